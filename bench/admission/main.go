@@ -40,9 +40,10 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("admission", flag.ContinueOnError)
 	bin := fs.String("bin-dir", "bin", "`folder` of admission")
 	rounds := fs.Int("rounds", 5, "how often each is measured, in turn")
-	length := fs.Duration("duration", 2*time.Second, "of each")
+	length := fs.Duration("duration", 1500*time.Millisecond, "of each")
 	udpRate := fs.Float64("rate", 5000, "requests `per second` over UDP and to Redis")
 	httpRate := fs.Float64("http-rate", 2000, "requests `per second` over HTTP")
+	connections := fs.Int("connections", 16, "sockets of UDP and connections of Redis, each with one request at a time, beside one that is pipelined")
 	if err := fs.Parse(args); err != nil {
 		return lifecycle.UsageError{Err: err}
 	}
@@ -55,8 +56,12 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	udp := func(echo bool) func(*decide.Server) (decide.Result, error) {
-		return func(s *decide.Server) (decide.Result, error) { return decide.UDP(s, *udpRate, *length, echo) }
+	pool, pipe := decide.Load{Rate: *udpRate, Length: *length, Connections: *connections}, decide.Load{Rate: *udpRate, Length: *length, Connections: 1}
+	udp := func(l decide.Load, echo bool) func(*decide.Server) (decide.Result, error) {
+		return func(s *decide.Server) (decide.Result, error) { return decide.UDP(s, l, echo) }
+	}
+	evalsha := func(l decide.Load) func(*decide.Server) (decide.Result, error) {
+		return func(s *decide.Server) (decide.Result, error) { return decide.EVALSHA(s, l) }
 	}
 	web := func(path string) func(*decide.Server) (decide.Result, error) {
 		return func(s *decide.Server) (decide.Result, error) { return decide.HTTP(s, *httpRate, *length, path) }
@@ -68,9 +73,12 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	nginx, err5 := decide.Nginx(dir)
 	haproxy, err6 := decide.HAProxy(dir, "")
 	subjects := []*subject{
-		{name: "UDP echo", server: echo, ask: udp(true)},
-		{name: "admission, UDP", server: asked, ask: udp(false)},
-		{name: "Redis, GCRA by EVALSHA", server: redis, ask: func(s *decide.Server) (decide.Result, error) { return decide.EVALSHA(s, *udpRate, *length) }},
+		{name: "UDP echo", server: echo, ask: udp(pool, true)},
+		{name: "admission, UDP", server: asked, ask: udp(pool, false)},
+		{name: "Redis, GCRA by EVALSHA", server: redis, ask: evalsha(pool)},
+		{name: "UDP echo, pipelined", server: echo, ask: udp(pipe, true)},
+		{name: "admission, UDP, pipelined", server: asked, ask: udp(pipe, false)},
+		{name: "Redis, pipelined", server: redis, ask: evalsha(pipe)},
 		{name: "net/http handler", server: bare, ask: web("/qos?key=%s")},
 		{name: "admission, /qos", server: routed, ask: web("/qos?key=%s")},
 		{name: "nginx, limit_req", server: nginx, ask: web("/?key=%s")},
@@ -84,7 +92,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 			}
 		}
 	}()
-	for i, err := range []error{err1, err3, err4, err2, err3, err5, err6} {
+	for i, err := range []error{err1, err3, err4, err1, err3, err4, err2, err3, err5, err6} {
 		if errors.Is(err, decide.ErrAbsent) {
 			fmt.Fprintf(out, "%s: left out: %v\n", subjects[i].name, err)
 			subjects[i].server = nil
@@ -109,7 +117,10 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 			}
 		}
 	}
-	fmt.Fprintf(out, "%s, %d CPUs; %d rounds of %v in turn, medians; %.0f requests/s over UDP and to Redis, %.0f/s over HTTP\n\n", obs.Version(), runtime.NumCPU(), *rounds, *length, *udpRate, *httpRate)
+	fmt.Fprintf(out, `%s, %d CPUs; %d rounds of %v in turn, medians; %.0f requests/s over UDP and to Redis, %.0f/s over HTTP.
+All are asked by one schedule, from which latencies count: over %d sockets or connections with one request at a time (HTTP: 16), or pipelined over one, each request a write of its own. CPU is the server process's until the last answer. Redis keeps nothing on disk; admission makes a check-point each second.
+
+`, obs.Version(), runtime.NumCPU(), *rounds, *length, *udpRate, *httpRate, *connections)
 	fmt.Fprintln(out, "| | p50 us | p99 us | p99.9 us | CPU us | RSS MB | unanswered |\n|---|---|---|---|---|---|---|")
 	got := map[string][4]float64{}
 	for _, s := range subjects {
@@ -135,6 +146,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	}{
 		{"UDP p50 to the echo's", "admission, UDP", "UDP echo", 0, 1.3}, {"UDP p99 to the echo's", "admission, UDP", "UDP echo", 1, 1.5}, {"UDP CPU to the echo's", "admission, UDP", "UDP echo", 3, 1.5},
 		{"UDP p99 to Redis'", "admission, UDP", "Redis, GCRA by EVALSHA", 1, .7}, {"UDP CPU to Redis'", "admission, UDP", "Redis, GCRA by EVALSHA", 3, .5},
+		{"p50 to the echo's, pipelined", "admission, UDP, pipelined", "UDP echo, pipelined", 0, 1.3}, {"p99 to the echo's, pipelined", "admission, UDP, pipelined", "UDP echo, pipelined", 1, 1.5}, {"CPU to the echo's, pipelined", "admission, UDP, pipelined", "UDP echo, pipelined", 3, 1.5},
+		{"p99 to Redis', pipelined", "admission, UDP, pipelined", "Redis, pipelined", 1, .7}, {"CPU to Redis', pipelined", "admission, UDP, pipelined", "Redis, pipelined", 3, .5},
 		{"/qos p50 to the handler's", "admission, /qos", "net/http handler", 0, 1.4},
 	} {
 		to, there := got[t.to]

@@ -21,6 +21,7 @@ func TestMain(m *testing.M) {
 // Each server is there, answers, and is accounted for; those that are not installed say so.
 func TestEachIsMeasured(t *testing.T) {
 	const rate, length = 200, 200 * time.Millisecond
+	pool, pipelined := Load{rate, length, 4}, Load{rate, length, 1}
 	udp, web, err := Admission(t.Context(), localtest.Folder(t, "admission"), t.TempDir(), Generous(), "--attempts=10000")
 	if err != nil {
 		t.Fatal(err)
@@ -41,14 +42,16 @@ func TestEachIsMeasured(t *testing.T) {
 		s   *Server
 		ask func(*Server) (Result, error)
 	}{
-		"echo":      {started(Bare("udp")), func(s *Server) (Result, error) { return UDP(s, rate, length, true) }},
-		"admission": {udp, func(s *Server) (Result, error) { return UDP(s, rate, length, false) }},
-		"handler":   {started(Bare("http")), func(s *Server) (Result, error) { return HTTP(s, rate, length, "/qos?key=%s") }},
-		"router":    {web, func(s *Server) (Result, error) { return HTTP(s, rate, length, "/qos?key=%s") }},
-		"redis":     {started(Redis(t.TempDir())), func(s *Server) (Result, error) { return EVALSHA(s, rate, length) }},
-		"nginx":     {started(Nginx(t.TempDir())), func(s *Server) (Result, error) { return HTTP(s, rate, length, "/?key=%s") }},
-		"haproxy":   {started(HAProxy(t.TempDir(), "")), func(s *Server) (Result, error) { return HTTP(s, rate, length, "/?key=%s") }},
-		"gateway":   {started(HAProxy(t.TempDir(), web.At)), func(s *Server) (Result, error) { return HTTP(s, rate, length, "/qos?key=%s") }},
+		"echo":            {started(Bare("udp")), func(s *Server) (Result, error) { return UDP(s, pool, true) }},
+		"admission":       {udp, func(s *Server) (Result, error) { return UDP(s, pool, false) }},
+		"pipelined":       {udp, func(s *Server) (Result, error) { return UDP(s, pipelined, false) }},
+		"handler":         {started(Bare("http")), func(s *Server) (Result, error) { return HTTP(s, rate, length, "/qos?key=%s") }},
+		"router":          {web, func(s *Server) (Result, error) { return HTTP(s, rate, length, "/qos?key=%s") }},
+		"redis":           {started(Redis(t.TempDir())), func(s *Server) (Result, error) { return EVALSHA(s, pool) }},
+		"pipelined redis": {started(Redis(t.TempDir())), func(s *Server) (Result, error) { return EVALSHA(s, pipelined) }},
+		"nginx":           {started(Nginx(t.TempDir())), func(s *Server) (Result, error) { return HTTP(s, rate, length, "/?key=%s") }},
+		"haproxy":         {started(HAProxy(t.TempDir(), "")), func(s *Server) (Result, error) { return HTTP(s, rate, length, "/?key=%s") }},
+		"gateway":         {started(HAProxy(t.TempDir(), web.At)), func(s *Server) (Result, error) { return HTTP(s, rate, length, "/qos?key=%s") }},
 	} {
 		if c.s == nil {
 			continue

@@ -3,7 +3,9 @@ package decide
 import (
 	"bufio"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -23,12 +25,16 @@ import (
 type Result struct {
 	Sent, Answered int64
 	Latency        *obs.Latency
-	CPU            time.Duration // of the server, per answer
+	CPU            time.Duration // of the server's process and its children, per answer
 	RSS            int64         // bytes, at the end
 }
 
 // A request that is not answered in patience is lost.
 const patience = time.Second
+
+// After the last request was sent, the server's CPU time counts for so much longer, if not
+// all are answered before.
+const straggling = 20 * time.Millisecond
 
 // keys are asked for in turn.
 const keys = 1000
@@ -38,28 +44,47 @@ func key(i int64) string { return fmt.Sprintf("bench/%04d", i%keys) }
 // pace calls send for each of n requests, when it is due or later: by a thread of its
 // own that the kernel wakes without its usual slack, since Go's timers are late by up to
 // a millisecond, which would be in each latency.
-func pace(n int64, rate float64, send func(i int64, due time.Time)) {
+func pace(n int64, due func(i int64) time.Time, send func(i int64)) {
 	runtime.LockOSThread() // and is not unlocked: the thread ends with its goroutine
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)
-	start := time.Now()
 	for i := range n {
-		due := start.Add(time.Duration(float64(i) / rate * float64(time.Second)))
-		if wait := time.Until(due); wait > 0 {
+		if wait := time.Until(due(i)); wait > 0 {
 			ts := unix.NsecToTimespec(int64(wait))
 			_ = unix.Nanosleep(&ts, nil) // one that is cut short sends a little early
 		}
-		send(i, due)
+		send(i)
 	}
 }
 
-// UDP asks over one socket. Without a session (echo) it takes what comes back for the
-// answer; with one it asks admission, without MACs. admission/wire has the layout.
-func UDP(s *Server, rate float64, d time.Duration, echo bool) (r Result, err error) {
-	conn, err := net.Dial("udp", s.At)
-	if err != nil {
-		return r, err
-	}
-	defer conn.Close()
+// Load is an open loop's: the ith request is due at i/Rate and counts from then on,
+// whenever it is sent.
+type Load struct {
+	Rate   float64 // per second
+	Length time.Duration
+	// Connections, or sockets. Of several each has one request at a time, as in the pool of
+	// a client library, and what is due meanwhile waits. One alone is sent each request
+	// when it is due, as by a client that pipelines. Each request is a write of its own.
+	Connections int
+}
+
+// Protocol is how to ask. Dialogue makes a connection ready, and returns what makes the ith
+// request, and what reads the answer to the one that has waited longest or, if there may
+// be losses, to the one that it returns.
+type Protocol struct {
+	Lossy    bool // over UDP
+	Dialogue func(net.Conn) (request func(i int64) []byte, answered func(in *bufio.Reader, waiting int64) (i int64, err error), err error)
+}
+
+// Stream is a protocol over TCP that answers in order.
+func Stream(request func(i int64) string, answered func(*bufio.Reader) error) Protocol {
+	return Protocol{Dialogue: func(net.Conn) (func(int64) []byte, func(*bufio.Reader, int64) (int64, error), error) {
+		return func(i int64) []byte { return []byte(request(i)) }, func(in *bufio.Reader, waiting int64) (int64, error) { return waiting, answered(in) }, nil
+	}}
+}
+
+// UDP asks admission, without MACs. Without a session (echo) it takes what comes back for
+// the answer. admission/wire has the layout.
+func UDP(s *Server, l Load, echo bool) (Result, error) {
 	question := func(kind byte, session, number uint64, key string) []byte {
 		q := append([]byte{0xAD, 1, kind, 0}, make([]byte, 24)...)
 		binary.BigEndian.PutUint64(q[4:], session)
@@ -68,126 +93,138 @@ func UDP(s *Server, rate float64, d time.Duration, echo bool) (r Result, err err
 		binary.BigEndian.PutUint16(q[26:], uint16(len(key)))
 		return append(append(q, key...), make([]byte, 16)...)
 	}
-	var session uint64
-	buf := make([]byte, 512)
-	if !echo {
-		if _, err := conn.Write(question(0, 0, 1, "")); err != nil {
-			return r, err
-		}
-		conn.SetReadDeadline(time.Now().Add(patience))
-		if _, err := conn.Read(buf); err != nil {
-			return r, fmt.Errorf("no session: %w", err)
-		}
-		session = binary.BigEndian.Uint64(buf[4:])
-	}
-	n := int64(rate * d.Seconds())
-	first := uint64(time.Now().UnixNano()) >> 10 << 20
-	due := make([]time.Time, n)
-	var mu sync.Mutex // of due
-	r.Latency = obs.NewLatency()
-	conn.SetReadDeadline(time.Now().Add(d + patience))
-	var reading sync.WaitGroup
-	reading.Go(func() {
-		for r.Answered < n {
-			size, err := conn.Read(buf)
-			if err != nil {
-				return
+	return Ask(s, l, Protocol{Lossy: true, Dialogue: func(conn net.Conn) (func(int64) []byte, func(*bufio.Reader, int64) (int64, error), error) {
+		buf := make([]byte, 512)
+		var session uint64
+		if !echo {
+			conn.SetReadDeadline(time.Now().Add(patience))
+			if _, err := conn.Write(question(0, 0, 1, "")); err != nil {
+				return nil, nil, err
 			}
-			at := time.Now()
-			if i := binary.BigEndian.Uint64(buf[12:]) - first; size >= 44 && i < uint64(n) {
-				mu.Lock()
-				intended := due[i]
-				mu.Unlock()
-				r.Latency.Record(at.Sub(intended))
-				r.Answered++
+			if _, err := conn.Read(buf); err != nil {
+				return nil, nil, fmt.Errorf("no session: %w", err)
 			}
+			session = binary.BigEndian.Uint64(buf[4:])
 		}
-	})
-	before := s.cpu()
-	reading.Go(func() {
-		pace(n, rate, func(i int64, intended time.Time) {
-			mu.Lock()
-			due[i] = intended
-			mu.Unlock()
-			if _, err := conn.Write(question(1, session, first+uint64(i), key(i))); err == nil {
-				r.Sent++
-			}
-		})
-	})
-	reading.Wait()
-	return r, s.account(&r, before)
+		number := uint64(time.Now().Unix())<<32 - 1
+		first := number + 1
+		return func(i int64) []byte {
+				number++
+				return question(1, session, number, key(i))
+			}, func(in *bufio.Reader, waiting int64) (int64, error) {
+				for {
+					n, err := in.Read(buf)
+					if err != nil {
+						return waiting, err
+					}
+					to := binary.BigEndian.Uint64(buf[12:])
+					switch {
+					case n < 44 || !echo && buf[2] != 2: // not decided: lost, after patience
+					case l.Connections == 1:
+						return int64(to - first), nil
+					case to == number:
+						return waiting, nil
+					}
+				}
+			}, nil
+	}})
 }
 
-// Streams asks over persistent connections. Each has a request at a time, and what is
-// due meanwhile waits, which its latency shows; one alone is pipelined instead, as a UDP
-// socket is. answered reads one answer.
-func Streams(s *Server, rate float64, d time.Duration, connections int, request func(i int64) string, answered func(*bufio.Reader) error) (r Result, err error) {
-	r.Latency = obs.NewLatency()
-	type ask struct {
-		i   int64
-		due time.Time
+// Ask sends a load. A request that is not answered in patience is lost where the protocol
+// loses some, and an error where it does not.
+func Ask(s *Server, l Load, p Protocol) (r Result, err error) {
+	type line struct {
+		net.Conn
+		request  func(int64) []byte
+		answered func(*bufio.Reader, int64) (int64, error)
 	}
-	n := int64(rate * d.Seconds())
-	due := make(chan ask, n)
-	conns := make([]net.Conn, connections)
-	for c := range conns {
-		if conns[c], err = net.Dial("tcp", s.At); err != nil {
+	network := "tcp"
+	if p.Lossy {
+		network = "udp"
+	}
+	lines := make([]line, l.Connections)
+	for c := range lines {
+		of := &lines[c]
+		if of.Conn, err = net.Dial(network, s.At); err != nil {
 			return r, err
 		}
-		defer conns[c].Close()
-		conns[c].SetDeadline(time.Now().Add(2*d + 5*patience))
+		defer of.Close()
+		if of.request, of.answered, err = p.Dialogue(of.Conn); err != nil {
+			return r, err
+		}
 	}
-	var mu sync.Mutex // of r and err
-	note := func(due time.Time, bad error) bool {
+	r.Latency = obs.NewLatency()
+	n := int64(l.Rate * l.Length.Seconds())
+	waiting := make(chan int64, n) // has room for all
+	before, start := s.cpu(), time.Now()
+	end := start.Add(2*l.Length + 5*patience)
+	due := func(i int64) time.Time { return start.Add(time.Duration(float64(i) / l.Rate * float64(time.Second))) }
+	var mu sync.Mutex // of r.Latency and err
+	note := func(i int64, bad error) (goOn bool) {
+		at := time.Now()
 		mu.Lock()
 		defer mu.Unlock()
-		if bad != nil {
-			err = bad
-			return false
+		if bad == nil {
+			r.Latency.Record(at.Sub(due(i)))
+			return true
 		}
-		r.Latency.Record(time.Since(due))
-		return true
+		lost := p.Lossy && errors.Is(bad, os.ErrDeadlineExceeded)
+		if !lost {
+			err = bad
+		}
+		return lost && l.Connections > 1 // of one alone, nothing came for so long
 	}
-	var asking sync.WaitGroup
-	before := s.cpu()
-	for _, conn := range conns {
+	var asking, sending sync.WaitGroup
+	for _, to := range lines {
 		asking.Go(func() {
-			in := bufio.NewReader(conn)
-			for a := range due {
-				var bad error
-				if connections > 1 {
-					_, bad = conn.Write([]byte(request(a.i)))
+			in := bufio.NewReader(to)
+			for i := range waiting {
+				if l.Connections > 1 {
+					to.Write(to.request(i)) // an error shows when the answer is read
 				}
-				if bad == nil {
-					bad = answered(in)
+				deadline := time.Now().Add(patience)
+				if deadline.After(end) {
+					deadline = end
 				}
-				if !note(a.due, bad) {
+				to.SetReadDeadline(deadline)
+				if i, bad := to.answered(in, i); !note(i, bad) {
 					return
 				}
 			}
 		})
 	}
-	asking.Go(func() {
-		defer close(due)
-		pace(n, rate, func(i int64, at time.Time) {
-			due <- ask{i, at} // has room for all
+	sending.Go(func() {
+		defer close(waiting)
+		pace(n, due, func(i int64) {
+			waiting <- i
 			r.Sent++
-			if connections == 1 {
-				conns[0].Write([]byte(request(i))) // an error shows when the answer is read
+			if l.Connections == 1 {
+				lines[0].Write(lines[0].request(i))
 			}
 		})
 	})
-	asking.Wait()
-	r.Answered = r.Latency.Count()
+	sending.Wait()
+	answered := make(chan struct{})
+	go func() { asking.Wait(); close(answered) }()
+	select { // what the server does while we wait for the lost is not for their sake
+	case <-answered:
+	case <-time.After(straggling):
+	}
+	cpu := s.cpu() - before
+	<-answered
+	if r.Answered = r.Latency.Count(); err == nil && r.Answered == 0 {
+		err = fmt.Errorf("%s answered nothing", s.Name)
+	}
 	if err != nil {
 		return r, err
 	}
-	return r, s.account(&r, before)
+	r.CPU = cpu / time.Duration(r.Answered)
+	return r, s.memory(&r)
 }
 
 // HTTP asks for a path, which may have a %s for the key.
 func HTTP(s *Server, rate float64, d time.Duration, path string) (Result, error) {
-	return Streams(s, rate, d, 16, func(i int64) string {
+	return Ask(s, Load{rate, d, 16}, Stream(func(i int64) string {
 		p := path
 		if strings.Contains(p, "%s") {
 			p = fmt.Sprintf(p, key(i))
@@ -200,11 +237,11 @@ func HTTP(s *Server, rate float64, d time.Duration, path string) (Result, error)
 		}
 		defer resp.Body.Close()
 		_, err = resp.Body.Read(make([]byte, 512))
-		if err != nil && err.Error() == "EOF" {
+		if err == io.EOF {
 			err = nil
 		}
 		return err
-	})
+	}))
 }
 
 // cpu is what all threads of the server and of its children have run.
@@ -235,11 +272,8 @@ func (s *Server) children() (pids []int) {
 	return pids
 }
 
-func (s *Server) account(r *Result, before time.Duration) error {
-	if r.Answered == 0 {
-		return fmt.Errorf("%s answered nothing", s.Name)
-	}
-	r.CPU = (s.cpu() - before) / time.Duration(r.Answered)
+// memory is what is resident, of the server and its children.
+func (s *Server) memory(r *Result) error {
 	for _, pid := range append([]int{s.Pid()}, s.children()...) {
 		text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
 		if err != nil {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"strings"
-	"time"
 )
 
 // gcra is the generic cell rate algorithm (ITU-T I.371) in Redis: as exact as the token
@@ -27,8 +26,8 @@ func command(words ...string) string {
 	return b.String()
 }
 
-// EVALSHA asks Redis by the script, pipelined over one connection.
-func EVALSHA(s *Server, rate float64, d time.Duration) (r Result, err error) {
+// EVALSHA asks Redis by the script, a command in a write of its own.
+func EVALSHA(s *Server, l Load) (r Result, err error) {
 	conn, err := net.Dial("tcp", s.At)
 	if err != nil {
 		return r, err
@@ -46,11 +45,11 @@ func EVALSHA(s *Server, rate float64, d time.Duration) (r Result, err error) {
 		return r, err
 	}
 	sha = strings.TrimSpace(sha)
-	return Streams(s, rate, d, 1, func(i int64) string { return command("EVALSHA", sha, "1", key(i), "1", "1000000") }, func(in *bufio.Reader) error {
+	return Ask(s, l, Stream(func(i int64) string { return command("EVALSHA", sha, "1", key(i), "1", "1000000") }, func(in *bufio.Reader) error {
 		line, err := in.ReadString('\n')
 		if err == nil && line != ":1\r\n" && line != ":0\r\n" {
 			err = fmt.Errorf("EVALSHA: %s", line)
 		}
 		return err
-	})
+	}))
 }

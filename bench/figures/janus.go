@@ -172,7 +172,7 @@ func janusScale(w *harness) (*work, error) {
 	if err != nil {
 		return nil, err
 	}
-	decided, err := decide.UDP(udp, 5000, 10*time.Second, false)
+	decided, err := decide.UDP(udp, decide.Load{Rate: 5000, Length: 10 * time.Second, Connections: 1}, false)
 	if err != nil {
 		return nil, err
 	}

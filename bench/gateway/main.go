@@ -81,7 +81,7 @@ type figures struct {
 // ask sends requests at a steady rate over as many connections, each of which has one at
 // a time, and takes nothing but 200 for an answer.
 func ask(s *decide.Server, rate float64, d time.Duration, connections int) (f figures, err error) {
-	r, err := decide.Streams(s, rate, d, connections, func(int64) string { return "GET / HTTP/1.1\r\nHost: x\r\n\r\n" }, func(in *bufio.Reader) error {
+	r, err := decide.Ask(s, decide.Load{Rate: rate, Length: d, Connections: connections}, decide.Stream(func(int64) string { return "GET / HTTP/1.1\r\nHost: x\r\n\r\n" }, func(in *bufio.Reader) error {
 		resp, err := http.ReadResponse(in, nil)
 		if err != nil {
 			return err
@@ -94,7 +94,7 @@ func ask(s *decide.Server, rate float64, d time.Duration, connections int) (f fi
 			return fmt.Errorf("%s answered %s", s.Name, resp.Status)
 		}
 		return nil
-	})
+	}))
 	if err != nil {
 		return f, fmt.Errorf("%s: %w", s.Name, err)
 	}
