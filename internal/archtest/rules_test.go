@@ -85,6 +85,11 @@ var arrows = []Arrow{
 		Why:  "a log keeps records, whatever is done with them",
 	},
 	{
+		From: []string{"nsqd/replicated"},
+		Only: []string{"internal/clock", "internal/obs", "internal/mono", "kernel/stamp", "nsqd/commitlog"},
+		Why:  "it is a log like the one in files",
+	},
+	{
 		From: []string{"nsqd/migrate"},
 		Only: []string{"internal/obs", "internal/mono", "kernel/stamp", "nsqd/commitlog", "nsqd/metadata", "nsq/wire"},
 		Why:  "what another broker has left becomes logs before there is a broker",
@@ -170,10 +175,10 @@ var arrows = []Arrow{
 	},
 	{
 		From:  []string{"..."},
-		Never: []string{"internal/etcdtest", "internal/testkit/...", "std:testing"},
+		Never: []string{"internal/etcdtest", "internal/testkit/...", "nsqd/commitlog/logtest", "std:testing"},
 		Why:   "test helpers stay out of binaries",
 		Except: []string{
-			"internal/etcdtest", "internal/testkit/...", // are some
+			"internal/etcdtest", "internal/testkit/...", "nsqd/commitlog/logtest", // are some
 		},
 	},
 	{
@@ -184,7 +189,7 @@ var arrows = []Arrow{
 	{
 		From:   []string{"..."},
 		Except: []string{"bench/...", "tests/..."},
-		Never:  []string{"go.etcd.io/etcd/server/...", "gonum.org/..."},
+		Never:  []string{"github.com/nats-io/nats-server/...", "go.etcd.io/etcd/server/...", "gonum.org/..."},
 		Tests:  true,
 		Why:    "go.mod lists what the product stands on; servers to test with and plotting are of the modules bench and tests",
 	},

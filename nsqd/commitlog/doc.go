@@ -3,6 +3,6 @@
 // offsets, and must not know what a cursor is, nor a topic: a snapshot of cursors
 // is a string of bytes to it.
 //
-// Log is what nsqd/broker relies on; suite_test.go has what each implementation must
+// Log is what nsqd/broker relies on; logtest has what each implementation must
 // pass. Read log.go next.
 package commitlog

@@ -247,8 +247,17 @@ func sizeOf(r *Record) int64 {
 // Requires: dst has room for it.
 func (l layout) appendRecord(dst []byte, r *Record, base Offset, off int64) []byte {
 	from := len(dst)
-	flags := byte(0)
-	dst = append(dst, 0, 0, 0, 0, 0, 0, 0, 0, 0, byte(r.Source))
+	dst = AppendData(append(dst, 0, 0, 0, 0, 0, 0, 0, 0), r, base)
+	binary.BigEndian.PutUint32(dst[from+4:], uint32(len(dst)-from-recordExtra))
+	binary.BigEndian.PutUint32(dst[from:], l.check(dst[from+4:], off))
+	return dst
+}
+
+// AppendData appends a record's data, as above, with its offset less base.
+// Requires: that is not negative, and less than 1<<32.
+func AppendData(dst []byte, r *Record, base Offset) []byte {
+	from, flags := len(dst), byte(0)
+	dst = append(dst, 0, byte(r.Source))
 	dst = binary.BigEndian.AppendUint16(dst, r.Attempts)
 	dst = binary.BigEndian.AppendUint32(dst, uint32(r.Offset-base))
 	dst = append(dst, r.ID[:]...)
@@ -266,16 +275,13 @@ func (l layout) appendRecord(dst []byte, r *Record, base Offset, off int64) []by
 		flags |= hasChannel
 		dst = append(append(dst, byte(len(r.Channel))), r.Channel...)
 	}
-	dst = append(dst, r.Body...)
-	dst[from+recordExtra] = flags
-	binary.BigEndian.PutUint32(dst[from+4:], uint32(len(dst)-from-recordExtra))
-	binary.BigEndian.PutUint32(dst[from:], l.check(dst[from+4:], off))
-	return dst
+	dst[from] = flags
+	return append(dst, r.Body...)
 }
 
-// parseRecord is the inverse of appendRecord, for the data alone. Channel and Body
-// are parts of b. It reports false for what appendRecord has not written.
-func parseRecord(b []byte, base Offset, r *Record) bool {
+// ParseData is the inverse of AppendData. Channel and Body are parts of b. It reports
+// false for what AppendData has not written.
+func ParseData(b []byte, base Offset, r *Record) bool {
 	if len(b) < dataHeader || b[0] >= hasChannel<<1 || int(b[1]) >= stamp.Sources {
 		return false
 	}

@@ -147,7 +147,7 @@ func drain(t *testing.T, l *Files) (all []Record) {
 	}
 }
 
-// What parseRecord takes, appendRecord writes, unless it was given more than it needs.
+// What ParseData takes, appendRecord writes, unless it was given more than it needs.
 func FuzzRecord(f *testing.F) {
 	for id := range uint64(20) {
 		r := numbered(id)
@@ -155,12 +155,12 @@ func FuzzRecord(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var r Record
-		if !parseRecord(b, 1000, &r) {
+		if !ParseData(b, 1000, &r) {
 			return
 		}
 		again := layout{}.appendRecord(nil, &r, 1000, 0)[recordExtra:]
 		var back Record
-		if !parseRecord(again, 1000, &back) || !same(r, back) || int64(len(again)) != sizeOf(&r)-recordExtra || len(again) > len(b) {
+		if !ParseData(again, 1000, &back) || !same(r, back) || int64(len(again)) != sizeOf(&r)-recordExtra || len(again) > len(b) {
 			t.Errorf("%x is %+v, which is written %x", b, r, again)
 		}
 	})

@@ -167,7 +167,7 @@ func (l *Files) readSegment(s *segment, c *cut, into *Batch) error {
 		}
 		into.Records = into.Records[:n+1]
 		r := &into.Records[n]
-		if !parseRecord(data, c.base, r) {
+		if !ParseData(data, c.base, r) {
 			into.Records = into.Records[:n]
 			if n > 0 {
 				w.off = before

@@ -257,7 +257,7 @@ func (l layout) survey(r io.ReaderAt, base, end Offset, size int64) (found, erro
 		at := w.off
 		data, err := w.next()
 		switch {
-		case err == nil && parseRecord(data, base, &record):
+		case err == nil && ParseData(data, base, &record):
 			if record.Offset >= end {
 				return f, nil
 			}

@@ -1,0 +1,206 @@
+package replicated
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/nsqd/commitlog"
+)
+
+// Config says where the streams are. Immutable.
+type Config struct {
+	URL         string // of NATS servers, separated by commas
+	Credentials string // file with a JWT and a key, of nsc; empty: none
+	TLS         *tls.Config
+	Replicas    int    // of each stream, 1 to 5
+	Part        string // whose this broker's parts are: its identity
+	MaxBody     int    // largest body of a message, in bytes
+	// MaxBytes is the size of a topic's stream from which on it takes nothing more, in
+	// bytes; 0: it is bounded by the server alone.
+	MaxBytes int64
+	Log      *slog.Logger
+}
+
+func (c Config) maxBytes() int64 {
+	if c.MaxBytes <= 0 {
+		return -1
+	}
+	return c.MaxBytes
+}
+
+// Cluster is a connection to JetStream.
+type Cluster struct {
+	cfg     Config
+	nc      *nats.Conn
+	js      jetstream.JetStream
+	cursors jetstream.Stream
+
+	mu   sync.Mutex
+	open map[string]*Log
+}
+
+const (
+	cursorStream = "SRTM_CURSORS"
+	connecting   = 10 * time.Second
+)
+
+// Connect connects to JetStream and makes the stream of cursors.
+func Connect(cfg Config) (*Cluster, error) {
+	if cfg.Part == "" || cfg.Log == nil || cfg.Replicas < 1 || cfg.Replicas > 5 {
+		return nil, fmt.Errorf("replicated log: part %q, %d replicas: want a name, and 1 to 5", cfg.Part, cfg.Replicas)
+	}
+	options := []nats.Option{
+		nats.Name("nsqd " + cfg.Part), nats.MaxReconnects(-1), nats.ReconnectWait(100 * time.Millisecond),
+		nats.ReconnectJitter(50*time.Millisecond, 50*time.Millisecond), nats.Timeout(2 * time.Second),
+		nats.PingInterval(2 * time.Second), nats.MaxPingsOutstanding(2), nats.ReconnectBufSize(-1),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			if err != nil {
+				cfg.Log.Warn("connection to NATS lost", obs.KeyError, err)
+			}
+		}),
+		nats.ReconnectHandler(func(nc *nats.Conn) {
+			cfg.Log.Info("connected to NATS again", "server", nc.ConnectedUrlRedacted())
+		}),
+	}
+	if cfg.Credentials != "" {
+		options = append(options, nats.UserCredentials(cfg.Credentials))
+	}
+	if cfg.TLS != nil {
+		options = append(options, nats.Secure(cfg.TLS))
+	}
+	nc, err := nats.Connect(cfg.URL, options...)
+	if err != nil {
+		return nil, fmt.Errorf("connect to NATS: %w", err)
+	}
+	c := &Cluster{cfg: cfg, nc: nc, open: make(map[string]*Log)}
+	if err := c.begin(); err != nil {
+		nc.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c *Cluster) begin() (err error) {
+	need := int64(c.cfg.MaxBody + blockHeader + recordHeader + 1024)
+	if most := c.nc.MaxPayload(); most < need {
+		return fmt.Errorf("NATS takes messages of %d bytes (max_payload), a message of %d needs %d: set max_payload there, or --max-msg-size here", most, c.cfg.MaxBody, need)
+	}
+	if c.js, err = jetstream.New(c.nc, jetstream.WithPublishAsyncTimeout(patience/2), jetstream.WithPublishAsyncMaxPending(1<<16)); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), connecting)
+	defer cancel()
+	c.cursors, err = c.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
+		Name: cursorStream, Subjects: []string{"srtm.cursors.>"}, Description: "where the channels of SRTM's topics are",
+		Replicas: c.cfg.Replicas, Storage: jetstream.FileStorage, MaxMsgsPerSubject: 1,
+	})
+	switch {
+	case errors.Is(err, jetstream.ErrJetStreamNotEnabled), errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount):
+		return fmt.Errorf("NATS at %s has no JetStream (nats-server --jetstream): %w", c.nc.ConnectedUrlRedacted(), err)
+	case err != nil:
+		return fmt.Errorf("make the stream of cursors with %d replicas: %w", c.cfg.Replicas, err)
+	}
+	return nil
+}
+
+// Close ends the connection. The logs must be closed.
+func (c *Cluster) Close() { c.nc.Close() }
+
+// Ready reports why nothing could be stored now; nil: it could.
+func (c *Cluster) Ready() error {
+	if !c.nc.IsConnected() {
+		return fmt.Errorf("not connected to NATS: %v", c.nc.LastError())
+	}
+	return nil
+}
+
+// token makes a token of a subject, and a part of a stream's name, of a name of letters,
+// digits, '.', '_' and '-'.
+func token(name string) string { return strings.ReplaceAll(name, ".", "=") }
+
+func untoken(t string) string { return strings.ReplaceAll(t, "=", ".") }
+
+func (c *Cluster) streamName(topic string) string {
+	return "SRTM_LOG=" + token(topic) + "=" + token(c.cfg.Part)
+}
+
+func (c *Cluster) subject(topic string) string {
+	return "srtm.log." + token(topic) + "." + token(c.cfg.Part)
+}
+
+func (c *Cluster) cursorSubject(topic string) string {
+	return "srtm.cursors." + token(topic) + "." + token(c.cfg.Part)
+}
+
+// Topics returns those of which there is a part that is this broker's.
+func (c *Cluster) Topics() (topics []string, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), connecting)
+	defer cancel()
+	names := c.js.ListStreams(ctx, jetstream.WithStreamListSubject("srtm.log.*."+token(c.cfg.Part)))
+	for info := range names.Info() {
+		if len(info.Config.Subjects) == 1 {
+			if parts := strings.Split(info.Config.Subjects[0], "."); len(parts) == 4 {
+				topics = append(topics, untoken(parts[2]))
+			}
+		}
+	}
+	return topics, names.Err()
+}
+
+// Open claims a topic's part with an epoch; 0: with the one after the last owner's. The
+// error is commitlog.ErrInUse when this process has it, ErrFenced when an owner of a
+// greater epoch has.
+func (c *Cluster) Open(topic string, epoch uint64) (*Log, error) {
+	c.mu.Lock()
+	if _, is := c.open[topic]; is {
+		c.mu.Unlock()
+		return nil, fmt.Errorf("topic %s: %w", topic, commitlog.ErrInUse)
+	}
+	c.open[topic] = nil
+	c.mu.Unlock()
+	l, err := open(c, topic, epoch)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err != nil {
+		delete(c.open, topic)
+		return nil, err
+	}
+	c.open[topic] = l
+	return l, nil
+}
+
+func (c *Cluster) closed(topic string) {
+	c.mu.Lock()
+	delete(c.open, topic)
+	c.mu.Unlock()
+}
+
+// Remove closes the log and deletes its stream and cursors.
+func (l *Log) Remove() error {
+	l.fail(commitlog.ErrClosed)
+	select {
+	case <-l.stop:
+		return commitlog.ErrClosed
+	default:
+		close(l.stop)
+	}
+	<-l.done
+	defer l.cluster.closed(l.topic)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	err := l.cluster.js.DeleteStream(ctx, l.cluster.streamName(l.topic))
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		err = nil
+	}
+	return errors.Join(err, l.cluster.cursors.Purge(ctx, jetstream.WithPurgeSubject(l.cluster.cursorSubject(l.topic)+".>")))
+}

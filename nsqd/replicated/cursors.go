@@ -1,0 +1,215 @@
+package replicated
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/srtm-io/srtm/nsqd/commitlog"
+)
+
+// The cursors of all parts are in one stream, by subject: the newest message of
+// <prefix>.head is a part's snapshot, or says in which messages of <prefix>.0.* or
+// <prefix>.1.* it is, if it is too long for one. The slots take turns, so that the
+// snapshot before is whole until the head names the next.
+//
+//	 0      1  0xB2
+//	 1      1  version, 1
+//	 2      2  how many messages the snapshot is in; 0: it follows
+//	 4      8  epoch of the owner
+//	12      8  number of the snapshot; an even one is in slot 0
+//	20      8  the log's next offset
+//	28      4  crc of the snapshot (CRC-32C)
+//	32      1  1: there is a snapshot; 0: none was saved yet
+//	33         the snapshot
+const (
+	cursorMagic   = 0xB2
+	cursorVersion = 1
+	cursorHeader  = 33
+	mostChunks    = 4096
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// cursors is what a part's owner knows of its head.
+type cursors struct {
+	seq    uint64 // of the head in the stream; 0: there is none
+	number uint64
+	saved  bool
+	data   []byte // the snapshot that claim found
+}
+
+type cursorHead struct {
+	chunks        uint16
+	epoch, number uint64
+	next          commitlog.Offset
+	crc           uint32
+	saved         bool
+}
+
+func (h cursorHead) append(dst []byte) []byte {
+	dst = append(dst, cursorMagic, cursorVersion)
+	dst = binary.BigEndian.AppendUint16(dst, h.chunks)
+	dst = binary.BigEndian.AppendUint64(dst, h.epoch)
+	dst = binary.BigEndian.AppendUint64(dst, h.number)
+	dst = binary.BigEndian.AppendUint64(dst, uint64(h.next))
+	dst = binary.BigEndian.AppendUint32(dst, h.crc)
+	saved := byte(0)
+	if h.saved {
+		saved = 1
+	}
+	return append(dst, saved)
+}
+
+func parseCursorHead(b []byte) (cursorHead, []byte, error) {
+	if len(b) < cursorHeader || b[0] != cursorMagic || b[1] != cursorVersion {
+		return cursorHead{}, nil, errors.New("not a snapshot of cursors")
+	}
+	return cursorHead{
+		chunks: binary.BigEndian.Uint16(b[2:]),
+		epoch:  binary.BigEndian.Uint64(b[4:]),
+		number: binary.BigEndian.Uint64(b[12:]),
+		next:   commitlog.Offset(binary.BigEndian.Uint64(b[20:])),
+		crc:    binary.BigEndian.Uint32(b[28:]),
+		saved:  b[32] == 1,
+	}, b[cursorHeader:], nil
+}
+
+func (l *Log) chunkSubject(number uint64, i int) string {
+	return fmt.Sprintf("%s.%d.%d", l.cluster.cursorSubject(l.topic), number%2, i)
+}
+
+// claim has nobody save cursors after this owner but it, and returns the log's next offset
+// as the snapshot says it.
+func (c *cursors) claim(ctx context.Context, l *Log) (commitlog.Offset, error) {
+	subject := l.cluster.cursorSubject(l.topic) + ".head"
+	for {
+		m, err := l.cluster.cursors.GetLastMsgForSubject(ctx, subject)
+		h, body, seq := cursorHead{}, []byte(nil), uint64(0)
+		switch {
+		case errors.Is(err, jetstream.ErrMsgNotFound):
+		case err != nil:
+			return 0, err
+		default:
+			seq = m.Sequence
+			if h, body, err = parseCursorHead(m.Data); err != nil {
+				return 0, err
+			}
+			for i := range h.chunks {
+				chunk, err := l.cluster.cursors.GetLastMsgForSubject(ctx, l.chunkSubject(h.number, int(i)))
+				if err != nil {
+					return 0, fmt.Errorf("part %d of %d of the cursors: %w", i+1, h.chunks, err)
+				}
+				body = append(body, chunk.Data...)
+			}
+		}
+		if h.saved && crc32.Checksum(body, castagnoli) != h.crc {
+			l.log().Error("the snapshot of the cursors is damaged: all that is in the log is delivered again")
+			h.saved = false
+		}
+		if h.epoch > l.owner.epoch {
+			return 0, fmt.Errorf("%w: epoch %d, its cursors are at %d", ErrFenced, l.owner.epoch, h.epoch)
+		}
+		h.epoch = l.owner.epoch
+		msg := h.append(nil)
+		if h.chunks == 0 {
+			msg = append(msg, body...)
+		}
+		ack, err := l.cluster.js.Publish(ctx, subject, msg, jetstream.WithExpectLastSequencePerSubject(seq))
+		if wrongSequence(err) {
+			continue
+		}
+		if err != nil {
+			return 0, err
+		}
+		*c = cursors{seq: ack.Sequence, number: h.number, saved: h.saved, data: body}
+		return h.next, nil
+	}
+}
+
+// LoadCursors is of commitlog.Log: what claim found, or was saved since.
+func (l *Log) LoadCursors() ([]byte, error) {
+	l.keeping.Lock()
+	defer l.keeping.Unlock()
+	if !l.cursors.saved {
+		return nil, nil
+	}
+	return append([]byte{}, l.cursors.data...), nil
+}
+
+// SaveCursors is of commitlog.Log. It is acknowledged by most of the stream's replicas.
+func (l *Log) SaveCursors(snapshot []byte) error {
+	l.keeping.Lock()
+	defer l.keeping.Unlock()
+	l.mu.Lock()
+	err, next := l.err, l.next
+	l.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if err := l.saveCursors(snapshot, next); err != nil {
+		l.mu.Lock()
+		l.stats.KeepErrors++
+		l.mu.Unlock()
+		return fmt.Errorf("save cursors of topic %s: %w", l.topic, err)
+	}
+	l.cursors.saved, l.cursors.data = true, append(l.cursors.data[:0], snapshot...)
+	l.mu.Lock()
+	l.stats.Saves++
+	l.stats.SavedBytes += uint64(len(snapshot))
+	l.mu.Unlock()
+	return nil
+}
+
+func (l *Log) saveCursors(snapshot []byte, next commitlog.Offset) error {
+	c := &l.cursors
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	h := cursorHead{epoch: l.owner.epoch, number: c.number + 1, next: next, crc: crc32.Checksum(snapshot, castagnoli), saved: true}
+	msg, size := snapshot, int(l.cluster.nc.MaxPayload())-1024
+	if len(snapshot)+cursorHeader > size {
+		n := (len(snapshot) + size - 1) / size
+		if n > mostChunks {
+			return fmt.Errorf("a snapshot of %d bytes, with %d bytes at a time", len(snapshot), size)
+		}
+		h.chunks, msg = uint16(n), nil
+		for i := range n {
+			part := snapshot[i*size : min((i+1)*size, len(snapshot))]
+			if _, err := l.cluster.js.Publish(ctx, l.chunkSubject(h.number, i), part); err != nil {
+				return err
+			}
+		}
+	}
+	ack, err := l.cluster.js.Publish(ctx, l.cluster.cursorSubject(l.topic)+".head", append(h.append(nil), msg...),
+		jetstream.WithExpectLastSequencePerSubject(c.seq))
+	if wrongSequence(err) {
+		return l.lookAtHead(ctx, h)
+	}
+	if err != nil {
+		return err
+	}
+	c.seq, c.number = ack.Sequence, h.number
+	return nil
+}
+
+// lookAtHead finds out why a head was not taken: an earlier try of ours was, whose
+// acknowledgement was lost, or another owner has claimed the part.
+func (l *Log) lookAtHead(ctx context.Context, mine cursorHead) error {
+	m, err := l.cluster.cursors.GetLastMsgForSubject(ctx, l.cluster.cursorSubject(l.topic)+".head")
+	if err != nil {
+		return err
+	}
+	h, _, err := parseCursorHead(m.Data)
+	if err != nil {
+		return err
+	}
+	if h.epoch != mine.epoch {
+		return ErrFenced
+	}
+	l.cursors.seq, l.cursors.number = m.Sequence, h.number
+	return errors.New("an earlier snapshot was stored only now; it is saved again")
+}

@@ -1,0 +1,340 @@
+package replicated
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/kernel/stamp"
+	"github.com/srtm-io/srtm/nsqd/commitlog"
+)
+
+// Errors that a caller may want to tell from others, wrapped.
+var (
+	// ErrFenced says that another broker has claimed the part. What was not stored by
+	// then never will be.
+	ErrFenced = errors.New("another broker owns the topic's part by now")
+	// ErrUnavailable says that JetStream stores nothing at present: most of its servers
+	// are away, or do not answer. A later call may succeed.
+	ErrUnavailable = errors.New("JetStream stores nothing now")
+)
+
+const (
+	// window is how many blocks are on their way at a time.
+	window = 64
+	// maxPending bounds what waits to be stored, in bytes: then Append waits.
+	maxPending = 32 << 20
+	// blockSize is the size from which on a block takes no further record.
+	blockSize = 256 << 10
+	// patience is for how long JetStream may store nothing before Append refuses, and
+	// for how long Sync waits.
+	patience = 5 * time.Second
+	// segment is what the broker takes for a segment: the stream has none.
+	segment = 64 << 20
+)
+
+// Log is the log of one part. All it holds in memory is what is not stored yet, and
+// marks of where blocks are.
+//
+// Append numbers records and leaves them to a goroutine that stores them, in order, some
+// blocks at a time; what is stored is acknowledged by most of the stream's replicas, and
+// so safe from the loss of a machine. Only Sync says so.
+type Log struct {
+	cluster *Cluster
+	stream  jetstream.Stream
+	subject string
+	topic   string
+	owner   owner
+
+	wake chan struct{} // 1 deep: there is something to send
+	stop chan struct{} // closed by Close
+	done chan struct{} // closed when nothing is sent any more
+
+	keeping sync.Mutex // trimming and saving, one at a time; taken before mu
+	cursors cursors    // guarded by keeping
+
+	mu      sync.Mutex
+	changed *sync.Cond // of mu: durable, err, failing or pending have changed
+	next    commitlog.Offset
+	durable commitlog.Offset // all before it is stored
+	pending []*block         // not stored, oldest first, and in memory for those who read
+	bytes   int              // of pending
+	err     error            // for good: ErrFenced, or commitlog.ErrClosed
+	failing error            // why nothing is stored now
+	since   time.Time        // when that began
+	marks   marks
+	retain  commitlog.Retain
+	stats   commitlog.Stats
+	trimmed commitlog.Offset // what Trim was told
+	purged  time.Time
+}
+
+// block is one that is not stored yet.
+type block struct {
+	head
+	data    []byte
+	records int
+	sealed  bool      // it takes no further record
+	sent    bool      // since what was stored was last found out
+	least   mono.Wall // timestamp of its first record
+}
+
+// open claims a part for an owner with this epoch; 0: that after the last owner's.
+func open(c *Cluster, topic string, epoch uint64) (*Log, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	stream, err := c.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
+		Name: c.streamName(topic), Subjects: []string{c.subject(topic)},
+		Description: "what a broker of SRTM carries of topic " + topic,
+		Replicas:    c.cfg.Replicas, Storage: jetstream.FileStorage, Discard: jetstream.DiscardNew,
+		MaxBytes: c.cfg.maxBytes(), Duplicates: time.Second,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open the stream of topic %s: %w", topic, err)
+	}
+	l := &Log{
+		cluster: c, stream: stream, subject: c.subject(topic), topic: topic,
+		owner: owner{epoch: epoch, nonce: rand.Uint64()},
+		wake:  make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
+	}
+	l.changed = sync.NewCond(&l.mu)
+	last, err := l.claim(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("claim topic %s: %w", topic, err)
+	}
+	go l.send(last)
+	return l, nil
+}
+
+// claim makes the part this owner's, and returns the sequence of the stream after which
+// its blocks are stored.
+func (l *Log) claim(ctx context.Context) (last uint64, err error) {
+	for {
+		h, last, err := l.last(ctx)
+		if err != nil {
+			return 0, err
+		}
+		switch epoch := l.owner.epoch; {
+		case epoch == 0:
+			l.owner.epoch = h.owner.epoch + 1
+		case epoch < h.owner.epoch:
+			return 0, fmt.Errorf("%w: epoch %d, it is at %d", ErrFenced, epoch, h.owner.epoch)
+		}
+		at, err := l.cursors.claim(ctx, l)
+		if err != nil {
+			return 0, err
+		}
+		next := max(h.next, at)
+		mine := head{owner: l.owner, first: next, next: next}
+		ack, err := l.cluster.js.Publish(ctx, l.subject, mine.append(nil), jetstream.WithExpectLastSequence(last))
+		if wrongSequence(err) {
+			continue // somebody has stored a block, or claims it at the same time
+		}
+		if err != nil {
+			return 0, err
+		}
+		info, err := l.stream.Info(ctx)
+		if err != nil {
+			return 0, err
+		}
+		l.next, l.durable = next, next
+		l.stats.Bytes = int64(info.State.Bytes)
+		l.marks.first = info.State.FirstSeq
+		l.marks.add(mark{offset: next, seq: ack.Sequence})
+		oldest, err := l.get(ctx, info.State.FirstSeq)
+		if err != nil {
+			return 0, err
+		}
+		if h, err := parseHead(oldest.Data); err == nil {
+			l.stats.First = h.first
+			l.marks.add(mark{offset: h.first, seq: oldest.Sequence})
+		}
+		return ack.Sequence, nil
+	}
+}
+
+// last returns the newest block of the stream, and its sequence; that of the stream if
+// it has none.
+func (l *Log) last(ctx context.Context) (head, uint64, error) {
+	m, err := l.stream.GetLastMsgForSubject(ctx, l.subject)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		info, err := l.stream.Info(ctx)
+		if err != nil {
+			return head{}, 0, err
+		}
+		return head{}, info.State.LastSeq, nil
+	}
+	if err != nil {
+		return head{}, 0, err
+	}
+	h, err := parseHead(m.Data)
+	return h, m.Sequence, err
+}
+
+// wrongSequence reports whether a block was refused since another was stored before it.
+func wrongSequence(err error) bool {
+	var api *jetstream.APIError
+	return errors.As(err, &api) && (api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence ||
+		api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)
+}
+
+// Append is of commitlog.Log. It returns before the records are stored, and waits only
+// while too many are not.
+func (l *Log) Append(batch []commitlog.Record) (commitlog.Offset, error) {
+	for i := range batch {
+		r := &batch[i]
+		if len(r.Body) > l.cluster.cfg.MaxBody || len(r.Channel) > commitlog.MaxChannel || int(r.Source) >= stamp.Sources {
+			return 0, fmt.Errorf("append to topic %s: %w: a body of %d bytes, allowed are %d; a channel's name of %d, allowed are %d; source %d",
+				l.topic, commitlog.ErrRecord, len(r.Body), l.cluster.cfg.MaxBody, len(r.Channel), commitlog.MaxChannel, r.Source)
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for len(batch) > 0 && l.err == nil && l.bytes > maxPending && !l.refusing() {
+		l.changed.Wait()
+	}
+	switch {
+	case l.err != nil:
+		return 0, l.err
+	case len(batch) == 0:
+		return l.next, nil
+	case l.refusing():
+		l.stats.AppendErrors++
+		return 0, fmt.Errorf("append to topic %s: %w: %w", l.topic, ErrUnavailable, l.failing)
+	}
+	next := l.next
+	for i := range batch {
+		if o := &batch[i].Offset; *o < next {
+			*o = next
+		}
+		if next = batch[i].Offset + 1; next == 0 {
+			return 0, fmt.Errorf("append to topic %s: %w: no offset after it", l.topic, commitlog.ErrRecord)
+		}
+	}
+	for i := range batch {
+		l.append(&batch[i])
+	}
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+	return batch[0].Offset, nil
+}
+
+// append puts a record at the end of what is not stored. Requires: mu held.
+func (l *Log) append(r *commitlog.Record) {
+	size := recordHeader + len(r.Body) + len(r.Channel) + 64
+	var b *block
+	if n := len(l.pending); n > 0 {
+		b = l.pending[n-1]
+	}
+	if b == nil || b.sealed || len(b.data)+size > blockSize || r.Offset-b.first > math.MaxUint32 {
+		b = &block{head: head{owner: l.owner, first: r.Offset}, least: r.Timestamp}
+		b.data = b.append(make([]byte, 0, blockHeader+size))
+		l.bytes += len(b.data)
+		l.pending = append(l.pending, b)
+	}
+	from := len(b.data)
+	b.data = appendRecord(b.data, r, b.first)
+	b.records++
+	b.next = r.Offset + 1
+	l.bytes += len(b.data) - from
+	l.next = b.next
+	l.stats.Appended++
+	l.stats.AppendedBytes += uint64(len(b.data) - from)
+}
+
+// refusing requires mu held.
+func (l *Log) refusing() bool { return l.failing != nil && time.Since(l.since) > patience/2 }
+
+// Sync is of commitlog.Log. After a *commitlog.SyncError the records stay in memory, and
+// are stored when that works again; after ErrFenced they are not.
+func (l *Log) Sync(upTo commitlog.Offset) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if upTo <= l.durable {
+		return nil
+	}
+	l.stats.Syncs++
+	late := false
+	defer time.AfterFunc(patience, func() {
+		l.mu.Lock()
+		late = true
+		l.mu.Unlock()
+		l.changed.Broadcast()
+	}).Stop()
+	for upTo > l.durable {
+		if l.err == nil && !late {
+			l.changed.Wait()
+			continue
+		}
+		l.stats.SyncErrors++
+		if l.err != nil {
+			return l.err
+		}
+		err := l.failing
+		if err == nil {
+			err = ErrUnavailable
+		}
+		return &commitlog.SyncError{Log: l.topic, First: l.durable, Err: err}
+	}
+	return nil
+}
+
+// Close stores what is not, if that is possible soon, and gives the part up.
+func (l *Log) Close() error {
+	l.mu.Lock()
+	next, ended := l.next, errors.Is(l.err, commitlog.ErrClosed)
+	l.mu.Unlock()
+	if ended {
+		return nil
+	}
+	err := l.Sync(next)
+	if errors.Is(err, ErrFenced) {
+		err = nil
+	}
+	l.fail(commitlog.ErrClosed)
+	close(l.stop)
+	<-l.done
+	l.cluster.closed(l.topic)
+	return err
+}
+
+// fail ends the log for good.
+func (l *Log) fail(err error) {
+	l.mu.Lock()
+	l.err = err
+	l.mu.Unlock()
+	l.changed.Broadcast()
+}
+
+// Fenced reports whether another broker has claimed the part.
+func (l *Log) Fenced() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return errors.Is(l.err, ErrFenced)
+}
+
+// Stats is of commitlog.Files.
+func (l *Log) Stats() commitlog.Stats {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.stats
+	s.Next, s.Records = l.next, int64(l.next-s.First)
+	s.Segments = int(s.Bytes / segment)
+	return s
+}
+
+// Name returns the topic's name.
+func (l *Log) Name() string { return l.topic }
+
+func (l *Log) log() *slog.Logger { return l.cluster.cfg.Log.With(obs.KeyTopic, l.topic) }

@@ -1,0 +1,393 @@
+package replicated
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sort"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/nsqd/commitlog"
+)
+
+// mark is where a block is.
+type mark struct {
+	offset commitlog.Offset // its first
+	seq    uint64
+	time   mono.Wall // of its first record; 0: not known
+}
+
+// marks are some of the stream's, in order, so that a place is found with few requests.
+type marks struct {
+	all   []mark
+	first uint64 // sequence before which there is nothing
+}
+
+const mostMarks = 1 << 14
+
+func (m *marks) add(k mark) {
+	i := sort.Search(len(m.all), func(i int) bool { return m.all[i].seq >= k.seq })
+	if i < len(m.all) && m.all[i].seq == k.seq {
+		return
+	}
+	m.all = append(m.all, mark{})
+	copy(m.all[i+1:], m.all[i:])
+	m.all[i] = k
+	if len(m.all) > mostMarks { // every second goes
+		kept := m.all[:0]
+		for i, k := range m.all {
+			if i%2 == 0 || i == len(m.all)-1 {
+				kept = append(kept, k)
+			}
+		}
+		m.all = kept
+	}
+}
+
+// around returns the sequences between which the last block is that begins at or before a
+// place: it is lo, or one after it and before hi.
+func (m *marks) around(after func(mark) bool) (lo, hi uint64) {
+	i := sort.Search(len(m.all), func(i int) bool { return after(m.all[i]) })
+	lo, hi = m.first, m.all[len(m.all)-1].seq+1
+	if i > 0 {
+		lo = m.all[i-1].seq
+	}
+	if i < len(m.all) {
+		hi = m.all[i].seq
+	}
+	return max(lo, m.first), hi
+}
+
+// trim forgets what is before a sequence.
+func (m *marks) trim(first uint64) {
+	m.first = first
+	m.all = m.all[sort.Search(len(m.all), func(i int) bool { return m.all[i].seq >= first }):]
+}
+
+func (l *Log) get(ctx context.Context, seq uint64) (*jetstream.RawStreamMsg, error) {
+	return l.stream.GetMsg(ctx, seq)
+}
+
+// place returns the sequence of the last block for which after does not hold, of those that
+// are stored; the first block if it holds for all.
+func (l *Log) place(ctx context.Context, after func(mark) bool) (uint64, error) {
+	l.mu.Lock()
+	lo, hi := l.marks.around(after)
+	l.mu.Unlock()
+	for hi-lo > 1 {
+		mid := lo + (hi-lo)/2
+		m, err := l.get(ctx, mid)
+		if errors.Is(err, jetstream.ErrMsgNotFound) { // purged by an owner before
+			lo = mid
+			continue
+		}
+		if err != nil {
+			return 0, err
+		}
+		k, err := markOf(m)
+		if err != nil {
+			return 0, err
+		}
+		l.mu.Lock()
+		l.marks.add(k)
+		l.mu.Unlock()
+		if after(k) {
+			hi = mid
+		} else {
+			lo = mid
+		}
+	}
+	return lo, nil
+}
+
+func markOf(m *jetstream.RawStreamMsg) (mark, error) {
+	h, err := parseHead(m.Data)
+	k := mark{offset: h.first, seq: m.Sequence}
+	if err == nil {
+		for r := range records(m.Data, h) {
+			k.time = r.Timestamp
+			break
+		}
+	}
+	return k, err
+}
+
+// readers is how many blocks are asked for at a time.
+const readers = 32
+
+// Read is of commitlog.Log. What is not stored yet is read from memory.
+func (l *Log) Read(from commitlog.Offset, limit commitlog.Limit, into *commitlog.Batch) (err error) {
+	into.Records, into.Next = into.Records[:0], from
+	defer func() {
+		if err != nil {
+			into.Records, into.Next = into.Records[:0], from
+			l.mu.Lock()
+			l.stats.ReadErrors++
+			l.mu.Unlock()
+			err = fmt.Errorf("read topic %s: %w", l.topic, err)
+		}
+	}()
+	c := cut{records: max(1, limit.Records), bytes: max(1, limit.Bytes), into: into}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for l.mu.Lock(); into.Next < l.durable && !c.full && !errors.Is(l.err, commitlog.ErrClosed); l.mu.Lock() {
+		durable, newest := l.durable, l.newest()
+		l.mu.Unlock()
+		if err := l.readStream(ctx, newest, &c); err != nil {
+			return err
+		}
+		if !c.full {
+			into.Next = max(into.Next, durable) // what is left of it was trimmed
+		}
+	}
+	defer l.mu.Unlock()
+	if errors.Is(l.err, commitlog.ErrClosed) {
+		return commitlog.ErrClosed
+	}
+	if into.Next >= l.durable {
+		for _, b := range l.pending {
+			c.block(b.data, b.head)
+		}
+	}
+	l.stats.Read += uint64(len(into.Records))
+	for i := range into.Records {
+		l.stats.ReadBytes += uint64(len(into.Records[i].Body))
+	}
+	return nil
+}
+
+// cut gathers the records of one Read.
+type cut struct {
+	records, bytes int
+	into           *commitlog.Batch
+	full           bool
+}
+
+// block takes what there is room for. Its bytes stay as they are.
+func (c *cut) block(b []byte, h head) {
+	if h.next <= c.into.Next || c.full {
+		return
+	}
+	for r := range records(b, h) {
+		if r.Offset < c.into.Next {
+			continue
+		}
+		if c.records == 0 || c.bytes < len(r.Body) && len(c.into.Records) > 0 {
+			c.full = true
+			return
+		}
+		c.into.Records = append(c.into.Records, r)
+		c.into.Next = r.Offset + 1
+		c.records--
+		c.bytes -= len(r.Body)
+	}
+	if h.next > c.into.Next {
+		c.into.Next = h.next
+	}
+	c.full = c.records <= 0 || c.bytes <= 0
+}
+
+// newest is the sequence of the newest block. Requires: mu held.
+func (l *Log) newest() uint64 { return l.marks.all[len(l.marks.all)-1].seq }
+
+// fetch returns up to n blocks from a sequence on, up to the newest: nil for what was
+// trimmed.
+func (l *Log) fetch(ctx context.Context, seq, newest uint64, n int) ([]*jetstream.RawStreamMsg, error) {
+	msgs := make([]*jetstream.RawStreamMsg, min(uint64(n), newest+1-min(seq, newest+1)))
+	all, ctx := errgroup.WithContext(ctx)
+	for i := range msgs {
+		all.Go(func() (err error) {
+			msgs[i], err = l.get(ctx, seq+uint64(i))
+			return err
+		})
+	}
+	err := all.Wait()
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		info, inner := l.stream.Info(ctx)
+		if inner == nil && info.State.FirstSeq > seq {
+			return msgs, nil
+		}
+	}
+	return msgs, err
+}
+
+// readStream reads what is stored, up to the newest block.
+func (l *Log) readStream(ctx context.Context, newest uint64, c *cut) error {
+	seq, err := l.place(ctx, func(k mark) bool { return k.offset > c.into.Next })
+	if err != nil {
+		return err
+	}
+	for n := 1; seq <= newest && !c.full; n = readers { // the first tells how much the others have
+		msgs, err := l.fetch(ctx, seq, newest, n)
+		if err != nil {
+			return err
+		}
+		for _, m := range msgs {
+			if m == nil {
+				continue
+			}
+			h, err := parseHead(m.Data)
+			if err != nil {
+				return fmt.Errorf("message %d of the stream: %w", m.Sequence, err)
+			}
+			c.block(m.Data, h)
+		}
+		seq += uint64(len(msgs))
+	}
+	return nil
+}
+
+// purgeEvery is how often the stream is asked to let go of something, at most.
+const purgeEvery = time.Second
+
+// Trim is of commitlog.Log. The newest block stays, which says how far the log is.
+func (l *Log) Trim(before commitlog.Offset) error {
+	l.keeping.Lock()
+	defer l.keeping.Unlock()
+	l.mu.Lock()
+	if l.err != nil {
+		l.mu.Unlock()
+		return l.err
+	}
+	l.trimmed = max(l.trimmed, min(before, l.next))
+	to, retain := min(l.trimmed, l.durable), l.retain
+	if to <= l.stats.First || time.Since(l.purged) < purgeEvery {
+		l.mu.Unlock()
+		return nil
+	}
+	l.purged = time.Now()
+	bytes, first, newest := l.stats.Bytes, l.marks.first, l.newest()
+	l.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	seq, err := l.place(ctx, func(k mark) bool { return k.offset > to })
+	if err == nil && retain.Age > 0 {
+		old := clock.Wall() - mono.Wall(retain.Age)
+		var aged uint64
+		aged, err = l.place(ctx, func(k mark) bool { return k.time == 0 || k.time > old })
+		seq = min(seq, aged)
+	}
+	if blocks := newest - first + 1; retain.Bytes > 0 && blocks > 0 { // blocks are taken to be alike
+		kept := uint64(float64(retain.Bytes)/(float64(bytes)/float64(blocks))) + 1
+		seq = min(seq, newest+1-min(kept, newest+1))
+	}
+	if err != nil || seq <= first {
+		return err
+	}
+	if err := l.stream.Purge(ctx, jetstream.WithPurgeSequence(seq)); err != nil {
+		return fmt.Errorf("trim topic %s: %w", l.topic, err)
+	}
+	info, err := l.stream.Info(ctx)
+	if err != nil {
+		return err
+	}
+	m, err := l.get(ctx, info.State.FirstSeq)
+	if err != nil {
+		return err
+	}
+	h, err := parseHead(m.Data)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	l.marks.trim(info.State.FirstSeq)
+	l.stats.First, l.stats.Bytes = h.first, int64(info.State.Bytes)
+	l.stats.Trimmed++
+	l.mu.Unlock()
+	return nil
+}
+
+// At is of commitlog.Files.
+func (l *Log) At(t mono.Wall) (commitlog.Offset, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	seq, err := l.place(ctx, func(k mark) bool { return k.time == 0 || k.time >= t })
+	if err != nil {
+		return 0, err
+	}
+	l.mu.Lock()
+	newest := l.newest()
+	l.mu.Unlock()
+	for ; seq <= newest; seq += readers {
+		msgs, err := l.fetch(ctx, seq, newest, readers)
+		if err != nil {
+			return 0, err
+		}
+		for _, m := range msgs {
+			if m == nil {
+				continue
+			}
+			h, err := parseHead(m.Data)
+			if err != nil {
+				return 0, err
+			}
+			if at, ok := firstSince(m.Data, h, t); ok {
+				return at, nil
+			}
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, b := range l.pending {
+		if at, ok := firstSince(b.data, b.head, t); ok {
+			return at, nil
+		}
+	}
+	return l.next, nil
+}
+
+func firstSince(b []byte, h head, t mono.Wall) (commitlog.Offset, bool) {
+	for r := range records(b, h) {
+		if r.Timestamp >= t {
+			return r.Offset, true
+		}
+	}
+	return 0, false
+}
+
+// Need is of commitlog.Files. What is trimmed is gone.
+func (l *Log) Need(from commitlog.Offset) commitlog.Offset {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.trimmed = min(l.trimmed, max(from, l.stats.First))
+	return l.stats.First
+}
+
+// Records is of commitlog.Files.
+func (l *Log) Records(from commitlog.Offset) int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return int64(l.next - min(max(from, l.stats.First), l.next))
+}
+
+// Size is what the stream takes, in bytes, on each of its replicas.
+func (l *Log) Size() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.stats.Bytes + int64(l.bytes)
+}
+
+// Needed is the part of Size that is not retained alone, taken to be in proportion.
+func (l *Log) Needed() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.next == l.stats.First {
+		return 0
+	}
+	return int64(float64(l.stats.Bytes+int64(l.bytes)) * float64(l.next-max(l.trimmed, l.stats.First)) / float64(l.next-l.stats.First))
+}
+
+// SetRetain is of commitlog.Files.
+func (l *Log) SetRetain(r commitlog.Retain) {
+	l.mu.Lock()
+	l.retain = r
+	l.mu.Unlock()
+}
+
+// Rest is of commitlog.Files; there is nothing to give back.
+func (l *Log) Rest() error { return nil }

@@ -1,0 +1,166 @@
+package replicated
+
+import (
+	"context"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/srtm-io/srtm/internal/obs"
+)
+
+// flight is a block on its way.
+type flight struct {
+	*block
+	ack jetstream.PubAckFuture
+}
+
+// send stores blocks until the log ends, in order. Each says which sequence of the stream
+// it follows; so when one is not stored none after it is, and one that comes late, or
+// twice, is refused.
+func (l *Log) send(last uint64) {
+	defer close(l.done)
+	var flying []flight
+	for wait := time.Duration(0); ; {
+		failed := error(nil)
+		for len(flying) < window && failed == nil {
+			b := l.take()
+			if b == nil {
+				break
+			}
+			ack, err := l.cluster.js.PublishMsgAsync(&nats.Msg{Subject: l.subject, Data: b.data},
+				jetstream.WithExpectLastSequence(last+uint64(len(flying))), jetstream.WithRetryAttempts(0))
+			if err != nil {
+				failed = err
+				break
+			}
+			flying = append(flying, flight{b, ack})
+		}
+		if failed == nil && len(flying) == 0 {
+			select {
+			case <-l.wake:
+				continue
+			case <-l.stop:
+				return
+			}
+		}
+		if failed == nil {
+			select {
+			case ack := <-flying[0].ack.Ok():
+				last = ack.Sequence
+				l.stored(flying[0].block, last)
+				copy(flying, flying[1:])
+				flying[len(flying)-1] = flight{}
+				flying = flying[:len(flying)-1]
+				wait = 0
+				continue
+			case failed = <-flying[0].ack.Err():
+				flying = flying[1:]
+			case <-l.wake:
+				continue
+			case <-l.stop:
+				return
+			}
+		}
+		for _, f := range flying { // what becomes of them has to be known; each has its time
+			select {
+			case <-f.ack.Ok():
+			case <-f.ack.Err():
+			case <-l.stop:
+				return
+			}
+		}
+		flying = flying[:0]
+		var ok bool
+		if last, ok = l.recover(failed, &wait); !ok {
+			return
+		}
+	}
+}
+
+// take returns the next block to send, nil if there is none.
+func (l *Log) take() *block {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, b := range l.pending {
+		if !b.sent {
+			// It takes no further record for good: what is on its way may yet be stored.
+			b.sealed, b.sent = true, true
+			b.head.append(b.data[:0]) // its end is known now
+			return b
+		}
+	}
+	return nil
+}
+
+// stored says that the oldest block is in the stream.
+func (l *Log) stored(b *block, seq uint64) {
+	l.mu.Lock()
+	l.pending[0] = nil
+	l.pending = l.pending[1:]
+	l.bytes -= len(b.data)
+	l.durable = b.next
+	l.failing = nil
+	l.stats.Bytes += int64(len(b.data))
+	l.stats.Fsyncs++
+	l.marks.add(mark{offset: b.first, seq: seq, time: b.least})
+	l.mu.Unlock()
+	l.changed.Broadcast()
+}
+
+const (
+	leastWait = 50 * time.Millisecond
+	mostWait  = time.Second
+)
+
+// recover finds out, after a block was not acknowledged, which are stored. It waits, longer
+// each time, and returns when the others may be sent again, after which sequence; not ok:
+// never.
+func (l *Log) recover(cause error, wait *time.Duration) (last uint64, ok bool) {
+	l.mu.Lock()
+	if l.failing == nil {
+		l.since = time.Now()
+		l.log().Warn("a block is not stored; trying again", obs.KeyError, cause)
+	}
+	l.failing = cause
+	l.mu.Unlock()
+	l.changed.Broadcast()
+	for {
+		*wait = min(max(leastWait, 2**wait), mostWait)
+		select {
+		case <-time.After(*wait):
+		case <-l.stop:
+			return 0, false
+		}
+		l.changed.Broadcast() // who waits in Append asks for how long it fails
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		h, last, err := l.last(ctx)
+		cancel()
+		if err != nil {
+			l.mu.Lock()
+			l.failing = err
+			l.mu.Unlock()
+			continue
+		}
+		// Who claimed it since says how far it was then.
+		l.mu.Lock()
+		var found []*block
+		for _, b := range l.pending {
+			if b.sent && b.next <= h.next {
+				found = append(found, b)
+			}
+			b.sent = false
+		}
+		l.mu.Unlock()
+		for i, b := range found { // they were stored one after the other
+			l.stored(b, last-uint64(len(found)-1-i))
+		}
+		if h.owner != l.owner {
+			l.log().Warn("another broker has claimed the topic's part", "epoch", h.owner.epoch)
+			l.fail(ErrFenced)
+			return 0, false
+		}
+		return last, true
+	}
+}

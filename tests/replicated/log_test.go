@@ -1,0 +1,155 @@
+package replicated_test
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/srtm-io/srtm/nsqd/commitlog"
+	"github.com/srtm-io/srtm/nsqd/commitlog/logtest"
+	"github.com/srtm-io/srtm/nsqd/replicated"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAsALog(t *testing.T) {
+	for _, n := range []int{1, 3} {
+		t.Run(fmt.Sprintf("%d replicas", n), func(t *testing.T) {
+			c := startServers(t, n).connect("b.1")
+			topics := 0
+			logtest.Suite(t, func(t *testing.T) logtest.Subject {
+				topics++
+				topic := fmt.Sprintf("topic.%d", topics)
+				var l *replicated.Log
+				open := func() commitlog.Log {
+					var err error
+					l, err = c.Open(topic, 0)
+					must(t, err)
+					return l
+				}
+				t.Cleanup(func() { must(t, l.Remove()) })
+				return logtest.Subject{Log: open(), Reopen: func() commitlog.Log {
+					must(t, l.Close())
+					return open()
+				}}
+			})
+		})
+	}
+}
+
+// An owner that another has replaced stores nothing, and says so.
+func TestFencing(t *testing.T) {
+	s := startServers(t, 3)
+	a, err := s.connect("b").Open("t", 1)
+	must(t, err)
+	at, err := a.Append([]commitlog.Record{{Body: []byte("of the first")}})
+	must(t, err)
+	must(t, a.Sync(at+1))
+	must(t, a.SaveCursors([]byte("cursors of the first")))
+
+	other := s.connect("b") // the same part, in another process
+	b, err := other.Open("t", 2)
+	must(t, err)
+	if snapshot, err := b.LoadCursors(); err != nil || string(snapshot) != "cursors of the first" {
+		t.Errorf("the next owner finds cursors %q, %v", snapshot, err)
+	}
+	if at, err = a.Append([]commitlog.Record{{Body: []byte("too late")}}); err == nil {
+		err = a.Sync(at + 1)
+	}
+	if !errors.Is(err, replicated.ErrFenced) {
+		t.Errorf("the first owner appends: %v", err)
+	}
+	if err := a.SaveCursors([]byte("too late")); !errors.Is(err, replicated.ErrFenced) {
+		t.Errorf("the first owner saves cursors: %v", err)
+	}
+	must(t, a.Close())
+	if _, err := s.connect("b").Open("t", 1); !errors.Is(err, replicated.ErrFenced) {
+		t.Errorf("an owner of an earlier epoch claims the part: %v", err)
+	}
+	var batch commitlog.Batch
+	must(t, b.Read(0, commitlog.Limit{Records: 10, Bytes: 1000}, &batch))
+	if len(batch.Records) != 1 || string(batch.Records[0].Body) != "of the first" {
+		t.Errorf("the next owner reads %+v", batch.Records)
+	}
+	at, err = b.Append([]commitlog.Record{{Body: []byte("of the second")}})
+	must(t, err)
+	must(t, b.Sync(at+1))
+	must(t, b.Remove())
+}
+
+// Whatever Sync has said is stored is there after servers were lost, each offset with what
+// was appended at it.
+func TestServersAreLost(t *testing.T) {
+	s := startServers(t, 3)
+	c := s.connect("b")
+	l, err := c.Open("t", 0)
+	must(t, err)
+	const writers, each = 4, 150
+	var mu sync.Mutex
+	acked := make(map[commitlog.Offset]string)
+	var wg sync.WaitGroup
+	progress := make(chan struct{}, writers*each)
+	for w := range writers {
+		wg.Go(func() {
+			for n := range each {
+				body := fmt.Sprintf("%d of %d", n, w)
+				at, err := l.Append([]commitlog.Record{{Body: []byte(body)}})
+				if err == nil {
+					err = l.Sync(at + 1)
+				}
+				if err == nil {
+					mu.Lock()
+					acked[at] = body
+					mu.Unlock()
+				}
+				progress <- struct{}{}
+			}
+		})
+	}
+	for i := range 3 { // one after the other, the leader among them
+		for range writers * each / 6 {
+			<-progress
+		}
+		s.stop(i)
+		for range writers * each / 12 {
+			<-progress
+		}
+		s.start(i)
+		s.ready()
+	}
+	wg.Wait()
+	if len(acked) < writers*each/2 {
+		t.Errorf("of %d only %d were stored", writers*each, len(acked))
+	}
+	if err := l.Close(); err != nil {
+		t.Logf("what nobody was told is stored is not: %v", err)
+	}
+	within(t, "the stream has a leader again", func() bool {
+		l, err = c.Open("t", 0)
+		return err == nil
+	})
+	var batch commitlog.Batch
+	for {
+		from := batch.Next
+		must(t, l.Read(from, commitlog.Limit{Records: 100, Bytes: 1 << 20}, &batch))
+		if batch.Next == from {
+			break
+		}
+		for _, r := range batch.Records {
+			if want, ok := acked[r.Offset]; ok && want != string(r.Body) {
+				t.Errorf("offset %d: %q was stored, %q is read", r.Offset, want, r.Body)
+			}
+			delete(acked, r.Offset)
+		}
+	}
+	if len(acked) > 0 {
+		t.Errorf("%d that were stored are gone: %v", len(acked), acked)
+	}
+	must(t, l.Remove())
+}
