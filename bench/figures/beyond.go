@@ -40,6 +40,19 @@ func (w *harness) path(t recording) (string, error) {
 	return file, nil
 }
 
+// split is a recording over k idle brokers.
+func (w *harness) split(t recording, file, policy string, k int) scenario.Scenario {
+	lasts := t.seconds / t.compress
+	s := w.scene(scenario.Topic{
+		Load: scenario.Load{Trace: &scenario.Trace{
+			File: file, Compress: t.compress, Copies: t.copies, From: t.from, To: t.from + t.seconds,
+		}},
+		Policy: policy, K: k, Contract: scenario.Contract{ProfileSeconds: lasts},
+	})
+	s.Duration = lasts - s.Warmup
+	return s
+}
+
 // traces spreads recorded traffic over 1 to 6 idle brokers, correlated
 // publishers apart and blindly.
 func traces(w *harness) (*work, error) {
@@ -52,17 +65,7 @@ func traces(w *harness) (*work, error) {
 			return nil, err
 		}
 		split := func(policy string) curve {
-			return func(k float64, _ []*outcome) (*outcome, error) {
-				lasts := t.seconds / t.compress
-				s := w.scene(scenario.Topic{
-					Load: scenario.Load{Trace: &scenario.Trace{
-						File: file, Compress: t.compress, Copies: t.copies, From: t.from, To: t.from + t.seconds,
-					}},
-					Policy: policy, K: int(k), Contract: scenario.Contract{ProfileSeconds: lasts},
-				})
-				s.Duration = lasts - s.Warmup
-				return one.repeat(s)
-			}
+			return func(k float64, _ []*outcome) (*outcome, error) { return one.repeat(w.split(t, file, policy, int(k))) }
 		}
 		got, err := w.points(upTo(brokers), split(placement.SRTM), split(placement.MaxMin))
 		if err != nil {

@@ -17,6 +17,7 @@ var figures = []figure{
 	{"11", "imprecise correlation", noise},
 	{"table1", "load distribution latency", convergence},
 	{"traces", "recorded traffic", traces},
+	{"learned", "correlation keys learned from arrivals", learned},
 	{"scale", "the control plane's own cost", scaleStudy},
 	{"live6", "DRL penalty, live", livePenalty},
 	{"live7", "concentration, live", liveConcentration},

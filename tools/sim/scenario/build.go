@@ -156,16 +156,20 @@ func (s *Scenario) place(spec Topic, snapshot []placement.Broker) (*Placed, erro
 	if p.Contract, err = spec.Contract.profile(load); err != nil {
 		return nil, fmt.Errorf("contract: %w", err)
 	}
+	publishers, err := s.keyed(spec, load.publishers)
+	if err != nil {
+		return nil, fmt.Errorf("learning: %w", err)
+	}
 	p.Demand = placement.Demand{
 		Topic: spec.Name, Rate: (int64(p.Contract.Rate) + 999) / 1000, RateMilli: int64(p.Contract.Rate), Burst: p.Contract.Burst,
-		Publishers: load.publishers, AtLeast: spec.AtLeast,
+		Publishers: publishers, AtLeast: spec.AtLeast,
 	}
 	brokers := snapshot
 	if spec.K > 0 {
 		brokers = forced(snapshot, spec.K, p.Demand.Rate)
 		p.Demand.AtLeast = spec.K
 	}
-	plan, err := placement.Place(spec.Policy, brokers, p.Demand, rand.New(rand.NewPCG(s.seed("placement "+spec.Name), 0)))
+	plan, err := s.placeKeyed(spec, brokers, p.Demand)
 	if errors.As(err, &p.Infeasible) {
 		p.Where = slices.Repeat([]int{engine.Nowhere}, len(load.publishers))
 		p.Shares = make([]tokenbucket.Share, len(snapshot))

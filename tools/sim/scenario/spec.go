@@ -92,6 +92,10 @@ type Topic struct {
 	SLO      SLO      `json:"slo"`
 	// Policy places it: one of placement.Policies; "" is srtm.
 	Policy string `json:"policy,omitempty"`
+	// Keys are the correlation keys that it is placed by: "declared", the default,
+	// "learned" or "blind".
+	Keys     string   `json:"keys,omitempty"`
+	Learning Learning `json:"learning,omitzero"`
 	// K brokers carry it, those with the largest rcap, whether their mcap
 	// suffices or not; 0: as many as the policy takes.
 	K int `json:"k,omitempty"`
@@ -201,6 +205,8 @@ func (s *Scenario) fill() {
 		t := &s.Topics[i]
 		t.Load.fill()
 		or(&t.Policy, placement.SRTM)
+		or(&t.Keys, Declared)
+		or(&t.Learning.Seconds, 60)
 		or(&t.SLO.Quantile, 0.99)
 		or(&t.SLO.LatencyMs, 1)
 		or(&t.Contract.ProfileQuantile, t.SLO.Quantile)
@@ -300,6 +306,10 @@ func (t Topic) faults(at string, brokers int) (faults []error) {
 	}
 	faults = append(faults, t.Load.faults(at)...)
 	refuse(!slices.Contains(placement.Policies(), t.Policy), "policy: %q is not one of %v", t.Policy, placement.Policies())
+	refuse(!slices.Contains([]string{Declared, Learned, Blind}, t.Keys), "keys: %q is none of %s, %s and %s", t.Keys, Declared, Learned, Blind)
+	g := t.Learning
+	refuse(!(g.Seconds > 0 && g.Seconds <= MaxSeconds), "learning.seconds: %v is not above 0, up to %g", g.Seconds, MaxSeconds)
+	refuse(t.Keys == Learned && t.Trace != nil && !(g.From >= 0 && g.To > g.From && g.To <= 1e9), "learning: from %v s to %v s of a trace", g.From, g.To)
 	refuse(t.K < 0 || t.K > brokers, "k: %d of %d brokers", t.K, brokers)
 	refuse(t.AtLeast < 0 || t.AtLeast > 0 && t.K > 0, "at_least: %d brokers, and k is %d", t.AtLeast, t.K)
 	c := t.Contract

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/srtm-io/srtm/tools/sim/scenario"
+)
+
+// keysOf are which correlation keys a topic is placed by.
+var keysOf = []string{scenario.Declared, scenario.Learned, scenario.Blind}
+
+// learnFrom is, by recording, the time before it that its groups are learned from, s.
+var learnFrom = map[string][2]float64{"detectors": {0, 3600}, "pedestrians": {39_600, 50_400}}
+
+// learnedOver is over how many brokers figures 9 to 11 are repeated: as many as any of
+// their points takes, and every size of a group divides by it, so that it is groups that
+// decide and not where a remainder goes.
+const learnedOver = 5
+
+// byKeys simulates a topic at every x by the keys declared, learned and not known.
+func (w *harness) byKeys(xs []float64, at func(x float64) scenario.Scenario) ([][]*outcome, error) {
+	var curves []curve
+	for _, keys := range keysOf {
+		curves = append(curves, func(x float64, _ []*outcome) (*outcome, error) {
+			s := at(x)
+			s.Topics[0].Keys = keys
+			return w.repeat(s)
+		})
+	}
+	return w.points(xs, curves...)
+}
+
+// learned is figures 9 to 11 and the recorded traffic by keys that nobody declared.
+func learned(w *harness) (*work, error) {
+	made := &work{}
+	long := w.steady()
+	within := func(o *outcome) string { return ms(o.p99.mean) + " (" + ms(o.access.mean) + ")" }
+	add := func(id, title, x string, xs []float64, got [][]*outcome) {
+		p := latencies("learned-"+id, title, x, "x", "keys")
+		var lines []line
+		for j, keys := range keysOf {
+			lines = append(lines, line{name: keys, of: j, y: p99Of, label: j == 0, lead: named(keys)})
+		}
+		made.panels = append(made.panels, p.fill(xs, 1, got, lines...))
+		for i := range xs {
+			o := got[i]
+			made.rows = append(made.rows, row{
+				Figure: "learned: " + id, Quantity: fmt.Sprintf("%s %s: p99 (access) declared, learned, blind", x, number(xs[i])),
+				Simulated: within(o[0]) + ", " + within(o[1]) + ", " + within(o[2]),
+				Note:      "k = " + strconv.Itoa(o[0].k),
+			})
+		}
+	}
+	for _, c := range synchronised {
+		for _, f := range []struct {
+			id, title, x string
+			xs           []float64
+			size, noise  func(x float64) float64
+		}{
+			{"9" + c.panel, "groups of one instant", "group size", groupSizes, same, always(0)},
+			{"11" + c.panel, "groups of 25", "noise, ms", noises, always(25), same},
+		} {
+			got, err := long.byKeys(f.xs, func(x float64) scenario.Scenario {
+				return long.scene(grouped(c.process, f.size(x), f.noise(x), "", learnedOver))
+			})
+			if err != nil {
+				return nil, err
+			}
+			add(f.id, fmt.Sprintf("Learned groups: %s, %s", c.process, f.title), f.x, f.xs, got)
+		}
+	}
+	one := *w
+	one.runs = max(1, w.runs/5)
+	for _, t := range recorded {
+		file, err := w.path(t)
+		if err != nil {
+			made.rows = append(made.rows, row{Figure: "learned: " + t.id, Quantity: t.title, Note: "not made: " + err.Error()})
+			continue
+		}
+		xs := []float64{2, 4, 6}
+		got, err := one.byKeys(xs, func(k float64) scenario.Scenario {
+			s := one.split(t, file, "", int(k))
+			from := learnFrom[t.id]
+			s.Topics[0].Learning = scenario.Learning{From: from[0], To: from[1]}
+			return s
+		})
+		if err != nil {
+			return nil, err
+		}
+		add(t.id, "Learned from another hour: "+t.title, "brokers", xs, got)
+	}
+	return made, nil
+}
+
+func same(x float64) float64                 { return x }
+func always(y float64) func(float64) float64 { return func(float64) float64 { return y } }
