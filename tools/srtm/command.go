@@ -75,11 +75,10 @@ admission service and gateways through their own.
 
 Exit code: 0; 1 on failure; 2 if the command line is wrong; 3 if a topic cannot
 be placed on the brokers there are.`,
-		admissionCommand(), agent.Command(), topicCommand(), channelCommand(), brokerCommand(), shareCommand(), clusterCommand(), gatewayCommand(), pubCommand(), tailCommand(), plan.Command(), up.Command())
+		admissionCommand(), agent.Command(), topicCommand(), channelCommand(), brokerCommand(), shareCommand(), clusterCommand(), gatewayCommand(), pubCommand(), tailCommand(), topCommand(), doctorCommand(), plan.Command(), up.Command())
 	root.Version, root.SilenceUsage, root.SilenceErrors = obs.Version(), true, true
 	root.SetVersionTemplate("srtm, {{.Version}}\n")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return lifecycle.UsageError{Err: err} })
-	root.CompletionOptions.DisableDefaultCmd = true
 	return root
 }
 
@@ -95,6 +94,7 @@ func parent(use, short, long string, commands ...*cobra.Command) *cobra.Command 
 func leaf(cmd *cobra.Command, do func(*call) error) *cobra.Command {
 	c := &cli{}
 	c.flags(cmd)
+	cmd.ValidArgsFunction = c.complete
 	return c.completes(cmd, do)
 }
 

@@ -208,7 +208,7 @@ func topic() *srtmv1.Topic {
 }
 
 // serve starts an API and returns its address.
-func serve(t *testing.T, a *admin) string {
+func serve(t *testing.T, a srtmv1.AdminServiceServer) string {
 	t.Helper()
 	ln := testkit.Listen(t)
 	s := grpc.NewServer()

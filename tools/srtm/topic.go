@@ -26,7 +26,7 @@ import (
 
 func topicCommand() *cobra.Command {
 	return parent("topic", "Topics and their contracts", "",
-		topicCreateCommand(), topicListCommand(), topicDescribeCommand(), topicUpdateCommand(), topicMoveCommand(), topicPaceCommand(), topicDeleteCommand())
+		topicCreateCommand(), topicListCommand(), topicDescribeCommand(), topicWatchCommand(), topicUpdateCommand(), topicMoveCommand(), topicPaceCommand(), topicDeleteCommand())
 }
 
 // newTopic is what `topic create` was told.
@@ -382,9 +382,9 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 	fmt.Fprintf(w, "\ncontract  r %s msg/s, b %d, SLO %s\nplacement %s, epoch %d, shares %s\n",
 		rateText(contract.GetRateMilli()), contract.GetBurst(), sloText(contract.GetSlo()), policy, t.GetEpoch(), rule)
 	if n := status.GetPooled().GetDelivered() + status.GetUnaccepted(); n > 0 {
-		verdict := "undecided, too few messages or beyond the contract"
-		if status.SloMet != nil {
-			verdict = map[bool]string{true: "met", false: "missed"}[status.GetSloMet()]
+		verdict := sloState(status)
+		if status.SloMet == nil {
+			verdict += ", too few messages or beyond the contract"
 		}
 		late := fmt.Sprintf("later than %v", contract.GetSlo().GetLatency().AsDuration())
 		if lost := status.GetUnaccepted(); lost > 0 {
@@ -447,10 +447,25 @@ func percentText(fraction float64) string {
 	return strconv.FormatFloat(100*fraction, 'f', 1, 64) + " %"
 }
 
+// sloState is whether the SLO is met.
+func sloState(s *srtmv1.TopicStatus) string {
+	if s.SloMet == nil {
+		return "undecided"
+	}
+	return map[bool]string{true: "met", false: "missed"}[s.GetSloMet()]
+}
+
 func p99(h *srtmv1.Histogram) string {
+	if d, some := p99Of(h); some {
+		return d.String()
+	}
+	return "-"
+}
+
+func p99Of(h *srtmv1.Histogram) (d time.Duration, some bool) {
 	l, err := obs.LatencyFromProto(h)
 	if err != nil || l.Count() == 0 {
-		return "-"
+		return 0, false
 	}
-	return l.Quantile(0.99).String()
+	return l.Quantile(0.99), true
 }

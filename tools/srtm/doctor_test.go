@@ -1,0 +1,119 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+func TestDoctor(t *testing.T) {
+	late := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Date", time.Now().Add(-time.Minute).UTC().Format(http.TimeFormat))
+		w.WriteHeader(http.StatusInternalServerError)
+	}))
+	defer late.Close()
+	good := httptest.NewServer(http.NotFoundHandler())
+	good.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {})
+	defer good.Close()
+	host := func(s *httptest.Server) string { return strings.TrimPrefix(s.URL, "http://") }
+	address := serve(t, &admin{brokers: []*srtmv1.Broker{
+		{Id: "b1", Connected: true, TcpAddress: host(good), HttpAddress: host(good)},
+		{Id: "b2", TcpAddress: "127.0.0.1:1", HttpAddress: host(late)},
+	}})
+	dir := t.TempDir()
+	none := filepath.Join(dir, "none.pem")
+	if err := os.WriteFile(none, []byte("nothing"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, _, err := srtm(t, address, "doctor", "--output=json", "--data-path="+dir, "--data-path="+dir+"/missing", "--cert="+none, "--cert="+dir+"/missing")
+	var exit lifecycle.ExitError
+	if !errors.As(err, &exit) || exit.Code != 1 || exit.Err != nil {
+		t.Errorf("it ends with %v", err)
+	}
+	var all []finding
+	if err := json.Unmarshal([]byte(out), &all); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for _, f := range all {
+		got[f.Check] = f.State
+		if (f.State == failed || f.State == warned) == (f.Do == "") || f.Found == "" {
+			t.Errorf("%+v", f)
+		}
+	}
+	want := map[string]string{
+		"loaddistributor " + address: well, "broker b1 HTTP": well, "broker b1 clock": well,
+		"broker b2": failed, "broker b2 HTTP": failed, "broker b2 clock": warned,
+		"certificate " + none: failed, "certificate " + dir + "/missing": failed,
+	}
+	if runtime.GOOS == "linux" {
+		want["space of "+dir+"/missing"] = failed
+		for _, check := range []string{"kernel", "arrival stamps", "clock", "open files of this shell", "port 4150 (nsqd, NSQ)", "space of " + dir} {
+			if got[check] == "" {
+				t.Errorf("%s is not checked:\n%s", check, out)
+			}
+		}
+	}
+	for check, state := range want {
+		if got[check] != state {
+			t.Errorf("%s: %q, want %q\n%s", check, got[check], state, out)
+		}
+	}
+
+	if out, _, err = srtm(t, "127.0.0.1:1", "doctor"); err == nil || !strings.Contains(out, "start it, or name another") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	for left, want := range map[time.Duration]string{0: failed, time.Hour: warned, certificateDue: well} {
+		if got := judge(left); got != want {
+			t.Errorf("a certificate with %v left: %s, want %s", left, got, want)
+		}
+	}
+}
+
+// A Date is cut to seconds, and an answer takes its time.
+func TestDoctorsClock(t *testing.T) {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	for _, c := range []struct {
+		before, after time.Duration // from the Date
+		want          string
+	}{
+		{0, 0, well}, {900 * time.Millisecond, 950 * time.Millisecond, well}, {-3 * time.Second, 3 * time.Second, well},
+		{1900 * time.Millisecond, 2 * time.Second, well}, {2100 * time.Millisecond, 3 * time.Second, warned},
+		{-5 * time.Second, -900 * time.Millisecond, well}, {-5 * time.Second, -1100 * time.Millisecond, warned},
+	} {
+		var d doctor
+		d.clock("c", at, at.Add(c.before), at.Add(c.after))
+		if got := d.found[0].State; got != c.want {
+			t.Errorf("asked %v to %v after the Date: %s, want %s", c.before, c.after, got, c.want)
+		}
+	}
+}
+
+// The certificates of files and of a server are looked at.
+func TestDoctorLooksAtCertificates(t *testing.T) {
+	var d doctor
+	d.certificate(testkit.NewAuthority(t).File)
+	if f := d.found[0]; len(d.found) != 1 || f.State != warned || !strings.Contains(f.Found, "expires") {
+		t.Errorf("%+v", d.found)
+	}
+	s := httptest.NewUnstartedServer(http.NotFoundHandler())
+	s.EnableHTTP2 = true
+	s.StartTLS()
+	defer s.Close()
+	d = doctor{}
+	d.shown(t.Context(), s.Listener.Addr().String())
+	if f := d.found[0]; len(d.found) != 1 || f.State != well {
+		t.Errorf("%+v", d.found)
+	}
+}
