@@ -89,7 +89,7 @@ func (s sums) mix(a float64, t sums, b float64) sums {
 //	fall  γ = min(γ, level), at once;   min(γ, equal) if q > C t_s and λ > C t_s
 //	start γ = equal
 //
-// The paper's rule (Paper) is γ = equal alone: capacity that a publisher leaves
+// The paper's rule is γ = equal alone: capacity that a publisher leaves
 // idle stays idle. Integrating γ, raising it faster, unsmoothed sums, falling to
 // equal at short lines, and intervals below the publishers' mean gap oscillate.
 //

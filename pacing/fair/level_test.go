@@ -74,14 +74,12 @@ func TestWeightsShareTheCapacity(t *testing.T) {
 }
 
 func TestNothingIsAllocatedForAMessage(t *testing.T) {
-	l, m, p := fair.New(), fair.Meter{}, fair.NewPaper(0)
+	l, m := fair.New(), fair.Meter{}
 	now := mono.Time(0)
 	if n := testing.AllocsPerRun(1000, func() {
 		now += 1e6
 		l.Message(2, l.Measure(&m, now))
-		p.Packet(1000, 2, 1e5)
 		l.Interval(now, 1000, 0, time.Second)
-		p.Interval(1e6, 0, time.Second)
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
 	}

@@ -88,26 +88,3 @@ func TestBucketAllocatesNothing(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 }
-
-func TestWindow(t *testing.T) {
-	const rtt = 100 * time.Millisecond
-	whole := sender.NewWindow(sender.WindowConfig{Packet: 1000, Whole: true}, 2)
-	smooth := sender.NewWindow(sender.WindowConfig{Alpha: 1, Packet: 1000}, 2)
-	for i := range 200 {
-		now := mono.Time(i) * mono.Time(rtt/10)
-		whole.Feedback(now, 18_000, false, rtt, rtt)
-		smooth.Feedback(now, 18_000, false, rtt, rtt)
-		smooth.Feedback(now, 0, false, rtt, rtt) // the router has nothing to say
-	}
-	if whole.Packets() != 3 || math.Abs(smooth.Packets()-3.6) > 1e-9 {
-		t.Errorf("windows %v and %v, want 3 and 3.6", whole.Packets(), smooth.Packets())
-	}
-	if g, r := smooth.Gap(rtt), smooth.Rate(rtt); g != 27_777_777 || math.Abs(r-36_000) > 1e-6 {
-		t.Errorf("gap %v, rate %v", g, r)
-	}
-	smooth.Feedback(10*second, 0, true, rtt, rtt)
-	smooth.Feedback(10*second, 0, true, rtt, rtt) // within the round trip
-	if math.Abs(smooth.Packets()-3.15) > 1e-9 {
-		t.Errorf("after an overload %v, want 3.15", smooth.Packets())
-	}
-}

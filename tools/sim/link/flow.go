@@ -15,7 +15,7 @@ type flow struct {
 	tos, claim uint8 // its own, and what it says
 	way        int   // the direction of its data
 	control    string
-	window     *sender.Window    // of the paper's controls
+	window     *window           // of the paper's controls
 	publisher  *police.Publisher // as the router knows it
 
 	left     int // packets to send; below 0: for ever
@@ -44,9 +44,9 @@ func (f *flow) next(now mono.Time) time.Duration {
 	case f.control == Level:
 		return f.credit(f.open)
 	case f.control == Paced && f.rtt > 0:
-		return max(0, f.last.Add(f.window.Gap(f.rtt)).Sub(now))
+		return max(0, f.last.Add(f.window.gap(f.rtt)).Sub(now))
 	default:
-		return f.credit(f.window.Packets())
+		return f.credit(f.window.packets())
 	}
 }
 
@@ -63,7 +63,7 @@ func (f *flow) rate() float64 {
 	if f.rtt == 0 || f.window == nil {
 		return 0
 	}
-	return f.window.Rate(f.rtt)
+	return f.window.rate(f.rtt)
 }
 
 // acked takes what an ACK brings.
@@ -75,7 +75,7 @@ func (f *flow) acked(now mono.Time, p packet) {
 		f.rtt += (sample - f.rtt) / 8
 	}
 	if f.control != Level {
-		f.window.Feedback(now, p.fair, p.overload, f.rtt, p.interval)
+		f.window.feedback(now, p.fair, p.overload, f.rtt, p.interval)
 		return
 	}
 	f.paced, f.open = p.paced, f.open+1
@@ -94,7 +94,7 @@ func (f *flow) missed(now mono.Time, p packet) {
 		f.left++
 	}
 	if f.control != Level && f.rtt > 0 {
-		f.window.Feedback(now, 0, true, f.rtt, f.rtt)
+		f.window.feedback(now, 0, true, f.rtt, f.rtt)
 	}
 	f.open = max(1, f.open/2)
 }

@@ -12,7 +12,7 @@ import (
 type router struct {
 	// Set once.
 	wire   *wire
-	paper  *fair.Paper   // or nil
+	paper  *paperRouter  // or nil
 	level  *fair.Level   // or nil
 	table  *police.Table // who may claim which ToS
 	police bool
@@ -38,7 +38,7 @@ func (r *router) arrive(now mono.Time, p packet, rate float64, rtt time.Duration
 	if p.ack {
 		r.acks += ackSize
 		if r.paper != nil {
-			r.paper.Other(ackSize)
+			r.paper.other(ackSize)
 		}
 		r.wire.send(now, p, ackSize)
 		return
@@ -51,7 +51,7 @@ func (r *router) arrive(now mono.Time, p packet, rate float64, rtt time.Duration
 		}
 	}
 	if r.paper != nil {
-		r.paper.Packet(packetSize, p.flow.publisher.Weight(), rate)
+		r.paper.packet(packetSize, p.flow.publisher.Weight(), rate)
 	} else {
 		p.flow.publisher.Count(r.level, 1, now)
 	}
@@ -70,7 +70,7 @@ func (r *router) turn(now mono.Time) mono.Time {
 	passed := now.Sub(r.began)
 	var a fair.Advice
 	if r.paper != nil {
-		r.fair, r.overload = r.paper.Interval(r.wire.capacity, r.wire.least, passed)
+		r.fair, r.overload = r.paper.interval(r.wire.capacity, r.wire.least, passed)
 		r.interval = rtt
 		a = fair.Advice{Paced: r.fair > 0, Rate: r.fair / packetSize}
 	} else {

@@ -10,7 +10,6 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/pacing/fair"
 	"github.com/srtm-io/srtm/pacing/police"
-	"github.com/srtm-io/srtm/pacing/sender"
 )
 
 // The kinds of events in the heap. Packets under way are in their wire's rings:
@@ -78,7 +77,7 @@ func Run(c Config) Result {
 		if c.Control == Level {
 			r.level = fair.New()
 		} else {
-			r.paper = fair.NewPaper(c.Theta)
+			r.paper = newPaperRouter(c.Theta)
 		}
 		s.routes[way] = r
 		s.at(mono.Time(c.RTT), event{kind: turns, way: way})
@@ -185,8 +184,8 @@ func (s *simulation) flow(i int, claim uint8, way, left int) *flow {
 		id = police.Identity{Kind: "flow", ID: group(f.tos) + "." + strconv.Itoa(i)}
 	}
 	if s.cfg.Control != Level {
-		c := sender.WindowConfig{Alpha: s.cfg.Alpha, Packet: packetSize, Whole: s.cfg.Control == Paper}
-		f.window = sender.NewWindow(c, float64(claim))
+		c := windowConfig{alpha: s.cfg.Alpha, packet: packetSize, whole: s.cfg.Control == Paper}
+		f.window = newWindow(c, float64(claim))
 	}
 	table := s.routes[way].table
 	f.publisher = table.Enter(id)
