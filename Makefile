@@ -30,7 +30,7 @@ VCS := $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo auto || ec
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help build run test check race lint fmt vet staticcheck check-generated tidy conformance test-clients archtest faults upgrade generate fuzz fuzz-short bench bench-full bench-admission bench-gateway calibrate convergence figures cover clean no-race-note soak hardship trouble
+.PHONY: help build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance test-clients archtest faults upgrade generate fuzz fuzz-short bench bench-full bench-admission bench-gateway calibrate convergence figures cover clean no-race-note soak hardship trouble
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,8 +38,8 @@ help: ## list the targets
 build: ## build all binaries into bin/
 	GOWORK=off CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=$(VCS) -o bin/ ./nsqd ./loaddistributor ./tbadaptor ./tools/srtm ./tools/iotpub ./tools/drlsim ./admission ./gateway
 
-run: build ## run a local cluster with sensors and a report (DURATION= PUBLISHERS= RATE= TRACE= COMPRESS= COPIES= ARGS=)
-	@bin/srtm up $(UP_FLAGS)
+run: build ## run a local cluster with sensors, a console that shows it live, and a report (DURATION= PUBLISHERS= RATE= TRACE= COMPRESS= COPIES= ARGS=)
+	@bin/srtm up --together $(UP_FLAGS)
 
 test: lint no-race-note ## lint, then every test: race detector, random order, released messages scribbled over
 	$(GO) test $(RACE) -tags=scribble -shuffle=on -vet=off -timeout=$(TIMEOUT) $(PACKAGES)
@@ -99,6 +99,9 @@ tidy: ## fail when a go.mod or go.sum is not tidy
 		if [ -s build/tidy.diff ]; then cat build/tidy.diff; echo "$$module/go.mod or go.sum is not tidy: run GOWORK=off go mod tidy there"; exit 1; fi; \
 		echo "go mod tidy could not tell of $$module:"; tail -n 3 build/tidy.err; \
 	done
+
+console-assets: ## fetch the scripts that the console embeds again, by version and hash (needs npm)
+	console/fetch-assets.sh
 
 conformance: no-race-note ## raw bytes against our nsqd, or another (SRTM_CONFORMANCE_NSQD=path)
 	$(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) ./tests/conformance

@@ -15,6 +15,7 @@ import (
 	"net"
 	"slices"
 
+	"google.golang.org/grpc"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/srtm-io/srtm/admission/client"
@@ -65,13 +66,14 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
 	}
 	var adaptor controller.Adaptor
 	var remote srtmv1.GrantServiceClient
+	var shares grpc.ClientConnInterface
 	if o.tbadaptorAddress != "" {
 		conn, err := dial(o.tbadaptorAddress, o.adaptorOptions)
 		if err != nil {
 			return lifecycle.UsageError{Err: fmt.Errorf("--tbadaptor-address: %w", err)}
 		}
 		defer conn.Close()
-		remote = srtmv1.NewGrantServiceClient(conn)
+		shares, remote = conn, srtmv1.NewGrantServiceClient(conn)
 		adaptor = controller.Remote{Client: remote}
 	}
 	return o.at.Serve(ctx, "loaddistributor", log, options, func(s *daemon.Servers) (err error) {
@@ -124,6 +126,16 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
 		// Stopped in reverse: health says so first, the controller rolls back while
 		// the brokers' sessions are still up, then streams end, then servers.
 		s.AddServers()
+		if o.console {
+			if err := o.addConsole(s, log, shares, func(to grpc.ServiceRegistrar) {
+				services.Register(to)
+				if embedded != nil {
+					srtmv1.RegisterGrantServiceServer(to, embedded)
+				}
+			}); err != nil {
+				return err
+			}
+		}
 		if nodes != nil {
 			registrations := lookup.NewNodes(directory, self, log, s.Metrics)
 			s.Group.Add("nodes", func(ctx context.Context) error { return registrations.Run(ctx, nodes) })

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"net/http"
 	"os"
 	"strconv"
 	"strings"
@@ -67,6 +68,10 @@ type options struct {
 	seed              uint64
 	asks              client.Config
 	tenantRates       map[string]tokenbucket.Rate
+	console           bool
+	consoleHosts      daemon.List
+	brokerSecurity    secure.ClientConfig // of the console, towards brokers' HTTP
+	brokers           http.RoundTripper   // of brokerSecurity, once it is read
 }
 
 // fittingOff is --fitting for topics that stay where their rate placed them.
@@ -133,6 +138,9 @@ func (o *options) flags(fs *flag.FlagSet) {
 		return nil
 	})
 	fs.Uint64Var(&o.seed, "seed", 0, "`seed` of the placement policies that draw at random (default drawn and logged)")
+	fs.BoolVar(&o.console, "console", true, "serve the web console at /ui/ of --http-address")
+	fs.Var(&o.consoleHosts, "console-host", "`name` beyond localhost by which browsers may ask for the console without TLS; may be repeated")
+	o.brokerSecurity.Flags(fs, brokersPrefix, "brokers' HTTP, which the console asks")
 	fs.String("log-prefix", "[nsqlookupd] ", "accepted for compatibility; ignored: log lines are structured and have no prefix")
 	fs.Bool("verbose", false, "accepted for compatibility; ignored, as by nsqlookupd: use --log-level")
 }
@@ -158,6 +166,8 @@ func (o *options) validate() (err error) {
 		errs = append(errs, fmt.Errorf("--rebalance: %w", err))
 	}
 	o.adaptorOptions, err = o.adaptorSecurity.Load(adaptorPrefix)
+	errs = append(errs, err)
+	o.brokers, err = brokerTransport(o.brokerSecurity)
 	errs = append(errs, err)
 	if o.store != storeEtcd {
 		if len(o.etcdEndpoints) > 0 {

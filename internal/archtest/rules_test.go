@@ -28,6 +28,17 @@ var arrows = []Arrow{
 		Why:    "others ask by admission/client; figures of the pure rule use it",
 	},
 	{
+		From: []string{"console/..."},
+		Only: []string{"api/...", "console/...", "internal/...", "tokenbucket"},
+		Why:  "the console sees what the public API says, so that another one could be written",
+	},
+	{
+		From:   []string{"..."},
+		Except: []string{"console/...", "loaddistributor", "nsqd"},
+		Never:  []string{"console/..."},
+		Why:    "pages stand on top: only the programs that serve them know them",
+	},
+	{
 		From: []string{"gateway/..."},
 		Only: []string{"admission/client", "api/...", "client/...", "gateway/...", "internal/...", "kernel/stamp", "nsq/wire", "tokenbucket"},
 		Why:  "a gateway is a client of brokers and of admission like any other",
@@ -61,7 +72,7 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"nsqd/..."},
-		Only: []string{"admission/client", "api/...", "kernel/...", "nsq/...", "pacing/...", "tbadaptor/holder", "tokenbucket", "internal/...", "nsqd/..."},
+		Only: []string{"admission/client", "api/...", "console", "kernel/...", "nsq/...", "pacing/...", "tbadaptor/holder", "tokenbucket", "internal/...", "nsqd/..."},
 		Why:  "a broker carries messages whether or not there is a control plane, and knows of it only the API and what holding a share means",
 	},
 	{
@@ -207,6 +218,7 @@ var pure = Purity{
 		"admission/rule",
 		"admission/table",
 		"admission/wire",
+		"console/history",
 		"gateway/balance",
 		"gateway/policy",
 		"gateway/cost",

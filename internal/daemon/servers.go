@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -48,10 +49,13 @@ func (a *Addresses) Validate() error {
 
 // Servers are the gRPC and HTTP servers of a daemon that is being built.
 type Servers struct {
-	GRPC    *grpc.Server
-	Mux     *http.ServeMux
-	HTTP    *http.Server // that will serve Mux
-	Open    []string     // paths of Mux that are served without a token
+	GRPC *grpc.Server
+	Mux  *http.ServeMux
+	HTTP *http.Server // that will serve Mux
+	Open []string     // paths of Mux that are served without a token
+	// Pages serve what is below PagesAt instead of Mux, and see to tokens themselves.
+	Pages   http.Handler
+	PagesAt string
 	Metrics *prometheus.Registry
 	Group   lifecycle.Group // build adds parts, and at their place among them AddServers
 
@@ -93,7 +97,7 @@ func (a *Addresses) Serve(ctx context.Context, name string, log *slog.Logger, op
 	}
 	reflection.Register(s.GRPC)
 	s.watched(healthv1.HealthCheckResponse_NOT_SERVING)
-	s.HTTP.Handler = a.Guard.Handler(s.Mux, s.Open...)
+	s.HTTP.Handler = s.withPages(a.Guard.Handler(s.Mux, s.Open...))
 	s.Group.Add("health", func(ctx context.Context) error {
 		s.Watch(ctx)
 		s.Health.Shutdown()
@@ -103,6 +107,23 @@ func (a *Addresses) Serve(ctx context.Context, name string, log *slog.Logger, op
 	err = s.Group.Run(ctx)
 	log.Info(name + " is down")
 	return err
+}
+
+// withPages is next, but for what Pages serve.
+func (s *Servers) withPages(next http.Handler) http.Handler {
+	if s.Pages == nil {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case strings.HasPrefix(r.URL.Path, s.PagesAt):
+			s.Pages.ServeHTTP(w, r)
+		case r.URL.Path+"/" == s.PagesAt:
+			http.Redirect(w, r, s.PagesAt, http.StatusMovedPermanently)
+		default:
+			next.ServeHTTP(w, r)
+		}
+	})
 }
 
 // serving says that all services are well.

@@ -95,6 +95,19 @@ func (l *Latency) Quantile(q float64) time.Duration {
 	return 0
 }
 
+// Mean returns the mean of the samples, as exact as they are; 0 without any.
+func (l *Latency) Mean() time.Duration {
+	if l.count == 0 {
+		return 0
+	}
+	micros := 0.0
+	for i, n := range l.counts.all() {
+		low, high := bucketRange(i)
+		micros += float64(n) * float64(low+high) / 2
+	}
+	return time.Duration(micros / float64(l.count) * float64(time.Microsecond))
+}
+
 // CountAbove returns how many of the recorded latencies were above d, to the
 // resolution of the histogram: those in the same bucket as d are not counted.
 func (l *Latency) CountAbove(d time.Duration) (n int64) {

@@ -2,6 +2,7 @@ package secure
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -335,6 +336,31 @@ func (s *Server) Handler(next http.Handler, open ...string) http.Handler {
 		}
 		http.Error(w, problem, code)
 	})
+}
+
+// May says why the caller may not do what takes the role, and whether it is known; "" if
+// it may, as everyone may without tokens.
+func (s *Server) May(r *http.Request, need Role) (problem string, known bool) {
+	if s.tokens == nil {
+		return "", true
+	}
+	return s.tokens.Check(r, need)
+}
+
+// Tenant is that of an HTTP request, as Tokens.Tenant.
+func (s *Server) Tenant(r *http.Request) string { return s.tokens.Tenant(r) }
+
+// Who names the caller of an HTTP request for logs, without giving its token away: by
+// its verified certificate, by the beginning of its token's SHA-256, or else by its address.
+func Who(r *http.Request) string {
+	if token := TokenOf(r.Header.Get("Authorization")); token != "" {
+		sum := sha256.Sum256([]byte(token))
+		return fmt.Sprintf("token %x at %s", sum[:4], r.RemoteAddr)
+	}
+	if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 {
+		return "certificate " + r.TLS.VerifiedChains[0][0].Subject.CommonName + " at " + r.RemoteAddr
+	}
+	return r.RemoteAddr
 }
 
 // Administrative reports whether a request changes something, or is for what is

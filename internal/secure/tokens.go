@@ -143,6 +143,11 @@ func (t *Tokens) Tenant(r *http.Request) string {
 	return organisation(r.TLS)
 }
 
+// WithTenant returns a context of a call by that tenant.
+func WithTenant(ctx context.Context, tenant string) context.Context {
+	return context.WithValue(ctx, tenantKey{}, tenant)
+}
+
 // tenantKey is that of a call's tenant, in its context.
 type tenantKey struct{}
 

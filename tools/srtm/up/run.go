@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -43,6 +44,8 @@ const (
 	callTimeout  = 15 * time.Second
 	startTimeout = 30 * time.Second
 	channel      = "up"
+	// ours and blind are the topics of the two phases.
+	ours, blind = "sensors", "sensors-blind"
 )
 
 // run is the state of one `srtm up`.
@@ -78,6 +81,7 @@ func (r *run) all(ctx context.Context) error {
 		return fmt.Errorf("start the cluster: %w", err)
 	}
 	r.cluster, r.admin = c, srtmv1.NewAdminServiceClient(c.Conn)
+	r.view.say("console: http://%s/ui/compare?a=%s&b=%s", c.Lookup, ours, blind)
 	if r.admission {
 		err = r.tryAdmission(ctx)
 	}
@@ -149,27 +153,39 @@ func (r *run) measure(ctx context.Context) error {
 	}
 	r.report.Load = r.load.Text
 	phase := r.duration / 2
+	if r.together {
+		phase = r.duration
+	}
 	contract, err := r.contract(phase)
 	if err != nil {
 		return err
 	}
 	r.view.say("contract: %s", r.report.contractText())
-	for i, p := range []struct{ name, policy, topic string }{
-		{"SRTM placement", "srtm", "sensors"},
-		{"blind split", "loadbalance", "sensors-blind"},
-	} {
-		if ctx.Err() != nil {
+	specs := []phaseSpec{
+		{name: "SRTM placement", spec: r.topicSpec(ours, "srtm", contract), duration: phase, file: "1", live: true},
+		{name: "blind split", spec: r.topicSpec(blind, "loadbalance", contract), duration: phase, file: "2", live: true},
+	}
+	results, errs := make([]*Phase, len(specs)), make([]error, len(specs))
+	var group errgroup.Group
+	if !r.together {
+		group.SetLimit(1) // Go waits for the one before
+	}
+	for i, p := range specs {
+		p.title = fmt.Sprintf("%s (phase %d of %d)", p.name, i+1, len(specs))
+		group.Go(func() error {
+			if ctx.Err() == nil && (r.together || i == 0 || errs[i-1] == nil) {
+				results[i], errs[i] = r.phase(ctx, p)
+			}
 			return nil
-		}
-		result, err := r.phase(ctx, phaseSpec{
-			name: p.name, title: fmt.Sprintf("%s (phase %d of 2)", p.name, i+1),
-			spec: r.topicSpec(p.topic, p.policy, contract), duration: phase, file: strconv.Itoa(i + 1), live: true,
 		})
+	}
+	_ = group.Wait() // errors are kept by phase
+	for i, result := range results {
 		if result != nil {
 			r.report.Phases = append(r.report.Phases, *result)
 		}
-		if err != nil && !interrupted(ctx, err) {
-			return fmt.Errorf("%s: %w", p.name, err)
+		if errs[i] != nil && !interrupted(ctx, errs[i]) {
+			return fmt.Errorf("%s: %w", specs[i].name, errs[i])
 		}
 	}
 	return nil
@@ -352,7 +368,7 @@ func (r *run) phase(ctx context.Context, p phaseSpec) (_ *Phase, err error) {
 			}
 		}
 	})
-	r.view.done()
+	r.view.done(p.title)
 	if err != nil {
 		return nil, err
 	}

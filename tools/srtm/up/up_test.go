@@ -281,7 +281,7 @@ func TestView(t *testing.T) {
 		v.draw(f)
 	}
 	f.topic.Status = nil // before the first report
-	v.done()
+	v.done(f.title)
 	v.draw(f)
 	testkit.Golden(t, "testdata/lines.txt", b.Bytes())
 }

@@ -3,8 +3,11 @@ package up
 import (
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"text/tabwriter"
 	"time"
 
@@ -19,11 +22,14 @@ import (
 const lineEvery = 5 * time.Second
 
 // view shows a run while it is under way: on a terminal a table that is redrawn
-// in place, elsewhere a line every few seconds. It belongs to one goroutine.
+// in place, elsewhere a line every few seconds.
 type view struct {
-	w      io.Writer
-	screen *screen.Screen
-	last   float64 // elapsed seconds at the last line
+	w io.Writer // set once
+
+	mu     sync.Mutex
+	screen *screen.Screen     // guarded by mu
+	last   map[string]float64 // guarded by mu; elapsed seconds at the last line, by title
+	tables map[string]string  // guarded by mu; of the phases under way, by title
 }
 
 // newView shows on standard output, or with JSON there on standard error.
@@ -37,7 +43,9 @@ func newView(cmd *cobra.Command, output string) *view {
 
 // say prints a line. What cannot be shown is not worth failing for.
 func (v *view) say(format string, args ...any) {
-	v.done()
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.screen.Leave()
 	fmt.Fprintf(v.w, format+"\n", args...)
 }
 
@@ -51,21 +59,35 @@ type frame struct {
 }
 
 func (v *view) draw(f *frame) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.last == nil {
+		v.last, v.tables = map[string]float64{}, map[string]string{}
+	}
 	if !v.screen.Terminal {
-		if f.progress.ElapsedSeconds-v.last < lineEvery.Seconds()-0.5 && v.last != 0 {
+		last := v.last[f.title]
+		if f.progress.ElapsedSeconds-last < lineEvery.Seconds()-0.5 && last != 0 {
 			return
 		}
-		v.last = f.progress.ElapsedSeconds
+		v.last[f.title] = f.progress.ElapsedSeconds
 		fmt.Fprintln(v.w, f.line())
 		return
 	}
-	_ = v.screen.Draw(f.table())
+	v.tables[f.title] = f.table()
+	all := ""
+	for _, title := range slices.Sorted(maps.Keys(v.tables)) {
+		all += v.tables[title]
+	}
+	_ = v.screen.Draw(all)
 }
 
-// done leaves the table where it is.
-func (v *view) done() {
+// done leaves the table of a phase where it is.
+func (v *view) done(title string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
 	v.screen.Leave()
-	v.last = 0
+	delete(v.tables, title)
+	delete(v.last, title)
 }
 
 // line is a frame for those without a terminal.

@@ -1,0 +1,207 @@
+package console
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/rand"
+	"embed"
+	"fmt"
+	"html/template"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+
+	"google.golang.org/grpc"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/secure"
+)
+
+//go:embed assets templates
+var files embed.FS
+
+// Prefix is the path below which a Console serves.
+const Prefix = "/ui/"
+
+// TenantKey is the metadata that says which tenant a call is for.
+const TenantKey = "srtm-console-tenant"
+
+// Config of a Console. Immutable.
+type Config struct {
+	// API is a loaddistributor's; nil: there is none, and Self is all there is.
+	API grpc.ClientConnInterface
+	// Shares is that of the tbadaptor's GrantService; nil: histories of shares are not shown.
+	Shares grpc.ClientConnInterface
+	// Brokers sends requests to the HTTP API of brokers, at the addresses that the API
+	// says. It bounds their time.
+	Brokers http.RoundTripper
+	// Self is the address, as Brokers takes it, of the one broker of a console without API.
+	Self string
+	// May says why the caller of a request may not do what takes the role, and whether it
+	// is known; "" if it may. Nil: every caller may do everything.
+	May func(r *http.Request, need secure.Role) (problem string, known bool)
+	// Who names the caller of a request in logs; nil: its address.
+	Who func(r *http.Request) string
+	// Tenant is that of the caller of a request, which API is told as the metadata
+	// TenantKey; nil: none is.
+	Tenant func(r *http.Request) string
+	// Hosts are names beyond localhost by which browsers may ask for pages in clear.
+	Hosts []string
+	// Streams is how many pages are kept up to date at a time; 0: 100. More are asked to
+	// come back later.
+	Streams int
+	Log     *slog.Logger
+}
+
+// Console serves the pages. Make it with New, and Run it.
+type Console struct {
+	// Set once.
+	cfg       Config
+	admin     srtmv1.AdminServiceClient
+	grants    srtmv1.GrantServiceClient // nil: none
+	mux       *http.ServeMux
+	templates *template.Template
+	key       []byte // of CSRF tokens
+	streams   chan struct{}
+	done      chan struct{} // closed at the end of Run
+	end       func()
+
+	sessions sessions
+	watched  watched
+}
+
+// New returns a Console that serves nothing but what it is asked for; Run keeps its
+// history.
+func New(cfg Config) (*Console, error) {
+	c := &Console{
+		cfg: cfg, mux: http.NewServeMux(), key: make([]byte, 32), done: make(chan struct{}),
+		streams: make(chan struct{}, cmp.Or(cfg.Streams, 100)),
+	}
+	_, _ = rand.Read(c.key) // never fails
+	c.end = sync.OnceFunc(func() { close(c.done) })
+	c.watched.init()
+	if cfg.API != nil {
+		c.admin = srtmv1.NewAdminServiceClient(cfg.API)
+	}
+	if cfg.Shares != nil {
+		c.grants = srtmv1.NewGrantServiceClient(cfg.Shares)
+	}
+	var err error
+	if c.templates, err = template.New("").Funcs(functions).ParseFS(files, "templates/*.html"); err != nil {
+		return nil, fmt.Errorf("templates of the console: %w", err)
+	}
+	assets, err := fs.Sub(files, "assets")
+	if err != nil {
+		return nil, fmt.Errorf("assets of the console: %w", err)
+	}
+	c.mux.Handle("GET /ui/assets/", http.StripPrefix("/ui/assets/", cached(http.FileServerFS(assets))))
+	c.mux.HandleFunc("GET /ui/login", c.loginPage)
+	c.mux.HandleFunc("POST /ui/login", c.login)
+	c.mux.HandleFunc("POST /ui/logout", c.logout)
+	for path, view := range c.views() {
+		c.mux.HandleFunc("GET /ui"+path, c.page(view))
+		c.mux.HandleFunc("GET /ui/live"+path, c.stream(view))
+	}
+	c.mux.HandleFunc("GET /ui/data", c.samples)
+	c.mux.HandleFunc("/ui/", func(w http.ResponseWriter, r *http.Request) {
+		c.fail(w, r, &problem{http.StatusNotFound, "There is no such page."})
+	})
+	return c, nil
+}
+
+// views are the pages, by path.
+func (c *Console) views() map[string]viewer {
+	return map[string]viewer{"/{$}": c.overview, "/topic": c.topic, "/compare": c.compare}
+}
+
+// viewer gathers what a page shows. Its error is shown instead.
+type viewer func(ctx context.Context, q url.Values, u user) (view, error)
+
+// view is a page: its template, and "-live" after it the part that is kept up to date.
+type view struct {
+	Template, Title string
+	Topics          []string // whose samples its charts show
+	Data            any
+}
+
+// frame is what templates get.
+type frame struct {
+	view
+	User    user
+	Path    string        // of the page, with its query
+	Live    template.HTML // of what is kept up to date
+	Main    template.HTML
+	Cluster bool
+	Version string
+}
+
+// problem is an answer that is none of the pages.
+type problem struct {
+	status int
+	text   string
+}
+
+func (p *problem) Error() string { return p.text }
+
+// page serves a view as a whole.
+func (c *Console) page(of viewer) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		u := userOf(r.Context())
+		v, err := of(r.Context(), r.URL.Query(), u)
+		if err != nil {
+			c.fail(w, r, err)
+			return
+		}
+		c.show(w, r, http.StatusOK, v)
+	}
+}
+
+// show writes a page.
+func (c *Console) show(w http.ResponseWriter, r *http.Request, status int, v view) {
+	f := frame{view: v, User: userOf(r.Context()), Path: strings.TrimPrefix(r.URL.RequestURI(), "/ui"), Cluster: c.cfg.API != nil, Version: obs.Version()}
+	var err error
+	if c.templates.Lookup(v.Template+"-live") != nil {
+		f.Live, err = c.render(v.Template+"-live", f)
+	}
+	if err == nil {
+		f.Main, err = c.render(v.Template, f)
+	}
+	var all template.HTML
+	if err == nil {
+		all, err = c.render("layout", f)
+	}
+	if err != nil { // a mistake of ours
+		c.cfg.Log.Error("console page not rendered", "page", v.Template, obs.KeyError, err)
+		http.Error(w, "the page could not be made", http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(status)
+	_, _ = w.Write([]byte(all)) // the reader is gone; no one is left to tell
+}
+
+// render executes a template, whose output is safe HTML.
+func (c *Console) render(name string, f frame) (template.HTML, error) {
+	var b bytes.Buffer
+	err := c.templates.ExecuteTemplate(&b, name, f)
+	return template.HTML(b.String()), err
+}
+
+// fail shows an error.
+func (c *Console) fail(w http.ResponseWriter, r *http.Request, err error) {
+	p := problemOf(err)
+	c.show(w, r, p.status, view{Template: "problem", Title: http.StatusText(p.status), Data: p.text})
+}
+
+// cached lets browsers keep what does not change while this program runs.
+func cached(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "max-age=300")
+		next.ServeHTTP(w, r)
+	})
+}

@@ -1,0 +1,320 @@
+package console
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/cookiejar"
+	"net/http/httptest"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/secure"
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// evil is what a name must not become.
+const evil = `<script>alert(1)</script>"'&`
+
+// fake is a loaddistributor with so many topics.
+type fake struct {
+	srtmv1.UnimplementedAdminServiceServer
+	names []string
+
+	mu    sync.Mutex
+	calls int
+}
+
+func (f *fake) ListBrokers(context.Context, *srtmv1.ListBrokersRequest) (*srtmv1.ListBrokersResponse, error) {
+	return &srtmv1.ListBrokersResponse{Brokers: []*srtmv1.Broker{
+		{Id: "b1", Mcap: 1000, Allocated: 500, Connected: true, HttpAddress: "b1.example:4151", Topics: f.names[:1]},
+		{Id: "b2" + evil, Mcap: 2000, Draining: true, Connected: true, Version: evil},
+	}}, nil
+}
+
+func (f *fake) topic(name string) *srtmv1.Topic {
+	l := obs.NewLatency()
+	l.RecordMany(3*time.Millisecond, 100)
+	stats := &srtmv1.TopicStats{Interval: durationpb.New(10 * time.Second), Offered: 1000, Released: 1000, Delivered: 990, Access: l.Proto(), Processing: l.Proto(), Delivery: l.Proto()}
+	met := true
+	return &srtmv1.Topic{
+		Spec: &srtmv1.TopicSpec{
+			Name: name, Channels: []string{"c" + evil}, PlacementPolicy: evil,
+			Contract: &srtmv1.Contract{RateMilli: 1_100_000, Burst: 40, Slo: &srtmv1.Slo{Quantile: 0.99, Latency: durationpb.New(20 * time.Millisecond)}},
+		},
+		State: srtmv1.TopicState_TOPIC_STATE_ACTIVE, Reason: evil,
+		Quotas: []*srtmv1.BrokerQuota{{BrokerId: "b1", Publishers: 12}},
+		Status: &srtmv1.TopicStatus{
+			Pooled: stats, SloMet: &met, Fitting: evil, Fit: &srtmv1.Fit{Rounds: []*srtmv1.FitRounds{{K: 1, Rounds: 2}}}, Moving: evil,
+			Brokers: []*srtmv1.BrokerTopicStatus{{BrokerId: "b1", Share: &srtmv1.Share{RateMilli: 1_100_000, Burst: 40}, Window: stats, Last: stats}},
+		},
+	}
+}
+
+func (f *fake) ListTopics(_ context.Context, req *srtmv1.ListTopicsRequest) (*srtmv1.ListTopicsResponse, error) {
+	from := 0
+	_, _ = fmt.Sscan(req.PageToken, &from)
+	to := min(from+int(req.PageSize), len(f.names))
+	r := &srtmv1.ListTopicsResponse{}
+	for _, name := range f.names[from:to] {
+		t := f.topic(name)
+		t.Status = nil
+		r.Topics = append(r.Topics, t)
+	}
+	if to < len(f.names) {
+		r.NextPageToken = fmt.Sprint(to)
+	}
+	return r, nil
+}
+
+func (f *fake) GetTopic(_ context.Context, req *srtmv1.GetTopicRequest) (*srtmv1.GetTopicResponse, error) {
+	f.mu.Lock()
+	f.calls++
+	f.mu.Unlock()
+	if !slices.Contains(f.names, req.Name) {
+		return nil, status.Errorf(codes.NotFound, "topic %s", req.Name)
+	}
+	return &srtmv1.GetTopicResponse{Topic: f.topic(req.Name)}, nil
+}
+
+// serve runs a console of a fake cluster, and returns its address and a browser that
+// keeps cookies.
+func serve(t *testing.T, f *fake, set func(*Config)) (*Console, string, *http.Client) {
+	t.Helper()
+	pipe := bufconn.Listen(64 << 10)
+	server := grpc.NewServer()
+	srtmv1.RegisterAdminServiceServer(server, f)
+	done := make(chan struct{})
+	go func() { defer close(done); _ = server.Serve(pipe) }()
+	t.Cleanup(func() { server.Stop(); <-done })
+	conn, err := grpc.NewClient("passthrough:test", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return pipe.DialContext(ctx) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	cfg := Config{API: conn, Log: slog.New(slog.DiscardHandler)}
+	if set != nil {
+		set(&cfg)
+	}
+	c, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	web := httptest.NewServer(c)
+	t.Cleanup(web.Close)
+	t.Cleanup(c.end)
+	jar, _ := cookiejar.New(nil) // has no errors
+	browser := &http.Client{Jar: jar, Timeout: testkit.Hang}
+	t.Cleanup(browser.CloseIdleConnections)
+	c.round(t.Context(), 0)
+	return c, web.URL, browser
+}
+
+func get(t *testing.T, browser *http.Client, url string) (int, string) {
+	t.Helper()
+	r, err := browser.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.StatusCode, string(body)
+}
+
+// Nothing that others name becomes markup, on no page.
+func TestNamesAreText(t *testing.T) {
+	_, base, browser := serve(t, &fake{names: []string{"plain", evil}}, nil)
+	for _, path := range []string{"/ui/", "/ui/?q=" + url.QueryEscape(evil), "/ui/topic?name=" + url.QueryEscape(evil), "/ui/compare?a=plain&b=" + url.QueryEscape(evil), "/ui/topic?name=no" + url.QueryEscape(evil)} {
+		_, body := get(t, browser, base+path)
+		if !strings.Contains(body, "&lt;script&gt;") || strings.Contains(body, "<script>") || strings.Contains(body, " style=") {
+			t.Errorf("%s:\n%s", path, body)
+		}
+	}
+}
+
+// Ten thousand topics are listed in pages, and few of them have a history.
+func TestManyTopics(t *testing.T) {
+	f := &fake{}
+	for i := range 10_000 {
+		f.names = append(f.names, fmt.Sprintf("topic-%05d", i))
+	}
+	c, base, browser := serve(t, f, nil)
+	_, body := get(t, browser, base+"/ui/?from=9990")
+	if !strings.Contains(body, "9991 to 10000 of 10000") || strings.Count(body, "topic-0") != 2*10 {
+		t.Errorf("%s", body)
+	}
+	if _, body = get(t, browser, base+"/ui/"); len(body) > 50_000 {
+		t.Errorf("a page has %d bytes", len(body))
+	}
+	for i := range 3 * maxTracked {
+		get(t, browser, base+"/ui/topic?name="+f.names[9000+i])
+	}
+	c.watched.mu.Lock()
+	defer c.watched.mu.Unlock()
+	if n := len(c.watched.topics); n != maxTracked || c.watched.topics[f.names[9000+3*maxTracked-1]] == nil {
+		t.Errorf("%d topics have a history", n)
+	}
+}
+
+// More streams than there may be are turned away; those that end make room.
+func TestStreamsAreBounded(t *testing.T) {
+	c, base, browser := serve(t, &fake{names: []string{"t"}}, func(c *Config) { c.Streams = 3 })
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	open := func() *http.Response {
+		req, _ := http.NewRequestWithContext(ctx, http.MethodGet, base+"/ui/live/topic?name=t", nil)
+		r, err := browser.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	for range 3 {
+		r := open()
+		defer r.Body.Close()
+		lines := bufio.NewScanner(r.Body)
+		if !lines.Scan() || lines.Text() != "event: live" {
+			t.Fatalf("%d %q", r.StatusCode, lines.Text())
+		}
+	}
+	for range 20 {
+		if r := open(); r.StatusCode != http.StatusServiceUnavailable || r.Header.Get("Retry-After") == "" {
+			t.Fatalf("%d %v", r.StatusCode, r.Header)
+		} else {
+			_ = r.Body.Close()
+		}
+	}
+	cancel()
+	localtest.WaitFor(t, "streams to end", func() bool { return len(c.streams) == 0 })
+}
+
+// Only names of ours are served in clear, and no page may frame another.
+func TestHostsAndHeaders(t *testing.T) {
+	_, base, browser := serve(t, &fake{names: []string{"t"}}, func(c *Config) { c.Hosts = []string{"console.example"} })
+	for host, want := range map[string]int{
+		"localhost": 200, "localhost:4161": 200, "127.0.0.1:1": 200, "[::1]:4161": 200, "console.example": 200, "CONSOLE.example.:80": 200,
+		"evil.example": 421, "localhost.evil.example:4161": 421, "127.0.0.1.evil.example": 421,
+	} {
+		req, _ := http.NewRequest(http.MethodGet, base+"/ui/", nil)
+		req.Host = host
+		r, err := browser.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = r.Body.Close()
+		csp := r.Header.Get("Content-Security-Policy")
+		if r.StatusCode != want || !strings.Contains(csp, "default-src 'self'") || !strings.Contains(csp, "frame-ancestors 'none'") || strings.Contains(csp, "unsafe") || r.Header.Get("X-Frame-Options") != "DENY" {
+			t.Errorf("%s: %d, %v", host, r.StatusCode, r.Header)
+		}
+	}
+}
+
+var csrfOf = regexp.MustCompile(`name="csrf" (?:content|value)="([0-9a-f]{64})"`)
+
+// With tokens, pages are for those who have logged in; a session is its cookie's, and a
+// change takes the role and a page of the console to come from.
+func TestLogin(t *testing.T) {
+	_, base, browser := serve(t, &fake{names: []string{"t"}}, func(c *Config) {
+		c.May = func(r *http.Request, need secure.Role) (string, bool) {
+			role := map[string]secure.Role{"reader": secure.ReadOnly, "boss": secure.Admin}[secure.TokenOf(r.Header.Get("Authorization"))]
+			if role >= need {
+				return "", true
+			}
+			return "too little", role > 0
+		}
+	})
+	post := func(path, csrf, origin string, form url.Values) int {
+		form.Set("csrf", csrf)
+		req, _ := http.NewRequest(http.MethodPost, base+path, strings.NewReader(form.Encode()))
+		req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		if origin != "" {
+			req.Header.Set("Origin", origin)
+		}
+		r, err := browser.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = r.Body.Close()
+		return r.StatusCode
+	}
+	code, page := get(t, browser, base+"/ui/")
+	if code != 200 || !strings.Contains(page, "Log in") || strings.Contains(page, "Brokers") {
+		t.Fatalf("%d %s", code, page)
+	}
+	csrf := csrfOf.FindStringSubmatch(page)[1]
+	if code, _ := get(t, browser, base+"/ui/live/"); code != http.StatusUnauthorized {
+		t.Errorf("a stream without a token: %d", code)
+	}
+	if code := post("/ui/login", csrf, "", url.Values{"token": {"guess"}}); code != http.StatusUnauthorized {
+		t.Errorf("a wrong token: %d", code)
+	}
+	if code := post("/ui/login", strings.Repeat("0", 64), "", url.Values{"token": {"boss"}}); code != http.StatusForbidden {
+		t.Errorf("without the page's CSRF token: %d", code)
+	}
+	if code := post("/ui/login", csrf, "http://evil.example", url.Values{"token": {"boss"}}); code != http.StatusForbidden {
+		t.Errorf("from another origin: %d", code)
+	}
+	if code := post("/ui/login", csrf, base, url.Values{"token": {"reader"}}); code != http.StatusOK {
+		t.Errorf("a good token: %d", code)
+	}
+	code, page = get(t, browser, base+"/ui/")
+	if code != 200 || !strings.Contains(page, "Brokers") || strings.Contains(page, "Create topic") || strings.Contains(page, csrf) {
+		t.Errorf("a reader: %d, %s", code, page)
+	}
+	csrf = csrfOf.FindStringSubmatch(page)[1]
+	if code := post("/ui/action/drain", csrf, base, url.Values{}); code != http.StatusForbidden {
+		t.Errorf("a reader's change: %d", code)
+	}
+	if code := post("/ui/logout", csrf, base, url.Values{}); code != http.StatusOK {
+		t.Errorf("logout: %d", code)
+	}
+	if _, page = get(t, browser, base+"/ui/"); strings.Contains(page, "Brokers") {
+		t.Error("logged in after the end")
+	}
+}
+
+// A page that nobody shows is asked about seldom.
+func TestSeldomAsked(t *testing.T) {
+	f := &fake{names: []string{"t"}}
+	c, base, browser := serve(t, f, nil)
+	asked := func(n int) int {
+		before := f.calls
+		c.round(t.Context(), n)
+		return f.calls - before
+	}
+	if got := asked(1); got != 0 {
+		t.Errorf("nobody looks, and it asked %d times", got)
+	}
+	if got := asked(seldom); got != 1 {
+		t.Errorf("for the history it asked %d times", got)
+	}
+	get(t, browser, base+"/ui/topic?name=t")
+	if got := asked(1); got != 1 {
+		t.Errorf("for a page it asked %d times", got)
+	}
+}

@@ -1,0 +1,259 @@
+package console
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/metadata"
+
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/secure"
+)
+
+// policy is the Content-Security-Policy of all pages: only our own files, no script or
+// style in a page, no page of ours in a frame.
+const policy = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
+
+// Bounds of what callers can have held.
+const (
+	cookieName  = "srtm-console"
+	maxSessions = 1000
+	maxIdle     = 12 * time.Hour
+	maxBody     = 256 << 10
+	maxToken    = 4 << 10
+)
+
+// user is who asks for a page.
+type user struct {
+	Name   string
+	Admin  bool
+	Login  bool   // has logged in with a token
+	CSRF   string // that its requests must show
+	cookie string
+}
+
+type userKey struct{}
+
+func userOf(ctx context.Context) user {
+	u, _ := ctx.Value(userKey{}).(user)
+	return u
+}
+
+// sessions are those who have logged in with a token.
+type sessions struct {
+	mu   sync.Mutex
+	held map[string]session // guarded by mu; by cookie
+}
+
+type session struct {
+	token string
+	used  time.Time
+}
+
+// token returns that of a cookie; "" without.
+func (s *sessions) token(cookie string, now time.Time) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	one, known := s.held[cookie]
+	if !known {
+		return ""
+	}
+	if now.Sub(one.used) > maxIdle {
+		delete(s.held, cookie)
+		return ""
+	}
+	one.used = now
+	s.held[cookie] = one
+	return one.token
+}
+
+// open keeps a token. The session that was not used for longest makes room.
+func (s *sessions) open(cookie, token string, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.held == nil {
+		s.held = map[string]session{}
+	}
+	if len(s.held) >= maxSessions {
+		oldest := ""
+		for c, one := range s.held {
+			if oldest == "" || one.used.Before(s.held[oldest].used) {
+				oldest = c
+			}
+		}
+		delete(s.held, oldest)
+	}
+	s.held[cookie] = session{token, now}
+}
+
+func (s *sessions) close(cookie string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.held, cookie)
+}
+
+var crossOrigin = http.NewCrossOriginProtection()
+
+// ServeHTTP lets those in who may, and tells browsers what they must not do.
+func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Set("Content-Security-Policy", policy)
+	h.Set("X-Frame-Options", "DENY")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Referrer-Policy", "same-origin")
+	h.Set("Cross-Origin-Opener-Policy", "same-origin")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	if !c.expected(r) {
+		http.Error(w, "this console is not served by that name: ask for localhost or the address, or name it with --console-host", http.StatusMisdirectedRequest)
+		return
+	}
+	if strings.HasPrefix(r.URL.Path, "/ui/assets/") {
+		c.mux.ServeHTTP(w, r)
+		return
+	}
+	h.Set("Cache-Control", "no-store")
+	u := user{cookie: c.cookie(w, r)}
+	u.CSRF = c.csrf(u.cookie)
+	if token := c.sessions.token(u.cookie, time.Now()); token != "" && r.Header.Get("Authorization") == "" {
+		u.Login = true
+		r = r.Clone(r.Context())
+		r.Header.Set("Authorization", "Bearer "+token)
+	}
+	u.Name = r.RemoteAddr
+	if c.cfg.Who != nil {
+		u.Name = c.cfg.Who(r)
+	}
+	need := secure.ReadOnly
+	changes := r.Method != http.MethodGet && r.Method != http.MethodHead
+	if strings.HasPrefix(r.URL.Path, "/ui/log") { // in and out
+		need = secure.Unauthenticated
+	} else if changes || strings.HasPrefix(r.URL.Path, "/ui/peek") {
+		need = secure.Admin
+	}
+	u.Admin = c.may(r, secure.Admin) == nil
+	ctx := context.WithValue(r.Context(), userKey{}, u)
+	if c.cfg.Tenant != nil {
+		ctx = metadata.AppendToOutgoingContext(ctx, TenantKey, c.cfg.Tenant(r))
+	}
+	r = r.WithContext(ctx)
+	if changes {
+		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
+		if err := crossOrigin.Check(r); err != nil || !c.shown(r, u) {
+			c.cfg.Log.Warn("console request refused: it did not come from a page of the console", "path", r.URL.Path, obs.KeyRemote, r.RemoteAddr)
+			c.fail(w, r, &problem{http.StatusForbidden, "This request did not come from a page of this console, or the page is too old: load it again."})
+			return
+		}
+	}
+	if p := c.may(r, need); p != nil {
+		if p.status == http.StatusUnauthorized && !changes && !strings.HasPrefix(r.URL.Path, "/ui/live") && r.Header.Get("Authorization") == "" {
+			http.Redirect(w, r, "/ui/login", http.StatusSeeOther)
+			return
+		}
+		c.fail(w, r, p)
+		return
+	}
+	c.mux.ServeHTTP(w, r)
+}
+
+// may returns why the caller may not; nil if it may.
+func (c *Console) may(r *http.Request, need secure.Role) *problem {
+	if c.cfg.May == nil {
+		return nil
+	}
+	switch text, known := c.cfg.May(r, need); {
+	case text == "":
+		return nil
+	case known:
+		return &problem{http.StatusForbidden, "Not permitted: " + text + "."}
+	default:
+		return &problem{http.StatusUnauthorized, "Log in first: " + text + "."}
+	}
+}
+
+// expected reports whether a request is for a name that is ours. In clear, a page of
+// another site may give a name of its own to our address (DNS rebinding), and then ask
+// us as one origin; what is addressed by number cannot be taken over like that, and TLS
+// shows a certificate that does not fit.
+func (c *Console) expected(r *http.Request) bool {
+	if r.TLS != nil {
+		return true
+	}
+	host := r.Host
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	host = strings.ToLower(strings.TrimSuffix(host, "."))
+	if _, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil {
+		return true
+	}
+	return host == "localhost" || slices.ContainsFunc(c.cfg.Hosts, func(name string) bool { return strings.EqualFold(name, host) })
+}
+
+// cookie returns the caller's, which it gets if it has none.
+func (c *Console) cookie(w http.ResponseWriter, r *http.Request) string {
+	if known, err := r.Cookie(cookieName); err == nil && len(known.Value) == 64 {
+		return known.Value
+	}
+	return setCookie(w, r)
+}
+
+func setCookie(w http.ResponseWriter, r *http.Request) string {
+	b := make([]byte, 32)
+	_, _ = rand.Read(b) // never fails
+	value := hex.EncodeToString(b)
+	http.SetCookie(w, &http.Cookie{
+		Name: cookieName, Value: value, Path: Prefix, HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteStrictMode,
+	})
+	return value
+}
+
+// csrf is what only a page that was made for the cookie's holder has.
+func (c *Console) csrf(cookie string) string {
+	mac := hmac.New(sha256.New, c.key)
+	mac.Write([]byte(cookie))
+	return hex.EncodeToString(mac.Sum(nil))
+}
+
+// shown reports whether a request shows its caller's CSRF token.
+func (c *Console) shown(r *http.Request, u user) bool {
+	token := r.Header.Get("X-Csrf-Token")
+	if token == "" {
+		token = r.PostFormValue("csrf")
+	}
+	return hmac.Equal([]byte(token), []byte(u.CSRF))
+}
+
+func (c *Console) loginPage(w http.ResponseWriter, r *http.Request) {
+	c.show(w, r, http.StatusOK, view{Template: "login", Title: "Log in"})
+}
+
+// login keeps a token that is known in a session of its own.
+func (c *Console) login(w http.ResponseWriter, r *http.Request) {
+	token := strings.TrimSpace(r.PostFormValue("token"))
+	asked := r.Clone(r.Context())
+	asked.Header.Set("Authorization", "Bearer "+token)
+	if p := c.may(asked, secure.ReadOnly); token == "" || len(token) > maxToken || p != nil {
+		c.cfg.Log.Warn("console login refused", obs.KeyRemote, r.RemoteAddr)
+		c.show(w, r, http.StatusUnauthorized, view{Template: "login", Title: "Log in", Data: "The token is not known, or may not even read."})
+		return
+	}
+	c.sessions.close(userOf(r.Context()).cookie)
+	c.sessions.open(setCookie(w, r), token, time.Now()) // a new one: the old may be known to others
+	http.Redirect(w, r, Prefix, http.StatusSeeOther)
+}
+
+func (c *Console) logout(w http.ResponseWriter, r *http.Request) {
+	c.sessions.close(userOf(r.Context()).cookie)
+	setCookie(w, r)
+	http.Redirect(w, r, Prefix, http.StatusSeeOther)
+}

@@ -1,0 +1,125 @@
+// Package history keeps what a console has seen of a topic over the last hour: samples
+// of its rates and delays, the shares of its brokers, and what happened to it. It is
+// pure: the caller says when. It knows neither the API nor pages.
+package history
+
+import (
+	"maps"
+	"slices"
+	"time"
+)
+
+// Bounds of one topic's history.
+const (
+	// Span is how far back it goes.
+	Span = time.Hour
+	// MaxSamples is how many samples it has at most: one a second.
+	MaxSamples = int(Span / time.Second)
+	// MaxEvents is how many events.
+	MaxEvents = 200
+	// maxBrokers is of how many brokers it has shares.
+	maxBrokers = 100
+)
+
+// The parts of what a message waits for. Delivery, which the SLO is about, is Access and
+// Broker together.
+const (
+	Access = iota
+	Broker
+	Consumer
+	Delivery
+	Parts
+)
+
+// Delay is quantiles of one part, in milliseconds.
+type Delay struct{ P50, P99, P999 float32 }
+
+// Sample is how a topic was at one time.
+type Sample struct {
+	At                                    int64   // Unix milliseconds
+	Offered, Released, Delivered, Refused float32 // msg/s
+	Backlog                               float32 // messages that waited for tokens
+	Exceeded                              float32 // fraction of deliveries later than the SLO's latency
+	Delays                                [Parts]Delay
+	Shares                                []float32 // msg/s, of Series.Brokers, in its order
+}
+
+// Event is something that happened to a topic.
+type Event struct {
+	At   int64  // Unix milliseconds
+	Kind string // "fit", "move", "state", "action"
+	Text string
+}
+
+// Series is the history of one topic. The zero value is empty. It is not safe for
+// concurrent use.
+type Series struct {
+	brokers []string
+	samples []Sample
+	events  []Event
+}
+
+// Add adds a sample with the shares of brokers, in msg/s, and forgets what is older than
+// Span. A sample that is not later than the last one is left out.
+func (s *Series) Add(sample Sample, shares map[string]float32) {
+	if n := len(s.samples); n > 0 && s.samples[n-1].At >= sample.At {
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(shares)) {
+		if !slices.Contains(s.brokers, name) && len(s.brokers) < maxBrokers {
+			s.brokers = append(s.brokers, name)
+		}
+	}
+	sample.Shares = make([]float32, len(s.brokers))
+	for i, name := range s.brokers {
+		sample.Shares[i] = shares[name]
+	}
+	s.samples = append(s.samples, sample)
+	drop := max(0, len(s.samples)-MaxSamples)
+	for drop < len(s.samples) && s.samples[drop].At <= sample.At-Span.Milliseconds() {
+		drop++
+	}
+	s.samples = slices.Delete(s.samples, 0, drop)
+}
+
+// Note adds an event.
+func (s *Series) Note(e Event) {
+	s.events = append(s.events, e)
+	s.events = slices.Delete(s.events, 0, max(0, len(s.events)-MaxEvents))
+}
+
+// Since returns the samples after a time in Unix milliseconds, oldest first, as a copy.
+func (s *Series) Since(at int64) []Sample {
+	i, _ := slices.BinarySearchFunc(s.samples, at+1, func(one Sample, at int64) int { return int(one.At - at) })
+	return slices.Clone(s.samples[i:])
+}
+
+// Last returns the newest sample; false without one.
+func (s *Series) Last() (Sample, bool) {
+	if len(s.samples) == 0 {
+		return Sample{}, false
+	}
+	return s.samples[len(s.samples)-1], true
+}
+
+// Brokers returns the brokers whose shares the samples have.
+func (s *Series) Brokers() []string { return slices.Clone(s.brokers) }
+
+// Events returns what happened, newest first.
+func (s *Series) Events() []Event {
+	events := slices.Clone(s.events)
+	slices.Reverse(events)
+	return events
+}
+
+// Bytes is about how much memory it takes.
+func (s *Series) Bytes() int {
+	n := 0
+	for _, one := range s.samples {
+		n += 112 + 4*cap(one.Shares)
+	}
+	for _, e := range s.events {
+		n += 48 + len(e.Text)
+	}
+	return n
+}

@@ -1,0 +1,145 @@
+package console
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"html/template"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/srtm-io/srtm/console/history"
+)
+
+// slowReader is how long a reader of a stream may take for what was written to it.
+const slowReader = 5 * time.Second
+
+// stream keeps a page up to date by server-sent events: "live" with the HTML of what
+// changes, and "samples" for its charts. Readers that are too slow are dropped; where
+// there are too many, more are asked to come back.
+func (c *Console) stream(of viewer) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case c.streams <- struct{}{}:
+			defer func() { <-c.streams }()
+		default:
+			w.Header().Set("Retry-After", "10")
+			http.Error(w, "too many pages are being kept up to date", http.StatusServiceUnavailable)
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		out := http.NewResponseController(w)
+		u := userOf(r.Context())
+		since := map[string]int64{}
+		if at, err := strconv.ParseInt(r.URL.Query().Get("since"), 10, 64); err == nil {
+			since[""] = at
+		}
+		last := template.HTML("")
+		idle := time.NewTicker(15 * time.Second) // notices readers that are gone, and proxies do not give up
+		defer idle.Stop()
+		for silent := false; ; {
+			changed := c.watched.changes()
+			var b bytes.Buffer
+			v, err := of(r.Context(), r.URL.Query(), u)
+			f := frame{view: v, User: u, Path: strings.TrimPrefix(r.URL.RequestURI(), "/ui/live"), Cluster: c.cfg.API != nil}
+			var live template.HTML
+			if err == nil {
+				live, err = c.render(v.Template+"-live", f)
+			}
+			if err != nil {
+				live, _ = c.render("trouble", frame{view: view{Data: problemOf(err).text}}) // a template of one line
+			}
+			if live != last {
+				event(&b, "live", string(live))
+				last = live
+			}
+			for _, topic := range v.Topics {
+				if _, begun := since[topic]; !begun {
+					since[topic] = since[""]
+				}
+				rows := c.watched.rows(topic, since[topic])
+				if len(rows.Samples) == 0 {
+					continue
+				}
+				since[topic] = rows.Last
+				text, err := json.Marshal(rows)
+				if err == nil {
+					event(&b, "samples", string(text))
+				}
+			}
+			if silent && b.Len() == 0 {
+				b.WriteString(": still here\n\n")
+			}
+			_ = out.SetWriteDeadline(time.Now().Add(slowReader)) // where it cannot be set, the server's own holds
+			if _, err := w.Write(b.Bytes()); err != nil {
+				return
+			}
+			if err := out.Flush(); err != nil {
+				return
+			}
+			select {
+			case <-changed:
+				silent = false
+			case <-idle.C:
+				silent = true
+			case <-r.Context().Done():
+				return
+			case <-c.done:
+				return
+			}
+		}
+	}
+}
+
+// event writes one event. A line break in its text begins another line of data.
+func event(b *bytes.Buffer, name, text string) {
+	fmt.Fprintf(b, "event: %s\n", name)
+	for line := range strings.Lines(strings.ReplaceAll(text, "\r", "")) {
+		b.WriteString("data: " + strings.TrimSuffix(line, "\n") + "\n")
+	}
+	b.WriteByte('\n')
+}
+
+// rows are samples of a topic as scripts read them.
+type rows struct {
+	Topic   string   `json:"topic"`
+	Brokers []string `json:"brokers"`
+	Last    int64    `json:"last"`
+	SLO     float64  `json:"slo"` // ms
+	// Each is [at, offered, released, delivered, refused, backlog, exceeded, then p50,
+	// p99 and p99.9 of access, broker, consumer and delivery in ms, then the shares].
+	Samples [][]float64 `json:"samples"`
+}
+
+func rowsOf(topic string, s *history.Series, since int64) rows {
+	r := rows{Topic: topic, Brokers: s.Brokers(), Samples: [][]float64{}}
+	for _, one := range s.Since(since) {
+		row := []float64{
+			float64(one.At), float64(one.Offered), float64(one.Released), float64(one.Delivered),
+			float64(one.Refused), float64(one.Backlog), float64(one.Exceeded),
+		}
+		for _, d := range one.Delays {
+			row = append(row, float64(d.P50), float64(d.P99), float64(d.P999))
+		}
+		for _, share := range one.Shares {
+			row = append(row, float64(share))
+		}
+		r.Samples = append(r.Samples, row)
+		r.Last = one.At
+	}
+	return r
+}
+
+// samples serves what there is of a topic's last hour.
+func (c *Console) samples(w http.ResponseWriter, r *http.Request) {
+	since, _ := strconv.ParseInt(r.URL.Query().Get("since"), 10, 64) // else everything
+	text, err := json.Marshal(c.watched.rows(r.URL.Query().Get("topic"), since))
+	if err != nil {
+		c.fail(w, r, err)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(text) // the reader is gone; no one is left to tell
+}

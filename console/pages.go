@@ -1,0 +1,260 @@
+package console
+
+import (
+	"context"
+	"fmt"
+	"html/template"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/console/history"
+	"github.com/srtm-io/srtm/console/why"
+)
+
+// perPage is how many topics a page lists.
+const perPage = 50
+
+// functions are those of templates.
+var functions = template.FuncMap{
+	"count":      func(v any) string { return thousands(fmt.Sprint(v)) },
+	"rate":       func(v float64) string { return thousands(strconv.FormatFloat(v, 'f', -1, 64)) },
+	"measured":   func(v float32) string { return thousands(strconv.FormatFloat(float64(v), 'f', 0, 32)) },
+	"measured32": func(v float64) string { return thousands(strconv.FormatFloat(v, 'f', 0, 64)) },
+	"milli":      func(v int64) string { return thousands(strconv.FormatFloat(float64(v)/1000, 'f', -1, 64)) },
+	"ms":         func(v float32) string { return why.Duration(time.Duration(float64(v) * 1e6)) },
+	"duration":   why.Duration,
+	"percent":    func(v float64) string { return strconv.FormatFloat(100*v, 'f', 2, 64) + " %" },
+	"clock":      func(ms int64) string { return time.UnixMilli(ms).UTC().Format("15:04:05") },
+	"state":      stateOf,
+	"slo":        sloText,
+	"query":      query,
+}
+
+// query makes a path and pairs of names and values a link.
+func query(path string, pairs ...string) string {
+	q := url.Values{}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		if pairs[i+1] != "" {
+			q.Set(pairs[i], pairs[i+1])
+		}
+	}
+	if len(q) == 0 {
+		return path
+	}
+	return path + "?" + q.Encode()
+}
+
+// thousands puts narrow spaces into a number.
+func thousands(number string) string {
+	whole, fraction, has := strings.Cut(number, ".")
+	for i := len(whole) - 3; i > 0 && whole[i-1] != '-'; i -= 3 {
+		whole = whole[:i] + "\u202f" + whole[i:]
+	}
+	if has {
+		whole += "." + fraction
+	}
+	return whole
+}
+
+// bar is a broker's capacity as a picture, in percent of what is widest.
+type bar struct {
+	*srtmv1.Broker
+	Offered                         float64 // msg/s
+	McapWide, AllocWide, OfferedPos float64
+}
+
+type overviewData struct {
+	cluster
+	Bars    []bar
+	Rows    []listed
+	States  []tally
+	Filter  string // part of names
+	State   string
+	Total   int // of the topics that the filter lets through
+	From    int // the first one shown, from 1
+	To      int
+	Back    string
+	Forward string
+}
+
+type tally struct {
+	State string
+	Count int
+	Link  string
+}
+
+// listed is a topic in the overview's list.
+type listed struct {
+	row
+	Verdict *why.Verdict // nil: it is not followed
+	Last    history.Sample
+}
+
+// overview shows brokers and topics.
+func (c *Console) overview(_ context.Context, q url.Values, _ user) (view, error) {
+	d := overviewData{cluster: c.watched.cluster(), Filter: q.Get("q"), State: q.Get("state")}
+	offered := c.watched.offered()
+	widest := 1.0
+	for _, b := range d.Brokers {
+		widest = max(widest, float64(b.Mcap), float64(b.Allocated), offered[b.Id])
+	}
+	for _, b := range d.Brokers {
+		d.Bars = append(d.Bars, bar{
+			Broker: b, Offered: offered[b.Id], McapWide: 100 * float64(b.Mcap) / widest,
+			AllocWide: 100 * float64(b.Allocated) / widest, OfferedPos: 100 * offered[b.Id] / widest,
+		})
+	}
+	counts := map[string]int{}
+	from, _ := strconv.Atoi(q.Get("from")) // else from the first
+	from = max(0, from)
+	for _, t := range d.Topics {
+		if !strings.Contains(t.Name, d.Filter) {
+			continue
+		}
+		counts[t.State]++
+		if d.State != "" && t.State != d.State {
+			continue
+		}
+		if d.Total++; d.Total > from && len(d.Rows) < perPage {
+			d.Rows = append(d.Rows, listed{row: t})
+		}
+	}
+	for _, state := range []string{"degraded", "placing", "preparing", "deleting", "active"} {
+		if counts[state] > 0 {
+			d.States = append(d.States, tally{state, counts[state], query("/ui/", "q", d.Filter, "state", state)})
+		}
+	}
+	c.watched.judge(d.Rows)
+	link := func(from int) string {
+		return query("/ui/", "q", d.Filter, "state", d.State, "from", strconv.Itoa(from))
+	}
+	d.From, d.To = min(from+1, d.Total), min(from+perPage, d.Total)
+	if from > 0 {
+		d.Back = link(max(0, from-perPage))
+	}
+	if d.To < d.Total {
+		d.Forward = link(from + perPage)
+	}
+	return view{Template: "overview", Title: "Overview", Data: d}, nil
+}
+
+// offered is what is offered to each broker, of the topics that are followed, in msg/s.
+func (w *watched) offered() map[string]float64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	sum := map[string]float64{}
+	for _, t := range w.topics {
+		if t.gone {
+			continue
+		}
+		for _, b := range t.topic.GetStatus().GetBrokers() {
+			if d := b.GetWindow().GetInterval().AsDuration().Seconds(); d > 0 {
+				sum[b.BrokerId] += float64(b.Window.Offered) / d
+			}
+		}
+	}
+	return sum
+}
+
+// judge adds what is known of listed topics.
+func (w *watched) judge(rows []listed) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i := range rows {
+		if t := w.topics[rows[i].Name]; t != nil && t.topic != nil {
+			v := why.Judge(t.topic)
+			rows[i].Verdict = &v
+			rows[i].Last, _ = t.series.Last()
+		}
+	}
+}
+
+// part is what one broker has of a topic.
+type part struct {
+	*srtmv1.BrokerTopicStatus
+	Publishers uint32
+	Wide       float64 // of its share among the contract, in percent
+	Access     time.Duration
+	Broker     time.Duration
+	Consumer   time.Duration
+	Delivery   time.Duration
+}
+
+// side is a topic as pages show it.
+type side struct {
+	Name string
+	known
+	Verdict why.Verdict
+	Penalty *why.Penalty
+	Parts   []part
+	Late    []stack
+	Stack   string // what Late shows, in words
+}
+
+// stack is a part of a p99 as a picture, in percent.
+type stack struct {
+	Name       string
+	Value      float32 // ms
+	From, Wide float64
+}
+
+// see returns a topic with what is to be said of it.
+func (c *Console) see(ctx context.Context, name string) side {
+	s := side{Name: name, known: c.follow(ctx, name)}
+	if s.Topic == nil {
+		return s
+	}
+	s.Verdict = why.Judge(s.Topic)
+	if p, ok := why.PenaltyOf(s.Topic); ok {
+		s.Penalty = &p
+	}
+	contract := s.Topic.GetSpec().GetContract()
+	publishers := map[string]uint32{}
+	for _, q := range s.Topic.Quotas {
+		publishers[q.BrokerId] = q.Publishers
+	}
+	for _, b := range s.Topic.GetStatus().GetBrokers() {
+		l := why.LatenciesOf(b.GetWindow())
+		p := part{
+			BrokerTopicStatus: b, Publishers: publishers[b.BrokerId],
+			Access: l.Access.Quantile(0.99), Broker: l.Broker.Quantile(0.99), Consumer: l.Consumer.Quantile(0.99), Delivery: l.Delivery.Quantile(0.99),
+		}
+		if contract.GetRateMilli() > 0 {
+			p.Wide = 100 * float64(b.GetShare().GetRateMilli()) / float64(contract.GetRateMilli())
+		}
+		s.Parts = append(s.Parts, p)
+	}
+	at := 0.0
+	sum := float64(s.Last.Delays[history.Access].P99 + s.Last.Delays[history.Broker].P99 + s.Last.Delays[history.Consumer].P99)
+	for i, name := range []string{"access", "broker", "consumer"} {
+		value := s.Last.Delays[i].P99
+		one := stack{Name: name, Value: value, From: at}
+		if sum > 0 {
+			one.Wide = 100 * float64(value) / sum
+		}
+		at += one.Wide
+		s.Late = append(s.Late, one)
+	}
+	return s
+}
+
+// topic shows one topic.
+func (c *Console) topic(ctx context.Context, q url.Values, _ user) (view, error) {
+	s := c.see(ctx, q.Get("name"))
+	if s.Topic == nil {
+		return view{}, &problem{404, s.Trouble}
+	}
+	return view{Template: "topic", Title: "Topic " + s.Name, Topics: []string{s.Name}, Data: s}, nil
+}
+
+// compare shows two topics beside each other, which need not be there yet.
+func (c *Console) compare(ctx context.Context, q url.Values, _ user) (view, error) {
+	a, b := q.Get("a"), q.Get("b")
+	if a == "" || b == "" {
+		return view{}, &problem{400, "Name two topics to compare: ?a=…&b=…"}
+	}
+	return view{Template: "compare", Title: a + " beside " + b, Topics: []string{a, b}, Data: [2]side{c.see(ctx, a), c.see(ctx, b)}}, nil
+}

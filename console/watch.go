@@ -1,0 +1,406 @@
+package console
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/console/history"
+	"github.com/srtm-io/srtm/console/why"
+	"github.com/srtm-io/srtm/internal/obs"
+)
+
+// Bounds of what is asked and kept.
+const (
+	tick        = time.Second
+	callTimeout = 2 * time.Second
+	seldom      = 5 // ticks between two samples of a topic that no page shows
+	viewed      = 30 * time.Second
+	maxTracked  = 40       // topics with a history
+	maxHistory  = 16 << 20 // bytes of all histories
+	maxListed   = 100_000  // topics that are listed
+	shareEvents = 50       // changes of shares that are asked for
+)
+
+// row is a topic in a list.
+type row struct {
+	Name, State, Reason string
+	Rate                float64 // msg/s
+	Burst               int64
+	SLO                 string
+	Brokers             int
+}
+
+// cluster is what the loaddistributor said last. Immutable.
+type cluster struct {
+	At      time.Time
+	Brokers []*srtmv1.Broker
+	Topics  []row  // by name
+	Trouble string // why it said nothing new; "": it did
+}
+
+// tracked is a topic with a history.
+type tracked struct {
+	topic   *srtmv1.Topic
+	shares  *srtmv1.TopicShares // nil: not known
+	trouble string
+	gone    bool // it is no more
+	series  history.Series
+	viewed  time.Time // by a page
+	said    [3]string // what events were made of: state, fit, move
+	quotas  map[string]uint32
+}
+
+// known is a topic for a page, as a copy.
+type known struct {
+	Topic   *srtmv1.Topic // nil: it was never seen
+	Shares  *srtmv1.TopicShares
+	Trouble string
+	Gone    bool
+	Last    history.Sample
+	Events  []history.Event
+}
+
+// watched is what a console has seen.
+type watched struct {
+	mu      sync.Mutex
+	now     cluster             // guarded by mu
+	topics  map[string]*tracked // guarded by mu; at most maxTracked
+	changed chan struct{}       // guarded by mu; closed and made anew with every round
+	viewed  time.Time           // guarded by mu; any page
+}
+
+func (w *watched) init() {
+	w.topics, w.changed = map[string]*tracked{}, make(chan struct{})
+}
+
+// changes returns what is closed when there is something new.
+func (w *watched) changes() <-chan struct{} {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.changed
+}
+
+// cluster returns what the cluster was like last, for a page.
+func (w *watched) cluster() cluster {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.viewed = time.Now()
+	return w.now
+}
+
+// rows returns samples of a topic.
+func (w *watched) rows(topic string, since int64) rows {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	t := w.topics[topic]
+	if t == nil {
+		return rows{Topic: topic, Brokers: []string{}, Samples: [][]float64{}}
+	}
+	r := rowsOf(topic, &t.series, since)
+	r.SLO = t.topic.GetSpec().GetContract().GetSlo().GetLatency().AsDuration().Seconds() * 1000
+	return r
+}
+
+// Run asks what pages show, until ctx ends, and then ends all streams.
+func (c *Console) Run(ctx context.Context) error {
+	defer c.end()
+	ticker := time.NewTicker(tick)
+	defer ticker.Stop()
+	for n := 0; ; n++ {
+		c.round(ctx, n)
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// round asks for what is due.
+func (c *Console) round(ctx context.Context, n int) {
+	w := &c.watched
+	w.mu.Lock()
+	now := time.Now()
+	watching := now.Sub(w.viewed) < viewed
+	before := w.now
+	var due []string
+	for name, t := range w.topics {
+		if now.Sub(t.viewed) < viewed || n%seldom == 0 {
+			due = append(due, name)
+		}
+	}
+	w.mu.Unlock()
+	if c.admin != nil && (watching || n%seldom == 0) {
+		next := c.list(ctx, before, n)
+		w.mu.Lock()
+		w.now = next
+		for _, t := range next.Topics {
+			if len(w.topics) >= maxTracked {
+				break
+			}
+			if w.topics[t.Name] == nil {
+				w.topics[t.Name] = &tracked{}
+				due = append(due, t.Name)
+			}
+		}
+		w.mu.Unlock()
+	}
+	var group errgroup.Group
+	group.SetLimit(4)
+	for _, name := range due {
+		group.Go(func() error {
+			c.sample(ctx, name)
+			return nil
+		})
+	}
+	_ = group.Wait() // it has no errors
+	w.mu.Lock()
+	w.shrink(now)
+	close(w.changed)
+	w.changed = make(chan struct{})
+	w.mu.Unlock()
+}
+
+// list asks for brokers and, where that is not too often for so many, for all topics.
+func (c *Console) list(ctx context.Context, before cluster, n int) cluster {
+	next := before
+	next.Trouble = ""
+	limited, cancel := context.WithTimeout(ctx, callTimeout)
+	reply, err := c.admin.ListBrokers(limited, &srtmv1.ListBrokersRequest{})
+	cancel()
+	if err != nil {
+		next.Trouble = problemOf(err).text
+		return next
+	}
+	next.At, next.Brokers = time.Now(), reply.Brokers
+	if every := 1 + len(before.Topics)/500; n%every != 0 {
+		return next
+	}
+	var topics []row
+	for token := ""; ; {
+		limited, cancel := context.WithTimeout(ctx, callTimeout)
+		page, err := c.admin.ListTopics(limited, &srtmv1.ListTopicsRequest{PageSize: 1000, PageToken: token})
+		cancel()
+		if err != nil {
+			next.Trouble = problemOf(err).text
+			return next
+		}
+		for _, t := range page.Topics {
+			topics = append(topics, rowOf(t))
+		}
+		if token = page.NextPageToken; token == "" || len(topics) >= maxListed {
+			break
+		}
+	}
+	next.Topics = topics
+	return next
+}
+
+func rowOf(t *srtmv1.Topic) row {
+	contract := t.GetSpec().GetContract()
+	return row{
+		Name: t.GetSpec().GetName(), State: stateOf(t.State), Reason: t.Reason,
+		Rate: float64(contract.GetRateMilli()) / 1000, Burst: contract.GetBurst(),
+		SLO: sloText(contract.GetSlo()), Brokers: len(t.Quotas),
+	}
+}
+
+func stateOf(s srtmv1.TopicState) string {
+	return strings.ToLower(strings.TrimPrefix(s.String(), "TOPIC_STATE_"))
+}
+
+func sloText(s *srtmv1.Slo) string {
+	return fmt.Sprintf("%.6g %% within %v", 100*s.GetQuantile(), s.GetLatency().AsDuration())
+}
+
+// follow returns a topic for a page, and keeps its history from now on.
+func (c *Console) follow(ctx context.Context, name string) known {
+	w := &c.watched
+	w.mu.Lock()
+	t := w.topics[name]
+	w.viewed = time.Now()
+	if t != nil {
+		t.viewed = w.viewed
+	}
+	w.mu.Unlock()
+	if t == nil {
+		if !c.sample(ctx, name) {
+			return known{Trouble: "There is no topic " + name + "."}
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if t = w.topics[name]; t == nil {
+		return known{Trouble: "There is no topic " + name + "."}
+	}
+	t.viewed = time.Now()
+	last, _ := t.series.Last()
+	return known{Topic: t.topic, Shares: t.shares, Trouble: t.trouble, Gone: t.gone, Last: last, Events: t.series.Events()}
+}
+
+// sample asks how a topic is; false: there is none of that name, nor was there.
+func (c *Console) sample(ctx context.Context, name string) bool {
+	if c.admin == nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	reply, err := c.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: name, OmitPublishers: true})
+	var shares *srtmv1.TopicShares
+	if err == nil && c.grants != nil {
+		if held, err := c.grants.ListShares(ctx, &srtmv1.ListSharesRequest{Topic: name, History: shareEvents}); err == nil && len(held.Topics) == 1 {
+			shares = held.Topics[0]
+		}
+	}
+	now := time.Now()
+	w := &c.watched
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	t := w.topics[name]
+	if err != nil {
+		if t == nil {
+			return false
+		}
+		t.gone = status.Code(err) == codes.NotFound
+		t.trouble = problemOf(err).text
+		if t.gone {
+			t.say(now, 0, "state", "deleted")
+		}
+		return t.topic != nil
+	}
+	if t == nil {
+		t = &tracked{viewed: now}
+		w.topics[name] = t
+		w.shrink(now)
+	}
+	t.learn(now, reply.Topic, shares)
+	return true
+}
+
+// learn adds what was said of a topic to its history.
+func (t *tracked) learn(now time.Time, topic *srtmv1.Topic, shares *srtmv1.TopicShares) {
+	s := topic.GetStatus()
+	state := stateOf(topic.State)
+	if topic.Reason != "" {
+		state += ": " + topic.Reason
+	}
+	t.say(now, 0, "state", state)
+	t.say(now, 1, "fit", s.GetFitting())
+	t.say(now, 2, "move", s.GetMoving())
+	quotas := map[string]uint32{}
+	for _, q := range topic.Quotas {
+		quotas[q.BrokerId] = q.Publishers
+	}
+	if t.quotas != nil && !maps.Equal(quotas, t.quotas) {
+		t.series.Note(history.Event{At: now.UnixMilli(), Kind: "move", Text: movedText(t.quotas, quotas, topic)})
+	}
+	t.topic, t.shares, t.trouble, t.gone, t.quotas = topic, shares, "", false, quotas
+	held := map[string]float32{}
+	for _, b := range s.GetBrokers() {
+		held[b.BrokerId] = float32(b.GetShare().GetRateMilli()) / 1000
+	}
+	t.series.Add(sampleOf(now, s), held)
+}
+
+// say notes what is said of the topic when it changes.
+func (t *tracked) say(now time.Time, i int, kind, text string) {
+	if t.said[i] != text && text != "" {
+		t.series.Note(history.Event{At: now.UnixMilli(), Kind: kind, Text: text})
+	}
+	t.said[i] = text
+}
+
+// movedText says how many publishers brokers have gained and lost, and why.
+func movedText(before, after map[string]uint32, topic *srtmv1.Topic) string {
+	var parts []string
+	names := slices.Sorted(maps.Keys(after))
+	for name := range before {
+		if _, there := after[name]; !there {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		if before[name] != after[name] {
+			parts = append(parts, fmt.Sprintf("%s %d → %d", name, before[name], after[name]))
+		}
+	}
+	text := fmt.Sprintf("publishers: %s (epoch %d)", strings.Join(parts, ", "), topic.Epoch)
+	if because := cmp.Or(topic.GetStatus().GetMoving(), topic.GetStatus().GetFitting(), topic.Reason); because != "" {
+		text += "; meanwhile: " + because
+	}
+	return text
+}
+
+// sampleOf is a topic's sliding window as a sample.
+func sampleOf(now time.Time, s *srtmv1.TopicStatus) history.Sample {
+	one := history.Sample{At: now.UnixMilli(), Exceeded: float32(s.GetExceedFraction()), Backlog: float32(s.GetPooled().GetBacklog())}
+	for _, b := range s.GetBrokers() {
+		window := b.GetWindow()
+		if d := float32(window.GetInterval().AsDuration().Seconds()); d > 0 {
+			one.Offered += float32(window.Offered) / d
+			one.Released += float32(window.Released) / d
+			one.Delivered += float32(window.Delivered) / d
+			one.Refused += float32(window.Refused) / d
+		}
+	}
+	l := why.LatenciesOf(s.GetPooled())
+	for i, of := range [history.Parts]*obs.Latency{history.Access: l.Access, history.Broker: l.Broker, history.Consumer: l.Consumer, history.Delivery: l.Delivery} {
+		ms := func(q float64) float32 { return float32(of.Quantile(q).Seconds() * 1000) }
+		one.Delays[i] = history.Delay{P50: ms(0.5), P99: ms(0.99), P999: ms(0.999)}
+	}
+	return one
+}
+
+// shrink forgets topics that are no more for an hour and, while there is too much, those
+// that were not viewed for longest. Requires: mu held.
+func (w *watched) shrink(now time.Time) {
+	bytes := 0
+	for name, t := range w.topics {
+		last, any := t.series.Last()
+		if t.gone && (!any || now.UnixMilli()-last.At > history.Span.Milliseconds()) {
+			delete(w.topics, name)
+			continue
+		}
+		bytes += t.series.Bytes()
+	}
+	for len(w.topics) > maxTracked || bytes > maxHistory && len(w.topics) > 1 {
+		oldest := ""
+		for name, t := range w.topics {
+			if oldest == "" || t.viewed.Before(w.topics[oldest].viewed) || t.viewed.Equal(w.topics[oldest].viewed) && name < oldest {
+				oldest = name
+			}
+		}
+		bytes -= w.topics[oldest].series.Bytes()
+		delete(w.topics, oldest)
+	}
+}
+
+// problemOf is an error as pages show it.
+func problemOf(err error) *problem {
+	var p *problem
+	if errors.As(err, &p) {
+		return p
+	}
+	s := status.Convert(err)
+	code, known := map[codes.Code]int{
+		codes.NotFound: 404, codes.InvalidArgument: 400, codes.AlreadyExists: 409, codes.FailedPrecondition: 409, codes.Aborted: 409,
+		codes.ResourceExhausted: 409, codes.Unavailable: 503, codes.DeadlineExceeded: 504, codes.PermissionDenied: 403, codes.Unauthenticated: 401,
+	}[s.Code()]
+	if !known {
+		code = 502
+	}
+	return &problem{code, s.Message()}
+}

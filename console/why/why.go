@@ -1,0 +1,209 @@
+// Package why says of a topic whether it keeps its SLO and, if not, whose fault that is:
+// that of the tokens, the broker or the consumers. It judges by what GetTopic returns
+// and the theory of package tokenbucket, and keeps nothing.
+package why
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// The outcomes of a Verdict.
+const (
+	Met       = "met"
+	Missed    = "missed"
+	Undecided = "undecided" // too few deliveries, or none
+)
+
+// Verdict is what is to be said of a topic.
+type Verdict struct {
+	SLO     string // Met, Missed or Undecided
+	Culprit string // of what is missed: "tokens", "broker" or both as "tokens and broker"; "" of what is not
+	Text    string // one to three sentences
+}
+
+// Latencies of the parts of a delay. A histogram that cannot be read counts as empty.
+type Latencies struct{ Access, Broker, Consumer, Delivery *obs.Latency }
+
+// LatenciesOf returns those of a topic's or a broker's statistics.
+func LatenciesOf(s *srtmv1.TopicStats) Latencies {
+	of := func(h *srtmv1.Histogram) *obs.Latency {
+		l, err := obs.LatencyFromProto(h)
+		if err != nil {
+			return obs.NewLatency()
+		}
+		return l
+	}
+	return Latencies{of(s.GetAccess()), of(s.GetProcessing()), of(s.GetConsumer()), of(s.GetDelivery())}
+}
+
+// tokensAbove and brokerBelow are the parts of a p99 that access delay takes from which
+// on, and up to which, one alone is to blame.
+const tokensAbove, brokerBelow = 0.6, 0.4
+
+// Judge judges a topic.
+func Judge(t *srtmv1.Topic) Verdict {
+	status, slo := t.GetStatus(), t.GetSpec().GetContract().GetSlo()
+	l := LatenciesOf(status.GetPooled())
+	limit, quantile := slo.GetLatency().AsDuration(), slo.GetQuantile()
+	v := Verdict{SLO: Undecided}
+	if status.GetPooled().GetDelivered() == 0 {
+		v.Text = "Nothing was delivered lately, so there is nothing to judge."
+		if c := waiting(l, limit); c != "" || status.GetPooled().GetDepth() > 0 {
+			v.Text = fmt.Sprintf("Nothing was delivered lately, and %d messages wait in channels: for consumers.", status.GetPooled().GetDepth())
+		}
+		return v
+	}
+	late := fmt.Sprintf("%s of deliveries are later than %v; %s may be.", percent(status.GetExceedFraction()), limit, percent(1-quantile))
+	p99 := l.Delivery.Quantile(0.99)
+	switch {
+	case status.SloMet == nil:
+		v.Text = late + " There are too few of them to tell."
+	case *status.SloMet:
+		v.SLO = Met
+		v.Text = late
+		if f := status.P99AccessFraction; f != nil {
+			v.Text += fmt.Sprintf(" Of its p99 of %s, %s is waiting for tokens and %s the broker.", Duration(p99), percent(*f), percent(1-*f))
+		}
+	default:
+		v.SLO = Missed
+		v.Culprit, v.Text = blame(t, l, late)
+	}
+	if c := waiting(l, limit); c != "" {
+		v.Text += " " + c
+	}
+	return v
+}
+
+// blame says what makes a topic miss its SLO.
+func blame(t *srtmv1.Topic, l Latencies, late string) (culprit, text string) {
+	fraction := -1.0 // of the p99, access delay
+	if f := t.GetStatus().P99AccessFraction; f != nil {
+		fraction = *f
+	} else if a, b := l.Access.Quantile(0.99), l.Broker.Quantile(0.99); a+b > 0 {
+		fraction = float64(a) / float64(a+b)
+	}
+	p99 := Duration(l.Delivery.Quantile(0.99))
+	tokens := fmt.Sprintf("%s of its p99 of %s is waiting for tokens.", percent(fraction), p99)
+	if short := short(t); short != "" {
+		tokens += " " + short
+	}
+	broker := fmt.Sprintf("its brokers take %s at p99 for what has its token: they are overloaded or stalled.", Duration(l.Broker.Quantile(0.99)))
+	switch {
+	case fraction >= tokensAbove:
+		return "tokens", late + " It is the tokens: " + tokens
+	case fraction <= brokerBelow:
+		return "broker", late + " It is the broker: " + broker
+	}
+	return "tokens and broker", late + " It is both: " + tokens + " And " + broker
+}
+
+// short says what the shares lack.
+func short(t *srtmv1.Topic) string {
+	brokers := t.GetStatus().GetBrokers()
+	worst, need := -1, 0.0
+	for i, b := range brokers {
+		needed, burst := float64(b.GetLast().GetBurstNeeded()), float64(b.GetShare().GetBurst())
+		if needed > burst && burst > 0 && needed/burst > need {
+			worst, need = i, needed/burst
+		}
+	}
+	if worst < 0 {
+		return ""
+	}
+	w := brokers[worst]
+	text := fmt.Sprintf("What arrives at once at %s takes a burst of %d, and its share has %d", w.GetBrokerId(), w.GetLast().GetBurstNeeded(), w.GetShare().GetBurst())
+	if len(brokers) > 1 {
+		return fmt.Sprintf("%s of the contract's %d, which is split over %d brokers.", text, t.GetSpec().GetContract().GetBurst(), len(brokers))
+	}
+	return text + "."
+}
+
+// waiting says that consumers are slow; "" if they are not.
+func waiting(l Latencies, limit time.Duration) string {
+	if w := l.Consumer.Quantile(0.99); l.Consumer.Count() > 0 && w > limit && limit > 0 {
+		return fmt.Sprintf("Consumers keep messages waiting for %s at p99, which is not part of the SLO.", Duration(w))
+	}
+	return ""
+}
+
+// Penalty is what splitting costs: mean access delays.
+type Penalty struct {
+	Whole    time.Duration // by theory, of Poisson arrivals in one bucket with the whole contract
+	Split    time.Duration // the same in the shares as they are, each with what it is offered
+	Measured time.Duration // in the window
+	Factor   float64       // Split / Whole; 0 where that says nothing
+}
+
+// PenaltyOf computes it; false without traffic or shares.
+func PenaltyOf(t *srtmv1.Topic) (p Penalty, ok bool) {
+	status, contract := t.GetStatus(), t.GetSpec().GetContract()
+	window := func(s *srtmv1.TopicStats) float64 {
+		if d := s.GetInterval().AsDuration().Seconds(); d > 0 {
+			return float64(s.GetOffered()) / d
+		}
+		return 0
+	}
+	total, sum := 0.0, 0.0
+	for _, b := range status.GetBrokers() {
+		rate := window(b.GetWindow())
+		share := b.GetShare()
+		if rate == 0 {
+			continue
+		}
+		if share.GetRateMilli() == 0 || share.GetBurst() < 1 {
+			return p, false
+		}
+		total += rate
+		sum += rate * tokenbucket.ExpectedDelayExact(rate, float64(share.GetRateMilli())/1000, float64(share.GetBurst()))
+	}
+	if total == 0 {
+		return p, false
+	}
+	whole := tokenbucket.ExpectedDelayExact(total, float64(contract.GetRateMilli())/1000, float64(contract.GetBurst()))
+	p.Whole, p.Split = seconds(whole), seconds(sum/total)
+	if whole > 0 && !math.IsInf(sum, 0) && whole >= 1e-9 {
+		p.Factor = sum / total / whole
+	}
+	p.Measured = LatenciesOf(status.GetPooled()).Access.Mean()
+	return p, true
+}
+
+// Forever stands for a delay without bound.
+const Forever = time.Duration(math.MaxInt64)
+
+func seconds(s float64) time.Duration {
+	if math.IsNaN(s) || s > Forever.Seconds()/2 {
+		return Forever
+	}
+	return time.Duration(s * float64(time.Second))
+}
+
+// Duration is d with about three digits.
+func Duration(d time.Duration) string {
+	switch {
+	case d == Forever:
+		return "without bound"
+	case d >= time.Second:
+		return fmt.Sprintf("%.3g s", d.Seconds())
+	case d >= time.Millisecond:
+		return fmt.Sprintf("%.3g ms", float64(d)/1e6)
+	case d >= time.Microsecond:
+		return fmt.Sprintf("%.3g µs", float64(d)/1e3)
+	}
+	return fmt.Sprintf("%d ns", d.Nanoseconds())
+}
+
+func percent(fraction float64) string {
+	text := fmt.Sprintf("%.2f", 100*fraction)
+	if strings.Contains(text, ".") {
+		text = strings.TrimRight(strings.TrimRight(text, "0"), ".")
+	}
+	return text + " %"
+}

@@ -1,0 +1,111 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/srtm-io/srtm/console"
+	"github.com/srtm-io/srtm/internal/daemon"
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/secure"
+)
+
+// brokersPrefix begins the flags of the console's credentials for the brokers' HTTP.
+const brokersPrefix = "console-"
+
+// addConsole serves the web console. It calls the API as another program would, but for
+// the way there, a pipe within the process: whom it lets do what, it decides by the same
+// tokens. shares is where the GrantService is; nil: in the API.
+func (o *options) addConsole(s *daemon.Servers, log *slog.Logger, shares grpc.ClientConnInterface, register func(grpc.ServiceRegistrar)) error {
+	pipe := bufconn.Listen(64 << 10)
+	inner := grpc.NewServer(grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+		return next(tenanted(ctx), req)
+	}), grpc.ChainStreamInterceptor(func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+		return next(srv, tenantStream{stream, tenanted(stream.Context())})
+	}))
+	register(inner)
+	conn, err := grpc.NewClient("passthrough:console", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return pipe.DialContext(ctx) }))
+	if err != nil {
+		return fmt.Errorf("console: %w", err)
+	}
+	if shares == nil {
+		shares = conn
+	}
+	pages, err := console.New(console.Config{
+		API: conn, Shares: shares, Brokers: o.brokers, May: o.at.Guard.May, Who: secure.Who, Tenant: o.at.Guard.Tenant,
+		Hosts: o.consoleHosts, Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	s.Pages, s.PagesAt = pages, console.Prefix
+	s.Group.Add("console API", lifecycle.ServeGRPC(pipe, inner))
+	s.Group.Add("console", func(ctx context.Context) error {
+		defer conn.Close()
+		return pages.Run(ctx)
+	})
+	return nil
+}
+
+// tenanted is a context of the inner server with the tenant that the console says the
+// caller is. Of other servers nobody can say it.
+func tenanted(ctx context.Context) context.Context {
+	if of := metadata.ValueFromIncomingContext(ctx, console.TenantKey); len(of) == 1 {
+		return secure.WithTenant(ctx, of[0])
+	}
+	return ctx
+}
+
+type tenantStream struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s tenantStream) Context() context.Context { return s.ctx }
+
+// brokerTransport sends the console's requests to brokers' HTTP, with TLS if that is
+// configured, and only then with a token.
+func brokerTransport(c secure.ClientConfig) (http.RoundTripper, error) {
+	cfg, err := c.TLS(brokersPrefix)
+	if err != nil {
+		return nil, err
+	}
+	t := &http.Transport{TLSClientConfig: cfg, ResponseHeaderTimeout: 5 * time.Second, IdleConnTimeout: 30 * time.Second, MaxIdleConnsPerHost: 2}
+	var token secure.Bearer
+	if c.TokenFile != "" {
+		if cfg == nil {
+			return nil, fmt.Errorf("--%stoken-file: needs --%stls-ca: a token is not sent in clear", brokersPrefix, brokersPrefix)
+		}
+		if token, err = secure.TokenFile(c.TokenFile); err != nil {
+			return nil, fmt.Errorf("--%stoken-file: %w", brokersPrefix, err)
+		}
+	}
+	return brokerTrip{t, token}, nil
+}
+
+type brokerTrip struct {
+	*http.Transport
+	token secure.Bearer // nil: none
+}
+
+func (b brokerTrip) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.URL.Scheme = "http"
+	if b.TLSClientConfig != nil {
+		r.URL.Scheme = "https"
+	}
+	if b.token != nil {
+		r.Header.Set("Authorization", "Bearer "+b.token())
+	}
+	return b.Transport.RoundTrip(r)
+}
