@@ -7,7 +7,8 @@ GO    ?= go
 
 # The modules: what runs, what measures it, and what tests all of it together. go.work
 # lets the go command build them from here; what is released is built without it.
-MODULES  = . bench tests
+# deploy is apart: it brings what packages and charts are made and checked with.
+MODULES  = . bench tests deploy
 PACKAGES = ./... ./bench/... ./tests/...
 
 # How long each fuzz target runs, and how long each benchmark (1x: once, so
@@ -30,7 +31,7 @@ VCS := $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo auto || ec
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance test-clients archtest faults upgrade generate fuzz fuzz-short bench bench-full bench-admission bench-gateway calibrate convergence figures cover clean no-race-note soak hardship trouble
+.PHONY: help packages test-packages build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance test-clients archtest faults upgrade generate fuzz fuzz-short bench bench-full bench-admission bench-gateway calibrate convergence figures cover clean no-race-note soak hardship trouble
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -134,6 +135,21 @@ upgrade: ## from 0.1.0 to this release and back, with real processes on bbolt an
 	cd build/0.1.0/src && GOWORK=off CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -o ../bin/ ./nsqd ./loaddistributor
 	rm -rf build/0.1.0/src
 	SRTM_010_BIN=$(CURDIR)/build/0.1.0/bin $(GO) test -count=1 -timeout=$(TIMEOUT) -v -run='^TestUpgradeAndRollback$$' ./tests/failover
+
+# A commit that is no release is before it: 0.2.0~123.gabc1234.
+PACKAGE_VERSION = $(shell release=$$(sed -n 's/^const Release = "\(.*\)"/\1/p' internal/obs/version.go); \
+	git describe --exact-match --match "v$$release" HEAD >/dev/null 2>&1 && echo $$release || \
+	echo "$$release~$$(git rev-list --count HEAD 2>/dev/null || echo 0).g$$(git rev-parse --short HEAD 2>/dev/null || echo 0)")
+
+packages: build ## the .deb and .rpm of this commit, into build/packages
+	@rm -rf build/packages && mkdir -p build/packages
+	@for kind in deb rpm; do \
+		VERSION='$(PACKAGE_VERSION)' GOARCH=$$($(GO) env GOARCH) BIN=../bin GOWORK=off \
+			$(GO) -C deploy tool nfpm package --packager $$kind --target ../build/packages/ || exit 1; \
+	done
+
+test-packages: packages ## install, run, upgrade, remove and purge the packages in a folder of their own (needs root and dpkg)
+	SRTM_PACKAGES=$(CURDIR)/build/packages $(GO) test -count=1 -timeout=$(TIMEOUT) -v ./tests/deploy
 
 archtest: ## the import and purity rules
 	$(GO) test -count=1 ./internal/archtest
