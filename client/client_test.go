@@ -127,6 +127,29 @@ var _ = Describe("a publisher", func() {
 			Expect(p.Pace()).To(And(HaveField("Paced", true), HaveField("Rate", 5.0), HaveField("Burst", int64(2)), HaveField("Weight", uint8(3))))
 		})
 
+		Context("once the topic is paced", func() {
+			BeforeEach(func() { cfg.BrokersPace = false })
+
+			It("asks then, on a connection that takes over from the one before", func() {
+				a.Paces()
+				p := open("p")
+				Expect(p.Publish(ctx, []byte("1"))).To(Succeed())
+				placement.Pace(topic)
+				n := 1
+				Eventually(func() []fake.Event {
+					n++
+					Expect(p.Publish(ctx, []byte(fmt.Sprint(n)))).To(Succeed())
+					return log.Events()
+				}).Should(ContainElement(And(HaveField("Kind", fake.Pace), HaveField("Client", "p"))))
+				Eventually(a.Clients).Should(Equal([]string{"p"}))
+				var want []string
+				for i := range n {
+					want = append(want, fmt.Sprint("a:", i+1))
+				}
+				Expect(read()).To(Equal(want))
+			})
+		})
+
 		It("does without where the broker does not know it, and publishes all the same", func() {
 			p := open("p")
 			Expect(p.Publish(ctx, []byte("1"))).To(Succeed())

@@ -22,6 +22,7 @@ import (
 type route struct {
 	// set once
 	address string
+	paced   bool // the broker was asked what may be sent
 	conn    *nsq.Conn
 	notify  chan<- struct{} // holds one token: there is something to take
 	advise  func(header.OK)
@@ -48,7 +49,7 @@ var errSurplus = errors.New("broker sent more answers than there were publishes"
 
 // dial connects and identifies, and with a weight asks to be told what may be sent.
 func dial(address string, cfg *nsq.Config, limit int, weight uint8, advise func(header.OK), notify chan<- struct{}, log *slog.Logger) (*route, error) {
-	r := &route{address: address, notify: notify, advise: advise}
+	r := &route{address: address, paced: weight > 0, notify: notify, advise: advise}
 	r.in.limit = limit
 	r.conn = nsq.NewConn(address, cfg, delegate{r})
 	r.conn.SetLogger(quiet{log}, nsq.LogLevelWarning, "%s")

@@ -152,6 +152,7 @@ func (s *sender) readInbox() {
 	}
 	s.epoch, s.paces = a.Epoch, a.Pacing
 	if a.TcpAddress == s.target {
+		s.connect() // it may be paced only now
 		return
 	}
 	if a.TcpAddress == "" {
@@ -190,17 +191,28 @@ func (s *sender) leave() {
 	}
 }
 
+// weight is with which the target is asked for its pace; 0: it is not.
+func (s *sender) weight() uint8 {
+	if c := &s.p.client.cfg; c.Pacing != PacingOff && (s.paces || c.BrokersPace) && s.target != s.unpaced {
+		return max(c.Weight, 1)
+	}
+	return 0
+}
+
+// settled: the route in use is the target's, and paced if that is wanted. On a route that
+// is in use it cannot be asked for: a broker that does not know PACE would hang up.
+func (s *sender) settled() bool {
+	return s.cur != nil && s.cur.address == s.target && (s.cur.paced || s.weight() == 0)
+}
+
 // connect dials the target unless that is settled or under way.
 func (s *sender) connect() {
-	if s.dialling || s.next != nil || s.target == "" || s.cur != nil && (s.retired || s.cur.address == s.target) {
+	if s.dialling || s.next != nil || s.target == "" || s.cur != nil && s.retired || s.settled() {
 		return
 	}
 	s.retry.Stop()
 	s.dialling = true
-	p, address, weight := s.p, s.target, uint8(0)
-	if c := &s.p.client.cfg; c.Pacing != PacingOff && (s.paces || c.BrokersPace) && address != s.unpaced {
-		weight = max(c.Weight, 1)
-	}
+	p, address, weight := s.p, s.target, s.weight()
 	p.dials.Go(func() {
 		r, err := dial(address, p.cfg, p.limit, weight, p.pacer.advise, p.notify, p.log)
 		p.dialled <- dialled{r, err}
@@ -224,7 +236,7 @@ func (s *sender) connected(d dialled) {
 		s.retry.Reset(s.wait.take())
 		return
 	}
-	if d.route.address != s.target || s.cur != nil && s.cur.address == s.target {
+	if d.route.address != s.target || s.settled() {
 		d.route.close() // the target has changed meanwhile
 		s.connect()
 		return

@@ -18,6 +18,7 @@ const (
 	Pub     = "pub"     // a PUB, MPUB or DPUB was read
 	Answer  = "answer"  // its OK or error is about to be written
 	Nop     = "nop"     // a NOP was read
+	Pace    = "pace"    // a PACE was read
 	Close   = "close"   // the connection ended
 )
 
@@ -382,6 +383,7 @@ func (b *Broker) handle(c *conn, cmd wire.Command) {
 		c.credit = 0
 		c.send(wire.AppendResponse(nil, wire.CloseWait))
 	case wire.VerbPace:
+		b.log.add(Event{Broker: b.name, Kind: Pace, Client: c.client})
 		c.send(wire.AppendResponse(nil, wire.OK))
 	case wire.VerbNop:
 		b.log.add(Event{Broker: b.name, Kind: Nop, Client: c.client})

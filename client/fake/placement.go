@@ -107,6 +107,15 @@ func (p *Placement) Place(topic, address string, publishers ...string) {
 	})
 }
 
+// Pace says that a topic's publishers may ask what they may send.
+func (p *Placement) Pace(topic string) {
+	p.update(topic, func(t *placed) {
+		for id, a := range t.at {
+			t.at[id] = &srtmv1.Assignment{PublisherId: id, BrokerId: a.BrokerId, TcpAddress: a.TcpAddress, Epoch: t.epoch, Pacing: true}
+		}
+	})
+}
+
 // Displace leaves publishers of a topic without a broker.
 func (p *Placement) Displace(topic string, publishers ...string) {
 	p.update(topic, func(t *placed) {

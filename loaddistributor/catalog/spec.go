@@ -52,6 +52,16 @@ type Spec struct {
 // Name returns the topic's name.
 func (s *Spec) Name() string { return s.Demand.Topic }
 
+// Weighted returns the groups that have a weight, where the topic is paced.
+func (s *Spec) Weighted() (groups []placement.Group) {
+	for _, g := range s.Demand.Groups {
+		if g.Weight > 0 {
+			groups = append(groups, g)
+		}
+	}
+	return groups
+}
+
 // Equal reports whether both order the same. The order of publishers matters:
 // a placement depends on it.
 func (s *Spec) Equal(o *Spec) bool {

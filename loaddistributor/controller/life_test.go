@@ -367,6 +367,30 @@ var _ = Describe("Deleting a topic", func() {
 })
 
 var _ = Describe("Watching", func() {
+	It("tells of a topic that is paced later, and its brokers are told, too", func() {
+		c := newCluster(setup{})
+		b := c.join("b1", 60, agenttest.New())
+		s := spec("t", 50, 10)
+		s.Pacing = srtmv1.PacingMode_PACING_MODE_OFF
+		c.mustCreate(s)
+		stream, err := c.placement.Watch(context.Background(), &srtmv1.WatchRequest{Topic: "t", PublisherIds: []string{"g.3"}})
+		Expect(err).NotTo(HaveOccurred())
+		first, err := stream.Recv()
+		Expect(err).NotTo(HaveOccurred())
+		Expect(first.Assignments[0].Pacing).To(BeFalse())
+		s.Pacing = srtmv1.PacingMode_PACING_MODE_POLICE
+		Expect(c.admin.UpdateTopic(context.Background(), &srtmv1.UpdateTopicRequest{Spec: s})).Error().NotTo(HaveOccurred())
+		then, err := stream.Recv()
+		Expect(err).NotTo(HaveOccurred())
+		Expect(then.Assignments).To(HaveLen(1))
+		Expect(then.Assignments[0].Pacing).To(BeTrue())
+		Expect(then.Assignments[0].BrokerId).To(Equal("b1"))
+		Eventually(func() any {
+			t, _ := b.node.Topic("t")
+			return t.Pacing
+		}).Should(BeEquivalentTo(srtmv1.PacingMode_PACING_MODE_POLICE))
+	})
+
 	It("refuses what is unknown or not yet there", func() {
 		c := newCluster(setup{})
 		b := c.join("b1", 60, agenttest.New())

@@ -272,10 +272,8 @@ func (st *state) ask(s *Session, topic string, prepare *catalog.Spec, done chan<
 		Slo:       &srtmv1.Slo{Quantile: prepare.SLO.Quantile, Latency: durationpb.New(prepare.SLO.Latency)},
 		OverLimit: overLimit(prepare.OverLimit), Pacing: PacingProto(prepare.Pacing),
 	}
-	for _, g := range prepare.Demand.Groups {
-		if g.Weight > 0 {
-			order.Weights = append(order.Weights, &srtmv1.PublisherGroup{Key: g.Name(), Count: int32(g.Count), Weight: uint32(g.Weight)})
-		}
+	for _, g := range prepare.Weighted() {
+		order.Weights = append(order.Weights, &srtmv1.PublisherGroup{Key: g.Name(), Count: int32(g.Count), Weight: uint32(g.Weight)})
 	}
 	if is, _ := st.next.Topic(topic); is.Created > 0 {
 		order.Identity = &srtmv1.TopicIdentity{Log: st.next.Log(), Created: is.Created}

@@ -150,7 +150,7 @@ func difference(old, now *catalog.Placement, publishers []string, send func(Chan
 			a = now.At(n)
 		}
 		if old != nil {
-			if was := old.Of(a.Publisher); was.Unknown == a.Unknown && was.Endpoint == a.Endpoint {
+			if was := old.Of(a.Publisher); was.Unknown == a.Unknown && was.Endpoint == a.Endpoint && was.Paced == a.Paced {
 				continue
 			}
 		}

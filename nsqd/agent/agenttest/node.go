@@ -23,6 +23,7 @@ type Topic struct {
 	SLO       time.Duration
 	Quantile  float64
 	OverLimit srtmv1.OverLimitPolicy
+	Pacing    srtmv1.PacingMode
 	Share     tokenbucket.Share
 	Identity  *srtmv1.TopicIdentity
 	// Base is what is left of it at FlexUntil; nothing is at Until.
@@ -120,7 +121,13 @@ func (n *Node) Topic(name string) (Topic, bool) {
 }
 
 // Pace implements agent.Node. This node tells publishers nothing.
-func (n *Node) Pace(string, srtmv1.PacingMode, []*srtmv1.PublisherGroup) {}
+func (n *Node) Pace(name string, mode srtmv1.PacingMode, _ []*srtmv1.PublisherGroup) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if t, ok := n.mu.topics[name]; ok {
+		t.Pacing = mode
+	}
+}
 
 // Prepare implements agent.Node.
 func (n *Node) Prepare(name string, channels []string, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy, identity *srtmv1.TopicIdentity) error {
