@@ -42,10 +42,11 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 		healthy := func() error { return nil }
 		// Stopped in reverse: who asks first, who answers then.
 		if o.serves() {
-			decides, err := server.New(ctx, o.serverConfig(database, log, s.Metrics))
+			decides, err := server.New(ctx, o.serverConfig(database, log, s.Metrics, s.RPCListener.Addr().String()))
 			if err != nil {
 				return err
 			}
+			srtmv1.RegisterAdmissionReplicationServer(s.GRPC, decides)
 			o.asks.Servers = []string{cmp.Or(o.advertise, decides.Addr().String())}
 			state, healthy = func() any { return decides.State() }, decides.Healthy
 			s.Group.Add("server", decides.Run)

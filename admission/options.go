@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -11,16 +12,22 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
 
 	"github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/admission/server"
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/daemon"
+	"github.com/srtm-io/srtm/internal/secure"
 )
 
 // options are everything that can be configured, by flag or by file.
 type options struct {
 	at                                  daemon.Addresses
 	udpAddress, advertise               string
+	advertiseGRPC                       string
+	peers                               secure.ClientConfig
+	peerOptions                         []grpc.DialOption
 	role                                string
 	dataPath, database                  string
 	loops, maxKeys, maxSessions         int
@@ -41,6 +48,8 @@ func (o *options) flags(fs *flag.FlagSet) {
 	fs.StringVar(&o.database, "database", "", "`URL` of a PostgreSQL store (postgres://...), in place of SQLite")
 	fs.StringVar(&o.udpAddress, "udp-address", "127.0.0.1:4193", "`host:port` for UDP: questions; beyond loopback with --mac-key-file only")
 	fs.StringVar(&o.advertise, "advertise", "", "`host:port` at which routers and other servers reach --udp-address, and this server's name in the store, where it is to stay the same (default: --udp-address)")
+	fs.StringVar(&o.advertiseGRPC, "advertise-grpc", "", "`host:port` at which other servers reach --grpc-address, to replicate what keys hold (default: --grpc-address)")
+	o.peers.Flags(fs, "peer-", "other servers")
 	fs.IntVar(&o.loops, "udp-loops", runtime.GOMAXPROCS(0), "how many sockets and goroutines answer questions")
 	fs.Func("server", "UDP `host:port` of a server to ask, for --role=router, until the store has said which there are; repeat it for several", func(s string) error {
 		o.asks.Servers = append(o.asks.Servers, s)
@@ -112,6 +121,9 @@ func (o *options) validate() error {
 			fault("--mac-key-file: %w", err)
 		}
 	}
+	if o.peerOptions, err = o.peers.Load("peer-"); err != nil {
+		errs = append(errs, err)
+	}
 	errs = append(errs, o.at.Validate())
 	if o.serves() && o.at.Guard != nil {
 		errs = append(errs, o.at.Guard.Check("--udp-address", o.udpAddress, o.macKeyFile != "", "--mac-key-file"))
@@ -119,10 +131,20 @@ func (o *options) validate() error {
 	return errors.Join(errs...)
 }
 
-func (o *options) serverConfig(s server.Store, log *slog.Logger, metrics prometheus.Registerer) server.Config {
+func (o *options) serverConfig(s server.Store, log *slog.Logger, metrics prometheus.Registerer, grpcAddress string) server.Config {
 	full, _ := client.ParseReply(o.fullReply) // as validated
 	return server.Config{
 		Address: o.udpAddress, Advertise: o.advertise, Loops: o.loops, Keys: o.asks.Keys, MaxKeys: o.maxKeys, MaxSessions: o.maxSessions,
 		AdmitFull: full, Checkpoint: o.checkpoint, Poll: o.poll, Store: s, Log: log, Metrics: metrics,
+		Replicate: cmp.Or(o.advertiseGRPC, grpcAddress), Dial: o.dial,
 	}
+}
+
+// dial reaches another server.
+func (o *options) dial(address string) (srtmv1.AdmissionReplicationClient, func() error, error) {
+	conn, err := grpc.NewClient(address, o.peerOptions...)
+	if err != nil {
+		return nil, nil, err
+	}
+	return srtmv1.NewAdmissionReplicationClient(conn), conn.Close, nil
 }

@@ -66,7 +66,7 @@ func (s *Server) grant(q *wire.Question) (a wire.Answer, g wire.Grant, ok bool) 
 	defer s.leases.mu.Unlock()
 	now := s.cfg.Now()
 	quiet := s.leases.quiet[p]
-	if !s.owners.Load().mine[p] || int64(s.cfg.Boot()) > s.sure.Load() || now.Mono.Before(quiet.Add(-lease.Quiet)) {
+	if !s.owners.Load().mine[p] || !s.alone() || now.Mono.Before(quiet.Add(-lease.Quiet)) {
 		return a, g, false
 	}
 	k := s.leases.keys[string(q.Key)]

@@ -130,6 +130,7 @@ func (s *Server) learn(ctx context.Context, key string) (full bool, err error) {
 	s.metrics.lookups.Inc()
 	seen := s.change.Load()
 	was := s.owners.Load().all[rule.Partition(key, rule.Partitions)]
+	sent := s.replicas.held(key, was.Epoch) // before the store, where it may go meanwhile
 	own, err := s.ownRule(ctx, key)
 	if err != nil {
 		return false, err
@@ -147,7 +148,7 @@ func (s *Server) learn(ctx context.Context, key string) (full bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	switch placed, full := s.place(key, own, credit, was); {
+	switch placed, full := s.place(key, own, table.Newer(credit, sent), was); {
 	case full:
 		return true, nil
 	case !placed:

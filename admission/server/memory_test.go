@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"time"
 
@@ -64,7 +65,9 @@ func (m *memory) save(me store.Member, credits []table.Credit) {
 	for _, c := range credits {
 		c.At = millis(c.At)
 		m.at[me.Address] = max(m.at[me.Address], c.At)
-		m.credits[c.Key] = c
+		if is, ok := m.credits[c.Key]; !ok || c.At > is.At || c.At == is.At && c.Credits < is.Credits {
+			m.credits[c.Key] = c
+		}
 	}
 }
 
@@ -128,10 +131,12 @@ func (m *memory) leave(address string) {
 func (m *memory) Join(_ context.Context, me store.Member, wall func() time.Duration) (time.Duration, error) {
 	m.number++
 	lost, at := time.Duration(0), m.time(wall())
-	if _, ok := m.members[me.Address]; ok {
-		lost = at + store.Lease
+	if was, ok := m.members[me.Address]; ok {
+		if lost = at + store.Lease; was.Follower != 0 && was.Follower != me.Follower {
+			lost = at + store.FollowerLease
+		}
 	}
-	m.members[me.Address], m.at[me.Address] = store.Member{Address: me.Address, Instance: me.Instance, Beat: 1}, at
+	m.members[me.Address], m.at[me.Address] = store.Member{Address: me.Address, Instance: me.Instance, Beat: 1, Replicate: me.Replicate}, at
 	m.take(me.Address, me.Address, lost)
 	m.take(me.Address, "", 0)
 	return at, nil
@@ -143,14 +148,20 @@ func (m *memory) Renew(_ context.Context, me store.Member) (members []store.Memb
 	}
 	is := m.members[me.Address]
 	is.Beat++
+	is.Follower = me.Follower
 	m.members[me.Address] = is
-	for _, other := range m.members {
-		members = append(members, other)
-	}
+	members, _ = m.Members(context.Background())
 	return members, m.number, nil
 }
 
-func (m *memory) Claim(_ context.Context, me, from store.Member, wall time.Duration) (time.Duration, error) {
+func (m *memory) Members(context.Context) (members []store.Member, err error) {
+	for _, address := range slices.Sorted(maps.Keys(m.members)) {
+		members = append(members, m.members[address])
+	}
+	return members, nil
+}
+
+func (m *memory) Claim(_ context.Context, me, from, follower store.Member, wall time.Duration) (time.Duration, error) {
 	if !m.mine(me) {
 		return 0, store.ErrFenced
 	}
@@ -158,6 +169,7 @@ func (m *memory) Claim(_ context.Context, me, from store.Member, wall time.Durat
 	at := m.time(wall)
 	is, there := m.members[from.Address]
 	switch {
+	case follower.Instance != 0 && m.members[follower.Address] != follower:
 	case from.Instance == 0 && !there:
 		m.take(me.Address, from.Address, 0)
 	case there && is == from:

@@ -15,6 +15,7 @@ type metrics struct {
 	malformed, badMAC, hellos, again, old, busy, moved prometheus.Counter
 	lookups, lookupErrors, pollErrors, saveErrors      prometheus.Counter
 	savedCredits, leaseErrors                          prometheus.Counter
+	sent, refused, sendErrors                          prometheus.Counter
 }
 
 func (m *metrics) init(s *Server, reg prometheus.Registerer) {
@@ -44,6 +45,9 @@ func (m *metrics) init(s *Server, reg prometheus.Registerer) {
 	m.pollErrors = counter("poll_errors_total", "Looks for edited rules that failed.")
 	m.saveErrors = counter("checkpoint_errors_total", "Check-points that failed.")
 	m.savedCredits = counter("checkpoint_keys_total", "Keys whose credits were saved by check-points.")
+	m.sent = counter("replicated_keys_total", "Keys whose credits were sent to the follower.")
+	m.refused = counter("replication_refused_total", "Keys whose credits the follower did not keep, for want of room or since it knew newer ones.")
+	m.sendErrors = counter("replication_errors_total", "Rounds of replication that failed.")
 	if reg == nil {
 		return
 	}
@@ -52,9 +56,10 @@ func (m *metrics) init(s *Server, reg prometheus.Registerer) {
 			return (time.Duration(s.cfg.Now().Mono) - time.Duration(at())).Seconds()
 		})
 	}
-	reg.MustRegister(decisions, datagrams, m.full, m.lookups, m.lookupErrors, m.pollErrors, m.saveErrors, m.savedCredits, m.leaseErrors,
+	reg.MustRegister(decisions, datagrams, m.full, m.lookups, m.lookupErrors, m.pollErrors, m.saveErrors, m.savedCredits, m.leaseErrors, m.sent, m.refused, m.sendErrors,
 		age("rules_age_seconds", "Time since edited rules were last looked for with success.", s.polled.Load),
 		age("checkpoint_age_seconds", "Time since the last check-point.", s.saved.Load),
+		age("replication_lag_seconds", "Time since all that had changed was last with the follower, if there is one.", s.replicated.Load),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_admission_partitions", Help: "Partitions of keys, of 4096, that this server owns."}, func() float64 { return float64(s.held.Load()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_admission_keys", Help: "Keys in memory."}, func() float64 { return float64(s.keys()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_admission_leased_keys", Help: "Keys of which a part is held elsewhere, or was until lately."}, func() float64 { return float64(s.leases.len()) }))

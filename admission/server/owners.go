@@ -56,6 +56,14 @@ func (s *Server) advance(floor time.Duration) {
 
 // join has the server own what it owned before.
 func (s *Server) join(ctx context.Context) error {
+	s.replicas.become(s.me.Instance)
+	if s.cfg.Dial != nil {
+		follower, err := s.recoverFrom(ctx)
+		if err != nil {
+			s.cfg.Log.Warn("what the server of this name had replicated is not known: going on with its last check-point", "err", err)
+		}
+		s.me.Follower = follower
+	}
 	boot := s.cfg.Boot()
 	floor, err := s.cfg.Store.Join(ctx, s.me, func() time.Duration { return s.now().Wall })
 	if err != nil {
@@ -118,6 +126,7 @@ func (s *Server) rejoin(ctx context.Context) error {
 func (s *Server) renew(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*storeDeadline)
 	defer cancel()
+	s.choose()
 	now, boot := s.now(), s.cfg.Boot()
 	limited, done := context.WithTimeout(ctx, storeDeadline)
 	members, number, err := s.cfg.Store.Renew(limited, s.me)
@@ -126,6 +135,8 @@ func (s *Server) renew(ctx context.Context) error {
 		return err
 	}
 	s.sure.Store(int64(boot.Add(strictOver)))
+	s.replicas.members(members, boot)
+	s.chosen()
 	t := s.owners.Load()
 	claimed, err := s.claim(ctx, s.silent(members, t, now.Mono, s.now().Mono), now)
 	if err != nil {
@@ -139,26 +150,59 @@ func (s *Server) renew(ctx context.Context) error {
 	return s.handOver(ctx, members)
 }
 
+// replaced is an owner that is silent, and its follower, where that must be so, too.
+type replaced struct{ owner, follower store.Member }
+
+// watch keeps since when each has been as it is.
+func watch[K comparable](known map[K]seen, is map[K]store.Member, read mono.Time) {
+	maps.DeleteFunc(known, func(k K, was seen) bool { m, ok := is[k]; return !ok || m != was.member })
+	for k, m := range is {
+		if _, ok := known[k]; !ok {
+			known[k] = seen{m, read}
+		}
+	}
+}
+
 // silent takes the time before and after members were read, and returns the owners that this server is to replace: those that were seen
-// without a sign of life for as long as a lease takes, and whose next living member, in
-// the order of addresses, is this one.
-func (s *Server) silent(members []store.Member, t *owners, now, read mono.Time) (over []store.Member) {
-	at := map[string]store.Member{}
+// without a sign of life for as long as a lease takes, and that this one follows. One that
+// another follows which is silent for that one's lease, or that none does, is replaced by
+// the next living member in the order of addresses.
+func (s *Server) silent(members []store.Member, t *owners, now, read mono.Time) (over []replaced) {
+	if now.Sub(s.looked) > strictOver { // who could not be heard was not silent
+		clear(s.seen)
+		clear(s.followers)
+	}
+	s.looked, s.members = read, members
+	at, followers := map[string]store.Member{}, map[int64]store.Member{}
 	for _, p := range t.all {
 		at[p.Owner] = store.Member{Address: p.Owner}
 	}
 	for _, m := range members {
 		at[m.Address] = m
-	}
-	for address, m := range at {
-		if known, ok := s.seen[address]; !ok || known.member != m {
-			s.seen[address] = seen{m, read}
+		if _, known := followers[m.Follower]; !known {
+			followers[m.Follower] = store.Member{}
 		}
 	}
-	maps.DeleteFunc(s.seen, func(address string, _ seen) bool { _, ok := at[address]; return !ok })
+	for _, m := range members {
+		if _, follows := followers[m.Instance]; follows {
+			followers[m.Instance] = m
+		}
+	}
+	watch(s.seen, at, read)
+	watch(s.followers, followers, read)
 	addresses := slices.Sorted(maps.Keys(at))
 	for i, address := range addresses {
+		m := at[address]
 		if address == s.me.Address || now.Sub(s.seen[address].since) <= leaseOver {
+			continue
+		}
+		follower := s.followers[m.Follower]
+		mine := m.Follower != 0 && m.Follower == s.me.Instance
+		if !mine && m.Follower != 0 && now.Sub(follower.since) <= store.FollowerLease || !s.replicas.silent(m, s.cfg.Boot()) {
+			continue
+		}
+		if mine {
+			over = append(over, replaced{owner: m})
 			continue
 		}
 		for next := range len(addresses) {
@@ -167,7 +211,7 @@ func (s *Server) silent(members []store.Member, t *owners, now, read mono.Time) 
 				continue
 			}
 			if heir == s.me.Address {
-				over = append(over, at[address])
+				over = append(over, replaced{m, follower.member})
 			}
 			break
 		}
@@ -175,14 +219,14 @@ func (s *Server) silent(members []store.Member, t *owners, now, read mono.Time) 
 	return over
 }
 
-func (s *Server) claim(ctx context.Context, silent []store.Member, now table.Now) (claimed bool, err error) {
-	for _, m := range silent {
-		floor, err := s.cfg.Store.Claim(ctx, s.me, m, now.Wall)
+func (s *Server) claim(ctx context.Context, silent []replaced, now table.Now) (claimed bool, err error) {
+	for _, r := range silent {
+		floor, err := s.cfg.Store.Claim(ctx, s.me, r.owner, r.follower, now.Wall)
 		if err != nil {
 			return claimed, err
 		}
 		s.advance(floor)
-		s.cfg.Log.Warn("took over the partitions of a silent server", "server", m.Address, "left", m.Instance == 0)
+		s.cfg.Log.Warn("took over the partitions of a silent server", "server", r.owner.Address, "left", r.owner.Instance == 0)
 		claimed = true
 	}
 	return claimed, nil
@@ -196,10 +240,12 @@ func (s *Server) readOwners(ctx context.Context) error {
 		return err
 	}
 	old, next := s.owners.Load(), &owners{number: number, all: all}
+	owns := map[string]bool{}
 	var kept [rule.Partitions]bool
 	var drop [shards]bool
 	held := 0
 	for i, p := range all {
+		owns[p.Owner] = true
 		next.mine[i], next.hash[i] = p.Owner == s.me.Address, hashOf(p.Owner)
 		had := len(old.all) > 0 && old.all[i].Owner == s.me.Address
 		kept[i] = next.mine[i] && had && old.all[i].Epoch == p.Epoch
@@ -222,6 +268,7 @@ func (s *Server) readOwners(ctx context.Context) error {
 		}
 	}
 	s.leases.own(&kept, next, s.now())
+	s.replicas.inherit(owns)
 	s.owners.Store(next)
 	s.held.Store(int64(held))
 	s.frozen = false
@@ -240,7 +287,7 @@ func (s *Server) handOver(ctx context.Context, members []store.Member) error {
 			moving[p], to = true, is.Target
 		}
 	}
-	if len(moving) == 0 {
+	if len(moving) == 0 || len(s.replicas.inherited()) > 0 { // which is not saved
 		return nil
 	}
 	of := func(p int) bool { return moving[p] }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"math/big"
 	"net"
 	"path/filepath"
@@ -15,12 +16,14 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/admission/store"
 	"github.com/srtm-io/srtm/admission/table"
 	"github.com/srtm-io/srtm/admission/wire"
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -47,6 +50,7 @@ type world struct {
 	requests []*request
 	charges  map[string][]*charge // by key
 	deep     bool                 // a step within one
+	late     []func()             // what was sent to a follower, and comes again
 }
 
 // node is a server. Whatever it does with the store may take time, and while cut it fails.
@@ -56,9 +60,11 @@ type node struct {
 	w         *world
 	name      string
 	dead, cut bool
+	deaf      bool // to other servers
 	unsaved   map[string][]*charge
 	answers   map[uint64]wire.Answer // by number
 	session   uint64
+	recovered *node // the follower that told it what the one before of its name had sent
 }
 
 // charge is what a server took for a request that it admitted.
@@ -68,6 +74,7 @@ type charge struct {
 	saved bool
 	node  *node
 	epoch uint32 // of the key's partition, as the node knew it
+	with  *node  // the follower that was sent what the key held after it
 }
 
 // request is what a client wants decided once: it goes on to another server if one says
@@ -141,12 +148,21 @@ func (n *node) HandOver(ctx context.Context, me store.Member, to string, partiti
 }
 
 func (n *node) Join(ctx context.Context, me store.Member, wall func() time.Duration) (floor time.Duration, err error) {
-	err = n.do(func() error { floor, err = n.records.Join(ctx, me, wall); return err })
+	err = n.do(func() error {
+		floor, err = n.records.Join(ctx, me, wall)
+		n.inherits(n.recovered)
+		return err
+	})
+	n.recovered = nil
 	return floor, err
 }
 
-func (n *node) Claim(ctx context.Context, me, from store.Member, wall time.Duration) (floor time.Duration, err error) {
-	err = n.do(func() error { floor, err = n.records.Claim(ctx, me, from, wall); return err })
+func (n *node) Claim(ctx context.Context, me, from, follower store.Member, wall time.Duration) (floor time.Duration, err error) {
+	err = n.do(func() error {
+		floor, err = n.records.Claim(ctx, me, from, follower, wall)
+		n.inherits(n)
+		return err
+	})
 	return floor, err
 }
 
@@ -181,6 +197,120 @@ func (n *node) Credit(ctx context.Context, key string) (c *table.Credit, err err
 	return c, err
 }
 
+// inherits has a server answer for what a follower knows that was admitted in the epoch
+// before the server's.
+func (n *node) inherits(follower *node) {
+	all, _, err := n.records.Owners(context.Background())
+	if err != nil {
+		n.w.t.Fatal(err)
+	}
+	for key, charges := range n.w.charges {
+		p := all[rule.Partition(key, rule.Partitions)]
+		for _, c := range charges {
+			if follower != nil && p.Owner == n.name && c.with == follower && c.epoch+1 == p.Epoch && !c.saved {
+				c.node, c.epoch, c.with = n, p.Epoch, nil
+				n.unsaved[key] = append(n.unsaved[key], c)
+			}
+		}
+	}
+}
+
+// link is a server's connection to another one, which loses requests and answers.
+type link struct {
+	from    *node
+	address string
+}
+
+// reach returns one of the processes that have the address; a request may be lost.
+func (l link) reach() (*node, error) {
+	w := l.from.w
+	var at []*node
+	for _, n := range w.nodes {
+		if n.name == l.address && !n.dead {
+			at = append(at, n)
+		}
+	}
+	if w.chance(8, "slow link") {
+		w.pass(2 * time.Second)
+	}
+	if len(at) == 0 || l.from.deaf || w.chance(5, "lost request") {
+		return nil, errLink
+	}
+	to := at[rapid.IntRange(0, len(at)-1).Draw(w.t, "process")]
+	if to.deaf {
+		return nil, errLink
+	}
+	return to, nil
+}
+
+func (l link) Replicate(ctx context.Context, q *srtmv1.ReplicateRequest, _ ...grpc.CallOption) (*srtmv1.ReplicateResponse, error) {
+	w := l.from.w
+	to, err := l.reach()
+	if err != nil {
+		return nil, err
+	}
+	if w.chance(3, "again") {
+		w.late = append(w.late, func() { _, _ = to.Server.Replicate(ctx, q) })
+	}
+	a, err := to.Server.Replicate(ctx, q)
+	if err == nil {
+		for _, credit := range q.GetCredits() {
+			for _, c := range l.from.unsaved[credit.GetKey()] {
+				if c.epoch == credit.GetEpoch() {
+					c.with = to
+				}
+			}
+		}
+	}
+	if w.chance(5, "lost answer") {
+		err = cmp.Or(err, errLink)
+	}
+	if w.chance(8, "slow link") {
+		w.pass(2 * time.Second)
+	}
+	return a, err
+}
+
+// sent is a stream of what there is.
+type sent struct {
+	grpc.ClientStream
+	srtmv1.AdmissionReplication_RecoverServer
+	all []*srtmv1.RecoverResponse
+}
+
+func (s *sent) Context() context.Context { return context.Background() }
+func (s *sent) RecvMsg(any) error        { return nil }
+func (s *sent) SendMsg(any) error        { return nil }
+func (s *sent) Send(r *srtmv1.RecoverResponse) error {
+	s.all = append(s.all, r)
+	return nil
+}
+
+func (s *sent) Recv() (*srtmv1.RecoverResponse, error) {
+	if len(s.all) == 0 {
+		return nil, io.EOF
+	}
+	r := s.all[0]
+	s.all = s.all[1:]
+	return r, nil
+}
+
+func (l link) Recover(_ context.Context, q *srtmv1.RecoverRequest, _ ...grpc.CallOption) (grpc.ServerStreamingClient[srtmv1.RecoverResponse], error) {
+	to, err := l.reach()
+	if err != nil {
+		return nil, err
+	}
+	all := &sent{}
+	err = to.Server.Recover(q, all)
+	if l.from.w.chance(5, "lost answer") {
+		err = cmp.Or(err, errLink)
+	}
+	if err == nil {
+		l.from.recovered = to
+	}
+	return all, err
+}
+
 const wallStart = 1_700_000_000 * time.Second
 
 // start has another server, or the next of a name that is no more or is cut off.
@@ -188,7 +318,11 @@ func (w *world) start(name string) {
 	n := &node{records: w.records, w: w, name: name, unsaved: map[string][]*charge{}, answers: map[uint64]wire.Answer{}}
 	s, err := New(context.Background(), Config{
 		Address: "127.0.0.1:0", Advertise: name, MaxKeys: 6400, Store: n,
-		Now: func() table.Now { return table.Now{Mono: mono.Time(w.now), Wall: wallStart + w.now} },
+		Now:       func() table.Now { return table.Now{Mono: mono.Time(w.now), Wall: wallStart + w.now} },
+		Replicate: name,
+		Dial: func(address string) (srtmv1.AdmissionReplicationClient, func() error, error) {
+			return link{n, address}, func() error { return nil }, nil
+		},
 	})
 	if err == nil {
 		n.Server = s
@@ -224,7 +358,7 @@ func (w *world) got(d datagram, a wire.Answer) {
 		if n.answers[d.number] = a; again || a.Flags&wire.Admit == 0 || d.request.cost == 0 {
 			return
 		}
-		c := &charge{int64(d.request.cost), w.now, false, n, n.epoch(d.request.key)}
+		c := &charge{cost: int64(d.request.cost), at: w.now, node: n, epoch: n.epoch(d.request.key)}
 		w.charges[d.request.key] = append(w.charges[d.request.key], c)
 		n.unsaved[d.request.key] = append(n.unsaved[d.request.key], c)
 		d.request.charged++
@@ -253,19 +387,11 @@ func (w *world) step() {
 		w.start(rapid.SampledFrom(names).Draw(w.t, "name"))
 		return
 	}
-	switch what := rapid.IntRange(0, 19).Draw(w.t, "what"); {
+	switch what := rapid.IntRange(0, 24).Draw(w.t, "what"); {
 	case what < 3:
 		w.pass(4 * time.Second)
 	case what < 8: // questions, of which some arrive, some twice, or late, or not
-		for range rapid.IntRange(1, 4).Draw(w.t, "questions") {
-			r := &request{key: rapid.SampledFrom(keys).Draw(w.t, "key"), cost: uint32(rapid.IntRange(0, 5).Draw(w.t, "cost"))}
-			w.requests = append(w.requests, r)
-			w.ask(r, n)
-			for !w.chance(3, "later") {
-				w.arrive()
-			}
-		}
-		w.lookUps(n)
+		w.questions(n)
 	case what < 9:
 		w.arrive()
 		w.lookUps(n)
@@ -282,6 +408,8 @@ func (w *world) step() {
 		}
 	case what == 16:
 		n.cut = !n.cut
+	case what == 18:
+		n.deaf = !n.deaf
 	case what == 17 && w.chance(2, "kill -9"):
 		n.end()
 	case what == 17: // stops in order
@@ -289,9 +417,43 @@ func (w *world) step() {
 			_ = n.Leave(ctx, n.me)
 		}
 		n.end()
+	case what == 24 && len(w.late) > 0:
+		w.late[rapid.IntRange(0, len(w.late)-1).Draw(w.t, "late")]()
+	case what == 20: // in which all that live look at the store, and each other
+		rounds := rapid.IntRange(1, 5).Draw(w.t, "rounds")
+		if w.chance(4, "long") {
+			rounds = 40
+		}
+		for range rounds {
+			w.pass(3 * time.Second)
+			for _, n := range w.nodes {
+				if !n.dead && !w.chance(8, "late") {
+					_ = n.tendOnce(ctx)
+					_ = n.replicateOnce(ctx)
+				}
+			}
+			if w.chance(2, "questions") {
+				w.questions(n)
+			}
+		}
+	case what > 20 && what < 24:
+		_ = n.replicateOnce(ctx)
 	case len(w.nodes) < 8: // a name may be another's, who lives on
 		w.start(rapid.SampledFrom(names).Draw(w.t, "name"))
 	}
+}
+
+// questions are asked of a server.
+func (w *world) questions(n *node) {
+	for range rapid.IntRange(1, 4).Draw(w.t, "questions") {
+		r := &request{key: rapid.SampledFrom(keys).Draw(w.t, "key"), cost: uint32(rapid.IntRange(0, 5).Draw(w.t, "cost"))}
+		w.requests = append(w.requests, r)
+		w.ask(r, n)
+		for !w.chance(3, "later") {
+			w.arrive()
+		}
+	}
+	w.lookUps(n)
 }
 
 // arrive has a question arrive, the last one most often, and perhaps once more later.
@@ -449,7 +611,7 @@ func TestPromiseOnSQLite(t *testing.T) {
 }
 
 var (
-	names  = []string{"a", "b"}
+	names  = []string{"a", "b", "c"}
 	keys   = []string{"strict", "loose"}
 	shares = map[string]tokenbucket.Share{keys[0]: {Rate: 300, Burst: 5}, keys[1]: {Rate: 300, Burst: 5}}
 )

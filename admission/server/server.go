@@ -21,6 +21,7 @@ import (
 	"github.com/srtm-io/srtm/admission/store"
 	"github.com/srtm-io/srtm/admission/table"
 	"github.com/srtm-io/srtm/admission/wire"
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
 )
@@ -37,7 +38,8 @@ type Store interface {
 	Forget(ctx context.Context, credits []table.Credit) error
 	Join(ctx context.Context, me store.Member, wall func() time.Duration) (time.Duration, error)
 	Renew(ctx context.Context, me store.Member) (members []store.Member, owners uint64, err error)
-	Claim(ctx context.Context, me, from store.Member, wall time.Duration) (time.Duration, error)
+	Claim(ctx context.Context, me, from, follower store.Member, wall time.Duration) (time.Duration, error)
+	Members(ctx context.Context) ([]store.Member, error)
 	Owners(ctx context.Context) (all []store.Partition, number uint64, err error)
 	HandOver(ctx context.Context, me store.Member, to string, partitions []int, credits []table.Credit) error
 	Leave(ctx context.Context, me store.Member) error
@@ -59,6 +61,12 @@ type Config struct {
 	Log         *slog.Logger
 	Metrics     prometheus.Registerer // nil: none
 
+	// Replicate is the address where others reach the service AdmissionReplication that is
+	// this server, and Dial reaches another's. Without Dial nothing is replicated.
+	Replicate string
+	Send      time.Duration // between rounds of replication; DefaultSend
+	Dial      func(address string) (client srtmv1.AdmissionReplicationClient, hangUp func() error, err error)
+
 	// Times for tests; nil: the clocks. Boot goes on while the machine is suspended; nil
 	// beside Now: as that.
 	Now  func() table.Now
@@ -72,6 +80,7 @@ const (
 	DefaultCheckpoint  = time.Second
 	DefaultPoll        = time.Second
 	DefaultRenew       = 2 * time.Second
+	DefaultSend        = 100 * time.Millisecond
 )
 
 const (
@@ -81,21 +90,27 @@ const (
 
 // Server decides. Make one with New, and Run it.
 type Server struct {
+	srtmv1.UnimplementedAdmissionReplicationServer
+
 	cfg   Config
 	loops []*loop
 	wake  chan struct{} // of one: the table of owners may have changed
 
 	owners atomic.Pointer[owners]
 	ahead  atomic.Int64 // of the store's time before the wall clock, see now
-	sure   atomic.Int64 // until when no other server can own what is here, by Boot
+	sure   atomic.Int64 // until when no other server can own what is here, by Boot and the store
 	held   atomic.Int64 // partitions
 	woken  atomic.Int64 // mono.Time
 
-	saving sync.Mutex // guards me; held where credits or owners are written
-	me     store.Member
-	seen   map[string]seen // owned by tend
-	frozen bool            // the same
-	atOnce int             // the same: partitions of the next handOver
+	saving    sync.Mutex // guards me; held where credits or owners are written
+	me        store.Member
+	seen      map[string]seen // owned by tend, as what follows: by address
+	looked    mono.Time       // when members were last read
+	members   []store.Member  // as of then
+	followers map[int64]seen  // by instance
+	next      store.Member    // that is to be this one's follower
+	frozen    bool            // the same
+	atOnce    int             // the same: partitions of the next handOver
 
 	shards [shards]struct {
 		sync.Mutex
@@ -106,14 +121,17 @@ type Server struct {
 		rules  rule.Defaults
 		change uint64 // when they last changed
 	}
-	polling sync.Mutex    // taken before defaults
-	change  atomic.Uint64 // the last edit that is followed, or is being followed
-	polled  atomic.Int64  // when edits were last looked for with success, mono.Time
-	saved   atomic.Int64  // the same for check-points
-	swept   string        // the last key that sweep looked at; checkpoints'
-	lookups lookups
-	leases  leases
-	metrics metrics
+	polling    sync.Mutex    // taken before defaults
+	change     atomic.Uint64 // the last edit that is followed, or is being followed
+	polled     atomic.Int64  // when edits were last looked for with success, mono.Time
+	saved      atomic.Int64  // the same for check-points
+	savedTo    atomic.Int64  // wall clock, ms: what changed before is in the store
+	replicated atomic.Int64  // mono.Time: what changed before is with the follower, if there is one
+	swept      string        // the last key that sweep looked at; checkpoints'
+	lookups    lookups
+	leases     leases
+	replicas   replicas
+	metrics    metrics
 }
 
 // New opens the sockets and reads the defaults. Run must follow, or Close.
@@ -148,14 +166,19 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	if cfg.Renew == 0 {
 		cfg.Renew = DefaultRenew
 	}
+	if cfg.Send == 0 {
+		cfg.Send = DefaultSend
+	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{cfg: cfg, wake: make(chan struct{}, 1), seen: make(map[string]seen), atOnce: movedAtOnce}
+	s := &Server{cfg: cfg, wake: make(chan struct{}, 1), seen: make(map[string]seen), followers: make(map[int64]seen), atOnce: movedAtOnce}
 	s.owners.Store(new(owners))
 	s.leases.keys = make(map[string]*lease.Key)
+	s.replicas.max = cfg.MaxKeys
 	for i := range s.shards {
 		s.shards[i].keys = table.New((cfg.MaxKeys + shards - 1) / shards)
+		s.shards[i].keys.Sends = cfg.Dial != nil
 	}
 	if err := s.readDefaults(ctx); err != nil {
 		return nil, fmt.Errorf("admission store: %w", err)
@@ -163,12 +186,13 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	now := cfg.Now()
 	s.polled.Store(int64(now.Mono))
 	s.saved.Store(int64(now.Mono))
+	s.replicated.Store(int64(now.Mono))
 	secret := make([]byte, 32)
 	rand.Read(secret)
 	if err := s.listen(secret); err != nil {
 		return nil, err
 	}
-	s.me = store.Member{Address: cmp.Or(cfg.Advertise, s.Addr().String()), Instance: newInstance()}
+	s.me = store.Member{Address: cmp.Or(cfg.Advertise, s.Addr().String()), Instance: newInstance(), Replicate: cfg.Replicate}
 	if err := s.join(ctx); err != nil {
 		s.Close()
 		return nil, fmt.Errorf("admission store: %w", err)
@@ -235,11 +259,15 @@ func (s *Server) Run(ctx context.Context) error {
 	working.Go(func() { s.checkpoints(work) })
 	working.Go(func() { s.tend(work) })
 	working.Go(func() { every(work, lookLeases, s.tendLeases) })
+	if s.cfg.Dial != nil {
+		working.Go(func() { every(work, s.cfg.Send, s.replicate) })
+	}
 	<-ctx.Done()
 	s.Close()
 	reading.Wait()
 	stop()
 	working.Wait()
+	s.replicas.become(0)
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastDeadline)
 	defer cancel()
 	err := s.checkpoint(last, lastDeadline)
@@ -272,6 +300,12 @@ func (s *Server) shard(key []byte) *struct {
 	return &s.shards[rule.Partition(key, rule.Partitions)%shards]
 }
 
+// alone reports that no other can decide meanwhile: so the store or the follower has said.
+func (s *Server) alone() bool {
+	now := int64(s.cfg.Boot())
+	return now <= s.sure.Load() || now <= s.replicas.word.Load()
+}
+
 // decide is the whole of a decision that needs no store. It reports false for a key
 // that is not decided here. That is looked at under the shard's lock, so that what is
 // handed over has all that was decided.
@@ -286,7 +320,7 @@ func (s *Server) decide(key []byte, cost uint32, now mono.Time, peek bool) (v ta
 	if v.Lent {
 		s.decideLent(key, int64(cost), peek, &v)
 	}
-	if (v.Strict || v.Leased || v.Lent) && int64(s.cfg.Boot()) > s.sure.Load() {
+	if (v.Strict || v.Leased || v.Lent) && !s.alone() {
 		v.Admit, v.Denied, v.Retry = v.Shadow, true, time.Second
 	}
 	return v, here

@@ -173,6 +173,7 @@ func (s *Server) sweep(ctx context.Context) error {
 // as changed again. A batch has so much time; between them the lease can be renewed.
 func (s *Server) checkpoint(ctx context.Context, limit time.Duration) error {
 	var credits []table.Credit
+	began := s.now().Wall.Milliseconds()
 	for i := range s.shards {
 		sh := &s.shards[i]
 		sh.Lock()
@@ -200,7 +201,11 @@ func (s *Server) checkpoint(ctx context.Context, limit time.Duration) error {
 			s.metrics.savedCredits.Add(float64(len(credits)))
 		}
 	}
+	if err := s.saveInherited(ctx, limit); err != nil {
+		return err
+	}
 	s.saved.Store(int64(s.cfg.Now().Mono))
+	s.savedTo.Store(began)
 	return nil
 }
 
@@ -212,6 +217,7 @@ type State struct {
 	Change     uint64         `json:"change"`     // the last edit of a rule that is followed
 	Polled     string         `json:"polled"`     // how long ago edits were looked for
 	Saved      string         `json:"checkpoint"` // how long ago
+	Follower   string         `json:"follower"`   // what changes is replicated to it
 	MostDenied []table.Denied `json:"most_denied"`
 }
 
@@ -220,6 +226,9 @@ func (s *Server) State() State {
 	now := s.cfg.Now().Mono
 	ago := func(at int64) string { return now.Sub(mono.Time(at)).Round(time.Millisecond).String() }
 	state := State{Partitions: s.held.Load(), Leased: s.leases.len(), Change: s.change.Load(), Polled: ago(s.polled.Load()), Saved: ago(s.saved.Load())}
+	s.replicas.mu.Lock()
+	state.Follower = s.replicas.follower.Address
+	s.replicas.mu.Unlock()
 	for i := range s.shards {
 		s.shards[i].Lock()
 		state.Keys += s.shards[i].keys.Len()

@@ -17,7 +17,7 @@ import (
 // rowsAtOnce is how many rows one statement writes.
 const rowsAtOnce = 500
 
-// SaveCredits writes what keys hold, all or none, for a server that knows the owners by
+// SaveCredits writes what keys hold, unless something newer is there, all or none, for a server that knows the owners by
 // their number: what it holds of a partition that it has handed over, without having
 // heard so, is old. Errors: ErrFenced; ErrMoved.
 func (s *Store) SaveCredits(ctx context.Context, me Member, owners uint64, credits []table.Credit) error {
@@ -63,7 +63,8 @@ func save(ctx context.Context, tx *sql.Tx, me Member, credits []table.Credit) er
 			fmt.Fprintf(&query, "($%d,$%d,$%d)", 3*i+1, 3*i+2, 3*i+3)
 			args = append(args, c.Key, int64(c.Credits), millis(c.At))
 		}
-		query.WriteString(` ON CONFLICT (key) DO UPDATE SET credit_milli = excluded.credit_milli, at_ms = excluded.at_ms`)
+		query.WriteString(` ON CONFLICT (key) DO UPDATE SET credit_milli = excluded.credit_milli, at_ms = excluded.at_ms
+			WHERE excluded.at_ms > credits.at_ms OR excluded.at_ms = credits.at_ms AND excluded.credit_milli < credits.credit_milli`)
 		_, err = tx.ExecContext(ctx, query.String(), args...)
 	}
 	return err

@@ -13,11 +13,21 @@ import (
 // others judge that by their own clocks, so that no two clocks are compared.
 type Member struct {
 	Address        string
-	Instance, Beat int64 // Instance: of the process; 0 where a server has stopped
+	Instance, Beat int64  // Instance: of the process; 0 where a server has stopped
+	Replicate      string // address where it takes what others send as their follower; "": nowhere
+	Follower       int64  // instance of its follower; 0 for none
 }
 
-// Lease is how long after its last renewal a server may be replaced: it knows so itself.
-const Lease = 6 * time.Second
+const (
+	// Lease is how long after its last renewal a server may be replaced by its follower, or
+	// if it has none by any other: it knows so itself.
+	Lease = 6 * time.Second
+	// FollowerLease is for how long a follower must be silent, too, for any other server to
+	// replace the owner: the two may live on behind a cut network, or the store be away for
+	// all, and the owner decides by its follower's word. So it is longer than a database
+	// takes to fail over.
+	FollowerLease = time.Minute
+)
 
 // Partition says who owns a partition.
 type Partition struct {
@@ -86,7 +96,8 @@ const take = `UPDATE partitions SET server = $1, epoch = epoch + 1, target = '',
 // Join makes a server a member, which owns what it owned before, and what nobody
 // did. It returns the store's time, from which the server is to count on. Where the one
 // before at that address did not Leave, what it had is lost, at the end of its lease: it
-// may live on, cut off from the store. So wall is read after its last renewal.
+// may live on, cut off from the store. So wall is read after its last renewal. The lease is
+// its follower's, unless that is the one that me names, which has ended its word.
 func (s *Store) Join(ctx context.Context, me Member, wall func() time.Duration) (time.Duration, error) {
 	var at int64
 	err := s.own(ctx, func(do execute, tx *sql.Tx) (err error) {
@@ -99,12 +110,18 @@ func (s *Store) Join(ctx context.Context, me Member, wall func() time.Duration) 
 		}
 		lost := int64(0)
 		if before == nil {
-			lost = at + Lease.Milliseconds()
+			var follower int64
+			if err := tx.QueryRowContext(ctx, `SELECT follower FROM servers WHERE address = $1`, me.Address).Scan(&follower); err != nil {
+				return err
+			}
+			if lost = at + Lease.Milliseconds(); follower != 0 && follower != me.Follower {
+				lost = at + FollowerLease.Milliseconds()
+			}
 		}
 		if _, err := do(`DELETE FROM servers WHERE address = $1`, me.Address); err != nil {
 			return err
 		}
-		if _, err := do(`INSERT INTO servers (address, instance, beat, at_ms) VALUES ($1, $2, 1, $3)`, me.Address, me.Instance, at); err != nil {
+		if _, err := do(`INSERT INTO servers (address, instance, beat, at_ms, replicate, follower) VALUES ($1, $2, 1, $3, $4, 0)`, me.Address, me.Instance, at, me.Replicate); err != nil {
 			return err
 		}
 		if _, err := do(take, me.Address, lost, me.Address); err != nil {
@@ -116,10 +133,10 @@ func (s *Store) Join(ctx context.Context, me Member, wall func() time.Duration) 
 	return time.Duration(at) * time.Millisecond, err
 }
 
-// Renew says that a server lives, and returns who else is a member and a number that
-// changes with the owners. Error: ErrFenced.
+// Renew says that a server lives and who follows it, and returns who else is a member and
+// a number that changes with the owners. Error: ErrFenced.
 func (s *Store) Renew(ctx context.Context, me Member) (members []Member, owners uint64, err error) {
-	if err := one(s.db.ExecContext(ctx, `UPDATE servers SET beat = beat + 1 WHERE address = $1 AND instance = $2`, me.Address, me.Instance)); err != nil {
+	if err := one(s.db.ExecContext(ctx, `UPDATE servers SET beat = beat + 1, follower = $1 WHERE address = $2 AND instance = $3`, me.Follower, me.Address, me.Instance)); err != nil {
 		return nil, 0, err
 	}
 	if members, err = s.Members(ctx); err == nil {
@@ -132,10 +149,10 @@ func (s *Store) Renew(ctx context.Context, me Member) (members []Member, owners 
 func (s *Store) Members(ctx context.Context) (members []Member, err error) {
 	_, err = s.list(ctx, func(row *sql.Rows) error {
 		var m Member
-		err := row.Scan(&m.Address, &m.Instance, &m.Beat)
+		err := row.Scan(&m.Address, &m.Instance, &m.Beat, &m.Replicate, &m.Follower)
 		members = append(members, m)
 		return err
-	}, `SELECT address, instance, beat FROM servers ORDER BY address`)
+	}, `SELECT address, instance, beat, replicate, follower FROM servers ORDER BY address`)
 	return members, err
 }
 
@@ -151,8 +168,9 @@ func (s *Store) Leave(ctx context.Context, me Member) error {
 
 // Claim takes all partitions of a server that was last seen so and has been silent
 // since; with Instance 0 of one that has left. It returns the store's time as Join does, and
-// does nothing if the server is heard of again. Error: ErrFenced.
-func (s *Store) Claim(ctx context.Context, me, from Member, wall time.Duration) (time.Duration, error) {
+// does nothing if the server, or its follower where that has an instance, is heard of again.
+// Error: ErrFenced.
+func (s *Store) Claim(ctx context.Context, me, from, follower Member, wall time.Duration) (time.Duration, error) {
 	var at int64
 	err := s.own(ctx, func(do execute, tx *sql.Tx) (err error) {
 		if err := one(do(`UPDATE servers SET at_ms = at_ms WHERE address = $1 AND instance = $2`, me.Address, me.Instance)); err != nil {
@@ -161,8 +179,12 @@ func (s *Store) Claim(ctx context.Context, me, from Member, wall time.Duration) 
 		if at, err = latest(ctx, tx, wall); err != nil {
 			return err
 		}
+		if follower.Instance != 0 { // which renews before this or sees it
+			err = one(do(`UPDATE servers SET at_ms = at_ms WHERE instance = $1 AND beat = $2`, follower.Instance, follower.Beat))
+		}
 		lost := at
-		if from.Instance == 0 {
+		if err != nil {
+		} else if from.Instance == 0 {
 			lost = 0
 			err = one(do(`UPDATE admission SET change = change WHERE NOT EXISTS (SELECT 1 FROM servers WHERE address = $1)`, from.Address))
 		} else {

@@ -15,7 +15,7 @@ import (
 )
 
 // version is of the tables. A store of another one is refused.
-const version = 2
+const version = 3
 
 var schema = []string{
 	`CREATE TABLE IF NOT EXISTS admission (version BIGINT NOT NULL, change BIGINT NOT NULL,
@@ -28,7 +28,8 @@ var schema = []string{
 	`CREATE TABLE IF NOT EXISTS credits (
 		key TEXT PRIMARY KEY, credit_milli BIGINT NOT NULL, at_ms BIGINT NOT NULL)`,
 	`CREATE TABLE IF NOT EXISTS servers (
-		address TEXT PRIMARY KEY, instance BIGINT NOT NULL, beat BIGINT NOT NULL, at_ms BIGINT NOT NULL)`,
+		address TEXT PRIMARY KEY, instance BIGINT NOT NULL, beat BIGINT NOT NULL, at_ms BIGINT NOT NULL,
+		replicate TEXT NOT NULL, follower BIGINT NOT NULL)`,
 	`CREATE TABLE IF NOT EXISTS partitions (
 		p INTEGER PRIMARY KEY, server TEXT NOT NULL, epoch BIGINT NOT NULL, lost_ms BIGINT NOT NULL, target TEXT NOT NULL)`,
 }

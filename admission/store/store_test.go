@@ -213,15 +213,15 @@ func owners(t *testing.T, database string) {
 		{"a second one", func() (time.Duration, error) { return s.Join(ctx, b, at(0)) }, 2*hour + 2, nil, "a", 2, 2*hour + 6001},
 		{"the first renews", func() (time.Duration, error) { _, _, err := s.Renew(ctx, a2); return 0, err }, 0, nil, "a", 2, 2*hour + 6001},
 		{"and so is not replaced", func() (time.Duration, error) {
-			return s.Claim(ctx, b, store.Member{Address: "a", Instance: 2, Beat: 1}, 0)
+			return s.Claim(ctx, b, store.Member{Address: "a", Instance: 2, Beat: 1}, store.Member{}, 0)
 		}, 2*hour + 3, nil, "a", 2, 2*hour + 6001},
-		{"nor as one that has left", func() (time.Duration, error) { return s.Claim(ctx, b, store.Member{Address: "a"}, 0) }, 2*hour + 4, nil, "a", 2, 2*hour + 6001},
+		{"nor as one that has left", func() (time.Duration, error) { return s.Claim(ctx, b, store.Member{Address: "a"}, store.Member{}, 0) }, 2*hour + 4, nil, "a", 2, 2*hour + 6001},
 		{"silent, it is", func() (time.Duration, error) {
-			return s.Claim(ctx, b, store.Member{Address: "a", Instance: 2, Beat: 2}, ms(2*hour+7000))
+			return s.Claim(ctx, b, store.Member{Address: "a", Instance: 2, Beat: 2}, store.Member{}, ms(2*hour+7000))
 		}, 2*hour + 7000, nil, "b", 3, 2*hour + 7000},
 		{"it comes too late", func() (time.Duration, error) { return save(a2, 3*hour) }, 0, store.ErrFenced, "b", 3, 2*hour + 7000},
 		{"and cannot take", func() (time.Duration, error) {
-			return s.Claim(ctx, a2, store.Member{Address: "b", Instance: 3, Beat: 1}, 0)
+			return s.Claim(ctx, a2, store.Member{Address: "b", Instance: 3, Beat: 1}, store.Member{}, 0)
 		}, 0, store.ErrFenced, "b", 3, 2*hour + 7000},
 		{"nowhere to move", func() (time.Duration, error) { return 0, s.Move(ctx, 0, 9, "a") }, 0, store.ErrNoServer, "b", 3, 2*hour + 7000},
 		{"it begins again", func() (time.Duration, error) { return s.Join(ctx, a2, at(0)) }, 2*hour + 7001, nil, "b", 3, 2*hour + 7000},
@@ -232,7 +232,7 @@ func owners(t *testing.T, database string) {
 			return 0, s.SaveCredits(ctx, b, number-1, credit(4*hour))
 		}, 0, store.ErrMoved, "a", 4, 2*hour + 7000},
 		{"it leaves", func() (time.Duration, error) { return 0, s.Leave(ctx, a2) }, 0, nil, "a", 4, 2*hour + 7000},
-		{"and nothing is lost", func() (time.Duration, error) { return s.Claim(ctx, b, store.Member{Address: "a"}, 0) }, 3*hour + 2, nil, "b", 5, 2*hour + 7000},
+		{"and nothing is lost", func() (time.Duration, error) { return s.Claim(ctx, b, store.Member{Address: "a"}, store.Member{}, 0) }, 3*hour + 2, nil, "b", 5, 2*hour + 7000},
 	} {
 		if floor, err := step.do(); !errors.Is(err, step.fails) || floor != ms(step.floor) {
 			t.Errorf("%s: %v, %v, want %v, %v", step.what, floor.Milliseconds(), err, step.floor, step.fails)
@@ -253,7 +253,7 @@ func owners(t *testing.T, database string) {
 		t.Errorf("%+v, %v", all[:11], err)
 	}
 	members, is, err := s.Renew(ctx, b)
-	if err != nil || is != number || fmt.Sprint(members) != "[{b 3 2}]" {
+	if err != nil || is != number || fmt.Sprint(members) != "[{b 3 2  0}]" {
 		t.Errorf("%v, %d, want %d, %v", members, is, number, err)
 	}
 	if change, err := s.LastChange(ctx); err != nil || change != before {

@@ -1,6 +1,7 @@
 package table
 
 import (
+	"math"
 	"time"
 
 	"github.com/srtm-io/srtm/admission/rule"
@@ -26,20 +27,62 @@ func (s *Shard) Dirty() int { return len(s.dirty) }
 
 // Changed appends what up to n keys hold that changed since they were last returned.
 func (s *Shard) Changed(to []Credit, n int, now Now) []Credit {
-	taken := 0
-	for _, i := range s.dirty {
+	return s.take(&s.dirty, isDirty, nil, to, n, now)
+}
+
+// Export is Changed for all keys of some partitions.
+func (s *Shard) Export(to []Credit, of func(partition int) bool, now Now) []Credit {
+	return s.take(&s.dirty, isDirty, of, to, math.MaxInt, now)
+}
+
+// Unsent is Changed for another reader than that one's, if there is one: see Sends.
+func (s *Shard) Unsent(to []Credit, n int, now Now) []Credit {
+	return s.take(&s.unsent, isUnsent, nil, to, n, now)
+}
+
+// take returns what list has, of all partitions if of is nil.
+func (s *Shard) take(list *[]int32, flag flags, of func(partition int) bool, to []Credit, n int, now Now) []Credit {
+	left := (*list)[:0]
+	for at, i := range *list {
 		if n == 0 {
+			left = append(left, (*list)[at:]...)
 			break
 		}
-		taken++
-		if e := s.slot(i); e.flags&isDirty != 0 {
-			e.flags &^= isDirty
+		switch e := s.slot(i); {
+		case e.flags&flag == 0:
+		case of == nil || of(rule.Partition(e.key, rule.Partitions)):
+			e.flags &^= flag
 			to = append(to, e.credit(now))
 			n--
+		default:
+			left = append(left, i)
 		}
 	}
-	s.dirty = s.dirty[:copy(s.dirty, s.dirty[taken:])]
+	*list = left
 	return to
+}
+
+// Resend takes back what Unsent returned and could not be sent.
+func (s *Shard) Resend(key string) {
+	if i, ok := s.index[key]; ok {
+		s.mark(i)
+	}
+}
+
+// ResendAll has Unsent begin anew, with what Changed would return.
+func (s *Shard) ResendAll() {
+	for _, i := range s.dirty {
+		if s.slot(i).flags&isDirty != 0 {
+			s.mark(i)
+		}
+	}
+}
+
+func (s *Shard) mark(i int32) {
+	if e := s.slot(i); e.flags&isUnsent == 0 {
+		e.flags |= isUnsent
+		s.unsent = append(s.unsent, i)
+	}
 }
 
 // Unchanged takes back what Changed returned and nobody could take.
@@ -67,23 +110,6 @@ func Held(c *Credit, r *rule.Rule, now Now) tokenbucket.Tokens {
 	b := tokenbucket.New(r.Share, now.Mono)
 	b.Retune(now.Mono, r.Share, max(0, c.Credits))
 	return min(full, b.Tokens(now.Mono.Add(age)))
-}
-
-// Export is Changed for all keys of some partitions.
-func (s *Shard) Export(to []Credit, of func(partition int) bool, now Now) []Credit {
-	left := s.dirty[:0]
-	for _, i := range s.dirty {
-		switch e := s.slot(i); {
-		case e.flags&isDirty == 0:
-		case of(rule.Partition(e.key, rule.Partitions)):
-			e.flags &^= isDirty
-			to = append(to, e.credit(now))
-		default:
-			left = append(left, i)
-		}
-	}
-	s.dirty = left
-	return to
 }
 
 // Drop removes all keys of some partitions: another server has them.

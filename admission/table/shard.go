@@ -28,7 +28,10 @@ type Shard struct {
 	used  int32 // slots ever used
 	free  []int32
 	dirty []int32
-	hand  int32 // where the search for a key to evict goes on
+	// Sends says that Unsent is called; unsent is for that what dirty is for Changed.
+	Sends  bool
+	unsent []int32
+	hand   int32 // where the search for a key to evict goes on
 }
 
 const page = 512
@@ -41,7 +44,7 @@ type slot struct {
 	flags  flags
 }
 
-type flags uint8
+type flags uint16
 
 const (
 	inUse flags = 1 << iota
@@ -52,6 +55,7 @@ const (
 	failOpen
 	leased
 	lent
+	isUnsent
 )
 
 // New returns a shard for at most so many keys. Requires: max > 0.
@@ -110,6 +114,9 @@ func (s *Shard) touch(i int32, e *slot) {
 		e.flags |= isDirty
 		s.dirty = append(s.dirty, i)
 	}
+	if s.Sends {
+		s.mark(i)
+	}
 }
 
 // Learn adds a key with its rule, which is its own or a default, and the credits
@@ -146,7 +153,7 @@ func (s *Shard) Learn(key string, r *rule.Rule, credits tokenbucket.Tokens, now 
 // follow takes over all of a rule but its share.
 func (e *slot) follow(r *rule.Rule) {
 	e.change = r.Change
-	e.flags &= inUse | isDirty | lent
+	e.flags &= inUse | isDirty | isUnsent | lent
 	for _, f := range []struct {
 		set bool
 		as  flags

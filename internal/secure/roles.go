@@ -17,7 +17,7 @@ const (
 	Unauthenticated Role = iota
 	// ReadOnly may look at everything, and publishers need it.
 	ReadOnly
-	// Node may also be a broker or an adaptor's broker.
+	// Node may also be a broker, an adaptor's broker, or a server of admission.
 	Node
 	// Admin may do everything.
 	Admin
@@ -57,6 +57,8 @@ var methods = map[string]Role{
 	srtmv1.PlacementService_Resolve_FullMethodName:        ReadOnly,
 	srtmv1.PlacementService_Watch_FullMethodName:          ReadOnly,
 	srtmv1.GrantService_ListShares_FullMethodName:         ReadOnly,
+	srtmv1.AdmissionReplication_Replicate_FullMethodName:  Node,
+	srtmv1.AdmissionReplication_Recover_FullMethodName:    Node,
 	srtmv1.BrokerService_Session_FullMethodName:           Node,
 	srtmv1.GrantService_Session_FullMethodName:            Node,
 }

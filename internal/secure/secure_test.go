@@ -67,6 +67,7 @@ func serve(t *testing.T, cfg ServerConfig) string {
 	srtmv1.RegisterBrokerServiceServer(server, srtmv1.UnimplementedBrokerServiceServer{})
 	srtmv1.RegisterGrantServiceServer(server, srtmv1.UnimplementedGrantServiceServer{})
 	srtmv1.RegisterAdmissionAdminServer(server, srtmv1.UnimplementedAdmissionAdminServer{})
+	srtmv1.RegisterAdmissionReplicationServer(server, srtmv1.UnimplementedAdmissionReplicationServer{})
 	ln := testkit.Listen(t)
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(ln) }()
@@ -116,7 +117,7 @@ func ask(t *testing.T, conn *grpc.ClientConn, method string) error {
 func all(t *testing.T) (methods []string) {
 	t.Helper()
 	for _, desc := range []grpc.ServiceDesc{
-		srtmv1.AdminService_ServiceDesc, srtmv1.PlacementService_ServiceDesc, srtmv1.BrokerService_ServiceDesc, srtmv1.GrantService_ServiceDesc, srtmv1.AdmissionAdmin_ServiceDesc, envoy.RateLimitService_ServiceDesc,
+		srtmv1.AdminService_ServiceDesc, srtmv1.PlacementService_ServiceDesc, srtmv1.BrokerService_ServiceDesc, srtmv1.GrantService_ServiceDesc, srtmv1.AdmissionAdmin_ServiceDesc, srtmv1.AdmissionReplication_ServiceDesc, envoy.RateLimitService_ServiceDesc,
 	} {
 		for _, m := range desc.Methods {
 			methods = append(methods, "/"+desc.ServiceName+"/"+m.MethodName)

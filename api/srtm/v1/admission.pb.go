@@ -73,6 +73,300 @@ func (AdmissionMode) EnumDescriptor() ([]byte, []int) {
 	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{0}
 }
 
+// AdmissionCredit is what a key held at an instant.
+type AdmissionCredit struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Key         string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	CreditMilli int64                  `protobuf:"varint,2,opt,name=credit_milli,json=creditMilli,proto3" json:"credit_milli,omitempty"`
+	// Unix milliseconds of the store's time, rounded up.
+	AtMs int64 `protobuf:"varint,3,opt,name=at_ms,json=atMs,proto3" json:"at_ms,omitempty"`
+	// Of the key's partition.
+	Epoch         uint32 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdmissionCredit) Reset() {
+	*x = AdmissionCredit{}
+	mi := &file_srtm_v1_admission_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdmissionCredit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdmissionCredit) ProtoMessage() {}
+
+func (x *AdmissionCredit) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admission_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdmissionCredit.ProtoReflect.Descriptor instead.
+func (*AdmissionCredit) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *AdmissionCredit) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *AdmissionCredit) GetCreditMilli() int64 {
+	if x != nil {
+		return x.CreditMilli
+	}
+	return 0
+}
+
+func (x *AdmissionCredit) GetAtMs() int64 {
+	if x != nil {
+		return x.AtMs
+	}
+	return 0
+}
+
+func (x *AdmissionCredit) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+type ReplicateRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The processes, as the store has them.
+	Owner    int64 `protobuf:"varint,1,opt,name=owner,proto3" json:"owner,omitempty"`
+	Follower int64 `protobuf:"varint,2,opt,name=follower,proto3" json:"follower,omitempty"`
+	// Up to 2,000.
+	Credits []*AdmissionCredit `protobuf:"bytes,3,rep,name=credits,proto3" json:"credits,omitempty"`
+	// Unix milliseconds of the store's time: what changed before is in the store.
+	SavedMs       int64 `protobuf:"varint,4,opt,name=saved_ms,json=savedMs,proto3" json:"saved_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplicateRequest) Reset() {
+	*x = ReplicateRequest{}
+	mi := &file_srtm_v1_admission_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplicateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplicateRequest) ProtoMessage() {}
+
+func (x *ReplicateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admission_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplicateRequest.ProtoReflect.Descriptor instead.
+func (*ReplicateRequest) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ReplicateRequest) GetOwner() int64 {
+	if x != nil {
+		return x.Owner
+	}
+	return 0
+}
+
+func (x *ReplicateRequest) GetFollower() int64 {
+	if x != nil {
+		return x.Follower
+	}
+	return 0
+}
+
+func (x *ReplicateRequest) GetCredits() []*AdmissionCredit {
+	if x != nil {
+		return x.Credits
+	}
+	return nil
+}
+
+func (x *ReplicateRequest) GetSavedMs() int64 {
+	if x != nil {
+		return x.SavedMs
+	}
+	return 0
+}
+
+type ReplicateResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Milliseconds in which nobody takes over from the owner, from when it sent the request.
+	LeaseMs int64 `protobuf:"varint,1,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
+	// Credits for which there was no room, or that are older than what is known.
+	Refused       int32 `protobuf:"varint,2,opt,name=refused,proto3" json:"refused,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplicateResponse) Reset() {
+	*x = ReplicateResponse{}
+	mi := &file_srtm_v1_admission_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplicateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplicateResponse) ProtoMessage() {}
+
+func (x *ReplicateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admission_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplicateResponse.ProtoReflect.Descriptor instead.
+func (*ReplicateResponse) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ReplicateResponse) GetLeaseMs() int64 {
+	if x != nil {
+		return x.LeaseMs
+	}
+	return 0
+}
+
+func (x *ReplicateResponse) GetRefused() int32 {
+	if x != nil {
+		return x.Refused
+	}
+	return 0
+}
+
+type RecoverRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The processes, as the store has them: the one that was the owner.
+	Owner         int64 `protobuf:"varint,1,opt,name=owner,proto3" json:"owner,omitempty"`
+	Follower      int64 `protobuf:"varint,2,opt,name=follower,proto3" json:"follower,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecoverRequest) Reset() {
+	*x = RecoverRequest{}
+	mi := &file_srtm_v1_admission_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecoverRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecoverRequest) ProtoMessage() {}
+
+func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admission_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecoverRequest.ProtoReflect.Descriptor instead.
+func (*RecoverRequest) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *RecoverRequest) GetOwner() int64 {
+	if x != nil {
+		return x.Owner
+	}
+	return 0
+}
+
+func (x *RecoverRequest) GetFollower() int64 {
+	if x != nil {
+		return x.Follower
+	}
+	return 0
+}
+
+type RecoverResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Up to 2,000; none in the first one.
+	Credits       []*AdmissionCredit `protobuf:"bytes,1,rep,name=credits,proto3" json:"credits,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecoverResponse) Reset() {
+	*x = RecoverResponse{}
+	mi := &file_srtm_v1_admission_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecoverResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecoverResponse) ProtoMessage() {}
+
+func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admission_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecoverResponse.ProtoReflect.Descriptor instead.
+func (*RecoverResponse) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *RecoverResponse) GetCredits() []*AdmissionCredit {
+	if x != nil {
+		return x.Credits
+	}
+	return nil
+}
+
 // AdmissionRule is what a key may do.
 type AdmissionRule struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -100,7 +394,7 @@ type AdmissionRule struct {
 
 func (x *AdmissionRule) Reset() {
 	*x = AdmissionRule{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[0]
+	mi := &file_srtm_v1_admission_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -112,7 +406,7 @@ func (x *AdmissionRule) String() string {
 func (*AdmissionRule) ProtoMessage() {}
 
 func (x *AdmissionRule) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[0]
+	mi := &file_srtm_v1_admission_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -125,7 +419,7 @@ func (x *AdmissionRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmissionRule.ProtoReflect.Descriptor instead.
 func (*AdmissionRule) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{0}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *AdmissionRule) GetKey() string {
@@ -201,7 +495,7 @@ type AdmissionPartitions struct {
 
 func (x *AdmissionPartitions) Reset() {
 	*x = AdmissionPartitions{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[1]
+	mi := &file_srtm_v1_admission_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -213,7 +507,7 @@ func (x *AdmissionPartitions) String() string {
 func (*AdmissionPartitions) ProtoMessage() {}
 
 func (x *AdmissionPartitions) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[1]
+	mi := &file_srtm_v1_admission_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -226,7 +520,7 @@ func (x *AdmissionPartitions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmissionPartitions.ProtoReflect.Descriptor instead.
 func (*AdmissionPartitions) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{1}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *AdmissionPartitions) GetFirst() int32 {
@@ -265,7 +559,7 @@ type ListPartitionsRequest struct {
 
 func (x *ListPartitionsRequest) Reset() {
 	*x = ListPartitionsRequest{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[2]
+	mi := &file_srtm_v1_admission_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -277,7 +571,7 @@ func (x *ListPartitionsRequest) String() string {
 func (*ListPartitionsRequest) ProtoMessage() {}
 
 func (x *ListPartitionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[2]
+	mi := &file_srtm_v1_admission_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -290,7 +584,7 @@ func (x *ListPartitionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPartitionsRequest.ProtoReflect.Descriptor instead.
 func (*ListPartitionsRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{2}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{7}
 }
 
 type ListPartitionsResponse struct {
@@ -302,7 +596,7 @@ type ListPartitionsResponse struct {
 
 func (x *ListPartitionsResponse) Reset() {
 	*x = ListPartitionsResponse{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[3]
+	mi := &file_srtm_v1_admission_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -314,7 +608,7 @@ func (x *ListPartitionsResponse) String() string {
 func (*ListPartitionsResponse) ProtoMessage() {}
 
 func (x *ListPartitionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[3]
+	mi := &file_srtm_v1_admission_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -327,7 +621,7 @@ func (x *ListPartitionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPartitionsResponse.ProtoReflect.Descriptor instead.
 func (*ListPartitionsResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{3}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListPartitionsResponse) GetPartitions() []*AdmissionPartitions {
@@ -350,7 +644,7 @@ type MovePartitionsRequest struct {
 
 func (x *MovePartitionsRequest) Reset() {
 	*x = MovePartitionsRequest{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[4]
+	mi := &file_srtm_v1_admission_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -362,7 +656,7 @@ func (x *MovePartitionsRequest) String() string {
 func (*MovePartitionsRequest) ProtoMessage() {}
 
 func (x *MovePartitionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[4]
+	mi := &file_srtm_v1_admission_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -375,7 +669,7 @@ func (x *MovePartitionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovePartitionsRequest.ProtoReflect.Descriptor instead.
 func (*MovePartitionsRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{4}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *MovePartitionsRequest) GetFirst() int32 {
@@ -407,7 +701,7 @@ type MovePartitionsResponse struct {
 
 func (x *MovePartitionsResponse) Reset() {
 	*x = MovePartitionsResponse{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[5]
+	mi := &file_srtm_v1_admission_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -419,7 +713,7 @@ func (x *MovePartitionsResponse) String() string {
 func (*MovePartitionsResponse) ProtoMessage() {}
 
 func (x *MovePartitionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[5]
+	mi := &file_srtm_v1_admission_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -432,7 +726,7 @@ func (x *MovePartitionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovePartitionsResponse.ProtoReflect.Descriptor instead.
 func (*MovePartitionsResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{5}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{10}
 }
 
 type SetRulesRequest struct {
@@ -444,7 +738,7 @@ type SetRulesRequest struct {
 
 func (x *SetRulesRequest) Reset() {
 	*x = SetRulesRequest{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[6]
+	mi := &file_srtm_v1_admission_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -456,7 +750,7 @@ func (x *SetRulesRequest) String() string {
 func (*SetRulesRequest) ProtoMessage() {}
 
 func (x *SetRulesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[6]
+	mi := &file_srtm_v1_admission_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -469,7 +763,7 @@ func (x *SetRulesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRulesRequest.ProtoReflect.Descriptor instead.
 func (*SetRulesRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{6}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SetRulesRequest) GetRules() []*AdmissionRule {
@@ -489,7 +783,7 @@ type SetRulesResponse struct {
 
 func (x *SetRulesResponse) Reset() {
 	*x = SetRulesResponse{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[7]
+	mi := &file_srtm_v1_admission_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -501,7 +795,7 @@ func (x *SetRulesResponse) String() string {
 func (*SetRulesResponse) ProtoMessage() {}
 
 func (x *SetRulesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[7]
+	mi := &file_srtm_v1_admission_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -514,7 +808,7 @@ func (x *SetRulesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRulesResponse.ProtoReflect.Descriptor instead.
 func (*SetRulesResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{7}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SetRulesResponse) GetChange() uint64 {
@@ -533,7 +827,7 @@ type GetRuleRequest struct {
 
 func (x *GetRuleRequest) Reset() {
 	*x = GetRuleRequest{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[8]
+	mi := &file_srtm_v1_admission_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -545,7 +839,7 @@ func (x *GetRuleRequest) String() string {
 func (*GetRuleRequest) ProtoMessage() {}
 
 func (x *GetRuleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[8]
+	mi := &file_srtm_v1_admission_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -558,7 +852,7 @@ func (x *GetRuleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRuleRequest.ProtoReflect.Descriptor instead.
 func (*GetRuleRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{8}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetRuleRequest) GetKey() string {
@@ -582,7 +876,7 @@ type ListRulesRequest struct {
 
 func (x *ListRulesRequest) Reset() {
 	*x = ListRulesRequest{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[9]
+	mi := &file_srtm_v1_admission_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -594,7 +888,7 @@ func (x *ListRulesRequest) String() string {
 func (*ListRulesRequest) ProtoMessage() {}
 
 func (x *ListRulesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[9]
+	mi := &file_srtm_v1_admission_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -607,7 +901,7 @@ func (x *ListRulesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRulesRequest.ProtoReflect.Descriptor instead.
 func (*ListRulesRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{9}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListRulesRequest) GetPrefix() string {
@@ -643,7 +937,7 @@ type ListRulesResponse struct {
 
 func (x *ListRulesResponse) Reset() {
 	*x = ListRulesResponse{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[10]
+	mi := &file_srtm_v1_admission_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -655,7 +949,7 @@ func (x *ListRulesResponse) String() string {
 func (*ListRulesResponse) ProtoMessage() {}
 
 func (x *ListRulesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[10]
+	mi := &file_srtm_v1_admission_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -668,7 +962,7 @@ func (x *ListRulesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRulesResponse.ProtoReflect.Descriptor instead.
 func (*ListRulesResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{10}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListRulesResponse) GetRules() []*AdmissionRule {
@@ -694,7 +988,7 @@ type DeleteRuleRequest struct {
 
 func (x *DeleteRuleRequest) Reset() {
 	*x = DeleteRuleRequest{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[11]
+	mi := &file_srtm_v1_admission_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -706,7 +1000,7 @@ func (x *DeleteRuleRequest) String() string {
 func (*DeleteRuleRequest) ProtoMessage() {}
 
 func (x *DeleteRuleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[11]
+	mi := &file_srtm_v1_admission_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -719,7 +1013,7 @@ func (x *DeleteRuleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRuleRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRuleRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{11}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DeleteRuleRequest) GetKey() string {
@@ -738,7 +1032,7 @@ type DeleteRuleResponse struct {
 
 func (x *DeleteRuleResponse) Reset() {
 	*x = DeleteRuleResponse{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[12]
+	mi := &file_srtm_v1_admission_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -750,7 +1044,7 @@ func (x *DeleteRuleResponse) String() string {
 func (*DeleteRuleResponse) ProtoMessage() {}
 
 func (x *DeleteRuleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[12]
+	mi := &file_srtm_v1_admission_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -763,7 +1057,7 @@ func (x *DeleteRuleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRuleResponse.ProtoReflect.Descriptor instead.
 func (*DeleteRuleResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{12}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DeleteRuleResponse) GetChange() uint64 {
@@ -786,7 +1080,7 @@ type AskRequest struct {
 
 func (x *AskRequest) Reset() {
 	*x = AskRequest{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[13]
+	mi := &file_srtm_v1_admission_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -798,7 +1092,7 @@ func (x *AskRequest) String() string {
 func (*AskRequest) ProtoMessage() {}
 
 func (x *AskRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[13]
+	mi := &file_srtm_v1_admission_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -811,7 +1105,7 @@ func (x *AskRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRequest.ProtoReflect.Descriptor instead.
 func (*AskRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{13}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *AskRequest) GetKey() string {
@@ -854,7 +1148,7 @@ type AskResponse struct {
 
 func (x *AskResponse) Reset() {
 	*x = AskResponse{}
-	mi := &file_srtm_v1_admission_proto_msgTypes[14]
+	mi := &file_srtm_v1_admission_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -866,7 +1160,7 @@ func (x *AskResponse) String() string {
 func (*AskResponse) ProtoMessage() {}
 
 func (x *AskResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admission_proto_msgTypes[14]
+	mi := &file_srtm_v1_admission_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -879,7 +1173,7 @@ func (x *AskResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskResponse.ProtoReflect.Descriptor instead.
 func (*AskResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{14}
+	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *AskResponse) GetAdmit() bool {
@@ -928,7 +1222,25 @@ var File_srtm_v1_admission_proto protoreflect.FileDescriptor
 
 const file_srtm_v1_admission_proto_rawDesc = "" +
 	"\n" +
-	"\x17srtm/v1/admission.proto\x12\asrtm.v1\"\xf1\x01\n" +
+	"\x17srtm/v1/admission.proto\x12\asrtm.v1\"q\n" +
+	"\x0fAdmissionCredit\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12!\n" +
+	"\fcredit_milli\x18\x02 \x01(\x03R\vcreditMilli\x12\x13\n" +
+	"\x05at_ms\x18\x03 \x01(\x03R\x04atMs\x12\x14\n" +
+	"\x05epoch\x18\x04 \x01(\rR\x05epoch\"\x93\x01\n" +
+	"\x10ReplicateRequest\x12\x14\n" +
+	"\x05owner\x18\x01 \x01(\x03R\x05owner\x12\x1a\n" +
+	"\bfollower\x18\x02 \x01(\x03R\bfollower\x122\n" +
+	"\acredits\x18\x03 \x03(\v2\x18.srtm.v1.AdmissionCreditR\acredits\x12\x19\n" +
+	"\bsaved_ms\x18\x04 \x01(\x03R\asavedMs\"H\n" +
+	"\x11ReplicateResponse\x12\x19\n" +
+	"\blease_ms\x18\x01 \x01(\x03R\aleaseMs\x12\x18\n" +
+	"\arefused\x18\x02 \x01(\x05R\arefused\"B\n" +
+	"\x0eRecoverRequest\x12\x14\n" +
+	"\x05owner\x18\x01 \x01(\x03R\x05owner\x12\x1a\n" +
+	"\bfollower\x18\x02 \x01(\x03R\bfollower\"E\n" +
+	"\x0fRecoverResponse\x122\n" +
+	"\acredits\x18\x01 \x03(\v2\x18.srtm.v1.AdmissionCreditR\acredits\"\xf1\x01\n" +
 	"\rAdmissionRule\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12!\n" +
 	"\frefill_milli\x18\x02 \x01(\x03R\vrefillMilli\x12\x1a\n" +
@@ -998,7 +1310,10 @@ const file_srtm_v1_admission_proto_rawDesc = "" +
 	"DeleteRule\x12\x1a.srtm.v1.DeleteRuleRequest\x1a\x1b.srtm.v1.DeleteRuleResponse\x120\n" +
 	"\x03Ask\x12\x13.srtm.v1.AskRequest\x1a\x14.srtm.v1.AskResponse\x12Q\n" +
 	"\x0eListPartitions\x12\x1e.srtm.v1.ListPartitionsRequest\x1a\x1f.srtm.v1.ListPartitionsResponse\x12Q\n" +
-	"\x0eMovePartitions\x12\x1e.srtm.v1.MovePartitionsRequest\x1a\x1f.srtm.v1.MovePartitionsResponseB,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
+	"\x0eMovePartitions\x12\x1e.srtm.v1.MovePartitionsRequest\x1a\x1f.srtm.v1.MovePartitionsResponse2\x9a\x01\n" +
+	"\x14AdmissionReplication\x12B\n" +
+	"\tReplicate\x12\x19.srtm.v1.ReplicateRequest\x1a\x1a.srtm.v1.ReplicateResponse\x12>\n" +
+	"\aRecover\x12\x17.srtm.v1.RecoverRequest\x1a\x18.srtm.v1.RecoverResponse0\x01B,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
 
 var (
 	file_srtm_v1_admission_proto_rawDescOnce sync.Once
@@ -1013,49 +1328,60 @@ func file_srtm_v1_admission_proto_rawDescGZIP() []byte {
 }
 
 var file_srtm_v1_admission_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_srtm_v1_admission_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_srtm_v1_admission_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_srtm_v1_admission_proto_goTypes = []any{
 	(AdmissionMode)(0),             // 0: srtm.v1.AdmissionMode
-	(*AdmissionRule)(nil),          // 1: srtm.v1.AdmissionRule
-	(*AdmissionPartitions)(nil),    // 2: srtm.v1.AdmissionPartitions
-	(*ListPartitionsRequest)(nil),  // 3: srtm.v1.ListPartitionsRequest
-	(*ListPartitionsResponse)(nil), // 4: srtm.v1.ListPartitionsResponse
-	(*MovePartitionsRequest)(nil),  // 5: srtm.v1.MovePartitionsRequest
-	(*MovePartitionsResponse)(nil), // 6: srtm.v1.MovePartitionsResponse
-	(*SetRulesRequest)(nil),        // 7: srtm.v1.SetRulesRequest
-	(*SetRulesResponse)(nil),       // 8: srtm.v1.SetRulesResponse
-	(*GetRuleRequest)(nil),         // 9: srtm.v1.GetRuleRequest
-	(*ListRulesRequest)(nil),       // 10: srtm.v1.ListRulesRequest
-	(*ListRulesResponse)(nil),      // 11: srtm.v1.ListRulesResponse
-	(*DeleteRuleRequest)(nil),      // 12: srtm.v1.DeleteRuleRequest
-	(*DeleteRuleResponse)(nil),     // 13: srtm.v1.DeleteRuleResponse
-	(*AskRequest)(nil),             // 14: srtm.v1.AskRequest
-	(*AskResponse)(nil),            // 15: srtm.v1.AskResponse
+	(*AdmissionCredit)(nil),        // 1: srtm.v1.AdmissionCredit
+	(*ReplicateRequest)(nil),       // 2: srtm.v1.ReplicateRequest
+	(*ReplicateResponse)(nil),      // 3: srtm.v1.ReplicateResponse
+	(*RecoverRequest)(nil),         // 4: srtm.v1.RecoverRequest
+	(*RecoverResponse)(nil),        // 5: srtm.v1.RecoverResponse
+	(*AdmissionRule)(nil),          // 6: srtm.v1.AdmissionRule
+	(*AdmissionPartitions)(nil),    // 7: srtm.v1.AdmissionPartitions
+	(*ListPartitionsRequest)(nil),  // 8: srtm.v1.ListPartitionsRequest
+	(*ListPartitionsResponse)(nil), // 9: srtm.v1.ListPartitionsResponse
+	(*MovePartitionsRequest)(nil),  // 10: srtm.v1.MovePartitionsRequest
+	(*MovePartitionsResponse)(nil), // 11: srtm.v1.MovePartitionsResponse
+	(*SetRulesRequest)(nil),        // 12: srtm.v1.SetRulesRequest
+	(*SetRulesResponse)(nil),       // 13: srtm.v1.SetRulesResponse
+	(*GetRuleRequest)(nil),         // 14: srtm.v1.GetRuleRequest
+	(*ListRulesRequest)(nil),       // 15: srtm.v1.ListRulesRequest
+	(*ListRulesResponse)(nil),      // 16: srtm.v1.ListRulesResponse
+	(*DeleteRuleRequest)(nil),      // 17: srtm.v1.DeleteRuleRequest
+	(*DeleteRuleResponse)(nil),     // 18: srtm.v1.DeleteRuleResponse
+	(*AskRequest)(nil),             // 19: srtm.v1.AskRequest
+	(*AskResponse)(nil),            // 20: srtm.v1.AskResponse
 }
 var file_srtm_v1_admission_proto_depIdxs = []int32{
-	0,  // 0: srtm.v1.AdmissionRule.mode:type_name -> srtm.v1.AdmissionMode
-	2,  // 1: srtm.v1.ListPartitionsResponse.partitions:type_name -> srtm.v1.AdmissionPartitions
-	1,  // 2: srtm.v1.SetRulesRequest.rules:type_name -> srtm.v1.AdmissionRule
-	1,  // 3: srtm.v1.ListRulesResponse.rules:type_name -> srtm.v1.AdmissionRule
-	7,  // 4: srtm.v1.AdmissionAdmin.SetRules:input_type -> srtm.v1.SetRulesRequest
-	9,  // 5: srtm.v1.AdmissionAdmin.GetRule:input_type -> srtm.v1.GetRuleRequest
-	10, // 6: srtm.v1.AdmissionAdmin.ListRules:input_type -> srtm.v1.ListRulesRequest
-	12, // 7: srtm.v1.AdmissionAdmin.DeleteRule:input_type -> srtm.v1.DeleteRuleRequest
-	14, // 8: srtm.v1.AdmissionAdmin.Ask:input_type -> srtm.v1.AskRequest
-	3,  // 9: srtm.v1.AdmissionAdmin.ListPartitions:input_type -> srtm.v1.ListPartitionsRequest
-	5,  // 10: srtm.v1.AdmissionAdmin.MovePartitions:input_type -> srtm.v1.MovePartitionsRequest
-	8,  // 11: srtm.v1.AdmissionAdmin.SetRules:output_type -> srtm.v1.SetRulesResponse
-	1,  // 12: srtm.v1.AdmissionAdmin.GetRule:output_type -> srtm.v1.AdmissionRule
-	11, // 13: srtm.v1.AdmissionAdmin.ListRules:output_type -> srtm.v1.ListRulesResponse
-	13, // 14: srtm.v1.AdmissionAdmin.DeleteRule:output_type -> srtm.v1.DeleteRuleResponse
-	15, // 15: srtm.v1.AdmissionAdmin.Ask:output_type -> srtm.v1.AskResponse
-	4,  // 16: srtm.v1.AdmissionAdmin.ListPartitions:output_type -> srtm.v1.ListPartitionsResponse
-	6,  // 17: srtm.v1.AdmissionAdmin.MovePartitions:output_type -> srtm.v1.MovePartitionsResponse
-	11, // [11:18] is the sub-list for method output_type
-	4,  // [4:11] is the sub-list for method input_type
-	4,  // [4:4] is the sub-list for extension type_name
-	4,  // [4:4] is the sub-list for extension extendee
-	0,  // [0:4] is the sub-list for field type_name
+	1,  // 0: srtm.v1.ReplicateRequest.credits:type_name -> srtm.v1.AdmissionCredit
+	1,  // 1: srtm.v1.RecoverResponse.credits:type_name -> srtm.v1.AdmissionCredit
+	0,  // 2: srtm.v1.AdmissionRule.mode:type_name -> srtm.v1.AdmissionMode
+	7,  // 3: srtm.v1.ListPartitionsResponse.partitions:type_name -> srtm.v1.AdmissionPartitions
+	6,  // 4: srtm.v1.SetRulesRequest.rules:type_name -> srtm.v1.AdmissionRule
+	6,  // 5: srtm.v1.ListRulesResponse.rules:type_name -> srtm.v1.AdmissionRule
+	12, // 6: srtm.v1.AdmissionAdmin.SetRules:input_type -> srtm.v1.SetRulesRequest
+	14, // 7: srtm.v1.AdmissionAdmin.GetRule:input_type -> srtm.v1.GetRuleRequest
+	15, // 8: srtm.v1.AdmissionAdmin.ListRules:input_type -> srtm.v1.ListRulesRequest
+	17, // 9: srtm.v1.AdmissionAdmin.DeleteRule:input_type -> srtm.v1.DeleteRuleRequest
+	19, // 10: srtm.v1.AdmissionAdmin.Ask:input_type -> srtm.v1.AskRequest
+	8,  // 11: srtm.v1.AdmissionAdmin.ListPartitions:input_type -> srtm.v1.ListPartitionsRequest
+	10, // 12: srtm.v1.AdmissionAdmin.MovePartitions:input_type -> srtm.v1.MovePartitionsRequest
+	2,  // 13: srtm.v1.AdmissionReplication.Replicate:input_type -> srtm.v1.ReplicateRequest
+	4,  // 14: srtm.v1.AdmissionReplication.Recover:input_type -> srtm.v1.RecoverRequest
+	13, // 15: srtm.v1.AdmissionAdmin.SetRules:output_type -> srtm.v1.SetRulesResponse
+	6,  // 16: srtm.v1.AdmissionAdmin.GetRule:output_type -> srtm.v1.AdmissionRule
+	16, // 17: srtm.v1.AdmissionAdmin.ListRules:output_type -> srtm.v1.ListRulesResponse
+	18, // 18: srtm.v1.AdmissionAdmin.DeleteRule:output_type -> srtm.v1.DeleteRuleResponse
+	20, // 19: srtm.v1.AdmissionAdmin.Ask:output_type -> srtm.v1.AskResponse
+	9,  // 20: srtm.v1.AdmissionAdmin.ListPartitions:output_type -> srtm.v1.ListPartitionsResponse
+	11, // 21: srtm.v1.AdmissionAdmin.MovePartitions:output_type -> srtm.v1.MovePartitionsResponse
+	3,  // 22: srtm.v1.AdmissionReplication.Replicate:output_type -> srtm.v1.ReplicateResponse
+	5,  // 23: srtm.v1.AdmissionReplication.Recover:output_type -> srtm.v1.RecoverResponse
+	15, // [15:24] is the sub-list for method output_type
+	6,  // [6:15] is the sub-list for method input_type
+	6,  // [6:6] is the sub-list for extension type_name
+	6,  // [6:6] is the sub-list for extension extendee
+	0,  // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_admission_proto_init() }
@@ -1069,9 +1395,9 @@ func file_srtm_v1_admission_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_admission_proto_rawDesc), len(file_srtm_v1_admission_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   15,
+			NumMessages:   20,
 			NumExtensions: 0,
-			NumServices:   1,
+			NumServices:   2,
 		},
 		GoTypes:           file_srtm_v1_admission_proto_goTypes,
 		DependencyIndexes: file_srtm_v1_admission_proto_depIdxs,

@@ -371,3 +371,161 @@ var AdmissionAdmin_ServiceDesc = grpc.ServiceDesc{
 	Streams:  []grpc.StreamDesc{},
 	Metadata: "srtm/v1/admission.proto",
 }
+
+const (
+	AdmissionReplication_Replicate_FullMethodName = "/srtm.v1.AdmissionReplication/Replicate"
+	AdmissionReplication_Recover_FullMethodName   = "/srtm.v1.AdmissionReplication/Recover"
+)
+
+// AdmissionReplicationClient is the client API for AdmissionReplication service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// AdmissionReplication is what servers of admission tell each other: an owner sends its
+// follower every 100 ms what its keys hold, as far as that may not be in the store.
+//
+// Errors: FAILED_PRECONDITION from another process than the one that is meant.
+type AdmissionReplicationClient interface {
+	Replicate(ctx context.Context, in *ReplicateRequest, opts ...grpc.CallOption) (*ReplicateResponse, error)
+	// Recover ends what the follower promised to a process, and returns what that sent:
+	// for the next one of its address.
+	Recover(ctx context.Context, in *RecoverRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[RecoverResponse], error)
+}
+
+type admissionReplicationClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewAdmissionReplicationClient(cc grpc.ClientConnInterface) AdmissionReplicationClient {
+	return &admissionReplicationClient{cc}
+}
+
+func (c *admissionReplicationClient) Replicate(ctx context.Context, in *ReplicateRequest, opts ...grpc.CallOption) (*ReplicateResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReplicateResponse)
+	err := c.cc.Invoke(ctx, AdmissionReplication_Replicate_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *admissionReplicationClient) Recover(ctx context.Context, in *RecoverRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[RecoverResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &AdmissionReplication_ServiceDesc.Streams[0], AdmissionReplication_Recover_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[RecoverRequest, RecoverResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdmissionReplication_RecoverClient = grpc.ServerStreamingClient[RecoverResponse]
+
+// AdmissionReplicationServer is the server API for AdmissionReplication service.
+// All implementations must embed UnimplementedAdmissionReplicationServer
+// for forward compatibility.
+//
+// AdmissionReplication is what servers of admission tell each other: an owner sends its
+// follower every 100 ms what its keys hold, as far as that may not be in the store.
+//
+// Errors: FAILED_PRECONDITION from another process than the one that is meant.
+type AdmissionReplicationServer interface {
+	Replicate(context.Context, *ReplicateRequest) (*ReplicateResponse, error)
+	// Recover ends what the follower promised to a process, and returns what that sent:
+	// for the next one of its address.
+	Recover(*RecoverRequest, grpc.ServerStreamingServer[RecoverResponse]) error
+	mustEmbedUnimplementedAdmissionReplicationServer()
+}
+
+// UnimplementedAdmissionReplicationServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedAdmissionReplicationServer struct{}
+
+func (UnimplementedAdmissionReplicationServer) Replicate(context.Context, *ReplicateRequest) (*ReplicateResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Replicate not implemented")
+}
+func (UnimplementedAdmissionReplicationServer) Recover(*RecoverRequest, grpc.ServerStreamingServer[RecoverResponse]) error {
+	return status.Error(codes.Unimplemented, "method Recover not implemented")
+}
+func (UnimplementedAdmissionReplicationServer) mustEmbedUnimplementedAdmissionReplicationServer() {}
+func (UnimplementedAdmissionReplicationServer) testEmbeddedByValue()                              {}
+
+// UnsafeAdmissionReplicationServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to AdmissionReplicationServer will
+// result in compilation errors.
+type UnsafeAdmissionReplicationServer interface {
+	mustEmbedUnimplementedAdmissionReplicationServer()
+}
+
+func RegisterAdmissionReplicationServer(s grpc.ServiceRegistrar, srv AdmissionReplicationServer) {
+	// If the following call panics, it indicates UnimplementedAdmissionReplicationServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&AdmissionReplication_ServiceDesc, srv)
+}
+
+func _AdmissionReplication_Replicate_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReplicateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdmissionReplicationServer).Replicate(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdmissionReplication_Replicate_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdmissionReplicationServer).Replicate(ctx, req.(*ReplicateRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdmissionReplication_Recover_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(RecoverRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(AdmissionReplicationServer).Recover(m, &grpc.GenericServerStream[RecoverRequest, RecoverResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdmissionReplication_RecoverServer = grpc.ServerStreamingServer[RecoverResponse]
+
+// AdmissionReplication_ServiceDesc is the grpc.ServiceDesc for AdmissionReplication service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var AdmissionReplication_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "srtm.v1.AdmissionReplication",
+	HandlerType: (*AdmissionReplicationServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Replicate",
+			Handler:    _AdmissionReplication_Replicate_Handler,
+		},
+	},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Recover",
+			Handler:       _AdmissionReplication_Recover_Handler,
+			ServerStreams: true,
+		},
+	},
+	Metadata: "srtm/v1/admission.proto",
+}

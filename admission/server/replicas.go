@@ -1,0 +1,447 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/srtm-io/srtm/admission/rule"
+	"github.com/srtm-io/srtm/admission/store"
+	"github.com/srtm-io/srtm/admission/table"
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+const (
+	replicateDeadline = time.Second // of an exchange
+	// followerOver is for how long a follower may give its word after it last read who the
+	// members are. That others wait longer is for clocks, as with strictOver.
+	followerOver = store.FollowerLease - (leaseOver - strictOver)
+)
+
+// replicas are what this server knows as a follower of others, and what it needs to
+// replicate to its own.
+type replicas struct {
+	mu       sync.Mutex
+	me       int64 // instance
+	max      int   // of rows
+	rows     int   // of all
+	of       map[int64]*replica
+	read     mono.Time        // Boot: before the store last said who is a member
+	former   []*table.Replica // of owners that this server has replaced, until they are saved; not changed
+	follower store.Member     // Instance 0: none that may be relied on
+	client   srtmv1.AdmissionReplicationClient
+	hangUp   func() error
+
+	word atomic.Int64 // by Boot: until when the follower takes nothing over
+}
+
+// replica is of one process. Its word to that is that it does not take over for as long
+// as it says, nor can another.
+type replica struct {
+	table.Replica
+	address string    // once the store has said so
+	heard   mono.Time // Boot
+	beat    int64     // that the store has of it; 0 where this server does not follow it
+	// replaced is the beat that it had when this server tried to replace it. Whatever came
+	// of that, it cannot succeed any more once there is another.
+	replaced int64
+	ended    bool // its successor has asked
+}
+
+// word returns for how long the process may count on this server.
+func (r *replica) word(read, now mono.Time) time.Duration {
+	if r.ended || r.beat <= r.replaced {
+		return 0
+	}
+	return max(0, min(strictOver, followerOver-now.Sub(read)))
+}
+
+// become forgets all: this server is another process to others.
+func (l *replicas) become(instance int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.me, l.rows, l.of, l.former = instance, 0, map[int64]*replica{}, nil
+	l.rely(store.Member{}, nil, nil)
+}
+
+// rely changes the follower, with mu held. What the one before promises does not count.
+func (l *replicas) rely(on store.Member, client srtmv1.AdmissionReplicationClient, hangUp func() error) {
+	if l.hangUp != nil {
+		l.hangUp()
+	}
+	l.follower, l.client, l.hangUp = on, client, hangUp
+	l.word.Store(0)
+}
+
+// process returns what there is of a process, with mu held.
+func (l *replicas) process(instance int64) *replica {
+	r := l.of[instance]
+	if r == nil {
+		r = &replica{heard: math.MinInt64 / 2}
+		l.of[instance] = r
+	}
+	return r
+}
+
+// members follows what the store said of the others: read is from before that.
+func (l *replicas) members(members []store.Member, read mono.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.read = read
+	for _, r := range l.of {
+		r.beat = 0
+	}
+	for _, m := range members {
+		if m.Follower == l.me {
+			r := l.process(m.Instance)
+			r.address, r.beat = m.Address, m.Beat
+		}
+	}
+	for instance, r := range l.of { // order: each by itself
+		if r.beat == 0 && r.replaced == 0 && read.Sub(r.heard) > leaseOver {
+			l.rows -= r.Len()
+			delete(l.of, instance)
+		}
+	}
+}
+
+// silent reports whether nothing was heard of an owner here, and if so gives it no word
+// from now on, since it may be replaced.
+func (l *replicas) silent(m store.Member, now mono.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if m.Instance == 0 { // it has left
+		return true
+	}
+	r := l.process(m.Instance)
+	r.address = m.Address
+	if now.Sub(r.heard) <= leaseOver {
+		return false
+	}
+	r.replaced = m.Beat
+	return true
+}
+
+// inherit takes what processes sent that this server has replaced.
+func (l *replicas) inherit(owns map[string]bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for instance, r := range l.of { // order: each by itself
+		switch {
+		case r.replaced != 0 && !owns[r.address]:
+			l.former = append(l.former, &r.Replica)
+			delete(l.of, instance)
+		case r.replaced != 0 && r.beat == 0: // the next of its name came before
+			l.rows -= r.Len()
+			delete(l.of, instance)
+		}
+	}
+}
+
+// held returns what a key held with the owner before, if that was of the epoch before.
+func (l *replicas) held(key string, epoch uint32) (c *table.Credit) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, r := range l.former {
+		if sent, ok := r.Get(key); ok && sent.Epoch+1 == epoch {
+			c = table.Newer(&sent.Credit, c)
+		}
+	}
+	return c
+}
+
+func (l *replicas) inherited() []*table.Replica {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.former)
+}
+
+// saved forgets what was inherited first.
+func (l *replicas) saved(r *table.Replica) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.former) > 0 && l.former[0] == r {
+		l.former, l.rows = l.former[1:], l.rows-r.Len()
+	}
+}
+
+func (s *Server) meant(instance int64) error {
+	if instance != s.replicas.me || instance == 0 {
+		return status.Error(codes.FailedPrecondition, "this is another process")
+	}
+	return nil
+}
+
+// Replicate implements AdmissionReplication, for a follower.
+func (s *Server) Replicate(_ context.Context, q *srtmv1.ReplicateRequest) (*srtmv1.ReplicateResponse, error) {
+	l := &s.replicas
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := s.meant(q.GetFollower()); err != nil {
+		return nil, err
+	}
+	r := l.process(q.GetOwner())
+	if r.ended || r.replaced != 0 && r.beat <= r.replaced { // what it sent is being inherited
+		return nil, status.Error(codes.FailedPrecondition, "it is being replaced")
+	}
+	a := &srtmv1.ReplicateResponse{}
+	before := r.Len()
+	for _, c := range q.GetCredits() {
+		sent := table.Sent{Epoch: c.GetEpoch(), Credit: table.Credit{
+			Key: c.GetKey(), Credits: tokenbucket.Tokens(c.GetCreditMilli()), At: time.Duration(c.GetAtMs()) * time.Millisecond,
+		}}
+		if l.rows-before+r.Len() >= l.max || !r.Put(sent) {
+			a.Refused++
+		}
+	}
+	r.Saved(time.Duration(q.GetSavedMs()) * time.Millisecond)
+	l.rows += r.Len() - before
+	r.heard = s.cfg.Boot()
+	a.LeaseMs = r.word(l.read, r.heard).Milliseconds()
+	return a, nil
+}
+
+// Recover implements AdmissionReplication, for a follower.
+func (s *Server) Recover(q *srtmv1.RecoverRequest, to srtmv1.AdmissionReplication_RecoverServer) error {
+	l := &s.replicas
+	l.mu.Lock()
+	err := s.meant(q.GetFollower())
+	var r *replica
+	if err == nil {
+		r = l.process(q.GetOwner())
+		r.ended, r.heard = true, s.cfg.Boot() // and from now on it does not change
+	}
+	l.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if err := to.Send(&srtmv1.RecoverResponse{}); err != nil {
+		return err
+	}
+	var some []*srtmv1.AdmissionCredit
+	for sent := range r.All() {
+		if some = append(some, creditProto(&sent.Credit, sent.Epoch)); len(some) == creditsAtOnce {
+			if err := to.Send(&srtmv1.RecoverResponse{Credits: some}); err != nil {
+				return err
+			}
+			some = nil
+		}
+	}
+	return to.Send(&srtmv1.RecoverResponse{Credits: some})
+}
+
+func creditProto(c *table.Credit, epoch uint32) *srtmv1.AdmissionCredit {
+	up := c.At + time.Millisecond - 1 // as in the store
+	return &srtmv1.AdmissionCredit{Key: c.Key, CreditMilli: int64(c.Credits), AtMs: up.Milliseconds(), Epoch: epoch}
+}
+
+// recoverFrom asks the follower of the process before of this name, if there was one that
+// did not stop in order, for what that had sent. It returns the follower's instance.
+func (s *Server) recoverFrom(ctx context.Context) (follower int64, err error) {
+	members, err := s.cfg.Store.Members(ctx)
+	if err != nil {
+		return 0, err
+	}
+	at := slices.IndexFunc(members, func(m store.Member) bool { return m.Address == s.me.Address })
+	if at < 0 || members[at].Follower == 0 {
+		return 0, nil
+	}
+	of := slices.IndexFunc(members, func(m store.Member) bool { return m.Instance == members[at].Follower })
+	if of < 0 {
+		return 0, errors.New("the follower is gone")
+	}
+	ctx, cancel := context.WithTimeout(ctx, lastDeadline)
+	defer cancel()
+	client, hangUp, err := s.cfg.Dial(members[of].Replicate)
+	if err != nil {
+		return 0, err
+	}
+	defer hangUp()
+	stream, err := client.Recover(ctx, &srtmv1.RecoverRequest{Owner: members[at].Instance, Follower: members[of].Instance})
+	if err != nil {
+		return 0, err
+	}
+	l, r := &s.replicas, new(table.Replica)
+	for {
+		some, err := stream.Recv()
+		for _, c := range some.GetCredits() {
+			r.Put(table.Sent{Epoch: c.GetEpoch(), Credit: table.Credit{Key: c.GetKey(), Credits: tokenbucket.Tokens(c.GetCreditMilli()), At: time.Duration(c.GetAtMs()) * time.Millisecond}})
+		}
+		if err == nil && r.Len() <= l.max {
+			follower = members[of].Instance
+			continue
+		}
+		l.mu.Lock()
+		l.former, l.rows = append(l.former, r), l.rows+r.Len()
+		l.mu.Unlock()
+		if errors.Is(err, io.EOF) {
+			err = nil
+		}
+		return follower, err
+	}
+}
+
+// choose makes the next member in the order of addresses that lives this one's follower.
+// Until the store has it, nobody is.
+func (s *Server) choose() {
+	if s.cfg.Dial == nil {
+		return
+	}
+	l := &s.replicas
+	var next store.Member
+	for i := range s.members {
+		m := &s.members[i]
+		if m.Instance != s.me.Instance && m.Replicate != "" && s.looked.Sub(s.seen[m.Address].since) <= leaseOver &&
+			(next.Instance == 0 || next.Address < s.me.Address && m.Address > s.me.Address) {
+			next = *m // in order: the first one, or the first after this server
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if next.Instance != l.follower.Instance {
+		l.rely(store.Member{}, nil, nil)
+	}
+	s.me.Follower = next.Instance
+	s.next = next
+}
+
+// chosen is after the store has the follower.
+func (s *Server) chosen() {
+	l := &s.replicas
+	if l.mu.Lock(); s.next.Instance == l.follower.Instance {
+		l.mu.Unlock()
+		return
+	}
+	client, hangUp, err := s.cfg.Dial(s.next.Replicate)
+	if err == nil {
+		l.rely(s.next, client, hangUp)
+	}
+	l.mu.Unlock()
+	if err != nil {
+		s.cfg.Log.Warn("the follower cannot be reached", "server", s.next.Address, "err", err)
+		return
+	}
+	s.cfg.Log.Info("another server follows this one", "server", s.next.Address)
+	for i := range s.shards {
+		s.shards[i].Lock()
+		s.shards[i].keys.ResendAll()
+		s.shards[i].Unlock()
+	}
+}
+
+func (s *Server) replicate(ctx context.Context) {
+	if err := s.replicateOnce(ctx); err != nil && ctx.Err() == nil {
+		s.metrics.sendErrors.Inc()
+		s.cfg.Log.Debug("trying again", "err", err)
+	}
+}
+
+// replicateOnce sends the follower all that changed, and at least a sign of life.
+func (s *Server) replicateOnce(ctx context.Context) error {
+	l := &s.replicas
+	l.mu.Lock()
+	me, follower, client := l.me, l.follower, l.client
+	l.mu.Unlock()
+	began := int64(s.cfg.Now().Mono)
+	if follower.Instance == 0 {
+		s.replicated.Store(began)
+		return nil
+	}
+	var credits []table.Credit
+	for shard := 0; shard < shards; {
+		q := &srtmv1.ReplicateRequest{Owner: me, Follower: follower.Instance, SavedMs: s.savedTo.Load()}
+		for ; shard < shards && len(q.Credits) < creditsAtOnce; shard++ {
+			sh := &s.shards[shard]
+			sh.Lock()
+			t := s.owners.Load()
+			credits = sh.keys.Unsent(credits[:0], creditsAtOnce-len(q.Credits), s.now())
+			sh.Unlock()
+			for i := range credits {
+				if p := rule.Partition(credits[i].Key, rule.Partitions); t.mine[p] {
+					q.Credits = append(q.Credits, creditProto(&credits[i], t.all[p].Epoch))
+				}
+			}
+			if len(q.Credits) == creditsAtOnce {
+				break // there may be more
+			}
+		}
+		limited, cancel := context.WithTimeout(ctx, replicateDeadline)
+		boot := s.cfg.Boot()
+		a, err := client.Replicate(limited, q)
+		cancel()
+		if err != nil {
+			for _, c := range q.Credits {
+				sh := s.shard([]byte(c.Key))
+				sh.Lock()
+				sh.keys.Resend(c.Key)
+				sh.Unlock()
+			}
+			return fmt.Errorf("replicate to %s: %w", follower.Address, err)
+		}
+		s.metrics.sent.Add(float64(len(q.Credits)))
+		s.metrics.refused.Add(float64(a.GetRefused()))
+		until := boot.Add(min(strictOver, time.Duration(a.GetLeaseMs())*time.Millisecond))
+		l.mu.Lock()
+		if l.follower.Instance == follower.Instance && until > boot {
+			l.word.Store(max(l.word.Load(), int64(until)))
+		}
+		l.mu.Unlock()
+	}
+	s.replicated.Store(began)
+	return nil
+}
+
+// saveInherited saves what owners that were replaced had sent, where nothing newer is.
+func (s *Server) saveInherited(ctx context.Context, limit time.Duration) error {
+	for _, r := range s.replicas.inherited() {
+		some := make([]table.Sent, 0, creditsAtOnce)
+		for sent := range r.All() {
+			if some = append(some, sent); len(some) < creditsAtOnce {
+				continue
+			}
+			if err := s.saveSent(ctx, limit, some); err != nil {
+				return err
+			}
+			some = some[:0]
+		}
+		if err := s.saveSent(ctx, limit, some); err != nil {
+			return err
+		}
+		s.replicas.saved(r)
+	}
+	return nil
+}
+
+func (s *Server) saveSent(ctx context.Context, limit time.Duration, all []table.Sent) error {
+	s.saving.Lock()
+	defer s.saving.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	for {
+		t := s.owners.Load()
+		var credits []table.Credit
+		for _, sent := range all {
+			if p := rule.Partition(sent.Key, rule.Partitions); t.mine[p] && t.all[p].Epoch == sent.Epoch+1 {
+				credits = append(credits, sent.Credit)
+			}
+		}
+		err := s.cfg.Store.SaveCredits(ctx, s.me, t.number, credits)
+		if !errors.Is(err, store.ErrMoved) {
+			return err
+		}
+		if err := s.readOwners(ctx); err != nil {
+			return err
+		}
+	}
+}

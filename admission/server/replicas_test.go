@@ -1,0 +1,190 @@
+package server_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/srtm-io/srtm/admission/client"
+	"github.com/srtm-io/srtm/admission/rule"
+	"github.com/srtm-io/srtm/admission/server"
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+// line is a server's connection to its follower.
+type line struct {
+	srtmv1.AdmissionReplicationClient
+	cut    *atomic.Bool
+	rounds *atomic.Int64 // that arrived
+}
+
+func (l line) Replicate(ctx context.Context, q *srtmv1.ReplicateRequest, options ...grpc.CallOption) (*srtmv1.ReplicateResponse, error) {
+	if l.cut.Load() {
+		return nil, errCut
+	}
+	defer l.rounds.Add(1)
+	return l.AdmissionReplicationClient.Replicate(ctx, q, options...)
+}
+
+// pair is two servers of which each follows the other.
+type pair struct {
+	*bench
+	s      [2]*server.Server
+	cables [2]*cable
+	cut    [2]atomic.Bool // to the other one
+	rounds [2]atomic.Int64
+	stop   [2]func()
+}
+
+// start is bench.start for one of them.
+func (p *pair) start(i int) {
+	p.t.Helper()
+	ln := testkit.Listen(p.t)
+	p.cables[i] = &cable{Store: p.store}
+	p.cfg.Store, p.cfg.Replicate = p.cables[i], ln.Addr().String()
+	p.cfg.Dial = func(address string) (srtmv1.AdmissionReplicationClient, func() error, error) {
+		conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		return line{srtmv1.NewAdmissionReplicationClient(conn), &p.cut[i], &p.rounds[i]}, conn.Close, err
+	}
+	p.s[i], p.stop[i] = p.bench.start()
+	rpc := grpc.NewServer()
+	srtmv1.RegisterAdmissionReplicationServer(rpc, p.s[i])
+	served := make(chan error, 1)
+	go func() { served <- rpc.Serve(ln) }()
+	p.t.Cleanup(func() {
+		rpc.Stop()
+		if err := <-served; err != nil {
+			p.t.Error(err)
+		}
+	})
+}
+
+func newPair(t *testing.T, rules ...rule.Rule) *pair {
+	p := &pair{bench: newBench(t, rules...)}
+	p.cfg.Renew, p.cfg.Send, p.cfg.Advertise = 20*time.Millisecond, 5*time.Millisecond, ""
+	for i := range p.s {
+		p.start(i)
+	}
+	until(t, "each follows the other", func() bool { return p.s[0].State().Follower != "" && p.s[1].State().Follower != "" })
+	p.replicated(0)
+	return p
+}
+
+// replicated waits for a round of replication that begins from now on, and that its word counts.
+func (p *pair) replicated(i int) {
+	p.t.Helper()
+	p.cables[1-i].renewed(p.t)
+	before := p.rounds[i].Load()
+	until(p.t, "replication", func() bool { return p.rounds[i].Load() > before+2 })
+}
+
+// An owner goes on with strict keys while it hears of its follower, though not of the
+// store, and no longer. The follower does not take over while it hears of the owner. Then
+// it begins with what it was sent, and with strict keys that are empty.
+func TestFollower(t *testing.T) {
+	p := newPair(t, rule.Rule{Key: "key", Share: share(1, 1000)}, rule.Rule{Key: "strict", Share: share(1, 1000), Strict: true})
+	old, next := p.client(p.s[0]), p.client(p.s[1])
+	for _, key := range []string{"key", "strict"} {
+		if d := sure(t, old, key, 900); !d.Admit {
+			t.Fatalf("%+v", d)
+		}
+	}
+	p.cables[0].cut.Store(true)
+	for range 5 {
+		p.clock.pass(4 * time.Second)
+		p.replicated(0)
+	}
+	if d := sure(t, old, "strict", 10); !d.Admit {
+		t.Errorf("without its store, and with its follower: %+v", d)
+	}
+	if n := p.s[1].State().Partitions; n != 0 {
+		t.Errorf("its follower took %d partitions of an owner that it hears of", n)
+	}
+	if d := sure(t, old, "key", 20); !d.Admit {
+		t.Errorf("%+v", d)
+	}
+	p.replicated(0)
+	p.cut[0].Store(true)
+	if d := sure(t, old, "key", 50); !d.Admit { // which nobody hears of
+		t.Errorf("%+v", d)
+	}
+	p.clock.pass(5100 * time.Millisecond)
+	if d := sure(t, old, "strict", 1); d.Admit {
+		t.Errorf("a strict key without store and follower: %+v", d)
+	}
+	p.passes(p.s[1], p.cables[1])
+	now := int64(p.clock.Now().Mono) / int64(time.Second)
+	if d := sure(t, next, "key", 0); d.Left < 80 || d.Left > 80+now {
+		t.Errorf("%d left after %d s, and the owner had replicated 80", d.Left, now)
+	}
+	if d := sure(t, next, "strict", 0); d.Left > 20 {
+		t.Errorf("a strict key begins with %d", d.Left)
+	}
+	p.cables[0].cut.Store(false)
+}
+
+// While the store is away for all a follower answers for its owner for less than a minute.
+func TestTheStoreIsAway(t *testing.T) {
+	p := newPair(t, rule.Rule{Key: "strict", Share: share(1, 1000), Strict: true})
+	ask := p.client(p.s[0])
+	if d := sure(t, ask, "strict", 1); !d.Admit {
+		t.Fatalf("%+v", d)
+	}
+	p.cables[0].cut.Store(true)
+	p.cables[1].cut.Store(true)
+	gone := 0
+	for ; gone < 70; gone++ {
+		p.clock.pass(time.Second)
+		before := p.rounds[0].Load()
+		until(t, "replication", func() bool { return p.rounds[0].Load() > before+2 })
+		if !sure(t, ask, "strict", 1).Admit {
+			break
+		}
+	}
+	if gone < 57 || gone > 60 {
+		t.Errorf("strict keys went on for %d s", gone)
+	}
+	p.cables[0].cut.Store(false)
+	p.cables[1].cut.Store(false)
+	until(t, "the store is back", func() bool { return sure(t, ask, "strict", 1).Admit })
+	if n := p.s[0].State().Partitions; n != rule.Partitions {
+		t.Errorf("the owner has %d partitions when the store is back", n)
+	}
+}
+
+// The next process of an owner's name asks the follower for what that was sent, which then
+// takes nothing more of the one before.
+func TestAnOwnerStartsAgain(t *testing.T) {
+	p := newPair(t, rule.Rule{Key: "key", Share: share(1, 10)}, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true})
+	old := p.client(p.s[0])
+	if d := sure(t, old, "key", 7); !d.Admit {
+		t.Fatalf("%+v", d)
+	}
+	p.replicated(0)
+	before := p.cables[0]
+	before.cut.Store(true)
+	p.cfg.Advertise = p.s[0].Addr().String()
+	was := p.s[0]
+	p.start(0)
+	ask := p.client(p.s[0])
+	if d := sure(t, ask, "key", 0); d.Left != 3 {
+		t.Errorf("%d left, and the one before had replicated 3", d.Left)
+	}
+	p.clock.pass(5900 * time.Millisecond)
+	busy, err := client.New(client.Config{Servers: []string{p.s[0].Addr().String()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer busy.Close()
+	if sure(t, p.client(was), "strict", 1).Admit || busy.Ask(t.Context(), "strict", 1).Admit {
+		t.Error("a strict key before the lease of the one before is over")
+	}
+	p.clock.pass(4 * time.Second)
+	until(t, "the lease of the one before is over", func() bool { return ask.Ask(t.Context(), "strict", 1).Admit })
+	before.cut.Store(false)
+}
