@@ -29,15 +29,17 @@
 //
 // A group is made of links, the strongest first, and never of a chain of them: one
 // publisher joins a group if it is linked to at least half of those asked, eight
-// spread over the group; two groups join if that holds both ways for each of their
-// members, one of sixteen excepted. Publishers that fire with two groups join the one
+// spread over the group; two groups join if that holds both ways for their members
+// (of more than 64, for 64 spread over them), one of sixteen excepted; of a group that has
+// a label, the oldest are asked. Publishers that fire with two groups join the one
 // that they fire with more, and do not join the two.
 //
 // Periodic publishers are linked by regularity alone (E without it is small, with it
 // is not): whether their clocks were started together or met by chance, one cannot see
 // from a pair. A group of such links is one if so many clocks of their period among
 // all regular publishers would be within their spread (of mean offsets) at any phase
-// with a probability of at most Significance; else there is no group.
+// with a probability of at most Significance; else there is no group. One that was
+// found before stays one while its members are linked.
 //
 // Hence, of publishers that are independent, Poisson, periodic with random phases or
 // in between, a learning finds any group at all with a probability of at most
@@ -52,10 +54,12 @@
 // its members have fired Firings times without each other, and normally sooner.
 //
 // A publisher that feigns to belong to a group, by firing whenever that fires, moves
-// itself there. It cannot move others: labels belong to the oldest members; two groups
-// of Mature learnings do not join; those that do join need links from each member
-// to members of the other, which a third publisher cannot make; and a group grows at
-// most twofold, or by eight, in a learning.
+// itself there. It cannot move those who were a group before it came: labels belong to
+// the oldest members; two groups of Mature learnings do not join; those that do join
+// need links from the members of each to the oldest of the other, which a third publisher
+// cannot make; and a group grows at most twofold, or by eight, in a learning. Who feigns
+// from a group's first learning on is one of its founders, and may take the label along
+// when it leaves; the others are then together under a new one.
 //
 // # Limits
 //
@@ -69,8 +73,10 @@
 //
 // # Cost
 //
-// A message costs a look-up and no allocation; a learning is linear in the firings
-// kept, at most 64 neighbours looked at for each of 16 firings of a publisher and at
-// most 16 pairs compared. Memory is at most BytesPerPublisher and twice the id for
-// each of at most Config.Publishers publishers, and as much again while it learns.
+// A message costs a look-up and no allocation. A learning is linear in the firings
+// kept: at most 64 neighbours are looked at for each of 16 firings of a publisher, and 16
+// pairs compared; 0.1 s for 1,000 publishers with full records, some seconds for
+// 100,000. Who learns not more often than 100 times what it took stays below 1 % of a
+// processor. Memory is at most BytesPerPublisher and the id for each of at most
+// Config.Publishers publishers, and three times that while it learns.
 package correlation

@@ -27,8 +27,9 @@ const (
 	neighbours = 32 // of one firing, on each side
 	candidates = 12 // that are compared with a publisher, and mates of its group beside them
 	mates      = 4
-	asked      = 8 // members of a group, whether one may join
-	growth     = 8 // members that a group may get in one learning, if not twofold
+	asked      = 8  // members of a group, whether one may join
+	polled     = 64 // of a cluster that may join another, how many are tried
+	growth     = 8  // members that a group may get in one learning, if not twofold
 	spread     = 12
 )
 
@@ -64,7 +65,7 @@ type pair struct {
 func (l *Learner) Learn() []Group {
 	l.turn++
 	v := l.view()
-	c := &clustering{view: v, turn: l.turn, of: make([]*cluster, len(v.publishers))}
+	c := &clustering{view: v, turn: l.turn, of: make([]*cluster, len(v.publishers)), refused: map[uint64]int{}}
 	c.run(v.edges())
 	return l.label(c)
 }
@@ -148,8 +149,13 @@ func (p *publisher) record(now int64) record {
 	return r
 }
 
+// rate is firings per unit.
+func (r *record) rate() float64 {
+	return float64(len(r.times)) / float64(r.times[len(r.times)-1]-r.times[0]+1)
+}
+
 // since returns the firings from start on.
-func (r record) since(start int32) []int32 {
+func (r *record) since(start int32) []int32 {
 	i, _ := slices.BinarySearch(r.times, start)
 	return r.times[i:]
 }
@@ -194,6 +200,10 @@ func (v *view) compare(i, j int32) (best pair) {
 			nearest[before]++
 		}
 	}
+	need := v.threshold
+	if g := v.publishers[i].group; g != 0 && g == v.publishers[j].group {
+		need /= 2 // one pair that is known, of all there are
+	}
 	n, lasts := float64(len(a)), float64(max(a[len(a)-1], b[len(b)-1])-start)
 	joint, common, next := 0, 0, 0
 	for w := range widths {
@@ -211,8 +221,8 @@ func (v *view) compare(i, j int32) (best pair) {
 		}
 		p := pair{share: share, firings: len(a), joint: joint, expected: expected, width: w}
 		p.evidence = chernoff(joint, expected)
-		p.linked = p.evidence >= v.threshold
-		if !p.linked && regular >= locked && chernoff(joint, plain) >= v.threshold {
+		p.linked = p.evidence >= need
+		if !p.linked && regular >= locked && chernoff(joint, plain) >= need {
 			p.linked, p.clocks, p.evidence = true, true, chernoff(joint, plain)
 		}
 		if p.linked && (!best.linked || best.clocks && !p.clocks || best.clocks == p.clocks && p.evidence > best.evidence) {
@@ -305,7 +315,12 @@ func (v *view) near() (ties []uint64) {
 		seen[i]++
 	}
 	times, weight := make([]int32, len(v.records)), make([]int32, len(v.records))
+	type scored struct {
+		who   int32
+		score float64
+	}
 	var found []int32
+	var most []scored
 	const wide = 4 + 2*(widths-1)
 	const within = int64(1) << wide
 	when := func(k int) int64 { return int64(events[k] >> 32) }
@@ -332,18 +347,16 @@ func (v *view) near() (ties []uint64) {
 			}
 		}
 		// Those that fire often are near everybody: beyond chance counts.
-		score := func(j int32) float64 {
-			r := v.records[j].times
-			rate := float64(len(r)) / float64(r[len(r)-1]-r[0]+1)
-			return float64(weight[j]) - 2*float64(len(at[i]))*min(1, 2*float64(within)*rate)
-		}
-		most := slices.Clone(found)
-		most = slices.DeleteFunc(most, func(j int32) bool { return times[j] < 2 })
-		slices.SortFunc(most, func(a, b int32) int { return cmp.Or(cmp.Compare(score(b), score(a)), cmp.Compare(a, b)) })
-		for k, j := range most {
-			if k < candidates {
-				ties = append(ties, tie(int32(i), j))
+		most = most[:0]
+		for _, j := range found {
+			if times[j] > 1 {
+				usual := 2 * float64(len(at[i])) * min(1, 2*float64(within)*v.records[j].rate())
+				most = append(most, scored{j, float64(weight[j]) - usual})
 			}
+		}
+		slices.SortFunc(most, func(a, b scored) int { return cmp.Or(cmp.Compare(b.score, a.score), cmp.Compare(a.who, b.who)) })
+		for _, m := range most[:min(candidates, len(most))] {
+			ties = append(ties, tie(int32(i), m.who))
 		}
 		for _, j := range found {
 			times[j], weight[j] = 0, 0
@@ -359,13 +372,18 @@ func (v *view) events() []uint64 {
 	for i := range v.records {
 		n += len(v.records[i].times)
 	}
-	events, other := make([]uint64, 0, n), make([]uint64, n)
+	events := make([]uint64, 0, n)
 	for i := range v.records {
 		for _, t := range v.records[i].times {
 			events = append(events, uint64(uint32(int64(t)+horizon))<<32|uint64(i))
 		}
 	}
-	for digit := 32; digit < 64; digit += 16 { // radix sort: stable, and linear
+	if n < 1<<16 {
+		slices.Sort(events)
+		return events
+	}
+	other := make([]uint64, n)
+	for digit := 32; digit < 64; digit += 16 { // radix sort: linear
 		var first [1<<16 + 1]int
 		for _, e := range events {
 			first[e>>digit&(1<<16-1)+1]++
@@ -385,8 +403,9 @@ func (v *view) events() []uint64 {
 
 // cluster is a group in the making.
 type cluster struct {
+	number  int32
 	members []int32
-	label   uint64 // 0: none
+	label   uint64 // 0: none; with one, the oldest members come first
 	core    int    // members that it began with, of a label
 }
 
@@ -395,12 +414,15 @@ type clustering struct {
 	turn uint64
 	of   []*cluster
 	all  []*cluster // those of the beginning; without members: gone
+	// refused is how large two clusters were together when they did not agree: they are
+	// asked again when they are half as large again.
+	refused map[uint64]int
 }
 
 // run joins publishers by the edges, those inside of today's groups first.
 func (c *clustering) run(edges []edge) {
 	for i := range c.publishers {
-		c.of[i] = &cluster{members: []int32{int32(i)}}
+		c.of[i] = &cluster{number: int32(i), members: []int32{int32(i)}}
 		c.all = append(c.all, c.of[i])
 	}
 	same := func(e edge) bool {
@@ -459,36 +481,40 @@ func (c *clustering) inherit(all []*cluster) {
 	for _, label := range slices.Sorted(maps.Keys(heir)) {
 		if k := heir[label]; k.label == 0 {
 			k.label, k.core = label, len(k.members)
+			slices.SortStableFunc(k.members, func(a, b int32) int {
+				p, q := c.publishers[a], c.publishers[b]
+				return cmp.Or(-cmp.Compare(number(p.group == label), number(q.group == label)), cmp.Compare(p.joined, q.joined))
+			})
 		}
 	}
 }
 
-// join makes one of two clusters, if the rules allow.
+// join makes one of two clusters, if the rules allow; of the one with the younger label,
+// or with none, as many members as the other may get in one learning.
 func (c *clustering) join(a, b *cluster) {
-	if a == b || !c.allowed(a, b) || !c.agree(a, b) {
-		return
-	}
-	if a.label == 0 || b.label != 0 && b.label < a.label {
-		a.label, a.core = b.label, b.core
-	}
-	for _, m := range b.members {
-		c.of[m] = a
-	}
-	a.members = append(a.members, b.members...)
-	b.members = nil
-}
-
-// allowed bounds what a group may become in one learning.
-func (c *clustering) allowed(a, b *cluster) bool {
-	switch {
-	case a.label == 0 && b.label == 0:
-		return true
-	case a.label != 0 && b.label != 0:
-		return !c.mature(a) || !c.mature(b)
-	case a.label == 0:
+	if b.label != 0 && (a.label == 0 || b.label < a.label) {
 		a, b = b, a
 	}
-	return len(a.members)+len(b.members) <= a.core+max(growth, a.core)
+	room := len(b.members)
+	if a.label != 0 {
+		room = min(room, a.core+max(growth, a.core)-len(a.members))
+	}
+	if a == b || room <= 0 || b.label != 0 && c.mature(a) && c.mature(b) {
+		return
+	}
+	both, size := tie(a.number, b.number), len(a.members)+len(b.members)
+	if n, asked := c.refused[both]; asked && 2*size < 3*n {
+		return
+	}
+	if !c.agree(a, b) {
+		c.refused[both] = size
+		return
+	}
+	for _, m := range b.members[:room] {
+		c.of[m] = a
+	}
+	a.members = append(a.members, b.members[:room]...)
+	b.members = slices.Clone(b.members[room:])
 }
 
 // mature: its oldest member joined long ago.
@@ -505,10 +531,10 @@ func (c *clustering) mature(k *cluster) bool {
 // agree asks members for their links; see the package's description.
 func (c *clustering) agree(a, b *cluster) bool {
 	half := func(a, b *cluster) bool {
-		refused := 0
-		for _, m := range a.members {
-			if !c.fits(m, b) {
-				if refused++; refused > len(a.members)/16 {
+		n, refused := min(polled, len(a.members)), 0
+		for s := range n {
+			if !c.fits(a.members[s*len(a.members)/n], b) {
+				if refused++; refused > n/16 {
 					return false
 				}
 			}
@@ -518,14 +544,17 @@ func (c *clustering) agree(a, b *cluster) bool {
 	return (len(b.members) == 1 || half(a, b)) && (len(a.members) == 1 && len(b.members) > 1 || half(b, a))
 }
 
-// fits: i is linked to at least half of those asked.
+// fits: i is linked to at least half of those asked: the oldest members where there is a
+// label, which newer ones cannot outnumber, else some of all.
 func (c *clustering) fits(i int32, k *cluster) bool {
 	n := min(asked, len(k.members))
 	links := 0
 	for s := range n {
-		if c.compare(i, k.members[s*len(k.members)/n]).linked {
-			links++
+		m := s
+		if k.label == 0 {
+			m = s * len(k.members) / n
 		}
+		links += number(c.compare(i, k.members[m]).linked)
 	}
 	return 2*links >= n
 }
@@ -594,8 +623,12 @@ func (c *clustering) evidence(groups []Group) {
 }
 
 // confirm returns the groups that a cluster is: itself, or where its members are clocks
-// those of them whose offsets are closer than chance would have.
+// those of them that were one before, or whose offsets are closer than chance would have.
 func (c *clustering) confirm(members []int32) (groups [][]int32) {
+	slices.SortStableFunc(members, func(a, b int32) int { // who is in a group first
+		p, q := c.publishers[a], c.publishers[b]
+		return cmp.Or(cmp.Compare(p.group-1, q.group-1), cmp.Compare(p.joined, q.joined), cmp.Compare(a, b))
+	})
 	for len(members) > 1 {
 		pairs := make([]pair, len(members))
 		links, clocks := 0, 0
@@ -609,9 +642,9 @@ func (c *clustering) confirm(members []int32) (groups [][]int32) {
 			return append(groups, members)
 		}
 		pairs[0] = pair{linked: true} // with itself
-		for {
-			close := c.closest(members, pairs)
-			if len(close) < 2 {
+		for known := true; ; known = false {
+			close := c.closest(members, pairs, known)
+			if len(close) < 2 && !known {
 				break
 			}
 			var group []int32
@@ -619,7 +652,9 @@ func (c *clustering) confirm(members []int32) (groups [][]int32) {
 				group = append(group, members[i])
 				pairs[i].linked, pairs[i].clocks = false, true // it is placed
 			}
-			groups = append(groups, group)
+			if group != nil {
+				groups = append(groups, group)
+			}
 		}
 		// Whose neighbours have all been seen is in no group; go on with the others.
 		var rest []int32
@@ -642,8 +677,9 @@ func number(b bool) int {
 }
 
 // closest returns the places of those of a cluster of clocks whose offsets from its first
-// member are closest, by the probability of that, if that is small enough.
-func (c *clustering) closest(members []int32, pairs []pair) (best []int) {
+// member are closest, by the probability of that, if that is small enough; if known, of
+// those within the spread of the first one's group, where two are left of that.
+func (c *clustering) closest(members []int32, pairs []pair, known bool) (best []int) {
 	type clock struct {
 		place    int
 		from, to float64
@@ -657,8 +693,29 @@ func (c *clustering) closest(members []int32, pairs []pair) (best []int) {
 		}
 	}
 	slices.SortFunc(clocks, func(a, b clock) int { return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.place, b.place)) })
-	least := math.Log(Significance / float64(max(1, c.clocks)) / spread)
 	var low, high float64
+	within := func() (in []int) {
+		for _, k := range clocks {
+			if k.from >= low && k.to < high {
+				in = append(in, k.place)
+			}
+		}
+		return in
+	}
+	if known {
+		mates, group := 0, c.publishers[members[0]].group
+		for _, k := range clocks {
+			if group != 0 && c.publishers[members[k.place]].group == group {
+				low, high = min(low, k.from), max(high, k.to+1)
+				mates++
+			}
+		}
+		if mates < 2 {
+			return nil
+		}
+		return within()
+	}
+	least := math.Log(Significance / float64(max(1, c.clocks)) / spread)
 	for s := range spread {
 		wide := float64(int(1) << s)
 		// With a drift within the spread three times as many meet.
@@ -683,13 +740,7 @@ func (c *clustering) closest(members []int32, pairs []pair) (best []int) {
 		return nil
 	}
 	// That is the densest part; what is as near to it again belongs to it.
-	best = best[:0]
-	for _, k := range clocks {
-		if k.from >= low && k.to < high {
-			best = append(best, k.place)
-		}
-	}
-	return best
+	return within()
 }
 
 // poissonTail bounds the logarithm of the probability of n or more where mean are expected.

@@ -1,0 +1,206 @@
+package correlation
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/mono"
+)
+
+// A message of a publisher that is known costs no memory.
+func TestAMessageAllocatesNothing(t *testing.T) {
+	l := New(Config{})
+	names := ids("p", 1000)
+	at := mono.Time(0)
+	one := func() {
+		at += mono.Time(time.Millisecond)
+		l.Arrive(names[int(at)/1e6%len(names)], at)
+	}
+	for range 200_000 {
+		one()
+	}
+	if n := testing.AllocsPerRun(10_000, one); n != 0 {
+		t.Errorf("%v allocations a message", n)
+	}
+}
+
+// heap is what is in use.
+func heap() uint64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// 100,000 publishers, of which every tenth belongs to a group of ten, and the others
+// are rarely heard: the groups are found, in the memory promised. The benchmark has
+// 100,000 that all fire.
+func TestAHundredThousandPublishers(t *testing.T) {
+	const publishers, size = 100_000, 10
+	names := ids("publisher", publishers)
+	rng := seeded(1)
+	before := heap()
+	l := New(Config{})
+	at := 0.0
+	for range 20 * publishers / size / size { // each group fires about 20 times
+		at += rng.ExpFloat64() * 5e-3
+		g := rng.IntN(publishers / size / size)
+		for i := range size {
+			l.Arrive(names[g*size+i], mono.Time(at*second))
+		}
+		for range 20 {
+			l.Arrive(names[publishers/size+rng.IntN(publishers-publishers/size)], mono.Time((at+rng.Float64()*1e-3)*second))
+		}
+	}
+	groups := l.Learn()
+	each := float64(heap()-before) / float64(l.Publishers())
+	in := 0
+	for _, g := range groups {
+		in += len(g.Members)
+		for _, m := range g.Members {
+			var n, first int
+			if _, err := fmt.Sscanf(g.Members[0].ID+" "+m.ID, "publisher.%d publisher.%d", &first, &n); err != nil || n/size != first/size || n >= publishers/size {
+				t.Errorf("%s is with %s (%v)", m.ID, g.Members[0].ID, err)
+			}
+		}
+	}
+	t.Logf("%d groups, %d of %d publishers in them, %.0f bytes each", len(groups), in, l.Publishers(), each)
+	if in < publishers/size*9/10 || l.Publishers() < publishers*9/10 {
+		t.Errorf("%d of %d publishers in groups", in, l.Publishers())
+	}
+	if each > BytesPerPublisher {
+		t.Errorf("%.0f bytes a publisher", each)
+	}
+	runtime.KeepAlive(l)
+}
+
+// check finds what is wrong with a learner's groups.
+func (l *Learner) check(t *testing.T) {
+	t.Helper()
+	seen := map[string]bool{}
+	for i, g := range l.Groups() {
+		if len(g.Members) < 2 || i > 0 && g.number <= l.Groups()[i-1].number {
+			t.Fatalf("group %d: %+v", i, g)
+		}
+		for _, m := range g.Members {
+			if seen[m.ID] || l.Key(m.ID) != g.Label || m.Joined > l.turn {
+				t.Fatalf("member %+v of %s, has %s", m, g.Label, l.Key(m.ID))
+			}
+			seen[m.ID] = true
+		}
+	}
+	if len(l.index) != len(l.publishers) || len(l.publishers) > l.most {
+		t.Fatalf("%d names of %d publishers", len(l.index), len(l.publishers))
+	}
+	again, err := Restore(Config{Publishers: l.most}, l.State())
+	if err != nil || !reflect.DeepEqual(again.State(), l.State()) {
+		t.Fatalf("restored: %v", err)
+	}
+}
+
+// Whatever arrives whenever, groups are sound and the record is bounded.
+func FuzzArrivals(f *testing.F) {
+	f.Add([]byte{1, 2, 3, 4, 5, 6, 7, 8, 9})
+	f.Add(slices.Repeat([]byte{0, 3, 1, 3, 2, 3, 9, 200}, 40))
+	f.Add(slices.Repeat([]byte{1, 0xf0, 2, 0xf0, 3, 0xff}, 20))
+	f.Fuzz(func(t *testing.T, steps []byte) {
+		l := New(Config{Publishers: 12})
+		at := mono.Time(0)
+		for i := 0; i+1 < len(steps); i += 2 {
+			switch by := steps[i+1]; {
+			case by >= 0xfc: // to anywhere
+				if i+10 > len(steps) {
+					break
+				}
+				at = mono.Time(binary.LittleEndian.Uint64(steps[i+2:]))
+			case by >= 0xf0:
+				l.Learn()
+				l.check(t)
+			default:
+				at += mono.Time(1) << (by % 48)
+			}
+			l.Arrive(fmt.Sprint(steps[i]%20), at)
+		}
+		l.Learn()
+		l.check(t)
+	})
+}
+
+// A state is refused, or restored as it was.
+func FuzzRestore(f *testing.F) {
+	f.Add([]byte(`{"version":1,"turn":3,"next":9,"groups":[{"number":2,"since":1,"members":[{"id":"a","joined":1},{"id":"b","joined":2}]}]}`))
+	f.Add([]byte(`{"version":1,"next":1}`))
+	f.Add([]byte(`{}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		var s State
+		if json.Unmarshal(text, &s) != nil {
+			return
+		}
+		l, err := Restore(Config{}, s)
+		if err != nil {
+			return
+		}
+		got := l.State()
+		if got.Turn != s.Turn || got.Next != s.Next || len(got.Groups) != len(s.Groups) {
+			t.Fatalf("restored %+v of %+v", got, s)
+		}
+		l.Learn()
+		for _, g := range s.Groups {
+			for _, m := range g.Members {
+				if l.Key(m.ID) != label(g.Number) {
+					t.Fatalf("%s is in %q", m.ID, l.Key(m.ID))
+				}
+			}
+		}
+	})
+}
+
+// A message of one of 1,000 publishers at 10,000 msg/s.
+func BenchmarkArrive(b *testing.B) {
+	for _, publishers := range []int{1000, 100_000} {
+		b.Run(fmt.Sprint(publishers), func(b *testing.B) {
+			names, l, at, i := ids("publisher", publishers), New(Config{}), mono.Time(0), 0
+			one := func() {
+				at += mono.Time(100 * time.Microsecond)
+				l.Arrive(names[i*7919%publishers], at)
+				i++
+			}
+			for range 2 * publishers {
+				one()
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				one()
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)*10_000/1e7, "%core@10k/s")
+		})
+	}
+}
+
+// A learning, with all records full.
+func BenchmarkLearn(b *testing.B) {
+	for _, f := range []fleet{
+		{groups: 1000, size: 1, name: "independent"},
+		{groups: 40, size: 25, noise: 4 * time.Millisecond, name: "groups"},
+		{groups: 1000, size: 1, periodic: true, name: "clocks"},
+		{groups: 10_000, size: 1, periodic: true, name: "clocks"},
+		{groups: 1, size: 5000, noise: time.Millisecond, name: "one"},
+		{groups: 10_000, size: 10, name: "many"},
+	} {
+		b.Run(fmt.Sprintf("%s-%d", f.name, f.groups*f.size), func(b *testing.B) {
+			f.lasts = 150 * time.Second
+			l := New(Config{})
+			l.take(f.messages(seeded(1)))
+			for b.Loop() {
+				l.Learn()
+			}
+			b.ReportMetric(float64(l.counts.Firings)/float64(f.groups*f.size), "firings/publisher")
+		})
+	}
+}
