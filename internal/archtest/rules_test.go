@@ -227,6 +227,7 @@ var pure = Purity{
 		"kernel/stamp",
 		"loaddistributor/catalog",
 		"loaddistributor/correlation",
+		"loaddistributor/learned",
 		"loaddistributor/placement",
 		"loaddistributor/reconcile",
 		"loaddistributor/registry",

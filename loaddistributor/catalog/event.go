@@ -3,6 +3,7 @@ package catalog
 import (
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
@@ -255,5 +256,30 @@ func newSpread(spec *Spec, plan placement.Plan) (*spread, error) {
 	if placed+s.unplaced != len(publishers) {
 		return nil, &PlanError{Problem: fmt.Sprintf("%d of %d publishers are placed, and %d left without a place", placed, len(publishers), s.unplaced)}
 	}
+	s.others = unknown
+	if spec.Demand.Open {
+		s.others = newcomers(plan, publishers)
+	}
 	return s, nil
+}
+
+// newcomers says which member of an open topic gets publishers that it does not know: the
+// one that has the most already, while a tenth of its quota is free, so that they are
+// together for as long as can be; else the one that has most free.
+func newcomers(plan placement.Plan, publishers []placement.Publisher) (at int32) {
+	most, room := -1.0, math.Inf(-1)
+	for m, q := range plan.Quotas {
+		used := 0.0
+		for _, i := range q.Publishers {
+			used += publishers[i].Rate
+		}
+		free := float64(q.Rate) - used
+		switch enough := free >= 0.1*float64(q.Rate); {
+		case enough && used > most || enough && used == most && free > room:
+			at, most, room = int32(m), used, free
+		case !enough && most < 0 && free > room:
+			at, room = int32(m), free
+		}
+	}
+	return at
 }

@@ -198,14 +198,13 @@ func (c *Catalog) Resolve(topic, publisher string) (Assignment, error) {
 	if t == nil {
 		return Assignment{}, fmt.Errorf("topic %s: %w", topic, ErrTopicUnknown)
 	}
-	i, ok := t.placement.Index(publisher)
-	if !ok {
+	a := t.placement.Of(publisher)
+	if a.Unknown {
 		return Assignment{}, fmt.Errorf("topic %s, publisher %q: %w", topic, publisher, ErrPublisherUnknown)
 	}
 	if t.phase != Active {
 		return Assignment{}, fmt.Errorf("topic %s is %v: %w", topic, t.phase, ErrNotActive)
 	}
-	a := t.placement.At(i)
 	if a.Broker == "" {
 		return Assignment{}, fmt.Errorf("topic %s, publisher %q: %w", topic, publisher, ErrUnplaced)
 	}

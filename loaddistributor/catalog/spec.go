@@ -47,6 +47,9 @@ type Spec struct {
 	Pacing            Pacing
 	Channels          []string
 	Tenant            string // whose it is; "": an operator's
+	// Since is when each of Demand.Publishers of an open topic was heard first, in seconds
+	// since the Unix epoch. They are learned, and not ordered.
+	Since []int64
 }
 
 // Name returns the topic's name.
@@ -66,13 +69,13 @@ func (s *Spec) Weighted() (groups []placement.Group) {
 // a placement depends on it.
 func (s *Spec) Equal(o *Spec) bool {
 	return s.PlacedAs(o) && s.Tenant == o.Tenant && s.SLO == o.SLO && s.OverLimit == o.OverLimit && s.ShareRule == o.ShareRule && s.Pacing == o.Pacing &&
-		slices.Equal(s.Channels, o.Channels)
+		slices.Equal(s.Channels, o.Channels) && slices.Equal(s.Since, o.Since)
 }
 
 // PlacedAs reports whether all is the same in both that decides a placement.
 func (s *Spec) PlacedAs(o *Spec) bool {
 	a, b := &s.Demand, &o.Demand
-	return a.Topic == b.Topic && a.Rate == b.Rate && a.RateMilli == b.RateMilli && a.Burst == b.Burst && s.Policy == o.Policy &&
+	return a.Topic == b.Topic && a.Rate == b.Rate && a.RateMilli == b.RateMilli && a.Burst == b.Burst && a.Open == b.Open && s.Policy == o.Policy &&
 		slices.Equal(a.Publishers, b.Publishers) && slices.Equal(a.Groups, b.Groups)
 }
 
@@ -109,6 +112,9 @@ type spread struct {
 	index  map[string]int32 // inverse of ids
 	// How many are unplaced.
 	unplaced int
+	// others is the member where publishers go that an open topic does not know; of
+	// another, unknown.
+	others int32
 }
 
 // In spread.member: the publisher has no place, and while a spread is made, nothing
@@ -140,10 +146,14 @@ func (p *Placement) At(i int) Assignment {
 // Of returns the assignment of the publisher with the id, which may be unknown.
 func (p *Placement) Of(id string) Assignment {
 	i, known := p.Index(id)
-	if !known {
-		return Assignment{Publisher: id, Epoch: p.epoch, Unknown: true}
+	if known {
+		return p.At(i)
 	}
-	return p.At(i)
+	a := Assignment{Publisher: id, Epoch: p.epoch, Unknown: p.spread.others < 0, Paced: p.paced}
+	if !a.Unknown {
+		a.Endpoint = p.members[p.spread.others]
+	}
+	return a
 }
 
 // Unplaced returns how many publishers have no broker.

@@ -253,6 +253,7 @@ func (c *Controller) Run(ctx context.Context) error {
 			c.remind(time.Now())
 			c.tune(time.Now())
 			c.settle(time.Now())
+			c.learn(time.Now())
 			c.rebuild()
 		case <-c.hurry:
 			c.reconcile(time.Now())

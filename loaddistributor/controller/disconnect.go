@@ -51,7 +51,7 @@ func (c *Controller) disconnect(name string, old, now *catalog.Placement) int {
 	// Those that are in the topic no more have no business with it either.
 	for i := range old.Len() {
 		a := old.At(i)
-		if _, still := now.Index(a.Publisher); !still && a.Broker != "" {
+		if now.Of(a.Publisher).Unknown && a.Broker != "" {
 			moved[a.Broker] = append(moved[a.Broker], a.Publisher)
 		}
 	}

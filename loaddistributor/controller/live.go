@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/learned"
 )
 
 // live is what this process knows of a topic beside the catalog. Guarded by
@@ -22,6 +23,7 @@ type live struct {
 	reminders []reminder            // publishers that brokers are to be told to let go
 	record    entrusted             // what brokers keep of it
 	waiting   string                // why it is not rebuilt yet
+	learned   *learned.Topic        // of one that is open
 }
 
 // topics are those that something is known of, by name.

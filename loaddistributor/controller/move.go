@@ -52,7 +52,7 @@ func (c *Controller) Update(ctx context.Context, name string, expected uint64, c
 		case topic.Spec.PlacedAs(spec) && c.connected(topic.Plan):
 			return spec, topic.Plan, nil
 		}
-		plan, err := c.replace(spec, topic, brokers)
+		plan, err := c.replace(spec, topic, brokers, nil)
 		return spec, plan, err
 	})
 }
@@ -72,25 +72,26 @@ func (st *state) planned(plan placement.Plan) bool {
 	})
 }
 
-// replace plans the topic anew with little movement. Requires: placing held.
-func (c *Controller) replace(spec *catalog.Spec, topic catalog.Topic, brokers []placement.Broker) (placement.Plan, error) {
+// replace plans the topic anew with little movement. at says where publishers are that it
+// does not know. Requires: placing held.
+func (c *Controller) replace(spec *catalog.Spec, topic catalog.Topic, brokers []placement.Broker, at map[string]string) (placement.Plan, error) {
 	return placement.Replace(spec.Policy, brokers, topic.Plan, func(publisher string) string {
 		if i, ok := topic.Placement.Index(publisher); ok {
 			return topic.Placement.At(i).Broker
 		}
-		return ""
+		return at[publisher]
 	}, spec.Demand, c.placing.rng)
 }
 
 // replaceAsWide is replace for a topic that stays as it is: on as many brokers as
 // it has, where that can be, for a fit may have found that it needs them.
 // Requires: placing held.
-func (c *Controller) replaceAsWide(topic catalog.Topic, brokers []placement.Broker) (placement.Plan, error) {
+func (c *Controller) replaceAsWide(topic catalog.Topic, brokers []placement.Broker, at map[string]string) (placement.Plan, error) {
 	wide := *topic.Spec
 	wide.Demand.AtLeast = min(topic.Plan.K, len(brokers))
-	plan, err := c.replace(&wide, topic, brokers)
+	plan, err := c.replace(&wide, topic, brokers, at)
 	if errors.As(err, new(*placement.Infeasible)) {
-		return c.replace(topic.Spec, topic, brokers)
+		return c.replace(topic.Spec, topic, brokers, at)
 	}
 	return plan, err
 }

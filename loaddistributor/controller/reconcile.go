@@ -143,9 +143,9 @@ func (c *Controller) leave(name string) operation {
 		}) {
 			return nil, placement.Plan{}, reconcile.ErrSettled // it is back
 		}
-		plan, err := c.replaceAsWide(topic, brokers)
+		plan, err := c.replaceAsWide(topic, brokers, nil)
 		if errors.As(err, new(*placement.Infeasible)) && c.forced(topic) {
-			plan, err = overcommitted(brokers, func(more []placement.Broker) (placement.Plan, error) { return c.replaceAsWide(topic, more) })
+			plan, err = overcommitted(brokers, func(more []placement.Broker) (placement.Plan, error) { return c.replaceAsWide(topic, more, nil) })
 		}
 		return topic.Spec, plan, err
 	})

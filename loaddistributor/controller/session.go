@@ -40,6 +40,9 @@ type Session struct {
 	// Of those, what the broker keeps of them, once it has said so; without a topic:
 	// nothing.
 	kept map[string]kept
+	// Topics whose arrivals the tuner has asked for where they are recorded already, and
+	// whether the record has begun anew.
+	fitted map[string]bool
 	// How many reports have come.
 	reports uint64
 	// Its ports have accepted connections from here.
@@ -80,6 +83,7 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 		topics:   map[string]*reportWindow{},
 		unknown:  map[string]bool{},
 		kept:     map[string]kept{},
+		fitted:   map[string]bool{},
 	}
 	for _, name := range h.Topics {
 		s.topics[name] = &reportWindow{}

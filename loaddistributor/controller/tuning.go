@@ -127,7 +127,7 @@ func (c *Controller) tunedLocked(effects []tuner.Effect) {
 	for _, e := range effects {
 		switch e := e.(type) {
 		case tuner.Capture:
-			e.To.(*Session).capture(e.Topic, e.Lasts)
+			c.captureLocked(e)
 		case tuner.Relocate:
 			c.fittedLocked(e)
 		case tuner.Found:
@@ -207,9 +207,12 @@ func (c *Controller) arrivals(s *Session, a *srtmv1.Arrivals, now time.Time) err
 	if c.mu.sessions[s.broker] != s {
 		return ErrReplaced
 	}
-	c.tunedLocked(c.mu.tuner.Measure(s, s.broker, a.Topic, tuner.Piece{
+	piece := tuner.Piece{
 		First: a.First, Publishers: a.Publishers, Start: mono.Wall(a.StartNs), Gaps: a.GapNs, From: a.Publisher, Lost: a.Lost,
-	}, now))
+	}
+	if c.countLocked(s, a, piece, now) {
+		c.tunedLocked(c.mu.tuner.Measure(s, s.broker, a.Topic, piece, now))
+	}
 	return nil
 }
 
@@ -230,7 +233,7 @@ func (c *Controller) settle(now time.Time) {
 			if topic.Placement.Unplaced() == 0 {
 				return nil, placement.Plan{}, reconcile.ErrSettled
 			}
-			plan, err := c.replaceAsWide(topic, brokers)
+			plan, err := c.replaceAsWide(topic, brokers, nil)
 			return topic.Spec, plan, err
 		}))
 	}

@@ -67,6 +67,8 @@ type Demand struct {
 	// planned. Their rates sum to at most r.
 	Publishers []Publisher
 	Groups     []Group
+	// Open: there may be others than Publishers, so that their number bounds nothing.
+	Open bool
 	// AtLeast is how many brokers to spread over at least, where fewer could
 	// carry the rate by their mcap but were found not to keep the SLO; 0 and 1
 	// mean as few as can.
@@ -148,6 +150,14 @@ func (d Demand) Expand() []Publisher {
 		}
 	}
 	return all
+}
+
+// bound is how many publishers there are where that bounds the number of brokers; else 0.
+func (d Demand) bound() int {
+	if d.Open {
+		return 0
+	}
+	return d.count()
 }
 
 // count is how many publishers there are.

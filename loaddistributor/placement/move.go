@@ -73,14 +73,18 @@ func stay(policy string, brokers []Broker, old Plan, at func(publisher string) s
 		by[l] = append(by[l], i)
 		weight[l] += p.Rate
 	}
-	// Without publishers it is the quotas that stay.
+	// Without publishers it is the quotas that stay; and there may be others than those
+	// of an open topic, at any of its brokers.
+	stays := map[int]bool{}
 	for _, q := range old.Quotas {
+		l, ok := index[q.Broker]
 		if len(publishers) == 0 {
 			total += float64(q.Rate)
-			if l, ok := index[q.Broker]; ok {
+			if ok {
 				weight[l] = float64(q.Rate)
 			}
 		}
+		stays[l] = stays[l] || ok && d.Open
 	}
 	room := func(l int) float64 { return float64(brokers[l].rcap())*(1+1e-9) - weight[l] } // sums of fractions are rounded
 	var carriers []int
@@ -92,14 +96,14 @@ func stay(policy string, brokers []Broker, old Plan, at func(publisher string) s
 				by[l] = by[l][:n]
 			}
 		}
-		if len(by[l]) > 0 || len(publishers) == 0 && weight[l] > 0 {
+		if len(by[l]) > 0 || stays[l] || len(publishers) == 0 && weight[l] > 0 {
 			carriers = append(carriers, l)
 		}
 	}
 	slices.SortStableFunc(carriers, func(l, m int) int {
 		return cmp.Or(cmp.Compare(len(by[l]), len(by[m])), cmp.Compare(weight[l], weight[m]))
 	})
-	chosen := enlarge(brokers, carriers, d, len(publishers))
+	chosen := enlarge(brokers, carriers, d, d.bound())
 	if chosen == nil {
 		return Plan{}, false
 	}

@@ -113,7 +113,7 @@ func Place(policy string, brokers []Broker, d Demand, rng *rand.Rand) (Plan, err
 	plan, err := place(policy, brokers, d, rng)
 	var bound *Infeasible
 	if errors.As(err, &bound) {
-		bound.Fits = fitting(policy, brokers, d, d.count())
+		bound.Fits = fitting(policy, brokers, d, d.bound())
 	}
 	return plan, err
 }
@@ -134,7 +134,7 @@ func place(policy string, brokers []Broker, d Demand, rng *rand.Rand) (Plan, err
 		return Plan{}, FieldErrors{{Field: "rng", Problem: "policy " + policy + " needs a source of randomness"}}
 	}
 
-	chosen, quotas, err := divide(policy, brokers, d, len(publishers))
+	chosen, quotas, err := divide(policy, brokers, d, d.bound())
 	if err != nil {
 		return Plan{}, err
 	}

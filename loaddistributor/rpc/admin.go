@@ -19,6 +19,7 @@ import (
 	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
+	"github.com/srtm-io/srtm/loaddistributor/learned"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
@@ -27,6 +28,9 @@ const (
 	defaultPage = 100
 	maxPage     = 1000
 )
+
+// shownPublishers is how many learned ones are shown where publishers are to be left out.
+const shownPublishers = 100
 
 // CreateTopic implements srtmv1.AdminServiceServer.
 func (s *Server) CreateTopic(req *srtmv1.CreateTopicRequest, stream grpc.ServerStreamingServer[srtmv1.CreateTopicResponse]) error {
@@ -63,6 +67,11 @@ func (s *Server) GetTopic(ctx context.Context, req *srtmv1.GetTopicRequest) (*sr
 	}
 	p := topicProto(topic, !req.OmitPublishers)
 	p.Status = s.controller.Status(ctx, topic)
+	most := learned.Max
+	if req.OmitPublishers {
+		most = shownPublishers
+	}
+	p.Learned = s.controller.Learned(topic, most)
 	return &srtmv1.GetTopicResponse{Topic: p}, nil
 }
 
@@ -130,6 +139,9 @@ func (s *Server) UpdateTopic(ctx context.Context, req *srtmv1.UpdateTopicRequest
 		spec, err := checkCreate(&srtmv1.CreateTopicRequest{Spec: updated(present, req)})
 		if err == nil {
 			spec.Tenant = present.Tenant
+			if spec.Demand.Open && present.Demand.Open {
+				spec.Demand.Publishers, spec.Since = learned.Within(present.Demand.Publishers, float64(spec.Demand.RateMilli)/1000), present.Since
+			}
 		}
 		return spec, err
 	})
@@ -292,7 +304,7 @@ func specProto(s *catalog.Spec, publishers bool) *srtmv1.TopicSpec {
 	for _, g := range s.Demand.Groups {
 		p.Groups = append(p.Groups, &srtmv1.PublisherGroup{Key: g.Key, Count: int32(g.Count), Rate: g.Rate, Batch: int32(g.Batch), Weight: uint32(g.Weight)})
 	}
-	if publishers {
+	if publishers && !s.Demand.Open {
 		for _, one := range s.Demand.Publishers {
 			p.Publishers = append(p.Publishers, &srtmv1.Publisher{
 				Id: one.ID, CorrelationKey: one.Key, Rate: one.Rate, Batch: int32(one.Batch),

@@ -53,6 +53,7 @@ func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 			Topic:     p.Name,
 			RateMilli: p.GetContract().GetRateMilli(),
 			Burst:     p.GetContract().GetBurst(),
+			Open:      len(p.Publishers)+len(p.Groups) == 0 && req.MeasuredBrokerId == "",
 		},
 		Policy: p.PlacementPolicy, ShareRule: p.ShareRule, Channels: p.Channels,
 	}

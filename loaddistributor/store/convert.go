@@ -143,6 +143,7 @@ func fromSpec(s *catalog.Spec) *journal.Spec {
 		Name: s.Demand.Topic, RateMilli: s.Demand.RateMilli, Rate: s.Demand.Rate, Burst: s.Demand.Burst,
 		Quantile: s.SLO.Quantile, LatencyNs: int64(s.SLO.Latency), Reject: s.OverLimit == catalog.Reject,
 		Policy: s.Policy, ShareRule: s.ShareRule, Channels: s.Channels, Pacing: string(s.Pacing), Tenant: s.Tenant,
+		Open: s.Demand.Open, Since: s.Since,
 	}
 	for _, one := range s.Demand.Publishers {
 		p.Publishers = append(p.Publishers, &journal.Publisher{Id: one.ID, Key: one.Key, Rate: one.Rate, Batch: int64(one.Batch)})
@@ -160,9 +161,10 @@ func toSpec(p *journal.Spec) (*catalog.Spec, error) {
 		return nil, errors.New("there is no specification")
 	}
 	s := &catalog.Spec{
-		Demand: placement.Demand{Topic: p.Name, RateMilli: p.RateMilli, Rate: p.Rate, Burst: p.Burst},
+		Demand: placement.Demand{Topic: p.Name, RateMilli: p.RateMilli, Rate: p.Rate, Burst: p.Burst, Open: p.Open},
 		SLO:    catalog.SLO{Quantile: p.Quantile, Latency: time.Duration(p.LatencyNs)},
 		Policy: p.Policy, ShareRule: p.ShareRule, Channels: p.Channels, Pacing: catalog.Pacing(p.Pacing), Tenant: p.Tenant,
+		Since: p.Since,
 	}
 	if p.Reject {
 		s.OverLimit = catalog.Reject

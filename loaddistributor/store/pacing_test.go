@@ -24,3 +24,19 @@ func TestPacingIsKept(t *testing.T) {
 		t.Errorf("a record of version %d", v)
 	}
 }
+
+// So does what says that a topic has no list of publishers, and since when each is known.
+func TestAnOpenTopicIsKept(t *testing.T) {
+	s := &catalog.Spec{
+		Demand: placement.Demand{Topic: "t", Rate: 100, RateMilli: 100_000, Burst: 10, Open: true, Publishers: []placement.Publisher{{ID: "p", Key: "learned-1", Rate: 1.25}}},
+		SLO:    catalog.SLO{Quantile: 0.99, Latency: time.Second}, Policy: placement.SRTM, ShareRule: "static", Since: []int64{1_700_000_000},
+	}
+	p := fromSpec(s)
+	got, err := toSpec(p)
+	if err != nil || !got.Equal(s) || !got.Demand.Open || got.Since[0] != s.Since[0] {
+		t.Errorf("%+v, %v; want %+v", got, err, s)
+	}
+	if v := version(p.ProtoReflect()); v != 2 {
+		t.Errorf("a record of version %d", v)
+	}
+}

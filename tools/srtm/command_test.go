@@ -265,11 +265,25 @@ func TestDescribeWithoutFigures(t *testing.T) {
 	bare := topic()
 	bare.Status = nil
 	var out bytes.Buffer
+	bare.Learned = &srtmv1.Learned{Count: 3, OthersRate: 0.5, Notes: []string{"do this"}, Publishers: []*srtmv1.LearnedPublisher{
+		{Id: "p1", CorrelationKey: "learned-1", Rate: 9.96, PlacedRate: 10, BrokerId: "b1", SendsTo: "b2"},
+	}, Groups: []*srtmv1.LearnedGroup{{Key: "learned-1", Count: 2, Members: []*srtmv1.LearnedMember{
+		{Id: "p1", Firings: 100, Joint: 98, Expected: 1.5, Width: durationpb.New(time.Millisecond)},
+	}}}}
 	if err := describe(&out, bare); err != nil {
 		t.Fatal(err)
 	}
 	if s := out.String(); !strings.Contains(s, "b2      5000") || strings.Contains(s, "p99  ") {
 		t.Errorf("it shows\n%s", s)
+	}
+	for _, want := range []string{
+		"open: 3 publishers learned, the 1 of the highest rates shown; others send 0.5 msg/s\nnote: do this\n",
+		"p1         learned-1  10.0   10.0       1970-01-01 00:00:00 UTC  b1      b2\n",
+		"learned-1  2           98 of 100       1.5        1ms\n",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q is not in\n%s", want, out.String())
+		}
 	}
 }
 

@@ -61,9 +61,14 @@ correlation key of publishers that tend to send together (empty: none), RATE is 
 publisher's in msg/s and WEIGHT, 1 to 255, its part where the topic is paced; or one by one, ID:KEY:RATE[:BATCH]. A group's
 publishers have the ids KEY.0, KEY.1, ... (pool.0, ... without a key).
 
+Without publishers the topic is open: whoever publishes to one of its brokers is a
+publisher. Who they are, what they send and which of them send together is learned from
+what they do, and describe shows it.
+
 --file reads the whole specification as JSON, the TopicSpec of the API or what srtm
 topic describe --output json prints; then only --idempotency-key may be given besides.`,
 		Example: `  srtm topic create sensors --rate 11000 --burst 30 --group north:500:10 --group south:500:10
+  srtm topic create sensors --rate 11000 --burst 30
   srtm topic create sensors --file sensors.json`,
 		Args: n.nameOrFile,
 		PreRunE: func(cmd *cobra.Command, args []string) (err error) {
@@ -407,7 +412,7 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 		figures[b.GetBrokerId()] = b
 	}
 	const head = "BROKER\tQUOTA\tPUBLISHERS\tR_L\tB_L\tIN/S\tOUT/S\tACCESS P99\tPROCESSING P99\tDELIVERY P99\tOF IT ACCESS\tCONSUMER P99"
-	return table(w, head, t.GetQuotas(), func(q *srtmv1.BrokerQuota) []any {
+	err := table(w, head, t.GetQuotas(), func(q *srtmv1.BrokerQuota) []any {
 		b := figures[q.GetBrokerId()]
 		share := cmp.Or(b.GetShare(), q.GetShare())
 		window := b.GetWindow()
@@ -420,6 +425,40 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 			perSecond(window.GetOffered(), window.GetInterval()), perSecond(window.GetDelivered(), window.GetInterval()),
 			p99(window.GetAccess()), p99(window.GetProcessing()), p99(window.GetDelivery()), ofItAccess, p99(window.GetConsumer()),
 		}
+	})
+	if err != nil || t.GetLearned() == nil {
+		return err
+	}
+	return describeLearned(w, t.GetLearned())
+}
+
+// describeLearned prints who publishes to an open topic.
+func describeLearned(w io.Writer, l *srtmv1.Learned) error {
+	fmt.Fprintf(w, "\nopen: %d publishers learned", l.GetCount())
+	if shown := len(l.GetPublishers()); shown < int(l.GetCount()) {
+		fmt.Fprintf(w, ", the %d of the highest rates shown", shown)
+	}
+	fmt.Fprintf(w, "; others send %.1f msg/s\n", l.GetOthersRate())
+	for _, note := range l.GetNotes() {
+		fmt.Fprintf(w, "note: %s\n", note)
+	}
+	err := table(w, "PUBLISHER\tKEY\tMSG/S\tPLACED AS\tSINCE\tBROKER\tSENDS TO", l.GetPublishers(), func(p *srtmv1.LearnedPublisher) []any {
+		return []any{
+			p.GetId(), cmp.Or(p.GetCorrelationKey(), "-"), strconv.FormatFloat(p.GetRate(), 'f', 1, 64), strconv.FormatFloat(p.GetPlacedRate(), 'f', 1, 64),
+			p.GetSince().AsTime().Format("2006-01-02 15:04:05 UTC"), p.GetBrokerId(), cmp.Or(p.GetSendsTo(), "-"),
+		}
+	})
+	if err != nil || len(l.GetGroups()) == 0 {
+		return err
+	}
+	fmt.Fprintln(w)
+	return table(w, "KEY\tPUBLISHERS\tFIRED TOGETHER\tBY CHANCE\tWITHIN", l.GetGroups(), func(g *srtmv1.LearnedGroup) []any {
+		joint, firings, expected, width := uint32(0), uint32(0), 0.0, time.Duration(0)
+		for _, m := range g.GetMembers() {
+			joint, firings, expected = joint+m.GetJoint(), firings+m.GetFirings(), expected+m.GetExpected()
+			width = max(width, m.GetWidth().AsDuration())
+		}
+		return []any{g.GetKey(), g.GetCount(), fmt.Sprintf("%d of %d", joint, firings), strconv.FormatFloat(expected, 'f', 1, 64), width}
 	})
 }
 

@@ -897,7 +897,10 @@ type Spec struct {
 	Channels   []string     `protobuf:"bytes,12,rep,name=channels,proto3" json:"channels,omitempty"`
 	Tenant     string       `protobuf:"bytes,100,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	// "off", "advise", "police", or empty.
-	Pacing        string `protobuf:"bytes,101,opt,name=pacing,proto3" json:"pacing,omitempty"`
+	Pacing string `protobuf:"bytes,101,opt,name=pacing,proto3" json:"pacing,omitempty"`
+	Open   bool   `protobuf:"varint,102,opt,name=open,proto3" json:"open,omitempty"`
+	// Of publishers, seconds since the Unix epoch.
+	Since         []int64 `protobuf:"varint,103,rep,packed,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1028,6 +1031,20 @@ func (x *Spec) GetPacing() string {
 		return x.Pacing
 	}
 	return ""
+}
+
+func (x *Spec) GetOpen() bool {
+	if x != nil {
+		return x.Open
+	}
+	return false
+}
+
+func (x *Spec) GetSince() []int64 {
+	if x != nil {
+		return x.Since
+	}
+	return nil
 }
 
 type Publisher struct {
@@ -1750,7 +1767,7 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\x05Order\x12&\n" +
 	"\x04spec\x18\x01 \x01(\v2\x12.srtm.journal.SpecR\x04spec\x12&\n" +
 	"\x04plan\x18\x02 \x01(\v2\x12.srtm.journal.PlanR\x04plan\x12\x10\n" +
-	"\x03key\x18\x03 \x01(\tR\x03key\"\x9f\x03\n" +
+	"\x03key\x18\x03 \x01(\tR\x03key\"\xc9\x03\n" +
 	"\x04Spec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
@@ -1771,7 +1788,9 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"share_rule\x18\v \x01(\tR\tshareRule\x12\x1a\n" +
 	"\bchannels\x18\f \x03(\tR\bchannels\x12\x16\n" +
 	"\x06tenant\x18d \x01(\tR\x06tenant\x12\x16\n" +
-	"\x06pacing\x18e \x01(\tR\x06pacing\"W\n" +
+	"\x06pacing\x18e \x01(\tR\x06pacing\x12\x12\n" +
+	"\x04open\x18f \x01(\bR\x04open\x12\x14\n" +
+	"\x05since\x18g \x03(\x03R\x05since\"W\n" +
 	"\tPublisher\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12\x12\n" +

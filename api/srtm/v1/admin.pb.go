@@ -281,7 +281,8 @@ type TopicSpec struct {
 	Name     string    `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Contract *Contract `protobuf:"bytes,2,opt,name=contract,proto3" json:"contract,omitempty"`
 	// Publishers one by one, or as groups, or both; ids must be distinct, there
-	// may be 1,000,000 of them, and their rates sum to at most r.
+	// may be 1,000,000 of them, and their rates sum to at most r. Neither: the topic is
+	// open, and whoever publishes to one of its brokers is a publisher (Topic.learned).
 	Publishers []*Publisher      `protobuf:"bytes,3,rep,name=publishers,proto3" json:"publishers,omitempty"`
 	Groups     []*PublisherGroup `protobuf:"bytes,4,rep,name=groups,proto3" json:"groups,omitempty"`
 	// loadbalance, conc, maxmin or srtm; empty means srtm.
@@ -837,8 +838,10 @@ type Topic struct {
 	Reason string         `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	Quotas []*BrokerQuota `protobuf:"bytes,4,rep,name=quotas,proto3" json:"quotas,omitempty"`
 	// Grows with every change of placement or specification.
-	Epoch         uint64       `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Status        *TopicStatus `protobuf:"bytes,6,opt,name=status,proto3" json:"status,omitempty"`
+	Epoch  uint64       `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Status *TopicStatus `protobuf:"bytes,6,opt,name=status,proto3" json:"status,omitempty"`
+	// Of an open topic, from GetTopic; the leader knows.
+	Learned       *Learned `protobuf:"bytes,7,opt,name=learned,proto3" json:"learned,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -915,6 +918,351 @@ func (x *Topic) GetStatus() *TopicStatus {
 	return nil
 }
 
+func (x *Topic) GetLearned() *Learned {
+	if x != nil {
+		return x.Learned
+	}
+	return nil
+}
+
+// Learned is what an open topic's brokers have found out about its publishers.
+type Learned struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Those of the highest rates first; 100 of them, and of the members of each group, if
+	// publishers were to be left out.
+	Publishers []*LearnedPublisher `protobuf:"bytes,1,rep,name=publishers,proto3" json:"publishers,omitempty"`
+	// How many there are; at most 10,000 are learned.
+	Count uint32 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	// What publishers send that are not told apart, msg/s.
+	OthersRate float64 `protobuf:"fixed64,3,opt,name=others_rate,json=othersRate,proto3" json:"others_rate,omitempty"`
+	// Publishers that fire together.
+	Groups []*LearnedGroup `protobuf:"bytes,4,rep,name=groups,proto3" json:"groups,omitempty"`
+	// For people: who sends to the wrong broker, and what is to be done.
+	Notes         []string `protobuf:"bytes,5,rep,name=notes,proto3" json:"notes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Learned) Reset() {
+	*x = Learned{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Learned) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Learned) ProtoMessage() {}
+
+func (x *Learned) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Learned.ProtoReflect.Descriptor instead.
+func (*Learned) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *Learned) GetPublishers() []*LearnedPublisher {
+	if x != nil {
+		return x.Publishers
+	}
+	return nil
+}
+
+func (x *Learned) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *Learned) GetOthersRate() float64 {
+	if x != nil {
+		return x.OthersRate
+	}
+	return 0
+}
+
+func (x *Learned) GetGroups() []*LearnedGroup {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+func (x *Learned) GetNotes() []string {
+	if x != nil {
+		return x.Notes
+	}
+	return nil
+}
+
+type LearnedPublisher struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its client_id, or without one "auth:", "cert:" or "addr:" and who it is.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Of the group that it fires with; empty: none was found.
+	CorrelationKey string `protobuf:"bytes,2,opt,name=correlation_key,json=correlationKey,proto3" json:"correlation_key,omitempty"`
+	// What it sends, msg/s: windows of 10 s, those before count half each time.
+	Rate float64 `protobuf:"fixed64,3,opt,name=rate,proto3" json:"rate,omitempty"`
+	// The highest of that in the last minute, by which it is placed.
+	PlacedRate float64                `protobuf:"fixed64,4,opt,name=placed_rate,json=placedRate,proto3" json:"placed_rate,omitempty"`
+	Since      *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
+	LastHeard  *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=last_heard,json=lastHeard,proto3" json:"last_heard,omitempty"`
+	// Where it belongs, and where most of its messages come; empty: not heard since this
+	// loaddistributor leads.
+	BrokerId      string `protobuf:"bytes,7,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
+	SendsTo       string `protobuf:"bytes,8,opt,name=sends_to,json=sendsTo,proto3" json:"sends_to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LearnedPublisher) Reset() {
+	*x = LearnedPublisher{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LearnedPublisher) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LearnedPublisher) ProtoMessage() {}
+
+func (x *LearnedPublisher) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LearnedPublisher.ProtoReflect.Descriptor instead.
+func (*LearnedPublisher) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *LearnedPublisher) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *LearnedPublisher) GetCorrelationKey() string {
+	if x != nil {
+		return x.CorrelationKey
+	}
+	return ""
+}
+
+func (x *LearnedPublisher) GetRate() float64 {
+	if x != nil {
+		return x.Rate
+	}
+	return 0
+}
+
+func (x *LearnedPublisher) GetPlacedRate() float64 {
+	if x != nil {
+		return x.PlacedRate
+	}
+	return 0
+}
+
+func (x *LearnedPublisher) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *LearnedPublisher) GetLastHeard() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastHeard
+	}
+	return nil
+}
+
+func (x *LearnedPublisher) GetBrokerId() string {
+	if x != nil {
+		return x.BrokerId
+	}
+	return ""
+}
+
+func (x *LearnedPublisher) GetSendsTo() string {
+	if x != nil {
+		return x.SendsTo
+	}
+	return ""
+}
+
+// LearnedGroup is publishers that fire together, with the evidence.
+type LearnedGroup struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Count uint32                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	// The learning, one a minute, in which the key was given; 1 after a restart.
+	SinceLearning uint64           `protobuf:"varint,3,opt,name=since_learning,json=sinceLearning,proto3" json:"since_learning,omitempty"`
+	Members       []*LearnedMember `protobuf:"bytes,4,rep,name=members,proto3" json:"members,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LearnedGroup) Reset() {
+	*x = LearnedGroup{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LearnedGroup) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LearnedGroup) ProtoMessage() {}
+
+func (x *LearnedGroup) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LearnedGroup.ProtoReflect.Descriptor instead.
+func (*LearnedGroup) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *LearnedGroup) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *LearnedGroup) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *LearnedGroup) GetSinceLearning() uint64 {
+	if x != nil {
+		return x.SinceLearning
+	}
+	return 0
+}
+
+func (x *LearnedGroup) GetMembers() []*LearnedMember {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+// LearnedMember: of its last firings that could be compared with those of the group's
+// oldest member, so many were within `width` of it, where chance would have `expected`.
+// All are 0 where it keeps its group for want of evidence.
+type LearnedMember struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Firings       uint32                 `protobuf:"varint,2,opt,name=firings,proto3" json:"firings,omitempty"`
+	Joint         uint32                 `protobuf:"varint,3,opt,name=joint,proto3" json:"joint,omitempty"`
+	Expected      float64                `protobuf:"fixed64,4,opt,name=expected,proto3" json:"expected,omitempty"`
+	Width         *durationpb.Duration   `protobuf:"bytes,5,opt,name=width,proto3" json:"width,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LearnedMember) Reset() {
+	*x = LearnedMember{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LearnedMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LearnedMember) ProtoMessage() {}
+
+func (x *LearnedMember) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LearnedMember.ProtoReflect.Descriptor instead.
+func (*LearnedMember) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *LearnedMember) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *LearnedMember) GetFirings() uint32 {
+	if x != nil {
+		return x.Firings
+	}
+	return 0
+}
+
+func (x *LearnedMember) GetJoint() uint32 {
+	if x != nil {
+		return x.Joint
+	}
+	return 0
+}
+
+func (x *LearnedMember) GetExpected() float64 {
+	if x != nil {
+		return x.Expected
+	}
+	return 0
+}
+
+func (x *LearnedMember) GetWidth() *durationpb.Duration {
+	if x != nil {
+		return x.Width
+	}
+	return nil
+}
+
 type Broker struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Id          string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -949,7 +1297,7 @@ type Broker struct {
 
 func (x *Broker) Reset() {
 	*x = Broker{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[11]
+	mi := &file_srtm_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -961,7 +1309,7 @@ func (x *Broker) String() string {
 func (*Broker) ProtoMessage() {}
 
 func (x *Broker) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[11]
+	mi := &file_srtm_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -974,7 +1322,7 @@ func (x *Broker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Broker.ProtoReflect.Descriptor instead.
 func (*Broker) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Broker) GetId() string {
@@ -1089,7 +1437,7 @@ type DrainWait struct {
 
 func (x *DrainWait) Reset() {
 	*x = DrainWait{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[12]
+	mi := &file_srtm_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1101,7 +1449,7 @@ func (x *DrainWait) String() string {
 func (*DrainWait) ProtoMessage() {}
 
 func (x *DrainWait) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[12]
+	mi := &file_srtm_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1114,7 +1462,7 @@ func (x *DrainWait) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainWait.ProtoReflect.Descriptor instead.
 func (*DrainWait) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DrainWait) GetTopic() string {
@@ -1156,7 +1504,7 @@ type Infeasible struct {
 
 func (x *Infeasible) Reset() {
 	*x = Infeasible{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[13]
+	mi := &file_srtm_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1168,7 +1516,7 @@ func (x *Infeasible) String() string {
 func (*Infeasible) ProtoMessage() {}
 
 func (x *Infeasible) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[13]
+	mi := &file_srtm_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1181,7 +1529,7 @@ func (x *Infeasible) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Infeasible.ProtoReflect.Descriptor instead.
 func (*Infeasible) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Infeasible) GetBound() string {
@@ -1232,7 +1580,7 @@ type Fits struct {
 
 func (x *Fits) Reset() {
 	*x = Fits{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[14]
+	mi := &file_srtm_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1244,7 +1592,7 @@ func (x *Fits) String() string {
 func (*Fits) ProtoMessage() {}
 
 func (x *Fits) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[14]
+	mi := &file_srtm_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1257,7 +1605,7 @@ func (x *Fits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fits.ProtoReflect.Descriptor instead.
 func (*Fits) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Fits) GetRate() int64 {
@@ -1314,7 +1662,7 @@ type CreateTopicRequest struct {
 
 func (x *CreateTopicRequest) Reset() {
 	*x = CreateTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[15]
+	mi := &file_srtm_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1326,7 +1674,7 @@ func (x *CreateTopicRequest) String() string {
 func (*CreateTopicRequest) ProtoMessage() {}
 
 func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[15]
+	mi := &file_srtm_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1339,7 +1687,7 @@ func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicRequest.ProtoReflect.Descriptor instead.
 func (*CreateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CreateTopicRequest) GetSpec() *TopicSpec {
@@ -1376,7 +1724,7 @@ type CreateTopicResponse struct {
 
 func (x *CreateTopicResponse) Reset() {
 	*x = CreateTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[16]
+	mi := &file_srtm_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1388,7 +1736,7 @@ func (x *CreateTopicResponse) String() string {
 func (*CreateTopicResponse) ProtoMessage() {}
 
 func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[16]
+	mi := &file_srtm_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1401,7 +1749,7 @@ func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicResponse.ProtoReflect.Descriptor instead.
 func (*CreateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *CreateTopicResponse) GetState() TopicState {
@@ -1436,7 +1784,7 @@ type GetTopicRequest struct {
 
 func (x *GetTopicRequest) Reset() {
 	*x = GetTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[17]
+	mi := &file_srtm_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1448,7 +1796,7 @@ func (x *GetTopicRequest) String() string {
 func (*GetTopicRequest) ProtoMessage() {}
 
 func (x *GetTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[17]
+	mi := &file_srtm_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1461,7 +1809,7 @@ func (x *GetTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopicRequest.ProtoReflect.Descriptor instead.
 func (*GetTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetTopicRequest) GetName() string {
@@ -1487,7 +1835,7 @@ type GetTopicResponse struct {
 
 func (x *GetTopicResponse) Reset() {
 	*x = GetTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[18]
+	mi := &file_srtm_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1499,7 +1847,7 @@ func (x *GetTopicResponse) String() string {
 func (*GetTopicResponse) ProtoMessage() {}
 
 func (x *GetTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[18]
+	mi := &file_srtm_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1512,7 +1860,7 @@ func (x *GetTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopicResponse.ProtoReflect.Descriptor instead.
 func (*GetTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *GetTopicResponse) GetTopic() *Topic {
@@ -1534,7 +1882,7 @@ type ListTopicsRequest struct {
 
 func (x *ListTopicsRequest) Reset() {
 	*x = ListTopicsRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[19]
+	mi := &file_srtm_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1546,7 +1894,7 @@ func (x *ListTopicsRequest) String() string {
 func (*ListTopicsRequest) ProtoMessage() {}
 
 func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[19]
+	mi := &file_srtm_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1559,7 +1907,7 @@ func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsRequest.ProtoReflect.Descriptor instead.
 func (*ListTopicsRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListTopicsRequest) GetPageSize() int32 {
@@ -1588,7 +1936,7 @@ type ListTopicsResponse struct {
 
 func (x *ListTopicsResponse) Reset() {
 	*x = ListTopicsResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[20]
+	mi := &file_srtm_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1600,7 +1948,7 @@ func (x *ListTopicsResponse) String() string {
 func (*ListTopicsResponse) ProtoMessage() {}
 
 func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[20]
+	mi := &file_srtm_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1613,7 +1961,7 @@ func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsResponse.ProtoReflect.Descriptor instead.
 func (*ListTopicsResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListTopicsResponse) GetTopics() []*Topic {
@@ -1639,7 +1987,7 @@ type DeleteTopicRequest struct {
 
 func (x *DeleteTopicRequest) Reset() {
 	*x = DeleteTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[21]
+	mi := &file_srtm_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1651,7 +1999,7 @@ func (x *DeleteTopicRequest) String() string {
 func (*DeleteTopicRequest) ProtoMessage() {}
 
 func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[21]
+	mi := &file_srtm_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1664,7 +2012,7 @@ func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DeleteTopicRequest) GetName() string {
@@ -1682,7 +2030,7 @@ type DeleteTopicResponse struct {
 
 func (x *DeleteTopicResponse) Reset() {
 	*x = DeleteTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[22]
+	mi := &file_srtm_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1694,7 +2042,7 @@ func (x *DeleteTopicResponse) String() string {
 func (*DeleteTopicResponse) ProtoMessage() {}
 
 func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[22]
+	mi := &file_srtm_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1707,7 +2055,7 @@ func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 type ListBrokersRequest struct {
@@ -1718,7 +2066,7 @@ type ListBrokersRequest struct {
 
 func (x *ListBrokersRequest) Reset() {
 	*x = ListBrokersRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[23]
+	mi := &file_srtm_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1730,7 +2078,7 @@ func (x *ListBrokersRequest) String() string {
 func (*ListBrokersRequest) ProtoMessage() {}
 
 func (x *ListBrokersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[23]
+	mi := &file_srtm_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1743,7 +2091,7 @@ func (x *ListBrokersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBrokersRequest.ProtoReflect.Descriptor instead.
 func (*ListBrokersRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 type ListBrokersResponse struct {
@@ -1756,7 +2104,7 @@ type ListBrokersResponse struct {
 
 func (x *ListBrokersResponse) Reset() {
 	*x = ListBrokersResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[24]
+	mi := &file_srtm_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1768,7 +2116,7 @@ func (x *ListBrokersResponse) String() string {
 func (*ListBrokersResponse) ProtoMessage() {}
 
 func (x *ListBrokersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[24]
+	mi := &file_srtm_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1781,7 +2129,7 @@ func (x *ListBrokersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBrokersResponse.ProtoReflect.Descriptor instead.
 func (*ListBrokersResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListBrokersResponse) GetBrokers() []*Broker {
@@ -1814,7 +2162,7 @@ type UpdateTopicRequest struct {
 
 func (x *UpdateTopicRequest) Reset() {
 	*x = UpdateTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[25]
+	mi := &file_srtm_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1826,7 +2174,7 @@ func (x *UpdateTopicRequest) String() string {
 func (*UpdateTopicRequest) ProtoMessage() {}
 
 func (x *UpdateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[25]
+	mi := &file_srtm_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1839,7 +2187,7 @@ func (x *UpdateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateTopicRequest.ProtoReflect.Descriptor instead.
 func (*UpdateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *UpdateTopicRequest) GetSpec() *TopicSpec {
@@ -1872,7 +2220,7 @@ type UpdateTopicResponse struct {
 
 func (x *UpdateTopicResponse) Reset() {
 	*x = UpdateTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[26]
+	mi := &file_srtm_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1884,7 +2232,7 @@ func (x *UpdateTopicResponse) String() string {
 func (*UpdateTopicResponse) ProtoMessage() {}
 
 func (x *UpdateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[26]
+	mi := &file_srtm_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1897,7 +2245,7 @@ func (x *UpdateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateTopicResponse.ProtoReflect.Descriptor instead.
 func (*UpdateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *UpdateTopicResponse) GetTopic() *Topic {
@@ -1924,7 +2272,7 @@ type DrainBrokerRequest struct {
 
 func (x *DrainBrokerRequest) Reset() {
 	*x = DrainBrokerRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[27]
+	mi := &file_srtm_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1936,7 +2284,7 @@ func (x *DrainBrokerRequest) String() string {
 func (*DrainBrokerRequest) ProtoMessage() {}
 
 func (x *DrainBrokerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[27]
+	mi := &file_srtm_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1949,7 +2297,7 @@ func (x *DrainBrokerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBrokerRequest.ProtoReflect.Descriptor instead.
 func (*DrainBrokerRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DrainBrokerRequest) GetBrokerId() string {
@@ -1982,7 +2330,7 @@ type DrainBrokerResponse struct {
 
 func (x *DrainBrokerResponse) Reset() {
 	*x = DrainBrokerResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[28]
+	mi := &file_srtm_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1994,7 +2342,7 @@ func (x *DrainBrokerResponse) String() string {
 func (*DrainBrokerResponse) ProtoMessage() {}
 
 func (x *DrainBrokerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[28]
+	mi := &file_srtm_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2007,7 +2355,7 @@ func (x *DrainBrokerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBrokerResponse.ProtoReflect.Descriptor instead.
 func (*DrainBrokerResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DrainBrokerResponse) GetBroker() *Broker {
@@ -2030,7 +2378,7 @@ type MovePublishersRequest struct {
 
 func (x *MovePublishersRequest) Reset() {
 	*x = MovePublishersRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[29]
+	mi := &file_srtm_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2042,7 +2390,7 @@ func (x *MovePublishersRequest) String() string {
 func (*MovePublishersRequest) ProtoMessage() {}
 
 func (x *MovePublishersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[29]
+	mi := &file_srtm_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2055,7 +2403,7 @@ func (x *MovePublishersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovePublishersRequest.ProtoReflect.Descriptor instead.
 func (*MovePublishersRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *MovePublishersRequest) GetTopic() string {
@@ -2088,7 +2436,7 @@ type MovePublishersResponse struct {
 
 func (x *MovePublishersResponse) Reset() {
 	*x = MovePublishersResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[30]
+	mi := &file_srtm_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2100,7 +2448,7 @@ func (x *MovePublishersResponse) String() string {
 func (*MovePublishersResponse) ProtoMessage() {}
 
 func (x *MovePublishersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[30]
+	mi := &file_srtm_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2113,7 +2461,7 @@ func (x *MovePublishersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovePublishersResponse.ProtoReflect.Descriptor instead.
 func (*MovePublishersResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *MovePublishersResponse) GetTopic() *Topic {
@@ -2134,7 +2482,7 @@ type SetBrokerCapacityRequest struct {
 
 func (x *SetBrokerCapacityRequest) Reset() {
 	*x = SetBrokerCapacityRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[31]
+	mi := &file_srtm_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2146,7 +2494,7 @@ func (x *SetBrokerCapacityRequest) String() string {
 func (*SetBrokerCapacityRequest) ProtoMessage() {}
 
 func (x *SetBrokerCapacityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[31]
+	mi := &file_srtm_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2159,7 +2507,7 @@ func (x *SetBrokerCapacityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBrokerCapacityRequest.ProtoReflect.Descriptor instead.
 func (*SetBrokerCapacityRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SetBrokerCapacityRequest) GetBrokerId() string {
@@ -2185,7 +2533,7 @@ type SetBrokerCapacityResponse struct {
 
 func (x *SetBrokerCapacityResponse) Reset() {
 	*x = SetBrokerCapacityResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[32]
+	mi := &file_srtm_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2197,7 +2545,7 @@ func (x *SetBrokerCapacityResponse) String() string {
 func (*SetBrokerCapacityResponse) ProtoMessage() {}
 
 func (x *SetBrokerCapacityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[32]
+	mi := &file_srtm_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2210,7 +2558,7 @@ func (x *SetBrokerCapacityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBrokerCapacityResponse.ProtoReflect.Descriptor instead.
 func (*SetBrokerCapacityResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SetBrokerCapacityResponse) GetBroker() *Broker {
@@ -2229,7 +2577,7 @@ type RemoveBrokerRequest struct {
 
 func (x *RemoveBrokerRequest) Reset() {
 	*x = RemoveBrokerRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[33]
+	mi := &file_srtm_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2241,7 +2589,7 @@ func (x *RemoveBrokerRequest) String() string {
 func (*RemoveBrokerRequest) ProtoMessage() {}
 
 func (x *RemoveBrokerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[33]
+	mi := &file_srtm_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2254,7 +2602,7 @@ func (x *RemoveBrokerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBrokerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBrokerRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RemoveBrokerRequest) GetBrokerId() string {
@@ -2276,7 +2624,7 @@ type RemoveBrokerResponse struct {
 
 func (x *RemoveBrokerResponse) Reset() {
 	*x = RemoveBrokerResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[34]
+	mi := &file_srtm_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2288,7 +2636,7 @@ func (x *RemoveBrokerResponse) String() string {
 func (*RemoveBrokerResponse) ProtoMessage() {}
 
 func (x *RemoveBrokerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[34]
+	mi := &file_srtm_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2301,7 +2649,7 @@ func (x *RemoveBrokerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBrokerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBrokerResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RemoveBrokerResponse) GetFreed() []*FreedShare {
@@ -2332,7 +2680,7 @@ type SeekChannelRequest struct {
 
 func (x *SeekChannelRequest) Reset() {
 	*x = SeekChannelRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[35]
+	mi := &file_srtm_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2344,7 +2692,7 @@ func (x *SeekChannelRequest) String() string {
 func (*SeekChannelRequest) ProtoMessage() {}
 
 func (x *SeekChannelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[35]
+	mi := &file_srtm_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2357,7 +2705,7 @@ func (x *SeekChannelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekChannelRequest.ProtoReflect.Descriptor instead.
 func (*SeekChannelRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *SeekChannelRequest) GetTopic() string {
@@ -2398,7 +2746,7 @@ type SeekChannelResponse struct {
 
 func (x *SeekChannelResponse) Reset() {
 	*x = SeekChannelResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[36]
+	mi := &file_srtm_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2410,7 +2758,7 @@ func (x *SeekChannelResponse) String() string {
 func (*SeekChannelResponse) ProtoMessage() {}
 
 func (x *SeekChannelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[36]
+	mi := &file_srtm_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2423,7 +2771,7 @@ func (x *SeekChannelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekChannelResponse.ProtoReflect.Descriptor instead.
 func (*SeekChannelResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *SeekChannelResponse) GetBrokers() []*SeekOutcome {
@@ -2453,7 +2801,7 @@ type SeekOutcome struct {
 
 func (x *SeekOutcome) Reset() {
 	*x = SeekOutcome{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[37]
+	mi := &file_srtm_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2465,7 +2813,7 @@ func (x *SeekOutcome) String() string {
 func (*SeekOutcome) ProtoMessage() {}
 
 func (x *SeekOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[37]
+	mi := &file_srtm_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2478,7 +2826,7 @@ func (x *SeekOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekOutcome.ProtoReflect.Descriptor instead.
 func (*SeekOutcome) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *SeekOutcome) GetBrokerId() string {
@@ -2579,14 +2927,46 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x04took\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04took\"1\n" +
 	"\tFitRounds\x12\f\n" +
 	"\x01k\x18\x01 \x01(\rR\x01k\x12\x16\n" +
-	"\x06rounds\x18\x02 \x01(\rR\x06rounds\"\xe4\x01\n" +
+	"\x06rounds\x18\x02 \x01(\rR\x06rounds\"\x90\x02\n" +
 	"\x05Topic\x12&\n" +
 	"\x04spec\x18\x01 \x01(\v2\x12.srtm.v1.TopicSpecR\x04spec\x12)\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x13.srtm.v1.TopicStateR\x05state\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12,\n" +
 	"\x06quotas\x18\x04 \x03(\v2\x14.srtm.v1.BrokerQuotaR\x06quotas\x12\x14\n" +
 	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12,\n" +
-	"\x06status\x18\x06 \x01(\v2\x14.srtm.v1.TopicStatusR\x06status\"\xb0\x03\n" +
+	"\x06status\x18\x06 \x01(\v2\x14.srtm.v1.TopicStatusR\x06status\x12*\n" +
+	"\alearned\x18\a \x01(\v2\x10.srtm.v1.LearnedR\alearned\"\xc0\x01\n" +
+	"\aLearned\x129\n" +
+	"\n" +
+	"publishers\x18\x01 \x03(\v2\x19.srtm.v1.LearnedPublisherR\n" +
+	"publishers\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\x12\x1f\n" +
+	"\vothers_rate\x18\x03 \x01(\x01R\n" +
+	"othersRate\x12-\n" +
+	"\x06groups\x18\x04 \x03(\v2\x15.srtm.v1.LearnedGroupR\x06groups\x12\x14\n" +
+	"\x05notes\x18\x05 \x03(\tR\x05notes\"\xa5\x02\n" +
+	"\x10LearnedPublisher\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12'\n" +
+	"\x0fcorrelation_key\x18\x02 \x01(\tR\x0ecorrelationKey\x12\x12\n" +
+	"\x04rate\x18\x03 \x01(\x01R\x04rate\x12\x1f\n" +
+	"\vplaced_rate\x18\x04 \x01(\x01R\n" +
+	"placedRate\x120\n" +
+	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x129\n" +
+	"\n" +
+	"last_heard\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\tlastHeard\x12\x1b\n" +
+	"\tbroker_id\x18\a \x01(\tR\bbrokerId\x12\x19\n" +
+	"\bsends_to\x18\b \x01(\tR\asendsTo\"\x8f\x01\n" +
+	"\fLearnedGroup\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\x12%\n" +
+	"\x0esince_learning\x18\x03 \x01(\x04R\rsinceLearning\x120\n" +
+	"\amembers\x18\x04 \x03(\v2\x16.srtm.v1.LearnedMemberR\amembers\"\x9c\x01\n" +
+	"\rLearnedMember\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
+	"\afirings\x18\x02 \x01(\rR\afirings\x12\x14\n" +
+	"\x05joint\x18\x03 \x01(\rR\x05joint\x12\x1a\n" +
+	"\bexpected\x18\x04 \x01(\x01R\bexpected\x12/\n" +
+	"\x05width\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x05width\"\xb0\x03\n" +
 	"\x06Broker\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vtcp_address\x18\x02 \x01(\tR\n" +
@@ -2728,7 +3108,7 @@ func file_srtm_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_srtm_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_srtm_v1_admin_proto_goTypes = []any{
 	(TopicState)(0),                   // 0: srtm.v1.TopicState
 	(*ExportClusterRequest)(nil),      // 1: srtm.v1.ExportClusterRequest
@@ -2742,115 +3122,126 @@ var file_srtm_v1_admin_proto_goTypes = []any{
 	(*Fit)(nil),                       // 9: srtm.v1.Fit
 	(*FitRounds)(nil),                 // 10: srtm.v1.FitRounds
 	(*Topic)(nil),                     // 11: srtm.v1.Topic
-	(*Broker)(nil),                    // 12: srtm.v1.Broker
-	(*DrainWait)(nil),                 // 13: srtm.v1.DrainWait
-	(*Infeasible)(nil),                // 14: srtm.v1.Infeasible
-	(*Fits)(nil),                      // 15: srtm.v1.Fits
-	(*CreateTopicRequest)(nil),        // 16: srtm.v1.CreateTopicRequest
-	(*CreateTopicResponse)(nil),       // 17: srtm.v1.CreateTopicResponse
-	(*GetTopicRequest)(nil),           // 18: srtm.v1.GetTopicRequest
-	(*GetTopicResponse)(nil),          // 19: srtm.v1.GetTopicResponse
-	(*ListTopicsRequest)(nil),         // 20: srtm.v1.ListTopicsRequest
-	(*ListTopicsResponse)(nil),        // 21: srtm.v1.ListTopicsResponse
-	(*DeleteTopicRequest)(nil),        // 22: srtm.v1.DeleteTopicRequest
-	(*DeleteTopicResponse)(nil),       // 23: srtm.v1.DeleteTopicResponse
-	(*ListBrokersRequest)(nil),        // 24: srtm.v1.ListBrokersRequest
-	(*ListBrokersResponse)(nil),       // 25: srtm.v1.ListBrokersResponse
-	(*UpdateTopicRequest)(nil),        // 26: srtm.v1.UpdateTopicRequest
-	(*UpdateTopicResponse)(nil),       // 27: srtm.v1.UpdateTopicResponse
-	(*DrainBrokerRequest)(nil),        // 28: srtm.v1.DrainBrokerRequest
-	(*DrainBrokerResponse)(nil),       // 29: srtm.v1.DrainBrokerResponse
-	(*MovePublishersRequest)(nil),     // 30: srtm.v1.MovePublishersRequest
-	(*MovePublishersResponse)(nil),    // 31: srtm.v1.MovePublishersResponse
-	(*SetBrokerCapacityRequest)(nil),  // 32: srtm.v1.SetBrokerCapacityRequest
-	(*SetBrokerCapacityResponse)(nil), // 33: srtm.v1.SetBrokerCapacityResponse
-	(*RemoveBrokerRequest)(nil),       // 34: srtm.v1.RemoveBrokerRequest
-	(*RemoveBrokerResponse)(nil),      // 35: srtm.v1.RemoveBrokerResponse
-	(*SeekChannelRequest)(nil),        // 36: srtm.v1.SeekChannelRequest
-	(*SeekChannelResponse)(nil),       // 37: srtm.v1.SeekChannelResponse
-	(*SeekOutcome)(nil),               // 38: srtm.v1.SeekOutcome
-	nil,                               // 39: srtm.v1.BrokerQuota.GroupsEntry
-	(*Contract)(nil),                  // 40: srtm.v1.Contract
-	(*Publisher)(nil),                 // 41: srtm.v1.Publisher
-	(*PublisherGroup)(nil),            // 42: srtm.v1.PublisherGroup
-	(PacingMode)(0),                   // 43: srtm.v1.PacingMode
-	(*Share)(nil),                     // 44: srtm.v1.Share
-	(*TopicStats)(nil),                // 45: srtm.v1.TopicStats
-	(*durationpb.Duration)(nil),       // 46: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 47: google.protobuf.Timestamp
-	(*fieldmaskpb.FieldMask)(nil),     // 48: google.protobuf.FieldMask
-	(*FreedShare)(nil),                // 49: srtm.v1.FreedShare
-	(*Place)(nil),                     // 50: srtm.v1.Place
+	(*Learned)(nil),                   // 12: srtm.v1.Learned
+	(*LearnedPublisher)(nil),          // 13: srtm.v1.LearnedPublisher
+	(*LearnedGroup)(nil),              // 14: srtm.v1.LearnedGroup
+	(*LearnedMember)(nil),             // 15: srtm.v1.LearnedMember
+	(*Broker)(nil),                    // 16: srtm.v1.Broker
+	(*DrainWait)(nil),                 // 17: srtm.v1.DrainWait
+	(*Infeasible)(nil),                // 18: srtm.v1.Infeasible
+	(*Fits)(nil),                      // 19: srtm.v1.Fits
+	(*CreateTopicRequest)(nil),        // 20: srtm.v1.CreateTopicRequest
+	(*CreateTopicResponse)(nil),       // 21: srtm.v1.CreateTopicResponse
+	(*GetTopicRequest)(nil),           // 22: srtm.v1.GetTopicRequest
+	(*GetTopicResponse)(nil),          // 23: srtm.v1.GetTopicResponse
+	(*ListTopicsRequest)(nil),         // 24: srtm.v1.ListTopicsRequest
+	(*ListTopicsResponse)(nil),        // 25: srtm.v1.ListTopicsResponse
+	(*DeleteTopicRequest)(nil),        // 26: srtm.v1.DeleteTopicRequest
+	(*DeleteTopicResponse)(nil),       // 27: srtm.v1.DeleteTopicResponse
+	(*ListBrokersRequest)(nil),        // 28: srtm.v1.ListBrokersRequest
+	(*ListBrokersResponse)(nil),       // 29: srtm.v1.ListBrokersResponse
+	(*UpdateTopicRequest)(nil),        // 30: srtm.v1.UpdateTopicRequest
+	(*UpdateTopicResponse)(nil),       // 31: srtm.v1.UpdateTopicResponse
+	(*DrainBrokerRequest)(nil),        // 32: srtm.v1.DrainBrokerRequest
+	(*DrainBrokerResponse)(nil),       // 33: srtm.v1.DrainBrokerResponse
+	(*MovePublishersRequest)(nil),     // 34: srtm.v1.MovePublishersRequest
+	(*MovePublishersResponse)(nil),    // 35: srtm.v1.MovePublishersResponse
+	(*SetBrokerCapacityRequest)(nil),  // 36: srtm.v1.SetBrokerCapacityRequest
+	(*SetBrokerCapacityResponse)(nil), // 37: srtm.v1.SetBrokerCapacityResponse
+	(*RemoveBrokerRequest)(nil),       // 38: srtm.v1.RemoveBrokerRequest
+	(*RemoveBrokerResponse)(nil),      // 39: srtm.v1.RemoveBrokerResponse
+	(*SeekChannelRequest)(nil),        // 40: srtm.v1.SeekChannelRequest
+	(*SeekChannelResponse)(nil),       // 41: srtm.v1.SeekChannelResponse
+	(*SeekOutcome)(nil),               // 42: srtm.v1.SeekOutcome
+	nil,                               // 43: srtm.v1.BrokerQuota.GroupsEntry
+	(*Contract)(nil),                  // 44: srtm.v1.Contract
+	(*Publisher)(nil),                 // 45: srtm.v1.Publisher
+	(*PublisherGroup)(nil),            // 46: srtm.v1.PublisherGroup
+	(PacingMode)(0),                   // 47: srtm.v1.PacingMode
+	(*Share)(nil),                     // 48: srtm.v1.Share
+	(*TopicStats)(nil),                // 49: srtm.v1.TopicStats
+	(*durationpb.Duration)(nil),       // 50: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 51: google.protobuf.Timestamp
+	(*fieldmaskpb.FieldMask)(nil),     // 52: google.protobuf.FieldMask
+	(*FreedShare)(nil),                // 53: srtm.v1.FreedShare
+	(*Place)(nil),                     // 54: srtm.v1.Place
 }
 var file_srtm_v1_admin_proto_depIdxs = []int32{
-	40, // 0: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
-	41, // 1: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
-	42, // 2: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
-	43, // 3: srtm.v1.TopicSpec.pacing:type_name -> srtm.v1.PacingMode
-	39, // 4: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
-	44, // 5: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
-	44, // 6: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
-	45, // 7: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
-	45, // 8: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
-	46, // 9: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
+	44, // 0: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
+	45, // 1: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
+	46, // 2: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
+	47, // 3: srtm.v1.TopicSpec.pacing:type_name -> srtm.v1.PacingMode
+	43, // 4: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
+	48, // 5: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
+	48, // 6: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
+	49, // 7: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
+	49, // 8: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
+	50, // 9: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
 	7,  // 10: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
-	45, // 11: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
+	49, // 11: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
 	9,  // 12: srtm.v1.TopicStatus.fit:type_name -> srtm.v1.Fit
-	47, // 13: srtm.v1.TopicStatus.without_broker_since:type_name -> google.protobuf.Timestamp
+	51, // 13: srtm.v1.TopicStatus.without_broker_since:type_name -> google.protobuf.Timestamp
 	10, // 14: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
-	46, // 15: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
+	50, // 15: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
 	5,  // 16: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
 	0,  // 17: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
 	6,  // 18: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
 	8,  // 19: srtm.v1.Topic.status:type_name -> srtm.v1.TopicStatus
-	13, // 20: srtm.v1.Broker.waits:type_name -> srtm.v1.DrainWait
-	15, // 21: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
-	5,  // 22: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	0,  // 23: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
-	11, // 24: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
-	11, // 25: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
-	11, // 26: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
-	12, // 27: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
-	5,  // 28: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	48, // 29: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
-	11, // 30: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
-	12, // 31: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
-	11, // 32: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
-	12, // 33: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
-	49, // 34: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
-	50, // 35: srtm.v1.SeekChannelRequest.to:type_name -> srtm.v1.Place
-	38, // 36: srtm.v1.SeekChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
-	16, // 37: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
-	18, // 38: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
-	20, // 39: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
-	22, // 40: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
-	24, // 41: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
-	26, // 42: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
-	28, // 43: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
-	30, // 44: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
-	32, // 45: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
-	34, // 46: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
-	36, // 47: srtm.v1.AdminService.SeekChannel:input_type -> srtm.v1.SeekChannelRequest
-	1,  // 48: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
-	3,  // 49: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
-	17, // 50: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
-	19, // 51: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
-	21, // 52: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
-	23, // 53: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
-	25, // 54: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
-	27, // 55: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
-	29, // 56: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
-	31, // 57: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
-	33, // 58: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
-	35, // 59: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
-	37, // 60: srtm.v1.AdminService.SeekChannel:output_type -> srtm.v1.SeekChannelResponse
-	2,  // 61: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
-	4,  // 62: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
-	50, // [50:63] is the sub-list for method output_type
-	37, // [37:50] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	12, // 20: srtm.v1.Topic.learned:type_name -> srtm.v1.Learned
+	13, // 21: srtm.v1.Learned.publishers:type_name -> srtm.v1.LearnedPublisher
+	14, // 22: srtm.v1.Learned.groups:type_name -> srtm.v1.LearnedGroup
+	51, // 23: srtm.v1.LearnedPublisher.since:type_name -> google.protobuf.Timestamp
+	51, // 24: srtm.v1.LearnedPublisher.last_heard:type_name -> google.protobuf.Timestamp
+	15, // 25: srtm.v1.LearnedGroup.members:type_name -> srtm.v1.LearnedMember
+	50, // 26: srtm.v1.LearnedMember.width:type_name -> google.protobuf.Duration
+	17, // 27: srtm.v1.Broker.waits:type_name -> srtm.v1.DrainWait
+	19, // 28: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
+	5,  // 29: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	0,  // 30: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
+	11, // 31: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
+	11, // 32: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
+	11, // 33: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
+	16, // 34: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
+	5,  // 35: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	52, // 36: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
+	11, // 37: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
+	16, // 38: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
+	11, // 39: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
+	16, // 40: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
+	53, // 41: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
+	54, // 42: srtm.v1.SeekChannelRequest.to:type_name -> srtm.v1.Place
+	42, // 43: srtm.v1.SeekChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
+	20, // 44: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
+	22, // 45: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
+	24, // 46: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
+	26, // 47: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
+	28, // 48: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
+	30, // 49: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
+	32, // 50: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
+	34, // 51: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
+	36, // 52: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
+	38, // 53: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
+	40, // 54: srtm.v1.AdminService.SeekChannel:input_type -> srtm.v1.SeekChannelRequest
+	1,  // 55: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
+	3,  // 56: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
+	21, // 57: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
+	23, // 58: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
+	25, // 59: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
+	27, // 60: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
+	29, // 61: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
+	31, // 62: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
+	33, // 63: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
+	35, // 64: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
+	37, // 65: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
+	39, // 66: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
+	41, // 67: srtm.v1.AdminService.SeekChannel:output_type -> srtm.v1.SeekChannelResponse
+	2,  // 68: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
+	4,  // 69: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
+	57, // [57:70] is the sub-list for method output_type
+	44, // [44:57] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_admin_proto_init() }
@@ -2868,7 +3259,7 @@ func file_srtm_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_admin_proto_rawDesc), len(file_srtm_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   39,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1,0 +1,203 @@
+package controller
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/learned"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/loaddistributor/reconcile"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
+)
+
+// An open topic has no list of publishers: its brokers record arrivals, all the time, and
+// loaddistributor/learned makes publishers of them. They are kept as what the topic's
+// specification has: a change of them is a move like another, in which mostly nobody moves,
+// and so it is durable and goes to whoever leads next.
+
+// learn has open topics placed by those who publish to them.
+func (c *Controller) learn(now time.Time) {
+	type look struct {
+		name string
+		of   *learned.Topic
+		job  *learned.Job
+	}
+	var looks []look
+	c.mu.Lock()
+	for topic := range all(c.mu.cat) {
+		name := topic.Spec.Name()
+		l := c.mu.topics.at(name)
+		switch {
+		case !topic.Spec.Demand.Open:
+			l.learned = nil // what is being recorded ends by itself
+			continue
+		case !open(topic):
+			continue
+		case l.learned == nil:
+			l.learned = learned.New(topic.Spec.Demand.Publishers, topic.Spec.Since, now)
+		}
+		brokers := slices.DeleteFunc(topic.Holders(), func(id string) bool { return c.mu.sessions[id] == nil })
+		for _, o := range l.learned.Orders(brokers, now) {
+			c.mu.sessions[o.Broker].record(name, o)
+		}
+		if job := l.learned.Look(now); job != nil {
+			looks = append(looks, look{name, l.learned, job})
+		}
+	}
+	c.mu.Unlock()
+	for _, at := range looks {
+		at.job.Think()
+		c.mu.Lock()
+		topic, known := c.mu.cat.Topic(at.name)
+		if known && open(topic) && c.mu.topics.see(at.name).learned == at.of && !c.mu.owned(at.name) && !c.mu.closing && !c.mu.tuner.Status(at.name, now).Running {
+			demand := topic.Spec.Demand
+			if p := at.of.Act(at.job, demand.Publishers, float64(demand.RateMilli)/1000, now); p != nil {
+				c.placeByLocked(topic, p)
+			}
+		}
+		c.mu.Unlock()
+	}
+}
+
+// placeByLocked has a topic placed by the publishers that were learned. Requires: mu held.
+func (c *Controller) placeByLocked(was catalog.Topic, p *learned.Proposal) {
+	name := was.Spec.Name()
+	op := c.moving(name, "publishers learned", func(topic catalog.Topic, brokers []placement.Broker) (*catalog.Spec, placement.Plan, error) {
+		if topic.Spec != was.Spec {
+			return nil, placement.Plan{}, reconcile.ErrSettled // another change came between
+		}
+		spec := *topic.Spec
+		spec.Demand.Publishers, spec.Since = p.Publishers, p.Since
+		topic.Spec = &spec
+		plan, err := c.replaceAsWide(topic, brokers, p.At)
+		return &spec, plan, err
+	})
+	op.end = func(err error) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		topic, known := c.mu.cat.Topic(name)
+		if err != nil || !known {
+			if errors.As(err, new(*placement.Infeasible)) {
+				c.cfg.Log.Warn("topic is not placed by the publishers that were learned", obs.KeyTopic, name, obs.KeyError, err)
+			}
+			return
+		}
+		if p.Grew {
+			c.tunedLocked(c.mu.tuner.Begin(name, topic.Spec.Demand, time.Now()))
+		}
+		// Those that have just become known and belong elsewhere.
+		for _, id := range slices.Sorted(maps.Keys(p.At)) {
+			if to, at := topic.Placement.Of(id), p.At[id]; to.Broker != at && at != "" {
+				c.mu.disconnect(name, at, []string{id})
+				c.cfg.Log.Info("a publisher belongs to another broker", obs.KeyTopic, name, "publisher", id, obs.KeyBroker, at, "to", to.Broker, obs.KeyAddress, to.TCPAddress)
+			}
+		}
+	}
+	c.wantLocked(op)
+}
+
+// record asks the broker for what is learned from, unless a fit has it record already.
+func (s *Session) record(topic string, o learned.Order) {
+	if _, fitted := s.fitted[topic]; fitted && (o.Anew || o.Lasts == 0) {
+		return
+	}
+	if o.Anew {
+		s.capture(topic, 0)
+	}
+	s.capture(topic, o.Lasts)
+}
+
+// captureLocked does what the tuner wants recorded. A record that is under way for what is
+// learned from begins anew, for its publishers have been named. Requires: mu held.
+func (c *Controller) captureLocked(e tuner.Capture) {
+	s, of := e.To.(*Session), c.mu.topics.see(e.Topic).learned
+	if of != nil {
+		if e.Lasts == 0 {
+			delete(s.fitted, e.Topic)
+			of.Ended(s.broker)
+		} else if _, fitted := s.fitted[e.Topic]; !fitted {
+			s.fitted[e.Topic] = false
+			s.capture(e.Topic, 0)
+		}
+	}
+	s.capture(e.Topic, e.Lasts)
+}
+
+// countLocked has a piece of a record learned from, and reports whether it is also of the
+// record that the tuner asked for. Requires: mu held.
+func (c *Controller) countLocked(s *Session, a *srtmv1.Arrivals, piece tuner.Piece, now time.Time) bool {
+	if of := c.mu.topics.see(a.Topic).learned; of != nil {
+		if err := of.Count(s.broker, piece, a.Others, now); err != nil {
+			c.cfg.Log.Warn("a record of arrivals is not to be trusted", obs.KeyTopic, a.Topic, obs.KeyBroker, s.broker, obs.KeyError, err)
+		}
+	}
+	begun, fitted := s.fitted[a.Topic]
+	if fitted && a.First {
+		begun = true
+		s.fitted[a.Topic] = true
+	}
+	return begun || !fitted
+}
+
+// Learned returns what an open topic's brokers have found out, at most so many publishers,
+// those of the highest rates; nil for another topic.
+func (c *Controller) Learned(topic catalog.Topic, most int) *srtmv1.Learned {
+	if !topic.Spec.Demand.Open {
+		return nil
+	}
+	name := topic.Spec.Name()
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	p := &srtmv1.Learned{}
+	of := c.mu.topics.see(name).learned
+	if of == nil {
+		return p
+	}
+	all := of.Publishers()
+	slices.SortStableFunc(all, func(a, b learned.Publisher) int { return cmp.Compare(b.Rate, a.Rate) })
+	p.Count, p.OthersRate = uint32(len(all)), of.Others()
+	wrong := 0
+	for i, one := range all {
+		to := topic.Placement.Of(one.ID).Broker
+		if one.Broker != "" && one.Broker != to {
+			wrong++
+		}
+		if i < most {
+			p.Publishers = append(p.Publishers, &srtmv1.LearnedPublisher{
+				Id: one.ID, CorrelationKey: one.Key, Rate: one.Now, PlacedRate: one.Rate,
+				Since: timestamppb.New(one.Since), LastHeard: timestamppb.New(one.Heard), BrokerId: to, SendsTo: one.Broker,
+			})
+		}
+	}
+	const remedy = "they need nothing to know behind srtm agent; else point them at the broker that each belongs to"
+	if wrong > 0 {
+		p.Notes = append(p.Notes, fmt.Sprintf("%d publishers send to another broker of the topic than they belong to, and are served there: %s", wrong, remedy))
+	}
+	for _, id := range slices.Sorted(maps.Keys(c.mu.sessions)) {
+		if f := c.mu.sessions[id].topics[name]; f != nil && f.used && !c.mu.cat.Holds(name, id) {
+			to := topic.Placement.Of("")
+			p.Notes = append(p.Notes, fmt.Sprintf("publishers send to broker %s, which does not have the topic: consumers do not find it there. Point them at %s (broker %s), or run srtm agent beside them", id, to.TCPAddress, to.Broker))
+		}
+	}
+	for _, g := range of.Groups() {
+		group := &srtmv1.LearnedGroup{Key: g.Label, SinceLearning: g.Since}
+		for _, m := range g.Members {
+			if len(group.Members) < most {
+				group.Members = append(group.Members, &srtmv1.LearnedMember{Id: m.ID, Firings: uint32(m.Firings), Joint: uint32(m.Joint), Expected: m.Expected, Width: durationpb.New(m.Width)})
+			}
+		}
+		group.Count = uint32(len(g.Members))
+		p.Groups = append(p.Groups, group)
+	}
+	return p
+}

@@ -1,0 +1,158 @@
+package controller_test
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/loaddistributor/controller"
+	"github.com/srtm-io/srtm/loaddistributor/store"
+	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
+)
+
+// unlisted is an open topic's specification.
+func unlisted(name string, rate, burst int64) *srtmv1.TopicSpec {
+	s := spec(name, rate, burst)
+	s.Groups = nil
+	return s
+}
+
+var _ = Describe("An open topic", func() {
+	slow := func(cfg *controller.Config) { cfg.ReportInterval, cfg.Window = time.Second, 10*time.Second }
+	// publish has publishers send so many messages a second each, to where they are then,
+	// until the spec ends.
+	publish := func(rate int, where func(publisher string) *agenttest.Node, publishers ...string) {
+		done := make(chan struct{})
+		atEnd(func() { close(done) })
+		go func() {
+			for {
+				for _, p := range publishers {
+					if node := where(p); node != nil {
+						node.Arrive("t", 0, slices.Repeat([]agenttest.Arrival{{At: clock.Wall(), Publisher: p}}, rate)...)
+					}
+				}
+				select {
+				case <-done:
+					return
+				case <-time.After(time.Second):
+				}
+			}
+		}()
+	}
+	at := func(node *agenttest.Node) func(string) *agenttest.Node {
+		return func(string) *agenttest.Node { return node }
+	}
+
+	It("takes whoever publishes for a publisher, and knows him after a restart", func() {
+		data := &store.Memory{}
+		c := newCluster(setup{data: data, config: slow})
+		b1, b2 := c.join("b1", 1000, agenttest.New()), c.join("b2", 1000, agenttest.New())
+		created := c.mustCreate(unlisted("t", 1000, 10))
+		Expect(created.Quotas).To(HaveLen(1), "as few brokers as can be")
+		home, other := b1, b2
+		if created.Quotas[0].BrokerId == "b2" {
+			home, other = b2, b1
+		}
+		for _, id := range []string{"p", "q"} {
+			r, err := c.resolve("t", id)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(r.Assignment.BrokerId).To(Equal(home.id))
+		}
+		began := time.Now()
+		publish(8, at(home.node), "p")
+		Eventually(func() []*srtmv1.LearnedPublisher { return c.topic("t").Learned.Publishers }).WithTimeout(time.Minute).Should(HaveLen(1))
+		<-time.After(20 * time.Second)
+		topic := c.topic("t")
+		p := topic.Learned.Publishers[0]
+		Expect(p.Id).To(Equal("p"))
+		Expect(p.Rate).To(BeNumerically("~", 8, 1))
+		Expect([]string{p.BrokerId, p.SendsTo}).To(Equal([]string{home.id, home.id}))
+		Expect(p.Since.AsTime()).To(BeTemporally("~", began, 10*time.Second))
+		Expect(topic.Spec.Publishers).To(BeEmpty(), "nobody has ordered them")
+		Expect(topic.Quotas[0].Publishers).To(BeEquivalentTo(1))
+		Expect(topic.Learned.Notes).To(BeEmpty())
+
+		// Another broker gets messages, which does not have the topic.
+		other.node.Create("t")
+		other.node.Measure("t", &srtmv1.TopicStats{Offered: 5, Publishers: 1, Interval: durationpb.New(time.Second)})
+		Eventually(func() []string { return c.topic("t").Learned.Notes }).Should(ConsistOf(
+			And(ContainSubstring("broker "+other.id+", which does not have the topic"), ContainSubstring(home.id+".example:4150"))))
+
+		// What an operator changes leaves who is known.
+		update := unlisted("t", 4, 10)
+		c.mustUpdate(update)
+		Expect(c.topic("t").Quotas[0].Publishers).To(BeEquivalentTo(1))
+		c.mustUpdate(unlisted("t", 1000, 10))
+
+		<-time.After(30 * time.Second)
+
+		address := c.address
+		c.stop()
+		again := newCluster(setup{data: data, config: slow, address: address})
+		Eventually(func() bool { return again.broker(home.id).GetConnected() }).WithTimeout(time.Minute).Should(BeTrue())
+		Eventually(func() int { return len(again.topic("t").GetLearned().GetPublishers()) }).Should(Equal(1))
+		known := again.topic("t")
+		Expect(known.Learned.Publishers[0].Since.AsTime()).To(BeTemporally("~", p.Since.AsTime(), time.Second))
+		Expect(known.Quotas[0].Publishers).To(BeEquivalentTo(1))
+		<-time.After(30 * time.Second)
+		Expect(again.topic("t").Epoch).To(Equal(known.Epoch), "nothing has changed")
+	})
+
+	It("goes to another broker with those that are too much for one, and stays there", func() {
+		c := newCluster(setup{config: slow})
+		nodes := map[string]*agenttest.Node{"b1": c.node("b1", 300), "b2": c.node("b2", 300)}
+		Expect(c.mustCreate(unlisted("t", 500, 10)).Quotas).To(HaveLen(2))
+		var ids []string
+		for i := range 12 {
+			ids = append(ids, fmt.Sprintf("p%d", i))
+		}
+		// Together they come to one broker first, and follow what they are told.
+		first, err := c.resolve("t", "p0")
+		Expect(err).NotTo(HaveOccurred())
+		where := func(p string) *agenttest.Node {
+			if r, err := c.resolve("t", p); err == nil {
+				return nodes[r.Assignment.BrokerId]
+			}
+			return nil
+		}
+		for _, p := range ids {
+			Expect(where(p)).To(BeIdenticalTo(nodes[first.Assignment.BrokerId]))
+		}
+		publish(40, where, ids...)
+		count := func() (all []uint32) {
+			for _, q := range c.topic("t").Quotas {
+				all = append(all, q.Publishers)
+			}
+			return all
+		}
+		Eventually(count).WithTimeout(2 * time.Minute).Should(ConsistOf(BeEquivalentTo(7), BeEquivalentTo(5)))
+		<-time.After(3 * time.Minute) // they fire together, which is learned, too
+		epoch, quotas := c.topic("t").Epoch, count()
+		<-time.After(90 * time.Second)
+		Expect(count()).To(Equal(quotas))
+		Expect(c.topic("t").Epoch).To(Equal(epoch), "it flaps")
+	})
+
+	It("becomes one with a list, and open again", func() {
+		c := newCluster(setup{config: slow})
+		node := c.node("b1", 1000)
+		c.mustCreate(unlisted("t", 100, 10))
+		publish(8, at(node), "p")
+		Eventually(func() uint32 { return c.topic("t").Quotas[0].Publishers }).WithTimeout(time.Minute).Should(BeEquivalentTo(1))
+		c.mustUpdate(spec("t", 100, 10))
+		topic := c.topic("t")
+		Expect(topic.Learned).To(BeNil())
+		Expect(topic.Quotas[0].Publishers).To(BeEquivalentTo(100))
+		Expect(c.resolve("t", "p")).Error().To(HaveOccurred())
+		c.mustUpdate(unlisted("t", 100, 10))
+		Expect(c.resolve("t", "p")).Error().NotTo(HaveOccurred())
+		Eventually(func() uint32 { return c.topic("t").Quotas[0].Publishers }).WithTimeout(time.Minute).Should(BeEquivalentTo(1))
+	})
+})

@@ -1,0 +1,512 @@
+// Package learned finds out who publishes to an open topic, how much, and which of them
+// fire together, from the arrivals that its brokers record. It is pure: pieces of records
+// come in, and out comes whom the topic is to be placed by.
+//
+// # Rates
+//
+// Messages are counted over Windows. A publisher's rate is the mean of its last window's
+// and of what it was before, so that what is older decays by half with each; it counts
+// for as much as its highest rate of the last Peaks windows, so that one who sends in
+// bursts of seconds is not placed anew with each. One that was heard in two windows is
+// learned; one that is silent for Forget is forgotten.
+//
+// # When a topic is placed by them
+//
+// At most once in Pause, when a publisher came or went or a correlation key changed; or
+// once in a window if rates, all together, differ by a quarter from those that it is
+// placed by, and when the first publisher is learned. Where everybody stays then,
+// loaddistributor/placement says: nobody moves whose broker still carries it.
+//
+// # Bounds
+//
+// At most Max publishers are learned, those of the highest rates; twice as many are
+// followed, and who is beyond that is counted with the others. One of whom a single
+// message was heard makes room at the end of a window when half of the room is taken, so
+// that identities which are thought up as they are used do not last. Of one broker Budget
+// messages are looked at in a window.
+package learned
+
+import (
+	"cmp"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/loaddistributor/correlation"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
+)
+
+const (
+	// Window is the time over which messages are counted.
+	Window = 10 * time.Second
+	// Peaks is of how many windows the highest rate counts.
+	Peaks = 6
+	// Pause is how long a topic is left alone after it was placed anew.
+	Pause = 30 * time.Second
+	// Forget is how long a publisher may be silent.
+	Forget = 10 * time.Minute
+	// Max is how many publishers are learned.
+	Max = 10_000
+	// Budget is how many messages of one broker are looked at in a window.
+	Budget = 100_000
+	// Grouping is how often groups are looked for.
+	Grouping = time.Minute
+
+	followed = 2 * Max
+	// differs is by what part rates differ before they count.
+	differs = 0.25
+	// least is the lowest rate that is told, msg/s.
+	least = 0.001
+	// captureFor is what a broker is asked for at a time, captureAgain when it is asked
+	// again, and restartAt at how many names its record is begun anew.
+	captureFor   = 20 * time.Second
+	captureAgain = 5 * time.Second
+	restartAt    = 1 << 14
+)
+
+// Publisher is one that was learned.
+type Publisher struct {
+	ID string
+	// Key is the label of the group that it fires with; empty: of none.
+	Key string
+	// Rate is what it counts for, and Now what it sends at present, both msg/s.
+	Rate, Now float64
+	Since     time.Time
+	Heard     time.Time // last
+	Broker    string    // where most of its messages came
+}
+
+// publisher is one that is followed.
+type publisher struct {
+	Publisher
+	total   uint64 // messages since it is followed, those in a window under way left out
+	windows int    // in which it was heard
+	number  int32  // for the groups
+	peaks   [Peaks]float64
+	window  float64 // rate in the window that is being closed
+	most    float64 // of that on Broker
+	absent  bool    // its broker said nothing of that window
+	gone    bool    // it is followed no more
+}
+
+// Topic is what is known of one open topic's publishers. Make it with New. Look and Act
+// are one goroutine's, and what is between them may go on beside everything else.
+type Topic struct {
+	publishers map[string]*publisher
+	feeds      map[string]*feed // by broker
+	window     time.Time        // when the one under way began
+	turn       int              // of windows
+	placed     time.Time        // anew, last
+	others     float64          // msg/s, of those that are not followed
+	counting   float64          // messages of theirs in the window under way
+
+	// Of groups.
+	trace   *tuner.Trace
+	numbers []string // publishers by their number in trace; 0 stands for the others
+	// renumber: there are new ones, which have no number in the records under way.
+	renumber bool
+	learner  *correlation.Learner
+	grouped  time.Time
+	groups   []correlation.Group
+	keys     map[string]string // of their members
+	origin   mono.Wall
+}
+
+// feed is one broker's record.
+type feed struct {
+	begun   bool
+	named   []*publisher // by number; nil: not followed
+	counts  []uint32     // messages, by number
+	tally   map[*publisher]uint64
+	heard   time.Time
+	covered time.Duration // of the window
+	seen    uint64        // messages in the window
+	asked   time.Time
+	off     bool // for the rest of the window
+	full    bool // it is to be begun anew, for it has named too many
+}
+
+// New returns what is known after a start: those that the topic is placed by.
+func New(placed []placement.Publisher, since []int64, now time.Time) *Topic {
+	t := &Topic{publishers: map[string]*publisher{}, feeds: map[string]*feed{}, window: now, placed: now, grouped: now}
+	t.origin, t.learner = mono.Wall(now.UnixNano()), restored(placed)
+	t.group()
+	for i, p := range placed {
+		one := &publisher{Publisher: Publisher{ID: p.ID, Key: p.Key, Rate: p.Rate, Now: p.Rate, Since: now, Heard: now}, windows: 2, total: 2}
+		if i < len(since) {
+			one.Since = time.Unix(since[i], 0)
+		}
+		for w := range one.peaks {
+			one.peaks[w] = p.Rate
+		}
+		t.publishers[p.ID] = one
+	}
+	t.anew()
+	return t
+}
+
+// restored goes on with the groups that keys stand for.
+func restored(placed []placement.Publisher) *correlation.Learner {
+	s := correlation.State{Version: correlation.Version, Turn: 1, Next: 1}
+	by := map[uint64][]correlation.StateMember{}
+	for _, p := range placed {
+		digits, ok := strings.CutPrefix(p.Key, "learned-")
+		if number, err := strconv.ParseUint(digits, 10, 32); ok && err == nil && number > 0 {
+			by[number] = append(by[number], correlation.StateMember{ID: p.ID, Joined: 1})
+			s.Next = max(s.Next, number+1)
+		}
+	}
+	for _, number := range slices.Sorted(maps.Keys(by)) {
+		members := by[number]
+		slices.SortFunc(members, func(a, b correlation.StateMember) int { return cmp.Compare(a.ID, b.ID) })
+		if len(members) > 1 {
+			s.Groups = append(s.Groups, correlation.StateGroup{Number: number, Since: 1, Members: members})
+		}
+	}
+	cfg := correlation.Config{Publishers: followed}
+	l, err := correlation.Restore(cfg, s)
+	if err != nil { // of an id that was declared, say
+		l = correlation.New(cfg)
+	}
+	return l
+}
+
+// group takes over the groups that were found.
+func (t *Topic) group() {
+	t.groups, t.keys = t.learner.Groups(), map[string]string{}
+	for _, g := range t.groups {
+		for _, m := range g.Members {
+			t.keys[m.ID] = g.Label
+		}
+	}
+}
+
+// anew begins the records for groups.
+func (t *Topic) anew() {
+	t.numbers, t.renumber = []string{""}, false
+	// order: each by itself
+	for _, p := range t.publishers {
+		p.number = 0
+	}
+	t.trace = tuner.NewTrace(t.origin, func(id string) (int, bool) {
+		p := t.publishers[id]
+		if p == nil || p.windows < 2 || p.number == 0 && len(t.numbers) > followed {
+			return 0, true
+		}
+		if p.number == 0 {
+			p.number = int32(len(t.numbers))
+			t.numbers = append(t.numbers, id)
+		}
+		return int(p.number), true
+	})
+	// order: likewise
+	for _, f := range t.feeds {
+		f.asked, f.begun = time.Time{}, false
+	}
+}
+
+// Order is what a broker is to be asked for: arrivals for so long, 0: no more. Anew: it is
+// to end first what it records now.
+type Order struct {
+	Broker string
+	Lasts  time.Duration
+	Anew   bool
+}
+
+// Orders returns what is to be asked of the topic's brokers now.
+func (t *Topic) Orders(brokers []string, now time.Time) (orders []Order) {
+	for _, id := range slices.Sorted(maps.Keys(t.feeds)) {
+		if !slices.Contains(brokers, id) {
+			t.feeds[id].flush(t)
+			delete(t.feeds, id)
+		}
+	}
+	t.trace.Expect(brokers, mono.Wall(now.UnixNano()))
+	for _, id := range brokers {
+		f := t.feeds[id]
+		if f == nil {
+			f = &feed{tally: map[*publisher]uint64{}, heard: now}
+			t.feeds[id] = f
+		}
+		switch {
+		case f.off:
+		case f.seen > Budget:
+			f.off = true
+			orders = append(orders, Order{Broker: id})
+		case !f.begun || f.full:
+			f.full = false
+			if now.Sub(f.asked) >= captureAgain {
+				f.asked = now
+				orders = append(orders, Order{id, captureFor, true})
+			}
+		case now.Sub(f.asked) >= captureAgain:
+			f.asked = now
+			orders = append(orders, Order{id, captureFor, false})
+		}
+	}
+	return orders
+}
+
+// Ended says that a broker records no more, because another has asked it not to.
+func (t *Topic) Ended(broker string) {
+	if f := t.feeds[broker]; f != nil {
+		f.begun, f.asked = false, time.Time{}
+	}
+}
+
+// Count takes a piece of a broker's record, of which others messages are of publishers
+// that the broker does not tell apart. What is wrong with it ends the record.
+func (t *Topic) Count(broker string, piece tuner.Piece, others uint64, now time.Time) error {
+	f := t.feeds[broker]
+	if f == nil || !piece.First && !f.begun {
+		return nil // of a record that is over
+	}
+	piece.Lost -= min(piece.Lost, others)
+	if err := t.trace.Add(broker, piece, mono.Wall(now.UnixNano())); err != nil {
+		f.flush(t)
+		f.begun, f.asked = false, now
+		return err
+	}
+	if piece.First {
+		f.flush(t)
+		f.begun, f.heard = true, now
+	}
+	for _, id := range piece.Publishers {
+		f.named = append(f.named, t.follow(id, now))
+		f.counts = append(f.counts, 0)
+	}
+	for _, n := range piece.From {
+		f.counts[n]++
+	}
+	n := float64(len(piece.From)) + float64(others)
+	if n+float64(piece.Lost) > 0 {
+		f.covered += time.Duration(float64(now.Sub(f.heard)) * n / (n + float64(piece.Lost)))
+	} else {
+		f.covered += now.Sub(f.heard)
+	}
+	f.heard = now
+	f.seen += uint64(n)
+	t.counting += float64(others)
+	return nil
+}
+
+// follow returns the publisher of a name; nil: it is one of the others.
+func (t *Topic) follow(id string, now time.Time) *publisher {
+	p := t.publishers[id]
+	if p == nil && len(t.publishers) < followed && id != "" && len(id) <= placement.MaxID {
+		p = &publisher{Publisher: Publisher{ID: id, Since: now, Heard: now}}
+		t.publishers[id] = p
+	}
+	return p
+}
+
+// flush takes the counts out of a record.
+func (f *feed) flush(t *Topic) {
+	for i, n := range f.counts {
+		p := f.named[i]
+		switch {
+		case n == 0:
+			continue
+		case p != nil && p.gone: // and is back
+			p = t.follow(p.ID, f.heard)
+			f.named[i] = p
+		}
+		if p == nil {
+			t.counting += float64(n)
+		} else {
+			f.tally[p] += uint64(n)
+		}
+	}
+	f.named, f.counts = nil, nil
+}
+
+// close ends a window.
+func (t *Topic) close(now time.Time) {
+	for _, id := range slices.Sorted(maps.Keys(t.feeds)) {
+		f := t.feeds[id]
+		named := f.named
+		f.flush(t)
+		f.named, f.counts = named, make([]uint32, len(named)) // the record goes on
+		covered := f.covered.Seconds()
+		silent := f.covered < time.Second
+		// order: each publisher by itself
+		for p, n := range f.tally {
+			if rate := float64(n) / max(covered, 1); rate > p.most {
+				p.most, p.Broker = rate, id
+			}
+			p.window += float64(n) / max(covered, 1)
+			p.total += n
+			p.Heard = now
+		}
+		if silent {
+			// order: likewise
+			for _, p := range t.publishers {
+				p.absent = p.absent || p.Broker == id
+			}
+		}
+		f.tally, f.covered, f.seen, f.off = map[*publisher]uint64{}, 0, 0, false
+		f.full = len(named) > restartAt
+	}
+	t.others = (t.others + t.counting/now.Sub(t.window).Seconds()) / 2
+	t.counting = 0
+	t.window = now
+	t.turn++
+	crowded := len(t.publishers) > followed/2
+	// order: each by itself
+	for id, p := range t.publishers {
+		switch {
+		case p.windows < 2: // the first was not whole
+			p.Now = p.window
+		case p.window == 0 && p.absent:
+		default:
+			p.Now = (p.Now + p.window) / 2
+		}
+		if p.window > 0 {
+			p.windows++
+			t.renumber = t.renumber || p.windows == 2
+		}
+		p.peaks[t.turn%Peaks] = p.Now
+		p.Rate = slices.Max(p.peaks[:])
+		p.window, p.most, p.absent = 0, 0, false
+		if now.Sub(p.Heard) >= Forget || crowded && p.total < 2 {
+			delete(t.publishers, id)
+			p.gone = true
+		}
+	}
+}
+
+// Job is a look at a topic. Think uses nothing that the Topic does elsewhere.
+type Job struct {
+	arrivals []tuner.Arrival
+	numbers  []string
+	learner  *correlation.Learner
+	learns   bool
+}
+
+// Look ends the window if it is over, and returns what is to be thought about; nil: nothing.
+func (t *Topic) Look(now time.Time) *Job {
+	if now.Sub(t.window) < Window {
+		return nil
+	}
+	t.close(now)
+	j := &Job{arrivals: t.trace.Take(mono.Wall(now.UnixNano())), numbers: t.numbers, learner: t.learner}
+	if t.renumber || len(t.numbers) > followed {
+		t.anew()
+	}
+	if now.Sub(t.grouped) >= Grouping {
+		t.grouped, j.learns = now, true
+	}
+	return j
+}
+
+// Think may take its time, for it looks for groups.
+func (j *Job) Think() {
+	for _, a := range j.arrivals {
+		if a.Publisher > 0 {
+			j.learner.Arrive(j.numbers[a.Publisher], a.At)
+		}
+	}
+	if j.learns {
+		j.learner.Learn()
+	}
+}
+
+// Proposal is whom a topic is to be placed by, by id.
+type Proposal struct {
+	Publishers []placement.Publisher
+	Since      []int64           // seconds since the Unix epoch, as long
+	At         map[string]string // where those are that are new, by id
+	// Grew: their rates sum to a quarter more than those before.
+	Grew bool
+}
+
+// Act ends a job; nil: the topic stays as it is. placed are those that the topic is placed
+// by; their rates sum to at most limit, msg/s.
+func (t *Topic) Act(j *Job, placed []placement.Publisher, limit float64, now time.Time) *Proposal {
+	if j.learns {
+		t.group()
+	}
+	learned := t.Publishers()
+	sum := 0.0
+	for _, p := range learned {
+		sum += p.Rate
+	}
+	scale := min(1, 0.999*limit/max(sum, least)) // a topic may be offered more than its contract
+	was := make(map[string]placement.Publisher, len(placed))
+	before, apart := 0.0, 0.0
+	for _, p := range placed {
+		was[p.ID] = p
+		before += p.Rate
+	}
+	changed := len(learned) != len(placed)
+	for _, p := range learned {
+		old, known := was[p.ID]
+		changed = changed || !known || old.Key != p.Key
+		apart += math.Abs(old.Rate - scale*p.Rate)
+	}
+	if !(apart > differs*before || changed && now.Sub(t.placed) >= Pause) {
+		return nil
+	}
+	t.placed = now
+	next := &Proposal{At: map[string]string{}, Grew: scale*sum > (1+differs)*before}
+	for _, p := range learned {
+		one := placement.Publisher{ID: p.ID, Key: p.Key, Rate: round(scale * p.Rate)}
+		if _, known := was[p.ID]; !known {
+			next.At[p.ID] = p.Broker
+		}
+		next.Publishers, next.Since = append(next.Publishers, one), append(next.Since, p.Since.Unix())
+	}
+	return next
+}
+
+// Within returns publishers with their rates less, as far as they sum to more than limit.
+func Within(publishers []placement.Publisher, limit float64) []placement.Publisher {
+	sum := 0.0
+	for _, p := range publishers {
+		sum += p.Rate
+	}
+	if sum <= limit {
+		return publishers
+	}
+	publishers = slices.Clone(publishers)
+	for i := range publishers {
+		publishers[i].Rate = round(publishers[i].Rate * 0.999 * limit / sum)
+	}
+	return publishers
+}
+
+// round keeps three digits, downwards, so that noise takes no room in a store.
+func round(rate float64) float64 {
+	digit := math.Pow(10, math.Floor(math.Log10(rate))-2)
+	return max(math.Floor(rate/digit)*digit, least)
+}
+
+// Publishers returns those that are learned, by id.
+func (t *Topic) Publishers() []Publisher {
+	var all []Publisher
+	// order: sorted below
+	for _, p := range t.publishers {
+		if p.windows > 1 {
+			one := p.Publisher
+			one.Key, one.Rate = t.keys[p.ID], max(p.Rate, least)
+			all = append(all, one)
+		}
+	}
+	if len(all) > Max {
+		slices.SortFunc(all, func(a, b Publisher) int { return cmp.Or(cmp.Compare(b.Rate, a.Rate), cmp.Compare(a.ID, b.ID)) })
+		all = all[:Max]
+	}
+	slices.SortFunc(all, func(a, b Publisher) int { return cmp.Compare(a.ID, b.ID) })
+	return all
+}
+
+// Others returns the rate, msg/s, of those that are not told apart.
+func (t *Topic) Others() float64 { return t.others }
+
+// Groups returns those found last, with the evidence.
+func (t *Topic) Groups() []correlation.Group { return t.groups }

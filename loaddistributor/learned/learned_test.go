@@ -1,0 +1,319 @@
+package learned_test
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/loaddistributor/learned"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
+)
+
+var start = time.Unix(1_700_000_000, 0)
+
+// world is a topic with brokers that record, and the loaddistributor's clock.
+type world struct {
+	t       *testing.T
+	subject *learned.Topic
+	now     time.Time
+	limit   float64
+	brokers map[string]*recorder
+	ids     []string
+	placed  []placement.Publisher
+	since   []int64
+	// What came of it.
+	proposals int
+	last      *learned.Proposal
+}
+
+type recorder struct {
+	on      bool
+	numbers map[string]uint32
+	bound   int // publishers it tells apart; 0: all
+	sources []func(from, to time.Time) []message
+	orders  int
+}
+
+type message struct {
+	at time.Time
+	id string
+}
+
+func newWorld(t *testing.T, limit float64, brokers ...string) *world {
+	w := &world{t: t, now: start, limit: limit, ids: brokers, brokers: map[string]*recorder{}, subject: learned.New(nil, nil, start)}
+	for _, id := range brokers {
+		w.brokers[id] = &recorder{}
+	}
+	return w
+}
+
+// every is a publisher that sends evenly.
+func every(id string, gap time.Duration) func(from, to time.Time) []message {
+	offset := time.Duration(len(id)*7919) * time.Microsecond % gap
+	return func(from, to time.Time) (all []message) {
+		for n := max(0, (from.Sub(start)-offset)/gap); ; n++ {
+			switch at := start.Add(offset + n*gap); {
+			case !at.Before(to):
+				return all
+			case !at.Before(from):
+				all = append(all, message{at, id})
+			}
+		}
+	}
+}
+
+// during limits a source to some times.
+func during(source func(from, to time.Time) []message, when func(time.Duration) bool) func(from, to time.Time) []message {
+	return func(from, to time.Time) []message {
+		return slices.DeleteFunc(source(from, to), func(m message) bool { return !when(m.at.Sub(start)) })
+	}
+}
+
+// run lets time pass, brokers record, and the topic be placed as it proposes.
+func (w *world) run(d time.Duration) {
+	w.t.Helper()
+	const step = 250 * time.Millisecond
+	for end := w.now.Add(d); w.now.Before(end); {
+		from := w.now
+		if from.Sub(start)%time.Second == 0 {
+			for _, o := range w.subject.Orders(w.ids, from) {
+				r := w.brokers[o.Broker]
+				r.orders++
+				if o.Lasts == 0 {
+					r.on = false
+				} else if o.Anew || !r.on {
+					r.on, r.numbers = true, map[string]uint32{}
+					if err := w.subject.Count(o.Broker, tuner.Piece{First: true}, 0, from); err != nil {
+						w.t.Fatal(err)
+					}
+				}
+			}
+			if job := w.subject.Look(from); job != nil {
+				job.Think()
+				if p := w.subject.Act(job, w.placed, w.limit, from); p != nil {
+					w.proposals++
+					w.last, w.placed, w.since = p, p.Publishers, p.Since
+				}
+			}
+		}
+		w.now = from.Add(step)
+		for _, id := range w.ids {
+			w.brokers[id].record(w, id, from)
+		}
+	}
+}
+
+func (r *recorder) record(w *world, broker string, from time.Time) {
+	var all []message
+	for _, s := range r.sources {
+		all = append(all, s(from, w.now)...)
+	}
+	if !r.on {
+		return
+	}
+	slices.SortStableFunc(all, func(a, b message) int { return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.id, b.id)) })
+	p, others := tuner.Piece{}, uint64(0)
+	last := time.Time{}
+	for _, m := range all {
+		n, known := r.numbers[m.id]
+		if !known && r.bound > 0 && len(r.numbers) >= r.bound {
+			others++
+			continue
+		}
+		if !known {
+			n = uint32(len(r.numbers))
+			r.numbers[m.id] = n
+			p.Publishers = append(p.Publishers, m.id)
+		}
+		gap := uint64(0)
+		if last.IsZero() {
+			p.Start = mono.Wall(m.at.UnixNano())
+		} else {
+			gap = uint64(m.at.Sub(last))
+		}
+		last = m.at
+		p.Gaps, p.From = append(p.Gaps, gap), append(p.From, n)
+	}
+	p.Lost = others
+	if err := w.subject.Count(broker, p, others, w.now); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) rates() string {
+	var text []string
+	for _, p := range w.placed {
+		text = append(text, fmt.Sprintf("%s:%.3g", p.ID, p.Rate))
+	}
+	return strings.Join(text, " ")
+}
+
+func (w *world) want(proposals int, rates string) {
+	w.t.Helper()
+	if w.proposals != proposals || w.rates() != rates {
+		w.t.Fatalf("after %v: %d proposals, %s; want %d, %s", w.now.Sub(start), w.proposals, w.rates(), proposals, rates)
+	}
+}
+
+func TestWhoIsHeardTwiceIsLearned(t *testing.T) {
+	w := newWorld(t, 1000, "b1", "b2")
+	b1 := w.brokers["b1"]
+	b1.sources = append(b1.sources, every("a", 100*time.Millisecond))
+	w.run(11 * time.Second)
+	w.want(0, "")
+	w.run(10 * time.Second)
+	w.want(1, "a:10")
+	if w.last.At["a"] != "b1" || !w.last.Grew || w.since[0] != start.Unix() {
+		t.Fatalf("%+v", w.last)
+	}
+	w.run(3 * time.Minute)
+	w.want(1, "a:10") // nothing has changed
+
+	// Another one, at the other broker: once the pause is over, or at once if it is much.
+	b2 := w.brokers["b2"]
+	since := w.now.Sub(start)
+	b2.sources = append(b2.sources, during(every("bb", time.Second), func(at time.Duration) bool { return at >= since }))
+	w.run(21 * time.Second)
+	w.want(2, "a:10 bb:1")
+	if len(w.last.At) != 1 || w.last.At["bb"] != "b2" || w.last.Grew {
+		t.Fatalf("%+v", w.last)
+	}
+}
+
+func TestRatesFollowWhatIsSentAndNoNoise(t *testing.T) {
+	w := newWorld(t, 1000, "b1")
+	b1 := w.brokers["b1"]
+	// One that sends every other ten seconds, and one that sends five times as much later.
+	b1.sources = append(b1.sources,
+		during(every("onoff", 10*time.Millisecond), func(at time.Duration) bool { return at/(10*time.Second)%2 == 0 }),
+		every("steady", 20*time.Millisecond))
+	w.run(5 * time.Minute)
+	before := w.proposals
+	if before > 2 {
+		t.Fatalf("%d proposals, the last %s", before, w.rates())
+	}
+	w.run(20 * time.Minute)
+	if w.proposals != before {
+		t.Fatalf("it flaps: %d proposals, %d after five minutes", w.proposals, before)
+	}
+	since := w.now.Sub(start)
+	b1.sources = append(b1.sources, during(every("steady", 5*time.Millisecond), func(at time.Duration) bool { return at >= since }))
+	w.run(time.Minute)
+	if w.proposals == before || w.placed[1].Rate < 200 {
+		t.Fatalf("%d proposals, %s", w.proposals, w.rates())
+	}
+}
+
+func TestNoMoreThanTheContractIsPlanned(t *testing.T) {
+	w := newWorld(t, 100, "b1")
+	w.brokers["b1"].sources = append(w.brokers["b1"].sources, every("a", 5*time.Millisecond), every("bb", 5*time.Millisecond))
+	w.run(30 * time.Second)
+	d := placement.Demand{Topic: "t", Rate: 100, Burst: 10, Publishers: w.placed}
+	if err := d.Validate(); err != nil || len(w.placed) != 2 || w.placed[0].Rate < 49 {
+		t.Fatalf("%v: %s", err, w.rates())
+	}
+}
+
+func TestTheSilentAreForgottenAndARestartForgetsNobody(t *testing.T) {
+	w := newWorld(t, 1000, "b1")
+	b1 := w.brokers["b1"]
+	b1.sources = append(b1.sources, every("a", 100*time.Millisecond), during(every("bb", 100*time.Millisecond), func(at time.Duration) bool { return at < time.Minute }))
+	w.run(time.Minute)
+	w.want(1, "a:10 bb:10")
+
+	w.subject = learned.New(w.placed, w.since, w.now)
+	b1.on = false
+	w.run(30 * time.Second)
+	w.want(1, "a:10 bb:10")
+	if all := w.subject.Publishers(); len(all) != 2 || !all[1].Since.Equal(start) || all[0].Now < 9 {
+		t.Fatalf("%+v", all)
+	}
+	w.run(learned.Forget + time.Minute)
+	if w.rates() != "a:10" {
+		t.Fatal(w.rates())
+	}
+}
+
+// A host that thinks up identities fills what a broker tells apart, and what is
+// followed; who was learned stays as he is, and who comes is learned.
+func TestAFloodOfIdentitiesHarmsNobody(t *testing.T) {
+	w := newWorld(t, 1e6, "b1")
+	b1 := w.brokers["b1"]
+	b1.bound = 30_000
+	b1.sources = append(b1.sources, every("a", 100*time.Millisecond))
+	w.run(30 * time.Second)
+	w.want(1, "a:10")
+	n := 0
+	b1.sources = append(b1.sources, func(from, _ time.Time) (all []message) {
+		for range 1250 { // 5,000 of them a second: 100,000 in 20 s
+			n++
+			all = append(all, message{from, fmt.Sprintf("flood%d", n)})
+		}
+		return all
+	}, during(every("bb", 100*time.Millisecond), func(at time.Duration) bool { return at > 40*time.Second }))
+	w.run(2 * time.Minute)
+	if w.rates() != "a:10 bb:10" {
+		t.Fatalf("%d publishers", len(w.placed))
+	}
+	if got := w.subject.Others(); got < 1000 || got > 5000 {
+		t.Fatalf("others send %v msg/s", got)
+	}
+	if all := w.subject.Publishers(); len(all) != 2 || all[0].Now < 9 || all[0].Now > 11 {
+		t.Fatalf("%+v", all)
+	}
+}
+
+func TestABrokerIsLookedAtForAsMuchAsTheBudgetAllows(t *testing.T) {
+	w := newWorld(t, 1e6, "b1")
+	w.brokers["b1"].sources = append(w.brokers["b1"].sources, every("a", 20*time.Microsecond))
+	w.run(30 * time.Second)
+	if len(w.placed) != 1 || w.placed[0].Rate < 49_000 || w.placed[0].Rate > 51_000 {
+		t.Fatal(w.rates())
+	}
+	if w.brokers["b1"].on {
+		t.Fatal("it is recorded all the time")
+	}
+}
+
+func TestThoseWhoFireTogetherGetAKey(t *testing.T) {
+	w := newWorld(t, 1000, "b1", "b2")
+	salt := func(id string, n int) time.Duration { // when the n-th second's firing is
+		h := uint64(n)*0x9e3779b97f4a7c15 + uint64(id[0])*0xbf58476d1ce4e5b9
+		h ^= h >> 31
+		h *= 0x94d049bb133111eb
+		return time.Duration(h>>33) % (900 * time.Millisecond)
+	}
+	for i := range 12 {
+		id := fmt.Sprintf("%c%02d", "gh"[i%2], i)
+		b := w.brokers[w.ids[i/6]]
+		b.sources = append(b.sources, func(from, to time.Time) (all []message) {
+			n := int(from.Sub(start) / time.Second)
+			if at := start.Add(time.Duration(n)*time.Second + salt(id, n)); !at.Before(from) && at.Before(to) {
+				all = append(all, message{at, id})
+			}
+			return all
+		})
+	}
+	w.run(3 * time.Minute)
+	keys := map[string]int{}
+	for _, p := range w.placed {
+		keys[p.ID[:1]+" "+p.Key]++
+	}
+	if len(w.placed) != 12 || len(keys) != 2 || keys["g "] > 0 || keys["h "] > 0 {
+		t.Fatalf("%v", keys)
+	}
+	if g := w.subject.Groups(); len(g) != 2 || g[0].Members[1].Joint == 0 {
+		t.Fatalf("%+v", g)
+	}
+	again := learned.New(w.placed, w.since, w.now)
+	for i, p := range again.Publishers() {
+		if p.Key != w.placed[i].Key {
+			t.Fatalf("%s has %q, had %q", p.ID, p.Key, w.placed[i].Key)
+		}
+	}
+}
