@@ -7,8 +7,9 @@ GO    ?= go
 
 # The modules: what runs, what measures it, and what tests all of it together. go.work
 # lets the go command build them from here; what is released is built without it.
-# deploy is apart: it brings what packages and charts are made and checked with.
-MODULES  = . bench tests deploy
+# Two are apart, since they bring much: deploy what makes packages, tests/charts what
+# checks charts.
+MODULES  = . bench tests deploy tests/charts
 PACKAGES = ./... ./bench/... ./tests/...
 
 # How long each fuzz target runs, and how long each benchmark (1x: once, so
@@ -31,7 +32,7 @@ VCS := $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo auto || ec
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help packages test-packages build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance test-clients archtest faults upgrade generate fuzz fuzz-short bench bench-full bench-admission bench-gateway calibrate convergence figures cover clean no-race-note soak hardship trouble
+.PHONY: help packages test-packages test-deploy build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance test-clients archtest faults upgrade generate fuzz fuzz-short bench bench-full bench-admission bench-gateway calibrate convergence figures cover clean no-race-note soak hardship trouble
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -140,6 +141,10 @@ upgrade: ## from 0.1.0 to this release and back, with real processes on bbolt an
 PACKAGE_VERSION = $(shell release=$$(sed -n 's/^const Release = "\(.*\)"/\1/p' internal/obs/version.go); \
 	git describe --exact-match --match "v$$release" HEAD >/dev/null 2>&1 && echo $$release || \
 	echo "$$release~$$(git rev-list --count HEAD 2>/dev/null || echo 0).g$$(git rev-parse --short HEAD 2>/dev/null || echo 0)")
+
+test-deploy: ## the Helm chart, the compose file, the Dockerfile and the alerts, by the engines of those who read them
+	GOWORK=off $(GO) -C tests/charts vet ./...
+	GOWORK=off $(GO) -C tests/charts test -count=1 ./...
 
 packages: build ## the .deb and .rpm of this commit, into build/packages
 	@rm -rf build/packages && mkdir -p build/packages

@@ -1,0 +1,140 @@
+package deploy
+
+import (
+	"net/http"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nsqio/go-nsq"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
+)
+
+// named finds metrics of ours in an expression; a histogram goes by three names.
+var named = regexp.MustCompile(`\bsrtm_[a-z0-9_]+`)
+
+// scrape adds what a daemon exports: a metric's type, by its name.
+func scrape(t *testing.T, address string, into map[string]string) (text string) {
+	t.Helper()
+	text, code, err := localtest.Ask(http.MethodGet, "http://"+address+"/metrics", "")
+	if err != nil || code != http.StatusOK {
+		t.Fatalf("%s: %d %v", address, code, err)
+	}
+	for line := range strings.Lines(text) {
+		if f := strings.Fields(line); len(f) == 4 && f[1] == "TYPE" {
+			into[f[2]] = f[3]
+		}
+	}
+	return text
+}
+
+// Dashboards and alerts name metrics that daemons have; and what daemons export has the
+// form that Prometheus wants: a help text, a unit, "_total" for what only grows.
+func TestMetricsExist(t *testing.T) {
+	c := localtest.Start(t, 1, []string{"--fitting=off", "--report-interval=200ms", "--window=2s"}, "--mcap=20000")
+	if _, err := localtest.CreateTopic(t.Context(), localtest.Dial(t, c.RPC), &srtmv1.CreateTopicRequest{Spec: &srtmv1.TopicSpec{
+		Name: "orders", Channels: []string{"c"}, Groups: []*srtmv1.PublisherGroup{{Key: "a", Count: 1, Rate: 10_000}},
+		Contract: &srtmv1.Contract{RateMilli: 10_000_000, Burst: 1000, Slo: &srtmv1.Slo{Quantile: 0.5, Latency: durationpb.New(10 * time.Second)}},
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	b := c.Brokers[0]
+	localtest.Consume(t, "orders", "c", nsq.HandlerFunc(func(*nsq.Message) error { return nil }), func(c *nsq.Config) { c.MaxInFlight = 100 }, b.TCP)
+	producer := localtest.Producer(t, b.TCP, "a.0")
+	exported := map[string]string{}
+	localtest.WaitFor(t, "a verdict on the SLO", func() bool {
+		bodies := make([][]byte, 100)
+		for i := range bodies {
+			bodies[i] = []byte("x")
+		}
+		if err := producer.MultiPublish("orders", bodies); err != nil {
+			t.Fatal(err)
+		}
+		return strings.Contains(scrape(t, c.Web, exported), "\nsrtm_topic_slo_met{")
+	})
+	texts := []string{scrape(t, c.Web, exported), scrape(t, b.HTTP, exported)}
+
+	files, _ := filepath.Glob(filepath.Join(top, "deploy", "grafana", "*.json"))
+	for _, file := range append(files, filepath.Join(top, "deploy", "prometheus", "alerts.yaml")) {
+		found := named.FindAllString(read(t, file), -1)
+		if len(found) < 10 {
+			t.Errorf("%s names only %q", file, found)
+		}
+		for _, name := range found {
+			if _, is := rare[name]; is {
+				continue
+			}
+			if exported[name] == "" && exported[strings.TrimSuffix(name, "_bucket")] != "histogram" {
+				t.Errorf("%s: no daemon exports %s", file, name)
+			}
+		}
+	}
+
+	// A daemon of each kind beside those.
+	ports := localtest.Ports(t, 7)
+	localtest.Run(t, localtest.Program(t, "tbadaptor"), ports[1]+"/healthz", "--grpc-address="+ports[0], "--http-address="+ports[1])
+	localtest.Run(t, localtest.Program(t, "admission"), ports[3]+"/healthz", "--grpc-address="+ports[2], "--http-address="+ports[3], "--udp-address="+ports[4], "--data-path="+t.TempDir())
+	policy := filepath.Join(t.TempDir(), "policy.toml")
+	write(t, policy, read(t, filepath.Join(top, "deploy", "conf", "gateway-policy.toml")))
+	localtest.Run(t, localtest.Program(t, "gateway"), ports[6]+"/healthz", "--http-address="+ports[5], "--admin-address="+ports[6], "--policy="+policy)
+	texts = append(texts, scrape(t, ports[1], exported), scrape(t, ports[3], exported), scrape(t, ports[6], exported))
+	for name, kind := range exported {
+		if !strings.HasPrefix(name, "srtm_") {
+			continue
+		}
+		if (kind == "counter") != strings.HasSuffix(name, "_total") {
+			t.Errorf("%s is a %s", name, kind)
+		}
+		if kind == "histogram" && !strings.HasSuffix(name, "_seconds") && !strings.HasSuffix(name, "_bytes") {
+			t.Errorf("the histogram %s has no unit", name)
+		}
+		for _, unit := range []string{"_ms", "_us", "_ns", "_milliseconds", "_microseconds", "_nanoseconds", "_kb", "_mb"} {
+			if strings.HasSuffix(strings.TrimSuffix(name, "_total"), unit) {
+				t.Errorf("%s is in no base unit", name)
+			}
+		}
+		help := false
+		for _, text := range texts {
+			help = help || strings.Contains(text, "# HELP "+name+" ")
+		}
+		if !help {
+			t.Errorf("%s has no help", name)
+		}
+	}
+	// Clients, messages and addresses of peers come in any number.
+	label := regexp.MustCompile(`[{,]([a-z_]+)="`)
+	known := map[string]bool{}
+	for _, name := range labels {
+		known[name] = true
+	}
+	for _, text := range texts {
+		for line := range strings.Lines(text) {
+			if !strings.HasPrefix(line, "srtm_") {
+				continue
+			}
+			for _, l := range label.FindAllStringSubmatch(line, -1) {
+				if !known[l[1]] {
+					t.Errorf("a label whose number of values nobody has bounded: %s", line)
+					known[l[1]] = true
+				}
+			}
+		}
+	}
+}
+
+// rare are metrics that are exported only where there is something to say.
+var rare = map[string]string{"srtm_tbadaptor_share_idle_rate": "while a share is reserved for a broker whose lease is over"}
+
+// labels are those whose values are bounded: by what operators create and configure, or by
+// the program.
+var labels = []string{
+	"topic", "channel", "part", "broker", "class", "resource", "server", // operators
+	"le", "result", "outcome", "state", "session", "source", "cause", "kind", "reason", "verdict", "of", // the program
+	"version", "commit", "go_version",
+}
