@@ -124,8 +124,9 @@ trouble: ## what PUBLISHERS (200) notice of a drain, a move, a crash and a retur
 hardship: ## restart with a backlog of BACKLOG (1000000) messages, and 10,000 connections at once
 	SRTM_CRASH_BACKLOG=$(or $(BACKLOG),1000000) SRTM_CRASH_CONNECTIONS=10000 $(GO) test -count=1 -timeout=$(TIMEOUT) -v -run='^Test(RestartWithABacklog|ManyConnectionsAtOnce)$$' ./tests/crash
 
-faults: ## a cluster under kills, stops, partitions, updates and two adaptors for DURATION (2m, half for each place of the adaptor), its contract checked
+faults: ## a cluster under kills, stops, partitions, updates and two adaptors for DURATION (2m, half for each place of the adaptor), its contract checked; kills of admission at each step
 	SRTM_FAULTS=$(if $(DURATION),$(DURATION),2m) $(GO) test -count=1 -timeout=$(TIMEOUT) -v -run=Whatever ./tests/faults
+	SRTM_FAULTS=1 $(GO) test -count=1 -timeout=$(TIMEOUT) -parallel=6 -v -run=TestKills ./admission/store
 
 # 0.1.0, whose data this release reads, and which reads this one's.
 RELEASE_010 = a3fd342cc3b330c07d9422a91982dc7953987c66

@@ -421,7 +421,7 @@ func (w *world) step() {
 		w.late[rapid.IntRange(0, len(w.late)-1).Draw(w.t, "late")]()
 	case what == 20: // in which all that live look at the store, and each other
 		rounds := rapid.IntRange(1, 5).Draw(w.t, "rounds")
-		if w.chance(4, "long") {
+		if w.chance(12, "long") {
 			rounds = 40
 		}
 		for range rounds {
