@@ -40,6 +40,9 @@ type Config struct {
 	// Brokers sends requests to the HTTP API of brokers, at the addresses that the API
 	// says. It bounds their time.
 	Brokers http.RoundTripper
+	// Lookup sends requests to the loaddistributor's own HTTP, whatever the address; nil:
+	// nodes are not shown.
+	Lookup http.RoundTripper
 	// Self is the address, as Brokers takes it, of the one broker of a console without API.
 	Self string
 	// May says why the caller of a request may not do what takes the role, and whether it
@@ -73,6 +76,7 @@ type Console struct {
 
 	sessions sessions
 	watched  watched
+	answers  answers
 }
 
 // New returns a Console that serves nothing but what it is asked for; Run keeps its
@@ -108,6 +112,8 @@ func New(cfg Config) (*Console, error) {
 		c.mux.HandleFunc("GET /ui/live"+path, c.stream(view))
 	}
 	c.mux.HandleFunc("GET /ui/data", c.samples)
+	c.mux.HandleFunc("POST /ui/action/{what}", c.act)
+	c.mux.HandleFunc("POST /ui/create", c.create)
 	c.mux.HandleFunc("/ui/", func(w http.ResponseWriter, r *http.Request) {
 		c.fail(w, r, &problem{http.StatusNotFound, "There is no such page."})
 	})
@@ -116,7 +122,13 @@ func New(cfg Config) (*Console, error) {
 
 // views are the pages, by path.
 func (c *Console) views() map[string]viewer {
-	return map[string]viewer{"/{$}": c.overview, "/topic": c.topic, "/compare": c.compare}
+	if c.cfg.API == nil {
+		return map[string]viewer{"/{$}": c.broker, "/channel": c.channel, "/peek": c.peek}
+	}
+	return map[string]viewer{
+		"/{$}": c.overview, "/topic": c.topic, "/compare": c.compare, "/broker": c.broker, "/channel": c.channel, "/peek": c.peek,
+		"/nodes": c.nodes, "/create": c.createPage,
+	}
 }
 
 // viewer gathers what a page shows. Its error is shown instead.

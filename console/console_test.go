@@ -2,7 +2,9 @@ package console
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
@@ -234,7 +236,7 @@ func TestHostsAndHeaders(t *testing.T) {
 	}
 }
 
-var csrfOf = regexp.MustCompile(`name="csrf" (?:content|value)="([0-9a-f]{64})"`)
+var csrfOf = regexp.MustCompile(`name="csrf" value="([0-9a-f]{64})"`)
 
 // With tokens, pages are for those who have logged in; a session is its cookie's, and a
 // change takes the role and a page of the console to come from.
@@ -286,6 +288,12 @@ func TestLogin(t *testing.T) {
 	if code != 200 || !strings.Contains(page, "Brokers") || strings.Contains(page, "Create topic") || strings.Contains(page, csrf) {
 		t.Errorf("a reader: %d, %s", code, page)
 	}
+	if code, page = get(t, browser, base+"/ui/create"); code != http.StatusForbidden {
+		t.Errorf("a reader's form: %d", code)
+	}
+	if code, _ := get(t, browser, base+"/ui/peek?topic=t&channel=c"); code != http.StatusForbidden {
+		t.Errorf("a reader's look at messages: %d", code)
+	}
 	csrf = csrfOf.FindStringSubmatch(page)[1]
 	if code := post("/ui/action/drain", csrf, base, url.Values{}); code != http.StatusForbidden {
 		t.Errorf("a reader's change: %d", code)
@@ -316,5 +324,63 @@ func TestSeldomAsked(t *testing.T) {
 	get(t, browser, base+"/ui/topic?name=t")
 	if got := asked(1); got != 1 {
 		t.Errorf("for a page it asked %d times", got)
+	}
+}
+
+// Actions go to each broker that has the topic, and are logged with who did them; so are
+// looks at messages, whose bodies are text.
+func TestActions(t *testing.T) {
+	var mu sync.Mutex
+	var asked []string
+	var out bytes.Buffer
+	_, base, browser := serve(t, &fake{names: []string{"t"}}, func(c *Config) {
+		c.Log = slog.New(slog.NewTextHandler(&out, nil))
+		c.Who = func(*http.Request) string { return "somebody" }
+		c.Brokers = InProcess(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			mu.Lock()
+			defer mu.Unlock()
+			asked = append(asked, r.Method+" "+r.URL.Host+r.URL.Path)
+			switch r.URL.Path {
+			case "/channel/peek":
+				_ = json.NewEncoder(w).Encode(map[string]any{"messages": []peeked{{ID: evil, Body: []byte(evil)}, {Body: []byte{0xff, 0}}, {Body: bytes.Repeat([]byte("ä"), maxPeeked)}}})
+			case "/channel/empty":
+				http.Error(w, evil, http.StatusInternalServerError)
+			default:
+				_, _ = w.Write([]byte(`{}`))
+			}
+		}))
+	})
+	_, page := get(t, browser, base+"/ui/peek?topic=t&channel=c")
+	if !strings.Contains(page, "&lt;script&gt;") || strings.Contains(page, "<script>") || !strings.Contains(page, "ff 00") || !strings.Contains(page, "… (8192 bytes in all)") {
+		t.Errorf("%s", page)
+	}
+	_, page = get(t, browser, base+"/ui/create")
+	form := url.Values{"csrf": {csrfOf.FindStringSubmatch(page)[1]}, "topic": {"t"}, "channel": {"c"}}
+	for what, want := range map[string]int{"pause": 200, "empty": 502, "seek": 400, "nothing": 404} {
+		r, err := browser.PostForm(base+"/ui/action/"+what, form)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(r.Body)
+		_ = r.Body.Close()
+		if r.StatusCode != want || bytes.Contains(body, []byte("<script>")) {
+			t.Errorf("%s: %d %s", what, r.StatusCode, body)
+		}
+	}
+	if !slices.Contains(asked, "POST b1.example:4151/channel/pause") {
+		t.Errorf("asked: %q", asked)
+	}
+	for _, want := range []string{`msg="console action" action=pause by=somebody topic=t channel=c`, `msg="console action failed" action=empty by=somebody`, "action=peek by=somebody"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("the log does not say %s:\n%s", want, out.String())
+		}
+	}
+	form.Del("csrf")
+	r, err := browser.PostForm(base+"/ui/action/pause", form)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _ = r.Body.Close(); r.StatusCode != http.StatusForbidden {
+		t.Errorf("without a token: %d", r.StatusCode)
 	}
 }

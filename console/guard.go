@@ -40,6 +40,7 @@ type user struct {
 	Login  bool   // has logged in with a token
 	CSRF   string // that its requests must show
 	cookie string
+	shows  string // its Authorization header
 }
 
 type userKey struct{}
@@ -137,9 +138,10 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	changes := r.Method != http.MethodGet && r.Method != http.MethodHead
 	if strings.HasPrefix(r.URL.Path, "/ui/log") { // in and out
 		need = secure.Unauthenticated
-	} else if changes || strings.HasPrefix(r.URL.Path, "/ui/peek") {
+	} else if changes || strings.Contains(r.URL.Path, "/peek") {
 		need = secure.Admin
 	}
+	u.shows = r.Header.Get("Authorization")
 	u.Admin = c.may(r, secure.Admin) == nil
 	ctx := context.WithValue(r.Context(), userKey{}, u)
 	if c.cfg.Tenant != nil {
@@ -226,11 +228,7 @@ func (c *Console) csrf(cookie string) string {
 
 // shown reports whether a request shows its caller's CSRF token.
 func (c *Console) shown(r *http.Request, u user) bool {
-	token := r.Header.Get("X-Csrf-Token")
-	if token == "" {
-		token = r.PostFormValue("csrf")
-	}
-	return hmac.Equal([]byte(token), []byte(u.CSRF))
+	return hmac.Equal([]byte(r.PostFormValue("csrf")), []byte(u.CSRF))
 }
 
 func (c *Console) loginPage(w http.ResponseWriter, r *http.Request) {

@@ -30,7 +30,18 @@ var functions = template.FuncMap{
 	"clock":      func(ms int64) string { return time.UnixMilli(ms).UTC().Format("15:04:05") },
 	"state":      stateOf,
 	"slo":        sloText,
-	"query":      query,
+	"list":       func(all ...string) []string { return all },
+	"button": func(u user, d channelData, what, text, confirm string) pressed {
+		return pressed{u, d, what, text, confirm}
+	},
+	"query": query,
+}
+
+// pressed is a button of a channel.
+type pressed struct {
+	User                user
+	Channel             channelData
+	What, Text, Confirm string
 }
 
 // query makes a path and pairs of names and values a link.

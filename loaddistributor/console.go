@@ -43,7 +43,7 @@ func (o *options) addConsole(s *daemon.Servers, log *slog.Logger, shares grpc.Cl
 	}
 	pages, err := console.New(console.Config{
 		API: conn, Shares: shares, Brokers: o.brokers, May: o.at.Guard.May, Who: secure.Who, Tenant: o.at.Guard.Tenant,
-		Hosts: o.consoleHosts, Log: log,
+		Lookup: console.InProcess(s.Mux), Hosts: o.consoleHosts, Log: log,
 	})
 	if err != nil {
 		return err
@@ -90,20 +90,22 @@ func brokerTransport(c secure.ClientConfig) (http.RoundTripper, error) {
 			return nil, fmt.Errorf("--%stoken-file: %w", brokersPrefix, err)
 		}
 	}
-	return brokerTrip{t, token}, nil
+	scheme := "http"
+	if cfg != nil {
+		scheme = "https"
+	}
+	return brokerTrip{t, scheme, token}, nil
 }
 
 type brokerTrip struct {
 	*http.Transport
-	token secure.Bearer // nil: none
+	scheme string
+	token  secure.Bearer // nil: none
 }
 
 func (b brokerTrip) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
-	r.URL.Scheme = "http"
-	if b.TLSClientConfig != nil {
-		r.URL.Scheme = "https"
-	}
+	r.URL.Scheme = b.scheme
 	if b.token != nil {
 		r.Header.Set("Authorization", "Bearer "+b.token())
 	}

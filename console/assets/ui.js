@@ -3,17 +3,11 @@
 "use strict";
 (() => {
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const csrf = document.querySelector("meta[name=csrf]").content;
   const PARTS = ["access", "broker", "consumer"]; // as in a row of samples, from its 8th column
   const HUES = [210, 30, 130, 280, 0, 180, 330, 60, 240, 90];
   const topics = new Map(); // name -> {brokers, samples}
   const charts = [];
   let quantile = 1;
-
-  // Requests of htmx show that they come from this page.
-  document.addEventListener("htmx:config:request", (e) => {
-    e.detail.ctx.request.headers["X-CSRF-Token"] = csrf;
-  });
 
   class Chart {
     constructor(box) {

@@ -167,12 +167,38 @@ func PenaltyOf(t *srtmv1.Topic) (p Penalty, ok bool) {
 		return p, false
 	}
 	whole := tokenbucket.ExpectedDelayExact(total, float64(contract.GetRateMilli())/1000, float64(contract.GetBurst()))
-	p.Whole, p.Split = seconds(whole), seconds(sum/total)
-	if whole > 0 && !math.IsInf(sum, 0) && whole >= 1e-9 {
-		p.Factor = sum / total / whole
-	}
+	p.set(whole, sum/total)
 	p.Measured = LatenciesOf(status.GetPooled()).Access.Mean()
 	return p, true
+}
+
+// PlanPenalty is PenaltyOf for a topic that is only planned, of which so much will be
+// offered, in msg/s, in proportion to its shares.
+func PlanPenalty(t *srtmv1.Topic, offered float64) (p Penalty, ok bool) {
+	contract := t.GetSpec().GetContract()
+	rate := float64(contract.GetRateMilli()) / 1000
+	if len(t.GetQuotas()) == 0 || rate <= 0 || offered <= 0 {
+		return p, false
+	}
+	mean := 0.0
+	for _, q := range t.Quotas {
+		share := float64(q.GetShare().GetRateMilli()) / 1000
+		if share <= 0 || q.GetShare().GetBurst() < 1 {
+			return p, false
+		}
+		mean += share / rate * tokenbucket.ExpectedDelayExact(offered*share/rate, share, float64(q.GetShare().GetBurst()))
+	}
+	whole := tokenbucket.ExpectedDelayExact(offered, rate, float64(contract.GetBurst()))
+	p.set(whole, mean)
+	return p, true
+}
+
+// set says what theory does, in seconds.
+func (p *Penalty) set(whole, split float64) {
+	p.Whole, p.Split = seconds(whole), seconds(split)
+	if whole >= 1e-9 && !math.IsInf(split, 0) {
+		p.Factor = split / whole
+	}
 }
 
 // Forever stands for a delay without bound.

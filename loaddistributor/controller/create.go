@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
@@ -83,6 +84,26 @@ func (c *Controller) Create(ctx context.Context, spec *catalog.Spec, key, on str
 			return catalog.Topic{}, context.Cause(ctx)
 		}
 	}
+}
+
+// Plan returns how Create would place a topic now, but for what its policy draws at
+// random, and does nothing. Its errors are Create's.
+func (c *Controller) Plan(spec *catalog.Spec) (placement.Plan, error) {
+	if err := c.following(); err != nil {
+		return placement.Plan{}, err
+	}
+	c.mu.RLock()
+	t, taken := c.mu.next.Topic(spec.Name())
+	taken = taken && t.State != catalog.Deleting || c.mu.topics.see(spec.Name()).creating != nil
+	brokers := c.mu.next.SnapshotFor(spec.Name())
+	c.mu.RUnlock()
+	if taken {
+		return placement.Plan{}, fmt.Errorf("topic %s: %w", spec.Name(), catalog.ErrTopicExists)
+	}
+	if err := c.checkTenant(spec); err != nil {
+		return placement.Plan{}, err
+	}
+	return placement.Place(spec.Policy, brokers, spec.Demand, rand.New(rand.NewPCG(1, 1)))
 }
 
 // begin starts a creation or joins the one that the key names; a nil creation
@@ -198,7 +219,8 @@ func (c *Controller) placed(cr *creation, brokers []placement.Broker) (catalog.E
 	return catalog.NewTopicPlaced(cr.spec, plan, cr.key)
 }
 
-// checkTenant refuses a contract that is too much for its tenant. Requires: placing held.
+// checkTenant refuses a contract that is too much for its tenant. Unless placing is held,
+// that may change at once.
 func (c *Controller) checkTenant(spec *catalog.Spec) error {
 	limit, limited := c.cfg.TenantRates[spec.Tenant]
 	if !limited {

@@ -39,6 +39,35 @@ func fails(code codes.Code, reason string) OmegaMatcher {
 	}, Equal(code.String()+" "+reason))
 }
 
+var _ = Describe("A dry run of a creation", func() {
+	It("says how the topic would be placed, or why it cannot be, and does nothing", func() {
+		c := newCluster(setup{})
+		node := agenttest.New()
+		c.join("b1", 600, node)
+		c.join("b2", 600, agenttest.New())
+		plan := func(s *srtmv1.TopicSpec, key string) (*srtmv1.Topic, error) {
+			stream, err := c.admin.CreateTopic(context.Background(), &srtmv1.CreateTopicRequest{Spec: s, DryRun: true, IdempotencyKey: key})
+			Expect(err).NotTo(HaveOccurred())
+			r, err := stream.Recv()
+			return r.GetTopic(), err
+		}
+		planned, err := plan(spec("t", 1000, 10), "")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(planned.Quotas).To(HaveLen(2))
+		Expect(planned.State).To(Equal(srtmv1.TopicState_TOPIC_STATE_PLACING))
+		Expect(has(node, "t")()).To(BeFalse())
+		Expect(c.broker("b1").Allocated).To(BeZero())
+		_, err = plan(spec("t", 2000, 10), "")
+		Expect(status.Code(err)).To(Equal(codes.ResourceExhausted))
+		_, err = plan(spec("t", 1000, 10), "key")
+		Expect(status.Code(err)).To(Equal(codes.InvalidArgument))
+
+		c.mustCreate(spec("t", 1000, 10))
+		_, err = plan(spec("t", 1000, 10), "")
+		Expect(status.Code(err)).To(Equal(codes.AlreadyExists))
+	})
+})
+
 var _ = Describe("Measuring a broker", func() {
 	It("has a topic on it alone, beside its capacity, drained or full", func() {
 		data := &store.Memory{}

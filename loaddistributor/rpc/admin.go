@@ -42,6 +42,17 @@ func (s *Server) CreateTopic(req *srtmv1.CreateTopicRequest, stream grpc.ServerS
 		return toStatus(err)
 	}
 	spec.Tenant = secure.Tenant(stream.Context())
+	if req.DryRun {
+		plan, err := s.controller.Plan(spec)
+		if err != nil {
+			return toStatus(err)
+		}
+		p := &srtmv1.Topic{Spec: specProto(spec, false), State: srtmv1.TopicState_TOPIC_STATE_PLACING}
+		for _, q := range plan.Quotas {
+			p.Quotas = append(p.Quotas, quotaProto(q))
+		}
+		return stream.Send(&srtmv1.CreateTopicResponse{State: p.State, Message: "a dry run: nothing was done", Topic: p})
+	}
 	topic, err := s.controller.Create(stream.Context(), spec, req.IdempotencyKey, req.MeasuredBrokerId, func(p controller.Progress) error {
 		state := srtmv1.TopicState_TOPIC_STATE_PREPARING
 		if p.Placing {

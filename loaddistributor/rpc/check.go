@@ -48,6 +48,9 @@ func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 	if req.MeasuredBrokerId != "" && (len(p.Publishers)+len(p.Groups) > 0 || req.IdempotencyKey != "") {
 		bad.Add("measured_broker_id", "goes with neither publishers nor an idempotency_key")
 	}
+	if req.DryRun && (req.MeasuredBrokerId != "" || req.IdempotencyKey != "") {
+		bad.Add("dry_run", "goes with neither measured_broker_id nor an idempotency_key")
+	}
 	spec := &catalog.Spec{
 		Demand: placement.Demand{
 			Topic:     p.Name,

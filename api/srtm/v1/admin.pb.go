@@ -1656,8 +1656,12 @@ type CreateTopicRequest struct {
 	// as srtm broker calibrate does. Without publishers and key; delete it afterwards.
 	// Empty: as placed. NOT_FOUND when there is no such broker.
 	MeasuredBrokerId string `protobuf:"bytes,3,opt,name=measured_broker_id,json=measuredBrokerId,proto3" json:"measured_broker_id,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Say only how the topic would be placed now: everything is checked and planned, and
+	// nothing is done. The one response has the topic with its quotas, in the state
+	// PLACING; errors are those of a creation. Without key and measured_broker_id.
+	DryRun        bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateTopicRequest) Reset() {
@@ -1709,6 +1713,13 @@ func (x *CreateTopicRequest) GetMeasuredBrokerId() string {
 		return x.MeasuredBrokerId
 	}
 	return ""
+}
+
+func (x *CreateTopicRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
 }
 
 type CreateTopicResponse struct {
@@ -3003,11 +3014,12 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"publishers\x12!\n" +
 	"\fmore_brokers\x18\x04 \x01(\x03R\vmoreBrokers\x12\x1f\n" +
 	"\vbroker_mcap\x18\x05 \x01(\x03R\n" +
-	"brokerMcap\"\x93\x01\n" +
+	"brokerMcap\"\xac\x01\n" +
 	"\x12CreateTopicRequest\x12&\n" +
 	"\x04spec\x18\x01 \x01(\v2\x12.srtm.v1.TopicSpecR\x04spec\x12'\n" +
 	"\x0fidempotency_key\x18\x02 \x01(\tR\x0eidempotencyKey\x12,\n" +
-	"\x12measured_broker_id\x18\x03 \x01(\tR\x10measuredBrokerId\"\x80\x01\n" +
+	"\x12measured_broker_id\x18\x03 \x01(\tR\x10measuredBrokerId\x12\x17\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"\x80\x01\n" +
 	"\x13CreateTopicResponse\x12)\n" +
 	"\x05state\x18\x01 \x01(\x0e2\x13.srtm.v1.TopicStateR\x05state\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12$\n" +

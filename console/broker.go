@@ -1,0 +1,425 @@
+package console
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+)
+
+// Bounds of what brokers are asked.
+const (
+	brokerTimeout = 3 * time.Second
+	maxAnswer     = 8 << 20 // bytes
+	maxRemembered = 64      // answers
+	maxShown      = 100     // topics, or clients, of a broker on a page
+	maxPeeked     = 4 << 10 // bytes of a message's body on a page
+)
+
+// answers are what brokers said in the last second, so that many pages are one question.
+type answers struct {
+	mu    sync.Mutex
+	known map[string]answer // guarded by mu; by address and path
+}
+
+type answer struct {
+	at   time.Time
+	body []byte
+	err  error
+}
+
+// remembered asks a broker unless it has just answered the same.
+func (c *Console) remembered(ctx context.Context, address, path string) ([]byte, error) {
+	a, key, now := &c.answers, address+" "+path, time.Now()
+	a.mu.Lock()
+	known, ok := a.known[key]
+	a.mu.Unlock()
+	if ok && now.Sub(known.at) < tick {
+		return known.body, known.err
+	}
+	body, err := c.ask(ctx, c.cfg.Brokers, http.MethodGet, address, path)
+	if ctx.Err() != nil {
+		return body, err // the caller has left: it says nothing of the broker
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.known == nil || len(a.known) >= maxRemembered {
+		a.known = map[string]answer{}
+	}
+	a.known[key] = answer{now, body, err}
+	return body, err
+}
+
+// ask sends a request without a body to an HTTP API.
+func (c *Console) ask(ctx context.Context, by http.RoundTripper, method, address, path string) ([]byte, error) {
+	if by == nil {
+		return nil, &problem{http.StatusNotImplemented, "This console does not ask brokers."}
+	}
+	client := &http.Client{Transport: by, Timeout: brokerTimeout, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	r, err := http.NewRequestWithContext(ctx, method, "http://"+address+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	if shows := userOf(ctx).shows; shows != "" && c.cfg.Self != "" { // the broker that serves this console itself
+		r.Header.Set("Authorization", shows)
+	}
+	res, err := client.Do(r)
+	if err != nil {
+		return nil, &problem{http.StatusBadGateway, fmt.Sprintf("%s does not answer: %v", address, err)}
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer+1))
+	switch {
+	case err != nil:
+		return nil, &problem{http.StatusBadGateway, fmt.Sprintf("%s: %v", address, err)}
+	case len(body) > maxAnswer:
+		return nil, &problem{http.StatusBadGateway, fmt.Sprintf("%s answers with more than %d MiB.", address, maxAnswer>>20)}
+	case res.StatusCode != http.StatusOK:
+		return nil, &problem{http.StatusBadGateway, fmt.Sprintf("%s: %s: %.300s", address, res.Status, body)}
+	}
+	return body, nil
+}
+
+// brokerStats is what is shown of a broker's /stats.
+type brokerStats struct {
+	Version   string        `json:"version"`
+	Health    string        `json:"health"`
+	StartTime int64         `json:"start_time"`
+	Topics    []brokerTopic `json:"topics"`
+	Producers []client      `json:"producers"`
+}
+
+type brokerTopic struct {
+	Name         string          `json:"topic_name"`
+	Channels     []brokerChannel `json:"channels"`
+	Depth        int             `json:"depth"`
+	BackendDepth int             `json:"backend_depth"`
+	Messages     uint64          `json:"message_count"`
+	Paused       bool            `json:"paused"`
+	SRTM         struct {
+		Limited bool    `json:"limited"`
+		Rate    float64 `json:"rate"`
+		Burst   int64   `json:"burst"`
+		Latency struct {
+			Access   quantiles `json:"access_us"`
+			Broker   quantiles `json:"processing_us"`
+			Consumer quantiles `json:"consumer_us"`
+			Delivery quantiles `json:"delivery_us"`
+		} `json:"latency"`
+	} `json:"srtm"`
+}
+
+type quantiles struct {
+	P50, P99, P999 int64 // µs
+}
+
+// Last is the quantile at 0.99 as a duration.
+func (q quantiles) Last() time.Duration { return time.Duration(q.P99) * time.Microsecond }
+
+type brokerChannel struct {
+	Name         string   `json:"channel_name"`
+	Depth        int      `json:"depth"`
+	BackendDepth int      `json:"backend_depth"`
+	InFlight     int      `json:"in_flight_count"`
+	Deferred     int      `json:"deferred_count"`
+	Requeued     uint64   `json:"requeue_count"`
+	TimedOut     uint64   `json:"timeout_count"`
+	ClientCount  int      `json:"client_count"`
+	Clients      []client `json:"clients"`
+	Paused       bool     `json:"paused"`
+}
+
+type client struct {
+	ID        string `json:"client_id"`
+	Remote    string `json:"remote_address"`
+	UserAgent string `json:"user_agent"`
+	Ready     int    `json:"ready_count"`
+	InFlight  int    `json:"in_flight_count"`
+	Messages  uint64 `json:"message_count"`
+	TLS       bool   `json:"tls"`
+}
+
+// stats asks a broker for its figures, of one topic and channel, or all.
+func (c *Console) stats(ctx context.Context, address, topic, channel string, clients bool) (s brokerStats, err error) {
+	q := url.Values{"format": {"json"}, "include_mem": {"false"}, "include_clients": {strconv.FormatBool(clients)}}
+	if topic != "" {
+		q.Set("topic", topic)
+	}
+	if channel != "" {
+		q.Set("channel", channel)
+	}
+	body, err := c.remembered(ctx, address, "/stats?"+q.Encode())
+	if err == nil {
+		if err = json.Unmarshal(body, &s); err != nil {
+			err = &problem{http.StatusBadGateway, fmt.Sprintf("%s: %v", address, err)}
+		}
+	}
+	return s, err
+}
+
+// shownMetrics are those of a broker's page, and what they are called there. Those of
+// topics are added up.
+var shownMetrics = []struct{ name, text string }{
+	{"srtm_nsqd_connections", "Connections of clients"},
+	{"srtm_nsqd_loop_slow_turns_total", "Turns of event loops over 5 ms"},
+	{"srtm_nsqd_disk_healthy", "Disk is well (1) or not (0)"},
+	{"srtm_nsqd_topic_disk_bytes", "Bytes of messages on disk"},
+	{"srtm_nsqd_topic_disk_needed_bytes", "Of them some channel needs"},
+	{"srtm_nsqd_message_memory_bytes", "Bytes of messages in memory"},
+	{"process_resident_memory_bytes", "Bytes of the process in memory"},
+	{"process_cpu_seconds_total", "Seconds of processor time since its start"},
+}
+
+type metric struct {
+	Text  string
+	Value float64
+}
+
+// metrics reads those that are shown from what a broker says of itself.
+func metrics(text []byte) []metric {
+	sums := map[string]float64{}
+	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
+		line := lines.Text()
+		at := strings.LastIndexByte(line, ' ')
+		if at < 0 || strings.HasPrefix(line, "#") {
+			continue
+		}
+		name, _, _ := strings.Cut(line[:at], "{")
+		v, _ := strconv.ParseFloat(line[at+1:], 64) // else nothing is added
+		sums[name] += v
+	}
+	var all []metric
+	for _, m := range shownMetrics {
+		if v, there := sums[m.name]; there {
+			all = append(all, metric{m.text, v})
+		}
+	}
+	return all
+}
+
+type brokerData struct {
+	ID      string
+	Broker  *srtmv1.Broker // nil: one by itself
+	Stats   brokerStats
+	Metrics []metric
+	More    int // topics that are not shown
+	Trouble string
+}
+
+// address returns where a broker's HTTP is.
+func (c *Console) address(id string) (string, *srtmv1.Broker, error) {
+	if c.cfg.Self != "" {
+		return c.cfg.Self, nil, nil
+	}
+	brokers := c.watched.cluster().Brokers
+	i := slices.IndexFunc(brokers, func(b *srtmv1.Broker) bool { return b.Id == id })
+	if i < 0 {
+		return "", nil, &problem{http.StatusNotFound, fmt.Sprintf("There is no broker %s.", id)}
+	}
+	return brokers[i].HttpAddress, brokers[i], nil
+}
+
+// broker shows what one broker says of itself.
+func (c *Console) broker(ctx context.Context, q url.Values, _ user) (view, error) {
+	d := brokerData{ID: q.Get("id")}
+	address, known, err := c.address(d.ID)
+	if err != nil {
+		return view{}, err
+	}
+	d.Broker = known
+	if d.Stats, err = c.stats(ctx, address, "", "", true); err != nil {
+		d.Trouble = err.Error()
+	}
+	if text, err := c.remembered(ctx, address, "/metrics"); err == nil {
+		d.Metrics = metrics(text)
+	}
+	if d.More = len(d.Stats.Topics) - maxShown; d.More > 0 {
+		d.Stats.Topics = d.Stats.Topics[:maxShown]
+	}
+	d.Stats.Producers = d.Stats.Producers[:min(len(d.Stats.Producers), maxShown)]
+	return view{Template: "broker", Title: cmp.Or("Broker "+d.ID, "Broker"), Data: d}, nil
+}
+
+// holder is what one broker has of a channel.
+type holder struct {
+	Broker  string
+	Trouble string // "": it answered
+	Topic   *brokerTopic
+	brokerChannel
+}
+
+type channelData struct {
+	Topic, Channel string
+	Holders        []holder
+	Paused         bool // on all that answered
+	Depth          int
+	InFlight       int
+	Deferred       int
+	Cluster        bool
+}
+
+// holders are the brokers that have a topic, by id, with their addresses.
+func (c *Console) holders(ctx context.Context, topic string) (map[string]string, error) {
+	if c.cfg.Self != "" {
+		return map[string]string{"": c.cfg.Self}, nil
+	}
+	limited, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	reply, err := c.admin.ListBrokers(limited, &srtmv1.ListBrokersRequest{})
+	if err != nil {
+		return nil, err
+	}
+	found := map[string]string{}
+	for _, b := range reply.Brokers {
+		if slices.Contains(b.Topics, topic) && b.Connected {
+			found[b.Id] = b.HttpAddress
+		}
+	}
+	if len(found) == 0 {
+		return nil, &problem{http.StatusNotFound, fmt.Sprintf("No broker that is there has a topic %s.", topic)}
+	}
+	return found, nil
+}
+
+// channel shows a channel on all brokers of its topic.
+func (c *Console) channel(ctx context.Context, q url.Values, _ user) (view, error) {
+	d := channelData{Topic: q.Get("topic"), Channel: q.Get("channel"), Cluster: c.cfg.API != nil}
+	there, paused := 0, 0
+	found, err := c.holders(ctx, d.Topic)
+	if err != nil {
+		return view{}, err
+	}
+	for _, id := range sortedKeys(found) {
+		h := holder{Broker: id, Trouble: "it has no such channel"}
+		s, err := c.stats(ctx, found[id], d.Topic, d.Channel, true)
+		if err != nil {
+			h.Trouble = err.Error()
+		}
+		for _, t := range s.Topics {
+			for _, ch := range t.Channels {
+				h.Trouble, h.brokerChannel = "", ch
+				h.Clients = h.Clients[:min(len(h.Clients), maxShown)]
+				if there++; ch.Paused {
+					paused++
+				}
+				d.Depth += ch.Depth + ch.BackendDepth
+				d.InFlight += ch.InFlight
+				d.Deferred += ch.Deferred
+			}
+		}
+		d.Holders = append(d.Holders, h)
+	}
+	d.Paused = there > 0 && paused == there
+	return view{Template: "channel", Title: fmt.Sprintf("Channel %s of %s", d.Channel, d.Topic), Data: d}, nil
+}
+
+type peeked struct {
+	Broker    string
+	ID        string `json:"id"`
+	Offset    uint64 `json:"offset"`
+	Timestamp int64  `json:"timestamp"`
+	Attempts  uint16 `json:"attempts"`
+	Body      []byte `json:"body"`
+}
+
+// Text is the body for people.
+func (p peeked) Text() string {
+	body, cut := p.Body, ""
+	if len(body) > maxPeeked {
+		body, cut = body[:maxPeeked], fmt.Sprintf("… (%d bytes in all)", len(p.Body))
+		for len(body) > 0 && !utf8.Valid(body) && len(body) > maxPeeked-utf8.UTFMax {
+			body = body[:len(body)-1]
+		}
+	}
+	if !utf8.Valid(body) {
+		return fmt.Sprintf("% x%s", body[:min(len(body), 512)], cut)
+	}
+	return string(body) + cut
+}
+
+// Published is when, in UTC.
+func (p peeked) Published() string {
+	return time.Unix(0, p.Timestamp).UTC().Format("2006-01-02 15:04:05.000")
+}
+
+type peekData struct {
+	Topic, Channel string
+	Messages       []peeked
+	Trouble        []string
+}
+
+// peek shows what a channel gets next, on each of its brokers.
+func (c *Console) peek(ctx context.Context, q url.Values, u user) (view, error) {
+	d := peekData{Topic: q.Get("topic"), Channel: q.Get("channel")}
+	found, err := c.holders(ctx, d.Topic)
+	if err != nil {
+		return view{}, err
+	}
+	ask := url.Values{"topic": {d.Topic}, "channel": {d.Channel}, "count": {"5"}}
+	for _, id := range sortedKeys(found) {
+		var r struct {
+			Messages []peeked `json:"messages"`
+		}
+		body, err := c.ask(ctx, c.cfg.Brokers, http.MethodGet, found[id], "/channel/peek?"+ask.Encode())
+		if err == nil {
+			err = json.Unmarshal(body, &r)
+		}
+		if err != nil {
+			d.Trouble = append(d.Trouble, err.Error())
+		}
+		for _, m := range r.Messages {
+			m.Broker = id
+			d.Messages = append(d.Messages, m)
+		}
+	}
+	c.told("peek", u, nil, "topic", d.Topic, "channel", d.Channel)
+	return view{Template: "peek", Title: fmt.Sprintf("Next of channel %s of %s", d.Channel, d.Topic), Data: d}, nil
+}
+
+// node is one that consumers may be sent to.
+type node struct {
+	Hostname   string   `json:"hostname"`
+	Broadcast  string   `json:"broadcast_address"`
+	TCP        int      `json:"tcp_port"`
+	HTTP       int      `json:"http_port"`
+	Version    string   `json:"version"`
+	Topics     []string `json:"topics"`
+	Tombstones []bool   `json:"tombstones"`
+}
+
+// Name is how tombstones name it.
+func (n node) Name() string { return n.Broadcast + ":" + strconv.Itoa(n.HTTP) }
+
+type nodesData struct {
+	Nodes   []node
+	Trouble string
+}
+
+// nodes shows who consumers are sent to, as nsqlookupd says it.
+func (c *Console) nodes(ctx context.Context, _ url.Values, _ user) (view, error) {
+	var d struct {
+		Producers []node `json:"producers"`
+	}
+	body, err := c.ask(ctx, c.cfg.Lookup, http.MethodGet, "lookup", "/nodes")
+	if err == nil {
+		err = json.Unmarshal(body, &d)
+	}
+	data := nodesData{Nodes: d.Producers}
+	if err != nil {
+		data.Trouble = err.Error()
+	}
+	return view{Template: "nodes", Title: "Nodes", Data: data}, nil
+}

@@ -1,0 +1,166 @@
+package console
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/console/why"
+)
+
+type createData struct {
+	Form       url.Values
+	Faults     []string
+	Plan       *srtmv1.Topic // how it would be placed
+	Penalty    *why.Penalty  // what that costs
+	Infeasible *srtmv1.Infeasible
+}
+
+// formDefaults are those of the form.
+var formDefaults = url.Values{
+	"rate": {"1000"}, "burst": {"100"}, "quantile": {"0.99"}, "latency": {"100ms"}, "policy": {"srtm"}, "rule": {"sqrt"}, "channels": {"main"},
+}
+
+// createPage shows the form, filled from its query.
+func (c *Console) createPage(_ context.Context, q url.Values, u user) (view, error) {
+	if !u.Admin {
+		return view{}, &problem{http.StatusForbidden, "Creating topics takes the role admin."}
+	}
+	for key, value := range formDefaults {
+		if !q.Has(key) {
+			q[key] = value
+		}
+	}
+	return createView(createData{Form: q}), nil
+}
+
+func createView(d createData) view {
+	return view{Template: "create", Title: "Create topic", Data: d}
+}
+
+// create plans or creates the topic of the form.
+func (c *Console) create(w http.ResponseWriter, r *http.Request) {
+	d := createData{Form: r.PostForm}
+	spec, faults := specOf(r.PostForm)
+	if d.Faults = faults; len(faults) > 0 || c.admin == nil {
+		c.show(w, r, http.StatusBadRequest, createView(d))
+		return
+	}
+	dry := r.PostForm.Get("do") != "create"
+	topic, err := c.place(r.Context(), &srtmv1.CreateTopicRequest{Spec: spec, DryRun: dry})
+	if !dry {
+		c.told("create", userOf(r.Context()), err, "topic", spec.Name)
+	}
+	switch {
+	case err != nil:
+		for _, detail := range status.Convert(err).Details() {
+			switch detail := detail.(type) {
+			case *errdetails.BadRequest:
+				for _, v := range detail.FieldViolations {
+					d.Faults = append(d.Faults, v.Field+": "+v.Description)
+				}
+			case *srtmv1.Infeasible:
+				d.Infeasible = detail
+			}
+		}
+		if len(d.Faults) == 0 && d.Infeasible == nil {
+			d.Faults = []string{problemOf(err).text}
+		}
+		c.show(w, r, problemOf(err).status, createView(d))
+	case dry:
+		d.Plan = topic
+		if p, ok := why.PlanPenalty(topic, offeredBy(spec)); ok {
+			d.Penalty = &p
+		}
+		c.show(w, r, http.StatusOK, createView(d))
+	default:
+		http.Redirect(w, r, query("/ui/topic", "name", spec.Name), http.StatusSeeOther)
+	}
+}
+
+// place follows a creation, or its dry run, to its end.
+func (c *Console) place(ctx context.Context, req *srtmv1.CreateTopicRequest) (*srtmv1.Topic, error) {
+	ctx, cancel := context.WithTimeout(ctx, actionTimeout)
+	defer cancel()
+	stream, err := c.admin.CreateTopic(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		r, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil, errors.New("the loaddistributor ended the call without the topic")
+		}
+		if err != nil || r.Topic != nil {
+			return r.GetTopic(), err
+		}
+	}
+}
+
+// offeredBy is what the publishers of a specification send, in msg/s; without any, what
+// leaves a tenth of the contract.
+func offeredBy(spec *srtmv1.TopicSpec) float64 {
+	sum := 0.0
+	for _, g := range spec.Groups {
+		sum += float64(g.Count) * g.Rate
+	}
+	return cmp.Or(sum, float64(spec.Contract.RateMilli)/1100)
+}
+
+// specOf reads the form, or returns all that is wrong with it.
+func specOf(form url.Values) (*srtmv1.TopicSpec, []string) {
+	var faults []string
+	number := func(field string) float64 {
+		v, err := strconv.ParseFloat(strings.TrimSpace(form.Get(field)), 64)
+		if err != nil || !(v >= 0 && v <= 1e12) {
+			faults = append(faults, fmt.Sprintf("%s: %q is not a number that can be", field, form.Get(field)))
+			return 0
+		}
+		return v
+	}
+	rate, burst, quantile := number("rate"), number("burst"), number("quantile")
+	latency, err := time.ParseDuration(strings.TrimSpace(form.Get("latency")))
+	if err != nil {
+		faults = append(faults, fmt.Sprintf("latency: %q is not a duration such as 100ms", form.Get("latency")))
+	}
+	spec := &srtmv1.TopicSpec{
+		Name: strings.TrimSpace(form.Get("name")), PlacementPolicy: form.Get("policy"), ShareRule: form.Get("rule"), Channels: strings.Fields(form.Get("channels")),
+		Contract: &srtmv1.Contract{RateMilli: int64(rate * 1000), Burst: int64(burst), Slo: &srtmv1.Slo{Quantile: quantile, Latency: durationpb.New(latency)}},
+	}
+	for line := range strings.Lines(form.Get("groups")) {
+		if line = strings.TrimSpace(line); line == "" {
+			continue
+		}
+		parts := strings.Split(line, ":")
+		g := &srtmv1.PublisherGroup{Key: parts[0]}
+		ok := len(parts) == 3 || len(parts) == 4
+		if ok {
+			count, e1 := strconv.ParseInt(parts[1], 10, 32)
+			rate, e2 := strconv.ParseFloat(parts[2], 64)
+			batch, e3 := int64(0), error(nil)
+			if len(parts) == 4 {
+				batch, e3 = strconv.ParseInt(parts[3], 10, 32)
+			}
+			g.Count, g.Rate, g.Batch = int32(count), rate, int32(batch)
+			ok = errors.Join(e1, e2, e3) == nil
+		}
+		if !ok {
+			faults = append(faults, fmt.Sprintf("groups: %q is not KEY:COUNT:RATE or KEY:COUNT:RATE:BATCH", line))
+			continue
+		}
+		spec.Groups = append(spec.Groups, g)
+	}
+	return spec, faults
+}

@@ -1,0 +1,371 @@
+package console
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/sha512"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/network"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+	"github.com/nsqio/go-nsq"
+
+	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
+)
+
+// patience is how long a page may take on a busy machine.
+const patience = 30 * time.Second
+
+func TestMain(m *testing.M) { localtest.Main(m) }
+
+// The rules that pages are held to, fetched once from the npm registry.
+const (
+	axeVersion = "4.14.1"
+	axeHash    = "FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ=="
+)
+
+// axe returns axe-core's script; "" where it cannot be had.
+func axe(t *testing.T) string {
+	t.Helper()
+	dir := filepath.Join(testkit.Root(t), "build", "axe-core")
+	archive := filepath.Join(dir, "axe-core-"+axeVersion+".tgz")
+	if _, err := os.Stat(archive); err != nil {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		if out, err := exec.CommandContext(ctx, "npm", "pack", "--silent", "--pack-destination", dir, "axe-core@"+axeVersion).CombinedOutput(); err != nil {
+			t.Logf("without axe-core, pages are not checked for accessibility: %v: %s", err, out)
+			return ""
+		}
+	}
+	packed, err := os.ReadFile(archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sum := sha512.Sum512(packed); base64.StdEncoding.EncodeToString(sum[:]) != axeHash {
+		t.Fatalf("%s is not what it was", archive)
+	}
+	zipped, err := gzip.NewReader(bytes.NewReader(packed))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for files := tar.NewReader(zipped); ; {
+		header, err := files.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if header.Name == "package/axe.min.js" {
+			var script bytes.Buffer
+			if _, err := script.ReadFrom(files); err != nil {
+				t.Fatal(err)
+			}
+			return script.String()
+		}
+	}
+}
+
+// browser is a Chromium with one page.
+type browser struct {
+	t    *testing.T
+	ctx  context.Context
+	base string
+	axe  string
+
+	mu     sync.Mutex
+	faults []string // guarded by mu
+}
+
+// fault keeps what went wrong in a page.
+func (b *browser) fault(format string, args ...any) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.faults = append(b.faults, fmt.Sprintf(format, args...))
+}
+
+func open(t *testing.T, base string) *browser {
+	t.Helper()
+	path := ""
+	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
+		if found, err := exec.LookPath(name); err == nil {
+			path = found
+			break
+		}
+	}
+	if path == "" {
+		t.Skip("there is no Chromium on this machine")
+	}
+	options := []chromedp.ExecAllocatorOption{chromedp.ExecPath(path), chromedp.UserDataDir(t.TempDir()), chromedp.WindowSize(1280, 900)}
+	for _, flag := range []string{"headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking", "disable-component-update", "disable-sync", "disable-dev-shm-usage"} {
+		options = append(options, chromedp.Flag(flag, true))
+	}
+	ctx, cancel := chromedp.NewExecAllocator(context.Background(), options...)
+	t.Cleanup(cancel)
+	ctx, cancel = chromedp.NewContext(ctx)
+	t.Cleanup(cancel)
+	t.Cleanup(func() { _ = chromedp.Cancel(ctx) }) // the first: it waits for the browser's end
+	b := &browser{t: t, ctx: ctx, base: base, axe: axe(t)}
+	b.do()
+	if err := chromedp.Listen(ctx, func(event any) {
+		switch e := event.(type) {
+		case *runtime.EventExceptionThrown:
+			b.fault("exception: %v", e.ExceptionDetails)
+		case *runtime.EventConsoleAPICalled:
+			if e.Type == "error" || e.Type == "warning" {
+				said, _ := json.Marshal(e.Args)
+				b.fault("console: %s", said)
+			}
+		case *log.EventEntryAdded: // Content-Security-Policy, too
+			if e.Entry.Level == "error" || e.Entry.Level == "warning" {
+				b.fault("log: %s %s", e.Entry.Text, e.Entry.URL)
+			}
+		case *network.EventRequestWillBeSent:
+			if !strings.HasPrefix(e.Request.URL, b.base+"/ui/") {
+				b.fault("request to %s", e.Request.URL)
+			}
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// do runs actions, each of which must succeed.
+func (b *browser) do(actions ...chromedp.Action[chromedp.Void]) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.ctx, patience)
+	defer cancel()
+	if len(actions) == 0 {
+		ctx = b.ctx // it starts the browser, which lives as long
+	}
+	if err := chromedp.Do(ctx, actions...); err != nil {
+		b.t.Fatalf("%v\n%s", err, b.faults)
+	}
+}
+
+// get runs an action that returns something.
+func get[T any](b *browser, action chromedp.Action[T]) T {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.ctx, patience)
+	defer cancel()
+	v, err := chromedp.Run(ctx, action)
+	if err != nil {
+		b.t.Fatalf("%v\n%s", err, b.faults)
+	}
+	return v
+}
+
+// scheme has the page shown to someone who likes it light or dark.
+func (b *browser) scheme(name string) {
+	b.t.Helper()
+	features := []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}}
+	if _, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: features}); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// becomes waits until a script's expression is true, of whatever page there is then.
+func (b *browser) becomes(expression string) {
+	b.t.Helper()
+	for end := time.Now().Add(patience); ; {
+		is, err := chromedp.Run(b.ctx, chromedp.Evaluate[bool]("Boolean("+expression+")"))
+		if is {
+			return
+		}
+		if time.Now().After(end) || b.ctx.Err() != nil {
+			seen, _ := chromedp.Run(b.ctx, chromedp.Evaluate[string]("location.href + '\\n' + document.body.innerText")) // for the message
+			b.t.Fatalf("never: %s (%v)\n%s\n%s", expression, err, seen, b.faults)
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-b.ctx.Done():
+		}
+	}
+}
+
+// accessible holds the page to axe-core's rules.
+func (b *browser) accessible(what string) {
+	b.t.Helper()
+	if b.axe == "" {
+		return
+	}
+	get(b, chromedp.Evaluate[int](b.axe+";0"))
+	found := get(b, chromedp.Evaluate[string](`axe.run(document, {resultTypes: ["violations"]}).then((r) => JSON.stringify(r.violations
+		.filter((v) => ["serious", "critical"].includes(v.impact)).map((v) => [v.id, v.help, v.nodes.slice(0, 3).map((n) => n.html + " " + n.failureSummary)])))`,
+		chromedp.EvalAwaitPromise))
+	if found != "[]" {
+		b.t.Errorf("%s: %s", what, found)
+	}
+}
+
+// visit loads a page, and looks at it from all sides.
+func (b *browser) visit(name, path string, charts int) {
+	b.t.Helper()
+	began := time.Now()
+	defer func() { b.t.Logf("%s took %v", name, time.Since(began)) }()
+	b.do(chromedp.EmulateViewport(1280, 900), chromedp.Navigate(b.base+path))
+	if charts > 0 {
+		b.becomes(fmt.Sprintf(`document.querySelectorAll(".chart[data-drawn] canvas").length === %d`, charts))
+		b.becomes(`[...document.querySelectorAll(".chart canvas")].every((c) => c.getContext("2d").getImageData(0, 0, c.width, c.height).data.some((v) => v))`)
+	}
+	if strings.Contains(path, "peek") || strings.Contains(path, "create") {
+		b.becomes(`document.readyState === "complete"`)
+	} else {
+		b.becomes(`document.getElementById("connection").textContent === "Live."`)
+	}
+	b.accessible(name)
+	b.keep(name, get(b, chromedp.FullScreenshot(100)))
+	b.do(chromedp.EmulateViewport(360, 740, chromedp.EmulateMobile))
+	overflow := get(b, chromedp.Evaluate[string](`[...document.querySelectorAll("body, main, header, footer, main *")].filter((e) => !e.closest(".scroll *, .chart *, svg *, .skip") && e.getBoundingClientRect().right > 361 || document.documentElement.scrollWidth > 360).slice(0, 3).map((e) => e.outerHTML.slice(0, 200)).join("\n")`))
+	b.keep(name+"-360px", get(b, chromedp.FullScreenshot(100)))
+	if overflow != "" {
+		b.t.Errorf("%s is wider than 360 px:\n%s", name, overflow)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, f := range b.faults {
+		b.t.Errorf("%s: %s", name, f)
+	}
+	b.faults = nil
+}
+
+// keep writes a screenshot into build/console.
+func (b *browser) keep(name string, shot []byte) {
+	b.t.Helper()
+	dir := filepath.Join(testkit.Root(b.t), "build", "console")
+	err := os.MkdirAll(dir, 0o755)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, name+".png"), shot, 0o644)
+	}
+	if err != nil {
+		b.t.Error(err)
+	}
+}
+
+// publish sends messages to an nsqd until the test ends, in bursts.
+func publish(t *testing.T, p *local.Process, topic string) {
+	producer := localtest.Producer(t, p.TCP, "p1")
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	t.Cleanup(func() { cancel(); <-done })
+	go func() {
+		defer close(done)
+		ticker := time.NewTicker(100 * time.Millisecond)
+		defer ticker.Stop()
+		for ctx.Err() == nil {
+			if err := producer.MultiPublish(topic, [][]byte{[]byte("<script>alert(1)</script>"), []byte("ä\xff\x00")}); err != nil {
+				return // the broker is gone, or drains
+			}
+			select {
+			case <-ticker.C:
+			case <-ctx.Done():
+			}
+		}
+	}()
+}
+
+func paused(t *testing.T, p *local.Process) bool {
+	t.Helper()
+	text, _, err := localtest.Ask(http.MethodGet, "http://"+p.HTTP+"/stats?format=json&topic=sensors&channel=main", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, channel, _ := strings.Cut(text, `"channel_name":"main"`)
+	return strings.Contains(channel, `"paused":true`)
+}
+
+// Every page of a cluster's console, and what can be done there.
+func TestPagesOfACluster(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it takes a browser")
+	}
+	if _, err := exec.LookPath("chromium"); err != nil && errors.Is(err, exec.ErrNotFound) {
+		t.Skip("there is no Chromium on this machine")
+	}
+	c := localtest.Start(t, 2, []string{"--fitting=off"}, "--mcap=1000")
+	localtest.Srtm(t, c.RPC, "topic", "create", "sensors", "--rate=1100", "--burst=20", "--slo-latency=100ms", "--channel=main")
+	localtest.Srtm(t, c.RPC, "topic", "create", "other", "--rate=50", "--burst=20", "--slo-latency=1s", "--channel=main")
+	publish(t, c.Brokers[0], "sensors")
+	localtest.Consume(t, "sensors", "main", nsq.HandlerFunc(func(*nsq.Message) error { return nil }), nil, c.Brokers[0].TCP)
+	b := open(t, "http://"+c.Web)
+
+	b.visit("topic", "/ui/topic?name=sensors", 4)
+	b.visit("overview", "/ui/", 0)
+	b.visit("compare", "/ui/compare?a=sensors&b=other", 2)
+	b.scheme("dark")
+	b.accessible("compare in the dark")
+	b.visit("overview-dark", "/ui/", 0)
+	b.scheme("light")
+	b.visit("broker", "/ui/broker?id=b1", 0)
+	b.visit("nodes", "/ui/nodes", 0)
+
+	// By keyboard: the first stop leads to the content.
+	b.do(chromedp.KeyEvent("\t"), chromedp.KeyEvent("\r"))
+	b.becomes(`document.activeElement.id === "main"`)
+
+	// An action, and the page follows without being loaded again; the focus stays.
+	b.visit("channel", "/ui/channel?topic=sensors&channel=main", 0)
+	b.becomes(`document.querySelector('form[action="/ui/action/pause"] button') !== null`)
+	b.becomes(`(document.querySelector('form[action="/ui/action/pause"] button').focus(), window.same = true)`)
+	b.do(chromedp.KeyEvent("\r"))
+	b.becomes(`document.getElementById("answer").textContent.includes("Paused on 2 of 2 brokers")`)
+	b.becomes(`window.same && document.querySelector('form[action="/ui/action/unpause"]') !== null && document.activeElement.tagName === "BUTTON"`)
+	if !paused(t, c.Brokers[0]) {
+		t.Error("the page says that the channel is paused, and it is not")
+	}
+	if out := c.Control.Output(); !strings.Contains(out, "action=pause by=127.0.0.1:") {
+		t.Errorf("the log does not say who has paused it:\n%s", out)
+	}
+	localtest.WaitFor(t, "messages to wait", func() bool {
+		n, err := localtest.Metric(c.Brokers[0], "srtm_nsqd_channel_ready_messages")
+		return err == nil && n > 4
+	})
+	b.visit("peek", "/ui/peek?topic=sensors&channel=main", 0)
+	b.becomes(`document.querySelector("pre").textContent === "<script>alert(1)</script>" && document.querySelectorAll("main script").length === 0`)
+
+	// Creating: what does not fit and why, the plan, and the topic.
+	b.visit("create", "/ui/create", 0)
+	fill := func(rate string) {
+		b.do(chromedp.SetValue("#name", "new"), chromedp.SetValue("#rate", rate), chromedp.SetValue("#groups", "g:10:20"))
+	}
+	fill("100000")
+	b.do(chromedp.Click(`button[value="plan"]`))
+	b.becomes(`document.body.innerText.includes("Nothing fits") && document.body.innerText.includes("r of ")`)
+	b.accessible("create, infeasible")
+	fill("300")
+	b.mu.Lock()
+	b.faults = nil // that the answer was 409 is in the log
+	b.mu.Unlock()
+	b.do(chromedp.Click(`button[value="plan"]`))
+	b.becomes(`document.body.innerText.includes("How it would be placed")`)
+	b.accessible("create, planned")
+	b.do(chromedp.Click(`button[value="create"]`))
+	b.becomes(`location.pathname === "/ui/topic" && document.querySelector("h1").textContent === "Topic new"`)
+	if _, code, err := localtest.Ask(http.MethodGet, "http://"+c.Web+"/lookup?topic=new", ""); err != nil || code != http.StatusOK {
+		t.Errorf("the topic was not created: %d, %v", code, err)
+	}
+
+	// Another site's page cannot press a button, whatever it knows.
+	if text, code, err := localtest.Ask(http.MethodPost, "http://"+c.Web+"/ui/action/empty?topic=sensors&channel=main", ""); err != nil || code != http.StatusForbidden {
+		t.Errorf("a request without a token of the page: %d %s, %v", code, text, err)
+	}
+}
