@@ -192,8 +192,9 @@ func BenchmarkLearn(b *testing.B) {
 		{groups: 10_000, size: 1, periodic: true, name: "clocks"},
 		{groups: 1, size: 5000, noise: time.Millisecond, name: "one"},
 		{groups: 10_000, size: 10, name: "many"},
+		{groups: 1, size: 50_000, periodic: true, noise: 2 * time.Millisecond, name: "one of clocks"},
 	} {
-		b.Run(fmt.Sprintf("%s-%d", f.name, f.groups*f.size), func(b *testing.B) {
+		b.Run(fmt.Sprintf("%s of %d", f.name, f.groups*f.size), func(b *testing.B) {
 			f.lasts = 150 * time.Second
 			l := New(Config{})
 			l.take(f.messages(seeded(1)))

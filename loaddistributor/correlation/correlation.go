@@ -112,8 +112,8 @@ type Group struct {
 
 // Member is a publisher in a group, with the evidence: of its last Firings firings that
 // could be compared with those of the group's oldest member (the oldest with those of
-// the next), Joint were within Width, where chance would have Expected. They are 0
-// where it keeps its group for want of evidence.
+// the next), Joint were within Width, where chance would have Expected, the regularity of
+// clocks apart. They are 0 where it keeps its group for want of evidence.
 type Member struct {
 	ID       string
 	Joined   uint64 // the learning in which it came to the group

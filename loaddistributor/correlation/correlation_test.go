@@ -225,3 +225,32 @@ func partition(groups []Group, name map[string]string) (all []string) {
 	slices.Sort(all)
 	return all
 }
+
+// Groups of clocks that are within a width of each other stay whole, and keep their
+// labels, from learning to learning.
+func TestGroupsOfClocksStayWhole(t *testing.T) {
+	f := fleet{groups: 100, size: 5, periodic: true, lasts: time.Minute, name: "g"}
+	l := New(Config{})
+	was := map[string]string{}
+	due := 15 * time.Second
+	for _, m := range f.messages(seeded(3)) {
+		if time.Duration(m.at) > due {
+			due += 10 * time.Second
+			l.Learn()
+			for g := range f.groups {
+				key := l.Key(fmt.Sprintf("g%d.0", g))
+				for i := range f.size {
+					id := fmt.Sprintf("g%d.%d", g, i)
+					if got := l.Key(id); got != key || was[id] != "" && got != was[id] {
+						t.Fatalf("%v: %s is in %q, was in %q; the first of its group is in %q", m.at, id, got, was[id], key)
+					}
+					was[id] = key
+				}
+			}
+		}
+		l.Arrive(m.id, m.at)
+	}
+	if n := len(l.Groups()); n < 90 {
+		t.Errorf("%d groups", n)
+	}
+}

@@ -30,7 +30,7 @@ const (
 	asked      = 8  // members of a group, whether one may join
 	polled     = 64 // of a cluster that may join another, how many are tried
 	growth     = 8  // members that a group may get in one learning, if not twofold
-	spread     = 12
+	spreads    = 12 // of a group of clocks: 1 unit to 2^11
 )
 
 func width(w int) int32 { return 1 << (4 + 2*w) }
@@ -223,7 +223,7 @@ func (v *view) compare(i, j int32) (best pair) {
 		p.evidence = chernoff(joint, expected)
 		p.linked = p.evidence >= need
 		if !p.linked && regular >= locked && chernoff(joint, plain) >= need {
-			p.linked, p.clocks, p.evidence = true, true, chernoff(joint, plain)
+			p.linked, p.clocks, p.evidence, p.expected = true, true, chernoff(joint, plain), plain
 		}
 		if p.linked && (!best.linked || best.clocks && !p.clocks || best.clocks == p.clocks && p.evidence > best.evidence) {
 			best = p
@@ -445,7 +445,7 @@ func (c *clustering) run(edges []edge) {
 			inside = false
 			c.inherit(c.all)
 		}
-		c.join(c.of[e.a], c.of[e.b])
+		c.join(c.of[e.a], c.of[e.b], e.clocks)
 	}
 	if inside {
 		c.inherit(c.all)
@@ -490,8 +490,10 @@ func (c *clustering) inherit(all []*cluster) {
 }
 
 // join makes one of two clusters, if the rules allow; of the one with the younger label,
-// or with none, as many members as the other may get in one learning.
-func (c *clustering) join(a, b *cluster) {
+// or with none, as many members as the other may get in one learning. Clocks are told
+// apart later, by offset: a group of them is joined by one at a time, so that none is
+// torn apart.
+func (c *clustering) join(a, b *cluster, clocks bool) {
 	if b.label != 0 && (a.label == 0 || b.label < a.label) {
 		a, b = b, a
 	}
@@ -499,7 +501,7 @@ func (c *clustering) join(a, b *cluster) {
 	if a.label != 0 {
 		room = min(room, a.core+max(growth, a.core)-len(a.members))
 	}
-	if a == b || room <= 0 || b.label != 0 && c.mature(a) && c.mature(b) {
+	if a == b || room <= 0 || b.label != 0 && c.mature(a) && c.mature(b) || clocks && a.label != 0 && len(b.members) > 1 {
 		return
 	}
 	both, size := tie(a.number, b.number), len(a.members)+len(b.members)
@@ -679,7 +681,7 @@ func number(b bool) int {
 // closest returns the places of those of a cluster of clocks whose offsets from its first
 // member are closest, by the probability of that, if that is small enough; if known, of
 // those within the spread of the first one's group, where two are left of that.
-func (c *clustering) closest(members []int32, pairs []pair, known bool) (best []int) {
+func (c *clustering) closest(members []int32, pairs []pair, known bool) []int {
 	type clock struct {
 		place    int
 		from, to float64
@@ -692,7 +694,6 @@ func (c *clustering) closest(members []int32, pairs []pair, known bool) (best []
 			period = min(period, c.records[members[i]].gap)
 		}
 	}
-	slices.SortFunc(clocks, func(a, b clock) int { return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.place, b.place)) })
 	var low, high float64
 	within := func() (in []int) {
 		for _, k := range clocks {
@@ -715,28 +716,34 @@ func (c *clustering) closest(members []int32, pairs []pair, known bool) (best []
 		}
 		return within()
 	}
-	least := math.Log(Significance / float64(max(1, c.clocks)) / spread)
-	for s := range spread {
+	// As intervals of a width, by their middles: linear for each width.
+	middle := func(k clock) float64 { return (k.from + k.to) / 2 }
+	slices.SortFunc(clocks, func(a, b clock) int { return cmp.Compare(middle(a), middle(b)) })
+	least := math.Log(Significance / float64(max(1, c.clocks)) / spreads)
+	found := false
+	var in []clock
+	for s := range spreads {
 		wide := float64(int(1) << s)
 		// With a drift within the spread three times as many meet.
 		mean := 3 * wide * float64(c.clocks) / float64(period)
-		for i := range clocks {
-			var in []int
-			for _, k := range clocks[i:] {
-				if k.from-clocks[i].from >= wide {
-					break
-				}
-				if k.to-clocks[i].from < wide {
-					in = append(in, k.place)
-				}
+		in = in[:0]
+		for _, k := range clocks {
+			if k.to-k.from < wide {
+				in = append(in, k)
 			}
-			if p := poissonTail(len(in)-1, mean); p < least {
-				best, least = in, p
-				low, high = clocks[i].from-wide, clocks[i].from+2*wide
+		}
+		end := 0
+		for i, k := range in {
+			for end < len(in) && middle(in[end])-middle(k) < wide {
+				end++
+			}
+			if p := poissonTail(end-i-1, mean); p < least {
+				least, found = p, true
+				low, high = middle(k)-1.5*wide, middle(k)+2.5*wide
 			}
 		}
 	}
-	if best == nil {
+	if !found {
 		return nil
 	}
 	// That is the densest part; what is as near to it again belongs to it.
