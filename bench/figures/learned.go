@@ -70,8 +70,8 @@ func learned(w *harness) (*work, error) {
 			add(f.id, fmt.Sprintf("Learned groups: %s, %s", c.process, f.title), f.x, f.xs, got)
 		}
 	}
-	one := *w
-	one.runs = max(1, w.runs/5)
+	half := *w // how publishers are dealt out decides much of it
+	half.runs = max(1, w.runs/2)
 	for _, t := range recorded {
 		file, err := w.path(t)
 		if err != nil {
@@ -79,8 +79,8 @@ func learned(w *harness) (*work, error) {
 			continue
 		}
 		xs := []float64{2, 4, 6}
-		got, err := one.byKeys(xs, func(k float64) scenario.Scenario {
-			s := one.split(t, file, "", int(k))
+		got, err := half.byKeys(xs, func(k float64) scenario.Scenario {
+			s := half.split(t, file, "", int(k))
 			from := learnFrom[t.id]
 			s.Topics[0].Learning = scenario.Learning{From: from[0], To: from[1]}
 			return s
