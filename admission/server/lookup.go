@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"errors"
-	"net/netip"
 	"strings"
 	"sync"
 	"time"
@@ -12,6 +11,7 @@ import (
 	"github.com/srtm-io/srtm/admission/store"
 	"github.com/srtm-io/srtm/admission/table"
 	"github.com/srtm-io/srtm/admission/wire"
+	"github.com/srtm-io/srtm/internal/rawfd"
 )
 
 const (
@@ -29,7 +29,7 @@ var errNotPlaced = errors.New("not the owner, or not yet")
 type pending struct {
 	loop   *loop
 	asker  *session
-	from   netip.AddrPort
+	from   rawfd.Address
 	keyID  uint16
 	number uint64
 	cost   uint32
@@ -118,7 +118,7 @@ func (s *Server) conclude(key string, p pending, full bool, err error, sealer *w
 		a = s.answer(&v, p.asker, p.number)
 	}
 	var buf [wire.AnswerSize]byte
-	p.loop.conn.WriteToUDPAddrPort(sealer.AppendAnswer(buf[:0], a, p.keyID), p.from)
+	p.loop.conn.Send(sealer.AppendAnswer(buf[:0], a, p.keyID), p.from)
 }
 
 // learn brings a key from the store. full: there is no room for it.

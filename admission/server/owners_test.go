@@ -168,11 +168,12 @@ func TestMoves(t *testing.T) {
 	b, s, cables := two(t, rule.Rule{Key: "k", Share: share(1, capacity), Strict: true})
 	c := b.both(s)
 	p := rule.Partition("k", rule.Partitions)
-	admitted, moves := 0, 0
+	admitted, moves, unanswered := 0, 0, 0
 	for to := 1; ; {
 		d := c.Ask(t.Context(), "k", 1)
 		if d.Unanswered {
-			continue // was moving for longer than a client waits
+			unanswered++ // was moving for longer than a client waits, or the answer came too late
+			continue
 		}
 		if !d.Admit {
 			break
@@ -189,8 +190,8 @@ func TestMoves(t *testing.T) {
 			to = 1 - to
 		}
 	}
-	if admitted != capacity || moves < 5 {
-		t.Errorf("%d admitted of %d, through %d moves", admitted, capacity, moves)
+	if admitted > capacity || admitted+unanswered < capacity || moves < 5 {
+		t.Errorf("%d admitted of %d, %d unanswered, through %d moves", admitted, capacity, unanswered, moves)
 	}
 }
 

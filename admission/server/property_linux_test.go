@@ -25,6 +25,7 @@ import (
 	"github.com/srtm-io/srtm/admission/wire"
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/rawfd"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -43,6 +44,7 @@ type world struct {
 	records  records
 	nodes    []*node
 	asker    *net.UDPConn
+	from     rawfd.Address // the asker's
 	sealer   *wire.Sealer
 	number   uint64 // of the last question
 	asked    map[uint64]datagram
@@ -473,7 +475,7 @@ func (w *world) arrive() {
 		return
 	}
 	q := wire.Question{Kind: wire.Ask, Session: d.session, Number: d.number, Cost: d.request.cost, Key: []byte(d.request.key)}
-	if a, _, ok := d.node.loops[0].handle(w.sealer.AppendQuestion(nil, q), w.asker.LocalAddr().(*net.UDPAddr).AddrPort()); ok {
+	if a, _, ok := d.node.loops[0].handle(w.sealer.AppendQuestion(nil, q), w.from); ok {
 		w.got(d, a)
 	}
 }
@@ -558,7 +560,11 @@ func run(t *rapid.T, records records) {
 		t.Fatal(err)
 	}
 	defer asker.Close()
-	w := &world{t: t, records: records, asker: asker, charges: map[string][]*charge{}, asked: map[uint64]datagram{}}
+	from, err := addressOf(asker)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{t: t, records: records, asker: asker, from: from, charges: map[string][]*charge{}, asked: map[uint64]datagram{}}
 	if w.sealer, err = wire.NewSealer(nil); err != nil {
 		t.Fatal(err)
 	}
@@ -615,3 +621,16 @@ var (
 	keys   = []string{"strict", "loose"}
 	shares = map[string]tokenbucket.Share{keys[0]: {Rate: 300, Burst: 5}, keys[1]: {Rate: 300, Burst: 5}}
 )
+
+// addressOf has a socket told by what it sends.
+func addressOf(conn *net.UDPConn) (from rawfd.Address, err error) {
+	to, err := rawfd.ListenUDP("127.0.0.1:0", 1, 1)
+	if err != nil {
+		return from, err
+	}
+	if _, err = conn.WriteToUDPAddrPort([]byte{0}, to.Addr()); err == nil {
+		_, err = to.Receive()
+	}
+	_, from = to.Datagram(0)
+	return from, errors.Join(err, to.Close())
+}

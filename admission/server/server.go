@@ -8,8 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/netip"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,6 +24,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/rawfd"
 )
 
 // Store is what the server needs of store.Store.
@@ -136,7 +137,7 @@ type Server struct {
 
 // New opens the sockets and reads the defaults. Run must follow, or Close.
 func New(ctx context.Context, cfg Config) (*Server, error) {
-	if cfg.Loops == 0 {
+	if cfg.Loops == 0 || !rawfd.SharesPort {
 		cfg.Loops = 1
 	}
 	if cfg.MaxKeys == 0 {
@@ -211,7 +212,6 @@ func newInstance() int64 {
 // listen opens a socket for each loop before any is read, since the kernel spreads
 // askers over those that are open.
 func (s *Server) listen(secret []byte) error {
-	config := net.ListenConfig{Control: reusePort}
 	address := s.cfg.Address
 	for range s.cfg.Loops {
 		sealer, err := wire.NewSealer(s.cfg.Keys)
@@ -219,14 +219,14 @@ func (s *Server) listen(secret []byte) error {
 			s.Close()
 			return err
 		}
-		conn, err := config.ListenPacket(context.Background(), "udp", address)
+		conn, err := rawfd.ListenUDP(address, datagramsAtOnce, wire.MaxQuestion+1) // to see one that is longer
 		if err != nil {
 			s.Close()
 			return err
 		}
-		address = conn.LocalAddr().String() // so that port 0 is the same for all
+		address = conn.Addr().String() // so that port 0 is the same for all
 		s.loops = append(s.loops, &loop{
-			server: s, conn: conn.(*net.UDPConn), sealer: sealer, cookies: wire.NewSessions(secret),
+			server: s, conn: conn, sealer: sealer, cookies: wire.NewSessions(secret),
 			sessions: make(map[netip.AddrPort]*session),
 		})
 	}
@@ -235,7 +235,7 @@ func (s *Server) listen(secret []byte) error {
 
 // Addr is where the server listens.
 func (s *Server) Addr() netip.AddrPort {
-	return s.loops[0].conn.LocalAddr().(*net.UDPAddr).AddrPort()
+	return s.loops[0].conn.Addr()
 }
 
 // Close frees what New took. Run does so itself.
@@ -248,6 +248,8 @@ func (s *Server) Close() {
 // Run answers until ctx ends, and then makes a last check-point.
 func (s *Server) Run(ctx context.Context) error {
 	var reading, working sync.WaitGroup
+	moreProcs(len(s.loops))
+	defer moreProcs(-len(s.loops))
 	for _, l := range s.loops {
 		reading.Go(l.run)
 	}
@@ -263,10 +265,13 @@ func (s *Server) Run(ctx context.Context) error {
 		working.Go(func() { every(work, s.cfg.Send, s.replicate) })
 	}
 	<-ctx.Done()
-	s.Close()
+	for _, l := range s.loops {
+		l.conn.Stop()
+	}
 	reading.Wait()
 	stop()
 	working.Wait()
+	s.Close()
 	s.replicas.become(0)
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastDeadline)
 	defer cancel()
@@ -278,6 +283,17 @@ func (s *Server) Run(ctx context.Context) error {
 		return fmt.Errorf("the last check-point: %w", err)
 	}
 	return nil
+}
+
+var procs sync.Mutex
+
+// moreProcs is for loops. The thread of one is mostly in the kernel, and comes back with
+// each question: it and what else becomes ready must not find every processor of the
+// runtime taken.
+func moreProcs(n int) {
+	procs.Lock()
+	defer procs.Unlock()
+	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + n)
 }
 
 // Healthy says why the server should not be asked: it has heard nothing of its store

@@ -9,16 +9,20 @@ import (
 
 	"github.com/srtm-io/srtm/admission/table"
 	"github.com/srtm-io/srtm/admission/wire"
+	"github.com/srtm-io/srtm/internal/rawfd"
 )
+
+// datagramsAtOnce is how many questions a loop takes and answers in two system calls.
+const datagramsAtOnce = 32
 
 // loop reads a socket and answers.
 type loop struct {
 	server   *Server
-	conn     *net.UDPConn
+	conn     *rawfd.UDP
 	sealer   *wire.Sealer
 	cookies  *wire.Sessions
 	sessions map[netip.AddrPort]*session
-	in, out  [wire.MaxQuestion]byte
+	out      [wire.MaxQuestion]byte
 }
 
 // session is an asker that has proved its address.
@@ -33,21 +37,22 @@ type session struct {
 
 func (l *loop) run() {
 	for {
-		n, from, err := l.conn.ReadFromUDPAddrPort(l.in[:])
+		n, err := l.conn.Receive()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // such as a full table of neighbours; the next read waits
-			continue
+		for i := range n { // none after an error, such as a full table of neighbours
+			d, from := l.conn.Datagram(i)
+			if a, keyID, ok := l.handle(d, from); ok {
+				l.conn.Queue(l.sealer.AppendAnswer(l.out[:0], a, keyID), from)
+			}
 		}
-		if a, keyID, ok := l.handle(l.in[:n], from); ok {
-			l.conn.WriteToUDPAddrPort(l.sealer.AppendAnswer(l.out[:0], a, keyID), from)
-		}
+		l.conn.Flush()
 	}
 }
 
 // handle returns the answer to a datagram, if there is one now.
-func (l *loop) handle(d []byte, from netip.AddrPort) (a wire.Answer, keyID uint16, answer bool) {
+func (l *loop) handle(d []byte, peer rawfd.Address) (a wire.Answer, keyID uint16, answer bool) {
 	s := l.server
 	q, keyID, err := l.sealer.ParseQuestion(d)
 	if err != nil {
@@ -58,7 +63,7 @@ func (l *loop) handle(d []byte, from netip.AddrPort) (a wire.Answer, keyID uint1
 		}
 		return a, 0, false
 	}
-	now := s.cfg.Now()
+	now, from := s.cfg.Now(), peer.AddrPort()
 	a = wire.Answer{Session: q.Session, Number: q.Number}
 	asker := l.sessions[from]
 	if q.Kind == wire.Hello || asker == nil || asker.id != q.Session {
@@ -83,7 +88,7 @@ func (l *loop) handle(d []byte, from netip.AddrPort) (a wire.Answer, keyID uint1
 
 	if q.Kind == wire.Lease {
 		if a, g, ok := s.grant(&q); ok {
-			l.conn.WriteToUDPAddrPort(l.sealer.AppendGrant(l.out[:0], a, g, keyID), from)
+			l.conn.Queue(l.sealer.AppendGrant(l.out[:0], a, g, keyID), peer)
 			return a, 0, false
 		}
 		q.Cost, q.Flags = 0, q.Flags|wire.Peek // decided as by Ask
@@ -105,7 +110,7 @@ func (l *loop) handle(d []byte, from netip.AddrPort) (a wire.Answer, keyID uint1
 	}
 	v, here := s.decide(q.Key, q.Cost, now.Mono, q.Flags&wire.Peek != 0)
 	if !v.Known {
-		if here && s.lookups.add(string(q.Key), pending{loop: l, asker: asker, from: from, keyID: keyID, number: q.Number, cost: q.Cost, peek: q.Flags&wire.Peek != 0}) {
+		if here && s.lookups.add(string(q.Key), pending{loop: l, asker: asker, from: peer, keyID: keyID, number: q.Number, cost: q.Cost, peek: q.Flags&wire.Peek != 0}) {
 			return a, 0, false
 		}
 		return s.undecided(q.Key, asker, a, here), keyID, true

@@ -1,4 +1,6 @@
 // Package rawfd reads and writes descriptors in non-blocking mode without
 // telling Go's scheduler, which need not know of a call that cannot block. It
 // is for event loops; Linux only. See internal/poll and kernel/hook.
+//
+// UDP tells the scheduler, but not Go's poller, and is one datagram at a time elsewhere.
 package rawfd

@@ -1,0 +1,191 @@
+package rawfd
+
+import (
+	"context"
+	"encoding/binary"
+	"net"
+	"net/netip"
+	"strconv"
+	"sync/atomic"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// SharesPort says that several UDP can have one address: the kernel gives each peer to
+// one of them.
+const SharesPort = true
+
+// UDP is a socket that one goroutine reads and answers, as many datagrams in a system call
+// as there are (recvmmsg, sendmmsg). It allocates nothing after ListenUDP.
+//
+// Receive holds its thread in the kernel, which wakes that thread alone: Go's poller costs
+// another wake-up, of a thread that looks for more to do. For as long the scheduler may
+// take the thread's processor for in use, so whoever has UDPs raises GOMAXPROCS by one
+// for each.
+type UDP struct {
+	fd      int
+	addr    netip.AddrPort
+	closing atomic.Bool
+
+	// Owned by the reader.
+	in, out batch
+	queued  int // of out
+}
+
+// Address is a peer's, as the kernel has it.
+type Address struct {
+	raw unix.RawSockaddrInet6 // or an Inet4, which is shorter
+	len uint32
+}
+
+type batch struct {
+	heads []head // refer to the others
+	iovs  []unix.Iovec
+	from  []unix.RawSockaddrInet6
+	bytes []byte
+	size  int // of each in bytes
+}
+
+// head is C's struct mmsghdr.
+type head struct {
+	unix.Msghdr
+	len uint32
+}
+
+func newBatch(n, size int) batch {
+	b := batch{heads: make([]head, n), iovs: make([]unix.Iovec, n), from: make([]unix.RawSockaddrInet6, n), bytes: make([]byte, n*size), size: size}
+	for i := range b.heads {
+		b.iovs[i].Base = &b.bytes[i*size]
+		b.iovs[i].SetLen(size)
+		b.heads[i].Iov = &b.iovs[i]
+		b.heads[i].SetIovlen(1)
+		b.heads[i].Name = (*byte)(unsafe.Pointer(&b.from[i]))
+		b.heads[i].Namelen = unix.SizeofSockaddrInet6
+	}
+	return b
+}
+
+// ListenUDP opens a socket that takes n datagrams at a time, of up to size bytes; what
+// exceeds that is cut off. Requires: n, size > 0.
+func ListenUDP(address string, n, size int) (_ *UDP, err error) {
+	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var set error
+		err := c.Control(func(fd uintptr) { set = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) })
+		if err != nil {
+			return err
+		}
+		return set
+	}}
+	conn, err := config.ListenPacket(context.Background(), "udp", address)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close() // ours is another descriptor, of which Go's poller does not know
+	u := &UDP{addr: conn.LocalAddr().(*net.UDPAddr).AddrPort(), in: newBatch(n, size), out: newBatch(n, size)}
+	raw, err := conn.(*net.UDPConn).SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var dup error
+	if err = raw.Control(func(fd uintptr) { u.fd, dup = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) }); err == nil {
+		err = dup
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.SetNonblock(u.fd, false); err != nil {
+		u.Close()
+		return nil, err
+	}
+	return u, nil
+}
+
+// Addr is where the socket listens.
+func (u *UDP) Addr() netip.AddrPort { return u.addr }
+
+// Receive waits for a datagram, and returns how many there are then. Error: net.ErrClosed
+// after Stop; others pass.
+func (u *UDP) Receive() (int, error) {
+	for {
+		n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(u.fd), uintptr(unsafe.Pointer(&u.in.heads[0])), uintptr(len(u.in.heads)), unix.MSG_WAITFORONE, 0, 0)
+		switch {
+		case u.closing.Load():
+			return 0, net.ErrClosed
+		case errno == 0:
+			return int(n), nil
+		case errno != unix.EINTR:
+			return 0, errno
+		}
+	}
+}
+
+// Datagram returns the ith that Receive brought, until the next Receive.
+func (u *UDP) Datagram(i int) (d []byte, from Address) {
+	h := &u.in.heads[i]
+	from = Address{u.in.from[i], h.Namelen}
+	h.Namelen = unix.SizeofSockaddrInet6 // for the next one
+	at := i * u.in.size
+	return u.in.bytes[at : at+int(h.len)], from
+}
+
+// Queue has d sent by the next Flush, or before. Requires: len(d) is at most ListenUDP's
+// size.
+func (u *UDP) Queue(d []byte, to Address) {
+	if u.queued == len(u.out.heads) {
+		u.Flush()
+	}
+	i := u.queued
+	u.queued++
+	u.out.iovs[i].SetLen(copy(u.out.bytes[i*u.out.size:][:u.out.size], d))
+	u.out.from[i], u.out.heads[i].Namelen = to.raw, to.len
+}
+
+// Flush sends what is queued. What the socket does not take is lost, as on the way.
+func (u *UDP) Flush() {
+	for at := 0; at < u.queued; {
+		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(u.fd), uintptr(unsafe.Pointer(&u.out.heads[at])), uintptr(u.queued-at), unix.MSG_DONTWAIT, 0, 0)
+		switch errno {
+		case 0:
+			at += int(n)
+		case unix.EINTR:
+		default:
+			at++ // the first
+		}
+	}
+	u.queued = 0
+}
+
+// Send sends a datagram at once, for any goroutine.
+func (u *UDP) Send(d []byte, to Address) {
+	_, _, _ = unix.Syscall6(unix.SYS_SENDTO, uintptr(u.fd), uintptr(unsafe.Pointer(unsafe.SliceData(d))), uintptr(len(d)), unix.MSG_DONTWAIT, uintptr(unsafe.Pointer(&to.raw)), uintptr(to.len))
+}
+
+// Stop ends Receive, and those to come.
+func (u *UDP) Stop() {
+	u.closing.Store(true)
+	_ = unix.Shutdown(u.fd, unix.SHUT_RDWR) // ENOTCONN, and wakes all the same
+}
+
+// Close frees the socket, once. No other method may be under way.
+func (u *UDP) Close() error {
+	fd := u.fd
+	if u.fd = -1; fd < 0 {
+		return nil
+	}
+	return unix.Close(fd)
+}
+
+// AddrPort is the address as package net has it.
+func (a *Address) AddrPort() netip.AddrPort {
+	port := binary.BigEndian.Uint16((*[2]byte)(unsafe.Pointer(&a.raw.Port))[:])
+	if a.raw.Family == unix.AF_INET {
+		return netip.AddrPortFrom(netip.AddrFrom4((*unix.RawSockaddrInet4)(unsafe.Pointer(&a.raw)).Addr), port)
+	}
+	ip := netip.AddrFrom16(a.raw.Addr)
+	if a.raw.Scope_id != 0 {
+		ip = ip.WithZone(strconv.Itoa(int(a.raw.Scope_id)))
+	}
+	return netip.AddrPortFrom(ip, port)
+}

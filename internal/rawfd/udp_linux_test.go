@@ -1,0 +1,87 @@
+package rawfd
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"testing"
+)
+
+// What came while nobody received comes at once, each with its sender, who gets what is
+// queued for it; a queue that is full is sent. Nothing is allocated.
+func TestUDP(t *testing.T) {
+	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
+		u, err := ListenUDP(address, 4, 8)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns := make([]*net.UDPConn, 2)
+		for i := range conns {
+			if conns[i], err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(u.Addr())); err != nil {
+				t.Fatal(err)
+			}
+			defer conns[i].Close()
+		}
+		var in [16]byte
+		exchange := func() {
+			for i := range 6 {
+				if _, err := conns[i%2].Write([]byte("0123456789")[:6+i%3*2]); err != nil { // of 6, 8 and 10 bytes
+					t.Fatal(err)
+				}
+			}
+			var replies [2]int
+			for left := 6; left > 0; {
+				n, err := u.Receive()
+				if err != nil || n != min(4, left) {
+					t.Fatalf("%d datagrams, %v; %d were left", n, err, left)
+				}
+				for i := range n {
+					which := (6 - left + i) % 3
+					d, from := u.Datagram(i)
+					if want := []byte("01234567")[:min(8, 6+which*2)]; !bytes.Equal(d, want) {
+						t.Fatalf("%q, want %q", d, want)
+					}
+					if at := (6 - left + i) % 2; from.AddrPort() != conns[at].LocalAddr().(*net.UDPAddr).AddrPort() {
+						t.Fatalf("from %v", from.AddrPort())
+					}
+					for range 2 {
+						u.Queue(d, from)
+						replies[(6-left+i)%2]++
+					}
+					u.Send(d, from)
+					replies[(6-left+i)%2]++
+				}
+				u.Flush()
+				left -= n
+			}
+			for i, conn := range conns {
+				for range replies[i] {
+					if n, err := conn.Read(in[:]); err != nil || n < 6 || n > 8 {
+						t.Fatalf("an answer of %d bytes, %v", n, err)
+					}
+				}
+			}
+		}
+		exchange()
+		if n := testing.AllocsPerRun(100, func() { u.Queue(nil, Address{}); u.Flush() }); n != 0 { // to nowhere
+			t.Errorf("%v allocations", n)
+		}
+		exchange()
+		ended := make(chan error)
+		go func() {
+			n, err := u.Receive()
+			ended <- errors.Join(err, fmt.Errorf("%d datagrams", n))
+		}()
+		u.Stop()
+		if err := <-ended; !errors.Is(err, net.ErrClosed) {
+			t.Error(err)
+		}
+		if err := errors.Join(u.Close(), u.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+	if u, err := ListenUDP("no address", 1, 1); err == nil {
+		t.Error(u.Addr())
+	}
+}
