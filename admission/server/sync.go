@@ -174,32 +174,42 @@ func (s *Server) sweep(ctx context.Context) error {
 func (s *Server) checkpoint(ctx context.Context, limit time.Duration) error {
 	var credits []table.Credit
 	began := s.now().Wall.Milliseconds()
-	for i := range s.shards {
-		sh := &s.shards[i]
-		sh.Lock()
-		left := sh.keys.Dirty()
-		sh.Unlock()
-		for ; left > 0; left -= creditsAtOnce {
-			s.saving.Lock()
+	for i, left := 0, -1; i < shards; { // of shard i, that had changed before; -1: not looked at
+		s.saving.Lock()
+		first := i
+		credits = credits[:0]
+		for i < shards && len(credits) < creditsAtOnce {
+			sh := &s.shards[i]
 			sh.Lock()
-			credits = sh.keys.Changed(credits[:0], creditsAtOnce, s.now())
+			if left < 0 {
+				left = sh.keys.Dirty()
+			}
+			n := min(left, creditsAtOnce-len(credits))
+			credits = sh.keys.Changed(credits, n, s.now())
 			sh.Unlock()
-			limited, cancel := context.WithTimeout(ctx, limit)
-			err := s.cfg.Store.SaveCredits(limited, s.me, s.owners.Load().number, credits)
-			if err != nil {
-				s.unsaved(credits)
+			if left -= n; left == 0 {
+				i, left = i+1, -1
 			}
-			if errors.Is(err, store.ErrMoved) { // again, with what is still here
-				credits, left = credits[:0], left+creditsAtOnce
-				err = s.readOwners(limited)
-			}
-			cancel()
-			s.saving.Unlock()
-			if err != nil {
-				return err
-			}
-			s.metrics.savedCredits.Add(float64(len(credits)))
 		}
+		if len(credits) == 0 {
+			s.saving.Unlock()
+			continue
+		}
+		limited, cancel := context.WithTimeout(ctx, limit)
+		err := s.cfg.Store.SaveCredits(limited, s.me, s.owners.Load().number, credits)
+		if err != nil {
+			s.unsaved(credits)
+		}
+		if errors.Is(err, store.ErrMoved) { // again, with what is still here
+			credits, i, left = credits[:0], first, -1
+			err = s.readOwners(limited)
+		}
+		cancel()
+		s.saving.Unlock()
+		if err != nil {
+			return err
+		}
+		s.metrics.savedCredits.Add(float64(len(credits)))
 	}
 	if err := s.saveInherited(ctx, limit); err != nil {
 		return err
