@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"time"
@@ -44,7 +45,12 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	udpRate := fs.Float64("rate", 5000, "requests `per second` over UDP and to Redis")
 	httpRate := fs.Float64("http-rate", 2000, "requests `per second` over HTTP")
 	connections := fs.Int("connections", 16, "sockets of UDP and connections of Redis, each with one request at a time, beside one that is pipelined")
+	only := fs.String("only", "", "leave out lines of the table whose name does not match this `expression`")
 	if err := fs.Parse(args); err != nil {
+		return lifecycle.UsageError{Err: err}
+	}
+	kept, err := regexp.Compile(*only)
+	if err != nil {
 		return lifecycle.UsageError{Err: err}
 	}
 	dir, err := os.MkdirTemp("", "bench-admission-")
@@ -99,6 +105,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		} else if err != nil {
 			return err
 		}
+		if !kept.MatchString(subjects[i].name) {
+			subjects[i].server = nil
+		}
 	}
 	for round := range *rounds + 1 { // the first warms up
 		for _, s := range subjects {
@@ -150,16 +159,17 @@ All are asked by one schedule, from which latencies count: over %d sockets or co
 		{"p99 to Redis', pipelined", "admission, UDP, pipelined", "Redis, pipelined", 1, .7}, {"CPU to Redis', pipelined", "admission, UDP, pipelined", "Redis, pipelined", 3, .5},
 		{"/qos p50 to the handler's", "admission, /qos", "net/http handler", 0, 1.4},
 	} {
-		to, there := got[t.to]
-		if !there {
+		of, there := got[t.of]
+		to, beside := got[t.to]
+		if !there || !beside {
 			continue
 		}
-		ratio := got[t.of][t.column] / to[t.column]
-		kept := "yes"
+		ratio := of[t.column] / to[t.column]
+		met := "yes"
 		if ratio > t.limit {
-			kept = "no"
+			met = "no"
 		}
-		fmt.Fprintf(out, "| %s | %.2f | <= %.1f | %s |\n", t.what, ratio, t.limit, kept)
+		fmt.Fprintf(out, "| %s | %.2f | <= %.1f | %s |\n", t.what, ratio, t.limit, met)
 	}
 	return errors.Join(stops...)
 }
