@@ -2,7 +2,6 @@ package secure
 
 import (
 	"context"
-	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -22,6 +21,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/tap"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
@@ -86,6 +86,8 @@ type Server struct {
 	force   string
 	log     *atomic.Pointer[slog.Logger]
 
+	auditor atomic.Pointer[Auditor] // nil: until Log
+
 	told atomic.Int64 // when a failed handshake was logged last, in Unix seconds
 }
 
@@ -129,8 +131,11 @@ func (c ServerConfig) Load() (*Server, error) {
 	return s, nil
 }
 
-// Log says who is told when files were read again, or could not be.
-func (s *Server) Log(log *slog.Logger) { s.log.Store(log) }
+// Log says who is told when files were read again, or could not be, and what operators do.
+func (s *Server) Log(log *slog.Logger) {
+	s.log.Store(log)
+	s.auditor.Store(NewAuditor(log, s.tokens != nil))
+}
 
 // readTLS reads the certificate, its key, and the clients' authorities.
 func (c ServerConfig) readTLS() (serverTLS, error) {
@@ -210,7 +215,7 @@ func (s *Server) Check(flag, address string, safe bool, want string) error {
 
 // Options returns what a gRPC server needs to serve only whom it should.
 func (s *Server) Options() []grpc.ServerOption {
-	var options []grpc.ServerOption
+	options := []grpc.ServerOption{grpc.ChainUnaryInterceptor(s.auditUnary), grpc.ChainStreamInterceptor(s.auditStream)}
 	if s.tls != nil {
 		options = append(options, grpc.Creds(telling{renewed(func() credentials.TransportCredentials { return s.tls.get().rpc }), s}))
 	}
@@ -254,11 +259,15 @@ func (s *Server) authorise(ctx context.Context, call *tap.Info) (context.Context
 		return context.WithValue(ctx, boundKey{}, may.broker), nil
 	case problem == "":
 		return context.WithValue(ctx, tenantKey{}, may.tenant), nil
-	case !known:
-		return ctx, refused(codes.Unauthenticated, "UNAUTHENTICATED", problem)
-	default:
-		return ctx, refused(codes.PermissionDenied, "PERMISSION_DENIED", problem)
 	}
+	err := refused(codes.PermissionDenied, "PERMISSION_DENIED", problem)
+	if !known {
+		err = refused(codes.Unauthenticated, "UNAUTHENTICATED", problem)
+	}
+	if a := s.auditor.Load(); a != nil && audited(call.FullMethodName) {
+		a.call(metadata.NewIncomingContext(ctx, call.Header), call.FullMethodName, nil, err, false)
+	}
+	return ctx, err
 }
 
 // boundKey is that of the one broker that a caller may be, in a call's context.
@@ -316,25 +325,28 @@ func (s *Server) Listener(ln net.Listener) net.Listener {
 // below /debug/ takes Admin, everything else ReadOnly, but for /ping, /healthz and
 // the open paths, which any peer may ask.
 func (s *Server) Handler(next http.Handler, open ...string) http.Handler {
-	if s.tokens == nil {
-		return next
-	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		need := needsHTTP(r)
 		if need == ReadOnly && slices.Contains(open, r.URL.Path) {
 			need = Unauthenticated
 		}
-		problem, known := s.tokens.Check(r, need)
-		if problem == "" {
-			next.ServeHTTP(w, r)
+		problem, known := s.May(r, need)
+		answer := next
+		if problem != "" {
+			answer = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				code := http.StatusForbidden
+				if !known {
+					w.Header().Set("WWW-Authenticate", "Bearer")
+					code = http.StatusUnauthorized
+				}
+				http.Error(w, problem, code)
+			})
+		}
+		if a := s.auditor.Load(); a != nil && need == Admin && r.Method != http.MethodGet {
+			a.HTTP(w, r, problem != "", answer)
 			return
 		}
-		code := http.StatusForbidden
-		if !known {
-			w.Header().Set("WWW-Authenticate", "Bearer")
-			code = http.StatusUnauthorized
-		}
-		http.Error(w, problem, code)
+		answer.ServeHTTP(w, r)
 	})
 }
 
@@ -353,12 +365,8 @@ func (s *Server) Tenant(r *http.Request) string { return s.tokens.Tenant(r) }
 // Who names the caller of an HTTP request for logs, without giving its token away: by
 // its verified certificate, by the beginning of its token's SHA-256, or else by its address.
 func Who(r *http.Request) string {
-	if token := TokenOf(r.Header.Get("Authorization")); token != "" {
-		sum := sha256.Sum256([]byte(token))
-		return fmt.Sprintf("token %x at %s", sum[:4], r.RemoteAddr)
-	}
-	if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 {
-		return "certificate " + r.TLS.VerifiedChains[0][0].Subject.CommonName + " at " + r.RemoteAddr
+	if who := caller(r.Header.Get("Authorization"), r.TLS); who != anonymous {
+		return who + " at " + r.RemoteAddr
 	}
 	return r.RemoteAddr
 }

@@ -26,12 +26,9 @@ func (a *API) Public() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.serve(w, r, true) })
 }
 
-// forbidden says why the caller may not do this; nil if it may. What NSQ has too is
-// as open as there, unless there are tokens.
+// forbidden says why the caller may not do this, which is administrative; nil if it may.
+// What NSQ has too is as open as there, unless there are tokens.
 func (a *API) forbidden(r *http.Request, public bool) *fault {
-	if !administrative(r) {
-		return nil
-	}
 	if public {
 		return &fault{Status: http.StatusForbidden, Message: "ADMIN_ADDRESS", Detail: fmt.Sprintf("%s %.100q is served at --admin-http-address", r.Method, r.URL.Path)}
 	}

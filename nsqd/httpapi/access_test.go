@@ -23,6 +23,22 @@ import (
 	"github.com/srtm-io/srtm/nsqd/httpapi"
 )
 
+// What an operator does is logged, what clients do is not.
+func TestOperatorsAreLogged(t *testing.T) {
+	n := start(t, false)
+	n.expect("POST", "/topic/create?topic=t", "", 200, "")
+	n.expect("POST", "/topic/create?topic=not%20one", "", 400, "INVALID_TOPIC")
+	if got := n.lines.audits.Load(); got != 2 {
+		t.Errorf("%d lines for two calls", got)
+	}
+	n.expect("POST", "/pub?topic=t", "x", 200, "OK")
+	n.expect("GET", "/stats?format=json", "", 200, "")
+	n.expect("GET", "/config/limit", "", 200, "0")
+	if got := n.lines.audits.Load(); got != 2 {
+		t.Errorf("%d lines for what is no operator's", got-2)
+	}
+}
+
 // A contract is changed by a program of this host: not by who says that it is one,
 // nor by whom a program of this host speaks for.
 func TestWhoMayChangeAContract(t *testing.T) {

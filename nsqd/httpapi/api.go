@@ -99,7 +99,8 @@ type API struct {
 	conns    *conn.Server
 	stamps   *hook.Stamper
 	log      *slog.Logger
-	faults   *slog.Logger       // log, of what any client can cause
+	faults   *slog.Logger // log, of what any client can cause
+	audit    *secure.Auditor
 	routes   map[string]methods // by path
 	operator *http.ServeMux     // what every daemon of ours serves
 
@@ -120,6 +121,7 @@ func New(cfg Config, b *broker.Broker, conns *conn.Server, stamps *hook.Stamper,
 	a := &API{cfg: cfg, broker: b, conns: conns, stamps: stamps, log: log, operator: http.NewServeMux()}
 	a.bodies.limit = cfg.MaxBodies
 	a.faults, _ = obs.Sparse(log)
+	a.audit = secure.NewAuditor(log, cfg.Tokens != nil)
 	reg.MustRegister(&collector{cfg: &a.cfg, broker: b, conns: conns, stamps: stamps, bodies: &a.bodies})
 	obs.Mount(a.operator, reg, a.state, b.Health)
 	get := func(h http.HandlerFunc) methods { return methods{http.MethodGet: h} }
@@ -169,10 +171,24 @@ func (a *API) serve(w http.ResponseWriter, r *http.Request, public bool) {
 	if r.ContentLength != 0 { // of a request that is refused, too: the server reads on
 		a.limitBody(w)
 	}
-	if f := a.forbidden(r, public); f != nil {
-		f.Write(w)
+	if !administrative(r) {
+		a.route(w, r)
 		return
 	}
+	answer := http.HandlerFunc(a.route)
+	f := a.forbidden(r, public)
+	if f != nil {
+		answer = func(w http.ResponseWriter, _ *http.Request) { f.Write(w) }
+	}
+	if strings.HasPrefix(r.URL.Path, "/debug/") {
+		answer(w, r)
+		return
+	}
+	a.audit.HTTP(w, r, f != nil, answer)
+}
+
+// route answers a request that the caller may make.
+func (a *API) route(w http.ResponseWriter, r *http.Request) {
 	known, ok := a.routes[r.URL.Path]
 	if !ok && strings.HasPrefix(r.URL.Path, "/config/") {
 		known = methods{http.MethodGet: unknownOption, http.MethodPut: unknownOption}

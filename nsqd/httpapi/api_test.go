@@ -40,10 +40,16 @@ type node struct {
 }
 
 // lineCount counts what is logged.
-type lineCount struct{ atomic.Int64 }
+type lineCount struct {
+	atomic.Int64
+	audits atomic.Int64
+}
 
 func (c *lineCount) Write(b []byte) (int, error) {
 	c.Add(1)
+	if strings.Contains(string(b), "msg=audit who=anonymous remote=") {
+		c.audits.Add(1)
+	}
 	return len(b), nil
 }
 

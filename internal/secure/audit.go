@@ -1,0 +1,184 @@
+package secure
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"path"
+	"strings"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
+)
+
+// Auditor logs what operators do: a line "audit" for each call that changes something, when
+// it is over or refused, with who called ("token" and the beginning of its SHA-256, a
+// certificate's name, or "anonymous"), from where, what, and the result. Of those who did
+// not say who they are there are at most obs.LinesPerSecond lines in a second.
+type Auditor struct {
+	log, sparse *slog.Logger
+	tokens      bool // they are checked: else any may be shown
+}
+
+// NewAuditor returns one that logs there; tokens: the server checks them.
+func NewAuditor(log *slog.Logger, tokens bool) *Auditor {
+	sparse, _ := obs.Sparse(log)
+	return &Auditor{log, sparse, tokens}
+}
+
+// anonymous is a caller that shows neither token nor certificate.
+const anonymous = "anonymous"
+
+// maxObject bounds what a caller can have logged of its request, in bytes each.
+const maxObject = 100
+
+func (a *Auditor) line(header string, state *tls.ConnectionState, remote, call, result string, known bool, object []any) {
+	log := a.log
+	if !a.tokens {
+		header = ""
+	}
+	who := caller(header, state)
+	if !known || who == anonymous {
+		log = a.sparse
+	}
+	log.Info("audit", append([]any{"who", who, obs.KeyRemote, remote, "call", call, "result", result}, object...)...)
+}
+
+// caller names who calls, without giving a token away.
+func caller(header string, state *tls.ConnectionState) string {
+	if token := TokenOf(header); token != "" {
+		sum := sha256.Sum256([]byte(token))
+		return fmt.Sprintf("token %x", sum[:4])
+	}
+	if state != nil && len(state.VerifiedChains) > 0 {
+		return "certificate " + state.VerifiedChains[0][0].Subject.CommonName
+	}
+	return anonymous
+}
+
+// HTTP has next answer the request, and logs that; refused: next only says that the caller
+// may not do it.
+func (a *Auditor) HTTP(w http.ResponseWriter, r *http.Request, refused bool, next http.Handler) {
+	seen := &statusWriter{ResponseWriter: w, code: http.StatusOK}
+	defer func() {
+		query := r.URL.Query()
+		var object []any
+		for _, key := range []string{obs.KeyTopic, obs.KeyChannel} {
+			object = attribute(object, key, query.Get(key))
+		}
+		call := r.Method + " " + cut(r.URL.Path)
+		a.line(r.Header.Get("Authorization"), r.TLS, r.RemoteAddr, call, fmt.Sprint(seen.code), !refused, object)
+	}()
+	next.ServeHTTP(seen, r)
+}
+
+// statusWriter remembers the status.
+type statusWriter struct {
+	http.ResponseWriter
+	code int
+}
+
+func (w *statusWriter) WriteHeader(code int) {
+	w.code = code
+	w.ResponseWriter.WriteHeader(code)
+}
+
+// Unwrap is for http.ResponseController.
+func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// audited reports whether a gRPC method is an operator's, and not of daemons between
+// themselves.
+func audited(method string) bool {
+	if strings.HasPrefix(method, "/"+srtmv1.GrantService_ServiceDesc.ServiceName+"/") {
+		return method == srtmv1.GrantService_ForgetBroker_FullMethodName
+	}
+	return needs(method) == Admin
+}
+
+func (a *Auditor) call(ctx context.Context, method string, request any, err error, known bool) {
+	header, remote := "", ""
+	if values := metadata.ValueFromIncomingContext(ctx, "authorization"); len(values) > 0 {
+		header = values[0]
+	}
+	if p, ok := peer.FromContext(ctx); ok {
+		remote = p.Addr.String()
+	}
+	a.line(header, stateOf(ctx), remote, path.Base(method), status.Code(err).String(), known, objectOf(request))
+}
+
+// objectOf is what a request is about.
+func objectOf(request any) (object []any) {
+	if r, ok := request.(interface{ GetSpec() *srtmv1.TopicSpec }); ok {
+		object = attribute(object, obs.KeyTopic, r.GetSpec().GetName())
+	}
+	if r, ok := request.(interface{ GetTopic() string }); ok {
+		object = attribute(object, obs.KeyTopic, r.GetTopic())
+	}
+	if r, ok := request.(interface{ GetName() string }); ok {
+		object = attribute(object, obs.KeyTopic, r.GetName())
+	}
+	if r, ok := request.(interface{ GetChannel() string }); ok {
+		object = attribute(object, obs.KeyChannel, r.GetChannel())
+	}
+	if r, ok := request.(interface{ GetBrokerId() string }); ok {
+		object = attribute(object, obs.KeyBroker, r.GetBrokerId())
+	}
+	if r, ok := request.(interface{ GetKey() string }); ok {
+		object = attribute(object, "key", r.GetKey())
+	}
+	if r, ok := request.(*srtmv1.SetRulesRequest); ok && len(r.GetRules()) > 0 {
+		object = append(attribute(object, "key", r.GetRules()[0].GetKey()), obs.KeyCount, len(r.GetRules()))
+	}
+	return object
+}
+
+func attribute(object []any, key, value string) []any {
+	if value == "" {
+		return object
+	}
+	return append(object, key, cut(value))
+}
+
+func cut(s string) string { return s[:min(len(s), maxObject)] }
+
+// auditUnary and auditStream log calls when they are over.
+func (s *Server) auditUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	res, err := next(ctx, req)
+	if a := s.auditor.Load(); a != nil && audited(info.FullMethod) {
+		a.call(ctx, info.FullMethod, req, err, true)
+	}
+	return res, err
+}
+
+func (s *Server) auditStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	a := s.auditor.Load()
+	if a == nil || !audited(info.FullMethod) {
+		return next(srv, stream)
+	}
+	first := &firstRequest{ServerStream: stream}
+	err := next(srv, first)
+	a.call(stream.Context(), info.FullMethod, first.request, err, true)
+	return err
+}
+
+// firstRequest remembers the first message of a stream.
+type firstRequest struct {
+	grpc.ServerStream
+	request any
+}
+
+func (s *firstRequest) RecvMsg(m any) error {
+	err := s.ServerStream.RecvMsg(m)
+	if err == nil && s.request == nil {
+		s.request = m
+	}
+	return err
+}
