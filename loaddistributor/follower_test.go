@@ -192,6 +192,9 @@ func TestWhatAFollowerSays(t *testing.T) {
 			}
 			return err
 		},
+		"AdminService/ProfileTopic": func() error {
+			return receive(follower.admin.ProfileTopic(ctx, &srtmv1.ProfileTopicRequest{Name: "t", Lasts: durationpb.New(time.Minute)}))
+		},
 		"GrantService/Session": func() error { return receive(follower.grants.Session(ctx)) },
 		"AdminService/CreateTopic": func() error {
 			return receive(follower.admin.CreateTopic(ctx, &srtmv1.CreateTopicRequest{Spec: spec}))

@@ -144,7 +144,7 @@ var arrows = []Arrow{
 	{
 		From: []string{"tools/..."},
 		Only: []string{
-			"api/...", "client/...", "gateway/balance", "gateway/cost", "gateway/schedule", "internal/...", "loaddistributor/catalog", "loaddistributor/correlation", "loaddistributor/placement", "loaddistributor/tuner",
+			"api/...", "client/...", "gateway/balance", "gateway/cost", "gateway/schedule", "internal/...", "loaddistributor/catalog", "loaddistributor/correlation", "loaddistributor/placement", "loaddistributor/sizing", "loaddistributor/tuner",
 			"nsq/session", "nsq/wire", "pacing/...", "tbadaptor/adaptor", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/...",
 		},
 		Why: "tools use a cluster as everybody else does: by its API, its protocol, and the pure packages",
@@ -231,6 +231,7 @@ var pure = Purity{
 		"loaddistributor/placement",
 		"loaddistributor/reconcile",
 		"loaddistributor/registry",
+		"loaddistributor/sizing",
 		"loaddistributor/tuner",
 		"nsqd/queue",
 		"nsq/session",

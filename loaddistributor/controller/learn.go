@@ -38,7 +38,7 @@ func (c *Controller) learn(now time.Time) {
 		name := topic.Spec.Name()
 		l := c.mu.topics.at(name)
 		switch {
-		case !topic.Spec.Demand.Open:
+		case !topic.Spec.Demand.Open && l.profile == nil:
 			l.learned = nil // what is being recorded ends by itself
 			continue
 		case !open(topic):
@@ -46,6 +46,7 @@ func (c *Controller) learn(now time.Time) {
 		case l.learned == nil:
 			l.learned = learned.New(topic.Spec.Demand.Publishers, topic.Spec.Since, now)
 		}
+		l.learned.Whole(l.profile != nil)
 		brokers := slices.DeleteFunc(topic.Holders(), func(id string) bool { return c.mu.sessions[id] == nil })
 		for _, o := range l.learned.Orders(brokers, now) {
 			c.mu.sessions[o.Broker].record(name, o)
@@ -59,7 +60,10 @@ func (c *Controller) learn(now time.Time) {
 		at.job.Think()
 		c.mu.Lock()
 		topic, known := c.mu.cat.Topic(at.name)
-		if known && open(topic) && c.mu.topics.see(at.name).learned == at.of && !c.mu.owned(at.name) && !c.mu.closing && !c.mu.tuner.Status(at.name, now).Running {
+		if p := c.mu.topics.see(at.name).profile; p != nil {
+			p.take(at.of, at.job)
+		}
+		if known && topic.Spec.Demand.Open && open(topic) && c.mu.topics.see(at.name).learned == at.of && !c.mu.owned(at.name) && !c.mu.closing && !c.mu.tuner.Status(at.name, now).Running {
 			demand := topic.Spec.Demand
 			if p := at.of.Act(at.job, demand.Publishers, float64(demand.RateMilli)/1000, now); p != nil {
 				c.placeByLocked(topic, p)

@@ -1,6 +1,7 @@
 package controller_test
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"time"
@@ -138,6 +139,38 @@ var _ = Describe("An open topic", func() {
 		<-time.After(90 * time.Second)
 		Expect(count()).To(Equal(quotas))
 		Expect(c.topic("t").Epoch).To(Equal(epoch), "it flaps")
+	})
+
+	It("is profiled, as one with a list is", func() {
+		c := newCluster(setup{config: slow})
+		node := c.node("b1", 1000)
+		publish(40, at(node), "g.0", "g.1")
+		for _, s := range []*srtmv1.TopicSpec{unlisted("t", 100, 10), spec("t", 100, 10)} {
+			c.mustCreate(s)
+			profile := func(lasts time.Duration) (*srtmv1.Profile, error) {
+				stream, err := c.admin.ProfileTopic(context.Background(), &srtmv1.ProfileTopicRequest{Name: "t", Lasts: durationpb.New(lasts)})
+				Expect(err).NotTo(HaveOccurred())
+				for {
+					if r, err := stream.Recv(); err != nil || r.Profile != nil {
+						return r.GetProfile(), err
+					}
+				}
+			}
+			p, err := profile(time.Minute)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(p.MeanRate).To(BeNumerically("~", 80, 5))
+			Expect(p.NeededBurst).To(BeEquivalentTo(80), "all come at one instant of a second")
+			Expect(p.Missing).To(BeNumerically("<", 0.05))
+			Expect(p.Splits[0].Delays.Late).To(BeNumerically("<=", 0.01))
+			Expect(profile(time.Second)).Error().To(HaveOccurred())
+
+			first := make(chan error, 1)
+			go func() { _, err := profile(time.Minute); first <- err }()
+			<-time.After(5 * time.Second)
+			Expect(profile(time.Minute)).Error().To(MatchError(ContainSubstring("is being profiled")))
+			Expect(<-first).NotTo(HaveOccurred())
+			c.mustDelete("t")
+		}
 	})
 
 	It("becomes one with a list, and open again", func() {

@@ -23,7 +23,8 @@ type live struct {
 	reminders []reminder            // publishers that brokers are to be told to let go
 	record    entrusted             // what brokers keep of it
 	waiting   string                // why it is not rebuilt yet
-	learned   *learned.Topic        // of one that is open
+	learned   *learned.Topic        // of one that is open, or profiled
+	profile   *profile              // nil: it is not being made
 }
 
 // topics are those that something is known of, by name.

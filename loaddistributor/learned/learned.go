@@ -102,12 +102,14 @@ type Topic struct {
 	window     time.Time        // when the one under way began
 	turn       int              // of windows
 	placed     time.Time        // anew, last
+	whole      bool             // all messages are looked at
 	others     float64          // msg/s, of those that are not followed
 	counting   float64          // messages of theirs in the window under way
 
 	// Of groups.
-	trace   *tuner.Trace
-	numbers []string // publishers by their number in trace; 0 stands for the others
+	trace             *tuner.Trace
+	numbers           []string // publishers by their number in trace; 0 stands for the others
+	missing, recorded uint64   // in traces before
 	// renumber: there are new ones, which have no number in the records under way.
 	renumber bool
 	learner  *correlation.Learner
@@ -188,6 +190,9 @@ func (t *Topic) group() {
 
 // anew begins the records for groups.
 func (t *Topic) anew() {
+	if t.trace != nil {
+		t.missing, t.recorded = t.Missing()
+	}
 	t.numbers, t.renumber = []string{""}, false
 	// order: each by itself
 	for _, p := range t.publishers {
@@ -235,7 +240,7 @@ func (t *Topic) Orders(brokers []string, now time.Time) (orders []Order) {
 		}
 		switch {
 		case f.off:
-		case f.seen > Budget:
+		case f.seen > Budget && !t.whole:
 			f.off = true
 			orders = append(orders, Order{Broker: id})
 		case !f.begun || f.full:
@@ -250,6 +255,15 @@ func (t *Topic) Orders(brokers []string, now time.Time) (orders []Order) {
 		}
 	}
 	return orders
+}
+
+// Whole says whether all messages of all brokers are wanted, or Budget is enough.
+func (t *Topic) Whole(whole bool) { t.whole = whole }
+
+// Missing returns how many messages were not recorded whole, and how many were.
+func (t *Topic) Missing() (missing, recorded uint64) {
+	c := t.trace.Counts()
+	return t.missing + c.Lost + c.Late + c.Holed, t.recorded + c.Captured
 }
 
 // Ended says that a broker records no more, because another has asked it not to.
@@ -395,13 +409,22 @@ func (t *Topic) Look(now time.Time) *Job {
 	}
 	t.close(now)
 	j := &Job{arrivals: t.trace.Take(mono.Wall(now.UnixNano())), numbers: t.numbers, learner: t.learner}
-	if t.renumber || len(t.numbers) > followed {
+	if t.renumber && (!t.whole || t.turn < 4) || len(t.numbers) > followed { // it tears the record
+
 		t.anew()
 	}
 	if now.Sub(t.grouped) >= Grouping {
 		t.grouped, j.learns = now, true
 	}
 	return j
+}
+
+// Arrivals calls f with each message that was recorded in the window before, in order; without
+// an id are those of publishers that are not told apart.
+func (j *Job) Arrivals(f func(id string, at mono.Time)) {
+	for _, a := range j.arrivals {
+		f(j.numbers[a.Publisher], a.At)
+	}
 }
 
 // Think may take its time, for it looks for groups.

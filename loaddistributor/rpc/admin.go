@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/secure"
@@ -21,6 +22,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/learned"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/loaddistributor/sizing"
 )
 
 // Page sizes of ListTopics.
@@ -407,4 +409,35 @@ func (s *Server) ImportCluster(stream grpc.ClientStreamingServer[srtmv1.ImportCl
 		return toStatus(err)
 	}
 	return stream.SendAndClose(&srtmv1.ImportClusterResponse{Topics: uint32(done.Topics), Brokers: uint32(done.Brokers), LeftOut: done.LeftOut})
+}
+
+// ProfileTopic implements srtmv1.AdminServiceServer.
+func (s *Server) ProfileTopic(req *srtmv1.ProfileTopicRequest, stream grpc.ServerStreamingServer[srtmv1.ProfileTopicResponse]) error {
+	w, err := checkProfile(req)
+	if err == nil {
+		err = s.permit(stream.Context())
+	}
+	if err != nil {
+		return toStatus(err)
+	}
+	got, err := s.controller.Profile(stream.Context(), req.Name, req.Lasts.AsDuration(), w, func(messages int) error {
+		return stream.Send(&srtmv1.ProfileTopicResponse{Messages: uint64(messages)})
+	})
+	if err != nil {
+		return toStatus(err)
+	}
+	p := &srtmv1.Profile{
+		Share: shareproto.To(got.Share), NeededBurst: got.Needed, Messages: uint64(got.Messages),
+		Span: durationpb.New(got.Span), MeanRate: got.Mean, Missing: got.Missing,
+	}
+	delays := func(d sizing.Delays) *srtmv1.AccessDelays {
+		return &srtmv1.AccessDelays{Mean: durationpb.New(d.Mean), Quantile: durationpb.New(d.Quantile), Late: d.Late}
+	}
+	for _, one := range got.Splits {
+		p.Splits = append(p.Splits, &srtmv1.SplitCost{Brokers: uint32(one.K), Delays: delays(one.Delays)})
+	}
+	for _, one := range got.Errors {
+		p.Wrong = append(p.Wrong, &srtmv1.WrongContract{What: one.What, Share: shareproto.To(one.Share), Delays: delays(one.Delays), Unbounded: one.Unbounded})
+	}
+	return stream.Send(&srtmv1.ProfileTopicResponse{Messages: uint64(got.Messages), Profile: p})
 }

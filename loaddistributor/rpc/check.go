@@ -14,6 +14,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/loaddistributor/sizing"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -179,6 +180,23 @@ func checkSeek(req *srtmv1.SeekChannelRequest) error {
 		}
 	}
 	return bad.Err()
+}
+
+// checkProfile returns what is wanted, or all faults of a request.
+func checkProfile(req *srtmv1.ProfileTopicRequest) (sizing.Wanted, error) {
+	var bad faults
+	bad.Name("name", req.Name)
+	if d := req.Lasts.AsDuration(); req.Lasts.CheckValid() != nil || d < 10*time.Second || d > 24*time.Hour {
+		bad.Add("lasts", "%v is not 10s to 24h", d)
+	}
+	w := sizing.Wanted{
+		Quantile: req.Quantile, Within: req.Within.AsDuration(), Confidence: req.Confidence,
+		Headroom: req.Headroom, Brokers: int(min(req.Brokers, sizing.MaxBrokers+1)),
+	}
+	for field, problem := range w.Faults() {
+		bad.Add(field, "%s", problem)
+	}
+	return w, bad.Err()
 }
 
 // checkContract fills in the contract, and reports whether r and b are sound.

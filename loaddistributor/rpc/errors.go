@@ -16,6 +16,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/loaddistributor/sizing"
 )
 
 // Reasons of ErrorInfo. They are part of the API: clients may depend on them.
@@ -45,6 +46,7 @@ const (
 	ReasonSessionReplaced  = "SESSION_REPLACED"
 	ReasonNoHello          = "NO_HELLO"
 	ReasonSlowReader       = "SLOW_READER"
+	ReasonTooFewMessages   = "TOO_FEW_MESSAGES"
 	ReasonQuotaExceeded    = "QUOTA_EXCEEDED" // RetryInfo: when it may be asked again, if known
 )
 
@@ -82,6 +84,7 @@ var table = refusal.Table{
 	refusal.Is(controller.ErrUnsteady, codes.Unavailable, ReasonBrokersUnsteady),
 	refusal.As[*catalog.PlanError](codes.Unavailable, ReasonBrokersUnsteady),
 	refusal.As[*controller.QuotaError](codes.ResourceExhausted, ReasonQuotaExceeded),
+	refusal.Is(sizing.ErrShort, codes.FailedPrecondition, ReasonTooFewMessages),
 	refusal.Is(bidi.ErrNoHello, codes.DeadlineExceeded, ReasonNoHello),
 	refusal.Is(bidi.ErrSlow, codes.Unavailable, ReasonSlowReader),
 }

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -283,6 +284,52 @@ func TestDescribeWithoutFigures(t *testing.T) {
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in\n%s", want, out.String())
+		}
+	}
+}
+
+func TestAProfileIsShown(t *testing.T) {
+	delays := &srtmv1.AccessDelays{Mean: durationpb.New(time.Millisecond), Quantile: durationpb.New(2 * time.Millisecond), Late: 0.25}
+	var out bytes.Buffer
+	err := describeProfile(&out, &wanted{quantile: 0.99, confidence: 0.95, within: time.Millisecond}, &srtmv1.Profile{
+		Share: &srtmv1.Share{RateMilli: 1_100_000, Burst: 40}, NeededBurst: 30, Messages: 60_000, Span: durationpb.New(time.Minute), MeanRate: 1000, Missing: 0.02,
+		Splits: []*srtmv1.SplitCost{{Brokers: 2, Delays: delays}},
+		Wrong:  []*srtmv1.WrongContract{{What: "r -10 %", Share: &srtmv1.Share{RateMilli: 990_000, Burst: 40}, Delays: delays, Unbounded: true}},
+	})
+	const want = `proposed  r 1100 msg/s, b 40
+recorded  60000 messages in 1m0s, 1000.0 msg/s; 2.0 % are missing, of which nothing is known
+needed    b 30 for 99.0 % within 1ms; with a confidence of 95.0 % 40
+
+BROKERS  MEAN DELAY  P99  LATE
+2        1ms         2ms  25.0 %
+
+IF IT WERE  R    B   MEAN DELAY  P99  LATE
+r -10 %     990  40  1ms         2ms  25.0 %, and more the longer it lasts
+`
+	if err != nil || out.String() != want {
+		t.Errorf("%v\n%s", err, out.String())
+	}
+}
+
+func TestAContractIsSuggestedByATrace(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "trace.csv")
+	var text strings.Builder
+	for i := range 6000 { // ten at once, ten times a second
+		fmt.Fprintf(&text, "%.1f,p%d\n", float64(i/10)/10, i%10)
+	}
+	if err := os.WriteFile(file, []byte(text.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	a := &admin{}
+	if _, _, err := srtm(t, serve(t, a), "topic", "create", "pumps", "--suggest", file); err != nil {
+		t.Fatal(err)
+	}
+	if c := a.created.Spec.Contract; c.RateMilli < 109_000 || c.RateMilli > 111_000 || c.Burst < 10 || c.Burst > 20 {
+		t.Errorf("%v", c)
+	}
+	for _, args := range [][]string{{"--suggest", file, "--rate=1"}, {"--suggest", "command_test.go"}} {
+		if _, _, err := srtm(t, serve(t, a), append([]string{"topic", "create", "pumps"}, args...)...); err == nil {
+			t.Errorf("%v is taken", args)
 		}
 	}
 }

@@ -26,7 +26,7 @@ import (
 
 func topicCommand() *cobra.Command {
 	return parent("topic", "Topics and their contracts", "",
-		topicCreateCommand(), topicListCommand(), topicDescribeCommand(), topicWatchCommand(), topicUpdateCommand(), topicMoveCommand(), topicPaceCommand(), topicDeleteCommand())
+		topicCreateCommand(), topicListCommand(), topicDescribeCommand(), topicWatchCommand(), topicUpdateCommand(), topicMoveCommand(), topicPaceCommand(), topicProfileCommand(), topicDeleteCommand())
 }
 
 // newTopic is what `topic create` was told.
@@ -44,6 +44,8 @@ type newTopic struct {
 	publishers  []string
 	channels    []string
 	idempotency string
+	suggest     string
+	wanted      wanted
 }
 
 func topicCreateCommand() *cobra.Command {
@@ -72,13 +74,23 @@ topic describe --output json prints; then only --idempotency-key may be given be
   srtm topic create sensors --file sensors.json`,
 		Args: n.nameOrFile,
 		PreRunE: func(cmd *cobra.Command, args []string) (err error) {
+			if n.suggest != "" && (cmd.Flags().Changed("rate") || cmd.Flags().Changed("burst") || n.file != "") {
+				return usagef("--suggest goes without --rate, --burst and --file")
+			}
 			spec, err = n.spec(cmd, args)
 			return err
 		},
 	}, func(x *call) error {
+		if n.suggest != "" {
+			if err := x.suggest(&n, spec); err != nil {
+				return err
+			}
+		}
 		return x.describe(create(x.ctx, x.admin, &srtmv1.CreateTopicRequest{Spec: spec, IdempotencyKey: n.idempotency}, x.cmd.ErrOrStderr()))
 	})
 	n.flags(cmd)
+	cmd.Flags().StringVar(&n.suggest, "suggest", "", "take r and b as srtm topic profile proposes them, of a trace `file` (an arrival time in seconds a line, perhaps a comma and the publisher), or else of the topic of that name")
+	n.wanted.flags(cmd, time.Minute)
 	cmd.Flags().StringVar(&n.idempotency, "idempotency-key", "", "`key` under which the same command may be repeated")
 	return cmd
 }

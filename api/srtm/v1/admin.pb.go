@@ -86,6 +86,450 @@ func (TopicState) EnumDescriptor() ([]byte, []int) {
 	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{0}
 }
 
+type ProfileTopicRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// How long to record, 10 s to 24 h; it ends sooner with 2,000,000 messages.
+	Lasts *durationpb.Duration `protobuf:"bytes,2,opt,name=lasts,proto3" json:"lasts,omitempty"`
+	// Of messages, in (0, 1), that are to wait for a token no longer than `within`, 0 to 1 h;
+	// 0: 0.99.
+	Quantile float64              `protobuf:"fixed64,3,opt,name=quantile,proto3" json:"quantile,omitempty"`
+	Within   *durationpb.Duration `protobuf:"bytes,4,opt,name=within,proto3" json:"within,omitempty"`
+	// With which b is enough, 0.5 to 1; 0: 0.95.
+	Confidence float64 `protobuf:"fixed64,5,opt,name=confidence,proto3" json:"confidence,omitempty"`
+	// r over the mean rate, above 1, up to 100; 0: 1.1.
+	Headroom float64 `protobuf:"fixed64,6,opt,name=headroom,proto3" json:"headroom,omitempty"`
+	// For how many brokers to say what splitting costs, 1 to 32; 0: 4.
+	Brokers       uint32 `protobuf:"varint,7,opt,name=brokers,proto3" json:"brokers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProfileTopicRequest) Reset() {
+	*x = ProfileTopicRequest{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProfileTopicRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProfileTopicRequest) ProtoMessage() {}
+
+func (x *ProfileTopicRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProfileTopicRequest.ProtoReflect.Descriptor instead.
+func (*ProfileTopicRequest) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *ProfileTopicRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ProfileTopicRequest) GetLasts() *durationpb.Duration {
+	if x != nil {
+		return x.Lasts
+	}
+	return nil
+}
+
+func (x *ProfileTopicRequest) GetQuantile() float64 {
+	if x != nil {
+		return x.Quantile
+	}
+	return 0
+}
+
+func (x *ProfileTopicRequest) GetWithin() *durationpb.Duration {
+	if x != nil {
+		return x.Within
+	}
+	return nil
+}
+
+func (x *ProfileTopicRequest) GetConfidence() float64 {
+	if x != nil {
+		return x.Confidence
+	}
+	return 0
+}
+
+func (x *ProfileTopicRequest) GetHeadroom() float64 {
+	if x != nil {
+		return x.Headroom
+	}
+	return 0
+}
+
+func (x *ProfileTopicRequest) GetBrokers() uint32 {
+	if x != nil {
+		return x.Brokers
+	}
+	return 0
+}
+
+type ProfileTopicResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// So far.
+	Messages uint64 `protobuf:"varint,1,opt,name=messages,proto3" json:"messages,omitempty"`
+	// Set in the last response only.
+	Profile       *Profile `protobuf:"bytes,2,opt,name=profile,proto3" json:"profile,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProfileTopicResponse) Reset() {
+	*x = ProfileTopicResponse{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProfileTopicResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProfileTopicResponse) ProtoMessage() {}
+
+func (x *ProfileTopicResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProfileTopicResponse.ProtoReflect.Descriptor instead.
+func (*ProfileTopicResponse) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ProfileTopicResponse) GetMessages() uint64 {
+	if x != nil {
+		return x.Messages
+	}
+	return 0
+}
+
+func (x *ProfileTopicResponse) GetProfile() *Profile {
+	if x != nil {
+		return x.Profile
+	}
+	return nil
+}
+
+// Profile is a contract that is proposed, and what is known of it.
+type Profile struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Share *Share                 `protobuf:"bytes,1,opt,name=share,proto3" json:"share,omitempty"`
+	// b that the recorded messages would have needed: without regard to the confidence.
+	NeededBurst int64  `protobuf:"varint,2,opt,name=needed_burst,json=neededBurst,proto3" json:"needed_burst,omitempty"`
+	Messages    uint64 `protobuf:"varint,3,opt,name=messages,proto3" json:"messages,omitempty"`
+	// From the first of them to the last.
+	Span *durationpb.Duration `protobuf:"bytes,4,opt,name=span,proto3" json:"span,omitempty"`
+	// msg/s.
+	MeanRate float64 `protobuf:"fixed64,5,opt,name=mean_rate,json=meanRate,proto3" json:"mean_rate,omitempty"`
+	// The part of the messages that was not recorded; the proposal knows nothing of them.
+	Missing float64 `protobuf:"fixed64,6,opt,name=missing,proto3" json:"missing,omitempty"`
+	// For 1 broker, 2, ...: as many as b has tokens, at most.
+	Splits []*SplitCost `protobuf:"bytes,7,rep,name=splits,proto3" json:"splits,omitempty"`
+	// What it would cost to be wrong.
+	Wrong         []*WrongContract `protobuf:"bytes,8,rep,name=wrong,proto3" json:"wrong,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Profile) Reset() {
+	*x = Profile{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Profile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Profile) ProtoMessage() {}
+
+func (x *Profile) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Profile.ProtoReflect.Descriptor instead.
+func (*Profile) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Profile) GetShare() *Share {
+	if x != nil {
+		return x.Share
+	}
+	return nil
+}
+
+func (x *Profile) GetNeededBurst() int64 {
+	if x != nil {
+		return x.NeededBurst
+	}
+	return 0
+}
+
+func (x *Profile) GetMessages() uint64 {
+	if x != nil {
+		return x.Messages
+	}
+	return 0
+}
+
+func (x *Profile) GetSpan() *durationpb.Duration {
+	if x != nil {
+		return x.Span
+	}
+	return nil
+}
+
+func (x *Profile) GetMeanRate() float64 {
+	if x != nil {
+		return x.MeanRate
+	}
+	return 0
+}
+
+func (x *Profile) GetMissing() float64 {
+	if x != nil {
+		return x.Missing
+	}
+	return 0
+}
+
+func (x *Profile) GetSplits() []*SplitCost {
+	if x != nil {
+		return x.Splits
+	}
+	return nil
+}
+
+func (x *Profile) GetWrong() []*WrongContract {
+	if x != nil {
+		return x.Wrong
+	}
+	return nil
+}
+
+// AccessDelays are those that the recorded messages would have had.
+type AccessDelays struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Mean  *durationpb.Duration   `protobuf:"bytes,1,opt,name=mean,proto3" json:"mean,omitempty"`
+	// The quantile that was asked for.
+	Quantile *durationpb.Duration `protobuf:"bytes,2,opt,name=quantile,proto3" json:"quantile,omitempty"`
+	// The part of the messages that waits longer than `within`.
+	Late          float64 `protobuf:"fixed64,3,opt,name=late,proto3" json:"late,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AccessDelays) Reset() {
+	*x = AccessDelays{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AccessDelays) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AccessDelays) ProtoMessage() {}
+
+func (x *AccessDelays) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AccessDelays.ProtoReflect.Descriptor instead.
+func (*AccessDelays) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *AccessDelays) GetMean() *durationpb.Duration {
+	if x != nil {
+		return x.Mean
+	}
+	return nil
+}
+
+func (x *AccessDelays) GetQuantile() *durationpb.Duration {
+	if x != nil {
+		return x.Quantile
+	}
+	return nil
+}
+
+func (x *AccessDelays) GetLate() float64 {
+	if x != nil {
+		return x.Late
+	}
+	return 0
+}
+
+type SplitCost struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Brokers       uint32                 `protobuf:"varint,1,opt,name=brokers,proto3" json:"brokers,omitempty"`
+	Delays        *AccessDelays          `protobuf:"bytes,2,opt,name=delays,proto3" json:"delays,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SplitCost) Reset() {
+	*x = SplitCost{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SplitCost) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SplitCost) ProtoMessage() {}
+
+func (x *SplitCost) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SplitCost.ProtoReflect.Descriptor instead.
+func (*SplitCost) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *SplitCost) GetBrokers() uint32 {
+	if x != nil {
+		return x.Brokers
+	}
+	return 0
+}
+
+func (x *SplitCost) GetDelays() *AccessDelays {
+	if x != nil {
+		return x.Delays
+	}
+	return nil
+}
+
+type WrongContract struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// For people: "r -10 %".
+	What   string        `protobuf:"bytes,1,opt,name=what,proto3" json:"what,omitempty"`
+	Share  *Share        `protobuf:"bytes,2,opt,name=share,proto3" json:"share,omitempty"`
+	Delays *AccessDelays `protobuf:"bytes,3,opt,name=delays,proto3" json:"delays,omitempty"`
+	// r is below the mean rate: delays grow for as long as it lasts.
+	Unbounded     bool `protobuf:"varint,4,opt,name=unbounded,proto3" json:"unbounded,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WrongContract) Reset() {
+	*x = WrongContract{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WrongContract) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WrongContract) ProtoMessage() {}
+
+func (x *WrongContract) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WrongContract.ProtoReflect.Descriptor instead.
+func (*WrongContract) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *WrongContract) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
+func (x *WrongContract) GetShare() *Share {
+	if x != nil {
+		return x.Share
+	}
+	return nil
+}
+
+func (x *WrongContract) GetDelays() *AccessDelays {
+	if x != nil {
+		return x.Delays
+	}
+	return nil
+}
+
+func (x *WrongContract) GetUnbounded() bool {
+	if x != nil {
+		return x.Unbounded
+	}
+	return false
+}
+
 type ExportClusterRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -94,7 +538,7 @@ type ExportClusterRequest struct {
 
 func (x *ExportClusterRequest) Reset() {
 	*x = ExportClusterRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[0]
+	mi := &file_srtm_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -106,7 +550,7 @@ func (x *ExportClusterRequest) String() string {
 func (*ExportClusterRequest) ProtoMessage() {}
 
 func (x *ExportClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[0]
+	mi := &file_srtm_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -119,7 +563,7 @@ func (x *ExportClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportClusterRequest.ProtoReflect.Descriptor instead.
 func (*ExportClusterRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{0}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 type ExportClusterResponse struct {
@@ -132,7 +576,7 @@ type ExportClusterResponse struct {
 
 func (x *ExportClusterResponse) Reset() {
 	*x = ExportClusterResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[1]
+	mi := &file_srtm_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -144,7 +588,7 @@ func (x *ExportClusterResponse) String() string {
 func (*ExportClusterResponse) ProtoMessage() {}
 
 func (x *ExportClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[1]
+	mi := &file_srtm_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -157,7 +601,7 @@ func (x *ExportClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportClusterResponse.ProtoReflect.Descriptor instead.
 func (*ExportClusterResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{1}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ExportClusterResponse) GetText() []byte {
@@ -177,7 +621,7 @@ type ImportClusterRequest struct {
 
 func (x *ImportClusterRequest) Reset() {
 	*x = ImportClusterRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[2]
+	mi := &file_srtm_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -189,7 +633,7 @@ func (x *ImportClusterRequest) String() string {
 func (*ImportClusterRequest) ProtoMessage() {}
 
 func (x *ImportClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[2]
+	mi := &file_srtm_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -202,7 +646,7 @@ func (x *ImportClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportClusterRequest.ProtoReflect.Descriptor instead.
 func (*ImportClusterRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ImportClusterRequest) GetText() []byte {
@@ -226,7 +670,7 @@ type ImportClusterResponse struct {
 
 func (x *ImportClusterResponse) Reset() {
 	*x = ImportClusterResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[3]
+	mi := &file_srtm_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -238,7 +682,7 @@ func (x *ImportClusterResponse) String() string {
 func (*ImportClusterResponse) ProtoMessage() {}
 
 func (x *ImportClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[3]
+	mi := &file_srtm_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -251,7 +695,7 @@ func (x *ImportClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportClusterResponse.ProtoReflect.Descriptor instead.
 func (*ImportClusterResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ImportClusterResponse) GetTopics() uint32 {
@@ -299,7 +743,7 @@ type TopicSpec struct {
 
 func (x *TopicSpec) Reset() {
 	*x = TopicSpec{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[4]
+	mi := &file_srtm_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -311,7 +755,7 @@ func (x *TopicSpec) String() string {
 func (*TopicSpec) ProtoMessage() {}
 
 func (x *TopicSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[4]
+	mi := &file_srtm_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -324,7 +768,7 @@ func (x *TopicSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicSpec.ProtoReflect.Descriptor instead.
 func (*TopicSpec) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *TopicSpec) GetName() string {
@@ -400,7 +844,7 @@ type BrokerQuota struct {
 
 func (x *BrokerQuota) Reset() {
 	*x = BrokerQuota{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[5]
+	mi := &file_srtm_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -412,7 +856,7 @@ func (x *BrokerQuota) String() string {
 func (*BrokerQuota) ProtoMessage() {}
 
 func (x *BrokerQuota) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[5]
+	mi := &file_srtm_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -425,7 +869,7 @@ func (x *BrokerQuota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrokerQuota.ProtoReflect.Descriptor instead.
 func (*BrokerQuota) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *BrokerQuota) GetBrokerId() string {
@@ -481,7 +925,7 @@ type BrokerTopicStatus struct {
 
 func (x *BrokerTopicStatus) Reset() {
 	*x = BrokerTopicStatus{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[6]
+	mi := &file_srtm_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -493,7 +937,7 @@ func (x *BrokerTopicStatus) String() string {
 func (*BrokerTopicStatus) ProtoMessage() {}
 
 func (x *BrokerTopicStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[6]
+	mi := &file_srtm_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -506,7 +950,7 @@ func (x *BrokerTopicStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrokerTopicStatus.ProtoReflect.Descriptor instead.
 func (*BrokerTopicStatus) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *BrokerTopicStatus) GetBrokerId() string {
@@ -591,7 +1035,7 @@ type TopicStatus struct {
 
 func (x *TopicStatus) Reset() {
 	*x = TopicStatus{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[7]
+	mi := &file_srtm_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -603,7 +1047,7 @@ func (x *TopicStatus) String() string {
 func (*TopicStatus) ProtoMessage() {}
 
 func (x *TopicStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[7]
+	mi := &file_srtm_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -616,7 +1060,7 @@ func (x *TopicStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicStatus.ProtoReflect.Descriptor instead.
 func (*TopicStatus) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *TopicStatus) GetWindow() *durationpb.Duration {
@@ -721,7 +1165,7 @@ type Fit struct {
 
 func (x *Fit) Reset() {
 	*x = Fit{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[8]
+	mi := &file_srtm_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -733,7 +1177,7 @@ func (x *Fit) String() string {
 func (*Fit) ProtoMessage() {}
 
 func (x *Fit) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[8]
+	mi := &file_srtm_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -746,7 +1190,7 @@ func (x *Fit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fit.ProtoReflect.Descriptor instead.
 func (*Fit) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Fit) GetEnded() bool {
@@ -788,7 +1232,7 @@ type FitRounds struct {
 
 func (x *FitRounds) Reset() {
 	*x = FitRounds{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[9]
+	mi := &file_srtm_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -800,7 +1244,7 @@ func (x *FitRounds) String() string {
 func (*FitRounds) ProtoMessage() {}
 
 func (x *FitRounds) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[9]
+	mi := &file_srtm_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -813,7 +1257,7 @@ func (x *FitRounds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FitRounds.ProtoReflect.Descriptor instead.
 func (*FitRounds) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *FitRounds) GetK() uint32 {
@@ -848,7 +1292,7 @@ type Topic struct {
 
 func (x *Topic) Reset() {
 	*x = Topic{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[10]
+	mi := &file_srtm_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -860,7 +1304,7 @@ func (x *Topic) String() string {
 func (*Topic) ProtoMessage() {}
 
 func (x *Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[10]
+	mi := &file_srtm_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -873,7 +1317,7 @@ func (x *Topic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Topic.ProtoReflect.Descriptor instead.
 func (*Topic) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Topic) GetSpec() *TopicSpec {
@@ -945,7 +1389,7 @@ type Learned struct {
 
 func (x *Learned) Reset() {
 	*x = Learned{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[11]
+	mi := &file_srtm_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -957,7 +1401,7 @@ func (x *Learned) String() string {
 func (*Learned) ProtoMessage() {}
 
 func (x *Learned) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[11]
+	mi := &file_srtm_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -970,7 +1414,7 @@ func (x *Learned) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Learned.ProtoReflect.Descriptor instead.
 func (*Learned) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Learned) GetPublishers() []*LearnedPublisher {
@@ -1030,7 +1474,7 @@ type LearnedPublisher struct {
 
 func (x *LearnedPublisher) Reset() {
 	*x = LearnedPublisher{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[12]
+	mi := &file_srtm_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1042,7 +1486,7 @@ func (x *LearnedPublisher) String() string {
 func (*LearnedPublisher) ProtoMessage() {}
 
 func (x *LearnedPublisher) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[12]
+	mi := &file_srtm_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1055,7 +1499,7 @@ func (x *LearnedPublisher) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedPublisher.ProtoReflect.Descriptor instead.
 func (*LearnedPublisher) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *LearnedPublisher) GetId() string {
@@ -1128,7 +1572,7 @@ type LearnedGroup struct {
 
 func (x *LearnedGroup) Reset() {
 	*x = LearnedGroup{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[13]
+	mi := &file_srtm_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1140,7 +1584,7 @@ func (x *LearnedGroup) String() string {
 func (*LearnedGroup) ProtoMessage() {}
 
 func (x *LearnedGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[13]
+	mi := &file_srtm_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1153,7 +1597,7 @@ func (x *LearnedGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedGroup.ProtoReflect.Descriptor instead.
 func (*LearnedGroup) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *LearnedGroup) GetKey() string {
@@ -1200,7 +1644,7 @@ type LearnedMember struct {
 
 func (x *LearnedMember) Reset() {
 	*x = LearnedMember{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[14]
+	mi := &file_srtm_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1212,7 +1656,7 @@ func (x *LearnedMember) String() string {
 func (*LearnedMember) ProtoMessage() {}
 
 func (x *LearnedMember) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[14]
+	mi := &file_srtm_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1225,7 +1669,7 @@ func (x *LearnedMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedMember.ProtoReflect.Descriptor instead.
 func (*LearnedMember) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *LearnedMember) GetId() string {
@@ -1297,7 +1741,7 @@ type Broker struct {
 
 func (x *Broker) Reset() {
 	*x = Broker{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[15]
+	mi := &file_srtm_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1309,7 +1753,7 @@ func (x *Broker) String() string {
 func (*Broker) ProtoMessage() {}
 
 func (x *Broker) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[15]
+	mi := &file_srtm_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1322,7 +1766,7 @@ func (x *Broker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Broker.ProtoReflect.Descriptor instead.
 func (*Broker) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Broker) GetId() string {
@@ -1437,7 +1881,7 @@ type DrainWait struct {
 
 func (x *DrainWait) Reset() {
 	*x = DrainWait{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[16]
+	mi := &file_srtm_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1449,7 +1893,7 @@ func (x *DrainWait) String() string {
 func (*DrainWait) ProtoMessage() {}
 
 func (x *DrainWait) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[16]
+	mi := &file_srtm_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1462,7 +1906,7 @@ func (x *DrainWait) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainWait.ProtoReflect.Descriptor instead.
 func (*DrainWait) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DrainWait) GetTopic() string {
@@ -1504,7 +1948,7 @@ type Infeasible struct {
 
 func (x *Infeasible) Reset() {
 	*x = Infeasible{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[17]
+	mi := &file_srtm_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1516,7 +1960,7 @@ func (x *Infeasible) String() string {
 func (*Infeasible) ProtoMessage() {}
 
 func (x *Infeasible) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[17]
+	mi := &file_srtm_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1529,7 +1973,7 @@ func (x *Infeasible) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Infeasible.ProtoReflect.Descriptor instead.
 func (*Infeasible) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Infeasible) GetBound() string {
@@ -1580,7 +2024,7 @@ type Fits struct {
 
 func (x *Fits) Reset() {
 	*x = Fits{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[18]
+	mi := &file_srtm_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1592,7 +2036,7 @@ func (x *Fits) String() string {
 func (*Fits) ProtoMessage() {}
 
 func (x *Fits) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[18]
+	mi := &file_srtm_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1605,7 +2049,7 @@ func (x *Fits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fits.ProtoReflect.Descriptor instead.
 func (*Fits) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Fits) GetRate() int64 {
@@ -1666,7 +2110,7 @@ type CreateTopicRequest struct {
 
 func (x *CreateTopicRequest) Reset() {
 	*x = CreateTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[19]
+	mi := &file_srtm_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1678,7 +2122,7 @@ func (x *CreateTopicRequest) String() string {
 func (*CreateTopicRequest) ProtoMessage() {}
 
 func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[19]
+	mi := &file_srtm_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1691,7 +2135,7 @@ func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicRequest.ProtoReflect.Descriptor instead.
 func (*CreateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CreateTopicRequest) GetSpec() *TopicSpec {
@@ -1735,7 +2179,7 @@ type CreateTopicResponse struct {
 
 func (x *CreateTopicResponse) Reset() {
 	*x = CreateTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[20]
+	mi := &file_srtm_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1747,7 +2191,7 @@ func (x *CreateTopicResponse) String() string {
 func (*CreateTopicResponse) ProtoMessage() {}
 
 func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[20]
+	mi := &file_srtm_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1760,7 +2204,7 @@ func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicResponse.ProtoReflect.Descriptor instead.
 func (*CreateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CreateTopicResponse) GetState() TopicState {
@@ -1795,7 +2239,7 @@ type GetTopicRequest struct {
 
 func (x *GetTopicRequest) Reset() {
 	*x = GetTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[21]
+	mi := &file_srtm_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1807,7 +2251,7 @@ func (x *GetTopicRequest) String() string {
 func (*GetTopicRequest) ProtoMessage() {}
 
 func (x *GetTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[21]
+	mi := &file_srtm_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1820,7 +2264,7 @@ func (x *GetTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopicRequest.ProtoReflect.Descriptor instead.
 func (*GetTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *GetTopicRequest) GetName() string {
@@ -1846,7 +2290,7 @@ type GetTopicResponse struct {
 
 func (x *GetTopicResponse) Reset() {
 	*x = GetTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[22]
+	mi := &file_srtm_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1858,7 +2302,7 @@ func (x *GetTopicResponse) String() string {
 func (*GetTopicResponse) ProtoMessage() {}
 
 func (x *GetTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[22]
+	mi := &file_srtm_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1871,7 +2315,7 @@ func (x *GetTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopicResponse.ProtoReflect.Descriptor instead.
 func (*GetTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GetTopicResponse) GetTopic() *Topic {
@@ -1893,7 +2337,7 @@ type ListTopicsRequest struct {
 
 func (x *ListTopicsRequest) Reset() {
 	*x = ListTopicsRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[23]
+	mi := &file_srtm_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1905,7 +2349,7 @@ func (x *ListTopicsRequest) String() string {
 func (*ListTopicsRequest) ProtoMessage() {}
 
 func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[23]
+	mi := &file_srtm_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1918,7 +2362,7 @@ func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsRequest.ProtoReflect.Descriptor instead.
 func (*ListTopicsRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListTopicsRequest) GetPageSize() int32 {
@@ -1947,7 +2391,7 @@ type ListTopicsResponse struct {
 
 func (x *ListTopicsResponse) Reset() {
 	*x = ListTopicsResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[24]
+	mi := &file_srtm_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1959,7 +2403,7 @@ func (x *ListTopicsResponse) String() string {
 func (*ListTopicsResponse) ProtoMessage() {}
 
 func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[24]
+	mi := &file_srtm_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1972,7 +2416,7 @@ func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsResponse.ProtoReflect.Descriptor instead.
 func (*ListTopicsResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListTopicsResponse) GetTopics() []*Topic {
@@ -1998,7 +2442,7 @@ type DeleteTopicRequest struct {
 
 func (x *DeleteTopicRequest) Reset() {
 	*x = DeleteTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[25]
+	mi := &file_srtm_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2010,7 +2454,7 @@ func (x *DeleteTopicRequest) String() string {
 func (*DeleteTopicRequest) ProtoMessage() {}
 
 func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[25]
+	mi := &file_srtm_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2023,7 +2467,7 @@ func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DeleteTopicRequest) GetName() string {
@@ -2041,7 +2485,7 @@ type DeleteTopicResponse struct {
 
 func (x *DeleteTopicResponse) Reset() {
 	*x = DeleteTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[26]
+	mi := &file_srtm_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2053,7 +2497,7 @@ func (x *DeleteTopicResponse) String() string {
 func (*DeleteTopicResponse) ProtoMessage() {}
 
 func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[26]
+	mi := &file_srtm_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2066,7 +2510,7 @@ func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 type ListBrokersRequest struct {
@@ -2077,7 +2521,7 @@ type ListBrokersRequest struct {
 
 func (x *ListBrokersRequest) Reset() {
 	*x = ListBrokersRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[27]
+	mi := &file_srtm_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2089,7 +2533,7 @@ func (x *ListBrokersRequest) String() string {
 func (*ListBrokersRequest) ProtoMessage() {}
 
 func (x *ListBrokersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[27]
+	mi := &file_srtm_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2102,7 +2546,7 @@ func (x *ListBrokersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBrokersRequest.ProtoReflect.Descriptor instead.
 func (*ListBrokersRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 type ListBrokersResponse struct {
@@ -2115,7 +2559,7 @@ type ListBrokersResponse struct {
 
 func (x *ListBrokersResponse) Reset() {
 	*x = ListBrokersResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[28]
+	mi := &file_srtm_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2127,7 +2571,7 @@ func (x *ListBrokersResponse) String() string {
 func (*ListBrokersResponse) ProtoMessage() {}
 
 func (x *ListBrokersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[28]
+	mi := &file_srtm_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2140,7 +2584,7 @@ func (x *ListBrokersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBrokersResponse.ProtoReflect.Descriptor instead.
 func (*ListBrokersResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListBrokersResponse) GetBrokers() []*Broker {
@@ -2173,7 +2617,7 @@ type UpdateTopicRequest struct {
 
 func (x *UpdateTopicRequest) Reset() {
 	*x = UpdateTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[29]
+	mi := &file_srtm_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2185,7 +2629,7 @@ func (x *UpdateTopicRequest) String() string {
 func (*UpdateTopicRequest) ProtoMessage() {}
 
 func (x *UpdateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[29]
+	mi := &file_srtm_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2198,7 +2642,7 @@ func (x *UpdateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateTopicRequest.ProtoReflect.Descriptor instead.
 func (*UpdateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *UpdateTopicRequest) GetSpec() *TopicSpec {
@@ -2231,7 +2675,7 @@ type UpdateTopicResponse struct {
 
 func (x *UpdateTopicResponse) Reset() {
 	*x = UpdateTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[30]
+	mi := &file_srtm_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2243,7 +2687,7 @@ func (x *UpdateTopicResponse) String() string {
 func (*UpdateTopicResponse) ProtoMessage() {}
 
 func (x *UpdateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[30]
+	mi := &file_srtm_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2256,7 +2700,7 @@ func (x *UpdateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateTopicResponse.ProtoReflect.Descriptor instead.
 func (*UpdateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *UpdateTopicResponse) GetTopic() *Topic {
@@ -2283,7 +2727,7 @@ type DrainBrokerRequest struct {
 
 func (x *DrainBrokerRequest) Reset() {
 	*x = DrainBrokerRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[31]
+	mi := &file_srtm_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2295,7 +2739,7 @@ func (x *DrainBrokerRequest) String() string {
 func (*DrainBrokerRequest) ProtoMessage() {}
 
 func (x *DrainBrokerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[31]
+	mi := &file_srtm_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2308,7 +2752,7 @@ func (x *DrainBrokerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBrokerRequest.ProtoReflect.Descriptor instead.
 func (*DrainBrokerRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DrainBrokerRequest) GetBrokerId() string {
@@ -2341,7 +2785,7 @@ type DrainBrokerResponse struct {
 
 func (x *DrainBrokerResponse) Reset() {
 	*x = DrainBrokerResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[32]
+	mi := &file_srtm_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2353,7 +2797,7 @@ func (x *DrainBrokerResponse) String() string {
 func (*DrainBrokerResponse) ProtoMessage() {}
 
 func (x *DrainBrokerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[32]
+	mi := &file_srtm_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2366,7 +2810,7 @@ func (x *DrainBrokerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBrokerResponse.ProtoReflect.Descriptor instead.
 func (*DrainBrokerResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DrainBrokerResponse) GetBroker() *Broker {
@@ -2389,7 +2833,7 @@ type MovePublishersRequest struct {
 
 func (x *MovePublishersRequest) Reset() {
 	*x = MovePublishersRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[33]
+	mi := &file_srtm_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2401,7 +2845,7 @@ func (x *MovePublishersRequest) String() string {
 func (*MovePublishersRequest) ProtoMessage() {}
 
 func (x *MovePublishersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[33]
+	mi := &file_srtm_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2414,7 +2858,7 @@ func (x *MovePublishersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovePublishersRequest.ProtoReflect.Descriptor instead.
 func (*MovePublishersRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *MovePublishersRequest) GetTopic() string {
@@ -2447,7 +2891,7 @@ type MovePublishersResponse struct {
 
 func (x *MovePublishersResponse) Reset() {
 	*x = MovePublishersResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[34]
+	mi := &file_srtm_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2459,7 +2903,7 @@ func (x *MovePublishersResponse) String() string {
 func (*MovePublishersResponse) ProtoMessage() {}
 
 func (x *MovePublishersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[34]
+	mi := &file_srtm_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2472,7 +2916,7 @@ func (x *MovePublishersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovePublishersResponse.ProtoReflect.Descriptor instead.
 func (*MovePublishersResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *MovePublishersResponse) GetTopic() *Topic {
@@ -2493,7 +2937,7 @@ type SetBrokerCapacityRequest struct {
 
 func (x *SetBrokerCapacityRequest) Reset() {
 	*x = SetBrokerCapacityRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[35]
+	mi := &file_srtm_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2505,7 +2949,7 @@ func (x *SetBrokerCapacityRequest) String() string {
 func (*SetBrokerCapacityRequest) ProtoMessage() {}
 
 func (x *SetBrokerCapacityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[35]
+	mi := &file_srtm_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2518,7 +2962,7 @@ func (x *SetBrokerCapacityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBrokerCapacityRequest.ProtoReflect.Descriptor instead.
 func (*SetBrokerCapacityRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *SetBrokerCapacityRequest) GetBrokerId() string {
@@ -2544,7 +2988,7 @@ type SetBrokerCapacityResponse struct {
 
 func (x *SetBrokerCapacityResponse) Reset() {
 	*x = SetBrokerCapacityResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[36]
+	mi := &file_srtm_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2556,7 +3000,7 @@ func (x *SetBrokerCapacityResponse) String() string {
 func (*SetBrokerCapacityResponse) ProtoMessage() {}
 
 func (x *SetBrokerCapacityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[36]
+	mi := &file_srtm_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2569,7 +3013,7 @@ func (x *SetBrokerCapacityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBrokerCapacityResponse.ProtoReflect.Descriptor instead.
 func (*SetBrokerCapacityResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *SetBrokerCapacityResponse) GetBroker() *Broker {
@@ -2588,7 +3032,7 @@ type RemoveBrokerRequest struct {
 
 func (x *RemoveBrokerRequest) Reset() {
 	*x = RemoveBrokerRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[37]
+	mi := &file_srtm_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2600,7 +3044,7 @@ func (x *RemoveBrokerRequest) String() string {
 func (*RemoveBrokerRequest) ProtoMessage() {}
 
 func (x *RemoveBrokerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[37]
+	mi := &file_srtm_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2613,7 +3057,7 @@ func (x *RemoveBrokerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBrokerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBrokerRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RemoveBrokerRequest) GetBrokerId() string {
@@ -2635,7 +3079,7 @@ type RemoveBrokerResponse struct {
 
 func (x *RemoveBrokerResponse) Reset() {
 	*x = RemoveBrokerResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[38]
+	mi := &file_srtm_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2647,7 +3091,7 @@ func (x *RemoveBrokerResponse) String() string {
 func (*RemoveBrokerResponse) ProtoMessage() {}
 
 func (x *RemoveBrokerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[38]
+	mi := &file_srtm_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2660,7 +3104,7 @@ func (x *RemoveBrokerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBrokerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBrokerResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RemoveBrokerResponse) GetFreed() []*FreedShare {
@@ -2691,7 +3135,7 @@ type SeekChannelRequest struct {
 
 func (x *SeekChannelRequest) Reset() {
 	*x = SeekChannelRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[39]
+	mi := &file_srtm_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2703,7 +3147,7 @@ func (x *SeekChannelRequest) String() string {
 func (*SeekChannelRequest) ProtoMessage() {}
 
 func (x *SeekChannelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[39]
+	mi := &file_srtm_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2716,7 +3160,7 @@ func (x *SeekChannelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekChannelRequest.ProtoReflect.Descriptor instead.
 func (*SeekChannelRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *SeekChannelRequest) GetTopic() string {
@@ -2757,7 +3201,7 @@ type SeekChannelResponse struct {
 
 func (x *SeekChannelResponse) Reset() {
 	*x = SeekChannelResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[40]
+	mi := &file_srtm_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2769,7 +3213,7 @@ func (x *SeekChannelResponse) String() string {
 func (*SeekChannelResponse) ProtoMessage() {}
 
 func (x *SeekChannelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[40]
+	mi := &file_srtm_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2782,7 +3226,7 @@ func (x *SeekChannelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekChannelResponse.ProtoReflect.Descriptor instead.
 func (*SeekChannelResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *SeekChannelResponse) GetBrokers() []*SeekOutcome {
@@ -2812,7 +3256,7 @@ type SeekOutcome struct {
 
 func (x *SeekOutcome) Reset() {
 	*x = SeekOutcome{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[41]
+	mi := &file_srtm_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2824,7 +3268,7 @@ func (x *SeekOutcome) String() string {
 func (*SeekOutcome) ProtoMessage() {}
 
 func (x *SeekOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[41]
+	mi := &file_srtm_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2837,7 +3281,7 @@ func (x *SeekOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekOutcome.ProtoReflect.Descriptor instead.
 func (*SeekOutcome) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *SeekOutcome) GetBrokerId() string {
@@ -2872,7 +3316,41 @@ var File_srtm_v1_admin_proto protoreflect.FileDescriptor
 
 const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x13srtm/v1/admin.proto\x12\asrtm.v1\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13srtm/v1/grant.proto\x1a\x13srtm/v1/types.proto\"\x16\n" +
+	"\x13srtm/v1/admin.proto\x12\asrtm.v1\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13srtm/v1/grant.proto\x1a\x13srtm/v1/types.proto\"\xff\x01\n" +
+	"\x13ProfileTopicRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
+	"\x05lasts\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05lasts\x12\x1a\n" +
+	"\bquantile\x18\x03 \x01(\x01R\bquantile\x121\n" +
+	"\x06within\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x06within\x12\x1e\n" +
+	"\n" +
+	"confidence\x18\x05 \x01(\x01R\n" +
+	"confidence\x12\x1a\n" +
+	"\bheadroom\x18\x06 \x01(\x01R\bheadroom\x12\x18\n" +
+	"\abrokers\x18\a \x01(\rR\abrokers\"^\n" +
+	"\x14ProfileTopicResponse\x12\x1a\n" +
+	"\bmessages\x18\x01 \x01(\x04R\bmessages\x12*\n" +
+	"\aprofile\x18\x02 \x01(\v2\x10.srtm.v1.ProfileR\aprofile\"\xae\x02\n" +
+	"\aProfile\x12$\n" +
+	"\x05share\x18\x01 \x01(\v2\x0e.srtm.v1.ShareR\x05share\x12!\n" +
+	"\fneeded_burst\x18\x02 \x01(\x03R\vneededBurst\x12\x1a\n" +
+	"\bmessages\x18\x03 \x01(\x04R\bmessages\x12-\n" +
+	"\x04span\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04span\x12\x1b\n" +
+	"\tmean_rate\x18\x05 \x01(\x01R\bmeanRate\x12\x18\n" +
+	"\amissing\x18\x06 \x01(\x01R\amissing\x12*\n" +
+	"\x06splits\x18\a \x03(\v2\x12.srtm.v1.SplitCostR\x06splits\x12,\n" +
+	"\x05wrong\x18\b \x03(\v2\x16.srtm.v1.WrongContractR\x05wrong\"\x88\x01\n" +
+	"\fAccessDelays\x12-\n" +
+	"\x04mean\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x04mean\x125\n" +
+	"\bquantile\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bquantile\x12\x12\n" +
+	"\x04late\x18\x03 \x01(\x01R\x04late\"T\n" +
+	"\tSplitCost\x12\x18\n" +
+	"\abrokers\x18\x01 \x01(\rR\abrokers\x12-\n" +
+	"\x06delays\x18\x02 \x01(\v2\x15.srtm.v1.AccessDelaysR\x06delays\"\x96\x01\n" +
+	"\rWrongContract\x12\x12\n" +
+	"\x04what\x18\x01 \x01(\tR\x04what\x12$\n" +
+	"\x05share\x18\x02 \x01(\v2\x0e.srtm.v1.ShareR\x05share\x12-\n" +
+	"\x06delays\x18\x03 \x01(\v2\x15.srtm.v1.AccessDelaysR\x06delays\x12\x1c\n" +
+	"\tunbounded\x18\x04 \x01(\bR\tunbounded\"\x16\n" +
 	"\x14ExportClusterRequest\"+\n" +
 	"\x15ExportClusterResponse\x12\x12\n" +
 	"\x04text\x18\x01 \x01(\fR\x04text\"*\n" +
@@ -3090,7 +3568,7 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x15TOPIC_STATE_PREPARING\x10\x02\x12\x16\n" +
 	"\x12TOPIC_STATE_ACTIVE\x10\x03\x12\x18\n" +
 	"\x14TOPIC_STATE_DEGRADED\x10\x04\x12\x18\n" +
-	"\x14TOPIC_STATE_DELETING\x10\x052\xf4\a\n" +
+	"\x14TOPIC_STATE_DELETING\x10\x052\xc3\b\n" +
 	"\fAdminService\x12J\n" +
 	"\vCreateTopic\x12\x1b.srtm.v1.CreateTopicRequest\x1a\x1c.srtm.v1.CreateTopicResponse0\x01\x12?\n" +
 	"\bGetTopic\x12\x18.srtm.v1.GetTopicRequest\x1a\x19.srtm.v1.GetTopicResponse\x12E\n" +
@@ -3105,7 +3583,8 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\fRemoveBroker\x12\x1c.srtm.v1.RemoveBrokerRequest\x1a\x1d.srtm.v1.RemoveBrokerResponse\x12H\n" +
 	"\vSeekChannel\x12\x1b.srtm.v1.SeekChannelRequest\x1a\x1c.srtm.v1.SeekChannelResponse\x12P\n" +
 	"\rExportCluster\x12\x1d.srtm.v1.ExportClusterRequest\x1a\x1e.srtm.v1.ExportClusterResponse0\x01\x12P\n" +
-	"\rImportCluster\x12\x1d.srtm.v1.ImportClusterRequest\x1a\x1e.srtm.v1.ImportClusterResponse(\x01B,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
+	"\rImportCluster\x12\x1d.srtm.v1.ImportClusterRequest\x1a\x1e.srtm.v1.ImportClusterResponse(\x01\x12M\n" +
+	"\fProfileTopic\x12\x1c.srtm.v1.ProfileTopicRequest\x1a\x1d.srtm.v1.ProfileTopicResponse0\x01B,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
 
 var (
 	file_srtm_v1_admin_proto_rawDescOnce sync.Once
@@ -3120,140 +3599,160 @@ func file_srtm_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_srtm_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
+var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
 var file_srtm_v1_admin_proto_goTypes = []any{
 	(TopicState)(0),                   // 0: srtm.v1.TopicState
-	(*ExportClusterRequest)(nil),      // 1: srtm.v1.ExportClusterRequest
-	(*ExportClusterResponse)(nil),     // 2: srtm.v1.ExportClusterResponse
-	(*ImportClusterRequest)(nil),      // 3: srtm.v1.ImportClusterRequest
-	(*ImportClusterResponse)(nil),     // 4: srtm.v1.ImportClusterResponse
-	(*TopicSpec)(nil),                 // 5: srtm.v1.TopicSpec
-	(*BrokerQuota)(nil),               // 6: srtm.v1.BrokerQuota
-	(*BrokerTopicStatus)(nil),         // 7: srtm.v1.BrokerTopicStatus
-	(*TopicStatus)(nil),               // 8: srtm.v1.TopicStatus
-	(*Fit)(nil),                       // 9: srtm.v1.Fit
-	(*FitRounds)(nil),                 // 10: srtm.v1.FitRounds
-	(*Topic)(nil),                     // 11: srtm.v1.Topic
-	(*Learned)(nil),                   // 12: srtm.v1.Learned
-	(*LearnedPublisher)(nil),          // 13: srtm.v1.LearnedPublisher
-	(*LearnedGroup)(nil),              // 14: srtm.v1.LearnedGroup
-	(*LearnedMember)(nil),             // 15: srtm.v1.LearnedMember
-	(*Broker)(nil),                    // 16: srtm.v1.Broker
-	(*DrainWait)(nil),                 // 17: srtm.v1.DrainWait
-	(*Infeasible)(nil),                // 18: srtm.v1.Infeasible
-	(*Fits)(nil),                      // 19: srtm.v1.Fits
-	(*CreateTopicRequest)(nil),        // 20: srtm.v1.CreateTopicRequest
-	(*CreateTopicResponse)(nil),       // 21: srtm.v1.CreateTopicResponse
-	(*GetTopicRequest)(nil),           // 22: srtm.v1.GetTopicRequest
-	(*GetTopicResponse)(nil),          // 23: srtm.v1.GetTopicResponse
-	(*ListTopicsRequest)(nil),         // 24: srtm.v1.ListTopicsRequest
-	(*ListTopicsResponse)(nil),        // 25: srtm.v1.ListTopicsResponse
-	(*DeleteTopicRequest)(nil),        // 26: srtm.v1.DeleteTopicRequest
-	(*DeleteTopicResponse)(nil),       // 27: srtm.v1.DeleteTopicResponse
-	(*ListBrokersRequest)(nil),        // 28: srtm.v1.ListBrokersRequest
-	(*ListBrokersResponse)(nil),       // 29: srtm.v1.ListBrokersResponse
-	(*UpdateTopicRequest)(nil),        // 30: srtm.v1.UpdateTopicRequest
-	(*UpdateTopicResponse)(nil),       // 31: srtm.v1.UpdateTopicResponse
-	(*DrainBrokerRequest)(nil),        // 32: srtm.v1.DrainBrokerRequest
-	(*DrainBrokerResponse)(nil),       // 33: srtm.v1.DrainBrokerResponse
-	(*MovePublishersRequest)(nil),     // 34: srtm.v1.MovePublishersRequest
-	(*MovePublishersResponse)(nil),    // 35: srtm.v1.MovePublishersResponse
-	(*SetBrokerCapacityRequest)(nil),  // 36: srtm.v1.SetBrokerCapacityRequest
-	(*SetBrokerCapacityResponse)(nil), // 37: srtm.v1.SetBrokerCapacityResponse
-	(*RemoveBrokerRequest)(nil),       // 38: srtm.v1.RemoveBrokerRequest
-	(*RemoveBrokerResponse)(nil),      // 39: srtm.v1.RemoveBrokerResponse
-	(*SeekChannelRequest)(nil),        // 40: srtm.v1.SeekChannelRequest
-	(*SeekChannelResponse)(nil),       // 41: srtm.v1.SeekChannelResponse
-	(*SeekOutcome)(nil),               // 42: srtm.v1.SeekOutcome
-	nil,                               // 43: srtm.v1.BrokerQuota.GroupsEntry
-	(*Contract)(nil),                  // 44: srtm.v1.Contract
-	(*Publisher)(nil),                 // 45: srtm.v1.Publisher
-	(*PublisherGroup)(nil),            // 46: srtm.v1.PublisherGroup
-	(PacingMode)(0),                   // 47: srtm.v1.PacingMode
-	(*Share)(nil),                     // 48: srtm.v1.Share
-	(*TopicStats)(nil),                // 49: srtm.v1.TopicStats
+	(*ProfileTopicRequest)(nil),       // 1: srtm.v1.ProfileTopicRequest
+	(*ProfileTopicResponse)(nil),      // 2: srtm.v1.ProfileTopicResponse
+	(*Profile)(nil),                   // 3: srtm.v1.Profile
+	(*AccessDelays)(nil),              // 4: srtm.v1.AccessDelays
+	(*SplitCost)(nil),                 // 5: srtm.v1.SplitCost
+	(*WrongContract)(nil),             // 6: srtm.v1.WrongContract
+	(*ExportClusterRequest)(nil),      // 7: srtm.v1.ExportClusterRequest
+	(*ExportClusterResponse)(nil),     // 8: srtm.v1.ExportClusterResponse
+	(*ImportClusterRequest)(nil),      // 9: srtm.v1.ImportClusterRequest
+	(*ImportClusterResponse)(nil),     // 10: srtm.v1.ImportClusterResponse
+	(*TopicSpec)(nil),                 // 11: srtm.v1.TopicSpec
+	(*BrokerQuota)(nil),               // 12: srtm.v1.BrokerQuota
+	(*BrokerTopicStatus)(nil),         // 13: srtm.v1.BrokerTopicStatus
+	(*TopicStatus)(nil),               // 14: srtm.v1.TopicStatus
+	(*Fit)(nil),                       // 15: srtm.v1.Fit
+	(*FitRounds)(nil),                 // 16: srtm.v1.FitRounds
+	(*Topic)(nil),                     // 17: srtm.v1.Topic
+	(*Learned)(nil),                   // 18: srtm.v1.Learned
+	(*LearnedPublisher)(nil),          // 19: srtm.v1.LearnedPublisher
+	(*LearnedGroup)(nil),              // 20: srtm.v1.LearnedGroup
+	(*LearnedMember)(nil),             // 21: srtm.v1.LearnedMember
+	(*Broker)(nil),                    // 22: srtm.v1.Broker
+	(*DrainWait)(nil),                 // 23: srtm.v1.DrainWait
+	(*Infeasible)(nil),                // 24: srtm.v1.Infeasible
+	(*Fits)(nil),                      // 25: srtm.v1.Fits
+	(*CreateTopicRequest)(nil),        // 26: srtm.v1.CreateTopicRequest
+	(*CreateTopicResponse)(nil),       // 27: srtm.v1.CreateTopicResponse
+	(*GetTopicRequest)(nil),           // 28: srtm.v1.GetTopicRequest
+	(*GetTopicResponse)(nil),          // 29: srtm.v1.GetTopicResponse
+	(*ListTopicsRequest)(nil),         // 30: srtm.v1.ListTopicsRequest
+	(*ListTopicsResponse)(nil),        // 31: srtm.v1.ListTopicsResponse
+	(*DeleteTopicRequest)(nil),        // 32: srtm.v1.DeleteTopicRequest
+	(*DeleteTopicResponse)(nil),       // 33: srtm.v1.DeleteTopicResponse
+	(*ListBrokersRequest)(nil),        // 34: srtm.v1.ListBrokersRequest
+	(*ListBrokersResponse)(nil),       // 35: srtm.v1.ListBrokersResponse
+	(*UpdateTopicRequest)(nil),        // 36: srtm.v1.UpdateTopicRequest
+	(*UpdateTopicResponse)(nil),       // 37: srtm.v1.UpdateTopicResponse
+	(*DrainBrokerRequest)(nil),        // 38: srtm.v1.DrainBrokerRequest
+	(*DrainBrokerResponse)(nil),       // 39: srtm.v1.DrainBrokerResponse
+	(*MovePublishersRequest)(nil),     // 40: srtm.v1.MovePublishersRequest
+	(*MovePublishersResponse)(nil),    // 41: srtm.v1.MovePublishersResponse
+	(*SetBrokerCapacityRequest)(nil),  // 42: srtm.v1.SetBrokerCapacityRequest
+	(*SetBrokerCapacityResponse)(nil), // 43: srtm.v1.SetBrokerCapacityResponse
+	(*RemoveBrokerRequest)(nil),       // 44: srtm.v1.RemoveBrokerRequest
+	(*RemoveBrokerResponse)(nil),      // 45: srtm.v1.RemoveBrokerResponse
+	(*SeekChannelRequest)(nil),        // 46: srtm.v1.SeekChannelRequest
+	(*SeekChannelResponse)(nil),       // 47: srtm.v1.SeekChannelResponse
+	(*SeekOutcome)(nil),               // 48: srtm.v1.SeekOutcome
+	nil,                               // 49: srtm.v1.BrokerQuota.GroupsEntry
 	(*durationpb.Duration)(nil),       // 50: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 51: google.protobuf.Timestamp
-	(*fieldmaskpb.FieldMask)(nil),     // 52: google.protobuf.FieldMask
-	(*FreedShare)(nil),                // 53: srtm.v1.FreedShare
-	(*Place)(nil),                     // 54: srtm.v1.Place
+	(*Share)(nil),                     // 51: srtm.v1.Share
+	(*Contract)(nil),                  // 52: srtm.v1.Contract
+	(*Publisher)(nil),                 // 53: srtm.v1.Publisher
+	(*PublisherGroup)(nil),            // 54: srtm.v1.PublisherGroup
+	(PacingMode)(0),                   // 55: srtm.v1.PacingMode
+	(*TopicStats)(nil),                // 56: srtm.v1.TopicStats
+	(*timestamppb.Timestamp)(nil),     // 57: google.protobuf.Timestamp
+	(*fieldmaskpb.FieldMask)(nil),     // 58: google.protobuf.FieldMask
+	(*FreedShare)(nil),                // 59: srtm.v1.FreedShare
+	(*Place)(nil),                     // 60: srtm.v1.Place
 }
 var file_srtm_v1_admin_proto_depIdxs = []int32{
-	44, // 0: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
-	45, // 1: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
-	46, // 2: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
-	47, // 3: srtm.v1.TopicSpec.pacing:type_name -> srtm.v1.PacingMode
-	43, // 4: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
-	48, // 5: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
-	48, // 6: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
-	49, // 7: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
-	49, // 8: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
-	50, // 9: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
-	7,  // 10: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
-	49, // 11: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
-	9,  // 12: srtm.v1.TopicStatus.fit:type_name -> srtm.v1.Fit
-	51, // 13: srtm.v1.TopicStatus.without_broker_since:type_name -> google.protobuf.Timestamp
-	10, // 14: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
-	50, // 15: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
-	5,  // 16: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
-	0,  // 17: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
-	6,  // 18: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
-	8,  // 19: srtm.v1.Topic.status:type_name -> srtm.v1.TopicStatus
-	12, // 20: srtm.v1.Topic.learned:type_name -> srtm.v1.Learned
-	13, // 21: srtm.v1.Learned.publishers:type_name -> srtm.v1.LearnedPublisher
-	14, // 22: srtm.v1.Learned.groups:type_name -> srtm.v1.LearnedGroup
-	51, // 23: srtm.v1.LearnedPublisher.since:type_name -> google.protobuf.Timestamp
-	51, // 24: srtm.v1.LearnedPublisher.last_heard:type_name -> google.protobuf.Timestamp
-	15, // 25: srtm.v1.LearnedGroup.members:type_name -> srtm.v1.LearnedMember
-	50, // 26: srtm.v1.LearnedMember.width:type_name -> google.protobuf.Duration
-	17, // 27: srtm.v1.Broker.waits:type_name -> srtm.v1.DrainWait
-	19, // 28: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
-	5,  // 29: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	0,  // 30: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
-	11, // 31: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
-	11, // 32: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
-	11, // 33: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
-	16, // 34: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
-	5,  // 35: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	52, // 36: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
-	11, // 37: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
-	16, // 38: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
-	11, // 39: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
-	16, // 40: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
-	53, // 41: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
-	54, // 42: srtm.v1.SeekChannelRequest.to:type_name -> srtm.v1.Place
-	42, // 43: srtm.v1.SeekChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
-	20, // 44: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
-	22, // 45: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
-	24, // 46: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
-	26, // 47: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
-	28, // 48: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
-	30, // 49: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
-	32, // 50: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
-	34, // 51: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
-	36, // 52: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
-	38, // 53: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
-	40, // 54: srtm.v1.AdminService.SeekChannel:input_type -> srtm.v1.SeekChannelRequest
-	1,  // 55: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
-	3,  // 56: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
-	21, // 57: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
-	23, // 58: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
-	25, // 59: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
-	27, // 60: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
-	29, // 61: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
-	31, // 62: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
-	33, // 63: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
-	35, // 64: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
-	37, // 65: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
-	39, // 66: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
-	41, // 67: srtm.v1.AdminService.SeekChannel:output_type -> srtm.v1.SeekChannelResponse
-	2,  // 68: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
-	4,  // 69: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
-	57, // [57:70] is the sub-list for method output_type
-	44, // [44:57] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	50, // 0: srtm.v1.ProfileTopicRequest.lasts:type_name -> google.protobuf.Duration
+	50, // 1: srtm.v1.ProfileTopicRequest.within:type_name -> google.protobuf.Duration
+	3,  // 2: srtm.v1.ProfileTopicResponse.profile:type_name -> srtm.v1.Profile
+	51, // 3: srtm.v1.Profile.share:type_name -> srtm.v1.Share
+	50, // 4: srtm.v1.Profile.span:type_name -> google.protobuf.Duration
+	5,  // 5: srtm.v1.Profile.splits:type_name -> srtm.v1.SplitCost
+	6,  // 6: srtm.v1.Profile.wrong:type_name -> srtm.v1.WrongContract
+	50, // 7: srtm.v1.AccessDelays.mean:type_name -> google.protobuf.Duration
+	50, // 8: srtm.v1.AccessDelays.quantile:type_name -> google.protobuf.Duration
+	4,  // 9: srtm.v1.SplitCost.delays:type_name -> srtm.v1.AccessDelays
+	51, // 10: srtm.v1.WrongContract.share:type_name -> srtm.v1.Share
+	4,  // 11: srtm.v1.WrongContract.delays:type_name -> srtm.v1.AccessDelays
+	52, // 12: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
+	53, // 13: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
+	54, // 14: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
+	55, // 15: srtm.v1.TopicSpec.pacing:type_name -> srtm.v1.PacingMode
+	49, // 16: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
+	51, // 17: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
+	51, // 18: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
+	56, // 19: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
+	56, // 20: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
+	50, // 21: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
+	13, // 22: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
+	56, // 23: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
+	15, // 24: srtm.v1.TopicStatus.fit:type_name -> srtm.v1.Fit
+	57, // 25: srtm.v1.TopicStatus.without_broker_since:type_name -> google.protobuf.Timestamp
+	16, // 26: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
+	50, // 27: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
+	11, // 28: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
+	0,  // 29: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
+	12, // 30: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
+	14, // 31: srtm.v1.Topic.status:type_name -> srtm.v1.TopicStatus
+	18, // 32: srtm.v1.Topic.learned:type_name -> srtm.v1.Learned
+	19, // 33: srtm.v1.Learned.publishers:type_name -> srtm.v1.LearnedPublisher
+	20, // 34: srtm.v1.Learned.groups:type_name -> srtm.v1.LearnedGroup
+	57, // 35: srtm.v1.LearnedPublisher.since:type_name -> google.protobuf.Timestamp
+	57, // 36: srtm.v1.LearnedPublisher.last_heard:type_name -> google.protobuf.Timestamp
+	21, // 37: srtm.v1.LearnedGroup.members:type_name -> srtm.v1.LearnedMember
+	50, // 38: srtm.v1.LearnedMember.width:type_name -> google.protobuf.Duration
+	23, // 39: srtm.v1.Broker.waits:type_name -> srtm.v1.DrainWait
+	25, // 40: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
+	11, // 41: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	0,  // 42: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
+	17, // 43: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
+	17, // 44: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
+	17, // 45: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
+	22, // 46: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
+	11, // 47: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	58, // 48: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
+	17, // 49: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
+	22, // 50: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
+	17, // 51: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
+	22, // 52: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
+	59, // 53: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
+	60, // 54: srtm.v1.SeekChannelRequest.to:type_name -> srtm.v1.Place
+	48, // 55: srtm.v1.SeekChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
+	26, // 56: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
+	28, // 57: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
+	30, // 58: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
+	32, // 59: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
+	34, // 60: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
+	36, // 61: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
+	38, // 62: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
+	40, // 63: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
+	42, // 64: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
+	44, // 65: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
+	46, // 66: srtm.v1.AdminService.SeekChannel:input_type -> srtm.v1.SeekChannelRequest
+	7,  // 67: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
+	9,  // 68: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
+	1,  // 69: srtm.v1.AdminService.ProfileTopic:input_type -> srtm.v1.ProfileTopicRequest
+	27, // 70: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
+	29, // 71: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
+	31, // 72: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
+	33, // 73: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
+	35, // 74: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
+	37, // 75: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
+	39, // 76: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
+	41, // 77: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
+	43, // 78: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
+	45, // 79: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
+	47, // 80: srtm.v1.AdminService.SeekChannel:output_type -> srtm.v1.SeekChannelResponse
+	8,  // 81: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
+	10, // 82: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
+	2,  // 83: srtm.v1.AdminService.ProfileTopic:output_type -> srtm.v1.ProfileTopicResponse
+	70, // [70:84] is the sub-list for method output_type
+	56, // [56:70] is the sub-list for method input_type
+	56, // [56:56] is the sub-list for extension type_name
+	56, // [56:56] is the sub-list for extension extendee
+	0,  // [0:56] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_admin_proto_init() }
@@ -3263,15 +3762,15 @@ func file_srtm_v1_admin_proto_init() {
 	}
 	file_srtm_v1_grant_proto_init()
 	file_srtm_v1_types_proto_init()
-	file_srtm_v1_admin_proto_msgTypes[6].OneofWrappers = []any{}
-	file_srtm_v1_admin_proto_msgTypes[7].OneofWrappers = []any{}
+	file_srtm_v1_admin_proto_msgTypes[12].OneofWrappers = []any{}
+	file_srtm_v1_admin_proto_msgTypes[13].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_admin_proto_rawDesc), len(file_srtm_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   43,
+			NumMessages:   49,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -32,6 +32,7 @@ const (
 	AdminService_SeekChannel_FullMethodName       = "/srtm.v1.AdminService/SeekChannel"
 	AdminService_ExportCluster_FullMethodName     = "/srtm.v1.AdminService/ExportCluster"
 	AdminService_ImportCluster_FullMethodName     = "/srtm.v1.AdminService/ImportCluster"
+	AdminService_ProfileTopic_FullMethodName      = "/srtm.v1.AdminService/ProfileTopic"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -135,6 +136,15 @@ type AdminServiceClient interface {
 	//
 	//	INVALID_ARGUMENT     it is damaged, cut off, or of a later release
 	ImportCluster(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportClusterRequest, ImportClusterResponse], error)
+	// ProfileTopic records a topic's arrivals for a while and proposes a contract (r, b) for
+	// a quantile of access delay. The stream says how far it is; the last message is the
+	// profile.
+	//
+	//	INVALID_ARGUMENT     the request has faults
+	//	NOT_FOUND            there is no such topic
+	//	FAILED_PRECONDITION  it is not active, or is being profiled (TOPIC_BUSY); or fewer
+	//	                     than 500 messages came (TOO_FEW_MESSAGES)
+	ProfileTopic(ctx context.Context, in *ProfileTopicRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ProfileTopicResponse], error)
 }
 
 type adminServiceClient struct {
@@ -296,6 +306,25 @@ func (c *adminServiceClient) ImportCluster(ctx context.Context, opts ...grpc.Cal
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AdminService_ImportClusterClient = grpc.ClientStreamingClient[ImportClusterRequest, ImportClusterResponse]
 
+func (c *adminServiceClient) ProfileTopic(ctx context.Context, in *ProfileTopicRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ProfileTopicResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &AdminService_ServiceDesc.Streams[3], AdminService_ProfileTopic_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ProfileTopicRequest, ProfileTopicResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdminService_ProfileTopicClient = grpc.ServerStreamingClient[ProfileTopicResponse]
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -397,6 +426,15 @@ type AdminServiceServer interface {
 	//
 	//	INVALID_ARGUMENT     it is damaged, cut off, or of a later release
 	ImportCluster(grpc.ClientStreamingServer[ImportClusterRequest, ImportClusterResponse]) error
+	// ProfileTopic records a topic's arrivals for a while and proposes a contract (r, b) for
+	// a quantile of access delay. The stream says how far it is; the last message is the
+	// profile.
+	//
+	//	INVALID_ARGUMENT     the request has faults
+	//	NOT_FOUND            there is no such topic
+	//	FAILED_PRECONDITION  it is not active, or is being profiled (TOPIC_BUSY); or fewer
+	//	                     than 500 messages came (TOO_FEW_MESSAGES)
+	ProfileTopic(*ProfileTopicRequest, grpc.ServerStreamingServer[ProfileTopicResponse]) error
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -445,6 +483,9 @@ func (UnimplementedAdminServiceServer) ExportCluster(*ExportClusterRequest, grpc
 }
 func (UnimplementedAdminServiceServer) ImportCluster(grpc.ClientStreamingServer[ImportClusterRequest, ImportClusterResponse]) error {
 	return status.Error(codes.Unimplemented, "method ImportCluster not implemented")
+}
+func (UnimplementedAdminServiceServer) ProfileTopic(*ProfileTopicRequest, grpc.ServerStreamingServer[ProfileTopicResponse]) error {
+	return status.Error(codes.Unimplemented, "method ProfileTopic not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -676,6 +717,17 @@ func _AdminService_ImportCluster_Handler(srv interface{}, stream grpc.ServerStre
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AdminService_ImportClusterServer = grpc.ClientStreamingServer[ImportClusterRequest, ImportClusterResponse]
 
+func _AdminService_ProfileTopic_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ProfileTopicRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(AdminServiceServer).ProfileTopic(m, &grpc.GenericServerStream[ProfileTopicRequest, ProfileTopicResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdminService_ProfileTopicServer = grpc.ServerStreamingServer[ProfileTopicResponse]
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -739,6 +791,11 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "ImportCluster",
 			Handler:       _AdminService_ImportCluster_Handler,
 			ClientStreams: true,
+		},
+		{
+			StreamName:    "ProfileTopic",
+			Handler:       _AdminService_ProfileTopic_Handler,
+			ServerStreams: true,
 		},
 	},
 	Metadata: "srtm/v1/admin.proto",

@@ -1,0 +1,124 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/learned"
+	"github.com/srtm-io/srtm/loaddistributor/sizing"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
+)
+
+// maxProfiled is how many messages a profile is made of at most: 32 MB.
+const maxProfiled = 2_000_000
+
+// profile is what is recorded for Profile. Guarded by Controller.mu.
+type profile struct {
+	trace             []tuner.Arrival
+	numbers           map[string]int32
+	missing, recorded uint64        // before it began
+	lost              float64       // part of the messages since then
+	wake              chan struct{} // room for one
+	begun             bool
+}
+
+// take adds a window.
+func (p *profile) take(of *learned.Topic, job *learned.Job) {
+	missing, recorded := of.Missing()
+	if !p.begun { // of a window that had begun before
+		p.begun, p.missing, p.recorded = true, missing, recorded
+		return
+	}
+	if all := missing - p.missing + recorded - p.recorded; all > 0 {
+		p.lost = float64(missing-p.missing) / float64(all)
+	}
+	job.Arrivals(func(id string, at mono.Time) {
+		n, known := p.numbers[id]
+		if !known {
+			n = int32(len(p.numbers))
+			p.numbers[id] = n
+		}
+		if len(p.trace) < maxProfiled {
+			p.trace = append(p.trace, tuner.Arrival{At: at, Publisher: n})
+		}
+	})
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Profiled is a proposal, and the part of the messages that it does not know of.
+type Profiled struct {
+	*sizing.Proposal
+	Missing float64
+}
+
+// Profile has a topic's arrivals recorded for so long, or until there are 2,000,000, and
+// proposes a contract. progress is told how many there are, now and then. Errors:
+// catalog.ErrTopicUnknown; catalog.ErrTopicState if it is not active, or profiled already;
+// sizing.ErrShort; those of progress.
+func (c *Controller) Profile(ctx context.Context, name string, lasts time.Duration, w sizing.Wanted, progress func(messages int) error) (Profiled, error) {
+	if err := c.following(); err != nil {
+		return Profiled{}, err
+	}
+	p := &profile{numbers: map[string]int32{}, wake: make(chan struct{}, 1)}
+	c.mu.Lock()
+	topic, known := c.mu.cat.Topic(name)
+	ending := c.mu.ending
+	var err error
+	switch {
+	case c.mu.closing:
+		err = ErrClosing
+	case !known:
+		err = fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown)
+	case !open(topic):
+		err = fmt.Errorf("topic %s is %v: %w", name, topic.State, catalog.ErrTopicState)
+	case c.mu.topics.see(name).profile != nil:
+		err = fmt.Errorf("topic %s is being profiled: %w", name, catalog.ErrTopicState)
+	default:
+		c.mu.topics.at(name).profile = p
+	}
+	c.mu.Unlock()
+	if err != nil {
+		return Profiled{}, err
+	}
+	end := func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if l := c.mu.topics.at(name); l.profile == p {
+			l.profile = nil
+		}
+	}
+	defer end()
+	over := time.NewTimer(lasts + learned.Window) // what is recorded comes by the window
+	defer over.Stop()
+	for going := true; going; {
+		select {
+		case <-p.wake:
+			c.mu.RLock()
+			n := len(p.trace)
+			c.mu.RUnlock()
+			if err := progress(n); err != nil {
+				return Profiled{}, err
+			}
+			going = n < maxProfiled
+		case <-over.C:
+			going = false
+		case <-ending:
+			return Profiled{}, ErrClosing
+		case <-ctx.Done():
+			return Profiled{}, context.Cause(ctx)
+		}
+	}
+	end()
+	proposal, err := sizing.Propose(p.trace, w, rand.New(rand.NewPCG(c.cfg.Seed, uint64(len(p.trace)))))
+	if err != nil {
+		return Profiled{}, fmt.Errorf("topic %s, %d messages recorded: %w", name, len(p.trace), err)
+	}
+	return Profiled{proposal, p.lost}, nil
+}

@@ -1,0 +1,281 @@
+// Package sizing proposes a contract (r, b) from recorded arrivals, says what it costs to
+// split it, and what it would cost to be wrong. It is pure.
+//
+// # The rate
+//
+// r is Headroom times the mean rate (the SRTM paper's section 6 takes 1.1): a bucket of less
+// than the mean queues without bound, whatever its burst.
+//
+// # The burst
+//
+// The unfinished work U that a message finds in the bucket, itself included, depends on r
+// alone, and its access delay is max(0, U - b)/r (the paper's appendix A). So it waits at
+// most Within if U <= b + r·Within, and b is the wanted quantile of U less r·Within: nothing
+// is searched for. That is what this trace needed; what the next will is known as well as
+// the trace is long. Hence the trace is cut into Blocks of equal time, as many of these are
+// drawn, with replacement, and sent through the bucket one after the other, and that Draws
+// times (block bootstrap, Künsch 1989): b is what a part Confidence of the draws does not
+// need more than. So the mean rate counts as known no better than it is, too. What is
+// correlated over longer than a block is taken for chance; a period that is longer than the
+// trace, such as a day, is not seen, nor what is too rare to be in it.
+//
+// # Splitting
+//
+// Over k brokers everybody has (r/k, b/k), and the publishers are dealt out in order of
+// their rates, to and fro. By Proposition 1 the sum of delays can only grow with k.
+package sizing
+
+import (
+	"cmp"
+	"fmt"
+	"iter"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+const (
+	// Blocks is how many parts a trace is cut into, and Draws how often they are drawn.
+	Blocks = 50
+	Draws  = 200
+	// MinMessages is how many messages a trace has to have: a block has ten at the least.
+	MinMessages = 500
+	// MaxBrokers bounds Wanted.Brokers.
+	MaxBrokers = 32
+)
+
+// Wanted is what the contract is to be for. The zero value of a field is its default.
+type Wanted struct {
+	Quantile   float64       // of messages; 0.99
+	Within     time.Duration // access delay of that quantile; 0
+	Confidence float64       // 0.95
+	Headroom   float64       // r over the mean rate; 1.1
+	Brokers    int           // for how many it is said what splitting costs; 4
+}
+
+func (w Wanted) withDefaults() Wanted {
+	return Wanted{
+		Quantile: cmp.Or(w.Quantile, 0.99), Within: w.Within, Confidence: cmp.Or(w.Confidence, 0.95),
+		Headroom: cmp.Or(w.Headroom, 1.1), Brokers: cmp.Or(w.Brokers, 4),
+	}
+}
+
+// Faults yields every fault of w, by field.
+func (w Wanted) Faults() iter.Seq2[string, string] {
+	w = w.withDefaults()
+	return func(yield func(field, problem string) bool) {
+		_ = (w.Quantile > 0 && w.Quantile < 1 || yield("quantile", fmt.Sprintf("%v is not between 0 and 1", w.Quantile))) &&
+			(w.Within >= 0 && w.Within <= time.Hour || yield("within", fmt.Sprintf("%v is not 0 to 1h", w.Within))) &&
+			(w.Confidence >= 0.5 && w.Confidence < 1 || yield("confidence", fmt.Sprintf("%v is not 0.5 to less than 1", w.Confidence))) &&
+			(w.Headroom > 1 && w.Headroom <= 100 || yield("headroom", fmt.Sprintf("%v is not above 1 and up to 100", w.Headroom))) &&
+			(w.Brokers >= 1 && w.Brokers <= MaxBrokers || yield("brokers", fmt.Sprintf("%d is not 1 to %d", w.Brokers, MaxBrokers)))
+	}
+}
+
+// Delays are the access delays that a trace would have had.
+type Delays struct {
+	Mean, Quantile time.Duration // the quantile wanted
+	Late           float64       // the part of messages that wait longer than Wanted.Within
+}
+
+// Split is the cost of k brokers.
+type Split struct {
+	K int
+	Delays
+}
+
+// Error is what it would cost to be wrong.
+type Error struct {
+	What string // "r -10 %"
+	tokenbucket.Share
+	Delays
+	// Unbounded: the rate is below that of the messages: delays grow for as long as it lasts.
+	Unbounded bool
+}
+
+// Proposal is a contract and what is known of it.
+type Proposal struct {
+	tokenbucket.Share
+	// Needed is the burst that this trace would have needed, Burst with the confidence.
+	Needed   int64
+	Messages int
+	Span     time.Duration
+	Mean     float64 // msg/s
+	Splits   []Split
+	Errors   []Error
+}
+
+// ErrShort: there are too few messages to say anything.
+var ErrShort = fmt.Errorf("fewer than %d messages, or all at one instant", MinMessages)
+
+// Propose returns a contract for a trace, which is in order of time. Errors: the first of
+// Wanted.Faults, ErrShort, and *tokenbucket.ShareError where the trace needs more than
+// there can be.
+func Propose(trace []tuner.Arrival, w Wanted, rng *rand.Rand) (*Proposal, error) {
+	for field, problem := range w.Faults() {
+		return nil, fmt.Errorf("%s: %s", field, problem)
+	}
+	w = w.withDefaults()
+	if len(trace) < MinMessages || trace[len(trace)-1].At <= trace[0].At {
+		return nil, ErrShort
+	}
+	p := &Proposal{Messages: len(trace), Span: trace[len(trace)-1].At.Sub(trace[0].At)}
+	p.Mean = float64(len(trace)-1) / p.Span.Seconds()
+	p.Rate = tokenbucket.PerSecond(w.Headroom * p.Mean)
+	if err := (tokenbucket.Share{Rate: p.Rate, Burst: 1}).Validate(); err != nil {
+		return nil, err
+	}
+	found := work(trace, p.Rate)
+	p.Needed = burst(found[tokenbucket.Rank(len(found), w.Quantile)], p.Rate, w.Within)
+	p.Burst = burst(confident(trace, p.Rate, w, rng), p.Rate, w.Within)
+	p.Burst = max(p.Burst, p.Needed)
+	if err := p.Share.Validate(); err != nil {
+		return nil, err
+	}
+	order := byRate(trace)
+	for k := 1; k <= w.Brokers && int64(k) <= p.Burst; k++ {
+		p.Splits = append(p.Splits, Split{k, replay(trace, p.Share, k, order, w)})
+	}
+	for _, e := range []struct {
+		what  string
+		share tokenbucket.Share
+	}{
+		{"r -10 %", tokenbucket.Share{Rate: p.Rate / 10 * 9, Burst: p.Burst}},
+		{"r -5 %", tokenbucket.Share{Rate: p.Rate / 20 * 19, Burst: p.Burst}},
+		{"b -50 %", tokenbucket.Share{Rate: p.Rate, Burst: max(1, p.Burst/2)}},
+		{"b -75 %", tokenbucket.Share{Rate: p.Rate, Burst: max(1, p.Burst/4)}},
+		{"b +100 %", tokenbucket.Share{Rate: p.Rate, Burst: min(2*p.Burst, tokenbucket.MaxBurst)}},
+	} {
+		p.Errors = append(p.Errors, Error{e.what, e.share, replay(trace, e.share, 1, nil, w), e.share.Rate.PerSecond() <= p.Mean})
+	}
+	return p, nil
+}
+
+// each calls f with the work, in messages, that each message of a trace finds and adds to.
+func each(trace []tuner.Arrival, rate tokenbucket.Rate, f func(i int, work float64)) {
+	u, last, perSecond := 0.0, trace[0].At, rate.PerSecond()
+	for i, a := range trace {
+		u = max(0, u-a.At.Sub(last).Seconds()*perSecond) + 1
+		last = a.At
+		f(i, u)
+	}
+}
+
+// work returns it for all, sorted.
+func work(trace []tuner.Arrival, rate tokenbucket.Rate) []float64 {
+	all := make([]float64, len(trace))
+	each(trace, rate, func(i int, u float64) { all[i] = u })
+	slices.Sort(all)
+	return all
+}
+
+// burst is the tokens with which a message that finds that work waits no longer.
+func burst(work float64, rate tokenbucket.Rate, within time.Duration) int64 {
+	need := math.Ceil(work - rate.PerSecond()*within.Seconds() - 1e-6) // sums of fractions are rounded
+	return max(1, int64(min(need, float64(tokenbucket.MaxBurst)+1)))
+}
+
+// confident returns the quantile of work that a part w.Confidence of draws does not exceed.
+func confident(trace []tuner.Arrival, rate tokenbucket.Rate, w Wanted, rng *rand.Rand) float64 {
+	// block i has the messages bounds[i] to bounds[i+1].
+	from := trace[0].At
+	length := float64(trace[len(trace)-1].At-from)/Blocks + 1e-3
+	bounds, i := make([]int, Blocks+1), 0
+	for b := range bounds {
+		for i < len(trace) && float64(trace[i].At-from) < float64(b)*length {
+			i++
+		}
+		bounds[b] = i
+	}
+	perNano := rate.PerSecond() / 1e9
+	quantiles := make([]int, Draws)
+	var found []int // messages, by the work that they found
+	for d := range quantiles {
+		clear(found)
+		u, last, n := 0.0, 0.0, 0
+		for turn := range Blocks {
+			b := rng.IntN(Blocks)
+			shift := float64(turn-b) * length
+			for _, a := range trace[bounds[b]:bounds[b+1]] {
+				at := float64(a.At-from) + shift
+				u = max(0, u-(at-last)*perNano) + 1
+				last = at
+				v := int(math.Ceil(u - 1e-6))
+				for len(found) <= v {
+					found = append(found, 0)
+				}
+				found[v]++
+				n++
+			}
+		}
+		rank := tokenbucket.Rank(max(n, 1), w.Quantile)
+		for v, sum := 0, 0; v < len(found); v++ {
+			if sum += found[v]; sum > rank {
+				quantiles[d] = v
+				break
+			}
+		}
+	}
+	slices.Sort(quantiles)
+	return float64(quantiles[tokenbucket.Rank(Draws, w.Confidence)])
+}
+
+// byRate returns the place of each publisher in order of how much it sends, by its number;
+// those that are not told apart (-1) are one.
+func byRate(trace []tuner.Arrival) map[int32]int {
+	counts := map[int32]int{}
+	for _, a := range trace {
+		counts[a.Publisher]++
+	}
+	var all []int32
+	// order: sorted below
+	for p := range counts {
+		all = append(all, p)
+	}
+	slices.SortFunc(all, func(a, b int32) int { return cmp.Or(cmp.Compare(counts[b], counts[a]), cmp.Compare(a, b)) })
+	for i, p := range all {
+		counts[p] = i
+	}
+	return counts
+}
+
+// replay sends a trace through k buckets.
+func replay(trace []tuner.Arrival, s tokenbucket.Share, k int, order map[int32]int, w Wanted) Delays {
+	u, last := make([]float64, k), make([]mono.Time, k)
+	for l := range last {
+		last[l] = trace[0].At
+	}
+	rate, tokens := s.Rate.PerSecond()/float64(k), float64(s.Burst)/float64(k)
+	delays := make([]float64, len(trace)) // s
+	sum, late := 0.0, 0
+	for i, a := range trace {
+		l := 0
+		if k > 1 {
+			if l = order[a.Publisher] % (2 * k); l >= k {
+				l = 2*k - 1 - l
+			}
+		}
+		u[l] = max(0, u[l]-a.At.Sub(last[l]).Seconds()*rate) + 1
+		last[l] = a.At
+		delays[i] = max(0, u[l]-tokens) / rate
+		if delays[i] < 1e-9 {
+			delays[i] = 0
+		}
+		sum += delays[i]
+		if delays[i] > w.Within.Seconds()+1e-9 {
+			late++
+		}
+	}
+	slices.Sort(delays)
+	return Delays{
+		Mean: seconds(sum / float64(len(trace))), Quantile: seconds(delays[tokenbucket.Rank(len(delays), w.Quantile)]),
+		Late: float64(late) / float64(len(trace)),
+	}
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

@@ -1,0 +1,147 @@
+package sizing_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/loaddistributor/sizing"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+func source(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 1)) }
+
+// poisson is so many publishers of 10 msg/s together, each batch messages at a time.
+func poisson(seed uint64, publishers, batch int, span time.Duration) (trace []tuner.Arrival) {
+	rng := source(seed)
+	rate := float64(publishers) * 10 / float64(batch)
+	for at := 0.0; ; {
+		at += rng.ExpFloat64() / rate
+		if at > span.Seconds() {
+			return trace
+		}
+		p := int32(rng.IntN(publishers))
+		for range batch {
+			trace = append(trace, tuner.Arrival{At: mono.Time(at * 1e9), Publisher: p})
+		}
+	}
+}
+
+// The example of docs/operations.md.
+func TestTheExampleOfTheOperationsGuide(t *testing.T) {
+	p, err := sizing.Propose(poisson(1, 100, 5, time.Minute), sizing.Wanted{Within: 2 * time.Millisecond}, source(2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := fmt.Sprintf("r %s msg/s, b %d, needed %d, mean %.1f\n", p.Rate.Text(), p.Burst, p.Needed, p.Mean)
+	for _, s := range p.Splits {
+		text += fmt.Sprintf("k=%d %.1f %.1f ms, %.2f %% late\n", s.K, ms(s.Mean), ms(s.Quantile), 100*s.Late)
+	}
+	for _, e := range p.Errors {
+		text += fmt.Sprintf("%s %.1f %.1f ms, %.2f %% late, %v\n", e.What, ms(e.Mean), ms(e.Quantile), 100*e.Late, e.Unbounded)
+	}
+	const want = "r 1104.898 msg/s, b 141, needed 107, mean 1004.5\n" +
+		"k=1 0.0 0.0 ms, 0.00 % late\n" +
+		"k=2 5.2 154.8 ms, 8.14 % late\n" +
+		"k=3 15.6 304.5 ms, 16.41 % late\n" +
+		"k=4 22.5 238.0 ms, 25.17 % late\n" +
+		"r -10 % 225.4 609.9 ms, 85.34 % late, true\n" +
+		"r -5 % 0.4 17.6 ms, 3.03 % late, false\n" +
+		"b -50 % 1.0 34.6 ms, 4.52 % late, false\n" +
+		"b -75 % 4.9 66.3 ms, 22.07 % late, false\n" +
+		"b +100 % 0.0 0.0 ms, 0.00 % late, false\n"
+	if text != want {
+		t.Errorf("it is now\n%s", text)
+	}
+}
+
+func ms(d time.Duration) float64 { return d.Seconds() * 1000 }
+
+// The burst of the trace is that of tokenbucket.Profile, which finds it in integers.
+func TestBurstIsThatOfTheBucket(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		trace := poisson(rapid.Uint64().Draw(t, "seed"), 20, rapid.IntRange(1, 40).Draw(t, "batch"), 5*time.Second)
+		w := sizing.Wanted{Brokers: 2, Quantile: rapid.SampledFrom([]float64{0.5, 0.9, 0.99, 0.999}).Draw(t, "quantile")}
+		p, err := sizing.Propose(trace, w, source(1))
+		if errors.Is(err, sizing.ErrShort) {
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := make([]mono.Time, len(trace))
+		for i, a := range trace {
+			at[i] = a.At
+		}
+		exact, err := tokenbucket.Profile(at, p.Rate, w.Quantile)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := p.Needed - exact; d < -1 || d > 1 {
+			t.Fatalf("burst %d, the bucket says %d", p.Needed, exact)
+		}
+		if p.Burst < p.Needed {
+			t.Fatalf("less with confidence: %d, %d", p.Burst, p.Needed)
+		}
+		for k := 1; k < len(p.Splits); k++ {
+			if p.Splits[k].Mean < p.Splits[0].Mean {
+				t.Fatalf("splitting helps: %+v", p.Splits)
+			}
+		}
+	})
+}
+
+// A contract that was proposed from minutes of a source keeps in hours of it what was
+// wanted, about as often as it says.
+func TestTheConfidenceIsKept(t *testing.T) {
+	long := poisson(1<<20, 20, 8, 15*time.Minute)
+	at := make([]mono.Time, len(long))
+	for i, a := range long {
+		at[i] = a.At
+	}
+	const trials = 20
+	kept := map[float64]int{}
+	for seed := range uint64(trials) {
+		trace := poisson(seed, 20, 8, time.Minute)
+		for _, confidence := range []float64{0.5, 0.9} {
+			p, err := sizing.Propose(trace, sizing.Wanted{Confidence: confidence, Brokers: 1}, source(seed))
+			if err != nil {
+				t.Fatal(err)
+			}
+			b := tokenbucket.NewFull(p.Share, at[0])
+			late := 0
+			for _, d := range tokenbucket.Replay(at, &b) {
+				if d > 0 {
+					late++
+				}
+			}
+			if float64(late) <= 0.01*float64(len(at)) {
+				kept[confidence]++
+			}
+		}
+	}
+	if kept[0.9] <= kept[0.5] || kept[0.9] < trials*6/10 {
+		t.Fatalf("kept in %v of %d", kept, trials)
+	}
+}
+
+func TestWhatIsWrongIsRefused(t *testing.T) {
+	trace := poisson(1, 20, 1, time.Minute)
+	for _, w := range []sizing.Wanted{{Quantile: 1}, {Quantile: -1}, {Within: -1}, {Confidence: 1}, {Headroom: 1}, {Brokers: 33}} {
+		if _, err := sizing.Propose(trace, w, source(1)); err == nil {
+			t.Errorf("%+v is taken", w)
+		}
+	}
+	for _, short := range [][]tuner.Arrival{nil, trace[:10], slices.Repeat(trace[:1], 1000)} {
+		if _, err := sizing.Propose(short, sizing.Wanted{}, source(1)); !errors.Is(err, sizing.ErrShort) {
+			t.Errorf("%d messages: %v", len(short), err)
+		}
+	}
+}

@@ -1,0 +1,169 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/loaddistributor/sizing"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
+)
+
+// wanted is what a contract is to be proposed for.
+type wanted struct {
+	lasts, within        time.Duration
+	quantile, confidence float64
+	headroom             float64
+	brokers              uint32
+}
+
+func (w *wanted) flags(cmd *cobra.Command, lasts time.Duration) {
+	f := cmd.Flags()
+	f.DurationVar(&w.lasts, "for", lasts, "how long to record arrivals, 10s to 24h; it ends sooner with 2,000,000 messages")
+	f.DurationVar(&w.within, "within", 0, "longest access delay of the wanted --quantile, up to 1h")
+	f.Float64Var(&w.quantile, "quantile", 0.99, "`fraction` of messages that wait for a token no longer than --within")
+	f.Float64Var(&w.confidence, "confidence", 0.95, "`probability` that b is enough, 0.5 to 1")
+	f.Float64Var(&w.headroom, "headroom", 1.1, "r over the mean rate, above 1")
+	f.Uint32Var(&w.brokers, "brokers", 4, "for how many brokers to say what splitting costs, 1 to 32")
+}
+
+func (w *wanted) request(name string) *srtmv1.ProfileTopicRequest {
+	return &srtmv1.ProfileTopicRequest{
+		Name: name, Lasts: durationpb.New(w.lasts), Within: durationpb.New(w.within),
+		Quantile: w.quantile, Confidence: w.confidence, Headroom: w.headroom, Brokers: w.brokers,
+	}
+}
+
+func topicProfileCommand() *cobra.Command {
+	var w wanted
+	cmd := leaf(&cobra.Command{
+		Use:   "profile NAME",
+		Short: "Propose a contract (r, b) from what arrives",
+		Long: `profile records a topic's arrivals for a while and proposes r and b with which
+--quantile of the messages wait for a token no longer than --within, the burst with
+--confidence; what it would cost to split it over more brokers; and what it would cost to be
+wrong. It changes nothing. docs/operations.md has an example.`,
+		Example: `  srtm topic profile sensors --for 1h --within 2ms`,
+		Args:    oneName,
+		PreRunE: func(cmd *cobra.Command, _ []string) error {
+			if timeout := cmd.Flag("timeout"); !timeout.Changed {
+				return timeout.Value.Set((w.lasts + time.Minute).String())
+			}
+			return nil
+		},
+	}, func(x *call) error {
+		p, err := x.profile(w.request(x.args[0]))
+		if err != nil {
+			return err
+		}
+		return x.print(x.out, p, func() error { return describeProfile(x.out, &w, p) })
+	})
+	w.flags(cmd, time.Minute)
+	return cmd
+}
+
+// profile follows a profile to its end.
+func (x *call) profile(r *srtmv1.ProfileTopicRequest) (*srtmv1.Profile, error) {
+	stream, err := x.admin.ProfileTopic(x.ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		got, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil, errors.New("the loaddistributor ended the call without the profile")
+		}
+		if err != nil || got.GetProfile() != nil {
+			return got.GetProfile(), err
+		}
+		fmt.Fprintf(x.cmd.ErrOrStderr(), "%d messages recorded\n", got.GetMessages())
+	}
+}
+
+func describeProfile(w io.Writer, of *wanted, p *srtmv1.Profile) error {
+	fmt.Fprintf(w, "proposed  r %s msg/s, b %d\nrecorded  %d messages in %v, %.1f msg/s", rateText(p.GetShare().GetRateMilli()), p.GetShare().GetBurst(),
+		p.GetMessages(), p.GetSpan().AsDuration().Round(time.Second), p.GetMeanRate())
+	if p.GetMissing() > 0 {
+		fmt.Fprintf(w, "; %s are missing, of which nothing is known", percentText(p.GetMissing()))
+	}
+	fmt.Fprintf(w, "\nneeded    b %d for %s within %v; with a confidence of %s %d\n\n", p.GetNeededBurst(), percentText(of.quantile), of.within, percentText(of.confidence), p.GetShare().GetBurst())
+	cells := func(d *srtmv1.AccessDelays) []any {
+		return []any{d.GetMean().AsDuration().Round(time.Microsecond), d.GetQuantile().AsDuration().Round(time.Microsecond), percentText(d.GetLate())}
+	}
+	err := table(w, fmt.Sprintf("BROKERS\tMEAN DELAY\tP%g\tLATE", 100*of.quantile), p.GetSplits(), func(s *srtmv1.SplitCost) []any {
+		return append([]any{s.GetBrokers()}, cells(s.GetDelays())...)
+	})
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(w)
+	return table(w, fmt.Sprintf("IF IT WERE\tR\tB\tMEAN DELAY\tP%g\tLATE", 100*of.quantile), p.GetWrong(), func(e *srtmv1.WrongContract) []any {
+		row := append([]any{e.GetWhat(), rateText(e.GetShare().GetRateMilli()), e.GetShare().GetBurst()}, cells(e.GetDelays())...)
+		if e.GetUnbounded() {
+			row[len(row)-1] = row[len(row)-1].(string) + ", and more the longer it lasts"
+		}
+		return row
+	})
+}
+
+// suggest gives a specification the contract that is proposed.
+func (x *call) suggest(n *newTopic, spec *srtmv1.TopicSpec) error {
+	file, err := os.Open(n.suggest)
+	if errors.Is(err, os.ErrNotExist) {
+		p, err := x.profile(n.wanted.request(n.suggest))
+		if err == nil {
+			spec.Contract.RateMilli, spec.Contract.Burst = p.GetShare().GetRateMilli(), p.GetShare().GetBurst()
+		}
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	trace, err := readTrace(file)
+	if err != nil {
+		return fmt.Errorf("%s: %w", n.suggest, err)
+	}
+	p, err := sizing.Propose(trace, sizing.Wanted{
+		Quantile: n.wanted.quantile, Within: n.wanted.within, Confidence: n.wanted.confidence, Headroom: n.wanted.headroom, Brokers: 1,
+	}, rand.New(rand.NewPCG(1, uint64(len(trace)))))
+	if err != nil {
+		return fmt.Errorf("%s: %w", n.suggest, err)
+	}
+	spec.Contract.RateMilli, spec.Contract.Burst = int64(p.Rate), p.Burst
+	return nil
+}
+
+// readTrace reads arrivals: a time in seconds a line, perhaps a comma and the publisher.
+func readTrace(r io.Reader) (trace []tuner.Arrival, err error) {
+	numbers := map[string]int32{}
+	lines := bufio.NewScanner(r)
+	for n := 1; lines.Scan(); n++ {
+		text, id, _ := strings.Cut(strings.TrimSpace(lines.Text()), ",")
+		at, err := strconv.ParseFloat(text, 64)
+		if err != nil || at < 0 || at > math.MaxInt64/2e9 {
+			return nil, fmt.Errorf("line %d: %.40q is no time in seconds", n, text)
+		}
+		publisher, known := numbers[id]
+		if !known {
+			publisher = int32(len(numbers))
+			numbers[id] = publisher
+		}
+		trace = append(trace, tuner.Arrival{At: mono.Time(at * 1e9), Publisher: publisher})
+	}
+	slices.SortStableFunc(trace, func(a, b tuner.Arrival) int { return int(min(max(a.At-b.At, -1), 1)) })
+	return trace, lines.Err()
+}
