@@ -26,6 +26,7 @@ type crowd struct {
 	clock atomic.Int64 // now, for the topic's alarms
 	all   []*greedy
 	line  int // the longest, since reset
+	tick  time.Duration
 }
 
 // greedy publishes as much as it may, up to its demand.
@@ -41,7 +42,7 @@ type greedy struct {
 }
 
 func newCrowd(t *testing.T, mode broker.PaceMode, rate float64, burst int64) *crowd {
-	c := &crowd{t: t, now: mono.Time(1e9)}
+	c := &crowd{t: t, now: mono.Time(1e9), tick: time.Millisecond}
 	c.clock.Store(int64(c.now))
 	var err error
 	if c.b, err = broker.New(broker.Config{
@@ -72,16 +73,15 @@ func (c *crowd) add(id string, weight uint8, demand float64, stock bool) *greedy
 
 // run lets so much time pass; what was counted before is forgotten.
 func (c *crowd) run(d time.Duration) {
-	const step = time.Millisecond
 	c.line = 0
 	for _, g := range c.all {
 		g.accepted, g.refused = 0, 0
 	}
 	for end := c.now.Add(d); c.now < end; {
-		c.now = c.now.Add(step)
+		c.now = c.now.Add(c.tick)
 		c.clock.Store(int64(c.now))
 		for _, g := range c.all {
-			g.step(c, step.Seconds())
+			g.step(c, c.tick.Seconds())
 		}
 		c.topic.Tick()
 		if c.now%mono.Time(10*time.Millisecond) == 0 { // it is not cheap
@@ -242,26 +242,27 @@ func TestPacingFollowsTheShare(t *testing.T) {
 	}
 }
 
-// Many come at once, and all of them again: the line they make is a few seconds of the
-// contract, and gone soon.
+// Ten thousand come at once, and all of them again: the line they make is a few seconds of
+// the contract, and gone soon.
 func TestManyJoinAtOnce(t *testing.T) {
-	const rate, many = 400, 200
-	c := newCrowd(t, broker.PaceAdvise, rate, 20)
-	for i := range 50 {
-		c.add(fmt.Sprint(i), 1, 32, false)
+	const rate, few, many = 20_000, 50, 10_000
+	c := newCrowd(t, broker.PaceAdvise, rate, 1000)
+	c.tick = 25 * time.Millisecond
+	for i := range few {
+		c.add(fmt.Sprint(i), 1, 1600, false)
 	}
-	c.run(3 * time.Second)
+	c.run(2 * time.Second)
 	for range 2 {
 		for i := range many {
 			c.add(fmt.Sprint("late", i), 1, 10, false)
 		}
-		c.run(15 * time.Second)
+		c.run(8 * time.Second)
 		if left := c.topic.Stats().Waiting; c.line > 4*rate || left > rate/2 {
 			t.Errorf("a line of %d messages, of which %d are left", c.line, left)
 		}
-		for _, g := range c.all[50:] { // a storm: all leave, and come back
+		for _, g := range c.all[few:] { // a storm: all leave, and come back
 			g.as.Leave()
 		}
-		c.all = c.all[:50]
+		c.all = c.all[:few]
 	}
 }
