@@ -14,9 +14,12 @@ import (
 	"time"
 
 	admission "github.com/srtm-io/srtm/admission/client"
+	"github.com/srtm-io/srtm/console"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/nsqd/agent"
 	"github.com/srtm-io/srtm/nsqd/auth"
@@ -144,10 +147,24 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 		api.Agent = func() any { return control.State() }
 	}
 	all := httpapi.New(api, d.broker, d.conns, d.stamps, registry, log)
-	routes := http.Handler(all)
+	whole := http.Handler(all)
+	var pages *console.Console
+	if opts.console && !opts.managed() { // else the loaddistributor serves them
+		cfg := console.Config{
+			Brokers: console.InProcess(all), Self: "this-broker", Who: secure.Who, Hosts: []string{node.Hostname, node.BroadcastAddress}, Log: log,
+		}
+		if opts.tokens != nil {
+			cfg.May = opts.tokens.Check
+		}
+		if pages, err = console.New(cfg); err != nil {
+			return nil, err
+		}
+		whole = daemon.WithPages(all, pages, console.Prefix)
+	}
+	routes := whole
 	var web []func(context.Context) error
 	if d.at.admin != nil {
-		admin := d.web(all)
+		admin := d.web(whole)
 		if _, mixed := d.at.admin.(either); mixed {
 			admin = serveEither(admin, port(d.at.admin))
 		}
@@ -166,6 +183,9 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	}
 	if len(web) > 0 {
 		d.group.Add("http", lifecycle.Together(web...))
+	}
+	if pages != nil {
+		d.group.Add("console", pages.Run)
 	}
 	d.group.Add("clients", d.disconnectAtEnd)
 	d.group.Add("tcp", func(ctx context.Context) error { return d.conns.Serve(ctx, d.at.tcp) })

@@ -62,6 +62,7 @@ type options struct {
 	tlsRequired                             tlsRequired
 	tlsMinVersion                           tlsVersion
 	authAddresses                           daemon.List
+	console                                 bool
 	tokenFile                               string
 	control                                 secure.ClientConfig // towards the loaddistributor and the tbadaptor
 
@@ -109,6 +110,7 @@ func (o *options) flags(fs *flag.FlagSet) {
 	fs.StringVar(&o.httpsAddress, "https-address", "0.0.0.0:4152", "`host:port` for HTTPS, served if there is a --tls-cert; empty: none")
 	fs.StringVar(&o.adminAddress, "admin-http-address", "", "`host:port`, or path of a Unix socket, for HTTP with all routes; at the other addresses those that change something, other than by publishing, and /debug/ are then refused (default none: they serve all)")
 	o.asks.Flags(fs, "for tenant/T/http, a credit a message, before /pub and /mpub of a caller of tenant T")
+	fs.BoolVar(&o.console, "console", true, "serve a web console of a broker without a loaddistributor at /ui/: at --admin-http-address if there is one, else wherever HTTP is served")
 	fs.StringVar(&o.tokenFile, "http-token-file", "", "`file` of tokens, lines of a role and a token: these HTTP routes then take one of role admin, at every address (default none: any client may use NSQ's, and clients on this host /topic/limit)")
 	fs.StringVar(&o.broadcastAddress, "broadcast-address", "", "`host` that clients are told to dial (default the hostname)")
 	fs.IntVar(&o.broadcastTCPPort, "broadcast-tcp-port", 0, "TCP `port` that clients are told to dial (default that of --tcp-address)")

@@ -97,7 +97,7 @@ func (a *Addresses) Serve(ctx context.Context, name string, log *slog.Logger, op
 	}
 	reflection.Register(s.GRPC)
 	s.watched(healthv1.HealthCheckResponse_NOT_SERVING)
-	s.HTTP.Handler = s.withPages(a.Guard.Handler(s.Mux, s.Open...))
+	s.HTTP.Handler = WithPages(a.Guard.Handler(s.Mux, s.Open...), s.Pages, s.PagesAt)
 	s.Group.Add("health", func(ctx context.Context) error {
 		s.Watch(ctx)
 		s.Health.Shutdown()
@@ -109,17 +109,17 @@ func (a *Addresses) Serve(ctx context.Context, name string, log *slog.Logger, op
 	return err
 }
 
-// withPages is next, but for what Pages serve.
-func (s *Servers) withPages(next http.Handler) http.Handler {
-	if s.Pages == nil {
+// WithPages is next, but for what is below a path, which pages serve; nil: there are none.
+func WithPages(next, pages http.Handler, at string) http.Handler {
+	if pages == nil {
 		return next
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
-		case strings.HasPrefix(r.URL.Path, s.PagesAt):
-			s.Pages.ServeHTTP(w, r)
-		case r.URL.Path+"/" == s.PagesAt:
-			http.Redirect(w, r, s.PagesAt, http.StatusMovedPermanently)
+		case strings.HasPrefix(r.URL.Path, at):
+			pages.ServeHTTP(w, r)
+		case r.URL.Path+"/" == at:
+			http.Redirect(w, r, at, http.StatusMovedPermanently)
 		default:
 			next.ServeHTTP(w, r)
 		}

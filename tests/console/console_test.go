@@ -86,12 +86,12 @@ func axe(t *testing.T) string {
 
 // browser is a Chromium with one page.
 type browser struct {
-	t    *testing.T
-	ctx  context.Context
-	base string
-	axe  string
+	t   *testing.T
+	ctx context.Context
+	axe string
 
 	mu     sync.Mutex
+	base   string   // guarded by mu
 	faults []string // guarded by mu
 }
 
@@ -139,7 +139,10 @@ func open(t *testing.T, base string) *browser {
 				b.fault("log: %s %s", e.Entry.Text, e.Entry.URL)
 			}
 		case *network.EventRequestWillBeSent:
-			if !strings.HasPrefix(e.Request.URL, b.base+"/ui/") {
+			b.mu.Lock()
+			base := b.base
+			b.mu.Unlock()
+			if !strings.HasPrefix(e.Request.URL, base+"/ui/") {
 				b.fault("request to %s", e.Request.URL)
 			}
 		}
@@ -362,6 +365,28 @@ func TestPagesOfACluster(t *testing.T) {
 	b.becomes(`location.pathname === "/ui/topic" && document.querySelector("h1").textContent === "Topic new"`)
 	if _, code, err := localtest.Ask(http.MethodGet, "http://"+c.Web+"/lookup?topic=new", ""); err != nil || code != http.StatusOK {
 		t.Errorf("the topic was not created: %d, %v", code, err)
+	}
+
+	// A broker by itself has a console of its own part; one of a cluster has none.
+	alone := localtest.NSQD(t, "")
+	for _, path := range []string{"/topic/create?topic=sensors", "/channel/create?topic=sensors&channel=main"} {
+		if text, code, err := localtest.Ask(http.MethodPost, "http://"+alone.HTTP+path, ""); err != nil || code != http.StatusOK {
+			t.Fatalf("%s: %d %s, %v", path, code, text, err)
+		}
+	}
+	publish(t, alone, "sensors")
+	if _, code, err := localtest.Ask(http.MethodGet, "http://"+c.Brokers[0].HTTP+"/ui/", ""); err != nil || code != http.StatusNotFound {
+		t.Errorf("the console of a cluster's broker: %d, %v", code, err)
+	}
+	b.mu.Lock()
+	b.base = "http://" + alone.HTTP
+	b.mu.Unlock()
+	b.visit("alone", "/ui/", 0)
+	b.visit("alone-channel", "/ui/channel?topic=sensors&channel=main", 0)
+	b.do(chromedp.Click(`form[action="/ui/action/pause"] button`))
+	b.becomes(`document.getElementById("answer").textContent.includes("Paused on 1 of 1 brokers")`)
+	if !paused(t, alone) {
+		t.Error("the page says that the broker's channel is paused, and it is not")
 	}
 
 	// Another site's page cannot press a button, whatever it knows.
