@@ -47,6 +47,7 @@ type ticket struct {
 	request          schedule.Request
 	arrived, started mono.Time
 	server           int
+	tried            []int // servers that could not be reached, before server
 	sent             bool
 	refused          error // by a change of the policy
 	route            *cost.Route
@@ -349,6 +350,28 @@ func (d *dispatcher) finish(t *ticket, how outcome, now mono.Time) {
 	granted := d.passLocked(now)
 	d.mu.Unlock()
 	wake(granted)
+}
+
+// again has a request that its server was not sent, since it could not be reached, go to
+// another that takes requests, each server once, and reports whether there is one. It
+// does not wait once more, and goes also where all others are busy: beyond their
+// capacity is at most what the lost server had.
+func (d *dispatcher) again(t *ticket, now mono.Time) bool {
+	d.mu.Lock()
+	m := &d.mu
+	t.tried = append(t.tried, t.server)
+	number := m.schedule.Move(&t.request, t.tried, func(fits []int) int { return m.balance.Pick(now, fits) })
+	if number < 0 {
+		d.mu.Unlock()
+		return false
+	}
+	m.balance.Departed(t.server, now, true)
+	m.balance.Sent(number, now)
+	t.server, t.target, t.started = number, m.servers[number].url, now
+	granted := d.passLocked(now)
+	d.mu.Unlock()
+	wake(granted)
+	return true
 }
 
 // observeLocked takes what a server says of itself.

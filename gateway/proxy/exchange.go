@@ -55,7 +55,7 @@ func (p *Proxy) newExchange() any {
 	x.answer.timer = time.AfterFunc(time.Hour, x.answer.stalled)
 	x.answer.timer.Stop()
 	x.reverse = httputil.ReverseProxy{
-		Rewrite: x.rewrite, ModifyResponse: x.answered, ErrorHandler: x.unanswered,
+		Transport: x, Rewrite: x.rewrite, ModifyResponse: x.answered, ErrorHandler: x.unanswered,
 		BufferPool: p.buffers, ErrorLog: slog.NewLogLogger(p.faults, slog.LevelDebug),
 	}
 	return x
@@ -68,15 +68,13 @@ func (p *Proxy) release(x *exchange) {
 	}
 	granted, answer, reverse := x.ticket.granted, x.answer, x.reverse
 	answer.ReadCloser, answer.res = nil, nil
-	reverse.Transport = nil
-	*x = exchange{p: p, ticket: ticket{granted: granted}, answer: answer, reverse: reverse}
+	*x = exchange{p: p, ticket: ticket{granted: granted, tried: x.ticket.tried[:0]}, answer: answer, reverse: reverse}
 	p.exchanges.Put(x)
 }
 
 // serve passes the request to the server that its ticket names, and settles it, however
 // it ends: ReverseProxy panics where an answer breaks off.
 func (x *exchange) serve() {
-	x.reverse.Transport = x.rules.transport
 	defer func() {
 		if x.tunnel {
 			x.p.tunnels.Done()
@@ -112,18 +110,41 @@ func serverFault(status int) bool {
 	return status >= 500 && status != http.StatusNotImplemented && status != http.StatusHTTPVersionNotSupported
 }
 
+// RoundTrip implements http.RoundTripper. A server to which nothing could be sent, since
+// there was no connection to be had, leaves its place to another.
+func (x *exchange) RoundTrip(out *http.Request) (*http.Response, error) {
+	if out.Body != nil {
+		out.Body = io.NopCloser(out.Body) // a transport closes it also where it has not read it
+	}
+	for {
+		res, err := x.rules.transport.RoundTrip(out)
+		var at *net.OpError
+		if err == nil || !errors.As(err, &at) || at.Op != "dial" || out.Context().Err() != nil || x.body.begun() ||
+			!x.p.dispatcher.again(&x.ticket, clock.Mono()) {
+			return res, err
+		}
+		x.aim(out)
+	}
+}
+
+// aim has a request go to the server that the ticket names.
+func (x *exchange) aim(out *http.Request) {
+	target := x.ticket.target
+	out.URL.Path, out.URL.RawPath = x.r.URL.Path, x.r.URL.RawPath
+	if target.Path == "" {
+		out.URL.Scheme, out.URL.Host = target.Scheme, target.Host
+	} else {
+		(&httputil.ProxyRequest{In: x.r, Out: out}).SetURL(target)
+	}
+	out.Host = x.r.Host
+}
+
 // rewrite makes the request to the server of the client's. What a client may not say of
 // itself is gone: who sent it (unless it is a trusted peer), its class, and the token
 // that was for the gateway.
 func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 	out, in := pr.Out, pr.In
-	target := x.ticket.target
-	if target.Path == "" {
-		out.URL.Scheme, out.URL.Host = target.Scheme, target.Host
-	} else {
-		pr.SetURL(target)
-	}
-	out.Host = in.Host
+	x.aim(out)
 	out.Trailer = in.Trailer // which is filled as the body is read; the copy is not
 	trusted := x.rules.trusts(in.RemoteAddr)
 	for name := range out.Header {
@@ -241,11 +262,13 @@ type requestBody struct {
 	control *http.ResponseController
 	limit   time.Duration
 	// Written by the transport's goroutine, which may still be at it.
+	read  atomic.Bool
 	bytes atomic.Int64
 	err   atomic.Pointer[error]
 }
 
 func (b *requestBody) Read(p []byte) (int, error) {
+	b.read.Store(true)
 	b.limitNext()
 	n, err := b.ReadCloser.Read(p)
 	b.bytes.Add(int64(n))
@@ -258,6 +281,9 @@ func (b *requestBody) Read(p []byte) (int, error) {
 	}
 	return n, err
 }
+
+// begun reports whether something of the body may have been read.
+func (b *requestBody) begun() bool { return b != nil && b.read.Load() }
 
 // limitNext bounds the next read, also that of net/http, which reads what a handler
 // has left. The server sets its own bound before the next request.

@@ -555,6 +555,38 @@ func (s *Scheduler) free(server, k int, more int64) {
 	s.sum[k] += more
 }
 
+// Move takes r, which is at a server, to another that is none of tried: the one that pick
+// chooses among those that it fits, else among all that take requests. It returns its
+// number; -1 if there is none, and r is where it was. Its class is charged once.
+func (s *Scheduler) Move(r *Request, tried []int, pick func(fits []int) int) int {
+	for _, room := range []bool{true, false} {
+		if s.fits = s.fits[:0]; room {
+			s.fit(r)
+		} else {
+			for i := range s.servers {
+				if !s.servers[i].closed {
+					s.fits = append(s.fits, i)
+				}
+			}
+		}
+		s.fits = slices.DeleteFunc(s.fits, func(i int) bool { return slices.Contains(tried, i) })
+		to := -1
+		if len(s.fits) > 0 {
+			to = pick(s.fits)
+		}
+		if to < 0 {
+			continue
+		}
+		for k := range s.cfg.Resources {
+			s.free(r.server, k, r.cost[k])
+			s.free(to, k, -r.cost[k])
+		}
+		r.server = to
+		return to
+	}
+	return -1
+}
+
 // Adopt counts r, which another scheduler has sent, as at a server here. Its class owes
 // nothing for it but what Done finds out. It is how requests outlive a change of
 // configuration: the other scheduler is not told that it is done.
