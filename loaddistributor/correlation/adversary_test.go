@@ -116,7 +116,7 @@ func TestGroupsFollowWhoFiresTogether(t *testing.T) {
 
 // Whoever feigns to belong to groups moves nobody but itself.
 func TestFeigningMovesNobodyElse(t *testing.T) {
-	const victims = 6
+	const victims = 4
 	honest := func(rng interface{ Float64() float64 }, w *town, with map[int][]string) {
 		for v := range victims {
 			w.fire(rng.Float64(), append(ids(fmt.Sprint("honest", v), 8), with[v]...)...)
@@ -170,7 +170,7 @@ func TestFeigningMovesNobodyElse(t *testing.T) {
 			}
 		}
 		sizes := map[string]int{}
-		for turn := range 10 {
+		for turn := range 5 {
 			w.learn(20, func(int) { honest(rng, w, c.later) })
 			if c.until > 0 || turn > 0 {
 				check("feigned", turn)
@@ -218,13 +218,13 @@ func TestClocksStayThoughOthersComeInNumbers(t *testing.T) {
 	rng := seeded(3)
 	w := &town{Learner: New(Config{})}
 	a := ids("clock", 6)
-	phase := make([]float64, 1500)
+	phase := make([]float64, 800)
 	for i := range phase {
 		phase[i] = rng.Float64()
 	}
 	w.learn(40, func(int) { w.fire(0.5, a...) })
 	was := w.labels(a...)
-	for range 3 {
+	for range 2 {
 		w.learn(20, func(int) {
 			w.fire(0.5, a...)
 			for i, at := range phase {

@@ -23,6 +23,7 @@ type fleet struct {
 	noise        time.Duration
 	lasts        time.Duration
 	batch        int
+	holes        bool // only 2 of 20 seconds are heard
 	from         time.Duration
 	name         string
 }
@@ -52,6 +53,9 @@ func (f fleet) messages(rng *rand.Rand) (all []message) {
 				at += rng.ExpFloat64() * second
 			}
 		}
+	}
+	if f.holes {
+		all = slices.DeleteFunc(all, func(m message) bool { return int(time.Duration(m.at-mono.Time(f.from)).Seconds())%20 >= 2 })
 	}
 	return sorted(all)
 }
