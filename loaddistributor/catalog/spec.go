@@ -50,6 +50,15 @@ type Spec struct {
 	// Since is when each of Demand.Publishers of an open topic was heard first, in seconds
 	// since the Unix epoch. They are learned, and not ordered.
 	Since []int64
+	// Auto is between what the contract of an open topic follows what is measured.
+	Auto Auto
+}
+
+// Auto are limits, of a rate and a burst that follow where they are above 0.
+type Auto struct {
+	MaxRate            int64 // milli-msg/s
+	MinBurst, MaxBurst int64
+	Measured           bool // the contract is from what was measured
 }
 
 // Name returns the topic's name.
@@ -69,7 +78,7 @@ func (s *Spec) Weighted() (groups []placement.Group) {
 // a placement depends on it.
 func (s *Spec) Equal(o *Spec) bool {
 	return s.PlacedAs(o) && s.Tenant == o.Tenant && s.SLO == o.SLO && s.OverLimit == o.OverLimit && s.ShareRule == o.ShareRule && s.Pacing == o.Pacing &&
-		slices.Equal(s.Channels, o.Channels) && slices.Equal(s.Since, o.Since)
+		slices.Equal(s.Channels, o.Channels) && slices.Equal(s.Since, o.Since) && s.Auto == o.Auto
 }
 
 // PlacedAs reports whether all is the same in both that decides a placement.

@@ -18,6 +18,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // An open topic has no list of publishers: its brokers record arrivals, all the time, and
@@ -43,8 +44,8 @@ func (c *Controller) learn(now time.Time) {
 			continue
 		case !open(topic):
 			continue
-		case l.learned == nil:
-			l.learned = learned.New(topic.Spec.Demand.Publishers, topic.Spec.Since, now)
+		case l.learned == nil || l.learnedOf != topic.Created:
+			l.learned, l.learnedOf = learned.New(topic.Spec.Demand.Publishers, topic.Spec.Since, now), topic.Created
 		}
 		l.learned.Whole(l.profile != nil)
 		brokers := slices.DeleteFunc(topic.Holders(), func(id string) bool { return c.mu.sessions[id] == nil })
@@ -52,6 +53,9 @@ func (c *Controller) learn(now time.Time) {
 			c.mu.sessions[o.Broker].record(name, o)
 		}
 		if job := l.learned.Look(now); job != nil {
+			if topic.Spec.Auto != (catalog.Auto{}) {
+				job.Size(float64(topic.Spec.Demand.RateMilli)/1000, topic.Spec.SLO.Quantile)
+			}
 			looks = append(looks, look{name, l.learned, job})
 		}
 	}
@@ -64,8 +68,16 @@ func (c *Controller) learn(now time.Time) {
 			p.take(at.of, at.job)
 		}
 		if known && topic.Spec.Demand.Open && open(topic) && c.mu.topics.see(at.name).learned == at.of && !c.mu.owned(at.name) && !c.mu.closing && !c.mu.tuner.Status(at.name, now).Running {
-			demand := topic.Spec.Demand
-			if p := at.of.Act(at.job, demand.Publishers, float64(demand.RateMilli)/1000, now); p != nil {
+			demand, auto := topic.Spec.Demand, topic.Spec.Auto
+			limits := learned.Auto{}
+			if auto != (catalog.Auto{}) {
+				limits = learned.Auto{
+					MaxRate: tokenbucket.Rate(auto.MaxRate), MinBurst: auto.MinBurst, MaxBurst: auto.MaxBurst,
+					Quantile: topic.Spec.SLO.Quantile, Brokers: int64(topic.Plan.K), Measured: auto.Measured,
+				}
+			}
+			is := tokenbucket.Share{Rate: tokenbucket.Rate(demand.RateMilli), Burst: demand.Burst}
+			if p := at.of.Act(at.job, demand.Publishers, is, limits, now); p != nil {
 				c.placeByLocked(topic, p)
 			}
 		}
@@ -82,6 +94,14 @@ func (c *Controller) placeByLocked(was catalog.Topic, p *learned.Proposal) {
 		}
 		spec := *topic.Spec
 		spec.Demand.Publishers, spec.Since = p.Publishers, p.Since
+		spec.Demand.RateMilli, spec.Demand.Burst = int64(p.Contract.Rate), p.Contract.Burst
+		spec.Demand.Rate = (spec.Demand.RateMilli + 999) / 1000
+		spec.Auto.Measured = spec.Auto != (catalog.Auto{}) && (spec.Auto.Measured || p.Sized)
+		if spec.Demand.RateMilli > topic.Spec.Demand.RateMilli {
+			if err := c.checkTenant(&spec); err != nil {
+				return nil, placement.Plan{}, err
+			}
+		}
 		topic.Spec = &spec
 		plan, err := c.replaceAsWide(topic, brokers, p.At)
 		return &spec, plan, err
@@ -192,6 +212,9 @@ func (c *Controller) Learned(topic catalog.Topic, most int) *srtmv1.Learned {
 			to := topic.Placement.Of("")
 			p.Notes = append(p.Notes, fmt.Sprintf("publishers send to broker %s, which does not have the topic: consumers do not find it there. Point them at %s (broker %s), or run srtm agent beside them", id, to.TCPAddress, to.Broker))
 		}
+	}
+	if a := topic.Spec.Auto; a != (catalog.Auto{}) && !a.Measured {
+		p.Notes = append(p.Notes, "the topic is being measured: its contract is provisional, until a minute of traffic is known")
 	}
 	for _, g := range of.Groups() {
 		group := &srtmv1.LearnedGroup{Key: g.Label, SinceLearning: g.Since}

@@ -141,6 +141,33 @@ var _ = Describe("An open topic", func() {
 		Expect(c.topic("t").Epoch).To(Equal(epoch), "it flaps")
 	})
 
+	It("has a contract that follows what is offered, beginning with an SLO alone", func() {
+		data := &store.Memory{}
+		c := newCluster(setup{data: data, config: slow})
+		node := c.node("b1", 1000)
+		s := unlisted("t", 0, 0)
+		created := c.mustCreate(s, "key")
+		Expect([]int64{created.Spec.Contract.RateMilli, created.Spec.Contract.Burst}).To(Equal([]int64{500_000, 500}), "half of the broker's")
+		Expect(c.mustCreate(s, "key").Epoch).To(Equal(created.Epoch))
+		publish(40, at(node), "p")
+		Expect(c.topic("t").Spec.Auto.Measured).To(BeFalse())
+		Eventually(func() bool { return c.topic("t").Spec.Auto.Measured }).WithTimeout(2 * time.Minute).Should(BeTrue())
+		contract := c.topic("t").Spec.Contract
+		Expect(contract.RateMilli).To(BeNumerically("~", 50_000, 2000))
+		Expect(contract.Burst).To(BeNumerically("~", 40, 2))
+		Expect(c.broker("b1").Allocated).To(BeNumerically("~", 50, 2), "the rest is for others again")
+		Expect(c.topic("t").Learned.Notes).To(BeEmpty())
+
+		address := c.address
+		c.stop()
+		again := newCluster(setup{data: data, config: slow, address: address})
+		Expect(again.topic("t").Spec.Contract.RateMilli).To(Equal(contract.RateMilli))
+		bad := unlisted("u", 10, 10)
+		bad.Auto = &srtmv1.AutoContract{MaxRateMilli: 5000, MinBurst: 20, MaxBurst: 10}
+		_, _, err := again.create(context.Background(), bad, "")
+		Expect(err).To(HaveOccurred())
+	})
+
 	It("is profiled, as one with a list is", func() {
 		c := newCluster(setup{config: slow})
 		node := c.node("b1", 1000)

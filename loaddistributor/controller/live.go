@@ -24,6 +24,7 @@ type live struct {
 	record    entrusted             // what brokers keep of it
 	waiting   string                // why it is not rebuilt yet
 	learned   *learned.Topic        // of one that is open, or profiled
+	learnedOf uint64                // when that was created
 	profile   *profile              // nil: it is not being made
 }
 

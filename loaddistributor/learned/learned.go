@@ -39,6 +39,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/correlation"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 const (
@@ -46,6 +47,8 @@ const (
 	Window = 10 * time.Second
 	// Peaks is of how many windows the highest rate counts.
 	Peaks = 6
+	// Sizes is of how many windows with messages a contract that follows knows.
+	Sizes = 60
 	// Pause is how long a topic is left alone after it was placed anew.
 	Pause = 30 * time.Second
 	// Forget is how long a publisher may be silent.
@@ -60,6 +63,8 @@ const (
 	followed = 2 * Max
 	// differs is by what part rates differ before they count.
 	differs = 0.25
+	// ahead is r over the highest rate, of a contract that follows.
+	ahead = 1.25
 	// least is the lowest rate that is told, msg/s.
 	least = 0.001
 	// captureFor is what a broker is asked for at a time, captureAgain when it is asked
@@ -102,8 +107,10 @@ type Topic struct {
 	window     time.Time        // when the one under way began
 	turn       int              // of windows
 	placed     time.Time        // anew, last
+	sizes      []size           // of the last Sizes windows with messages
 	whole      bool             // all messages are looked at
 	others     float64          // msg/s, of those that are not followed
+	offered    float64          // msg/s, of all in the last window
 	counting   float64          // messages of theirs in the window under way
 
 	// Of groups.
@@ -366,6 +373,7 @@ func (t *Topic) close(now time.Time) {
 		f.tally, f.covered, f.seen, f.off = map[*publisher]uint64{}, 0, 0, false
 		f.full = len(named) > restartAt
 	}
+	t.offered = t.counting / now.Sub(t.window).Seconds()
 	t.others = (t.others + t.counting/now.Sub(t.window).Seconds()) / 2
 	t.counting = 0
 	t.window = now
@@ -373,6 +381,7 @@ func (t *Topic) close(now time.Time) {
 	crowded := len(t.publishers) > followed/2
 	// order: each by itself
 	for id, p := range t.publishers {
+		t.offered += p.window
 		switch {
 		case p.windows < 2: // the first was not whole
 			p.Now = p.window
@@ -394,13 +403,58 @@ func (t *Topic) close(now time.Time) {
 	}
 }
 
+// size is what a window would have needed.
+type size struct {
+	rate  float64 // msg/s
+	burst int64
+}
+
+// contract is what follows from the windows known; that which is, if nothing does.
+func (t *Topic) contract(is tokenbucket.Share, auto Auto, now time.Time) tokenbucket.Share {
+	if len(t.sizes) < Peaks || auto == (Auto{}) {
+		return is
+	}
+	to, rate, burst := is, 0.0, int64(1)
+	for _, s := range t.sizes {
+		rate, burst = max(rate, s.rate), max(burst, s.burst)
+	}
+	if auto.MaxRate > 0 {
+		to.Rate = min(auto.MaxRate, max(tokenbucket.PerSecond(round(ahead*rate)), 1000))
+	}
+	if auto.MaxBurst > 0 {
+		to.Burst = min(max(burst, auto.MinBurst, auto.Brokers), auto.MaxBurst)
+	}
+	apart := func(a, b int64) bool { return math.Abs(float64(a-b)) > differs*float64(b) }
+	grows := to.Rate > is.Rate && (apart(int64(to.Rate), int64(is.Rate)) || to.Rate == auto.MaxRate)
+	if auto.Measured && !grows && (now.Sub(t.placed) < Pause || !apart(int64(to.Rate), int64(is.Rate)) && !apart(to.Burst, is.Burst)) {
+		return is
+	}
+	return to
+}
+
+// Auto says between what a contract follows; the zero value: it does not.
+type Auto struct {
+	MaxRate            tokenbucket.Rate // 0: the rate stays
+	MinBurst, MaxBurst int64            // MaxBurst 0: the burst stays
+	Quantile           float64          // of messages that are to wait for no token
+	Brokers            int64            // each of which needs a token
+	Measured           bool             // the contract has followed before
+}
+
 // Job is a look at a topic. Think uses nothing that the Topic does elsewhere.
 type Job struct {
 	arrivals []tuner.Arrival
 	numbers  []string
 	learner  *correlation.Learner
 	learns   bool
+	offered  float64 // msg/s
+
+	rate, quantile float64
+	burst          int64
 }
+
+// Size has Think find out which burst the window needed at a rate, msg/s.
+func (j *Job) Size(rate, quantile float64) { j.rate, j.quantile = rate, quantile }
 
 // Look ends the window if it is over, and returns what is to be thought about; nil: nothing.
 func (t *Topic) Look(now time.Time) *Job {
@@ -408,7 +462,7 @@ func (t *Topic) Look(now time.Time) *Job {
 		return nil
 	}
 	t.close(now)
-	j := &Job{arrivals: t.trace.Take(mono.Wall(now.UnixNano())), numbers: t.numbers, learner: t.learner}
+	j := &Job{arrivals: t.trace.Take(mono.Wall(now.UnixNano())), numbers: t.numbers, learner: t.learner, offered: t.offered}
 	if t.renumber && (!t.whole || t.turn < 4) || len(t.numbers) > followed { // it tears the record
 
 		t.anew()
@@ -437,6 +491,15 @@ func (j *Job) Think() {
 	if j.learns {
 		j.learner.Learn()
 	}
+	if j.rate > 0 && len(j.arrivals) > 0 {
+		found, u, last := make([]float64, len(j.arrivals)), 0.0, j.arrivals[0].At
+		for i, a := range j.arrivals {
+			u = max(0, u-a.At.Sub(last).Seconds()*j.rate) + 1
+			found[i], last = u, a.At
+		}
+		slices.Sort(found)
+		j.burst = int64(math.Ceil(found[tokenbucket.Rank(len(found), j.quantile)] - 1e-6))
+	}
 }
 
 // Proposal is whom a topic is to be placed by, by id.
@@ -444,13 +507,20 @@ type Proposal struct {
 	Publishers []placement.Publisher
 	Since      []int64           // seconds since the Unix epoch, as long
 	At         map[string]string // where those are that are new, by id
+	Contract   tokenbucket.Share
+	Sized      bool // Contract is from what was measured
 	// Grew: their rates sum to a quarter more than those before.
 	Grew bool
 }
 
 // Act ends a job; nil: the topic stays as it is. placed are those that the topic is placed
-// by; their rates sum to at most limit, msg/s.
-func (t *Topic) Act(j *Job, placed []placement.Publisher, limit float64, now time.Time) *Proposal {
+// by; their rates sum to at most that of the contract.
+func (t *Topic) Act(j *Job, placed []placement.Publisher, contract tokenbucket.Share, auto Auto, now time.Time) *Proposal {
+	if j.offered > 0 {
+		t.sizes = append(t.sizes[max(0, len(t.sizes)-Sizes+1):], size{j.offered, j.burst})
+	}
+	to := t.contract(contract, auto, now)
+	limit := to.Rate.PerSecond()
 	if j.learns {
 		t.group()
 	}
@@ -472,11 +542,11 @@ func (t *Topic) Act(j *Job, placed []placement.Publisher, limit float64, now tim
 		changed = changed || !known || old.Key != p.Key
 		apart += math.Abs(old.Rate - scale*p.Rate)
 	}
-	if !(apart > differs*before || changed && now.Sub(t.placed) >= Pause) {
+	if !(to != contract || auto != (Auto{}) && !auto.Measured && len(t.sizes) >= Peaks || apart > differs*before || changed && now.Sub(t.placed) >= Pause) {
 		return nil
 	}
 	t.placed = now
-	next := &Proposal{At: map[string]string{}, Grew: scale*sum > (1+differs)*before}
+	next := &Proposal{Contract: to, Sized: len(t.sizes) >= Peaks, At: map[string]string{}, Grew: scale*sum > (1+differs)*before}
 	for _, p := range learned {
 		one := placement.Publisher{ID: p.ID, Key: p.Key, Rate: round(scale * p.Rate)}
 		if _, known := was[p.ID]; !known {
@@ -506,7 +576,7 @@ func Within(publishers []placement.Publisher, limit float64) []placement.Publish
 // round keeps three digits, downwards, so that noise takes no room in a store.
 func round(rate float64) float64 {
 	digit := math.Pow(10, math.Floor(math.Log10(rate))-2)
-	return max(math.Floor(rate/digit)*digit, least)
+	return max(math.Floor(rate/digit)*digit, 1e-9)
 }
 
 // Publishers returns those that are learned, by id.

@@ -12,20 +12,22 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/learned"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 var start = time.Unix(1_700_000_000, 0)
 
 // world is a topic with brokers that record, and the loaddistributor's clock.
 type world struct {
-	t       *testing.T
-	subject *learned.Topic
-	now     time.Time
-	limit   float64
-	brokers map[string]*recorder
-	ids     []string
-	placed  []placement.Publisher
-	since   []int64
+	t        *testing.T
+	subject  *learned.Topic
+	now      time.Time
+	contract tokenbucket.Share
+	auto     learned.Auto
+	brokers  map[string]*recorder
+	ids      []string
+	placed   []placement.Publisher
+	since    []int64
 	// What came of it.
 	proposals int
 	last      *learned.Proposal
@@ -45,7 +47,7 @@ type message struct {
 }
 
 func newWorld(t *testing.T, limit float64, brokers ...string) *world {
-	w := &world{t: t, now: start, limit: limit, ids: brokers, brokers: map[string]*recorder{}, subject: learned.New(nil, nil, start)}
+	w := &world{t: t, now: start, contract: tokenbucket.Share{Rate: tokenbucket.PerSecond(limit), Burst: 10}, ids: brokers, brokers: map[string]*recorder{}, subject: learned.New(nil, nil, start)}
 	for _, id := range brokers {
 		w.brokers[id] = &recorder{}
 	}
@@ -94,10 +96,12 @@ func (w *world) run(d time.Duration) {
 				}
 			}
 			if job := w.subject.Look(from); job != nil {
+				job.Size(w.contract.Rate.PerSecond(), 0.99)
 				job.Think()
-				if p := w.subject.Act(job, w.placed, w.limit, from); p != nil {
+				if p := w.subject.Act(job, w.placed, w.contract, w.auto, from); p != nil {
 					w.proposals++
-					w.last, w.placed, w.since = p, p.Publishers, p.Since
+					w.last, w.placed, w.since, w.contract = p, p.Publishers, p.Since, p.Contract
+					w.auto.Measured = w.auto.Measured || p.Sized && w.auto != (learned.Auto{})
 				}
 			}
 		}
@@ -314,6 +318,85 @@ func TestThoseWhoFireTogetherGetAKey(t *testing.T) {
 	for i, p := range again.Publishers() {
 		if p.Key != w.placed[i].Key {
 			t.Fatalf("%s has %q, had %q", p.ID, p.Key, w.placed[i].Key)
+		}
+	}
+}
+
+// What is offered decides, within what the operator said, once a minute of it is known.
+func TestAContractFollows(t *testing.T) {
+	w := newWorld(t, 1000, "b1")
+	w.contract.Burst = 500
+	w.auto = learned.Auto{MaxRate: tokenbucket.PerSecond(1000), MinBurst: 4, MaxBurst: 500, Quantile: 0.99, Brokers: 1}
+	rate := func() float64 { return w.contract.Rate.PerSecond() }
+	b1 := w.brokers["b1"]
+	w.run(2 * time.Minute)
+	w.want(0, "") // silence says nothing
+	b1.sources = append(b1.sources, during(func(from, to time.Time) (all []message) {
+		for _, m := range every("a", time.Second)(from, to) {
+			all = append(all, slices.Repeat([]message{m}, 20)...)
+		}
+		return all
+	}, func(at time.Duration) bool { return at < 20*time.Minute }))
+	w.run(40 * time.Second)
+	if rate() != 1000 {
+		t.Fatalf("after 40 s: %+v", w.contract)
+	}
+	w.run(2 * time.Minute)
+	if rate() < 24 || rate() > 26 || w.contract.Burst < 20 || w.contract.Burst > 25 {
+		t.Fatalf("20 at once each second: %+v", w.contract)
+	}
+	n := w.proposals
+	w.run(10 * time.Minute)
+	if w.proposals != n {
+		t.Fatal("it flaps")
+	}
+	// More than the operator lets it have.
+	since := w.now.Sub(start)
+	b1.sources = append(b1.sources, during(every("flood", 100*time.Microsecond), func(at time.Duration) bool { return at >= since }))
+	w.run(time.Minute)
+	if rate() != 1000 || w.contract.Burst != 500 {
+		t.Fatalf("a flood: %+v", w.contract)
+	}
+}
+
+// What a message costs: to be counted, merged with those of other brokers, and looked at
+// for groups.
+func BenchmarkMessage(b *testing.B) {
+	const publishers, rate = 1000, 10_000
+	subject := learned.New(nil, nil, start)
+	now, named := start, []string(nil)
+	for i := range publishers {
+		named = append(named, fmt.Sprintf("publisher-%d", i))
+	}
+	subject.Orders([]string{"b1"}, now)
+	if err := subject.Count("b1", tuner.Piece{First: true, Publishers: named}, 0, now); err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for n := 0; b.Loop(); n++ {
+		if n%(rate/4) != 0 {
+			continue // as many messages at once as come in a quarter of a second
+		}
+		p := tuner.Piece{Start: mono.Wall(now.UnixNano())}
+		for i := range rate / 4 {
+			gap := uint64(time.Second / rate)
+			if i == 0 {
+				gap = 0
+			}
+			p.Gaps, p.From = append(p.Gaps, gap), append(p.From, uint32((n+i)*7919%publishers))
+		}
+		now = now.Add(time.Second / 4)
+		for _, o := range subject.Orders([]string{"b1"}, now) {
+			if o.Anew {
+				_ = subject.Count("b1", tuner.Piece{First: true, Publishers: named}, 0, now)
+			}
+		}
+		if err := subject.Count("b1", p, 0, now); err != nil {
+			b.Fatal(err)
+		}
+		if job := subject.Look(now); job != nil {
+			job.Think()
+			subject.Act(job, nil, tokenbucket.Share{Rate: 1e9, Burst: 1}, learned.Auto{}, now)
 		}
 	}
 }

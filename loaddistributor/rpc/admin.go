@@ -23,6 +23,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/learned"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/sizing"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // Page sizes of ListTopics.
@@ -36,7 +37,7 @@ const shownPublishers = 100
 
 // CreateTopic implements srtmv1.AdminServiceServer.
 func (s *Server) CreateTopic(req *srtmv1.CreateTopicRequest, stream grpc.ServerStreamingServer[srtmv1.CreateTopicResponse]) error {
-	spec, err := checkCreate(req)
+	spec, err := checkCreate(s.limited(req))
 	if err == nil {
 		err = s.permit(stream.Context())
 	}
@@ -67,6 +68,27 @@ func (s *Server) CreateTopic(req *srtmv1.CreateTopicRequest, stream grpc.ServerS
 	}
 	p := topicProto(topic, false)
 	return stream.Send(&srtmv1.CreateTopicResponse{State: p.State, Message: p.Reason, Topic: p})
+}
+
+// limited gives a creation that has an SLO alone limits for its contract.
+func (s *Server) limited(req *srtmv1.CreateTopicRequest) *srtmv1.CreateTopicRequest {
+	spec := req.GetSpec()
+	if c := spec.GetContract(); c == nil || c.RateMilli != 0 || c.Burst != 0 || spec.Auto != nil ||
+		len(spec.Publishers)+len(spec.Groups) > 0 || req.MeasuredBrokerId != "" {
+		return req
+	}
+	largest := int64(0)
+	for _, b := range s.controller.Brokers() {
+		if b.Connected && !b.Draining {
+			largest = max(largest, b.Mcap)
+		}
+	}
+	if largest < 2 {
+		return req
+	}
+	req = proto.CloneOf(req)
+	req.Spec.Auto = &srtmv1.AutoContract{MaxRateMilli: largest / 2 * 1000, MinBurst: 1, MaxBurst: min(largest/2, tokenbucket.MaxBurst)}
+	return req
 }
 
 // GetTopic implements srtmv1.AdminServiceServer.
@@ -152,6 +174,7 @@ func (s *Server) UpdateTopic(ctx context.Context, req *srtmv1.UpdateTopicRequest
 		spec, err := checkCreate(&srtmv1.CreateTopicRequest{Spec: updated(present, req)})
 		if err == nil {
 			spec.Tenant = present.Tenant
+			spec.Auto.Measured = spec.Auto.Measured && present.Auto.Measured
 			if spec.Demand.Open && present.Demand.Open {
 				spec.Demand.Publishers, spec.Since = learned.Within(present.Demand.Publishers, float64(spec.Demand.RateMilli)/1000), present.Since
 			}
@@ -313,6 +336,9 @@ func specProto(s *catalog.Spec, publishers bool) *srtmv1.TopicSpec {
 	p := &srtmv1.TopicSpec{
 		Name: s.Name(), Contract: controller.ContractProto(s),
 		PlacementPolicy: s.Policy, Channels: s.Channels, ShareRule: s.ShareRule, Pacing: controller.PacingProto(s.Pacing),
+	}
+	if a := s.Auto; a != (catalog.Auto{}) {
+		p.Auto = &srtmv1.AutoContract{MaxRateMilli: a.MaxRate, MinBurst: a.MinBurst, MaxBurst: a.MaxBurst, Measured: a.Measured}
 	}
 	for _, g := range s.Demand.Groups {
 		p.Groups = append(p.Groups, &srtmv1.PublisherGroup{Key: g.Key, Count: int32(g.Count), Rate: g.Rate, Batch: int32(g.Batch), Weight: uint32(g.Weight)})

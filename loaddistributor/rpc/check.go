@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -8,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
@@ -68,6 +70,35 @@ func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 		spec.ShareRule = share.Default
 	}
 	bad.Name("spec.name", p.Name)
+	if a := p.Auto; a != nil {
+		spec.Auto = catalog.Auto{MaxRate: a.MaxRateMilli, MinBurst: max(a.MinBurst, 1), MaxBurst: a.MaxBurst, Measured: a.Measured}
+		if a.MaxBurst == 0 {
+			spec.Auto.MinBurst = 0
+		}
+		switch {
+		case !spec.Demand.Open:
+			bad.Add("spec.auto", "goes without publishers and groups")
+		case a.MaxRateMilli == 0 && a.MaxBurst == 0:
+			bad.Add("spec.auto", "has neither max_rate_milli nor max_burst")
+		case a.MaxRateMilli < 0 || a.MaxRateMilli > int64(tokenbucket.MaxRate):
+			bad.Add("spec.auto.max_rate_milli", "%d is outside 0 to %d", a.MaxRateMilli, tokenbucket.MaxRate)
+		case a.MinBurst < 0 || a.MaxBurst < 0 || a.MinBurst > a.MaxBurst || a.MaxBurst > tokenbucket.MaxBurst:
+			bad.Add("spec.auto.max_burst", "%d to %d messages are not within 1 to %d", a.MinBurst, a.MaxBurst, tokenbucket.MaxBurst)
+		case p.Contract != nil:
+			// What follows begins at its limit.
+			spec.Demand.RateMilli, spec.Demand.Burst = cmp.Or(spec.Demand.RateMilli, a.MaxRateMilli), cmp.Or(spec.Demand.Burst, a.MaxBurst)
+			begin := proto.CloneOf(p.Contract)
+			begin.RateMilli, begin.Burst = spec.Demand.RateMilli, spec.Demand.Burst
+			p = proto.CloneOf(p)
+			p.Contract = begin
+			if a.MaxRateMilli > 0 && begin.RateMilli > a.MaxRateMilli {
+				bad.Add("spec.contract.rate_milli", "%d is more than spec.auto.max_rate_milli", begin.RateMilli)
+			}
+			if a.MaxBurst > 0 && (begin.Burst > a.MaxBurst || begin.Burst < a.MinBurst) {
+				bad.Add("spec.contract.burst", "%d is outside spec.auto's", begin.Burst)
+			}
+		}
+	}
 	contract := checkContract(&bad, p.Contract, spec)
 	if contract {
 		spec.Demand.Rate = (spec.Demand.RateMilli + 999) / 1000

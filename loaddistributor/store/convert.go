@@ -145,6 +145,9 @@ func fromSpec(s *catalog.Spec) *journal.Spec {
 		Policy: s.Policy, ShareRule: s.ShareRule, Channels: s.Channels, Pacing: string(s.Pacing), Tenant: s.Tenant,
 		Open: s.Demand.Open, Since: s.Since,
 	}
+	if a := s.Auto; a != (catalog.Auto{}) {
+		p.Auto = &journal.Auto{MaxRateMilli: a.MaxRate, MinBurst: a.MinBurst, MaxBurst: a.MaxBurst, Measured: a.Measured}
+	}
 	for _, one := range s.Demand.Publishers {
 		p.Publishers = append(p.Publishers, &journal.Publisher{Id: one.ID, Key: one.Key, Rate: one.Rate, Batch: int64(one.Batch)})
 	}
@@ -165,6 +168,7 @@ func toSpec(p *journal.Spec) (*catalog.Spec, error) {
 		SLO:    catalog.SLO{Quantile: p.Quantile, Latency: time.Duration(p.LatencyNs)},
 		Policy: p.Policy, ShareRule: p.ShareRule, Channels: p.Channels, Pacing: catalog.Pacing(p.Pacing), Tenant: p.Tenant,
 		Since: p.Since,
+		Auto:  catalog.Auto{MaxRate: p.Auto.GetMaxRateMilli(), MinBurst: p.Auto.GetMinBurst(), MaxBurst: p.Auto.GetMaxBurst(), Measured: p.Auto.GetMeasured()},
 	}
 	if p.Reject {
 		s.OverLimit = catalog.Reject

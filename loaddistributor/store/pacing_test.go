@@ -30,6 +30,7 @@ func TestAnOpenTopicIsKept(t *testing.T) {
 	s := &catalog.Spec{
 		Demand: placement.Demand{Topic: "t", Rate: 100, RateMilli: 100_000, Burst: 10, Open: true, Publishers: []placement.Publisher{{ID: "p", Key: "learned-1", Rate: 1.25}}},
 		SLO:    catalog.SLO{Quantile: 0.99, Latency: time.Second}, Policy: placement.SRTM, ShareRule: "static", Since: []int64{1_700_000_000},
+		Auto: catalog.Auto{MaxRate: 5, MinBurst: 6, MaxBurst: 7, Measured: true},
 	}
 	p := fromSpec(s)
 	got, err := toSpec(p)

@@ -45,6 +45,8 @@ type newTopic struct {
 	channels    []string
 	idempotency string
 	suggest     string
+	autoBurst   string
+	autoRate    float64
 	wanted      wanted
 }
 
@@ -65,7 +67,10 @@ publishers have the ids KEY.0, KEY.1, ... (pool.0, ... without a key).
 
 Without publishers the topic is open: whoever publishes to one of its brokers is a
 publisher. Who they are, what they send and which of them send together is learned from
-what they do, and describe shows it.
+what they do, and describe shows it. With --auto-rate-limit and --auto-burst its contract
+follows what is measured, too, within what they say; until a minute of traffic is known it
+is --rate and --burst, or without them the limits. Without any of the four, the limits are half
+of the largest broker's capacity, and a second's messages of that.
 
 --file reads the whole specification as JSON, the TopicSpec of the API or what srtm
 topic describe --output json prints; then only --idempotency-key may be given besides.`,
@@ -188,6 +193,8 @@ func (n *newTopic) flags(cmd *cobra.Command) {
 	f.StringVar(&n.file, "file", "", "JSON `file` with the specification; - for standard input")
 	f.Float64Var(&n.rate, "rate", 0, "contract rate r, in `msg/s`, up to three decimals")
 	f.Int64Var(&n.burst, "burst", 0, "contract burst b, in `messages`")
+	f.StringVar(&n.autoBurst, "auto-burst", "", "of an open topic: b follows what is measured, within `MIN:MAX` messages")
+	f.Float64Var(&n.autoRate, "auto-rate-limit", 0, "of an open topic: r follows what is measured, up to so many `msg/s`")
 	f.Float64Var(&n.quantile, "slo-quantile", 0.99, "`fraction` of messages delivered within --slo-latency")
 	f.DurationVar(&n.latency, "slo-latency", time.Millisecond, "delivery latency of the SLO")
 	f.StringVar(&n.overLimit, "over-limit", "delay", "what becomes of messages without a token: delay or reject")
@@ -237,6 +244,18 @@ func (n *newTopic) spec(cmd *cobra.Command, args []string) (*srtmv1.TopicSpec, e
 	var known bool
 	if spec.Pacing, known = pacingModes[n.pacing]; !known {
 		return nil, usagef("--pacing %q is neither off, advise nor police", n.pacing)
+	}
+	if n.autoBurst != "" || n.autoRate != 0 {
+		spec.Auto = &srtmv1.AutoContract{MaxRateMilli: int64(tokenbucket.PerSecond(n.autoRate))}
+		if n.autoBurst != "" {
+			minimum, maximum, _ := strings.Cut(n.autoBurst, ":")
+			var errs [2]error
+			spec.Auto.MinBurst, errs[0] = strconv.ParseInt(minimum, 10, 64)
+			spec.Auto.MaxBurst, errs[1] = strconv.ParseInt(maximum, 10, 64)
+			if errors.Join(errs[:]...) != nil {
+				return nil, usagef("--auto-burst %q is not MIN:MAX", n.autoBurst)
+			}
+		}
 	}
 	var faults []error
 	spec.Groups, faults = parseAll("group", n.groups, "KEY:COUNT:RATE", 5, faults, func(parts []string, rate float64, batch int32) (*srtmv1.PublisherGroup, error) {
@@ -408,6 +427,13 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 			late += fmt.Sprintf(", or not accepted (%d)", lost)
 		}
 		fmt.Fprintf(w, "SLO       %s: %.4f %% of %d messages in %v were %s\n", verdict, 100*status.GetExceedFraction(), n, status.GetWindow().AsDuration(), late)
+	}
+	if a := spec.GetAuto(); a != nil {
+		state := "it is being measured, and provisional"
+		if a.GetMeasured() {
+			state = "as measured"
+		}
+		fmt.Fprintf(w, "follows   r up to %s msg/s, b %d to %d (0: stays); %s\n", rateText(a.GetMaxRateMilli()), a.GetMinBurst(), a.GetMaxBurst(), state)
 	}
 	if status.GetMoving() != "" {
 		fmt.Fprintf(w, "moving    waits, %s\n", status.GetMoving())

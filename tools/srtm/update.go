@@ -19,7 +19,7 @@ import (
 var fieldOf = map[string]string{
 	"rate": "contract.rate_milli", "burst": "contract.burst", "over-limit": "contract.over_limit",
 	"slo-quantile": "contract.slo.quantile", "slo-latency": "contract.slo.latency",
-	"policy": "placement_policy", "share-rule": "share_rule", "pacing": "pacing",
+	"policy": "placement_policy", "share-rule": "share_rule", "pacing": "pacing", "auto-burst": "auto", "auto-rate-limit": "auto",
 	"group": "groups", "publisher": "publishers", "channel": "channels",
 }
 

@@ -901,6 +901,7 @@ type Spec struct {
 	Open   bool   `protobuf:"varint,102,opt,name=open,proto3" json:"open,omitempty"`
 	// Of publishers, seconds since the Unix epoch.
 	Since         []int64 `protobuf:"varint,103,rep,packed,name=since,proto3" json:"since,omitempty"`
+	Auto          *Auto   `protobuf:"bytes,104,opt,name=auto,proto3" json:"auto,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1047,6 +1048,81 @@ func (x *Spec) GetSince() []int64 {
 	return nil
 }
 
+func (x *Spec) GetAuto() *Auto {
+	if x != nil {
+		return x.Auto
+	}
+	return nil
+}
+
+type Auto struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	MaxRateMilli  int64                  `protobuf:"varint,100,opt,name=max_rate_milli,json=maxRateMilli,proto3" json:"max_rate_milli,omitempty"`
+	MinBurst      int64                  `protobuf:"varint,101,opt,name=min_burst,json=minBurst,proto3" json:"min_burst,omitempty"`
+	MaxBurst      int64                  `protobuf:"varint,102,opt,name=max_burst,json=maxBurst,proto3" json:"max_burst,omitempty"`
+	Measured      bool                   `protobuf:"varint,103,opt,name=measured,proto3" json:"measured,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Auto) Reset() {
+	*x = Auto{}
+	mi := &file_srtm_journal_journal_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Auto) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Auto) ProtoMessage() {}
+
+func (x *Auto) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_journal_journal_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Auto.ProtoReflect.Descriptor instead.
+func (*Auto) Descriptor() ([]byte, []int) {
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Auto) GetMaxRateMilli() int64 {
+	if x != nil {
+		return x.MaxRateMilli
+	}
+	return 0
+}
+
+func (x *Auto) GetMinBurst() int64 {
+	if x != nil {
+		return x.MinBurst
+	}
+	return 0
+}
+
+func (x *Auto) GetMaxBurst() int64 {
+	if x != nil {
+		return x.MaxBurst
+	}
+	return 0
+}
+
+func (x *Auto) GetMeasured() bool {
+	if x != nil {
+		return x.Measured
+	}
+	return false
+}
+
 type Publisher struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1059,7 +1135,7 @@ type Publisher struct {
 
 func (x *Publisher) Reset() {
 	*x = Publisher{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[6]
+	mi := &file_srtm_journal_journal_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1071,7 +1147,7 @@ func (x *Publisher) String() string {
 func (*Publisher) ProtoMessage() {}
 
 func (x *Publisher) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[6]
+	mi := &file_srtm_journal_journal_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1084,7 +1160,7 @@ func (x *Publisher) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Publisher.ProtoReflect.Descriptor instead.
 func (*Publisher) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{6}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Publisher) GetId() string {
@@ -1128,7 +1204,7 @@ type Group struct {
 
 func (x *Group) Reset() {
 	*x = Group{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[7]
+	mi := &file_srtm_journal_journal_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1140,7 +1216,7 @@ func (x *Group) String() string {
 func (*Group) ProtoMessage() {}
 
 func (x *Group) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[7]
+	mi := &file_srtm_journal_journal_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1153,7 +1229,7 @@ func (x *Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Group.ProtoReflect.Descriptor instead.
 func (*Group) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{7}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Group) GetKey() string {
@@ -1203,7 +1279,7 @@ type Plan struct {
 
 func (x *Plan) Reset() {
 	*x = Plan{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[8]
+	mi := &file_srtm_journal_journal_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1215,7 +1291,7 @@ func (x *Plan) String() string {
 func (*Plan) ProtoMessage() {}
 
 func (x *Plan) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[8]
+	mi := &file_srtm_journal_journal_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1228,7 +1304,7 @@ func (x *Plan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan.ProtoReflect.Descriptor instead.
 func (*Plan) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{8}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Plan) GetPolicy() string {
@@ -1268,7 +1344,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[9]
+	mi := &file_srtm_journal_journal_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1280,7 +1356,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[9]
+	mi := &file_srtm_journal_journal_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1293,7 +1369,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{9}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Quota) GetBroker() string {
@@ -1350,7 +1426,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[10]
+	mi := &file_srtm_journal_journal_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1362,7 +1438,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[10]
+	mi := &file_srtm_journal_journal_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1375,7 +1451,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{10}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Snapshot) GetVersion() uint64 {
@@ -1427,7 +1503,7 @@ type Additions struct {
 
 func (x *Additions) Reset() {
 	*x = Additions{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[11]
+	mi := &file_srtm_journal_journal_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1439,7 +1515,7 @@ func (x *Additions) String() string {
 func (*Additions) ProtoMessage() {}
 
 func (x *Additions) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[11]
+	mi := &file_srtm_journal_journal_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1452,7 +1528,7 @@ func (x *Additions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Additions.ProtoReflect.Descriptor instead.
 func (*Additions) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{11}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Additions) GetVersion() uint64 {
@@ -1516,7 +1592,7 @@ type Kept struct {
 
 func (x *Kept) Reset() {
 	*x = Kept{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[12]
+	mi := &file_srtm_journal_journal_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1528,7 +1604,7 @@ func (x *Kept) String() string {
 func (*Kept) ProtoMessage() {}
 
 func (x *Kept) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[12]
+	mi := &file_srtm_journal_journal_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1541,7 +1617,7 @@ func (x *Kept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kept.ProtoReflect.Descriptor instead.
 func (*Kept) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{12}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Kept) GetLog() uint64 {
@@ -1587,7 +1663,7 @@ type Topic struct {
 
 func (x *Topic) Reset() {
 	*x = Topic{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[13]
+	mi := &file_srtm_journal_journal_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1599,7 +1675,7 @@ func (x *Topic) String() string {
 func (*Topic) ProtoMessage() {}
 
 func (x *Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[13]
+	mi := &file_srtm_journal_journal_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1612,7 +1688,7 @@ func (x *Topic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Topic.ProtoReflect.Descriptor instead.
 func (*Topic) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{13}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Topic) GetSpec() *Spec {
@@ -1767,7 +1843,7 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\x05Order\x12&\n" +
 	"\x04spec\x18\x01 \x01(\v2\x12.srtm.journal.SpecR\x04spec\x12&\n" +
 	"\x04plan\x18\x02 \x01(\v2\x12.srtm.journal.PlanR\x04plan\x12\x10\n" +
-	"\x03key\x18\x03 \x01(\tR\x03key\"\xc9\x03\n" +
+	"\x03key\x18\x03 \x01(\tR\x03key\"\xf1\x03\n" +
 	"\x04Spec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
@@ -1790,7 +1866,13 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\x06tenant\x18d \x01(\tR\x06tenant\x12\x16\n" +
 	"\x06pacing\x18e \x01(\tR\x06pacing\x12\x12\n" +
 	"\x04open\x18f \x01(\bR\x04open\x12\x14\n" +
-	"\x05since\x18g \x03(\x03R\x05since\"W\n" +
+	"\x05since\x18g \x03(\x03R\x05since\x12&\n" +
+	"\x04auto\x18h \x01(\v2\x12.srtm.journal.AutoR\x04auto\"\x82\x01\n" +
+	"\x04Auto\x12$\n" +
+	"\x0emax_rate_milli\x18d \x01(\x03R\fmaxRateMilli\x12\x1b\n" +
+	"\tmin_burst\x18e \x01(\x03R\bminBurst\x12\x1b\n" +
+	"\tmax_burst\x18f \x01(\x03R\bmaxBurst\x12\x1a\n" +
+	"\bmeasured\x18g \x01(\bR\bmeasured\"W\n" +
 	"\tPublisher\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12\x12\n" +
@@ -1868,7 +1950,7 @@ func file_srtm_journal_journal_proto_rawDescGZIP() []byte {
 	return file_srtm_journal_journal_proto_rawDescData
 }
 
-var file_srtm_journal_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_srtm_journal_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_srtm_journal_journal_proto_goTypes = []any{
 	(*Record)(nil),    // 0: srtm.journal.Record
 	(*Event)(nil),     // 1: srtm.journal.Event
@@ -1876,17 +1958,18 @@ var file_srtm_journal_journal_proto_goTypes = []any{
 	(*Absorbed)(nil),  // 3: srtm.journal.Absorbed
 	(*Order)(nil),     // 4: srtm.journal.Order
 	(*Spec)(nil),      // 5: srtm.journal.Spec
-	(*Publisher)(nil), // 6: srtm.journal.Publisher
-	(*Group)(nil),     // 7: srtm.journal.Group
-	(*Plan)(nil),      // 8: srtm.journal.Plan
-	(*Quota)(nil),     // 9: srtm.journal.Quota
-	(*Snapshot)(nil),  // 10: srtm.journal.Snapshot
-	(*Additions)(nil), // 11: srtm.journal.Additions
-	(*Kept)(nil),      // 12: srtm.journal.Kept
-	(*Topic)(nil),     // 13: srtm.journal.Topic
-	nil,               // 14: srtm.journal.Quota.GroupsEntry
-	nil,               // 15: srtm.journal.Additions.CreatedEntry
-	nil,               // 16: srtm.journal.Additions.RemovedEntry
+	(*Auto)(nil),      // 6: srtm.journal.Auto
+	(*Publisher)(nil), // 7: srtm.journal.Publisher
+	(*Group)(nil),     // 8: srtm.journal.Group
+	(*Plan)(nil),      // 9: srtm.journal.Plan
+	(*Quota)(nil),     // 10: srtm.journal.Quota
+	(*Snapshot)(nil),  // 11: srtm.journal.Snapshot
+	(*Additions)(nil), // 12: srtm.journal.Additions
+	(*Kept)(nil),      // 13: srtm.journal.Kept
+	(*Topic)(nil),     // 14: srtm.journal.Topic
+	nil,               // 15: srtm.journal.Quota.GroupsEntry
+	nil,               // 16: srtm.journal.Additions.CreatedEntry
+	nil,               // 17: srtm.journal.Additions.RemovedEntry
 }
 var file_srtm_journal_journal_proto_depIdxs = []int32{
 	2,  // 0: srtm.journal.Record.broker_joined:type_name -> srtm.journal.Broker
@@ -1907,35 +1990,36 @@ var file_srtm_journal_journal_proto_depIdxs = []int32{
 	1,  // 15: srtm.journal.Record.topic_move_aborted:type_name -> srtm.journal.Event
 	1,  // 16: srtm.journal.Record.member_retired:type_name -> srtm.journal.Event
 	1,  // 17: srtm.journal.Record.restarted:type_name -> srtm.journal.Event
-	10, // 18: srtm.journal.Record.snapshot:type_name -> srtm.journal.Snapshot
+	11, // 18: srtm.journal.Record.snapshot:type_name -> srtm.journal.Snapshot
 	1,  // 19: srtm.journal.Record.broker_noted:type_name -> srtm.journal.Event
 	1,  // 20: srtm.journal.Record.broker_removed:type_name -> srtm.journal.Event
-	13, // 21: srtm.journal.Record.topic_restored:type_name -> srtm.journal.Topic
+	14, // 21: srtm.journal.Record.topic_restored:type_name -> srtm.journal.Topic
 	2,  // 22: srtm.journal.Record.broker_restored:type_name -> srtm.journal.Broker
-	11, // 23: srtm.journal.Record.additions:type_name -> srtm.journal.Additions
-	12, // 24: srtm.journal.Record.topic:type_name -> srtm.journal.Kept
+	12, // 23: srtm.journal.Record.additions:type_name -> srtm.journal.Additions
+	13, // 24: srtm.journal.Record.topic:type_name -> srtm.journal.Kept
 	3,  // 25: srtm.journal.Broker.absorbed:type_name -> srtm.journal.Absorbed
 	5,  // 26: srtm.journal.Order.spec:type_name -> srtm.journal.Spec
-	8,  // 27: srtm.journal.Order.plan:type_name -> srtm.journal.Plan
-	6,  // 28: srtm.journal.Spec.publishers:type_name -> srtm.journal.Publisher
-	7,  // 29: srtm.journal.Spec.groups:type_name -> srtm.journal.Group
-	9,  // 30: srtm.journal.Plan.quotas:type_name -> srtm.journal.Quota
-	14, // 31: srtm.journal.Quota.groups:type_name -> srtm.journal.Quota.GroupsEntry
-	2,  // 32: srtm.journal.Snapshot.brokers:type_name -> srtm.journal.Broker
-	13, // 33: srtm.journal.Snapshot.topics:type_name -> srtm.journal.Topic
-	15, // 34: srtm.journal.Additions.created:type_name -> srtm.journal.Additions.CreatedEntry
-	16, // 35: srtm.journal.Additions.removed:type_name -> srtm.journal.Additions.RemovedEntry
-	13, // 36: srtm.journal.Kept.topic:type_name -> srtm.journal.Topic
-	5,  // 37: srtm.journal.Topic.spec:type_name -> srtm.journal.Spec
-	5,  // 38: srtm.journal.Topic.ordered:type_name -> srtm.journal.Spec
-	8,  // 39: srtm.journal.Topic.plan:type_name -> srtm.journal.Plan
-	5,  // 40: srtm.journal.Topic.next_spec:type_name -> srtm.journal.Spec
-	8,  // 41: srtm.journal.Topic.next_plan:type_name -> srtm.journal.Plan
-	42, // [42:42] is the sub-list for method output_type
-	42, // [42:42] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	9,  // 27: srtm.journal.Order.plan:type_name -> srtm.journal.Plan
+	7,  // 28: srtm.journal.Spec.publishers:type_name -> srtm.journal.Publisher
+	8,  // 29: srtm.journal.Spec.groups:type_name -> srtm.journal.Group
+	6,  // 30: srtm.journal.Spec.auto:type_name -> srtm.journal.Auto
+	10, // 31: srtm.journal.Plan.quotas:type_name -> srtm.journal.Quota
+	15, // 32: srtm.journal.Quota.groups:type_name -> srtm.journal.Quota.GroupsEntry
+	2,  // 33: srtm.journal.Snapshot.brokers:type_name -> srtm.journal.Broker
+	14, // 34: srtm.journal.Snapshot.topics:type_name -> srtm.journal.Topic
+	16, // 35: srtm.journal.Additions.created:type_name -> srtm.journal.Additions.CreatedEntry
+	17, // 36: srtm.journal.Additions.removed:type_name -> srtm.journal.Additions.RemovedEntry
+	14, // 37: srtm.journal.Kept.topic:type_name -> srtm.journal.Topic
+	5,  // 38: srtm.journal.Topic.spec:type_name -> srtm.journal.Spec
+	5,  // 39: srtm.journal.Topic.ordered:type_name -> srtm.journal.Spec
+	9,  // 40: srtm.journal.Topic.plan:type_name -> srtm.journal.Plan
+	5,  // 41: srtm.journal.Topic.next_spec:type_name -> srtm.journal.Spec
+	9,  // 42: srtm.journal.Topic.next_plan:type_name -> srtm.journal.Plan
+	43, // [43:43] is the sub-list for method output_type
+	43, // [43:43] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_srtm_journal_journal_proto_init() }
@@ -1976,7 +2060,7 @@ func file_srtm_journal_journal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_journal_journal_proto_rawDesc), len(file_srtm_journal_journal_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -735,8 +735,12 @@ type TopicSpec struct {
 	Channels []string `protobuf:"bytes,6,rep,name=channels,proto3" json:"channels,omitempty"`
 	// How shares are retuned: "static", "proportional", "robust" or "sqrt"; empty
 	// means sqrt.
-	ShareRule     string     `protobuf:"bytes,7,opt,name=share_rule,json=shareRule,proto3" json:"share_rule,omitempty"`
-	Pacing        PacingMode `protobuf:"varint,8,opt,name=pacing,proto3,enum=srtm.v1.PacingMode" json:"pacing,omitempty"`
+	ShareRule string     `protobuf:"bytes,7,opt,name=share_rule,json=shareRule,proto3" json:"share_rule,omitempty"`
+	Pacing    PacingMode `protobuf:"varint,8,opt,name=pacing,proto3,enum=srtm.v1.PacingMode" json:"pacing,omitempty"`
+	// Of an open topic: its contract follows what is measured. Set, too, by a creation
+	// whose contract has neither rate_milli nor burst: then the greatest of half of the
+	// largest broker's mcap, and a second's messages of it, are the limits.
+	Auto          *AutoContract `protobuf:"bytes,9,opt,name=auto,proto3" json:"auto,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -827,6 +831,89 @@ func (x *TopicSpec) GetPacing() PacingMode {
 	return PacingMode_PACING_MODE_UNSPECIFIED
 }
 
+func (x *TopicSpec) GetAuto() *AutoContract {
+	if x != nil {
+		return x.Auto
+	}
+	return nil
+}
+
+// AutoContract is between what an operator lets a contract follow what its topic is offered:
+// r is 1.25 times the highest rate, and b what the SLO's quantile of messages takes to wait
+// for no token, of the windows of 10 s with messages in the last 60. Until six are known the
+// topic is measured with the contract that it was created with, where that has none with
+// the greatest there may be.
+type AutoContract struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// r stays at or below; 0: r does not follow.
+	MaxRateMilli int64 `protobuf:"varint,1,opt,name=max_rate_milli,json=maxRateMilli,proto3" json:"max_rate_milli,omitempty"`
+	// b stays in; 0: b does not follow. min_burst 0 means 1.
+	MinBurst int64 `protobuf:"varint,2,opt,name=min_burst,json=minBurst,proto3" json:"min_burst,omitempty"`
+	MaxBurst int64 `protobuf:"varint,3,opt,name=max_burst,json=maxBurst,proto3" json:"max_burst,omitempty"`
+	// The contract is from what was measured. Only shown.
+	Measured      bool `protobuf:"varint,4,opt,name=measured,proto3" json:"measured,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AutoContract) Reset() {
+	*x = AutoContract{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AutoContract) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AutoContract) ProtoMessage() {}
+
+func (x *AutoContract) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AutoContract.ProtoReflect.Descriptor instead.
+func (*AutoContract) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *AutoContract) GetMaxRateMilli() int64 {
+	if x != nil {
+		return x.MaxRateMilli
+	}
+	return 0
+}
+
+func (x *AutoContract) GetMinBurst() int64 {
+	if x != nil {
+		return x.MinBurst
+	}
+	return 0
+}
+
+func (x *AutoContract) GetMaxBurst() int64 {
+	if x != nil {
+		return x.MaxBurst
+	}
+	return 0
+}
+
+func (x *AutoContract) GetMeasured() bool {
+	if x != nil {
+		return x.Measured
+	}
+	return false
+}
+
 // BrokerQuota is what a placement gives one broker of a topic.
 type BrokerQuota struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
@@ -844,7 +931,7 @@ type BrokerQuota struct {
 
 func (x *BrokerQuota) Reset() {
 	*x = BrokerQuota{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[11]
+	mi := &file_srtm_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -856,7 +943,7 @@ func (x *BrokerQuota) String() string {
 func (*BrokerQuota) ProtoMessage() {}
 
 func (x *BrokerQuota) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[11]
+	mi := &file_srtm_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -869,7 +956,7 @@ func (x *BrokerQuota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrokerQuota.ProtoReflect.Descriptor instead.
 func (*BrokerQuota) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *BrokerQuota) GetBrokerId() string {
@@ -925,7 +1012,7 @@ type BrokerTopicStatus struct {
 
 func (x *BrokerTopicStatus) Reset() {
 	*x = BrokerTopicStatus{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[12]
+	mi := &file_srtm_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -937,7 +1024,7 @@ func (x *BrokerTopicStatus) String() string {
 func (*BrokerTopicStatus) ProtoMessage() {}
 
 func (x *BrokerTopicStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[12]
+	mi := &file_srtm_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -950,7 +1037,7 @@ func (x *BrokerTopicStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrokerTopicStatus.ProtoReflect.Descriptor instead.
 func (*BrokerTopicStatus) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *BrokerTopicStatus) GetBrokerId() string {
@@ -1035,7 +1122,7 @@ type TopicStatus struct {
 
 func (x *TopicStatus) Reset() {
 	*x = TopicStatus{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[13]
+	mi := &file_srtm_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1047,7 +1134,7 @@ func (x *TopicStatus) String() string {
 func (*TopicStatus) ProtoMessage() {}
 
 func (x *TopicStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[13]
+	mi := &file_srtm_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1060,7 +1147,7 @@ func (x *TopicStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicStatus.ProtoReflect.Descriptor instead.
 func (*TopicStatus) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *TopicStatus) GetWindow() *durationpb.Duration {
@@ -1165,7 +1252,7 @@ type Fit struct {
 
 func (x *Fit) Reset() {
 	*x = Fit{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[14]
+	mi := &file_srtm_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1177,7 +1264,7 @@ func (x *Fit) String() string {
 func (*Fit) ProtoMessage() {}
 
 func (x *Fit) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[14]
+	mi := &file_srtm_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1190,7 +1277,7 @@ func (x *Fit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fit.ProtoReflect.Descriptor instead.
 func (*Fit) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Fit) GetEnded() bool {
@@ -1232,7 +1319,7 @@ type FitRounds struct {
 
 func (x *FitRounds) Reset() {
 	*x = FitRounds{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[15]
+	mi := &file_srtm_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1244,7 +1331,7 @@ func (x *FitRounds) String() string {
 func (*FitRounds) ProtoMessage() {}
 
 func (x *FitRounds) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[15]
+	mi := &file_srtm_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1257,7 +1344,7 @@ func (x *FitRounds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FitRounds.ProtoReflect.Descriptor instead.
 func (*FitRounds) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *FitRounds) GetK() uint32 {
@@ -1292,7 +1379,7 @@ type Topic struct {
 
 func (x *Topic) Reset() {
 	*x = Topic{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[16]
+	mi := &file_srtm_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1304,7 +1391,7 @@ func (x *Topic) String() string {
 func (*Topic) ProtoMessage() {}
 
 func (x *Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[16]
+	mi := &file_srtm_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1317,7 +1404,7 @@ func (x *Topic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Topic.ProtoReflect.Descriptor instead.
 func (*Topic) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Topic) GetSpec() *TopicSpec {
@@ -1389,7 +1476,7 @@ type Learned struct {
 
 func (x *Learned) Reset() {
 	*x = Learned{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[17]
+	mi := &file_srtm_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1401,7 +1488,7 @@ func (x *Learned) String() string {
 func (*Learned) ProtoMessage() {}
 
 func (x *Learned) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[17]
+	mi := &file_srtm_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1414,7 +1501,7 @@ func (x *Learned) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Learned.ProtoReflect.Descriptor instead.
 func (*Learned) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Learned) GetPublishers() []*LearnedPublisher {
@@ -1474,7 +1561,7 @@ type LearnedPublisher struct {
 
 func (x *LearnedPublisher) Reset() {
 	*x = LearnedPublisher{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[18]
+	mi := &file_srtm_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1486,7 +1573,7 @@ func (x *LearnedPublisher) String() string {
 func (*LearnedPublisher) ProtoMessage() {}
 
 func (x *LearnedPublisher) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[18]
+	mi := &file_srtm_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1499,7 +1586,7 @@ func (x *LearnedPublisher) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedPublisher.ProtoReflect.Descriptor instead.
 func (*LearnedPublisher) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *LearnedPublisher) GetId() string {
@@ -1572,7 +1659,7 @@ type LearnedGroup struct {
 
 func (x *LearnedGroup) Reset() {
 	*x = LearnedGroup{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[19]
+	mi := &file_srtm_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1584,7 +1671,7 @@ func (x *LearnedGroup) String() string {
 func (*LearnedGroup) ProtoMessage() {}
 
 func (x *LearnedGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[19]
+	mi := &file_srtm_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1597,7 +1684,7 @@ func (x *LearnedGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedGroup.ProtoReflect.Descriptor instead.
 func (*LearnedGroup) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *LearnedGroup) GetKey() string {
@@ -1644,7 +1731,7 @@ type LearnedMember struct {
 
 func (x *LearnedMember) Reset() {
 	*x = LearnedMember{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[20]
+	mi := &file_srtm_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1656,7 +1743,7 @@ func (x *LearnedMember) String() string {
 func (*LearnedMember) ProtoMessage() {}
 
 func (x *LearnedMember) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[20]
+	mi := &file_srtm_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1669,7 +1756,7 @@ func (x *LearnedMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedMember.ProtoReflect.Descriptor instead.
 func (*LearnedMember) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *LearnedMember) GetId() string {
@@ -1741,7 +1828,7 @@ type Broker struct {
 
 func (x *Broker) Reset() {
 	*x = Broker{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[21]
+	mi := &file_srtm_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1753,7 +1840,7 @@ func (x *Broker) String() string {
 func (*Broker) ProtoMessage() {}
 
 func (x *Broker) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[21]
+	mi := &file_srtm_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1766,7 +1853,7 @@ func (x *Broker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Broker.ProtoReflect.Descriptor instead.
 func (*Broker) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Broker) GetId() string {
@@ -1881,7 +1968,7 @@ type DrainWait struct {
 
 func (x *DrainWait) Reset() {
 	*x = DrainWait{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[22]
+	mi := &file_srtm_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1893,7 +1980,7 @@ func (x *DrainWait) String() string {
 func (*DrainWait) ProtoMessage() {}
 
 func (x *DrainWait) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[22]
+	mi := &file_srtm_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1906,7 +1993,7 @@ func (x *DrainWait) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainWait.ProtoReflect.Descriptor instead.
 func (*DrainWait) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DrainWait) GetTopic() string {
@@ -1948,7 +2035,7 @@ type Infeasible struct {
 
 func (x *Infeasible) Reset() {
 	*x = Infeasible{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[23]
+	mi := &file_srtm_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1960,7 +2047,7 @@ func (x *Infeasible) String() string {
 func (*Infeasible) ProtoMessage() {}
 
 func (x *Infeasible) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[23]
+	mi := &file_srtm_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1973,7 +2060,7 @@ func (x *Infeasible) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Infeasible.ProtoReflect.Descriptor instead.
 func (*Infeasible) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Infeasible) GetBound() string {
@@ -2024,7 +2111,7 @@ type Fits struct {
 
 func (x *Fits) Reset() {
 	*x = Fits{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[24]
+	mi := &file_srtm_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2036,7 +2123,7 @@ func (x *Fits) String() string {
 func (*Fits) ProtoMessage() {}
 
 func (x *Fits) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[24]
+	mi := &file_srtm_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2049,7 +2136,7 @@ func (x *Fits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fits.ProtoReflect.Descriptor instead.
 func (*Fits) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Fits) GetRate() int64 {
@@ -2110,7 +2197,7 @@ type CreateTopicRequest struct {
 
 func (x *CreateTopicRequest) Reset() {
 	*x = CreateTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[25]
+	mi := &file_srtm_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2122,7 +2209,7 @@ func (x *CreateTopicRequest) String() string {
 func (*CreateTopicRequest) ProtoMessage() {}
 
 func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[25]
+	mi := &file_srtm_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2135,7 +2222,7 @@ func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicRequest.ProtoReflect.Descriptor instead.
 func (*CreateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CreateTopicRequest) GetSpec() *TopicSpec {
@@ -2179,7 +2266,7 @@ type CreateTopicResponse struct {
 
 func (x *CreateTopicResponse) Reset() {
 	*x = CreateTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[26]
+	mi := &file_srtm_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2191,7 +2278,7 @@ func (x *CreateTopicResponse) String() string {
 func (*CreateTopicResponse) ProtoMessage() {}
 
 func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[26]
+	mi := &file_srtm_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2204,7 +2291,7 @@ func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicResponse.ProtoReflect.Descriptor instead.
 func (*CreateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CreateTopicResponse) GetState() TopicState {
@@ -2239,7 +2326,7 @@ type GetTopicRequest struct {
 
 func (x *GetTopicRequest) Reset() {
 	*x = GetTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[27]
+	mi := &file_srtm_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2251,7 +2338,7 @@ func (x *GetTopicRequest) String() string {
 func (*GetTopicRequest) ProtoMessage() {}
 
 func (x *GetTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[27]
+	mi := &file_srtm_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2264,7 +2351,7 @@ func (x *GetTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopicRequest.ProtoReflect.Descriptor instead.
 func (*GetTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GetTopicRequest) GetName() string {
@@ -2290,7 +2377,7 @@ type GetTopicResponse struct {
 
 func (x *GetTopicResponse) Reset() {
 	*x = GetTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[28]
+	mi := &file_srtm_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2302,7 +2389,7 @@ func (x *GetTopicResponse) String() string {
 func (*GetTopicResponse) ProtoMessage() {}
 
 func (x *GetTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[28]
+	mi := &file_srtm_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2315,7 +2402,7 @@ func (x *GetTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopicResponse.ProtoReflect.Descriptor instead.
 func (*GetTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *GetTopicResponse) GetTopic() *Topic {
@@ -2337,7 +2424,7 @@ type ListTopicsRequest struct {
 
 func (x *ListTopicsRequest) Reset() {
 	*x = ListTopicsRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[29]
+	mi := &file_srtm_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2349,7 +2436,7 @@ func (x *ListTopicsRequest) String() string {
 func (*ListTopicsRequest) ProtoMessage() {}
 
 func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[29]
+	mi := &file_srtm_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2362,7 +2449,7 @@ func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsRequest.ProtoReflect.Descriptor instead.
 func (*ListTopicsRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListTopicsRequest) GetPageSize() int32 {
@@ -2391,7 +2478,7 @@ type ListTopicsResponse struct {
 
 func (x *ListTopicsResponse) Reset() {
 	*x = ListTopicsResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[30]
+	mi := &file_srtm_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2403,7 +2490,7 @@ func (x *ListTopicsResponse) String() string {
 func (*ListTopicsResponse) ProtoMessage() {}
 
 func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[30]
+	mi := &file_srtm_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2416,7 +2503,7 @@ func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsResponse.ProtoReflect.Descriptor instead.
 func (*ListTopicsResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListTopicsResponse) GetTopics() []*Topic {
@@ -2442,7 +2529,7 @@ type DeleteTopicRequest struct {
 
 func (x *DeleteTopicRequest) Reset() {
 	*x = DeleteTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[31]
+	mi := &file_srtm_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2454,7 +2541,7 @@ func (x *DeleteTopicRequest) String() string {
 func (*DeleteTopicRequest) ProtoMessage() {}
 
 func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[31]
+	mi := &file_srtm_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2467,7 +2554,7 @@ func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DeleteTopicRequest) GetName() string {
@@ -2485,7 +2572,7 @@ type DeleteTopicResponse struct {
 
 func (x *DeleteTopicResponse) Reset() {
 	*x = DeleteTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[32]
+	mi := &file_srtm_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2497,7 +2584,7 @@ func (x *DeleteTopicResponse) String() string {
 func (*DeleteTopicResponse) ProtoMessage() {}
 
 func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[32]
+	mi := &file_srtm_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2510,7 +2597,7 @@ func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 type ListBrokersRequest struct {
@@ -2521,7 +2608,7 @@ type ListBrokersRequest struct {
 
 func (x *ListBrokersRequest) Reset() {
 	*x = ListBrokersRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[33]
+	mi := &file_srtm_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2533,7 +2620,7 @@ func (x *ListBrokersRequest) String() string {
 func (*ListBrokersRequest) ProtoMessage() {}
 
 func (x *ListBrokersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[33]
+	mi := &file_srtm_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2546,7 +2633,7 @@ func (x *ListBrokersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBrokersRequest.ProtoReflect.Descriptor instead.
 func (*ListBrokersRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 type ListBrokersResponse struct {
@@ -2559,7 +2646,7 @@ type ListBrokersResponse struct {
 
 func (x *ListBrokersResponse) Reset() {
 	*x = ListBrokersResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[34]
+	mi := &file_srtm_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2571,7 +2658,7 @@ func (x *ListBrokersResponse) String() string {
 func (*ListBrokersResponse) ProtoMessage() {}
 
 func (x *ListBrokersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[34]
+	mi := &file_srtm_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2584,7 +2671,7 @@ func (x *ListBrokersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBrokersResponse.ProtoReflect.Descriptor instead.
 func (*ListBrokersResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListBrokersResponse) GetBrokers() []*Broker {
@@ -2617,7 +2704,7 @@ type UpdateTopicRequest struct {
 
 func (x *UpdateTopicRequest) Reset() {
 	*x = UpdateTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[35]
+	mi := &file_srtm_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2629,7 +2716,7 @@ func (x *UpdateTopicRequest) String() string {
 func (*UpdateTopicRequest) ProtoMessage() {}
 
 func (x *UpdateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[35]
+	mi := &file_srtm_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2642,7 +2729,7 @@ func (x *UpdateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateTopicRequest.ProtoReflect.Descriptor instead.
 func (*UpdateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *UpdateTopicRequest) GetSpec() *TopicSpec {
@@ -2675,7 +2762,7 @@ type UpdateTopicResponse struct {
 
 func (x *UpdateTopicResponse) Reset() {
 	*x = UpdateTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[36]
+	mi := &file_srtm_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2687,7 +2774,7 @@ func (x *UpdateTopicResponse) String() string {
 func (*UpdateTopicResponse) ProtoMessage() {}
 
 func (x *UpdateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[36]
+	mi := &file_srtm_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2700,7 +2787,7 @@ func (x *UpdateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateTopicResponse.ProtoReflect.Descriptor instead.
 func (*UpdateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *UpdateTopicResponse) GetTopic() *Topic {
@@ -2727,7 +2814,7 @@ type DrainBrokerRequest struct {
 
 func (x *DrainBrokerRequest) Reset() {
 	*x = DrainBrokerRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[37]
+	mi := &file_srtm_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2739,7 +2826,7 @@ func (x *DrainBrokerRequest) String() string {
 func (*DrainBrokerRequest) ProtoMessage() {}
 
 func (x *DrainBrokerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[37]
+	mi := &file_srtm_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2752,7 +2839,7 @@ func (x *DrainBrokerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBrokerRequest.ProtoReflect.Descriptor instead.
 func (*DrainBrokerRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DrainBrokerRequest) GetBrokerId() string {
@@ -2785,7 +2872,7 @@ type DrainBrokerResponse struct {
 
 func (x *DrainBrokerResponse) Reset() {
 	*x = DrainBrokerResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[38]
+	mi := &file_srtm_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2797,7 +2884,7 @@ func (x *DrainBrokerResponse) String() string {
 func (*DrainBrokerResponse) ProtoMessage() {}
 
 func (x *DrainBrokerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[38]
+	mi := &file_srtm_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2810,7 +2897,7 @@ func (x *DrainBrokerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBrokerResponse.ProtoReflect.Descriptor instead.
 func (*DrainBrokerResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DrainBrokerResponse) GetBroker() *Broker {
@@ -2833,7 +2920,7 @@ type MovePublishersRequest struct {
 
 func (x *MovePublishersRequest) Reset() {
 	*x = MovePublishersRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[39]
+	mi := &file_srtm_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2845,7 +2932,7 @@ func (x *MovePublishersRequest) String() string {
 func (*MovePublishersRequest) ProtoMessage() {}
 
 func (x *MovePublishersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[39]
+	mi := &file_srtm_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2858,7 +2945,7 @@ func (x *MovePublishersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovePublishersRequest.ProtoReflect.Descriptor instead.
 func (*MovePublishersRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *MovePublishersRequest) GetTopic() string {
@@ -2891,7 +2978,7 @@ type MovePublishersResponse struct {
 
 func (x *MovePublishersResponse) Reset() {
 	*x = MovePublishersResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[40]
+	mi := &file_srtm_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2903,7 +2990,7 @@ func (x *MovePublishersResponse) String() string {
 func (*MovePublishersResponse) ProtoMessage() {}
 
 func (x *MovePublishersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[40]
+	mi := &file_srtm_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2916,7 +3003,7 @@ func (x *MovePublishersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovePublishersResponse.ProtoReflect.Descriptor instead.
 func (*MovePublishersResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *MovePublishersResponse) GetTopic() *Topic {
@@ -2937,7 +3024,7 @@ type SetBrokerCapacityRequest struct {
 
 func (x *SetBrokerCapacityRequest) Reset() {
 	*x = SetBrokerCapacityRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[41]
+	mi := &file_srtm_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2949,7 +3036,7 @@ func (x *SetBrokerCapacityRequest) String() string {
 func (*SetBrokerCapacityRequest) ProtoMessage() {}
 
 func (x *SetBrokerCapacityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[41]
+	mi := &file_srtm_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2962,7 +3049,7 @@ func (x *SetBrokerCapacityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBrokerCapacityRequest.ProtoReflect.Descriptor instead.
 func (*SetBrokerCapacityRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *SetBrokerCapacityRequest) GetBrokerId() string {
@@ -2988,7 +3075,7 @@ type SetBrokerCapacityResponse struct {
 
 func (x *SetBrokerCapacityResponse) Reset() {
 	*x = SetBrokerCapacityResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[42]
+	mi := &file_srtm_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3000,7 +3087,7 @@ func (x *SetBrokerCapacityResponse) String() string {
 func (*SetBrokerCapacityResponse) ProtoMessage() {}
 
 func (x *SetBrokerCapacityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[42]
+	mi := &file_srtm_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3013,7 +3100,7 @@ func (x *SetBrokerCapacityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBrokerCapacityResponse.ProtoReflect.Descriptor instead.
 func (*SetBrokerCapacityResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *SetBrokerCapacityResponse) GetBroker() *Broker {
@@ -3032,7 +3119,7 @@ type RemoveBrokerRequest struct {
 
 func (x *RemoveBrokerRequest) Reset() {
 	*x = RemoveBrokerRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[43]
+	mi := &file_srtm_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3044,7 +3131,7 @@ func (x *RemoveBrokerRequest) String() string {
 func (*RemoveBrokerRequest) ProtoMessage() {}
 
 func (x *RemoveBrokerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[43]
+	mi := &file_srtm_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3057,7 +3144,7 @@ func (x *RemoveBrokerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBrokerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBrokerRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{43}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RemoveBrokerRequest) GetBrokerId() string {
@@ -3079,7 +3166,7 @@ type RemoveBrokerResponse struct {
 
 func (x *RemoveBrokerResponse) Reset() {
 	*x = RemoveBrokerResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[44]
+	mi := &file_srtm_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3091,7 +3178,7 @@ func (x *RemoveBrokerResponse) String() string {
 func (*RemoveBrokerResponse) ProtoMessage() {}
 
 func (x *RemoveBrokerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[44]
+	mi := &file_srtm_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3104,7 +3191,7 @@ func (x *RemoveBrokerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBrokerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBrokerResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{44}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RemoveBrokerResponse) GetFreed() []*FreedShare {
@@ -3135,7 +3222,7 @@ type SeekChannelRequest struct {
 
 func (x *SeekChannelRequest) Reset() {
 	*x = SeekChannelRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[45]
+	mi := &file_srtm_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3147,7 +3234,7 @@ func (x *SeekChannelRequest) String() string {
 func (*SeekChannelRequest) ProtoMessage() {}
 
 func (x *SeekChannelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[45]
+	mi := &file_srtm_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3160,7 +3247,7 @@ func (x *SeekChannelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekChannelRequest.ProtoReflect.Descriptor instead.
 func (*SeekChannelRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{45}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *SeekChannelRequest) GetTopic() string {
@@ -3201,7 +3288,7 @@ type SeekChannelResponse struct {
 
 func (x *SeekChannelResponse) Reset() {
 	*x = SeekChannelResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[46]
+	mi := &file_srtm_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3213,7 +3300,7 @@ func (x *SeekChannelResponse) String() string {
 func (*SeekChannelResponse) ProtoMessage() {}
 
 func (x *SeekChannelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[46]
+	mi := &file_srtm_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3226,7 +3313,7 @@ func (x *SeekChannelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekChannelResponse.ProtoReflect.Descriptor instead.
 func (*SeekChannelResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{46}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *SeekChannelResponse) GetBrokers() []*SeekOutcome {
@@ -3256,7 +3343,7 @@ type SeekOutcome struct {
 
 func (x *SeekOutcome) Reset() {
 	*x = SeekOutcome{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[47]
+	mi := &file_srtm_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3268,7 +3355,7 @@ func (x *SeekOutcome) String() string {
 func (*SeekOutcome) ProtoMessage() {}
 
 func (x *SeekOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[47]
+	mi := &file_srtm_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3281,7 +3368,7 @@ func (x *SeekOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekOutcome.ProtoReflect.Descriptor instead.
 func (*SeekOutcome) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{47}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SeekOutcome) GetBrokerId() string {
@@ -3359,7 +3446,7 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x15ImportClusterResponse\x12\x16\n" +
 	"\x06topics\x18\x01 \x01(\rR\x06topics\x12\x18\n" +
 	"\abrokers\x18\x02 \x01(\rR\abrokers\x12\x19\n" +
-	"\bleft_out\x18\x03 \x03(\tR\aleftOut\"\xc6\x02\n" +
+	"\bleft_out\x18\x03 \x03(\tR\aleftOut\"\xf1\x02\n" +
 	"\tTopicSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12-\n" +
 	"\bcontract\x18\x02 \x01(\v2\x11.srtm.v1.ContractR\bcontract\x122\n" +
@@ -3371,7 +3458,13 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\bchannels\x18\x06 \x03(\tR\bchannels\x12\x1d\n" +
 	"\n" +
 	"share_rule\x18\a \x01(\tR\tshareRule\x12+\n" +
-	"\x06pacing\x18\b \x01(\x0e2\x13.srtm.v1.PacingModeR\x06pacing\"\xf9\x01\n" +
+	"\x06pacing\x18\b \x01(\x0e2\x13.srtm.v1.PacingModeR\x06pacing\x12)\n" +
+	"\x04auto\x18\t \x01(\v2\x15.srtm.v1.AutoContractR\x04auto\"\x8a\x01\n" +
+	"\fAutoContract\x12$\n" +
+	"\x0emax_rate_milli\x18\x01 \x01(\x03R\fmaxRateMilli\x12\x1b\n" +
+	"\tmin_burst\x18\x02 \x01(\x03R\bminBurst\x12\x1b\n" +
+	"\tmax_burst\x18\x03 \x01(\x03R\bmaxBurst\x12\x1a\n" +
+	"\bmeasured\x18\x04 \x01(\bR\bmeasured\"\xf9\x01\n" +
 	"\vBrokerQuota\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x12\n" +
 	"\x04rate\x18\x02 \x01(\x03R\x04rate\x12\x1e\n" +
@@ -3599,7 +3692,7 @@ func file_srtm_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_srtm_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
+var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_srtm_v1_admin_proto_goTypes = []any{
 	(TopicState)(0),                   // 0: srtm.v1.TopicState
 	(*ProfileTopicRequest)(nil),       // 1: srtm.v1.ProfileTopicRequest
@@ -3613,146 +3706,148 @@ var file_srtm_v1_admin_proto_goTypes = []any{
 	(*ImportClusterRequest)(nil),      // 9: srtm.v1.ImportClusterRequest
 	(*ImportClusterResponse)(nil),     // 10: srtm.v1.ImportClusterResponse
 	(*TopicSpec)(nil),                 // 11: srtm.v1.TopicSpec
-	(*BrokerQuota)(nil),               // 12: srtm.v1.BrokerQuota
-	(*BrokerTopicStatus)(nil),         // 13: srtm.v1.BrokerTopicStatus
-	(*TopicStatus)(nil),               // 14: srtm.v1.TopicStatus
-	(*Fit)(nil),                       // 15: srtm.v1.Fit
-	(*FitRounds)(nil),                 // 16: srtm.v1.FitRounds
-	(*Topic)(nil),                     // 17: srtm.v1.Topic
-	(*Learned)(nil),                   // 18: srtm.v1.Learned
-	(*LearnedPublisher)(nil),          // 19: srtm.v1.LearnedPublisher
-	(*LearnedGroup)(nil),              // 20: srtm.v1.LearnedGroup
-	(*LearnedMember)(nil),             // 21: srtm.v1.LearnedMember
-	(*Broker)(nil),                    // 22: srtm.v1.Broker
-	(*DrainWait)(nil),                 // 23: srtm.v1.DrainWait
-	(*Infeasible)(nil),                // 24: srtm.v1.Infeasible
-	(*Fits)(nil),                      // 25: srtm.v1.Fits
-	(*CreateTopicRequest)(nil),        // 26: srtm.v1.CreateTopicRequest
-	(*CreateTopicResponse)(nil),       // 27: srtm.v1.CreateTopicResponse
-	(*GetTopicRequest)(nil),           // 28: srtm.v1.GetTopicRequest
-	(*GetTopicResponse)(nil),          // 29: srtm.v1.GetTopicResponse
-	(*ListTopicsRequest)(nil),         // 30: srtm.v1.ListTopicsRequest
-	(*ListTopicsResponse)(nil),        // 31: srtm.v1.ListTopicsResponse
-	(*DeleteTopicRequest)(nil),        // 32: srtm.v1.DeleteTopicRequest
-	(*DeleteTopicResponse)(nil),       // 33: srtm.v1.DeleteTopicResponse
-	(*ListBrokersRequest)(nil),        // 34: srtm.v1.ListBrokersRequest
-	(*ListBrokersResponse)(nil),       // 35: srtm.v1.ListBrokersResponse
-	(*UpdateTopicRequest)(nil),        // 36: srtm.v1.UpdateTopicRequest
-	(*UpdateTopicResponse)(nil),       // 37: srtm.v1.UpdateTopicResponse
-	(*DrainBrokerRequest)(nil),        // 38: srtm.v1.DrainBrokerRequest
-	(*DrainBrokerResponse)(nil),       // 39: srtm.v1.DrainBrokerResponse
-	(*MovePublishersRequest)(nil),     // 40: srtm.v1.MovePublishersRequest
-	(*MovePublishersResponse)(nil),    // 41: srtm.v1.MovePublishersResponse
-	(*SetBrokerCapacityRequest)(nil),  // 42: srtm.v1.SetBrokerCapacityRequest
-	(*SetBrokerCapacityResponse)(nil), // 43: srtm.v1.SetBrokerCapacityResponse
-	(*RemoveBrokerRequest)(nil),       // 44: srtm.v1.RemoveBrokerRequest
-	(*RemoveBrokerResponse)(nil),      // 45: srtm.v1.RemoveBrokerResponse
-	(*SeekChannelRequest)(nil),        // 46: srtm.v1.SeekChannelRequest
-	(*SeekChannelResponse)(nil),       // 47: srtm.v1.SeekChannelResponse
-	(*SeekOutcome)(nil),               // 48: srtm.v1.SeekOutcome
-	nil,                               // 49: srtm.v1.BrokerQuota.GroupsEntry
-	(*durationpb.Duration)(nil),       // 50: google.protobuf.Duration
-	(*Share)(nil),                     // 51: srtm.v1.Share
-	(*Contract)(nil),                  // 52: srtm.v1.Contract
-	(*Publisher)(nil),                 // 53: srtm.v1.Publisher
-	(*PublisherGroup)(nil),            // 54: srtm.v1.PublisherGroup
-	(PacingMode)(0),                   // 55: srtm.v1.PacingMode
-	(*TopicStats)(nil),                // 56: srtm.v1.TopicStats
-	(*timestamppb.Timestamp)(nil),     // 57: google.protobuf.Timestamp
-	(*fieldmaskpb.FieldMask)(nil),     // 58: google.protobuf.FieldMask
-	(*FreedShare)(nil),                // 59: srtm.v1.FreedShare
-	(*Place)(nil),                     // 60: srtm.v1.Place
+	(*AutoContract)(nil),              // 12: srtm.v1.AutoContract
+	(*BrokerQuota)(nil),               // 13: srtm.v1.BrokerQuota
+	(*BrokerTopicStatus)(nil),         // 14: srtm.v1.BrokerTopicStatus
+	(*TopicStatus)(nil),               // 15: srtm.v1.TopicStatus
+	(*Fit)(nil),                       // 16: srtm.v1.Fit
+	(*FitRounds)(nil),                 // 17: srtm.v1.FitRounds
+	(*Topic)(nil),                     // 18: srtm.v1.Topic
+	(*Learned)(nil),                   // 19: srtm.v1.Learned
+	(*LearnedPublisher)(nil),          // 20: srtm.v1.LearnedPublisher
+	(*LearnedGroup)(nil),              // 21: srtm.v1.LearnedGroup
+	(*LearnedMember)(nil),             // 22: srtm.v1.LearnedMember
+	(*Broker)(nil),                    // 23: srtm.v1.Broker
+	(*DrainWait)(nil),                 // 24: srtm.v1.DrainWait
+	(*Infeasible)(nil),                // 25: srtm.v1.Infeasible
+	(*Fits)(nil),                      // 26: srtm.v1.Fits
+	(*CreateTopicRequest)(nil),        // 27: srtm.v1.CreateTopicRequest
+	(*CreateTopicResponse)(nil),       // 28: srtm.v1.CreateTopicResponse
+	(*GetTopicRequest)(nil),           // 29: srtm.v1.GetTopicRequest
+	(*GetTopicResponse)(nil),          // 30: srtm.v1.GetTopicResponse
+	(*ListTopicsRequest)(nil),         // 31: srtm.v1.ListTopicsRequest
+	(*ListTopicsResponse)(nil),        // 32: srtm.v1.ListTopicsResponse
+	(*DeleteTopicRequest)(nil),        // 33: srtm.v1.DeleteTopicRequest
+	(*DeleteTopicResponse)(nil),       // 34: srtm.v1.DeleteTopicResponse
+	(*ListBrokersRequest)(nil),        // 35: srtm.v1.ListBrokersRequest
+	(*ListBrokersResponse)(nil),       // 36: srtm.v1.ListBrokersResponse
+	(*UpdateTopicRequest)(nil),        // 37: srtm.v1.UpdateTopicRequest
+	(*UpdateTopicResponse)(nil),       // 38: srtm.v1.UpdateTopicResponse
+	(*DrainBrokerRequest)(nil),        // 39: srtm.v1.DrainBrokerRequest
+	(*DrainBrokerResponse)(nil),       // 40: srtm.v1.DrainBrokerResponse
+	(*MovePublishersRequest)(nil),     // 41: srtm.v1.MovePublishersRequest
+	(*MovePublishersResponse)(nil),    // 42: srtm.v1.MovePublishersResponse
+	(*SetBrokerCapacityRequest)(nil),  // 43: srtm.v1.SetBrokerCapacityRequest
+	(*SetBrokerCapacityResponse)(nil), // 44: srtm.v1.SetBrokerCapacityResponse
+	(*RemoveBrokerRequest)(nil),       // 45: srtm.v1.RemoveBrokerRequest
+	(*RemoveBrokerResponse)(nil),      // 46: srtm.v1.RemoveBrokerResponse
+	(*SeekChannelRequest)(nil),        // 47: srtm.v1.SeekChannelRequest
+	(*SeekChannelResponse)(nil),       // 48: srtm.v1.SeekChannelResponse
+	(*SeekOutcome)(nil),               // 49: srtm.v1.SeekOutcome
+	nil,                               // 50: srtm.v1.BrokerQuota.GroupsEntry
+	(*durationpb.Duration)(nil),       // 51: google.protobuf.Duration
+	(*Share)(nil),                     // 52: srtm.v1.Share
+	(*Contract)(nil),                  // 53: srtm.v1.Contract
+	(*Publisher)(nil),                 // 54: srtm.v1.Publisher
+	(*PublisherGroup)(nil),            // 55: srtm.v1.PublisherGroup
+	(PacingMode)(0),                   // 56: srtm.v1.PacingMode
+	(*TopicStats)(nil),                // 57: srtm.v1.TopicStats
+	(*timestamppb.Timestamp)(nil),     // 58: google.protobuf.Timestamp
+	(*fieldmaskpb.FieldMask)(nil),     // 59: google.protobuf.FieldMask
+	(*FreedShare)(nil),                // 60: srtm.v1.FreedShare
+	(*Place)(nil),                     // 61: srtm.v1.Place
 }
 var file_srtm_v1_admin_proto_depIdxs = []int32{
-	50, // 0: srtm.v1.ProfileTopicRequest.lasts:type_name -> google.protobuf.Duration
-	50, // 1: srtm.v1.ProfileTopicRequest.within:type_name -> google.protobuf.Duration
+	51, // 0: srtm.v1.ProfileTopicRequest.lasts:type_name -> google.protobuf.Duration
+	51, // 1: srtm.v1.ProfileTopicRequest.within:type_name -> google.protobuf.Duration
 	3,  // 2: srtm.v1.ProfileTopicResponse.profile:type_name -> srtm.v1.Profile
-	51, // 3: srtm.v1.Profile.share:type_name -> srtm.v1.Share
-	50, // 4: srtm.v1.Profile.span:type_name -> google.protobuf.Duration
+	52, // 3: srtm.v1.Profile.share:type_name -> srtm.v1.Share
+	51, // 4: srtm.v1.Profile.span:type_name -> google.protobuf.Duration
 	5,  // 5: srtm.v1.Profile.splits:type_name -> srtm.v1.SplitCost
 	6,  // 6: srtm.v1.Profile.wrong:type_name -> srtm.v1.WrongContract
-	50, // 7: srtm.v1.AccessDelays.mean:type_name -> google.protobuf.Duration
-	50, // 8: srtm.v1.AccessDelays.quantile:type_name -> google.protobuf.Duration
+	51, // 7: srtm.v1.AccessDelays.mean:type_name -> google.protobuf.Duration
+	51, // 8: srtm.v1.AccessDelays.quantile:type_name -> google.protobuf.Duration
 	4,  // 9: srtm.v1.SplitCost.delays:type_name -> srtm.v1.AccessDelays
-	51, // 10: srtm.v1.WrongContract.share:type_name -> srtm.v1.Share
+	52, // 10: srtm.v1.WrongContract.share:type_name -> srtm.v1.Share
 	4,  // 11: srtm.v1.WrongContract.delays:type_name -> srtm.v1.AccessDelays
-	52, // 12: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
-	53, // 13: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
-	54, // 14: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
-	55, // 15: srtm.v1.TopicSpec.pacing:type_name -> srtm.v1.PacingMode
-	49, // 16: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
-	51, // 17: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
-	51, // 18: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
-	56, // 19: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
-	56, // 20: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
-	50, // 21: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
-	13, // 22: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
-	56, // 23: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
-	15, // 24: srtm.v1.TopicStatus.fit:type_name -> srtm.v1.Fit
-	57, // 25: srtm.v1.TopicStatus.without_broker_since:type_name -> google.protobuf.Timestamp
-	16, // 26: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
-	50, // 27: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
-	11, // 28: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
-	0,  // 29: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
-	12, // 30: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
-	14, // 31: srtm.v1.Topic.status:type_name -> srtm.v1.TopicStatus
-	18, // 32: srtm.v1.Topic.learned:type_name -> srtm.v1.Learned
-	19, // 33: srtm.v1.Learned.publishers:type_name -> srtm.v1.LearnedPublisher
-	20, // 34: srtm.v1.Learned.groups:type_name -> srtm.v1.LearnedGroup
-	57, // 35: srtm.v1.LearnedPublisher.since:type_name -> google.protobuf.Timestamp
-	57, // 36: srtm.v1.LearnedPublisher.last_heard:type_name -> google.protobuf.Timestamp
-	21, // 37: srtm.v1.LearnedGroup.members:type_name -> srtm.v1.LearnedMember
-	50, // 38: srtm.v1.LearnedMember.width:type_name -> google.protobuf.Duration
-	23, // 39: srtm.v1.Broker.waits:type_name -> srtm.v1.DrainWait
-	25, // 40: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
-	11, // 41: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	0,  // 42: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
-	17, // 43: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
-	17, // 44: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
-	17, // 45: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
-	22, // 46: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
-	11, // 47: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	58, // 48: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
-	17, // 49: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
-	22, // 50: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
-	17, // 51: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
-	22, // 52: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
-	59, // 53: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
-	60, // 54: srtm.v1.SeekChannelRequest.to:type_name -> srtm.v1.Place
-	48, // 55: srtm.v1.SeekChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
-	26, // 56: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
-	28, // 57: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
-	30, // 58: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
-	32, // 59: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
-	34, // 60: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
-	36, // 61: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
-	38, // 62: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
-	40, // 63: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
-	42, // 64: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
-	44, // 65: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
-	46, // 66: srtm.v1.AdminService.SeekChannel:input_type -> srtm.v1.SeekChannelRequest
-	7,  // 67: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
-	9,  // 68: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
-	1,  // 69: srtm.v1.AdminService.ProfileTopic:input_type -> srtm.v1.ProfileTopicRequest
-	27, // 70: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
-	29, // 71: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
-	31, // 72: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
-	33, // 73: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
-	35, // 74: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
-	37, // 75: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
-	39, // 76: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
-	41, // 77: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
-	43, // 78: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
-	45, // 79: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
-	47, // 80: srtm.v1.AdminService.SeekChannel:output_type -> srtm.v1.SeekChannelResponse
-	8,  // 81: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
-	10, // 82: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
-	2,  // 83: srtm.v1.AdminService.ProfileTopic:output_type -> srtm.v1.ProfileTopicResponse
-	70, // [70:84] is the sub-list for method output_type
-	56, // [56:70] is the sub-list for method input_type
-	56, // [56:56] is the sub-list for extension type_name
-	56, // [56:56] is the sub-list for extension extendee
-	0,  // [0:56] is the sub-list for field type_name
+	53, // 12: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
+	54, // 13: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
+	55, // 14: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
+	56, // 15: srtm.v1.TopicSpec.pacing:type_name -> srtm.v1.PacingMode
+	12, // 16: srtm.v1.TopicSpec.auto:type_name -> srtm.v1.AutoContract
+	50, // 17: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
+	52, // 18: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
+	52, // 19: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
+	57, // 20: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
+	57, // 21: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
+	51, // 22: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
+	14, // 23: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
+	57, // 24: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
+	16, // 25: srtm.v1.TopicStatus.fit:type_name -> srtm.v1.Fit
+	58, // 26: srtm.v1.TopicStatus.without_broker_since:type_name -> google.protobuf.Timestamp
+	17, // 27: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
+	51, // 28: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
+	11, // 29: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
+	0,  // 30: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
+	13, // 31: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
+	15, // 32: srtm.v1.Topic.status:type_name -> srtm.v1.TopicStatus
+	19, // 33: srtm.v1.Topic.learned:type_name -> srtm.v1.Learned
+	20, // 34: srtm.v1.Learned.publishers:type_name -> srtm.v1.LearnedPublisher
+	21, // 35: srtm.v1.Learned.groups:type_name -> srtm.v1.LearnedGroup
+	58, // 36: srtm.v1.LearnedPublisher.since:type_name -> google.protobuf.Timestamp
+	58, // 37: srtm.v1.LearnedPublisher.last_heard:type_name -> google.protobuf.Timestamp
+	22, // 38: srtm.v1.LearnedGroup.members:type_name -> srtm.v1.LearnedMember
+	51, // 39: srtm.v1.LearnedMember.width:type_name -> google.protobuf.Duration
+	24, // 40: srtm.v1.Broker.waits:type_name -> srtm.v1.DrainWait
+	26, // 41: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
+	11, // 42: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	0,  // 43: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
+	18, // 44: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
+	18, // 45: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
+	18, // 46: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
+	23, // 47: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
+	11, // 48: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	59, // 49: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
+	18, // 50: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
+	23, // 51: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
+	18, // 52: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
+	23, // 53: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
+	60, // 54: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
+	61, // 55: srtm.v1.SeekChannelRequest.to:type_name -> srtm.v1.Place
+	49, // 56: srtm.v1.SeekChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
+	27, // 57: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
+	29, // 58: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
+	31, // 59: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
+	33, // 60: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
+	35, // 61: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
+	37, // 62: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
+	39, // 63: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
+	41, // 64: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
+	43, // 65: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
+	45, // 66: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
+	47, // 67: srtm.v1.AdminService.SeekChannel:input_type -> srtm.v1.SeekChannelRequest
+	7,  // 68: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
+	9,  // 69: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
+	1,  // 70: srtm.v1.AdminService.ProfileTopic:input_type -> srtm.v1.ProfileTopicRequest
+	28, // 71: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
+	30, // 72: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
+	32, // 73: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
+	34, // 74: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
+	36, // 75: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
+	38, // 76: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
+	40, // 77: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
+	42, // 78: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
+	44, // 79: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
+	46, // 80: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
+	48, // 81: srtm.v1.AdminService.SeekChannel:output_type -> srtm.v1.SeekChannelResponse
+	8,  // 82: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
+	10, // 83: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
+	2,  // 84: srtm.v1.AdminService.ProfileTopic:output_type -> srtm.v1.ProfileTopicResponse
+	71, // [71:85] is the sub-list for method output_type
+	57, // [57:71] is the sub-list for method input_type
+	57, // [57:57] is the sub-list for extension type_name
+	57, // [57:57] is the sub-list for extension extendee
+	0,  // [0:57] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_admin_proto_init() }
@@ -3762,15 +3857,15 @@ func file_srtm_v1_admin_proto_init() {
 	}
 	file_srtm_v1_grant_proto_init()
 	file_srtm_v1_types_proto_init()
-	file_srtm_v1_admin_proto_msgTypes[12].OneofWrappers = []any{}
 	file_srtm_v1_admin_proto_msgTypes[13].OneofWrappers = []any{}
+	file_srtm_v1_admin_proto_msgTypes[14].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_admin_proto_rawDesc), len(file_srtm_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   49,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
