@@ -7,14 +7,11 @@
 package main
 
 import (
-	"bufio"
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"math"
 	"net"
 	"net/http"
@@ -23,16 +20,15 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/nsq/wire"
-	"github.com/srtm-io/srtm/pacing/header"
-	"github.com/srtm-io/srtm/pacing/sender"
+	"github.com/srtm-io/srtm/tools/iotpub/greedy"
 )
 
-var weights = []uint8{1, 2, 4, 8, 10} // the paper's
+// weight of the i-th publisher, as in the paper.
+func (c config) weight(i int) float64 { return []float64{1, 2, 4, 8, 10}[i%5] }
 
 // config is what is measured.
 type config struct {
@@ -62,13 +58,6 @@ func main() {
 		}
 		fmt.Println(line)
 	}
-}
-
-// publisher is one connection that offers its part times the load.
-type publisher struct {
-	weight            uint8
-	paced             bool // sends PACE, and keeps to it
-	accepted, refused atomic.Int64
 }
 
 func (c config) run(mode string) (string, error) {
@@ -104,27 +93,33 @@ func (c config) run(mode string) (string, error) {
 	defer all.Wait()
 	defer stop()
 	all.Go(func() { consume(ctx, c.tcp) })
-	publishers := make([]*publisher, c.publishers)
+	publishers := make([]*greedy.Publisher, c.publishers)
 	sum := 0.0
 	for i := range publishers {
-		publishers[i] = &publisher{weight: weights[i%len(weights)], paced: mode != "delay"}
-		sum += float64(publishers[i].weight)
+		sum += c.weight(i)
 	}
-	for i, p := range publishers {
-		demand := c.load * c.rate * float64(p.weight) / sum
+	for i := range publishers {
+		p := &greedy.Publisher{ID: strconv.Itoa(i), Demand: c.load * c.rate * c.weight(i) / sum, Deaf: mode == "police" && i%2 == 1}
 		if i%10 == 0 {
-			demand *= 5 // the loud
+			p.Demand *= 5 // the loud
 		}
-		stock := mode == "police" && i%2 == 1
-		all.Go(func() { p.run(ctx, c.tcp, strconv.Itoa(i), demand, stock) })
+		if mode != "delay" {
+			p.Weight = uint8(c.weight(i))
+		}
+		publishers[i] = p
+		all.Go(func() {
+			if err := p.Run(ctx, "t", 100, func(context.Context) (string, error) { return c.tcp, nil }); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+			}
+		})
 	}
 	time.Sleep(c.warm)
 	began := clock.Mono()
 	was := make([]int64, len(publishers))
 	refused := int64(0)
 	for i, p := range publishers {
-		was[i] = p.accepted.Load()
-		refused -= p.refused.Load()
+		was[i] = p.Accepted.Load()
+		refused -= p.Refused.Load()
 	}
 	var depths []int
 	var last stats
@@ -138,10 +133,10 @@ func (c config) run(mode string) (string, error) {
 	seconds := clock.Mono().Sub(began).Seconds()
 	total, ratio, square, farthest := 0.0, 0.0, 0.0, 0.0
 	for i, p := range publishers {
-		got := float64(p.accepted.Load()-was[i]) / seconds
-		refused += p.refused.Load()
+		got := float64(p.Accepted.Load()-was[i]) / seconds
+		refused += p.Refused.Load()
 		total += got
-		x := got / (c.rate * float64(p.weight) / sum)
+		x := got / (c.rate * c.weight(i) / sum)
 		ratio += x
 		square += x * x
 		farthest = max(farthest, math.Abs(x-1))
@@ -178,49 +173,8 @@ func (c config) stats() (stats, error) {
 	return all.Topics[0], nil
 }
 
-// conn is a connection to the broker.
-type conn struct {
-	net.Conn
-	in *bufio.Reader
-}
-
-func dial(ctx context.Context, address, id string) (*conn, error) {
-	nc, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
-	if err != nil {
-		return nil, err
-	}
-	context.AfterFunc(ctx, func() { nc.Close() })
-	c := &conn{nc, bufio.NewReader(nc)}
-	hello := wire.AppendIdentify(wire.AppendMagic(nil), []byte(`{"client_id":`+strconv.Quote(id)+`}`))
-	if _, err := c.Write(hello); err != nil {
-		return nil, err
-	}
-	_, _, err = c.frame()
-	return c, err
-}
-
-// frame returns the next that is no heartbeat.
-func (c *conn) frame() (wire.FrameType, []byte, error) {
-	for {
-		var head [wire.FrameOverhead]byte
-		if _, err := io.ReadFull(c.in, head[:]); err != nil {
-			return 0, nil, err
-		}
-		data := make([]byte, binary.BigEndian.Uint32(head[:])-4)
-		if _, err := io.ReadFull(c.in, data); err != nil {
-			return 0, nil, err
-		}
-		if string(data) != wire.Heartbeat {
-			return wire.FrameType(binary.BigEndian.Uint32(head[4:])), data, nil
-		}
-		if _, err := c.Write(wire.AppendNop(nil)); err != nil {
-			return 0, nil, err
-		}
-	}
-}
-
 func consume(ctx context.Context, address string) {
-	c, err := dial(ctx, address, "consumer")
+	c, err := greedy.Dial(ctx, address, "consumer")
 	if err != nil {
 		return
 	}
@@ -228,7 +182,7 @@ func consume(ctx context.Context, address string) {
 		return
 	}
 	for {
-		kind, data, err := c.frame()
+		kind, data, err := c.Frame()
 		if err != nil {
 			return
 		}
@@ -239,53 +193,6 @@ func consume(ctx context.Context, address string) {
 			if _, err := c.Write(wire.AppendFin(nil, m.ID)); err != nil {
 				return
 			}
-		}
-	}
-}
-
-// run offers messages, one at a time, those that could not be sent in their time at once
-// after it, up to a second's. stock: it says its weight, and does not listen.
-func (p *publisher) run(ctx context.Context, address, id string, demand float64, stock bool) {
-	c, err := dial(ctx, address, id)
-	if err != nil {
-		return
-	}
-	if p.paced {
-		if _, err = c.Write(wire.AppendPace(nil, p.weight)); err == nil {
-			_, _, err = c.frame()
-		}
-	}
-	var bucket sender.Bucket
-	gap := time.Duration(float64(time.Second) / demand)
-	pub := wire.AppendPub(nil, "t", make([]byte, 100))
-	due := clock.Mono()
-	for ctx.Err() == nil && err == nil {
-		now := clock.Mono()
-		due = max(due, now.Add(-time.Second))
-		wait := due.Sub(now)
-		if wait <= 0 && p.paced && !stock {
-			wait = bucket.Wait(1, now)
-		}
-		if wait > 0 {
-			time.Sleep(wait)
-			continue
-		}
-		due = due.Add(gap)
-		if _, err = c.Write(pub); err != nil {
-			return
-		}
-		var kind wire.FrameType
-		var data []byte
-		if kind, data, err = c.frame(); err != nil {
-			return
-		}
-		if kind == wire.FrameError {
-			p.refused.Add(1)
-			continue
-		}
-		p.accepted.Add(1)
-		if ok, bad := header.ParseOK(data); bad == nil {
-			bucket.Advise(sender.Advice{Paced: ok.Paced, Overload: ok.Overload, Rate: ok.Rate, Burst: ok.Burst, Interval: ok.Interval}, clock.Mono())
 		}
 	}
 }

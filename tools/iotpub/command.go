@@ -39,7 +39,7 @@ Exit code: 0; 1 if an accepted message was lost or came twice, or on failure;
 	root.SetVersionTemplate("iotpub, {{.Version}}\n")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return lifecycle.UsageError{Err: err} })
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(runCommand(), scheduleCommand())
+	root.AddCommand(runCommand(), greedyCommand(), scheduleCommand())
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)

@@ -29,7 +29,7 @@ func command(t *testing.T, args ...string) (stdout string, err error) {
 }
 
 func TestHelpAndVersion(t *testing.T) {
-	for file, args := range map[string][]string{"run.help": {"run", "--help"}, "schedule.help": {"schedule", "--help"}} {
+	for file, args := range map[string][]string{"run.help": {"run", "--help"}, "greedy.help": {"greedy", "--help"}, "schedule.help": {"schedule", "--help"}} {
 		out, err := command(t, args...)
 		if err != nil {
 			t.Fatal(err)

@@ -1,0 +1,207 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/secure"
+	"github.com/srtm-io/srtm/nsq/wire"
+	"github.com/srtm-io/srtm/tools/iotpub/greedy"
+)
+
+// greedyRun is what iotpub greedy does.
+type greedyRun struct {
+	topic, prefix, nsqd, loaddistributor string
+	trust                                secure.ClientConfig
+	publishers, size                     int
+	weights                              []uint
+	warm, duration                       time.Duration
+}
+
+// greedyReport is what came of it, by weight.
+type greedyReport struct {
+	Seconds  float64        `json:"seconds"`
+	Accepted float64        `json:"accepted_per_second"`
+	Refused  float64        `json:"refused_per_second"`
+	Weights  []greedyWeight `json:"weights"`
+}
+
+type greedyWeight struct {
+	Weight     uint    `json:"weight"`
+	Publishers int     `json:"publishers"`
+	Mean       float64 `json:"mean_accepted_per_second"` // of a publisher
+	Least      float64 `json:"least"`
+	Most       float64 `json:"most"`
+	// Part is Mean over what the weight would have of all that was accepted.
+	Part float64 `json:"of_its_part"`
+}
+
+func greedyCommand() *cobra.Command {
+	r := greedyRun{topic: "sensors", prefix: "greedy", publishers: 50, size: 100, weights: []uint{1, 2, 4, 8, 10}, warm: 10 * time.Second, duration: 20 * time.Second}
+	output := "text"
+	cmd := &cobra.Command{
+		Use:   "greedy",
+		Short: "Send as much as publishers of different weights may, and report who got what",
+		Long: `greedy connects publishers that each send the next message as soon as they may: they
+ask their broker for their pace (PACE) with their weight, and keep to it. With weight 0
+they do not ask, as stock producers. It reports what was accepted of each weight, and how
+that compares with the weight's part of all.`,
+		Example: `  iotpub greedy --nsqd-tcp-address 127.0.0.1:4150 --publishers 50 --weight 1,2,4,8,10
+  iotpub greedy --loaddistributor-address 127.0.0.1:4170 --topic sensors --id-prefix pool --publishers 10 --weight 1`,
+		Args: noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := r.validate(output); err != nil {
+				return lifecycle.UsageError{Err: err}
+			}
+			rep, err := r.run(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if output == "json" {
+				return json.NewEncoder(cmd.OutOrStdout()).Encode(rep)
+			}
+			return rep.write(cmd.OutOrStdout())
+		},
+	}
+	fs := cmd.Flags()
+	fs.StringVar(&r.topic, "topic", r.topic, "topic to publish to")
+	fs.StringVar(&r.nsqd, "nsqd-tcp-address", "", "`host:port` of the broker that all publishers connect to")
+	fs.StringVar(&r.loaddistributor, "loaddistributor-address", "", "gRPC `host:port` of the loaddistributor that says where each belongs instead")
+	r.trust.Flags(fs, "", "the loaddistributor")
+	fs.StringVar(&r.prefix, "id-prefix", r.prefix, "publishers are called this, a dot and their `number`")
+	fs.IntVar(&r.publishers, "publishers", r.publishers, "`number` of publishers")
+	fs.UintSliceVar(&r.weights, "weight", r.weights, "`weights` of the publishers, in turns, 1 to 255; 0: they do not ask for their pace")
+	fs.IntVar(&r.size, "size", r.size, "size of a message, in `bytes`")
+	fs.DurationVar(&r.warm, "warm-up", r.warm, "time before counting")
+	fs.DurationVar(&r.duration, "duration", r.duration, "time of counting")
+	fs.StringVar(&output, "output", output, "`form` of the report: text or json")
+	return cmd
+}
+
+func (r *greedyRun) validate(output string) error {
+	var faults []error
+	fault := func(bad bool, format string, args ...any) {
+		if bad {
+			faults = append(faults, fmt.Errorf(format, args...))
+		}
+	}
+	fault(output != "text" && output != "json", "output %q: want text or json", output)
+	fault(!wire.ValidTopicName(r.topic), "topic: %q is no valid name", r.topic)
+	fault((r.nsqd == "") == (r.loaddistributor == ""), "want either the address of a broker or that of a loaddistributor")
+	fault(r.publishers < 1 || r.size < 1, "publishers: %d, size: %d: want at least 1", r.publishers, r.size)
+	fault(r.warm < 0 || r.duration <= 0, "warm-up %v, duration %v: want 0 or more, and more than 0", r.warm, r.duration)
+	fault(len(r.weights) == 0, "no weight")
+	for _, w := range r.weights {
+		fault(w > 255, "weight: %d, want 0 to 255", w)
+	}
+	return errors.Join(faults...)
+}
+
+func (r *greedyRun) run(ctx context.Context) (_ *greedyReport, err error) {
+	where := func(string) func(context.Context) (string, error) {
+		return func(context.Context) (string, error) { return r.nsqd, nil }
+	}
+	if r.loaddistributor != "" {
+		options, err := r.trust.Load("")
+		if err != nil {
+			return nil, err
+		}
+		conn, err := grpc.NewClient(r.loaddistributor, options...)
+		if err != nil {
+			return nil, err
+		}
+		defer conn.Close()
+		placement := srtmv1.NewPlacementServiceClient(conn)
+		where = func(id string) func(context.Context) (string, error) {
+			return func(ctx context.Context) (string, error) {
+				is, err := placement.Resolve(ctx, &srtmv1.ResolveRequest{Topic: r.topic, PublisherId: id}, grpc.WaitForReady(true))
+				return is.GetAssignment().GetTcpAddress(), err
+			}
+		}
+	}
+	sending, stop := context.WithCancel(ctx)
+	defer stop()
+	all, sending := errgroup.WithContext(sending)
+	publishers := make([]*greedy.Publisher, r.publishers)
+	for i := range publishers {
+		p := &greedy.Publisher{ID: fmt.Sprint(r.prefix, ".", i), Weight: uint8(r.weights[i%len(r.weights)])}
+		publishers[i] = p
+		all.Go(func() error { return p.Run(sending, r.topic, r.size, where(p.ID)) })
+	}
+	wait := func(d time.Duration) {
+		timer := time.NewTimer(d)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-sending.Done():
+		}
+	}
+	wait(r.warm)
+	began, before := time.Now(), counts(publishers)
+	wait(r.duration)
+	seconds, after := time.Since(began).Seconds(), counts(publishers)
+	stop()
+	if err := all.Wait(); err != nil {
+		return nil, err
+	}
+	return r.report(seconds, before, after), nil
+}
+
+type count struct{ accepted, refused int64 }
+
+func counts(publishers []*greedy.Publisher) (all []count) {
+	for _, p := range publishers {
+		all = append(all, count{p.Accepted.Load(), p.Refused.Load()})
+	}
+	return all
+}
+
+func (r *greedyRun) report(seconds float64, before, after []count) *greedyReport {
+	rep := &greedyReport{Seconds: seconds}
+	by, sum := map[uint]*greedyWeight{}, 0.0
+	var order []uint
+	for i := range after {
+		w := r.weights[i%len(r.weights)]
+		rate := float64(after[i].accepted-before[i].accepted) / seconds
+		rep.Accepted += rate
+		rep.Refused += float64(after[i].refused-before[i].refused) / seconds
+		sum += float64(max(w, 1))
+		one := by[w]
+		if one == nil {
+			one = &greedyWeight{Weight: w, Least: rate}
+			by[w] = one
+			order = append(order, w)
+		}
+		one.Mean = (one.Mean*float64(one.Publishers) + rate) / float64(one.Publishers+1)
+		one.Publishers++
+		one.Least, one.Most = min(one.Least, rate), max(one.Most, rate)
+	}
+	for _, w := range order {
+		if rep.Accepted > 0 {
+			by[w].Part = by[w].Mean / (rep.Accepted * float64(max(w, 1)) / sum)
+		}
+		rep.Weights = append(rep.Weights, *by[w])
+	}
+	return rep
+}
+
+func (rep *greedyReport) write(out io.Writer) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintf(w, "accepted %.1f msg/s, refused %.1f msg/s, in %.1f s\n", rep.Accepted, rep.Refused, rep.Seconds)
+	fmt.Fprintln(w, "weight\tpublishers\tmean msg/s\tleast\tmost\tof its part\t")
+	for _, x := range rep.Weights {
+		fmt.Fprintf(w, "%d\t%d\t%.2f\t%.2f\t%.2f\t%.3f\t\n", x.Weight, x.Publishers, x.Mean, x.Least, x.Most, x.Part)
+	}
+	return w.Flush()
+}

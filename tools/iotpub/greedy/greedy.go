@@ -1,0 +1,172 @@
+package greedy
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/nsq/wire"
+	"github.com/srtm-io/srtm/pacing/header"
+	"github.com/srtm-io/srtm/pacing/sender"
+)
+
+// Publisher is one connection's. What is exported but the counters is set before Run.
+type Publisher struct {
+	ID     string
+	Weight uint8   // it asks for; 0: it sends no PACE, like a stock producer
+	Deaf   bool    // it asks, and does not keep to what it is told
+	Demand float64 // msg/s that it would send; 0: without bound
+
+	Accepted, Refused atomic.Int64 // messages
+}
+
+// retry is how long a publisher waits before it sends again what was refused, and before
+// it connects again.
+const retry = 100 * time.Millisecond
+
+// Run publishes until ctx ends, where the publisher belongs, again where its connection
+// ends. It returns an error when it cannot go on: where says that it cannot be known.
+func (p *Publisher) Run(ctx context.Context, topic string, size int, where func(context.Context) (address string, err error)) error {
+	for {
+		address, err := where(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("publisher %s: %w", p.ID, err)
+		}
+		_ = p.publish(ctx, address, topic, size) // it is seen in the counters, and tried again
+		if pause(ctx, retry) {
+			return nil
+		}
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) (over bool) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+// publish sends one message at a time; those that could not be sent in their time follow at
+// once, up to a second's.
+func (p *Publisher) publish(ctx context.Context, address, topic string, size int) error {
+	c, err := Dial(ctx, address, p.ID)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if p.Weight > 0 {
+		if _, err := c.Write(wire.AppendPace(nil, p.Weight)); err != nil {
+			return err
+		}
+		if kind, data, err := c.Frame(); err != nil || kind == wire.FrameError {
+			return fmt.Errorf("ask for the pace: %s, %w", data, err)
+		}
+	}
+	var bucket sender.Bucket
+	var gap time.Duration
+	if p.Demand > 0 {
+		gap = time.Duration(float64(time.Second) / p.Demand)
+	}
+	pub := wire.AppendPub(nil, topic, make([]byte, size))
+	for due := clock.Mono(); ctx.Err() == nil; {
+		now := clock.Mono()
+		due = max(due, now.Add(-time.Second))
+		wait := due.Sub(now)
+		if wait <= 0 && p.Weight > 0 && !p.Deaf {
+			wait = bucket.Wait(1, now)
+		}
+		if wait > 0 {
+			pause(ctx, wait)
+			continue
+		}
+		if due = due.Add(gap); gap == 0 {
+			due = now
+		}
+		if _, err := c.Write(pub); err != nil {
+			return err
+		}
+		kind, data, err := c.Frame()
+		if err != nil {
+			return err
+		}
+		if kind == wire.FrameError {
+			if p.Refused.Add(1); !p.Deaf && p.Weight > 0 || gap == 0 {
+				pause(ctx, retry)
+			}
+			continue
+		}
+		p.Accepted.Add(1)
+		p.told(&bucket, data, clock.Mono())
+	}
+	return nil
+}
+
+func (p *Publisher) told(b *sender.Bucket, data []byte, now mono.Time) {
+	if ok, err := header.ParseOK(data); err == nil {
+		b.Advise(sender.Advice{Paced: ok.Paced, Overload: ok.Overload, Rate: ok.Rate, Burst: ok.Burst, Interval: ok.Interval}, now)
+	}
+}
+
+// Conn is a connection to a broker.
+type Conn struct {
+	net.Conn
+	in *bufio.Reader
+}
+
+// Dial connects as id until ctx ends.
+func Dial(ctx context.Context, address, id string) (*Conn, error) {
+	nc, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	context.AfterFunc(ctx, func() { nc.Close() })
+	c := &Conn{nc, bufio.NewReader(nc)}
+	hello := wire.AppendIdentify(wire.AppendMagic(nil), []byte(`{"client_id":`+strconv.Quote(id)+`}`))
+	if _, err := c.Write(hello); err != nil {
+		return nil, err
+	}
+	_, _, err = c.Frame()
+	return c, err
+}
+
+// maxFrame bounds what a broker is believed to send.
+const maxFrame = 64 << 20
+
+// Frame returns the next that is no heartbeat.
+func (c *Conn) Frame() (wire.FrameType, []byte, error) {
+	for {
+		var head [wire.FrameOverhead]byte
+		if _, err := io.ReadFull(c.in, head[:]); err != nil {
+			return 0, nil, err
+		}
+		size := binary.BigEndian.Uint32(head[:])
+		if size < 4 || size > maxFrame {
+			return 0, nil, fmt.Errorf("a frame of %d bytes", size)
+		}
+		data := make([]byte, size-4)
+		if _, err := io.ReadFull(c.in, data); err != nil {
+			return 0, nil, err
+		}
+		if string(data) != wire.Heartbeat {
+			return wire.FrameType(binary.BigEndian.Uint32(head[4:])), data, nil
+		}
+		if _, err := c.Write(wire.AppendNop(nil)); err != nil {
+			return 0, nil, err
+		}
+	}
+}
