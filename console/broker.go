@@ -3,7 +3,6 @@ package console
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -250,7 +249,7 @@ func (c *Console) broker(ctx context.Context, q url.Values, _ user) (view, error
 		d.Stats.Topics = d.Stats.Topics[:maxShown]
 	}
 	d.Stats.Producers = d.Stats.Producers[:min(len(d.Stats.Producers), maxShown)]
-	return view{Template: "broker", Title: cmp.Or("Broker "+d.ID, "Broker"), Data: d}, nil
+	return view{Template: "broker", Title: strings.TrimSpace("Broker " + d.ID), Data: d}, nil
 }
 
 // holder is what one broker has of a channel.

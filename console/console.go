@@ -109,7 +109,9 @@ func New(cfg Config) (*Console, error) {
 	c.mux.HandleFunc("POST /ui/logout", c.logout)
 	for path, view := range c.views() {
 		c.mux.HandleFunc("GET /ui"+path, c.page(view))
-		c.mux.HandleFunc("GET /ui/live"+path, c.stream(view))
+		if path != "/peek" && path != "/create" { // they stay as they are
+			c.mux.HandleFunc("GET /ui/live"+path, c.stream(view))
+		}
 	}
 	c.mux.HandleFunc("GET /ui/data", c.samples)
 	c.mux.HandleFunc("POST /ui/action/{what}", c.act)

@@ -16,6 +16,9 @@ import (
 // slowReader is how long a reader of a stream may take for what was written to it.
 const slowReader = 5 * time.Second
 
+// streamTime is how long a stream lasts; then its reader must show again who it is.
+const streamTime = 10 * time.Minute
+
 // stream keeps a page up to date by server-sent events: "live" with the HTML of what
 // changes, and "samples" for its charts. Readers that are too slow are dropped; where
 // there are too many, more are asked to come back.
@@ -39,6 +42,8 @@ func (c *Console) stream(of viewer) http.HandlerFunc {
 		last := template.HTML("")
 		idle := time.NewTicker(15 * time.Second) // notices readers that are gone, and proxies do not give up
 		defer idle.Stop()
+		over := time.NewTimer(streamTime)
+		defer over.Stop()
 		for silent := false; ; {
 			changed := c.watched.changes()
 			var b bytes.Buffer
@@ -84,6 +89,8 @@ func (c *Console) stream(of viewer) http.HandlerFunc {
 				silent = false
 			case <-idle.C:
 				silent = true
+			case <-over.C:
+				return
 			case <-r.Context().Done():
 				return
 			case <-c.done:

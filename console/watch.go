@@ -161,7 +161,7 @@ func (c *Console) round(ctx context.Context, n int) {
 	group.SetLimit(4)
 	for _, name := range due {
 		group.Go(func() error {
-			c.sample(ctx, name)
+			_ = c.sample(ctx, name) // the topic keeps what is wrong
 			return nil
 		})
 	}
@@ -236,8 +236,8 @@ func (c *Console) follow(ctx context.Context, name string) known {
 	}
 	w.mu.Unlock()
 	if t == nil {
-		if !c.sample(ctx, name) {
-			return known{Trouble: "There is no topic " + name + "."}
+		if err := c.sample(ctx, name); err != nil {
+			return known{Trouble: problemOf(err).text}
 		}
 	}
 	w.mu.Lock()
@@ -250,11 +250,8 @@ func (c *Console) follow(ctx context.Context, name string) known {
 	return known{Topic: t.topic, Shares: t.shares, Trouble: t.trouble, Gone: t.gone, Last: last, Events: t.series.Events()}
 }
 
-// sample asks how a topic is; false: there is none of that name, nor was there.
-func (c *Console) sample(ctx context.Context, name string) bool {
-	if c.admin == nil {
-		return false
-	}
+// sample asks how a topic is. It returns why there is nothing to be said of it.
+func (c *Console) sample(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	reply, err := c.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: name, OmitPublishers: true})
@@ -271,14 +268,17 @@ func (c *Console) sample(ctx context.Context, name string) bool {
 	t := w.topics[name]
 	if err != nil {
 		if t == nil {
-			return false
+			if status.Code(err) == codes.NotFound {
+				err = &problem{404, "There is no topic " + name + "."}
+			}
+			return err
 		}
 		t.gone = status.Code(err) == codes.NotFound
 		t.trouble = problemOf(err).text
 		if t.gone {
 			t.say(now, 0, "state", "deleted")
 		}
-		return t.topic != nil
+		return nil
 	}
 	if t == nil {
 		t = &tracked{viewed: now}
@@ -286,7 +286,7 @@ func (c *Console) sample(ctx context.Context, name string) bool {
 		w.shrink(now)
 	}
 	t.learn(now, reply.Topic, shares)
-	return true
+	return nil
 }
 
 // learn adds what was said of a topic to its history.

@@ -74,24 +74,33 @@
     charts.filter((c) => c.topic === rows.topic).forEach((c) => c.draw());
   }
 
+  // listen keeps the page up to date while it is looked at: browsers have few connections.
   function listen(live) {
     const told = document.getElementById("connection");
-    const newest = [...topics.values()].map((t) => t.samples.at(-1)?.[0] ?? 0);
-    const since = newest.length ? Math.min(...newest) : 0;
-    const path = live.dataset.live;
-    const source = new EventSource(path + (path.includes("?") ? "&" : "?") + "since=" + since);
-    source.addEventListener("live", (e) => {
-      told.textContent = "Live.";
-      // htmx changes only what differs, so that the focus stays where it is.
-      htmx.swap({ text: e.data, target: live, sourceElement: live, swap: "innerMorph" });
-    });
-    source.addEventListener("samples", (e) => take(JSON.parse(e.data)));
-    source.onerror = () => {
-      source.close();
-      told.textContent = "Not connected: the page is as it was.";
-      setTimeout(() => listen(live), 3000 + 4000 * Math.random());
+    let source = null;
+    const stop = () => { source?.close(); source = null; };
+    const start = () => {
+      if (source || document.hidden) return;
+      const newest = [...topics.values()].map((t) => t.samples.at(-1)?.[0] ?? 0);
+      const since = newest.length ? Math.min(...newest) : 0;
+      const path = live.dataset.live;
+      source = new EventSource(path + (path.includes("?") ? "&" : "?") + "since=" + since);
+      source.addEventListener("live", (e) => {
+        told.textContent = "Live.";
+        // htmx changes only what differs, so that the focus stays where it is.
+        htmx.swap({ text: e.data, target: live, sourceElement: live, swap: "innerMorph" });
+      });
+      source.addEventListener("samples", (e) => take(JSON.parse(e.data)));
+      source.onerror = () => {
+        stop();
+        told.textContent = "Not connected: the page is as it was.";
+        setTimeout(start, 3000 + 4000 * Math.random());
+      };
     };
-    addEventListener("pagehide", () => source.close());
+    document.addEventListener("visibilitychange", () => (document.hidden ? stop() : start()));
+    addEventListener("pagehide", stop);
+    addEventListener("pageshow", start);
+    start();
   }
 
   async function begin() {
