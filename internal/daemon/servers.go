@@ -28,6 +28,7 @@ type Addresses struct {
 	GRPC, HTTP string
 	Guard      *secure.Server // set by Validate
 	security   secure.ServerConfig
+	traces     string // an endpoint; "": calls are not traced
 }
 
 // Flags adds --grpc-address and --http-address with what they say they are for, and
@@ -35,6 +36,7 @@ type Addresses struct {
 func (a *Addresses) Flags(fs *flag.FlagSet, forGRPC, forHTTP string, others ...string) {
 	fs.StringVar(&a.GRPC, "grpc-address", a.GRPC, "`host:port` for gRPC: "+forGRPC)
 	fs.StringVar(&a.HTTP, "http-address", a.HTTP, "`host:port` for HTTP: "+forHTTP)
+	fs.StringVar(&a.traces, "trace-endpoint", "", "`URL` of an OpenTelemetry collector's OTLP/gRPC port, http://host:4317 or https://...: trace gRPC calls (default none)")
 	a.security.Flags(fs, append([]string{"grpc-address", "http-address"}, others...)...)
 }
 
@@ -44,7 +46,7 @@ func (a *Addresses) Validate() error {
 	if a.Guard, err = a.security.Load(); err != nil {
 		return err
 	}
-	return errors.Join(a.Guard.CheckGRPC("--grpc-address", a.GRPC), a.Guard.CheckHTTP("--http-address", a.HTTP))
+	return errors.Join(checkTraces(a.traces), a.Guard.CheckGRPC("--grpc-address", a.GRPC), a.Guard.CheckHTTP("--http-address", a.HTTP))
 }
 
 // Servers are the gRPC and HTTP servers of a daemon that is being built.
@@ -74,6 +76,14 @@ type Servers struct {
 // their group, and runs all that until ctx ends.
 func (a *Addresses) Serve(ctx context.Context, name string, log *slog.Logger, options []grpc.ServerOption, build func(*Servers) error) error {
 	a.Guard.Log(log)
+	if a.traces != "" {
+		tracing, end, err := traces(ctx, a.traces, name, log)
+		if err != nil {
+			return err
+		}
+		defer end()
+		options = append(options, tracing)
+	}
 	s := &Servers{
 		GRPC: grpc.NewServer(append(options, a.Guard.Options()...)...), Mux: http.NewServeMux(),
 		HTTP:    &http.Server{ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute},
