@@ -329,11 +329,17 @@ func (r *run) follow(ctx context.Context) (err error) {
 	for i, s := range r.load.Sources {
 		number[s.ID] = int32(i)
 	}
-	return client.Follow(ctx, conn, r.cfg.Topic, nil, func(all []*srtmv1.Assignment) {
+	var ids []string // by name, since an open topic does not know them yet
+	if len(r.load.Sources) <= 100_000 {
+		for _, s := range r.load.Sources {
+			ids = append(ids, s.ID)
+		}
+	}
+	return client.Follow(ctx, conn, r.cfg.Topic, ids, func(all []*srtmv1.Assignment) {
 		var ours []fleet.Assignment
 		r.mu.Lock()
 		for _, a := range all {
-			if i, ok := number[a.PublisherId]; ok {
+			if i, ok := number[a.PublisherId]; ok && !a.Unknown {
 				r.mu.at[i] = a.TcpAddress
 				ours = append(ours, fleet.Assignment{Source: i, Address: a.TcpAddress, Epoch: a.Epoch})
 			}

@@ -17,9 +17,11 @@ type options struct {
 	mcap     int64
 	duration time.Duration
 	together bool
-	quantile float64
-	slo      time.Duration
-	burst    int64
+	// undeclared has a third phase, without a list of publishers.
+	undeclared bool
+	quantile   float64
+	slo        time.Duration
+	burst      int64
 
 	calibration time.Duration
 	maxLateness time.Duration
@@ -52,6 +54,7 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.Int64Var(&o.mcap, "mcap", o.mcap, "greatest rate of each broker within the SLO, in `msg/s`; the default load fits one")
 	fs.DurationVar(&o.duration, "duration", o.duration, "how long to send, half with SRTM's placement and half split blindly")
 	fs.BoolVar(&o.together, "together", false, "send to both placements at the same time, each for all of --duration, so that the console shows them side by side; the machine carries the load twice")
+	fs.BoolVar(&o.undeclared, "undeclared", false, "send, as long again as to one placement, to a topic of which no publisher is declared; who they are is learned from 20 s on, who sends together from a minute on")
 	fs.Float64Var(&o.quantile, "slo-quantile", o.quantile, "`fraction` of messages to be delivered within --slo")
 	fs.DurationVar(&o.slo, "slo", 0, "delivery latency of the SLO; 0: between what this machine needs without waits for tokens and what a blind split waits for them")
 	fs.Int64Var(&o.burst, "burst", 0, "contract burst b, in `messages`; 0: more than the load needs on one broker, less than it needs split")

@@ -3,6 +3,7 @@ package up
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -115,6 +116,15 @@ type Phase struct {
 	// Pressure is the part of the time in which some process of the machine
 	// waited for a processor; nil where the kernel does not say.
 	Pressure *float64 `json:"cpu_pressure,omitempty"`
+	// Learned is what was found out at last, where nothing was declared; nil elsewhere.
+	Learned *Learned `json:"learned,omitempty"`
+}
+
+// Learned counts the publishers of an open topic that became known, and the groups that send
+// together.
+type Learned struct {
+	Publishers int `json:"publishers"`
+	Groups     int `json:"groups"`
 }
 
 // OnTime is computed from the schedule and the shares.
@@ -321,6 +331,14 @@ func (r *Report) compare(w io.Writer) error {
 	row("", func(p *Phase) string { return strings.ToUpper(p.Name) })
 	row("policy", func(p *Phase) string { return p.Policy })
 	row("brokers used", func(p *Phase) string { return fmt.Sprintf("%d of %d", len(p.Placement), r.Brokers) })
+	if slices.ContainsFunc(r.Phases, func(p Phase) bool { return p.Learned != nil }) {
+		row("publishers", func(p *Phase) string {
+			if p.Learned == nil {
+				return "declared"
+			}
+			return fmt.Sprintf("%d learned, %s", p.Learned.Publishers, plural(p.Learned.Groups, "group"))
+		})
+	}
 	row("smallest share (r_l, b_l)", func(p *Phase) string {
 		if len(p.Placement) == 0 {
 			return "-"
@@ -411,7 +429,7 @@ func (r *Report) verdict() string {
 	default:
 		fmt.Fprintf(&b, "NOT EXACTLY ONCE: of %d accepted messages %d were lost; %d deliveries were duplicates.\n", accepted, lost, duplicated)
 	}
-	if len(r.Phases) == 2 && r.Phases[0].Emulator.EndToEnd != nil && r.Phases[1].Emulator.EndToEnd != nil {
+	if len(r.Phases) >= 2 && r.Phases[0].Emulator.EndToEnd != nil && r.Phases[1].Emulator.EndToEnd != nil {
 		ours, blind := &r.Phases[0], &r.Phases[1]
 		if ours.OnTime != nil && blind.OnTime != nil {
 			fmt.Fprintf(&b, "Access delay p99, were every message sent on time: %s as SRTM placed the topic, %s split blindly.\n",

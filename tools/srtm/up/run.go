@@ -46,6 +46,7 @@ const (
 	channel      = "up"
 	// ours and blind are the topics of the two phases.
 	ours, blind = "sensors", "sensors-blind"
+	undeclared  = "sensors-undeclared"
 )
 
 // run is the state of one `srtm up`.
@@ -164,6 +165,10 @@ func (r *run) measure(ctx context.Context) error {
 	specs := []phaseSpec{
 		{name: "SRTM placement", spec: r.topicSpec(ours, "srtm", contract), duration: phase, file: "1", live: true},
 		{name: "blind split", spec: r.topicSpec(blind, "loadbalance", contract), duration: phase, file: "2", live: true},
+	}
+	if r.undeclared {
+		open := &srtmv1.TopicSpec{Name: undeclared, Contract: contract, PlacementPolicy: "srtm", ShareRule: share.Static, Channels: []string{channel}}
+		specs = append(specs, phaseSpec{name: "undeclared", spec: open, duration: phase, file: "3", live: true})
 	}
 	results, errs := make([]*Phase, len(specs)), make([]error, len(specs))
 	var group errgroup.Group
@@ -363,6 +368,9 @@ func (r *run) phase(ctx context.Context, p phaseSpec) (_ *Phase, err error) {
 		}
 		if t := r.status(ctx, p.spec.Name); t != nil {
 			result.observe(t.Status)
+			if l := t.Learned; l != nil {
+				result.Learned = &Learned{Publishers: int(l.Count), Groups: len(l.Groups)}
+			}
 			if p.live {
 				r.view.draw(&frame{title: p.title, duration: p.duration, progress: progress, topic: t, brokers: r.brokers})
 			}
@@ -385,7 +393,13 @@ func (r *run) phase(ctx context.Context, p phaseSpec) (_ *Phase, err error) {
 func (r *run) onTime(ctx context.Context, topic *srtmv1.Topic, phase time.Duration) (*OnTime, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	stream, err := srtmv1.NewPlacementServiceClient(r.cluster.Conn).Watch(ctx, &srtmv1.WatchRequest{Topic: topic.Spec.Name})
+	watch := &srtmv1.WatchRequest{Topic: topic.Spec.Name}
+	if topic.Spec.Name == undeclared { // nobody is known yet
+		for _, source := range r.load.Sources {
+			watch.PublisherIds = append(watch.PublisherIds, source.ID)
+		}
+	}
+	stream, err := srtmv1.NewPlacementServiceClient(r.cluster.Conn).Watch(ctx, watch)
 	if err != nil {
 		return nil, err
 	}
