@@ -45,6 +45,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	udpRate := fs.Float64("rate", 5000, "requests `per second` over UDP and to Redis")
 	httpRate := fs.Float64("http-rate", 2000, "requests `per second` over HTTP")
 	connections := fs.Int("connections", 16, "sockets of UDP and connections of Redis, each with one request at a time, beside one that is pipelined")
+	keys := fs.Int64("fill", 0, "fill a server with so many keys instead, and show what one takes; decisions beside it are at --rate")
+	limit := fs.Duration("fill-time", 30*time.Minute, "how long to fill at most")
 	only := fs.String("only", "", "leave out lines of the table whose name does not match this `expression`")
 	if err := fs.Parse(args); err != nil {
 		return lifecycle.UsageError{Err: err}
@@ -63,6 +65,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	pool, pipe := decide.Load{Rate: *udpRate, Length: *length, Connections: *connections}, decide.Load{Rate: *udpRate, Length: *length, Connections: 1}
+	if *keys > 0 {
+		return fill(ctx, out, path, dir, *keys, decide.Load{Rate: *udpRate, Length: *length, Connections: *connections}, *limit)
+	}
 	udp := func(l decide.Load, echo bool) func(*decide.Server) (decide.Result, error) {
 		return func(s *decide.Server) (decide.Result, error) { return decide.UDP(s, l, echo) }
 	}

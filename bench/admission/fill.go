@@ -1,0 +1,115 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/srtm-io/srtm/admission/client"
+	"github.com/srtm-io/srtm/bench/decide"
+)
+
+// askers fill a server, each with a question at a time; all keys begin in the store.
+const askers = 32
+
+// fill asks a server for n keys that it does not know, over UDP, as fast as it looks them
+// up, for limit at most, and for a thousand that it knows at a steady rate meanwhile and
+// afterwards. It prints a line each length.
+func fill(ctx context.Context, out io.Writer, bin, dir string, n int64, l decide.Load, limit time.Duration) error {
+	udp, web, err := decide.Admission(ctx, bin, dir, decide.Generous(), "--udp-loops=1", "--attempts=1000", fmt.Sprintf("--max-keys=%d", n+n/20+10_000))
+	if err != nil {
+		return err
+	}
+	defer udp.Stop()
+	c, err := client.New(client.Config{Servers: []string{udp.At}, Attempts: 1000})
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if _, err := decide.UDP(udp, l, false); err != nil { // the thousand are known then
+		return err
+	}
+	empty, err := decide.UDP(udp, l, false)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "| seconds | keys | RSS MB | bytes a key | p50 us | p99 us | p99.9 us | collections | longest pause ms | check-point s ago | admission.db MB |\n|---|---|---|---|---|---|---|---|---|---|---|\n")
+	start := time.Now()
+	report := func(r decide.Result) (keys float64, err error) {
+		values, err := metrics(web.At)
+		if err != nil {
+			return 0, err
+		}
+		var disk int64
+		if files, _ := filepath.Glob(filepath.Join(dir, "admission.db*")); files != nil {
+			for _, f := range files {
+				if info, err := os.Stat(f); err == nil {
+					disk += info.Size()
+				}
+			}
+		}
+		keys = values["srtm_admission_keys"]
+		fmt.Fprintf(out, "| %.0f | %.0f | %d | %.0f | %.0f | %.0f | %.0f | %.0f | %.2f | %.1f | %d |\n", time.Since(start).Seconds(), keys, r.RSS>>20, float64(r.RSS-empty.RSS)/max(1, keys-1000),
+			us(r.Latency.Quantile(.5)), us(r.Latency.Quantile(.99)), us(r.Latency.Quantile(.999)), values["go_gc_duration_seconds_count"],
+			1e3*values[`go_gc_duration_seconds{quantile="1"}`], values["srtm_admission_checkpoint_age_seconds"], disk>>20)
+		return keys, nil
+	}
+	if _, err := report(empty); err != nil {
+		return err
+	}
+	filling, stop := context.WithTimeout(ctx, limit)
+	defer stop()
+	var next atomic.Int64
+	var asking sync.WaitGroup
+	for range askers {
+		asking.Go(func() {
+			for i := next.Add(1); i <= n && filling.Err() == nil; {
+				if d := c.Ask(filling, fmt.Sprintf("fill/%09d", i), 1); !d.Unanswered {
+					i = next.Add(1)
+				}
+			}
+		})
+	}
+	defer asking.Wait()
+	defer stop()
+	for after := 0; after < 3 && ctx.Err() == nil; {
+		if next.Load() > n || filling.Err() != nil {
+			after++
+		}
+		r, err := decide.UDP(udp, l, false)
+		if err == nil {
+			_, err = report(r)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// metrics are a daemon's, by their names with labels.
+func metrics(at string) (map[string]float64, error) {
+	resp, err := (&http.Client{Timeout: 10 * time.Second}).Get("http://" + at + "/metrics")
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	values := make(map[string]float64)
+	lines := bufio.NewScanner(resp.Body)
+	for lines.Scan() {
+		name, text, _ := strings.Cut(lines.Text(), " ")
+		if v, err := strconv.ParseFloat(text, 64); err == nil {
+			values[name] = v
+		}
+	}
+	return values, lines.Err()
+}
