@@ -57,7 +57,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 	}
 	if o.publishers.Address != "" {
 		o.publishers.Logger = log
-		service, err := publish.New(o.publishers)
+		service, err := publish.New(o.publishers, o.maxPublish, metrics)
 		if err != nil {
 			return err
 		}

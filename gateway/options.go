@@ -26,6 +26,7 @@ type options struct {
 	text                      string // of both
 	balance                   string
 	maxHeader                 int
+	maxPublish                int64
 	proxy                     proxy.Config
 	security                  secure.ServerConfig
 	guard                     *secure.Server
@@ -46,6 +47,7 @@ func (o *options) flags(fs *flag.FlagSet) {
 	fs.IntVar(&o.proxy.Gateways, "gateways", 1, "how many gateways share these servers: each takes its part of every capacity")
 	fs.IntVar(&o.maxHeader, "max-header-bytes", 64<<10, "`bytes` of a request's header, at most")
 	fs.Int64Var(&o.proxy.MaxBody, "max-body-bytes", 0, "`bytes` of a request's body, at most (default: no bound)")
+	fs.Int64Var(&o.maxPublish, "max-publish-bytes", 256<<20, "`bytes` of the bodies of all requests to /pub and /mpub that are under way, at most (0: no bound)")
 	fs.StringVar(&o.security.CertFile, "tls-cert", "", "PEM `file` of the certificate: both addresses with TLS, and HTTP/2")
 	fs.StringVar(&o.security.KeyFile, "tls-key", "", "PEM `file` of its key")
 	fs.StringVar(&o.security.ClientCAFile, "tls-client-ca", "", "PEM `file` of the authorities whose certificates clients must show; their organisation is the tenant")
@@ -72,8 +74,8 @@ func (o *options) validate() error {
 	if o.maxHeader < 1<<10 || o.maxHeader > 16<<20 {
 		errs = append(errs, fmt.Errorf("--max-header-bytes %d: want 1024 to %d", o.maxHeader, 16<<20))
 	}
-	if o.proxy.MaxBody < 0 {
-		errs = append(errs, fmt.Errorf("--max-body-bytes %d is negative", o.proxy.MaxBody))
+	if o.proxy.MaxBody < 0 || o.maxPublish < 0 {
+		errs = append(errs, fmt.Errorf("--max-body-bytes %d, --max-publish-bytes %d: neither may be negative", o.proxy.MaxBody, o.maxPublish))
 	}
 	errs = append(errs, o.readPolicy())
 	o.security.HTTPTLS = o.security.CertFile != ""

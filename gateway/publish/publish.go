@@ -14,6 +14,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	admission "github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/internal/nsqhttp"
@@ -39,6 +41,7 @@ type Service struct {
 	client *client.Client
 	log    *slog.Logger
 	limits wire.Limits
+	bodies nsqhttp.Bodies
 	ctx    context.Context // of connecting; ends with Run
 	cancel context.CancelFunc
 	opens  sync.WaitGroup
@@ -61,14 +64,21 @@ type session struct {
 	used  time.Time
 }
 
-// New returns a service. It connects when it is first needed.
-func New(cfg client.Config) (*Service, error) {
+// New returns a service. It connects when it is first needed. The bodies of all requests
+// under way may take maxBodies bytes; 0: any number.
+func New(cfg client.Config, maxBodies int64, metrics prometheus.Registerer) (*Service, error) {
 	c, err := client.New(cfg)
 	if err != nil {
 		return nil, err
 	}
 	s := &Service{client: c, log: cfg.Logger, limits: wire.DefaultLimits(), publishers: map[key]*session{}}
+	s.bodies.Limit = maxBodies
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	metrics.MustRegister(
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_gateway_publish_bodies_bytes", Help: "Bytes of the bodies of requests to /pub and /mpub that are under way."},
+			func() float64 { return float64(s.bodies.Held()) }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "srtm_gateway_publish_bodies_refused_total", Help: "Requests to /pub and /mpub that were refused: the bodies of all take as much memory as they may."},
+			func() float64 { return float64(s.bodies.Refused()) }))
 	return s, nil
 }
 
@@ -131,6 +141,9 @@ func (s *Service) Serve(w http.ResponseWriter, r *http.Request, tenant string, c
 			Detail: fmt.Sprintf("tenant %q may not publish %d messages now", tenant, messages),
 		}
 	}
+	body := s.bodies.Hold(r.Body)
+	defer body.Release()
+	r.Body = body
 	publish := s.pub
 	if r.URL.Path == "/mpub" {
 		publish = s.mpub

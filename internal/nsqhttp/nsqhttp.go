@@ -203,15 +203,13 @@ var newline = []byte{'\n'}
 // splitLines takes each line that is not empty as a message.
 func splitLines(body []byte, maxMessage int) (lines, error) {
 	l := lines{body: body}
-	for rest := body; len(rest) > 0; {
-		var line []byte
-		if line, rest, _ = bytes.Cut(rest, newline); len(line) > 0 {
-			l.n++
-			l.bytes += len(line)
+	var err error
+	l.Each(func(line []byte) {
+		l.n++
+		l.bytes += len(line)
+		if len(line) > maxMessage && err == nil {
+			err = TooLarge("MSG_TOO_BIG", "message %d of %d bytes is longer than %d", l.n, len(line), maxMessage)
 		}
-		if len(line) > maxMessage {
-			return lines{}, TooLarge("MSG_TOO_BIG", "message %d of %d bytes is longer than %d", l.n, len(line), maxMessage)
-		}
-	}
-	return l, nil
+	})
+	return l, err
 }

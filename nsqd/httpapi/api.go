@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
 	"log/slog"
 	"maps"
 	"net/http"
@@ -13,7 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -104,14 +102,7 @@ type API struct {
 	routes   map[string]methods // by path
 	operator *http.ServeMux     // what every daemon of ours serves
 
-	bodies bodies
-}
-
-// bodies bounds the memory of the bodies of requests under way.
-type bodies struct {
-	limit   int64         // set once; 0: none
-	held    atomic.Int64  // bytes
-	refused atomic.Uint64 // requests
+	bodies nsqhttp.Bodies
 }
 
 type methods map[string]http.HandlerFunc
@@ -119,7 +110,7 @@ type methods map[string]http.HandlerFunc
 // New returns the handler of everything nsqd serves over HTTP.
 func New(cfg Config, b *broker.Broker, conns *conn.Server, stamps *hook.Stamper, reg *prometheus.Registry, log *slog.Logger) *API {
 	a := &API{cfg: cfg, broker: b, conns: conns, stamps: stamps, log: log, operator: http.NewServeMux()}
-	a.bodies.limit = cfg.MaxBodies
+	a.bodies.Limit = cfg.MaxBodies
 	a.faults, _ = obs.Sparse(log)
 	a.audit = secure.NewAuditor(log, cfg.Tokens != nil)
 	reg.MustRegister(&collector{cfg: &a.cfg, broker: b, conns: conns, stamps: stamps, bodies: &a.bodies})
@@ -223,8 +214,8 @@ type handler func(*http.Request) (body string, err error)
 
 func (a *API) do(h handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		counted := &body{ReadCloser: r.Body, all: &a.bodies}
-		defer counted.release()
+		counted := &body{Body: a.bodies.Hold(r.Body)}
+		defer counted.Release()
 		r.Body = counted
 		body, err := h(r)
 		tell(w.Header(), counted.told)
@@ -236,30 +227,14 @@ func (a *API) do(h handler) http.HandlerFunc {
 	}
 }
 
-// body counts what is read of a request's body as held, until it is released.
+// body is a request's.
 type body struct {
-	io.ReadCloser
-	all  *bodies
-	held int64
+	*nsqhttp.Body
 
 	// Of a publish: whom auth servers say the publisher is, and what it is told.
 	identity string
 	told     broker.Told
 }
-
-var errBodies = nsqhttp.Refuse(http.StatusServiceUnavailable, "TOO_MANY_REQUESTS", "the bodies of requests take as much memory as they may")
-
-func (b *body) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	b.held += int64(n)
-	if held := b.all.held.Add(int64(n)); n > 0 && b.all.limit > 0 && held > b.all.limit {
-		b.all.refused.Add(1)
-		return n, errBodies
-	}
-	return n, err
-}
-
-func (b *body) release() { b.all.held.Add(-b.held) }
 
 // recorded is h, answered when what it did will stand after a crash.
 func (a *API) recorded(h handler) handler {

@@ -3,6 +3,7 @@ package httpapi
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/srtm-io/srtm/internal/nsqhttp"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/kernel/stamp"
@@ -17,7 +18,7 @@ type collector struct {
 	broker *broker.Broker
 	conns  *conn.Server
 	stamps *hook.Stamper
-	bodies *bodies
+	bodies *nsqhttp.Bodies
 }
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -106,7 +107,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	for c, n := range conns.SlowTurns {
 		counter(descSlowTurns, n, conn.Cause(c).String())
 	}
-	counter(descBodies, c.bodies.refused.Load())
+	counter(descBodies, c.bodies.Refused())
 	counter(descCrowded, conns.Crowded)
 	if c.cfg.Connections != nil {
 		open, refused := c.cfg.Connections()

@@ -22,7 +22,7 @@ func TestPublish(t *testing.T) {
 	t.Cleanup(control.Close)
 	control.Place("t", broker.TCP, "sensor")
 	control.Place("other", broker.TCP, "sensor")
-	g := start(t, "[[class]]\nname = \"sensors\"", "--loaddistributor-address="+control.Address())
+	g := start(t, "[[class]]\nname = \"sensors\"", "--loaddistributor-address="+control.Address(), "--max-publish-bytes=6000000")
 	bodies := make(localtest.Bodies, 100)
 	localtest.Consume(t, "t", "c", bodies, nil, broker.TCP)
 	post := func(at, path, body string) string {

@@ -1,0 +1,94 @@
+package publish_test
+
+import (
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	admission "github.com/srtm-io/srtm/admission/client"
+	"github.com/srtm-io/srtm/client"
+	"github.com/srtm-io/srtm/gateway/publish"
+)
+
+// post asks a service that reaches no broker, and no placement: what it does not refuse
+// first has no publisher.
+func post(s *publish.Service, path string, body io.Reader, charged admission.Decision) *httptest.ResponseRecorder {
+	w := httptest.NewRecorder()
+	s.Serve(w, httptest.NewRequest(http.MethodPost, path, body), "", func(int) admission.Decision { return charged })
+	return w
+}
+
+func newService(t *testing.T, maxBodies int64, metrics prometheus.Registerer) *publish.Service {
+	s, err := publish.New(client.Config{Address: "127.0.0.1:1", Logger: slog.New(slog.DiscardHandler)}, maxBodies, metrics)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// What all requests under way hold is bounded, and comes back, however they end.
+func TestBodiesTakeOnlySoMuchMemory(t *testing.T) {
+	metrics := prometheus.NewRegistry()
+	s := newService(t, 8, metrics)
+	admit := admission.Decision{Admit: true, Left: -1}
+	slow, in := io.Pipe()
+	first := make(chan *httptest.ResponseRecorder)
+	go func() { first <- post(s, "/pub?topic=t", slow, admit) }()
+	for _, part := range []string{"12345", "6", ""} { // when one is read, that before it counts
+		if _, err := io.WriteString(in, part); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, path := range []string{"/pub?topic=t", "/mpub?topic=t"} {
+		w := post(s, path, strings.NewReader("1\n3"), admit)
+		if w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") != "1" || !strings.Contains(w.Body.String(), `"TOO_MANY_REQUESTS"`) {
+			t.Errorf("%s: %d %v %s", path, w.Code, w.Header(), w.Body)
+		}
+	}
+	_ = in.Close()
+	if w := <-first; !strings.Contains(w.Body.String(), "MISSING_PUBLISHER_ID") {
+		t.Errorf("the first: %d %s", w.Code, w.Body)
+	}
+	if w := post(s, "/pub?topic=t", strings.NewReader("12345678"), admit); !strings.Contains(w.Body.String(), "MISSING_PUBLISHER_ID") {
+		t.Errorf("after it: %d %s", w.Code, w.Body)
+	}
+	if err := testutil.GatherAndCompare(metrics, strings.NewReader(`# HELP srtm_gateway_publish_bodies_bytes Bytes of the bodies of requests to /pub and /mpub that are under way.
+# TYPE srtm_gateway_publish_bodies_bytes gauge
+srtm_gateway_publish_bodies_bytes 0
+# HELP srtm_gateway_publish_bodies_refused_total Requests to /pub and /mpub that were refused: the bodies of all take as much memory as they may.
+# TYPE srtm_gateway_publish_bodies_refused_total counter
+srtm_gateway_publish_bodies_refused_total 2
+`)); err != nil {
+		t.Error(err)
+	}
+}
+
+// RateLimit says what admission has left, also to who is refused; and nothing where it
+// has not said.
+func TestRateLimitHeaders(t *testing.T) {
+	s := newService(t, 0, prometheus.NewRegistry())
+	for _, c := range []struct {
+		d                 admission.Decision
+		status            int
+		limit, retryAfter string
+	}{
+		{admission.Decision{Admit: true, Left: 41}, http.StatusBadRequest, `"default";r=41`, ""}, // the publisher has no id
+		{admission.Decision{Admit: true, Left: 0}, http.StatusBadRequest, `"default";r=0`, ""},
+		{admission.Decision{Admit: true, Left: -1}, http.StatusBadRequest, "", ""},
+		{admission.Decision{Admit: true, Left: 7, Unanswered: true}, http.StatusBadRequest, "", ""},
+		{admission.Decision{RetryAfter: 1500 * time.Millisecond}, http.StatusTooManyRequests, `"default";r=0;t=2`, "2"},
+		{admission.Decision{}, http.StatusTooManyRequests, "", ""},
+	} {
+		w := post(s, "/pub?topic=t", strings.NewReader("x"), c.d)
+		if got := w.Header(); w.Code != c.status || got.Get("RateLimit") != c.limit || got.Get("Retry-After") != c.retryAfter {
+			t.Errorf("%+v: %d %v", c.d, w.Code, got)
+		}
+	}
+}
