@@ -106,7 +106,7 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	api := httpapi.Config{
 		Node: node, Session: &opts.session, Managed: opts.managed(), BodyTimeout: bodyTimeout,
 		Lookupds: d.announcer.State, Settings: d.settings(), Percentiles: opts.statsd.Percentiles, Tokens: opts.tokens,
-		MaxBodies: opts.conn.MaxBodies, Connections: d.at.connections,
+		MaxSeries: opts.maxSeries, MaxBodies: opts.conn.MaxBodies, Connections: d.at.connections,
 	}
 	if opts.tokens != nil {
 		opts.tokens.Log(log)

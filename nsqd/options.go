@@ -82,6 +82,7 @@ type options struct {
 	authServers *auth.Servers  // nil where clients need no authorization
 	asks        admission.Config
 	tokens      *secure.Tokens // nil without --http-token-file
+	maxSeries   int            // topics and channels with metrics of their own
 }
 
 // ignored begins the help of a flag that NSQ has and that has no effect here.
@@ -171,6 +172,7 @@ func (o *options) flags(fs *flag.FlagSet) {
 	fs.IntVar(&o.broker.MaxTopics, "max-topics", 50_000, "maximum number of `topics`, 0: no limit; one more is refused (E_PUB_FAILED or E_SUB_FAILED, HTTP 503), but none that is on disk at the start")
 	fs.IntVar(&o.broker.MaxTopicChannels, "max-topic-channels", 10_000, "maximum number of `channels` of a topic, 0: no limit; likewise")
 	fs.IntVar(&o.broker.MaxChannels, "max-channels", 100_000, "maximum number of `channels` of all topics, 0: no limit; likewise")
+	fs.IntVar(&o.maxSeries, "max-series", 5000, "how many `topics` and channels, in the order of their names, have metrics of their own in /metrics, 0: all; a topic has about 90 lines, a channel 11")
 	fs.Func("topic-limit", "contract of a topic of a standalone broker, as `topic:rate:burst[:delay|reject]` in msg/s and messages; its bucket is empty at the start, and whenever the topic is created anew; may be repeated", o.topicLimit)
 	fs.DurationVar(&o.broker.MaxBackdating, "max-backdating", 250*time.Millisecond, "how far before its release a message of a topic with a contract may have had its token, at most 1s: with rate r and burst b at most b + r*(t + this) messages leave in any time t. A broker's own stall is not the publishers' fault, so up to this one delays nothing that conforms; beyond, the contract in real time comes first")
 	fs.DurationVar(&o.broker.RejectAfter, "reject-after", 0, "with policy reject: refuse a message whose access delay would be longer")
@@ -326,6 +328,7 @@ func (o *options) validate() error {
 	}
 	fault(o.syncTimeout <= 0, "--sync-timeout %v is not positive", o.syncTimeout)
 	fault(o.e2eWindow <= 0, "--e2e-processing-latency-window-time %v is not positive", o.e2eWindow)
+	fault(o.maxSeries < 0, "--max-series %d is negative", o.maxSeries)
 	fault(o.conn.NudgeAfter < 0, "--nudge-consumers-after %v is negative", o.conn.NudgeAfter)
 	fault(o.drainTimeout < 0 || o.drainTimeout > maxDrain, "--drain-timeout %v is outside [0, %v]: a daemon has %v to stop", o.drainTimeout, maxDrain, lifecycle.StopLimit)
 	if o.statsd.Ephemeral = !o.statsdExclude; o.statsd.Address != "" {

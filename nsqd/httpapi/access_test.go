@@ -23,6 +23,22 @@ import (
 	"github.com/srtm-io/srtm/nsqd/httpapi"
 )
 
+// Metrics of their own have so many topics and channels; the rest is counted.
+func TestSeriesAreBounded(t *testing.T) {
+	n := startWith(t, func(c *httpapi.Config) { c.MaxSeries = 4 })
+	for _, path := range []string{"/topic/create?topic=a", "/channel/create?topic=a&channel=1", "/topic/create?topic=b", "/channel/create?topic=b&channel=1", "/channel/create?topic=b&channel=2", "/topic/create?topic=c"} {
+		n.expect("POST", path, "", 200, "")
+	}
+	for _, has := range []string{`srtm_nsqd_topic_waiting_messages{topic="b"} 0`, `srtm_nsqd_channel_subscribers{channel="1",topic="b"} 0`, `srtm_nsqd_names_without_series{kind="topic"} 1`, `srtm_nsqd_names_without_series{kind="channel"} 1`} {
+		n.expect("GET", "/metrics", "", 200, has)
+	}
+	w := httptest.NewRecorder()
+	n.http.ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	if text := w.Body.String(); strings.Contains(text, `topic="c"`) || strings.Contains(text, `channel="2"`) {
+		t.Error("there are more")
+	}
+}
+
 // What an operator does is logged, what clients do is not.
 func TestOperatorsAreLogged(t *testing.T) {
 	n := start(t, false)

@@ -82,6 +82,9 @@ type Config struct {
 	}
 	// Settings by name.
 	Settings map[string]Setting
+	// MaxSeries is how many topics and channels, together and by name, have metrics of
+	// their own; 0: all.
+	MaxSeries int
 	// MaxBodies is how many bytes the bodies of all requests may take in memory; 0:
 	// there is no bound.
 	MaxBodies int64

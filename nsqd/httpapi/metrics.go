@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
+	"math"
 
 	"github.com/srtm-io/srtm/internal/nsqhttp"
 	"github.com/srtm-io/srtm/internal/obs"
@@ -82,6 +83,7 @@ var (
 	descDropped    = desc("channel_messages_dropped_total", "Messages that a full ephemeral channel had no room for.", "topic", "channel")
 	descUnfinished = desc("channel_unfinished_messages", "Messages from the oldest that the channel has not finished to the newest that it has been given.", "topic", "channel")
 	descFull       = desc("channel_cursor_full", "1 while the channel gets no more messages, since it is --max-unfinished messages past one that is not finished.", "topic", "channel")
+	descNoSeries   = desc("names_without_series", "Topics, and channels of other topics, beyond the bound on metrics of their own.", "kind")
 	descConsumers  = desc("channel_subscribers", "Subscribers of the channel.", "topic", "channel")
 )
 
@@ -146,7 +148,17 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	if most > 0 {
 		gauge(descMemoryMost, float64(most))
 	}
+	room := c.cfg.MaxSeries
+	if room == 0 {
+		room = math.MaxInt
+	}
+	noTopics, noChannels := 0, 0
 	for _, t := range c.broker.Topics() {
+		if room == 0 {
+			noTopics++
+			continue
+		}
+		room--
 		s := t.Stats()
 		counter(descAcceptedMsgs, s.Counters.Accepted, s.Name)
 		counter(descAcceptedByte, s.Counters.AcceptedBytes, s.Name)
@@ -191,6 +203,11 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 			}
 		}
 		for _, ch := range s.Channels {
+			if room == 0 {
+				noChannels++
+				continue
+			}
+			room--
 			gauge(descReady, float64(ch.Ready), s.Name, ch.Name)
 			gauge(descInFlight, float64(ch.InFlight), s.Name, ch.Name)
 			gauge(descDeferred, float64(ch.Deferred), s.Name, ch.Name)
@@ -208,4 +225,6 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 			gauge(descConsumers, float64(ch.Consumers), s.Name, ch.Name)
 		}
 	}
+	gauge(descNoSeries, float64(noTopics), "topic")
+	gauge(descNoSeries, float64(noChannels), "channel")
 }

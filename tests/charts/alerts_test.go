@@ -48,7 +48,7 @@ var alerts = map[string][]struct {
 	"SRTMBrokerCutOff":        {{`srtm_agent_connected{session="control"} 0x60`, 1}, {`srtm_agent_connected{session="control"} 1x60`, 0}},
 	"SRTMShareIdle":           {{`srtm_tbadaptor_share_idle_rate{topic="a",broker="b1"} 5x60`, 1}, {`srtm_tbadaptor_share_idle_rate{topic="a",broker="b1"} 0x60`, 0}},
 	"SRTMClusterNearlySold":   {{"srtm_brokers_allocated_messages_per_second 95x60\nsrtm_brokers_mcap_messages_per_second 100x60", 1}, {"srtm_brokers_allocated_messages_per_second 85x60\nsrtm_brokers_mcap_messages_per_second 100x60", 0}, {"srtm_brokers_allocated_messages_per_second 0x60\nsrtm_brokers_mcap_messages_per_second 0x60", 0}},
-	"SRTMTopicsWithoutSeries": {{`srtm_topics_without_series 4x60`, 1}, {`srtm_topics_without_series 0x60`, 0}},
+	"SRTMTopicsWithoutSeries": {{`srtm_topics_without_series 4x60`, 1}, {`srtm_nsqd_names_without_series{instance="1",kind="channel"} 4x60`, 1}, {`srtm_topics_without_series 0x60`, 0}},
 	"SRTMConnectionsRefused":  {{`srtm_nsqd_connections_refused_total{instance="1"} 0+1x60`, 1}, {`srtm_nsqd_connections_refused_total{instance="1"} 1x60`, 0}},
 	"SRTMLogLost":             {{`srtm_log_lines_dropped_total{instance="1"} 0+1x60`, 1}, {`srtm_log_lines_dropped_total{instance="1"} 1x60`, 0}},
 	"SRTMDaemonDown":          {{`up{job="srtm-nsqd"} 0x60`, 1}, {`up{job="other"} 0x60` + "\n" + `up{job="srtm-nsqd"} 1x60`, 0}},
