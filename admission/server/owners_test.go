@@ -3,6 +3,7 @@ package server_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -27,6 +28,7 @@ type cable struct {
 	saves    atomic.Int64 // of those that did
 	polls    atomic.Int64
 	hole     atomic.Pointer[string] // what the store does not answer next: save, poll, join or renewal
+	room     atomic.Int64           // 0, or how many credits the store can save in the time that it has
 	slow     atomic.Pointer[func()] // called once, before the next renewal
 }
 
@@ -69,6 +71,9 @@ func (c *cable) SaveCredits(ctx context.Context, me store.Member, owners uint64,
 	}
 	if c.swallowed(ctx, "save") {
 		return ctx.Err()
+	}
+	if room := c.room.Load(); room > 0 && int64(len(credits)) > room {
+		return context.DeadlineExceeded
 	}
 	defer c.saves.Add(1)
 	return c.Store.SaveCredits(ctx, me, owners, credits)
@@ -345,6 +350,37 @@ func TestASlowStore(t *testing.T) {
 	if d := sure(t, b.client(s[0]), "strict", 1); !d.Admit {
 		t.Errorf("%+v", d)
 	}
+}
+
+// Where a batch of a check-point takes longer than it may, the next one is half as large:
+// the lease is renewed meanwhile, strict keys go on, and in the end all is saved.
+func TestASlowDisk(t *testing.T) {
+	b := newBench(t, rule.Rule{Key: "key/*", Share: share(1, 10)}, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true})
+	c := &cable{Store: b.store}
+	c.room.Store(1)
+	b.cfg.Store, b.cfg.Renew, b.cfg.Checkpoint = c, 20*time.Millisecond, 5*time.Millisecond
+	s, _ := b.start()
+	ask := b.client(s)
+	const keys = 80 // of which some share a shard
+	for i := range keys {
+		if d := sure(t, ask, fmt.Sprint("key/", i), 1); !d.Admit {
+			t.Fatalf("%+v", d)
+		}
+	}
+	for range 3 {
+		b.clock.pass(2 * time.Second)
+		c.renewed(t)
+		if d := sure(t, ask, "strict", 1); !d.Admit {
+			t.Errorf("%+v", d)
+		}
+	}
+	until(t, "all is saved", func() bool {
+		saved, err := b.store.Saved(t.Context(), "", 2*keys)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(saved) == keys+1
+	})
 }
 
 // A machine that was suspended does not know yet that another may have taken over.

@@ -405,9 +405,9 @@ func (s *Server) replicateOnce(ctx context.Context) error {
 // saveInherited saves what owners that were replaced had sent, where nothing newer is.
 func (s *Server) saveInherited(ctx context.Context, limit time.Duration) error {
 	for _, r := range s.replicas.inherited() {
-		some := make([]table.Sent, 0, creditsAtOnce)
+		var some []table.Sent
 		for sent := range r.All() {
-			if some = append(some, sent); len(some) < creditsAtOnce {
+			if some = append(some, sent); len(some) < s.batch {
 				continue
 			}
 			if err := s.saveSent(ctx, limit, some); err != nil {
@@ -436,7 +436,7 @@ func (s *Server) saveSent(ctx context.Context, limit time.Duration, all []table.
 				credits = append(credits, sent.Credit)
 			}
 		}
-		err := s.cfg.Store.SaveCredits(ctx, s.me, t.number, credits)
+		err := s.save(ctx, t.number, credits)
 		if !errors.Is(err, store.ErrMoved) {
 			return err
 		}

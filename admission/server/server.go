@@ -129,6 +129,7 @@ type Server struct {
 	savedTo    atomic.Int64  // wall clock, ms: what changed before is in the store
 	replicated atomic.Int64  // mono.Time: what changed before is with the follower, if there is one
 	swept      string        // the last key that sweep looked at; checkpoints'
+	batch      int           // credits of the next batch; checkpoints'
 	lookups    lookups
 	leases     leases
 	replicas   replicas
@@ -173,7 +174,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{cfg: cfg, wake: make(chan struct{}, 1), seen: make(map[string]seen), followers: make(map[int64]seen), atOnce: movedAtOnce}
+	s := &Server{cfg: cfg, wake: make(chan struct{}, 1), seen: make(map[string]seen), followers: make(map[int64]seen), atOnce: movedAtOnce, batch: creditsAtOnce}
 	s.owners.Store(new(owners))
 	s.leases.keys = make(map[string]*lease.Key)
 	s.replicas.max = cfg.MaxKeys

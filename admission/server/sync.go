@@ -14,7 +14,7 @@ import (
 const (
 	changesAtOnce = 1000
 	slotsAtOnce   = 4096 // that defaults are applied to under a shard's lock
-	creditsAtOnce = 2000
+	creditsAtOnce = 2000 // at most: half as many each time that they cannot be saved
 	sweptAtOnce   = 1000
 	// storeDeadline ends an exchange with a store that does not answer, as one behind a
 	// cut network does, so that the lease can be renewed meanwhile: a check-point, a
@@ -176,15 +176,15 @@ func (s *Server) checkpoint(ctx context.Context, limit time.Duration) error {
 	began := s.now().Wall.Milliseconds()
 	for i, left := 0, -1; i < shards; { // of shard i, that had changed before; -1: not looked at
 		s.saving.Lock()
-		first := i
+		first, batch := i, s.batch
 		credits = credits[:0]
-		for i < shards && len(credits) < creditsAtOnce {
+		for i < shards && len(credits) < batch {
 			sh := &s.shards[i]
 			sh.Lock()
 			if left < 0 {
 				left = sh.keys.Dirty()
 			}
-			n := min(left, creditsAtOnce-len(credits))
+			n := min(left, batch-len(credits))
 			credits = sh.keys.Changed(credits, n, s.now())
 			sh.Unlock()
 			if left -= n; left == 0 {
@@ -196,7 +196,7 @@ func (s *Server) checkpoint(ctx context.Context, limit time.Duration) error {
 			continue
 		}
 		limited, cancel := context.WithTimeout(ctx, limit)
-		err := s.cfg.Store.SaveCredits(limited, s.me, s.owners.Load().number, credits)
+		err := s.save(limited, s.owners.Load().number, credits)
 		if err != nil {
 			s.unsaved(credits)
 		}
@@ -219,6 +219,19 @@ func (s *Server) checkpoint(ctx context.Context, limit time.Duration) error {
 	return nil
 }
 
+// save saves a batch. The next one is half as large if that fails, since it may have
+// taken too long.
+func (s *Server) save(ctx context.Context, owners uint64, credits []table.Credit) error {
+	err := s.cfg.Store.SaveCredits(ctx, s.me, owners, credits)
+	switch {
+	case err == nil:
+		s.batch = min(creditsAtOnce, 2*s.batch)
+	case !errors.Is(err, store.ErrMoved):
+		s.batch = max(1, s.batch/2)
+	}
+	return err
+}
+
 // State is what /debug/state shows.
 type State struct {
 	Keys       int            `json:"keys"`
@@ -228,6 +241,7 @@ type State struct {
 	Polled     string         `json:"polled"`     // how long ago edits were looked for
 	Saved      string         `json:"checkpoint"` // how long ago
 	Follower   string         `json:"follower"`   // what changes is replicated to it
+	Lag        float64        `json:"lag"`        // seconds since that last had all
 	MostDenied []table.Denied `json:"most_denied"`
 }
 
@@ -237,6 +251,7 @@ func (s *Server) State() State {
 	ago := func(at int64) string { return now.Sub(mono.Time(at)).Round(time.Millisecond).String() }
 	state := State{Partitions: s.held.Load(), Leased: s.leases.len(), Change: s.change.Load(), Polled: ago(s.polled.Load()), Saved: ago(s.saved.Load())}
 	s.replicas.mu.Lock()
+	state.Lag = now.Sub(mono.Time(s.replicated.Load())).Seconds()
 	state.Follower = s.replicas.follower.Address
 	s.replicas.mu.Unlock()
 	for i := range s.shards {

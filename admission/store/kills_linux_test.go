@@ -269,6 +269,7 @@ func (s *scene) since(at mono.Time) int {
 // a claim: a strict key is never above its rule, and another key by no more than what it was
 // admitted since it was last replicated, or saved where the follower is killed, too.
 func TestKills(t *testing.T) {
+	t.Parallel()
 	shared, _, _ := postgres(t, "")
 	t.Run("each", func(t *testing.T) {
 		for _, test := range []struct {

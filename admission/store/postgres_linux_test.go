@@ -3,6 +3,7 @@ package store_test
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"os/user"
@@ -12,16 +13,22 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/admission/server"
 	"github.com/srtm-io/srtm/admission/store"
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -105,8 +112,35 @@ func postgres(t *testing.T, listen string) (url string, kill, start func()) {
 
 func TestPostgreSQL(t *testing.T) {
 	database, _, _ := postgres(t, "")
+	t.Run("followers", func(t *testing.T) { followers(t, another(t, database, "followers")) })
 	t.Run("owners", func(t *testing.T) { owners(t, database) })
 	suite(t, database)
+}
+
+// A server that is cut off in the middle of a transaction does not keep others from theirs.
+func TestAnAbandonedTransaction(t *testing.T) {
+	t.Parallel()
+	url, _, _ := postgres(t, "")
+	one, other := open(t, url), open(t, url)
+	locked, release, ended := make(chan struct{}), make(chan struct{}), make(chan error)
+	go func() {
+		_, err := one.Join(context.Background(), store.Member{Address: "one", Instance: 1}, func() time.Duration {
+			close(locked)
+			<-release
+			return 0
+		})
+		ended <- err
+	}()
+	<-locked
+	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+	defer cancel()
+	if _, err := other.Join(ctx, store.Member{Address: "other", Instance: 2}, at(0)); err != nil {
+		t.Error(err)
+	}
+	close(release)
+	if err := <-ended; err == nil {
+		t.Error("the transaction that was given up has succeeded")
+	}
 }
 
 // What cannot be reached is said within the caller's time, and changes nothing.
@@ -125,12 +159,27 @@ var (
 	rules = []rule.Rule{{Key: "key", Share: share}, {Key: "strict", Share: share, Strict: true}}
 )
 
-// serve runs a server until stop, or the test's end.
-func serve(t *testing.T, db *store.Store, name string) (s *server.Server, c *client.Client, stop func()) {
+// serve runs a server until stop, or the test's end. With ln it replicates, and takes there
+// what others do.
+func serve(t *testing.T, db *store.Store, name string, ln net.Listener) (s *server.Server, c *client.Client, stop func()) {
 	t.Helper()
-	s, err := server.New(t.Context(), server.Config{Address: "127.0.0.1:0", Advertise: name, Store: db, Checkpoint: 20 * time.Millisecond, Renew: 100 * time.Millisecond})
+	cfg := server.Config{Address: "127.0.0.1:0", Advertise: name, Store: db, Checkpoint: 20 * time.Millisecond, Renew: 100 * time.Millisecond}
+	if ln != nil {
+		cfg.Replicate = ln.Addr().String()
+		cfg.Dial = func(address string) (srtmv1.AdmissionReplicationClient, func() error, error) {
+			conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+			return srtmv1.NewAdmissionReplicationClient(conn), conn.Close, err
+		}
+	}
+	s, err := server.New(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if ln != nil {
+		rpc := grpc.NewServer()
+		srtmv1.RegisterAdmissionReplicationServer(rpc, s)
+		go func() { _ = rpc.Serve(ln) }()
+		t.Cleanup(rpc.Stop)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -151,7 +200,9 @@ func serve(t *testing.T, db *store.Store, name string) (s *server.Server, c *cli
 
 func until(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for limit := time.Now().Add(time.Minute); !is(); <-time.After(10 * time.Millisecond) {
+	// More than a follower's lease, which counts where the machine stopped for so long that
+	// the follower was replaced.
+	for limit := time.Now().Add(100 * time.Second); !is(); <-time.After(10 * time.Millisecond) {
 		if time.Now().After(limit) {
 			t.Fatal(what)
 		}
@@ -182,7 +233,7 @@ func TestPostgreSQLIsKilled(t *testing.T) {
 	if _, err := db.SetRules(t.Context(), rules); err != nil {
 		t.Fatal(err)
 	}
-	_, c, stop := serve(t, db, "one")
+	_, c, stop := serve(t, db, "one", nil)
 	admitted := func(key string, cost uint32) func() bool {
 		return func() bool { return c.Ask(t.Context(), key, cost).Admit }
 	}
@@ -200,7 +251,7 @@ func TestPostgreSQLIsKilled(t *testing.T) {
 	stop()
 	kill()
 	start()
-	if _, c, _ = serve(t, db, "one"); !admitted("key", 6)() || !admitted("strict", 6)() {
+	if _, c, _ = serve(t, db, "one", nil); !admitted("key", 6)() || !admitted("strict", 6)() {
 		t.Error("less is left than was saved")
 	}
 	if admitted("key", 1)() || admitted("strict", 1)() {
@@ -208,10 +259,17 @@ func TestPostgreSQLIsKilled(t *testing.T) {
 	}
 }
 
-// The network between an owner and PostgreSQL, which is in a namespace of its own, is cut
-// without a word, and another server takes over: a strict key is admitted no more than
-// its capacity by both together, another key no more than that by each.
-func TestTheNetworkIsCut(t *testing.T) {
+// network is a namespace at the other end of a link.
+type network struct {
+	address   string         // there
+	inside    func(f func()) // as from there
+	cut, heal func()
+}
+
+var networks atomic.Int64
+
+func newNetwork(t *testing.T) network {
+	t.Helper()
 	ip, err := exec.LookPath("ip")
 	if err != nil || os.Getuid() != 0 {
 		t.Skip("needs root, and ip of iproute2")
@@ -222,9 +280,10 @@ func TestTheNetworkIsCut(t *testing.T) {
 			t.Fatalf("ip %v: %v\n%s", args, err, out)
 		}
 	}
-	ns, link := fmt.Sprintf("srtm-adm-%d", os.Getpid()), fmt.Sprintf("adm%d", os.Getpid()%1_000_000)
+	n := networks.Add(1)
+	ns, link := fmt.Sprintf("srtm-adm-%d-%d", os.Getpid(), n), fmt.Sprintf("adm%d-%d", os.Getpid()%1_000_000, n)
 	address := func(host int) string { // another for each of tests that run at once
-		return fmt.Sprintf("10.98.%d.%d", os.Getpid()/64%256, os.Getpid()%64*4+host)
+		return fmt.Sprintf("10.%d.%d.%d", 90+n, os.Getpid()/64%256, os.Getpid()%64*4+host)
 	}
 	run("netns", "add", ns)
 	t.Cleanup(func() { run("netns", "del", ns) })
@@ -233,41 +292,123 @@ func TestTheNetworkIsCut(t *testing.T) {
 	run("link", "set", link, "up")
 	run("-n", ns, "addr", "add", address(2)+"/30", "dev", "veth0")
 	run("-n", ns, "link", "set", "veth0", "up")
-	started := make(chan string)
-	go func() {
-		defer close(started)
-		runtime.LockOSThread() // and the thread ends with this goroutine
-		there, err := os.Open("/run/netns/" + ns)
-		if err == nil {
-			defer there.Close()
-			err = unix.Setns(int(there.Fd()), unix.CLONE_NEWNET)
-		}
-		if err != nil {
+	return network{address(2), func(f func()) {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			runtime.LockOSThread() // and the thread ends with this goroutine
+			there, err := os.Open("/run/netns/" + ns)
+			if err == nil {
+				defer there.Close()
+				err = unix.Setns(int(there.Fd()), unix.CLONE_NEWNET)
+			}
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			f()
+		}()
+		<-done
+	}, func() { run("-n", ns, "link", "set", "veth0", "down") }, func() { run("-n", ns, "link", "set", "veth0", "up") }}
+}
+
+func open(t *testing.T, url string) *store.Store {
+	t.Helper()
+	db, err := store.Open(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { db.Close() })
+	return db
+}
+
+// An owner, its follower and PostgreSQL, of which each two can be cut off from each other.
+// While the owner hears of one of the others it goes on with strict keys, and nobody takes over; when of
+// none, the follower does.
+func TestWhoIsCutOff(t *testing.T) {
+	t.Parallel()
+	far, other := newNetwork(t), newNetwork(t)
+	var near string
+	far.inside(func() { near, _, _ = postgres(t, far.address) })
+	var at net.Listener
+	other.inside(func() {
+		var err error
+		if at, err = net.Listen("tcp", other.address+":0"); err != nil {
 			t.Error(err)
-			return
 		}
-		url, _, _ := postgres(t, address(2))
-		started <- url
-	}()
-	near := <-started
-	if near == "" {
+	})
+	if near == "" || at == nil {
 		t.SkipNow()
 	}
-	open := func(url string) *store.Store {
-		t.Helper()
-		db, err := store.Open(t.Context(), url)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { db.Close() })
-		return db
-	}
-	db := open(near) // by its Unix socket, which no network cuts
+	db := open(t, near)
 	if _, err := db.SetRules(t.Context(), rules); err != nil {
 		t.Fatal(err)
 	}
-	owner, c, _ := serve(t, open("postgres://srtm@"+address(2)+"/postgres?sslmode=disable"), "one")
-	heir, next, _ := serve(t, db, "two")
+	owner, c, _ := serve(t, open(t, "postgres://srtm@"+far.address+"/postgres?sslmode=disable"), "one", testkit.Listen(t))
+	follower, next, _ := serve(t, db, "two", at)
+	until(t, "each follows the other", func() bool { return owner.State().Follower == "two" && follower.State().Follower == "one" })
+	admitted := 0
+	ask := func(c *client.Client, cost uint32) bool {
+		ok := c.Ask(t.Context(), "strict", cost).Admit
+		if ok {
+			admitted += int(cost)
+		}
+		return ok
+	}
+	until(t, "a strict key is admitted", func() bool { return ask(c, 1) })
+	goesOn := func(what string, long time.Duration) {
+		t.Helper()
+		end := clock.Mono().Add(long)
+		until(t, what, func() bool { return !clock.Mono().Before(end) })
+		until(t, what+": a strict key", func() bool { return ask(c, 1) }) // the machine may have stopped for a while
+		if n := follower.State().Partitions; n != 0 {
+			t.Errorf("%s: the follower took over %d", what, n)
+		}
+	}
+	long := 7 * time.Second
+	other.cut()
+	if os.Getenv("SRTM_FAULTS") != "" {
+		goesOn("the owner is cut off from its follower", long)
+	} else {
+		goesOn("the owner is cut off from its follower", 0)
+	}
+	other.heal()
+	until(t, "it replicates again", func() bool { return owner.State().Lag < 0.3 })
+	far.cut()
+	heals := sync.OnceFunc(func() { far.heal(); other.heal() })
+	t.Cleanup(heals) // before the servers stop
+	goesOn("the owner is cut off from the store", long)
+	other.cut()
+	until(t, "the follower takes over", func() bool { return follower.State().Partitions == rule.Partitions })
+	if ask(c, 1) {
+		t.Error("an owner that was replaced admits a strict key")
+	}
+	for ask(next, 1) {
+	}
+	if admitted < 3 || admitted > 4 { // the follower begins empty, and earns one in 1000 s
+		t.Errorf("%d admitted of a strict key", admitted)
+	}
+	heals()
+	until(t, "the owner hears of it", func() bool { return owner.State().Partitions == 0 })
+}
+
+// The network between an owner and PostgreSQL, which is in a namespace of its own, is cut
+// without a word, and another server takes over: a strict key is admitted no more than
+// its capacity by both together, another key no more than that by each.
+func TestTheNetworkIsCut(t *testing.T) {
+	t.Parallel()
+	far := newNetwork(t)
+	var near string
+	far.inside(func() { near, _, _ = postgres(t, far.address) })
+	if near == "" {
+		t.SkipNow()
+	}
+	db := open(t, near) // by its Unix socket, which no network cuts
+	if _, err := db.SetRules(t.Context(), rules); err != nil {
+		t.Fatal(err)
+	}
+	owner, c, _ := serve(t, open(t, "postgres://srtm@"+far.address+"/postgres?sslmode=disable"), "one", nil)
+	heir, next, _ := serve(t, db, "two", nil)
 	admitted := map[string]int{}
 	ask := func(c *client.Client, key string, cost uint32) bool {
 		ok := c.Ask(t.Context(), key, cost).Admit
@@ -280,8 +421,8 @@ func TestTheNetworkIsCut(t *testing.T) {
 		until(t, "a key is admitted", func() bool { return ask(c, key, 3) })
 	}
 	until(t, "they are saved", holds(t, db, 7))
-	run("-n", ns, "link", "set", "veth0", "down")
-	heals := sync.OnceFunc(func() { run("-n", ns, "link", "set", "veth0", "up") })
+	far.cut()
+	heals := sync.OnceFunc(far.heal)
 	t.Cleanup(heals) // before the servers stop
 	if !ask(c, "key", 2) {
 		t.Error("an owner without its store denies a key that is not strict")

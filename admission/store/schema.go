@@ -8,8 +8,9 @@ import (
 	"os"
 	"strings"
 
-	_ "github.com/jackc/pgx/v5/stdlib" // the driver "pgx"
-	_ "modernc.org/sqlite"             // the driver "sqlite"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
+	_ "modernc.org/sqlite" // the driver "sqlite"
 
 	"github.com/srtm-io/srtm/admission/rule"
 )
@@ -46,7 +47,14 @@ func Open(ctx context.Context, database string) (*Store, error) {
 	s := &Store{postgres: strings.HasPrefix(database, "postgres://") || strings.HasPrefix(database, "postgresql://")}
 	var err error
 	if s.postgres {
-		s.db, err = sql.Open("pgx", database)
+		var cfg *pgx.ConnConfig
+		if cfg, err = pgx.ParseConfig(database); err == nil {
+			s.db = stdlib.OpenDB(*cfg, stdlib.OptionAfterConnect(func(ctx context.Context, conn *pgx.Conn) error {
+				// What a server that was cut off has locked is free before its lease is over.
+				_, err := conn.Exec(ctx, `SET idle_in_transaction_session_timeout = '2s'`)
+				return err
+			}))
+		}
 	} else {
 		f, err := os.OpenFile(database, os.O_RDWR|os.O_CREATE, 0o600) // SQLite's would be for all to read
 		if err != nil {

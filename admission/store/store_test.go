@@ -261,6 +261,78 @@ func owners(t *testing.T, database string) {
 	}
 }
 
+func TestFollowers(t *testing.T) {
+	followers(t, filepath.Join(t.TempDir(), "admission.db"))
+}
+
+// How long what a process had is lost that may count on a follower, and who may claim it.
+func followers(t *testing.T, database string) {
+	ctx := context.Background()
+	s, err := store.Open(ctx, database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	join := func(m store.Member) time.Duration {
+		t.Helper()
+		floor, err := s.Join(ctx, m, at(0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return floor
+	}
+	renew := func(m store.Member) map[string]store.Member {
+		t.Helper()
+		members, _, err := s.Renew(ctx, m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		is := map[string]store.Member{}
+		for _, m := range members {
+			is[m.Address] = m
+		}
+		return is
+	}
+	first := func() store.Partition {
+		t.Helper()
+		all, _, err := s.Owners(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all[0]
+	}
+	follower := store.Member{Address: "zf", Instance: 1_000, Replicate: "zf:1"}
+	join(store.Member{Address: "zo", Instance: 1})
+	join(follower)
+	renew(store.Member{Address: "zo", Instance: 1, Follower: 1_000})
+	if is, want := renew(follower)["zo"], (store.Member{Address: "zo", Instance: 1, Beat: 2, Follower: 1_000}); is != want {
+		t.Errorf("%+v, want %+v", is, want)
+	}
+	floor := join(store.Member{Address: "zo", Instance: 2, Follower: 1_000})
+	if p := first(); p.Lost != floor+store.Lease {
+		t.Errorf("lost until %v after a start that the follower knows of", p.Lost-floor)
+	}
+	renew(store.Member{Address: "zo", Instance: 2, Follower: 1_000})
+	floor = join(store.Member{Address: "zo", Instance: 3, Follower: 999})
+	if p := first(); p.Lost != floor+store.FollowerLease {
+		t.Errorf("lost until %v after a start that the follower does not know of", p.Lost-floor)
+	}
+	third := store.Member{Address: "zt", Instance: 3}
+	join(third)
+	renew(store.Member{Address: "zo", Instance: 3, Follower: 1_000})
+	was := renew(third)
+	renew(follower)
+	for _, test := range []struct{ follower, owner string }{{"a follower that has renewed", "zo"}, {"one that is silent", "zt"}} {
+		if _, err := s.Claim(ctx, third, was["zo"], was["zf"], 0); err != nil {
+			t.Fatal(err)
+		}
+		if p := first(); p.Owner != test.owner {
+			t.Errorf("%s: %s is the owner, want %s", test.follower, p.Owner, test.owner)
+		}
+		was = renew(third)
+	}
+}
+
 func keys(rules []rule.Rule) string {
 	var all []string
 	for _, r := range rules {

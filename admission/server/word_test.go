@@ -1,0 +1,54 @@
+package server
+
+import (
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/srtm-io/srtm/internal/mono"
+)
+
+func TestWord(t *testing.T) {
+	for _, test := range []struct {
+		what string
+		r    replica
+		age  time.Duration // of what was read of the store
+		want time.Duration
+	}{
+		{"fresh", replica{beat: 3}, 0, 5 * time.Second},
+		{"long ago", replica{beat: 3}, 57 * time.Second, 2 * time.Second},
+		{"too long ago", replica{beat: 3}, 59 * time.Second, 0},
+		{"not its follower", replica{}, 0, 0},
+		{"replaced", replica{beat: 3, replaced: 3}, 0, 0},
+		{"which failed, for it has renewed", replica{beat: 4, replaced: 3}, 0, 5 * time.Second},
+		{"ended", replica{beat: 4, ended: true}, 0, 0},
+	} {
+		if got := test.r.word(0, mono.Time(test.age)); got != test.want {
+			t.Errorf("%s: %v, want %v", test.what, got, test.want)
+		}
+	}
+}
+
+// Clocks that run apart by less than a sixtieth: an owner has stopped strict keys before
+// anybody takes over, by whatever it counted on.
+func TestClocksRunApart(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		// Each counts a second in so many of true time.
+		pace := rapid.Float64Range(0.9918, 1.0082)
+		owner, follower, other := pace.Draw(t, "owner"), pace.Draw(t, "follower"), pace.Draw(t, "other")
+		takes := func(d time.Duration, pace float64) float64 { return d.Seconds() * pace }
+		if end := takes(strictOver, owner); end >= takes(leaseOver, follower) {
+			t.Fatalf("the owner stops %.3f s after it sent, the follower takes over before", end)
+		}
+		// The follower read the store at 0, and answers what the owner sends late.
+		at := rapid.Float64Range(0, 59).Draw(t, "answered")
+		r := replica{beat: 1}
+		word := r.word(0, mono.Time(at/follower*1e9))
+		if end := at + takes(word, owner); word > 0 && end >= takes(leaseOver, follower)+at {
+			t.Fatalf("the owner stops at %.3f s, the follower takes over before", end)
+		} else if word > 0 && end >= 60*other {
+			t.Fatalf("the owner stops at %.3f s, another takes over at %.3f s", end, 60*other)
+		}
+	})
+}
