@@ -388,7 +388,7 @@ func (d *dispatcher) observeLocked(number int, report *cost.Report, now mono.Tim
 		return
 	}
 	s.observed = now
-	state := m.schedule.Stats().Servers[number]
+	state := m.schedule.Server(number)
 	if m.cost.Observe(s.index, report, state.Free, state.Capacity, now) {
 		m.schedule.SetCapacity(number, m.cost.Capacity(s.index))
 	}

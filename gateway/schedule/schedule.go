@@ -667,6 +667,11 @@ type ServerStats struct{ Capacity, Free Vector }
 // Queued is the number of requests of a class that wait.
 func (s *Scheduler) Queued(class int) int { return s.classes[class].waiting }
 
+// Server returns the state of one.
+func (s *Scheduler) Server(i int) ServerStats {
+	return ServerStats{s.vector(&s.servers[i].capacity), s.vector(&s.servers[i].free)}
+}
+
 // Stats returns the state.
 func (s *Scheduler) Stats() (all Stats) {
 	for i := range s.classes {
@@ -674,7 +679,7 @@ func (s *Scheduler) Stats() (all Stats) {
 		all.Classes = append(all.Classes, ClassStats{c.Name, c.waiting, c.inFlight, c.sent, s.vector(&c.used), s.vector(&c.deficit)})
 	}
 	for i := range s.servers {
-		all.Servers = append(all.Servers, ServerStats{s.vector(&s.servers[i].capacity), s.vector(&s.servers[i].free)})
+		all.Servers = append(all.Servers, s.Server(i))
 	}
 	return all
 }
