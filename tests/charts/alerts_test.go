@@ -27,7 +27,8 @@ var alerts = map[string][]struct {
 	found  int
 }{
 	"SRTMTopicMissesSLO": {
-		{`srtm_topic_slo_met{topic="a"} 1x50 0x10` + "\n" + `srtm_topic_slo_met{topic="b"} 1x60`, 1},
+		{`srtm_topic_slo_met{topic="a"} 1x50 0x10` + "\n" + `srtm_topic_slo_met{topic="b"} 1x60` + "\n" + `srtm_topic_slo_met{topic="c"} 0x50 1x10`, 1},
+		{`srtm_topic_slo_met{topic="b"} 1x60`, 0},
 		{`srtm_topic_slo_met{topic="a"} 0x50 _x10`, 0}, // undecided: absent
 	},
 	"SRTMTopicLate": {
