@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/srtm-io/srtm/gateway/policy"
 )
 
 // Config is what is measured.
@@ -251,10 +253,14 @@ func (r *Result) Write(w io.Writer) error {
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(&b, "\n[[cost]]\npath = %q\n", plain)
+		cost := fmt.Sprintf("\n[[cost]]\npath = %q\n", plain)
 		for _, name := range slices.Sorted(maps.Keys(units)) {
-			fmt.Fprintf(&b, "%s = %.4g\n", name, units[name])
+			cost += fmt.Sprintf("%s = %.4g\n", name, units[name])
 		}
+		if _, err := policy.Parse([]byte(cost)); err != nil { // one such page would spoil the file
+			cost = fmt.Sprintf("\n# no policy can name %q, or its cost\n", plain)
+		}
+		b.WriteString(cost)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -125,3 +125,31 @@ func TestProfile(t *testing.T) {
 	}
 	server.Client().CloseIdleConnections()
 }
+
+// Whatever pages a site links to and a monitor says, the policy can read what is written,
+// and a page that it can name has its cost.
+func FuzzWrite(f *testing.F) {
+	f.Add("/a", "cpu", 1.5)
+	f.Add("/a//b/../c", "cpu", 1.5)
+	f.Add("/%00%7f%0a%22%5c", "disk", 1e-300)
+	f.Add("/%ff", "net", 1e16)
+	f.Add("/a", "no name", 1.0)
+	f.Fuzz(func(t *testing.T, path, resource string, units float64) {
+		plain, err := url.PathUnescape(path)
+		if err != nil {
+			return // Run has paths from url.URL only
+		}
+		var b strings.Builder
+		r := Result{Costs: map[string]Usage{path: {resource: units}, "/other": {"cpu": 2}}, Capacity: Usage{"cpu": 100}}
+		if err := r.Write(&b); err != nil {
+			t.Fatal(err)
+		}
+		p, err := policy.Parse([]byte("[[server]]\nurl = \"http://a\"\ncpu = 1000\n" + b.String()))
+		if err != nil {
+			t.Fatalf("%v in\n%s", err, b.String())
+		}
+		if p.CostOf("/other") == nil || plain == "/a" && resource == "cpu" && units > 1e-9 && units < 1e9 && p.CostOf(plain) == nil {
+			t.Fatalf("no cost of %q in\n%s", plain, b.String())
+		}
+	})
+}
