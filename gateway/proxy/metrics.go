@@ -15,6 +15,7 @@ var (
 	inFlight = prometheus.NewDesc("srtm_gateway_in_flight", "Requests of a class that are at servers.", []string{"class"}, nil)
 	waits    = prometheus.NewDesc("srtm_gateway_queue_seconds", "How long requests of a class waited before they were sent.", []string{"class"}, nil)
 	used     = prometheus.NewDesc("srtm_gateway_used_percent_total", "What a class was charged of a resource, in percent of the greatest server's, summed over requests.", []string{"class", "resource"}, nil)
+	estimate = prometheus.NewDesc("srtm_gateway_estimated_percent_total", "What a class would have been charged of a resource by estimates alone; beside used_percent_total it says how good they are.", []string{"class", "resource"}, nil)
 	deficit  = prometheus.NewDesc("srtm_gateway_deficit_percent", "What a class may take of a resource before the next quanta are granted; below 0 it is in debt.", []string{"class", "resource"}, nil)
 	ended    = prometheus.NewDesc("srtm_gateway_server_requests_total", "Requests that were sent to a server and have ended: answered, failed by the server, or aborted by the client.", []string{"server", "result"}, nil)
 	atServer = prometheus.NewDesc("srtm_gateway_server_in_flight", "Requests that are at a server: this gateway's, and those that the server has of others.", []string{"server", "of"}, nil)
@@ -27,7 +28,7 @@ var (
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(descs chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{requests, queued, inFlight, waits, used, deficit, ended, atServer, interval, expected, ejected, free, bad} {
+	for _, d := range []*prometheus.Desc{requests, queued, inFlight, waits, used, estimate, deficit, ended, atServer, interval, expected, ejected, free, bad} {
 		descs <- d
 	}
 }
@@ -53,6 +54,7 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 		all = append(all, n.waits.Metric(waits, c.Name))
 		for k, name := range names {
 			add(used, counter, c.Used[k], c.Name, name)
+			add(estimate, counter, c.Estimated[k], c.Name, name)
 			add(deficit, gauge, c.Deficit[k], c.Name, name)
 		}
 	}

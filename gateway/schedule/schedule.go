@@ -140,6 +140,8 @@ type class struct {
 	deficit [MaxResources]int64
 	granted int64
 	used    [MaxResources]int64
+	// as used, but as it was estimated
+	estimated [MaxResources]int64
 }
 
 type server struct {
@@ -546,6 +548,7 @@ func (s *Scheduler) occupy(r *Request, at int) {
 	c.inFlight++
 	for k := range s.cfg.Resources {
 		c.used[k] += r.cost[k]
+		c.estimated[k] += r.cost[k]
 		s.free(at, k, -r.cost[k])
 	}
 }
@@ -656,6 +659,8 @@ type ClassStats struct {
 	// Used is what requests since New were charged: measured where it is known, else
 	// estimated.
 	Used Vector
+	// Estimated is what Used would be without measuring.
+	Estimated Vector
 	// Deficit is what the class may take before quanta are granted; below 0 it is in
 	// debt.
 	Deficit Vector
@@ -676,7 +681,7 @@ func (s *Scheduler) Server(i int) ServerStats {
 func (s *Scheduler) Stats() (all Stats) {
 	for i := range s.classes {
 		c := &s.classes[i]
-		all.Classes = append(all.Classes, ClassStats{c.Name, c.waiting, c.inFlight, c.sent, s.vector(&c.used), s.vector(&c.deficit)})
+		all.Classes = append(all.Classes, ClassStats{c.Name, c.waiting, c.inFlight, c.sent, s.vector(&c.used), s.vector(&c.estimated), s.vector(&c.deficit)})
 	}
 	for i := range s.servers {
 		all.Servers = append(all.Servers, s.Server(i))
