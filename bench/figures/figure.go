@@ -41,6 +41,7 @@ var figures = []figure{
 	{"iefxcp4", "IEFXCP: round-trip time", iefxcpRTT},
 	{"iefxcp5", "IEFXCP: short flows", iefxcpWeb},
 	{"iefxcp6", "IEFXCP: sudden change", iefxcpSudden},
+	{"iefxcplive", "IEFXCP: greedy publishers, live", iefxcpLive},
 	{"liars", "IEFXCP: who claims a ToS that is not its own", liars},
 }
 

@@ -23,7 +23,6 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/tools/iotpub/greedy"
 )
 
@@ -92,7 +91,7 @@ func (c config) run(mode string) (string, error) {
 	var all sync.WaitGroup
 	defer all.Wait()
 	defer stop()
-	all.Go(func() { consume(ctx, c.tcp) })
+	all.Go(func() { greedy.Consume(ctx, c.tcp, "t", "c") })
 	publishers := make([]*greedy.Publisher, c.publishers)
 	sum := 0.0
 	for i := range publishers {
@@ -171,30 +170,6 @@ func (c config) stats() (stats, error) {
 		return stats{}, errors.New("no topic")
 	}
 	return all.Topics[0], nil
-}
-
-func consume(ctx context.Context, address string) {
-	c, err := greedy.Dial(ctx, address, "consumer")
-	if err != nil {
-		return
-	}
-	if _, err := c.Write(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), 2500)); err != nil {
-		return
-	}
-	for {
-		kind, data, err := c.Frame()
-		if err != nil {
-			return
-		}
-		if kind != wire.FrameMessage {
-			continue
-		}
-		if m, err := wire.ParseMessage(data); err == nil {
-			if _, err := c.Write(wire.AppendFin(nil, m.ID)); err != nil {
-				return
-			}
-		}
-	}
 }
 
 func freePort() string {

@@ -170,3 +170,29 @@ func (c *Conn) Frame() (wire.FrameType, []byte, error) {
 		}
 	}
 }
+
+// Consume takes what a topic's channel has until ctx, or the connection, ends.
+func Consume(ctx context.Context, address, topic, channel string) {
+	c, err := Dial(ctx, address, "consumer")
+	if err != nil {
+		return
+	}
+	defer c.Close()
+	if _, err := c.Write(wire.AppendRdy(wire.AppendSub(nil, topic, channel), 2500)); err != nil {
+		return
+	}
+	for {
+		kind, data, err := c.Frame()
+		if err != nil {
+			return
+		}
+		if kind != wire.FrameMessage {
+			continue
+		}
+		if m, err := wire.ParseMessage(data); err == nil {
+			if _, err := c.Write(wire.AppendFin(nil, m.ID)); err != nil {
+				return
+			}
+		}
+	}
+}

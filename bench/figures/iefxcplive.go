@@ -1,0 +1,188 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/tools/iotpub/greedy"
+)
+
+// The live figure: a topic whose publishers are the paper's flows, 50 of weights 1, 2, 4, 8
+// and 10 and for the middle third 100, each with twice its part among fifty to send.
+const (
+	paceRate   = 2000 // msg/s
+	paceBurst  = 100
+	paceThird  = 15 * time.Second
+	paceSample = time.Second
+)
+
+var paceWeights = []uint8{1, 2, 4, 8, 10}
+
+// paced is what a run came to at each sample.
+type paced struct {
+	at     []float64
+	rates  [][]float64 // by weight, of one publisher of the first fifty
+	depths []float64
+}
+
+func iefxcpLive(w *harness) (*work, error) {
+	made := &work{}
+	line := panel{id: "iefxcplive-line", title: "Pacing, live: backlog", xLabel: "s", yLabel: "messages", header: []string{"s", "mode", "backlog"}}
+	worst, used, depth := map[string]string{}, map[string]string{}, map[string]string{}
+	for _, mode := range []string{"off", "advise"} {
+		r, err := w.pacedRun(mode)
+		if err != nil {
+			return nil, err
+		}
+		a := panel{id: "iefxcplive-" + mode, title: "Pacing, live: msg/s of a publisher, " + mode, xLabel: "s", yLabel: "msg/s", header: []string{"s", "weight", "rate"}, series: make([]series, len(paceWeights))}
+		depths := series{name: mode}
+		for i, at := range r.at {
+			depths.add(at, r.depths[i], 0, "")
+			line.rows = append(line.rows, []string{number(at), mode, number(r.depths[i])})
+			for k, weight := range paceWeights {
+				a.series[k].name = "weight " + strconv.Itoa(int(weight))
+				a.series[k].add(at, r.rates[i][k], 0, "")
+				a.rows = append(a.rows, []string{number(at), strconv.Itoa(int(weight)), number(r.rates[i][k])})
+			}
+		}
+		line.series = append(line.series, depths)
+		made.panels = append(made.panels, a)
+		worst[mode], used[mode] = r.settled()
+		depth[mode] = fmt.Sprintf("%.0f", r.depths[len(r.depths)-1])
+	}
+	made.panels = append(made.panels, line)
+	both := func(of map[string]string) string { return "off " + of["off"] + "; advise " + of["advise"] }
+	made.rows = []row{
+		{Figure: "IEFXCP, live", Quantity: "farthest from its part among 100 publishers, last third of their time", Paper: "“adapts quickly”", Live: both(worst), Note: "a weight's mean; 2,000 msg/s, each offers four times its part; what is not paced waits in the backlog"},
+		{Figure: "IEFXCP, live", Quantity: "accepted of the contract, the same time", Live: both(used)},
+		{Figure: "IEFXCP, live", Quantity: "backlog at the end, messages", Paper: "drained quickly", Live: both(depth)},
+	}
+	return made, nil
+}
+
+// settled looks at the last third of the time of a hundred publishers.
+func (r *paced) settled() (worst, used string) {
+	sums, n := make([]float64, len(paceWeights)), 0.0
+	for i, at := range r.at {
+		if t := time.Duration(at * 1e9); t > 2*paceThird-paceThird/3 && t <= 2*paceThird {
+			n++
+			for k := range sums {
+				sums[k] += r.rates[i][k]
+			}
+		}
+	}
+	total, weight, far := 0.0, 0.0, 0.0
+	for k, w := range paceWeights {
+		total, weight = total+20*sums[k]/n, weight+20*float64(w)
+	}
+	for k, w := range paceWeights {
+		far = max(far, max(sums[k]/n/(paceRate*float64(w)/weight)-1, 1-sums[k]/n/(paceRate*float64(w)/weight)))
+	}
+	return fmt.Sprintf("%.1f %%", 100*far), fmt.Sprintf("%.3f", total/paceRate)
+}
+
+// pacedRun runs nsqd and the publishers.
+func (w *harness) pacedRun(mode string) (_ *paced, err error) {
+	path, err := w.binary("nsqd")
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "figures-pacing-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	at, err := local.Ports(2)
+	if err != nil {
+		return nil, err
+	}
+	running, err := local.Run(path, dir, []string{
+		"--tcp-address", at[0], "--http-address", at[1], "--data-path", dir, "--log-level=error", "--max-weight=10",
+		"--mem-queue-size=1000000", "--pacing", mode, "--topic-limit", fmt.Sprintf("t:%d:%d", paceRate, paceBurst),
+	}, local.Answers("http://"+at[1]+"/ping"))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, running.Stop()) }()
+
+	ctx, stop := context.WithCancel(w)
+	var sending sync.WaitGroup
+	defer sending.Wait()
+	defer stop()
+	sending.Go(func() { greedy.Consume(ctx, at[0], "t", "c") })
+	join := func(ctx context.Context, prefix string, publishers []*greedy.Publisher) {
+		for i := range publishers {
+			p := &greedy.Publisher{ID: prefix + strconv.Itoa(i), Demand: 2 * paceRate * float64(paceWeights[i%5]) / 250}
+			if publishers[i] = p; mode != "off" {
+				p.Weight = paceWeights[i%5]
+			}
+			sending.Go(func() {
+				_ = p.Run(ctx, "t", 100, func(context.Context) (string, error) { return at[0], nil })
+			})
+		}
+	}
+	first := make([]*greedy.Publisher, 50)
+	join(ctx, "first", first)
+	second, leave := context.WithCancel(ctx)
+	defer leave()
+	began, r := time.Now(), &paced{}
+	last, before := began, make([]int64, len(paceWeights))
+	tick := time.NewTicker(paceSample)
+	defer tick.Stop()
+	for third := 0; ; {
+		select {
+		case <-w.Done():
+			return nil, w.Err()
+		case <-tick.C:
+		}
+		now, depth := time.Now(), 0.0
+		if depth, err = backlog(at[1]); err != nil {
+			return nil, err
+		}
+		counts, rates := make([]int64, len(paceWeights)), make([]float64, len(paceWeights))
+		for i, p := range first {
+			counts[i%5] += p.Accepted.Load()
+		}
+		for k := range rates {
+			rates[k] = float64(counts[k]-before[k]) / now.Sub(last).Seconds() / float64(len(first)/5)
+		}
+		r.at, r.rates, r.depths = append(r.at, now.Sub(began).Seconds()), append(r.rates, rates), append(r.depths, depth)
+		last, before = now, counts
+		switch passed := now.Sub(began); {
+		case third == 0 && passed >= paceThird:
+			join(second, "second", make([]*greedy.Publisher, 50))
+			third++
+		case third == 1 && passed >= 2*paceThird:
+			leave()
+			third++
+		case passed >= 3*paceThird:
+			return r, nil
+		}
+	}
+}
+
+// backlog is how many messages of the topic wait in a broker.
+func backlog(web string) (float64, error) {
+	client := http.Client{Timeout: 5 * time.Second}
+	resp, err := client.Get("http://" + web + "/stats?format=json&topic=t&include_clients=false")
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	var all struct{ Topics []struct{ Depth float64 } }
+	if err := json.NewDecoder(resp.Body).Decode(&all); err != nil {
+		return 0, err
+	}
+	if len(all.Topics) == 0 {
+		return 0, nil // nobody has published yet
+	}
+	return all.Topics[0].Depth, nil
+}
