@@ -117,7 +117,7 @@ func (w *harness) pacedRun(mode string) (_ *paced, err error) {
 	var sending sync.WaitGroup
 	defer sending.Wait()
 	defer stop()
-	sending.Go(func() { greedy.Consume(ctx, at[0], "t", "c") })
+	sending.Go(func() { greedy.Consume(ctx, at[0], "t", "c", nil) })
 	join := func(ctx context.Context, prefix string, publishers []*greedy.Publisher) {
 		for i := range publishers {
 			p := &greedy.Publisher{ID: prefix + strconv.Itoa(i), Demand: 2 * paceRate * float64(paceWeights[i%5]) / 250}

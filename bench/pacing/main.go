@@ -1,9 +1,11 @@
 // Command pacing measures a topic that is offered more than its contract, on a real nsqd:
 // publishers that are told what they may send (advise), that are not told and policed
-// (police), and delayed alone (delay), in runs that are alike. It prints, for each, what
-// was accepted of the contract, Jain's index of what each publisher got for its weight,
-// the farthest from its part, the backlog, and the access delay. Figures are ratios of
-// counters; nothing is asserted. Other brokers are not started: none of them has a contract.
+// (police), and delayed alone (delay), in runs that are alike; and beside it brokers that
+// have no contract, with a subscriber that takes as much as the contract. It prints, for
+// each, what was accepted (by a subscriber: delivered) of that rate, Jain's index of what
+// each publisher got of its part, the farthest from its part, the backlog, and the p99 of
+// the obedient, who offer half of their part, from when a message was due to its delivery.
+// Figures are ratios of counters; nothing is asserted.
 package main
 
 import (
@@ -17,13 +19,16 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"sync"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tools/iotpub/greedy"
+	"github.com/srtm-io/srtm/tools/load"
 )
 
 // weight of the i-th publisher, as in the paper.
@@ -36,6 +41,73 @@ type config struct {
 	burst, publishers int
 	warm, steady      time.Duration
 	tcp, web          string
+	peers             []load.Broker
+}
+
+// obedient: the publisher offers half of its part; loud: five times as much as others.
+func obedient(i int) bool { return i%10 == 5 }
+func loud(i int) bool     { return i%10 == 0 }
+
+// demands are what publishers offer, and parts what each is to get: the obedient what they
+// offer, the others what these leave, by weight.
+func (c config) demands() (demands, parts []float64) {
+	sum, rest, left := 0.0, 0.0, c.rate
+	for i := range c.publishers {
+		sum += c.weight(i)
+	}
+	for i := range c.publishers {
+		d := c.load * c.rate * c.weight(i) / sum
+		switch {
+		case obedient(i):
+			d = c.rate * c.weight(i) / sum / 2
+			left -= d
+		case loud(i):
+			d *= 5
+			fallthrough
+		default:
+			rest += c.weight(i)
+		}
+		demands = append(demands, d)
+	}
+	for i, d := range demands {
+		if !obedient(i) {
+			d = left * c.weight(i) / rest
+		}
+		parts = append(parts, d)
+	}
+	return demands, parts
+}
+
+// line is a row of the table. rates are what each publisher got.
+func (c config) line(name string, rates []float64, refused int64, depths []int64, late time.Duration) string {
+	_, parts := c.demands()
+	total, ratio, square, farthest := 0.0, 0.0, 0.0, 0.0
+	for i, got := range rates {
+		total += got
+		x := got / parts[i]
+		ratio += x
+		square += x * x
+		farthest = max(farthest, math.Abs(x-1))
+	}
+	slices.Sort(depths)
+	return fmt.Sprintf("%s\t%.3f\t%.4f\t%.3f\t%d\t%d\t%d\t%v", name, total/c.rate, ratio*ratio/(float64(len(rates))*square), farthest, refused,
+		depths[len(depths)*99/100], depths[len(depths)-1], late.Round(100*time.Microsecond))
+}
+
+// peer is a broker without a contract.
+func (c config) peer(ctx context.Context, b load.Broker) (string, error) {
+	demands, _ := c.demands()
+	got, err := b.Overload(ctx, load.Overload{Rate: c.rate, Demand: demands, Size: 100, Warm: c.warm, Steady: c.steady})
+	if err != nil {
+		return "", err
+	}
+	late := time.Duration(0)
+	for i, l := range got.Latency {
+		if obedient(i) {
+			late = max(late, l)
+		}
+	}
+	return c.line(b.Name, got.Delivered, 0, []int64{got.LineP99, got.Line}, late), nil
 }
 
 func main() {
@@ -47,15 +119,42 @@ func main() {
 	flag.IntVar(&c.publishers, "publishers", 50, "`number`, of weights 1, 2, 4, 8, 10 in turns")
 	flag.DurationVar(&c.warm, "warm-up", 10*time.Second, "time before counting")
 	flag.DurationVar(&c.steady, "steady", 15*time.Second, "time of counting")
+	var nsq string
+	flag.StringVar(&nsq, "nsq", "", "`path` of another broker that takes nsqd's flags")
+	nats := flag.String("nats", "nats-server", "`path` of nats-server")
+	mosquitto := flag.String("mosquitto", "mosquitto", "`path` of mosquitto")
 	flag.Parse()
-	fmt.Println("mode\taccepted/r\tJain\tfarthest\trefused\tbacklog p99\tbacklog max\taccess p99")
-	for _, mode := range []string{"delay", "advise", "police"} {
-		line, err := c.run(mode)
-		if err != nil {
-			fmt.Fprintf(os.Stderr, "%s: %v\n", mode, err)
-			os.Exit(1)
+	peers := []load.Broker{load.NATS(*nats), load.Mosquitto(*mosquitto)}
+	if nsq != "" {
+		peers = append([]load.Broker{load.AnotherNSQ("another nsqd", nsq, "")}, peers...)
+	}
+	fmt.Println("mode\taccepted/r\tJain\tfarthest\trefused\tbacklog p99\tbacklog max\tp99 of the obedient")
+	failed := false
+	show := func(name, line string, err error) {
+		if failed = failed || err != nil; err != nil {
+			line = fmt.Sprintf("%s\t%v", name, err)
 		}
 		fmt.Println(line)
+	}
+	for _, mode := range []string{"delay", "advise", "police"} {
+		line, err := c.run(mode)
+		show(mode, line, err)
+	}
+	for _, b := range peers {
+		path, err := exec.LookPath(b.Path)
+		if err == nil {
+			path, err = filepath.Abs(path) // it runs in a folder of its own
+		}
+		if err != nil {
+			fmt.Printf("%s\tleft out: %v\n", b.Name, err)
+			continue
+		}
+		b.Path = path
+		line, err := c.peer(context.Background(), b)
+		show(b.Name, line, err)
+	}
+	if failed {
+		os.Exit(1)
 	}
 }
 
@@ -91,17 +190,24 @@ func (c config) run(mode string) (string, error) {
 	var all sync.WaitGroup
 	defer all.Wait()
 	defer stop()
-	all.Go(func() { greedy.Consume(ctx, c.tcp, "t", "c") })
-	publishers := make([]*greedy.Publisher, c.publishers)
-	sum := 0.0
-	for i := range publishers {
-		sum += c.weight(i)
+	var late struct {
+		sync.Mutex
+		measuring bool
+		all       []time.Duration
 	}
+	all.Go(func() {
+		greedy.Consume(ctx, c.tcp, "t", "c", func(number uint32, due mono.Time) {
+			late.Lock()
+			defer late.Unlock()
+			if late.measuring && obedient(int(number)) {
+				late.all = append(late.all, clock.Mono().Sub(due))
+			}
+		})
+	})
+	publishers := make([]*greedy.Publisher, c.publishers)
+	demands, _ := c.demands()
 	for i := range publishers {
-		p := &greedy.Publisher{ID: strconv.Itoa(i), Demand: c.load * c.rate * c.weight(i) / sum, Deaf: mode == "police" && i%2 == 1}
-		if i%10 == 0 {
-			p.Demand *= 5 // the loud
-		}
+		p := &greedy.Publisher{ID: strconv.Itoa(i), Number: uint32(i), Demand: demands[i], Deaf: mode == "police" && i%2 == 1 && !obedient(i)}
 		if mode != "delay" {
 			p.Weight = uint8(c.weight(i))
 		}
@@ -120,40 +226,35 @@ func (c config) run(mode string) (string, error) {
 		was[i] = p.Accepted.Load()
 		refused -= p.Refused.Load()
 	}
-	var depths []int
-	var last stats
+	late.Lock()
+	late.measuring = true
+	late.Unlock()
+	var depths []int64
 	for clock.Mono().Sub(began) < c.steady {
-		if last, err = c.stats(); err != nil {
+		last, err := c.stats()
+		if err != nil {
 			return "", err
 		}
 		depths = append(depths, last.Depth)
 		time.Sleep(50 * time.Millisecond)
 	}
 	seconds := clock.Mono().Sub(began).Seconds()
-	total, ratio, square, farthest := 0.0, 0.0, 0.0, 0.0
+	var rates []float64
 	for i, p := range publishers {
-		got := float64(p.Accepted.Load()-was[i]) / seconds
+		rates = append(rates, float64(p.Accepted.Load()-was[i])/seconds)
 		refused += p.Refused.Load()
-		total += got
-		x := got / (c.rate * c.weight(i) / sum)
-		ratio += x
-		square += x * x
-		farthest = max(farthest, math.Abs(x-1))
 	}
-	n := float64(len(publishers))
-	slices.Sort(depths)
-	return fmt.Sprintf("%s\t%.3f\t%.4f\t%.3f\t%d\t%d\t%d\t%v", mode, total/c.rate, ratio*ratio/(n*square), farthest, refused,
-		depths[len(depths)*99/100], depths[len(depths)-1], time.Duration(last.SRTM.Latency.Access.P99)*time.Microsecond), nil
+	late.Lock()
+	defer late.Unlock()
+	slices.Sort(late.all)
+	p99 := time.Duration(0)
+	if n := len(late.all); n > 0 {
+		p99 = late.all[n*99/100]
+	}
+	return c.line(mode, rates, refused, depths, p99), nil
 }
 
-type stats struct {
-	Depth int
-	SRTM  struct {
-		Latency struct {
-			Access struct{ P99 int64 } `json:"access_us"`
-		}
-	}
-}
+type stats struct{ Depth int64 }
 
 func (c config) stats() (stats, error) {
 	client := http.Client{Timeout: 5 * time.Second}

@@ -24,9 +24,14 @@ type Publisher struct {
 	Weight uint8   // it asks for; 0: it sends no PACE, like a stock producer
 	Deaf   bool    // it asks, and does not keep to what it is told
 	Demand float64 // msg/s that it would send; 0: without bound
+	Number uint32  // is in its messages, for who consumes them
 
 	Accepted, Refused atomic.Int64 // messages
 }
+
+// messageHeader is what a message begins with: when it was due, 8 bytes, and the
+// publisher's number, 4, both little-endian.
+const messageHeader = 12
 
 // retry is how long a publisher waits before it sends again what was refused, and before
 // it connects again.
@@ -82,7 +87,9 @@ func (p *Publisher) publish(ctx context.Context, address, topic string, size int
 	if p.Demand > 0 {
 		gap = time.Duration(float64(time.Second) / p.Demand)
 	}
-	pub := wire.AppendPub(nil, topic, make([]byte, size))
+	pub := wire.AppendPub(nil, topic, make([]byte, max(size, messageHeader)))
+	body := pub[len(pub)-max(size, messageHeader):]
+	binary.LittleEndian.PutUint32(body[8:], p.Number)
 	for due := clock.Mono(); ctx.Err() == nil; {
 		now := clock.Mono()
 		due = max(due, now.Add(-time.Second))
@@ -94,9 +101,11 @@ func (p *Publisher) publish(ctx context.Context, address, topic string, size int
 			pause(ctx, wait)
 			continue
 		}
+		meant := due
 		if due = due.Add(gap); gap == 0 {
 			due = now
 		}
+		binary.LittleEndian.PutUint64(body, uint64(meant))
 		if _, err := c.Write(pub); err != nil {
 			return err
 		}
@@ -171,8 +180,9 @@ func (c *Conn) Frame() (wire.FrameType, []byte, error) {
 	}
 }
 
-// Consume takes what a topic's channel has until ctx, or the connection, ends.
-func Consume(ctx context.Context, address, topic, channel string) {
+// Consume takes what a topic's channel has until ctx, or the connection, ends. got, which
+// may be nil, gets the publisher's number and when the message was due.
+func Consume(ctx context.Context, address, topic, channel string, got func(number uint32, due mono.Time)) {
 	c, err := Dial(ctx, address, "consumer")
 	if err != nil {
 		return
@@ -190,6 +200,9 @@ func Consume(ctx context.Context, address, topic, channel string) {
 			continue
 		}
 		if m, err := wire.ParseMessage(data); err == nil {
+			if got != nil && len(m.Body) >= messageHeader {
+				got(binary.LittleEndian.Uint32(m.Body[8:]), mono.Time(binary.LittleEndian.Uint64(m.Body)))
+			}
 			if _, err := c.Write(wire.AppendFin(nil, m.ID)); err != nil {
 				return
 			}

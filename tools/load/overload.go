@@ -1,0 +1,236 @@
+//go:build linux
+
+package load
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
+)
+
+// Overload is publishers that offer a subscriber more than it takes.
+type Overload struct {
+	Rate         float64   // that the subscriber takes, msg/s
+	Demand       []float64 // of each publisher, msg/s
+	Size         int       // of a message, in bytes; at least overloadHeader
+	Warm, Steady time.Duration
+}
+
+// Overloaded is what became of it.
+type Overloaded struct {
+	Delivered []float64 // of each publisher, msg/s
+	// Line is how many messages wait at the end, sent and not delivered; LineP99 that of
+	// samples every 50 ms.
+	Line, LineP99 int64
+	Latency       []time.Duration // p99 of each publisher, from when a message was due
+}
+
+const overloadHeader = 12 // the time it was due, and whose it is
+
+// Overload runs the broker for it.
+func (b Broker) Overload(ctx context.Context, o Overload) (_ *Overloaded, err error) {
+	r, err := b.start(Scenario{})
+	if err != nil {
+		return nil, err
+	}
+	defer r.stop()
+	ctx, end := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer end()
+	connect := func(hello func(net.Conn) error) (net.Conn, error) {
+		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", r.at.TCP)
+		if err != nil {
+			return nil, err
+		}
+		context.AfterFunc(ctx, func() { c.Close() })
+		return c, hello(c)
+	}
+	sub, err := connect(func(c net.Conn) error { return b.subscribe(c, "overload") })
+	if err != nil {
+		return nil, fmt.Errorf("subscriber: %w", err)
+	}
+	s := &slowSubscriber{o: &o, d: &b.Dialect, c: sub, counts: make([]int64, len(o.Demand)), late: make([][]time.Duration, len(o.Demand))}
+	running.Go(func() { s.fail(s.run(ctx)) })
+	var sent atomic.Int64
+	for i, demand := range o.Demand {
+		c, err := connect(func(c net.Conn) error { return b.hello(c, fmt.Sprint("p", i)) })
+		if err != nil {
+			return nil, fmt.Errorf("publisher %d: %w", i, err)
+		}
+		if b.answers != nil {
+			running.Go(func() { _, _ = io.Copy(io.Discard, c) })
+		}
+		running.Go(func() { s.fail(b.offer(ctx, c, i, demand, o.Size, &sent)) })
+	}
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	var lines []int64
+	began := clock.Mono()
+	for steady := false; ; {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-tick.C:
+		}
+		passed := clock.Mono().Sub(began)
+		if err := s.failure(); err != nil {
+			return nil, err
+		}
+		if !steady && passed >= o.Warm {
+			steady = true
+			s.measure()
+		}
+		if steady {
+			lines = append(lines, sent.Load()-s.delivered.Load())
+		}
+		if passed >= o.Warm+o.Steady {
+			break
+		}
+	}
+	got := s.result(o.Steady)
+	got.Line = lines[len(lines)-1]
+	slices.Sort(lines)
+	got.LineP99 = lines[len(lines)*99/100]
+	return got, nil
+}
+
+// offer publishes at a rate, whatever the broker says; a broker that reads slowly holds it up.
+func (b Broker) offer(ctx context.Context, c net.Conn, i int, demand float64, size int, sent *atomic.Int64) error {
+	frame, bodies := b.frame(size, 1, false)
+	gap, due := time.Duration(float64(time.Second)/demand), clock.Mono()
+	for seq := uint16(1); ; seq++ {
+		if wait := due.Sub(clock.Mono()); wait > 0 {
+			timer := time.NewTimer(wait)
+			select {
+			case <-ctx.Done():
+				timer.Stop()
+				return nil
+			case <-timer.C:
+			}
+		}
+		binary.LittleEndian.PutUint64(frame[bodies[0]:], uint64(due))
+		binary.LittleEndian.PutUint32(frame[bodies[0]+8:], uint32(i))
+		if b.number != nil {
+			b.number(frame, bodies, seq)
+		}
+		if _, err := c.Write(frame); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("publisher %d: %w", i, err)
+		}
+		sent.Add(1)
+		due = due.Add(gap)
+	}
+}
+
+// slowSubscriber takes messages at a rate.
+type slowSubscriber struct {
+	o         *Overload
+	d         *Dialect
+	c         net.Conn
+	delivered atomic.Int64
+
+	mu        sync.Mutex // guards what follows
+	measuring bool
+	counts    []int64
+	late      [][]time.Duration
+	err       error
+}
+
+func (s *slowSubscriber) fail(err error) {
+	s.mu.Lock()
+	s.err = errors.Join(s.err, err)
+	s.mu.Unlock()
+}
+
+func (s *slowSubscriber) failure() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+func (s *slowSubscriber) measure() {
+	s.mu.Lock()
+	s.measuring = true
+	s.mu.Unlock()
+}
+
+func (s *slowSubscriber) run(ctx context.Context) error {
+	const few = 100 // messages under way, where that can be said
+	out := s.d.ready(nil, "overload", few)
+	if _, err := s.c.Write(out); err != nil {
+		return err
+	}
+	in := make([]byte, 0, 1<<16)
+	gap, due := time.Duration(float64(time.Second)/s.o.Rate), clock.Mono()
+	for {
+		n, err := s.c.Read(in[len(in):min(cap(in), len(in)+4096)])
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("subscriber: %w", err)
+		}
+		in = in[:len(in)+n]
+		used, reply, err := s.d.deliveries(in, out[:0], "overload", func(body []byte) {
+			due = max(due, clock.Mono().Add(-100*time.Millisecond)).Add(gap)
+			s.took(body)
+		})
+		if err != nil {
+			return err
+		}
+		in = in[:copy(in[:cap(in)], in[used:])]
+		if wait := due.Sub(clock.Mono()); wait > 0 {
+			time.Sleep(wait)
+		}
+		if out = reply; len(out) > 0 {
+			if _, err := s.c.Write(out); err != nil && ctx.Err() == nil {
+				return err
+			}
+		}
+	}
+}
+
+// took counts a message.
+func (s *slowSubscriber) took(body []byte) {
+	s.delivered.Add(1)
+	if len(body) < overloadHeader {
+		return
+	}
+	i := binary.LittleEndian.Uint32(body[8:])
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.measuring && int(i) < len(s.counts) {
+		s.counts[i]++
+		s.late[i] = append(s.late[i], clock.Mono().Sub(mono.Time(binary.LittleEndian.Uint64(body))))
+	}
+}
+
+func (s *slowSubscriber) result(steady time.Duration) *Overloaded {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.measuring = false
+	got := &Overloaded{}
+	for i, n := range s.counts {
+		got.Delivered = append(got.Delivered, float64(n)/steady.Seconds())
+		slices.Sort(s.late[i])
+		p99 := time.Duration(0)
+		if len(s.late[i]) > 0 {
+			p99 = s.late[i][len(s.late[i])*99/100]
+		}
+		got.Latency = append(got.Latency, p99)
+	}
+	return got
+}
