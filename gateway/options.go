@@ -4,6 +4,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math"
 	"os"
 
 	"github.com/srtm-io/srtm/admission/client"
@@ -11,6 +12,7 @@ import (
 	"github.com/srtm-io/srtm/gateway/balance"
 	"github.com/srtm-io/srtm/gateway/policy"
 	"github.com/srtm-io/srtm/gateway/proxy"
+	"github.com/srtm-io/srtm/internal/connlimit"
 	"github.com/srtm-io/srtm/internal/secure"
 )
 
@@ -46,6 +48,7 @@ func (o *options) flags(fs *flag.FlagSet) {
 	fs.StringVar(&o.proxy.Scheduler, "scheduler", "mqos", "`how` classes share the servers: mqos (each resource), single:RESOURCE (that one), none (first come, first served)")
 	fs.IntVar(&o.proxy.Gateways, "gateways", 1, "how many gateways share these servers: each takes its part of every capacity")
 	fs.IntVar(&o.maxHeader, "max-header-bytes", 64<<10, "`bytes` of a request's header, at most")
+	fs.IntVar(&o.proxy.MaxConnections, "max-connections", 0, "maximum number of `connections` of clients at --http-address; one more is answered 503 (with TLS: not at all) and closed (default 3/8 of the descriptor limit, of a large one half less 5000, at most 50000)")
 	fs.Int64Var(&o.proxy.MaxBody, "max-body-bytes", 0, "`bytes` of a request's body, at most (default: no bound)")
 	fs.Int64Var(&o.maxPublish, "max-publish-bytes", 256<<20, "`bytes` of the bodies of all requests to /pub and /mpub that are under way, at most (0: no bound)")
 	fs.StringVar(&o.security.CertFile, "tls-cert", "", "PEM `file` of the certificate: both addresses with TLS, and HTTP/2")
@@ -74,6 +77,12 @@ func (o *options) validate() error {
 	if o.maxHeader < 1<<10 || o.maxHeader > 16<<20 {
 		errs = append(errs, fmt.Errorf("--max-header-bytes %d: want 1024 to %d", o.maxHeader, 16<<20))
 	}
+	if o.proxy.MaxConnections < 0 || int64(o.proxy.MaxConnections) > math.MaxInt32 {
+		errs = append(errs, fmt.Errorf("--max-connections %d: want 1 to %d, or 0 for the default", o.proxy.MaxConnections, math.MaxInt32))
+	}
+	if o.proxy.MaxConnections == 0 {
+		o.proxy.MaxConnections = defaultConnections(connlimit.Descriptors())
+	}
 	if o.proxy.MaxBody < 0 || o.maxPublish < 0 {
 		errs = append(errs, fmt.Errorf("--max-body-bytes %d, --max-publish-bytes %d: neither may be negative", o.proxy.MaxBody, o.maxPublish))
 	}
@@ -100,6 +109,12 @@ func (o *options) validate() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// defaultConnections is half of the descriptors that are not spare, since what a client
+// asks takes another connection, to a server; at most 50000, whose buffers are about 1 GB.
+func defaultConnections(descriptors int64) int {
+	return int(max(1, min((descriptors-connlimit.Spare(descriptors))/2, 50_000)))
 }
 
 // Prefixes of the flags of credentials.

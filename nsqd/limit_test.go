@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/connlimit"
 	"github.com/srtm-io/srtm/nsqd/conn"
 )
 
@@ -34,7 +35,7 @@ func TestConnectionsFitTheDescriptorsAndTheMemory(t *testing.T) {
 			t.Errorf("%d descriptors, %d bytes: %d and %d connections, want %d and %d", c.descriptors, c.memory, c.given.conn.MaxConnections, c.given.maxHTTPConnections, c.clients, c.web)
 		}
 	}
-	if n := descriptors(); n < 3 {
+	if n := connlimit.Descriptors(); n < 3 {
 		t.Errorf("%d descriptors", n)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 
+	"github.com/srtm-io/srtm/internal/connlimit"
 	"github.com/srtm-io/srtm/nsqd/conn"
 )
 
@@ -14,12 +15,12 @@ import (
 type listeners struct {
 	tcp, http, https, admin net.Listener
 
-	web, operators slots // of http and https, of admin
+	web, operators connlimit.Slots // of http and https, of admin
 }
 
 // open opens what opts names. After an error some are open.
 func (at *listeners) open(ctx context.Context, opts *options, conns *conn.Server) error {
-	at.web.most, at.operators.most = opts.maxHTTPConnections, opts.maxHTTPConnections
+	at.web.Most, at.operators.Most = opts.maxHTTPConnections, opts.maxHTTPConnections
 	var err error
 	if at.tcp, err = conns.Listen(ctx, opts.tcpAddress); err != nil {
 		at.tcp = nil // no typed nil
@@ -30,14 +31,14 @@ func (at *listeners) open(ctx context.Context, opts *options, conns *conn.Server
 			at.http = nil
 			return fmt.Errorf("--http-address: %w", err)
 		}
-		at.http = &bounded{at.http, &at.web, true}
+		at.http = &connlimit.Listener{Listener: at.http, Slots: &at.web, Plain: true}
 	}
 	if opts.httpsAddress != "" && opts.conn.TLS != nil {
 		ln, err := conn.ListenAt(ctx, net.ListenConfig{}, opts.httpsAddress)
 		if err != nil {
 			return fmt.Errorf("--https-address: %w", err)
 		}
-		at.https = tls.NewListener(&bounded{ln, &at.web, false}, opts.conn.TLS)
+		at.https = tls.NewListener(&connlimit.Listener{Listener: ln, Slots: &at.web}, opts.conn.TLS)
 	}
 	if opts.adminAddress != "" {
 		ln, err := conn.ListenAt(ctx, net.ListenConfig{}, opts.adminAddress)
@@ -45,7 +46,7 @@ func (at *listeners) open(ctx context.Context, opts *options, conns *conn.Server
 			return fmt.Errorf("--admin-http-address: %w", err)
 		}
 		encrypted := opts.encrypted()
-		at.admin = &bounded{ln, &at.operators, !encrypted}
+		at.admin = &connlimit.Listener{Listener: ln, Slots: &at.operators, Plain: !encrypted}
 		if encrypted {
 			at.admin = either{at.admin, opts.conn.TLS}
 		}
@@ -55,7 +56,7 @@ func (at *listeners) open(ctx context.Context, opts *options, conns *conn.Server
 
 // connections are those for HTTP.
 func (at *listeners) connections() (open int64, refused uint64) {
-	return at.web.open.Load() + at.operators.open.Load(), at.web.refused.Load() + at.operators.refused.Load()
+	return at.web.Open() + at.operators.Open(), at.web.Refused() + at.operators.Refused()
 }
 
 // log says where it listens, in the form of NSQ's nsqd: what starts one on port 0

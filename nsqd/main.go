@@ -7,6 +7,7 @@ import (
 	"os"
 	"runtime/debug"
 
+	"github.com/srtm-io/srtm/internal/connlimit"
 	"github.com/srtm-io/srtm/internal/daemon"
 )
 
@@ -23,7 +24,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, level *slog.LevelVa
 	if o.broker.MaxMemory == 0 && limit < math.MaxInt64 {
 		o.broker.MaxMemory = limit / 2
 	}
-	o.fit(descriptors(), limit)
+	o.fit(connlimit.Descriptors(), limit)
 	d, err := open(ctx, o, log, level)
 	if err != nil {
 		return err

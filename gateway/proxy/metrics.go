@@ -4,10 +4,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/connlimit"
 )
 
-// collector reads the dispatcher when it is asked.
-type collector struct{ dispatcher *dispatcher }
+// collector reads the dispatcher, and how many clients there are, when it is asked.
+type collector struct {
+	dispatcher *dispatcher
+	slots      *connlimit.Slots
+}
 
 var (
 	requests = prometheus.NewDesc("srtm_gateway_requests_total", "Requests of a class, by what became of them: sent to a server, refused (full, late, admission), or left by their clients in the queue.", []string{"class", "result"}, nil)
@@ -23,12 +27,14 @@ var (
 	expected = prometheus.NewDesc("srtm_gateway_server_answer_seconds", "When a server is expected to answer one more request.", []string{"server"}, nil)
 	ejected  = prometheus.NewDesc("srtm_gateway_server_ejected", "1 while a server gets no request, since it failed 5 in a row.", []string{"server"}, nil)
 	free     = prometheus.NewDesc("srtm_gateway_server_free_percent", "What is free of a resource of a server, in percent of the greatest server's.", []string{"server", "resource"}, nil)
+	clients  = prometheus.NewDesc("srtm_gateway_connections", "Open connections of clients.", nil, nil)
+	noSlot   = prometheus.NewDesc("srtm_gateway_connections_refused_total", "Connections of clients refused: there are as many as there may be.", nil, nil)
 	bad      = prometheus.NewDesc("srtm_gateway_bad_reports_total", "Load reports of servers that could not be read.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(descs chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{requests, queued, inFlight, waits, used, estimate, deficit, ended, atServer, interval, expected, ejected, free, bad} {
+	for _, d := range []*prometheus.Desc{requests, queued, inFlight, waits, used, estimate, deficit, ended, atServer, interval, expected, ejected, free, clients, noSlot, bad} {
 		descs <- d
 	}
 }
@@ -76,6 +82,8 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 			add(free, gauge, state.Servers[b.Server].Free[k], at, name)
 		}
 	}
+	add(clients, gauge, float64(c.slots.Open()))
+	add(noSlot, counter, float64(c.slots.Refused()))
 	add(bad, counter, float64(m.badReports))
 	d.mu.Unlock()
 	for _, metric := range all {

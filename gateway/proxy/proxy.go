@@ -19,6 +19,7 @@ import (
 	"github.com/srtm-io/srtm/gateway/balance"
 	"github.com/srtm-io/srtm/gateway/policy"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/connlimit"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
 )
@@ -34,6 +35,8 @@ type Config struct {
 	Gateways int
 	// MaxBody bounds a request's body in bytes; 0: nothing does.
 	MaxBody int64
+	// MaxConnections bounds those of clients on Listeners; 0: nothing does.
+	MaxConnections int
 	// Tokens say who is which tenant; nil: only client certificates do.
 	Tokens *secure.Tokens
 	// Admission is asked before a request waits, where its class says so; nil: never.
@@ -56,6 +59,7 @@ type Publisher interface {
 type Proxy struct {
 	// Set once.
 	cfg        Config
+	slots      connlimit.Slots // of clients' connections
 	dispatcher *dispatcher
 	exchanges  sync.Pool
 	buffers    bufferPool
@@ -83,6 +87,7 @@ type class struct {
 // New returns a handler. Run has to run while it serves.
 func New(cfg Config) (*Proxy, error) {
 	p := &Proxy{cfg: cfg, dispatcher: newDispatcher(cfg), buffers: newBufferPool()}
+	p.slots.Most = cfg.MaxConnections
 	p.base, p.end = context.WithCancel(context.Background())
 	faults, _ := obs.Sparse(cfg.Log)
 	p.faults = faults.Handler()
@@ -90,7 +95,7 @@ func New(cfg Config) (*Proxy, error) {
 	if err := p.SetPolicy(cfg.Policy); err != nil {
 		return nil, err
 	}
-	cfg.Metrics.MustRegister(&collector{p.dispatcher})
+	cfg.Metrics.MustRegister(&collector{p.dispatcher, &p.slots})
 	return p, nil
 }
 

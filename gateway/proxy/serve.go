@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"sync"
 
+	"github.com/srtm-io/srtm/internal/connlimit"
 	"github.com/srtm-io/srtm/internal/secure"
 )
 
@@ -33,13 +34,15 @@ func (p *Proxy) Server(maxHeader int) *http.Server {
 	}
 }
 
-// Listener returns ln with TLS where the guard has it, and otherwise with an eye on how
-// requests are framed.
+// Listener returns ln with as many connections as there may be, with TLS where the guard
+// has it, and otherwise with an eye on how requests are framed.
 func (p *Proxy) Listener(ln net.Listener, guard *secure.Server) net.Listener {
-	if secured := guard.Listener(ln); secured != ln {
+	limited := &connlimit.Listener{Listener: ln, Slots: &p.slots}
+	if secured := guard.Listener(limited); secured != net.Listener(limited) {
 		return secured
 	}
-	return watchedListener{ln}
+	limited.Plain = true
+	return watchedListener{limited}
 }
 
 // A request that has both Content-Length and Transfer-Encoding, or the latter in

@@ -1,0 +1,81 @@
+package proxy
+
+import (
+	"bufio"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+// Clients that connect and ask nothing have as many connections as there may be, and no
+// more; those that are there are served, and each that goes away leaves its slot.
+func TestIdleConnectionsAreBounded(t *testing.T) {
+	const most, more = 200, 100
+	url := backend(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "yes") })
+	var registry *prometheus.Registry
+	g := serve(t, several(url), func(c *Config) {
+		registry = prometheus.NewRegistry()
+		c.Metrics, c.MaxConnections = registry, most
+	})
+	value := func(name string) (v float64) {
+		families, err := registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			if f.GetName() == name {
+				return f.GetMetric()[0].GetGauge().GetValue() + f.GetMetric()[0].GetCounter().GetValue()
+			}
+		}
+		t.Fatalf("no metric %s", name)
+		return 0
+	}
+	var idle []net.Conn
+	var readers []*bufio.Reader
+	for range most {
+		c, r := g.dial(t)
+		idle, readers = append(idle, c), append(readers, r)
+	}
+	eventually(t, "all slots are taken", func() bool { return value("srtm_gateway_connections") == most })
+	told := 0
+	for range more {
+		c, r := g.dial(t)
+		if err := c.SetReadDeadline(time.Now().Add(testkit.Hang)); err != nil {
+			t.Fatal(err)
+		}
+		res, err := http.ReadResponse(r, nil)
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			t.Fatal("one connection more than there may be stays open")
+		case err == nil && res.StatusCode != http.StatusServiceUnavailable:
+			t.Fatal(res.Status)
+		case err == nil:
+			told++ // unless the gateway was kept from it for as long as it tries
+		}
+	}
+	if told == 0 {
+		t.Error("no client is told why it is refused")
+	}
+	if open, refused := value("srtm_gateway_connections"), value("srtm_gateway_connections_refused_total"); open != most || refused != more {
+		t.Errorf("%v open and %v refused, want %d and %d", open, refused, most, more)
+	}
+	write(t, idle[0], "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+	if res, body := answer(t, readers[0]); res.StatusCode != http.StatusOK || body != "yes" {
+		t.Errorf("of a connection that is there: %d %q", res.StatusCode, body)
+	}
+	for _, c := range idle[1:] {
+		_ = c.Close()
+	}
+	eventually(t, "slots are given back", func() bool { return value("srtm_gateway_connections") == 1 })
+	if res, _ := g.get(t, "/"); res.StatusCode != http.StatusOK {
+		t.Error(res.Status)
+	}
+}
