@@ -25,6 +25,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/procfs"
+
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tools/iotpub/greedy"
@@ -41,7 +43,7 @@ type config struct {
 	burst, publishers int
 	warm, steady      time.Duration
 	tcp, web          string
-	peers             []load.Broker
+	quiet             bool // nobody asks for the backlog, which costs, too
 }
 
 // obedient: the publisher offers half of its part; loud: five times as much as others.
@@ -78,8 +80,18 @@ func (c config) demands() (demands, parts []float64) {
 	return demands, parts
 }
 
-// line is a row of the table. rates are what each publisher got.
-func (c config) line(name string, rates []float64, refused int64, depths []int64, late time.Duration) string {
+// outcome is what became of a run.
+type outcome struct {
+	rates   []float64 // of each publisher, msg/s
+	refused int64
+	depths  []int64
+	late    time.Duration // p99 of the obedient
+	cpu     time.Duration // of the broker, for a message
+}
+
+// line is a row of the table.
+func (c config) line(name string, o outcome) string {
+	rates, depths := o.rates, o.depths
 	_, parts := c.demands()
 	total, ratio, square, farthest := 0.0, 0.0, 0.0, 0.0
 	for i, got := range rates {
@@ -90,8 +102,8 @@ func (c config) line(name string, rates []float64, refused int64, depths []int64
 		farthest = max(farthest, math.Abs(x-1))
 	}
 	slices.Sort(depths)
-	return fmt.Sprintf("%s\t%.3f\t%.4f\t%.3f\t%d\t%d\t%d\t%v", name, total/c.rate, ratio*ratio/(float64(len(rates))*square), farthest, refused,
-		depths[len(depths)*99/100], depths[len(depths)-1], late.Round(100*time.Microsecond))
+	return fmt.Sprintf("%s\t%.3f\t%.4f\t%.3f\t%d\t%d\t%d\t%v", name, total/c.rate, ratio*ratio/(float64(len(rates))*square), farthest, o.refused,
+		depths[len(depths)*99/100], depths[len(depths)-1], o.late.Round(100*time.Microsecond))
 }
 
 // peer is a broker without a contract.
@@ -107,7 +119,7 @@ func (c config) peer(ctx context.Context, b load.Broker) (string, error) {
 			late = max(late, l)
 		}
 	}
-	return c.line(b.Name, got.Delivered, 0, []int64{got.LineP99, got.Line}, late), nil
+	return c.line(b.Name, outcome{rates: got.Delivered, depths: []int64{got.LineP99, got.Line}, late: late}), nil
 }
 
 func main() {
@@ -123,7 +135,16 @@ func main() {
 	flag.StringVar(&nsq, "nsq", "", "`path` of another broker that takes nsqd's flags")
 	nats := flag.String("nats", "nats-server", "`path` of nats-server")
 	mosquitto := flag.String("mosquitto", "mosquitto", "`path` of mosquitto")
+	rounds := flag.Int("cost", 0, "instead, what pacing costs while nobody is paced, in so many `rounds` (set --load to 0.5 or less)")
 	flag.Parse()
+	if *rounds > 0 {
+		c.quiet = true
+		if err := c.cost(*rounds); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	peers := []load.Broker{load.NATS(*nats), load.Mosquitto(*mosquitto)}
 	if nsq != "" {
 		peers = append([]load.Broker{load.AnotherNSQ("another nsqd", nsq, "")}, peers...)
@@ -137,7 +158,11 @@ func main() {
 		fmt.Println(line)
 	}
 	for _, mode := range []string{"delay", "advise", "police"} {
-		line, err := c.run(mode)
+		o, err := c.run(mode)
+		line := ""
+		if err == nil {
+			line = c.line(mode, o)
+		}
 		show(mode, line, err)
 	}
 	for _, b := range peers {
@@ -158,10 +183,54 @@ func main() {
 	}
 }
 
-func (c config) run(mode string) (string, error) {
+// cost compares what a message takes off pacing and with it, while nobody is paced.
+func (c config) cost(rounds int) error {
+	got := map[string][]outcome{}
+	for range rounds {
+		for _, mode := range []string{"delay", "advise"} {
+			o, err := c.run(mode)
+			if err != nil {
+				return err
+			}
+			got[mode] = append(got[mode], o)
+		}
+	}
+	median := func(mode string, of func(outcome) time.Duration) time.Duration {
+		var all []time.Duration
+		for _, o := range got[mode] {
+			all = append(all, of(o))
+		}
+		slices.Sort(all)
+		return all[len(all)/2]
+	}
+	fmt.Println("\toff\tadvise\tratio")
+	for _, q := range []struct {
+		name string
+		of   func(outcome) time.Duration
+	}{
+		{"CPU of the broker, a message", func(o outcome) time.Duration { return o.cpu }},
+		{"p99 of the obedient", func(o outcome) time.Duration { return o.late }},
+	} {
+		off, on := median("delay", q.of), median("advise", q.of)
+		fmt.Printf("%s\t%v\t%v\t%.3f\n", q.name, off, on, float64(on)/float64(off))
+	}
+	return nil
+}
+
+// cpu is what a process has used.
+func cpu(pid int) (time.Duration, error) {
+	p, err := procfs.NewProc(pid)
+	if err != nil {
+		return 0, err
+	}
+	is, err := p.Stat()
+	return time.Duration(is.CPUTime() * float64(time.Second)), err
+}
+
+func (c config) run(mode string) (o outcome, err error) {
 	dir, err := os.MkdirTemp("", "pacing")
 	if err != nil {
-		return "", err
+		return o, err
 	}
 	defer os.RemoveAll(dir)
 	c.tcp, c.web = freePort(), freePort()
@@ -173,7 +242,7 @@ func (c config) run(mode string) (string, error) {
 	cmd := exec.Command(c.nsqd, append(args, "--pacing", flags[mode])...)
 	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
-		return "", err
+		return o, err
 	}
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 	for range 100 {
@@ -183,7 +252,7 @@ func (c config) run(mode string) (string, error) {
 		time.Sleep(50 * time.Millisecond)
 	}
 	if err != nil {
-		return "", err
+		return o, err
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
@@ -221,37 +290,46 @@ func (c config) run(mode string) (string, error) {
 	time.Sleep(c.warm)
 	began := clock.Mono()
 	was := make([]int64, len(publishers))
-	refused := int64(0)
 	for i, p := range publishers {
 		was[i] = p.Accepted.Load()
-		refused -= p.Refused.Load()
+		o.refused -= p.Refused.Load()
+	}
+	before, err := cpu(cmd.Process.Pid)
+	if err != nil {
+		return o, err
 	}
 	late.Lock()
 	late.measuring = true
 	late.Unlock()
-	var depths []int64
 	for clock.Mono().Sub(began) < c.steady {
-		last, err := c.stats()
-		if err != nil {
-			return "", err
+		if !c.quiet {
+			last, err := c.stats()
+			if err != nil {
+				return o, err
+			}
+			o.depths = append(o.depths, last.Depth)
 		}
-		depths = append(depths, last.Depth)
 		time.Sleep(50 * time.Millisecond)
 	}
-	seconds := clock.Mono().Sub(began).Seconds()
-	var rates []float64
-	for i, p := range publishers {
-		rates = append(rates, float64(p.Accepted.Load()-was[i])/seconds)
-		refused += p.Refused.Load()
+	after, err := cpu(cmd.Process.Pid)
+	if err != nil {
+		return o, err
 	}
+	seconds, messages := clock.Mono().Sub(began).Seconds(), int64(0)
+	for i, p := range publishers {
+		n := p.Accepted.Load() - was[i]
+		messages += n
+		o.rates = append(o.rates, float64(n)/seconds)
+		o.refused += p.Refused.Load()
+	}
+	o.cpu = (after - before) / time.Duration(max(messages, 1))
 	late.Lock()
 	defer late.Unlock()
 	slices.Sort(late.all)
-	p99 := time.Duration(0)
 	if n := len(late.all); n > 0 {
-		p99 = late.all[n*99/100]
+		o.late = late.all[n*99/100]
 	}
-	return c.line(mode, rates, refused, depths, p99), nil
+	return o, nil
 }
 
 type stats struct{ Depth int64 }
