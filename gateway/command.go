@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/srtm-io/srtm/gateway/policy"
 	"github.com/srtm-io/srtm/gateway/profile"
 	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/lifecycle"
@@ -93,6 +94,10 @@ func (o *options) explain(out io.Writer) *daemon.Program {
 	run := func(context.Context, *slog.Logger, *slog.LevelVar) error {
 		u, err := url.Parse(target)
 		if err != nil {
+			return err
+		}
+		if policy.Ambiguous(u) {
+			_, err := fmt.Fprintln(out, "refused    400: servers differ in what this path means")
 			return err
 		}
 		p := o.proxy.Policy

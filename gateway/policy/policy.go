@@ -3,6 +3,7 @@ package policy
 import (
 	"fmt"
 	"net/netip"
+	"net/url"
 	"path"
 	"strings"
 	"time"
@@ -95,7 +96,7 @@ type Timeouts struct {
 }
 
 // Classify returns the class of a request, as an index into Classes, and the rule that
-// chose it, for people. The first match wins, in the order of the file. tenant comes
+// chose it, for people; what Ambiguous says may be served as another. The first match wins, in the order of the file. tenant comes
 // from a token or client certificate, "" where there is none; urlPath is URL.Path,
 // percent-decoded once, so that an encoded slash counts as one. A header selects a class
 // only if it is one of TrustedHeaders and came once: of two values one may be the
@@ -128,6 +129,29 @@ func (p *Policy) CostOf(urlPath string) []float64 {
 		}
 	}
 	return nil
+}
+
+// Ambiguous reports whether servers differ in what a path with "." or ".." means, so that
+// it could be of one class here and another's there: /paid/..;/free is below /paid/, but
+// Tomcat, which drops what follows a semicolon, serves /free, and so does IIS, for which
+// a backslash is a slash, with /paid/..\free. An empty element counts for ".." with some
+// and not with others, as does an encoded slash. Browsers resolve
+// dots before they send a path.
+//
+// Not ambiguous is what has no such element: classes are matched by the bytes that come,
+// in their case, decoded once. A server that ignores case, drops parameters (/report;x/),
+// takes a backslash for a slash, or decodes twice serves more paths as /report/ than are
+// of the class of /report/; Classify is no access control for it.
+func Ambiguous(u *url.URL) bool {
+	if !strings.ContainsAny(u.Path, `;\`) && !strings.Contains(u.Path, "//") && !strings.Contains(strings.ToLower(u.RawPath), "%2f") {
+		return false
+	}
+	for element := range strings.FieldsFuncSeq(u.Path, func(c rune) bool { return c == '/' || c == '\\' }) {
+		if name, _, _ := strings.Cut(element, ";"); name == "." || name == ".." {
+			return true
+		}
+	}
+	return false
 }
 
 // AdmissionKey returns the key to ask admission for, "" for none.

@@ -211,10 +211,60 @@ func TestClassify(t *testing.T) {
 	}
 }
 
+// A path that a lenient server resolves to another class is not served at all; what is
+// resolved alike everywhere, or has no dots to resolve, is.
+func TestAmbiguousPaths(t *testing.T) {
+	for path, want := range map[string]bool{
+		"/paid/..;/free":           true, // Tomcat
+		"/paid/..;a=b/free":        true,
+		"/paid/..%3b/free":         true,
+		"/paid/%2e%2e;/free":       true,
+		"/paid/..;":                true,
+		"/paid/x;/../../free":      true,
+		"/paid/a/;/../../free":     true, // an element that is empty for Tomcat
+		"/paid/.;/../free":         true,
+		"/x/.;/report/":            true,
+		"/paid/..%5cfree":          true, // IIS
+		"/paid/..%5Cfree":          true,
+		"/paid/..\\free":           true,
+		"/paid/%2e%2e%5cfree":      true,
+		"/paid\\..\\free":          true,
+		"/paid/\\../free":          true,
+		"/free//../paid/":          true, // strictly below /free
+		"/paid//../../free":        true,
+		"/free%2f..%2fpaid/":       true, // one element, strictly
+		"/free%2F../paid/":         true,
+		"/":                        false,
+		"/paid/../free":            false, // it is of the class of /free
+		"/paid/%2e%2e/free":        false,
+		"/paid/./x":                false,
+		"/paid/...;/x":             false,
+		"/paid/a..;b/x":            false,
+		"/paid/x;jsessionid=1/y":   false,
+		"/paid/x%5cy":              false,
+		"/paid//x":                 false,
+		"/paid/a%2fb":              false,
+		"/paid/.hidden;x":          false,
+		"/paid/x?next=/..;/a\\..":  false,
+		"/paid/%252e%252e;/free":   false, // decoded once
+		"http://a/paid/..;/free":   true,
+		"http://a/paid/free;a/b.c": false,
+	} {
+		u, err := url.ParseRequestURI(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := policy.Ambiguous(u); got != want {
+			t.Errorf("%s: %v", path, got)
+		}
+	}
+}
+
 func TestClassifyDoesNotAllocate(t *testing.T) {
 	p := parse(t, full)
 	header := http.Header{"X-Plan": {"silver"}}
-	if n := testing.AllocsPerRun(100, func() { p.Classify("nobody", "/some/path", header); p.CostOf("/some/path") }); n != 0 {
+	u := &url.URL{Path: "/some/path"}
+	if n := testing.AllocsPerRun(100, func() { policy.Ambiguous(u); p.Classify("nobody", "/some/path", header); p.CostOf("/some/path") }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }

@@ -188,6 +188,9 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodConnect:
 		refuse(http.StatusMethodNotAllowed, "CONNECT is for forward proxies")
 		return
+	case policy.Ambiguous(r.URL):
+		refuse(http.StatusBadRequest, "servers differ in what this path means: resolve its . and .. first")
+		return
 	case p.cfg.MaxBody > 0 && r.ContentLength > p.cfg.MaxBody:
 		refuse(http.StatusRequestEntityTooLarge, "the body has more than "+strconv.FormatInt(p.cfg.MaxBody, 10)+" bytes")
 		return
