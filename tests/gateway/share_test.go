@@ -181,10 +181,14 @@ func overload(t *testing.T, policy func(fast, slow string) string, resources ...
 	for _, resource := range resources {
 		gold, silver, bronze := used(0, resource), used(1, resource), used(2, resource)
 		t.Logf("%s: %.2f : %.2f : 1", resource, gold/bronze, silver/bronze)
-		if r := gold / bronze; r < 4.5 || r > 7.5 {
+		far := 1.0
+		if resource == "time" { // is measured, also while others have the processors
+			far = 1.4
+		}
+		if r := gold / bronze; r < 4.5/far || r > 7.5*far {
 			t.Errorf("%s: gold has %.2f times of bronze's", resource, r)
 		}
-		if r := silver / bronze; r < 2.2 || r > 3.8 {
+		if r := silver / bronze; r < 2.2/far || r > 3.8*far {
 			t.Errorf("%s: silver has %.2f times of bronze's", resource, r)
 		}
 	}
