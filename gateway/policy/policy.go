@@ -44,6 +44,11 @@ type Class struct {
 	QueueBytes int64         `toml:"queue_bytes"` // of their headers and declared bodies, at most; 64 MiB
 	Wait       time.Duration // how long each waits, at most; 2 s
 
+	// MinBodyRate is how many bytes a second of a body a client sends, at least, on the
+	// average and beyond Timeouts.Body; what a server makes it wait does not count. 1024;
+	// 0: no bound, for bodies that are streams.
+	MinBodyRate int64 `toml:"min_body_rate"`
+
 	// Admission is the key to ask admission for, "" for none; {tenant} and {class}
 	// stand for the request's.
 	Admission string
@@ -89,15 +94,15 @@ type Cost struct {
 // Timeouts end what takes too long, 1 ms to 1 h.
 type Timeouts struct {
 	Header   time.Duration // to read a request's header; 10 s
-	Body     time.Duration // between two reads of a request's body; 30 s
+	Body     time.Duration // between two reads of a request's body, see also MinBodyRate; 30 s
 	Idle     time.Duration // of a connection between requests; 1 min
 	Response time.Duration // until a server has sent its header; 1 min
 	Drain    time.Duration // to empty the queues at the end; 30 s
 }
 
 // Classify returns the class of a request, as an index into Classes, and the rule that
-// chose it, for people; what Ambiguous says may be served as another. The first match wins, in the order of the file. tenant comes
-// from a token or client certificate, "" where there is none; urlPath is URL.Path,
+// chose it, for people. The first match wins, in the order of the file; it holds for
+// paths that are not Ambiguous. tenant comes from a token or client certificate, "" where there is none; urlPath is URL.Path,
 // percent-decoded once, so that an encoded slash counts as one. A header selects a class
 // only if it is one of TrustedHeaders and came once: of two values one may be the
 // client's own. It does not allocate, unless the path has to be cleaned.
@@ -135,8 +140,7 @@ func (p *Policy) CostOf(urlPath string) []float64 {
 // it could be of one class here and another's there: /paid/..;/free is below /paid/, but
 // Tomcat, which drops what follows a semicolon, serves /free, and so does IIS, for which
 // a backslash is a slash, with /paid/..\free. An empty element counts for ".." with some
-// and not with others, as does an encoded slash. Browsers resolve
-// dots before they send a path.
+// and not with others, as does an encoded slash. Browsers resolve dots before they send.
 //
 // Not ambiguous is what has no such element: classes are matched by the bytes that come,
 // in their case, decoded once. A server that ignores case, drops parameters (/report;x/),

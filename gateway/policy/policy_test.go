@@ -26,6 +26,7 @@ match = [{ tenant = "acme" }, { path = "/report/" }, { header = "X-Plan: gold" }
 queue = 50
 queue_bytes = 1_000_000
 wait = "500ms"
+min_body_rate = 0
 admission = "tenant/{tenant}/{class}"
 on_admission_failure = "open"
 
@@ -73,7 +74,7 @@ func TestParse(t *testing.T) {
 		t.Errorf("classes %v, want %v", names, want)
 	}
 	c := p.Classes[0]
-	if c.Queue != 50 || c.QueueBytes != 1_000_000 || c.Wait != 500*time.Millisecond || !c.FailOpen || p.Classes[1].FailOpen {
+	if c.Queue != 50 || c.QueueBytes != 1_000_000 || c.Wait != 500*time.Millisecond || c.MinBodyRate != 0 || p.Classes[1].MinBodyRate != 1024 || !c.FailOpen || p.Classes[1].FailOpen {
 		t.Errorf("class %+v", c)
 	}
 	if got := c.AdmissionKey("acme"); got != "tenant/acme/paid" {
@@ -96,7 +97,7 @@ func TestParse(t *testing.T) {
 	if len(p.TrustedPeers) != 2 || p.TrustedPeers[1].String() != "::1/128" {
 		t.Errorf("trusted peers %v", p.TrustedPeers)
 	}
-	if w := strings.Join(p.Warnings, "\n"); !strings.Contains(w, `line 18: match 1 of class "free" never holds: trusted_headers does not list X-Secret`) ||
+	if w := strings.Join(p.Warnings, "\n"); !strings.Contains(w, `line 19: match 1 of class "free" never holds: trusted_headers does not list X-Secret`) ||
 		!strings.Contains(w, `no server has a capacity of "tokens"`) {
 		t.Errorf("warnings %s", w)
 	}
@@ -123,6 +124,7 @@ func TestFaultsHaveTheirLine(t *testing.T) {
 		{"no name", "[[class]]\n", `line 1: class.name: ""`},
 		{"name twice", class + class, "line 4: class.name: \"a\" is the name of another class, too"},
 		{"default of some", "[[class]]\nname = \"default\"\nmatch = [{ path = \"/x\" }]\n", `line 2: class.name: "default" is the class of what no other matches`},
+		{"body rate", class + "min_body_rate = -1\n", "line 3: class.min_body_rate: -1 is outside 0 .. "},
 		{"duration", class + "wait = \"2\"\n", "line 3: class.wait: "},
 		{"duration without a unit", class + "wait = 2\n", "line 3: class.wait: 2ns is outside"},
 		{"failure", class + "on_admission_failure = \"ajar\"\n", `line 3: class.on_admission_failure: "ajar" is neither open nor closed`},

@@ -255,12 +255,16 @@ func (x *exchange) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// requestBody is what a client sends, in time: between two reads at most limit. It is
-// not pooled: the transport may still read when the handler has returned.
+// requestBody is what a client sends, in time: a read takes at most limit, and all
+// together at most that and a second for each rate bytes. Only reads count, so a server
+// that takes its time is not the client's fault. It is not pooled: the transport may
+// still read when the handler has returned.
 type requestBody struct {
 	io.ReadCloser
 	control *http.ResponseController
 	limit   time.Duration
+	rate    int64         // bytes a second; 0: only limit holds
+	waited  time.Duration // in all reads; owned by who reads
 	// Written by the transport's goroutine, which may still be at it.
 	read  atomic.Bool
 	bytes atomic.Int64
@@ -269,8 +273,10 @@ type requestBody struct {
 
 func (b *requestBody) Read(p []byte) (int, error) {
 	b.read.Store(true)
-	b.limitNext()
+	began := time.Now()
+	b.limitNext(began)
 	n, err := b.ReadCloser.Read(p)
+	b.waited += time.Since(began)
 	b.bytes.Add(int64(n))
 	switch {
 	case err == io.EOF:
@@ -287,7 +293,14 @@ func (b *requestBody) begun() bool { return b != nil && b.read.Load() }
 
 // limitNext bounds the next read, also that of net/http, which reads what a handler
 // has left. The server sets its own bound before the next request.
-func (b *requestBody) limitNext() { _ = b.control.SetReadDeadline(time.Now().Add(b.limit)) }
+func (b *requestBody) limitNext(now time.Time) {
+	limit := b.limit
+	if b.rate > 0 {
+		left := (b.limit - b.waited).Seconds() + float64(b.bytes.Load())/float64(b.rate)
+		limit = time.Duration(min(left, limit.Seconds()) * float64(time.Second))
+	}
+	_ = b.control.SetReadDeadline(now.Add(limit))
+}
 
 // failed returns why reading failed, nil if it has not, also of no body.
 func (b *requestBody) failed() error {

@@ -170,9 +170,9 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if p.cfg.MaxBody > 0 {
 			r.Body = http.MaxBytesReader(w, r.Body, p.cfg.MaxBody)
 		}
-		body = &requestBody{ReadCloser: r.Body, control: http.NewResponseController(w), limit: rules.policy.Timeouts.Body}
+		body = &requestBody{ReadCloser: r.Body, control: http.NewResponseController(w), limit: rules.policy.Timeouts.Body, rate: c.MinBodyRate}
 		r.Body = body
-		body.limitNext() // what is refused unread, net/http reads
+		body.limitNext(time.Now()) // what is refused unread, net/http reads
 	}
 	refuse := func(code int, text string) {
 		w.Header()[classHeader] = c.header
