@@ -102,10 +102,11 @@ type Timeouts struct {
 
 // Classify returns the class of a request, as an index into Classes, and the rule that
 // chose it, for people. The first match wins, in the order of the file; it holds for
-// paths that are not Ambiguous. tenant comes from a token or client certificate, "" where there is none; urlPath is URL.Path,
-// percent-decoded once, so that an encoded slash counts as one. A header selects a class
-// only if it is one of TrustedHeaders and came once: of two values one may be the
-// client's own. It does not allocate, unless the path has to be cleaned.
+// paths that are not Ambiguous. tenant comes from a token or client certificate, "" where
+// there is none; urlPath is URL.Path, percent-decoded once, so that an encoded slash
+// counts as one. A header selects a class only if it is one of TrustedHeaders and came
+// once: of two values one may be the client's own. It does not allocate, unless the path
+// has to be cleaned.
 func (p *Policy) Classify(tenant, urlPath string, header map[string][]string) (class int, rule string) {
 	urlPath = clean(urlPath)
 	for i := range p.Classes {
