@@ -156,6 +156,7 @@ func (t *Topic) endInterval(pc *pacer, now mono.Time) {
 		pc.last = pc.level.Interval(now, share.Rate.PerSecond(), float64(pc.least), pc.span)
 	}
 	if share.Rate > 0 {
+		// Round trips are not measured: advice may be four intervals old, 200 ms at least.
 		pc.span = pc.level.Span(share.Rate.PerSecond(), 0)
 	}
 	pc.table.Advise(pc.last, share.Burst, pc.span, now)
