@@ -190,6 +190,9 @@ func (s *Server) place(key string, own *rule.Rule, credit *table.Credit, was sto
 		d.Change = s.defaults.change
 		r = &d
 	}
+	if credit != nil {
+		s.advance(credit.At) // or what is written next would pass for older
+	}
 	now := s.now()
 	if r.Strict && now.Wall < was.Lost {
 		return false, false

@@ -41,7 +41,8 @@ type seen struct {
 
 func hashOf(address string) uint32 { return crc32.ChecksumIEEE([]byte(address)) }
 
-// now is the time, whose wall clock is the store's: it never goes back.
+// now is the time, whose wall clock is the store's: it never goes back, nor behind what
+// the owners before wrote of keys that are here.
 func (s *Server) now() table.Now {
 	now := s.cfg.Now()
 	now.Wall += time.Duration(s.ahead.Load())
@@ -49,8 +50,8 @@ func (s *Server) now() table.Now {
 }
 
 func (s *Server) advance(floor time.Duration) {
-	if by := floor - s.now().Wall; by > 0 {
-		s.ahead.Add(int64(by))
+	by := int64(floor - s.cfg.Now().Wall)
+	for was := s.ahead.Load(); was < by && !s.ahead.CompareAndSwap(was, by); was = s.ahead.Load() {
 	}
 }
 

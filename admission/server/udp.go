@@ -119,18 +119,21 @@ func (l *loop) handle(d []byte, peer rawfd.Address) (a wire.Answer, keyID uint16
 	return a, keyID, true
 }
 
-// undecided answers busy, or where the key is decided, and forgets the question.
+// undecided answers busy, and forgets the question, which may come again; or where the key
+// is decided, and keeps that: the asker has asked there when a copy that was late comes, and
+// this server may own the key then.
 func (s *Server) undecided(key []byte, asker *session, a wire.Answer, here bool) wire.Answer {
-	asker.mu.Lock()
-	asker.answers.Cancel(a.Number)
-	asker.mu.Unlock()
 	if a.Kind = wire.Busy; !here {
 		a = s.elsewhere(key, a)
 	}
+	asker.mu.Lock()
+	defer asker.mu.Unlock()
 	if a.Kind == wire.Busy {
 		s.metrics.busy.Inc()
+		asker.answers.Cancel(a.Number)
 	} else {
 		s.metrics.moved.Inc()
+		asker.answers.End(a.Number, a)
 	}
 	return a
 }
