@@ -145,8 +145,8 @@ func Propose(trace []tuner.Arrival, w Wanted, rng *rand.Rand) (*Proposal, error)
 		what  string
 		share tokenbucket.Share
 	}{
-		{"r -10 %", tokenbucket.Share{Rate: p.Rate / 10 * 9, Burst: p.Burst}},
-		{"r -5 %", tokenbucket.Share{Rate: p.Rate / 20 * 19, Burst: p.Burst}},
+		{"r -10 %", tokenbucket.Share{Rate: max(p.Rate*9/10, tokenbucket.MinRate), Burst: p.Burst}},
+		{"r -5 %", tokenbucket.Share{Rate: max(p.Rate*19/20, tokenbucket.MinRate), Burst: p.Burst}},
 		{"b -50 %", tokenbucket.Share{Rate: p.Rate, Burst: max(1, p.Burst/2)}},
 		{"b -75 %", tokenbucket.Share{Rate: p.Rate, Burst: max(1, p.Burst/4)}},
 		{"b +100 %", tokenbucket.Share{Rate: p.Rate, Burst: min(2*p.Burst, tokenbucket.MaxBurst)}},
