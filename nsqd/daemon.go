@@ -27,6 +27,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/conn"
 	"github.com/srtm-io/srtm/nsqd/httpapi"
 	"github.com/srtm-io/srtm/nsqd/lookupd"
+	"github.com/srtm-io/srtm/nsqd/replicated"
 	"github.com/srtm-io/srtm/nsqd/statsd"
 )
 
@@ -37,6 +38,7 @@ type nsqd struct {
 	log       *slog.Logger
 	at        *listeners
 	stamps    *hook.Stamper
+	jetstream *replicated.Cluster // nil: logs are in files
 	storage   *broker.Storage
 	broker    *broker.Broker
 	conns     *conn.Server
@@ -69,6 +71,17 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	}
 	stored := opts.storage
 	stored.Log = log
+	if opts.durability == durabilityReplicated {
+		cluster := opts.jetstream
+		cluster.Log = log
+		if cluster.TLS, err = opts.jetstreamTLS.TLS("jetstream-"); err != nil {
+			return nil, err
+		}
+		if d.jetstream, err = replicated.Connect(cluster); err != nil {
+			return nil, fmt.Errorf("--jetstream-url: %w", err)
+		}
+		stored.Replicated = d.jetstream
+	}
 	if d.storage, err = broker.OpenStorage(stored); err != nil {
 		return nil, fmt.Errorf("--data-path: %w", err)
 	}
@@ -317,6 +330,9 @@ func (d *nsqd) close() error {
 		if err := d.storage.Close(); err != nil {
 			errs = append(errs, fmt.Errorf("close the storage: %w", err))
 		}
+	}
+	if d.jetstream != nil {
+		d.jetstream.Close()
 	}
 	if d.trace != nil {
 		if err := d.trace.Close(); err != nil {

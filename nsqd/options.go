@@ -31,6 +31,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/conn"
 	"github.com/srtm-io/srtm/nsqd/httpapi"
 	"github.com/srtm-io/srtm/nsqd/lookupd"
+	"github.com/srtm-io/srtm/nsqd/replicated"
 	"github.com/srtm-io/srtm/nsqd/statsd"
 )
 
@@ -67,6 +68,8 @@ type options struct {
 	control                                 secure.ClientConfig // towards the loaddistributor and the tbadaptor
 
 	outputBuffering, durability, dataPath  string
+	jetstream                              replicated.Config
+	jetstreamTLS                           secure.ClientConfig
 	clientTimeout, drainTimeout, e2eWindow time.Duration
 	stamps                                 hook.Mode
 	pinFor, releaseTrace                   string
@@ -167,7 +170,12 @@ func (o *options) flags(fs *flag.FlagSet) {
 	fs.IntVar(&o.storage.OpenFiles, "open-files-per-topic", commitlog.DefaultOpenFiles, "maximum number of a topic's `files` of messages that stay open since they were read last, beside the one that is written; one more closes another")
 	fs.IntVar(&o.storage.ReadAhead, "read-ahead-bytes", broker.DefaultReadAhead, "maximum size of the messages that are read from disk at a time for a topic or channel that is behind, and that stay in memory for channels close behind it, in `bytes`; a larger message is read alone")
 	fs.Int64Var(&o.storage.SegmentBytes, "max-bytes-per-file", commitlog.DefaultSegmentBytes, "size at which a file of messages is full, in `bytes`")
-	fs.StringVar(&o.durability, "durability", durabilityMemory, "durability `guarantee` of an OK: memory (the message survives a clean end of the broker), or fsync (it is on stable storage)")
+	fs.StringVar(&o.durability, "durability", durabilityMemory, "durability `guarantee` of an OK: memory (the message survives a clean end of the broker), fsync (it is on stable storage), or replicated (it is on most of --jetstream-replicas servers of NATS JetStream)")
+	fs.StringVar(&o.jetstream.URL, "jetstream-url", "", "`url` of NATS servers with JetStream for --durability=replicated, of several with commas, as nats://a:4222,nats://b:4222")
+	fs.IntVar(&o.jetstream.Replicas, "jetstream-replicas", 3, "how many `servers` of NATS keep each message, 1 to 5")
+	fs.StringVar(&o.jetstream.Credentials, "jetstream-creds", "", "`file` with credentials for NATS, as nsc writes them")
+	fs.Int64Var(&o.jetstream.MaxBytes, "jetstream-max-bytes", 0, "size of a topic's stream from which on publishers are refused, in `bytes`; 0: what NATS allows")
+	o.jetstreamTLS.TLSFlags(fs, "jetstream-", "NATS")
 	fs.IntVar(&o.broker.MaxChannelConsumers, "max-channel-consumers", 0, "maximum number of `consumers` of a channel (default no limit)")
 	fs.IntVar(&o.broker.MaxTopics, "max-topics", 50_000, "maximum number of `topics`, 0: no limit; one more is refused (E_PUB_FAILED or E_SUB_FAILED, HTTP 503), but none that is on disk at the start")
 	fs.IntVar(&o.broker.MaxTopicChannels, "max-topic-channels", 10_000, "maximum number of `channels` of a topic, 0: no limit; likewise")
@@ -208,8 +216,9 @@ func (o *options) flags(fs *flag.FlagSet) {
 
 // Values of --durability, --output-buffering and --tls-client-auth-policy.
 const (
-	durabilityMemory = "memory"
-	durabilityFsync  = "fsync"
+	durabilityMemory     = "memory"
+	durabilityFsync      = "fsync"
+	durabilityReplicated = "replicated"
 
 	bufferEager  = "eager"
 	bufferStrict = "strict"
@@ -295,6 +304,7 @@ func (o *options) validate() error {
 	must(b.Validate())
 	o.storage.Path, o.storage.Metadata, o.storage.Data = filepath.Join(o.dataPath, "messages"), filepath.Join(o.dataPath, "metadata.json"), o.dataPath
 	o.storage.MaxRecord, o.storage.Overflow = s.Limits.MaxMessageSize, min(max(o.memQueueSize, minOverflow), maxOverflow)
+	o.jetstream.Part, o.jetstream.MaxBody = o.agent.BrokerID, s.Limits.MaxMessageSize
 	o.storage.WriteThrough, o.storage.Fsync = o.memQueueSize == 0, o.durability == durabilityFsync
 
 	_, err = hook.ParseMode(string(o.stamps))
@@ -305,7 +315,11 @@ func (o *options) validate() error {
 	fault(o.hook.PinDir != "" && o.stamps != hook.Auto && o.stamps != hook.EBPF, "--arrival-stamps-dir is of no use with --arrival-stamps=%s", o.stamps)
 	fault(o.pinFor != "" && o.hook.PinDir == "", "--pin-arrival-stamps needs --arrival-stamps-dir")
 	must(daemon.OneOf("output-buffering", o.outputBuffering, bufferEager, bufferStrict))
-	must(daemon.OneOf("durability", o.durability, durabilityMemory, durabilityFsync))
+	must(daemon.OneOf("durability", o.durability, durabilityMemory, durabilityFsync, durabilityReplicated))
+	fault((o.durability == durabilityReplicated) != (o.jetstream.URL != ""), "--durability=replicated and --jetstream-url: want both or neither")
+	fault(o.durability == durabilityReplicated && o.agent.BrokerID == "", "--durability=replicated needs --broker-id: what this broker carries is kept under that name")
+	fault(o.jetstream.Replicas < 1 || o.jetstream.Replicas > 5, "--jetstream-replicas %d is not 1 to 5", o.jetstream.Replicas)
+	fault(o.jetstream.MaxBytes < 0, "--jetstream-max-bytes %d is below 0", o.jetstream.MaxBytes)
 	must(daemon.OneOf("pacing", string(b.Pacing), string(broker.PaceOff), string(broker.PaceAdvise), string(broker.PacePolice)))
 	must(daemon.OneOf("policy", string(o.agent.Policy), string(agent.Available), string(agent.Strict)))
 	fault(o.tcpAddress == "", "--tcp-address is empty")

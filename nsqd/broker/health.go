@@ -113,5 +113,10 @@ func (b *Broker) Health() error {
 	if err := b.metadataWriter.fault(); err != nil {
 		return err
 	}
+	if st.cfg.Replicated != nil {
+		if err := st.cfg.Replicated.Ready(); err != nil {
+			return err
+		}
+	}
 	return st.health.fault()
 }

@@ -372,7 +372,7 @@ func (t *Topic) publishThrough(s *step, p Published) error {
 	}
 	t.mu.Unlock()
 	stored := err == nil
-	var log *commitlog.Files
+	var log *openLog
 	var first commitlog.Offset
 	if stored {
 		if log, err = st.ensure(); err == nil {

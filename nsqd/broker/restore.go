@@ -22,7 +22,7 @@ func (b *Broker) Restore() error {
 	if err := b.restoreMetadata(); err != nil {
 		return err
 	}
-	names, err := st.dir.Logs()
+	names, err := st.logs()
 	if err != nil {
 		return fmt.Errorf("restore: %w", err)
 	}
@@ -134,7 +134,7 @@ func (st *store) persist() error {
 		if log == nil {
 			return nil
 		}
-		if log.Stats().Unreadable == 0 && !t.retains() {
+		if log.Stats().Unreadable == 0 && !t.retains() && st.storage().cfg.Replicated == nil {
 			return log.Remove()
 		}
 	}

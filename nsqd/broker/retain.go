@@ -64,7 +64,7 @@ func (t *Topic) retains() bool {
 }
 
 // retainedLocked says what a seek may find in the log. Requires: mu held.
-func (t *Topic) retainedLocked(log *commitlog.Files) {
+func (t *Topic) retainedLocked(log *openLog) {
 	first := queue.Offset(math.MaxUint64)
 	if t.retention() != (commitlog.Retain{}) {
 		first = queue.Offset(log.Need(math.MaxUint64))
@@ -73,7 +73,7 @@ func (t *Topic) retainedLocked(log *commitlog.Files) {
 }
 
 // opened is for a log that ensure has made.
-func (st *store) opened(log *commitlog.Files) {
+func (st *store) opened(log *openLog) {
 	st.topic.mu.Lock()
 	log.SetRetain(st.topic.retention())
 	st.topic.retainedLocked(log)

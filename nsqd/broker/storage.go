@@ -15,6 +15,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/migrate"
 	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/nsqd/replicated"
 )
 
 // StorageConfig says where messages go that do not fit into memory. Immutable.
@@ -44,7 +45,10 @@ type StorageConfig struct {
 	// Fsync has it on stable storage before: it then survives the loss of power,
 	// too. It implies WriteThrough.
 	Fsync bool
-	Log   *slog.Logger
+	// Replicated is where logs are instead of in files; nil: they are in files. It implies
+	// Fsync: an OK says that the message is on most replicas.
+	Replicated *replicated.Cluster
+	Log        *slog.Logger
 	// Disk is where files are; nil means the operating system's.
 	Disk *commitlog.Disk
 	// Clocks reads both clocks, at one moment; nil means those of internal/clock.
@@ -83,6 +87,7 @@ func OpenStorage(cfg StorageConfig) (*Storage, error) {
 	if err != nil {
 		return nil, fmt.Errorf("storage: %w", err)
 	}
+	cfg.Fsync = cfg.Fsync || cfg.Replicated != nil
 	mono, wall := clock.Mono(), clock.Wall()
 	if cfg.Clocks != nil {
 		mono, wall = cfg.Clocks()
@@ -95,10 +100,52 @@ func OpenStorage(cfg StorageConfig) (*Storage, error) {
 // Close gives the folder back. The broker that uses it must be closed.
 func (s *Storage) Close() error { return s.dir.Close() }
 
-func (s *Storage) open(topic string) (*commitlog.Files, error) {
+// topicLog is a log with what a topic asks of it beside what cursors need. They mean what
+// they do of commitlog.Files.
+type topicLog interface {
+	commitlog.Log
+	At(mono.Wall) (commitlog.Offset, error)
+	Need(from commitlog.Offset) commitlog.Offset
+	Records(from commitlog.Offset) int64
+	Needed() int64
+	Size() int64
+	SetRetain(commitlog.Retain)
+	Stats() commitlog.Stats
+	Rest() error
+	Remove() error
+	Close() error
+}
+
+// openLog is one that is open.
+type openLog struct{ topicLog }
+
+func (s *Storage) open(topic string) (*openLog, error) {
+	if s.cfg.Replicated != nil {
+		l, err := s.cfg.Replicated.Open(topic, 0)
+		if err != nil {
+			return nil, err
+		}
+		return &openLog{l}, nil
+	}
 	c := s.logConfig()
 	c.Dir, c.Name = s.dir, topic
-	return commitlog.Open(c)
+	l, err := commitlog.Open(c)
+	if err != nil {
+		return nil, err
+	}
+	return &openLog{l}, nil
+}
+
+// logs are those that an earlier process has left.
+func (s *Storage) logs() ([]string, error) {
+	names, err := s.dir.Logs()
+	if err != nil || s.cfg.Replicated == nil {
+		return names, err
+	}
+	if len(names) > 0 {
+		s.cfg.Log.Warn("logs in files are not read while topics are replicated", "path", s.cfg.Path, obs.KeyCount, len(names))
+	}
+	return s.cfg.Replicated.Topics()
 }
 
 func (s *Storage) logConfig() commitlog.Config {

@@ -37,7 +37,7 @@ type store struct {
 	saving sync.Mutex
 
 	// log is nil until first used; set once, by ensure or Restore.
-	log atomic.Pointer[commitlog.Files]
+	log atomic.Pointer[openLog]
 	// faults has the bit of each concern that was noted in Storage.health, so that
 	// who has nothing to tell need not look there. Who notes a concern writes its
 	// bit.
@@ -256,7 +256,7 @@ func (st *store) noted(what concern, err error) {
 func (st *store) storage() *Storage { return st.topic.shared.cfg.Storage }
 
 // ensure opens the log. One caller at a time.
-func (st *store) ensure() (*commitlog.Files, error) {
+func (st *store) ensure() (*openLog, error) {
 	if log := st.log.Load(); log != nil {
 		return log, nil
 	}
@@ -418,7 +418,7 @@ func (st *store) tryToSave() error {
 }
 
 // carry carries forward what keeps much of the log, if it is little.
-func (st *store) carry(log *commitlog.Files) error {
+func (st *store) carry(log *openLog) error {
 	t, x := st.topic, st.scratch
 	if t.through { // no publisher appends meanwhile
 		t.storing.Lock()

@@ -1,0 +1,36 @@
+package replicated_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
+)
+
+func TestMain(m *testing.M) { localtest.Main(m) }
+
+// A broker that is killed, and whose disk is lost, has all that it acknowledged.
+func TestABrokerAndItsDiskAreLost(t *testing.T) {
+	s := startServers(t, 3)
+	start := func() *local.Process { // in a folder of its own
+		return localtest.NSQD(t, "", "--durability=replicated", "--jetstream-url="+s.url(), "--broker-id=b.1")
+	}
+	b := start()
+	producer, err := localtest.NewProducer(b.TCP, "p")
+	must(t, err)
+	var want []string
+	for n := range 200 {
+		want = append(want, fmt.Sprint("message ", n))
+		must(t, producer.Publish("t", []byte(want[n])))
+	}
+	must(t, b.Kill())
+	producer.Stop()
+	b = start()
+	got := make(localtest.Bodies, 1000)
+	localtest.Consume(t, "t", "c", got, nil, b.TCP)
+	got.Want(t, want...)
+	producer = localtest.Producer(t, b.TCP, "p")
+	must(t, producer.Publish("t", []byte("after")))
+	got.Want(t, "after")
+}
