@@ -118,6 +118,12 @@ func TestASessionHandlesAndSendsInOrder(t *testing.T) {
 	})
 }
 
+// hello says it, and returns when it is read.
+func (f *fixture) hello() {
+	f.stream.in <- say("hello")
+	synctest.Wait()
+}
+
 func TestHowASessionEnds(t *testing.T) {
 	refused, bad, replaced, closing := errors.New("refused"), errors.New("bad"), errors.New("replaced"), errors.New("closing")
 	for _, test := range []struct {
@@ -134,8 +140,8 @@ func TestHowASessionEnds(t *testing.T) {
 			f.stream.in <- say("hello")
 			f.stream.in <- say("x")
 		}, bad, 1},
-		{"the stream breaks", func(f *fixture) { f.stream.in <- say("hello"); f.hangUp() }, context.Canceled, 1},
-		{"the service ends it", func(f *fixture) { f.stream.in <- say("hello"); f.out.End(replaced); f.out.End(bad) }, replaced, 1},
+		{"the stream breaks", func(f *fixture) { f.hello(); f.hangUp() }, context.Canceled, 1},
+		{"the service ends it", func(f *fixture) { f.hello(); f.out.End(replaced); f.out.End(bad) }, replaced, 1},
 		{"the queue is full", func(f *fixture) {
 			f.stream.in <- say("hello")
 			for range 1 + 3 + 1 { // one is with the writer, which nobody relieves of it
@@ -143,7 +149,7 @@ func TestHowASessionEnds(t *testing.T) {
 				synctest.Wait()
 			}
 		}, bidi.ErrSlow, 1},
-		{"the server closes", func(f *fixture) { f.stream.in <- say("hello"); go f.server.Close(closing) }, closing, 1},
+		{"the server closes", func(f *fixture) { f.hello(); go f.server.Close(closing) }, closing, 1},
 		{"the server closes before the hello", func(f *fixture) { synctest.Wait(); go f.server.Close(closing) }, closing, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
