@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -33,7 +34,7 @@ func start(t *testing.T, args ...string) *nsqd {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := open(t.Context(), opts, slog.New(slog.NewTextHandler(&testLog{t}, &slog.HandlerOptions{Level: level})), level)
+	d, err := open(t.Context(), opts, slog.New(slog.NewTextHandler(newTestLog(t), &slog.HandlerOptions{Level: level})), level)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,11 +50,31 @@ func start(t *testing.T, args ...string) *nsqd {
 	return d
 }
 
-// testLog writes to the test's log, which go test shows when it fails.
-type testLog struct{ t *testing.T }
+// testLog writes to the test's log, which go test shows when it fails. What is said after
+// the test, by how many lines were left out say, is not kept.
+type testLog struct {
+	t *testing.T
+
+	mu   sync.Mutex
+	over bool
+}
+
+func newTestLog(t *testing.T) *testLog {
+	l := &testLog{t: t}
+	t.Cleanup(func() {
+		l.mu.Lock()
+		l.over = true
+		l.mu.Unlock()
+	})
+	return l
+}
 
 func (l *testLog) Write(p []byte) (int, error) {
-	l.t.Log(strings.TrimSpace(string(p)))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.over {
+		l.t.Log(strings.TrimSpace(string(p)))
+	}
 	return len(p), nil
 }
 
@@ -468,7 +489,7 @@ func once(t *testing.T, data string, use func(*nsqd), args ...string) error {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := open(t.Context(), opts, slog.New(slog.NewTextHandler(&testLog{t}, nil)), new(slog.LevelVar))
+	d, err := open(t.Context(), opts, slog.New(slog.NewTextHandler(newTestLog(t), nil)), new(slog.LevelVar))
 	if err != nil {
 		t.Fatal(err)
 	}
