@@ -11,13 +11,19 @@ import (
 // demandFirst divides total over the brokers that are in, in the order of the
 // package comment, and what is then left by weights.
 func demandFirst(total tokenbucket.Share, loads []Load, in []bool, rate, burst []int64) ([]tokenbucket.Share, error) {
-	known, retiring, unseen := false, false, false
+	silent, peaks, unseen := true, false, false
 	for _, l := range loads {
-		known = known || l.Recent > 0 || l.Backlog > 0
-		retiring, unseen = retiring || l.Retiring, unseen || l.Unseen
+		silent = silent && l.Recent == 0 && l.Backlog == 0 && !l.Retiring && !l.Unseen
+		peaks, unseen = peaks || l.Peak > 0, unseen || l.Unseen
 	}
-	if !known && !retiring && !unseen { // nothing to go by
-		return weigh(total, in, floor(total, in, needFloorPercent), present(loads, in, rateOf), present(loads, in, burstOf))
+	var kept []tokenbucket.Share
+	if silent { // nothing to go by but the bursts of the last minute
+		rate, burst = present(loads, in, rateOf), present(loads, in, burstOf)
+		var err error
+		kept, err = weigh(total, in, floor(total, in, needFloorPercent), rate, burst)
+		if err != nil || !peaks {
+			return kept, err
+		}
 	}
 	n := count(in)
 	if n > total.Burst {
@@ -26,12 +32,13 @@ func demandFirst(total tokenbucket.Share, loads []Load, in []bool, rate, burst [
 	if n > int64(total.Rate) {
 		return nil, &TooSmall{Bound: "rate", Need: n, Have: int64(total.Rate)}
 	}
-	r := newFilling(int64(total.Rate), in)
-	b := newFilling(total.Burst, in)
+	r := newFilling(int64(total.Rate), len(in))
+	b := newFilling(total.Burst, len(in))
 	atLeast := floor(total, in, needFloorPercent)
 	r.fill(quotas(loads, in, rateOf), func(i int) int64 {
 		return max(atLeast, milli(loads[i].Recent*(1+headroom/100.)))
 	})
+	r.oneEach(in)
 	served := slices.Clone(r.has)
 	r.fill(evenly(in), func(i int) int64 {
 		return served[i] + milli(loads[i].spread())
@@ -52,6 +59,7 @@ func demandFirst(total tokenbucket.Share, loads []Load, in []bool, rate, burst [
 		}
 		return l.Peak
 	})
+	b.oneEach(in)
 	staying := slices.Clone(in)
 	for i, l := range loads {
 		staying[i] = in[i] && !l.Retiring
@@ -61,6 +69,9 @@ func demandFirst(total tokenbucket.Share, loads []Load, in []bool, rate, burst [
 	out := make([]tokenbucket.Share, len(loads))
 	for i := range out {
 		out[i] = tokenbucket.Share{Rate: tokenbucket.Rate(r.has[i]), Burst: b.has[i]}
+		if silent {
+			out[i].Rate = kept[i].Rate
+		}
 	}
 	return out, nil
 }
@@ -81,15 +92,30 @@ type filling struct {
 	left int64
 }
 
-// newFilling gives one unit to each that is in, so that none in use has nothing.
-func newFilling(total int64, in []bool) *filling {
-	f := &filling{has: make([]int64, len(in)), left: total}
+func newFilling(total int64, brokers int) *filling {
+	return &filling{has: make([]int64, brokers), left: total}
+}
+
+// oneEach sees to it that none in use has nothing: quotas that sum to more than the
+// total round a small one down to that. What is left pays, or the one that has most.
+func (f *filling) oneEach(in []bool) {
 	for i := range in {
-		if in[i] {
-			f.has[i], f.left = 1, f.left-1
+		if !in[i] || f.has[i] > 0 {
+			continue
 		}
+		f.has[i] = 1
+		if f.left > 0 {
+			f.left--
+			continue
+		}
+		most := 0
+		for j, has := range f.has {
+			if has > f.has[most] {
+				most = j
+			}
+		}
+		f.has[most]--
 	}
-	return f
 }
 
 // fill divides what is left max-min fairly by weights: none gets beyond what it

@@ -189,12 +189,31 @@ func TestNobodyPaysForAnothersBacklog(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i, l := range loads {
-			// One milli-msg/s and one message are given to each beforehand.
-			if s := got[i].Share; keeps[i] && (int64(s.Rate) < int64(l.Recent*1000)-1 || s.Burst < l.Peak-1) {
+			if s := got[i].Share; keeps[i] && (int64(s.Rate) < int64(l.Recent*1000) || s.Burst < l.Peak) {
 				t.Fatalf("%s: %+v for %v msg/s and a burst of %d, within its quota of %+v\n%+v", rule, s, l.Recent, l.Peak, l.Quota, loads)
 			}
 		}
 	})
+}
+
+// A topic that has just fallen silent: the rates stay where they were, turn for turn,
+// and the next burst finds what the last one needed.
+func TestSilenceKeepsRatesAndTheBurstsOfTheLastMinute(t *testing.T) {
+	total := tokenbucket.Share{Rate: 1_000_000, Burst: 5}
+	quota := []tokenbucket.Share{{Rate: 333_333, Burst: 1}, {Rate: 666_667, Burst: 4}}
+	for _, rule := range []string{Robust, Sqrt} {
+		held := []tokenbucket.Share{{Rate: 200_000, Burst: 3}, {Rate: 800_000, Burst: 2}}
+		for range 3 {
+			got, err := Split(rule, total, []Load{
+				{Broker: "a", Publishers: 1, Quota: quota[0], Share: held[0], Peak: 1},
+				{Broker: "b", Publishers: 1, Quota: quota[1], Share: held[1], Peak: 4},
+			})
+			if err != nil || got[0].Share != (tokenbucket.Share{Rate: 200_000, Burst: 1}) || got[1].Share != (tokenbucket.Share{Rate: 800_000, Burst: 4}) {
+				t.Fatalf("%s: %+v, %v", rule, got, err)
+			}
+			held = []tokenbucket.Share{got[0].Share, got[1].Share}
+		}
+	}
 }
 
 // The return of a broker at a3fd342: its publishers' backlog took the other from
