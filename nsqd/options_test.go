@@ -91,6 +91,8 @@ func TestBadFlagsAreNamedAllAtOnce(t *testing.T) {
 		{"--tls-key=a", []string{"--tls-cert", "--tls-key"}},
 		{"--tls-required", []string{"--tls-required"}},
 		{"--tls-required=maybe", []string{`"maybe"`, "tcp-https"}},
+		{"--io-loops=many", []string{`"many"`}},
+		{"--io-loops=-1", []string{`"-1"`}},
 		{"--tls-min-version=tls2", []string{`"tls2"`}},
 		{"--tls-cert=a --tls-key=b --tls-client-auth-policy=ask", []string{`"ask"`, "require-verify"}},
 		{"--tls-client-auth-policy=require", []string{"--tls-client-auth-policy needs"}},

@@ -4,10 +4,12 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"runtime"
 	"strconv"
 	"strings"
 
 	"github.com/srtm-io/srtm/nsq/wire"
+	"github.com/srtm-io/srtm/nsqd/conn"
 	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -114,6 +116,34 @@ func (v *tlsVersion) Set(s string) error {
 		return fmt.Errorf("%q is none of tls1.0, tls1.1, tls1.2, tls1.3", s)
 	}
 	*v = version
+	return nil
+}
+
+// ioLoops is how many event loops there are: a number, or autoLoops.
+type ioLoops conn.Config
+
+const autoLoops = "auto"
+
+func (l *ioLoops) String() string {
+	if l.MaxLoops > l.Loops {
+		return autoLoops
+	}
+	return strconv.Itoa(l.Loops)
+}
+
+// Set takes a number or autoLoops, which on systems without event loops is 0.
+func (l *ioLoops) Set(s string) error {
+	n, err := strconv.Atoi(s)
+	switch {
+	case s == autoLoops && runtime.GOOS == "linux":
+		l.Loops, l.MaxLoops = 1, runtime.GOMAXPROCS(0)
+		return nil
+	case s == autoLoops:
+		n = 0
+	case err != nil || n < 0:
+		return fmt.Errorf("%q is neither a number of event loops nor %s", s, autoLoops)
+	}
+	l.Loops, l.MaxLoops = n, n
 	return nil
 }
 

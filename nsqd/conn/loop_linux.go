@@ -34,6 +34,8 @@ import (
 type loop struct {
 	// Set once.
 	env    *env
+	group  *loops
+	number int // tells it apart from all that there ever were
 	poller *poll.Poller
 
 	slots  []*slot // by number; nil: free
@@ -50,10 +52,15 @@ type loop struct {
 	going     broker.Outgoing // written from
 	offloaded sync.WaitGroup
 
+	effort effort
+	leaver order // to: connections go there, until none is left
+	seen   seen  // under loops.mu
+
 	inbox struct {
 		sync.Mutex
 		slots  []*slot
-		asleep bool // the goroutine waits, or is about to
+		order  order // to: nil, or to be carried out
+		asleep bool  // the goroutine waits, or is about to
 		stop   bool
 	}
 	taken []*slot // inbox.slots of the turn before
@@ -76,8 +83,10 @@ const (
 type slot struct {
 	// Set once.
 	*client
-	loop *loop
-	fd   int
+	fd int
+
+	loop *loop // changes hands with queued
+	work bulk
 
 	number int32 // in loop.slots
 	turn   uint32
@@ -113,9 +122,9 @@ type slot struct {
 
 // A slot is a driver.
 
-func (s *slot) interrupt()        { s.loop.post(s) }
-func (s *slot) cut()              { s.loop.post(s) }
-func (s *slot) notify()           { s.loop.post(s) }
+func (s *slot) interrupt()        { s.post() }
+func (s *slot) cut()              { s.post() }
+func (s *slot) notify()           { s.post() }
 func (s *slot) nonblocking() bool { return !s.away }
 
 // A loop writes by itself, when it has read what there is.
@@ -158,22 +167,35 @@ const (
 	gone                   // closed, or left for a goroutine
 )
 
-func newLoop(e *env) (*loop, error) {
+func newLoop(g *loops, number int) (*loop, error) {
 	p, err := poll.New()
 	if err != nil {
 		return nil, err
 	}
-	return &loop{env: e, poller: p, buf: e.buffers.get(loopBuffer)}, nil
+	return &loop{env: g.env, group: g, number: number, poller: p, buf: g.env.buffers.get(loopBuffer)}, nil
 }
 
-// post has the loop look at a connection. Any goroutine may call it, at any
-// time; it does not block.
-func (l *loop) post(s *slot) {
-	if s.queued.Swap(true) {
-		return
+// post has the connection's loop look at it. Any goroutine may call it, at any
+// time; it does not block. Who sets queued may use s.loop until it is in that inbox.
+func (s *slot) post() {
+	if !s.queued.Swap(true) {
+		s.loop.enqueue(s)
 	}
+}
+
+// enqueue puts a connection into the inbox. Requires: the caller set s.queued.
+func (l *loop) enqueue(s *slot) {
 	l.inbox.Lock()
 	l.inbox.slots = append(l.inbox.slots, s)
+	l.wakeLocked()
+	l.inbox.Unlock()
+}
+
+// order has the loop carry something out at the end of a turn. Requires: it has
+// carried out what it was told before.
+func (l *loop) order(o order) {
+	l.inbox.Lock()
+	l.inbox.order = o
 	l.wakeLocked()
 	l.inbox.Unlock()
 }
@@ -196,7 +218,7 @@ func (l *loop) take(fd int, remote string) {
 		unix.Close(fd)
 		return
 	}
-	l.post(s)
+	s.post()
 }
 
 // stop ends the loop. Requires: it has no connection any more.
@@ -207,16 +229,18 @@ func (l *loop) stop() {
 	l.inbox.Unlock()
 }
 
-// run serves until stop.
+// run serves until stop, or until it was told to end and has no connection any more.
 func (l *loop) run() {
 	defer l.close()
 	for {
 		l.inbox.Lock()
-		if l.inbox.stop {
+		o := l.inbox.order
+		l.inbox.order = order{}
+		idle := len(l.inbox.slots) == 0 && o.to == nil
+		if l.inbox.stop || l.leaver.to != nil && idle && l.effort.connections.Load() == 0 {
 			l.inbox.Unlock()
 			return
 		}
-		idle := len(l.inbox.slots) == 0
 		l.inbox.asleep = idle
 		l.inbox.Unlock()
 		l.poller.Alarm(l.due.next())
@@ -227,6 +251,7 @@ func (l *loop) run() {
 			l.inbox.Unlock()
 		}
 		began := clock.Mono()
+		l.effort.begins()
 		for i := range events {
 			l.serve(&events[i])
 			if l.took >= loopBuffer {
@@ -243,6 +268,13 @@ func (l *loop) run() {
 		if !now.Before(l.due.next()) {
 			l.expire(now)
 			l.env.slow.note(CauseTimers, now, clock.Mono())
+		}
+		l.effort.ends(now.Sub(began))
+		l.group.due(now)
+		if o.to != nil {
+			l.carryOut(o)
+		} else if l.leaver.to != nil {
+			l.giveAll(l.leaver.to)
 		}
 	}
 }
@@ -277,6 +309,9 @@ func (l *loop) close() {
 	defer l.inbox.Unlock()
 	l.inbox.asleep = false // there is no wait to be ended
 	l.poller.Close()
+	if l.leaver.to != nil {
+		l.group.done()
+	}
 }
 
 // serve does what an event is about.
@@ -336,7 +371,10 @@ func (l *loop) open(s *slot) {
 	l.slots[s.number] = s
 	s.phase = open
 	s.place = -1
-	s.in = l.env.stamps.TrackSocket(hook.Socket{FD: s.fd})
+	l.effort.connections.Add(1)
+	if s.in == nil { // else it comes from another loop
+		s.in = l.env.stamps.TrackSocket(hook.Socket{FD: s.fd})
+	}
 	if err := l.watch(s); err != nil {
 		l.fail(s, err)
 		return
@@ -400,6 +438,7 @@ func (l *loop) readable(s *slot) {
 	n, err := s.in.Read(s.buf[s.w:])
 	s.w += n
 	l.took += n
+	l.worked(s, n)
 	switch {
 	case errors.Is(err, hook.ErrAgain):
 		l.keep(s)
@@ -505,7 +544,7 @@ func (l *loop) offload(s *slot) {
 			s.held = t
 		}
 		s.back.Store(true)
-		l.post(s)
+		s.post()
 	})
 }
 
@@ -634,6 +673,7 @@ func (l *loop) flush(s *slot) error {
 			return nil
 		}
 		n, err := poll.Write(s.fd, replies)
+		l.worked(s, n)
 		if err == nil && n < len(replies) {
 			err = l.owe(s, replies[n:])
 		}
@@ -658,6 +698,7 @@ func (l *loop) flush(s *slot) error {
 		if err != nil {
 			return err
 		}
+		l.worked(s, n)
 		if n < len(g.Frames) {
 			s.owed, *g = *g, s.owed
 			if err := l.owe(s, s.owed.Frames[n:]); err != nil {
@@ -819,9 +860,52 @@ func (l *loop) leave(s *slot) {
 	s.pending, s.owed = nil, broker.Outgoing{}
 	l.slots[s.number] = nil
 	l.vacant = append(l.vacant, s.number)
+	l.effort.connections.Add(-1)
 	if s.place >= 0 {
 		heap.Remove(&l.due, s.place)
 	}
+}
+
+// carryOut does what the loop was told.
+func (l *loop) carryOut(o order) {
+	if o.ends {
+		l.leaver = o
+		l.giveAll(o.to)
+		return
+	}
+	left := uint64(o.part * float64(l.effort.work.before))
+	for _, s := range l.slots {
+		if s == nil {
+			continue
+		}
+		s.work.at(l.effort.work.epoch)
+		if w := uint64(s.work.before); w > 0 && w <= left && l.give(s, o.to) {
+			left -= w
+		}
+	}
+	l.group.done()
+}
+
+// giveAll gives away what can be given; the rest in a later turn.
+func (l *loop) giveAll(to *loop) {
+	for _, s := range l.slots {
+		if s != nil {
+			l.give(s, to)
+		}
+	}
+}
+
+// give hands a connection to another loop, if it is between two commands' results: it
+// is not away, is owed nothing, and is not about to be looked at. What was read of a
+// command that is not there whole goes along.
+func (l *loop) give(s *slot, to *loop) bool {
+	if s.phase != open || s.away || s.listed || len(s.pending) > 0 || s.queued.Swap(true) {
+		return false
+	}
+	l.leave(s)
+	s.phase, s.loop = arriving, to
+	to.enqueue(s)
+	return true
 }
 
 // schedule sees to it that expire looks at the connection in time. A time that

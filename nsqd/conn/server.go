@@ -44,6 +44,9 @@ type Config struct {
 	// compressed have a goroutine in any case, and with StrictBuffering so have
 	// subscribers.
 	Loops int
+	// MaxLoops is how many there may be while the load asks for them and processors
+	// have nothing to do; no more than Loops: there are always as many.
+	MaxLoops int
 	// MaxConnections refuses further connections; 0 means no limit but the
 	// system's.
 	MaxConnections int
@@ -137,12 +140,10 @@ type Server struct {
 	endLog func()
 	cancel context.CancelFunc
 
-	turn atomic.Uint32 // of the loops, to get a connection
-	mu   struct {
+	mu struct {
 		sync.Mutex
-		loops []*loop // started by the first Serve; then they stay
+		loops *loops // started by the first Serve; nil before
 	}
-	looping sync.WaitGroup // of loops
 }
 
 // New returns a server that is not listening yet.
@@ -186,10 +187,11 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 		}
 		if a != nil {
 			defer a.close()
+			loops := s.loops()
 			accept = func() error {
 				fd, remote, err := a.accept()
 				if err == nil {
-					s.nextLoop().take(fd, remote)
+					loops.take(fd, remote)
 				}
 				return err
 			}
@@ -250,20 +252,16 @@ func (s *Server) startLoops() error {
 	if s.mu.loops != nil || s.ctx.Err() != nil {
 		return nil
 	}
-	for range s.cfg.Loops {
-		l, err := newLoop(&s.env)
-		if err != nil {
-			return fmt.Errorf("event loop: %w", err)
-		}
-		s.mu.loops = append(s.mu.loops, l)
-		s.looping.Go(l.run)
-	}
-	return nil
+	var err error
+	s.mu.loops, err = newLoops(s.ctx, &s.env, s.cfg.Loops, max(s.cfg.Loops, s.cfg.MaxLoops))
+	return err
 }
 
-// nextLoop returns the loop for the next connection. Requires: there are some.
-func (s *Server) nextLoop() *loop {
-	return s.mu.loops[s.turn.Add(1)%uint32(len(s.mu.loops))]
+// loops returns the loops; nil before there are some.
+func (s *Server) loops() *loops {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mu.loops
 }
 
 // StopReading makes every connection that is not a subscriber end at the next
@@ -284,10 +282,9 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	go func() {
 		defer close(done)
 		s.clients.wg.Wait()
-		for _, l := range s.mu.loops { // none is added once it is closing
-			l.stop()
+		if g := s.loops(); g != nil { // none are started once it is closing
+			g.stop()
 		}
-		s.looping.Wait()
 		s.endLog()
 	}()
 	select {
@@ -310,6 +307,14 @@ type Stats struct {
 	// SlowTurns counts the parts of event loops' turns that took longer than 5 ms,
 	// by Cause.
 	SlowTurns [causes]uint64
+	Loops     []LoopStats
+}
+
+// LoopStats are an event loop's counters.
+type LoopStats struct {
+	Number      int           // of all that there were, from 0
+	Busy        time.Duration // processor time it took; of the clock, its utilisation
+	Connections int           // open now
 }
 
 // Stats returns the server's counters.
@@ -317,6 +322,9 @@ func (s *Server) Stats() Stats {
 	st := Stats{Connections: s.clients.len(), Accepted: s.clients.accepted.Load(), Refused: s.clients.refused.Load(), Faults: s.faults.Load(), Crowded: s.room.refused.Load()}
 	for c := range s.slow {
 		st.SlowTurns[c] = s.slow[c].Load()
+	}
+	if g := s.loops(); g != nil {
+		st.Loops = g.stats()
 	}
 	return st
 }

@@ -3,6 +3,7 @@ package httpapi
 import (
 	"github.com/prometheus/client_golang/prometheus"
 	"math"
+	"strconv"
 
 	"github.com/srtm-io/srtm/internal/nsqhttp"
 	"github.com/srtm-io/srtm/internal/obs"
@@ -37,6 +38,8 @@ var (
 	descBodies      = desc("http_bodies_refused_total", "Requests refused: the bodies of all take as much memory as they may.")
 	descNames       = desc("names_refused_total", "Topics and channels not created: there are as many as there may be.", "kind")
 	descSlowTurns   = desc("loop_slow_turns_total", "Parts of event loops' turns that took longer than 5 ms: commands, output, timers.", "cause")
+	descLoopBusy    = desc("loop_busy_seconds_total", "Processor time that an event loop took; its rate is the loop's utilisation, 1: saturated. The number of loops may follow the load (--io-loops).", "loop")
+	descLoopConns   = desc("loop_connections", "Open connections of an event loop.", "loop")
 	descLookupd     = desc("nsqlookupd_connected", "1 while the nsqlookupd is kept informed.", "address")
 	descLookupdLost = desc("nsqlookupd_failures_total", "Connections to the nsqlookupd that ended, or did not come about.", "address")
 	descAuth        = desc("auth_requests_total", "Questions to auth servers, by how they ended.", "result")
@@ -108,6 +111,11 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	counter(descFaults, conns.Faults)
 	for c, n := range conns.SlowTurns {
 		counter(descSlowTurns, n, conn.Cause(c).String())
+	}
+	for _, l := range conns.Loops {
+		number := strconv.Itoa(l.Number)
+		out <- prometheus.MustNewConstMetric(descLoopBusy, prometheus.CounterValue, l.Busy.Seconds(), number)
+		gauge(descLoopConns, float64(l.Connections), number)
 	}
 	counter(descBodies, c.bodies.Refused())
 	counter(descCrowded, conns.Crowded)

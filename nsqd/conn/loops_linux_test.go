@@ -1,0 +1,65 @@
+package conn
+
+import (
+	"math/rand/v2"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/mono"
+)
+
+// Shuffle changes the loops, at random, unless the last change is still under way: one
+// more, as long as there are fewer than most, one less, or some of one's connections to
+// another. It reports whether it did.
+func (s *Server) Shuffle(random *rand.Rand, most int) bool {
+	g := s.loops()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.ordered.Load() {
+		return false
+	}
+	for _, l := range g.all {
+		l.look(mono.Time(1)) // what was done in the turns before is known
+	}
+	n := len(g.all)
+	c := change{kind: startLoop}
+	if n == most || n > 1 && random.IntN(4) > 0 {
+		from := random.IntN(n)
+		c = change{kind: moveWork, from: from, to: (from + 1 + random.IntN(n-1)) % n, part: random.Float64() * 1.5}
+		if random.IntN(3) == 0 {
+			c.kind = endLoop
+		}
+	}
+	g.do(c)
+	return true
+}
+
+func TestIdleTime(t *testing.T) {
+	stat := "cpu  9 9 9 900 9 9\ncpu0 5 0 5 100 20 7 0 0 0 0\ncpu1 1 1 1 400 1 1\ncpu12 1 1 1 30 1 1\ncpux 1 1 1 1 1 1\ncpu2 1\nintr 5 6 7 8 9 10 11\n"
+	if got := idleTime([]byte(stat), func(cpu int) bool { return cpu != 1 }); got != 1510*time.Millisecond {
+		t.Errorf("%v of processors 0 and 12", got)
+	}
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := idleTime(text, func(int) bool { return true }); got <= 0 {
+		t.Errorf("%v on this machine", got)
+	}
+}
+
+// Turns are as long as their share of the thread's time; what the system took is none.
+func TestBusyIsProcessorTime(t *testing.T) {
+	var e effort
+	for range 10 * sampleEvery {
+		e.begins()
+		if e.turns%sampleEvery == 1 {
+			e.cpu -= 2 * time.Millisecond // as if the thread had run for so long
+		}
+		e.ends(8 * time.Millisecond)
+	}
+	if busy, wall := e.busy.Load(), int64(10*sampleEvery*8*time.Millisecond); busy < wall/5 || busy > wall/2 {
+		t.Errorf("%d ns of %d, a quarter of which the thread ran", busy, wall)
+	}
+}

@@ -1,0 +1,19 @@
+//go:build !linux
+
+package conn
+
+import (
+	"context"
+	"errors"
+)
+
+// loops are Linux's alone: elsewhere there are none.
+type loops struct{}
+
+func newLoops(context.Context, *env, int, int) (*loops, error) {
+	return nil, errors.New("event loops need Linux")
+}
+
+func (*loops) take(int, string)   {}
+func (*loops) stop()              {}
+func (*loops) stats() []LoopStats { return nil }

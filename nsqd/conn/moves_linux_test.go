@@ -1,0 +1,108 @@
+package conn_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/srtm-io/srtm/nsq/wire"
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/conn"
+)
+
+var _ = Describe("connections that change loops", func() {
+	const publishers, each = 12, 300
+
+	It("lose nothing, repeat nothing and keep the order, while loops come and go", func() {
+		n := start(func(b *broker.Config, c *conn.Config) { b.Capacity, c.Loops = publishers*each, 1 })
+		subscribe := func(channel string, ready int) *peer {
+			p := n.dial()
+			p.send(wire.AppendSub(nil, "t", channel))
+			p.expect(wire.FrameResponse, "OK")
+			p.send(wire.AppendRdy(nil, ready))
+			return p
+		}
+		// One reads as it comes, the other not before all is published: it is owed.
+		prompt, late := subscribe("prompt", 50), subscribe("late", 2500)
+		Expect(late.nc.(*net.TCPConn).SetReadBuffer(64 << 10)).To(Succeed())
+		ctx, cancel := context.WithCancel(context.Background())
+		var all sync.WaitGroup
+		DeferCleanup(func() { cancel(); all.Wait() })
+		for p := range publishers {
+			peer := n.dial()
+			all.Go(func() {
+				defer GinkgoRecover()
+				random := rand.New(rand.NewPCG(1, uint64(p)))
+				for i := range each {
+					cmd := wire.AppendPub(nil, "t", fmt.Appendf(nil, "%d %d %s", p, i, strings.Repeat("x", random.IntN(9000))))
+					cut := random.IntN(len(cmd)) // what is read of a command goes along
+					peer.send(cmd[:cut])
+					peer.send(cmd[cut:])
+					peer.expect(wire.FrameResponse, "OK")
+				}
+			})
+		}
+		var changes int
+		changed := make(chan struct{})
+		go func() {
+			defer close(changed)
+			random := rand.New(rand.NewPCG(2, uint64(GinkgoRandomSeed())))
+			for ctx.Err() == nil {
+				if n.server.Shuffle(random, 4) {
+					changes++
+				}
+				select {
+				case <-ctx.Done():
+				case <-time.After(200 * time.Microsecond):
+				}
+			}
+		}()
+
+		receive := func(sub *peer) {
+			GinkgoHelper()
+			var next [publishers]int
+			Expect(sub.nc.SetDeadline(time.Now().Add(time.Minute))).To(Succeed())
+			for range publishers * each {
+				m := sub.message()
+				var p, i int
+				_, err := fmt.Sscanf(string(m.Body), "%d %d", &p, &i)
+				Expect(err).NotTo(HaveOccurred())
+				Expect(i).To(Equal(next[p]), "of publisher %d", p)
+				next[p]++
+				sub.send(wire.AppendFin(nil, m.ID))
+			}
+		}
+		receive(prompt)
+		all.Wait()
+		receive(late)
+		cancel()
+		<-changed
+		Expect(changes).To(BeNumerically(">", 20))
+		Eventually(func() (sum int) {
+			for _, l := range n.server.Stats().Loops {
+				sum += l.Connections
+			}
+			return sum
+		}).WithTimeout(20 * time.Second).Should(Equal(publishers + 2))
+	})
+
+	It("answers who waits for something else meanwhile", func() {
+		n := start(func(_ *broker.Config, c *conn.Config) { c.Loops = 1 })
+		random := rand.New(rand.NewPCG(3, uint64(GinkgoRandomSeed())))
+		for i := range 200 {
+			p := n.dial() // a connection that has just come, and a topic that is created
+			p.send(wire.AppendSub(nil, fmt.Sprintf("t%d", i), "c"))
+			n.server.Shuffle(random, 3)
+			p.expect(wire.FrameResponse, "OK")
+			Expect(p.nc.Close()).To(Succeed())
+		}
+		Eventually(func() int { return n.server.Stats().Connections }).WithTimeout(20 * time.Second).Should(BeZero())
+	})
+})

@@ -1,0 +1,105 @@
+package conn
+
+import "time"
+
+// When there is to be another loop, or one less, and who moves.
+const (
+	lookEvery = 100 * time.Millisecond // how often loops that are at work are looked at
+	// crowded is how much of a processor's time a loop may take before it is relieved:
+	// beyond, those who wait for their turn wait for long (M/G/1: three services).
+	crowded = 0.75
+	// roomy is how much each would take at most if there were one less, when one is
+	// ended. Far from crowded, so that a load between them changes nothing.
+	roomy = 0.4
+	// uneven is by how much two loops differ before connections move between them.
+	uneven = 0.25
+	// spare is how many processors must have nothing to do for another loop: where
+	// there is none, it only takes turns with the others, and messages that go from
+	// one to the other wake it.
+	spare = 0.5
+
+	crowdedLooks = 3  // in a row, before anything is done about it
+	roomyLooks   = 50 // likewise
+	settleLooks  = 3  // after a change, before it shows
+)
+
+// loopLoad is what one loop did between two looks.
+type loopLoad struct {
+	busy        float64 // part of a processor's time, 0 to 1
+	greatest    float64 // part of its work that came from one connection, 0 to 1
+	connections int
+}
+
+// change is what is to be done about the loops. The zero value: nothing.
+type change struct {
+	kind     changeKind
+	from, to int     // loops; of startLoop neither
+	part     float64 // of from's work, for moveWork
+}
+
+type changeKind uint8
+
+const (
+	noChange  changeKind = iota
+	startLoop            // one more
+	moveWork             // connections that make that part of the work
+	endLoop              // from, whose connections go to to
+)
+
+// spreader decides about the loops by what it is shown of them, look by look. It is
+// pure. It never has fewer than least or more than most of them.
+type spreader struct {
+	least, most int
+
+	over, under, settle int // looks
+}
+
+// look is shown all loops, and how many processors had nothing to do; < 0: not known.
+func (s *spreader) look(loops []loopLoad, idle float64) change {
+	high, low, sum := 0, 0, 0.
+	for i, l := range loops {
+		sum += l.busy
+		if l.busy > loops[high].busy {
+			high = i
+		}
+		if l.busy < loops[low].busy {
+			low = i
+		}
+	}
+	n := len(loops)
+	s.over = count(s.over, loops[high].busy > crowded)
+	s.under = count(s.under, n > s.least && sum < roomy*float64(n-1))
+	if s.settle > 0 {
+		s.settle--
+		return change{}
+	}
+	c := change{}
+	// What one connection brings cannot be divided.
+	divisible := loops[high].busy * (1 - loops[high].greatest)
+	switch {
+	case s.over >= crowdedLooks && divisible > uneven && loops[high].busy-loops[low].busy > uneven:
+		c = change{kind: moveWork, from: high, to: low, part: (loops[high].busy - loops[low].busy) / 2 / loops[high].busy}
+	case s.over >= crowdedLooks && divisible > uneven && n < s.most && idle > spare:
+		c = change{kind: startLoop}
+	case s.under >= roomyLooks:
+		c = change{kind: endLoop, from: low}
+		for i, l := range loops { // to the least busy of the others
+			if i != low && (c.to == low || l.busy < loops[c.to].busy) {
+				c.to = i
+			}
+		}
+	}
+	switch c.kind {
+	case startLoop: // what it is for comes next
+	case moveWork, endLoop:
+		s.settle, s.over, s.under = settleLooks, 0, 0
+	}
+	return c
+}
+
+func count(n int, holds bool) int {
+	if holds {
+		return n + 1
+	}
+	return 0
+}

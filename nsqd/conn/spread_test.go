@@ -1,0 +1,132 @@
+package conn
+
+import (
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// A machine for the spreader: connections bring work, loops carry out what fits into a
+// processor, and what is decided is done.
+type spreadWorld struct {
+	s     spreader
+	work  []float64 // of a connection, in processors
+	loop  []int     // of a connection
+	loops int
+	cpus  float64
+	other float64 // processors that others keep busy
+}
+
+func (w *spreadWorld) look() change {
+	loops := make([]loopLoad, w.loops)
+	for c, l := range w.loop {
+		loops[l].busy += w.work[c]
+		loops[l].greatest = max(loops[l].greatest, w.work[c])
+		loops[l].connections++
+	}
+	used := w.other
+	for i := range loops {
+		if loops[i].busy > 0 {
+			loops[i].greatest /= loops[i].busy
+		}
+		loops[i].busy = min(loops[i].busy, 1)
+		used += loops[i].busy
+	}
+	c := w.s.look(loops, w.cpus-used)
+	switch c.kind {
+	case startLoop:
+		w.loops++
+	case moveWork:
+		left := 0.
+		for i, l := range w.loop {
+			if l == c.from {
+				left += w.work[i]
+			}
+		}
+		left *= c.part
+		for i, l := range w.loop {
+			if l == c.from && w.work[i] > 0 && w.work[i] <= left {
+				w.loop[i], left = c.to, left-w.work[i]
+			}
+		}
+	case endLoop:
+		last := w.loops - 1
+		for i, l := range w.loop {
+			if l == c.from {
+				w.loop[i] = c.to
+			}
+		}
+		for i, l := range w.loop { // the last takes its number
+			if l == last {
+				w.loop[i] = c.from
+			}
+		}
+		w.loops--
+	}
+	return c
+}
+
+func TestLoopsFollowTheLoad(t *testing.T) {
+	w := &spreadWorld{s: spreader{least: 1, most: 4}, loops: 1, cpus: 8}
+	for range 100 {
+		w.work, w.loop = append(w.work, 0.005), append(w.loop, 0)
+	}
+	settle := func(total float64, want int) {
+		t.Helper()
+		for i := range w.work {
+			w.work[i] = total / float64(len(w.work))
+		}
+		for range 400 {
+			w.look()
+		}
+		if w.loops != want {
+			t.Errorf("%v processors of work: %d loops, want %d", total, w.loops, want)
+		}
+	}
+	settle(0.5, 1)
+	settle(1.2, 2)
+	settle(1.0, 2) // between the bounds nothing changes
+	settle(2.9, 4)
+	settle(5.0, 4) // no more than there may be
+	settle(0.3, 1)
+}
+
+func TestNoLoopIsStartedInVain(t *testing.T) {
+	for name, w := range map[string]*spreadWorld{
+		"no processor to spare": {work: []float64{0.5, 0.5}, cpus: 2, other: 1},
+		"one connection":        {work: []float64{1}, cpus: 8},
+		"one and idle ones":     {work: []float64{0.9, 0, 0, 0, 0.05}, cpus: 8},
+	} {
+		w.s, w.loops, w.loop = spreader{least: 1, most: 4}, 1, make([]int, len(w.work))
+		for range 1000 {
+			if c := w.look(); c.kind != noChange {
+				t.Errorf("%s: %+v", name, c)
+				break
+			}
+		}
+	}
+}
+
+// Whatever the load, it comes to rest: connections do not go to and fro.
+func TestLoopsComeToRest(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := &spreadWorld{s: spreader{least: rapid.IntRange(1, 3).Draw(t, "least"), most: rapid.IntRange(3, 8).Draw(t, "most")}, cpus: float64(rapid.IntRange(1, 64).Draw(t, "cpus"))}
+		w.loops = w.s.least
+		w.other = w.cpus * rapid.Float64Range(0, 1).Draw(t, "others")
+		w.work = rapid.SliceOfN(rapid.Float64Range(0, 1.2), 1, 60).Draw(t, "work")
+		w.loop = make([]int, len(w.work))
+		for range 2000 {
+			w.look()
+			if w.loops < w.s.least || w.loops > w.s.most {
+				t.Fatalf("%d loops", w.loops)
+			}
+		}
+		at, n := slices.Clone(w.loop), w.loops
+		for range 300 {
+			if c := w.look(); w.loops != n || !slices.Equal(w.loop, at) {
+				t.Fatalf("after 2,000 looks still %+v of %d loops", c, w.loops)
+			}
+		}
+	})
+}
