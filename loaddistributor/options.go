@@ -57,6 +57,7 @@ type options struct {
 	prepareTimeout    time.Duration
 	window            time.Duration
 	evacuateAfter     time.Duration
+	takeOverAfter     time.Duration
 	consumerWait      time.Duration
 	deathEvidence     bool
 	rebalance         string
@@ -112,6 +113,7 @@ func (o *options) flags(fs *flag.FlagSet) {
 	fs.DurationVar(&o.prepareTimeout, "prepare-timeout", controller.DefaultPrepareTimeout, "how long brokers, and then the adaptor, may take to create a topic")
 	fs.DurationVar(&o.window, "window", controller.DefaultWindow, "length of the sliding window of stats and loads")
 	fs.DurationVar(&o.consumerWait, "consumer-wait", controller.DefaultConsumerWait, "how long a move waits for a consumer of each channel at the brokers that are new to the topic, before publishers are sent there")
+	fs.DurationVar(&o.takeOverAfter, "takeover-after", 5*time.Second, "how long a broker may be away before another brings in what it has of replicated topics, and it has nothing of them any more; 8 s after a start of the loaddistributor if that is more; 0: for ever")
 	fs.DurationVar(&o.evacuateAfter, "evacuate-after", controller.DefaultEvacuateAfter, "how long a broker may be away before its publishers are placed elsewhere; 8 s after a start of the loaddistributor if that is more, and at once if its process is seen to have ended")
 	fs.BoolVar(&o.deathEvidence, "death-evidence", true, "take it for proof that a broker's process has ended if its session ends and both its ports, which had accepted, refuse connections: its shares go to others at once. Set it to false where something else than the broker's own host may answer for its address")
 	fs.StringVar(&o.rebalance, "rebalance", "dry-run", "`what` to do when a broker misses a topic's SLO and its bucket is not to blame: on (move publishers), dry-run (log what would move) or off")
@@ -213,7 +215,7 @@ func (o *options) controllerConfig(log *slog.Logger, metrics prometheus.Register
 		Probe:   probe,
 		Fitting: measure, FittingRound: o.fittingRound,
 		ReportInterval: o.reportInterval, PrepareTimeout: o.prepareTimeout, Window: o.window,
-		EvacuateAfter: o.evacuateAfter, ConsumerWait: o.consumerWait, Rebalance: mode, RebalanceRules: o.rebalanceRules,
+		EvacuateAfter: o.evacuateAfter, TakeOverAfter: cmp.Or(o.takeOverAfter, -1), ConsumerWait: o.consumerWait, Rebalance: mode, RebalanceRules: o.rebalanceRules,
 		Grace: grace, GrantAddress: o.tbadaptorAddress, Followed: o.store == storeEtcd, TenantRates: o.tenantRates, Seed: o.seed, Log: log, Metrics: metrics,
 	}
 }

@@ -152,6 +152,9 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 		membership.BrokerID, membership.Version = node.BrokerID, node.Release
 		membership.TCPAddress = net.JoinHostPort(node.BroadcastAddress, strconv.Itoa(node.BroadcastTCPPort))
 		membership.HTTPAddress = net.JoinHostPort(node.BroadcastAddress, strconv.Itoa(node.BroadcastHTTPPort))
+		if membership.Durability = opts.kept(); d.jetstream != nil {
+			membership.TakeOver = d.broker.TakeOver
+		}
 		membership.DrainPublishers, membership.NudgeConsumers = d.conns.DrainPublishers, d.conns.NudgeConsumers
 		membership.Store, membership.Log, membership.Metrics = bases, log, registry
 		if control, err = agent.New(membership, d.broker.Node()); err != nil {

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	admission "github.com/srtm-io/srtm/admission/client"
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
@@ -204,6 +205,14 @@ func (o *options) flags(fs *flag.FlagSet) {
 	fs.Int("queue-scan-worker-pool-max", 4, ignored+": timeouts need no scans")
 	fs.Bool("verbose", false, ignored+", as by NSQ: use --log-level")
 	fs.BoolFunc("worker-id", ignored+": NSQ calls it --node-id now", number)
+}
+
+// kept is --durability for the loaddistributor.
+func (o *options) kept() srtmv1.Durability {
+	return map[string]srtmv1.Durability{
+		durabilityMemory: srtmv1.Durability_DURABILITY_MEMORY, durabilityFsync: srtmv1.Durability_DURABILITY_FSYNC,
+		durabilityReplicated: srtmv1.Durability_DURABILITY_REPLICATED,
+	}[o.durability]
 }
 
 // Values of --durability, --output-buffering and --tls-client-auth-policy.

@@ -29,6 +29,16 @@ const (
 
 func (p Pacing) on() bool { return p == PacingAdvise || p == PacingPolice }
 
+// Durability is what an OK to a publisher is worth.
+type Durability string
+
+// Its values; "": the brokers' own.
+const (
+	DurabilityMemory     Durability = "memory"
+	DurabilityFsync      Durability = "fsync"
+	DurabilityReplicated Durability = "replicated"
+)
+
 // SLO: a fraction Quantile, in (0, 1), of a topic's messages is delivered
 // within Latency, above 0.
 type SLO struct {
@@ -45,6 +55,7 @@ type Spec struct {
 	// Placement policy and share rule, by name, resolved: never empty.
 	Policy, ShareRule string
 	Pacing            Pacing
+	Durability        Durability
 	Channels          []string
 	Tenant            string // whose it is; "": an operator's
 	// Since is when each of Demand.Publishers of an open topic was heard first, in seconds
@@ -64,6 +75,13 @@ type Auto struct {
 // Name returns the topic's name.
 func (s *Spec) Name() string { return s.Demand.Topic }
 
+// Keeping returns a specification with that durability.
+func (s *Spec) Keeping(d Durability) *Spec {
+	c := *s
+	c.Durability = d
+	return &c
+}
+
 // Weighted returns the groups that have a weight, where the topic is paced.
 func (s *Spec) Weighted() (groups []placement.Group) {
 	for _, g := range s.Demand.Groups {
@@ -77,7 +95,7 @@ func (s *Spec) Weighted() (groups []placement.Group) {
 // Equal reports whether both order the same. The order of publishers matters:
 // a placement depends on it.
 func (s *Spec) Equal(o *Spec) bool {
-	return s.PlacedAs(o) && s.Tenant == o.Tenant && s.SLO == o.SLO && s.OverLimit == o.OverLimit && s.ShareRule == o.ShareRule && s.Pacing == o.Pacing &&
+	return s.PlacedAs(o) && s.Tenant == o.Tenant && s.SLO == o.SLO && s.OverLimit == o.OverLimit && s.ShareRule == o.ShareRule && s.Pacing == o.Pacing && s.Durability == o.Durability &&
 		slices.Equal(s.Channels, o.Channels) && slices.Equal(s.Since, o.Since) && s.Auto == o.Auto
 }
 

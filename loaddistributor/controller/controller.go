@@ -45,6 +45,9 @@ type Config struct {
 	// How long a broker may be away before its publishers are placed elsewhere;
 	// 0: DefaultEvacuateAfter.
 	EvacuateAfter time.Duration
+	// How long a broker may be away before another takes over what it has of replicated
+	// topics; < 0: for ever.
+	TakeOverAfter time.Duration
 	// How long a move waits for consumers to come to the brokers that are new to the
 	// topic; 0: DefaultConsumerWait.
 	ConsumerWait time.Duration

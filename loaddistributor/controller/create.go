@@ -121,7 +121,7 @@ func (c *Controller) begin(spec *catalog.Spec, key, on string) (*creation, catal
 			if cr == nil || cr.key != key {
 				continue
 			}
-			if !cr.spec.Equal(spec) {
+			if !sameOrder(cr.spec, spec) {
 				return nil, catalog.Topic{}, fmt.Errorf("topic %s is being created with the key: %w", cr.spec.Name(), catalog.ErrKeyReused)
 			}
 			cr.waiters++
@@ -129,7 +129,7 @@ func (c *Controller) begin(spec *catalog.Spec, key, on string) (*creation, catal
 		}
 		if known, ok := c.mu.next.KeyOf(key); ok {
 			topic, _ := c.mu.next.Topic(known)
-			if !topic.Ordered.Equal(spec) {
+			if !sameOrder(topic.Ordered, spec) {
 				return nil, catalog.Topic{}, fmt.Errorf("topic %s was created with the key: %w", known, catalog.ErrKeyReused)
 			}
 			if topic.State != catalog.Deleting {
@@ -141,6 +141,9 @@ func (c *Controller) begin(spec *catalog.Spec, key, on string) (*creation, catal
 	// name, begins.
 	if t, taken := c.mu.next.Topic(name); taken && t.State != catalog.Deleting || c.mu.topics.see(name).creating != nil {
 		return nil, catalog.Topic{}, fmt.Errorf("topic %s: %w", name, catalog.ErrTopicExists)
+	}
+	if spec.Durability == "" {
+		spec = spec.Keeping(c.mu.durability())
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	c.mu.empty = false // it is a new cluster, or somebody sees to it
@@ -299,4 +302,27 @@ func usedOf(plan placement.Plan) (sum tokenbucket.Share) {
 // deletion goes on when ctx ends. catalog.ErrTopicUnknown if there is none.
 func (c *Controller) Delete(ctx context.Context, name string) error {
 	return c.request(ctx, operation{name: name, target: reconcile.Target{Gone: true}})
+}
+
+// sameOrder reports whether a creation is ordered again: what is left to the brokers may
+// have been resolved.
+func sameOrder(was, again *catalog.Spec) bool {
+	if again.Durability == "" {
+		again = again.Keeping(was.Durability)
+	}
+	return was.Equal(again)
+}
+
+// durability is that of the brokers; "": they differ, or there are none.
+func (st *state) durability() catalog.Durability {
+	var of catalog.Durability
+	first := true
+	// order: all are to be the same
+	for _, s := range st.sessions {
+		if !first && s.durability != of {
+			return ""
+		}
+		of, first = s.durability, false
+	}
+	return of
 }

@@ -148,6 +148,8 @@ func (c *Controller) change(own *owner, op operation) error {
 					answers = c.ask(op.name, effect.Spec, false, effect.Brokers)
 				case reconcile.Remove:
 					answers = c.ask(op.name, nil, effect.Unused, effect.Brokers)
+				case reconcile.TakeOver:
+					answers = c.askTakeOver(op.name, effect)
 				case reconcile.Grant:
 					c.progress(op, Progress{Message: "granting the shares"})
 					event = c.grant(op, effect)
@@ -223,7 +225,7 @@ func (c *Controller) plan(op operation) reconcile.Planned {
 		}
 		c.mu.RLock()
 		topic, _ := c.mu.next.Topic(op.name)
-		brokers := c.mu.next.SnapshotFor(op.name)
+		brokers := c.mu.without(c.mu.next.SnapshotFor(op.name), topic)
 		told := slices.Contains(c.mu.next.LeftoverContracts(), op.name)
 		c.mu.RUnlock()
 		event, err := op.decide(topic, brokers)
@@ -264,6 +266,24 @@ func (c *Controller) ask(topic string, prepare *catalog.Spec, unused bool, broke
 			c.mu.remove(s, topic, unused, answers, now)
 		}
 	}
+	return answers
+}
+
+// askTakeOver has a broker take over what another had of a topic.
+func (c *Controller) askTakeOver(topic string, t reconcile.TakeOver) chan reconcile.Answered {
+	answers := make(chan reconcile.Answered, 1)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.mu.sessions[t.Broker]
+	if s == nil {
+		answers <- reconcile.Answered{Broker: t.Broker, Err: ErrBrokerGone}
+		return answers
+	}
+	c.mu.requests++
+	s.requests[c.mu.requests] = &request{topic: topic, owners: true, sent: time.Now(), done: answers}
+	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_TakeOver{TakeOver: &srtmv1.TakeOver{
+		Request: c.mu.requests, Topic: topic, FromBrokerId: t.From,
+	}}})
 	return answers
 }
 

@@ -71,7 +71,10 @@ func (c *Controller) reconcile(now time.Time) {
 			switch {
 			case !open(topic) || c.mu.owned(name):
 			case slices.Contains(topic.Retiring, b.ID):
+				taker := c.mu.taker(topic, b, now)
 				switch {
+				case taker != "":
+					due = append(due, operation{name: name, target: reconcile.Target{Retire: b.ID, By: taker}})
 				case c.mu.emptied(topic, b.ID, now):
 					due = append(due, c.mu.retire(name, b.ID, false))
 				case c.mu.untaken(topic, b, now):
@@ -121,6 +124,53 @@ func (st *state) emptied(topic catalog.Topic, id string, now time.Time) bool {
 	// connections ended has been counted.
 	return r.Backlog == 0 && r.Depth == 0 && r.Publishers == 0 && r.Offered == 0 && r.Delivered == 0 &&
 		now.Sub(last.at) <= st.cfg.Window
+}
+
+// takers is how long one broker is asked to take a topic over before it is another's turn.
+const takersTurn = 30 * time.Second
+
+// taker returns the broker that is to take over what one that is gone, or may be, has of a
+// replicated topic; "": none, or not now.
+func (st *state) taker(topic catalog.Topic, gone catalog.Broker, now time.Time) string {
+	if topic.Spec.Durability != catalog.DurabilityReplicated || st.cfg.TakeOverAfter < 0 {
+		return ""
+	}
+	since, away := st.away[gone.ID]
+	switch s := st.sessions[gone.ID]; {
+	case s != nil: // back without the topic: another has begun to take it over
+		if st.has(s, topic.Spec.Name()) {
+			return ""
+		}
+	case !away || now.Sub(since) < st.cfg.TakeOverAfter:
+		return ""
+	}
+	var able []string
+	for _, id := range reconcile.Brokers(topic.Plan) {
+		if s := st.sessions[id]; s != nil && s.durability == catalog.DurabilityReplicated {
+			able = append(able, id)
+		}
+	}
+	if len(able) == 0 {
+		return ""
+	}
+	return able[int(now.Sub(since)/takersTurn)%len(able)]
+}
+
+// has reports whether the broker has the topic, or may.
+func (st *state) has(s *Session, topic string) bool {
+	return s.reports < 2 || s.topics[topic] != nil
+}
+
+// without leaves out brokers whose part of a replicated topic is to be taken over: until
+// then, they cannot have it anew.
+func (st *state) without(brokers []placement.Broker, topic catalog.Topic) []placement.Broker {
+	if topic.Spec == nil || topic.Spec.Durability != catalog.DurabilityReplicated {
+		return brokers
+	}
+	return slices.DeleteFunc(brokers, func(b placement.Broker) bool {
+		s := st.sessions[b.ID]
+		return slices.Contains(topic.Retiring, b.ID) && (s == nil || !st.has(s, topic.Spec.Name()))
+	})
 }
 
 // retire has an emptied broker remove the topic, unless something has come since its

@@ -27,6 +27,7 @@ type Session struct {
 	// Set once.
 	broker, instance, remote string
 	canSeek                  bool
+	durability               catalog.Durability
 	out                      *bidi.Queue[*srtmv1.ControllerMessage]
 
 	// Guarded by Controller.mu.
@@ -49,11 +50,12 @@ type Session struct {
 	vouched bool
 }
 
-// request is a PrepareTopic or RemoveTopic that is not answered yet.
+// request is a PrepareTopic, RemoveTopic or TakeOver that is not answered yet.
 type request struct {
 	topic  string
 	remove bool
-	unused bool // remove only if it is not used: a refusal is an answer like another
+	// Only the owner that waits is concerned: a refusal is an answer like another.
+	owners bool
 	sent   time.Time
 	// For the owner that waits; room for the one answer. nil: nobody does.
 	done chan<- reconcile.Answered
@@ -88,6 +90,7 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 	for _, name := range h.Topics {
 		s.topics[name] = &reportWindow{}
 	}
+	s.durability, _ = Durability(h.Durability)
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Hello{Hello: &srtmv1.ControllerHello{
 		GrantAddress: c.cfg.GrantAddress, ReportInterval: durationpb.New(c.cfg.ReportInterval),
 	}}})
@@ -231,7 +234,7 @@ func (c *Controller) result(s *Session, p *srtmv1.PrepareResult) error {
 	}
 	var failed, err error
 	switch {
-	case r.unused:
+	case r.owners:
 		// Whoever asked decides what follows.
 		if p.Error != "" {
 			r.answer(s.broker, &RefusedError{p.Error})
@@ -275,6 +278,7 @@ func (st *state) ask(s *Session, topic string, prepare *catalog.Spec, done chan<
 		Request: number, Topic: topic, Channels: prepare.Channels,
 		Slo:       &srtmv1.Slo{Quantile: prepare.SLO.Quantile, Latency: durationpb.New(prepare.SLO.Latency)},
 		OverLimit: overLimit(prepare.OverLimit), Pacing: PacingProto(prepare.Pacing),
+		Durability: DurabilityProto(prepare.Durability),
 	}
 	for _, g := range prepare.Weighted() {
 		order.Weights = append(order.Weights, &srtmv1.PublisherGroup{Key: g.Name(), Count: int32(g.Count), Weight: uint32(g.Weight)})
@@ -291,7 +295,7 @@ func (st *state) ask(s *Session, topic string, prepare *catalog.Spec, done chan<
 func (st *state) remove(s *Session, topic string, unused bool, done chan<- reconcile.Answered, now time.Time) {
 	st.requests++
 	number := st.requests
-	s.requests[number] = &request{topic: topic, remove: true, unused: unused, sent: now, done: done}
+	s.requests[number] = &request{topic: topic, remove: true, owners: unused, sent: now, done: done}
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Remove{Remove: &srtmv1.RemoveTopic{
 		Request: number, Topic: topic, IfUnused: unused,
 	}}})
@@ -302,6 +306,26 @@ func overLimit(o catalog.OverLimit) srtmv1.OverLimitPolicy {
 		return srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT
 	}
 	return srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_DELAY
+}
+
+var durabilities = []catalog.Durability{
+	srtmv1.Durability_DURABILITY_UNSPECIFIED: "",
+	srtmv1.Durability_DURABILITY_MEMORY:      catalog.DurabilityMemory,
+	srtmv1.Durability_DURABILITY_FSYNC:       catalog.DurabilityFsync,
+	srtmv1.Durability_DURABILITY_REPLICATED:  catalog.DurabilityReplicated,
+}
+
+// Durability is what the API's value says; false if it is of a later version.
+func Durability(d srtmv1.Durability) (catalog.Durability, bool) {
+	if d < 0 || int(d) >= len(durabilities) {
+		return "", false
+	}
+	return durabilities[d], true
+}
+
+// DurabilityProto is the API's value.
+func DurabilityProto(d catalog.Durability) srtmv1.Durability {
+	return srtmv1.Durability(max(0, slices.Index(durabilities, d)))
 }
 
 // PacingProto is the API's mode.

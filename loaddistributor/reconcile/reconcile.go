@@ -58,8 +58,10 @@ type Target struct {
 	Shared bool   // its contract is told the adaptor again
 	Adopt  bool   // which does not have it: then it takes up what brokers hold
 	Retire string // not on this broker any more, which it has left
-	// How it retires. Forced: whatever the broker holds; Dead: without asking it.
+	// How it retires. Forced: whatever the broker holds; Dead: without asking it; By: after
+	// this one has taken over what it has, which is gone.
 	Forced, Dead bool
+	By           string
 	// Undo: a move that another controller has begun is taken back.
 	Undo bool
 	// Forget: the adaptor is told again that the topic is gone; Held: brokers have it
@@ -114,7 +116,7 @@ type Planned struct {
 	Err   error // ErrSettled: the topic is where it is to be
 }
 
-// Answered is a broker's answer to Prepare or Remove.
+// Answered is a broker's answer to Prepare, Remove or TakeOver.
 type Answered struct {
 	Broker string
 	Err    error
@@ -169,6 +171,9 @@ type Remove struct {
 	Brokers []string
 	Unused  bool
 }
+
+// TakeOver has a broker bring in what another, which is gone, had of the topic: Answered.
+type TakeOver struct{ Broker, From string }
 
 // Grant has the adaptor share out a contract: Granted. Update: it has one already; Adopt:
 // it had one, and brokers hold their shares.
@@ -424,6 +429,9 @@ func (t *Topic) begin(now time.Time) []Effect {
 			if t.target.Dead {
 				t.seen()
 				return nil
+			}
+			if by := t.target.By; by != "" {
+				return t.ask([]string{by}, TakeOver{by, t.target.Retire}, now)
 			}
 			return t.ask([]string{t.target.Retire}, Remove{[]string{t.target.Retire}, !t.target.Forced}, now)
 		default:

@@ -172,6 +172,9 @@ func (s *Server) UpdateTopic(ctx context.Context, req *srtmv1.UpdateTopicRequest
 	}
 	topic, err := s.controller.Update(ctx, req.Spec.Name, req.ExpectedEpoch, func(present *catalog.Spec) (*catalog.Spec, error) {
 		spec, err := checkCreate(&srtmv1.CreateTopicRequest{Spec: updated(present, req)})
+		if err == nil && spec.Durability != present.Durability {
+			err = faults{{Field: "spec.durability", Problem: "cannot be changed"}}
+		}
 		if err == nil {
 			spec.Tenant = present.Tenant
 			spec.Auto.Measured = spec.Auto.Measured && present.Auto.Measured
@@ -194,6 +197,7 @@ func updated(present *catalog.Spec, req *srtmv1.UpdateTopicRequest) *srtmv1.Topi
 		wanted := proto.CloneOf(req.Spec)
 		wanted.PlacementPolicy = cmp.Or(wanted.PlacementPolicy, present.Policy)
 		wanted.ShareRule = cmp.Or(wanted.ShareRule, present.ShareRule)
+		wanted.Durability = cmp.Or(wanted.Durability, controller.DurabilityProto(present.Durability))
 		return wanted
 	}
 	wanted := specProto(present, true)
@@ -335,7 +339,7 @@ func quotaProto(q placement.Quota) *srtmv1.BrokerQuota {
 func specProto(s *catalog.Spec, publishers bool) *srtmv1.TopicSpec {
 	p := &srtmv1.TopicSpec{
 		Name: s.Name(), Contract: controller.ContractProto(s),
-		PlacementPolicy: s.Policy, Channels: s.Channels, ShareRule: s.ShareRule, Pacing: controller.PacingProto(s.Pacing),
+		PlacementPolicy: s.Policy, Channels: s.Channels, ShareRule: s.ShareRule, Pacing: controller.PacingProto(s.Pacing), Durability: controller.DurabilityProto(s.Durability),
 	}
 	if a := s.Auto; a != (catalog.Auto{}) {
 		p.Auto = &srtmv1.AutoContract{MaxRateMilli: a.MaxRate, MinBurst: a.MinBurst, MaxBurst: a.MaxBurst, Measured: a.Measured}

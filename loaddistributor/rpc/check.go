@@ -157,6 +157,9 @@ func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 	if spec.Pacing = mode; !known {
 		bad.Add("spec.pacing", "%d is no mode", p.Pacing)
 	}
+	if spec.Durability, known = controller.Durability(p.Durability); !known {
+		bad.Add("spec.durability", "%d is no durability", p.Durability)
+	}
 	if !slices.Contains(share.Rules(), spec.ShareRule) {
 		bad.Add("spec.share_rule", "%.80q is not one of %s", spec.ShareRule, strings.Join(share.Rules(), ", "))
 	}

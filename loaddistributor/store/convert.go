@@ -142,7 +142,7 @@ func fromSpec(s *catalog.Spec) *journal.Spec {
 	p := &journal.Spec{
 		Name: s.Demand.Topic, RateMilli: s.Demand.RateMilli, Rate: s.Demand.Rate, Burst: s.Demand.Burst,
 		Quantile: s.SLO.Quantile, LatencyNs: int64(s.SLO.Latency), Reject: s.OverLimit == catalog.Reject,
-		Policy: s.Policy, ShareRule: s.ShareRule, Channels: s.Channels, Pacing: string(s.Pacing), Tenant: s.Tenant,
+		Policy: s.Policy, ShareRule: s.ShareRule, Channels: s.Channels, Pacing: string(s.Pacing), Tenant: s.Tenant, Durability: string(s.Durability),
 		Open: s.Demand.Open, Since: s.Since,
 	}
 	if a := s.Auto; a != (catalog.Auto{}) {
@@ -166,7 +166,7 @@ func toSpec(p *journal.Spec) (*catalog.Spec, error) {
 	s := &catalog.Spec{
 		Demand: placement.Demand{Topic: p.Name, RateMilli: p.RateMilli, Rate: p.Rate, Burst: p.Burst, Open: p.Open},
 		SLO:    catalog.SLO{Quantile: p.Quantile, Latency: time.Duration(p.LatencyNs)},
-		Policy: p.Policy, ShareRule: p.ShareRule, Channels: p.Channels, Pacing: catalog.Pacing(p.Pacing), Tenant: p.Tenant,
+		Policy: p.Policy, ShareRule: p.ShareRule, Channels: p.Channels, Pacing: catalog.Pacing(p.Pacing), Tenant: p.Tenant, Durability: catalog.Durability(p.Durability),
 		Since: p.Since,
 		Auto:  catalog.Auto{MaxRate: p.Auto.GetMaxRateMilli(), MinBurst: p.Auto.GetMinBurst(), MaxBurst: p.Auto.GetMaxBurst(), Measured: p.Auto.GetMeasured()},
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/targets"
 )
 
@@ -44,6 +45,11 @@ type Config struct {
 	// DrainPublishers ends the connections of publishers that belong elsewhere
 	// now, and does not wait for it; it returns how many. nil: there are none.
 	DrainPublishers func(topic string, clientIDs map[string]bool) int
+	// TakeOver brings in what another broker had of a topic (broker.TakeOver), and may take
+	// long; nil: this one cannot.
+	TakeOver func(topic, from string) (messages int, err error)
+	// Durability is what an OK is worth here.
+	Durability srtmv1.Durability
 	// NudgeConsumers has consumers of these channels ask again where the topic is,
 	// and does not wait for it; it returns how many. nil: there are none.
 	NudgeConsumers func(topic string, channels map[string]bool) int

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -133,6 +134,7 @@ func (o *owner) controlUp(l *controlLink) {
 		BrokerId: cfg.BrokerID, Instance: cfg.Instance,
 		TcpAddress: cfg.TCPAddress, HttpAddress: cfg.HTTPAddress,
 		Version: cfg.Version, Mcap: cfg.Mcap, Topics: topics, Hostname: cfg.Hostname, Anew: o.anew, Seeks: true,
+		Durability: o.cfg.Durability,
 	}}})
 }
 
@@ -203,6 +205,8 @@ func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
 		r := o.node.Seek(m.Seek.Topic, m.Seek.Channel, m.Seek.To)
 		r.Request = m.Seek.Request
 		l.reply(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_SeekResult{SeekResult: r}})
+	case *srtmv1.ControllerMessage_TakeOver:
+		o.takeOver(l, m.TakeOver)
 	case *srtmv1.ControllerMessage_Drain:
 		o.drain(m.Drain)
 	case *srtmv1.ControllerMessage_Nudge:
@@ -252,6 +256,25 @@ func (o *owner) drain(d *srtmv1.DrainPublishers) {
 	}
 	n := o.cfg.DrainPublishers(d.Topic, setOf(d.ClientIds))
 	o.cfg.Log.Info("publishers move", obs.KeyTopic, d.Topic, obs.KeyCount, len(d.ClientIds), "connections", n)
+}
+
+// takeOver answers when it is done, which may be long after.
+func (o *owner) takeOver(l *controlLink, m *srtmv1.TakeOver) {
+	if o.cfg.TakeOver == nil {
+		o.result(l, m.Request, errors.New("this broker has no replicated topics (--durability=replicated)"))
+		return
+	}
+	o.cfg.Log.Info("taking over what another broker had", obs.KeyTopic, m.Topic, obs.KeyBroker, m.FromBrokerId)
+	go func() {
+		began := time.Now()
+		n, err := o.cfg.TakeOver(m.Topic, m.FromBrokerId)
+		o.do(o.ctx, func(o *owner) {
+			if err == nil {
+				o.cfg.Log.Info("took over what another broker had", obs.KeyTopic, m.Topic, obs.KeyBroker, m.FromBrokerId, obs.KeyCount, n, obs.KeyDuration, time.Since(began))
+			}
+			o.result(l, m.Request, err)
+		})
+	}()
 }
 
 func (o *owner) nudge(d *srtmv1.NudgeConsumers) {
@@ -324,6 +347,9 @@ func (o *owner) prepare(p *srtmv1.PrepareTopic) error {
 	q, latency := p.GetSlo().GetQuantile(), p.GetSlo().GetLatency().AsDuration()
 	if !(q > 0 && q < 1) || latency <= 0 {
 		return fmt.Errorf("SLO with quantile %v and latency %v: want one in (0, 1) and one above 0", q, latency)
+	}
+	if d := p.Durability; d != srtmv1.Durability_DURABILITY_UNSPECIFIED && d != o.cfg.Durability {
+		return fmt.Errorf("the topic is to have %s: this broker has %s (--durability)", d, o.cfg.Durability)
 	}
 	if o.outlived(p) {
 		o.cfg.Log.Warn("the topic was deleted and created anew while this broker could not be told: what it held of the old one is deleted", obs.KeyTopic, p.Topic)

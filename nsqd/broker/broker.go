@@ -149,6 +149,7 @@ func New(cfg Config) (*Broker, error) {
 		return nil, fmt.Errorf("broker: %w", err)
 	}
 	b := &Broker{shared: newShared(cfg), closing: make(chan struct{})}
+	b.fenced = b.yield
 	if cfg.Storage != nil {
 		b.metadataWriter = newMetadataWriter(cfg.Storage.cfg, &b.workers, b.metadata)
 	}

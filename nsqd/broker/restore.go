@@ -35,6 +35,9 @@ func (b *Broker) Restore() error {
 			return fmt.Errorf("restore topic %s: %w", name, err)
 		}
 	}
+	if err := b.yieldTaken(); err != nil {
+		return fmt.Errorf("restore: %w", err)
+	}
 	b.metadataWriter.begin()
 	b.workers.Go(b.trimOld)
 	return nil
@@ -97,19 +100,10 @@ func (st *store) restore(wanted func(channel string) bool) error {
 	if err != nil {
 		st.report("the record of what is done with is not readable: all that is on disk is delivered again", err)
 	}
-	var batch commitlog.Batch
-	for at := commitlog.Offset(from); ; at = batch.Next {
-		if err := log.Read(at, commitlog.Limit{Records: 1000, Bytes: DefaultReadAhead}, &batch); err != nil {
-			return errors.Join(err, log.Close())
-		}
-		if batch.Next == at {
-			break
-		}
-		for i := range batch.Records {
-			core.Found(queue.Offset(batch.Records[i].Offset), string(batch.Records[i].Channel))
-		}
+	next, err := commitlog.Offset(0), found(core, log, commitlog.Offset(from))
+	if err == nil {
+		next, err = log.Append(nil)
 	}
-	next, err := log.Append(nil)
 	if err != nil {
 		return errors.Join(err, log.Close())
 	}
@@ -119,6 +113,32 @@ func (st *store) restore(wanted func(channel string) bool) error {
 	st.log.Store(log)
 	st.used, st.saved = true, core.Changes()
 	return nil
+}
+
+// found tells the machine what its log has from an offset on.
+func found(core *queue.Topic, log commitlog.Log, from commitlog.Offset) error {
+	return each(log, from, func(batch *commitlog.Batch) error {
+		for i := range batch.Records {
+			core.Found(queue.Offset(batch.Records[i].Offset), string(batch.Records[i].Channel))
+		}
+		return nil
+	})
+}
+
+// each reads a log from an offset to its end.
+func each(log commitlog.Log, from commitlog.Offset, do func(*commitlog.Batch) error) error {
+	var batch commitlog.Batch
+	for at := from; ; at = batch.Next {
+		if err := log.Read(at, commitlog.Limit{Records: 1000, Bytes: DefaultReadAhead}, &batch); err != nil {
+			return err
+		}
+		if batch.Next == at {
+			return nil
+		}
+		if err := do(&batch); err != nil {
+			return err
+		}
+	}
 }
 
 // persist leaves to the next process what is in memory, and where the cursors are.

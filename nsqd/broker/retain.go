@@ -177,23 +177,26 @@ func (st *store) seek(channel string, to Place) (at queue.Offset, err error) {
 // settled returns when what the topic's channels are done with will be so after a crash. It
 // does not wait for a disk that fails, which Health tells of.
 func (t *Topic) settled() {
-	st := t.store
-	if st == nil {
+	if t.store == nil {
 		return
 	}
+	if tried, err := t.settle(); tried && !errors.Is(err, commitlog.ErrClosed) {
+		t.store.noted(saving, err) // the store saves them again soon, and trims
+	}
+}
+
+// settle is settled, with what became of it, unless there was nothing to be saved.
+func (t *Topic) settle() (tried bool, err error) {
+	st := t.store
 	st.saving.Lock()
 	defer st.saving.Unlock()
 	log := st.log.Load()
 	t.mu.Lock()
 	if log == nil || !st.unsaved() || t.mu.closed || t.mu.core.Carrying() {
 		t.mu.Unlock()
-		return
+		return false, nil
 	}
 	snapshot := t.mu.core.Snapshot(nil, st.storage().epoch.wallOf)
 	t.mu.Unlock()
-	err := log.SaveCursors(snapshot)
-	if errors.Is(err, commitlog.ErrClosed) {
-		return
-	}
-	st.noted(saving, err) // the store saves them again soon, and trims
+	return true, log.SaveCursors(snapshot)
 }

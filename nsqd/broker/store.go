@@ -9,6 +9,7 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/nsqd/replicated"
 )
 
 // store is a topic's way to its log and back: it writes what memory does not hold,
@@ -241,6 +242,9 @@ func (st *store) report(what string, err error) {
 
 // noted says how the topic's last attempt at something ended.
 func (st *store) noted(what concern, err error) {
+	if errors.Is(err, replicated.ErrFenced) {
+		st.topic.shared.fenced(st.topic)
+	}
 	bit := uint32(1) << what
 	if err == nil && st.faults.Load()&bit == 0 {
 		return
@@ -269,6 +273,10 @@ func (st *store) ensure() (*openLog, error) {
 			if err == nil && queue.Offset(next) == st.storage().kept[st.topic.name] {
 				st.opened(log)
 				return log, nil
+			}
+			if err == nil && st.storage().cfg.Replicated != nil && log.Stats().Records > 0 {
+				// Somebody was about to bring it in.
+				return nil, errors.Join(errors.New("the topic's part has messages of before it was given up"), log.Close())
 			}
 			// Nothing of it was restored: what is in it is an earlier topic's of that name.
 			if err := errors.Join(err, log.Remove()); err != nil {

@@ -49,6 +49,7 @@ type crashes struct {
 	retains  bool         // nothing that was written is trimmed
 	released map[int]bool // some channel had it
 	gone     map[int]bool // those, when the snapshot was saved
+	taken    bool         // another's log was brought in: numbers have several offsets
 }
 
 // settle does what an owner does after a step.
@@ -187,6 +188,9 @@ func (c *crashes) save() {
 
 // seek moves a channel's cursor, which is saved at once.
 func (c *crashes) seek() {
+	if c.taken {
+		return
+	}
 	ch := c.top.channels[c.rng.IntN(len(c.top.channels))]
 	to := Offset(c.rng.IntN(int(c.top.End()) + 2))
 	records := c.rng.IntN(3) // an estimate
@@ -260,6 +264,61 @@ func (c *crashes) limit() {
 
 // crash ends the process: what was in memory alone is gone.
 func (c *crashes) crash() {
+	c.lose()
+	c.begin()
+}
+
+// takeOver is the end of a process whose log another one brings into its own.
+func (c *crashes) takeOver() {
+	if !c.cfg.WriteThrough {
+		return
+	}
+	c.lose()
+	old, left := NewTopic(c.cfg), c.log
+	var fx Effects
+	from, err := old.Restore(c.now, c.snapshot, func(w mono.Wall) mono.Time { return mono.Time(w) }, func(string) bool { return true }, &fx)
+	if err != nil {
+		c.rt.Fatal(err)
+	}
+	only := func(m *Message) string {
+		if m.Only == nil {
+			return ""
+		}
+		return *m.Only
+	}
+	for _, m := range left.messages {
+		if m.Offset >= from {
+			old.Found(m.Offset, only(m))
+		}
+	}
+	c.top, c.fx, c.log, c.taken = NewTopic(c.cfg), Effects{}, disk{}, true
+	c.retain()
+	for name := range c.channels {
+		c.make(name)
+	}
+	c.limit()
+	for _, m := range left.messages {
+		undone, waits := old.Undone(nil, m.Offset, only(m))
+		if waits {
+			k := copyOf(m)
+			c.top.Appended(c.now, c.log.append(c.top.End(), k), &c.fx, k)
+			c.settle()
+		}
+		for _, u := range undone {
+			k := copyOf(m)
+			k.Only, k.Attempts = &u.Channel, u.Attempts
+			if u.Fresh {
+				u.Due, u.Attempts = m.Arrival.Add(m.Defer), m.Attempts
+			}
+			c.top.TakenOver(c.now, c.log.append(c.top.End(), k), []Undone{u}, &c.fx)
+			c.settle()
+		}
+	}
+	c.save()
+}
+
+// lose forgets what no next process can know.
+func (c *crashes) lose() {
 	there := map[int]bool{}
 	for _, m := range c.log.messages {
 		there[number(m)] = true
@@ -282,7 +341,6 @@ func (c *crashes) crash() {
 		m.last = 0
 	}
 	c.released = maps.Clone(c.gone)
-	c.begin()
 }
 
 // Whatever is done to a topic, and however often its process ends: each channel gets
@@ -412,12 +470,13 @@ func TestThroughAnyCrash(t *testing.T) {
 				c.save()
 				c.begin()
 			},
-			"crash": c.crash,
-			"seek":  c.seek,
+			"crash":    c.crash,
+			"takeover": c.takeOver,
+			"seek":     c.seek,
 		}
 		mix := []string{
 			"publish", "publish", "publish", "publish", "advance", "advance", "advance", "write", "write", "read", "read", "ready", "leave",
-			"finish", "finish", "pause", "tight", "channel", "empty", "delete", "save", "save", "stop", "crash", "carry", "carry", "seek",
+			"finish", "finish", "pause", "tight", "channel", "empty", "delete", "save", "save", "stop", "crash", "takeover", "carry", "carry", "seek",
 		}
 		for range rapid.IntRange(1, 150).Draw(rt, "steps") {
 			steps[mix[rng.IntN(len(mix))]]()

@@ -45,8 +45,8 @@ type Cluster struct {
 	js      jetstream.JetStream
 	cursors jetstream.Stream
 
-	mu   sync.Mutex
-	open map[string]*Log
+	mu     sync.Mutex
+	opened map[part]*Log
 }
 
 const (
@@ -82,7 +82,7 @@ func Connect(cfg Config) (*Cluster, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to NATS: %w", err)
 	}
-	c := &Cluster{cfg: cfg, nc: nc, open: make(map[string]*Log)}
+	c := &Cluster{cfg: cfg, nc: nc, opened: make(map[part]*Log)}
 	if err := c.begin(); err != nil {
 		nc.Close()
 		return nil, err
@@ -130,17 +130,16 @@ func token(name string) string { return strings.ReplaceAll(name, ".", "=") }
 
 func untoken(t string) string { return strings.ReplaceAll(t, "=", ".") }
 
-func (c *Cluster) streamName(topic string) string {
-	return "SRTM_LOG=" + token(topic) + "=" + token(c.cfg.Part)
-}
+// part is a topic's part: what the broker of that name carries of it.
+type part struct{ topic, broker string }
 
-func (c *Cluster) subject(topic string) string {
-	return "srtm.log." + token(topic) + "." + token(c.cfg.Part)
-}
+func (p part) String() string { return p.topic + " of broker " + p.broker }
 
-func (c *Cluster) cursorSubject(topic string) string {
-	return "srtm.cursors." + token(topic) + "." + token(c.cfg.Part)
-}
+func (p part) stream() string { return "SRTM_LOG=" + token(p.topic) + "=" + token(p.broker) }
+
+func (p part) subject() string { return "srtm.log." + token(p.topic) + "." + token(p.broker) }
+
+func (p part) cursors() string { return "srtm.cursors." + token(p.topic) + "." + token(p.broker) }
 
 // Topics returns those of which there is a part that is this broker's.
 func (c *Cluster) Topics() (topics []string, err error) {
@@ -157,36 +156,57 @@ func (c *Cluster) Topics() (topics []string, err error) {
 	return topics, names.Err()
 }
 
-// Open claims a topic's part with an epoch; 0: with the one after the last owner's. The
-// error is commitlog.ErrInUse when this process has it, ErrFenced when an owner of a
-// greater epoch has.
+// Open claims this broker's part of a topic with an epoch; 0: with the one after the last
+// owner's. The error is commitlog.ErrInUse when this process has it, ErrFenced when an owner
+// of a greater epoch has.
 func (c *Cluster) Open(topic string, epoch uint64) (*Log, error) {
-	c.mu.Lock()
-	if _, is := c.open[topic]; is {
-		c.mu.Unlock()
-		return nil, fmt.Errorf("topic %s: %w", topic, commitlog.ErrInUse)
+	return c.open(part{topic, c.cfg.Part}, epoch)
+}
+
+// TakeOver claims what another broker carried of a topic, which then stores nothing any
+// more. The error is ErrNoPart when there is nothing of it, or as of Open.
+func (c *Cluster) TakeOver(topic, broker string) (*Log, error) {
+	p := part{topic, broker}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	switch _, err := c.js.Stream(ctx, p.stream()); {
+	case errors.Is(err, jetstream.ErrStreamNotFound):
+		return nil, fmt.Errorf("topic %s: %w", p, ErrNoPart)
+	case err != nil:
+		return nil, fmt.Errorf("topic %s: %w", p, err)
 	}
-	c.open[topic] = nil
+	return c.open(p, 0)
+}
+
+func (c *Cluster) open(p part, epoch uint64) (*Log, error) {
+	c.mu.Lock()
+	if _, is := c.opened[p]; is {
+		c.mu.Unlock()
+		return nil, fmt.Errorf("topic %s: %w", p, commitlog.ErrInUse)
+	}
+	c.opened[p] = nil
 	c.mu.Unlock()
-	l, err := open(c, topic, epoch)
+	l, err := open(c, p, epoch)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {
-		delete(c.open, topic)
+		delete(c.opened, p)
 		return nil, err
 	}
-	c.open[topic] = l
+	c.opened[p] = l
 	return l, nil
 }
 
-func (c *Cluster) closed(topic string) {
+func (c *Cluster) closed(p part) {
 	c.mu.Lock()
-	delete(c.open, topic)
+	delete(c.opened, p)
 	c.mu.Unlock()
 }
 
-// Remove closes the log and deletes its stream and cursors.
+// Remove closes the log and deletes its stream and cursors, unless they are another
+// owner's by now.
 func (l *Log) Remove() error {
+	fenced := l.Fenced()
 	l.fail(commitlog.ErrClosed)
 	select {
 	case <-l.stop:
@@ -195,12 +215,15 @@ func (l *Log) Remove() error {
 		close(l.stop)
 	}
 	<-l.done
-	defer l.cluster.closed(l.topic)
+	defer l.cluster.closed(l.part)
+	if fenced {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	err := l.cluster.js.DeleteStream(ctx, l.cluster.streamName(l.topic))
+	err := l.cluster.js.DeleteStream(ctx, l.part.stream())
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		err = nil
 	}
-	return errors.Join(err, l.cluster.cursors.Purge(ctx, jetstream.WithPurgeSubject(l.cluster.cursorSubject(l.topic)+".>")))
+	return errors.Join(err, l.cluster.cursors.Purge(ctx, jetstream.WithPurgeSubject(l.part.cursors()+".>")))
 }

@@ -80,13 +80,13 @@ func parseCursorHead(b []byte) (cursorHead, []byte, error) {
 }
 
 func (l *Log) chunkSubject(number uint64, i int) string {
-	return fmt.Sprintf("%s.%d.%d", l.cluster.cursorSubject(l.topic), number%2, i)
+	return fmt.Sprintf("%s.%d.%d", l.part.cursors(), number%2, i)
 }
 
 // claim has nobody save cursors after this owner but it, and returns the log's next offset
 // as the snapshot says it.
 func (c *cursors) claim(ctx context.Context, l *Log) (commitlog.Offset, error) {
-	subject := l.cluster.cursorSubject(l.topic) + ".head"
+	subject := l.part.cursors() + ".head"
 	for {
 		m, err := l.cluster.cursors.GetLastMsgForSubject(ctx, subject)
 		h, body, seq := cursorHead{}, []byte(nil), uint64(0)
@@ -155,7 +155,7 @@ func (l *Log) SaveCursors(snapshot []byte) error {
 		l.mu.Lock()
 		l.stats.KeepErrors++
 		l.mu.Unlock()
-		return fmt.Errorf("save cursors of topic %s: %w", l.topic, err)
+		return fmt.Errorf("save cursors of topic %s: %w", l.part, err)
 	}
 	l.cursors.saved, l.cursors.data = true, append(l.cursors.data[:0], snapshot...)
 	l.mu.Lock()
@@ -184,7 +184,7 @@ func (l *Log) saveCursors(snapshot []byte, next commitlog.Offset) error {
 			}
 		}
 	}
-	ack, err := l.cluster.js.Publish(ctx, l.cluster.cursorSubject(l.topic)+".head", append(h.append(nil), msg...),
+	ack, err := l.cluster.js.Publish(ctx, l.part.cursors()+".head", append(h.append(nil), msg...),
 		jetstream.WithExpectLastSequencePerSubject(c.seq))
 	if wrongSequence(err) {
 		return l.lookAtHead(ctx, h)
@@ -199,7 +199,7 @@ func (l *Log) saveCursors(snapshot []byte, next commitlog.Offset) error {
 // lookAtHead finds out why a head was not taken: an earlier try of ours was, whose
 // acknowledgement was lost, or another owner has claimed the part.
 func (l *Log) lookAtHead(ctx context.Context, mine cursorHead) error {
-	m, err := l.cluster.cursors.GetLastMsgForSubject(ctx, l.cluster.cursorSubject(l.topic)+".head")
+	m, err := l.cluster.cursors.GetLastMsgForSubject(ctx, l.part.cursors()+".head")
 	if err != nil {
 		return err
 	}

@@ -26,6 +26,8 @@ var (
 	// ErrUnavailable says that JetStream stores nothing at present: most of its servers
 	// are away, or do not answer. A later call may succeed.
 	ErrUnavailable = errors.New("JetStream stores nothing now")
+	// ErrNoPart says that there is no such part.
+	ErrNoPart = errors.New("there is nothing of it in JetStream")
 )
 
 const (
@@ -51,8 +53,7 @@ const (
 type Log struct {
 	cluster *Cluster
 	stream  jetstream.Stream
-	subject string
-	topic   string
+	part    part
 	owner   owner
 
 	wake chan struct{} // 1 deep: there is something to send
@@ -89,27 +90,27 @@ type block struct {
 }
 
 // open claims a part for an owner with this epoch; 0: that after the last owner's.
-func open(c *Cluster, topic string, epoch uint64) (*Log, error) {
+func open(c *Cluster, p part, epoch uint64) (*Log, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	stream, err := c.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
-		Name: c.streamName(topic), Subjects: []string{c.subject(topic)},
-		Description: "what a broker of SRTM carries of topic " + topic,
+		Name: p.stream(), Subjects: []string{p.subject()},
+		Description: "what a broker of SRTM carries of topic " + p.topic,
 		Replicas:    c.cfg.Replicas, Storage: jetstream.FileStorage, Discard: jetstream.DiscardNew,
 		MaxBytes: c.cfg.maxBytes(), Duplicates: time.Second,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("open the stream of topic %s: %w", topic, err)
+		return nil, fmt.Errorf("open the stream of topic %s: %w", p, err)
 	}
 	l := &Log{
-		cluster: c, stream: stream, subject: c.subject(topic), topic: topic,
+		cluster: c, stream: stream, part: p,
 		owner: owner{epoch: epoch, nonce: rand.Uint64()},
 		wake:  make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
 	}
 	l.changed = sync.NewCond(&l.mu)
 	last, err := l.claim(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("claim topic %s: %w", topic, err)
+		return nil, fmt.Errorf("claim topic %s: %w", p, err)
 	}
 	go l.send(last)
 	return l, nil
@@ -135,7 +136,7 @@ func (l *Log) claim(ctx context.Context) (last uint64, err error) {
 		}
 		next := max(h.next, at)
 		mine := head{owner: l.owner, first: next, next: next}
-		ack, err := l.cluster.js.Publish(ctx, l.subject, mine.append(nil), jetstream.WithExpectLastSequence(last))
+		ack, err := l.cluster.js.Publish(ctx, l.part.subject(), mine.append(nil), jetstream.WithExpectLastSequence(last))
 		if wrongSequence(err) {
 			continue // somebody has stored a block, or claims it at the same time
 		}
@@ -165,7 +166,7 @@ func (l *Log) claim(ctx context.Context) (last uint64, err error) {
 // last returns the newest block of the stream, and its sequence; that of the stream if
 // it has none.
 func (l *Log) last(ctx context.Context) (head, uint64, error) {
-	m, err := l.stream.GetLastMsgForSubject(ctx, l.subject)
+	m, err := l.stream.GetLastMsgForSubject(ctx, l.part.subject())
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		info, err := l.stream.Info(ctx)
 		if err != nil {
@@ -194,7 +195,7 @@ func (l *Log) Append(batch []commitlog.Record) (commitlog.Offset, error) {
 		r := &batch[i]
 		if len(r.Body) > l.cluster.cfg.MaxBody || len(r.Channel) > commitlog.MaxChannel || int(r.Source) >= stamp.Sources {
 			return 0, fmt.Errorf("append to topic %s: %w: a body of %d bytes, allowed are %d; a channel's name of %d, allowed are %d; source %d",
-				l.topic, commitlog.ErrRecord, len(r.Body), l.cluster.cfg.MaxBody, len(r.Channel), commitlog.MaxChannel, r.Source)
+				l.part, commitlog.ErrRecord, len(r.Body), l.cluster.cfg.MaxBody, len(r.Channel), commitlog.MaxChannel, r.Source)
 		}
 	}
 	l.mu.Lock()
@@ -209,7 +210,7 @@ func (l *Log) Append(batch []commitlog.Record) (commitlog.Offset, error) {
 		return l.next, nil
 	case l.refusing():
 		l.stats.AppendErrors++
-		return 0, fmt.Errorf("append to topic %s: %w: %w", l.topic, ErrUnavailable, l.failing)
+		return 0, fmt.Errorf("append to topic %s: %w: %w", l.part, ErrUnavailable, l.failing)
 	}
 	next := l.next
 	for i := range batch {
@@ -217,7 +218,7 @@ func (l *Log) Append(batch []commitlog.Record) (commitlog.Offset, error) {
 			*o = next
 		}
 		if next = batch[i].Offset + 1; next == 0 {
-			return 0, fmt.Errorf("append to topic %s: %w: no offset after it", l.topic, commitlog.ErrRecord)
+			return 0, fmt.Errorf("append to topic %s: %w: no offset after it", l.part, commitlog.ErrRecord)
 		}
 	}
 	for i := range batch {
@@ -285,7 +286,7 @@ func (l *Log) Sync(upTo commitlog.Offset) error {
 		if err == nil {
 			err = ErrUnavailable
 		}
-		return &commitlog.SyncError{Log: l.topic, First: l.durable, Err: err}
+		return &commitlog.SyncError{Log: l.part.topic, First: l.durable, Err: err}
 	}
 	return nil
 }
@@ -305,7 +306,7 @@ func (l *Log) Close() error {
 	l.fail(commitlog.ErrClosed)
 	close(l.stop)
 	<-l.done
-	l.cluster.closed(l.topic)
+	l.cluster.closed(l.part)
 	return err
 }
 
@@ -335,6 +336,6 @@ func (l *Log) Stats() commitlog.Stats {
 }
 
 // Name returns the topic's name.
-func (l *Log) Name() string { return l.topic }
+func (l *Log) Name() string { return l.part.topic }
 
-func (l *Log) log() *slog.Logger { return l.cluster.cfg.Log.With(obs.KeyTopic, l.topic) }
+func (l *Log) log() *slog.Logger { return l.cluster.cfg.Log.With(obs.KeyTopic, l.part.topic) }

@@ -50,7 +50,7 @@ func (m *marks) add(k mark) {
 }
 
 // around returns the sequences between which the last block is that begins at or before a
-// place: it is lo, or one after it and before hi.
+// part: it is lo, or one after it and before hi.
 func (m *marks) around(after func(mark) bool) (lo, hi uint64) {
 	i := sort.Search(len(m.all), func(i int) bool { return after(m.all[i]) })
 	lo, hi = m.first, m.all[len(m.all)-1].seq+1
@@ -129,7 +129,7 @@ func (l *Log) Read(from commitlog.Offset, limit commitlog.Limit, into *commitlog
 			l.mu.Lock()
 			l.stats.ReadErrors++
 			l.mu.Unlock()
-			err = fmt.Errorf("read topic %s: %w", l.topic, err)
+			err = fmt.Errorf("read topic %s: %w", l.part, err)
 		}
 	}()
 	c := cut{records: max(1, limit.Records), bytes: max(1, limit.Bytes), into: into}
@@ -242,7 +242,8 @@ func (l *Log) readStream(ctx context.Context, newest uint64, c *cut) error {
 	return nil
 }
 
-// purgeEvery is how often the stream is asked to let go of something, at most.
+// purgeEvery is how often the stream is asked to let go of something, at most; one that is
+// taken over, at once: it says how far that has come.
 const purgeEvery = time.Second
 
 // Trim is of commitlog.Log. The newest block stays, which says how far the log is.
@@ -256,7 +257,7 @@ func (l *Log) Trim(before commitlog.Offset) error {
 	}
 	l.trimmed = max(l.trimmed, min(before, l.next))
 	to, retain := min(l.trimmed, l.durable), l.retain
-	if to <= l.stats.First || time.Since(l.purged) < purgeEvery {
+	if to <= l.stats.First || l.part.broker == l.cluster.cfg.Part && time.Since(l.purged) < purgeEvery {
 		l.mu.Unlock()
 		return nil
 	}
@@ -280,7 +281,7 @@ func (l *Log) Trim(before commitlog.Offset) error {
 		return err
 	}
 	if err := l.stream.Purge(ctx, jetstream.WithPurgeSequence(seq)); err != nil {
-		return fmt.Errorf("trim topic %s: %w", l.topic, err)
+		return fmt.Errorf("trim topic %s: %w", l.part, err)
 	}
 	info, err := l.stream.Info(ctx)
 	if err != nil {

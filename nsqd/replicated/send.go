@@ -2,6 +2,7 @@ package replicated
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -29,7 +30,7 @@ func (l *Log) send(last uint64) {
 			if b == nil {
 				break
 			}
-			ack, err := l.cluster.js.PublishMsgAsync(&nats.Msg{Subject: l.subject, Data: b.data},
+			ack, err := l.cluster.js.PublishMsgAsync(&nats.Msg{Subject: l.part.subject(), Data: b.data},
 				jetstream.WithExpectLastSequence(last+uint64(len(flying))), jetstream.WithRetryAttempts(0))
 			if err != nil {
 				failed = err
@@ -112,6 +113,9 @@ func (l *Log) stored(b *block, seq uint64) {
 const (
 	leastWait = 50 * time.Millisecond
 	mostWait  = time.Second
+	// sureGone is how often a stream must not be found to be gone: a server that has just
+	// started may not know it yet.
+	sureGone = 5
 )
 
 // recover finds out, after a block was not acknowledged, which are stored. It waits, longer
@@ -126,7 +130,7 @@ func (l *Log) recover(cause error, wait *time.Duration) (last uint64, ok bool) {
 	l.failing = cause
 	l.mu.Unlock()
 	l.changed.Broadcast()
-	for {
+	for gone := 0; ; {
 		*wait = min(max(leastWait, 2**wait), mostWait)
 		select {
 		case <-time.After(*wait):
@@ -137,6 +141,13 @@ func (l *Log) recover(cause error, wait *time.Duration) (last uint64, ok bool) {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		h, last, err := l.last(ctx)
 		cancel()
+		if errors.Is(err, jetstream.ErrStreamNotFound) {
+			if gone++; gone == sureGone {
+				l.log().Warn("another broker has taken the topic's part over: its stream is gone")
+				l.fail(ErrFenced)
+				return 0, false
+			}
+		}
 		if err != nil {
 			l.mu.Lock()
 			l.failing = err

@@ -40,6 +40,7 @@ type newTopic struct {
 	policy      string
 	shareRule   string
 	pacing      string
+	durability  string
 	groups      []string
 	publishers  []string
 	channels    []string
@@ -131,6 +132,15 @@ func topicMoveCommand() *cobra.Command {
 	return cmd
 }
 
+var durabilities = map[string]srtmv1.Durability{
+	"": srtmv1.Durability_DURABILITY_UNSPECIFIED, "memory": srtmv1.Durability_DURABILITY_MEMORY,
+	"fsync": srtmv1.Durability_DURABILITY_FSYNC, "replicated": srtmv1.Durability_DURABILITY_REPLICATED,
+}
+
+func durabilityText(d srtmv1.Durability) string {
+	return strings.ToLower(strings.TrimPrefix(d.String(), "DURABILITY_"))
+}
+
 var pacingModes = map[string]srtmv1.PacingMode{
 	"": srtmv1.PacingMode_PACING_MODE_UNSPECIFIED, "off": srtmv1.PacingMode_PACING_MODE_OFF,
 	"advise": srtmv1.PacingMode_PACING_MODE_ADVISE, "police": srtmv1.PacingMode_PACING_MODE_POLICE,
@@ -200,6 +210,7 @@ func (n *newTopic) flags(cmd *cobra.Command) {
 	f.StringVar(&n.overLimit, "over-limit", "delay", "what becomes of messages without a token: delay or reject")
 	f.StringVar(&n.policy, "policy", "srtm", "placement `policy`: srtm, maxmin, conc or loadbalance")
 	f.StringVar(&n.shareRule, "share-rule", share.Default, "how shares are retuned: static, proportional, robust or sqrt")
+	f.StringVar(&n.durability, "durability", "", "what an OK of a broker is worth, which must be the brokers' --durability: memory, fsync or replicated (default the brokers'); it cannot be changed")
 	f.StringVar(&n.pacing, "pacing", "", "what is done about publishers that send more than their part: off, advise or police (default as nsqd's --pacing); without a value: advise")
 	f.Lookup("pacing").NoOptDefVal = "advise"
 	f.StringArrayVar(&n.groups, "group", nil, "publishers, as `KEY:COUNT:RATE[:BATCH[:WEIGHT]]`; may be repeated")
@@ -244,6 +255,9 @@ func (n *newTopic) spec(cmd *cobra.Command, args []string) (*srtmv1.TopicSpec, e
 	var known bool
 	if spec.Pacing, known = pacingModes[n.pacing]; !known {
 		return nil, usagef("--pacing %q is neither off, advise nor police", n.pacing)
+	}
+	if spec.Durability, known = durabilities[n.durability]; !known {
+		return nil, usagef("--durability %q is none of memory, fsync, replicated", n.durability)
 	}
 	if n.autoBurst != "" || n.autoRate != 0 {
 		spec.Auto = &srtmv1.AutoContract{MaxRateMilli: int64(tokenbucket.PerSecond(n.autoRate))}
@@ -417,6 +431,9 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 	}
 	fmt.Fprintf(w, "\ncontract  r %s msg/s, b %d, SLO %s\nplacement %s, epoch %d, shares %s\n",
 		rateText(contract.GetRateMilli()), contract.GetBurst(), sloText(contract.GetSlo()), policy, t.GetEpoch(), rule)
+	if d := spec.GetDurability(); d != srtmv1.Durability_DURABILITY_UNSPECIFIED {
+		fmt.Fprintf(w, "durable   %s\n", durabilityText(d))
+	}
 	if n := status.GetPooled().GetDelivered() + status.GetUnaccepted(); n > 0 {
 		verdict := sloState(status)
 		if status.SloMet == nil {

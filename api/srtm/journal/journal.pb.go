@@ -900,8 +900,10 @@ type Spec struct {
 	Pacing string `protobuf:"bytes,101,opt,name=pacing,proto3" json:"pacing,omitempty"`
 	Open   bool   `protobuf:"varint,102,opt,name=open,proto3" json:"open,omitempty"`
 	// Of publishers, seconds since the Unix epoch.
-	Since         []int64 `protobuf:"varint,103,rep,packed,name=since,proto3" json:"since,omitempty"`
-	Auto          *Auto   `protobuf:"bytes,104,opt,name=auto,proto3" json:"auto,omitempty"`
+	Since []int64 `protobuf:"varint,103,rep,packed,name=since,proto3" json:"since,omitempty"`
+	Auto  *Auto   `protobuf:"bytes,104,opt,name=auto,proto3" json:"auto,omitempty"`
+	// "memory", "fsync", "replicated", or empty.
+	Durability    string `protobuf:"bytes,105,opt,name=durability,proto3" json:"durability,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1053,6 +1055,13 @@ func (x *Spec) GetAuto() *Auto {
 		return x.Auto
 	}
 	return nil
+}
+
+func (x *Spec) GetDurability() string {
+	if x != nil {
+		return x.Durability
+	}
+	return ""
 }
 
 type Auto struct {
@@ -1843,7 +1852,7 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\x05Order\x12&\n" +
 	"\x04spec\x18\x01 \x01(\v2\x12.srtm.journal.SpecR\x04spec\x12&\n" +
 	"\x04plan\x18\x02 \x01(\v2\x12.srtm.journal.PlanR\x04plan\x12\x10\n" +
-	"\x03key\x18\x03 \x01(\tR\x03key\"\xf1\x03\n" +
+	"\x03key\x18\x03 \x01(\tR\x03key\"\x91\x04\n" +
 	"\x04Spec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
@@ -1867,7 +1876,10 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\x06pacing\x18e \x01(\tR\x06pacing\x12\x12\n" +
 	"\x04open\x18f \x01(\bR\x04open\x12\x14\n" +
 	"\x05since\x18g \x03(\x03R\x05since\x12&\n" +
-	"\x04auto\x18h \x01(\v2\x12.srtm.journal.AutoR\x04auto\"\x82\x01\n" +
+	"\x04auto\x18h \x01(\v2\x12.srtm.journal.AutoR\x04auto\x12\x1e\n" +
+	"\n" +
+	"durability\x18i \x01(\tR\n" +
+	"durability\"\x82\x01\n" +
 	"\x04Auto\x12$\n" +
 	"\x0emax_rate_milli\x18d \x01(\x03R\fmaxRateMilli\x12\x1b\n" +
 	"\tmin_burst\x18e \x01(\x03R\bminBurst\x12\x1b\n" +

@@ -740,7 +740,11 @@ type TopicSpec struct {
 	// Of an open topic: its contract follows what is measured. Set, too, by a creation
 	// whose contract has neither rate_milli nor burst: then the greatest of half of the
 	// largest broker's mcap, and a second's messages of it, are the limits.
-	Auto          *AutoContract `protobuf:"bytes,9,opt,name=auto,proto3" json:"auto,omitempty"`
+	Auto *AutoContract `protobuf:"bytes,9,opt,name=auto,proto3" json:"auto,omitempty"`
+	// What all brokers of the topic are to promise: their --durability must be the same, or
+	// the creation fails. Unset: that of the brokers, if it is the same of all that are
+	// connected when the topic is created. It cannot be changed.
+	Durability    Durability `protobuf:"varint,10,opt,name=durability,proto3,enum=srtm.v1.Durability" json:"durability,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -836,6 +840,13 @@ func (x *TopicSpec) GetAuto() *AutoContract {
 		return x.Auto
 	}
 	return nil
+}
+
+func (x *TopicSpec) GetDurability() Durability {
+	if x != nil {
+		return x.Durability
+	}
+	return Durability_DURABILITY_UNSPECIFIED
 }
 
 // AutoContract is between what an operator lets a contract follow what its topic is offered:
@@ -3446,7 +3457,7 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x15ImportClusterResponse\x12\x16\n" +
 	"\x06topics\x18\x01 \x01(\rR\x06topics\x12\x18\n" +
 	"\abrokers\x18\x02 \x01(\rR\abrokers\x12\x19\n" +
-	"\bleft_out\x18\x03 \x03(\tR\aleftOut\"\xf1\x02\n" +
+	"\bleft_out\x18\x03 \x03(\tR\aleftOut\"\xa6\x03\n" +
 	"\tTopicSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12-\n" +
 	"\bcontract\x18\x02 \x01(\v2\x11.srtm.v1.ContractR\bcontract\x122\n" +
@@ -3459,7 +3470,11 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"share_rule\x18\a \x01(\tR\tshareRule\x12+\n" +
 	"\x06pacing\x18\b \x01(\x0e2\x13.srtm.v1.PacingModeR\x06pacing\x12)\n" +
-	"\x04auto\x18\t \x01(\v2\x15.srtm.v1.AutoContractR\x04auto\"\x8a\x01\n" +
+	"\x04auto\x18\t \x01(\v2\x15.srtm.v1.AutoContractR\x04auto\x123\n" +
+	"\n" +
+	"durability\x18\n" +
+	" \x01(\x0e2\x13.srtm.v1.DurabilityR\n" +
+	"durability\"\x8a\x01\n" +
 	"\fAutoContract\x12$\n" +
 	"\x0emax_rate_milli\x18\x01 \x01(\x03R\fmaxRateMilli\x12\x1b\n" +
 	"\tmin_burst\x18\x02 \x01(\x03R\bminBurst\x12\x1b\n" +
@@ -3751,11 +3766,12 @@ var file_srtm_v1_admin_proto_goTypes = []any{
 	(*Publisher)(nil),                 // 54: srtm.v1.Publisher
 	(*PublisherGroup)(nil),            // 55: srtm.v1.PublisherGroup
 	(PacingMode)(0),                   // 56: srtm.v1.PacingMode
-	(*TopicStats)(nil),                // 57: srtm.v1.TopicStats
-	(*timestamppb.Timestamp)(nil),     // 58: google.protobuf.Timestamp
-	(*fieldmaskpb.FieldMask)(nil),     // 59: google.protobuf.FieldMask
-	(*FreedShare)(nil),                // 60: srtm.v1.FreedShare
-	(*Place)(nil),                     // 61: srtm.v1.Place
+	(Durability)(0),                   // 57: srtm.v1.Durability
+	(*TopicStats)(nil),                // 58: srtm.v1.TopicStats
+	(*timestamppb.Timestamp)(nil),     // 59: google.protobuf.Timestamp
+	(*fieldmaskpb.FieldMask)(nil),     // 60: google.protobuf.FieldMask
+	(*FreedShare)(nil),                // 61: srtm.v1.FreedShare
+	(*Place)(nil),                     // 62: srtm.v1.Place
 }
 var file_srtm_v1_admin_proto_depIdxs = []int32{
 	51, // 0: srtm.v1.ProfileTopicRequest.lasts:type_name -> google.protobuf.Duration
@@ -3775,79 +3791,80 @@ var file_srtm_v1_admin_proto_depIdxs = []int32{
 	55, // 14: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
 	56, // 15: srtm.v1.TopicSpec.pacing:type_name -> srtm.v1.PacingMode
 	12, // 16: srtm.v1.TopicSpec.auto:type_name -> srtm.v1.AutoContract
-	50, // 17: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
-	52, // 18: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
-	52, // 19: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
-	57, // 20: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
-	57, // 21: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
-	51, // 22: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
-	14, // 23: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
-	57, // 24: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
-	16, // 25: srtm.v1.TopicStatus.fit:type_name -> srtm.v1.Fit
-	58, // 26: srtm.v1.TopicStatus.without_broker_since:type_name -> google.protobuf.Timestamp
-	17, // 27: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
-	51, // 28: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
-	11, // 29: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
-	0,  // 30: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
-	13, // 31: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
-	15, // 32: srtm.v1.Topic.status:type_name -> srtm.v1.TopicStatus
-	19, // 33: srtm.v1.Topic.learned:type_name -> srtm.v1.Learned
-	20, // 34: srtm.v1.Learned.publishers:type_name -> srtm.v1.LearnedPublisher
-	21, // 35: srtm.v1.Learned.groups:type_name -> srtm.v1.LearnedGroup
-	58, // 36: srtm.v1.LearnedPublisher.since:type_name -> google.protobuf.Timestamp
-	58, // 37: srtm.v1.LearnedPublisher.last_heard:type_name -> google.protobuf.Timestamp
-	22, // 38: srtm.v1.LearnedGroup.members:type_name -> srtm.v1.LearnedMember
-	51, // 39: srtm.v1.LearnedMember.width:type_name -> google.protobuf.Duration
-	24, // 40: srtm.v1.Broker.waits:type_name -> srtm.v1.DrainWait
-	26, // 41: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
-	11, // 42: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	0,  // 43: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
-	18, // 44: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
-	18, // 45: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
-	18, // 46: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
-	23, // 47: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
-	11, // 48: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	59, // 49: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
-	18, // 50: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
-	23, // 51: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
-	18, // 52: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
-	23, // 53: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
-	60, // 54: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
-	61, // 55: srtm.v1.SeekChannelRequest.to:type_name -> srtm.v1.Place
-	49, // 56: srtm.v1.SeekChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
-	27, // 57: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
-	29, // 58: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
-	31, // 59: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
-	33, // 60: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
-	35, // 61: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
-	37, // 62: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
-	39, // 63: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
-	41, // 64: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
-	43, // 65: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
-	45, // 66: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
-	47, // 67: srtm.v1.AdminService.SeekChannel:input_type -> srtm.v1.SeekChannelRequest
-	7,  // 68: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
-	9,  // 69: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
-	1,  // 70: srtm.v1.AdminService.ProfileTopic:input_type -> srtm.v1.ProfileTopicRequest
-	28, // 71: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
-	30, // 72: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
-	32, // 73: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
-	34, // 74: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
-	36, // 75: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
-	38, // 76: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
-	40, // 77: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
-	42, // 78: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
-	44, // 79: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
-	46, // 80: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
-	48, // 81: srtm.v1.AdminService.SeekChannel:output_type -> srtm.v1.SeekChannelResponse
-	8,  // 82: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
-	10, // 83: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
-	2,  // 84: srtm.v1.AdminService.ProfileTopic:output_type -> srtm.v1.ProfileTopicResponse
-	71, // [71:85] is the sub-list for method output_type
-	57, // [57:71] is the sub-list for method input_type
-	57, // [57:57] is the sub-list for extension type_name
-	57, // [57:57] is the sub-list for extension extendee
-	0,  // [0:57] is the sub-list for field type_name
+	57, // 17: srtm.v1.TopicSpec.durability:type_name -> srtm.v1.Durability
+	50, // 18: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
+	52, // 19: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
+	52, // 20: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
+	58, // 21: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
+	58, // 22: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
+	51, // 23: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
+	14, // 24: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
+	58, // 25: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
+	16, // 26: srtm.v1.TopicStatus.fit:type_name -> srtm.v1.Fit
+	59, // 27: srtm.v1.TopicStatus.without_broker_since:type_name -> google.protobuf.Timestamp
+	17, // 28: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
+	51, // 29: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
+	11, // 30: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
+	0,  // 31: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
+	13, // 32: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
+	15, // 33: srtm.v1.Topic.status:type_name -> srtm.v1.TopicStatus
+	19, // 34: srtm.v1.Topic.learned:type_name -> srtm.v1.Learned
+	20, // 35: srtm.v1.Learned.publishers:type_name -> srtm.v1.LearnedPublisher
+	21, // 36: srtm.v1.Learned.groups:type_name -> srtm.v1.LearnedGroup
+	59, // 37: srtm.v1.LearnedPublisher.since:type_name -> google.protobuf.Timestamp
+	59, // 38: srtm.v1.LearnedPublisher.last_heard:type_name -> google.protobuf.Timestamp
+	22, // 39: srtm.v1.LearnedGroup.members:type_name -> srtm.v1.LearnedMember
+	51, // 40: srtm.v1.LearnedMember.width:type_name -> google.protobuf.Duration
+	24, // 41: srtm.v1.Broker.waits:type_name -> srtm.v1.DrainWait
+	26, // 42: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
+	11, // 43: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	0,  // 44: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
+	18, // 45: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
+	18, // 46: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
+	18, // 47: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
+	23, // 48: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
+	11, // 49: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	60, // 50: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
+	18, // 51: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
+	23, // 52: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
+	18, // 53: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
+	23, // 54: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
+	61, // 55: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
+	62, // 56: srtm.v1.SeekChannelRequest.to:type_name -> srtm.v1.Place
+	49, // 57: srtm.v1.SeekChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
+	27, // 58: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
+	29, // 59: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
+	31, // 60: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
+	33, // 61: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
+	35, // 62: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
+	37, // 63: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
+	39, // 64: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
+	41, // 65: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
+	43, // 66: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
+	45, // 67: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
+	47, // 68: srtm.v1.AdminService.SeekChannel:input_type -> srtm.v1.SeekChannelRequest
+	7,  // 69: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
+	9,  // 70: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
+	1,  // 71: srtm.v1.AdminService.ProfileTopic:input_type -> srtm.v1.ProfileTopicRequest
+	28, // 72: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
+	30, // 73: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
+	32, // 74: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
+	34, // 75: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
+	36, // 76: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
+	38, // 77: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
+	40, // 78: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
+	42, // 79: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
+	44, // 80: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
+	46, // 81: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
+	48, // 82: srtm.v1.AdminService.SeekChannel:output_type -> srtm.v1.SeekChannelResponse
+	8,  // 83: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
+	10, // 84: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
+	2,  // 85: srtm.v1.AdminService.ProfileTopic:output_type -> srtm.v1.ProfileTopicResponse
+	72, // [72:86] is the sub-list for method output_type
+	58, // [58:72] is the sub-list for method input_type
+	58, // [58:58] is the sub-list for extension type_name
+	58, // [58:58] is the sub-list for extension extendee
+	0,  // [0:58] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_admin_proto_init() }

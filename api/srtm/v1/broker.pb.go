@@ -188,7 +188,9 @@ type BrokerHello struct {
 	// up every share since, those on its disk too, and joins as a new one.
 	Anew bool `protobuf:"varint,9,opt,name=anew,proto3" json:"anew,omitempty"`
 	// It answers SeekOrder.
-	Seeks         bool `protobuf:"varint,10,opt,name=seeks,proto3" json:"seeks,omitempty"`
+	Seeks bool `protobuf:"varint,10,opt,name=seeks,proto3" json:"seeks,omitempty"`
+	// Its --durability. With REPLICATED it answers TakeOver.
+	Durability    Durability `protobuf:"varint,11,opt,name=durability,proto3,enum=srtm.v1.Durability" json:"durability,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -291,6 +293,13 @@ func (x *BrokerHello) GetSeeks() bool {
 		return x.Seeks
 	}
 	return false
+}
+
+func (x *BrokerHello) GetDurability() Durability {
+	if x != nil {
+		return x.Durability
+	}
+	return Durability_DURABILITY_UNSPECIFIED
 }
 
 // BrokerReport lists every topic of the broker, idle ones too: a topic that is
@@ -527,6 +536,7 @@ type ControllerMessage struct {
 	//	*ControllerMessage_Keep
 	//	*ControllerMessage_Recall
 	//	*ControllerMessage_Seek
+	//	*ControllerMessage_TakeOver
 	Message       isControllerMessage_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -650,6 +660,15 @@ func (x *ControllerMessage) GetSeek() *SeekOrder {
 	return nil
 }
 
+func (x *ControllerMessage) GetTakeOver() *TakeOver {
+	if x != nil {
+		if x, ok := x.Message.(*ControllerMessage_TakeOver); ok {
+			return x.TakeOver
+		}
+	}
+	return nil
+}
+
 type isControllerMessage_Message interface {
 	isControllerMessage_Message()
 }
@@ -690,6 +709,10 @@ type ControllerMessage_Seek struct {
 	Seek *SeekOrder `protobuf:"bytes,13,opt,name=seek,proto3,oneof"`
 }
 
+type ControllerMessage_TakeOver struct {
+	TakeOver *TakeOver `protobuf:"bytes,14,opt,name=take_over,json=takeOver,proto3,oneof"`
+}
+
 func (*ControllerMessage_Hello) isControllerMessage_Message() {}
 
 func (*ControllerMessage_Prepare) isControllerMessage_Message() {}
@@ -707,6 +730,8 @@ func (*ControllerMessage_Keep) isControllerMessage_Message() {}
 func (*ControllerMessage_Recall) isControllerMessage_Message() {}
 
 func (*ControllerMessage_Seek) isControllerMessage_Message() {}
+
+func (*ControllerMessage_TakeOver) isControllerMessage_Message() {}
 
 type ControllerHello struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -785,7 +810,9 @@ type PrepareTopic struct {
 	Record []byte     `protobuf:"bytes,8,opt,name=record,proto3" json:"record,omitempty"`
 	Pacing PacingMode `protobuf:"varint,9,opt,name=pacing,proto3,enum=srtm.v1.PacingMode" json:"pacing,omitempty"`
 	// Of the topic's groups, key ("pool" where it is empty), count and weight.
-	Weights       []*PublisherGroup `protobuf:"bytes,10,rep,name=weights,proto3" json:"weights,omitempty"`
+	Weights []*PublisherGroup `protobuf:"bytes,10,rep,name=weights,proto3" json:"weights,omitempty"`
+	// Unset: whatever the broker's is. Another than the broker's is refused.
+	Durability    Durability `protobuf:"varint,11,opt,name=durability,proto3,enum=srtm.v1.Durability" json:"durability,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -888,6 +915,13 @@ func (x *PrepareTopic) GetWeights() []*PublisherGroup {
 		return x.Weights
 	}
 	return nil
+}
+
+func (x *PrepareTopic) GetDurability() Durability {
+	if x != nil {
+		return x.Durability
+	}
+	return Durability_DURABILITY_UNSPECIFIED
 }
 
 // KeepRecord: what the loaddistributor knows of a topic, to be kept with it for as long
@@ -1453,6 +1487,71 @@ func (x *SeekOrder) GetTo() *Place {
 	return nil
 }
 
+// TakeOver: bring in what a broker that is gone kept of a replicated topic, which this one
+// has. The PrepareResult comes when all of it is stored here and gone there; asked again
+// meanwhile, the broker refuses, and afterwards there is nothing any more, which is no
+// error. Only for a broker whose hello says REPLICATED.
+type TakeOver struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Echoed in the PrepareResult.
+	Request       uint64 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`
+	Topic         string `protobuf:"bytes,2,opt,name=topic,proto3" json:"topic,omitempty"`
+	FromBrokerId  string `protobuf:"bytes,3,opt,name=from_broker_id,json=fromBrokerId,proto3" json:"from_broker_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TakeOver) Reset() {
+	*x = TakeOver{}
+	mi := &file_srtm_v1_broker_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TakeOver) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TakeOver) ProtoMessage() {}
+
+func (x *TakeOver) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_broker_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TakeOver.ProtoReflect.Descriptor instead.
+func (*TakeOver) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *TakeOver) GetRequest() uint64 {
+	if x != nil {
+		return x.Request
+	}
+	return 0
+}
+
+func (x *TakeOver) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *TakeOver) GetFromBrokerId() string {
+	if x != nil {
+		return x.FromBrokerId
+	}
+	return ""
+}
+
 // SeekResult answers SeekOrder, once it stands after a crash.
 type SeekResult struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -1468,7 +1567,7 @@ type SeekResult struct {
 
 func (x *SeekResult) Reset() {
 	*x = SeekResult{}
-	mi := &file_srtm_v1_broker_proto_msgTypes[18]
+	mi := &file_srtm_v1_broker_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1480,7 +1579,7 @@ func (x *SeekResult) String() string {
 func (*SeekResult) ProtoMessage() {}
 
 func (x *SeekResult) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_broker_proto_msgTypes[18]
+	mi := &file_srtm_v1_broker_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1493,7 +1592,7 @@ func (x *SeekResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekResult.ProtoReflect.Descriptor instead.
 func (*SeekResult) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{18}
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SeekResult) GetRequest() uint64 {
@@ -1537,7 +1636,7 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\arecords\x18\x05 \x01(\v2\x15.srtm.v1.TopicRecordsH\x00R\arecords\x126\n" +
 	"\vseek_result\x18\x06 \x01(\v2\x13.srtm.v1.SeekResultH\x00R\n" +
 	"seekResultB\t\n" +
-	"\amessage\"\x96\x02\n" +
+	"\amessage\"\xcb\x02\n" +
 	"\vBrokerHello\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12\x1f\n" +
@@ -1550,7 +1649,10 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\bhostname\x18\b \x01(\tR\bhostname\x12\x12\n" +
 	"\x04anew\x18\t \x01(\bR\x04anew\x12\x14\n" +
 	"\x05seeks\x18\n" +
-	" \x01(\bR\x05seeks\";\n" +
+	" \x01(\bR\x05seeks\x123\n" +
+	"\n" +
+	"durability\x18\v \x01(\x0e2\x13.srtm.v1.DurabilityR\n" +
+	"durability\";\n" +
 	"\fBrokerReport\x12+\n" +
 	"\x06topics\x18\x01 \x03(\v2\x13.srtm.v1.TopicStatsR\x06topics\"\xd2\x01\n" +
 	"\bArrivals\x12\x14\n" +
@@ -1566,7 +1668,7 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\x06others\x18\b \x01(\x04R\x06others\"?\n" +
 	"\rPrepareResult\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
-	"\x05error\x18\x02 \x01(\tR\x05error\"\xd2\x03\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\"\x84\x04\n" +
 	"\x11ControllerMessage\x120\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.srtm.v1.ControllerHelloH\x00R\x05hello\x121\n" +
 	"\aprepare\x18\x02 \x01(\v2\x15.srtm.v1.PrepareTopicH\x00R\aprepare\x12.\n" +
@@ -1577,11 +1679,12 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	" \x01(\v2\x17.srtm.v1.NudgeConsumersH\x00R\x05nudge\x12)\n" +
 	"\x04keep\x18\v \x01(\v2\x13.srtm.v1.KeepRecordH\x00R\x04keep\x12/\n" +
 	"\x06recall\x18\f \x01(\v2\x15.srtm.v1.RecallTopicsH\x00R\x06recall\x12(\n" +
-	"\x04seek\x18\r \x01(\v2\x12.srtm.v1.SeekOrderH\x00R\x04seekB\t\n" +
+	"\x04seek\x18\r \x01(\v2\x12.srtm.v1.SeekOrderH\x00R\x04seek\x120\n" +
+	"\ttake_over\x18\x0e \x01(\v2\x11.srtm.v1.TakeOverH\x00R\btakeOverB\t\n" +
 	"\amessage\"z\n" +
 	"\x0fControllerHello\x12#\n" +
 	"\rgrant_address\x18\x01 \x01(\tR\fgrantAddress\x12B\n" +
-	"\x0freport_interval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x0ereportInterval\"\x86\x03\n" +
+	"\x0freport_interval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x0ereportInterval\"\xbb\x03\n" +
 	"\fPrepareTopic\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
 	"\x05topic\x18\x02 \x01(\tR\x05topic\x12\x1a\n" +
@@ -1594,7 +1697,10 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\x06record\x18\b \x01(\fR\x06record\x12+\n" +
 	"\x06pacing\x18\t \x01(\x0e2\x13.srtm.v1.PacingModeR\x06pacing\x121\n" +
 	"\aweights\x18\n" +
-	" \x03(\v2\x17.srtm.v1.PublisherGroupR\aweights\":\n" +
+	" \x03(\v2\x17.srtm.v1.PublisherGroupR\aweights\x123\n" +
+	"\n" +
+	"durability\x18\v \x01(\x0e2\x13.srtm.v1.DurabilityR\n" +
+	"durability\":\n" +
 	"\n" +
 	"KeepRecord\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x16\n" +
@@ -1627,7 +1733,11 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
 	"\x05topic\x18\x02 \x01(\tR\x05topic\x12\x18\n" +
 	"\achannel\x18\x03 \x01(\tR\achannel\x12\x1e\n" +
-	"\x02to\x18\x04 \x01(\v2\x0e.srtm.v1.PlaceR\x02to\"l\n" +
+	"\x02to\x18\x04 \x01(\v2\x0e.srtm.v1.PlaceR\x02to\"`\n" +
+	"\bTakeOver\x12\x18\n" +
+	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
+	"\x05topic\x18\x02 \x01(\tR\x05topic\x12$\n" +
+	"\x0efrom_broker_id\x18\x03 \x01(\tR\ffromBrokerId\"l\n" +
 	"\n" +
 	"SeekResult\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x16\n" +
@@ -1649,7 +1759,7 @@ func file_srtm_v1_broker_proto_rawDescGZIP() []byte {
 	return file_srtm_v1_broker_proto_rawDescData
 }
 
-var file_srtm_v1_broker_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_srtm_v1_broker_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_srtm_v1_broker_proto_goTypes = []any{
 	(*BrokerMessage)(nil),       // 0: srtm.v1.BrokerMessage
 	(*BrokerHello)(nil),         // 1: srtm.v1.BrokerHello
@@ -1669,14 +1779,16 @@ var file_srtm_v1_broker_proto_goTypes = []any{
 	(*NudgeConsumers)(nil),      // 15: srtm.v1.NudgeConsumers
 	(*CaptureArrivals)(nil),     // 16: srtm.v1.CaptureArrivals
 	(*SeekOrder)(nil),           // 17: srtm.v1.SeekOrder
-	(*SeekResult)(nil),          // 18: srtm.v1.SeekResult
-	(*TopicStats)(nil),          // 19: srtm.v1.TopicStats
-	(*durationpb.Duration)(nil), // 20: google.protobuf.Duration
-	(*Slo)(nil),                 // 21: srtm.v1.Slo
-	(OverLimitPolicy)(0),        // 22: srtm.v1.OverLimitPolicy
-	(PacingMode)(0),             // 23: srtm.v1.PacingMode
-	(*PublisherGroup)(nil),      // 24: srtm.v1.PublisherGroup
-	(*Place)(nil),               // 25: srtm.v1.Place
+	(*TakeOver)(nil),            // 18: srtm.v1.TakeOver
+	(*SeekResult)(nil),          // 19: srtm.v1.SeekResult
+	(Durability)(0),             // 20: srtm.v1.Durability
+	(*TopicStats)(nil),          // 21: srtm.v1.TopicStats
+	(*durationpb.Duration)(nil), // 22: google.protobuf.Duration
+	(*Slo)(nil),                 // 23: srtm.v1.Slo
+	(OverLimitPolicy)(0),        // 24: srtm.v1.OverLimitPolicy
+	(PacingMode)(0),             // 25: srtm.v1.PacingMode
+	(*PublisherGroup)(nil),      // 26: srtm.v1.PublisherGroup
+	(*Place)(nil),               // 27: srtm.v1.Place
 }
 var file_srtm_v1_broker_proto_depIdxs = []int32{
 	1,  // 0: srtm.v1.BrokerMessage.hello:type_name -> srtm.v1.BrokerHello
@@ -1684,33 +1796,36 @@ var file_srtm_v1_broker_proto_depIdxs = []int32{
 	2,  // 2: srtm.v1.BrokerMessage.report:type_name -> srtm.v1.BrokerReport
 	3,  // 3: srtm.v1.BrokerMessage.arrivals:type_name -> srtm.v1.Arrivals
 	10, // 4: srtm.v1.BrokerMessage.records:type_name -> srtm.v1.TopicRecords
-	18, // 5: srtm.v1.BrokerMessage.seek_result:type_name -> srtm.v1.SeekResult
-	19, // 6: srtm.v1.BrokerReport.topics:type_name -> srtm.v1.TopicStats
-	6,  // 7: srtm.v1.ControllerMessage.hello:type_name -> srtm.v1.ControllerHello
-	7,  // 8: srtm.v1.ControllerMessage.prepare:type_name -> srtm.v1.PrepareTopic
-	13, // 9: srtm.v1.ControllerMessage.remove:type_name -> srtm.v1.RemoveTopic
-	14, // 10: srtm.v1.ControllerMessage.drain:type_name -> srtm.v1.DrainPublishers
-	16, // 11: srtm.v1.ControllerMessage.capture:type_name -> srtm.v1.CaptureArrivals
-	15, // 12: srtm.v1.ControllerMessage.nudge:type_name -> srtm.v1.NudgeConsumers
-	8,  // 13: srtm.v1.ControllerMessage.keep:type_name -> srtm.v1.KeepRecord
-	9,  // 14: srtm.v1.ControllerMessage.recall:type_name -> srtm.v1.RecallTopics
-	17, // 15: srtm.v1.ControllerMessage.seek:type_name -> srtm.v1.SeekOrder
-	20, // 16: srtm.v1.ControllerHello.report_interval:type_name -> google.protobuf.Duration
-	21, // 17: srtm.v1.PrepareTopic.slo:type_name -> srtm.v1.Slo
-	22, // 18: srtm.v1.PrepareTopic.over_limit:type_name -> srtm.v1.OverLimitPolicy
-	12, // 19: srtm.v1.PrepareTopic.identity:type_name -> srtm.v1.TopicIdentity
-	23, // 20: srtm.v1.PrepareTopic.pacing:type_name -> srtm.v1.PacingMode
-	24, // 21: srtm.v1.PrepareTopic.weights:type_name -> srtm.v1.PublisherGroup
-	11, // 22: srtm.v1.TopicRecords.records:type_name -> srtm.v1.TopicRecord
-	20, // 23: srtm.v1.CaptureArrivals.lasts:type_name -> google.protobuf.Duration
-	25, // 24: srtm.v1.SeekOrder.to:type_name -> srtm.v1.Place
-	0,  // 25: srtm.v1.BrokerService.Session:input_type -> srtm.v1.BrokerMessage
-	5,  // 26: srtm.v1.BrokerService.Session:output_type -> srtm.v1.ControllerMessage
-	26, // [26:27] is the sub-list for method output_type
-	25, // [25:26] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	19, // 5: srtm.v1.BrokerMessage.seek_result:type_name -> srtm.v1.SeekResult
+	20, // 6: srtm.v1.BrokerHello.durability:type_name -> srtm.v1.Durability
+	21, // 7: srtm.v1.BrokerReport.topics:type_name -> srtm.v1.TopicStats
+	6,  // 8: srtm.v1.ControllerMessage.hello:type_name -> srtm.v1.ControllerHello
+	7,  // 9: srtm.v1.ControllerMessage.prepare:type_name -> srtm.v1.PrepareTopic
+	13, // 10: srtm.v1.ControllerMessage.remove:type_name -> srtm.v1.RemoveTopic
+	14, // 11: srtm.v1.ControllerMessage.drain:type_name -> srtm.v1.DrainPublishers
+	16, // 12: srtm.v1.ControllerMessage.capture:type_name -> srtm.v1.CaptureArrivals
+	15, // 13: srtm.v1.ControllerMessage.nudge:type_name -> srtm.v1.NudgeConsumers
+	8,  // 14: srtm.v1.ControllerMessage.keep:type_name -> srtm.v1.KeepRecord
+	9,  // 15: srtm.v1.ControllerMessage.recall:type_name -> srtm.v1.RecallTopics
+	17, // 16: srtm.v1.ControllerMessage.seek:type_name -> srtm.v1.SeekOrder
+	18, // 17: srtm.v1.ControllerMessage.take_over:type_name -> srtm.v1.TakeOver
+	22, // 18: srtm.v1.ControllerHello.report_interval:type_name -> google.protobuf.Duration
+	23, // 19: srtm.v1.PrepareTopic.slo:type_name -> srtm.v1.Slo
+	24, // 20: srtm.v1.PrepareTopic.over_limit:type_name -> srtm.v1.OverLimitPolicy
+	12, // 21: srtm.v1.PrepareTopic.identity:type_name -> srtm.v1.TopicIdentity
+	25, // 22: srtm.v1.PrepareTopic.pacing:type_name -> srtm.v1.PacingMode
+	26, // 23: srtm.v1.PrepareTopic.weights:type_name -> srtm.v1.PublisherGroup
+	20, // 24: srtm.v1.PrepareTopic.durability:type_name -> srtm.v1.Durability
+	11, // 25: srtm.v1.TopicRecords.records:type_name -> srtm.v1.TopicRecord
+	22, // 26: srtm.v1.CaptureArrivals.lasts:type_name -> google.protobuf.Duration
+	27, // 27: srtm.v1.SeekOrder.to:type_name -> srtm.v1.Place
+	0,  // 28: srtm.v1.BrokerService.Session:input_type -> srtm.v1.BrokerMessage
+	5,  // 29: srtm.v1.BrokerService.Session:output_type -> srtm.v1.ControllerMessage
+	29, // [29:30] is the sub-list for method output_type
+	28, // [28:29] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_broker_proto_init() }
@@ -1737,6 +1852,7 @@ func file_srtm_v1_broker_proto_init() {
 		(*ControllerMessage_Keep)(nil),
 		(*ControllerMessage_Recall)(nil),
 		(*ControllerMessage_Seek)(nil),
+		(*ControllerMessage_TakeOver)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1744,7 +1860,7 @@ func file_srtm_v1_broker_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_broker_proto_rawDesc), len(file_srtm_v1_broker_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   19,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -139,6 +139,63 @@ func (PacingMode) EnumDescriptor() ([]byte, []int) {
 	return file_srtm_v1_types_proto_rawDescGZIP(), []int{1}
 }
 
+// Durability is what a broker's OK to a publisher is worth.
+type Durability int32
+
+const (
+	// As nsqd's --durability says.
+	Durability_DURABILITY_UNSPECIFIED Durability = 0
+	// The message survives a clean end of the broker.
+	Durability_DURABILITY_MEMORY Durability = 1
+	// It is on stable storage.
+	Durability_DURABILITY_FSYNC Durability = 2
+	// It is on most replicas of a log in NATS JetStream, and survives the loss of a machine.
+	Durability_DURABILITY_REPLICATED Durability = 3
+)
+
+// Enum value maps for Durability.
+var (
+	Durability_name = map[int32]string{
+		0: "DURABILITY_UNSPECIFIED",
+		1: "DURABILITY_MEMORY",
+		2: "DURABILITY_FSYNC",
+		3: "DURABILITY_REPLICATED",
+	}
+	Durability_value = map[string]int32{
+		"DURABILITY_UNSPECIFIED": 0,
+		"DURABILITY_MEMORY":      1,
+		"DURABILITY_FSYNC":       2,
+		"DURABILITY_REPLICATED":  3,
+	}
+)
+
+func (x Durability) Enum() *Durability {
+	p := new(Durability)
+	*p = x
+	return p
+}
+
+func (x Durability) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Durability) Descriptor() protoreflect.EnumDescriptor {
+	return file_srtm_v1_types_proto_enumTypes[2].Descriptor()
+}
+
+func (Durability) Type() protoreflect.EnumType {
+	return &file_srtm_v1_types_proto_enumTypes[2]
+}
+
+func (x Durability) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Durability.Descriptor instead.
+func (Durability) EnumDescriptor() ([]byte, []int) {
+	return file_srtm_v1_types_proto_rawDescGZIP(), []int{2}
+}
+
 // Contract is what a topic was sold: at most burst + rate x dt messages get
 // their tokens in any interval of length dt (SRTM paper, section 2), and at most
 // burst + rate x (dt + nsqd's --max-backdating) leave its rate limiter.
@@ -982,7 +1039,13 @@ const file_srtm_v1_types_proto_rawDesc = "" +
 	"\x17PACING_MODE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fPACING_MODE_OFF\x10\x01\x12\x16\n" +
 	"\x12PACING_MODE_ADVISE\x10\x02\x12\x16\n" +
-	"\x12PACING_MODE_POLICE\x10\x03B,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
+	"\x12PACING_MODE_POLICE\x10\x03*p\n" +
+	"\n" +
+	"Durability\x12\x1a\n" +
+	"\x16DURABILITY_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11DURABILITY_MEMORY\x10\x01\x12\x14\n" +
+	"\x10DURABILITY_FSYNC\x10\x02\x12\x19\n" +
+	"\x15DURABILITY_REPLICATED\x10\x03B,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
 
 var (
 	file_srtm_v1_types_proto_rawDescOnce sync.Once
@@ -996,35 +1059,36 @@ func file_srtm_v1_types_proto_rawDescGZIP() []byte {
 	return file_srtm_v1_types_proto_rawDescData
 }
 
-var file_srtm_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_srtm_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
 var file_srtm_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_srtm_v1_types_proto_goTypes = []any{
 	(OverLimitPolicy)(0),          // 0: srtm.v1.OverLimitPolicy
 	(PacingMode)(0),               // 1: srtm.v1.PacingMode
-	(*Contract)(nil),              // 2: srtm.v1.Contract
-	(*Slo)(nil),                   // 3: srtm.v1.Slo
-	(*Share)(nil),                 // 4: srtm.v1.Share
-	(*Publisher)(nil),             // 5: srtm.v1.Publisher
-	(*PublisherGroup)(nil),        // 6: srtm.v1.PublisherGroup
-	(*Histogram)(nil),             // 7: srtm.v1.Histogram
-	(*TopicStats)(nil),            // 8: srtm.v1.TopicStats
-	(*Place)(nil),                 // 9: srtm.v1.Place
-	(*durationpb.Duration)(nil),   // 10: google.protobuf.Duration
-	(*emptypb.Empty)(nil),         // 11: google.protobuf.Empty
-	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
+	(Durability)(0),               // 2: srtm.v1.Durability
+	(*Contract)(nil),              // 3: srtm.v1.Contract
+	(*Slo)(nil),                   // 4: srtm.v1.Slo
+	(*Share)(nil),                 // 5: srtm.v1.Share
+	(*Publisher)(nil),             // 6: srtm.v1.Publisher
+	(*PublisherGroup)(nil),        // 7: srtm.v1.PublisherGroup
+	(*Histogram)(nil),             // 8: srtm.v1.Histogram
+	(*TopicStats)(nil),            // 9: srtm.v1.TopicStats
+	(*Place)(nil),                 // 10: srtm.v1.Place
+	(*durationpb.Duration)(nil),   // 11: google.protobuf.Duration
+	(*emptypb.Empty)(nil),         // 12: google.protobuf.Empty
+	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
 }
 var file_srtm_v1_types_proto_depIdxs = []int32{
-	3,  // 0: srtm.v1.Contract.slo:type_name -> srtm.v1.Slo
+	4,  // 0: srtm.v1.Contract.slo:type_name -> srtm.v1.Slo
 	0,  // 1: srtm.v1.Contract.over_limit:type_name -> srtm.v1.OverLimitPolicy
-	10, // 2: srtm.v1.Slo.latency:type_name -> google.protobuf.Duration
-	10, // 3: srtm.v1.TopicStats.interval:type_name -> google.protobuf.Duration
-	7,  // 4: srtm.v1.TopicStats.access:type_name -> srtm.v1.Histogram
-	7,  // 5: srtm.v1.TopicStats.processing:type_name -> srtm.v1.Histogram
-	7,  // 6: srtm.v1.TopicStats.delivery:type_name -> srtm.v1.Histogram
-	7,  // 7: srtm.v1.TopicStats.consumer:type_name -> srtm.v1.Histogram
-	11, // 8: srtm.v1.Place.begin:type_name -> google.protobuf.Empty
-	11, // 9: srtm.v1.Place.end:type_name -> google.protobuf.Empty
-	12, // 10: srtm.v1.Place.time:type_name -> google.protobuf.Timestamp
+	11, // 2: srtm.v1.Slo.latency:type_name -> google.protobuf.Duration
+	11, // 3: srtm.v1.TopicStats.interval:type_name -> google.protobuf.Duration
+	8,  // 4: srtm.v1.TopicStats.access:type_name -> srtm.v1.Histogram
+	8,  // 5: srtm.v1.TopicStats.processing:type_name -> srtm.v1.Histogram
+	8,  // 6: srtm.v1.TopicStats.delivery:type_name -> srtm.v1.Histogram
+	8,  // 7: srtm.v1.TopicStats.consumer:type_name -> srtm.v1.Histogram
+	12, // 8: srtm.v1.Place.begin:type_name -> google.protobuf.Empty
+	12, // 9: srtm.v1.Place.end:type_name -> google.protobuf.Empty
+	13, // 10: srtm.v1.Place.time:type_name -> google.protobuf.Timestamp
 	11, // [11:11] is the sub-list for method output_type
 	11, // [11:11] is the sub-list for method input_type
 	11, // [11:11] is the sub-list for extension type_name
@@ -1048,7 +1112,7 @@ func file_srtm_v1_types_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_types_proto_rawDesc), len(file_srtm_v1_types_proto_rawDesc)),
-			NumEnums:      2,
+			NumEnums:      3,
 			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   0,

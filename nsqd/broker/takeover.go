@@ -1,0 +1,215 @@
+package broker
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/nsq/wire"
+	"github.com/srtm-io/srtm/nsqd/commitlog"
+	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/nsqd/replicated"
+)
+
+// ErrNotReplicated: the topic's log is on this machine alone.
+var ErrNotReplicated = errors.New("the topic is not replicated")
+
+// TakeOver brings into a topic what another broker, which is gone, kept of it: what waited
+// for tokens waits again, and what a channel had not finished it gets. From its beginning
+// on the other stores nothing any more, and nothing is there any more when it ends. It
+// returns how many messages were brought in.
+//
+// What was brought in is stored here before it goes there, so that after a crash in between
+// at most one block of the log comes twice. After an error it may be called again, here or
+// at another broker.
+// Errors: ErrUnknownTopic, ErrNotReplicated, ErrDraining, ErrGone; of JetStream.
+func (b *Broker) TakeOver(topic, from string) (n int, err error) {
+	t, err := b.Topic([]byte(topic))
+	if err != nil {
+		return 0, err
+	}
+	if t.store == nil || t.store.storage().cfg.Replicated == nil {
+		return 0, ErrNotReplicated
+	}
+	log, err := t.store.storage().cfg.Replicated.TakeOver(topic, from)
+	if errors.Is(err, replicated.ErrNoPart) {
+		return 0, nil // somebody has had it, or there was nothing
+	}
+	if err != nil {
+		return 0, err
+	}
+	core, err := t.left(log)
+	if err == nil {
+		n, err = b.bringIn(t, core, log)
+	}
+	if err != nil {
+		return n, fmt.Errorf("take topic %s over from broker %s: %w", topic, from, errors.Join(err, log.Close()))
+	}
+	return n, log.Remove()
+}
+
+// left finds out what is not done of another broker's log.
+func (t *Topic) left(log *replicated.Log) (*queue.Topic, error) {
+	snapshot, err := log.LoadCursors()
+	if err != nil {
+		return nil, err
+	}
+	st := t.store.storage()
+	core := queue.NewTopic(queue.Config{Capacity: 1, Overflow: 1, WriteThrough: true, Rand: rand.New(rand.NewPCG(0, 0))})
+	var fx queue.Effects
+	from, err := core.Restore(t.shared.now(), snapshot, st.epoch.monoOf, wire.ValidChannelName, &fx)
+	if err != nil {
+		t.store.report("the record of what is done with is not readable: all that the other broker had is delivered again", err)
+	}
+	return core, found(core, log, commitlog.Offset(from))
+}
+
+// bringIn appends to the topic what is not done of another broker's log, and lets go of it
+// there.
+func (b *Broker) bringIn(t *Topic, core *queue.Topic, log *replicated.Log) (n int, err error) {
+	for _, c := range core.Channels() {
+		if err := t.CreateChannel(c.Name()); err != nil {
+			return 0, err
+		}
+	}
+	var in incoming
+	return n, each(log, 0, func(batch *commitlog.Batch) error {
+		in.of(core, t.store.storage().epoch, batch.Records)
+		if len(in.records) > 0 {
+			end, err := t.takeIn(&in)
+			if err != nil {
+				return err
+			}
+			if err := b.settleFor(t, end); err != nil {
+				return err
+			}
+			n += len(in.records)
+		}
+		return log.Trim(batch.Next)
+	})
+}
+
+// incoming is what of another broker's log is brought in at a time: records, and of each
+// that had its token the channel that it is for.
+type incoming struct {
+	records []commitlog.Record
+	undone  []queue.Undone // of a record that waits for its token: without a channel
+	scratch []queue.Undone
+}
+
+func (in *incoming) of(core *queue.Topic, e epoch, records []commitlog.Record) {
+	in.records, in.undone = in.records[:0], in.undone[:0]
+	for _, r := range records {
+		var waits bool
+		in.scratch, waits = core.Undone(in.scratch[:0], queue.Offset(r.Offset), string(r.Channel))
+		r.Offset = 0
+		if waits {
+			in.records, in.undone = append(in.records, r), append(in.undone, queue.Undone{})
+		}
+		for _, u := range in.scratch {
+			k := r
+			k.Channel, k.Access = []byte(u.Channel), max(1, r.Access)
+			switch {
+			case !u.Fresh:
+				if k.Attempts, k.Due = u.Attempts, 0; u.Due > 0 {
+					k.Due = e.wallOf(u.Due)
+				}
+			case r.Due > 0:
+				u.Attempts, u.Due = r.Attempts, e.monoOf(r.Due)
+			default:
+				u.Attempts = r.Attempts
+			}
+			in.records, in.undone = append(in.records, k), append(in.undone, u)
+		}
+	}
+}
+
+// takeIn puts messages at the end of the topic's log, and returns where that ends.
+func (t *Topic) takeIn(in *incoming) (end commitlog.Offset, err error) {
+	t.storing.Lock()
+	defer t.storing.Unlock()
+	t.mu.Lock()
+	err = t.open()
+	t.mu.Unlock()
+	if err != nil {
+		return 0, err
+	}
+	log, err := t.store.ensure()
+	if err != nil {
+		return 0, err
+	}
+	first, err := log.Append(in.records)
+	if err != nil {
+		return 0, err
+	}
+	s := t.begin()
+	t.store.used = true
+	for i, u := range in.undone {
+		at := queue.Offset(first) + queue.Offset(i)
+		if u.Channel == "" {
+			t.mu.core.Appended(t.shared.now(), at, &s.fx, t.message(&in.records[i]))
+		} else {
+			t.mu.core.TakenOver(t.shared.now(), at, in.undone[i:i+1], &s.fx)
+		}
+	}
+	t.end(s)
+	return first + commitlog.Offset(len(in.records)), nil
+}
+
+// settleFor returns when what was brought in up to there is stored for good, with whose it
+// is. It does not give up while that may come about: to bring it in again would be twice.
+func (b *Broker) settleFor(t *Topic, end commitlog.Offset) error {
+	for {
+		err := t.store.log.Load().Sync(end)
+		if err == nil {
+			_, err = t.settle()
+		}
+		t.mu.Lock()
+		gone := t.open()
+		t.mu.Unlock()
+		switch {
+		case gone != nil:
+			return gone
+		case err == nil, errors.Is(err, commitlog.ErrClosed), errors.Is(err, replicated.ErrFenced):
+			return err
+		}
+		select {
+		case <-b.closing:
+			return ErrDraining
+		case <-time.After(spillRetry):
+		}
+	}
+}
+
+// yield gives up a topic that another broker has taken over, where a loaddistributor says
+// which broker has which: publishers and consumers look for it anew.
+func (b *Broker) yield(t *Topic) {
+	if b.cfg.AutoCreate || !b.has(t) {
+		return
+	}
+	go func() {
+		if b.has(t) && b.DeleteTopic(t.name) == nil {
+			b.cfg.Storage.cfg.Log.Warn("another broker has taken the topic over: it is given up", obs.KeyTopic, t.name)
+		}
+	}()
+}
+
+// yieldTaken gives up the topics that the broker had, and of which nothing is left where
+// they are replicated: others have taken them over, or there never was a message. It is
+// called before the broker is used.
+func (b *Broker) yieldTaken() error {
+	if b.cfg.AutoCreate || b.cfg.Storage.cfg.Replicated == nil {
+		return nil
+	}
+	for _, t := range b.Topics() {
+		if t.store == nil || t.store.log.Load() != nil {
+			continue
+		}
+		if err := b.DeleteTopic(t.name); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,323 @@
+package replicated_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nsqio/go-nsq"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/client"
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/commitlog"
+	"github.com/srtm-io/srtm/nsqd/replicated"
+)
+
+const publishers = 6
+
+// cluster is brokers that keep their logs in servers, and a topic t on all of them, with
+// channels c and d.
+type cluster struct {
+	*localtest.Cluster
+	t     *testing.T
+	flags []string
+	pubs  []*client.Publisher
+
+	mu    sync.Mutex
+	acked []string
+}
+
+func startCluster(t *testing.T, s *servers, brokers int) *cluster {
+	t.Helper()
+	c := &cluster{t: t, flags: []string{"--durability=replicated", "--jetstream-url=" + s.url(), fmt.Sprint("--jetstream-replicas=", len(s.all))}}
+	c.Cluster = localtest.Start(t, brokers, []string{"--evacuate-after=1s", "--takeover-after=1s"}, c.flags...)
+	create := []string{"topic", "create", "t", "--policy=loadbalance", "--rate=6000", "--burst=600", "--channel=c", "--channel=d"}
+	for i := range publishers {
+		create = append(create, fmt.Sprintf("--publisher=g-%d:g:100", i))
+	}
+	localtest.Srtm(t, c.RPC, create...)
+	cl, err := client.New(client.Config{Address: c.RPC})
+	must(t, err)
+	t.Cleanup(func() { must(t, cl.Close(context.Background())) })
+	for i := range publishers {
+		ctx, cancel := context.WithTimeout(t.Context(), local.Patience)
+		p, err := cl.Publisher(ctx, "t", fmt.Sprintf("g-%d", i))
+		cancel()
+		must(t, err)
+		c.pubs = append(c.pubs, p)
+	}
+	return c
+}
+
+// wide is for consumers of several brokers: with the default, 1, they take turns.
+func wide(n *nsq.Config) { n.MaxInFlight = 100 }
+
+// publish has every publisher publish so many messages, one after the other, and keeps what
+// was acknowledged.
+func (c *cluster) publish(name string, each int) {
+	var all sync.WaitGroup
+	for i, p := range c.pubs {
+		all.Go(func() {
+			for n := range each {
+				body := fmt.Sprintf("%s %d of %d", name, n, i)
+				ctx, cancel := context.WithTimeout(c.t.Context(), local.Patience)
+				err := p.Publish(ctx, []byte(body))
+				cancel()
+				c.mu.Lock()
+				if err == nil {
+					c.acked = append(c.acked, body)
+				} else {
+					c.t.Logf("%s: %v", body, err)
+				}
+				c.mu.Unlock()
+			}
+		})
+	}
+	all.Wait()
+}
+
+func (c *cluster) topic() *srtmv1.Topic {
+	c.t.Helper()
+	r, err := srtmv1.NewAdminServiceClient(localtest.Dial(c.t, c.RPC)).GetTopic(c.t.Context(), &srtmv1.GetTopicRequest{Name: "t"})
+	must(c.t, err)
+	return r.GetTopic()
+}
+
+// A broker is killed with what it held, and its disk is lost: the others have what it had
+// acknowledged, and nobody gets again what was finished long before.
+func TestAnotherBrokerTakesOver(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 3)
+	c := startCluster(t, s, 3)
+	if d := c.topic().GetSpec().GetDurability(); d != srtmv1.Durability_DURABILITY_REPLICATED {
+		t.Errorf("durability %v of a topic of brokers that replicate", d)
+	}
+	c.publish("before", 100)
+
+	finished := make(localtest.Bodies, 10_000)
+	stop := localtest.Consume(t, "t", "d", finished, wide, "http://"+c.Web)
+	finished.Want(t, c.acked...)
+	stop()
+	localtest.WaitFor(t, "cursors are saved", func() bool { // what is done with on d
+		done := 0.
+		for _, b := range c.Brokers {
+			n, err := localtest.Metric(b, "srtm_nsqd_topic_disk_needed_bytes")
+			must(t, err)
+			done += n
+		}
+		return done > 0
+	})
+
+	must(t, c.Brokers[0].Kill())
+	killed := time.Now()
+	rest := make(chan string, 10_000)
+	localtest.Consume(t, "t", "c", nsq.HandlerFunc(func(m *nsq.Message) error {
+		rest <- string(m.Body)
+		return nil
+	}), wide, "http://"+c.Web)
+	c.publish("after", 50)
+
+	missing := map[string]bool{}
+	for _, body := range c.acked {
+		missing[body] = true
+	}
+	late, twice, seen := time.Duration(0), 0, map[string]bool{}
+	limit := time.NewTimer(local.Patience)
+	defer limit.Stop()
+	for len(missing) > 0 {
+		select {
+		case body := <-rest:
+			delete(missing, body)
+			if seen[body] {
+				twice++
+			}
+			seen[body], late = true, time.Since(killed)
+		case <-limit.C:
+			t.Fatalf("%d of %d acknowledged messages have not come, %d in log of the first broker:\n%s",
+				len(missing), len(c.acked), len(seen), c.Brokers[0].Output())
+		}
+	}
+	t.Logf("the last of %d messages came %v after the kill; %d came twice", len(c.acked), late, twice)
+
+	again := make(localtest.Bodies, 10_000)
+	localtest.Consume(t, "t", "d", again, wide, "http://"+c.Web)
+	var after []string
+	for _, body := range c.acked {
+		if strings.HasPrefix(body, "after") {
+			after = append(after, body)
+		}
+	}
+	again.Want(t, after...)
+	localtest.WaitFor(t, "the topic is gone from the broker", func() bool {
+		for _, q := range c.topic().GetStatus().GetBrokers() {
+			if q.GetBrokerId() == "b1" {
+				return false
+			}
+		}
+		return true
+	})
+
+	// The broker comes back with nothing, and the topic is not there.
+	back := localtest.NSQD(t, "", append([]string{"--loaddistributor-address=" + c.RPC, "--broker-id=b1"}, c.flags...)...)
+	localtest.WaitFor(t, "the broker joins", func() bool {
+		n, err := localtest.Metric(back, "srtm_agent_connected")
+		return err == nil && n > 0
+	})
+	text, _, err := localtest.Ask("GET", "http://"+back.HTTP+"/stats?format=json", "")
+	must(t, err)
+	if strings.Contains(text, `"topic_name":"t"`) {
+		t.Errorf("a broker that comes back has what was taken over:\n%s", text)
+	}
+}
+
+// bodies is one publish of many messages.
+type bodies []string
+
+func (b bodies) Len() int { return len(b) }
+
+func (b bodies) Bytes() (n int) {
+	for _, one := range b {
+		n += len(one)
+	}
+	return n
+}
+
+func (b bodies) Each(do func([]byte)) {
+	for _, one := range b {
+		do([]byte(one))
+	}
+}
+
+// startBroker is a broker in this process, with its connection to the servers, and its topic
+// t with the channel c.
+func startBroker(t *testing.T, s *servers, id string) (*broker.Broker, *broker.Topic, *replicated.Cluster) {
+	t.Helper()
+	c, dir, log := s.connect(id), t.TempDir(), slog.New(slog.DiscardHandler)
+	storage, err := broker.OpenStorage(broker.StorageConfig{
+		Path: filepath.Join(dir, "messages"), Metadata: filepath.Join(dir, "metadata.json"),
+		Overflow: 1000, MaxRecord: 1 << 20, Replicated: c, Log: log,
+	})
+	must(t, err)
+	b, err := broker.New(broker.Config{Capacity: 100, MaxMsgTimeout: time.Minute, AutoCreate: true, Storage: storage})
+	must(t, err)
+	must(t, b.Restore())
+	topic, err := b.CreateTopic("t")
+	must(t, err)
+	must(t, topic.CreateChannel("c"))
+	t.Cleanup(func() {
+		_ = b.Close() // one that has lost its connection cannot say what it has
+		must(t, storage.Close())
+	})
+	return b, topic, c
+}
+
+// A broker that takes over ends in the middle of it: the next one takes over from both, and
+// has everything, with at most one block of the log twice.
+func TestATakeOverIsInterrupted(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 3)
+	_, topic, a := startBroker(t, s, "a")
+	const n = 20_000
+	var all bodies
+	for i := range n {
+		all = append(all, fmt.Sprint("message ", i))
+	}
+	var stored broker.Stored
+	must(t, topic.PublishBatch(clock.Mono(), clock.Wall(), broker.Published{Stored: &stored}, all))
+	must(t, topic.Sync(stored))
+	a.Close() // as if its machine were gone
+
+	b, half, bc := startBroker(t, s, "b")
+	taken := make(chan error, 1)
+	go func() {
+		_, err := b.TakeOver("t", "a")
+		taken <- err
+	}()
+	within(t, "something is taken over", func() bool { return half.Stats().Channels[0].Ready > 0 })
+	bc.Close()
+	must(t, ended(b, taken))
+
+	last, _, c := startBroker(t, s, "c")
+	for _, from := range []string{"a", "b", "nobody"} {
+		count, err := last.TakeOver("t", from)
+		must(t, err)
+		t.Logf("%d messages from %s", count, from)
+	}
+	must(t, last.Close())
+	l, err := c.Open("t", 0)
+	must(t, err)
+	t.Cleanup(func() { must(t, l.Close()) })
+	seen := map[string]int{}
+	var batch commitlog.Batch
+	for at := commitlog.Offset(0); ; at = batch.Next {
+		must(t, l.Read(at, commitlog.Limit{Records: 1000, Bytes: 1 << 20}, &batch))
+		if batch.Next == at {
+			break
+		}
+		for _, r := range batch.Records {
+			seen[string(r.Body)]++
+		}
+	}
+	twice := 0
+	for _, k := range seen {
+		twice += k - 1
+	}
+	if len(seen) != n || twice > 8000 { // of 256 KiB
+		t.Errorf("%d of %d messages are there, %d of them again", len(seen), n, twice)
+	}
+	t.Logf("%d came twice", twice)
+}
+
+// ended is what became of a take-over whose broker closes.
+func ended(b *broker.Broker, taken <-chan error) error {
+	_ = b.Close()
+	if err := <-taken; err == nil {
+		return errors.New("the take-over was over before it was interrupted")
+	}
+	return nil
+}
+
+// A broker that stood still while another took over what it had stores nothing more, and
+// gives the topic up.
+func TestABrokerThatWasTakenOverYields(t *testing.T) {
+	t.Parallel()
+	c := startCluster(t, startServers(t, 1), 2)
+	c.publish("before", 20)
+	frozen := c.Brokers[0]
+	stock := localtest.Producer(t, frozen.TCP, "g-0")
+	must(t, stock.Publish("t", []byte("by a stock producer")))
+	must(t, frozen.Signal(syscall.SIGSTOP))
+	thaw := sync.OnceFunc(func() { must(t, frozen.Signal(syscall.SIGCONT)) })
+	t.Cleanup(thaw)
+	localtest.WaitFor(t, "the other has all of it", func() bool {
+		n, err := localtest.Metric(c.Brokers[1], "srtm_nsqd_channel_ready_messages")
+		return err == nil && int(n) == 2*(len(c.acked)+1) // on two channels
+	})
+	thaw()
+	localtest.WaitFor(t, "what is published there is refused", func() bool {
+		return stock.Publish("t", []byte("too late")) != nil
+	})
+	localtest.WaitFor(t, "the topic is gone there", func() bool {
+		text, _, err := localtest.Ask("GET", "http://"+frozen.HTTP+"/stats?format=json", "")
+		return err == nil && !strings.Contains(text, `"topic_name":"t"`)
+	})
+	all := make(localtest.Bodies, 1000)
+	localtest.Consume(t, "t", "c", all, wide, "http://"+c.Web)
+	all.Want(t, append(c.acked, "by a stock producer")...)
+	select {
+	case body := <-all:
+		t.Errorf("%q came, which was refused, or again", body)
+	default:
+	}
+}
