@@ -48,8 +48,9 @@ func (c *Controller) learn(now time.Time) {
 			l.learned, l.learnedOf = learned.New(topic.Spec.Demand.Publishers, topic.Spec.Since, now), topic.Created
 		}
 		l.learned.Whole(l.profile != nil)
-		brokers := slices.DeleteFunc(topic.Holders(), func(id string) bool { return c.mu.sessions[id] == nil })
-		for _, o := range l.learned.Orders(brokers, now) {
+		holders := topic.Holders()
+		brokers := slices.DeleteFunc(slices.Clone(holders), func(id string) bool { return c.mu.sessions[id] == nil })
+		for _, o := range l.learned.Orders(brokers, len(brokers) < len(holders), now) {
 			c.mu.sessions[o.Broker].record(name, o)
 		}
 		if job := l.learned.Look(now); job != nil {

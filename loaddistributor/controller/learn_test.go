@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -14,6 +15,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
+	"github.com/srtm-io/srtm/loaddistributor/learned"
 	"github.com/srtm-io/srtm/loaddistributor/store"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 )
@@ -166,6 +168,47 @@ var _ = Describe("An open topic", func() {
 		bad.Auto = &srtmv1.AutoContract{MaxRateMilli: 5000, MinBurst: 20, MaxBurst: 10}
 		_, _, err := again.create(context.Background(), bad, "")
 		Expect(err).To(HaveOccurred())
+	})
+
+	It("stays as it was measured when another leads, until that one has measured less", func() {
+		data := &store.Memory{}
+		first := newCluster(setup{data: data, config: slow})
+		node := first.node("b1", 1000)
+		first.mustCreate(unlisted("t", 0, 0))
+		var p, q atomic.Bool
+		p.Store(true)
+		q.Store(true)
+		publish(40, func(id string) *agenttest.Node {
+			if id == "p" && p.Load() || id == "q" && q.Load() {
+				return node
+			}
+			return nil
+		}, "p", "q")
+		Eventually(func() bool { return first.topic("t").Spec.Auto.Measured }).WithTimeout(2 * time.Minute).Should(BeTrue())
+		Eventually(func() int { return len(first.topic("t").Learned.Publishers) }).WithTimeout(time.Minute).Should(Equal(2))
+		<-time.After(2 * time.Minute)
+		was := first.topic("t")
+		Expect(was.Spec.Contract.RateMilli).To(BeNumerically("~", 100_000, 5000))
+		first.stop()
+
+		// The broker does not find the next one, for longer than anybody may be silent.
+		q.Store(false)
+		second := newCluster(setup{data: data, config: slow, address: "127.0.0.1:99"})
+		<-time.After(learned.Forget + 2*time.Minute)
+		is := second.topic("t")
+		Expect(is.Spec.Contract.String()).To(Equal(was.Spec.Contract.String()))
+		Expect(is.Epoch).To(Equal(was.Epoch), "nothing was written")
+		Expect(is.Learned.Publishers).To(HaveLen(2))
+		second.stop()
+
+		third := newCluster(setup{data: data, config: slow, address: first.address})
+		Eventually(func() bool { return third.broker("b1").GetConnected() }).WithTimeout(time.Minute).Should(BeTrue())
+		<-time.After(5 * time.Minute)
+		Expect(third.topic("t").Spec.Contract.String()).To(Equal(was.Spec.Contract.String()))
+		<-time.After(7 * time.Minute)
+		is = third.topic("t")
+		Expect(is.Learned.Publishers).To(HaveLen(1), "q was silent")
+		Expect(is.Spec.Contract.RateMilli).To(BeNumerically("~", 50_000, 2500))
 	})
 
 	It("is profiled, as one with a list is", func() {

@@ -8,22 +8,27 @@
 // and of what it was before, so that what is older decays by half with each; it counts
 // for as much as its highest rate of the last Peaks windows, so that one who sends in
 // bursts of seconds is not placed anew with each. One that was heard in two windows is
-// learned; one that is silent for Forget is forgotten.
+// learned; one that is silent for Forget is forgotten. Silence is what a broker reports:
+// while one says nothing, those who may send to it stay as they are, and so does the
+// contract, which falls by what all brokers report and rises by what any one does.
 //
 // # When a topic is placed by them
 //
 // At most once in Pause, when a publisher came or went or a correlation key changed; or
 // once in a window if rates, all together, differ by a quarter from those that it is
 // placed by, and when the first publisher is learned. Where everybody stays then,
-// loaddistributor/placement says: nobody moves whose broker still carries it.
+// loaddistributor/placement says: nobody moves whose broker still carries it. Whoever
+// leads writes all of it down, so a change waits until what was written before amounts to
+// WriteRate bytes/s, but for the first WriteBurst.
 //
 // # Bounds
 //
-// At most Max publishers are learned, those of the highest rates; twice as many are
-// followed, and who is beyond that is counted with the others. One of whom a single
-// message was heard makes room at the end of a window when half of the room is taken, so
-// that identities which are thought up as they are used do not last. Of one broker Budget
-// messages are looked at in a window.
+// At most Max publishers are learned, those of the highest rates, and one that the topic is
+// placed by gives way to one of more than twice its rate; twice as many are followed.
+// Who is beyond that is counted with the others. One of whom a single message was heard, or
+// who is not learned and silent for a minute, makes room at the end of a window when half of
+// the room is taken, so that identities which are thought up as they are used do not last.
+// Of one broker Budget messages are looked at in a window.
 package learned
 
 import (
@@ -47,7 +52,8 @@ const (
 	Window = 10 * time.Second
 	// Peaks is of how many windows the highest rate counts.
 	Peaks = 6
-	// Sizes is of how many windows with messages a contract that follows knows.
+	// Sizes is of how many windows a contract that follows knows. Of those without messages
+	// it takes one of Peaks.
 	Sizes = 60
 	// Pause is how long a topic is left alone after it was placed anew.
 	Pause = 30 * time.Second
@@ -59,12 +65,19 @@ const (
 	Budget = 100_000
 	// Grouping is how often groups are looked for.
 	Grouping = time.Minute
+	// WriteRate and WriteBurst bound what a topic's changes take in a store: bytes/s, and
+	// bytes that go before that. The change that reaches the bound is still made.
+	WriteRate, WriteBurst = 1500, 1 << 20
 
 	followed = 2 * Max
 	// differs is by what part rates differ before they count.
 	differs = 0.25
+	// stays is how many times its rate one must send who takes another's place below Max.
+	stays = 2
 	// ahead is r over the highest rate, of a contract that follows.
 	ahead = 1.25
+	// recordBytes is what a publisher takes in a store beside its id and its key.
+	recordBytes = 64
 	// least is the lowest rate that is told, msg/s.
 	least = 0.001
 	// captureFor is what a broker is asked for at a time, captureAgain when it is asked
@@ -91,7 +104,9 @@ type publisher struct {
 	Publisher
 	total   uint64 // messages since it is followed, those in a window under way left out
 	windows int    // in which it was heard
-	number  int32  // for the groups
+	member  bool   // the topic is placed by it
+	silent  time.Duration
+	number  int32 // for the groups
 	peaks   [Peaks]float64
 	window  float64 // rate in the window that is being closed
 	most    float64 // of that on Broker
@@ -107,7 +122,11 @@ type Topic struct {
 	window     time.Time        // when the one under way began
 	turn       int              // of windows
 	placed     time.Time        // anew, last
-	sizes      []size           // of the last Sizes windows with messages
+	sizes      []size           // of the last Sizes windows
+	quiet      int              // windows without messages since one with
+	away       bool             // a broker of the topic is not connected
+	measured   bool             // all brokers said something of the last window
+	room       float64          // bytes that may be written now; below 0: none
 	whole      bool             // all messages are looked at
 	others     float64          // msg/s, of those that are not followed
 	offered    float64          // msg/s, of all in the last window
@@ -142,11 +161,11 @@ type feed struct {
 
 // New returns what is known after a start: those that the topic is placed by.
 func New(placed []placement.Publisher, since []int64, now time.Time) *Topic {
-	t := &Topic{publishers: map[string]*publisher{}, feeds: map[string]*feed{}, window: now, placed: now, grouped: now}
+	t := &Topic{publishers: map[string]*publisher{}, feeds: map[string]*feed{}, window: now, placed: now, grouped: now, room: WriteBurst}
 	t.origin, t.learner = mono.Wall(now.UnixNano()), restored(placed)
 	t.group()
 	for i, p := range placed {
-		one := &publisher{Publisher: Publisher{ID: p.ID, Key: p.Key, Rate: p.Rate, Now: p.Rate, Since: now, Heard: now}, windows: 2, total: 2}
+		one := &publisher{Publisher: Publisher{ID: p.ID, Key: p.Key, Rate: p.Rate, Now: p.Rate, Since: now, Heard: now}, windows: 2, total: 2, member: true}
 		if i < len(since) {
 			one.Since = time.Unix(since[i], 0)
 		}
@@ -230,8 +249,10 @@ type Order struct {
 	Anew   bool
 }
 
-// Orders returns what is to be asked of the topic's brokers now.
-func (t *Topic) Orders(brokers []string, now time.Time) (orders []Order) {
+// Orders returns what is to be asked of the topic's connected brokers now. away: others of
+// its brokers are not connected.
+func (t *Topic) Orders(brokers []string, away bool, now time.Time) (orders []Order) {
+	t.away = t.away || away
 	for _, id := range slices.Sorted(maps.Keys(t.feeds)) {
 		if !slices.Contains(brokers, id) {
 			t.feeds[id].flush(t)
@@ -348,6 +369,8 @@ func (f *feed) flush(t *Topic) {
 
 // close ends a window.
 func (t *Topic) close(now time.Time) {
+	took := now.Sub(t.window)
+	t.measured, t.away = !t.away && len(t.feeds) > 0, false
 	for _, id := range slices.Sorted(maps.Keys(t.feeds)) {
 		f := t.feeds[id]
 		named := f.named
@@ -365,6 +388,7 @@ func (t *Topic) close(now time.Time) {
 			p.Heard = now
 		}
 		if silent {
+			t.measured = false
 			// order: likewise
 			for _, p := range t.publishers {
 				p.absent = p.absent || p.Broker == id
@@ -373,8 +397,9 @@ func (t *Topic) close(now time.Time) {
 		f.tally, f.covered, f.seen, f.off = map[*publisher]uint64{}, 0, 0, false
 		f.full = len(named) > restartAt
 	}
-	t.offered = t.counting / now.Sub(t.window).Seconds()
-	t.others = (t.others + t.counting/now.Sub(t.window).Seconds()) / 2
+	t.offered = t.counting / took.Seconds()
+	t.others = (t.others + t.counting/took.Seconds()) / 2
+	t.room = min(WriteBurst, t.room+WriteRate*took.Seconds())
 	t.counting = 0
 	t.window = now
 	t.turn++
@@ -382,12 +407,18 @@ func (t *Topic) close(now time.Time) {
 	// order: each by itself
 	for id, p := range t.publishers {
 		t.offered += p.window
+		// It may send to a broker that has not said so.
+		unknown := p.window == 0 && (p.absent || !t.measured && t.feeds[p.Broker] == nil)
 		switch {
 		case p.windows < 2: // the first was not whole
 			p.Now = p.window
-		case p.window == 0 && p.absent:
-		default:
+		case !unknown:
 			p.Now = (p.Now + p.window) / 2
+		}
+		if p.window > 0 {
+			p.silent = 0
+		} else if !unknown {
+			p.silent += took
 		}
 		if p.window > 0 {
 			p.windows++
@@ -396,7 +427,7 @@ func (t *Topic) close(now time.Time) {
 		p.peaks[t.turn%Peaks] = p.Now
 		p.Rate = slices.Max(p.peaks[:])
 		p.window, p.most, p.absent = 0, 0, false
-		if now.Sub(p.Heard) >= Forget || crowded && p.total < 2 {
+		if p.silent >= Forget || crowded && (p.total < 2 || !p.member && p.silent >= Peaks*Window) {
 			delete(t.publishers, id)
 			p.gone = true
 		}
@@ -409,6 +440,29 @@ type size struct {
 	burst int64
 }
 
+// sized takes what the last window would have needed, if it is evidence: of a window that
+// not all brokers reported only that it was at least so much is known.
+func (t *Topic) sized(j *Job, is tokenbucket.Share, auto Auto) {
+	if t.sizes == nil && auto.Measured { // before a restart
+		t.sizes = slices.Repeat([]size{{is.Rate.PerSecond() / ahead, is.Burst}}, Sizes)
+	}
+	is.Rate = tokenbucket.PerSecond(is.Rate.PerSecond() / ahead)
+	switch {
+	case j.offered > 0:
+		t.quiet = 0
+		if !j.measured && j.offered <= is.Rate.PerSecond() && j.burst <= is.Burst {
+			return
+		}
+	case !j.measured || len(t.sizes) == 0:
+		return
+	default:
+		if t.quiet++; t.quiet%Peaks != 0 {
+			return
+		}
+	}
+	t.sizes = append(t.sizes[max(0, len(t.sizes)-Sizes+1):], size{j.offered, j.burst})
+}
+
 // contract is what follows from the windows known; that which is, if nothing does.
 func (t *Topic) contract(is tokenbucket.Share, auto Auto, now time.Time) tokenbucket.Share {
 	if len(t.sizes) < Peaks || auto == (Auto{}) {
@@ -419,7 +473,7 @@ func (t *Topic) contract(is tokenbucket.Share, auto Auto, now time.Time) tokenbu
 		rate, burst = max(rate, s.rate), max(burst, s.burst)
 	}
 	if auto.MaxRate > 0 {
-		to.Rate = min(auto.MaxRate, max(tokenbucket.PerSecond(round(ahead*rate)), 1000))
+		to.Rate = min(auto.MaxRate, max(tokenbucket.PerSecond(round(ahead*max(rate, least))), 1000))
 	}
 	if auto.MaxBurst > 0 {
 		to.Burst = min(max(burst, auto.MinBurst, auto.Brokers), auto.MaxBurst)
@@ -448,6 +502,7 @@ type Job struct {
 	learner  *correlation.Learner
 	learns   bool
 	offered  float64 // msg/s
+	measured bool    // by all brokers
 
 	rate, quantile float64
 	burst          int64
@@ -462,7 +517,7 @@ func (t *Topic) Look(now time.Time) *Job {
 		return nil
 	}
 	t.close(now)
-	j := &Job{arrivals: t.trace.Take(mono.Wall(now.UnixNano())), numbers: t.numbers, learner: t.learner, offered: t.offered}
+	j := &Job{arrivals: t.trace.Take(mono.Wall(now.UnixNano())), numbers: t.numbers, learner: t.learner, offered: t.offered, measured: t.measured}
 	if t.renumber && (!t.whole || t.turn < 4) || len(t.numbers) > followed { // it tears the record
 
 		t.anew()
@@ -509,44 +564,49 @@ type Proposal struct {
 	At         map[string]string // where those are that are new, by id
 	Contract   tokenbucket.Share
 	Sized      bool // Contract is from what was measured
-	// Grew: their rates sum to a quarter more than those before.
+	// Grew: their rates sum to a quarter more than those before, and than half the contract,
+	// which the topic was placed for before anybody was known.
 	Grew bool
 }
 
 // Act ends a job; nil: the topic stays as it is. placed are those that the topic is placed
 // by; their rates sum to at most that of the contract.
 func (t *Topic) Act(j *Job, placed []placement.Publisher, contract tokenbucket.Share, auto Auto, now time.Time) *Proposal {
-	if j.offered > 0 {
-		t.sizes = append(t.sizes[max(0, len(t.sizes)-Sizes+1):], size{j.offered, j.burst})
-	}
+	t.sized(j, contract, auto)
 	to := t.contract(contract, auto, now)
 	limit := to.Rate.PerSecond()
 	if j.learns {
 		t.group()
 	}
-	learned := t.Publishers()
-	sum := 0.0
-	for _, p := range learned {
-		sum += p.Rate
-	}
-	scale := min(1, 0.999*limit/max(sum, least)) // a topic may be offered more than its contract
 	was := make(map[string]placement.Publisher, len(placed))
 	before, apart := 0.0, 0.0
 	for _, p := range placed {
 		was[p.ID] = p
 		before += p.Rate
 	}
+	// order: each by itself
+	for id, p := range t.publishers {
+		_, p.member = was[id]
+	}
+	learned := t.Publishers()
+	sum, size := 0.0, 0
+	for _, p := range learned {
+		sum += p.Rate
+		size += recordBytes + len(p.ID) + len(p.Key)
+	}
+	scale := min(1, 0.999*limit/max(sum, least)) // a topic may be offered more than its contract
 	changed := len(learned) != len(placed)
 	for _, p := range learned {
 		old, known := was[p.ID]
 		changed = changed || !known || old.Key != p.Key
 		apart += math.Abs(old.Rate - scale*p.Rate)
 	}
-	if !(to != contract || auto != (Auto{}) && !auto.Measured && len(t.sizes) >= Peaks || apart > differs*before || changed && now.Sub(t.placed) >= Pause) {
+	if !(to != contract || auto != (Auto{}) && !auto.Measured && len(t.sizes) >= Peaks || apart > differs*before || changed && now.Sub(t.placed) >= Pause) || t.room < 0 {
 		return nil
 	}
 	t.placed = now
-	next := &Proposal{Contract: to, Sized: len(t.sizes) >= Peaks, At: map[string]string{}, Grew: scale*sum > (1+differs)*before}
+	t.room -= float64(size)
+	next := &Proposal{Contract: to, Sized: len(t.sizes) >= Peaks, At: map[string]string{}, Grew: scale*sum > (1+differs)*max(before, limit/2)}
 	for _, p := range learned {
 		one := placement.Publisher{ID: p.ID, Key: p.Key, Rate: round(scale * p.Rate)}
 		if _, known := was[p.ID]; !known {
@@ -581,25 +641,46 @@ func round(rate float64) float64 {
 
 // Publishers returns those that are learned, by id.
 func (t *Topic) Publishers() []Publisher {
-	var all []Publisher
-	// order: sorted below
-	for _, p := range t.publishers {
-		if p.windows > 1 {
-			one := p.Publisher
-			one.Key, one.Rate = t.keys[p.ID], max(p.Rate, least)
-			all = append(all, one)
-		}
-	}
-	if len(all) > Max {
-		slices.SortFunc(all, func(a, b Publisher) int { return cmp.Or(cmp.Compare(b.Rate, a.Rate), cmp.Compare(a.ID, b.ID)) })
-		all = all[:Max]
-	}
-	slices.SortFunc(all, func(a, b Publisher) int { return cmp.Compare(a.ID, b.ID) })
+	all, _ := t.learned()
 	return all
 }
 
-// Others returns the rate, msg/s, of those that are not told apart.
-func (t *Topic) Others() float64 { return t.others }
+// learned is Publishers, and the rate that those send who are beyond Max.
+func (t *Topic) learned() (all []Publisher, beyond float64) {
+	var known []*publisher
+	// order: sorted below
+	for _, p := range t.publishers {
+		if p.windows > 1 {
+			known = append(known, p)
+		}
+	}
+	if len(known) > Max {
+		rank := func(p *publisher) float64 {
+			if p.member {
+				return stays * p.Rate
+			}
+			return p.Rate
+		}
+		slices.SortFunc(known, func(a, b *publisher) int { return cmp.Or(cmp.Compare(rank(b), rank(a)), cmp.Compare(a.ID, b.ID)) })
+		for _, p := range known[Max:] {
+			beyond += p.Now
+		}
+		known = known[:Max]
+	}
+	for _, p := range known {
+		one := p.Publisher
+		one.Key, one.Rate = t.keys[p.ID], max(p.Rate, least)
+		all = append(all, one)
+	}
+	slices.SortFunc(all, func(a, b Publisher) int { return cmp.Compare(a.ID, b.ID) })
+	return all, beyond
+}
+
+// Others returns the rate, msg/s, of those that are not told apart, or are beyond Max.
+func (t *Topic) Others() float64 {
+	_, beyond := t.learned()
+	return t.others + beyond
+}
 
 // Groups returns those found last, with the evidence.
 func (t *Topic) Groups() []correlation.Group { return t.groups }

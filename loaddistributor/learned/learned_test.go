@@ -3,6 +3,7 @@ package learned_test
 import (
 	"cmp"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -26,15 +27,19 @@ type world struct {
 	auto     learned.Auto
 	brokers  map[string]*recorder
 	ids      []string
+	away     bool // another broker is not connected
 	placed   []placement.Publisher
 	since    []int64
 	// What came of it.
 	proposals int
 	last      *learned.Proposal
+	changes   int // of who is placed
+	written   int // bytes, at least
 }
 
 type recorder struct {
 	on      bool
+	mute    bool // it says nothing
 	numbers map[string]uint32
 	bound   int // publishers it tells apart; 0: all
 	sources []func(from, to time.Time) []message
@@ -83,9 +88,11 @@ func (w *world) run(d time.Duration) {
 	for end := w.now.Add(d); w.now.Before(end); {
 		from := w.now
 		if from.Sub(start)%time.Second == 0 {
-			for _, o := range w.subject.Orders(w.ids, from) {
+			for _, o := range w.subject.Orders(w.ids, w.away, from) {
 				r := w.brokers[o.Broker]
-				r.orders++
+				if r.orders++; r.mute {
+					continue
+				}
 				if o.Lasts == 0 {
 					r.on = false
 				} else if o.Anew || !r.on {
@@ -100,6 +107,7 @@ func (w *world) run(d time.Duration) {
 				job.Think()
 				if p := w.subject.Act(job, w.placed, w.contract, w.auto, from); p != nil {
 					w.proposals++
+					w.count(p)
 					w.last, w.placed, w.since, w.contract = p, p.Publishers, p.Since, p.Contract
 					w.auto.Measured = w.auto.Measured || p.Sized && w.auto != (learned.Auto{})
 				}
@@ -112,12 +120,26 @@ func (w *world) run(d time.Duration) {
 	}
 }
 
+// count takes what a proposal changes, and what it takes to write it down.
+func (w *world) count(p *learned.Proposal) {
+	now := map[string]bool{}
+	for _, one := range p.Publishers {
+		now[one.ID] = true
+		w.written += len(fmt.Sprintf(`{"id":%q,"key":%q,"rate":%v},`, one.ID, one.Key, one.Rate))
+	}
+	for _, one := range w.placed {
+		if !now[one.ID] {
+			w.changes++
+		}
+	}
+}
+
 func (r *recorder) record(w *world, broker string, from time.Time) {
 	var all []message
 	for _, s := range r.sources {
 		all = append(all, s(from, w.now)...)
 	}
-	if !r.on {
+	if !r.on || r.mute {
 		return
 	}
 	slices.SortStableFunc(all, func(a, b message) int { return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.id, b.id)) })
@@ -172,7 +194,7 @@ func TestWhoIsHeardTwiceIsLearned(t *testing.T) {
 	w.want(0, "")
 	w.run(10 * time.Second)
 	w.want(1, "a:10")
-	if w.last.At["a"] != "b1" || !w.last.Grew || w.since[0] != start.Unix() {
+	if w.last.At["a"] != "b1" || w.last.Grew || w.since[0] != start.Unix() {
 		t.Fatalf("%+v", w.last)
 	}
 	w.run(3 * time.Minute)
@@ -359,6 +381,157 @@ func TestAContractFollows(t *testing.T) {
 	}
 }
 
+// A new leader has measured nothing yet, and the brokers are on their way to it: what was
+// known stands, until they say that nothing is sent.
+func TestWhatNobodyMeasuredIsNotZero(t *testing.T) {
+	w := newWorld(t, 1000, "b1", "b2")
+	b1, b2 := w.brokers["b1"], w.brokers["b2"]
+	w.contract.Burst = 500
+	w.auto = learned.Auto{MaxRate: tokenbucket.PerSecond(1000), MinBurst: 4, MaxBurst: 500, Quantile: 0.99, Brokers: 1}
+	on := func(time.Duration) bool { return true }
+	sends := func(d time.Duration) bool { return on(d) }
+	b1.sources = append(b1.sources, during(every("a", 10*time.Millisecond), sends))
+	b2.sources = append(b2.sources, during(every("bb", 5*time.Millisecond), sends))
+	w.run(5 * time.Minute)
+	if w.rates() != "a:100 bb:200" || w.contract.Rate.PerSecond() < 370 {
+		t.Fatalf("%s, %+v", w.rates(), w.contract)
+	}
+	stands := func(what string, proposals int, contract tokenbucket.Share) {
+		t.Helper()
+		if w.proposals != proposals || w.contract != contract || w.rates() != "a:100 bb:200" {
+			t.Fatalf("%s: %d proposals more, %s, %+v was %+v", what, w.proposals-proposals, w.rates(), w.contract, contract)
+		}
+	}
+	proposals, contract := w.proposals, w.contract
+	for _, step := range []struct {
+		what   string
+		begins func()
+	}{
+		{"nobody is connected", func() { w.ids, w.away = nil, true }},
+		{"one is not", func() { w.ids = []string{"b1"} }},
+		{"one says nothing", func() { w.ids, w.away, b2.mute = []string{"b1", "b2"}, false, true }},
+		{"all report", func() { b2.mute = false }},
+	} {
+		w.subject = learned.New(w.placed, w.since, w.now)
+		b1.on, b2.on = false, false
+		step.begins()
+		w.run(learned.Forget + 2*time.Minute)
+		stands(step.what, proposals, contract)
+	}
+	// What was measured before counts beside what is now.
+	w.subject = learned.New(w.placed, w.since, w.now)
+	b1.on, b2.on, b2.sources = false, false, nil
+	w.run(5 * time.Minute)
+	if w.contract != contract {
+		t.Fatalf("five minutes after a restart: %+v", w.contract)
+	}
+	w.run(6 * time.Minute)
+	if w.contract.Rate != tokenbucket.PerSecond(125) {
+		t.Fatalf("another publisher is gone: %+v", w.contract)
+	}
+	contract = w.contract
+	// Now there is evidence.
+	on = func(time.Duration) bool { return false }
+	w.run(learned.Forget + 2*time.Minute)
+	if w.rates() != "" {
+		t.Fatalf("silent for %v: %s", learned.Forget, w.rates())
+	}
+	if w.contract != contract {
+		t.Fatalf("silent for minutes: %+v", w.contract)
+	}
+	w.run(time.Hour)
+	if w.contract != (tokenbucket.Share{Rate: tokenbucket.PerSecond(1), Burst: 4}) {
+		t.Fatalf("silent for an hour: %+v", w.contract)
+	}
+	n := w.proposals
+	w.run(10 * time.Minute)
+	if w.proposals != n {
+		t.Fatal("it goes on changing")
+	}
+	on = func(time.Duration) bool { return true }
+	w.run(time.Minute)
+	if w.contract.Rate.PerSecond() < 120 {
+		t.Fatalf("and back: %+v", w.contract)
+	}
+}
+
+// Of a contract of 500 msg/s, 19 are no growth that it were to be fitted for.
+func TestATopicThatBeginsHasNotGrown(t *testing.T) {
+	w := newWorld(t, 500, "b1")
+	from := func(begins time.Duration) func(time.Duration) bool {
+		return func(at time.Duration) bool { return at >= begins }
+	}
+	for i, rate := range []int{9, 19, 200, 240} { // in all 9, 28, 228, 468 msg/s
+		w.brokers["b1"].sources = append(w.brokers["b1"].sources,
+			during(every(strings.Repeat("p", i+1), time.Second/time.Duration(rate)), from(time.Duration(i)*time.Minute)))
+		w.run(time.Minute)
+		if len(w.placed) != i+1 || w.last.Grew != (i == 3) {
+			t.Fatalf("%d: grew %v, %s", i, w.last.Grew, w.rates())
+		}
+	}
+}
+
+// More than can be learned, all of about one rate: those who are in stay, and the others
+// are one sum.
+func TestWhoIsInStaysIn(t *testing.T) {
+	const all = learned.Max + 2000
+	w := newWorld(t, 1e6, "b1")
+	var ids []string
+	for i := range all {
+		ids = append(ids, fmt.Sprintf("p%05d", i))
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	w.brokers["b1"].sources = append(w.brokers["b1"].sources, func(from, _ time.Time) (sent []message) {
+		if from.Sub(start)%(5*time.Second) == 0 {
+			for _, id := range ids {
+				for range 1 + rng.IntN(2) {
+					sent = append(sent, message{from, id})
+				}
+			}
+		}
+		return sent
+	})
+	w.run(30 * time.Second)
+	if len(w.placed) != learned.Max {
+		t.Fatalf("%d publishers", len(w.placed))
+	}
+	before := w.changes
+	w.run(time.Minute)
+	if w.changes != before {
+		t.Fatalf("%d went in a minute", w.changes-before)
+	}
+	if others := w.subject.Others(); others < 500 || others > 700 { // of 2000, at 0.3
+		t.Fatalf("the others send %v msg/s", others)
+	}
+}
+
+// A program with 10,000 identities at a time, of which some are others each second, is not
+// the store's undoing, nor anybody else's.
+func TestWhatIsWrittenIsBounded(t *testing.T) {
+	w := newWorld(t, 1e6, "b1")
+	b1 := w.brokers["b1"]
+	b1.sources = append(b1.sources, every("honest", 10*time.Millisecond))
+	w.run(time.Minute)
+	b1.sources = append(b1.sources, func(from, _ time.Time) (all []message) {
+		n := int(from.Sub(start) / (250 * time.Millisecond))
+		for i := range 500 { // each of 10,000 sends every 5 s, for half a minute
+			id := n%20*500 + i
+			all = append(all, message{from, fmt.Sprintf("feigned-%d-%d", id, (n+id)/120)})
+		}
+		return all
+	})
+	began, written := w.now, w.written
+	w.run(3 * time.Minute)
+	bound := learned.WriteBurst + int(learned.WriteRate*w.now.Sub(began).Seconds()) + learned.Max*100
+	if got := w.written - written; got > bound || got < bound/10 {
+		t.Fatalf("%d bytes in 3 minutes, at most %d", got, bound)
+	}
+	i := slices.IndexFunc(w.placed, func(p placement.Publisher) bool { return p.ID == "honest" })
+	if len(w.placed) > learned.Max || i < 0 || w.placed[i].Rate != 100 || w.placed[i].Key != "" {
+		t.Fatalf("%d publishers, honest is %d", len(w.placed), i)
+	}
+}
+
 // What a message costs: to be counted, merged with those of other brokers, and looked at
 // for groups.
 func BenchmarkMessage(b *testing.B) {
@@ -368,7 +541,7 @@ func BenchmarkMessage(b *testing.B) {
 	for i := range publishers {
 		named = append(named, fmt.Sprintf("publisher-%d", i))
 	}
-	subject.Orders([]string{"b1"}, now)
+	subject.Orders([]string{"b1"}, false, now)
 	if err := subject.Count("b1", tuner.Piece{First: true, Publishers: named}, 0, now); err != nil {
 		b.Fatal(err)
 	}
@@ -386,7 +559,7 @@ func BenchmarkMessage(b *testing.B) {
 			p.Gaps, p.From = append(p.Gaps, gap), append(p.From, uint32((n+i)*7919%publishers))
 		}
 		now = now.Add(time.Second / 4)
-		for _, o := range subject.Orders([]string{"b1"}, now) {
+		for _, o := range subject.Orders([]string{"b1"}, false, now) {
 			if o.Anew {
 				_ = subject.Count("b1", tuner.Piece{First: true, Publishers: named}, 0, now)
 			}
