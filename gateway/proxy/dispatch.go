@@ -311,7 +311,10 @@ func (d *dispatcher) turn(t *ticket) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.mu.classes[t.request.Class].full++
+	// By name: the policy may have changed once more, and have fewer classes.
+	if i := classOf(d.mu.policy, t.name); i >= 0 {
+		d.mu.classes[i].full++
+	}
 	d.forgetLocked(t)
 	return t.refused
 }

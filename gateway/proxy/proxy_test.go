@@ -668,3 +668,46 @@ func TestSetPolicy(t *testing.T) {
 		t.Errorf("%+v", s.Servers)
 	}
 }
+
+// A request that a policy has refused may hear of it only after the next policy, which has
+// fewer classes.
+func TestRefusedByAnOlderPolicy(t *testing.T) {
+	class := func(name string, queue int) string {
+		return fmt.Sprintf("[[class]]\nname = %q\nqueue = %d\nwait = \"10m\"\n", name, queue)
+	}
+	cfg := Config{Policy: parse(t, one("http://a", class("a", 1), class("b", 2))), Scheduler: "mqos", Gateways: 1, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()}
+	p, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := p.dispatcher
+	at := func(path string) *ticket {
+		return &ticket{name: "b", method: http.MethodGet, path: path, granted: make(chan struct{}, 1)}
+	}
+	sent, waits, refused := at("/1"), at("/2"), at("/3")
+	// As enter does until it waits.
+	for _, x := range []*ticket{sent, waits, refused} {
+		d.mu.Lock()
+		d.fillLocked(x)
+		if err := d.mu.schedule.Arrive(&x.request); err != nil {
+			t.Fatal(err)
+		}
+		x.older, x.newer = d.mu.tickets.older, &d.mu.tickets
+		x.older.newer, x.newer.older = x, x
+		granted := d.passLocked(1)
+		d.mu.Unlock()
+		wake(granted)
+	}
+	for _, text := range []string{one("http://a", class("a", 1), class("b", 1)), one("http://a", class("b", 1))} {
+		if err := p.SetPolicy(parse(t, text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	<-refused.granted
+	if err := d.turn(refused); err == nil {
+		t.Error("it was sent")
+	}
+	if s := p.Status().Classes[0]; s.Full != 1 || s.Queued != 1 || s.InFlight != 1 {
+		t.Errorf("%+v", s)
+	}
+}
