@@ -105,11 +105,16 @@ const (
 	tick = 100 * time.Millisecond // ejections end within
 	// drift is looked at as often, at most, however many answers have reports.
 	observeEvery = 100 * time.Millisecond
+	// A client whose body is not yet read is looked after as often, while it waits.
+	lookEvery = 500 * time.Millisecond
 	// Weight of one tick in a class' rate: it forgets in about two seconds.
 	rateWeight = 0.05
 )
 
-var errLate = errors.New("the request has waited for as long as its class may")
+var (
+	errLate = errors.New("the request has waited for as long as its class may")
+	errGone = errors.New("the client has ended its connection")
+)
 
 func newDispatcher(cfg Config) *dispatcher {
 	d := &dispatcher{cfg: cfg}
@@ -271,14 +276,27 @@ func (d *dispatcher) enter(r *http.Request, t *ticket, wait time.Duration, now m
 	}
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
+	var look <-chan time.Time
+	client := unread(r)
+	if client != nil {
+		ticker := time.NewTicker(lookEvery)
+		defer ticker.Stop()
+		look = ticker.C
+	}
 	var err error
-	select {
-	case <-t.granted:
-		return d.turn(t)
-	case <-timer.C:
-		err = errLate
-	case <-r.Context().Done():
-		err = r.Context().Err()
+	for err == nil {
+		select {
+		case <-t.granted:
+			return d.turn(t)
+		case <-timer.C:
+			err = errLate
+		case <-r.Context().Done():
+			err = errGone
+		case <-look:
+			if hungUp(client) {
+				err = errGone
+			}
+		}
 	}
 	d.mu.Lock()
 	if !m.schedule.Leave(&t.request) {

@@ -219,7 +219,8 @@ func (p *Proxy) pass(x *exchange) {
 	switch {
 	case err == nil:
 		x.serve()
-	case x.r.Context().Err() != nil: // there is no client to answer
+	case err == errGone || x.r.Context().Err() != nil:
+		panic(http.ErrAbortHandler) // it may have ended but its own side, and would read a 200
 	default:
 		wait := p.dispatcher.drain(x.class.Name)
 		x.Header().Set("Retry-After", strconv.Itoa(max(1, int(math.Ceil(wait.Seconds())))))

@@ -193,11 +193,25 @@ func TestAbort(t *testing.T) {
 		first, _ := g.dial(t)
 		write(t, first, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n")
 		<-arrived
-		second, _ := g.dial(t)
+		second, r := g.dial(t)
 		write(t, second, "GET /x HTTP/1.1\r\nHost: a\r\n\r\n")
 		eventually(t, "the second waits", func() bool { return g.Status().Classes[0].Queued == 1 })
-		second.Close()
+		if err := second.(*net.TCPConn).CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.Peek(1); err != io.EOF {
+			t.Errorf("who ended its own side reads that all is well: %v", err)
+		}
 		eventually(t, "the second has left", func() bool { return g.Status().Classes[0].Left == 1 })
+		// net/http does not look at a connection while there is a body to read from it.
+		third, _ := g.dial(t)
+		write(t, third, "POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\nhalf")
+		fourth, _ := g.dial(t)
+		write(t, fourth, "POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nfull")
+		eventually(t, "both wait", func() bool { return g.Status().Classes[0].Queued == 2 })
+		third.Close()
+		fourth.Close()
+		eventually(t, "both have left", func() bool { return g.Status().Classes[0].Left == 3 })
 		first.Close()
 		g.idle(t)
 		if s := server(); s.Sent != 1 || s.Aborted != 1 || s.Failed != 0 {

@@ -3,10 +3,12 @@ package proxy
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"log/slog"
 	"net"
 	"net/http"
 	"sync"
+	"syscall"
 
 	"github.com/srtm-io/srtm/internal/connlimit"
 	"github.com/srtm-io/srtm/internal/secure"
@@ -26,10 +28,7 @@ func (p *Proxy) Server(maxHeader int) *http.Server {
 		ReadHeaderTimeout: timeouts.Header, IdleTimeout: timeouts.Idle,
 		BaseContext: func(net.Listener) context.Context { return p.base },
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			if watched, ok := c.(*watchedConn); ok {
-				return context.WithValue(ctx, watchedKey{}, watched)
-			}
-			return ctx
+			return context.WithValue(ctx, connKey{}, c)
 		},
 	}
 }
@@ -51,7 +50,7 @@ func (p *Proxy) Listener(ln net.Listener, guard *secure.Server) net.Listener {
 // the next request, which may be another client's. net/http keeps no trace of it, so
 // the heads are looked at as they are read.
 
-type watchedKey struct{}
+type connKey struct{} // of a request's net.Conn
 
 type watchedListener struct{ net.Listener }
 
@@ -144,7 +143,7 @@ func ambiguous(r *http.Request) bool {
 	if r.ProtoMajor != 1 || len(r.TransferEncoding) == 0 && r.ProtoMinor > 0 {
 		return false
 	}
-	c, ok := r.Context().Value(watchedKey{}).(*watchedConn)
+	c, ok := r.Context().Value(connKey{}).(*watchedConn)
 	if !ok {
 		return false
 	}
@@ -161,4 +160,22 @@ func ambiguous(r *http.Request) bool {
 		}
 	}
 	return false
+}
+
+// unread returns the connection of a request that net/http does not look after: in
+// HTTP/1, while there may be more of a body to read. Otherwise it ends the request's
+// context when the client has gone.
+func unread(r *http.Request) syscall.Conn {
+	if r.ProtoMajor != 1 || r.Body == nil || r.Body == http.NoBody {
+		return nil
+	}
+	c, _ := r.Context().Value(connKey{}).(net.Conn)
+	if secured, ok := c.(*tls.Conn); ok {
+		c = secured.NetConn()
+	}
+	if watched, ok := c.(*watchedConn); ok {
+		c = watched.Conn
+	}
+	raw, _ := c.(syscall.Conn)
+	return raw
 }
