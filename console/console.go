@@ -28,8 +28,12 @@ var files embed.FS
 // Prefix is the path below which a Console serves.
 const Prefix = "/ui/"
 
-// TenantKey is the metadata that says which tenant a call is for.
-const TenantKey = "srtm-console-tenant"
+// The metadata that says which tenant a call is for, and names who has the console make it.
+// Both come from certificates and may have any letters, for which gRPC wants the suffix.
+const (
+	TenantKey = "srtm-console-tenant-bin"
+	CallerKey = "srtm-console-caller-bin"
+)
 
 // Config of a Console. Immutable.
 type Config struct {

@@ -69,6 +69,7 @@ func (f *fake) topic(name string) *srtmv1.Topic {
 		Quotas: []*srtmv1.BrokerQuota{{BrokerId: "b1", Publishers: 12}},
 		Status: &srtmv1.TopicStatus{
 			Pooled: stats, SloMet: &met, Fitting: evil, Fit: &srtmv1.Fit{Rounds: []*srtmv1.FitRounds{{K: 1, Rounds: 2}}}, Moving: evil,
+			Moves:   []*srtmv1.PublisherMove{{PublisherId: evil, From: evil, To: evil, Reason: srtmv1.MoveReason_MOVE_REASON_CONTRACT_CHANGE, Why: evil, By: evil}},
 			Brokers: []*srtmv1.BrokerTopicStatus{{BrokerId: "b1", Share: &srtmv1.Share{RateMilli: 1_100_000, Burst: 40}, Window: stats, Last: stats}},
 		},
 	}
@@ -156,6 +157,14 @@ func TestNamesAreText(t *testing.T) {
 		if !strings.Contains(body, "&lt;script&gt;") || strings.Contains(body, "<script>") || strings.Contains(body, " style=") {
 			t.Errorf("%s:\n%s", path, body)
 		}
+	}
+}
+
+// A topic's page says who was moved, and why.
+func TestMovesAreShown(t *testing.T) {
+	_, base, browser := serve(t, &fake{names: []string{"t"}}, nil)
+	if _, body := get(t, browser, base+"/ui/topic?name=t"); !strings.Contains(body, "Who was moved, and why") || !strings.Contains(body, "<td>contract change</td>") {
+		t.Errorf("%s", body)
 	}
 }
 
@@ -336,6 +345,7 @@ func TestActions(t *testing.T) {
 	_, base, browser := serve(t, &fake{names: []string{"t"}}, func(c *Config) {
 		c.Log = slog.New(slog.NewTextHandler(&out, nil))
 		c.Who = func(*http.Request) string { return "somebody" }
+		c.Tenant = func(*http.Request) string { return "Müller" }
 		c.Brokers = InProcess(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			mu.Lock()
 			defer mu.Unlock()

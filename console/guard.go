@@ -143,7 +143,7 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	u.shows = r.Header.Get("Authorization")
 	u.Admin = c.may(r, secure.Admin) == nil
-	ctx := context.WithValue(r.Context(), userKey{}, u)
+	ctx := metadata.AppendToOutgoingContext(context.WithValue(r.Context(), userKey{}, u), CallerKey, u.Name)
 	if c.cfg.Tenant != nil {
 		ctx = metadata.AppendToOutgoingContext(ctx, TenantKey, c.cfg.Tenant(r))
 	}

@@ -29,6 +29,7 @@ var functions = template.FuncMap{
 	"percent":    func(v float64) string { return strconv.FormatFloat(100*v, 'f', 2, 64) + " %" },
 	"clock":      func(ms int64) string { return time.UnixMilli(ms).UTC().Format("15:04:05") },
 	"state":      stateOf,
+	"moveReason": moveReason,
 	"slo":        sloText,
 	"list":       func(all ...string) []string { return all },
 	"button": func(u user, d channelData, what, text, confirm string) pressed {
@@ -42,6 +43,10 @@ type pressed struct {
 	User                user
 	Channel             channelData
 	What, Text, Confirm string
+}
+
+func moveReason(r srtmv1.MoveReason) string {
+	return strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(r.String(), "MOVE_REASON_")), "_", " ")
 }
 
 // query makes a path and pairs of names and values a link.

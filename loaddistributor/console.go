@@ -28,9 +28,9 @@ const brokersPrefix = "console-"
 func (o *options) addConsole(s *daemon.Servers, log *slog.Logger, shares grpc.ClientConnInterface, register func(grpc.ServiceRegistrar)) error {
 	pipe := bufconn.Listen(64 << 10)
 	inner := grpc.NewServer(grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-		return next(tenanted(ctx), req)
+		return next(called(ctx), req)
 	}), grpc.ChainStreamInterceptor(func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-		return next(srv, tenantStream{stream, tenanted(stream.Context())})
+		return next(srv, calledStream{stream, called(stream.Context())})
 	}))
 	register(inner)
 	conn, err := grpc.NewClient("passthrough:console", grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -57,21 +57,24 @@ func (o *options) addConsole(s *daemon.Servers, log *slog.Logger, shares grpc.Cl
 	return nil
 }
 
-// tenanted is a context of the inner server with the tenant that the console says the
-// caller is. Of other servers nobody can say it.
-func tenanted(ctx context.Context) context.Context {
+// called is a context of the inner server with who the console says the caller and its
+// tenant are. Of other servers nobody can say it.
+func called(ctx context.Context) context.Context {
+	if by := metadata.ValueFromIncomingContext(ctx, console.CallerKey); len(by) == 1 {
+		ctx = secure.WithCaller(ctx, by[0])
+	}
 	if of := metadata.ValueFromIncomingContext(ctx, console.TenantKey); len(of) == 1 {
-		return secure.WithTenant(ctx, of[0])
+		ctx = secure.WithTenant(ctx, of[0])
 	}
 	return ctx
 }
 
-type tenantStream struct {
+type calledStream struct {
 	grpc.ServerStream
 	ctx context.Context
 }
 
-func (s tenantStream) Context() context.Context { return s.ctx }
+func (s calledStream) Context() context.Context { return s.ctx }
 
 // brokerTransport sends the console's requests to brokers' HTTP, with TLS if that is
 // configured, and only then with a token.

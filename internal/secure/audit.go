@@ -103,14 +103,38 @@ func audited(method string) bool {
 	return needs(method) == Admin
 }
 
-func (a *Auditor) call(ctx context.Context, method string, request any, err error, known bool) {
-	header, remote := "", ""
+// callerKey is that of a call's Caller, in its context.
+type callerKey struct{}
+
+// WithCaller returns a context of a call that is made for that Caller.
+func WithCaller(ctx context.Context, name string) context.Context {
+	return context.WithValue(ctx, callerKey{}, name)
+}
+
+// Caller is Who of a gRPC call; "" where the context is of none.
+func Caller(ctx context.Context) string {
+	if name, ok := ctx.Value(callerKey{}).(string); ok {
+		return name
+	}
+	header, remote := callOf(ctx)
+	if remote == "" {
+		return ""
+	}
+	return caller(header, stateOf(ctx)) + " at " + remote
+}
+
+func callOf(ctx context.Context) (header, remote string) {
 	if values := metadata.ValueFromIncomingContext(ctx, "authorization"); len(values) > 0 {
 		header = values[0]
 	}
 	if p, ok := peer.FromContext(ctx); ok {
 		remote = p.Addr.String()
 	}
+	return header, remote
+}
+
+func (a *Auditor) call(ctx context.Context, method string, request any, err error, known bool) {
+	header, remote := callOf(ctx)
 	a.line(header, stateOf(ctx), remote, path.Base(method), status.Code(err).String(), known, objectOf(request))
 }
 

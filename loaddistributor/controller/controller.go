@@ -165,6 +165,7 @@ type state struct {
 	topics   topics
 	left     map[string]bool      // brokers that had a session here and have none
 	away     map[string]time.Time // brokers that are, since when seen
+	drainers map[string]string    // who had brokers drained, by broker; those of before this one led are unknown
 	tuner    *tuner.Tuner
 	requests uint64 // the last number given to a request
 	closing  bool
@@ -202,7 +203,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	c.mu.sessions = map[string]*Session{}
 	c.mu.topics = topics{}
 	c.mu.left = map[string]bool{}
-	c.mu.away = map[string]time.Time{}
+	c.mu.away, c.mu.drainers = map[string]time.Time{}, map[string]string{}
 	for _, b := range c.mu.cat.Brokers() {
 		// Whoever was without a loaddistributor for long calls no sooner.
 		c.mu.away[b.ID] = time.Now().Add(max(0, returnWithin-cfg.EvacuateAfter))

@@ -31,19 +31,23 @@ type reminder struct {
 }
 
 // disconnect tells brokers which publishers have moved away, those that are watched
-// after a grace, and returns how many.
-func (c *Controller) disconnect(name string, old, now *catalog.Placement) int {
-	moved := map[string][]string{} // by the broker they come from
+// after a grace, remembers who moved, and returns how many.
+func (c *Controller) disconnect(op operation, old, now *catalog.Placement) int {
+	name, at := op.name, time.Now()
+	leaving := map[string][]string{} // by the broker they come from
+	var all []moved
+	move := func(publisher, from, to string) {
+		all = append(all, moved{&op.cause, at, now.Epoch(), publisher, from, to})
+		if from != "" {
+			leaving[from] = append(leaving[from], publisher)
+		}
+	}
 	count := 0
 	for i := range now.Len() {
 		a := now.At(i)
 		if j, known := old.Index(a.Publisher); known {
-			switch from := old.At(j).Broker; {
-			case from == a.Broker:
-			case from == "": // it had no place
-				count++
-			default:
-				moved[from] = append(moved[from], a.Publisher)
+			if from := old.At(j).Broker; from != a.Broker {
+				move(a.Publisher, from, a.Broker)
 				count++
 			}
 		}
@@ -52,13 +56,14 @@ func (c *Controller) disconnect(name string, old, now *catalog.Placement) int {
 	for i := range old.Len() {
 		a := old.At(i)
 		if now.Of(a.Publisher).Unknown && a.Broker != "" {
-			moved[a.Broker] = append(moved[a.Broker], a.Publisher)
+			move(a.Publisher, a.Broker, "")
 		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.mu.remember(name, all)
 	watched := c.mu.watched(name)
-	for broker, ids := range moved {
+	for broker, ids := range leaving {
 		var follow, stock []string
 		for _, id := range ids {
 			if c.cfg.Followed || watched(id) {

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
@@ -16,8 +18,14 @@ import (
 // Drain has nothing new placed on a broker, and what it has moved away, forced at
 // any cost (srtmv1.DrainBrokerRequest); not on ends that. It returns at once.
 // catalog.ErrBrokerUnknown if there is none.
-func (c *Controller) Drain(id string, on, forced bool) (catalog.Broker, error) {
-	return c.setBroker(id, catalog.BrokerDraining{ID: id, Draining: on, Forced: forced})
+func (c *Controller) Drain(ctx context.Context, id string, on, forced bool) (catalog.Broker, error) {
+	b, err := c.setBroker(id, catalog.BrokerDraining{ID: id, Draining: on, Forced: forced})
+	if err == nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.mu.drainers[id] = secure.Caller(ctx)
+	}
+	return b, err
 }
 
 // maxWaits bounds the topics that DrainWaits names.

@@ -89,7 +89,8 @@ func (c *Controller) learn(now time.Time) {
 // placeByLocked has a topic placed by the publishers that were learned. Requires: mu held.
 func (c *Controller) placeByLocked(was catalog.Topic, p *learned.Proposal) {
 	name := was.Spec.Name()
-	op := c.moving(name, "publishers learned", func(topic catalog.Topic, brokers []placement.Broker) (*catalog.Spec, placement.Plan, error) {
+	why := cause{reason: srtmv1.MoveReason_MOVE_REASON_CORRELATION, why: "publishers learned"}
+	op := c.moving(name, why, func(topic catalog.Topic, brokers []placement.Broker) (*catalog.Spec, placement.Plan, error) {
 		if topic.Spec != was.Spec {
 			return nil, placement.Plan{}, reconcile.ErrSettled // another change came between
 		}
@@ -124,6 +125,7 @@ func (c *Controller) placeByLocked(was catalog.Topic, p *learned.Proposal) {
 		for _, id := range slices.Sorted(maps.Keys(p.At)) {
 			if to, at := topic.Placement.Of(id), p.At[id]; to.Broker != at && at != "" {
 				c.mu.disconnect(name, at, []string{id})
+				c.mu.remember(name, []moved{{&why, time.Now(), topic.Placement.Epoch(), id, at, to.Broker}})
 				c.cfg.Log.Info("a publisher belongs to another broker", obs.KeyTopic, name, "publisher", id, obs.KeyBroker, at, "to", to.Broker, obs.KeyAddress, to.TCPAddress)
 			}
 		}

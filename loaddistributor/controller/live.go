@@ -26,6 +26,7 @@ type live struct {
 	learned   *learned.Topic        // of one that is open, or profiled
 	learnedOf uint64                // when that was created
 	profile   *profile              // nil: it is not being made
+	moves     moves                 // of its publishers
 }
 
 // topics are those that something is known of, by name.

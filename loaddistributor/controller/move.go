@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
@@ -32,7 +34,7 @@ type decide func(topic catalog.Topic, brokers []placement.Broker) (*catalog.Spec
 // Errors as Create, and those of change; catalog.ErrTopicUnknown, ErrTopicState,
 // *EpochError.
 func (c *Controller) Update(ctx context.Context, name string, expected uint64, change func(present *catalog.Spec) (*catalog.Spec, error)) (catalog.Topic, error) {
-	return c.relocate(ctx, name, "update", func(topic catalog.Topic, brokers []placement.Broker) (*catalog.Spec, placement.Plan, error) {
+	return c.relocate(ctx, name, cause{srtmv1.MoveReason_MOVE_REASON_CONTRACT_CHANGE, "update", secure.Caller(ctx)}, func(topic catalog.Topic, brokers []placement.Broker) (*catalog.Spec, placement.Plan, error) {
 		if epoch := topic.Placement.Epoch(); expected != 0 && epoch != expected {
 			return nil, placement.Plan{}, &EpochError{Topic: name, Expected: expected, Present: epoch}
 		}
@@ -100,7 +102,7 @@ func (c *Controller) replaceAsWide(topic catalog.Topic, brokers []placement.Brok
 // it. Errors: catalog.ErrTopicUnknown, ErrPublisherUnknown, ErrTopicState,
 // ErrBrokerUnknown; *placement.Infeasible, *BrokerError, *AdaptorError.
 func (c *Controller) MovePublishers(ctx context.Context, name string, ids []string, to string) (catalog.Topic, error) {
-	return c.relocate(ctx, name, "publishers", func(topic catalog.Topic, brokers []placement.Broker) (*catalog.Spec, placement.Plan, error) {
+	return c.relocate(ctx, name, cause{srtmv1.MoveReason_MOVE_REASON_OPERATOR, "publishers", secure.Caller(ctx)}, func(topic catalog.Topic, brokers []placement.Broker) (*catalog.Spec, placement.Plan, error) {
 		at := slices.IndexFunc(brokers, func(b placement.Broker) bool { return b.ID == to })
 		if at < 0 {
 			return nil, placement.Plan{}, fmt.Errorf("broker %q is away, draining or unknown: %w", to, catalog.ErrBrokerUnknown)
@@ -137,7 +139,7 @@ func (c *Controller) MovePublishers(ctx context.Context, name string, ids []stri
 
 // relocate moves a topic to what decide says, unless that is where it is, and
 // returns it as it is then. It goes on when ctx ends.
-func (c *Controller) relocate(ctx context.Context, name, why string, decide decide) (now catalog.Topic, err error) {
+func (c *Controller) relocate(ctx context.Context, name string, why cause, decide decide) (now catalog.Topic, err error) {
 	op := c.moving(name, why, decide)
 	var before catalog.Topic
 	first := op.decide
@@ -164,8 +166,8 @@ func (c *Controller) relocate(ctx context.Context, name, why string, decide deci
 }
 
 // moving is the operation that moves a topic to what decide says.
-func (c *Controller) moving(name, why string, decide decide) operation {
-	return operation{name: name, why: why, decide: func(topic catalog.Topic, brokers []placement.Broker) (catalog.Event, error) {
+func (c *Controller) moving(name string, why cause, decide decide) operation {
+	return operation{name: name, cause: why, decide: func(topic catalog.Topic, brokers []placement.Broker) (catalog.Event, error) {
 		switch {
 		case topic.Spec == nil:
 			return nil, fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown)

@@ -18,7 +18,7 @@ import (
 // operation is a change of a topic that is wanted.
 type operation struct {
 	name   string
-	why    string // for people
+	cause  cause
 	target reconcile.Target
 	// decide makes the event that a plan begins with; nil: no plan is wanted. Requires:
 	// placing held; the brokers are those of the catalog's SnapshotFor.
@@ -166,8 +166,8 @@ func (c *Controller) change(own *owner, op operation) error {
 				case reconcile.Write:
 					event = c.write(op, effect.Event)
 				case reconcile.Moved:
-					moved := c.disconnect(op.name, effect.From.Placement, effect.To.Placement)
-					c.cfg.Log.Info("topic moved", obs.KeyTopic, op.name, obs.KeyReason, op.why, "publishers", moved, obs.KeyEpoch, effect.To.Placement.Epoch(),
+					moved := c.disconnect(op, effect.From.Placement, effect.To.Placement)
+					c.cfg.Log.Info("topic moved", obs.KeyTopic, op.name, obs.KeyReason, op.cause.why, "publishers", moved, obs.KeyEpoch, effect.To.Placement.Epoch(),
 						"brokers", effect.To.Plan.K, "retiring", len(effect.To.Retiring), obs.KeyDuration, time.Since(began))
 				case reconcile.Note:
 					c.note(op.name, effect)
@@ -180,7 +180,7 @@ func (c *Controller) change(own *owner, op operation) error {
 		if m.Over() {
 			err := m.Err()
 			if err != nil && planned && op.creation == nil {
-				c.cfg.Log.Warn("topic not moved", obs.KeyTopic, op.name, obs.KeyReason, op.why, obs.KeyError, err)
+				c.cfg.Log.Warn("topic not moved", obs.KeyTopic, op.name, obs.KeyReason, op.cause.why, obs.KeyError, err)
 			}
 			return err
 		}

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
@@ -58,6 +59,9 @@ func (c *Controller) reconcile(now time.Time) {
 	c.mu.Lock()
 	for _, b := range c.mu.cat.Brokers() {
 		leave := b.Draining
+		if !b.Draining {
+			delete(c.mu.drainers, b.ID)
+		}
 		switch since, away := c.mu.away[b.ID]; {
 		case b.Connected:
 			delete(c.mu.away, b.ID)
@@ -87,7 +91,7 @@ func (c *Controller) reconcile(now time.Time) {
 				}
 			case leave && !now.Before(c.mu.topics.see(name).retry):
 				c.mu.topics.at(name).retry = now.Add(moveRetry)
-				due = append(due, c.leave(name))
+				due = append(due, c.leave(name, b))
 			}
 		}
 	}
@@ -185,9 +189,13 @@ func (st *state) retire(name, id string, forced bool) operation {
 	return operation{name: name, target: reconcile.Target{Retire: id, Forced: forced}}
 }
 
-// leave moves a topic to where it may be.
-func (c *Controller) leave(name string) operation {
-	op := c.moving(name, "a broker drains or is gone", func(topic catalog.Topic, brokers []placement.Broker) (*catalog.Spec, placement.Plan, error) {
+// leave moves a topic to where it may be, because of one broker. Requires: mu held.
+func (c *Controller) leave(name string, because catalog.Broker) operation {
+	why := cause{reason: srtmv1.MoveReason_MOVE_REASON_CRASH, why: "broker " + because.ID + " is gone"}
+	if because.Draining {
+		why = cause{srtmv1.MoveReason_MOVE_REASON_DRAIN, "broker " + because.ID + " drains", c.mu.drainers[because.ID]}
+	}
+	op := c.moving(name, why, func(topic catalog.Topic, brokers []placement.Broker) (*catalog.Spec, placement.Plan, error) {
 		if !slices.ContainsFunc(topic.Plan.Quotas, func(q placement.Quota) bool {
 			return !slices.ContainsFunc(brokers, func(b placement.Broker) bool { return b.ID == q.Broker })
 		}) {

@@ -63,6 +63,8 @@ func (c *Controller) Status(ctx context.Context, topic catalog.Topic) *srtmv1.To
 	if own := c.mu.topics.see(name).owner; own != nil {
 		status.Moving = own.waiting
 	}
+	moves := c.mu.topics.see(name).moves
+	status.Moves, _ = moves.page(0, shownMoves)
 	if f := c.mu.tuner.Status(name, now); f.Step != "" {
 		status.Fitting, status.Fit = f.Step, fitProto(f)
 	}

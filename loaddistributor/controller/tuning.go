@@ -164,7 +164,8 @@ func (c *Controller) tunedLocked(effects []tuner.Effect) {
 
 // fittedLocked moves a topic to where its fit tries it. Requires: mu held.
 func (c *Controller) fittedLocked(e tuner.Relocate) {
-	op := c.moving(e.Topic, "fitting", func(topic catalog.Topic, _ []placement.Broker) (*catalog.Spec, placement.Plan, error) {
+	why := cause{reason: srtmv1.MoveReason_MOVE_REASON_FIT, why: "fitting: " + c.mu.tuner.Status(e.Topic, time.Now()).Step}
+	op := c.moving(e.Topic, why, func(topic catalog.Topic, _ []placement.Broker) (*catalog.Spec, placement.Plan, error) {
 		return topic.Spec, e.Plan, nil
 	})
 	op.end = func(err error) {
@@ -191,7 +192,8 @@ func (c *Controller) foundLocked(e tuner.Found) {
 	if c.cfg.Rebalance == RebalanceDryRun || c.mu.owned(e.Topic) {
 		return
 	}
-	c.wantLocked(c.moving(e.Topic, "overload, "+e.Reason, func(now catalog.Topic, _ []placement.Broker) (*catalog.Spec, placement.Plan, error) {
+	why := cause{reason: srtmv1.MoveReason_MOVE_REASON_REBALANCE, why: "overload, " + e.Reason}
+	c.wantLocked(c.moving(e.Topic, why, func(now catalog.Topic, _ []placement.Broker) (*catalog.Spec, placement.Plan, error) {
 		if now.Placement.Epoch() != e.Epoch {
 			return nil, placement.Plan{}, reconcile.ErrSettled // it has moved since it was looked at
 		}
@@ -229,7 +231,11 @@ func (c *Controller) settle(now time.Time) {
 			continue
 		}
 		c.mu.topics.at(name).retry = now.Add(moveRetry)
-		c.wantLocked(c.moving(name, "publishers have no place", func(topic catalog.Topic, brokers []placement.Broker) (*catalog.Spec, placement.Plan, error) {
+		why := cause{reason: srtmv1.MoveReason_MOVE_REASON_TAKE_OVER, why: "publishers have no place"}
+		if c.mu.tuner.Status(name, now).Step != "" { // the fit was ours
+			why.reason = srtmv1.MoveReason_MOVE_REASON_FIT
+		}
+		c.wantLocked(c.moving(name, why, func(topic catalog.Topic, brokers []placement.Broker) (*catalog.Spec, placement.Plan, error) {
 			if topic.Placement.Unplaced() == 0 {
 				return nil, placement.Plan{}, reconcile.ErrSettled
 			}

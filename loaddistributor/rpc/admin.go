@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 
 	"google.golang.org/grpc"
@@ -113,12 +114,7 @@ func (s *Server) GetTopic(ctx context.Context, req *srtmv1.GetTopicRequest) (*sr
 // ListTopics implements srtmv1.AdminServiceServer.
 func (s *Server) ListTopics(_ context.Context, req *srtmv1.ListTopicsRequest) (*srtmv1.ListTopicsResponse, error) {
 	var bad faults
-	size := int(req.PageSize)
-	if size < 0 || size > maxPage {
-		bad.Add("page_size", "%d is outside 0 to %d", size, maxPage)
-	} else if size == 0 {
-		size = defaultPage
-	}
+	size := page(&bad, req.PageSize)
 	after, err := base64.RawURLEncoding.DecodeString(req.PageToken)
 	if err != nil {
 		bad.Add("page_token", "is not of a previous response")
@@ -137,6 +133,41 @@ func (s *Server) ListTopics(_ context.Context, req *srtmv1.ListTopicsRequest) (*
 	}
 	for _, topic := range topics {
 		response.Topics = append(response.Topics, topicProto(topic, false))
+	}
+	return response, nil
+}
+
+// page is how many a page of a list has.
+func page(bad *faults, size int32) int {
+	if size < 0 || size > maxPage {
+		bad.Add("page_size", "%d is outside 0 to %d", size, maxPage)
+	}
+	return cmp.Or(int(size), defaultPage)
+}
+
+// ListPublisherMoves implements srtmv1.AdminServiceServer.
+func (s *Server) ListPublisherMoves(_ context.Context, req *srtmv1.ListPublisherMovesRequest) (*srtmv1.ListPublisherMovesResponse, error) {
+	var bad faults
+	size, before := page(&bad, req.PageSize), uint64(0)
+	if req.PageToken != "" {
+		var err error
+		if before, err = strconv.ParseUint(req.PageToken, 36, 64); err != nil || before == 0 {
+			bad.Add("page_token", "is not of a previous response")
+		}
+	}
+	if err := bad.Err(); err != nil {
+		return nil, toStatus(err)
+	}
+	if err := s.controller.Elsewhere(); err != nil { // who leads remembers
+		return nil, toStatus(err)
+	}
+	moves, next, forgotten, err := s.controller.Moves(req.Topic, before, size)
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	response := &srtmv1.ListPublisherMovesResponse{Moves: moves, Forgotten: forgotten}
+	if next > 0 {
+		response.NextPageToken = strconv.FormatUint(next, 36)
 	}
 	return response, nil
 }
@@ -222,7 +253,7 @@ func copyField(to, from protoreflect.Message, path []string) {
 }
 
 // DrainBroker implements srtmv1.AdminServiceServer.
-func (s *Server) DrainBroker(_ context.Context, req *srtmv1.DrainBrokerRequest) (*srtmv1.DrainBrokerResponse, error) {
+func (s *Server) DrainBroker(ctx context.Context, req *srtmv1.DrainBrokerRequest) (*srtmv1.DrainBrokerResponse, error) {
 	var bad faults
 	if req.Undo && req.Force {
 		bad.Add("force", "a drain that is undone cannot be forced")
@@ -230,7 +261,7 @@ func (s *Server) DrainBroker(_ context.Context, req *srtmv1.DrainBrokerRequest) 
 	if err := bad.Err(); err != nil {
 		return nil, toStatus(err)
 	}
-	b, err := s.controller.Drain(req.BrokerId, !req.Undo, req.Force)
+	b, err := s.controller.Drain(ctx, req.BrokerId, !req.Undo, req.Force)
 	if err != nil {
 		return nil, toStatus(err)
 	}

@@ -203,6 +203,7 @@ func topic() *srtmv1.Topic {
 			Brokers: []*srtmv1.BrokerTopicStatus{
 				{BrokerId: "b1", Share: &srtmv1.Share{RateMilli: 7_000_000, Burst: 18}, Window: stats, P99AccessFraction: &ofB1},
 			},
+			Moves:  []*srtmv1.PublisherMove{{Time: timestamppb.New(time.Unix(1_700_000_000, 0)), Epoch: 3, PublisherId: "north.7", From: "b2", To: "b1", Reason: srtmv1.MoveReason_MOVE_REASON_CONTRACT_CHANGE, Why: "update", By: "certificate ops at 192.0.2.1:7"}},
 			Pooled: stats, ExceedFraction: 0.005, SloMet: &met, P99AccessFraction: &ofAll, Fitting: "2 brokers: 0.2 % of 900 messages late in processing",
 		},
 	}

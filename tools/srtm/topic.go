@@ -481,6 +481,16 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 			p99(window.GetAccess()), p99(window.GetProcessing()), p99(window.GetDelivery()), ofItAccess, p99(window.GetConsumer()),
 		}
 	})
+	if err == nil && len(status.GetMoves()) > 0 {
+		fmt.Fprintln(w)
+		err = table(w, "MOVED\tPUBLISHER\tFROM\tTO\tREASON\tDETAILS\tBY", status.GetMoves()[:min(len(status.GetMoves()), 10)], func(m *srtmv1.PublisherMove) []any {
+			reason := strings.ToLower(strings.TrimPrefix(m.GetReason().String(), "MOVE_REASON_"))
+			return []any{
+				m.GetTime().AsTime().Format(time.RFC3339), m.GetPublisherId(), cmp.Or(m.GetFrom(), "-"), cmp.Or(m.GetTo(), "-"),
+				strings.ReplaceAll(reason, "_", " "), m.GetWhy(), cmp.Or(m.GetBy(), "loaddistributor"),
+			}
+		})
+	}
 	if err != nil || t.GetLearned() == nil {
 		return err
 	}

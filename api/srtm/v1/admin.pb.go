@@ -24,6 +24,81 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type MoveReason int32
+
+const (
+	MoveReason_MOVE_REASON_UNSPECIFIED MoveReason = 0
+	// A broker was overloaded.
+	MoveReason_MOVE_REASON_REBALANCE MoveReason = 1
+	// Its broker drains.
+	MoveReason_MOVE_REASON_DRAIN MoveReason = 2
+	// Its broker was away for too long.
+	MoveReason_MOVE_REASON_CRASH MoveReason = 3
+	// It was learned with whom it sends.
+	MoveReason_MOVE_REASON_CORRELATION MoveReason = 4
+	// An UpdateTopic.
+	MoveReason_MOVE_REASON_CONTRACT_CHANGE MoveReason = 5
+	// A MovePublishers.
+	MoveReason_MOVE_REASON_OPERATOR MoveReason = 6
+	// It had no place when another loaddistributor began to lead.
+	MoveReason_MOVE_REASON_TAKE_OVER MoveReason = 7
+	// A placement that keeps the SLO is looked for.
+	MoveReason_MOVE_REASON_FIT MoveReason = 8
+)
+
+// Enum value maps for MoveReason.
+var (
+	MoveReason_name = map[int32]string{
+		0: "MOVE_REASON_UNSPECIFIED",
+		1: "MOVE_REASON_REBALANCE",
+		2: "MOVE_REASON_DRAIN",
+		3: "MOVE_REASON_CRASH",
+		4: "MOVE_REASON_CORRELATION",
+		5: "MOVE_REASON_CONTRACT_CHANGE",
+		6: "MOVE_REASON_OPERATOR",
+		7: "MOVE_REASON_TAKE_OVER",
+		8: "MOVE_REASON_FIT",
+	}
+	MoveReason_value = map[string]int32{
+		"MOVE_REASON_UNSPECIFIED":     0,
+		"MOVE_REASON_REBALANCE":       1,
+		"MOVE_REASON_DRAIN":           2,
+		"MOVE_REASON_CRASH":           3,
+		"MOVE_REASON_CORRELATION":     4,
+		"MOVE_REASON_CONTRACT_CHANGE": 5,
+		"MOVE_REASON_OPERATOR":        6,
+		"MOVE_REASON_TAKE_OVER":       7,
+		"MOVE_REASON_FIT":             8,
+	}
+)
+
+func (x MoveReason) Enum() *MoveReason {
+	p := new(MoveReason)
+	*p = x
+	return p
+}
+
+func (x MoveReason) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (MoveReason) Descriptor() protoreflect.EnumDescriptor {
+	return file_srtm_v1_admin_proto_enumTypes[0].Descriptor()
+}
+
+func (MoveReason) Type() protoreflect.EnumType {
+	return &file_srtm_v1_admin_proto_enumTypes[0]
+}
+
+func (x MoveReason) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use MoveReason.Descriptor instead.
+func (MoveReason) EnumDescriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{0}
+}
+
 type TopicState int32
 
 const (
@@ -70,11 +145,11 @@ func (x TopicState) String() string {
 }
 
 func (TopicState) Descriptor() protoreflect.EnumDescriptor {
-	return file_srtm_v1_admin_proto_enumTypes[0].Descriptor()
+	return file_srtm_v1_admin_proto_enumTypes[1].Descriptor()
 }
 
 func (TopicState) Type() protoreflect.EnumType {
-	return &file_srtm_v1_admin_proto_enumTypes[0]
+	return &file_srtm_v1_admin_proto_enumTypes[1]
 }
 
 func (x TopicState) Number() protoreflect.EnumNumber {
@@ -83,7 +158,237 @@ func (x TopicState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TopicState.Descriptor instead.
 func (TopicState) EnumDescriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{1}
+}
+
+type ListPublisherMovesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// 0 means 100; at most 1000.
+	PageSize int32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// From the previous response; empty for the first page.
+	PageToken     string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPublisherMovesRequest) Reset() {
+	*x = ListPublisherMovesRequest{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPublisherMovesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPublisherMovesRequest) ProtoMessage() {}
+
+func (x *ListPublisherMovesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPublisherMovesRequest.ProtoReflect.Descriptor instead.
+func (*ListPublisherMovesRequest) Descriptor() ([]byte, []int) {
 	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *ListPublisherMovesRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *ListPublisherMovesRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListPublisherMovesRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+type ListPublisherMovesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Moves []*PublisherMove       `protobuf:"bytes,1,rep,name=moves,proto3" json:"moves,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	// Moves that were made since this loaddistributor leads, and are not remembered.
+	Forgotten     uint64 `protobuf:"varint,3,opt,name=forgotten,proto3" json:"forgotten,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPublisherMovesResponse) Reset() {
+	*x = ListPublisherMovesResponse{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPublisherMovesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPublisherMovesResponse) ProtoMessage() {}
+
+func (x *ListPublisherMovesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPublisherMovesResponse.ProtoReflect.Descriptor instead.
+func (*ListPublisherMovesResponse) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ListPublisherMovesResponse) GetMoves() []*PublisherMove {
+	if x != nil {
+		return x.Moves
+	}
+	return nil
+}
+
+func (x *ListPublisherMovesResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+func (x *ListPublisherMovesResponse) GetForgotten() uint64 {
+	if x != nil {
+		return x.Forgotten
+	}
+	return 0
+}
+
+type PublisherMove struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Time  *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	// Of the placement from then on.
+	Epoch       uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	PublisherId string `protobuf:"bytes,3,opt,name=publisher_id,json=publisherId,proto3" json:"publisher_id,omitempty"`
+	// Brokers; empty: it had no place, or is in the topic no more.
+	From   string     `protobuf:"bytes,4,opt,name=from,proto3" json:"from,omitempty"`
+	To     string     `protobuf:"bytes,5,opt,name=to,proto3" json:"to,omitempty"`
+	Reason MoveReason `protobuf:"varint,6,opt,name=reason,proto3,enum=srtm.v1.MoveReason" json:"reason,omitempty"`
+	// For people: what was found.
+	Why string `protobuf:"bytes,7,opt,name=why,proto3" json:"why,omitempty"`
+	// Who asked for it, as in the audit log: "token" and the beginning of its SHA-256,
+	// "certificate" and its name, or "anonymous", and from where; empty: the
+	// loaddistributor decided it.
+	By            string `protobuf:"bytes,8,opt,name=by,proto3" json:"by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublisherMove) Reset() {
+	*x = PublisherMove{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublisherMove) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublisherMove) ProtoMessage() {}
+
+func (x *PublisherMove) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublisherMove.ProtoReflect.Descriptor instead.
+func (*PublisherMove) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *PublisherMove) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *PublisherMove) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *PublisherMove) GetPublisherId() string {
+	if x != nil {
+		return x.PublisherId
+	}
+	return ""
+}
+
+func (x *PublisherMove) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *PublisherMove) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *PublisherMove) GetReason() MoveReason {
+	if x != nil {
+		return x.Reason
+	}
+	return MoveReason_MOVE_REASON_UNSPECIFIED
+}
+
+func (x *PublisherMove) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *PublisherMove) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
 }
 
 type ProfileTopicRequest struct {
@@ -107,7 +412,7 @@ type ProfileTopicRequest struct {
 
 func (x *ProfileTopicRequest) Reset() {
 	*x = ProfileTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[0]
+	mi := &file_srtm_v1_admin_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -119,7 +424,7 @@ func (x *ProfileTopicRequest) String() string {
 func (*ProfileTopicRequest) ProtoMessage() {}
 
 func (x *ProfileTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[0]
+	mi := &file_srtm_v1_admin_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -132,7 +437,7 @@ func (x *ProfileTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileTopicRequest.ProtoReflect.Descriptor instead.
 func (*ProfileTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{0}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ProfileTopicRequest) GetName() string {
@@ -196,7 +501,7 @@ type ProfileTopicResponse struct {
 
 func (x *ProfileTopicResponse) Reset() {
 	*x = ProfileTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[1]
+	mi := &file_srtm_v1_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -208,7 +513,7 @@ func (x *ProfileTopicResponse) String() string {
 func (*ProfileTopicResponse) ProtoMessage() {}
 
 func (x *ProfileTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[1]
+	mi := &file_srtm_v1_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -221,7 +526,7 @@ func (x *ProfileTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileTopicResponse.ProtoReflect.Descriptor instead.
 func (*ProfileTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{1}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ProfileTopicResponse) GetMessages() uint64 {
@@ -261,7 +566,7 @@ type Profile struct {
 
 func (x *Profile) Reset() {
 	*x = Profile{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[2]
+	mi := &file_srtm_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -273,7 +578,7 @@ func (x *Profile) String() string {
 func (*Profile) ProtoMessage() {}
 
 func (x *Profile) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[2]
+	mi := &file_srtm_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -286,7 +591,7 @@ func (x *Profile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Profile.ProtoReflect.Descriptor instead.
 func (*Profile) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Profile) GetShare() *Share {
@@ -359,7 +664,7 @@ type AccessDelays struct {
 
 func (x *AccessDelays) Reset() {
 	*x = AccessDelays{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[3]
+	mi := &file_srtm_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -371,7 +676,7 @@ func (x *AccessDelays) String() string {
 func (*AccessDelays) ProtoMessage() {}
 
 func (x *AccessDelays) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[3]
+	mi := &file_srtm_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -384,7 +689,7 @@ func (x *AccessDelays) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccessDelays.ProtoReflect.Descriptor instead.
 func (*AccessDelays) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *AccessDelays) GetMean() *durationpb.Duration {
@@ -418,7 +723,7 @@ type SplitCost struct {
 
 func (x *SplitCost) Reset() {
 	*x = SplitCost{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[4]
+	mi := &file_srtm_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -430,7 +735,7 @@ func (x *SplitCost) String() string {
 func (*SplitCost) ProtoMessage() {}
 
 func (x *SplitCost) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[4]
+	mi := &file_srtm_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -443,7 +748,7 @@ func (x *SplitCost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SplitCost.ProtoReflect.Descriptor instead.
 func (*SplitCost) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *SplitCost) GetBrokers() uint32 {
@@ -474,7 +779,7 @@ type WrongContract struct {
 
 func (x *WrongContract) Reset() {
 	*x = WrongContract{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[5]
+	mi := &file_srtm_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -486,7 +791,7 @@ func (x *WrongContract) String() string {
 func (*WrongContract) ProtoMessage() {}
 
 func (x *WrongContract) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[5]
+	mi := &file_srtm_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -499,7 +804,7 @@ func (x *WrongContract) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WrongContract.ProtoReflect.Descriptor instead.
 func (*WrongContract) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *WrongContract) GetWhat() string {
@@ -538,7 +843,7 @@ type ExportClusterRequest struct {
 
 func (x *ExportClusterRequest) Reset() {
 	*x = ExportClusterRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[6]
+	mi := &file_srtm_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -550,7 +855,7 @@ func (x *ExportClusterRequest) String() string {
 func (*ExportClusterRequest) ProtoMessage() {}
 
 func (x *ExportClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[6]
+	mi := &file_srtm_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -563,7 +868,7 @@ func (x *ExportClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportClusterRequest.ProtoReflect.Descriptor instead.
 func (*ExportClusterRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 type ExportClusterResponse struct {
@@ -576,7 +881,7 @@ type ExportClusterResponse struct {
 
 func (x *ExportClusterResponse) Reset() {
 	*x = ExportClusterResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[7]
+	mi := &file_srtm_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -588,7 +893,7 @@ func (x *ExportClusterResponse) String() string {
 func (*ExportClusterResponse) ProtoMessage() {}
 
 func (x *ExportClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[7]
+	mi := &file_srtm_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -601,7 +906,7 @@ func (x *ExportClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportClusterResponse.ProtoReflect.Descriptor instead.
 func (*ExportClusterResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ExportClusterResponse) GetText() []byte {
@@ -621,7 +926,7 @@ type ImportClusterRequest struct {
 
 func (x *ImportClusterRequest) Reset() {
 	*x = ImportClusterRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[8]
+	mi := &file_srtm_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -633,7 +938,7 @@ func (x *ImportClusterRequest) String() string {
 func (*ImportClusterRequest) ProtoMessage() {}
 
 func (x *ImportClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[8]
+	mi := &file_srtm_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -646,7 +951,7 @@ func (x *ImportClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportClusterRequest.ProtoReflect.Descriptor instead.
 func (*ImportClusterRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ImportClusterRequest) GetText() []byte {
@@ -670,7 +975,7 @@ type ImportClusterResponse struct {
 
 func (x *ImportClusterResponse) Reset() {
 	*x = ImportClusterResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[9]
+	mi := &file_srtm_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -682,7 +987,7 @@ func (x *ImportClusterResponse) String() string {
 func (*ImportClusterResponse) ProtoMessage() {}
 
 func (x *ImportClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[9]
+	mi := &file_srtm_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -695,7 +1000,7 @@ func (x *ImportClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportClusterResponse.ProtoReflect.Descriptor instead.
 func (*ImportClusterResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ImportClusterResponse) GetTopics() uint32 {
@@ -751,7 +1056,7 @@ type TopicSpec struct {
 
 func (x *TopicSpec) Reset() {
 	*x = TopicSpec{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[10]
+	mi := &file_srtm_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -763,7 +1068,7 @@ func (x *TopicSpec) String() string {
 func (*TopicSpec) ProtoMessage() {}
 
 func (x *TopicSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[10]
+	mi := &file_srtm_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -776,7 +1081,7 @@ func (x *TopicSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicSpec.ProtoReflect.Descriptor instead.
 func (*TopicSpec) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *TopicSpec) GetName() string {
@@ -869,7 +1174,7 @@ type AutoContract struct {
 
 func (x *AutoContract) Reset() {
 	*x = AutoContract{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[11]
+	mi := &file_srtm_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -881,7 +1186,7 @@ func (x *AutoContract) String() string {
 func (*AutoContract) ProtoMessage() {}
 
 func (x *AutoContract) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[11]
+	mi := &file_srtm_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -894,7 +1199,7 @@ func (x *AutoContract) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AutoContract.ProtoReflect.Descriptor instead.
 func (*AutoContract) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *AutoContract) GetMaxRateMilli() int64 {
@@ -942,7 +1247,7 @@ type BrokerQuota struct {
 
 func (x *BrokerQuota) Reset() {
 	*x = BrokerQuota{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[12]
+	mi := &file_srtm_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -954,7 +1259,7 @@ func (x *BrokerQuota) String() string {
 func (*BrokerQuota) ProtoMessage() {}
 
 func (x *BrokerQuota) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[12]
+	mi := &file_srtm_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -967,7 +1272,7 @@ func (x *BrokerQuota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrokerQuota.ProtoReflect.Descriptor instead.
 func (*BrokerQuota) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *BrokerQuota) GetBrokerId() string {
@@ -1023,7 +1328,7 @@ type BrokerTopicStatus struct {
 
 func (x *BrokerTopicStatus) Reset() {
 	*x = BrokerTopicStatus{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[13]
+	mi := &file_srtm_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1035,7 +1340,7 @@ func (x *BrokerTopicStatus) String() string {
 func (*BrokerTopicStatus) ProtoMessage() {}
 
 func (x *BrokerTopicStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[13]
+	mi := &file_srtm_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1048,7 +1353,7 @@ func (x *BrokerTopicStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrokerTopicStatus.ProtoReflect.Descriptor instead.
 func (*BrokerTopicStatus) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *BrokerTopicStatus) GetBrokerId() string {
@@ -1126,14 +1431,16 @@ type TopicStatus struct {
 	// Since when the first of them; unset: all have one.
 	WithoutBrokerSince *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=without_broker_since,json=withoutBrokerSince,proto3" json:"without_broker_since,omitempty"`
 	// What a move under way waits for, for people; empty: nothing, or none is.
-	Moving        string `protobuf:"bytes,14,opt,name=moving,proto3" json:"moving,omitempty"`
+	Moving string `protobuf:"bytes,14,opt,name=moving,proto3" json:"moving,omitempty"`
+	// The newest of ListPublisherMoves, at most 20.
+	Moves         []*PublisherMove `protobuf:"bytes,18,rep,name=moves,proto3" json:"moves,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TopicStatus) Reset() {
 	*x = TopicStatus{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[14]
+	mi := &file_srtm_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1145,7 +1452,7 @@ func (x *TopicStatus) String() string {
 func (*TopicStatus) ProtoMessage() {}
 
 func (x *TopicStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[14]
+	mi := &file_srtm_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1158,7 +1465,7 @@ func (x *TopicStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicStatus.ProtoReflect.Descriptor instead.
 func (*TopicStatus) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *TopicStatus) GetWindow() *durationpb.Duration {
@@ -1245,6 +1552,13 @@ func (x *TopicStatus) GetMoving() string {
 	return ""
 }
 
+func (x *TopicStatus) GetMoves() []*PublisherMove {
+	if x != nil {
+		return x.Moves
+	}
+	return nil
+}
+
 // Fit is how the search for a placement that keeps the SLO goes.
 type Fit struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1263,7 +1577,7 @@ type Fit struct {
 
 func (x *Fit) Reset() {
 	*x = Fit{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[15]
+	mi := &file_srtm_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1275,7 +1589,7 @@ func (x *Fit) String() string {
 func (*Fit) ProtoMessage() {}
 
 func (x *Fit) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[15]
+	mi := &file_srtm_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1288,7 +1602,7 @@ func (x *Fit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fit.ProtoReflect.Descriptor instead.
 func (*Fit) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Fit) GetEnded() bool {
@@ -1330,7 +1644,7 @@ type FitRounds struct {
 
 func (x *FitRounds) Reset() {
 	*x = FitRounds{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[16]
+	mi := &file_srtm_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1342,7 +1656,7 @@ func (x *FitRounds) String() string {
 func (*FitRounds) ProtoMessage() {}
 
 func (x *FitRounds) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[16]
+	mi := &file_srtm_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1355,7 +1669,7 @@ func (x *FitRounds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FitRounds.ProtoReflect.Descriptor instead.
 func (*FitRounds) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *FitRounds) GetK() uint32 {
@@ -1390,7 +1704,7 @@ type Topic struct {
 
 func (x *Topic) Reset() {
 	*x = Topic{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[17]
+	mi := &file_srtm_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1402,7 +1716,7 @@ func (x *Topic) String() string {
 func (*Topic) ProtoMessage() {}
 
 func (x *Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[17]
+	mi := &file_srtm_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1415,7 +1729,7 @@ func (x *Topic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Topic.ProtoReflect.Descriptor instead.
 func (*Topic) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Topic) GetSpec() *TopicSpec {
@@ -1487,7 +1801,7 @@ type Learned struct {
 
 func (x *Learned) Reset() {
 	*x = Learned{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[18]
+	mi := &file_srtm_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1499,7 +1813,7 @@ func (x *Learned) String() string {
 func (*Learned) ProtoMessage() {}
 
 func (x *Learned) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[18]
+	mi := &file_srtm_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1512,7 +1826,7 @@ func (x *Learned) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Learned.ProtoReflect.Descriptor instead.
 func (*Learned) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Learned) GetPublishers() []*LearnedPublisher {
@@ -1572,7 +1886,7 @@ type LearnedPublisher struct {
 
 func (x *LearnedPublisher) Reset() {
 	*x = LearnedPublisher{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[19]
+	mi := &file_srtm_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1584,7 +1898,7 @@ func (x *LearnedPublisher) String() string {
 func (*LearnedPublisher) ProtoMessage() {}
 
 func (x *LearnedPublisher) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[19]
+	mi := &file_srtm_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1597,7 +1911,7 @@ func (x *LearnedPublisher) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedPublisher.ProtoReflect.Descriptor instead.
 func (*LearnedPublisher) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *LearnedPublisher) GetId() string {
@@ -1670,7 +1984,7 @@ type LearnedGroup struct {
 
 func (x *LearnedGroup) Reset() {
 	*x = LearnedGroup{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[20]
+	mi := &file_srtm_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1682,7 +1996,7 @@ func (x *LearnedGroup) String() string {
 func (*LearnedGroup) ProtoMessage() {}
 
 func (x *LearnedGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[20]
+	mi := &file_srtm_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1695,7 +2009,7 @@ func (x *LearnedGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedGroup.ProtoReflect.Descriptor instead.
 func (*LearnedGroup) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LearnedGroup) GetKey() string {
@@ -1742,7 +2056,7 @@ type LearnedMember struct {
 
 func (x *LearnedMember) Reset() {
 	*x = LearnedMember{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[21]
+	mi := &file_srtm_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1754,7 +2068,7 @@ func (x *LearnedMember) String() string {
 func (*LearnedMember) ProtoMessage() {}
 
 func (x *LearnedMember) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[21]
+	mi := &file_srtm_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1767,7 +2081,7 @@ func (x *LearnedMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedMember.ProtoReflect.Descriptor instead.
 func (*LearnedMember) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *LearnedMember) GetId() string {
@@ -1839,7 +2153,7 @@ type Broker struct {
 
 func (x *Broker) Reset() {
 	*x = Broker{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[22]
+	mi := &file_srtm_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1851,7 +2165,7 @@ func (x *Broker) String() string {
 func (*Broker) ProtoMessage() {}
 
 func (x *Broker) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[22]
+	mi := &file_srtm_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1864,7 +2178,7 @@ func (x *Broker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Broker.ProtoReflect.Descriptor instead.
 func (*Broker) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Broker) GetId() string {
@@ -1979,7 +2293,7 @@ type DrainWait struct {
 
 func (x *DrainWait) Reset() {
 	*x = DrainWait{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[23]
+	mi := &file_srtm_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1991,7 +2305,7 @@ func (x *DrainWait) String() string {
 func (*DrainWait) ProtoMessage() {}
 
 func (x *DrainWait) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[23]
+	mi := &file_srtm_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2004,7 +2318,7 @@ func (x *DrainWait) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainWait.ProtoReflect.Descriptor instead.
 func (*DrainWait) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DrainWait) GetTopic() string {
@@ -2046,7 +2360,7 @@ type Infeasible struct {
 
 func (x *Infeasible) Reset() {
 	*x = Infeasible{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[24]
+	mi := &file_srtm_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2058,7 +2372,7 @@ func (x *Infeasible) String() string {
 func (*Infeasible) ProtoMessage() {}
 
 func (x *Infeasible) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[24]
+	mi := &file_srtm_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2071,7 +2385,7 @@ func (x *Infeasible) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Infeasible.ProtoReflect.Descriptor instead.
 func (*Infeasible) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Infeasible) GetBound() string {
@@ -2122,7 +2436,7 @@ type Fits struct {
 
 func (x *Fits) Reset() {
 	*x = Fits{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[25]
+	mi := &file_srtm_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2134,7 +2448,7 @@ func (x *Fits) String() string {
 func (*Fits) ProtoMessage() {}
 
 func (x *Fits) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[25]
+	mi := &file_srtm_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2147,7 +2461,7 @@ func (x *Fits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fits.ProtoReflect.Descriptor instead.
 func (*Fits) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Fits) GetRate() int64 {
@@ -2208,7 +2522,7 @@ type CreateTopicRequest struct {
 
 func (x *CreateTopicRequest) Reset() {
 	*x = CreateTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[26]
+	mi := &file_srtm_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2220,7 +2534,7 @@ func (x *CreateTopicRequest) String() string {
 func (*CreateTopicRequest) ProtoMessage() {}
 
 func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[26]
+	mi := &file_srtm_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2233,7 +2547,7 @@ func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicRequest.ProtoReflect.Descriptor instead.
 func (*CreateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *CreateTopicRequest) GetSpec() *TopicSpec {
@@ -2277,7 +2591,7 @@ type CreateTopicResponse struct {
 
 func (x *CreateTopicResponse) Reset() {
 	*x = CreateTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[27]
+	mi := &file_srtm_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2289,7 +2603,7 @@ func (x *CreateTopicResponse) String() string {
 func (*CreateTopicResponse) ProtoMessage() {}
 
 func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[27]
+	mi := &file_srtm_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2302,7 +2616,7 @@ func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicResponse.ProtoReflect.Descriptor instead.
 func (*CreateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CreateTopicResponse) GetState() TopicState {
@@ -2337,7 +2651,7 @@ type GetTopicRequest struct {
 
 func (x *GetTopicRequest) Reset() {
 	*x = GetTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[28]
+	mi := &file_srtm_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2349,7 +2663,7 @@ func (x *GetTopicRequest) String() string {
 func (*GetTopicRequest) ProtoMessage() {}
 
 func (x *GetTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[28]
+	mi := &file_srtm_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2362,7 +2676,7 @@ func (x *GetTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopicRequest.ProtoReflect.Descriptor instead.
 func (*GetTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *GetTopicRequest) GetName() string {
@@ -2388,7 +2702,7 @@ type GetTopicResponse struct {
 
 func (x *GetTopicResponse) Reset() {
 	*x = GetTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[29]
+	mi := &file_srtm_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2400,7 +2714,7 @@ func (x *GetTopicResponse) String() string {
 func (*GetTopicResponse) ProtoMessage() {}
 
 func (x *GetTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[29]
+	mi := &file_srtm_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2413,7 +2727,7 @@ func (x *GetTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopicResponse.ProtoReflect.Descriptor instead.
 func (*GetTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *GetTopicResponse) GetTopic() *Topic {
@@ -2435,7 +2749,7 @@ type ListTopicsRequest struct {
 
 func (x *ListTopicsRequest) Reset() {
 	*x = ListTopicsRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[30]
+	mi := &file_srtm_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2447,7 +2761,7 @@ func (x *ListTopicsRequest) String() string {
 func (*ListTopicsRequest) ProtoMessage() {}
 
 func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[30]
+	mi := &file_srtm_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2460,7 +2774,7 @@ func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsRequest.ProtoReflect.Descriptor instead.
 func (*ListTopicsRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListTopicsRequest) GetPageSize() int32 {
@@ -2489,7 +2803,7 @@ type ListTopicsResponse struct {
 
 func (x *ListTopicsResponse) Reset() {
 	*x = ListTopicsResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[31]
+	mi := &file_srtm_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2501,7 +2815,7 @@ func (x *ListTopicsResponse) String() string {
 func (*ListTopicsResponse) ProtoMessage() {}
 
 func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[31]
+	mi := &file_srtm_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2514,7 +2828,7 @@ func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsResponse.ProtoReflect.Descriptor instead.
 func (*ListTopicsResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListTopicsResponse) GetTopics() []*Topic {
@@ -2540,7 +2854,7 @@ type DeleteTopicRequest struct {
 
 func (x *DeleteTopicRequest) Reset() {
 	*x = DeleteTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[32]
+	mi := &file_srtm_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2552,7 +2866,7 @@ func (x *DeleteTopicRequest) String() string {
 func (*DeleteTopicRequest) ProtoMessage() {}
 
 func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[32]
+	mi := &file_srtm_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2565,7 +2879,7 @@ func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DeleteTopicRequest) GetName() string {
@@ -2583,7 +2897,7 @@ type DeleteTopicResponse struct {
 
 func (x *DeleteTopicResponse) Reset() {
 	*x = DeleteTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[33]
+	mi := &file_srtm_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2595,7 +2909,7 @@ func (x *DeleteTopicResponse) String() string {
 func (*DeleteTopicResponse) ProtoMessage() {}
 
 func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[33]
+	mi := &file_srtm_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2608,7 +2922,7 @@ func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 type ListBrokersRequest struct {
@@ -2619,7 +2933,7 @@ type ListBrokersRequest struct {
 
 func (x *ListBrokersRequest) Reset() {
 	*x = ListBrokersRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[34]
+	mi := &file_srtm_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2631,7 +2945,7 @@ func (x *ListBrokersRequest) String() string {
 func (*ListBrokersRequest) ProtoMessage() {}
 
 func (x *ListBrokersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[34]
+	mi := &file_srtm_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2644,7 +2958,7 @@ func (x *ListBrokersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBrokersRequest.ProtoReflect.Descriptor instead.
 func (*ListBrokersRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 type ListBrokersResponse struct {
@@ -2657,7 +2971,7 @@ type ListBrokersResponse struct {
 
 func (x *ListBrokersResponse) Reset() {
 	*x = ListBrokersResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[35]
+	mi := &file_srtm_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2669,7 +2983,7 @@ func (x *ListBrokersResponse) String() string {
 func (*ListBrokersResponse) ProtoMessage() {}
 
 func (x *ListBrokersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[35]
+	mi := &file_srtm_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2682,7 +2996,7 @@ func (x *ListBrokersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBrokersResponse.ProtoReflect.Descriptor instead.
 func (*ListBrokersResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListBrokersResponse) GetBrokers() []*Broker {
@@ -2715,7 +3029,7 @@ type UpdateTopicRequest struct {
 
 func (x *UpdateTopicRequest) Reset() {
 	*x = UpdateTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[36]
+	mi := &file_srtm_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2727,7 +3041,7 @@ func (x *UpdateTopicRequest) String() string {
 func (*UpdateTopicRequest) ProtoMessage() {}
 
 func (x *UpdateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[36]
+	mi := &file_srtm_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2740,7 +3054,7 @@ func (x *UpdateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateTopicRequest.ProtoReflect.Descriptor instead.
 func (*UpdateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *UpdateTopicRequest) GetSpec() *TopicSpec {
@@ -2773,7 +3087,7 @@ type UpdateTopicResponse struct {
 
 func (x *UpdateTopicResponse) Reset() {
 	*x = UpdateTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[37]
+	mi := &file_srtm_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2785,7 +3099,7 @@ func (x *UpdateTopicResponse) String() string {
 func (*UpdateTopicResponse) ProtoMessage() {}
 
 func (x *UpdateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[37]
+	mi := &file_srtm_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2798,7 +3112,7 @@ func (x *UpdateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateTopicResponse.ProtoReflect.Descriptor instead.
 func (*UpdateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *UpdateTopicResponse) GetTopic() *Topic {
@@ -2825,7 +3139,7 @@ type DrainBrokerRequest struct {
 
 func (x *DrainBrokerRequest) Reset() {
 	*x = DrainBrokerRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[38]
+	mi := &file_srtm_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2837,7 +3151,7 @@ func (x *DrainBrokerRequest) String() string {
 func (*DrainBrokerRequest) ProtoMessage() {}
 
 func (x *DrainBrokerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[38]
+	mi := &file_srtm_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2850,7 +3164,7 @@ func (x *DrainBrokerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBrokerRequest.ProtoReflect.Descriptor instead.
 func (*DrainBrokerRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DrainBrokerRequest) GetBrokerId() string {
@@ -2883,7 +3197,7 @@ type DrainBrokerResponse struct {
 
 func (x *DrainBrokerResponse) Reset() {
 	*x = DrainBrokerResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[39]
+	mi := &file_srtm_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2895,7 +3209,7 @@ func (x *DrainBrokerResponse) String() string {
 func (*DrainBrokerResponse) ProtoMessage() {}
 
 func (x *DrainBrokerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[39]
+	mi := &file_srtm_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2908,7 +3222,7 @@ func (x *DrainBrokerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBrokerResponse.ProtoReflect.Descriptor instead.
 func (*DrainBrokerResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *DrainBrokerResponse) GetBroker() *Broker {
@@ -2931,7 +3245,7 @@ type MovePublishersRequest struct {
 
 func (x *MovePublishersRequest) Reset() {
 	*x = MovePublishersRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[40]
+	mi := &file_srtm_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2943,7 +3257,7 @@ func (x *MovePublishersRequest) String() string {
 func (*MovePublishersRequest) ProtoMessage() {}
 
 func (x *MovePublishersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[40]
+	mi := &file_srtm_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2956,7 +3270,7 @@ func (x *MovePublishersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovePublishersRequest.ProtoReflect.Descriptor instead.
 func (*MovePublishersRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *MovePublishersRequest) GetTopic() string {
@@ -2989,7 +3303,7 @@ type MovePublishersResponse struct {
 
 func (x *MovePublishersResponse) Reset() {
 	*x = MovePublishersResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[41]
+	mi := &file_srtm_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3001,7 +3315,7 @@ func (x *MovePublishersResponse) String() string {
 func (*MovePublishersResponse) ProtoMessage() {}
 
 func (x *MovePublishersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[41]
+	mi := &file_srtm_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3014,7 +3328,7 @@ func (x *MovePublishersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovePublishersResponse.ProtoReflect.Descriptor instead.
 func (*MovePublishersResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *MovePublishersResponse) GetTopic() *Topic {
@@ -3035,7 +3349,7 @@ type SetBrokerCapacityRequest struct {
 
 func (x *SetBrokerCapacityRequest) Reset() {
 	*x = SetBrokerCapacityRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[42]
+	mi := &file_srtm_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3047,7 +3361,7 @@ func (x *SetBrokerCapacityRequest) String() string {
 func (*SetBrokerCapacityRequest) ProtoMessage() {}
 
 func (x *SetBrokerCapacityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[42]
+	mi := &file_srtm_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3060,7 +3374,7 @@ func (x *SetBrokerCapacityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBrokerCapacityRequest.ProtoReflect.Descriptor instead.
 func (*SetBrokerCapacityRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *SetBrokerCapacityRequest) GetBrokerId() string {
@@ -3086,7 +3400,7 @@ type SetBrokerCapacityResponse struct {
 
 func (x *SetBrokerCapacityResponse) Reset() {
 	*x = SetBrokerCapacityResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[43]
+	mi := &file_srtm_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3098,7 +3412,7 @@ func (x *SetBrokerCapacityResponse) String() string {
 func (*SetBrokerCapacityResponse) ProtoMessage() {}
 
 func (x *SetBrokerCapacityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[43]
+	mi := &file_srtm_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3111,7 +3425,7 @@ func (x *SetBrokerCapacityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBrokerCapacityResponse.ProtoReflect.Descriptor instead.
 func (*SetBrokerCapacityResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{43}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *SetBrokerCapacityResponse) GetBroker() *Broker {
@@ -3130,7 +3444,7 @@ type RemoveBrokerRequest struct {
 
 func (x *RemoveBrokerRequest) Reset() {
 	*x = RemoveBrokerRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[44]
+	mi := &file_srtm_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3142,7 +3456,7 @@ func (x *RemoveBrokerRequest) String() string {
 func (*RemoveBrokerRequest) ProtoMessage() {}
 
 func (x *RemoveBrokerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[44]
+	mi := &file_srtm_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3155,7 +3469,7 @@ func (x *RemoveBrokerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBrokerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBrokerRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{44}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RemoveBrokerRequest) GetBrokerId() string {
@@ -3177,7 +3491,7 @@ type RemoveBrokerResponse struct {
 
 func (x *RemoveBrokerResponse) Reset() {
 	*x = RemoveBrokerResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[45]
+	mi := &file_srtm_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3189,7 +3503,7 @@ func (x *RemoveBrokerResponse) String() string {
 func (*RemoveBrokerResponse) ProtoMessage() {}
 
 func (x *RemoveBrokerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[45]
+	mi := &file_srtm_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3202,7 +3516,7 @@ func (x *RemoveBrokerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBrokerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBrokerResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{45}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RemoveBrokerResponse) GetFreed() []*FreedShare {
@@ -3233,7 +3547,7 @@ type SeekChannelRequest struct {
 
 func (x *SeekChannelRequest) Reset() {
 	*x = SeekChannelRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[46]
+	mi := &file_srtm_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3245,7 +3559,7 @@ func (x *SeekChannelRequest) String() string {
 func (*SeekChannelRequest) ProtoMessage() {}
 
 func (x *SeekChannelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[46]
+	mi := &file_srtm_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3258,7 +3572,7 @@ func (x *SeekChannelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekChannelRequest.ProtoReflect.Descriptor instead.
 func (*SeekChannelRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{46}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *SeekChannelRequest) GetTopic() string {
@@ -3299,7 +3613,7 @@ type SeekChannelResponse struct {
 
 func (x *SeekChannelResponse) Reset() {
 	*x = SeekChannelResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[47]
+	mi := &file_srtm_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3311,7 +3625,7 @@ func (x *SeekChannelResponse) String() string {
 func (*SeekChannelResponse) ProtoMessage() {}
 
 func (x *SeekChannelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[47]
+	mi := &file_srtm_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3324,7 +3638,7 @@ func (x *SeekChannelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekChannelResponse.ProtoReflect.Descriptor instead.
 func (*SeekChannelResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{47}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *SeekChannelResponse) GetBrokers() []*SeekOutcome {
@@ -3354,7 +3668,7 @@ type SeekOutcome struct {
 
 func (x *SeekOutcome) Reset() {
 	*x = SeekOutcome{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[48]
+	mi := &file_srtm_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3366,7 +3680,7 @@ func (x *SeekOutcome) String() string {
 func (*SeekOutcome) ProtoMessage() {}
 
 func (x *SeekOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[48]
+	mi := &file_srtm_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3379,7 +3693,7 @@ func (x *SeekOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekOutcome.ProtoReflect.Descriptor instead.
 func (*SeekOutcome) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{48}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *SeekOutcome) GetBrokerId() string {
@@ -3414,7 +3728,25 @@ var File_srtm_v1_admin_proto protoreflect.FileDescriptor
 
 const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x13srtm/v1/admin.proto\x12\asrtm.v1\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13srtm/v1/grant.proto\x1a\x13srtm/v1/types.proto\"\xff\x01\n" +
+	"\x13srtm/v1/admin.proto\x12\asrtm.v1\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13srtm/v1/grant.proto\x1a\x13srtm/v1/types.proto\"m\n" +
+	"\x19ListPublisherMovesRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1b\n" +
+	"\tpage_size\x18\x02 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x03 \x01(\tR\tpageToken\"\x90\x01\n" +
+	"\x1aListPublisherMovesResponse\x12,\n" +
+	"\x05moves\x18\x01 \x03(\v2\x16.srtm.v1.PublisherMoveR\x05moves\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x1c\n" +
+	"\tforgotten\x18\x03 \x01(\x04R\tforgotten\"\xeb\x01\n" +
+	"\rPublisherMove\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12!\n" +
+	"\fpublisher_id\x18\x03 \x01(\tR\vpublisherId\x12\x12\n" +
+	"\x04from\x18\x04 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x05 \x01(\tR\x02to\x12+\n" +
+	"\x06reason\x18\x06 \x01(\x0e2\x13.srtm.v1.MoveReasonR\x06reason\x12\x10\n" +
+	"\x03why\x18\a \x01(\tR\x03why\x12\x0e\n" +
+	"\x02by\x18\b \x01(\tR\x02by\"\xff\x01\n" +
 	"\x13ProfileTopicRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
 	"\x05lasts\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05lasts\x12\x1a\n" +
@@ -3498,7 +3830,7 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x04last\x18\x04 \x01(\v2\x13.srtm.v1.TopicStatsR\x04last\x12+\n" +
 	"\x06window\x18\x05 \x01(\v2\x13.srtm.v1.TopicStatsR\x06window\x123\n" +
 	"\x13p99_access_fraction\x18\x06 \x01(\x01H\x00R\x11p99AccessFraction\x88\x01\x01B\x16\n" +
-	"\x14_p99_access_fraction\"\xbf\x04\n" +
+	"\x14_p99_access_fraction\"\xed\x04\n" +
 	"\vTopicStatus\x121\n" +
 	"\x06window\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x06window\x124\n" +
 	"\abrokers\x18\x02 \x03(\v2\x1a.srtm.v1.BrokerTopicStatusR\abrokers\x12+\n" +
@@ -3513,7 +3845,8 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"unaccepted\x12:\n" +
 	"\x19publishers_without_broker\x18\x10 \x01(\rR\x17publishersWithoutBroker\x12L\n" +
 	"\x14without_broker_since\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\x12withoutBrokerSince\x12\x16\n" +
-	"\x06moving\x18\x0e \x01(\tR\x06movingB\n" +
+	"\x06moving\x18\x0e \x01(\tR\x06moving\x12,\n" +
+	"\x05moves\x18\x12 \x03(\v2\x16.srtm.v1.PublisherMoveR\x05movesB\n" +
 	"\n" +
 	"\b_slo_metB\x16\n" +
 	"\x14_p99_access_fraction\"\x8e\x01\n" +
@@ -3668,7 +4001,18 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x14\n" +
-	"\x05error\x18\x04 \x01(\tR\x05error*\xa9\x01\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error*\xfa\x01\n" +
+	"\n" +
+	"MoveReason\x12\x1b\n" +
+	"\x17MOVE_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15MOVE_REASON_REBALANCE\x10\x01\x12\x15\n" +
+	"\x11MOVE_REASON_DRAIN\x10\x02\x12\x15\n" +
+	"\x11MOVE_REASON_CRASH\x10\x03\x12\x1b\n" +
+	"\x17MOVE_REASON_CORRELATION\x10\x04\x12\x1f\n" +
+	"\x1bMOVE_REASON_CONTRACT_CHANGE\x10\x05\x12\x18\n" +
+	"\x14MOVE_REASON_OPERATOR\x10\x06\x12\x19\n" +
+	"\x15MOVE_REASON_TAKE_OVER\x10\a\x12\x13\n" +
+	"\x0fMOVE_REASON_FIT\x10\b*\xa9\x01\n" +
 	"\n" +
 	"TopicState\x12\x1b\n" +
 	"\x17TOPIC_STATE_UNSPECIFIED\x10\x00\x12\x17\n" +
@@ -3676,7 +4020,7 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x15TOPIC_STATE_PREPARING\x10\x02\x12\x16\n" +
 	"\x12TOPIC_STATE_ACTIVE\x10\x03\x12\x18\n" +
 	"\x14TOPIC_STATE_DEGRADED\x10\x04\x12\x18\n" +
-	"\x14TOPIC_STATE_DELETING\x10\x052\xc3\b\n" +
+	"\x14TOPIC_STATE_DELETING\x10\x052\xa2\t\n" +
 	"\fAdminService\x12J\n" +
 	"\vCreateTopic\x12\x1b.srtm.v1.CreateTopicRequest\x1a\x1c.srtm.v1.CreateTopicResponse0\x01\x12?\n" +
 	"\bGetTopic\x12\x18.srtm.v1.GetTopicRequest\x1a\x19.srtm.v1.GetTopicResponse\x12E\n" +
@@ -3692,7 +4036,8 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\vSeekChannel\x12\x1b.srtm.v1.SeekChannelRequest\x1a\x1c.srtm.v1.SeekChannelResponse\x12P\n" +
 	"\rExportCluster\x12\x1d.srtm.v1.ExportClusterRequest\x1a\x1e.srtm.v1.ExportClusterResponse0\x01\x12P\n" +
 	"\rImportCluster\x12\x1d.srtm.v1.ImportClusterRequest\x1a\x1e.srtm.v1.ImportClusterResponse(\x01\x12M\n" +
-	"\fProfileTopic\x12\x1c.srtm.v1.ProfileTopicRequest\x1a\x1d.srtm.v1.ProfileTopicResponse0\x01B,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
+	"\fProfileTopic\x12\x1c.srtm.v1.ProfileTopicRequest\x1a\x1d.srtm.v1.ProfileTopicResponse0\x01\x12]\n" +
+	"\x12ListPublisherMoves\x12\".srtm.v1.ListPublisherMovesRequest\x1a#.srtm.v1.ListPublisherMovesResponseB,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
 
 var (
 	file_srtm_v1_admin_proto_rawDescOnce sync.Once
@@ -3706,165 +4051,175 @@ func file_srtm_v1_admin_proto_rawDescGZIP() []byte {
 	return file_srtm_v1_admin_proto_rawDescData
 }
 
-var file_srtm_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
+var file_srtm_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
 var file_srtm_v1_admin_proto_goTypes = []any{
-	(TopicState)(0),                   // 0: srtm.v1.TopicState
-	(*ProfileTopicRequest)(nil),       // 1: srtm.v1.ProfileTopicRequest
-	(*ProfileTopicResponse)(nil),      // 2: srtm.v1.ProfileTopicResponse
-	(*Profile)(nil),                   // 3: srtm.v1.Profile
-	(*AccessDelays)(nil),              // 4: srtm.v1.AccessDelays
-	(*SplitCost)(nil),                 // 5: srtm.v1.SplitCost
-	(*WrongContract)(nil),             // 6: srtm.v1.WrongContract
-	(*ExportClusterRequest)(nil),      // 7: srtm.v1.ExportClusterRequest
-	(*ExportClusterResponse)(nil),     // 8: srtm.v1.ExportClusterResponse
-	(*ImportClusterRequest)(nil),      // 9: srtm.v1.ImportClusterRequest
-	(*ImportClusterResponse)(nil),     // 10: srtm.v1.ImportClusterResponse
-	(*TopicSpec)(nil),                 // 11: srtm.v1.TopicSpec
-	(*AutoContract)(nil),              // 12: srtm.v1.AutoContract
-	(*BrokerQuota)(nil),               // 13: srtm.v1.BrokerQuota
-	(*BrokerTopicStatus)(nil),         // 14: srtm.v1.BrokerTopicStatus
-	(*TopicStatus)(nil),               // 15: srtm.v1.TopicStatus
-	(*Fit)(nil),                       // 16: srtm.v1.Fit
-	(*FitRounds)(nil),                 // 17: srtm.v1.FitRounds
-	(*Topic)(nil),                     // 18: srtm.v1.Topic
-	(*Learned)(nil),                   // 19: srtm.v1.Learned
-	(*LearnedPublisher)(nil),          // 20: srtm.v1.LearnedPublisher
-	(*LearnedGroup)(nil),              // 21: srtm.v1.LearnedGroup
-	(*LearnedMember)(nil),             // 22: srtm.v1.LearnedMember
-	(*Broker)(nil),                    // 23: srtm.v1.Broker
-	(*DrainWait)(nil),                 // 24: srtm.v1.DrainWait
-	(*Infeasible)(nil),                // 25: srtm.v1.Infeasible
-	(*Fits)(nil),                      // 26: srtm.v1.Fits
-	(*CreateTopicRequest)(nil),        // 27: srtm.v1.CreateTopicRequest
-	(*CreateTopicResponse)(nil),       // 28: srtm.v1.CreateTopicResponse
-	(*GetTopicRequest)(nil),           // 29: srtm.v1.GetTopicRequest
-	(*GetTopicResponse)(nil),          // 30: srtm.v1.GetTopicResponse
-	(*ListTopicsRequest)(nil),         // 31: srtm.v1.ListTopicsRequest
-	(*ListTopicsResponse)(nil),        // 32: srtm.v1.ListTopicsResponse
-	(*DeleteTopicRequest)(nil),        // 33: srtm.v1.DeleteTopicRequest
-	(*DeleteTopicResponse)(nil),       // 34: srtm.v1.DeleteTopicResponse
-	(*ListBrokersRequest)(nil),        // 35: srtm.v1.ListBrokersRequest
-	(*ListBrokersResponse)(nil),       // 36: srtm.v1.ListBrokersResponse
-	(*UpdateTopicRequest)(nil),        // 37: srtm.v1.UpdateTopicRequest
-	(*UpdateTopicResponse)(nil),       // 38: srtm.v1.UpdateTopicResponse
-	(*DrainBrokerRequest)(nil),        // 39: srtm.v1.DrainBrokerRequest
-	(*DrainBrokerResponse)(nil),       // 40: srtm.v1.DrainBrokerResponse
-	(*MovePublishersRequest)(nil),     // 41: srtm.v1.MovePublishersRequest
-	(*MovePublishersResponse)(nil),    // 42: srtm.v1.MovePublishersResponse
-	(*SetBrokerCapacityRequest)(nil),  // 43: srtm.v1.SetBrokerCapacityRequest
-	(*SetBrokerCapacityResponse)(nil), // 44: srtm.v1.SetBrokerCapacityResponse
-	(*RemoveBrokerRequest)(nil),       // 45: srtm.v1.RemoveBrokerRequest
-	(*RemoveBrokerResponse)(nil),      // 46: srtm.v1.RemoveBrokerResponse
-	(*SeekChannelRequest)(nil),        // 47: srtm.v1.SeekChannelRequest
-	(*SeekChannelResponse)(nil),       // 48: srtm.v1.SeekChannelResponse
-	(*SeekOutcome)(nil),               // 49: srtm.v1.SeekOutcome
-	nil,                               // 50: srtm.v1.BrokerQuota.GroupsEntry
-	(*durationpb.Duration)(nil),       // 51: google.protobuf.Duration
-	(*Share)(nil),                     // 52: srtm.v1.Share
-	(*Contract)(nil),                  // 53: srtm.v1.Contract
-	(*Publisher)(nil),                 // 54: srtm.v1.Publisher
-	(*PublisherGroup)(nil),            // 55: srtm.v1.PublisherGroup
-	(PacingMode)(0),                   // 56: srtm.v1.PacingMode
-	(Durability)(0),                   // 57: srtm.v1.Durability
-	(*TopicStats)(nil),                // 58: srtm.v1.TopicStats
-	(*timestamppb.Timestamp)(nil),     // 59: google.protobuf.Timestamp
-	(*fieldmaskpb.FieldMask)(nil),     // 60: google.protobuf.FieldMask
-	(*FreedShare)(nil),                // 61: srtm.v1.FreedShare
-	(*Place)(nil),                     // 62: srtm.v1.Place
+	(MoveReason)(0),                    // 0: srtm.v1.MoveReason
+	(TopicState)(0),                    // 1: srtm.v1.TopicState
+	(*ListPublisherMovesRequest)(nil),  // 2: srtm.v1.ListPublisherMovesRequest
+	(*ListPublisherMovesResponse)(nil), // 3: srtm.v1.ListPublisherMovesResponse
+	(*PublisherMove)(nil),              // 4: srtm.v1.PublisherMove
+	(*ProfileTopicRequest)(nil),        // 5: srtm.v1.ProfileTopicRequest
+	(*ProfileTopicResponse)(nil),       // 6: srtm.v1.ProfileTopicResponse
+	(*Profile)(nil),                    // 7: srtm.v1.Profile
+	(*AccessDelays)(nil),               // 8: srtm.v1.AccessDelays
+	(*SplitCost)(nil),                  // 9: srtm.v1.SplitCost
+	(*WrongContract)(nil),              // 10: srtm.v1.WrongContract
+	(*ExportClusterRequest)(nil),       // 11: srtm.v1.ExportClusterRequest
+	(*ExportClusterResponse)(nil),      // 12: srtm.v1.ExportClusterResponse
+	(*ImportClusterRequest)(nil),       // 13: srtm.v1.ImportClusterRequest
+	(*ImportClusterResponse)(nil),      // 14: srtm.v1.ImportClusterResponse
+	(*TopicSpec)(nil),                  // 15: srtm.v1.TopicSpec
+	(*AutoContract)(nil),               // 16: srtm.v1.AutoContract
+	(*BrokerQuota)(nil),                // 17: srtm.v1.BrokerQuota
+	(*BrokerTopicStatus)(nil),          // 18: srtm.v1.BrokerTopicStatus
+	(*TopicStatus)(nil),                // 19: srtm.v1.TopicStatus
+	(*Fit)(nil),                        // 20: srtm.v1.Fit
+	(*FitRounds)(nil),                  // 21: srtm.v1.FitRounds
+	(*Topic)(nil),                      // 22: srtm.v1.Topic
+	(*Learned)(nil),                    // 23: srtm.v1.Learned
+	(*LearnedPublisher)(nil),           // 24: srtm.v1.LearnedPublisher
+	(*LearnedGroup)(nil),               // 25: srtm.v1.LearnedGroup
+	(*LearnedMember)(nil),              // 26: srtm.v1.LearnedMember
+	(*Broker)(nil),                     // 27: srtm.v1.Broker
+	(*DrainWait)(nil),                  // 28: srtm.v1.DrainWait
+	(*Infeasible)(nil),                 // 29: srtm.v1.Infeasible
+	(*Fits)(nil),                       // 30: srtm.v1.Fits
+	(*CreateTopicRequest)(nil),         // 31: srtm.v1.CreateTopicRequest
+	(*CreateTopicResponse)(nil),        // 32: srtm.v1.CreateTopicResponse
+	(*GetTopicRequest)(nil),            // 33: srtm.v1.GetTopicRequest
+	(*GetTopicResponse)(nil),           // 34: srtm.v1.GetTopicResponse
+	(*ListTopicsRequest)(nil),          // 35: srtm.v1.ListTopicsRequest
+	(*ListTopicsResponse)(nil),         // 36: srtm.v1.ListTopicsResponse
+	(*DeleteTopicRequest)(nil),         // 37: srtm.v1.DeleteTopicRequest
+	(*DeleteTopicResponse)(nil),        // 38: srtm.v1.DeleteTopicResponse
+	(*ListBrokersRequest)(nil),         // 39: srtm.v1.ListBrokersRequest
+	(*ListBrokersResponse)(nil),        // 40: srtm.v1.ListBrokersResponse
+	(*UpdateTopicRequest)(nil),         // 41: srtm.v1.UpdateTopicRequest
+	(*UpdateTopicResponse)(nil),        // 42: srtm.v1.UpdateTopicResponse
+	(*DrainBrokerRequest)(nil),         // 43: srtm.v1.DrainBrokerRequest
+	(*DrainBrokerResponse)(nil),        // 44: srtm.v1.DrainBrokerResponse
+	(*MovePublishersRequest)(nil),      // 45: srtm.v1.MovePublishersRequest
+	(*MovePublishersResponse)(nil),     // 46: srtm.v1.MovePublishersResponse
+	(*SetBrokerCapacityRequest)(nil),   // 47: srtm.v1.SetBrokerCapacityRequest
+	(*SetBrokerCapacityResponse)(nil),  // 48: srtm.v1.SetBrokerCapacityResponse
+	(*RemoveBrokerRequest)(nil),        // 49: srtm.v1.RemoveBrokerRequest
+	(*RemoveBrokerResponse)(nil),       // 50: srtm.v1.RemoveBrokerResponse
+	(*SeekChannelRequest)(nil),         // 51: srtm.v1.SeekChannelRequest
+	(*SeekChannelResponse)(nil),        // 52: srtm.v1.SeekChannelResponse
+	(*SeekOutcome)(nil),                // 53: srtm.v1.SeekOutcome
+	nil,                                // 54: srtm.v1.BrokerQuota.GroupsEntry
+	(*timestamppb.Timestamp)(nil),      // 55: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),        // 56: google.protobuf.Duration
+	(*Share)(nil),                      // 57: srtm.v1.Share
+	(*Contract)(nil),                   // 58: srtm.v1.Contract
+	(*Publisher)(nil),                  // 59: srtm.v1.Publisher
+	(*PublisherGroup)(nil),             // 60: srtm.v1.PublisherGroup
+	(PacingMode)(0),                    // 61: srtm.v1.PacingMode
+	(Durability)(0),                    // 62: srtm.v1.Durability
+	(*TopicStats)(nil),                 // 63: srtm.v1.TopicStats
+	(*fieldmaskpb.FieldMask)(nil),      // 64: google.protobuf.FieldMask
+	(*FreedShare)(nil),                 // 65: srtm.v1.FreedShare
+	(*Place)(nil),                      // 66: srtm.v1.Place
 }
 var file_srtm_v1_admin_proto_depIdxs = []int32{
-	51, // 0: srtm.v1.ProfileTopicRequest.lasts:type_name -> google.protobuf.Duration
-	51, // 1: srtm.v1.ProfileTopicRequest.within:type_name -> google.protobuf.Duration
-	3,  // 2: srtm.v1.ProfileTopicResponse.profile:type_name -> srtm.v1.Profile
-	52, // 3: srtm.v1.Profile.share:type_name -> srtm.v1.Share
-	51, // 4: srtm.v1.Profile.span:type_name -> google.protobuf.Duration
-	5,  // 5: srtm.v1.Profile.splits:type_name -> srtm.v1.SplitCost
-	6,  // 6: srtm.v1.Profile.wrong:type_name -> srtm.v1.WrongContract
-	51, // 7: srtm.v1.AccessDelays.mean:type_name -> google.protobuf.Duration
-	51, // 8: srtm.v1.AccessDelays.quantile:type_name -> google.protobuf.Duration
-	4,  // 9: srtm.v1.SplitCost.delays:type_name -> srtm.v1.AccessDelays
-	52, // 10: srtm.v1.WrongContract.share:type_name -> srtm.v1.Share
-	4,  // 11: srtm.v1.WrongContract.delays:type_name -> srtm.v1.AccessDelays
-	53, // 12: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
-	54, // 13: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
-	55, // 14: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
-	56, // 15: srtm.v1.TopicSpec.pacing:type_name -> srtm.v1.PacingMode
-	12, // 16: srtm.v1.TopicSpec.auto:type_name -> srtm.v1.AutoContract
-	57, // 17: srtm.v1.TopicSpec.durability:type_name -> srtm.v1.Durability
-	50, // 18: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
-	52, // 19: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
-	52, // 20: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
-	58, // 21: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
-	58, // 22: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
-	51, // 23: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
-	14, // 24: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
-	58, // 25: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
-	16, // 26: srtm.v1.TopicStatus.fit:type_name -> srtm.v1.Fit
-	59, // 27: srtm.v1.TopicStatus.without_broker_since:type_name -> google.protobuf.Timestamp
-	17, // 28: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
-	51, // 29: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
-	11, // 30: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
-	0,  // 31: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
-	13, // 32: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
-	15, // 33: srtm.v1.Topic.status:type_name -> srtm.v1.TopicStatus
-	19, // 34: srtm.v1.Topic.learned:type_name -> srtm.v1.Learned
-	20, // 35: srtm.v1.Learned.publishers:type_name -> srtm.v1.LearnedPublisher
-	21, // 36: srtm.v1.Learned.groups:type_name -> srtm.v1.LearnedGroup
-	59, // 37: srtm.v1.LearnedPublisher.since:type_name -> google.protobuf.Timestamp
-	59, // 38: srtm.v1.LearnedPublisher.last_heard:type_name -> google.protobuf.Timestamp
-	22, // 39: srtm.v1.LearnedGroup.members:type_name -> srtm.v1.LearnedMember
-	51, // 40: srtm.v1.LearnedMember.width:type_name -> google.protobuf.Duration
-	24, // 41: srtm.v1.Broker.waits:type_name -> srtm.v1.DrainWait
-	26, // 42: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
-	11, // 43: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	0,  // 44: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
-	18, // 45: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
-	18, // 46: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
-	18, // 47: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
-	23, // 48: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
-	11, // 49: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	60, // 50: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
-	18, // 51: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
-	23, // 52: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
-	18, // 53: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
-	23, // 54: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
-	61, // 55: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
-	62, // 56: srtm.v1.SeekChannelRequest.to:type_name -> srtm.v1.Place
-	49, // 57: srtm.v1.SeekChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
-	27, // 58: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
-	29, // 59: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
-	31, // 60: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
-	33, // 61: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
-	35, // 62: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
-	37, // 63: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
-	39, // 64: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
-	41, // 65: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
-	43, // 66: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
-	45, // 67: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
-	47, // 68: srtm.v1.AdminService.SeekChannel:input_type -> srtm.v1.SeekChannelRequest
-	7,  // 69: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
-	9,  // 70: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
-	1,  // 71: srtm.v1.AdminService.ProfileTopic:input_type -> srtm.v1.ProfileTopicRequest
-	28, // 72: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
-	30, // 73: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
-	32, // 74: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
-	34, // 75: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
-	36, // 76: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
-	38, // 77: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
-	40, // 78: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
-	42, // 79: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
-	44, // 80: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
-	46, // 81: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
-	48, // 82: srtm.v1.AdminService.SeekChannel:output_type -> srtm.v1.SeekChannelResponse
-	8,  // 83: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
-	10, // 84: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
-	2,  // 85: srtm.v1.AdminService.ProfileTopic:output_type -> srtm.v1.ProfileTopicResponse
-	72, // [72:86] is the sub-list for method output_type
-	58, // [58:72] is the sub-list for method input_type
-	58, // [58:58] is the sub-list for extension type_name
-	58, // [58:58] is the sub-list for extension extendee
-	0,  // [0:58] is the sub-list for field type_name
+	4,  // 0: srtm.v1.ListPublisherMovesResponse.moves:type_name -> srtm.v1.PublisherMove
+	55, // 1: srtm.v1.PublisherMove.time:type_name -> google.protobuf.Timestamp
+	0,  // 2: srtm.v1.PublisherMove.reason:type_name -> srtm.v1.MoveReason
+	56, // 3: srtm.v1.ProfileTopicRequest.lasts:type_name -> google.protobuf.Duration
+	56, // 4: srtm.v1.ProfileTopicRequest.within:type_name -> google.protobuf.Duration
+	7,  // 5: srtm.v1.ProfileTopicResponse.profile:type_name -> srtm.v1.Profile
+	57, // 6: srtm.v1.Profile.share:type_name -> srtm.v1.Share
+	56, // 7: srtm.v1.Profile.span:type_name -> google.protobuf.Duration
+	9,  // 8: srtm.v1.Profile.splits:type_name -> srtm.v1.SplitCost
+	10, // 9: srtm.v1.Profile.wrong:type_name -> srtm.v1.WrongContract
+	56, // 10: srtm.v1.AccessDelays.mean:type_name -> google.protobuf.Duration
+	56, // 11: srtm.v1.AccessDelays.quantile:type_name -> google.protobuf.Duration
+	8,  // 12: srtm.v1.SplitCost.delays:type_name -> srtm.v1.AccessDelays
+	57, // 13: srtm.v1.WrongContract.share:type_name -> srtm.v1.Share
+	8,  // 14: srtm.v1.WrongContract.delays:type_name -> srtm.v1.AccessDelays
+	58, // 15: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
+	59, // 16: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
+	60, // 17: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
+	61, // 18: srtm.v1.TopicSpec.pacing:type_name -> srtm.v1.PacingMode
+	16, // 19: srtm.v1.TopicSpec.auto:type_name -> srtm.v1.AutoContract
+	62, // 20: srtm.v1.TopicSpec.durability:type_name -> srtm.v1.Durability
+	54, // 21: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
+	57, // 22: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
+	57, // 23: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
+	63, // 24: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
+	63, // 25: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
+	56, // 26: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
+	18, // 27: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
+	63, // 28: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
+	20, // 29: srtm.v1.TopicStatus.fit:type_name -> srtm.v1.Fit
+	55, // 30: srtm.v1.TopicStatus.without_broker_since:type_name -> google.protobuf.Timestamp
+	4,  // 31: srtm.v1.TopicStatus.moves:type_name -> srtm.v1.PublisherMove
+	21, // 32: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
+	56, // 33: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
+	15, // 34: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
+	1,  // 35: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
+	17, // 36: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
+	19, // 37: srtm.v1.Topic.status:type_name -> srtm.v1.TopicStatus
+	23, // 38: srtm.v1.Topic.learned:type_name -> srtm.v1.Learned
+	24, // 39: srtm.v1.Learned.publishers:type_name -> srtm.v1.LearnedPublisher
+	25, // 40: srtm.v1.Learned.groups:type_name -> srtm.v1.LearnedGroup
+	55, // 41: srtm.v1.LearnedPublisher.since:type_name -> google.protobuf.Timestamp
+	55, // 42: srtm.v1.LearnedPublisher.last_heard:type_name -> google.protobuf.Timestamp
+	26, // 43: srtm.v1.LearnedGroup.members:type_name -> srtm.v1.LearnedMember
+	56, // 44: srtm.v1.LearnedMember.width:type_name -> google.protobuf.Duration
+	28, // 45: srtm.v1.Broker.waits:type_name -> srtm.v1.DrainWait
+	30, // 46: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
+	15, // 47: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	1,  // 48: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
+	22, // 49: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
+	22, // 50: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
+	22, // 51: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
+	27, // 52: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
+	15, // 53: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	64, // 54: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
+	22, // 55: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
+	27, // 56: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
+	22, // 57: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
+	27, // 58: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
+	65, // 59: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
+	66, // 60: srtm.v1.SeekChannelRequest.to:type_name -> srtm.v1.Place
+	53, // 61: srtm.v1.SeekChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
+	31, // 62: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
+	33, // 63: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
+	35, // 64: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
+	37, // 65: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
+	39, // 66: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
+	41, // 67: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
+	43, // 68: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
+	45, // 69: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
+	47, // 70: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
+	49, // 71: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
+	51, // 72: srtm.v1.AdminService.SeekChannel:input_type -> srtm.v1.SeekChannelRequest
+	11, // 73: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
+	13, // 74: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
+	5,  // 75: srtm.v1.AdminService.ProfileTopic:input_type -> srtm.v1.ProfileTopicRequest
+	2,  // 76: srtm.v1.AdminService.ListPublisherMoves:input_type -> srtm.v1.ListPublisherMovesRequest
+	32, // 77: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
+	34, // 78: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
+	36, // 79: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
+	38, // 80: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
+	40, // 81: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
+	42, // 82: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
+	44, // 83: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
+	46, // 84: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
+	48, // 85: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
+	50, // 86: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
+	52, // 87: srtm.v1.AdminService.SeekChannel:output_type -> srtm.v1.SeekChannelResponse
+	12, // 88: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
+	14, // 89: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
+	6,  // 90: srtm.v1.AdminService.ProfileTopic:output_type -> srtm.v1.ProfileTopicResponse
+	3,  // 91: srtm.v1.AdminService.ListPublisherMoves:output_type -> srtm.v1.ListPublisherMovesResponse
+	77, // [77:92] is the sub-list for method output_type
+	62, // [62:77] is the sub-list for method input_type
+	62, // [62:62] is the sub-list for extension type_name
+	62, // [62:62] is the sub-list for extension extendee
+	0,  // [0:62] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_admin_proto_init() }
@@ -3874,15 +4229,15 @@ func file_srtm_v1_admin_proto_init() {
 	}
 	file_srtm_v1_grant_proto_init()
 	file_srtm_v1_types_proto_init()
-	file_srtm_v1_admin_proto_msgTypes[13].OneofWrappers = []any{}
-	file_srtm_v1_admin_proto_msgTypes[14].OneofWrappers = []any{}
+	file_srtm_v1_admin_proto_msgTypes[16].OneofWrappers = []any{}
+	file_srtm_v1_admin_proto_msgTypes[17].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_admin_proto_rawDesc), len(file_srtm_v1_admin_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   50,
+			NumEnums:      2,
+			NumMessages:   53,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

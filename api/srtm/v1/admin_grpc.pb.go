@@ -19,20 +19,21 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	AdminService_CreateTopic_FullMethodName       = "/srtm.v1.AdminService/CreateTopic"
-	AdminService_GetTopic_FullMethodName          = "/srtm.v1.AdminService/GetTopic"
-	AdminService_ListTopics_FullMethodName        = "/srtm.v1.AdminService/ListTopics"
-	AdminService_DeleteTopic_FullMethodName       = "/srtm.v1.AdminService/DeleteTopic"
-	AdminService_ListBrokers_FullMethodName       = "/srtm.v1.AdminService/ListBrokers"
-	AdminService_UpdateTopic_FullMethodName       = "/srtm.v1.AdminService/UpdateTopic"
-	AdminService_DrainBroker_FullMethodName       = "/srtm.v1.AdminService/DrainBroker"
-	AdminService_MovePublishers_FullMethodName    = "/srtm.v1.AdminService/MovePublishers"
-	AdminService_SetBrokerCapacity_FullMethodName = "/srtm.v1.AdminService/SetBrokerCapacity"
-	AdminService_RemoveBroker_FullMethodName      = "/srtm.v1.AdminService/RemoveBroker"
-	AdminService_SeekChannel_FullMethodName       = "/srtm.v1.AdminService/SeekChannel"
-	AdminService_ExportCluster_FullMethodName     = "/srtm.v1.AdminService/ExportCluster"
-	AdminService_ImportCluster_FullMethodName     = "/srtm.v1.AdminService/ImportCluster"
-	AdminService_ProfileTopic_FullMethodName      = "/srtm.v1.AdminService/ProfileTopic"
+	AdminService_CreateTopic_FullMethodName        = "/srtm.v1.AdminService/CreateTopic"
+	AdminService_GetTopic_FullMethodName           = "/srtm.v1.AdminService/GetTopic"
+	AdminService_ListTopics_FullMethodName         = "/srtm.v1.AdminService/ListTopics"
+	AdminService_DeleteTopic_FullMethodName        = "/srtm.v1.AdminService/DeleteTopic"
+	AdminService_ListBrokers_FullMethodName        = "/srtm.v1.AdminService/ListBrokers"
+	AdminService_UpdateTopic_FullMethodName        = "/srtm.v1.AdminService/UpdateTopic"
+	AdminService_DrainBroker_FullMethodName        = "/srtm.v1.AdminService/DrainBroker"
+	AdminService_MovePublishers_FullMethodName     = "/srtm.v1.AdminService/MovePublishers"
+	AdminService_SetBrokerCapacity_FullMethodName  = "/srtm.v1.AdminService/SetBrokerCapacity"
+	AdminService_RemoveBroker_FullMethodName       = "/srtm.v1.AdminService/RemoveBroker"
+	AdminService_SeekChannel_FullMethodName        = "/srtm.v1.AdminService/SeekChannel"
+	AdminService_ExportCluster_FullMethodName      = "/srtm.v1.AdminService/ExportCluster"
+	AdminService_ImportCluster_FullMethodName      = "/srtm.v1.AdminService/ImportCluster"
+	AdminService_ProfileTopic_FullMethodName       = "/srtm.v1.AdminService/ProfileTopic"
+	AdminService_ListPublisherMoves_FullMethodName = "/srtm.v1.AdminService/ListPublisherMoves"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -145,6 +146,13 @@ type AdminServiceClient interface {
 	//	FAILED_PRECONDITION  it is not active, or is being profiled (TOPIC_BUSY); or fewer
 	//	                     than 500 messages came (TOO_FEW_MESSAGES)
 	ProfileTopic(ctx context.Context, in *ProfileTopicRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ProfileTopicResponse], error)
+	// ListPublisherMoves returns which publishers of a topic were moved, why and by whom, the
+	// newest first. The leader remembers them, and not those of before it led: 1000 of a
+	// topic, fewer where there are more than 100 topics, and at least 20.
+	//
+	//	INVALID_ARGUMENT     a page size or token that is none
+	//	NOT_FOUND            there is no such topic
+	ListPublisherMoves(ctx context.Context, in *ListPublisherMovesRequest, opts ...grpc.CallOption) (*ListPublisherMovesResponse, error)
 }
 
 type adminServiceClient struct {
@@ -325,6 +333,16 @@ func (c *adminServiceClient) ProfileTopic(ctx context.Context, in *ProfileTopicR
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AdminService_ProfileTopicClient = grpc.ServerStreamingClient[ProfileTopicResponse]
 
+func (c *adminServiceClient) ListPublisherMoves(ctx context.Context, in *ListPublisherMovesRequest, opts ...grpc.CallOption) (*ListPublisherMovesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListPublisherMovesResponse)
+	err := c.cc.Invoke(ctx, AdminService_ListPublisherMoves_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -435,6 +453,13 @@ type AdminServiceServer interface {
 	//	FAILED_PRECONDITION  it is not active, or is being profiled (TOPIC_BUSY); or fewer
 	//	                     than 500 messages came (TOO_FEW_MESSAGES)
 	ProfileTopic(*ProfileTopicRequest, grpc.ServerStreamingServer[ProfileTopicResponse]) error
+	// ListPublisherMoves returns which publishers of a topic were moved, why and by whom, the
+	// newest first. The leader remembers them, and not those of before it led: 1000 of a
+	// topic, fewer where there are more than 100 topics, and at least 20.
+	//
+	//	INVALID_ARGUMENT     a page size or token that is none
+	//	NOT_FOUND            there is no such topic
+	ListPublisherMoves(context.Context, *ListPublisherMovesRequest) (*ListPublisherMovesResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -486,6 +511,9 @@ func (UnimplementedAdminServiceServer) ImportCluster(grpc.ClientStreamingServer[
 }
 func (UnimplementedAdminServiceServer) ProfileTopic(*ProfileTopicRequest, grpc.ServerStreamingServer[ProfileTopicResponse]) error {
 	return status.Error(codes.Unimplemented, "method ProfileTopic not implemented")
+}
+func (UnimplementedAdminServiceServer) ListPublisherMoves(context.Context, *ListPublisherMovesRequest) (*ListPublisherMovesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListPublisherMoves not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -728,6 +756,24 @@ func _AdminService_ProfileTopic_Handler(srv interface{}, stream grpc.ServerStrea
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AdminService_ProfileTopicServer = grpc.ServerStreamingServer[ProfileTopicResponse]
 
+func _AdminService_ListPublisherMoves_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListPublisherMovesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ListPublisherMoves(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ListPublisherMoves_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ListPublisherMoves(ctx, req.(*ListPublisherMovesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -774,6 +820,10 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "SeekChannel",
 			Handler:    _AdminService_SeekChannel_Handler,
+		},
+		{
+			MethodName: "ListPublisherMoves",
+			Handler:    _AdminService_ListPublisherMoves_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
