@@ -50,7 +50,7 @@ type fake struct {
 
 func (f *fake) ListBrokers(context.Context, *srtmv1.ListBrokersRequest) (*srtmv1.ListBrokersResponse, error) {
 	return &srtmv1.ListBrokersResponse{Brokers: []*srtmv1.Broker{
-		{Id: "b1", Mcap: 1000, Allocated: 500, Connected: true, HttpAddress: "b1.example:4151", Topics: f.names[:1]},
+		{Id: "b1", Mcap: 1000, Allocated: 500, Connected: true, OfferedRate: 777, HttpAddress: "b1.example:4151", Topics: f.names[:1]},
 		{Id: "b2" + evil, Mcap: 2000, Draining: true, Connected: true, Version: evil},
 	}}, nil
 }
@@ -68,7 +68,7 @@ func (f *fake) topic(name string) *srtmv1.Topic {
 		State: srtmv1.TopicState_TOPIC_STATE_ACTIVE, Reason: evil,
 		Quotas: []*srtmv1.BrokerQuota{{BrokerId: "b1", Publishers: 12}},
 		Status: &srtmv1.TopicStatus{
-			Pooled: stats, SloMet: &met, Fitting: evil, Fit: &srtmv1.Fit{Rounds: []*srtmv1.FitRounds{{K: 1, Rounds: 2}}}, Moving: evil,
+			Pooled: stats, SloMet: &met, Fitting: evil, Fit: &srtmv1.Fit{Rounds: []*srtmv1.FitRounds{{K: 1, Rounds: 2}}, Trials: []*srtmv1.FitTrial{{Quotas: []*srtmv1.BrokerQuota{{BrokerId: evil}}, Delivered: 200, Exceeded: 50, Confidence: 0.9, Verdict: "missed" + evil}}}, Moving: evil,
 			Moves:   []*srtmv1.PublisherMove{{PublisherId: evil, From: evil, To: evil, Reason: srtmv1.MoveReason_MOVE_REASON_CONTRACT_CHANGE, Why: evil, By: evil}},
 			Brokers: []*srtmv1.BrokerTopicStatus{{BrokerId: "b1", Share: &srtmv1.Share{RateMilli: 1_100_000, Burst: 40}, Window: stats, Last: stats}},
 		},
@@ -160,10 +160,14 @@ func TestNamesAreText(t *testing.T) {
 	}
 }
 
-// A topic's page says who was moved, and why.
-func TestMovesAreShown(t *testing.T) {
+// A topic's page says who was moved and why, and what its fit tried; and the overview what
+// brokers are offered.
+func TestWhysAreShown(t *testing.T) {
 	_, base, browser := serve(t, &fake{names: []string{"t"}}, nil)
-	if _, body := get(t, browser, base+"/ui/topic?name=t"); !strings.Contains(body, "Who was moved, and why") || !strings.Contains(body, "<td>contract change</td>") {
+	if _, body := get(t, browser, base+"/ui/topic?name=t"); !strings.Contains(body, "Who was moved, and why") || !strings.Contains(body, "<td>contract change</td>") || !strings.Contains(body, "25.00 %") || !strings.Contains(body, "<td>missed&lt;") {
+		t.Errorf("%s", body)
+	}
+	if _, body := get(t, browser, base+"/ui/"); !strings.Contains(body, `<td class="n">777</td>`) {
 		t.Errorf("%s", body)
 	}
 }

@@ -26,6 +26,7 @@ var functions = template.FuncMap{
 	"milli":      func(v int64) string { return thousands(strconv.FormatFloat(float64(v)/1000, 'f', -1, 64)) },
 	"ms":         func(v float32) string { return why.Duration(time.Duration(float64(v) * 1e6)) },
 	"duration":   why.Duration,
+	"ratio":      func(part, whole uint64) float64 { return float64(part) / float64(whole) },
 	"percent":    func(v float64) string { return strconv.FormatFloat(100*v, 'f', 2, 64) + " %" },
 	"clock":      func(ms int64) string { return time.UnixMilli(ms).UTC().Format("15:04:05") },
 	"state":      stateOf,
@@ -78,7 +79,6 @@ func thousands(number string) string {
 // bar is a broker's capacity as a picture, in percent of what is widest.
 type bar struct {
 	*srtmv1.Broker
-	Offered                         float64 // msg/s
 	McapWide, AllocWide, OfferedPos float64
 }
 
@@ -112,15 +112,14 @@ type listed struct {
 // overview shows brokers and topics.
 func (c *Console) overview(_ context.Context, q url.Values, _ user) (view, error) {
 	d := overviewData{cluster: c.watched.cluster(), Filter: q.Get("q"), State: q.Get("state")}
-	offered := c.watched.offered()
 	widest := 1.0
 	for _, b := range d.Brokers {
-		widest = max(widest, float64(b.Mcap), float64(b.Allocated), offered[b.Id])
+		widest = max(widest, float64(b.Mcap), float64(b.Allocated), b.OfferedRate)
 	}
 	for _, b := range d.Brokers {
 		d.Bars = append(d.Bars, bar{
-			Broker: b, Offered: offered[b.Id], McapWide: 100 * float64(b.Mcap) / widest,
-			AllocWide: 100 * float64(b.Allocated) / widest, OfferedPos: 100 * offered[b.Id] / widest,
+			Broker: b, McapWide: 100 * float64(b.Mcap) / widest,
+			AllocWide: 100 * float64(b.Allocated) / widest, OfferedPos: 100 * b.OfferedRate / widest,
 		})
 	}
 	counts := map[string]int{}
@@ -157,24 +156,6 @@ func (c *Console) overview(_ context.Context, q url.Values, _ user) (view, error
 	return view{Template: "overview", Title: "Overview", Data: d}, nil
 }
 
-// offered is what is offered to each broker, of the topics that are followed, in msg/s.
-func (w *watched) offered() map[string]float64 {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	sum := map[string]float64{}
-	for _, t := range w.topics {
-		if t.gone {
-			continue
-		}
-		for _, b := range t.topic.GetStatus().GetBrokers() {
-			if d := b.GetWindow().GetInterval().AsDuration().Seconds(); d > 0 {
-				sum[b.BrokerId] += float64(b.Window.Offered) / d
-			}
-		}
-	}
-	return sum
-}
-
 // judge adds what is known of listed topics.
 func (w *watched) judge(rows []listed) {
 	w.mu.Lock()
@@ -193,6 +174,7 @@ type part struct {
 	*srtmv1.BrokerTopicStatus
 	Publishers uint32
 	Wide       float64 // of its share among the contract, in percent
+	Offered    float32 // msg/s
 	Access     time.Duration
 	Broker     time.Duration
 	Consumer   time.Duration
@@ -237,6 +219,9 @@ func (c *Console) see(ctx context.Context, name string) side {
 		p := part{
 			BrokerTopicStatus: b, Publishers: publishers[b.BrokerId],
 			Access: l.Access.Quantile(0.99), Broker: l.Broker.Quantile(0.99), Consumer: l.Consumer.Quantile(0.99), Delivery: l.Delivery.Quantile(0.99),
+		}
+		if d := b.GetWindow().GetInterval().AsDuration().Seconds(); d > 0 {
+			p.Offered = float32(float64(b.Window.Offered) / d)
 		}
 		if contract.GetRateMilli() > 0 {
 			p.Wide = 100 * float64(b.GetShare().GetRateMilli()) / float64(contract.GetRateMilli())

@@ -55,6 +55,7 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 		}
 	}
 	s.reports++
+	s.offered = 0
 	from := now.Add(-c.cfg.Window)
 	for _, t := range r.Topics {
 		f := s.topics[t.Topic]
@@ -69,11 +70,22 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 			}
 		}
 		f.used = t.Publishers+t.Subscribers > 0 || t.Offered+t.Backlog+t.Depth > 0
+		s.offered += float64(t.Offered) / t.Interval.AsDuration().Seconds()
 		if c.mu.next.Holds(t.Topic, s.broker) { // of others nothing is asked
 			f.add(received{now, t}, from)
 		}
 	}
 	return nil
+}
+
+// Offered is what a broker's newest report says that clients sent to it, msg/s.
+func (c *Controller) Offered(broker string) float64 {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	if s := c.mu.sessions[broker]; s != nil {
+		return s.offered
+	}
+	return 0
 }
 
 func checkStats(at string, t *srtmv1.TopicStats) error {

@@ -46,6 +46,8 @@ type Session struct {
 	fitted map[string]bool
 	// How many reports have come.
 	reports uint64
+	// What its newest report says was sent to it, msg/s.
+	offered float64
 	// Its ports have accepted connections from here.
 	vouched bool
 }

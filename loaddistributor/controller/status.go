@@ -10,6 +10,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
@@ -116,6 +117,19 @@ func fitProto(f tuner.Status) *srtmv1.Fit {
 	p := &srtmv1.Fit{Ended: f.Ended, Fitted: f.Fitted}
 	for _, r := range f.Rounds {
 		p.Rounds = append(p.Rounds, &srtmv1.FitRounds{K: uint32(r.K), Rounds: uint32(r.Rounds)})
+	}
+	for _, t := range f.Trials {
+		trial := &srtmv1.FitTrial{
+			Began: timestamppb.New(t.Began), Delivered: t.Delivered, Exceeded: t.Exceeded, Confidence: t.Confidence, Verdict: t.Verdict,
+			Quantile: durationpb.New(t.Quantile),
+		}
+		if t.Forecast >= 0 {
+			trial.Forecast = &t.Forecast
+		}
+		for _, q := range t.Quotas {
+			trial.Quotas = append(trial.Quotas, &srtmv1.BrokerQuota{BrokerId: q.Broker, Rate: q.Rate, Publishers: uint32(len(q.Publishers)), Share: shareproto.To(q.Share)})
+		}
+		p.Trials = append(p.Trials, trial)
 	}
 	if f.Began {
 		p.Took = durationpb.New(f.Took)

@@ -336,6 +336,7 @@ func (s *Server) brokerProto(b catalog.Broker) *srtmv1.Broker {
 		Mcap: b.Mcap, Allocated: b.Allocated, Connected: b.Connected, Version: b.Version,
 		ConfiguredMcap: b.Configured, CalibratedMcap: b.Calibrated,
 		Draining: b.Draining, Forced: b.Forced, Topics: s.controller.BrokerTopics(b.ID), Waits: waits, SafeToStop: safe,
+		OfferedRate: s.controller.Offered(b.ID),
 	}
 }
 

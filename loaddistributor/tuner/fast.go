@@ -91,6 +91,7 @@ type Fast struct {
 	measured  Slice       // access, where there are no arrivals
 	test      *Sequential // nil: arrivals are captured
 	allowance float64     // of the budget, for access
+	predicted float64     // what part would be late; below 0: it was not forecast
 
 	tried   []trial
 	rounds  []Rounds
@@ -155,8 +156,13 @@ func (f *Fast) Next(o Observation) Action {
 			return f.measure(false)
 		}
 		f.learn()
-		return f.choose(max(1, f.setup.Demand.AtLeast))
+		a := f.choose(max(1, f.setup.Demand.AtLeast))
+		if a.Changed {
+			a.Verdict = "not tested: another is better by the forecast"
+		}
+		return a
 	}
+	verdict := "not shown to be kept"
 	switch f.test.Decision() {
 	case Undecided:
 		return f.measure(false)
@@ -165,6 +171,10 @@ func (f *Fast) Next(o Observation) Action {
 		now := f.forecast(f.plan, f.where)
 		access := f.access(now)
 		if access > f.allowance || !f.parts() {
+			verdict = "missed: on one broker"
+			if access > f.allowance {
+				verdict = "missed: waiting for tokens"
+			}
 			break
 		}
 		if f.typical(now, late+access) {
@@ -173,6 +183,8 @@ func (f *Fast) Next(o Observation) Action {
 		if f.watched < f.config.Cap {
 			return f.measure(false)
 		}
+	case Beyond:
+		verdict = "missed"
 	}
 	late, _ := f.test.Fraction()
 	f.tried = append(f.tried, trial{f.plan, late + f.access(f.forecast(f.plan, f.where)), f.test.Decision()})
@@ -180,7 +192,9 @@ func (f *Fast) Next(o Observation) Action {
 	if f.learn() {
 		least-- // it was held up to a forecast that was wrong from the outset
 	}
-	return f.choose(least)
+	a := f.choose(least)
+	a.Verdict = verdict
+	return a
 }
 
 // start puts the first placement in force, of which nothing is forecast. One that is
@@ -395,6 +409,7 @@ func (f *Fast) testOf(c candidate) (t *Sequential, allowance float64, promising 
 func (f *Fast) adopt(c candidate) Action {
 	f.plan, f.where = c.plan, c.where
 	f.watched, f.counts, f.measured, f.test = 0, make([]Slice, len(f.setup.Brokers)), Slice{}, nil
+	f.predicted = -1
 	f.rounds = append(f.rounds, Rounds{K: c.plan.K, Rounds: 1})
 	return f.measure(true)
 }
@@ -414,18 +429,20 @@ func (f *Fast) begin(c candidate) Action {
 	} else {
 		a = f.adopt(c)
 	}
-	f.test, f.allowance = t, allowance
+	f.test, f.allowance, f.predicted = t, allowance, c.forecast.late()
+	a.Forecast, a.Confidence = f.predicted, 1-t.alpha
 	return a
 }
 
 func (f *Fast) measure(changed bool) Action {
-	a := Action{Plan: f.plan, Changed: changed, Measure: f.config.Step}
+	a := Action{Plan: f.plan, Changed: changed, Measure: f.config.Step, Forecast: f.predicted}
 	if changed {
 		a.Settle = f.config.Settle
 	}
 	a.Step = fmt.Sprintf("%d brokers: capturing arrivals", f.plan.K)
 	if f.test != nil {
 		late, n := f.test.Fraction()
+		a.Confidence = 1 - f.test.alpha
 		a.Step = fmt.Sprintf("%d brokers: %s of %.0f messages late in processing", f.plan.K, Percent(late), n)
 	}
 	return a

@@ -46,6 +46,9 @@ type fit struct {
 	there  time.Time // when the search had all it needs last
 	retry  time.Time // of one that is done: when the topic is fitted anew; zero: it is not
 
+	trials   []Trial   // oldest first, at most maxTrials
+	delivery Histogram // of what the last of them delivered; nil: nothing yet
+
 	began, over time.Time // of the search; zero: not yet
 	outcome     Outcome   // once it is done; without rounds if it was broken off
 }
@@ -63,8 +66,63 @@ type Status struct {
 	Began         bool
 	Took          time.Duration // so far
 	Rounds        []Rounds
+	Trials        []Trial // the last maxTrials, oldest first
 	// Waiting: it is not over, and may not have begun; Running: there is a search.
 	Waiting, Running bool
+}
+
+// maxTrials is how many a fit remembers.
+const maxTrials = 64
+
+// Trial is a placement that a fit has had in force, and what was measured of it.
+type Trial struct {
+	Began  time.Time
+	Quotas []placement.Quota
+	// As in Action, of the last one with this plan; Verdict is empty while it goes on.
+	Forecast, Confidence float64
+	Verdict              string
+	// Access delay included; the quantile is the SLO's, of all brokers together.
+	Delivered, Exceeded uint64
+	Quantile            time.Duration
+}
+
+// tried keeps what a search does for Status.
+func (f *fit) tried(a Action, now time.Time) {
+	n := len(f.trials)
+	if n > 0 && f.trials[n-1].Verdict == "" {
+		last := &f.trials[n-1]
+		last.Verdict = a.Verdict
+		switch {
+		case a.Final && a.Outcome.Fitted:
+			last.Verdict = "kept"
+		case a.Final && last.Verdict == "":
+			last.Verdict = "not shown to be kept"
+		case !a.Final && !a.Changed:
+			last.Forecast, last.Confidence = a.Forecast, a.Confidence
+			return
+		}
+	}
+	if a.Final {
+		return
+	}
+	f.trials = append(slices.Clone(f.trials[max(0, n-maxTrials+1):]), Trial{Began: now, Quotas: a.Plan.Quotas, Forecast: a.Forecast, Confidence: a.Confidence})
+	f.delivery = nil
+}
+
+// measured adds what was observed to the trial. Requires: one goes on, and quantile is the
+// SLO's.
+func (f *fit) measured(s observed, quantile float64) {
+	last := &f.trials[len(f.trials)-1]
+	for _, p := range s.parts {
+		last.Delivered += p.delivered
+		last.Exceeded += p.exceeded
+		if p.delivery != nil {
+			sum(&f.delivery, p.delivery)
+		}
+	}
+	if f.delivery != nil {
+		last.Quantile = f.delivery.Quantile(quantile)
+	}
 }
 
 // Status returns the zero Status for a topic that is not fitted.
@@ -74,7 +132,7 @@ func (t *Tuner) Status(topic string, now time.Time) Status {
 		return Status{}
 	}
 	ended := f.done && !f.moving // to what it ended with
-	s := Status{Step: f.step, Ended: ended, Fitted: ended && f.outcome.Fitted, Rounds: f.outcome.Rounds, Waiting: !f.done, Running: f.running()}
+	s := Status{Step: f.step, Ended: ended, Fitted: ended && f.outcome.Fitted, Rounds: f.outcome.Rounds, Trials: slices.Clone(f.trials), Waiting: !f.done, Running: f.running()}
 	if f.done {
 		now = f.over
 	}
@@ -215,7 +273,10 @@ func (t *Tuner) end(topic string, f *fit, how, step string, now time.Time) {
 		t.stop(f.record, topic)
 		t.do(Recorded{f.record.trace.Counts()})
 	}
-	f.record, f.search, f.next, f.setup, f.sum, f.seen = nil, nil, nil, Setup{}, observed{}, nil
+	if n := len(f.trials); n > 0 && f.trials[n-1].Verdict == "" {
+		f.trials[n-1].Verdict = "ended: " + step
+	}
+	f.record, f.search, f.next, f.setup, f.sum, f.seen, f.delivery = nil, nil, nil, Setup{}, observed{}, nil, nil
 }
 
 // brokenOff says what the search lacks, if that has lasted: nothing is measured then,
@@ -331,6 +392,7 @@ func (t *Tuner) follow(topic Topic, f *fit, now time.Time) {
 	a := *f.next
 	f.next = nil
 	a.Plan.Unplaced = a.Unplaced
+	f.tried(a, now)
 	if a.Step != f.step {
 		f.step = a.Step
 		t.do(Note{Topic: topic.Name, Text: "fitting", Args: []any{"step", a.Step}, Level: levelDebug})
@@ -479,6 +541,7 @@ func (f *fit) take() Observation {
 		}
 		o.Parts, o.Slices = append(o.Parts, one), append(o.Slices, p.slices)
 	}
+	f.measured(s, f.setup.Quantile)
 	if f.record != nil {
 		f.record.told = f.record.told || len(s.arrivals) > 0
 	}

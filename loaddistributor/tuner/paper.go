@@ -78,19 +78,24 @@ func (p *Paper) Next(o Observation) Action {
 		return p.iterate("placing all publishers")
 	}
 	p.rounds[len(p.rounds)-1].Rounds++
-	p.judge(o)
+	verdict := p.judge(o)
 	if searching := p.searching(); len(searching) > 0 {
-		return p.measure(true, fmt.Sprintf("%s violate the SLO: searching for how many publishers they hold", strings.Join(searching, ", ")))
+		a := p.measure(true, fmt.Sprintf("%s violate the SLO: searching for how many publishers they hold", strings.Join(searching, ", ")))
+		a.Verdict = verdict
+		return a
 	}
 	if slices.Contains(p.where, -1) {
-		return p.iterate("placing what full brokers returned")
+		a := p.iterate("placing what full brokers returned")
+		a.Verdict = verdict
+		return a
 	}
 	return p.end(Outcome{Fitted: true, Reason: "every broker keeps the SLO"})
 }
 
 // judge takes a round's measurements and moves the searches on. A broker that
-// delivered nothing kept the SLO.
-func (p *Paper) judge(o Observation) {
+// delivered nothing kept the SLO. It returns which missed it, for people.
+func (p *Paper) judge(o Observation) (verdict string) {
+	var missed []string
 	parts := make(map[string]Part, len(o.Parts))
 	for _, part := range o.Parts {
 		parts[part.Part] = part
@@ -102,6 +107,9 @@ func (p *Paper) judge(o Observation) {
 		part := parts[b.ID]
 		late := float64(min(part.Exceeded, part.Delivered)) / max(1, float64(part.Delivered))
 		met := late <= p.setup.budget()*(1+tolerance)
+		if !met {
+			missed = append(missed, b.ID)
+		}
 		s := &p.searches[l]
 		near := false
 		switch {
@@ -125,6 +133,10 @@ func (p *Paper) judge(o Observation) {
 		s.try = (s.low + s.high) / 2
 		p.hold(l)
 	}
+	if missed == nil {
+		return "kept by those who sent"
+	}
+	return "missed on " + strings.Join(missed, ", ")
 }
 
 // hold gives broker l the first try of its search's publishers.
@@ -235,7 +247,7 @@ func (p *Paper) iterate(step string) Action {
 
 func (p *Paper) measure(changed bool, step string) Action {
 	plan, unplaced := p.setup.planOf(p.where, p.publishers)
-	return Action{Plan: plan, Unplaced: unplaced, Changed: changed, Measure: p.round, Step: step}
+	return Action{Plan: plan, Unplaced: unplaced, Changed: changed, Measure: p.round, Step: step, Forecast: -1}
 }
 
 func (p *Paper) end(o Outcome) Action {

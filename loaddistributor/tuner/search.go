@@ -50,6 +50,13 @@ type Action struct {
 	Settle, Measure time.Duration
 	// Step says what the action is for, for people.
 	Step string
+	// Forecast is what part of the messages would be late under Plan, access delay
+	// included, by what was learned before; below 0: nothing was forecast. Confidence is
+	// that of the test that goes on; 0: none does.
+	Forecast, Confidence float64
+	// Verdict is what has come of the plan that was in force before, for people; empty: it
+	// stays, or was not judged.
+	Verdict string
 	// Final: the search is over, with this Outcome, and Plan stands.
 	Final   bool
 	Outcome Outcome

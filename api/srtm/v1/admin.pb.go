@@ -1570,7 +1570,9 @@ type Fit struct {
 	Rounds []*FitRounds `protobuf:"bytes,3,rep,name=rounds,proto3" json:"rounds,omitempty"`
 	// From the first measurement to the end, or to now. Unset while there is no
 	// traffic to measure.
-	Took          *durationpb.Duration `protobuf:"bytes,4,opt,name=took,proto3" json:"took,omitempty"`
+	Took *durationpb.Duration `protobuf:"bytes,4,opt,name=took,proto3" json:"took,omitempty"`
+	// Placements that it had in force, the oldest first, at most the last 64.
+	Trials        []*FitTrial `protobuf:"bytes,5,rep,name=trials,proto3" json:"trials,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1633,6 +1635,121 @@ func (x *Fit) GetTook() *durationpb.Duration {
 	return nil
 }
 
+func (x *Fit) GetTrials() []*FitTrial {
+	if x != nil {
+		return x.Trials
+	}
+	return nil
+}
+
+// FitTrial is a placement that a fit had in force, and what was measured of it.
+type FitTrial struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Began *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=began,proto3" json:"began,omitempty"`
+	// Without groups.
+	Quotas []*BrokerQuota `protobuf:"bytes,2,rep,name=quotas,proto3" json:"quotas,omitempty"`
+	// What part of the messages would be late, access delay included, by what was learned
+	// before it was tried, 0 .. 1. Unset: nothing was.
+	Forecast *float64 `protobuf:"fixed64,3,opt,name=forecast,proto3,oneof" json:"forecast,omitempty"`
+	// Measured, of them those later than the SLO's latency; and the SLO's quantile of
+	// delivery latency, of all brokers together.
+	Delivered uint64               `protobuf:"varint,4,opt,name=delivered,proto3" json:"delivered,omitempty"`
+	Exceeded  uint64               `protobuf:"varint,5,opt,name=exceeded,proto3" json:"exceeded,omitempty"`
+	Quantile  *durationpb.Duration `protobuf:"bytes,6,opt,name=quantile,proto3" json:"quantile,omitempty"`
+	// Of the test that the SLO is kept, 0 .. 1; 0: it was not tested.
+	Confidence float64 `protobuf:"fixed64,7,opt,name=confidence,proto3" json:"confidence,omitempty"`
+	// What came of it, for people; empty: it goes on.
+	Verdict       string `protobuf:"bytes,8,opt,name=verdict,proto3" json:"verdict,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FitTrial) Reset() {
+	*x = FitTrial{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FitTrial) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FitTrial) ProtoMessage() {}
+
+func (x *FitTrial) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FitTrial.ProtoReflect.Descriptor instead.
+func (*FitTrial) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *FitTrial) GetBegan() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Began
+	}
+	return nil
+}
+
+func (x *FitTrial) GetQuotas() []*BrokerQuota {
+	if x != nil {
+		return x.Quotas
+	}
+	return nil
+}
+
+func (x *FitTrial) GetForecast() float64 {
+	if x != nil && x.Forecast != nil {
+		return *x.Forecast
+	}
+	return 0
+}
+
+func (x *FitTrial) GetDelivered() uint64 {
+	if x != nil {
+		return x.Delivered
+	}
+	return 0
+}
+
+func (x *FitTrial) GetExceeded() uint64 {
+	if x != nil {
+		return x.Exceeded
+	}
+	return 0
+}
+
+func (x *FitTrial) GetQuantile() *durationpb.Duration {
+	if x != nil {
+		return x.Quantile
+	}
+	return nil
+}
+
+func (x *FitTrial) GetConfidence() float64 {
+	if x != nil {
+		return x.Confidence
+	}
+	return 0
+}
+
+func (x *FitTrial) GetVerdict() string {
+	if x != nil {
+		return x.Verdict
+	}
+	return ""
+}
+
 // FitRounds is how many measurements were made with k brokers.
 type FitRounds struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1644,7 +1761,7 @@ type FitRounds struct {
 
 func (x *FitRounds) Reset() {
 	*x = FitRounds{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[19]
+	mi := &file_srtm_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1656,7 +1773,7 @@ func (x *FitRounds) String() string {
 func (*FitRounds) ProtoMessage() {}
 
 func (x *FitRounds) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[19]
+	mi := &file_srtm_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1669,7 +1786,7 @@ func (x *FitRounds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FitRounds.ProtoReflect.Descriptor instead.
 func (*FitRounds) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *FitRounds) GetK() uint32 {
@@ -1704,7 +1821,7 @@ type Topic struct {
 
 func (x *Topic) Reset() {
 	*x = Topic{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[20]
+	mi := &file_srtm_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1716,7 +1833,7 @@ func (x *Topic) String() string {
 func (*Topic) ProtoMessage() {}
 
 func (x *Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[20]
+	mi := &file_srtm_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1729,7 +1846,7 @@ func (x *Topic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Topic.ProtoReflect.Descriptor instead.
 func (*Topic) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Topic) GetSpec() *TopicSpec {
@@ -1801,7 +1918,7 @@ type Learned struct {
 
 func (x *Learned) Reset() {
 	*x = Learned{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[21]
+	mi := &file_srtm_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1813,7 +1930,7 @@ func (x *Learned) String() string {
 func (*Learned) ProtoMessage() {}
 
 func (x *Learned) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[21]
+	mi := &file_srtm_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1826,7 +1943,7 @@ func (x *Learned) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Learned.ProtoReflect.Descriptor instead.
 func (*Learned) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Learned) GetPublishers() []*LearnedPublisher {
@@ -1886,7 +2003,7 @@ type LearnedPublisher struct {
 
 func (x *LearnedPublisher) Reset() {
 	*x = LearnedPublisher{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[22]
+	mi := &file_srtm_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1898,7 +2015,7 @@ func (x *LearnedPublisher) String() string {
 func (*LearnedPublisher) ProtoMessage() {}
 
 func (x *LearnedPublisher) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[22]
+	mi := &file_srtm_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1911,7 +2028,7 @@ func (x *LearnedPublisher) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedPublisher.ProtoReflect.Descriptor instead.
 func (*LearnedPublisher) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LearnedPublisher) GetId() string {
@@ -1984,7 +2101,7 @@ type LearnedGroup struct {
 
 func (x *LearnedGroup) Reset() {
 	*x = LearnedGroup{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[23]
+	mi := &file_srtm_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1996,7 +2113,7 @@ func (x *LearnedGroup) String() string {
 func (*LearnedGroup) ProtoMessage() {}
 
 func (x *LearnedGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[23]
+	mi := &file_srtm_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2009,7 +2126,7 @@ func (x *LearnedGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedGroup.ProtoReflect.Descriptor instead.
 func (*LearnedGroup) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *LearnedGroup) GetKey() string {
@@ -2056,7 +2173,7 @@ type LearnedMember struct {
 
 func (x *LearnedMember) Reset() {
 	*x = LearnedMember{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[24]
+	mi := &file_srtm_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2068,7 +2185,7 @@ func (x *LearnedMember) String() string {
 func (*LearnedMember) ProtoMessage() {}
 
 func (x *LearnedMember) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[24]
+	mi := &file_srtm_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2081,7 +2198,7 @@ func (x *LearnedMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedMember.ProtoReflect.Descriptor instead.
 func (*LearnedMember) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *LearnedMember) GetId() string {
@@ -2146,14 +2263,17 @@ type Broker struct {
 	Waits []*DrainWait `protobuf:"bytes,13,rep,name=waits,proto3" json:"waits,omitempty"`
 	// It drains and nothing is on it any more: its process can be ended for good
 	// without a message, a publisher or a consumer being lost.
-	SafeToStop    bool `protobuf:"varint,14,opt,name=safe_to_stop,json=safeToStop,proto3" json:"safe_to_stop,omitempty"`
+	SafeToStop bool `protobuf:"varint,14,opt,name=safe_to_stop,json=safeToStop,proto3" json:"safe_to_stop,omitempty"`
+	// What clients sent to it in the interval of its newest report, all topics together,
+	// msg/s; 0 without a session. The leader knows.
+	OfferedRate   float64 `protobuf:"fixed64,15,opt,name=offered_rate,json=offeredRate,proto3" json:"offered_rate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Broker) Reset() {
 	*x = Broker{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[25]
+	mi := &file_srtm_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2165,7 +2285,7 @@ func (x *Broker) String() string {
 func (*Broker) ProtoMessage() {}
 
 func (x *Broker) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[25]
+	mi := &file_srtm_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2178,7 +2298,7 @@ func (x *Broker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Broker.ProtoReflect.Descriptor instead.
 func (*Broker) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Broker) GetId() string {
@@ -2279,6 +2399,13 @@ func (x *Broker) GetSafeToStop() bool {
 	return false
 }
 
+func (x *Broker) GetOfferedRate() float64 {
+	if x != nil {
+		return x.OfferedRate
+	}
+	return 0
+}
+
 // DrainWait is why a draining broker still has a topic.
 type DrainWait struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2293,7 +2420,7 @@ type DrainWait struct {
 
 func (x *DrainWait) Reset() {
 	*x = DrainWait{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[26]
+	mi := &file_srtm_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2305,7 +2432,7 @@ func (x *DrainWait) String() string {
 func (*DrainWait) ProtoMessage() {}
 
 func (x *DrainWait) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[26]
+	mi := &file_srtm_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2318,7 +2445,7 @@ func (x *DrainWait) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainWait.ProtoReflect.Descriptor instead.
 func (*DrainWait) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DrainWait) GetTopic() string {
@@ -2360,7 +2487,7 @@ type Infeasible struct {
 
 func (x *Infeasible) Reset() {
 	*x = Infeasible{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[27]
+	mi := &file_srtm_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2372,7 +2499,7 @@ func (x *Infeasible) String() string {
 func (*Infeasible) ProtoMessage() {}
 
 func (x *Infeasible) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[27]
+	mi := &file_srtm_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2385,7 +2512,7 @@ func (x *Infeasible) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Infeasible.ProtoReflect.Descriptor instead.
 func (*Infeasible) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Infeasible) GetBound() string {
@@ -2436,7 +2563,7 @@ type Fits struct {
 
 func (x *Fits) Reset() {
 	*x = Fits{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[28]
+	mi := &file_srtm_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2448,7 +2575,7 @@ func (x *Fits) String() string {
 func (*Fits) ProtoMessage() {}
 
 func (x *Fits) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[28]
+	mi := &file_srtm_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2461,7 +2588,7 @@ func (x *Fits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fits.ProtoReflect.Descriptor instead.
 func (*Fits) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Fits) GetRate() int64 {
@@ -2522,7 +2649,7 @@ type CreateTopicRequest struct {
 
 func (x *CreateTopicRequest) Reset() {
 	*x = CreateTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[29]
+	mi := &file_srtm_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2534,7 +2661,7 @@ func (x *CreateTopicRequest) String() string {
 func (*CreateTopicRequest) ProtoMessage() {}
 
 func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[29]
+	mi := &file_srtm_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2547,7 +2674,7 @@ func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicRequest.ProtoReflect.Descriptor instead.
 func (*CreateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CreateTopicRequest) GetSpec() *TopicSpec {
@@ -2591,7 +2718,7 @@ type CreateTopicResponse struct {
 
 func (x *CreateTopicResponse) Reset() {
 	*x = CreateTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[30]
+	mi := &file_srtm_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2603,7 +2730,7 @@ func (x *CreateTopicResponse) String() string {
 func (*CreateTopicResponse) ProtoMessage() {}
 
 func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[30]
+	mi := &file_srtm_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2616,7 +2743,7 @@ func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicResponse.ProtoReflect.Descriptor instead.
 func (*CreateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CreateTopicResponse) GetState() TopicState {
@@ -2651,7 +2778,7 @@ type GetTopicRequest struct {
 
 func (x *GetTopicRequest) Reset() {
 	*x = GetTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[31]
+	mi := &file_srtm_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2663,7 +2790,7 @@ func (x *GetTopicRequest) String() string {
 func (*GetTopicRequest) ProtoMessage() {}
 
 func (x *GetTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[31]
+	mi := &file_srtm_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2676,7 +2803,7 @@ func (x *GetTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopicRequest.ProtoReflect.Descriptor instead.
 func (*GetTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *GetTopicRequest) GetName() string {
@@ -2702,7 +2829,7 @@ type GetTopicResponse struct {
 
 func (x *GetTopicResponse) Reset() {
 	*x = GetTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[32]
+	mi := &file_srtm_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2714,7 +2841,7 @@ func (x *GetTopicResponse) String() string {
 func (*GetTopicResponse) ProtoMessage() {}
 
 func (x *GetTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[32]
+	mi := &file_srtm_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2727,7 +2854,7 @@ func (x *GetTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopicResponse.ProtoReflect.Descriptor instead.
 func (*GetTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *GetTopicResponse) GetTopic() *Topic {
@@ -2749,7 +2876,7 @@ type ListTopicsRequest struct {
 
 func (x *ListTopicsRequest) Reset() {
 	*x = ListTopicsRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[33]
+	mi := &file_srtm_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2761,7 +2888,7 @@ func (x *ListTopicsRequest) String() string {
 func (*ListTopicsRequest) ProtoMessage() {}
 
 func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[33]
+	mi := &file_srtm_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2774,7 +2901,7 @@ func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsRequest.ProtoReflect.Descriptor instead.
 func (*ListTopicsRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListTopicsRequest) GetPageSize() int32 {
@@ -2803,7 +2930,7 @@ type ListTopicsResponse struct {
 
 func (x *ListTopicsResponse) Reset() {
 	*x = ListTopicsResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[34]
+	mi := &file_srtm_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2815,7 +2942,7 @@ func (x *ListTopicsResponse) String() string {
 func (*ListTopicsResponse) ProtoMessage() {}
 
 func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[34]
+	mi := &file_srtm_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2828,7 +2955,7 @@ func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsResponse.ProtoReflect.Descriptor instead.
 func (*ListTopicsResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListTopicsResponse) GetTopics() []*Topic {
@@ -2854,7 +2981,7 @@ type DeleteTopicRequest struct {
 
 func (x *DeleteTopicRequest) Reset() {
 	*x = DeleteTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[35]
+	mi := &file_srtm_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2866,7 +2993,7 @@ func (x *DeleteTopicRequest) String() string {
 func (*DeleteTopicRequest) ProtoMessage() {}
 
 func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[35]
+	mi := &file_srtm_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2879,7 +3006,7 @@ func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DeleteTopicRequest) GetName() string {
@@ -2897,7 +3024,7 @@ type DeleteTopicResponse struct {
 
 func (x *DeleteTopicResponse) Reset() {
 	*x = DeleteTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[36]
+	mi := &file_srtm_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2909,7 +3036,7 @@ func (x *DeleteTopicResponse) String() string {
 func (*DeleteTopicResponse) ProtoMessage() {}
 
 func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[36]
+	mi := &file_srtm_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2922,7 +3049,7 @@ func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 type ListBrokersRequest struct {
@@ -2933,7 +3060,7 @@ type ListBrokersRequest struct {
 
 func (x *ListBrokersRequest) Reset() {
 	*x = ListBrokersRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[37]
+	mi := &file_srtm_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2945,7 +3072,7 @@ func (x *ListBrokersRequest) String() string {
 func (*ListBrokersRequest) ProtoMessage() {}
 
 func (x *ListBrokersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[37]
+	mi := &file_srtm_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2958,7 +3085,7 @@ func (x *ListBrokersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBrokersRequest.ProtoReflect.Descriptor instead.
 func (*ListBrokersRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 type ListBrokersResponse struct {
@@ -2971,7 +3098,7 @@ type ListBrokersResponse struct {
 
 func (x *ListBrokersResponse) Reset() {
 	*x = ListBrokersResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[38]
+	mi := &file_srtm_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2983,7 +3110,7 @@ func (x *ListBrokersResponse) String() string {
 func (*ListBrokersResponse) ProtoMessage() {}
 
 func (x *ListBrokersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[38]
+	mi := &file_srtm_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2996,7 +3123,7 @@ func (x *ListBrokersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBrokersResponse.ProtoReflect.Descriptor instead.
 func (*ListBrokersResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListBrokersResponse) GetBrokers() []*Broker {
@@ -3029,7 +3156,7 @@ type UpdateTopicRequest struct {
 
 func (x *UpdateTopicRequest) Reset() {
 	*x = UpdateTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[39]
+	mi := &file_srtm_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3041,7 +3168,7 @@ func (x *UpdateTopicRequest) String() string {
 func (*UpdateTopicRequest) ProtoMessage() {}
 
 func (x *UpdateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[39]
+	mi := &file_srtm_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3054,7 +3181,7 @@ func (x *UpdateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateTopicRequest.ProtoReflect.Descriptor instead.
 func (*UpdateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *UpdateTopicRequest) GetSpec() *TopicSpec {
@@ -3087,7 +3214,7 @@ type UpdateTopicResponse struct {
 
 func (x *UpdateTopicResponse) Reset() {
 	*x = UpdateTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[40]
+	mi := &file_srtm_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3099,7 +3226,7 @@ func (x *UpdateTopicResponse) String() string {
 func (*UpdateTopicResponse) ProtoMessage() {}
 
 func (x *UpdateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[40]
+	mi := &file_srtm_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3112,7 +3239,7 @@ func (x *UpdateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateTopicResponse.ProtoReflect.Descriptor instead.
 func (*UpdateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *UpdateTopicResponse) GetTopic() *Topic {
@@ -3139,7 +3266,7 @@ type DrainBrokerRequest struct {
 
 func (x *DrainBrokerRequest) Reset() {
 	*x = DrainBrokerRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[41]
+	mi := &file_srtm_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3151,7 +3278,7 @@ func (x *DrainBrokerRequest) String() string {
 func (*DrainBrokerRequest) ProtoMessage() {}
 
 func (x *DrainBrokerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[41]
+	mi := &file_srtm_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3164,7 +3291,7 @@ func (x *DrainBrokerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBrokerRequest.ProtoReflect.Descriptor instead.
 func (*DrainBrokerRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *DrainBrokerRequest) GetBrokerId() string {
@@ -3197,7 +3324,7 @@ type DrainBrokerResponse struct {
 
 func (x *DrainBrokerResponse) Reset() {
 	*x = DrainBrokerResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[42]
+	mi := &file_srtm_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3209,7 +3336,7 @@ func (x *DrainBrokerResponse) String() string {
 func (*DrainBrokerResponse) ProtoMessage() {}
 
 func (x *DrainBrokerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[42]
+	mi := &file_srtm_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3222,7 +3349,7 @@ func (x *DrainBrokerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBrokerResponse.ProtoReflect.Descriptor instead.
 func (*DrainBrokerResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DrainBrokerResponse) GetBroker() *Broker {
@@ -3245,7 +3372,7 @@ type MovePublishersRequest struct {
 
 func (x *MovePublishersRequest) Reset() {
 	*x = MovePublishersRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[43]
+	mi := &file_srtm_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3257,7 +3384,7 @@ func (x *MovePublishersRequest) String() string {
 func (*MovePublishersRequest) ProtoMessage() {}
 
 func (x *MovePublishersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[43]
+	mi := &file_srtm_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3270,7 +3397,7 @@ func (x *MovePublishersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovePublishersRequest.ProtoReflect.Descriptor instead.
 func (*MovePublishersRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{43}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *MovePublishersRequest) GetTopic() string {
@@ -3303,7 +3430,7 @@ type MovePublishersResponse struct {
 
 func (x *MovePublishersResponse) Reset() {
 	*x = MovePublishersResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[44]
+	mi := &file_srtm_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3315,7 +3442,7 @@ func (x *MovePublishersResponse) String() string {
 func (*MovePublishersResponse) ProtoMessage() {}
 
 func (x *MovePublishersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[44]
+	mi := &file_srtm_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3328,7 +3455,7 @@ func (x *MovePublishersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovePublishersResponse.ProtoReflect.Descriptor instead.
 func (*MovePublishersResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{44}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *MovePublishersResponse) GetTopic() *Topic {
@@ -3349,7 +3476,7 @@ type SetBrokerCapacityRequest struct {
 
 func (x *SetBrokerCapacityRequest) Reset() {
 	*x = SetBrokerCapacityRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[45]
+	mi := &file_srtm_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3361,7 +3488,7 @@ func (x *SetBrokerCapacityRequest) String() string {
 func (*SetBrokerCapacityRequest) ProtoMessage() {}
 
 func (x *SetBrokerCapacityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[45]
+	mi := &file_srtm_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3374,7 +3501,7 @@ func (x *SetBrokerCapacityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBrokerCapacityRequest.ProtoReflect.Descriptor instead.
 func (*SetBrokerCapacityRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{45}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *SetBrokerCapacityRequest) GetBrokerId() string {
@@ -3400,7 +3527,7 @@ type SetBrokerCapacityResponse struct {
 
 func (x *SetBrokerCapacityResponse) Reset() {
 	*x = SetBrokerCapacityResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[46]
+	mi := &file_srtm_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3412,7 +3539,7 @@ func (x *SetBrokerCapacityResponse) String() string {
 func (*SetBrokerCapacityResponse) ProtoMessage() {}
 
 func (x *SetBrokerCapacityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[46]
+	mi := &file_srtm_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3425,7 +3552,7 @@ func (x *SetBrokerCapacityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBrokerCapacityResponse.ProtoReflect.Descriptor instead.
 func (*SetBrokerCapacityResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{46}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *SetBrokerCapacityResponse) GetBroker() *Broker {
@@ -3444,7 +3571,7 @@ type RemoveBrokerRequest struct {
 
 func (x *RemoveBrokerRequest) Reset() {
 	*x = RemoveBrokerRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[47]
+	mi := &file_srtm_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3456,7 +3583,7 @@ func (x *RemoveBrokerRequest) String() string {
 func (*RemoveBrokerRequest) ProtoMessage() {}
 
 func (x *RemoveBrokerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[47]
+	mi := &file_srtm_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3469,7 +3596,7 @@ func (x *RemoveBrokerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBrokerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBrokerRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{47}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RemoveBrokerRequest) GetBrokerId() string {
@@ -3491,7 +3618,7 @@ type RemoveBrokerResponse struct {
 
 func (x *RemoveBrokerResponse) Reset() {
 	*x = RemoveBrokerResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[48]
+	mi := &file_srtm_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3503,7 +3630,7 @@ func (x *RemoveBrokerResponse) String() string {
 func (*RemoveBrokerResponse) ProtoMessage() {}
 
 func (x *RemoveBrokerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[48]
+	mi := &file_srtm_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3516,7 +3643,7 @@ func (x *RemoveBrokerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBrokerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBrokerResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{48}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RemoveBrokerResponse) GetFreed() []*FreedShare {
@@ -3547,7 +3674,7 @@ type SeekChannelRequest struct {
 
 func (x *SeekChannelRequest) Reset() {
 	*x = SeekChannelRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[49]
+	mi := &file_srtm_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3559,7 +3686,7 @@ func (x *SeekChannelRequest) String() string {
 func (*SeekChannelRequest) ProtoMessage() {}
 
 func (x *SeekChannelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[49]
+	mi := &file_srtm_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3572,7 +3699,7 @@ func (x *SeekChannelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekChannelRequest.ProtoReflect.Descriptor instead.
 func (*SeekChannelRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{49}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *SeekChannelRequest) GetTopic() string {
@@ -3613,7 +3740,7 @@ type SeekChannelResponse struct {
 
 func (x *SeekChannelResponse) Reset() {
 	*x = SeekChannelResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[50]
+	mi := &file_srtm_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3625,7 +3752,7 @@ func (x *SeekChannelResponse) String() string {
 func (*SeekChannelResponse) ProtoMessage() {}
 
 func (x *SeekChannelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[50]
+	mi := &file_srtm_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3638,7 +3765,7 @@ func (x *SeekChannelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekChannelResponse.ProtoReflect.Descriptor instead.
 func (*SeekChannelResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{50}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *SeekChannelResponse) GetBrokers() []*SeekOutcome {
@@ -3668,7 +3795,7 @@ type SeekOutcome struct {
 
 func (x *SeekOutcome) Reset() {
 	*x = SeekOutcome{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[51]
+	mi := &file_srtm_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3680,7 +3807,7 @@ func (x *SeekOutcome) String() string {
 func (*SeekOutcome) ProtoMessage() {}
 
 func (x *SeekOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[51]
+	mi := &file_srtm_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3693,7 +3820,7 @@ func (x *SeekOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekOutcome.ProtoReflect.Descriptor instead.
 func (*SeekOutcome) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{51}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *SeekOutcome) GetBrokerId() string {
@@ -3849,12 +3976,25 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x05moves\x18\x12 \x03(\v2\x16.srtm.v1.PublisherMoveR\x05movesB\n" +
 	"\n" +
 	"\b_slo_metB\x16\n" +
-	"\x14_p99_access_fraction\"\x8e\x01\n" +
+	"\x14_p99_access_fraction\"\xb9\x01\n" +
 	"\x03Fit\x12\x14\n" +
 	"\x05ended\x18\x01 \x01(\bR\x05ended\x12\x16\n" +
 	"\x06fitted\x18\x02 \x01(\bR\x06fitted\x12*\n" +
 	"\x06rounds\x18\x03 \x03(\v2\x12.srtm.v1.FitRoundsR\x06rounds\x12-\n" +
-	"\x04took\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04took\"1\n" +
+	"\x04took\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04took\x12)\n" +
+	"\x06trials\x18\x05 \x03(\v2\x11.srtm.v1.FitTrialR\x06trials\"\xc3\x02\n" +
+	"\bFitTrial\x120\n" +
+	"\x05began\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05began\x12,\n" +
+	"\x06quotas\x18\x02 \x03(\v2\x14.srtm.v1.BrokerQuotaR\x06quotas\x12\x1f\n" +
+	"\bforecast\x18\x03 \x01(\x01H\x00R\bforecast\x88\x01\x01\x12\x1c\n" +
+	"\tdelivered\x18\x04 \x01(\x04R\tdelivered\x12\x1a\n" +
+	"\bexceeded\x18\x05 \x01(\x04R\bexceeded\x125\n" +
+	"\bquantile\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\bquantile\x12\x1e\n" +
+	"\n" +
+	"confidence\x18\a \x01(\x01R\n" +
+	"confidence\x12\x18\n" +
+	"\averdict\x18\b \x01(\tR\averdictB\v\n" +
+	"\t_forecast\"1\n" +
 	"\tFitRounds\x12\f\n" +
 	"\x01k\x18\x01 \x01(\rR\x01k\x12\x16\n" +
 	"\x06rounds\x18\x02 \x01(\rR\x06rounds\"\x90\x02\n" +
@@ -3896,7 +4036,7 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\afirings\x18\x02 \x01(\rR\afirings\x12\x14\n" +
 	"\x05joint\x18\x03 \x01(\rR\x05joint\x12\x1a\n" +
 	"\bexpected\x18\x04 \x01(\x01R\bexpected\x12/\n" +
-	"\x05width\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x05width\"\xb0\x03\n" +
+	"\x05width\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x05width\"\xd3\x03\n" +
 	"\x06Broker\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vtcp_address\x18\x02 \x01(\tR\n" +
@@ -3914,7 +4054,8 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x06forced\x18\f \x01(\bR\x06forced\x12(\n" +
 	"\x05waits\x18\r \x03(\v2\x12.srtm.v1.DrainWaitR\x05waits\x12 \n" +
 	"\fsafe_to_stop\x18\x0e \x01(\bR\n" +
-	"safeToStop\"Q\n" +
+	"safeToStop\x12!\n" +
+	"\foffered_rate\x18\x0f \x01(\x01R\vofferedRate\"Q\n" +
 	"\tDrainWait\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x16\n" +
@@ -4052,7 +4193,7 @@ func file_srtm_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_srtm_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
+var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
 var file_srtm_v1_admin_proto_goTypes = []any{
 	(MoveReason)(0),                    // 0: srtm.v1.MoveReason
 	(TopicState)(0),                    // 1: srtm.v1.TopicState
@@ -4075,151 +4216,156 @@ var file_srtm_v1_admin_proto_goTypes = []any{
 	(*BrokerTopicStatus)(nil),          // 18: srtm.v1.BrokerTopicStatus
 	(*TopicStatus)(nil),                // 19: srtm.v1.TopicStatus
 	(*Fit)(nil),                        // 20: srtm.v1.Fit
-	(*FitRounds)(nil),                  // 21: srtm.v1.FitRounds
-	(*Topic)(nil),                      // 22: srtm.v1.Topic
-	(*Learned)(nil),                    // 23: srtm.v1.Learned
-	(*LearnedPublisher)(nil),           // 24: srtm.v1.LearnedPublisher
-	(*LearnedGroup)(nil),               // 25: srtm.v1.LearnedGroup
-	(*LearnedMember)(nil),              // 26: srtm.v1.LearnedMember
-	(*Broker)(nil),                     // 27: srtm.v1.Broker
-	(*DrainWait)(nil),                  // 28: srtm.v1.DrainWait
-	(*Infeasible)(nil),                 // 29: srtm.v1.Infeasible
-	(*Fits)(nil),                       // 30: srtm.v1.Fits
-	(*CreateTopicRequest)(nil),         // 31: srtm.v1.CreateTopicRequest
-	(*CreateTopicResponse)(nil),        // 32: srtm.v1.CreateTopicResponse
-	(*GetTopicRequest)(nil),            // 33: srtm.v1.GetTopicRequest
-	(*GetTopicResponse)(nil),           // 34: srtm.v1.GetTopicResponse
-	(*ListTopicsRequest)(nil),          // 35: srtm.v1.ListTopicsRequest
-	(*ListTopicsResponse)(nil),         // 36: srtm.v1.ListTopicsResponse
-	(*DeleteTopicRequest)(nil),         // 37: srtm.v1.DeleteTopicRequest
-	(*DeleteTopicResponse)(nil),        // 38: srtm.v1.DeleteTopicResponse
-	(*ListBrokersRequest)(nil),         // 39: srtm.v1.ListBrokersRequest
-	(*ListBrokersResponse)(nil),        // 40: srtm.v1.ListBrokersResponse
-	(*UpdateTopicRequest)(nil),         // 41: srtm.v1.UpdateTopicRequest
-	(*UpdateTopicResponse)(nil),        // 42: srtm.v1.UpdateTopicResponse
-	(*DrainBrokerRequest)(nil),         // 43: srtm.v1.DrainBrokerRequest
-	(*DrainBrokerResponse)(nil),        // 44: srtm.v1.DrainBrokerResponse
-	(*MovePublishersRequest)(nil),      // 45: srtm.v1.MovePublishersRequest
-	(*MovePublishersResponse)(nil),     // 46: srtm.v1.MovePublishersResponse
-	(*SetBrokerCapacityRequest)(nil),   // 47: srtm.v1.SetBrokerCapacityRequest
-	(*SetBrokerCapacityResponse)(nil),  // 48: srtm.v1.SetBrokerCapacityResponse
-	(*RemoveBrokerRequest)(nil),        // 49: srtm.v1.RemoveBrokerRequest
-	(*RemoveBrokerResponse)(nil),       // 50: srtm.v1.RemoveBrokerResponse
-	(*SeekChannelRequest)(nil),         // 51: srtm.v1.SeekChannelRequest
-	(*SeekChannelResponse)(nil),        // 52: srtm.v1.SeekChannelResponse
-	(*SeekOutcome)(nil),                // 53: srtm.v1.SeekOutcome
-	nil,                                // 54: srtm.v1.BrokerQuota.GroupsEntry
-	(*timestamppb.Timestamp)(nil),      // 55: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),        // 56: google.protobuf.Duration
-	(*Share)(nil),                      // 57: srtm.v1.Share
-	(*Contract)(nil),                   // 58: srtm.v1.Contract
-	(*Publisher)(nil),                  // 59: srtm.v1.Publisher
-	(*PublisherGroup)(nil),             // 60: srtm.v1.PublisherGroup
-	(PacingMode)(0),                    // 61: srtm.v1.PacingMode
-	(Durability)(0),                    // 62: srtm.v1.Durability
-	(*TopicStats)(nil),                 // 63: srtm.v1.TopicStats
-	(*fieldmaskpb.FieldMask)(nil),      // 64: google.protobuf.FieldMask
-	(*FreedShare)(nil),                 // 65: srtm.v1.FreedShare
-	(*Place)(nil),                      // 66: srtm.v1.Place
+	(*FitTrial)(nil),                   // 21: srtm.v1.FitTrial
+	(*FitRounds)(nil),                  // 22: srtm.v1.FitRounds
+	(*Topic)(nil),                      // 23: srtm.v1.Topic
+	(*Learned)(nil),                    // 24: srtm.v1.Learned
+	(*LearnedPublisher)(nil),           // 25: srtm.v1.LearnedPublisher
+	(*LearnedGroup)(nil),               // 26: srtm.v1.LearnedGroup
+	(*LearnedMember)(nil),              // 27: srtm.v1.LearnedMember
+	(*Broker)(nil),                     // 28: srtm.v1.Broker
+	(*DrainWait)(nil),                  // 29: srtm.v1.DrainWait
+	(*Infeasible)(nil),                 // 30: srtm.v1.Infeasible
+	(*Fits)(nil),                       // 31: srtm.v1.Fits
+	(*CreateTopicRequest)(nil),         // 32: srtm.v1.CreateTopicRequest
+	(*CreateTopicResponse)(nil),        // 33: srtm.v1.CreateTopicResponse
+	(*GetTopicRequest)(nil),            // 34: srtm.v1.GetTopicRequest
+	(*GetTopicResponse)(nil),           // 35: srtm.v1.GetTopicResponse
+	(*ListTopicsRequest)(nil),          // 36: srtm.v1.ListTopicsRequest
+	(*ListTopicsResponse)(nil),         // 37: srtm.v1.ListTopicsResponse
+	(*DeleteTopicRequest)(nil),         // 38: srtm.v1.DeleteTopicRequest
+	(*DeleteTopicResponse)(nil),        // 39: srtm.v1.DeleteTopicResponse
+	(*ListBrokersRequest)(nil),         // 40: srtm.v1.ListBrokersRequest
+	(*ListBrokersResponse)(nil),        // 41: srtm.v1.ListBrokersResponse
+	(*UpdateTopicRequest)(nil),         // 42: srtm.v1.UpdateTopicRequest
+	(*UpdateTopicResponse)(nil),        // 43: srtm.v1.UpdateTopicResponse
+	(*DrainBrokerRequest)(nil),         // 44: srtm.v1.DrainBrokerRequest
+	(*DrainBrokerResponse)(nil),        // 45: srtm.v1.DrainBrokerResponse
+	(*MovePublishersRequest)(nil),      // 46: srtm.v1.MovePublishersRequest
+	(*MovePublishersResponse)(nil),     // 47: srtm.v1.MovePublishersResponse
+	(*SetBrokerCapacityRequest)(nil),   // 48: srtm.v1.SetBrokerCapacityRequest
+	(*SetBrokerCapacityResponse)(nil),  // 49: srtm.v1.SetBrokerCapacityResponse
+	(*RemoveBrokerRequest)(nil),        // 50: srtm.v1.RemoveBrokerRequest
+	(*RemoveBrokerResponse)(nil),       // 51: srtm.v1.RemoveBrokerResponse
+	(*SeekChannelRequest)(nil),         // 52: srtm.v1.SeekChannelRequest
+	(*SeekChannelResponse)(nil),        // 53: srtm.v1.SeekChannelResponse
+	(*SeekOutcome)(nil),                // 54: srtm.v1.SeekOutcome
+	nil,                                // 55: srtm.v1.BrokerQuota.GroupsEntry
+	(*timestamppb.Timestamp)(nil),      // 56: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),        // 57: google.protobuf.Duration
+	(*Share)(nil),                      // 58: srtm.v1.Share
+	(*Contract)(nil),                   // 59: srtm.v1.Contract
+	(*Publisher)(nil),                  // 60: srtm.v1.Publisher
+	(*PublisherGroup)(nil),             // 61: srtm.v1.PublisherGroup
+	(PacingMode)(0),                    // 62: srtm.v1.PacingMode
+	(Durability)(0),                    // 63: srtm.v1.Durability
+	(*TopicStats)(nil),                 // 64: srtm.v1.TopicStats
+	(*fieldmaskpb.FieldMask)(nil),      // 65: google.protobuf.FieldMask
+	(*FreedShare)(nil),                 // 66: srtm.v1.FreedShare
+	(*Place)(nil),                      // 67: srtm.v1.Place
 }
 var file_srtm_v1_admin_proto_depIdxs = []int32{
 	4,  // 0: srtm.v1.ListPublisherMovesResponse.moves:type_name -> srtm.v1.PublisherMove
-	55, // 1: srtm.v1.PublisherMove.time:type_name -> google.protobuf.Timestamp
+	56, // 1: srtm.v1.PublisherMove.time:type_name -> google.protobuf.Timestamp
 	0,  // 2: srtm.v1.PublisherMove.reason:type_name -> srtm.v1.MoveReason
-	56, // 3: srtm.v1.ProfileTopicRequest.lasts:type_name -> google.protobuf.Duration
-	56, // 4: srtm.v1.ProfileTopicRequest.within:type_name -> google.protobuf.Duration
+	57, // 3: srtm.v1.ProfileTopicRequest.lasts:type_name -> google.protobuf.Duration
+	57, // 4: srtm.v1.ProfileTopicRequest.within:type_name -> google.protobuf.Duration
 	7,  // 5: srtm.v1.ProfileTopicResponse.profile:type_name -> srtm.v1.Profile
-	57, // 6: srtm.v1.Profile.share:type_name -> srtm.v1.Share
-	56, // 7: srtm.v1.Profile.span:type_name -> google.protobuf.Duration
+	58, // 6: srtm.v1.Profile.share:type_name -> srtm.v1.Share
+	57, // 7: srtm.v1.Profile.span:type_name -> google.protobuf.Duration
 	9,  // 8: srtm.v1.Profile.splits:type_name -> srtm.v1.SplitCost
 	10, // 9: srtm.v1.Profile.wrong:type_name -> srtm.v1.WrongContract
-	56, // 10: srtm.v1.AccessDelays.mean:type_name -> google.protobuf.Duration
-	56, // 11: srtm.v1.AccessDelays.quantile:type_name -> google.protobuf.Duration
+	57, // 10: srtm.v1.AccessDelays.mean:type_name -> google.protobuf.Duration
+	57, // 11: srtm.v1.AccessDelays.quantile:type_name -> google.protobuf.Duration
 	8,  // 12: srtm.v1.SplitCost.delays:type_name -> srtm.v1.AccessDelays
-	57, // 13: srtm.v1.WrongContract.share:type_name -> srtm.v1.Share
+	58, // 13: srtm.v1.WrongContract.share:type_name -> srtm.v1.Share
 	8,  // 14: srtm.v1.WrongContract.delays:type_name -> srtm.v1.AccessDelays
-	58, // 15: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
-	59, // 16: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
-	60, // 17: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
-	61, // 18: srtm.v1.TopicSpec.pacing:type_name -> srtm.v1.PacingMode
+	59, // 15: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
+	60, // 16: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
+	61, // 17: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
+	62, // 18: srtm.v1.TopicSpec.pacing:type_name -> srtm.v1.PacingMode
 	16, // 19: srtm.v1.TopicSpec.auto:type_name -> srtm.v1.AutoContract
-	62, // 20: srtm.v1.TopicSpec.durability:type_name -> srtm.v1.Durability
-	54, // 21: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
-	57, // 22: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
-	57, // 23: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
-	63, // 24: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
-	63, // 25: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
-	56, // 26: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
+	63, // 20: srtm.v1.TopicSpec.durability:type_name -> srtm.v1.Durability
+	55, // 21: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
+	58, // 22: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
+	58, // 23: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
+	64, // 24: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
+	64, // 25: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
+	57, // 26: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
 	18, // 27: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
-	63, // 28: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
+	64, // 28: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
 	20, // 29: srtm.v1.TopicStatus.fit:type_name -> srtm.v1.Fit
-	55, // 30: srtm.v1.TopicStatus.without_broker_since:type_name -> google.protobuf.Timestamp
+	56, // 30: srtm.v1.TopicStatus.without_broker_since:type_name -> google.protobuf.Timestamp
 	4,  // 31: srtm.v1.TopicStatus.moves:type_name -> srtm.v1.PublisherMove
-	21, // 32: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
-	56, // 33: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
-	15, // 34: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
-	1,  // 35: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
-	17, // 36: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
-	19, // 37: srtm.v1.Topic.status:type_name -> srtm.v1.TopicStatus
-	23, // 38: srtm.v1.Topic.learned:type_name -> srtm.v1.Learned
-	24, // 39: srtm.v1.Learned.publishers:type_name -> srtm.v1.LearnedPublisher
-	25, // 40: srtm.v1.Learned.groups:type_name -> srtm.v1.LearnedGroup
-	55, // 41: srtm.v1.LearnedPublisher.since:type_name -> google.protobuf.Timestamp
-	55, // 42: srtm.v1.LearnedPublisher.last_heard:type_name -> google.protobuf.Timestamp
-	26, // 43: srtm.v1.LearnedGroup.members:type_name -> srtm.v1.LearnedMember
-	56, // 44: srtm.v1.LearnedMember.width:type_name -> google.protobuf.Duration
-	28, // 45: srtm.v1.Broker.waits:type_name -> srtm.v1.DrainWait
-	30, // 46: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
-	15, // 47: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	1,  // 48: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
-	22, // 49: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
-	22, // 50: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
-	22, // 51: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
-	27, // 52: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
-	15, // 53: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	64, // 54: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
-	22, // 55: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
-	27, // 56: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
-	22, // 57: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
-	27, // 58: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
-	65, // 59: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
-	66, // 60: srtm.v1.SeekChannelRequest.to:type_name -> srtm.v1.Place
-	53, // 61: srtm.v1.SeekChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
-	31, // 62: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
-	33, // 63: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
-	35, // 64: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
-	37, // 65: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
-	39, // 66: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
-	41, // 67: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
-	43, // 68: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
-	45, // 69: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
-	47, // 70: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
-	49, // 71: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
-	51, // 72: srtm.v1.AdminService.SeekChannel:input_type -> srtm.v1.SeekChannelRequest
-	11, // 73: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
-	13, // 74: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
-	5,  // 75: srtm.v1.AdminService.ProfileTopic:input_type -> srtm.v1.ProfileTopicRequest
-	2,  // 76: srtm.v1.AdminService.ListPublisherMoves:input_type -> srtm.v1.ListPublisherMovesRequest
-	32, // 77: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
-	34, // 78: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
-	36, // 79: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
-	38, // 80: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
-	40, // 81: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
-	42, // 82: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
-	44, // 83: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
-	46, // 84: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
-	48, // 85: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
-	50, // 86: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
-	52, // 87: srtm.v1.AdminService.SeekChannel:output_type -> srtm.v1.SeekChannelResponse
-	12, // 88: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
-	14, // 89: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
-	6,  // 90: srtm.v1.AdminService.ProfileTopic:output_type -> srtm.v1.ProfileTopicResponse
-	3,  // 91: srtm.v1.AdminService.ListPublisherMoves:output_type -> srtm.v1.ListPublisherMovesResponse
-	77, // [77:92] is the sub-list for method output_type
-	62, // [62:77] is the sub-list for method input_type
-	62, // [62:62] is the sub-list for extension type_name
-	62, // [62:62] is the sub-list for extension extendee
-	0,  // [0:62] is the sub-list for field type_name
+	22, // 32: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
+	57, // 33: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
+	21, // 34: srtm.v1.Fit.trials:type_name -> srtm.v1.FitTrial
+	56, // 35: srtm.v1.FitTrial.began:type_name -> google.protobuf.Timestamp
+	17, // 36: srtm.v1.FitTrial.quotas:type_name -> srtm.v1.BrokerQuota
+	57, // 37: srtm.v1.FitTrial.quantile:type_name -> google.protobuf.Duration
+	15, // 38: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
+	1,  // 39: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
+	17, // 40: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
+	19, // 41: srtm.v1.Topic.status:type_name -> srtm.v1.TopicStatus
+	24, // 42: srtm.v1.Topic.learned:type_name -> srtm.v1.Learned
+	25, // 43: srtm.v1.Learned.publishers:type_name -> srtm.v1.LearnedPublisher
+	26, // 44: srtm.v1.Learned.groups:type_name -> srtm.v1.LearnedGroup
+	56, // 45: srtm.v1.LearnedPublisher.since:type_name -> google.protobuf.Timestamp
+	56, // 46: srtm.v1.LearnedPublisher.last_heard:type_name -> google.protobuf.Timestamp
+	27, // 47: srtm.v1.LearnedGroup.members:type_name -> srtm.v1.LearnedMember
+	57, // 48: srtm.v1.LearnedMember.width:type_name -> google.protobuf.Duration
+	29, // 49: srtm.v1.Broker.waits:type_name -> srtm.v1.DrainWait
+	31, // 50: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
+	15, // 51: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	1,  // 52: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
+	23, // 53: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
+	23, // 54: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
+	23, // 55: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
+	28, // 56: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
+	15, // 57: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	65, // 58: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
+	23, // 59: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
+	28, // 60: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
+	23, // 61: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
+	28, // 62: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
+	66, // 63: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
+	67, // 64: srtm.v1.SeekChannelRequest.to:type_name -> srtm.v1.Place
+	54, // 65: srtm.v1.SeekChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
+	32, // 66: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
+	34, // 67: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
+	36, // 68: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
+	38, // 69: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
+	40, // 70: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
+	42, // 71: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
+	44, // 72: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
+	46, // 73: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
+	48, // 74: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
+	50, // 75: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
+	52, // 76: srtm.v1.AdminService.SeekChannel:input_type -> srtm.v1.SeekChannelRequest
+	11, // 77: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
+	13, // 78: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
+	5,  // 79: srtm.v1.AdminService.ProfileTopic:input_type -> srtm.v1.ProfileTopicRequest
+	2,  // 80: srtm.v1.AdminService.ListPublisherMoves:input_type -> srtm.v1.ListPublisherMovesRequest
+	33, // 81: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
+	35, // 82: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
+	37, // 83: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
+	39, // 84: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
+	41, // 85: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
+	43, // 86: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
+	45, // 87: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
+	47, // 88: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
+	49, // 89: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
+	51, // 90: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
+	53, // 91: srtm.v1.AdminService.SeekChannel:output_type -> srtm.v1.SeekChannelResponse
+	12, // 92: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
+	14, // 93: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
+	6,  // 94: srtm.v1.AdminService.ProfileTopic:output_type -> srtm.v1.ProfileTopicResponse
+	3,  // 95: srtm.v1.AdminService.ListPublisherMoves:output_type -> srtm.v1.ListPublisherMovesResponse
+	81, // [81:96] is the sub-list for method output_type
+	66, // [66:81] is the sub-list for method input_type
+	66, // [66:66] is the sub-list for extension type_name
+	66, // [66:66] is the sub-list for extension extendee
+	0,  // [0:66] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_admin_proto_init() }
@@ -4231,13 +4377,14 @@ func file_srtm_v1_admin_proto_init() {
 	file_srtm_v1_types_proto_init()
 	file_srtm_v1_admin_proto_msgTypes[16].OneofWrappers = []any{}
 	file_srtm_v1_admin_proto_msgTypes[17].OneofWrappers = []any{}
+	file_srtm_v1_admin_proto_msgTypes[19].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_admin_proto_rawDesc), len(file_srtm_v1_admin_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   53,
+			NumMessages:   54,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
