@@ -61,13 +61,17 @@ func (a *assignment) correlated() {
 	a.deal(pool, nil)
 }
 
-// groups returns the publishers of each correlation group, by key, and the pool.
+// groups returns the publishers of each correlation group, and the pool. Groups are in
+// the order of their least ids, so that what a key is called, and when it was learned,
+// decides nothing.
 func (a *assignment) groups() (groups [][]int, pool []int) {
-	byKey := map[string][]int{}
+	byKey, least := map[string][]int{}, map[string]string{}
 	for i, p := range a.publishers {
-		byKey[p.Key] = append(byKey[p.Key], i)
+		if byKey[p.Key] = append(byKey[p.Key], i); len(byKey[p.Key]) == 1 || p.ID < least[p.Key] {
+			least[p.Key] = p.ID
+		}
 	}
-	for _, key := range slices.Sorted(maps.Keys(byKey)) {
+	for _, key := range slices.SortedFunc(maps.Keys(byKey), func(x, y string) int { return cmp.Compare(least[x], least[y]) }) {
 		if key != "" {
 			groups = append(groups, byKey[key])
 		}

@@ -183,6 +183,35 @@ func drawDemand(t *rapid.T, brokers []placement.Broker, equal bool) placement.De
 	return d
 }
 
+// What correlation keys are called decides nothing: those that are learned serve as those
+// that were declared.
+func TestNamesOfKeysDecideNothing(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		brokers := drawBrokers(t, 6, 1e9)
+		d := drawDemand(t, brokers, rapid.Bool().Draw(t, "equal rates"))
+		d.Publishers, d.Groups = d.Expand(), nil
+		renamed := d
+		renamed.Publishers = slices.Clone(d.Publishers)
+		rng, names := seeded(rapid.Uint64().Draw(t, "seed")), map[string]string{"": ""}
+		for i, p := range d.Publishers {
+			if _, known := names[p.Key]; !known {
+				names[p.Key] = fmt.Sprintf("learned-%d", rng.Uint64())
+			}
+			renamed.Publishers[i].Key = names[p.Key]
+		}
+		plan, err := placement.Place(placement.SRTM, brokers, d, nil)
+		other, err2 := placement.Place(placement.SRTM, brokers, renamed, nil)
+		if fmt.Sprint(err) != fmt.Sprint(err2) {
+			t.Fatalf("%v, renamed %v", err, err2)
+		}
+		for i, q := range plan.Quotas {
+			if !slices.Equal(q.Publishers, other.Quotas[i].Publishers) {
+				t.Fatalf("broker %s: publishers %v, renamed %v", q.Broker, q.Publishers, other.Quotas[i].Publishers)
+			}
+		}
+	})
+}
+
 func TestEveryPlanKeepsItsPromises(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		brokers := drawBrokers(t, 6, rapid.SampledFrom([]int64{5, 1000, 1e9}).Draw(t, "size"))
