@@ -84,6 +84,9 @@ type publisher struct {
 	fired int64 // latest firing, the newest of ring
 	n     int   // firings so far, those beyond the last Firings forgotten
 	ring  [Firings]uint32
+	// busy ends with window, the latest with a message; what was before since is not known.
+	busy          busy
+	window, since int64
 	// group is the number of its label, 0 for none; joined is the learning in which
 	// it came there.
 	group, joined uint64
@@ -155,6 +158,7 @@ func (l *Learner) Arrive(id string, at mono.Time) {
 		}
 	}
 	p := l.publishers[slot]
+	p.send(t)
 	fires := p.n == 0 || t-p.heard >= quiet
 	p.heard = t
 	if !fires {

@@ -75,6 +75,7 @@ func TestIndependentPublishersAreInNoGroup(t *testing.T) {
 		{groups: 100, size: 1, periodic: true, noise: 30 * time.Millisecond, name: "jittered"},
 		{groups: 100, size: 1, periodic: true, noise: 3 * time.Millisecond, name: "blurred"},
 		{groups: 100, size: 1, holes: true, name: "recorded a tenth of the time"},
+		{groups: 100, size: 1, bursts: 300 * time.Millisecond, name: "in bursts"},
 	} {
 		wrong := 0
 		for seed := range uint64(20) {
@@ -92,6 +93,35 @@ func TestIndependentPublishersAreInNoGroup(t *testing.T) {
 		t.Logf("%s: groups in %d of 20 fleets", f.name, wrong)
 		if wrong > 2 {
 			t.Errorf("%s: groups in %d of 20 fleets", f.name, wrong)
+		}
+	}
+}
+
+// Groups that send in the same tenths of a second, but not at the same instants, are found,
+// and no others with them; who is together afterwards is, within the time that is kept.
+func TestGroupsThatAreBusyTogether(t *testing.T) {
+	for seed := range uint64(3) {
+		f := fleet{groups: 20, size: 5, noise: 150 * time.Millisecond, lasts: 140 * time.Second, name: "g"}
+		l := New(Config{})
+		l.take(f.messages(seeded(seed)))
+		if found, right := sameGroup(l.Learn(), f); found < 0.9 || right < 1 {
+			t.Errorf("seed %d: %.3f of the pairs found, %.3f of those found right", seed, found, right)
+		}
+		f.from = 200 * time.Second
+		all := f.messages(seeded(100 + seed))
+		for i, m := range all { // the i-th of every group go with those of the next i groups
+			var group, member int
+			if _, err := fmt.Sscanf(m.id, "g%d.%d", &group, &member); err != nil {
+				t.Fatal(err)
+			}
+			all[i].id = fmt.Sprintf("g%d.%d", (group+member)%f.groups, member)
+		}
+		l.take(all)
+		if found, _ := sameGroup(l.Learn(), f); found > 0 {
+			t.Errorf("seed %d: %.3f of the pairs that were are", seed, found)
+		}
+		if n := len(l.Groups()); n < 18 {
+			t.Errorf("seed %d: %d groups of those that are together now", seed, n)
 		}
 	}
 }

@@ -27,6 +27,26 @@
 // and if the joint firings beyond chance are a fifth of those of the one that fires
 // more.
 //
+// # Busy together
+//
+// A bucket that was split also suffers from publishers that send more in the same tenths of
+// a second without firing together: what is beyond a broker's part of the burst waits until
+// its share has earned that back beside what goes on arriving, b/(r-λ), 56 ms of the recorded
+// vehicles over any k. So of each publisher it is kept in which of the last 2048 windows of
+// 67 ms (137 s) it sent. Two whose firings do not link them, and whose gaps between firings
+// differ at least half as much as those of chance (a clock's phase is no burst), are linked
+// by windows in which both sent. By chance there are the larger of
+//
+//   - the product of how many each sent in over the windows known, more where all send
+//     together more in some windows than in others, and
+//   - the most there are if one is moved by 32 to 128 windows: what is common for more than
+//     two seconds, or again and again.
+//
+// The bound and the part to be linked are as above, but a tenth suffices. Windows of 50 to
+// 500 ms find much the same of the recorded traffic.
+//
+// # Groups
+//
 // A group is made of links, the strongest first, and never of a chain of them: one
 // publisher joins a group if it is linked to at least half of those asked, eight
 // spread over the group; two groups join if that holds both ways for their members
@@ -67,7 +87,9 @@
 // 1,000 publishers at no noise, 13 among 100,000; with noise as much as 1/8 of the gap
 // between firings nothing is found. Publishers with fewer than eight firings, rates
 // below eight firings in Horizon, or above one per Quiet, are in no group; those whose
-// rates differ more than fivefold are not linked. Few periodic publishers of the same
+// rates differ more than fivefold are not linked (tenfold by windows). Who sends in bursts
+// whose beginnings are of a clock, with a period of 8 s or more, is linked to those whose
+// clock is of the same period and phase by chance. Few periodic publishers of the same
 // period that are a little apart in phase cannot be told from chance: of 1,000 a second
 // there must be five within 0.06 ms, nine within 0.3 ms.
 //
@@ -75,8 +97,9 @@
 //
 // A message costs a look-up and no allocation. A learning is linear in the firings
 // kept: at most 64 neighbours are looked at for each of 16 firings of a publisher, and 16
-// pairs compared; 0.1 s for 1,000 publishers with full records, some seconds for
-// 100,000. Who learns not more often than 100 times what it took stays below 1 % of a
+// pairs compared. By windows all pairs of the 4,096 publishers that are busy most are looked
+// at, some 30 ns each, and the 12 best of each compared. 0.1 s for 1,000 publishers with
+// full records, some seconds for 100,000. Who learns not more often than 100 times what it took stays below 1 % of a
 // processor. Memory is at most BytesPerPublisher and the id for each of at most
 // Config.Publishers publishers, and three times that while it learns.
 package correlation

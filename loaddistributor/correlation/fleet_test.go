@@ -23,7 +23,8 @@ type fleet struct {
 	noise        time.Duration
 	lasts        time.Duration
 	batch        int
-	holes        bool // only 2 of 20 seconds are heard
+	bursts       time.Duration // over which each sends twice more
+	holes        bool          // only 2 of 20 seconds are heard
 	from         time.Duration
 	name         string
 }
@@ -42,6 +43,12 @@ func (f fleet) messages(rng *rand.Rand) (all []message) {
 				when := at
 				if f.noise > 0 {
 					when += rng.Float64() * float64(f.noise)
+				}
+				if f.bursts > 0 {
+					for range 2 {
+						again := float64(f.from) + when + rng.Float64()*float64(f.bursts)
+						all = append(all, message{mono.Time(again), fmt.Sprintf("%s%d.%d", f.name, g, i)})
+					}
 				}
 				for range max(1, f.batch) {
 					all = append(all, message{mono.Time(float64(f.from) + when), fmt.Sprintf("%s%d.%d", f.name, g, i)})

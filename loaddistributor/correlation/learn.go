@@ -41,6 +41,12 @@ type view struct {
 	records    []record
 	threshold  float64 // of a link's evidence, in nats
 	clocks     int     // how many are regular
+
+	// Of windows: by publisher, in which it was busy, and from which on is known; sums
+	// up to each window of how many were, and of the squares.
+	busy          []busy
+	from          []int
+	total, square []float64
 }
 
 // record is a publisher's firings, in units before the latest arrival, ascending.
@@ -48,6 +54,8 @@ type record struct {
 	times   []int32
 	regular [widths]float64
 	gap     int32 // the median
+	// irregular: gaps differ at least half as much as those of chance, squared.
+	irregular bool
 }
 
 // pair is the comparison of two publishers.
@@ -88,7 +96,8 @@ func (l *Learner) view() *view {
 		v.clocks += number(v.records[i].regular[widths-1] >= locked)
 	}
 	n := float64(len(v.publishers))
-	v.threshold = math.Log(max(1, n*(n-1)/2) * widths / Significance)
+	v.threshold = math.Log(max(1, n*(n-1)/2) * (widths + 1) / Significance)
+	v.look(l.now)
 	return v
 }
 
@@ -145,6 +154,12 @@ func (p *publisher) record(now int64) record {
 	slices.Sort(gaps)
 	if len(gaps) > 0 {
 		r.gap = gaps[len(gaps)/2]
+		mean, square := 0.0, 0.0
+		for _, g := range gaps {
+			mean += float64(g) / float64(len(gaps))
+			square += float64(g) * float64(g) / float64(len(gaps))
+		}
+		r.irregular = square >= 1.5*mean*mean
 	}
 	return r
 }
@@ -229,9 +244,10 @@ func (v *view) compare(i, j int32) (best pair) {
 			best = p
 		}
 	}
-	if best.linked {
-		best.early, best.late = offsets(lags[:len(a)], width(best.width), best.joint, sign)
+	if !best.linked {
+		return v.windows(i, j, need)
 	}
+	best.early, best.late = offsets(lags[:len(a)], width(best.width), best.joint, sign)
 	return best
 }
 
@@ -271,7 +287,7 @@ type edge struct {
 // edges compares each publisher with those that were found near its firings most
 // often, and with some of its group.
 func (v *view) edges() []edge {
-	ties := v.near()
+	ties := append(v.near(), v.together()...)
 	byGroup := map[uint64][]int32{}
 	for i, p := range v.publishers {
 		if p.group != 0 {

@@ -30,34 +30,40 @@ func p99ByKeys(t *testing.T, topic scenario.Topic, duration float64, seed uint64
 }
 
 // Groups that nobody declared are found in other traffic of the same publishers, and
-// serve as well as those declared (figure 11).
+// serve as well as those declared (figure 11), also over brokers that do not divide them.
 func TestLearnedKeysServeAsWellAsDeclaredOnes(t *testing.T) {
 	for _, process := range []schedule.Process{schedule.Poisson, schedule.Periodic} {
-		for _, noise := range []float64{0, 4} {
-			late := p99ByKeys(t, scenario.Topic{
-				Load: scenario.Grouped(25, process, noise), K: 5,
-				Contract: scenario.Contract{ProfileQuantile: 0.995}, Learning: scenario.Learning{Seconds: 60},
-			}, 6, 0)
-			if late["learned"] > 1.1*late["declared"] || late["learned"] > late["blind"]/5 {
-				t.Errorf("%s, noise %v ms: p99, ms: %v", process, noise, late)
+		for _, c := range []struct {
+			noise float64
+			k     int
+		}{{1, 3}, {4, 5}} {
+			for seed := uint64(1); seed < 3; seed++ {
+				late := p99ByKeys(t, scenario.Topic{
+					Load: scenario.Grouped(25, process, c.noise), K: c.k,
+					Contract: scenario.Contract{ProfileQuantile: 0.995}, Learning: scenario.Learning{Seconds: 30},
+				}, 6, seed)
+				if late["learned"] > 1.1*late["declared"] || c.k == 5 && late["learned"] > late["blind"]/5 {
+					t.Errorf("%s, %+v, seed %d: p99, ms: %v", process, c, seed, late)
+				}
 			}
 		}
 	}
 }
 
-// Few groups are found in the recorded traffic, and without them a placement is as good as
-// its luck: so only means are compared.
+// Recorded publishers are together over seconds, and groups that are found in one hour serve in
+// the next. A placement without them is as good as its luck: so sums are compared.
 func TestKeysLearnedFromAnotherHourOfARecording(t *testing.T) {
 	file := filepath.Join(testkit.Shared(t), "traces", "odot_hires_detgroups_3x3h.csv.gz")
 	learned, blind := 0.0, 0.0
-	for seed := range uint64(4) {
+	for seed := uint64(1); seed < 3; seed++ {
 		late := p99ByKeys(t, scenario.Topic{
-			Load: scenario.Load{Trace: &scenario.Trace{File: file, Compress: 10, Copies: 5, From: 3600, To: 3840}}, K: 4,
-			Learning: scenario.Learning{From: 1800, To: 3600},
-		}, 20, seed)
+			Load: scenario.Load{Trace: &scenario.Trace{File: file, Compress: 10, Copies: 20, From: 3600, To: 3720}}, K: 6,
+			Learning: scenario.Learning{From: 2400, To: 3600},
+		}, 10, seed)
 		learned, blind = learned+late["learned"], blind+late["blind"]
 	}
-	if learned > 1.25*blind {
+	t.Logf("sum of p99, ms: learned %.0f, blind %.0f", learned, blind)
+	if learned > 0.75*blind {
 		t.Errorf("sum of p99, ms: learned %.0f, blind %.0f", learned, blind)
 	}
 }
