@@ -22,11 +22,29 @@ type Journal interface {
 	Lost() <-chan struct{}
 }
 
-// compactAfter is how many events are appended between two dumps.
+// compactAfter is what the events appended between two dumps weigh, unless the dump weighs
+// more, so that dumps at most double what is written.
 const compactAfter = 10_000
 
-// dumpAgain is after how many events a dump that failed is tried again.
+// dumpAgain is after what weight of events a dump that failed is tried again.
 const dumpAgain = 1000
+
+// weight is 1 for an event, and 1 for each 30 publishers that it names, some 2.4 KB.
+func weight(spec *catalog.Spec) int { return 1 + len(spec.Demand.Publishers)/30 }
+
+func eventsWeight(batch []staged) (sum int) {
+	for _, s := range batch {
+		switch e := s.event.(type) {
+		case catalog.TopicPlaced:
+			sum += weight(e.Spec)
+		case catalog.TopicMoving:
+			sum += weight(e.Spec)
+		default:
+			sum++
+		}
+	}
+	return sum
+}
 
 // maxBatch bounds the events of one Append; those that wait go together, so
 // that they share what makes them durable.
@@ -97,7 +115,7 @@ func must(what string, err error) error {
 // committer appends what is staged until stop is closed and nothing is left, or
 // the journal fails, which is its error.
 func (c *Controller) committer(stop <-chan struct{}) error {
-	sinceDump := compactAfter // once at the start, whatever there was
+	sinceDump, enough := compactAfter, compactAfter // once at the start, whatever there was
 	for {
 		c.mu.Lock()
 		batch := c.mu.staged
@@ -130,14 +148,16 @@ func (c *Controller) committer(stop <-chan struct{}) error {
 			return c.halt(fmt.Errorf("%w: %w", ErrNotCommitted, err), batch)
 		}
 		c.show(batch)
-		if sinceDump += len(batch); sinceDump >= compactAfter {
+		if sinceDump += eventsWeight(batch); sinceDump >= enough {
 			sinceDump = 0
-			if err := c.compact(); err != nil {
+			size, err := c.compact()
+			enough = max(compactAfter, size)
+			if err != nil {
 				// Nothing is lost by it but room. A term that is over shows at the next
 				// event; to end this one, for the next to try the same, would help nobody.
 				c.cfg.Log.Error("the store keeps all events for now: no dump could take their place", obs.KeyVersion, base+uint64(len(batch)), obs.KeyError, err)
 				c.undumped.Add(1)
-				sinceDump = compactAfter - dumpAgain
+				sinceDump = enough - dumpAgain
 			}
 		}
 	}
@@ -163,14 +183,18 @@ func (c *Controller) append(base uint64, batch []staged) error {
 	return c.cfg.Journal.Append(context.Background(), base, events)
 }
 
-func (c *Controller) compact() error {
+// compact returns what the dump weighs.
+func (c *Controller) compact() (size int, err error) {
 	if c.cfg.Journal == nil {
-		return nil
+		return 0, nil
 	}
 	c.mu.RLock()
 	dump := c.mu.cat.Dump()
 	c.mu.RUnlock()
-	return c.cfg.Journal.Compact(context.Background(), dump)
+	for _, t := range dump.Topics {
+		size += weight(t.Spec) + weight(t.Ordered)
+	}
+	return size, c.cfg.Journal.Compact(context.Background(), dump)
 }
 
 // show applies durable events to what is shown, and answers those who wait.

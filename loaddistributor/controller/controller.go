@@ -163,6 +163,7 @@ type state struct {
 	halted   error               // why nothing can be staged any more
 	sessions map[string]*Session // by broker
 	topics   topics
+	profiles int                  // being made, those of topics that are gone included
 	left     map[string]bool      // brokers that had a session here and have none
 	away     map[string]time.Time // brokers that are, since when seen
 	drainers map[string]string    // who had brokers drained, by broker; those of before this one led are unknown

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync/atomic"
+	"testing/synctest"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -14,8 +15,10 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/learned"
+	"github.com/srtm-io/srtm/loaddistributor/sizing"
 	"github.com/srtm-io/srtm/loaddistributor/store"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 )
@@ -241,6 +244,44 @@ var _ = Describe("An open topic", func() {
 			Expect(<-first).NotTo(HaveOccurred())
 			c.mustDelete("t")
 		}
+	})
+
+	It("is profiled until nobody waits for it, or it is gone; four at a time", func() {
+		c := newCluster(setup{config: slow})
+		c.node("b1", 1000)
+		names := []string{"t0", "t1", "t2", "t3", "t4"}
+		for _, name := range names {
+			c.mustCreate(unlisted(name, 10, 10))
+		}
+		ended := map[string]chan error{}
+		profile := func(name string) (cancel func()) {
+			ctx, cancel := context.WithCancel(context.Background())
+			atEnd(cancel)
+			done := make(chan error, 1)
+			ended[name] = done
+			go func() {
+				_, err := c.control.Profile(ctx, name, time.Hour, sizing.Wanted{}, func(int) error { return nil })
+				done <- err
+			}()
+			synctest.Wait()
+			return cancel
+		}
+		for _, name := range names[:3] {
+			profile(name)
+		}
+		cancel := profile("t3")
+		profile("t4")
+		Expect(<-ended["t4"]).To(And(MatchError(catalog.ErrTopicState), MatchError(ContainSubstring("4 others are being profiled"))))
+		cancel()
+		Expect(<-ended["t3"]).To(MatchError(context.Canceled))
+		profile("t4")
+		Consistently(ended["t4"], "30s", "1s").ShouldNot(Receive())
+		c.mustDelete("t0")
+		Eventually(ended["t0"]).Should(Receive(MatchError(catalog.ErrTopicUnknown)))
+		// The next of its name is another topic, and there is room for it.
+		c.mustCreate(unlisted("t0", 10, 10))
+		profile("t0")
+		Consistently(ended["t0"], "30s", "1s").ShouldNot(Receive())
 	})
 
 	It("becomes one with a list, and open again", func() {

@@ -380,6 +380,9 @@ func (c *Controller) write(op operation, e catalog.Event) reconcile.Written {
 func (st *state) removed(topic catalog.Topic, left []string) {
 	name, holders := topic.Spec.Name(), topic.Holders()
 	l := st.topics.at(name)
+	if l.profile != nil {
+		close(l.profile.gone)
+	}
 	*l = live{owner: l.owner, creating: l.creating, watchers: l.watchers}
 	for id, s := range st.sessions {
 		if slices.Contains(holders, id) && !slices.Contains(left, id) {

@@ -13,8 +13,9 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
-// maxProfiled is how many messages a profile is made of at most: 32 MB.
-const maxProfiled = 2_000_000
+// maxProfiled is how many messages a profile is made of at most, 32 MB and about as much
+// while the proposal is made, and maxProfiles how many are made at a time.
+const maxProfiled, maxProfiles = 2_000_000, 4
 
 // profile is what is recorded for Profile. Guarded by Controller.mu.
 type profile struct {
@@ -23,6 +24,7 @@ type profile struct {
 	missing, recorded uint64        // before it began
 	lost              float64       // part of the messages since then
 	wake              chan struct{} // room for one
+	gone              chan struct{} // closed when the topic is
 	begun             bool
 }
 
@@ -59,14 +61,14 @@ type Profiled struct {
 }
 
 // Profile has a topic's arrivals recorded for so long, or until there are 2,000,000, and
-// proposes a contract. progress is told how many there are, now and then. Errors:
-// catalog.ErrTopicUnknown; catalog.ErrTopicState if it is not active, or profiled already;
-// sizing.ErrShort; those of progress.
+// proposes a contract. progress is told how many there are, once in a learned.Window. Errors:
+// catalog.ErrTopicUnknown, at once when the topic is gone; catalog.ErrTopicState if it is not
+// active, or profiled already, or four other topics are; sizing.ErrShort; those of progress.
 func (c *Controller) Profile(ctx context.Context, name string, lasts time.Duration, w sizing.Wanted, progress func(messages int) error) (Profiled, error) {
 	if err := c.following(); err != nil {
 		return Profiled{}, err
 	}
-	p := &profile{numbers: map[string]int32{}, wake: make(chan struct{}, 1)}
+	p := &profile{numbers: map[string]int32{}, wake: make(chan struct{}, 1), gone: make(chan struct{})}
 	c.mu.Lock()
 	topic, known := c.mu.cat.Topic(name)
 	ending := c.mu.ending
@@ -80,7 +82,10 @@ func (c *Controller) Profile(ctx context.Context, name string, lasts time.Durati
 		err = fmt.Errorf("topic %s is %v: %w", name, topic.State, catalog.ErrTopicState)
 	case c.mu.topics.see(name).profile != nil:
 		err = fmt.Errorf("topic %s is being profiled: %w", name, catalog.ErrTopicState)
+	case c.mu.profiles == maxProfiles:
+		err = fmt.Errorf("topic %s: %d others are being profiled, and no more may be: %w", name, maxProfiles, catalog.ErrTopicState)
 	default:
+		c.mu.profiles++
 		c.mu.topics.at(name).profile = p
 	}
 	c.mu.Unlock()
@@ -88,13 +93,16 @@ func (c *Controller) Profile(ctx context.Context, name string, lasts time.Durati
 		return Profiled{}, err
 	}
 	end := func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if l := c.mu.topics.at(name); l.profile == p {
-			l.profile = nil
+		if c.mu.topics.see(name).profile == p {
+			c.mu.topics.at(name).profile = nil
 		}
 	}
-	defer end()
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		end()
+		c.mu.profiles--
+	}()
 	over := time.NewTimer(lasts + learned.Window) // what is recorded comes by the window
 	defer over.Stop()
 	for going := true; going; {
@@ -109,13 +117,17 @@ func (c *Controller) Profile(ctx context.Context, name string, lasts time.Durati
 			going = n < maxProfiled
 		case <-over.C:
 			going = false
+		case <-p.gone:
+			return Profiled{}, fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown)
 		case <-ending:
 			return Profiled{}, ErrClosing
 		case <-ctx.Done():
 			return Profiled{}, context.Cause(ctx)
 		}
 	}
+	c.mu.Lock()
 	end()
+	c.mu.Unlock()
 	proposal, err := sizing.Propose(p.trace, w, rand.New(rand.NewPCG(c.cfg.Seed, uint64(len(p.trace)))))
 	if err != nil {
 		return Profiled{}, fmt.Errorf("topic %s, %d messages recorded: %w", name, len(p.trace), err)

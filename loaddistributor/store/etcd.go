@@ -65,9 +65,13 @@ const (
 	page        = 500 // keys of a read
 )
 
-// historyAfter is how many events have to lie between two dumps for etcd to be told to
-// forget what was before the first of them: others may use it, too.
-const historyAfter = 1000
+// historyAfter is how many events, or historyBytes of them, have to lie between two
+// dumps for etcd to be told to forget what was before the first of them: others may use it,
+// too.
+const (
+	historyAfter = 1000
+	historyBytes = 1 << 24
+)
 
 // EtcdConfig is fixed at start.
 type EtcdConfig struct {
@@ -436,6 +440,7 @@ type etcdTerm struct {
 	cancel   context.CancelFunc
 	number   uint64
 	head     uint64
+	written  int // bytes of events since the last dump
 	over     bool
 	lost     chan struct{} // closed by keep
 	kept     chan struct{} // closed when keep has returned
@@ -549,6 +554,7 @@ func (t *etcdTerm) Append(ctx context.Context, base uint64, events []catalog.Eve
 		return err
 	}
 	for _, record := range records {
+		t.written += len(record)
 		if len(ops) == maxTxnOps || size+len(record) > maxTxnBytes {
 			if err := flush(); err != nil {
 				return err
@@ -620,8 +626,13 @@ func (t *etcdTerm) Compact(ctx context.Context, dump catalog.Dump) error {
 		clientv3.OpDelete(t.store.key("dump", hex(0)), clientv3.WithRange(t.store.key("dump", hex(dump.Version)))),
 		clientv3.OpDelete(t.store.key("added", hex(0)), clientv3.WithRange(t.store.key("added", hex(dump.Version)))),
 	)
-	if err != nil || last.since == 0 || dump.Version < last.Version+historyAfter {
+	if err != nil {
 		return err
+	}
+	few := dump.Version < last.Version+historyAfter && t.written < historyBytes
+	t.written = 0
+	if last.since == 0 || few {
+		return nil
 	}
 	// What is deleted takes room until etcd forgets it. A follower that still reads
 	// before that begins anew.

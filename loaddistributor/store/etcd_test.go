@@ -162,9 +162,16 @@ func TestEtcdOfLittleRoom(t *testing.T) {
 		events = append(events, joined("b3"))
 	}
 	l.append(events...)
-	dump()
+	third := dump()
 	if !forgotten(second-1) || forgotten(second) {
 		t.Errorf("etcd has forgotten what was before the last dump: %v; the last dump: %v", forgotten(second-1), forgotten(second))
+	}
+	// Few events, if they are large, are as much.
+	l.term.(*etcdTerm).written = historyBytes - 1
+	l.append(joined("b3"))
+	dump()
+	if !forgotten(third - 1) {
+		t.Errorf("etcd keeps %d bytes of events that were dumped", historyBytes)
 	}
 	l.resign()
 	same(t, lead(t, etcdStore(t, address, "/r/")).cat, l.cat)
