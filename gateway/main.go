@@ -20,6 +20,7 @@ import (
 	"github.com/srtm-io/srtm/gateway/policy"
 	"github.com/srtm-io/srtm/gateway/proxy"
 	"github.com/srtm-io/srtm/gateway/publish"
+	"github.com/srtm-io/srtm/internal/connlimit"
 	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
@@ -36,6 +37,9 @@ func (o *options) program() *daemon.Program {
 		Name: "gateway", About: about, Flags: o.flags, Validate: o.validate, Run: o.run,
 	}
 }
+
+// maxOperators bounds the connections at --admin-address; one more is answered 503.
+const maxOperators = 256
 
 // run serves until ctx ends, and then empties the queues.
 func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) error {
@@ -82,7 +86,8 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 	mux.HandleFunc("GET /status", p.ServeStatus)
 	operators := &http.Server{Handler: o.guard.Handler(mux), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute}
 	// Stopped in reverse: first clients, last those who watch that.
-	group.Add("admin", lifecycle.Serve(o.guard.Listener(admin), operators))
+	slots := &connlimit.Slots{Most: maxOperators}
+	group.Add("admin", lifecycle.Serve(o.guard.Listener(&connlimit.Listener{Listener: admin, Slots: slots, Plain: !o.security.HTTPTLS}), operators))
 	group.Add("proxy", p.Run)
 	group.Add("policy", func(ctx context.Context) error { return o.follow(ctx, p, log) })
 	group.Add("http", func(ctx context.Context) error {

@@ -1,0 +1,58 @@
+package gateway
+
+import (
+	"bufio"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
+)
+
+// Nobody but who shows a token reads what operators read, or listens in from elsewhere,
+// and who only connects takes neither the clients' place nor all of the operators'.
+func TestAdminAddress(t *testing.T) {
+	dir := t.TempDir()
+	rewrite(t, dir+"/policy.toml", "[[server]]\nurl = \"http://127.0.0.1:1\"\n")
+	rewrite(t, dir+"/tokens", "read-only a-token-of-sixteen-bytes-or-more\n")
+	program := localtest.Racing(t, "gateway")
+	for _, flags := range [][]string{nil, {"--token-file=" + dir + "/tokens"}, {"--allow-insecure-listen=http-address"}} {
+		output, code := localtest.Command(t, program, append(flags, "--policy="+dir+"/policy.toml", "--http-address=127.0.0.1:0", "--admin-address=0.0.0.0:0")...)
+		if code <= 0 || !strings.Contains(output, "--admin-address") {
+			t.Errorf("%q beyond loopback: exit code %d\n%s", flags, code, output)
+		}
+	}
+	policy, err := os.ReadFile(dir + "/policy.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	guarded := start(t, string(policy), "--token-file="+dir+"/tokens")
+	for _, path := range []string{"/status", "/metrics", "/debug/state", "/debug/pprof/", "/debug/pprof/heap", "/nothing"} {
+		if _, code, err := localtest.Ask(http.MethodGet, guarded.admin+path, ""); err != nil || code != http.StatusUnauthorized {
+			t.Errorf("%s without a token: %d, %v", path, code, err)
+		}
+	}
+	g := start(t, string(policy))
+	refused := func() bool {
+		// Who only connects is cut after 5 s: on a busy machine before the last is there.
+		var last net.Conn
+		for range 300 {
+			c, err := net.Dial("tcp", strings.TrimPrefix(g.admin, "http://"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			last = c
+		}
+		res, err := http.ReadResponse(bufio.NewReader(last), nil)
+		return err == nil && res.StatusCode == http.StatusServiceUnavailable
+	}
+	localtest.WaitFor(t, "a refusal of one of too many operators", refused)
+	res, err := newClient(t).Get(g.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res.Body.Close()
+}
