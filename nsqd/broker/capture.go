@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"math"
 	"slices"
+	"strings"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
@@ -37,6 +38,7 @@ type capture struct {
 	piece   []captured
 	numbers map[string]uint32       // of publishers, by name
 	owned   map[police.Identity]int // how many of them, by owner
+	owners  []police.Identity       // by number
 	named   []string                // those that no piece has named
 	lost    uint64                  // since the last piece
 	others  uint64                  // of those: of publishers that are not told apart
@@ -86,10 +88,15 @@ func (c *capture) add(from *Publisher, at mono.Time, n int) {
 	}
 }
 
-// number returns a publisher's number; connections of one name are one.
+// number returns a publisher's number; connections of one name are one, unless one is of
+// another owner than the first, who was authenticated: it has a name of its own.
 func (c *capture) number(p *Publisher) uint32 {
 	name, owner := p.name(), p.owner()
 	n, known := c.numbers[name]
+	if known && owner != c.owners[n] && c.owners[n].Kind != "addr" {
+		name = strings.ToValidUTF8(owner.Kind+":"+owner.ID+"/"+name, "?")
+		n, known = c.numbers[name]
+	}
 	if known {
 		return n
 	}
@@ -99,6 +106,7 @@ func (c *capture) number(p *Publisher) uint32 {
 	}
 	c.owned[owner]++
 	c.numbers[name] = n
+	c.owners = append(c.owners, owner)
 	c.named = append(c.named, name)
 	return n
 }

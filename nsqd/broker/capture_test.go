@@ -312,6 +312,39 @@ var _ = Describe("A capture of arrivals", func() {
 		Expect(l.publishers).To(Equal([]string{"north.1", "auth:fleet", "cert:ca?t", "addr:10.0.0.9", "", "client:auth:fleet", "a:b"}))
 	})
 
+	It("gives nobody's messages to an authenticated publisher whose client_id he has", func() {
+		t := topic(start(func(*broker.Config) {}), "t")
+		t.Capture(0, 0)
+		fleet, other := police.Identity{Kind: "auth", ID: "fleet"}, police.Identity{Kind: "auth", ID: "other"}
+		one := t.AddPublisher("north.1", "10.0.0.1", fleet)
+		for _, p := range []*broker.Publisher{
+			one, t.AddPublisher("north.1", "10.0.0.2", fleet), // from elsewhere
+			t.AddPublisher("north.1", "10.0.0.1", other),
+			t.AddPublisher("north.1", "10.0.0.3", police.Identity{Kind: "client", ID: "north.1"}),
+			t.AddPublisher("addr:10.0.0.3/north.1", "10.0.0.3", police.Identity{Kind: "client", ID: "x"}),
+			t.AddPublisher("free", "10.0.0.3", police.Identity{Kind: "client", ID: "free"}),
+			t.AddPublisher("free", "10.0.0.4", police.Identity{Kind: "client", ID: "free"}), // anybody's
+		} {
+			Expect(t.Publish(0, 0, broker.Published{From: p})).To(Succeed())
+		}
+		l := &listener{}
+		all, err := l.take(t.Arrivals())
+		Expect(err).NotTo(HaveOccurred())
+		sent := map[string]int{}
+		for _, a := range all {
+			sent[a.publisher]++
+		}
+		Expect(sent).To(Equal(map[string]int{
+			"north.1": 2, "auth:other/north.1": 1, "addr:10.0.0.3/north.1": 1, "client:addr:10.0.0.3/north.1": 1, "free": 2,
+		}))
+		// As who he is known does not change while he is recorded.
+		one.Rename("north.1", other)
+		Expect(t.Publish(0, 0, broker.Published{From: one})).To(Succeed())
+		all, err = l.take(t.Arrivals())
+		Expect(err).NotTo(HaveOccurred())
+		Expect(all[0].publisher).To(Equal("auth:other/north.1"))
+	})
+
 	DescribeTable("has what goes to disk, too", func(through bool) {
 		log := slog.New(slog.NewTextHandler(GinkgoWriter, nil))
 		path := GinkgoT().TempDir()
