@@ -185,6 +185,10 @@ func (x *exchange) answered(res *http.Response) error {
 		x.tunnel = true
 		x.p.tunnels.Add(1)
 		x.settle(departed)
+		server, ours := res.Body.(io.ReadWriteCloser)
+		if client, known := x.r.Context().Value(connKey{}).(net.Conn); ours && known {
+			res.Body = &tunnel{ReadWriteCloser: server, client: client, limit: x.rules.policy.Timeouts.Response}
+		}
 		return nil
 	}
 	x.answer.ReadCloser, x.answer.res, x.answer.limit = res.Body, res, x.rules.policy.Timeouts.Response
@@ -340,6 +344,57 @@ func (b *answerBody) Read(p []byte) (int, error) {
 }
 
 var errStalled = errors.New("the server stopped in the middle of its answer")
+
+// tunnel is the server's end of an upgraded connection. ReverseProxy lets one side end
+// before the other, which may then be silent for limit: it may have no more to say, and
+// no way to learn that nobody listens.
+type tunnel struct {
+	io.ReadWriteCloser
+	client net.Conn
+	limit  time.Duration
+	last   atomic.Pointer[time.Timer] // ends it; set when one side has ended
+}
+
+func (t *tunnel) Read(p []byte) (int, error) {
+	n, err := t.ReadWriteCloser.Read(p)
+	t.moved()
+	if err != nil {
+		t.half()
+	}
+	return n, err
+}
+
+func (t *tunnel) Write(p []byte) (int, error) {
+	t.moved()
+	return t.ReadWriteCloser.Write(p)
+}
+
+// CloseWrite tells the server that the client has ended.
+func (t *tunnel) CloseWrite() error {
+	t.half()
+	if half, ok := t.ReadWriteCloser.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}
+
+func (t *tunnel) moved() {
+	if last := t.last.Load(); last != nil {
+		last.Reset(t.limit)
+	}
+}
+
+func (t *tunnel) half() {
+	if last := time.AfterFunc(t.limit, func() { _ = t.Close() }); !t.last.CompareAndSwap(nil, last) {
+		last.Stop()
+	}
+}
+
+// Close ends both sides: ReverseProxy closes only this one when the gateway ends, which
+// a client that has yet to end would not notice.
+func (t *tunnel) Close() error {
+	return errors.Join(t.client.Close(), t.ReadWriteCloser.Close())
+}
 
 // trusts reports whether a peer may say whom it speaks for.
 func (s *rules) trusts(address string) bool {
