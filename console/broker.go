@@ -24,7 +24,7 @@ const (
 	brokerTimeout = 3 * time.Second
 	maxAnswer     = 8 << 20 // bytes
 	maxRemembered = 64      // answers
-	maxShown      = 100     // topics, or clients, of a broker on a page
+	maxShown      = 100     // clients of a broker on a page
 	maxPeeked     = 4 << 10 // bytes of a message's body on a page
 )
 
@@ -187,9 +187,10 @@ type metric struct {
 	Value float64
 }
 
-// metrics reads those that are shown from what a broker says of itself.
-func metrics(text []byte) []metric {
-	sums := map[string]float64{}
+// metrics reads those that are shown from what a broker says of itself, and how long its
+// event loops were busy.
+func metrics(text []byte) (all []metric, busy map[string]float64) {
+	sums, busy := map[string]float64{}, map[string]float64{}
 	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
 		line := lines.Text()
 		at := strings.LastIndexByte(line, ' ')
@@ -199,14 +200,16 @@ func metrics(text []byte) []metric {
 		name, _, _ := strings.Cut(line[:at], "{")
 		v, _ := strconv.ParseFloat(line[at+1:], 64) // else nothing is added
 		sums[name] += v
+		if loop, is := loopOf(line); is {
+			busy[loop] = v
+		}
 	}
-	var all []metric
 	for _, m := range shownMetrics {
 		if v, there := sums[m.name]; there {
 			all = append(all, metric{m.text, v})
 		}
 	}
-	return all
+	return all, busy
 }
 
 type brokerData struct {
@@ -214,7 +217,8 @@ type brokerData struct {
 	Broker  *srtmv1.Broker // nil: one by itself
 	Stats   brokerStats
 	Metrics []metric
-	More    int // topics that are not shown
+	Loops   []utilised // nil: not known yet
+	Pager   pager      // of topics
 	Trouble string
 }
 
@@ -243,11 +247,15 @@ func (c *Console) broker(ctx context.Context, q url.Values, _ user) (view, error
 		d.Trouble = err.Error()
 	}
 	if text, err := c.remembered(ctx, address, "/metrics"); err == nil {
-		d.Metrics = metrics(text)
+		var busy map[string]float64
+		d.Metrics, busy = metrics(text)
+		d.Loops = c.loops.look(address, busy, time.Now())
 	}
-	if d.More = len(d.Stats.Topics) - maxShown; d.More > 0 {
-		d.Stats.Topics = d.Stats.Topics[:maxShown]
+	path := "/ui/broker"
+	if c.cfg.Self != "" {
+		path = "/ui/"
 	}
+	d.Stats.Topics, d.Pager = paged(d.Stats.Topics, path, q, "from")
 	d.Stats.Producers = d.Stats.Producers[:min(len(d.Stats.Producers), maxShown)]
 	return view{Template: "broker", Title: strings.TrimSpace("Broker " + d.ID), Data: d}, nil
 }
@@ -404,11 +412,12 @@ func (n node) Name() string { return n.Broadcast + ":" + strconv.Itoa(n.HTTP) }
 
 type nodesData struct {
 	Nodes   []node
+	Pager   pager
 	Trouble string
 }
 
 // nodes shows who consumers are sent to, as nsqlookupd says it.
-func (c *Console) nodes(ctx context.Context, _ url.Values, _ user) (view, error) {
+func (c *Console) nodes(ctx context.Context, q url.Values, _ user) (view, error) {
 	var d struct {
 		Producers []node `json:"producers"`
 	}
@@ -416,7 +425,8 @@ func (c *Console) nodes(ctx context.Context, _ url.Values, _ user) (view, error)
 	if err == nil {
 		err = json.Unmarshal(body, &d)
 	}
-	data := nodesData{Nodes: d.Producers}
+	var data nodesData
+	data.Nodes, data.Pager = paged(d.Producers, "/ui/nodes", q, "from")
 	if err != nil {
 		data.Trouble = err.Error()
 	}

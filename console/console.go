@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
@@ -62,6 +63,7 @@ type Config struct {
 	// Streams is how many pages are kept up to date at a time; 0: 100. More are asked to
 	// come back later.
 	Streams int
+	Metrics prometheus.Registerer // nil: none
 	Log     *slog.Logger
 }
 
@@ -81,6 +83,8 @@ type Console struct {
 	sessions sessions
 	watched  watched
 	answers  answers
+	loops    loops
+	dropped  prometheus.Counter // readers of streams that were too slow
 }
 
 // New returns a Console that serves nothing but what it is asked for; Run keeps its
@@ -91,6 +95,14 @@ func New(cfg Config) (*Console, error) {
 		streams: make(chan struct{}, cmp.Or(cfg.Streams, 100)),
 	}
 	_, _ = rand.Read(c.key) // never fails
+	c.dropped = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "srtm_console_readers_dropped_total", Help: "Pages that were no longer kept up to date because their browser did not take what it was sent for 5 s.",
+	})
+	if cfg.Metrics != nil {
+		if err := cfg.Metrics.Register(c.dropped); err != nil {
+			return nil, fmt.Errorf("metrics of the console: %w", err)
+		}
+	}
 	c.end = sync.OnceFunc(func() { close(c.done) })
 	c.watched.init()
 	if cfg.API != nil {
@@ -107,7 +119,7 @@ func New(cfg Config) (*Console, error) {
 	if err != nil {
 		return nil, fmt.Errorf("assets of the console: %w", err)
 	}
-	c.mux.Handle("GET /ui/assets/", http.StripPrefix("/ui/assets/", cached(http.FileServerFS(assets))))
+	c.mux.Handle("GET /ui/assets/{file}", http.StripPrefix("/ui/assets/", cached(http.FileServerFS(assets))))
 	c.mux.HandleFunc("GET /ui/login", c.loginPage)
 	c.mux.HandleFunc("POST /ui/login", c.login)
 	c.mux.HandleFunc("POST /ui/logout", c.logout)

@@ -42,13 +42,18 @@ const evil = `<script>alert(1)</script>"'&`
 // fake is a loaddistributor with so many topics.
 type fake struct {
 	srtmv1.UnimplementedAdminServiceServer
-	names []string
+	names   []string
+	brokers []*srtmv1.Broker // nil: two
 
-	mu    sync.Mutex
-	calls int
+	mu      sync.Mutex
+	calls   int
+	deleted []string
 }
 
 func (f *fake) ListBrokers(context.Context, *srtmv1.ListBrokersRequest) (*srtmv1.ListBrokersResponse, error) {
+	if f.brokers != nil {
+		return &srtmv1.ListBrokersResponse{Brokers: f.brokers}, nil
+	}
 	return &srtmv1.ListBrokersResponse{Brokers: []*srtmv1.Broker{
 		{Id: "b1", Mcap: 1000, Allocated: 500, Connected: true, OfferedRate: 777, HttpAddress: "b1.example:4151", Topics: f.names[:1]},
 		{Id: "b2" + evil, Mcap: 2000, Draining: true, Connected: true, Version: evil},

@@ -214,7 +214,9 @@ func setCookie(w http.ResponseWriter, r *http.Request) string {
 	_, _ = rand.Read(b) // never fails
 	value := hex.EncodeToString(b)
 	http.SetCookie(w, &http.Cookie{
-		Name: cookieName, Value: value, Path: Prefix, HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteStrictMode,
+		Name: cookieName, Value: value, Path: Prefix, HttpOnly: true,
+		Secure:   r.TLS != nil || r.Header.Get("X-Forwarded-Proto") == "https", // whoever lies loses the cookie
+		SameSite: http.SameSiteStrictMode,
 	})
 	return value
 }

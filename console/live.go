@@ -3,9 +3,11 @@ package console
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"html/template"
 	"net/http"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -78,10 +80,14 @@ func (c *Console) stream(of viewer) http.HandlerFunc {
 				b.WriteString(": still here\n\n")
 			}
 			_ = out.SetWriteDeadline(time.Now().Add(slowReader)) // where it cannot be set, the server's own holds
-			if _, err := w.Write(b.Bytes()); err != nil {
-				return
+			_, err = w.Write(b.Bytes())
+			if err == nil {
+				err = out.Flush()
 			}
-			if err := out.Flush(); err != nil {
+			if err != nil {
+				if errors.Is(err, os.ErrDeadlineExceeded) {
+					c.dropped.Inc()
+				}
 				return
 			}
 			select {

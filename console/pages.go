@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"html/template"
+	"maps"
 	"net/url"
 	"strconv"
 	"strings"
@@ -82,9 +83,35 @@ type bar struct {
 	McapWide, AllocWide, OfferedPos float64
 }
 
+// pager is what a page shows of a list, and links to the rest; "": there is none.
+type pager struct {
+	From, To, Total int // From counts from 1
+	Back, Forward   string
+}
+
+// paged is the part of a list that a page shows: from what its query says under a key on.
+func paged[T any](all []T, path string, q url.Values, key string) ([]T, pager) {
+	from, _ := strconv.Atoi(q.Get(key)) // else from the first
+	from = min(max(0, from), len(all))
+	p := pager{From: min(from+1, len(all)), To: min(from+perPage, len(all)), Total: len(all)}
+	link := func(from int) string {
+		to := maps.Clone(q)
+		to.Set(key, strconv.Itoa(from))
+		return path + "?" + to.Encode()
+	}
+	if from > 0 {
+		p.Back = link(max(0, from-perPage))
+	}
+	if p.To < len(all) {
+		p.Forward = link(p.To)
+	}
+	return all[from:p.To], p
+}
+
 type overviewData struct {
 	cluster
 	Bars    []bar
+	Brokers pager
 	Rows    []listed
 	States  []tally
 	Filter  string // part of names
@@ -113,10 +140,12 @@ type listed struct {
 func (c *Console) overview(_ context.Context, q url.Values, _ user) (view, error) {
 	d := overviewData{cluster: c.watched.cluster(), Filter: q.Get("q"), State: q.Get("state")}
 	widest := 1.0
-	for _, b := range d.Brokers {
+	var brokers []*srtmv1.Broker
+	brokers, d.Brokers = paged(d.cluster.Brokers, "/ui/", q, "brokers")
+	for _, b := range brokers {
 		widest = max(widest, float64(b.Mcap), float64(b.Allocated), b.OfferedRate)
 	}
-	for _, b := range d.Brokers {
+	for _, b := range brokers {
 		d.Bars = append(d.Bars, bar{
 			Broker: b, McapWide: 100 * float64(b.Mcap) / widest,
 			AllocWide: 100 * float64(b.Allocated) / widest, OfferedPos: 100 * b.OfferedRate / widest,

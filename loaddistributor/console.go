@@ -43,7 +43,7 @@ func (o *options) addConsole(s *daemon.Servers, log *slog.Logger, shares grpc.Cl
 	}
 	pages, err := console.New(console.Config{
 		API: conn, Shares: shares, Brokers: o.brokers, May: o.at.Guard.May, Who: secure.Who, Tenant: o.at.Guard.Tenant,
-		Lookup: console.InProcess(s.Mux), Hosts: o.consoleHosts, Log: log,
+		Lookup: console.InProcess(s.Mux), Hosts: o.consoleHosts, Metrics: s.Metrics, Log: log,
 	})
 	if err != nil {
 		return err

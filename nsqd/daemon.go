@@ -167,7 +167,8 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	var pages *console.Console
 	if opts.console && !opts.managed() { // else the loaddistributor serves them
 		cfg := console.Config{
-			Brokers: console.InProcess(all), Self: "this-broker", Who: secure.Who, Hosts: []string{node.Hostname, node.BroadcastAddress}, Log: log,
+			Brokers: console.InProcess(all), Self: "this-broker", Who: secure.Who, Hosts: []string{node.Hostname, node.BroadcastAddress},
+			Metrics: registry, Log: log,
 		}
 		if opts.tokens != nil {
 			cfg.May = opts.tokens.Check
