@@ -24,7 +24,7 @@ func TestEstimateBesideMeasured(t *testing.T) {
 	for _, f := range families {
 		got[f.GetName()] = f.Metric[0].GetCounter().GetValue()
 	}
-	if e, u := got["srtm_gateway_estimated_percent_total"], got["srtm_gateway_used_percent_total"]; e != 10 || u != 20 {
-		t.Errorf("estimated %v, used %v: want 10, 20", e, u)
+	if e, u := got["srtm_gateway_estimated_ratio_total"], got["srtm_gateway_used_ratio_total"]; e != 0.1 || u != 0.2 {
+		t.Errorf("estimated %v, used %v: want 0.1, 0.2", e, u)
 	}
 }
