@@ -23,6 +23,23 @@ import (
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 )
 
+// weighed counts the bytes of publishers that are written.
+type weighed struct {
+	controller.Journal
+	written *atomic.Int64
+}
+
+func (w weighed) Append(ctx context.Context, base uint64, events []catalog.Event) error {
+	for _, e := range events {
+		if moving, ok := e.(catalog.TopicMoving); ok {
+			for _, p := range moving.Spec.Demand.Publishers {
+				w.written.Add(int64(len(fmt.Sprintf(`{"id":%q,"key":%q,"rate":%v},`, p.ID, p.Key, p.Rate))))
+			}
+		}
+	}
+	return w.Journal.Append(ctx, base, events)
+}
+
 // unlisted is an open topic's specification.
 func unlisted(name string, rate, burst int64) *srtmv1.TopicSpec {
 	s := spec(name, rate, burst)
@@ -212,6 +229,58 @@ var _ = Describe("An open topic", func() {
 		is = third.topic("t")
 		Expect(is.Learned.Publishers).To(HaveLen(1), "q was silent")
 		Expect(is.Spec.Contract.RateMilli).To(BeNumerically("~", 50_000, 2500))
+	})
+
+	It("is not moved, nor the store filled, by a program of 10,000 identities, over a fail-over", func() {
+		data, written := &store.Memory{}, &atomic.Int64{}
+		counted := func(cfg *controller.Config) {
+			slow(cfg)
+			cfg.Journal = weighed{cfg.Journal, written}
+		}
+		c := newCluster(setup{data: data, config: counted})
+		nodes := map[string]*agenttest.Node{"b1": c.node("b1", 5000), "b2": c.node("b2", 5000)}
+		began := time.Now()
+		c.mustCreate(unlisted("t", 4000, 100))
+		home := c.topic("t").Quotas[0].BrokerId
+		publish(40, at(nodes[home]), "honest")
+		Eventually(func() int { return len(c.topic("t").Learned.Publishers) }).WithTimeout(time.Minute).Should(Equal(1))
+		since := c.topic("t").Learned.Publishers[0].Since.Seconds
+		done := make(chan struct{})
+		atEnd(func() { close(done) })
+		go func() {
+			for n := 0; ; n++ {
+				flood := make([]agenttest.Arrival, 2000)
+				for i := range flood { // each of 10,000 sends every 5 s, for half a minute
+					id := n%5*len(flood) + i
+					flood[i] = agenttest.Arrival{At: clock.Wall(), Publisher: fmt.Sprintf("feigned-%d-%d", id, (n+id)/30)}
+				}
+				nodes[home].Arrive("t", 0, flood...)
+				select {
+				case <-done:
+					return
+				case <-time.After(time.Second):
+				}
+			}
+		}()
+		honest := func(c *cluster) {
+			GinkgoHelper()
+			r, err := c.resolve("t", "honest")
+			Expect(err).NotTo(HaveOccurred())
+			Expect(r.Assignment.BrokerId).To(Equal(home))
+			p := c.topic("t").Learned.Publishers[0] // of the highest rate
+			Expect([]any{p.Id, p.CorrelationKey, p.Since.Seconds}).To(Equal([]any{"honest", "", since}))
+			Expect(p.Rate).To(BeNumerically("~", 40, 2))
+		}
+		<-time.After(90 * time.Second)
+		honest(c)
+		c.stop()
+		again := newCluster(setup{data: data, config: counted, address: c.address})
+		Eventually(func() []*srtmv1.LearnedPublisher { return again.topic("t").Learned.Publishers }).WithTimeout(time.Minute).ShouldNot(BeEmpty())
+		honest(again)
+		<-time.After(90 * time.Second)
+		honest(again)
+		bound := 2*(learned.WriteBurst+50*learned.Max) + int(learned.WriteRate*time.Since(began).Seconds())
+		Expect(written.Load()).To(And(BeNumerically("<", bound), BeNumerically(">", learned.Max*10)))
 	})
 
 	It("is profiled, as one with a list is", func() {
