@@ -6,7 +6,12 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
+// maxListed bounds the topics, by name, that have series, as in the loaddistributor; and, of
+// all topics, the idle shares that do, which an alert is about.
+const maxListed = 500
+
 var (
+	descUnlisted = desc("topics_without_series", "Topics beyond the bound on series per topic.")
 	descRate     = desc("share_rate", "Rate that the topic's contract has granted to the broker, in messages per second.", "topic", "broker")
 	descBurst    = desc("share_burst", "Burst that the topic's contract has granted to the broker, in messages.", "topic", "broker")
 	descReserved = desc("share_idle_rate", "Rate reserved for a broker whose lease is over, and which may be dead, in messages per second.", "topic", "broker")
@@ -30,7 +35,18 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 	}
-	for _, v := range views {
+	gauge(descUnlisted, float64(max(0, len(views)-maxListed)))
+	idle := 0
+	for i, v := range views {
+		for _, m := range v.Members {
+			if m.Lapsed && idle < maxListed {
+				gauge(descReserved, m.Reserved.Rate.PerSecond(), v.Topic, m.Broker)
+				idle++
+			}
+		}
+		if i >= maxListed {
+			continue
+		}
 		gauge(descPool, float64(v.Pool)/1000, v.Topic)
 		var live, away tokenbucket.Rate
 		for _, m := range v.Members {
@@ -40,9 +56,6 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 				live += m.Acknowledged.Rate
 			} else {
 				away += m.Reserved.Rate
-			}
-			if m.Lapsed {
-				gauge(descReserved, m.Reserved.Rate.PerSecond(), v.Topic, m.Broker)
 			}
 		}
 		gauge(descParts, live.PerSecond(), v.Topic, "live")

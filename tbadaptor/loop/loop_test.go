@@ -464,6 +464,29 @@ var _ = Describe("A configuration", func() {
 		_, err = loop.New(cfg)
 		Expect(err).To(HaveOccurred())
 	})
+
+	It("has series of 500 topics, the first by name, and says of how many it has none", func() {
+		cfg := config()
+		reg := prometheus.NewRegistry()
+		cfg.Metrics = reg
+		a := newAdaptor(cfg)
+		a.join("b1", "i")
+		for i := range 503 {
+			req := contract(fmt.Sprintf("t%03d", i), 1000, 10, members("b1", 1000, 10))
+			req.Adopt = true
+			Expect(<-a.set(ctx, req)).To(Succeed())
+		}
+		families, err := reg.Gather()
+		Expect(err).NotTo(HaveOccurred())
+		series := map[string]int{}
+		for _, f := range families {
+			series[f.GetName()] = len(f.Metric)
+			if f.GetName() == "srtm_tbadaptor_topics_without_series" {
+				Expect(f.Metric[0].GetGauge().GetValue()).To(BeEquivalentTo(3))
+			}
+		}
+		Expect(series).To(And(HaveKeyWithValue("srtm_tbadaptor_pool_tokens", 500), HaveKeyWithValue("srtm_tbadaptor_share_rate", 500), HaveKey("srtm_tbadaptor_topics_without_series")))
+	})
 })
 
 func names(a *adaptor) []string {
