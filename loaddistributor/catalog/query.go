@@ -119,7 +119,16 @@ func (c *Catalog) Placed(id string) []string {
 			names = append(names, name)
 		}
 	}
-	return slices.Sorted(slices.Values(append(names, sorted(b.retiring)...)))
+	return slices.Sorted(slices.Values(append(names, c.Retiring(id)...)))
+}
+
+// Retiring returns the topics that moved away from the broker and may have left
+// messages there, by name.
+func (c *Catalog) Retiring(id string) []string {
+	if b := c.brokers[id]; b != nil {
+		return sorted(b.retiring)
+	}
+	return nil
 }
 
 // Expects reports whether the broker is to prepare the topic: it is a member,

@@ -70,7 +70,11 @@ func (c *Controller) reconcile(now time.Time) {
 		default:
 			leave = leave || now.Sub(since) >= c.cfg.EvacuateAfter
 		}
-		for _, name := range c.mu.cat.Placed(b.ID) {
+		names := c.mu.cat.Retiring(b.ID)
+		if leave {
+			names = c.mu.cat.Placed(b.ID)
+		}
+		for _, name := range names {
 			topic, _ := c.mu.cat.Topic(name)
 			switch {
 			case !open(topic) || c.mu.owned(name):
@@ -89,7 +93,7 @@ func (c *Controller) reconcile(now time.Time) {
 						due = append(due, operation{name: name, target: reconcile.Target{Shared: true}})
 					}
 				}
-			case leave && !now.Before(c.mu.topics.see(name).retry):
+			case !now.Before(c.mu.topics.see(name).retry):
 				c.mu.topics.at(name).retry = now.Add(moveRetry)
 				due = append(due, c.leave(name, b))
 			}
