@@ -32,7 +32,7 @@ VCS := $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo auto || ec
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help packages test-packages test-deploy build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance test-clients archtest faults upgrade generate fuzz fuzz-short bench bench-full bench-admission bench-gateway calibrate convergence figures cover clean no-race-note soak hardship trouble
+.PHONY: help packages test-packages test-deploy build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance test-clients archtest faults upgrade generate fuzz fuzz-short bench bench-full scaling bench-admission bench-gateway calibrate convergence figures cover clean no-race-note soak hardship trouble
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -184,6 +184,11 @@ bench-full: build ## ours beside other brokers in every scenario, into docs/perf
 	@mkdir -p build
 	$(GO) build -o build/peer ./bench/peer
 	build/peer --set=full --json=build/peers.json --markdown=docs/performance/peers.md $(PEERS) $(ARGS)
+
+scaling: build ## what event loops are worth on this machine, into docs/performance/scaling.md: 2 minutes (ARGS=)
+	@mkdir -p build
+	$(GO) run ./bench/scaling --nsqd bin/nsqd $(ARGS) > build/scaling.md
+	mv build/scaling.md docs/performance/scaling.md
 
 bench-admission: build ## admission's decisions beside bare servers, Redis, nginx and HAProxy: 2 minutes (ARGS=)
 	@$(GO) build -o build/bench-admission ./bench/admission

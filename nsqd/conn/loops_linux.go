@@ -1,17 +1,15 @@
 package conn
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"math"
-	"os"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 	"unsafe"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
 	"github.com/srtm-io/srtm/internal/clock"
@@ -220,12 +218,14 @@ func (w *bulk) at(epoch uint32) {
 // effort is how a loop is at work. Owned by the loop, but for what is atomic, which
 // others read, and epoch, which a look sets.
 type effort struct {
-	busy        atomic.Int64 // processor time of all turns, ns
+	busy        atomic.Int64  // processor time of all turns, ns
+	done        atomic.Uint64 // work of all turns
 	connections atomic.Int32
 	epoch       atomic.Uint32
 	greatest    atomic.Uint64 // math.Float64bits of the part of work that came from one connection
 
 	work    bulk
+	turn    uint32 // work of this turn
 	most    uint32 // work of the connection that did most in this epoch
 	turns   uint32
 	cpu     time.Duration // of the thread, when a turn began that is a sample
@@ -256,6 +256,8 @@ func (e *effort) ends(took time.Duration) {
 		took = time.Duration(float64(took) * float64(s.cpu) / float64(s.wall))
 	}
 	e.busy.Store(e.busy.Load() + int64(took))
+	e.done.Store(e.done.Load() + uint64(e.turn))
+	e.turn = 0
 	if epoch := e.epoch.Load(); epoch != e.work.epoch {
 		e.work.at(epoch)
 		e.greatest.Store(math.Float64bits(float64(e.most) / max(1, float64(e.work.before))))
@@ -267,6 +269,7 @@ func (e *effort) ends(took time.Duration) {
 func (l *loop) worked(s *slot, n int) {
 	e := &l.effort
 	e.work.add(n, e.work.epoch)
+	e.turn += uint32(n + workOfCall)
 	s.work.add(n, e.work.epoch)
 	e.most = max(e.most, s.work.now)
 }
@@ -274,6 +277,7 @@ func (l *loop) worked(s *slot, n int) {
 // seen is what looks know of a loop. Under loops.mu.
 type seen struct {
 	at    mono.Time
+	done  uint64  // effort.done then
 	busy  int64   // effort.busy then
 	load  float64 // how busy it was before that
 	fresh int     // connections it was given since
@@ -282,12 +286,13 @@ type seen struct {
 // look returns what the loop did since the last one. Under loops.mu.
 func (l *loop) look(now mono.Time) loopLoad {
 	e := &l.effort
-	busy, last := e.busy.Load(), l.seen
+	busy, done, last := e.busy.Load(), e.done.Load(), l.seen
 	load := loopLoad{connections: int(e.connections.Load()), greatest: math.Float64frombits(e.greatest.Load())}
 	if last.at != 0 && last.at.Before(now) {
 		load.busy = min(1, float64(busy-last.busy)/float64(now.Sub(last.at)))
+		load.work = float64(done-last.done) / now.Sub(last.at).Seconds()
 	}
-	l.seen = seen{at: now, busy: busy, load: load.busy}
+	l.seen = seen{at: now, done: done, busy: busy, load: load.busy}
 	e.epoch.Add(1)
 	return load
 }
@@ -306,36 +311,26 @@ type processors struct {
 // between calls makes it a mean over much.
 func (p *processors) since(now mono.Time) float64 {
 	last := *p
-	text, err := os.ReadFile("/proc/stat")
 	var mine unix.CPUSet
+	fs, err := procfs.NewDefaultFS()
 	if err != nil || unix.SchedGetaffinity(0, &mine) != nil {
 		return -1
 	}
-	p.at, p.idle = now, idleTime(text, mine.IsSet)
+	stat, err := fs.Stat()
+	if err != nil {
+		return -1
+	}
+	p.at, p.idle = now, 0
+	// order: a sum
+	for cpu, t := range stat.CPU {
+		if mine.IsSet(int(cpu)) {
+			p.idle += time.Duration((t.Idle + t.Iowait) * float64(time.Second))
+		}
+	}
 	if last.at == 0 || !last.at.Before(now) || now.Sub(last.at) > 10*lookEvery {
 		return -1
 	}
 	return float64(p.idle-last.idle) / float64(now.Sub(last.at))
-}
-
-// idleTime sums up columns idle and iowait of /proc/stat (proc_stat(5)).
-func idleTime(stat []byte, counts func(cpu int) bool) (sum time.Duration) {
-	const tick = time.Second / 100 // USER_HZ, the same on all architectures that Go has
-	for line := range bytes.Lines(stat) {
-		f := bytes.Fields(line)
-		if len(f) < 6 || !bytes.HasPrefix(f[0], []byte("cpu")) {
-			continue
-		}
-		cpu, err := strconv.Atoi(string(f[0][len("cpu"):]))
-		if err != nil || !counts(cpu) {
-			continue
-		}
-		for _, column := range f[4:6] {
-			n, _ := strconv.ParseInt(string(column), 10, 64)
-			sum += time.Duration(n) * tick
-		}
-	}
-	return sum
 }
 
 // threadTime is the processor time of the thread that calls.

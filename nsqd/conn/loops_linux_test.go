@@ -2,7 +2,6 @@ package conn
 
 import (
 	"math/rand/v2"
-	"os"
 	"testing"
 	"time"
 
@@ -35,17 +34,16 @@ func (s *Server) Shuffle(random *rand.Rand, most int) bool {
 	return true
 }
 
-func TestIdleTime(t *testing.T) {
-	stat := "cpu  9 9 9 900 9 9\ncpu0 5 0 5 100 20 7 0 0 0 0\ncpu1 1 1 1 400 1 1\ncpu12 1 1 1 30 1 1\ncpux 1 1 1 1 1 1\ncpu2 1\nintr 5 6 7 8 9 10 11\n"
-	if got := idleTime([]byte(stat), func(cpu int) bool { return cpu != 1 }); got != 1510*time.Millisecond {
-		t.Errorf("%v of processors 0 and 12", got)
+func TestProcessorsThatHaveNothingToDo(t *testing.T) {
+	var p processors
+	if got := p.since(1); got != -1 {
+		t.Errorf("%v processors before the first moment", got)
 	}
-	text, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		t.Fatal(err)
+	if got := p.since(2); p.idle <= 0 || got < 0 {
+		t.Errorf("%v, %v since the system started", got, p.idle)
 	}
-	if got := idleTime(text, func(int) bool { return true }); got <= 0 {
-		t.Errorf("%v on this machine", got)
+	if got := p.since(2 + mono.Time(11*lookEvery)); got != -1 {
+		t.Errorf("%v over a time that is too long", got)
 	}
 }
 

@@ -21,6 +21,13 @@ const (
 	crowdedLooks = 3  // in a row, before anything is done about it
 	roomyLooks   = 50 // likewise
 	settleLooks  = 3  // after a change, before it shows
+
+	// A loop that was started stays if within trialLooks it is worth something: a tenth
+	// more is done, or as much and the busiest is less so. Messages of one topic, for
+	// one, pass under its lock: two loops do less of them than one. If not, no other is
+	// started for holdLooks.
+	trialLooks = 30
+	holdLooks  = 1200
 )
 
 // loopLoad is what one loop did between two looks.
@@ -28,6 +35,7 @@ type loopLoad struct {
 	busy        float64 // part of a processor's time, 0 to 1
 	greatest    float64 // part of its work that came from one connection, 0 to 1
 	connections int
+	work        float64 // what it did, in any unit
 }
 
 // change is what is to be done about the loops. The zero value: nothing.
@@ -51,14 +59,19 @@ const (
 type spreader struct {
 	least, most int
 
-	over, under, settle int // looks
+	over, under, settle, hold int // looks
+
+	pace  float64 // work of all loops at a look, lately
+	trial int     // looks until it is known what the last loop to be started is worth; 0: it is
+	// Before that, the pace, and how busy the busiest was.
+	before, busiest float64
 }
 
 // look is shown all loops, and how many processors had nothing to do; < 0: not known.
 func (s *spreader) look(loops []loopLoad, idle float64) change {
-	high, low, sum := 0, 0, 0.
+	high, low, sum, work := 0, 0, 0., 0.
 	for i, l := range loops {
-		sum += l.busy
+		sum, work = sum+l.busy, work+l.work
 		if l.busy > loops[high].busy {
 			high = i
 		}
@@ -67,11 +80,21 @@ func (s *spreader) look(loops []loopLoad, idle float64) change {
 		}
 	}
 	n := len(loops)
+	if s.pace += (work - s.pace) / 4; s.pace < work/2 { // it begins
+		s.pace = work
+	}
+	s.hold = max(0, s.hold-1)
 	s.over = count(s.over, loops[high].busy > crowded)
 	s.under = count(s.under, n > s.least && sum < roomy*float64(n-1))
 	if s.settle > 0 {
 		s.settle--
 		return change{}
+	}
+	if s.trial > 0 {
+		if s.trial--; s.trial == 0 && s.pace < 1.1*s.before && (s.pace < 0.95*s.before || loops[high].busy > s.busiest-0.1) {
+			s.settle, s.over, s.under, s.hold = settleLooks, 0, 0, holdLooks
+			return change{kind: endLoop, from: n - 1, to: 0}
+		}
 	}
 	c := change{}
 	// What one connection brings cannot be divided.
@@ -79,9 +102,9 @@ func (s *spreader) look(loops []loopLoad, idle float64) change {
 	switch {
 	case s.over >= crowdedLooks && divisible > uneven && loops[high].busy-loops[low].busy > uneven:
 		c = change{kind: moveWork, from: high, to: low, part: (loops[high].busy - loops[low].busy) / 2 / loops[high].busy}
-	case s.over >= crowdedLooks && divisible > uneven && n < s.most && idle > spare:
-		c = change{kind: startLoop}
-	case s.under >= roomyLooks:
+	case s.over >= crowdedLooks && divisible > uneven && n < s.most && idle > spare && s.hold == 0 && s.trial == 0:
+		c, s.trial, s.before, s.busiest = change{kind: startLoop}, trialLooks, s.pace, loops[high].busy
+	case s.under >= roomyLooks && s.trial == 0:
 		c = change{kind: endLoop, from: low}
 		for i, l := range loops { // to the least busy of the others
 			if i != low && (c.to == low || l.busy < loops[c.to].busy) {

@@ -16,6 +16,7 @@ type spreadWorld struct {
 	loops int
 	cpus  float64
 	other float64 // processors that others keep busy
+	lock  bool    // all that is done passes under one lock
 }
 
 func (w *spreadWorld) look() change {
@@ -31,6 +32,10 @@ func (w *spreadWorld) look() change {
 			loops[i].greatest /= loops[i].busy
 		}
 		loops[i].busy = min(loops[i].busy, 1)
+		loops[i].work = loops[i].busy
+		if w.lock && w.loops > 1 { // they wait for each other
+			loops[i].work = 0.65 / float64(w.loops)
+		}
 		used += loops[i].busy
 	}
 	c := w.s.look(loops, w.cpus-used)
@@ -105,6 +110,27 @@ func TestNoLoopIsStartedInVain(t *testing.T) {
 				break
 			}
 		}
+	}
+}
+
+// Loops that get in each other's way do less than one: it is found out, and not tried
+// again soon.
+func TestALoopThatIsWorthNothingEnds(t *testing.T) {
+	w := &spreadWorld{s: spreader{least: 1, most: 4}, loops: 1, cpus: 8, lock: true}
+	for range 20 {
+		w.work, w.loop = append(w.work, 0.1), append(w.loop, 0)
+	}
+	started, more := 0, 0
+	for range 2 * holdLooks {
+		if w.look().kind == startLoop {
+			started++
+		}
+		if w.loops > 1 {
+			more++
+		}
+	}
+	if started < 1 || started > 2 || more > 2*(trialLooks+settleLooks) || w.loops != 1 {
+		t.Errorf("%d were started in two minutes, there were more for %d looks, and %d in the end", started, more, w.loops)
 	}
 }
 

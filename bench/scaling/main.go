@@ -1,0 +1,303 @@
+//go:build linux
+
+// Command scaling measures what event loops are worth: one nsqd with 1, 2, 4, ... of them,
+// up to one for each processor, and with --io-loops=auto, takes as many messages as it
+// can from publishers of one topic, and of many.
+//
+//	go run ./bench/scaling --nsqd bin/nsqd
+//
+// Each topic has a publisher that writes 50 messages of 100 bytes at a time, with at most
+// 2,000 not answered, and a subscriber that finishes what it gets in one write for each
+// read. The load shares the processors with the broker; with four or more, it has the upper
+// half of them to itself.
+package main
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
+
+	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/nsq/wire"
+)
+
+const (
+	together = 50
+	ahead    = 2000
+	size     = 100
+	warming  = time.Second
+)
+
+func main() {
+	nsqd := flag.String("nsqd", "bin/nsqd", "`path` of the broker (make build)")
+	lasting := flag.Duration("duration", 4*time.Second, "how long is measured, after a second of warming up")
+	rounds := flag.Int("rounds", 3, "how often; the table has medians")
+	topics := flag.Int("topics", 2*runtime.NumCPU(), "`number` of topics of the second half; the first has one")
+	flag.Parse()
+	if err := run(*nsqd, *lasting, *rounds, *topics); err != nil {
+		fmt.Fprintln(os.Stderr, "scaling:", err)
+		os.Exit(1)
+	}
+}
+
+func run(nsqd string, lasting time.Duration, rounds, most int) error {
+	cpus := runtime.NumCPU()
+	loops := []string{}
+	for n := 1; n < 2*cpus; n *= 2 {
+		loops = append(loops, strconv.Itoa(min(n, cpus)))
+	}
+	loops = append(loops, "auto")
+	pinned := ""
+	if cpus >= 4 {
+		pinned = fmt.Sprintf("0-%d", cpus/2-1)
+		var mine unix.CPUSet
+		for cpu := cpus / 2; cpu < cpus; cpu++ {
+			mine.Set(cpu)
+		}
+		if err := unix.SchedSetaffinity(0, &mine); err != nil {
+			return fmt.Errorf("pin the load: %w", err)
+		}
+	}
+	fmt.Printf("# Event loops and processors\n\nMade by `make scaling`. Measured: %d processors, broker on %s; medians of %d runs of %v,\nalternating. Messages of %d bytes, one publisher and one subscriber a topic, as fast as they go.\n\n",
+		cpus, orAll(pinned), rounds, lasting, size)
+	fmt.Println("| topics | loops | at the end | msg/s in and out | to 1 loop | CPU us/msg |\n|---|---|---|---|---|---|")
+	for _, n := range slices.Compact([]int{1, most}) {
+		all := make([][]result, len(loops))
+		for range rounds { // alternating
+			for i, l := range loops {
+				r, err := measure(nsqd, l, n, lasting, pinned)
+				if err != nil {
+					return fmt.Errorf("%s loops, %d topics: %w", l, n, err)
+				}
+				all[i] = append(all[i], r)
+			}
+		}
+		medians := make([]result, len(loops))
+		for i, l := range loops {
+			r := median(all[i])
+			medians[i] = r
+			fmt.Printf("| %d | %s | %d | %.0f | %.2f | %.2f |\n", n, l, r.loops, r.rate, r.rate/medians[0].rate, r.cpu)
+		}
+		if n == most && len(loops) > 2 {
+			model(medians[0].cpu, medians[1].cpu)
+		}
+	}
+	return nil
+}
+
+// model says what the costs that were measured with one and two loops come to on larger
+// machines: on n loops all but one in n of the messages go from one to another, on two
+// every second.
+func model(one, two float64) {
+	fmt.Printf("\n**Modelled**, not measured: loops that share nothing but what the two did, on a broker's own\n"+
+		"processors, with many topics: a message costs %.2f us on one loop and %.2f us more if it goes to another.\n\n", one, max(0, 2*(two-one)))
+	fmt.Println("| processors | CPU us/msg | msg/s at most |\n|---|---|---|")
+	for _, n := range []float64{1, 2, 4, 16, 64} {
+		cost := one + 2*max(0, two-one)*(1-1/n)
+		fmt.Printf("| %.0f | %.2f | %.1f M |\n", n, cost, n/cost)
+	}
+	fmt.Println("\nOne topic's messages pass under one lock, so it stays at what one loop carries, whatever the\nnumber of processors: its rows above.")
+}
+
+func orAll(pinned string) string {
+	if pinned == "" {
+		return "all of them, with the load"
+	}
+	return pinned
+}
+
+// result is what one run gave: messages delivered each second, processor time of the
+// broker for each, and how many loops there were in the end.
+type result struct {
+	rate, cpu float64
+	loops     int
+}
+
+func median(all []result) result {
+	slices.SortFunc(all, func(a, b result) int { return int(a.rate - b.rate) })
+	return all[len(all)/2]
+}
+
+func measure(nsqd, loops string, topics int, lasting time.Duration, pinned string) (r result, err error) {
+	dir, err := os.MkdirTemp("", "scaling")
+	if err != nil {
+		return r, err
+	}
+	defer os.RemoveAll(dir)
+	b, err := local.NSQD(nsqd, dir, "--io-loops="+loops)
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, b.Stop()) }()
+	if pinned != "" {
+		if out, err := exec.Command("taskset", "-a", "-c", "-p", pinned, strconv.Itoa(b.Pid())).CombinedOutput(); err != nil {
+			return r, fmt.Errorf("pin the broker: %w: %s", err, out)
+		}
+	}
+	var delivered atomic.Int64
+	var all sync.WaitGroup
+	var closers []io.Closer
+	failed := make(chan error, 2*topics)
+	stop := func() {
+		for _, c := range closers {
+			c.Close()
+		}
+		all.Wait()
+	}
+	defer stop()
+	for i := range topics {
+		topic := fmt.Sprint("t", i)
+		for _, do := range []func(net.Conn, string) error{func(c net.Conn, t string) error { return subscribe(c, t, &delivered) }, publish} {
+			c, err := net.Dial("tcp", b.TCP)
+			if err != nil {
+				return r, err
+			}
+			closers = append(closers, c)
+			all.Go(func() {
+				if err := do(c, topic); !errors.Is(err, net.ErrClosed) {
+					failed <- fmt.Errorf("%s: %w", topic, err)
+				}
+			})
+		}
+	}
+	wait := func(d time.Duration) error {
+		select {
+		case err := <-failed:
+			return err
+		case <-time.After(d):
+			return nil
+		}
+	}
+	if err := wait(warming); err != nil {
+		return r, err
+	}
+	cpu, err := used(b.Pid())
+	if err != nil {
+		return r, err
+	}
+	from, began := delivered.Load(), time.Now()
+	if err := wait(lasting); err != nil {
+		return r, err
+	}
+	n := float64(delivered.Load() - from)
+	r.rate = n / time.Since(began).Seconds()
+	after, err := used(b.Pid())
+	r.cpu = float64((after - cpu).Microseconds()) / n
+	if err == nil {
+		r.loops, err = count(b.HTTP)
+	}
+	return r, err
+}
+
+// publish writes messages until the connection is closed, and counts the answers.
+func publish(c net.Conn, topic string) error {
+	out := wire.AppendMagic(nil)
+	if _, err := c.Write(out); err != nil {
+		return err
+	}
+	out = out[:0]
+	for range together {
+		out = wire.AppendPub(out, topic, make([]byte, size))
+	}
+	const answer = 4 + 4 + len("OK")
+	in := make([]byte, 64<<10)
+	for owed := 0; ; {
+		for ; owed+together <= ahead; owed += together {
+			if _, err := c.Write(out); err != nil {
+				return err
+			}
+		}
+		n, err := io.ReadAtLeast(c, in, together*answer)
+		if err != nil {
+			return err
+		}
+		if i := bytes.Index(in[:n], []byte("E_")); i >= 0 {
+			return fmt.Errorf("refused: %.100q", in[i:n])
+		}
+		if rest := n % answer; rest != 0 {
+			if _, err := io.ReadFull(c, in[n:n+answer-rest]); err != nil {
+				return err
+			}
+			n += answer - rest
+		}
+		owed -= n / answer
+	}
+}
+
+// subscribe finishes what comes until the connection is closed.
+func subscribe(c net.Conn, topic string, delivered *atomic.Int64) error {
+	out := wire.AppendRdy(wire.AppendSub(wire.AppendMagic(nil), topic, "c"), 2500)
+	if _, err := c.Write(out); err != nil {
+		return err
+	}
+	in := make([]byte, 0, 256<<10)
+	for {
+		n, err := c.Read(in[len(in):cap(in)])
+		if err != nil {
+			return err
+		}
+		in = in[:len(in)+n]
+		out = out[:0]
+		got, at := int64(0), 0
+		for len(in)-at >= 8 {
+			length := int(uint32(in[at])<<24 | uint32(in[at+1])<<16 | uint32(in[at+2])<<8 | uint32(in[at+3]))
+			if len(in)-at < 4+length {
+				break
+			}
+			if frame := in[at+4 : at+4+length]; wire.FrameType(frame[3]) == wire.FrameMessage {
+				m, err := wire.ParseMessage(frame[4:])
+				if err != nil {
+					return err
+				}
+				out = wire.AppendFin(out, m.ID)
+				got++
+			}
+			at += 4 + length
+		}
+		in = in[:copy(in, in[at:])]
+		if len(out) > 0 {
+			if _, err := c.Write(out); err != nil {
+				return err
+			}
+		}
+		delivered.Add(got)
+	}
+}
+
+// used is the processor time of a process.
+func used(pid int) (time.Duration, error) {
+	p, err := procfs.NewProc(pid)
+	if err != nil {
+		return 0, err
+	}
+	stat, err := p.Stat()
+	return time.Duration(stat.CPUTime() * float64(time.Second)), err
+}
+
+// count is how many event loops a broker has.
+func count(address string) (int, error) {
+	c := http.Client{Timeout: local.Patience}
+	r, err := c.Get("http://" + address + "/metrics")
+	if err != nil {
+		return 0, err
+	}
+	defer r.Body.Close()
+	text, err := io.ReadAll(r.Body)
+	return strings.Count(string(text), "\nsrtm_nsqd_loop_connections{"), err
+}
