@@ -309,7 +309,7 @@ var _ = Describe("A capture of arrivals", func() {
 		l := &listener{}
 		_, err := l.take(t.Arrivals())
 		Expect(err).NotTo(HaveOccurred())
-		Expect(l.publishers).To(Equal([]string{"north.1", "auth:fleet", "cert:ca?t", "addr:10.0.0.9", "", "client:auth:fleet", "a:b"}))
+		Expect(l.publishers).To(Equal([]string{"north.1", "auth:fleet", "cert:ca?t", "addr:10.0.0.9", "addr:10.0.0.8", "client:auth:fleet", "a:b"}))
 	})
 
 	It("gives nobody's messages to an authenticated publisher whose client_id he has", func() {

@@ -102,11 +102,7 @@ func (t *Topic) policing() bool {
 
 // counted says that n messages were accepted. Requires: mu held.
 func (t *Topic) counted(p *Publisher, n int, at mono.Time) {
-	if p == nil || p.visits {
-		t.captureLocked(nil, at, n)
-	} else {
-		t.captureLocked(p, at, n)
-	}
+	t.captureLocked(p, at, n)
 	if pc := t.pacer(); pc != nil && p != nil {
 		pc.of(p).Count(pc.level, n, at)
 	}

@@ -1,14 +1,18 @@
 package httpapi_test
 
 import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http/httptest"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -22,6 +26,7 @@ import (
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsq/wire"
+	"github.com/srtm-io/srtm/nsqd/auth"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/conn"
 	"github.com/srtm-io/srtm/nsqd/httpapi"
@@ -133,18 +138,47 @@ func (n *node) expect(method, path, body string, status int, part string) {
 	}
 }
 
-func TestACaptureHasNoNameForHTTP(t *testing.T) {
-	n := start(t, false)
+// Who publishes by HTTP is known as a connection without a client_id is: by whom the auth
+// servers or a certificate say it is, else by its host.
+func TestACaptureKnowsWhoPublishesByHTTP(t *testing.T) {
+	n := startWith(t, func(c *httpapi.Config) {
+		c.Authorise = func(_ context.Context, q auth.Query) (*auth.Grant, error) {
+			return auth.ParseAnswer(fmt.Appendf(nil, `{"ttl":1,"identity":%q,"authorizations":[{"permissions":["publish"],"topic":".*","channels":[".*"]}]}`, strings.Trim(q.Secret, "-")))
+		}
+	})
 	n.expect("POST", "/topic/create?topic=t", "", 200, "")
 	if !n.broker.Node().Capture("t") {
 		t.Fatal("not captured")
 	}
-	n.expect("POST", "/pub?topic=t", "x", 200, "OK")
-	n.expect("POST", "/mpub?topic=t", "x\ny\n", 200, "OK")
-	n.expect("POST", "/pub?topic=t", "x", 503, "")
+	post := func(path, secret, from, certificate string) {
+		t.Helper()
+		r := httptest.NewRequest("POST", path, strings.NewReader("x\ny\n"))
+		r.RemoteAddr = from
+		r.Header.Set("Authorization", "Bearer "+secret)
+		if certificate != "" {
+			chain := []*x509.Certificate{{Subject: pkix.Name{CommonName: certificate}}}
+			r.TLS = &tls.ConnectionState{PeerCertificates: chain, VerifiedChains: [][]*x509.Certificate{chain}}
+		}
+		w := httptest.NewRecorder()
+		n.http.ServeHTTP(w, r)
+		if w.Code != 200 {
+			t.Errorf("%d %s", w.Code, w.Body)
+		}
+		n.expect("POST", "/topic/empty?topic=t", "", 200, "")
+	}
+	post("/pub?topic=t", "ann", "192.0.2.1:1", "sensor")
+	post("/mpub?topic=t", "-", "192.0.2.1:2", "sensor")
+	post("/pub?topic=t", "-", "192.0.2.1:3", "")
+	post("/pub?topic=t", "-", "[2001:db8::1]:4", "")
+	post("/pub?topic=t", "-", "@", "") // a Unix socket
+	post("/pub?topic=t", "ann", "192.0.2.2:5", "")
 	a := n.broker.Node().Arrivals("t")
-	if !slices.Equal(a.Publishers, []string{""}) || !slices.Equal(a.Publisher, []uint32{0, 0, 0}) {
-		t.Errorf("publishers %q, messages of %v", a.Publishers, a.Publisher)
+	counts := map[string]int{}
+	for _, i := range a.Publisher {
+		counts[a.Publishers[i]]++
+	}
+	if want := map[string]int{"auth:ann": 2, "cert:sensor": 2, "addr:192.0.2.1": 1, "addr:2001:db8::1": 1, "": 1}; !maps.Equal(counts, want) {
+		t.Errorf("messages of %v, want %v", counts, want)
 	}
 }
 

@@ -1,0 +1,67 @@
+package publishers
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
+)
+
+// An open topic has no list of publishers: a stock producer behind the agent, and a sensor
+// that has HTTP alone behind the gateway, need to know neither their broker nor that they were
+// not declared, and are known to the brokers by their own names.
+func TestPublishersOfAnOpenTopicNeedToKnowNothing(t *testing.T) {
+	c := &cluster{t, localtest.Start(t, 2, []string{"--fitting=off"}, "--mcap=10000")}
+	localtest.Srtm(t, c.RPC, "topic", "create", topic, "--rate=1000", "--burst=100", "--slo-latency=10s")
+	r := c.read()
+	d := c.agent()
+	var sent []string
+	for _, id := range []string{"stock-1", "stock-2"} {
+		for i := range 3 {
+			sent = append(sent, fmt.Sprint(id, "/", i))
+			if err := localtest.Producer(t, d.TCP, id).Publish(topic, []byte(sent[len(sent)-1])); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	policy := filepath.Join(t.TempDir(), "policy.toml")
+	if err := os.WriteFile(policy, []byte("[[class]]\nname = \"sensors\"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	at := localtest.Ports(t, 2)
+	localtest.Run(t, localtest.Program(t, "gateway"), at[1]+"/healthz", "--policy="+policy, "--http-address="+at[0], "--admin-address="+at[1], "--loaddistributor-address="+c.RPC)
+	for _, id := range []string{"web-1", "web-2"} {
+		for i := range 3 {
+			sent = append(sent, fmt.Sprint(id, "/", i))
+			request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+at[0]+"/pub?topic="+topic, strings.NewReader(sent[len(sent)-1]))
+			if err != nil {
+				t.Fatal(err)
+			}
+			request.Header.Set("X-Publisher-Id", id)
+			answer, err := http.DefaultClient.Do(request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer.Body.Close()
+			if answer.StatusCode != http.StatusOK {
+				t.Fatalf("%s: %s", id, answer.Status)
+			}
+		}
+	}
+	r.Want(t, sent...)
+	var clients string
+	for _, broker := range c.Brokers {
+		text, _ := c.request(http.MethodGet, "http://"+broker.HTTP+"/stats?format=json", "")
+		clients += text
+	}
+	for _, id := range []string{"stock-1", "stock-2", "web-1", "web-2"} {
+		if !strings.Contains(clients, `"client_id":"`+id+`"`) {
+			t.Errorf("no broker knows %s", id)
+		}
+	}
+	http.DefaultClient.CloseIdleConnections()
+}
