@@ -35,7 +35,7 @@ type loop struct {
 	// Set once.
 	env    *env
 	group  *loops
-	number int // tells it apart from all that there ever were
+	number int // tells it apart from the others
 	poller *poll.Poller
 
 	slots  []*slot // by number; nil: free

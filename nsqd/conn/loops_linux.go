@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,12 +24,11 @@ import (
 type loops struct {
 	env *env
 
-	mu      sync.Mutex
-	all     []*loop // that new connections go to
-	ending  *loop   // hands its connections on
-	started int     // of all that there were; the next one's number
-	spread  spreader
-	last    processors // at the look before
+	mu     sync.Mutex
+	all    []*loop // that new connections go to
+	ending *loop   // hands its connections on
+	spread spreader
+	last   processors // at the look before
 
 	wg      sync.WaitGroup // of loops
 	looks   chan struct{}  // a look is due
@@ -56,11 +56,14 @@ func newLoops(ctx context.Context, e *env, least, most int) (*loops, error) {
 
 // start adds a loop. Holds mu, or is newLoops'.
 func (g *loops) start() error {
-	l, err := newLoop(g, g.started)
+	number := 0
+	for slices.ContainsFunc(g.all, func(l *loop) bool { return l.number == number }) {
+		number++
+	}
+	l, err := newLoop(g, number)
 	if err != nil {
 		return fmt.Errorf("event loop: %w", err)
 	}
-	g.started++
 	g.all = append(g.all, l)
 	g.wg.Go(l.run)
 	return nil

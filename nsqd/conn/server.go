@@ -312,7 +312,7 @@ type Stats struct {
 
 // LoopStats are an event loop's counters.
 type LoopStats struct {
-	Number      int           // of all that there were, from 0
+	Number      int           // below MaxLoops; a loop's that ended is another's
 	Busy        time.Duration // processor time it took; of the clock, its utilisation
 	Connections int           // open now
 }
