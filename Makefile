@@ -39,6 +39,8 @@ help: ## list the targets
 
 build: ## build all binaries into bin/
 	GOWORK=off CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=$(VCS) -o bin/ ./nsqd ./loaddistributor ./tbadaptor ./tools/srtm ./tools/iotpub ./tools/drlsim ./admission ./gateway
+	@# what srtm up --replicated runs beside them
+	GOWORK=off CGO_ENABLED=0 $(GO) build -C tests -trimpath -buildvcs=false -o ../bin/ github.com/nats-io/nats-server/v2
 
 run: build ## run a local cluster with sensors, a console that shows it live, and a report (DURATION= PUBLISHERS= RATE= TRACE= COMPRESS= COPIES= ARGS=)
 	@bin/srtm up --together $(UP_FLAGS)

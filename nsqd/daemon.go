@@ -77,7 +77,7 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 		if cluster.TLS, err = opts.jetstreamTLS.TLS("jetstream-"); err != nil {
 			return nil, err
 		}
-		if d.jetstream, err = replicated.Connect(cluster); err != nil {
+		if d.jetstream, err = replicated.Connect(ctx, cluster); err != nil {
 			return nil, fmt.Errorf("--jetstream-url: %w", err)
 		}
 		stored.Replicated = d.jetstream

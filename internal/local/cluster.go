@@ -27,6 +27,9 @@ type ClusterConfig struct {
 	BrokerFlags, LoaddistributorFlags []string
 	// Admission: an admission process beside them, which brokers ask about /pub and /mpub.
 	Admission bool
+	// NATS is the path of nats-server: three of them keep what brokers store
+	// (--durability=replicated). "": brokers keep it in files.
+	NATS string
 	// StartTimeout bounds the time until all have joined.
 	StartTimeout time.Duration
 }
@@ -57,6 +60,7 @@ type Cluster struct {
 
 	// Owned by the caller's goroutine.
 	processes []*Process // in the order of their start
+	nats      []*Process // which brokers need until they have ended
 }
 
 // StartCluster starts a tbadaptor, a loaddistributor and brokers, and waits until
@@ -100,6 +104,13 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 			return nil, fmt.Errorf("admission at %s: %w", addresses[4], err)
 		}
 		cfg.BrokerFlags = append(slices.Clone(cfg.BrokerFlags), "--admission-address="+addresses[6])
+	}
+	if cfg.NATS != "" {
+		var urls string
+		if c.nats, urls, err = NATS(cfg.NATS, cfg.LogDir, 3); err != nil {
+			return nil, err
+		}
+		cfg.BrokerFlags = append(slices.Clone(cfg.BrokerFlags), "--durability=replicated", "--jetstream-url="+urls)
 	}
 	for i := 1; i <= cfg.Brokers; i++ {
 		name := "broker" + strconv.Itoa(i)
@@ -154,13 +165,14 @@ func (c *Cluster) await(ctx context.Context, brokers int) error {
 // Died returns an error that names every process that ended by itself.
 func (c *Cluster) Died() error {
 	var errs []error
-	for _, p := range c.processes {
+	for _, p := range slices.Concat(c.nats, c.processes) {
 		errs = append(errs, p.Died())
 	}
 	return errors.Join(errs...)
 }
 
-// Stop ends the processes, the last one started first, each within a bound.
+// Stop ends the processes, the last one started first, each within a bound, and then
+// nats-servers.
 // The error names those that failed.
 func (c *Cluster) Stop() error {
 	var errs []error
@@ -169,11 +181,13 @@ func (c *Cluster) Stop() error {
 			errs = append(errs, conn.Close())
 		}
 	}
-	for _, p := range c.processes {
-		p.Terminate()
-	}
-	for i := len(c.processes) - 1; i >= 0; i-- {
-		errs = append(errs, c.processes[i].Stop())
+	for _, all := range [][]*Process{c.processes, c.nats} {
+		for _, p := range all {
+			p.Terminate()
+		}
+		for _, p := range slices.Backward(all) {
+			errs = append(errs, p.Stop())
+		}
 	}
 	return errors.Join(errs...)
 }

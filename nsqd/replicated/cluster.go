@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -52,17 +53,50 @@ type Cluster struct {
 const (
 	cursorStream = "SRTM_CURSORS"
 	connecting   = 10 * time.Second
+	starting     = 30 * time.Second
 )
 
-// Connect connects to JetStream and makes the stream of cursors.
-func Connect(cfg Config) (*Cluster, error) {
+// errConfig is a fault that trying again does not mend.
+type errConfig struct{ error }
+
+func (e errConfig) Unwrap() error { return e.error }
+
+// Connect connects to JetStream and makes the stream of cursors. While that is not
+// possible it tries for half a minute, or until ctx is done: servers that start at the
+// same time as the broker elect their leader first. What the configuration of either side
+// has wrong is an error at once.
+func Connect(ctx context.Context, cfg Config) (*Cluster, error) {
 	if cfg.Part == "" || cfg.Log == nil || cfg.Replicas < 1 || cfg.Replicas > 5 {
 		return nil, fmt.Errorf("replicated log: part %q, %d replicas: want a name, and 1 to 5", cfg.Part, cfg.Replicas)
 	}
+	ctx, cancel := context.WithTimeout(ctx, starting)
+	defer cancel()
+	pause := time.NewTicker(leastWait)
+	defer pause.Stop()
+	for said := false; ; {
+		c, err := connect(ctx, cfg)
+		var config errConfig
+		if err == nil || errors.As(err, &config) {
+			return c, err
+		}
+		if !said {
+			cfg.Log.Warn("NATS JetStream is not there yet; trying again", "for", starting, obs.KeyError, err)
+			said = true
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: %w", ctx.Err(), err)
+		case <-pause.C:
+		}
+	}
+}
+
+func connect(ctx context.Context, cfg Config) (*Cluster, error) {
 	options := []nats.Option{
 		nats.Name("nsqd " + cfg.Part), nats.MaxReconnects(-1), nats.ReconnectWait(100 * time.Millisecond),
 		nats.ReconnectJitter(50*time.Millisecond, 50*time.Millisecond), nats.Timeout(2 * time.Second),
 		nats.PingInterval(2 * time.Second), nats.MaxPingsOutstanding(2), nats.ReconnectBufSize(-1),
+		nats.IgnoreAuthErrorAbort(), // credentials may be changed on both sides, one after the other
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil {
 				cfg.Log.Warn("connection to NATS lost", obs.KeyError, err)
@@ -80,25 +114,46 @@ func Connect(cfg Config) (*Cluster, error) {
 	}
 	nc, err := nats.Connect(cfg.URL, options...)
 	if err != nil {
-		return nil, fmt.Errorf("connect to NATS: %w", err)
+		err = fmt.Errorf("connect to NATS: %w", err)
+		var unknown *tls.CertificateVerificationError
+		if errors.Is(err, nats.ErrAuthorization) || errors.Is(err, nats.ErrAuthExpired) || errors.Is(err, nats.ErrAuthRevoked) ||
+			errors.Is(err, nats.ErrSecureConnRequired) || errors.Is(err, nats.ErrSecureConnWanted) || errors.As(err, &unknown) {
+			err = errConfig{err}
+		}
+		return nil, err
 	}
 	c := &Cluster{cfg: cfg, nc: nc, opened: make(map[part]*Log)}
-	if err := c.begin(); err != nil {
+	if err := c.begin(ctx); err != nil {
 		nc.Close()
 		return nil, err
 	}
 	return c, nil
 }
 
-func (c *Cluster) begin() (err error) {
+// oldest is the release of nats-server from which on it is taken: those before are not
+// tried. Compared by its first two numbers.
+var oldest = [2]int{2, 10}
+
+func tooOld(version string) bool {
+	var v [2]int
+	if n, err := fmt.Sscanf(version, "%d.%d", &v[0], &v[1]); n != 2 || err != nil {
+		return false // not ours to judge
+	}
+	return slices.Compare(v[:], oldest[:]) < 0
+}
+
+func (c *Cluster) begin(ctx context.Context) (err error) {
+	if v := c.nc.ConnectedServerVersion(); tooOld(v) {
+		return errConfig{fmt.Errorf("nats-server at %s is release %s: want %d.%d or later", c.nc.ConnectedUrlRedacted(), v, oldest[0], oldest[1])}
+	}
 	need := int64(c.cfg.MaxBody + blockHeader + recordHeader + 1024)
 	if most := c.nc.MaxPayload(); most < need {
-		return fmt.Errorf("NATS takes messages of %d bytes (max_payload), a message of %d needs %d: set max_payload there, or --max-msg-size here", most, c.cfg.MaxBody, need)
+		return errConfig{fmt.Errorf("NATS takes messages of %d bytes (max_payload), a message of %d needs %d: set max_payload there, or --max-msg-size here", most, c.cfg.MaxBody, need)}
 	}
 	if c.js, err = jetstream.New(c.nc, jetstream.WithPublishAsyncTimeout(patience/2), jetstream.WithPublishAsyncMaxPending(1<<16)); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), connecting)
+	ctx, cancel := context.WithTimeout(ctx, patience/2) // who has no leader does not answer
 	defer cancel()
 	c.cursors, err = c.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
 		Name: cursorStream, Subjects: []string{"srtm.cursors.>"}, Description: "where the channels of SRTM's topics are",
@@ -106,7 +161,7 @@ func (c *Cluster) begin() (err error) {
 	})
 	switch {
 	case errors.Is(err, jetstream.ErrJetStreamNotEnabled), errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount):
-		return fmt.Errorf("NATS at %s has no JetStream (nats-server --jetstream): %w", c.nc.ConnectedUrlRedacted(), err)
+		return errConfig{fmt.Errorf("NATS at %s has no JetStream (nats-server --jetstream): %w", c.nc.ConnectedUrlRedacted(), err)}
 	case err != nil:
 		return fmt.Errorf("make the stream of cursors with %d replicas: %w", c.cfg.Replicas, err)
 	}

@@ -8,8 +8,6 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-func TestMain(m *testing.M) { localtest.Main(m) }
-
 // A broker that is killed, and whose disk is lost, has all that it acknowledged.
 func TestABrokerAndItsDiskAreLost(t *testing.T) {
 	s := startServers(t, 3)

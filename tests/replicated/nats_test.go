@@ -96,7 +96,7 @@ func (s *servers) connect(part string) *replicated.Cluster {
 	var c *replicated.Cluster
 	within(s.t, "JetStream takes streams", func() (ok bool) {
 		var err error
-		c, err = replicated.Connect(replicated.Config{
+		c, err = replicated.Connect(s.t.Context(), replicated.Config{
 			URL: s.url(), Replicas: len(s.all), Part: part, MaxBody: 1 << 20, Log: slog.New(slog.DiscardHandler),
 		})
 		return err == nil

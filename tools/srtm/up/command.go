@@ -40,6 +40,7 @@ machine does not carry are reported and are no failure.`,
 		Example: `  srtm up
   srtm up --duration 20s --publishers 500 --group-size 50 --sync
   srtm up --duration 20s --admission --gateway
+  srtm up --duration 20s --replicated
   srtm up --trace detectors.csv.gz --compress 10 --copies 20`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
@@ -65,6 +66,13 @@ machine does not carry are reported and are no failure.`,
 				}
 				o.binDir = filepath.Dir(self)
 			}
+			if o.replicated && !cmd.Flags().Changed("brokers") {
+				o.brokers = 3
+			}
+			nats, err := o.findNATS()
+			if err != nil {
+				return err
+			}
 			keep := o.dataDir != ""
 			if keep {
 				err = os.MkdirAll(o.dataDir, 0o700)
@@ -74,7 +82,7 @@ machine does not carry are reported and are no failure.`,
 			if err != nil {
 				return fmt.Errorf("folder for logs: %w", err)
 			}
-			r := &run{options: o, load: l, stdout: cmd.OutOrStdout(), view: newView(cmd, o.output)}
+			r := &run{options: o, load: l, nats: nats, stdout: cmd.OutOrStdout(), view: newView(cmd, o.output)}
 			err = r.all(cmd.Context())
 			switch {
 			case keep:

@@ -274,3 +274,18 @@ func TestLogsAreKeptAfterAFailureOnly(t *testing.T) {
 		t.Errorf("left %v, %v; it says %q", left, err, stderr.String())
 	}
 }
+
+// Who has no nats-server is told how to get one, before anything is started.
+func TestReplicatedNeedsNATS(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	var stdout, stderr output
+	err := up(t.Context(), &stdout, &stderr, "--replicated", "--bin-dir="+t.TempDir())
+	if err == nil || !strings.Contains(err.Error(), "nats-server") || !strings.Contains(err.Error(), "make build") {
+		t.Errorf("without one: %v", err)
+	}
+	for _, args := range [][]string{{"--replicated", "--nats-server=/nowhere"}, {"--nats-server=/nowhere"}} {
+		if err := up(t.Context(), &stdout, &stderr, args...); !errors.As(err, new(lifecycle.UsageError)) {
+			t.Errorf("%v: %v", args, err)
+		}
+	}
+}

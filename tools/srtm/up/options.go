@@ -3,10 +3,13 @@ package up
 import (
 	"errors"
 	"fmt"
+	"os/exec"
+	"path/filepath"
 	"time"
 
 	"github.com/spf13/pflag"
 
+	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/tools/iotpub/load"
 )
 
@@ -28,6 +31,8 @@ type options struct {
 
 	admission       bool
 	gateway         bool
+	replicated      bool
+	natsServer      string
 	binDir, dataDir string
 	memQueue        int
 	output          string
@@ -62,11 +67,35 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.maxLateness, "max-lateness", o.maxLateness, "p99 of sending later than intended from which on the report calls its figures the machine's")
 	fs.BoolVar(&o.admission, "admission", false, "run admission too, with a rule for one tenant's HTTP publishes, and show that it refuses what is above")
 	fs.BoolVar(&o.gateway, "gateway", false, "run a gateway in front of two emulated web servers too, and show what three classes of requests get that ask for more than there is")
+	fs.BoolVar(&o.replicated, "replicated", false, "keep what brokers store in NATS JetStream, three copies on three nats-servers that are started too; 3 brokers unless --brokers says otherwise")
+	fs.StringVar(&o.natsServer, "nats-server", "", "`path` of nats-server for --replicated (default in --bin-dir, else on PATH)")
 	fs.StringVar(&o.binDir, "bin-dir", "", "`folder` of nsqd, loaddistributor, tbadaptor, iotpub, admission and gateway (default that of srtm)")
 	fs.StringVar(&o.dataDir, "data-dir", "", "`folder` for the processes' logs and data (default a new one, removed after success)")
 	fs.IntVar(&o.memQueue, "mem-queue-size", o.memQueue, "`messages` a broker holds per topic and channel")
 	fs.StringVar(&o.output, "output", o.output, "`form` of the report: table or json; with json the live view goes to standard error")
 	fs.StringVar(&o.logLevel, "log-level", o.logLevel, "least `level` that the processes log: debug, info, warn or error")
+}
+
+// findNATS says where nats-server is; "" without --replicated.
+func (o *options) findNATS() (string, error) {
+	if !o.replicated {
+		return "", nil
+	}
+	if o.natsServer != "" {
+		path, err := exec.LookPath(o.natsServer)
+		if err != nil {
+			return "", lifecycle.UsageError{Err: fmt.Errorf("--nats-server: %w", err)}
+		}
+		return path, nil
+	}
+	path, err := exec.LookPath(filepath.Join(o.binDir, "nats-server"))
+	if err != nil {
+		path, err = exec.LookPath("nats-server")
+	}
+	if err != nil {
+		return "", fmt.Errorf("--replicated needs nats-server, which is neither in %s nor on PATH: make build puts it into bin/, https://nats.io/download has it; or name it with --nats-server", o.binDir)
+	}
+	return path, nil
 }
 
 // validate returns every fault at once, joined. Those of the load are
@@ -88,6 +117,7 @@ func (o *options) validate() error {
 	fault(o.calibration < 0 || o.calibration > 0 && o.calibration < time.Second, "--calibration %v: want 0, or at least 1s", o.calibration)
 	fault(o.maxLateness <= 0, "--max-lateness %v: want more than 0", o.maxLateness)
 	fault(o.memQueue < 1, "--mem-queue-size %d: want at least 1", o.memQueue)
+	fault(o.natsServer != "" && !o.replicated, "--nats-server: it is for --replicated")
 	fault(o.output != "table" && o.output != "json", "--output %q: want table or json", o.output)
 	return errors.Join(faults...)
 }

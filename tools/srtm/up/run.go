@@ -53,6 +53,7 @@ const (
 type run struct {
 	options
 	load    *load.Load
+	nats    string // path of nats-server; "": brokers have files
 	stdout  io.Writer
 	view    *view
 	cluster *local.Cluster
@@ -69,9 +70,13 @@ func (r *run) all(ctx context.Context) error {
 		Brokers: r.brokers, Mcap: r.mcap, Seed: r.options.load.Spec.Seed, Quantile: r.quantile,
 		MaxLatenessUs: r.maxLateness.Microseconds(),
 	}
-	r.view.say("starting %s, a loaddistributor and a tbadaptor", plural(r.brokers, "broker"))
+	also := ""
+	if r.nats != "" {
+		also = ", three nats-servers"
+	}
+	r.view.say("starting %s%s, a loaddistributor and a tbadaptor", plural(r.brokers, "broker"), also)
 	c, err := local.StartCluster(ctx, local.ClusterConfig{
-		Brokers: r.brokers, Mcap: r.mcap, BinDir: r.binDir, LogDir: r.dataDir, StartTimeout: startTimeout, Admission: r.admission,
+		Brokers: r.brokers, Mcap: r.mcap, BinDir: r.binDir, LogDir: r.dataDir, StartTimeout: startTimeout, Admission: r.admission, NATS: r.nats,
 		LoaddistributorFlags: []string{"--fitting=off"}, // placements are compared as they are
 		BrokerFlags:          []string{"--mem-queue-size=" + strconv.Itoa(r.memQueue), "--log-level=" + r.logLevel},
 	})

@@ -1,0 +1,54 @@
+package local
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// natsConfig is of nats-server. max_payload holds the largest message a broker takes by
+// default.
+const natsConfig = `server_name: %q
+listen: %q
+max_payload: 8MB
+jetstream { store_dir: %q }
+cluster { name: "srtm", listen: %q, routes: [%s] }
+`
+
+// NATS starts n nats-servers with JetStream that find each other, and keep what they
+// store in dir. They are not waited for: they elect a leader once most of them run. urls
+// is what --jetstream-url of nsqd takes. On an error nothing keeps running.
+func NATS(binary, dir string, n int) (all []*Process, urls string, err error) {
+	defer func() {
+		if err != nil {
+			for _, p := range all {
+				err = errors.Join(err, p.Kill())
+			}
+		}
+	}()
+	at, err := Ports(2 * n)
+	if err != nil {
+		return nil, "", err
+	}
+	var routes, clients []string
+	for i := range n {
+		clients, routes = append(clients, "nats://"+at[i]), append(routes, fmt.Sprintf("%q", "nats://"+at[n+i]))
+	}
+	for i := range n {
+		name := fmt.Sprintf("nats%d", i+1)
+		file := filepath.Join(dir, name+".conf")
+		text := fmt.Sprintf(natsConfig, name, at[i], filepath.Join(dir, name+"-data"), at[n+i], strings.Join(routes, ", "))
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			return all, "", fmt.Errorf("%s: %w", name, err)
+		}
+		p, err := Start(binary, []string{"--config", file}, Options{Log: filepath.Join(dir, name+".log")})
+		if err != nil {
+			return all, "", err
+		}
+		p.name = name
+		all = append(all, p)
+	}
+	return all, strings.Join(clients, ","), nil
+}
