@@ -167,7 +167,7 @@ func (o *options) flags(fs *flag.FlagSet) {
 	fs.StringVar(&o.jetstream.URL, "jetstream-url", "", "`url` of NATS servers with JetStream for --durability=replicated, of several with commas, as nats://a:4222,nats://b:4222")
 	fs.IntVar(&o.jetstream.Replicas, "jetstream-replicas", 3, "how many `servers` of NATS keep each message, 1 to 5")
 	fs.StringVar(&o.jetstream.Credentials, "jetstream-creds", "", "`file` with credentials for NATS, as nsc writes them")
-	fs.Int64Var(&o.jetstream.MaxBytes, "jetstream-max-bytes", 0, "size of a topic's stream from which on publishers are refused, in `bytes`; 0: what NATS allows")
+	fs.Int64Var(&o.jetstream.MaxBytes, "jetstream-max-bytes", 0, "size of a topic's stream, in `bytes`, at least 1 MiB; publishers are refused (E_QUEUE_FULL) when seven eighths are full, and what is only retained goes before; 0: what NATS allows")
 	o.jetstreamTLS.TLSFlags(fs, "jetstream-", "NATS")
 	fs.IntVar(&o.broker.MaxChannelConsumers, "max-channel-consumers", 0, "maximum number of `consumers` of a channel (default no limit)")
 	fs.IntVar(&o.broker.MaxTopics, "max-topics", 50_000, "maximum number of `topics`, 0: no limit; one more is refused (E_PUB_FAILED or E_SUB_FAILED, HTTP 503), but none that is on disk at the start")
@@ -306,6 +306,10 @@ func (o *options) validate() error {
 	o.storage.Path, o.storage.Metadata, o.storage.Data = filepath.Join(o.dataPath, "messages"), filepath.Join(o.dataPath, "metadata.json"), o.dataPath
 	o.storage.MaxRecord, o.storage.Overflow = s.Limits.MaxMessageSize, min(max(o.memQueueSize, minOverflow), maxOverflow)
 	o.jetstream.Part, o.jetstream.MaxBody = o.agent.BrokerID, s.Limits.MaxMessageSize
+	if most := o.jetstream.MaxBytes - o.jetstream.MaxBytes/8; o.durability == durabilityReplicated && most > 0 {
+		// Publishers are refused before the stream does it, which then takes no claim either.
+		o.storage.MaxLogBytes = min(cmp.Or(o.storage.MaxLogBytes, most), most)
+	}
 	o.storage.WriteThrough, o.storage.Fsync = o.memQueueSize == 0, o.durability == durabilityFsync
 
 	_, err = hook.ParseMode(string(o.stamps))
@@ -320,7 +324,7 @@ func (o *options) validate() error {
 	fault((o.durability == durabilityReplicated) != (o.jetstream.URL != ""), "--durability=replicated and --jetstream-url: want both or neither")
 	fault(o.durability == durabilityReplicated && o.agent.BrokerID == "", "--durability=replicated needs --broker-id: what this broker carries is kept under that name")
 	fault(o.jetstream.Replicas < 1 || o.jetstream.Replicas > 5, "--jetstream-replicas %d is not 1 to 5", o.jetstream.Replicas)
-	fault(o.jetstream.MaxBytes < 0, "--jetstream-max-bytes %d is below 0", o.jetstream.MaxBytes)
+	fault(o.jetstream.MaxBytes != 0 && o.jetstream.MaxBytes < 1<<20, "--jetstream-max-bytes %d is neither 0 nor at least %d", o.jetstream.MaxBytes, 1<<20)
 	must(daemon.OneOf("pacing", string(b.Pacing), string(broker.PaceOff), string(broker.PaceAdvise), string(broker.PacePolice)))
 	must(daemon.OneOf("policy", string(o.agent.Policy), string(agent.Available), string(agent.Strict)))
 	fault(o.tcpAddress == "", "--tcp-address is empty")

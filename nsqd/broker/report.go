@@ -51,6 +51,8 @@ type DiskStats struct {
 	Bytes  int64 // of records in them
 	Needed int64 // of them, not only retained
 	Open   int   // of Files
+	// Pending is how many bytes are on their way to replicas.
+	Pending int64
 
 	// Counters since the start of the process. Those of a channel that is deleted
 	// are gone with it.
@@ -61,12 +63,19 @@ type DiskStats struct {
 	Quarantined uint64 // files with damage, put aside as .bad
 	LostBytes   uint64 // in them
 	Missing     uint64 // files that should be there
+	// Stored are the blocks that are on stable storage or most replicas, StoredSeconds how
+	// long they took to get to replicas, in sum.
+	Stored        uint64
+	StoredSeconds float64
 }
 
 func (d *DiskStats) add(s commitlog.Stats) {
 	d.Files += s.Segments
 	d.Bytes += s.Bytes
 	d.Open += s.OpenFiles
+	d.Pending += s.Pending
+	d.Stored += s.Fsyncs
+	d.StoredSeconds += s.StoredSeconds
 	d.ReadBytes += s.ReadBytes
 	d.NoSpace += s.NoSpace
 	d.Errors += s.AppendErrors + s.ReadErrors + s.SyncErrors + s.KeepErrors

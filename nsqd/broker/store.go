@@ -380,8 +380,9 @@ func (st *store) refill() (int, error) {
 // save records on disk which messages are done with, and lets go of files.
 func (st *store) save() error {
 	err := st.tryToSave()
+	known := st.faults.Load()&(1<<saving) != 0
 	st.noted(saving, err)
-	if err != nil {
+	if err != nil && !known {
 		st.report("what is done with is not recorded on disk; after a crash it would come again", err)
 	}
 	return err

@@ -175,17 +175,21 @@ type Stats struct {
 	Bytes       int64  // of those files
 	Records     int64  // in them that can be read, as far as is known; trimmed ones are still in it
 	OpenFiles   int
+	Pending     int64 // bytes on their way to replicas
 
 	// Counters of records, and of what they took on disk.
 	Appended, AppendedBytes uint64
 	Read, ReadBytes         uint64 // a record that is read again counts again
 
 	// Counters of operations.
-	Syncs      uint64 // calls of Sync that had to wait
-	Fsyncs     uint64 // of segments, for them
-	Saves      uint64 // of cursors
-	SavedBytes uint64
-	Trimmed    uint64 // segments that were deleted
+	Syncs  uint64 // calls of Sync that had to wait
+	Fsyncs uint64 // of segments, for them
+	// StoredSeconds is how long the blocks counted by Fsyncs took until most replicas had
+	// them, in sum.
+	StoredSeconds float64
+	Saves         uint64 // of cursors
+	SavedBytes    uint64
+	Trimmed       uint64 // segments that were deleted
 
 	// Counters of faults. All but NoSpace and the errors that callers get are
 	// logged.

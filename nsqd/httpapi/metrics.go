@@ -54,6 +54,9 @@ var (
 	descNeeded       = desc("topic_disk_needed_bytes", "Bytes of messages on disk in files that some channel is not done with; the rest is retained.", "topic")
 	descOpenFiles    = desc("topic_disk_open_files", "Files of messages on disk that are open.", "topic")
 	descReadBytes    = desc("topic_disk_read_bytes_total", "Bytes of the bodies of messages that were read back from disk.", "topic")
+	descPending      = desc("topic_replication_pending_bytes", "Bytes of messages that most replicas do not have yet, with --durability=replicated.", "topic")
+	descStored       = desc("topic_disk_syncs_total", "Syncs of the topic's log to stable storage, or blocks of it that most replicas have.", "topic")
+	descStoredTime   = desc("topic_replication_seconds_total", "Seconds that blocks of the log took until most replicas had each, in sum, with --durability=replicated.", "topic")
 	descDiskFaults   = desc("topic_disk_faults_total", "Faults of the files of messages on disk, by kind: no_space, error, torn, quarantined, missing.", "topic", "kind")
 	descLostBytes    = desc("topic_disk_lost_bytes_total", "Bytes in files of messages that were put aside as damaged.", "topic")
 	descLost         = desc("topic_messages_lost_total", "Messages that could not be read back from disk.", "topic")
@@ -181,6 +184,9 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		gauge(descNeeded, float64(s.Disk.Needed), s.Name)
 		gauge(descOpenFiles, float64(s.Disk.Open), s.Name)
 		counter(descReadBytes, s.Disk.ReadBytes, s.Name)
+		gauge(descPending, float64(s.Disk.Pending), s.Name)
+		counter(descStored, s.Disk.Stored, s.Name)
+		out <- prometheus.MustNewConstMetric(descStoredTime, prometheus.CounterValue, s.Disk.StoredSeconds, s.Name)
 		for kind, n := range map[string]uint64{
 			"no_space": s.Disk.NoSpace, "error": s.Disk.Errors, "torn": s.Disk.Torn,
 			"quarantined": s.Disk.Quarantined, "missing": s.Disk.Missing,

@@ -160,7 +160,8 @@ func (c *Cluster) begin(ctx context.Context) (err error) {
 		Replicas: c.cfg.Replicas, Storage: jetstream.FileStorage, MaxMsgsPerSubject: 1,
 	})
 	switch {
-	case errors.Is(err, jetstream.ErrJetStreamNotEnabled), errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount):
+	case errors.Is(err, jetstream.ErrJetStreamNotEnabled), errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount),
+		errors.Is(err, nats.ErrNoResponders): // who has it and no leader does not answer
 		return errConfig{fmt.Errorf("NATS at %s has no JetStream (nats-server --jetstream): %w", c.nc.ConnectedUrlRedacted(), err)}
 	case err != nil:
 		return fmt.Errorf("make the stream of cursors with %d replicas: %w", c.cfg.Replicas, err)

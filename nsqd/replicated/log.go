@@ -37,6 +37,9 @@ const (
 	maxPending = 32 << 20
 	// blockSize is the size from which on a block takes no further record.
 	blockSize = 256 << 10
+	// blockCost is what a stream takes for a block besides its subject and data, at most:
+	// its own header, and the one with the sequence expected.
+	blockCost = 100
 	// patience is for how long JetStream may store nothing before Append refuses, and
 	// for how long Sync waits.
 	patience = 5 * time.Second
@@ -87,6 +90,7 @@ type block struct {
 	sealed  bool      // it takes no further record
 	sent    bool      // since what was stored was last found out
 	least   mono.Wall // timestamp of its first record
+	began   time.Time
 }
 
 // open claims a part for an owner with this epoch; 0: that after the last owner's.
@@ -239,7 +243,7 @@ func (l *Log) append(r *commitlog.Record) {
 		b = l.pending[n-1]
 	}
 	if b == nil || b.sealed || len(b.data)+size > blockSize || r.Offset-b.first > math.MaxUint32 {
-		b = &block{head: head{owner: l.owner, first: r.Offset}, least: r.Timestamp}
+		b = &block{head: head{owner: l.owner, first: r.Offset}, least: r.Timestamp, began: time.Now()}
 		b.data = b.append(make([]byte, 0, blockHeader+size))
 		l.bytes += len(b.data)
 		l.pending = append(l.pending, b)
@@ -332,6 +336,7 @@ func (l *Log) Stats() commitlog.Stats {
 	s := l.stats
 	s.Next, s.Records = l.next, int64(l.next-s.First)
 	s.Segments = int(s.Bytes / segment)
+	s.Pending = int64(l.bytes)
 	return s
 }
 

@@ -50,7 +50,7 @@ func (m *marks) add(k mark) {
 }
 
 // around returns the sequences between which the last block is that begins at or before a
-// part: it is lo, or one after it and before hi.
+// place: it is lo, or one after it and before hi.
 func (m *marks) around(after func(mark) bool) (lo, hi uint64) {
 	i := sort.Search(len(m.all), func(i int) bool { return after(m.all[i]) })
 	lo, hi = m.first, m.all[len(m.all)-1].seq+1
@@ -263,6 +263,9 @@ func (l *Log) Trim(before commitlog.Offset) error {
 	}
 	l.purged = time.Now()
 	bytes, first, newest := l.stats.Bytes, l.marks.first, l.newest()
+	if most := l.cluster.cfg.MaxBytes; most > 0 && bytes+int64(l.bytes) > most-most/4 {
+		retain = commitlog.Retain{} // it makes room for what is published
+	}
 	l.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

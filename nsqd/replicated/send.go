@@ -101,9 +101,10 @@ func (l *Log) stored(b *block, seq uint64) {
 	l.pending[0] = nil
 	l.pending = l.pending[1:]
 	l.bytes -= len(b.data)
+	l.stats.StoredSeconds += time.Since(b.began).Seconds()
 	l.durable = b.next
 	l.failing = nil
-	l.stats.Bytes += int64(len(b.data))
+	l.stats.Bytes += int64(len(b.data) + len(l.part.subject()) + blockCost)
 	l.stats.Fsyncs++
 	l.marks.add(mark{offset: b.first, seq: seq, time: b.least})
 	l.mu.Unlock()

@@ -21,8 +21,8 @@ type servers struct {
 	all     []*server.Server
 }
 
-// startServers starts n that find each other.
-func startServers(t *testing.T, n int) *servers {
+// startServers starts n that find each other, with options that set changes.
+func startServers(t *testing.T, n int, set ...func(*server.Options)) *servers {
 	t.Helper()
 	s := &servers{t: t, all: make([]*server.Server, n)}
 	var routes []string
@@ -38,6 +38,9 @@ func startServers(t *testing.T, n int) *servers {
 		if n > 1 {
 			o.Cluster = server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: ports[n+i]}
 			o.Routes = server.RoutesFromStr(strings.Join(routes, ","))
+		}
+		for _, change := range set {
+			change(o)
 		}
 		s.options = append(s.options, o)
 		s.start(i)
@@ -74,6 +77,9 @@ func (s *servers) ready() {
 	s.t.Helper()
 	within(s.t, "the servers elect a leader", func() bool {
 		for _, one := range s.all {
+			if one != nil && !s.options[0].JetStream {
+				return one.ReadyForConnections(time.Minute)
+			}
 			if one != nil && one.JetStreamEnabled() && (len(s.all) == 1 || one.JetStreamIsLeader()) {
 				return true
 			}
