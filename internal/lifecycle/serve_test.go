@@ -62,7 +62,8 @@ func TestServeLetsRequestsFinish(t *testing.T) {
 					close(asked)
 					select {
 					case <-time.After(c.takes):
-					case <-r.Context().Done():
+					case <-r.Context().Done(): // before its connection is closed
+						panic(http.ErrAbortHandler)
 					}
 					_, _ = io.WriteString(w, "done")
 				})}
