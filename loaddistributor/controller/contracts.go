@@ -48,6 +48,12 @@ func (st *state) assign(s *Session, now time.Time) {
 			st.remove(s, name, false, nil, now)
 		}
 	}
+	// One that came back after the topic moved away from it has to deliver what it has.
+	for _, name := range st.cat.Retiring(s.broker) {
+		if s.unprepared[name] && !st.owned(name) {
+			prepare = append(prepare, name)
+		}
+	}
 	for _, name := range prepare {
 		if topic, _ := st.cat.Topic(name); !asked[work{name, false}] {
 			st.ask(s, name, topic.Spec, nil, now)

@@ -655,6 +655,25 @@ var _ = Describe("A broker that is away for long", func() {
 		Eventually(has(n1, "t")).Should(BeFalse())
 		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b2": "400000/10"}))
 	})
+
+	It("has a share for what it holds when its process was another one", func() {
+		c := newCluster(setup{config: func(cfg *controller.Config) { cfg.EvacuateAfter = 50 * time.Millisecond }})
+		b1 := c.join("b1", 600, agenttest.New())
+		c.mustCreate(spec("t", 400, 10))
+		c.join("b2", 600, agenttest.New())
+		b1.stop()
+		Eventually(func() map[string]int { return c.where("t", 400) }).Should(Equal(map[string]int{"b2": 400}))
+
+		node := agenttest.New()
+		node.Create("t", "main")
+		node.Measure("t", &srtmv1.TopicStats{Topic: "t", Backlog: 3})
+		c.join("b1", 600, node, instance("one again"))
+		Eventually(func() bool { t, _ := node.Topic("t"); return t.Share.Rate > 0 }).Should(BeTrue())
+		t, _ := node.Topic("t")
+		Expect(t.SLO).NotTo(BeZero())
+		node.Measure("t", &srtmv1.TopicStats{Topic: "t"})
+		Eventually(has(node, "t")).Should(BeFalse())
+	})
 })
 
 var _ = Describe("Moving publishers", func() {

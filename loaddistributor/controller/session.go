@@ -38,8 +38,11 @@ type Session struct {
 	topics map[string]*reportWindow
 	// Those of its hello that the catalog did not know, nor knows of as deleted.
 	unknown map[string]bool
-	// Of those, what the broker keeps of them, once it has said so; without a topic:
-	// nothing.
+	// Those of its hello that it has not been prepared for since: until then it releases
+	// nothing, whatever its share.
+	unprepared map[string]bool
+	// Of the unknown ones, what the broker keeps of them, once it has said so; without a
+	// topic: nothing.
 	kept map[string]kept
 	// Topics whose arrivals the tuner has asked for where they are recorded already, and
 	// whether the record has begun anew.
@@ -88,9 +91,11 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 		unknown:  map[string]bool{},
 		kept:     map[string]kept{},
 		fitted:   map[string]bool{},
+
+		unprepared: map[string]bool{},
 	}
 	for _, name := range h.Topics {
-		s.topics[name] = &reportWindow{}
+		s.topics[name], s.unprepared[name] = &reportWindow{}, true
 	}
 	s.durability, _ = Durability(h.Durability)
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Hello{Hello: &srtmv1.ControllerHello{
@@ -259,6 +264,7 @@ func (c *Controller) result(s *Session, p *srtmv1.PrepareResult) error {
 	if failed == nil {
 		r.answer(s.broker, nil)
 		delete(s.requests, p.Request)
+		delete(s.unprepared, r.topic)
 	}
 	c.mu.Unlock()
 	if err := must("result of a connected member refused", err); err != nil {

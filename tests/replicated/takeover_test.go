@@ -61,7 +61,7 @@ func startCluster(t *testing.T, s *servers, brokers int) *cluster {
 }
 
 // wide is for consumers of several brokers: with the default, 1, they take turns.
-func wide(n *nsq.Config) { n.MaxInFlight = 100 }
+func wide(n *nsq.Config) { n.MaxInFlight, n.LookupdPollInterval = 100, 200*time.Millisecond }
 
 // publish has every publisher publish so many messages, one after the other, and keeps what
 // was acknowledged.
