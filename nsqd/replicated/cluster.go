@@ -197,19 +197,33 @@ func (p part) subject() string { return "srtm.log." + token(p.topic) + "." + tok
 
 func (p part) cursors() string { return "srtm.cursors." + token(p.topic) + "." + token(p.broker) }
 
-// Topics returns those of which there is a part that is this broker's.
+// Topics returns those of which there is a part that is this broker's, and deletes the
+// streams of those that were taken over.
 func (c *Cluster) Topics() (topics []string, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), connecting)
 	defer cancel()
 	names := c.js.ListStreams(ctx, jetstream.WithStreamListSubject("srtm.log.*."+token(c.cfg.Part)))
 	for info := range names.Info() {
-		if len(info.Config.Subjects) == 1 {
-			if parts := strings.Split(info.Config.Subjects[0], "."); len(parts) == 4 {
-				topics = append(topics, untoken(parts[2]))
-			}
+		if len(info.Config.Subjects) != 1 {
+			continue
+		}
+		switch parts := strings.Split(info.Config.Subjects[0], "."); {
+		case len(parts) != 4:
+		case info.State.Msgs == 0:
+			err = errors.Join(err, c.delete(ctx, info.Config.Name))
+		default:
+			topics = append(topics, untoken(parts[2]))
 		}
 	}
-	return topics, names.Err()
+	return topics, errors.Join(err, names.Err())
+}
+
+func (c *Cluster) delete(ctx context.Context, stream string) error {
+	err := c.js.DeleteStream(ctx, stream)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil
+	}
+	return err
 }
 
 // Open claims this broker's part of a topic with an epoch; 0: with the one after the last
@@ -225,8 +239,9 @@ func (c *Cluster) TakeOver(topic, broker string) (*Log, error) {
 	p := part{topic, broker}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	switch _, err := c.js.Stream(ctx, p.stream()); {
-	case errors.Is(err, jetstream.ErrStreamNotFound):
+	stream, err := c.js.Stream(ctx, p.stream())
+	switch {
+	case errors.Is(err, jetstream.ErrStreamNotFound) || err == nil && stream.CachedInfo().State.Msgs == 0:
 		return nil, fmt.Errorf("topic %s: %w", p, ErrNoPart)
 	case err != nil:
 		return nil, fmt.Errorf("topic %s: %w", p, err)
@@ -260,7 +275,8 @@ func (c *Cluster) closed(p part) {
 }
 
 // Remove closes the log and deletes its stream and cursors, unless they are another
-// owner's by now.
+// owner's by now. The stream of another broker's part is emptied, which spares what that
+// broker stores if it claims the part meanwhile: then the error is ErrFenced.
 func (l *Log) Remove() error {
 	fenced := l.Fenced()
 	l.fail(commitlog.ErrClosed)
@@ -277,9 +293,21 @@ func (l *Log) Remove() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	err := l.cluster.js.DeleteStream(ctx, l.part.stream())
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		err = nil
+	if !l.foreign() {
+		return errors.Join(l.cluster.delete(ctx, l.part.stream()), l.removeCursors(ctx))
 	}
-	return errors.Join(err, l.cluster.cursors.Purge(ctx, jetstream.WithPurgeSubject(l.part.cursors()+".>")))
+	l.mu.Lock()
+	newest := l.newest()
+	l.mu.Unlock()
+	if err := l.stream.Purge(ctx, jetstream.WithPurgeSequence(newest+1)); err != nil {
+		return err
+	}
+	info, err := l.stream.Info(ctx)
+	if err == nil && info.State.LastSeq > newest {
+		err = ErrFenced
+	}
+	return errors.Join(err, l.removeCursors(ctx))
 }
+
+// foreign reports whether the part is another broker's, and taken over.
+func (l *Log) foreign() bool { return l.part.broker != l.cluster.cfg.Part }

@@ -101,6 +101,10 @@ func (c *cursors) claim(ctx context.Context, l *Log) (commitlog.Offset, error) {
 			}
 			for i := range h.chunks {
 				chunk, err := l.cluster.cursors.GetLastMsgForSubject(ctx, l.chunkSubject(h.number, int(i)))
+				if errors.Is(err, jetstream.ErrMsgNotFound) {
+					body = nil
+					break
+				}
 				if err != nil {
 					return 0, fmt.Errorf("part %d of %d of the cursors: %w", i+1, h.chunks, err)
 				}
@@ -200,6 +204,9 @@ func (l *Log) saveCursors(snapshot []byte, next commitlog.Offset) error {
 // acknowledgement was lost, or another owner has claimed the part.
 func (l *Log) lookAtHead(ctx context.Context, mine cursorHead) error {
 	m, err := l.cluster.cursors.GetLastMsgForSubject(ctx, l.part.cursors()+".head")
+	if errors.Is(err, jetstream.ErrMsgNotFound) { // and removed it
+		return ErrFenced
+	}
 	if err != nil {
 		return err
 	}
@@ -212,4 +219,19 @@ func (l *Log) lookAtHead(ctx context.Context, mine cursorHead) error {
 	}
 	l.cursors.seq, l.cursors.number = m.Sequence, h.number
 	return errors.New("an earlier snapshot was stored only now; it is saved again")
+}
+
+// removeCursors removes those that this owner has claimed, and none that were claimed since.
+func (l *Log) removeCursors(ctx context.Context) error {
+	l.keeping.Lock()
+	defer l.keeping.Unlock()
+	head, upTo := l.part.cursors()+".head", jetstream.WithPurgeSequence(l.cursors.seq+1)
+	if err := l.cluster.cursors.Purge(ctx, jetstream.WithPurgeSubject(head), upTo); err != nil {
+		return err
+	}
+	_, err := l.cluster.cursors.GetLastMsgForSubject(ctx, head)
+	if !errors.Is(err, jetstream.ErrMsgNotFound) {
+		return err // of another owner, who may need what the head names
+	}
+	return l.cluster.cursors.Purge(ctx, jetstream.WithPurgeSubject(l.part.cursors()+".>"), upTo)
 }

@@ -199,21 +199,35 @@ func (l *Log) newest() uint64 { return l.marks.all[len(l.marks.all)-1].seq }
 // trimmed.
 func (l *Log) fetch(ctx context.Context, seq, newest uint64, n int) ([]*jetstream.RawStreamMsg, error) {
 	msgs := make([]*jetstream.RawStreamMsg, min(uint64(n), newest+1-min(seq, newest+1)))
-	all, ctx := errgroup.WithContext(ctx)
+	all, asking := errgroup.WithContext(ctx)
 	for i := range msgs {
 		all.Go(func() (err error) {
-			msgs[i], err = l.get(ctx, seq+uint64(i))
+			msgs[i], err = l.get(asking, seq+uint64(i))
+			if errors.Is(err, jetstream.ErrMsgNotFound) {
+				return nil
+			}
 			return err
 		})
 	}
-	err := all.Wait()
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		info, inner := l.stream.Info(ctx)
-		if inner == nil && info.State.FirstSeq > seq {
-			return msgs, nil
-		}
+	if err := all.Wait(); err != nil {
+		return nil, err
 	}
-	return msgs, err
+	last := len(msgs) - 1
+	for last >= 0 && msgs[last] != nil {
+		last--
+	}
+	if last < 0 {
+		return msgs, nil
+	}
+	// Trimmed, by another owner maybe: or else it is missing.
+	info, err := l.stream.Info(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if first := info.State.FirstSeq; first <= seq+uint64(last) {
+		return nil, fmt.Errorf("block %d: %w, the first one is %d", seq+uint64(last), jetstream.ErrMsgNotFound, first)
+	}
+	return msgs, nil
 }
 
 // readStream reads what is stored, up to the newest block.
@@ -257,7 +271,7 @@ func (l *Log) Trim(before commitlog.Offset) error {
 	}
 	l.trimmed = max(l.trimmed, min(before, l.next))
 	to, retain := min(l.trimmed, l.durable), l.retain
-	if to <= l.stats.First || l.part.broker == l.cluster.cfg.Part && time.Since(l.purged) < purgeEvery {
+	if to <= l.stats.First || !l.foreign() && time.Since(l.purged) < purgeEvery {
 		l.mu.Unlock()
 		return nil
 	}
@@ -289,6 +303,10 @@ func (l *Log) Trim(before commitlog.Offset) error {
 	info, err := l.stream.Info(ctx)
 	if err != nil {
 		return err
+	}
+	if l.foreign() && info.State.LastSeq > newest { // its broker is back
+		l.fail(ErrFenced)
+		return ErrFenced
 	}
 	m, err := l.get(ctx, info.State.FirstSeq)
 	if err != nil {

@@ -3,6 +3,7 @@ package replicated_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 
@@ -81,6 +82,103 @@ func TestFencing(t *testing.T) {
 	must(t, err)
 	must(t, b.Sync(at+1))
 	must(t, b.Remove())
+}
+
+// What a broker stores that claims its part while another takes it over stays, and the other
+// is told; a part that was taken over is gone, also for who had it.
+func TestTakingAPartOver(t *testing.T) {
+	s := startServers(t, 3)
+	store := func(l *replicated.Log, body string) error {
+		at, err := l.Append([]commitlog.Record{{Body: []byte(body)}})
+		if err == nil {
+			err = l.Sync(at + 1)
+		}
+		return err
+	}
+	own := func() *replicated.Log {
+		l, err := s.connect("b").Open("t", 0)
+		must(t, err)
+		return l
+	}
+	bodies := func(l *replicated.Log) (all []string) {
+		var batch commitlog.Batch
+		for at := commitlog.Offset(0); ; at = batch.Next {
+			must(t, l.Read(at, commitlog.Limit{Records: 10, Bytes: 1000}, &batch))
+			if batch.Next == at {
+				return all
+			}
+			for _, r := range batch.Records {
+				all = append(all, string(r.Body))
+			}
+		}
+	}
+	first := own()
+	must(t, store(first, "of the first"))
+	must(t, first.SaveCursors([]byte("cursors of the first")))
+	must(t, first.Close())
+
+	other := s.connect("c")
+	for _, trims := range []bool{true, false} {
+		taker, err := other.TakeOver("t", "b")
+		must(t, err)
+		back := own()
+		must(t, store(back, "of the broker that is back"))
+		must(t, back.SaveCursors([]byte("cursors of the broker that is back")))
+		end, err := taker.Append(nil)
+		must(t, err)
+		if trims {
+			err = taker.Trim(end)
+			must(t, taker.Close())
+		} else {
+			err = taker.Remove()
+		}
+		if !errors.Is(err, replicated.ErrFenced) {
+			t.Errorf("trimming %v: a part that another has claimed since: %v", trims, err)
+		}
+		if got := bodies(back); !slices.Contains(got, "of the broker that is back") {
+			t.Errorf("trimming %v: the broker that is back has %q", trims, got)
+		}
+		must(t, back.Close())
+		back = own()
+		if snapshot, err := back.LoadCursors(); err != nil || string(snapshot) != "cursors of the broker that is back" {
+			t.Errorf("trimming %v: cursors %q, %v", trims, snapshot, err)
+		}
+		must(t, back.Close())
+	}
+
+	stale := own()
+	must(t, store(stale, "one more"))
+	must(t, stale.SaveCursors([]byte("one more")))
+	taker, err := other.TakeOver("t", "b")
+	must(t, err)
+	if got := bodies(taker); !slices.Contains(got, "one more") {
+		t.Errorf("to be taken over are %q", got)
+	}
+	must(t, taker.Remove())
+	if _, err := other.TakeOver("t", "b"); !errors.Is(err, replicated.ErrNoPart) {
+		t.Errorf("what was taken over is taken over again: %v", err)
+	}
+	if err := stale.SaveCursors([]byte("too late")); !errors.Is(err, replicated.ErrFenced) {
+		t.Errorf("who had it saves cursors: %v", err)
+	}
+	if err := store(stale, "too late"); !errors.Is(err, replicated.ErrFenced) {
+		t.Errorf("who had it stores: %v", err)
+	}
+	must(t, stale.Close())
+	again := s.connect("b")
+	if topics, err := again.Topics(); err != nil || len(topics) > 0 {
+		t.Errorf("its broker finds topics %q, %v", topics, err)
+	}
+	l, err := again.Open("t", 0)
+	must(t, err)
+	if snapshot, err := l.LoadCursors(); err != nil || snapshot != nil {
+		t.Errorf("it finds cursors %q, %v", snapshot, err)
+	}
+	must(t, store(l, "anew"))
+	if got := bodies(l); len(got) != 1 {
+		t.Errorf("it has %q", got)
+	}
+	must(t, l.Remove())
 }
 
 // Whatever Sync has said is stored is there after servers were lost, each offset with what
