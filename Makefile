@@ -32,7 +32,7 @@ VCS := $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo auto || ec
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help packages test-packages test-deploy build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance test-clients archtest faults upgrade generate fuzz fuzz-short bench bench-full scaling bench-admission bench-gateway calibrate convergence figures cover clean no-race-note soak hardship trouble
+.PHONY: help packages test-packages test-deploy build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance test-clients archtest faults chaos-replicated upgrade generate fuzz fuzz-short bench bench-full scaling bench-admission bench-gateway calibrate convergence figures cover clean no-race-note soak hardship trouble
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -129,6 +129,9 @@ hardship: ## restart with a backlog of BACKLOG (1000000) messages, and 10,000 co
 faults: ## a cluster under kills, stops, partitions, updates and two adaptors for DURATION (2m, half for each place of the adaptor), its contract checked; kills of admission at each step
 	SRTM_FAULTS=$(if $(DURATION),$(DURATION),2m) $(GO) test -count=1 -timeout=$(TIMEOUT) -v -run=Whatever ./tests/faults
 	SRTM_FAULTS=1 $(GO) test -count=1 -timeout=$(TIMEOUT) -parallel=6 -v -run=TestKills ./admission/store
+
+chaos-replicated: ## brokers, brokers with their disks, and servers of NATS killed for DURATION (10m) at twice the contract of a replicated topic, every history judged
+	SRTM_CHAOS=$(or $(DURATION),10m) $(GO) test -count=1 -timeout=24h -v -run='^TestChaos$$' ./tests/replicated
 
 # 0.1.0, whose data this release reads, and which reads this one's.
 RELEASE_010 = a3fd342cc3b330c07d9422a91982dc7953987c66
