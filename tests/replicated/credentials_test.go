@@ -1,0 +1,124 @@
+package replicated_test
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/jwt/v2"
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nkeys"
+
+	"github.com/srtm-io/srtm/nsqd/commitlog"
+	"github.com/srtm-io/srtm/nsqd/replicated"
+)
+
+// issuer is an operator of NATS with an account that may use JetStream.
+type issuer struct {
+	t                 *testing.T
+	operator, account nkeys.KeyPair
+	claims            *jwt.AccountClaims
+	resolver          server.MemAccResolver
+}
+
+func public(t *testing.T, k nkeys.KeyPair) string {
+	t.Helper()
+	p, err := k.PublicKey()
+	must(t, err)
+	return p
+}
+
+// newAccount is an account's key, and its claims as the operator has signed them.
+func (i *issuer) newAccount() (nkeys.KeyPair, *jwt.AccountClaims) {
+	k, err := nkeys.CreateAccount()
+	must(i.t, err)
+	return k, jwt.NewAccountClaims(public(i.t, k))
+}
+
+func (i *issuer) sign(c *jwt.AccountClaims) {
+	i.t.Helper()
+	text, err := c.Encode(i.operator)
+	must(i.t, err)
+	must(i.t, i.resolver.Store(c.Subject, text))
+}
+
+func newIssuer(t *testing.T) (*issuer, func(*server.Options)) {
+	t.Helper()
+	i := &issuer{t: t}
+	var err error
+	i.operator, err = nkeys.CreateOperator()
+	must(t, err)
+	_, system := i.newAccount()
+	i.account, i.claims = i.newAccount()
+	i.claims.Limits.JetStreamLimits = jwt.JetStreamLimits{MemoryStorage: -1, DiskStorage: -1, Streams: -1, Consumer: -1}
+	i.sign(system)
+	i.sign(i.claims)
+	return i, func(o *server.Options) {
+		o.TrustedKeys, o.SystemAccount, o.AccountResolver = []string{public(t, i.operator)}, system.Subject, &i.resolver
+	}
+}
+
+// user writes the credentials of a new user, and returns its public key.
+func (i *issuer) user(file string) string {
+	i.t.Helper()
+	k, err := nkeys.CreateUser()
+	must(i.t, err)
+	claims := jwt.NewUserClaims(public(i.t, k))
+	text, err := claims.Encode(i.account)
+	must(i.t, err)
+	seed, err := k.Seed()
+	must(i.t, err)
+	creds, err := jwt.FormatUserConfig(text, seed)
+	must(i.t, err)
+	must(i.t, os.WriteFile(file, creds, 0o600))
+	return claims.Subject
+}
+
+// A broker's credentials are revoked while it runs: it says that it stores nothing, and why,
+// and goes on by itself with those that the file has next.
+func TestCredentialsAreRevoked(t *testing.T) {
+	t.Parallel()
+	i, trust := newIssuer(t)
+	s := startServers(t, 1, trust)
+	file := filepath.Join(t.TempDir(), "broker.creds")
+	config := replicated.Config{
+		URL: s.url(), Credentials: file, Replicas: 1, Part: "b", MaxBody: 1 << 20, Log: slog.New(slog.DiscardHandler),
+	}
+	user := i.user(file)
+	c, err := replicated.Connect(t.Context(), config)
+	must(t, err)
+	defer c.Close()
+	l, err := c.Open("t", 0)
+	must(t, err)
+	store := func() error {
+		at, err := l.Append([]commitlog.Record{{Body: []byte("safe")}})
+		if err == nil {
+			err = l.Sync(at + 1)
+		}
+		return err
+	}
+	must(t, store())
+
+	i.claims.Revoke(user)
+	i.sign(i.claims)
+	account, err := s.all[0].LookupAccount(i.claims.Subject)
+	must(t, err)
+	s.all[0].UpdateAccountClaims(account, i.claims)
+	within(t, "the broker is not ready, and says why", func() bool {
+		err := c.Ready()
+		return err != nil && strings.Contains(strings.ToLower(err.Error()), "auth")
+	})
+	if _, err := replicated.Connect(t.Context(), config); err == nil || !strings.Contains(err.Error(), "Authorization") {
+		t.Errorf("with revoked credentials: %v", err)
+	}
+	if err := store(); err == nil {
+		t.Error("something is stored with revoked credentials")
+	}
+
+	i.user(file)
+	within(t, "the broker is ready", func() bool { return c.Ready() == nil })
+	within(t, "it stores", func() bool { return store() == nil })
+	must(t, l.Close())
+}
