@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -45,6 +46,7 @@ type Cluster struct {
 	nc      *nats.Conn
 	js      jetstream.JetStream
 	cursors jetstream.Stream
+	pending atomic.Int64 // bytes that wait to be stored, of all logs
 
 	mu     sync.Mutex
 	opened map[part]*Log
@@ -268,9 +270,12 @@ func (c *Cluster) open(p part, epoch uint64) (*Log, error) {
 	return l, nil
 }
 
-func (c *Cluster) closed(p part) {
+func (c *Cluster) closed(l *Log) {
+	l.mu.Lock()
+	l.hold(-l.bytes)
+	l.mu.Unlock()
 	c.mu.Lock()
-	delete(c.opened, p)
+	delete(c.opened, l.part)
 	c.mu.Unlock()
 }
 
@@ -287,7 +292,7 @@ func (l *Log) Remove() error {
 		close(l.stop)
 	}
 	<-l.done
-	defer l.cluster.closed(l.part)
+	defer l.cluster.closed(l)
 	if fenced {
 		return nil
 	}

@@ -33,8 +33,10 @@ var (
 const (
 	// window is how many blocks are on their way at a time.
 	window = 64
-	// maxPending bounds what waits to be stored, in bytes: then Append waits.
-	maxPending = 32 << 20
+	// maxPending bounds what waits to be stored of one log, in bytes, and maxPendingAll of
+	// all: then Append waits. A log of which nothing waits may always append a batch.
+	maxPending    = 32 << 20
+	maxPendingAll = 512 << 20
 	// blockSize is the size from which on a block takes no further record.
 	blockSize = 256 << 10
 	// blockCost is what a stream takes for a block besides its subject and data, at most:
@@ -204,7 +206,7 @@ func (l *Log) Append(batch []commitlog.Record) (commitlog.Offset, error) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for len(batch) > 0 && l.err == nil && l.bytes > maxPending && !l.refusing() {
+	for len(batch) > 0 && l.err == nil && l.full() && !l.refusing() {
 		l.changed.Wait()
 	}
 	switch {
@@ -245,17 +247,28 @@ func (l *Log) append(r *commitlog.Record) {
 	if b == nil || b.sealed || len(b.data)+size > blockSize || r.Offset-b.first > math.MaxUint32 {
 		b = &block{head: head{owner: l.owner, first: r.Offset}, least: r.Timestamp, began: time.Now()}
 		b.data = b.append(make([]byte, 0, blockHeader+size))
-		l.bytes += len(b.data)
+		l.hold(len(b.data))
 		l.pending = append(l.pending, b)
 	}
 	from := len(b.data)
 	b.data = appendRecord(b.data, r, b.first)
 	b.records++
 	b.next = r.Offset + 1
-	l.bytes += len(b.data) - from
+	l.hold(len(b.data) - from)
 	l.next = b.next
 	l.stats.Appended++
 	l.stats.AppendedBytes += uint64(len(b.data) - from)
+}
+
+// hold counts bytes that wait to be stored, or with n < 0 do not any more. Requires: mu held.
+func (l *Log) hold(n int) {
+	l.bytes += n
+	l.cluster.pending.Add(int64(n))
+}
+
+// full requires mu held.
+func (l *Log) full() bool {
+	return l.bytes > maxPending || l.bytes > 0 && l.cluster.pending.Load() > maxPendingAll
 }
 
 // refusing requires mu held.
@@ -310,7 +323,7 @@ func (l *Log) Close() error {
 	l.fail(commitlog.ErrClosed)
 	close(l.stop)
 	<-l.done
-	l.cluster.closed(l.part)
+	l.cluster.closed(l)
 	return err
 }
 

@@ -100,7 +100,7 @@ func (l *Log) stored(b *block, seq uint64) {
 	l.mu.Lock()
 	l.pending[0] = nil
 	l.pending = l.pending[1:]
-	l.bytes -= len(b.data)
+	l.hold(-len(b.data))
 	l.stats.StoredSeconds += time.Since(b.began).Seconds()
 	l.durable = b.next
 	l.failing = nil
