@@ -27,6 +27,7 @@ type live struct {
 	learnedOf uint64                // when that was created
 	profile   *profile              // nil: it is not being made
 	moves     moves                 // of its publishers
+	taking    map[string]taking     // of a replicated one, by the broker that is gone
 }
 
 // topics are those that something is known of, by name.

@@ -82,6 +82,7 @@ func (c *Controller) reconcile(now time.Time) {
 				taker := c.mu.taker(topic, b, now)
 				switch {
 				case taker != "":
+					c.mu.takes(name, b.ID, taker)
 					due = append(due, operation{name: name, target: reconcile.Target{Retire: b.ID, By: taker}})
 				case c.mu.emptied(topic, b.ID, now):
 					due = append(due, c.mu.retire(name, b.ID, false))
@@ -158,10 +159,33 @@ func (st *state) taker(topic catalog.Topic, gone catalog.Broker, now time.Time) 
 			able = append(able, id)
 		}
 	}
-	if len(able) == 0 {
+	if len(able) == 0 || st.unfinished(topic, gone.ID) {
 		return ""
 	}
 	return able[int(now.Sub(since)/takersTurn)%len(able)]
+}
+
+// taking is a take-over that a broker was asked for, of what one had that is away since then.
+type taking struct {
+	by   string
+	away time.Time
+}
+
+// takes notes that a broker is asked to take over what another had.
+func (st *state) takes(topic, gone, by string) {
+	l := st.topics.at(topic)
+	if l.taking == nil {
+		l.taking = map[string]taking{}
+	}
+	l.taking[gone] = taking{by, st.away[gone]}
+}
+
+// unfinished reports whether who was to take over what a broker had, and may have got the
+// beginning of it, is gone itself: then that is taken over first, so that what each
+// publisher sent stays in order.
+func (st *state) unfinished(topic catalog.Topic, gone string) bool {
+	t := st.topics.see(topic.Spec.Name()).taking[gone]
+	return t.by != "" && t.away.Equal(st.away[gone]) && st.sessions[t.by] == nil && slices.Contains(topic.Holders(), t.by)
 }
 
 // has reports whether the broker has the topic, or may.

@@ -1,0 +1,58 @@
+package controller_test
+
+import (
+	"sync"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/loaddistributor/controller"
+	"github.com/srtm-io/srtm/nsqd/agent"
+	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
+)
+
+var _ = Describe("What a broker of a replicated topic had", func() {
+	It("is taken over after what the broker has that began with that, and ended", func() {
+		var mu sync.Mutex
+		var all []string // who had what was taken over, in order
+		asked := func() []string {
+			mu.Lock()
+			defer mu.Unlock()
+			return append([]string{}, all...)
+		}
+		begun, never := make(chan struct{}), make(chan struct{})
+		replicates := func(take func(from string)) func(*agent.Config) {
+			return func(cfg *agent.Config) {
+				cfg.Durability = srtmv1.Durability_DURABILITY_REPLICATED
+				cfg.TakeOver = func(_, from string) (int, error) {
+					take(from)
+					return 1, nil
+				}
+			}
+		}
+		notes := func(from string) {
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, from)
+		}
+		c := newCluster(setup{config: func(cfg *controller.Config) {
+			cfg.EvacuateAfter, cfg.TakeOverAfter = 50*time.Millisecond, 100*time.Millisecond
+		}})
+		atEnd(func() { close(never) }) // before the brokers stop
+		b1 := c.join("b1", 150, agenttest.New(), replicates(notes))
+		b2 := c.join("b2", 150, agenttest.New(), replicates(func(string) {
+			close(begun)
+			<-never
+		}))
+		c.mustCreate(spec("t", 300, 30))
+		c.join("b3", 150, agenttest.New(), replicates(notes))
+		c.join("b4", 150, agenttest.New(), replicates(notes))
+		b1.stop()
+		<-begun
+		b2.stop()
+		Eventually(asked).Should(Equal([]string{"b2", "b1"}))
+		Eventually(func() int { return len(c.topic("t").Status.Brokers) }).Should(Equal(2))
+	})
+})
