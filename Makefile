@@ -32,7 +32,7 @@ VCS := $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo auto || ec
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help packages test-packages test-deploy build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance test-clients archtest faults chaos-replicated upgrade generate fuzz fuzz-short bench bench-full scaling bench-admission bench-gateway calibrate convergence figures cover clean no-race-note soak hardship trouble
+.PHONY: help packages test-packages test-deploy build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance test-clients archtest faults chaos-replicated upgrade generate fuzz fuzz-short bench bench-full scaling bench-replicated bench-admission bench-gateway calibrate convergence figures cover clean no-race-note soak hardship trouble
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -194,6 +194,12 @@ scaling: build ## what event loops are worth on this machine, into docs/performa
 	@mkdir -p build
 	$(GO) run ./bench/scaling --nsqd bin/nsqd $(ARGS) > build/scaling.md
 	mv build/scaling.md docs/performance/scaling.md
+
+bench-replicated: build ## memory, fsync, replicated, JetStream itself and upstream (ARGS=--upstream=/path/to/nsqd), into docs/performance/replicated.md: 6 minutes
+	@mkdir -p build
+	$(GO) build -o build/bench-replicated ./bench/replicated
+	build/bench-replicated $(ARGS) > build/replicated.md
+	mv build/replicated.md docs/performance/replicated.md
 
 bench-admission: build ## admission's decisions beside bare servers, Redis, nginx and HAProxy: 2 minutes (ARGS=)
 	@$(GO) build -o build/bench-admission ./bench/admission

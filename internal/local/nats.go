@@ -14,7 +14,10 @@ const natsConfig = `server_name: %q
 listen: %q
 max_payload: 8MB
 jetstream { store_dir: %q }
-cluster { name: "srtm", listen: %q, routes: [%s] }
+`
+
+// natsCluster is for several; one alone would wait for others.
+const natsCluster = `cluster { name: "srtm", listen: %q, routes: [%s] }
 `
 
 // NATS starts n nats-servers with JetStream that find each other, and keep what they
@@ -39,7 +42,10 @@ func NATS(binary, dir string, n int) (all []*Process, urls string, err error) {
 	for i := range n {
 		name := fmt.Sprintf("nats%d", i+1)
 		file := filepath.Join(dir, name+".conf")
-		text := fmt.Sprintf(natsConfig, name, at[i], filepath.Join(dir, name+"-data"), at[n+i], strings.Join(routes, ", "))
+		text := fmt.Sprintf(natsConfig, name, at[i], filepath.Join(dir, name+"-data"))
+		if n > 1 {
+			text += fmt.Sprintf(natsCluster, at[n+i], strings.Join(routes, ", "))
+		}
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			return all, "", fmt.Errorf("%s: %w", name, err)
 		}
