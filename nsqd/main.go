@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"runtime/debug"
+	"time"
 
 	"github.com/srtm-io/srtm/internal/connlimit"
 	"github.com/srtm-io/srtm/internal/daemon"
@@ -29,5 +30,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, level *slog.LevelVa
 	if err != nil {
 		return err
 	}
+	forget := time.AfterFunc(startTime, func() { _ = forgetProgram("/proc/self/exe") })
+	defer forget.Stop()
 	return d.run(ctx)
 }

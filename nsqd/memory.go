@@ -3,11 +3,15 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"debug/elf"
 	"io/fs"
 	"math"
 	"path"
 	"strconv"
 	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // defaultLimit is the soft limit of a process that is given none: three quarters of
@@ -84,4 +88,32 @@ func limitOf(root fs.FS, name string) int64 {
 		return math.MaxInt64
 	}
 	return n
+}
+
+// startTime is after which starting is over.
+const startTime = time.Second
+
+// forgetProgram gives back what of the program itself is resident, on Linux: starting
+// has touched most of its code and its tables, which serving needs few of. They are
+// clean pages of a file; what is used again comes back from the system's cache.
+func forgetProgram(path string) error {
+	f, err := elf.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if f.Type != elf.ET_EXEC { // what is relocated is not as the file has it
+		return nil
+	}
+	page := uint64(unix.Getpagesize())
+	for _, p := range f.Progs {
+		if p.Type != elf.PT_LOAD || p.Flags&elf.PF_W != 0 {
+			continue
+		}
+		at := p.Vaddr / page * page
+		if _, _, errno := unix.Syscall(unix.SYS_MADVISE, uintptr(at), uintptr(p.Vaddr+p.Filesz-at), unix.MADV_DONTNEED); errno != 0 {
+			return errno
+		}
+	}
+	return nil
 }

@@ -5,6 +5,8 @@ import (
 	"runtime"
 	"testing"
 	"testing/fstest"
+
+	"github.com/prometheus/procfs"
 )
 
 func TestDefaultIsThreeQuartersOfWhatThereIs(t *testing.T) {
@@ -40,5 +42,33 @@ func TestDefaultOfThisMachine(t *testing.T) {
 	}
 	if got := defaultLimit(os.DirFS("/")); got < 1<<20 {
 		t.Errorf("%d bytes", got)
+	}
+}
+
+// Most of a program is used while it starts, and never again.
+func TestProgramThatHasStartedIsNotResident(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("there is no /proc")
+	}
+	resident := func() uint64 {
+		self, err := procfs.Self()
+		if err != nil {
+			t.Fatal(err)
+		}
+		status, err := self.NewStatus()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return status.RssFile
+	}
+	before := resident()
+	if err := forgetProgram("/proc/self/exe"); err != nil {
+		t.Fatal(err)
+	}
+	if after := resident(); after > before/4*3 {
+		t.Errorf("%d bytes of files are resident, of %d before: want at most three quarters", after, before)
+	}
+	if err := forgetProgram("/proc/none"); err == nil {
+		t.Error("no error for a program that is not there")
 	}
 }

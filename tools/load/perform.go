@@ -178,11 +178,11 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 		return r, err
 	}
 	spent = spent.since(usedBefore)
-	usedAfter, _, err := b.heap(ctx)
+	after, err := b.rss() // before it is asked again, which takes memory
 	if err != nil {
 		return r, err
 	}
-	after, err := b.rss()
+	usedAfter, _, err := b.heap(ctx)
 	if err != nil {
 		return r, err
 	}
