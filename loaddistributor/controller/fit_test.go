@@ -242,6 +242,8 @@ var _ = Describe("Fitting", func() {
 		n[1].Measure("t", measured(100, 0, 0))
 		Eventually(c.fitting("t")).Should(ContainSubstring("SLO kept (90 % confidence)"))
 		Expect(c.where("t", 100)).To(Equal(map[string]int{"b1": 50, "b2": 50}))
+		Expect(c.moved("t")).To(Equal(map[srtmv1.MoveReason]int{srtmv1.MoveReason_MOVE_REASON_FIT: 50}))
+		Expect(c.topic("t").Status.Moves[0]).To(And(HaveField("From", "b1"), HaveField("To", "b2"), HaveField("By", ""), HaveField("Why", HavePrefix("fitting: "))))
 		Expect(c.rounds("t")).To(Equal([][2]uint32{{1, 1}, {2, 1}}))
 		trials := c.fit("t").GetTrials()
 		Expect(trials).To(HaveLen(2))
@@ -474,6 +476,8 @@ var _ = Describe("Fitting", func() {
 			Expect(c.fit("t").GetFitted()).To(BeFalse())
 			Expect(c.fitting("t")()).To(ContainSubstring("fit on no broker"))
 			Eventually(func() map[string]int { return c.where("t", 100) }).Should(And(HaveLen(2), Not(HaveKey(""))))
+			Eventually(func() *srtmv1.PublisherMove { return c.topic("t").Status.Moves[0] }).Should(And(HaveField("From", ""), HaveField("To", Not(BeEmpty())), HaveField("Why", "publishers have no place")))
+			Expect(c.moved("t")).To(And(HaveLen(1), HaveKey(srtmv1.MoveReason_MOVE_REASON_FIT)), "this loaddistributor's fit left them without")
 		})
 
 		It("does not leave them silent when another loaddistributor leads", func() {
@@ -489,7 +493,11 @@ var _ = Describe("Fitting", func() {
 			first.stop()
 			second := newCluster(setup{data: data, address: first.address})
 			Expect(second.where("t", 100)).To(HaveKey(""))
+			silent := second.where("t", 100)[""]
 			Eventually(func() map[string]int { return second.where("t", 100) }).Should(Not(HaveKey("")))
+			Eventually(func() int { return second.moved("t")[srtmv1.MoveReason_MOVE_REASON_TAKE_OVER] }).Should(BeNumerically(">=", silent))
+			Expect(second.moved("t")).To(HaveLen(1))
+			Expect(second.topic("t").Status.Moves).To(ContainElement(And(HaveField("From", ""), HaveField("To", Not(BeEmpty())), HaveField("By", ""))))
 		})
 	})
 

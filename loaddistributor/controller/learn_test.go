@@ -156,6 +156,8 @@ var _ = Describe("An open topic", func() {
 			return all
 		}
 		Eventually(count).WithTimeout(2 * time.Minute).Should(ConsistOf(BeEquivalentTo(7), BeEquivalentTo(5)))
+		Eventually(func() map[srtmv1.MoveReason]int { return c.moved("t") }).Should(Equal(map[srtmv1.MoveReason]int{srtmv1.MoveReason_MOVE_REASON_CORRELATION: 5}))
+		Expect(c.topic("t").Status.Moves[0]).To(And(HaveField("From", first.Assignment.BrokerId), HaveField("By", ""), HaveField("Why", "publishers learned")))
 		<-time.After(3 * time.Minute) // they fire together, which is learned, too
 		epoch, quotas := c.topic("t").Epoch, count()
 		<-time.After(90 * time.Second)

@@ -883,6 +883,8 @@ var _ = Describe("An overloaded broker", func() {
 		Eventually(func() map[string]string { return c.shares("t") }).Should(And(
 			HaveKeyWithValue("b1", HavePrefix("360000/")), HaveKeyWithValue("b2", HavePrefix("440000/"))))
 		Consistently(where, "100ms").Should(Equal(map[string]int{"b1": 360, "b2": 440}), "in the cooldown")
+		Expect(c.moved("t")).To(Equal(map[srtmv1.MoveReason]int{srtmv1.MoveReason_MOVE_REASON_REBALANCE: 40}))
+		Expect(c.topic("t").Status.Moves[0]).To(And(HaveField("From", "b1"), HaveField("To", "b2"), HaveField("By", ""), HaveField("Why", HavePrefix("overload, "))))
 	})
 
 	It("is only reported in a dry run", func() {

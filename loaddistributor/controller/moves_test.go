@@ -14,6 +14,28 @@ import (
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 )
 
+// moved has what is remembered of a topic's moves: how many for each reason, and that no
+// publisher was moved twice at a time, or to where it was.
+func (c *cluster) moved(name string) map[srtmv1.MoveReason]int {
+	GinkgoHelper()
+	r, err := c.admin.ListPublisherMoves(context.Background(), &srtmv1.ListPublisherMovesRequest{Topic: name, PageSize: 1000})
+	Expect(err).NotTo(HaveOccurred())
+	type key struct {
+		epoch     uint64
+		publisher string
+	}
+	seen, reasons := map[key]bool{}, map[srtmv1.MoveReason]int{}
+	for _, m := range r.Moves {
+		Expect(m.From).NotTo(Equal(m.To), "%v", m)
+		Expect(m.Why).NotTo(BeEmpty(), "%v", m)
+		k := key{m.Epoch, m.PublisherId}
+		Expect(seen[k]).To(BeFalse(), "twice: %v", m)
+		seen[k] = true
+		reasons[m.Reason]++
+	}
+	return reasons
+}
+
 var _ = Describe("The moves of a topic's publishers", func() {
 	page := func(c *cluster, size int32, token string) *srtmv1.ListPublisherMovesResponse {
 		GinkgoHelper()
