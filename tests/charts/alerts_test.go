@@ -72,6 +72,9 @@ func TestAlerts(t *testing.T) {
 			if r.Annotations["summary"] == "" || r.Annotations["description"] == "" || r.Labels["severity"] == "" {
 				t.Errorf("%s does not say what it means, and to whom", r.Alert)
 			}
+			if r.For == 0 && r.Alert != "SRTMDiskDamaged" { // which does not go away by itself
+				t.Errorf("%s does not wait", r.Alert)
+			}
 			for _, c := range cases {
 				found := evaluate(t, c.series, r.Expr)
 				if found != c.found {
