@@ -251,13 +251,17 @@ func (c *Console) broker(ctx context.Context, q url.Values, _ user) (view, error
 		d.Metrics, busy = metrics(text)
 		d.Loops = c.loops.look(address, busy, time.Now())
 	}
-	path := "/ui/broker"
+	path, charts := "/ui/broker", []string(nil)
 	if c.cfg.Self != "" {
 		path = "/ui/"
+		c.watched.cluster() // a page shows it
+		if c.cfg.Own != nil {
+			charts = []string{ownSeries}
+		}
 	}
 	d.Stats.Topics, d.Pager = paged(d.Stats.Topics, path, q, "from")
 	d.Stats.Producers = d.Stats.Producers[:min(len(d.Stats.Producers), maxShown)]
-	return view{Template: "broker", Title: strings.TrimSpace("Broker " + d.ID), Data: d}, nil
+	return view{Template: "broker", Title: strings.TrimSpace("Broker " + d.ID), Topics: charts, Data: d}, nil
 }
 
 // holder is what one broker has of a channel.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/rand"
 	"embed"
+	"errors"
 	"fmt"
 	"html/template"
 	"io/fs"
@@ -60,9 +61,11 @@ type Config struct {
 	Tenant func(r *http.Request) string
 	// Hosts are names beyond localhost by which browsers may ask for pages in clear.
 	Hosts []string
-	// Streams is how many pages are kept up to date at a time; 0: 100. More are asked to
-	// come back later.
+	// Streams is how many pages are kept up to date at a time; 0: 100. One caller has at
+	// most half of them. More are asked to come back later.
 	Streams int
+	// Own has the metrics of the broker at Self, for its charts; nil: it has none.
+	Own     prometheus.Gatherer
 	Metrics prometheus.Registerer // nil: none
 	Log     *slog.Logger
 }
@@ -75,8 +78,7 @@ type Console struct {
 	grants    srtmv1.GrantServiceClient // nil: none
 	mux       *http.ServeMux
 	templates *template.Template
-	key       []byte // of CSRF tokens
-	streams   chan struct{}
+	key       []byte        // of CSRF tokens
 	done      chan struct{} // closed at the end of Run
 	end       func()
 
@@ -84,7 +86,11 @@ type Console struct {
 	watched  watched
 	answers  answers
 	loops    loops
-	dropped  prometheus.Counter // readers of streams that were too slow
+	own      reading // the last; owned by Run
+	ownLoops loops
+	streams  streams
+	dropped  prometheus.Counter     // readers of streams that were too slow
+	refused  *prometheus.CounterVec // streams beyond a bound
 }
 
 // New returns a Console that serves nothing but what it is asked for; Run keeps its
@@ -92,14 +98,20 @@ type Console struct {
 func New(cfg Config) (*Console, error) {
 	c := &Console{
 		cfg: cfg, mux: http.NewServeMux(), key: make([]byte, 32), done: make(chan struct{}),
-		streams: make(chan struct{}, cmp.Or(cfg.Streams, 100)),
+		streams: streams{most: cmp.Or(cfg.Streams, 100), of: map[string]int{}},
 	}
 	_, _ = rand.Read(c.key) // never fails
 	c.dropped = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "srtm_console_readers_dropped_total", Help: "Pages that were no longer kept up to date because their browser did not take what it was sent for 5 s.",
 	})
+	c.refused = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "srtm_console_streams_refused_total", Help: "Pages that were not kept up to date because so many are already: all together, or those of one caller.",
+	}, []string{"bound"})
+	for _, bound := range []string{boundAll, boundCaller} {
+		c.refused.WithLabelValues(bound)
+	}
 	if cfg.Metrics != nil {
-		if err := cfg.Metrics.Register(c.dropped); err != nil {
+		if err := errors.Join(cfg.Metrics.Register(c.dropped), cfg.Metrics.Register(c.refused)); err != nil {
 			return nil, fmt.Errorf("metrics of the console: %w", err)
 		}
 	}

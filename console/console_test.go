@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -201,36 +202,58 @@ func TestManyTopics(t *testing.T) {
 	}
 }
 
-// More streams than there may be are turned away; those that end make room.
+// More streams than there may be, of all callers or of one, are turned away and counted;
+// those that end make room.
 func TestStreamsAreBounded(t *testing.T) {
-	c, base, browser := serve(t, &fake{names: []string{"t"}}, func(c *Config) { c.Streams = 3 })
+	c, base, browser := serve(t, &fake{names: []string{"t"}}, func(c *Config) {
+		c.Streams = 6
+		c.Who = func(r *http.Request) string { return r.Header.Get("X-Who") + r.RemoteAddr }
+	})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	open := func() *http.Response {
+	open := func(who string) *http.Response {
 		req, _ := http.NewRequestWithContext(ctx, http.MethodGet, base+"/ui/live/topic?name=t", nil)
+		req.Header.Set("X-Who", who)
 		r, err := browser.Do(req)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return r
 	}
-	for range 3 {
-		r := open()
-		defer r.Body.Close()
-		lines := bufio.NewScanner(r.Body)
-		if !lines.Scan() || lines.Text() != "event: live" {
-			t.Fatalf("%d %q", r.StatusCode, lines.Text())
+	taken := func(n int, who string) {
+		t.Helper()
+		for range n {
+			r := open(who)
+			t.Cleanup(func() { _ = r.Body.Close() })
+			lines := bufio.NewScanner(r.Body)
+			if !lines.Scan() || lines.Text() != "event: live" {
+				t.Fatalf("%d %q", r.StatusCode, lines.Text())
+			}
 		}
 	}
-	for range 20 {
-		if r := open(); r.StatusCode != http.StatusServiceUnavailable || r.Header.Get("Retry-After") == "" {
-			t.Fatalf("%d %v", r.StatusCode, r.Header)
-		} else {
-			_ = r.Body.Close()
+	refused := func(bound, who string) {
+		t.Helper()
+		for range 20 {
+			if r := open(who); r.StatusCode != http.StatusServiceUnavailable || r.Header.Get("Retry-After") == "" {
+				t.Fatalf("%d %v", r.StatusCode, r.Header)
+			} else {
+				_ = r.Body.Close()
+			}
+		}
+		if n := testutil.ToFloat64(c.refused.WithLabelValues(bound)); n != 20 {
+			t.Errorf("%v were refused for the bound on %s", n, bound)
 		}
 	}
+	taken(3, "certificate greedy at ") // each from a port of its own
+	refused("caller", "certificate greedy at ")
+	taken(2, "certificate other at ")
+	taken(1, "") // a host
+	refused("all", "certificate third at ")
 	cancel()
-	localtest.WaitFor(t, "streams to end", func() bool { return len(c.streams) == 0 })
+	localtest.WaitFor(t, "streams to end", func() bool { return c.streams.open() == 0 })
+	if len(c.streams.of) != 0 {
+		t.Errorf("callers are remembered: %v", c.streams.of)
+	}
 }
 
 // Only names of ours are served in clear, and no page may frame another.

@@ -43,6 +43,17 @@ type user struct {
 	shows  string // its Authorization header
 }
 
+// caller is who it is on all of its connections: its certificate or token, or else its host.
+func (u user) caller() string {
+	if i := strings.LastIndex(u.Name, " at "); i > 0 {
+		return u.Name[:i]
+	}
+	if host, _, err := net.SplitHostPort(u.Name); err == nil {
+		return host
+	}
+	return u.Name
+}
+
 type userKey struct{}
 
 func userOf(ctx context.Context) user {

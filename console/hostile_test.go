@@ -253,13 +253,13 @@ func TestSlowReaderIsDropped(t *testing.T) {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		if len(c.streams) != 1 {
+		if c.streams.open() != 1 {
 			t.Error("the stream has not begun")
 		}
 		<-time.After(slowReader + time.Millisecond) // virtual
 		synctest.Wait()
-		if len(c.streams) != 0 || testutil.ToFloat64(c.dropped) != 1 {
-			t.Errorf("%d streams, %v dropped", len(c.streams), testutil.ToFloat64(c.dropped))
+		if c.streams.open() != 0 || testutil.ToFloat64(c.dropped) != 1 {
+			t.Errorf("%d streams, %v dropped", c.streams.open(), testutil.ToFloat64(c.dropped))
 		}
 		_ = mine.Close()
 		_ = server.Close()

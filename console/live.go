@@ -10,6 +10,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/srtm-io/srtm/console/history"
@@ -21,22 +22,67 @@ const slowReader = 5 * time.Second
 // streamTime is how long a stream lasts; then its reader must show again who it is.
 const streamTime = 10 * time.Minute
 
+// The bounds that a stream may reach.
+const (
+	boundAll    = "all"
+	boundCaller = "caller"
+)
+
+// streams counts those that are open.
+type streams struct {
+	most int // set once
+	mu   sync.Mutex
+	all  int            // guarded by mu
+	of   map[string]int // guarded by mu; by caller, none of 0
+}
+
+// begin counts one more of a caller, or returns the bound that it is beyond.
+func (s *streams) begin(caller string) (bound string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.all >= s.most:
+		return boundAll
+	case s.of[caller] >= max(1, s.most/2):
+		return boundCaller
+	}
+	s.all++
+	s.of[caller]++
+	return ""
+}
+
+func (s *streams) end(caller string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all--
+	if s.of[caller]--; s.of[caller] == 0 {
+		delete(s.of, caller)
+	}
+}
+
+// open returns how many there are.
+func (s *streams) open() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.all
+}
+
 // stream keeps a page up to date by server-sent events: "live" with the HTML of what
 // changes, and "samples" for its charts. Readers that are too slow are dropped; where
 // there are too many, more are asked to come back.
 func (c *Console) stream(of viewer) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		select {
-		case c.streams <- struct{}{}:
-			defer func() { <-c.streams }()
-		default:
+		u := userOf(r.Context())
+		caller := u.caller()
+		if bound := c.streams.begin(caller); bound != "" {
+			c.refused.WithLabelValues(bound).Inc()
 			w.Header().Set("Retry-After", "10")
 			http.Error(w, "too many pages are being kept up to date", http.StatusServiceUnavailable)
 			return
 		}
+		defer c.streams.end(caller)
 		w.Header().Set("Content-Type", "text/event-stream")
 		out := http.NewResponseController(w)
-		u := userOf(r.Context())
 		since := map[string]int64{}
 		if at, err := strconv.ParseInt(r.URL.Query().Get("since"), 10, 64); err == nil {
 			since[""] = at

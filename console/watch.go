@@ -137,11 +137,15 @@ func (c *Console) round(ctx context.Context, n int) {
 	before := w.now
 	var due []string
 	for name, t := range w.topics {
-		if now.Sub(t.viewed) < viewed || n%seldom == 0 {
+		if name != ownSeries && (now.Sub(t.viewed) < viewed || n%seldom == 0) {
 			due = append(due, name)
 		}
 	}
+	own := c.cfg.Own != nil && (watching || n%seldom == 0 && now.Sub(w.viewed) < history.Span)
 	w.mu.Unlock()
+	if own {
+		c.sampleOwn(now)
+	}
 	if c.admin != nil && (watching || n%seldom == 0) {
 		next := c.list(ctx, before, n)
 		w.mu.Lock()

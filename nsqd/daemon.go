@@ -168,7 +168,7 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	if opts.console && !opts.managed() { // else the loaddistributor serves them
 		cfg := console.Config{
 			Brokers: console.InProcess(all), Self: "this-broker", Who: secure.Who, Hosts: []string{node.Hostname, node.BroadcastAddress},
-			Metrics: registry, Log: log,
+			Metrics: registry, Own: registry, Log: log,
 		}
 		if opts.tokens != nil {
 			cfg.May = opts.tokens.Check

@@ -24,6 +24,8 @@
         case "delays":
           return PARTS.map((name, i) => [name, style("--" + name), at(7 + 3 * i + quantile)])
             .concat(slo ? [["SLO", style("--bad"), () => slo]] : []);
+        case "delivery":
+          return ["p50", "p99", "p99.9"].map((name, i) => [name, style("--" + PARTS[i]), at(16 + i)]);
         case "rates":
           return [["offered", style("--access"), at(1)], ["released", style("--broker"), at(2)], ["delivered", style("--consumer"), at(3)]];
         case "backlog":

@@ -381,7 +381,7 @@ func TestPagesOfACluster(t *testing.T) {
 	b.mu.Lock()
 	b.base = "http://" + alone.HTTP
 	b.mu.Unlock()
-	b.visit("alone", "/ui/", 0)
+	b.visit("alone", "/ui/", 5)
 	b.visit("alone-channel", "/ui/channel?topic=sensors&channel=main", 0)
 	b.do(chromedp.Click(`form[action="/ui/action/pause"] button`))
 	b.becomes(`document.getElementById("answer").textContent.includes("Paused on 1 of 1 brokers")`)

@@ -1,0 +1,126 @@
+package console
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/srtm-io/srtm/console/history"
+)
+
+// ownSeries is under what name the history of the broker that serves this console is kept.
+const ownSeries = ""
+
+// reading is what that broker's metrics were at one look.
+type reading struct {
+	at     time.Time
+	sums   map[string]float64             // of all topics and channels, by metric
+	delays map[string]map[float64]float64 // messages up to so many seconds, by part
+	busy   map[string]float64             // seconds of event loops
+}
+
+func readingOf(families []*dto.MetricFamily, now time.Time) reading {
+	r := reading{now, map[string]float64{}, map[string]map[float64]float64{}, map[string]float64{}}
+	for _, f := range families {
+		for _, m := range f.Metric {
+			label := func(name string) string {
+				for _, l := range m.Label {
+					if l.GetName() == name {
+						return l.GetValue()
+					}
+				}
+				return ""
+			}
+			switch f.GetName() {
+			case busyMetric:
+				r.busy[label("loop")] = m.GetCounter().GetValue()
+			case "srtm_nsqd_topic_latency_seconds":
+				r.count(label("part"), m.GetHistogram())
+			default:
+				r.sums[f.GetName()] += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			}
+		}
+	}
+	return r
+}
+
+// count adds a histogram to those of its part. What is beyond the last bound counts there.
+func (r reading) count(part string, h *dto.Histogram) {
+	if r.delays[part] == nil {
+		r.delays[part] = map[float64]float64{}
+	}
+	for i, b := range h.GetBucket() {
+		n := b.GetCumulativeCount()
+		if i == len(h.GetBucket())-1 {
+			n = h.GetSampleCount()
+		}
+		r.delays[part][b.GetUpperBound()] += float64(n)
+	}
+}
+
+// sampleOwn adds what the metrics of the broker itself say to its history. The first look
+// in a while has none before it, and where counters went back a topic was deleted: both
+// begin anew.
+func (c *Console) sampleOwn(now time.Time) {
+	families, _ := c.cfg.Own.Gather() // what is at fault is left out; /metrics says why
+	before, r := c.own, readingOf(families, now)
+	c.own = r
+	shares := map[string]float32{}
+	for _, l := range c.ownLoops.look("", r.busy, now) {
+		shares["loop "+l.Loop] = float32(l.Part)
+	}
+	took := now.Sub(before.at).Seconds()
+	if took <= 0 || took > (2*seldom*tick).Seconds() {
+		return
+	}
+	whole := true
+	rate := func(what string) float32 {
+		name := "srtm_nsqd_topic_messages_" + what + "_total"
+		grew := r.sums[name] - before.sums[name]
+		whole = whole && grew >= 0
+		return float32(grew / took)
+	}
+	one := history.Sample{
+		At: now.UnixMilli(), Offered: rate("accepted") + rate("refused"), Released: rate("released"), Delivered: rate("delivered"), Refused: rate("refused"),
+		Backlog: float32(r.sums["srtm_nsqd_topic_waiting_messages"] + r.sums["srtm_nsqd_channel_ready_messages"]),
+	}
+	for part, name := range [history.Parts]string{history.Access: "access", history.Broker: "processing", history.Consumer: "consumer", history.Delivery: "delivery"} {
+		one.Delays[part] = delaysOf(before.delays[name], r.delays[name])
+	}
+	if !whole {
+		return
+	}
+	w := &c.watched
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.topics[ownSeries] == nil {
+		w.topics[ownSeries] = &tracked{}
+	}
+	w.topics[ownSeries].series.Add(one, shares)
+}
+
+// delaysOf are the quantiles, in ms, of what was counted between two looks: within a bucket
+// as if spread evenly, and beyond the last one its bound.
+func delaysOf(before, now map[float64]float64) (d history.Delay) {
+	bounds := slices.Sorted(maps.Keys(now))
+	if len(bounds) == 0 {
+		return d
+	}
+	grew := func(bound float64) float64 { return now[bound] - before[bound] }
+	all := grew(bounds[len(bounds)-1])
+	if all <= 0 {
+		return d
+	}
+	at := func(q float64) float32 {
+		i, _ := slices.BinarySearchFunc(bounds, q*all, func(bound, want float64) int { return cmp.Compare(grew(bound), want) })
+		low, below := 0.0, 0.0
+		if i > 0 {
+			low, below = bounds[i-1], grew(bounds[i-1])
+		}
+		return float32(1000 * (low + (bounds[i]-low)*(q*all-below)/(grew(bounds[i])-below)))
+	}
+	return history.Delay{P50: at(0.5), P99: at(0.99), P999: at(0.999)}
+}
