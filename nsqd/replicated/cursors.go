@@ -40,7 +40,7 @@ type cursors struct {
 	seq    uint64 // of the head in the stream; 0: there is none
 	number uint64
 	saved  bool
-	data   []byte // the snapshot that claim found
+	data   []byte // the snapshot that was found, or saved since
 }
 
 type cursorHead struct {
@@ -83,59 +83,66 @@ func (l *Log) chunkSubject(number uint64, i int) string {
 	return fmt.Sprintf("%s.%d.%d", l.part.cursors(), number%2, i)
 }
 
-// claim has nobody save cursors after this owner but it, and returns the log's next offset
-// as the snapshot says it.
-func (c *cursors) claim(ctx context.Context, l *Log) (commitlog.Offset, error) {
-	subject := l.part.cursors() + ".head"
-	for {
-		m, err := l.cluster.cursors.GetLastMsgForSubject(ctx, subject)
-		h, body, seq := cursorHead{}, []byte(nil), uint64(0)
-		switch {
-		case errors.Is(err, jetstream.ErrMsgNotFound):
-		case err != nil:
-			return 0, err
-		default:
-			seq = m.Sequence
-			if h, body, err = parseCursorHead(m.Data); err != nil {
-				return 0, err
-			}
-			for i := range h.chunks {
-				chunk, err := l.cluster.cursors.GetLastMsgForSubject(ctx, l.chunkSubject(h.number, int(i)))
-				if errors.Is(err, jetstream.ErrMsgNotFound) {
-					body = nil
-					break
-				}
-				if err != nil {
-					return 0, fmt.Errorf("part %d of %d of the cursors: %w", i+1, h.chunks, err)
-				}
-				body = append(body, chunk.Data...)
-			}
+// find returns the newest head and its snapshot, and the head's sequence in the stream; 0:
+// there is none.
+func (l *Log) findCursors(ctx context.Context) (h cursorHead, body []byte, seq uint64, err error) {
+	m, err := l.cluster.cursors.GetLastMsgForSubject(ctx, l.part.cursors()+".head")
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return h, nil, 0, nil
+	}
+	if err != nil {
+		return h, nil, 0, err
+	}
+	if h, body, err = parseCursorHead(m.Data); err != nil {
+		return h, nil, 0, err
+	}
+	for i := range h.chunks {
+		chunk, err := l.cluster.cursors.GetLastMsgForSubject(ctx, l.chunkSubject(h.number, int(i)))
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			body = nil
+			break
 		}
-		if h.saved && crc32.Checksum(body, castagnoli) != h.crc {
-			l.log().Error("the snapshot of the cursors is damaged: all that is in the log is delivered again")
-			h.saved = false
+		if err != nil {
+			return h, nil, 0, fmt.Errorf("part %d of %d of the cursors: %w", i+1, h.chunks, err)
+		}
+		body = append(body, chunk.Data...)
+	}
+	if h.saved && crc32.Checksum(body, castagnoli) != h.crc {
+		l.log().Error("the snapshot of the cursors is damaged: all that is in the log is delivered again")
+		h.saved = false
+	}
+	return h, body, m.Sequence, nil
+}
+
+// claimCursors has nobody save cursors after this owner but it. The log must be this
+// owner's: who lost only the cursors would give up what is stored.
+func (l *Log) claimCursors(ctx context.Context) error {
+	for {
+		h, body, seq, err := l.findCursors(ctx)
+		if err != nil {
+			return err
 		}
 		if h.epoch > l.owner.epoch {
-			return 0, fmt.Errorf("%w: epoch %d, its cursors are at %d", ErrFenced, l.owner.epoch, h.epoch)
+			return fmt.Errorf("%w: epoch %d, its cursors are at %d", ErrFenced, l.owner.epoch, h.epoch)
 		}
 		h.epoch = l.owner.epoch
 		msg := h.append(nil)
 		if h.chunks == 0 {
 			msg = append(msg, body...)
 		}
-		ack, err := l.cluster.js.Publish(ctx, subject, msg, jetstream.WithExpectLastSequencePerSubject(seq))
+		ack, err := l.cluster.js.Publish(ctx, l.part.cursors()+".head", msg, jetstream.WithExpectLastSequencePerSubject(seq))
 		if wrongSequence(err) {
 			continue
 		}
 		if err != nil {
-			return 0, err
+			return err
 		}
-		*c = cursors{seq: ack.Sequence, number: h.number, saved: h.saved, data: body}
-		return h.next, nil
+		l.cursors = cursors{seq: ack.Sequence, number: h.number, saved: h.saved, data: body}
+		return nil
 	}
 }
 
-// LoadCursors is of commitlog.Log: what claim found, or was saved since.
+// LoadCursors is of commitlog.Log: what was found, or saved since.
 func (l *Log) LoadCursors() ([]byte, error) {
 	l.keeping.Lock()
 	defer l.keeping.Unlock()
@@ -159,6 +166,9 @@ func (l *Log) SaveCursors(snapshot []byte) error {
 		l.mu.Lock()
 		l.stats.KeepErrors++
 		l.mu.Unlock()
+		if errors.Is(err, ErrFenced) {
+			l.fail(ErrFenced)
+		}
 		return fmt.Errorf("save cursors of topic %s: %w", l.part, err)
 	}
 	l.cursors.saved, l.cursors.data = true, append(l.cursors.data[:0], snapshot...)

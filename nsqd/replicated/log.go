@@ -12,6 +12,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/stamp"
@@ -95,7 +96,7 @@ type block struct {
 	began   time.Time
 }
 
-// open claims a part for an owner with this epoch; 0: that after the last owner's.
+// open claims a part for an owner with this epoch; 0: one after the last owner's.
 func open(c *Cluster, p part, epoch uint64) (*Log, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -125,26 +126,29 @@ func open(c *Cluster, p part, epoch uint64) (*Log, error) {
 // claim makes the part this owner's, and returns the sequence of the stream after which
 // its blocks are stored.
 func (l *Log) claim(ctx context.Context) (last uint64, err error) {
-	for {
+	for epoch := l.owner.epoch; ; {
 		h, last, err := l.last(ctx)
 		if err != nil {
 			return 0, err
 		}
-		switch epoch := l.owner.epoch; {
-		case epoch == 0:
-			l.owner.epoch = h.owner.epoch + 1
+		switch {
+		case epoch == 0: // later than that of any owner that was, also if nothing is left of it
+			l.owner.epoch = max(h.owner.epoch, uint64(clock.Wall())) + 1
 		case epoch < h.owner.epoch:
 			return 0, fmt.Errorf("%w: epoch %d, it is at %d", ErrFenced, epoch, h.owner.epoch)
 		}
-		at, err := l.cursors.claim(ctx, l)
+		found, _, _, err := l.findCursors(ctx)
 		if err != nil {
 			return 0, err
 		}
-		next := max(h.next, at)
+		next := max(h.next, found.next)
 		mine := head{owner: l.owner, first: next, next: next}
 		ack, err := l.cluster.js.Publish(ctx, l.part.subject(), mine.append(nil), jetstream.WithExpectLastSequence(last))
 		if wrongSequence(err) {
 			continue // somebody has stored a block, or claims it at the same time
+		}
+		if err == nil {
+			err = l.claimCursors(ctx)
 		}
 		if err != nil {
 			return 0, err
