@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -48,9 +49,16 @@ func (st *state) assign(s *Session, now time.Time) {
 			st.remove(s, name, false, nil, now)
 		}
 	}
-	// One that came back after the topic moved away from it has to deliver what it has.
-	for _, name := range st.cat.Retiring(s.broker) {
-		if s.unprepared[name] && !st.owned(name) {
+	for _, name := range slices.Sorted(maps.Keys(s.unprepared)) {
+		topic, known := st.cat.Topic(name)
+		if !known || st.owned(name) || slices.Contains(prepare, name) {
+			continue
+		}
+		_, has := s.topics[name]
+		switch {
+		case slices.Contains(topic.Retiring, s.broker) && has: // it has to deliver what it has
+			prepare = append(prepare, name)
+		case st.next.Expects(name, s.broker) && !has: // it gave up what another took over
 			prepare = append(prepare, name)
 		}
 	}

@@ -52,6 +52,9 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 	for name := range s.topics {
 		if !seen[name] {
 			delete(s.topics, name)
+			if delete(s.unprepared, name); c.mu.next.Expects(name, s.broker) {
+				s.unprepared[name] = true
+			}
 		}
 	}
 	s.reports++

@@ -38,8 +38,8 @@ type Session struct {
 	topics map[string]*reportWindow
 	// Those of its hello that the catalog did not know, nor knows of as deleted.
 	unknown map[string]bool
-	// Those of its hello that it has not been prepared for since: until then it releases
-	// nothing, whatever its share.
+	// Those of its hello that it has not been prepared for since, until which it releases
+	// nothing, whatever its share; and those that it does not list any more.
 	unprepared map[string]bool
 	// Of the unknown ones, what the broker keeps of them, once it has said so; without a
 	// topic: nothing.

@@ -55,4 +55,16 @@ var _ = Describe("What a broker of a replicated topic had", func() {
 		Eventually(asked).Should(Equal([]string{"b2", "b1"}))
 		Eventually(func() int { return len(c.topic("t").Status.Brokers) }).Should(Equal(2))
 	})
+
+	It("is prepared again where a broker gave it up that has it", func() {
+		c := newCluster(setup{})
+		node := c.node("b1", 600)
+		c.mustCreate(spec("t", 100, 10))
+		share := func() int64 { t, _ := node.Topic("t"); return t.Share.Burst }
+		Eventually(share).Should(BeEquivalentTo(10))
+		Eventually(func() bool { return len(c.topic("t").Status.Brokers) > 0 && c.topic("t").Status.Brokers[0].Last != nil }).Should(BeTrue())
+		node.Drop("t")
+		Eventually(has(node, "t")).Should(BeTrue())
+		Eventually(share).Should(BeEquivalentTo(10))
+	})
 })
