@@ -111,11 +111,13 @@ func parseSegmentName(name string) (base Offset, bad, ok bool) {
 func (l *Files) use(s *segment) (File, error) {
 	l.mu.Lock()
 	s.users++
-	file, name := s.file, s.name()
-	l.mu.Unlock()
+	file := s.file
 	if file != nil {
+		l.mu.Unlock()
 		return file, nil
 	}
+	name := s.name()
+	l.mu.Unlock()
 
 	opened, err := l.disk.Open(filepath.Join(l.folder, name))
 	if err != nil {

@@ -6,11 +6,14 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
+	"path/filepath"
 	"runtime"
 	"testing"
 
 	"github.com/srtm-io/srtm/nsq/wire"
+	"github.com/srtm-io/srtm/nsqd/broker"
 )
 
 // From a publisher's socket to its subscribers' and back to FIN a message in
@@ -87,6 +90,53 @@ func TestAllocationsOverSockets(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Publishes that wait for one fsync are carried out by one goroutine, not each by its own.
+func TestAllocationsOfDurablePublishes(t *testing.T) {
+	const publishers, rounds = 64, 50
+	path := t.TempDir()
+	st, err := broker.OpenStorage(broker.StorageConfig{Path: path, Metadata: filepath.Join(path, "topics.json"), MaxRecord: 1 << 20, Overflow: 20, WriteThrough: true, Fsync: true, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := st.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	b := benchNode(t, 1, true, func(c *broker.Config) { c.Storage = st })
+	defer b.close()
+	pipes := make([]pipe, publishers)
+	for i := range pipes {
+		pipes[i] = pipe{t: t, size: 100, pub: b.dial()}
+		defer pipes[i].close()
+		pipes[i].prepare(1, false)
+	}
+	all := func() {
+		for i := range pipes {
+			if _, err := pipes[i].pub.Write(pipes[i].pubs); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i := range pipes {
+			if _, err := io.ReadFull(pipes[i].pub, pipes[i].answers); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	all()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range rounds {
+		all()
+	}
+	runtime.ReadMemStats(&after)
+	if n := after.Mallocs - before.Mallocs; n > 4*publishers*rounds {
+		t.Errorf("%d allocations for %d messages, allowed are 4 for each", n, publishers*rounds)
+	} else {
+		t.Logf("%d allocations for %d messages", n, publishers*rounds)
 	}
 }
 

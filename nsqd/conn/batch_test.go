@@ -3,6 +3,7 @@ package conn_test
 import (
 	"fmt"
 	"log/slog"
+	"net"
 	"path/filepath"
 	"strconv"
 
@@ -78,6 +79,61 @@ var _ = overBoth("publishes that come together", func() {
 		Entry("everything", true, false),
 		Entry("everything, for good", true, true),
 	)
+
+	It("are on the disk once each, of connections that come together, go on or end", func() {
+		log := slog.New(slog.NewTextHandler(GinkgoWriter, nil))
+		path := GinkgoT().TempDir()
+		st, err := broker.OpenStorage(broker.StorageConfig{Path: path, Metadata: filepath.Join(path, "topics.json"), MaxRecord: 1 << 20, Overflow: 20, WriteThrough: true, Fsync: true, Log: log})
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(st.Close)
+		n := start(func(b *broker.Config, _ *conn.Config) { b.Capacity, b.Storage = 20, st })
+		const publishers, each = 30, 20
+		var peers []*peer
+		for range publishers {
+			peers = append(peers, n.dial())
+		}
+		want := map[string]int{}
+		for i := range each {
+			for j, p := range peers {
+				body := fmt.Sprintf("%d %d", j, i)
+				want[body] = 1
+				in := wire.AppendPub(nil, [...]string{"t", "u"}[j%2], []byte(body))
+				if j%5 == 0 { // more comes while it waits for the disk
+					in = wire.AppendNop(append(in, wire.AppendMpub(nil, "t", [][]byte{[]byte("more " + body)})...))
+					want["more "+body] = 1
+				}
+				p.send(in)
+				if j%3 == 0 && i == each-1 {
+					Expect(p.nc.(*net.TCPConn).CloseWrite()).To(Succeed())
+				}
+			}
+			for j, p := range peers {
+				p.expect(wire.FrameResponse, "OK")
+				if j%5 == 0 {
+					p.expect(wire.FrameResponse, "OK")
+				}
+			}
+		}
+		for j, p := range peers {
+			if j%3 == 0 {
+				p.expectEOF()
+			}
+		}
+		got := map[string]int{}
+		for _, topic := range []string{"t", "u"} {
+			sub := n.dial()
+			sub.send(wire.AppendRdy(wire.AppendSub(nil, topic, "c"), 10))
+			sub.expect(wire.FrameResponse, "OK")
+			t, err := n.broker.Topic([]byte(topic))
+			Expect(err).NotTo(HaveOccurred())
+			for range t.Stats().Counters.Accepted {
+				m := sub.message()
+				got[string(m.Body)]++
+				sub.send(wire.AppendFin(nil, m.ID))
+			}
+		}
+		Expect(got).To(Equal(want))
+	})
 
 	It("go to a topic's next life when it is deleted meanwhile", func() {
 		n := start(nil)

@@ -46,7 +46,7 @@ type benched struct {
 	close   func()
 }
 
-func benchNode(tb testing.TB, loops int, limited bool) *benched {
+func benchNode(tb testing.TB, loops int, limited bool, change ...func(*broker.Config)) *benched {
 	tb.Helper()
 	check := func(err error) {
 		tb.Helper()
@@ -55,7 +55,11 @@ func benchNode(tb testing.TB, loops int, limited bool) *benched {
 		}
 	}
 	log := slog.New(slog.DiscardHandler)
-	br, err := broker.New(broker.Config{Capacity: 100_000, MaxMsgTimeout: time.Minute, AutoCreate: true})
+	cfg := broker.Config{Capacity: 100_000, MaxMsgTimeout: time.Minute, AutoCreate: true}
+	for _, do := range change {
+		do(&cfg)
+	}
+	br, err := broker.New(cfg)
 	check(err)
 	stamps, err := hook.Open(hook.Auto, hook.Config{}, log)
 	check(err)

@@ -51,6 +51,7 @@ type loop struct {
 	fed       []*slot         // subscribers that were written messages in this turn
 	going     broker.Outgoing // written from
 	offloaded sync.WaitGroup
+	commits   []commit // of this turn
 
 	effort effort
 	leaver order // to: connections go there, until none is left
@@ -259,6 +260,7 @@ func (l *loop) run() {
 			}
 		}
 		carriedOut := clock.Mono()
+		l.startCommits()
 		l.takeInbox()
 		l.flushAll()
 		l.forget()
@@ -518,15 +520,72 @@ func (l *loop) lend(s *slot) {
 	}
 }
 
+// commit is connections of which each published once to a topic whose messages have to
+// be on stable storage before they are answered, and sent nothing after it.
+type commit struct {
+	topic *broker.Topic
+	slots []*slot
+}
+
+// joinCommit has the held operation carried out with others of this turn to the same
+// topic, by one goroutine, if it can be: it waits for the disk and nothing else.
+func (l *loop) joinCommit(s *slot) bool {
+	op := &s.held.op
+	if !op.Kind.Publishes() || l.env.cfg.Auth != nil || s.r+s.held.n < s.w || s.pubs.batch != nil || len(s.pubs.unsettled) > 0 {
+		return false
+	}
+	to := s.target(op.Topic)
+	if to == nil || !to.topic.Durable() {
+		return false
+	}
+	for i := range l.commits {
+		if c := &l.commits[i]; c.topic == to.topic {
+			c.slots = append(c.slots, s)
+			return true
+		}
+	}
+	l.commits = append(l.commits, commit{to.topic, []*slot{s}})
+	return true
+}
+
+// startCommits has the turn's commits carried out.
+func (l *loop) startCommits() {
+	for _, c := range l.commits {
+		l.offloaded.Go(func() { l.carryOutCommit(c.slots) })
+	}
+	clear(l.commits)
+	l.commits = l.commits[:0]
+}
+
+// carryOutCommit publishes for all before the first waits for the fsync, which is that
+// of all.
+func (l *loop) carryOutCommit(slots []*slot) {
+	now := clock.Mono()
+	for _, s := range slots {
+		s.err = s.carryOut(&s.held, now)
+	}
+	for _, s := range slots {
+		s.settle()
+		s.held = task{}
+		s.back.Store(true)
+	}
+	l.inbox.Lock()
+	for _, s := range slots {
+		if !s.queued.Swap(true) {
+			l.inbox.slots = append(l.inbox.slots, s)
+		}
+	}
+	l.wakeLocked()
+	l.inbox.Unlock()
+}
+
 // offload has a goroutine carry out what may wait, and all that was read after
 // it.
 func (l *loop) offload(s *slot) {
 	l.lend(s)
 	s.away, s.parted = true, false
 	s.back.Store(false)
-	if err := l.watch(s); err != nil {
-		s.away = false
-		l.fail(s, err)
+	if l.joinCommit(s) {
 		return
 	}
 	l.offloaded.Go(func() {
@@ -548,15 +607,20 @@ func (l *loop) offload(s *slot) {
 	})
 }
 
-// leaves looks at the end of a peer whose connection is away. One that has only
-// ended its own side may wait for what it is answered, as long as one that is
-// told goodbye; after that, or if nothing can be written, the descriptor is closed
+// leaves looks at what comes of a peer whose connection is away: of most, nothing does,
+// and it stays watched as it was. When bytes come it is watched for its end alone. One
+// that has only ended its own side may wait for what it is answered, as long as one that
+// is told goodbye; after that, or if nothing can be written, the descriptor is closed
 // and the result of the offloaded operation is dropped.
 func (l *loop) leaves(s *slot, events uint32) {
 	switch {
 	case s.lost:
 	case events&(unix.EPOLLHUP|unix.EPOLLERR) != 0:
 		l.abandon(s)
+	case s.events != unix.EPOLLRDHUP && !s.parted:
+		if l.watch(s) != nil {
+			l.abandon(s)
+		}
 	case events&unix.EPOLLRDHUP != 0 && !s.parted:
 		s.parted = true
 		s.until = clock.Mono().Add(lingerTime)
