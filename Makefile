@@ -187,8 +187,8 @@ bench: build ## run every benchmark (BENCHTIME=1x COUNT=1), and ours beside othe
 
 bench-full: build ## ours beside other brokers in every scenario, into docs/performance/peers.md: 25 minutes (PEERS=, ARGS=)
 	@mkdir -p build
-	$(GO) build -o build/peer ./bench/peer
-	build/peer --set=full --json=build/peers.json --markdown=docs/performance/peers.md $(PEERS) $(ARGS)
+	$(GO) build -o build/ ./bench/peer ./bench/floor
+	build/peer --set=full --floor=build/floor --json=build/peers.json --markdown=docs/performance/peers.md $(PEERS) $(ARGS)
 
 scaling: build ## what event loops are worth on this machine, into docs/performance/scaling.md: 2 minutes (ARGS=)
 	@mkdir -p build

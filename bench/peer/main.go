@@ -169,7 +169,7 @@ func (c config) all(ctx context.Context, progress io.Writer) (runs []load.Result
 		for _, s := range c.scenarios {
 			for i := range c.peers {
 				p := c.peers[(i+round)%len(c.peers)] // none is always first
-				if s.NSQOnly && !p.NSQ || ctx.Err() != nil {
+				if s.NSQOnly && !p.NSQ || p.Bare && (s.TLS || s.Late) || ctx.Err() != nil {
 					continue
 				}
 				if c.within > 0 && time.Since(began) > c.within {
@@ -212,6 +212,7 @@ func parse(args []string) (c config, err error) {
 	sources := fs.String("sources", "", "where our broker's arrival stamps come from, `modes` of nsqd --arrival-stamps with commas: it is measured with each")
 	var others paths
 	fs.Var(&others, "nsq", "`name=path` of another broker that takes nsqd's flags; may be repeated. It is measured with a subscriber by default, and with an unbuffered one")
+	floor := fs.String("floor", "floor", "`path` of bench/floor, the least that is possible")
 	natsPath := fs.String("nats", "nats-server", "`path` of nats-server")
 	redisPath := fs.String("redis", "redis-server", "`path` of redis-server")
 	mosquittoPath := fs.String("mosquitto", "mosquitto", "`path` of mosquitto")
@@ -272,7 +273,7 @@ func parse(args []string) (c config, err error) {
 		name, path, _ := strings.Cut(o, "=")
 		brokers = append(brokers, load.AnotherNSQ(name, path, ""), load.AnotherNSQ(name+"-unbuffered", path, load.Unbuffered))
 	}
-	brokers = append(brokers, load.NATS(*natsPath), load.Redis(*redisPath), load.Mosquitto(*mosquittoPath))
+	brokers = append(brokers, load.Floor(*floor), load.NATS(*natsPath), load.Redis(*redisPath), load.Mosquitto(*mosquittoPath))
 	wanted := strings.Split(*only, ",")
 	for _, name := range wanted {
 		if *only != "" && !slices.ContainsFunc(brokers, func(p load.Broker) bool { return p.Name == name }) {

@@ -131,7 +131,7 @@ func TestFlags(t *testing.T) {
 func TestScenariosAreSound(t *testing.T) {
 	names := map[string]bool{}
 	for _, s := range scenarios() {
-		if names[s.Name] || s.What == "" || s.Conns < 1 || s.Size < load.TimeSize || s.Channels < 1 || s.Together < 1 || (s.Rate == 0) != (s.Limit > 0) {
+		if names[s.Name] || s.What == "" || s.Conns < 1 || s.Size < load.TimeSize || s.Channels < 1 || s.Together < 1 || (s.Rate == 0) != (s.Limit > 0 || s.Closed) {
 			t.Errorf("%+v", s)
 		}
 		names[s.Name] = true

@@ -21,6 +21,7 @@ func scenarios() []load.Scenario {
 		poisson("poisson-100", 100), poisson("poisson-1000", 1000), poisson("poisson-2000", 2000), poisson("poisson-4000", 4000),
 		{Name: "bursts", What: "1000 publishers, each 10 messages at once, 10,000 msg/s in all", Conns: 1000, Rate: 10_000, Together: 10, Size: 100},
 		{Name: "pipelined", What: "10 publishers, one message per command, as fast as they go in", Conns: 10, Size: 100, Together: 50, Limit: 1_000_000},
+		{Name: "closed", What: "10 publishers, each waits for its answer before it sends the next message", Conns: 10, Size: 100, Together: 1, Closed: true, NSQOnly: true},
 		{Name: "mpub", What: "4 publishers, 200 messages per command, as fast as they go in", Conns: 4, Size: 100, Together: 200, Batch: true, Limit: 2_000_000},
 		body("body-1k", 1<<10, 5000), body("body-16k", 16<<10, 2000), body("body-64k", 64<<10, 500),
 		{Name: "channels-4", What: "as poisson-1000 at 5 msg/s each, 4 channels", Conns: 1000, Rate: 5000, Size: 100, Channels: 4},
@@ -31,6 +32,8 @@ func scenarios() []load.Scenario {
 		{Name: "overflow-4", What: "as overflow, 4 channels", Conns: 4, Size: 100, Together: 200, Batch: true, Limit: 200_000, Late: true, Memory: 100, Channels: 4, NSQOnly: true},
 		{Name: "fsync", What: "100 publishers, 1,000 msg/s in all, each on stable storage before it is accepted; upstream syncs each, too, but answers before it does", Conns: 100, Rate: 1000, Size: 100, Fsync: true, NSQOnly: true},
 		{Name: "fsync-4", What: "as fsync, 4 channels", Conns: 100, Rate: 1000, Size: 100, Fsync: true, Channels: 4, NSQOnly: true},
+		{Name: "fsync-closed", What: "100 publishers, each waits for its answer before it sends the next message, each message on stable storage before that", Conns: 100, Size: 100, Together: 1, Closed: true, Fsync: true, NSQOnly: true},
+		{Name: "storm", What: "as poisson-1000, and 20,000 connections a second that come, greet and go", Conns: 1000, Rate: 10_000, Size: 100, Storm: 20_000, NSQOnly: true},
 		{Name: "tls", What: "as poisson-100, encrypted", Conns: 100, Rate: 1000, Size: 100, TLS: true, NSQOnly: true},
 	}
 	return completed(all)

@@ -20,6 +20,7 @@ type Broker struct {
 	Dialect
 	Args func(at Place, s Scenario) ([]string, error)
 	NSQ  bool // it speaks NSQ's protocol
+	Bare bool // it has no TLS, and keeps nothing for subscribers that come later
 	// Pprof says that it serves Go's own figures at Place.Web.
 	Pprof bool
 	// Ended, if it is not nil, adds figures of the broker's own once it has ended.
@@ -103,6 +104,17 @@ func AnotherNSQ(name, path, identify string) Broker {
 		}
 		return nil
 	})
+}
+
+// Floor is bench/floor: the least that is possible.
+func Floor(path string) Broker {
+	return Broker{Name: "floor", Path: path, Dialect: nsqDialect(""), NSQ: true, Bare: true, Args: func(at Place, s Scenario) ([]string, error) {
+		args := []string{"--tcp-address=" + at.TCP}
+		if s.Fsync {
+			args = append(args, "--fsync="+filepath.Join(at.Dir, "messages"))
+		}
+		return args, nil
+	}}
 }
 
 // NATS is nats-server, without streams.

@@ -346,6 +346,8 @@ func TestABrokerIsMeasured(t *testing.T) {
 		{Name: "tls", Conns: 3, Rate: 500, Size: 300, Channels: 1, Together: 1, TLS: true},
 		{Name: "fsync", Conns: 3, Rate: 100, Size: 2000, Channels: 1, Together: 1, Fsync: true},
 		{Name: "contract", Conns: 3, Rate: 500, Size: 200, Channels: 1, Together: 1, Burst: 50},
+		{Name: "closed", Conns: 3, Size: 100, Channels: 1, Together: 1, Closed: true},
+		{Name: "storm", Conns: 3, Rate: 500, Size: 100, Channels: 1, Together: 1, Storm: 200},
 	} {
 		r, err := Perform(t.Context(), Ours(localtest.Program(t, "nsqd"), "off"), s, 300*time.Millisecond, testkit.Seed(t))
 		if err != nil {
@@ -357,6 +359,9 @@ func TestABrokerIsMeasured(t *testing.T) {
 		}
 		if r.P50 > r.P99 || r.P99 > r.Max || r.Max <= 0 || r.Mallocs == nil || r.Collections == nil {
 			t.Errorf("%s: %+v", s.Name, r)
+		}
+		if (s.Storm > 0) != (r.Storm > 0) {
+			t.Errorf("%s: %v connections a second came and went", s.Name, r.Storm)
 		}
 		if (s.Burst > 0) != (r.Access != nil && r.Left != nil && r.Left.Max > 0) {
 			t.Errorf("%s: access %+v, left %+v", s.Name, r.Access, r.Left)

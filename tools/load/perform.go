@@ -38,10 +38,11 @@ type Result struct {
 	InPerSecond  float64 `json:"in_per_s"`    // from the first to the last answer, or write
 	OutPerSecond float64 `json:"out_per_s"`   // of one channel, from the first message sent or asked for
 
-	CPU         float64  `json:"cpu_us_per_message"`  // of the broker, per message sent
-	Load        float64  `json:"load_us_per_message"` // of this process, likewise
-	Others      float64  `json:"others_percent"`      // of all processor time there was: what neither used
-	RSS         float64  `json:"rss_mb"`              // at the end
+	Storm       float64  `json:"storm_per_s,omitempty"` // connections that came and went
+	CPU         float64  `json:"cpu_us_per_message"`    // of the broker, per message sent
+	Load        float64  `json:"load_us_per_message"`   // of this process, likewise
+	Others      float64  `json:"others_percent"`        // of all processor time there was: what neither used
+	RSS         float64  `json:"rss_mb"`                // at the end
 	PerConn     float64  `json:"bytes_per_connection"`
 	Mallocs     *float64 `json:"mallocs_per_message,omitempty"`
 	Collections *float64 `json:"gc_cycles,omitempty"`
@@ -130,12 +131,21 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 			sub.start(from)
 		}
 	}
-	if s.Rate > 0 {
+	storm := func() (int, error) { return 0, nil }
+	if s.Storm > 0 {
+		storm = stormAt(b.at.TCP, s.Storm, p.Dialect)
+	}
+	switch {
+	case s.Rate > 0:
 		r.Sent, err = pubs.Send(ctx, start, Warming+lasting, seed)
-	} else {
+	case s.Closed:
+		r.Sent, err = pubs.converse(ctx, lasting)
+	default:
 		r.Sent, err = pubs.flood(ctx, longest)
 	}
-	if err != nil {
+	opened, stormed := storm()
+	r.Storm = float64(opened) / clock.Mono().Sub(start).Seconds()
+	if err = errors.Join(err, stormed); err != nil {
 		return r, err
 	}
 	sent := clock.Mono()

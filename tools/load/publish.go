@@ -15,9 +15,11 @@ import (
 	"time"
 
 	hdr "github.com/HdrHistogram/hdrhistogram-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/poll"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -246,6 +248,53 @@ func (p *Publishers) sendNow(ctx context.Context, start mono.Time, lasting time.
 			return sent, errors.Join(err, p.failure())
 		}
 		sent += p.s.Together
+	}
+	return sent, ctx.Err()
+}
+
+// converse has each publisher send a message when the one before is answered.
+func (p *Publishers) converse(ctx context.Context, lasting time.Duration) (sent int, err error) {
+	var sender sync.WaitGroup
+	sender.Go(func() { sent, err = p.converseNow(ctx, lasting) })
+	sender.Wait()
+	return sent, err
+}
+
+func (p *Publishers) converseNow(ctx context.Context, lasting time.Duration) (sent int, err error) {
+	if err := prompt(); err != nil {
+		return 0, err
+	}
+	poller, err := poll.New()
+	if err != nil {
+		return 0, err
+	}
+	defer poller.Close()
+	buf := make([]byte, answerSize)
+	now := clock.Mono()
+	end := now.Add(lasting)
+	poller.Alarm(end)
+	for i, one := range p.conns {
+		p.prepare(one)
+		if err := errors.Join(poller.Watch(one.raw.fd, int32(i), 0, 0, unix.EPOLLIN), p.publish(one, now, now)); err != nil {
+			return sent, err
+		}
+		sent += p.s.Together
+	}
+	for now.Before(end) && ctx.Err() == nil {
+		for _, e := range poller.WaitOnThread() {
+			one := p.conns[e.Fd]
+			if err := p.collect(one, buf); err != nil {
+				return sent, err
+			}
+			if now = clock.Mono(); one.answered < one.sent {
+				continue
+			}
+			if err := p.publish(one, now, now); err != nil {
+				return sent, err
+			}
+			sent += p.s.Together
+		}
+		now = clock.Mono()
 	}
 	return sent, ctx.Err()
 }

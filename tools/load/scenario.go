@@ -19,6 +19,8 @@ type Scenario struct {
 	Size     int     // bytes of a message, at least TimeSize
 	Channels int     // each gets every message
 	Limit    int     // messages, at most; without a rate
+	Closed   bool    // without a rate: each publisher waits for an answer before its next
+	Storm    float64 // connections per second, beside those, that are opened, greet and end
 
 	// Burst is that of a contract, of 1.1 times the rate, that the sender keeps: what
 	// is due before the contract allows it waits. 0: it keeps none.
@@ -47,7 +49,7 @@ const (
 // The bounds of a run.
 const (
 	Warming  = time.Second      // before what is measured, open loop
-	longest  = 5 * time.Second  // of sending as fast as it goes in
+	longest  = 5 * time.Second  // of sending as fast as it goes in, if not Closed
 	patience = 20 * time.Second // for answers and deliveries after the last message was sent
 )
 

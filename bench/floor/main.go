@@ -1,0 +1,227 @@
+//go:build linux
+
+// Command floor is the least that a broker can do on this machine, for others to be
+// compared with: one thread, blocking in epoll_wait, that reads, finds where commands
+// end, answers each, and writes each message to every subscriber. It keeps nothing, checks
+// nothing and bounds nothing.
+//
+//	go run ./bench/peer --floor=build/floor
+//
+// With --fsync each turn's messages are written and synced, with one call each, before they
+// are answered: a bare group commit.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/srtm-io/srtm/internal/poll"
+	"github.com/srtm-io/srtm/internal/rawfd"
+	"github.com/srtm-io/srtm/nsq/wire"
+)
+
+func main() {
+	at := flag.String("tcp-address", "127.0.0.1:4150", "`host:port` for clients that speak NSQ's protocol")
+	file := flag.String("fsync", "", "`file` that messages are in before they are answered (default none)")
+	flag.Parse()
+	if err := serve(*at, *file); err != nil {
+		fmt.Fprintln(os.Stderr, "floor:", err)
+		os.Exit(1)
+	}
+}
+
+// floor is the one loop.
+type floor struct {
+	poller   *poll.Poller
+	listener int
+	log      int // file; -1: none
+	conns    []*peer
+	subs     []*peer
+	dirty    []*peer // have something to be written
+	buf      []byte
+	written  []byte // messages of the turn
+	lim      wire.Limits
+	cmd      wire.Command
+	next     uint64
+}
+
+// peer is a connection. Its place in floor.conns is its descriptor.
+type peer struct {
+	fd        int
+	rest, out []byte
+	listed    bool
+	blocked   bool // the socket takes no more now
+}
+
+func serve(at, file string) error {
+	debug.SetGCPercent(400)
+	runtime.LockOSThread()
+	ln, err := net.Listen("tcp", at)
+	if err != nil {
+		return err
+	}
+	f := &floor{log: -1, buf: make([]byte, 1<<18), lim: wire.DefaultLimits()}
+	own, err := ln.(*net.TCPListener).File()
+	if err != nil {
+		return err
+	}
+	f.listener = int(own.Fd())
+	if file != "" {
+		if f.log, err = unix.Open(file, unix.O_CREAT|unix.O_WRONLY|unix.O_APPEND|unix.O_CLOEXEC, 0o600); err != nil {
+			return err
+		}
+	}
+	if f.poller, err = poll.New(); err != nil {
+		return err
+	}
+	if err := unix.SetNonblock(f.listener, true); err != nil {
+		return err
+	}
+	if err := f.poller.Watch(f.listener, int32(f.listener), 0, 0, unix.EPOLLIN); err != nil {
+		return err
+	}
+	for {
+		for _, e := range f.poller.WaitOnThread() {
+			switch {
+			case int(e.Fd) == f.listener:
+				err = f.accept()
+			case f.conns[e.Fd] != nil:
+				p := f.conns[e.Fd]
+				if e.Events&unix.EPOLLOUT != 0 {
+					p.blocked = false
+					err = f.poller.Watch(p.fd, int32(p.fd), 0, unix.EPOLLIN|unix.EPOLLOUT, unix.EPOLLIN)
+					f.touch(p)
+				}
+				if err == nil && e.Events&^unix.EPOLLOUT != 0 {
+					err = f.read(p)
+				}
+			}
+			if err != nil {
+				return err
+			}
+		}
+		if err := f.flush(); err != nil {
+			return err
+		}
+	}
+}
+
+func (f *floor) accept() error {
+	fd, _, err := unix.Accept4(f.listener, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+	if err != nil {
+		return nil // it has gone, or there are too many
+	}
+	for len(f.conns) <= fd {
+		f.conns = append(f.conns, nil)
+	}
+	f.conns[fd] = &peer{fd: fd}
+	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+	return f.poller.Watch(fd, int32(fd), 0, 0, unix.EPOLLIN)
+}
+
+func (f *floor) touch(p *peer) {
+	if !p.listed {
+		p.listed = true
+		f.dirty = append(f.dirty, p)
+	}
+}
+
+// read reads once and carries out what is there.
+func (f *floor) read(p *peer) error {
+	n := copy(f.buf, p.rest)
+	got, err := poll.Read(p.fd, f.buf[n:])
+	if err != nil {
+		f.conns[p.fd] = nil
+		for i, s := range f.subs {
+			if s == p {
+				f.subs = append(f.subs[:i:i], f.subs[i+1:]...)
+			}
+		}
+		return unix.Close(p.fd)
+	}
+	in := f.buf[:n+got]
+	if len(in) >= len(wire.Magic) && string(in[:len(wire.Magic)]) == wire.Magic {
+		in = in[len(wire.Magic):]
+	}
+	for {
+		var seen wire.Walk
+		n, _, err := f.cmd.Parse(in, &f.lim, &seen)
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			break
+		}
+		in = in[n:]
+		switch f.cmd.Verb {
+		case wire.VerbPub:
+			f.message(f.cmd.Body)
+		case wire.VerbMpub:
+			f.cmd.Batch.Each(f.message)
+		case wire.VerbSub:
+			f.subs = append(f.subs, p)
+		case wire.VerbIdentify:
+		default:
+			continue // FIN, RDY, NOP
+		}
+		p.out = wire.AppendResponse(p.out, wire.OK)
+		f.touch(p)
+	}
+	p.rest = append(p.rest[:0], in...)
+	return nil
+}
+
+func (f *floor) message(body []byte) {
+	var id wire.MessageID
+	f.next++
+	for i := range id {
+		id[i] = 'a' + byte(f.next>>(60-4*i))&15
+	}
+	now := time.Now().UnixNano()
+	if f.log >= 0 {
+		f.written = append(f.written, body...)
+	}
+	for _, s := range f.subs {
+		s.out = wire.AppendMessage(s.out, now, 1, id, body)
+		f.touch(s)
+	}
+}
+
+// flush writes what the turn has brought.
+func (f *floor) flush() error {
+	if len(f.written) > 0 {
+		if _, errno := rawfd.Write(f.log, f.written); errno != 0 {
+			return errno
+		}
+		if err := unix.Fdatasync(f.log); err != nil {
+			return err
+		}
+		f.written = f.written[:0]
+	}
+	for _, p := range f.dirty {
+		p.listed = false
+		if p.blocked || f.conns[p.fd] != p {
+			continue
+		}
+		n, err := poll.Write(p.fd, p.out)
+		if err != nil {
+			n = len(p.out) // the next read says so, too
+		}
+		p.out = append(p.out[:0], p.out[n:]...)
+		if len(p.out) > 0 {
+			p.blocked = true
+			if err := f.poller.Watch(p.fd, int32(p.fd), 0, unix.EPOLLIN, unix.EPOLLIN|unix.EPOLLOUT); err != nil {
+				return err
+			}
+		}
+	}
+	f.dirty = f.dirty[:0]
+	return nil
+}
