@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/srtm-io/srtm/gateway/balance"
@@ -68,16 +69,18 @@ func (t *ticket) repeatable() bool {
 type dispatcher struct {
 	// Set once.
 	cfg Config
+	// reader reads servers' reports, without mu.
+	reader atomic.Pointer[cost.Table]
 
 	mu struct {
 		sync.Mutex
 		policy   *policy.Policy
 		schedule *schedule.Scheduler
 		balance  *balance.Balancer
-		cost     *cost.Table
-		servers  []server // by number, of schedule and balance; url nil: removed
-		classes  []counts // by number, of policy and schedule
-		tickets  ticket   // the ends of the list
+		cost     *cost.Table // also in reader
+		servers  []server    // by number, of schedule and balance; url nil: removed
+		classes  []counts    // by number, of policy and schedule
+		tickets  ticket      // the ends of the list
 		ticked   mono.Time
 
 		badReports uint64          // that could not be read
@@ -158,6 +161,7 @@ func (d *dispatcher) configure(to *policy.Policy, now mono.Time) error {
 	old, oldPolicy, before := m.schedule, m.policy, m.classes
 	m.schedule, m.policy, m.cost, m.classes = next, to, table, make([]counts, len(to.Classes))
 	m.vector = make(schedule.Vector, config.Resources)
+	d.reader.Store(table)
 	d.renumberLocked(urls, now, config.Servers)
 	var sent []schedule.ClassStats
 	if old != nil {
@@ -345,16 +349,22 @@ func (d *dispatcher) forgetLocked(t *ticket) {
 // finish settles a request that enter has let through, once: it is charged what it has
 // taken, whoever ended it.
 func (d *dispatcher) finish(t *ticket, how outcome, now mono.Time) {
+	var report *cost.Report
+	var err error
+	reader := d.reader.Load()
+	if t.report != "" {
+		var r cost.Report
+		r, err = reader.ParseReport(t.report)
+		report = &r
+	}
 	d.mu.Lock()
 	m := &d.mu
 	t.sent = false
-	var report *cost.Report
-	if t.report != "" {
-		if r, err := m.cost.ParseReport(t.report); err != nil {
-			m.badReports++
-		} else {
-			report = &r
-		}
+	if err != nil {
+		m.badReports++
+	}
+	if err != nil || reader != m.cost { // of other resources: the policy has changed
+		report = nil
 	}
 	teaches := how == departed && t.status < http.StatusBadRequest
 	m.cost.Settle(m.vector, t.route, m.policy.CostOf(t.path), now.Sub(t.started), t.bytes, report, teaches)
