@@ -53,9 +53,9 @@ func serve(args []string) error {
 	var handler http.Handler
 	switch args[1] {
 	case "bare-proxy":
-		handler, err = bareProxy(args[3], func(*httputil.ProxyRequest) {})
+		handler, err = bareProxy(args[3], func(*httputil.ProxyRequest) {}, 0)
 	case "bare-forwarder":
-		handler, err = bareProxy(args[3], (*httputil.ProxyRequest).SetXForwarded)
+		handler, err = bareProxy(args[3], (*httputil.ProxyRequest).SetXForwarded, time.Minute)
 	default:
 		handler, err = backend(args[3])
 	}
@@ -117,15 +117,15 @@ func number(at, name string) (n float64, err error) {
 }
 
 // bareProxy is what the gateway's overhead is measured by: httputil.ReverseProxy with
-// connections to spare, and nothing else but more.
-func bareProxy(to string, more func(*httputil.ProxyRequest)) (http.Handler, error) {
+// connections to spare, and nothing else but more and a bound on an answer's header.
+func bareProxy(to string, more func(*httputil.ProxyRequest), bound time.Duration) (http.Handler, error) {
 	target, err := url.Parse("http://" + to)
 	if err != nil {
 		return nil, err
 	}
 	proxy := &httputil.ReverseProxy{
 		Rewrite:   func(r *httputil.ProxyRequest) { r.SetURL(target); more(r) },
-		Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true},
+		Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true, ResponseHeaderTimeout: bound},
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/mallocs" {
@@ -147,7 +147,7 @@ func proxies(bin, dir string, backends []string, bare bool) (all []*subject, err
 	if bare {
 		for _, kind := range []string{"proxy", "forwarder"} {
 			s, err := self(kind, backends[0])
-			name := map[string]string{"proxy": "bare ReverseProxy", "forwarder": "the same with X-Forwarded-*, as ours"}[kind]
+			name := map[string]string{"proxy": "bare ReverseProxy", "forwarder": "the same with X-Forwarded-* and a bound on the answer, as ours"}[kind]
 			add(name, s, err, func() (float64, error) { return number("http://"+s.At+"/mallocs", "") })
 		}
 	}

@@ -118,13 +118,18 @@ func (x *exchange) RoundTrip(out *http.Request) (*http.Response, error) {
 	}
 	for {
 		res, err := x.rules.transport.RoundTrip(out)
-		var at *net.OpError
-		if err == nil || !errors.As(err, &at) || at.Op != "dial" || out.Context().Err() != nil || x.body.begun() ||
+		if err == nil || !undialled(err) || out.Context().Err() != nil || x.body.begun() ||
 			!x.p.dispatcher.again(&x.ticket, clock.Mono()) {
 			return res, err
 		}
 		x.aim(out)
 	}
+}
+
+// undialled reports whether there was no connection to be had.
+func undialled(err error) bool {
+	var at *net.OpError
+	return errors.As(err, &at) && at.Op == "dial"
 }
 
 // aim has a request go to the server that the ticket names.
@@ -152,16 +157,16 @@ func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 			delete(out.Header, name)
 		}
 	}
-	if trusted {
-		for _, name := range []string{"Forwarded", "X-Forwarded-For"} {
-			if v := in.Header[name]; v != nil {
-				out.Header[name] = v
-			}
+	if ip, _, err := net.SplitHostPort(in.RemoteAddr); err == nil {
+		if prior := in.Header["X-Forwarded-For"]; trusted && len(prior) > 0 {
+			ip = strings.Join(prior, ", ") + ", " + ip
 		}
+		values := &[2]string{ip, in.Host} // as SetXForwarded, at a third of its allocations
+		out.Header["X-Forwarded-For"], out.Header["X-Forwarded-Host"] = values[:1:1], values[1:]
 	}
-	pr.SetXForwarded()
+	out.Header["X-Forwarded-Proto"] = protocol[in.TLS != nil]
 	if trusted { // what the client asked the peer for, not what the peer asked us for
-		for _, name := range []string{"X-Forwarded-Host", "X-Forwarded-Proto"} {
+		for _, name := range []string{"Forwarded", "X-Forwarded-Host", "X-Forwarded-Proto"} {
 			if v := in.Header[name]; v != nil {
 				out.Header[name] = v
 			}
@@ -173,12 +178,19 @@ func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 	}
 }
 
+// Values of headers. They are shared, and not written to.
+var (
+	protocol = map[bool][]string{false: {"http"}, true: {"https"}}
+	unqueued = []string{"queue;dur=0.0"}
+)
+
 // answered is told of the head of an answer that is not 1xx, or 101.
 func (x *exchange) answered(res *http.Response) error {
 	x.ticket.status = res.StatusCode
 	x.load(res.Header)
 	delete(res.Trailer, cost.Header)
-	x.mark(res.Header)
+	delete(res.Header, classHeader)
+	x.mark()
 	if res.StatusCode == http.StatusSwitchingProtocols {
 		// From here on it is two peers talking, for hours perhaps: what it took of the
 		// server's capacity is over.
@@ -204,13 +216,16 @@ func (x *exchange) load(h http.Header) {
 	}
 }
 
-// mark says in an answer's header what the gateway did.
-func (x *exchange) mark(h http.Header) {
+// mark says in the header of the answer to the client what the gateway did.
+func (x *exchange) mark() {
+	h := x.Header()
 	h[classHeader] = x.class.header
 	if r := x.r; r.TLS != nil && r.ProtoMajor == 1 && (len(r.TransferEncoding) > 0 || r.ProtoMinor == 0) {
 		h.Set("Connection", "close") // its framing could not be looked at, see watchedConn
 	}
-	h.Add(timingHeader, "queue;dur="+strconv.FormatFloat(x.queued.Seconds()*1e3, 'f', 1, 64))
+	if h[timingHeader] = unqueued; x.queued >= 50*time.Microsecond { // which is rounded up
+		h[timingHeader] = []string{"queue;dur=" + strconv.FormatFloat(x.queued.Seconds()*1e3, 'f', 1, 64)}
+	}
 }
 
 // unanswered answers for a server that has not.
@@ -235,7 +250,7 @@ func (x *exchange) unanswered(w http.ResponseWriter, _ *http.Request, err error)
 
 // refuse answers in the gateway's own name.
 func (x *exchange) refuse(code int, text string) {
-	x.mark(x.Header())
+	x.mark()
 	http.Error(x, text, code)
 }
 
