@@ -81,7 +81,7 @@ func TestClientsLeaveWhileThePolicyChanges(t *testing.T) {
 	}
 	g := start(t, policy("c0", 1))
 	const round = 30
-	for i := 1; i <= 3; i++ {
+	for i := 1; i <= 2; i++ {
 		var clients []net.Conn
 		for n := range round {
 			c, err := net.Dial("tcp", strings.TrimPrefix(g.URL, "http://"))
@@ -309,10 +309,10 @@ func TestHostileHTTP2(t *testing.T) {
 	}
 	t.Run("rapid reset", func(t *testing.T) {
 		var clients sync.WaitGroup
-		for range 8 {
+		for range 4 {
 			h := dialH2(t, g)
 			clients.Go(func() {
-				for i := range uint32(2000) {
+				for i := range uint32(500) {
 					if h.ask(2*i+1, http.MethodGet, "/large") != nil || h.WriteRSTStream(2*i+1, http2.ErrCodeCancel) != nil {
 						return // cut, as it may be
 					}
