@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"runtime"
 	"sync"
@@ -180,6 +181,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	s.replicas.max = cfg.MaxKeys
 	for i := range s.shards {
 		s.shards[i].keys = table.New((cfg.MaxKeys + shards - 1) / shards)
+		s.shards[i].keys.Alone = s.alone
 		s.shards[i].keys.Sends = cfg.Dial != nil
 	}
 	if err := s.readDefaults(ctx); err != nil {
@@ -214,6 +216,15 @@ func newInstance() int64 {
 // askers over those that are open.
 func (s *Server) listen(secret []byte) error {
 	address := s.cfg.Address
+	// Loops share their port with whoever asks for that: another process would get some of
+	// the askers, unnoticed.
+	probe, err := net.ListenPacket("udp", address)
+	if err == nil {
+		err = probe.Close()
+	}
+	if err != nil {
+		return err
+	}
 	for range s.cfg.Loops {
 		sealer, err := wire.NewSealer(s.cfg.Keys)
 		if err != nil {
@@ -334,11 +345,8 @@ func (s *Server) decide(key []byte, cost uint32, now mono.Time, peek bool) (v ta
 		v = sh.keys.Ask(key, int64(cost), now, peek)
 	}
 	sh.Unlock()
-	if v.Lent {
+	if v.Lent && !v.Unsure {
 		s.decideLent(key, int64(cost), peek, &v)
-	}
-	if (v.Strict || v.Leased || v.Lent) && !s.alone() {
-		v.Admit, v.Denied, v.Retry = v.Shadow, true, time.Second
 	}
 	return v, here
 }

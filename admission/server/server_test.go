@@ -2,11 +2,13 @@ package server_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"path/filepath"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -22,6 +24,16 @@ import (
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
+
+// A second server does not get some of the first one's askers.
+func TestTheAddressIsTaken(t *testing.T) {
+	b := newBench(t)
+	first, _ := b.start()
+	b.cfg.Address = first.Addr().String()
+	if s, err := server.New(t.Context(), b.cfg); !errors.Is(err, syscall.EADDRINUSE) {
+		t.Errorf("a second server: %v, %v", s, err)
+	}
+}
 
 // clock is a server's time, which moves when a test says so.
 type clock struct {

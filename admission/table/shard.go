@@ -32,6 +32,9 @@ type Shard struct {
 	Sends  bool
 	unsent []int32
 	hand   int32 // where the search for a key to evict goes on
+	// Alone says that no other decides for keys that are strict, leased or lent; while it
+	// does not, these are denied, and not charged. nil: always.
+	Alone func() bool
 }
 
 const page = 512
@@ -79,6 +82,7 @@ type Verdict struct {
 	FailOpen bool
 	Leased   bool
 	Lent     bool          // another than the shard decides, see Lend
+	Unsure   bool          // denied since another may decide for the key, too
 	Left     int64         // credits, rounded down
 	Retry    time.Duration // if denied: until the bucket would have the cost; math.MaxInt64 if never
 }
@@ -97,6 +101,10 @@ func (s *Shard) Ask(key []byte, cost int64, now mono.Time, peek bool) Verdict {
 		Shadow: e.flags&shadow != 0, Default: e.flags&byDefault != 0,
 		Strict: e.flags&strict != 0, FailOpen: e.flags&failOpen != 0, Leased: e.flags&leased != 0, Lent: e.flags&lent != 0,
 		Left: int64(max(0, b.Tokens(now)) / tokenbucket.Token), Retry: retry,
+	}
+	if e.flags&(strict|leased|lent) != 0 && s.Alone != nil && !s.Alone() {
+		admit, v.Unsure = false, true
+		v.Admit, v.Denied, v.Retry = v.Shadow, true, time.Second
 	}
 	switch {
 	case peek:

@@ -62,6 +62,28 @@ func TestAsk(t *testing.T) {
 	}
 }
 
+// While another may decide for a strict key it is denied, and not charged; others are judged.
+func TestAStrictKeyOfWhichAnotherMayDecide(t *testing.T) {
+	s, alone := table.New(10), false
+	s.Alone = func() bool { return alone }
+	for _, strict := range []bool{true, false} {
+		r := &rule.Rule{Key: fmt.Sprint(strict), Strict: strict, Share: tokenbucket.Share{Rate: 1000, Burst: 3}}
+		if !s.Learn(r.Key, r, table.Held(nil, r, at(0)), 0) {
+			t.Fatal("no room")
+		}
+	}
+	if v := s.Ask([]byte("true"), 2, 0, false); v.Admit || !v.Denied || !v.Unsure || v.Retry <= 0 {
+		t.Errorf("a strict key: %+v", v)
+	}
+	if v := s.Ask([]byte("false"), 2, 0, false); !v.Admit || v.Unsure {
+		t.Errorf("another: %+v", v)
+	}
+	alone = true
+	if v := s.Ask([]byte("true"), 3, 0, false); !v.Admit || v.Unsure {
+		t.Errorf("a strict key that has been charged nothing: %+v", v)
+	}
+}
+
 var now mono.Time
 
 func TestWhatARuleSays(t *testing.T) {
