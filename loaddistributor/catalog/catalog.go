@@ -124,8 +124,9 @@ type Catalog struct {
 	log     uint64            // see Log
 	ahead   uint64            // epochs are versions and this
 	topics  map[string]*topic // by name
-	names   []string          // of topics, sorted
+	names   names             // of topics
 	brokers map[string]*broker
+	byID    []*broker         // brokers, sorted
 	keys    map[string]string // idempotency key -> topic
 	// Contracts of removed topics that the adaptor may still hold.
 	contracts map[string]bool
@@ -226,8 +227,7 @@ func (e BrokerJoined) apply(c *Catalog) ([]Effect, error) {
 	delete(c.removed, e.ID)
 	b := c.brokers[e.ID]
 	if b == nil {
-		b = newBroker()
-		c.brokers[e.ID] = b
+		b = c.addBroker(e.ID)
 	}
 	before := c.states(b.topics)
 	known := b.Broker
@@ -301,7 +301,7 @@ func (e BrokerRemoved) apply(c *Catalog) ([]Effect, error) {
 	case len(b.topics)+len(b.retiring) > 0:
 		return nil, fmt.Errorf("remove broker %q: %w: %s", e.ID, ErrBrokerInUse, strings.Join(append(sorted(b.topics), sorted(b.retiring)...), ", "))
 	}
-	delete(c.brokers, e.ID)
+	c.dropBroker(e.ID)
 	c.removed[e.ID] = c.version
 	if len(c.removed) > MaxGone {
 		delete(c.removed, slices.MinFunc(sorted(c.removed), func(a, b string) int { return cmp.Compare(c.removed[a], c.removed[b]) }))
@@ -339,7 +339,7 @@ func (c *Catalog) forgetGone() {
 	}
 	slices.SortFunc(gone, func(a, b *broker) int { return cmp.Compare(a.leftAt, b.leftAt) })
 	for _, b := range gone[:len(gone)-MaxGone] {
-		delete(c.brokers, b.ID)
+		c.dropBroker(b.ID)
 	}
 }
 
@@ -376,8 +376,7 @@ func (e TopicPlaced) apply(c *Catalog) ([]Effect, error) {
 func (c *Catalog) insert(t *topic) {
 	name := t.spec.Name()
 	c.topics[name] = t
-	i, _ := slices.BinarySearch(c.names, name)
-	c.names = slices.Insert(c.names, i, name)
+	c.names.insert(name)
 	if t.key != "" {
 		c.keys[t.key] = name
 	}
@@ -469,8 +468,7 @@ func (e TopicRemoved) apply(c *Catalog) ([]Effect, error) {
 		c.contracts[e.Topic] = true
 	}
 	delete(c.topics, e.Topic)
-	i, _ := slices.BinarySearch(c.names, e.Topic)
-	c.names = slices.Delete(c.names, i, i+1)
+	c.names.remove(e.Topic)
 	if t.key != "" {
 		delete(c.keys, t.key)
 	}
@@ -555,8 +553,24 @@ func (c *Catalog) unready(plan placement.Plan, prepared []bool) string {
 	return strings.Join(reasons, "; ")
 }
 
-func newBroker() *broker {
-	return &broker{topics: map[string]bool{}, retiring: map[string]bool{}, leftovers: map[string]bool{}}
+// addBroker makes a broker known. Requires: it is not.
+func (c *Catalog) addBroker(id string) *broker {
+	b := &broker{topics: map[string]bool{}, retiring: map[string]bool{}, leftovers: map[string]bool{}}
+	b.ID = id
+	c.brokers[id] = b
+	c.byID = slices.Insert(c.byID, c.position(id), b)
+	return b
+}
+
+func (c *Catalog) dropBroker(id string) {
+	delete(c.brokers, id)
+	i := c.position(id)
+	c.byID = slices.Delete(c.byID, i, i+1)
+}
+
+func (c *Catalog) position(id string) int {
+	i, _ := slices.BinarySearchFunc(c.byID, id, func(b *broker, id string) int { return cmp.Compare(b.ID, id) })
+	return i
 }
 
 func (t *topic) holders() []string {

@@ -61,8 +61,11 @@ func (c *Catalog) check() {
 	if keys != len(c.keys) {
 		panic(fmt.Sprintf("%d topics have keys, %d keys are known", keys, len(c.keys)))
 	}
-	if !slices.IsSorted(c.names) || len(c.names) != len(c.topics) {
-		panic(fmt.Sprintf("names %v for %d topics", c.names, len(c.topics)))
+	if names := slices.Collect(c.names.after("")); !slices.IsSorted(names) || len(names) != len(c.topics) {
+		panic(fmt.Sprintf("names %v for %d topics", names, len(c.topics)))
+	}
+	if !slices.IsSortedFunc(c.byID, func(a, b *broker) int { return cmp.Compare(a.ID, b.ID) }) || len(c.byID) != len(c.brokers) {
+		panic(fmt.Sprintf("%d brokers, by id %v", len(c.brokers), c.byID))
 	}
 	for id, b := range c.brokers {
 		if b.Allocated != allocated[id] || b.ID != id {

@@ -52,7 +52,7 @@ func (c *Catalog) Dump() Dump {
 		b.Allocated = 0
 		d.Brokers = append(d.Brokers, BrokerDump{Broker: b, Leftovers: sorted(known.leftovers), LeftAt: known.leftAt})
 	}
-	for _, name := range c.names {
+	for name := range c.names.after("") {
 		one, _ := c.DumpTopic(name)
 		d.Topics = append(d.Topics, one)
 	}
@@ -84,13 +84,12 @@ func Load(d Dump) (*Catalog, error) {
 		if b.Broker.ID == "" || c.brokers[b.Broker.ID] != nil {
 			return nil, fmt.Errorf("load: broker %q is without a name or appears twice", b.Broker.ID)
 		}
-		known := newBroker()
+		known := c.addBroker(b.Broker.ID)
 		known.Broker, known.leftAt = b.Broker, b.LeftAt
 		known.Allocated = 0
 		for _, name := range b.Leftovers {
 			known.leftovers[name] = true
 		}
-		c.brokers[b.Broker.ID] = known
 	}
 	for _, one := range d.Topics {
 		if err := c.load(one); err != nil {
@@ -206,10 +205,9 @@ func (e BrokerRestored) apply(c *Catalog) ([]Effect, error) {
 	delete(c.removed, from.ID)
 	b := c.brokers[from.ID]
 	if b == nil {
-		b = newBroker()
+		b = c.addBroker(from.ID)
 		b.Broker, b.leftAt = from, c.version
 		b.Connected, b.Allocated, b.Forgotten, b.Strict = false, 0, false, false // of the other log's adaptor
-		c.brokers[from.ID] = b
 	}
 	before := c.states(b.topics)
 	b.Calibrated, b.Draining, b.Forced = cmp.Or(b.Calibrated, from.Calibrated), b.Draining || from.Draining, b.Forced || from.Forced

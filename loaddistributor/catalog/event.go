@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
@@ -221,44 +222,38 @@ func newSpread(spec *Spec, plan placement.Plan) (*spread, error) {
 	if len(plan.Quotas) == 0 {
 		return nil, &PlanError{Problem: "it uses no broker"}
 	}
-	publishers := spec.Demand.Expand()
-	s := &spread{
-		ids:    make([]string, len(publishers)),
-		member: make([]int32, len(publishers)),
-		index:  make(map[string]int32, len(publishers)),
+	names, twice := placement.NewNames(spec.Demand)
+	if names == nil {
+		return nil, &PlanError{Problem: fmt.Sprintf("publisher %q appears twice", twice)}
 	}
-	for i, p := range publishers {
-		if _, taken := s.index[p.ID]; taken {
-			return nil, &PlanError{Problem: fmt.Sprintf("publisher %q appears twice", p.ID)}
-		}
-		s.ids[i], s.member[i], s.index[p.ID] = p.ID, unknown, int32(i)
-	}
+	n := names.Len()
+	s := &spread{Names: names, member: slices.Repeat([]int32{unknown}, n)}
 	placed := 0
 	s.unplaced = len(plan.Unplaced)
 	for _, i := range plan.Unplaced {
-		if i < 0 || i >= len(publishers) || s.member[i] != unknown {
-			return nil, &PlanError{Problem: fmt.Sprintf("publisher %d of %d is left without a place, perhaps twice", i, len(publishers))}
+		if i < 0 || i >= n || s.member[i] != unknown {
+			return nil, &PlanError{Problem: fmt.Sprintf("publisher %d of %d is left without a place, perhaps twice", i, n)}
 		}
 		s.member[i] = unplaced
 	}
 	for m, q := range plan.Quotas {
 		for _, i := range q.Publishers {
-			if i < 0 || i >= len(publishers) {
-				return nil, &PlanError{q.Broker, fmt.Sprintf("publisher %d of %d", i, len(publishers))}
+			if i < 0 || i >= n {
+				return nil, &PlanError{q.Broker, fmt.Sprintf("publisher %d of %d", i, n)}
 			}
 			if s.member[i] != unknown {
-				return nil, &PlanError{q.Broker, fmt.Sprintf("publisher %q is placed twice, or left without a place", s.ids[i])}
+				return nil, &PlanError{q.Broker, fmt.Sprintf("publisher %q is placed twice, or left without a place", s.ID(i))}
 			}
 			s.member[i] = int32(m)
 			placed++
 		}
 	}
-	if placed+s.unplaced != len(publishers) {
-		return nil, &PlanError{Problem: fmt.Sprintf("%d of %d publishers are placed, and %d left without a place", placed, len(publishers), s.unplaced)}
+	if placed+s.unplaced != n {
+		return nil, &PlanError{Problem: fmt.Sprintf("%d of %d publishers are placed, and %d left without a place", placed, n, s.unplaced)}
 	}
 	s.others = unknown
 	if spec.Demand.Open {
-		s.others = newcomers(plan, publishers)
+		s.others = newcomers(plan, spec.Demand.Expand())
 	}
 	return s, nil
 }

@@ -1,7 +1,6 @@
 package catalog
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 
@@ -14,10 +13,9 @@ func (c *Catalog) Snapshot() []placement.Broker { return c.SnapshotFor("") }
 // SnapshotFor is Snapshot for a topic that may move: what it takes now counts
 // as free.
 func (c *Catalog) SnapshotFor(moving string) []placement.Broker {
-	var s []placement.Broker
+	s := make([]placement.Broker, 0, len(c.byID))
 	t := c.topics[moving]
-	// order: sorted below
-	for _, b := range c.brokers {
+	for _, b := range c.byID {
 		if b.Connected && !b.Draining {
 			one := placement.Broker{ID: b.ID, Mcap: b.Mcap, Allocated: b.Allocated}
 			if t != nil {
@@ -26,7 +24,6 @@ func (c *Catalog) SnapshotFor(moving string) []placement.Broker {
 			s = append(s, one)
 		}
 	}
-	slices.SortFunc(s, func(a, b placement.Broker) int { return cmp.Compare(a.ID, b.ID) })
 	return s
 }
 
@@ -54,16 +51,11 @@ func (c *Catalog) view(t *topic) *Topic {
 // Topics returns up to limit topics whose names come after the given one, by
 // name.
 func (c *Catalog) Topics(after string, limit int) []Topic {
-	i, found := slices.BinarySearch(c.names, after)
-	if found {
-		i++
-	}
-	names := c.names[i:]
-	if len(names) > limit {
-		names = names[:limit]
-	}
-	list := make([]Topic, 0, len(names))
-	for _, name := range names {
+	list := make([]Topic, 0, min(limit, len(c.topics)))
+	for name := range c.names.after(after) {
+		if len(list) == limit {
+			break
+		}
 		t, _ := c.Topic(name)
 		list = append(list, t)
 	}
@@ -190,12 +182,10 @@ func (c *Catalog) Empty(id string) bool {
 
 // Brokers returns all known brokers, by id.
 func (c *Catalog) Brokers() []Broker {
-	list := make([]Broker, 0, len(c.brokers))
-	// order: sorted below
-	for _, b := range c.brokers {
+	list := make([]Broker, 0, len(c.byID))
+	for _, b := range c.byID {
 		list = append(list, b.Broker)
 	}
-	slices.SortFunc(list, func(a, b Broker) int { return cmp.Compare(a.ID, b.ID) })
 	return list
 }
 

@@ -134,9 +134,8 @@ type Placement struct {
 
 // spread is the part of a Placement that outlives a change of addresses.
 type spread struct {
-	ids    []string         // by index into Demand.Expand()
-	member []int32          // member[i] of Placement.members has ids[i], or unplaced
-	index  map[string]int32 // inverse of ids
+	*placement.Names
+	member []int32 // member[i] of Placement.members has publisher i of Demand.Expand(), or unplaced
 	// How many are unplaced.
 	unplaced int
 	// others is the member where publishers go that an open topic does not know; of
@@ -159,11 +158,13 @@ func (p *Placement) Epoch() uint64 { return p.epoch }
 func (p *Placement) Members() []Endpoint { return p.members }
 
 // Len returns the number of publishers.
-func (p *Placement) Len() int { return len(p.spread.ids) }
+func (p *Placement) Len() int { return p.spread.Len() }
 
 // At returns the assignment of publisher i, 0 <= i < Len.
-func (p *Placement) At(i int) Assignment {
-	a := Assignment{Publisher: p.spread.ids[i], Epoch: p.epoch, Paced: p.paced}
+func (p *Placement) At(i int) Assignment { return p.at(i, p.spread.ID(i)) }
+
+func (p *Placement) at(i int, id string) Assignment {
+	a := Assignment{Publisher: id, Epoch: p.epoch, Paced: p.paced}
 	if m := p.spread.member[i]; m != unplaced {
 		a.Endpoint = p.members[m]
 	}
@@ -174,7 +175,7 @@ func (p *Placement) At(i int) Assignment {
 func (p *Placement) Of(id string) Assignment {
 	i, known := p.Index(id)
 	if known {
-		return p.At(i)
+		return p.at(i, id)
 	}
 	a := Assignment{Publisher: id, Epoch: p.epoch, Unknown: p.spread.others < 0, Paced: p.paced}
 	if !a.Unknown {
@@ -188,6 +189,5 @@ func (p *Placement) Unplaced() int { return p.spread.unplaced }
 
 // Index returns which publisher has the id.
 func (p *Placement) Index(id string) (int, bool) {
-	i, ok := p.spread.index[id]
-	return int(i), ok
+	return p.spread.Index(id)
 }

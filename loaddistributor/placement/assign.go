@@ -9,19 +9,27 @@ import (
 
 // assignment collects who goes where. Brokers are indices into quotas.
 type assignment struct {
-	publishers []Publisher
-	quotas     []int64 // all > 0
-	rate       int64   // their sum
-	where      []int   // broker of each publisher
+	demand Demand
+	rates  []float64 // of its publishers
+	quotas []int64   // all > 0
+	rate   int64     // their sum
+	where  []int     // broker of each publisher
 	// deficit is, for each broker, its proportion of the rates of all
 	// publishers looked at so far, less the rates of those it was given.
 	deficit []float64
+
+	// Scratch of split and deal.
+	counts []int64
+	behind []float64
+	order  []int
 }
 
-func newAssignment(publishers []Publisher, quotas []int64) *assignment {
+func newAssignment(d Demand, quotas []int64) *assignment {
+	rates := d.rates()
 	a := &assignment{
-		publishers: publishers, quotas: quotas,
-		where: make([]int, len(publishers)), deficit: make([]float64, len(quotas)),
+		demand: d, rates: rates, quotas: quotas,
+		where: make([]int, len(rates)), deficit: make([]float64, len(quotas)),
+		counts: make([]int64, len(quotas)), behind: make([]float64, len(quotas)), order: make([]int, len(quotas)),
 	}
 	for _, q := range quotas {
 		a.rate += q
@@ -32,7 +40,7 @@ func newAssignment(publishers []Publisher, quotas []int64) *assignment {
 // blind places publishers whatever their keys: at random, except that the
 // brokers' sums of rates come out in proportion to their quotas.
 func (a *assignment) blind(rng *rand.Rand) {
-	all := make([]int, len(a.publishers))
+	all := make([]int, len(a.rates))
 	for i := range all {
 		all[i] = i
 	}
@@ -53,6 +61,9 @@ func (a *assignment) blind(rng *rand.Rand) {
 // Postcondition, for a group of n: a broker with quota q of a rate R got
 // floor(n*q/R) or ceil(n*q/R) of it.
 func (a *assignment) correlated() {
+	if len(a.quotas) == 1 {
+		return // all are where 0
+	}
 	groups, pool := a.groups()
 	for _, group := range groups {
 		a.split(group)
@@ -66,10 +77,24 @@ func (a *assignment) correlated() {
 // decides nothing.
 func (a *assignment) groups() (groups [][]int, pool []int) {
 	byKey, least := map[string][]int{}, map[string]string{}
-	for i, p := range a.publishers {
-		if byKey[p.Key] = append(byKey[p.Key], i); len(byKey[p.Key]) == 1 || p.ID < least[p.Key] {
-			least[p.Key] = p.ID
+	all := make([]int, len(a.rates))
+	for i := range all {
+		all[i] = i
+	}
+	from := 0
+	add := func(key, id string, n int) {
+		if before, known := byKey[key]; known {
+			byKey[key], least[key] = append(before, all[from:from+n]...), min(least[key], id)
+		} else {
+			byKey[key], least[key] = all[from:from+n:from+n], id
 		}
+		from += n
+	}
+	for _, p := range a.demand.Publishers {
+		add(p.Key, p.ID, 1)
+	}
+	for _, g := range a.demand.Groups {
+		add(g.Key, g.Name()+".0", g.Count)
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(byKey), func(x, y string) int { return cmp.Compare(least[x], least[y]) }) {
 		if key != "" {
@@ -82,29 +107,22 @@ func (a *assignment) groups() (groups [][]int, pool []int) {
 // split places one correlation group.
 func (a *assignment) split(group []int) {
 	n := int64(len(group))
-	counts := make([]int64, len(a.quotas))
-	behind := make([]float64, len(a.quotas))
-	owed := n
+	counts, behind, owed := a.counts, a.behind, n
+	order := a.order[:0] // of those that it does not divide by
 	sum := a.expect(group)
 	mean := sum / float64(n)
 	for l, q := range a.quotas {
-		counts[l] = n * q / a.rate // < 2^50: at most MaxPublishers * MaxRate
+		part := n * q // < 2^50: at most MaxPublishers * MaxRate
+		if counts[l] = part / a.rate; part%a.rate != 0 {
+			order = append(order, l)
+		}
 		owed -= counts[l]
 		// float64() keeps the compiler from fusing, which would make the
 		// decision depend on the processor.
 		behind[l] = a.deficit[l] - float64(mean*float64(counts[l]))
 	}
-	for ; owed > 0; owed-- {
-		most := -1
-		for l, q := range a.quotas {
-			if n*q%a.rate == 0 || counts[l] > n*q/a.rate {
-				continue // divides, or had its one
-			}
-			if most < 0 || behind[l] > behind[most] {
-				most = l
-			}
-		}
-		counts[most]++
+	for first := newHeap(order, most(behind)); owed > 0; owed-- {
+		counts[first.pop()]++
 	}
 	a.deal(group, counts)
 }
@@ -113,7 +131,7 @@ func (a *assignment) split(group []int) {
 // rates, and returns their sum.
 func (a *assignment) expect(publishers []int) (sum float64) {
 	for _, i := range publishers {
-		sum += a.publishers[i].Rate
+		sum += a.rates[i]
 	}
 	for l, q := range a.quotas {
 		a.deficit[l] += float64(sum * (float64(q) / float64(a.rate)))
@@ -131,24 +149,35 @@ func (a *assignment) expect(publishers []int) (sum float64) {
 // than that publisher's rate. A closer match exists at times and is NP-hard to
 // find; it would not matter beside the publishers' own variations.
 func (a *assignment) deal(publishers []int, counts []int64) {
-	order := slices.Clone(publishers)
-	slices.SortStableFunc(order, func(x, y int) int { return cmp.Compare(a.publishers[y].Rate, a.publishers[x].Rate) })
-	for _, i := range order {
-		most := -1
-		for l := range a.quotas {
-			if counts != nil && counts[l] == 0 {
-				continue
-			}
-			if most < 0 || a.deficit[l] > a.deficit[most] {
-				most = l
-			}
-		}
-		a.where[i] = most
-		a.deficit[most] -= a.publishers[i].Rate
-		if counts != nil {
-			counts[most]--
+	descending := func(x, y int) int { return cmp.Compare(a.rates[y], a.rates[x]) }
+	if !slices.IsSortedFunc(publishers, descending) {
+		publishers = slices.Clone(publishers)
+		slices.SortStableFunc(publishers, descending)
+	}
+	open := a.order[:0]
+	for l := range a.quotas {
+		if counts == nil || counts[l] > 0 {
+			open = append(open, l)
 		}
 	}
+	lacking := newHeap(open, most(a.deficit))
+	for _, i := range publishers {
+		l := lacking.of[0]
+		a.where[i] = l
+		a.deficit[l] -= a.rates[i]
+		if counts != nil {
+			if counts[l]--; counts[l] == 0 {
+				lacking.pop()
+				continue
+			}
+		}
+		lacking.down(0)
+	}
+}
+
+// most orders brokers by what they have of it, ties to the lower index.
+func most(of []float64) func(l, m int) bool {
+	return func(l, m int) bool { return of[l] > of[m] || of[l] == of[m] && l < m }
 }
 
 // join places those of a group, highest rates first, who are nowhere: where is -1.
@@ -167,7 +196,7 @@ func (a *assignment) join(group []int, correlated bool, home []int, room []float
 			have[a.where[i]]++
 		}
 	}
-	slices.SortStableFunc(free, func(x, y int) int { return cmp.Compare(a.publishers[y].Rate, a.publishers[x].Rate) })
+	slices.SortStableFunc(free, func(x, y int) int { return cmp.Compare(a.rates[y], a.rates[x]) })
 	// owed is 1 where l has fewer of the group than its proportion rounded down, 0
 	// where it may have one more, else -1.
 	owed := func(l int) int {
@@ -181,7 +210,7 @@ func (a *assignment) join(group []int, correlated bool, home []int, room []float
 		return cmp.Compare(part/a.rate, have[l])
 	}
 	for _, i := range free {
-		rate := a.publishers[i].Rate
+		rate := a.rates[i]
 		fit := func(l int) int { return bit(rate <= a.deficit[l]) + bit(rate <= room[l]) }
 		better := func(l, m int) bool {
 			switch c := cmp.Compare(fit(l), fit(m)); {

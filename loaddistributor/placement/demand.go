@@ -1,8 +1,11 @@
 package placement
 
 import (
+	"cmp"
 	"fmt"
 	"math"
+	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -141,7 +144,7 @@ func (d Demand) rateMilli() int64 {
 // Expand returns the publishers, those of the groups after those declared one
 // by one, in the order given. Requires: d is valid.
 func (d Demand) Expand() []Publisher {
-	all := make([]Publisher, 0, d.count())
+	all := make([]Publisher, 0, d.Count())
 	all = append(all, d.Publishers...)
 	for _, g := range d.Groups {
 		prefix := g.Name() + "."
@@ -152,16 +155,116 @@ func (d Demand) Expand() []Publisher {
 	return all
 }
 
+// rates are those of Expand's publishers, by index.
+func (d Demand) rates() []float64 {
+	all := make([]float64, 0, d.Count())
+	for _, p := range d.Publishers {
+		all = append(all, p.Rate)
+	}
+	for _, g := range d.Groups {
+		for range g.Count {
+			all = append(all, g.Rate)
+		}
+	}
+	return all
+}
+
+// Keys counts publishers, as ascending indices into Expand, by correlation key, the pool
+// left out.
+func (d Demand) Keys(publishers []int) map[string]int {
+	keys := map[string]int{}
+	add := func(key string, n int) {
+		if key != "" && n > 0 {
+			keys[key] += n
+		}
+	}
+	n := 0
+	for ; n < len(publishers) && publishers[n] < len(d.Publishers); n++ {
+		add(d.Publishers[publishers[n]].Key, 1)
+	}
+	end := len(d.Publishers)
+	for _, g := range d.Groups {
+		end += g.Count
+		before := n
+		for n < len(publishers) && publishers[n] < end {
+			n++
+		}
+		add(g.Key, n-before)
+	}
+	return keys
+}
+
+// Names finds the publishers of a demand, as indices into Expand. Ids of groups are not
+// kept, but made up and taken apart.
+type Names struct {
+	publishers []Publisher
+	groups     []Group
+	starts     []int // index of each group's first publisher, and how many there are in all
+	byID       map[string]int32
+	byName     map[string]int
+}
+
+// NewNames keeps the lists of d. twice is an id that two publishers have; then there are no
+// Names.
+func NewNames(d Demand) (n *Names, twice string) {
+	n = &Names{publishers: d.Publishers, groups: d.Groups, starts: make([]int, 1, len(d.Groups)+1)}
+	n.starts[0] = len(d.Publishers)
+	if len(d.Groups) > 0 {
+		n.byName = make(map[string]int, len(d.Groups))
+	}
+	for i, g := range d.Groups {
+		if _, taken := n.byName[g.Name()]; taken {
+			return nil, g.Name() + ".0"
+		}
+		n.byName[g.Name()] = i
+		n.starts = append(n.starts, n.starts[i]+g.Count)
+	}
+	if len(d.Publishers) > 0 {
+		n.byID = make(map[string]int32, len(d.Publishers))
+	}
+	for i, p := range d.Publishers {
+		if _, taken := n.Index(p.ID); taken {
+			return nil, p.ID
+		}
+		n.byID[p.ID] = int32(i)
+	}
+	return n, ""
+}
+
+// Len is how many publishers there are.
+func (n *Names) Len() int { return n.starts[len(n.groups)] }
+
+// ID is that of publisher i, 0 <= i < Len.
+func (n *Names) ID(i int) string {
+	if i < len(n.publishers) {
+		return n.publishers[i].ID
+	}
+	g := sort.SearchInts(n.starts, i+1) - 1
+	return n.groups[g].Name() + "." + strconv.Itoa(i-n.starts[g])
+}
+
+// Index is the publisher with that id, if there is one.
+func (n *Names) Index(id string) (i int, known bool) {
+	if i, known := n.byID[id]; known {
+		return int(i), true
+	}
+	g, i, known := named(n.byName, n.groups, id)
+	if !known {
+		return 0, false
+	}
+	return n.starts[g] + i, true
+}
+
 // bound is how many publishers there are where that bounds the number of brokers; else 0.
 func (d Demand) bound() int {
 	if d.Open {
 		return 0
 	}
-	return d.count()
+	return d.Count()
 }
 
-// count is how many publishers there are.
-func (d Demand) count() int {
+// Count is how many publishers there are.
+func (d Demand) Count() int {
 	n := len(d.Publishers)
 	for _, g := range d.Groups {
 		n += g.Count
@@ -239,7 +342,7 @@ func (d Demand) faults() (faults FieldErrors) {
 		total += float64(g.Count) * g.Rate
 	}
 	for i, p := range d.Publishers {
-		if g, ok := named(byName, d.Groups, p.ID); ok {
+		if g, _, ok := named(byName, d.Groups, p.ID); ok {
 			faults.add(item{"publishers", i}.field("id"), "%q is the id of a publisher of groups[%d] too", p.ID, g)
 		}
 	}
@@ -258,18 +361,20 @@ func (d Demand) faults() (faults FieldErrors) {
 	return faults
 }
 
-// named returns the group that has a publisher with this id.
-func named(byName map[string]int, groups []Group, id string) (group int, ok bool) {
+// named returns the group that has a publisher with this id, and which of it that is.
+func named(byName map[string]int, groups []Group, id string) (group, i int, ok bool) {
 	dot := strings.LastIndexByte(id, '.')
 	if dot < 0 {
-		return 0, false
+		return 0, 0, false
 	}
 	group, ok = byName[id[:dot]]
 	if !ok {
-		return 0, false
+		return 0, 0, false
 	}
-	i, err := strconv.Atoi(id[dot+1:])
-	return group, err == nil && i >= 0 && i < groups[group].Count && strconv.Itoa(i) == id[dot+1:]
+	number := id[dot+1:]
+	i, err := strconv.Atoi(number)
+	plain := err == nil && number[0] != '+' && number[0] != '-' && (number[0] != '0' || number == "0")
+	return group, i, plain && i < groups[group].Count
 }
 
 func checkText(faults *FieldErrors, at item, field string, text string) {
@@ -293,12 +398,15 @@ func checkBatch(faults *FieldErrors, at item, field string, batch int) {
 }
 
 func brokerFaults(brokers []Broker) (faults FieldErrors) {
-	byID := make(map[string]int, len(brokers))
+	var byID map[string]int // nil where they are sorted, as a catalog's are: then none is there twice
+	if !slices.IsSortedFunc(brokers, func(a, b Broker) int { return cmp.Or(cmp.Compare(a.ID, b.ID), -1) }) {
+		byID = make(map[string]int, len(brokers))
+	}
 	for i, b := range brokers {
 		at := item{"brokers", i}
 		if first, twice := byID[b.ID]; twice {
 			faults.add(at.field("id"), "%q is the id of brokers[%d] too", b.ID, first)
-		} else {
+		} else if byID != nil {
 			byID[b.ID] = i
 		}
 		if b.ID == "" {

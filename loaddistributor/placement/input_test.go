@@ -141,6 +141,38 @@ func TestBlindPoliciesNeedRandomness(t *testing.T) {
 	}
 }
 
+// Names finds what Expand lists, and nothing else.
+func TestNames(t *testing.T) {
+	d := placement.Demand{
+		Publishers: []placement.Publisher{{ID: "gw"}, {ID: "g.12"}, {ID: "g.x"}},
+		Groups:     []placement.Group{{Key: "g", Count: 12}, {Count: 3}, {Key: "h.1", Count: 1}},
+	}
+	names, _ := placement.NewNames(d)
+	all := d.Expand()
+	if names.Len() != len(all) {
+		t.Errorf("%d names of %d", names.Len(), len(all))
+	}
+	for i, p := range all {
+		if at, known := names.Index(p.ID); !known || at != i || names.ID(i) != p.ID {
+			t.Errorf("publisher %d, %s, is named %s and found at %d, %v", i, p.ID, names.ID(i), at, known)
+		}
+	}
+	for _, id := range []string{"", "g", "g.", "g.00", "g.01", "g.+1", "g.-1", "g.13", "g.1 ", "g.18446744073709551617", ".0", "pool.3", "h.0", "h.1.1"} {
+		if at, known := names.Index(id); known {
+			t.Errorf("%q is found at %d", id, at)
+		}
+	}
+	for twice, d := range map[string]placement.Demand{
+		"a":      {Publishers: []placement.Publisher{{ID: "a"}, {ID: "a"}}},
+		"g.3":    {Publishers: []placement.Publisher{{ID: "g.3"}}, Groups: d.Groups},
+		"pool.0": {Groups: []placement.Group{{Key: "pool", Count: 1}, {Count: 1}}},
+	} {
+		if names, got := placement.NewNames(d); names != nil || got != twice {
+			t.Errorf("%q appears twice, not %q", twice, got)
+		}
+	}
+}
+
 func TestExpand(t *testing.T) {
 	d := placement.Demand{
 		Publishers: []placement.Publisher{{ID: "gw", Key: "g", Rate: 7, Batch: 3}},

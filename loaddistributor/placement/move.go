@@ -132,7 +132,7 @@ func stay(policy string, brokers []Broker, old Plan, at func(publisher string) s
 			quotas[slices.Index(quotas, slices.Max(quotas))]--
 		}
 	}
-	a := newAssignment(publishers, quotas)
+	a := newAssignment(d, quotas)
 	all := make([]int, len(publishers))
 	for i := range publishers {
 		all[i], a.where[i] = i, -1
@@ -157,7 +157,7 @@ func stay(policy string, brokers []Broker, old Plan, at func(publisher string) s
 		rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	}
 	a.join(all, false, home, rooms)
-	return compose(policy, brokers, chosen, quotas, d, publishers, a.where), true
+	return compose(policy, brokers, chosen, quotas, d, a.where), true
 }
 
 // enlarge chooses the brokers of Replace: carriers, which come in the order in which
@@ -167,7 +167,10 @@ func enlarge(brokers []Broker, carriers []int, d Demand, publishers int) []int {
 	if publishers > 0 {
 		limit = min(limit, int64(publishers))
 	}
-	order := byRcap(brokers)
+	var order []int
+	for all := byRcap(brokers); len(all.of) > 0; {
+		order = append(order, all.pop())
+	}
 	for left := range carriers {
 		chosen := slices.Clone(carriers[left:])
 		var have int64
@@ -246,15 +249,15 @@ func keep(plan Plan, publishers []Publisher, at func(publisher string) string) P
 // The error is FieldErrors, or *Infeasible where the burst has no token for one
 // more broker.
 func Shift(plan Plan, d Demand, moved []int, to string) (Plan, error) {
-	publishers := d.Expand()
+	rates := d.rates()
 	moves := map[int]bool{}
 	var faults FieldErrors
 	if n := len(plan.Unplaced); n > 0 {
 		faults.add("plan", "%d publishers have no broker", n)
 	}
 	for n, i := range moved {
-		if i < 0 || i >= len(publishers) || moves[i] {
-			faults.add(fmt.Sprintf("moved[%d]", n), "publisher %d of %d, or named twice", i, len(publishers))
+		if i < 0 || i >= len(rates) || moves[i] {
+			faults.add(fmt.Sprintf("moved[%d]", n), "publisher %d of %d, or named twice", i, len(rates))
 		}
 		moves[i] = true
 	}
@@ -277,9 +280,9 @@ func Shift(plan Plan, d Demand, moved []int, to string) (Plan, error) {
 		var stay, leave []int
 		var all, left float64
 		for _, i := range q.Publishers {
-			all += publishers[i].Rate
+			all += rates[i]
 			if moves[i] {
-				left += publishers[i].Rate
+				left += rates[i]
 				leave = append(leave, i)
 			} else {
 				stay = append(stay, i)
@@ -309,7 +312,7 @@ func Shift(plan Plan, d Demand, moved []int, to string) (Plan, error) {
 		q.Publishers = slices.Sorted(slices.Values(append(slices.Clone(q.Publishers), arriving...)))
 	}
 	shifted.K = len(shifted.Quotas)
-	rates := make([]int64, shifted.K)
+	quotas := make([]int64, shifted.K)
 	for n := range shifted.Quotas {
 		q := &shifted.Quotas[n]
 		// A few publishers of a low rate may round to nothing, and a quota is at
@@ -327,20 +330,14 @@ func Shift(plan Plan, d Demand, moved []int, to string) (Plan, error) {
 			shifted.Quotas[largest].Rate--
 			q.Rate = 1
 		}
-		q.Groups = map[string]int{}
-		for _, i := range q.Publishers {
-			if key := publishers[i].Key; key != "" {
-				q.Groups[key]++
-			}
-		}
 	}
 	for n, q := range shifted.Quotas {
-		rates[n] = q.Rate
+		quotas[n] = q.Rate
 	}
 	if int64(shifted.K) > d.Burst {
 		return Plan{}, &Infeasible{Bound: "burst", Need: int64(shifted.K), Have: d.Burst, Fits: Fits{Burst: int64(shifted.K)}}
 	}
-	shares, err := share.Proportion(tokenbucket.Share{Rate: tokenbucket.Rate(d.rateMilli()), Burst: d.Burst}, rates)
+	shares, err := share.Proportion(tokenbucket.Share{Rate: tokenbucket.Rate(d.rateMilli()), Burst: d.Burst}, quotas)
 	if err != nil {
 		return Plan{}, fmt.Errorf("divide the contract: %w", err)
 	}

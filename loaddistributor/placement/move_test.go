@@ -29,21 +29,11 @@ func wherePlaced(p placement.Plan, d placement.Demand) (map[string]string, error
 		rate += q.Rate
 		total.Rate += q.Share.Rate
 		total.Burst += q.Share.Burst
-		groups := 0
 		for n, i := range q.Publishers {
 			if n > 0 && q.Publishers[n-1] >= i || at[publishers[i].ID] != "" {
 				return nil, fmt.Errorf("publisher %d of %+v", i, q)
 			}
 			at[publishers[i].ID] = q.Broker
-			if publishers[i].Key != "" {
-				groups++
-			}
-		}
-		for _, n := range q.Groups {
-			groups -= n
-		}
-		if groups != 0 {
-			return nil, fmt.Errorf("groups of %+v", q)
 		}
 	}
 	want := tokenbucket.Share{Rate: tokenbucket.Rate(cmp.Or(d.RateMilli, 1000*d.Rate)), Burst: d.Burst}

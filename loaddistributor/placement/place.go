@@ -56,8 +56,6 @@ type Quota struct {
 	// demand has none, and possibly where the quota's proportion of them is
 	// less than one.
 	Publishers []int
-	// Groups counts them by correlation key, the pool left out.
-	Groups map[string]int
 	// Share is its part of the contract, in proportion to Rate. What does not
 	// divide is in the share of the largest quota, of the first if several.
 	Share tokenbucket.Share
@@ -129,8 +127,7 @@ func place(policy string, brokers []Broker, d Demand, rng *rand.Rand) (Plan, err
 	if len(faults) > 0 {
 		return Plan{}, faults
 	}
-	publishers := d.Expand()
-	if rng == nil && policy != SRTM && len(publishers) > 0 {
+	if rng == nil && policy != SRTM && d.Count() > 0 {
 		return Plan{}, FieldErrors{{Field: "rng", Problem: "policy " + policy + " needs a source of randomness"}}
 	}
 
@@ -138,19 +135,19 @@ func place(policy string, brokers []Broker, d Demand, rng *rand.Rand) (Plan, err
 	if err != nil {
 		return Plan{}, err
 	}
-	a := newAssignment(publishers, quotas)
+	a := newAssignment(d, quotas)
 	if policy == SRTM {
 		a.correlated()
 	} else {
 		a.blind(rng)
 	}
-	return compose(policy, brokers, chosen, quotas, d, publishers, a.where), nil
+	return compose(policy, brokers, chosen, quotas, d, a.where), nil
 }
 
-// compose is the plan in which brokers[chosen[i]] has quotas[i] and the publishers
-// that are where i. Requires: chosen is ascending, the quotas are above 0 and sum to
+// compose is the plan in which brokers[chosen[l]] has quotas[l] and the publishers i
+// with where[i] == l. Requires: chosen is ascending, the quotas are above 0 and sum to
 // d.Rate, and the burst has a token for each.
-func compose(policy string, brokers []Broker, chosen []int, quotas []int64, d Demand, publishers []Publisher, where []int) Plan {
+func compose(policy string, brokers []Broker, chosen []int, quotas []int64, d Demand, where []int) Plan {
 	shares, err := share.Proportion(tokenbucket.Share{Rate: tokenbucket.Rate(d.rateMilli()), Burst: d.Burst}, quotas)
 	if err != nil {
 		// Cannot be: the contract was validated and has room for every broker.
@@ -158,14 +155,20 @@ func compose(policy string, brokers []Broker, chosen []int, quotas []int64, d De
 	}
 	plan := Plan{Policy: policy, K: len(chosen), Quotas: make([]Quota, len(chosen))}
 	for i, l := range chosen {
-		plan.Quotas[i] = Quota{Broker: brokers[l].ID, Rate: quotas[i], Groups: map[string]int{}, Share: shares[i]}
+		plan.Quotas[i] = Quota{Broker: brokers[l].ID, Rate: quotas[i], Share: shares[i]}
 	}
-	for i, p := range publishers {
-		q := &plan.Quotas[where[i]]
-		q.Publishers = append(q.Publishers, i)
-		if p.Key != "" {
-			q.Groups[p.Key]++
+	sizes := make([]int, len(chosen))
+	for _, l := range where {
+		sizes[l]++
+	}
+	for l, n := range sizes {
+		if n > 0 {
+			plan.Quotas[l].Publishers = make([]int, 0, n)
 		}
+	}
+	for i, l := range where {
+		q := &plan.Quotas[l]
+		q.Publishers = append(q.Publishers, i)
 	}
 	return plan
 }
@@ -174,7 +177,7 @@ func compose(policy string, brokers []Broker, chosen []int, quotas []int64, d De
 // has promised: its quota is 0. Requires: d is valid.
 func Unreserved(policy, broker string, d Demand) Plan {
 	return Plan{Policy: policy, K: 1, Quotas: []Quota{{
-		Broker: broker, Groups: map[string]int{}, Share: tokenbucket.Share{Rate: tokenbucket.Rate(d.rateMilli()), Burst: d.Burst},
+		Broker: broker, Share: tokenbucket.Share{Rate: tokenbucket.Rate(d.rateMilli()), Burst: d.Burst},
 	}}}
 }
 
@@ -186,21 +189,32 @@ func divide(policy string, brokers []Broker, d Demand, publishers int) (chosen [
 		return nil, nil, &Infeasible{Bound: "brokers", Need: 1, Have: 0}
 	}
 	order := byRcap(brokers)
-	k, have := fewest(brokers, order, d.Rate)
-	if k == 0 {
-		return nil, nil, &Infeasible{Bound: "rcap", Need: d.Rate, Have: have}
+	var have int64 // of those that are chosen
+	choose := func() {
+		chosen = append(chosen, order.pop())
+		have += brokers[chosen[len(chosen)-1]].rcap() // no overflow: below the rate until the last
 	}
-	n := max(k, d.AtLeast)
+	for have < d.Rate {
+		if len(order.of) == 0 {
+			return nil, nil, &Infeasible{Bound: "rcap", Need: d.Rate, Have: have}
+		}
+		choose()
+	}
+	n := max(len(chosen), d.AtLeast)
 	if usable := usable(brokers); n > usable {
 		return nil, nil, &Infeasible{Bound: "brokers", Need: int64(n), Have: int64(usable)}
 	}
 	if policy == LoadBalance {
-		n = len(brokers)
+		all := len(brokers)
 		if publishers > 0 {
-			n = max(k, d.AtLeast, min(n, publishers))
+			all = min(all, publishers)
 		}
+		n = max(n, all)
 	}
-	chosen = slices.Sorted(slices.Values(order[:n]))
+	for len(chosen) < n {
+		choose()
+	}
+	slices.Sort(chosen)
 	caps := make([]int64, n)
 	loads := make([]int64, n)
 	for i, l := range chosen {

@@ -116,8 +116,8 @@ func check(t *rapid.T, policy string, brokers []placement.Broker, d placement.De
 				groups[key]++
 			}
 		}
-		if !reflect.DeepEqual(groups, q.Groups) {
-			t.Fatalf("broker %s: groups %v, counted %v", q.Broker, q.Groups, groups)
+		if keys := d.Keys(q.Publishers); !reflect.DeepEqual(groups, keys) {
+			t.Fatalf("broker %s: groups %v, counted %v", q.Broker, keys, groups)
 		}
 	}
 	if rate != d.Rate {
@@ -282,8 +282,8 @@ func TestGroupsAreSplitInProportion(t *testing.T) {
 		for key, size := range sizes {
 			for _, q := range plan.Quotas {
 				exact := float64(size) * float64(q.Rate) / float64(d.Rate)
-				if math.Abs(float64(q.Groups[key])-exact) >= 1 {
-					t.Fatalf("broker %s gets %d of the %d of group %s, its proportion is %.3f", q.Broker, q.Groups[key], size, key, exact)
+				if math.Abs(float64(d.Keys(q.Publishers)[key])-exact) >= 1 {
+					t.Fatalf("broker %s gets %d of the %d of group %s, its proportion is %.3f", q.Broker, d.Keys(q.Publishers)[key], size, key, exact)
 				}
 			}
 		}
@@ -308,7 +308,7 @@ func TestRemaindersGoRound(t *testing.T) {
 		}
 		more := make([]int, c.k)
 		for l, q := range plan.Quotas {
-			for _, n := range q.Groups {
+			for _, n := range d.Keys(q.Publishers) {
 				if n > c.size/c.k {
 					more[l]++
 				}
@@ -330,7 +330,7 @@ func TestLargestRemainder(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, want := range []int{1, 2, 7} { // of 1.1, 1.7, 7.2
-		if got := plan.Quotas[i].Groups["g"]; got != want {
+		if got := d.Keys(plan.Quotas[i].Publishers)["g"]; got != want {
 			t.Errorf("broker %s gets %d of the group, want %d", plan.Quotas[i].Broker, got, want)
 		}
 	}
@@ -351,7 +351,7 @@ func TestNoRemainderWhereItDivides(t *testing.T) {
 	// After three groups of one, a is half a publisher behind, c 0.4 ahead. Of
 	// four, the exact parts are 2, 1.2 and 0.8.
 	for i, want := range []map[string]int{{"g0": 1, "g3": 2}, {"g1": 1, "g3": 1}, {"g2": 1, "g3": 1}} {
-		if got := plan.Quotas[i].Groups; !reflect.DeepEqual(got, want) {
+		if got := d.Keys(plan.Quotas[i].Publishers); !reflect.DeepEqual(got, want) {
 			t.Errorf("broker %s gets %v, want %v", plan.Quotas[i].Broker, got, want)
 		}
 	}
@@ -370,7 +370,7 @@ func TestBlindIsBlind(t *testing.T) {
 		uneven := 0
 		for _, g := range d.Groups {
 			for _, q := range plan.Quotas {
-				if n := q.Groups[g.Key]; n < 8 || n > 9 {
+				if n := d.Keys(q.Publishers)[g.Key]; n < 8 || n > 9 {
 					uneven++
 				}
 			}

@@ -6,27 +6,56 @@ import (
 	"sort"
 )
 
-// byRcap returns the indices of brokers, largest rcap first, ties to the lower
-// index.
-func byRcap(brokers []Broker) []int {
-	order := make([]int, len(brokers))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(brokers[b].rcap(), brokers[a].rcap()) })
-	return order
+// heap is a binary heap: of those in of, of[0] comes before all others.
+type heap struct {
+	of     []int
+	before func(a, b int) bool
 }
 
-// fewest returns how many brokers, taken in order, can carry rate, and what
-// all of them can: if that is less than rate, no number is enough and k is 0.
-func fewest(brokers []Broker, order []int, rate int64) (k int, have int64) {
-	for i, broker := range order {
-		have += brokers[broker].rcap() // no overflow: below rate until the last
-		if have >= rate {
-			return i + 1, have
-		}
+func newHeap(of []int, before func(a, b int) bool) *heap {
+	h := &heap{of, before}
+	for at := len(of)/2 - 1; at >= 0; at-- {
+		h.down(at)
 	}
-	return 0, have
+	return h
+}
+
+// down puts of[at], which may come too late for its place, into the right one.
+func (h *heap) down(at int) {
+	for first := 2*at + 1; first < len(h.of); first = 2*at + 1 {
+		if second := first + 1; second < len(h.of) && h.before(h.of[second], h.of[first]) {
+			first = second
+		}
+		if !h.before(h.of[first], h.of[at]) {
+			return
+		}
+		h.of[at], h.of[first] = h.of[first], h.of[at]
+		at = first
+	}
+}
+
+// pop removes the first. Requires: there is one.
+func (h *heap) pop() int {
+	first, last := h.of[0], len(h.of)-1
+	h.of[0] = h.of[last]
+	h.of = h.of[:last]
+	h.down(0)
+	return first
+}
+
+// byRcap has the indices of brokers, largest rcap first, ties to the lower index. It is
+// no sorted list: most topics need one broker of a thousand.
+func byRcap(brokers []Broker) *heap {
+	all := make([]int, len(brokers))
+	for i := range all {
+		all[i] = i
+	}
+	return newHeap(all, func(a, b int) bool {
+		if x, y := brokers[a].rcap(), brokers[b].rcap(); x != y {
+			return x > y
+		}
+		return a < b
+	})
 }
 
 // usable returns how many brokers have capacity left.

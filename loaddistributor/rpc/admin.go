@@ -53,7 +53,7 @@ func (s *Server) CreateTopic(req *srtmv1.CreateTopicRequest, stream grpc.ServerS
 		}
 		p := &srtmv1.Topic{Spec: specProto(spec, false), State: srtmv1.TopicState_TOPIC_STATE_PLACING}
 		for _, q := range plan.Quotas {
-			p.Quotas = append(p.Quotas, quotaProto(q))
+			p.Quotas = append(p.Quotas, quotaProto(q, spec.Demand))
 		}
 		return stream.Send(&srtmv1.CreateTopicResponse{State: p.State, Message: "a dry run: nothing was done", Topic: p})
 	}
@@ -352,17 +352,18 @@ func topicProto(t catalog.Topic, publishers bool) *srtmv1.Topic {
 		Spec: specProto(t.Spec, publishers), State: stateProto[t.State], Reason: t.Reason, Epoch: t.Placement.Epoch(),
 	}
 	for _, q := range t.Plan.Quotas {
-		p.Quotas = append(p.Quotas, quotaProto(q))
+		p.Quotas = append(p.Quotas, quotaProto(q, t.Spec.Demand))
 	}
 	return p
 }
 
-func quotaProto(q placement.Quota) *srtmv1.BrokerQuota {
+func quotaProto(q placement.Quota, d placement.Demand) *srtmv1.BrokerQuota {
+	keys := d.Keys(q.Publishers)
 	p := &srtmv1.BrokerQuota{
 		BrokerId: q.Broker, Rate: q.Rate, Publishers: uint32(len(q.Publishers)),
-		Groups: make(map[string]uint32, len(q.Groups)), Share: shareproto.To(q.Share),
+		Groups: make(map[string]uint32, len(keys)), Share: shareproto.To(q.Share),
 	}
-	for key, n := range q.Groups {
+	for key, n := range keys {
 		p.Groups[key] = uint32(n)
 	}
 	return p

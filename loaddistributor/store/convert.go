@@ -99,14 +99,14 @@ var phases = map[string]catalog.State{"preparing": catalog.Preparing, "active": 
 
 func fromTopic(t catalog.TopicDump) *journal.Topic {
 	one := &journal.Topic{
-		Spec: fromSpec(t.Spec), Key: t.Key, Phase: t.Phase.String(), Plan: fromPlan(t.Plan),
+		Spec: fromSpec(t.Spec), Key: t.Key, Phase: t.Phase.String(), Plan: fromPlan(t.Plan, t.Spec),
 		Epoch: t.Epoch, Prepared: t.Prepared, Retiring: t.Retiring,
 	}
 	if t.Ordered != t.Spec {
 		one.Ordered = fromSpec(t.Ordered)
 	}
 	if t.Next != nil {
-		one.NextSpec, one.NextPlan, one.NextPrepared = fromSpec(t.Next.Spec), fromPlan(t.Next.Plan), t.NextPrepared
+		one.NextSpec, one.NextPlan, one.NextPrepared = fromSpec(t.Next.Spec), fromPlan(t.Next.Plan, t.Next.Spec), t.NextPrepared
 	}
 	return one
 }
@@ -185,14 +185,14 @@ func toSpec(p *journal.Spec) (*catalog.Spec, error) {
 	return s, nil
 }
 
-func fromPlan(p placement.Plan) *journal.Plan {
+func fromPlan(p placement.Plan, of *catalog.Spec) *journal.Plan {
 	r := &journal.Plan{Policy: p.Policy, Unplaced: differences(p.Unplaced)}
 	for _, q := range p.Quotas {
 		one := &journal.Quota{
 			Broker: q.Broker, Rate: q.Rate, Publishers: differences(q.Publishers),
 			Groups: map[string]int64{}, RateMilli: int64(q.Share.Rate), Burst: q.Share.Burst,
 		}
-		for key, n := range q.Groups {
+		for key, n := range of.Demand.Keys(q.Publishers) { // for 0.1.0
 			one.Groups[key] = int64(n)
 		}
 		r.Quotas = append(r.Quotas, one)
@@ -204,11 +204,8 @@ func toPlan(p *journal.Plan) placement.Plan {
 	r := placement.Plan{Policy: p.GetPolicy(), K: len(p.GetQuotas()), Unplaced: sums(p.GetUnplaced())}
 	for _, q := range p.GetQuotas() {
 		one := placement.Quota{
-			Broker: q.GetBroker(), Rate: q.GetRate(), Publishers: sums(q.GetPublishers()), Groups: map[string]int{},
+			Broker: q.GetBroker(), Rate: q.GetRate(), Publishers: sums(q.GetPublishers()),
 			Share: tokenbucket.Share{Rate: tokenbucket.Rate(q.GetRateMilli()), Burst: q.GetBurst()},
-		}
-		for key, n := range q.GetGroups() {
-			one.Groups[key] = int(n)
 		}
 		r.Quotas = append(r.Quotas, one)
 	}

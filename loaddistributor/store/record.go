@@ -173,9 +173,9 @@ func encodeEvent(e catalog.Event) ([]byte, error) {
 	case catalog.BrokerAbsorbed:
 		return encode("broker_absorbed", fromAbsorption(e.ID, e.Absorption))
 	case catalog.TopicPlaced:
-		return encode("topic_placed", &journal.Order{Spec: fromSpec(e.Spec), Plan: fromPlan(e.Plan), Key: e.Key})
+		return encode("topic_placed", &journal.Order{Spec: fromSpec(e.Spec), Plan: fromPlan(e.Plan, e.Spec), Key: e.Key})
 	case catalog.TopicMoving:
-		return encode("topic_moving", &journal.Order{Spec: fromSpec(e.Spec), Plan: fromPlan(e.Plan)})
+		return encode("topic_moving", &journal.Order{Spec: fromSpec(e.Spec), Plan: fromPlan(e.Plan, e.Spec)})
 	case catalog.TopicRestored:
 		return encode("topic_restored", fromTopic(e.TopicDump))
 	case catalog.BrokerRestored:

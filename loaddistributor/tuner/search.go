@@ -184,7 +184,7 @@ func (s Setup) planOf(where []int, publishers []placement.Publisher) (plan place
 			continue
 		}
 		at[l] = len(plan.Quotas)
-		plan.Quotas = append(plan.Quotas, placement.Quota{Broker: b.ID, Rate: int64(quotas[l].Rate), Groups: map[string]int{}, Share: shares[l]})
+		plan.Quotas = append(plan.Quotas, placement.Quota{Broker: b.ID, Rate: int64(quotas[l].Rate), Share: shares[l]})
 	}
 	plan.K = len(plan.Quotas)
 	for i, l := range where {
@@ -193,9 +193,6 @@ func (s Setup) planOf(where []int, publishers []placement.Publisher) (plan place
 		}
 		q := &plan.Quotas[at[l]]
 		q.Publishers = append(q.Publishers, i)
-		if key := publishers[i].Key; key != "" {
-			q.Groups[key]++
-		}
 	}
 	return plan, unplaced
 }

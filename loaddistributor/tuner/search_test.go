@@ -184,7 +184,7 @@ func TestPaperSearchesInParallel(t *testing.T) {
 	s = setup(2, 100, 10, 1000)
 	final, _ = paper(t, s, map[string]int{"b1": 600, "b2": 600})
 	for _, q := range final.Plan.Quotas {
-		for key, n := range q.Groups {
+		for key, n := range s.Demand.Keys(q.Publishers) {
 			if n < 4 || n > 6 {
 				t.Errorf("%s has %d of the 10 of %s", q.Broker, n, key)
 			}

@@ -143,7 +143,7 @@ func run(w io.Writer, s scenario, file, policy, output string, seed uint64) erro
 	}
 	a := answer{Policy: policy, K: p.K, Quotas: []quota{}}
 	for _, q := range p.Quotas {
-		out := quota{Broker: q.Broker, Rate: q.Rate, Publishers: len(q.Publishers), Groups: q.Groups}
+		out := quota{Broker: q.Broker, Rate: q.Rate, Publishers: len(q.Publishers), Groups: s.demand.Keys(q.Publishers)}
 		out.Share.RateMilli, out.Share.Burst = int64(q.Share.Rate), q.Share.Burst
 		a.Quotas = append(a.Quotas, out)
 	}

@@ -1,0 +1,87 @@
+package placement
+
+import (
+	"cmp"
+	"fmt"
+	"math/bits"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func TestHeapPopsInOrder(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		of := rapid.SliceOf(rapid.IntRange(0, 50)).Draw(t, "of")
+		h := newHeap(slices.Clone(of), func(a, b int) bool { return a < b })
+		slices.Sort(of)
+		for _, want := range of {
+			if got := h.pop(); got != want {
+				t.Fatalf("%d, want %d of %v", got, want, of)
+			}
+		}
+	})
+}
+
+// slowDeal is what deal does, by a look at every broker for every publisher.
+func slowDeal(a *assignment, order []int) {
+	for _, i := range order {
+		most := 0
+		for l := range a.quotas {
+			if a.deficit[l] > a.deficit[most] {
+				most = l
+			}
+		}
+		a.where[i] = most
+		a.deficit[most] -= a.rates[i]
+	}
+}
+
+func TestDealIsAsBeforeTheHeap(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var publishers []Publisher
+		for range rapid.IntRange(1, 60).Draw(t, "publishers") {
+			publishers = append(publishers, Publisher{Rate: float64(rapid.IntRange(1, 5).Draw(t, "rate"))})
+		}
+		slices.SortStableFunc(publishers, func(x, y Publisher) int { return cmp.Compare(y.Rate, x.Rate) })
+		quotas := rapid.SliceOfN(rapid.Int64Range(1, 4), 1, 20).Draw(t, "quotas")
+		fast, slow := newAssignment(Demand{Publishers: publishers}, quotas), newAssignment(Demand{Publishers: publishers}, quotas)
+		_, pool := fast.groups()
+		fast.expect(pool)
+		fast.deal(pool, nil)
+		slow.expect(pool)
+		slowDeal(slow, pool)
+		if !slices.Equal(fast.where, slow.where) {
+			t.Fatalf("%v, want %v", fast.where, slow.where)
+		}
+	})
+}
+
+// One broker of many, and one publisher of many, cost a few comparisons: a number that
+// does not grow with the brokers, or as their logarithm.
+func TestComparisonsDoNotGrowWithTheBrokers(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 0))
+	for _, n := range []int{10, 100, 1000} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			brokers := make([]Broker, n)
+			for i := range brokers {
+				brokers[i] = Broker{ID: fmt.Sprintf("b%04d", i), Mcap: 1 + rng.Int64N(1000)}
+			}
+			compared := 0
+			order := byRcap(brokers)
+			before := order.before
+			order = newHeap(order.of, func(a, b int) bool { compared++; return before(a, b) })
+			if order.pop(); compared > 3*n+2*bits.Len(uint(n)) {
+				t.Errorf("%d comparisons for one of %d brokers", compared, n)
+			}
+			compared = 0
+			for range 10 * n {
+				order.down(0)
+			}
+			if most := 10 * n * 2 * bits.Len(uint(n)); compared > most {
+				t.Errorf("%d comparisons for %d publishers, want at most %d", compared, 10*n, most)
+			}
+		})
+	}
+}
