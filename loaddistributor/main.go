@@ -88,6 +88,7 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
 			adaptor = embedded
 		}
 		cfg := o.controllerConfig(log, s.Metrics)
+		cfg.Traces = s.Traces
 		var control *controller.Controller
 		if as.term != nil {
 			cfg.Journal, cfg.Catalog = as.term, as.cat

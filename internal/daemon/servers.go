@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
@@ -59,7 +60,8 @@ type Servers struct {
 	Pages   http.Handler
 	PagesAt string
 	Metrics *prometheus.Registry
-	Group   lifecycle.Group // build adds parts, and at their place among them AddServers
+	Traces  trace.TracerProvider // nil: no spans are wanted
+	Group   lifecycle.Group      // build adds parts, and at their place among them AddServers
 
 	AddServers func()
 
@@ -76,18 +78,20 @@ type Servers struct {
 // their group, and runs all that until ctx ends.
 func (a *Addresses) Serve(ctx context.Context, name string, log *slog.Logger, options []grpc.ServerOption, build func(*Servers) error) error {
 	a.Guard.Log(log)
+	var provider trace.TracerProvider
 	if a.traces != "" {
-		tracing, end, err := traces(ctx, a.traces, name, log)
+		tracing, made, end, err := traces(ctx, a.traces, name, log)
 		if err != nil {
 			return err
 		}
 		defer end()
+		provider = made
 		options = append(options, tracing)
 	}
 	s := &Servers{
 		GRPC: grpc.NewServer(append(options, a.Guard.Options()...)...), Mux: http.NewServeMux(),
 		HTTP:    &http.Server{ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute},
-		Metrics: obs.NewRegistry(), Health: health.NewServer(),
+		Metrics: obs.NewRegistry(), Traces: provider, Health: health.NewServer(),
 	}
 	var err error
 	if s.RPCListener, err = net.Listen("tcp", a.GRPC); err != nil {

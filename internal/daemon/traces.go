@@ -16,6 +16,7 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/sdk/resource"
 	"go.opentelemetry.io/otel/sdk/trace"
+	oteltrace "go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/stats"
 
@@ -36,10 +37,10 @@ func checkTraces(endpoint string) error {
 
 // traces has a gRPC server trace its calls, but for those that last as long as a session,
 // and for questions after health; end sends the last ones. What cannot be sent is dropped.
-func traces(ctx context.Context, endpoint, name string, log *slog.Logger) (_ grpc.ServerOption, end func(), err error) {
+func traces(ctx context.Context, endpoint, name string, log *slog.Logger) (_ grpc.ServerOption, _ oteltrace.TracerProvider, end func(), err error) {
 	exporter, err := otlptracegrpc.New(ctx, otlptracegrpc.WithEndpointURL(endpoint))
 	if err != nil {
-		return nil, nil, fmt.Errorf("--trace-endpoint: %w", err)
+		return nil, nil, nil, fmt.Errorf("--trace-endpoint: %w", err)
 	}
 	sparse, _ := obs.Sparse(log)
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
@@ -52,7 +53,7 @@ func traces(ctx context.Context, endpoint, name string, log *slog.Logger) (_ grp
 		otelgrpc.WithMessageEvents(otelgrpc.SentEvents), // a creation sends each of its states
 		otelgrpc.WithFilter(func(call *stats.RPCTagInfo) bool { return traced(call.FullMethodName) }),
 	)
-	return grpc.StatsHandler(handler), func() {
+	return grpc.StatsHandler(handler), provider, func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tracesFlush)
 		defer cancel()
 		if err := provider.Shutdown(ctx); err != nil {

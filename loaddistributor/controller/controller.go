@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
@@ -77,6 +79,8 @@ type Config struct {
 	// controller's from New on.
 	Journal Journal
 	Catalog *catalog.Catalog
+	// Traces get a span of each operation on a topic and of each fit; nil: there are none.
+	Traces trace.TracerProvider
 	// Others follow this one, and who watches there is not known here: all
 	// publishers are taken to be watched.
 	Followed bool
@@ -130,6 +134,7 @@ type Controller struct {
 	hurry      chan struct{}  // 1 deep: reconcile is not to wait
 	work       sync.WaitGroup // creations and deletions; Add under mu, while not closing
 	fitMetrics fitMetrics
+	tracer     trace.Tracer
 
 	// Atomic: moves that were proposed, and brokers whose buckets it found to be
 	// to blame; counted by Run, read for display.
@@ -187,6 +192,10 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	cfg.ConsumerWait = cmp.Or(cfg.ConsumerWait, DefaultConsumerWait)
 	cfg.FittingRound = cmp.Or(cfg.FittingRound, tuner.DefaultRound)
 	c := &Controller{cfg: cfg, adaptor: ledger{adaptor, cfg.PrepareTimeout}, hurry: make(chan struct{}, 1), fitMetrics: newFitMetrics()}
+	if cfg.Traces == nil {
+		cfg.Traces = noop.NewTracerProvider()
+	}
+	c.tracer = cfg.Traces.Tracer("github.com/srtm-io/srtm/loaddistributor/controller")
 	c.placing.rng = rand.New(rand.NewPCG(cfg.Seed, 0))
 	if c.mu.cat = cfg.Catalog; c.mu.cat == nil {
 		c.mu.cat = catalog.New()

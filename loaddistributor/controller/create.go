@@ -59,7 +59,7 @@ func (c *Controller) Create(ctx context.Context, spec *catalog.Spec, key, on str
 	if err := c.following(); err != nil {
 		return catalog.Topic{}, err
 	}
-	cr, topic, err := c.begin(spec, key, on)
+	cr, topic, err := c.begin(ctx, spec, key, on)
 	if cr == nil {
 		return topic, err
 	}
@@ -107,8 +107,8 @@ func (c *Controller) Plan(spec *catalog.Spec) (placement.Plan, error) {
 }
 
 // begin starts a creation or joins the one that the key names; a nil creation
-// with a nil error is a topic that is there already.
-func (c *Controller) begin(spec *catalog.Spec, key, on string) (*creation, catalog.Topic, error) {
+// with a nil error is a topic that is there already. Of the context it keeps the values.
+func (c *Controller) begin(ctx context.Context, spec *catalog.Spec, key, on string) (*creation, catalog.Topic, error) {
 	name := spec.Name()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -145,7 +145,7 @@ func (c *Controller) begin(spec *catalog.Spec, key, on string) (*creation, catal
 	if spec.Durability == "" {
 		spec = spec.Keeping(c.mu.durability())
 	}
-	ctx, cancel := context.WithCancelCause(context.Background())
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	c.mu.empty = false // it is a new cluster, or somebody sees to it
 	cr := &creation{spec: spec, key: key, on: on, cancel: cancel, waiters: 1, changed: make(chan struct{})}
 	c.mu.topics.at(name).creating = cr

@@ -3,6 +3,7 @@ package controller_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -10,6 +11,10 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/attribute"
+	otelcodes "go.opentelemetry.io/otel/codes"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -515,6 +520,59 @@ var _ = Describe("Fitting", func() {
 		n[1].Measure("t", measured(100, 0, 0))
 		Eventually(func() bool { return c.fit("t").GetFitted() }).Should(BeTrue(), c.fitting("t"))
 		Expect(c.where("t", 100)).To(Equal(map[string]int{"b1": 50, "b2": 50}))
+	})
+
+	It("is traced, and so are operations on topics, below the request that asked for them", func() {
+		spans := tracetest.NewSpanRecorder()
+		provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))
+		c := newCluster(setup{config: func(cfg *controller.Config) { fast(cfg); cfg.Traces = provider }})
+		n := []*agenttest.Node{c.node("b1", 600), c.node("b2", 600)}
+		c.mustCreate(order())
+		n[0].Measure("t", measured(200, 50, 0))
+		Eventually(has(n[1], "t")).Should(BeTrue())
+		n[0].Measure("t", measured(100, 0, 0))
+		n[1].Measure("t", measured(100, 0, 0))
+		Eventually(func() bool { return c.fit("t").GetEnded() }).Should(BeTrue())
+		ctx, request := provider.Tracer("test").Start(context.Background(), "request")
+		_, err := c.control.MovePublishers(ctx, "t", []string{"g1.0"}, "b3")
+		Expect(err).To(HaveOccurred())
+		Expect(c.control.Delete(ctx, "t")).To(Succeed())
+		request.End()
+		type is struct {
+			name, parent, failed string
+			of                   map[string]any
+		}
+		var all []is
+		for _, s := range spans.Ended() {
+			one := is{name: s.Name(), of: map[string]any{}}
+			for _, a := range s.Attributes() {
+				one.of[string(a.Key)] = a.Value.AsInterface()
+			}
+			for _, p := range spans.Ended() {
+				if p.SpanContext().SpanID() == s.Parent().SpanID() {
+					one.parent = p.Name()
+				}
+			}
+			if s.Status().Code == otelcodes.Error {
+				one.failed = s.Status().Description
+			}
+			all = append(all, one)
+			if one.name == "fit topic" {
+				Expect(s.Events()).To(HaveLen(2))
+				Expect(s.Events()[1].Attributes).To(ConsistOf(attribute.Int("brokers", 2), attribute.String("verdict", "kept")))
+				Expect(s.EndTime()).To(BeTemporally(">", s.StartTime()))
+			}
+		}
+		moved := all[slices.IndexFunc(all, func(s is) bool { return s.name == "move publishers" })]
+		Expect(moved.of).To(And(HaveKeyWithValue("reason", "FIT"), HaveKeyWithValue("publishers", int64(50)), HaveKey("epoch"), HaveKeyWithValue("topic", "t")))
+		Expect(moved.parent + moved.failed).To(BeEmpty())
+		Expect(all).To(ContainElements(
+			is{"plan", "create topic", "", map[string]any{}}, is{"grant shares", "create topic", "", map[string]any{}},
+			is{"create topic", "", "", map[string]any{"topic": "t"}},
+			is{"fit topic", "", "", map[string]any{"topic": "t", "outcome": "kept"}},
+			is{"move publishers", "request", `broker "b3" is away, draining or unknown: no such broker`, map[string]any{"topic": "t", "reason": "OPERATOR", "why": "publishers"}},
+			is{"delete topic", "request", "", map[string]any{"topic": "t"}},
+		))
 	})
 
 	It("is off unless it is asked for", func() {

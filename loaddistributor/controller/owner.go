@@ -8,6 +8,9 @@ import (
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
@@ -74,9 +77,9 @@ func (c *Controller) own(name string, own *owner) {
 		c.mu.Unlock()
 		if err == nil {
 			if op.creation == nil {
-				op.ctx = context.Background() // once begun
+				op.ctx = context.WithoutCancel(op.ctx) // once begun
 			}
-			err = c.change(own, op)
+			err = c.changeTraced(own, op)
 		}
 		if op.end != nil {
 			op.end(err)
@@ -141,7 +144,9 @@ func (c *Controller) change(own *owner, op operation) error {
 				var event reconcile.Event
 				switch effect := effect.(type) {
 				case reconcile.Plan:
+					_, end := c.span(op.ctx, "plan")
 					p := c.plan(op)
+					end(p.Err)
 					planned, event = p.Err == nil, p
 				case reconcile.Prepare:
 					c.progress(op, Progress{Message: "creating the topic on " + strings.Join(effect.Brokers, ", ")})
@@ -152,7 +157,10 @@ func (c *Controller) change(own *owner, op operation) error {
 					answers = c.askTakeOver(op.name, effect)
 				case reconcile.Grant:
 					c.progress(op, Progress{Message: "granting the shares"})
-					event = c.grant(op, effect)
+					_, end := c.span(op.ctx, "grant shares")
+					granted := c.grant(op, effect)
+					end(granted.Err)
+					event = granted
 				case reconcile.Drop:
 					event = reconcile.Granted{Err: c.adaptor.drop(op.name)}
 				case reconcile.LookShares:
@@ -167,6 +175,7 @@ func (c *Controller) change(own *owner, op operation) error {
 					event = c.write(op, effect.Event)
 				case reconcile.Moved:
 					moved := c.disconnect(op, effect.From.Placement, effect.To.Placement)
+					trace.SpanFromContext(op.ctx).SetAttributes(attribute.Int("publishers", moved), attribute.Int64(obs.KeyEpoch, int64(effect.To.Placement.Epoch())))
 					c.cfg.Log.Info("topic moved", obs.KeyTopic, op.name, obs.KeyReason, op.cause.why, "publishers", moved, obs.KeyEpoch, effect.To.Placement.Epoch(),
 						"brokers", effect.To.Plan.K, "retiring", len(effect.To.Retiring), obs.KeyDuration, time.Since(began))
 				case reconcile.Note:

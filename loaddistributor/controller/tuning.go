@@ -150,6 +150,8 @@ func (c *Controller) tunedLocked(effects []tuner.Effect) {
 			}
 		case tuner.Ended:
 			c.fitMetrics.ended.WithLabelValues(e.How).Observe(e.Took.Seconds())
+			now := time.Now()
+			c.traceFit(e, c.mu.tuner.Status(e.Topic, now).Trials, now)
 		case tuner.Recorded:
 			c.fitMetrics.count(e.Counts)
 		case tuner.Note:

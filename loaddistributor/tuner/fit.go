@@ -267,7 +267,7 @@ func (t *Tuner) end(topic string, f *fit, how, step string, now time.Time) {
 	}
 	f.done, f.step, f.over = true, step, now
 	if !f.began.IsZero() {
-		t.do(Ended{how, now.Sub(f.began)})
+		t.do(Ended{topic, how, now.Sub(f.began)})
 	}
 	if f.record != nil {
 		t.stop(f.record, topic)

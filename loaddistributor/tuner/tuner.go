@@ -117,10 +117,10 @@ type Found struct {
 	Move
 }
 
-// Ended: a fit is over, with one of the Outcomes; it took so long, 0: it had not begun.
+// Ended: the fit of a topic is over, with one of the Outcomes; it took so long, 0: it had not begun.
 type Ended struct {
-	How  string
-	Took time.Duration
+	Topic, How string
+	Took       time.Duration
 }
 
 // Outcomes of a fit.
