@@ -25,7 +25,7 @@ func (w *harness) ways(cluster string) (c web.Cluster, by map[string]web.Result,
 	ways := web.Ways()
 	got := make([]web.Result, len(ways))
 	err = w.each(len(ways), func(i int) error {
-		got[i] = web.Run(web.Study{Cluster: c, Balance: ways[i].Config, Seed: w.seed})
+		got[i] = web.Run(web.Study{Cluster: c, Way: ways[i], Seed: w.seed})
 		return nil
 	})
 	by = make(map[string]web.Result)

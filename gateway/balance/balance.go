@@ -46,7 +46,6 @@ const (
 type Config struct {
 	Servers int // numbered from 0
 	Kind    Kind
-	Literal bool // the paper's algorithm; Kind must be JBQ. For figures only.
 }
 
 // Balancer knows the requests in flight at each server, and how fast each answers.
@@ -54,9 +53,8 @@ type Config struct {
 // has ended. It is not safe for concurrent use; now must not go back. No method but
 // Add allocates.
 type Balancer struct {
-	kind    Kind
-	literal bool
-	rng     *rand.Rand
+	kind Kind
+	rng  *rand.Rand
 
 	servers []server
 	all     []int         // their numbers
@@ -80,7 +78,6 @@ type server struct {
 	began     mono.Time // start of the busy period, while inFlight > 0
 	departure mono.Time // the last
 	sampled   mono.Time // the last departure, or when it was added or tried
-	measured  bool      // literal: the previous departure left it busy
 
 	// Requests in flight from other gateways, believed until then.
 	others      int
@@ -93,7 +90,7 @@ type server struct {
 // New returns a balancer of cfg.Servers servers, of which nothing is known. Its chance
 // comes from rng.
 func New(cfg Config, rng *rand.Rand) *Balancer {
-	b := &Balancer{kind: cfg.Kind, literal: cfg.Literal, rng: rng, guess: initial, last: -1}
+	b := &Balancer{kind: cfg.Kind, rng: rng, guess: initial, last: -1}
 	for range cfg.Servers {
 		b.Add(0)
 	}
@@ -127,9 +124,6 @@ func (b *Balancer) Remove(server int) {
 func (b *Balancer) Pick(now mono.Time, fits []int) int {
 	if fits == nil {
 		fits = b.all
-	}
-	if b.literal {
-		return b.pickLiteral(fits)
 	}
 	best, least, ties := -1, math.Inf(1), 0
 	for _, i := range fits {
@@ -182,7 +176,7 @@ func (b *Balancer) Probe(now mono.Time, fits []int) (server int, due bool) {
 	}
 	for _, i := range fits {
 		s := &b.servers[i]
-		if s.present && !b.literal && (s.due(now) || b.kind == JBQ && s.stale(now, stale)) {
+		if s.present && (s.due(now) || b.kind == JBQ && s.stale(now, stale)) {
 			return i, true
 		}
 	}
@@ -219,12 +213,7 @@ func (b *Balancer) Sent(server int, now mono.Time) {
 func (b *Balancer) Departed(server int, now mono.Time, failed bool) {
 	s := &b.servers[server]
 	s.end(server)
-	switch {
-	case b.literal:
-		s.departed++
-		s.departLiteral(now)
-		return
-	case failed:
+	if failed {
 		s.failed++
 		s.fail(now, b.intervalOf(s))
 		return
@@ -289,7 +278,7 @@ func (b *Balancer) answer(s *server, now mono.Time) float64 {
 }
 
 func (b *Balancer) intervalOf(s *server) time.Duration {
-	if s.samples == 0 && !b.literal {
+	if s.samples == 0 {
 		return b.guess
 	}
 	return s.interval
@@ -336,7 +325,7 @@ func (b *Balancer) reckon() {
 			some = true
 		}
 	}
-	if !some || b.literal {
+	if !some {
 		return
 	}
 	b.guess = initial

@@ -592,31 +592,6 @@ func TestBaselines(t *testing.T) {
 	}
 }
 
-// The paper's algorithm, with its faults: it begins with the first server, until that
-// has two requests at once, and never measures who has one at a time.
-func TestLiteral(t *testing.T) {
-	b := balance.New(balance.Config{Servers: 2, Literal: true}, rng())
-	for i := range 3 {
-		if got := b.Pick(0, nil); got != 0 {
-			t.Fatalf("picked %d", got)
-		}
-		request(b, 0, time.Duration(i)*time.Second, time.Millisecond, false)
-	}
-	if s := stat(b, 0, 0); s.Interval != 0 {
-		t.Errorf("T %v without two at once", s.Interval)
-	}
-	b.Sent(0, at(10*time.Second))
-	b.Sent(0, at(10*time.Second))
-	b.Departed(0, at(11*time.Second), false)
-	b.Departed(0, at(12*time.Second), false)
-	if s := stat(b, 0, 0); s.Interval != 100*time.Millisecond {
-		t.Errorf("T %v, want 0.9*0 + 0.1*1s", s.Interval)
-	}
-	if got := b.Pick(0, nil); got != 1 {
-		t.Errorf("picked %d, want the one of T = 0", got)
-	}
-}
-
 func TestNothingAllocates(t *testing.T) {
 	for _, kind := range []balance.Kind{balance.JBQ, balance.Busy, balance.RoundRobin} {
 		b := balance.New(balance.Config{Servers: 50, Kind: kind}, rng())

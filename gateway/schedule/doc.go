@@ -17,12 +17,7 @@
 //	if h fits no server, nothing goes before a completion, and the pointer stays
 //	else it goes, and its vector is taken from the DCs of its class and from the RACs
 //
-// What the paper's form, which Config.Literal keeps for figures, does otherwise: it
-// looks at all types, so one of which nothing waits holds up the rest; it skips what
-// does not fit and raises DCs in passing, so that under load they limit nobody; it
-// raises the DCs of one resource at a time, and stops for ever where another's is
-// missing; and it never serves the type of a resource that all requests take, since
-// that one never has the most free.
+// What the paper has otherwise, and what comes of it: tools/sim/web's paperScheduler.
 //
 // Guarantee: while G quanta are granted, a class that always has requests waiting takes
 // of every resource at most G quanta of its own and a cap, a quantum and the largest

@@ -66,8 +66,6 @@ type Config struct {
 	// Resources, 1 to MaxResources, and Servers, at least 1, are counts.
 	Resources, Servers int
 	Mode               Mode
-	// Literal schedules as the paper has it. For figures only.
-	Literal bool
 }
 
 // ErrQueueFull refuses a request of a class of which as many wait as may.
@@ -135,7 +133,7 @@ type class struct {
 	bytes    int64
 	inFlight int
 	sent     uint64
-	// Invariant, unless literal: deficit <= quantum + largest, and <= 0 while nothing
+	// Invariant: deficit <= quantum + largest, and <= 0 while nothing
 	// waits.
 	deficit [MaxResources]int64
 	granted int64
@@ -214,11 +212,6 @@ func New(cfg Config) (*Scheduler, error) {
 		s.classes[i].Class = c
 	}
 	s.setQuantum(10 * one)
-	if cfg.Literal {
-		for _, k := range s.managed {
-			s.grantLiteral(k)
-		}
-	}
 	whole := slices.Repeat(Vector{100}, cfg.Resources)
 	for i := range s.servers {
 		s.SetCapacity(i, whole)
@@ -330,9 +323,6 @@ func (s *Scheduler) remove(r *Request) {
 
 // limit keeps the invariant of deficits.
 func (s *Scheduler) limit(c *class) {
-	if s.cfg.Literal {
-		return
-	}
 	limit := c.quantum + s.largest
 	if c.waiting == 0 {
 		limit = 0
@@ -362,9 +352,7 @@ func (s *Scheduler) Next(pick func(r *Request, fits []int) int) (r *Request, ser
 	if s.waiting == 0 {
 		return nil, -1, false
 	}
-	if s.cfg.Literal && s.cfg.Mode != None {
-		r = s.chooseLiteral()
-	} else if r = s.covered(); r == nil {
+	if r = s.covered(); r == nil {
 		s.raise()
 		r = s.covered()
 	}
@@ -431,9 +419,6 @@ func (s *Scheduler) covers(h *Request) bool {
 
 // price is what the deficit of resource k has to be for h to go.
 func (s *Scheduler) price(c *class, h *Request, k int) int64 {
-	if s.cfg.Literal {
-		return h.cost[k]
-	}
 	return min(h.cost[k], c.quantum+s.largest)
 }
 
@@ -470,37 +455,6 @@ func (s *Scheduler) raise() {
 	}
 }
 
-// chooseLiteral is one trigger of the paper's main scheduler: the sub-scheduler of the
-// resource that is most free looks at two rounds of classes and one more. The paper's
-// goes round until a completion, which finds it at one class as likely as at another;
-// each round more makes what it does wrong worse.
-func (s *Scheduler) chooseLiteral() *Request {
-	j := -1
-	for d := range s.managed {
-		if k := s.managed[(s.turn+d)%len(s.managed)]; j < 0 || s.sum[k] > s.sum[j] {
-			j = k
-		}
-	}
-	s.turn = (s.turn + 1) % len(s.managed)
-	for range 2*len(s.classes) + 1 {
-		if h := s.classes[s.pointer[j]].queues[j].head; h != nil && s.fit(h) && s.covers(h) {
-			return h
-		}
-		if s.pointer[j]++; s.pointer[j] == len(s.classes) {
-			s.pointer[j] = 0
-			s.grantLiteral(j)
-		}
-	}
-	return nil
-}
-
-func (s *Scheduler) grantLiteral(k int) {
-	for i := range s.classes {
-		c := &s.classes[i]
-		c.deficit[k] = min(c.deficit[k]+c.quantum, most)
-	}
-}
-
 // fit sets fits to the servers that r fits, and reports whether there are any. What
 // takes more than a server has fits when nothing else takes of it.
 func (s *Scheduler) fit(r *Request) bool {
@@ -529,9 +483,7 @@ func (s *Scheduler) send(r *Request, to int) {
 		}
 	}
 	s.passed[r.kind] = 0
-	if !s.cfg.Literal {
-		s.turn = (r.kind + 1) % s.cfg.Resources
-	}
+	s.turn = (r.kind + 1) % s.cfg.Resources
 	c := &s.classes[r.Class]
 	for _, k := range s.managed {
 		c.deficit[k] -= r.cost[k]
@@ -621,9 +573,7 @@ func (s *Scheduler) Done(r *Request, measured Vector) {
 		c.used[k] += cost[k] - r.cost[k]
 	}
 	for _, k := range s.managed {
-		if !s.cfg.Literal {
-			c.deficit[k] -= cost[k] - r.cost[k]
-		}
+		c.deficit[k] -= cost[k] - r.cost[k]
 	}
 	s.limit(c)
 }

@@ -36,42 +36,38 @@ func arrive(t testing.TB, s *Scheduler, class int, cost ...float64) *Request {
 // gives the first request, the order of the types, and that the first response returns
 // at the end; the vectors of the second and third are such that this order comes out.
 func TestWorkedExample(t *testing.T) {
-	for _, literal := range []bool{false, true} {
-		t.Run(fmt.Sprintf("literal=%v", literal), func(t *testing.T) {
-			g := NewWithT(t)
-			s := schedulerOf(t, Config{Resources: 3, Literal: literal}, 6, 3, 1)
-			cpu := arrive(t, s, 0, 6, 5, 3)
-			network := arrive(t, s, 0, 3, 2, 7)
-			disk := arrive(t, s, 0, 2, 8, 4)
-			for class := range 3 { // nobody's queue is empty
-				for range 3 {
-					arrive(t, s, class, 6, 5, 3)
-					arrive(t, s, class, 2, 8, 4)
-					arrive(t, s, class, 3, 2, 7)
-				}
-			}
-			for _, step := range []struct {
-				want     *Request
-				rac, dcs Vector
-			}{
-				{cpu, Vector{94, 95, 97}, Vector{54, 55, 57}},
-				{network, Vector{91, 93, 90}, Vector{51, 53, 50}},
-				{disk, Vector{89, 85, 86}, Vector{49, 45, 46}},
-			} {
-				got, server, ok := s.Next(nil)
-				g.Expect(ok).To(BeTrue())
-				g.Expect(server).To(Equal(0))
-				g.Expect(got).To(BeIdenticalTo(step.want))
-				g.Expect(s.Stats().Servers[0].Free).To(Equal(step.rac))
-				g.Expect(s.Stats().Classes[0].Deficit).To(Equal(step.dcs))
-			}
-			s.Done(cpu, nil)
-			g.Expect(s.Stats().Servers[0].Free).To(Equal(Vector{95, 90, 89}))
-			g.Expect(s.Stats().Classes[0].Deficit).To(Equal(Vector{49, 45, 46}))
-			g.Expect(s.Stats().Classes[1].Deficit).To(Equal(Vector{30, 30, 30}))
-			g.Expect(s.Stats().Classes[2].Deficit).To(Equal(Vector{10, 10, 10}))
-		})
+	g := NewWithT(t)
+	s := schedulerOf(t, Config{Resources: 3}, 6, 3, 1)
+	cpu := arrive(t, s, 0, 6, 5, 3)
+	network := arrive(t, s, 0, 3, 2, 7)
+	disk := arrive(t, s, 0, 2, 8, 4)
+	for class := range 3 { // nobody's queue is empty
+		for range 3 {
+			arrive(t, s, class, 6, 5, 3)
+			arrive(t, s, class, 2, 8, 4)
+			arrive(t, s, class, 3, 2, 7)
+		}
 	}
+	for _, step := range []struct {
+		want     *Request
+		rac, dcs Vector
+	}{
+		{cpu, Vector{94, 95, 97}, Vector{54, 55, 57}},
+		{network, Vector{91, 93, 90}, Vector{51, 53, 50}},
+		{disk, Vector{89, 85, 86}, Vector{49, 45, 46}},
+	} {
+		got, server, ok := s.Next(nil)
+		g.Expect(ok).To(BeTrue())
+		g.Expect(server).To(Equal(0))
+		g.Expect(got).To(BeIdenticalTo(step.want))
+		g.Expect(s.Stats().Servers[0].Free).To(Equal(step.rac))
+		g.Expect(s.Stats().Classes[0].Deficit).To(Equal(step.dcs))
+	}
+	s.Done(cpu, nil)
+	g.Expect(s.Stats().Servers[0].Free).To(Equal(Vector{95, 90, 89}))
+	g.Expect(s.Stats().Classes[0].Deficit).To(Equal(Vector{49, 45, 46}))
+	g.Expect(s.Stats().Classes[1].Deficit).To(Equal(Vector{30, 30, 30}))
+	g.Expect(s.Stats().Classes[2].Deficit).To(Equal(Vector{10, 10, 10}))
 }
 
 func TestQueueBounds(t *testing.T) {

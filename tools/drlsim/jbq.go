@@ -64,7 +64,7 @@ it does not say of them is assumed (docs/evaluation.md).`,
 		var results []jbqResult
 		var objects []any
 		for _, way := range web.Ways() {
-			r := web.Run(web.Study{Cluster: c, Balance: way.Config, Seed: seed})
+			r := web.Run(web.Study{Cluster: c, Way: way, Seed: seed})
 			o := jbqResult{Cluster: cluster, Balance: way.Name, Seed: seed, Overall: r.Overall}
 			for i, s := range r.ByServer {
 				o.Servers = append(o.Servers, jbqServer{c.Servers[i].Name, c.Servers[i].Processors, c.Servers[i].Speed, float64(s.Requests) / float64(len(r.PerSecond)), s})

@@ -84,16 +84,17 @@ func Find(name string, seed uint64) (Cluster, error) {
 
 // Way is how servers are chosen.
 type Way struct {
-	Name   string
-	Config balance.Config
+	Name    string
+	Balance balance.Kind
+	Literal bool // Join the Best Queue as the paper has it; Balance is not looked at
 }
 
 // Ways are those that the figures compare.
 func Ways() []Way {
 	return []Way{
-		{"busy", balance.Config{Kind: balance.Busy}},
-		{"literal", balance.Config{Literal: true}},
-		{"jbq", balance.Config{}},
-		{"rr", balance.Config{Kind: balance.RoundRobin}},
+		{Name: "busy", Balance: balance.Busy},
+		{Name: "literal", Literal: true},
+		{Name: "jbq"},
+		{Name: "rr", Balance: balance.RoundRobin},
 	}
 }

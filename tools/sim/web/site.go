@@ -46,7 +46,7 @@ type Page struct {
 type Scheduling struct {
 	Name    string
 	Mode    schedule.Mode
-	Literal bool
+	Literal bool // as the paper has it; Mode is not looked at
 }
 
 // Schedulings are those that the paper compares, and its own form of mQoS.
@@ -88,25 +88,33 @@ type visit struct {
 	work      [3]float64
 	at        int // which resource
 	came, got mono.Time
+
+	// Of paperScheduler.
+	cost [3]int64
+	kind int
 }
 
 // site is a simulation under way.
 type site struct {
 	Visits
-	scheduler *schedule.Scheduler
-	rng       *rand.Rand
-	pages     []Page
-	stations  [3]machine
-	result    []VisitsOf
-	answers   []float64
-	now       mono.Time
+	scheduler interface {
+		Arrive(r *schedule.Request) error
+		Next(pick func(r *schedule.Request, fits []int) int) (r *schedule.Request, server int, ok bool)
+		Done(r *schedule.Request, measured schedule.Vector)
+	}
+	rng      *rand.Rand
+	pages    []Page
+	stations [3]machine
+	result   []VisitsOf
+	answers  []float64
+	now      mono.Time
 }
 
 // RunSite simulates the website. An error says that the scheduler came to a stop, and
 // when: requests wait, the server is idle, and nothing goes.
 func RunSite(v Visits) ([]VisitsOf, error) {
 	s := &site{Visits: v, pages: Pages(), rng: rand.New(rand.NewPCG(v.Seed, 4)), result: make([]VisitsOf, 3), answers: make([]float64, 3)}
-	cfg := schedule.Config{Resources: len(s.stations), Servers: 1, Mode: v.Mode, Literal: v.Literal}
+	cfg := schedule.Config{Resources: len(s.stations), Servers: 1, Mode: v.Mode}
 	var clients []*visit
 	for i, w := range []float64{6, 3, 1} {
 		cfg.Classes = append(cfg.Classes, schedule.Class{Name: fmt.Sprint(i + 1), Weight: w, Queue: 1 << 30})
@@ -120,6 +128,9 @@ func RunSite(v Visits) ([]VisitsOf, error) {
 	var err error
 	if s.scheduler, err = schedule.New(cfg); err != nil {
 		return nil, err
+	}
+	if v.Literal {
+		s.scheduler = newPaperScheduler(cfg.Classes)
 	}
 	for k := range s.stations {
 		s.stations[k].Server = Server{Processors: 1, Speed: 1}

@@ -14,8 +14,8 @@ import (
 // Study is a cluster under a way of balancing.
 type Study struct {
 	Cluster
-	Balance balance.Config // its Servers are the cluster's
-	Seed    uint64
+	Way
+	Seed uint64
 }
 
 // Result is what came of a Study.
@@ -95,8 +95,15 @@ func (m *machine) next() mono.Time {
 
 // Run simulates a study.
 func Run(s Study) Result {
-	s.Balance.Servers = len(s.Servers)
-	b := balance.New(s.Balance, rand.New(rand.NewPCG(s.Seed, 2)))
+	var b interface {
+		Pick(now mono.Time, fits []int) int
+		Probe(now mono.Time, fits []int) (server int, due bool)
+		Sent(server int, now mono.Time)
+		Departed(server int, now mono.Time, failed bool)
+	} = balance.New(balance.Config{Servers: len(s.Servers), Kind: s.Balance}, rand.New(rand.NewPCG(s.Seed, 2)))
+	if s.Literal {
+		b = make(paperBalancer, len(s.Servers))
+	}
 	// The load is the same for every way of balancing.
 	load := s.NewLoad(s.Seed)
 	machines := make([]machine, len(s.Servers))

@@ -45,7 +45,7 @@ func TestEveryRequestIsAnsweredAndTheSeedDecides(t *testing.T) {
 		}
 		c.Requests = 2000
 		for _, way := range web.Ways() {
-			s := web.Study{Cluster: c, Balance: way.Config, Seed: 7}
+			s := web.Study{Cluster: c, Way: way, Seed: 7}
 			r, again := web.Run(s), web.Run(s)
 			if !reflect.DeepEqual(r, again) {
 				t.Errorf("%s, %s: the same seed gave another result", name, way.Name)
@@ -74,7 +74,7 @@ func TestJBQUsesTheFasterMore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	busy := web.Run(web.Study{Cluster: c, Balance: balance.Config{Kind: balance.Busy}, Seed: 1})
+	busy := web.Run(web.Study{Cluster: c, Way: web.Way{Balance: balance.Busy}, Seed: 1})
 	jbq := web.Run(web.Study{Cluster: c, Seed: 1})
 	if jbq.ByServer[0].Requests >= busy.ByServer[0].Requests || jbq.ByServer[2].Requests <= busy.ByServer[2].Requests ||
 		jbq.Overall.Sd >= busy.Overall.Sd || jbq.Overall.P99 >= busy.Overall.P99 {

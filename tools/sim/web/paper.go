@@ -1,0 +1,173 @@
+package web
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"github.com/srtm-io/srtm/gateway/schedule"
+	"github.com/srtm-io/srtm/internal/mono"
+)
+
+// What the papers have, as they have it: what the gateway's packages do instead is
+// corrected (see theirs).
+
+// paperBalancer is Join the Best Queue as in its paper. T starts at 0, so the first
+// server takes everything until it has two requests at once, then the second; and a
+// server that has one request at a time is never measured.
+type paperBalancer []struct {
+	inFlight  int
+	interval  time.Duration // T
+	departure mono.Time     // the last, if measured
+	measured  bool          // it left the server busy
+}
+
+const gamma = 0.1 // the paper's forgetting factor
+
+// Pick is the paper's pickTheBestQueue (Algorithm 1) but for counting, which is Sent's.
+func (b paperBalancer) Pick(mono.Time, []int) int {
+	best, least := -1, math.Inf(1)
+	for i, s := range b {
+		if cost := float64(1+s.inFlight) * float64(s.interval); cost < least {
+			best, least = i, cost
+		}
+	}
+	return best
+}
+
+func (b paperBalancer) Probe(mono.Time, []int) (server int, due bool) { return -1, false }
+
+func (b paperBalancer) Sent(server int, _ mono.Time) { b[server].inFlight++ }
+
+// Departed is the paper's handleRequestCompletion.
+func (b paperBalancer) Departed(server int, now mono.Time, _ bool) {
+	s := &b[server]
+	s.inFlight--
+	if s.measured {
+		s.interval = time.Duration((1-gamma)*float64(s.interval) + gamma*float64(now.Sub(s.departure)))
+	}
+	if s.measured = s.inFlight > 0; s.measured {
+		s.departure = now
+	}
+}
+
+// paperScheduler is mQoS as in its paper, for one server. It looks at all types, so one
+// of which nothing waits holds up the rest; it skips what does not fit and raises
+// deficits in passing, so that under load they limit nobody; it raises the deficits of
+// one resource at a time, and stops for ever where another's is missing; and it never
+// serves the type of a resource that all requests take, since that one never has the
+// most free. Counters are in units of schedule's.
+type paperScheduler struct {
+	weights  []float64 // multiples of the least
+	queues   [][3][]*visit
+	deficits [][3]int64
+	free     [3]int64
+	pointers [3]int
+	turn     int
+
+	// As schedule's: the smallest quantum is 1 to 2 of the largest request lately.
+	quantum, largest, recent int64
+	arrivals                 int
+}
+
+const (
+	percent = 10_000
+	window  = 1024 // arrivals
+)
+
+func newPaperScheduler(classes []schedule.Class) *paperScheduler {
+	s := &paperScheduler{quantum: 10 * percent, free: [3]int64{100 * percent, 100 * percent, 100 * percent}}
+	for _, c := range classes {
+		s.weights = append(s.weights, c.Weight)
+	}
+	least := slices.Min(s.weights)
+	for i := range s.weights {
+		s.weights[i] /= least
+	}
+	s.queues, s.deficits = make([][3][]*visit, len(classes)), make([][3]int64, len(classes))
+	for k := range s.free {
+		s.grant(k)
+	}
+	return s
+}
+
+func (s *paperScheduler) Arrive(r *schedule.Request) error {
+	c := r.Value.(*visit)
+	c.kind = 0
+	for k, v := range r.Cost {
+		c.cost[k] = int64(math.Round(v * percent))
+		if c.cost[k] > c.cost[c.kind] {
+			c.kind = k
+		}
+	}
+	s.recent = max(s.recent, c.cost[c.kind])
+	s.largest = max(s.largest, s.recent)
+	if s.arrivals++; s.arrivals == window {
+		s.largest, s.recent, s.arrivals = s.recent, 0, 0
+	}
+	if s.quantum < s.largest || s.arrivals == 0 && s.quantum > 2*s.largest {
+		s.quantum = s.largest * 3 / 2
+	}
+	q := &s.queues[r.Class][c.kind]
+	*q = append(*q, c)
+	return nil
+}
+
+// Next is one trigger of the paper's main scheduler: the sub-scheduler of the resource
+// that is most free looks at two rounds of classes and one more. The paper's goes round
+// until a completion, which finds it at one class as likely as at another; each round
+// more makes what it does wrong worse.
+func (s *paperScheduler) Next(func(*schedule.Request, []int) int) (r *schedule.Request, server int, ok bool) {
+	if !slices.ContainsFunc(s.queues, func(q [3][]*visit) bool { return len(q[0])+len(q[1])+len(q[2]) > 0 }) {
+		return nil, -1, false
+	}
+	j := s.turn
+	for d := range s.free {
+		if k := (s.turn + d) % len(s.free); s.free[k] > s.free[j] {
+			j = k
+		}
+	}
+	s.turn = (s.turn + 1) % len(s.free)
+	for range 2*len(s.weights) + 1 {
+		i := s.pointers[j]
+		if q := s.queues[i][j]; len(q) > 0 && s.goes(q[0]) {
+			c := q[0]
+			s.queues[i][j] = q[1:]
+			for k, v := range c.cost {
+				s.deficits[i][k] -= v
+				s.free[k] -= v
+			}
+			return &c.Request, 0, true
+		}
+		if s.pointers[j]++; s.pointers[j] == len(s.weights) {
+			s.pointers[j] = 0
+			s.grant(j)
+		}
+	}
+	return nil, -1, false
+}
+
+// goes reports whether a request fits the server and the deficits of its class cover it.
+func (s *paperScheduler) goes(c *visit) bool {
+	for k, v := range c.cost {
+		if v > s.deficits[c.Class][k] || v > s.free[k] && s.free[k] < 100*percent {
+			return false
+		}
+	}
+	return true
+}
+
+// grant raises the deficits of a resource. They are bounded, as schedule's: for ever
+// is long.
+func (s *paperScheduler) grant(k int) {
+	for i, w := range s.weights {
+		s.deficits[i][k] = min(s.deficits[i][k]+int64(math.Round(float64(s.quantum)*w)), 1e8*percent)
+	}
+}
+
+// Done gives back what was estimated: the paper does not correct it.
+func (s *paperScheduler) Done(r *schedule.Request, _ schedule.Vector) {
+	for k, v := range r.Value.(*visit).cost {
+		s.free[k] += v
+	}
+}

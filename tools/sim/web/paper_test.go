@@ -1,0 +1,175 @@
+package web
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/srtm-io/srtm/gateway/schedule"
+	"github.com/srtm-io/srtm/internal/mono"
+)
+
+// What the papers' own forms do wrong. That the gateway's do not is a test of theirs.
+
+func paperOf(weights ...float64) *paperScheduler {
+	var classes []schedule.Class
+	for _, w := range weights {
+		classes = append(classes, schedule.Class{Weight: w})
+	}
+	return newPaperScheduler(classes)
+}
+
+func arrive(t *testing.T, s *paperScheduler, class int, cost ...float64) *visit {
+	t.Helper()
+	c := &visit{Request: schedule.Request{Class: class, Cost: cost}}
+	c.Value = c
+	if err := s.Arrive(&c.Request); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func next(s *paperScheduler) *visit {
+	if r, _, ok := s.Next(nil); ok {
+		return r.Value.(*visit)
+	}
+	return nil
+}
+
+// The paper's figure 6, as in gateway/schedule.
+func TestWorkedExample(t *testing.T) {
+	g := NewWithT(t)
+	s := paperOf(6, 3, 1)
+	want := []*visit{arrive(t, s, 0, 6, 5, 3), arrive(t, s, 0, 3, 2, 7), arrive(t, s, 0, 2, 8, 4)}
+	for class := range 3 { // nobody's queue is empty
+		for range 3 {
+			arrive(t, s, class, 6, 5, 3)
+			arrive(t, s, class, 2, 8, 4)
+			arrive(t, s, class, 3, 2, 7)
+		}
+	}
+	for _, c := range want {
+		g.Expect(next(s)).To(BeIdenticalTo(c))
+	}
+	g.Expect(s.free).To(Equal([3]int64{89 * percent, 85 * percent, 86 * percent}))
+	g.Expect(s.deficits[0]).To(Equal([3]int64{49 * percent, 45 * percent, 46 * percent}))
+	s.Done(&want[0].Request, nil)
+	g.Expect(s.free).To(Equal([3]int64{95 * percent, 90 * percent, 89 * percent}))
+}
+
+// With one request at the server, what would fit beside it never goes: none waits of the
+// type of the resource that is most free.
+func TestPaperHoldsUpTypes(t *testing.T) {
+	g := NewWithT(t)
+	s := paperOf(1)
+	arrive(t, s, 0, 9, 1, 1)
+	sent := 0
+	for range 10 { // at a tie all types have their turn
+		if next(s) != nil {
+			sent++
+		}
+	}
+	g.Expect(sent).To(Equal(1))
+	arrive(t, s, 0, 9, 1, 1)
+	for range 100 {
+		g.Expect(next(s)).To(BeNil())
+	}
+}
+
+// Where the deficits of another resource are used up nothing goes any more.
+func TestPaperDeadlock(t *testing.T) {
+	g := NewWithT(t)
+	s := paperOf(1)
+	s.free = [3]int64{100 * percent, 50 * percent, 50 * percent} // the first is most free from now on
+	sent := 0
+	for range 100 {
+		c := arrive(t, s, 0, 6, 5, 0)
+		for range 10 {
+			if next(s) != nil {
+				sent++
+				s.Done(&c.Request, nil)
+			}
+		}
+		s.queues[0][0] = nil
+	}
+	g.Expect(sent).To(Equal(2))
+}
+
+// The requests that take most of a resource that every request takes starve.
+func TestPaperStarvesType(t *testing.T) {
+	g := NewWithT(t)
+	s := paperOf(1e4, 1) // its deficits last for the whole test
+	var flying []*visit
+	for range 3 {
+		arrive(t, s, 0, 4, 5, 0)
+		arrive(t, s, 0, 4, 0, 5)
+	}
+	for len(flying) < 5 {
+		if c := next(s); c != nil {
+			flying = append(flying, c)
+		}
+	}
+	for range 100 {
+		arrive(t, s, 0, 5, 0, 0)
+	}
+	for range 500 {
+		arrive(t, s, 0, 4, 5, 0)
+		arrive(t, s, 0, 4, 0, 5)
+		if c := next(s); c != nil {
+			g.Expect(c.kind).NotTo(BeZero())
+			flying = append(flying, c)
+		}
+		s.Done(&flying[0].Request, nil)
+		flying = flying[1:]
+	}
+}
+
+// Classes come to be equal under load.
+func TestPaperForgetsWeights(t *testing.T) {
+	g := NewWithT(t)
+	s := paperOf(6, 3, 1)
+	var flying []*visit
+	var sent [3]float64
+	cost := []float64{10, 10, 10}
+	for range 10 {
+		for class := range 3 {
+			arrive(t, s, class, cost...)
+		}
+	}
+	for range 3000 {
+		for missed := 0; missed < 3; { // as site.trigger
+			c := next(s)
+			if c == nil {
+				missed++
+				continue
+			}
+			sent[c.Class]++
+			flying = append(flying, c)
+			arrive(t, s, c.Class, cost...)
+		}
+		s.Done(&flying[0].Request, nil)
+		flying = flying[1:]
+	}
+	g.Expect(sent[0] / sent[2]).To(BeNumerically("~", 1, .05))
+}
+
+// The first server is chosen until it has two requests at once, and who has one at a
+// time is never measured.
+func TestPaperBalancer(t *testing.T) {
+	g := NewWithT(t)
+	b := make(paperBalancer, 2)
+	at := func(s int) mono.Time { return mono.Time(0).Add(time.Duration(s) * time.Second) }
+	for i := range 3 {
+		g.Expect(b.Pick(0, nil)).To(BeZero())
+		b.Sent(0, at(i))
+		b.Departed(0, at(i+1), false)
+	}
+	g.Expect(b[0].interval).To(BeZero(), "without two at once")
+	b.Sent(0, at(10))
+	b.Sent(0, at(10))
+	b.Departed(0, at(11), false)
+	b.Departed(0, at(12), false)
+	g.Expect(b[0].interval).To(Equal(100*time.Millisecond), "0.9*0 + 0.1*1s")
+	g.Expect(b.Pick(0, nil)).To(Equal(1), "the one of T = 0")
+}
