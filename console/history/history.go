@@ -102,8 +102,9 @@ func (s *Series) Last() (Sample, bool) {
 	return s.samples[len(s.samples)-1], true
 }
 
-// Brokers returns the brokers whose shares the samples have.
-func (s *Series) Brokers() []string { return slices.Clone(s.brokers) }
+// Brokers returns the brokers whose shares the samples have; never nil, which scripts of
+// pages would be given as null.
+func (s *Series) Brokers() []string { return append([]string{}, s.brokers...) }
 
 // Events returns what happened, newest first.
 func (s *Series) Events() []Event {

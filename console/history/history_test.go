@@ -5,6 +5,9 @@ import "testing"
 // An hour of seconds is kept, of so many brokers, and no more.
 func TestSeriesIsBounded(t *testing.T) {
 	var s Series
+	if s.Brokers() == nil {
+		t.Error("no brokers are null")
+	}
 	most := 0
 	for i := range 3 * MaxSamples {
 		s.Add(Sample{At: int64(i+1) * 1000, Offered: float32(i)}, map[string]float32{"a": 1, "b": float32(i)})

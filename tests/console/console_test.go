@@ -10,7 +10,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,7 +27,13 @@ import (
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 	"github.com/nsqio/go-nsq"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	pages "github.com/srtm-io/srtm/console"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
@@ -296,6 +304,66 @@ func paused(t *testing.T, p *local.Process) bool {
 	return strings.Contains(channel, `"paused":true`)
 }
 
+// whys is a control plane with one topic, of whose fit and moves there is much to say.
+type whys struct {
+	srtmv1.UnimplementedAdminServiceServer
+}
+
+func (whys) ListBrokers(context.Context, *srtmv1.ListBrokersRequest) (*srtmv1.ListBrokersResponse, error) {
+	return &srtmv1.ListBrokersResponse{}, nil
+}
+
+func (whys) ListTopics(context.Context, *srtmv1.ListTopicsRequest) (*srtmv1.ListTopicsResponse, error) {
+	return &srtmv1.ListTopicsResponse{}, nil
+}
+
+func (whys) GetTopic(context.Context, *srtmv1.GetTopicRequest) (*srtmv1.GetTopicResponse, error) {
+	status := &srtmv1.TopicStatus{Fit: &srtmv1.Fit{Ended: true, Fitted: true, Took: durationpb.New(time.Minute)}}
+	for i := range 8 {
+		quotas := make([]*srtmv1.BrokerQuota, i+1)
+		for k := range quotas {
+			quotas[k] = &srtmv1.BrokerQuota{BrokerId: fmt.Sprintf("broker-%d.example", k), Share: &srtmv1.Share{RateMilli: 1_000_000, Burst: 40}}
+		}
+		late := 0.25
+		status.Fit.Trials = append(status.Fit.Trials, &srtmv1.FitTrial{Began: timestamppb.Now(), Quotas: quotas, Delivered: 3000, Exceeded: 50, Forecast: &late, Confidence: 0.9, Verdict: "missed"})
+		status.Moves = append(status.Moves, &srtmv1.PublisherMove{
+			Time: timestamppb.Now(), PublisherId: fmt.Sprintf("sensors/north/%d", i), From: "broker-1.example", To: "broker-2.example", Epoch: 7,
+			Reason: srtmv1.MoveReason(i + 1), Why: "a reason in some words", By: "certificate operations at 192.0.2.1:777",
+		})
+	}
+	return &srtmv1.GetTopicResponse{Topic: &srtmv1.Topic{Spec: &srtmv1.TopicSpec{Name: "t", Contract: &srtmv1.Contract{}}, State: srtmv1.TopicState_TOPIC_STATE_ACTIVE, Status: status}}, nil
+}
+
+// serveWhys returns the address of a console of it, until the test ends.
+func serveWhys(t *testing.T) string {
+	t.Helper()
+	ln := testkit.Listen(t)
+	server := grpc.NewServer()
+	srtmv1.RegisterAdminServiceServer(server, whys{})
+	conn, err := grpc.NewClient(ln.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown, err := pages.New(pages.Config{API: conn, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	web := httptest.NewServer(shown)
+	ctx, cancel := context.WithCancel(context.Background())
+	var parts sync.WaitGroup
+	parts.Go(func() { _ = server.Serve(ln) }) // until Stop
+	parts.Go(func() { _ = shown.Run(ctx) })   // has no errors
+	t.Cleanup(func() {
+		cancel()
+		web.CloseClientConnections()
+		web.Close()
+		_ = conn.Close()
+		server.Stop()
+		parts.Wait()
+	})
+	return web.URL
+}
+
 // Every page of a cluster's console, and what can be done there.
 func TestPagesOfACluster(t *testing.T) {
 	if testing.Short() {
@@ -388,6 +456,13 @@ func TestPagesOfACluster(t *testing.T) {
 	if !paused(t, alone) {
 		t.Error("the page says that the broker's channel is paused, and it is not")
 	}
+
+	// A topic's page with a long fit and many moves.
+	b.mu.Lock()
+	b.base = serveWhys(t)
+	b.mu.Unlock()
+	b.visit("whys", "/ui/topic?name=t", 4)
+	b.becomes(`["Steps of the fit", "Moves of publishers"].every((name) => document.querySelectorAll('[aria-label="' + name + '"] tbody tr').length === 8)`)
 
 	// Another site's page cannot press a button, whatever it knows.
 	if text, code, err := localtest.Ask(http.MethodPost, "http://"+c.Web+"/ui/action/empty?topic=sensors&channel=main", ""); err != nil || code != http.StatusForbidden {
