@@ -404,6 +404,8 @@ func TestRefusalsAreExplained(t *testing.T) {
 			"infeasible: rcap: need 9, have 5; what would fit: r up to 5 msg/s, or 2 more brokers of 3 msg/s", 3},
 		{status.Error(codes.AlreadyExists, "topic pumps exists"), "topic pumps exists", 1},
 		{status.Error(codes.Unavailable, "broker b1 did not answer"), "the server did not do it: broker b1 did not answer", 1},
+		{status.Error(codes.Unavailable, `connection error: desc = "transport: Error while dialing: dial tcp 127.0.0.1:4170: connect: connection refused"`),
+			"no server answers there; is it running? dial tcp 127.0.0.1:4170: connect: connection refused", 1},
 	} {
 		_, _, err := srtm(t, serve(t, &admin{refuse: c.refuse}), "topic", "create", "pumps", "--rate=1", "--burst=1")
 		if err == nil || err.Error() != c.want {

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
@@ -24,6 +25,9 @@ func explain(err error) error {
 	s := remote.GRPCStatus()
 	switch s.Code() {
 	case codes.Unavailable:
+		if _, dial, is := strings.Cut(s.Message(), "Error while dialing: "); is { // gRPC's words around it help nobody
+			return fmt.Errorf("no server answers there; is it running? %s", strings.TrimSuffix(dial, `"`))
+		}
 		return fmt.Errorf("the server did not do it: %s", s.Message())
 	case codes.DeadlineExceeded:
 		return fmt.Errorf("the server did not answer in time (see --timeout): %s", s.Message())
