@@ -164,7 +164,7 @@ func (c *Controller) captureLocked(e tuner.Capture) {
 // record that the tuner asked for. Requires: mu held.
 func (c *Controller) countLocked(s *Session, a *srtmv1.Arrivals, piece tuner.Piece, now time.Time) bool {
 	if of := c.mu.topics.see(a.Topic).learned; of != nil {
-		if err := of.Count(s.broker, piece, a.Others, now); err != nil {
+		if err := of.Count(s.broker, piece, a.Owners, a.Others, now); err != nil {
 			c.cfg.Log.Warn("a record of arrivals is not to be trusted", obs.KeyTopic, a.Topic, obs.KeyBroker, s.broker, obs.KeyError, err)
 		}
 	}

@@ -285,6 +285,66 @@ var _ = Describe("An open topic", func() {
 		Expect(written.Load()).To(And(BeNumerically("<", bound), BeNumerically(">", learned.Max*10)))
 	})
 
+	It("does not move a publisher whom others feign to be, at another broker, or to fire with", func() {
+		c := newCluster(setup{config: slow})
+		nodes := map[string]*agenttest.Node{"b1": c.node("b1", 300), "b2": c.node("b2", 300)}
+		Expect(c.mustCreate(unlisted("t", 500, 10)).Quotas).To(HaveLen(2))
+		first, err := c.resolve("t", "victim")
+		Expect(err).NotTo(HaveOccurred())
+		home, other := nodes[first.Assignment.BrokerId], nodes["b1"]
+		if home == other {
+			other = nodes["b2"]
+		}
+		send := func(node *agenttest.Node, owner string, ids ...string) {
+			for range 2 {
+				for _, id := range ids {
+					node.Arrive("t", 0, agenttest.Arrival{At: clock.Wall(), Publisher: id, Owner: owner})
+				}
+			}
+		}
+		var feigned atomic.Bool
+		done := make(chan struct{})
+		atEnd(func() { close(done) })
+		go func() {
+			for n := 0; ; n++ {
+				send(home, "auth:fleet", "victim")
+				send(home, "auth:fleet", "friend")
+				if feigned.Load() {
+					for range 5 {
+						send(other, "auth:thief", "victim")
+					}
+					for i := range 10 {
+						send(home, "auth:thief", fmt.Sprint("echo-", i))
+						send(other, "auth:thief", fmt.Sprint("echo'-", i))
+					}
+				}
+				select {
+				case <-done:
+					return
+				case <-time.After(time.Second + time.Duration(n*n%17)*10*time.Millisecond): // no clock
+				}
+			}
+		}()
+		victim := func() *srtmv1.LearnedPublisher {
+			for _, p := range c.topic("t").Learned.Publishers {
+				if p.Id == "victim" {
+					return p
+				}
+			}
+			return nil
+		}
+		Eventually(victim).WithTimeout(time.Minute).ShouldNot(BeNil())
+		<-time.After(30 * time.Second)
+		was := victim()
+		feigned.Store(true)
+		<-time.After(5 * time.Minute)
+		is, topic := victim(), c.topic("t")
+		Expect([]any{is.BrokerId, is.SendsTo, is.Since.Seconds}).To(Equal([]any{was.BrokerId, was.SendsTo, was.Since.Seconds}))
+		Expect(is.Rate).To(BeNumerically("~", was.Rate, was.Rate/4), "what others send is theirs")
+		Expect(topic.Learned.Publishers).To(ContainElement(HaveField("Id", "auth:thief/victim")))
+		Expect(topic.Status.Moves).NotTo(ContainElement(HaveField("PublisherId", BeElementOf("victim", "friend"))))
+	})
+
 	It("is profiled, as one with a list is", func() {
 		c := newCluster(setup{config: slow})
 		node := c.node("b1", 1000)

@@ -102,6 +102,7 @@ type Publisher struct {
 // publisher is one that is followed.
 type publisher struct {
 	Publisher
+	owner   string // who answers for it; empty: nobody
 	total   uint64 // messages since it is followed, those in a window under way left out
 	windows int    // in which it was heard
 	member  bool   // the topic is placed by it
@@ -302,11 +303,16 @@ func (t *Topic) Ended(broker string) {
 }
 
 // Count takes a piece of a broker's record, of which others messages are of publishers
-// that the broker does not tell apart. What is wrong with it ends the record.
-func (t *Topic) Count(broker string, piece tuner.Piece, others uint64, now time.Time) error {
+// that the broker does not tell apart. owners are who answers for those that it names, if
+// known; one of another owner than the first of that id is given another name in the piece.
+// What is wrong with it ends the record.
+func (t *Topic) Count(broker string, piece tuner.Piece, owners []string, others uint64, now time.Time) error {
 	f := t.feeds[broker]
 	if f == nil || !piece.First && !f.begun {
 		return nil // of a record that is over
+	}
+	for i, owner := range owners[:min(len(owners), len(piece.Publishers))] {
+		piece.Publishers[i] = t.own(piece.Publishers[i], owner, now)
 	}
 	piece.Lost -= min(piece.Lost, others)
 	if err := t.trace.Add(broker, piece, mono.Wall(now.UnixNano())); err != nil {
@@ -337,6 +343,19 @@ func (t *Topic) Count(broker string, piece tuner.Piece, others uint64, now time.
 	return nil
 }
 
+// own returns what a publisher is known as: by its id, unless another owner answers for that.
+func (t *Topic) own(id, owner string, now time.Time) string {
+	p := t.follow(id, now)
+	switch {
+	case p == nil || p.owner == owner:
+		return id
+	case p.owner == "":
+		p.owner = owner
+		return id
+	}
+	return cmp.Or(owner, "addr:") + "/" + id
+}
+
 // follow returns the publisher of a name; nil: it is one of the others.
 func (t *Topic) follow(id string, now time.Time) *publisher {
 	p := t.publishers[id]
@@ -355,7 +374,7 @@ func (f *feed) flush(t *Topic) {
 		case n == 0:
 			continue
 		case p != nil && p.gone: // and is back
-			p = t.follow(p.ID, f.heard)
+			p = t.follow(t.own(p.ID, p.owner, f.heard), f.heard)
 			f.named[i] = p
 		}
 		if p == nil {

@@ -97,7 +97,7 @@ func (w *world) run(d time.Duration) {
 					r.on = false
 				} else if o.Anew || !r.on {
 					r.on, r.numbers = true, map[string]uint32{}
-					if err := w.subject.Count(o.Broker, tuner.Piece{First: true}, 0, from); err != nil {
+					if err := w.subject.Count(o.Broker, tuner.Piece{First: true}, nil, 0, from); err != nil {
 						w.t.Fatal(err)
 					}
 				}
@@ -166,7 +166,7 @@ func (r *recorder) record(w *world, broker string, from time.Time) {
 		p.Gaps, p.From = append(p.Gaps, gap), append(p.From, n)
 	}
 	p.Lost = others
-	if err := w.subject.Count(broker, p, others, w.now); err != nil {
+	if err := w.subject.Count(broker, p, nil, others, w.now); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -542,7 +542,7 @@ func BenchmarkMessage(b *testing.B) {
 		named = append(named, fmt.Sprintf("publisher-%d", i))
 	}
 	subject.Orders([]string{"b1"}, false, now)
-	if err := subject.Count("b1", tuner.Piece{First: true, Publishers: named}, 0, now); err != nil {
+	if err := subject.Count("b1", tuner.Piece{First: true, Publishers: named}, nil, 0, now); err != nil {
 		b.Fatal(err)
 	}
 	b.ReportAllocs()
@@ -561,15 +561,50 @@ func BenchmarkMessage(b *testing.B) {
 		now = now.Add(time.Second / 4)
 		for _, o := range subject.Orders([]string{"b1"}, false, now) {
 			if o.Anew {
-				_ = subject.Count("b1", tuner.Piece{First: true, Publishers: named}, 0, now)
+				_ = subject.Count("b1", tuner.Piece{First: true, Publishers: named}, nil, 0, now)
 			}
 		}
-		if err := subject.Count("b1", p, 0, now); err != nil {
+		if err := subject.Count("b1", p, nil, 0, now); err != nil {
 			b.Fatal(err)
 		}
 		if job := subject.Look(now); job != nil {
 			job.Think()
 			subject.Act(job, nil, tokenbucket.Share{Rate: 1e9, Burst: 1}, learned.Auto{}, now)
 		}
+	}
+}
+
+// An id is the first owner's who answers for it, whichever broker he is heard at, and
+// stays his while he is known.
+func TestAnIdIsItsOwners(t *testing.T) {
+	subject, now := learned.New(nil, nil, start), start
+	say := func(broker, id, owner string) {
+		t.Helper()
+		p := tuner.Piece{First: true, Publishers: []string{id}, Start: mono.Wall(now.UnixNano()), Gaps: []uint64{0}, From: []uint32{0}}
+		subject.Orders([]string{"b1", "b2", "b3"}, false, now)
+		if err := subject.Count(broker, p, []string{owner}, 0, now); err != nil {
+			t.Fatal(err)
+		}
+	}
+	known := func() (ids []string) {
+		for _, p := range subject.Publishers() {
+			ids = append(ids, p.ID)
+		}
+		return ids
+	}
+	for range 3 {
+		say("b1", "a", "") // who does not say who he is gives way
+		say("b2", "a", "auth:fleet")
+		say("b3", "a", "auth:other")
+		say("b1", "a", "")
+		now = now.Add(learned.Window)
+		subject.Look(now)
+	}
+	if got := known(); !slices.Equal(got, []string{"a", "addr:/a", "auth:other/a"}) {
+		t.Fatalf("%q", got)
+	}
+	// The broker of 0.1.0 does not say.
+	if err := subject.Count("b3", tuner.Piece{First: true, Publishers: []string{"a"}}, nil, 0, now); err != nil {
+		t.Fatal(err)
 	}
 }

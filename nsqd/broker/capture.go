@@ -40,6 +40,7 @@ type capture struct {
 	owned   map[police.Identity]int // how many of them, by owner
 	owners  []police.Identity       // by number
 	named   []string                // those that no piece has named
+	vouched []string                // for each of named: by whom
 	lost    uint64                  // since the last piece
 	others  uint64                  // of those: of publishers that are not told apart
 	taken   bool                    // a piece was
@@ -108,6 +109,11 @@ func (c *capture) number(p *Publisher) uint32 {
 	c.numbers[name] = n
 	c.owners = append(c.owners, owner)
 	c.named = append(c.named, name)
+	vouched := "" // by nobody
+	if owner.Kind != "addr" {
+		vouched = strings.ToValidUTF8(owner.Kind+":"+owner.ID, "?")
+	}
+	c.vouched = append(c.vouched, vouched)
 	return n
 }
 
@@ -140,8 +146,8 @@ func (t *Topic) Arrivals() *srtmv1.Arrivals {
 	}
 	piece := c.piece
 	c.piece = c.spare[:0]
-	a := &srtmv1.Arrivals{Topic: t.name, Publishers: c.named, Lost: c.lost, Others: c.others, First: !c.taken}
-	c.named, c.lost, c.others, c.taken = nil, 0, 0, true
+	a := &srtmv1.Arrivals{Topic: t.name, Publishers: c.named, Owners: c.vouched, Lost: c.lost, Others: c.others, First: !c.taken}
+	c.named, c.vouched, c.lost, c.others, c.taken = nil, nil, 0, 0, true
 	t.mu.Unlock()
 
 	c.spare = piece

@@ -328,7 +328,9 @@ var _ = Describe("A capture of arrivals", func() {
 			Expect(t.Publish(0, 0, broker.Published{From: p})).To(Succeed())
 		}
 		l := &listener{}
-		all, err := l.take(t.Arrivals())
+		piece := t.Arrivals()
+		Expect(piece.Owners).To(Equal([]string{"auth:fleet", "auth:other", "", "", ""}))
+		all, err := l.take(piece)
 		Expect(err).NotTo(HaveOccurred())
 		sent := map[string]int{}
 		for _, a := range all {

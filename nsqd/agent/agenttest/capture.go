@@ -8,10 +8,12 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Arrival is a message, by when it arrived and the client_id of its publisher.
+// Arrival is a message, by when it arrived, the client_id of its publisher, and who answers
+// for that when it is first heard.
 type Arrival struct {
 	At        mono.Wall
 	Publisher string
+	Owner     string
 }
 
 // capture is what was recorded of a topic.
@@ -19,6 +21,7 @@ type capture struct {
 	piece   []Arrival
 	numbers map[string]uint32 // of publishers
 	named   []string          // those that no piece has named
+	owners  []string          // for each of named
 	lost    uint64
 	taken   bool
 }
@@ -37,7 +40,7 @@ func (n *Node) Arrive(name string, lost uint64, arrivals ...Arrival) bool {
 	for _, a := range arrivals {
 		if _, known := c.numbers[a.Publisher]; !known {
 			c.numbers[a.Publisher] = uint32(len(c.numbers))
-			c.named = append(c.named, a.Publisher)
+			c.named, c.owners = append(c.named, a.Publisher), append(c.owners, a.Owner)
 		}
 	}
 	c.piece = append(c.piece, arrivals...)
@@ -77,7 +80,7 @@ func (n *Node) Arrivals(name string) *srtmv1.Arrivals {
 		return nil
 	}
 	c := t.capture
-	a := &srtmv1.Arrivals{Topic: name, Publishers: c.named, Lost: c.lost, First: !c.taken}
+	a := &srtmv1.Arrivals{Topic: name, Publishers: c.named, Owners: c.owners, Lost: c.lost, First: !c.taken}
 	slices.SortStableFunc(c.piece, func(a, b Arrival) int { return cmp.Compare(a.At, b.At) })
 	for i, m := range c.piece {
 		if i == 0 {
@@ -86,6 +89,6 @@ func (n *Node) Arrivals(name string) *srtmv1.Arrivals {
 		a.GapNs = append(a.GapNs, uint64(m.At-c.piece[max(0, i-1)].At))
 		a.Publisher = append(a.Publisher, c.numbers[m.Publisher])
 	}
-	c.piece, c.named, c.lost, c.taken = nil, nil, 0, true
+	c.piece, c.named, c.owners, c.lost, c.taken = nil, nil, nil, 0, true
 	return a
 }
