@@ -150,6 +150,9 @@ func (l *Log) claim(ctx context.Context) (last uint64, err error) {
 		if err == nil {
 			err = l.claimCursors(ctx)
 		}
+		if epoch == 0 && errors.Is(err, ErrFenced) {
+			continue // somebody has claimed it in between
+		}
 		if err != nil {
 			return 0, err
 		}

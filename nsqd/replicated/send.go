@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/nsqd/commitlog"
 )
 
 // flight is a block on its way.
@@ -74,7 +75,7 @@ func (l *Log) send(last uint64) {
 		}
 		flying = flying[:0]
 		var ok bool
-		if last, ok = l.recover(failed, &wait); !ok {
+		if last, ok = l.recover(last, failed, &wait); !ok {
 			return
 		}
 	}
@@ -119,10 +120,10 @@ const (
 	sureGone = 5
 )
 
-// recover finds out, after a block was not acknowledged, which are stored. It waits, longer
-// each time, and returns when the others may be sent again, after which sequence; not ok:
-// never.
-func (l *Log) recover(cause error, wait *time.Duration) (last uint64, ok bool) {
+// recover finds out, after a block was not acknowledged, which are stored after the last one
+// that was. It waits, longer each time, and returns when the others may be sent again, after
+// which sequence; not ok: never.
+func (l *Log) recover(acked uint64, cause error, wait *time.Duration) (last uint64, ok bool) {
 	l.mu.Lock()
 	if l.failing == nil {
 		l.since = time.Now()
@@ -141,6 +142,10 @@ func (l *Log) recover(cause error, wait *time.Duration) (last uint64, ok bool) {
 		l.changed.Broadcast() // who waits in Append asks for how long it fails
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		h, last, err := l.last(ctx)
+		upTo := h.next
+		if err == nil && h.owner != l.owner {
+			upTo, err = l.ours(ctx, acked, last)
+		}
 		cancel()
 		if errors.Is(err, jetstream.ErrStreamNotFound) {
 			if gone++; gone == sureGone {
@@ -155,18 +160,17 @@ func (l *Log) recover(cause error, wait *time.Duration) (last uint64, ok bool) {
 			l.mu.Unlock()
 			continue
 		}
-		// Who claimed it since says how far it was then.
 		l.mu.Lock()
 		var found []*block
 		for _, b := range l.pending {
-			if b.sent && b.next <= h.next {
+			if b.sent && b.next <= upTo {
 				found = append(found, b)
 			}
 			b.sent = false
 		}
 		l.mu.Unlock()
 		for i, b := range found { // they were stored one after the other
-			l.stored(b, last-uint64(len(found)-1-i))
+			l.stored(b, acked+1+uint64(i))
 		}
 		if h.owner != l.owner {
 			l.log().Warn("another broker has claimed the topic's part", "epoch", h.owner.epoch)
@@ -175,4 +179,25 @@ func (l *Log) recover(cause error, wait *time.Duration) (last uint64, ok bool) {
 		}
 		return last, true
 	}
+}
+
+// ours returns up to which offset blocks of this owner are stored after a sequence, where
+// another has claimed the part since: its blocks have the same offsets as those of ours that
+// are not stored. One that was trimmed meanwhile counts as not stored.
+func (l *Log) ours(ctx context.Context, after, newest uint64) (next commitlog.Offset, err error) {
+	for seq := after + 1; seq <= newest; seq++ {
+		m, err := l.get(ctx, seq)
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			break
+		}
+		if err != nil {
+			return 0, err
+		}
+		h, err := parseHead(m.Data)
+		if err != nil || h.owner != l.owner {
+			return next, err
+		}
+		next = h.next
+	}
+	return next, nil
 }

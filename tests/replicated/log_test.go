@@ -60,6 +60,10 @@ func TestFencing(t *testing.T) {
 	if snapshot, err := b.LoadCursors(); err != nil || string(snapshot) != "cursors of the first" {
 		t.Errorf("the next owner finds cursors %q, %v", snapshot, err)
 	}
+	// What the next one stores has the same offset as what the first one could not.
+	at, err = b.Append([]commitlog.Record{{Body: []byte("of the second")}})
+	must(t, err)
+	must(t, b.Sync(at+1))
 	if at, err = a.Append([]commitlog.Record{{Body: []byte("too late")}}); err == nil {
 		err = a.Sync(at + 1)
 	}
@@ -75,12 +79,9 @@ func TestFencing(t *testing.T) {
 	}
 	var batch commitlog.Batch
 	must(t, b.Read(0, commitlog.Limit{Records: 10, Bytes: 1000}, &batch))
-	if len(batch.Records) != 1 || string(batch.Records[0].Body) != "of the first" {
+	if len(batch.Records) != 2 || string(batch.Records[0].Body) != "of the first" || string(batch.Records[1].Body) != "of the second" {
 		t.Errorf("the next owner reads %+v", batch.Records)
 	}
-	at, err = b.Append([]commitlog.Record{{Body: []byte("of the second")}})
-	must(t, err)
-	must(t, b.Sync(at+1))
 	must(t, b.Remove())
 }
 
@@ -181,6 +182,48 @@ func TestTakingAPartOver(t *testing.T) {
 		t.Errorf("it has %q", got)
 	}
 	must(t, l.Remove())
+}
+
+// Many claim a part at the same time: each has it, and the last one owns it.
+func TestManyClaimAPart(t *testing.T) {
+	s := startServers(t, 3)
+	first, err := s.connect("b").Open("t", 0)
+	must(t, err)
+	must(t, first.Close())
+	var logs []*replicated.Log
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	for range 8 {
+		c := s.connect("b")
+		all.Go(func() {
+			l, err := c.Open("t", 0)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			logs = append(logs, l)
+			mu.Unlock()
+		})
+	}
+	all.Wait()
+	owners := 0
+	for _, l := range logs {
+		at, err := l.Append([]commitlog.Record{{Body: []byte("x")}})
+		if err == nil {
+			err = l.Sync(at + 1)
+		}
+		switch saved := l.SaveCursors([]byte("x")); {
+		case err == nil && saved == nil:
+			owners++
+		case !errors.Is(err, replicated.ErrFenced) || !errors.Is(saved, replicated.ErrFenced):
+			t.Errorf("stores: %v, saves: %v", err, saved)
+		}
+		must(t, l.Close())
+	}
+	if owners != 1 {
+		t.Errorf("%d own it", owners)
+	}
 }
 
 // Whatever Sync has said is stored is there after servers were lost, each offset with what
