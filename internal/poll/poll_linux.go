@@ -94,13 +94,16 @@ func (p *Poller) poll() bool {
 // once, or, with idle, waits until something does, Wake is called or the time of
 // Alarm has come. What it returns holds until the next call.
 func (p *Poller) Wait(idle bool) []Event {
-	if !p.poll() && idle {
-		if p.file == nil {
-			p.parks()
-		}
-		if err := p.conn.Read(p.try); err != nil {
-			panic("poll: epoll: " + err.Error()) // closed under the loop
-		}
+	if !idle {
+		p.poll()
+		return p.others()
+	}
+	if p.file == nil {
+		p.parks()
+	}
+	// It has to try when it is about to park, so trying here too would be for nothing.
+	if err := p.conn.Read(p.try); err != nil {
+		panic("poll: epoll: " + err.Error()) // closed under the loop
 	}
 	return p.others()
 }

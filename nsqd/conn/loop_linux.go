@@ -904,6 +904,7 @@ func (l *loop) fail(s *slot, err error) {
 func (l *loop) shut(s *slot) {
 	s.in.Release()
 	s.giveBack()
+	s.events = 0 // the end of the descriptor, which is the only one, is the end of its watch
 	l.leave(s)
 	if !s.lost {
 		if err := unix.Close(s.fd); err != nil {
