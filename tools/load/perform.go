@@ -47,11 +47,16 @@ type Result struct {
 	Mallocs     *float64 `json:"mallocs_per_message,omitempty"`
 	Collections *float64 `json:"gc_cycles,omitempty"`
 
+	Slowest []Delivery `json:"-"` // in no order
+
 	// Of our broker, where the sender keeps a contract: from arrival to eligible, by
 	// its own arrival times, and to leaving the topic.
 	Access *Quantiles `json:"access,omitempty"`
 	Left   *Quantiles `json:"left,omitempty"`
 }
+
+// Delivery is when a message was due, its write began, and it was delivered.
+type Delivery struct{ Due, Sent, Delivered mono.Time }
 
 // Perform starts a broker, gives it the work, and stops it. What is sent at a rate
 // is measured for so long, after Warming.
@@ -203,6 +208,7 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 		r.Delivered += int(sub.delivered.Load())
 		last = max(last, mono.Time(sub.last.Load()))
 		all.Merge(sub.latency)
+		r.Slowest = slowest(append(r.Slowest, sub.slowest...), s.Slowest)
 	}
 	if r.Missing = r.Sent*s.Channels - r.Delivered; r.Delivered == 0 {
 		return r, errors.New("nothing was delivered")

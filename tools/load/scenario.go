@@ -25,7 +25,10 @@ type Scenario struct {
 	// Burst is that of a contract, of 1.1 times the rate, that the sender keeps: what
 	// is due before the contract allows it waits. 0: it keeps none.
 	Burst int
-	Busy  int // threads that do nothing but compute meanwhile
+	// Slowest has Result.Slowest be so many of the deliveries that took longest, of
+	// messages of AllTimes or more.
+	Slowest int
+	Busy    int // threads that do nothing but compute meanwhile
 
 	Slow   bool // one channel more, that takes 100 messages per second
 	Late   bool // subscribers come when all is sent

@@ -5,6 +5,7 @@ package load
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,9 +24,8 @@ func stormAt(address string, rate float64, d Dialect) func() (int, error) {
 	var opened int
 	var failed error
 	storm.Go(func() {
-		if failed = prompt(); failed != nil {
-			return
-		}
+		// Without the priority of what is measured, of which it would take too much.
+		runtime.LockOSThread()
 		every := time.Duration(1e9 / rate)
 		for due := clock.Mono(); !stopped.Load(); due = due.Add(every) {
 			for now := clock.Mono(); now.Before(due) && !stopped.Load(); now = clock.Mono() {
