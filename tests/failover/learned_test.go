@@ -77,9 +77,11 @@ func TestWhatWasLearnedOutlivesTheLeader(t *testing.T) {
 
 	localtest.Consume(t, topic, "all", nsq.HandlerFunc(func(*nsq.Message) error { return nil }), nil, c.lookups()...)
 	var before map[string]*srtmv1.LearnedPublisher
-	localtest.WaitFor(t, "the publishers are learned", func() bool {
+	localtest.WaitFor(t, "the topic is placed by the publishers that were learned", func() bool {
 		before, _ = c.known(topic)
-		return len(before) == len(ids) && !slices.ContainsFunc(ids, func(id string) bool { return before[id].GetBrokerId() == "" })
+		return len(before) == len(ids) && !slices.ContainsFunc(ids, func(id string) bool {
+			return before[id].GetBrokerId() == "" || before[id].GetBrokerId() != before[id].GetSendsTo()
+		})
 	})
 	if a, b := before["s-0"].GetRate(), before["s-3"].GetRate(); !(a > b) {
 		t.Errorf("who publishes every 20 ms has rate %v, every 50 ms %v", a, b)
