@@ -106,7 +106,7 @@ func New(cfg Config) (*Console, error) {
 	})
 	c.refused = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "srtm_console_streams_refused_total", Help: "Pages that were not kept up to date because so many are already: all together, or those of one caller.",
-	}, []string{"bound"})
+	}, []string{"reason"})
 	for _, bound := range []string{boundAll, boundCaller} {
 		c.refused.WithLabelValues(bound)
 	}
