@@ -178,7 +178,9 @@ func storing(fsync bool) {
 		w := read(topic(b, "waits"), "c", 50, true)
 		Eventually(w.count).WithTimeout(20 * time.Second).Should(Equal(300))
 		Expect(bodies(w)).To(Equal(numbers(0, 300)))
-		Eventually(func() int { return t.Stats().Channels[0].InFlight }).Should(BeZero())
+		for _, t := range b.Topics() {
+			Eventually(func() int { return t.Stats().Channels[0].InFlight }).Should(BeZero())
+		}
 		stop()
 
 		b, _ = stored(path)

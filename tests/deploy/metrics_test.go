@@ -135,6 +135,6 @@ var rare = map[string]string{"srtm_tbadaptor_share_idle_rate": "while a share is
 // the program.
 var labels = []string{
 	"topic", "channel", "part", "broker", "class", "resource", "server", // operators
-	"le", "result", "outcome", "state", "session", "source", "cause", "kind", "reason", "verdict", "of", "loop", "bound", // the program
+	"le", "result", "outcome", "state", "session", "source", "cause", "kind", "reason", "verdict", "of", "loop", // the program
 	"version", "commit", "go_version",
 }
