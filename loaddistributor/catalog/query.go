@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"fmt"
+	"iter"
 	"slices"
 
 	"github.com/srtm-io/srtm/loaddistributor/placement"
@@ -47,6 +48,16 @@ func (c *Catalog) view(t *topic) *Topic {
 	}
 	return v
 }
+
+// Active reports whether there is a topic of that name, and whether it was activated and
+// is not being deleted.
+func (c *Catalog) Active(name string) (active, known bool) {
+	t := c.topics[name]
+	return t != nil && t.phase == Active, t != nil
+}
+
+// Names has the topics that come after a name, "": all, sorted. It ends with the next event.
+func (c *Catalog) Names(after string) iter.Seq[string] { return c.names.after(after) }
 
 // Topics returns up to limit topics whose names come after the given one, by
 // name.
@@ -218,19 +229,23 @@ func (c *Catalog) Work(id string) (remove, prepare []string) {
 	if b == nil || !b.Connected {
 		return nil, nil
 	}
-	for _, name := range sorted(b.leftovers) {
+	// order: sorted below
+	for name := range b.leftovers {
 		// A topic created again under the name is not to be removed: it took the
 		// leftover's place.
 		if !b.topics[name] && !b.retiring[name] {
 			remove = append(remove, name)
 		}
 	}
-	for _, name := range sorted(b.topics) {
+	// order: sorted below
+	for name := range b.topics {
 		t := c.topics[name]
 		if i := t.member(id); t.phase == Active && i >= 0 && !t.prepared[i] {
 			prepare = append(prepare, name)
 		}
 	}
+	slices.Sort(remove)
+	slices.Sort(prepare)
 	return remove, prepare
 }
 

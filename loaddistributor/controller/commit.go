@@ -221,6 +221,7 @@ func (st *state) apply(e catalog.Event) (changes []catalog.StateChanged) {
 		switch effect := effect.(type) {
 		case catalog.PlacementChanged:
 			st.wakeWatchers(effect.Topic)
+			st.wakeTopic(effect.Topic)
 			st.entrust(effect.Topic)
 		case catalog.StateChanged:
 			st.wakeWatchers(effect.Topic)

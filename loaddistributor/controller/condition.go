@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
@@ -29,6 +30,9 @@ type condition struct {
 	since      time.Time
 	counted    time.Time // the last look
 	unaccepted []unaccepted
+	// quiet: the window has nothing, and nothing is wrong. Until a report brings something,
+	// a broker goes, or the placement changes, there is nothing to find.
+	quiet bool
 }
 
 type unaccepted struct {
@@ -38,7 +42,6 @@ type unaccepted struct {
 
 // judge gives every active topic the verdict over its window.
 func (c *Controller) judge(now time.Time) {
-	var changes []catalog.StateChanged
 	c.mu.Lock()
 	for id := range c.mu.left {
 		if _, known := c.mu.cat.Broker(id); !known {
@@ -46,33 +49,84 @@ func (c *Controller) judge(now time.Time) {
 		}
 	}
 	for name, l := range c.mu.topics {
-		if topic, known := c.mu.cat.Topic(name); !known && l.idle() {
+		if active, known := c.mu.cat.Active(name); !known && l.idle() {
 			delete(c.mu.topics, name)
-		} else if !open(topic) {
+		} else if !active {
 			l.condition = nil
 		}
 	}
-	for topic := range all(c.mu.cat) {
-		if !open(topic) {
+	c.mu.Unlock()
+	for after, more := "", true; more; {
+		var changes []catalog.StateChanged
+		c.mu.Lock()
+		after, more = c.mu.judge(after, now, func(s catalog.StateChanged) { changes = append(changes, s) })
+		c.mu.Unlock()
+		c.logChanges(changes)
+	}
+}
+
+// What judge does with mu held in one go: so many topics that are looked at, or so many
+// times more that are quiet.
+const (
+	judgeAtOnce   = 100
+	quietPerBusy  = 20
+	workOfOneTurn = judgeAtOnce * quietPerBusy
+)
+
+// judge looks at some of the topics after the named one, and returns the last of them and
+// whether there may be more.
+func (st *state) judge(after string, now time.Time, changed func(catalog.StateChanged)) (last string, more bool) {
+	work := 0
+	for name := range st.cat.Names(after) {
+		if work >= workOfOneTurn {
+			return after, true
+		}
+		after = name
+		l := st.topics[name]
+		if l != nil && l.condition != nil && l.condition.quiet && l.reserved == "" && len(st.left)+len(st.away) == 0 {
+			l.condition.counted = now
+			work++
 			continue
 		}
-		name := topic.Spec.Name()
-		l := c.mu.topics.at(name)
-		if l.condition == nil {
+		topic, _ := st.cat.Topic(name)
+		if work += quietPerBusy; !open(topic) {
+			continue
+		}
+		l = st.topics.at(name)
+		if l.learns = topic.Spec.Demand.Open; l.condition == nil {
 			l.condition = &condition{seen: map[string]time.Time{}}
 		}
 		d := l.condition
 		before := *d
-		c.mu.offeredBeyond(topic, d, now)
-		c.mu.strand(topic, d, now)
-		d.missed = complaint(c.mu.verdict(topic, now), l.reserved)
+		st.offeredBeyond(topic, d, now)
+		st.strand(topic, d, now)
+		d.missed = complaint(st.verdict(topic, now), l.reserved)
+		d.quiet = d.missed == "" && d.over.IsZero() && d.stranded == 0 && len(d.unaccepted) == 0 && d.excess.Empty() && st.silent(topic, now)
 		if before.missed != d.missed || before.over != d.over || before.stranded != d.stranded {
 			was, is := before.show(topic), d.show(topic)
-			changes = append(changes, catalog.StateChanged{Topic: name, From: was.State, To: is.State, Reason: is.Reason})
+			changed(catalog.StateChanged{Topic: name, From: was.State, To: is.State, Reason: is.Reason})
 		}
 	}
-	c.mu.Unlock()
-	c.logChanges(changes)
+	return after, false
+}
+
+// silent reports whether nothing came, went or waited in the window.
+func (st *state) silent(topic catalog.Topic, now time.Time) bool {
+	return !slices.ContainsFunc(topic.Plan.Quotas, func(q placement.Quota) bool {
+		f := st.reports(topic.Spec.Name(), q.Broker)
+		return f != nil && slices.ContainsFunc(f.within(now.Add(-st.cfg.Window)), received.busy)
+	})
+}
+
+func (r received) busy() bool {
+	return r.stats.Offered+r.stats.Refused+r.stats.Delivered+r.stats.Backlog > 0
+}
+
+// wakeTopic has a topic looked at that was quiet.
+func (st *state) wakeTopic(name string) {
+	if l := st.topics[name]; l != nil && l.condition != nil {
+		l.condition.quiet = false
+	}
 }
 
 // offeredBeyond looks whether the topic keeps to its contract.

@@ -6,51 +6,128 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
-// What is allocated stands for the topics that are looked at: to look at one is to copy
-// what the catalog says of it.
-func TestReconcileLooksAtNoTopicThatStays(t *testing.T) {
-	looks := func(topics int) float64 {
-		cat := catalog.New()
-		apply := func(e catalog.Event) {
-			t.Helper()
-			if _, err := cat.Apply(e); err != nil {
-				t.Fatal(err)
-			}
+// idle returns a controller, which does not run, of so many active topics.
+func idle(t testing.TB, topics int) *Controller {
+	cat := catalog.New()
+	apply := func(e catalog.Event) {
+		t.Helper()
+		if _, err := cat.Apply(e); err != nil {
+			t.Fatal(err)
 		}
-		for _, id := range []string{"b1", "b2"} {
-			apply(catalog.BrokerJoined{ID: id, Instance: id, Mcap: int64(topics)})
+	}
+	for _, id := range []string{"b1", "b2"} {
+		apply(catalog.BrokerJoined{ID: id, Instance: id, Mcap: int64(topics)})
+	}
+	for i := range topics {
+		s := &catalog.Spec{
+			Demand:    placement.Demand{Topic: fmt.Sprintf("t%d", i), Rate: 1, RateMilli: 1000, Burst: 1, Groups: []placement.Group{{Key: "g", Count: 1, Rate: 1}}},
+			SLO:       catalog.SLO{Quantile: 0.99, Latency: time.Second},
+			Policy:    placement.SRTM,
+			ShareRule: "static",
 		}
-		for i := range topics {
-			s := &catalog.Spec{
-				Demand:    placement.Demand{Topic: fmt.Sprintf("t%d", i), Rate: 1, RateMilli: 1000, Burst: 1, Groups: []placement.Group{{Key: "g", Count: 1, Rate: 1}}},
-				SLO:       catalog.SLO{Quantile: 0.99, Latency: time.Second},
-				Policy:    placement.SRTM,
-				ShareRule: "static",
-			}
-			plan, err := placement.Place(s.Policy, cat.Snapshot(), s.Demand, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			apply(catalog.TopicPlaced{Spec: s, Plan: plan})
-			apply(catalog.MemberPrepared{Topic: s.Name(), Broker: plan.Quotas[0].Broker})
-			apply(catalog.TopicActivated{Topic: s.Name()})
-		}
-		c, err := New(Config{
-			Catalog: cat, ReportInterval: time.Second, PrepareTimeout: time.Second, Window: time.Minute,
-			Rebalance: RebalanceOff, Fitting: tuner.ModeFast, Log: slog.New(slog.DiscardHandler),
-		}, nil)
+		plan, err := placement.Place(s.Policy, cat.Snapshot(), s.Demand, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		now := time.Now()
-		return testing.AllocsPerRun(10, func() { c.reconcile(now) })
+		apply(catalog.TopicPlaced{Spec: s, Plan: plan})
+		apply(catalog.MemberPrepared{Topic: s.Name(), Broker: plan.Quotas[0].Broker})
+		apply(catalog.TopicActivated{Topic: s.Name()})
 	}
-	if few, many := looks(10), looks(500); many > few+10 {
+	c, err := New(Config{
+		Catalog: cat, ReportInterval: time.Second, PrepareTimeout: time.Second, Window: time.Minute,
+		Rebalance: RebalanceOff, Fitting: tuner.ModeFast, Log: slog.New(slog.DiscardHandler),
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	clear(c.mu.away) // the brokers have joined this one
+	return c
+}
+
+// What is allocated stands for the topics that are looked at: to look at one is to copy
+// what the catalog says of it.
+func TestATickLooksAtNoIdleTopic(t *testing.T) {
+	looks := func(topics int) float64 {
+		c, now := idle(t, topics), time.Now()
+		return testing.AllocsPerRun(10, func() {
+			c.judge(now)
+			c.assignWork(now)
+			c.reconcile(now)
+			c.remind(now)
+			c.tune(now)
+			c.settle(now)
+			c.learn(now)
+		})
+	}
+	if few, many := looks(10), looks(500); many > few+20 {
 		t.Errorf("a turn without anything to do allocates %.0f times with 10 topics, %.0f times with 500", few, many)
+	}
+}
+
+func TestJudgeHoldsTheLockForAFewTopics(t *testing.T) {
+	c, now := idle(t, 3*judgeAtOnce+1), time.Now()
+	judged := func() (n int) { return len(c.mu.topics.which(func(l *live) bool { return l.condition != nil })) }
+	ignore := func(catalog.StateChanged) {}
+	after, more := c.mu.judge("", now, ignore)
+	if n := judged(); n != judgeAtOnce || !more {
+		t.Errorf("%d topics in one turn, and more: %v; want %d", n, more, judgeAtOnce)
+	}
+	for more {
+		after, more = c.mu.judge(after, now, ignore)
+	}
+	if n := judged(); n != c.mu.cat.Len() {
+		t.Errorf("%d topics were looked at, of %d", n, c.mu.cat.Len())
+	}
+}
+
+// A topic that was quiet is looked at when something comes, and when its broker goes;
+// what it may have missed before counts for nothing.
+func TestAQuietTopicIsWoken(t *testing.T) {
+	c, now := idle(t, 1), time.Now()
+	d := func() *condition { return c.mu.topics["t0"].condition }
+	if c.judge(now); !d().quiet {
+		t.Fatal("an idle topic is not quiet")
+	}
+	id := c.mu.cat.Topics("", 1)[0].Plan.Quotas[0].Broker
+	s := &Session{broker: id, topics: map[string]*reportWindow{}, unprepared: map[string]bool{}}
+	c.mu.sessions[id] = s
+	report := func(offered uint64) {
+		t.Helper()
+		now = now.Add(time.Second)
+		r := &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{Topic: "t0", Interval: durationpb.New(time.Second), Offered: offered}}}
+		if err := c.report(s, r, now); err != nil {
+			t.Fatal(err)
+		}
+		c.judge(now)
+	}
+	if report(0); !d().quiet {
+		t.Error("a report of nothing woke it")
+	}
+	if report(1000); d().quiet || d().over.IsZero() {
+		t.Errorf("1000 messages of 1 msg/s: %+v", d())
+	}
+	for range 1100 { // until the contract would have made up for it, and a window
+		report(0)
+	}
+	if !d().quiet {
+		t.Errorf("it is not quiet after 1100 s: %+v", d())
+	}
+	now = now.Add(time.Hour)
+	c.judge(now)
+	if _, err := c.mu.cat.Apply(catalog.BrokerLeft{ID: id}); err != nil {
+		t.Fatal(err)
+	}
+	c.mu.left[id] = true
+	now = now.Add(2 * time.Second)
+	if c.judge(now); d().stranded != 1 || d().refused() > 2 {
+		t.Errorf("2 s after its broker went: %d stranded, %d not accepted at 1 msg/s", d().stranded, d().refused())
 	}
 }

@@ -35,8 +35,11 @@ func (c *Controller) learn(now time.Time) {
 	}
 	var looks []look
 	c.mu.Lock()
-	for topic := range all(c.mu.cat) {
-		name := topic.Spec.Name()
+	for _, name := range c.mu.topics.which(func(l *live) bool { return l.learns || l.learned != nil || l.profile != nil }) {
+		topic, known := c.mu.cat.Topic(name)
+		if !known {
+			continue
+		}
 		l := c.mu.topics.at(name)
 		switch {
 		case !topic.Spec.Demand.Open && l.profile == nil:

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"iter"
+	"slices"
 	"time"
 
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
@@ -23,6 +24,7 @@ type live struct {
 	reminders []reminder            // publishers that brokers are to be told to let go
 	record    entrusted             // what brokers keep of it
 	waiting   string                // why it is not rebuilt yet
+	learns    bool                  // of one that is open
 	learned   *learned.Topic        // of one that is open, or profiled
 	learnedOf uint64                // when that was created
 	profile   *profile              // nil: it is not being made
@@ -47,6 +49,18 @@ func (t topics) see(name string) live {
 		return *l
 	}
 	return live{}
+}
+
+// which returns the names of some, sorted. Requires: Controller.mu held, for reading.
+func (t topics) which(are func(*live) bool) (names []string) {
+	// order: sorted below
+	for name, l := range t {
+		if are(l) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // idle reports whether nothing is under way of a topic that the catalog does not have.

@@ -75,7 +75,10 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 		f.used = t.Publishers+t.Subscribers > 0 || t.Offered+t.Backlog+t.Depth > 0
 		s.offered += float64(t.Offered) / t.Interval.AsDuration().Seconds()
 		if c.mu.next.Holds(t.Topic, s.broker) { // of others nothing is asked
-			f.add(received{now, t}, from)
+			r := received{now, t}
+			if f.add(r, from); r.busy() {
+				c.mu.wakeTopic(t.Topic)
+			}
 		}
 	}
 	return nil

@@ -46,13 +46,15 @@ func ParseRebalance(s string) (Rebalance, error) {
 // tune has the tuner look at the topics, and does what it wants.
 func (c *Controller) tune(now time.Time) {
 	c.mu.Lock()
+	names := append(c.mu.tuner.Followed(), c.mu.topics.which(func(l *live) bool { return l.condition != nil && l.condition.missed != "" })...)
+	slices.Sort(names)
 	proposals, effects := c.mu.tuner.Propose(now, func(yield func(tuner.Topic) bool) {
-		for topic := range all(c.mu.cat) {
-			if open(topic) && !yield(c.mu.view(topic)) {
+		for _, name := range slices.Compact(names) {
+			if topic, _ := c.mu.cat.Topic(name); open(topic) && !yield(c.mu.view(topic)) {
 				return
 			}
 		}
-	})
+	}, func(name string) bool { active, _ := c.mu.cat.Active(name); return !active })
 	c.tunedLocked(effects)
 	c.mu.Unlock()
 	for _, p := range proposals {
@@ -227,9 +229,9 @@ func (c *Controller) arrivals(s *Session, a *srtmv1.Arrivals, now time.Time) err
 func (c *Controller) settle(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for topic := range all(c.mu.cat) {
-		name := topic.Spec.Name()
-		if topic.Placement.Unplaced() == 0 || !open(topic) || c.mu.owned(name) || c.mu.tuner.Status(name, now).Running || now.Before(c.mu.topics.see(name).retry) {
+	for _, name := range c.mu.topics.which(func(l *live) bool { return l.condition != nil && l.condition.stranded > 0 }) {
+		topic, _ := c.mu.cat.Topic(name)
+		if !open(topic) || topic.Placement.Unplaced() == 0 || c.mu.owned(name) || c.mu.tuner.Status(name, now).Running || now.Before(c.mu.topics.see(name).retry) {
 			continue
 		}
 		c.mu.topics.at(name).retry = now.Add(moveRetry)

@@ -18,6 +18,9 @@ func (e *Excess) Backlog(n, burst float64) {
 	}
 }
 
+// Empty reports whether nothing that was offered counts any more.
+func (e *Excess) Empty() bool { return e.level == 0 && !e.over }
+
 // Offer tells of n messages that came within d while the contract was (rate, burst),
 // in msg/s and messages, and reports whether the topic is over it: from when it has
 // offered more than burst + rate·Δt in some Δt up to now, and also more than rate in

@@ -199,12 +199,30 @@ func (p *Proposal) Think(now mono.Time) {
 	}
 }
 
-// Propose looks at all active topics, as often as brokers report.
-func (t *Tuner) Propose(now time.Time, topics iter.Seq[Topic]) ([]*Proposal, []Effect) {
+// Followed returns the topics that Propose is to be given, beside those that miss their SLO.
+func (t *Tuner) Followed() (names []string) {
+	// order: the caller's
+	for name, f := range t.fits {
+		if !f.done || !f.retry.IsZero() {
+			names = append(names, name)
+		}
+	}
+	// order: the caller's
+	for name := range t.watches {
+		names = append(names, name)
+	}
+	// order: the caller's
+	for name := range t.probes {
+		names = append(names, name)
+	}
+	return names
+}
+
+// Propose looks at active topics, as often as brokers report: all that are Followed or
+// miss their SLO. gone reports whether a topic is not active any more.
+func (t *Tuner) Propose(now time.Time, topics iter.Seq[Topic], gone func(topic string) bool) ([]*Proposal, []Effect) {
 	var proposals []*Proposal
-	seen := map[string]bool{}
 	for topic := range topics {
-		seen[topic.Name] = true
 		if p := t.suspect(topic, now); p != nil {
 			proposals = append(proposals, p)
 		}
@@ -216,14 +234,14 @@ func (t *Tuner) Propose(now time.Time, topics iter.Seq[Topic]) ([]*Proposal, []E
 	}
 	// order: each entry on its own
 	for name, f := range t.fits {
-		if !seen[name] {
+		if gone(name) {
 			t.end(name, f, Broken, "the topic is gone", now)
 			delete(t.fits, name)
 		}
 	}
 	// order: each entry on its own
 	for name := range t.watches {
-		if !seen[name] {
+		if gone(name) {
 			t.forget(name)
 		}
 	}
