@@ -31,10 +31,8 @@ func main() {
 	at := flag.String("tcp-address", "127.0.0.1:4150", "`host:port` for clients that speak NSQ's protocol")
 	file := flag.String("fsync", "", "`file` that messages are in before they are answered (default none)")
 	flag.Parse()
-	if err := serve(*at, *file); err != nil {
-		fmt.Fprintln(os.Stderr, "floor:", err)
-		os.Exit(1)
-	}
+	fmt.Fprintln(os.Stderr, "floor:", serve(*at, *file))
+	os.Exit(1)
 }
 
 // floor is the one loop.
@@ -60,6 +58,7 @@ type peer struct {
 	blocked   bool // the socket takes no more now
 }
 
+// serve ends with an error.
 func serve(at, file string) error {
 	debug.SetGCPercent(400)
 	runtime.LockOSThread()
