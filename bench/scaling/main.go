@@ -22,6 +22,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -50,7 +51,11 @@ func main() {
 	rounds := flag.Int("rounds", 3, "how often; the table has medians")
 	topics := flag.Int("topics", 2*runtime.NumCPU(), "`number` of topics of the second half; the first has one")
 	flag.Parse()
-	if err := run(*nsqd, *lasting, *rounds, *topics); err != nil {
+	program, err := filepath.Abs(*nsqd) // it runs in folders of its own
+	if err == nil {
+		err = run(program, *lasting, *rounds, *topics)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "scaling:", err)
 		os.Exit(1)
 	}
