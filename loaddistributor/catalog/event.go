@@ -110,6 +110,7 @@ type TopicMoving struct {
 	Spec   *Spec
 	Plan   placement.Plan
 	spread *spread
+	basis  *basis // nil: it is kept whole
 }
 
 // TopicMoved: all members of the new plan are prepared; from now on publishers

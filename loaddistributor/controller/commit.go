@@ -29,7 +29,9 @@ const compactAfter = 10_000
 // dumpAgain is after what weight of events a dump that failed is tried again.
 const dumpAgain = 1000
 
-// weight is 1 for an event, and 1 for each 30 publishers that it names, some 2.4 KB.
+// weight is 1 for an event, and 1 for each 30 publishers that it names, some 2.4 KB; a change
+// that is kept as such is short, and has 1 for each 1,000 publishers of its topic instead,
+// for what it takes to read.
 func weight(spec *catalog.Spec) int { return 1 + len(spec.Demand.Publishers)/30 }
 
 func eventsWeight(batch []staged) (sum int) {
@@ -38,7 +40,11 @@ func eventsWeight(batch []staged) (sum int) {
 		case catalog.TopicPlaced:
 			sum += weight(e.Spec)
 		case catalog.TopicMoving:
-			sum += weight(e.Spec)
+			if e.Change() != nil {
+				sum += 1 + e.Spec.Demand.Count()/1000
+			} else {
+				sum += weight(e.Spec)
+			}
 		default:
 			sum++
 		}
@@ -79,6 +85,9 @@ func (t ticket) wait() error { return <-t.done }
 func (st *state) stage(e catalog.Event) (ticket, error) {
 	if st.halted != nil {
 		return ticket{}, st.halted
+	}
+	if moving, ok := e.(catalog.TopicMoving); ok {
+		e = st.next.Based(moving)
 	}
 	if _, err := st.next.Apply(e); err != nil {
 		return ticket{}, err

@@ -182,6 +182,6 @@ func (c *Controller) moving(name string, why cause, decide decide) operation {
 		if _, _, err := placement.WithRetiring(plan, len(reconcile.Retiring(plan, topic))); err != nil {
 			return nil, err
 		}
-		return catalog.NewTopicMoving(spec, plan)
+		return catalog.NewTopicChanging(topic, spec, plan)
 	}}
 }

@@ -148,9 +148,7 @@ func fromSpec(s *catalog.Spec) *journal.Spec {
 	if a := s.Auto; a != (catalog.Auto{}) {
 		p.Auto = &journal.Auto{MaxRateMilli: a.MaxRate, MinBurst: a.MinBurst, MaxBurst: a.MaxBurst, Measured: a.Measured}
 	}
-	for _, one := range s.Demand.Publishers {
-		p.Publishers = append(p.Publishers, &journal.Publisher{Id: one.ID, Key: one.Key, Rate: one.Rate, Batch: int64(one.Batch)})
-	}
+	p.Publishers = fromPublishers(s.Demand.Publishers)
 	for _, one := range s.Demand.Groups {
 		p.Groups = append(p.Groups, &journal.Group{Key: one.Key, Count: int64(one.Count), Rate: one.Rate, Batch: int64(one.Batch), Weight: uint32(one.Weight)})
 	}
@@ -163,6 +161,15 @@ func toSpec(p *journal.Spec) (*catalog.Spec, error) {
 	if p == nil {
 		return nil, errors.New("there is no specification")
 	}
+	s := toHead(p)
+	if err := s.Demand.Validate(); err != nil {
+		return nil, fmt.Errorf("topic %q: %w", p.Name, err)
+	}
+	return s, nil
+}
+
+// toHead refuses nothing.
+func toHead(p *journal.Spec) *catalog.Spec {
 	s := &catalog.Spec{
 		Demand: placement.Demand{Topic: p.Name, RateMilli: p.RateMilli, Rate: p.Rate, Burst: p.Burst, Open: p.Open},
 		SLO:    catalog.SLO{Quantile: p.Quantile, Latency: time.Duration(p.LatencyNs)},
@@ -173,16 +180,44 @@ func toSpec(p *journal.Spec) (*catalog.Spec, error) {
 	if p.Reject {
 		s.OverLimit = catalog.Reject
 	}
-	for _, one := range p.Publishers {
-		s.Demand.Publishers = append(s.Demand.Publishers, placement.Publisher{ID: one.GetId(), Key: one.GetKey(), Rate: one.GetRate(), Batch: int(one.GetBatch())})
-	}
+	s.Demand.Publishers = toPublishers(p.Publishers)
 	for _, one := range p.Groups {
 		s.Demand.Groups = append(s.Demand.Groups, placement.Group{Key: one.GetKey(), Count: int(one.GetCount()), Rate: one.GetRate(), Batch: int(one.GetBatch()), Weight: int(one.GetWeight())})
 	}
-	if err := s.Demand.Validate(); err != nil {
-		return nil, fmt.Errorf("topic %q: %w", p.Name, err)
+	return s
+}
+
+func fromPublishers(all []placement.Publisher) (p []*journal.Publisher) {
+	for _, one := range all {
+		p = append(p, &journal.Publisher{Id: one.ID, Key: one.Key, Rate: one.Rate, Batch: int64(one.Batch)})
 	}
-	return s, nil
+	return p
+}
+
+func toPublishers(p []*journal.Publisher) (all []placement.Publisher) {
+	for _, one := range p {
+		all = append(all, placement.Publisher{ID: one.GetId(), Key: one.GetKey(), Rate: one.GetRate(), Batch: int(one.GetBatch())})
+	}
+	return all
+}
+
+func fromChange(e catalog.TopicChanging) *journal.Change {
+	plan := fromPlan(e.Plan, &catalog.Spec{}) // which 0.1.0 does not read
+	return &journal.Change{
+		Spec: fromSpec(e.Spec), Plan: plan, Removed: differences(e.Removed), Added: differences(e.Added),
+		Publishers: fromPublishers(e.Publishers), Since: e.Since,
+	}
+}
+
+// toChange leaves it to the topic to refuse what does not fit it.
+func toChange(m *journal.Change) (catalog.TopicChanging, error) {
+	if m.Spec == nil || len(m.Spec.Publishers)+len(m.Spec.Since) > 0 {
+		return catalog.TopicChanging{}, errors.New("no specification without publishers")
+	}
+	return catalog.TopicChanging{
+		Spec: toHead(m.Spec), Plan: toPlan(m.Plan), Removed: sums(m.Removed), Added: sums(m.Added),
+		Publishers: toPublishers(m.Publishers), Since: m.Since,
+	}, nil
 }
 
 func fromPlan(p placement.Plan, of *catalog.Spec) *journal.Plan {

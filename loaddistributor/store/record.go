@@ -175,7 +175,12 @@ func encodeEvent(e catalog.Event) ([]byte, error) {
 	case catalog.TopicPlaced:
 		return encode("topic_placed", &journal.Order{Spec: fromSpec(e.Spec), Plan: fromPlan(e.Plan, e.Spec), Key: e.Key})
 	case catalog.TopicMoving:
+		if change := e.Change(); change != nil {
+			return encodeEvent(*change)
+		}
 		return encode("topic_moving", &journal.Order{Spec: fromSpec(e.Spec), Plan: fromPlan(e.Plan, e.Spec)})
+	case catalog.TopicChanging:
+		return encode("topic_changing", fromChange(e))
 	case catalog.TopicRestored:
 		return encode("topic_restored", fromTopic(e.TopicDump))
 	case catalog.BrokerRestored:
@@ -236,6 +241,8 @@ func toEvent(name string, m proto.Message) (catalog.Event, error) {
 	case *journal.Topic:
 		d, err := toTopic(m)
 		return catalog.TopicRestored{TopicDump: d}, err
+	case *journal.Change:
+		return toChange(m)
 	case *journal.Order:
 		s, err := toSpec(m.Spec)
 		if err != nil {

@@ -207,6 +207,85 @@ func (l *leader) every() {
 	away := catalog.BrokerDump{Broker: catalog.Broker{ID: "b7", Mcap: 5, Configured: 5, Draining: true}, Leftovers: []string{"gone"}}
 	l.append(catalog.TopicRestored{TopicDump: from}, catalog.BrokerRestored{BrokerDump: away})
 	l.append(catalog.BrokerAbsorbed{ID: "b2", Absorption: catalog.Absorption{Latency: 7 * time.Millisecond, Rate: 5_000_000, Burst: 34}})
+	l.append(joined("b3"), joined("b4"))
+	l.active("many", 0, 1000)
+	l.append(l.shifted("many", 2))
+}
+
+// active appends what makes a topic active.
+func (l *leader) active(name string, single, grouped int) {
+	l.t.Helper()
+	l.append(placed(l.t, l.cat, name, "", single, grouped))
+	topic, _ := l.cat.Topic(name)
+	for _, q := range topic.Plan.Quotas {
+		l.append(catalog.MemberPrepared{Topic: name, Broker: q.Broker})
+	}
+	l.append(catalog.TopicActivated{Topic: name})
+}
+
+// shifted moves the first n publishers of a topic to a broker that it is not on.
+func (l *leader) shifted(name string, n int) catalog.Event {
+	l.t.Helper()
+	topic, _ := l.cat.Topic(name)
+	var moved []int
+	for i := range n {
+		moved = append(moved, i)
+	}
+	to := "b4"
+	if topic.Plan.Quotas[0].Broker == to {
+		to = "b3"
+	}
+	plan, err := placement.Shift(topic.Plan, topic.Spec.Demand, moved, to)
+	must(l.t, err)
+	e, err := catalog.NewTopicChanging(topic, topic.Spec, plan)
+	must(l.t, err)
+	return e
+}
+
+// moved appends what ends a move.
+func (l *leader) moved(name string) {
+	l.t.Helper()
+	topic, _ := l.cat.Topic(name)
+	for _, q := range topic.Next.Plan.Quotas {
+		l.append(catalog.MemberPrepared{Topic: name, Broker: q.Broker})
+	}
+	l.append(catalog.TopicMoved{Topic: name})
+}
+
+// Of a topic with many publishers only what changes is written, whoever reads it from
+// wherever: a new leader, after a dump or none, and followers.
+func TestAMoveOfOneOfManyPublishersIsASmallRecord(t *testing.T) {
+	l := lead(t, &Memory{})
+	l.append(joined("b3"), joined("b4"))
+	l.active("large", 100_000, 0)
+	record, err := encodeEvent(l.shifted("large", 1))
+	must(t, err)
+	if len(record) > 1000 {
+		t.Errorf("%d bytes: %.2000s", len(record), record)
+	}
+}
+
+func TestChangesAreRead(t *testing.T) {
+	eachStore(t, func(t *testing.T, open func() Store) {
+		l := lead(t, open())
+		l.append(joined("b3"), joined("b4"))
+		l.active("many", 1500, 10)
+		l.append(l.shifted("many", 1))
+		l.moved("many")
+		dump := l.cat.Dump()
+		l.append(l.shifted("many", 3))
+		must(t, l.term.Compact(t.Context(), dump)) // while the topic moves
+		l.moved("many")
+		l.resign()
+		second := lead(t, open())
+		same(t, second.cat, l.cat)
+		second.append(second.shifted("many", 2))
+		second.moved("many")
+		must(t, second.term.Compact(t.Context(), second.cat.Dump()))
+		second.append(second.shifted("many", 4))
+		second.resign()
+		same(t, lead(t, open()).cat, second.cat)
+	})
 }
 
 func same(t *testing.T, got, want *catalog.Catalog) {

@@ -62,6 +62,7 @@ type Record struct {
 	//	*Record_BrokerRestored
 	//	*Record_Additions
 	//	*Record_Topic
+	//	*Record_TopicChanging
 	Kind          isRecord_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -329,6 +330,15 @@ func (x *Record) GetTopic() *Kept {
 	return nil
 }
 
+func (x *Record) GetTopicChanging() *Change {
+	if x != nil {
+		if x, ok := x.Kind.(*Record_TopicChanging); ok {
+			return x.TopicChanging
+		}
+	}
+	return nil
+}
+
 type isRecord_Kind interface {
 	isRecord_Kind()
 }
@@ -433,6 +443,10 @@ type Record_Topic struct {
 	Topic *Kept `protobuf:"bytes,105,opt,name=topic,proto3,oneof"`
 }
 
+type Record_TopicChanging struct {
+	TopicChanging *Change `protobuf:"bytes,106,opt,name=topic_changing,json=topicChanging,proto3,oneof"`
+}
+
 func (*Record_BrokerJoined) isRecord_Kind() {}
 
 func (*Record_BrokerLeft) isRecord_Kind() {}
@@ -482,6 +496,8 @@ func (*Record_BrokerRestored) isRecord_Kind() {}
 func (*Record_Additions) isRecord_Kind() {}
 
 func (*Record_Topic) isRecord_Kind() {}
+
+func (*Record_TopicChanging) isRecord_Kind() {}
 
 // Event is of every kind that names things and orders nothing.
 type Event struct {
@@ -880,6 +896,95 @@ func (x *Order) GetKey() string {
 	return ""
 }
 
+// Change is an order for a topic that is there: what it does not name stays.
+type Change struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Without publishers and since.
+	Spec *Spec `protobuf:"bytes,100,opt,name=spec,proto3" json:"spec,omitempty"`
+	// With the publishers that were not where it says.
+	Plan *Plan `protobuf:"bytes,101,opt,name=plan,proto3" json:"plan,omitempty"`
+	// Indices of declared publishers, before and after, as in a quota.
+	Removed []int64 `protobuf:"varint,102,rep,packed,name=removed,proto3" json:"removed,omitempty"`
+	Added   []int64 `protobuf:"varint,103,rep,packed,name=added,proto3" json:"added,omitempty"`
+	// Of added.
+	Publishers    []*Publisher `protobuf:"bytes,104,rep,name=publishers,proto3" json:"publishers,omitempty"`
+	Since         []int64      `protobuf:"varint,105,rep,packed,name=since,proto3" json:"since,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Change) Reset() {
+	*x = Change{}
+	mi := &file_srtm_journal_journal_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Change) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Change) ProtoMessage() {}
+
+func (x *Change) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_journal_journal_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Change.ProtoReflect.Descriptor instead.
+func (*Change) Descriptor() ([]byte, []int) {
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Change) GetSpec() *Spec {
+	if x != nil {
+		return x.Spec
+	}
+	return nil
+}
+
+func (x *Change) GetPlan() *Plan {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
+func (x *Change) GetRemoved() []int64 {
+	if x != nil {
+		return x.Removed
+	}
+	return nil
+}
+
+func (x *Change) GetAdded() []int64 {
+	if x != nil {
+		return x.Added
+	}
+	return nil
+}
+
+func (x *Change) GetPublishers() []*Publisher {
+	if x != nil {
+		return x.Publishers
+	}
+	return nil
+}
+
+func (x *Change) GetSince() []int64 {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
 type Spec struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Name      string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -910,7 +1015,7 @@ type Spec struct {
 
 func (x *Spec) Reset() {
 	*x = Spec{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[5]
+	mi := &file_srtm_journal_journal_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -922,7 +1027,7 @@ func (x *Spec) String() string {
 func (*Spec) ProtoMessage() {}
 
 func (x *Spec) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[5]
+	mi := &file_srtm_journal_journal_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -935,7 +1040,7 @@ func (x *Spec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Spec.ProtoReflect.Descriptor instead.
 func (*Spec) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{5}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Spec) GetName() string {
@@ -1076,7 +1181,7 @@ type Auto struct {
 
 func (x *Auto) Reset() {
 	*x = Auto{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[6]
+	mi := &file_srtm_journal_journal_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1088,7 +1193,7 @@ func (x *Auto) String() string {
 func (*Auto) ProtoMessage() {}
 
 func (x *Auto) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[6]
+	mi := &file_srtm_journal_journal_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1101,7 +1206,7 @@ func (x *Auto) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Auto.ProtoReflect.Descriptor instead.
 func (*Auto) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{6}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Auto) GetMaxRateMilli() int64 {
@@ -1144,7 +1249,7 @@ type Publisher struct {
 
 func (x *Publisher) Reset() {
 	*x = Publisher{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[7]
+	mi := &file_srtm_journal_journal_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1156,7 +1261,7 @@ func (x *Publisher) String() string {
 func (*Publisher) ProtoMessage() {}
 
 func (x *Publisher) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[7]
+	mi := &file_srtm_journal_journal_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1169,7 +1274,7 @@ func (x *Publisher) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Publisher.ProtoReflect.Descriptor instead.
 func (*Publisher) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{7}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Publisher) GetId() string {
@@ -1213,7 +1318,7 @@ type Group struct {
 
 func (x *Group) Reset() {
 	*x = Group{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[8]
+	mi := &file_srtm_journal_journal_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1225,7 +1330,7 @@ func (x *Group) String() string {
 func (*Group) ProtoMessage() {}
 
 func (x *Group) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[8]
+	mi := &file_srtm_journal_journal_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1238,7 +1343,7 @@ func (x *Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Group.ProtoReflect.Descriptor instead.
 func (*Group) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{8}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Group) GetKey() string {
@@ -1288,7 +1393,7 @@ type Plan struct {
 
 func (x *Plan) Reset() {
 	*x = Plan{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[9]
+	mi := &file_srtm_journal_journal_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1300,7 +1405,7 @@ func (x *Plan) String() string {
 func (*Plan) ProtoMessage() {}
 
 func (x *Plan) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[9]
+	mi := &file_srtm_journal_journal_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1313,7 +1418,7 @@ func (x *Plan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan.ProtoReflect.Descriptor instead.
 func (*Plan) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{9}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Plan) GetPolicy() string {
@@ -1353,7 +1458,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[10]
+	mi := &file_srtm_journal_journal_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1365,7 +1470,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[10]
+	mi := &file_srtm_journal_journal_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1378,7 +1483,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{10}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Quota) GetBroker() string {
@@ -1435,7 +1540,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[11]
+	mi := &file_srtm_journal_journal_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1447,7 +1552,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[11]
+	mi := &file_srtm_journal_journal_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1460,7 +1565,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{11}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Snapshot) GetVersion() uint64 {
@@ -1512,7 +1617,7 @@ type Additions struct {
 
 func (x *Additions) Reset() {
 	*x = Additions{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[12]
+	mi := &file_srtm_journal_journal_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1524,7 +1629,7 @@ func (x *Additions) String() string {
 func (*Additions) ProtoMessage() {}
 
 func (x *Additions) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[12]
+	mi := &file_srtm_journal_journal_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1537,7 +1642,7 @@ func (x *Additions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Additions.ProtoReflect.Descriptor instead.
 func (*Additions) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{12}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Additions) GetVersion() uint64 {
@@ -1601,7 +1706,7 @@ type Kept struct {
 
 func (x *Kept) Reset() {
 	*x = Kept{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[13]
+	mi := &file_srtm_journal_journal_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1613,7 +1718,7 @@ func (x *Kept) String() string {
 func (*Kept) ProtoMessage() {}
 
 func (x *Kept) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[13]
+	mi := &file_srtm_journal_journal_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1626,7 +1731,7 @@ func (x *Kept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kept.ProtoReflect.Descriptor instead.
 func (*Kept) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{13}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Kept) GetLog() uint64 {
@@ -1672,7 +1777,7 @@ type Topic struct {
 
 func (x *Topic) Reset() {
 	*x = Topic{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[14]
+	mi := &file_srtm_journal_journal_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1684,7 +1789,7 @@ func (x *Topic) String() string {
 func (*Topic) ProtoMessage() {}
 
 func (x *Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[14]
+	mi := &file_srtm_journal_journal_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1697,7 +1802,7 @@ func (x *Topic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Topic.ProtoReflect.Descriptor instead.
 func (*Topic) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{14}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Topic) GetSpec() *Spec {
@@ -1781,7 +1886,7 @@ var File_srtm_journal_journal_proto protoreflect.FileDescriptor
 
 const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\n" +
-	"\x1asrtm/journal/journal.proto\x12\fsrtm.journal\"\x87\f\n" +
+	"\x1asrtm/journal/journal.proto\x12\fsrtm.journal\"\xc6\f\n" +
 	"\x06Record\x12;\n" +
 	"\rbroker_joined\x18\x01 \x01(\v2\x14.srtm.journal.BrokerH\x00R\fbrokerJoined\x126\n" +
 	"\vbroker_left\x18\x02 \x01(\v2\x13.srtm.journal.EventH\x00R\n" +
@@ -1811,7 +1916,8 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\x0etopic_restored\x18f \x01(\v2\x13.srtm.journal.TopicH\x00R\rtopicRestored\x12?\n" +
 	"\x0fbroker_restored\x18g \x01(\v2\x14.srtm.journal.BrokerH\x00R\x0ebrokerRestored\x127\n" +
 	"\tadditions\x18h \x01(\v2\x17.srtm.journal.AdditionsH\x00R\tadditions\x12*\n" +
-	"\x05topic\x18i \x01(\v2\x12.srtm.journal.KeptH\x00R\x05topicB\x06\n" +
+	"\x05topic\x18i \x01(\v2\x12.srtm.journal.KeptH\x00R\x05topic\x12=\n" +
+	"\x0etopic_changing\x18j \x01(\v2\x14.srtm.journal.ChangeH\x00R\rtopicChangingB\x06\n" +
 	"\x04kind\"\x84\x02\n" +
 	"\x05Event\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x16\n" +
@@ -1852,7 +1958,16 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\x05Order\x12&\n" +
 	"\x04spec\x18\x01 \x01(\v2\x12.srtm.journal.SpecR\x04spec\x12&\n" +
 	"\x04plan\x18\x02 \x01(\v2\x12.srtm.journal.PlanR\x04plan\x12\x10\n" +
-	"\x03key\x18\x03 \x01(\tR\x03key\"\x91\x04\n" +
+	"\x03key\x18\x03 \x01(\tR\x03key\"\xd7\x01\n" +
+	"\x06Change\x12&\n" +
+	"\x04spec\x18d \x01(\v2\x12.srtm.journal.SpecR\x04spec\x12&\n" +
+	"\x04plan\x18e \x01(\v2\x12.srtm.journal.PlanR\x04plan\x12\x18\n" +
+	"\aremoved\x18f \x03(\x03R\aremoved\x12\x14\n" +
+	"\x05added\x18g \x03(\x03R\x05added\x127\n" +
+	"\n" +
+	"publishers\x18h \x03(\v2\x17.srtm.journal.PublisherR\n" +
+	"publishers\x12\x14\n" +
+	"\x05since\x18i \x03(\x03R\x05since\"\x91\x04\n" +
 	"\x04Spec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
@@ -1962,26 +2077,27 @@ func file_srtm_journal_journal_proto_rawDescGZIP() []byte {
 	return file_srtm_journal_journal_proto_rawDescData
 }
 
-var file_srtm_journal_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_srtm_journal_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_srtm_journal_journal_proto_goTypes = []any{
 	(*Record)(nil),    // 0: srtm.journal.Record
 	(*Event)(nil),     // 1: srtm.journal.Event
 	(*Broker)(nil),    // 2: srtm.journal.Broker
 	(*Absorbed)(nil),  // 3: srtm.journal.Absorbed
 	(*Order)(nil),     // 4: srtm.journal.Order
-	(*Spec)(nil),      // 5: srtm.journal.Spec
-	(*Auto)(nil),      // 6: srtm.journal.Auto
-	(*Publisher)(nil), // 7: srtm.journal.Publisher
-	(*Group)(nil),     // 8: srtm.journal.Group
-	(*Plan)(nil),      // 9: srtm.journal.Plan
-	(*Quota)(nil),     // 10: srtm.journal.Quota
-	(*Snapshot)(nil),  // 11: srtm.journal.Snapshot
-	(*Additions)(nil), // 12: srtm.journal.Additions
-	(*Kept)(nil),      // 13: srtm.journal.Kept
-	(*Topic)(nil),     // 14: srtm.journal.Topic
-	nil,               // 15: srtm.journal.Quota.GroupsEntry
-	nil,               // 16: srtm.journal.Additions.CreatedEntry
-	nil,               // 17: srtm.journal.Additions.RemovedEntry
+	(*Change)(nil),    // 5: srtm.journal.Change
+	(*Spec)(nil),      // 6: srtm.journal.Spec
+	(*Auto)(nil),      // 7: srtm.journal.Auto
+	(*Publisher)(nil), // 8: srtm.journal.Publisher
+	(*Group)(nil),     // 9: srtm.journal.Group
+	(*Plan)(nil),      // 10: srtm.journal.Plan
+	(*Quota)(nil),     // 11: srtm.journal.Quota
+	(*Snapshot)(nil),  // 12: srtm.journal.Snapshot
+	(*Additions)(nil), // 13: srtm.journal.Additions
+	(*Kept)(nil),      // 14: srtm.journal.Kept
+	(*Topic)(nil),     // 15: srtm.journal.Topic
+	nil,               // 16: srtm.journal.Quota.GroupsEntry
+	nil,               // 17: srtm.journal.Additions.CreatedEntry
+	nil,               // 18: srtm.journal.Additions.RemovedEntry
 }
 var file_srtm_journal_journal_proto_depIdxs = []int32{
 	2,  // 0: srtm.journal.Record.broker_joined:type_name -> srtm.journal.Broker
@@ -2002,36 +2118,40 @@ var file_srtm_journal_journal_proto_depIdxs = []int32{
 	1,  // 15: srtm.journal.Record.topic_move_aborted:type_name -> srtm.journal.Event
 	1,  // 16: srtm.journal.Record.member_retired:type_name -> srtm.journal.Event
 	1,  // 17: srtm.journal.Record.restarted:type_name -> srtm.journal.Event
-	11, // 18: srtm.journal.Record.snapshot:type_name -> srtm.journal.Snapshot
+	12, // 18: srtm.journal.Record.snapshot:type_name -> srtm.journal.Snapshot
 	1,  // 19: srtm.journal.Record.broker_noted:type_name -> srtm.journal.Event
 	1,  // 20: srtm.journal.Record.broker_removed:type_name -> srtm.journal.Event
-	14, // 21: srtm.journal.Record.topic_restored:type_name -> srtm.journal.Topic
+	15, // 21: srtm.journal.Record.topic_restored:type_name -> srtm.journal.Topic
 	2,  // 22: srtm.journal.Record.broker_restored:type_name -> srtm.journal.Broker
-	12, // 23: srtm.journal.Record.additions:type_name -> srtm.journal.Additions
-	13, // 24: srtm.journal.Record.topic:type_name -> srtm.journal.Kept
-	3,  // 25: srtm.journal.Broker.absorbed:type_name -> srtm.journal.Absorbed
-	5,  // 26: srtm.journal.Order.spec:type_name -> srtm.journal.Spec
-	9,  // 27: srtm.journal.Order.plan:type_name -> srtm.journal.Plan
-	7,  // 28: srtm.journal.Spec.publishers:type_name -> srtm.journal.Publisher
-	8,  // 29: srtm.journal.Spec.groups:type_name -> srtm.journal.Group
-	6,  // 30: srtm.journal.Spec.auto:type_name -> srtm.journal.Auto
-	10, // 31: srtm.journal.Plan.quotas:type_name -> srtm.journal.Quota
-	15, // 32: srtm.journal.Quota.groups:type_name -> srtm.journal.Quota.GroupsEntry
-	2,  // 33: srtm.journal.Snapshot.brokers:type_name -> srtm.journal.Broker
-	14, // 34: srtm.journal.Snapshot.topics:type_name -> srtm.journal.Topic
-	16, // 35: srtm.journal.Additions.created:type_name -> srtm.journal.Additions.CreatedEntry
-	17, // 36: srtm.journal.Additions.removed:type_name -> srtm.journal.Additions.RemovedEntry
-	14, // 37: srtm.journal.Kept.topic:type_name -> srtm.journal.Topic
-	5,  // 38: srtm.journal.Topic.spec:type_name -> srtm.journal.Spec
-	5,  // 39: srtm.journal.Topic.ordered:type_name -> srtm.journal.Spec
-	9,  // 40: srtm.journal.Topic.plan:type_name -> srtm.journal.Plan
-	5,  // 41: srtm.journal.Topic.next_spec:type_name -> srtm.journal.Spec
-	9,  // 42: srtm.journal.Topic.next_plan:type_name -> srtm.journal.Plan
-	43, // [43:43] is the sub-list for method output_type
-	43, // [43:43] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	13, // 23: srtm.journal.Record.additions:type_name -> srtm.journal.Additions
+	14, // 24: srtm.journal.Record.topic:type_name -> srtm.journal.Kept
+	5,  // 25: srtm.journal.Record.topic_changing:type_name -> srtm.journal.Change
+	3,  // 26: srtm.journal.Broker.absorbed:type_name -> srtm.journal.Absorbed
+	6,  // 27: srtm.journal.Order.spec:type_name -> srtm.journal.Spec
+	10, // 28: srtm.journal.Order.plan:type_name -> srtm.journal.Plan
+	6,  // 29: srtm.journal.Change.spec:type_name -> srtm.journal.Spec
+	10, // 30: srtm.journal.Change.plan:type_name -> srtm.journal.Plan
+	8,  // 31: srtm.journal.Change.publishers:type_name -> srtm.journal.Publisher
+	8,  // 32: srtm.journal.Spec.publishers:type_name -> srtm.journal.Publisher
+	9,  // 33: srtm.journal.Spec.groups:type_name -> srtm.journal.Group
+	7,  // 34: srtm.journal.Spec.auto:type_name -> srtm.journal.Auto
+	11, // 35: srtm.journal.Plan.quotas:type_name -> srtm.journal.Quota
+	16, // 36: srtm.journal.Quota.groups:type_name -> srtm.journal.Quota.GroupsEntry
+	2,  // 37: srtm.journal.Snapshot.brokers:type_name -> srtm.journal.Broker
+	15, // 38: srtm.journal.Snapshot.topics:type_name -> srtm.journal.Topic
+	17, // 39: srtm.journal.Additions.created:type_name -> srtm.journal.Additions.CreatedEntry
+	18, // 40: srtm.journal.Additions.removed:type_name -> srtm.journal.Additions.RemovedEntry
+	15, // 41: srtm.journal.Kept.topic:type_name -> srtm.journal.Topic
+	6,  // 42: srtm.journal.Topic.spec:type_name -> srtm.journal.Spec
+	6,  // 43: srtm.journal.Topic.ordered:type_name -> srtm.journal.Spec
+	10, // 44: srtm.journal.Topic.plan:type_name -> srtm.journal.Plan
+	6,  // 45: srtm.journal.Topic.next_spec:type_name -> srtm.journal.Spec
+	10, // 46: srtm.journal.Topic.next_plan:type_name -> srtm.journal.Plan
+	47, // [47:47] is the sub-list for method output_type
+	47, // [47:47] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_srtm_journal_journal_proto_init() }
@@ -2065,6 +2185,7 @@ func file_srtm_journal_journal_proto_init() {
 		(*Record_BrokerRestored)(nil),
 		(*Record_Additions)(nil),
 		(*Record_Topic)(nil),
+		(*Record_TopicChanging)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2072,7 +2193,7 @@ func file_srtm_journal_journal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_journal_journal_proto_rawDesc), len(file_srtm_journal_journal_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   18,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,320 @@
+package catalog
+
+import (
+	"slices"
+
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+)
+
+// TopicChanging is a TopicMoving as it is kept where little changes of a topic with many
+// publishers: what is not named here is as the topic has it when the event is applied.
+// It goes by indices, so the topic must be the one that it was made of; Based sees to that.
+type TopicChanging struct {
+	Spec *Spec // without Demand.Publishers and Since
+	// Plan has, in a quota and as unplaced, only the publishers that were not there.
+	Plan placement.Plan
+	// Removed are indices of Demand.Publishers as they were, Added as they become;
+	// ascending. One that changes is removed and added.
+	Removed, Added []int
+	// Publishers are those of Added, and Since is theirs, where the topic has it.
+	Publishers []placement.Publisher
+	Since      []int64
+}
+
+// wholeBelow is how many publishers a topic has at least for a change of it to be kept as
+// one: smaller ones make small records, which 0.1.0 can read, too.
+const wholeBelow = 1000
+
+// basis is what a change was made of.
+type basis struct {
+	change *TopicChanging
+	spec   *Spec
+	plan   placement.Plan
+}
+
+// Change returns how the move is kept; nil: whole.
+func (e TopicMoving) Change() *TopicChanging {
+	if e.basis == nil {
+		return nil
+	}
+	return e.basis.change
+}
+
+// Based returns e, to be kept whole unless the topic is still the one that its change was
+// made of.
+func (c *Catalog) Based(e TopicMoving) TopicMoving {
+	if e.basis == nil {
+		return e
+	}
+	t := c.topics[e.Spec.Name()]
+	if t == nil || t.spec != e.basis.spec || len(t.plan.Quotas) == 0 || len(e.basis.plan.Quotas) == 0 || &t.plan.Quotas[0] != &e.basis.plan.Quotas[0] {
+		e.basis = nil
+	}
+	return e
+}
+
+// NewTopicChanging is NewTopicMoving for a topic as it is now, of which the event is kept
+// as a change where that is shorter.
+func NewTopicChanging(from Topic, spec *Spec, plan placement.Plan) (TopicMoving, error) {
+	e, err := NewTopicMoving(spec, plan)
+	if err != nil {
+		return e, err
+	}
+	if change := difference(from, spec, plan); change != nil {
+		e.basis = &basis{change, from.Spec, from.Plan}
+	}
+	return e, nil
+}
+
+// difference returns nil if it would not be much shorter than the whole.
+func difference(from Topic, spec *Spec, plan placement.Plan) *TopicChanging {
+	n := spec.Demand.Count()
+	if n < wholeBelow || len(spec.Demand.Groups) != len(from.Spec.Demand.Groups) {
+		return nil
+	}
+	removed, added, ordered := edits(from.Spec, spec)
+	if !ordered {
+		return nil
+	}
+	head, brokers := *spec, plan
+	head.Demand.Publishers, head.Since = nil, nil
+	e := &TopicChanging{Spec: &head, Plan: brokers, Removed: removed, Added: added}
+	for _, i := range added {
+		e.Publishers = append(e.Publishers, spec.Demand.Publishers[i])
+		if len(spec.Since) > 0 {
+			e.Since = append(e.Since, spec.Since[i])
+		}
+	}
+	places := e.carry(from.Spec, from.Placement.spread.member, from.Plan, n)
+	named := len(removed) + len(added)
+	come := func(to []int, place int32) (came []int) {
+		for _, i := range to {
+			if places[i] != place {
+				came = append(came, i)
+			}
+		}
+		named += len(came)
+		ordered = ordered && slices.IsSorted(to)
+		return came
+	}
+	e.Plan.Unplaced = come(plan.Unplaced, unplaced)
+	e.Plan.Quotas = slices.Clone(plan.Quotas)
+	for m := range e.Plan.Quotas {
+		e.Plan.Quotas[m].Publishers = come(plan.Quotas[m].Publishers, int32(m))
+	}
+	if !ordered || named > n/4 {
+		return nil
+	}
+	return e
+}
+
+// edits returns which publishers a has and b has not, and the reverse; ordered: those that
+// both have are in the same order.
+func edits(a, b *Spec) (removed, added []int, ordered bool) {
+	type one struct {
+		placement.Publisher
+		since int64
+	}
+	if (len(a.Since) > 0) != (len(b.Since) > 0) && len(a.Demand.Publishers) > 0 && len(b.Demand.Publishers) > 0 {
+		return nil, nil, false
+	}
+	at := func(s *Spec, i int) one {
+		p := one{Publisher: s.Demand.Publishers[i]}
+		if len(s.Since) > 0 {
+			p.since = s.Since[i]
+		}
+		return p
+	}
+	low, endA, endB := 0, len(a.Demand.Publishers), len(b.Demand.Publishers)
+	for low < min(endA, endB) && at(a, low) == at(b, low) {
+		low++
+	}
+	for endA > low && endB > low && at(a, endA-1) == at(b, endB-1) {
+		endA, endB = endA-1, endB-1
+	}
+	inA, inB := map[one]bool{}, map[one]bool{}
+	for i := low; i < endA; i++ {
+		inA[at(a, i)] = true
+	}
+	for j := low; j < endB; j++ {
+		inB[at(b, j)] = true
+	}
+	for i, j := low, low; i < endA || j < endB; {
+		switch {
+		case i < endA && !inB[at(a, i)]:
+			removed = append(removed, i)
+			i++
+		case j < endB && !inA[at(b, j)]:
+			added = append(added, j)
+			j++
+		case i < endA && j < endB && at(a, i) == at(b, j):
+			i, j = i+1, j+1
+		default:
+			return nil, nil, false
+		}
+	}
+	return removed, added, true
+}
+
+// carry returns where each of the n publishers of the new plan is if it stays where it is:
+// a quota of that plan, unplaced, or unknown. Requires: Removed and Added ascend, and are
+// in range.
+func (e *TopicChanging) carry(was *Spec, member []int32, old placement.Plan, n int) []int32 {
+	to := make([]int32, len(old.Quotas)) // by quota of the old plan
+	for m, q := range old.Quotas {
+		to[m] = unknown
+		if k := quotaOn(e.Plan, q.Broker); k >= 0 {
+			to[m] = int32(k)
+		}
+	}
+	places := slices.Repeat([]int32{unknown}, n)
+	stay := func(old, now int) {
+		if m := member[old]; m >= 0 {
+			places[now] = to[m]
+		} else {
+			places[now] = m
+		}
+	}
+	removed, added := e.Removed, e.Added
+	now := 0
+	for i := range was.Demand.Publishers {
+		if len(removed) > 0 && removed[0] == i {
+			removed = removed[1:]
+			continue
+		}
+		for len(added) > 0 && added[0] == now {
+			added, now = added[1:], now+1
+		}
+		stay(i, now)
+		now++
+	}
+	now += len(added)
+	begin := len(was.Demand.Publishers)
+	for g, group := range was.Demand.Groups {
+		next := e.Spec.Demand.Groups[g]
+		for i := range min(group.Count, next.Count) {
+			if group.Name() == next.Name() {
+				stay(begin+i, now+i)
+			}
+		}
+		begin, now = begin+group.Count, now+next.Count
+	}
+	return places
+}
+
+// whole returns the move that the change is of a topic.
+func (e TopicChanging) whole(t *topic) (TopicMoving, error) {
+	was := t.spec
+	bad := func(problem string) (TopicMoving, error) {
+		return TopicMoving{}, &PlanError{Problem: "a change of another topic than this: " + problem}
+	}
+	publishers := len(was.Demand.Publishers) - len(e.Removed) + len(e.Added)
+	since := len(was.Since) > 0 || len(e.Since) > 0
+	switch {
+	case len(e.Spec.Demand.Groups) != len(was.Demand.Groups):
+		return bad("it has other groups")
+	case !within(e.Removed, len(was.Demand.Publishers)) || !within(e.Added, publishers):
+		return bad("it has other publishers")
+	case len(e.Publishers) != len(e.Added) || since && len(e.Since) != len(e.Added):
+		return bad("not all publishers are there")
+	}
+	spec := *e.Spec
+	if len(e.Removed)+len(e.Added) == 0 {
+		spec.Demand.Publishers, spec.Since = was.Demand.Publishers, was.Since
+	} else {
+		spec.Demand.Publishers, spec.Since = splice(was.Demand.Publishers, e.Removed, e.Added, e.Publishers), nil
+		if since {
+			spec.Since = splice(was.Since, e.Removed, e.Added, e.Since)
+		}
+	}
+	next := &spec
+	if spec.Equal(was) {
+		next = was // so that it takes no room
+	} else if err := spec.Demand.Validate(); err != nil {
+		return TopicMoving{}, err
+	}
+
+	n := spec.Demand.Count()
+	places := e.carry(was, t.placement.spread.member, t.plan, n)
+	for m, q := range e.Plan.Quotas {
+		if !within(q.Publishers, n) {
+			return bad("a publisher is none of it")
+		}
+		for _, i := range q.Publishers {
+			places[i] = int32(m)
+		}
+	}
+	if !within(e.Plan.Unplaced, n) {
+		return bad("a publisher is none of it")
+	}
+	for _, i := range e.Plan.Unplaced {
+		places[i] = unplaced
+	}
+	plan := e.Plan
+	plan.Unplaced, plan.Quotas = nil, slices.Clone(plan.Quotas)
+	counts := make([]int, len(plan.Quotas))
+	for _, m := range places {
+		if m >= 0 {
+			counts[m]++
+		}
+	}
+	for m := range plan.Quotas {
+		plan.Quotas[m].Publishers = slices.Grow([]int(nil), counts[m])
+	}
+	for i, m := range places {
+		switch {
+		case m >= 0:
+			plan.Quotas[m].Publishers = append(plan.Quotas[m].Publishers, i)
+		case m == unplaced:
+			plan.Unplaced = append(plan.Unplaced, i)
+		default:
+			return bad("a publisher has no place")
+		}
+	}
+	return TopicMoving{Spec: next, Plan: plan}, nil
+}
+
+func (e TopicChanging) apply(c *Catalog) ([]Effect, error) {
+	t, err := c.known("change", e.Spec.Name())
+	if err != nil {
+		return nil, err
+	}
+	moving, err := e.whole(t)
+	if err != nil {
+		return nil, err
+	}
+	return moving.apply(c)
+}
+
+// splice returns s without those at removed, and with more where added says. Requires: it
+// fits.
+func splice[E any](s []E, removed, added []int, more []E) []E {
+	out := make([]E, 0, len(s)-len(removed)+len(added))
+	insert := func() {
+		for len(added) > 0 && added[0] == len(out) {
+			out, added, more = append(out, more[0]), added[1:], more[1:]
+		}
+	}
+	for i, one := range s {
+		if len(removed) > 0 && removed[0] == i {
+			removed = removed[1:]
+			continue
+		}
+		insert()
+		out = append(out, one)
+	}
+	insert()
+	return out
+}
+
+// within reports whether indices ascend, and are of n.
+func within(indices []int, n int) bool {
+	last := -1
+	for _, i := range indices {
+		if i <= last || i >= n {
+			return false
+		}
+		last = i
+	}
+	return true
+}
