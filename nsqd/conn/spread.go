@@ -60,6 +60,9 @@ type spreader struct {
 	least, most int
 
 	over, under, settle, hold int // looks
+	// spare is how many processors had nothing to do, lately. A single look sees ticks
+	// of 10 ms, and every look while a loop is crowded is another try.
+	spare float64
 
 	pace  float64 // work of all loops at a look, lately
 	trial int     // looks until it is known what the last loop to be started is worth; 0: it is
@@ -85,6 +88,9 @@ func (s *spreader) look(loops []loopLoad, idle float64) change {
 	}
 	s.hold = max(0, s.hold-1)
 	s.over = count(s.over, loops[high].busy > crowded)
+	if s.spare += (idle - s.spare) / 8; idle < 0 {
+		s.spare = 0
+	}
 	s.under = count(s.under, n > s.least && sum < roomy*float64(n-1))
 	if s.settle > 0 {
 		s.settle--
@@ -102,7 +108,7 @@ func (s *spreader) look(loops []loopLoad, idle float64) change {
 	switch {
 	case s.over >= crowdedLooks && divisible > uneven && loops[high].busy-loops[low].busy > uneven:
 		c = change{kind: moveWork, from: high, to: low, part: (loops[high].busy - loops[low].busy) / 2 / loops[high].busy}
-	case s.over >= crowdedLooks && divisible > uneven && n < s.most && idle > spare && s.hold == 0 && s.trial == 0:
+	case s.over >= crowdedLooks && divisible > uneven && n < s.most && s.spare > spare && s.hold == 0 && s.trial == 0:
 		c, s.trial, s.before, s.busiest = change{kind: startLoop}, trialLooks, s.pace, loops[high].busy
 	case s.under >= roomyLooks && s.trial == 0:
 		c = change{kind: endLoop, from: low}

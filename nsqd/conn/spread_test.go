@@ -17,6 +17,7 @@ type spreadWorld struct {
 	cpus  float64
 	other float64 // processors that others keep busy
 	lock  bool    // all that is done passes under one lock
+	noise float64 // of the processors without work as they are seen, one look more, the next less
 }
 
 func (w *spreadWorld) look() change {
@@ -38,7 +39,8 @@ func (w *spreadWorld) look() change {
 		}
 		used += loops[i].busy
 	}
-	c := w.s.look(loops, w.cpus-used)
+	w.noise = -w.noise
+	c := w.s.look(loops, max(0, w.cpus-used+w.noise))
 	switch c.kind {
 	case startLoop:
 		w.loops++
@@ -100,6 +102,7 @@ func TestLoopsFollowTheLoad(t *testing.T) {
 func TestNoLoopIsStartedInVain(t *testing.T) {
 	for name, w := range map[string]*spreadWorld{
 		"no processor to spare": {work: []float64{0.5, 0.5}, cpus: 2, other: 1},
+		"a third of one":        {work: []float64{0.42, 0.42}, cpus: 2, other: 0.84, noise: 0.4},
 		"one connection":        {work: []float64{1}, cpus: 8},
 		"one and idle ones":     {work: []float64{0.9, 0, 0, 0, 0.05}, cpus: 8},
 	} {
