@@ -133,7 +133,7 @@ func (o *options) flags(fs *flag.FlagSet) {
 	fs.IntVar(&o.conn.MaxConnections, "max-connections", 0, "maximum number of client `connections`; one more is closed (default what the descriptor limit leaves beside HTTP and files, and one for each 16 KiB of the memory limit)")
 	fs.IntVar(&o.maxHTTPConnections, "max-http-connections", 0, "maximum number of `connections` for HTTP and HTTPS together, and as many again at --admin-http-address; one more is answered 503 and closed (default an eighth of the descriptor limit, at most 5000)")
 	fs.DurationVar(&o.conn.WriteTimeout, "write-timeout", 30*time.Second, "close a client that takes nothing for so long")
-	fs.Var((*ioLoops)(&o.conn), "io-loops", "`number` of event loops that serve plain connections, on Linux; auto: 1, and up to one for each processor while one has too much to do and a processor nothing; 0: a goroutine for each connection")
+	fs.Var((*ioLoops)(&o.conn), "io-loops", "`number` of event loops that serve connections, on Linux; auto: 1, and up to one for each processor while one has too much to do and a processor nothing; 0: a goroutine for each connection")
 	fs.StringVar((*string)(&o.stamps), "arrival-stamps", string(hook.Auto), "`source` of arrival times: auto, ebpf, sotimestamp or off")
 	fs.IntVar(&o.hook.MaxConns, "arrival-stamps-connections", 0, "maximum number of `publishers` that ebpf follows at once (default 16384)")
 	fs.StringVar(&o.hook.PinDir, "arrival-stamps-dir", "", "`folder` in a BPF file system with the program that --pin-arrival-stamps left there, which needs no privileges (default none: load it)")

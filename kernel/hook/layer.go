@@ -2,6 +2,7 @@ package hook
 
 import (
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
 
@@ -136,7 +137,7 @@ func (x *Records) Read(p []byte) (int, error) {
 		x.w += n
 	}
 	have := x.buf[x.r:x.w]
-	if len(have) == 0 {
+	if len(have) == 0 || len(have) < want && passes(x.pendingErr) {
 		err := x.pendingErr
 		x.pendingErr = nil // a deadline may be moved
 		return 0, err
@@ -152,6 +153,21 @@ func (x *Records) Read(p []byte) (int, error) {
 	x.left -= n
 	x.handed += int64(n)
 	return n, nil
+}
+
+// passes reports whether a read may be tried again.
+func passes(err error) bool {
+	var e net.Error
+	return errors.As(err, &e) && e.Timeout()
+}
+
+// Buffered returns how many bytes were read and not handed out.
+func (x *Records) Buffered() int { return x.w - x.r }
+
+// Move does what Conn.Move does.
+func (x *Records) Move(nc net.Conn) {
+	x.c.Move(nc)
+	x.Conn = nc
 }
 
 // Offset returns the stream offset up to which bytes were handed out.

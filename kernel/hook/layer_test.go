@@ -3,8 +3,10 @@ package hook_test
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
+	"os"
 	"slices"
 	"testing"
 	"testing/iotest"
@@ -76,6 +78,40 @@ func TestRecordsAreHandedOutOneByOne(t *testing.T) {
 	// The connection ends within a record, and within a header.
 	checkRecords(t, in[:1000], ends, bytes.NewReader(in[:1000]), 600)
 	checkRecords(t, in[:18], ends, bytes.NewReader(in[:18]), 600)
+}
+
+// passing has a read in two say that there is nothing now, as a socket of an event loop
+// does.
+type passing struct {
+	r    io.Reader
+	full bool
+}
+
+func (p *passing) Read(b []byte) (int, error) {
+	if p.full = !p.full; p.full {
+		return 0, os.ErrDeadlineExceeded
+	}
+	return p.r.Read(b)
+}
+
+// A header that came in pieces is one.
+func TestRecordsEndWhereTheyDoAfterPauses(t *testing.T) {
+	in, ends := stream([]uint16{10, 0, 300, 3})
+	x := open(t, hook.Off, hook.Config{}).Track(fixedConn{r: &passing{r: iotest.OneByteReader(bytes.NewReader(in))}}).Records()
+	var out []byte
+	for len(out) < len(in) {
+		before, p := x.Offset(), make([]byte, 1000)
+		n, err := x.Read(p)
+		if out = append(out, p[:n]...); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatal(err)
+		}
+		if n > 0 && n < 5 && !slices.Contains(ends, before+int64(n)) && (before == 0 || slices.Contains(ends, before)) {
+			t.Fatalf("%d bytes at %d: a piece of a header", n, before)
+		}
+	}
+	if !bytes.Equal(in, out) {
+		t.Errorf("%v became %v", in, out)
+	}
 }
 
 func FuzzRecords(f *testing.F) {

@@ -1,7 +1,6 @@
 package hook
 
 import (
-	"errors"
 	"io"
 	"net"
 	"os"
@@ -12,8 +11,24 @@ import (
 	"github.com/srtm-io/srtm/internal/rawfd"
 )
 
-// ErrAgain says that a Socket has nothing to read now.
-var ErrAgain = errors.New("nothing to read now")
+// ErrAgain says that a Socket has nothing to read now. It is a net.Error that passes,
+// after which TLS goes on.
+var ErrAgain error = again{}
+
+type again struct{}
+
+func (again) Error() string   { return "nothing to read now" }
+func (again) Timeout() bool   { return true }
+func (again) Temporary() bool { return true }
+
+// MoveToSocket has the Conn underneath go on reading from a Socket. There is no
+// net.Conn then.
+func (x *Records) MoveToSocket(to Socket) {
+	x.Conn, x.c.conn = nil, &to
+	if x.c.tr != nil {
+		x.c.tr.move(&to, rawSocket{&to})
+	}
+}
 
 // Socket is a connected stream socket in non-blocking mode that is watched by
 // its owner, an event loop, and not by Go's poller. It does not own the

@@ -59,14 +59,11 @@ func (c *client) ask() error {
 			q.CommonName = state.PeerCertificates[0].Subject.CommonName
 		}
 	}
-	ctx, stop := context.WithCancel(c.env.ctx)
-	defer stop()
-	c.asking.Store(&stop)
-	defer c.asking.Store(nil)
-	if c.severed.Load() {
-		stop()
-	}
-	g, err := c.env.cfg.Auth.Ask(ctx, q)
+	var g *auth.Grant
+	err := c.interruptibly(func(ctx context.Context) (err error) {
+		g, err = c.env.cfg.Auth.Ask(ctx, q)
+		return err
+	})
 	if err != nil {
 		c.env.log.Warn("client could not be authorised", obs.KeyRemote, c.remote, obs.KeyError, err)
 		return wire.Wrap(wire.CodeAuthFailed, "AUTH failed", err)

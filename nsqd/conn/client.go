@@ -105,7 +105,19 @@ func (c *client) cut() {
 	c.on().cut()
 }
 
-// abort ends what is asked for the connection, now and later.
+// interruptibly does what waits for others, until abort or Shutdown.
+func (c *client) interruptibly(do func(context.Context) error) error {
+	ctx, stop := context.WithCancel(c.env.ctx)
+	defer stop()
+	c.asking.Store(&stop)
+	defer c.asking.Store(nil)
+	if c.severed.Load() {
+		stop()
+	}
+	return do(ctx)
+}
+
+// abort ends what waits for others, now and later.
 func (c *client) abort() {
 	c.severed.Store(true)
 	if stop := c.asking.Load(); stop != nil {

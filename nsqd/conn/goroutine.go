@@ -101,12 +101,15 @@ func (g *goroutine) run() {
 }
 
 // goOn is run for a connection that comes from a loop, which owed the peer some
-// bytes and could not carry out t.
-func (g *goroutine) goOn(owed []byte, t *task) error {
+// bytes and could not carry out t. What follows is said through secure, unless it is nil.
+func (g *goroutine) goOn(owed []byte, secure *tls.Conn, t *task) error {
 	if len(owed) > 0 {
 		if err := g.write(owed); err != nil {
 			return err
 		}
+	}
+	if secure != nil {
+		g.through(secure)
 	}
 	if err := g.carryOut(t, clock.Mono()); err != nil {
 		return err

@@ -2,11 +2,11 @@ package conn
 
 import (
 	"container/heap"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"math"
 	"net"
-	"os"
 	"sync"
 	"sync/atomic"
 
@@ -26,9 +26,8 @@ import (
 // of them have something, reads what there is, has it carried out, and then
 // writes the replies and messages that came of it, one write for each
 // connection. What may wait (an auth server, a new topic, a full disk, an fsync)
-// is offloaded to a goroutine, which that connection alone waits for. A
-// connection that is to be encrypted or compressed leaves for the goroutine
-// driver.
+// is offloaded to a goroutine, which that connection alone waits for; so is a TLS handshake.
+// A connection that is to be compressed leaves for the goroutine driver.
 //
 // Owned by the loop's goroutine, but for inbox.
 type loop struct {
@@ -50,6 +49,7 @@ type loop struct {
 	took      int             // bytes read since the last flush of all
 	fed       []*slot         // subscribers that were written messages in this turn
 	going     broker.Outgoing // written from
+	sealed    []byte          // likewise, encrypted
 	offloaded sync.WaitGroup
 	commits   []commit // of this turn
 
@@ -88,6 +88,8 @@ type slot struct {
 
 	loop *loop // changes hands with queued
 	work bulk
+
+	secure *secure // nil without TLS
 
 	number int32 // in loop.slots
 	turn   uint32
@@ -132,14 +134,12 @@ func (s *slot) nonblocking() bool { return !s.away }
 func (s *slot) reply() error      { return nil }
 func (s *slot) subscribed() error { return nil }
 
-func (s *slot) upgrade(session.Op) error { return errLeaves }
-
 func (s *slot) admits(op *session.Op, now mono.Time) error {
 	switch {
 	case op.Kind == session.OpSub && s.env.cfg.StrictBuffering:
 		return errLeaves
 	case s.away:
-	case op.Kind == session.OpAuth, op.Kind == session.OpSub,
+	case op.Kind == session.OpAuth, op.Kind == session.OpSub, op.Kind == session.OpTLS,
 		op.Kind.Publishes() && s.env.cfg.Auth != nil && !now.Before(s.cred.expires):
 		return errWaits
 	}
@@ -355,6 +355,9 @@ func (l *loop) takeInbox() {
 			l.fail(s, net.ErrClosed)
 		default:
 			l.touch(s)
+			if s.unread() {
+				l.readable(s)
+			}
 		}
 	}
 	clear(l.taken)
@@ -419,8 +422,18 @@ func (l *loop) touch(s *slot) {
 	}
 }
 
-// readable reads once; what is left makes another event.
+// readable reads once; what is left makes another event, but for what TLS has read
+// ahead.
 func (l *loop) readable(s *slot) {
+	for l.readOnce(s); s.unread(); l.readOnce(s) {
+		if l.took >= loopBuffer {
+			s.post()
+			return
+		}
+	}
+}
+
+func (l *loop) readOnce(s *slot) {
 	switch s.phase {
 	case lingering:
 		l.discard(s)
@@ -437,10 +450,13 @@ func (l *loop) readable(s *slot) {
 		l.touch(s)
 		return
 	}
-	n, err := s.in.Read(s.buf[s.w:])
-	s.w += n
-	l.took += n
-	l.worked(s, n)
+	before := s.w
+	err := s.read()
+	l.took += s.w - before
+	l.worked(s, s.w-before)
+	if s.unsent() {
+		l.touch(s)
+	}
 	switch {
 	case errors.Is(err, hook.ErrAgain):
 		l.keep(s)
@@ -672,19 +688,25 @@ func (l *loop) returned(s *slot) {
 	if s.phase == open {
 		l.touch(s)
 	}
+	if s.unread() {
+		s.post()
+	}
 }
 
 // handOff hands the connection to a goroutine, with the operation that it held
 // and what it owes its peer.
 func (l *loop) handOff(s *slot) {
 	l.lend(s)
-	owed := append(s.pending, s.sess.Output()...)
+	out, err := l.seal(s, s.sess.Output())
+	if err != nil {
+		l.fail(s, err)
+		return
+	}
+	owed := append(s.pending, out...)
 	s.sess.ClearOutput()
 	held := s.held
 	l.leave(s)
-	f := os.NewFile(uintptr(s.fd), s.remote)
-	nc, err := net.FileConn(f)
-	f.Close()
+	nc, err := polled(s.fd, s.remote)
 	if err != nil {
 		s.in.Release()
 		s.giveBack()
@@ -693,8 +715,13 @@ func (l *loop) handOff(s *slot) {
 		l.env.clients.left(s.client)
 		return
 	}
-	if raw, ok := s.in.(*hook.Conn); ok {
-		raw.Move(nc)
+	var t *tls.Conn
+	switch in := s.in.(type) {
+	case *hook.Conn:
+		in.Move(nc)
+	case *hook.Layer:
+		s.secure.Move(nc)
+		t = s.secure.tls
 	}
 	g := newGoroutine(s.client, nc)
 	if s.severed.Load() { // it may have been cut as the slot that it is no longer
@@ -702,7 +729,7 @@ func (l *loop) handOff(s *slot) {
 	}
 	go func() {
 		defer l.env.clients.left(s.client)
-		g.end(g.goOn(owed, &held))
+		g.end(g.goOn(owed, t, &held))
 	}()
 }
 
@@ -728,18 +755,23 @@ func (l *loop) flushAll() {
 func (l *loop) flush(s *slot) error {
 	replies := s.sess.Output()
 	if len(s.pending) > 0 { // they line up
-		s.pending = append(s.pending, replies...)
+		out, err := l.seal(s, replies)
+		s.pending = append(s.pending, out...)
 		s.sess.ClearOutput()
-		return l.watch(s)
+		return errors.Join(err, l.watch(s))
 	}
 	if s.sub == nil || !s.deliver {
-		if len(replies) == 0 {
+		if len(replies) == 0 && !s.unsent() {
 			return nil
 		}
-		n, err := poll.Write(s.fd, replies)
+		out, err := l.seal(s, replies)
+		if err != nil {
+			return err
+		}
+		n, err := poll.Write(s.fd, out)
 		l.worked(s, n)
-		if err == nil && n < len(replies) {
-			err = l.owe(s, replies[n:])
+		if err == nil && n < len(out) {
+			err = l.owe(s, out[n:])
 		}
 		s.sess.ClearOutput()
 		return err
@@ -754,18 +786,22 @@ func (l *loop) flush(s *slot) error {
 			s.quitting.Store(true) // the channel is gone; the connection goes, too
 		}
 		more = len(g.Frames) >= most // else nothing is left: notify will tell
-		if len(g.Frames) == 0 {
+		if len(g.Frames) == 0 && !s.unsent() {
 			break
 		}
 		work(g.Messages())
-		n, err := poll.Write(s.fd, g.Frames)
+		out, err := l.seal(s, g.Frames)
+		if err != nil {
+			return err
+		}
+		n, err := poll.Write(s.fd, out)
 		if err != nil {
 			return err
 		}
 		l.worked(s, n)
-		if n < len(g.Frames) {
+		if n < len(out) {
 			s.owed, *g = *g, s.owed
-			if err := l.owe(s, s.owed.Frames[n:]); err != nil {
+			if err := l.owe(s, out[n:]); err != nil {
 				return err
 			}
 			s.owed.Frames = nil
@@ -826,6 +862,10 @@ func (l *loop) writable(s *slot) {
 	l.schedule(s)
 	if err := l.watch(s); err != nil {
 		l.fail(s, err)
+		return
+	}
+	if s.unread() {
+		s.post()
 	}
 }
 
@@ -839,7 +879,12 @@ func (l *loop) finish(s *slot, err error, linger bool) {
 	s.logEnd(err)
 	s.giveBack()
 	s.phase, s.linger = ending, linger
-	if err := l.flush(s); err != nil {
+	err = l.flush(s)
+	if err == nil && s.secure != nil {
+		_ = s.secure.tls.CloseWrite() // where it cannot be said, nothing can
+		err = l.flush(s)
+	}
+	if err != nil {
 		l.shut(s)
 		return
 	}

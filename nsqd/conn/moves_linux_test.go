@@ -2,6 +2,7 @@ package conn_test
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -12,6 +13,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/conn"
@@ -20,10 +22,17 @@ import (
 var _ = Describe("connections that change loops", func() {
 	const publishers, each = 12, 300
 
-	It("lose nothing, repeat nothing and keep the order, while loops come and go", func() {
-		n := start(func(b *broker.Config, c *conn.Config) { b.Capacity, c.Loops = publishers*each, 1 })
+	// What is encrypted stays on loops, too.
+	DescribeTable("lose nothing, repeat nothing and keep the order, while loops come and go", func(w wrapping) {
+		authority := testkit.NewAuthority(GinkgoTB())
+		n := &secure{authority: authority, node: start(func(b *broker.Config, c *conn.Config) {
+			b.Capacity, c.Loops = publishers*each, 1
+			c.Session.TLS, c.TLS = true, &tls.Config{Certificates: []tls.Certificate{authority.Certificate("nsqd").TLS}}
+		})}
 		subscribe := func(channel string, ready int) *peer {
 			p := n.dial()
+			Expect(p.nc.(*net.TCPConn).SetReadBuffer(64 << 10)).To(Succeed())
+			p.upgrade(n, w, "")
 			p.send(wire.AppendSub(nil, "t", channel))
 			p.expect(wire.FrameResponse, "OK")
 			p.send(wire.AppendRdy(nil, ready))
@@ -31,12 +40,12 @@ var _ = Describe("connections that change loops", func() {
 		}
 		// One reads as it comes, the other not before all is published: it is owed.
 		prompt, late := subscribe("prompt", 50), subscribe("late", 2500)
-		Expect(late.nc.(*net.TCPConn).SetReadBuffer(64 << 10)).To(Succeed())
 		ctx, cancel := context.WithCancel(context.Background())
 		var all sync.WaitGroup
 		DeferCleanup(func() { cancel(); all.Wait() })
 		for p := range publishers {
 			peer := n.dial()
+			peer.upgrade(n, w, "")
 			all.Go(func() {
 				defer GinkgoRecover()
 				random := rand.New(rand.NewPCG(1, uint64(p)))
@@ -91,6 +100,15 @@ var _ = Describe("connections that change loops", func() {
 			}
 			return sum
 		}).WithTimeout(20 * time.Second).Should(Equal(publishers + 2))
+	},
+		Entry("plain", wrapping{}),
+		Entry("encrypted", wrapping{tls: true}),
+	)
+
+	It("end when the node does, in the middle of a handshake", func() {
+		n := startSecure(func(c *conn.Config) { c.Loops = 1 })
+		p := n.dial()
+		Expect(p.identify(wrapping{tls: true}, "").TLSv1).To(BeTrue()) // the handshake waits for the client for longer than a node may take to end
 	})
 
 	It("answers who waits for something else meanwhile", func() {

@@ -39,10 +39,9 @@ type Config struct {
 	Region, Zone string
 	// WriteTimeout closes a connection whose peer takes nothing for so long.
 	WriteTimeout time.Duration
-	// Loops is how many event loops serve plain connections; 0: each has a
-	// goroutine. Linux alone has them. Connections that are encrypted or
-	// compressed have a goroutine in any case, and with StrictBuffering so have
-	// subscribers.
+	// Loops is how many event loops serve connections; 0: each has a goroutine. Linux
+	// alone has them. Connections that are compressed have a goroutine in any case, and
+	// with StrictBuffering so have subscribers.
 	Loops int
 	// MaxLoops is how many there may be while the load asks for them and processors
 	// have nothing to do; no more than Loops: there are always as many.

@@ -2,6 +2,7 @@ package conn
 
 import (
 	"bufio"
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -86,7 +87,24 @@ func (g *goroutine) upgradeTLS() error {
 	}
 	records := raw.Records()
 	t := tls.Server(records, g.env.cfg.TLS)
-	if err := t.Handshake(); err != nil {
+	if err := g.shakeHands(context.Background(), t); err != nil {
+		return err
+	}
+	g.in = records.Layer(t)
+	g.through(t)
+	return nil
+}
+
+// through has all that follows written through TLS.
+func (g *goroutine) through(t *tls.Conn) {
+	g.writeMu.Lock()
+	defer g.writeMu.Unlock()
+	g.tls, g.out = t, t
+}
+
+// shakeHands returns what the client is told if it can be told.
+func (c *client) shakeHands(ctx context.Context, t *tls.Conn) error {
+	if err := t.HandshakeContext(ctx); err != nil {
 		var plain tls.RecordHeaderError
 		if errors.As(err, &plain) && plain.Conn != nil {
 			// A client that goes on in the clear can be told so.
@@ -95,11 +113,7 @@ func (g *goroutine) upgradeTLS() error {
 		return err // the peer cannot read a frame now, so this is for the log
 	}
 	state := t.ConnectionState()
-	g.stats.tls.Store(&state)
-	g.in = records.Layer(t)
-	g.writeMu.Lock()
-	g.tls, g.out = t, t
-	g.writeMu.Unlock()
+	c.stats.tls.Store(&state)
 	return nil
 }
 
