@@ -209,32 +209,71 @@ func (a *assignment) join(group []int, correlated bool, home []int, room []float
 		}
 		return cmp.Compare(part/a.rate, have[l])
 	}
-	for _, i := range free {
-		rate := a.rates[i]
-		fit := func(l int) int { return bit(rate <= a.deficit[l]) + bit(rate <= room[l]) }
-		better := func(l, m int) bool {
-			switch c := cmp.Compare(fit(l), fit(m)); {
-			case c != 0:
-				return c > 0
-			case fit(l) == 0:
-				return room[l] > room[m]
-			case fit(l) == 2 && owed(l) != owed(m):
-				return owed(l) > owed(m)
-			}
-			return a.deficit[l] > a.deficit[m]
-		}
-		best := home[i]
-		for l := range a.quotas {
-			if best < 0 || better(l, best) {
-				best = l
+	rate := 0.0
+	fit := func(l int) int { return bit(rate <= a.deficit[l]) + bit(rate <= room[l]) }
+	better := func(l, m int) bool {
+		c := fit(l)
+		switch d := c - fit(m); {
+		case d != 0:
+			return d > 0
+		case c == 0:
+			return room[l] > room[m]
+		case c == 2 && correlated:
+			if x, y := owed(l), owed(m); x != y {
+				return x > y
 			}
 		}
-		a.where[i] = best
-		a.deficit[best] -= rate
-		room[best] -= rate
-		have[best]++
+		return a.deficit[l] > a.deficit[m]
+	}
+	first := func(l, m int) bool { return better(l, m) || l < m && !better(m, l) }
+	give := func(i, l int) {
+		a.where[i] = l
+		a.deficit[l] -= rate
+		room[l] -= rate
+		have[l]++
+	}
+	for len(free) > 0 {
+		rate = a.rates[free[0]]
+		n := 1
+		for n < len(free) && a.rates[free[n]] == rate {
+			n++
+		}
+		alike := free[:n]
+		free = free[n:]
+		if n < manyAlike {
+			for _, i := range alike {
+				best := home[i]
+				for l := range a.quotas {
+					if best < 0 || better(l, best) {
+						best = l
+					}
+				}
+				give(i, best)
+			}
+			continue
+		}
+		// At one rate, a broker that gets one is no better than before, and the others are
+		// as they were.
+		order := a.order[:len(a.quotas)]
+		for l := range order {
+			order[l] = l
+		}
+		h := newHeap(order, first)
+		for _, i := range alike {
+			best := h.of[0]
+			if at := home[i]; at >= 0 && at != best && !better(best, at) {
+				give(i, at)
+				h = newHeap(order, first)
+				continue
+			}
+			give(i, best)
+			h.down(0)
+		}
 	}
 }
+
+// manyAlike is from how many publishers of one rate on a heap is faster than a search.
+const manyAlike = 4
 
 func bit(b bool) int {
 	if b {

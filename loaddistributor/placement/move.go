@@ -38,21 +38,25 @@ func Replace(policy string, brokers []Broker, old Plan, at func(publisher string
 		return Plan{}, faults
 	}
 	publishers := d.Expand()
+	homes := make([]string, len(publishers))
+	for i, p := range publishers {
+		homes[i] = at(p.ID)
+	}
 	if policy == old.Policy && slices.Contains(Policies(), policy) && (rng != nil || policy == SRTM) {
-		if plan, ok := stay(policy, brokers, old, at, d, publishers, rng); ok {
+		if plan, ok := stay(policy, brokers, old, homes, d, publishers, rng); ok {
 			return plan, nil
 		}
 	}
-	plan, err := Place(policy, brokers, d, rng)
+	plan, err := anew(policy, brokers, d, rng)
 	if err != nil {
-		return Plan{}, err
+		return Plan{}, fits(err, policy, brokers, d)
 	}
-	return keep(plan, publishers, at), nil
+	return keep(plan, publishers, homes), nil
 }
 
 // stay is Replace under the same policy, if that has an answer. Requires: the
 // arguments are valid.
-func stay(policy string, brokers []Broker, old Plan, at func(publisher string) string, d Demand, publishers []Publisher, rng *rand.Rand) (Plan, bool) {
+func stay(policy string, brokers []Broker, old Plan, homes []string, d Demand, publishers []Publisher, rng *rand.Rand) (Plan, bool) {
 	index := map[string]int{}
 	for l, b := range brokers {
 		if b.rcap() > 0 {
@@ -65,7 +69,7 @@ func stay(policy string, brokers []Broker, old Plan, at func(publisher string) s
 	total := 0.0
 	for i, p := range publishers {
 		total += p.Rate
-		l, ok := index[at(p.ID)]
+		l, ok := index[homes[i]]
 		if home[i] = l; !ok {
 			home[i] = -1
 			continue
@@ -195,36 +199,50 @@ func enlarge(brokers []Broker, carriers []int, d Demand, publishers int) []int {
 
 // keep exchanges publishers of the same kind, which the plan does not tell
 // apart, so that as many as possible are where they were.
-func keep(plan Plan, publishers []Publisher, at func(publisher string) string) Plan {
+func keep(plan Plan, publishers []Publisher, homes []string) Plan {
 	type kind struct {
 		key   string
 		rate  float64
 		batch int
 	}
-	of := func(p Publisher) kind { return kind{p.Key, p.Rate, p.Batch} }
+	number, last := map[kind]int32{}, kind{}
+	of := make([]int32, len(publishers)) // numbers of their kinds
+	for i, p := range publishers {
+		k := kind{p.Key, p.Rate, p.Batch}
+		if i > 0 && k == last { // mostly they come in groups
+			of[i] = of[i-1]
+			continue
+		}
+		last = k
+		n, known := number[k]
+		if !known {
+			n = int32(len(number))
+			number[k] = n
+		}
+		of[i] = n
+	}
 	index := map[string]int{}
-	room := make([]map[kind]int, len(plan.Quotas))
+	room := make([]map[int32]int, len(plan.Quotas))
 	for q := range plan.Quotas {
 		index[plan.Quotas[q].Broker] = q
-		room[q] = map[kind]int{}
+		room[q] = map[int32]int{}
 		for _, i := range plan.Quotas[q].Publishers {
-			room[q][of(publishers[i])]++
+			room[q][of[i]]++
 		}
 	}
 	where := make([]int, len(publishers))
-	for i, p := range publishers {
+	for i, k := range of {
 		where[i] = -1
-		if q, ok := index[at(p.ID)]; ok && room[q][of(p)] > 0 {
-			room[q][of(p)]--
+		if q, ok := index[homes[i]]; ok && room[q][k] > 0 {
+			room[q][k]--
 			where[i] = q
 		}
 	}
-	next := map[kind]int{} // the first quota that may have room
-	for i, p := range publishers {
+	next := make([]int, len(number)) // the first quota that may have room
+	for i, k := range of {
 		if where[i] >= 0 {
 			continue
 		}
-		k := of(p)
 		for room[next[k]][k] == 0 {
 			next[k]++
 		}

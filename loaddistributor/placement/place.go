@@ -109,23 +109,36 @@ func (e *Infeasible) bound() string {
 // plan.
 func Place(policy string, brokers []Broker, d Demand, rng *rand.Rand) (Plan, error) {
 	plan, err := place(policy, brokers, d, rng)
+	return plan, fits(err, policy, brokers, d)
+}
+
+// fits adds what would fit, where that is what err is about.
+func fits(err error, policy string, brokers []Broker, d Demand) error {
 	var bound *Infeasible
 	if errors.As(err, &bound) {
 		bound.Fits = fitting(policy, brokers, d, d.bound())
 	}
-	return plan, err
+	return err
 }
 
 // place is Place without what would fit.
 func place(policy string, brokers []Broker, d Demand, rng *rand.Rand) (Plan, error) {
 	var faults FieldErrors
 	if !slices.Contains(Policies(), policy) {
-		faults.add("policy", "%q is not one of %s", policy, strings.Join(Policies(), ", "))
+		faults = unknown(policy)
 	}
 	faults = append(faults, brokerFaults(brokers)...)
 	faults = append(faults, d.faults()...)
 	if len(faults) > 0 {
 		return Plan{}, faults
+	}
+	return anew(policy, brokers, d, rng)
+}
+
+// anew is place. Requires: the brokers and the demand are valid.
+func anew(policy string, brokers []Broker, d Demand, rng *rand.Rand) (Plan, error) {
+	if !slices.Contains(Policies(), policy) {
+		return Plan{}, unknown(policy)
 	}
 	if rng == nil && policy != SRTM && d.Count() > 0 {
 		return Plan{}, FieldErrors{{Field: "rng", Problem: "policy " + policy + " needs a source of randomness"}}
@@ -142,6 +155,11 @@ func place(policy string, brokers []Broker, d Demand, rng *rand.Rand) (Plan, err
 		a.blind(rng)
 	}
 	return compose(policy, brokers, chosen, quotas, d, a.where), nil
+}
+
+func unknown(policy string) (faults FieldErrors) {
+	faults.add("policy", "%q is not one of %s", policy, strings.Join(Policies(), ", "))
+	return faults
 }
 
 // compose is the plan in which brokers[chosen[l]] has quotas[l] and the publishers i

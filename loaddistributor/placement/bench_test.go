@@ -1,0 +1,84 @@
+package placement
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+)
+
+// million is a topic of as many publishers as can be, on 100 brokers that it fills to four
+// fifths: in groups of 100, declared one by one, or with no groups.
+func million(of string) (Demand, []Broker) {
+	d := Demand{Topic: "t", Rate: 1_000_000, Burst: 100_000}
+	for g := range 10_000 {
+		key := fmt.Sprint("g", g)
+		if of == "groups" {
+			d.Groups = append(d.Groups, Group{Key: key, Count: 100, Rate: 1})
+			continue
+		}
+		for i := range 100 {
+			p := Publisher{ID: fmt.Sprintf("%s-%d", key, i), Rate: 1}
+			if of == "declared" {
+				p.Key = key
+			}
+			d.Publishers = append(d.Publishers, p)
+		}
+	}
+	var brokers []Broker
+	for i := range 100 {
+		brokers = append(brokers, Broker{ID: fmt.Sprintf("b%03d", i), Mcap: 12_500})
+	}
+	return d, brokers
+}
+
+// What is to be: all placed in 100 ms, and placed again within a second where half of them
+// are new: on the same brokers, without one, with one that has half of its capacity, and on
+// others.
+func BenchmarkMillion(b *testing.B) {
+	for _, of := range []string{"groups", "declared", "pool"} {
+		d, brokers := million(of)
+		b.Run("place/"+of, func(b *testing.B) {
+			for b.Loop() {
+				if _, err := Place(SRTM, brokers, d, nil); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		plan, err := Place(SRTM, brokers, d, nil)
+		if err != nil {
+			b.Fatal(err)
+		}
+		names, _ := NewNames(d)
+		at := make([]string, names.Len())
+		for _, q := range plan.Quotas {
+			for _, i := range q.Publishers {
+				at[i] = q.Broker
+			}
+		}
+		for i := range at {
+			if i%2 == 1 {
+				at[i] = "" // half of them are new
+			}
+		}
+		half := slices.Clone(brokers)
+		half[3].Mcap /= 2
+		others := slices.Clone(brokers)
+		for i := range others {
+			others[i].ID += "-new"
+		}
+		for name, now := range map[string][]Broker{"same": brokers, "gone": brokers[1:], "half": half, "others": others} {
+			b.Run("replace/"+of+"/"+name, func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					_, err := Replace(SRTM, now, plan, func(id string) string {
+						i, _ := names.Index(id)
+						return at[i]
+					}, d, nil)
+					if err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}
