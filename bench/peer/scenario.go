@@ -35,6 +35,7 @@ func scenarios() []load.Scenario {
 		{Name: "fsync-closed", What: "100 publishers, each waits for its answer before it sends the next message, each message on stable storage before that", Conns: 100, Size: 100, Together: 1, Closed: true, Fsync: true, NSQOnly: true},
 		{Name: "storm", What: "as poisson-1000, and 20,000 connections a second that come, greet and go", Conns: 1000, Rate: 10_000, Size: 100, Storm: 20_000, NSQOnly: true},
 		{Name: "tls", What: "as poisson-100, encrypted", Conns: 100, Rate: 1000, Size: 100, TLS: true, NSQOnly: true},
+		{Name: "tls-pipelined", What: "as pipelined, encrypted", Conns: 10, Size: 100, Together: 50, Limit: 500_000, TLS: true, NSQOnly: true},
 	}
 	return completed(all)
 }

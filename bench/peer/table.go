@@ -51,6 +51,9 @@ var columns = []column{
 	{"missing", always(func(r load.Result) float64 { return float64(r.Missing) }), "%.0f", middle, true, true, neither},
 }
 
+// stormColumn is shown where there is a storm.
+var stormColumn = column{"storm/s", always(func(r load.Result) float64 { return r.Storm }), "%.0f", middle, true, true, neither}
+
 // contractColumns are shown where the sender keeps a contract.
 var contractColumns = slices.Concat(
 	quantilesOf("access", func(r load.Result) *load.Quantiles { return r.Access }),
@@ -160,6 +163,9 @@ func writeTables(out io.Writer, list []load.Scenario, names []string, runs []loa
 		offered := columns
 		if s.Burst > 0 {
 			offered = slices.Concat(columns, contractColumns)
+		}
+		if s.Storm > 0 {
+			offered = slices.Concat(offered, []column{stormColumn})
 		}
 		for _, c := range offered {
 			if c.shows(s) {

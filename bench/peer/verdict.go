@@ -33,6 +33,13 @@ var targets = []target{
 	{"pipelined", "out/s", []string{"upstream"}, 5},
 	{"mpub", "in/s", []string{"upstream"}, 1.5},
 	{"mpub", "out/s", []string{"upstream"}, 1.5},
+	{"closed", "in/s", []string{"upstream"}, 1.2},
+	{"tls", "CPU us/msg", []string{"upstream"}, 0.7},
+	{"tls-pipelined", "CPU us/msg", []string{"upstream"}, 0.7},
+	{"poisson-2000", "least p99", []string{"floor"}, 1.5},
+	{"poisson-4000", "least p99", []string{"floor"}, 1.5},
+	{"fsync", "least p99", []string{"floor"}, 1.2},
+	{"fsync-closed", "in/s", []string{"floor"}, 1 / 1.2},
 	{"overflow", "in/s", []string{"upstream"}, 1.5},
 	{"overflow", "out/s", []string{"upstream"}, 1.5},
 }
@@ -69,7 +76,7 @@ func writeVerdicts(out io.Writer, list []load.Scenario, names []string, runs []l
 		if c.compared == higher {
 			word = "at least"
 		}
-		verdict(&b, t.scenario, fmt.Sprintf("%s / %s", t.figure, beside), fmt.Sprintf("%s %g", word, t.bound), fmt.Sprintf("%.3g", worst), !better(c.compared, t.bound, worst))
+		verdict(&b, t.scenario, fmt.Sprintf("%s / %s", t.figure, beside), fmt.Sprintf("%s %.3g", word, t.bound), fmt.Sprintf("%.3g", worst), !better(c.compared, t.bound, worst))
 	}
 	if v, ok := columnOf("bytes/conn").figure(by[[2]string{"idle", ours}]); ok {
 		verdict(&b, "idle", "bytes/conn", fmt.Sprintf("at most %d", idleBytes), fmt.Sprintf("%.0f", v), v <= idleBytes)
