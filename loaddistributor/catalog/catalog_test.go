@@ -332,6 +332,9 @@ func TestAnyHistory(t *testing.T) {
 		if len(c.names.pieces) == 0 {
 			c.names.pieces = nil
 		}
+		if len(c.byID) == 0 {
+			c.byID = nil
+		}
 		if err != nil || !reflect.DeepEqual(c, loaded) {
 			t.Fatalf("loaded (%v):\n%s\noriginal:\n%s", err, fingerprint(loaded), fingerprint(c))
 		}
