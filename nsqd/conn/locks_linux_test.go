@@ -1,0 +1,153 @@
+package conn_test
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/srtm-io/srtm/nsq/wire"
+	"github.com/srtm-io/srtm/nsqd/broker"
+)
+
+// Busy topics meet on no lock: of the locks that are waited for while messages go
+// through several topics on several loops, all are a topic's own, or that of a loop's
+// inbox, where a topic's subscriber is announced at most once a turn.
+func TestBusyTopicsMeetOnNoLock(t *testing.T) {
+	const rounds = 300
+	n := benchNode(t, 2, false, func(c *broker.Config) { c.Capacity = 4 * 2 * rounds * pipeline })
+	defer n.close()
+
+	waited := waitedFor(n.traffic(t, 4, 1), rounds)
+	for function := range waited {
+		if !ofTopic(function) && function != "nsqd/conn.(*loop).enqueue" {
+			t.Errorf("%s gave back a lock that others waited for: %v", function, waited)
+		}
+	}
+
+	// It would be seen: one topic's publishers, on both loops, do meet on its lock.
+	one := n.traffic(t, 1, 4)
+	for range 20 {
+		for function := range waitedFor(one, rounds) {
+			if ofTopic(function) {
+				return
+			}
+		}
+	}
+	t.Error("nobody waited for the lock of a topic with publishers on two loops")
+}
+
+// ofTopic reports whether the function uses a lock that each topic has its own of.
+func ofTopic(function string) bool {
+	return strings.HasPrefix(function, "nsqd/broker.(*Topic).") || strings.HasPrefix(function, "nsqd/broker.(*metrics).")
+}
+
+// pipeline is how many messages a publisher sends before it reads the answers.
+const pipeline = 100
+
+// traffic connects so many publishers to each topic, and one subscriber. What it
+// returns sends and receives so many rounds.
+func (n *benched) traffic(t *testing.T, topics, publishers int) func(rounds int) {
+	t.Helper()
+	const body = 100
+	var all []func(rounds int) error
+	dial := func(hello []byte) net.Conn {
+		nc := n.dial()
+		t.Cleanup(func() { nc.Close() })
+		if _, err := nc.Write(hello); err != nil {
+			t.Fatal(err)
+		}
+		return nc
+	}
+	for i := range topics {
+		topic := fmt.Sprintf("of%d-%d", topics, i)
+		sub := dial(wire.AppendRdy(wire.AppendSub(wire.AppendMagic(nil), topic, "c"), 2500))
+		if _, err := io.ReadFull(sub, make([]byte, wire.FrameOverhead+len(wire.OK))); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, func(rounds int) error {
+			message := make([]byte, wire.MessageOverhead+body)
+			for range rounds * publishers * pipeline {
+				if _, err := io.ReadFull(sub, message); err != nil {
+					return err
+				}
+				if _, err := sub.Write(wire.AppendFin(nil, wire.MessageID(message[18:34]))); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		var batch []byte
+		for range pipeline {
+			batch = wire.AppendPub(batch, topic, make([]byte, body))
+		}
+		for range publishers {
+			pub := dial(wire.AppendMagic(nil))
+			all = append(all, func(rounds int) error {
+				replies := make([]byte, pipeline*(wire.FrameOverhead+len(wire.OK)))
+				for range rounds {
+					if _, err := pub.Write(batch); err != nil {
+						return err
+					}
+					if _, err := io.ReadFull(pub, replies); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}
+	}
+	run := func(rounds int) {
+		var wg sync.WaitGroup
+		for _, do := range all {
+			wg.Go(func() {
+				if err := do(rounds); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+	}
+	run(1) // what is done once is done
+	return run
+}
+
+// waitedFor runs it, and returns how often which function of ours gave back a lock that
+// somebody had waited for.
+func waitedFor(run func(rounds int), rounds int) map[string]int64 {
+	defer runtime.SetMutexProfileFraction(runtime.SetMutexProfileFraction(1))
+	before := contention()
+	run(rounds)
+	waited := contention()
+	for function, n := range before {
+		if waited[function] -= n; waited[function] == 0 {
+			delete(waited, function)
+		}
+	}
+	return waited
+}
+
+// contention is the profile of sync's mutexes by the function that called Unlock.
+func contention() map[string]int64 {
+	records := make([]runtime.BlockProfileRecord, 10_000)
+	n, _ := runtime.MutexProfile(records)
+	waited := map[string]int64{}
+	for _, r := range records[:n] {
+		frames := runtime.CallersFrames(r.Stack())
+		f, more := frames.Next()
+		if !strings.HasPrefix(f.Function, "sync.") {
+			continue // the runtime's own
+		}
+		for more {
+			f, more = frames.Next()
+			if function, ours := strings.CutPrefix(f.Function, "github.com/srtm-io/srtm/"); ours {
+				waited[function] += r.Count
+				break
+			}
+		}
+	}
+	return waited
+}
