@@ -26,7 +26,9 @@ const (
 	// more is done, or as much and the busiest is less so. Messages of one topic, for
 	// one, pass under its lock: two loops do less of them than one. If not, no other is
 	// started for holdLooks.
+	// It goes on for clearLooks only, if by then less than four fifths is done.
 	trialLooks = 30
+	clearLooks = 10
 	holdLooks  = 1200
 )
 
@@ -97,7 +99,10 @@ func (s *spreader) look(loops []loopLoad, idle float64) change {
 		return change{}
 	}
 	if s.trial > 0 {
-		if s.trial--; s.trial == 0 && s.pace < 1.1*s.before && (s.pace < 0.95*s.before || loops[high].busy > s.busiest-0.1) {
+		s.trial--
+		clear := s.trial <= trialLooks-clearLooks && s.pace < 0.8*s.before
+		if clear || s.trial == 0 && s.pace < 1.1*s.before && (s.pace < 0.95*s.before || loops[high].busy > s.busiest-0.1) {
+			s.trial = 0
 			s.settle, s.over, s.under, s.hold = settleLooks, 0, 0, holdLooks
 			return change{kind: endLoop, from: n - 1, to: 0}
 		}
