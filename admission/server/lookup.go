@@ -3,7 +3,7 @@ package server
 import (
 	"context"
 	"errors"
-	"strings"
+	"slices"
 	"sync"
 	"time"
 
@@ -18,6 +18,7 @@ const (
 	lookupWorkers  = 4
 	maxLookups     = 4096 // keys being looked up
 	maxPending     = 64   // questions that wait for one of them
+	keysAtOnce     = 256  // that the store is asked for
 	lookupDeadline = time.Second
 )
 
@@ -48,8 +49,12 @@ func (l *lookups) init() {
 	l.queue = make(chan string, maxLookups)
 }
 
-// add has a question wait for its key; false if there is no room.
+// add has a question wait for its key; false if there is no room, or if the key is none,
+// for which a store would fail, and the others that it is asked for with it.
 func (l *lookups) add(key string, p pending) bool {
+	if rule.ValidKey(key) != nil {
+		return false
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	questions, known := l.waiting[key]
@@ -71,6 +76,31 @@ func (l *lookups) take(key string) []pending {
 	return questions
 }
 
+// next takes the key, and others of the queue, as many as the store is asked for at once.
+func (l *lookups) next(key string) []*lookup {
+	keys := []*lookup{{key: key}}
+	for len(keys) < keysAtOnce {
+		select {
+		case key := <-l.queue:
+			keys = append(keys, &lookup{key: key})
+		default:
+			return keys
+		}
+	}
+	return keys
+}
+
+// lookup is of one key.
+type lookup struct {
+	key  string
+	was  store.Partition // its
+	sent *table.Credit   // what its last owner sent this server
+	own  *rule.Rule      // nil: none, the default is its rule
+
+	full bool // there is no room for it
+	err  error
+}
+
 // lookUp is a worker.
 func (s *Server) lookUp(ctx context.Context) {
 	sealers := make(map[*loop]*wire.Sealer, len(s.loops))
@@ -82,37 +112,43 @@ func (s *Server) lookUp(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case key := <-s.lookups.queue:
-			s.lookUpOne(ctx, key, sealers)
+			s.lookUpAll(ctx, s.lookups.next(key), sealers)
 		}
 	}
 }
 
-func (s *Server) lookUpOne(ctx context.Context, key string, sealers map[*loop]*wire.Sealer) {
+func (s *Server) lookUpAll(ctx context.Context, keys []*lookup, sealers map[*loop]*wire.Sealer) {
 	limited, cancel := context.WithTimeout(ctx, lookupDeadline)
-	full, err := s.learn(limited, key)
+	s.learn(limited, keys)
 	cancel()
-	if err != nil {
-		s.metrics.lookupErrors.Inc()
+	var failed error
+	for _, k := range keys {
+		if k.err != nil {
+			s.metrics.lookupErrors.Inc()
+		}
+		if k.err != nil && !errors.Is(k.err, errNotPlaced) {
+			failed = k.err
+		}
+		for _, p := range s.lookups.take(k.key) {
+			s.conclude(k, p, sealers[p.loop])
+		}
 	}
-	if err != nil && !errors.Is(err, errNotPlaced) {
-		s.cfg.Log.Warn("a key could not be looked up", "err", err)
-	}
-	for _, p := range s.lookups.take(key) {
-		s.conclude(key, p, full, err, sealers[p.loop])
+	if failed != nil {
+		s.cfg.Log.Warn("keys could not be looked up", "err", failed)
 	}
 }
 
 // conclude answers a question whose key was looked up.
-func (s *Server) conclude(key string, p pending, full bool, err error, sealer *wire.Sealer) {
+func (s *Server) conclude(k *lookup, p pending, sealer *wire.Sealer) {
 	v, here := table.Verdict{Known: true, Default: true, Admit: s.cfg.AdmitFull, Denied: !s.cfg.AdmitFull}, true
-	if !full && err == nil {
-		v, here = s.decide([]byte(key), p.cost, s.cfg.Now().Mono, p.peek)
+	if !k.full && k.err == nil {
+		v, here = s.decide([]byte(k.key), p.cost, s.cfg.Now().Mono, p.peek)
 	}
 	a := wire.Answer{Kind: wire.Busy, Session: p.asker.id, Number: p.number}
-	if err != nil || !v.Known { // or evicted at once
-		a = s.undecided([]byte(key), p.asker, a, here)
+	if k.err != nil || !v.Known { // or evicted at once
+		a = s.undecided([]byte(k.key), p.asker, a, here)
 	} else {
-		if full {
+		if k.full {
 			s.metrics.full.Inc()
 		}
 		a = s.answer(&v, p.asker, p.number)
@@ -121,61 +157,88 @@ func (s *Server) conclude(key string, p pending, full bool, err error, sealer *w
 	p.loop.conn.Send(sealer.AppendAnswer(buf[:0], a, p.keyID), p.from)
 }
 
-// learn brings a key from the store. full: there is no room for it.
+// learn brings keys from the store.
 //
-// An edit of its rule that is followed between the store's answer and Learn finds no
+// An edit of a rule that is followed between the store's answer and Learn finds no
 // such key, and would be missed: if any was followed meanwhile, the store is asked
 // again.
-func (s *Server) learn(ctx context.Context, key string) (full bool, err error) {
-	s.metrics.lookups.Inc()
-	seen := s.change.Load()
-	was := s.owners.Load().all[rule.Partition(key, rule.Partitions)]
-	sent := s.replicas.held(key, was.Epoch) // before the store, where it may go meanwhile
-	own, err := s.ownRule(ctx, key)
-	if err != nil {
-		return false, err
+func (s *Server) learn(ctx context.Context, keys []*lookup) {
+	s.metrics.lookups.Add(float64(len(keys)))
+	seen, owners := s.change.Load(), s.owners.Load()
+	for _, k := range keys {
+		k.was = owners.all[rule.Partition(k.key, rule.Partitions)]
+		k.sent = s.replicas.held(k.key, k.was.Epoch) // before the store, where it may go meanwhile
 	}
-	if own == nil { // an edit of the defaults counts at once for keys that are new
+	credits, err := s.read(ctx, keys, seen)
+	var placed []*lookup
+	for _, k := range keys {
+		if k.err = err; err != nil {
+			continue
+		}
+		var saved *table.Credit
+		if c, ok := credits[k.key]; ok {
+			saved = &c
+		}
+		var here bool
+		switch here, k.full = s.place(k.key, k.own, table.Newer(saved, k.sent), k.was); {
+		case here:
+			placed = append(placed, k)
+		case !k.full:
+			k.err = errNotPlaced
+		}
+	}
+	for len(placed) > 0 && seen != s.change.Load() {
+		seen = s.change.Load()
+		if err := s.ownRules(ctx, placed); err != nil {
+			for _, k := range placed {
+				s.forget(k.key) // with a rule that may be an old one
+				k.err = err
+			}
+			return
+		}
+		for _, k := range placed {
+			s.followKey(k.key, k.own, seen)
+		}
+	}
+}
+
+// read asks the store for the keys' own rules and for what they held.
+func (s *Server) read(ctx context.Context, keys []*lookup, seen uint64) (map[string]table.Credit, error) {
+	if err := s.ownRules(ctx, keys); err != nil {
+		return nil, err
+	}
+	if slices.ContainsFunc(keys, func(k *lookup) bool { return k.own == nil }) {
+		// An edit of the defaults counts at once for keys that are new.
 		last, err := s.cfg.Store.LastChange(ctx)
 		if err == nil && last != seen {
 			err = s.poll(ctx)
 		}
 		if err != nil {
-			return false, err
+			return nil, err
 		}
 	}
-	credit, err := s.cfg.Store.Credit(ctx, key)
-	if err != nil {
-		return false, err
-	}
-	switch placed, full := s.place(key, own, table.Newer(credit, sent), was); {
-	case full:
-		return true, nil
-	case !placed:
-		return false, errNotPlaced
-	}
-	for seen != s.change.Load() {
-		seen = s.change.Load()
-		if own, err = s.ownRule(ctx, key); err != nil {
-			s.forget(key) // with a rule that may be an old one
-			return false, err
-		}
-		s.followKey(key, own, seen)
-	}
-	return false, nil
+	return s.cfg.Store.Credits(ctx, keysOf(keys))
 }
 
-// ownRule returns a key's rule, nil if it has none: a rule whose key ends in * is a
-// default for the key of that name, too.
-func (s *Server) ownRule(ctx context.Context, key string) (*rule.Rule, error) {
-	if strings.HasSuffix(key, "*") {
-		return nil, nil
+// ownRules asks the store for the keys' own rules: one whose key ends in * is a default
+// for the key of that name, too.
+func (s *Server) ownRules(ctx context.Context, keys []*lookup) error {
+	rules, err := s.cfg.Store.RulesOf(ctx, keysOf(keys))
+	for _, k := range keys {
+		k.own = nil
+		if r, ok := rules[k.key]; ok && !r.Default() {
+			k.own = &r
+		}
 	}
-	r, err := s.cfg.Store.Rule(ctx, key)
-	if errors.Is(err, store.ErrNoRule) {
-		return nil, nil
+	return err
+}
+
+func keysOf(keys []*lookup) []string {
+	all := make([]string, len(keys))
+	for i, k := range keys {
+		all[i] = k.key
 	}
-	return &r, err
+	return all
 }
 
 // place puts a key into its shard, unless that is full, or the partition is not what it

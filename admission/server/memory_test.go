@@ -38,18 +38,22 @@ func millis(d time.Duration) time.Duration {
 	return (d + time.Millisecond - 1) / time.Millisecond * time.Millisecond
 }
 
-func (m *memory) Rule(_ context.Context, key string) (rule.Rule, error) {
-	if r, ok := m.rules[key]; ok {
-		return r, nil
-	}
-	return rule.Rule{}, store.ErrNoRule
+func (m *memory) RulesOf(_ context.Context, keys []string) (map[string]rule.Rule, error) {
+	return those(m.rules, keys), nil
 }
 
-func (m *memory) Credit(_ context.Context, key string) (*table.Credit, error) {
-	if c, ok := m.credits[key]; ok {
-		return &c, nil
+func (m *memory) Credits(_ context.Context, keys []string) (map[string]table.Credit, error) {
+	return those(m.credits, keys), nil
+}
+
+func those[T any](all map[string]T, keys []string) map[string]T {
+	some := map[string]T{}
+	for _, key := range keys {
+		if v, ok := all[key]; ok {
+			some[key] = v
+		}
 	}
-	return nil, nil
+	return some
 }
 
 func (m *memory) Defaults(context.Context) ([]rule.Rule, error)                { return nil, nil }

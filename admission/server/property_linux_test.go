@@ -185,9 +185,9 @@ func (n *node) Forget(ctx context.Context, credits []table.Credit) error {
 	return n.do(func() error { return n.records.Forget(ctx, credits) })
 }
 
-// Credit is read, and before that is used anything may happen.
-func (n *node) Credit(ctx context.Context, key string) (c *table.Credit, err error) {
-	err = n.do(func() error { c, err = n.records.Credit(ctx, key); return err })
+// Credits are read, and before they are used anything may happen.
+func (n *node) Credits(ctx context.Context, keys []string) (c map[string]table.Credit, err error) {
+	err = n.do(func() error { c, err = n.records.Credits(ctx, keys); return err })
 	if !n.w.deep && n.w.chance(3, "meanwhile") {
 		n.w.deep = true
 		for range rapid.IntRange(1, 4).Draw(n.w.t, "steps meanwhile") {
@@ -493,9 +493,9 @@ func (w *world) lookUps(n *node) {
 	}
 }
 
-// lookUp looks a key up, and its askers read their answers.
+// lookUp looks a key up, and those that wait behind it, and the askers read their answers.
 func (w *world) lookUp(n *node, key string) {
-	n.lookUpOne(context.Background(), key, map[*loop]*wire.Sealer{n.loops[0]: n.loops[0].sealer})
+	n.lookUpAll(context.Background(), n.lookups.next(key), map[*loop]*wire.Sealer{n.loops[0]: n.loops[0].sealer})
 	raw, err := w.asker.SyscallConn()
 	if err != nil {
 		w.t.Fatal(err)

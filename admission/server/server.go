@@ -30,8 +30,8 @@ import (
 
 // Store is what the server needs of store.Store.
 type Store interface {
-	Rule(ctx context.Context, key string) (rule.Rule, error)
-	Credit(ctx context.Context, key string) (*table.Credit, error)
+	RulesOf(ctx context.Context, keys []string) (map[string]rule.Rule, error)
+	Credits(ctx context.Context, keys []string) (map[string]table.Credit, error)
 	Defaults(ctx context.Context) ([]rule.Rule, error)
 	Changes(ctx context.Context, after uint64, n int) ([]store.Change, error)
 	LastChange(ctx context.Context) (uint64, error)

@@ -3,7 +3,6 @@ package store
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -70,17 +69,19 @@ func save(ctx context.Context, tx *sql.Tx, me Member, credits []table.Credit) er
 	return err
 }
 
-// Credit returns what a key held when that was last written, nil if it never was.
-func (s *Store) Credit(ctx context.Context, key string) (*table.Credit, error) {
-	var milli, at int64
-	err := s.db.QueryRowContext(ctx, `SELECT credit_milli, at_ms FROM credits WHERE key = $1`, key).Scan(&milli, &at)
-	if errors.Is(err, sql.ErrNoRows) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return &table.Credit{Key: key, Credits: tokenbucket.Tokens(milli), At: time.Duration(at) * time.Millisecond}, nil
+// Credits returns what keys held when that was last written, by key: of one of which it
+// never was there is nothing.
+func (s *Store) Credits(ctx context.Context, keys []string) (map[string]table.Credit, error) {
+	credits := make(map[string]table.Credit)
+	list, args := in(keys)
+	_, err := s.list(ctx, func(row *sql.Rows) error {
+		var key string
+		var milli, at int64
+		err := row.Scan(&key, &milli, &at)
+		credits[key] = table.Credit{Key: key, Credits: tokenbucket.Tokens(milli), At: time.Duration(at) * time.Millisecond}
+		return err
+	}, `SELECT key, credit_milli, at_ms FROM credits WHERE key IN `+list, args...)
+	return credits, err
 }
 
 // Saved is what a key held when that was last written.

@@ -213,7 +213,7 @@ func until(t *testing.T, what string, is func() bool) {
 func holds(t *testing.T, db *store.Store, want tokenbucket.Tokens) func() bool {
 	return func() bool {
 		for _, key := range []string{"key", "strict"} {
-			if c, err := db.Credit(t.Context(), key); err != nil || c == nil || c.Credits/tokenbucket.Token != want {
+			if c, err := savedOf(db, key); err != nil || c == nil || c.Credits/tokenbucket.Token != want {
 				return false
 			}
 		}
@@ -438,12 +438,12 @@ func TestTheNetworkIsCut(t *testing.T) {
 		t.Errorf("%v admitted, of a capacity of 10", admitted)
 	}
 	until(t, "the owner saves", func() bool {
-		c, err := db.Credit(t.Context(), "key")
+		c, err := savedOf(db, "key")
 		return err == nil && c != nil && c.Credits < tokenbucket.Token
 	})
 	heals()
 	until(t, "the one that was cut off hears of it", func() bool { return owner.State().Partitions == 0 })
-	if c, err := db.Credit(t.Context(), "key"); err != nil || c == nil || c.Credits >= tokenbucket.Token {
+	if c, err := savedOf(db, "key"); err != nil || c == nil || c.Credits >= tokenbucket.Token {
 		t.Errorf("the owner has used up what is saved as %+v, %v", c, err)
 	}
 }

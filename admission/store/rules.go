@@ -4,6 +4,8 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
+	"strings"
 	"time"
 
 	"github.com/srtm-io/srtm/admission/rule"
@@ -83,13 +85,33 @@ func next(ctx context.Context, tx *sql.Tx) (uint64, error) {
 	return uint64(n), err
 }
 
-// Rule returns a key's own rule. Error: ErrNoRule.
+// Rule returns the rule of that key. Error: ErrNoRule.
 func (s *Store) Rule(ctx context.Context, key string) (rule.Rule, error) {
-	r, err := scan(s.db.QueryRowContext(ctx, `SELECT `+columns+` FROM rules WHERE key = $1 AND deleted_ms IS NULL`, key))
-	if errors.Is(err, sql.ErrNoRows) {
-		err = ErrNoRule
+	rules, err := s.RulesOf(ctx, []string{key})
+	if err == nil && len(rules) == 0 {
+		return rule.Rule{}, ErrNoRule
 	}
-	return r, err
+	return rules[key], err
+}
+
+// RulesOf returns the rules of those keys, by key: of one that has none there is nothing.
+func (s *Store) RulesOf(ctx context.Context, keys []string) (map[string]rule.Rule, error) {
+	list, args := in(keys)
+	rules, err := s.list(ctx, nil, `SELECT `+columns+` FROM rules WHERE deleted_ms IS NULL AND key IN `+list, args...)
+	of := make(map[string]rule.Rule, len(rules))
+	for _, r := range rules {
+		of[r.Key] = r
+	}
+	return of, err
+}
+
+// in is the list of an IN, with its parameters. Requires: there are keys.
+func in(keys []string) (list string, args []any) {
+	for i, key := range keys {
+		list += fmt.Sprintf(",$%d", i+1)
+		args = append(args, key)
+	}
+	return "(" + strings.TrimPrefix(list, ",") + ")", args
 }
 
 // Rules returns up to n rules in the order of their keys: those that begin with
