@@ -182,13 +182,13 @@ PEERS ?=
 
 bench: build ## run every benchmark (BENCHTIME=1x COUNT=1), and ours beside other brokers (PEERS=)
 	@mkdir -p build
-	$(GO) run ./bench/peer --rounds=1 --duration=3s --json=build/peers.json $(PEERS)
+	$(GO) run ./bench/peer --rounds=1 --duration=3s --nats=bin/nats-server --json=build/peers.json $(PEERS)
 	$(GO) test -run='^$$' -bench=. -benchmem -benchtime=$(BENCHTIME) -count=$(COUNT) -timeout=$(TIMEOUT) $(PACKAGES)
 
 bench-full: build ## ours beside other brokers in every scenario, into docs/performance/peers.md: 25 minutes (PEERS=, ARGS=)
 	@mkdir -p build
 	$(GO) build -o build/ ./bench/peer ./bench/floor
-	build/peer --set=full --floor=build/floor --json=build/peers.json --markdown=docs/performance/peers.md $(PEERS) $(ARGS)
+	build/peer --set=full --floor=build/floor --nats=bin/nats-server --json=build/peers.json --markdown=docs/performance/peers.md $(PEERS) $(ARGS)
 
 scaling: build ## what event loops are worth on this machine, into docs/performance/scaling.md: 2 minutes (ARGS=)
 	@mkdir -p build
