@@ -29,6 +29,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/srtm-io/srtm/bench/host"
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tools/load"
@@ -61,31 +62,40 @@ func run(ctx context.Context) error {
 	if err := os.Symlink(path, named); err != nil {
 		return err
 	}
+	collector, err := collections(dir)
+	if err != nil {
+		return err
+	}
+	defer collector.pipe.Close()
+	script := filepath.Join(dir, "nsqd")
+	if err := os.WriteFile(script, fmt.Appendf(nil, "#!/bin/sh\nGODEBUG=gctrace=1 exec %s \"$@\" 2>%s\n", named, collector.pipe.Name()), 0o700); err != nil {
+		return err
+	}
 	file := filepath.Join(dir, "perf.data")
 	perf := exec.CommandContext(ctx, "perf", "record", "-q", "-k", "CLOCK_MONOTONIC", "-m", "4M", "-e", "sched:sched_switch,sched:sched_wakeup,sched:sched_wakeup_new", "-a", "-o", file)
 	perf.Stderr = os.Stderr
 	if err := perf.Start(); err != nil {
 		return fmt.Errorf("perf: %w", err)
 	}
-	r, err := load.Perform(ctx, load.Ours(named, ""), s, *lasting, 1)
+	r, err := load.Perform(ctx, load.Ours(script, ""), s, *lasting, 1)
 	_ = perf.Process.Signal(unix.SIGINT)
 	_ = perf.Wait() // it says that it was interrupted
 	if err != nil {
 		return err
 	}
-	script := exec.CommandContext(ctx, "perf", "script", "-i", file, "--ns", "-F", "time,event,trace")
-	out, err := script.StdoutPipe()
+	events := exec.CommandContext(ctx, "perf", "script", "-i", file, "--ns", "-F", "time,event,trace")
+	out, err := events.StdoutPipe()
 	if err != nil {
 		return err
 	}
-	if err := script.Start(); err != nil {
+	if err := events.Start(); err != nil {
 		return fmt.Errorf("perf script: %w", err)
 	}
 	spans, err := read(out)
 	if err != nil {
 		return err
 	}
-	if err := script.Wait(); err != nil {
+	if err := events.Wait(); err != nil {
 		return fmt.Errorf("perf script: %w", err)
 	}
 	fmt.Printf("# Where the slowest deliveries spend their time\n\nWritten by `go run ./bench/tail`: do not edit. Commit %s, kernel %s, %d processors, %s.\n\n", host.Commit(ctx), host.Kernel(), runtime.NumCPU(), runtime.Version())
@@ -94,7 +104,7 @@ func run(ctx context.Context) error {
 	if r.Others > 10 {
 		fmt.Printf("**Disturbed**: others had processors that nsqd and the load waited for. The shares hold for this run alone; the\nmeans of the rows in which nsqd or the load *runs* are nearest to what an idle machine shows.\n\n")
 	}
-	write(os.Stdout, r, spans)
+	write(os.Stdout, r, spans, collector.end())
 	return nil
 }
 
@@ -203,6 +213,76 @@ func read(r io.Reader) ([]span, error) {
 	return spans, lines.Err()
 }
 
+// collection is one of garbage.
+type collection struct {
+	from, to mono.Time
+	stopped  time.Duration // of that, for all goroutines
+}
+
+// collector hears of the collections from what the runtime prints at the end of each.
+type collector struct {
+	pipe *os.File
+	read chan []collection
+}
+
+func collections(dir string) (*collector, error) {
+	name := filepath.Join(dir, "collections")
+	if err := unix.Mkfifo(name, 0o600); err != nil {
+		return nil, err
+	}
+	pipe, err := os.OpenFile(name, os.O_RDWR, 0) // it does not end with its writer
+	if err != nil {
+		return nil, err
+	}
+	c := &collector{pipe: pipe, read: make(chan []collection, 1)}
+	go func() {
+		var all []collection
+		for lines := bufio.NewScanner(pipe); lines.Scan(); {
+			if one, ok := parseCollection(lines.Text(), clock.Mono()); ok {
+				all = append(all, one)
+			}
+		}
+		c.read <- all
+	}()
+	return c, nil
+}
+
+// end returns what was heard.
+func (c *collector) end() []collection {
+	c.pipe.Close()
+	return <-c.read
+}
+
+// parseCollection reads a line of the runtime's that was printed at that time:
+//
+//	gc 1 @0.038s 0%: 0.018+1.3+0.076 ms clock, ...
+//
+// which are the times of a stop, of marking, and of another stop.
+func parseCollection(line string, at mono.Time) (c collection, ok bool) {
+	if !strings.HasPrefix(line, "gc ") {
+		return c, false
+	}
+	_, times, _ := strings.Cut(line, "%: ")
+	times, _, ok = strings.Cut(times, " ms clock")
+	parts := strings.Split(times, "+")
+	if !ok || len(parts) != 3 {
+		return c, false
+	}
+	c.from, c.to = at, at
+	for i, part := range parts {
+		ms, err := strconv.ParseFloat(part, 64)
+		if err != nil {
+			return c, false
+		}
+		took := time.Duration(ms * float64(time.Millisecond))
+		c.from = c.from.Add(-took)
+		if i != 1 {
+			c.stopped += took
+		}
+	}
+	return c, true
+}
+
 // field is the word after a key.
 func field(s, key string) string {
 	_, rest, _ := strings.Cut(s, key)
@@ -211,7 +291,7 @@ func field(s, key string) string {
 }
 
 // write writes a table of the causes of the slowest deliveries.
-func write(w io.Writer, r load.Result, spans []span) {
+func write(w io.Writer, r load.Result, spans []span, collected []collection) {
 	var sums [causes]time.Duration
 	var most [causes]int
 	var all time.Duration
@@ -241,9 +321,24 @@ func write(w io.Writer, r load.Result, spans []span) {
 	for i := range causes {
 		fmt.Fprintf(w, "| %s | %.3f | %.0f | %d | %s |\n", about[i][0], sums[i].Seconds()*1e3/float64(n), 100*sums[i].Seconds()/max(all.Seconds(), 1e-9), most[i], about[i][1])
 	}
-	collections := 0.0
-	if r.Collections != nil {
-		collections = *r.Collections
+	cycles, marking, stopped := 0, time.Duration(0), time.Duration(0)
+	for _, c := range collected {
+		if len(spans) == 0 || c.to.Before(spans[0].from) || spans[len(spans)-1].from.Before(c.from) {
+			continue // not while the scheduler was traced
+		}
+		cycles++
+		marking, stopped = marking+c.to.Sub(c.from), stopped+c.stopped
 	}
-	fmt.Fprintf(w, "\nGarbage was collected %.0f times in the run ([why so seldom](../decisions/0002-garbage-collection.md)), which is in the time that\nnsqd runs. The topic's lock is not waited for: with one loop, nobody else takes it on this path.\n", collections)
+	during, within := 0, time.Duration(0)
+	for _, d := range r.Slowest {
+		shared := time.Duration(0)
+		for _, c := range collected {
+			shared += max(0, min(c.to, d.Delivered).Sub(max(c.from, d.Sent)))
+		}
+		if within += shared; shared > 0 {
+			during++
+		}
+	}
+	fmt.Fprintf(w, "\nGarbage was collected %d times meanwhile ([why so seldom](../decisions/0002-garbage-collection.md)), in %.1f ms, %.2f of them with\nall stopped: %d of these deliveries were under way meanwhile, for %.0f %% of all their time, which is in the rows above.\nThe topic's lock is not waited for: with one loop, nobody else takes it on this path.\n",
+		cycles, marking.Seconds()*1e3, stopped.Seconds()*1e3, during, 100*within.Seconds()/max(all.Seconds(), 1e-9))
 }

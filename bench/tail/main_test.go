@@ -41,13 +41,29 @@ func TestTheSchedulersEventsAreFollowed(t *testing.T) {
 		}
 	}
 	var table strings.Builder
-	write(&table, load.Result{Slowest: []load.Delivery{{Due: mono.Time(1500), Sent: mono.Time(2000), Delivered: mono.Time(10_000)}}}, spans)
+	write(&table, load.Result{Slowest: []load.Delivery{{Due: mono.Time(1500), Sent: mono.Time(2000), Delivered: mono.Time(10_000)}}}, spans,
+		[]collection{{from: 2500, to: 4500, stopped: 100}, {from: 20_000, to: 30_000, stopped: 100}})
 	for i, row := range []string{"| 0.001 | 6 | 0 |", "| 0.002 | 24 | 0 |", "| 0.003 | 35 | 1 |", "| 0.001 | 12 | 0 |", "| 0.001 | 12 | 0 |", "| 0.001 | 12 | 0 |"} {
 		if lines := strings.Split(table.String(), "\n"); !strings.Contains(lines[2+i], row) {
 			t.Errorf("%s: want %s", lines[2+i], row)
 		}
 	}
+	if want := "collected 1 times meanwhile"; !strings.Contains(table.String(), want) || !strings.Contains(table.String(), "1 of these deliveries were under way meanwhile, for 24 %") {
+		t.Errorf("%s\nwant %s", table.String(), want)
+	}
 	if _, err := read(strings.NewReader("perf says something else\n")); err == nil {
 		t.Error("no error for what is no trace")
+	}
+}
+
+func TestTheRuntimesLinesAreRead(t *testing.T) {
+	c, ok := parseCollection("gc 1 @0.038s 0%: 0.5+1.25+0.25 ms clock, 0.054+0.35/1.2/3.0+0.23 ms cpu, 4->4->0 MB, 5 MB goal, 0 MB stacks, 0 MB globals, 2 P", 3e6)
+	if want := (collection{from: 1e6, to: 3e6, stopped: 750e3}); !ok || c != want {
+		t.Errorf("%+v, %v, want %+v", c, ok, want)
+	}
+	for _, line := range []string{"", "nsqd: gc", "gc 1 @0.038s 0%: 0.5+1.25 ms clock", "gc 1 @0.038s 0%: a+b+c ms clock"} {
+		if c, ok := parseCollection(line, 3e6); ok {
+			t.Errorf("%q: %+v", line, c)
+		}
 	}
 }
