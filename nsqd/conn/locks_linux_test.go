@@ -143,6 +143,9 @@ func contention() map[string]int64 {
 		}
 		for more {
 			f, more = frames.Next()
+			if strings.HasPrefix(f.Function, "sync.(*Pool).") {
+				break // its own, when a processor first uses it
+			}
 			if function, ours := strings.CutPrefix(f.Function, "github.com/srtm-io/srtm/"); ours {
 				waited[function] += r.Count
 				break
