@@ -82,7 +82,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 		return fmt.Errorf("--admin-address: %w", err)
 	}
 	mux := http.NewServeMux()
-	obs.Mount(mux, metrics, p.State, p.Healthy)
+	obs.Mount(mux, metrics, func() any { return p.Status() }, p.Healthy)
 	mux.HandleFunc("GET /status", p.ServeStatus)
 	operators := &http.Server{Handler: o.guard.Handler(mux), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute}
 	// Stopped in reverse: first clients, last those who watch that.

@@ -63,19 +63,26 @@ type Balancer struct {
 	scratch []time.Duration
 }
 
-// server is what is known of one.
+// Counts are of the requests of a server.
 //
-// Invariant: inFlight == sent - departed - failed - aborted >= 0.
-type server struct {
-	present  bool // false: removed, or never there; it is chosen no more
-	inFlight int  // Q: sent and not ended
+// Invariant: InFlight == Sent - Departed - Failed - Aborted >= 0.
+type Counts struct {
+	InFlight int    `json:"in_flight"` // Q
+	Sent     uint64 `json:"sent"`
+	Departed uint64 `json:"departed"`
+	Failed   uint64 `json:"failed"`
+	Aborted  uint64 `json:"aborted"`
+}
 
-	sent, departed, failed, aborted uint64
+// server is what is known of one.
+type server struct {
+	present bool // false: removed, or never there; it is chosen no more
+	Counts
 
 	// JBQ.
 	interval  time.Duration // T, while samples > 0
 	samples   uint64
-	began     mono.Time // start of the busy period, while inFlight > 0
+	began     mono.Time // start of the busy period, while InFlight > 0
 	departure mono.Time // the last
 	sampled   mono.Time // the last departure, or when it was added or tried
 
@@ -100,7 +107,7 @@ func New(cfg Config, rng *rand.Rand) *Balancer {
 // Add adds a server and returns its number. JBQ takes it to be as fast as the median of
 // the others until it has been measured: at 0 it would be flooded, at infinity never used.
 func (b *Balancer) Add(now mono.Time) int {
-	i := slices.IndexFunc(b.servers, func(s server) bool { return !s.present && s.inFlight == 0 })
+	i := slices.IndexFunc(b.servers, func(s server) bool { return !s.present && s.InFlight == 0 })
 	if i < 0 {
 		i = len(b.servers)
 		b.servers, b.all = append(b.servers, server{}), append(b.all, i)
@@ -142,7 +149,7 @@ func (b *Balancer) Pick(now mono.Time, fits []int) int {
 		case JBQ:
 			cost = b.answer(s, now)
 		case Busy:
-			cost = float64(s.inFlight)
+			cost = float64(s.InFlight)
 		case RoundRobin:
 			n := len(b.servers)
 			cost = float64((i - b.last - 1 + n) % n)
@@ -186,15 +193,15 @@ func (b *Balancer) Probe(now mono.Time, fits []int) (server int, due bool) {
 // Sent says that a request goes to the server.
 func (b *Balancer) Sent(server int, now mono.Time) {
 	s := &b.servers[server]
-	if s.inFlight == 0 {
+	if s.InFlight == 0 {
 		s.began = now
 		if s.stale(now, stale) {
 			s.sampled = now
 		}
 	}
 	s.trying = s.trying || s.ejected
-	s.inFlight++
-	s.sent++
+	s.InFlight++
+	s.Sent++
 	b.last = server
 	if b.kind == Busy {
 		for i := range b.servers {
@@ -214,11 +221,11 @@ func (b *Balancer) Departed(server int, now mono.Time, failed bool) {
 	s := &b.servers[server]
 	s.end(server)
 	if failed {
-		s.failed++
+		s.Failed++
 		s.fail(now, b.intervalOf(s))
 		return
 	}
-	s.departed++
+	s.Departed++
 	took := now.Sub(max(s.departure, s.began))
 	s.succeed(now, took, b.intervalOf(s))
 	s.learn(took)
@@ -230,7 +237,7 @@ func (b *Balancer) Departed(server int, now mono.Time, failed bool) {
 func (b *Balancer) Aborted(server int) {
 	s := &b.servers[server]
 	s.end(server)
-	s.aborted++
+	s.Aborted++
 	s.trying = false
 }
 
@@ -239,20 +246,18 @@ func (b *Balancer) Aborted(server int) {
 // other gateways, so that several do not all choose the server that they left alone.
 func (b *Balancer) Reported(server, inFlight int, now mono.Time) {
 	s := &b.servers[server]
-	s.others = max(inFlight-s.inFlight, 0)
+	s.others = max(inFlight-s.InFlight, 0)
 	s.othersUntil = now.Add(reporting)
 }
 
 // Stat is what is known of a server.
 type Stat struct {
-	Server   int
-	InFlight int           // own
-	Others   int           // of other gateways
-	Interval time.Duration // T: between departures while it is busy
-	Answer   time.Duration // R = (1+Q)*T: when a request would be answered
-	Ejected  bool
-
-	Sent, Departed, Failed, Aborted uint64
+	Server int `json:"-"`
+	Counts
+	Others   int           `json:"in_flight_elsewhere"` // of other gateways
+	Interval time.Duration `json:"-"`                   // T: between departures while it is busy
+	Answer   time.Duration `json:"-"`                   // R = (1+Q)*T: when a request would be answered
+	Ejected  bool          `json:"ejected"`
 }
 
 // Stats appends what is known of each server to dst.
@@ -263,9 +268,8 @@ func (b *Balancer) Stats(now mono.Time, dst []Stat) []Stat {
 			continue
 		}
 		dst = append(dst, Stat{
-			Server: i, InFlight: s.inFlight, Others: s.elsewhere(now),
-			Interval: b.intervalOf(s), Answer: time.Duration(min(b.answer(s, now), math.MaxInt64/2)), Ejected: s.ejected,
-			Sent: s.sent, Departed: s.departed, Failed: s.failed, Aborted: s.aborted,
+			Server: i, Counts: s.Counts, Others: s.elsewhere(now), Interval: b.intervalOf(s),
+			Answer: time.Duration(min(b.answer(s, now), math.MaxInt64/2)), Ejected: s.ejected,
 		})
 	}
 	return dst
@@ -274,7 +278,7 @@ func (b *Balancer) Stats(now mono.Time, dst []Stat) []Stat {
 // answer is R in nanoseconds.
 func (b *Balancer) answer(s *server, now mono.Time) float64 {
 	t := b.intervalOf(s)
-	return (1 + float64(s.inFlight+s.elsewhere(now)) + s.owed(now, 0, t)) * float64(t)
+	return (1 + float64(s.InFlight+s.elsewhere(now)) + s.owed(now, 0, t)) * float64(t)
 }
 
 func (b *Balancer) intervalOf(s *server) time.Duration {
@@ -303,15 +307,15 @@ func (s *server) learn(t time.Duration) {
 // stale reports whether an idle server has had no sample, and no request that should
 // have become one, for so long.
 func (s *server) stale(now mono.Time, long time.Duration) bool {
-	return s.inFlight == 0 && !s.ejected && now.Sub(s.sampled) >= long
+	return s.InFlight == 0 && !s.ejected && now.Sub(s.sampled) >= long
 }
 
 func (s *server) end(server int) {
-	if s.inFlight == 0 {
+	if s.InFlight == 0 {
 		panic(fmt.Sprintf("balance: server %d ended a request and has none: %d sent, %d departed, %d failed, %d aborted",
-			server, s.sent, s.departed, s.failed, s.aborted))
+			server, s.Sent, s.Departed, s.Failed, s.Aborted))
 	}
-	s.inFlight--
+	s.InFlight--
 }
 
 // reckon sets guess, while there is a server that has no sample.

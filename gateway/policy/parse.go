@@ -219,13 +219,14 @@ func (r *reader) resources(servers, costs []map[string]any) {
 
 func (r *reader) server(n int, table map[string]any) {
 	text, _ := table["url"].(string)
-	text = strings.TrimSuffix(text, "/")
-	if u, err := url.Parse(text); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+	text = strings.TrimRight(text, "/")
+	u, err := url.Parse(text)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
 		r.fault("server", n, "url", "%q is no http or https URL of a host and, at most, a path", text)
 	} else if slices.ContainsFunc(r.Servers, func(s Server) bool { return s.URL == text }) {
 		r.fault("server", n, "url", "%q is the URL of another server, too", text)
 	}
-	r.Servers = append(r.Servers, Server{URL: text, Capacity: r.units("server", n, table)})
+	r.Servers = append(r.Servers, Server{URL: text, Target: u, Capacity: r.units("server", n, table)})
 }
 
 // units returns the numbers of a server or a cost, by resource.

@@ -80,7 +80,8 @@ type Match struct {
 
 // Server is one [[server]].
 type Server struct {
-	URL string // http or https, without query and fragment
+	URL    string // http or https, without query and fragment
+	Target *url.URL
 	// Capacity in units a second, by Resources; 0 where it is not given.
 	Capacity []float64
 }

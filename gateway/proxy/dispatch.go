@@ -34,10 +34,10 @@ const (
 // the dispatcher's, but for what is said to be the exchange's.
 type ticket struct {
 	// Of the exchange: set before enter.
-	name         string        // of its class
-	method, path string        // that it asks for
-	ours         bool          // its token is for the gateway
-	granted      chan struct{} // holds one token: target is set, or refused is
+	r       *http.Request
+	class   class         // as it was when the request came
+	ours    bool          // its token is for the gateway
+	granted chan struct{} // holds one token: target is set, or refused is
 	// Of the exchange: once granted.
 	target *url.URL
 	status int    // of the answer
@@ -58,7 +58,7 @@ type ticket struct {
 
 // repeatable reports whether a client may send the request again if it fails (RFC 9110).
 func (t *ticket) repeatable() bool {
-	switch t.method {
+	switch t.r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace, http.MethodPut, http.MethodDelete:
 		return true
 	}
@@ -97,11 +97,15 @@ type server struct {
 
 // counts are what is known of a class beyond the scheduler.
 type counts struct {
-	waits                    *obs.Latency // of those sent, in the queue
-	full, late, left, denied uint64
-	base                     uint64 // sent under earlier policies
-	ticked                   uint64 // sent until the last tick
-	rate                     float64
+	Sent   uint64 `json:"sent"`
+	Full   uint64 `json:"refused_full"`
+	Late   uint64 `json:"refused_late"`
+	Denied uint64 `json:"refused_admission"`
+	Left   uint64 `json:"left"` // clients that did not wait for their turn
+
+	waits  *obs.Latency // of those sent, in the queue
+	ticked uint64       // sent until the last tick
+	rate   float64
 }
 
 const (
@@ -130,14 +134,8 @@ func newDispatcher(cfg Config) *dispatcher {
 // under its class' name, and what is at a server stays there. On an error nothing has
 // changed.
 func (d *dispatcher) configure(to *policy.Policy, now mono.Time) error {
-	urls := make([]*url.URL, len(to.Servers))
 	costs := cost.Config{Resources: to.Resources, Gateways: d.cfg.Gateways}
-	for i, s := range to.Servers {
-		var err error
-		if urls[i], err = url.Parse(s.URL); err != nil {
-			return fmt.Errorf("server %q: %w", s.URL, err)
-		}
-		urls[i].Path = strings.TrimSuffix(urls[i].Path, "/")
+	for _, s := range to.Servers {
 		costs.Capacities = append(costs.Capacities, s.Capacity)
 	}
 	table := cost.New(costs)
@@ -162,27 +160,24 @@ func (d *dispatcher) configure(to *policy.Policy, now mono.Time) error {
 	m.schedule, m.policy, m.cost, m.classes = next, to, table, make([]counts, len(to.Classes))
 	m.vector = make(schedule.Vector, config.Resources)
 	d.reader.Store(table)
-	d.renumberLocked(urls, now, config.Servers)
-	var sent []schedule.ClassStats
-	if old != nil {
-		sent = old.Stats().Classes
-	}
+	d.renumberLocked(now, config.Servers)
 	for i, c := range to.Classes {
 		m.classes[i] = counts{waits: obs.NewLatency()}
 		if n := classOf(oldPolicy, c.Name); n >= 0 {
 			m.classes[i] = before[n]
-			m.classes[i].base += sent[n].Sent
 		}
 	}
-	var refused *ticket
-	for t := m.tickets.newer; t != &m.tickets; t = t.newer {
-		if !t.sent && !old.Leave(&t.request) {
-			continue // refused before, and its owner has not yet heard of it
-		}
+	var refused, newer *ticket
+	for t := m.tickets.newer; t != &m.tickets; t = newer {
+		newer = t.newer
 		d.fillLocked(t)
 		if t.sent {
 			next.Adopt(&t.request, t.server)
-		} else if t.refused = next.Arrive(&t.request); t.refused != nil {
+			continue
+		}
+		old.Leave(&t.request)
+		if t.refused = d.arriveLocked(t); t.refused != nil {
+			d.forgetLocked(t)
 			t.nextGranted, refused = refused, t
 		}
 	}
@@ -195,7 +190,7 @@ func (d *dispatcher) configure(to *policy.Policy, now mono.Time) error {
 
 // renumberLocked has the servers of the policy take part, and no others. One that was
 // there before keeps its number and what is known of it.
-func (d *dispatcher) renumberLocked(urls []*url.URL, now mono.Time, numbers int) {
+func (d *dispatcher) renumberLocked(now mono.Time, numbers int) {
 	m := &d.mu
 	for n := range numbers {
 		m.schedule.SetCapacity(n, nil)
@@ -214,7 +209,7 @@ func (d *dispatcher) renumberLocked(urls []*url.URL, now mono.Time, numbers int)
 			if n = m.balance.Add(now); n == len(m.servers) {
 				m.servers = append(m.servers, server{})
 			}
-			m.servers[n] = server{name: of.URL, url: urls[i], index: i}
+			m.servers[n] = server{name: of.URL, url: of.Target, index: i}
 		}
 		m.schedule.SetCapacity(n, m.cost.Capacity(i))
 	}
@@ -223,13 +218,22 @@ func (d *dispatcher) renumberLocked(urls []*url.URL, now mono.Time, numbers int)
 // fillLocked sets what the scheduler is to know of a request.
 func (d *dispatcher) fillLocked(t *ticket) {
 	m := &d.mu
-	class := classOf(m.policy, t.name)
+	class := classOf(m.policy, t.class.Name)
 	if class < 0 { // the policy has changed since it was classified
 		class = len(m.policy.Classes) - 1
 	}
-	t.route = m.cost.Route(t.method, t.path)
-	m.cost.Estimate(m.vector, t.route, m.policy.CostOf(t.path))
+	t.route = m.cost.Route(t.r.Method, t.r.URL.Path)
+	m.cost.Estimate(m.vector, t.route, m.policy.CostOf(t.r.URL.Path))
 	t.request.Class, t.request.Cost, t.request.Value = class, m.vector, t
+}
+
+// arriveLocked queues a request, or counts that there is no room for it.
+func (d *dispatcher) arriveLocked(t *ticket) error {
+	err := d.mu.schedule.Arrive(&t.request)
+	if err != nil {
+		d.mu.classes[t.request.Class].Full++
+	}
+	return err
 }
 
 func classOf(p *policy.Policy, name string) int {
@@ -242,29 +246,28 @@ func classOf(p *policy.Policy, name string) int {
 // modeOf reads the name of a scheduler.
 func modeOf(name string, resources []string) (schedule.Mode, error) {
 	single, isSingle := strings.CutPrefix(name, "single:")
+	i := slices.Index(resources, single)
 	switch {
 	case name == "mqos":
 		return schedule.MQoS, nil
 	case name == "none":
 		return schedule.None, nil
-	case isSingle:
-		if i := slices.Index(resources, single); i >= 0 {
-			return schedule.Single(i), nil
-		}
+	case !isSingle:
+		return 0, fmt.Errorf("scheduler %q: want mqos, none, or single:RESOURCE", name)
+	case i < 0:
 		return 0, fmt.Errorf("scheduler %s: the policy has no resource %q", name, single)
 	}
-	return 0, fmt.Errorf("scheduler %q: want mqos, none, or single:RESOURCE", name)
+	return schedule.Single(i), nil
 }
 
-// enter queues a request and waits for its turn, at most for so long. Once it returns nil
-// the caller owes a finish.
-func (d *dispatcher) enter(r *http.Request, t *ticket, wait time.Duration, now mono.Time) error {
+// enter queues a request and waits for its turn, at most for as long as its class may.
+// Once it returns nil the caller owes a finish.
+func (d *dispatcher) enter(t *ticket, now mono.Time) error {
 	d.mu.Lock()
 	m := &d.mu
 	t.arrived = now
 	d.fillLocked(t)
-	if err := m.schedule.Arrive(&t.request); err != nil {
-		m.classes[t.request.Class].full++
+	if err := d.arriveLocked(t); err != nil {
 		d.mu.Unlock()
 		return err
 	}
@@ -275,13 +278,13 @@ func (d *dispatcher) enter(r *http.Request, t *ticket, wait time.Duration, now m
 	wake(granted)
 	select {
 	case <-t.granted:
-		return d.turn(t)
+		return t.refused
 	default:
 	}
-	timer := time.NewTimer(wait)
+	timer := time.NewTimer(t.class.Wait)
 	defer timer.Stop()
 	var look <-chan time.Time
-	client := unread(r)
+	client := unread(t.r)
 	if client != nil {
 		ticker := time.NewTicker(lookEvery)
 		defer ticker.Stop()
@@ -291,10 +294,10 @@ func (d *dispatcher) enter(r *http.Request, t *ticket, wait time.Duration, now m
 	for err == nil {
 		select {
 		case <-t.granted:
-			return d.turn(t)
+			return t.refused
 		case <-timer.C:
 			err = errLate
-		case <-r.Context().Done():
+		case <-t.r.Context().Done():
 			err = errGone
 		case <-look:
 			if hungUp(client) {
@@ -308,37 +311,22 @@ func (d *dispatcher) enter(r *http.Request, t *ticket, wait time.Duration, now m
 		// been given up gives it back.
 		d.mu.Unlock()
 		<-t.granted
-		if turn := d.turn(t); turn != nil || err == errLate {
-			return turn
+		if t.refused != nil || err == errLate {
+			return t.refused
 		}
 		d.finish(t, aborted, clock.Mono())
 		return err
 	}
 	if c := &m.classes[t.request.Class]; err == errLate {
-		c.late++
+		c.Late++
 	} else {
-		c.left++
+		c.Left++
 	}
 	d.forgetLocked(t)
 	granted = d.passLocked(clock.Mono())
 	d.mu.Unlock()
 	wake(granted)
 	return err
-}
-
-// turn takes leave of a ticket that a change of the policy has refused.
-func (d *dispatcher) turn(t *ticket) error {
-	if t.refused == nil {
-		return nil
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	// By name: the policy may have changed once more, and have fewer classes.
-	if i := classOf(d.mu.policy, t.name); i >= 0 {
-		d.mu.classes[i].full++
-	}
-	d.forgetLocked(t)
-	return t.refused
 }
 
 func (d *dispatcher) forgetLocked(t *ticket) {
@@ -367,7 +355,7 @@ func (d *dispatcher) finish(t *ticket, how outcome, now mono.Time) {
 		report = nil
 	}
 	teaches := how == departed && t.status < http.StatusBadRequest
-	m.cost.Settle(m.vector, t.route, m.policy.CostOf(t.path), now.Sub(t.started), t.bytes, report, teaches)
+	m.cost.Settle(m.vector, t.route, m.policy.CostOf(t.r.URL.Path), now.Sub(t.started), t.bytes, report, teaches)
 	m.schedule.Done(&t.request, m.vector)
 	if report != nil {
 		d.observeLocked(t.server, report, now)
@@ -443,6 +431,7 @@ func (d *dispatcher) passLocked(now mono.Time) (first *ticket) {
 		t := r.Value.(*ticket)
 		t.server, t.target, t.started, t.sent = number, m.servers[number].url, now, true
 		m.balance.Sent(number, now)
+		m.classes[r.Class].Sent++
 		m.classes[r.Class].waits.Record(now.Sub(t.arrived))
 		t.nextGranted, first = first, t
 	}
@@ -462,13 +451,11 @@ func wake(t *ticket) {
 func (d *dispatcher) tick(now mono.Time) {
 	d.mu.Lock()
 	m := &d.mu
-	stats := m.schedule.Stats()
 	if past := now.Sub(m.ticked).Seconds(); m.ticked != 0 && past > 0 {
 		for i := range m.classes {
 			c := &m.classes[i]
-			sent := c.base + stats.Classes[i].Sent
-			c.rate += rateWeight * (float64(sent-c.ticked)/past - c.rate)
-			c.ticked = sent
+			c.rate += rateWeight * (float64(c.Sent-c.ticked)/past - c.rate)
+			c.ticked = c.Sent
 		}
 	}
 	m.ticked = now
@@ -498,6 +485,6 @@ func (d *dispatcher) denied(class string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if i := classOf(d.mu.policy, class); i >= 0 {
-		d.mu.classes[i].denied++
+		d.mu.classes[i].Denied++
 	}
 }

@@ -34,10 +34,8 @@ type exchange struct {
 	reverse             httputil.ReverseProxy
 	answer              answerBody
 
-	ticket ticket
-	rules  *rules // as they were when the request came
-	class  class
-	r      *http.Request
+	ticket
+	rules  *rules       // as they were when the request came
 	body   *requestBody // nil: the request has none
 	queued time.Duration
 
@@ -56,7 +54,7 @@ func (p *Proxy) newExchange() any {
 	x.answer.timer.Stop()
 	x.reverse = httputil.ReverseProxy{
 		Transport: x, Rewrite: x.rewrite, ModifyResponse: x.answered, ErrorHandler: x.unanswered,
-		BufferPool: p.buffers, ErrorLog: slog.NewLogLogger(p.faults, slog.LevelDebug),
+		BufferPool: &p.buffers, ErrorLog: slog.NewLogLogger(p.faults, slog.LevelDebug),
 	}
 	return x
 }
@@ -66,9 +64,9 @@ func (p *Proxy) release(x *exchange) {
 	if x.spoiled || x.tunnel {
 		return
 	}
-	granted, answer, reverse := x.ticket.granted, x.answer, x.reverse
+	granted, answer, reverse := x.granted, x.answer, x.reverse
 	answer.ReadCloser, answer.res = nil, nil
-	*x = exchange{p: p, ticket: ticket{granted: granted, tried: x.ticket.tried[:0]}, answer: answer, reverse: reverse}
+	*x = exchange{p: p, ticket: ticket{granted: granted, tried: x.tried[:0]}, answer: answer, reverse: reverse}
 	p.exchanges.Put(x)
 }
 
@@ -87,7 +85,7 @@ func (x *exchange) serve() {
 
 func (x *exchange) settle(how outcome) {
 	if x.body != nil {
-		x.ticket.bytes += x.body.bytes.Load()
+		x.bytes += x.body.bytes.Load()
 	}
 	x.p.dispatcher.finish(&x.ticket, how, clock.Mono())
 }
@@ -96,7 +94,7 @@ func (x *exchange) settle(how outcome) {
 // nothing of the server.
 func (x *exchange) outcome() outcome {
 	switch {
-	case x.whole && !serverFault(x.ticket.status):
+	case x.whole && !serverFault(x.status):
 		return departed
 	case !x.whole && (x.writeErr != nil || x.body.failed() != nil || x.r.Context().Err() != nil):
 		return aborted
@@ -134,7 +132,7 @@ func undialled(err error) bool {
 
 // aim has a request go to the server that the ticket names.
 func (x *exchange) aim(out *http.Request) {
-	target := x.ticket.target
+	target := x.target
 	out.URL.Path, out.URL.RawPath = x.r.URL.Path, x.r.URL.RawPath
 	if target.Path == "" {
 		out.URL.Scheme, out.URL.Host = target.Scheme, target.Host
@@ -173,7 +171,7 @@ func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 		}
 	}
 	out.Header[classHeader] = x.class.header
-	if x.ticket.ours {
+	if x.ours {
 		delete(out.Header, "Authorization")
 	}
 }
@@ -186,7 +184,7 @@ var (
 
 // answered is told of the head of an answer that is not 1xx, or 101.
 func (x *exchange) answered(res *http.Response) error {
-	x.ticket.status = res.StatusCode
+	x.status = res.StatusCode
 	x.load(res.Header)
 	delete(res.Trailer, cost.Header)
 	delete(res.Header, classHeader)
@@ -211,7 +209,7 @@ func (x *exchange) answered(res *http.Response) error {
 // load takes what the server reports of itself, which is not the client's to see.
 func (x *exchange) load(h http.Header) {
 	if reports := h[cost.Header]; len(reports) > 0 {
-		x.ticket.report = reports[0]
+		x.report = reports[0]
 		delete(h, cost.Header)
 	}
 }
@@ -267,7 +265,7 @@ func (x *exchange) Write(p []byte) (int, error) {
 		_ = http.NewResponseController(x.ResponseWriter).SetWriteDeadline(time.Now().Add(limit + limit/4))
 	}
 	n, err := x.ResponseWriter.Write(p)
-	x.ticket.bytes += int64(n)
+	x.bytes += int64(n)
 	if err != nil {
 		x.writeErr = err
 	}

@@ -1,17 +1,6 @@
 package proxy
 
-import (
-	"github.com/prometheus/client_golang/prometheus"
-
-	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/internal/connlimit"
-)
-
-// collector reads the dispatcher, and how many clients there are, when it is asked.
-type collector struct {
-	dispatcher *dispatcher
-	slots      *connlimit.Slots
-}
+import "github.com/prometheus/client_golang/prometheus"
 
 var (
 	requests = prometheus.NewDesc("srtm_gateway_requests_total", "Requests of a class, by what became of them: sent to a server, refused (full, late, admission), or left by their clients in the queue.", []string{"class", "result"}, nil)
@@ -33,60 +22,50 @@ var (
 )
 
 // Describe implements prometheus.Collector.
-func (c *collector) Describe(descs chan<- *prometheus.Desc) {
+func (p *Proxy) Describe(descs chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{requests, queued, inFlight, waits, used, estimate, deficit, ended, atServer, interval, expected, ejected, free, clients, noSlot, bad} {
 		descs <- d
 	}
 }
 
 // Collect implements prometheus.Collector.
-func (c *collector) Collect(metrics chan<- prometheus.Metric) {
-	var all []prometheus.Metric // sent without the lock
-	add := func(desc *prometheus.Desc, kind prometheus.ValueType, v float64, labels ...string) {
-		all = append(all, prometheus.MustNewConstMetric(desc, kind, v, labels...))
-	}
+func (p *Proxy) Collect(metrics chan<- prometheus.Metric) {
 	const counter, gauge = prometheus.CounterValue, prometheus.GaugeValue
-	d := c.dispatcher
-	d.mu.Lock()
-	m := &d.mu
-	state, names := m.schedule.Stats(), m.cost.Resources()
-	for i, c := range state.Classes {
-		n := &m.classes[i]
-		for result, v := range map[string]uint64{"sent": n.base + c.Sent, "full": n.full, "late": n.late, "admission": n.denied, "left": n.left} {
+	add := func(desc *prometheus.Desc, kind prometheus.ValueType, v float64, labels ...string) {
+		metrics <- prometheus.MustNewConstMetric(desc, kind, v, labels...)
+	}
+	s := p.Status()
+	for _, c := range s.Classes {
+		for result, v := range map[string]uint64{"sent": c.Sent, "full": c.Full, "late": c.Late, "admission": c.Denied, "left": c.Left} {
 			add(requests, counter, float64(v), c.Name, result)
 		}
 		add(queued, gauge, float64(c.Queued), c.Name)
 		add(inFlight, gauge, float64(c.InFlight), c.Name)
-		all = append(all, n.waits.Metric(waits, c.Name))
-		for k, name := range names {
-			add(used, counter, c.Used[k]/100, c.Name, name)
+		metrics <- c.waited
+		for k, name := range s.Resources {
+			add(used, counter, c.ClassStats.Used[k]/100, c.Name, name)
 			add(estimate, counter, c.Estimated[k]/100, c.Name, name)
-			add(deficit, gauge, c.Deficit[k]/100, c.Name, name)
+			add(deficit, gauge, c.ClassStats.Deficit[k]/100, c.Name, name)
 		}
 	}
-	for _, b := range m.balance.Stats(clock.Mono(), nil) {
-		at := m.servers[b.Server].name
+	for _, b := range s.Servers {
 		for result, v := range map[string]uint64{"answered": b.Departed, "failed": b.Failed, "aborted": b.Aborted} {
-			add(ended, counter, float64(v), at, result)
+			add(ended, counter, float64(v), b.URL, result)
 		}
-		add(atServer, gauge, float64(b.InFlight), at, "own")
-		add(atServer, gauge, float64(b.Others), at, "others")
-		add(interval, gauge, b.Interval.Seconds(), at)
-		add(expected, gauge, b.Answer.Seconds(), at)
+		add(atServer, gauge, float64(b.InFlight), b.URL, "own")
+		add(atServer, gauge, float64(b.Others), b.URL, "others")
+		add(interval, gauge, b.Interval.Seconds(), b.URL)
+		add(expected, gauge, b.Answer.Seconds(), b.URL)
 		out := 0.0
 		if b.Ejected {
 			out = 1
 		}
-		add(ejected, gauge, out, at)
-		for k, name := range names {
-			add(free, gauge, state.Servers[b.Server].Free[k]/100, at, name)
+		add(ejected, gauge, out, b.URL)
+		for name, percent := range b.Free {
+			add(free, gauge, percent/100, b.URL, name)
 		}
 	}
-	add(clients, gauge, float64(c.slots.Open()))
-	add(noSlot, counter, float64(c.slots.Refused()))
-	add(bad, counter, float64(m.badReports))
-	d.mu.Unlock()
-	for _, metric := range all {
-		metrics <- metric
-	}
+	add(clients, gauge, float64(p.slots.Open()))
+	add(noSlot, counter, float64(p.slots.Refused()))
+	add(bad, counter, float64(s.badReports))
 }

@@ -7,7 +7,6 @@ import (
 	"math"
 	"net"
 	"net/http"
-	"net/http/httputil"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -86,7 +85,7 @@ type class struct {
 
 // New returns a handler. Run has to run while it serves.
 func New(cfg Config) (*Proxy, error) {
-	p := &Proxy{cfg: cfg, dispatcher: newDispatcher(cfg), buffers: newBufferPool()}
+	p := &Proxy{cfg: cfg, dispatcher: newDispatcher(cfg)}
 	p.slots.Most = cfg.MaxConnections
 	p.base, p.end = context.WithCancel(context.Background())
 	faults, _ := obs.Sparse(cfg.Log)
@@ -95,7 +94,7 @@ func New(cfg Config) (*Proxy, error) {
 	if err := p.SetPolicy(cfg.Policy); err != nil {
 		return nil, err
 	}
-	cfg.Metrics.MustRegister(&collector{p.dispatcher, &p.slots})
+	cfg.Metrics.MustRegister(p)
 	return p, nil
 }
 
@@ -204,9 +203,8 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	x := p.exchanges.Get().(*exchange)
-	x.ResponseWriter, x.r, x.rules, x.class, x.body = w, r, rules, c, body
-	x.ticket.ours, x.ticket.name, x.ticket.method, x.ticket.path = ours, c.Name, r.Method, r.URL.Path
-	x.ticket.request.Bytes = held(r)
+	x.ResponseWriter, x.rules, x.body = w, rules, body
+	x.r, x.class, x.ours, x.request.Bytes = r, c, ours, held(r)
 	p.pass(x)
 }
 
@@ -214,7 +212,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (p *Proxy) pass(x *exchange) {
 	defer p.release(x)
 	began := clock.Mono()
-	err := p.dispatcher.enter(x.r, &x.ticket, x.class.Wait, began)
+	err := p.dispatcher.enter(&x.ticket, began)
 	x.queued = clock.Mono().Sub(began)
 	switch {
 	case err == nil:
@@ -266,13 +264,13 @@ func (p *Proxy) admit(r *http.Request, c class, tenant string, cost int) client.
 }
 
 // bufferPool lends the buffers through which bodies go.
-type bufferPool struct{ *sync.Pool }
+type bufferPool struct{ sync.Pool }
 
-func newBufferPool() bufferPool {
-	return bufferPool{&sync.Pool{New: func() any { return new([32 << 10]byte) }}}
+func (b *bufferPool) Get() []byte {
+	if p, ok := b.Pool.Get().(*[32 << 10]byte); ok {
+		return p[:]
+	}
+	return make([]byte, 32<<10)
 }
 
-func (b bufferPool) Get() []byte  { return b.Pool.Get().(*[32 << 10]byte)[:] }
-func (b bufferPool) Put(p []byte) { b.Pool.Put((*[32 << 10]byte)(p)) }
-
-var _ httputil.BufferPool = bufferPool{}
+func (b *bufferPool) Put(p []byte) { b.Pool.Put((*[32 << 10]byte)(p)) }

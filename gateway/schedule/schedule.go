@@ -132,7 +132,6 @@ type class struct {
 	waiting  int
 	bytes    int64
 	inFlight int
-	sent     uint64
 	// Invariant: deficit <= quantum + largest, and <= 0 while nothing
 	// waits.
 	deficit [MaxResources]int64
@@ -488,7 +487,6 @@ func (s *Scheduler) send(r *Request, to int) {
 	for _, k := range s.managed {
 		c.deficit[k] -= r.cost[k]
 	}
-	c.sent++
 	s.remove(r)
 	s.occupy(r, to)
 }
@@ -603,17 +601,17 @@ type Stats struct {
 
 // ClassStats is the state of a class.
 type ClassStats struct {
-	Name             string
-	Queued, InFlight int
-	Sent             uint64 // since New
+	Name     string `json:"name"`
+	Queued   int    `json:"queued"`
+	InFlight int    `json:"in_flight"`
 	// Used is what requests since New were charged: measured where it is known, else
 	// estimated.
-	Used Vector
+	Used Vector `json:"-"`
 	// Estimated is what Used would be without measuring.
-	Estimated Vector
+	Estimated Vector `json:"-"`
 	// Deficit is what the class may take before quanta are granted; below 0 it is in
 	// debt.
-	Deficit Vector
+	Deficit Vector `json:"-"`
 }
 
 // ServerStats is the state of a server. Free is its resource availability counters.
@@ -631,7 +629,7 @@ func (s *Scheduler) Server(i int) ServerStats {
 func (s *Scheduler) Stats() (all Stats) {
 	for i := range s.classes {
 		c := &s.classes[i]
-		all.Classes = append(all.Classes, ClassStats{c.Name, c.waiting, c.inFlight, c.sent, s.vector(&c.used), s.vector(&c.estimated), s.vector(&c.deficit)})
+		all.Classes = append(all.Classes, ClassStats{c.Name, c.waiting, c.inFlight, s.vector(&c.used), s.vector(&c.estimated), s.vector(&c.deficit)})
 	}
 	for i := range s.servers {
 		all.Servers = append(all.Servers, s.Server(i))
