@@ -19,6 +19,7 @@ func scenarios() []load.Scenario {
 	}
 	all := []load.Scenario{
 		poisson("poisson-100", 100), poisson("poisson-1000", 1000), poisson("poisson-2000", 2000), poisson("poisson-4000", 4000),
+		{Name: "sparse-4000", What: "4,000 publishers at 2.5 msg/s each, at random: the connections of poisson-4000 with the messages of poisson-1000", Conns: 4000, Rate: 10_000, Size: 100},
 		{Name: "bursts", What: "1000 publishers, each 10 messages at once, 10,000 msg/s in all", Conns: 1000, Rate: 10_000, Together: 10, Size: 100},
 		{Name: "pipelined", What: "10 publishers, one message per command, as fast as they go in", Conns: 10, Size: 100, Together: 50, Limit: 1_000_000},
 		{Name: "closed", What: "10 publishers, each waits for its answer before it sends the next message", Conns: 10, Size: 100, Together: 1, Closed: true, NSQOnly: true},

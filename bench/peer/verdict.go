@@ -38,6 +38,7 @@ var targets = []target{
 	{"tls-pipelined", "CPU us/msg", []string{"upstream"}, 0.7},
 	{"poisson-2000", "least p99", []string{"floor"}, 1.5},
 	{"poisson-4000", "least p99", []string{"floor"}, 1.5},
+	{"sparse-4000", "least p99", []string{"floor"}, 1.5},
 	{"fsync", "least p99", []string{"floor"}, 1.2},
 	{"fsync-closed", "in/s", []string{"floor"}, 1 / 1.2},
 	{"overflow", "in/s", []string{"upstream"}, 1.5},
