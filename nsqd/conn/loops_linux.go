@@ -13,16 +13,18 @@ import (
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
-	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
 // loops are a server's event loops. Where there may be more or fewer of them they are
 // looked at while they are at work, every lookEvery, and follow the load (spread.go);
-// a server that does nothing is not looked at.
+// a server that does nothing is not looked at. The loop whose turn it is looks itself:
+// waking another thread for it moves threads between processors, and on processors that
+// are nearly busy that was most of the slowest deliveries.
 type loops struct {
 	env *env
+	ctx context.Context // the server's: once it ends, there are no changes
 
 	mu     sync.Mutex
 	all    []*loop // that new connections go to
@@ -31,15 +33,14 @@ type loops struct {
 	last   processors // at the look before
 
 	wg      sync.WaitGroup // of loops
-	looks   chan struct{}  // a look is due
-	nextAt  atomic.Int64   // when; mono.Time
+	nextAt  atomic.Int64   // when a look is due; mono.Time
 	ordered atomic.Bool    // a loop has yet to carry out what it was told
 }
 
 // newLoops starts as many loops as there are at least. Until ctx ends there may be up
 // to most.
 func newLoops(ctx context.Context, e *env, least, most int) (*loops, error) {
-	g := &loops{env: e, spread: spreader{least: least, most: most}, looks: make(chan struct{}, 1)}
+	g := &loops{env: e, ctx: ctx, spread: spreader{least: least, most: most}}
 	for range least {
 		if err := g.start(); err != nil {
 			for _, l := range g.all {
@@ -47,9 +48,6 @@ func newLoops(ctx context.Context, e *env, least, most int) (*loops, error) {
 			}
 			return nil, err
 		}
-	}
-	if most > least {
-		g.wg.Go(func() { g.watch(ctx) })
 	}
 	return g, nil
 }
@@ -83,36 +81,19 @@ func (g *loops) take(fd int, remote string) {
 	to.take(fd, remote)
 }
 
-// due has the loops looked at, if it is time. A loop calls it, in a turn.
+// due looks at the loops, if it is time. A loop calls it, after a turn.
 func (g *loops) due(now mono.Time) {
 	at := g.nextAt.Load()
-	if g.spread.most == g.spread.least || int64(now) < at || !g.nextAt.CompareAndSwap(at, int64(now.Add(lookEvery))) {
-		return
-	}
-	select {
-	case g.looks <- struct{}{}:
-	default:
-	}
-}
-
-// watch looks at the loops until ctx ends.
-func (g *loops) watch(ctx context.Context) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-g.looks:
-			g.look(ctx)
-		}
+	if g.spread.most > g.spread.least && int64(now) >= at && g.nextAt.CompareAndSwap(at, int64(now.Add(lookEvery))) {
+		g.look(now)
 	}
 }
 
 // look has the spreader see what the loops did since the last look, and does what it
 // says.
-func (g *loops) look(ctx context.Context) {
+func (g *loops) look(now mono.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	now := clock.Mono()
 	loads := make([]loopLoad, len(g.all))
 	high := 0.
 	for i, l := range g.all {
@@ -123,7 +104,7 @@ func (g *loops) look(ctx context.Context) {
 	if high > crowded { // else it is not asked about
 		idle = g.last.since(now)
 	}
-	if g.ordered.Load() || ctx.Err() != nil {
+	if g.ordered.Load() || g.ctx.Err() != nil {
 		return
 	}
 	g.do(g.spread.look(loads, idle))
