@@ -194,7 +194,7 @@ func TestNoStarvation(t *testing.T) {
 			}
 		}
 		limit := (debt + 4 + int64(len(w.queued))*100*one/c.quantum) * round * patience
-		for n := int64(0); last.state == waiting; n++ {
+		for n := int64(0); last.waiting; n++ {
 			if n > limit {
 				t.Fatalf("class %d, type %d waits after %d others were sent: %+v", last.Class, last.kind, n, w.Stats())
 			}

@@ -87,16 +87,9 @@ type Request struct {
 	cost       [MaxResources]int64
 	kind       int // its type
 	server     int
-	state      state
+	waiting    bool
+	sent       bool // and at its server
 }
-
-type state uint8
-
-const (
-	idle state = iota
-	waiting
-	sent
-)
 
 // queue is the waiting requests of a class and a type, oldest first.
 type queue struct{ head, tail *Request }
@@ -127,18 +120,15 @@ func (q *queue) after(r *Request) **Request {
 // class is the scheduler's side of a Class.
 type class struct {
 	Class
+	ratio    float64 // of its weight and the least
 	quantum  int64
 	queues   [MaxResources]queue
 	waiting  int
 	bytes    int64
 	inFlight int
-	// Invariant: deficit <= quantum + largest, and <= 0 while nothing
-	// waits.
-	deficit [MaxResources]int64
-	granted int64
-	used    [MaxResources]int64
-	// as used, but as it was estimated
-	estimated [MaxResources]int64
+	granted  int64
+	// Invariant: deficit <= quantum + largest, and <= 0 while nothing waits.
+	deficit, used, estimated [MaxResources]int64
 }
 
 type server struct {
@@ -157,7 +147,6 @@ type Scheduler struct {
 	cfg Config
 	// managed are the resources that are scheduled by.
 	managed []int
-	least   float64 // of the weights
 
 	classes []class
 	servers []server
@@ -199,7 +188,7 @@ func New(cfg Config) (*Scheduler, error) {
 		return nil, errors.Join(faults...)
 	}
 	s := &Scheduler{
-		cfg: cfg, least: least,
+		cfg:     cfg,
 		classes: make([]class, len(cfg.Classes)), servers: make([]server, cfg.Servers), fits: make([]int, 0, cfg.Servers),
 	}
 	for k := range cfg.Resources {
@@ -208,12 +197,11 @@ func New(cfg Config) (*Scheduler, error) {
 		}
 	}
 	for i, c := range cfg.Classes {
-		s.classes[i].Class = c
+		s.classes[i].Class, s.classes[i].ratio = c, c.Weight/least
 	}
 	s.setQuantum(10 * one)
-	whole := slices.Repeat(Vector{100}, cfg.Resources)
 	for i := range s.servers {
-		s.SetCapacity(i, whole)
+		s.SetCapacity(i, slices.Repeat(Vector{100}, cfg.Resources))
 	}
 	return s, nil
 }
@@ -222,8 +210,7 @@ func New(cfg Config) (*Scheduler, error) {
 func (s *Scheduler) setQuantum(smallest int64) {
 	s.quantum = smallest
 	for i := range s.classes {
-		c := &s.classes[i]
-		c.quantum = int64(math.Round(float64(smallest) * (c.Weight / s.least)))
+		s.classes[i].quantum = int64(math.Round(float64(smallest) * s.classes[i].ratio))
 	}
 }
 
@@ -259,7 +246,7 @@ func (s *Scheduler) take(v Vector, limit int64, into *[MaxResources]int64) (kind
 // at no server.
 // Errors: ErrQueueFull, and nothing has changed.
 func (s *Scheduler) Arrive(r *Request) error {
-	if r.state != idle {
+	if r.waiting || r.sent {
 		panic(fmt.Sprintf("schedule: a request of class %d arrives that is waiting or at server %d", r.Class, r.server))
 	}
 	c := &s.classes[r.Class]
@@ -267,7 +254,7 @@ func (s *Scheduler) Arrive(r *Request) error {
 		return ErrQueueFull
 	}
 	r.kind = s.take(r.Cost, 100, &r.cost)
-	r.state = waiting
+	r.waiting = true
 	s.queue(r).push(r)
 	s.count(r, 1)
 	s.measure(r)
@@ -300,9 +287,6 @@ func (s *Scheduler) count(r *Request, by int) {
 	s.queued[r.kind] += by
 	c.waiting += by
 	c.bytes += int64(by) * int64(r.Bytes)
-	if s.queued[r.kind] == 0 {
-		s.passed[r.kind] = 0
-	}
 }
 
 // queue is that of r: all of None wait in one.
@@ -313,11 +297,21 @@ func (s *Scheduler) queue(r *Request) *queue {
 	return &s.classes[r.Class].queues[r.kind]
 }
 
-// remove takes r from its queue.
-func (s *Scheduler) remove(r *Request) {
+// Leave takes r out of its queue: its client has gone or has waited long enough.
+// It reports whether r waited; if not, nothing has changed, and r may be at a server,
+// for Done to come.
+func (s *Scheduler) Leave(r *Request) bool {
+	if !r.waiting {
+		return false
+	}
+	r.waiting = false
 	s.queue(r).remove(r)
 	s.count(r, -1)
+	if s.queued[r.kind] == 0 {
+		s.passed[r.kind] = 0
+	}
 	s.limit(&s.classes[r.Class])
+	return true
 }
 
 // limit keeps the invariant of deficits.
@@ -329,18 +323,6 @@ func (s *Scheduler) limit(c *class) {
 	for _, k := range s.managed {
 		c.deficit[k] = max(min(c.deficit[k], limit), -most)
 	}
-}
-
-// Leave takes r out of its queue: its client has gone or has waited long enough.
-// It reports whether r waited; if not, nothing has changed, and r may be at a server,
-// for Done to come.
-func (s *Scheduler) Leave(r *Request) bool {
-	if r.state != waiting {
-		return false
-	}
-	r.state = idle
-	s.remove(r)
-	return true
 }
 
 // Next sends one request. pick chooses its server among those that it fits, or returns
@@ -355,14 +337,15 @@ func (s *Scheduler) Next(pick func(r *Request, fits []int) int) (r *Request, ser
 		s.raise()
 		r = s.covered()
 	}
-	if r == nil || !s.fit(r) {
+	if r == nil || !s.fit(r, false) {
 		return nil, -1, false
 	}
 	server = s.fits[0]
 	if pick != nil {
-		if server = pick(r, s.fits); server < 0 {
-			return nil, -1, false
-		}
+		server = pick(r, s.fits)
+	}
+	if server < 0 {
+		return nil, -1, false
 	}
 	s.send(r, server)
 	return r, server, true
@@ -454,9 +437,10 @@ func (s *Scheduler) raise() {
 	}
 }
 
-// fit sets fits to the servers that r fits, and reports whether there are any. What
-// takes more than a server has fits when nothing else takes of it.
-func (s *Scheduler) fit(r *Request) bool {
+// fit sets fits to the servers that r fits, with full also to those that are, and reports
+// whether there are any. What takes more than a server has fits when nothing else takes
+// of it.
+func (s *Scheduler) fit(r *Request, full bool) bool {
 	s.fits = s.fits[:0]
 next:
 	for i := range s.servers {
@@ -465,7 +449,7 @@ next:
 			continue
 		}
 		for _, k := range s.managed {
-			if v.free[k] < r.cost[k] && v.free[k] < v.capacity[k] {
+			if !full && v.free[k] < r.cost[k] && v.free[k] < v.capacity[k] {
 				continue next
 			}
 		}
@@ -483,59 +467,49 @@ func (s *Scheduler) send(r *Request, to int) {
 	}
 	s.passed[r.kind] = 0
 	s.turn = (r.kind + 1) % s.cfg.Resources
-	c := &s.classes[r.Class]
 	for _, k := range s.managed {
-		c.deficit[k] -= r.cost[k]
+		s.classes[r.Class].deficit[k] -= r.cost[k]
 	}
-	s.remove(r)
+	s.Leave(r)
 	s.occupy(r, to)
 }
 
 // occupy counts r at a server.
 func (s *Scheduler) occupy(r *Request, at int) {
-	r.state, r.server = sent, at
+	r.sent, r.server = true, at
 	c := &s.classes[r.Class]
 	c.inFlight++
+	s.hold(r, 1)
 	for k := range s.cfg.Resources {
 		c.used[k] += r.cost[k]
 		c.estimated[k] += r.cost[k]
-		s.free(at, k, -r.cost[k])
 	}
 }
 
-func (s *Scheduler) free(server, k int, more int64) {
-	s.servers[server].free[k] += more
-	s.sum[k] += more
+// hold takes what r takes from its server, or with times -1 gives it back.
+func (s *Scheduler) hold(r *Request, times int64) {
+	for k := range s.cfg.Resources {
+		s.servers[r.server].free[k] -= times * r.cost[k]
+		s.sum[k] -= times * r.cost[k]
+	}
 }
 
 // Move takes r, which is at a server, to another that is none of tried: the one that pick
 // chooses among those that it fits, else among all that take requests. It returns its
 // number; -1 if there is none, and r is where it was. Its class is charged once.
 func (s *Scheduler) Move(r *Request, tried []int, pick func(fits []int) int) int {
-	for _, room := range []bool{true, false} {
-		if s.fits = s.fits[:0]; room {
-			s.fit(r)
-		} else {
-			for i := range s.servers {
-				if !s.servers[i].closed {
-					s.fits = append(s.fits, i)
-				}
-			}
-		}
+	for _, full := range []bool{false, true} {
+		s.fit(r, full)
 		s.fits = slices.DeleteFunc(s.fits, func(i int) bool { return slices.Contains(tried, i) })
-		to := -1
-		if len(s.fits) > 0 {
-			to = pick(s.fits)
-		}
-		if to < 0 {
+		if len(s.fits) == 0 {
 			continue
 		}
-		for k := range s.cfg.Resources {
-			s.free(r.server, k, r.cost[k])
-			s.free(to, k, -r.cost[k])
+		if to := pick(s.fits); to >= 0 {
+			s.hold(r, -1)
+			r.server = to
+			s.hold(r, 1)
+			return to
 		}
-		r.server = to
-		return to
 	}
 	return -1
 }
@@ -553,15 +527,13 @@ func (s *Scheduler) Adopt(r *Request, server int) {
 // it used, at most MaxMeasured, and corrects what its class was charged; nil: as it was
 // estimated.
 func (s *Scheduler) Done(r *Request, measured Vector) {
-	if r.state != sent {
+	if !r.sent {
 		return
 	}
-	r.state = idle
+	r.sent = false
 	c := &s.classes[r.Class]
 	c.inFlight--
-	for k := range s.cfg.Resources {
-		s.free(r.server, k, r.cost[k])
-	}
+	s.hold(r, -1)
 	if measured == nil {
 		return
 	}
@@ -587,7 +559,8 @@ func (s *Scheduler) SetCapacity(server int, percent Vector) {
 		if k < len(percent) {
 			to = units(percent[k], 1e6)
 		}
-		s.free(server, k, to-v.capacity[k])
+		v.free[k] += to - v.capacity[k]
+		s.sum[k] += to - v.capacity[k]
 		v.capacity[k] = to
 		v.closed = v.closed && to == 0
 	}
