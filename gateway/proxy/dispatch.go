@@ -53,7 +53,7 @@ type ticket struct {
 	refused          error // by a change of the policy
 	route            *cost.Route
 	older, newer     *ticket // of all that are queued or sent
-	nextGranted      *ticket
+	nextWoken        *ticket
 }
 
 // repeatable reports whether a client may send the request again if it fails (RFC 9110).
@@ -178,13 +178,10 @@ func (d *dispatcher) configure(to *policy.Policy, now mono.Time) error {
 		old.Leave(&t.request)
 		if t.refused = d.arriveLocked(t); t.refused != nil {
 			d.forgetLocked(t)
-			t.nextGranted, refused = refused, t
+			t.nextWoken, refused = refused, t
 		}
 	}
-	granted := d.passLocked(now)
-	d.mu.Unlock()
-	wake(refused)
-	wake(granted)
+	d.unlock(now, refused)
 	return nil
 }
 
@@ -273,9 +270,7 @@ func (d *dispatcher) enter(t *ticket, now mono.Time) error {
 	}
 	t.older, t.newer = m.tickets.older, &m.tickets
 	t.older.newer, t.newer.older = t, t
-	granted := d.passLocked(now)
-	d.mu.Unlock()
-	wake(granted)
+	d.unlock(now, nil)
 	select {
 	case <-t.granted:
 		return t.refused
@@ -323,9 +318,7 @@ func (d *dispatcher) enter(t *ticket, now mono.Time) error {
 		c.Left++
 	}
 	d.forgetLocked(t)
-	granted = d.passLocked(clock.Mono())
-	d.mu.Unlock()
-	wake(granted)
+	d.unlock(clock.Mono(), nil)
 	return err
 }
 
@@ -366,9 +359,7 @@ func (d *dispatcher) finish(t *ticket, how outcome, now mono.Time) {
 		m.balance.Departed(t.server, now, how == failed)
 	}
 	d.forgetLocked(t)
-	granted := d.passLocked(now)
-	d.mu.Unlock()
-	wake(granted)
+	d.unlock(now, nil)
 }
 
 // again has a request that its server was not sent, since it could not be reached, go to
@@ -387,9 +378,7 @@ func (d *dispatcher) again(t *ticket, now mono.Time) bool {
 	m.balance.Departed(t.server, now, true)
 	m.balance.Sent(number, now)
 	t.server, t.target, t.started = number, m.servers[number].url, now
-	granted := d.passLocked(now)
-	d.mu.Unlock()
-	wake(granted)
+	d.unlock(now, nil)
 	return true
 }
 
@@ -413,8 +402,9 @@ func (d *dispatcher) observeLocked(number int, report *cost.Report, now mono.Tim
 	}
 }
 
-// passLocked sends all that may go. Requires: mu held; then wake, without it.
-func (d *dispatcher) passLocked(now mono.Time) (first *ticket) {
+// unlock sends all that may go, ends the lock, and wakes their owners and those of the
+// tickets of a list. Requires: mu held.
+func (d *dispatcher) unlock(now mono.Time, woken *ticket) {
 	m := &d.mu
 	for {
 		r, number, ok := m.schedule.Next(func(r *schedule.Request, fits []int) int {
@@ -426,24 +416,19 @@ func (d *dispatcher) passLocked(now mono.Time) (first *ticket) {
 			return m.balance.Pick(now, fits)
 		})
 		if !ok {
-			return first
+			break
 		}
 		t := r.Value.(*ticket)
 		t.server, t.target, t.started, t.sent = number, m.servers[number].url, now, true
 		m.balance.Sent(number, now)
 		m.classes[r.Class].Sent++
 		m.classes[r.Class].waits.Record(now.Sub(t.arrived))
-		t.nextGranted, first = first, t
+		t.nextWoken, woken = woken, t
 	}
-}
-
-// wake tells the owners of tickets of a list that they may go on.
-func wake(t *ticket) {
-	for t != nil {
-		next := t.nextGranted
-		t.nextGranted = nil
+	d.mu.Unlock()
+	for t := woken; t != nil; t = woken {
+		woken, t.nextWoken = t.nextWoken, nil
 		t.granted <- struct{}{} // it has room; from here on the ticket is its owner's
-		t = next
 	}
 }
 
@@ -459,9 +444,7 @@ func (d *dispatcher) tick(now mono.Time) {
 		}
 	}
 	m.ticked = now
-	granted := d.passLocked(now) // an ejection may have ended
-	d.mu.Unlock()
-	wake(granted)
+	d.unlock(now, nil) // an ejection may have ended
 }
 
 // drain is how long the queue of a class will take to empty, as it goes now; at most a

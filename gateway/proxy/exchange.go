@@ -9,6 +9,7 @@ import (
 	"net/http/httputil"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -197,7 +198,10 @@ func (x *exchange) answered(res *http.Response) error {
 		x.settle(departed)
 		server, ours := res.Body.(io.ReadWriteCloser)
 		if client, known := x.r.Context().Value(connKey{}).(net.Conn); ours && known {
-			res.Body = &tunnel{ReadWriteCloser: server, client: client, limit: x.rules.policy.Timeouts.Response}
+			t := &tunnel{ReadWriteCloser: server, client: client, limit: x.rules.policy.Timeouts.Response}
+			t.last = time.AfterFunc(time.Hour, func() { _ = t.Close() })
+			t.last.Stop()
+			res.Body = t
 		}
 		return nil
 	}
@@ -365,41 +369,36 @@ type tunnel struct {
 	io.ReadWriteCloser
 	client net.Conn
 	limit  time.Duration
-	last   atomic.Pointer[time.Timer] // ends it; set when one side has ended
+	last   *time.Timer // ends it, from when one side has ended
+	ended  atomic.Bool // one side has
 }
 
 func (t *tunnel) Read(p []byte) (int, error) {
 	n, err := t.ReadWriteCloser.Read(p)
-	t.moved()
-	if err != nil {
-		t.half()
-	}
+	t.moved(err != nil)
 	return n, err
 }
 
 func (t *tunnel) Write(p []byte) (int, error) {
-	t.moved()
+	t.moved(false)
 	return t.ReadWriteCloser.Write(p)
 }
 
 // CloseWrite tells the server that the client has ended.
 func (t *tunnel) CloseWrite() error {
-	t.half()
+	t.moved(true)
 	if half, ok := t.ReadWriteCloser.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
 	}
 	return errors.ErrUnsupported
 }
 
-func (t *tunnel) moved() {
-	if last := t.last.Load(); last != nil {
-		last.Reset(t.limit)
+func (t *tunnel) moved(ended bool) {
+	if ended {
+		t.ended.Store(true)
 	}
-}
-
-func (t *tunnel) half() {
-	if last := time.AfterFunc(t.limit, func() { _ = t.Close() }); !t.last.CompareAndSwap(nil, last) {
-		last.Stop()
+	if t.ended.Load() {
+		t.last.Reset(t.limit)
 	}
 }
 
@@ -411,18 +410,7 @@ func (t *tunnel) Close() error {
 
 // trusts reports whether a peer may say whom it speaks for.
 func (s *rules) trusts(address string) bool {
-	if len(s.policy.TrustedPeers) == 0 {
-		return false
-	}
 	peer, err := netip.ParseAddrPort(address)
-	if err != nil {
-		return false
-	}
 	ip := peer.Addr().Unmap()
-	for _, prefix := range s.policy.TrustedPeers {
-		if prefix.Contains(ip) {
-			return true
-		}
-	}
-	return false
+	return err == nil && slices.ContainsFunc(s.policy.TrustedPeers, func(p netip.Prefix) bool { return p.Contains(ip) })
 }

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"syscall"
 
@@ -59,15 +60,25 @@ func (l watchedListener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &watchedConn{Conn: c}, nil
+	return &watchedConn{limitedConn: c.(limitedConn)}, nil
+}
+
+// limitedConn is what connlimit's connections are.
+type limitedConn interface {
+	net.Conn
+	syscall.Conn
+	CloseWrite() error
 }
 
 // watchedConn notes the first lines of heads that are framed twice. Every run of lines
 // between two empty ones is taken for a head: where a body is taken for one, too, that
 // matters only to a later request with the same first line.
 type watchedConn struct {
-	net.Conn
-	head head // owned by who reads
+	limitedConn
+
+	// Owned by who reads: of this head.
+	line, first    []byte
+	length, coding bool
 
 	mu struct {
 		sync.Mutex
@@ -80,62 +91,40 @@ const (
 	maxFirstLine = 512 // bytes of a line that are kept
 )
 
-type head struct {
-	line, first             []byte
-	length, coding, started bool
-}
-
 func (c *watchedConn) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
+	n, err := c.limitedConn.Read(p)
 	for rest := p[:n]; len(rest) > 0; {
-		end := bytes.IndexByte(rest, '\n')
-		part := rest
-		if end >= 0 {
-			part = rest[:end]
-		}
-		rest = rest[len(part):]
-		h := &c.head
-		h.line = append(h.line, part[:min(len(part), maxFirstLine-len(h.line))]...)
-		if end >= 0 {
-			rest = rest[1:]
+		part, after, whole := bytes.Cut(rest, []byte{'\n'})
+		c.line = append(c.line, part[:min(len(part), maxFirstLine-len(c.line))]...)
+		if whole {
 			c.lineRead()
 		}
+		rest = after
 	}
 	return n, err
 }
 
-// CloseWrite is for net/http, which ends its side first where a client still sends: a
-// reset would take the answer along.
-func (c *watchedConn) CloseWrite() error {
-	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
-		return half.CloseWrite()
-	}
-	return nil
-}
-
 func (c *watchedConn) lineRead() {
-	h := &c.head
-	line := bytes.TrimSuffix(h.line, []byte{'\r'})
+	line := bytes.TrimSuffix(c.line, []byte{'\r'})
 	name, _, _ := bytes.Cut(line, []byte{':'})
 	switch {
 	case len(line) == 0:
-		old := bytes.HasSuffix(h.first, []byte("HTTP/1.0"))
-		if h.coding && (h.length || old) {
+		if c.coding && (c.length || bytes.HasSuffix(c.first, []byte("HTTP/1.0"))) {
 			c.mu.Lock()
 			if len(c.mu.ambiguous) < maxAmbiguous {
-				c.mu.ambiguous = append(c.mu.ambiguous, string(h.first))
+				c.mu.ambiguous = append(c.mu.ambiguous, string(c.first))
 			}
 			c.mu.Unlock()
 		}
-		h.first, h.length, h.coding, h.started = h.first[:0], false, false, false
-	case !h.started:
-		h.first, h.started = append(h.first[:0], line...), true
+		c.first, c.length, c.coding = c.first[:0], false, false
+	case len(c.first) == 0:
+		c.first = append(c.first, line...)
 	case bytes.EqualFold(name, []byte("Content-Length")):
-		h.length = true
+		c.length = true
 	case bytes.EqualFold(name, []byte("Transfer-Encoding")):
-		h.coding = true
+		c.coding = true
 	}
-	h.line = h.line[:0]
+	c.line = c.line[:0]
 }
 
 // ambiguous reports whether a request was framed twice.
@@ -149,17 +138,8 @@ func ambiguous(r *http.Request) bool {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.mu.ambiguous) == maxAmbiguous {
-		return true
-	}
 	first := r.Method + " " + r.RequestURI + " " + r.Proto
-	first = first[:min(len(first), maxFirstLine)]
-	for _, a := range c.mu.ambiguous {
-		if a == first {
-			return true
-		}
-	}
-	return false
+	return len(c.mu.ambiguous) == maxAmbiguous || slices.Contains(c.mu.ambiguous, first[:min(len(first), maxFirstLine)])
 }
 
 // unread returns the connection of a request that net/http does not look after: in
@@ -169,12 +149,9 @@ func unread(r *http.Request) syscall.Conn {
 	if r.ProtoMajor != 1 || r.Body == nil || r.Body == http.NoBody {
 		return nil
 	}
-	c, _ := r.Context().Value(connKey{}).(net.Conn)
+	c := r.Context().Value(connKey{})
 	if secured, ok := c.(*tls.Conn); ok {
 		c = secured.NetConn()
-	}
-	if watched, ok := c.(*watchedConn); ok {
-		c = watched.Conn
 	}
 	raw, _ := c.(syscall.Conn)
 	return raw
