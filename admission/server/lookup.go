@@ -18,7 +18,7 @@ const (
 	lookupWorkers  = 4
 	maxLookups     = 4096 // keys being looked up
 	maxPending     = 64   // questions that wait for one of them
-	keysAtOnce     = 256  // that the store is asked for
+	keysAtOnce     = 128  // that the store is asked for
 	lookupDeadline = time.Second
 )
 

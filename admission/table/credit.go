@@ -25,7 +25,10 @@ type Now struct {
 // Dirty is how many keys Changed has to return, or more.
 func (s *Shard) Dirty() int { return len(s.dirty) }
 
-// Changed appends what up to n keys hold that changed since they were last returned.
+// Changed appends what keys hold that changed since it last looked at them, of which it
+// looks at up to n. It leaves out those that are full again and that no other decides
+// for: what was saved of one before has filled up, too, or there is nothing saved and it
+// counts as full.
 func (s *Shard) Changed(to []Credit, n int, now Now) []Credit {
 	return s.take(&s.dirty, isDirty, nil, to, n, now)
 }
@@ -52,8 +55,10 @@ func (s *Shard) take(list *[]int32, flag flags, of func(partition int) bool, to 
 		case e.flags&flag == 0:
 		case of == nil || of(rule.Partition(e.key, rule.Partitions)):
 			e.flags &^= flag
-			to = append(to, e.credit(now))
 			n--
+			if flag != isDirty || e.flags&(strict|leased|lent) != 0 || !e.full(now.Mono) {
+				to = append(to, e.credit(now))
+			}
 		default:
 			left = append(left, i)
 		}

@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/big"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -153,6 +154,33 @@ func TestDefaultsChange(t *testing.T) {
 	undefault(6)
 	if v := s.Ask([]byte("ip/11"), 9, mono.Time(5*time.Second), false); !v.Admit || !v.Default {
 		t.Errorf("a longer default came: %+v", v)
+	}
+}
+
+// What is full again is what was never saved; without what a strict key held, another
+// owner begins empty.
+func TestWhatIsFullIsNotSaved(t *testing.T) {
+	share := tokenbucket.Share{Rate: 1000, Burst: 5}
+	s := table.New(2)
+	for _, strict := range []bool{false, true} {
+		s.Learn(fmt.Sprint(strict), &rule.Rule{Key: fmt.Sprint(strict), Share: share, Strict: strict}, 5*tokenbucket.Token, 0)
+		if v := s.Ask([]byte(fmt.Sprint(strict)), 2, 0, false); !v.Admit {
+			t.Fatalf("%+v", v)
+		}
+	}
+	for _, test := range []struct {
+		now  time.Duration
+		want []string
+	}{{2*time.Second - 1, []string{"false", "true"}}, {2 * time.Second, []string{"true"}}} {
+		changed := s.Changed(nil, 2, at(test.now))
+		var got []string
+		for _, c := range changed {
+			got = append(got, c.Key)
+		}
+		if !slices.Equal(got, test.want) || s.Dirty() != 0 {
+			t.Errorf("after %v %q are saved, want %q; %d left", test.now, got, test.want, s.Dirty())
+		}
+		s.Unchanged(changed)
 	}
 }
 
