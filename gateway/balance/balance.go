@@ -42,12 +42,6 @@ const (
 	reporting = time.Second            // for so long a reported in-flight count is believed
 )
 
-// Config is what a Balancer starts as.
-type Config struct {
-	Servers int // numbered from 0
-	Kind    Kind
-}
-
 // Balancer knows the requests in flight at each server, and how fast each answers.
 // Servers are numbers, which stay theirs until they are removed and their last request
 // has ended. It is not safe for concurrent use; now must not go back. No method but
@@ -94,11 +88,11 @@ type server struct {
 	turns int // Busy: Apache's lbstatus
 }
 
-// New returns a balancer of cfg.Servers servers, of which nothing is known. Its chance
-// comes from rng.
-func New(cfg Config, rng *rand.Rand) *Balancer {
-	b := &Balancer{kind: cfg.Kind, rng: rng, guess: initial, last: -1}
-	for range cfg.Servers {
+// New returns a balancer of so many servers, of which nothing is known. Its chance comes
+// from rng.
+func New(kind Kind, servers int, rng *rand.Rand) *Balancer {
+	b := &Balancer{kind: kind, rng: rng, guess: initial, last: -1}
+	for range servers {
 		b.Add(0)
 	}
 	return b

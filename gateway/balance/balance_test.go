@@ -36,7 +36,7 @@ func stat(b *balance.Balancer, server int, now time.Duration) balance.Stat {
 // The worked example: T is the time between departures, or since an idle server got
 // work, so one request at a time is measured, too.
 func TestIntervals(t *testing.T) {
-	b := balance.New(balance.Config{Servers: 2}, rng())
+	b := balance.New(balance.JBQ, 2, rng())
 	want := func(server int, now, interval, answer time.Duration) {
 		t.Helper()
 		if s := stat(b, server, now); s.Interval != interval || s.Answer != answer {
@@ -293,7 +293,7 @@ func (m *model) probes(now mono.Time) (due []int) {
 func TestReplayAgainstASlowModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 4).Draw(t, "servers")
-		b := balance.New(balance.Config{Servers: n}, rng())
+		b := balance.New(balance.JBQ, n, rng())
 		m := &model{n: n}
 		var now mono.Time
 		t.Repeat(map[string]func(*rapid.T){
@@ -403,7 +403,7 @@ func TestWhoFailsFastGainsNoTraffic(t *testing.T) {
 		t.Run(fmt.Sprint(good), func(t *testing.T) {
 			run := func(failing bool) []int {
 				n := 0
-				return closed(t, balance.New(balance.Config{Servers: 3}, rng()), 12, time.Minute, func(server int) (time.Duration, bool) {
+				return closed(t, balance.New(balance.JBQ, 3, rng()), 12, time.Minute, func(server int) (time.Duration, bool) {
 					if n++; server == 1 && failing && (good == 0 || n%good != 0) {
 						return 100 * time.Microsecond, true
 					}
@@ -424,7 +424,7 @@ func TestWhoFailsFastGainsNoTraffic(t *testing.T) {
 // The faster gets more, each as much as it can: 1:2:4.
 func TestSharesFollowSpeed(t *testing.T) {
 	service := []time.Duration{40 * time.Millisecond, 20 * time.Millisecond, 10 * time.Millisecond}
-	got := closed(t, balance.New(balance.Config{Servers: 3}, rng()), 14, time.Minute, func(server int) (time.Duration, bool) { return service[server], false }, 3)
+	got := closed(t, balance.New(balance.JBQ, 3, rng()), 14, time.Minute, func(server int) (time.Duration, bool) { return service[server], false }, 3)
 	for i, want := range []float64{1.0 / 7, 2.0 / 7, 4.0 / 7} {
 		if share := float64(got[i]) / float64(got[0]+got[1]+got[2]); math.Abs(share-want) > 0.03 {
 			t.Errorf("server %d got %.3f of %v, want %.3f", i, share, got, want)
@@ -436,7 +436,7 @@ func TestSharesFollowSpeed(t *testing.T) {
 // no request may be repeated.
 func TestWhoWasSlowDoesNotStarve(t *testing.T) {
 	for _, repeatable := range []bool{true, false} {
-		b := balance.New(balance.Config{Servers: 2}, rng())
+		b := balance.New(balance.JBQ, 2, rng())
 		request(b, 1, 0, time.Hour, false)
 		now, last := time.Hour, uint64(0)
 		for now < 2*time.Hour {
@@ -455,7 +455,7 @@ func TestWhoWasSlowDoesNotStarve(t *testing.T) {
 }
 
 func TestEjection(t *testing.T) {
-	b := balance.New(balance.Config{Servers: 2}, rng())
+	b := balance.New(balance.JBQ, 2, rng())
 	for i := range 5 {
 		if stat(b, 0, 0).Ejected {
 			t.Fatalf("ejected after %d failures", i)
@@ -496,7 +496,7 @@ func TestEjection(t *testing.T) {
 }
 
 func TestTiesAreBrokenAtRandom(t *testing.T) {
-	b := balance.New(balance.Config{Servers: 4}, rng())
+	b := balance.New(balance.JBQ, 4, rng())
 	var got [4]int
 	for range 4000 {
 		got[b.Pick(0, nil)]++
@@ -507,7 +507,7 @@ func TestTiesAreBrokenAtRandom(t *testing.T) {
 }
 
 func TestAllEjectedTheFirstGetsOneAtATime(t *testing.T) {
-	b := balance.New(balance.Config{Servers: 3}, rng())
+	b := balance.New(balance.JBQ, 3, rng())
 	for _, server := range []int{2, 0, 1} {
 		for range 5 {
 			request(b, server, time.Duration(10-server), 0, true)
@@ -535,7 +535,7 @@ func TestAllEjectedTheFirstGetsOneAtATime(t *testing.T) {
 }
 
 func TestAddAndRemove(t *testing.T) {
-	b := balance.New(balance.Config{Servers: 1}, rng())
+	b := balance.New(balance.JBQ, 1, rng())
 	request(b, 0, 0, 7*time.Millisecond, false)
 	one := b.Add(at(1))
 	if s := stat(b, one, 1); s.Interval != 7*time.Millisecond {
@@ -562,8 +562,8 @@ func TestAddAndRemove(t *testing.T) {
 }
 
 func TestBaselines(t *testing.T) {
-	rr := balance.New(balance.Config{Servers: 3, Kind: balance.RoundRobin}, rng())
-	busy := balance.New(balance.Config{Servers: 3, Kind: balance.Busy}, rng())
+	rr := balance.New(balance.RoundRobin, 3, rng())
+	busy := balance.New(balance.Busy, 3, rng())
 	var turns, least []int
 	for i := range 6 {
 		s := rr.Pick(at(0), nil)
@@ -594,7 +594,7 @@ func TestBaselines(t *testing.T) {
 
 func TestNothingAllocates(t *testing.T) {
 	for _, kind := range []balance.Kind{balance.JBQ, balance.Busy, balance.RoundRobin} {
-		b := balance.New(balance.Config{Servers: 50, Kind: kind}, rng())
+		b := balance.New(kind, 50, rng())
 		fits := []int{3, 4, 5, 49}
 		now := mono.Time(0)
 		dst := make([]balance.Stat, 0, 50)
@@ -617,7 +617,7 @@ func BenchmarkDecision(b *testing.B) {
 	for _, kind := range []balance.Kind{balance.JBQ, balance.Busy} {
 		b.Run(kind.String()+"/50", func(b *testing.B) {
 			b.ReportAllocs()
-			bal := balance.New(balance.Config{Servers: 50, Kind: kind}, rng())
+			bal := balance.New(kind, 50, rng())
 			now := mono.Time(0)
 			for b.Loop() {
 				now += 1000

@@ -13,7 +13,7 @@ import (
 )
 
 func twoServers() *Table {
-	return New(Config{Resources: []string{"cpu", "disk", "unused"}, Capacities: [][]float64{{1000, 50, 0}, {2000, 0, 0}}})
+	return New([]string{"cpu", "disk", "unused"}, [][]float64{{1000, 50, 0}, {2000, 0, 0}}, 1)
 }
 
 func TestCapacitiesArePercentOfTheGreatest(t *testing.T) {
@@ -22,9 +22,9 @@ func TestCapacitiesArePercentOfTheGreatest(t *testing.T) {
 	g.Expect(table.Resources()).To(Equal([]string{"cpu", "disk"}))
 	g.Expect(table.Capacity(0)).To(Equal(schedule.Vector{50, 100}))
 	g.Expect(table.Capacity(1)).To(Equal(schedule.Vector{100, 100}))
-	shared := New(Config{Resources: []string{"cpu"}, Capacities: [][]float64{{10}}, Gateways: 4})
+	shared := New([]string{"cpu"}, [][]float64{{10}}, 4)
 	g.Expect(shared.Capacity(0)).To(Equal(schedule.Vector{25}))
-	unknown := New(Config{Resources: []string{"cpu"}, Capacities: [][]float64{{0}}})
+	unknown := New([]string{"cpu"}, [][]float64{{0}}, 1)
 	g.Expect(unknown.Resources()).To(Equal([]string{Time, Bytes}))
 	g.Expect(unknown.Capacity(0)).To(Equal(schedule.Vector{100, 100}))
 }
@@ -63,7 +63,7 @@ func TestEstimates(t *testing.T) {
 	about(2000.0/Together, 50.0/Together)
 
 	// What failed is charged and teaches nothing.
-	table.Settle(v, other, nil, 2*time.Second, 0, nil, false)
+	table.Settle(v, other, nil, 2*time.Second, 0, &Report{}, false)
 	about(2*2000.0/Together, 2*50.0/Together)
 	table.Estimate(v, other, nil)
 	about(2000.0/Together, 50.0/Together)
@@ -95,11 +95,11 @@ func TestLiesAreForgotten(t *testing.T) {
 
 func TestBytesWhereNothingIsKnown(t *testing.T) {
 	g := NewWithT(t)
-	table := New(Config{Capacities: [][]float64{nil}})
+	table := New(nil, [][]float64{nil}, 1)
 	v := make(schedule.Vector, 2)
 	table.Estimate(v, table.Route("GET", "/"), nil)
 	g.Expect(v[0]).To(BeNumerically("~", 100.0/64, 1e-9), "nothing was measured")
-	table.Settle(v, table.Route("GET", "/"), nil, 100*time.Millisecond, bytesPerSecond/100, nil, true)
+	table.Settle(v, table.Route("GET", "/"), nil, 100*time.Millisecond, bytesPerSecond/100, &Report{}, true)
 	g.Expect(v[0]).To(BeNumerically("~", 100*.1/Together/.2, 1e-9))
 	g.Expect(v[1]).To(BeNumerically("~", 5, 1e-9))
 }

@@ -22,8 +22,7 @@ const (
 // divided by the factors, which is as if the entries of all vectors grew there alone.
 type drift struct {
 	factor []float64
-	last   mono.Time // of the last report
-	known  bool
+	last   mono.Time // of the last report; 0: there was none
 }
 
 // Observe takes what a server reported at now, while free, in percent, was left of its
@@ -36,9 +35,8 @@ func (t *Table) Observe(server int, r *Report, free, capacity schedule.Vector, n
 	}
 	d := &t.drift[server]
 	since := now.Sub(d.last)
-	silent := !d.known || since > silentFor || since < 0
-	d.last, d.known = now, true
-	if silent {
+	silent := d.last == 0 || since > silentFor || since < 0
+	if d.last = now; silent {
 		return false
 	}
 	step := math.Pow(growth, since.Seconds())

@@ -30,12 +30,6 @@ type Report struct {
 	has, reports uint
 }
 
-// Errors of ParseReport that have no values.
-var (
-	errLong = errors.New("load report is longer than 8 KiB")
-	errForm = errors.New(`load report begins with neither "TEXT " nor "JSON "`)
-)
-
 // ParseReport reads a Header: an ORCA load report (xds.data.orca.v3.OrcaLoadReport) as
 // Envoy, gRPC and vLLM write it,
 //
@@ -46,10 +40,10 @@ var (
 // utilization of "cpu" and "mem". What is of no resource is left out. An error means
 // that none of it counts.
 func (t *Table) ParseReport(header string) (Report, error) {
-	r := Report{InFlight: -1}
 	if len(header) > maxReport {
-		return r, errLong
+		return Report{InFlight: -1}, fmt.Errorf("load report is longer than %d bytes", maxReport)
 	}
+	r := Report{InFlight: -1}
 	form, rest, _ := strings.Cut(strings.TrimSpace(header), " ")
 	var err error
 	switch strings.ToUpper(form) {
@@ -58,7 +52,7 @@ func (t *Table) ParseReport(header string) (Report, error) {
 	case "JSON":
 		err = t.parseJSON(&r, rest)
 	default:
-		err = errForm
+		err = errors.New(`load report begins with neither "TEXT " nor "JSON "`)
 	}
 	if err != nil {
 		return Report{InFlight: -1}, err

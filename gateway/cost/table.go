@@ -39,22 +39,11 @@ const (
 // bytesPerSecond is the capacity of Bytes: 1 Gbit/s.
 const bytesPerSecond = 125e6
 
-// Config is what a Table knows at the beginning.
-type Config struct {
-	// Resources are the policy's names. Those that no server has count for nothing.
-	Resources []string
-	// Capacities are units a second by server and, in that order, by resource; 0: not
-	// known, taken as the greatest of the others'.
-	Capacities [][]float64
-	// Gateways share the servers in equal parts; 0: 1.
-	Gateways int
-}
-
 // Table knows what requests cost.
 type Table struct {
 	// Set once.
 	names    []string
-	from     []int     // the Config's index of each
+	from     []int     // the policy's index of each
 	capacity []float64 // of the reference server, in units a second
 	shares   []schedule.Vector
 
@@ -79,13 +68,15 @@ type Route struct {
 	learned uint
 }
 
-// New returns a table. Requires: the lengths of the Config agree.
-func New(cfg Config) *Table {
-	t := &Table{routes: map[string]*Route{}, drift: make([]drift, len(cfg.Capacities))}
+// New returns a table of the policy's resources; those that no server has count for
+// nothing. Capacities are units a second by server and then by resource; 0: not known,
+// taken as the greatest of the others'. So many gateways share the servers in equal parts.
+func New(resources []string, capacities [][]float64, gateways int) *Table {
+	t := &Table{routes: map[string]*Route{}, drift: make([]drift, len(capacities))}
 	t.all.seconds, t.all.bytes = firstSeconds, firstBytes
-	for i, name := range cfg.Resources {
+	for i, name := range resources {
 		greatest := 0.0
-		for _, c := range cfg.Capacities {
+		for _, c := range capacities {
 			greatest = max(greatest, c[i])
 		}
 		if greatest > 0 && len(t.names) < schedule.MaxResources {
@@ -95,17 +86,14 @@ func New(cfg Config) *Table {
 	if len(t.names) == 0 {
 		t.names, t.from, t.capacity = []string{Time, Bytes}, []int{-1, -1}, []float64{Together, bytesPerSecond}
 	}
-	for _, c := range cfg.Capacities {
-		v := make(schedule.Vector, len(t.names))
-		for k := range v {
-			v[k] = 100 / float64(max(cfg.Gateways, 1))
-			if i := t.from[k]; i >= 0 && c[i] > 0 {
-				v[k] *= c[i] / t.capacity[k]
+	for i, c := range capacities {
+		v := slices.Repeat(schedule.Vector{100 / float64(gateways)}, len(t.names))
+		for k, from := range t.from {
+			if from >= 0 && c[from] > 0 {
+				v[k] *= c[from] / t.capacity[k]
 			}
 		}
 		t.shares = append(t.shares, v)
-	}
-	for i := range t.drift {
 		t.drift[i].factor = slices.Repeat([]float64{1}, len(t.names))
 	}
 	return t
@@ -199,13 +187,10 @@ func (t *Table) vector(v schedule.Vector, r *Route, known []float64, seconds, by
 }
 
 // Settle fills v with what a request has taken, for Done of the scheduler. It was at the
-// server for seconds; bytes are those of its body and answer; report is what the server
-// said, or nil. Only a request that was answered as it should be teaches: what fails
+// server for as long as it took; bytes are those of its body and answer; report is what
+// the server said. Only a request that was answered as it should be teaches: what fails
 // fast is not cheap.
 func (t *Table) Settle(v schedule.Vector, r *Route, known []float64, took time.Duration, bytes int64, report *Report, teaches bool) {
-	if report == nil {
-		report = &Report{}
-	}
 	t.vector(v, r, known, took.Seconds(), float64(bytes), report)
 	if !teaches {
 		return

@@ -125,7 +125,7 @@ var (
 
 func newDispatcher(cfg Config) *dispatcher {
 	d := &dispatcher{cfg: cfg}
-	d.mu.balance = balance.New(balance.Config{Kind: cfg.Balance}, rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())))
+	d.mu.balance = balance.New(cfg.Balance, 0, rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())))
 	d.mu.tickets.older, d.mu.tickets.newer = &d.mu.tickets, &d.mu.tickets
 	return d
 }
@@ -134,11 +134,11 @@ func newDispatcher(cfg Config) *dispatcher {
 // under its class' name, and what is at a server stays there. On an error nothing has
 // changed.
 func (d *dispatcher) configure(to *policy.Policy, now mono.Time) error {
-	costs := cost.Config{Resources: to.Resources, Gateways: d.cfg.Gateways}
+	var capacities [][]float64
 	for _, s := range to.Servers {
-		costs.Capacities = append(costs.Capacities, s.Capacity)
+		capacities = append(capacities, s.Capacity)
 	}
-	table := cost.New(costs)
+	table := cost.New(to.Resources, capacities, max(d.cfg.Gateways, 1))
 	mode, err := modeOf(d.cfg.Scheduler, table.Resources())
 	if err != nil {
 		return err
@@ -330,13 +330,11 @@ func (d *dispatcher) forgetLocked(t *ticket) {
 // finish settles a request that enter has let through, once: it is charged what it has
 // taken, whoever ended it.
 func (d *dispatcher) finish(t *ticket, how outcome, now mono.Time) {
-	var report *cost.Report
-	var err error
 	reader := d.reader.Load()
+	var report cost.Report
+	var err error
 	if t.report != "" {
-		var r cost.Report
-		r, err = reader.ParseReport(t.report)
-		report = &r
+		report, err = reader.ParseReport(t.report)
 	}
 	d.mu.Lock()
 	m := &d.mu
@@ -344,14 +342,15 @@ func (d *dispatcher) finish(t *ticket, how outcome, now mono.Time) {
 	if err != nil {
 		m.badReports++
 	}
-	if err != nil || reader != m.cost { // of other resources: the policy has changed
-		report = nil
+	known := t.report != "" && err == nil && reader == m.cost // else of the resources of another policy
+	if !known {
+		report = cost.Report{}
 	}
 	teaches := how == departed && t.status < http.StatusBadRequest
-	m.cost.Settle(m.vector, t.route, m.policy.CostOf(t.r.URL.Path), now.Sub(t.started), t.bytes, report, teaches)
+	m.cost.Settle(m.vector, t.route, m.policy.CostOf(t.r.URL.Path), now.Sub(t.started), t.bytes, &report, teaches)
 	m.schedule.Done(&t.request, m.vector)
-	if report != nil {
-		d.observeLocked(t.server, report, now)
+	if known {
+		d.observeLocked(t.server, &report, now)
 	}
 	if how == aborted {
 		m.balance.Aborted(t.server)

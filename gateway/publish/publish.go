@@ -44,7 +44,6 @@ type Service struct {
 	bodies nsqhttp.Bodies
 	ctx    context.Context // of connecting; ends with Run
 	cancel context.CancelFunc
-	opens  sync.WaitGroup
 
 	mu         sync.Mutex
 	closed     bool             // guarded by mu
@@ -55,9 +54,7 @@ type key struct{ topic, id string }
 
 // session is one publisher.
 type session struct {
-	opened    chan struct{}     // closed when the next two are set
-	publisher *client.Publisher // nil: err says why
-	err       error
+	open func() (*client.Publisher, error) // connects once, and returns the same every time
 
 	// Guarded by Service.mu.
 	users int
@@ -97,7 +94,6 @@ func (s *Service) Run(ctx context.Context) error {
 		s.closed = true
 		s.mu.Unlock()
 		s.cancel()
-		s.opens.Wait()
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		return s.client.Close(last)
@@ -106,17 +102,21 @@ func (s *Service) Run(ctx context.Context) error {
 
 // sweep disconnects those that nobody uses and nobody has used since then.
 func (s *Service) sweep(ctx context.Context, since time.Time) {
-	var done []*client.Publisher
+	var done []*session
 	s.mu.Lock()
 	for k, p := range s.publishers {
 		if p.users == 0 && p.used.Before(since) {
 			delete(s.publishers, k)
-			done = append(done, p.publisher)
+			done = append(done, p)
 		}
 	}
 	s.mu.Unlock()
 	for _, p := range done {
-		if err := p.Close(ctx); err != nil {
+		publisher, err := p.open()
+		if err == nil {
+			err = publisher.Close(ctx)
+		}
+		if err != nil {
 			s.log.Warn("publisher could not be disconnected in order", "error", err)
 		}
 	}
@@ -199,28 +199,22 @@ func (s *Service) with(r *http.Request, topic, tenant string, publish func(conte
 	if id == "" {
 		return nsqhttp.BadRequest("MISSING_PUBLISHER_ID", "the request has no %s, and the caller no tenant", header)
 	}
-	k := key{topic, id}
-	p, err := s.take(k)
+	p, err := s.take(key{topic, id})
 	if err != nil {
 		return err
 	}
 	defer s.leave(p)
+	publisher, err := p.open()
+	if err != nil {
+		return err
+	}
 	// What was sent is not given up with the request: its answer would be lost.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), answerWithin)
 	defer cancel()
-	select {
-	case <-p.opened:
-	case <-r.Context().Done():
-		return r.Context().Err()
-	}
-	if p.err != nil {
-		return p.err
-	}
-	return publish(ctx, p.publisher)
+	return publish(ctx, publisher)
 }
 
-// take returns the session of a publisher, which is opened if there is none, and keeps
-// it open until leave.
+// take returns the session of a publisher, which stays there until leave.
 func (s *Service) take(k key) (*session, error) {
 	s.mu.Lock()
 	p, full := s.publishers[k], len(s.publishers) >= MaxPublishers
@@ -230,30 +224,31 @@ func (s *Service) take(k key) (*session, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if p = s.publishers[k]; p != nil {
-		p.users++
-		return p, nil
-	}
-	switch {
-	case s.closed:
-		return nil, client.ErrClosed
-	case len(s.publishers) >= MaxPublishers:
-		return nil, nsqhttp.Refuse(http.StatusServiceUnavailable, "TOO_MANY_PUBLISHERS", "%d are connected", MaxPublishers)
-	}
-	p = &session{opened: make(chan struct{}), users: 2} // the caller, and the opening
-	s.publishers[k] = p
-	s.opens.Go(func() {
-		defer s.leave(p)
-		defer close(p.opened)
-		ctx, cancel := context.WithTimeout(s.ctx, connectWithin)
-		defer cancel()
-		if p.publisher, p.err = s.client.Publisher(ctx, k.topic, k.id); p.err != nil {
-			s.mu.Lock()
-			delete(s.publishers, k) // the next request tries again
-			s.mu.Unlock()
+	if p = s.publishers[k]; p == nil {
+		switch {
+		case s.closed:
+			return nil, client.ErrClosed
+		case len(s.publishers) >= MaxPublishers:
+			return nil, nsqhttp.Refuse(http.StatusServiceUnavailable, "TOO_MANY_PUBLISHERS", "%d are connected", MaxPublishers)
 		}
-	})
+		p = &session{open: sync.OnceValues(func() (*client.Publisher, error) { return s.connect(k) })}
+		s.publishers[k] = p
+	}
+	p.users++
 	return p, nil
+}
+
+// connect is for all who ask for a publisher, and so no matter of any one's context.
+func (s *Service) connect(k key) (*client.Publisher, error) {
+	ctx, cancel := context.WithTimeout(s.ctx, connectWithin)
+	defer cancel()
+	publisher, err := s.client.Publisher(ctx, k.topic, k.id)
+	if err != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.publishers, k) // the next request tries again
+	}
+	return publisher, err
 }
 
 func (s *Service) leave(p *session) {
@@ -276,26 +271,28 @@ var faults = map[wire.ErrorCode]nsqhttp.Fault{
 }
 
 func asFault(err error) *nsqhttp.Fault {
-	var refused *client.RefusedError
 	var f *nsqhttp.Fault
-	switch {
-	case errors.As(err, &f):
+	if errors.As(err, &f) {
 		return f
-	case errors.As(err, &refused):
-		f, known := faults[wire.ErrorCode(refused.Code)]
-		if !known {
-			f = nsqhttp.Fault{Status: http.StatusServiceUnavailable, Message: "PUB_FAILED"}
-		}
-		f.Detail = refused.Error()
-		return &f
-	case errors.Is(err, client.ErrUnknown):
-		return &nsqhttp.Fault{Status: http.StatusNotFound, Message: "TOPIC_NOT_FOUND", Detail: err.Error()}
-	case errors.Is(err, client.ErrUnanswered):
-		return &nsqhttp.Fault{Status: http.StatusGatewayTimeout, Message: "UNANSWERED", Detail: err.Error() + ": it may have been accepted, or not"}
-	case errors.Is(err, client.ErrClosed):
-		return &nsqhttp.Fault{Status: http.StatusServiceUnavailable, Message: "EXITING", Detail: err.Error()}
-	case errors.Is(err, context.DeadlineExceeded):
-		return &nsqhttp.Fault{Status: http.StatusServiceUnavailable, Message: "NO_BROKER", Detail: err.Error(), RetryAfter: time.Second}
 	}
-	return &nsqhttp.Fault{Status: http.StatusInternalServerError, Message: "INTERNAL_ERROR", Detail: err.Error()}
+	var refused *client.RefusedError
+	is := nsqhttp.Fault{Status: http.StatusInternalServerError, Message: "INTERNAL_ERROR"}
+	switch known := false; {
+	case errors.As(err, &refused):
+		if is, known = faults[wire.ErrorCode(refused.Code)]; !known {
+			is = nsqhttp.Fault{Status: http.StatusServiceUnavailable, Message: "PUB_FAILED"}
+		}
+		err = refused
+	case errors.Is(err, client.ErrUnknown):
+		is = nsqhttp.Fault{Status: http.StatusNotFound, Message: "TOPIC_NOT_FOUND"}
+	case errors.Is(err, client.ErrUnanswered):
+		is = nsqhttp.Fault{Status: http.StatusGatewayTimeout, Message: "UNANSWERED"}
+		err = fmt.Errorf("%w: it may have been accepted, or not", err)
+	case errors.Is(err, client.ErrClosed):
+		is = nsqhttp.Fault{Status: http.StatusServiceUnavailable, Message: "EXITING"}
+	case errors.Is(err, context.DeadlineExceeded):
+		is = nsqhttp.Fault{Status: http.StatusServiceUnavailable, Message: "NO_BROKER", RetryAfter: time.Second}
+	}
+	is.Detail = err.Error()
+	return &is
 }

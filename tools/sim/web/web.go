@@ -100,7 +100,7 @@ func Run(s Study) Result {
 		Probe(now mono.Time, fits []int) (server int, due bool)
 		Sent(server int, now mono.Time)
 		Departed(server int, now mono.Time, failed bool)
-	} = balance.New(balance.Config{Servers: len(s.Servers), Kind: s.Balance}, rand.New(rand.NewPCG(s.Seed, 2)))
+	} = balance.New(s.Balance, len(s.Servers), rand.New(rand.NewPCG(s.Seed, 2)))
 	if s.Literal {
 		b = make(paperBalancer, len(s.Servers))
 	}
