@@ -132,7 +132,7 @@ func (b *Balancer) Pick(now mono.Time, fits []int) int {
 		if !s.present {
 			continue
 		}
-		if s.overdue(now) || b.kind == JBQ && s.stale(now, 2*stale) {
+		if s.due(now, patience) || b.kind == JBQ && s.stale(now, 2*stale) {
 			return i // no idempotent request came by: any
 		}
 		if s.ejected {
@@ -177,7 +177,7 @@ func (b *Balancer) Probe(now mono.Time, fits []int) (server int, due bool) {
 	}
 	for _, i := range fits {
 		s := &b.servers[i]
-		if s.present && (s.due(now) || b.kind == JBQ && s.stale(now, stale)) {
+		if s.present && (s.due(now, 0) || b.kind == JBQ && s.stale(now, stale)) {
 			return i, true
 		}
 	}

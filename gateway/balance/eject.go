@@ -30,14 +30,9 @@ type health struct {
 	debtAt mono.Time
 }
 
-// due reports whether the ejection is over, and its probe has not gone.
-func (h *health) due(now mono.Time) bool {
-	return h.ejected && !h.trying && now.Sub(h.since) >= h.period
-}
-
-// overdue reports whether a probe has waited too long for a request that may be repeated.
-func (h *health) overdue(now mono.Time) bool {
-	return h.due(now) && now.Sub(h.since) >= h.period+patience
+// due reports whether the ejection is over, since so long, and its probe has not gone.
+func (h *health) due(now mono.Time, since time.Duration) bool {
+	return h.ejected && !h.trying && now.Sub(h.since) >= h.period+since
 }
 
 // fail counts a failure of a server with the interval t.

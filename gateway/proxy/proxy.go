@@ -159,7 +159,10 @@ func (p *Proxy) Run(ctx context.Context) error {
 // ServeHTTP implements http.Handler.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rules := p.rules.Load()
-	tenant, ours := p.tenant(r)
+	tenant, ours := p.cfg.Tokens.Tenant(r), false
+	if p.cfg.Tokens != nil && r.Header.Get("Authorization") != "" {
+		_, ours = p.cfg.Tokens.Check(r, secure.ReadOnly)
+	}
 	index, _ := rules.policy.Classify(tenant, r.URL.Path, r.Header)
 	c := rules.classes[index]
 	var body *requestBody
@@ -173,33 +176,31 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		r.Body = body
 		body.limitNext(time.Now()) // what is refused unread, net/http reads
 	}
-	refuse := func(code int, text string) {
-		w.Header()[classHeader] = c.header
-		http.Error(w, text, code)
-	}
+	code, text := 0, ""
 	switch {
 	case ambiguous(r):
 		// What follows may be anything: it is not read.
 		w.Header().Set("Connection", "close")
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now())
-		refuse(http.StatusBadRequest, "Content-Length and Transfer-Encoding exclude each other")
-		return
+		code, text = http.StatusBadRequest, "Content-Length and Transfer-Encoding exclude each other"
 	case r.Method == http.MethodConnect:
-		refuse(http.StatusMethodNotAllowed, "CONNECT is for forward proxies")
-		return
+		code, text = http.StatusMethodNotAllowed, "CONNECT is for forward proxies"
 	case policy.Ambiguous(r.URL):
-		refuse(http.StatusBadRequest, "servers differ in what this path means: resolve its . and .. first")
-		return
+		code, text = http.StatusBadRequest, "servers differ in what this path means: resolve its . and .. first"
 	case p.cfg.MaxBody > 0 && r.ContentLength > p.cfg.MaxBody:
-		refuse(http.StatusRequestEntityTooLarge, "the body has more than "+strconv.FormatInt(p.cfg.MaxBody, 10)+" bytes")
-		return
+		code, text = http.StatusRequestEntityTooLarge, "the body has more than "+strconv.FormatInt(p.cfg.MaxBody, 10)+" bytes"
 	case p.cfg.Publish != nil && r.Method == http.MethodPost && (r.URL.Path == "/pub" || r.URL.Path == "/mpub"):
 		p.cfg.Publish.Serve(w, r, tenant, func(messages int) client.Decision { return p.admit(r, c, tenant, messages) })
 		return
+	default:
+		if d := p.admit(r, c, tenant, 1); !d.Admit {
+			client.RetryAfter(w.Header(), d)
+			code, text = http.StatusTooManyRequests, "too many requests"
+		}
 	}
-	if d := p.admit(r, c, tenant, 1); !d.Admit {
-		client.RetryAfter(w.Header(), d)
-		refuse(http.StatusTooManyRequests, "too many requests")
+	if code != 0 {
+		w.Header()[classHeader] = c.header
+		http.Error(w, text, code)
 		return
 	}
 	x := p.exchanges.Get().(*exchange)
@@ -236,15 +237,6 @@ func held(r *http.Request) int {
 		}
 	}
 	return bytes + int(max(r.ContentLength, 0))
-}
-
-// tenant returns whose request it is, "" if nobody says so, and whether it showed a token
-// of ours.
-func (p *Proxy) tenant(r *http.Request) (tenant string, ours bool) {
-	if p.cfg.Tokens != nil && r.Header.Get("Authorization") != "" {
-		_, ours = p.cfg.Tokens.Check(r, secure.ReadOnly)
-	}
-	return p.cfg.Tokens.Tenant(r), ours
 }
 
 // admit asks admission for so many requests of a class.
