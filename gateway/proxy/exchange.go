@@ -192,7 +192,8 @@ func (x *exchange) answered(res *http.Response) error {
 	x.mark()
 	if res.StatusCode == http.StatusSwitchingProtocols {
 		// From here on it is two peers talking, for hours perhaps: what it took of the
-		// server's capacity is over.
+		// server's capacity is over. No request comes after it on this connection.
+		x.Header().Del("Connection")
 		x.tunnel = true
 		x.p.tunnels.Add(1)
 		x.settle(departed)

@@ -32,6 +32,11 @@ type gateway struct {
 // serve runs a Proxy with a policy until the test ends. change may be nil.
 func serve(t testing.TB, text string, change func(*Config)) *gateway {
 	t.Helper()
+	return serveSecured(t, text, change, secure.ServerConfig{})
+}
+
+func serveSecured(t testing.TB, text string, change func(*Config), security secure.ServerConfig) *gateway {
+	t.Helper()
 	cfg := Config{Policy: parse(t, text), Scheduler: "mqos", Gateways: 1, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()}
 	if change != nil {
 		change(&cfg)
@@ -40,7 +45,7 @@ func serve(t testing.TB, text string, change func(*Config)) *gateway {
 	if err != nil {
 		t.Fatal(err)
 	}
-	guard, err := secure.ServerConfig{}.Load()
+	guard, err := security.Load()
 	if err != nil {
 		t.Fatal(err)
 	}

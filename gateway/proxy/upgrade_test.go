@@ -1,0 +1,67 @@
+package proxy
+
+import (
+	"bufio"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/secure"
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+// A request that asks for another protocol may have a body of chunks, which comes to the
+// server before the tunnel opens: also with TLS, where such a connection otherwise ends
+// with the answer.
+func TestUpgradeWithAChunkedBody(t *testing.T) {
+	url := backend(t, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		c, rw, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer c.Close()
+		fmt.Fprintf(rw, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: lines\r\n\r\nbody %s\n", body)
+		for rw.Flush() == nil {
+			line, err := rw.ReadString('\n')
+			if err != nil {
+				return
+			}
+			fmt.Fprint(rw, "echo "+line)
+		}
+	})
+	authority := testkit.NewAuthority(t)
+	certificate := authority.Certificate("gateway")
+	for name, security := range map[string]secure.ServerConfig{"clear": {}, "TLS": {CertFile: certificate.CertFile, KeyFile: certificate.KeyFile, HTTPTLS: true}} {
+		t.Run(name, func(t *testing.T) {
+			g := serveSecured(t, one(url), nil, security)
+			c, _ := g.dial(t)
+			if err := c.SetDeadline(time.Now().Add(testkit.Hang)); err != nil {
+				t.Fatal(err)
+			}
+			if security.HTTPTLS {
+				c = tls.Client(c, &tls.Config{RootCAs: authority.Pool, ServerName: "gateway"})
+			}
+			write(t, c, "POST /lines HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: lines\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n")
+			r := bufio.NewReader(c)
+			res, err := http.ReadResponse(r, nil)
+			if err != nil || res.StatusCode != http.StatusSwitchingProtocols || !slices.Equal(res.Header["Connection"], []string{"Upgrade"}) {
+				t.Fatalf("%v, %v", res, err)
+			}
+			for _, want := range []string{"body hi\n", "echo hello\n"} {
+				if line, err := r.ReadString('\n'); err != nil || line != want {
+					t.Fatalf("%q, %v; want %q", line, err, want)
+				}
+				write(t, c, "hello\n")
+			}
+			g.idle(t)
+			c.Close()
+			g.tunnels.Wait()
+		})
+	}
+}
