@@ -68,6 +68,7 @@ func (g *running) get(t testing.TB, path string) {
 // Clients go away while they wait, with and without a body, while the policy changes:
 // their places are free, and what others were charged is given back, once.
 func TestClientsLeaveWhileThePolicyChanges(t *testing.T) {
+	t.Parallel()
 	release := make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		select {
@@ -118,6 +119,7 @@ func TestClientsLeaveWhileThePolicyChanges(t *testing.T) {
 
 // What a server reports of itself and of requests may be anything.
 func TestServersLie(t *testing.T) {
+	t.Parallel()
 	names := strings.Builder{}
 	for i := range 10_000 {
 		fmt.Fprintf(&names, ",request_cost.n%d=1", i)
@@ -165,6 +167,7 @@ func TestServersLie(t *testing.T) {
 
 // Tunnels end with either end, however it ends, and leave nothing behind.
 func TestTunnelsLeaveNothing(t *testing.T) {
+	t.Parallel()
 	var mu sync.Mutex
 	var tunnels []net.Conn
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -290,6 +293,7 @@ func (h *h2) ask(stream uint32, method, path string) error {
 // taken back at once (CVE-2023-44487), heads that never end (CVE-2023-45288), and
 // windows that never open.
 func TestHostileHTTP2(t *testing.T) {
+	t.Parallel()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		if r.URL.Path == "/large" {
