@@ -1,0 +1,40 @@
+package proxy
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"strings"
+	"testing"
+)
+
+// A server's report may be kilobytes of JSON, and all requests pass the dispatcher's lock:
+// who reads a report has not taken it yet.
+func TestReportsAreReadWithoutTheLock(t *testing.T) {
+	file, err := parser.ParseFile(token.NewFileSet(), "dispatch.go", nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := 0
+	for _, decl := range file.Decls {
+		f, ok := decl.(*ast.FuncDecl)
+		if !ok {
+			continue
+		}
+		locked := strings.HasSuffix(f.Name.Name, "Locked") || f.Name.Name == "unlock"
+		ast.Inspect(f, func(n ast.Node) bool { // in the order of the text
+			if s, ok := n.(*ast.SelectorExpr); ok && s.Sel.Name == "Lock" {
+				locked = true
+			} else if ok && s.Sel.Name == "ParseReport" {
+				read++
+				if locked {
+					t.Errorf("%s reads a report with the lock", f.Name.Name)
+				}
+			}
+			return true
+		})
+	}
+	if read == 0 {
+		t.Error("nothing reads reports")
+	}
+}
