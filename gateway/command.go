@@ -52,7 +52,6 @@ func (o *options) policyFlag(fs *flag.FlagSet) {
 	fs.StringVar(&o.policyFile, "policy", "", "TOML `file` of classes, servers and costs")
 }
 
-// check says whether a policy is sound.
 func (o *options) check(out io.Writer) *daemon.Program {
 	return &daemon.Program{
 		About: "gateway check says what is wrong with a policy.", Flags: o.policyFlag, Validate: o.readPolicy,
@@ -67,7 +66,6 @@ func (o *options) check(out io.Writer) *daemon.Program {
 	}
 }
 
-// explain says what the gateway would make of a request.
 func (o *options) explain(out io.Writer) *daemon.Program {
 	var tenant, target string
 	header := http.Header{}
@@ -124,7 +122,6 @@ func (o *options) explain(out io.Writer) *daemon.Program {
 	return &daemon.Program{About: "gateway explain says of what class a request would be, why, and what it is taken to cost.", Flags: flags, Validate: validate, Run: run}
 }
 
-// monitor serves what a web server uses, beside it.
 func (o *options) monitor() *daemon.Program {
 	var m profile.Monitor
 	flags := func(fs *flag.FlagSet) {
@@ -163,7 +160,6 @@ func (o *options) monitor() *daemon.Program {
 	}
 }
 
-// profile measures what a web server's pages take.
 func (o *options) profile(out io.Writer) *daemon.Program {
 	cfg := profile.Config{Client: &http.Client{Timeout: time.Minute}}
 	var server string

@@ -108,7 +108,7 @@ func mistyped(err error) (key, what string) {
 
 // newClass returns a class as it is when its table says nothing else.
 func newClass(name string) Class {
-	return Class{Name: name, Weight: 1, Queue: 1000, QueueBytes: 64 << 20, Wait: 2 * time.Second, MinBodyRate: 1 << 10}
+	return Class{Name: name, Weight: 1, Queue: 1000, QueueBytes: 64 << 20, Wait: 2 * time.Second, MinBodyRate: 1 << 10, Failure: "closed"}
 }
 
 // reader fills a policy and gathers faults.
@@ -155,6 +155,9 @@ func (r *reader) class(n int, c *Class) {
 	r.bounds("class", n, "queue_bytes", c.QueueBytes, 1, 1<<40)
 	r.bounds("class", n, "min_body_rate", c.MinBodyRate, 0, 1<<40)
 	r.duration("class", n, "wait", c.Wait)
+	if c.FailOpen = c.Failure == "open"; !c.FailOpen && c.Failure != "closed" {
+		r.fault("class", n, "on_admission_failure", "%.100q is neither open nor closed", c.Failure)
+	}
 	if c.Name == "" || strings.ContainsFunc(c.Name, func(c rune) bool { return c <= ' ' || c > '~' || c == '"' }) {
 		r.fault("class", n, "name", "%q: a class needs a name of printable ASCII without spaces and quotes", c.Name)
 	} else if slices.ContainsFunc(r.Classes, func(o Class) bool { return o.Name == c.Name }) {

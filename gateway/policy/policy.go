@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"fmt"
 	"net/netip"
 	"net/url"
 	"path"
@@ -53,19 +52,8 @@ type Class struct {
 	// stand for the request's.
 	Admission string
 	// FailOpen admits a request when admission cannot be asked; else it is refused.
-	FailOpen Failure `toml:"on_admission_failure"`
-}
-
-// Failure is true for "open".
-type Failure bool
-
-// UnmarshalText reads "open" or "closed".
-func (f *Failure) UnmarshalText(text []byte) error {
-	*f = string(text) == "open"
-	if !*f && string(text) != "closed" {
-		return fmt.Errorf("%.100q is neither open nor closed", text)
-	}
-	return nil
+	FailOpen bool   `toml:"-"`
+	Failure  string `toml:"on_admission_failure"` // open or closed, as it is in the file
 }
 
 // Match is one condition: all that it names must hold.

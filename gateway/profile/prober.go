@@ -1,6 +1,7 @@
 package profile
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -134,7 +135,7 @@ func (c *Config) measure(ctx context.Context, together int, paths ...string) (m 
 	return m, nil
 }
 
-// paths returns the paths to measure, the more special ones first.
+// paths returns the paths to measure.
 func (c *Config) paths(ctx context.Context) ([]string, error) {
 	seen := map[string]bool{}
 	var found []string
@@ -165,7 +166,6 @@ func (c *Config) paths(ctx context.Context) ([]string, error) {
 	default:
 		add("/", c.Server)
 		for i := 0; i < len(found); i++ { // it grows meanwhile
-			at := c.Server.JoinPath(found[i])
 			text, err := c.get(ctx, found[i])
 			if errors.As(err, new(statusError)) && i > 0 { // a broken link
 				found = slices.Delete(found, i, i+1)
@@ -176,11 +176,10 @@ func (c *Config) paths(ctx context.Context) ([]string, error) {
 				return nil, err
 			}
 			for _, href := range hrefs.FindAllSubmatch(text, -1) {
-				add(string(href[1]), at)
+				add(string(href[1]), c.Server.JoinPath(found[i]))
 			}
 		}
 	}
-	slices.SortFunc(found, func(a, b string) int { return len(b) - len(a) })
 	return found, nil
 }
 
@@ -237,12 +236,7 @@ func (r *Result) Write(w io.Writer) error {
 		fmt.Fprintf(&b, "# %s = %.4g\n", name, r.Capacity[name])
 	}
 	// Of several that a path begins with, the first one counts.
-	paths := slices.SortedFunc(maps.Keys(r.Costs), func(a, b string) int {
-		if len(a) != len(b) {
-			return len(b) - len(a)
-		}
-		return strings.Compare(a, b)
-	})
+	paths := slices.SortedFunc(maps.Keys(r.Costs), func(a, b string) int { return cmp.Or(len(b)-len(a), strings.Compare(a, b)) })
 	for _, path := range paths {
 		units := maps.Clone(r.Costs[path])
 		maps.DeleteFunc(units, func(_ string, u float64) bool { return !(u > 0) })

@@ -247,7 +247,7 @@ func (p *Proxy) admit(r *http.Request, c class, tenant string, cost int) client.
 	}
 	d := p.cfg.Admission.Decide(r.Context(), key, uint32(cost))
 	if d.Unanswered {
-		d.Admit = bool(c.FailOpen)
+		d.Admit = c.FailOpen
 	}
 	if !d.Admit {
 		p.dispatcher.denied(c.Name)
