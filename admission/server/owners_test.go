@@ -170,32 +170,42 @@ func (b *bench) both(s [2]*server.Server) *client.Client {
 // A key is admitted its capacity, no more and no less, however often it moves while it is
 // asked for; a move that cannot be written changes nothing.
 func TestMoves(t *testing.T) {
-	const capacity = 3000
+	const capacity, moves, whileItMoves = 5000, 6, 500
 	b, s, cables := two(t, rule.Rule{Key: "k", Share: share(1, capacity), Strict: true})
 	c := b.both(s)
 	p := rule.Partition("k", rule.Partitions)
-	admitted, moves := 0, 0
-	for to := 1; ; {
+	admitted := 0
+	ask := func() bool {
 		d := c.Ask(t.Context(), "k", 1)
-		if d.Unanswered {
-			continue // was moving for longer than a client waits; nothing was charged
+		if d.Admit {
+			admitted++
 		}
-		if !d.Admit {
-			break
-		}
-		if admitted++; admitted%500 == 0 {
-			if admitted == 1000 {
-				cables[1-to].cut.Store(true)
-			}
-			if err := b.store.Move(t.Context(), p, p, s[to].Addr().String()); err != nil {
-				t.Fatal(err)
-			}
-			cables[1-to].cut.Store(false)
-			moves++
-			to = 1 - to
-		}
+		return d.Admit || d.Unanswered // it was moving for longer than a client waits; nothing was charged
 	}
-	if admitted != capacity || moves < 5 {
+	for move := range moves {
+		from, to := move%2, 1-move%2
+		cut := move == 1
+		cables[from].cut.Store(cut)
+		if err := b.store.Move(t.Context(), p, p, s[to].Addr().String()); err != nil {
+			t.Fatal(err)
+		}
+		there := owns(s[to], int64(to+(1-to)*rule.Partitions))
+		for asked := 0; asked < whileItMoves && !there(); asked++ {
+			if !ask() {
+				t.Fatalf("denied in move %d, when %d of %d were admitted", move, admitted, capacity)
+			}
+			if cut && asked == 5 {
+				if there() {
+					t.Error("moved, and it could not be written")
+				}
+				cables[from].cut.Store(false)
+			}
+		}
+		until(t, "the key is moved", there)
+	}
+	for ask() {
+	}
+	if admitted != capacity {
 		t.Errorf("%d admitted of %d, through %d moves", admitted, capacity, moves)
 	}
 }
