@@ -2,6 +2,7 @@ package controller_test
 
 import (
 	"context"
+	"encoding/base64"
 	"fmt"
 	"strings"
 	"time"
@@ -83,6 +84,50 @@ var _ = Describe("The admin service", func() {
 		Expect(lean.Topic.Spec.Publishers).To(BeEmpty())
 		Expect(lean.Topic.Status.Brokers).To(HaveLen(1))
 		Expect(c.admin.GetTopic(context.Background(), &srtmv1.GetTopicRequest{Name: "t9"})).Error().To(fails(codes.NotFound, rpc.ReasonTopicUnknown))
+	})
+
+	It("pages the publishers of a topic", func() {
+		c := newCluster(setup{})
+		c.join("b1", 1000, agenttest.New())
+		s := spec("t", 10, 5)
+		s.Groups = nil
+		for i := range 5 {
+			s.Publishers = append(s.Publishers, &srtmv1.Publisher{Id: fmt.Sprint("a b:", i), Rate: 1})
+		}
+		c.mustCreate(s)
+		page := func(size int32, token string) (*srtmv1.GetTopicResponse, error) {
+			return c.admin.GetTopic(context.Background(), &srtmv1.GetTopicRequest{Name: "t", PageSize: size, PageToken: token})
+		}
+		var ids, tokens []string
+		for token := ""; ; {
+			r, err := page(2, token)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(r.Topic.Epoch).To(BeNumerically(">", 0))
+			Expect(r.Topic.Status != nil).To(Equal(token == ""), "what is not publishers is on the first page")
+			for _, one := range r.Topic.Spec.Publishers {
+				ids = append(ids, one.Id)
+			}
+			if token = r.NextPageToken; token == "" {
+				break
+			}
+			tokens = append(tokens, token)
+		}
+		Expect(ids).To(Equal([]string{"a b:0", "a b:1", "a b:2", "a b:3", "a b:4"}))
+		Expect(tokens).To(HaveLen(2))
+
+		By("refusing what is no page")
+		for _, r := range []*srtmv1.GetTopicRequest{{PageSize: -1}, {PageSize: 10_001}, {PageToken: "!"}, {PageToken: "MA"}, {PageToken: base64.RawURLEncoding.EncodeToString([]byte("-1 1 a"))}} {
+			r.Name = "t"
+			Expect(c.admin.GetTopic(context.Background(), r)).Error().To(fails(codes.InvalidArgument, rpc.ReasonBadRequest))
+		}
+
+		By("saying that the publishers have changed")
+		s = proto.CloneOf(s)
+		s.Publishers = s.Publishers[2:]
+		_, err := c.admin.UpdateTopic(context.Background(), &srtmv1.UpdateTopicRequest{Spec: s})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(page(2, tokens[0])).Error().To(fails(codes.Aborted, rpc.ReasonTopicChanged))
+		Expect(page(2, tokens[1])).Error().To(fails(codes.Aborted, rpc.ReasonTopicChanged))
 	})
 
 	It("carries a topic with more publishers than one message holds by default", func() {

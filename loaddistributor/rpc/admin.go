@@ -31,6 +31,8 @@ import (
 const (
 	defaultPage = 100
 	maxPage     = 1000
+	// maxPublishers is how many a page of a topic's publishers has at most: about 1 MiB.
+	maxPublishers = 10_000
 )
 
 // shownPublishers is how many learned ones are shown where publishers are to be left out.
@@ -51,7 +53,7 @@ func (s *Server) CreateTopic(req *srtmv1.CreateTopicRequest, stream grpc.ServerS
 		if err != nil {
 			return toStatus(err)
 		}
-		p := &srtmv1.Topic{Spec: specProto(spec, false), State: srtmv1.TopicState_TOPIC_STATE_PLACING}
+		p := &srtmv1.Topic{Spec: specProto(spec), State: srtmv1.TopicState_TOPIC_STATE_PLACING}
 		for _, q := range plan.Quotas {
 			p.Quotas = append(p.Quotas, quotaProto(q, spec.Demand))
 		}
@@ -67,7 +69,7 @@ func (s *Server) CreateTopic(req *srtmv1.CreateTopicRequest, stream grpc.ServerS
 	if err != nil {
 		return toStatus(err)
 	}
-	p := topicProto(topic, false)
+	p := topicProto(topic)
 	return stream.Send(&srtmv1.CreateTopicResponse{State: p.State, Message: p.Reason, Topic: p})
 }
 
@@ -101,14 +103,68 @@ func (s *Server) GetTopic(ctx context.Context, req *srtmv1.GetTopicRequest) (*sr
 	if err != nil {
 		return nil, toStatus(err)
 	}
-	p := topicProto(topic, !req.OmitPublishers)
+	publishers, next, err := publishersOf(topic, req)
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	if req.PageToken != "" {
+		return &srtmv1.GetTopicResponse{NextPageToken: next, Topic: &srtmv1.Topic{
+			Spec: &srtmv1.TopicSpec{Name: topic.Spec.Name(), Publishers: publishersProto(publishers)}, Epoch: topic.Placement.Epoch(),
+		}}, nil
+	}
+	p := topicProto(topic)
+	p.Spec.Publishers = publishersProto(publishers)
 	p.Status = s.controller.Status(ctx, topic)
 	most := learned.Max
 	if req.OmitPublishers {
 		most = shownPublishers
 	}
 	p.Learned = s.controller.Learned(topic, most)
-	return &srtmv1.GetTopicResponse{Topic: p}, nil
+	return &srtmv1.GetTopicResponse{Topic: p, NextPageToken: next}, nil
+}
+
+// publishersOf returns the declared publishers that a request is for, and the token of the
+// next page; "": there is none. A token says how many were before, the topic's epoch, and
+// who was last.
+func publishersOf(topic catalog.Topic, req *srtmv1.GetTopicRequest) (all []placement.Publisher, next string, err error) {
+	var bad faults
+	if req.PageSize < 0 || req.PageSize > maxPublishers {
+		bad.Add("page_size", "%d is outside 0 to %d", req.PageSize, maxPublishers)
+	}
+	var first, epoch uint64
+	var last string
+	if req.PageToken != "" {
+		token, err := base64.RawURLEncoding.DecodeString(req.PageToken)
+		if parts := strings.SplitN(string(token), " ", 3); len(parts) == 3 {
+			var err1, err2 error
+			first, err1 = strconv.ParseUint(parts[0], 10, 31)
+			epoch, err2 = strconv.ParseUint(parts[1], 10, 64)
+			err, last = errors.Join(err, err1, err2), parts[2]
+		}
+		if err != nil || first == 0 {
+			bad.Add("page_token", "is not of a previous response")
+		}
+	}
+	if err := bad.Err(); err != nil || req.OmitPublishers {
+		return nil, "", err
+	}
+	all = declared(topic.Spec)
+	if first > 0 && (first > uint64(len(all)) || all[first-1].ID != last) {
+		return nil, "", &controller.EpochError{Topic: topic.Spec.Name(), Expected: epoch, Present: topic.Placement.Epoch()}
+	}
+	if all = all[first:]; req.PageSize > 0 && len(all) > int(req.PageSize) {
+		all = all[:req.PageSize]
+		next = base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%d %d %s", first+uint64(len(all)), topic.Placement.Epoch(), all[len(all)-1].ID))
+	}
+	return all, next, nil
+}
+
+// declared are the publishers that a topic's owner named.
+func declared(s *catalog.Spec) []placement.Publisher {
+	if s.Demand.Open {
+		return nil // those that it has were learned
+	}
+	return s.Demand.Publishers
 }
 
 // ListTopics implements srtmv1.AdminServiceServer.
@@ -132,7 +188,7 @@ func (s *Server) ListTopics(_ context.Context, req *srtmv1.ListTopicsRequest) (*
 		response.NextPageToken = base64.RawURLEncoding.EncodeToString([]byte(topics[size-1].Spec.Name()))
 	}
 	for _, topic := range topics {
-		response.Topics = append(response.Topics, topicProto(topic, false))
+		response.Topics = append(response.Topics, topicProto(topic))
 	}
 	return response, nil
 }
@@ -218,7 +274,7 @@ func (s *Server) UpdateTopic(ctx context.Context, req *srtmv1.UpdateTopicRequest
 	if err != nil {
 		return nil, toStatus(err)
 	}
-	return &srtmv1.UpdateTopicResponse{Topic: topicProto(topic, false)}, nil
+	return &srtmv1.UpdateTopicResponse{Topic: topicProto(topic)}, nil
 }
 
 // updated is the specification that a request makes of the present one. Requires:
@@ -231,7 +287,8 @@ func updated(present *catalog.Spec, req *srtmv1.UpdateTopicRequest) *srtmv1.Topi
 		wanted.Durability = cmp.Or(wanted.Durability, controller.DurabilityProto(present.Durability))
 		return wanted
 	}
-	wanted := specProto(present, true)
+	wanted := specProto(present)
+	wanted.Publishers = publishersProto(declared(present))
 	for _, path := range req.UpdateMask.Paths {
 		copyField(wanted.ProtoReflect(), req.Spec.ProtoReflect(), strings.Split(path, "."))
 	}
@@ -314,7 +371,7 @@ func (s *Server) MovePublishers(ctx context.Context, req *srtmv1.MovePublishersR
 	if err != nil {
 		return nil, toStatus(err)
 	}
-	return &srtmv1.MovePublishersResponse{Topic: topicProto(topic, false)}, nil
+	return &srtmv1.MovePublishersResponse{Topic: topicProto(topic)}, nil
 }
 
 // SeekChannel implements srtmv1.AdminServiceServer.
@@ -347,9 +404,10 @@ var stateProto = map[catalog.State]srtmv1.TopicState{
 	catalog.Deleting:  srtmv1.TopicState_TOPIC_STATE_DELETING,
 }
 
-func topicProto(t catalog.Topic, publishers bool) *srtmv1.Topic {
+// topicProto leaves out the publishers.
+func topicProto(t catalog.Topic) *srtmv1.Topic {
 	p := &srtmv1.Topic{
-		Spec: specProto(t.Spec, publishers), State: stateProto[t.State], Reason: t.Reason, Epoch: t.Placement.Epoch(),
+		Spec: specProto(t.Spec), State: stateProto[t.State], Reason: t.Reason, Epoch: t.Placement.Epoch(),
 	}
 	for _, q := range t.Plan.Quotas {
 		p.Quotas = append(p.Quotas, quotaProto(q, t.Spec.Demand))
@@ -369,7 +427,7 @@ func quotaProto(q placement.Quota, d placement.Demand) *srtmv1.BrokerQuota {
 	return p
 }
 
-func specProto(s *catalog.Spec, publishers bool) *srtmv1.TopicSpec {
+func specProto(s *catalog.Spec) *srtmv1.TopicSpec {
 	p := &srtmv1.TopicSpec{
 		Name: s.Name(), Contract: controller.ContractProto(s),
 		PlacementPolicy: s.Policy, Channels: s.Channels, ShareRule: s.ShareRule, Pacing: controller.PacingProto(s.Pacing), Durability: controller.DurabilityProto(s.Durability),
@@ -380,12 +438,12 @@ func specProto(s *catalog.Spec, publishers bool) *srtmv1.TopicSpec {
 	for _, g := range s.Demand.Groups {
 		p.Groups = append(p.Groups, &srtmv1.PublisherGroup{Key: g.Key, Count: int32(g.Count), Rate: g.Rate, Batch: int32(g.Batch), Weight: uint32(g.Weight)})
 	}
-	if publishers && !s.Demand.Open {
-		for _, one := range s.Demand.Publishers {
-			p.Publishers = append(p.Publishers, &srtmv1.Publisher{
-				Id: one.ID, CorrelationKey: one.Key, Rate: one.Rate, Batch: int32(one.Batch),
-			})
-		}
+	return p
+}
+
+func publishersProto(all []placement.Publisher) (p []*srtmv1.Publisher) {
+	for _, one := range all {
+		p = append(p, &srtmv1.Publisher{Id: one.ID, CorrelationKey: one.Key, Rate: one.Rate, Batch: int32(one.Batch)})
 	}
 	return p
 }

@@ -50,13 +50,10 @@ func TestAGoodRequest(t *testing.T) {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
-	if back := specProto(got, true); !proto.Equal(back, good().Spec) {
+	back := specProto(got)
+	back.Publishers = publishersProto(declared(got))
+	if !proto.Equal(back, good().Spec) {
 		t.Errorf("back again: %v\nwant %v", back, good().Spec)
-	}
-	without := good().Spec
-	without.Publishers = nil
-	if back := specProto(got, false); !proto.Equal(back, without) {
-		t.Errorf("without publishers: %v\nwant %v", back, without)
 	}
 }
 

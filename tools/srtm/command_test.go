@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -34,16 +35,17 @@ func TestMain(m *testing.M) { localtest.Main(m) }
 // admin answers as a loaddistributor would, and remembers what it was asked.
 type admin struct {
 	srtmv1.UnimplementedAdminServiceServer
-	created *srtmv1.CreateTopicRequest
-	deleted string
-	delete  func(topic string) // nil: nothing else is done
-	updated *srtmv1.UpdateTopicRequest
-	moved   *srtmv1.MovePublishersRequest
-	drained *srtmv1.DrainBrokerRequest
-	set     *srtmv1.SetBrokerCapacityRequest
-	brokers []*srtmv1.Broker // nil: those of the golden files
-	refuse  error
-	sought  []*srtmv1.SeekChannelRequest
+	created    *srtmv1.CreateTopicRequest
+	deleted    string
+	delete     func(topic string) // nil: nothing else is done
+	updated    *srtmv1.UpdateTopicRequest
+	moved      *srtmv1.MovePublishersRequest
+	drained    *srtmv1.DrainBrokerRequest
+	set        *srtmv1.SetBrokerCapacityRequest
+	brokers    []*srtmv1.Broker // nil: those of the golden files
+	refuse     error
+	sought     []*srtmv1.SeekChannelRequest
+	publishers []string // of the topic; a page has one
 }
 
 func (a *admin) CreateTopic(r *srtmv1.CreateTopicRequest, s grpc.ServerStreamingServer[srtmv1.CreateTopicResponse]) error {
@@ -63,7 +65,17 @@ func (a *admin) GetTopic(_ context.Context, r *srtmv1.GetTopicRequest) (*srtmv1.
 	if r.GetName() != "sensors" {
 		return nil, status.Errorf(codes.NotFound, "no topic %q", r.GetName())
 	}
-	return &srtmv1.GetTopicResponse{Topic: topic()}, nil
+	t := topic()
+	if r.GetPageSize() > 0 && len(a.publishers) > 0 { // pages of one
+		n, _ := strconv.Atoi(r.GetPageToken())
+		next := ""
+		if n+1 < len(a.publishers) {
+			next = strconv.Itoa(n + 1)
+		}
+		t.Spec.Publishers = []*srtmv1.Publisher{{Id: a.publishers[n]}}
+		return &srtmv1.GetTopicResponse{Topic: t, NextPageToken: next}, nil
+	}
+	return &srtmv1.GetTopicResponse{Topic: t}, nil
 }
 
 func (a *admin) ListTopics(_ context.Context, r *srtmv1.ListTopicsRequest) (*srtmv1.ListTopicsResponse, error) {

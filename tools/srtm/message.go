@@ -174,7 +174,7 @@ func (p *publication) open(x *call) (*publisher, error) {
 
 // firstPublisher is the id of a publisher that the topic was created with.
 func firstPublisher(x *call, topic string) (string, error) {
-	r, err := x.admin.GetTopic(x.ctx, &srtmv1.GetTopicRequest{Name: topic})
+	r, err := x.admin.GetTopic(x.ctx, &srtmv1.GetTopicRequest{Name: topic, PageSize: 1})
 	if err != nil {
 		return "", err
 	}

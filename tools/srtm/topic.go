@@ -401,10 +401,32 @@ func topicListCommand() *cobra.Command {
 	})
 }
 
+// topic gets a topic with all its publishers, page by page.
+func (x *call) topic(name string) (*srtmv1.Topic, error) {
+	var all *srtmv1.Topic
+	for token := ""; ; {
+		r, err := x.admin.GetTopic(x.ctx, &srtmv1.GetTopicRequest{Name: name, PageSize: 10_000, PageToken: token})
+		if err != nil {
+			return nil, err
+		}
+		if all == nil {
+			all = r.GetTopic()
+		} else {
+			all.Spec.Publishers = append(all.Spec.Publishers, r.GetTopic().GetSpec().GetPublishers()...)
+		}
+		if token = r.GetNextPageToken(); token == "" {
+			return all, nil
+		}
+	}
+}
+
 func topicDescribeCommand() *cobra.Command {
 	return leaf(&cobra.Command{Use: "describe NAME", Short: "Show a topic's contract, placement and present figures", Args: oneName}, func(x *call) error {
-		r, err := x.admin.GetTopic(x.ctx, &srtmv1.GetTopicRequest{Name: x.args[0], OmitPublishers: x.output == formTable})
-		return x.describe(r.GetTopic(), err)
+		if x.output == formTable {
+			r, err := x.admin.GetTopic(x.ctx, &srtmv1.GetTopicRequest{Name: x.args[0], OmitPublishers: true})
+			return x.describe(r.GetTopic(), err)
+		}
+		return x.describe(x.topic(x.args[0]))
 	})
 }
 

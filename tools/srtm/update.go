@@ -62,13 +62,13 @@ finish on their old broker first. When it does not fit, the topic stays as it wa
 	}, func(x *call) error {
 		said := func(string) {}
 		if whole {
-			present, err := x.admin.GetTopic(x.ctx, &srtmv1.GetTopicRequest{Name: r.Spec.GetName()})
+			present, err := x.topic(r.Spec.GetName())
 			if err != nil {
 				return err
 			}
 			// What is said is what is done, or nothing is.
-			r.ExpectedEpoch = cmp.Or(r.ExpectedEpoch, present.GetTopic().GetEpoch())
-			removed := lost(present.GetTopic().GetSpec(), r.Spec)
+			r.ExpectedEpoch = cmp.Or(r.ExpectedEpoch, present.GetEpoch())
+			removed := lost(present.GetSpec(), r.Spec)
 			said = func(what string) { fmt.Fprintf(x.cmd.ErrOrStderr(), "%s:%s", what, removed) }
 		}
 		said("--replace removes from topic " + r.Spec.GetName())

@@ -90,12 +90,12 @@ func TestAReplacementSaysWhatItRemoves(t *testing.T) {
 		t.Errorf("it says %q", got)
 	}
 
-	a := &admin{}
+	a := &admin{publishers: []string{"p1", "p2", "p3"}}
 	_, said, err := srtm(t, serve(t, a), "topic", "update", "sensors", "--replace", "--rate=5", "--burst=7", "--slo-latency=2ms")
 	if err != nil || a.updated.UpdateMask != nil || a.updated.ExpectedEpoch != 3 || a.updated.Spec.GetContract().GetBurst() != 7 || a.updated.Spec.PlacementPolicy != "srtm" {
 		t.Errorf("%v, sent %v", err, a.updated)
 	}
-	for _, line := range []string{"--replace removes from topic sensors:\n", "replaced; removed:\n", "SLO 99 % within 1ms: becomes 99 % within 2ms"} {
+	for _, line := range []string{"--replace removes from topic sensors:\n", "replaced; removed:\n", "publishers: 3 of 3: p1, p2, p3\n", "SLO 99 % within 1ms: becomes 99 % within 2ms"} {
 		if !strings.Contains(said, line) {
 			t.Errorf("it says %q", said)
 		}

@@ -2772,8 +2772,14 @@ type GetTopicRequest struct {
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Leave out spec.publishers, which can be large.
 	OmitPublishers bool `protobuf:"varint,2,opt,name=omit_publishers,json=omitPublishers,proto3" json:"omit_publishers,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// How many of spec.publishers, at most 10,000; 0: all. A message is larger than gRPC's
+	// clients take by default, 4 MiB, with some 80,000.
+	PageSize int32 `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// From the previous response; empty for the first page. The pages after it have only
+	// the name, the epoch and publishers. ABORTED when the publishers have changed since.
+	PageToken     string `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetTopicRequest) Reset() {
@@ -2820,9 +2826,25 @@ func (x *GetTopicRequest) GetOmitPublishers() bool {
 	return false
 }
 
+func (x *GetTopicRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *GetTopicRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
 type GetTopicResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Topic         *Topic                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Topic *Topic                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2862,6 +2884,13 @@ func (x *GetTopicResponse) GetTopic() *Topic {
 		return x.Topic
 	}
 	return nil
+}
+
+func (x *GetTopicResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
 }
 
 type ListTopicsRequest struct {
@@ -4083,12 +4112,16 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x13CreateTopicResponse\x12)\n" +
 	"\x05state\x18\x01 \x01(\x0e2\x13.srtm.v1.TopicStateR\x05state\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12$\n" +
-	"\x05topic\x18\x03 \x01(\v2\x0e.srtm.v1.TopicR\x05topic\"N\n" +
+	"\x05topic\x18\x03 \x01(\v2\x0e.srtm.v1.TopicR\x05topic\"\x8a\x01\n" +
 	"\x0fGetTopicRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12'\n" +
-	"\x0fomit_publishers\x18\x02 \x01(\bR\x0eomitPublishers\"8\n" +
+	"\x0fomit_publishers\x18\x02 \x01(\bR\x0eomitPublishers\x12\x1b\n" +
+	"\tpage_size\x18\x03 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x04 \x01(\tR\tpageToken\"`\n" +
 	"\x10GetTopicResponse\x12$\n" +
-	"\x05topic\x18\x01 \x01(\v2\x0e.srtm.v1.TopicR\x05topic\"O\n" +
+	"\x05topic\x18\x01 \x01(\v2\x0e.srtm.v1.TopicR\x05topic\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"O\n" +
 	"\x11ListTopicsRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
