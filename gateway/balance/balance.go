@@ -51,7 +51,6 @@ type Balancer struct {
 	rng  *rand.Rand
 
 	servers []server
-	all     []int         // their numbers
 	last    int           // the server of the last request, for RoundRobin
 	guess   time.Duration // T of a server without a sample: the median of the others, else initial
 	scratch []time.Duration
@@ -104,7 +103,7 @@ func (b *Balancer) Add(now mono.Time) int {
 	i := slices.IndexFunc(b.servers, func(s server) bool { return !s.present && s.InFlight == 0 })
 	if i < 0 {
 		i = len(b.servers)
-		b.servers, b.all = append(b.servers, server{}), append(b.all, i)
+		b.servers = append(b.servers, server{})
 		b.scratch = make([]time.Duration, 0, len(b.servers))
 	}
 	b.servers[i] = server{present: true, sampled: now}
@@ -119,13 +118,9 @@ func (b *Balancer) Remove(server int) {
 	b.reckon()
 }
 
-// Pick returns the server for a request among those of fits, or of all if fits is nil;
-// -1 if there is none, and the request has to wait for one that ends. It changes
-// nothing: Sent says that the request goes.
+// Pick returns the server for a request among those of fits; -1 if there is none, and
+// the request has to wait for one that ends. It changes nothing: Sent says that it goes.
 func (b *Balancer) Pick(now mono.Time, fits []int) int {
-	if fits == nil {
-		fits = b.all
-	}
 	best, least, ties := -1, math.Inf(1), 0
 	for _, i := range fits {
 		s := &b.servers[i]
@@ -167,14 +162,10 @@ func (b *Balancer) Pick(now mono.Time, fits []int) int {
 	return best
 }
 
-// Probe returns a server of fits, or of all if fits is nil, that wants one request which
-// may be repeated elsewhere if it fails: one whose ejection is over, or which JBQ has
-// not measured for 10 s. It changes nothing. Where no such request comes by, Pick sends
-// another after a while.
+// Probe returns a server of fits that wants one request which may be repeated elsewhere
+// if it fails: one whose ejection is over, or which JBQ has not measured for 10 s. It
+// changes nothing. Where no such request comes by, Pick sends another after a while.
 func (b *Balancer) Probe(now mono.Time, fits []int) (server int, due bool) {
-	if fits == nil {
-		fits = b.all
-	}
 	for _, i := range fits {
 		s := &b.servers[i]
 		if s.present && (s.due(now, 0) || b.kind == JBQ && s.stale(now, stale)) {

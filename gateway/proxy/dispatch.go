@@ -125,6 +125,7 @@ var (
 
 func newDispatcher(cfg Config) *dispatcher {
 	d := &dispatcher{cfg: cfg}
+	d.mu.policy = &policy.Policy{}
 	d.mu.balance = balance.New(cfg.Balance, 0, rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())))
 	d.mu.tickets.older, d.mu.tickets.newer = &d.mu.tickets, &d.mu.tickets
 	return d
@@ -234,9 +235,6 @@ func (d *dispatcher) arriveLocked(t *ticket) error {
 }
 
 func classOf(p *policy.Policy, name string) int {
-	if p == nil {
-		return -1
-	}
 	return slices.IndexFunc(p.Classes, func(c policy.Class) bool { return c.Name == name })
 }
 

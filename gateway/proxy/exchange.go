@@ -92,21 +92,16 @@ func (x *exchange) settle(how outcome) {
 }
 
 // outcome says whose doing the end was. What a client breaks off or does not take says
-// nothing of the server.
+// nothing of the server; a 5xx means that another might have done better, but for those
+// that say that nobody can.
 func (x *exchange) outcome() outcome {
 	switch {
-	case x.whole && !serverFault(x.status):
+	case x.whole && (x.status < 500 || x.status == http.StatusNotImplemented || x.status == http.StatusHTTPVersionNotSupported):
 		return departed
 	case !x.whole && (x.writeErr != nil || x.body.failed() != nil || x.r.Context().Err() != nil):
 		return aborted
 	}
 	return failed
-}
-
-// serverFault reports whether an answer means that another server might have done
-// better: not one that says that nobody can (501, 505).
-func serverFault(status int) bool {
-	return status >= 500 && status != http.StatusNotImplemented && status != http.StatusHTTPVersionNotSupported
 }
 
 // RoundTrip implements http.RoundTripper. A server to which nothing could be sent, since
@@ -117,18 +112,12 @@ func (x *exchange) RoundTrip(out *http.Request) (*http.Response, error) {
 	}
 	for {
 		res, err := x.rules.transport.RoundTrip(out)
-		if err == nil || !undialled(err) || out.Context().Err() != nil || x.body.begun() ||
-			!x.p.dispatcher.again(&x.ticket, clock.Mono()) {
+		at, _ := errors.AsType[*net.OpError](err)
+		if at == nil || at.Op != "dial" || out.Context().Err() != nil || x.body.begun() || !x.p.dispatcher.again(&x.ticket, clock.Mono()) {
 			return res, err
 		}
 		x.aim(out)
 	}
-}
-
-// undialled reports whether there was no connection to be had.
-func undialled(err error) bool {
-	var at *net.OpError
-	return errors.As(err, &at) && at.Op == "dial"
 }
 
 // aim has a request go to the server that the ticket names.
@@ -234,18 +223,19 @@ func (x *exchange) mark() {
 // unanswered answers for a server that has not.
 func (x *exchange) unanswered(w http.ResponseWriter, _ *http.Request, err error) {
 	clients := x.body.failed()
-	var tooLong *http.MaxBytesError
+	tooLong, _ := errors.AsType[*http.MaxBytesError](clients)
+	timeout, _ := errors.AsType[net.Error](err)
 	code, text := http.StatusBadGateway, "the server could not be reached, or ended the connection"
-	switch timeout := net.Error(nil); {
+	switch {
 	case clients == nil && x.r.Context().Err() != nil:
 		panic(http.ErrAbortHandler) // there is no client to answer
-	case errors.As(clients, &tooLong):
+	case tooLong != nil:
 		code, text = http.StatusRequestEntityTooLarge, "the body has more than "+strconv.FormatInt(tooLong.Limit, 10)+" bytes"
 	case errors.Is(clients, os.ErrDeadlineExceeded):
 		code, text = http.StatusRequestTimeout, "the body did not come in time"
 	case clients != nil:
 		code, text = http.StatusBadRequest, "the body could not be read"
-	case errors.As(err, &timeout) && timeout.Timeout():
+	case timeout != nil && timeout.Timeout():
 		code, text = http.StatusGatewayTimeout, "the server did not answer in time"
 	}
 	x.refuse(code, text)

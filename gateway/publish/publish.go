@@ -271,14 +271,13 @@ var faults = map[wire.ErrorCode]nsqhttp.Fault{
 }
 
 func asFault(err error) *nsqhttp.Fault {
-	var f *nsqhttp.Fault
-	if errors.As(err, &f) {
+	if f, ok := errors.AsType[*nsqhttp.Fault](err); ok {
 		return f
 	}
-	var refused *client.RefusedError
-	is := nsqhttp.Fault{Status: http.StatusInternalServerError, Message: "INTERNAL_ERROR"}
-	switch known := false; {
-	case errors.As(err, &refused):
+	is, known := nsqhttp.Fault{Status: http.StatusInternalServerError, Message: "INTERNAL_ERROR"}, false
+	refused, _ := errors.AsType[*client.RefusedError](err)
+	switch {
+	case refused != nil:
 		if is, known = faults[wire.ErrorCode(refused.Code)]; !known {
 			is = nsqhttp.Fault{Status: http.StatusServiceUnavailable, Message: "PUB_FAILED"}
 		}

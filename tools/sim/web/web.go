@@ -106,9 +106,9 @@ func Run(s Study) Result {
 	}
 	// The load is the same for every way of balancing.
 	load := s.NewLoad(s.Seed)
-	machines := make([]machine, len(s.Servers))
+	machines, all := make([]machine, len(s.Servers)), make([]int, len(s.Servers))
 	for i := range machines {
-		machines[i].Server = s.Servers[i]
+		machines[i].Server, all[i] = s.Servers[i], i
 	}
 	var r Result
 	arrival, demand := load.Next()
@@ -120,8 +120,8 @@ func Run(s Study) Result {
 			}
 		}
 		if sent < s.Requests && arrival < now {
-			at := b.Pick(arrival, nil)
-			if server, due := b.Probe(arrival, nil); due {
+			at := b.Pick(arrival, all)
+			if server, due := b.Probe(arrival, all); due {
 				at = server
 			}
 			b.Sent(at, arrival)
