@@ -320,9 +320,6 @@ func (b *Balancer) reckon() {
 	b.guess = initial
 	if n := len(b.scratch); n > 0 {
 		slices.Sort(b.scratch)
-		b.guess = b.scratch[n/2]
-		if n%2 == 0 {
-			b.guess = (b.scratch[n/2-1] + b.scratch[n/2]) / 2
-		}
+		b.guess = (b.scratch[(n-1)/2] + b.scratch[n/2]) / 2
 	}
 }

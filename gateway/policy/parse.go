@@ -66,7 +66,9 @@ func Parse(text []byte) (*Policy, error) {
 	if !slices.ContainsFunc(r.Classes, func(c Class) bool { return len(c.Match) == 0 }) {
 		r.Classes = append(r.Classes, newClass(Default))
 	}
-	r.resources(file.Server, file.Cost)
+	r.resources("server", "url", file.Server)
+	r.resources("cost", "path", file.Cost)
+	slices.Sort(r.Resources)
 	for i, s := range file.Server {
 		r.server(i, s)
 	}
@@ -198,15 +200,11 @@ func (r *reader) class(n int, c *Class) {
 	}
 }
 
-// resources finds the names of all: every key but a server's url and a cost's path.
-func (r *reader) resources(servers, costs []map[string]any) {
-	for i, table := range slices.Concat(servers, costs) {
-		kind, n, other := "server", i, "url"
-		if n >= len(servers) {
-			kind, n, other = "cost", i-len(servers), "path"
-		}
+// resources finds the names in tables of a kind: every key but the one that is none.
+func (r *reader) resources(kind, none string, tables []map[string]any) {
+	for n, table := range tables {
 		for _, name := range slices.Sorted(maps.Keys(table)) {
-			if name == other || slices.Contains(r.Resources, name) {
+			if name == none || slices.Contains(r.Resources, name) {
 				continue
 			}
 			if len(name) > 32 || strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789_") != "" {
@@ -217,7 +215,6 @@ func (r *reader) resources(servers, costs []map[string]any) {
 			}
 		}
 	}
-	slices.Sort(r.Resources)
 }
 
 func (r *reader) server(n int, table map[string]any) {

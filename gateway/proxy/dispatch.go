@@ -444,20 +444,16 @@ func (d *dispatcher) tick(now mono.Time) {
 	d.unlock(now, nil) // an ejection may have ended
 }
 
-// drain is how long the queue of a class will take to empty, as it goes now; at most a
-// minute.
-func (d *dispatcher) drain(class string) time.Duration {
+// drain is in how many seconds the queue of a class will be empty, as it goes now; at most
+// a minute.
+func (d *dispatcher) drain(class string) float64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	i := classOf(d.mu.policy, class)
 	if i < 0 {
 		return 0
 	}
-	queued, rate := float64(d.mu.schedule.Queued(i)), d.mu.classes[i].rate
-	if queued > rate*60 {
-		return time.Minute
-	}
-	return time.Duration(queued / max(rate, 1e-9) * float64(time.Second))
+	return min(float64(d.mu.schedule.Queued(i))/max(d.mu.classes[i].rate, 1e-9), 60)
 }
 
 // denied counts a request that admission refused.
