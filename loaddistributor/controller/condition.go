@@ -48,21 +48,31 @@ func (c *Controller) judge(now time.Time) {
 			delete(c.mu.left, id)
 		}
 	}
-	for name, l := range c.mu.topics {
-		if active, known := c.mu.cat.Active(name); !known && l.idle() {
-			delete(c.mu.topics, name)
-		} else if !active {
-			l.condition = nil
+	if len(c.mu.topics) > c.mu.cat.Len() { // else there are few that it does not have
+		for name, l := range c.mu.topics {
+			if _, known := c.mu.cat.Active(name); !known && l.idle() {
+				delete(c.mu.topics, name)
+			}
 		}
 	}
 	c.mu.Unlock()
+	var r round
 	for after, more := "", true; more; {
-		var changes []catalog.StateChanged
 		c.mu.Lock()
-		after, more = c.mu.judge(after, now, func(s catalog.StateChanged) { changes = append(changes, s) })
+		after, more = c.mu.judge(after, now, &r)
 		c.mu.Unlock()
-		c.logChanges(changes)
+		c.logChanges(r.changes)
+		r.changes = r.changes[:0]
 	}
+	c.mu.Lock()
+	c.mu.wanting = r.wanting
+	c.mu.Unlock()
+}
+
+// round is what judge finds when it goes through all topics.
+type round struct {
+	changes []catalog.StateChanged
+	wanting []string // topics that a tick has something to do for, sorted
 }
 
 // What judge does with mu held in one go: so many topics that are looked at, or so many
@@ -75,39 +85,50 @@ const (
 
 // judge looks at some of the topics after the named one, and returns the last of them and
 // whether there may be more.
-func (st *state) judge(after string, now time.Time, changed func(catalog.StateChanged)) (last string, more bool) {
+func (st *state) judge(after string, now time.Time, r *round) (last string, more bool) {
 	work := 0
 	for name := range st.cat.Names(after) {
 		if work >= workOfOneTurn {
 			return after, true
 		}
 		after = name
-		l := st.topics[name]
-		if l != nil && l.condition != nil && l.condition.quiet && l.reserved == "" && len(st.left)+len(st.away) == 0 {
-			l.condition.counted = now
-			work++
-			continue
-		}
-		topic, _ := st.cat.Topic(name)
-		if work += quietPerBusy; !open(topic) {
-			continue
-		}
-		l = st.topics.at(name)
-		if l.learns = topic.Spec.Demand.Open; l.condition == nil {
-			l.condition = &condition{seen: map[string]time.Time{}}
-		}
-		d := l.condition
-		before := *d
-		st.offeredBeyond(topic, d, now)
-		st.strand(topic, d, now)
-		d.missed = complaint(st.verdict(topic, now), l.reserved)
-		d.quiet = d.missed == "" && d.over.IsZero() && d.stranded == 0 && len(d.unaccepted) == 0 && d.excess.Empty() && st.silent(topic, now)
-		if before.missed != d.missed || before.over != d.over || before.stranded != d.stranded {
-			was, is := before.show(topic), d.show(topic)
-			changed(catalog.StateChanged{Topic: name, From: was.State, To: is.State, Reason: is.Reason})
+		work += st.judgeOne(name, now, r)
+		if l := st.topics[name]; l != nil && l.wants() {
+			r.wanting = append(r.wanting, name)
 		}
 	}
 	return after, false
+}
+
+// judgeOne returns how much work it was.
+func (st *state) judgeOne(name string, now time.Time, r *round) (work int) {
+	l := st.topics[name]
+	if active, _ := st.cat.Active(name); !active {
+		if l != nil {
+			l.condition = nil
+		}
+		return 1
+	}
+	if l != nil && l.condition != nil && l.condition.quiet && l.reserved == "" && len(st.left)+len(st.away) == 0 {
+		l.condition.counted = now
+		return 1
+	}
+	topic, _ := st.cat.Topic(name)
+	l = st.topics.at(name)
+	if l.learns = topic.Spec.Demand.Open; l.condition == nil {
+		l.condition = &condition{seen: map[string]time.Time{}}
+	}
+	d := l.condition
+	before := *d
+	st.offeredBeyond(topic, d, now)
+	st.strand(topic, d, now)
+	d.missed = complaint(st.verdict(topic, now), l.reserved)
+	d.quiet = d.missed == "" && d.over.IsZero() && d.stranded == 0 && len(d.unaccepted) == 0 && d.excess.Empty() && st.silent(topic, now)
+	if before.missed != d.missed || before.over != d.over || before.stranded != d.stranded {
+		was, is := before.show(topic), d.show(topic)
+		r.changes = append(r.changes, catalog.StateChanged{Topic: name, From: was.State, To: is.State, Reason: is.Reason})
+	}
+	return quietPerBusy
 }
 
 // silent reports whether nothing came, went or waited in the window.

@@ -21,10 +21,15 @@ import (
 // assignWork asks every broker for what it should have done and is not known
 // to have.
 func (c *Controller) assignWork(now time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, s := range c.mu.sessions {
-		c.mu.assign(s, now)
+	c.mu.RLock()
+	sessions := slices.Collect(maps.Values(c.mu.sessions))
+	c.mu.RUnlock()
+	for _, s := range sessions {
+		c.mu.Lock()
+		if c.mu.sessions[s.broker] == s {
+			c.mu.assign(s, now)
+		}
+		c.mu.Unlock()
 	}
 }
 
@@ -105,15 +110,10 @@ func (c *Controller) keepContracts(ctx context.Context) {
 }
 
 func (c *Controller) compareContracts(ctx context.Context) error {
-	var wanted []string
 	c.mu.RLock()
 	leftovers := c.mu.cat.LeftoverContracts()
-	for topic := range all(c.mu.cat) {
-		if open(topic) {
-			wanted = append(wanted, topic.Spec.Name())
-		}
-	}
 	c.mu.RUnlock()
+	wanted := c.active()
 	if len(wanted)+len(leftovers) == 0 {
 		return nil
 	}
@@ -181,11 +181,10 @@ func (c *Controller) compared(op operation) error {
 // are gone, and what helps.
 func (c *Controller) noteReserved(has map[string]*srtmv1.TopicShares) {
 	const remedy = "; restart it, or `srtm share forget %s`"
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, l := range c.mu.topics {
-		l.reserved = ""
-	}
+	c.mu.RLock()
+	away := maps.Clone(c.mu.away)
+	c.mu.RUnlock()
+	lacks := map[string]string{}
 	for name, t := range has {
 		var list []string
 		for _, m := range t.Members {
@@ -197,14 +196,45 @@ func (c *Controller) noteReserved(has map[string]*srtmv1.TopicShares) {
 			}
 		}
 		for _, id := range t.Awaited {
-			if at, away := c.mu.away[id]; away && time.Since(at) >= c.cfg.EvacuateAfter {
+			if at, gone := away[id]; gone && time.Since(at) >= c.cfg.EvacuateAfter {
 				list = append(list, fmt.Sprintf("no share changes before %s, gone since %s or earlier, says what it holds"+remedy, id, moment(at), id))
 			}
 		}
 		if list != nil {
-			c.mu.topics.at(name).reserved = strings.Join(list, "; ")
+			lacks[name] = strings.Join(list, "; ")
 		}
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, name := range c.mu.lacking {
+		if l := c.mu.topics[name]; l != nil {
+			l.reserved = ""
+		}
+	}
+	c.mu.lacking = slices.Sorted(maps.Keys(lacks))
+	for _, name := range c.mu.lacking {
+		c.mu.topics.at(name).reserved = lacks[name]
+	}
+}
+
+// active returns the names of the topics that are, some at a time.
+func (c *Controller) active() (names []string) {
+	for after, more := "", true; more; {
+		c.mu.RLock()
+		seen := 0
+		for name := range c.mu.cat.Names(after) {
+			if seen == workOfOneTurn {
+				break
+			}
+			if active, _ := c.mu.cat.Active(name); active {
+				names = append(names, name)
+			}
+			after, seen = name, seen+1
+		}
+		c.mu.RUnlock()
+		more = seen == workOfOneTurn
+	}
+	return names
 }
 
 // agrees reports whether the adaptor has the topic's contract and members. One

@@ -168,6 +168,8 @@ type state struct {
 	halted   error               // why nothing can be staged any more
 	sessions map[string]*Session // by broker
 	topics   topics
+	wanting  []string             // those that a tick has something to do for, sorted, by the last round of judge
+	lacking  []string             // those with live.reserved
 	profiles int                  // being made, those of topics that are gone included
 	left     map[string]bool      // brokers that had a session here and have none
 	away     map[string]time.Time // brokers that are, since when seen

@@ -99,7 +99,11 @@ func (st *state) disconnect(name, broker string, ids []string) {
 func (c *Controller) remind(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for name, l := range c.mu.topics {
+	for _, name := range c.mu.wanting {
+		l := c.mu.topics[name]
+		if l == nil {
+			continue
+		}
 		l.reminders = slices.DeleteFunc(l.reminders, func(r reminder) bool {
 			if now.Before(r.at) {
 				return false

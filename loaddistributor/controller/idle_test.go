@@ -3,6 +3,7 @@ package controller
 import (
 	"fmt"
 	"log/slog"
+	"slices"
 	"testing"
 	"time"
 
@@ -72,16 +73,41 @@ func TestATickLooksAtNoIdleTopic(t *testing.T) {
 	}
 }
 
+func TestATickGoesToWhatWantsIt(t *testing.T) {
+	c, now := idle(t, 50), time.Now()
+	if c.judge(now); len(c.mu.wanting) > 0 {
+		t.Errorf("of idle topics, %q want a tick", c.mu.wanting)
+	}
+	c.mu.topics["t7"].retry = now.Add(time.Second)
+	c.mu.topics["t30"].reminders = []reminder{{broker: "b1", at: now.Add(time.Second)}}
+	if c.judge(now); !slices.Equal(c.mu.wanting, []string{"t30", "t7"}) {
+		t.Errorf("%q want a tick", c.mu.wanting)
+	}
+	now = now.Add(2 * time.Second)
+	c.reconcile(now)
+	c.remind(now)
+	if c.judge(now); len(c.mu.wanting) > 0 {
+		t.Errorf("when all is done, %q want a tick", c.mu.wanting)
+	}
+}
+
 func TestJudgeHoldsTheLockForAFewTopics(t *testing.T) {
 	c, now := idle(t, 3*judgeAtOnce+1), time.Now()
-	judged := func() (n int) { return len(c.mu.topics.which(func(l *live) bool { return l.condition != nil })) }
-	ignore := func(catalog.StateChanged) {}
-	after, more := c.mu.judge("", now, ignore)
+	judged := func() (n int) {
+		for _, l := range c.mu.topics {
+			if l.condition != nil {
+				n++
+			}
+		}
+		return n
+	}
+	var r round
+	after, more := c.mu.judge("", now, &r)
 	if n := judged(); n != judgeAtOnce || !more {
 		t.Errorf("%d topics in one turn, and more: %v; want %d", n, more, judgeAtOnce)
 	}
 	for more {
-		after, more = c.mu.judge(after, now, ignore)
+		after, more = c.mu.judge(after, now, &r)
 	}
 	if n := judged(); n != c.mu.cat.Len() {
 		t.Errorf("%d topics were looked at, of %d", n, c.mu.cat.Len())

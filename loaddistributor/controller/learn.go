@@ -35,12 +35,12 @@ func (c *Controller) learn(now time.Time) {
 	}
 	var looks []look
 	c.mu.Lock()
-	for _, name := range c.mu.topics.which(func(l *live) bool { return l.learns || l.learned != nil || l.profile != nil }) {
+	for _, name := range c.mu.wanting {
 		topic, known := c.mu.cat.Topic(name)
-		if !known {
+		l := c.mu.topics[name]
+		if !known || l == nil || !l.learns && l.learned == nil && l.profile == nil {
 			continue
 		}
-		l := c.mu.topics.at(name)
 		switch {
 		case !topic.Spec.Demand.Open && l.profile == nil:
 			l.learned = nil // what is being recorded ends by itself

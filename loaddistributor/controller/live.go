@@ -1,11 +1,8 @@
 package controller
 
 import (
-	"iter"
-	"slices"
 	"time"
 
-	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/learned"
 )
 
@@ -51,16 +48,10 @@ func (t topics) see(name string) live {
 	return live{}
 }
 
-// which returns the names of some, sorted. Requires: Controller.mu held, for reading.
-func (t topics) which(are func(*live) bool) (names []string) {
-	// order: sorted below
-	for name, l := range t {
-		if are(l) {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names
+// wants reports whether a tick has something to do for a topic.
+func (l *live) wants() bool {
+	return l.learns || l.learned != nil || l.profile != nil || len(l.reminders) > 0 || !l.retry.IsZero() ||
+		l.condition != nil && (l.condition.missed != "" || l.condition.stranded > 0)
 }
 
 // idle reports whether nothing is under way of a topic that the catalog does not have.
@@ -70,19 +61,3 @@ func (l *live) idle() bool {
 
 // owned reports whether somebody changes the topic now.
 func (st *state) owned(name string) bool { return st.topics.see(name).owner != nil }
-
-// all returns the topics of a catalog, by name, without a copy of all of them at once.
-func all(cat *catalog.Catalog) iter.Seq[catalog.Topic] {
-	const page = 1000
-	return func(yield func(catalog.Topic) bool) {
-		for after, n := "", page; n == page; {
-			topics := cat.Topics(after, page)
-			n = len(topics)
-			for _, topic := range topics {
-				if after = topic.Spec.Name(); !yield(topic) {
-					return
-				}
-			}
-		}
-	}
-}

@@ -100,8 +100,8 @@ func (c *Controller) reconcile(now time.Time) {
 			}
 		}
 	}
-	for _, l := range c.mu.topics {
-		if now.After(l.retry) {
+	for _, name := range c.mu.wanting {
+		if l := c.mu.topics[name]; l != nil && now.After(l.retry) {
 			l.retry, l.stays = time.Time{}, nil // it need not leave any more
 		}
 	}

@@ -46,7 +46,12 @@ func ParseRebalance(s string) (Rebalance, error) {
 // tune has the tuner look at the topics, and does what it wants.
 func (c *Controller) tune(now time.Time) {
 	c.mu.Lock()
-	names := append(c.mu.tuner.Followed(), c.mu.topics.which(func(l *live) bool { return l.condition != nil && l.condition.missed != "" })...)
+	names := c.mu.tuner.Followed()
+	for _, name := range c.mu.wanting {
+		if d := c.mu.topics.see(name).condition; d != nil && d.missed != "" {
+			names = append(names, name)
+		}
+	}
 	slices.Sort(names)
 	proposals, effects := c.mu.tuner.Propose(now, func(yield func(tuner.Topic) bool) {
 		for _, name := range slices.Compact(names) {
@@ -229,9 +234,10 @@ func (c *Controller) arrivals(s *Session, a *srtmv1.Arrivals, now time.Time) err
 func (c *Controller) settle(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, name := range c.mu.topics.which(func(l *live) bool { return l.condition != nil && l.condition.stranded > 0 }) {
+	for _, name := range c.mu.wanting {
 		topic, _ := c.mu.cat.Topic(name)
-		if !open(topic) || topic.Placement.Unplaced() == 0 || c.mu.owned(name) || c.mu.tuner.Status(name, now).Running || now.Before(c.mu.topics.see(name).retry) {
+		d := c.mu.topics.see(name).condition
+		if !open(topic) || d == nil || d.stranded == 0 || topic.Placement.Unplaced() == 0 || c.mu.owned(name) || c.mu.tuner.Status(name, now).Running || now.Before(c.mu.topics.see(name).retry) {
 			continue
 		}
 		c.mu.topics.at(name).retry = now.Add(moveRetry)
