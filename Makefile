@@ -32,7 +32,7 @@ VCS := $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo auto || ec
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help packages test-packages test-deploy build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance test-clients archtest faults chaos-replicated upgrade generate fuzz fuzz-short bench bench-full scaling bench-replicated bench-admission bench-gateway calibrate convergence figures cover clean no-race-note soak hardship trouble
+.PHONY: help packages test-packages test-deploy build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance test-clients archtest faults chaos-replicated upgrade generate fuzz fuzz-short bench bench-full scaling scale bench-replicated bench-admission bench-gateway calibrate convergence figures cover clean no-race-note soak hardship trouble
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -194,6 +194,11 @@ scaling: build ## what event loops are worth on this machine, into docs/performa
 	@mkdir -p build
 	$(GO) run ./bench/scaling --nsqd bin/nsqd $(ARGS) > build/scaling.md
 	mv build/scaling.md docs/performance/scaling.md
+
+scale: build ## the control plane with 10,000 topics and with a million publishers, and drlsim beyond, into docs/performance/control-plane.md: 5 minutes (ARGS=)
+	$(GO) build -o build/bench-scale ./bench/scale
+	build/bench-scale $(ARGS) > build/control-plane.md
+	mv build/control-plane.md docs/performance/control-plane.md
 
 bench-replicated: build ## memory, fsync, replicated, JetStream itself and upstream (ARGS=--upstream=/path/to/nsqd), into docs/performance/replicated.md: 6 minutes
 	@mkdir -p build

@@ -1,0 +1,335 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/bench/host"
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/obs"
+)
+
+func main() { os.Exit(lifecycle.Main("scale", start)) }
+
+const (
+	creators    = 16  // topics that are created at a time
+	each        = 100 // publishers of one of many topics
+	mcap        = 5e6 // of a broker, msg/s
+	asks        = 200 // GetTopic a second, while topics are idle
+	callTimeout = time.Minute
+)
+
+type config struct {
+	bin, data       string
+	brokers, topics int
+	largest         int
+	idle            time.Duration
+	beyond          bool
+}
+
+// bench is a cluster that is measured, and what was found.
+type bench struct {
+	config
+	cluster *local.Cluster
+	admin   srtmv1.AdminServiceClient
+	created int // topics
+	rows    [][2]string
+}
+
+func start(ctx context.Context) error {
+	var c config
+	fs := flag.NewFlagSet("scale", flag.ContinueOnError)
+	fs.StringVar(&c.bin, "bin-dir", "bin", "`folder` of the binaries (make build)")
+	fs.StringVar(&c.data, "data", "", "`folder` for data and logs, which are kept (default a temporary one)")
+	fs.IntVar(&c.brokers, "brokers", 4, "`number` of brokers")
+	fs.IntVar(&c.topics, "topics", 10_000, "`number` of topics, of 100 publishers each")
+	fs.IntVar(&c.largest, "largest", 1_000_000, "publishers of one topic more, at 1 msg/s each, at most 1,000,000")
+	fs.DurationVar(&c.idle, "idle", 20*time.Second, "how long nothing is done, at 600 topics and at all")
+	fs.BoolVar(&c.beyond, "beyond", true, "run drlsim scale, too, which takes a minute and some gigabytes")
+	if err := host.Parse(fs, os.Args[1:], os.Stdout); err != nil {
+		return host.Usage(err)
+	}
+	return c.run(ctx, os.Stdout)
+}
+
+func (c config) run(ctx context.Context, out io.Writer) (err error) {
+	dir := c.data
+	if dir == "" {
+		if dir, err = os.MkdirTemp("", "bench-scale-"); err != nil {
+			return err
+		}
+		defer os.RemoveAll(dir)
+	}
+	b := &bench{config: c}
+	b.cluster, err = local.StartCluster(ctx, local.ClusterConfig{
+		Brokers: c.brokers, Mcap: mcap, BinDir: c.bin, LogDir: dir, StartTimeout: 30 * time.Second,
+		BrokerFlags:          []string{"--log-level=warn"},
+		LoaddistributorFlags: []string{"--store=bbolt", "--data-path=" + dir, "--log-level=warn", "--fitting=off", "--rebalance=off"},
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.cluster.Stop()) }()
+	b.admin = srtmv1.NewAdminServiceClient(b.cluster.Conn)
+	b.say("%d brokers have joined", c.brokers)
+	for _, upTo := range []int{min(600, c.topics), c.topics} {
+		if err := b.create(ctx, upTo); err != nil {
+			return err
+		}
+		if err := b.rest(ctx); err != nil {
+			return err
+		}
+	}
+	if err := b.large(ctx); err != nil {
+		return err
+	}
+	if err := b.cluster.Died(); err != nil {
+		return err
+	}
+	return b.page(ctx, out)
+}
+
+func (b *bench) say(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
+
+// found is a row of the table.
+func (b *bench) found(what, format string, args ...any) {
+	b.rows = append(b.rows, [2]string{what, fmt.Sprintf(format, args...)})
+	b.say("%s: "+format, append([]any{what}, args...)...)
+}
+
+// create creates topics until there are so many.
+func (b *bench) create(ctx context.Context, upTo int) error {
+	from, began, took := b.created, time.Now(), obs.NewLatency()
+	before, err := b.process()
+	if err != nil {
+		return err
+	}
+	var next atomic.Int64
+	next.Store(int64(from))
+	var wg sync.WaitGroup
+	var mu sync.Mutex // of took and failed
+	var failed error
+	for range creators {
+		wg.Go(func() {
+			for {
+				i := int(next.Add(1)) - 1
+				if i >= upTo {
+					return
+				}
+				at := time.Now()
+				err := b.topic(ctx, fmt.Sprintf("t%06d", i), each)
+				mu.Lock()
+				took.Record(time.Since(at))
+				failed = errors.Join(failed, err)
+				stop := failed != nil
+				mu.Unlock()
+				if stop {
+					return
+				}
+				if i%1000 == 999 {
+					b.say("%d of %d topics", i+1, b.topics)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if failed != nil {
+		return fmt.Errorf("create topics: %w", failed)
+	}
+	b.created = upTo
+	after, err := b.process()
+	if err != nil {
+		return err
+	}
+	n := float64(upTo - from)
+	b.found(fmt.Sprintf("topics %d to %d created, %d at a time", from+1, upTo, creators), "%.1f s, %.0f a second; p50 %.1f ms, p99 %.1f ms; CPU of the loaddistributor %.2f ms each",
+		time.Since(began).Seconds(), n/time.Since(began).Seconds(), ms(took.Quantile(.5)), ms(took.Quantile(.99)), (after.cpu-before.cpu)*1000/n)
+	return nil
+}
+
+// topic creates one and follows that to its end.
+func (b *bench) topic(ctx context.Context, name string, publishers int) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	stream, err := b.admin.CreateTopic(ctx, &srtmv1.CreateTopicRequest{Spec: &srtmv1.TopicSpec{
+		Name:     name,
+		Contract: &srtmv1.Contract{RateMilli: int64(publishers) * 1100, Burst: int64(publishers), Slo: &srtmv1.Slo{Quantile: .99, Latency: durationpb.New(10 * time.Millisecond)}},
+		Groups:   []*srtmv1.PublisherGroup{{Key: "g", Count: int32(publishers), Rate: 1}},
+	}})
+	if err != nil {
+		return err
+	}
+	for {
+		r, err := stream.Recv()
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		if r.Topic != nil {
+			if r.State != srtmv1.TopicState_TOPIC_STATE_ACTIVE {
+				return fmt.Errorf("%s is %v: %s", name, r.State, r.Topic.Reason)
+			}
+			return nil
+		}
+	}
+}
+
+// rest does nothing, and then asks for a topic now and then: who asks waits for whoever
+// holds a lock.
+func (b *bench) rest(ctx context.Context) error {
+	before, err := b.process()
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	select {
+	case <-time.After(b.idle):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	after, err := b.process()
+	if err != nil {
+		return err
+	}
+	cpu := (after.cpu - before.cpu) / time.Since(began).Seconds()
+	took := obs.NewLatency()
+	began = time.Now()
+	for i := range int(b.idle.Seconds() * asks) {
+		due := began.Add(time.Duration(i) * time.Second / asks)
+		select {
+		case <-time.After(time.Until(due)):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if _, err := b.admin.ListTopics(ctx, &srtmv1.ListTopicsRequest{PageSize: 1}); err != nil {
+			return err
+		}
+		took.Record(time.Since(due))
+	}
+	b.found(fmt.Sprintf("%d idle topics", b.created), "CPU of the loaddistributor %.1f %% of a core, %.0f MB; a call, %d a second, is answered after p50 %.2f ms, p99 %.2f ms, p99.9 %.2f ms",
+		cpu*100, after.bytes/1e6, asks, ms(took.Quantile(.5)), ms(took.Quantile(.99)), ms(took.Quantile(.999)))
+	return nil
+}
+
+// large creates the largest topic and moves one of its publishers.
+func (b *bench) large(ctx context.Context) error {
+	began := time.Now()
+	if err := b.topic(ctx, "largest", b.largest); err != nil {
+		return err
+	}
+	b.found(fmt.Sprintf("a topic of %d publishers created", b.largest), "%.2f s", time.Since(began).Seconds())
+	got, err := b.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: "largest", OmitPublishers: true})
+	if err != nil {
+		return err
+	}
+	all, err := b.admin.ListBrokers(ctx, &srtmv1.ListBrokersRequest{})
+	if err != nil {
+		return err
+	}
+	to := ""
+	for _, one := range all.Brokers {
+		if one.Id != got.Topic.Quotas[0].BrokerId {
+			to = one.Id
+		}
+	}
+	took := obs.NewLatency()
+	const moves = 20
+	for i := range moves {
+		began := time.Now()
+		if _, err := b.admin.MovePublishers(ctx, &srtmv1.MovePublishersRequest{Topic: "largest", PublisherIds: []string{fmt.Sprint("g.", i)}, BrokerId: to}); err != nil {
+			return fmt.Errorf("move a publisher to %s: %w", to, err)
+		}
+		took.Record(time.Since(began))
+	}
+	after, err := b.process()
+	if err != nil {
+		return err
+	}
+	b.found(fmt.Sprintf("one of them moved to another broker, %d times", moves), "p50 %.0f ms, most %.0f ms; %.0f MB", ms(took.Quantile(.5)), ms(took.Quantile(1)), after.bytes/1e6)
+	return nil
+}
+
+// used is what the loaddistributor took: seconds of CPU, and memory now.
+type used struct{ cpu, bytes float64 }
+
+func (b *bench) process() (u used, err error) {
+	c := http.Client{Timeout: callTimeout}
+	r, err := c.Get("http://" + b.cluster.Lookup + "/metrics")
+	if err != nil {
+		return u, err
+	}
+	defer r.Body.Close()
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	all, err := parser.TextToMetricFamilies(r.Body)
+	if err != nil {
+		return u, err
+	}
+	for name, to := range map[string]*float64{"process_cpu_seconds_total": &u.cpu, "process_resident_memory_bytes": &u.bytes} {
+		if all[name] == nil {
+			return u, fmt.Errorf("the loaddistributor has no metric %s", name)
+		}
+		m := all[name].Metric[0]
+		*to = m.GetCounter().GetValue() + m.GetGauge().GetValue()
+	}
+	return u, nil
+}
+
+// page prints what was found, and has drlsim find the rest.
+func (b *bench) page(ctx context.Context, out io.Writer) error {
+	var text strings.Builder
+	fmt.Fprintf(&text, `# The control plane at size
+
+Written by bench/scale (make scale): do not edit. Commit %s, kernel %s, %d processors, %s.
+
+## Real processes
+
+A loaddistributor whose store is a file, a tbadaptor and %d brokers, by gRPC; each topic
+has %d publishers, and nothing is sent. The processors are shared by all.
+
+| what | measured |
+| --- | --- |
+`, host.Commit(ctx), host.Kernel(), runtime.NumCPU(), runtime.Version(), b.brokers, each)
+	for _, row := range b.rows {
+		fmt.Fprintf(&text, "| %s | %s |\n", row[0], row[1])
+	}
+	if b.beyond {
+		b.say("drlsim scale")
+		var table, said bytes.Buffer
+		cmd := exec.CommandContext(ctx, filepath.Join(b.bin, "drlsim"), "scale", "--output", "table")
+		cmd.Stdout, cmd.Stderr = &table, &said
+		if err := cmd.Run(); err != nil {
+			return fmt.Errorf("drlsim scale: %w: %s", err, said.String())
+		}
+		fmt.Fprintf(&text, `
+## Beyond
+
+`+"`drlsim scale`"+` brings up clusters with the packages that the loaddistributor and the
+tbadaptor decide with, without processes, gRPC or a store.
+
+`+"```text\n%s```\n", table.String())
+	}
+	_, err := io.WriteString(out, text.String())
+	return err
+}
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
