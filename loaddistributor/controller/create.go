@@ -142,8 +142,10 @@ func (c *Controller) begin(ctx context.Context, spec *catalog.Spec, key, on stri
 	if t, taken := c.mu.next.Topic(name); taken && t.State != catalog.Deleting || c.mu.topics.see(name).creating != nil {
 		return nil, catalog.Topic{}, fmt.Errorf("topic %s: %w", name, catalog.ErrTopicExists)
 	}
-	if spec.Durability == "" {
-		spec = spec.Keeping(c.mu.durability())
+	// What asks for nothing gets memory at least: that is not stored, so that 0.1.0 can
+	// read it.
+	if d := c.mu.durability(); spec.Durability == "" && d != catalog.DurabilityMemory {
+		spec = spec.Keeping(d)
 	}
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	c.mu.empty = false // it is a new cluster, or somebody sees to it
