@@ -10,6 +10,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
@@ -566,9 +567,10 @@ var _ = Describe("The stats of a topic", func() {
 		Eventually(func() float64 { return c.topic("t").Status.ExceedFraction }).Should(BeNumerically(">", 0.3))
 		Consistently(c.state("t")).ShouldNot(ContainSubstring("SLO"))
 		Expect(c.topic("t").Status.SloMet).To(BeNil())
-		good.Offered = 0
-		b1.node.Measure("t", good)
-		b2.node.Measure("t", good)
+		within := proto.CloneOf(good) // brokers may be reading good now
+		within.Offered = 0
+		b1.node.Measure("t", within)
+		b2.node.Measure("t", within)
 		Eventually(c.state("t")).Should(MatchRegexp("over contract since .*; what was too much is still being caught up with$"))
 		Eventually(c.state("t")).WithTimeout(10 * time.Minute).Should(Equal("ACTIVE"))
 		Expect(c.control.State().Version).To(Equal(version), "no verdict is kept")
