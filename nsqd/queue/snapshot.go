@@ -340,15 +340,17 @@ func (t *Topic) Restore(now mono.Time, b []byte, fromWall func(mono.Wall) mono.T
 	if d.faulty || len(d.b) > 0 || written > end || front > end || pos > end {
 		return 0, ErrSnapshot
 	}
+	for _, c := range cursors { // first: a backlog that is behind by what Found has yet to tell would be taken for complete
+		if t.Channel(c.name) == nil && wanted(c.name) {
+			t.CreateChannel(now, c.name, fx)
+		}
+	}
 	t.end, t.front, t.backlog, t.void = end, front, l, void
 	t.written, t.orphans = written, end
 	for _, from := range cursors {
 		c := t.Channel(from.name)
 		if c == nil {
-			if !wanted(from.name) {
-				continue
-			}
-			c = t.CreateChannel(now, from.name, fx)
+			continue
 		}
 		c.window, c.absent, c.ahead, c.late, c.estimate, c.behind = from.window, from.absent, from.ahead, from.late/2, from.late%2 > 0, true
 	}

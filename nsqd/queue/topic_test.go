@@ -996,7 +996,8 @@ func TestAnEphemeralChannelDropsWhereOthersHoldBack(t *testing.T) {
 	}
 }
 
-// restart is what the next process makes of it.
+// restart is what the next process makes of it; without channels it makes those that the
+// snapshot has.
 func restart(t interface {
 	Helper()
 	Fatal(...any)
@@ -1008,7 +1009,7 @@ func restart(t interface {
 		top.CreateChannel(now, c, &fx)
 	}
 	mono := func(w mono.Wall) mono.Time { return mono.Time(w) }
-	from, err := top.Restore(now, snapshot, mono, func(string) bool { return false }, &fx)
+	from, err := top.Restore(now, snapshot, mono, func(string) bool { return len(channels) == 0 }, &fx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1059,6 +1060,31 @@ func TestATopicIsRestoredAsItWasLeft(t *testing.T) {
 		next.check()
 	}
 	next.expect("1@1:2", "2@1:2", "3@1:1", "4@1:1")
+}
+
+// A snapshot of when nothing waited, and messages that the log has had since: those that
+// make their channels anew have them all.
+func TestWhatCameAfterASnapshotIsThere(t *testing.T) {
+	b, d := &bench{t: t, top: withDisk(10, 10)}, disk{}
+	b.channel("c")
+	b.put(nil)
+	b.put(nil)
+	d.write(b.top, b.now, 100, true, &b.fx)
+	b.top.Leave(&b.fx)
+	d.write(b.top, b.now, 100, true, &b.fx)
+	snapshot := b.top.Snapshot(nil, wallOf)
+	for n := 3; n <= 5; n++ {
+		d.append(Offset(n-1), message(n, 0))
+	}
+	for _, channels := range [][]string{{"c"}, nil} {
+		next := &bench{t: t}
+		next.top, next.fx = restart(t, b.top.cfg, snapshot, 0, &d, channels...)
+		next.consumer(next.top.Channel("c"), 1, time.Second, 10)
+		for d.read(next.top, 0, &next.fx) > 0 {
+			next.check()
+		}
+		next.expect("1@1:1", "2@1:1", "3@1:1", "4@1:1", "5@1:1")
+	}
 }
 
 func TestEmptyingVoidsWhatIsOnItsWay(t *testing.T) {
