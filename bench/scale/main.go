@@ -36,7 +36,7 @@ const (
 	creators    = 16  // topics that are created at a time
 	each        = 100 // publishers of one of many topics
 	mcap        = 5e6 // of a broker, msg/s
-	asks        = 200 // GetTopic a second, while topics are idle
+	asks        = 200 // calls a second, while topics are idle
 	callTimeout = time.Minute
 )
 
@@ -194,7 +194,7 @@ func (b *bench) topic(ctx context.Context, name string, publishers int) error {
 	}
 }
 
-// rest does nothing, and then asks for a topic now and then: who asks waits for whoever
+// rest does nothing, and then lists one topic again and again: who asks waits for whoever
 // holds a lock.
 func (b *bench) rest(ctx context.Context) error {
 	before, err := b.process()

@@ -1047,8 +1047,9 @@ type TopicSpec struct {
 	// largest broker's mcap, and a second's messages of it, are the limits.
 	Auto *AutoContract `protobuf:"bytes,9,opt,name=auto,proto3" json:"auto,omitempty"`
 	// What all brokers of the topic are to promise: their --durability must be the same, or
-	// the creation fails. Unset: that of the brokers, if it is the same of all that are
-	// connected when the topic is created. It cannot be changed.
+	// the creation fails. Unset: FSYNC or REPLICATED, if that is the same of all brokers that
+	// are connected when the topic is created; else it stays unset, and each broker promises
+	// what its own says, at least MEMORY. It cannot be changed.
 	Durability    Durability `protobuf:"varint,10,opt,name=durability,proto3,enum=srtm.v1.Durability" json:"durability,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
