@@ -182,7 +182,7 @@ func backlog(web string) (float64, error) {
 		return 0, err
 	}
 	if len(all.Topics) == 0 {
-		return 0, nil // nobody has published yet
+		return 0, nil // nothing is published yet
 	}
 	return all.Topics[0].Depth, nil
 }

@@ -31,7 +31,7 @@ func (w *harness) byKeys(xs []float64, at func(x float64) scenario.Scenario) ([]
 	return w.points(xs, curves...)
 }
 
-// learned is figures 9 to 11 and the recorded traffic by keys that nobody declared.
+// learned is figures 9 to 11 and the recorded traffic by keys that were not declared.
 func learned(w *harness) (*work, error) {
 	made := &work{}
 	long := w.steady()

@@ -43,7 +43,7 @@ type config struct {
 	burst, publishers int
 	warm, steady      time.Duration
 	tcp, web          string
-	quiet             bool // nobody asks for the backlog, which costs, too
+	quiet             bool // the backlog is not asked for, which costs, too
 }
 
 // obedient: the publisher offers half of its part; loud: five times as much as others.
@@ -135,7 +135,7 @@ func main() {
 	flag.StringVar(&nsq, "nsq", "", "`path` of another broker that takes nsqd's flags")
 	nats := flag.String("nats", "nats-server", "`path` of nats-server")
 	mosquitto := flag.String("mosquitto", "mosquitto", "`path` of mosquitto")
-	rounds := flag.Int("cost", 0, "instead, what pacing costs while nobody is paced, in so many `rounds` (set --load to 0.5 or less)")
+	rounds := flag.Int("cost", 0, "instead, what pacing costs while no publisher is paced, in so many `rounds` (set --load to 0.5 or less)")
 	flag.Parse()
 	if *rounds > 0 {
 		c.quiet = true
@@ -183,7 +183,7 @@ func main() {
 	}
 }
 
-// cost compares what a message takes off pacing and with it, while nobody is paced.
+// cost compares what a message takes without pacing and with it, while no publisher is paced.
 func (c config) cost(rounds int) error {
 	got := map[string][]outcome{}
 	for range rounds {

@@ -1,6 +1,6 @@
 //go:build linux
 
-// Command peer measures brokers beside each other: ours, any that speaks NSQ's
+// Command peer compares brokers: ours, any that speaks NSQ's
 // protocol, NATS, Redis streams and mosquitto, on the same work in one run.
 //
 //	go run ./bench/peer --list

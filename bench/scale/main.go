@@ -194,8 +194,8 @@ func (b *bench) topic(ctx context.Context, name string, publishers int) error {
 	}
 }
 
-// rest does nothing, and then lists one topic again and again: who asks waits for whoever
-// holds a lock.
+// rest does nothing, and then lists one topic again and again: the caller waits for any
+// lock that is held.
 func (b *bench) rest(ctx context.Context) error {
 	before, err := b.process()
 	if err != nil {

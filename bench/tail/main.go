@@ -120,7 +120,7 @@ const (
 	starved               // one could run, and none does
 	received              // neither, and the load runs
 	waiting               // nor that, but it could
-	nobody                // none of both can run
+	neither               // none of both can run
 	causes
 )
 
@@ -195,7 +195,7 @@ func read(r io.Reader) ([]span, error) {
 			id, _ = strconv.Atoi(field(after, "next_pid="))
 			set(field(after, "next_comm="), id, true, true)
 		}
-		is := nobody
+		is := neither
 		switch {
 		case runs[1] > 0:
 			is = turn
@@ -339,6 +339,6 @@ func write(w io.Writer, r load.Result, spans []span, collected []collection) {
 			during++
 		}
 	}
-	fmt.Fprintf(w, "\nGarbage was collected %d times meanwhile ([why so seldom](../decisions/0002-garbage-collection.md)), in %.1f ms, %.2f of them with\nall stopped: %d of these deliveries were under way meanwhile, for %.0f %% of all their time, which is in the rows above.\nThe topic's lock is not waited for: with one loop, nobody else takes it on this path.\n",
+	fmt.Fprintf(w, "\nGarbage was collected %d times meanwhile ([why so seldom](../decisions/0002-garbage-collection.md)), in %.1f ms, %.2f of them with\nall stopped: %d of these deliveries were under way meanwhile, for %.0f %% of all their time, which is in the rows above.\nThe topic's lock is not waited for: with one loop, no other thread takes it on this path.\n",
 		cycles, marking.Seconds()*1e3, stopped.Seconds()*1e3, during, 100*within.Seconds()/max(all.Seconds(), 1e-9))
 }

@@ -31,7 +31,7 @@ func TestTheSchedulersEventsAreFollowed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []span{{2000, starved}, {4000, turn}, {5000, starved}, {6000, turn}, {7000, waiting}, {8000, received}, {9000, nobody}}
+	want := []span{{2000, starved}, {4000, turn}, {5000, starved}, {6000, turn}, {7000, waiting}, {8000, received}, {9000, neither}}
 	if len(spans) != len(want) {
 		t.Fatalf("%v, want %v", spans, want)
 	}
