@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/faults"
 )
 
 // ClusterConfig says what a cluster is made of. Immutable.
@@ -36,17 +37,11 @@ type ClusterConfig struct {
 
 // Validate reports all problems at once.
 func (c ClusterConfig) Validate() error {
-	var errs []error
-	if c.Brokers < 1 || c.Brokers > 100 {
-		errs = append(errs, fmt.Errorf("%d brokers: want 1 to 100", c.Brokers))
-	}
-	if c.Mcap <= 0 {
-		errs = append(errs, fmt.Errorf("mcap %d msg/s is not positive", c.Mcap))
-	}
-	if c.StartTimeout <= 0 {
-		errs = append(errs, fmt.Errorf("start timeout %v is not positive", c.StartTimeout))
-	}
-	return errors.Join(errs...)
+	var f faults.List
+	f.If(c.Brokers < 1 || c.Brokers > 100, "%d brokers: want 1 to 100", c.Brokers)
+	f.If(c.Mcap <= 0, "mcap %d msg/s is not positive", c.Mcap)
+	f.If(c.StartTimeout <= 0, "start timeout %v is not positive", c.StartTimeout)
+	return f.Err()
 }
 
 // Cluster is a running cluster.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -94,22 +95,13 @@ func theoryMode(cmd *cobra.Command) (wantsTail bool, err error) {
 }
 
 func delaysOf(lambda, rate, burst float64) (delays, error) {
-	var faults []error
-	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-	if !(lambda >= 0) || math.IsInf(lambda, 1) {
-		fault("lambda %v is not 0 or more", lambda)
-	}
-	if !(rate > 0) || math.IsInf(rate, 1) {
-		fault("rate %v is not more than 0", rate)
-	}
-	if !(burst >= float64(tokenbucket.MinBurst) && burst <= float64(tokenbucket.MaxBurst)) {
-		fault("burst %v is outside %d to %d", burst, tokenbucket.MinBurst, tokenbucket.MaxBurst)
-	}
-	if len(faults) == 0 && lambda >= rate {
-		fault("lambda %v is not below rate %v: the debt grows for ever and no delay is to be expected", lambda, rate)
-	}
-	if len(faults) > 0 {
-		return delays{}, errors.Join(faults...)
+	var f faults.List
+	f.If(!(lambda >= 0) || math.IsInf(lambda, 1), "lambda %v is not 0 or more", lambda)
+	f.If(!(rate > 0) || math.IsInf(rate, 1), "rate %v is not more than 0", rate)
+	f.If(!(burst >= float64(tokenbucket.MinBurst) && burst <= float64(tokenbucket.MaxBurst)), "burst %v is outside %d to %d", burst, tokenbucket.MinBurst, tokenbucket.MaxBurst)
+	f.If(len(f) == 0 && lambda >= rate, "lambda %v is not below rate %v: the debt grows for ever and no delay is to be expected", lambda, rate)
+	if err := f.Err(); err != nil {
+		return delays{}, err
 	}
 	return delays{
 		Eq1:      tokenbucket.ExpectedDelayEq1(lambda, rate, burst),
@@ -119,15 +111,11 @@ func delaysOf(lambda, rate, burst float64) (delays, error) {
 }
 
 func tailOf(rho, x float64) (tail, error) {
-	var faults []error
-	if !(rho >= 0 && rho < 1) {
-		faults = append(faults, fmt.Errorf("rho %v is not from 0 to below 1", rho))
-	}
-	if math.IsNaN(x) || math.IsInf(x, 0) {
-		faults = append(faults, fmt.Errorf("tail %v is not a finite number", x))
-	}
-	if len(faults) > 0 {
-		return tail{}, errors.Join(faults...)
+	var f faults.List
+	f.If(!(rho >= 0 && rho < 1), "rho %v is not from 0 to below 1", rho)
+	f.If(math.IsNaN(x) || math.IsInf(x, 0), "tail %v is not a finite number", x)
+	if err := f.Err(); err != nil {
+		return tail{}, err
 	}
 	return tail{tokenbucket.TailMD1(rho, x)}, nil
 }

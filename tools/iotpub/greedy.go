@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"text/tabwriter"
@@ -14,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/nsq/wire"
@@ -90,22 +90,17 @@ that compares with the weight's part of all.`,
 }
 
 func (r *greedyRun) validate(output string) error {
-	var faults []error
-	fault := func(bad bool, format string, args ...any) {
-		if bad {
-			faults = append(faults, fmt.Errorf(format, args...))
-		}
-	}
-	fault(output != "text" && output != "json", "output %q: want text or json", output)
-	fault(!wire.ValidTopicName(r.topic), "topic: %q is no valid name", r.topic)
-	fault((r.nsqd == "") == (r.loaddistributor == ""), "want either the address of a broker or that of a loaddistributor")
-	fault(r.publishers < 1 || r.size < 1, "publishers: %d, size: %d: want at least 1", r.publishers, r.size)
-	fault(r.warm < 0 || r.duration <= 0, "warm-up %v, duration %v: want 0 or more, and more than 0", r.warm, r.duration)
-	fault(len(r.weights) == 0, "no weight")
+	var f faults.List
+	f.If(output != "text" && output != "json", "output %q: want text or json", output)
+	f.If(!wire.ValidTopicName(r.topic), "topic: %q is no valid name", r.topic)
+	f.If((r.nsqd == "") == (r.loaddistributor == ""), "want either the address of a broker or that of a loaddistributor")
+	f.If(r.publishers < 1 || r.size < 1, "publishers: %d, size: %d: want at least 1", r.publishers, r.size)
+	f.If(r.warm < 0 || r.duration <= 0, "warm-up %v, duration %v: want 0 or more, and more than 0", r.warm, r.duration)
+	f.If(len(r.weights) == 0, "no weight")
 	for _, w := range r.weights {
-		fault(w > 255, "weight: %d, want 0 to 255", w)
+		f.If(w > 255, "weight: %d, want 0 to 255", w)
 	}
-	return errors.Join(faults...)
+	return f.Err()
 }
 
 func (r *greedyRun) run(ctx context.Context) (_ *greedyReport, err error) {

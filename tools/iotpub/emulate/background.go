@@ -1,12 +1,12 @@
 package emulate
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"strconv"
 	"strings"
 
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/tools/iotpub/fleet"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
@@ -73,26 +73,20 @@ func (b *Background) validate(topic string) error {
 	if len(b.At) == 0 {
 		return nil
 	}
-	var faults []error
-	if !wire.ValidTopicName(b.Topic) || b.Topic == topic {
-		faults = append(faults, fmt.Errorf("background topic: %q is no valid name other than the run's own", b.Topic))
-	}
+	var f faults.List
+	f.If(!wire.ValidTopicName(b.Topic) || b.Topic == topic, "background topic: %q is no valid name other than the run's own", b.Topic)
 	seen := map[string]bool{}
 	for _, at := range b.At {
-		if _, _, err := net.SplitHostPort(at.Address); err != nil || seen[at.Address] {
-			faults = append(faults, fmt.Errorf("background %q: want host:port, each once", at.Address))
-		}
+		_, _, err := net.SplitHostPort(at.Address)
+		f.If(err != nil || seen[at.Address], "background %q: want host:port, each once", at.Address)
+		f.If(at.Publishers < 1, "background %s: %d publishers, want at least 1", at.Address, at.Publishers)
 		seen[at.Address] = true
-		if at.Publishers < 1 {
-			faults = append(faults, fmt.Errorf("background %s: %d publishers, want at least 1", at.Address, at.Publishers))
-		}
 	}
-	if len(faults) == 0 {
-		if err := b.spec(0).Validate(); err != nil {
-			faults = append(faults, fmt.Errorf("background: %w", err))
-		}
+	if len(f) == 0 {
+		err := b.spec(0).Validate()
+		f.If(err != nil, "background: %w", err)
 	}
-	return errors.Join(faults...)
+	return f.Err()
 }
 
 // newBackground returns cfg's, with messages marked by id.

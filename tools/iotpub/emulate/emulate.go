@@ -20,6 +20,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
@@ -75,34 +76,27 @@ type Config struct {
 // Validate returns every fault at once, joined, or nil. Those of the load are
 // load.Options.Build's.
 func (c *Config) Validate() error {
-	var faults []error
-	fault := func(bad bool, format string, args ...any) {
-		if bad {
-			faults = append(faults, fmt.Errorf(format, args...))
-		}
-	}
-	fault(!wire.ValidTopicName(c.Topic), "topic: %q is no valid name", c.Topic)
-	fault(c.Subscribe && !wire.ValidChannelName(c.Channel), "channel: %q is no valid name", c.Channel)
-	fault(c.Duration <= 0, "duration: %v, want more than 0", c.Duration)
-	fault((c.Nsqd == "") == (c.Loaddistributor == ""), "want either the address of a broker or that of a loaddistributor")
+	var f faults.List
+	f.If(!wire.ValidTopicName(c.Topic), "topic: %q is no valid name", c.Topic)
+	f.If(c.Subscribe && !wire.ValidChannelName(c.Channel), "channel: %q is no valid name", c.Channel)
+	f.If(c.Duration <= 0, "duration: %v, want more than 0", c.Duration)
+	f.If((c.Nsqd == "") == (c.Loaddistributor == ""), "want either the address of a broker or that of a loaddistributor")
 	_, err := c.Trust.Load("")
-	fault(err != nil, "%w", err)
-	fault(c.Subscribe && c.Nsqd == "" && len(c.Lookupd) == 0, "subscribing needs the address of a lookupd where the loaddistributor places the publishers")
+	f.Add(err)
+	f.If(c.Subscribe && c.Nsqd == "" && len(c.Lookupd) == 0, "subscribing needs the address of a lookupd where the loaddistributor places the publishers")
 	for _, a := range slices.Concat([]string{c.Nsqd, c.Loaddistributor}, c.Lookupd) {
 		if a != "" {
 			_, _, err := net.SplitHostPort(a)
-			fault(err != nil, "address %q: want host:port", a)
+			f.If(err != nil, "address %q: want host:port", a)
 		}
 	}
-	fault(c.Connect <= 0 || c.Drain <= 0, "connect timeout %v and drain timeout %v: want more than 0", c.Connect, c.Drain)
-	fault(c.Workers < 1, "workers: %d, want at least 1", c.Workers)
-	fault(c.MaxOutstanding < 1, "max outstanding: %d, want at least 1", c.MaxOutstanding)
-	fault(c.Heartbeat < time.Second, "heartbeat: %v, want at least 1s", c.Heartbeat)
-	fault(c.Interval < 0, "interval: %v, want 0 or more", c.Interval)
-	if err := c.Background.validate(c.Topic); err != nil {
-		faults = append(faults, err)
-	}
-	return errors.Join(faults...)
+	f.If(c.Connect <= 0 || c.Drain <= 0, "connect timeout %v and drain timeout %v: want more than 0", c.Connect, c.Drain)
+	f.If(c.Workers < 1, "workers: %d, want at least 1", c.Workers)
+	f.If(c.MaxOutstanding < 1, "max outstanding: %d, want at least 1", c.MaxOutstanding)
+	f.If(c.Heartbeat < time.Second, "heartbeat: %v, want at least 1s", c.Heartbeat)
+	f.If(c.Interval < 0, "interval: %v, want 0 or more", c.Interval)
+	f.Add(c.Background.validate(c.Topic))
+	return f.Err()
 }
 
 // startAfter is the time from everyone being connected to the schedule's zero.

@@ -1,11 +1,12 @@
 package schedule
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"time"
+
+	"github.com/srtm-io/srtm/internal/faults"
 )
 
 // Process is how a source spaces its events.
@@ -62,41 +63,21 @@ type Spec struct {
 
 // Validate returns every fault at once, joined, or nil.
 func (s Spec) Validate() error {
-	var faults []error
-	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-	if s.Publishers < 1 || s.Publishers > MaxPublishers {
-		fault("publishers: %d, want 1 .. %d", s.Publishers, MaxPublishers)
-	}
-	if !(s.Rate > 0 && s.Rate <= MaxRate) { // so that NaN is refused
-		fault("rate: %v msg/s, want above 0 and up to %d", s.Rate, MaxRate)
-	} else if s.Batch >= 1 && s.gap() > float64(maxGap) {
-		fault("rate: %v msg/s in batches of %d is less than one batch a day", s.Rate, s.Batch)
-	}
-	if s.Batch < 1 || s.Batch > MaxBatch {
-		fault("batch: %d messages, want 1 .. %d", s.Batch, MaxBatch)
-	}
-	if s.GroupSize < 0 || s.GroupSize > MaxPublishers {
-		fault("group size: %d publishers, want 0 .. %d", s.GroupSize, MaxPublishers)
-	}
-	if s.Sync && s.GroupSize < 2 {
-		fault("sync: needs groups of at least 2 publishers, the group size is %d", s.GroupSize)
-	}
-	switch {
-	case s.Noise < 0 || s.Noise > MaxNoise:
-		fault("noise: %v, want 0 .. %v", s.Noise, MaxNoise)
-	case s.Noise > 0 && !s.Sync:
-		fault("noise: blurs the instants of synchronised groups, and sync is off")
-	}
-	if s.Process != Poisson && s.Process != Periodic {
-		fault("process: %q, want %s or %s", s.Process, Poisson, Periodic)
-	}
-	if s.Size < 0 || s.Size > MaxSize {
-		fault("size: %d bytes, want 0 .. %d", s.Size, MaxSize)
-	}
-	if s.SizeTo != 0 && (s.SizeTo < s.Size || s.SizeTo > MaxSize) {
-		fault("maximum size: %d bytes, want %d .. %d, or 0 for one size", s.SizeTo, s.Size, MaxSize)
-	}
-	return errors.Join(faults...)
+	var f faults.List
+	rate := s.Rate > 0 && s.Rate <= MaxRate // not so of NaN
+	noise := s.Noise >= 0 && s.Noise <= MaxNoise
+	f.If(s.Publishers < 1 || s.Publishers > MaxPublishers, "publishers: %d, want 1 .. %d", s.Publishers, MaxPublishers)
+	f.If(!rate, "rate: %v msg/s, want above 0 and up to %d", s.Rate, MaxRate)
+	f.If(rate && s.Batch >= 1 && s.gap() > float64(maxGap), "rate: %v msg/s in batches of %d is less than one batch a day", s.Rate, s.Batch)
+	f.If(s.Batch < 1 || s.Batch > MaxBatch, "batch: %d messages, want 1 .. %d", s.Batch, MaxBatch)
+	f.If(s.GroupSize < 0 || s.GroupSize > MaxPublishers, "group size: %d publishers, want 0 .. %d", s.GroupSize, MaxPublishers)
+	f.If(s.Sync && s.GroupSize < 2, "sync: needs groups of at least 2 publishers, the group size is %d", s.GroupSize)
+	f.If(!noise, "noise: %v, want 0 .. %v", s.Noise, MaxNoise)
+	f.If(noise && s.Noise > 0 && !s.Sync, "noise: blurs the instants of synchronised groups, and sync is off")
+	f.If(s.Process != Poisson && s.Process != Periodic, "process: %q, want %s or %s", s.Process, Poisson, Periodic)
+	f.If(s.Size < 0 || s.Size > MaxSize, "size: %d bytes, want 0 .. %d", s.Size, MaxSize)
+	f.If(s.SizeTo != 0 && (s.SizeTo < s.Size || s.SizeTo > MaxSize), "maximum size: %d bytes, want %d .. %d, or 0 for one size", s.SizeTo, s.Size, MaxSize)
+	return f.Err()
 }
 
 // gap is the mean time between two events of a source, in nanoseconds.

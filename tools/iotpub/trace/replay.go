@@ -3,7 +3,6 @@ package trace
 import (
 	"cmp"
 	"container/heap"
-	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -11,6 +10,7 @@ import (
 	"sort"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
 )
 
@@ -43,21 +43,12 @@ const (
 
 // Validate returns every fault at once, joined, or nil.
 func (o Options) Validate() error {
-	var faults []error
-	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-	if !(o.Compress >= 1/maxCompress && o.Compress <= maxCompress) { // so that NaN is refused
-		fault("compress: %v, want %v .. %v", o.Compress, 1/maxCompress, maxCompress)
-	}
-	if o.Copies < 1 || o.Copies > maxCopies {
-		fault("copies: %d, want 1 .. %d", o.Copies, maxCopies)
-	}
-	if o.From < 0 || o.To < 0 || o.To != 0 && o.To <= o.From {
-		fault("range: from %v to %v, want 0 <= from < to", o.From, o.To)
-	}
-	if o.Spread < 0 || o.Spread > maxSpread {
-		fault("spread: %v, want 0 .. %v", o.Spread, maxSpread)
-	}
-	return errors.Join(faults...)
+	var f faults.List
+	f.If(!(o.Compress >= 1/maxCompress && o.Compress <= maxCompress), "compress: %v, want %v .. %v", o.Compress, 1/maxCompress, maxCompress) // NaN, too
+	f.If(o.Copies < 1 || o.Copies > maxCopies, "copies: %d, want 1 .. %d", o.Copies, maxCopies)
+	f.If(o.From < 0 || o.To < 0 || o.To != 0 && o.To <= o.From, "range: from %v to %v, want 0 <= from < to", o.From, o.To)
+	f.If(o.Spread < 0 || o.Spread > maxSpread, "spread: %v, want 0 .. %v", o.Spread, maxSpread)
+	return f.Err()
 }
 
 // Replay is a trace made into a schedule. It is immutable; each Stream of it

@@ -1,7 +1,6 @@
 package bucket
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"math/big"
@@ -10,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -28,26 +28,23 @@ const MaxSplit = 100_000
 
 // Validate returns every fault at once, joined, or nil.
 func (o Options) Validate() error {
-	var faults []error
-	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-	if o.Contract.IsZero() {
-		fault("rate and burst are 0")
-	} else if err := o.Contract.Validate(); err != nil {
-		fault("%w", err)
+	var f faults.List
+	if f.If(o.Contract.IsZero(), "rate and burst are 0"); len(f) == 0 {
+		f.Add(o.Contract.Validate())
 	}
 	switch {
 	case o.Split < 1 || o.Split > MaxSplit:
-		fault("split %d is outside 1 to %d", o.Split, MaxSplit)
+		f.If(true, "split %d is outside 1 to %d", o.Split, MaxSplit)
 	case o.Contract.Burst > 0 && int64(o.Split) > o.Contract.Burst:
-		fault("split %d is more than burst %d: every bucket needs a token", o.Split, o.Contract.Burst)
+		f.If(true, "split %d is more than burst %d: every bucket needs a token", o.Split, o.Contract.Burst)
 	case o.Contract.Rate > 0 && tokenbucket.Rate(o.Split) > o.Contract.Rate:
-		fault("split %d is more than the thousandths of the rate, %s messages per second: every bucket needs one", o.Split, o.Contract.Rate.Text())
+		f.If(true, "split %d is more than the thousandths of the rate, %s messages per second: every bucket needs one", o.Split, o.Contract.Rate.Text())
 	}
 	if !slices.Contains(Rules(), o.Assign) {
 		_, err := assign(o.Assign, 1, nil, nil)
-		fault("%w", err)
+		f.Add(err)
 	}
-	return errors.Join(faults...)
+	return f.Err()
 }
 
 // Report is what became of a trace. The JSON form is drlsim's contract.

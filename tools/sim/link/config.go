@@ -1,11 +1,10 @@
 package link
 
 import (
-	"errors"
-	"fmt"
 	"strconv"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/pacing/police"
 )
 
@@ -58,28 +57,23 @@ type Config struct {
 
 // Validate returns all that is wrong with c.
 func (c Config) Validate() error {
-	var faults []error
-	refuse := func(bad bool, format string, args ...any) {
-		if bad {
-			faults = append(faults, fmt.Errorf(format, args...))
-		}
-	}
-	refuse(!(c.Capacity >= 1e5 && c.Capacity <= 1e11), "capacity %v: want 100 kb/s to 100 Gb/s", c.Capacity)
-	refuse(c.RTT < time.Millisecond || c.RTT > 10*time.Second, "RTT %v: want 1ms to 10s", c.RTT)
-	refuse(c.Flows < 1 || c.Flows > 10_000, "%d flows: want 1 to 10000", c.Flows)
-	refuse(len(c.ToS) == 0, "no ToS")
+	var f faults.List
+	f.If(!(c.Capacity >= 1e5 && c.Capacity <= 1e11), "capacity %v: want 100 kb/s to 100 Gb/s", c.Capacity)
+	f.If(c.RTT < time.Millisecond || c.RTT > 10*time.Second, "RTT %v: want 1ms to 10s", c.RTT)
+	f.If(c.Flows < 1 || c.Flows > 10_000, "%d flows: want 1 to 10000", c.Flows)
+	f.If(len(c.ToS) == 0, "no ToS")
 	for _, tos := range c.ToS {
-		refuse(tos < 1 || tos > claimed, "ToS %d: want 1 to %d", tos, claimed)
+		f.If(tos < 1 || tos > claimed, "ToS %d: want 1 to %d", tos, claimed)
 	}
-	refuse(c.Duration < time.Millisecond || c.Duration > time.Hour, "duration %v: want 1ms to 1h", c.Duration)
-	refuse(c.Control != Paper && c.Control != Paced && c.Control != Level, "unknown control %q: there are %v", c.Control, Controls())
-	refuse(!(c.Buffer > 0 && c.Buffer <= 100), "buffer %v: want up to 100 bandwidth-delay products", c.Buffer)
-	refuse(c.Greedy < 0 || c.Greedy > c.Flows, "%d greedy flows of %d", c.Greedy, c.Flows)
-	refuse(!(c.Theta >= 0 && c.Alpha >= 0 && c.Alpha <= 1), "theta %v, alpha %v: want not below 0, and 0 to 1", c.Theta, c.Alpha)
-	refuse(!(c.Web >= 0 && c.Web <= 1e5), "%v short flows a second: want 0 to 100000", c.Web)
-	refuse(c.Join < 0 || c.Join > 10_000 || c.From < 0 || c.From > c.To, "%d flows from %v to %v", c.Join, c.From, c.To)
-	refuse(c.Sample < 0, "samples every %v", c.Sample)
-	return errors.Join(faults...)
+	f.If(c.Duration < time.Millisecond || c.Duration > time.Hour, "duration %v: want 1ms to 1h", c.Duration)
+	f.If(c.Control != Paper && c.Control != Paced && c.Control != Level, "unknown control %q: there are %v", c.Control, Controls())
+	f.If(!(c.Buffer > 0 && c.Buffer <= 100), "buffer %v: want up to 100 bandwidth-delay products", c.Buffer)
+	f.If(c.Greedy < 0 || c.Greedy > c.Flows, "%d greedy flows of %d", c.Greedy, c.Flows)
+	f.If(!(c.Theta >= 0 && c.Alpha >= 0 && c.Alpha <= 1), "theta %v, alpha %v: want not below 0, and 0 to 1", c.Theta, c.Alpha)
+	f.If(!(c.Web >= 0 && c.Web <= 1e5), "%v short flows a second: want 0 to 100000", c.Web)
+	f.If(c.Join < 0 || c.Join > 10_000 || c.From < 0 || c.From > c.To, "%d flows from %v to %v", c.Join, c.From, c.To)
+	f.If(c.Sample < 0, "samples every %v", c.Sample)
+	return f.Err()
 }
 
 // bytesPerSecond is the capacity.

@@ -1,7 +1,6 @@
 package scale
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -9,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
@@ -49,30 +49,20 @@ type Config struct {
 
 // Validate returns every fault at once, joined, or nil.
 func (c Config) Validate() error {
-	var faults []error
+	var f faults.List
 	between := func(name string, v, least, most int) {
-		if v < least || v > most {
-			faults = append(faults, fmt.Errorf("%s: %d, want %d .. %d", name, v, least, most))
-		}
+		f.If(v < least || v > most, "%s: %d, want %d .. %d", name, v, least, most)
 	}
 	between("brokers", c.Brokers, 1, MaxBrokers)
 	between("topics", c.Topics, 1, MaxTopics)
 	between("publishers", c.Publishers, max(1, c.Topics), min(MaxPublishers, max(1, c.Topics)*placement.MaxPublishers))
 	between("group size", c.GroupSize, 1, placement.MaxPublishers)
 	between("ticks", c.Ticks, 1, 1000)
-	if c.Mcap < 1 || c.Mcap > placement.MaxRate {
-		faults = append(faults, fmt.Errorf("mcap: %d msg/s, want 1 .. %d", c.Mcap, placement.MaxRate))
-	}
-	if !(c.Load > 0 && c.Load < 1) {
-		faults = append(faults, fmt.Errorf("load: %v, want more than 0 and less than 1", c.Load))
-	}
-	if !slices.Contains(placement.Policies(), c.Policy) {
-		faults = append(faults, fmt.Errorf("policy: %q, want one of %s", c.Policy, strings.Join(placement.Policies(), ", ")))
-	}
-	if !slices.Contains(share.Rules(), c.Rule) {
-		faults = append(faults, fmt.Errorf("rule: %q, want one of %s", c.Rule, strings.Join(share.Rules(), ", ")))
-	}
-	return errors.Join(faults...)
+	f.If(c.Mcap < 1 || c.Mcap > placement.MaxRate, "mcap: %d msg/s, want 1 .. %d", c.Mcap, placement.MaxRate)
+	f.If(!(c.Load > 0 && c.Load < 1), "load: %v, want more than 0 and less than 1", c.Load)
+	f.If(!slices.Contains(placement.Policies(), c.Policy), "policy: %q, want one of %s", c.Policy, strings.Join(placement.Policies(), ", "))
+	f.If(!slices.Contains(share.Rules(), c.Rule), "rule: %q, want one of %s", c.Rule, strings.Join(share.Rules(), ", "))
+	return f.Err()
 }
 
 // Meter is what a study measures with.

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -242,48 +243,43 @@ func or[T comparable](v *T, meant T) {
 // Validate returns every fault at once, joined, or nil. Requires: defaults are
 // filled in, as Read does.
 func (s *Scenario) Validate() error {
-	var faults []error
-	refuse := func(wrong bool, format string, args ...any) {
-		if wrong {
-			faults = append(faults, fmt.Errorf(format, args...))
-		}
-	}
-	refuse(!(s.Duration > 0 && s.Duration <= MaxSeconds), "duration_s: %v is not above 0, up to %g", s.Duration, MaxSeconds)
-	refuse(!(s.Warmup >= 0 && s.Warmup <= MaxSeconds), "warmup_s: %v is not in 0 to %g", s.Warmup, MaxSeconds)
-	refuse(len(s.Brokers) == 0, "brokers: there is none")
+	var f faults.List
+	f.If(!(s.Duration > 0 && s.Duration <= MaxSeconds), "duration_s: %v is not above 0, up to %g", s.Duration, MaxSeconds)
+	f.If(!(s.Warmup >= 0 && s.Warmup <= MaxSeconds), "warmup_s: %v is not in 0 to %g", s.Warmup, MaxSeconds)
+	f.If(len(s.Brokers) == 0, "brokers: there is none")
 	n := 0
 	ids := map[string]bool{}
 	for i, b := range s.Brokers {
 		at := fmt.Sprintf("brokers[%d]", i)
-		refuse(b.ID == "", "%s.id: is empty", at)
+		f.If(b.ID == "", "%s.id: is empty", at)
 		if b.Count < 0 || b.Count > MaxBrokers {
-			refuse(true, "%s.count: %d is not in 0 to %d", at, b.Count, MaxBrokers)
+			f.If(true, "%s.count: %d is not in 0 to %d", at, b.Count, MaxBrokers)
 			continue
 		}
 		for _, id := range b.names() {
 			if ids[id] {
-				refuse(true, "%s.id: there are two brokers %q", at, id)
+				f.If(true, "%s.id: there are two brokers %q", at, id)
 				break
 			}
 			ids[id] = true
 		}
 		n += max(1, b.Count)
-		refuse(b.Mcap < 0, "%s.mcap: %d is negative", at, b.Mcap)
-		refuse(b.Allocated < 0, "%s.allocated: %d is negative", at, b.Allocated)
+		f.If(b.Mcap < 0, "%s.mcap: %d is negative", at, b.Mcap)
+		f.If(b.Allocated < 0, "%s.allocated: %d is negative", at, b.Allocated)
 		if b.Background != nil {
-			faults = append(faults, b.Background.faults(at+".background")...)
+			b.Background.validate(&f, at+".background")
 		}
 	}
-	refuse(n > MaxBrokers, "brokers: %d, at most %d", n, MaxBrokers)
-	refuse(len(s.Topics) == 0, "topics: there is none")
+	f.If(n > MaxBrokers, "brokers: %d, at most %d", n, MaxBrokers)
+	f.If(len(s.Topics) == 0, "topics: there is none")
 	names := map[string]bool{}
 	for i, t := range s.Topics {
 		at := fmt.Sprintf("topics[%d]", i)
-		refuse(t.Name == "" || names[t.Name], "%s.name: %q is empty or not its own", at, t.Name)
+		f.If(t.Name == "" || names[t.Name], "%s.name: %q is empty or not its own", at, t.Name)
 		names[t.Name] = true
-		faults = append(faults, t.faults(at, n)...)
+		t.validate(&f, at, n)
 	}
-	return errors.Join(faults...)
+	return f.Err()
 }
 
 // names are the ids of the brokers that b stands for.
@@ -298,13 +294,10 @@ func (b Broker) names() []string {
 	return names
 }
 
-func (t Topic) faults(at string, brokers int) (faults []error) {
-	refuse := func(wrong bool, format string, args ...any) {
-		if wrong {
-			faults = append(faults, fmt.Errorf(at+"."+format, args...))
-		}
-	}
-	faults = append(faults, t.Load.faults(at)...)
+// validate adds what is wrong with the topic at this place of the file.
+func (t Topic) validate(f *faults.List, at string, brokers int) {
+	refuse := func(wrong bool, format string, args ...any) { f.If(wrong, at+"."+format, args...) }
+	t.Load.validate(f, at)
 	refuse(!slices.Contains(placement.Policies(), t.Policy), "policy: %q is not one of %v", t.Policy, placement.Policies())
 	refuse(!slices.Contains([]string{Declared, Learned, Blind}, t.Keys), "keys: %q is none of %s, %s and %s", t.Keys, Declared, Learned, Blind)
 	g := t.Learning
@@ -324,35 +317,28 @@ func (t Topic) faults(at string, brokers int) (faults []error) {
 		refuse(!(a.Step >= 1e-3 && a.Step <= 3600) || a.Window < 1 || a.Window > 10_000 || a.Every < 1 || a.Every > 10_000,
 			"adapt: steps of %v s, a window of %d, every %d steps: want 0.001 to 3600, 1 to 10000", a.Step, a.Window, a.Every)
 	}
-	return faults
 }
 
-func (l Load) faults(at string) (faults []error) {
+func (l Load) validate(f *faults.List, at string) {
 	if t := l.Trace; t != nil {
-		if l.Publishers != 0 || l.Rate != 0 || l.GroupSize != 0 || l.Sync || l.NoiseMs != 0 {
-			faults = append(faults, fmt.Errorf("%s: a trace brings its own publishers", at))
-		}
-		if t.File == "" {
-			faults = append(faults, fmt.Errorf("%s.trace.file: is empty", at))
-		}
+		f.If(l.Publishers != 0 || l.Rate != 0 || l.GroupSize != 0 || l.Sync || l.NoiseMs != 0, "%s: a trace brings its own publishers", at)
+		f.If(t.File == "", "%s.trace.file: is empty", at)
 		for _, s := range []float64{t.From, t.To, *t.SpreadMs} {
 			if !(s >= 0 && s <= 1e9) {
-				faults = append(faults, fmt.Errorf("%s.trace: %v is not a time in 0 to 1e9", at, s))
-				return faults
+				f.If(true, "%s.trace: %v is not a time in 0 to 1e9", at, s)
+				return
 			}
 		}
-		if err := t.options(1).Validate(); err != nil {
-			faults = append(faults, fmt.Errorf("%s.trace: %w", at, err))
-		}
-		return faults
+		err := t.options(1).Validate()
+		f.If(err != nil, "%s.trace: %w", at, err)
+		return
 	}
 	if !(math.Abs(l.NoiseMs) <= 1e6) {
-		return append(faults, fmt.Errorf("%s.noise_ms: %v", at, l.NoiseMs))
+		f.If(true, "%s.noise_ms: %v", at, l.NoiseMs)
+		return
 	}
-	if err := l.spec(1).Validate(); err != nil {
-		faults = append(faults, fmt.Errorf("%s: %w", at, err))
-	}
-	return faults
+	err := l.spec(1).Validate()
+	f.If(err != nil, "%s: %w", at, err)
 }
 
 // spec requires that l is no trace.

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/tools/iotpub/emulate"
 	"github.com/srtm-io/srtm/tools/iotpub/load"
@@ -63,31 +64,25 @@ const (
 
 // Validate returns all that is wrong with c.
 func (c Config) Validate() error {
-	errs := []error{c.Search.Validate()}
-	fault := func(is bool, format string, args ...any) {
-		if is {
-			errs = append(errs, fmt.Errorf(format, args...))
-		}
-	}
+	var f faults.List
+	f.Add(c.Search.Validate())
 	for _, a := range []string{c.TCP, c.HTTP} {
 		_, _, err := net.SplitHostPort(a)
-		fault(err != nil, "address %q: want host:port", a)
+		f.If(err != nil, "address %q: want host:port", a)
 	}
-	fault(!(c.SLO.Quantile > 0 && c.SLO.Quantile <= 0.9999), "SLO quantile %v: want above 0 and up to 0.9999", c.SLO.Quantile)
-	fault(c.SLO.Latency < 100*time.Microsecond || c.SLO.Latency > time.Minute, "SLO latency %v: want 100us to 1m", c.SLO.Latency)
-	fault(c.Settle < 100*time.Millisecond || c.Settle > time.Minute, "settling for %v: want 100ms to 1m", c.Settle)
-	fault(c.Step < 100*time.Millisecond || c.Step > time.Minute, "steps of %v: want 100ms to 1m", c.Step)
-	fault(c.Limit < c.Settle+c.Step, "a limit of %v is less than a step takes", c.Limit)
-	fault(c.Workers < 1, "%d workers: want 1 or more", c.Workers)
-	if err := c.spec(c.Search.First).Validate(); err != nil {
-		errs = append(errs, err)
-	}
-	if len(errs) == 1 && errs[0] == nil {
+	f.If(!(c.SLO.Quantile > 0 && c.SLO.Quantile <= 0.9999), "SLO quantile %v: want above 0 and up to 0.9999", c.SLO.Quantile)
+	f.If(c.SLO.Latency < 100*time.Microsecond || c.SLO.Latency > time.Minute, "SLO latency %v: want 100us to 1m", c.SLO.Latency)
+	f.If(c.Settle < 100*time.Millisecond || c.Settle > time.Minute, "settling for %v: want 100ms to 1m", c.Settle)
+	f.If(c.Step < 100*time.Millisecond || c.Step > time.Minute, "steps of %v: want 100ms to 1m", c.Step)
+	f.If(c.Limit < c.Settle+c.Step, "a limit of %v is less than a step takes", c.Limit)
+	f.If(c.Workers < 1, "%d workers: want 1 or more", c.Workers)
+	f.Add(c.spec(c.Search.First).Validate())
+	if len(f) == 0 {
 		least := float64(c.SLO.Least()) / (maxStretch * c.Step.Seconds())
-		fault(float64(c.Search.Least) < least, "%d msg/s in %v are too few messages for the SLO's quantile: want %.0f msg/s or more, or longer steps",
+		f.If(float64(c.Search.Least) < least, "%d msg/s in %v are too few messages for the SLO's quantile: want %.0f msg/s or more, or longer steps",
 			c.Search.Least, maxStretch*c.Step, math.Ceil(least))
 	}
-	return errors.Join(errs...)
+	return f.Err()
 }
 
 // spec is the load of a rate.

@@ -1,7 +1,6 @@
 package up
 
 import (
-	"errors"
 	"fmt"
 	"os/exec"
 	"path/filepath"
@@ -9,6 +8,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/tools/iotpub/load"
 )
@@ -101,23 +101,18 @@ func (o *options) findNATS() (string, error) {
 // validate returns every fault at once, joined. Those of the load are
 // load.Options.Build's.
 func (o *options) validate() error {
-	var faults []error
-	fault := func(bad bool, format string, args ...any) {
-		if bad {
-			faults = append(faults, fmt.Errorf(format, args...))
-		}
-	}
-	fault(o.brokers < 1 || o.brokers > 100, "--brokers %d: want 1 to 100", o.brokers)
-	fault(o.mcap < 1, "--mcap %d msg/s: want at least 1", o.mcap)
-	fault(o.duration < 2*time.Second, "--duration %v: want at least 2s", o.duration)
-	fault(!(o.quantile > 0 && o.quantile < 1), "--slo-quantile %v: want more than 0 and less than 1", o.quantile)
-	fault(o.slo < 0 || o.slo > 0 && o.slo < time.Microsecond, "--slo %v: want 0, or at least 1us", o.slo)
-	fault(o.burst < 0, "--burst %d messages: want 0 or more", o.burst)
-	fault(o.burst > 0 && o.burst < int64(o.brokers), "--burst %d messages: want at least one for each of %d brokers", o.burst, o.brokers)
-	fault(o.calibration < 0 || o.calibration > 0 && o.calibration < time.Second, "--calibration %v: want 0, or at least 1s", o.calibration)
-	fault(o.maxLateness <= 0, "--max-lateness %v: want more than 0", o.maxLateness)
-	fault(o.memQueue < 1, "--mem-queue-size %d: want at least 1", o.memQueue)
-	fault(o.natsServer != "" && !o.replicated, "--nats-server: it is for --replicated")
-	fault(o.output != "table" && o.output != "json", "--output %q: want table or json", o.output)
-	return errors.Join(faults...)
+	var f faults.List
+	f.If(o.brokers < 1 || o.brokers > 100, "--brokers %d: want 1 to 100", o.brokers)
+	f.If(o.mcap < 1, "--mcap %d msg/s: want at least 1", o.mcap)
+	f.If(o.duration < 2*time.Second, "--duration %v: want at least 2s", o.duration)
+	f.If(!(o.quantile > 0 && o.quantile < 1), "--slo-quantile %v: want more than 0 and less than 1", o.quantile)
+	f.If(o.slo < 0 || o.slo > 0 && o.slo < time.Microsecond, "--slo %v: want 0, or at least 1us", o.slo)
+	f.If(o.burst < 0, "--burst %d messages: want 0 or more", o.burst)
+	f.If(o.burst > 0 && o.burst < int64(o.brokers), "--burst %d messages: want at least one for each of %d brokers", o.burst, o.brokers)
+	f.If(o.calibration < 0 || o.calibration > 0 && o.calibration < time.Second, "--calibration %v: want 0, or at least 1s", o.calibration)
+	f.If(o.maxLateness <= 0, "--max-lateness %v: want more than 0", o.maxLateness)
+	f.If(o.memQueue < 1, "--mem-queue-size %d: want at least 1", o.memQueue)
+	f.If(o.natsServer != "" && !o.replicated, "--nats-server: it is for --replicated")
+	f.If(o.output != "table" && o.output != "json", "--output %q: want table or json", o.output)
+	return f.Err()
 }

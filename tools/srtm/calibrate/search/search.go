@@ -1,9 +1,6 @@
 package search
 
-import (
-	"errors"
-	"fmt"
-)
+import "github.com/srtm-io/srtm/internal/faults"
 
 // Outcome is what became of a rate.
 type Outcome uint8
@@ -42,17 +39,11 @@ type Config struct {
 
 // Validate returns all that is wrong with c.
 func (c Config) Validate() error {
-	var errs []error
-	if c.Least < 1 || c.First < c.Least || c.Most < c.First {
-		errs = append(errs, fmt.Errorf("rates: least %d, first %d, most %d: want 1 <= least <= first <= most", c.Least, c.First, c.Most))
-	}
-	if !(c.Tolerance > 0 && c.Tolerance < 1) {
-		errs = append(errs, fmt.Errorf("tolerance %v: want above 0 and below 1", c.Tolerance))
-	}
-	if c.Steps < 1 || c.Again < 0 {
-		errs = append(errs, fmt.Errorf("%d steps, again %d times: want 1 or more, and 0 or more", c.Steps, c.Again))
-	}
-	return errors.Join(errs...)
+	var f faults.List
+	f.If(c.Least < 1 || c.First < c.Least || c.Most < c.First, "rates: least %d, first %d, most %d: want 1 <= least <= first <= most", c.Least, c.First, c.Most)
+	f.If(!(c.Tolerance > 0 && c.Tolerance < 1), "tolerance %v: want above 0 and below 1", c.Tolerance)
+	f.If(c.Steps < 1 || c.Again < 0, "%d steps, again %d times: want 1 or more, and 0 or more", c.Steps, c.Again)
+	return f.Err()
 }
 
 // Search is a plain value with one owner. Make it with New.
