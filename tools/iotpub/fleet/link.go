@@ -1,6 +1,9 @@
 package fleet
 
-import "github.com/srtm-io/srtm/internal/mono"
+import (
+	"github.com/srtm-io/srtm/internal/fifo"
+	"github.com/srtm-io/srtm/internal/mono"
+)
 
 type linkState uint8
 
@@ -24,7 +27,7 @@ type link struct {
 	// added.
 	out []byte
 	// open are the commands that await their answers, oldest first.
-	open fifo[command]
+	open fifo.Queue[command]
 }
 
 // command is a PUB or an MPUB that awaits its answer.
@@ -33,30 +36,6 @@ type command struct {
 	count    int32
 	intended mono.Time
 }
-
-// fifo is a queue. The zero value is empty.
-type fifo[T any] struct {
-	items []T // items[head:] are in it
-	head  int
-}
-
-func (f *fifo[T]) push(v T) {
-	if f.head > 0 && f.head >= len(f.items)/2 {
-		n := copy(f.items, f.items[f.head:])
-		f.items, f.head = f.items[:n], 0
-	}
-	f.items = append(f.items, v)
-}
-
-// pop takes the oldest one out.
-//
-// Requires: it is not empty.
-func (f *fifo[T]) pop() T {
-	f.head++
-	return f.items[f.head-1]
-}
-
-func (f *fifo[T]) len() int { return len(f.items) - f.head }
 
 // batch is an event that could not be sent when it was due.
 type batch struct {
@@ -84,7 +63,7 @@ type publisher struct {
 
 	// waiting are due and not sent, at most Config.MaxWaiting messages.
 	// Invariant: waitingMessages is their sum, and parked follows from any.
-	waiting         fifo[batch]
+	waiting         fifo.Queue[batch]
 	waitingMessages int
 	parked          bool // counted in worker.waiting
 
@@ -95,7 +74,7 @@ type publisher struct {
 // canSend reports whether an event may be written now.
 func (p *publisher) canSend(maxOutstanding int) bool {
 	return p.link != nil && p.link.state == ready && !p.switching() && !p.displaced &&
-		len(p.link.out) < maxOut && p.link.open.len() < maxOutstanding
+		len(p.link.out) < maxOut && p.link.open.Len() < maxOutstanding
 }
 
 // switching: the next link is ready, and takes over after the old one's last

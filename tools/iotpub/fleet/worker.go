@@ -292,7 +292,7 @@ func (w *worker) park(p *publisher, b batch) {
 		p.parked = true
 		w.waiting++
 	}
-	p.waiting.push(b)
+	p.waiting.Push(b)
 	p.waitingMessages += int(b.count)
 }
 
@@ -300,12 +300,12 @@ func (w *worker) park(p *publisher, b batch) {
 // within, when a write fails and the next link takes over: so a batch leaves
 // the queue before it is sent.
 func (w *worker) unpark(p *publisher) {
-	for p.waiting.len() > 0 && p.canSend(w.cfg.MaxOutstanding) {
-		b := p.waiting.pop()
+	for p.waiting.Len() > 0 && p.canSend(w.cfg.MaxOutstanding) {
+		b := p.waiting.Pop()
 		p.waitingMessages -= int(b.count)
 		w.send(p, b, clock.Mono())
 	}
-	if p.parked && p.waiting.len() == 0 {
+	if p.parked && p.waiting.Len() == 0 {
 		p.parked = false
 		w.waiting--
 	}
@@ -335,12 +335,12 @@ func (w *worker) send(p *publisher, b batch, now mono.Time) {
 			w.bodies = append(w.bodies, w.body[i*size:(i+1)*size])
 		}
 		w.cmd = wire.AppendMpub(w.cmd, w.cfg.Topic, w.bodies)
-		l.open.push(command{first, b.count, b.intended})
+		l.open.Push(command{first, b.count, b.intended})
 		w.unanswered++
 	} else {
 		for i := range int(b.count) {
 			w.cmd = wire.AppendPub(w.cmd, w.cfg.Topic, w.body[i*size:(i+1)*size])
-			l.open.push(command{first + uint32(i), 1, b.intended})
+			l.open.Push(command{first + uint32(i), 1, b.intended})
 		}
 		w.unanswered += int(b.count)
 	}
@@ -467,13 +467,13 @@ func (w *worker) frames(l *link, in []byte, now mono.Time) (rest []byte, err err
 
 // answer settles the oldest open command of a link.
 func (w *worker) answer(l *link, refusal *wire.Error, now mono.Time) error {
-	if l.open.len() == 0 {
+	if l.open.Len() == 0 {
 		if refusal != nil {
 			return fmt.Errorf("an error without a command: %w", refusal)
 		}
 		return errors.New("an OK without a command")
 	}
-	c := l.open.pop()
+	c := l.open.Pop()
 	w.unanswered--
 	if refusal != nil {
 		w.stats.refuse(string(refusal.Code), uint64(c.count))
@@ -490,9 +490,9 @@ func (w *worker) answer(l *link, refusal *wire.Error, now mono.Time) error {
 	p := l.publisher
 	switch {
 	case l != p.link:
-	case p.displaced && l.open.len() == 0:
+	case p.displaced && l.open.Len() == 0:
 		w.disconnect(p)
-	case p.switching() && l.open.len() == 0:
+	case p.switching() && l.open.Len() == 0:
 		w.move(p)
 	default:
 		w.unpark(p)
@@ -512,7 +512,7 @@ func (w *worker) welcome(l *link, now mono.Time) {
 		w.connected++
 		w.openGate()
 		w.unpark(p)
-	case p.link.open.len() == 0:
+	case p.link.open.Len() == 0:
 		w.move(p)
 	default:
 		// Wait for the old link's last answer; see answer and lose.
@@ -559,7 +559,7 @@ func (w *worker) assign(a Assignment, now mono.Time) {
 		return
 	}
 	if p.displaced {
-		if p.link != nil && p.link.open.len() == 0 {
+		if p.link != nil && p.link.open.Len() == 0 {
 			w.disconnect(p)
 		}
 		return
@@ -596,9 +596,9 @@ func (w *worker) release(l *link) {
 
 // abandon settles the open commands of a link that is lost.
 func (w *worker) abandon(l *link) {
-	for l.open.len() > 0 {
+	for l.open.Len() > 0 {
 		w.unanswered--
-		w.stats.Unanswered += uint64(l.open.pop().count)
+		w.stats.Unanswered += uint64(l.open.Pop().count)
 	}
 }
 
@@ -606,7 +606,7 @@ func (w *worker) abandon(l *link) {
 func (w *worker) lose(l *link, cause error) {
 	p := l.publisher
 	// The broker may be the first to end what we would.
-	if !p.displaced || l.open.len() > 0 {
+	if !p.displaced || l.open.Len() > 0 {
 		// A refusal that closes the connection says more than the end that follows.
 		if !errors.Is(cause, io.EOF) || w.lost == nil {
 			w.lost = fmt.Errorf("%s: %w", l.address, cause)

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/fifo"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
@@ -80,7 +81,7 @@ type broker struct {
 // Invariant: next is when the head may leave, while the line is not empty.
 type lane struct {
 	bucket  tokenbucket.Bucket
-	line    line
+	line    fifo.Queue[message]
 	next    mono.Time
 	retuned mono.Time // nothing judged after it leaves before it
 	step    Step      // under way
@@ -188,7 +189,7 @@ func (c *Cluster) arrive(l, topic int, e schedule.Event) {
 			c.serve(l, topic, m, at, at)
 			continue
 		}
-		if lane.line.len() == 0 {
+		if lane.line.Len() == 0 {
 			if eligible := lane.bucket.Eligible(at); eligible <= at {
 				lane.bucket.Take(at)
 				c.serve(l, topic, m, at, at)
@@ -196,16 +197,16 @@ func (c *Cluster) arrive(l, topic int, e schedule.Event) {
 			}
 			b.wait(topic)
 		}
-		lane.line.push(m)
-		if lane.line.len() == 1 {
+		lane.line.Push(m)
+		if lane.line.Len() == 1 {
 			lane.judge()
 		}
-		lane.step.MaxBacklog = max(lane.step.MaxBacklog, int64(lane.line.len()))
+		lane.step.MaxBacklog = max(lane.step.MaxBacklog, int64(lane.line.Len()))
 	}
 }
 
 // judge asks when the head may leave.
-func (l *lane) judge() { l.next = max(l.bucket.Eligible(l.line.head().at), l.retuned) }
+func (l *lane) judge() { l.next = max(l.bucket.Eligible(l.line.Front().at), l.retuned) }
 
 func (b *broker) wait(topic int) {
 	i := len(b.waiting)
@@ -233,10 +234,10 @@ func (c *Cluster) drain(l int, to mono.Time) {
 			return
 		}
 		ready := lane.next
-		m := lane.line.pop()
+		m := lane.line.Pop()
 		lane.bucket.Take(m.at)
 		c.serve(l, topic, m, ready, ready)
-		if lane.line.len() == 0 {
+		if lane.line.Len() == 0 {
 			b.waiting = append(b.waiting[:first], b.waiting[first+1:]...)
 		} else {
 			lane.judge()
@@ -297,7 +298,7 @@ func (c *Cluster) Restart(topic int, shares []tokenbucket.Share) error {
 
 func (l *lane) changed(now mono.Time) {
 	l.retuned = now
-	if l.line.len() > 0 {
+	if l.line.Len() > 0 {
 		l.judge()
 	}
 }
@@ -326,7 +327,7 @@ type Step struct {
 func (c *Cluster) Step(topic, broker int) Step {
 	lane := &c.brokers[broker].lanes[topic]
 	ended := lane.step
-	ended.Backlog = int64(lane.line.len())
+	ended.Backlog = int64(lane.line.Len())
 	lane.step = Step{MaxBacklog: ended.Backlog}
 	return ended
 }
@@ -382,4 +383,4 @@ func (c *Cluster) checkShares(topic int, shares []tokenbucket.Share) error {
 func (c *Cluster) Busy(broker int) time.Duration { return c.brokers[broker].busy }
 
 // Waiting is how many messages of a topic wait for tokens at a broker.
-func (c *Cluster) Waiting(topic, broker int) int { return c.brokers[broker].lanes[topic].line.len() }
+func (c *Cluster) Waiting(topic, broker int) int { return c.brokers[broker].lanes[topic].line.Len() }

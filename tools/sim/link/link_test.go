@@ -127,34 +127,20 @@ func TestWire(t *testing.T) {
 	for range 3 { // the third does not fit
 		w.send(now, packet{}, 1000)
 	}
-	if w.flying.n != 2 || w.drops != 1 || w.lost.head() != mono.Time(3*time.Second) {
-		t.Fatalf("%d sent, %d dropped, the sender knows at %v", w.flying.n, w.drops, w.lost.head())
+	if w.flying.Len() != 2 || w.drops != 1 || due(&w.lost) != mono.Time(3*time.Second) {
+		t.Fatalf("%d sent, %d dropped, the sender knows at %v", w.flying.Len(), w.drops, due(&w.lost))
 	}
 	for _, want := range []time.Duration{2 * time.Second, 3 * time.Second} {
-		if at := w.flying.pop().at; at != mono.Time(want) {
+		if at := w.flying.Pop().at; at != mono.Time(want) {
 			t.Errorf("a packet arrives at %v, want %v", time.Duration(at), want)
 		}
+	}
+	if due(&w.flying) != mono.Never {
+		t.Errorf("a packet is due at %v, want none", due(&w.flying))
 	}
 	w.observe(mono.Time(10 * time.Second))
 	if math.Abs(w.area-2000) > 1e-6 || w.longest != 2000 || w.least != 0 {
 		t.Errorf("area %v, longest %v, least %v; want 2000 byte seconds, 2000, 0", w.area, w.longest, w.least)
-	}
-}
-
-func TestRingKeepsTheOrder(t *testing.T) {
-	var r ring
-	next := mono.Time(0)
-	for i := range mono.Time(1000) {
-		r.push(packet{at: i})
-		if i%3 == 0 {
-			if got := r.pop().at; got != next {
-				t.Fatalf("got %d, want %d", got, next)
-			}
-			next++
-		}
-	}
-	if r.head() != next || (&ring{}).head() != mono.Never {
-		t.Errorf("head %d, want %d", r.head(), next)
 	}
 }
 

@@ -3,6 +3,7 @@ package link
 import (
 	"time"
 
+	"github.com/srtm-io/srtm/internal/fifo"
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
@@ -18,38 +19,12 @@ type packet struct {
 	interval time.Duration // the router's t_s
 }
 
-// ring is a FIFO. The zero ring is empty.
-type ring struct {
-	buf   []packet // a power of two long
-	first int
-	n     int
-}
-
-func (r *ring) push(p packet) {
-	if r.n == len(r.buf) {
-		buf := make([]packet, max(64, 2*len(r.buf)))
-		for i := range r.n {
-			buf[i] = r.buf[(r.first+i)&(len(r.buf)-1)]
-		}
-		r.buf, r.first = buf, 0
-	}
-	r.buf[(r.first+r.n)&(len(r.buf)-1)] = p
-	r.n++
-}
-
-// head is when the first packet is due, and never if there is none.
-func (r *ring) head() mono.Time {
-	if r.n == 0 {
+// due is when the first packet is, and never if there is none.
+func due(q *fifo.Queue[packet]) mono.Time {
+	if q.Len() == 0 {
 		return mono.Never
 	}
-	return r.buf[r.first].at
-}
-
-func (r *ring) pop() packet {
-	p := r.buf[r.first]
-	r.first = (r.first + 1) & (len(r.buf) - 1)
-	r.n--
-	return p
+	return q.Front().at
 }
 
 // wire is one direction of the link: a FIFO queue with drop-tail, then the
@@ -67,8 +42,8 @@ type wire struct {
 	last    mono.Time // a packet came
 	least   float64   // queue in the router's interval, bytes
 	peak    float64   // queue since the last sample, bytes
-	flying  ring
-	lost    ring
+	flying  fifo.Queue[packet]
+	lost    fifo.Queue[packet]
 	area    float64 // of the queue over time since from, byte seconds
 	longest float64 // queue since from, bytes
 	bytes   float64 // that left since from
@@ -110,7 +85,7 @@ func (w *wire) send(now mono.Time, p packet, size float64) {
 		w.bytes += size
 	}
 	p.at = w.empty.Add(w.half)
-	w.flying.push(p)
+	w.flying.Push(p)
 }
 
 // drop loses a packet; its sender learns of it, as it would by the ACK of a later
@@ -120,5 +95,5 @@ func (w *wire) drop(now mono.Time, p packet) {
 		w.drops++
 	}
 	p.at = now.Add(w.notice)
-	w.lost.push(p)
+	w.lost.Push(p)
 }

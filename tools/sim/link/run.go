@@ -7,12 +7,13 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/fifo"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/pacing/fair"
 	"github.com/srtm-io/srtm/pacing/police"
 )
 
-// The kinds of events in the heap. Packets under way are in their wire's rings:
+// The kinds of events in the heap. Packets under way are in their wire's queues:
 // they arrive in the order in which they left.
 const (
 	sends    = iota // a paced flow's timer
@@ -123,10 +124,10 @@ func (s *simulation) at(at mono.Time, e event) {
 // run lets time pass until end.
 func (s *simulation) run(end mono.Time) {
 	for {
-		rings := [4]*ring{&s.routes[0].wire.flying, &s.routes[1].wire.flying, &s.routes[0].wire.lost, &s.routes[1].wire.lost}
+		queues := [4]*fifo.Queue[packet]{&s.routes[0].wire.flying, &s.routes[1].wire.flying, &s.routes[0].wire.lost, &s.routes[1].wire.lost}
 		first, which := s.heap[0].at, -1 // there is always a router's turn
-		for i, r := range rings {
-			if at := r.head(); at < first {
+		for i, q := range queues {
+			if at := due(q); at < first {
 				first, which = at, i
 			}
 		}
@@ -138,9 +139,9 @@ func (s *simulation) run(end mono.Time) {
 		case -1:
 			s.happen(heap.Pop(&s.heap).(event))
 		case 0, 1:
-			s.arrived(which, rings[which].pop())
+			s.arrived(which, queues[which].Pop())
 		default:
-			if p := rings[which].pop(); !p.ack {
+			if p := queues[which].Pop(); !p.ack {
 				p.flow.missed(s.now, p)
 				s.pump(p.flow)
 			}
