@@ -30,7 +30,12 @@ import (
 func main() {
 	at := flag.String("tcp-address", "127.0.0.1:4150", "`host:port` for clients that speak NSQ's protocol")
 	file := flag.String("fsync", "", "`file` that messages are in before they are answered (default none)")
+	version := flag.Bool("version", false, "say what this is, and exit")
 	flag.Parse()
+	if *version {
+		fmt.Println("bench/floor of this commit,", runtime.Version())
+		return
+	}
 	fmt.Fprintln(os.Stderr, "floor:", serve(*at, *file))
 	os.Exit(1)
 }
