@@ -5,7 +5,6 @@
 package adaptor
 
 import (
-	"maps"
 	"slices"
 	"time"
 
@@ -177,11 +176,13 @@ func (m *Machine) Adaptive(now mono.Time, following bool) []string {
 }
 
 func (m *Machine) those(which func(*Contract) bool) (topics []string) {
-	for _, topic := range slices.Sorted(maps.Keys(m.topics)) {
-		if which(m.topics[topic]) {
+	// order: sorted below
+	for topic, c := range m.topics {
+		if which(c) {
 			topics = append(topics, topic)
 		}
 	}
+	slices.Sort(topics)
 	return topics
 }
 

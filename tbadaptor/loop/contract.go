@@ -262,13 +262,16 @@ func (s *Server) ListShares(_ context.Context, req *srtmv1.ListSharesRequest) (*
 	if err := s.leadsLocked(); err != nil {
 		return nil, toStatus(err)
 	}
+	if req.UnlessRevision == s.mu.revision {
+		return &srtmv1.ListSharesResponse{Revision: s.mu.revision}, nil
+	}
 	var views []ledger.TopicView
 	if req.Topic == "" {
 		views = s.mu.machine.View()
 	} else if v, ok := s.mu.machine.Topic(req.Topic); ok {
 		views = append(views, v)
 	}
-	response := &srtmv1.ListSharesResponse{Freed: s.mu.machine.Freed()}
+	response := &srtmv1.ListSharesResponse{Freed: s.mu.machine.Freed(), Revision: s.mu.revision}
 	for _, v := range views {
 		if !v.Removing {
 			response.Topics = append(response.Topics, s.sharesLocked(v, req.History))

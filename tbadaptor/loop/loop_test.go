@@ -487,6 +487,34 @@ var _ = Describe("A configuration", func() {
 		}
 		Expect(series).To(And(HaveKeyWithValue("srtm_tbadaptor_pool_tokens", 500), HaveKeyWithValue("srtm_tbadaptor_share_rate", 500), HaveKey("srtm_tbadaptor_topics_without_series")))
 	})
+
+	It("numbers its answers, and says no more than that nothing has changed", func() {
+		a := newAdaptor(config())
+		broker := a.join("b1", "i")
+		set := func(topic string) {
+			GinkgoHelper()
+			done := a.set(ctx, contract(topic, 1000, 10, members("b1", 1000, 10)))
+			broker.ack(broker.granted(), 0)
+			Eventually(done).Should(Receive(BeNil()))
+		}
+		list := func(unless uint64) *srtmv1.ListSharesResponse {
+			GinkgoHelper()
+			r, err := a.client.ListShares(ctx, &srtmv1.ListSharesRequest{UnlessRevision: unless})
+			Expect(err).NotTo(HaveOccurred())
+			return r
+		}
+		set("t")
+		first := list(0)
+		Expect(first.Topics).To(HaveLen(1))
+		Expect(first.Revision).NotTo(BeZero())
+		broker.say(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Renew{Renew: &srtmv1.LeaseRequest{Stamp: 1}}})
+		Expect(broker.granted()).To(BeNil(), "its lease is renewed")
+		again := list(first.Revision)
+		Expect(again.Topics).To(BeEmpty())
+		Expect(again.Revision).To(Equal(first.Revision))
+		set("u")
+		Expect(list(first.Revision).Topics).To(HaveLen(2))
+	})
 })
 
 func names(a *adaptor) []string {

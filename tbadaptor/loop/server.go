@@ -130,9 +130,10 @@ type Server struct {
 		sessions  map[string]*session  // by broker
 		away      map[string]time.Time // by broker that has had a session, since when
 		histories map[string]*history  // by topic
-		// Closed and made anew with every change of the ledger.
-		changed chan struct{}
-		began   time.Time // the ledger's time
+		// Closed and made anew with every change of the ledger, which revision counts.
+		changed  chan struct{}
+		revision uint64
+		began    time.Time // the ledger's time
 	}
 }
 
@@ -174,6 +175,7 @@ func (s *Server) emptyLocked() {
 	s.mu.machine = adaptor.New(uint64(clock.Wall()), adaptor.Config{Leases: s.cfg.Leases, Flex: s.cfg.Flex, Window: s.cfg.Window})
 	s.mu.histories = map[string]*history{}
 	s.mu.away = map[string]time.Time{}
+	s.mu.revision = uint64(clock.Wall()) // beyond those of others that led
 }
 
 // Run proposes shares until ctx ends. Then it ends the sessions and the calls
@@ -224,8 +226,7 @@ func (s *Server) leadsLocked() error {
 		s.metrics.sessions.Sub(float64(len(s.mu.sessions)))
 		clear(s.mu.sessions)
 		s.emptyLocked() // what it knew is another's business now
-		close(s.mu.changed)
-		s.mu.changed = make(chan struct{})
+		s.changedLocked()
 	}
 	return errNotLeading
 }
@@ -242,13 +243,19 @@ func (s *Server) change(reason string, f func(*adaptor.Machine) ([]ledger.Grant,
 	}
 	grants, err := f(s.mu.machine)
 	s.sendLocked(reason, grants)
-	if err == nil {
-		close(s.mu.changed)
-		s.mu.changed = make(chan struct{})
+	if err == nil && (reason != reasonLease || len(grants) > 0) { // a renewal by itself changes nothing
+		s.changedLocked()
 	}
 	s.mu.Unlock()
 	s.logGrants(reason, grants)
 	return err
+}
+
+// changedLocked requires mu held.
+func (s *Server) changedLocked() {
+	s.mu.revision++
+	close(s.mu.changed)
+	s.mu.changed = make(chan struct{})
 }
 
 // sendLocked requires mu held.
@@ -294,8 +301,7 @@ func (s *Server) expire(now mono.Time) bool {
 	}
 	s.sendLocked(reasonLease, grants)
 	if len(lapses) > 0 {
-		close(s.mu.changed)
-		s.mu.changed = make(chan struct{})
+		s.changedLocked()
 	}
 	s.mu.Unlock()
 	for _, lapse := range lapses {

@@ -1325,9 +1325,11 @@ type ListSharesRequest struct {
 	// Empty: all topics.
 	Topic string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
 	// How many of the latest changes to add to each topic.
-	History       uint32 `protobuf:"varint,2,opt,name=history,proto3" json:"history,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	History uint32 `protobuf:"varint,2,opt,name=history,proto3" json:"history,omitempty"`
+	// Of an answer before; while it is the newest, the answer is empty but for it.
+	UnlessRevision uint64 `protobuf:"varint,3,opt,name=unless_revision,json=unlessRevision,proto3" json:"unless_revision,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *ListSharesRequest) Reset() {
@@ -1370,6 +1372,13 @@ func (x *ListSharesRequest) GetTopic() string {
 func (x *ListSharesRequest) GetHistory() uint32 {
 	if x != nil {
 		return x.History
+	}
+	return 0
+}
+
+func (x *ListSharesRequest) GetUnlessRevision() uint64 {
+	if x != nil {
+		return x.UnlessRevision
 	}
 	return 0
 }
@@ -1619,7 +1628,10 @@ type ListSharesResponse struct {
 	Topics []*TopicShares         `protobuf:"bytes,1,rep,name=topics,proto3" json:"topics,omitempty"`
 	// Brokers without a session that hold nothing, because their leases are over or
 	// an operator declared them dead; by id. Whatever topic was asked for.
-	Freed         []string `protobuf:"bytes,2,rep,name=freed,proto3" json:"freed,omitempty"`
+	Freed []string `protobuf:"bytes,2,rep,name=freed,proto3" json:"freed,omitempty"`
+	// Of all shares, contracts and sessions: another after every change of them, and of
+	// every adaptor that leads. 0: the adaptor does not number them.
+	Revision      uint64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1666,6 +1678,13 @@ func (x *ListSharesResponse) GetFreed() []string {
 		return x.Freed
 	}
 	return nil
+}
+
+func (x *ListSharesResponse) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
 }
 
 type TopicShares struct {
@@ -2089,10 +2108,11 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\x13SetContractResponse\"-\n" +
 	"\x15RemoveContractRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\"\x18\n" +
-	"\x16RemoveContractResponse\"C\n" +
+	"\x16RemoveContractResponse\"l\n" +
 	"\x11ListSharesRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x18\n" +
-	"\ahistory\x18\x02 \x01(\rR\ahistory\"2\n" +
+	"\ahistory\x18\x02 \x01(\rR\ahistory\x12'\n" +
+	"\x0funless_revision\x18\x03 \x01(\x04R\x0eunlessRevision\"2\n" +
 	"\x13ForgetBrokerRequest\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\"A\n" +
 	"\x14ForgetBrokerResponse\x12)\n" +
@@ -2105,10 +2125,11 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\n" +
 	"FreedShare\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12$\n" +
-	"\x05share\x18\x02 \x01(\v2\x0e.srtm.v1.ShareR\x05share\"X\n" +
+	"\x05share\x18\x02 \x01(\v2\x0e.srtm.v1.ShareR\x05share\"t\n" +
 	"\x12ListSharesResponse\x12,\n" +
 	"\x06topics\x18\x01 \x03(\v2\x14.srtm.v1.TopicSharesR\x06topics\x12\x14\n" +
-	"\x05freed\x18\x02 \x03(\tR\x05freed\"\xeb\x01\n" +
+	"\x05freed\x18\x02 \x03(\tR\x05freed\x12\x1a\n" +
+	"\brevision\x18\x03 \x01(\x04R\brevision\"\xeb\x01\n" +
 	"\vTopicShares\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12-\n" +
 	"\bcontract\x18\x02 \x01(\v2\x11.srtm.v1.ContractR\bcontract\x12.\n" +
