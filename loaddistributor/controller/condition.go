@@ -172,7 +172,7 @@ func (st *state) offeredBeyond(topic catalog.Topic, d *condition, now time.Time)
 				d.seen[q.Broker] = r.at
 			}
 		}
-		if last := f.reports[len(f.reports)-1].stats; first {
+		if last := f.newest().stats; first {
 			waiting += float64(last.Backlog)
 		}
 		if span > 0 {

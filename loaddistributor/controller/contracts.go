@@ -35,6 +35,9 @@ func (c *Controller) assignWork(now time.Time) {
 
 // assign asks for what is not asked already; an answer that is overdue is asked for again.
 func (st *state) assign(s *Session, now time.Time) {
+	if s.done == st.cat.Version() && len(s.requests)+len(s.unprepared) == 0 {
+		return
+	}
 	type work struct {
 		topic  string
 		remove bool
@@ -49,6 +52,9 @@ func (st *state) assign(s *Session, now time.Time) {
 		}
 	}
 	remove, prepare := st.cat.Work(s.broker)
+	if s.done = 0; len(remove)+len(prepare) == 0 {
+		s.done = st.cat.Version()
+	}
 	for _, name := range remove {
 		if !asked[work{name, true}] && !st.owned(name) {
 			st.remove(s, name, false, nil, now)
@@ -81,6 +87,7 @@ func (c *Controller) keepContracts(ctx context.Context) {
 	delay := c.cfg.ReportInterval
 	longest := max(5*time.Second, c.cfg.ReportInterval)
 	failing := false
+	var agreed agreement
 	for {
 		timer := time.NewTimer(delay)
 		select {
@@ -89,7 +96,7 @@ func (c *Controller) keepContracts(ctx context.Context) {
 			timer.Stop()
 			return
 		}
-		err := c.compareContracts(ctx)
+		err := c.compareContracts(ctx, &agreed)
 		if ctx.Err() != nil {
 			return
 		}
@@ -109,20 +116,34 @@ func (c *Controller) keepContracts(ctx context.Context) {
 	}
 }
 
-func (c *Controller) compareContracts(ctx context.Context) error {
+// agreement is a comparison that left nothing to do: of the adaptor's shares and the
+// catalog as these were then. No other is needed until one of them has changed.
+type agreement struct{ revision, version uint64 }
+
+func (c *Controller) compareContracts(ctx context.Context, agreed *agreement) error {
 	c.mu.RLock()
 	leftovers := c.mu.cat.LeftoverContracts()
+	version, topics := c.mu.next.Version(), c.mu.cat.Len()
+	steady := len(leftovers)+len(c.mu.away)+len(c.mu.staged) == 0
 	c.mu.RUnlock()
-	wanted := c.active()
-	if len(wanted)+len(leftovers) == 0 {
+	if topics+len(leftovers) == 0 {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.PrepareTimeout)
 	defer cancel()
-	shares, err := c.adaptor.ListShares(ctx, &srtmv1.ListSharesRequest{})
+	before := agreed.revision
+	if !steady || version != agreed.version {
+		before = 0
+	}
+	shares, err := c.adaptor.ListShares(ctx, &srtmv1.ListSharesRequest{UnlessRevision: before})
 	if err != nil {
 		return fmt.Errorf("list shares: %w", err)
 	}
+	if before != 0 && shares.Revision == before {
+		return nil
+	}
+	*agreed = agreement{}
+	wanted := c.active()
 	has := map[string]*srtmv1.TopicShares{}
 	for _, t := range shares.Topics {
 		if t.Contract != nil {
@@ -133,9 +154,13 @@ func (c *Controller) compareContracts(ctx context.Context) error {
 	c.noteBrokers(ctx, shares)
 	for _, name := range wanted {
 		known := has[name] != nil
-		if known && c.agrees(name, has[name], shares.Freed) {
-			continue
+		if known {
+			agrees, changing := c.agrees(name, has[name], shares.Freed)
+			if steady = steady && !changing; agrees {
+				continue
+			}
 		}
+		steady = false
 		// What it knows already is what a controller left behind that did not live to
 		// commit the move, or did not live to take it back.
 		if err := c.compared(operation{name: name, target: reconcile.Target{Shared: true, Adopt: !known}}); err != nil {
@@ -154,6 +179,9 @@ func (c *Controller) compareContracts(ctx context.Context) error {
 		if err := c.compared(operation{name: name, target: reconcile.Target{Forget: true, Held: held}}); err != nil {
 			return err
 		}
+	}
+	if steady {
+		*agreed = agreement{shares.Revision, version}
 	}
 	return nil
 }
@@ -237,21 +265,21 @@ func (c *Controller) active() (names []string) {
 	return names
 }
 
-// agrees reports whether the adaptor has the topic's contract and members. One
-// that is being changed is somebody's care already. A freed broker has nothing and no
-// session: it becomes a member when it is back.
-func (c *Controller) agrees(name string, has *srtmv1.TopicShares, freed []string) bool {
+// agrees reports whether the adaptor has the topic's contract and members. One that is
+// changing is somebody's care already. A freed broker has nothing and no session: it
+// becomes a member when it is back.
+func (c *Controller) agrees(name string, has *srtmv1.TopicShares, freed []string) (agrees, changing bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	topic, ok := c.mu.next.Topic(name)
 	if !ok || topic.Next != nil || c.mu.owned(name) {
-		return true
+		return true, true
 	}
 	if c.mu.topics.see(name).unsynced {
-		return false
+		return false, false
 	}
 	if used := usedOf(topic.Plan); has.Contract.RateMilli != int64(used.Rate) || has.Contract.Burst != used.Burst {
-		return false
+		return false, false
 	}
 	members := map[string]bool{}
 	for _, m := range has.Members {
@@ -261,14 +289,14 @@ func (c *Controller) agrees(name string, has *srtmv1.TopicShares, freed []string
 	inTurn := scarce(topic.Plan, topic.Retiring)
 	for _, id := range topic.Holders() {
 		if _, is := members[id]; !is && !inTurn && !slices.Contains(freed, id) { // whose turn it is, reconcile sees to
-			return false
+			return false, false
 		}
 		delete(members, id)
 	}
 	for _, holds := range members {
 		if holds {
-			return false
+			return false, false
 		}
 	}
-	return true
+	return true, false
 }

@@ -123,7 +123,7 @@ func (c *Controller) remind(now time.Time) {
 func (st *state) linger(topic catalog.Topic, id string, now time.Time) {
 	name := topic.Spec.Name()
 	f, l := st.reports(name, id), st.topics.at(name)
-	if f == nil || f.reports[len(f.reports)-1].stats.Publishers == 0 ||
+	if f == nil || f.newest().stats.Publishers == 0 ||
 		slices.ContainsFunc(l.reminders, func(r reminder) bool { return r.broker == id }) {
 		return
 	}

@@ -99,7 +99,7 @@ func (st *state) leftOn(topic catalog.Topic, b catalog.Broker, now time.Time) (r
 	if f == nil {
 		return "it is being removed", ""
 	}
-	r := f.reports[len(f.reports)-1].stats
+	r := f.newest().stats
 	held := r.Depth + r.Backlog
 	var parts, remedies []string
 	if r.Publishers > 0 || r.Offered > 0 {
@@ -142,8 +142,7 @@ func (st *state) untaken(topic catalog.Topic, b catalog.Broker, now time.Time) b
 		return false
 	}
 	seen := f.within(now.Add(-st.cfg.Window))
-	return len(seen) > 0 && now.Sub(seen[0].at) >= st.cfg.Window-2*st.cfg.ReportInterval &&
-		!slices.ContainsFunc(seen, func(r received) bool { return r.stats.Offered+r.stats.Delivered > 0 })
+	return len(seen) > 0 && now.Sub(f.began(seen[0])) >= st.cfg.Window-2*st.cfg.ReportInterval && !slices.ContainsFunc(seen, func(r received) bool { return r.stats.Offered+r.stats.Delivered > 0 })
 }
 
 // alien returns the topics in use on a broker that are not placed by us, by name.

@@ -1,13 +1,16 @@
 package controller
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"pgregory.net/rapid"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
@@ -123,7 +126,7 @@ func TestAQuietTopicIsWoken(t *testing.T) {
 		t.Fatal("an idle topic is not quiet")
 	}
 	id := c.mu.cat.Topics("", 1)[0].Plan.Quotas[0].Broker
-	s := &Session{broker: id, topics: map[string]*reportWindow{}, unprepared: map[string]bool{}}
+	s := &Session{broker: id, topics: map[string]*reportWindow{}, lively: map[string]*reportWindow{}, unprepared: map[string]bool{}}
 	c.mu.sessions[id] = s
 	report := func(offered uint64) {
 		t.Helper()
@@ -155,5 +158,98 @@ func TestAQuietTopicIsWoken(t *testing.T) {
 	now = now.Add(2 * time.Second)
 	if c.judge(now); d().stranded != 1 || d().refused() > 2 {
 		t.Errorf("2 s after its broker went: %d stranded, %d not accepted at 1 msg/s", d().stranded, d().refused())
+	}
+}
+
+// Reports that leave out what is still say the same as reports of everything.
+func TestWhatReportsLeaveOutIsKnown(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		const topics = 3
+		type side struct {
+			c *Controller
+			s *Session
+		}
+		var whole, changes side
+		for _, at := range []*side{&whole, &changes} {
+			at.c = idle(t, topics)
+			at.c.cfg.Window = 5 * time.Second
+			at.c.mu.cfg = &at.c.cfg
+			at.s = &Session{broker: "b1", topics: map[string]*reportWindow{}, lively: map[string]*reportWindow{}, unprepared: map[string]bool{}}
+			at.c.mu.sessions["b1"] = at.s
+		}
+		now := time.Now()
+		listed := map[string]*srtmv1.TopicStats{} // as the last report that had it
+		for step := range rapid.IntRange(1, 30).Draw(r, "steps") {
+			now = now.Add(time.Second)
+			var all, some []*srtmv1.TopicStats
+			for i := range topics {
+				name := fmt.Sprint("t", i)
+				is := &srtmv1.TopicStats{Topic: name, Interval: durationpb.New(time.Second)}
+				if was := listed[name]; was != nil {
+					is.Depth, is.Publishers, is.Channels, is.ChannelSubscribers = was.Depth, was.Publishers, was.Channels, was.ChannelSubscribers
+				}
+				switch rapid.SampledFrom([]string{"still", "still", "still", "still", "still", "still", "messages", "depth", "publisher"}).Draw(r, "what") {
+				case "messages":
+					is.Offered = rapid.Uint64Range(1, 20).Draw(r, "offered")
+					is.Released, is.Delivered, is.Exceeded = is.Offered, is.Offered, is.Offered/2
+				case "depth":
+					is.Depth++
+				case "publisher":
+					is.Publishers = 1 - is.Publishers
+				}
+				all = append(all, is)
+				was := listed[name]
+				if was == nil || was.Offered > 0 || !proto.Equal(was, is) {
+					some = append(some, is)
+					listed[name] = is
+				}
+			}
+			for _, at := range []struct {
+				side
+				report *srtmv1.BrokerReport
+			}{{whole, &srtmv1.BrokerReport{Topics: all}}, {changes, &srtmv1.BrokerReport{Topics: some, Changes: step > 0}}} {
+				if err := at.c.report(at.s, at.report, now); err != nil {
+					r.Fatal(err)
+				}
+				at.c.judge(now)
+			}
+			for i := range topics {
+				name := fmt.Sprint("t", i)
+				says := func(at side) string {
+					topic, _ := at.c.mu.cat.Topic(name)
+					if topic.Plan.Quotas[0].Broker != "b1" {
+						return ""
+					}
+					f, d := at.c.mu.reports(name, "b1"), at.c.mu.topics.see(name).condition
+					delivered, exceeded := f.counts(now.Add(-at.c.cfg.Window))
+					last := f.newest()
+					return fmt.Sprint(delivered, " of ", exceeded, " late; ", last.at, last.stats.Depth, last.stats.Publishers, last.stats.Offered,
+						"; emptied ", at.c.mu.emptied(topic, "b1", now), ", untaken ", at.c.mu.untaken(topic, catalog.Broker{ID: "b1", Forced: true}, now),
+						"; missed ", d.missed, ", over ", d.over, d.by, ", quiet ", d.quiet, "; offered ", at.s.offered)
+				}
+				if is, want := says(changes), says(whole); is != want {
+					r.Fatalf("after step %d, %s:\n%s, want\n%s", step, name, is, want)
+				}
+			}
+		}
+		for name, f := range changes.s.lively {
+			still := !f.quiet.IsZero() && now.Sub(f.quiet) > changes.c.cfg.Window
+			if newest := f.reports[len(f.reports)-1]; still && newest.stats == f.last && f.reports[len(f.reports)-2].stats == f.last {
+				r.Errorf("%s has been still for %v, and keeps %d reports", name, now.Sub(f.quiet), len(f.reports))
+			}
+		}
+	})
+}
+
+func TestAReportLeavesOutNoMessages(t *testing.T) {
+	c, now := idle(t, 1), time.Now()
+	s := &Session{broker: "b1", topics: map[string]*reportWindow{}, lively: map[string]*reportWindow{}, unprepared: map[string]bool{}}
+	c.mu.sessions["b1"] = s
+	if err := c.report(s, &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{Topic: "t0", Interval: durationpb.New(time.Second), Offered: 1}}}, now); err != nil {
+		t.Fatal(err)
+	}
+	err := c.report(s, &srtmv1.BrokerReport{Changes: true}, now.Add(time.Second))
+	if bad, ok := errors.AsType[*BadMessage](err); !ok || bad.Field != "report.changes" {
+		t.Errorf("left out after a message: %v", err)
 	}
 }

@@ -124,10 +124,10 @@ func (st *state) emptied(topic catalog.Topic, id string, now time.Time) bool {
 	if f == nil {
 		return true // it lists all it has
 	}
-	if len(f.reports) == 0 {
+	if f.last == nil {
 		return false
 	}
-	last := f.reports[len(f.reports)-1]
+	last := f.newest()
 	r := last.stats
 	// An interval without anything, so that what was on its way when the
 	// connections ended has been counted.
@@ -211,7 +211,7 @@ func (st *state) without(brokers []placement.Broker, topic catalog.Topic) []plac
 // report of nothing.
 func (st *state) retire(name, id string, forced bool) operation {
 	if f := st.reports(name, id); forced && f != nil {
-		last := f.reports[len(f.reports)-1].stats
+		last := f.newest().stats
 		st.cfg.Log.Warn("messages that no consumer takes are lost with a drain by force", obs.KeyTopic, name, obs.KeyBroker, id, obs.KeyCount, last.Depth+last.Backlog)
 	}
 	return operation{name: name, target: reconcile.Target{Retire: id, Forced: forced}}

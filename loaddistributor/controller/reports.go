@@ -18,9 +18,13 @@ const maxReports = 1024
 const maxChannels = 10_000
 
 // reportWindow holds the reports of one topic of one broker in the sliding window,
-// oldest first, all of them checked.
+// oldest first, all of them checked. Of one that has been still for the whole window
+// there are none: what its broker said last is so until it says otherwise.
 type reportWindow struct {
 	reports  []received
+	last     *srtmv1.TopicStats // nil: nothing was said of it
+	quiet    time.Time          // since then nothing came, went or waited; zero: something does
+	heard    *time.Time         // of the session: when the last report came
 	channels []string
 	read     []string // those of them with subscribers
 	used     bool     // by its last report something is connected to it or held
@@ -49,8 +53,13 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 	if c.mu.sessions[s.broker] != s {
 		return ErrReplaced
 	}
+	for name, f := range s.lively {
+		if r.Changes && !seen[name] && f.quiet.IsZero() {
+			return &BadMessage{"report.changes", fmt.Sprintf("topic %q is left out, and had messages in the report before", name)}
+		}
+	}
 	for name := range s.topics {
-		if !seen[name] {
+		if !seen[name] && !r.Changes {
 			delete(s.topics, name)
 			if delete(s.unprepared, name); c.mu.next.Expects(name, s.broker) {
 				s.unprepared[name] = true
@@ -58,14 +67,33 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 		}
 	}
 	s.reports++
+	s.heard = now
 	s.offered = 0
 	from := now.Add(-c.cfg.Window)
+	for name, f := range s.lively {
+		switch {
+		case seen[name]:
+		case s.topics[name] != f:
+			delete(s.lively, name)
+		case f.quiet.Before(from):
+			f.reports = nil
+			delete(s.lively, name)
+		default: // it had another interval like the last
+			f.add(received{now, f.last}, from)
+		}
+	}
 	for _, t := range r.Topics {
 		f := s.topics[t.Topic]
 		if f == nil {
 			f = &reportWindow{}
 			s.topics[t.Topic] = f
 		}
+		if len(f.reports) == 0 && !f.quiet.IsZero() { // it has been still: so was each interval of the window
+			for i := min(c.cfg.Window/c.cfg.ReportInterval, maxReports); i > 0; i-- {
+				f.add(received{now.Add(-i * c.cfg.ReportInterval), f.last}, from)
+			}
+		}
+		f.last, f.heard = t, &s.heard
 		f.channels, f.read = t.Channels, nil
 		for i, n := range t.ChannelSubscribers {
 			if n > 0 {
@@ -74,11 +102,20 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 		}
 		f.used = t.Publishers+t.Subscribers > 0 || t.Offered+t.Backlog+t.Depth > 0
 		s.offered += float64(t.Offered) / t.Interval.AsDuration().Seconds()
-		if c.mu.next.Holds(t.Topic, s.broker) { // of others nothing is asked
-			r := received{now, t}
-			if f.add(r, from); r.busy() {
-				c.mu.wakeTopic(t.Topic)
-			}
+		if !c.mu.next.Holds(t.Topic, s.broker) { // of others nothing is asked
+			f.reports = nil
+			delete(s.lively, t.Topic)
+			continue
+		}
+		r := received{now, t}
+		f.add(r, from)
+		s.lively[t.Topic] = f
+		switch {
+		case r.busy():
+			f.quiet = time.Time{}
+			c.mu.wakeTopic(t.Topic)
+		case f.quiet.IsZero():
+			f.quiet = now
 		}
 	}
 	return nil
@@ -140,15 +177,39 @@ func (f *reportWindow) add(r received, from time.Time) {
 	f.reports = append(f.reports, r)
 }
 
-func (f *reportWindow) prune(from time.Time) { f.reports = f.within(from) }
+// prune drops those of before then.
+func (f *reportWindow) prune(from time.Time) { f.reports = f.since(from) }
 
-// within returns the reports from then on. It does not modify f.
-func (f *reportWindow) within(from time.Time) []received {
+func (f *reportWindow) since(from time.Time) []received {
 	old := 0
 	for old < len(f.reports) && f.reports[old].at.Before(from) {
 		old++
 	}
 	return f.reports[old:]
+}
+
+// newest requires that something was said of the topic.
+func (f *reportWindow) newest() received {
+	if n := len(f.reports); n > 0 {
+		return f.reports[n-1]
+	}
+	return received{*f.heard, f.last}
+}
+
+// began is when what r says began: of a topic that is still, before r came.
+func (f *reportWindow) began(r received) time.Time {
+	if len(f.reports) == 0 {
+		return f.quiet
+	}
+	return r.at
+}
+
+// within returns the reports from then on. It does not modify f.
+func (f *reportWindow) within(from time.Time) []received {
+	if len(f.reports) == 0 && f.last != nil && !f.heard.Before(from) {
+		return []received{f.newest()}
+	}
+	return f.since(from)
 }
 
 func (f *reportWindow) counts(from time.Time) (delivered, exceeded uint64) {
@@ -162,7 +223,7 @@ func (f *reportWindow) counts(from time.Time) (delivered, exceeded uint64) {
 // reports returns nil when the broker has reported nothing of the topic.
 func (st *state) reports(topic, broker string) *reportWindow {
 	if s := st.sessions[broker]; s != nil {
-		if f := s.topics[topic]; f != nil && len(f.reports) > 0 {
+		if f := s.topics[topic]; f != nil && f.last != nil {
 			return f
 		}
 	}

@@ -397,3 +397,42 @@ var _ = Describe("What is not durable", func() {
 		Expect(c.control.Topic("u")).Error().To(MatchError(catalog.ErrTopicUnknown))
 	})
 })
+
+// asked counts the answers about all shares, and those of them that say more than that
+// nothing has changed.
+type asked struct {
+	controller.Adaptor
+	all, full *atomic.Int32
+}
+
+func (a asked) ListShares(ctx context.Context, req *srtmv1.ListSharesRequest) (*srtmv1.ListSharesResponse, error) {
+	r, err := a.Adaptor.ListShares(ctx, req)
+	if req.Topic == "" {
+		a.all.Add(1)
+		a.full.Add(int32(min(len(r.GetTopics()), 1)))
+	}
+	return r, err
+}
+
+var _ = Describe("The comparison of contracts", func() {
+	It("goes through all topics only where one of both sides has changed", func() {
+		var all, full atomic.Int32
+		c := newCluster(setup{wrap: func(a controller.Adaptor) controller.Adaptor { return asked{a, &all, &full} }})
+		c.join("b1", 600, agenttest.New())
+		c.mustCreate(spec("t", 200, 10))
+		<-time.After(time.Second) // virtual
+		counted := func() (compared, looked int32) {
+			before, beforeFull := all.Load(), full.Load()
+			<-time.After(10 * time.Second)
+			return all.Load() - before, full.Load() - beforeFull
+		}
+		compared, looked := counted()
+		Expect(compared).To(BeNumerically(">", 100))
+		Expect(looked).To(BeZero())
+		c.mustCreate(spec("u", 200, 10))
+		<-time.After(time.Second)
+		Expect(full.Load()).To(BeNumerically(">", 1))
+		_, looked = counted()
+		Expect(looked).To(BeZero())
+	})
+})

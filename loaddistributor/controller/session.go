@@ -36,6 +36,8 @@ type Session struct {
 	// Its topics, ours or not: those of its newest report, or before the first
 	// one of its hello.
 	topics map[string]*reportWindow
+	// Those of them that are ours and have not been still for the whole window.
+	lively map[string]*reportWindow
 	// Those of its hello that the catalog did not know, nor knows of as deleted.
 	unknown map[string]bool
 	// Those of its hello that it has not been prepared for since, until which it releases
@@ -47,10 +49,13 @@ type Session struct {
 	// Topics whose arrivals the tuner has asked for where they are recorded already, and
 	// whether the record has begun anew.
 	fitted map[string]bool
-	// How many reports have come.
+	// How many reports have come, and when the last.
 	reports uint64
+	heard   time.Time
 	// What its newest report says was sent to it, msg/s.
 	offered float64
+	// The version of the catalog that had no work for it; 0: it had some.
+	done uint64
 	// Its ports have accepted connections from here.
 	vouched bool
 }
@@ -88,6 +93,7 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 		requests: map[uint64]*request{},
 		seeks:    map[uint64]chan<- *srtmv1.SeekResult{},
 		topics:   map[string]*reportWindow{},
+		lively:   map[string]*reportWindow{},
 		unknown:  map[string]bool{},
 		kept:     map[string]kept{},
 		fitted:   map[string]bool{},
@@ -99,7 +105,7 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 	}
 	s.durability, _ = Durability(h.Durability)
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Hello{Hello: &srtmv1.ControllerHello{
-		GrantAddress: c.cfg.GrantAddress, ReportInterval: durationpb.New(c.cfg.ReportInterval),
+		GrantAddress: c.cfg.GrantAddress, ReportInterval: durationpb.New(c.cfg.ReportInterval), ReportChanges: true,
 	}}})
 
 	c.mu.Lock()

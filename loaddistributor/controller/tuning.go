@@ -81,7 +81,7 @@ func (st *state) view(topic catalog.Topic) tuner.Topic {
 		Changing: st.owned(name), Over: st.over(name), Missed: st.missed(name),
 		Reports: func(broker string) (all []tuner.Report) {
 			if f := st.reports(name, broker); f != nil {
-				for _, r := range f.reports {
+				for _, r := range f.within(time.Time{}) {
 					all = append(all, r.report())
 				}
 			}

@@ -34,7 +34,7 @@ func (st *state) unspent(name string, ids []string) []string {
 		if f == nil {
 			continue
 		}
-		if r := f.reports[len(f.reports)-1].stats; r.Offered > 0 || r.Backlog > 0 {
+		if r := f.newest().stats; r.Offered > 0 || r.Backlog > 0 {
 			need = append(need, id)
 		}
 	}

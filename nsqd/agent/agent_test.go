@@ -502,6 +502,35 @@ var _ = Describe("The agent", func() {
 		Eventually(func() time.Duration { return subject.State().Reporting }).Should(Equal(10 * time.Millisecond))
 	})
 
+	It("reports changes only, once the loaddistributor has asked for them and has had a whole report", func() {
+		node.Create("free")
+		control, grants := joined()
+		control.send(prepare(1, "t"))
+		result(control)
+		asks := welcome("", 10*time.Millisecond)
+		asks.GetHello().ReportChanges = true
+		control.send(asks)
+		reports := func(control *controlSession) *srtmv1.BrokerReport {
+			return next(control, (*srtmv1.BrokerMessage).GetReport)
+		}
+		whole := reports(control)
+		Expect(whole.Changes).To(BeFalse())
+		Expect(whole.Topics).To(HaveLen(2))
+		Eventually(func() bool { r := reports(control); return r.Changes && len(r.Topics) == 0 }).Should(BeTrue())
+		Eventually(func() bool {
+			loads := next(grants, (*srtmv1.NodeMessage).GetReport).Topics
+			return len(loads) == 1 && loads[0].Topic == "t" && loads[0].Offered == 0 && loads[0].Step.AsDuration() > 0
+		}).Should(BeTrue(), "whoever grants hears of every prepared topic")
+
+		control.end <- nil
+		control = accept(p.control)
+		next(control, (*srtmv1.BrokerMessage).GetHello)
+		whole = reports(control)
+		Expect(whole.Changes).To(BeFalse(), "another session knows nothing")
+		Expect(whole.Topics).To(HaveLen(2))
+		Expect(reports(control).Changes).To(BeFalse(), "it has not asked")
+	})
+
 	It("shows its state", func() {
 		Expect(subject.State()).To(HaveField("Control.Connected", false))
 		control, grants := joined()

@@ -57,8 +57,10 @@ type Node interface {
 
 	// Report returns what happened since the last call (since the start, at the
 	// first), one entry for every topic that exists now, limited or not, idle or
-	// not, with TopicStats.channels set. The caller owns the result.
-	Report() []*srtmv1.TopicStats
+	// not, with TopicStats.channels set. Unless all are wanted, it may leave topics out
+	// as BrokerReport.changes allows, and says so. The caller changes nothing of the
+	// result but intervals.
+	Report(all bool) (stats []*srtmv1.TopicStats, changes bool)
 
 	// Capture records from now on of every message that a topic accepts when it
 	// arrived and from whom, anew if it does already; false if there is no such

@@ -61,6 +61,8 @@ type owner struct {
 	ticker   *time.Ticker
 	interval time.Duration
 	last     time.Time // when the node was last asked for a report
+	// The loaddistributor has taken the last report, and takes one of changes.
+	changes, takesChanges bool
 
 	grantAddress string
 	stopGrants   context.CancelFunc // ends the reconnector of grantAddress
@@ -129,7 +131,7 @@ func (o *owner) controlUp(l *controlLink) {
 	cfg := &o.cfg
 	topics := o.node.Topics()
 	slices.Sort(topics)
-	o.control = l
+	o.control, o.changes, o.takesChanges = l, false, false
 	l.reply(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Hello{Hello: &srtmv1.BrokerHello{
 		BrokerId: cfg.BrokerID, Instance: cfg.Instance,
 		TcpAddress: cfg.TCPAddress, HttpAddress: cfg.HTTPAddress,
@@ -305,7 +307,7 @@ func (o *owner) result(l *controlLink, request uint64, err error) {
 // grants come from.
 func (o *owner) welcome(l *controlLink, h *srtmv1.ControllerHello) {
 	log := o.cfg.Log
-	o.anew = false
+	o.anew, o.takesChanges = false, h.GetReportChanges()
 	o.metrics.connected.WithLabelValues(controlSession).Set(1)
 	if d := h.GetReportInterval().AsDuration(); d >= minReportInterval && d <= maxReportInterval {
 		if d != o.interval {
@@ -512,14 +514,16 @@ func (o *owner) ack(topic string, epoch uint64, share tokenbucket.Share, release
 // report asks the node and tells both sides. What a side does not get is
 // gone: stats of an interval are worth nothing after the window.
 func (o *owner) report(now time.Time) {
-	stats := o.node.Report()
+	stats, changes := o.node.Report(!o.changes || !o.takesChanges)
 	step := durationpb.New(max(1, now.Sub(o.last)))
 	o.last = now
 	var loads []*srtmv1.TopicLoad
+	listed := make(map[string]bool, len(stats))
 	for _, s := range stats {
 		if s.Interval == nil {
 			s.Interval = step
 		}
+		listed[s.Topic] = true
 		if o.holdings.Of(s.Topic).Prepared {
 			loads = append(loads, &srtmv1.TopicLoad{
 				Topic: s.Topic, Step: s.Interval, Offered: s.Offered, MaxBacklog: s.MaxBacklog, Backlog: s.Backlog,
@@ -527,8 +531,16 @@ func (o *owner) report(now time.Time) {
 			})
 		}
 	}
-	if o.control == nil || !o.control.report(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Report{
-		Report: &srtmv1.BrokerReport{Topics: stats}}}) {
+	if changes {
+		for _, topic := range o.holdings.Topics() {
+			if !listed[topic] && o.holdings.Of(topic).Prepared {
+				loads = append(loads, &srtmv1.TopicLoad{Topic: topic, Step: step})
+			}
+		}
+	}
+	o.changes = o.control != nil && o.control.report(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Report{
+		Report: &srtmv1.BrokerReport{Topics: stats, Changes: changes}}})
+	if !o.changes {
 		o.metrics.dropped.WithLabelValues(controlSession).Inc()
 	}
 	if o.grants == nil || !o.grants.report(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Report{

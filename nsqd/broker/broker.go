@@ -135,6 +135,8 @@ type Broker struct {
 	*shared
 	closing chan struct{} // closed by Close
 
+	reported []*Topic // by the last report. Owned by Report's one caller
+
 	mu struct {
 		sync.RWMutex
 		topics map[string]*Topic

@@ -59,6 +59,12 @@ func publish(t *broker.Topic, body string) error {
 	})
 }
 
+// reported is what a report of all topics has.
+func reported(b *broker.Broker) []*srtmv1.TopicStats {
+	stats, _ := b.Report(true)
+	return stats
+}
+
 // reader takes deliveries as a connection's writer does.
 type reader struct {
 	sub  *broker.Subscription
@@ -211,7 +217,7 @@ var _ = Describe("a broker", func() {
 		}
 		Eventually(r.count).Should(Equal(10))
 		Eventually(func() uint64 { return t.Stats().Delivered }).Should(BeEquivalentTo(10))
-		reports := node.Report()
+		reports, _ := node.Report(true)
 		Expect(reports).To(HaveLen(2))
 		Expect(reports[0].Topic).To(Equal("idle"))
 		Expect(reports[0].Channels).To(Equal([]string{"z"}))
@@ -228,15 +234,59 @@ var _ = Describe("a broker", func() {
 		// One that takes nothing is there, and does not read.
 		sub, err := t.Subscribe("c", broker.Subscriber{}, func() {})
 		Expect(err).NotTo(HaveOccurred())
-		got = node.Report()[1]
+		got = reported(b)[1]
 		Expect(got.Subscribers).To(BeEquivalentTo(2))
 		Expect(got.ChannelSubscribers).To(Equal([]uint32{1}))
 		Expect(sub.Ready(1)).To(Succeed())
-		got = node.Report()[1]
+		got = reported(b)[1]
 		Expect(got.ChannelSubscribers).To(Equal([]uint32{2}))
 		Expect(got.Offered).To(BeZero())
 		Expect(got.Delivered).To(BeZero())
 		Expect(t.Stats().Delivery.Count()).To(BeEquivalentTo(10), "the life's figures stay")
+	})
+
+	It("leaves out of a report what is still, where that may be", func() {
+		b := start(nil)
+		t := topic(b, "t")
+		topic(b, "idle")
+		r := read(t, "c", 100, true)
+		listed := func(all bool) (names []string) {
+			stats, changes := b.Report(all)
+			Expect(changes).To(Equal(!all))
+			for _, s := range stats {
+				names = append(names, s.Topic)
+			}
+			return names
+		}
+		stats, changes := b.Report(false)
+		Expect(stats).To(HaveLen(2), "they are new")
+		Expect(changes).To(BeTrue())
+		Expect(listed(false)).To(BeEmpty())
+		Expect(publish(t, "x")).To(Succeed())
+		Eventually(r.count).Should(Equal(1))
+		Eventually(func() uint64 { return t.Stats().Delivered }).Should(BeEquivalentTo(1))
+		Expect(listed(false)).To(Equal([]string{"t"}))
+		Expect(listed(false)).To(Equal([]string{"t"}), "an interval without messages is reported once")
+		Eventually(func() []string { return listed(false) }).Should(BeEmpty())
+		Expect(listed(true)).To(Equal([]string{"idle", "t"}))
+
+		By("changing what else is reported")
+		sub, err := t.Subscribe("c", broker.Subscriber{}, func() {})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(listed(false)).To(Equal([]string{"t"}))
+		Expect(sub.Ready(1)).To(Succeed())
+		Expect(listed(false)).To(Equal([]string{"t"}))
+		Expect(t.CreateChannel("d")).To(Succeed())
+		Expect(listed(false)).To(Equal([]string{"t"}))
+		topic(b, "new")
+		Expect(listed(false)).To(Equal([]string{"new"}))
+
+		By("removing one")
+		Expect(b.DeleteTopic("idle")).To(Succeed())
+		stats, changes = b.Report(false)
+		Expect(changes).To(BeFalse())
+		Expect(stats).To(HaveLen(2))
+		Expect(listed(false)).To(BeEmpty())
 	})
 
 	It("reports how much of each delivery is access delay", func() {
@@ -250,7 +300,7 @@ var _ = Describe("a broker", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Eventually(r.count).Should(Equal(1))
 		Eventually(func() uint64 { return t.Stats().Delivered }).Should(BeEquivalentTo(1))
-		got := node.Report()[0]
+		got := reported(b)[0]
 		Expect(got.Delivery.Index).To(HaveLen(1))
 		Expect(got.DeliveryAccess).To(HaveLen(1))
 		access, err := obs.LatencyFromProto(got.Access)
@@ -259,7 +309,7 @@ var _ = Describe("a broker", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Expect(access.Quantile(1)).To(BeNumerically(">=", 20*time.Millisecond))
 		Expect(got.DeliveryAccess[0]).To(BeNumerically("~", float64(access.Quantile(1))/float64(delivery.Quantile(1)), 0.02))
-		Expect(node.Report()[0].DeliveryAccess).To(BeEmpty())
+		Expect(reported(b)[0].DeliveryAccess).To(BeEmpty())
 	})
 
 	It("does not count what waits for consumers against the SLO", func() {
@@ -304,7 +354,7 @@ var _ = Describe("a broker", func() {
 		Expect(s.Delivery.Quantile(1)).To(BeNumerically("~", 20*time.Millisecond, time.Millisecond))
 		Expect(s.Consumer.CountAbove(2 * time.Second)).To(BeEquivalentTo(3))
 		Expect(s.Consumer.CountAbove(900 * time.Millisecond)).To(BeEquivalentTo(4))
-		report := b.Report()[0]
+		report := reported(b)[0]
 		Expect(report.Consumer.Count).NotTo(BeEmpty())
 	})
 
@@ -312,9 +362,9 @@ var _ = Describe("a broker", func() {
 		b := start(nil)
 		t := topic(b, "t")
 		p := t.AddPublisher("p1", "", police.Identity{})
-		Expect(b.Report()[0].Publishers).To(BeEquivalentTo(1))
+		Expect(reported(b)[0].Publishers).To(BeEquivalentTo(1))
 		p.Leave()
-		Expect(b.Report()[0].Publishers).To(BeZero())
+		Expect(reported(b)[0].Publishers).To(BeZero())
 	})
 
 	It("keeps a managed topic stopped until a share comes", func() {
@@ -478,7 +528,7 @@ var _ = Describe("a broker", func() {
 			for range 200 {
 				t.Pause()
 				t.Stats()
-				b.Report()
+				b.Report(true)
 				t.SetShare(tokenbucket.Share{Rate: tokenbucket.PerSecond(150_000), Burst: 10}, 0)
 				t.Unpause()
 			}

@@ -79,7 +79,7 @@ func TestIdleTopicsAreSmall(t *testing.T) {
 				use(t, b, all[i])
 			}
 			for range 3 {
-				b.Report()
+				b.Report(true)
 			}
 			tick := time.NewTicker(10 * time.Millisecond)
 			defer tick.Stop()

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/stamp"
@@ -26,7 +27,6 @@ type metrics struct {
 		since, total latencies
 		// accessPart goes with since.delivery; nil until the first delivery.
 		accessPart *obs.Part
-		reported   reported
 	}
 }
 
@@ -42,6 +42,7 @@ type latencies struct {
 type reported struct {
 	at       mono.Time
 	counters queue.Counters
+	still    *srtmv1.TopicStats // what was said of it, if no message came, went or waited; else nil
 }
 
 // init must be called before anything is recorded; it may be called again.

@@ -33,7 +33,9 @@ func (n *Node) Topics() []string {
 }
 
 // Report is Broker.Report.
-func (n *Node) Report() []*srtmv1.TopicStats { return n.broker().Report() }
+func (n *Node) Report(all bool) (stats []*srtmv1.TopicStats, changes bool) {
+	return n.broker().Report(all)
+}
 
 // Prepare creates a topic and its channels, limited and without a share. A
 // topic that is there keeps its messages and its share. identity: nil for as it is.

@@ -164,30 +164,79 @@ func (t *Topic) Stats() Stats {
 	return s
 }
 
-// Report returns what happened in every topic since the last call, for the
-// control plane. There is one caller.
-func (b *Broker) Report() []*srtmv1.TopicStats {
+// Report returns what happened in every topic since the last call, for the control
+// plane. Unless all are wanted, or topics were removed since, it leaves out those that are
+// still: changes. There is one caller.
+func (b *Broker) Report(all bool) (stats []*srtmv1.TopicStats, changes bool) {
 	topics := b.Topics()
-	stats := make([]*srtmv1.TopicStats, len(topics))
-	for i, t := range topics {
-		stats[i] = t.report()
+	before := b.reported // by name, as topics
+	for _, t := range topics {
+		if len(before) > 0 && before[0] == t {
+			before = before[1:]
+		}
 	}
-	return stats
+	changes = !all && len(before) == 0
+	b.reported = topics
+	for _, t := range topics {
+		if !changes || !t.still() {
+			stats = append(stats, t.report())
+		}
+	}
+	return stats, changes
+}
+
+// still reports whether the topic is as its last report had it, which was of no message,
+// and none came, went or waited since.
+func (t *Topic) still() bool {
+	last := &t.reported
+	if last.still == nil {
+		return false
+	}
+	now := t.shared.now()
+	f := &t.metrics
+	f.mu.Lock()
+	delivered := f.mu.since.delivered
+	f.mu.Unlock()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	core, was := t.mu.core, last.still
+	if delivered > 0 || core.Counters() != last.counters || core.Waiting() > 0 ||
+		t.mu.publishers != int(was.Publishers) || len(t.mu.consumers) != int(was.Subscribers) || len(core.Channels()) != len(was.Channels) {
+		return false
+	}
+	depth := uint64(0)
+	for i, c := range core.Channels() {
+		if c.Name() != was.Channels[i] || c.Readers() != int(was.ChannelSubscribers[i]) {
+			return false
+		}
+		depth += uint64(c.Depth())
+	}
+	if depth != was.Depth {
+		return false
+	}
+	last.at = now
+	return true
 }
 
 func (t *Topic) report() *srtmv1.TopicStats {
 	now := t.shared.now()
+	last := &t.reported
 	t.mu.Lock()
 	core := t.mu.core
 	counters := core.Counters()
 	r := &srtmv1.TopicStats{
 		Topic:       t.name,
-		BurstNeeded: uint64(core.BurstNeeded()), // before the greatest backlog is taken
-		MaxBacklog:  uint64(core.TakeMaxWaiting()),
+		Offered:     counters.Accepted - last.counters.Accepted,
+		Released:    counters.Released - last.counters.Released,
+		Refused:     counters.Refused - last.counters.Refused,
 		Backlog:     uint64(core.Waiting()),
 		Publishers:  uint32(t.mu.publishers),
 		Subscribers: uint32(len(t.mu.consumers)),
 	}
+	if r.Offered > 0 {
+		r.BurstNeeded = uint64(core.BurstNeeded()) // before the greatest backlog is taken
+	}
+	r.MaxBacklog = uint64(core.TakeMaxWaiting())
 	for _, c := range core.Channels() {
 		r.Depth += uint64(c.Depth())
 		r.Channels = append(r.Channels, c.Name())
@@ -198,11 +247,8 @@ func (t *Topic) report() *srtmv1.TopicStats {
 	f := &t.metrics
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	l, last := &f.mu.since, &f.mu.reported
+	l := &f.mu.since
 	r.Interval = durationpb.New(interval(last.at, now))
-	r.Offered = counters.Accepted - last.counters.Accepted
-	r.Released = counters.Released - last.counters.Released
-	r.Refused = counters.Refused - last.counters.Refused
 	r.Delivered, r.Exceeded = l.delivered, l.exceeded
 	if l.access != nil {
 		r.Access, r.Processing, r.Delivery = l.access.Proto(), l.processing.Proto(), l.delivery.Proto()
@@ -215,6 +261,9 @@ func (t *Topic) report() *srtmv1.TopicStats {
 	f.mu.total.merge(l)
 	l.reset()
 	*last = reported{at: now, counters: counters}
+	if r.Offered+r.Released+r.Refused+r.Delivered+r.MaxBacklog+r.Backlog == 0 {
+		last.still = r
+	}
 	return r
 }
 

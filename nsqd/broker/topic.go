@@ -62,6 +62,8 @@ type Topic struct {
 	// room is told when the topic's backlog may have room again, or never will.
 	room    sync.Cond // on mu
 	metrics metrics
+	// Owned by Broker.Report's one caller.
+	reported reported
 
 	// storing orders the publishers of a topic whose messages go through the
 	// disk: the order there is the topic's order. Taken before mu.
@@ -100,7 +102,7 @@ func newTopic(b *shared, name string, forget, current func(*Topic) bool) *Topic 
 	})
 	t.setRetention(nil)
 	t.mu.consumers = make(map[queue.ConsumerID]*Subscription)
-	t.metrics.mu.reported.at = b.now() // the first interval begins with the topic
+	t.reported.at = b.now() // the first interval begins with the topic
 	t.room.L = &t.mu
 	t.coarse = newAlarm(&b.workers, b.now, newCoarseTimer, t.tick)
 	t.sharp = newAlarm(&b.workers, b.now, newSharpTimer, t.tick)

@@ -305,8 +305,13 @@ func (x *BrokerHello) GetDurability() Durability {
 // BrokerReport lists every topic of the broker, idle ones too: a topic that is
 // not listed is gone.
 type BrokerReport struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Topics        []*TopicStats          `protobuf:"bytes,1,rep,name=topics,proto3" json:"topics,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Topics []*TopicStats          `protobuf:"bytes,1,rep,name=topics,proto3" json:"topics,omitempty"`
+	// It leaves out topics of the session's last report that are as that had them and in
+	// which no message came, went or waited, in this interval and in the last one that was
+	// reported of them; none is gone. Only where ControllerHello asks for it, and not in a
+	// session's first report.
+	Changes       bool `protobuf:"varint,2,opt,name=changes,proto3" json:"changes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -346,6 +351,13 @@ func (x *BrokerReport) GetTopics() []*TopicStats {
 		return x.Topics
 	}
 	return nil
+}
+
+func (x *BrokerReport) GetChanges() bool {
+	if x != nil {
+		return x.Changes
+	}
+	return false
 }
 
 // Arrivals is a piece of the record that CaptureArrivals asked for: of the
@@ -750,8 +762,10 @@ type ControllerHello struct {
 	GrantAddress string `protobuf:"bytes,1,opt,name=grant_address,json=grantAddress,proto3" json:"grant_address,omitempty"`
 	// How often to send a BrokerReport.
 	ReportInterval *durationpb.Duration `protobuf:"bytes,2,opt,name=report_interval,json=reportInterval,proto3" json:"report_interval,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Reports may leave out what is as it was: BrokerReport.changes.
+	ReportChanges bool `protobuf:"varint,3,opt,name=report_changes,json=reportChanges,proto3" json:"report_changes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ControllerHello) Reset() {
@@ -796,6 +810,13 @@ func (x *ControllerHello) GetReportInterval() *durationpb.Duration {
 		return x.ReportInterval
 	}
 	return nil
+}
+
+func (x *ControllerHello) GetReportChanges() bool {
+	if x != nil {
+		return x.ReportChanges
+	}
+	return false
 }
 
 // PrepareTopic: create the topic and its channels, limited, without a share
@@ -1662,9 +1683,10 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	" \x01(\bR\x05seeks\x123\n" +
 	"\n" +
 	"durability\x18\v \x01(\x0e2\x13.srtm.v1.DurabilityR\n" +
-	"durability\";\n" +
+	"durability\"U\n" +
 	"\fBrokerReport\x12+\n" +
-	"\x06topics\x18\x01 \x03(\v2\x13.srtm.v1.TopicStatsR\x06topics\"\xea\x01\n" +
+	"\x06topics\x18\x01 \x03(\v2\x13.srtm.v1.TopicStatsR\x06topics\x12\x18\n" +
+	"\achanges\x18\x02 \x01(\bR\achanges\"\xea\x01\n" +
 	"\bArrivals\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1e\n" +
 	"\n" +
@@ -1692,10 +1714,11 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\x06recall\x18\f \x01(\v2\x15.srtm.v1.RecallTopicsH\x00R\x06recall\x12(\n" +
 	"\x04seek\x18\r \x01(\v2\x12.srtm.v1.SeekOrderH\x00R\x04seek\x120\n" +
 	"\ttake_over\x18\x0e \x01(\v2\x11.srtm.v1.TakeOverH\x00R\btakeOverB\t\n" +
-	"\amessage\"z\n" +
+	"\amessage\"\xa1\x01\n" +
 	"\x0fControllerHello\x12#\n" +
 	"\rgrant_address\x18\x01 \x01(\tR\fgrantAddress\x12B\n" +
-	"\x0freport_interval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x0ereportInterval\"\xbb\x03\n" +
+	"\x0freport_interval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x0ereportInterval\x12%\n" +
+	"\x0ereport_changes\x18\x03 \x01(\bR\rreportChanges\"\xbb\x03\n" +
 	"\fPrepareTopic\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
 	"\x05topic\x18\x02 \x01(\tR\x05topic\x12\x1a\n" +

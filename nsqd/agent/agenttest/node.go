@@ -44,6 +44,7 @@ type Node struct {
 		prepare func(topic string) error
 		remove  func(topic string) error
 		used    map[string]bool
+		fewer   bool // topics than in the last report
 	}
 }
 
@@ -51,6 +52,7 @@ type topic struct {
 	Topic
 	bucket  tokenbucket.Bucket
 	stats   *srtmv1.TopicStats
+	listed  bool     // as it is, in a report
 	capture *capture // nil: none is asked for
 }
 
@@ -98,6 +100,7 @@ func (n *Node) Drop(name string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.mu.topics, name)
+	n.mu.fewer = true
 }
 
 // Measure has every Report from now on say this of the topic, as long as the
@@ -148,6 +151,7 @@ func (n *Node) Prepare(name string, channels []string, slo time.Duration, quanti
 		t.bucket = tokenbucket.New(tokenbucket.Share{}, clock.Mono())
 		t.FlexUntil, t.Until = mono.Never, mono.Never
 	}
+	t.listed = false
 	t.Limited, t.SLO, t.Quantile, t.OverLimit = true, slo, quantile, overLimit
 	if identity != nil {
 		t.Identity = identity
@@ -177,6 +181,7 @@ func (n *Node) Remove(name string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.mu.topics, name)
+	n.mu.fewer = true
 	return nil
 }
 
@@ -260,21 +265,26 @@ func (t *topic) lapse() {
 	}
 }
 
-// Report implements agent.Node.
-func (n *Node) Report() []*srtmv1.TopicStats {
+// Report implements agent.Node. What is not measured is still.
+func (n *Node) Report(all bool) (topics []*srtmv1.TopicStats, changes bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	var all []*srtmv1.TopicStats
+	changes = !all && !n.mu.fewer
+	n.mu.fewer = false
 	for _, name := range slices.Sorted(maps.Keys(n.mu.topics)) {
 		t := n.mu.topics[name]
+		if changes && t.listed && t.stats == nil {
+			continue
+		}
+		t.listed = t.stats == nil
 		stats := &srtmv1.TopicStats{}
 		if t.stats != nil {
 			stats = proto.CloneOf(t.stats)
 		}
 		stats.Topic, stats.Channels = name, slices.Clone(t.Channels)
-		all = append(all, stats)
+		topics = append(topics, stats)
 	}
-	return all
+	return topics, changes
 }
 
 // Topics implements agent.Node.
