@@ -16,9 +16,8 @@ import (
 
 // Bounds of a policy: a file beyond them is refused.
 const (
-	maxTables    = 999  // of each kind, and matches of a class
-	maxResources = 8    // gateway/schedule's
-	maxText      = 1024 // bytes
+	maxFile      = 4 << 20 // bytes
+	maxResources = 8       // gateway/schedule's
 	maxUnits     = 1e15
 )
 
@@ -33,30 +32,34 @@ func Parse(text []byte) (*Policy, error) {
 		Server, Cost   []map[string]any
 	}
 	file.Timeouts = Timeouts{Header: 10 * time.Second, Body: 30 * time.Second, Idle: time.Minute, Response: time.Minute, Drain: 30 * time.Second}
+	if len(text) > maxFile {
+		return nil, fmt.Errorf("more than %d bytes", maxFile)
+	}
 	meta, err := toml.Decode(string(text), &file)
-	r := &reader{lines: strings.Split(string(text), "\n")}
 	if syntax, ok := errors.AsType[toml.ParseError](err); ok {
 		return nil, fmt.Errorf("line %d: %s", syntax.Position.Line, syntax.Message)
 	} else if err != nil {
 		return nil, errors.New(strings.TrimPrefix(err.Error(), "toml: "))
 	}
-	r.TrustedPeers, r.Timeouts, r.trusted = file.TrustedPeers, file.Timeouts, map[string]bool{}
+	r := &reader{lines: strings.Split(string(text), "\n")}
+	r.TrustedPeers, r.Timeouts = file.TrustedPeers, file.Timeouts
 	for _, name := range file.TrustedHeaders {
-		name = textproto.CanonicalMIMEHeaderKey(name)
-		r.TrustedHeaders, r.trusted[name] = append(r.TrustedHeaders, name), true
+		r.TrustedHeaders = append(r.TrustedHeaders, textproto.CanonicalMIMEHeaderKey(name))
 	}
 	r.duration("timeouts", 0, "header", r.Timeouts.Header)
 	r.duration("timeouts", 0, "body", r.Timeouts.Body)
 	r.duration("timeouts", 0, "idle", r.Timeouts.Idle)
 	r.duration("timeouts", 0, "response", r.Timeouts.Response)
 	r.duration("timeouts", 0, "drain", r.Timeouts.Drain)
-	if max(len(file.Class), len(file.Server), len(file.Cost)) > maxTables {
-		return nil, fmt.Errorf("more than %d classes, servers or costs", maxTables)
-	}
 	for i, table := range file.Class {
 		c := newClass("")
 		if err := meta.PrimitiveDecode(table, &c); err != nil {
-			key, what := mistyped(err)
+			key, what := "", err.Error()
+			// The library's line is that of the last class with this key.
+			if _, said, ok := strings.Cut(what, `(last key "class.`); ok {
+				key, what, _ = strings.Cut(said, `"): `)
+				key, _, _ = strings.Cut(key, ".")
+			}
 			r.fault("class", i, key, "%s", what)
 			return nil, errors.Join(r.faults...)
 		}
@@ -74,7 +77,7 @@ func Parse(text []byte) (*Policy, error) {
 	}
 	for i, c := range file.Cost {
 		path, _ := c["path"].(string)
-		r.path("cost", i, path)
+		r.path("cost", i, "path", path)
 		r.Costs = append(r.Costs, Cost{Path: path, Units: r.units("cost", i, c)})
 	}
 	for i, name := range r.Resources {
@@ -84,28 +87,14 @@ func Parse(text []byte) (*Policy, error) {
 	}
 	for _, key := range meta.Undecoded() {
 		if key[0] != "server" && key[0] != "cost" {
-			last := len(key) - 1
-			r.fault(key[:last].String(), -1, key[last], "unknown key")
+			at := slices.IndexFunc(r.lines, func(line string) bool { return strings.Contains(line, key[len(key)-1]) })
+			r.faults = append(r.faults, fmt.Errorf("line %d: %s: unknown key", at+1, key))
 		}
 	}
 	if len(r.faults) > 0 {
 		return nil, errors.Join(r.faults...)
 	}
 	return &r.Policy, nil
-}
-
-// mistyped returns what the TOML library says of a class with a value of another type: its
-// key, and what is wrong. The library's line is that of the last class with this key.
-func mistyped(err error) (key, what string) {
-	what = err.Error()
-	if e, ok := errors.AsType[toml.ParseError](err); ok {
-		key, what = e.LastKey, e.Message
-	} else if before, after, ok := strings.Cut(what, `"): `); ok {
-		_, key, _ = strings.Cut(before, `(last key "`)
-		what = after
-	}
-	key, _, _ = strings.Cut(strings.TrimPrefix(key, "class."), ".")
-	return key, what
 }
 
 // newClass returns a class as it is when its table says nothing else.
@@ -120,31 +109,27 @@ type reader struct {
 	faults []error
 }
 
-// fault notes what is wrong with a key of the n-th table of a kind, from 0; -1 for any.
+// fault notes what is wrong with a key of the n-th table of a kind, from 0.
 func (r *reader) fault(table string, n int, key, format string, args ...any) {
-	where := fmt.Sprintf("line %d: %s: ", r.line(table, n, key), strings.Trim(table+"."+key, "."))
+	where := fmt.Sprintf("line %d: %s: ", r.line(table, n, key), strings.TrimSuffix(table+"."+key, "."))
 	r.faults = append(r.faults, errors.New(where+fmt.Sprintf(format, args...)))
 }
 
-// line returns the line of the key in that table, with n < 0 the first that mentions it in any;
-// failing that where the table begins, and 0 where it is written inline.
-func (r *reader) line(table string, n int, key string) int {
-	began, count, inside := 0, -1, n < 0
+// line returns the line of the key in that table, failing that where the table begins, and
+// 0 where it is written inline.
+func (r *reader) line(table string, n int, key string) (began int) {
 	for i, text := range r.lines {
-		text = strings.TrimSpace(text)
-		if header, _, ok := strings.Cut(strings.TrimLeft(text, "[ "), "]"); ok && strings.HasPrefix(text, "[") {
-			if strings.TrimSpace(header) == table {
-				count++
-				inside = count == n || n < 0
-			} else if n >= 0 && !strings.HasPrefix(header, table+".") {
-				inside = false
-			}
-			if inside && began == 0 {
+		name, _, _ := strings.Cut(text, "=")
+		name = strings.Trim(name, " \t\"'")
+		header, _, _ := strings.Cut(strings.TrimLeft(name, "[ "), "]")
+		switch isHeader := strings.HasPrefix(name, "["); {
+		case isHeader && began > 0:
+			return began
+		case isHeader && strings.TrimSpace(header) == table:
+			if n--; n < 0 {
 				began = i + 1
 			}
-		}
-		name, _, _ := strings.Cut(text, "=")
-		if inside && key != "" && (strings.Trim(name, " \t\"'") == key || n < 0 && strings.Contains(text, key)) {
+		case began > 0 && name == key:
 			return i + 1
 		}
 	}
@@ -167,29 +152,26 @@ func (r *reader) class(n int, c *Class) {
 	} else if c.Name == Default && len(c.Match) > 0 {
 		r.fault("class", n, "name", "%q is the class of what no other matches", c.Name)
 	}
-	if max(len(c.Name), len(c.Admission)) > maxText || len(c.Match) > maxTables {
-		r.fault("class", n, "", "a name or key of more than %d bytes, or more than %d matches", maxText, maxTables)
-	}
 	if c.Match != nil && len(c.Match) == 0 {
 		r.fault("class", n, "match", "is empty: leave it out to match every request")
 	}
 	for i := range c.Match {
 		m := &c.Match[i]
 		var rule []string
-		if m.Tenant != "" {
-			rule = append(rule, fmt.Sprintf("tenant %q", m.Tenant))
+		for _, part := range [][2]string{{"tenant", m.Tenant}, {"path", m.Path}, {"header", m.Header}} {
+			if part[1] != "" {
+				rule = append(rule, fmt.Sprintf("%s %q", part[0], part[1]))
+			}
 		}
 		if m.Path != "" {
-			r.path("class", n, m.Path)
-			rule = append(rule, fmt.Sprintf("path %q", m.Path))
+			r.path("class", n, "match", m.Path)
 		}
 		if m.Header != "" {
-			rule = append(rule, fmt.Sprintf("header %q", m.Header))
 			name, value, ok := strings.Cut(m.Header, ":")
 			m.Header, m.Value = textproto.CanonicalMIMEHeaderKey(strings.TrimSpace(name)), strings.TrimSpace(value)
 			if !ok || m.Header == "" {
 				r.fault("class", n, "match", `header %q is not of the form "Name: value"`, name)
-			} else if !r.trusted[m.Header] {
+			} else if !slices.Contains(r.TrustedHeaders, m.Header) {
 				r.Warnings = append(r.Warnings, fmt.Sprintf("line %d: match %d of class %q never holds: trusted_headers does not list %s", r.line("class", n, "match"), i+1, c.Name, m.Header))
 			}
 		}
@@ -247,9 +229,8 @@ func (r *reader) units(kind string, n int, table map[string]any) []float64 {
 	return units
 }
 
-func (r *reader) path(table string, n int, path string) {
+func (r *reader) path(table string, n int, key, path string) {
 	if clean(path) != path {
-		key := map[string]string{"class": "match", "cost": "path"}[table]
 		r.fault(table, n, key, "%q matches nothing: a path begins with / and has no empty, . or .. element", path)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"net/url"
 	"path"
+	"slices"
 	"strings"
 	"time"
 )
@@ -25,8 +26,6 @@ type Policy struct {
 	Timeouts     Timeouts
 	// Warnings are what is allowed and probably not meant, each with its line.
 	Warnings []string
-
-	trusted map[string]bool
 }
 
 // Default is the name of the class that Parse adds.
@@ -106,7 +105,7 @@ func (p *Policy) Classify(tenant, urlPath string, header map[string][]string) (c
 		for j := range c.Match {
 			m := &c.Match[j]
 			if (m.Tenant == "" || m.Tenant == tenant) && strings.HasPrefix(urlPath, m.Path) &&
-				(m.Header == "" || p.trusted[m.Header] && len(header[m.Header]) == 1 && header[m.Header][0] == m.Value) {
+				(m.Header == "" || slices.Contains(p.TrustedHeaders, m.Header) && len(header[m.Header]) == 1 && header[m.Header][0] == m.Value) {
 				return i, m.rule
 			}
 		}
