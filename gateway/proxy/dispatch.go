@@ -43,27 +43,21 @@ type ticket struct {
 	status int    // of the answer
 	bytes  int64  // of its body and the answer's
 	report string // what the server said of the request and itself; "": nothing
+	// Of the exchange: once refused.
+	drain float64 // seconds until its queue will be empty, as it goes; at most a minute
 
 	// Guarded by dispatcher.mu.
 	request          schedule.Request
 	arrived, started mono.Time
 	server           int
 	tried            []int // servers that could not be reached, before server
-	sent             bool
 	refused          error // by a change of the policy
 	route            *cost.Route
 	older, newer     *ticket // of all that are queued or sent
-	nextWoken        *ticket
 }
 
-// repeatable reports whether a client may send the request again if it fails (RFC 9110).
-func (t *ticket) repeatable() bool {
-	switch t.r.Method {
-	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace, http.MethodPut, http.MethodDelete:
-		return true
-	}
-	return false
-}
+// repeatable methods are those of which a client may send a request again if it fails (RFC 9110).
+var repeatable = []string{http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace, http.MethodPut, http.MethodDelete}
 
 // dispatcher decides which requests wait and which go where, for all requests at once.
 type dispatcher struct {
@@ -135,6 +129,9 @@ func newDispatcher(cfg Config) *dispatcher {
 // under its class' name, and what is at a server stays there. On an error nothing has
 // changed.
 func (d *dispatcher) configure(to *policy.Policy, now mono.Time) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	m := &d.mu
 	var capacities [][]float64
 	for _, s := range to.Servers {
 		capacities = append(capacities, s.Capacity)
@@ -144,45 +141,39 @@ func (d *dispatcher) configure(to *policy.Policy, now mono.Time) error {
 	if err != nil {
 		return err
 	}
-	config := schedule.Config{Resources: len(table.Resources()), Mode: mode}
+	var classes []counts
+	// The servers are as many as there may be numbers.
+	config := schedule.Config{Resources: len(table.Resources()), Mode: mode, Servers: max(len(m.servers)+len(to.Servers), 1)}
 	for _, c := range to.Classes {
 		config.Classes = append(config.Classes, schedule.Class{Name: c.Name, Weight: float64(c.Weight), Queue: c.Queue, QueueBytes: c.QueueBytes})
+		known := counts{waits: obs.NewLatency()}
+		if n := classOf(m.policy, c.Name); n >= 0 {
+			known = m.classes[n]
+		}
+		classes = append(classes, known)
 	}
-	d.mu.Lock()
-	m := &d.mu
-	config.Servers = max(len(m.servers)+len(to.Servers), 1) // all numbers that there may be
 	next, err := schedule.New(config)
 	if err != nil {
-		d.mu.Unlock()
 		return err
 	}
 	// From here on nothing fails.
-	old, oldPolicy, before := m.schedule, m.policy, m.classes
-	m.schedule, m.policy, m.cost, m.classes = next, to, table, make([]counts, len(to.Classes))
-	m.vector = make(schedule.Vector, config.Resources)
+	old := m.schedule
+	m.schedule, m.policy, m.cost, m.classes, m.vector = next, to, table, classes, make(schedule.Vector, config.Resources)
 	d.reader.Store(table)
 	d.renumberLocked(now, config.Servers)
-	for i, c := range to.Classes {
-		m.classes[i] = counts{waits: obs.NewLatency()}
-		if n := classOf(oldPolicy, c.Name); n >= 0 {
-			m.classes[i] = before[n]
-		}
-	}
-	var refused, newer *ticket
+	var newer *ticket
 	for t := m.tickets.newer; t != &m.tickets; t = newer {
 		newer = t.newer
+		waits := old.Leave(&t.request)
 		d.fillLocked(t)
-		if t.sent {
+		if !waits {
 			next.Adopt(&t.request, t.server)
-			continue
-		}
-		old.Leave(&t.request)
-		if t.refused = d.arriveLocked(t); t.refused != nil {
+		} else if t.refused = d.arriveLocked(t); t.refused != nil {
 			d.forgetLocked(t)
-			t.nextWoken, refused = refused, t
+			t.granted <- struct{}{}
 		}
 	}
-	d.unlock(now, refused)
+	d.sendLocked(now)
 	return nil
 }
 
@@ -229,9 +220,17 @@ func (d *dispatcher) fillLocked(t *ticket) {
 func (d *dispatcher) arriveLocked(t *ticket) error {
 	err := d.mu.schedule.Arrive(&t.request)
 	if err != nil {
-		d.mu.classes[t.request.Class].Full++
+		d.refusedLocked(t).Full++
 	}
 	return err
+}
+
+// refusedLocked tells a request that is refused when to come again, and returns the counts
+// of its class.
+func (d *dispatcher) refusedLocked(t *ticket) *counts {
+	c := &d.mu.classes[t.request.Class]
+	t.drain = min(float64(d.mu.schedule.Queued(t.request.Class))/max(c.rate, 1e-9), 60)
+	return c
 }
 
 func classOf(p *policy.Policy, name string) int {
@@ -262,41 +261,18 @@ func (d *dispatcher) enter(t *ticket, now mono.Time) error {
 	m := &d.mu
 	t.arrived = now
 	d.fillLocked(t)
-	if err := d.arriveLocked(t); err != nil {
-		d.mu.Unlock()
+	err := d.arriveLocked(t)
+	if err == nil {
+		t.older, t.newer = m.tickets.older, &m.tickets
+		t.older.newer, t.newer.older = t, t
+		d.sendLocked(now)
+	}
+	d.mu.Unlock()
+	if err != nil {
 		return err
 	}
-	t.older, t.newer = m.tickets.older, &m.tickets
-	t.older.newer, t.newer.older = t, t
-	d.unlock(now, nil)
-	select {
-	case <-t.granted:
+	if err = t.wait(); err == nil {
 		return t.refused
-	default:
-	}
-	timer := time.NewTimer(t.class.Wait)
-	defer timer.Stop()
-	var look <-chan time.Time
-	client := unread(t.r)
-	if client != nil {
-		ticker := time.NewTicker(lookEvery)
-		defer ticker.Stop()
-		look = ticker.C
-	}
-	var err error
-	for err == nil {
-		select {
-		case <-t.granted:
-			return t.refused
-		case <-timer.C:
-			err = errLate
-		case <-t.r.Context().Done():
-			err = errGone
-		case <-look:
-			if hungUp(client) {
-				err = errGone
-			}
-		}
 	}
 	d.mu.Lock()
 	if !m.schedule.Leave(&t.request) {
@@ -310,14 +286,47 @@ func (d *dispatcher) enter(t *ticket, now mono.Time) error {
 		d.finish(t, aborted, clock.Mono())
 		return err
 	}
-	if c := &m.classes[t.request.Class]; err == errLate {
+	defer d.mu.Unlock()
+	if c := d.refusedLocked(t); err == errLate {
 		c.Late++
 	} else {
 		c.Left++
 	}
 	d.forgetLocked(t)
-	d.unlock(clock.Mono(), nil)
+	d.sendLocked(clock.Mono())
 	return err
+}
+
+// wait returns nil when the turn of t has come, or else why it is not waited for.
+func (t *ticket) wait() error {
+	select {
+	case <-t.granted:
+		return nil
+	default: // it takes a timer
+	}
+	late := time.NewTimer(t.class.Wait)
+	defer late.Stop()
+	var look <-chan time.Time
+	client := unread(t.r)
+	if client != nil {
+		ticker := time.NewTicker(lookEvery)
+		defer ticker.Stop()
+		look = ticker.C
+	}
+	for {
+		select {
+		case <-t.granted:
+			return nil
+		case <-late.C:
+			return errLate
+		case <-t.r.Context().Done():
+			return errGone
+		case <-look:
+			if hungUp(client) {
+				return errGone
+			}
+		}
+	}
 }
 
 func (d *dispatcher) forgetLocked(t *ticket) {
@@ -335,8 +344,8 @@ func (d *dispatcher) finish(t *ticket, how outcome, now mono.Time) {
 		report, err = reader.ParseReport(t.report)
 	}
 	d.mu.Lock()
+	defer d.mu.Unlock()
 	m := &d.mu
-	t.sent = false
 	if err != nil {
 		m.badReports++
 	}
@@ -356,26 +365,32 @@ func (d *dispatcher) finish(t *ticket, how outcome, now mono.Time) {
 		m.balance.Departed(t.server, now, how == failed)
 	}
 	d.forgetLocked(t)
-	d.unlock(now, nil)
+	d.sendLocked(now)
 }
 
 // again has a request that its server was not sent, since it could not be reached, go to
-// another that takes requests, each server once, and reports whether there is one. It
-// does not wait once more, and goes also where all others are busy: beyond their
-// capacity is at most what the lost server had.
+// the best of the others, each server once, and reports whether there is one. It does not
+// wait once more, and goes also where all others are busy: beyond their capacity is at
+// most what the lost server had.
 func (d *dispatcher) again(t *ticket, now mono.Time) bool {
 	d.mu.Lock()
+	defer d.mu.Unlock()
 	m := &d.mu
 	t.tried = append(t.tried, t.server)
-	number := m.schedule.Move(&t.request, t.tried, func(fits []int) int { return m.balance.Pick(now, fits) })
+	var others []int
+	for n := range m.servers {
+		if !slices.Contains(t.tried, n) {
+			others = append(others, n)
+		}
+	}
+	number := m.balance.Pick(now, others)
 	if number < 0 {
-		d.mu.Unlock()
 		return false
 	}
 	m.balance.Departed(t.server, now, true)
-	m.balance.Sent(number, now)
-	t.server, t.target, t.started = number, m.servers[number].url, now
-	d.unlock(now, nil)
+	m.schedule.Move(&t.request, number)
+	d.sentLocked(t, number, now)
+	d.sendLocked(now)
 	return true
 }
 
@@ -399,13 +414,12 @@ func (d *dispatcher) observeLocked(number int, report *cost.Report, now mono.Tim
 	}
 }
 
-// unlock sends all that may go, ends the lock, and wakes their owners and those of the
-// tickets of a list. Requires: mu held.
-func (d *dispatcher) unlock(now mono.Time, woken *ticket) {
+// sendLocked sends all that may go, and wakes their owners.
+func (d *dispatcher) sendLocked(now mono.Time) {
 	m := &d.mu
 	for {
 		r, number, ok := m.schedule.Next(func(r *schedule.Request, fits []int) int {
-			if r.Value.(*ticket).repeatable() {
+			if slices.Contains(repeatable, r.Value.(*ticket).r.Method) {
 				if server, due := m.balance.Probe(now, fits); due {
 					return server
 				}
@@ -413,25 +427,26 @@ func (d *dispatcher) unlock(now mono.Time, woken *ticket) {
 			return m.balance.Pick(now, fits)
 		})
 		if !ok {
-			break
+			return
 		}
 		t := r.Value.(*ticket)
-		t.server, t.target, t.started, t.sent = number, m.servers[number].url, now, true
-		m.balance.Sent(number, now)
+		d.sentLocked(t, number, now)
 		m.classes[r.Class].Sent++
 		m.classes[r.Class].waits.Record(now.Sub(t.arrived))
-		t.nextWoken, woken = woken, t
-	}
-	d.mu.Unlock()
-	for t := woken; t != nil; t = woken {
-		woken, t.nextWoken = t.nextWoken, nil
 		t.granted <- struct{}{} // it has room; from here on the ticket is its owner's
 	}
+}
+
+// sentLocked has a request at a server.
+func (d *dispatcher) sentLocked(t *ticket, number int, now mono.Time) {
+	t.server, t.target, t.started = number, d.mu.servers[number].url, now
+	d.mu.balance.Sent(number, now)
 }
 
 // tick does what is due by time alone.
 func (d *dispatcher) tick(now mono.Time) {
 	d.mu.Lock()
+	defer d.mu.Unlock()
 	m := &d.mu
 	if past := now.Sub(m.ticked).Seconds(); m.ticked != 0 && past > 0 {
 		for i := range m.classes {
@@ -441,19 +456,7 @@ func (d *dispatcher) tick(now mono.Time) {
 		}
 	}
 	m.ticked = now
-	d.unlock(now, nil) // an ejection may have ended
-}
-
-// drain is in how many seconds the queue of a class will be empty, as it goes now; at most
-// a minute.
-func (d *dispatcher) drain(class string) float64 {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	i := classOf(d.mu.policy, class)
-	if i < 0 {
-		return 0
-	}
-	return min(float64(d.mu.schedule.Queued(i))/max(d.mu.classes[i].rate, 1e-9), 60)
+	d.sendLocked(now) // an ejection may have ended
 }
 
 // denied counts a request that admission refused.

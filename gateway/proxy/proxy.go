@@ -221,7 +221,7 @@ func (p *Proxy) pass(x *exchange) {
 	case err == errGone || x.r.Context().Err() != nil:
 		panic(http.ErrAbortHandler) // it may have ended but its own side, and would read a 200
 	default:
-		x.Header().Set("Retry-After", strconv.Itoa(max(1, int(math.Ceil(p.dispatcher.drain(x.class.Name))))))
+		x.Header().Set("Retry-After", strconv.Itoa(max(1, int(math.Ceil(x.drain)))))
 		x.refuse(http.StatusServiceUnavailable, err.Error())
 	}
 }

@@ -719,7 +719,8 @@ func TestRefusedByAnOlderPolicy(t *testing.T) {
 		}
 		x.older, x.newer = d.mu.tickets.older, &d.mu.tickets
 		x.older.newer, x.newer.older = x, x
-		d.unlock(1, nil)
+		d.sendLocked(1)
+		d.mu.Unlock()
 	}
 	for _, text := range []string{one("http://a", class("a", 1), class("b", 1)), one("http://a", class("b", 1))} {
 		if err := p.SetPolicy(parse(t, text)); err != nil {

@@ -181,7 +181,7 @@ func New(cfg Config) (*Scheduler, error) {
 		}
 		least, greatest = min(least, c.Weight), max(greatest, c.Weight)
 	}
-	if len(faults) == 0 && !(greatest/least <= MaxRatio) {
+	if !(greatest/least <= MaxRatio) {
 		fault("weights from %v to %v: the ratio is above %v", least, greatest, MaxRatio)
 	}
 	if len(faults) > 0 {
@@ -214,24 +214,21 @@ func (s *Scheduler) setQuantum(smallest int64) {
 	}
 }
 
-// units is a percentage in the scheduler's units, within [0, limit].
-func units(percent float64, limit int64) int64 {
-	if !(percent > 0) { // nor a number
+// units is the percentage of resource k in the scheduler's units, within [0, limit].
+func (v Vector) units(k int, limit float64) int64 {
+	if k >= len(v) || !(v[k] > 0) { // nor a number
 		return 0
 	}
-	return int64(math.Round(min(percent, float64(limit)) * one))
+	return int64(math.Round(min(v[k], limit) * one))
 }
 
 // take copies the vector of a request, and says what type it is.
-func (s *Scheduler) take(v Vector, limit int64, into *[MaxResources]int64) (kind int) {
-	for k := range s.cfg.Resources {
-		into[k] = 0
-		if k < len(v) {
-			into[k] = units(v[k], limit)
-		}
-	}
+func (s *Scheduler) take(v Vector, limit float64, into *[MaxResources]int64) (kind int) {
 	if len(s.managed) > 0 {
 		kind = s.managed[0]
+	}
+	for k := range s.cfg.Resources {
+		into[k] = v.units(k, limit)
 	}
 	for _, k := range s.managed {
 		if into[k] > into[kind] {
@@ -337,7 +334,7 @@ func (s *Scheduler) Next(pick func(r *Request, fits []int) int) (r *Request, ser
 		s.raise()
 		r = s.covered()
 	}
-	if r == nil || !s.fit(r, false) {
+	if r == nil || !s.fit(r) {
 		return nil, -1, false
 	}
 	server = s.fits[0]
@@ -357,7 +354,7 @@ func (s *Scheduler) covered() *Request {
 	for j := s.nextType(tried); j >= 0; j = s.nextType(tried) {
 		for range s.classes {
 			c := &s.classes[s.pointer[j]]
-			if h := c.queues[j].head; h != nil && s.covers(h) {
+			if h := c.queues[j].head; h != nil && s.lack(h) == 0 {
 				return h
 			}
 			s.pointer[j] = (s.pointer[j] + 1) % len(s.classes)
@@ -371,8 +368,7 @@ func (s *Scheduler) covered() *Request {
 func (s *Scheduler) nextType(tried int) int {
 	best := -1
 	for d := range s.cfg.Resources {
-		j := (s.turn + d) % s.cfg.Resources
-		if s.queued[j] > 0 && tried&(1<<j) == 0 && (best < 0 || s.before(j, best)) {
+		if j := (s.turn + d) % s.cfg.Resources; s.queued[j] > 0 && tried&(1<<j) == 0 && (best < 0 || s.before(j, best)) {
 			best = j
 		}
 	}
@@ -387,19 +383,19 @@ func (s *Scheduler) before(a, b int) bool {
 	return s.sum[a] > s.sum[b]
 }
 
-// covers reports whether the deficits of its class cover h. One that is larger than
-// all that came after it need only find them at their cap.
-func (s *Scheduler) covers(h *Request) bool {
+// lack is how many quanta its class lacks for h to go.
+func (s *Scheduler) lack(h *Request) (quanta int64) {
 	c := &s.classes[h.Class]
 	for _, k := range s.managed {
-		if c.deficit[k] < s.price(c, h, k) {
-			return false
+		if lack := s.price(c, h, k) - c.deficit[k]; lack > quanta*c.quantum {
+			quanta = (lack + c.quantum - 1) / c.quantum
 		}
 	}
-	return true
+	return quanta
 }
 
-// price is what the deficit of resource k has to be for h to go.
+// price is what the deficit of resource k has to be for h to go. One that is larger than
+// all that came after it need only find deficits at their cap.
 func (s *Scheduler) price(c *class, h *Request, k int) int64 {
 	return min(h.cost[k], c.quantum+s.largest)
 }
@@ -408,19 +404,10 @@ func (s *Scheduler) price(c *class, h *Request, k int) int64 {
 func (s *Scheduler) raise() {
 	fewest := int64(math.MaxInt64)
 	for i := range s.classes {
-		c := &s.classes[i]
 		for _, j := range s.managed {
-			h := c.queues[j].head
-			if h == nil {
-				continue
+			if h := s.classes[i].queues[j].head; h != nil {
+				fewest = min(fewest, s.lack(h))
 			}
-			need := int64(1)
-			for _, k := range s.managed {
-				if lack := s.price(c, h, k) - c.deficit[k]; lack > need*c.quantum {
-					need = (lack + c.quantum - 1) / c.quantum
-				}
-			}
-			fewest = min(fewest, need)
 		}
 	}
 	s.quanta += uint64(fewest)
@@ -437,23 +424,21 @@ func (s *Scheduler) raise() {
 	}
 }
 
-// fit sets fits to the servers that r fits, with full also to those that are, and reports
-// whether there are any. What takes more than a server has fits when nothing else takes
-// of it.
-func (s *Scheduler) fit(r *Request, full bool) bool {
+// fit sets fits to the servers that r fits, and reports whether there are any. What takes
+// more than a server has fits when nothing else takes of it.
+func (s *Scheduler) fit(r *Request) bool {
 	s.fits = s.fits[:0]
 next:
 	for i := range s.servers {
 		v := &s.servers[i]
-		if v.closed {
-			continue
-		}
 		for _, k := range s.managed {
-			if !full && v.free[k] < r.cost[k] && v.free[k] < v.capacity[k] {
+			if v.free[k] < r.cost[k] && v.free[k] < v.capacity[k] {
 				continue next
 			}
 		}
-		s.fits = append(s.fits, i)
+		if !v.closed {
+			s.fits = append(s.fits, i)
+		}
 	}
 	return len(s.fits) > 0
 }
@@ -494,24 +479,12 @@ func (s *Scheduler) hold(r *Request, times int64) {
 	}
 }
 
-// Move takes r, which is at a server, to another that is none of tried: the one that pick
-// chooses among those that it fits, else among all that take requests. It returns its
-// number; -1 if there is none, and r is where it was. Its class is charged once.
-func (s *Scheduler) Move(r *Request, tried []int, pick func(fits []int) int) int {
-	for _, full := range []bool{false, true} {
-		s.fit(r, full)
-		s.fits = slices.DeleteFunc(s.fits, func(i int) bool { return slices.Contains(tried, i) })
-		if len(s.fits) == 0 {
-			continue
-		}
-		if to := pick(s.fits); to >= 0 {
-			s.hold(r, -1)
-			r.server = to
-			s.hold(r, 1)
-			return to
-		}
-	}
-	return -1
+// Move takes r, which is at a server, to another, also where it does not fit. Its class is
+// charged once.
+func (s *Scheduler) Move(r *Request, server int) {
+	s.hold(r, -1)
+	r.server = server
+	s.hold(r, 1)
 }
 
 // Adopt counts r, which another scheduler has sent, as at a server here. Its class owes
@@ -534,11 +507,10 @@ func (s *Scheduler) Done(r *Request, measured Vector) {
 	c := &s.classes[r.Class]
 	c.inFlight--
 	s.hold(r, -1)
-	if measured == nil {
-		return
+	cost := r.cost
+	if measured != nil {
+		s.take(measured, MaxMeasured, &cost)
 	}
-	var cost [MaxResources]int64
-	s.take(measured, MaxMeasured, &cost)
 	for k := range s.cfg.Resources {
 		c.used[k] += cost[k] - r.cost[k]
 	}
@@ -553,17 +525,13 @@ func (s *Scheduler) Done(r *Request, measured Vector) {
 // takes no request; requests that it has may take more than it has left.
 func (s *Scheduler) SetCapacity(server int, percent Vector) {
 	v := &s.servers[server]
-	v.closed = true
 	for k := range s.cfg.Resources {
-		var to int64
-		if k < len(percent) {
-			to = units(percent[k], 1e6)
-		}
+		to := percent.units(k, 1e6)
 		v.free[k] += to - v.capacity[k]
 		s.sum[k] += to - v.capacity[k]
 		v.capacity[k] = to
-		v.closed = v.closed && to == 0
 	}
+	v.closed = v.capacity == [MaxResources]int64{}
 }
 
 // Stats is a scheduler's state. Vectors are in percent of the reference server.
