@@ -528,6 +528,22 @@ func TestSmuggling(t *testing.T) {
 			c.Close()
 		}
 	}
+	// A body may end in the middle of a line, and the next head begins there.
+	for _, before := range []string{"hello", "a\nhello", "POST /x HTTP/1.1\nhello"} {
+		c, r := g.dial(t)
+		write(t, c, fmt.Sprintf("POST /before HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s", len(before), before))
+		if res, _ := answer(t, r); res.StatusCode != http.StatusOK {
+			t.Error(res.Status)
+		}
+		write(t, c, "POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"+smuggled)
+		if res, _ := answer(t, r); res.StatusCode != http.StatusBadRequest || !res.Close {
+			t.Errorf("after %q: %s, close %v", before, res.Status, res.Close)
+		}
+		if more, err := http.ReadResponse(r, nil); err == nil {
+			t.Errorf("after %q: then %s", before, more.Status)
+		}
+	}
+	paths = nil
 	// What a body says is no head.
 	c, r := g.dial(t)
 	body := "POST /ok HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -8,7 +8,8 @@ import (
 	"net"
 	"net/http"
 	"slices"
-	"sync"
+	"strings"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/srtm-io/srtm/internal/connlimit"
@@ -60,71 +61,62 @@ func (l watchedListener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &watchedConn{limitedConn: c.(limitedConn)}, nil
+	return &watchedConn{Conn: c.(*connlimit.Conn)}, nil
 }
 
-// limitedConn is what connlimit's connections are.
-type limitedConn interface {
-	net.Conn
-	syscall.Conn
-	CloseWrite() error
-}
-
-// watchedConn notes the first lines of heads that are framed twice. Every run of lines
-// between two empty ones is taken for a head: where a body is taken for one, too, that
-// matters only to a later request with the same first line.
+// watchedConn notes the request lines of heads that are framed twice. What net/http takes
+// for a head it cannot know: every run of lines between two empty ones may be one, and
+// every line of it that ends as a request line does may end in one, since a body need not
+// end with a line. Where a body is taken for a head, too, that matters only to a later
+// request with the same request line.
 type watchedConn struct {
-	limitedConn
+	*connlimit.Conn
 
-	// Owned by who reads: of this head.
-	line, first    []byte
+	// Owned by who reads: of this run of lines.
+	line           []byte // without its middle, if it is longer than maxLine
+	requests       []byte // lines that end as request lines do
 	length, coding bool
 
-	mu struct {
-		sync.Mutex
-		ambiguous []string // first lines; with maxAmbiguous of them, any
-	}
+	ambiguous atomic.Value // string: request lines; longer than maxRequests: any. Written by who reads
 }
 
 const (
-	maxAmbiguous = 8
-	maxFirstLine = 512 // bytes of a line that are kept
+	maxLine     = 1 << 10
+	maxRequests = 4 << 10
 )
 
 func (c *watchedConn) Read(p []byte) (int, error) {
-	n, err := c.limitedConn.Read(p)
+	n, err := c.Conn.Read(p)
 	for rest := p[:n]; len(rest) > 0; {
 		part, after, whole := bytes.Cut(rest, []byte{'\n'})
-		c.line = append(c.line, part[:min(len(part), maxFirstLine-len(c.line))]...)
+		c.line = append(c.line, part...)
+		if over := len(c.line) - maxLine; over > 0 {
+			c.line = slices.Delete(c.line, maxLine/2, maxLine/2+over)
+		}
 		if whole {
-			c.lineRead()
+			c.lineRead(bytes.TrimSuffix(c.line, []byte{'\r'}))
+			c.line = c.line[:0]
 		}
 		rest = after
 	}
 	return n, err
 }
 
-func (c *watchedConn) lineRead() {
-	line := bytes.TrimSuffix(c.line, []byte{'\r'})
+func (c *watchedConn) lineRead(line []byte) {
 	name, _, _ := bytes.Cut(line, []byte{':'})
-	switch {
-	case len(line) == 0:
-		if c.coding && (c.length || bytes.HasSuffix(c.first, []byte("HTTP/1.0"))) {
-			c.mu.Lock()
-			if len(c.mu.ambiguous) < maxAmbiguous {
-				c.mu.ambiguous = append(c.mu.ambiguous, string(c.first))
-			}
-			c.mu.Unlock()
-		}
-		c.first, c.length, c.coding = c.first[:0], false, false
-	case len(c.first) == 0:
-		c.first = append(c.first, line...)
-	case bytes.EqualFold(name, []byte("Content-Length")):
-		c.length = true
-	case bytes.EqualFold(name, []byte("Transfer-Encoding")):
-		c.coding = true
+	c.length = c.length || bytes.EqualFold(name, []byte("Content-Length"))
+	c.coding = c.coding || bytes.EqualFold(name, []byte("Transfer-Encoding"))
+	if end := len(line) - len(" HTTP/1.1"); end >= 0 && bytes.HasPrefix(line[end:], []byte(" HTTP/1.")) && len(c.requests) <= maxRequests {
+		c.requests = append(append(c.requests, line...), '\n')
 	}
-	c.line = c.line[:0]
+	if len(line) > 0 {
+		return
+	}
+	known, _ := c.ambiguous.Load().(string)
+	if c.coding && (c.length || bytes.Contains(c.requests, []byte(" HTTP/1.0\n"))) && len(known) <= maxRequests {
+		c.ambiguous.Store(known + string(c.requests))
+	}
+	c.requests, c.length, c.coding = c.requests[:0], false, false
 }
 
 // ambiguous reports whether a request was framed twice.
@@ -136,10 +128,9 @@ func ambiguous(r *http.Request) bool {
 	if !ok {
 		return false
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	first := r.Method + " " + r.RequestURI + " " + r.Proto
-	return len(c.mu.ambiguous) == maxAmbiguous || slices.Contains(c.mu.ambiguous, first[:min(len(first), maxFirstLine)])
+	known, _ := c.ambiguous.Load().(string)
+	line := r.Method + " " + r.RequestURI + " " + r.Proto + "\n"
+	return len(known) > maxRequests || strings.Contains(known, line[max(0, len(line)-maxLine/2):])
 }
 
 // unread returns the connection of a request that net/http does not look after: in

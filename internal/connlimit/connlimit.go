@@ -68,7 +68,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		if l.Slots.open.Add(1) <= int64(l.Slots.Most) || l.Slots.Most == 0 {
-			return &conn{Conn: c, of: l.Slots}, nil
+			return &Conn{Conn: c, of: l.Slots}, nil
 		}
 		l.Slots.open.Add(-1)
 		l.Slots.refused.Add(1)
@@ -80,8 +80,8 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 }
 
-// conn is a connection that gives its slot back.
-type conn struct {
+// Conn is a connection that gives its slot back.
+type Conn struct {
 	net.Conn
 	of   *Slots
 	once sync.Once
@@ -89,7 +89,7 @@ type conn struct {
 
 // CloseWrite is for net/http, which ends its side first where a client still sends: a
 // reset would take the answer along.
-func (c *conn) CloseWrite() error {
+func (c *Conn) CloseWrite() error {
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
 	}
@@ -97,14 +97,15 @@ func (c *conn) CloseWrite() error {
 }
 
 // SyscallConn is for those who look whether the other end is still there.
-func (c *conn) SyscallConn() (syscall.RawConn, error) {
+func (c *Conn) SyscallConn() (syscall.RawConn, error) {
 	if raw, ok := c.Conn.(syscall.Conn); ok {
 		return raw.SyscallConn()
 	}
 	return nil, errors.ErrUnsupported
 }
 
-func (c *conn) Close() error {
+// Close implements net.Conn.
+func (c *Conn) Close() error {
 	c.once.Do(func() { c.of.open.Add(-1) })
 	return c.Conn.Close()
 }
