@@ -96,6 +96,24 @@ func NewFull(s Share, now mono.Time) Bucket {
 	return b
 }
 
+// State is what a Bucket is beside its share, for who keeps millions of them.
+type State struct {
+	since mono.Time
+	zero  int128
+}
+
+// State returns the bucket's.
+func (b *Bucket) State() State { return State{b.since, b.zero} }
+
+// Restore returns the bucket that had a state and a share. For Take and Eligible, all that
+// it held when it was last granted something counts as granted then.
+func Restore(share Share, s State) Bucket {
+	return Bucket{
+		share: share, cap: mul(share.Burst, subtoken), zero: s.zero,
+		since: s.since, granted: mul(int64(s.since), int64(share.Rate)).sub(s.zero),
+	}
+}
+
 // Share returns the share the bucket holds.
 func (b *Bucket) Share() Share { return b.share }
 
