@@ -263,9 +263,9 @@ func (s *Server) readOwners(ctx context.Context) error {
 	s.owners.Store(&none)
 	for i := range s.shards {
 		if drop[i] {
-			s.shards[i].Lock()
-			s.shards[i].keys.Drop(func(p int) bool { return !kept[p] })
-			s.shards[i].Unlock()
+			s.inTurns(i, func(keys *table.Shard, from int32) int32 {
+				return keys.Drop(func(p int) bool { return !kept[p] }, from, slotsAtOnce)
+			})
 		}
 	}
 	s.leases.own(&kept, next, s.now())
@@ -300,9 +300,10 @@ func (s *Server) handOver(ctx context.Context, members []store.Member) error {
 	s.frozen = true
 	var credits []table.Credit // since the last check-point
 	for i := range s.shards {
-		s.shards[i].Lock()
-		credits = s.shards[i].keys.Export(credits, of, s.now())
-		s.shards[i].Unlock()
+		s.inTurns(i, func(keys *table.Shard, from int32) (next int32) {
+			credits, next = keys.Changed(credits, of, from, slotsAtOnce, s.now())
+			return next
+		})
 	}
 	if err := s.cfg.Store.HandOver(ctx, s.me, to, slices.Sorted(maps.Keys(moving)), credits); err != nil {
 		s.unsaved(credits)

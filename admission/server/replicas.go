@@ -359,21 +359,21 @@ func (s *Server) replicateOnce(ctx context.Context) error {
 		return nil
 	}
 	var credits []table.Credit
-	for shard := 0; shard < shards; {
+	for shard, from := 0, int32(0); shard < shards; { // slot from of shard is the next
 		q := &srtmv1.ReplicateRequest{Owner: me, Follower: follower.Instance, SavedMs: s.savedTo.Load()}
-		for ; shard < shards && len(q.Credits) < creditsAtOnce; shard++ {
+		for shard < shards && len(q.Credits) < creditsAtOnce {
 			sh := &s.shards[shard]
 			sh.Lock()
 			t := s.owners.Load()
-			credits = sh.keys.Unsent(credits[:0], creditsAtOnce-len(q.Credits), s.now())
+			credits, from = sh.keys.Unsent(credits[:0], from, int32(creditsAtOnce-len(q.Credits)), s.now())
 			sh.Unlock()
 			for i := range credits {
 				if p := rule.Partition(credits[i].Key, rule.Partitions); t.mine[p] {
 					q.Credits = append(q.Credits, creditProto(&credits[i], t.all[p].Epoch))
 				}
 			}
-			if len(q.Credits) == creditsAtOnce {
-				break // there may be more
+			if from == 0 {
+				shard++
 			}
 		}
 		limited, cancel := context.WithTimeout(ctx, replicateDeadline)

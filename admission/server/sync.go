@@ -13,7 +13,7 @@ import (
 
 const (
 	changesAtOnce = 1000
-	slotsAtOnce   = 4096 // that defaults are applied to under a shard's lock
+	slotsAtOnce   = 4096 // that are looked at while a shard is locked
 	creditsAtOnce = 2000 // at most: half as many each time that they cannot be saved
 	sweptAtOnce   = 1000
 	// storeDeadline ends an exchange with a store that does not answer, as one behind a
@@ -115,15 +115,21 @@ func (s *Server) poll(ctx context.Context) error {
 // the follower changes those, so that they stand meanwhile.
 func (s *Server) applyDefaults() {
 	for i := range s.shards {
-		for next := int32(0); ; {
-			s.defaults.RLock()
-			s.shards[i].Lock()
-			next = s.shards[i].keys.Undefault(&s.defaults.rules, s.defaults.change, next, slotsAtOnce, s.cfg.Now().Mono)
-			s.shards[i].Unlock()
-			s.defaults.RUnlock()
-			if next == 0 {
-				break
-			}
+		s.inTurns(i, func(keys *table.Shard, from int32) int32 {
+			return keys.Undefault(&s.defaults.rules, s.defaults.change, from, slotsAtOnce, s.cfg.Now().Mono)
+		})
+	}
+}
+
+// inTurns calls f for all slots of a shard. Others get the lock in between.
+func (s *Server) inTurns(shard int, f func(keys *table.Shard, from int32) (next int32)) {
+	sh := &s.shards[shard]
+	for from := int32(0); ; {
+		sh.Lock()
+		from = f(sh.keys, from)
+		sh.Unlock()
+		if from == 0 {
+			return
 		}
 	}
 }
@@ -174,21 +180,17 @@ func (s *Server) sweep(ctx context.Context) error {
 func (s *Server) checkpoint(ctx context.Context, limit time.Duration) error {
 	var credits []table.Credit
 	began := s.now().Wall.Milliseconds()
-	for i, left := 0, -1; i < shards; { // of shard i, that had changed before; -1: not looked at
+	for i, from := 0, int32(0); i < shards; { // slot from of shard i is the next
 		s.saving.Lock()
 		first, batch := i, s.batch
 		credits = credits[:0]
 		for i < shards && len(credits) < batch {
 			sh := &s.shards[i]
 			sh.Lock()
-			if left < 0 {
-				left = sh.keys.Dirty()
-			}
-			n := min(left, batch-len(credits))
-			credits = sh.keys.Changed(credits, n, s.now())
+			credits, from = sh.keys.Changed(credits, nil, from, int32(batch-len(credits)), s.now())
 			sh.Unlock()
-			if left -= n; left == 0 {
-				i, left = i+1, -1
+			if from == 0 {
+				i++
 			}
 		}
 		if len(credits) == 0 {
@@ -201,7 +203,7 @@ func (s *Server) checkpoint(ctx context.Context, limit time.Duration) error {
 			s.unsaved(credits)
 		}
 		if errors.Is(err, store.ErrMoved) { // again, with what is still here
-			credits, i, left = credits[:0], first, -1
+			credits, i, from = credits[:0], first, 0
 			err = s.readOwners(limited)
 		}
 		cancel()
@@ -249,16 +251,16 @@ type State struct {
 func (s *Server) State() State {
 	now := s.cfg.Now().Mono
 	ago := func(at int64) string { return now.Sub(mono.Time(at)).Round(time.Millisecond).String() }
-	state := State{Partitions: s.held.Load(), Leased: s.leases.len(), Change: s.change.Load(), Polled: ago(s.polled.Load()), Saved: ago(s.saved.Load())}
+	state := State{Keys: s.keys(), Partitions: s.held.Load(), Leased: s.leases.len(), Change: s.change.Load(), Polled: ago(s.polled.Load()), Saved: ago(s.saved.Load())}
 	s.replicas.mu.Lock()
 	state.Lag = now.Sub(mono.Time(s.replicated.Load())).Seconds()
 	state.Follower = s.replicas.follower.Address
 	s.replicas.mu.Unlock()
 	for i := range s.shards {
-		s.shards[i].Lock()
-		state.Keys += s.shards[i].keys.Len()
-		state.MostDenied = s.shards[i].keys.MostDenied(state.MostDenied, 20)
-		s.shards[i].Unlock()
+		s.inTurns(i, func(keys *table.Shard, from int32) (next int32) {
+			state.MostDenied, next = keys.MostDenied(state.MostDenied, 20, from, slotsAtOnce)
+			return next
+		})
 	}
 	return state
 }

@@ -1,7 +1,6 @@
 package table
 
 import (
-	"math"
 	"time"
 
 	"github.com/srtm-io/srtm/admission/rule"
@@ -11,7 +10,7 @@ import (
 
 // Credit is what a key held at an instant, for a store or another server.
 type Credit struct {
-	Key     string
+	Key     string             // shares memory with others': who keeps it long has a copy
 	Credits tokenbucket.Tokens // thousandths
 	At      time.Duration      // wall clock, since the Unix epoch
 }
@@ -22,85 +21,69 @@ type Now struct {
 	Wall time.Duration // since the Unix epoch
 }
 
-// Dirty is how many keys Changed has to return, or more.
-func (s *Shard) Dirty() int { return len(s.dirty) }
-
-// Changed appends what keys hold that changed since it last looked at them, of which it
-// looks at up to n. It leaves out those that are full again and that no other decides
-// for: what was saved of one before has filled up, too, or there is nothing saved and it
-// counts as full.
-func (s *Shard) Changed(to []Credit, n int, now Now) []Credit {
-	return s.take(&s.dirty, isDirty, nil, to, n, now)
-}
-
-// Export is Changed for all keys of some partitions.
-func (s *Shard) Export(to []Credit, of func(partition int) bool, now Now) []Credit {
-	return s.take(&s.dirty, isDirty, of, to, math.MaxInt, now)
-}
-
-// Unsent is Changed for another reader than that one's, if there is one: see Sends.
-func (s *Shard) Unsent(to []Credit, n int, now Now) []Credit {
-	return s.take(&s.unsent, isUnsent, nil, to, n, now)
-}
-
-// take returns what list has, of all partitions if of is nil.
-func (s *Shard) take(list *[]int32, flag flags, of func(partition int) bool, to []Credit, n int, now Now) []Credit {
-	left := (*list)[:0]
-	for at, i := range *list {
+// Changed appends what keys hold that changed since it last looked at them, from slot from
+// on; it looks at up to n of them, and passes over those of other partitions where of is
+// not nil. It leaves out those that are full again and that no other decides for: what
+// was saved of one before has filled up, too, or there is nothing saved and it counts as
+// full. What had changed when a pass from 0 began has been returned at its end.
+func (s *Shard) Changed(to []Credit, of func(partition int) bool, from, n int32, now Now) (_ []Credit, next int32) {
+	for i := s.dirty.next(from); i >= 0; i = s.dirty.next(i + 1) {
 		if n == 0 {
-			left = append(left, (*list)[at:]...)
-			break
+			return to, i
 		}
-		switch e := s.slot(i); {
-		case e.flags&flag == 0:
-		case of == nil || of(rule.Partition(e.key, rule.Partitions)):
-			e.flags &^= flag
-			n--
-			if flag != isDirty || e.flags&(strict|leased|lent) != 0 || !e.full(now.Mono) {
-				to = append(to, e.credit(now))
-			}
-		default:
-			left = append(left, i)
+		n--
+		e := s.slot(i)
+		if of != nil && !of(rule.Partition(s.key(e), rule.Partitions)) {
+			continue
+		}
+		s.dirty.remove(i)
+		if e.flags&(strict|leased|lent) != 0 || !e.full(now.Mono) {
+			to = append(to, s.credit(e, now))
 		}
 	}
-	*list = left
-	return to
+	return to, 0
+}
+
+// Unsent is Changed for another reader than that one's, if there is one, and with those
+// that are full: see Sends.
+func (s *Shard) Unsent(to []Credit, from, n int32, now Now) (_ []Credit, next int32) {
+	for i := s.unsent.next(from); i >= 0; i = s.unsent.next(i + 1) {
+		if n == 0 {
+			return to, i
+		}
+		n--
+		s.unsent.remove(i)
+		to = append(to, s.credit(s.slot(i), now))
+	}
+	return to, 0
 }
 
 // Resend takes back what Unsent returned and could not be sent.
 func (s *Shard) Resend(key string) {
-	if i, ok := s.index[key]; ok {
-		s.mark(i)
+	if _, i, ok := find(s, key); ok {
+		s.unsent.add(i)
 	}
 }
 
 // ResendAll has Unsent begin anew, with what Changed would return.
 func (s *Shard) ResendAll() {
-	for _, i := range s.dirty {
-		if s.slot(i).flags&isDirty != 0 {
-			s.mark(i)
-		}
-	}
-}
-
-func (s *Shard) mark(i int32) {
-	if e := s.slot(i); e.flags&isUnsent == 0 {
-		e.flags |= isUnsent
-		s.unsent = append(s.unsent, i)
+	for w := range s.dirty {
+		s.unsent[w] |= s.dirty[w]
 	}
 }
 
 // Unchanged takes back what Changed returned and nobody could take.
 func (s *Shard) Unchanged(credits []Credit) {
 	for _, c := range credits {
-		if i, ok := s.index[c.Key]; ok {
-			s.touch(i, s.slot(i))
+		if _, i, ok := find(s, c.Key); ok {
+			s.touch(i)
 		}
 	}
 }
 
-func (e *slot) credit(now Now) Credit {
-	return Credit{Key: e.key, Credits: e.bucket.Tokens(now.Mono), At: now.Wall}
+func (s *Shard) credit(e *slot, now Now) Credit {
+	b := e.bucket()
+	return Credit{Key: s.key(e), Credits: b.Tokens(now.Mono), At: now.Wall}
 }
 
 // Held is what a key may have at now that held c under a rule: what it held and what
@@ -115,13 +98,4 @@ func Held(c *Credit, r *rule.Rule, now Now) tokenbucket.Tokens {
 	b := tokenbucket.New(r.Share, now.Mono)
 	b.Retune(now.Mono, r.Share, max(0, c.Credits))
 	return min(full, b.Tokens(now.Mono.Add(age)))
-}
-
-// Drop removes all keys of some partitions: another server has them.
-func (s *Shard) Drop(of func(partition int) bool) {
-	for i := range s.used {
-		if e := s.slot(i); e.flags&inUse != 0 && of(rule.Partition(e.key, rule.Partitions)) {
-			s.drop(i)
-		}
-	}
 }

@@ -1,5 +1,5 @@
 // Package table is what an admission server keeps in memory: shards with a bucket
-// for each key (shard.go), how their credits leave for the store and a follower and
+// for each key (shard.go; slot.go is how they lie in memory), how their credits leave for the store and a follower and
 // come back (credit.go), and the answers that each asker was given lately, so that a
 // question sent again is charged once (window.go). It is pure; a shard and a window
 // each belong to whoever holds the lock around it.

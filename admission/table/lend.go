@@ -8,17 +8,17 @@ import (
 // Lend takes what a key's bucket holds from it, for somebody else to decide by (admission/
 // lease), until Return. It reports false for a key that the shard does not have.
 func (s *Shard) Lend(key []byte, now mono.Time) (contract tokenbucket.Share, credits tokenbucket.Tokens, ok bool) {
-	i, ok := s.index[string(key)]
+	_, i, ok := find(s, key)
 	if !ok {
 		return tokenbucket.Share{}, 0, false
 	}
 	s.slot(i).flags |= lent
-	return s.slot(i).bucket.Share(), s.empty(i, 0, now), true
+	return s.slot(i).share(), s.empty(i, 0, now), true
 }
 
 // Return ends Lend.
 func (s *Shard) Return(key string, credits tokenbucket.Tokens, now mono.Time) {
-	if i, ok := s.index[key]; ok {
+	if _, i, ok := find(s, key); ok {
 		s.slot(i).flags &^= lent
 		s.empty(i, credits, now)
 	}
@@ -27,8 +27,8 @@ func (s *Shard) Return(key string, credits tokenbucket.Tokens, now mono.Time) {
 // Contract returns what is to be divided of a key that is lent: nothing, unless its rule
 // says so.
 func (s *Shard) Contract(key string) tokenbucket.Share {
-	if i, ok := s.index[key]; ok && s.slot(i).flags&leased != 0 {
-		return s.slot(i).bucket.Share()
+	if _, i, ok := find(s, key); ok && s.slot(i).flags&leased != 0 {
+		return s.slot(i).share()
 	}
 	return tokenbucket.Share{}
 }
@@ -36,9 +36,10 @@ func (s *Shard) Contract(key string) tokenbucket.Share {
 // empty replaces what the bucket holds, which it returns.
 func (s *Shard) empty(i int32, by tokenbucket.Tokens, now mono.Time) (held tokenbucket.Tokens) {
 	e := s.slot(i)
-	contract := e.bucket.Share()
-	held = e.bucket.Retune(now, tokenbucket.Share{}, 0)
-	e.bucket.Retune(now, contract, by)
-	s.touch(i, e)
+	b := e.bucket()
+	held = b.Retune(now, tokenbucket.Share{}, 0)
+	b.Retune(now, e.share(), by)
+	e.setBucket(&b)
+	s.touch(i)
 	return held
 }

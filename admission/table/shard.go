@@ -2,9 +2,9 @@ package table
 
 import (
 	"cmp"
+	"hash/maphash"
 	"math"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/srtm-io/srtm/admission/rule"
@@ -12,64 +12,45 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Shard has the buckets of some keys. Not safe for concurrent use.
+// Shard has the buckets of some keys. Not safe for concurrent use. No call takes time
+// that grows with the keys, but for a bit of each that is looked at 64 at a time: what
+// concerns many is done in turns, with the slot where to go on, and 0 at the end.
 //
 // Invariants:
 //   - index has exactly the slots that are used, by their keys;
-//   - dirty has each slot whose bucket changed since Changed returned it, and slots
-//     that have been dropped since;
+//   - dirty has exactly those whose bucket changed since Changed returned it;
 //   - a bucket leaves only when it is full, since then it is what a new one would be,
 //     or by Forget, or with its partition. One with a strict rule stays, for a new one
 //     might have to begin empty, and one that is lent.
 type Shard struct {
-	max   int // keys
-	index map[string]int32
-	pages []*[page]slot
-	used  int32 // slots ever used
-	free  []int32
-	dirty []int32
+	max    int // keys
+	seed   maphash.Seed
+	hashes uint32 // their mask; tests have few, so that keys collide
+	index  map[uint32]int32
+	keys   keys
+	pages  []*[page]slot
+	used   int32  // slots ever used
+	free   uint32 // the first one, plus 1
+	dirty  set
 	// Sends says that Unsent is called; unsent is for that what dirty is for Changed.
 	Sends  bool
-	unsent []int32
+	unsent set
 	hand   int32 // where the search for a key to evict goes on
 	// Alone says that no other decides for keys that are strict, leased or lent; while it
 	// does not, these are denied, and not charged. nil: always.
 	Alone func() bool
 }
 
-const page = 512
-
-type slot struct {
-	key    string
-	bucket tokenbucket.Bucket
-	change uint64 // of the rule
-	denied uint32 // requests, since the key was learned; stops at its maximum
-	flags  flags
-}
-
-type flags uint16
-
-const (
-	inUse flags = 1 << iota
-	isDirty
-	byDefault
-	shadow
-	strict
-	failOpen
-	leased
-	lent
-	isUnsent
-)
-
 // New returns a shard for at most so many keys. Requires: max > 0.
 func New(max int) *Shard {
-	return &Shard{max: max, index: make(map[string]int32)}
+	return &Shard{
+		max: max, seed: maphash.MakeSeed(), hashes: math.MaxUint32, index: make(map[uint32]int32),
+		keys: keys{arenas: make([]string, 1), live: make([]int32, 1)},
+	}
 }
 
 // Len is the number of keys.
 func (s *Shard) Len() int { return len(s.index) }
-
-func (s *Shard) slot(i int32) *slot { return &s.pages[i/page][i%page] }
 
 // Verdict is what a shard says of a request.
 type Verdict struct {
@@ -89,12 +70,12 @@ type Verdict struct {
 
 // Ask decides a request. With peek it takes nothing.
 func (s *Shard) Ask(key []byte, cost int64, now mono.Time, peek bool) Verdict {
-	i, ok := s.index[string(key)]
+	_, i, ok := find(s, key)
 	if !ok {
 		return Verdict{}
 	}
 	e := s.slot(i)
-	b := e.bucket // a copy, so that to peek is to ask
+	b := e.bucket()
 	admit, retry := b.Admit(cost, now)
 	v := Verdict{
 		Known: true, Admit: admit || e.flags&shadow != 0, Denied: !admit,
@@ -109,63 +90,52 @@ func (s *Shard) Ask(key []byte, cost int64, now mono.Time, peek bool) Verdict {
 	switch {
 	case peek:
 	case admit:
-		e.bucket = b
-		s.touch(i, e)
+		e.state = b.State()
+		s.touch(i)
 	case e.denied < math.MaxUint32:
 		e.denied++
 	}
 	return v
 }
 
-func (s *Shard) touch(i int32, e *slot) {
-	if e.flags&isDirty == 0 {
-		e.flags |= isDirty
-		s.dirty = append(s.dirty, i)
-	}
+func (s *Shard) touch(i int32) {
+	s.dirty.add(i)
 	if s.Sends {
-		s.mark(i)
+		s.unsent.add(i)
 	}
 }
 
-// Learn adds a key with its rule, which is its own or a default, and the credits
+// Learn adds a key, which is a valid one, with its rule, which is its own or a default, and the credits
 // that it has at now, of which those above the capacity are lost. It changes nothing
 // for a key that the shard has. It reports false, and adds nothing, if the shard is
 // full of keys of which none can be evicted.
 func (s *Shard) Learn(key string, r *rule.Rule, credits tokenbucket.Tokens, now mono.Time) bool {
-	if _, ok := s.index[key]; ok {
+	if _, _, ok := find(s, key); ok {
 		return true
 	}
 	if len(s.index) >= s.max && !s.evict(now) {
 		return false
 	}
-	var i int32
-	switch n := len(s.free); {
-	case n > 0:
-		i, s.free = s.free[n-1], s.free[:n-1]
-	default:
-		if int(s.used) == page*len(s.pages) {
-			s.pages = append(s.pages, new([page]slot))
-		}
-		i = s.used
-		s.used++
-	}
-	key = strings.Clone(key)
+	i := s.newSlot()
+	at, _, _ := find(s, key) // after evict, which may have moved it
+	var b tokenbucket.Bucket
+	b.Retune(now, r.Share, max(0, credits))
 	e := s.slot(i)
-	*e = slot{key: key, flags: inUse}
-	e.follow(r)
-	e.bucket.Retune(now, r.Share, max(0, credits))
-	s.index[key] = i
+	*e = slot{flags: inUse, key: s.keep(key, i)}
+	e.setBucket(&b)
+	e.follow(key, r)
+	s.index[at] = i
 	return true
 }
 
 // follow takes over all of a rule but its share.
-func (e *slot) follow(r *rule.Rule) {
+func (e *slot) follow(key string, r *rule.Rule) {
 	e.change = r.Change
-	e.flags &= inUse | isDirty | isUnsent | lent
+	e.flags &= inUse | lent
 	for _, f := range []struct {
 		set bool
 		as  flags
-	}{{r.Key != e.key || r.Default(), byDefault}, {r.Shadow, shadow}, {r.Strict, strict}, {r.FailOpen, failOpen}, {r.Mode == rule.Lease, leased}} {
+	}{{r.Key != key || r.Default(), byDefault}, {r.Shadow, shadow}, {r.Strict, strict}, {r.FailOpen, failOpen}, {r.Mode == rule.Lease, leased}} {
 		if f.set {
 			e.flags |= f.as
 		}
@@ -177,7 +147,7 @@ func (s *Shard) evict(now mono.Time) bool {
 	for range min(s.used, 4*page) {
 		i := s.hand
 		s.hand = (s.hand + 1) % s.used
-		if e := s.slot(i); e.flags&(inUse|isDirty|strict|lent) == inUse && e.full(now) {
+		if e := s.slot(i); e.flags&(inUse|strict|lent) == inUse && !s.dirty.has(i) && e.full(now) {
 			s.drop(i)
 			return true
 		}
@@ -186,61 +156,84 @@ func (s *Shard) evict(now mono.Time) bool {
 }
 
 func (e *slot) full(now mono.Time) bool {
-	return e.bucket.Tokens(now) >= tokenbucket.Tokens(e.bucket.Share().Burst)*tokenbucket.Token
+	b := e.bucket()
+	return b.Tokens(now) >= tokenbucket.Tokens(e.burst)*tokenbucket.Token
 }
 
 func (s *Shard) drop(i int32) {
 	e := s.slot(i)
-	delete(s.index, e.key)
-	*e = slot{}
-	s.free = append(s.free, i)
+	key, kept := s.key(e), e.key
+	at, _, _ := find(s, key)
+	s.unindex(at)
+	*e = slot{key: s.free}
+	s.free = uint32(i) + 1
+	s.dirty.remove(i)
+	s.unsent.remove(i)
+	s.unkeep(kept, len(key))
 }
 
 // Follow brings a key that the shard has to a new version of its rule; an older one
 // changes nothing. What the bucket holds stays, as far as it fits: an edit brings no
 // credits. It reports whether the shard has the key.
 func (s *Shard) Follow(key string, r *rule.Rule, now mono.Time) bool {
-	i, ok := s.index[key]
-	if !ok {
-		return false
+	_, i, ok := find(s, key)
+	if ok {
+		s.apply(i, key, r, now)
 	}
-	s.apply(i, r, now)
-	return true
+	return ok
 }
 
-func (s *Shard) apply(i int32, r *rule.Rule, now mono.Time) {
+func (s *Shard) apply(i int32, key string, r *rule.Rule, now mono.Time) {
 	e := s.slot(i)
 	if r.Change < e.change {
 		return
 	}
-	e.follow(r)
-	if e.bucket.Share() != r.Share {
-		e.bucket.Retune(now, r.Share, 0)
-		s.touch(i, e)
+	e.follow(key, r)
+	if b := e.bucket(); b.Share() != r.Share {
+		b.Retune(now, r.Share, 0)
+		e.setBucket(&b)
+		s.touch(i)
 	}
 }
 
+// turn returns where a turn of n slots that begins at from ends, and where to go on.
+func (s *Shard) turn(from, n int32) (end, next int32) {
+	if end = min(s.used, from+n); end < s.used {
+		next = end
+	}
+	return end, next
+}
+
 // Undefault goes on from slot from with bringing those keys that have no rule of their
-// own to the defaults, after these changed, and looks at up to n slots. It returns
-// where to go on, and 0 at the end. The caller gives the lock to others in between.
+// own to the defaults, after these changed, and looks at up to n slots.
 func (s *Shard) Undefault(d *rule.Defaults, change uint64, from, n int32, now mono.Time) (next int32) {
-	end := min(s.used, from+n)
+	end, next := s.turn(from, n)
 	for i := from; i < end; i++ {
 		if e := s.slot(i); e.flags&(inUse|byDefault) == inUse|byDefault {
-			r := d.For(e.key)
+			key := s.key(e)
+			r := d.For(key)
 			r.Change = max(change, e.change)
-			s.apply(i, &r, now)
+			s.apply(i, key, &r, now)
 		}
 	}
-	if end == s.used {
-		return 0
+	return next
+}
+
+// Drop removes the keys of some partitions, of up to n slots from from on: another
+// server has them.
+func (s *Shard) Drop(of func(partition int) bool, from, n int32) (next int32) {
+	end, next := s.turn(from, n)
+	for i := from; i < end; i++ {
+		if e := s.slot(i); e.flags&inUse != 0 && of(rule.Partition(s.key(e), rule.Partitions)) {
+			s.drop(i)
+		}
 	}
-	return end
+	return next
 }
 
 // Forget removes a key, whatever it holds.
 func (s *Shard) Forget(key string) {
-	if i, ok := s.index[key]; ok {
+	if _, i, ok := find(s, key); ok {
 		s.drop(i)
 	}
 }
@@ -251,18 +244,20 @@ type Denied struct {
 	Times uint32
 }
 
-// MostDenied adds the shard's keys to the n that were denied most, which are in order.
-func (s *Shard) MostDenied(most []Denied, n int) []Denied {
-	for i := range s.used {
+// MostDenied adds the keys of up to n slots from from on to the many that were denied
+// most, which are in order.
+func (s *Shard) MostDenied(most []Denied, many int, from, n int32) (_ []Denied, next int32) {
+	end, next := s.turn(from, n)
+	for i := from; i < end; i++ {
 		e := s.slot(i)
-		if e.denied == 0 || len(most) == n && e.denied <= most[n-1].Times {
+		if e.denied == 0 || len(most) == many && e.denied <= most[many-1].Times {
 			continue
 		}
 		at, _ := slices.BinarySearchFunc(most, e.denied, func(d Denied, times uint32) int { return cmp.Compare(times, d.Times) })
-		most = slices.Insert(most, at, Denied{e.key, e.denied})
-		most = most[:min(n, len(most))]
+		most = slices.Insert(most, at, Denied{s.key(e), e.denied})
+		most = most[:min(many, len(most))]
 	}
-	return most
+	return most, next
 }
 
 // RetryMillis is Retry in milliseconds, rounded up; math.MaxUint32 for what does not

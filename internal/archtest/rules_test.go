@@ -270,6 +270,7 @@ var pure = Purity{
 		"fmt":             "what prints is banned below",
 		"hash":            "computes",
 		"hash/crc32":      "computes",
+		"hash/maphash":    "computes; its seed is chance, as that of maps, and decides only where something lies",
 		"iter":            "computes",
 		"maps":            "iterators over maps must be sorted at once",
 		"math":            "computes",

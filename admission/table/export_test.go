@@ -1,0 +1,22 @@
+package table
+
+import "math/bits"
+
+// Dirty is how many keys Changed has to return, or more.
+func (s *Shard) Dirty() (n int) {
+	for _, word := range s.dirty {
+		n += bits.OnesCount64(word)
+	}
+	return n
+}
+
+// Collide has keys share so many hashes. Requires: s is empty.
+func (s *Shard) Collide(hashes uint32) { s.hashes = hashes - 1 }
+
+// Text is how many bytes keys take, how many of them are in use, and in how many arenas.
+func (s *Shard) Text() (all, live, arenas int) {
+	for a, text := range s.keys.arenas {
+		all, live = all+len(text), live+int(s.keys.live[a])
+	}
+	return all, live, len(s.keys.arenas)
+}

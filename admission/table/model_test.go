@@ -1,0 +1,380 @@
+package table_test
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/srtm-io/srtm/admission/rule"
+	"github.com/srtm-io/srtm/admission/table"
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// model is a Shard of Go's own maps and whole buckets: four times as large, and plain.
+type model struct {
+	max   int
+	index map[string]int
+	slots []*row // nil: free
+	free  []int
+	hand  int
+	sends bool
+	alone func() bool
+}
+
+type row struct {
+	key                 string
+	rule                rule.Rule
+	bucket              tokenbucket.Bucket
+	denied              uint32
+	lent, dirty, unsent bool
+}
+
+func newModel(max int) *model { return &model{max: max, index: map[string]int{}} }
+
+func (m *model) get(key string) *row {
+	if i, ok := m.index[key]; ok {
+		return m.slots[i]
+	}
+	return nil
+}
+
+func (e *row) full(now mono.Time) bool {
+	return e.bucket.Tokens(now) >= tokenbucket.Tokens(e.bucket.Share().Burst)*tokenbucket.Token
+}
+
+func (e *row) byDefault() bool { return e.rule.Key != e.key || e.rule.Default() }
+
+func (m *model) touch(e *row) { e.dirty, e.unsent = true, e.unsent || m.sends }
+
+func (m *model) Ask(key string, cost int64, now mono.Time, peek bool) table.Verdict {
+	e := m.get(key)
+	if e == nil {
+		return table.Verdict{}
+	}
+	b := e.bucket
+	admit, retry := b.Admit(cost, now)
+	v := table.Verdict{
+		Known: true, Admit: admit || e.rule.Shadow, Denied: !admit, Shadow: e.rule.Shadow, Default: e.byDefault(), Strict: e.rule.Strict,
+		FailOpen: e.rule.FailOpen, Leased: e.rule.Mode == rule.Lease, Lent: e.lent,
+		Left: int64(max(0, b.Tokens(now)) / tokenbucket.Token), Retry: retry,
+	}
+	if (v.Strict || v.Leased || v.Lent) && !m.alone() {
+		admit, v.Unsure = false, true
+		v.Admit, v.Denied, v.Retry = v.Shadow, true, time.Second
+	}
+	switch {
+	case peek:
+	case admit:
+		e.bucket = b
+		m.touch(e)
+	default:
+		e.denied++
+	}
+	return v
+}
+
+func (m *model) Learn(key string, r *rule.Rule, credits tokenbucket.Tokens, now mono.Time) bool {
+	if m.get(key) != nil {
+		return true
+	}
+	if len(m.index) >= m.max && !m.evict(now) {
+		return false
+	}
+	i := len(m.slots)
+	if n := len(m.free); n > 0 {
+		i, m.free = m.free[n-1], m.free[:n-1]
+	} else {
+		m.slots = append(m.slots, nil)
+	}
+	e := &row{key: key, rule: *r}
+	e.bucket.Retune(now, r.Share, max(0, credits))
+	m.slots[i], m.index[key] = e, i
+	return true
+}
+
+func (m *model) evict(now mono.Time) bool {
+	for range m.slots {
+		i := m.hand
+		m.hand = (m.hand + 1) % len(m.slots)
+		if e := m.slots[i]; e != nil && !e.dirty && !e.rule.Strict && !e.lent && e.full(now) {
+			m.Forget(e.key)
+			return true
+		}
+	}
+	return false
+}
+
+func (m *model) Forget(key string) {
+	if i, ok := m.index[key]; ok {
+		delete(m.index, key)
+		m.slots[i], m.free = nil, append(m.free, i)
+	}
+}
+
+func (m *model) Follow(key string, r *rule.Rule, now mono.Time) bool {
+	e := m.get(key)
+	if e == nil {
+		return false
+	}
+	if r.Change >= e.rule.Change {
+		e.rule = *r
+		if e.bucket.Share() != r.Share {
+			e.bucket.Retune(now, r.Share, 0)
+			m.touch(e)
+		}
+	}
+	return true
+}
+
+// each calls f for n slots from from on, and returns where to go on.
+func (m *model) each(from, n int32, f func(e *row)) (next int32) {
+	for i := from; i < int32(len(m.slots)); i++ {
+		if i == from+n {
+			return i
+		}
+		if m.slots[i] != nil {
+			f(m.slots[i])
+		}
+	}
+	return 0
+}
+
+// some calls f for n slots from from on of which is holds.
+func (m *model) some(from, n int32, is func(e *row) bool, f func(e *row)) (next int32) {
+	for i := from; i < int32(len(m.slots)); i++ {
+		if e := m.slots[i]; e != nil && is(e) {
+			if n == 0 {
+				return i
+			}
+			n--
+			f(e)
+		}
+	}
+	return 0
+}
+
+func (e *row) credit(now table.Now) table.Credit {
+	return table.Credit{Key: e.key, Credits: e.bucket.Tokens(now.Mono), At: now.Wall}
+}
+
+func (m *model) Changed(to []table.Credit, of func(int) bool, from, n int32, now table.Now) ([]table.Credit, int32) {
+	next := m.some(from, n, func(e *row) bool { return e.dirty }, func(e *row) {
+		if of != nil && !of(rule.Partition(e.key, rule.Partitions)) {
+			return
+		}
+		e.dirty = false
+		if e.rule.Strict || e.rule.Mode == rule.Lease || e.lent || !e.full(now.Mono) {
+			to = append(to, e.credit(now))
+		}
+	})
+	return to, next
+}
+
+func (m *model) Unsent(to []table.Credit, from, n int32, now table.Now) ([]table.Credit, int32) {
+	next := m.some(from, n, func(e *row) bool { return e.unsent }, func(e *row) {
+		e.unsent = false
+		to = append(to, e.credit(now))
+	})
+	return to, next
+}
+
+func (m *model) MostDenied(many int) (most []table.Denied) {
+	m.each(0, math.MaxInt32, func(e *row) {
+		if e.denied > 0 {
+			most = append(most, table.Denied{Key: e.key, Times: e.denied})
+		}
+	})
+	slices.SortStableFunc(most, func(a, b table.Denied) int { return cmp.Compare(b.Times, a.Times) })
+	return most[:min(many, len(most))]
+}
+
+func (m *model) set(e *row, by tokenbucket.Tokens, now mono.Time) (held tokenbucket.Tokens) {
+	contract := e.bucket.Share()
+	held = e.bucket.Retune(now, tokenbucket.Share{}, 0)
+	e.bucket.Retune(now, contract, by)
+	m.touch(e)
+	return held
+}
+
+// A shard says what the model says, whatever is done with both, also where keys collide
+// in the index and arenas are moved.
+func TestShardIsItsModel(t *testing.T) {
+	longest := 0
+	rapid.Check(t, func(t *rapid.T) {
+		capacity := rapid.SampledFrom([]int{3, 40, 700}).Draw(t, "max")
+		s, m, alone := table.New(capacity), newModel(capacity), true
+		s.Collide(1 << rapid.SampledFrom([]int{2, 5, 32}).Draw(t, "hashes"))
+		s.Alone = func() bool { return alone }
+		s.Sends = rapid.Bool().Draw(t, "sends")
+		m.alone, m.sends = s.Alone, s.Sends
+		now, d, change := at(0), rule.Defaults{}, uint64(0)
+		keyOf := func(i int) string {
+			return fmt.Sprint(i%3, "/", i, strings.Repeat("x", (i*i+7)%250))
+		}
+		drawRule := func(key string) *rule.Rule {
+			change++
+			return &rule.Rule{
+				Key:   rapid.SampledFrom([]string{key, "", "1/*"}).Draw(t, "rule of"),
+				Share: tokenbucket.Share{Rate: tokenbucket.Rate(rapid.Int64Range(1, 5000).Draw(t, "A")), Burst: rapid.Int64Range(1, 5).Draw(t, "C")},
+				Mode:  rule.Mode(rapid.IntRange(0, 20).Draw(t, "mode") / 20), Strict: rapid.IntRange(0, 20).Draw(t, "strict") == 0,
+				Shadow: rapid.Bool().Draw(t, "shadow"), FailOpen: rapid.Bool().Draw(t, "open"),
+				Change: change - min(change, rapid.Uint64Range(0, 2).Draw(t, "late")),
+			}
+		}
+		equal := func(what string, is, want any) {
+			if !reflect.DeepEqual(is, want) {
+				t.Fatalf("%s: %+v, want %+v", what, is, want)
+			}
+		}
+		var kept, keptWant []table.Credit
+		most := 0
+		steps := rapid.IntRange(1, 100).Draw(t, "steps")
+		for range steps {
+			later := time.Duration(rapid.Int64Range(0, 2e9).Draw(t, "ns"))
+			now.Mono, now.Wall = now.Mono.Add(later), now.Wall+later
+			number := rapid.IntRange(0, 2*capacity).Draw(t, "key")
+			key, n := keyOf(number), int32(rapid.IntRange(1, 2*capacity).Draw(t, "n"))
+			of := func(p int) bool { return p%4 == number%4 }
+			switch rapid.IntRange(0, 15).Draw(t, "what") {
+			case 0, 1, 2:
+				cost, peek := rapid.Int64Range(0, 6).Draw(t, "cost"), rapid.Bool().Draw(t, "peek")
+				for i := number; i <= number+int(n); i++ {
+					equal("ask", s.Ask([]byte(keyOf(i)), cost, now.Mono, peek), m.Ask(keyOf(i), cost, now.Mono, peek))
+				}
+			case 3, 4:
+				r, credits := drawRule(key), tokenbucket.Tokens(rapid.Int64Range(-1, 6000).Draw(t, "credits"))
+				for i := number; i <= number+int(n); i++ {
+					from := now.Mono.Add(time.Duration(i%2) * time.Second)
+					equal("learn", s.Learn(keyOf(i), r, credits, from), m.Learn(keyOf(i), r, credits, from))
+				}
+			case 5:
+				r := drawRule(key)
+				equal("follow", s.Follow(key, r, now.Mono), m.Follow(key, r, now.Mono))
+			case 6:
+				for i := number; i <= number+int(n); i += 2 {
+					s.Forget(keyOf(i))
+					m.Forget(keyOf(i))
+				}
+			case 7:
+				filter := []func(int) bool{nil, of}[number%2]
+				for from := int32(0); ; {
+					is, next := s.Changed(nil, filter, from, n, now)
+					want, nextWant := m.Changed(nil, filter, from, n, now)
+					equal("changed", is, want)
+					equal("go on", next, nextWant)
+					kept, keptWant = append(kept, is...), append(keptWant, want...)
+					if from = next; next == 0 {
+						break
+					}
+				}
+			case 8:
+				is, next := s.Unsent(nil, 0, n, now)
+				want, nextWant := m.Unsent(nil, 0, n, now)
+				equal("unsent", is, want)
+				equal("go on", next, nextWant)
+				for _, c := range is[:len(is)/2] {
+					s.Resend(c.Key)
+					m.get(c.Key).unsent = true
+				}
+			case 9:
+				s.ResendAll()
+				m.each(0, math.MaxInt32, func(e *row) { e.unsent = e.unsent || e.dirty })
+			case 10:
+				is, _ := s.Changed(nil, nil, 0, n, now)
+				m.Changed(nil, nil, 0, n, now)
+				s.Unchanged(is)
+				for _, c := range is {
+					m.touch(m.get(c.Key))
+				}
+			case 11:
+				for from := int32(0); ; {
+					next := s.Drop(of, from, n)
+					equal("drop", next, m.each(from, n, func(e *row) {
+						if of(rule.Partition(e.key, rule.Partitions)) {
+							m.Forget(e.key)
+						}
+					}))
+					if from = next; next == 0 {
+						break
+					}
+				}
+			case 12:
+				contract, held, ok := s.Lend([]byte(key), now.Mono)
+				e := m.get(key)
+				equal("lend", ok, e != nil)
+				if e != nil {
+					equal("contract", contract, e.bucket.Share())
+					e.lent = true
+					equal("lent", held, m.set(e, 0, now.Mono))
+				}
+			case 13:
+				s.Return(key, 1500, now.Mono)
+				if e := m.get(key); e != nil {
+					e.lent = false
+					m.set(e, 1500, now.Mono)
+				}
+			case 14:
+				r := drawRule("2/*")
+				r.Key = "2/*"
+				d.Set(*r)
+				late := change - min(change, rapid.Uint64Range(0, 9).Draw(t, "as of"))
+				for from := int32(0); ; {
+					next := s.Undefault(&d, late, from, n, now.Mono)
+					equal("defaults", next, m.each(from, n, func(e *row) {
+						if e.byDefault() {
+							r := d.For(e.key)
+							r.Change = max(late, e.rule.Change)
+							m.Follow(e.key, &r, now.Mono)
+						}
+					}))
+					if from = next; next == 0 {
+						break
+					}
+				}
+			default:
+				alone = !alone
+			}
+			equal("keys", s.Len(), len(m.index))
+			var denied []table.Denied
+			for from, next := int32(0), int32(-1); next != 0; from = next {
+				denied, next = s.MostDenied(denied, 5, from, n)
+			}
+			want := m.MostDenied(5)
+			equal("how many were denied", len(denied), len(want))
+			for i, d := range denied {
+				equal("times", d.Times, want[i].Times)
+				equal("of a key", m.get(d.Key).denied, d.Times)
+			}
+			all, live, arenas := s.Text()
+			if most = max(most, live); all > 2*live+2<<14 || arenas > most>>13+4 {
+				t.Fatalf("keys take %d bytes in %d arenas, %d bytes are in use, and were %d", all, arenas, live, most)
+			}
+		}
+		equal("what was returned before", kept, keptWant)
+		longest = max(longest, most)
+	})
+	if longest < 4<<14 {
+		t.Errorf("no more than %d bytes of keys at once", longest)
+	}
+}
+
+// Keys that come and go leave nothing behind.
+func TestKeysThatGoAreNotKept(t *testing.T) {
+	s := table.New(1)
+	for i := range 10_000 {
+		key := fmt.Sprint("tenant/", i)
+		s.Learn(key, &rule.Rule{}, 0, 0)
+		s.Forget(key)
+	}
+	if all, live, arenas := s.Text(); all > 1<<14 || live != 0 || arenas > 2 {
+		t.Errorf("no key takes %d bytes in %d arenas, of which %d in use", all, arenas, live)
+	}
+}

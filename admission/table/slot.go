@@ -1,0 +1,187 @@
+package table
+
+import (
+	"encoding/binary"
+	"hash/maphash"
+	"math/bits"
+	"strings"
+
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// page is how many slots are allocated at once: pages are not moved as a shard grows.
+const page = 512
+
+// slot is what is known of a key. It has no pointers, so that the collector need not
+// look at those of ten million keys.
+type slot struct {
+	state  tokenbucket.State
+	change uint64 // of the rule
+	rate   tokenbucket.Rate
+	burst  int32  // at most tokenbucket.MaxBurst
+	denied uint32 // requests, since the key was learned; stops at its maximum
+	key    uint32 // where it is, see keep; of a free slot: the next free one, plus 1
+	flags  flags
+}
+
+type flags uint16
+
+const (
+	inUse flags = 1 << iota
+	byDefault
+	shadow
+	strict
+	failOpen
+	leased
+	lent
+)
+
+func (s *Shard) slot(i int32) *slot { return &s.pages[i/page][i%page] }
+
+func (e *slot) share() tokenbucket.Share {
+	return tokenbucket.Share{Rate: e.rate, Burst: int64(e.burst)}
+}
+
+func (e *slot) bucket() tokenbucket.Bucket { return tokenbucket.Restore(e.share(), e.state) }
+
+func (e *slot) setBucket(b *tokenbucket.Bucket) {
+	e.state, e.rate, e.burst = b.State(), b.Share().Rate, int32(b.Share().Burst)
+}
+
+// newSlot returns a free slot.
+func (s *Shard) newSlot() (i int32) {
+	if s.free != 0 {
+		i = int32(s.free - 1)
+		s.free = s.slot(i).key
+		return i
+	}
+	if int(s.used) == page*len(s.pages) {
+		s.pages = append(s.pages, new([page]slot))
+		s.dirty = append(s.dirty, make(set, page/64)...)
+		s.unsent = append(s.unsent, make(set, page/64)...)
+	}
+	s.used++
+	return s.used - 1
+}
+
+// The index is a map from a key's hash to its slot: Go's maps are open-addressed tables
+// of at most 1,024 entries, which are split one at a time, so that no request waits
+// for the growth of them all. Where another key has that hash the next number is
+// taken that is free.
+
+func hash[K string | []byte](s *Shard, key K) uint32 {
+	return uint32(maphash.Bytes(s.seed, []byte(key))) & s.hashes
+}
+
+// find returns the key's slot, and at, where the index has it or would have it.
+func find[K string | []byte](s *Shard, key K) (at uint32, i int32, ok bool) {
+	for at = hash(s, key); ; at++ {
+		if i, ok = s.index[at]; !ok || s.key(s.slot(i)) == string(key) {
+			return at, i, ok
+		}
+	}
+}
+
+// unindex removes what the index has at a number. It moves those after it that a search
+// would no longer find.
+func (s *Shard) unindex(at uint32) {
+	for next := at + 1; ; next++ {
+		i, ok := s.index[next]
+		if !ok {
+			break
+		}
+		if home := hash(s, s.key(s.slot(i))); next-home >= next-at {
+			s.index[at] = i
+			at = next
+		}
+	}
+	delete(s.index, at)
+}
+
+// A key is kept in an arena: its slot, 4 bytes, its length less 1, and it itself. What
+// was written is never changed, so that a key which was returned stays what it is as long
+// as somebody has it. An arena of which less than half is in use is moved to the one that
+// is being filled; its size is a bound of how long that takes.
+const (
+	arena     = 1 << 14
+	keyHeader = 5
+)
+
+type keys struct {
+	arenas  []string // what is written of each
+	live    []int32  // bytes of it that are in use
+	spare   []uint32 // arenas that are not used
+	filling uint32   // arena
+	text    strings.Builder
+}
+
+// keep returns where the key is from now on.
+func (s *Shard) keep(key string, i int32) (at uint32) {
+	k := &s.keys
+	if k.text.Len()+keyHeader+len(key) > arena {
+		full := k.filling
+		if n := len(k.spare); n > 0 {
+			k.filling, k.spare = k.spare[n-1], k.spare[:n-1]
+		} else {
+			k.filling, k.arenas, k.live = uint32(len(k.arenas)), append(k.arenas, ""), append(k.live, 0)
+		}
+		k.text.Reset()
+		k.text.Grow(arena)
+		s.compact(full) // which is less than an arena
+	}
+	at = k.filling*arena + uint32(k.text.Len())
+	k.text.Write(append(binary.LittleEndian.AppendUint32(make([]byte, 0, keyHeader), uint32(i)), byte(len(key)-1)))
+	k.text.WriteString(key)
+	k.arenas[k.filling] = k.text.String()
+	k.live[k.filling] += int32(keyHeader + len(key))
+	return at
+}
+
+func (s *Shard) key(e *slot) string { return keyAt(s.keys.arenas[e.key/arena], e.key%arena) }
+
+func keyAt(text string, at uint32) string {
+	end := at + keyHeader + uint32(text[at+keyHeader-1]) + 1
+	return text[at+keyHeader : end]
+}
+
+// unkeep says that a key of some length is no longer needed. Requires: no slot has it.
+func (s *Shard) unkeep(at uint32, length int) {
+	s.keys.live[at/arena] -= int32(keyHeader + length)
+	s.compact(at / arena)
+}
+
+// compact moves the keys of an arena if they are few.
+func (s *Shard) compact(a uint32) {
+	k := &s.keys
+	if a == k.filling || k.live[a] >= arena/2 {
+		return
+	}
+	text := k.arenas[a]
+	for at := uint32(0); at < uint32(len(text)); {
+		i, key := int32(binary.LittleEndian.Uint32([]byte(text[at:at+4]))), keyAt(text, at)
+		if e := s.slot(i); e.flags&inUse != 0 && e.key == a*arena+at {
+			e.key = s.keep(key, i)
+		}
+		at += keyHeader + uint32(len(key))
+	}
+	k.arenas[a], k.live[a], k.spare = "", 0, append(k.spare, a)
+}
+
+// set is a set of slots.
+type set []uint64
+
+func (b set) has(i int32) bool { return b[i/64]>>(uint32(i)%64)&1 != 0 }
+func (b set) add(i int32)      { b[i/64] |= 1 << (uint32(i) % 64) }
+func (b set) remove(i int32)   { b[i/64] &^= 1 << (uint32(i) % 64) }
+
+// next returns the first of the set from i on, or -1.
+func (b set) next(i int32) int32 {
+	skip := ^uint64(0) << (uint32(i) % 64)
+	for w := int(i / 64); w < len(b); w++ {
+		if rest := b[w] & skip; rest != 0 {
+			return int32(64*w + bits.TrailingZeros64(rest))
+		}
+		skip = ^uint64(0)
+	}
+	return -1
+}
