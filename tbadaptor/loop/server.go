@@ -243,7 +243,8 @@ func (s *Server) change(reason string, f func(*adaptor.Machine) ([]ledger.Grant,
 	}
 	grants, err := f(s.mu.machine)
 	s.sendLocked(reason, grants)
-	if err == nil && (reason != reasonLease || len(grants) > 0) { // a renewal by itself changes nothing
+	// A renewal and the look of a rule change nothing by themselves.
+	if err == nil && (len(grants) > 0 || reason != reasonLease && reason != reasonRule) {
 		s.changedLocked()
 	}
 	s.mu.Unlock()
