@@ -86,6 +86,29 @@ var _ = Describe("The admin service", func() {
 		Expect(c.admin.GetTopic(context.Background(), &srtmv1.GetTopicRequest{Name: "t9"})).Error().To(fails(codes.NotFound, rpc.ReasonTopicUnknown))
 	})
 
+	It("lists brokers by id, in pages where they are asked for", func() {
+		c := newCluster(setup{})
+		for i := range 5 {
+			c.join(fmt.Sprint("b", i), 100, agenttest.New())
+		}
+		Expect(c.brokers()).To(HaveLen(5))
+		var ids []string
+		var sizes []int
+		for token, more := "", true; more; more = token != "" {
+			r, err := c.admin.ListBrokers(context.Background(), &srtmv1.ListBrokersRequest{PageSize: 2, PageToken: token})
+			Expect(err).NotTo(HaveOccurred())
+			for _, b := range r.Brokers {
+				ids = append(ids, b.Id)
+			}
+			sizes, token = append(sizes, len(r.Brokers)), r.NextPageToken
+		}
+		Expect(ids).To(Equal([]string{"b0", "b1", "b2", "b3", "b4"}))
+		Expect(sizes).To(Equal([]int{2, 2, 1}))
+		for _, bad := range []*srtmv1.ListBrokersRequest{{PageSize: -1}, {PageSize: 1001}, {PageToken: "!"}} {
+			Expect(c.admin.ListBrokers(context.Background(), bad)).Error().To(fails(codes.InvalidArgument, rpc.ReasonBadRequest))
+		}
+	})
+
 	It("pages the publishers of a topic", func() {
 		c := newCluster(setup{})
 		c.join("b1", 1000, agenttest.New())

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 
@@ -171,26 +172,35 @@ func declared(s *catalog.Spec) []placement.Publisher {
 func (s *Server) ListTopics(_ context.Context, req *srtmv1.ListTopicsRequest) (*srtmv1.ListTopicsResponse, error) {
 	var bad faults
 	size := page(&bad, req.PageSize)
-	after, err := base64.RawURLEncoding.DecodeString(req.PageToken)
-	if err != nil {
-		bad.Add("page_token", "is not of a previous response")
-	}
+	after := pageAfter(&bad, req.PageToken)
 	if err := bad.Err(); err != nil {
 		return nil, toStatus(err)
 	}
 	if err := s.controller.Ready(); err != nil {
 		return nil, toStatus(err)
 	}
-	topics := s.controller.Topics(string(after), size+1)
+	topics := s.controller.Topics(after, size+1)
 	response := &srtmv1.ListTopicsResponse{}
 	if len(topics) > size {
 		topics = topics[:size]
-		response.NextPageToken = base64.RawURLEncoding.EncodeToString([]byte(topics[size-1].Spec.Name()))
+		response.NextPageToken = pageToken(topics[size-1].Spec.Name())
 	}
 	for _, topic := range topics {
 		response.Topics = append(response.Topics, topicProto(topic))
 	}
 	return response, nil
+}
+
+// pageToken is for the page that begins after the name.
+func pageToken(name string) string { return base64.RawURLEncoding.EncodeToString([]byte(name)) }
+
+// pageAfter is the name that a page begins after; "": it is the first.
+func pageAfter(bad *faults, token string) string {
+	name, err := base64.RawURLEncoding.DecodeString(token)
+	if err != nil {
+		bad.Add("page_token", "is not of a previous response")
+	}
+	return string(name)
 }
 
 // page is how many a page of a list has.
@@ -237,12 +247,24 @@ func (s *Server) DeleteTopic(ctx context.Context, req *srtmv1.DeleteTopicRequest
 }
 
 // ListBrokers implements srtmv1.AdminServiceServer.
-func (s *Server) ListBrokers(context.Context, *srtmv1.ListBrokersRequest) (*srtmv1.ListBrokersResponse, error) {
+func (s *Server) ListBrokers(_ context.Context, req *srtmv1.ListBrokersRequest) (*srtmv1.ListBrokersResponse, error) {
+	var bad faults
+	size := page(&bad, req.PageSize)
+	after := pageAfter(&bad, req.PageToken)
+	if err := bad.Err(); err != nil {
+		return nil, toStatus(err)
+	}
 	if err := s.controller.Ready(); err != nil {
 		return nil, toStatus(err)
 	}
+	brokers := s.controller.Brokers() // by id
+	brokers = brokers[sort.Search(len(brokers), func(i int) bool { return brokers[i].ID > after }):]
 	response := &srtmv1.ListBrokersResponse{}
-	for _, b := range s.controller.Brokers() {
+	if req.PageSize > 0 && len(brokers) > size {
+		brokers = brokers[:size]
+		response.NextPageToken = pageToken(brokers[size-1].ID)
+	}
+	for _, b := range brokers {
 		response.Brokers = append(response.Brokers, s.brokerProto(b))
 	}
 	return response, nil

@@ -3083,7 +3083,11 @@ func (*DeleteTopicResponse) Descriptor() ([]byte, []int) {
 }
 
 type ListBrokersRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0: all in one answer; at most 1000.
+	PageSize int32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// From the previous response; empty for the first page.
+	PageToken     string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3118,10 +3122,26 @@ func (*ListBrokersRequest) Descriptor() ([]byte, []int) {
 	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
+func (x *ListBrokersRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListBrokersRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
 type ListBrokersResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// By id.
-	Brokers       []*Broker `protobuf:"bytes,1,rep,name=brokers,proto3" json:"brokers,omitempty"`
+	Brokers []*Broker `protobuf:"bytes,1,rep,name=brokers,proto3" json:"brokers,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3161,6 +3181,13 @@ func (x *ListBrokersResponse) GetBrokers() []*Broker {
 		return x.Brokers
 	}
 	return nil
+}
+
+func (x *ListBrokersResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
 }
 
 type UpdateTopicRequest struct {
@@ -4132,10 +4159,14 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"(\n" +
 	"\x12DeleteTopicRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x15\n" +
-	"\x13DeleteTopicResponse\"\x14\n" +
-	"\x12ListBrokersRequest\"@\n" +
+	"\x13DeleteTopicResponse\"P\n" +
+	"\x12ListBrokersRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\"h\n" +
 	"\x13ListBrokersResponse\x12)\n" +
-	"\abrokers\x18\x01 \x03(\v2\x0f.srtm.v1.BrokerR\abrokers\"\xa0\x01\n" +
+	"\abrokers\x18\x01 \x03(\v2\x0f.srtm.v1.BrokerR\abrokers\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xa0\x01\n" +
 	"\x12UpdateTopicRequest\x12&\n" +
 	"\x04spec\x18\x01 \x01(\v2\x12.srtm.v1.TopicSpecR\x04spec\x12;\n" +
 	"\vupdate_mask\x18\x02 \x01(\v2\x1a.google.protobuf.FieldMaskR\n" +
