@@ -67,7 +67,7 @@ var _ = Describe("a publisher", func() {
 		DeferCleanup(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 			defer cancel()
-			_ = c.Close(ctx) // some specs leave publishes that nobody answers
+			_ = c.Close(ctx) // some specs leave publishes unanswered
 		})
 	})
 	open := func(id string) *client.Publisher {

@@ -6,7 +6,7 @@
 //	p, err := c.Publisher(ctx, "volumes", "loop-4711")
 //	err = p.Publish(ctx, body) // nil: the broker has accepted it
 //
-// # What a return value promises
+// # What a return value guarantees
 //
 // Publish returns nil only after the broker's OK: the message was accepted.
 // An error that is (errors.Is) ErrUnanswered says that the message was sent

@@ -18,7 +18,7 @@ import (
 // again on its own inside a publish, where no context bounds it; it does not
 // say that an idle connection has ended; and after a break it does not tell a
 // publish that was never written from one that was not answered, nor an
-// orderly end from any other, on which the promise of this package rests.
+// orderly end from any other, on which the guarantee of this package rests.
 type route struct {
 	// set once
 	address string

@@ -347,7 +347,7 @@ func TestLogin(t *testing.T) {
 	}
 }
 
-// A page that nobody shows is asked about seldom.
+// A page that no browser shows is asked about seldom.
 func TestSeldomAsked(t *testing.T) {
 	f := &fake{names: []string{"t"}}
 	c, base, browser := serve(t, f, nil)
@@ -357,7 +357,7 @@ func TestSeldomAsked(t *testing.T) {
 		return f.calls - before
 	}
 	if got := asked(1); got != 0 {
-		t.Errorf("nobody looks, and it asked %d times", got)
+		t.Errorf("no browser looks, and it asked %d times", got)
 	}
 	if got := asked(seldom); got != 1 {
 		t.Errorf("for the history it asked %d times", got)

@@ -226,7 +226,7 @@ func setCookie(w http.ResponseWriter, r *http.Request) string {
 	value := hex.EncodeToString(b)
 	http.SetCookie(w, &http.Cookie{
 		Name: cookieName, Value: value, Path: Prefix, HttpOnly: true,
-		Secure:   r.TLS != nil || r.Header.Get("X-Forwarded-Proto") == "https", // whoever lies loses the cookie
+		Secure:   r.TLS != nil || r.Header.Get("X-Forwarded-Proto") == "https", // a client that lies loses the cookie
 		SameSite: http.SameSiteStrictMode,
 	})
 	return value

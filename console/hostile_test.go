@@ -130,7 +130,7 @@ func TestCookie(t *testing.T) {
 	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
 }
 
-// What is not a file of the console's is not served, and nobody is sent elsewhere.
+// What is not a file of the console's is not served, and no client is sent elsewhere.
 func TestPathsStayInside(t *testing.T) {
 	_, base, browser := serve(t, &fake{names: []string{"t"}}, nil)
 	browser.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }

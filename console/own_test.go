@@ -52,7 +52,7 @@ func TestChartsOfABrokerByItself(t *testing.T) {
 		c.round(t.Context(), n)
 	}
 	if own.n != 0 {
-		t.Errorf("nobody looks, and its metrics were gathered %d times", own.n)
+		t.Errorf("no browser looks, and its metrics were gathered %d times", own.n)
 	}
 	page := httptest.NewRecorder()
 	r := httptest.NewRequest(http.MethodGet, "http://localhost/ui/", nil)

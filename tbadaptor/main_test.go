@@ -58,7 +58,7 @@ func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := grants.ListShares(limit, &srtmv1.ListSharesRequest{}); status.Code(err) != codes.Unavailable {
-		t.Errorf("nobody has asked it to act: %v", err)
+		t.Errorf("it was not asked to act: %v", err)
 	}
 	if _, err := grants.Lead(limit, &srtmv1.LeadRequest{Instance: asked.Instance, Stamp: asked.Stamp, Lease: durationpb.New(time.Hour), Term: 1}); err != nil {
 		t.Fatal(err)

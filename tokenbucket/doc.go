@@ -4,9 +4,9 @@
 // draws no random number and knows nothing of topics, messages or brokers; a
 // time comes in as a mono.Time and goes out as one.
 //
-// bucket.go is the limiter itself, exact in integers, with the promise it keeps
+// bucket.go is the limiter itself, exact in integers, with the guarantee it keeps
 // and its proof; hindsight.go is the limiter for messages that are read out of
-// order, with the stronger promise that a broker needs; theory.go is what to
+// order, with the stronger guarantee that a broker needs; theory.go is what to
 // expect under Poisson arrivals; profile.go finds the burst a recorded trace
 // needs. Read nsqd/broker next for how a message waits until it is eligible,
 // tbadaptor/ledger for who may Retune, admission/table for who cannot wait.

@@ -74,7 +74,7 @@ const (
 //
 //	j-i+1 <= b_0 + sum(g_m - f_m) + r_0*(t_1 - e_i) + .. + r_n*(e_j - t_n).
 //
-// That is more than Bucket promises: there the messages are counted in the
+// That is more than Bucket guarantees: there the messages are counted in the
 // order taken, and a stamp that goes back gives up credit. It follows that a
 // stream that keeps (r, b) by its stamps (for b >= 256, one that leaves two 256ths
 // of b) is not delayed at all, in whatever order it is judged, as far as the

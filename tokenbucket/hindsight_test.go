@@ -205,7 +205,7 @@ func (w *world) drawRetune(t *rapid.T) {
 	w.retune(t, share, granted)
 }
 
-// The promise: whatever the stamps and the order in which they are judged, the
+// The guarantee: whatever the stamps and the order in which they are judged, the
 // eligible times in order of time never overdraw a bucket that earns, is full,
 // and is retuned when it says.
 func hindsightHolds(t *rapid.T) {
@@ -255,7 +255,7 @@ func FuzzHindsight(f *testing.F) {
 	f.Fuzz(rapid.MakeFuzz(hindsightHolds))
 }
 
-// It is the first time that the promise allows, not just one that it allows.
+// It is the first time that the guarantee allows, not just one that it allows.
 func TestHindsightIsTheFirstTimePossible(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(t)

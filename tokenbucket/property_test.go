@@ -100,7 +100,7 @@ func subtokens(r tokenbucket.Rate, from, to mono.Time) *big.Int {
 	return d.Mul(d, big.NewInt(int64(r)))
 }
 
-// checkEnvelope checks the promise of Bucket's comment for every pair. Within
+// checkEnvelope checks the guarantee of Bucket's comment for every pair. Within
 // one interval it is j-i+1 <= b + r*(e_j - e_i).
 func checkEnvelope(t *rapid.T, intervals []interval, msgs []taken) {
 	for i, from := range msgs {
@@ -402,6 +402,6 @@ func TestASplitCanHelpOneMessage(t *testing.T) {
 		t.Errorf("the last message waits until %d with a bucket of its own, %d behind the others", split[last], alone[last])
 	}
 	if slices.Max(split) <= slices.Max(alone) {
-		t.Errorf("somebody has to pay: %v against %v", split, alone)
+		t.Errorf("one of them has to pay: %v against %v", split, alone)
 	}
 }

@@ -138,7 +138,7 @@ func TestTailMD1AtTheEdges(t *testing.T) {
 	}
 }
 
-// At any load, also where nobody ever looks: a probability that falls with x
+// At any load, also those never used: a probability that falls with x
 // and rises with the load, with no seam where the method changes.
 func TestTailMD1IsATail(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

@@ -70,7 +70,7 @@ func parse(args []string, help io.Writer) (c config, err error) {
 	duration := fs.Duration("duration", 6*time.Second, "how long each load is sent")
 	seed := fs.Uint64("seed", 1, "of the schedules")
 	fs.StringVar(&c.out, "out", "", "`file` for the calibration")
-	fs.DurationVar(&c.slo, "slo", time.Millisecond, "99th percentile within which the greatest rate of single messages is the broker's mcap")
+	fs.DurationVar(&c.slo, "slo", time.Millisecond, "99th percentile within which the maximum rate of single messages is the broker's mcap")
 	fs.IntVar(&c.messages, "messages", 50_000, "`messages` that the fit simulates of each load, each time")
 	fs.StringVar(&c.machine, "machine", "", "`words` about this machine, for the file")
 	if err := host.Parse(fs, args, help); err != nil {

@@ -104,7 +104,7 @@ func parse(args []string, help io.Writer) (*config, error) {
 	fs.DurationVar(&c.pace, "pace", 100*time.Microsecond, "`time` that a broker works on a message")
 	fs.DurationVar(&c.slo, "slo", 10*time.Millisecond, "`latency` that 99 % of the messages are to keep")
 	fs.Float64Var(&c.margin, "margin", 0.5, "`fraction` of the contract's burst on top of the profiled one")
-	fs.Int64Var(&c.mcap, "mcap", 0, "greatest rate of each broker within the SLO, in `msg/s`, which decides on how many a topic begins (default twice the contract's: one)")
+	fs.Int64Var(&c.mcap, "mcap", 0, "maximum rate of each broker within the SLO, in `msg/s`, which decides on how many a topic begins (default twice the contract's: one)")
 	fs.DurationVar(&c.round, "round", 10*time.Second, "length of a round of the mode paper")
 	fs.DurationVar(&c.check, "check", 30*time.Second, "how long what was found is run and measured afterwards")
 	fs.DurationVar(&c.limit, "limit", 4*time.Minute, "how long a fit may take")

@@ -144,9 +144,9 @@ var before = [brokers]int{10, 40, 50, 60, 70, 80}
 // for single messages; with batches a broker carries more, and 8,000 need two.
 var mcaps = map[int]float64{1: 64_000, 10: 85_000}
 
-// promised is what our placement counts for a mean rate: contracts are 1.1 times
+// allocated is what our placement counts for a mean rate: contracts are 1.1 times
 // that, and so is what is set against them.
-func promised(rate float64) int64 { return int64(1.1*rate + 0.5) }
+func allocated(rate float64) int64 { return int64(1.1*rate + 0.5) }
 
 // loaded is a scenario on the brokers of figure 8.
 func (w *harness) loaded(t scenario.Topic) scenario.Scenario {
@@ -154,7 +154,7 @@ func (w *harness) loaded(t scenario.Topic) scenario.Scenario {
 	s.Brokers = nil
 	for i, k := range before {
 		s.Brokers = append(s.Brokers, scenario.Broker{
-			ID: fmt.Sprintf("b%d", i+1), Mcap: promised(mcaps[t.Batch]), Allocated: promised(float64(k) * 1000),
+			ID: fmt.Sprintf("b%d", i+1), Mcap: allocated(mcaps[t.Batch]), Allocated: allocated(float64(k) * 1000),
 			Background: &scenario.Load{Publishers: k * 100, Rate: perPublisher, Batch: 10},
 		})
 	}

@@ -144,7 +144,7 @@ func TestHowASessionEnds(t *testing.T) {
 		{"the service ends it", func(f *fixture) { f.hello(); f.out.End(replaced); f.out.End(bad) }, replaced, 1},
 		{"the queue is full", func(f *fixture) {
 			f.stream.in <- say("hello")
-			for range 1 + 3 + 1 { // one is with the writer, which nobody relieves of it
+			for range 1 + 3 + 1 { // one is with the writer, and stays there
 				f.out.Put(say("m"))
 				synctest.Wait()
 			}

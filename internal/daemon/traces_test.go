@@ -139,7 +139,7 @@ func TestTraces(t *testing.T) {
 	}
 }
 
-// Nobody listens where traces are to go: the daemon serves, and ends.
+// Nothing listens where traces are to go: the daemon serves, and ends.
 func TestTracesThatCannotBeSent(t *testing.T) {
 	served(t, func(conn *grpc.ClientConn) {
 		if _, err := srtmv1.NewAdminServiceClient(conn).ListTopics(t.Context(), &srtmv1.ListTopicsRequest{}, grpc.WaitForReady(true)); err != nil {

@@ -28,7 +28,7 @@ type Config struct {
 	// Authority signs the server's certificate, and those that clients must show.
 	Authority *testkit.Authority
 	// User, with the password, may read and write what begins with the prefix,
-	// and nobody else anything. Empty: no passwords.
+	// and other users nothing. Empty: no passwords.
 	User, Password, Prefix string
 	// Address is where it listens; empty: on any port of loopback.
 	Address string
@@ -74,7 +74,7 @@ func (s *Server) configure(cfg Config, client, peer string) {
 	s.flags = []string{
 		"--data-dir=" + s.dir, "--log-level=error", "--heartbeat-interval=50", "--election-timeout=500",
 		"--unsafe-no-fsync", // what the disk keeps is etcd's own test
-		"--bcrypt-cost=4",   // the least there is
+		"--bcrypt-cost=4",   // the minimum
 		"--listen-peer-urls=http://" + peer, "--initial-advertise-peer-urls=http://" + peer, "--initial-cluster=default=http://" + peer,
 	}
 	if cfg.MaxRequestBytes > 0 {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Even its last words wait for nobody.
+// Even its last lines wait for no reader.
 func TestMainEndsWhenNobodyReadsItsErrors(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {

@@ -80,7 +80,7 @@ func (r *record) Write(p []byte) (int, error) {
 // Build compiles a package of this module, with the race detector if race: a
 // race then shows in the exit code, which Stop returns.
 func Build(ctx context.Context, pkg, to string, race bool) error {
-	args := []string{"build", "-ldflags=-w", "-o", to} // links in half the time without DWARF, which nobody reads
+	args := []string{"build", "-ldflags=-w", "-o", to} // links in half the time without DWARF, which is not read
 	if race {
 		args = append(args, "-race")
 	}

@@ -26,10 +26,10 @@ type LogWriter struct {
 
 	mu struct {
 		sync.Mutex
-		lines  []byte // that the goroutine has not taken yet
-		untold uint64 // lines dropped since the last line that said so
-		notice func(n uint64) []byte
-		idle   chan struct{} // closed when the goroutine ends; nil: there is none
+		lines      []byte // that the goroutine has not taken yet
+		unreported uint64 // lines dropped since the last line that said so
+		notice     func(n uint64) []byte
+		idle       chan struct{} // closed when the goroutine ends; nil: there is none
 	}
 }
 
@@ -78,7 +78,7 @@ func (w *LogWriter) Flush(limit time.Duration) bool {
 
 func (w *LogWriter) dropLocked(n int) {
 	w.dropped.Add(uint64(n))
-	w.mu.untold += uint64(n)
+	w.mu.unreported += uint64(n)
 }
 
 func (w *LogWriter) startLocked() {
@@ -98,9 +98,9 @@ func (w *LogWriter) run() {
 	for len(w.mu.lines) > 0 {
 		chunk := w.mu.lines
 		w.mu.lines = spare[:0]
-		if w.mu.untold > 0 && w.mu.notice != nil {
-			chunk = append(chunk, w.mu.notice(w.mu.untold)...)
-			w.mu.untold = 0
+		if w.mu.unreported > 0 && w.mu.notice != nil {
+			chunk = append(chunk, w.mu.notice(w.mu.unreported)...)
+			w.mu.unreported = 0
 		}
 		w.mu.Unlock()
 		n, err := w.out.Write(chunk)

@@ -45,6 +45,6 @@ func TestWhatIsThereAndWhatIsTaken(t *testing.T) {
 		}
 	}
 	if n, errno := Write(ends[1], b); n != 0 || errno != unix.EPIPE {
-		t.Errorf("nobody there: %d, %v", n, errno)
+		t.Errorf("no peer: %d, %v", n, errno)
 	}
 }

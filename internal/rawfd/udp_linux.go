@@ -22,8 +22,8 @@ const SharesPort = true
 //
 // Receive holds its thread in the kernel, which wakes that thread alone: Go's poller costs
 // another wake-up, of a thread that looks for more to do. For as long the scheduler may
-// take the thread's processor for in use, so whoever has UDPs raises GOMAXPROCS by one
-// for each.
+// take the thread's processor for in use, so a program raises GOMAXPROCS by one for each UDP
+// that it has.
 type UDP struct {
 	fd      int
 	addr    netip.AddrPort

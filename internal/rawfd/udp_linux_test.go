@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// What came while nobody received comes at once, each with its sender, who gets what is
+// What came while nothing received comes at once, each with its sender, who gets what is
 // queued for it; a queue that is full is sent. Nothing is allocated.
 func TestUDP(t *testing.T) {
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {

@@ -182,7 +182,7 @@ func (raw) Marshal(v any) ([]byte, error) { return v.([]byte), nil }
 func (raw) Unmarshal([]byte, any) error   { return nil }
 func (raw) Name() string                  { return "raw" }
 
-// Nobody has a request read, or decoded, that they may not make.
+// A request that its caller may not make is neither read nor decoded.
 func TestNothingIsDecodedForStrangers(t *testing.T) {
 	conn := dial(t, serve(t, ServerConfig{TokenFile: tokenFile(t)}), ClientConfig{})
 	for name, body := range map[string][]byte{"no message": {0xff, 0xff}, "5 MiB": make([]byte, 5<<20)} {

@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-// minToken is the least length of a token in bytes: 128 bits in hexadecimal are
+// minToken is the minimum length of a token in bytes: 128 bits in hexadecimal are
 // 32, and what is much shorter can be guessed.
 const minToken = 16
 

@@ -64,7 +64,7 @@ func needRoot(t *testing.T) {
 	t.Helper()
 	needKernel(t)
 	if os.Geteuid() != 0 {
-		t.Skip("needs root, to become somebody else")
+		t.Skip("needs root, to become another user")
 	}
 }
 

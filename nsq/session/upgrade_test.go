@@ -128,8 +128,8 @@ var _ = Describe("An upgrade", func() {
 		Entry("none named", 6, ``, 6),
 		Entry("none named, less allowed", 3, ``, 3),
 		Entry("none named, more allowed", 9, ``, 6),
-		Entry("the least", 6, `,"deflate_level":1`, 1),
-		Entry("the greatest", 9, `,"deflate_level":9`, 9),
+		Entry("the minimum", 6, `,"deflate_level":1`, 1),
+		Entry("the maximum", 9, `,"deflate_level":9`, 9),
 		Entry("too great", 6, `,"deflate_level":9`, 6),
 		Entry("far too great", 6, `,"deflate_level":9223372036854775807`, 6),
 		Entry("zero", 6, `,"deflate_level":0`, 6),
@@ -159,7 +159,7 @@ var _ = Describe("An upgrade", func() {
 		Expect(p.heard()).To(HaveLen(3))
 	})
 
-	It("that fails ends the conversation, without a frame that nobody could read", func() {
+	It("that fails ends the conversation, without a frame that the client could not read", func() {
 		p := connect(&cfg)
 		p.outcome = func(op *session.Op) error {
 			if op.Kind == session.OpTLS {

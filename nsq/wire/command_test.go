@@ -400,7 +400,7 @@ func TestIdentityBodyIsBounded(t *testing.T) {
 	limits := DefaultLimits()
 	for _, verb := range []string{"IDENTIFY", "AUTH"} {
 		if _, _, need, err := ParseCommand([]byte(verb+"\n"+u32(MaxIdentityBody)), limits); err != nil || need != len(verb)+1+sizeLength+MaxIdentityBody {
-			t.Errorf("%s of the greatest size: need %d, %v", verb, need, err)
+			t.Errorf("%s of the maximum size: need %d, %v", verb, need, err)
 		}
 		_, _, _, err := ParseCommand([]byte(verb+"\n"+u32(MaxIdentityBody+1)), limits)
 		if want := "E_BAD_BODY " + verb + " body of 65537 bytes is outside [1, 65536]"; err == nil || err.Error() != want {

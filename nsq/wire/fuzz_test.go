@@ -47,7 +47,7 @@ func seedCommands(f *testing.F) {
 	}
 }
 
-// FuzzParseCommand holds ParseCommand against its promises: the same verdict
+// FuzzParseCommand holds ParseCommand against its guarantees: the same verdict
 // as the slow reference; an error or "more" comes with nothing else; every
 // prefix that is shorter than what was asked for only asks again, and no
 // prefix is judged differently from the whole; and what was parsed, encoded

@@ -9,8 +9,8 @@ import (
 
 // The constants of a Level.
 const (
-	drain = 0.5  // the paper's k_q: the part of the standing line that an interval takes off
-	slack = 0.05 // the line that is not drained, in intervals' worth of capacity
+	drain = 0.5  // the paper's k_q: the part of the standing backlog that an interval takes off
+	slack = 0.05 // the backlog that is not drained, in intervals' worth of capacity
 	near  = 0.9  // of its advice: below, a publisher counts as limited by itself
 	rise  = 1.1  // most by which the rate grows from interval to interval
 )
@@ -21,9 +21,9 @@ const (
 	shortest = 50 * time.Millisecond
 	usual    = time.Second
 	longest  = 65 * time.Second
-	// least is how many messages of capacity an interval has: fewer say nothing
+	// minMessages is how many messages of capacity an interval has: fewer say nothing
 	// about who sends.
-	least = 50
+	minMessages = 50
 )
 
 // remembered is how many intervals old the advice may be that a publisher
@@ -43,7 +43,7 @@ type Advice struct {
 	// LimitedShare is the part, 0 to 1, of the messages that came from
 	// publishers who sent less than they might.
 	LimitedShare float64
-	// Overload: more came than the capacity, on top of a line of a whole
+	// Overload: more came than the capacity, on top of a backlog of a whole
 	// interval.
 	Overload bool
 }
@@ -91,7 +91,7 @@ func (s sums) mix(a float64, t sums, b float64) sums {
 //
 // The paper's rule is γ = equal alone: capacity that a publisher leaves
 // idle stays idle. Integrating γ, raising it faster, unsmoothed sums, falling to
-// equal at short lines, and intervals below the publishers' mean gap oscillate.
+// equal at short backlogs, and intervals below the publishers' mean gap oscillate.
 //
 // A Level is not safe for concurrent use.
 type Level struct {
@@ -110,7 +110,7 @@ type Level struct {
 	paced   bool
 	rising  bool // the rate is below the water level
 	above   int  // intervals in which more came than the capacity, up to now
-	quiet   int  // intervals without a line in which pacing limited nobody
+	quiet   int  // intervals without a backlog in which pacing limited no publisher
 }
 
 // New returns a Level that is not paced.
@@ -138,7 +138,7 @@ func (l *Level) Message(weight, rate float64) {
 }
 
 // Interval ends an interval at now and returns the advice for the next. capacity
-// is C in messages per second; queueMin the least line in the interval, in
+// is C in messages per second; queueMin the shortest backlog in the interval, in
 // messages; ts the interval's length as meant. What came in it is taken over the
 // time that really passed since the last call.
 func (l *Level) Interval(now mono.Time, capacity, queueMin float64, ts time.Duration) Advice {
@@ -174,9 +174,9 @@ func (l *Level) Interval(now mono.Time, capacity, queueMin float64, ts time.Dura
 	return a
 }
 
-// turn decides whether publishers are paced: once there was a line for a whole
+// turn decides whether publishers are paced: once there was a backlog for a whole
 // interval, or more than the capacity twice running; no longer after 5 intervals
-// without a line in which pacing limited nobody. That little came is not enough:
+// without a backlog in which pacing limited no publisher. That little came is not enough:
 // it may be little because of the pacing; nor that all were limited by themselves
 // while the rate still rises: one of little weight goes under in 2 %.
 func (l *Level) turn(cur sums, capacity, queue float64) {
@@ -204,7 +204,7 @@ func (l *Level) equal(capacity, queue, ts float64) float64 {
 	return min(capacity, l.room(capacity, queue, ts)/l.smooth.weights)
 }
 
-// room is the capacity less what drains the line.
+// room is the capacity less what drains the backlog.
 func (l *Level) room(capacity, queue, ts float64) float64 {
 	return capacity - min(capacity/2, drain*max(0, queue-slack*capacity*ts)/ts)
 }
@@ -242,7 +242,7 @@ func (l *Level) Span(capacity float64, rtt time.Duration) time.Duration {
 	if capacity <= 0 {
 		return usual
 	}
-	if need := least / capacity; need > span.Seconds() {
+	if need := minMessages / capacity; need > span.Seconds() {
 		return time.Duration(min(need, longest.Seconds()) * 1e9)
 	}
 	return span

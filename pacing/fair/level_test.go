@@ -68,7 +68,7 @@ func TestWeightsShareTheCapacity(t *testing.T) {
 	want := 1000.0 / 250
 	for range 100 {
 		if a := f.step(); !a.Paced || a.Rate > 1.01*want || f.accepted < 980 || f.queue > 1000 {
-			t.Fatalf("%+v, accepted %v, line %v; want a rate of %v", a, f.accepted, f.queue, want)
+			t.Fatalf("%+v, accepted %v, backlog %v; want a rate of %v", a, f.accepted, f.queue, want)
 		}
 	}
 }
@@ -109,6 +109,6 @@ func TestIntervalsAreLongEnough(t *testing.T) {
 		}
 	}
 	if got := fair.New().Span(1e6, 0); got != 50*time.Millisecond {
-		t.Errorf("nobody known: %v", got)
+		t.Errorf("no publisher known: %v", got)
 	}
 }

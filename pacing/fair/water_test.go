@@ -59,7 +59,7 @@ func TestLevelIsTheWaterLevel(t *testing.T) {
 		const capacity = 1000
 		f := newFluid(capacity, drawPublishers(t, capacity)...)
 		want := waterLevel(capacity, f.publishers)
-		// A line of up to 40 s drains at half the capacity; then the rate may have to
+		// A backlog of up to 40 s drains at half the capacity; then the rate may have to
 		// rise by 255 times the number of publishers.
 		for i, a := 0, f.step(); i < 80 || i < 300 && (f.queue > 0.1*capacity || a.Rate < 0.9*want); i++ {
 			a = f.step()
@@ -84,7 +84,7 @@ func TestLevelIsTheWaterLevel(t *testing.T) {
 		}
 		t.Logf("rate %v, water level %v, used %v, queue %v", sum, want, used/capacity, f.queue)
 		if sum > 1.03*want || used < 0.9*capacity || f.queue > 1.5*capacity {
-			t.Fatalf("rate %v, water level %v, used %v of %v, line %v", sum, want, used, capacity, f.queue)
+			t.Fatalf("rate %v, water level %v, used %v of %v, backlog %v", sum, want, used, capacity, f.queue)
 		}
 	})
 }
@@ -153,7 +153,7 @@ func TestLevelScales(t *testing.T) {
 }
 
 // Who sends more than it is told is told no more for it, and neither are others
-// told less than half of what is theirs while the line stands.
+// told less than half of what is theirs while there is a backlog.
 func TestLiarsGainNothing(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const capacity = 400

@@ -2,7 +2,7 @@
 // have, and whether it sends more than it was told. A liar has no field to lie in:
 // its rate is measured, its weight is the lesser of its wish and what it is entitled
 // to, and all connections of one identity are one publisher. What an identity is worth
-// is whoever gives it out's business: a client_id, or an address behind which many
+// is for its issuer to know: a client_id, or an address behind which many
 // are, is only as good as the network.
 //
 // The package is pure. What the publishers are told is pacing/fair's.

@@ -134,7 +134,7 @@ func TestLiarsGainNothing(t *testing.T) {
 	})
 }
 
-// Nobody is refused for what it has not heard of yet, and a batch above the burst goes
+// No publisher is refused for what it has not heard of yet, and a batch above the burst goes
 // when nothing is owed.
 func TestAdmit(t *testing.T) {
 	table := police.New(police.Weights{})

@@ -28,8 +28,8 @@ func TestWorth(t *testing.T) {
 		{"within the band", []share.Assigned{{Broker: "b1", Share: s(1050, 95)}, {Broker: "b2", Share: s(950, 105)}}, false},
 		{"a rate outside", []share.Assigned{{Broker: "b1", Share: s(1051, 100)}, {Broker: "b2", Share: s(949, 100)}}, true},
 		{"a burst outside", []share.Assigned{{Broker: "b1", Share: s(1000, 106)}, {Broker: "b2", Share: s(1000, 94)}}, true},
-		{"somebody new", []share.Assigned{{Broker: "b1", Share: s(1000, 100)}, {Broker: "b2", Share: s(999, 99)}, {Broker: "b4", Share: s(1, 1)}}, true},
-		{"somebody left out", []share.Assigned{{Broker: "b1", Share: s(1000, 100)}}, true},
+		{"a new broker", []share.Assigned{{Broker: "b1", Share: s(1000, 100)}, {Broker: "b2", Share: s(999, 99)}, {Broker: "b4", Share: s(1, 1)}}, true},
+		{"a broker left out", []share.Assigned{{Broker: "b1", Share: s(1000, 100)}}, true},
 	} {
 		if got := worth(view, test.target); got != test.want {
 			t.Errorf("%s: %v", test.name, got)

@@ -16,7 +16,7 @@ func share(rate tokenbucket.Rate, burst int64) tokenbucket.Share {
 func TestOfferByEpoch(t *testing.T) {
 	h := New()
 	if _, due := h.Prepared("t"); due {
-		t.Fatal("a share is due that nobody granted")
+		t.Fatal("a share is due that was not granted")
 	}
 	for _, test := range []struct {
 		epoch uint64

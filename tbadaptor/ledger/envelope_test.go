@@ -289,7 +289,7 @@ func (c *cluster) renewals() {
 	})
 }
 
-// greet says hello as long as nobody hears it.
+// greet says hello as long as no ledger hears it.
 func (c *cluster) greet(b *broker) {
 	if b.up && b.heard != b.session {
 		c.hello(b)
@@ -424,7 +424,7 @@ func (c *cluster) trouble(every time.Duration) {
 				c.after(c.soon(3*time.Millisecond), ended)
 			}
 			c.after(c.soon(40*time.Millisecond), func() { c.boot(b) })
-		case 4, 5, 6: // nobody notices anything
+		case 4, 5, 6: // no session ends
 			b.cut = true
 			c.after(c.soon(2*c.leases.Session/3), func() {
 				b.cut = false

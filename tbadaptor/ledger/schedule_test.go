@@ -39,12 +39,12 @@ type world struct {
 	asked   []leaseMsg // likewise: requests for the lease
 	// contracts are those set, until the ledger forgets them.
 	contracts map[string]tokenbucket.Share
-	// lost are contracts that a ledger had that has lost its memory; nobody has
+	// lost are contracts that a ledger had that has lost its memory; none has
 	// brought them back. changing are those that were changed since, with what
 	// their brokers held before within what they were.
 	lost, changing map[string]bool
 	// over are the newest sessions of brokers when that happened last, newest the
-	// greatest epoch up to then.
+	// highest epoch up to then.
 	over   map[string]int
 	newest uint64
 	// ended has the sessions in which a lease was over when that happened, by topic and
@@ -305,7 +305,7 @@ func (w *world) deliver(g grantMsg) {
 	w.answer(n, ack)
 }
 
-// answer sends an acknowledgement in n's session, if there still is somebody at the
+// answer sends an acknowledgement in n's session, if there still is a peer at the
 // other end of it.
 func (w *world) answer(n *node, a ackMsg) {
 	if n.session > w.over[n.id] {

@@ -249,7 +249,7 @@ var _ = Describe("Adopting a contract", func() {
 		Expect(<-a.set(ctx, adopt(contract("t", 200_000, 10, members("b1", 200_000, 10))))).To(fails(codes.FailedPrecondition, loop.ReasonConflict))
 	})
 
-	It("gives what was on its way, or ended with a lease, to all by what they hold, and takes from nobody", func() {
+	It("gives what was on its way, or ended with a lease, to all by what they hold, and takes from none", func() {
 		a := newAdaptor(config())
 		b1 := a.join("b1", "i", held("t", 70, 60_000, 6)) // of 80 and 20
 		b2 := a.join("b2", "i", held("t", 71, 15_000, 2))
@@ -266,7 +266,7 @@ var _ = Describe("Adopting a contract", func() {
 		less := b1.granted()
 		Expect(less.Epoch).To(BeNumerically(">", 70))
 		Expect(less.Share.RateMilli).To(BeEquivalentTo(50_000))
-		// Meanwhile b2 may have what nobody holds.
+		// Meanwhile b2 may have what no broker holds.
 		select {
 		case g := <-b2.grants:
 			Expect(80_000 + g.Share.RateMilli).To(BeNumerically("<=", 100_000))
@@ -296,7 +296,7 @@ var _ = Describe("Adopting a contract", func() {
 		Expect(err).NotTo(HaveOccurred(), "said twice")
 		Expect(r.Freed).To(BeEmpty())
 		Expect(a.server.State().Adopting).To(BeEmpty())
-		Consistently(b1.grants, "20ms").ShouldNot(Receive(), "its part is kept for it, or moved by whoever sets contracts")
+		Consistently(b1.grants, "20ms").ShouldNot(Receive(), "its part is kept for it, or moved by the loaddistributor")
 		req := contract("t", 100_000, 10, members("b1", 100_000, 10))
 		req.Update = true
 		Expect(<-a.set(ctx, req)).To(Succeed())

@@ -10,7 +10,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// divisions calls f with every division of total over n, nobody below least.
+// divisions calls f with every division of total over n, none below least.
 func divisions(total, least int64, n int, f func([]int64)) {
 	parts := make([]int64, n)
 	var next func(i int, left int64)

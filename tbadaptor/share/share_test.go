@@ -54,7 +54,7 @@ func TestSplit(t *testing.T) {
 		{"so does one that has messages left", share.Proportional, total,
 			[]load{{Broker: "a", Rate: 50, MaxBacklog: 9, Publishers: 1}, {Broker: "b", Backlog: 1}},
 			[]part{{"a", token{Rate: 995_000, Burst: 99}}, {"b", token{Rate: 5000, Burst: 1}}}},
-		{"one that nobody uses gets nothing, whatever its window says", share.Proportional, total,
+		{"one that is not used gets nothing, whatever its window says", share.Proportional, total,
 			[]load{{Broker: "a", Rate: 50, MaxBacklog: 1, Publishers: 1}, {Broker: "b", MaxBacklog: 80, Share: token{Rate: 500_000, Burst: 50}}},
 			[]part{{"a", total}, {"b", token{}}}},
 		{"the literal rule lets an overloaded broker take all of b", share.Proportional, total,
@@ -100,7 +100,7 @@ func TestSplitRefuses(t *testing.T) {
 		{"no rule", "", total, one, "unknown share rule"},
 		{"empty total", share.Static, token{}, one, "is empty"},
 		{"total out of range", share.Static, token{Rate: -1, Burst: 1}, one, "rate -0.001 is outside"},
-		{"nobody", share.Static, total, nil, "no brokers"},
+		{"no broker", share.Static, total, nil, "no brokers"},
 		{"no id", share.Static, total, []load{{}}, "without a broker's id"},
 		{"a broker twice", share.Static, total, []load{{Broker: "a"}, {Broker: "b"}, {Broker: "a"}}, `"a" appears twice`},
 		{"NaN", share.Proportional, total, []load{{Broker: "a", Rate: math.NaN()}}, "not a finite number"},
@@ -154,7 +154,7 @@ func TestProportion(t *testing.T) {
 		weights []int64
 		want    string
 	}{
-		{"nobody", token{Rate: 1, Burst: 1}, nil, "no weight is positive"},
+		{"no broker", token{Rate: 1, Burst: 1}, nil, "no weight is positive"},
 		{"only zeros", token{Rate: 1, Burst: 1}, []int64{0, 0}, "no weight is positive"},
 		{"negative", token{Rate: 1, Burst: 1}, []int64{2, -1}, "weight 1 is negative"},
 		{"overflow", token{Rate: 1, Burst: 1}, []int64{math.MaxInt64, 1}, "sum to more than"},
@@ -249,7 +249,7 @@ func TestStaticKeepsSharesThatSum(t *testing.T) {
 			total.Burst += s.Burst
 		}
 		if total.IsZero() {
-			t.Skip("nobody holds anything")
+			t.Skip("no broker holds anything")
 		}
 		got, err := share.Split(share.Static, total, loads)
 		if err != nil {

@@ -125,7 +125,7 @@ func TestWhatIsReservedIsMissedByThoseWhoMoved(t *testing.T) {
 	}
 }
 
-// Nobody follows away from a broker that is dead: when it is back it has its floor, and
+// No publisher follows away from a broker that is dead: when it is back it has its floor, and
 // what is left there by its word.
 func TestNothingIsOnItsWayToADeadBroker(t *testing.T) {
 	tuner := (*Tuner)(nil).Place(0, Sqrt, 10*time.Second, []Placed{
@@ -196,7 +196,7 @@ func TestARestartTakesNothingFromWhoIsHeardFirst(t *testing.T) {
 }
 
 // The drain of a broker of two, as a cluster recorded it: what brokers reported, the
-// placement, and when the rule ran. Nobody sends more than its part. The broker that
+// placement, and when the rule ran. No publisher sends more than its part. The broker that
 // nothing happened to never has less than it sends, the one that is drained what its
 // publishers need while they follow, and soon nothing but its floor.
 func TestADrainAsItWasRecorded(t *testing.T) {

@@ -121,7 +121,7 @@ func TestDiffers(t *testing.T) {
 		{"the same", []Assigned{{"b1", s(1000, 100)}, {"b2", s(1000, 100)}}, false},
 		{"within the band", []Assigned{{"b1", s(1050, 95)}, {"b2", s(950, 105)}}, false},
 		{"a rate outside", []Assigned{{"b1", s(1051, 100)}, {"b2", s(949, 100)}}, true},
-		{"somebody left out", []Assigned{{"b1", s(1000, 100)}}, true},
+		{"a broker left out", []Assigned{{"b1", s(1000, 100)}}, true},
 	} {
 		if got := Differs(have, test.want); got != test.is {
 			t.Errorf("%s: %v", test.name, got)

@@ -176,16 +176,16 @@ func TestAuth(t *testing.T) {
 		})
 	}
 	check(t, "no server there", func(t *testing.T) {
-		nobody := localtest.Ports(t, 1)
-		n := start(t, "--auth-http-address="+nobody[0])
+		unused := localtest.Ports(t, 1)
+		n := start(t, "--auth-http-address="+unused[0])
 		p := n.open(t)
 		p.raw(sized("AUTH", "s"))
 		p.fatal("E_AUTH_FAILED")
 	})
 	check(t, "a second server stands in", func(t *testing.T) {
-		nobody := localtest.Ports(t, 1)
+		unused := localtest.Ports(t, 1)
 		g := newGuard(t, map[string]any{"s": allow(".*", ".*", "subscribe", "publish")})
-		n := start(t, "--auth-http-address="+nobody[0], g.flag())
+		n := start(t, "--auth-http-address="+unused[0], g.flag())
 		for range 5 {
 			p := n.open(t)
 			p.auth("s")

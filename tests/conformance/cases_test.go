@@ -294,7 +294,7 @@ func TestOutputBuffer(t *testing.T) {
 
 func TestSampling(t *testing.T) {
 	group(t)
-	check(t, "takes a part, and nobody gets the rest", func(t *testing.T) {
+	check(t, "takes a part, and no channel gets the rest", func(t *testing.T) {
 		const messages = 2000
 		n := common(t)
 		topic := n.topic()

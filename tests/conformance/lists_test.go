@@ -32,7 +32,7 @@ var deliberate = []difference{
 		Key:  "consumer-left",
 		NSQ:  "messages that a consumer held when its connection ended wait for their timeout",
 		SRTM: "they are given to another consumer at once",
-		Why:  "nobody can finish them any more; a minute of silence would break any latency objective",
+		Why:  "no client can finish them any more; a minute of silence would break any latency objective",
 		Page: "messages in flight to a consumer that left",
 	},
 	{

@@ -299,9 +299,9 @@ func TestLookupd(t *testing.T) {
 		b.hears(0, "IDENTIFY", "REGISTER t ch")
 	})
 	check(t, "one that is away does not matter", func(t *testing.T) {
-		nobody := localtest.Ports(t, 1)
+		unused := localtest.Ports(t, 1)
 		r := newRegistry(t)
-		n := start(t, "--lookupd-tcp-address="+nobody[0], r.flag())
+		n := start(t, "--lookupd-tcp-address="+unused[0], r.flag())
 		n.consumer(t, "t", "ch")
 		r.hears(0, "REGISTER t ch")
 		n.open(t).round(n)

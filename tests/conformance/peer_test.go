@@ -290,7 +290,7 @@ func (p *peer) body(want string) delivery {
 }
 
 // bodies takes so many messages, finishes each, and returns their bodies
-// sorted: the protocol promises no order.
+// sorted: the protocol guarantees no order.
 func (p *peer) bodies(count int) []string {
 	p.t.Helper()
 	var got []string

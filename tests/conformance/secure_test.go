@@ -189,7 +189,7 @@ func TestTLS(t *testing.T) {
 			t.Errorf("over HTTPS: got %+v", r)
 		}
 	})
-	check(t, "least version", func(t *testing.T) {
+	check(t, "minimum version", func(t *testing.T) {
 		n, a := secured(t, "--tls-min-version=tls1.3")
 		p := n.open(t)
 		p.identify(map[string]any{"tls_v1": true})

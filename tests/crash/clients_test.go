@@ -37,7 +37,7 @@ func size(t *testing.T, name string, otherwise int) int {
 	return n
 }
 
-// descriptors counts the files that a process has open; -1 where nobody knows.
+// descriptors counts the files that a process has open; -1 where that is not known.
 func descriptors(d *local.Process) int {
 	all, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.Pid()))
 	if err != nil {
@@ -47,7 +47,7 @@ func descriptors(d *local.Process) int {
 }
 
 // resident is the memory of a process, now and at most, in KiB; zeros where
-// nobody knows.
+// that is not known.
 func resident(d *local.Process) (now, most int) {
 	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.Pid()))
 	for line := range strings.Lines(string(b)) {
@@ -116,7 +116,7 @@ func consume(nc net.Conn, pause func(), got func(number uint32)) {
 }
 
 // A channel with subscribers that take nothing, that vanish with what they hold,
-// and that are slow: every message is finished by somebody, publishers are not
+// and that are slow: every message is finished by one of them, publishers are not
 // held up, and the one that takes nothing is closed.
 func TestBadSubscribers(t *testing.T) {
 	const messages = 3000
@@ -167,7 +167,7 @@ func TestBadSubscribers(t *testing.T) {
 		}
 	})
 
-	// Ten kilobytes each: what nobody reads fills sockets and queues.
+	// Ten kilobytes each: what is not read fills sockets and queues.
 	nc, err := dial(d.TCP)
 	if err != nil {
 		t.Fatal(err)

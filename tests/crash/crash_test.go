@@ -237,7 +237,7 @@ func account(t *testing.T, publishers []*publisher, got [][2]uint32) (accepted, 
 	return
 }
 
-// Stored is what an OK promises with each of these.
+// Stored is what an OK guarantees with each of these.
 func TestKillLosesNothingThatWasStored(t *testing.T) {
 	for _, flag := range []string{"--durability=fsync", "--durability=fsync", "--mem-queue-size=0"} {
 		t.Run(flag, func(t *testing.T) {

@@ -32,8 +32,8 @@ func ask(t *testing.T, url, post string) (int, string) {
 	return code, text
 }
 
-// A disk that is full costs a publisher an answer that is not fatal, and nobody
-// a message that was accepted; when it has room again, all is as before.
+// A disk that is full costs a publisher an answer that is not fatal, and no
+// accepted message is lost; when it has room again, all is as before.
 func TestDiskFull(t *testing.T) {
 	for _, flag := range []string{"--durability=memory", "--durability=fsync", "--mem-queue-size=0"} {
 		t.Run(flag, func(t *testing.T) {
@@ -84,7 +84,7 @@ func TestDiskFull(t *testing.T) {
 			if err := os.Remove(ballast); err != nil {
 				t.Fatal(err)
 			}
-			localtest.WaitFor(t, "well again, with nobody publishing", func() bool {
+			localtest.WaitFor(t, "well again, with no publisher", func() bool {
 				code, _ := ask(t, web+"/ping", "")
 				return code == http.StatusOK
 			})

@@ -85,9 +85,9 @@ func obstruct(t *testing.T, d *local.Process) {
 	}
 }
 
-// Whoever stops a container kills it soon after SIGTERM. What was acknowledged is
+// A container is killed soon after SIGTERM. What was acknowledged is
 // stored before anything is waited for: a kill at the moment at which that is said
-// loses nothing, whoever is stuck.
+// loses nothing, whichever peer is stuck.
 func TestStoredBeforeAnythingIsWaitedFor(t *testing.T) {
 	messages := size(t, "SRTM_CRASH_STOP", 50_000)
 	silent := testkit.Listen(t).Addr().String() // takes connections, and that is all

@@ -120,7 +120,7 @@ func TestMetricsExist(t *testing.T) {
 			}
 			for _, l := range label.FindAllStringSubmatch(line, -1) {
 				if !known[l[1]] {
-					t.Errorf("a label whose number of values nobody has bounded: %s", line)
+					t.Errorf("a label whose number of values is not bounded: %s", line)
 					known[l[1]] = true
 				}
 			}

@@ -32,7 +32,7 @@ func (c *cluster) known(topic string) (all map[string]*srtmv1.LearnedPublisher, 
 
 // Who publishes to an open topic, stock producers that declare nothing, is learned, and
 // stays known when the leader is killed, and a broker; and thousands of identities that are
-// thought up as they are used are not learned, and move nobody.
+// thought up as they are used are not learned, and move no publisher.
 func TestWhatWasLearnedOutlivesTheLeader(t *testing.T) {
 	t.Parallel()
 	e := etcdtest.Start(t, etcdtest.Config{})

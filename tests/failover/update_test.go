@@ -51,7 +51,7 @@ func finish(t *testing.T, cl *client.Client, all *consumer, messages int) {
 
 // A topic's r, b, SLO and the size of its group change all the time, up and down,
 // while messages flow: nothing is lost, doubled or out of order, no release goes
-// beyond the greatest contract there was, and the last one is what remains.
+// beyond the largest contract there was, and the last one is what remains.
 func TestATopicIsUpdatedUnderLoad(t *testing.T) {
 	const publishers, each = 10, 200
 	c := newCluster(t, 1, 3, "--store=bbolt")

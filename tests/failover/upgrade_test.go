@@ -195,7 +195,7 @@ func TestWhatIsPlainCanBeRolledBack(t *testing.T) {
 // From 0.1.0 to this release and back, one process after the other, each step with
 // traffic, a new topic and all the old ones. It needs the binaries of 0.1.0 in the
 // folder SRTM_010_BIN, which `make upgrade` builds where git has that commit; what is
-// promised of records alone, loaddistributor/store and TestDataOf010 test always.
+// guaranteed of records alone, loaddistributor/store and TestDataOf010 test always.
 func TestUpgradeAndRollback(t *testing.T) {
 	dir := os.Getenv("SRTM_010_BIN")
 	if dir == "" {

@@ -54,7 +54,7 @@ func TestDeathIsNoticedByEvidence(t *testing.T) {
 	})
 	t.Logf("publishers had another broker after %v, its share was others' after %v", moved, time.Since(began))
 
-	// The control plane is away, and it starts: nobody can tell it that it may.
+	// The control plane is away, and it starts: nothing can tell it that it may.
 	c.must(c.control.Kill())
 	c.startBroker(dead)
 	localtest.WaitFor(c.t, "its base is not on the disk any more", func() bool {

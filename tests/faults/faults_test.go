@@ -52,7 +52,7 @@ type cluster struct {
 	dir     string
 	grpc    string // the loaddistributor's addresses
 	web     string
-	leases  []string // flags of whoever is the adaptor
+	leases  []string // flags of the process that is the adaptor
 	control *local.Process
 	brokers []*broker
 
@@ -368,7 +368,7 @@ func (c *cluster) mishap(rng *rand.Rand) mishap {
 }
 
 // update changes the contract up and down until ctx ends, and then back to what it was
-// at first, which is the greatest. It returns how many updates were made.
+// at first, which is the largest. It returns how many updates were made.
 func (c *cluster) update(ctx context.Context, rng *rand.Rand) (done int) {
 	admin := srtmv1.NewAdminServiceClient(localtest.Dial(c.t, c.grpc))
 	to := func(rate, burst int64) bool {

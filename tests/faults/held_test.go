@@ -31,8 +31,8 @@ const (
 	heldFor             = 400 * time.Millisecond
 )
 
-// lone is such a broker, with a topic for each policy.
-type lone struct {
+// standaloneBroker is such a broker, with a topic for each policy.
+type standaloneBroker struct {
 	t          *testing.T
 	topics     []*standalone
 	data, home string
@@ -49,7 +49,7 @@ type standalone struct {
 }
 
 // start starts it, or again.
-func (l *lone) start(flags ...string) {
+func (l *standaloneBroker) start(flags ...string) {
 	l.t.Helper()
 	l.flags = append(l.flags, flags...)
 	d, err := local.NSQD(localtest.Program(l.t, "nsqd"), l.home, append([]string{
@@ -67,10 +67,10 @@ func (l *lone) start(flags ...string) {
 	})
 }
 
-func (l *lone) trace() string { return filepath.Join(l.home, "releases.csv") }
+func (l *standaloneBroker) trace() string { return filepath.Join(l.home, "releases.csv") }
 
 // post gives an order for a topic, /topic/pause say, and returns the status.
-func (l *lone) post(topic *standalone, route, query, body string) int {
+func (l *standaloneBroker) post(topic *standalone, route, query, body string) int {
 	l.t.Helper()
 	_, code, err := localtest.Ask(http.MethodPost, "http://"+l.process.HTTP+route+"?topic="+url.QueryEscape(topic.name)+query, body)
 	if err != nil {
@@ -80,7 +80,7 @@ func (l *lone) post(topic *standalone, route, query, body string) int {
 }
 
 // order is post for all topics.
-func (l *lone) order(route, query string) {
+func (l *standaloneBroker) order(route, query string) {
 	l.t.Helper()
 	for _, topic := range l.topics {
 		if code := l.post(topic, route, query, ""); code != http.StatusOK {
@@ -89,7 +89,7 @@ func (l *lone) order(route, query string) {
 	}
 }
 
-func (l *lone) limit() {
+func (l *standaloneBroker) limit() {
 	l.t.Helper()
 	for _, topic := range l.topics {
 		topic.unlimited = topic.accepted
@@ -101,7 +101,7 @@ func (l *lone) limit() {
 }
 
 // publish reports whether n messages to each topic were accepted.
-func (l *lone) publish(n int, body string) (all bool) {
+func (l *standaloneBroker) publish(n int, body string) (all bool) {
 	l.t.Helper()
 	all = true
 	for _, topic := range l.topics {
@@ -115,7 +115,7 @@ func (l *lone) publish(n int, body string) (all bool) {
 }
 
 // backlog publishes it.
-func (l *lone) backlog() {
+func (l *standaloneBroker) backlog() {
 	l.t.Helper()
 	if !l.publish(backlog, "x") {
 		l.t.Fatal("the backlog is not accepted")
@@ -123,13 +123,13 @@ func (l *lone) backlog() {
 }
 
 // held lets time pass in which nothing leaves.
-func (l *lone) held() {
+func (l *standaloneBroker) held() {
 	wait(heldFor)
 	l.opened = clock.Mono()
 }
 
 // left waits until all that was accepted has left its topic, and checks the contracts.
-func (l *lone) left(meanwhile func()) {
+func (l *standaloneBroker) left(meanwhile func()) {
 	l.t.Helper()
 	for _, topic := range l.topics {
 		var all []testkit.Release
@@ -144,7 +144,7 @@ func (l *lone) left(meanwhile func()) {
 	}
 }
 
-func (l *lone) verify(topic string, all []testkit.Release) {
+func (l *standaloneBroker) verify(topic string, all []testkit.Release) {
 	l.t.Helper()
 	// Clocks of two processes may come apart, by microseconds on an idle machine.
 	const unsure = loneBackdating / 2
@@ -169,7 +169,7 @@ func (l *lone) verify(topic string, all []testkit.Release) {
 }
 
 // stop sends SIGSTOP, and returns when the process has stopped.
-func (l *lone) stop() {
+func (l *standaloneBroker) stop() {
 	l.t.Helper()
 	if err := l.process.Signal(syscall.SIGSTOP); err != nil {
 		l.t.Fatal(err)
@@ -190,7 +190,7 @@ func (l *lone) stop() {
 
 // mpub sends n messages to each topic over a connection, and returns a function that
 // waits for the answers.
-func (l *lone) mpub(nc net.Conn, n int) (answered func()) {
+func (l *standaloneBroker) mpub(nc net.Conn, n int) (answered func()) {
 	l.t.Helper()
 	var out []byte
 	bodies := slices.Repeat([][]byte{[]byte("x")}, n)
@@ -212,7 +212,7 @@ func (l *lone) mpub(nc net.Conn, n int) (answered func()) {
 }
 
 // restarted has the backlog wait for a second process, and there for a channel.
-func (l *lone) restarted(flags ...string) {
+func (l *standaloneBroker) restarted(flags ...string) {
 	l.t.Helper()
 	l.start(flags...)
 	l.order("/topic/create", "")
@@ -232,8 +232,8 @@ func (l *lone) restarted(flags ...string) {
 // release trace; what this test waits for in real time only has to be long enough to
 // break a contract that is kept by arrival alone.
 func TestABrokerThatWasHeldUpKeepsItsContract(t *testing.T) {
-	for name, run := range map[string]func(l *lone){
-		"paused": func(l *lone) {
+	for name, run := range map[string]func(l *standaloneBroker){
+		"paused": func(l *standaloneBroker) {
 			l.start()
 			l.order("/topic/create", "")
 			l.order("/channel/create", "&channel=c")
@@ -244,7 +244,7 @@ func TestABrokerThatWasHeldUpKeepsItsContract(t *testing.T) {
 			l.order("/topic/unpause", "")
 			l.left(func() {})
 		},
-		"no channel": func(l *lone) {
+		"no channel": func(l *standaloneBroker) {
 			l.start()
 			l.order("/topic/create", "")
 			l.limit()
@@ -253,7 +253,7 @@ func TestABrokerThatWasHeldUpKeepsItsContract(t *testing.T) {
 			l.order("/channel/create", "&channel=c")
 			l.left(func() {})
 		},
-		"full channel": func(l *lone) {
+		"full channel": func(l *standaloneBroker) {
 			for _, topic := range l.topics {
 				topic.name += "#ephemeral" // so that the disk does not take what the channel cannot
 			}
@@ -267,7 +267,7 @@ func TestABrokerThatWasHeldUpKeepsItsContract(t *testing.T) {
 			l.order("/channel/empty", "&channel=c")
 			l.left(func() {})
 		},
-		"stalled disk": func(l *lone) {
+		"stalled disk": func(l *standaloneBroker) {
 			l.data = testkit.SmallDisk(l.t, 4<<20)
 			ballast := filepath.Join(l.data, "ballast")
 			if err := os.WriteFile(ballast, make([]byte, 2<<20), 0o600); err != nil {
@@ -288,7 +288,7 @@ func TestABrokerThatWasHeldUpKeepsItsContract(t *testing.T) {
 			}
 			l.left(func() { l.order("/channel/empty", "&channel=c") })
 		},
-		"stopped process": func(l *lone) {
+		"stopped process": func(l *standaloneBroker) {
 			l.start()
 			l.order("/topic/create", "")
 			l.order("/channel/create", "&channel=c")
@@ -311,12 +311,12 @@ func TestABrokerThatWasHeldUpKeepsItsContract(t *testing.T) {
 			answered()
 			l.left(func() {})
 		},
-		"slow start":           func(l *lone) { l.restarted() },
-		"slow start from disk": func(l *lone) { l.restarted("--durability=fsync") },
+		"slow start":           func(l *standaloneBroker) { l.restarted() },
+		"slow start from disk": func(l *standaloneBroker) { l.restarted("--durability=fsync") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			run(&lone{t: t, data: t.TempDir(), home: t.TempDir(), topics: []*standalone{
+			run(&standaloneBroker{t: t, data: t.TempDir(), home: t.TempDir(), topics: []*standalone{
 				{name: "d", policy: "delay"}, {name: "r", policy: "reject"},
 			}})
 		})

@@ -54,7 +54,7 @@ func (c *cluster) watch(ctx context.Context, b *broker) {
 	}
 }
 
-// shares asks whoever is the adaptor.
+// shares asks the process that is the adaptor.
 func (c *cluster) shares() *srtmv1.TopicShares {
 	address := c.grpc
 	if c.apart {

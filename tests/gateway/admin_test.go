@@ -11,8 +11,8 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// Nobody but who shows a token reads what operators read, or listens in from elsewhere,
-// and who only connects takes neither the clients' place nor all of the operators'.
+// Only a client that shows a token reads what operators read, or listens in from elsewhere,
+// and one that only connects takes neither the clients' place nor all of the operators'.
 func TestAdminAddress(t *testing.T) {
 	dir := t.TempDir()
 	rewrite(t, dir+"/policy.toml", "[[server]]\nurl = \"http://127.0.0.1:1\"\n")

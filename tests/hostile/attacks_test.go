@@ -90,7 +90,7 @@ var attacks = []attack{
 		},
 	},
 	{
-		// What one topic holds that nobody reads is all the memory there is.
+		// What a topic without readers holds is all the memory there is.
 		name:  "a backlog that fills the memory",
 		flags: []string{"--max-memory-bytes=20000000"},
 		prepare: func(b *broker) error {
@@ -152,7 +152,7 @@ var attacks = []attack{
 // few are bounds that are reached at once.
 var few = []string{"--max-topics=200", "--max-connections=50"}
 
-var made atomic.Uint64 // names that nobody else uses
+var made atomic.Uint64 // names that are used only once
 
 // refused is an error unless the metric, of what the broker refused, counts.
 func (b *broker) refused(metric string) error {

@@ -9,7 +9,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// An nsqd of which nobody reads the standard error, which is full, starts, tells
+// An nsqd whose standard error is not read, and full, starts, tells
 // bad clients what is wrong, serves the others, and stops. It used to freeze with
 // the 446th bad client.
 func TestALogThatNobodyReads(t *testing.T) {

@@ -155,7 +155,7 @@ func TestStockProducersAreMoved(t *testing.T) {
 				}
 				body := fmt.Sprintf("%s/%d", id, n)
 				if p.Publish(topic, []byte(body)) != nil {
-					// Accepted or not: without an answer nobody can tell.
+					// Accepted or not: without an answer that is not known.
 					s.doubtful[body] = true
 					s.lost++
 					p.Stop()
@@ -242,7 +242,7 @@ func (d *dials) Write(line []byte) (int, error) {
 }
 
 // HTTP publishers go to any broker that lookup names, those that have just lost
-// the topic's publishers included, whoever is placed where.
+// the topic's publishers included, wherever they are placed.
 func TestPublishingOverHTTPWhilePublishersMove(t *testing.T) {
 	c := startSized(t, 20_000, 20_000)
 	y := c.tally()

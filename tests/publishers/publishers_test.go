@@ -271,7 +271,7 @@ func TestTheEndOfTheAgentUnderLoad(t *testing.T) {
 	}
 }
 
-// retry waits until somebody listens at address.
+// retry waits until a process listens at address.
 func retry(ctx context.Context, address string) {
 	ticker := time.NewTicker(10 * time.Millisecond)
 	defer ticker.Stop()

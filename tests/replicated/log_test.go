@@ -271,7 +271,7 @@ func TestServersAreLost(t *testing.T) {
 		t.Errorf("of %d only %d were stored", writers*each, len(acked))
 	}
 	if err := l.Close(); err != nil {
-		t.Logf("what nobody was told is stored is not: %v", err)
+		t.Logf("what was not acknowledged is not stored: %v", err)
 	}
 	within(t, "the stream has a leader again", func() bool {
 		l, err = c.Open("t", 0)

@@ -95,7 +95,7 @@ func (c *cluster) topic() *srtmv1.Topic {
 }
 
 // A broker is killed with what it held, and its disk is lost: the others have what it had
-// acknowledged, and nobody gets again what was finished long before.
+// acknowledged, and what was finished long before does not come again.
 func TestAnotherBrokerTakesOver(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 3)

@@ -1031,7 +1031,7 @@ type TopicSpec struct {
 	Contract *Contract `protobuf:"bytes,2,opt,name=contract,proto3" json:"contract,omitempty"`
 	// Publishers one by one, or as groups, or both; ids must be distinct, there
 	// may be 1,000,000 of them, and their rates sum to at most r. Neither: the topic is
-	// open, and whoever publishes to one of its brokers is a publisher (Topic.learned).
+	// open, and each client that publishes to one of its brokers is a publisher (Topic.learned).
 	Publishers []*Publisher      `protobuf:"bytes,3,rep,name=publishers,proto3" json:"publishers,omitempty"`
 	Groups     []*PublisherGroup `protobuf:"bytes,4,rep,name=groups,proto3" json:"groups,omitempty"`
 	// loadbalance, conc, maxmin or srtm; empty means srtm.
@@ -1043,12 +1043,12 @@ type TopicSpec struct {
 	ShareRule string     `protobuf:"bytes,7,opt,name=share_rule,json=shareRule,proto3" json:"share_rule,omitempty"`
 	Pacing    PacingMode `protobuf:"varint,8,opt,name=pacing,proto3,enum=srtm.v1.PacingMode" json:"pacing,omitempty"`
 	// Of an open topic: its contract follows what is measured. Set, too, by a creation
-	// whose contract has neither rate_milli nor burst: then the greatest of half of the
-	// largest broker's mcap, and a second's messages of it, are the limits.
+	// whose contract has neither rate_milli nor burst: then the limits are half of the
+	// largest broker's mcap, and a second's messages of that.
 	Auto *AutoContract `protobuf:"bytes,9,opt,name=auto,proto3" json:"auto,omitempty"`
-	// What all brokers of the topic are to promise: their --durability must be the same, or
+	// What all brokers of the topic are to guarantee: their --durability must be the same, or
 	// the creation fails. Unset: FSYNC or REPLICATED, if that is the same of all brokers that
-	// are connected when the topic is created; else it stays unset, and each broker promises
+	// are connected when the topic is created; else it stays unset, and each broker guarantees
 	// what its own says, at least MEMORY. It cannot be changed.
 	Durability    Durability `protobuf:"varint,10,opt,name=durability,proto3,enum=srtm.v1.Durability" json:"durability,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1159,7 +1159,7 @@ func (x *TopicSpec) GetDurability() Durability {
 // r is 1.25 times the highest rate, and b what the SLO's quantile of messages takes to wait
 // for no token, of the windows of 10 s with messages in the last 60. Until six are known the
 // topic is measured with the contract that it was created with, where that has none with
-// the greatest there may be.
+// the maximum one.
 type AutoContract struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// r stays at or below; 0: r does not follow.
@@ -2242,10 +2242,10 @@ type Broker struct {
 	Id          string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	TcpAddress  string                 `protobuf:"bytes,2,opt,name=tcp_address,json=tcpAddress,proto3" json:"tcp_address,omitempty"`
 	HttpAddress string                 `protobuf:"bytes,3,opt,name=http_address,json=httpAddress,proto3" json:"http_address,omitempty"`
-	// Greatest rate within the SLO, msg/s: calibrated_mcap, or configured_mcap
+	// Maximum rate within the SLO, msg/s: calibrated_mcap, or configured_mcap
 	// where that is 0.
 	Mcap int64 `protobuf:"varint,4,opt,name=mcap,proto3" json:"mcap,omitempty"`
-	// Rate already promised to topics, msg/s.
+	// Rate already allocated to topics, msg/s.
 	Allocated int64  `protobuf:"varint,5,opt,name=allocated,proto3" json:"allocated,omitempty"`
 	Connected bool   `protobuf:"varint,6,opt,name=connected,proto3" json:"connected,omitempty"`
 	Version   string `protobuf:"bytes,7,opt,name=version,proto3" json:"version,omitempty"`
@@ -2550,9 +2550,9 @@ type Fits struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The highest r, msg/s, with as many publishers that send so much less.
 	Rate int64 `protobuf:"varint,1,opt,name=rate,proto3" json:"rate,omitempty"`
-	// The least b, messages.
+	// The minimum b, messages.
 	Burst int64 `protobuf:"varint,2,opt,name=burst,proto3" json:"burst,omitempty"`
-	// The least number of publishers that send as much together.
+	// The minimum number of publishers that send as much together.
 	Publishers int64 `protobuf:"varint,3,opt,name=publishers,proto3" json:"publishers,omitempty"`
 	// How many more brokers, empty ones of the capacity broker_mcap: the median of
 	// those there are (of an even number the lesser), msg/s.

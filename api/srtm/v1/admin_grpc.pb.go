@@ -103,7 +103,7 @@ type AdminServiceClient interface {
 	MovePublishers(ctx context.Context, in *MovePublishersRequest, opts ...grpc.CallOption) (*MovePublishersResponse, error)
 	// SetBrokerCapacity gives a broker an mcap that stands over the one it says
 	// hello with, until it is unset; it outlives both programs' restarts. Lower
-	// than what is promised already, it degrades the topics there and nothing new
+	// than what is allocated already, it degrades the topics there and nothing new
 	// is placed. Repeating it is harmless. NOT_FOUND when there is no such broker.
 	SetBrokerCapacity(ctx context.Context, in *SetBrokerCapacityRequest, opts ...grpc.CallOption) (*SetBrokerCapacityResponse, error)
 	// RemoveBroker takes the caller's word that a broker is dead: its shares go to
@@ -410,7 +410,7 @@ type AdminServiceServer interface {
 	MovePublishers(context.Context, *MovePublishersRequest) (*MovePublishersResponse, error)
 	// SetBrokerCapacity gives a broker an mcap that stands over the one it says
 	// hello with, until it is unset; it outlives both programs' restarts. Lower
-	// than what is promised already, it degrades the topics there and nothing new
+	// than what is allocated already, it degrades the topics there and nothing new
 	// is placed. Repeating it is harmless. NOT_FOUND when there is no such broker.
 	SetBrokerCapacity(context.Context, *SetBrokerCapacityRequest) (*SetBrokerCapacityResponse, error)
 	// RemoveBroker takes the caller's word that a broker is dead: its shares go to

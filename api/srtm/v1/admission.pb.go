@@ -217,7 +217,7 @@ func (x *ReplicateRequest) GetSavedMs() int64 {
 
 type ReplicateResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Milliseconds in which nobody takes over from the owner, from when it sent the request.
+	// Milliseconds in which no server takes over from the owner, from when it sent the request.
 	LeaseMs int64 `protobuf:"varint,1,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
 	// Credits for which there was no room, or that are older than what is known.
 	Refused       int32 `protobuf:"varint,2,opt,name=refused,proto3" json:"refused,omitempty"`

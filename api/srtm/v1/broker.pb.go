@@ -178,7 +178,7 @@ type BrokerHello struct {
 	TcpAddress  string `protobuf:"bytes,3,opt,name=tcp_address,json=tcpAddress,proto3" json:"tcp_address,omitempty"`
 	HttpAddress string `protobuf:"bytes,4,opt,name=http_address,json=httpAddress,proto3" json:"http_address,omitempty"`
 	Version     string `protobuf:"bytes,5,opt,name=version,proto3" json:"version,omitempty"`
-	// Greatest rate within the SLO, msg/s; > 0.
+	// Maximum rate within the SLO, msg/s; > 0.
 	Mcap int64 `protobuf:"varint,6,opt,name=mcap,proto3" json:"mcap,omitempty"`
 	// Topics the broker holds from before; empty after a fresh start.
 	Topics []string `protobuf:"bytes,7,rep,name=topics,proto3" json:"topics,omitempty"`
@@ -392,7 +392,7 @@ type Arrivals struct {
 	// than 65,536, or than 57,344 of one AUTH identity, certificate or host.
 	Others uint64 `protobuf:"varint,8,opt,name=others,proto3" json:"others,omitempty"`
 	// For each of `publishers`, whom an auth server or a certificate says it is, with "auth:"
-	// or "cert:" before it; empty: nobody does. Not set by brokers of 0.1.0.
+	// or "cert:" before it; empty: none does. Not set by brokers of 0.1.0.
 	Owners        []string `protobuf:"bytes,9,rep,name=owners,proto3" json:"owners,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
