@@ -58,7 +58,7 @@ func (o *options) addConsole(s *daemon.Servers, log *slog.Logger, shares grpc.Cl
 }
 
 // called is a context of the inner server with who the console says the caller and its
-// tenant are. Of other servers nobody can say it.
+// tenant are. Other servers cannot say it.
 func called(ctx context.Context) context.Context {
 	if by := metadata.ValueFromIncomingContext(ctx, console.CallerKey); len(by) == 1 {
 		ctx = secure.WithCaller(ctx, by[0])

@@ -233,12 +233,12 @@ func TestWhatAFollowerSays(t *testing.T) {
 			case refusedStreams[name] != nil:
 				refused(name, refusedStreams[name]())
 			default:
-				t.Errorf("%s: nobody says what a follower does", name)
+				t.Errorf("%s: what a follower does is not listed", name)
 			}
 		}
 	}
 	if err := follower.conn.Invoke(ctx, "/srtm.v1.NoService/Do", &srtmv1.GetTopicRequest{}, &srtmv1.GetTopicResponse{}); status.Code(err) != codes.Unimplemented {
-		t.Errorf("a service that nobody has: %v", err)
+		t.Errorf("a service that does not exist: %v", err)
 	}
 
 	for name, want := range map[string][2]string{

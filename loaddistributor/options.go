@@ -234,7 +234,7 @@ func (o *options) loopConfig(log *slog.Logger, metrics prometheus.Registerer) lo
 	})
 }
 
-// mandate is for a leader that begins at now. Where the store is new, nobody has lent
+// mandate is for a leader that begins at now. Where the store is new, no adaptor has lent
 // anything before.
 func (o *options) mandate(as role, now mono.Time) *mandate {
 	m := &mandate{lease: o.tbadaptorLease, bound: o.loopConfig(nil, nil).Leases.ClockBound, term: as.term.Number()}

@@ -1,5 +1,5 @@
 // Package catalog is the state of the control plane: brokers, topics, where
-// each publisher goes, what is promised to whom. It is pure and event-sourced:
+// each publisher goes, what is allocated to which topic. It is pure and event-sourced:
 // Apply is the only way to change it, one event at a time, and the same events
 // in the same order give the same state, so a log of events is all that a
 // store has to keep.

@@ -25,11 +25,11 @@ type BrokerJoined struct {
 	TCPAddress, HTTPAddress string
 	Hostname, Version       string
 	// Maximum rate within the SLO, msg/s; > 0. It may be lower than what is
-	// promised already: that degrades the topics, and nothing new is placed.
+	// allocated already: that degrades the topics, and nothing new is placed.
 	Mcap int64
 }
 
-// BrokerLeft: its session is over. What is promised stays promised.
+// BrokerLeft: its session is over. What is allocated stays allocated.
 type BrokerLeft struct{ ID string }
 
 // TopicPlaced reserves what the plan takes. It is refused when the plan does
@@ -78,7 +78,7 @@ type BrokerDraining struct {
 }
 
 // BrokerCalibrated: an mcap, msg/s, that stands over the one the broker says hello
-// with; 0 ends that. It may be lower than what is promised already, as that of
+// with; 0 ends that. It may be lower than what is allocated already, as that of
 // BrokerJoined may. It is forgotten with the broker (MaxGone).
 type BrokerCalibrated struct {
 	ID   string

@@ -60,8 +60,8 @@ const maxBatch = 1000
 // takes or refuses it, and from then on decisions count on it. The committer
 // appends what is staged to the journal, and then applies it to the catalog
 // that is shown, mu.cat, which cannot refuse it, for it has seen the same
-// events. So nobody outside ever sees what a crash could undo: not a request's
-// answer, not a publisher's broker, not a message to a broker.
+// events. So what a crash could undo is never seen outside: no request's
+// answer, no publisher's broker, no message to a broker.
 //
 // The design that lost is one catalog whose effects are held back: every
 // reader would have had to know how far it may look.
@@ -163,7 +163,7 @@ func (c *Controller) committer(stop <-chan struct{}) error {
 			enough = max(compactAfter, size)
 			if err != nil {
 				// Nothing is lost by it but room. A term that is over shows at the next
-				// event; to end this one, for the next to try the same, would help nobody.
+				// event; to end this one, for the next to try the same, would not help.
 				c.cfg.Log.Error("the store keeps all events for now: no dump could take their place", obs.KeyVersion, base+uint64(len(batch)), obs.KeyError, err)
 				c.undumped.Add(1)
 				sinceDump = enough - dumpAgain

@@ -14,7 +14,7 @@ import (
 
 // condition is what the leader finds, of a topic that is active, in what brokers
 // report. It is shown with the catalog's state and is not kept: it is of the last
-// window, and whoever leads next measures again.
+// window, and the next leader measures again.
 type condition struct {
 	missed string // why the SLO is missed, or will be, for people; empty: it is not known to be
 	// over says since when the topic has offered more than its contract, by so many

@@ -266,7 +266,7 @@ func (c *Controller) active() (names []string) {
 }
 
 // agrees reports whether the adaptor has the topic's contract and members. One that is
-// changing is somebody's care already. A freed broker has nothing and no session: it
+// changing has an owner already. A freed broker has nothing and no session: it
 // becomes a member when it is back.
 func (c *Controller) agrees(name string, has *srtmv1.TopicShares, freed []string) (agrees, changing bool) {
 	c.mu.RLock()

@@ -53,7 +53,7 @@ type Config struct {
 	// How long a move waits for consumers to come to the brokers that are new to the
 	// topic; 0: DefaultConsumerWait.
 	ConsumerWait time.Duration
-	// Probe finds out whether a broker's process has ended; nil: nobody does.
+	// Probe finds out whether a broker's process has ended; nil: that is never known.
 	Probe Probe
 	// What becomes of moves that relieve overloaded brokers, and when they are
 	// due; the rules are checked unless it is off.
@@ -131,7 +131,7 @@ type Controller struct {
 	adaptor    ledger
 	unfinished []string       // topics that have an owner for Run to start
 	leader     func() string  // of a follower; nil: this one leads
-	hurry      chan struct{}  // 1 deep: reconcile is not to wait
+	soon       chan struct{}  // 1 deep: reconcile is not to wait
 	work       sync.WaitGroup // creations and deletions; Add under mu, while not closing
 	fitMetrics fitMetrics
 	tracer     trace.Tracer
@@ -178,7 +178,7 @@ type state struct {
 	requests uint64 // the last number given to a request
 	closing  bool
 	ending   chan struct{} // closed with closing
-	empty    bool          // the catalog was at the start, and nobody has created a topic since
+	empty    bool          // the catalog was at the start, and no topic was created since
 	settled  time.Time     // of an empty one: until when it denies nothing; zero: no broker has joined
 	unread   bool          // a follower before its first Reset
 	cut      bool          // a follower that cannot read the store any more
@@ -193,7 +193,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	cfg.EvacuateAfter = cmp.Or(cfg.EvacuateAfter, DefaultEvacuateAfter)
 	cfg.ConsumerWait = cmp.Or(cfg.ConsumerWait, DefaultConsumerWait)
 	cfg.FittingRound = cmp.Or(cfg.FittingRound, tuner.DefaultRound)
-	c := &Controller{cfg: cfg, adaptor: ledger{adaptor, cfg.PrepareTimeout}, hurry: make(chan struct{}, 1), fitMetrics: newFitMetrics()}
+	c := &Controller{cfg: cfg, adaptor: ledger{adaptor, cfg.PrepareTimeout}, soon: make(chan struct{}, 1), fitMetrics: newFitMetrics()}
 	if cfg.Traces == nil {
 		cfg.Traces = noop.NewTracerProvider()
 	}
@@ -217,7 +217,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	c.mu.left = map[string]bool{}
 	c.mu.away, c.mu.drainers = map[string]time.Time{}, map[string]string{}
 	for _, b := range c.mu.cat.Brokers() {
-		// Whoever was without a loaddistributor for long calls no sooner.
+		// A broker that was without a loaddistributor for long calls no sooner.
 		c.mu.away[b.ID] = time.Now().Add(max(0, returnWithin-cfg.EvacuateAfter))
 	}
 	c.mu.tuner = tuner.NewTuner(tuner.Config{
@@ -271,7 +271,7 @@ func (c *Controller) Run(ctx context.Context) error {
 			c.settle(time.Now())
 			c.learn(time.Now())
 			c.rebuild()
-		case <-c.hurry:
+		case <-c.soon:
 			c.reconcile(time.Now())
 		case err = <-failed:
 			running, committing = false, false
@@ -305,8 +305,8 @@ func (c *Controller) Run(ctx context.Context) error {
 }
 
 // recover stages what has to be said of an earlier controller's end before
-// anything else happens. A topic that was being created has nobody who waits
-// for it: it is rolled back.
+// anything else happens. No caller waits any more for a topic that was being
+// created: it is rolled back.
 func (c *Controller) recover() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -148,7 +148,7 @@ func (c *Controller) begin(ctx context.Context, spec *catalog.Spec, key, on stri
 		spec = spec.Keeping(d)
 	}
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	c.mu.empty = false // it is a new cluster, or somebody sees to it
+	c.mu.empty = false // it is a new cluster, or an operator restores the topics
 	cr := &creation{spec: spec, key: key, on: on, cancel: cancel, waiters: 1, changed: make(chan struct{})}
 	c.mu.topics.at(name).creating = cr
 	began := time.Now()

@@ -140,7 +140,7 @@ var _ = Describe("Creating a topic", func() {
 				Share:     tokenbucket.Share{Rate: 500_000, Burst: 20},
 				Base:      tokenbucket.Share{Rate: 500_000, Burst: 20}, // the rule is static
 				FlexUntil: mono.Never, Until: mono.Never,
-				Given:  20 * tokenbucket.Token, // a contract nobody has used is full
+				Given:  20 * tokenbucket.Token, // an unused contract is full
 				Grants: 1,
 			}))
 			Expect(c.broker(b.id).Allocated).To(BeEquivalentTo(500))
@@ -368,7 +368,7 @@ var _ = Describe("Creating a topic", func() {
 		})
 	})
 
-	It("bounds the sum of a tenant's contracts, whoever asks at the same time", func() {
+	It("bounds the sum of a tenant's contracts, however many requests come at the same time", func() {
 		c := newCluster(setup{config: func(cfg *controller.Config) {
 			cfg.TenantRates = map[string]tokenbucket.Rate{"acme": tokenbucket.PerSecond(100), "*": tokenbucket.PerSecond(30)}
 		}})
@@ -411,7 +411,7 @@ var _ = Describe("Creating a topic", func() {
 		Expect(grow(30)).To(Succeed())
 	})
 
-	It("never promises more than a broker carries, whoever asks at the same time", func() {
+	It("never allocates more than a broker carries, however many requests come at the same time", func() {
 		c := newCluster(setup{})
 		mcap := map[string]int64{"b1": 100, "b2": 150, "b3": 75}
 		for id, m := range mcap {

@@ -103,7 +103,7 @@ func (c *Controller) TopicNames() []string {
 }
 
 // Producers returns the connected brokers that have the topic, by id, and its
-// channels, sorted. found: somebody has it, or it is placed and active.
+// channels, sorted. found: a broker has it, or it is placed and active.
 func (c *Controller) Producers(topic string) (nodes []Node, channels []string, found bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

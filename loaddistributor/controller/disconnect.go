@@ -16,7 +16,7 @@ const drainPiece = 1000
 // the broker has let the others go: nothing else would bring it back.
 const remindAfter = 2 * time.Second
 
-// followGrace is how long publishers that somebody watches have to follow a move
+// followGrace is how long publishers that a client watches have to follow a move
 // before their old broker is told to end their connections, which it is when the
 // controller next looks (Config.ReportInterval). They know where to go: to end them
 // at once would have them send again what is on its way. All others learn of the
@@ -86,7 +86,7 @@ func (c *Controller) disconnect(op operation, old, now *catalog.Placement) int {
 func (st *state) disconnect(name, broker string, ids []string) {
 	s := st.sessions[broker]
 	if s == nil {
-		return // away; whoever lingers there is seen when it is back and retires
+		return // away; publishers that linger there are seen when it is back and retires
 	}
 	for piece := range slices.Chunk(ids, drainPiece) {
 		s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Drain{

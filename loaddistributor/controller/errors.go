@@ -12,7 +12,7 @@ var (
 	// ErrClosing: the loaddistributor is shutting down.
 	ErrClosing = errors.New("the loaddistributor is shutting down")
 	// ErrNotCommitted: the journal failed, or another process leads. Whether the
-	// request is durable is not known; whoever leads next knows.
+	// request is durable is not known; the next leader knows.
 	ErrNotCommitted = errors.New("not known to be committed")
 	// ErrReplaced: a newer session has the broker's id.
 	ErrReplaced = errors.New("a newer session has the broker's id")
@@ -26,13 +26,13 @@ var (
 	ErrNoAnswer = reconcile.ErrNoAnswer
 	// ErrUnsteady: brokers came and went so fast that no plan fitted.
 	ErrUnsteady = errors.New("the brokers change too fast to place the topic")
-	// errAbandoned: nobody waits for the creation any more.
+	// errAbandoned: no caller waits for the creation any more.
 	errAbandoned = errors.New("the caller is gone")
 )
 
 // NotLeaderError: another loaddistributor leads; this one only reads.
 type NotLeaderError struct {
-	// Leader is its gRPC address; empty when nobody is known to lead.
+	// Leader is its gRPC address; empty when no leader is known.
 	Leader string
 }
 

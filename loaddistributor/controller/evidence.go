@@ -148,7 +148,7 @@ func (c *Controller) ended(s *Session) {
 	}
 	c.mu.Unlock()
 	select {
-	case c.hurry <- struct{}{}:
+	case c.soon <- struct{}{}:
 	default: // it is about to look
 	}
 }

@@ -508,14 +508,14 @@ var _ = Describe("Fitting", func() {
 
 	It("waits for subscribers, on the first broker and on the next", func() {
 		c, n := begin(2)
-		nobody := measured(200, 50, 0)
-		nobody.Subscribers = 0
-		n[0].Measure("t", nobody)
+		unread := measured(200, 50, 0)
+		unread.Subscribers = 0
+		n[0].Measure("t", unread)
 		Eventually(c.fitting("t")).Should(Equal("waiting for subscribers on b1"))
 		n[0].Measure("t", measured(200, 50, 0))
 		Eventually(has(n[1], "t")).Should(BeTrue())
 		n[0].Measure("t", measured(100, 0, 0))
-		n[1].Measure("t", nobody)
+		n[1].Measure("t", unread)
 		Eventually(c.fitting("t")).Should(Equal("waiting for subscribers on b2"))
 		n[1].Measure("t", measured(100, 0, 0))
 		Eventually(func() bool { return c.fit("t").GetFitted() }).Should(BeTrue(), c.fitting("t"))

@@ -16,7 +16,7 @@ import (
 // what it knows, and denies nothing: what it does not know may have been created.
 
 // NewFollower returns a follower that knows nothing yet. leader says who leads,
-// for whoever has to be sent there; it must not wait.
+// so that callers can be sent there; it must not wait.
 func NewFollower(cfg Config, adaptor Adaptor, leader func() string) (*Controller, error) {
 	c, err := New(cfg, adaptor)
 	if err != nil {
@@ -83,7 +83,7 @@ func (c *Controller) following() error {
 	return &NotLeaderError{Leader: c.leader()}
 }
 
-// Reset takes the place of all that was known. Whoever watches has to begin
+// Reset takes the place of all that was known. Watchers have to begin
 // anew.
 func (c *Controller) Reset(cat *catalog.Catalog) {
 	c.mu.Lock()

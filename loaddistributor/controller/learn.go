@@ -23,8 +23,8 @@ import (
 
 // An open topic has no list of publishers: its brokers record arrivals, all the time, and
 // loaddistributor/learned makes publishers of them. They are kept as what the topic's
-// specification has: a change of them is a move like another, in which mostly nobody moves,
-// and so it is durable and goes to whoever leads next.
+// specification has: a change of them is a move like another, in which most publishers
+// stay, and so it is durable and the next leader has it.
 
 // learn has open topics placed by those who publish to them.
 func (c *Controller) learn(now time.Time) {

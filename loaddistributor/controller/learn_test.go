@@ -73,7 +73,7 @@ var _ = Describe("An open topic", func() {
 		return func(string) *agenttest.Node { return node }
 	}
 
-	It("takes whoever publishes for a publisher, and knows him after a restart", func() {
+	It("takes each client that publishes for a publisher, and knows it after a restart", func() {
 		data := &store.Memory{}
 		c := newCluster(setup{data: data, config: slow})
 		b1, b2 := c.join("b1", 1000, agenttest.New()), c.join("b2", 1000, agenttest.New())
@@ -98,7 +98,7 @@ var _ = Describe("An open topic", func() {
 		Expect(p.Rate).To(BeNumerically("~", 8, 1))
 		Expect([]string{p.BrokerId, p.SendsTo}).To(Equal([]string{home.id, home.id}))
 		Expect(p.Since.AsTime()).To(BeTemporally("~", began, 10*time.Second))
-		Expect(topic.Spec.Publishers).To(BeEmpty(), "nobody has ordered them")
+		Expect(topic.Spec.Publishers).To(BeEmpty(), "they were not ordered")
 		Expect(topic.Quotas[0].Publishers).To(BeEquivalentTo(1))
 		Expect(topic.Learned.Notes).To(BeEmpty())
 
@@ -377,7 +377,7 @@ var _ = Describe("An open topic", func() {
 		}
 	})
 
-	It("is profiled until nobody waits for it, or it is gone; four at a time", func() {
+	It("is profiled until no caller waits for it, or it is gone; four at a time", func() {
 		c := newCluster(setup{config: slow})
 		c.node("b1", 1000)
 		names := []string{"t0", "t1", "t2", "t3", "t4"}

@@ -38,12 +38,12 @@ var _ = Describe("A broker of a topic", func() {
 		c.mustCreate(spec("t", 100, 10))
 	}
 
-	It("that goes keeps its share, and what is promised on it", func() {
+	It("that goes keeps its share, and what is allocated on it", func() {
 		begin()
 		b2.stop()
 		Eventually(c.state("t")).Should(HavePrefix("DEGRADED: broker b2 is gone"))
 		Expect(c.broker("b2").Connected).To(BeFalse())
-		Expect(c.broker("b2").Allocated).To(BeEquivalentTo(50), "what is promised stays promised")
+		Expect(c.broker("b2").Allocated).To(BeEquivalentTo(50), "what is allocated stays allocated")
 		Expect(c.shares("t")).To(Equal(map[string]string{"b1": "50000/5", "b2": "50000/5"}), "it may be using it")
 		before, _ := b2.node.Topic("t")
 		Expect(before.Share).To(Equal(tokenbucket.Share{Rate: 50_000, Burst: 5}), "the data path outlives the control plane")
@@ -72,7 +72,7 @@ var _ = Describe("A broker of a topic", func() {
 		Expect(s.SloMet).To(HaveValue(BeFalse()))
 		Expect(s.ExceedFraction).To(BeNumerically("~", float64(s.Unaccepted)/float64(s.Unaccepted+s.Pooled.Delivered), 1e-9))
 
-		// A controller that has just begun knows of nobody yet who is gone.
+		// A controller that has just begun knows of no broker yet that is gone.
 		address := c.address
 		c.stop()
 		c = newCluster(setup{data: data, address: address})
@@ -82,7 +82,7 @@ var _ = Describe("A broker of a topic", func() {
 		Eventually(func() *bool { return status().SloMet }).Should(HaveValue(BeTrue()))
 	})
 
-	It("that does not come back is said to keep its share, which is freed on an operator's word, and nobody else is blamed", func() {
+	It("that does not come back is said to keep its share, which is freed on an operator's word, and no other broker is blamed", func() {
 		begin()
 		b2.stop()
 		late := obs.NewLatency()
@@ -145,7 +145,7 @@ var _ = Describe("A broker of a topic", func() {
 		Eventually(c.state("t")).Should(Equal("ACTIVE"))
 	})
 
-	It("that comes back with less than was promised degrades the topic, and gets nothing new", func() {
+	It("that comes back with less than was allocated degrades the topic, and gets nothing new", func() {
 		begin()
 		b1.stop()
 		c.join("b1", 40, agenttest.New(), instance("one again"))
@@ -200,7 +200,7 @@ var _ = Describe("An adaptor of its own", func() {
 		return sum
 	}
 
-	It("that restarts gets its contracts back, and nobody's share changes", func() {
+	It("that restarts gets its contracts back, and no share changes", func() {
 		ln := listen("127.0.0.1:0")
 		address := ln.Addr().String()
 		first, _ := startAdaptor(ln)
@@ -219,7 +219,7 @@ var _ = Describe("An adaptor of its own", func() {
 			t, _ := b.node.Topic("t")
 			Expect(t.Grants).To(Equal(1), "broker %s was granted nothing new", b.id)
 		}
-		// It is the contract's keeper again.
+		// It enforces the contract again.
 		c.mustDelete("t")
 		c.nothingLeft("t", b1, b2)
 	})
@@ -463,7 +463,7 @@ var _ = Describe("Watching", func() {
 				}
 			})
 		}()
-		// It sends and nobody takes it, while the broker moves ten times.
+		// It sends and nothing is received, while the broker moves ten times.
 		for i := range 10 {
 			b1.stop()
 			port := fmt.Sprintf("b1.example:%d", 5000+i)

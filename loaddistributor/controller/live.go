@@ -9,7 +9,7 @@ import (
 // live is what this process knows of a topic beside the catalog. Guarded by
 // Controller.mu.
 type live struct {
-	owner     *owner                // who changes it now; nil: nobody
+	owner     *owner                // who changes it now; nil: none
 	creating  *creation             // nil: it is not being created
 	watchers  map[*watcher]struct{} // of its publishers
 	condition *condition            // of one that is active
@@ -59,5 +59,5 @@ func (l *live) idle() bool {
 	return l.owner == nil && l.creating == nil && len(l.watchers) == 0 && l.waiting == ""
 }
 
-// owned reports whether somebody changes the topic now.
+// owned reports whether an owner changes the topic now.
 func (st *state) owned(name string) bool { return st.topics.see(name).owner != nil }

@@ -17,7 +17,7 @@ const maxListed = 500
 var (
 	descBrokers   = prometheus.NewDesc("srtm_brokers_connected", "Brokers with a session.", nil, nil)
 	descMcap      = prometheus.NewDesc("srtm_brokers_mcap_messages_per_second", "What the connected brokers carry within the SLO, together.", nil, nil)
-	descAllocated = prometheus.NewDesc("srtm_brokers_allocated_messages_per_second", "What is promised on the connected brokers, together.", nil, nil)
+	descAllocated = prometheus.NewDesc("srtm_brokers_allocated_messages_per_second", "What is allocated on the connected brokers, together.", nil, nil)
 	descTopics    = prometheus.NewDesc("srtm_topics", "Topics by state.", []string{"state"}, nil)
 	descUnlisted  = prometheus.NewDesc("srtm_topics_without_series", "Topics beyond the bound on series per topic.", nil, nil)
 	descCreating  = prometheus.NewDesc("srtm_topics_creating", "Creations under way.", nil, nil)

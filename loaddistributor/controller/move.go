@@ -20,7 +20,7 @@ import (
 // brings publishers back that do not watch; and once more a moment later. Those that watch
 // have a grace to follow before (disconnect.go). A broker that has no publisher left retires:
 // once its consumers have had what it holds, it is told to remove the topic, which it does
-// unless something has come meanwhile. After a crash once the topic has moved, whoever
+// unless something has come meanwhile. After a crash once the topic has moved, a publisher that
 // does not watch stays where it is, and is served there.
 
 // decide returns what a topic becomes. Requires: the brokers are those of the
@@ -30,7 +30,7 @@ type decide func(topic catalog.Topic, brokers []placement.Broker) (*catalog.Spec
 // Update gives an active topic another specification under its name: what change
 // makes of the one it has, which it does not modify and may be asked for repeatedly.
 // expected is the epoch that the topic's placement must have, 0: any. Where neither
-// the demand nor the policy changes, nobody moves whose broker is there.
+// the demand nor the policy changes, no publisher moves whose broker is there.
 // Errors as Create, and those of change; catalog.ErrTopicUnknown, ErrTopicState,
 // *EpochError.
 func (c *Controller) Update(ctx context.Context, name string, expected uint64, change func(present *catalog.Spec) (*catalog.Spec, error)) (catalog.Topic, error) {

@@ -158,7 +158,7 @@ var _ = Describe("Updating a topic", func() {
 			topic, _ := n1.Topic("t")
 			Expect(topic.Channels).To(Equal([]string{"main", "more"}))
 
-			// And a little more rate moves nobody either.
+			// And a little more rate moves no publisher either.
 			s.Contract.RateMilli += 20_000
 			c.mustUpdate(s)
 			Expect(c.where("t", 400)).To(Equal(placed.want))
@@ -287,7 +287,7 @@ var _ = Describe("Publishers that move", func() {
 		now      []int // who is let go at once
 		later    []int
 	}{
-		"nobody watches":                            {nil, false, []int{0, 1, 2, 3}, nil},
+		"no publisher watches":                      {nil, false, []int{0, 1, 2, 3}, nil},
 		"two of four are watched":                   {[][]string{{"g.1"}, {"g.3", "g.1", "x"}}, false, []int{0, 2}, []int{1, 3}},
 		"all are watched":                           {[][]string{{"g.2"}, nil}, false, nil, []int{0, 1, 2, 3}},
 		"who watches a follower is not known there": {nil, true, nil, []int{0, 1, 2, 3}},
@@ -384,7 +384,7 @@ var _ = Describe("Consumers of a topic that moves", func() {
 		Eventually(where, "300ms").Should(Equal(map[string]int{"b2": 4}))
 	})
 
-	It("are not waited for where they are, or where nobody moves to a new broker", func() {
+	It("are not waited for where they are, or where none moves to a new broker", func() {
 		begin()
 		read(n1, 0, 0, 0)
 		Eventually(func() uint32 { return c.topic("t").GetStatus().GetBrokers()[0].Last.ChannelSubscribers[1] }).Should(BeZero())
@@ -538,7 +538,7 @@ var _ = Describe("What a drain waits for", func() {
 		Eventually(waits).Should(Equal([]string{"safe"}))
 	})
 
-	It("is a topic that somebody else placed there, as long as it is used", func() {
+	It("is a topic that another controller placed there, as long as it is used", func() {
 		retired(setup{}, &srtmv1.TopicStats{Topic: "t"})
 		n1.Create("own")
 		Eventually(waits).Should(Equal([]string{"safe"}))
@@ -546,13 +546,13 @@ var _ = Describe("What a drain waits for", func() {
 		Eventually(waits).Should(Equal([]string{"own: the loaddistributor did not place it here, and it is in use"}))
 	})
 
-	It("is lost by force once nobody takes it", func() {
+	It("is lost by force once no consumer takes it", func() {
 		retired(setup{data: &store.Memory{}}, &srtmv1.TopicStats{Topic: "t", Depth: 3, Subscribers: 1, Delivered: 1})
 		force()
 		Expect(c.broker("b1").Forced).To(BeTrue())
 		Consistently(has(n1, "t"), "3s").Should(BeTrue(), "a consumer takes it")
 		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Depth: 3, Offered: 1})
-		Consistently(has(n1, "t"), "3s").Should(BeTrue(), "somebody publishes there")
+		Consistently(has(n1, "t"), "3s").Should(BeTrue(), "a publisher is there")
 		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Depth: 3, Subscribers: 1})
 		Consistently(has(n1, "t"), "500ms").Should(BeTrue(), "not for a window yet")
 		Eventually(has(n1, "t")).Should(BeFalse())
@@ -648,7 +648,7 @@ var _ = Describe("A broker that is away for long", func() {
 		b1.stop()
 		Eventually(func() map[string]int { return c.where("t", 400) }).Should(Equal(map[string]int{"b2": 400}))
 		Eventually(c.state("t")).Should(Equal("ACTIVE"))
-		// What it may still be using is nobody else's: b2 has nothing yet.
+		// What it may still be using goes to no other broker: b2 has nothing yet.
 		Expect(c.shares("t")["b1"]).To(Equal("400000/10"))
 
 		c.join("b1", 600, n1)
@@ -716,7 +716,7 @@ var _ = Describe("Moving publishers", func() {
 		}).WithTimeout(30 * time.Second).Should(ConsistOf("t/g.0"))
 		Consistently(gone, "100ms").ShouldNot(Receive())
 
-		// Of a broker that nobody belongs to any more, for as long as somebody is there.
+		// Of a broker that no publisher belongs to any more, for as long as one is there.
 		n1.Use("t", true)
 		n1.Measure("t", &srtmv1.TopicStats{Topic: "t", Publishers: 1})
 		move("b2", "g.1", "g.2")

@@ -27,8 +27,8 @@ type operation struct {
 	// placing held; the brokers are those of the catalog's SnapshotFor.
 	decide   func(topic catalog.Topic, brokers []placement.Broker) (catalog.Event, error)
 	creation *creation // nil if it is none
-	// ctx ends when nobody waits for it any more: it does not begin then, and a creation
-	// is undone; nil: it is done whoever waits.
+	// ctx ends when no caller waits for it any more: it does not begin then, and a creation
+	// is undone; nil: it is done in any case.
 	ctx context.Context
 	// end is called with what has come of it, before the next one begins; nil: it is not.
 	end func(error)
@@ -352,7 +352,7 @@ func (c *Controller) write(op operation, e catalog.Event) reconcile.Written {
 	var err error
 	before, _ := c.mu.next.Topic(op.name)
 	_, activates := e.(catalog.TopicActivated)
-	if err = context.Cause(op.ctx); err == nil || !activates { // nobody waits for it any more
+	if err = context.Cause(op.ctx); err == nil || !activates { // no caller waits for it any more
 		t, err = c.mu.stage(e)
 	}
 	c.mu.Unlock()
@@ -370,7 +370,7 @@ func (c *Controller) write(op operation, e catalog.Event) reconcile.Written {
 	defer c.mu.Unlock()
 	switch e := e.(type) {
 	case catalog.TopicActivated:
-		// Now: as soon as the name is let go of, somebody may delete it.
+		// Now: as soon as the name is released, another request may delete it.
 		op.creation.topic, _ = c.mu.cat.Topic(op.name)
 		c.tunedLocked(c.mu.tuner.Begin(op.name, op.creation.topic.Spec.Demand, time.Now()))
 	case catalog.TopicMoveAborted:

@@ -18,7 +18,7 @@ import (
 
 // noteBrokers keeps what the adaptor, whose memory is not durable, knows of brokers
 // that are gone, and tells it when it has forgotten. Not at once after a start: one
-// that lives calls by then, and whoever has a session is not forgotten.
+// that lives calls by then, and one that has a session is not forgotten.
 func (c *Controller) noteBrokers(ctx context.Context, shares *srtmv1.ListSharesResponse) {
 	awaited, holds, strict := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, t := range shares.Topics {

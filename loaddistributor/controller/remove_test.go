@@ -67,7 +67,7 @@ var _ = Describe("A dead broker", func() {
 
 		for range 2 {
 			restart()
-			Eventually(func() map[string]string { return c.shares("t") }).Should(HaveLen(2), "nobody waits for it")
+			Eventually(func() map[string]string { return c.shares("t") }).Should(HaveLen(2), "it is not waited for")
 			Eventually(c.state("t")).Should(Equal("ACTIVE"))
 			Expect(held(b1, b3)).To(Equal(all))
 			for _, b := range c.brokers() {
@@ -91,7 +91,7 @@ var _ = Describe("A dead broker", func() {
 		c.join("b1", 60, agenttest.New())
 		c.join("b3", 60, agenttest.New())
 		Eventually(func() string { _, err := remove("b2"); return status.Convert(err).Message() }).Should(BeEmpty())
-		Expect(held(b2)).To(Equal(tokenbucket.Share{Rate: 50_000, Burst: 5}), "nobody has told it")
+		Expect(held(b2)).To(Equal(tokenbucket.Share{Rate: 50_000, Burst: 5}), "it was not told")
 		c.stop()
 
 		begin(address)
@@ -121,7 +121,7 @@ var _ = Describe("A dead broker", func() {
 			_, err := c.grants.ForgetBroker(context.Background(), &srtmv1.ForgetBrokerRequest{BrokerId: "b2"})
 			return err
 		}).Should(Succeed())
-		Eventually(func() tokenbucket.Share { return held(b1) }).Should(Equal(all), "nobody else can take the topic")
+		Eventually(func() tokenbucket.Share { return held(b1) }).Should(Equal(all), "no other broker can take the topic")
 		<-time.After(100 * time.Millisecond) // virtual
 		restart()
 		Eventually(func() []string { return c.adopting("t") }).Should(Equal([]string{"b2"}))

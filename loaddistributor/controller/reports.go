@@ -231,7 +231,7 @@ func (st *state) reports(topic, broker string) *reportWindow {
 }
 
 // merge is a TopicStats being summed up. Histograms are added bucket by
-// bucket; quantiles are left to whoever reads the sum.
+// bucket; quantiles are left to the reader of the sum.
 type merge struct {
 	sum                          srtmv1.TopicStats
 	interval                     time.Duration

@@ -134,7 +134,7 @@ var _ = Describe("A restart of the loaddistributor", func() {
 		Expect(other.Epoch).To(BeNumerically(">", before.Epoch))
 	})
 
-	It("that has lost its store leaves publishers where they are, and denies what nobody holds", func() {
+	It("that has lost its store leaves publishers where they are, and denies what no broker holds", func() {
 		first := newCluster(setup{data: &store.Memory{}})
 		first.join("b1", 60, agenttest.New())
 		away := first.join("b2", 60, agenttest.New())
@@ -269,7 +269,7 @@ var _ = Describe("A restart of the loaddistributor", func() {
 	})
 
 	// The broker may hold a share that the next adaptor knows of from the broker alone.
-	DescribeTable("rolls back a creation that nobody was told of", func(granted bool) {
+	DescribeTable("rolls back a creation that no caller was told of", func(granted bool) {
 		data := &store.Memory{}
 		first := newCluster(setup{data: data})
 		node := agenttest.New()
@@ -335,7 +335,7 @@ func crash(data *store.Memory) *store.Memory {
 }
 
 var _ = Describe("What is not durable", func() {
-	It("is shown to nobody", func() {
+	It("is not shown", func() {
 		g := &journalGate{}
 		c := newCluster(setup{data: &store.Memory{}, config: gatedJournal(g)})
 		c.join("b1", 600, agenttest.New())

@@ -67,7 +67,7 @@ type request struct {
 	// Only the owner that waits is concerned: a refusal is an answer like another.
 	owners bool
 	sent   time.Time
-	// For the owner that waits; room for the one answer. nil: nobody does.
+	// For the owner that waits; room for the one answer. nil: none waits.
 	done chan<- reconcile.Answered
 }
 
@@ -248,7 +248,7 @@ func (c *Controller) result(s *Session, p *srtmv1.PrepareResult) error {
 	var failed, err error
 	switch {
 	case r.owners:
-		// Whoever asked decides what follows.
+		// The owner that asked decides what follows.
 		if p.Error != "" {
 			r.answer(s.broker, &RefusedError{p.Error})
 		} else {
@@ -283,7 +283,7 @@ func (c *Controller) result(s *Session, p *srtmv1.PrepareResult) error {
 	return nil
 }
 
-// ask sends a PrepareTopic. done gets the answer, or ErrBrokerGone; nil if nobody waits.
+// ask sends a PrepareTopic. done gets the answer, or ErrBrokerGone; nil if no owner waits.
 func (st *state) ask(s *Session, topic string, prepare *catalog.Spec, done chan<- reconcile.Answered, now time.Time) {
 	st.requests++
 	number := st.requests

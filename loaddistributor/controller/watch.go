@@ -26,7 +26,7 @@ type watcher struct {
 	wake       chan struct{} // room for one
 }
 
-// watched says which publishers of a topic somebody watches here.
+// watched says which publishers of a topic are watched here.
 func (st *state) watched(topic string) func(publisher string) bool {
 	ids := map[string]bool{}
 	for w := range st.topics.see(topic).watchers {
@@ -64,7 +64,7 @@ func (c *Controller) Resolve(topic, publisher string) (catalog.Assignment, error
 // Watch calls send with the present assignments of the named publishers, all
 // if none is named, and then with every one that changes, until the topic is
 // deleted (catalog.ErrTopicUnknown), ctx ends or send fails. A slow send delays
-// nobody; it is then told what has become of it, not every step.
+// no other; it is then told what has become of it, not every step.
 // Requires: the names are distinct.
 func (c *Controller) Watch(ctx context.Context, topic string, publishers []string, send func(Change) error) error {
 	w := &watcher{publishers: publishers, wake: make(chan struct{}, 1)}

@@ -114,7 +114,7 @@ func TestGroupsFollowWhoFiresTogether(t *testing.T) {
 	}
 }
 
-// Whoever feigns to belong to groups moves nobody but itself.
+// A publisher that feigns to belong to groups moves only itself.
 func TestFeigningMovesNobodyElse(t *testing.T) {
 	const victims = 4
 	honest := func(rng interface{ Float64() float64 }, w *town, with map[int][]string) {

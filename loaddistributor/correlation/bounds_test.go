@@ -39,7 +39,7 @@ func heap() uint64 {
 }
 
 // 100,000 publishers, of which every tenth belongs to a group of ten, and the others
-// are rarely heard: the groups are found, in the memory promised. The benchmark has
+// are rarely heard: the groups are found, in the memory allowed. The benchmark has
 // 100,000 that all fire.
 func TestAHundredThousandPublishers(t *testing.T) {
 	const publishers, size = 100_000, 10

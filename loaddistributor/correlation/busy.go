@@ -13,7 +13,7 @@ const (
 	nearest, farthest = 32, 128
 	// most publishers are compared by windows, those that are busy in most.
 	most = 4096
-	// alongside is the least part of a link's windows beyond chance.
+	// alongside is the minimum part of a link's windows beyond chance.
 	alongside = 0.1
 )
 
@@ -112,7 +112,7 @@ func (v *view) windows(i, j int32, need float64) pair {
 	a, b := v.busy[i].since(from), v.busy[j].since(from)
 	na, nb, joint := a.count(), b.count(), a.joint(&b)
 	p := pair{firings: min(na, nb), joint: joint, expected: v.chance(na, nb, from), width: widths}
-	if min(na, nb) < least || chernoff(joint, p.expected) < need {
+	if min(na, nb) < minFirings || chernoff(joint, p.expected) < need {
 		return pair{}
 	}
 	for away := nearest; away <= farthest; away++ {
@@ -137,7 +137,7 @@ func (v *view) together() (ties []uint64) {
 	var who []int32
 	counts := make([]int, len(v.busy))
 	for i := range v.busy {
-		if counts[i] = v.busy[i].count(); v.records[i].irregular && counts[i] >= least {
+		if counts[i] = v.busy[i].count(); v.records[i].irregular && counts[i] >= minFirings {
 			who = append(who, int32(i))
 		}
 	}
@@ -165,7 +165,7 @@ func (v *view) together() (ties []uint64) {
 	for k, i := range who {
 		for _, j := range who[:k] {
 			joint, expected := v.busy[i].joint(&v.busy[j]), unit*float64(counts[i])*float64(counts[j])
-			if float64(joint) < expected+least || chernoff(joint, expected) < v.threshold/2 {
+			if float64(joint) < expected+minFirings || chernoff(joint, expected) < v.threshold/2 {
 				continue
 			}
 			share := (float64(joint) - expected) / float64(max(counts[i], counts[j]))

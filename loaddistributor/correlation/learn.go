@@ -11,14 +11,14 @@ import (
 )
 
 const (
-	// least is how many firings it takes to be compared.
-	least = 8
+	// minFirings is how many firings it takes to be compared.
+	minFirings = 8
 	// widths are 2^(4+2w) units for w of 0 .. widths-1; around is how many widths
 	// tell what is common for longer.
 	widths = 4
 	around = 8
 	reach  = int32(around) << (4 + 2*(widths-1))
-	// together is the least part of firings, beyond chance, for a link, and locked
+	// together is the minimum part of firings, beyond chance, for a link, and locked
 	// the regularity from which a pair without evidence of its own may be one of clocks.
 	together = 0.2
 	locked   = 0.5
@@ -84,7 +84,7 @@ func (l *Learner) view() *view {
 		if l.now-p.fired > horizon {
 			p.n = 0
 		}
-		if p.n >= least {
+		if p.n >= minFirings {
 			v.publishers = append(v.publishers, p)
 		}
 	}
@@ -183,7 +183,7 @@ func (v *view) compare(i, j int32) (best pair) {
 	if len(a) > len(b) {
 		ra, rb, a, b, sign = rb, ra, b, a, -1
 	}
-	if len(a) < least {
+	if len(a) < minFirings {
 		return pair{}
 	}
 	var nearest, all [widths*2 + 6]int // by the length in bits of the distance
@@ -735,7 +735,7 @@ func (c *clustering) closest(members []int32, pairs []pair, known bool) []int {
 	// As intervals of a width, by their middles: linear for each width.
 	middle := func(k clock) float64 { return (k.from + k.to) / 2 }
 	slices.SortFunc(clocks, func(a, b clock) int { return cmp.Compare(middle(a), middle(b)) })
-	least := math.Log(Significance / float64(max(1, c.clocks)) / spreads)
+	lowest := math.Log(Significance / float64(max(1, c.clocks)) / spreads)
 	found := false
 	var in []clock
 	for s := range spreads {
@@ -753,8 +753,8 @@ func (c *clustering) closest(members []int32, pairs []pair, known bool) []int {
 			for end < len(in) && middle(in[end])-middle(k) < wide {
 				end++
 			}
-			if p := poissonTail(end-i-1, mean); p < least {
-				least, found = p, true
+			if p := poissonTail(end-i-1, mean); p < lowest {
+				lowest, found = p, true
 				low, high = middle(k)-1.5*wide, middle(k)+2.5*wide
 			}
 		}

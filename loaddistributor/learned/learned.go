@@ -16,9 +16,9 @@
 //
 // At most once in Pause, when a publisher came or went or a correlation key changed; or
 // once in a window if rates, all together, differ by a quarter from those that it is
-// placed by, and when the first publisher is learned. Where everybody stays then,
-// loaddistributor/placement says: nobody moves whose broker still carries it. Whoever
-// leads writes all of it down, so a change waits until what was written before amounts to
+// placed by, and when the first publisher is learned. Which publishers move then,
+// loaddistributor/placement says: none whose broker still carries it. The leader
+// writes all of it down, so a change waits until what was written before amounts to
 // WriteRate bytes/s, but for the first WriteBurst.
 //
 // # Bounds
@@ -78,8 +78,8 @@ const (
 	ahead = 1.25
 	// recordBytes is what a publisher takes in a store beside its id and its key.
 	recordBytes = 64
-	// least is the lowest rate that is told, msg/s.
-	least = 0.001
+	// minRate is the lowest rate that is reported, msg/s.
+	minRate = 0.001
 	// captureFor is what a broker is asked for at a time, captureAgain when it is asked
 	// again, and restartAt at how many names its record is begun anew.
 	captureFor   = 20 * time.Second
@@ -102,7 +102,7 @@ type Publisher struct {
 // publisher is one that is followed.
 type publisher struct {
 	Publisher
-	owner   string // who answers for it; empty: nobody
+	owner   string // who answers for it; empty: none
 	total   uint64 // messages since it is followed, those in a window under way left out
 	windows int    // in which it was heard
 	member  bool   // the topic is placed by it
@@ -492,7 +492,7 @@ func (t *Topic) contract(is tokenbucket.Share, auto Auto, now time.Time) tokenbu
 		rate, burst = max(rate, s.rate), max(burst, s.burst)
 	}
 	if auto.MaxRate > 0 {
-		to.Rate = min(auto.MaxRate, max(tokenbucket.PerSecond(round(ahead*max(rate, least))), 1000))
+		to.Rate = min(auto.MaxRate, max(tokenbucket.PerSecond(round(ahead*max(rate, minRate))), 1000))
 	}
 	if auto.MaxBurst > 0 {
 		to.Burst = min(max(burst, auto.MinBurst, auto.Brokers), auto.MaxBurst)
@@ -613,7 +613,7 @@ func (t *Topic) Act(j *Job, placed []placement.Publisher, contract tokenbucket.S
 		sum += p.Rate
 		size += recordBytes + len(p.ID) + len(p.Key)
 	}
-	scale := min(1, 0.999*limit/max(sum, least)) // a topic may be offered more than its contract
+	scale := min(1, 0.999*limit/max(sum, minRate)) // a topic may be offered more than its contract
 	changed := len(learned) != len(placed)
 	for _, p := range learned {
 		old, known := was[p.ID]
@@ -688,7 +688,7 @@ func (t *Topic) learned() (all []Publisher, beyond float64) {
 	}
 	for _, p := range known {
 		one := p.Publisher
-		one.Key, one.Rate = t.keys[p.ID], max(p.Rate, least)
+		one.Key, one.Rate = t.keys[p.ID], max(p.Rate, minRate)
 		all = append(all, one)
 	}
 	slices.SortFunc(all, func(a, b Publisher) int { return cmp.Compare(a.ID, b.ID) })

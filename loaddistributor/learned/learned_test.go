@@ -407,7 +407,7 @@ func TestWhatNobodyMeasuredIsNotZero(t *testing.T) {
 		what   string
 		begins func()
 	}{
-		{"nobody is connected", func() { w.ids, w.away = nil, true }},
+		{"no publisher is connected", func() { w.ids, w.away = nil, true }},
 		{"one is not", func() { w.ids = []string{"b1"} }},
 		{"one says nothing", func() { w.ids, w.away, b2.mute = []string{"b1", "b2"}, false, true }},
 		{"all report", func() { b2.mute = false }},

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // directory is a Directory in memory.
 type directory struct {
 	nodes    []controller.Node
-	channels map[string][]string // by topic, also those nobody produces now
+	channels map[string][]string // by topic, also those without a producer now
 }
 
 func (d directory) Nodes() []controller.Node     { return d.nodes }

@@ -26,7 +26,7 @@ func (r resolver) Resolve(topic, publisher string) (catalog.Assignment, error) {
 func TestWhereAPublisherBelongs(t *testing.T) {
 	mux := http.NewServeMux()
 	lookup.MountPublisher(mux, resolver{
-		"none": catalog.ErrPublisherUnknown, "early": catalog.ErrNotActive, "out": catalog.ErrUnplaced, "gone": catalog.ErrTopicUnknown, "odd": errors.New("of nobody's making"),
+		"none": catalog.ErrPublisherUnknown, "early": catalog.ErrNotActive, "out": catalog.ErrUnplaced, "gone": catalog.ErrTopicUnknown, "odd": errors.New("of no known kind"),
 	})
 	for _, c := range []struct {
 		method, query string

@@ -17,8 +17,8 @@ import (
 type Broker struct {
 	ID string
 	// Mcap is the maximum rate it carries within the SLO, Allocated what it
-	// has promised already, both in msg/s and >= 0. What is left, rcap, is
-	// their difference, and zero where more was promised than it carries.
+	// has allocated already, both in msg/s and >= 0. What is left, rcap, is
+	// their difference, and zero where more was allocated than it carries.
 	Mcap, Allocated int64
 }
 

@@ -13,9 +13,9 @@ type Fits struct {
 	// Rate is the maximum r in whole msg/s, with as many publishers that send so
 	// much less.
 	Rate int64
-	// Burst is the least b, in messages.
+	// Burst is the minimum b, in messages.
 	Burst int64
-	// Publishers is the least number of publishers that send as much together.
+	// Publishers is the minimum number of publishers that send as much together.
 	Publishers int64
 	// MoreBrokers is how many more brokers it takes, empty ones of the capacity
 	// Mcap in msg/s: the median of those there are, of an even number the lesser.

@@ -59,8 +59,8 @@ func drawGroups(t *rapid.T, name string) placement.Demand {
 	return d
 }
 
-// A new plan for a placed topic is a plan, moves nobody who could have stayed,
-// and moves nobody at all when nothing changes.
+// A new plan for a placed topic is a plan, moves no publisher that could have stayed,
+// and none at all when nothing changes.
 func TestReplace(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var brokers []placement.Broker
@@ -98,7 +98,7 @@ func TestReplace(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Nobody moves to a place that one of his kind gave up.
+		// No publisher moves to a place that one of its kind gave up.
 		type kind struct {
 			key  string
 			rate float64

@@ -192,7 +192,7 @@ func compose(policy string, brokers []Broker, chosen []int, quotas []int64, d De
 }
 
 // Unreserved puts all of a demand without publishers on one broker, beside what that
-// has promised: its quota is 0. Requires: d is valid.
+// has allocated: its quota is 0. Requires: d is valid.
 func Unreserved(policy, broker string, d Demand) Plan {
 	return Plan{Policy: policy, K: 1, Quotas: []Quota{{
 		Broker: broker, Share: tokenbucket.Share{Rate: tokenbucket.Rate(d.rateMilli()), Burst: d.Burst},

@@ -15,7 +15,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// drawBrokers makes brokers of any capacity, some full or over-promised. Small
+// drawBrokers makes brokers of any capacity, some full or over-allocated. Small
 // numbers are likely, as rapid likes them, which leaves one large broker and
 // k = 1; so mostly they are alike.
 func drawBrokers(t *rapid.T, most int, capacity int64) []placement.Broker {
@@ -66,7 +66,7 @@ func find(brokers []placement.Broker, id string) int {
 	return slices.IndexFunc(brokers, func(b placement.Broker) bool { return b.ID == id })
 }
 
-// check holds a plan against everything that every plan promises.
+// check holds a plan against everything that every plan guarantees.
 func check(t *rapid.T, policy string, brokers []placement.Broker, d placement.Demand, plan placement.Plan) {
 	publishers := d.Expand()
 	placed := make([]int, len(publishers))

@@ -35,7 +35,7 @@ type world struct {
 	shown catalog.Topic
 }
 
-// question is what a broker is asked. It does one after the other. late: nobody waits
+// question is what a broker is asked. It does one after the other. late: no owner waits
 // for its answer any more; lost: its session has ended before.
 type question struct {
 	broker                     string
@@ -457,7 +457,7 @@ func TestATopicUnderControl(t *testing.T) {
 			}
 			for id := range w.has {
 				if !w.cat.LeftOn(name, id) {
-					t.Fatalf("broker %s has a topic that is gone, and nobody knows", id)
+					t.Fatalf("broker %s has a topic that is gone, and it is not known", id)
 				}
 			}
 			return

@@ -1,5 +1,5 @@
 // Package reconcile is one topic under control: a machine that brings it from what it
-// is to what it is to be, one difference at a time. It is pure: whoever owns it
+// is to what it is to be, one difference at a time. It is pure: its owner
 // (loaddistributor/controller) hands it what has happened, carries out what it wants,
 // and tells it what came of that. What is durable of a topic is the catalog's; the
 // machine has no more than one change needs, so that after a crash another one is made
@@ -148,7 +148,7 @@ type Written struct {
 // Tick is Due.
 type Tick struct{}
 
-// Cancelled: whoever asked for a creation is gone, for that reason.
+// Cancelled: the caller that asked for a creation is gone, for that reason.
 type Cancelled struct{ Cause error }
 
 // Closing: the controller ends. Nothing is waited for that comes by itself.
@@ -296,7 +296,7 @@ type Topic struct {
 // Spec.
 func New(name string, is catalog.Topic, target Target, limits Limits) *Topic {
 	t := &Topic{name: name, is: is, target: target, limits: limits, stale: target.Shared, planned: !target.Plan}
-	// Whoever has begun what there is, the adaptor may know of it.
+	// Even what another controller began, the adaptor may know of.
 	t.told = is.State == catalog.Deleting || target.Gone
 	switch {
 	case target.Undo && is.Next != nil:
@@ -422,7 +422,7 @@ func (t *Topic) begin(now time.Time) []Effect {
 		t.seen()
 	case unremoved:
 		switch t.phase {
-		case returning: // somebody may have published there already, over HTTP say
+		case returning: // a publisher may have published there already, over HTTP say
 			fresh := slices.DeleteFunc(t.fresh(), func(id string) bool { return slices.Contains(t.is.Retiring, id) })
 			return t.ask(fresh, Remove{fresh, true}, now)
 		case retiring:

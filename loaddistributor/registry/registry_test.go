@@ -121,7 +121,7 @@ func TestWhoMustIdentify(t *testing.T) {
 		}
 	}
 	if nodes := s.r.Nodes(s.now); len(nodes) != 0 {
-		t.Errorf("somebody nameless is shown: %+v", nodes)
+		t.Errorf("a producer without a name is shown: %+v", nodes)
 	}
 	hello := Command{Verb: Identify, Node: Node{BroadcastAddress: "a", TCPPort: 1, HTTPPort: 2, Version: "1"}}
 	answer, err := s.r.Handle(s.now, id, hello)
@@ -243,7 +243,7 @@ func TestAnyHistory(t *testing.T) {
 			slices.Sort(ids)
 			return slices.Compact(ids)
 		}
-		// settle forgets what is ephemeral and nobody's, once somebody had it.
+		// settle forgets what is ephemeral and has no producer, once it had one.
 		settle := func(touched []key) {
 			for _, k := range touched {
 				if k.channel != "" && wire.Ephemeral(k.channel) && len(holders(k)) == 0 {

@@ -25,7 +25,7 @@ import (
 const (
 	// MaxChannels is how many channels a topic may be created with.
 	MaxChannels = 1000
-	// MaxLatency is the greatest SLO latency, in which one measures in minutes.
+	// MaxLatency is the maximum SLO latency, in which one measures in minutes.
 	MaxLatency = 10 * time.Minute
 	// MaxKey is the length of an idempotency key in bytes.
 	MaxKey = 128

@@ -174,7 +174,7 @@ func TestOtherErrors(t *testing.T) {
 		{context.Canceled, codes.Canceled},
 		{fmt.Errorf("waiting: %w", context.DeadlineExceeded), codes.DeadlineExceeded},
 		{status.Error(codes.Unauthenticated, "who"), codes.Unauthenticated},
-		{errors.New("what nobody thought of"), codes.Internal},
+		{errors.New("an unforeseen one"), codes.Internal},
 	} {
 		if got := status.Code(toStatus(test.err)); got != test.want {
 			t.Errorf("%v: %v, want %v", test.err, got, test.want)

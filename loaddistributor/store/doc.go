@@ -5,5 +5,5 @@
 //
 // It knows how an event is written down (record.go) and nothing of what it
 // means: loaddistributor/catalog decides that, loaddistributor/controller when to
-// append. Read store.go next for what an implementation promises.
+// append. Read store.go next for what an implementation guarantees.
 package store

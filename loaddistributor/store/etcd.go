@@ -45,7 +45,7 @@ type Etcd struct {
 	prefix string
 	ttl    time.Duration
 
-	// link has one entry: whoever takes it, to dial or to look, puts it back.
+	// link has one entry: the goroutine that takes it, to dial or to look, puts it back.
 	link chan link
 }
 
@@ -561,7 +561,7 @@ func (t *etcdTerm) Append(ctx context.Context, base uint64, events []catalog.Eve
 			}
 		}
 		if len(record) > maxPart {
-			// The parts first: without the event nobody looks at them.
+			// The parts first: without the event they are not read.
 			n, err := t.putParts(ctx, "part", version+1, record)
 			if err != nil {
 				return err
@@ -612,7 +612,7 @@ func (t *etcdTerm) Compact(ctx context.Context, dump catalog.Dump) error {
 	if err != nil {
 		return err
 	}
-	// In one transaction, so that whoever reads at one revision finds a dump and
+	// In one transaction, so that a reader at one revision finds a dump and
 	// all events after it. What precedes it goes with it.
 	next := hex(dump.Version + 1)
 	_, last, err := t.store.snapshot(ctx, t.client)

@@ -76,9 +76,9 @@ func TestWhomEtcdRefuses(t *testing.T) {
 	}
 	foreign := testkit.NewAuthority(t)
 	for name, change := range map[string]func(*tls.Config){
-		"no certificate":          func(c *tls.Config) { c.Certificates = nil },
-		"a stranger's":            func(c *tls.Config) { c.Certificates = []tls.Certificate{foreign.Certificate("client").TLS} },
-		"a server nobody vouches": func(c *tls.Config) { c.RootCAs = foreign.Pool },
+		"no certificate":           func(c *tls.Config) { c.Certificates = nil },
+		"a stranger's":             func(c *tls.Config) { c.Certificates = []tls.Certificate{foreign.Certificate("client").TLS} },
+		"a server of no authority": func(c *tls.Config) { c.RootCAs = foreign.Pool },
 	} {
 		cfg := s.config()
 		cfg.Client.DialTimeout = 500 * time.Millisecond

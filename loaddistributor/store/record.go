@@ -15,9 +15,9 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
 
-// Version is the greatest of the records that this package reads and writes; it
-// reads all before it, too. A record says the version that whoever reads it has to
-// know, and is written with the least that will do: so a release before this one
+// Version is the highest of the records that this package reads and writes; it
+// reads all before it, too. A record says the version that its reader has to
+// know, and is written with the lowest that will do: so a release before this one
 // reads what has nothing new in it, and refuses the rest by its version. The numbers
 // of journal.proto say which version a field or a kind is of.
 //
@@ -74,7 +74,7 @@ func kind(name string) protoreflect.FieldDescriptor {
 // since is the version that a reader of the field must know.
 func since(f protoreflect.FieldDescriptor) int { return int(f.Number())/100 + 1 }
 
-// version is the least that a reader of m must know.
+// version is the lowest that a reader of m must know.
 func version(m protoreflect.Message) int {
 	least := 1
 	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {

@@ -13,7 +13,7 @@ import (
 var (
 	// ErrLost: the term is over; another process may lead.
 	ErrLost = errors.New("the leadership is lost")
-	// ErrGap: the events do not begin where the log ends. Somebody else has
+	// ErrGap: the events do not begin where the log ends. Another process has
 	// appended, or the caller has lost count; in either case it must load anew.
 	ErrGap = errors.New("the events do not continue the log")
 )
@@ -29,7 +29,7 @@ type Store interface {
 	// has fallen behind a compaction, or could not read the log for a while (Cut),
 	// it hands over the state again.
 	Follow(ctx context.Context, f Follower) error
-	// Leader returns what the present leader advertises; empty: nobody leads.
+	// Leader returns what the present leader advertises; empty: there is none.
 	Leader(ctx context.Context) (string, error)
 	// Close gives up what is open. Terms and Follow calls have ended before.
 	Close() error
@@ -58,7 +58,7 @@ type Term interface {
 	// that this one was copied from or took the place of. At any time.
 	Number() uint64
 	// Until is when the term ends unless the store lets it go on meanwhile, by this
-	// process' clock; mono.Never: nobody can take it away. No other term begins
+	// process' clock; mono.Never: no other process can take it away. No other term begins
 	// before. At any time.
 	Until() mono.Time
 	// Lost is closed when the term ends without Resign.

@@ -252,7 +252,7 @@ func (l *leader) moved(name string) {
 	l.append(catalog.TopicMoved{Topic: name})
 }
 
-// Of a topic with many publishers only what changes is written, whoever reads it from
+// Of a topic with many publishers only what changes is written, wherever one reads it from
 // wherever: a new leader, after a dump or none, and followers.
 func TestAMoveOfOneOfManyPublishersIsASmallRecord(t *testing.T) {
 	l := lead(t, &Memory{})

@@ -17,8 +17,8 @@ type Evidence struct {
 	// Load is what it did in that time, Share what it held of the contract.
 	Load  Load
 	Share tokenbucket.Share
-	// Lone is the processing delay of a message that meets no other.
-	Lone time.Duration
+	// Unloaded is the processing delay of a message that meets no other.
+	Unloaded time.Duration
 	// Arrivals are those at the broker, in order of time; fewer than a fraction
 	// takes: nothing is known but the reports.
 	Arrivals []Arrival
@@ -28,9 +28,9 @@ type Evidence struct {
 func (e *Evidence) known() bool { return len(e.Arrivals) >= enough }
 
 // waited is the fraction of arrivals that the bucket alone makes late: a message's
-// token comes so late that a lone message's processing no longer fits.
+// token comes so late that an unloaded message's processing no longer fits.
 func (e *Evidence) waited(latency time.Duration) float64 {
-	most := longestWait(latency, e.Lone)
+	most := longestWait(latency, e.Unloaded)
 	b := tokenbucket.NewFull(e.Share, e.Arrivals[0].At)
 	late := 0
 	for _, a := range e.Arrivals {

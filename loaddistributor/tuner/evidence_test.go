@@ -29,7 +29,7 @@ func bursts(t *testing.T, late int) (Suspect, *Evidence) {
 	here := p.Quotas[0].Publishers
 	e := &Evidence{
 		Broker: "b1", Share: tokenbucket.Share{Rate: tokenbucket.PerSecond(250), Burst: 20},
-		Load: Load{Broker: "b1", Delivered: 800, Exceeded: uint64(40 * late)}, Lone: time.Millisecond,
+		Load: Load{Broker: "b1", Delivered: 800, Exceeded: uint64(40 * late)}, Unloaded: time.Millisecond,
 	}
 	for burst := range 40 {
 		for i := range 20 {
@@ -57,7 +57,7 @@ func suspect(t *testing.T, w *Watch, of Suspect, from int) (second int) {
 			t.Fatalf("verdict %d at %d without evidence", v, s)
 		}
 	}
-	t.Fatal("nobody is suspected")
+	t.Fatal("no broker is suspected")
 	return 0
 }
 
@@ -73,9 +73,9 @@ func TestTheReplayDecides(t *testing.T) {
 			e.Share = tokenbucket.Share{Rate: tokenbucket.PerSecond(200), Burst: 14}
 		}, BucketLimited, "by a replay"},
 		"it held nothing": {func(_ *Suspect, e *Evidence) { e.Share = tokenbucket.Share{} }, BucketLimited, "tokens explain 100 % by a replay"},
-		// A consumer or a broker so slow that a lone message is late, and tokens for all.
+		// A consumer or a broker so slow that an unloaded message is late, and tokens for all.
 		"it is late without load": {func(_ *Suspect, e *Evidence) {
-			e.Lone, e.Load.Exceeded = 20*time.Millisecond, e.Load.Delivered
+			e.Unloaded, e.Load.Exceeded = 20*time.Millisecond, e.Load.Delivered
 		}, Overloaded, "100 % late, of which tokens explain 0 % by a replay of 800 arrivals and 0 % by reports"},
 		"reports know better":  {func(_ *Suspect, e *Evidence) { e.Load.Waited = e.Load.Exceeded }, BucketLimited, "15 % by reports"},
 		"nothing was recorded": {func(_ *Suspect, e *Evidence) { e.Arrivals = nil }, Overloaded, "too few arrivals"},

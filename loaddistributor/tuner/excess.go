@@ -11,7 +11,7 @@ type Excess struct {
 	over  bool
 }
 
-// Backlog says that so many messages waited for tokens when there was nobody to tell.
+// Backlog says that so many messages waited for tokens while they were not reported.
 func (e *Excess) Backlog(n, burst float64) {
 	if n > 0 {
 		e.level = max(e.level, n+burst)

@@ -26,7 +26,7 @@ type FastConfig struct {
 	// wait after a change; 100 ms.
 	Step, Settle time.Duration
 	// Capture is how much of the arrivals has to be there before a forecast, 1 s:
-	// with less, whoever has not sent yet is not in it. Keep is how much is kept,
+	// with less, publishers that have not sent yet are not in it. Keep is how much is kept,
 	// the latest; 30 s.
 	Capture, Keep time.Duration
 	// Aim is how long a test may take by the forecast for its number of brokers to
@@ -66,7 +66,7 @@ func (c *FastConfig) fill() {
 // Access delay is not tested but replayed: it is a function of arrivals and
 // shares. Its part of the budget is set aside before the test, and checked with
 // all that was captured after it. Processing delays are tested with Sequential, with an
-// error of Alpha over all placements that are tried. Its promise is for what is left of
+// error of Alpha over all placements that are tried. Its guarantee is for what is left of
 // the budget, and for arrivals like the captured ones:
 // there have to be a few seconds of them, and where these differ, so many that the
 // mean is within the budget by some standard errors.
@@ -81,7 +81,7 @@ type Fast struct {
 	trace    recorded
 	absorbed []Absorption
 	recalled []bool // absorbed is of an earlier fit, by broker
-	lone     time.Duration
+	unloaded time.Duration
 
 	// Of the placement in force.
 	plan      placement.Plan
@@ -188,11 +188,11 @@ func (f *Fast) Next(o Observation) Action {
 	}
 	late, _ := f.test.Fraction()
 	f.tried = append(f.tried, trial{f.plan, late + f.access(f.forecast(f.plan, f.where)), f.test.Decision()})
-	least := f.plan.K + 1
+	lowest := f.plan.K + 1
 	if f.learn() {
-		least-- // it was held up to a forecast that was wrong from the outset
+		lowest-- // it was held up to a forecast that was wrong from the outset
 	}
-	a := f.choose(least)
+	a := f.choose(lowest)
 	a.Verdict = verdict
 	return a
 }
@@ -259,8 +259,8 @@ func (f *Fast) observe(o Observation) {
 			f.trace.arrivals = slices.Delete(f.trace.arrivals, 0, old)
 		}
 	}
-	if o.Lone > 0 && (f.lone == 0 || o.Lone < f.lone) {
-		f.lone = o.Lone
+	if o.Unloaded > 0 && (f.unloaded == 0 || o.Unloaded < f.unloaded) {
+		f.unloaded = o.Unloaded
 	}
 	f.measured.Delivered += o.Access.Delivered
 	f.measured.Late += o.Access.Late
@@ -341,7 +341,7 @@ func (f *Fast) candidate(k int) (candidate, error) {
 }
 
 func (f *Fast) forecast(plan placement.Plan, where []int) forecast {
-	return f.trace.replay(f.setup, plan, where, f.assumed(), f.lone)
+	return f.trace.replay(f.setup, plan, where, f.assumed(), f.unloaded)
 }
 
 // assumed is what each broker absorbs as far as is known; those of which nothing is
@@ -365,11 +365,11 @@ func (f *Fast) assumed() []Absorption {
 	return all
 }
 
-// Parts of the budget: least is set aside for access delays in any case, most is
+// Parts of the budget: minPart is set aside for access delays in any case, maxPart is
 // what they may take.
 const (
-	least = 0.01
-	most  = 0.5
+	minPart = 0.01
+	maxPart = 0.5
 )
 
 // A placement that is not in force is taken to have caution of the budget more late
@@ -384,7 +384,7 @@ const (
 // for access, and whether it is promising: by the forecast it would be done in time.
 func (f *Fast) testOf(c candidate) (t *Sequential, allowance float64, promising bool) {
 	budget := f.setup.budget()
-	allowance = min(most*budget, max(least*budget, 1.5*c.forecast.access))
+	allowance = min(maxPart*budget, max(minPart*budget, 1.5*c.forecast.access))
 	aim, late := f.config.Aim, c.forecast.processing+caution*budget
 	if c.plan.K == f.plan.K {
 		// It is in force: whatever can be shown, by what was seen of it.
@@ -393,7 +393,7 @@ func (f *Fast) testOf(c candidate) (t *Sequential, allowance float64, promising 
 	// The search ends with the first that is found kept: half of what is left of its
 	// error goes to each test.
 	alpha := f.config.Alpha / math.Exp2(float64(len(f.tried)+1))
-	messages := func(d time.Duration, least float64) float64 { return max(f.rate*d.Seconds(), least) }
+	messages := func(d time.Duration, minimum float64) float64 { return max(f.rate*d.Seconds(), minimum) }
 	burst := f.declared
 	if len(f.trace.arrivals) > 0 {
 		burst = min(burst, f.trace.together(f.setup.Latency, c.where, len(f.setup.Brokers)))
@@ -419,7 +419,7 @@ func (f *Fast) begin(c candidate) Action {
 	t, allowance, _ := f.testOf(c)
 	stays := c.plan.K == f.plan.K
 	if stays {
-		for _, n := range f.counts { // its promise holds for what was captured as well
+		for _, n := range f.counts { // its guarantee holds for what was captured as well
 			t.Add(float64(n.Delivered), float64(n.Late))
 		}
 	}
@@ -448,14 +448,14 @@ func (f *Fast) measure(changed bool) Action {
 	return a
 }
 
-// choose begins to test the smallest promising number of brokers, which is least or
+// choose begins to test the smallest promising number of brokers, which is lowest or
 // more, or else the one with the best forecast.
-func (f *Fast) choose(least int) Action {
-	if len(f.trace.arrivals) == 0 && len(f.tried) > 0 && f.access(forecast{}) > most*f.setup.budget() {
+func (f *Fast) choose(lowest int) Action {
+	if len(f.trace.arrivals) == 0 && len(f.tried) > 0 && f.access(forecast{}) > maxPart*f.setup.budget() {
 		return f.give() // splitting further delays no less
 	}
 	var best *candidate
-	for k := least; k <= len(f.setup.Brokers); k++ {
+	for k := lowest; k <= len(f.setup.Brokers); k++ {
 		c, err := f.candidate(k)
 		if err != nil {
 			break
@@ -463,7 +463,7 @@ func (f *Fast) choose(least int) Action {
 		if c.plan.K == f.plan.K {
 			c = candidate{f.plan, f.where, f.forecast(f.plan, f.where)}
 		}
-		if c.forecast.access > most*f.setup.budget() {
+		if c.forecast.access > maxPart*f.setup.budget() {
 			continue
 		}
 		if _, _, promising := f.testOf(c); promising {
@@ -516,7 +516,7 @@ func (f *Fast) give() Action {
 		}
 	}
 	cause := "the brokers' processing"
-	if f.access(f.forecast(f.plan, f.where)) > most*f.setup.budget() {
+	if f.access(f.forecast(f.plan, f.where)) > maxPart*f.setup.budget() {
 		cause = "the contract's token bucket"
 	}
 	f.plan = best.plan

@@ -23,7 +23,7 @@ import (
 // The paper's search keeps publishers silent while it finds out how many a broker
 // holds: they have no place then, and no part of the contract.
 //
-// A fit lives in memory. Whoever leads next, or an operator who moves the topic
+// A fit lives in memory. The next leader, or an operator who moves the topic
 // meanwhile, ends it with the placement as it is; publishers without a place are
 // given one by the caller.
 
@@ -237,7 +237,7 @@ func (t *Tuner) fit(topic Topic, f *fit, now time.Time) *Proposal {
 		}
 	case t.unread(topic, f, now):
 		if f.record != nil {
-			f.record.trace.Skip(wall(now)) // nobody takes it meanwhile, however long
+			f.record.trace.Skip(wall(now)) // it is not taken meanwhile, however long
 		}
 		return nil
 	case t.observe(topic, f, now):
@@ -255,7 +255,7 @@ func (t *Tuner) record(topic Topic, f *fit, now time.Time) {
 	}
 	t.ask(f.record, topic, topic.Holders(), now)
 	if f.search == nil {
-		f.record.trace.Skip(wall(now)) // nobody takes it yet
+		f.record.trace.Skip(wall(now)) // it is not taken yet
 	}
 }
 
@@ -532,8 +532,8 @@ func (o *observed) add(l int, r Report, latency time.Duration) {
 func (f *fit) take() Observation {
 	s := f.sum
 	f.sum = observed{parts: make([]part, len(f.setup.Brokers))}
-	o := Observation{Arrivals: s.arrivals, Lone: s.processing.Quantile(0.1)}
-	o.Access = Slice{Delivered: uint64(s.access.Count()), Late: uint64(s.access.CountAbove(longestWait(f.setup.Latency, o.Lone)))}
+	o := Observation{Arrivals: s.arrivals, Unloaded: s.processing.Quantile(0.1)}
+	o.Access = Slice{Delivered: uint64(s.access.Count()), Late: uint64(s.access.CountAbove(longestWait(f.setup.Latency, o.Unloaded)))}
 	for l, p := range s.parts {
 		one := Part{Count: Count{Part: f.setup.Brokers[l].ID, Delivered: p.delivered, Exceeded: p.exceeded}}
 		if p.delivery != nil {

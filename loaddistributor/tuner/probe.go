@@ -15,7 +15,7 @@ func (t *Tuner) suspect(topic Topic, now time.Time) *Proposal {
 	switch {
 	case !t.cfg.Rebalance:
 		return nil
-	case topic.Over: // whoever is late, it is not for the broker's load alone
+	case topic.Over: // the broker's load is not the only reason that messages are late
 		t.forget(topic.Name)
 		return nil
 	case !topic.Missed && w == nil || topic.Changing || f.running() || f.records():
@@ -134,7 +134,7 @@ func (t *Tuner) probe(topic Topic, q *probe, now time.Time) {
 		sum(&all, r.Processing())
 	}
 	if all != nil {
-		q.evidence.Lone = all.Quantile(0.1)
+		q.evidence.Unloaded = all.Quantile(0.1)
 	}
 	t.do(LookShare{topic.Name, q.broker})
 }

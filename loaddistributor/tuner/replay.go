@@ -13,10 +13,10 @@ import (
 // forecast is what a placement would do to a recorded trace.
 type forecast struct {
 	// access is the fraction of messages that their token alone makes late: who
-	// waits so long that a lone message's processing no longer fits in the
+	// waits so long that an unloaded message's processing no longer fits in the
 	// SLO's latency. It is exact for the trace: access delay is a function of
 	// arrivals. Messages that waited leave the bucket one by one, so that they
-	// are processed like lone ones.
+	// are processed like unloaded ones.
 	access float64
 	// processing is the fraction that brokers would be late with, by what they
 	// absorb. It is a guess: it steers the search, and whatever it is worth the
@@ -85,7 +85,7 @@ type recorded struct {
 
 // replay forecasts plan: where has the broker of each publisher, absorbed what
 // each broker absorbs.
-func (r *recorded) replay(s Setup, plan placement.Plan, where []int, absorbed []Absorption, lone time.Duration) (f forecast) {
+func (r *recorded) replay(s Setup, plan placement.Plan, where []int, absorbed []Absorption, unloaded time.Duration) (f forecast) {
 	if len(r.arrivals) == 0 {
 		return forecast{}
 	}
@@ -99,7 +99,7 @@ func (r *recorded) replay(s Setup, plan placement.Plan, where []int, absorbed []
 		contract[l] = tokenbucket.NewFull(shares[b.ID], start)
 		work[l] = queueOf(absorbed[l], b.Mcap-b.Allocated)
 	}
-	longest := longestWait(s.Latency, lone)
+	longest := longestWait(s.Latency, unloaded)
 	var seconds []tally
 	for _, a := range r.arrivals {
 		second := int(a.At.Sub(start) / time.Second)
@@ -246,12 +246,12 @@ func (r *recorded) at(where []int, l int) []mono.Time {
 }
 
 // longestWait is for how long a message may wait for its token if it is to be within
-// latency, where one that meets no other takes lone besides. Where that alone is too
+// latency, where one that meets no other takes unloaded besides. Where that alone is too
 // long, it is not for want of tokens, and only those are that wait for longer than the
 // latency.
-func longestWait(latency, lone time.Duration) time.Duration {
-	if lone >= latency {
+func longestWait(latency, unloaded time.Duration) time.Duration {
+	if unloaded >= latency {
 		return latency
 	}
-	return latency - lone
+	return latency - unloaded
 }

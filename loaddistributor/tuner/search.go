@@ -72,14 +72,14 @@ type Observation struct {
 	Slices [][]Slice
 	// Arrivals are when which publisher's messages arrived, in order of time, and
 	// Access, where they are not known, how many messages were released and for
-	// how many the access delay alone left no time for a lone message's
+	// how many the access delay alone left no time for an unloaded message's
 	// processing. Only fast asks for them; without arrivals it forecasts nothing,
 	// and tries one broker more at a time.
 	Arrivals []Arrival
 	Access   Slice
-	// Lone is the processing delay of a message that meets no other: a low
+	// Unloaded is the processing delay of a message that meets no other: a low
 	// quantile. 0: not known.
-	Lone time.Duration
+	Unloaded time.Duration
 }
 
 // Part is one broker's part of an Observation.

@@ -129,7 +129,7 @@ func TestPaperSearch(t *testing.T) {
 		{"300 each", all(300), map[string]int{"b1": 250, "b2": 281, "b3": 292, "b4": 177},
 			[]tuner.Rounds{{K: 1, Rounds: 3}, {K: 2, Rounds: 4}, {K: 3, Rounds: 4}, {K: 4, Rounds: 1}}, true},
 		{"brokers run out", all(100), nil, nil, false},
-		{"nobody holds anybody", all(0), map[string]int{}, nil, false},
+		{"no broker carries a publisher", all(0), map[string]int{}, nil, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := setup(6, 100, 10, 1000)
@@ -266,7 +266,7 @@ func (w *absorbing) observe(a tuner.Action) (o tuner.Observation) {
 		o.Slices[l] = make([]tuner.Slice, 10)
 	}
 	o.Arrivals = w.arrivals(from, to)
-	o.Lone = 100 * time.Microsecond
+	o.Unloaded = 100 * time.Microsecond
 	for _, m := range o.Arrivals {
 		l := broker[m.Publisher]
 		slice := &o.Slices[l][int(m.At.Sub(from)*10/(a.Measure+1))]
@@ -291,7 +291,7 @@ func fast(t *testing.T, w *absorbing, config tuner.FastConfig) tuner.Action {
 	for !a.Final {
 		checkPlan(t, w.setup, a)
 		if len(a.Unplaced) != 0 {
-			t.Fatal("somebody does not send while fast measures")
+			t.Fatal("a publisher does not send while fast measures")
 		}
 		if w.spent > 10*time.Minute {
 			t.Fatal("no end")

@@ -34,7 +34,7 @@ func (d Decision) String() string {
 // late keeps a budget. It may be looked at after every slice: looking often does
 // not raise the chance of an error.
 //
-// What is promised, where at most Burst messages are late together and bursts are
+// What is guaranteed, where at most Burst messages are late together and bursts are
 // late or not independently of each other:
 //
 //	the true fraction is at or above the budget: Within comes with a chance of at most Alpha
@@ -43,7 +43,7 @@ func (d Decision) String() string {
 // Unsettled makes no claim, and counts as the safe side. Fast, where it has captured
 // arrivals, takes for Burst what comes to one broker: given the arrivals, brokers are
 // late independently of one another, and as the mean of a product is at most that of
-// equal factors, the promise is for the mean over the bursts tested.
+// equal factors, the guarantee is for the mean over the bursts tested.
 //
 // How: a burst counts as one trial, of which the fraction y was late, in [0, 1].
 // Two bettors start with 1 each. If the budget is p, then for any z in (0, 1)
@@ -64,7 +64,7 @@ func (d Decision) String() string {
 // floor of Burst times the binomial, looked at repeatedly: near nothing late, the
 // counts are a few bursts and far from normal, and each look costs error. And
 // bets on blocks of at least a burst: a block of many small bursts has to be bet on
-// as if it were one, and what is late in two blocks at once breaks the promise.
+// as if it were one, and what is late in two blocks at once breaks the guarantee.
 type Sequential struct {
 	// Set once.
 	budget, alpha float64

@@ -62,7 +62,7 @@ func runs(t *testing.T, usual int) int {
 	return n
 }
 
-// The promise of Sequential, over many runs with known true fractions: the error
+// The guarantee of Sequential, over many runs with known true fractions: the error
 // rate of its verdicts is within alpha. The allowance is 4.5 standard deviations of a
 // count that is right at alpha, as it is at p=0.01: with 3 one run in some hundred of
 // this test failed by chance.

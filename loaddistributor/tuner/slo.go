@@ -45,7 +45,7 @@ type Verdict struct {
 	Fraction float64
 	// Budget is the fraction that may: 1 - quantile.
 	Budget float64
-	// Worst is the part with the greatest fraction, the first such of parts.
+	// Worst is the part with the largest fraction, the first such of parts.
 	Worst         string
 	WorstFraction float64
 }

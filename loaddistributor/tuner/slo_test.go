@@ -114,7 +114,7 @@ func TestAVerdictNeedsEvidence(t *testing.T) {
 	}
 }
 
-// The promise of Judge, over many windows: the error of its verdicts is within Alpha,
+// The guarantee of Judge, over many windows: the error of its verdicts is within Alpha,
 // whatever the number of messages and brokers, and a topic that is ten times better
 // than its SLO is never said to miss it. The allowance is as in
 // TestVerdictsErrWithinAlpha.

@@ -73,7 +73,7 @@ func kept(t *testing.T, runs, brokers int, of lateness, stall time.Duration) (ke
 	return kept
 }
 
-// The promise of a fit, of all placements that it tries together, where messages are late
+// The guarantee of a fit, of all placements that it tries together, where messages are late
 // each by itself and where they are in stalls.
 func TestAFitErrsWithinAlphaUnderStalls(t *testing.T) {
 	const alpha = 0.1

@@ -40,7 +40,7 @@ func begun(t *testing.T, brokers ...string) *Trace {
 		}
 	}
 	if !trace.Begun(brokers...) || trace.Begun("other") {
-		t.Fatal("not begun, or somebody else")
+		t.Fatal("not begun, or another one's")
 	}
 	return trace
 }
@@ -153,7 +153,7 @@ func TestHoles(t *testing.T) {
 	})
 }
 
-// Nobody may take the trace for long, while brokers lose messages all the time.
+// The trace may not be taken for long, while brokers lose messages all the time.
 func TestHolesAreFew(t *testing.T) {
 	trace := begun(t, "b1", "b2")
 	now := origin

@@ -93,7 +93,7 @@ type fitRun struct {
 	checking  bool // only the parts
 	parts     []*part
 	slices    [][]tuner.Slice
-	lone      *obs.Latency
+	unloaded  *obs.Latency
 	restarted bool
 }
 
@@ -190,7 +190,7 @@ func (r *fitRun) forget() {
 	r.from = r.cluster.Now()
 	r.parts = newParts(len(r.built.Brokers))
 	r.slices = make([][]tuner.Slice, len(r.built.Brokers))
-	r.lone = obs.NewLatency()
+	r.unloaded = obs.NewLatency()
 }
 
 func (r *fitRun) observe(d engine.Delivery) {
@@ -203,7 +203,7 @@ func (r *fitRun) observe(d engine.Delivery) {
 	if r.checking {
 		return
 	}
-	r.lone.Record(d.Processing())
+	r.unloaded.Record(d.Processing())
 	i := int(d.Eligible.Sub(r.from) / slice)
 	slices := &r.slices[d.Broker]
 	for len(*slices) <= i {
@@ -219,7 +219,7 @@ func (r *fitRun) observe(d engine.Delivery) {
 }
 
 func (r *fitRun) observation() tuner.Observation {
-	o := tuner.Observation{Slices: r.slices, Lone: r.lone.Quantile(0.1)}
+	o := tuner.Observation{Slices: r.slices, Unloaded: r.unloaded.Quantile(0.1)}
 	for !r.over && mono.Time(r.next.At) < r.cluster.Now() {
 		for range r.next.Count {
 			o.Arrivals = append(o.Arrivals, tuner.Arrival{At: mono.Time(r.next.At), Publisher: r.next.Source})
