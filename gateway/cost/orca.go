@@ -39,17 +39,15 @@ type Report struct {
 // request_cost is in the policy's units; cpu_utilization and mem_utilization are the
 // utilization of "cpu" and "mem". What is of no resource is left out. An error means
 // that none of it counts.
-func (t *Table) ParseReport(header string) (Report, error) {
-	if len(header) > maxReport {
-		return Report{InFlight: -1}, fmt.Errorf("load report is longer than %d bytes", maxReport)
-	}
-	r := Report{InFlight: -1}
+func (t *Table) ParseReport(header string) (r Report, err error) {
+	r.InFlight = -1
 	form, rest, _ := strings.Cut(strings.TrimSpace(header), " ")
-	var err error
-	switch strings.ToUpper(form) {
-	case "TEXT":
+	switch {
+	case len(header) > maxReport:
+		err = fmt.Errorf("load report is longer than %d bytes", maxReport)
+	case strings.EqualFold(form, "TEXT"):
 		err = t.parseText(&r, rest)
-	case "JSON":
+	case strings.EqualFold(form, "JSON"):
 		err = t.parseJSON(&r, rest)
 	default:
 		err = errors.New(`load report begins with neither "TEXT " nor "JSON "`)
@@ -82,14 +80,13 @@ func (t *Table) parseJSON(r *Report, text string) error {
 	}
 	var faults []error
 	for _, group := range slices.Sorted(maps.Keys(fields)) {
-		switch value := fields[group].(type) {
-		case float64:
-			faults = append(faults, t.enter(r, group, "", value))
-		case map[string]any:
-			for _, name := range slices.Sorted(maps.Keys(value)) {
-				if number, ok := value[name].(float64); ok {
-					faults = append(faults, t.enter(r, group, name, number))
-				}
+		entries, ok := fields[group].(map[string]any)
+		if !ok {
+			entries = map[string]any{"": fields[group]}
+		}
+		for _, name := range slices.Sorted(maps.Keys(entries)) {
+			if number, ok := entries[name].(float64); ok {
+				faults = append(faults, t.enter(r, group, name, number))
 			}
 		}
 	}
@@ -103,11 +100,6 @@ func (t *Table) enter(r *Report, group, name string, value float64) error {
 		return fmt.Errorf("load report: %.40q %.40q is %v", group, name, value)
 	}
 	switch group {
-	case "named_metrics", "namedMetrics":
-		if name == "inflight" {
-			r.InFlight = value
-		}
-		return nil
 	case "cpu_utilization", "cpuUtilization":
 		group, name = "utilization", "cpu"
 	case "mem_utilization", "memUtilization":
@@ -115,6 +107,8 @@ func (t *Table) enter(r *Report, group, name string, value float64) error {
 	}
 	k := slices.Index(t.names, name)
 	switch {
+	case (group == "named_metrics" || group == "namedMetrics") && name == "inflight":
+		r.InFlight = value
 	case k < 0:
 	case group == "request_cost" || group == "requestCost":
 		r.cost[k], r.has = value, r.has|1<<k

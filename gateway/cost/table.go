@@ -12,8 +12,8 @@ const (
 	// Window is how much work is at a server at a time: 100 percent is what the
 	// reference server does meanwhile.
 	Window = 200 * time.Millisecond
-	// MaxRoutes is of how many patterns costs are learned. One more takes the place of
-	// one that was not asked for again lately.
+	// MaxRoutes is of how many patterns costs are learned, at most. Those that were not
+	// asked for while half as many others were are forgotten.
 	MaxRoutes = 1024
 	// Together is how many requests at a time a server is taken to serve without any
 	// delaying another, where their service time is all that is known of their cost.
@@ -47,11 +47,9 @@ type Table struct {
 	capacity []float64 // of the reference server, in units a second
 	shares   []schedule.Vector
 
-	routes map[string]*Route
-	ring   []*Route // of all, and where to look for one to replace
-	hand   int
-	all    Route // what every request teaches
-	key    []byte
+	routes, old map[string]*Route // asked for lately, and before
+	all         Route             // what every request teaches
+	key         []byte            // scratch
 
 	drift []drift // by server
 }
@@ -59,7 +57,6 @@ type Table struct {
 // Route is what requests of a pattern cost.
 type Route struct {
 	key     string
-	recent  bool // asked for again since the hand passed
 	sampled bool
 	seconds float64
 	bytes   float64
@@ -111,26 +108,21 @@ func (t *Table) Capacity(server int) schedule.Vector {
 	return v
 }
 
-// Route returns the route of a request. It allocates when the pattern is new.
+// Route returns the route of a request. It allocates when the pattern is new, or was not
+// asked for lately.
 func (t *Table) Route(method, path string) *Route {
 	t.key = appendPattern(t.key[:0], method, path)
-	if r := t.routes[string(t.key)]; r != nil {
-		r.recent = true
+	r := t.routes[string(t.key)]
+	if r != nil {
 		return r
 	}
-	r := &Route{key: string(t.key)}
+	if r = t.old[string(t.key)]; r == nil {
+		r = &Route{key: string(t.key)}
+	}
+	if len(t.routes) == MaxRoutes/2 {
+		t.routes, t.old = map[string]*Route{}, t.routes
+	}
 	t.routes[r.key] = r
-	if len(t.ring) < MaxRoutes {
-		t.ring = append(t.ring, r)
-		return r
-	}
-	for t.ring[t.hand].recent {
-		t.ring[t.hand].recent = false
-		t.hand = (t.hand + 1) % MaxRoutes
-	}
-	delete(t.routes, t.ring[t.hand].key)
-	t.ring[t.hand] = r
-	t.hand = (t.hand + 1) % MaxRoutes
 	return r
 }
 
