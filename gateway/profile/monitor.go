@@ -41,53 +41,45 @@ func (m Monitor) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 // no disk in it.
 func (m Monitor) Read() (Usage, error) {
 	usage := Usage{}
-	text, err := os.ReadFile(filepath.Join(m.Cgroup, "cpu.stat"))
-	if err != nil {
-		return nil, fmt.Errorf("monitor: %w", err)
-	}
 	var faults []error
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf("monitor: "+format, args...)) }
+	read := func(file string) string {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			fault("%w", err)
+		}
+		return string(text)
+	}
 	add := func(resource, file, value string) {
 		n, err := strconv.ParseFloat(value, 64)
 		if err != nil {
-			faults = append(faults, fmt.Errorf("monitor: %s: %w", file, err))
+			fault("%s: %w", file, err)
 		}
 		usage[resource] += n / 1e3
 	}
-	for line := range strings.Lines(string(text)) {
-		if fields := strings.Fields(line); len(fields) == 2 && fields[0] == "usage_usec" {
-			add("cpu", "cpu.stat", fields[1])
+	for line := range strings.Lines(read(filepath.Join(m.Cgroup, "cpu.stat"))) {
+		if value, ok := strings.CutPrefix(line, "usage_usec "); ok {
+			add("cpu", "cpu.stat", strings.TrimSpace(value))
 		}
 	}
-	if text, err = os.ReadFile(filepath.Join(m.Cgroup, "io.stat")); err == nil {
+	disk := filepath.Join(m.Cgroup, "io.stat")
+	if _, err := os.Stat(disk); !errors.Is(err, os.ErrNotExist) {
 		usage["disk"] = 0
-		for _, field := range strings.Fields(string(text)) {
+		for _, field := range strings.Fields(read(disk)) {
 			if name, value, _ := strings.Cut(field, "="); name == "rbytes" || name == "wbytes" {
 				add("disk", "io.stat", value)
 			}
 		}
-	} else if !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("monitor: %w", err)
 	}
-	if text, err = os.ReadFile(m.NetDev); err != nil {
-		return nil, fmt.Errorf("monitor: %w", err)
-	}
-	found := false
-	for line := range strings.Lines(string(text)) {
-		name, counters, ok := strings.Cut(line, ":")
-		name = strings.TrimSpace(name)
-		fields := strings.Fields(counters)
-		if !ok || len(fields) < 9 || m.Interface != "" && name != m.Interface || m.Interface == "" && name == "lo" {
-			continue
+	for line := range strings.Lines(read(m.NetDev)) {
+		name, counters, _ := strings.Cut(strings.TrimSpace(line), ":")
+		if fields := strings.Fields(counters); len(fields) > 8 && (name == m.Interface || m.Interface == "" && name != "lo") {
+			add("net", m.NetDev, fields[0]) // bytes received
+			add("net", m.NetDev, fields[8]) // and sent
 		}
-		found = true
-		add("net", m.NetDev, fields[0]) // bytes received
-		add("net", m.NetDev, fields[8]) // and sent
 	}
-	if len(faults) > 0 {
-		return nil, faults[0]
+	if _, found := usage["net"]; m.Interface != "" && !found {
+		fault("there is no interface %q", m.Interface)
 	}
-	if m.Interface != "" && !found {
-		return nil, fmt.Errorf("monitor: there is no interface %q", m.Interface)
-	}
-	return usage, nil
+	return usage, errors.Join(faults...)
 }

@@ -63,52 +63,46 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 		return nil, errors.New("profile: there is nothing to measure")
 	}
 	for _, path := range paths {
-		alone, err := cfg.measure(ctx, 1, path)
-		if err != nil {
-			return nil, err
-		}
-		r.Costs[path] = alone.each
-		for _, together := range []int{2, 4} {
-			m, err := cfg.measure(ctx, together, path)
+		for _, together := range []int{1, 2, 4} {
+			each, _, err := cfg.measure(ctx, together, path)
 			if err != nil {
 				return nil, err
 			}
-			for _, name := range slices.Sorted(maps.Keys(alone.each)) {
-				if a, b := alone.each[name], m.each[name]; math.Abs(a-b) > 0.2*max(a, b) {
+			if together == 1 {
+				r.Costs[path] = each
+			}
+			alone := r.Costs[path]
+			for _, name := range slices.Sorted(maps.Keys(alone)) {
+				if a, b := alone[name], each[name]; math.Abs(a-b) > 0.2*max(a, b) {
 					r.Warnings = append(r.Warnings, fmt.Sprintf("%s takes %.3g of %s alone, and %.3g with %d at once", path, a, name, b, together))
 				}
 			}
 		}
 	}
-	before := 0.0
+	before := math.Inf(1) // seconds
 	for together := 4; together <= maxAtOnce; together *= 2 {
-		m, err := cfg.measure(ctx, together, paths...)
+		each, seconds, err := cfg.measure(ctx, together, paths...)
 		if err != nil {
 			return nil, err
 		}
-		for name, rate := range m.rate {
-			r.Capacity[name] = max(r.Capacity[name], rate)
+		for name, used := range each {
+			r.Capacity[name] = max(r.Capacity[name], used/seconds)
 		}
-		if m.requests < gain*before {
+		if gain*seconds > before {
 			break
 		}
-		before = m.requests
+		before = seconds
 	}
 	return r, nil
 }
 
-// measured is what some requests took.
-type measured struct {
-	each, rate Usage   // of one request; a second
-	requests   float64 // a second
-}
-
-// measure asks for paths in turn, so many at once, Repeat times each in all.
-func (c *Config) measure(ctx context.Context, together int, paths ...string) (m measured, err error) {
+// measure asks for paths in turn, so many at once, Repeat times each in all. It returns
+// what each request used, and how long it took, of the time of all.
+func (c *Config) measure(ctx context.Context, together int, paths ...string) (each Usage, seconds float64, err error) {
 	n := max(c.Repeat*len(paths), together)
 	before, err := c.usage(ctx)
 	if err != nil {
-		return m, err
+		return nil, 0, err
 	}
 	began := time.Now()
 	group, asking := errgroup.WithContext(ctx)
@@ -120,64 +114,55 @@ func (c *Config) measure(ctx context.Context, together int, paths ...string) (m 
 		})
 	}
 	if err := group.Wait(); err != nil {
-		return m, err
+		return nil, 0, err
 	}
-	took := time.Since(began).Seconds()
-	after, err := c.usage(ctx)
-	if err != nil {
-		return m, err
+	seconds = time.Since(began).Seconds() / float64(n)
+	each, err = c.usage(ctx)
+	for name := range each {
+		each[name] = max(each[name]-before[name], 0) / float64(n)
 	}
-	m = measured{Usage{}, Usage{}, float64(n) / took}
-	for name, v := range after {
-		used := max(v-before[name], 0)
-		m.each[name], m.rate[name] = used/float64(n), used/took
-	}
-	return m, nil
+	return each, seconds, err
 }
 
 // paths returns the paths to measure.
-func (c *Config) paths(ctx context.Context) ([]string, error) {
-	seen := map[string]bool{}
-	var found []string
+func (c *Config) paths(ctx context.Context) (found []string, err error) {
+	var known []string // found, and broken links among them
 	add := func(link string, from *url.URL) {
 		u, err := from.Parse(strings.TrimSpace(link))
-		if err != nil || u.Host != c.Server.Host || u.Scheme != c.Server.Scheme || len(found) == maxPages {
+		if err != nil || u.Host != c.Server.Host || u.Scheme != c.Server.Scheme {
 			return
 		}
-		path := u.EscapedPath()
-		if path = "/" + strings.TrimPrefix(path, "/"); !seen[path] {
-			seen[path] = true
-			found = append(found, path)
+		if path := "/" + strings.TrimPrefix(u.EscapedPath(), "/"); !slices.Contains(known, path) && len(known) < maxPages {
+			known = append(known, path)
 		}
 	}
 	for _, u := range c.URLs {
 		add(u, c.Server)
 	}
-	switch {
-	case len(c.URLs) > 0:
-	case c.Sitemap != "":
+	if c.Sitemap != "" && len(c.URLs) == 0 {
 		text, err := c.get(ctx, c.Sitemap)
 		if err != nil {
 			return nil, err
 		}
-		for _, loc := range locs.FindAllSubmatch(text, maxPages) {
+		for _, loc := range locs.FindAllSubmatch(text, -1) {
 			add(string(loc[1]), c.Server)
 		}
-	default:
-		add("/", c.Server)
-		for i := 0; i < len(found); i++ { // it grows meanwhile
-			text, err := c.get(ctx, found[i])
-			if errors.As(err, new(statusError)) && i > 0 { // a broken link
-				found = slices.Delete(found, i, i+1)
-				i--
-				continue
-			}
-			if err != nil {
-				return nil, err
-			}
-			for _, href := range hrefs.FindAllSubmatch(text, -1) {
-				add(string(href[1]), c.Server.JoinPath(found[i]))
-			}
+	}
+	if c.Sitemap != "" || len(c.URLs) > 0 {
+		return known, nil
+	}
+	add("/", c.Server)
+	for i := 0; i < len(known); i++ { // it grows meanwhile
+		text, err := c.get(ctx, known[i])
+		if errors.As(err, new(statusError)) && i > 0 {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, known[i])
+		for _, href := range hrefs.FindAllSubmatch(text, -1) {
+			add(string(href[1]), c.Server.JoinPath(known[i]))
 		}
 	}
 	return found, nil
@@ -195,26 +180,23 @@ func (c *Config) usage(ctx context.Context) (u Usage, err error) {
 }
 
 // get asks for a URL, or for a path of the server, and returns the beginning.
-func (c *Config) get(ctx context.Context, ref string) (_ []byte, err error) {
-	u, err := c.Server.Parse(ref)
+func (c *Config) get(ctx context.Context, ref string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, ref, nil)
 	if err != nil {
 		return nil, err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
-	if err != nil {
-		return nil, err
-	}
+	req.URL = c.Server.ResolveReference(req.URL)
 	res, err := c.Client.Do(req)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, res.Body.Close()) }()
+	defer res.Body.Close()
 	text, err := io.ReadAll(io.LimitReader(res.Body, maxPage))
 	if err == nil {
 		_, err = io.Copy(io.Discard, res.Body)
 	}
 	if err == nil && res.StatusCode >= http.StatusBadRequest {
-		err = statusError(fmt.Sprintf("profile: %s: %s", u, res.Status))
+		err = statusError(fmt.Sprintf("profile: %s: %s", req.URL, res.Status))
 	}
 	return text, err
 }
@@ -238,19 +220,20 @@ func (r *Result) Write(w io.Writer) error {
 	// Of several that a path begins with, the first one counts.
 	paths := slices.SortedFunc(maps.Keys(r.Costs), func(a, b string) int { return cmp.Or(len(b)-len(a), strings.Compare(a, b)) })
 	for _, path := range paths {
-		units := maps.Clone(r.Costs[path])
-		maps.DeleteFunc(units, func(_ string, u float64) bool { return !(u > 0) })
-		if len(units) == 0 {
-			continue
-		}
 		plain, err := url.PathUnescape(path) // as the policy has it
 		if err != nil {
 			return err
 		}
-		cost := fmt.Sprintf("\n[[cost]]\npath = %q\n", plain)
+		units, cost := r.Costs[path], ""
 		for _, name := range slices.Sorted(maps.Keys(units)) {
-			cost += fmt.Sprintf("%s = %.4g\n", name, units[name])
+			if units[name] > 0 {
+				cost += fmt.Sprintf("%s = %.4g\n", name, units[name])
+			}
 		}
+		if cost == "" {
+			continue
+		}
+		cost = fmt.Sprintf("\n[[cost]]\npath = %q\n%s", plain, cost)
 		if _, err := policy.Parse([]byte(cost)); err != nil { // one such page would spoil the file
 			cost = fmt.Sprintf("\n# no policy can name %q, or its cost\n", plain)
 		}
