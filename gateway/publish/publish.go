@@ -5,10 +5,12 @@
 package publish
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/http"
 	"strconv"
 	"sync"
@@ -30,6 +32,7 @@ const (
 	sweepEvery    = 30 * time.Second // to look for those
 	connectWithin = 5 * time.Second
 	answerWithin  = 10 * time.Second
+	closeWithin   = time.Second
 )
 
 // header has the publisher's id.
@@ -42,8 +45,6 @@ type Service struct {
 	log    *slog.Logger
 	limits wire.Limits
 	bodies nsqhttp.Bodies
-	ctx    context.Context // of connecting; ends with Run
-	cancel context.CancelFunc
 
 	mu         sync.Mutex
 	closed     bool             // guarded by mu
@@ -70,7 +71,6 @@ func New(cfg client.Config, maxBodies int64, metrics prometheus.Registerer) (*Se
 	}
 	s := &Service{client: c, log: cfg.Logger, limits: wire.DefaultLimits(), publishers: map[key]*session{}}
 	s.bodies.Limit = maxBodies
-	s.ctx, s.cancel = context.WithCancel(context.Background())
 	metrics.MustRegister(
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_gateway_publish_bodies_bytes", Help: "Bytes of the bodies of requests to /pub and /mpub that are under way."},
 			func() float64 { return float64(s.bodies.Held()) }),
@@ -86,22 +86,20 @@ func (s *Service) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ticker.C:
-			s.sweep(ctx, time.Now().Add(-idle))
-			continue
+			s.sweep(time.Now().Add(-idle))
 		case <-ctx.Done():
+			s.mu.Lock()
+			s.closed = true
+			s.mu.Unlock()
+			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeWithin)
+			defer cancel()
+			return s.client.Close(last)
 		}
-		s.mu.Lock()
-		s.closed = true
-		s.mu.Unlock()
-		s.cancel()
-		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-		defer cancel()
-		return s.client.Close(last)
 	}
 }
 
 // sweep disconnects those that nobody uses and nobody has used since then.
-func (s *Service) sweep(ctx context.Context, since time.Time) {
+func (s *Service) sweep(since time.Time) {
 	var done []*session
 	s.mu.Lock()
 	for k, p := range s.publishers {
@@ -111,6 +109,8 @@ func (s *Service) sweep(ctx context.Context, since time.Time) {
 		}
 	}
 	s.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), closeWithin)
+	defer cancel()
 	for _, p := range done {
 		publisher, err := p.open()
 		if err == nil {
@@ -125,16 +125,16 @@ func (s *Service) sweep(ctx context.Context, since time.Time) {
 // Serve answers a POST to /pub or /mpub, as proxy.Publisher.
 func (s *Service) Serve(w http.ResponseWriter, r *http.Request, tenant string, charge func(messages int) admission.Decision) {
 	w.Header().Set("X-NSQ-Content-Type", "nsq; version=1.0")
-	counted := func(messages int) error {
+	charged := func(messages int) error {
 		d := charge(messages)
-		if d.Admit && d.Left >= 0 && !d.Unanswered {
+		switch {
+		case d.Admit && d.Left >= 0 && !d.Unanswered:
 			w.Header().Set("RateLimit", `"default";r=`+strconv.FormatInt(d.Left, 10))
+		case !d.Admit && d.RetryAfter > 0:
+			w.Header().Set("RateLimit", fmt.Sprintf(`"default";r=0;t=%.0f`, math.Ceil(d.RetryAfter.Seconds())))
 		}
 		if d.Admit {
 			return nil
-		}
-		if d.RetryAfter > 0 {
-			w.Header().Set("RateLimit", `"default";r=0;t=`+strconv.Itoa(int((d.RetryAfter+time.Second-1)/time.Second)))
 		}
 		return &nsqhttp.Fault{
 			Status: http.StatusTooManyRequests, Message: "QUOTA_EXCEEDED", RetryAfter: d.RetryAfter,
@@ -144,62 +144,39 @@ func (s *Service) Serve(w http.ResponseWriter, r *http.Request, tenant string, c
 	body := s.bodies.Hold(r.Body)
 	defer body.Release()
 	r.Body = body
-	publish := s.pub
-	if r.URL.Path == "/mpub" {
-		publish = s.mpub
-	}
-	if err := publish(r, tenant, counted); err != nil {
+	if err := s.publish(r, tenant, charged); err != nil {
 		asFault(err).Write(w)
 		return
 	}
 	nsqhttp.WriteText(w, "OK")
 }
 
-func (s *Service) pub(r *http.Request, tenant string, charge func(int) error) error {
-	topic, body, wait, err := nsqhttp.ReadPub(r, s.limits)
-	if err != nil {
+// publish publishes what a request has, as its publisher.
+func (s *Service) publish(r *http.Request, tenant string, charge func(int) error) error {
+	var k key
+	var body []byte
+	var batch nsqhttp.Messages
+	var wait time.Duration
+	var err error
+	messages := 1
+	if r.URL.Path == "/pub" {
+		k.topic, body, wait, err = nsqhttp.ReadPub(r, s.limits)
+	} else if k.topic, batch, wait, err = nsqhttp.ReadMpub(r, s.limits); err == nil {
+		messages = batch.Len()
+	}
+	switch {
+	case err != nil || messages == 0:
 		return err
-	}
-	if err := charge(1); err != nil {
-		return err
-	}
-	return s.with(r, topic, tenant, func(ctx context.Context, p *client.Publisher) error {
-		if wait > 0 {
-			return p.DeferredPublish(ctx, wait, body)
-		}
-		return p.Publish(ctx, body)
-	})
-}
-
-func (s *Service) mpub(r *http.Request, tenant string, charge func(int) error) error {
-	topic, batch, wait, err := nsqhttp.ReadMpub(r, s.limits)
-	if err != nil {
-		return err
-	}
-	if batch.Len() == 0 {
-		return nil
-	}
-	if wait > 0 { // NSQ's protocol has no such command
+	case batch != nil && wait > 0: // NSQ's protocol has no such command
 		return nsqhttp.BadRequest("INVALID_DEFER", "a batch cannot be deferred through the gateway")
 	}
-	if err := charge(batch.Len()); err != nil {
+	if err := charge(messages); err != nil {
 		return err
 	}
-	bodies := make([][]byte, 0, batch.Len())
-	batch.Each(func(body []byte) { bodies = append(bodies, body) })
-	return s.with(r, topic, tenant, func(ctx context.Context, p *client.Publisher) error { return p.MultiPublish(ctx, bodies) })
-}
-
-// with publishes as the request's publisher.
-func (s *Service) with(r *http.Request, topic, tenant string, publish func(context.Context, *client.Publisher) error) error {
-	id := r.Header.Get(header)
-	if id == "" {
-		id = tenant
-	}
-	if id == "" {
+	if k.id = cmp.Or(r.Header.Get(header), tenant); k.id == "" {
 		return nsqhttp.BadRequest("MISSING_PUBLISHER_ID", "the request has no %s, and the caller no tenant", header)
 	}
-	p, err := s.take(key{topic, id})
+	p, err := s.take(k)
 	if err != nil {
 		return err
 	}
@@ -211,26 +188,34 @@ func (s *Service) with(r *http.Request, topic, tenant string, publish func(conte
 	// What was sent is not given up with the request: its answer would be lost.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), answerWithin)
 	defer cancel()
-	return publish(ctx, publisher)
+	switch {
+	case batch != nil:
+		bodies := make([][]byte, 0, messages)
+		batch.Each(func(body []byte) { bodies = append(bodies, body) })
+		return publisher.MultiPublish(ctx, bodies)
+	case wait > 0:
+		return publisher.DeferredPublish(ctx, wait, body)
+	}
+	return publisher.Publish(ctx, body)
 }
 
 // take returns the session of a publisher, which stays there until leave.
 func (s *Service) take(k key) (*session, error) {
 	s.mu.Lock()
-	p, full := s.publishers[k], len(s.publishers) >= MaxPublishers
-	s.mu.Unlock()
-	if p == nil && full {
-		s.sweep(s.ctx, time.Now())
-	}
-	s.mu.Lock()
 	defer s.mu.Unlock()
-	if p = s.publishers[k]; p == nil {
-		switch {
-		case s.closed:
-			return nil, client.ErrClosed
-		case len(s.publishers) >= MaxPublishers:
-			return nil, nsqhttp.Refuse(http.StatusServiceUnavailable, "TOO_MANY_PUBLISHERS", "%d are connected", MaxPublishers)
-		}
+	if s.publishers[k] == nil && len(s.publishers) >= MaxPublishers {
+		s.mu.Unlock()
+		s.sweep(time.Now())
+		s.mu.Lock()
+	}
+	p := s.publishers[k]
+	switch {
+	case p != nil:
+	case s.closed:
+		return nil, client.ErrClosed
+	case len(s.publishers) >= MaxPublishers:
+		return nil, nsqhttp.Refuse(http.StatusServiceUnavailable, "TOO_MANY_PUBLISHERS", "%d are connected", MaxPublishers)
+	default:
 		p = &session{open: sync.OnceValues(func() (*client.Publisher, error) { return s.connect(k) })}
 		s.publishers[k] = p
 	}
@@ -240,7 +225,7 @@ func (s *Service) take(k key) (*session, error) {
 
 // connect is for all who ask for a publisher, and so no matter of any one's context.
 func (s *Service) connect(k key) (*client.Publisher, error) {
-	ctx, cancel := context.WithTimeout(s.ctx, connectWithin)
+	ctx, cancel := context.WithTimeout(context.Background(), connectWithin)
 	defer cancel()
 	publisher, err := s.client.Publisher(ctx, k.topic, k.id)
 	if err != nil {
@@ -274,24 +259,25 @@ func asFault(err error) *nsqhttp.Fault {
 	if f, ok := errors.AsType[*nsqhttp.Fault](err); ok {
 		return f
 	}
-	is, known := nsqhttp.Fault{Status: http.StatusInternalServerError, Message: "INTERNAL_ERROR"}, false
+	is := &nsqhttp.Fault{Status: http.StatusServiceUnavailable, Detail: err.Error()}
 	refused, _ := errors.AsType[*client.RefusedError](err)
 	switch {
 	case refused != nil:
-		if is, known = faults[wire.ErrorCode(refused.Code)]; !known {
-			is = nsqhttp.Fault{Status: http.StatusServiceUnavailable, Message: "PUB_FAILED"}
+		is.Message, is.Detail = "PUB_FAILED", refused.Error()
+		if as, known := faults[wire.ErrorCode(refused.Code)]; known {
+			is.Status, is.Message = as.Status, as.Message
 		}
-		err = refused
 	case errors.Is(err, client.ErrUnknown):
-		is = nsqhttp.Fault{Status: http.StatusNotFound, Message: "TOPIC_NOT_FOUND"}
+		is.Status, is.Message = http.StatusNotFound, "TOPIC_NOT_FOUND"
 	case errors.Is(err, client.ErrUnanswered):
-		is = nsqhttp.Fault{Status: http.StatusGatewayTimeout, Message: "UNANSWERED"}
-		err = fmt.Errorf("%w: it may have been accepted, or not", err)
+		is.Status, is.Message = http.StatusGatewayTimeout, "UNANSWERED"
+		is.Detail += ": it may have been accepted, or not"
 	case errors.Is(err, client.ErrClosed):
-		is = nsqhttp.Fault{Status: http.StatusServiceUnavailable, Message: "EXITING"}
+		is.Message = "EXITING"
 	case errors.Is(err, context.DeadlineExceeded):
-		is = nsqhttp.Fault{Status: http.StatusServiceUnavailable, Message: "NO_BROKER", RetryAfter: time.Second}
+		is.Message, is.RetryAfter = "NO_BROKER", time.Second
+	default:
+		is.Status, is.Message = http.StatusInternalServerError, "INTERNAL_ERROR"
 	}
-	is.Detail = err.Error()
-	return &is
+	return is
 }
