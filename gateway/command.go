@@ -5,12 +5,11 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
-	"net/textproto"
 	"net/url"
+	"os"
 	"strings"
 	"time"
 
@@ -22,23 +21,23 @@ import (
 )
 
 // command runs the gateway, or what its first argument names.
-func command(ctx context.Context, args []string, out io.Writer) error {
+func command(ctx context.Context, args []string) error {
 	o := &options{}
-	p := o.program()
+	p := &daemon.Program{Name: "gateway", About: about, Flags: o.flags, Validate: o.validate, Run: o.run}
 	if len(args) == 0 || strings.HasPrefix(args[0], "-") {
 		return p.Execute(ctx, args)
 	}
 	switch args[0] {
 	case "check":
-		p = o.check(out)
+		p = o.check()
 	case "explain":
 		// The URL may be the last argument, as people write it.
 		if last := args[len(args)-1]; len(args) > 1 && !strings.HasPrefix(last, "-") && strings.ContainsAny(last, "/?") {
-			args = append(args[:len(args)-1:len(args)-1], "--url="+last)
+			args[len(args)-1] = "--url=" + last
 		}
-		p = o.explain(out)
+		p = o.explain()
 	case "profile":
-		p = o.profile(out)
+		p = o.profile()
 	case "monitor":
 		p = o.monitor()
 	default:
@@ -52,21 +51,21 @@ func (o *options) policyFlag(fs *flag.FlagSet) {
 	fs.StringVar(&o.policyFile, "policy", "", "TOML `file` of classes, servers and costs")
 }
 
-func (o *options) check(out io.Writer) *daemon.Program {
+func (o *options) check() *daemon.Program {
 	return &daemon.Program{
-		About: "gateway check says what is wrong with a policy.", Flags: o.policyFlag, Validate: o.readPolicy,
+		About: "gateway check says what is wrong with a policy.", Flags: o.policyFlag, Validate: o.validatePolicy,
 		Run: func(context.Context, *slog.Logger, *slog.LevelVar) error {
 			p := o.proxy.Policy
 			for _, warning := range p.Warnings {
-				fmt.Fprintln(out, "warning:", warning)
+				fmt.Println("warning:", warning)
 			}
-			_, err := fmt.Fprintf(out, "%d classes, %d servers, %d resources\n", len(p.Classes), len(p.Servers), len(p.Resources))
+			_, err := fmt.Printf("%d classes, %d servers, %d resources\n", len(p.Classes), len(p.Servers), len(p.Resources))
 			return err
 		},
 	}
 }
 
-func (o *options) explain(out io.Writer) *daemon.Program {
+func (o *options) explain() *daemon.Program {
 	var tenant, target string
 	header := http.Header{}
 	flags := func(fs *flag.FlagSet) {
@@ -78,16 +77,16 @@ func (o *options) explain(out io.Writer) *daemon.Program {
 			if !ok {
 				return errors.New(`want "Name: value"`)
 			}
-			name = textproto.CanonicalMIMEHeaderKey(strings.TrimSpace(name))
-			header[name] = append(header[name], strings.TrimSpace(value))
+			header.Add(strings.TrimSpace(name), strings.TrimSpace(value))
 			return nil
 		})
 	}
 	validate := func() error {
+		err := o.validatePolicy()
 		if target == "" {
-			return errors.Join(o.readPolicy(), errors.New("want the URL to explain"))
+			err = errors.Join(err, errors.New("want the URL to explain"))
 		}
-		return o.readPolicy()
+		return err
 	}
 	run := func(context.Context, *slog.Logger, *slog.LevelVar) error {
 		u, err := url.Parse(target)
@@ -95,27 +94,23 @@ func (o *options) explain(out io.Writer) *daemon.Program {
 			return err
 		}
 		if policy.Ambiguous(u) {
-			_, err := fmt.Fprintln(out, "refused    400: servers differ in what this path means")
-			return err
+			fmt.Println("refused    400: servers differ in what this path means")
+			return nil
 		}
 		p := o.proxy.Policy
 		i, rule := p.Classify(tenant, u.Path, header)
 		c := p.Classes[i]
-		fmt.Fprintf(out, "class      %s, weight %d: %s\n", c.Name, c.Weight, rule)
-		fmt.Fprintf(out, "waits      with at most %d others, %v at most\n", c.Queue, c.Wait)
+		fmt.Printf("class      %s, weight %d: %s\n", c.Name, c.Weight, rule)
+		fmt.Printf("waits      with at most %d others, %v at most\n", c.Queue, c.Wait)
 		if key := c.AdmissionKey(tenant); key != "" {
-			failure := "refused"
-			if c.FailOpen {
-				failure = "admitted"
-			}
-			fmt.Fprintf(out, "admission  %s; %s where it cannot be asked\n", key, failure)
+			fmt.Printf("admission  %s; %s where it cannot be asked\n", key, map[bool]string{true: "admitted", false: "refused"}[c.FailOpen])
 		}
-		if units := p.CostOf(u.Path); units == nil {
-			fmt.Fprintln(out, "cost       learned")
-		} else {
-			for k, name := range p.Resources {
-				fmt.Fprintf(out, "cost       %g of %s\n", units[k], name)
-			}
+		units := p.CostOf(u.Path)
+		if units == nil {
+			fmt.Println("cost       learned")
+		}
+		for k := range units {
+			fmt.Printf("cost       %g of %s\n", units[k], p.Resources[k])
 		}
 		return nil
 	}
@@ -160,26 +155,19 @@ func (o *options) monitor() *daemon.Program {
 	}
 }
 
-func (o *options) profile(out io.Writer) *daemon.Program {
+func (o *options) profile() *daemon.Program {
 	cfg := profile.Config{Client: &http.Client{Timeout: time.Minute}}
 	var server string
 	flags := func(fs *flag.FlagSet) {
 		fs.StringVar(&server, "server", "", "`URL` of the web server, which should have no other clients meanwhile")
 		fs.StringVar(&cfg.Monitor, "monitor", "http://127.0.0.1:4197/", "`URL` of the gateway monitor beside it")
-		fs.Func("url", "`URL` or path to measure; may be repeated (default: those of --sitemap)", func(s string) error {
-			cfg.URLs = append(cfg.URLs, s)
-			return nil
-		})
+		fs.Var((*daemon.List)(&cfg.URLs), "url", "`URL` or path to measure; may be repeated (default: those of --sitemap)")
 		fs.StringVar(&cfg.Sitemap, "sitemap", "", "`URL` or path of a sitemap (default none: what links lead to, on the same host, up to 200 pages)")
 		fs.IntVar(&cfg.Repeat, "repeat", 20, "how `often` each is asked for by itself, and as often at 2 and 4 at once")
 	}
 	validate := func() (err error) {
-		cfg.Server, err = url.Parse(server)
-		if err == nil && cfg.Server.Scheme != "http" && cfg.Server.Scheme != "https" {
-			err = fmt.Errorf("want http:// or https://, got %q", server)
-		}
-		if err != nil {
-			err = fmt.Errorf("--server: %w", err)
+		if cfg.Server, err = url.Parse(server); err != nil || cfg.Server.Scheme != "http" && cfg.Server.Scheme != "https" {
+			err = fmt.Errorf("--server: want http:// or https://, got %q", server)
 		}
 		if cfg.Repeat < 1 || cfg.Repeat > 100_000 {
 			err = errors.Join(err, fmt.Errorf("--repeat %d: want 1 to 100000", cfg.Repeat))
@@ -191,7 +179,7 @@ func (o *options) profile(out io.Writer) *daemon.Program {
 		if err != nil {
 			return err
 		}
-		return r.Write(out)
+		return r.Write(os.Stdout)
 	}
 	return &daemon.Program{
 		About: "gateway profile measures what a web server's pages take, asking for them (GET) one by one, and what the server has, and\nwrites it as a policy has it.",

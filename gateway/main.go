@@ -21,21 +21,12 @@ import (
 	"github.com/srtm-io/srtm/gateway/proxy"
 	"github.com/srtm-io/srtm/gateway/publish"
 	"github.com/srtm-io/srtm/internal/connlimit"
-	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
 func main() {
-	os.Exit(lifecycle.Main("gateway", func(ctx context.Context) error {
-		return command(ctx, os.Args[1:], os.Stdout)
-	}))
-}
-
-func (o *options) program() *daemon.Program {
-	return &daemon.Program{
-		Name: "gateway", About: about, Flags: o.flags, Validate: o.validate, Run: o.run,
-	}
+	os.Exit(lifecycle.Main("gateway", func(ctx context.Context) error { return command(ctx, os.Args[1:]) }))
 }
 
 // maxOperators bounds the connections at --admin-address; one more is answered 503.
@@ -108,32 +99,26 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 func (o *options) follow(ctx context.Context, p *proxy.Proxy, log *slog.Logger) error {
 	ticker := time.NewTicker(time.Second)
 	defer ticker.Stop()
-	seen := o.text
+	said := ""
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
 		}
-		text, err := o.readFiles()
-		if err == nil && text == seen {
-			continue
-		}
-		var to *policy.Policy
-		if err == nil {
-			to, err = policy.Parse([]byte(text))
-		}
-		if err == nil {
+		to, err := o.readPolicy()
+		if to != nil {
 			err = p.SetPolicy(to)
 		}
 		switch {
-		case err == nil:
+		case err != nil && err.Error() != said:
+			said = err.Error()
+			log.Warn("policy has changed and is kept as it was", "file", o.policyFile, obs.KeyError, err)
+		case err == nil && to != nil:
+			said = ""
 			log.Info("policy read again", "file", o.policyFile, "classes", len(to.Classes), "servers", len(to.Servers))
 			tell(log, to)
-		case seen != text: // said once
-			log.Warn("policy has changed and is kept as it was", "file", o.policyFile, obs.KeyError, err)
 		}
-		seen = text
 	}
 }
 

@@ -25,7 +25,7 @@ Also: gateway check, explain, profile and monitor; each has --help.`
 type options struct {
 	httpAddress, adminAddress string
 	policyFile, profiles      string
-	text                      string // of both
+	text                      string // of both, as they were read last
 	balance                   string
 	maxHeader                 int
 	maxPublish                int64
@@ -71,14 +71,19 @@ func (o *options) validate() error {
 	if o.proxy.Balance, err = balance.ParseKind(o.balance); err != nil {
 		errs = append(errs, fmt.Errorf("--balance: %w", err))
 	}
-	if o.proxy.Gateways < 1 || o.proxy.Gateways > 1000 {
-		errs = append(errs, fmt.Errorf("--gateways %d: want 1 to 1000", o.proxy.Gateways))
-	}
-	if o.maxHeader < 1<<10 || o.maxHeader > 16<<20 {
-		errs = append(errs, fmt.Errorf("--max-header-bytes %d: want 1024 to %d", o.maxHeader, 16<<20))
-	}
-	if o.proxy.MaxConnections < 0 || int64(o.proxy.MaxConnections) > math.MaxInt32 {
-		errs = append(errs, fmt.Errorf("--max-connections %d: want 1 to %d, or 0 for the default", o.proxy.MaxConnections, math.MaxInt32))
+	for _, n := range []struct {
+		flag         string
+		n, low, high int64
+	}{
+		{"gateways", int64(o.proxy.Gateways), 1, 1000},
+		{"max-header-bytes", int64(o.maxHeader), 1 << 10, 16 << 20},
+		{"max-connections", int64(o.proxy.MaxConnections), 0, math.MaxInt32},
+		{"max-body-bytes", o.proxy.MaxBody, 0, math.MaxInt64},
+		{"max-publish-bytes", o.maxPublish, 0, math.MaxInt64},
+	} {
+		if n.n < n.low || n.n > n.high {
+			errs = append(errs, fmt.Errorf("--%s %d: want %d to %d", n.flag, n.n, n.low, n.high))
+		}
 	}
 	if o.proxy.MaxConnections == 0 {
 		o.proxy.MaxConnections = defaultConnections(connlimit.Descriptors())
@@ -86,7 +91,7 @@ func (o *options) validate() error {
 	if o.proxy.MaxBody < 0 || o.maxPublish < 0 {
 		errs = append(errs, fmt.Errorf("--max-body-bytes %d, --max-publish-bytes %d: neither may be negative", o.proxy.MaxBody, o.maxPublish))
 	}
-	errs = append(errs, o.readPolicy())
+	errs = append(errs, o.validatePolicy())
 	o.security.HTTPTLS = o.security.CertFile != ""
 	if o.guard, err = o.security.Load(); err != nil {
 		return errors.Join(append(errs, err)...)
@@ -120,34 +125,35 @@ func defaultConnections(descriptors int64) int {
 // Prefixes of the flags of credentials.
 const controlPrefix, brokerPrefix = "control-", "broker-"
 
-func (o *options) readPolicy() error {
+func (o *options) validatePolicy() (err error) {
 	if o.policyFile == "" {
 		return errors.New("--policy is needed: a file of classes and servers")
 	}
-	text, err := o.readFiles()
-	if err != nil {
-		return err
-	}
-	o.text = text
-	if o.proxy.Policy, err = policy.Parse([]byte(text)); err != nil {
-		return fmt.Errorf("--policy %s: %w", o.policyFile, err)
-	}
-	return nil
+	o.proxy.Policy, err = o.readPolicy()
+	return err
 }
 
-// readFiles returns the policy with the profiles after it: one text, since a [[cost]]
-// may stand in either.
-func (o *options) readFiles() (string, error) {
-	text, err := os.ReadFile(o.policyFile)
+// readPolicy reads the policy with the profiles after it: one text, since a [[cost]] may
+// stand in either. It returns nil if that has not changed.
+func (o *options) readPolicy() (*policy.Policy, error) {
+	text := "\n"
+	for _, file := range [][2]string{{"--policy", o.policyFile}, {"--profiles", o.profiles}} {
+		if file[1] == "" {
+			continue
+		}
+		more, err := os.ReadFile(file[1])
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", file[0], err)
+		}
+		text += string(more) + "\n"
+	}
+	if text == o.text {
+		return nil, nil
+	}
+	o.text = text
+	p, err := policy.Parse([]byte(text[1:]))
 	if err != nil {
-		return "", fmt.Errorf("--policy: %w", err)
+		return nil, fmt.Errorf("--policy %s: %w", o.policyFile, err)
 	}
-	if o.profiles == "" {
-		return string(text), nil
-	}
-	more, err := os.ReadFile(o.profiles)
-	if err != nil {
-		return "", fmt.Errorf("--profiles: %w", err)
-	}
-	return string(text) + "\n" + string(more), nil
+	return p, nil
 }
