@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -46,11 +47,9 @@ func Parse(text []byte) (*Policy, error) {
 	for _, name := range file.TrustedHeaders {
 		r.TrustedHeaders = append(r.TrustedHeaders, textproto.CanonicalMIMEHeaderKey(name))
 	}
-	r.duration("timeouts", 0, "header", r.Timeouts.Header)
-	r.duration("timeouts", 0, "body", r.Timeouts.Body)
-	r.duration("timeouts", 0, "idle", r.Timeouts.Idle)
-	r.duration("timeouts", 0, "response", r.Timeouts.Response)
-	r.duration("timeouts", 0, "drain", r.Timeouts.Drain)
+	for i, d := range []time.Duration{r.Timeouts.Header, r.Timeouts.Body, r.Timeouts.Idle, r.Timeouts.Response, r.Timeouts.Drain} {
+		bounds(r, "timeouts", 0, []string{"header", "body", "idle", "response", "drain"}[i], d, time.Millisecond, time.Hour)
+	}
 	for i, table := range file.Class {
 		c := newClass("")
 		if err := meta.PrimitiveDecode(table, &c); err != nil {
@@ -137,11 +136,11 @@ func (r *reader) line(table string, n int, key string) (began int) {
 }
 
 func (r *reader) class(n int, c *Class) {
-	r.bounds("class", n, "weight", int64(c.Weight), 1, 1000)
-	r.bounds("class", n, "queue", int64(c.Queue), 1, 1_000_000)
-	r.bounds("class", n, "queue_bytes", c.QueueBytes, 1, 1<<40)
-	r.bounds("class", n, "min_body_rate", c.MinBodyRate, 0, 1<<40)
-	r.duration("class", n, "wait", c.Wait)
+	bounds(r, "class", n, "weight", c.Weight, 1, 1000)
+	bounds(r, "class", n, "queue", c.Queue, 1, 1_000_000)
+	bounds(r, "class", n, "queue_bytes", c.QueueBytes, 1, 1<<40)
+	bounds(r, "class", n, "min_body_rate", c.MinBodyRate, 0, 1<<40)
+	bounds(r, "class", n, "wait", c.Wait, time.Millisecond, time.Hour)
 	if c.FailOpen = c.Failure == "open"; !c.FailOpen && c.Failure != "closed" {
 		r.fault("class", n, "on_admission_failure", "%.100q is neither open nor closed", c.Failure)
 	}
@@ -216,14 +215,11 @@ func (r *reader) units(kind string, n int, table map[string]any) []float64 {
 	units := make([]float64, len(r.Resources))
 	for i, name := range r.Resources {
 		v, given := table[name]
-		switch v := v.(type) {
-		case int64:
-			units[i] = float64(v)
-		case float64:
-			units[i] = v
+		if whole, ok := v.(int64); ok {
+			v = float64(whole)
 		}
-		if given && !(units[i] > 0 && units[i] <= maxUnits) {
-			r.fault(kind, n, name, "%.100s is no number of units above 0 and up to %g", fmt.Sprint(v), maxUnits)
+		if units[i], _ = v.(float64); given && !(units[i] > 0 && units[i] <= maxUnits) {
+			r.fault(kind, n, name, "%.100s is no number of units above 0 and up to %g", fmt.Sprint(table[name]), maxUnits)
 		}
 	}
 	return units
@@ -235,14 +231,8 @@ func (r *reader) path(table string, n int, key, path string) {
 	}
 }
 
-func (r *reader) bounds(table string, n int, key string, v, lowest, highest int64) {
+func bounds[T cmp.Ordered](r *reader, table string, n int, key string, v, lowest, highest T) {
 	if v < lowest || v > highest {
-		r.fault(table, n, key, "%d is outside %d .. %d", v, lowest, highest)
-	}
-}
-
-func (r *reader) duration(table string, n int, key string, d time.Duration) {
-	if d < time.Millisecond || d > time.Hour {
-		r.fault(table, n, key, `%v is outside 1ms .. 1h`, d)
+		r.fault(table, n, key, "%v is outside %v .. %v", v, lowest, highest)
 	}
 }

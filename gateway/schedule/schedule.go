@@ -364,23 +364,21 @@ func (s *Scheduler) covered() *Request {
 	return nil
 }
 
-// nextType returns the type to look at after those tried, a set of bits, or -1.
+// nextType returns the type to look at after those tried, a set of bits, or -1: the one
+// that was passed over too often, else the one of which most is free.
 func (s *Scheduler) nextType(tried int) int {
-	best := -1
+	best, late := -1, 0
 	for d := range s.cfg.Resources {
-		if j := (s.turn + d) % s.cfg.Resources; s.queued[j] > 0 && tried&(1<<j) == 0 && (best < 0 || s.before(j, best)) {
-			best = j
+		j := (s.turn + d) % s.cfg.Resources
+		if s.queued[j] == 0 || tried&(1<<j) != 0 {
+			continue
+		}
+		over := max(s.passed[j]-patience+1, 0)
+		if best < 0 || over > late || over == late && s.sum[j] > s.sum[best] {
+			best, late = j, over
 		}
 	}
 	return best
-}
-
-// before reports whether type a is looked at before type b.
-func (s *Scheduler) before(a, b int) bool {
-	if pa, pb := s.passed[a], s.passed[b]; pa != pb && max(pa, pb) >= patience {
-		return pa > pb
-	}
-	return s.sum[a] > s.sum[b]
 }
 
 // lack is how many quanta its class lacks for h to go.
