@@ -322,7 +322,7 @@ func (t *ticket) wait() error {
 		case <-t.r.Context().Done():
 			return errGone
 		case <-look:
-			if hungUp(client) {
+			if client.HungUp() {
 				return errGone
 			}
 		}

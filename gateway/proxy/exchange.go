@@ -36,8 +36,8 @@ type exchange struct {
 	answer              answerBody
 
 	ticket
-	rules  *rules       // as they were when the request came
-	body   *requestBody // nil: the request has none
+	rules  *rules // as they were when the request came
+	body   *requestBody
 	queued time.Duration
 
 	whole    bool      // its answer has come to the end
@@ -85,9 +85,7 @@ func (x *exchange) serve() {
 }
 
 func (x *exchange) settle(how outcome) {
-	if x.body != nil {
-		x.bytes += x.body.bytes.Load()
-	}
+	x.bytes += x.body.bytes.Load()
 	x.p.dispatcher.finish(&x.ticket, how, clock.Mono())
 }
 
@@ -113,7 +111,7 @@ func (x *exchange) RoundTrip(out *http.Request) (*http.Response, error) {
 	for {
 		res, err := x.rules.transport.RoundTrip(out)
 		at, _ := errors.AsType[*net.OpError](err)
-		if at == nil || at.Op != "dial" || out.Context().Err() != nil || x.body.begun() || !x.p.dispatcher.again(&x.ticket, clock.Mono()) {
+		if at == nil || at.Op != "dial" || out.Context().Err() != nil || x.body.read.Load() || !x.p.dispatcher.again(&x.ticket, clock.Mono()) {
 			return res, err
 		}
 		x.aim(out)
@@ -139,26 +137,25 @@ func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 	out, in := pr.Out, pr.In
 	x.aim(out)
 	out.Trailer = in.Trailer // which is filled as the body is read; the copy is not
-	trusted := x.rules.trusts(in.RemoteAddr)
-	for name := range out.Header {
-		if !trusted && (strings.HasPrefix(name, "X-Forwarded-") || name == "X-Real-Ip") {
-			delete(out.Header, name)
-		}
-	}
-	if ip, _, err := net.SplitHostPort(in.RemoteAddr); err == nil {
-		if prior := in.Header["X-Forwarded-For"]; trusted && len(prior) > 0 {
-			ip = strings.Join(prior, ", ") + ", " + ip
-		}
-		values := &[2]string{ip, in.Host} // as SetXForwarded, at a third of its allocations
-		out.Header["X-Forwarded-For"], out.Header["X-Forwarded-Host"] = values[:1:1], values[1:]
-	}
-	out.Header["X-Forwarded-Proto"] = protocol[in.TLS != nil]
-	if trusted { // what the client asked the peer for, not what the peer asked us for
+	if x.rules.trusts(in.RemoteAddr) {
+		out.Header["X-Forwarded-For"] = in.Header["X-Forwarded-For"]
+		pr.SetXForwarded()
+		// What the client asked the peer for, not what the peer asked us for.
 		for _, name := range []string{"Forwarded", "X-Forwarded-Host", "X-Forwarded-Proto"} {
 			if v := in.Header[name]; v != nil {
 				out.Header[name] = v
 			}
 		}
+	} else {
+		for name := range out.Header {
+			if strings.HasPrefix(name, "X-Forwarded-") || name == "X-Real-Ip" {
+				delete(out.Header, name)
+			}
+		}
+		ip, _, _ := net.SplitHostPort(in.RemoteAddr) // it is net/http's
+		values := &[2]string{ip, in.Host}            // as SetXForwarded, at a third of its allocations
+		out.Header["X-Forwarded-For"], out.Header["X-Forwarded-Host"] = values[:1:1], values[1:]
+		out.Header["X-Forwarded-Proto"] = protocol[in.TLS != nil]
 	}
 	out.Header[classHeader] = x.class.header
 	if x.ours {
@@ -188,10 +185,7 @@ func (x *exchange) answered(res *http.Response) error {
 		x.settle(departed)
 		server, ours := res.Body.(io.ReadWriteCloser)
 		if client, known := x.r.Context().Value(connKey{}).(net.Conn); ours && known {
-			t := &tunnel{ReadWriteCloser: server, client: client, limit: x.rules.policy.Timeouts.Response}
-			t.last = time.AfterFunc(time.Hour, func() { _ = t.Close() })
-			t.last.Stop()
-			res.Body = t
+			res.Body = &tunnel{ReadWriteCloser: server, client: client, limit: x.rules.policy.Timeouts.Response}
 		}
 		return nil
 	}
@@ -300,9 +294,6 @@ func (b *requestBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// begun reports whether something of the body may have been read.
-func (b *requestBody) begun() bool { return b != nil && b.read.Load() }
-
 // limitNext bounds the next read, also that of net/http, which reads what a handler
 // has left. The server sets its own bound before the next request.
 func (b *requestBody) limitNext(now time.Time) {
@@ -314,11 +305,8 @@ func (b *requestBody) limitNext(now time.Time) {
 	_ = b.control.SetReadDeadline(now.Add(limit))
 }
 
-// failed returns why reading failed, nil if it has not, also of no body.
+// failed returns why reading failed, nil if it has not.
 func (b *requestBody) failed() error {
-	if b == nil {
-		return nil
-	}
 	if err := b.err.Load(); err != nil {
 		return *err
 	}
@@ -360,8 +348,7 @@ type tunnel struct {
 	io.ReadWriteCloser
 	client net.Conn
 	limit  time.Duration
-	last   *time.Timer // ends it, from when one side has ended
-	ended  atomic.Bool // one side has
+	last   atomic.Pointer[time.Timer] // ends it, from when one side has ended
 }
 
 func (t *tunnel) Read(p []byte) (int, error) {
@@ -385,11 +372,10 @@ func (t *tunnel) CloseWrite() error {
 }
 
 func (t *tunnel) moved(ended bool) {
-	if ended {
-		t.ended.Store(true)
-	}
-	if t.ended.Load() {
-		t.last.Reset(t.limit)
+	if last := t.last.Load(); last != nil {
+		last.Reset(t.limit)
+	} else if ended {
+		t.last.Store(time.AfterFunc(t.limit, func() { _ = t.Close() }))
 	}
 }
 

@@ -21,12 +21,8 @@ var (
 	bad      = prometheus.NewDesc("srtm_gateway_bad_reports_total", "Load reports of servers that could not be read.", nil, nil)
 )
 
-// Describe implements prometheus.Collector.
-func (p *Proxy) Describe(descs chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{requests, queued, inFlight, waits, used, estimate, deficit, ended, atServer, interval, expected, ejected, free, clients, noSlot, bad} {
-		descs <- d
-	}
-}
+// Describe implements prometheus.Collector: which metrics there are depends on the policy.
+func (p *Proxy) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
 func (p *Proxy) Collect(metrics chan<- prometheus.Metric) {
@@ -56,11 +52,7 @@ func (p *Proxy) Collect(metrics chan<- prometheus.Metric) {
 		add(atServer, gauge, float64(b.Others), b.URL, "others")
 		add(interval, gauge, b.Interval.Seconds(), b.URL)
 		add(expected, gauge, b.Answer.Seconds(), b.URL)
-		out := 0.0
-		if b.Ejected {
-			out = 1
-		}
-		add(ejected, gauge, out, b.URL)
+		add(ejected, gauge, map[bool]float64{true: 1}[b.Ejected], b.URL)
 		for name, percent := range b.Free {
 			add(free, gauge, percent/100, b.URL, name)
 		}

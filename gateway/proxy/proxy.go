@@ -83,6 +83,9 @@ type class struct {
 	header []string // the value of classHeader
 }
 
+// noBody is that of requests that have none.
+var noBody requestBody
+
 // New returns a handler. Run has to run while it serves.
 func New(cfg Config) (*Proxy, error) {
 	p := &Proxy{cfg: cfg, dispatcher: newDispatcher(cfg)}
@@ -122,12 +125,9 @@ func (p *Proxy) SetPolicy(to *policy.Policy) error {
 }
 
 func newTransport(response time.Duration) *http.Transport {
-	protocols := &http.Protocols{}
-	protocols.SetHTTP1(true)
-	protocols.SetHTTP2(true)
 	return &http.Transport{
 		DialContext:            (&net.Dialer{Timeout: 5 * time.Second}).DialContext,
-		Protocols:              protocols,
+		Protocols:              bothProtocols(),
 		TLSHandshakeTimeout:    5 * time.Second,
 		ExpectContinueTimeout:  time.Second,
 		ResponseHeaderTimeout:  response,
@@ -165,7 +165,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	index, _ := rules.policy.Classify(tenant, r.URL.Path, r.Header)
 	c := rules.classes[index]
-	var body *requestBody
+	body := &noBody
 	if r.Body != nil && r.Body != http.NoBody {
 		// net/http knows by its own body how much of it is left, and not to read it all.
 		defer func(own io.ReadCloser) { r.Body = own }(r.Body)

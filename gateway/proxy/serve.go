@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
-	"syscall"
 
 	"github.com/srtm-io/srtm/internal/connlimit"
 	"github.com/srtm-io/srtm/internal/secure"
@@ -20,19 +19,24 @@ import (
 // for clients that know that it is spoken. The timeouts of connections are those of the
 // policy that there is now.
 func (p *Proxy) Server(maxHeader int) *http.Server {
-	protocols := &http.Protocols{}
-	protocols.SetHTTP1(true)
-	protocols.SetHTTP2(true)
-	protocols.SetUnencryptedHTTP2(true)
 	timeouts := p.rules.Load().policy.Timeouts
 	return &http.Server{
-		Handler: p, Protocols: protocols, MaxHeaderBytes: maxHeader, ErrorLog: slog.NewLogLogger(p.faults, slog.LevelDebug),
+		Handler: p, Protocols: bothProtocols(), MaxHeaderBytes: maxHeader, ErrorLog: slog.NewLogLogger(p.faults, slog.LevelDebug),
 		ReadHeaderTimeout: timeouts.Header, IdleTimeout: timeouts.Idle,
 		BaseContext: func(net.Listener) context.Context { return p.base },
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, connKey{}, c)
 		},
 	}
+}
+
+// bothProtocols are HTTP/1.1 and 2, the latter to servers with TLS only: in clear HTTP/1.1 comes first.
+func bothProtocols() *http.Protocols {
+	both := &http.Protocols{}
+	both.SetHTTP1(true)
+	both.SetHTTP2(true)
+	both.SetUnencryptedHTTP2(true)
+	return both
 }
 
 // Listener returns ln with as many connections as there may be, with TLS where the guard
@@ -133,10 +137,13 @@ func ambiguous(r *http.Request) bool {
 	return len(known) > maxRequests || strings.Contains(known, line[max(0, len(line)-maxLine/2):])
 }
 
+// hangs is a connection that knows whether its client has gone.
+type hangs interface{ HungUp() bool }
+
 // unread returns the connection of a request that net/http does not look after: in
 // HTTP/1, while there may be more of a body to read. Otherwise it ends the request's
 // context when the client has gone.
-func unread(r *http.Request) syscall.Conn {
+func unread(r *http.Request) hangs {
 	if r.ProtoMajor != 1 || r.Body == nil || r.Body == http.NoBody {
 		return nil
 	}
@@ -144,6 +151,6 @@ func unread(r *http.Request) syscall.Conn {
 	if secured, ok := c.(*tls.Conn); ok {
 		c = secured.NetConn()
 	}
-	raw, _ := c.(syscall.Conn)
-	return raw
+	client, _ := c.(hangs)
+	return client
 }

@@ -4,13 +4,11 @@
 package connlimit
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"net"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -94,14 +92,6 @@ func (c *Conn) CloseWrite() error {
 		return half.CloseWrite()
 	}
 	return nil
-}
-
-// SyscallConn is for those who look whether the other end is still there.
-func (c *Conn) SyscallConn() (syscall.RawConn, error) {
-	if raw, ok := c.Conn.(syscall.Conn); ok {
-		return raw.SyscallConn()
-	}
-	return nil, errors.ErrUnsupported
 }
 
 // Close implements net.Conn.

@@ -1,0 +1,26 @@
+package connlimit
+
+import (
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// HungUp reports whether the other end sends no more, also where not all that it has sent
+// was read: what net/http does not look for while a request has a body to read.
+func (c *Conn) HungUp() bool {
+	system, ok := c.Conn.(syscall.Conn)
+	if !ok {
+		return false
+	}
+	raw, err := system.SyscallConn()
+	if err != nil {
+		return true
+	}
+	gone := false
+	err = raw.Control(func(fd uintptr) {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}, 0)
+		gone = err == nil && n > 0
+	})
+	return gone || err != nil
+}
