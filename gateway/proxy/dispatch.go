@@ -36,7 +36,6 @@ type ticket struct {
 	// Of the exchange: set before enter.
 	r       *http.Request
 	class   class         // as it was when the request came
-	ours    bool          // its token is for the gateway
 	granted chan struct{} // holds one token: target is set, or refused is
 	// Of the exchange: once granted.
 	target *url.URL

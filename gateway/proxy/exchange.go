@@ -18,6 +18,7 @@ import (
 	"github.com/srtm-io/srtm/gateway/cost"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/secure"
 )
 
 // Header names of ours, canonical.
@@ -50,8 +51,7 @@ type exchange struct {
 
 func (p *Proxy) newExchange() any {
 	x := &exchange{p: p, ticket: ticket{granted: make(chan struct{}, 1)}}
-	x.answer.x = x
-	x.answer.timer = time.AfterFunc(time.Hour, x.answer.stalled)
+	x.answer = answerBody{x: x, timer: time.AfterFunc(time.Hour, x.answer.stalled)}
 	x.answer.timer.Stop()
 	x.reverse = httputil.ReverseProxy{
 		Transport: x, Rewrite: x.rewrite, ModifyResponse: x.answered, ErrorHandler: x.unanswered,
@@ -62,13 +62,11 @@ func (p *Proxy) newExchange() any {
 
 // release takes leave of the request, and pools what may be pooled.
 func (p *Proxy) release(x *exchange) {
-	if x.spoiled || x.tunnel {
-		return
+	if !x.spoiled && !x.tunnel {
+		answer := answerBody{x: x, timer: x.answer.timer}
+		*x = exchange{p: p, ticket: ticket{granted: x.granted, tried: x.tried[:0]}, answer: answer, reverse: x.reverse}
+		p.exchanges.Put(x)
 	}
-	granted, answer, reverse := x.granted, x.answer, x.reverse
-	answer.ReadCloser, answer.res = nil, nil
-	*x = exchange{p: p, ticket: ticket{granted: granted, tried: x.tried[:0]}, answer: answer, reverse: reverse}
-	p.exchanges.Put(x)
 }
 
 // serve passes the request to the server that its ticket names, and settles it, however
@@ -158,8 +156,10 @@ func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 		out.Header["X-Forwarded-Proto"] = protocol[in.TLS != nil]
 	}
 	out.Header[classHeader] = x.class.header
-	if x.ours {
-		delete(out.Header, "Authorization")
+	if in.Header["Authorization"] != nil && x.p.cfg.Tokens != nil {
+		if _, ours := x.p.cfg.Tokens.Check(in, secure.ReadOnly); ours {
+			delete(out.Header, "Authorization")
+		}
 	}
 }
 
@@ -207,7 +207,7 @@ func (x *exchange) mark() {
 	h := x.Header()
 	h[classHeader] = x.class.header
 	if r := x.r; r.TLS != nil && r.ProtoMajor == 1 && (len(r.TransferEncoding) > 0 || r.ProtoMinor == 0) {
-		h.Set("Connection", "close") // its framing could not be looked at, see watchedConn
+		h.Set("Connection", "close") // its framing could not be looked at, see framing.Conn
 	}
 	if h[timingHeader] = unqueued; x.queued >= 50*time.Microsecond { // which is rounded up
 		h[timingHeader] = []string{"queue;dur=" + strconv.FormatFloat(x.queued.Seconds()*1e3, 'f', 1, 64)}

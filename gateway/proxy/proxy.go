@@ -19,6 +19,7 @@ import (
 	"github.com/srtm-io/srtm/gateway/policy"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/connlimit"
+	"github.com/srtm-io/srtm/internal/framing"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
 )
@@ -159,10 +160,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 // ServeHTTP implements http.Handler.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rules := p.rules.Load()
-	tenant, ours := p.cfg.Tokens.Tenant(r), false
-	if p.cfg.Tokens != nil && r.Header.Get("Authorization") != "" {
-		_, ours = p.cfg.Tokens.Check(r, secure.ReadOnly)
-	}
+	tenant := p.cfg.Tokens.Tenant(r)
 	index, _ := rules.policy.Classify(tenant, r.URL.Path, r.Header)
 	c := rules.classes[index]
 	body := &noBody
@@ -176,9 +174,10 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		r.Body = body
 		body.limitNext(time.Now()) // what is refused unread, net/http reads
 	}
+	conn, _ := r.Context().Value(connKey{}).(net.Conn)
 	code, text := 0, ""
 	switch {
-	case ambiguous(r):
+	case framing.Twice(conn, r):
 		// What follows may be anything: it is not read.
 		w.Header().Set("Connection", "close")
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now())
@@ -205,7 +204,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	x := p.exchanges.Get().(*exchange)
 	x.ResponseWriter, x.rules, x.body = w, rules, body
-	x.r, x.class, x.ours, x.request.Bytes = r, c, ours, held(r)
+	x.r, x.class, x.request.Bytes = r, c, held(r)
 	p.pass(x)
 }
 
