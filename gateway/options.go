@@ -136,7 +136,7 @@ func (o *options) validatePolicy() (err error) {
 // readPolicy reads the policy with the profiles after it: one text, since a [[cost]] may
 // stand in either. It returns nil if that has not changed.
 func (o *options) readPolicy() (*policy.Policy, error) {
-	text := "\n"
+	text := ""
 	for _, file := range [][2]string{{"--policy", o.policyFile}, {"--profiles", o.profiles}} {
 		if file[1] == "" {
 			continue
@@ -151,7 +151,7 @@ func (o *options) readPolicy() (*policy.Policy, error) {
 		return nil, nil
 	}
 	o.text = text
-	p, err := policy.Parse([]byte(text[1:]))
+	p, err := policy.Parse([]byte(text))
 	if err != nil {
 		return nil, fmt.Errorf("--policy %s: %w", o.policyFile, err)
 	}

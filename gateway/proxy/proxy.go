@@ -105,15 +105,13 @@ func New(cfg Config) (*Proxy, error) {
 // SetPolicy has all requests from here on, and those that wait, held to another policy.
 // On an error nothing has changed.
 func (p *Proxy) SetPolicy(to *policy.Policy) error {
-	next := &rules{policy: to, classes: make([]class, len(to.Classes))}
+	next := &rules{policy: to, transport: newTransport(to.Timeouts.Response)}
 	for i := range to.Classes {
-		next.classes[i] = class{&to.Classes[i], []string{to.Classes[i].Name}}
+		next.classes = append(next.classes, class{&to.Classes[i], []string{to.Classes[i].Name}})
 	}
 	old := p.rules.Load()
 	if old != nil && old.policy.Timeouts.Response == to.Timeouts.Response {
 		next.transport = old.transport
-	} else {
-		next.transport = newTransport(to.Timeouts.Response)
 	}
 	if err := p.dispatcher.configure(to, clock.Mono()); err != nil {
 		return err
