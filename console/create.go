@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -18,6 +17,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/console/why"
+	"github.com/srtm-io/srtm/internal/topics"
 )
 
 type createData struct {
@@ -94,19 +94,7 @@ func (c *Console) create(w http.ResponseWriter, r *http.Request) {
 func (c *Console) place(ctx context.Context, req *srtmv1.CreateTopicRequest) (*srtmv1.Topic, error) {
 	ctx, cancel := context.WithTimeout(ctx, actionTimeout)
 	defer cancel()
-	stream, err := c.admin.CreateTopic(ctx, req)
-	if err != nil {
-		return nil, err
-	}
-	for {
-		r, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return nil, errors.New("the loaddistributor ended the call without the topic")
-		}
-		if err != nil || r.Topic != nil {
-			return r.GetTopic(), err
-		}
-	}
+	return topics.Create(ctx, c.admin, req, nil)
 }
 
 // offeredBy is what the publishers of a specification send, in msg/s; without any, what

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -20,6 +19,7 @@ import (
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -152,19 +152,8 @@ func (b *bench) create(ctx context.Context, s schedule.Spec, sold *srtmv1.Contra
 	for _, g := range s.Groups() {
 		spec.Groups = append(spec.Groups, &srtmv1.PublisherGroup{Key: g.Key, Count: int32(g.Count), Rate: s.Rate, Batch: int32(s.Batch)})
 	}
-	stream, err := b.admin.CreateTopic(ctx, &srtmv1.CreateTopicRequest{Spec: spec})
-	if err != nil {
-		return err
-	}
-	for {
-		r, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return errors.New("the loaddistributor ended the call without the topic")
-		}
-		if err != nil || r.Topic != nil {
-			return err
-		}
-	}
+	_, err := topics.Create(ctx, b.admin, &srtmv1.CreateTopicRequest{Spec: spec}, nil)
+	return err
 }
 
 // send starts the publishers and a consumer. They are ended when all is measured.

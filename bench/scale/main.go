@@ -28,6 +28,7 @@ import (
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/topics"
 )
 
 func main() { os.Exit(lifecycle.Main("scale", start)) }
@@ -172,26 +173,18 @@ func (b *bench) create(ctx context.Context, upTo int) error {
 func (b *bench) topic(ctx context.Context, name string, publishers int) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	stream, err := b.admin.CreateTopic(ctx, &srtmv1.CreateTopicRequest{Spec: &srtmv1.TopicSpec{
+	t, err := topics.Create(ctx, b.admin, &srtmv1.CreateTopicRequest{Spec: &srtmv1.TopicSpec{
 		Name:     name,
 		Contract: &srtmv1.Contract{RateMilli: int64(publishers) * 1100, Burst: int64(publishers), Slo: &srtmv1.Slo{Quantile: .99, Latency: durationpb.New(10 * time.Millisecond)}},
 		Groups:   []*srtmv1.PublisherGroup{{Key: "g", Count: int32(publishers), Rate: 1}},
-	}})
+	}}, nil)
 	if err != nil {
-		return err
+		return fmt.Errorf("%s: %w", name, err)
 	}
-	for {
-		r, err := stream.Recv()
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		if r.Topic != nil {
-			if r.State != srtmv1.TopicState_TOPIC_STATE_ACTIVE {
-				return fmt.Errorf("%s is %v: %s", name, r.State, r.Topic.Reason)
-			}
-			return nil
-		}
+	if t.State != srtmv1.TopicState_TOPIC_STATE_ACTIVE {
+		return fmt.Errorf("%s is %v: %s", name, t.State, t.Reason)
 	}
+	return nil
 }
 
 // rest does nothing, and then lists one topic again and again: the caller waits for any

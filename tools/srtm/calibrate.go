@@ -17,6 +17,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/secure"
+	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/srtm/calibrate"
 	"github.com/srtm-io/srtm/tools/srtm/calibrate/search"
@@ -162,13 +163,13 @@ func (c *cli) broker(ctx context.Context, id string) (b *srtmv1.Broker, err erro
 func (c *cli) measured(id string, slo search.SLO) (makes, removes func(context.Context, string) error) {
 	makes = func(ctx context.Context, topic string) error {
 		return c.call(ctx, func(x *call) error {
-			_, err := create(x.ctx, x.admin, &srtmv1.CreateTopicRequest{
+			_, err := topics.Create(x.ctx, x.admin, &srtmv1.CreateTopicRequest{
 				MeasuredBrokerId: id,
 				Spec: &srtmv1.TopicSpec{Name: topic, Contract: &srtmv1.Contract{
 					RateMilli: int64(tokenbucket.MaxRate), Burst: tokenbucket.MaxBurst,
 					Slo: &srtmv1.Slo{Quantile: slo.Quantile, Latency: durationpb.New(slo.Latency)},
 				}},
-			}, io.Discard)
+			}, nil)
 			return err
 		})
 	}

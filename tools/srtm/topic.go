@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,6 +19,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -92,7 +92,12 @@ topic describe --output json prints; then only --idempotency-key may be given be
 				return err
 			}
 		}
-		return x.describe(create(x.ctx, x.admin, &srtmv1.CreateTopicRequest{Spec: spec, IdempotencyKey: n.idempotency}, x.cmd.ErrOrStderr()))
+		request := &srtmv1.CreateTopicRequest{Spec: spec, IdempotencyKey: n.idempotency}
+		return x.describe(topics.Create(x.ctx, x.admin, request, func(r *srtmv1.CreateTopicResponse) {
+			if r.GetMessage() != "" {
+				fmt.Fprintf(x.cmd.ErrOrStderr(), "%s: %s\n", stateName(r.GetState()), r.GetMessage())
+			}
+		}))
 	})
 	n.flags(cmd)
 	cmd.Flags().StringVar(&n.suggest, "suggest", "", "take r and b as srtm topic profile proposes them, of a trace `file` (an arrival time in seconds a line, perhaps a comma and the publisher), or else of the topic of that name")
@@ -358,27 +363,6 @@ func (n *newTopic) read(cmd *cobra.Command, args []string) (spec *srtmv1.TopicSp
 		spec.Name = args[0]
 	}
 	return spec, text, topic.Epoch, nil
-}
-
-// create follows a creation to its end; what happens on the way goes to
-// progress.
-func create(ctx context.Context, admin srtmv1.AdminServiceClient, r *srtmv1.CreateTopicRequest, progress io.Writer) (*srtmv1.Topic, error) {
-	stream, err := admin.CreateTopic(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	for {
-		r, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return nil, errors.New("the loaddistributor ended the call without the topic")
-		}
-		if err != nil || r.GetTopic() != nil {
-			return r.GetTopic(), err
-		}
-		if r.GetMessage() != "" {
-			fmt.Fprintf(progress, "%s: %s\n", stateName(r.GetState()), r.GetMessage())
-		}
-	}
 }
 
 func topicListCommand() *cobra.Command {

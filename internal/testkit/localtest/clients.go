@@ -20,6 +20,7 @@ import (
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/targets"
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/topics"
 )
 
 // Consume has a stock consumer read a channel from brokers or, where from are URLs, from
@@ -139,14 +140,7 @@ func Dial(t testing.TB, rpc string) *grpc.ClientConn {
 
 // CreateTopic creates a topic and returns it as it is placed.
 func CreateTopic(ctx context.Context, conn grpc.ClientConnInterface, request *srtmv1.CreateTopicRequest, options ...grpc.CallOption) (*srtmv1.Topic, error) {
-	stream, err := srtmv1.NewAdminServiceClient(conn).CreateTopic(ctx, request, options...)
-	for err == nil {
-		var r *srtmv1.CreateTopicResponse
-		if r, err = stream.Recv(); r.GetTopic() != nil {
-			return r.Topic, nil
-		}
-	}
-	return nil, err
+	return topics.Create(ctx, srtmv1.NewAdminServiceClient(conn), request, nil, options...)
 }
 
 // Metric returns the value of a process' metric now, or the sum of it over its labels.

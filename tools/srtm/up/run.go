@@ -25,6 +25,7 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/shareproto"
+	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/iotpub/load"
@@ -452,26 +453,11 @@ func pressure() time.Duration {
 	return time.Duration(us) * time.Microsecond
 }
 
-// create follows a creation to its end.
+// create creates a topic.
 func (r *run) create(ctx context.Context, spec *srtmv1.TopicSpec) (*srtmv1.Topic, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	stream, err := r.admin.CreateTopic(ctx, &srtmv1.CreateTopicRequest{Spec: spec})
-	if err != nil {
-		return nil, err
-	}
-	for {
-		resp, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return nil, errors.New("the loaddistributor ended the call without the topic")
-		}
-		if err != nil {
-			return nil, err
-		}
-		if resp.Topic != nil {
-			return resp.Topic, nil
-		}
-	}
+	return topics.Create(ctx, r.admin, &srtmv1.CreateTopicRequest{Spec: spec}, nil)
 }
 
 // status returns a topic with its figures, or nil when it cannot be had now.

@@ -1,0 +1,33 @@
+// Package topics asks a loaddistributor for topics, as whoever creates one has to: the
+// answer comes in steps. It does not know what is asked for.
+package topics
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"google.golang.org/grpc"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+)
+
+// Create follows a creation to its end, and returns the topic as it is then. each, unless
+// nil, is told of every step before.
+func Create(ctx context.Context, admin srtmv1.AdminServiceClient, request *srtmv1.CreateTopicRequest, each func(*srtmv1.CreateTopicResponse), options ...grpc.CallOption) (*srtmv1.Topic, error) {
+	stream, err := admin.CreateTopic(ctx, request, options...)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		r, err := stream.Recv()
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil, errors.New("the loaddistributor ended the call without the topic")
+		case err != nil || r.GetTopic() != nil:
+			return r.GetTopic(), err
+		case each != nil:
+			each(r)
+		}
+	}
+}
