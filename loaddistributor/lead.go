@@ -13,6 +13,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
@@ -172,7 +173,7 @@ func campaign(ctx context.Context, opts *options, log *slog.Logger, data store.S
 			log.Warn("the store does not let this process lead; trying on", obs.KeyError, err)
 			failing = true
 		}
-		if !pause(ctx, leadPause) {
+		if !clock.Sleep(ctx, leadPause) {
 			return role{}
 		}
 	}
@@ -186,19 +187,8 @@ func look(ctx context.Context, data store.Store, leader *atomic.Pointer[string])
 			leader.Store(&who)
 		}
 		cancel()
-		if !pause(ctx, lookPause) {
+		if !clock.Sleep(ctx, lookPause) {
 			return
 		}
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/prometheus/procfs"
 
 	"github.com/srtm-io/srtm/bench/host"
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 )
 
@@ -187,7 +188,7 @@ func measure(ctx context.Context, s server, rate float64, of int, lasting time.D
 			for next := time.Duration(0); ctx.Err() == nil; {
 				if rate > 0 {
 					next += time.Duration(rng.ExpFloat64() * publishers / rate * 1e9)
-					if !sleep(ctx, time.Until(acked.began.Add(next))) {
+					if !clock.Sleep(ctx, time.Until(acked.began.Add(next))) {
 						return
 					}
 				} else {
@@ -227,7 +228,7 @@ func measure(ctx context.Context, s server, rate float64, of int, lasting time.D
 			}
 		})
 	}
-	if !sleep(ctx, time.Until(acked.began.Add(warming))) {
+	if !clock.Sleep(ctx, time.Until(acked.began.Add(warming))) {
 		return r, ctx.Err()
 	}
 	before, err := it.cpu()
@@ -256,21 +257,6 @@ func measure(ctx context.Context, s server, rate float64, of int, lasting time.D
 	}
 	r.acked, r.delivered = acked.quantiles(), delivered.quantiles()
 	return r, nil
-}
-
-// sleep reports false when ctx ends before.
-func sleep(ctx context.Context, d time.Duration) bool {
-	if d <= 0 {
-		return ctx.Err() == nil
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // cpu is the processor time that all servers have used, in seconds.

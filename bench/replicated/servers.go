@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nsqio/go-nsq"
 
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/local"
 )
 
@@ -184,7 +185,7 @@ func (p programs) jetstream(ctx context.Context, dir string, replicas int) (_ *s
 		if err == nil {
 			break
 		}
-		if time.Now().After(limit) || !sleep(ctx, 50*time.Millisecond) {
+		if time.Now().After(limit) || !clock.Sleep(ctx, 50*time.Millisecond) {
 			return nil, fmt.Errorf("make a stream: %w", err)
 		}
 	}

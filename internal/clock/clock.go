@@ -1,8 +1,9 @@
-// Package clock reads the clocks. Nothing pure may import it: a time is read
-// here once, at the edge, and handed on as a mono.Time or mono.Wall.
+// Package clock reads the clocks, and waits. Nothing pure may import it: a time is
+// read here once, at the edge, and handed on as a mono.Time or mono.Wall.
 package clock
 
 import (
+	"context"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
@@ -34,3 +35,18 @@ func Mono() mono.Time { return anchor.mono.Add(time.Since(anchor.go0)) }
 
 // Wall returns CLOCK_REALTIME.
 func Wall() mono.Wall { return mono.Wall(time.Now().UnixNano()) }
+
+// Sleep waits for d, and reports whether ctx goes on after it.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
+	}
+}

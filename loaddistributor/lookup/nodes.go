@@ -87,24 +87,12 @@ func (n *Nodes) Run(ctx context.Context, ln net.Listener) error {
 		case err != nil:
 			// Such as too many open files: what is open may end meanwhile.
 			n.log.Warn("a node's connection is not accepted", obs.KeyError, err)
-			if !pause(ctx, 100*time.Millisecond) {
+			if !clock.Sleep(ctx, 100*time.Millisecond) {
 				return nil
 			}
 		default:
 			n.start(conn)
 		}
-	}
-}
-
-// pause waits unless ctx ends.
-func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 

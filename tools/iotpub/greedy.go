@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/secure"
@@ -134,17 +135,9 @@ func (r *greedyRun) run(ctx context.Context) (_ *greedyReport, err error) {
 		publishers[i] = p
 		all.Go(func() error { return p.Run(sending, r.topic, r.size, where(p.ID)) })
 	}
-	wait := func(d time.Duration) {
-		timer := time.NewTimer(d)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-sending.Done():
-		}
-	}
-	wait(r.warm)
+	clock.Sleep(sending, r.warm)
 	began, before := time.Now(), counts(publishers)
-	wait(r.duration)
+	clock.Sleep(sending, r.duration)
 	seconds, after := time.Since(began).Seconds(), counts(publishers)
 	stop()
 	if err := all.Wait(); err != nil {

@@ -110,14 +110,8 @@ func (b Broker) offer(ctx context.Context, c net.Conn, i int, demand float64, si
 	frame, bodies := b.frame(size, 1, false)
 	gap, due := time.Duration(float64(time.Second)/demand), clock.Mono()
 	for seq := uint16(1); ; seq++ {
-		if wait := due.Sub(clock.Mono()); wait > 0 {
-			timer := time.NewTimer(wait)
-			select {
-			case <-ctx.Done():
-				timer.Stop()
-				return nil
-			case <-timer.C:
-			}
+		if !clock.Sleep(ctx, due.Sub(clock.Mono())) {
+			return nil
 		}
 		binary.LittleEndian.PutUint64(frame[bodies[0]:], uint64(due))
 		binary.LittleEndian.PutUint32(frame[bodies[0]+8:], uint32(i))

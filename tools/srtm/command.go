@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
@@ -184,11 +185,7 @@ func (c *cli) call(ctx context.Context, do func(*call) error) error {
 		if attempt == 0 && to == leader {
 			continue
 		}
-		timer := time.NewTimer(detourPause)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if !clock.Sleep(ctx, detourPause) {
 			return err
 		}
 	}

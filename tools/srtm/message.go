@@ -21,6 +21,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/client"
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/secure"
 )
@@ -332,19 +333,7 @@ func (p *pace) wait(ctx context.Context) bool {
 	}
 	wait := p.next.Sub(now)
 	p.next = p.next.Add(p.every)
-	return pause(ctx, wait)
-}
-
-// pause waits, or returns false at the end of ctx.
-func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(max(d, 0))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return ctx.Err() == nil
-	case <-ctx.Done():
-		return false
-	}
+	return clock.Sleep(ctx, wait)
 }
 
 // brokersPause is between two looks at which brokers have the topic.

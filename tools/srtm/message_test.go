@@ -20,6 +20,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/tools/srtm/screen"
@@ -202,17 +203,17 @@ func TestProgress(t *testing.T) {
 		p := &progress{end: make(chan struct{}), done: make(chan struct{}), text: "waiting", screen: screen.New(&errs)}
 		p.screen.Terminal = true
 		go p.run()
-		pause(t.Context(), progressAfter-1)
+		clock.Sleep(t.Context(), progressAfter-1)
 		if said := errs.shown(); said != "" {
 			t.Errorf("too early: %q", said)
 		}
-		pause(t.Context(), time.Second)
+		clock.Sleep(t.Context(), time.Second)
 		p.say("%d done", 7)
-		pause(t.Context(), time.Second)
+		clock.Sleep(t.Context(), time.Second)
 		fmt.Fprintln(p.before(&errs, false), "said")
-		pause(t.Context(), time.Second)
+		clock.Sleep(t.Context(), time.Second)
 		fmt.Fprint(p.before(&out, true), "the outcome")
-		pause(t.Context(), time.Minute)
+		clock.Sleep(t.Context(), time.Minute)
 		p.stop()
 		p.stop()
 		const up = "\x1b[1A\x1b[J"
@@ -241,7 +242,7 @@ func TestPace(t *testing.T) {
 		if took := time.Since(begin); took != 500*time.Millisecond {
 			t.Errorf("%v for 100 intervals at 200/s", took)
 		}
-		pause(t.Context(), time.Minute)
+		clock.Sleep(t.Context(), time.Minute)
 		begin = time.Now()
 		p.wait(t.Context())
 		p.wait(t.Context())

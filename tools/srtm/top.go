@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/tools/srtm/screen"
 )
 
@@ -66,7 +67,7 @@ func (r *refresh) run(x *call, look func(ctx context.Context, w io.Writer) error
 		if err := s.Draw(b.String()); err != nil {
 			return err
 		}
-		if n == count || !pause(x.cmd.Context(), r.every) {
+		if n == count || !clock.Sleep(x.cmd.Context(), r.every) {
 			return nil
 		}
 	}

@@ -49,20 +49,9 @@ func (p *Publisher) Run(ctx context.Context, topic string, size int, where func(
 			return fmt.Errorf("publisher %s: %w", p.ID, err)
 		}
 		_ = p.publish(ctx, address, topic, size) // it is seen in the counters, and tried again
-		if pause(ctx, retry) {
+		if !clock.Sleep(ctx, retry) {
 			return nil
 		}
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) (over bool) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return true
-	case <-timer.C:
-		return false
 	}
 }
 
@@ -98,7 +87,7 @@ func (p *Publisher) publish(ctx context.Context, address, topic string, size int
 			wait = bucket.Wait(1, now)
 		}
 		if wait > 0 {
-			pause(ctx, wait)
+			clock.Sleep(ctx, wait)
 			continue
 		}
 		meant := due
@@ -115,7 +104,7 @@ func (p *Publisher) publish(ctx context.Context, address, topic string, size int
 		}
 		if kind == wire.FrameError {
 			if p.Refused.Add(1); !p.Deaf && p.Weight > 0 || gap == 0 {
-				pause(ctx, retry)
+				clock.Sleep(ctx, retry)
 			}
 			continue
 		}

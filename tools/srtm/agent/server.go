@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/srtm-io/srtm/client"
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/nsq/session"
 )
@@ -200,12 +201,7 @@ func (a *Agent) accept(ctx, base context.Context, ln net.Listener) error {
 		case err != nil:
 			// Such as too many open files: some may be closed meanwhile.
 			a.log.Warn("a producer's connection is not accepted", obs.KeyError, err)
-			timer := time.NewTimer(100 * time.Millisecond)
-			select {
-			case <-timer.C:
-			case <-ctx.Done():
-			}
-			timer.Stop()
+			clock.Sleep(ctx, 100*time.Millisecond)
 		default:
 			a.start(base, nc)
 		}

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/local"
 )
 
@@ -48,12 +49,7 @@ func (r *run) tryGateway(ctx context.Context) (err error) {
 	}
 	served := make(chan error, 1)
 	server := &http.Server{ReadHeaderTimeout: startTimeout, Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		timer := time.NewTimer(gatewayService)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-r.Context().Done():
-		}
+		clock.Sleep(r.Context(), gatewayService)
 	})}
 	go func() { served <- server.Serve(web) }()
 	defer func() {
