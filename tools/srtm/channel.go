@@ -79,7 +79,7 @@ func (b *brokers) ask(x *call, method, path string, query url.Values, addresses 
 		if !strings.Contains(base, "://") {
 			base = "http://" + base
 		}
-		body, err := fetch(x.cmd.Context(), client, token, method, strings.TrimSuffix(base, "/")+path+"?"+query.Encode())
+		body, err := fetch(x.cmd.Context(), client.Do, token, method, strings.TrimSuffix(base, "/")+path+"?"+query.Encode())
 		if err == nil {
 			err = answer(address, body)
 		}
@@ -90,7 +90,8 @@ func (b *brokers) ask(x *call, method, path string, query url.Values, addresses 
 	return errors.Join(errs...)
 }
 
-func fetch(ctx context.Context, client *http.Client, token secure.Bearer, method, at string) ([]byte, error) {
+// fetch makes a request that must be answered with 200, and returns the answer.
+func fetch(ctx context.Context, do func(*http.Request) (*http.Response, error), token secure.Bearer, method, at string) ([]byte, error) {
 	r, err := http.NewRequestWithContext(ctx, method, at, nil)
 	if err != nil {
 		return nil, err
@@ -98,7 +99,7 @@ func fetch(ctx context.Context, client *http.Client, token secure.Bearer, method
 	if token != nil {
 		r.Header.Set("Authorization", "Bearer "+token())
 	}
-	res, err := client.Do(r)
+	res, err := do(r)
 	if err != nil {
 		return nil, err
 	}

@@ -3,11 +3,11 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -125,39 +125,24 @@ func (s *gatewayStatus) print(out io.Writer) error {
 }
 
 // askHTTP gets a page of a daemon's HTTP address.
-func askHTTP(ctx context.Context, address, path string, trust secure.ClientConfig) (_ []byte, err error) {
+func askHTTP(ctx context.Context, address, path string, trust secure.ClientConfig) ([]byte, error) {
 	tls, err := trust.TLS("")
 	if err != nil {
 		return nil, usagef("%w", err)
 	}
-	scheme := "http://"
+	at := "http://" + address + path
 	if tls != nil {
-		scheme = "https://"
+		at = "https://" + address + path
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+address+path, nil)
-	if err != nil {
+	if _, err := url.Parse(at); err != nil {
 		return nil, usagef("%w", err)
 	}
+	var token secure.Bearer
 	if trust.TokenFile != "" {
-		token, err := secure.TokenFile(trust.TokenFile)
-		if err != nil {
+		if token, err = secure.TokenFile(trust.TokenFile); err != nil {
 			return nil, usagef("--token-file: %w", err)
 		}
-		shown, err := token.GetRequestMetadata(ctx)
-		if err != nil {
-			return nil, err
-		}
-		req.Header.Set("Authorization", shown["authorization"])
 	}
 	transport := &http.Transport{TLSClientConfig: tls, DisableKeepAlives: true}
-	res, err := transport.RoundTrip(req)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, res.Body.Close()) }()
-	text, err := io.ReadAll(io.LimitReader(res.Body, 64<<20))
-	if err == nil && res.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s", res.Status, strings.TrimSpace(string(text)))
-	}
-	return text, err
+	return fetch(ctx, transport.RoundTrip, token, http.MethodGet, at)
 }
