@@ -151,7 +151,7 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"tools/drlsim", "tools/sim/..."},
-		Only: []string{"gateway/balance", "gateway/cost", "gateway/schedule", "internal/faults", "internal/fifo", "internal/lifecycle", "internal/obs", "internal/mono", "loaddistributor/catalog", "loaddistributor/correlation", "loaddistributor/placement", "loaddistributor/tuner", "pacing/...", "tbadaptor/adaptor", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/iotpub/schedule", "tools/iotpub/trace", "tools/sim/..."},
+		Only: []string{"gateway/balance", "gateway/cost", "gateway/schedule", "internal/faults", "internal/fifo", "internal/heap", "internal/lifecycle", "internal/obs", "internal/mono", "loaddistributor/catalog", "loaddistributor/correlation", "loaddistributor/placement", "loaddistributor/tuner", "pacing/...", "tbadaptor/adaptor", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/iotpub/schedule", "tools/iotpub/trace", "tools/sim/..."},
 		Why:  "the simulator runs the cores that production runs, and nothing of theirs that waits or sends",
 	},
 	{
@@ -225,6 +225,7 @@ var pure = Purity{
 		"gateway/schedule",
 		"internal/faults",
 		"internal/fifo",
+		"internal/heap",
 		"internal/mono",
 		"kernel/stamp",
 		"loaddistributor/catalog",

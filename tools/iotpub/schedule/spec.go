@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/faults"
+	"github.com/srtm-io/srtm/internal/heap"
 )
 
 // Process is how a source spaces its events.
@@ -143,9 +144,7 @@ func (s Spec) Stream() *Fleet {
 		c.at = f.start(&c)
 		f.clocks = append(f.clocks, c)
 	}
-	for i := len(f.clocks)/2 - 1; i >= 0; i-- {
-		f.down(i)
-	}
+	f.clocks.Init()
 	f.member = f.clocks[0].first
 	return f
 }
@@ -161,13 +160,12 @@ type Fleet struct {
 	sizes       uint64  // how many different ones there are above size; 0: none
 	seed        uint64
 
-	// clocks is a binary heap by (at, first).
-	clocks []clock
+	clocks heap.Heap[clock]
 	// member is the next source of the clock on top to yield; without noise.
 	member int32
-	// blurred is a binary heap, by (at, source), of members whose volley has
-	// been fired and who have yet to send; with noise.
-	blurred []shot
+	// blurred are members whose volley has been fired and who have yet to send;
+	// with noise.
+	blurred heap.Heap[shot]
 }
 
 // shot is one member's part in a volley.
@@ -227,7 +225,7 @@ func (f *Fleet) nextSharp() Event {
 	f.member++
 	if f.member == c.last {
 		f.advance(c)
-		f.down(0)
+		f.clocks.Fix()
 		f.member = f.clocks[0].first
 	}
 	return e
@@ -240,56 +238,21 @@ func (f *Fleet) nextBlurred() Event {
 		c := &f.clocks[0]
 		r := rand.New(&c.blur)
 		for source := c.first; source < c.last; source++ {
-			f.blurred = append(f.blurred, shot{c.at + r.Int64N(f.noise), source})
-			up(f.blurred, shot.before)
+			f.blurred.Push(shot{c.at + r.Int64N(f.noise), source})
 		}
 		f.advance(c)
-		f.down(0)
+		f.clocks.Fix()
 	}
-	s := f.blurred[0]
-	last := len(f.blurred) - 1
-	f.blurred[0] = f.blurred[last]
-	f.blurred = f.blurred[:last]
-	down(f.blurred, 0, shot.before)
+	s := f.blurred.Pop()
 	return Event{At: time.Duration(s.at), Source: s.source, Count: f.batch, Size: f.size}
 }
 
-func (f *Fleet) down(i int) { down(f.clocks, i, clock.before) }
-
-func (s shot) before(o shot) bool {
+// Before orders members by time, then number.
+func (s shot) Before(o shot) bool {
 	return s.at < o.at || s.at == o.at && s.source < o.source
 }
 
-func (c clock) before(o clock) bool {
+// Before orders clocks by time, then the number of their sources.
+func (c clock) Before(o clock) bool {
 	return c.at < o.at || c.at == o.at && c.first < o.first
-}
-
-// down restores the heap after its element i has grown.
-func down[T any](heap []T, i int, before func(a, b T) bool) {
-	for {
-		child := 2*i + 1
-		if child >= len(heap) {
-			return
-		}
-		if child+1 < len(heap) && before(heap[child+1], heap[child]) {
-			child++
-		}
-		if !before(heap[child], heap[i]) {
-			return
-		}
-		heap[i], heap[child] = heap[child], heap[i]
-		i = child
-	}
-}
-
-// up restores the heap after its last element was appended.
-func up[T any](heap []T, before func(a, b T) bool) {
-	for i := len(heap) - 1; i > 0; {
-		parent := (i - 1) / 2
-		if !before(heap[i], heap[parent]) {
-			return
-		}
-		heap[i], heap[parent] = heap[parent], heap[i]
-		i = parent
-	}
 }

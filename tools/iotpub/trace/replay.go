@@ -2,7 +2,6 @@ package trace
 
 import (
 	"cmp"
-	"container/heap"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -11,6 +10,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/faults"
+	"github.com/srtm-io/srtm/internal/heap"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
 )
 
@@ -154,7 +154,7 @@ func (r *Replay) Stream() schedule.Stream {
 			m.copies = append(m.copies, s)
 		}
 	}
-	heap.Init(m)
+	m.copies.Init()
 	return m
 }
 
@@ -229,22 +229,13 @@ func (s *rotated) wait(e moved) {
 	s.pending = slices.Insert(s.pending, i, e)
 }
 
-// merged is a heap of copies by their heads.
-type merged struct{ copies []*rotated }
+// Before orders copies by their heads.
+func (s *rotated) Before(o *rotated) bool {
+	return s.next.at < o.next.at || s.next.at == o.next.at && s.copy < o.copy
+}
 
-func (m *merged) Len() int { return len(m.copies) }
-func (m *merged) Less(i, j int) bool {
-	a, b := m.copies[i], m.copies[j]
-	return a.next.at < b.next.at || a.next.at == b.next.at && a.copy < b.copy
-}
-func (m *merged) Swap(i, j int) { m.copies[i], m.copies[j] = m.copies[j], m.copies[i] }
-func (m *merged) Push(any)      { panic("copies are added before the heap is made") }
-func (m *merged) Pop() any {
-	last := len(m.copies) - 1
-	x := m.copies[last]
-	m.copies = m.copies[:last]
-	return x
-}
+// merged yields the events of all copies.
+type merged struct{ copies heap.Heap[*rotated] }
 
 // Next implements schedule.Stream.
 func (m *merged) Next() (schedule.Event, bool) {
@@ -257,9 +248,9 @@ func (m *merged) Next() (schedule.Event, bool) {
 		Source: s.next.source, Count: 1, Size: s.next.size,
 	}
 	if s.prime() {
-		heap.Fix(m, 0)
+		m.copies.Fix()
 	} else {
-		heap.Pop(m)
+		m.copies.Pop()
 	}
 	return e, true
 }

@@ -1,13 +1,13 @@
 package link
 
 import (
-	"container/heap"
 	"math"
 	"math/rand/v2"
 	"strconv"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/fifo"
+	"github.com/srtm-io/srtm/internal/heap"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/pacing/fair"
 	"github.com/srtm-io/srtm/pacing/police"
@@ -32,19 +32,8 @@ type event struct {
 	flow *flow
 }
 
-type events []event
-
-func (e events) Len() int { return len(e) }
-func (e events) Less(i, j int) bool {
-	return e[i].at < e[j].at || e[i].at == e[j].at && e[i].seq < e[j].seq
-}
-func (e events) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
-func (e *events) Push(x any)   { *e = append(*e, x.(event)) }
-func (e *events) Pop() any {
-	last := (*e)[len(*e)-1]
-	*e = (*e)[:len(*e)-1]
-	return last
-}
+// Before orders events by time, then as they were added.
+func (e event) Before(o event) bool { return e.at < o.at || e.at == o.at && e.seq < o.seq }
 
 // simulation is one under way.
 type simulation struct {
@@ -58,7 +47,7 @@ type simulation struct {
 	now    mono.Time
 	seq    int
 	short  int // flows that began
-	heap   events
+	heap   heap.Heap[event]
 	series []Sample
 	before sampled
 }
@@ -118,7 +107,7 @@ func Run(c Config) Result {
 func (s *simulation) at(at mono.Time, e event) {
 	s.seq++
 	e.at, e.seq = at, s.seq
-	heap.Push(&s.heap, e)
+	s.heap.Push(e)
 }
 
 // run lets time pass until end.
@@ -137,7 +126,7 @@ func (s *simulation) run(end mono.Time) {
 		s.now = first
 		switch which {
 		case -1:
-			s.happen(heap.Pop(&s.heap).(event))
+			s.happen(s.heap.Pop())
 		case 0, 1:
 			s.arrived(which, queues[which].Pop())
 		default:

@@ -1,7 +1,6 @@
 package web
 
 import (
-	"container/heap"
 	"fmt"
 	"math/rand/v2"
 
@@ -156,7 +155,7 @@ func RunSite(v Visits) ([]VisitsOf, error) {
 		s.now = at
 		m := &s.stations[first]
 		m.advance(at)
-		s.leave(heap.Pop(&m.jobs).(job).of)
+		s.leave(m.jobs.Pop().of)
 	}
 	for i := range s.result {
 		r := &s.result[i]
@@ -201,7 +200,7 @@ func (s *site) trigger() {
 func (s *site) enter(c *visit) {
 	m := &s.stations[c.at]
 	m.advance(s.now)
-	heap.Push(&m.jobs, job{end: m.work + c.work[c.at], of: c})
+	m.jobs.Push(job{end: m.work + c.work[c.at], of: c})
 }
 
 // leave takes a request from a resource to the next, or the answer to its client.

@@ -1,13 +1,13 @@
 package web
 
 import (
-	"container/heap"
 	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
 
 	"github.com/srtm-io/srtm/gateway/balance"
+	"github.com/srtm-io/srtm/internal/heap"
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
@@ -50,7 +50,7 @@ type machine struct {
 	Server
 	work  float64 // s
 	since mono.Time
-	jobs  jobs
+	jobs  heap.Heap[job]
 }
 
 // job is a request at a machine; end is in its work. of is what a site needs of it.
@@ -60,17 +60,8 @@ type job struct {
 	of   *visit
 }
 
-type jobs []job
-
-func (j jobs) Len() int           { return len(j) }
-func (j jobs) Less(a, b int) bool { return j[a].end < j[b].end }
-func (j jobs) Swap(a, b int)      { j[a], j[b] = j[b], j[a] }
-func (j *jobs) Push(x any)        { *j = append(*j, x.(job)) }
-func (j *jobs) Pop() any {
-	last := (*j)[len(*j)-1]
-	*j = (*j)[:len(*j)-1]
-	return last
-}
+// Before orders requests by when they end.
+func (j job) Before(o job) bool { return j.end < o.end }
 
 // rate is how much work each request gets, s/s.
 func (m *machine) rate() float64 {
@@ -127,7 +118,7 @@ func Run(s Study) Result {
 			b.Sent(at, arrival)
 			m := &machines[at]
 			m.advance(arrival)
-			heap.Push(&m.jobs, job{end: m.work + demand.Seconds(), came: arrival})
+			m.jobs.Push(job{end: m.work + demand.Seconds(), came: arrival})
 			second := int(arrival / mono.Time(time.Second))
 			for len(r.PerSecond) <= second {
 				r.PerSecond = append(r.PerSecond, 0)
@@ -139,7 +130,7 @@ func Run(s Study) Result {
 		}
 		m := &machines[first]
 		m.advance(now)
-		done := heap.Pop(&m.jobs).(job)
+		done := m.jobs.Pop()
 		b.Departed(first, now, false)
 		r.Answers = append(r.Answers, Answer{At: time.Duration(now), Took: now.Sub(done.came), Server: first})
 	}
