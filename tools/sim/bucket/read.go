@@ -163,41 +163,20 @@ func inRange(text string, ns int64) (mono.Time, error) {
 // from 0. It reports false for any other form; a number out of range it returns
 // as one that is out of range.
 func decimal(text string) (ns int64, ok bool) {
-	digits, negative := text, false
-	if text != "" && (text[0] == '-' || text[0] == '+') {
-		digits, negative = text[1:], text[0] == '-'
+	digits, negative := strings.CutPrefix(text, "-")
+	if !negative {
+		digits = strings.TrimPrefix(text, "+")
 	}
 	whole, fraction, _ := strings.Cut(digits, ".")
-	if whole == "" && fraction == "" {
+	if digits == "" || digits == "." || strings.Trim(whole, "0123456789") != "" || strings.Trim(fraction, "0123456789") != "" {
 		return 0, false
 	}
-	for i := range whole {
-		if whole[i] < '0' || whole[i] > '9' {
-			return 0, false
-		}
-		ns = min(ns*10+int64(whole[i]-'0'), MaxSeconds+1)
+	seconds, err := strconv.ParseInt("0"+whole, 10, 64)
+	if err != nil || seconds > MaxSeconds {
+		seconds = MaxSeconds + 1
 	}
-	ns *= 1e9
-	up := false
-	for i := range fraction {
-		if fraction[i] < '0' || fraction[i] > '9' {
-			return 0, false
-		}
-		if i == 9 {
-			up = fraction[i] >= '5'
-		}
-	}
-	var nanos int64
-	for i := range 9 {
-		nanos *= 10
-		if i < len(fraction) {
-			nanos += int64(fraction[i] - '0')
-		}
-	}
-	ns += nanos
-	if up {
-		ns++
-	}
+	tenths, _ := strconv.ParseInt((fraction + "0000000000")[:10], 10, 64) // of a nanosecond
+	ns = seconds*1e9 + (tenths+5)/10
 	if negative {
 		ns = -ns
 	}
