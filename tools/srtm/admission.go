@@ -192,10 +192,7 @@ func admissionAskCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return x.print(x.out, reply, func() error {
-			_, err := fmt.Fprintln(x.out, verdictText(reply))
-			return err
-		})
+		return x.say(reply, "%s\n", verdictText(reply))
 	})
 	cmd.Flags().Uint32Var(&r.Cost, "cost", 1, "`credits` that the request takes")
 	cmd.Flags().BoolVar(&r.Peek, "peek", false, "take nothing")

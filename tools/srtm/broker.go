@@ -52,14 +52,11 @@ one for 10 s (the loaddistributor's --window).`,
 		if err != nil {
 			return err
 		}
-		return x.print(x.out, b, func() error {
-			safe := ""
-			if b.GetSafeToStop() {
-				safe = "safe to stop " + b.GetId() + "\n"
-			}
-			_, err := fmt.Fprintf(x.out, "broker %s: draining %v, topics on it: %d\n%s%s", b.GetId(), b.GetDraining(), len(b.GetTopics()), waits(b), safe)
-			return err
-		})
+		safe := ""
+		if b.GetSafeToStop() {
+			safe = "safe to stop " + b.GetId() + "\n"
+		}
+		return x.say(b, "broker %s: draining %v, topics on it: %d\n%s%s", b.GetId(), b.GetDraining(), len(b.GetTopics()), waits(b), safe)
 	})
 	cmd.Flags().BoolVar(&r.Undo, "undo", false, "end a drain: place on the broker again")
 	cmd.Flags().BoolVar(&wait, "wait", false, "wait until it is safe to stop, within --timeout")
@@ -146,10 +143,7 @@ func brokerCapacityCommand() *cobra.Command {
 			return err
 		}
 		b := r.GetBroker()
-		return x.print(x.out, b, func() error {
-			_, err := fmt.Fprintf(x.out, "broker %s: mcap %d msg/s, configured %d\n", b.GetId(), b.GetMcap(), b.GetConfiguredMcap())
-			return err
-		})
+		return x.say(b, "broker %s: mcap %d msg/s, configured %d\n", b.GetId(), b.GetMcap(), b.GetConfiguredMcap())
 	})
 	cmd.Flags().Int64Var(&mcap, "mcap", 0, "maximum rate within the SLO, in `msg/s`")
 	cmd.Flags().BoolVar(&unset, "unset", false, "go back to what the broker is configured with")

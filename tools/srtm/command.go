@@ -215,6 +215,14 @@ func (c *cli) print(w io.Writer, v any, text func() error) error {
 	return text()
 }
 
+// say shows v as JSON, or as text.
+func (x *call) say(v any, format string, args ...any) error {
+	return x.print(x.out, v, func() error {
+		_, err := fmt.Fprintf(x.out, format, args...)
+		return err
+	})
+}
+
 // list shows messages or structs as a JSON array, or as a table.
 func list[M any](c *cli, w io.Writer, all []M, head string, cells func(M) []any) error {
 	return c.print(w, jsonArray(all), func() error { return table(w, head, all, cells) })

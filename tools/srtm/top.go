@@ -82,11 +82,11 @@ func topicWatchCommand() *cobra.Command {
 		Args:  oneName,
 	}, func(x *call) error {
 		return r.run(x, func(ctx context.Context, w io.Writer) error {
-			got, err := x.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: x.args[0], OmitPublishers: true})
+			t, err := x.figures(ctx, x.args[0])
 			if err != nil {
 				return err
 			}
-			return x.print(w, got.GetTopic(), func() error { return describe(w, got.GetTopic()) })
+			return x.print(w, t, func() error { return describe(w, t) })
 		})
 	}))
 }
@@ -164,12 +164,11 @@ func (x *call) top(ctx context.Context, w io.Writer, limit int) error {
 	var calls errgroup.Group
 	calls.SetLimit(topAtOnce)
 	for i, name := range names {
-		calls.Go(func() error {
-			r, err := x.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: name, OmitPublishers: true})
+		calls.Go(func() (err error) {
+			topics[i], err = x.figures(ctx, name)
 			if len(x.args) == 0 && status.Code(err) == codes.NotFound {
 				return nil // deleted since it was listed
 			}
-			topics[i] = r.GetTopic()
 			return err
 		})
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -174,22 +175,19 @@ it sets that. What they are told now, each broker has in /stats?format=json.`,
 			return nil
 		},
 	}, func(x *call) error {
-		name, topic := x.args[0], (*srtmv1.Topic)(nil)
+		name, topic, err := x.args[0], (*srtmv1.Topic)(nil), error(nil)
 		if x.cmd.Flags().Changed("mode") {
-			r, err := x.admin.UpdateTopic(x.ctx, &srtmv1.UpdateTopicRequest{
+			var r *srtmv1.UpdateTopicResponse
+			r, err = x.admin.UpdateTopic(x.ctx, &srtmv1.UpdateTopicRequest{
 				Spec:       &srtmv1.TopicSpec{Name: name, Pacing: pacingModes[mode]},
 				UpdateMask: &fieldmaskpb.FieldMask{Paths: []string{"pacing"}},
 			})
-			if err != nil {
-				return err
-			}
 			topic = r.GetTopic()
 		} else {
-			r, err := x.admin.GetTopic(x.ctx, &srtmv1.GetTopicRequest{Name: name, OmitPublishers: true})
-			if err != nil {
-				return err
-			}
-			topic = r.GetTopic()
+			topic, err = x.figures(x.ctx, name)
+		}
+		if err != nil {
+			return err
 		}
 		return x.print(x.out, topic.GetSpec(), func() error {
 			fmt.Fprintf(x.out, "topic     %s\npacing    %s\n\n", name, pacingText(topic.GetSpec().GetPacing()))
@@ -385,6 +383,12 @@ func topicListCommand() *cobra.Command {
 	})
 }
 
+// figures gets a topic without its publishers, which may be many.
+func (x *call) figures(ctx context.Context, name string) (*srtmv1.Topic, error) {
+	r, err := x.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: name, OmitPublishers: true})
+	return r.GetTopic(), err
+}
+
 // topic gets a topic with all its publishers, page by page.
 func (x *call) topic(name string) (*srtmv1.Topic, error) {
 	var all *srtmv1.Topic
@@ -407,8 +411,7 @@ func (x *call) topic(name string) (*srtmv1.Topic, error) {
 func topicDescribeCommand() *cobra.Command {
 	return leaf(&cobra.Command{Use: "describe NAME", Short: "Show a topic's contract, placement and present figures", Args: oneName}, func(x *call) error {
 		if x.output == formTable {
-			r, err := x.admin.GetTopic(x.ctx, &srtmv1.GetTopicRequest{Name: x.args[0], OmitPublishers: true})
-			return x.describe(r.GetTopic(), err)
+			return x.describe(x.figures(x.ctx, x.args[0]))
 		}
 		return x.describe(x.topic(x.args[0]))
 	})
@@ -419,10 +422,7 @@ func topicDeleteCommand() *cobra.Command {
 		if _, err := x.admin.DeleteTopic(x.ctx, &srtmv1.DeleteTopicRequest{Name: x.args[0]}); err != nil {
 			return err
 		}
-		return x.print(x.out, map[string]string{"deleted": x.args[0]}, func() error {
-			_, err := fmt.Fprintf(x.out, "topic %s is deleted\n", x.args[0])
-			return err
-		})
+		return x.say(map[string]string{"deleted": x.args[0]}, "topic %s is deleted\n", x.args[0])
 	})
 }
 
