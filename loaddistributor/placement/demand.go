@@ -303,12 +303,14 @@ func (d Demand) faults() (faults FieldErrors) {
 	count := len(d.Publishers)
 	total := 0.0
 	byID := make(map[string]int, len(d.Publishers))
+	for i := len(d.Publishers) - 1; i >= 0; i-- {
+		byID[d.Publishers[i].ID] = i // the first of them
+	}
+	unique := len(byID) == len(d.Publishers)
 	for i, p := range d.Publishers {
 		at := item{"publishers", i}
-		if first, twice := byID[p.ID]; twice {
-			faults.add(at.field("id"), "%q is the id of publishers[%d] too", p.ID, first)
-		} else {
-			byID[p.ID] = i
+		if !unique && byID[p.ID] != i {
+			faults.add(at.field("id"), "%q is the id of publishers[%d] too", p.ID, byID[p.ID])
 		}
 		if p.ID == "" {
 			faults.add(at.field("id"), "is empty")
