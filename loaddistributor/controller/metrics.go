@@ -139,12 +139,14 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 	gauge(descWatchers, watched)
 	gauge(descFits, float64(c.mu.tuner.Searches()))
 
+	c.mu.RUnlock()
+
+	topics := 0
 	states := map[catalog.State]int{}
-	topics := c.mu.shown(c.mu.cat.Topics("", c.mu.cat.Len()))
-	for i, topic := range topics {
+	c.each(func(topic catalog.Topic) {
 		states[topic.State]++
-		if i >= maxListed {
-			continue
+		if topics++; topics > maxListed {
+			return
 		}
 		name := topic.Spec.Name()
 		window := listed{topic: name}
@@ -175,8 +177,7 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 		case tuner.Beyond:
 			gauge(descMet, 0, name)
 		}
-	}
-	c.mu.RUnlock()
+	})
 
 	for _, w := range windows { // without the lock, for it walks all their histograms
 		var sum tail
@@ -190,6 +191,6 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 	for _, s := range []catalog.State{catalog.Preparing, catalog.Active, catalog.Degraded, catalog.Deleting} {
 		gauge(descTopics, float64(states[s]), s.String())
 	}
-	gauge(descUnlisted, float64(max(0, len(topics)-maxListed)))
+	gauge(descUnlisted, float64(max(0, topics-maxListed)))
 	return all
 }

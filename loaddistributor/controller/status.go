@@ -40,6 +40,21 @@ func (c *Controller) Topics(after string, limit int) []catalog.Topic {
 	return c.mu.shown(c.mu.cat.Topics(after, limit))
 }
 
+// each calls f with every topic, by name, as readers see it, and with mu held for reading,
+// for a few at a time: others may change, come and go meanwhile.
+func (c *Controller) each(f func(catalog.Topic)) {
+	for after, more := "", true; more; {
+		c.mu.RLock()
+		topics := c.mu.shown(c.mu.cat.Topics(after, judgeAtOnce))
+		for _, topic := range topics {
+			after = topic.Spec.Name()
+			f(topic)
+		}
+		c.mu.RUnlock()
+		more = len(topics) == judgeAtOnce
+	}
+}
+
 // Brokers returns all known brokers, by id.
 func (c *Controller) Brokers() []catalog.Broker {
 	c.mu.RLock()
@@ -167,9 +182,9 @@ type TopicState struct {
 func (c *Controller) State() State {
 	s := State{Brokers: c.Nodes(), Topics: []TopicState{}}
 	c.mu.RLock()
-	defer c.mu.RUnlock()
 	s.Version = c.mu.cat.Version()
-	for _, topic := range c.mu.shown(c.mu.cat.Topics("", c.mu.cat.Len())) {
+	c.mu.RUnlock()
+	c.each(func(topic catalog.Topic) {
 		shown := TopicState{
 			Name: topic.Spec.Name(), State: topic.State.String(), Reason: topic.Reason,
 			Policy: topic.Plan.Policy, Epoch: topic.Placement.Epoch(),
@@ -178,6 +193,6 @@ func (c *Controller) State() State {
 			shown.Brokers = append(shown.Brokers, q.Broker)
 		}
 		s.Topics = append(s.Topics, shown)
-	}
+	})
 	return s
 }
