@@ -17,7 +17,6 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/local"
-	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
@@ -52,10 +51,7 @@ const (
 // contract is r = 1.1 of the rate, and the burst that the schedule needs and the
 // margin.
 func contract(s schedule.Spec, slo time.Duration, margin float64) (*srtmv1.Contract, error) {
-	var arrivals []mono.Time
-	for _, at := range schedule.Arrivals(schedule.Until(s.Stream(), profiled)) {
-		arrivals = append(arrivals, mono.Time(at))
-	}
+	arrivals := schedule.Arrivals(schedule.Until(s.Stream(), profiled))
 	rate := tokenbucket.PerSecond(rateMargin * s.Rate * float64(s.Publishers))
 	burst, err := tokenbucket.Profile(arrivals, rate, quantile)
 	if err != nil {

@@ -50,10 +50,7 @@ func (w *harness) fleet(process schedule.Process, batch, group int) load.Options
 // burst profiles b as the paper does: r is 1.1 times the mean rate, and the
 // SLO's quantile of the access delay is 0 on the schedule that will be sent.
 func burst(s schedule.Stream, quantile float64) (rate tokenbucket.Rate, b int64, err error) {
-	var arrivals []mono.Time
-	for _, at := range schedule.Arrivals(schedule.Until(s, livePhase)) {
-		arrivals = append(arrivals, mono.Time(at))
-	}
+	arrivals := schedule.Arrivals(schedule.Until(s, livePhase))
 	rate = tokenbucket.PerSecond(1.1 * float64(len(arrivals)) / livePhase.Seconds())
 	b, err = tokenbucket.Profile(arrivals, rate, quantile)
 	return rate, b, err

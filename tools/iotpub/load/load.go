@@ -142,24 +142,11 @@ func (o Options) Build() (*Load, error) {
 	l := &Load{Sources: replay.Sources(), Stream: replay.Stream, Span: replay.Span()}
 	if o.Keep > 0 && o.Keep < len(l.Sources) {
 		l.Sources = l.Sources[:o.Keep]
-		l.Stream = func() schedule.Stream { return &first{replay.Stream(), int32(o.Keep)} }
+		l.Stream = func() schedule.Stream {
+			return schedule.Only(replay.Stream(), func(e schedule.Event) bool { return int(e.Source) < o.Keep })
+		}
 	}
 	l.Text = fmt.Sprintf("%s: %d publishers, %.4g msg/s in all (%g times faster, %d copies, lasts %v)",
 		o.Trace, len(l.Sources), l.Rate(), options.Compress, options.Copies, l.Span.Round(time.Second))
 	return l, nil
-}
-
-// first keeps the events of the first n sources.
-type first struct {
-	s schedule.Stream
-	n int32
-}
-
-func (f *first) Next() (schedule.Event, bool) {
-	for {
-		e, ok := f.s.Next()
-		if !ok || e.Source < f.n {
-			return e, ok
-		}
-	}
 }

@@ -3,6 +3,8 @@ package schedule
 import (
 	"fmt"
 	"time"
+
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // Source is one publisher: one sensor, one connection.
@@ -65,35 +67,39 @@ func Shard(s Stream, shard, of int) Stream {
 	if of == 1 {
 		return s
 	}
-	return &sharded{s: s, shard: int32(shard), of: int32(of)}
+	return Only(s, func(e Event) bool { return int(e.Source)%of == shard })
 }
 
-type sharded struct {
-	s         Stream
-	shard, of int32
+// Only returns the events of s that are kept.
+func Only(s Stream, keep func(Event) bool) Stream { return &only{s, keep} }
+
+type only struct {
+	s    Stream
+	keep func(Event) bool
 }
 
-func (f *sharded) Next() (Event, bool) {
+func (o *only) Next() (Event, bool) {
 	for {
-		e, ok := f.s.Next()
-		if !ok || e.Source%f.of == f.shard {
+		e, ok := o.s.Next()
+		if !ok || o.keep(e) {
 			return e, ok
 		}
 	}
 }
 
-// Arrivals reads s to its end and returns the offset of every message.
+// Arrivals reads s to its end and returns when every message is sent, the run beginning
+// at 0.
 //
 // Requires: s ends.
-func Arrivals(s Stream) []time.Duration {
-	var at []time.Duration
+func Arrivals(s Stream) []mono.Time {
+	var at []mono.Time
 	for {
 		e, ok := s.Next()
 		if !ok {
 			return at
 		}
 		for range e.Count {
-			at = append(at, e.At)
+			at = append(at, mono.Time(e.At))
 		}
 	}
 }

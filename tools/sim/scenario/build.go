@@ -9,7 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
@@ -183,10 +182,10 @@ func (s *Scenario) place(spec Topic, snapshot []placement.Broker) (*Placed, erro
 	return p, nil
 }
 
-// Layout turns a plan into what the engine takes: the broker of each publisher
-// and the share of each broker.
+// Layout turns a plan into what the engine takes: the broker of each publisher, or
+// engine.Nowhere, and the share of each broker.
 func Layout(plan placement.Plan, brokers []placement.Broker, publishers int) (where []int, shares []tokenbucket.Share) {
-	where, shares = make([]int, publishers), make([]tokenbucket.Share, len(brokers))
+	where, shares = slices.Repeat([]int{engine.Nowhere}, publishers), make([]tokenbucket.Share, len(brokers))
 	for _, q := range plan.Quotas {
 		l := find(brokers, q.Broker)
 		shares[l] = q.Share
@@ -217,16 +216,7 @@ func (c Contract) profile(load *source) (tokenbucket.Share, error) {
 		contract.Rate = tokenbucket.PerSecond(1.1 * load.rate)
 	}
 	if c.Burst == 0 {
-		var arrivals []mono.Time
-		for stream := schedule.Until(load.stream(), time.Duration(c.ProfileSeconds*1e9)); ; {
-			e, ok := stream.Next()
-			if !ok {
-				break
-			}
-			for range e.Count {
-				arrivals = append(arrivals, mono.Time(e.At))
-			}
-		}
+		arrivals := schedule.Arrivals(schedule.Until(load.stream(), time.Duration(c.ProfileSeconds*1e9)))
 		burst, err := tokenbucket.Profile(arrivals, contract.Rate, c.ProfileQuantile)
 		if err != nil {
 			return tokenbucket.Share{}, err

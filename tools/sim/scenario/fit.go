@@ -156,17 +156,6 @@ func Fit(b *Built, o FitOptions) (*FitResult, error) {
 // the contract; then tokens move with the shares.
 func (r *fitRun) apply(plan placement.Plan) error {
 	where, shares := Layout(plan, r.built.Brokers, len(r.placed.Where))
-	placed := make([]bool, len(where))
-	for _, q := range plan.Quotas {
-		for _, i := range q.Publishers {
-			placed[i] = true
-		}
-	}
-	for i, ok := range placed {
-		if !ok {
-			where[i] = engine.Nowhere
-		}
-	}
 	if err := r.cluster.Move(0, where); err != nil {
 		return err
 	}

@@ -7,7 +7,6 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
@@ -26,10 +25,7 @@ func TestOneBrokerHasRoomAndASplitWaits(t *testing.T) {
 			phase := time.Duration(6000 / (float64(c.publishers) * c.rate) * float64(time.Second))
 			spec := schedule.Spec{Publishers: c.publishers, Rate: c.rate, Batch: 1, Process: schedule.Poisson, Size: 100, Seed: seed}
 			scheduled := func() schedule.Stream { return schedule.Until(spec.Stream(), phase) }
-			var arrivals []mono.Time
-			for _, at := range schedule.Arrivals(scheduled()) {
-				arrivals = append(arrivals, mono.Time(at))
-			}
+			arrivals := schedule.Arrivals(scheduled())
 			offered := max(float64(len(arrivals))/phase.Seconds(), c.rate*float64(c.publishers))
 			r := tokenbucket.PerSecond(rateMargin * offered)
 			need, err := tokenbucket.Profile(arrivals, r, 0.99)

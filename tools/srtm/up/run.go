@@ -22,7 +22,6 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/local"
-	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/internal/topics"
@@ -263,8 +262,8 @@ func (r *run) calibrate(ctx context.Context) error {
 // a blind split too few, and the SLO such that the difference shows.
 func (r *run) contract(phase time.Duration) (*srtmv1.Contract, error) {
 	scheduled := func() schedule.Stream { return schedule.Until(r.load.Stream(), phase) }
-	offsets := schedule.Arrivals(scheduled())
-	if len(offsets) == 0 {
+	arrivals := schedule.Arrivals(scheduled())
+	if len(arrivals) == 0 {
 		return nil, fmt.Errorf("the load has no message within %v", phase)
 	}
 	sending := phase
@@ -272,16 +271,12 @@ func (r *run) contract(phase time.Duration) (*srtmv1.Contract, error) {
 		sending = min(phase, r.load.Span)
 	}
 	// The declared mean is that of a whole recording; the phase may be busier.
-	offered := max(float64(len(offsets))/sending.Seconds(), r.load.Rate())
+	offered := max(float64(len(arrivals))/sending.Seconds(), r.load.Rate())
 	rate := tokenbucket.PerSecond(math.Ceil(offered * rateMargin))
 	split := min(r.brokers, len(r.load.Sources)) // over how many a blind split can be
 	burst := r.burst
 	if burst == 0 {
-		intended := make([]mono.Time, len(offsets))
-		for i, at := range offsets {
-			intended[i] = mono.Time(at)
-		}
-		need, err := tokenbucket.Profile(intended, rate, r.quantile)
+		need, err := tokenbucket.Profile(arrivals, rate, r.quantile)
 		if err != nil {
 			return nil, fmt.Errorf("profile the load: %w", err)
 		}

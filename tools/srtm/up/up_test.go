@@ -12,7 +12,6 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -179,19 +178,15 @@ func TestContract(t *testing.T) {
 		t.Fatal(err)
 	}
 	const phase = 10 * time.Second
-	offsets := schedule.Arrivals(schedule.Until(l.Stream(), phase))
+	arrivals := schedule.Arrivals(schedule.Until(l.Stream(), phase))
 	r := &run{options: o, load: l}
 	c, err := r.contract(phase)
 	if err != nil {
 		t.Fatal(err)
 	}
-	offered := math.Max(float64(len(offsets))/phase.Seconds(), 1000)
+	offered := math.Max(float64(len(arrivals))/phase.Seconds(), 1000)
 	if got := float64(c.RateMilli) / 1000; got < 1.1*offered || got > 1.1*offered+2 {
 		t.Errorf("r = %v for %v msg/s offered", got, offered)
-	}
-	arrivals := make([]mono.Time, len(offsets))
-	for i, at := range offsets {
-		arrivals[i] = mono.Time(at)
 	}
 	need, err := tokenbucket.Profile(arrivals, tokenbucket.Rate(c.RateMilli), 0.99)
 	if err != nil {
