@@ -2,6 +2,7 @@ package local
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -103,11 +104,10 @@ func Run(binary, dir string, flags []string, ready func() error) (*Process, erro
 }
 
 func newProcess(binary string, flags []string, o Options) *Process {
-	p := &Process{Flags: flags, Dir: o.Dir, log: o.Log, within: o.Within, name: filepath.Base(binary), done: make(chan struct{}), cmd: exec.Command(binary, flags...)}
-	if p.within == 0 {
-		p.within = 2 * Patience
+	return &Process{
+		Flags: flags, Dir: o.Dir, log: o.Log, within: cmp.Or(o.Within, 2*Patience), name: filepath.Base(binary),
+		done: make(chan struct{}), cmd: exec.Command(binary, flags...),
 	}
-	return p
 }
 
 func (p *Process) start(o Options) error {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -139,10 +140,7 @@ func usagef(format string, args ...any) error {
 
 // flags adds the flags of every command that talks to a cluster.
 func (c *cli) flags(cmd *cobra.Command) {
-	address := os.Getenv(addressEnv)
-	if address == "" {
-		address = "127.0.0.1:4170"
-	}
+	address := cmp.Or(os.Getenv(addressEnv), "127.0.0.1:4170")
 	c.flagsTo(cmd, "loaddistributor", address, ", or of several with commas (environment: "+addressEnv+")")
 }
 

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -53,20 +54,10 @@ type Config struct {
 }
 
 func (c *Config) setDefaults() {
-	def := func(v *int, d int) {
-		if *v == 0 {
-			*v = d
-		}
-	}
-	def(&c.Workers, 1)
-	def(&c.MaxOutstanding, 4096)
-	def(&c.MaxWaiting, 4096)
-	if c.Heartbeat == 0 {
-		c.Heartbeat = 30 * time.Second
-	}
-	if c.Drain == 0 {
-		c.Drain = 10 * time.Second
-	}
+	c.MaxOutstanding = cmp.Or(c.MaxOutstanding, 4096)
+	c.MaxWaiting = cmp.Or(c.MaxWaiting, 4096)
+	c.Heartbeat = cmp.Or(c.Heartbeat, 30*time.Second)
+	c.Drain = cmp.Or(c.Drain, 10*time.Second)
 	c.Workers = max(1, min(c.Workers, len(c.Sources)))
 }
 

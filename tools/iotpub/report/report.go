@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -203,15 +204,7 @@ func Micros(us int64) string {
 // RefusedText lists refusals by code, largest first.
 func RefusedText(refused map[string]uint64) string {
 	codes := slices.Sorted(maps.Keys(refused))
-	slices.SortStableFunc(codes, func(a, b string) int {
-		switch {
-		case refused[a] > refused[b]:
-			return -1
-		case refused[a] < refused[b]:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(codes, func(a, b string) int { return cmp.Compare(refused[b], refused[a]) })
 	parts := make([]string, len(codes))
 	for i, code := range codes {
 		parts[i] = fmt.Sprintf("%d %s", refused[code], code)

@@ -1,6 +1,7 @@
 package subscriber
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -56,15 +57,9 @@ func New(cfg Config) (*Subscriber, error) {
 	if len(cfg.Lookupd)+len(cfg.Nsqd) == 0 {
 		return nil, errors.New("a subscriber without an address of a lookupd or of a broker")
 	}
-	if cfg.LookupInterval == 0 {
-		cfg.LookupInterval = 250 * time.Millisecond
-	}
-	if cfg.MaxInFlight == 0 {
-		cfg.MaxInFlight = 2_500_000 // 1,000 brokers with NSQ's default limit of 2,500
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
+	cfg.LookupInterval = cmp.Or(cfg.LookupInterval, 250*time.Millisecond)
+	cfg.MaxInFlight = cmp.Or(cfg.MaxInFlight, 2_500_000) // 1,000 brokers with NSQ's default limit of 2,500
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	s := &Subscriber{cfg: cfg}
 	s.mu.deliveries = verify.NewDeliveries(cfg.Sources)
 	s.mu.late = obs.NewLatency()

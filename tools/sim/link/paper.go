@@ -1,6 +1,9 @@
 package link
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
 // paperRouter is the router's side of the paper's transport: (6), (2) and (3) of
 // Improved EFXCP (Wu, Yang, Zhang, 2014), for packets of size s, rate r and ToS
@@ -29,10 +32,7 @@ const kq = 0.5 // k_q: the part of the standing queue that an interval takes off
 // newPaperRouter returns a router that says overload where ρ is above theta, the
 // paper's 1 if theta is 0.
 func newPaperRouter(theta float64) *paperRouter {
-	if theta == 0 {
-		theta = 1
-	}
-	return &paperRouter{theta: theta}
+	return &paperRouter{theta: cmp.Or(theta, 1)}
 }
 
 // packet counts a packet of size bytes of a flow of a ToS and of the rate that it

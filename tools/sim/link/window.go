@@ -1,6 +1,7 @@
 package link
 
 import (
+	"cmp"
 	"math"
 	"time"
 
@@ -39,9 +40,7 @@ const (
 
 // newWindow returns a window of one packet for a flow of a ToS.
 func newWindow(c windowConfig, tos float64) *window {
-	if c.alpha == 0 {
-		c.alpha = 0.5
-	}
+	c.alpha = cmp.Or(c.alpha, 0.5)
 	return &window{cfg: c, tos: tos, cwnd: 1}
 }
 

@@ -3,6 +3,7 @@ package shares
 import (
 	"fmt"
 	"slices"
+	"sort"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
@@ -326,13 +327,7 @@ func (sc Scenario) Outcome(delays []time.Duration) Outcome {
 
 // first returns the first arrival from then on.
 func (sc Scenario) first(from mono.Time) int {
-	i, _ := slices.BinarySearchFunc(sc.Arrivals, from, func(a Arrival, t mono.Time) int {
-		if a.At < t {
-			return -1
-		}
-		return 1
-	})
-	return i
+	return sort.Search(len(sc.Arrivals), func(i int) bool { return sc.Arrivals[i].At >= from })
 }
 
 // Figures returns those of the scenario's phases.

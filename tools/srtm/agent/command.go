@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,10 +11,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nsqio/go-nsq"
 	"github.com/spf13/cobra"
 
 	"github.com/srtm-io/srtm/client"
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
@@ -56,10 +57,7 @@ Exit code: 0; 1 on failure; 2 if the command line is wrong.`,
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
-	address := os.Getenv(AddressEnv)
-	if address == "" {
-		address = "127.0.0.1:4170"
-	}
+	address := cmp.Or(os.Getenv(AddressEnv), "127.0.0.1:4170")
 	fs := cmd.Flags()
 	fs.StringVar(&o.tcpAddress, "tcp-address", "127.0.0.1:4150", "`host:port` for producers, NSQ's protocol")
 	fs.StringVar(&o.httpAddress, "http-address", "127.0.0.1:4190", "`host:port` for metrics and profiles; empty for none")
@@ -84,59 +82,44 @@ Exit code: 0; 1 on failure; 2 if the command line is wrong.`,
 
 // validate completes the configuration, or returns all that is wrong.
 func (o *settings) validate() (Config, error) {
-	var errs []error
+	var f faults.List
 	log, _, err := obs.NewLogger(obs.Stderr, o.logLevel, o.logFormat)
-	errs = append(errs, err)
+	f.Add(err)
 	cfg := o.cfg
 	cfg.Log = log
 	if o.force != "" {
-		if o.force, err = secure.Insecure("", o.force, "tcp-address", "http-address"); err != nil {
-			errs = append(errs, fmt.Errorf("--allow-insecure-listen: %w", err))
-		}
+		o.force, err = secure.Insecure("", o.force, "tcp-address", "http-address")
+		f.If(err != nil, "--allow-insecure-listen: %w", err)
 	}
 	guard, err := secure.ServerConfig{Force: o.force}.Load()
 	if err != nil {
-		errs = append(errs, err)
+		f.Add(err)
 	} else {
-		errs = append(errs, guard.CheckPlain("--tcp-address", o.tcpAddress), guard.CheckPlain("--http-address", o.httpAddress))
+		f.Add(guard.CheckPlain("--tcp-address", o.tcpAddress))
+		f.Add(guard.CheckPlain("--http-address", o.httpAddress))
 	}
 	cfg.DialOptions, err = o.trust.Load("")
-	errs = append(errs, err)
+	f.Add(err)
 	resend, known := resends[o.resend]
-	if !known {
-		errs = append(errs, fmt.Errorf("--resend %q is none of orderly, always, never", o.resend))
-	}
+	f.If(!known, "--resend %q is none of orderly, always, never", o.resend)
 	cfg.Resend = resend
-	if len(o.producerOpts) > 0 {
-		cfg.NSQ = client.DefaultNSQConfig()
-		errs = append(errs, o.setOptions(cfg.NSQ))
+	for _, opt := range o.producerOpts {
+		cfg.NSQ = cmp.Or(cfg.NSQ, client.DefaultNSQConfig())
+		name, value, _ := strings.Cut(opt, ",")
+		err := cfg.NSQ.Set(name, value)
+		f.If(err != nil, "--producer-opt %q: %w", name, err)
 	}
 	for name, d := range map[string]time.Duration{
 		"publish-timeout": cfg.PublishTimeout, "idle-timeout": cfg.IdleTimeout, "drain-timeout": cfg.DrainTimeout,
 	} {
-		if d <= 0 {
-			errs = append(errs, fmt.Errorf("--%s %v is not positive", name, d))
-		}
+		f.If(d <= 0, "--%s %v is not positive", name, d)
 	}
 	for name, n := range map[string]int{
 		"max-connections": cfg.MaxConnections, "max-publishers": cfg.MaxPublishers, "max-outstanding": cfg.MaxOutstanding,
 	} {
-		if n <= 0 {
-			errs = append(errs, fmt.Errorf("--%s %d is not positive", name, n))
-		}
+		f.If(n <= 0, "--%s %d is not positive", name, n)
 	}
-	return cfg, errors.Join(errs...)
-}
-
-func (o *settings) setOptions(cfg *nsq.Config) error {
-	var errs []error
-	for _, opt := range o.producerOpts {
-		name, value, _ := strings.Cut(opt, ",")
-		if err := cfg.Set(name, value); err != nil {
-			errs = append(errs, fmt.Errorf("--producer-opt %q: %w", name, err))
-		}
-	}
-	return errors.Join(errs...)
+	return cfg, f.Err()
 }
 
 // run serves until ctx ends.

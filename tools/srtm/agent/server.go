@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/nsq/session"
 )
@@ -75,39 +77,26 @@ const version = "srtm-agent/" + obs.Release
 
 // withDefaults fills in what is 0, or returns everything that is wrong.
 func (c Config) withDefaults() (Config, error) {
-	var errs []error
+	var f faults.List
 	duration := func(d *time.Duration, name string, otherwise time.Duration) {
-		if *d < 0 {
-			errs = append(errs, fmt.Errorf("%s %v is negative", name, *d))
-		}
-		if *d == 0 {
-			*d = otherwise
-		}
+		f.If(*d < 0, "%s %v is negative", name, *d)
+		*d = cmp.Or(*d, otherwise)
 	}
 	duration(&c.PublishTimeout, "publish timeout", DefaultPublishTimeout)
 	duration(&c.IdleTimeout, "idle timeout", DefaultIdleTimeout)
 	duration(&c.DrainTimeout, "drain timeout", DefaultDrainTimeout)
 	count := func(n *int, name string, otherwise int) {
-		if *n < 0 {
-			errs = append(errs, fmt.Errorf("most %s %d is negative", name, *n))
-		}
-		if *n == 0 {
-			*n = otherwise
-		}
+		f.If(*n < 0, "most %s %d is negative", name, *n)
+		*n = cmp.Or(*n, otherwise)
 	}
 	count(&c.MaxConnections, "connections", DefaultMaxConnections)
 	count(&c.MaxPublishers, "publishers", DefaultMaxPublishers)
 	count(&c.MaxOutstanding, "outstanding publishes", DefaultMaxOutstanding)
-	if c.MaxBuffer == 0 {
-		c.MaxBuffer = DefaultMaxBuffer
-	}
-	if least := int64(protocol().Limits.MaxBodySize); c.MaxBuffer < least {
-		errs = append(errs, fmt.Errorf("buffer of %d bytes is smaller than the largest publish, %d", c.MaxBuffer, least))
-	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
-	return c, errors.Join(errs...)
+	c.MaxBuffer = cmp.Or(c.MaxBuffer, DefaultMaxBuffer)
+	least := int64(protocol().Limits.MaxBodySize)
+	f.If(c.MaxBuffer < least, "buffer of %d bytes is smaller than the largest publish, %d", c.MaxBuffer, least)
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
+	return c, f.Err()
 }
 
 // protocol is what producers may say: plain V2, since it stays on the host.
