@@ -5,7 +5,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/stamp"
@@ -42,7 +41,15 @@ type latencies struct {
 type reported struct {
 	at       mono.Time
 	counters queue.Counters
-	still    *srtmv1.TopicStats // what was said of it, if no message came, went or waited; else nil
+	quiet    bool // no message came, went or waited
+	levels   levels
+}
+
+// levels are what a report says of a topic as it is.
+type levels struct {
+	publishers, subscribers int
+	depth                   uint64
+	channels                uint64 // a hash of their names and readers
 }
 
 // init must be called before anything is recorded; it may be called again.

@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"hash/maphash"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -189,7 +190,7 @@ func (b *Broker) Report(all bool) (stats []*srtmv1.TopicStats, changes bool) {
 // and none came, went or waited since.
 func (t *Topic) still() bool {
 	last := &t.reported
-	if last.still == nil {
+	if !last.quiet {
 		return false
 	}
 	now := t.shared.now()
@@ -199,23 +200,24 @@ func (t *Topic) still() bool {
 	f.mu.Unlock()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	core, was := t.mu.core, last.still
-	if delivered > 0 || core.Counters() != last.counters || core.Waiting() > 0 ||
-		t.mu.publishers != int(was.Publishers) || len(t.mu.consumers) != int(was.Subscribers) || len(core.Channels()) != len(was.Channels) {
-		return false
-	}
-	depth := uint64(0)
-	for i, c := range core.Channels() {
-		if c.Name() != was.Channels[i] || c.Readers() != int(was.ChannelSubscribers[i]) {
-			return false
-		}
-		depth += uint64(c.Depth())
-	}
-	if depth != was.Depth {
+	core := t.mu.core
+	if delivered > 0 || core.Counters() != last.counters || core.Waiting() > 0 || t.levelsLocked() != last.levels {
 		return false
 	}
 	last.at = now
 	return true
+}
+
+// channelsSeed is of the hashes of levels.
+var channelsSeed = maphash.MakeSeed()
+
+func (t *Topic) levelsLocked() levels {
+	is := levels{publishers: t.mu.publishers, subscribers: len(t.mu.consumers)}
+	for _, c := range t.mu.core.Channels() {
+		is.depth += uint64(c.Depth())
+		is.channels = is.channels*31 + maphash.String(channelsSeed, c.Name()) + uint64(c.Readers())
+	}
+	return is
 }
 
 func (t *Topic) report() *srtmv1.TopicStats {
@@ -225,20 +227,19 @@ func (t *Topic) report() *srtmv1.TopicStats {
 	core := t.mu.core
 	counters := core.Counters()
 	r := &srtmv1.TopicStats{
-		Topic:       t.name,
-		Offered:     counters.Accepted - last.counters.Accepted,
-		Released:    counters.Released - last.counters.Released,
-		Refused:     counters.Refused - last.counters.Refused,
-		Backlog:     uint64(core.Waiting()),
-		Publishers:  uint32(t.mu.publishers),
-		Subscribers: uint32(len(t.mu.consumers)),
+		Topic:    t.name,
+		Offered:  counters.Accepted - last.counters.Accepted,
+		Released: counters.Released - last.counters.Released,
+		Refused:  counters.Refused - last.counters.Refused,
+		Backlog:  uint64(core.Waiting()),
 	}
+	is := t.levelsLocked()
+	r.Publishers, r.Subscribers, r.Depth = uint32(is.publishers), uint32(is.subscribers), is.depth
 	if r.Offered > 0 {
 		r.BurstNeeded = uint64(core.BurstNeeded()) // before the greatest backlog is taken
 	}
 	r.MaxBacklog = uint64(core.TakeMaxWaiting())
 	for _, c := range core.Channels() {
-		r.Depth += uint64(c.Depth())
 		r.Channels = append(r.Channels, c.Name())
 		r.ChannelSubscribers = append(r.ChannelSubscribers, uint32(c.Readers()))
 	}
@@ -260,9 +261,9 @@ func (t *Topic) report() *srtmv1.TopicStats {
 	}
 	f.mu.total.merge(l)
 	l.reset()
-	*last = reported{at: now, counters: counters}
-	if r.Offered+r.Released+r.Refused+r.Delivered+r.MaxBacklog+r.Backlog == 0 {
-		last.still = r
+	*last = reported{
+		at: now, counters: counters, levels: is,
+		quiet: r.Offered+r.Released+r.Refused+r.Delivered+r.MaxBacklog+r.Backlog == 0,
 	}
 	return r
 }
