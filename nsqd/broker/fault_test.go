@@ -1,6 +1,7 @@
 package broker_test
 
 import (
+	"io"
 	"path/filepath"
 	"strconv"
 	"sync/atomic"
@@ -10,10 +11,13 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
+	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // sent publishes, and returns where it is stored.
@@ -30,10 +34,10 @@ func durably(t *broker.Topic, body string) error {
 	return t.Sync(sent(t, body))
 }
 
-// faulty is the system's disk, of which an fsync can be made to fail.
+// faulty is the system's disk, of which fsyncs and writes can be made to fail.
 type faulty struct {
 	commitlog.Disk
-	failing atomic.Bool
+	failing, unwritable atomic.Bool
 }
 
 type faultyFile struct {
@@ -46,6 +50,13 @@ func (f faultyFile) Sync() error {
 		return syscall.EIO
 	}
 	return f.File.Sync()
+}
+
+func (f faultyFile) WriteAt(p []byte, off int64) (int, error) {
+	if f.disk.unwritable.Load() {
+		return 0, syscall.ENOSPC
+	}
+	return f.File.WriteAt(p, off)
 }
 
 func newFaulty() *faulty {
@@ -95,6 +106,70 @@ var _ = Describe("a failed fsync", func() {
 		r := read(t, "c", 100, true)
 		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(11))
 		Expect(bodies(r)).To(Equal(numbers(0, 11)))
+	})
+})
+
+var _ = Describe("messages that are stored together", func() {
+	var disk *faulty
+	var b *broker.Broker
+	var t *broker.Topic
+	store := func(bodies ...string) (errs []error, at []broker.Stored) {
+		now := clock.Mono()
+		at = make([]broker.Stored, len(bodies))
+		var batch []broker.Published
+		for i, body := range bodies {
+			batch = append(batch, broker.Published{Body: []byte(body), Arrival: stamp.Arrival{At: now}, Stored: &at[i]})
+		}
+		return t.StoreEach(clock.Wall(), batch, []error{io.EOF}), at
+	}
+	BeforeEach(func() {
+		disk = newFaulty()
+		b = on(&disk.Disk, GinkgoT().TempDir())
+		t = topic(b, "t")
+	})
+
+	It("are delivered in order, and each knows where it is", func() {
+		errs, at := store(numbers(0, 5)...)
+		Expect(errs).To(Equal([]error{io.EOF, nil, nil, nil, nil, nil}), "what was there stays")
+		Expect(t.Sync(at[4])).To(Succeed())
+		Expect(at[0]).NotTo(Equal(at[1]))
+		errs, _ = store()
+		Expect(errs).To(Equal([]error{io.EOF}))
+		Expect(durably(t, "5")).To(Succeed())
+		r := read(t, "c", 100, true)
+		Eventually(r.count).Should(Equal(6))
+		Expect(bodies(r)).To(Equal(numbers(0, 6)))
+		Expect(t.Stats().Counters.Accepted).To(BeEquivalentTo(6))
+	})
+
+	It("are refused one by one where the contract refuses", func() {
+		node := b.Node()
+		Expect(node.Prepare("t", []string{"c"}, time.Millisecond, 0.99, srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT, nil)).To(Succeed())
+		_, err := grant(node, "t", tokenbucket.Share{Rate: tokenbucket.PerSecond(1), Burst: 3}, 3*tokenbucket.Token)
+		Expect(err).NotTo(HaveOccurred())
+		errs, _ := store(numbers(0, 5)...)
+		Expect(errs[1:4]).To(HaveEach(Not(HaveOccurred())))
+		Expect(errs[4:]).To(HaveEach(BeAssignableToTypeOf(&queue.OverLimitError{})))
+		Expect(t.Stats().Counters.Refused).To(BeEquivalentTo(2))
+		r := read(t, "c", 100, true)
+		Eventually(r.count).Should(Equal(3))
+		Expect(bodies(r)).To(Equal(numbers(0, 3)))
+	})
+
+	It("are all refused by a disk that takes none, and by a topic that is gone", func() {
+		disk.unwritable.Store(true)
+		errs, _ := store(numbers(0, 3)...)
+		Expect(errs[1:]).To(HaveEach(MatchError(broker.ErrStorage)))
+		Expect(t.Stats().Counters.Refused).To(BeEquivalentTo(3))
+		disk.unwritable.Store(false)
+		errs, _ = store(numbers(3, 5)...)
+		Expect(errs[1:]).To(HaveEach(Not(HaveOccurred())))
+		r := read(t, "c", 100, true)
+		Eventually(r.count).Should(Equal(2))
+		Expect(bodies(r)).To(Equal(numbers(3, 5)))
+		Expect(b.DeleteTopic("t")).To(Succeed())
+		errs, _ = store("x")
+		Expect(errs[1]).To(MatchError(broker.ErrGone))
 	})
 })
 

@@ -372,22 +372,13 @@ func (t *Topic) publishThrough(s *step, p Published) error {
 	}
 	t.mu.Unlock()
 	stored := err == nil
-	var log *openLog
 	var first commitlog.Offset
 	if stored {
-		if log, err = st.ensure(); err == nil {
-			first, err = log.Append(*records)
-		}
-		if p.Stored != nil {
+		if first, err = st.append(*records); p.Stored != nil {
 			*p.Stored = Stored{first + commitlog.Offset(len(s.msgs))}
 		}
-		if !errors.Is(err, ErrGone) {
-			st.noted(publishing, err)
-		}
 	}
-	clear(*records)
-	*records = (*records)[:0]
-	t.shared.cfg.Storage.records.Put(records)
+	t.shared.cfg.Storage.putRecords(records)
 	t.mu.Lock()
 	t.mu.core.SetTight(t.tight(0))
 	switch {
@@ -407,6 +398,80 @@ func (t *Topic) publishThrough(s *step, p Published) error {
 	s.msgs = s.msgs[:0]
 	t.end(s)
 	return err
+}
+
+// StoreEach accepts messages one by one, in order, as Publish does, by one write of all.
+// It appends to errs what became of each: nil, or an error of Publish. Requires: Durable.
+func (t *Topic) StoreEach(wall mono.Wall, batch []Published, errs []error) []error {
+	t.storing.Lock()
+	defer t.storing.Unlock()
+	s := t.shared.steps.Get().(*step)
+	for i := range batch {
+		s.msgs = append(s.msgs, t.shared.message(wall, &batch[i]))
+	}
+	records := t.shared.cfg.Storage.records.Get().(*[]commitlog.Record)
+	of := errs[len(errs):]
+	admitted := s.msgs[:0]
+	t.mu.Lock()
+	t.mu.core.SetTight(t.tight(0))
+	for i, m := range s.msgs {
+		err := t.takes(1)
+		if err == nil {
+			first := m
+			if len(admitted) > 0 {
+				first = admitted[0]
+			}
+			err = t.mu.core.AdmitBehind(t.shared.now(), len(admitted), first.Arrival, m.Arrival)
+		}
+		if err == nil {
+			err = t.police(batch[i].From, 1, m.Arrival)
+		}
+		if of = append(of, err); err == nil {
+			*records = append(*records, t.record(m, false))
+			admitted = append(admitted, m)
+		} else { // it is still ours
+			s.fx.Free = append(s.fx.Free, m)
+		}
+	}
+	t.mu.Unlock()
+	var first commitlog.Offset
+	var err error
+	if len(admitted) > 0 {
+		first, err = t.store.append(*records)
+	}
+	t.shared.cfg.Storage.putRecords(records)
+	t.mu.Lock()
+	t.mu.core.SetTight(t.tight(0))
+	switch {
+	case len(admitted) == 0:
+	case err != nil:
+		err = t.mu.core.Refuse(fmt.Errorf("%w: %w", ErrStorage, err), len(admitted))
+		s.fx.Free = append(s.fx.Free, admitted...)
+	default:
+		t.store.used = true
+		t.mu.core.Appended(t.shared.now(), queue.Offset(first), &s.fx, admitted...)
+	}
+	end := first
+	for i := range batch {
+		p := &batch[i]
+		switch {
+		case of[i] != nil:
+			continue
+		case err != nil:
+			of[i] = err
+			continue
+		}
+		if end++; p.Stored != nil {
+			*p.Stored = Stored{end}
+		}
+		t.metrics.arrived(p.Arrival.Source, 1)
+		t.counted(p.From, 1, p.Arrival.At)
+		t.pace(p.From, 1, t.shared.now())
+	}
+	clear(s.msgs)
+	s.msgs = s.msgs[:0]
+	t.end(s)
+	return append(errs, of...)
 }
 
 // Durable reports whether what is published has to be followed by Sync before

@@ -97,6 +97,13 @@ func OpenStorage(cfg StorageConfig) (*Storage, error) {
 	return s, nil
 }
 
+// putRecords gives a slice of records back.
+func (s *Storage) putRecords(records *[]commitlog.Record) {
+	clear(*records)
+	*records = (*records)[:0]
+	s.records.Put(records)
+}
+
 // Close gives the folder back. The broker that uses it must be closed.
 func (s *Storage) Close() error { return s.dir.Close() }
 

@@ -299,6 +299,18 @@ func (st *store) ensure() (*openLog, error) {
 	}
 }
 
+// append is for who publishes to the disk. One caller at a time: Topic.storing.
+func (st *store) append(records []commitlog.Record) (first commitlog.Offset, err error) {
+	log, err := st.ensure()
+	if err == nil {
+		first, err = log.Append(records)
+	}
+	if !errors.Is(err, ErrGone) {
+		st.noted(publishing, err)
+	}
+	return first, err
+}
+
 // write writes a batch, if there is any.
 func (st *store) write() (wrote bool, err error) {
 	t, x := st.topic, st.scratch

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -51,7 +52,7 @@ type loop struct {
 	going     broker.Outgoing // written from
 	sealed    []byte          // likewise, encrypted
 	offloaded sync.WaitGroup
-	commits   []commit // of this turn
+	commits   []*commit // that have something to do
 
 	effort effort
 	leaver order // to: connections go there, until none is left
@@ -536,15 +537,30 @@ func (l *loop) lend(s *slot) {
 	}
 }
 
-// commit is connections of which each published once to a topic whose messages have to
-// be on stable storage before they are answered, and sent nothing after it.
+// commit carries out what connections published to a topic whose messages have to be on
+// stable storage before they are answered, each once and with nothing after it. What comes
+// while the disk is at it waits, and shares the next write and the next fsync.
 type commit struct {
 	topic *broker.Topic
-	slots []*slot
+	mu    struct {
+		sync.Mutex
+		waiting []*slot
+		running bool
+	}
+	// Owned by run, which keeps them from one time to the next.
+	slots, stored []*slot
+	pubs          []broker.Published
+	errs          []error
 }
 
-// joinCommit has the held operation carried out with others of this turn to the same
-// topic, by one goroutine, if it can be: it waits for the disk and nothing else.
+// What is stored by one write, at most; the last message may be more.
+const (
+	commitSize  = 256
+	commitBytes = 1 << 20
+)
+
+// joinCommit has the held operation carried out with others to the same topic, if it can
+// be: it waits for the disk and nothing else.
 func (l *loop) joinCommit(s *slot) bool {
 	op := &s.held.op
 	if !op.Kind.Publishes() || l.env.cfg.Auth != nil || s.r+s.held.n < s.w || s.pubs.batch != nil || len(s.pubs.unsettled) > 0 {
@@ -554,45 +570,105 @@ func (l *loop) joinCommit(s *slot) bool {
 	if to == nil || !to.topic.Durable() {
 		return false
 	}
-	for i := range l.commits {
-		if c := &l.commits[i]; c.topic == to.topic {
-			c.slots = append(c.slots, s)
-			return true
-		}
+	i := slices.IndexFunc(l.commits, func(c *commit) bool { return c.topic == to.topic })
+	if i < 0 {
+		i = len(l.commits)
+		l.commits = append(l.commits, &commit{topic: to.topic})
 	}
-	l.commits = append(l.commits, commit{to.topic, []*slot{s}})
+	c := l.commits[i]
+	c.mu.Lock()
+	c.mu.waiting = append(c.mu.waiting, s)
+	c.mu.Unlock()
 	return true
 }
 
-// startCommits has the turn's commits carried out.
+// startCommits starts those that have something to do, and forgets those that have not.
 func (l *loop) startCommits() {
-	for _, c := range l.commits {
-		l.offloaded.Go(func() { l.carryOutCommit(c.slots) })
-	}
-	clear(l.commits)
-	l.commits = l.commits[:0]
+	l.commits = slices.DeleteFunc(l.commits, func(c *commit) bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.mu.running {
+			return false
+		}
+		if c.mu.running = len(c.mu.waiting) > 0; c.mu.running {
+			l.offloaded.Go(func() { l.runCommit(c) })
+		}
+		return !c.mu.running
+	})
 }
 
-// carryOutCommit publishes for all before the first waits for the fsync, which is that
-// of all.
-func (l *loop) carryOutCommit(slots []*slot) {
-	now := clock.Mono()
-	for _, s := range slots {
-		s.err = s.carryOut(&s.held, now)
+// runCommit goes on until nobody waits.
+func (l *loop) runCommit(c *commit) {
+	for {
+		c.mu.Lock()
+		c.slots, c.mu.waiting = c.mu.waiting, c.slots[:0]
+		if len(c.slots) == 0 {
+			c.mu.running = false
+			c.mu.Unlock()
+			return
+		}
+		c.mu.Unlock()
+		c.store()
+		for _, s := range c.slots { // the fsync of the first is that of all
+			s.settle()
+			s.held = task{}
+			s.back.Store(true)
+		}
+		l.inbox.Lock()
+		for _, s := range c.slots {
+			if !s.queued.Swap(true) {
+				l.inbox.slots = append(l.inbox.slots, s)
+			}
+		}
+		l.wakeLocked()
+		l.inbox.Unlock()
+		clear(c.slots)
 	}
-	for _, s := range slots {
-		s.settle()
-		s.held = task{}
-		s.back.Store(true)
-	}
-	l.inbox.Lock()
-	for _, s := range slots {
-		if !s.queued.Swap(true) {
-			l.inbox.slots = append(l.inbox.slots, s)
+}
+
+// store publishes for all slots.
+func (c *commit) store() {
+	now, bytes := clock.Mono(), 0
+	for _, s := range c.slots {
+		op, to := &s.held.op, s.target(s.held.op.Topic)
+		if op.Kind == session.OpMpub || to == nil || to.topic != c.topic { // or it was deleted
+			s.err = s.carryOut(&s.held, now)
+			continue
+		}
+		s.flushFins(now)
+		c.stored = append(c.stored, s)
+		c.pubs = append(c.pubs, broker.Published{Body: op.Body, Arrival: s.client.arrival(&s.held), Defer: op.Defer, From: to.as, Stored: &s.pubs.stored})
+		if bytes += len(op.Body); bytes >= commitBytes || len(c.pubs) == commitSize {
+			c.storeBatch(now)
+			bytes = 0
 		}
 	}
-	l.wakeLocked()
-	l.inbox.Unlock()
+	c.storeBatch(now)
+}
+
+func (c *commit) storeBatch(now mono.Time) {
+	if len(c.pubs) == 0 {
+		return
+	}
+	c.errs = c.topic.StoreEach(clock.Wall(), c.pubs, c.errs[:0])
+	for i, s := range c.stored {
+		switch err := c.errs[i]; {
+		case errors.Is(err, broker.ErrGone): // alone it goes to the topic's next life
+			s.err = s.carryOut(&s.held, now)
+			continue
+		case err != nil:
+			s.published(&s.held.op, c.topic, refusal(s.held.op.Topic, err))
+		default:
+			add(&s.target(s.held.op.Topic).count.count, 1)
+			s.published(&s.held.op, c.topic, nil)
+		}
+		s.err = nil
+		s.r += s.held.n
+	}
+	clear(c.pubs)
+	clear(c.stored)
+	clear(c.errs)
+	c.pubs, c.stored = c.pubs[:0], c.stored[:0]
 }
 
 // offload has a goroutine carry out what may wait, and all that was read after

@@ -274,9 +274,19 @@ func (t *Topic) Admit(now mono.Time, msgs ...*Message) error {
 // AdmitBatch is Admit of n messages that are not made yet, of which the first and
 // the last arrived then. Requires: n > 0.
 func (t *Topic) AdmitBatch(now mono.Time, n int, first, last mono.Time) error {
+	return t.admit(now, 0, n, first, last)
+}
+
+// AdmitBehind is Admit of one message behind so many that were admitted and are not
+// appended yet, of which the first arrived then.
+func (t *Topic) AdmitBehind(now mono.Time, ahead int, first, arrival mono.Time) error {
+	return t.admit(now, ahead, 1, first, arrival)
+}
+
+func (t *Topic) admit(now mono.Time, ahead, n int, first, last mono.Time) error {
 	if t.limited && t.over.Reject {
 		t.look(now)
-		if d := t.expectedDelay(n, first, last); d > t.over.MaxDelay {
+		if d := t.expectedDelay(ahead+n, first, last); d > t.over.MaxDelay {
 			return t.Refuse(&OverLimitError{Delay: d, Limit: t.over.MaxDelay}, n)
 		}
 	}

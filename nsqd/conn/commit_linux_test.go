@@ -1,0 +1,155 @@
+package conn_test
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/nsq/wire"
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/commitlog"
+)
+
+// counted is the system's disk, which counts writes to files and fsyncs, and holds an fsync
+// up while it is to.
+type counted struct {
+	commitlog.Disk
+	writes, syncs atomic.Int32
+	hold          atomic.Pointer[held]
+}
+
+// held is an fsync that waits.
+type held struct{ entered, release chan struct{} }
+
+type countedFile struct {
+	commitlog.File
+	disk *counted
+}
+
+func (f countedFile) WriteAt(p []byte, off int64) (int, error) {
+	f.disk.writes.Add(1)
+	return f.File.WriteAt(p, off)
+}
+
+func (f countedFile) Sync() error {
+	if h := f.disk.hold.Swap(nil); h != nil {
+		close(h.entered)
+		<-h.release
+	}
+	f.disk.syncs.Add(1)
+	return f.File.Sync()
+}
+
+func newCounted() *counted {
+	d := &counted{Disk: commitlog.OS()}
+	wrapped := func(open func(string) (commitlog.File, error)) func(string) (commitlog.File, error) {
+		return func(path string) (commitlog.File, error) {
+			f, err := open(path)
+			if err != nil {
+				return nil, err
+			}
+			return countedFile{f, d}, nil
+		}
+	}
+	d.Create, d.Open = wrapped(d.Create), wrapped(d.Open)
+	return d
+}
+
+// unread is how many bytes the system holds for the connections accepted at the address.
+func unread(t *testing.T, addr net.Addr) (bytes int) {
+	t.Helper()
+	text, err := os.ReadFile("/proc/net/tcp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := fmt.Sprintf(":%04X", addr.(*net.TCPAddr).Port)
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Fields(line)
+		if len(fields) < 5 || !strings.HasSuffix(fields[1], port) {
+			continue
+		}
+		var sent, received int
+		if _, err := fmt.Sscanf(fields[4], "%X:%X", &sent, &received); err != nil {
+			t.Fatal(err)
+		}
+		bytes += received
+	}
+	return bytes
+}
+
+// What is published while the disk is at an fsync is stored by one write and one fsync more.
+func TestPublishesShareAWriteAndAnFsync(t *testing.T) {
+	const publishers = 64
+	disk, path := newCounted(), t.TempDir()
+	st, err := broker.OpenStorage(broker.StorageConfig{
+		Path: path, Metadata: filepath.Join(path, "topics.json"), MaxRecord: 1 << 20, Overflow: 20, WriteThrough: true, Fsync: true,
+		Log: slog.New(slog.DiscardHandler), Disk: &disk.Disk,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := st.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	b := benchNode(t, 1, false, func(c *broker.Config) { c.Storage = st })
+	defer b.close()
+	conns := make([]net.Conn, publishers)
+	for i := range conns {
+		conns[i] = b.dial()
+		defer conns[i].Close()
+		if _, err := conns[i].Write(wire.AppendMagic(nil)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	publish := func(some []net.Conn) {
+		t.Helper()
+		for _, nc := range some {
+			if _, err := nc.Write(wire.AppendPub(nil, "t", []byte("x"))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	answered := func() {
+		t.Helper()
+		answer := make([]byte, wire.FrameOverhead+len(wire.OK))
+		for _, nc := range conns {
+			if _, err := io.ReadFull(nc, answer); err != nil || string(answer[wire.FrameOverhead:]) != wire.OK {
+				t.Fatalf("%q, %v", answer, err)
+			}
+		}
+	}
+	publish(conns)
+	answered() // the topic and its files are there
+	h := &held{make(chan struct{}), make(chan struct{})}
+	disk.hold.Store(h)
+	publish(conns[:1])
+	<-h.entered
+	writes, syncs := disk.writes.Load(), disk.syncs.Load()
+	publish(conns[1:])
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for range 10_000 {
+		if unread(t, conns[0].RemoteAddr()) == 0 {
+			break
+		}
+		<-tick.C
+	}
+	close(h.release)
+	answered()
+	// Two or three: the one that was held up, that of all others, and that of those which
+	// were read, and not yet handed on, when it ended. Cursors are saved now and then.
+	writes, syncs = disk.writes.Load()-writes, disk.syncs.Load()-syncs
+	if writes > 8 || syncs > 8 {
+		t.Errorf("%d writes and %d fsyncs for %d publishers", writes, syncs, publishers-1)
+	}
+	t.Logf("%d writes and %d fsyncs for %d publishers", writes, syncs, publishers-1)
+}
