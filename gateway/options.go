@@ -88,9 +88,6 @@ func (o *options) validate() error {
 	if o.proxy.MaxConnections == 0 {
 		o.proxy.MaxConnections = defaultConnections(connlimit.Descriptors())
 	}
-	if o.proxy.MaxBody < 0 || o.maxPublish < 0 {
-		errs = append(errs, fmt.Errorf("--max-body-bytes %d, --max-publish-bytes %d: neither may be negative", o.proxy.MaxBody, o.maxPublish))
-	}
 	errs = append(errs, o.validatePolicy())
 	o.security.HTTPTLS = o.security.CertFile != ""
 	if o.guard, err = o.security.Load(); err != nil {
