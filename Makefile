@@ -32,7 +32,7 @@ VCS := $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo auto || ec
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help packages test-packages test-deploy build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance test-clients archtest faults chaos-replicated upgrade generate fuzz fuzz-short bench bench-full scaling scale bench-replicated bench-admission bench-gateway calibrate convergence figures cover clean no-race-note soak hardship trouble
+.PHONY: help packages test-packages test-deploy build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance test-clients archtest faults chaos-replicated upgrade generate fuzz fuzz-short bench bench-full scaling scale bench-replicated bench-admission bench-gateway calibrate convergence figures cover clean no-race-note soak stress trouble
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,19 +45,19 @@ build: ## build all binaries into bin/
 run: build ## run a local cluster with sensors, a console that shows it live, and a report (DURATION= PUBLISHERS= RATE= TRACE= COMPRESS= COPIES= ARGS=)
 	@bin/srtm up --together $(UP_FLAGS)
 
-test: lint no-race-note ## lint, then every test: race detector, random order, released messages scribbled over
-	$(GO) test $(RACE) -tags=scribble -shuffle=on -vet=off -timeout=$(TIMEOUT) $(PACKAGES)
+test: lint no-race-note ## lint, then every test: race detector, random order, released messages poisoned
+	$(GO) test $(RACE) -tags=poison -shuffle=on -vet=off -timeout=$(TIMEOUT) $(PACKAGES)
 	@# allocations cannot be counted under the race detector
 	$(GO) test -vet=off -run=Allocation ./nsqd/...
 	@$(MAKE) --no-print-directory test-clients
 
 check: lint ## lint and the unit tests, without the race detector, clusters and client libraries: for between two commits
 	@# most of their time they wait, so more packages run at a time than there are processors
-	$(GO) test -p=$$(( 2 * $$(getconf _NPROCESSORS_ONLN) )) -tags=scribble -shuffle=on -vet=off -timeout=$(TIMEOUT) $$($(GO) list ./... | grep -v /tools/srtm/up)
+	$(GO) test -p=$$(( 2 * $$(getconf _NPROCESSORS_ONLN) )) -tags=poison -shuffle=on -vet=off -timeout=$(TIMEOUT) $$($(GO) list ./... | grep -v /tools/srtm/up)
 
 race: no-race-note ## every test under the race detector COUNT times, without lint
 	@# a loop, since a Ginkgo suite runs once in a process
-	@for i in $$(seq $(COUNT)); do $(GO) test $(RACE) -tags=scribble -shuffle=on -timeout=$(TIMEOUT) -count=1 $(PACKAGES) || exit 1; done
+	@for i in $$(seq $(COUNT)); do $(GO) test $(RACE) -tags=poison -shuffle=on -timeout=$(TIMEOUT) -count=1 $(PACKAGES) || exit 1; done
 
 no-race-note:
 	@$(if $(RACE),:,echo "no C compiler found: running the tests WITHOUT the race detector")
@@ -123,7 +123,7 @@ soak: ## load a broker for DURATION (10m), and look for what it does not give ba
 trouble: ## what PUBLISHERS (200) notice of a drain, a move, a crash and a return (BIN= the folder of other daemons)
 	SRTM_TROUBLE=$(or $(PUBLISHERS),200) SRTM_FAILOVER_BIN=$(abspath $(BIN)) $(GO) test -count=1 -timeout=10m -v -run='^TestTrouble$$' ./tests/failover
 
-hardship: ## restart with a backlog of BACKLOG (1000000) messages, and 10,000 connections at once
+stress: ## restart with a backlog of BACKLOG (1000000) messages, and 10,000 connections at once
 	SRTM_CRASH_BACKLOG=$(or $(BACKLOG),1000000) SRTM_CRASH_CONNECTIONS=10000 $(GO) test -count=1 -timeout=$(TIMEOUT) -v -run='^Test(RestartWithABacklog|ManyConnectionsAtOnce)$$' ./tests/crash
 
 faults: ## a cluster under kills, stops, partitions, updates and two adaptors for DURATION (2m, half for each place of the adaptor), its contract checked; kills of admission at each step

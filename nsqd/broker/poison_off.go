@@ -1,8 +1,8 @@
-//go:build !scribble
+//go:build !poison
 
 package broker
 
 import "github.com/srtm-io/srtm/nsqd/queue"
 
-// poison does nothing: see the build tag scribble.
+// poison does nothing: see the build tag poison.
 func poison(*queue.Message) {}

@@ -1,6 +1,6 @@
-//go:build !scribble
+//go:build !poison
 
 package conn
 
-// poison does nothing: see the build tag scribble.
+// poison does nothing: see the build tag poison.
 func poison([]byte) {}

@@ -1,4 +1,4 @@
-//go:build scribble
+//go:build poison
 
 package conn
 

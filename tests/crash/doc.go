@@ -4,5 +4,5 @@
 // came out of order. It also does to a broker what machines and clients do: a
 // full disk, no descriptors left, subscribers that take nothing, publishers that
 // send by the byte, all of them at once, and for a long time (make soak, make
-// hardship).
+// stress).
 package crash
