@@ -52,7 +52,7 @@ func call(t *testing.T, c *http.Client, method, url, token string) (int, string)
 	return answer.StatusCode, string(body)
 }
 
-// Whoever reaches an nsqd on all interfaces can use it as NSQ's, and cannot change
+// A client that reaches an nsqd on all interfaces can use it as NSQ's, and cannot change
 // what a contract is.
 func TestAContractIsNotChangedFromElsewhere(t *testing.T) {
 	ip := outside(t)
@@ -132,7 +132,7 @@ func TestAnAddressForAdministrators(t *testing.T) {
 	}
 }
 
-// Where TLS is required, whoever watches over the broker needs none at the address for
+// Where TLS is required, an operator needs none at the address for
 // administrators, and everybody else does.
 func TestMetricsInClear(t *testing.T) {
 	a := testkit.NewAuthority(t)

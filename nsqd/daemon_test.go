@@ -518,7 +518,7 @@ func TestMessagesThatCannotBeStoredAtTheEndAreAFailure(t *testing.T) {
 	data := t.TempDir()
 	err := once(t, data, func(d *nsqd) {
 		post(t, d, "/pub?topic=t", "x")
-		// Somebody tidies up.
+		// An operator tidies up.
 		if err := os.RemoveAll(filepath.Join(data, "messages")); err != nil {
 			t.Fatal(err)
 		}
@@ -557,7 +557,7 @@ func TestARestartKeepsToTheContract(t *testing.T) {
 	}
 }
 
-// Messages, contracts and traces are nobody else's on the machine.
+// Messages, contracts and traces are no other user's on the machine.
 func TestWhatABrokerLeavesIsItsOwn(t *testing.T) {
 	dir := t.TempDir()
 	t.Cleanup(func() { // the broker has ended

@@ -43,13 +43,13 @@ func total(root fs.FS) int64 {
 	return math.MaxInt64
 }
 
-// cgroups is the least limit of the cgroup and all those that it is in;
+// cgroups is the lowest limit of the cgroup and all those that it is in;
 // math.MaxInt64: none.
 func cgroups(root fs.FS) int64 {
-	least := int64(math.MaxInt64)
+	lowest := int64(math.MaxInt64)
 	text, err := fs.ReadFile(root, "proc/self/cgroup")
 	if err != nil {
-		return least
+		return lowest
 	}
 	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
 		// number:controllers:path; without controllers it is that of version 2.
@@ -67,13 +67,13 @@ func cgroups(root fs.FS) int64 {
 		}
 		// In a container the path may be the host's: then the mount is its cgroup.
 		for at := path.Clean("/" + parts[2]); ; at = path.Dir(at) {
-			least = min(least, limitOf(root, path.Join(mount, at, file)))
+			lowest = min(lowest, limitOf(root, path.Join(mount, at, file)))
 			if at == "/" {
 				break
 			}
 		}
 	}
-	return least
+	return lowest
 }
 
 // limitOf reads one limit; math.MaxInt64 where there is none ("max", or in

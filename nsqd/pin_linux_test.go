@@ -48,7 +48,7 @@ func TestOwner(t *testing.T) {
 // without any privilege stamps exactly.
 func TestAPinnedProgramServesABrokerWithoutPrivileges(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("needs root, to become somebody else")
+		t.Skip("needs root, to become another user")
 	}
 	s, err := hook.Open(hook.EBPF, hook.Config{}, slog.New(slog.DiscardHandler))
 	if err != nil {

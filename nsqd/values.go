@@ -86,7 +86,7 @@ type tlsVersion uint16
 const tls10 tlsVersion = tls.VersionTLS10
 
 var tlsVersions = map[string]tlsVersion{
-	"ssl3.0": tls10, // nothing speaks it any more, so this is the least there is
+	"ssl3.0": tls10, // nothing speaks it any more, so this is the lowest there is
 	"tls1.0": tls10,
 	"tls1.1": tls.VersionTLS11,
 	"tls1.2": tls.VersionTLS12,

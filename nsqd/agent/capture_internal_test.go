@@ -15,7 +15,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 )
 
-// joinedOwner is an owner that runs nothing, and has a session that nobody reads.
+// joinedOwner is an owner that runs nothing, and has a session that is not read.
 func joinedOwner(t *testing.T, node Node) *owner {
 	t.Helper()
 	a, err := New(Config{

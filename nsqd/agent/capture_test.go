@@ -155,7 +155,7 @@ var _ = Describe("A capture of arrivals", func() {
 		control.send(capture("t", time.Minute))
 		Eventually(captured("t")).Should(BeTrue())
 		stop()
-		Expect(node.Captured("t")).To(BeFalse(), "nobody would take the record")
+		Expect(node.Captured("t")).To(BeFalse(), "no session would take the record")
 	})
 
 	It("is not begun by nonsense", func() {

@@ -261,7 +261,7 @@ var _ = Describe("The lease", func() {
 		Eventually(share).Should(Equal(base))
 		_, grants, hello = join()
 		Expect(hello.Held).To(HaveLen(1))
-		Expect(files.Alone()).To(BeTrue(), "nobody has counted on it")
+		Expect(files.Alone()).To(BeTrue(), "no caller has relied on it")
 		grants.send(word(hello.Stamp, time.Minute, 18))
 		Eventually(files.Alone).Should(BeFalse())
 		stop()

@@ -173,7 +173,7 @@ func dial(address string, options []grpc.DialOption) (*grpc.ClientConn, error) {
 			Backoff:           backoff.Config{BaseDelay: firstBackoff, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxBackoff},
 			MinConnectTimeout: 2 * time.Second,
 		}),
-		// Ten seconds is the least that gRPC allows a client. Sooner notice of a
+		// Ten seconds is the minimum that gRPC allows a client. Sooner notice of a
 		// dead host comes from the reports: with keepalive set, gRPC gives up a
 		// connection whose bytes stay unacknowledged for Timeout.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),

@@ -320,7 +320,7 @@ func TestAskingEndsWithItsContext(t *testing.T) {
 	ln.Close()
 	for nc := range accepted {
 		nc.Close()
-		t.Error("the other server was asked though nobody waits any more")
+		t.Error("the other server was asked though no caller waits any more")
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 // clerk answers questions; each waits for a turn, if there are any to wait for.
 type clerk struct {
 	asked atomic.Int64
-	turn  chan struct{} // nil: nobody waits
+	turn  chan struct{} // nil: no caller waits
 	grant *auth.Grant
 	err   error
 }
@@ -115,7 +115,7 @@ func TestOneQuestionForAllWhoAskTheSame(t *testing.T) {
 		if n := at.asked.Load(); n != 1 {
 			t.Fatalf("asked %d times", n)
 		}
-		leave() // whoever asked goes: another asks
+		leave() // the caller that asked goes: another asks
 		synctest.Wait()
 		if n, s := at.asked.Load(), served.Load(); n != 2 || s != 2 {
 			t.Fatalf("asked %d times, %d have an answer", n, s)

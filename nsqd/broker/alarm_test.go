@@ -9,7 +9,7 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Both timers keep the one promise that matters: what is set fires, and never
+// Both timers keep the one guarantee that matters: what is set fires, and never
 // before its time unless an earlier one was set.
 func TestAlarmFires(t *testing.T) {
 	for name, kind := range map[string]func() (timer, error){"coarse": newCoarseTimer, "sharp": newSharpTimer} {

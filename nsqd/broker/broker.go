@@ -43,8 +43,8 @@ var (
 
 // Config of a broker. Immutable.
 type Config struct {
-	// Capacity is the greatest number of messages a topic may hold before
-	// release, and the greatest depth of a channel; >= 1.
+	// Capacity is the maximum number of messages a topic may hold before
+	// release, and the maximum depth of a channel; >= 1.
 	Capacity int
 	// MaxMemory is how many bytes the messages that are held in memory may take,
 	// those of all topics together: bodies, and queue.Overhead for each; 0: they

@@ -140,7 +140,7 @@ func (r *reader) deliveries() []wire.Message {
 
 func (r *reader) count() int { return len(r.deliveries()) }
 
-// untouchable is a batch of so many messages that nobody may read.
+// untouchable is a batch of so many messages that may not be read.
 type untouchable int
 
 func (u untouchable) Len() int   { return int(u) }
@@ -433,7 +433,7 @@ var _ = Describe("a broker", func() {
 		Expect(b.Topics()).To(HaveLen(1))
 	})
 
-	It("drains what subscribers can take, and says what nobody will", func() {
+	It("drains what subscribers can take, and reports what none will", func() {
 		b := start(nil)
 		t := topic(b, "t")
 		r := read(t, "c", 10, true)

@@ -109,7 +109,7 @@ func (c *capture) number(p *Publisher) uint32 {
 	c.numbers[name] = n
 	c.owners = append(c.owners, owner)
 	c.named = append(c.named, name)
-	vouched := "" // by nobody
+	vouched := "" // declared by the client alone
 	if owner.Kind != "addr" {
 		vouched = strings.ToValidUTF8(owner.Kind+":"+owner.ID, "?")
 	}

@@ -312,7 +312,7 @@ var _ = Describe("A capture of arrivals", func() {
 		Expect(l.publishers).To(Equal([]string{"north.1", "auth:fleet", "cert:ca?t", "addr:10.0.0.9", "addr:10.0.0.8", "client:auth:fleet", "a:b"}))
 	})
 
-	It("gives nobody's messages to an authenticated publisher whose client_id he has", func() {
+	It("does not count a stranger's messages as an authenticated publisher's whose client_id it uses", func() {
 		t := topic(start(func(*broker.Config) {}), "t")
 		t.Capture(0, 0)
 		fleet, other := police.Identity{Kind: "auth", ID: "fleet"}, police.Identity{Kind: "auth", ID: "other"}

@@ -17,7 +17,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-var _ = Describe("a topic that is deleted while somebody still has it", func() {
+var _ = Describe("a topic that is deleted while a caller still has it", func() {
 	It("does nothing when it is told to go on", func() {
 		b := start(nil)
 		t := topic(b, "t")
@@ -118,7 +118,7 @@ var _ = Describe("a broker that has ended", func() {
 })
 
 var _ = Describe("an ephemeral topic", func() {
-	It("stays while somebody subscribes, whoever else leaves at that moment", func() {
+	It("stays while a connection subscribes, though others leave at that moment", func() {
 		b := start(nil)
 		var wg sync.WaitGroup
 		var ended atomic.Int32
@@ -146,7 +146,7 @@ var _ = Describe("an ephemeral topic", func() {
 })
 
 var _ = Describe("an ephemeral topic under a contract", func() {
-	It("stays without channels, since whoever gave the contract counts on it", func() {
+	It("stays without channels, since the adaptor that granted the contract counts on it", func() {
 		b := start(nil)
 		Expect(b.Node().Prepare("t#ephemeral", nil, time.Second, 0.9, 0, nil)).To(Succeed())
 		r := read(topic(b, "t#ephemeral"), "c#ephemeral", 1, true)

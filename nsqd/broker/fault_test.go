@@ -82,7 +82,7 @@ func on(disk *commitlog.Disk, path string) *broker.Broker {
 }
 
 var _ = Describe("a failed fsync", func() {
-	It("is told to those whose messages it was for, at any time, and to nobody after them", func() {
+	It("is told to those whose messages it was for, at any time, and to no later publisher", func() {
 		disk := newFaulty()
 		b := on(&disk.Disk, GinkgoT().TempDir())
 		t := topic(b, "t")
@@ -99,7 +99,7 @@ var _ = Describe("a failed fsync", func() {
 		for i := 5; i < 10; i++ {
 			Expect(durably(t, strconv.Itoa(i))).To(Succeed())
 		}
-		Expect(t.Sync(slow)).To(MatchError(broker.ErrStorage), "nobody knows what became of it")
+		Expect(t.Sync(slow)).To(MatchError(broker.ErrStorage), "what became of it is not known")
 		Expect(durably(t, "10")).To(Succeed())
 		Eventually(b.Health).WithTimeout(10 * time.Second).Should(Succeed())
 		t.Unpause()

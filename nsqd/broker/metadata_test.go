@@ -126,7 +126,7 @@ var _ = Describe("what a broker records besides messages", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Expect(t.Stats().Limited).To(BeTrue())
 		Expect(t.Stats().Share.IsZero()).To(BeTrue())
-		Expect(t.Stats().Paused).To(BeFalse(), "nobody could unpause it")
+		Expect(t.Stats().Paused).To(BeFalse(), "it could not be unpaused")
 	})
 
 	It("is which topic of its name it is, and has a deletion before the order is carried out", func() {

@@ -3,7 +3,7 @@ package broker
 import "github.com/srtm-io/srtm/nsqd/queue"
 
 // outbox is a FIFO of the deliveries that a subscriber has not taken yet. How
-// many there can be is nsqd/queue's to bound: at most twice the greatest RDY.
+// many there can be is nsqd/queue's to bound: at most twice the maximum RDY.
 // The zero value is empty.
 //
 // Invariant: buf[:head] and buf[len(buf):cap(buf)] refer to no message.
@@ -13,7 +13,7 @@ type outbox struct {
 }
 
 // outboxKept is how many slots an empty outbox keeps, 192 KiB: those of the
-// greatest RDY by default, and to spare. With less, a subscriber that is fed as
+// maximum RDY by default, and to spare. With less, a subscriber that is served as
 // fast as it goes would take them anew each time it is.
 const outboxKept = 4096
 

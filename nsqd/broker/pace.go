@@ -38,13 +38,13 @@ type pacer struct {
 	// Of the interval under way.
 	began mono.Time
 	span  time.Duration
-	least int // line, in messages, when something arrived
+	least int // backlog, in messages, when something arrived
 
 	last    fair.Advice
 	refused uint64 // messages, by police
 }
 
-// pacer returns that of the topic, nil where nobody is paced. Requires: mu held.
+// pacer returns that of the topic, nil where no publisher is paced. Requires: mu held.
 func (t *Topic) pacer() *pacer {
 	switch {
 	case !t.mu.core.Limited() || t.paceMode() == PaceOff:
@@ -116,7 +116,7 @@ func (t *Topic) pace(p *Publisher, n int, now mono.Time) {
 		return
 	}
 	if pc.least > 0 {
-		pc.least = min(pc.least, t.line(n))
+		pc.least = min(pc.least, t.backlog(n))
 	}
 	if now.Sub(pc.began) >= pc.span {
 		t.endInterval(pc, now)
@@ -133,14 +133,14 @@ func (t *Topic) pace(p *Publisher, n int, now mono.Time) {
 	})
 }
 
-// line is how many messages wait for tokens, but for the last n. What is held up
+// backlog is how many messages wait for tokens, but for the last n. What is held up
 // otherwise is no fault of the publishers'. Requires: mu held.
-func (t *Topic) line(n int) int {
-	line := max(t.mu.core.Waiting()-n, 0)
-	if line > 0 && t.mu.core.ReleaseDeadline() == mono.Never {
+func (t *Topic) backlog(n int) int {
+	n = max(t.mu.core.Waiting()-n, 0)
+	if n > 0 && t.mu.core.ReleaseDeadline() == mono.Never {
 		return 0
 	}
-	return line
+	return n
 }
 
 // endInterval ends the pacer's interval at now, and begins the next.

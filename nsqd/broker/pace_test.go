@@ -19,14 +19,14 @@ import (
 
 // crowd is publishers of one topic of a real broker, in virtual time.
 type crowd struct {
-	t     *testing.T
-	b     *broker.Broker
-	topic *broker.Topic
-	now   mono.Time
-	clock atomic.Int64 // now, for the topic's alarms
-	all   []*greedy
-	line  int // the longest, since reset
-	tick  time.Duration
+	t       *testing.T
+	b       *broker.Broker
+	topic   *broker.Topic
+	now     mono.Time
+	clock   atomic.Int64 // now, for the topic's alarms
+	all     []*greedy
+	backlog int // the longest, since reset
+	tick    time.Duration
 }
 
 // greedy publishes as much as it may, up to its demand.
@@ -73,7 +73,7 @@ func (c *crowd) add(id string, weight uint8, demand float64, stock bool) *greedy
 
 // run lets so much time pass; what was counted before is forgotten.
 func (c *crowd) run(d time.Duration) {
-	c.line = 0
+	c.backlog = 0
 	for _, g := range c.all {
 		g.accepted, g.refused = 0, 0
 	}
@@ -85,7 +85,7 @@ func (c *crowd) run(d time.Duration) {
 		}
 		c.topic.Tick()
 		if c.now%mono.Time(10*time.Millisecond) == 0 { // it is not cheap
-			c.line = max(c.line, c.topic.Stats().Waiting)
+			c.backlog = max(c.backlog, c.topic.Stats().Waiting)
 		}
 	}
 }
@@ -142,14 +142,14 @@ func (c *crowd) fair(rate float64, d time.Duration, within float64, weight func(
 		}
 	}
 	p := c.topic.Paced(false)
-	c.t.Logf("accepted %d, farthest from its part %+.4f, longest line %d, %+v", accepted, worst, c.line, p)
-	if span := p.Span.Seconds(); float64(c.line) > 2*span*rate {
-		c.t.Errorf("a line of %d messages; %v of two intervals", c.line, float64(c.line)/(2*span*rate))
+	c.t.Logf("accepted %d, farthest from its part %+.4f, longest backlog %d, %+v", accepted, worst, c.backlog, p)
+	if span := p.Span.Seconds(); float64(c.backlog) > 2*span*rate {
+		c.t.Errorf("a line of %d messages; %v of two intervals", c.backlog, float64(c.backlog)/(2*span*rate))
 	}
 }
 
 // Fifty greedy publishers on one topic at more than its contract: each is accepted in
-// proportion to its weight, the line is short, and the contract used.
+// proportion to its weight, the backlog is short, and the contract used.
 func TestGreedyPublishersShareTheContractByWeight(t *testing.T) {
 	const rate = 2000
 	c := newCrowd(t, broker.PaceAdvise, rate, 100)
@@ -219,11 +219,11 @@ func TestWhatSomeDoNotWantOthersGet(t *testing.T) {
 	if ratio < 2.85 || ratio > 3.15 || sum < 0.97*1600 || sum > 1.02*1600 {
 		t.Errorf("the two that want more have %.1f of 1600 messages a second, in the ratio %.3f", sum, ratio)
 	}
-	t.Logf("%.1f of 1600, ratio %.3f, longest line %d: %+v", sum, ratio, c.line, c.topic.Paced(false).Advice)
+	t.Logf("%.1f of 1600, ratio %.3f, longest backlog %d: %+v", sum, ratio, c.backlog, c.topic.Paced(false).Advice)
 	a.demand, b.demand = 10, 10
 	c.run(20 * time.Second)
 	if p := c.topic.Paced(false); p.Paced {
-		t.Errorf("still paced when nobody wants more: %+v", p)
+		t.Errorf("still paced when no publisher wants more: %+v", p)
 	}
 }
 
@@ -242,7 +242,7 @@ func TestPacingFollowsTheShare(t *testing.T) {
 	}
 }
 
-// Ten thousand come at once, and all of them again: the line they make is a few seconds of
+// Ten thousand come at once, and all of them again: the backlog they make is a few seconds of
 // the contract, and gone soon.
 func TestManyJoinAtOnce(t *testing.T) {
 	const rate, few, many = 20_000, 50, 10_000
@@ -257,8 +257,8 @@ func TestManyJoinAtOnce(t *testing.T) {
 			c.add(fmt.Sprint("late", i), 1, 10, false)
 		}
 		c.run(8 * time.Second)
-		if left := c.topic.Stats().Waiting; c.line > 4*rate || left > rate/2 {
-			t.Errorf("a line of %d messages, of which %d are left", c.line, left)
+		if left := c.topic.Stats().Waiting; c.backlog > 4*rate || left > rate/2 {
+			t.Errorf("a line of %d messages, of which %d are left", c.backlog, left)
 		}
 		for _, g := range c.all[few:] { // a storm: all leave, and come back
 			g.as.Leave()

@@ -42,7 +42,7 @@ func (t *Topic) AddPublisher(clientID, host string, as police.Identity) *Publish
 
 // name is who it is to the control plane: its client_id, by which it is placed, else how
 // it is known otherwise, as "auth:", "cert:" or "addr:" and that. A client_id that looks
-// like that gets "client:" before it. Empty: nobody knows. A capture tells owners apart.
+// like that gets "client:" before it. Empty: not known. A capture tells owners apart.
 func (p *Publisher) name() string {
 	switch kind, _, found := strings.Cut(p.clientID, ":"); {
 	case found && (kind == "auth" || kind == "cert" || kind == "addr" || kind == "client"):

@@ -236,7 +236,7 @@ func (t *Topic) report() *srtmv1.TopicStats {
 	is := t.levelsLocked()
 	r.Publishers, r.Subscribers, r.Depth = uint32(is.publishers), uint32(is.subscribers), is.depth
 	if r.Offered > 0 {
-		r.BurstNeeded = uint64(core.BurstNeeded()) // before the greatest backlog is taken
+		r.BurstNeeded = uint64(core.BurstNeeded()) // before the maximum backlog is taken
 	}
 	r.MaxBacklog = uint64(core.TakeMaxWaiting())
 	for _, c := range core.Channels() {

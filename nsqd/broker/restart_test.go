@@ -279,7 +279,7 @@ var _ = Describe("what an earlier process has left", func() {
 	})
 })
 
-var _ = Describe("a message that nobody gets done with", func() {
+var _ = Describe("a message that is never finished", func() {
 	for _, through := range []bool{false, true} {
 		It(fmt.Sprintf("keeps neither the log nor what was finished behind it, stored first %v", through), func() {
 			path := GinkgoT().TempDir()

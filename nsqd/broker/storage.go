@@ -25,7 +25,7 @@ type StorageConfig struct {
 	Data         string // where NSQ's nsqd would have its files; empty: as Path
 	SegmentBytes int64  // size at which a file is full; 0: commitlog's default
 	MaxRecord    int    // largest body of a message, in bytes
-	Overflow     int    // greatest number of messages of a topic on their way to disk; >= 1
+	Overflow     int    // maximum number of messages of a topic on their way to disk; >= 1
 	// OpenFiles is how many of a topic's files stay open since they were read last; 0:
 	// commitlog's default. ReadAhead is how many bytes of bodies are read at a time for a
 	// cursor that is behind, at most unless one message is larger; 0: DefaultReadAhead.

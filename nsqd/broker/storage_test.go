@@ -122,7 +122,7 @@ var _ = Describe("a broker that stores before it accepts", func() {
 	})
 })
 
-// storing is what both modes promise.
+// storing is what both modes guarantee.
 func storing(fsync bool) {
 	const total = 5000
 	stored := func(path string) (*broker.Broker, func()) {

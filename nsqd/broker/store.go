@@ -275,7 +275,7 @@ func (st *store) ensure() (*openLog, error) {
 				return log, nil
 			}
 			if err == nil && st.storage().cfg.Replicated != nil && log.Stats().Records > 0 {
-				// Somebody was about to bring it in.
+				// A takeover of it was under way.
 				return nil, errors.Join(errors.New("the topic's part has messages of before it was given up"), log.Close())
 			}
 			// Nothing of it was restored: what is in it is an earlier topic's of that name.

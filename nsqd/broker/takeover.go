@@ -35,7 +35,7 @@ func (b *Broker) TakeOver(topic, from string) (n int, err error) {
 	}
 	log, err := t.store.storage().cfg.Replicated.TakeOver(topic, from)
 	if errors.Is(err, replicated.ErrNoPart) {
-		return 0, nil // somebody has had it, or there was nothing
+		return 0, nil // another broker has had it, or there was nothing
 	}
 	if err != nil {
 		return 0, err

@@ -18,7 +18,7 @@ import (
 )
 
 var _ = Describe("removing a topic that is not used", func() {
-	It("leaves one that anything is held of, or that somebody publishes to", func() {
+	It("leaves one that anything is held of, or that is published to", func() {
 		b := start(nil)
 		node := b.Node()
 		Expect(node.RemoveUnused("t")).To(Succeed(), "there is none")
@@ -51,7 +51,7 @@ var _ = Describe("removing a topic that is not used", func() {
 
 	for _, through := range []bool{false, true} {
 		// One message at a time, so that there are moments at which the topic is
-		// empty; whoever removes it tries at every other moment as well.
+		// empty; the remover tries at every other moment as well.
 		It(fmt.Sprintf("loses nothing that is accepted meanwhile, stored first: %v", through), func(ctx SpecContext) {
 			const lives, messages = 10, 30
 			b, _ := stored(GinkgoT().TempDir(), through)

@@ -208,7 +208,7 @@ func (l *Files) begin(buf *[]byte, batch []Record) (*segment, extent, error) {
 		l.close(file)
 		return nil, e, errors.Join(err, l.disk.Remove(path+newSuffix))
 	}
-	// If this fails, Sync tries again before it promises anything.
+	// If this fails, Sync tries again before it acknowledges anything.
 	unplaced := l.place(found)
 
 	l.mu.Lock()

@@ -46,7 +46,7 @@ type channelOwner struct {
 }
 
 // lives is a broker over a disk that fails, those after it, and a model that knows
-// what they have promised.
+// what they have acknowledged.
 type lives struct {
 	rng      *rand.Rand
 	fsync    bool // the machine crashes; else the process
@@ -415,7 +415,7 @@ func (l *lives) step() {
 	}
 }
 
-// doubt says that nobody knows whether a message is owed.
+// doubt says that it is not known whether a message is owed.
 func (l *lives) doubt(n int) {
 	delete(l.durable, n)
 	for _, c := range l.channels {

@@ -63,7 +63,7 @@ func same(a, b Record) bool {
 		a.Attempts == b.Attempts && a.Due == b.Due && a.Access == b.Access && bytes.Equal(a.Channel, b.Channel) && bytes.Equal(a.Body, b.Body)
 }
 
-// user uses one log in random ways, and knows what was promised to it.
+// user uses one log in random ways, and knows what was acknowledged to it.
 type user struct {
 	t   testing.TB
 	rng *rand.Rand
@@ -74,7 +74,7 @@ type user struct {
 
 	last     uint64            // number of a record that was used last
 	at       map[Offset]uint64 // what each offset is, as far as this process knows
-	durable  map[Offset]bool   // promised
+	durable  map[Offset]bool   // acknowledged
 	doubtful map[Offset]bool   // appended to segments of which an fsync failed
 	trimmed  Offset            // need not be there before it
 	next     Offset            // at least, whatever happens
@@ -226,11 +226,11 @@ func (u *user) sync() {
 		u.excuse(err)
 		return
 	}
-	u.promised(upTo)
+	u.acknowledged(upTo)
 }
 
-// promised notes what is durable from now on.
-func (u *user) promised(upTo Offset) {
+// acknowledged notes what is durable from now on.
+func (u *user) acknowledged(upTo Offset) {
 	for o := range u.at {
 		if o < upTo && !u.doubtful[o] {
 			u.durable[o] = true
@@ -344,7 +344,7 @@ func (u *user) reopens(close bool) bool {
 				}
 			}
 		} else {
-			u.promised(next)
+			u.acknowledged(next)
 		}
 		if u.sim.open != 0 {
 			u.fatalf("%d files open after Close", u.sim.open)
@@ -367,7 +367,7 @@ func (u *user) reopens(close bool) bool {
 }
 
 // take reads all that is in the log just after it was opened, and holds it
-// against what was promised.
+// against what was acknowledged.
 func (u *user) take(powerLost bool) {
 	snapshot, err := u.l.LoadCursors()
 	if err != nil {
@@ -421,8 +421,8 @@ func (u *user) take(powerLost bool) {
 	}
 	u.note("there are %v, next is %d", slices.Sorted(maps.Keys(there)), u.l.next)
 	for _, o := range slices.Sorted(maps.Keys(u.at)) {
-		promised := u.durable[o] || !powerLost && !u.sim.forgot
-		if promised && o >= u.trimmed && !there[o] {
+		acknowledged := u.durable[o] || !powerLost && !u.sim.forgot
+		if acknowledged && o >= u.trimmed && !there[o] {
 			u.fatalf("record at %d (durable: %v) is lost; trimmed to %d", o, u.durable[o], u.trimmed)
 		}
 		if !there[o] {
@@ -553,11 +553,11 @@ func TestPowerLossUnderConcurrentSyncs(t *testing.T) {
 		l := open()
 		sim.dieAt = sim.ops + 1 + rng.IntN(300)
 		var wg sync.WaitGroup
-		promised := make([]map[Offset]uint64, 8)
-		for w := range promised {
-			promised[w] = map[Offset]uint64{}
+		acknowledged := make([]map[Offset]uint64, 8)
+		for w := range acknowledged {
+			acknowledged[w] = map[Offset]uint64{}
 			wg.Go(func() {
-				for id := uint64(w + 1); id < 2000; id += uint64(len(promised)) {
+				for id := uint64(w + 1); id < 2000; id += uint64(len(acknowledged)) {
 					at, err := l.Append([]Record{numbered(id)})
 					if err == nil {
 						err = l.Sync(at + 1)
@@ -565,7 +565,7 @@ func TestPowerLossUnderConcurrentSyncs(t *testing.T) {
 					if err != nil {
 						return
 					}
-					promised[w][at] = id
+					acknowledged[w][at] = id
 				}
 			})
 		}
@@ -589,10 +589,10 @@ func TestPowerLossUnderConcurrentSyncs(t *testing.T) {
 				there[r.Offset] = id
 			}
 		}
-		for w := range promised {
-			for o, id := range promised[w] {
+		for w := range acknowledged {
+			for o, id := range acknowledged[w] {
 				if there[o] != id {
-					t.Fatalf("worker %d: record %d at %d was promised to it, there is %d", w, id, o, there[o])
+					t.Fatalf("worker %d: record %d at %d was acknowledged to it, there is %d", w, id, o, there[o])
 				}
 			}
 		}

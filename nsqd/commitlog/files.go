@@ -37,7 +37,7 @@ type Config struct {
 	// only when the records of one Append are. At least 1 KiB; 0 means
 	// DefaultSegmentBytes.
 	SegmentBytes int64
-	// MaxBody is the greatest length of a record's body in bytes, less than 1 GiB; 0
+	// MaxBody is the maximum length of a record's body in bytes, less than 1 GiB; 0
 	// means DefaultMaxBody. It may change from one opening to the next: longer
 	// records that are there already can still be read.
 	MaxBody int
@@ -103,7 +103,7 @@ func (c *Config) check() error {
 // appended or read, next to no memory and after Rest no open file; its files are
 // created by the first Append or SaveCursors.
 //
-// Beside what Log promises: a record that is returned is one that was appended,
+// Beside what Log guarantees: a record that is returned is one that was appended,
 // byte for byte. What cannot be read is skipped, counted and logged, its file is
 // kept under another name, and everything else in the log is still read. Nothing
 // intact is destroyed by recovery: a file is cut only after its last intact record.

@@ -363,7 +363,7 @@ var _ = Describe("a log in files", func() {
 			Expect(b.l.Need(20)).To(Equal(Offset(18)))
 			b.l.SetRetain(Retain{})
 			Expect(b.l.Trim(0)).To(Succeed())
-			Expect(b.from(0)[0]).To(Equal(Offset(18)), "somebody needs it again")
+			Expect(b.from(0)[0]).To(Equal(Offset(18)), "a reader needs it again")
 			Expect(b.l.Trim(30)).To(Succeed())
 			Expect(b.from(0)[0]).To(Equal(Offset(27)))
 		})
@@ -437,7 +437,7 @@ var _ = Describe("a log in files", func() {
 			Expect(b.l.Stats().Syncs).To(Equal(uint64(1)))
 		})
 
-		It("says that it failed to those concerned, and to nobody else", func() {
+		It("says that it failed to those concerned, and to no others", func() {
 			b.fill(0, 1)
 			Expect(b.l.Sync(2)).To(Succeed())
 			b.fill(2, 3)
@@ -510,7 +510,7 @@ var _ = Describe("a log in files", func() {
 			Expect(b.l.Close()).To(Succeed())
 		})
 
-		It("bounds the segments that nobody syncs, and the files that are open", func() {
+		It("bounds the segments that are not synced, and the files that are open", func() {
 			b.fill(0, 299)
 			dirty := 0
 			for _, s := range b.l.segments {

@@ -21,12 +21,12 @@ import (
 //	    12      8  base: the first record's offset, as in its name
 //	    20      8  base of the segment before; all ones: there was none
 //	    28      8  salt, drawn at random for each segment
-//	    36      4  greatest length of a record's data
+//	    36      4  maximum length of a record's data
 //	    40      4  crc of bytes 0-39
 //	    44         records, one after the other
 //	   end     76  footer, once the segment is sealed
 //
-// A record that begins at o, with n bytes of data, 1 <= n <= the greatest length:
+// A record that begins at o, with n bytes of data, 1 <= n <= the maximum length:
 //
 //	0      4  crc of bytes 4 to 8+n, continued from that of the segment's
 //	          base and salt, XOR the low 32 bits of o
@@ -60,11 +60,11 @@ import (
 //	 8      8  base     ┐
 //	16      8  before   ├ as in the header, to read the segment without it
 //	24      8  salt     │
-//	32      4  greatest ┘
+//	32      4  maximum  ┘
 //	36      8  number of records
 //	44      8  offset after that of the last record
-//	52      8  least timestamp of a record
-//	60      8  greatest
+//	52      8  earliest timestamp of a record
+//	60      8  latest
 //	68      8  magic "SRTMEND\n"
 //
 // The snapshot of the cursors is in two files that are overwritten in turn,
@@ -104,7 +104,7 @@ const (
 // and sums of a few of them within 32 bits.
 const maxRecordLimit = 1 << 30
 
-// maxData is the greatest length of a record with a body of so many bytes.
+// maxData is the maximum length of a record with a body of so many bytes.
 func maxData(body int) int { return dataHeader + 8 + 8 + 1 + MaxChannel + body }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -120,7 +120,7 @@ type identity struct {
 // layout is what it takes to tell a segment's records from other bytes.
 type layout struct {
 	seed uint32 // the checksum of base and salt
-	max  uint32 // greatest length of a record
+	max  uint32 // maximum length of a record
 	from int64  // where the records begin
 }
 
@@ -177,7 +177,7 @@ func parseHeader(b []byte) (id identity, ok bool, err error) {
 type extent struct {
 	records     int64     // that can be read, as far as is known
 	next        Offset    // after the last that there ever was
-	first, last mono.Wall // least and greatest timestamp
+	first, last mono.Wall // earliest and latest timestamp
 }
 
 // add counts a record.

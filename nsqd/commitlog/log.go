@@ -98,7 +98,7 @@ type Record struct {
 	Body    []byte
 }
 
-// MaxChannel is the greatest length of Record.Channel.
+// MaxChannel is the maximum length of Record.Channel.
 const MaxChannel = 255
 
 // Limit bounds what one Read returns. Records < 1 or Bytes < 1 mean 1.

@@ -18,9 +18,9 @@ import (
 // names as well, and a record's data is what the queue's user made of it. What differs
 // from format.go:
 //
-//	header:    version 1; 12 number (8); 20 salt (8); 28 greatest (4); 32 crc (4)
+//	header:    version 1; 12 number (8); 20 salt (8); 28 maximum (4); 32 crc (4)
 //	checksums: of the number, in place of the base
-//	footer:    4 mark; 8 number (8); 16 salt (8); 24 greatest (4); 28 records (8); 36 magic
+//	footer:    4 mark; 8 number (8); 16 salt (8); 24 maximum (4); 28 records (8); 36 magic
 //	cursor:    a file of that name: 0 magic "SRTMCUR\n", 8 version 1 (4), 12 number of a
 //	           segment (8), 20 a place in it (8), 28 records before it (8), 36 crc (4):
 //	           what is before that place is done with
@@ -111,11 +111,11 @@ func readOldSegment(disk Disk, path string, number Offset, from int64, yield fun
 	}
 	end := size
 	var salt uint64
-	var greatest uint32
+	var maximum uint32
 	known := n == len(head) && string(head[:8]) == segmentMagic && binary.BigEndian.Uint32(head[8:]) == oldVersion &&
 		binary.BigEndian.Uint32(head[32:]) == crc32.Checksum(head[:32], castagnoli) && binary.BigEndian.Uint64(head[12:]) == uint64(number)
 	if known {
-		salt, greatest = binary.BigEndian.Uint64(head[20:]), binary.BigEndian.Uint32(head[28:])
+		salt, maximum = binary.BigEndian.Uint64(head[20:]), binary.BigEndian.Uint32(head[28:])
 	}
 	if off := size - oldFooterSize; off >= oldHeaderSize {
 		if _, err := readFull(file, foot, off); err != nil {
@@ -124,7 +124,7 @@ func readOldSegment(disk Disk, path string, number Offset, from int64, yield fun
 		if binary.BigEndian.Uint32(foot) == crc32.Checksum(foot[4:], castagnoli)^uint32(off) && binary.BigEndian.Uint32(foot[4:]) == footerMark &&
 			string(foot[36:]) == footerMagic && binary.BigEndian.Uint64(foot[8:]) == uint64(number) {
 			known, end = true, off
-			salt, greatest = binary.BigEndian.Uint64(foot[16:]), binary.BigEndian.Uint32(foot[24:])
+			salt, maximum = binary.BigEndian.Uint64(foot[16:]), binary.BigEndian.Uint32(foot[24:])
 		}
 	}
 	if !known {
@@ -133,7 +133,7 @@ func readOldSegment(disk Disk, path string, number Offset, from int64, yield fun
 		}
 		return yield(nil, fmt.Errorf("%s: %w: %d B without a header", path, ErrUnreadable, size))
 	}
-	w := walker{layout: newLayout(uint64(number), salt, min(greatest, maxRecordLimit), oldHeaderSize), r: file, off: from, end: end, window: readWindow}
+	w := walker{layout: newLayout(uint64(number), salt, min(maximum, maxRecordLimit), oldHeaderSize), r: file, off: from, end: end, window: readWindow}
 	for {
 		data, err := w.next()
 		switch {

@@ -160,7 +160,7 @@ func writer(path, first string) error {
 func TestKilledWhileWriting(t *testing.T) {
 	rng := testkit.Rand(t)
 	path := t.TempDir()
-	promised := map[Offset]uint64{}
+	acknowledged := map[Offset]uint64{}
 	first := uint64(1)
 	for range 5 {
 		cmd := self(t)
@@ -181,7 +181,7 @@ func TestKilledWhileWriting(t *testing.T) {
 			if _, err := fmt.Sscan(line, &at, &id); err != nil {
 				t.Fatalf("the writer says %q", line)
 			}
-			promised[at] = id
+			acknowledged[at] = id
 		}
 		_ = cmd.Wait() // killed
 
@@ -208,17 +208,17 @@ func TestKilledWhileWriting(t *testing.T) {
 					t.Fatal(err)
 				}
 				first = max(first, id+1000)
-				if was, ok := promised[r.Offset]; ok {
+				if was, ok := acknowledged[r.Offset]; ok {
 					if there++; was != id {
 						t.Fatalf("offset %d has record %d, and had %d", r.Offset, id, was)
 					}
 				}
 			}
 		}
-		if there != len(promised) {
-			t.Fatalf("%d of %d records are there", there, len(promised))
+		if there != len(acknowledged) {
+			t.Fatalf("%d of %d records are there", there, len(acknowledged))
 		}
-		if s, err := l.LoadCursors(); err != nil || len(s) != 8 && len(promised) > 100 {
+		if s, err := l.LoadCursors(); err != nil || len(s) != 8 && len(acknowledged) > 100 {
 			t.Errorf("cursors %x, %v", s, err)
 		}
 		if s := l.Stats(); s.Quarantined+s.Missing > 0 {

@@ -56,7 +56,7 @@ func (p *authServer) permits(permissions, topic, channel string) {
 func (p *authServer) fails() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.mu.err = errors.New("nobody answers")
+	p.mu.err = errors.New("no server answers")
 }
 
 func (p *authServer) expiresAfter(ttl time.Duration) {
@@ -99,7 +99,7 @@ var _ = overBoth("a node that asks an auth server", func() {
 	}
 	sub := wire.AppendSub(nil, "topic", "channel")
 
-	It("lets nobody publish or subscribe who did not show a secret", func() {
+	It("lets no client publish or subscribe that did not show a secret", func() {
 		for verb, in := range map[string][]byte{"PUB": publishing["PUB"], "MPUB": publishing["MPUB"], "DPUB": publishing["DPUB"], "SUB": sub} {
 			c := n.dial()
 			Expect(c.identify(wrapping{}, "").AuthRequired).To(BeTrue())
@@ -155,7 +155,7 @@ var _ = overBoth("a node that asks an auth server", func() {
 			c.expectEOF()
 		},
 		Entry("that is granted nothing", func() { p.mu.answer = `{"ttl":1}` }, "E_UNAUTHORIZED AUTH no authorizations found"),
-		Entry("about whom nobody answers", func() { p.fails() }, "E_AUTH_FAILED AUTH failed"),
+		Entry("about whom no server answers", func() { p.fails() }, "E_AUTH_FAILED AUTH failed"),
 		Entry("whose answer is damaged", func() { p.mu.answer = "{" }, "E_AUTH_FAILED AUTH failed"),
 	)
 
@@ -228,7 +228,7 @@ var _ = overBoth("a node that asks an auth server", func() {
 		c.expectEOF()
 	})
 
-	It("lets nobody go on with an answer that has expired and cannot be had again", func() {
+	It("lets no client go on with an answer that has expired and cannot be had again", func() {
 		p.expiresAfter(time.Nanosecond)
 		c := authed()
 		p.fails()

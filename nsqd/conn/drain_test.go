@@ -25,7 +25,7 @@ var _ = overBoth("Publishers that belong elsewhere", func() {
 		return p
 	}
 
-	It("are let go, and nobody else", func() {
+	It("are released, and no others", func() {
 		n := start(nil)
 		moved, fresh := identified(n, "p1", "t"), identified(n, "p2", "")
 		other, elsewhere, unnamed := identified(n, "p3", "t"), identified(n, "p1", "u"), n.dial()

@@ -37,7 +37,7 @@ func TestBusyTopicsMeetOnNoLock(t *testing.T) {
 			}
 		}
 	}
-	t.Error("nobody waited for the lock of a topic with publishers on two loops")
+	t.Error("no loop waited for the lock of a topic with publishers on two loops")
 }
 
 // ofTopic reports whether the function uses a lock that each topic has its own of.
@@ -116,7 +116,7 @@ func (n *benched) traffic(t *testing.T, topics, publishers int) func(rounds int)
 }
 
 // waitedFor runs it, and returns how often which function of ours gave back a lock that
-// somebody had waited for.
+// a loop had waited for.
 func waitedFor(run func(rounds int), rounds int) map[string]int64 {
 	defer runtime.SetMutexProfileFraction(runtime.SetMutexProfileFraction(1))
 	before := contention()

@@ -37,11 +37,10 @@ type loops struct {
 	ordered atomic.Bool    // a loop has yet to carry out what it was told
 }
 
-// newLoops starts as many loops as there are at least. Until ctx ends there may be up
-// to most.
-func newLoops(ctx context.Context, e *env, least, most int) (*loops, error) {
-	g := &loops{env: e, ctx: ctx, spread: spreader{least: least, most: most}}
-	for range least {
+// newLoops starts minLoops loops. Until ctx ends there may be up to maxLoops.
+func newLoops(ctx context.Context, e *env, minLoops, maxLoops int) (*loops, error) {
+	g := &loops{env: e, ctx: ctx, spread: spreader{min: minLoops, max: maxLoops}}
+	for range minLoops {
 		if err := g.start(); err != nil {
 			for _, l := range g.all {
 				l.stop()
@@ -84,7 +83,7 @@ func (g *loops) take(fd int, remote string) {
 // due looks at the loops, if it is time. A loop calls it, after a turn.
 func (g *loops) due(now mono.Time) {
 	at := g.nextAt.Load()
-	if g.spread.most > g.spread.least && int64(now) >= at && g.nextAt.CompareAndSwap(at, int64(now.Add(lookEvery))) {
+	if g.spread.max > g.spread.min && int64(now) >= at && g.nextAt.CompareAndSwap(at, int64(now.Add(lookEvery))) {
 		g.look(now)
 	}
 }
@@ -206,7 +205,7 @@ type effort struct {
 	done        atomic.Uint64 // work of all turns
 	connections atomic.Int32
 	epoch       atomic.Uint32
-	greatest    atomic.Uint64 // math.Float64bits of the part of work that came from one connection
+	largest     atomic.Uint64 // math.Float64bits of the part of work that came from one connection
 
 	work    bulk
 	turn    uint32 // work of this turn
@@ -244,7 +243,7 @@ func (e *effort) ends(took time.Duration) {
 	e.turn = 0
 	if epoch := e.epoch.Load(); epoch != e.work.epoch {
 		e.work.at(epoch)
-		e.greatest.Store(math.Float64bits(float64(e.most) / max(1, float64(e.work.before))))
+		e.largest.Store(math.Float64bits(float64(e.most) / max(1, float64(e.work.before))))
 		e.most = 0
 	}
 }
@@ -271,7 +270,7 @@ type seen struct {
 func (l *loop) look(now mono.Time) loopLoad {
 	e := &l.effort
 	busy, done, last := e.busy.Load(), e.done.Load(), l.seen
-	load := loopLoad{connections: int(e.connections.Load()), greatest: math.Float64frombits(e.greatest.Load())}
+	load := loopLoad{connections: int(e.connections.Load()), largest: math.Float64frombits(e.largest.Load())}
 	if last.at != 0 && last.at.Before(now) {
 		load.busy = min(1, float64(busy-last.busy)/float64(now.Sub(last.at)))
 		load.work = float64(done-last.done) / now.Sub(last.at).Seconds()

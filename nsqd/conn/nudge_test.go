@@ -31,7 +31,7 @@ var _ = overBoth("Consumers that are to look for another broker", func() {
 	}
 	only := map[string]bool{"c": true}
 
-	It("are let go if they ask at once, and nobody else", func() {
+	It("are released if they ask at once, and no others", func() {
 		n := start(nil)
 		asks := []*peer{
 			consumer(n, "go-nsq/1.1.0", "t", "c"), consumer(n, "nsq_tail/1.3.0 go-nsq/1.1.0", "t", "c"), consumer(n, "go-nsq/1.1.0", "t", "c"),
@@ -69,7 +69,7 @@ var _ = overBoth("Consumers that are to look for another broker", func() {
 		slow := consumer(n, "go-nsq/1.1.0", "t", "c")
 		second := slow.message()
 		Expect(string(second.Body)).To(Equal("2"))
-		Expect(second.Attempts).To(BeEquivalentTo(1), "nobody was given it before")
+		Expect(second.Attempts).To(BeEquivalentTo(1), "no consumer was given it before")
 		Expect(n.server.NudgeConsumers("t", only)).To(Equal(1))
 		Eventually(ready).Should(BeZero())
 		Eventually(ready).Should(Equal(1), "it gets more then")

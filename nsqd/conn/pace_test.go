@@ -9,7 +9,7 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Whoever reads in whatever pieces, and waits as it is told, has no more than the
+// A client that reads in whatever pieces, and waits as it is told, has no more than the
 // burst, the rate, and the ratio; and what keeps to the ratio need not wait.
 func TestPaceBoundsWhatIsDecompressed(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

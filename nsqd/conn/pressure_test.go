@@ -176,7 +176,7 @@ var _ = overBoth("many connections", func() {
 		}
 		Expect(n.server.Stats().Connections).To(Equal(total + 1))
 		if loops > 0 {
-			// Topics have some of their own, and errands may be ending.
+			// Topics have some of their own, and offloaded operations may be ending.
 			Eventually(runtime.NumGoroutine).Should(BeNumerically("<", before+total/10))
 		}
 	})

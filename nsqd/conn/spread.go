@@ -35,7 +35,7 @@ const (
 // loopLoad is what one loop did between two looks.
 type loopLoad struct {
 	busy        float64 // part of a processor's time, 0 to 1
-	greatest    float64 // part of its work that came from one connection, 0 to 1
+	largest     float64 // part of its work that came from one connection, 0 to 1
 	connections int
 	work        float64 // what it did, in any unit
 }
@@ -57,9 +57,9 @@ const (
 )
 
 // spreader decides about the loops by what it is shown of them, look by look. It is
-// pure. It never has fewer than least or more than most of them.
+// pure. It never has fewer than min or more than max of them.
 type spreader struct {
-	least, most int
+	min, max int
 
 	over, under, settle, hold int // looks
 	// spare is how many processors had nothing to do, lately. A single look sees ticks
@@ -93,7 +93,7 @@ func (s *spreader) look(loops []loopLoad, idle float64) change {
 	if s.spare += (idle - s.spare) / 8; idle < 0 {
 		s.spare = 0
 	}
-	s.under = count(s.under, n > s.least && sum < roomy*float64(n-1))
+	s.under = count(s.under, n > s.min && sum < roomy*float64(n-1))
 	if s.settle > 0 {
 		s.settle--
 		return change{}
@@ -109,11 +109,11 @@ func (s *spreader) look(loops []loopLoad, idle float64) change {
 	}
 	c := change{}
 	// What one connection brings cannot be divided.
-	divisible := loops[high].busy * (1 - loops[high].greatest)
+	divisible := loops[high].busy * (1 - loops[high].largest)
 	switch {
 	case s.over >= crowdedLooks && divisible > uneven && loops[high].busy-loops[low].busy > uneven:
 		c = change{kind: moveWork, from: high, to: low, part: (loops[high].busy - loops[low].busy) / 2 / loops[high].busy}
-	case s.over >= crowdedLooks && divisible > uneven && n < s.most && s.spare > spare && s.hold == 0 && s.trial == 0:
+	case s.over >= crowdedLooks && divisible > uneven && n < s.max && s.spare > spare && s.hold == 0 && s.trial == 0:
 		c, s.trial, s.before, s.busiest = change{kind: startLoop}, trialLooks, s.pace, loops[high].busy
 	case s.under >= roomyLooks && s.trial == 0:
 		c = change{kind: endLoop, from: low}

@@ -24,13 +24,13 @@ func (w *spreadWorld) look() change {
 	loops := make([]loopLoad, w.loops)
 	for c, l := range w.loop {
 		loops[l].busy += w.work[c]
-		loops[l].greatest = max(loops[l].greatest, w.work[c])
+		loops[l].largest = max(loops[l].largest, w.work[c])
 		loops[l].connections++
 	}
 	used := w.other
 	for i := range loops {
 		if loops[i].busy > 0 {
-			loops[i].greatest /= loops[i].busy
+			loops[i].largest /= loops[i].busy
 		}
 		loops[i].busy = min(loops[i].busy, 1)
 		loops[i].work = loops[i].busy
@@ -75,7 +75,7 @@ func (w *spreadWorld) look() change {
 }
 
 func TestLoopsFollowTheLoad(t *testing.T) {
-	w := &spreadWorld{s: spreader{least: 1, most: 4}, loops: 1, cpus: 8}
+	w := &spreadWorld{s: spreader{min: 1, max: 4}, loops: 1, cpus: 8}
 	for range 100 {
 		w.work, w.loop = append(w.work, 0.005), append(w.loop, 0)
 	}
@@ -106,7 +106,7 @@ func TestNoLoopIsStartedInVain(t *testing.T) {
 		"one connection":        {work: []float64{1}, cpus: 8},
 		"one and idle ones":     {work: []float64{0.9, 0, 0, 0, 0.05}, cpus: 8},
 	} {
-		w.s, w.loops, w.loop = spreader{least: 1, most: 4}, 1, make([]int, len(w.work))
+		w.s, w.loops, w.loop = spreader{min: 1, max: 4}, 1, make([]int, len(w.work))
 		for range 1000 {
 			if c := w.look(); c.kind != noChange {
 				t.Errorf("%s: %+v", name, c)
@@ -119,7 +119,7 @@ func TestNoLoopIsStartedInVain(t *testing.T) {
 // Loops that get in each other's way do less than one: it is found out, and not tried
 // again soon.
 func TestALoopThatIsWorthNothingEnds(t *testing.T) {
-	w := &spreadWorld{s: spreader{least: 1, most: 4}, loops: 1, cpus: 8, lock: true}
+	w := &spreadWorld{s: spreader{min: 1, max: 4}, loops: 1, cpus: 8, lock: true}
 	for range 20 {
 		w.work, w.loop = append(w.work, 0.1), append(w.loop, 0)
 	}
@@ -140,14 +140,14 @@ func TestALoopThatIsWorthNothingEnds(t *testing.T) {
 // Whatever the load, it comes to rest: connections do not go to and fro.
 func TestLoopsComeToRest(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := &spreadWorld{s: spreader{least: rapid.IntRange(1, 3).Draw(t, "least"), most: rapid.IntRange(3, 8).Draw(t, "most")}, cpus: float64(rapid.IntRange(1, 64).Draw(t, "cpus"))}
-		w.loops = w.s.least
+		w := &spreadWorld{s: spreader{min: rapid.IntRange(1, 3).Draw(t, "min"), max: rapid.IntRange(3, 8).Draw(t, "max")}, cpus: float64(rapid.IntRange(1, 64).Draw(t, "cpus"))}
+		w.loops = w.s.min
 		w.other = w.cpus * rapid.Float64Range(0, 1).Draw(t, "others")
 		w.work = rapid.SliceOfN(rapid.Float64Range(0, 1.2), 1, 60).Draw(t, "work")
 		w.loop = make([]int, len(w.work))
 		for range 2000 {
 			w.look()
-			if w.loops < w.s.least || w.loops > w.s.most {
+			if w.loops < w.s.min || w.loops > w.s.max {
 				t.Fatalf("%d loops", w.loops)
 			}
 		}

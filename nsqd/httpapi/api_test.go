@@ -430,7 +430,7 @@ func TestABodyThatDoesNotComeIsGivenUp(t *testing.T) {
 }
 
 // Publishing finds a topic that was deleted since it was looked up again, as
-// over TCP: nobody is told that the broker ends.
+// over TCP: no caller is told that the broker ends.
 func TestPublishingWhileATopicComesAndGoes(t *testing.T) {
 	n := start(t, false)
 	var wg sync.WaitGroup

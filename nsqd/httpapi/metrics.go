@@ -74,7 +74,7 @@ var (
 	descLatency      = desc("topic_latency_seconds", "Latency of first deliveries, by part: access (waiting for tokens), processing (the broker), delivery (both: what the SLO is about), and consumer (waiting for one with credit).", "topic", "part")
 
 	descPaced        = pacing("paced", "1 while the topic's publishers are told what they may send.")
-	descPaceRate     = pacing("rate", "What a publisher may send for each unit of its weight, msg/s; 0 while nobody is paced.")
+	descPaceRate     = pacing("rate", "What a publisher may send for each unit of its weight, msg/s; 0 while no publisher is paced.")
 	descSumWeights   = pacing("sum_weights", "Weight of all publishers that send, together.")
 	descLimitedShare = pacing("limited_share", "Part, 0 to 1, of the messages that come from publishers that want less than they may send.")
 	descPaceRefused  = pacing("refused_total", "Messages refused by police: more than the publisher may send.")

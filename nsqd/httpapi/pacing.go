@@ -28,7 +28,7 @@ type pacedJSON struct {
 	ID     string  `json:"id"`
 	Rate   float64 `json:"rate"` // as measured, msg/s
 	Weight float64 `json:"weight"`
-	Told   float64 `json:"told"` // msg/s; 0 while nobody is paced
+	Told   float64 `json:"told"` // msg/s; 0 while no publisher is paced
 }
 
 func pacingOf(p broker.Paced) pacingJSON {

@@ -54,7 +54,7 @@ func TestPacingOverHTTP(t *testing.T) {
 	}
 	top.Contract(tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 1}, false)
 	if h := ask("POST", "/pub?topic=t", "x").Header(); h.Get("RateLimit") != "" {
-		t.Errorf("headers where nobody is paced: %v", h)
+		t.Errorf("headers where no publisher is paced: %v", h)
 	}
 	var w *httptest.ResponseRecorder
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); {

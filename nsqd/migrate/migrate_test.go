@@ -380,7 +380,7 @@ func TestWhatCannotBeReadIsKeptAndSaid(t *testing.T) {
 }
 
 // A folder that was used by an earlier release after it had been brought over is refused:
-// which of both comes first nobody can tell.
+// which of both comes first cannot be told.
 func TestALogBesideQueuesIsRefused(t *testing.T) {
 	p := unpack(t, "memory")
 	if _, err := p.imports(); err != nil {

@@ -54,7 +54,7 @@ type Delivery struct {
 //     at the time each was delivered;
 //   - a consumer that did not take a delivery before it came to nothing is
 //     stalled, and has no credit until it takes one: deliveries that are
-//     not taken do not pile up, they are at most twice the greatest ready;
+//     not taken do not pile up, they are at most twice the maximum ready;
 //   - a consumer with credit is in the ring of those with credit of its distance, once; it may
 //     also list consumers that lost their credit since, or are gone, which are
 //     skipped.

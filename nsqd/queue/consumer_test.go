@@ -61,7 +61,7 @@ func TestAMessageWaitsForConsumersFromWhenItCouldBeHandedOver(t *testing.T) {
 			b.at(40 * ms)
 			b.top.Unpause(b.now, &b.fx)
 		}, want: "[1: 25ms+0s]"},
-		"nobody subscribed": {do: func(b *bench) {
+		"no subscriber": {do: func(b *bench) {
 			ch := b.channel("c")
 			b.put(nil)
 			b.at(10 * ms)

@@ -330,7 +330,7 @@ func (c *crashes) lose() {
 				delete(m.owed, n)
 			}
 		}
-		for n := range m.done { // since the snapshot nobody knows
+		for n := range m.done { // since the snapshot it is not known
 			if !c.kept[name][n] {
 				delete(m.done, n)
 				if n > m.since && there[n] {

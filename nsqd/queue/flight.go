@@ -7,7 +7,7 @@ import (
 
 // flights finds the items that consumers hold by their messages' ids. It is a
 // hash table of which the chains run through the items themselves, so that
-// steady traffic allocates nothing, which a map does not promise. The zero
+// steady traffic allocates nothing, which a map does not guarantee. The zero
 // value is empty.
 //
 // Invariant: an item with the id's hash h is in the chain buckets[h], once.

@@ -49,7 +49,7 @@ func TestChannelsThatAreCloseTogetherReadOnce(t *testing.T) {
 			t.Errorf("with %d kept %d were read", c.ahead, read)
 		}
 		if n := b.top.read.messages.len(); n > 0 {
-			t.Errorf("%d are kept for nobody", n)
+			t.Errorf("%d are kept for no reader", n)
 		}
 	}
 }

@@ -41,8 +41,8 @@ func (r *ring[T]) pop() T {
 	r.buf[r.head] = zero
 	r.head = (r.head + 1) & (len(r.buf) - 1)
 	r.n--
-	// Shrink late (an eighth full) so that a queue that breathes does not
-	// copy itself at every breath.
+	// Shrink late (an eighth full) so that a queue that shrinks and grows
+	// does not copy itself each time.
 	if len(r.buf) > 64*ringMin && r.n < len(r.buf)/8 {
 		r.resize(len(r.buf) / 2)
 	}

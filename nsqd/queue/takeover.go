@@ -40,7 +40,7 @@ func (t *Topic) Undone(into []Undone, o Offset, only string) (of []Undone, waits
 }
 
 // TakenOver says that messages are in the log, from that offset on, which had their tokens
-// elsewhere, each for one channel. Those of channels that there are not are nobody's.
+// elsewhere, each for one channel. Those of channels that do not exist are dropped.
 // Requires: Config.WriteThrough.
 func (t *Topic) TakenOver(now mono.Time, first Offset, undone []Undone, fx *Effects) {
 	t.jump(first)

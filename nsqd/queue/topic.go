@@ -13,7 +13,7 @@ import (
 
 // Config bounds a topic. Immutable.
 type Config struct {
-	// Capacity is the greatest number of messages that may wait in the topic's
+	// Capacity is the maximum number of messages that may wait in the topic's
 	// backlog, and in each channel, in memory. Must be >= 1.
 	Capacity int
 	// Overflow is how many messages more may be on their way to disk, since the backlog
@@ -546,7 +546,7 @@ func (t *Topic) Waiting() int { return t.waiting.len() + t.Beyond() }
 // Beyond is how many of them are not in memory.
 func (t *Topic) Beyond() int { return t.backlog.late + t.backlog.absent.len() }
 
-// TakeMaxWaiting returns the greatest Waiting since the last call.
+// TakeMaxWaiting returns the maximum of Waiting since the last call.
 func (t *Topic) TakeMaxWaiting() int {
 	m := max(t.maxWaiting, t.Waiting())
 	t.maxWaiting = t.Waiting()

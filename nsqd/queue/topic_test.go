@@ -257,7 +257,7 @@ func TestTimeoutRequeueTouchAndDeferral(t *testing.T) {
 	b.expect("2@1:3")
 }
 
-func TestTouchStopsAtTheGreatestTime(t *testing.T) {
+func TestTouchStopsAtTheMaximum(t *testing.T) {
 	b := &bench{t: t, top: newTest(20)} // MaxInFlight is a minute
 	c := b.channel("c")
 	b.consumer(c, 1, 40*time.Second, 1)
@@ -311,7 +311,7 @@ func TestMessagesGoToTheNearest(t *testing.T) {
 	}
 	b.expect("1@2:1", "2@4:1", "3@2:1", "4@4:1", "5@3:1", "6@3:1", "7@1:1", "8@5:1", "9@1:1", "10@5:1")
 	b.finish(c, 5, 10, nil)
-	b.expect("11@5:1") // nobody nearer has room
+	b.expect("11@5:1") // no nearer consumer has room
 	b.put(nil)
 	b.finish(c, 5, 8, nil)
 	b.expect("12@5:1")
@@ -556,7 +556,7 @@ func TestPauseEmptyDelete(t *testing.T) {
 	b.check()
 }
 
-// Whoever still has a deleted channel, a subscriber or who reads for it from
+// One that still has a deleted channel, a subscriber or the reader for it from
 // disk, may take one more step.
 func TestADeletedChannelDeliversNothing(t *testing.T) {
 	b := &bench{t: t, top: newTest(20)}
@@ -653,7 +653,7 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 					rt.Fatalf("%d is given back twice", number(m))
 				}
 				free[m] = true
-				m.ID, m.Body = MessageID{}, nil // whoever still uses it will notice
+				m.ID, m.Body = MessageID{}, nil // any that still uses it will notice
 			}
 			heldBytes += fx.Held
 			fx.Reset()

@@ -114,7 +114,7 @@ func (l *Log) findCursors(ctx context.Context) (h cursorHead, body []byte, seq u
 	return h, body, m.Sequence, nil
 }
 
-// claimCursors has nobody save cursors after this owner but it. The log must be this
+// claimCursors makes this owner the only one that may save cursors. The log must be this
 // owner's: who lost only the cursors would give up what is stored.
 func (l *Log) claimCursors(ctx context.Context) error {
 	for {

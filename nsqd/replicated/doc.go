@@ -8,7 +8,7 @@
 //
 // An owner has an epoch. It claims the part by a block of its own, and each block says
 // after which sequence of the stream it is to be stored: so from the moment at which
-// somebody else has claimed it, nothing of the owner before is stored any more
+// another owner has claimed it, nothing of the owner before is stored any more
 // (ErrFenced).
 //
 // Read log.go next.

@@ -92,7 +92,7 @@ type block struct {
 	records int
 	sealed  bool      // it takes no further record
 	sent    bool      // since what was stored was last found out
-	least   mono.Wall // timestamp of its first record
+	start   mono.Wall // timestamp of its first record
 	began   time.Time
 }
 
@@ -145,13 +145,13 @@ func (l *Log) claim(ctx context.Context) (last uint64, err error) {
 		mine := head{owner: l.owner, first: next, next: next}
 		ack, err := l.cluster.js.Publish(ctx, l.part.subject(), mine.append(nil), jetstream.WithExpectLastSequence(last))
 		if wrongSequence(err) {
-			continue // somebody has stored a block, or claims it at the same time
+			continue // another owner has stored a block, or claims it at the same time
 		}
 		if err == nil {
 			err = l.claimCursors(ctx)
 		}
 		if epoch == 0 && errors.Is(err, ErrFenced) {
-			continue // somebody has claimed it in between
+			continue // another owner has claimed it in between
 		}
 		if err != nil {
 			return 0, err
@@ -252,7 +252,7 @@ func (l *Log) append(r *commitlog.Record) {
 		b = l.pending[n-1]
 	}
 	if b == nil || b.sealed || len(b.data)+size > blockSize || r.Offset-b.first > math.MaxUint32 {
-		b = &block{head: head{owner: l.owner, first: r.Offset}, least: r.Timestamp, began: time.Now()}
+		b = &block{head: head{owner: l.owner, first: r.Offset}, start: r.Timestamp, began: time.Now()}
 		b.data = b.append(make([]byte, 0, blockHeader+size))
 		l.hold(len(b.data))
 		l.pending = append(l.pending, b)

@@ -107,7 +107,7 @@ func (l *Log) stored(b *block, seq uint64) {
 	l.failing = nil
 	l.stats.Bytes += int64(len(b.data) + len(l.part.subject()) + blockCost)
 	l.stats.Fsyncs++
-	l.marks.add(mark{offset: b.first, seq: seq, time: b.least})
+	l.marks.add(mark{offset: b.first, seq: seq, time: b.start})
 	l.mu.Unlock()
 	l.changed.Broadcast()
 }

@@ -41,7 +41,7 @@ func (w *Window) Record(now mono.Time, span, latency time.Duration) {
 	}
 	micros := min(max(latency, lowest), highest) / time.Microsecond
 	if err := w.recent.RecordValue(int64(micros)); err != nil {
-		panic(fmt.Sprintf("e2e: latency of %d us: %v", micros, err))
+		panic(fmt.Sprintf("stats: latency of %d us: %v", micros, err))
 	}
 }
 
@@ -82,7 +82,7 @@ func (s *Summary) merge(h *hdrhistogram.Histogram) {
 		s.h = newHistogram()
 	}
 	if dropped := s.h.Merge(h); dropped != 0 {
-		panic(fmt.Sprintf("e2e: merging dropped %d of the same layout", dropped))
+		panic(fmt.Sprintf("stats: merging dropped %d of the same layout", dropped))
 	}
 }
 

@@ -19,7 +19,7 @@ type Subject struct {
 	Reopen func() commitlog.Log
 }
 
-// Suite holds an implementation to what Log promises.
+// Suite holds an implementation to what Log guarantees.
 func Suite(t *testing.T, open func(t *testing.T) Subject) {
 	for _, c := range []struct {
 		name string
