@@ -276,7 +276,7 @@ func (c config) run(mode string) (o outcome, err error) {
 	publishers := make([]*greedy.Publisher, c.publishers)
 	demands, _ := c.demands()
 	for i := range publishers {
-		p := &greedy.Publisher{ID: strconv.Itoa(i), Number: uint32(i), Demand: demands[i], Deaf: mode == "police" && i%2 == 1 && !obedient(i)}
+		p := &greedy.Publisher{ID: strconv.Itoa(i), Number: uint32(i), Demand: demands[i], Greedy: mode == "police" && i%2 == 1 && !obedient(i)}
 		if mode != "delay" {
 			p.Weight = uint8(c.weight(i))
 		}

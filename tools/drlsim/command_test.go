@@ -54,7 +54,7 @@ func bursts() string {
 	return b.String()
 }
 
-// Whoever reads drlsim's output by program relies on these bytes.
+// Programs that read drlsim's output rely on these bytes.
 func TestBucketGolden(t *testing.T) {
 	for _, assign := range []string{"roundrobin", "random", "keyed"} {
 		for _, form := range []string{"json", "table"} {

@@ -169,7 +169,7 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 		}
 	}
 	want := int64(r.Sent)
-	// What never comes is counted: not every broker promises that everything does.
+	// What never comes is counted: not every broker guarantees that everything does.
 	late := until(ctx, clock.Mono().Add(patience), func() bool {
 		for _, sub := range measured {
 			if sub.delivered.Load() < want {

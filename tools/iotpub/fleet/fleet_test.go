@@ -444,7 +444,7 @@ func behaviour(portable bool) {
 			f.Start(clock.Mono())
 		}
 
-		It("connects nobody before", func() {
+		It("connects no publisher before", func() {
 			start()
 			Expect(f.Stats().Connected).To(BeZero())
 			Expect(log.Events()).To(BeEmpty())
@@ -531,7 +531,7 @@ func behaviour(portable bool) {
 			Expect(s.Moved).To(BeZero())
 		})
 
-		It("ignores an assignment that is older than the last, and one for nobody", func() {
+		It("ignores an assignment that is older than the last, and one for an unknown publisher", func() {
 			start()
 			assign(a, 5)
 			ready()

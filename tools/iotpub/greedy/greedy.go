@@ -22,7 +22,7 @@ import (
 type Publisher struct {
 	ID     string
 	Weight uint8   // it asks for; 0: it sends no PACE, like a stock producer
-	Deaf   bool    // it asks, and does not keep to what it is told
+	Greedy bool    // it asks, and does not keep to what it is told
 	Demand float64 // msg/s that it would send; 0: without bound
 	Number uint32  // is in its messages, for who consumes them
 
@@ -83,7 +83,7 @@ func (p *Publisher) publish(ctx context.Context, address, topic string, size int
 		now := clock.Mono()
 		due = max(due, now.Add(-time.Second))
 		wait := due.Sub(now)
-		if wait <= 0 && p.Weight > 0 && !p.Deaf {
+		if wait <= 0 && p.Weight > 0 && !p.Greedy {
 			wait = bucket.Wait(1, now)
 		}
 		if wait > 0 {
@@ -103,7 +103,7 @@ func (p *Publisher) publish(ctx context.Context, address, topic string, size int
 			return err
 		}
 		if kind == wire.FrameError {
-			if p.Refused.Add(1); !p.Deaf && p.Weight > 0 || gap == 0 {
+			if p.Refused.Add(1); !p.Greedy && p.Weight > 0 || gap == 0 {
 				clock.Sleep(ctx, retry)
 			}
 			continue

@@ -96,7 +96,7 @@ func TestFault(t *testing.T) {
 		"unaccepted only": {func(r *report.Report) { r.Account.Unaccepted = 4 }, ""},
 		"nothing offered": {func(r *report.Report) { r.Offered, r.Accepted = 0, 0 }, ""},
 		"nothing taken":   {func(r *report.Report) { r.Accepted = 0 }, "no message was accepted"},
-		"nobody listened": {func(r *report.Report) { r.Account = nil }, ""},
+		"no subscriber":   {func(r *report.Report) { r.Account = nil }, ""},
 	} {
 		r := clean()
 		c.change(r)

@@ -354,7 +354,7 @@ func TestNextDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// Sizes are uniform from the least to the greatest, and change nothing else.
+// Sizes are uniform from the smallest to the largest, and change nothing else.
 func TestSizes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := drawSpec(t)

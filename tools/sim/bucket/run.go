@@ -95,7 +95,7 @@ func (d Delay) MarshalJSON() ([]byte, error) {
 
 // Run judges trace by o, message by message in the order given. All buckets are
 // full when the earliest message arrives. Messages out of order are judged as a
-// broker judges them, in the order they come: the bucket keeps its promise, and
+// broker judges them, in the order they come: the bucket keeps its guarantee, and
 // a message with an early stamp may wait for tokens that later ones took.
 //
 // The result depends on its arguments alone.

@@ -186,7 +186,7 @@ func validate(measured []Measurement) error {
 	return errors.Join(faults...)
 }
 
-// parameters undoes the logarithms; more than a minute is of no use to anybody.
+// parameters undoes the logarithms; more than a minute is of no use.
 func parameters(at []float64) Parameters {
 	exp := func(x float64) time.Duration { return time.Duration(math.Min(math.Exp(x), 60e9)) }
 	p := Parameters{Wake: exp(at[0]), Message: exp(at[1]), P50: exp(at[2])}

@@ -80,7 +80,7 @@ func (s *Scenario) keyed(t Topic, publishers []placement.Publisher) ([]placement
 	return keyed, nil
 }
 
-// placeKeyed is placement.Place; publishers whose keys nobody declared come in an order
+// placeKeyed is placement.Place; publishers whose keys are not declared come in an order
 // of chance, for those of a load are numbered by groups.
 func (s *Scenario) placeKeyed(t Topic, brokers []placement.Broker, d placement.Demand) (placement.Plan, error) {
 	rng := rand.New(rand.NewPCG(s.seed("placement "+t.Name), 0))

@@ -29,7 +29,7 @@ func p99ByKeys(t *testing.T, topic scenario.Topic, duration float64, seed uint64
 	return late
 }
 
-// Groups that nobody declared are found in other traffic of the same publishers, and
+// Groups that are not declared are found in other traffic of the same publishers, and
 // serve as well as those declared (figure 11), also over brokers that do not divide them.
 func TestLearnedKeysServeAsWellAsDeclaredOnes(t *testing.T) {
 	for _, process := range []schedule.Process{schedule.Poisson, schedule.Periodic} {

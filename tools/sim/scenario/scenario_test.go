@@ -217,7 +217,7 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// What is promised already may be more than what comes.
+// What is allocated already may be more than what comes.
 func TestAllocatedStandsForTheBackgroundsRate(t *testing.T) {
 	r := simulate(t, `{"duration_s":1,"brokers":[{"id":"a","mcap":1000,"allocated":950,"background":{"publishers":10,"rate":10}},{"id":"b","mcap":1000}],
 		"topics":[{"name":"t","publishers":10,"rate":10,"policy":"loadbalance","contract":{"rate":110,"burst":20}}]}`)

@@ -48,7 +48,7 @@ type Broker struct {
 	// Background is load it has already: its rate counts as allocated, and no
 	// contract holds it back.
 	Background *Load `json:"background,omitempty"`
-	// Allocated is what it has promised already, where that is not the rate of
+	// Allocated is what it has allocated already, where that is not the rate of
 	// the background: a contract is more than the mean.
 	Allocated int64 `json:"allocated,omitempty"`
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // What a seller of contracts expects of the default rule: publishers that keep to
-// their part do not notice what happens to others, and a move is noticed by nobody.
+// their part do not notice what happens to others, and a move is noticed by none.
 func TestTheSLOHoldsThroughTrouble(t *testing.T) {
 	all := map[string]bool{"move": true}
 	for _, sc := range Scenarios(1, 0.8, "move", "return") {

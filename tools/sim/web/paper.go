@@ -53,7 +53,7 @@ func (b paperBalancer) Departed(server int, now mono.Time, _ bool) {
 
 // paperScheduler is mQoS as in its paper, for one server. It looks at all types, so one
 // of which nothing waits holds up the rest; it skips what does not fit and raises
-// deficits in passing, so that under load they limit nobody; it raises the deficits of
+// deficits in passing, so that under load they limit no class; it raises the deficits of
 // one resource at a time, and stops for ever where another's is missing; and it never
 // serves the type of a resource that all requests take, since that one never has the
 // most free. Counters are in units of schedule's.

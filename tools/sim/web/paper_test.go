@@ -42,7 +42,7 @@ func TestWorkedExample(t *testing.T) {
 	g := NewWithT(t)
 	s := paperOf(6, 3, 1)
 	want := []*visit{arrive(t, s, 0, 6, 5, 3), arrive(t, s, 0, 3, 2, 7), arrive(t, s, 0, 2, 8, 4)}
-	for class := range 3 { // nobody's queue is empty
+	for class := range 3 { // no queue is empty
 		for range 3 {
 			arrive(t, s, class, 6, 5, 3)
 			arrive(t, s, class, 2, 8, 4)
