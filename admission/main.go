@@ -1,5 +1,5 @@
 // Command admission answers "may key K go on?" from exact token buckets: over UDP for
-// programs (admission/client), over HTTP for everybody (/qos, /auth, /v1/check), with
+// programs (admission/client), over HTTP for all others (/qos, /auth, /v1/check), with
 // rules in SQLite or PostgreSQL that operators edit over gRPC (srtm admission).
 //
 // Its parts: server decides, router speaks HTTP and gRPC, store keeps; rule, table and

@@ -17,7 +17,7 @@ const (
 // roundTrip estimates how long an answer takes (RFC 6298, section 2).
 type roundTrip struct{ smoothed, variation time.Duration }
 
-// saw takes the time of a question that was sent once: of others nobody knows which
+// saw takes the time of a question that was sent once: of others it is not known which
 // one was answered.
 func (r *roundTrip) saw(d time.Duration) {
 	if r.smoothed == 0 {

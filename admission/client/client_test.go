@@ -160,17 +160,17 @@ func TestEachQuestionIsChargedOnce(t *testing.T) {
 }
 
 func TestNobodyAnswers(t *testing.T) {
-	deaf, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	silent, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer deaf.Close()
+	defer silent.Close()
 	refused, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	refused.Close()
-	for _, server := range []string{deaf.LocalAddr().String(), refused.LocalAddr().String()} {
+	for _, server := range []string{silent.LocalAddr().String(), refused.LocalAddr().String()} {
 		c := dial(t, client.Config{Servers: []string{server}, DefaultFor: map[string]bool{"open/": true, "open/not/": false}})
 		for key, admit := range map[string]bool{"key": false, "open/1": true, "open/not/1": false} {
 			if d := c.Ask(t.Context(), key, 1); d != (client.Decision{Admit: admit, Unanswered: true}) {
@@ -179,13 +179,13 @@ func TestNobodyAnswers(t *testing.T) {
 		}
 	}
 	// However long it would ask, it ends with the context and with Close.
-	c := dial(t, client.Config{Servers: []string{deaf.LocalAddr().String()}, DefaultAdmit: true, Attempts: 1 << 30})
+	c := dial(t, client.Config{Servers: []string{silent.LocalAddr().String()}, DefaultAdmit: true, Attempts: 1 << 30})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if d := c.Ask(ctx, "key", 1); !d.Admit || !d.Unanswered {
 		t.Errorf("%+v", d)
 	}
-	closed, err := client.New(client.Config{Servers: []string{deaf.LocalAddr().String()}, Attempts: 1 << 30})
+	closed, err := client.New(client.Config{Servers: []string{silent.LocalAddr().String()}, Attempts: 1 << 30})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -77,7 +77,7 @@ func (l *link) close() {
 	l.read.Wait()
 }
 
-// ask reports false if nobody decided.
+// ask reports false if no server decided.
 func (l *link) ask(ctx context.Context, q wire.Question) (answer, bool) {
 	c := &call{q: q, end: make(chan answer, 1)}
 	l.mu.Lock()

@@ -3,10 +3,10 @@
 // and the bucket of what the owner keeps for those who ask it. admission/server gives it
 // questions and the time; admission/client holds.
 //
-// Promise, for a rule (A, C) and any interval t: the requests that owner and holders admit
+// Guarantee, for a rule (A, C) and any interval t: the requests that owner and holders admit
 // have together a cost of at most C + A*t, the ledger's proof (tbadaptor/ledger), with
 // every holder Strict: what it holds ends Length after it last asked with success, and is
-// free here ClockBound later. Nothing is kept on a disk: whoever becomes a key's owner
+// free here ClockBound later. Nothing is kept on a disk: the server that becomes a key's owner
 // grants nothing for Quiet, in which holders say what they hold, and counts on no credit
 // from before.
 package lease

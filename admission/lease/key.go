@@ -207,7 +207,7 @@ func (k *Key) Admit(n int64, now mono.Time, peek bool) (ok bool, left int64, ret
 
 // Step is to be called several times a second: it ends leases, follows the contract, and
 // moves shares to where they are wanted. It reports whether the owner holds all, with so
-// many tokens, and nobody asks for a part.
+// many tokens, and no holder asks for a part.
 func (k *Key) Step(now mono.Time, contract tokenbucket.Share) (tokens tokenbucket.Tokens, whole bool) {
 	lapses, grants := k.machine.Expire(now)
 	for _, l := range lapses {

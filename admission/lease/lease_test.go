@@ -48,7 +48,7 @@ type world struct {
 	ids        uint64
 	questions  []question
 	answers    []answer
-	// referee is full at the beginning, and has to have what anybody admits.
+	// referee is full at the beginning, and has to have what any of them admits.
 	referee tokenbucket.Bucket
 }
 
@@ -145,7 +145,7 @@ func (w *world) admit(i int, n int64) (ok bool, err error) {
 	return true, nil
 }
 
-// Whatever is lost, late, twice or out of order, whoever dies or is cut off, and while the
+// Whatever is lost, late, twice or out of order, whichever process dies or is cut off, and while the
 // owner changes: all together admit no more than one bucket of the rule would.
 func TestTheRuleHolds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
@@ -239,7 +239,7 @@ func (w *world) run(t *testing.T, d time.Duration, demand ...int64) (admitted []
 	return admitted
 }
 
-// Shares go where they are wanted, and the whole to the owner when nobody wants any.
+// Shares go where they are wanted, and the whole to the owner when no holder wants any.
 func TestSharesFollowDemand(t *testing.T) {
 	w := newWorld(tokenbucket.Share{Rate: 1_000_000, Burst: 300}, 2)
 	w.run(t, 20*time.Second, 50, 50, 0)
@@ -249,7 +249,7 @@ func TestSharesFollowDemand(t *testing.T) {
 	}
 	w.run(t, 5*time.Second)
 	if w.key != nil {
-		t.Error("still divided, though nobody asks")
+		t.Error("still divided, though no holder asks")
 	}
 	if got := w.run(t, 10*time.Second, 0, 0, 100); got[2] < 9900 {
 		t.Errorf("the owner alone admitted %v", got)
@@ -325,7 +325,7 @@ func TestWhateverHoldersSay(t *testing.T) {
 		if _, whole := k.Step(now, contract); !whole {
 			k.Step(now, contract)
 			if _, whole := k.Step(now, contract); !whole {
-				t.Fatal("it is not whole again when nobody asks")
+				t.Fatal("it is not whole again when no holder asks")
 			}
 		}
 	})

@@ -59,7 +59,7 @@ func (a *Asker) one(tell func(http.ResponseWriter, client.Decision)) http.Handle
 		d := a.ask(r.Context(), q)
 		h := w.Header()
 		h.Set("Cache-Control", "no-store")
-		if !d.Unanswered { // else nobody knows
+		if !d.Unanswered { // else it is not known
 			rateLimit(h, d, a.rule(r.Context(), q.key))
 		}
 		tell(w, d)

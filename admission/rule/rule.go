@@ -57,7 +57,7 @@ type Rule struct {
 	Strict bool
 	// Shadow: decide and count, and admit whatever the decision.
 	Shadow bool
-	// FailOpen: whoever cannot reach the owner admits.
+	// FailOpen: a router or program that cannot reach the owner admits.
 	FailOpen bool
 	// Change grows with every edit of any rule.
 	Change uint64

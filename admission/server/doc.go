@@ -11,7 +11,7 @@
 // them only. No two locks of different kinds are held at once, but defaults (read)
 // with a shard, or with leases, and leases with a shard. saving is taken before any.
 //
-// Promise. While the server runs: at most C + A*t of a key in any interval t. After
+// Guarantee. While the server runs: at most C + A*t of a key in any interval t. After
 // kill -9 a key starts with what its follower was sent last, or with what it held at the last
 // check-point, so that it is admitted at most what it was admitted since then more, and
 // never more than C; a strict key starts empty, once the

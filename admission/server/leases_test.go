@@ -215,7 +215,7 @@ func TestLeasesOfAnotherOfTheName(t *testing.T) {
 	old.cut.Store(false)
 }
 
-// Nobody knows what holders had of a key that nobody asks about after a crash.
+// What holders had of a key that is not asked about after a crash is not known.
 func TestALeasedKeyBeginsEmpty(t *testing.T) {
 	d := divide(t, 0, 1000)
 	d.begin()

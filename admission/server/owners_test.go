@@ -21,16 +21,16 @@ import (
 // cable is a store that can be cut off from its server.
 type cable struct {
 	*store.Store
-	cut      atomic.Bool
-	deaf     atomic.Bool // no renewal arrives
-	lost     atomic.Bool // what is done next of Join and HandOver is done, and then it is cut off
-	renewals atomic.Int64
-	unsaved  atomic.Bool  // no check-point arrives
-	saves    atomic.Int64 // of those that did
-	polls    atomic.Int64
-	hole     atomic.Pointer[string] // what the store does not answer next: save, poll, join or renewal
-	room     atomic.Int64           // 0, or how many credits the store can save in the time that it has
-	slow     atomic.Pointer[func()] // called once, before the next renewal
+	cut       atomic.Bool
+	unreached atomic.Bool // no renewal arrives
+	lost      atomic.Bool // what is done next of Join and HandOver is done, and then it is cut off
+	renewals  atomic.Int64
+	unsaved   atomic.Bool  // no check-point arrives
+	saves     atomic.Int64 // of those that did
+	polls     atomic.Int64
+	hole      atomic.Pointer[string] // what the store does not answer next: save, poll, join or renewal
+	room      atomic.Int64           // 0, or how many credits the store can save in the time that it has
+	slow      atomic.Pointer[func()] // called once, before the next renewal
 }
 
 // renewed waits for two renewals that begin from now on.
@@ -53,7 +53,7 @@ func (c *cable) swallowed(ctx context.Context, what string) bool {
 var errCut = errors.New("cut off")
 
 func (c *cable) Renew(ctx context.Context, me store.Member) ([]store.Member, uint64, error) {
-	if c.cut.Load() || c.deaf.Load() {
+	if c.cut.Load() || c.unreached.Load() {
 		return nil, 0, errCut
 	}
 	if c.swallowed(ctx, "renewal") {
@@ -239,7 +239,7 @@ func TestClocksApart(t *testing.T) {
 }
 
 // A server that did not own a key when it was asked, and does when the question comes
-// once more, charges nobody: the asker has gone to another one by now.
+// once more, charges nothing: the asker has gone to another one by now.
 func TestMovedIsTheAnswer(t *testing.T) {
 	b, s, _ := two(t, rule.Rule{Key: "k", Share: share(1, 10)})
 	until(t, "the first server owns all", owns(s[0], rule.Partitions))
@@ -310,7 +310,7 @@ func TestFailover(t *testing.T) {
 	cables[0].cut.Store(false)
 	until(t, "the old owner hears of it", owns(s[0], 0))
 	if d := b.both(s).Ask(t.Context(), "key", 1); d.Unanswered {
-		t.Error("nobody decides")
+		t.Error("no server decides")
 	}
 }
 
@@ -353,7 +353,7 @@ func TestAnAnswerIsLost(t *testing.T) {
 				return -1
 			}
 			until(t, "the new owner saves", func() bool { return saved() == tokenbucket.Tokens(want) })
-			cables[0].deaf.Store(true)
+			cables[0].unreached.Store(true)
 			cables[0].unsaved.Store(false)
 			cables[0].cut.Store(false)
 			until(t, "the old owner saves", func() bool { return cables[0].saves.Load() > 0 })
@@ -461,13 +461,13 @@ func TestSuspended(t *testing.T) {
 	if d := sure(t, ask, "strict", 1); !d.Admit {
 		t.Fatalf("%+v", d)
 	}
-	c.deaf.Store(true) // but one renewal may be under way
+	c.unreached.Store(true) // but one renewal may be under way
 	asleep.Store(int64(time.Minute))
 	until(t, "a strict key is denied", func() bool { return !sure(t, ask, "strict", 0).Admit })
 	if d := sure(t, ask, "key", 1); !d.Admit {
 		t.Errorf("%+v", d)
 	}
-	c.deaf.Store(false)
+	c.unreached.Store(false)
 	until(t, "the lease is renewed", func() bool { return sure(t, ask, "strict", 0).Admit })
 }
 

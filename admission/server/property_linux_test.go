@@ -62,7 +62,7 @@ type node struct {
 	w         *world
 	name      string
 	dead, cut bool
-	deaf      bool // to other servers
+	isolated  bool // from other servers
 	unsaved   map[string][]*charge
 	answers   map[uint64]wire.Answer // by number
 	session   uint64
@@ -234,11 +234,11 @@ func (l link) reach() (*node, error) {
 	if w.chance(8, "slow link") {
 		w.pass(2 * time.Second)
 	}
-	if len(at) == 0 || l.from.deaf || w.chance(5, "lost request") {
+	if len(at) == 0 || l.from.isolated || w.chance(5, "lost request") {
 		return nil, errLink
 	}
 	to := at[rapid.IntRange(0, len(at)-1).Draw(w.t, "process")]
-	if to.deaf {
+	if to.isolated {
 		return nil, errLink
 	}
 	return to, nil
@@ -413,7 +413,7 @@ func (w *world) step() {
 	case what == 16:
 		n.cut = !n.cut
 	case what == 18:
-		n.deaf = !n.deaf
+		n.isolated = !n.isolated
 	case what == 17 && w.chance(2, "kill -9"):
 		n.end()
 	case what == 17: // stops in order
@@ -529,7 +529,7 @@ func within(t *rapid.T, key string, share tokenbucket.Share, all []*charge) {
 	}
 }
 
-// check says whether the promises were held: a strict key is never above its rule, by
+// check says whether the guarantees were kept: a strict key is never above its rule, by
 // whatever is admitted anywhere; of another key that is so for all but what a server
 // had admitted since its last check-point when it ended or was replaced, and what it
 // admitted after that. No request is charged more than once, however many servers it is asked of.
@@ -587,7 +587,7 @@ func rulesOf() (all []rule.Rule) {
 	return all
 }
 
-// The promise of the package, of servers that are started, stopped, killed, replaced and
+// The guarantee of the package, of servers that are started, stopped, killed, replaced and
 // cut off, with a store whose answers are late or lost, while partitions move, and
 // datagrams are lost, repeated and reordered.
 func TestPromise(t *testing.T) {

@@ -75,7 +75,7 @@ func (l *replicas) become(instance int64) {
 	l.rely(store.Member{}, nil, nil)
 }
 
-// rely changes the follower, with mu held. What the one before promises does not count.
+// rely changes the follower, with mu held. What the one before acknowledges does not count.
 func (l *replicas) rely(on store.Member, client srtmv1.AdmissionReplicationClient, hangUp func() error) {
 	if l.hangUp != nil {
 		l.hangUp()
@@ -293,7 +293,7 @@ func (s *Server) recoverFrom(ctx context.Context) (follower int64, err error) {
 }
 
 // choose makes the next member in the order of addresses that lives this one's follower.
-// Until the store has it, nobody is.
+// Until the store has it, no server is.
 func (s *Server) choose() {
 	if s.cfg.Dial == nil {
 		return

@@ -110,7 +110,7 @@ func TestFollower(t *testing.T) {
 	}
 	p.replicated(0)
 	p.cut[0].Store(true)
-	if d := sure(t, old, "key", 50); !d.Admit { // which nobody hears of
+	if d := sure(t, old, "key", 50); !d.Admit { // which no other server hears of
 		t.Errorf("%+v", d)
 	}
 	p.clock.pass(5100 * time.Millisecond)

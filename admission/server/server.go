@@ -216,7 +216,7 @@ func newInstance() int64 {
 // askers over those that are open.
 func (s *Server) listen(secret []byte) error {
 	address := s.cfg.Address
-	// Loops share their port with whoever asks for that: another process would get some of
+	// Loops share their port with any process that asks for that: another process would get some of
 	// the askers, unnoticed.
 	probe, err := net.ListenPacket("udp", address)
 	if err == nil {

@@ -397,7 +397,7 @@ func (r *raw) ask(session, number uint64, key string) []byte {
 }
 
 // What is sent again is answered as before and charged once; what is replayed after
-// an hour, from elsewhere, or after a restart is charged to nobody.
+// an hour, from elsewhere, or after a restart is not charged.
 func TestNothingIsChargedTwice(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "key", Share: tokenbucket.Share{Rate: 1, Burst: 1000}})
 	s, stop := b.start()

@@ -31,7 +31,7 @@ func TestWord(t *testing.T) {
 }
 
 // Clocks that run apart by less than a sixtieth: an owner has stopped strict keys before
-// anybody takes over, by whatever it counted on.
+// another server takes over, by whatever it counted on.
 func TestClocksRunApart(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		// Each counts a second in so many of true time.

@@ -93,7 +93,7 @@ func known(do execute, address string) error {
 
 const take = `UPDATE partitions SET server = $1, epoch = epoch + 1, target = '', lost_ms = CASE WHEN $2 > lost_ms THEN $2 ELSE lost_ms END WHERE server = $3`
 
-// Join makes a server a member, which owns what it owned before, and what nobody
+// Join makes a server a member, which owns what it owned before, and what no server
 // did. It returns the store's time, from which the server is to count on. Where the one
 // before at that address did not Leave, what it had is lost, at the end of its lease: it
 // may live on, cut off from the store. So wall is read after its last renewal. The lease is

@@ -323,7 +323,7 @@ func open(t *testing.T, url string) *store.Store {
 }
 
 // An owner, its follower and PostgreSQL, of which each two can be cut off from each other.
-// While the owner hears of one of the others it goes on with strict keys, and nobody takes over; when of
+// While the owner hears of one of the others it goes on with strict keys, and no server takes over; when of
 // none, the follower does.
 func TestWhoIsCutOff(t *testing.T) {
 	t.Parallel()

@@ -24,5 +24,5 @@
 // second in which the asker started << 32 | a count, so that it grows through
 // restarts; a question that is sent again has the same number, and is charged once.
 //
-// The package is pure. Nothing is encrypted: whoever must hide keys hashes them.
+// The package is pure. Nothing is encrypted: clients that must hide keys hash them.
 package wire

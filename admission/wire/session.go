@@ -37,7 +37,7 @@ func (s *Sessions) Issue(from netip.AddrPort, now time.Duration) uint64 {
 
 // Good reports whether the session was issued to the address in this hour or the
 // one before, and in which: an asker that has shown a later one does not come back to
-// an earlier one, but whoever replays it does.
+// an earlier one, but one who replays it does.
 func (s *Sessions) Good(session uint64, from netip.AddrPort, now time.Duration) (issued uint64, ok bool) {
 	h := hour(now)
 	switch session {

@@ -55,7 +55,7 @@ const (
 	ByDefault       // by a default rule, or for want of any
 	Shadow          // the rule would have denied; of Granted: it admits whatever is held
 	Leased          // the rule has holders decide: ask by Lease
-	FailOpen        // whoever holds nothing and reaches no server admits
+	FailOpen        // a client that holds nothing and reaches no server admits
 )
 
 // Question is a datagram to a server.
@@ -95,7 +95,7 @@ type Grant struct {
 	Tokens tokenbucket.Tokens // beyond those that it has
 }
 
-// Errors of parsing. Whoever parses counts them, and answers nothing.
+// Errors of parsing. The caller counts them, and answers nothing.
 var (
 	ErrMalformed = errors.New("malformed datagram")
 	ErrMAC       = errors.New("wrong MAC, or a MAC key that is not known")
