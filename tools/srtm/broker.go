@@ -34,7 +34,7 @@ let it go on, and "safe to stop" once nothing is on the broker any more.
 
 --force has it end, whatever it costs: topics that fit nowhere else go beyond the
 capacity of the other brokers, which degrades them, and messages that are left on
-the broker are lost once nobody has published there and no consumer has been given
+the broker are lost once no client has published there and no consumer has been given
 one for 10 s (the loaddistributor's --window).`,
 		Args: oneBroker,
 		PreRunE: func(_ *cobra.Command, args []string) error {
@@ -116,7 +116,7 @@ func brokerOf(r *srtmv1.ListBrokersResponse, id string) *srtmv1.Broker {
 	return nil
 }
 
-// maxMcap is the greatest capacity the API takes, msg/s.
+// maxMcap is the maximum capacity the API takes, msg/s.
 const maxMcap = 1_000_000_000
 
 func brokerCapacityCommand() *cobra.Command {
@@ -126,7 +126,7 @@ func brokerCapacityCommand() *cobra.Command {
 		Use:   "capacity BROKER",
 		Short: "Say what a broker carries within the SLO",
 		Long: `capacity gives the broker an mcap that stands over the one it is configured with
-(nsqd --mcap), until it is unset. Topics that were promised more are degraded.`,
+(nsqd --mcap), until it is unset. Topics with more allocated are degraded.`,
 		Args: oneBroker,
 		PreRunE: func(*cobra.Command, []string) error {
 			if unset == (mcap != 0) {
@@ -185,7 +185,7 @@ func brokerListCommand() *cobra.Command {
 		Use:   "list",
 		Short: "List the brokers, by id",
 		Long: `list shows every broker that has joined: its capacity mcap and what of it is
-promised to topics, both in msg/s, and whether its session is up. "mcap set" says
+allocated to topics, both in msg/s, and whether its session is up. "mcap set" says
 that its capacity was set (calibrate, capacity), and is not what it is configured
 with.`,
 		Args: noArguments,

@@ -50,7 +50,7 @@ func brokerCalibrateCommand() *cobra.Command {
 		Use:   "calibrate [BROKER]",
 		Short: "Measure what a broker carries within an SLO",
 		Long: `calibrate sends a running broker messages of many Poisson publishers, at rates that
-double until the SLO is missed and then close in on the greatest rate that keeps
+double until the SLO is missed and then close in on the maximum rate that keeps
 it, which is asked once more: the broker's mcap. One subscriber finishes every
 message. BROKER is the id of a broker in a cluster; the loaddistributor creates the
 topics on it, and on it alone. Without one, the broker is in no cluster, and is at

@@ -15,7 +15,7 @@ import (
 )
 
 // In a cluster no client creates a topic: the loaddistributor does, on the broker alone,
-// however much has been promised there, and deletes it.
+// however much has been allocated there, and deletes it.
 // Its brokers require TLS, over HTTP too.
 func TestCalibrateInACluster(t *testing.T) {
 	authority := testkit.NewAuthority(t)

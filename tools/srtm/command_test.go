@@ -448,7 +448,7 @@ func TestBadCommandLinesAreUsageErrors(t *testing.T) {
 		t.Errorf("a missing file: %v", err)
 	}
 	if _, _, err := srtm(t, "127.0.0.1:1", "topic", "list", "--timeout", "2s"); err == nil {
-		t.Error("nobody listens there")
+		t.Error("nothing listens there")
 	}
 }
 

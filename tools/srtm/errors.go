@@ -25,7 +25,7 @@ func explain(err error) error {
 	s := remote.GRPCStatus()
 	switch s.Code() {
 	case codes.Unavailable:
-		if _, dial, is := strings.Cut(s.Message(), "Error while dialing: "); is { // gRPC's words around it help nobody
+		if _, dial, is := strings.Cut(s.Message(), "Error while dialing: "); is { // gRPC's words around it do not help
 			return fmt.Errorf("no server answers there; is it running? %s", strings.TrimSuffix(dial, `"`))
 		}
 		return fmt.Errorf("the server did not do it: %s", s.Message())

@@ -232,7 +232,7 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// Without a promise on when: only that the turns are as many as the rate says.
+// Without a guarantee on when: only that the turns are as many as the rate says.
 func TestPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, begin := pace{every: every(200)}, time.Now()

@@ -90,7 +90,7 @@ func TestRefresh(t *testing.T) {
 		look := func(_ context.Context, w io.Writer) error {
 			n++
 			if n == 2 {
-				return errors.New("nobody answers")
+				return errors.New("no server answers")
 			}
 			_, err := fmt.Fprintln(w, "look", n)
 			return err
@@ -99,7 +99,7 @@ func TestRefresh(t *testing.T) {
 			t.Fatal(err)
 		}
 		lines := strings.Split(out.shown(), "\n")
-		if len(lines) != 6 || lines[0] != "look 1" || lines[1] != "look 1" || !strings.HasSuffix(lines[3], ": nobody answers") || lines[4] != "look 3" {
+		if len(lines) != 6 || lines[0] != "look 1" || lines[1] != "look 1" || !strings.HasSuffix(lines[3], ": no server answers") || lines[4] != "look 3" {
 			t.Errorf("%q", lines)
 		}
 		n = 1

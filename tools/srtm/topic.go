@@ -67,7 +67,7 @@ correlation key of publishers that tend to send together (empty: none), RATE is 
 publisher's in msg/s and WEIGHT, 1 to 255, its part where the topic is paced; or one by one, ID:KEY:RATE[:BATCH]. A group's
 publishers have the ids KEY.0, KEY.1, ... (pool.0, ... without a key).
 
-Without publishers the topic is open: whoever publishes to one of its brokers is a
+Without publishers the topic is open: a client that publishes to one of its brokers is a
 publisher. Who they are, what they send and which of them send together is learned from
 what they do, and describe shows it. With --auto-rate-limit and --auto-burst its contract
 follows what is measured, too, within what they say; until a minute of traffic is known it

@@ -299,7 +299,7 @@ var _ = Describe("an agent", func() {
 		Entry("a topic that is no name", "p", pub("no!topic", "1"), "E_BAD_TOPIC"),
 		Entry("an empty message", "p", pub(topic, ""), "E_BAD_MESSAGE"),
 		Entry("a subscription", "p", "SUB "+topic+" c\n", "E_INVALID SUB to an agent"),
-		Entry("a verb of nobody", "p", "SHOUT\n", "E_INVALID"),
+		Entry("an unknown verb", "p", "SHOUT\n", "E_INVALID"),
 	)
 
 	It("answers what came before a refusal", func() {
@@ -460,7 +460,7 @@ var _ = Describe("an agent", func() {
 	Context("with publishers soon forgotten", func() {
 		BeforeEach(func() { cfg.IdleTimeout = 20 * time.Millisecond })
 
-		It("closes those that nobody uses, and opens them again", func() {
+		It("closes those that are not used, and opens them again", func() {
 			p := producer("p")
 			for i := range 3 {
 				Expect(p.Publish(topic, []byte(strconv.Itoa(i)))).To(Succeed())

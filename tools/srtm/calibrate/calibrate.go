@@ -140,7 +140,7 @@ const (
 
 // Result is what was found.
 type Result struct {
-	// Mcap is the greatest rate that kept the SLO, msg/s; 0: none did.
+	// Mcap is the maximum rate that kept the SLO, msg/s; 0: none did.
 	Mcap int64 `json:"mcap"`
 	// Over is the least one above it that was not kept, 0 if there is none.
 	Over  int64  `json:"over"`

@@ -27,7 +27,7 @@ func (o Outcome) MarshalText() ([]byte, error) { return []byte(o.String()), nil 
 type Config struct {
 	// First is the rate that is tried first, Least and Most the bounds.
 	First, Least, Most int64
-	// Tolerance is how far below the least rate that failed the greatest one that
+	// Tolerance is how far below the lowest rate that failed the highest one that
 	// was kept may be in the end, as a part of the former; at least 1 msg/s.
 	Tolerance float64
 	// Again is how often a rate that was not offered is tried again before that
@@ -64,7 +64,7 @@ type Search struct {
 // New returns a search that has tried nothing. Requires: cfg is valid.
 func New(cfg Config) *Search { return &Search{cfg: cfg} }
 
-// Kept returns the greatest rate that was kept, 0 if none was, and whether it was
+// Kept returns the maximum rate that was kept, 0 if none was, and whether it was
 // kept when asked again.
 func (s *Search) Kept() (rate int64, sure bool) {
 	if len(s.kept) == 0 {
