@@ -1,6 +1,9 @@
 package broker
 
-import "github.com/srtm-io/srtm/nsqd/queue"
+import (
+	"github.com/srtm-io/srtm/nsqd/commitlog"
+	"github.com/srtm-io/srtm/nsqd/queue"
+)
 
 // HexOf is hexOf.
 var HexOf = hexOf
@@ -26,3 +29,17 @@ func (t *Topic) Spilling() (n int) {
 
 // Tick does what is due at the broker's time, as the topic's alarms have it done.
 func (t *Topic) Tick() { t.tick(t.shared.now()) }
+
+// FailTrims has the topic's log delete nothing.
+func (t *Topic) FailTrims(err error) {
+	log := *t.store.log.Load()
+	log.topicLog = untrimmed{log.topicLog, err}
+	t.store.log.Store(&log)
+}
+
+type untrimmed struct {
+	topicLog
+	err error
+}
+
+func (u untrimmed) Trim(commitlog.Offset) error { return u.err }

@@ -109,6 +109,16 @@ var _ = Describe("a failed fsync", func() {
 	})
 })
 
+var _ = Describe("a broker that closes", func() {
+	It("has stored all, also where it cannot delete what is done with", func() {
+		b := on(nil, GinkgoT().TempDir())
+		t := topic(b, "t")
+		Expect(durably(t, "held")).To(Succeed())
+		t.FailTrims(syscall.EIO)
+		Expect(b.Close()).To(Succeed())
+	})
+})
+
 var _ = Describe("messages that are stored together", func() {
 	var disk *faulty
 	var b *broker.Broker

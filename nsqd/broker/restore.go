@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/queue"
@@ -171,7 +172,12 @@ func (st *store) persist() error {
 	t.mu.Lock()
 	st.used, st.saved = true, t.mu.core.Changes()-1
 	t.mu.Unlock()
-	return errors.Join(st.tryToSave(), log.Close())
+	err = st.tryToSave()
+	if errors.Is(err, errUntrimmed) { // the next process does
+		st.storage().cfg.Log.Warn("old messages are not deleted", obs.KeyTopic, t.name, obs.KeyError, err)
+		err = nil
+	}
+	return errors.Join(err, log.Close())
 }
 
 // lost says that messages cannot be stored, and how many of them are nowhere else.

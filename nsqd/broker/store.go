@@ -2,6 +2,7 @@ package broker
 
 import (
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -400,6 +401,9 @@ func (st *store) save() error {
 	return err
 }
 
+// errUntrimmed: all is recorded, and what is done with takes room still.
+var errUntrimmed = errors.New("what is done with is not deleted")
+
 func (st *store) tryToSave() error {
 	st.saving.Lock()
 	defer st.saving.Unlock()
@@ -424,8 +428,12 @@ func (st *store) tryToSave() error {
 	}
 	// Also where the disk is full, which this may end. What an older snapshot names and
 	// is gone, is done.
-	if err := errors.Join(err, log.Trim(commitlog.Offset(low))); err != nil {
-		return err
+	trimmed := log.Trim(commitlog.Offset(low))
+	if err != nil {
+		return errors.Join(err, trimmed)
+	}
+	if trimmed != nil {
+		return fmt.Errorf("%w: %w", errUntrimmed, trimmed)
 	}
 	st.carried = false
 	t.mu.Lock()
