@@ -121,7 +121,7 @@ func (s *Shard) Learn(key string, r *rule.Rule, credits tokenbucket.Tokens, now 
 	var b tokenbucket.Bucket
 	b.Retune(now, r.Share, max(0, credits))
 	e := s.slot(i)
-	*e = slot{flags: inUse, key: s.keep(key, i)}
+	*e = slot{flags: inUse, key: s.keep(key)}
 	e.setBucket(&b)
 	e.follow(key, r)
 	s.index[at] = i

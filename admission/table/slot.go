@@ -1,7 +1,6 @@
 package table
 
 import (
-	"encoding/binary"
 	"hash/maphash"
 	"math/bits"
 	"strings"
@@ -98,14 +97,11 @@ func (s *Shard) unindex(at uint32) {
 	delete(s.index, at)
 }
 
-// A key is kept in an arena: its slot, 4 bytes, its length less 1, and it itself. What
-// was written is never changed, so that a key which was returned stays what it is as long
-// as somebody has it. An arena of which less than half is in use is moved to the one that
-// is being filled; its size is a bound of how long that takes.
-const (
-	arena     = 1 << 14
-	keyHeader = 5
-)
+// arena is how many bytes of keys are allocated at once: for each its length less 1, and
+// it itself. What was written is never changed, so that a key which was returned stays
+// what it is as long as somebody has it. An arena of which less than half is in use is
+// moved to the one that is being filled, which takes as long as there are keys in one.
+const arena = 1 << 14
 
 type keys struct {
 	arenas  []string // what is written of each
@@ -116,9 +112,9 @@ type keys struct {
 }
 
 // keep returns where the key is from now on.
-func (s *Shard) keep(key string, i int32) (at uint32) {
+func (s *Shard) keep(key string) (at uint32) {
 	k := &s.keys
-	if k.text.Len()+keyHeader+len(key) > arena {
+	if k.text.Len()+1+len(key) > arena {
 		full := k.filling
 		if n := len(k.spare); n > 0 {
 			k.filling, k.spare = k.spare[n-1], k.spare[:n-1]
@@ -130,23 +126,22 @@ func (s *Shard) keep(key string, i int32) (at uint32) {
 		s.compact(full) // which is less than an arena
 	}
 	at = k.filling*arena + uint32(k.text.Len())
-	k.text.Write(append(binary.LittleEndian.AppendUint32(make([]byte, 0, keyHeader), uint32(i)), byte(len(key)-1)))
+	k.text.WriteByte(byte(len(key) - 1))
 	k.text.WriteString(key)
 	k.arenas[k.filling] = k.text.String()
-	k.live[k.filling] += int32(keyHeader + len(key))
+	k.live[k.filling] += int32(1 + len(key))
 	return at
 }
 
 func (s *Shard) key(e *slot) string { return keyAt(s.keys.arenas[e.key/arena], e.key%arena) }
 
 func keyAt(text string, at uint32) string {
-	end := at + keyHeader + uint32(text[at+keyHeader-1]) + 1
-	return text[at+keyHeader : end]
+	return text[at+1:][:int(text[at])+1]
 }
 
 // unkeep says that a key of some length is no longer needed. Requires: no slot has it.
 func (s *Shard) unkeep(at uint32, length int) {
-	s.keys.live[at/arena] -= int32(keyHeader + length)
+	s.keys.live[at/arena] -= int32(1 + length)
 	s.compact(at / arena)
 }
 
@@ -158,11 +153,11 @@ func (s *Shard) compact(a uint32) {
 	}
 	text := k.arenas[a]
 	for at := uint32(0); at < uint32(len(text)); {
-		i, key := int32(binary.LittleEndian.Uint32([]byte(text[at:at+4]))), keyAt(text, at)
-		if e := s.slot(i); e.flags&inUse != 0 && e.key == a*arena+at {
-			e.key = s.keep(key, i)
+		key := keyAt(text, at)
+		if _, i, ok := find(s, key); ok && s.slot(i).key == a*arena+at {
+			s.slot(i).key = s.keep(key)
 		}
-		at += keyHeader + uint32(len(key))
+		at += 1 + uint32(len(key))
 	}
 	k.arenas[a], k.live[a], k.spare = "", 0, append(k.spare, a)
 }
