@@ -261,8 +261,8 @@ func (l *loop) run() {
 			}
 		}
 		carriedOut := clock.Mono()
-		l.startCommits()
 		l.takeInbox()
+		l.startCommits() // of what was read in either
 		l.flushAll()
 		l.forget()
 		now := clock.Mono()

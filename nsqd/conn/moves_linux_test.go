@@ -4,8 +4,11 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -122,5 +125,50 @@ var _ = Describe("connections that change loops", func() {
 			Expect(p.nc.Close()).To(Succeed())
 		}
 		Eventually(func() int { return n.server.Stats().Connections }).WithTimeout(20 * time.Second).Should(BeZero())
+	})
+})
+
+// holding is a connection that keeps what is written until it is let go.
+type holding struct {
+	net.Conn
+	holds bool
+	held  []byte
+}
+
+func (h *holding) Write(p []byte) (int, error) {
+	if h.holds {
+		h.held = append(h.held, p...)
+		return len(p), nil
+	}
+	return h.Conn.Write(p)
+}
+
+var _ = Describe("a publish that was read ahead, of one that waits for the disk", func() {
+	It("is stored though nothing else happens", func() {
+		authority := testkit.NewAuthority(GinkgoTB())
+		log := slog.New(slog.NewTextHandler(GinkgoWriter, nil))
+		path := GinkgoT().TempDir()
+		st, err := broker.OpenStorage(broker.StorageConfig{Path: path, Metadata: filepath.Join(path, "topics.json"), MaxRecord: 1 << 20, Overflow: 20, WriteThrough: true, Fsync: true, Log: log})
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(st.Close)
+		n := &secure{authority: authority, node: start(func(b *broker.Config, c *conn.Config) {
+			b.Capacity, b.Storage, c.Loops = 20, st, 1
+			c.Session.TLS, c.TLS = true, &tls.Config{Certificates: []tls.Certificate{authority.Certificate("nsqd").TLS}}
+		})}
+		p := n.dial()
+		h := &holding{Conn: p.nc}
+		p.nc = h
+		p.upgrade(n, wrapping{tls: true}, "")
+		pub := wire.AppendPub(nil, "t", []byte("x"))
+		p.send(pub) // the topic is there
+		p.expect(wire.FrameResponse, "OK")
+		h.holds = true
+		p.send(append(slices.Clone(pub), pub...)) // a record of two, with which a goroutine goes on alone
+		p.send(pub)                               // and one of one, which it finds read when it is back
+		h.holds = false
+		Expect(h.Write(h.held)).Error().NotTo(HaveOccurred())
+		for range 3 {
+			p.expect(wire.FrameResponse, "OK")
+		}
 	})
 })
