@@ -43,3 +43,11 @@ type untrimmed struct {
 }
 
 func (u untrimmed) Trim(commitlog.Offset) error { return u.err }
+
+// LeastBacklog is the least that waited for tokens ahead of what a publisher of the topic
+// sent, in the pacer's interval; math.MaxInt before anything was sent.
+func (t *Topic) LeastBacklog() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.mu.pacer.least
+}

@@ -2,6 +2,7 @@ package broker_test
 
 import (
 	"io"
+	"math"
 	"path/filepath"
 	"strconv"
 	"sync/atomic"
@@ -17,6 +18,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/pacing/police"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -164,6 +166,24 @@ var _ = Describe("messages that are stored together", func() {
 		r := read(t, "c", 100, true)
 		Eventually(r.count).Should(Equal(3))
 		Expect(bodies(r)).To(Equal(numbers(0, 3)))
+	})
+
+	It("are no overload of their own making", func() {
+		b, _ := opened(GinkgoT().TempDir(), func(c *broker.Config) { c.Pacing, c.MaxWeight = broker.PaceAdvise, 10 }, func(c *broker.StorageConfig) { c.Fsync = true })
+		Expect(b.Restore()).To(Succeed())
+		t := topic(b, "t")
+		Expect(t.CreateChannel("c")).To(Succeed())
+		t.Contract(tokenbucket.Share{Rate: tokenbucket.PerSecond(1), Burst: 1}, false)
+		as := t.AddPublisher("p", "", police.Identity{Kind: "client", ID: "p"})
+		as.Pace(1)
+		now := clock.Mono()
+		var batch []broker.Published
+		for range 64 {
+			batch = append(batch, broker.Published{Body: []byte("x"), Arrival: stamp.Arrival{At: now}, From: as})
+		}
+		Expect(t.StoreEach(clock.Wall(), batch, nil)).To(HaveEach(Not(HaveOccurred())))
+		Expect(t.Stats().Waiting).To(BeNumerically(">", 50))
+		Expect(t.LeastBacklog()).To(Or(BeZero(), Equal(math.MaxInt)), "the first of them found nothing waiting")
 	})
 
 	It("are all refused by a disk that takes none, and by a topic that is gone", func() {

@@ -466,7 +466,11 @@ func (t *Topic) StoreEach(wall mono.Wall, batch []Published, errs []error) []err
 		}
 		t.metrics.arrived(p.Arrival.Source, 1)
 		t.counted(p.From, 1, p.Arrival.At)
-		t.pace(p.From, 1, t.shared.now())
+	}
+	for i := range batch {
+		if of[i] == nil {
+			t.pace(batch[i].From, len(admitted), t.shared.now())
+		}
 	}
 	clear(s.msgs)
 	s.msgs = s.msgs[:0]
