@@ -612,16 +612,11 @@ func (l *loop) runCommit(c *commit) {
 		for _, s := range c.slots { // the fsync of the first is that of all
 			s.settle()
 			s.held = task{}
+		}
+		for _, s := range c.slots { // together, or the loop would be woken for the first
 			s.back.Store(true)
+			s.post() // to its loop: what is back may be given to another at once
 		}
-		l.inbox.Lock()
-		for _, s := range c.slots {
-			if !s.queued.Swap(true) {
-				l.inbox.slots = append(l.inbox.slots, s)
-			}
-		}
-		l.wakeLocked()
-		l.inbox.Unlock()
 		clear(c.slots)
 	}
 }
