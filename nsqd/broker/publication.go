@@ -324,7 +324,7 @@ func (b *shared) message(wall mono.Wall, p *Published) *queue.Message {
 	m.Timestamp = wall
 	m.Arrival, m.Source = p.Arrival.At, p.Arrival.Source
 	m.Defer = p.Defer
-	m.Only, m.Attempts = nil, 0
+	m.Only, m.Attempts, m.Offset = nil, 0, 0 // the log says at which, from its end on
 	return m
 }
 
