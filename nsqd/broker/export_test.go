@@ -44,6 +44,22 @@ type untrimmed struct {
 
 func (u untrimmed) Trim(commitlog.Offset) error { return u.err }
 
+// Reuse has messages used again that were somewhere else in a log.
+func (b *Broker) Reuse(n int) {
+	var all []*queue.Message
+	for i := range n {
+		m := b.pool.get(1)
+		m.Offset = queue.Offset(1_000_000 * (i + 1))
+		all = append(all, m)
+	}
+	for _, m := range all {
+		b.pool.put(m)
+	}
+}
+
+// At is behind so many messages.
+func At(n int) Stored { return Stored{commitlog.Offset(n)} }
+
 // LeastBacklog is the least that waited for tokens ahead of what a publisher of the topic
 // sent, in the pacer's interval; math.MaxInt before anything was sent.
 func (t *Topic) LeastBacklog() int {

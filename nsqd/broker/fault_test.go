@@ -168,6 +168,17 @@ var _ = Describe("messages that are stored together", func() {
 		Expect(bodies(r)).To(Equal(numbers(0, 3)))
 	})
 
+	It("come one behind the other, wherever the memory that they are in was before", func() {
+		b.Reuse(100)
+		_, at := store(numbers(0, 10)...)
+		Expect(at[9]).To(Equal(broker.At(10)))
+		b.Reuse(100)
+		Expect(sent(t, "10")).To(Equal(broker.At(11)))
+		r := read(t, "c", 100, true)
+		Eventually(r.count).Should(Equal(11))
+		Expect(bodies(r)).To(Equal(numbers(0, 11)))
+	})
+
 	It("are no overload of their own making", func() {
 		b, _ := opened(GinkgoT().TempDir(), func(c *broker.Config) { c.Pacing, c.MaxWeight = broker.PaceAdvise, 10 }, func(c *broker.StorageConfig) { c.Fsync = true })
 		Expect(b.Restore()).To(Succeed())
