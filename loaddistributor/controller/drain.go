@@ -142,7 +142,8 @@ func (st *state) untaken(topic catalog.Topic, b catalog.Broker, now time.Time) b
 		return false
 	}
 	seen := f.within(now.Add(-st.cfg.Window))
-	return len(seen) > 0 && now.Sub(f.began(seen[0])) >= st.cfg.Window-2*st.cfg.ReportInterval && !slices.ContainsFunc(seen, func(r received) bool { return r.stats.Offered+r.stats.Delivered > 0 })
+	return len(seen) > 0 && now.Sub(f.began(seen[0])) >= st.cfg.Window-2*st.cfg.ReportInterval &&
+		!slices.ContainsFunc(seen, func(r received) bool { return r.stats.Offered+r.stats.Delivered > 0 })
 }
 
 // alien returns the topics in use on a broker that are not placed by us, by name.

@@ -253,3 +253,18 @@ func TestAReportLeavesOutNoMessages(t *testing.T) {
 		t.Errorf("left out after a message: %v", err)
 	}
 }
+
+// What was removed here meanwhile is no longer a topic whose messages have to be reported.
+func TestAReportMayLeaveOutWhatWasRemoved(t *testing.T) {
+	c, now := idle(t, 1), time.Now()
+	s := &Session{broker: "b1", topics: map[string]*reportWindow{}, lively: map[string]*reportWindow{}, unprepared: map[string]bool{}}
+	c.mu.sessions["b1"] = s
+	if err := c.report(s, &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{Topic: "t0", Interval: durationpb.New(time.Second), Offered: 1}}}, now); err != nil {
+		t.Fatal(err)
+	}
+	topic, _ := c.mu.cat.Topic("t0")
+	c.mu.removed(topic, nil)
+	if err := c.report(s, &srtmv1.BrokerReport{Changes: true}, now.Add(time.Second)); err != nil || len(s.lively) > 0 {
+		t.Errorf("%v; %d topics are still looked at", err, len(s.lively))
+	}
+}

@@ -54,7 +54,7 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 		return ErrReplaced
 	}
 	for name, f := range s.lively {
-		if r.Changes && !seen[name] && f.quiet.IsZero() {
+		if r.Changes && !seen[name] && f.quiet.IsZero() && s.topics[name] == f { // else it was removed
 			return &BadMessage{"report.changes", fmt.Sprintf("topic %q is left out, and had messages in the report before", name)}
 		}
 	}
