@@ -2,7 +2,6 @@ package placement
 
 import (
 	"cmp"
-	"maps"
 	"math/rand/v2"
 	"slices"
 )
@@ -76,19 +75,27 @@ func (a *assignment) correlated() {
 // the order of their least ids, so that what a key is called, and when it was learned,
 // decides nothing.
 func (a *assignment) groups() (groups [][]int, pool []int) {
-	byKey, least := map[string][]int{}, map[string]string{}
+	type group struct {
+		key, least string
+		members    []int
+	}
+	var found []group
+	index := map[string]int{} // in found, by key
 	all := make([]int, len(a.rates))
 	for i := range all {
 		all[i] = i
 	}
-	from := 0
 	add := func(key, id string, n int) {
-		if before, known := byKey[key]; known {
-			byKey[key], least[key] = append(before, all[from:from+n]...), min(least[key], id)
-		} else {
-			byKey[key], least[key] = all[from:from+n:from+n], id
+		members := all[:n:n]
+		all = all[n:]
+		i, known := index[key]
+		if !known {
+			index[key] = len(found)
+			found = append(found, group{key, id, members})
+			return
 		}
-		from += n
+		g := &found[i]
+		g.least, g.members = min(g.least, id), append(g.members, members...)
 	}
 	for _, p := range a.demand.Publishers {
 		add(p.Key, p.ID, 1)
@@ -96,12 +103,15 @@ func (a *assignment) groups() (groups [][]int, pool []int) {
 	for _, g := range a.demand.Groups {
 		add(g.Key, g.Name()+".0", g.Count)
 	}
-	for _, key := range slices.SortedFunc(maps.Keys(byKey), func(x, y string) int { return cmp.Compare(least[x], least[y]) }) {
-		if key != "" {
-			groups = append(groups, byKey[key])
+	slices.SortFunc(found, func(x, y group) int { return cmp.Compare(x.least, y.least) })
+	for _, g := range found {
+		if g.key == "" {
+			pool = g.members
+		} else {
+			groups = append(groups, g.members)
 		}
 	}
-	return groups, byKey[""]
+	return groups, pool
 }
 
 // split places one correlation group.
@@ -121,10 +131,34 @@ func (a *assignment) split(group []int) {
 		// decision depend on the processor.
 		behind[l] = a.deficit[l] - float64(mean*float64(counts[l]))
 	}
-	for first := newHeap(order, most(behind)); owed > 0; owed-- {
+	first := newHeap(order, most(behind))
+	if owed == n { // no broker gets more than one, so who lacks most now does so in its turn
+		for _, i := range a.descending(group) {
+			a.give(i, first.pop())
+		}
+		return
+	}
+	for ; owed > 0; owed-- {
 		counts[first.pop()]++
 	}
 	a.deal(group, counts)
+}
+
+// descending returns the publishers, those with the highest rates first and otherwise in
+// the order given.
+func (a *assignment) descending(publishers []int) []int {
+	by := func(x, y int) int { return cmp.Compare(a.rates[y], a.rates[x]) }
+	if !slices.IsSortedFunc(publishers, by) {
+		publishers = slices.Clone(publishers)
+		slices.SortStableFunc(publishers, by)
+	}
+	return publishers
+}
+
+// give places a publisher.
+func (a *assignment) give(publisher, broker int) {
+	a.where[publisher] = broker
+	a.deficit[broker] -= a.rates[publisher]
 }
 
 // expect adds to every broker's deficit its proportion of the publishers'
@@ -149,11 +183,6 @@ func (a *assignment) expect(publishers []int) (sum float64) {
 // than that publisher's rate. A closer match exists at times and is NP-hard to
 // find; it would not matter beside the publishers' own variations.
 func (a *assignment) deal(publishers []int, counts []int64) {
-	descending := func(x, y int) int { return cmp.Compare(a.rates[y], a.rates[x]) }
-	if !slices.IsSortedFunc(publishers, descending) {
-		publishers = slices.Clone(publishers)
-		slices.SortStableFunc(publishers, descending)
-	}
 	open := a.order[:0]
 	for l := range a.quotas {
 		if counts == nil || counts[l] > 0 {
@@ -161,10 +190,9 @@ func (a *assignment) deal(publishers []int, counts []int64) {
 		}
 	}
 	lacking := newHeap(open, most(a.deficit))
-	for _, i := range publishers {
+	for _, i := range a.descending(publishers) {
 		l := lacking.of[0]
-		a.where[i] = l
-		a.deficit[l] -= a.rates[i]
+		a.give(i, l)
 		if counts != nil {
 			if counts[l]--; counts[l] == 0 {
 				lacking.pop()
@@ -227,8 +255,7 @@ func (a *assignment) join(group []int, correlated bool, home []int, room []float
 	}
 	first := func(l, m int) bool { return better(l, m) || l < m && !better(m, l) }
 	give := func(i, l int) {
-		a.where[i] = l
-		a.deficit[l] -= rate
+		a.give(i, l)
 		room[l] -= rate
 		have[l]++
 	}
