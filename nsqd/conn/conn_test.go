@@ -95,13 +95,9 @@ func (p *peer) send(b []byte) {
 
 func (p *peer) frame() (wire.FrameType, string) {
 	GinkgoHelper()
-	var head [8]byte
-	_, err := io.ReadFull(p.r, head[:])
+	kind, data, err := wire.ReadFrame(p.r, 16<<20)
 	Expect(err).NotTo(HaveOccurred())
-	data := make([]byte, binary.BigEndian.Uint32(head[:])-4)
-	_, err = io.ReadFull(p.r, data)
-	Expect(err).NotTo(HaveOccurred())
-	return wire.FrameType(binary.BigEndian.Uint32(head[4:])), string(data)
+	return kind, string(data)
 }
 
 func (p *peer) expect(kind wire.FrameType, data any) {

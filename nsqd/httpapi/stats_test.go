@@ -3,10 +3,8 @@ package httpapi_test
 import (
 	"bufio"
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"net"
 	"regexp"
@@ -77,15 +75,11 @@ func (p *peer) send(in ...[]byte) {
 
 func (p *peer) frame() []byte {
 	p.t.Helper()
-	var size [4]byte
-	if _, err := io.ReadFull(p.r, size[:]); err != nil {
+	_, data, err := wire.ReadFrame(p.r, 1<<20)
+	if err != nil {
 		p.t.Fatal(err)
 	}
-	data := make([]byte, binary.BigEndian.Uint32(size[:]))
-	if _, err := io.ReadFull(p.r, data); err != nil {
-		p.t.Fatal(err)
-	}
-	return data[4:]
+	return data
 }
 
 func (p *peer) ok() {

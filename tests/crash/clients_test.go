@@ -159,8 +159,8 @@ func TestBadSubscribers(t *testing.T) {
 				err = nc.SetReadDeadline(time.Now().Add(100 * time.Millisecond)) // there may be nothing to take
 			}
 			if err == nil {
-				_, _, _ = next(nc)
-				_, _, _ = next(nc)
+				_, _, _ = wire.ReadFrame(nc, maxFrame)
+				_, _, _ = wire.ReadFrame(nc, maxFrame)
 			}
 			_ = nc.(*net.TCPConn).SetLinger(0)
 			nc.Close()
@@ -447,7 +447,7 @@ func reply(nc net.Conn, r io.Reader) (string, error) {
 // nextMessage returns the next message, and answers heartbeats before it.
 func nextMessage(nc net.Conn, r io.Reader) (wire.Message, error) {
 	for {
-		kind, data, err := next(r)
+		kind, data, err := wire.ReadFrame(r, maxFrame)
 		if err == nil && kind == wire.FrameMessage {
 			return wire.ParseMessage(data)
 		}

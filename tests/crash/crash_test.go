@@ -82,25 +82,12 @@ func (p *publisher) run(address string, window int) error {
 }
 
 func frame(r io.Reader) (data string, err error) {
-	var head [8]byte
-	if _, err := io.ReadFull(r, head[:]); err != nil {
-		return "", err
-	}
-	b := make([]byte, min(binary.BigEndian.Uint32(head[:])-4, 1<<10))
-	_, err = io.ReadFull(r, b)
+	_, b, err := wire.ReadFrame(r, maxFrame)
 	return string(b), err
 }
 
-// next reads a frame of any size that a broker sends.
-func next(r io.Reader) (kind wire.FrameType, data []byte, err error) {
-	var head [8]byte
-	if _, err := io.ReadFull(r, head[:]); err != nil {
-		return 0, nil, err
-	}
-	data = make([]byte, binary.BigEndian.Uint32(head[:])-4)
-	_, err = io.ReadFull(r, data)
-	return wire.FrameType(binary.BigEndian.Uint32(head[4:])), data, err
-}
+// maxFrame is more than a broker sends here.
+const maxFrame = 16 << 20
 
 // collect takes everything from a channel until it has been silent for a
 // while, and returns the deliveries in order.

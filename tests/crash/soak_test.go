@@ -127,7 +127,7 @@ func stir(t *testing.T, d *local.Process, duration time.Duration) (published, fi
 	go func() {
 		defer close(held)
 		for {
-			kind, data, err := next(stuck)
+			kind, data, err := wire.ReadFrame(stuck, maxFrame)
 			if err != nil {
 				return
 			}
@@ -165,7 +165,7 @@ func stir(t *testing.T, d *local.Process, duration time.Duration) (published, fi
 			return err
 		}
 		for range i % 4 {
-			if _, _, err := next(nc); err != nil {
+			if _, _, err := wire.ReadFrame(nc, maxFrame); err != nil {
 				return err
 			}
 		}

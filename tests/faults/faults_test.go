@@ -3,10 +3,7 @@ package faults
 import (
 	"bufio"
 	"context"
-	"encoding/binary"
-	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"math/rand/v2"
 	"net"
@@ -213,7 +210,7 @@ func publish(ctx context.Context, address string, perSecond int, accepted *atomi
 					return err
 				}
 				for range n {
-					kind, data, err := frame(r)
+					kind, data, err := wire.ReadFrame(r, maxFrame)
 					if err != nil {
 						return err
 					}
@@ -234,7 +231,7 @@ func subscribe(ctx context.Context, address string) (taken int) {
 				return err
 			}
 			for {
-				kind, data, err := frame(r)
+				kind, data, err := wire.ReadFrame(r, maxFrame)
 				if err != nil {
 					return err
 				}
@@ -276,19 +273,8 @@ func attempt(ctx context.Context, address string, f func(net.Conn, *bufio.Reader
 	}
 }
 
-func frame(r io.Reader) (kind wire.FrameType, data []byte, err error) {
-	var head [8]byte
-	if _, err := io.ReadFull(r, head[:]); err != nil {
-		return 0, nil, err
-	}
-	size := binary.BigEndian.Uint32(head[:])
-	if size < 4 || size > 1<<20 {
-		return 0, nil, errors.New("not a frame")
-	}
-	data = make([]byte, size-4)
-	_, err = io.ReadFull(r, data)
-	return wire.FrameType(binary.BigEndian.Uint32(head[4:])), data, err
-}
+// maxFrame is more than a broker sends here.
+const maxFrame = 1 << 20
 
 // read returns the releases of all brokers.
 func (c *cluster) read() (all []testkit.Release) {

@@ -203,7 +203,7 @@ func (l *standaloneBroker) mpub(nc net.Conn, n int) (answered func()) {
 	return func() {
 		l.t.Helper()
 		for _, topic := range l.topics {
-			if kind, data, err := frame(nc); kind != wire.FrameResponse || string(data) != "OK" || err != nil {
+			if kind, data, err := wire.ReadFrame(nc, maxFrame); kind != wire.FrameResponse || string(data) != "OK" || err != nil {
 				l.t.Fatalf("MPUB to %s: %q, %v", topic.name, data, err)
 			}
 			topic.accepted += n

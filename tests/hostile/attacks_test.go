@@ -243,7 +243,7 @@ func write(nc net.Conn, what []byte) error {
 	if _, err := nc.Write(what); err != nil {
 		return err
 	}
-	_, _, err := frame(nc)
+	_, _, err := wire.ReadFrame(nc, maxFrame)
 	return err
 }
 

@@ -79,16 +79,8 @@ func (b *broker) residentBelow(most int) error {
 	return errors.Join(err, errors.New("no VmHWM"))
 }
 
-// frame reads what the broker says next.
-func frame(r io.Reader) (kind wire.FrameType, data []byte, err error) {
-	var head [8]byte
-	if _, err := io.ReadFull(r, head[:]); err != nil {
-		return 0, nil, err
-	}
-	data = make([]byte, binary.BigEndian.Uint32(head[:])-4)
-	_, err = io.ReadFull(r, data)
-	return wire.FrameType(binary.BigEndian.Uint32(head[4:])), data, err
-}
+// maxFrame is more than a broker sends here.
+const maxFrame = 1 << 20
 
 // others are the clients that do nothing wrong: pairs of a publisher and a
 // subscriber, each with a topic of its own. They publish by a schedule, and a
@@ -133,7 +125,7 @@ func (p *pair) open(t *testing.T, b *broker) {
 	}
 	in := bufio.NewReader(p.sub)
 	if err == nil {
-		_, _, err = frame(in) // the OK of SUB: the channel is there
+		_, _, err = wire.ReadFrame(in, maxFrame) // the OK of SUB: the channel is there
 	}
 	if err == nil {
 		p.pub, err = b.dial()
@@ -164,7 +156,7 @@ var began = time.Now() // what times in messages count from
 
 func (p *pair) receive(in io.Reader) error {
 	for {
-		kind, data, err := frame(in)
+		kind, data, err := wire.ReadFrame(in, maxFrame)
 		if err != nil {
 			return err
 		}
@@ -187,7 +179,7 @@ func (p *pair) receive(in io.Reader) error {
 func (p *pair) answers() error {
 	in := bufio.NewReader(p.pub)
 	for {
-		kind, data, err := frame(in)
+		kind, data, err := wire.ReadFrame(in, maxFrame)
 		if err != nil {
 			return err
 		}

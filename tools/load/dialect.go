@@ -39,8 +39,9 @@ type Dialect struct {
 }
 
 const (
-	Topic  = "bench"
-	credit = 2500 // messages that a subscriber may hold at once
+	Topic     = "bench"
+	credit    = 2500    // messages that a subscriber may hold at once
+	maxAnswer = 1 << 20 // bytes of what an NSQ broker says to a publisher
 )
 
 // repeat makes n frames of one.
@@ -81,7 +82,7 @@ func nsqDialect(identify string) Dialect {
 		},
 		answers: func(in []byte, perFrame int) (accepted, used int, err error) {
 			for {
-				kind, data, n, err := wire.ParseFrame(in[used:], 1<<20)
+				kind, data, n, err := wire.ParseFrame(in[used:], maxAnswer)
 				if err != nil || n == 0 {
 					return accepted, used, err
 				}
@@ -155,22 +156,11 @@ func encrypted(c net.Conn) bool {
 
 // expectFrame reads one frame, and no further, that is not an error.
 func expectFrame(c io.Reader) error {
-	head := make([]byte, 8)
-	if _, err := io.ReadFull(c, head); err != nil {
-		return err
+	kind, data, err := wire.ReadFrame(c, maxAnswer)
+	if err == nil && kind == wire.FrameError {
+		err = fmt.Errorf("the broker says %s", data)
 	}
-	size := int(head[0])<<24 | int(head[1])<<16 | int(head[2])<<8 | int(head[3])
-	if size < 4 || size > 1<<20 {
-		return fmt.Errorf("a frame of %d bytes", size)
-	}
-	data := make([]byte, size-4)
-	if _, err := io.ReadFull(c, data); err != nil {
-		return err
-	}
-	if head[7] == byte(wire.FrameError) {
-		return fmt.Errorf("the broker says %s", data)
-	}
-	return nil
+	return err
 }
 
 // natsDialect is that of NATS without streams: nothing is acknowledged.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"io"
 	"net"
 	"strconv"
 	"sync/atomic"
@@ -148,20 +147,9 @@ const maxFrame = 64 << 20
 // Frame returns the next that is no heartbeat.
 func (c *Conn) Frame() (wire.FrameType, []byte, error) {
 	for {
-		var head [wire.FrameOverhead]byte
-		if _, err := io.ReadFull(c.in, head[:]); err != nil {
-			return 0, nil, err
-		}
-		size := binary.BigEndian.Uint32(head[:])
-		if size < 4 || size > maxFrame {
-			return 0, nil, fmt.Errorf("a frame of %d bytes", size)
-		}
-		data := make([]byte, size-4)
-		if _, err := io.ReadFull(c.in, data); err != nil {
-			return 0, nil, err
-		}
-		if string(data) != wire.Heartbeat {
-			return wire.FrameType(binary.BigEndian.Uint32(head[4:])), data, nil
+		kind, data, err := wire.ReadFrame(c.in, maxFrame)
+		if err != nil || string(data) != wire.Heartbeat {
+			return kind, data, err
 		}
 		if _, err := c.Write(wire.AppendNop(nil)); err != nil {
 			return 0, nil, err

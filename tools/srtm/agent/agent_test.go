@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -44,15 +43,11 @@ type raw struct {
 // frame returns the next frame, or how the connection ended. Heartbeats are
 // returned like everything else.
 func (r raw) frame() string {
-	var head [8]byte
-	if _, err := io.ReadFull(r.r, head[:]); err != nil {
-		if errors.Is(err, io.EOF) {
-			return "end"
-		}
-		return err.Error()
-	}
-	data := make([]byte, binary.BigEndian.Uint32(head[:])-4)
-	if _, err := io.ReadFull(r.r, data); err != nil {
+	_, data, err := wire.ReadFrame(r.r, 1<<20)
+	switch {
+	case err == io.EOF:
+		return "end"
+	case err != nil:
 		return err.Error()
 	}
 	return string(data)

@@ -3,7 +3,6 @@ package calibrate
 import (
 	"context"
 	"crypto/tls"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -243,21 +242,4 @@ func release(c *nsq.Consumer) (err error) {
 	c.Stop()
 	<-c.StopChan
 	return err
-}
-
-// readFrame returns the data of the next frame, of whatever type.
-func readFrame(r io.Reader) (string, error) {
-	var size [4]byte
-	if _, err := io.ReadFull(r, size[:]); err != nil {
-		return "", err
-	}
-	n := binary.BigEndian.Uint32(size[:])
-	if n < 4 || n > maxFrame {
-		return "", fmt.Errorf("a frame of %d bytes", n)
-	}
-	frame := make([]byte, n)
-	if _, err := io.ReadFull(r, frame); err != nil {
-		return "", err
-	}
-	return string(frame[4:]), nil
 }

@@ -1,12 +1,10 @@
 package calibrate
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"os"
@@ -273,25 +271,6 @@ func FuzzParseStats(f *testing.F) {
 			if l, err := since(topic.Delivery, topic.Delivery); err != nil || l.Count() != 0 {
 				t.Fatalf("%v, %v", l, err)
 			}
-		}
-	})
-}
-
-func FuzzReadFrame(f *testing.F) {
-	f.Add([]byte("\x00\x00\x00\x06\x00\x00\x00\x00OK"))
-	f.Add([]byte("\xff\xff\xff\xff"))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		r := bytes.NewReader(b)
-		text, err := readFrame(r)
-		switch {
-		case err != nil && text != "":
-			t.Fatalf("%q and %v", text, err)
-		case err == nil:
-			if read := len(b) - r.Len(); read != 8+len(text) || string(b[8:read]) != text {
-				t.Fatalf("%q of %d bytes", text, read)
-			}
-		case errors.Is(err, io.EOF) && len(b) > 4:
-			t.Fatal(err)
 		}
 	})
 }

@@ -76,17 +76,17 @@ func greet(near, far net.Conn, secure *tls.Config) (*tls.Conn, error) {
 	if _, err := far.Write(wire.AppendIdentify(wire.AppendMagic(nil), body)); err != nil {
 		return nil, err
 	}
-	text, err := readFrame(far)
+	_, text, err := wire.ReadFrame(far, maxFrame)
 	if err != nil {
 		return nil, err
 	}
 	var granted map[string]any
-	if err := json.Unmarshal([]byte(text), &granted); err != nil || granted["tls_v1"] != true {
+	if err := json.Unmarshal(text, &granted); err != nil || granted["tls_v1"] != true {
 		return nil, fmt.Errorf("the broker gives no TLS: %.100q", text)
 	}
 	encrypted := tls.Client(far, secure)
-	if text, err = readFrame(encrypted); err == nil && text != wire.OK {
-		err = errors.New(text)
+	if _, text, err = wire.ReadFrame(encrypted, maxFrame); err == nil && string(text) != wire.OK {
+		err = errors.New(string(text))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("TLS with the broker: %w", err)
