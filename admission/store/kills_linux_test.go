@@ -270,7 +270,7 @@ func (s *scene) since(at mono.Time) int {
 // admitted since it was last replicated, or saved where the follower is killed, too.
 func TestKills(t *testing.T) {
 	t.Parallel()
-	shared, _, _ := postgres(t, "")
+	shared, _, _ := testkit.PostgreSQL(t, "")
 	t.Run("each", func(t *testing.T) {
 		for _, test := range []struct {
 			name   string
@@ -303,7 +303,7 @@ func TestKills(t *testing.T) {
 				var url string
 				kill, start := func() {}, func() {}
 				if strings.Contains(test.kills, "p") {
-					url, kill, start = postgres(t, "")
+					url, kill, start = testkit.PostgreSQL(t, "")
 				} else {
 					url = another(t, shared, fmt.Sprint("db", time.Now().UnixNano()))
 				}

@@ -5,20 +5,11 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
-	"os/user"
-	"path/filepath"
-	"runtime"
-	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
@@ -32,86 +23,8 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// postgres runs a PostgreSQL of its own, from what the distribution installs, on a
-// Unix socket and perhaps an address, and returns its URL, and what kills it by kill -9 and has it come back.
-func postgres(t *testing.T, listen string) (url string, kill, start func()) {
-	t.Helper()
-	programs, err := filepath.Glob("/usr/lib/postgresql/*/bin/initdb")
-	if err != nil || len(programs) == 0 {
-		t.Skip("PostgreSQL is not installed (Debian: postgresql)")
-	}
-	bin := filepath.Dir(slices.Max(programs))
-	dir, err := os.MkdirTemp("", "pg") // a path short enough for a socket's
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	var as *syscall.SysProcAttr
-	if os.Getuid() == 0 { // as which PostgreSQL does not run
-		u, err := user.Lookup("postgres")
-		if err != nil {
-			t.Skip("there is no user postgres to run it as")
-		}
-		uid, _ := strconv.Atoi(u.Uid)
-		gid, _ := strconv.Atoi(u.Gid)
-		if err := os.Chown(dir, uid, gid); err != nil {
-			t.Fatal(err)
-		}
-		as = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
-	}
-	data := filepath.Join(dir, "data")
-	run := func(program string, args ...string) *exec.Cmd {
-		cmd := exec.Command(filepath.Join(bin, program), args...)
-		cmd.Dir, cmd.SysProcAttr = dir, as
-		return cmd
-	}
-	if out, err := run("initdb", "-D", data, "-U", "srtm", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync").CombinedOutput(); err != nil {
-		t.Fatalf("initdb: %v\n%s", err, out)
-	}
-	hba, err := os.OpenFile(filepath.Join(data, "pg_hba.conf"), os.O_APPEND|os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	fmt.Fprintln(hba, "host all all samenet trust")
-	hba.Close()
-	start = func() {
-		t.Helper()
-		for limit := time.Now().Add(time.Minute); ; { // what was killed lets go of its memory in a moment
-			out, err := run("pg_ctl", "-D", data, "-w", "-t", "60", "-l", filepath.Join(dir, "log"), "-o", "-c listen_addresses="+listen+" -c fsync=off -k "+dir, "start").CombinedOutput()
-			if err == nil {
-				return
-			}
-			if time.Now().After(limit) {
-				t.Fatalf("pg_ctl start: %v\n%s", err, out)
-			}
-		}
-	}
-	kill = func() {
-		t.Helper()
-		text, err := os.ReadFile(filepath.Join(data, "postmaster.pid"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		first, _, _ := strings.Cut(string(text), "\n")
-		pid, err := strconv.Atoi(first)
-		if err != nil || pid < 2 {
-			t.Fatal(pid, err)
-		}
-		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
-	}
-	start()
-	t.Cleanup(func() {
-		if out, err := run("pg_ctl", "-D", data, "-w", "-m", "immediate", "stop").CombinedOutput(); err != nil {
-			t.Errorf("pg_ctl stop: %v\n%s", err, out)
-		}
-	})
-	return "postgres:///postgres?user=srtm&host=" + dir, kill, start
-}
-
 func TestPostgreSQL(t *testing.T) {
-	database, _, _ := postgres(t, "")
+	database, _, _ := testkit.PostgreSQL(t, "")
 	t.Run("followers", func(t *testing.T) { followers(t, another(t, database, "followers")) })
 	t.Run("owners", func(t *testing.T) { owners(t, database) })
 	suite(t, database)
@@ -120,7 +33,7 @@ func TestPostgreSQL(t *testing.T) {
 // A server that is cut off in the middle of a transaction does not keep others from theirs.
 func TestAnAbandonedTransaction(t *testing.T) {
 	t.Parallel()
-	url, _, _ := postgres(t, "")
+	url, _, _ := testkit.PostgreSQL(t, "")
 	one, other := open(t, url), open(t, url)
 	locked, release, ended := make(chan struct{}), make(chan struct{}), make(chan error)
 	go func() {
@@ -224,7 +137,7 @@ func holds(t *testing.T, db *store.Store, want tokenbucket.Tokens) func() bool {
 // kill -9 of PostgreSQL under a server: that goes on with what it has, saves it when the
 // database is back, and through it all each key is admitted its capacity, and no more.
 func TestPostgreSQLIsKilled(t *testing.T) {
-	database, kill, start := postgres(t, "")
+	database, kill, start := testkit.PostgreSQL(t, "")
 	db, err := store.Open(t.Context(), database)
 	if err != nil {
 		t.Fatal(err)
@@ -261,56 +174,31 @@ func TestPostgreSQLIsKilled(t *testing.T) {
 
 // network is a namespace at the other end of a link.
 type network struct {
-	address   string         // there
-	inside    func(f func()) // as from there
-	cut, heal func()
+	testkit.Namespace
+	address string // there
 }
 
 var networks atomic.Int64
 
 func newNetwork(t *testing.T) network {
 	t.Helper()
-	ip, err := exec.LookPath("ip")
-	if err != nil || os.Getuid() != 0 {
-		t.Skip("needs root, and ip of iproute2")
-	}
-	run := func(args ...string) {
-		t.Helper()
-		if out, err := exec.Command(ip, args...).CombinedOutput(); err != nil {
-			t.Fatalf("ip %v: %v\n%s", args, err, out)
-		}
-	}
-	n := networks.Add(1)
-	ns, link := fmt.Sprintf("srtm-adm-%d-%d", os.Getpid(), n), fmt.Sprintf("adm%d-%d", os.Getpid()%1_000_000, n)
+	n := network{Namespace: testkit.NewNamespace(t)}
+	number := networks.Add(1)
+	link := fmt.Sprintf("adm%d-%d", os.Getpid()%1_000_000, number)
 	address := func(host int) string { // another for each of tests that run at once
-		return fmt.Sprintf("10.%d.%d.%d", 90+n, os.Getpid()/64%256, os.Getpid()%64*4+host)
+		return fmt.Sprintf("10.%d.%d.%d", 90+number, os.Getpid()/64%256, os.Getpid()%64*4+host)
 	}
-	run("netns", "add", ns)
-	t.Cleanup(func() { run("netns", "del", ns) })
-	run("link", "add", link, "type", "veth", "peer", "name", "veth0", "netns", ns)
-	run("addr", "add", address(1)+"/30", "dev", link)
-	run("link", "set", link, "up")
-	run("-n", ns, "addr", "add", address(2)+"/30", "dev", "veth0")
-	run("-n", ns, "link", "set", "veth0", "up")
-	return network{address(2), func(f func()) {
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			runtime.LockOSThread() // and the thread ends with this goroutine
-			there, err := os.Open("/run/netns/" + ns)
-			if err == nil {
-				defer there.Close()
-				err = unix.Setns(int(there.Fd()), unix.CLONE_NEWNET)
-			}
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			f()
-		}()
-		<-done
-	}, func() { run("-n", ns, "link", "set", "veth0", "down") }, func() { run("-n", ns, "link", "set", "veth0", "up") }}
+	n.address = address(2)
+	testkit.IP(t, "link", "add", link, "type", "veth", "peer", "name", "veth0", "netns", n.Name)
+	testkit.IP(t, "addr", "add", address(1)+"/30", "dev", link)
+	testkit.IP(t, "link", "set", link, "up")
+	n.IP("addr", "add", n.address+"/30", "dev", "veth0")
+	n.heal()
+	return n
 }
+
+func (n network) cut()  { n.IP("link", "set", "veth0", "down") }
+func (n network) heal() { n.IP("link", "set", "veth0", "up") }
 
 func open(t *testing.T, url string) *store.Store {
 	t.Helper()
@@ -329,17 +217,14 @@ func TestWhoIsCutOff(t *testing.T) {
 	t.Parallel()
 	far, other := newNetwork(t), newNetwork(t)
 	var near string
-	far.inside(func() { near, _, _ = postgres(t, far.address) })
+	far.Inside(func() { near, _, _ = testkit.PostgreSQL(t, far.address) })
 	var at net.Listener
-	other.inside(func() {
+	other.Inside(func() {
 		var err error
 		if at, err = net.Listen("tcp", other.address+":0"); err != nil {
-			t.Error(err)
+			t.Fatal(err)
 		}
 	})
-	if near == "" || at == nil {
-		t.SkipNow()
-	}
 	db := open(t, near)
 	if _, err := db.SetRules(t.Context(), rules); err != nil {
 		t.Fatal(err)
@@ -399,10 +284,7 @@ func TestTheNetworkIsCut(t *testing.T) {
 	t.Parallel()
 	far := newNetwork(t)
 	var near string
-	far.inside(func() { near, _, _ = postgres(t, far.address) })
-	if near == "" {
-		t.SkipNow()
-	}
+	far.Inside(func() { near, _, _ = testkit.PostgreSQL(t, far.address) })
 	db := open(t, near) // by its Unix socket, which no network cuts
 	if _, err := db.SetRules(t.Context(), rules); err != nil {
 		t.Fatal(err)

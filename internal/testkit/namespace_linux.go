@@ -1,0 +1,75 @@
+package testkit
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Namespace is a network namespace that ends with its test: a machine of its own, as far
+// as the network goes.
+type Namespace struct {
+	Name string
+	t    testing.TB
+}
+
+var namespaces atomic.Int64
+
+// NewNamespace makes one, with loopback up. The test is skipped where that cannot be.
+func NewNamespace(t testing.TB) Namespace {
+	t.Helper()
+	if _, err := exec.LookPath("ip"); err != nil || os.Getuid() != 0 {
+		t.Skip("network namespaces take root, and ip of iproute2")
+	}
+	n := Namespace{fmt.Sprintf("srtm-%d-%d", os.Getpid(), namespaces.Add(1)), t}
+	if out, err := exec.Command("ip", "netns", "add", n.Name).CombinedOutput(); err != nil {
+		t.Skipf("no network namespace can be made here: %v\n%s", err, out)
+	}
+	t.Cleanup(func() { IP(t, "netns", "del", n.Name) })
+	n.IP("link", "set", "lo", "up")
+	return n
+}
+
+// IP runs ip(8) in the namespace.
+func (n Namespace) IP(args ...string) {
+	n.t.Helper()
+	IP(n.t, append([]string{"-n", n.Name}, args...)...)
+}
+
+// IP runs ip(8).
+func IP(t testing.TB, args ...string) {
+	t.Helper()
+	if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+		t.Fatalf("ip %v: %v\n%s", args, err, out)
+	}
+}
+
+// Inside runs f in the namespace: sockets that f opens, and processes that it starts, stay
+// there. The caller ends where f ends its test.
+func (n Namespace) Inside(f func()) {
+	n.t.Helper()
+	returned, ended := false, make(chan struct{})
+	go func() {
+		defer close(ended)
+		runtime.LockOSThread() // and the thread ends with this goroutine
+		there, err := os.Open("/run/netns/" + n.Name)
+		if err == nil {
+			err = unix.Setns(int(there.Fd()), unix.CLONE_NEWNET)
+			there.Close()
+		}
+		if err != nil {
+			n.t.Errorf("enter namespace %s: %v", n.Name, err)
+			return
+		}
+		f()
+		returned = true
+	}()
+	if <-ended; !returned {
+		runtime.Goexit()
+	}
+}
