@@ -177,6 +177,9 @@ func (c *Client) askOwner(ctx context.Context, p int, q wire.Question) (a answer
 			}
 			return a, false
 		case a.Kind != wire.Moved:
+			if uint32(known) != links[i].hash { // that one is asked next, whoever joins
+				c.owners[p].CompareAndSwap(known, known&^math.MaxUint32|uint64(links[i].hash))
+			}
 			return a, true
 		case heard>>32 >= known>>32 && a.Value != links[i].hash && slices.ContainsFunc(links, func(l *link) bool { return l.hash == a.Value }):
 			c.owners[p].CompareAndSwap(known, heard)

@@ -197,6 +197,28 @@ func TestNobodyAnswers(t *testing.T) {
 	}
 }
 
+// Who has answered is asked again when there are more servers, of which one is cut off.
+func TestAnotherServerIsCutOff(t *testing.T) {
+	owner := serve(t, rule.Rule{Key: "key1", Share: tokenbucket.Share{Rate: 1, Burst: 10}}).String()
+	silent, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	c := dial(t, client.Config{Servers: []string{owner}, Attempts: 1000})
+	if d := c.Ask(t.Context(), "key1", 1); !d.Admit {
+		t.Fatalf("%+v", d)
+	}
+	for _, servers := range [][]string{{owner, silent.LocalAddr().String()}, {silent.LocalAddr().String(), owner}} {
+		if err := c.SetServers(servers); err != nil {
+			t.Fatal(err)
+		}
+		if d := c.Ask(t.Context(), "key1", 1); d.Unanswered {
+			t.Errorf("%+v", d)
+		}
+	}
+}
+
 func TestLimit(t *testing.T) {
 	to := serve(t, rule.Rule{Key: "user/1", Share: tokenbucket.Share{Rate: 100, Burst: 1}})
 	c := dial(t, client.Config{Servers: []string{to.String()}, Attempts: 10_000})
