@@ -91,13 +91,12 @@ func start(t *testing.T, args ...string) (web string, admin srtmv1.AdmissionAdmi
 	return web, admin
 }
 
-func dial(t *testing.T, args ...string) (web string, admin srtmv1.AdmissionAdminClient, conn *grpc.ClientConn) {
-	t.Helper()
-	web, rpc := testkit.Address(t), testkit.Address(t)
+// run runs a daemon until the test ends.
+func run(t *testing.T, args ...string) {
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
-		done <- new(options).program().Execute(ctx, append([]string{"--http-address", web, "--grpc-address", rpc, "--attempts=10000", "--log-level=error"}, args...))
+		done <- new(options).program().Execute(ctx, append([]string{"--attempts=10000", "--log-level=error"}, args...))
 	}()
 	t.Cleanup(func() {
 		stop()
@@ -105,6 +104,12 @@ func dial(t *testing.T, args ...string) (web string, admin srtmv1.AdmissionAdmin
 			t.Error(err)
 		}
 	})
+}
+
+func dial(t *testing.T, args ...string) (web string, admin srtmv1.AdmissionAdminClient, conn *grpc.ClientConn) {
+	t.Helper()
+	web, rpc := testkit.Address(t), testkit.Address(t)
+	run(t, append([]string{"--http-address", web, "--grpc-address", rpc}, args...)...)
 	conn, err := grpc.NewClient(rpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)

@@ -58,11 +58,11 @@ type Certificate struct {
 	TLS               tls.Certificate
 }
 
-// Certificate makes a certificate for a server on loopback or a client, with
-// name as its common name and as a DNS name.
-func (a *Authority) Certificate(name string) Certificate {
+// Certificate makes a certificate for a client, or for a server on loopback and at more
+// addresses, with name as its common name and as a DNS name.
+func (a *Authority) Certificate(name string, more ...net.IP) Certificate {
 	a.t.Helper()
-	return a.certificate(name, time.Now().Add(24*time.Hour), net.IPv4(127, 0, 0, 1), net.IPv6loopback)
+	return a.certificate(name, time.Now().Add(24*time.Hour), append(more, net.IPv4(127, 0, 0, 1), net.IPv6loopback)...)
 }
 
 // Expired makes one that was valid until a minute ago.
