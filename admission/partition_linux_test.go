@@ -1,0 +1,274 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"sync"
+	"testing"
+
+	"github.com/srtm-io/srtm/admission/rule"
+	"github.com/srtm-io/srtm/admission/server"
+	"github.com/srtm-io/srtm/admission/store"
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/testkit/localtest"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// machine is a daemon in a network namespace of its own, and clients beside it: they ask
+// over HTTP on its loopback, and so reach what it reaches.
+type machine struct {
+	testkit.Namespace
+	name      string // the daemon's UDP address
+	http      *http.Client
+	cut, heal func() // its link to all others
+}
+
+// network is a switch, and on it a PostgreSQL and machines.
+type network struct {
+	t        *testing.T
+	hub      testkit.Namespace
+	store    *store.Store // not through the switch
+	machines []*machine
+	admitted map[string]map[*machine]int // by key, and by where a client was told so
+}
+
+const (
+	capacity = 1000 // of each key, which earns one credit in 1000 s: none, or one, in a test
+	database = "10.77.0.1"
+)
+
+func newNetwork(t *testing.T, rules []rule.Rule) *network {
+	n := &network{t: t, hub: testkit.NewNamespace(t), admitted: map[string]map[*machine]int{}}
+	n.hub.IP("link", "add", "switch", "type", "bridge")
+	n.hub.IP("addr", "add", database+"/24", "dev", "switch")
+	n.hub.IP("link", "set", "switch", "up")
+	var url string
+	n.hub.Inside(func() { url, _, _ = testkit.PostgreSQL(t, database) })
+	var err error
+	if n.store, err = store.Open(t.Context(), url); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { n.store.Close() })
+	if _, err := n.store.SetRules(t.Context(), rules); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range rules {
+		n.admitted[r.Key] = map[*machine]int{}
+	}
+	return n
+}
+
+// add starts a daemon that is sure of nobody but by certificate and MAC key, as all beyond
+// loopback are. It saves nothing while a test lasts: what another knows was replicated.
+func (n *network) add(authority *testkit.Authority, macKey string) *machine {
+	t := n.t
+	t.Helper()
+	address, port := fmt.Sprint("10.77.0.", 2+len(n.machines)), fmt.Sprint("port", len(n.machines))
+	m := &machine{Namespace: testkit.NewNamespace(t), name: address + ":4193"}
+	m.cut = func() { n.hub.IP("link", "set", port, "nomaster") } // which no end of the link notices
+	m.heal = func() { n.hub.IP("link", "set", port, "master", "switch") }
+	n.hub.IP("link", "add", port, "type", "veth", "peer", "name", "veth0", "netns", m.Name)
+	n.hub.IP("link", "set", port, "up")
+	m.heal()
+	m.IP("addr", "add", address+"/24", "dev", "veth0")
+	m.IP("link", "set", "veth0", "up")
+	m.http = &http.Client{Timeout: testkit.Hang, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (conn net.Conn, err error) {
+		m.Inside(func() { conn, err = new(net.Dialer).DialContext(ctx, "tcp", "127.0.0.1:4191") })
+		return conn, err
+	}}}
+	c := authority.Certificate(address, net.ParseIP(address))
+	daemon := exec.Command("ip", "netns", "exec", m.Name, os.Args[0], "--log-level=error",
+		"--database=postgres://srtm@"+database+"/postgres?sslmode=disable", "--checkpoint=1m", "--attempts=400",
+		"--udp-address="+m.name, "--mac-key-file="+macKey, "--http-address=127.0.0.1:4191",
+		"--grpc-address="+address+":4192", "--tls-cert="+c.CertFile, "--tls-key="+c.KeyFile, "--tls-client-ca="+authority.File,
+		"--peer-tls-ca="+authority.File, "--peer-tls-cert="+c.CertFile, "--peer-tls-key="+c.KeyFile)
+	daemon.Env, daemon.Stderr = append(os.Environ(), daemonEnv+"=1"), os.Stderr
+	if err := daemon.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(sync.OnceFunc(func() { daemon.Process.Kill(); daemon.Wait() }))
+	localtest.WaitFor(t, "a server at "+m.name, func() bool {
+		reply, err := m.http.Get("http://admission/healthz")
+		if err == nil {
+			reply.Body.Close()
+		}
+		return err == nil && reply.StatusCode == http.StatusOK
+	})
+	n.machines = append(n.machines, m)
+	return m
+}
+
+func (n *network) decode(reply *http.Response, err error, into any) {
+	n.t.Helper()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer reply.Body.Close()
+	if err := json.NewDecoder(reply.Body).Decode(into); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *network) state(m *machine) (s server.State) {
+	n.t.Helper()
+	reply, err := m.http.Get("http://admission/debug/state")
+	n.decode(reply, err, &s)
+	return s
+}
+
+func (n *network) owns(m *machine) bool {
+	n.t.Helper()
+	return n.state(m).Partitions == rule.Partitions
+}
+
+// ask asks for a key beside a machine.
+func (n *network) ask(m *machine, key string, cost int) (admit, answered bool) {
+	n.t.Helper()
+	var told struct {
+		Results []struct{ Admit, Unanswered bool }
+	}
+	reply, err := m.http.Post("http://admission/v1/check", "application/json", bytes.NewReader(fmt.Appendf(nil, `{"checks":[{"key":%q,"cost":%d}]}`, key, cost)))
+	n.decode(reply, err, &told)
+	if len(told.Results) != 1 {
+		n.t.Fatalf("%+v", told)
+	}
+	r := told.Results[0]
+	if r.Admit {
+		n.admitted[key][m] += cost
+	}
+	return r.Admit, !r.Unanswered
+}
+
+// take waits until a key is admitted so many credits beside a machine.
+func (n *network) take(m *machine, key string, cost int) {
+	n.t.Helper()
+	localtest.WaitFor(n.t, fmt.Sprintf("%d of %s", cost, key), func() bool { admit, _ := n.ask(m, key, cost); return admit })
+}
+
+// drain takes what a key has, beside a machine.
+func (n *network) drain(m *machine, key string) {
+	n.t.Helper()
+	for _, cost := range []int{100, 10, 1} {
+		for admit, answered := true, true; admit || !answered; {
+			admit, answered = n.ask(m, key, cost)
+		}
+	}
+}
+
+// within fails if more of a key was admitted beside these machines than most.
+func (n *network) within(key string, most int, at ...*machine) {
+	n.t.Helper()
+	sum := 0
+	for _, m := range at {
+		sum += n.admitted[key][m]
+	}
+	if most++; sum > most { // it has earned one
+		n.t.Errorf("%s was admitted %d by %d of the machines, at most %d is right", key, sum, len(at), most)
+	}
+}
+
+// Of three servers the owner is cut off from the others, from the store and from all clients
+// but those beside it. Its follower takes over and no other server does, clients of the
+// third find it, and when the network is whole again one server owns all. Then the
+// new owner is cut off in the same way.
+//
+//   - A strict key is admitted its capacity by all together: who is cut off stops before
+//     another begins, with nothing.
+//   - Another key is admitted its capacity on each side of the cut, and on the follower's less
+//     what was replicated: the owner, which lives on, cannot know.
+//   - What one who was cut off still holds comes back nowhere.
+func TestThreeServersApart(t *testing.T) {
+	t.Parallel()
+	share := tokenbucket.Share{Rate: 1, Burst: capacity}
+	n := newNetwork(t, []rule.Rule{{Key: "key0", Share: share}, {Key: "key1", Share: share}, {Key: "strict", Share: share, Strict: true}})
+	authority, macKey := testkit.NewAuthority(t), file(t, "7 30313233343536373839616263646566")
+	first := n.add(authority, macKey)
+	localtest.WaitFor(t, "the first server owns all", func() bool { return n.owns(first) })
+	n.add(authority, macKey)
+	n.add(authority, macKey)
+	n.take(first, "strict", replicated)
+	n.isCutOff(0, "key0")
+	n.isCutOff(1, "key1")
+	// What the first owner had comes back nowhere, when the second one is cut off, either.
+	before := n.admitted["key0"][first]
+	for _, m := range n.machines {
+		n.drain(m, "key0")
+	}
+	n.within("key0", capacity-replicated-(n.admitted["key0"][first]-before), n.machines[1:]...)
+}
+
+// replicated and unheard are what an owner admits before it is cut off, and at once after.
+const replicated, unheard = 300, 50
+
+// isCutOff cuts machine i off, which owns all. Nobody has asked for the key.
+func (n *network) isCutOff(i int, key string) {
+	const strict = "strict"
+	t := n.t
+	t.Helper()
+	owner, heir, third := n.machines[i], n.machines[(i+1)%3], n.machines[(i+2)%3]
+	localtest.WaitFor(t, "each follows the one before", func() bool {
+		return n.state(owner).Follower == heir.name && n.state(heir).Follower == third.name && n.state(third).Follower == owner.name
+	})
+	n.take(owner, key, replicated)
+	admitted := clock.Mono()
+	localtest.WaitFor(t, "replication of that", func() bool {
+		since := clock.Mono().Sub(admitted) // read before Lag is: what was sent last began later
+		return n.state(owner).Lag < since.Seconds()
+	})
+
+	owner.cut()
+	n.ask(owner, strict, capacity-replicated) // admitted while it is sure, if this machine is quick
+	n.take(owner, key, unheard)
+	n.ask(third, key, 1) // as likely as not nobody answers
+	localtest.WaitFor(t, "the follower takes over", func() bool { return n.owns(heir) })
+	if held := n.state(third).Partitions; held != 0 {
+		t.Errorf("a server that does not follow the owner took over %d partitions", held)
+	}
+	if admit, _ := n.ask(owner, strict, 1); admit {
+		t.Error("an owner that was replaced admits a strict key")
+	}
+	for _, m := range []*machine{owner, third, heir} {
+		n.drain(m, key)
+		if m != owner {
+			n.drain(m, strict)
+		}
+	}
+	n.within(strict, capacity, n.machines...)
+	n.within(key, capacity, owner)
+	n.within(key, capacity-replicated, heir, third)
+	if sum := n.admitted[key][heir] + n.admitted[key][third]; sum < capacity-replicated {
+		t.Errorf("the follower admitted %d of %s, and the owner had used %d that it knows of", sum, key, replicated)
+	}
+	if !n.owns(owner) {
+		t.Error("the owner knows already")
+	}
+
+	owner.heal()
+	localtest.WaitFor(t, "the one that was cut off hears of it", func() bool { return n.state(owner).Partitions == 0 })
+	all, _, err := n.store.Owners(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for p, is := range all {
+		if is.Owner != heir.name {
+			t.Fatalf("partition %d is %s's", p, is.Owner)
+		}
+	}
+	if held := n.state(third).Partitions; held != 0 || !n.owns(heir) {
+		t.Errorf("the heir owns all: %v, and the third server %d", n.owns(heir), held)
+	}
+	before := n.admitted[key][owner]
+	for _, m := range n.machines {
+		n.drain(m, key)
+		n.drain(m, strict)
+	}
+	n.within(strict, capacity, n.machines...)
+	n.within(key, capacity-replicated-(n.admitted[key][owner]-before), heir, third)
+}
