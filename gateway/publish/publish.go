@@ -9,17 +9,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math"
 	"net/http"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	admission "github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/client"
+	"github.com/srtm-io/srtm/client/pool"
 	"github.com/srtm-io/srtm/internal/nsqhttp"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
@@ -28,8 +27,7 @@ const (
 	// MaxPublishers is how many are connected at a time, at most: each has a connection
 	// of its own. One more is refused while none is idle.
 	MaxPublishers = 10_000
-	idle          = 5 * time.Minute  // after which one is disconnected
-	sweepEvery    = 30 * time.Second // to look for those
+	idle          = 5 * time.Minute // after which one is disconnected
 	connectWithin = 5 * time.Second
 	answerWithin  = 10 * time.Second
 	closeWithin   = time.Second
@@ -40,36 +38,19 @@ const header = "X-Publisher-Id"
 
 // Service publishes for those who ask over HTTP. Make it with New.
 type Service struct {
-	// Set once.
-	client *client.Client
-	log    *slog.Logger
-	limits wire.Limits
-	bodies nsqhttp.Bodies
-
-	mu         sync.Mutex
-	closed     bool             // guarded by mu
-	publishers map[key]*session // guarded by mu
-}
-
-type key struct{ topic, id string }
-
-// session is one publisher.
-type session struct {
-	open func() (*client.Publisher, error) // connects once, and returns the same every time
-
-	// Guarded by Service.mu.
-	users int
-	used  time.Time
+	publishers *pool.Pool
+	limits     wire.Limits
+	bodies     nsqhttp.Bodies
 }
 
 // New returns a service. It connects when it is first needed. The bodies of all requests
 // under way may take maxBodies bytes; 0: any number.
 func New(cfg client.Config, maxBodies int64, metrics prometheus.Registerer) (*Service, error) {
-	c, err := client.New(cfg)
+	publishers, err := pool.New(cfg, pool.Config{Max: MaxPublishers, Idle: idle, OpenWithin: connectWithin})
 	if err != nil {
 		return nil, err
 	}
-	s := &Service{client: c, log: cfg.Logger, limits: wire.DefaultLimits(), publishers: map[key]*session{}}
+	s := &Service{publishers: publishers, limits: wire.DefaultLimits()}
 	s.bodies.Limit = maxBodies
 	metrics.MustRegister(
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_gateway_publish_bodies_bytes", Help: "Bytes of the bodies of requests to /pub and /mpub that are under way."},
@@ -81,45 +62,10 @@ func New(cfg client.Config, maxBodies int64, metrics prometheus.Registerer) (*Se
 
 // Run disconnects publishers that are idle, and when ctx ends all of them.
 func (s *Service) Run(ctx context.Context) error {
-	ticker := time.NewTicker(sweepEvery)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ticker.C:
-			s.sweep(time.Now().Add(-idle))
-		case <-ctx.Done():
-			s.mu.Lock()
-			s.closed = true
-			s.mu.Unlock()
-			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeWithin)
-			defer cancel()
-			return s.client.Close(last)
-		}
-	}
-}
-
-// sweep disconnects those that nobody uses and nobody has used since then.
-func (s *Service) sweep(since time.Time) {
-	var done []*session
-	s.mu.Lock()
-	for k, p := range s.publishers {
-		if p.users == 0 && p.used.Before(since) {
-			delete(s.publishers, k)
-			done = append(done, p)
-		}
-	}
-	s.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), closeWithin)
+	s.publishers.Run(ctx)
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeWithin)
 	defer cancel()
-	for _, p := range done {
-		publisher, err := p.open()
-		if err == nil {
-			err = publisher.Close(ctx)
-		}
-		if err != nil {
-			s.log.Warn("publisher could not be disconnected in order", "error", err)
-		}
-	}
+	return s.publishers.Close(last)
 }
 
 // Serve answers a POST to /pub or /mpub, as proxy.Publisher.
@@ -153,15 +99,15 @@ func (s *Service) Serve(w http.ResponseWriter, r *http.Request, tenant string, c
 
 // publish publishes what a request has, as its publisher.
 func (s *Service) publish(r *http.Request, tenant string, charge func(int) error) error {
-	var k key
+	var k pool.Key
 	var body []byte
 	var batch nsqhttp.Messages
 	var wait time.Duration
 	var err error
 	messages := 1
 	if r.URL.Path == "/pub" {
-		k.topic, body, wait, err = nsqhttp.ReadPub(r, s.limits)
-	} else if k.topic, batch, wait, err = nsqhttp.ReadMpub(r, s.limits); err == nil {
+		k.Topic, body, wait, err = nsqhttp.ReadPub(r, s.limits)
+	} else if k.Topic, batch, wait, err = nsqhttp.ReadMpub(r, s.limits); err == nil {
 		messages = batch.Len()
 	}
 	switch {
@@ -173,15 +119,15 @@ func (s *Service) publish(r *http.Request, tenant string, charge func(int) error
 	if err := charge(messages); err != nil {
 		return err
 	}
-	if k.id = cmp.Or(r.Header.Get(header), tenant); k.id == "" {
+	if k.ID = cmp.Or(r.Header.Get(header), tenant); k.ID == "" {
 		return nsqhttp.BadRequest("MISSING_PUBLISHER_ID", "the request has no %s, and the caller no tenant", header)
 	}
-	p, err := s.take(k)
+	shared, err := s.publishers.Use(k)
 	if err != nil {
 		return err
 	}
-	defer s.leave(p)
-	publisher, err := p.open()
+	defer s.publishers.Release(shared)
+	publisher, err := shared.Publisher(r.Context())
 	if err != nil {
 		return err
 	}
@@ -197,50 +143,6 @@ func (s *Service) publish(r *http.Request, tenant string, charge func(int) error
 		return publisher.DeferredPublish(ctx, wait, body)
 	}
 	return publisher.Publish(ctx, body)
-}
-
-// take returns the session of a publisher, which stays there until leave.
-func (s *Service) take(k key) (*session, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.publishers[k] == nil && len(s.publishers) >= MaxPublishers {
-		s.mu.Unlock()
-		s.sweep(time.Now())
-		s.mu.Lock()
-	}
-	p := s.publishers[k]
-	switch {
-	case p != nil:
-	case s.closed:
-		return nil, client.ErrClosed
-	case len(s.publishers) >= MaxPublishers:
-		return nil, nsqhttp.Refuse(http.StatusServiceUnavailable, "TOO_MANY_PUBLISHERS", "%d are connected", MaxPublishers)
-	default:
-		p = &session{open: sync.OnceValues(func() (*client.Publisher, error) { return s.connect(k) })}
-		s.publishers[k] = p
-	}
-	p.users++
-	return p, nil
-}
-
-// connect is for all who ask for a publisher, and so no matter of any one's context.
-func (s *Service) connect(k key) (*client.Publisher, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), connectWithin)
-	defer cancel()
-	publisher, err := s.client.Publisher(ctx, k.topic, k.id)
-	if err != nil {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		delete(s.publishers, k) // the next request tries again
-	}
-	return publisher, err
-}
-
-func (s *Service) leave(p *session) {
-	s.mu.Lock()
-	p.users--
-	p.used = time.Now()
-	s.mu.Unlock()
 }
 
 // faults are the answers of nsqd's HTTP API to what it refuses over TCP by these codes.
@@ -272,6 +174,8 @@ func asFault(err error) *nsqhttp.Fault {
 	case errors.Is(err, client.ErrUnanswered):
 		is.Status, is.Message = http.StatusGatewayTimeout, "UNANSWERED"
 		is.Detail += ": it may have been accepted, or not"
+	case errors.Is(err, pool.ErrFull):
+		is.Message = "TOO_MANY_PUBLISHERS"
 	case errors.Is(err, client.ErrClosed):
 		is.Message = "EXITING"
 	case errors.Is(err, context.DeadlineExceeded):

@@ -134,7 +134,7 @@ func (o *settings) run(ctx context.Context) error {
 	if err != nil {
 		return lifecycle.UsageError{Err: err}
 	}
-	unused := func(err error) error { return errors.Join(err, a.client.Close(ctx)) }
+	unused := func(err error) error { return errors.Join(err, a.publishers.Close(ctx)) }
 	ln, err := net.Listen("tcp", o.tcpAddress)
 	if err != nil {
 		return unused(fmt.Errorf("--tcp-address: %w", err))

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/client"
+	"github.com/srtm-io/srtm/client/pool"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
@@ -48,7 +49,7 @@ type conn struct {
 	over atomic.Bool
 
 	// Owned by begin.
-	targets map[key]*link
+	targets map[pool.Key]*pool.Shared
 
 	mu struct {
 		sync.Mutex
@@ -59,7 +60,7 @@ type conn struct {
 // order is a command under way.
 type order struct {
 	op     session.Op // its slices are not used after order is made
-	key    key
+	key    pool.Key
 	bodies [][]byte
 	size   int64 // of the bodies in bytes
 
@@ -75,7 +76,7 @@ type order struct {
 
 func newConn(a *Agent, nc net.Conn) *conn {
 	c := &conn{
-		a: a, nc: nc, targets: map[key]*link{}, halt: make(chan struct{}),
+		a: a, nc: nc, targets: map[pool.Key]*pool.Shared{}, halt: make(chan struct{}),
 		orders: make(chan *order, a.cfg.MaxOutstanding),
 		begun:  make(chan *order, a.cfg.MaxOutstanding),
 		done:   make(chan *order),
@@ -100,7 +101,7 @@ func (c *conn) run(base context.Context) {
 	c.linger()
 	_ = c.nc.Close() // it is over either way
 	for _, one := range c.targets {
-		c.a.links.release(one)
+		c.a.publishers.Release(one)
 	}
 	var fault *wire.Error
 	switch {
@@ -183,9 +184,9 @@ func (c *conn) step(buf []byte) (n int, o *order, over bool) {
 		o.settled = make(chan struct{})
 		return n, o, false
 	}
-	o.key = key{string(op.Topic), c.a.cfg.PublisherID}
-	if o.key.id == "" {
-		o.key.id = s.Identity().ClientID
+	o.key = pool.Key{Topic: string(op.Topic), ID: c.a.cfg.PublisherID}
+	if o.key.ID == "" {
+		o.key.ID = s.Identity().ClientID
 	}
 	add := func(body []byte) {
 		o.bodies = append(o.bodies, append([]byte(nil), body...))
@@ -250,23 +251,24 @@ func (c *conn) publisher(o *order) (*client.Publisher, error) {
 	switch {
 	case c.over.Load():
 		return nil, errOver
-	case o.key.id == "":
+	case o.key.ID == "":
 		return nil, errNameless
 	}
 	one := c.targets[o.key]
 	if one == nil {
 		var err error
-		if one, err = c.a.links.use(o.key); err != nil {
+		if one, err = c.a.publishers.Use(o.key); err != nil {
 			return nil, fmt.Errorf("not sent: %w", err)
 		}
 		c.targets[o.key] = one
 	}
-	p, err := one.wait(o.ctx)
+	p, err := one.Publisher(o.ctx)
 	if err != nil { // the next publish tries anew
 		delete(c.targets, o.key)
-		c.a.links.release(one)
+		c.a.publishers.Release(one)
+		return nil, fmt.Errorf("not sent: %w", err)
 	}
-	return p, err
+	return p, nil
 }
 
 // await takes the brokers' answers.
@@ -347,7 +349,7 @@ func (c *conn) verdict(o *order) error {
 	}
 	a.unsent.Add(1)
 	if !c.over.Load() {
-		a.log.Warn("publish failed", obs.KeyTopic, o.key.topic, obs.KeyPublisher, o.key.id, obs.KeyError, err)
+		a.log.Warn("publish failed", obs.KeyTopic, o.key.Topic, obs.KeyPublisher, o.key.ID, obs.KeyError, err)
 	}
 	text := "not accepted"
 	switch {
@@ -355,7 +357,7 @@ func (c *conn) verdict(o *order) error {
 		text += ": topic or publisher is unknown"
 	case errors.Is(err, context.DeadlineExceeded):
 		text += " in time"
-	case errors.Is(err, errNameless), errors.Is(err, errTooMany):
+	case errors.Is(err, errNameless), errors.Is(err, pool.ErrFull):
 		text += ": " + err.Error()
 	}
 	return wire.Wrap(code, text, err)

@@ -7,7 +7,7 @@
 // A publisher is a topic and the client_id of IDENTIFY, or one id for all. What
 // a producer publishes ahead of the answers goes to the broker in that order.
 //
-// server.go accepts and stops, conn.go is one producer's connection, links.go
-// the publishers that they share. The rules of the protocol are nsq/session's,
+// server.go accepts and stops, conn.go is one producer's connection;
+// the publishers that they share are client/pool's. The rules of the protocol are nsq/session's,
 // and what is resent when is client's: read those first.
 package agent

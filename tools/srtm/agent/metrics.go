@@ -25,7 +25,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	conns := len(a.mu.conns)
 	a.mu.Unlock()
 	ch <- prometheus.MustNewConstMetric(descConns, prometheus.GaugeValue, float64(conns))
-	ch <- prometheus.MustNewConstMetric(descPublishers, prometheus.GaugeValue, float64(a.links.count()))
+	ch <- prometheus.MustNewConstMetric(descPublishers, prometheus.GaugeValue, float64(a.publishers.Len()))
 	ch <- prometheus.MustNewConstMetric(descTurnedAway, prometheus.CounterValue, float64(a.turnedAway.Load()))
 	for result, n := range map[string]uint64{
 		"accepted": a.accepted.Load(), "refused": a.refused.Load(), "unanswered": a.unanswered.Load(), "unsent": a.unsent.Load(),

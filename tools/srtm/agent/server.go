@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/srtm-io/srtm/client"
+	"github.com/srtm-io/srtm/client/pool"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/obs"
@@ -109,14 +110,13 @@ func protocol() session.Config {
 // Agent is a running agent's parts. Make it with New and Run it once.
 type Agent struct {
 	// set once
-	cfg      Config
-	protocol session.Config
-	client   *client.Client
-	links    *links
-	buffer   *semaphore.Weighted
-	log      *slog.Logger // of what producers do
-	endLog   func()
-	all      sync.WaitGroup // connections; Add under mu, while not closed
+	cfg        Config
+	protocol   session.Config
+	publishers *pool.Pool
+	buffer     *semaphore.Weighted
+	log        *slog.Logger // of what producers do
+	endLog     func()
+	all        sync.WaitGroup // connections; Add under mu, while not closed
 
 	// Atomic: counted by connections, read for metrics.
 	accepted, refused, unanswered, unsent, turnedAway atomic.Uint64
@@ -134,16 +134,15 @@ func New(cfg Config) (*Agent, error) {
 	if err != nil {
 		return nil, fmt.Errorf("agent: %w", err)
 	}
-	c, err := client.New(client.Config{
+	publishers, err := pool.New(client.Config{
 		Address: cfg.Loaddistributor, DialOptions: cfg.DialOptions, NSQ: cfg.NSQ,
 		MaxOutstanding: cfg.MaxOutstanding, Resend: cfg.Resend, Logger: cfg.Log,
-	})
+	}, pool.Config{Max: cfg.MaxPublishers, Idle: cfg.IdleTimeout, OpenWithin: cfg.PublishTimeout})
 	if err != nil {
 		return nil, fmt.Errorf("agent: %w", err)
 	}
-	a := &Agent{cfg: cfg, protocol: protocol(), client: c, buffer: semaphore.NewWeighted(cfg.MaxBuffer)}
+	a := &Agent{cfg: cfg, protocol: protocol(), publishers: publishers, buffer: semaphore.NewWeighted(cfg.MaxBuffer)}
 	a.log, a.endLog = obs.Sparse(cfg.Log)
-	a.links = newLinks(c, cfg)
 	a.mu.conns = map[*conn]bool{}
 	if cfg.Metrics != nil {
 		cfg.Metrics.MustRegister(collector{a})
@@ -160,7 +159,7 @@ func (a *Agent) Run(ctx context.Context, ln net.Listener) error {
 	defer giveUp()
 	defer a.endLog()
 	var janitor sync.WaitGroup
-	janitor.Go(func() { a.links.clean(ctx) })
+	janitor.Go(func() { a.publishers.Run(ctx) })
 	stop := context.AfterFunc(ctx, func() { a.stop(ln) })
 	defer stop()
 
@@ -170,10 +169,9 @@ func (a *Agent) Run(ctx context.Context, ln net.Listener) error {
 	a.all.Wait()
 	limit.Stop()
 	janitor.Wait()
-	a.links.close()
 	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.cfg.DrainTimeout)
 	defer cancel()
-	return errors.Join(err, a.client.Close(closing))
+	return errors.Join(err, a.publishers.Close(closing))
 }
 
 func (a *Agent) accept(ctx, base context.Context, ln net.Listener) error {
@@ -236,7 +234,7 @@ func (a *Agent) State() any {
 	n := len(a.mu.conns)
 	a.mu.Unlock()
 	return struct {
-		Connections int         `json:"connections"`
-		Publishers  []linkState `json:"publishers"`
-	}{n, a.links.state()}
+		Connections int          `json:"connections"`
+		Publishers  []pool.State `json:"publishers"`
+	}{n, a.publishers.States()}
 }

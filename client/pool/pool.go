@@ -1,0 +1,227 @@
+// Package pool shares publishers among those who publish as them, such as an agent's
+// connections or a gateway's requests: each is opened once, for all who use it, and
+// closed when nobody has for a while. Read Pool next.
+package pool
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/srtm-io/srtm/client"
+)
+
+// ErrFull refuses a publisher where as many are in use as there may be.
+var ErrFull = errors.New("too many publishers")
+
+// Config is a pool's. Each is needed.
+type Config struct {
+	Max        int           // publishers at a time
+	Idle       time.Duration // one that nobody has used for so long is closed
+	OpenWithin time.Duration // to find a publisher's broker and to connect
+}
+
+// Key names a publisher.
+type Key struct{ Topic, ID string }
+
+// Pool is publishers that are opened by the first who uses them. Make it with New; it is
+// safe for concurrent use.
+type Pool struct {
+	// Set once.
+	client *client.Client
+	cfg    Config
+	log    *slog.Logger
+	ctx    context.Context // of openings and closings
+	cancel context.CancelFunc
+	all    sync.WaitGroup // openings and closings; Add under mu, while not closed
+
+	mu struct {
+		sync.Mutex
+		closed     bool
+		publishers map[Key]*Shared
+		closing    map[Key]chan struct{} // closed when it has been: a client has one publisher of a key
+	}
+}
+
+// Shared is a publisher, or the attempt to open it.
+type Shared struct {
+	opened chan struct{} // closed when publisher or err is set
+
+	// Set before opened is closed.
+	publisher *client.Publisher
+	err       error
+
+	// Guarded by Pool.mu.
+	users int
+	idle  time.Time // since when there are none
+}
+
+// New returns a pool with a client of its own. It connects when it is first needed.
+func New(of client.Config, cfg Config) (*Pool, error) {
+	c, err := client.New(of)
+	if err != nil {
+		return nil, err
+	}
+	p := &Pool{client: c, cfg: cfg, log: of.Logger}
+	if p.log == nil {
+		p.log = slog.New(slog.DiscardHandler)
+	}
+	p.ctx, p.cancel = context.WithCancel(context.Background())
+	p.mu.publishers, p.mu.closing = map[Key]*Shared{}, map[Key]chan struct{}{}
+	return p, nil
+}
+
+// Use counts the caller among a publisher's users, until Release. Where there are as many
+// publishers as there may be, those that nobody uses give up their places.
+// Errors: ErrFull, client.ErrClosed.
+func (p *Pool) Use(k Key) (*Shared, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.mu.closed {
+		return nil, client.ErrClosed
+	}
+	one := p.mu.publishers[k]
+	if one == nil {
+		if len(p.mu.publishers) >= p.cfg.Max {
+			p.closeIdleLocked(time.Now())
+		}
+		if len(p.mu.publishers) >= p.cfg.Max {
+			return nil, ErrFull
+		}
+		one = &Shared{opened: make(chan struct{})}
+		p.mu.publishers[k] = one
+		before := p.mu.closing[k]
+		p.all.Go(func() { p.open(k, one, before) })
+	}
+	one.users++
+	return one, nil
+}
+
+// open opens a publisher, when the one before it with this key has been closed. One that
+// cannot be opened is forgotten: the next use tries again.
+func (p *Pool) open(k Key, one *Shared, before chan struct{}) {
+	ctx, cancel := context.WithTimeout(p.ctx, p.cfg.OpenWithin)
+	defer cancel()
+	if before != nil {
+		select {
+		case <-before:
+		case <-ctx.Done():
+		}
+	}
+	publisher, err := p.client.Publisher(ctx, k.Topic, k.ID)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if one.publisher, one.err = publisher, err; err != nil {
+		delete(p.mu.publishers, k)
+	}
+	close(one.opened)
+}
+
+// Publisher returns the publisher once it is open, or why it could not be opened, or that
+// ctx has ended before. The caller still has to Release it.
+func (one *Shared) Publisher(ctx context.Context) (*client.Publisher, error) {
+	select {
+	case <-one.opened:
+		return one.publisher, one.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// Release ends a use.
+func (p *Pool) Release(one *Shared) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	one.users--
+	one.idle = time.Now()
+}
+
+// Run closes what nobody uses, until ctx ends.
+func (p *Pool) Run(ctx context.Context) {
+	tick := time.NewTicker(max(p.cfg.Idle/4, time.Millisecond))
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			p.mu.Lock()
+			p.closeIdleLocked(now.Add(-p.cfg.Idle))
+			p.mu.Unlock()
+		}
+	}
+}
+
+// closeIdleLocked closes what nobody uses and nobody has used since then.
+func (p *Pool) closeIdleLocked(since time.Time) {
+	for k, one := range p.mu.publishers {
+		if p.mu.closed || one.users > 0 || one.idle.After(since) {
+			continue
+		}
+		select {
+		case <-one.opened:
+		default:
+			continue
+		}
+		delete(p.mu.publishers, k)
+		closed := make(chan struct{})
+		p.mu.closing[k] = closed
+		p.all.Go(func() {
+			if err := one.publisher.Close(p.ctx); err != nil {
+				p.log.Warn("publisher does not close", "topic", k.Topic, "publisher", k.ID, "error", err)
+			}
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			delete(p.mu.closing, k)
+			close(closed)
+		})
+	}
+}
+
+// Close gives up what opens and closes just now, and closes the rest, as client.Close.
+func (p *Pool) Close(ctx context.Context) error {
+	p.mu.Lock()
+	p.mu.closed = true
+	p.mu.Unlock()
+	p.cancel()
+	p.all.Wait()
+	return p.client.Close(ctx)
+}
+
+// Len is how many publishers are in use.
+func (p *Pool) Len() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.mu.publishers)
+}
+
+// State is a publisher, for people.
+type State struct {
+	Topic     string `json:"topic"`
+	Publisher string `json:"publisher"`
+	Broker    string `json:"broker"`
+	Users     int    `json:"connections"`
+}
+
+// States returns up to 1000 of them, by name.
+func (p *Pool) States() []State {
+	const most = 1000
+	p.mu.Lock()
+	all := []State{}
+	for k, one := range p.mu.publishers {
+		s := State{Topic: k.Topic, Publisher: k.ID, Users: one.users}
+		if one.publisher != nil {
+			s.Broker = one.publisher.Broker()
+		}
+		all = append(all, s)
+	}
+	p.mu.Unlock()
+	slices.SortFunc(all, func(a, b State) int {
+		return strings.Compare(a.Topic+" "+a.Publisher, b.Topic+" "+b.Publisher)
+	})
+	return all[:min(len(all), most)]
+}

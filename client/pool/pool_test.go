@@ -1,0 +1,150 @@
+package pool_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/srtm-io/srtm/client"
+	"github.com/srtm-io/srtm/client/fake"
+	"github.com/srtm-io/srtm/client/pool"
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// world is a pool, and the broker at which p, q and r of topic t are placed.
+type world struct {
+	*testing.T
+	*pool.Pool
+	broker    *fake.Broker
+	placement *fake.Placement
+}
+
+func newWorld(t *testing.T, cfg pool.Config) *world {
+	broker, err := fake.NewBroker("a", &fake.Log{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(broker.Close)
+	placement, err := fake.NewPlacement()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(placement.Close)
+	placement.Place("t", broker.Address(), "p", "q", "r")
+	p, err := pool.New(client.Config{Address: placement.Address()}, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+		if _, err := p.Use(pool.Key{Topic: "t", ID: "p"}); !errors.Is(err, client.ErrClosed) {
+			t.Errorf("used after it was closed: %v", err)
+		}
+	})
+	return &world{t, p, broker, placement}
+}
+
+func (w *world) use(id string) *pool.Shared {
+	w.Helper()
+	one, err := w.Use(pool.Key{Topic: "t", ID: id})
+	if err != nil {
+		w.Fatal(err)
+	}
+	return one
+}
+
+func (w *world) open(id string) (*pool.Shared, *client.Publisher) {
+	w.Helper()
+	one := w.use(id)
+	publisher, err := one.Publisher(w.Context())
+	if err != nil {
+		w.Fatal(err)
+	}
+	return one, publisher
+}
+
+func TestAPublisherIsOpenedOnceForAll(t *testing.T) {
+	w := newWorld(t, pool.Config{Max: 1, Idle: time.Hour, OpenWithin: testkit.Hang})
+	first, second := w.use("p"), w.use("p")
+	a, err := first.Publisher(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err := second.Publisher(t.Context()); a != b || err != nil {
+		t.Errorf("%p and %p, %v", a, b, err)
+	}
+	w.Release(first)
+	if _, err := w.Use(pool.Key{Topic: "t", ID: "q"}); !errors.Is(err, pool.ErrFull) {
+		t.Errorf("another, while the second user has it: %v", err)
+	}
+	if s := w.States(); len(s) != 1 || s[0] != (pool.State{Topic: "t", Publisher: "p", Broker: w.broker.Address(), Users: 1}) {
+		t.Errorf("state %+v", s)
+	}
+	w.Release(second)
+	w.open("q")
+	if n := w.Len(); n != 1 {
+		t.Errorf("%d publishers", n)
+	}
+	NewWithT(t).Eventually(w.broker.Clients).WithTimeout(testkit.Hang).Should(Equal([]string{"q"}))
+}
+
+func TestWhatCannotBeOpenedIsTriedAgain(t *testing.T) {
+	w := newWorld(t, pool.Config{Max: 1, Idle: time.Hour, OpenWithin: testkit.Hang})
+	one := w.use("x")
+	if _, err := one.Publisher(t.Context()); !errors.Is(err, client.ErrUnknown) {
+		t.Fatalf("an unknown publisher: %v", err)
+	}
+	w.Release(one)
+	w.placement.Place("t", w.broker.Address(), "x")
+	w.open("x")
+}
+
+// A client has one publisher of a topic and id: one that is closed, and waits for the last
+// answers, is in the way of its successor until then.
+func TestAPublisherIsUsedAgainWhileItCloses(t *testing.T) {
+	w := newWorld(t, pool.Config{Max: 2, Idle: time.Hour, OpenWithin: testkit.Hang})
+	p, publisher := w.open("p")
+	w.broker.Hold(true)
+	ctx, cancel := context.WithCancel(t.Context())
+	given := make(chan error, 1)
+	go func() { given <- publisher.Publish(ctx, []byte("m")) }()
+	NewWithT(t).Eventually(w.broker.Held).WithTimeout(testkit.Hang).Should(Equal(1))
+	cancel()
+	if err := <-given; !errors.Is(err, client.ErrUnanswered) {
+		t.Errorf("given up without an answer: %v", err)
+	}
+	w.Release(p)
+	q, _ := w.open("q")
+	r, _ := w.open("r") // in the place of p, which closes
+	w.Release(q)
+	p = w.use("p") // in that of q
+	w.Release(r)
+	w.open("q") // in that of r: as much time as p needs
+	w.broker.Hold(false)
+	if _, err := p.Publisher(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestIdlePublishersAreClosed(t *testing.T) {
+	w := newWorld(t, pool.Config{Max: 2, Idle: time.Millisecond, OpenWithin: testkit.Hang})
+	w.open("p")
+	q, _ := w.open("q")
+	w.Release(q)
+	ctx, cancel := context.WithCancel(t.Context())
+	ran := make(chan struct{})
+	go func() {
+		defer close(ran)
+		w.Pool.Run(ctx)
+	}()
+	NewWithT(t).Eventually(w.broker.Clients).WithTimeout(testkit.Hang).Should(Equal([]string{"p"}))
+	cancel()
+	<-ran
+}
