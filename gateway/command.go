@@ -17,7 +17,6 @@ import (
 	"github.com/srtm-io/srtm/gateway/profile"
 	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/lifecycle"
-	"github.com/srtm-io/srtm/internal/secure"
 )
 
 // command runs the gateway, or what its first argument names.
@@ -124,16 +123,9 @@ func (o *options) monitor() *daemon.Program {
 		fs.StringVar(&m.Cgroup, "cgroup", "/sys/fs/cgroup", "`folder` of the server's control group (version 2), which counts cpu and disk")
 		fs.StringVar(&m.NetDev, "net-dev", "/proc/net/dev", "`file` of the network interfaces' counters")
 		fs.StringVar(&m.Interface, "interface", "", "`name` of the interface to count (default all but the loopback)")
-		fs.StringVar(&o.security.CertFile, "tls-cert", "", "PEM `file` of the certificate")
-		fs.StringVar(&o.security.KeyFile, "tls-key", "", "PEM `file` of its key")
-		fs.StringVar(&o.security.TokenFile, "token-file", "", "`file` of lines of a role and a token: one that may read has to be shown")
-		fs.BoolFunc("allow-insecure-listen", "listen beyond loopback without TLS and tokens", func(value string) (err error) {
-			o.security.Force, err = secure.Insecure(o.security.Force, value, "http-address")
-			return err
-		})
+		o.security.HTTPFlags(fs, "http-address")
 	}
 	validate := func() (err error) {
-		o.security.HTTPTLS = o.security.CertFile != ""
 		if o.guard, err = o.security.Load(); err != nil {
 			return err
 		}

@@ -35,13 +35,10 @@ const maxOperators = 256
 // run serves until ctx ends, and then empties the queues.
 func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) error {
 	o.guard.Log(log)
-	if o.tokens != nil {
-		o.tokens.Log(log)
-	}
 	var group lifecycle.Group
 	metrics := obs.NewRegistry()
 	config := o.proxy
-	config.Tokens, config.Log, config.Metrics = o.tokens, log, metrics
+	config.Tokens, config.Log, config.Metrics = o.guard.Tokens(), log, metrics
 	if len(o.asks.Servers) > 0 {
 		asker, err := client.New(o.asks)
 		if err != nil {
@@ -73,12 +70,13 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 		return fmt.Errorf("--admin-address: %w", err)
 	}
 	mux := http.NewServeMux()
-	obs.Mount(mux, metrics, func() any { return p.Status() }, p.Healthy)
-	mux.HandleFunc("GET /status", p.ServeStatus)
+	state := func() any { return p.Status() }
+	obs.Mount(mux, metrics, state, p.Healthy)
+	mux.Handle("GET /status", obs.JSON(state))
 	operators := &http.Server{Handler: o.guard.Handler(mux), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute}
 	// Stopped in reverse: first clients, last those who watch that.
 	slots := &connlimit.Slots{Most: maxOperators}
-	group.Add("admin", lifecycle.Serve(o.guard.Listener(&connlimit.Listener{Listener: admin, Slots: slots, Plain: !o.security.HTTPTLS}), operators))
+	group.Add("admin", lifecycle.Serve(o.guard.Listener(&connlimit.Listener{Listener: admin, Slots: slots, Plain: o.security.CertFile == ""}), operators))
 	group.Add("proxy", p.Run)
 	group.Add("policy", func(ctx context.Context) error { return o.follow(ctx, p, log) })
 	group.Add("http", func(ctx context.Context) error {

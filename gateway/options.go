@@ -32,7 +32,6 @@ type options struct {
 	proxy                     proxy.Config
 	security                  secure.ServerConfig
 	guard                     *secure.Server
-	tokens                    *secure.Tokens
 	asks                      client.Config
 	loaddistributor           string
 	control, brokers          secure.ClientConfig // towards the loaddistributor and the brokers
@@ -51,14 +50,7 @@ func (o *options) flags(fs *flag.FlagSet) {
 	fs.IntVar(&o.proxy.MaxConnections, "max-connections", 0, "maximum number of `connections` of clients at --http-address; one more is answered 503 (with TLS: not at all) and closed (default 3/8 of the descriptor limit, of a large one half less 5000, at most 50000)")
 	fs.Int64Var(&o.proxy.MaxBody, "max-body-bytes", 0, "`bytes` of a request's body, at most (default: no bound)")
 	fs.Int64Var(&o.maxPublish, "max-publish-bytes", 256<<20, "`bytes` of the bodies of all requests to /pub and /mpub that are under way, at most (0: no bound)")
-	fs.StringVar(&o.security.CertFile, "tls-cert", "", "PEM `file` of the certificate: both addresses with TLS, and HTTP/2")
-	fs.StringVar(&o.security.KeyFile, "tls-key", "", "PEM `file` of its key")
-	fs.StringVar(&o.security.ClientCAFile, "tls-client-ca", "", "PEM `file` of the authorities whose certificates clients must show; their organisation is the tenant")
-	fs.StringVar(&o.security.TokenFile, "token-file", "", "`file` of lines of a role (read-only, admin), a token or cert:NAME, and a tenant: clients with one are that tenant's, and --admin-address takes one")
-	fs.BoolFunc("allow-insecure-listen", "listen beyond loopback without TLS, for operators also without tokens or client certificates: `which` of http-address,admin-address (without a value both)", func(value string) (err error) {
-		o.security.Force, err = secure.Insecure(o.security.Force, value, "http-address", "admin-address")
-		return err
-	})
+	o.security.HTTPFlags(fs, "http-address", "admin-address")
 	fs.StringVar(&o.loaddistributor, "loaddistributor-address", "", "gRPC `host:port` of the loaddistributor, or of several with commas, by which what is posted to /pub and /mpub finds its broker (default none: it goes to a server)")
 	o.control.Flags(fs, controlPrefix, "the loaddistributor")
 	o.brokers.TLSFlags(fs, brokerPrefix, "brokers")
@@ -89,16 +81,11 @@ func (o *options) validate() error {
 		o.proxy.MaxConnections = defaultConnections(connlimit.Descriptors())
 	}
 	errs = append(errs, o.validatePolicy())
-	o.security.HTTPTLS = o.security.CertFile != ""
 	if o.guard, err = o.security.Load(); err != nil {
 		return errors.Join(append(errs, err)...)
 	}
 	errs = append(errs, o.guard.CheckHTTP("--admin-address", o.adminAddress),
-		o.guard.Check("--http-address", o.httpAddress, o.security.HTTPTLS, "--tls-cert and --tls-key"))
-	if o.security.TokenFile != "" {
-		o.tokens, err = secure.LoadTokens("--token-file", o.security.TokenFile)
-		errs = append(errs, err)
-	}
+		o.guard.Check("--http-address", o.httpAddress, o.security.CertFile != "", "--tls-cert and --tls-key"))
 	if o.loaddistributor != "" {
 		o.publishers.Address = o.loaddistributor
 		o.publishers.DialOptions, err = o.control.Load(controlPrefix)

@@ -1,9 +1,7 @@
 package proxy
 
 import (
-	"encoding/json"
 	"errors"
-	"net/http"
 	"slices"
 	"time"
 
@@ -80,12 +78,6 @@ func (p *Proxy) Status() Status {
 }
 
 func ms(d time.Duration) float64 { return d.Seconds() * 1e3 }
-
-// ServeStatus answers with the Status as JSON.
-func (p *Proxy) ServeStatus(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(p.Status()) // the client is gone; no one is left to tell
-}
 
 // Healthy is an error while no server answers.
 func (p *Proxy) Healthy() error {

@@ -56,17 +56,7 @@ func Mount(mux *http.ServeMux, reg *prometheus.Registry, state func() any, healt
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 
 	if state != nil {
-		mux.HandleFunc("GET /debug/state", func(w http.ResponseWriter, _ *http.Request) {
-			var body bytes.Buffer
-			encoder := json.NewEncoder(&body)
-			encoder.SetIndent("", "  ")
-			if err := encoder.Encode(state()); err != nil {
-				http.Error(w, fmt.Sprintf("encode state: %v", err), http.StatusInternalServerError)
-				return
-			}
-			w.Header().Set("Content-Type", "application/json")
-			_, _ = w.Write(body.Bytes()) // the client is gone; no one is left to tell
-		})
+		mux.Handle("GET /debug/state", JSON(state))
 	}
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		if health != nil {
@@ -77,5 +67,20 @@ func Mount(mux *http.ServeMux, reg *prometheus.Registry, state func() any, healt
 		}
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		_, _ = w.Write([]byte("ok\n"))
+	})
+}
+
+// JSON answers with state() as JSON.
+func JSON(state func() any) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		var body bytes.Buffer
+		encoder := json.NewEncoder(&body)
+		encoder.SetIndent("", "  ")
+		if err := encoder.Encode(state()); err != nil {
+			http.Error(w, fmt.Sprintf("encode state: %v", err), http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(body.Bytes()) // the client is gone; no one is left to tell
 	})
 }

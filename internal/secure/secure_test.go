@@ -580,6 +580,8 @@ func TestWhereToListen(t *testing.T) {
 		"mutual, HTTP too":   {with(func(c *ServerConfig) { c.ClientCAFile, c.HTTPTLS = a.File, true }), everywhere, true, true, false},
 		"TLS and tokens":     {with(func(c *ServerConfig) { c.TokenFile = file }), everywhere, true, false, false},
 		"both, and for HTTP": {with(func(c *ServerConfig) { c.TokenFile, c.HTTPTLS = file, true }), everywhere, true, true, false},
+		"HTTP alone":         {with(func(c *ServerConfig) { c.TokenFile, c.HTTPOnly = file, true }), everywhere, true, true, false},
+		"HTTP alone, clear":  {ServerConfig{HTTPOnly: true}, everywhere, false, false, false},
 		"forced":             {ServerConfig{Force: "true"}, everywhere, true, true, true},
 		"some are forced":    {ServerConfig{Force: ",tcp-address,grpc-address"}, everywhere, true, false, true},
 	} {
@@ -662,8 +664,26 @@ func TestFlags(t *testing.T) {
 	c.Flags(fs, "control-", "the loaddistributor")
 	err := fs.Parse([]string{"--tls-cert=a", "--tls-key=b", "--tls-client-ca=c", "--token-file=d", "--http-tls", "--allow-insecure-listen",
 		"--control-tls-ca=e", "--control-tls-cert=f", "--control-tls-key=g", "--control-token-file=h"})
-	if err != nil || s != (ServerConfig{"a", "b", "c", "d", true, "true"}) || c != (ClientConfig{"e", "f", "g", "h"}) {
+	if err != nil || s != (ServerConfig{CertFile: "a", KeyFile: "b", ClientCAFile: "c", TokenFile: "d", HTTPTLS: true, Force: "true"}) || c != (ClientConfig{"e", "f", "g", "h"}) {
 		t.Errorf("%+v, %+v, %v", s, c, err)
+	}
+}
+
+// A server of HTTP alone has no flag --http-tls, and names none.
+func TestFlagsOfHTTPAlone(t *testing.T) {
+	fs := flag.NewFlagSet("x", flag.ContinueOnError)
+	var c ServerConfig
+	c.HTTPFlags(fs, "http-address")
+	if err := fs.Parse(nil); err != nil || fs.Lookup("http-tls") != nil || fs.Lookup("token-file") == nil {
+		t.Errorf("flags of HTTP alone, %v", err)
+	}
+	s, err := c.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "--http-address :80 is beyond loopback, which takes --tls-cert and --tls-key, and --tls-client-ca or --token-file; --allow-insecure-listen=http-address listens all the same"
+	if err := s.CheckHTTP("--http-address", ":80"); err == nil || err.Error() != want {
+		t.Errorf("%v\nwant %s", err, want)
 	}
 }
 

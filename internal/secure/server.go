@@ -42,6 +42,7 @@ type ServerConfig struct {
 	ClientCAFile      string // PEM: clients must show a certificate of these authorities
 	TokenFile         string // clients must show one of these tokens, or certificates
 	HTTPTLS           bool   // HTTP with TLS, too
+	HTTPOnly          bool   // there is no gRPC: with a certificate HTTP has TLS
 	Force             string // Insecure's: what listens beyond loopback all the same
 }
 
@@ -62,13 +63,23 @@ func Insecure(soFar, value string, listeners ...string) (string, error) {
 	return soFar + "," + value, nil
 }
 
-// Flags adds the flags of a server with these listeners.
+// Flags adds the flags of a server of gRPC and HTTP with these listeners.
 func (c *ServerConfig) Flags(fs *flag.FlagSet, listeners ...string) {
-	fs.StringVar(&c.CertFile, "tls-cert", "", "PEM `file` of the certificate: gRPC with TLS")
+	c.flags(fs, "gRPC with TLS", listeners)
+	fs.BoolVar(&c.HTTPTLS, "http-tls", false, "serve HTTP with the same TLS")
+}
+
+// HTTPFlags is Flags for a server of HTTP alone.
+func (c *ServerConfig) HTTPFlags(fs *flag.FlagSet, listeners ...string) {
+	c.HTTPOnly = true
+	c.flags(fs, "HTTP with TLS, and HTTP/2", listeners)
+}
+
+func (c *ServerConfig) flags(fs *flag.FlagSet, what string, listeners []string) {
+	fs.StringVar(&c.CertFile, "tls-cert", "", "PEM `file` of the certificate: "+what)
 	fs.StringVar(&c.KeyFile, "tls-key", "", "PEM `file` of its key")
 	fs.StringVar(&c.ClientCAFile, "tls-client-ca", "", "PEM `file` of the authorities whose certificates clients must show")
 	fs.StringVar(&c.TokenFile, "token-file", "", "`file` of who may do what: lines of a role (read-only, node, admin), then a token or cert:NAME of a client certificate, and for a node its broker id (default any), for others their tenant (default the certificate's organisation)")
-	fs.BoolVar(&c.HTTPTLS, "http-tls", false, "serve HTTP with the same TLS")
 	fs.BoolFunc("allow-insecure-listen", "listen beyond loopback without TLS, or without client certificates or tokens: `which` of "+strings.Join(listeners, ",")+" (without a value all)", func(value string) (err error) {
 		c.Force, err = Insecure(c.Force, value, listeners...)
 		return err
@@ -83,6 +94,7 @@ type Server struct {
 	mutual  bool              // clients show certificates
 	tokens  *Tokens           // nil: clients need none
 	httpTLS bool
+	httpTip string // the flags that give HTTP TLS
 	force   string
 	log     *atomic.Pointer[slog.Logger]
 
@@ -99,7 +111,10 @@ type serverTLS struct {
 
 // Load reads the files, or returns everything that is wrong.
 func (c ServerConfig) Load() (*Server, error) {
-	s := &Server{httpTLS: c.HTTPTLS, force: c.Force, mutual: c.ClientCAFile != "", log: &atomic.Pointer[slog.Logger]{}}
+	s := &Server{httpTLS: c.HTTPTLS, httpTip: "--http-tls", force: c.Force, mutual: c.ClientCAFile != "", log: &atomic.Pointer[slog.Logger]{}}
+	if c.HTTPOnly {
+		s.httpTLS, s.httpTip = c.CertFile != "", "--tls-cert and --tls-key"
+	}
 	var errs []error
 	fault := func(err error) { errs = append(errs, err) }
 	var err error
@@ -136,6 +151,9 @@ func (s *Server) Log(log *slog.Logger) {
 	s.log.Store(log)
 	s.auditor.Store(NewAuditor(log, s.tokens != nil))
 }
+
+// Tokens are those of the token file; nil: there is none.
+func (s *Server) Tokens() *Tokens { return s.tokens }
 
 // readTLS reads the certificate, its key, and the clients' authorities.
 func (c ServerConfig) readTLS() (serverTLS, error) {
@@ -189,7 +207,7 @@ func (s *Server) CheckGRPC(flag, address string) error {
 
 // CheckHTTP is CheckGRPC for HTTP.
 func (s *Server) CheckHTTP(flag, address string) error {
-	return s.Check(flag, address, s.httpTLS && (s.mutual || s.tokens != nil), "--http-tls, and --tls-client-ca or --token-file")
+	return s.Check(flag, address, s.httpTLS && (s.mutual || s.tokens != nil), s.httpTip+", and --tls-client-ca or --token-file")
 }
 
 // CheckPlain refuses an address beyond loopback of a protocol that has neither.
