@@ -31,7 +31,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
 	"github.com/srtm-io/srtm/internal/local"
@@ -192,7 +191,7 @@ func measure(nsqd, loops string, topics int, lasting time.Duration, pinned strin
 	if err := wait(warming); err != nil {
 		return r, err
 	}
-	cpu, err := used(b.Pid())
+	cpu, err := b.CPU()
 	if err != nil {
 		return r, err
 	}
@@ -202,7 +201,7 @@ func measure(nsqd, loops string, topics int, lasting time.Duration, pinned strin
 	}
 	n := float64(delivered.Load() - from)
 	r.rate = n / time.Since(began).Seconds()
-	after, err := used(b.Pid())
+	after, err := b.CPU()
 	r.cpu = float64((after - cpu).Microseconds()) / n
 	if err == nil {
 		r.loops, err = count(b.HTTP)
@@ -260,20 +259,23 @@ func subscribe(c net.Conn, topic string, delivered *atomic.Int64) error {
 		in = in[:len(in)+n]
 		out = out[:0]
 		got, at := int64(0), 0
-		for len(in)-at >= 8 {
-			length := int(uint32(in[at])<<24 | uint32(in[at+1])<<16 | uint32(in[at+2])<<8 | uint32(in[at+3]))
-			if len(in)-at < 4+length {
+		for {
+			kind, data, n, err := wire.ParseFrame(in[at:], cap(in))
+			if err != nil {
+				return err
+			}
+			if n == 0 {
 				break
 			}
-			if frame := in[at+4 : at+4+length]; wire.FrameType(frame[3]) == wire.FrameMessage {
-				m, err := wire.ParseMessage(frame[4:])
+			if kind == wire.FrameMessage {
+				m, err := wire.ParseMessage(data)
 				if err != nil {
 					return err
 				}
 				out = wire.AppendFin(out, m.ID)
 				got++
 			}
-			at += 4 + length
+			at += n
 		}
 		in = in[:copy(in, in[at:])]
 		if len(out) > 0 {
@@ -283,16 +285,6 @@ func subscribe(c net.Conn, topic string, delivered *atomic.Int64) error {
 		}
 		delivered.Add(got)
 	}
-}
-
-// used is the processor time of a process.
-func used(pid int) (time.Duration, error) {
-	p, err := procfs.NewProc(pid)
-	if err != nil {
-		return 0, err
-	}
-	stat, err := p.Stat()
-	return time.Duration(stat.CPUTime() * float64(time.Second)), err
 }
 
 // count is how many event loops a broker has.

@@ -97,7 +97,7 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 		}
 		subs = append(subs, sub)
 	}
-	before, err := b.rss()
+	before, err := b.RSS()
 	if err != nil {
 		return r, err
 	}
@@ -107,7 +107,7 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 	}
 	defer pubs.Close()
 	time.Sleep(200 * time.Millisecond) // until the broker has seen them all
-	with, err := b.rss()
+	with, err := b.RSS()
 	if err != nil {
 		return r, err
 	}
@@ -193,7 +193,7 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 		return r, err
 	}
 	spent = spent.since(usedBefore)
-	after, err := b.rss() // before it is asked again, which takes memory
+	after, err := b.RSS() // before it is asked again, which takes memory
 	if err != nil {
 		return r, err
 	}

@@ -27,15 +27,11 @@ func readUsage(b *running) (u usage, err error) {
 		return u, err
 	}
 	u.load = float64(self.Utime.Nano()+self.Stime.Nano()) / 1e9
-	broker, err := procfs.NewProc(b.Pid())
+	broker, err := b.CPU()
 	if err != nil {
 		return u, err
 	}
-	stat, err := broker.Stat()
-	if err != nil {
-		return u, err
-	}
-	u.broker = stat.CPUTime()
+	u.broker = broker.Seconds()
 	fs, err := procfs.NewDefaultFS()
 	if err != nil {
 		return u, err
@@ -58,16 +54,6 @@ func (u usage) others() float64 {
 		return 0
 	}
 	return 100 * max(0, u.busy-u.broker-u.load) / u.all
-}
-
-// rss returns the bytes that the broker has in memory.
-func (r *running) rss() (int64, error) {
-	broker, err := procfs.NewProc(r.Pid())
-	if err != nil {
-		return 0, err
-	}
-	status, err := broker.NewStatus()
-	return int64(status.VmRSS), err
 }
 
 // heap is what a Go program says of its heap.
