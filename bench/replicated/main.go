@@ -19,11 +19,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/procfs"
-
 	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/tools/load"
 )
 
 func main() { os.Exit(lifecycle.Main("replicated", start)) }
@@ -141,9 +140,7 @@ func (r *recorder) quantiles() (q [3]float64) {
 	defer r.mu.Unlock()
 	slices.Sort(r.all)
 	for i, p := range []float64{0.5, 0.99, 0.999} {
-		if n := len(r.all); n > 0 {
-			q[i] = float64(r.all[min(n-1, int(p*float64(n)))]) / 1e6
-		}
+		q[i] = float64(load.Quantile(r.all, p)) / 1e6
 	}
 	return q
 }
@@ -261,33 +258,26 @@ func measure(ctx context.Context, s server, rate float64, of int, lasting time.D
 
 // cpu is the processor time that all servers have used, in seconds.
 func (s *system) cpu() (sum float64, err error) {
-	return sum, s.each(func(p procfs.Proc) error {
-		stat, err := p.Stat()
-		sum += stat.CPUTime()
-		return err
-	})
+	for _, p := range s.processes {
+		used, err := p.CPU()
+		if err != nil {
+			return 0, err
+		}
+		sum += used.Seconds()
+	}
+	return sum, nil
 }
 
 // rss is what all servers have in memory, in MB.
 func (s *system) rss() (sum float64, err error) {
-	return sum, s.each(func(p procfs.Proc) error {
-		status, err := p.NewStatus()
-		sum += float64(status.VmRSS) / 1e6
-		return err
-	})
-}
-
-func (s *system) each(do func(procfs.Proc) error) error {
-	for _, one := range s.processes {
-		p, err := procfs.NewProc(one.Pid())
-		if err == nil {
-			err = do(p)
-		}
+	for _, p := range s.processes {
+		bytes, err := p.RSS()
 		if err != nil {
-			return err
+			return 0, err
 		}
+		sum += float64(bytes) / 1e6
 	}
-	return nil
+	return sum, nil
 }
 
 func (c config) page(ctx context.Context, w io.Writer, servers []server, paced, flood, batches map[string][]result) error {

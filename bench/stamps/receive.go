@@ -188,12 +188,8 @@ type verdict struct{ access, held quantiles }
 type quantiles struct{ p50, p99, p999, max time.Duration }
 
 func quantilesOf(d []time.Duration) quantiles {
-	if len(d) == 0 {
-		return quantiles{}
-	}
 	slices.Sort(d)
-	at := func(q float64) time.Duration { return d[min(int(q*float64(len(d))), len(d)-1)] }
-	return quantiles{at(0.5), at(0.99), at(0.999), d[len(d)-1]}
+	return quantiles{load.Quantile(d, 0.5), load.Quantile(d, 0.99), load.Quantile(d, 0.999), load.Quantile(d, 1)}
 }
 
 // evaluate leaves out what was sent while warming up.

@@ -23,12 +23,17 @@ type Quantiles struct {
 }
 
 func quantilesOf(d []time.Duration) *Quantiles {
-	if len(d) == 0 {
-		return &Quantiles{}
-	}
 	slices.Sort(d)
-	at := func(q float64) float64 { return float64(d[min(int(q*float64(len(d))), len(d)-1)]) / 1e3 }
-	return &Quantiles{at(0.5), at(0.99), at(1)}
+	us := func(q float64) float64 { return float64(Quantile(d, q)) / 1e3 }
+	return &Quantiles{us(0.5), us(0.99), us(1)}
+}
+
+// Quantile is that of values in order, exact; 0 if there are none.
+func Quantile[T any](sorted []T, q float64) (v T) {
+	if len(sorted) > 0 {
+		v = sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
+	}
+	return v
 }
 
 // traceFile is the release trace of our broker, in its folder.
