@@ -2,15 +2,14 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"strconv"
 	"sync"
 	"time"
 
+	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/tools/iotpub/greedy"
 )
@@ -100,14 +99,8 @@ func (w *harness) pacedRun(mode string) (_ *paced, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	at, err := local.Ports(2)
-	if err != nil {
-		return nil, err
-	}
-	running, err := local.Run(path, dir, []string{
-		"--tcp-address", at[0], "--http-address", at[1], "--data-path", dir, "--log-level=error", "--max-weight=10",
-		"--mem-queue-size=1000000", "--pacing", mode, "--topic-limit", fmt.Sprintf("t:%d:%d", paceRate, paceBurst),
-	}, local.Answers("http://"+at[1]+"/ping"))
+	running, err := local.NSQD(path, dir, "--log-level=error", "--max-weight=10", "--mem-queue-size=1000000",
+		"--pacing="+mode, fmt.Sprintf("--topic-limit=t:%d:%d", paceRate, paceBurst))
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +110,7 @@ func (w *harness) pacedRun(mode string) (_ *paced, err error) {
 	var sending sync.WaitGroup
 	defer sending.Wait()
 	defer stop()
-	sending.Go(func() { greedy.Consume(ctx, at[0], "t", "c", nil) })
+	sending.Go(func() { greedy.Consume(ctx, running.TCP, "t", "c", nil) })
 	join := func(ctx context.Context, prefix string, publishers []*greedy.Publisher) {
 		for i := range publishers {
 			p := &greedy.Publisher{ID: prefix + strconv.Itoa(i), Demand: 2 * paceRate * float64(paceWeights[i%5]) / 250}
@@ -125,7 +118,7 @@ func (w *harness) pacedRun(mode string) (_ *paced, err error) {
 				p.Weight = paceWeights[i%5]
 			}
 			sending.Go(func() {
-				_ = p.Run(ctx, "t", 100, func(context.Context) (string, error) { return at[0], nil })
+				_ = p.Run(ctx, "t", 100, func(context.Context) (string, error) { return running.TCP, nil })
 			})
 		}
 	}
@@ -143,8 +136,9 @@ func (w *harness) pacedRun(mode string) (_ *paced, err error) {
 			return nil, w.Err()
 		case <-tick.C:
 		}
-		now, depth := time.Now(), 0.0
-		if depth, err = backlog(at[1]); err != nil {
+		now := time.Now()
+		depth, err := host.Depth(w, running.HTTP, "t")
+		if err != nil {
 			return nil, err
 		}
 		counts, rates := make([]int64, len(paceWeights)), make([]float64, len(paceWeights))
@@ -154,7 +148,7 @@ func (w *harness) pacedRun(mode string) (_ *paced, err error) {
 		for k := range rates {
 			rates[k] = float64(counts[k]-before[k]) / now.Sub(last).Seconds() / float64(len(first)/5)
 		}
-		r.at, r.rates, r.depths = append(r.at, now.Sub(began).Seconds()), append(r.rates, rates), append(r.depths, depth)
+		r.at, r.rates, r.depths = append(r.at, now.Sub(began).Seconds()), append(r.rates, rates), append(r.depths, float64(depth))
 		last, before = now, counts
 		switch passed := now.Sub(began); {
 		case third == 0 && passed >= paceThird:
@@ -167,22 +161,4 @@ func (w *harness) pacedRun(mode string) (_ *paced, err error) {
 			return r, nil
 		}
 	}
-}
-
-// backlog is how many messages of the topic wait in a broker.
-func backlog(web string) (float64, error) {
-	client := http.Client{Timeout: 5 * time.Second}
-	resp, err := client.Get("http://" + web + "/stats?format=json&topic=t&include_clients=false")
-	if err != nil {
-		return 0, err
-	}
-	defer resp.Body.Close()
-	var all struct{ Topics []struct{ Depth float64 } }
-	if err := json.NewDecoder(resp.Body).Decode(&all); err != nil {
-		return 0, err
-	}
-	if len(all.Topics) == 0 {
-		return 0, nil // nothing is published yet
-	}
-	return all.Topics[0].Depth, nil
 }

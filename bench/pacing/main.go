@@ -10,13 +10,10 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"math"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,11 +22,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/procfs"
-
+	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/tools/iotpub/greedy"
+	"github.com/srtm-io/srtm/tools/iotpub/payload"
 	"github.com/srtm-io/srtm/tools/load"
 )
 
@@ -42,7 +39,6 @@ type config struct {
 	rate, load        float64
 	burst, publishers int
 	warm, steady      time.Duration
-	tcp, web          string
 	quiet             bool // the backlog is not asked for, which costs, too
 }
 
@@ -103,7 +99,7 @@ func (c config) line(name string, o outcome) string {
 	}
 	slices.Sort(depths)
 	return fmt.Sprintf("%s\t%.3f\t%.4f\t%.3f\t%d\t%d\t%d\t%v", name, total/c.rate, ratio*ratio/(float64(len(rates))*square), farthest, o.refused,
-		depths[len(depths)*99/100], depths[len(depths)-1], o.late.Round(100*time.Microsecond))
+		load.Quantile(depths, 0.99), load.Quantile(depths, 1), o.late.Round(100*time.Microsecond))
 }
 
 // peer is a broker without a contract.
@@ -137,12 +133,16 @@ func main() {
 	mosquitto := flag.String("mosquitto", "mosquitto", "`path` of mosquitto")
 	rounds := flag.Int("cost", 0, "instead, what pacing costs while no publisher is paced, in so many `rounds` (set --load to 0.5 or less)")
 	flag.Parse()
-	if *rounds > 0 {
+	nsqd, err := filepath.Abs(c.nsqd) // it runs in folders of its own
+	if c.nsqd = nsqd; err == nil && *rounds > 0 {
 		c.quiet = true
-		if err := c.cost(*rounds); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
+		err = c.cost(*rounds)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	if *rounds > 0 {
 		return
 	}
 	peers := []load.Broker{load.NATS(*nats), load.Mosquitto(*mosquitto)}
@@ -217,43 +217,19 @@ func (c config) cost(rounds int) error {
 	return nil
 }
 
-// cpu is what a process has used.
-func cpu(pid int) (time.Duration, error) {
-	p, err := procfs.NewProc(pid)
-	if err != nil {
-		return 0, err
-	}
-	is, err := p.Stat()
-	return time.Duration(is.CPUTime() * float64(time.Second)), err
-}
-
 func (c config) run(mode string) (o outcome, err error) {
 	dir, err := os.MkdirTemp("", "pacing")
 	if err != nil {
 		return o, err
 	}
 	defer os.RemoveAll(dir)
-	c.tcp, c.web = freePort(), freePort()
-	args := []string{
-		"--tcp-address", c.tcp, "--http-address", c.web, "--data-path", dir, "--log-level", "error", "--max-weight", "10",
-		"--mem-queue-size", "1000000", "--topic-limit", fmt.Sprintf("t:%g:%d", c.rate, c.burst),
-	}
 	flags := map[string]string{"delay": "off", "advise": "advise", "police": "police"}
-	cmd := exec.Command(c.nsqd, append(args, "--pacing", flags[mode])...)
-	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
-		return o, err
-	}
-	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
-	for range 100 {
-		if _, err = c.stats(); err == nil {
-			break
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
+	nsqd, err := local.NSQD(c.nsqd, dir, "--log-level=error", "--max-weight=10", "--mem-queue-size=1000000",
+		fmt.Sprintf("--topic-limit=t:%g:%d", c.rate, c.burst), "--pacing="+flags[mode])
 	if err != nil {
 		return o, err
 	}
+	defer func() { err = errors.Join(err, nsqd.Kill()) }() // a backlog is not worth its being stored
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	var all sync.WaitGroup
@@ -265,11 +241,11 @@ func (c config) run(mode string) (o outcome, err error) {
 		all       []time.Duration
 	}
 	all.Go(func() {
-		greedy.Consume(ctx, c.tcp, "t", "c", func(number uint32, due mono.Time) {
+		greedy.Consume(ctx, nsqd.TCP, "t", "c", func(p payload.Payload) {
 			late.Lock()
 			defer late.Unlock()
-			if late.measuring && obedient(int(number)) {
-				late.all = append(late.all, clock.Mono().Sub(due))
+			if late.measuring && obedient(int(p.Source)) {
+				late.all = append(late.all, clock.Mono().Sub(p.Intended))
 			}
 		})
 	})
@@ -282,7 +258,7 @@ func (c config) run(mode string) (o outcome, err error) {
 		}
 		publishers[i] = p
 		all.Go(func() {
-			if err := p.Run(ctx, "t", 100, func(context.Context) (string, error) { return c.tcp, nil }); err != nil {
+			if err := p.Run(ctx, "t", 100, func(context.Context) (string, error) { return nsqd.TCP, nil }); err != nil {
 				fmt.Fprintln(os.Stderr, err)
 			}
 		})
@@ -294,7 +270,7 @@ func (c config) run(mode string) (o outcome, err error) {
 		was[i] = p.Accepted.Load()
 		o.refused -= p.Refused.Load()
 	}
-	before, err := cpu(cmd.Process.Pid)
+	before, err := nsqd.CPU()
 	if err != nil {
 		return o, err
 	}
@@ -303,15 +279,15 @@ func (c config) run(mode string) (o outcome, err error) {
 	late.Unlock()
 	for clock.Mono().Sub(began) < c.steady {
 		if !c.quiet {
-			last, err := c.stats()
+			depth, err := host.Depth(ctx, nsqd.HTTP, "t")
 			if err != nil {
 				return o, err
 			}
-			o.depths = append(o.depths, last.Depth)
+			o.depths = append(o.depths, depth)
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	after, err := cpu(cmd.Process.Pid)
+	after, err := nsqd.CPU()
 	if err != nil {
 		return o, err
 	}
@@ -326,36 +302,6 @@ func (c config) run(mode string) (o outcome, err error) {
 	late.Lock()
 	defer late.Unlock()
 	slices.Sort(late.all)
-	if n := len(late.all); n > 0 {
-		o.late = late.all[n*99/100]
-	}
+	o.late = load.Quantile(late.all, 0.99)
 	return o, nil
-}
-
-type stats struct{ Depth int64 }
-
-func (c config) stats() (stats, error) {
-	client := http.Client{Timeout: 5 * time.Second}
-	r, err := client.Get("http://" + c.web + "/stats?format=json&topic=t&include_clients=false")
-	if err != nil {
-		return stats{}, err
-	}
-	defer r.Body.Close()
-	var all struct{ Topics []stats }
-	if err := json.NewDecoder(r.Body).Decode(&all); err != nil {
-		return stats{}, err
-	}
-	if len(all.Topics) != 1 {
-		return stats{}, errors.New("no topic")
-	}
-	return all.Topics[0], nil
-}
-
-func freePort() string {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		panic(err)
-	}
-	defer ln.Close()
-	return ln.Addr().String()
 }

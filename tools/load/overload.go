@@ -4,7 +4,6 @@ package load
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -15,14 +14,14 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/tools/iotpub/payload"
 )
 
 // Overload is publishers that offer a subscriber more than it takes.
 type Overload struct {
 	Rate         float64   // that the subscriber takes, msg/s
 	Demand       []float64 // of each publisher, msg/s
-	Size         int       // of a message, in bytes; at least overloadHeader
+	Size         int       // of a message, in bytes; at least payload.Size
 	Warm, Steady time.Duration
 }
 
@@ -34,8 +33,6 @@ type Overloaded struct {
 	Line, LineP99 int64
 	Latency       []time.Duration // p99 of each publisher, from when a message was due
 }
-
-const overloadHeader = 12 // the time it was due, and whose it is
 
 // Overload runs the broker for it.
 func (b Broker) Overload(ctx context.Context, o Overload) (_ *Overloaded, err error) {
@@ -101,7 +98,7 @@ func (b Broker) Overload(ctx context.Context, o Overload) (_ *Overloaded, err er
 	got := s.result(o.Steady)
 	got.Line = lines[len(lines)-1]
 	slices.Sort(lines)
-	got.LineP99 = lines[len(lines)*99/100]
+	got.LineP99 = Quantile(lines, 0.99)
 	return got, nil
 }
 
@@ -113,8 +110,7 @@ func (b Broker) offer(ctx context.Context, c net.Conn, i int, demand float64, si
 		if !clock.Sleep(ctx, due.Sub(clock.Mono())) {
 			return nil
 		}
-		binary.LittleEndian.PutUint64(frame[bodies[0]:], uint64(due))
-		binary.LittleEndian.PutUint32(frame[bodies[0]+8:], uint32(i))
+		payload.Append(frame[:bodies[0]], payload.Payload{Source: uint32(i), Intended: due}, size) // in its place
 		if b.number != nil {
 			b.number(frame, bodies, seq)
 		}
@@ -200,15 +196,12 @@ func (s *slowSubscriber) run(ctx context.Context) error {
 // took counts a message.
 func (s *slowSubscriber) took(body []byte) {
 	s.delivered.Add(1)
-	if len(body) < overloadHeader {
-		return
-	}
-	i := binary.LittleEndian.Uint32(body[8:])
+	p, ok := payload.Parse(body)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.measuring && int(i) < len(s.counts) {
+	if i := int(p.Source); ok && s.measuring && i < len(s.counts) {
 		s.counts[i]++
-		s.late[i] = append(s.late[i], clock.Mono().Sub(mono.Time(binary.LittleEndian.Uint64(body))))
+		s.late[i] = append(s.late[i], clock.Mono().Sub(p.Intended))
 	}
 }
 
@@ -220,11 +213,7 @@ func (s *slowSubscriber) result(steady time.Duration) *Overloaded {
 	for i, n := range s.counts {
 		got.Delivered = append(got.Delivered, float64(n)/steady.Seconds())
 		slices.Sort(s.late[i])
-		p99 := time.Duration(0)
-		if len(s.late[i]) > 0 {
-			p99 = s.late[i][len(s.late[i])*99/100]
-		}
-		got.Latency = append(got.Latency, p99)
+		got.Latency = append(got.Latency, Quantile(s.late[i], 0.99))
 	}
 	return got
 }

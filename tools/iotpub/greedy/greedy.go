@@ -3,7 +3,6 @@ package greedy
 import (
 	"bufio"
 	"context"
-	"encoding/binary"
 	"fmt"
 	"net"
 	"strconv"
@@ -15,6 +14,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/pacing/header"
 	"github.com/srtm-io/srtm/pacing/sender"
+	"github.com/srtm-io/srtm/tools/iotpub/payload"
 )
 
 // Publisher is one connection's. What is exported but the counters is set before Run.
@@ -23,14 +23,10 @@ type Publisher struct {
 	Weight uint8   // it asks for; 0: it sends no PACE, like a stock producer
 	Greedy bool    // it asks, and does not keep to what it is told
 	Demand float64 // msg/s that it would send; 0: without bound
-	Number uint32  // is in its messages, for who consumes them
+	Number uint32  // is the source of its messages, for who consumes them
 
 	Accepted, Refused atomic.Int64 // messages
 }
-
-// messageHeader is what a message begins with: when it was due, 8 bytes, and the
-// publisher's number, 4, both little-endian.
-const messageHeader = 12
 
 // retry is how long a publisher waits before it sends again what was refused, and before
 // it connects again.
@@ -75,9 +71,8 @@ func (p *Publisher) publish(ctx context.Context, address, topic string, size int
 	if p.Demand > 0 {
 		gap = time.Duration(float64(time.Second) / p.Demand)
 	}
-	pub := wire.AppendPub(nil, topic, make([]byte, max(size, messageHeader)))
-	body := pub[len(pub)-max(size, messageHeader):]
-	binary.LittleEndian.PutUint32(body[8:], p.Number)
+	size = max(size, payload.Size)
+	pub := wire.AppendPub(nil, topic, make([]byte, size))
 	for due := clock.Mono(); ctx.Err() == nil; {
 		now := clock.Mono()
 		due = max(due, now.Add(-time.Second))
@@ -93,7 +88,7 @@ func (p *Publisher) publish(ctx context.Context, address, topic string, size int
 		if due = due.Add(gap); gap == 0 {
 			due = now
 		}
-		binary.LittleEndian.PutUint64(body, uint64(meant))
+		payload.Append(pub[:len(pub)-size], payload.Payload{Source: p.Number, Intended: meant}, size) // in its place
 		if _, err := c.Write(pub); err != nil {
 			return err
 		}
@@ -158,8 +153,8 @@ func (c *Conn) Frame() (wire.FrameType, []byte, error) {
 }
 
 // Consume takes what a topic's channel has until ctx, or the connection, ends. got, which
-// may be nil, gets the publisher's number and when the message was due.
-func Consume(ctx context.Context, address, topic, channel string, got func(number uint32, due mono.Time)) {
+// may be nil, gets what publishers put in.
+func Consume(ctx context.Context, address, topic, channel string, got func(payload.Payload)) {
 	c, err := Dial(ctx, address, "consumer")
 	if err != nil {
 		return
@@ -177,8 +172,8 @@ func Consume(ctx context.Context, address, topic, channel string, got func(numbe
 			continue
 		}
 		if m, err := wire.ParseMessage(data); err == nil {
-			if got != nil && len(m.Body) >= messageHeader {
-				got(binary.LittleEndian.Uint32(m.Body[8:]), mono.Time(binary.LittleEndian.Uint64(m.Body)))
+			if p, ok := payload.Parse(m.Body); ok && got != nil {
+				got(p)
 			}
 			if _, err := c.Write(wire.AppendFin(nil, m.ID)); err != nil {
 				return

@@ -1,0 +1,32 @@
+package host
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"time"
+)
+
+// Depth is how many messages of a topic a broker holds; 0 before the first is published.
+func Depth(ctx context.Context, web, topic string) (int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+web+"/stats?format=json&include_clients=false&topic="+topic, nil)
+	if err != nil {
+		return 0, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	var stats struct{ Topics []struct{ Depth int64 } }
+	if err := json.NewDecoder(resp.Body).Decode(&stats); err != nil {
+		return 0, fmt.Errorf("/stats of %s: %w", web, err)
+	}
+	if len(stats.Topics) == 0 {
+		return 0, nil
+	}
+	return stats.Topics[0].Depth, nil
+}
