@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -260,8 +259,6 @@ func (s *Server) Close() {
 // Run answers until ctx ends, and then makes a last check-point.
 func (s *Server) Run(ctx context.Context) error {
 	var reading, working sync.WaitGroup
-	moreProcs(len(s.loops))
-	defer moreProcs(-len(s.loops))
 	for _, l := range s.loops {
 		reading.Go(l.run)
 	}
@@ -295,17 +292,6 @@ func (s *Server) Run(ctx context.Context) error {
 		return fmt.Errorf("the last check-point: %w", err)
 	}
 	return nil
-}
-
-var procs sync.Mutex
-
-// moreProcs is for loops. The thread of one is mostly in the kernel, and comes back with
-// each question: it and what else becomes ready must not find every processor of the
-// runtime taken.
-func moreProcs(n int) {
-	procs.Lock()
-	defer procs.Unlock()
-	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + n)
 }
 
 // Healthy says why the server should not be asked: it has heard nothing of its store

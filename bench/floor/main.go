@@ -92,7 +92,7 @@ func serve(at, file string) error {
 		return err
 	}
 	for {
-		for _, e := range f.poller.WaitOnThread() {
+		for _, e := range f.poller.Wait(true) {
 			switch {
 			case int(e.Fd) == f.listener:
 				err = f.accept()

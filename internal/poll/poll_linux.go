@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -18,22 +17,17 @@ import (
 // for other goroutines with an eventfd. One goroutine owns it and calls its
 // methods, but for Wake.
 //
-// Where Wait idles, its own descriptor is with Go's poller, so that a wait parks the
-// goroutine and a thread is not held: the alternative, a blocking epoll_wait, has the
-// scheduler take the processor away from the thread each time and give it back.
+// A Wait that idles blocks its thread (see rawfd.Blocking).
 type Poller struct {
 	// Set once.
 	fd    int
 	event int
 	timer int
-	try   func(fd uintptr) bool // Wait's, made once since a closure is allocated
 
 	// Owned by the loop.
-	file   *os.File // owns fd; nil before the first Wait that idles
-	conn   syscall.RawConn
-	armed  mono.Time // when the timer goes off; Never: it does not
-	events [MaxEvents]Event
-	n      int
+	blocking rawfd.Blocking
+	armed    mono.Time // when the timer goes off; Never: it does not
+	events   [MaxEvents]Event
 }
 
 // Event is what happened to a descriptor: Events as epoll_wait has them, in Fd
@@ -52,6 +46,7 @@ const (
 // New returns a poller that watches nothing yet. Close frees it.
 func New() (_ *Poller, err error) {
 	p := &Poller{fd: -1, event: -1, timer: -1, armed: mono.Never}
+	p.blocking.Begin()
 	defer func() {
 		if err != nil {
 			p.Close()
@@ -59,9 +54,6 @@ func New() (_ *Poller, err error) {
 	}()
 	if p.fd, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("epoll_create: %w", err)
-	}
-	if err = unix.SetNonblock(p.fd, true); err != nil { // so that os takes it for one to be polled
-		return nil, fmt.Errorf("epoll descriptor: %w", err)
 	}
 	if p.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return nil, fmt.Errorf("eventfd: %w", err)
@@ -76,18 +68,7 @@ func New() (_ *Poller, err error) {
 	if err != nil {
 		return nil, err
 	}
-	p.try = func(uintptr) bool { return p.poll() }
 	return p, nil
-}
-
-// poll gets the events that are there, and reports whether there are any.
-func (p *Poller) poll() bool {
-	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(p.fd), uintptr(unsafe.Pointer(&p.events[0])), MaxEvents, 0, 0, 0)
-	if errno != 0 {
-		n = 0 // EINTR: the others are ours, and none of them can be
-	}
-	p.n = int(n)
-	return n > 0
 }
 
 // Wait returns what happened to the descriptors. If nothing did, it returns at
@@ -95,45 +76,24 @@ func (p *Poller) poll() bool {
 // Alarm has come. What it returns holds until the next call.
 func (p *Poller) Wait(idle bool) []Event {
 	if !idle {
-		p.poll()
-		return p.others()
+		n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(p.fd), uintptr(unsafe.Pointer(&p.events[0])), MaxEvents, 0, 0, 0)
+		if errno != 0 {
+			n = 0 // EINTR: the others are ours, and none of them can be
+		}
+		return p.others(int(n))
 	}
-	if p.file == nil {
-		p.parks()
-	}
-	// It has to try when it is about to park, so trying here too would be for nothing.
-	if err := p.conn.Read(p.try); err != nil {
-		panic("poll: epoll: " + err.Error()) // closed under the loop
-	}
-	return p.others()
-}
-
-// parks gives the descriptor to Go's poller, which wakes for all that happens from then
-// on.
-func (p *Poller) parks() {
-	p.file = os.NewFile(uintptr(p.fd), "epoll")
-	var err error
-	if p.conn, err = p.file.SyscallConn(); err != nil {
-		panic("poll: epoll descriptor: " + err.Error()) // it was just opened
-	}
-}
-
-// WaitOnThread is Wait with idle that holds the thread meanwhile, for a loop that owns
-// one: the kernel wakes the thread, and no goroutine is scheduled in its place. Sending
-// at exact times, that takes a third less processor time than parking.
-func (p *Poller) WaitOnThread() []Event {
+	p.blocking.Blocks()
 	n, err := unix.EpollWait(p.fd, p.events[:], -1)
 	if err != nil && err != unix.EINTR {
 		panic("poll: epoll_wait: " + err.Error()) // closed under the loop
 	}
-	p.n = max(0, n)
-	return p.others()
+	return p.others(n)
 }
 
-// others are the events of descriptors that are not the poller's own.
-func (p *Poller) others() []Event {
+// others are the events, the first n, of descriptors that are not the poller's own.
+func (p *Poller) others(n int) []Event {
 	kept := 0
-	for i := range p.n {
+	for i := range max(0, n) {
 		switch e := &p.events[i]; e.Fd {
 		case eventSlot:
 		case timerSlot:
@@ -186,16 +146,12 @@ func (p *Poller) Watch(fd int, slot int32, generation, was, want uint32) error {
 
 // Close frees the poller. No Wait or Wake may be under way.
 func (p *Poller) Close() {
-	for _, fd := range []int{p.event, p.timer} {
+	for _, fd := range []int{p.fd, p.event, p.timer} {
 		if fd >= 0 {
 			unix.Close(fd)
 		}
 	}
-	if p.file != nil {
-		p.file.Close()
-	} else if p.fd >= 0 {
-		unix.Close(p.fd)
-	}
+	p.blocking.End()
 }
 
 // Write writes what a socket takes, which may be nothing.

@@ -3,6 +3,8 @@ package poll_test
 import (
 	"errors"
 	"io"
+	"runtime"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -82,10 +84,6 @@ func TestWakeAndAlarmEndAWait(t *testing.T) {
 		p.Wait(true)
 		p.Alarm(1) // long ago
 		p.Wait(true)
-		go p.Wake()
-		p.WaitOnThread()
-		p.Alarm(clock.Mono() + 1)
-		p.WaitOnThread()
 		p.Alarm(mono.Never)
 	}
 	woken := make(chan struct{})
@@ -97,4 +95,30 @@ func TestWakeAndAlarmEndAWait(t *testing.T) {
 	}
 	p.Wake()
 	<-woken
+}
+
+// However many wait, other goroutines run.
+func TestWaitsLeaveAProcessor(t *testing.T) {
+	before := runtime.GOMAXPROCS(0)
+	var all []*poll.Poller
+	var waits sync.WaitGroup
+	for range before + 2 {
+		p, err := poll.New()
+		check(t, err)
+		all = append(all, p)
+		waits.Go(func() { p.Wait(true) })
+	}
+	if n := runtime.GOMAXPROCS(0); n != len(all)+1 {
+		t.Errorf("GOMAXPROCS %d with %d pollers", n, len(all))
+	}
+	for _, p := range all {
+		p.Wake()
+	}
+	waits.Wait()
+	for _, p := range all {
+		p.Close()
+	}
+	if n := runtime.GOMAXPROCS(0); n != before {
+		t.Errorf("GOMAXPROCS %d, before the pollers %d", n, before)
+	}
 }

@@ -2,5 +2,5 @@
 // telling Go's scheduler, which need not know of a call that cannot block. It
 // is for event loops; Linux only. See internal/poll and kernel/hook.
 //
-// UDP tells the scheduler, but not Go's poller, and is one datagram at a time elsewhere.
+// Blocking and UDP are for calls that do block; UDP is one datagram at a time elsewhere.
 package rawfd

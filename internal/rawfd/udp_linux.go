@@ -20,18 +20,16 @@ const SharesPort = true
 // UDP is a socket that one goroutine reads and answers, as many datagrams in a system call
 // as there are (recvmmsg, sendmmsg). It allocates nothing after ListenUDP.
 //
-// Receive holds its thread in the kernel, which wakes that thread alone: Go's poller costs
-// another wake-up, of a thread that looks for more to do. For as long the scheduler may
-// take the thread's processor for in use, so a program raises GOMAXPROCS by one for each UDP
-// that it has.
+// Receive blocks its thread (see Blocking).
 type UDP struct {
 	fd      int
 	addr    netip.AddrPort
 	closing atomic.Bool
 
 	// Owned by the reader.
-	in, out batch
-	queued  int // of out
+	blocking Blocking
+	in, out  batch
+	queued   int // of out
 }
 
 // Address is a peer's, as the kernel has it.
@@ -96,9 +94,10 @@ func ListenUDP(address string, n, size int) (_ *UDP, err error) {
 		return nil, err
 	}
 	if err := unix.SetNonblock(u.fd, false); err != nil {
-		u.Close()
+		_ = unix.Close(u.fd)
 		return nil, err
 	}
+	u.blocking.Begin()
 	return u, nil
 }
 
@@ -108,6 +107,7 @@ func (u *UDP) Addr() netip.AddrPort { return u.addr }
 // Receive waits for a datagram, and returns how many there are then. Error: net.ErrClosed
 // after Stop; others pass.
 func (u *UDP) Receive() (int, error) {
+	u.blocking.Blocks()
 	for {
 		n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(u.fd), uintptr(unsafe.Pointer(&u.in.heads[0])), uintptr(len(u.in.heads)), unix.MSG_WAITFORONE, 0, 0)
 		switch {
@@ -174,6 +174,7 @@ func (u *UDP) Close() error {
 	if u.fd = -1; fd < 0 {
 		return nil
 	}
+	u.blocking.End()
 	return unix.Close(fd)
 }
 

@@ -281,7 +281,7 @@ func (p *Publishers) converseNow(ctx context.Context, lasting time.Duration) (se
 		sent += p.s.Together
 	}
 	for now.Before(end) && ctx.Err() == nil {
-		for _, e := range poller.WaitOnThread() {
+		for _, e := range poller.Wait(true) {
 			one := p.conns[e.Fd]
 			if err := p.collect(one, buf); err != nil {
 				return sent, err

@@ -139,13 +139,7 @@ func (p *epoll) wait(dst []event, until mono.Time) ([]event, error) {
 	if until != mono.Never {
 		p.poll.Alarm(until)
 	}
-	var events []poll.Event
-	if clock.Mono().Before(until) {
-		events = p.poll.WaitOnThread()
-	} else {
-		events = p.poll.Wait(false)
-	}
-	for _, e := range events {
+	for _, e := range p.poll.Wait(clock.Mono().Before(until)) {
 		dst = append(dst, event{
 			slot:     e.Fd,
 			readable: e.Events&(unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0,
