@@ -34,8 +34,7 @@ func mqosExample(*harness) (*work, error) {
 	made := &work{}
 	p := panel{id: "mqos6", header: []string{"after", "RAC cpu", "disk", "network", "DC of class 1 cpu", "disk", "network"}}
 	note := func(after, paper string) {
-		all := s.Stats()
-		rac, dc := all.Servers[0].Free, all.Classes[0].Deficit
+		rac, dc := s.Server(0).Free, s.Classes()[0].Deficit
 		p.rows = append(p.rows, append([]string{after}, numbers(rac[0], rac[1], rac[2], dc[0], dc[1], dc[2])...))
 		made.rows = append(made.rows, row{
 			Figure: "mQoS 6", Quantity: "RACs; class 1's DCs, after " + after, Paper: paper,

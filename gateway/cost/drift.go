@@ -26,7 +26,7 @@ type drift struct {
 }
 
 // Observe takes what a server reported at now, while free, in percent, was left of its
-// capacity, both as the scheduler's Stats have them. It reports whether the server's
+// capacity, both as the scheduler's Server has them. It reports whether the server's
 // Capacity has changed. The time before the first report after 10 seconds of silence
 // changes nothing.
 func (t *Table) Observe(server int, r *Report, free, capacity schedule.Vector, now mono.Time) (changed bool) {

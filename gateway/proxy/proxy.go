@@ -140,19 +140,13 @@ func newTransport(response time.Duration) *http.Transport {
 
 // Run does what is due without a request, until ctx ends.
 func (p *Proxy) Run(ctx context.Context) error {
-	ticker := time.NewTicker(tick)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			p.end()
-			p.tunnels.Wait()
-			p.rules.Load().transport.CloseIdleConnections()
-			return nil
-		case <-ticker.C:
-			p.dispatcher.tick(clock.Mono())
-		}
+	for clock.Sleep(ctx, tick) {
+		p.dispatcher.tick(clock.Mono())
 	}
+	p.end()
+	p.tunnels.Wait()
+	p.rules.Load().transport.CloseIdleConnections()
+	return nil
 }
 
 // ServeHTTP implements http.Handler.

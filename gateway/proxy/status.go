@@ -60,8 +60,7 @@ func (p *Proxy) Status() Status {
 		}
 		return named
 	}
-	stats := m.schedule.Stats()
-	for i, c := range stats.Classes {
+	for i, c := range m.schedule.Classes() {
 		n := m.classes[i]
 		s.Classes = append(s.Classes, ClassStatus{
 			ClassStats: c, counts: n, Weight: m.policy.Classes[i].Weight, Used: byName(c.Used), Deficit: byName(c.Deficit),
@@ -69,7 +68,7 @@ func (p *Proxy) Status() Status {
 		})
 	}
 	for _, b := range m.balance.Stats(clock.Mono(), nil) {
-		v := stats.Servers[b.Server]
+		v := m.schedule.Server(b.Server)
 		s.Servers = append(s.Servers, ServerStatus{
 			URL: m.servers[b.Server].name, Stat: b, MeanDepartureMs: ms(b.Interval), AnswerMs: ms(b.Answer), Capacity: byName(v.Capacity), Free: byName(v.Free),
 		})

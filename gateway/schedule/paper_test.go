@@ -17,7 +17,7 @@ func TestTypeWithoutRequestsHoldsUpNone(t *testing.T) {
 	for range 10 { // at a tie all types have their turn
 		s.Next(nil)
 	}
-	g.Expect(s.Stats().Classes[0].InFlight).To(Equal(1))
+	g.Expect(s.Classes()[0].InFlight).To(Equal(1))
 	arrive(t, s, 0, 9, 1, 1)
 	sent := 0
 	for range 100 {

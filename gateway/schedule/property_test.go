@@ -157,7 +157,7 @@ func TestConservedAndNoDeadlock(t *testing.T) {
 		w.SetCapacity(0, Vector{rapid.Float64Range(.01, 100).Draw(t, "capacity")})
 		for len(w.queued)+len(w.flying) > 0 {
 			if w.drain(t) == 0 && len(w.flying) == 0 {
-				t.Fatalf("%d requests wait and none goes: %+v", len(w.queued), w.Stats())
+				t.Fatalf("%d requests wait and none goes: %+v", len(w.queued), w.Classes())
 			}
 			w.check(t)
 			if len(w.flying) > 0 {
@@ -196,7 +196,7 @@ func TestNoStarvation(t *testing.T) {
 		limit := (debt + 4 + int64(len(w.queued))*100*one/c.quantum) * round * patience
 		for n := int64(0); last.waiting; n++ {
 			if n > limit {
-				t.Fatalf("class %d, type %d waits after %d others were sent: %+v", last.Class, last.kind, n, w.Stats())
+				t.Fatalf("class %d, type %d waits after %d others were sent: %+v", last.Class, last.kind, n, w.Classes())
 			}
 			for i := range w.classes { // the others' queues are always full
 				for i != last.Class && w.classes[i].waiting < w.classes[i].Queue {

@@ -138,7 +138,7 @@ type server struct {
 
 // Scheduler holds the requests that wait and knows of those at the servers. Make it
 // with New. It is not safe for concurrent use, and allocates nothing after New but
-// what Stats returns.
+// what Classes and Server return.
 //
 // Invariant: of each server and resource, free plus what its requests take is the
 // capacity.
@@ -532,13 +532,7 @@ func (s *Scheduler) SetCapacity(server int, percent Vector) {
 	v.closed = v.capacity == [MaxResources]int64{}
 }
 
-// Stats is a scheduler's state. Vectors are in percent of the reference server.
-type Stats struct {
-	Classes []ClassStats
-	Servers []ServerStats
-}
-
-// ClassStats is the state of a class.
+// ClassStats is the state of a class. Vectors are in percent of the reference server.
 type ClassStats struct {
 	Name     string `json:"name"`
 	Queued   int    `json:"queued"`
@@ -553,7 +547,7 @@ type ClassStats struct {
 	Deficit Vector `json:"-"`
 }
 
-// ServerStats is the state of a server. Free is its resource availability counters.
+// ServerStats is the state of a server, in the same. Free is its resource availability counters.
 type ServerStats struct{ Capacity, Free Vector }
 
 // Queued is the number of requests of a class that wait.
@@ -564,14 +558,11 @@ func (s *Scheduler) Server(i int) ServerStats {
 	return ServerStats{s.vector(&s.servers[i].capacity), s.vector(&s.servers[i].free)}
 }
 
-// Stats returns the state.
-func (s *Scheduler) Stats() (all Stats) {
+// Classes returns the states of all.
+func (s *Scheduler) Classes() (all []ClassStats) {
 	for i := range s.classes {
 		c := &s.classes[i]
-		all.Classes = append(all.Classes, ClassStats{c.Name, c.waiting, c.inFlight, s.vector(&c.used), s.vector(&c.estimated), s.vector(&c.deficit)})
-	}
-	for i := range s.servers {
-		all.Servers = append(all.Servers, s.Server(i))
+		all = append(all, ClassStats{c.Name, c.waiting, c.inFlight, s.vector(&c.used), s.vector(&c.estimated), s.vector(&c.deficit)})
 	}
 	return all
 }

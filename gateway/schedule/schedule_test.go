@@ -60,14 +60,14 @@ func TestWorkedExample(t *testing.T) {
 		g.Expect(ok).To(BeTrue())
 		g.Expect(server).To(Equal(0))
 		g.Expect(got).To(BeIdenticalTo(step.want))
-		g.Expect(s.Stats().Servers[0].Free).To(Equal(step.rac))
-		g.Expect(s.Stats().Classes[0].Deficit).To(Equal(step.dcs))
+		g.Expect(s.Server(0).Free).To(Equal(step.rac))
+		g.Expect(s.Classes()[0].Deficit).To(Equal(step.dcs))
 	}
 	s.Done(cpu, nil)
-	g.Expect(s.Stats().Servers[0].Free).To(Equal(Vector{95, 90, 89}))
-	g.Expect(s.Stats().Classes[0].Deficit).To(Equal(Vector{49, 45, 46}))
-	g.Expect(s.Stats().Classes[1].Deficit).To(Equal(Vector{30, 30, 30}))
-	g.Expect(s.Stats().Classes[2].Deficit).To(Equal(Vector{10, 10, 10}))
+	g.Expect(s.Server(0).Free).To(Equal(Vector{95, 90, 89}))
+	g.Expect(s.Classes()[0].Deficit).To(Equal(Vector{49, 45, 46}))
+	g.Expect(s.Classes()[1].Deficit).To(Equal(Vector{30, 30, 30}))
+	g.Expect(s.Classes()[2].Deficit).To(Equal(Vector{10, 10, 10}))
 }
 
 func TestQueueBounds(t *testing.T) {
@@ -78,9 +78,10 @@ func TestQueueBounds(t *testing.T) {
 	g.Expect(s.Arrive(a)).To(Succeed())
 	g.Expect(s.Arrive(&Request{Cost: Vector{1}, Bytes: 60})).To(MatchError(ErrQueueFull))
 	g.Expect(s.Arrive(&Request{Cost: Vector{1}, Bytes: 40})).To(Succeed())
-	before := s.Stats()
+	before, free := s.Classes(), s.Server(0)
 	g.Expect(s.Arrive(&Request{Cost: Vector{90}})).To(MatchError(ErrQueueFull))
-	g.Expect(s.Stats()).To(Equal(before))
+	g.Expect(s.Classes()).To(Equal(before))
+	g.Expect(s.Server(0)).To(Equal(free))
 	g.Expect(s.Leave(a)).To(BeTrue())
 	g.Expect(s.Leave(a)).To(BeFalse())
 	g.Expect(s.Arrive(a)).To(Succeed())
@@ -176,7 +177,7 @@ func TestClassesAdvanceTogether(t *testing.T) {
 		s.Done(flying[0], nil)
 		flying = flying[1:]
 	}
-	of := s.Stats().Classes
+	of := s.Classes()
 	g.Expect(of[0].Used[0] / of[1].Used[1]).To(BeNumerically("~", 6, .1))
 }
 
@@ -190,10 +191,10 @@ func TestAdopt(t *testing.T) {
 	s := schedulerOf(t, Config{Resources: 1, Servers: 2}, 1, 1)
 	r.Class = 1
 	s.Adopt(r, 1)
-	g.Expect(s.Stats().Servers[1].Free).To(Equal(Vector{70}))
+	g.Expect(s.Server(1).Free).To(Equal(Vector{70}))
 	s.Done(r, Vector{50})
 	s.Done(r, Vector{50})
-	g.Expect(s.Stats().Servers[1].Free).To(Equal(Vector{100}))
-	g.Expect(s.Stats().Classes[1].Used).To(Equal(Vector{50}))
+	g.Expect(s.Server(1).Free).To(Equal(Vector{100}))
+	g.Expect(s.Classes()[1].Used).To(Equal(Vector{50}))
 	g.Expect(errors.Is(s.Arrive(r), nil)).To(BeTrue())
 }
