@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -26,22 +25,11 @@ func command(ctx context.Context, args []string) error {
 	if len(args) == 0 || strings.HasPrefix(args[0], "-") {
 		return p.Execute(ctx, args)
 	}
-	switch args[0] {
-	case "check":
-		p = o.check()
-	case "explain":
-		// The URL may be the last argument, as people write it.
-		if last := args[len(args)-1]; len(args) > 1 && !strings.HasPrefix(last, "-") && strings.ContainsAny(last, "/?") {
-			args[len(args)-1] = "--url=" + last
-		}
-		p = o.explain()
-	case "profile":
-		p = o.profile()
-	case "monitor":
-		p = o.monitor()
-	default:
+	command := map[string]func() *daemon.Program{"check": o.check, "explain": o.explain, "profile": o.profile, "monitor": o.monitor}[args[0]]
+	if command == nil {
 		return lifecycle.UsageError{Err: fmt.Errorf("%q: want check, explain, profile or monitor, or flags alone", args[0])}
 	}
+	p = command()
 	p.Name = "gateway " + args[0]
 	return p.Execute(ctx, args[1:])
 }
@@ -113,7 +101,7 @@ func (o *options) explain() *daemon.Program {
 		}
 		return nil
 	}
-	return &daemon.Program{About: "gateway explain says of what class a request would be, why, and what it is taken to cost.", Flags: flags, Validate: validate, Run: run}
+	return &daemon.Program{About: "gateway explain says of what class a request would be, why, and what it is taken to cost.", Argument: "url", Flags: flags, Validate: validate, Run: run}
 }
 
 func (o *options) monitor() *daemon.Program {
@@ -133,13 +121,12 @@ func (o *options) monitor() *daemon.Program {
 		return errors.Join(err, o.guard.CheckHTTP("--http-address", o.httpAddress))
 	}
 	run := func(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) error {
-		ln, err := net.Listen("tcp", o.httpAddress)
+		at, serve, err := daemon.ListenHTTP("--http-address", o.httpAddress, o.guard, m)
 		if err != nil {
-			return fmt.Errorf("--http-address: %w", err)
+			return err
 		}
-		log.Info("monitor is up", "http", ln.Addr().String())
-		srv := &http.Server{Handler: o.guard.Handler(m), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}
-		return lifecycle.Serve(o.guard.Listener(ln), srv)(ctx)
+		log.Info("monitor is up", "http", at.String())
+		return serve(ctx)
 	}
 	return &daemon.Program{
 		About: "gateway monitor tells gateway profile what the web server beside it uses: cpu in milliseconds, disk and net in kilobytes.",

@@ -20,7 +20,8 @@ import (
 	"github.com/srtm-io/srtm/gateway/policy"
 	"github.com/srtm-io/srtm/gateway/proxy"
 	"github.com/srtm-io/srtm/gateway/publish"
-	"github.com/srtm-io/srtm/internal/connlimit"
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
 )
@@ -28,9 +29,6 @@ import (
 func main() {
 	os.Exit(lifecycle.Main("gateway", func(ctx context.Context) error { return command(ctx, os.Args[1:]) }))
 }
-
-// maxOperators bounds the connections at --admin-address; one more is answered 503.
-const maxOperators = 256
 
 // run serves until ctx ends, and then empties the queues.
 func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) error {
@@ -60,23 +58,20 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 	if err != nil {
 		return fmt.Errorf("--policy %s: %w", o.policyFile, err)
 	}
-	web, err := net.Listen("tcp", o.httpAddress)
-	if err != nil {
-		return fmt.Errorf("--http-address: %w", err)
-	}
-	admin, err := net.Listen("tcp", o.adminAddress)
-	if err != nil {
-		web.Close()
-		return fmt.Errorf("--admin-address: %w", err)
-	}
 	mux := http.NewServeMux()
 	state := func() any { return p.Status() }
 	obs.Mount(mux, metrics, state, p.Healthy)
 	mux.Handle("GET /status", obs.JSON(state))
-	operators := &http.Server{Handler: o.guard.Handler(mux), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute}
+	admin, serveAdmin, err := daemon.ListenHTTP("--admin-address", o.adminAddress, o.guard, mux)
+	if err != nil {
+		return err
+	}
+	web, err := net.Listen("tcp", o.httpAddress)
+	if err != nil {
+		return fmt.Errorf("--http-address: %w", err)
+	}
 	// Stopped in reverse: first clients, last those who watch that.
-	slots := &connlimit.Slots{Most: maxOperators}
-	group.Add("admin", lifecycle.Serve(o.guard.Listener(&connlimit.Listener{Listener: admin, Slots: slots, Plain: o.security.CertFile == ""}), operators))
+	group.Add("admin", serveAdmin)
 	group.Add("proxy", p.Run)
 	group.Add("policy", func(ctx context.Context) error { return o.follow(ctx, p, log) })
 	group.Add("http", func(ctx context.Context) error {
@@ -85,7 +80,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 		return lifecycle.ServeWithin(p.Listener(web, o.guard), srv, o.proxy.Policy.Timeouts.Drain)(ctx)
 	})
 	tell(log, config.Policy)
-	log.Info("gateway is up", obs.KeyVersion, obs.Version(), "http", web.Addr().String(), "admin", admin.Addr().String(),
+	log.Info("gateway is up", obs.KeyVersion, obs.Version(), "http", web.Addr().String(), "admin", admin.String(),
 		"classes", len(config.Policy.Classes), "servers", len(config.Policy.Servers))
 	err = group.Run(ctx)
 	log.Info("gateway is down")
@@ -95,15 +90,8 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 // follow reads the policy again when its file has changed. A faulty one changes nothing,
 // and is said once.
 func (o *options) follow(ctx context.Context, p *proxy.Proxy, log *slog.Logger) error {
-	ticker := time.NewTicker(time.Second)
-	defer ticker.Stop()
 	said := ""
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-		}
+	for clock.Sleep(ctx, time.Second) {
 		to, err := o.readPolicy()
 		if to != nil {
 			err = p.SetPolicy(to)
@@ -118,6 +106,7 @@ func (o *options) follow(ctx context.Context, p *proxy.Proxy, log *slog.Logger) 
 			tell(log, to)
 		}
 	}
+	return nil
 }
 
 // tell logs what a policy has that is probably not meant.

@@ -2,6 +2,8 @@ package main
 
 import (
 	"math"
+	"os"
+	"path/filepath"
 	"testing"
 )
 
@@ -9,6 +11,29 @@ func TestConnectionsFitTheDescriptors(t *testing.T) {
 	for descriptors, want := range map[int64]int{1: 1, 1024: 384, 65_536: 27_768, 1 << 20: 50_000, math.MaxInt64: 50_000} {
 		if got := defaultConnections(descriptors); got != want {
 			t.Errorf("%d connections of %d descriptors, want %d", got, descriptors, want)
+		}
+	}
+}
+
+// The URL to explain is the argument after the flags; the value of a flag is not taken for
+// one.
+func TestExplain(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "policy.toml")
+	if err := os.WriteFile(file, []byte("[[class]]\nname = \"a\"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{
+		{"--tenant", "acme", "/report/7"},
+		{"--url=/report/7", "--header", "Accept: text/html"},
+		{"report"},
+	} {
+		if err := command(t.Context(), append([]string{"explain", "--policy", file}, args...)); err != nil {
+			t.Errorf("%q: %v", args, err)
+		}
+	}
+	for _, args := range [][]string{{}, {"/a", "/b"}} {
+		if err := command(t.Context(), append([]string{"explain", "--policy", file}, args...)); err == nil {
+			t.Errorf("%q: explained", args)
 		}
 	}
 }

@@ -40,8 +40,8 @@ func bothProtocols() *http.Protocols {
 // has it, and otherwise with an eye on how requests are framed.
 func (p *Proxy) Listener(ln net.Listener, guard *secure.Server) net.Listener {
 	limited := &connlimit.Listener{Listener: ln, Slots: &p.slots}
-	if secured := guard.Listener(limited); secured != net.Listener(limited) {
-		return secured
+	if guard.HTTPTLS() {
+		return guard.Listener(limited)
 	}
 	limited.Plain = true
 	return framing.Listener{Listener: limited}

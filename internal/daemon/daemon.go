@@ -18,6 +18,8 @@ type Program struct {
 	About  string              // the first paragraph of --help
 	Banner string              // a line before our own version: "" for none
 	Flags  func(*flag.FlagSet) // adds those that not every daemon has
+	// Argument is the flag that one argument after all flags is for, "": it is a fault.
+	Argument string
 	// Validate completes what was configured, or returns all that is wrong with it.
 	Validate func() error
 	// Run serves until ctx ends. The level of log may be changed.
@@ -52,7 +54,7 @@ func (p *Program) Parse(args []string, out io.Writer) (*slog.Logger, *slog.Level
 	p.Flags(fs)
 	level := fs.String("log-level", "info", "`level`: debug, info, warn, error, or fatal (nothing)")
 	format := fs.String("log-format", "text", "`format`: text or json")
-	if err := parse(fs, args, p.About, p.Banner, out); err != nil {
+	if err := parse(fs, args, p.About, p.Banner, p.Argument, out); err != nil {
 		return nil, nil, err
 	}
 	log, variable, err := obs.NewLogger(obs.Stderr, *level, *format)

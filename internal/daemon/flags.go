@@ -73,7 +73,7 @@ func canonical(f *flag.Flag) string {
 // parse adds --config and --version to fs, and reads args and the file they name.
 // In the file _ may stand for -, and a list repeats a flag; a flag on the command
 // line wins over the file.
-func parse(fs *flag.FlagSet, args []string, about, banner string, out io.Writer) error {
+func parse(fs *flag.FlagSet, args []string, about, banner, argument string, out io.Writer) error {
 	config := fs.String("config", "", "TOML `file` with any of these settings")
 	version := fs.Bool("version", false, "print the version and exit")
 	fs.SetOutput(io.Discard) // an error is the caller's to print, once
@@ -85,8 +85,14 @@ func parse(fs *flag.FlagSet, args []string, about, banner string, out io.Writer)
 		return errDone
 	case err != nil:
 		return err
-	case fs.NArg() > 0:
+	case fs.NArg() > 1 || fs.NArg() == 1 && argument == "":
 		return fmt.Errorf("unexpected argument %q", fs.Arg(0))
+	case fs.NArg() == 1:
+		if err := fs.Set(argument, fs.Arg(0)); err != nil {
+			return fmt.Errorf("%q: %w", fs.Arg(0), err)
+		}
+	}
+	switch {
 	case *version:
 		if banner != "" {
 			fmt.Fprintln(out, banner)

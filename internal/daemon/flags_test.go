@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -20,6 +21,12 @@ type options struct {
 
 func read(t *testing.T, args ...string) (options, string, error) {
 	t.Helper()
+	return readWith(t, "", args...)
+}
+
+// readWith is read of a program with an argument.
+func readWith(t *testing.T, argument string, args ...string) (options, string, error) {
+	t.Helper()
 	var o options
 	var out bytes.Buffer
 	fs := flag.NewFlagSet("thing", flag.ContinueOnError)
@@ -28,7 +35,7 @@ func read(t *testing.T, args ...string) (options, string, error) {
 	fs.IntVar(&o.count, "count", 3, "how many")
 	fs.Var(&o.names, "name", "a name; may be repeated")
 	Alias(fs, "name", "names", "its former name")
-	err := parse(fs, args, "thing does it.", "thing v1.2.3", &out)
+	err := parse(fs, args, "thing does it.", "thing v1.2.3", argument, &out)
 	return o, out.String(), err
 }
 
@@ -61,6 +68,22 @@ func TestAlias(t *testing.T) {
 	} {
 		if o, _, err := read(t, args...); err != nil || o.names.String() != want {
 			t.Errorf("%q: %q, %v, want %q", args, o.names.String(), err, want)
+		}
+	}
+}
+
+// An argument is what its flag is for, also where a value before it looks like one.
+func TestArgument(t *testing.T) {
+	for want, args := range map[string][]string{
+		"a 3": {"a"}, "b 7": {"--count=7", "b"}, "c 8": {"--count", "8", "--name=c"}, " 9": {"--count", "9"},
+	} {
+		if o, _, err := readWith(t, "name", args...); err != nil || fmt.Sprint(&o.names, " ", o.count) != want {
+			t.Errorf("%q: %s %d, %v, want %s", args, &o.names, o.count, err, want)
+		}
+	}
+	for want, args := range map[string][]string{`unexpected argument "a"`: {"a", "b"}, `"": is empty`: {""}} {
+		if _, _, err := readWith(t, "name", args...); err == nil || err.Error() != want {
+			t.Errorf("%q: %v, want %s", args, err, want)
 		}
 	}
 }

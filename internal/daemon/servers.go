@@ -18,6 +18,7 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/reflection"
 
+	"github.com/srtm-io/srtm/internal/connlimit"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
@@ -151,4 +152,20 @@ func (s *Servers) watched(status healthv1.HealthCheckResponse_ServingStatus) {
 	for name := range s.GRPC.GetServiceInfo() {
 		s.Health.SetServingStatus(name, status)
 	}
+}
+
+// maxOperators bounds the connections at an address for operators; one more is answered
+// 503.
+const maxOperators = 256
+
+// ListenHTTP listens at the address of a flag, for operators. It returns where that is,
+// and a part that serves handler there to those whom the guard lets in.
+func ListenHTTP(flag, address string, guard *secure.Server, handler http.Handler) (net.Addr, func(context.Context) error, error) {
+	ln, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", flag, err)
+	}
+	limited := &connlimit.Listener{Listener: ln, Slots: &connlimit.Slots{Most: maxOperators}, Plain: !guard.HTTPTLS()}
+	server := &http.Server{Handler: guard.Handler(handler), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute}
+	return ln.Addr(), lifecycle.Serve(guard.Listener(limited), server), nil
 }

@@ -152,6 +152,9 @@ func (s *Server) Log(log *slog.Logger) {
 	s.auditor.Store(NewAuditor(log, s.tokens != nil))
 }
 
+// HTTPTLS reports whether HTTP has TLS.
+func (s *Server) HTTPTLS() bool { return s.httpTLS }
+
 // Tokens are those of the token file; nil: there is none.
 func (s *Server) Tokens() *Tokens { return s.tokens }
 
