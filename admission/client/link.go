@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"net"
 	"sync"
 	"time"
@@ -19,7 +18,7 @@ const maxOutstanding = 2048
 // link asks one server.
 type link struct {
 	address  string
-	hash     uint32 // CRC-32 of the address, by which servers name each other
+	hash     uint32 // of the address, by which servers name each other
 	conn     *net.UDPConn
 	attempts int
 	paper    bool
@@ -64,7 +63,7 @@ func dial(address string, cfg Config) (*link, error) {
 		return nil, fmt.Errorf("admission server: %w", err)
 	}
 	l := &link{
-		address: address, hash: crc32.ChecksumIEEE([]byte(address)), conn: conn.(*net.UDPConn), attempts: cfg.Attempts, paper: cfg.PaperTimers, done: make(chan struct{}), sealer: sealer,
+		address: address, hash: wire.HashOf(address), conn: conn.(*net.UDPConn), attempts: cfg.Attempts, paper: cfg.PaperTimers, done: make(chan struct{}), sealer: sealer,
 		number: uint64(time.Now().Unix()) << 32, waiting: make(map[uint64]*call),
 	}
 	l.read.Go(func() { l.receive(answers) })

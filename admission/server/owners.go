@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"errors"
-	"hash/crc32"
 	"maps"
 	"slices"
 	"time"
@@ -38,8 +37,6 @@ type seen struct {
 	member store.Member
 	since  mono.Time
 }
-
-func hashOf(address string) uint32 { return crc32.ChecksumIEEE([]byte(address)) }
 
 // now is the time, whose wall clock is the store's: it never goes back, nor behind what
 // the owners before wrote of keys that are here.
@@ -247,7 +244,7 @@ func (s *Server) readOwners(ctx context.Context) error {
 	held := 0
 	for i, p := range all {
 		owns[p.Owner] = true
-		next.mine[i], next.hash[i] = p.Owner == s.me.Address, hashOf(p.Owner)
+		next.mine[i], next.hash[i] = p.Owner == s.me.Address, wire.HashOf(p.Owner)
 		had := len(old.all) > 0 && old.all[i].Owner == s.me.Address
 		kept[i] = next.mine[i] && had && old.all[i].Epoch == p.Epoch
 		drop[i%shards] = drop[i%shards] || had && !kept[i]

@@ -3,6 +3,7 @@ package wire
 import (
 	"encoding/binary"
 	"errors"
+	"hash/crc32"
 
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -83,9 +84,12 @@ type Answer struct {
 	Flags   uint8
 	Session uint64
 	Number  uint64
-	Value   uint32 // milliseconds until a retry makes sense; if admitted, credits left; if Moved, CRC-32/IEEE of the owner's address
+	Value   uint32 // milliseconds until a retry makes sense; if admitted, credits left; if Moved, HashOf the owner
 	Epoch   uint32 // if Moved: of the partition, grows with each change of its owner
 }
+
+// HashOf is CRC-32/IEEE of a server's address, by which Moved names the owner.
+func HashOf(address string) uint32 { return crc32.ChecksumIEEE([]byte(address)) }
 
 // Grant is what a holder may use, for as long as Answer.Value says, in milliseconds, after it
 // asked. What is not of an epoch above that of Held is what it holds.
@@ -104,12 +108,7 @@ var (
 // AppendQuestion appends the datagram of q. Requires: len(q.Key) <= MaxKey.
 func (s *Sealer) AppendQuestion(to []byte, q Question) []byte {
 	from := len(to)
-	to = append(to, magic, version, byte(q.Kind), q.Flags)
-	to = binary.BigEndian.AppendUint64(to, q.Session)
-	to = binary.BigEndian.AppendUint64(to, q.Number)
-	to = binary.BigEndian.AppendUint32(to, q.Cost)
-	to = binary.BigEndian.AppendUint16(to, s.id())
-	to = binary.BigEndian.AppendUint16(to, uint16(len(q.Key)))
+	to = appendHead(to, Answer{q.Kind, q.Flags, q.Session, q.Number, q.Cost, uint32(s.id())<<16 | uint32(len(q.Key))})
 	to = append(to, q.Key...)
 	if h := &q.Held; q.Kind == Lease {
 		to = appendShare(binary.BigEndian.AppendUint64(to, h.Holder), h.Epoch, h.Share, h.Released)
@@ -123,15 +122,10 @@ func (s *Sealer) ParseQuestion(d []byte) (q Question, keyID uint16, err error) {
 	if len(d) < MinQuestion || len(d) > MaxQuestion || d[0] != magic || d[1] != version {
 		return q, 0, ErrMalformed
 	}
-	keyID = binary.BigEndian.Uint16(d[24:])
-	n := int(binary.BigEndian.Uint16(d[26:]))
-	q = Question{
-		Kind:    Kind(d[2]),
-		Flags:   d[3],
-		Session: binary.BigEndian.Uint64(d[4:]),
-		Number:  binary.BigEndian.Uint64(d[12:]),
-		Cost:    binary.BigEndian.Uint32(d[20:]),
-	}
+	head := parseHead(d)
+	keyID = uint16(head.Epoch >> 16)
+	n := int(uint16(head.Epoch))
+	q = Question{Kind: head.Kind, Flags: head.Flags, Session: head.Session, Number: head.Number, Cost: head.Value}
 	held := 0
 	if q.Kind == Lease {
 		held = heldSize
@@ -155,21 +149,34 @@ func (s *Sealer) ParseQuestion(d []byte) (q Question, keyID uint16, err error) {
 // AppendAnswer appends the datagram of a, sealed by the key that the question had.
 func (s *Sealer) AppendAnswer(to []byte, a Answer, keyID uint16) []byte {
 	from := len(to)
-	return s.seal(appendAnswer(to, a), from, keyID)
+	return s.seal(appendHead(to, a), from, keyID)
 }
 
 // AppendGrant is AppendAnswer of a Granted.
 func (s *Sealer) AppendGrant(to []byte, a Answer, g Grant, keyID uint16) []byte {
 	from := len(to)
-	return s.seal(appendShare(appendAnswer(to, a), g.Epoch, g.Share, g.Tokens), from, keyID)
+	return s.seal(appendShare(appendHead(to, a), g.Epoch, g.Share, g.Tokens), from, keyID)
 }
 
-func appendAnswer(to []byte, a Answer) []byte {
+// appendHead appends the head of a datagram: an answer. A question has its cost for Value, and
+// for Epoch the id of the MAC key and the length of its key.
+func appendHead(to []byte, a Answer) []byte {
 	to = append(to, magic, version, byte(a.Kind), a.Flags)
 	to = binary.BigEndian.AppendUint64(to, a.Session)
 	to = binary.BigEndian.AppendUint64(to, a.Number)
 	to = binary.BigEndian.AppendUint32(to, a.Value)
 	return binary.BigEndian.AppendUint32(to, a.Epoch)
+}
+
+func parseHead(d []byte) Answer {
+	return Answer{
+		Kind:    Kind(d[2]),
+		Flags:   d[3],
+		Session: binary.BigEndian.Uint64(d[4:]),
+		Number:  binary.BigEndian.Uint64(d[12:]),
+		Value:   binary.BigEndian.Uint32(d[20:]),
+		Epoch:   binary.BigEndian.Uint32(d[24:]),
+	}
 }
 
 func appendShare(to []byte, epoch uint64, share tokenbucket.Share, tokens tokenbucket.Tokens) []byte {
@@ -202,12 +209,5 @@ func (s *Sealer) ParseAnswer(d []byte) (a Answer, g Grant, err error) {
 	if len(d) == GrantSize {
 		g.Epoch, g.Share, g.Tokens = share(d[headSize:])
 	}
-	return Answer{
-		Kind:    Kind(d[2]),
-		Flags:   d[3],
-		Session: binary.BigEndian.Uint64(d[4:]),
-		Number:  binary.BigEndian.Uint64(d[12:]),
-		Value:   binary.BigEndian.Uint32(d[20:]),
-		Epoch:   binary.BigEndian.Uint32(d[24:]),
-	}, g, nil
+	return parseHead(d), g, nil
 }
