@@ -2,11 +2,9 @@ package router
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -14,6 +12,7 @@ import (
 	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/admission/store"
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/refusal"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -156,28 +155,18 @@ func ruleProto(r rule.Rule) *srtmv1.AdmissionRule {
 }
 
 func invalid(field, text string) error {
-	s, err := status.New(codes.InvalidArgument, field+": "+text).WithDetails(&errdetails.BadRequest{
-		FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: field, Description: text}},
-	})
-	if err != nil {
-		return status.Error(codes.InvalidArgument, field+": "+text)
-	}
-	return s.Err()
+	return failed(refusal.Faults{{Field: field, Problem: text}})
 }
 
-// failed gives an error of the store its code.
+var table = refusal.Table{
+	refusal.Is(store.ErrNoRule, codes.NotFound, "RULE_UNKNOWN"),
+	refusal.Is(store.ErrNoServer, codes.FailedPrecondition, "SERVER_UNKNOWN"),
+}
+
+// failed gives an error its code. Any that is not known is the store's.
 func failed(err error) error {
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, store.ErrNoRule):
-		return status.Error(codes.NotFound, err.Error())
-	case errors.Is(err, store.ErrNoServer):
-		return status.Error(codes.FailedPrecondition, err.Error())
-	case errors.Is(err, context.Canceled):
-		return status.Error(codes.Canceled, err.Error())
-	case errors.Is(err, context.DeadlineExceeded):
-		return status.Error(codes.DeadlineExceeded, err.Error())
+	if err = table.Status(err, nil); status.Code(err) == codes.Internal {
+		return status.Errorf(codes.Unavailable, "the admission store: %s", status.Convert(err).Message())
 	}
-	return status.Error(codes.Unavailable, fmt.Sprintf("the admission store: %v", err))
+	return err
 }
