@@ -48,26 +48,23 @@ func save(ctx context.Context, tx *sql.Tx, me Member, credits []table.Credit) er
 	}
 	err := one(tx.ExecContext(ctx, `UPDATE servers SET at_ms = CASE WHEN at_ms > $1 THEN at_ms ELSE $1 END WHERE address = $2 AND instance = $3`,
 		millis(at), me.Address, me.Instance))
-	var query strings.Builder
-	var args []any
-	for len(credits) > 0 && err == nil {
-		some := credits[:min(rowsAtOnce, len(credits))]
-		credits = credits[len(some):]
-		query.Reset()
-		args = args[:0]
-		query.WriteString(`INSERT INTO credits (key, credit_milli, at_ms) VALUES `)
+	if err != nil {
+		return err
+	}
+	for some := range slices.Chunk(credits, rowsAtOnce) {
+		var rows strings.Builder
+		var args []any
 		for i, c := range some {
-			if i > 0 {
-				query.WriteByte(',')
-			}
-			fmt.Fprintf(&query, "($%d,$%d,$%d)", 3*i+1, 3*i+2, 3*i+3)
+			fmt.Fprintf(&rows, ",($%d,$%d,$%d)", 3*i+1, 3*i+2, 3*i+3)
 			args = append(args, c.Key, int64(c.Credits), millis(c.At))
 		}
-		query.WriteString(` ON CONFLICT (key) DO UPDATE SET credit_milli = excluded.credit_milli, at_ms = excluded.at_ms
-			WHERE excluded.at_ms > credits.at_ms OR excluded.at_ms = credits.at_ms AND excluded.credit_milli < credits.credit_milli`)
-		_, err = tx.ExecContext(ctx, query.String(), args...)
+		if _, err := tx.ExecContext(ctx, `INSERT INTO credits (key, credit_milli, at_ms) VALUES `+rows.String()[1:]+`
+			ON CONFLICT (key) DO UPDATE SET credit_milli = excluded.credit_milli, at_ms = excluded.at_ms
+			WHERE excluded.at_ms > credits.at_ms OR excluded.at_ms = credits.at_ms AND excluded.credit_milli < credits.credit_milli`, args...); err != nil {
+			return err
+		}
 	}
-	return err
+	return nil
 }
 
 // Credits returns what keys held when that was last written, by key: of one of which it
