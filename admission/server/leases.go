@@ -74,10 +74,10 @@ func (s *Server) grant(q *wire.Question) (a wire.Answer, g wire.Grant, ok bool) 
 		if len(s.leases.keys) >= maxLeased {
 			return a, g, false
 		}
-		sh := s.shard(q.Key)
-		sh.Lock()
-		contract, credits, known := sh.keys.Lend(q.Key, now.Mono)
-		sh.Unlock()
+		var contract tokenbucket.Share
+		var credits tokenbucket.Tokens
+		var known bool
+		s.locked(string(q.Key), func(keys *table.Shard) { contract, credits, known = keys.Lend(q.Key, now.Mono) })
 		if !known {
 			return a, g, false
 		}
@@ -133,17 +133,12 @@ func (s *Server) tendLease(key string) {
 		return
 	}
 	now := s.cfg.Now().Mono
-	sh := s.shard([]byte(key))
 	var contract tokenbucket.Share
 	if !now.Before(s.leases.quiet[rule.Partition(key, rule.Partitions)]) {
-		sh.Lock()
-		contract = sh.keys.Contract(key)
-		sh.Unlock()
+		s.locked(key, func(keys *table.Shard) { contract = keys.Contract(key) })
 	}
 	if tokens, whole := k.Step(now, contract); whole {
-		sh.Lock()
-		sh.keys.Return(key, tokens, now)
-		sh.Unlock()
+		s.locked(key, func(keys *table.Shard) { keys.Return(key, tokens, now) })
 		delete(s.leases.keys, key)
 	}
 }

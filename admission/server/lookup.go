@@ -190,8 +190,8 @@ func (s *Server) learn(ctx context.Context, keys []*lookup) {
 	for len(placed) > 0 && seen != s.change.Load() {
 		seen = s.change.Load()
 		if err := s.ownRules(ctx, placed); err != nil {
-			for _, k := range placed {
-				s.forget(k.key) // with a rule that may be an old one
+			for _, k := range placed { // with a rule that may be an old one
+				s.locked(k.key, func(keys *table.Shard) { keys.Forget(k.key) })
 				k.err = err
 			}
 			return
@@ -247,12 +247,7 @@ func keysOf(keys []*lookup) []string {
 func (s *Server) place(key string, own *rule.Rule, credit *table.Credit, was store.Partition) (placed, full bool) {
 	s.defaults.RLock()
 	defer s.defaults.RUnlock()
-	r := own
-	if r == nil {
-		d := s.defaults.rules.For(key)
-		d.Change = s.defaults.change
-		r = &d
-	}
+	r := s.ruleOf(key, own, 0)
 	if credit != nil {
 		s.advance(credit.At) // or what is written next would pass for older
 	}
@@ -282,21 +277,17 @@ func (s *Server) place(key string, own *rule.Rule, credit *table.Credit, was sto
 func (s *Server) followKey(key string, own *rule.Rule, change uint64) {
 	s.defaults.RLock()
 	defer s.defaults.RUnlock()
-	r := own
-	if r == nil {
-		d := s.defaults.rules.For(key)
-		d.Change = max(change, s.defaults.change)
-		r = &d
-	}
-	sh := s.shard([]byte(key))
-	sh.Lock()
-	defer sh.Unlock()
-	sh.keys.Follow(key, r, s.cfg.Now().Mono)
+	r := s.ruleOf(key, own, change)
+	s.locked(key, func(keys *table.Shard) { keys.Follow(key, r, s.cfg.Now().Mono) })
 }
 
-func (s *Server) forget(key string) {
-	sh := s.shard([]byte(key))
-	sh.Lock()
-	defer sh.Unlock()
-	sh.keys.Forget(key)
+// ruleOf returns the key's own rule, or if that is nil the default, as of a change or a later
+// one. Requires: defaults held.
+func (s *Server) ruleOf(key string, own *rule.Rule, change uint64) *rule.Rule {
+	if own != nil {
+		return own
+	}
+	d := s.defaults.rules.For(key)
+	d.Change = max(change, s.defaults.change)
+	return &d
 }

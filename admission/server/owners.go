@@ -296,12 +296,10 @@ func (s *Server) handOver(ctx context.Context, members []store.Member) error {
 	s.owners.Store(&frozen)
 	s.frozen = true
 	var credits []table.Credit // since the last check-point
-	for i := range s.shards {
-		s.inTurns(i, func(keys *table.Shard, from int32) (next int32) {
-			credits, next = keys.Changed(credits, of, from, slotsAtOnce, s.now())
-			return next
-		})
-	}
+	s.allInTurns(func(keys *table.Shard, from int32) (next int32) {
+		credits, next = keys.Changed(credits, of, from, slotsAtOnce, s.now())
+		return next
+	})
 	if err := s.cfg.Store.HandOver(ctx, s.me, to, slices.Sorted(maps.Keys(moving)), credits); err != nil {
 		s.unsaved(credits)
 		s.atOnce = max(1, s.atOnce/2)
@@ -322,10 +320,7 @@ func (s *Server) wakeUp() {
 
 func (s *Server) unsaved(credits []table.Credit) {
 	for i := range credits {
-		sh := s.shard([]byte(credits[i].Key))
-		sh.Lock()
-		sh.keys.Unchanged(credits[i : i+1])
-		sh.Unlock()
+		s.locked(credits[i].Key, func(keys *table.Shard) { keys.Unchanged(credits[i : i+1]) })
 	}
 }
 

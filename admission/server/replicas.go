@@ -198,10 +198,7 @@ func (s *Server) Replicate(_ context.Context, q *srtmv1.ReplicateRequest) (*srtm
 	a := &srtmv1.ReplicateResponse{}
 	before := r.Len()
 	for _, c := range q.GetCredits() {
-		sent := table.Sent{Epoch: c.GetEpoch(), Credit: table.Credit{
-			Key: c.GetKey(), Credits: tokenbucket.Tokens(c.GetCreditMilli()), At: time.Duration(c.GetAtMs()) * time.Millisecond,
-		}}
-		if l.rows-before+r.Len() >= l.max || !r.Put(sent) {
+		if l.rows-before+r.Len() >= l.max || !r.Put(sentOf(c)) {
 			a.Refused++
 		}
 	}
@@ -246,6 +243,12 @@ func creditProto(c *table.Credit, epoch uint32) *srtmv1.AdmissionCredit {
 	return &srtmv1.AdmissionCredit{Key: c.Key, CreditMilli: int64(c.Credits), AtMs: up.Milliseconds(), Epoch: epoch}
 }
 
+func sentOf(c *srtmv1.AdmissionCredit) table.Sent {
+	return table.Sent{Epoch: c.GetEpoch(), Credit: table.Credit{
+		Key: c.GetKey(), Credits: tokenbucket.Tokens(c.GetCreditMilli()), At: time.Duration(c.GetAtMs()) * time.Millisecond,
+	}}
+}
+
 // recoverFrom asks the follower of the process before of this name, if there was one that
 // did not stop in order, for what that had sent. It returns the follower's instance.
 func (s *Server) recoverFrom(ctx context.Context) (follower int64, err error) {
@@ -276,7 +279,7 @@ func (s *Server) recoverFrom(ctx context.Context) (follower int64, err error) {
 	for {
 		some, err := stream.Recv()
 		for _, c := range some.GetCredits() {
-			r.Put(table.Sent{Epoch: c.GetEpoch(), Credit: table.Credit{Key: c.GetKey(), Credits: tokenbucket.Tokens(c.GetCreditMilli()), At: time.Duration(c.GetAtMs()) * time.Millisecond}})
+			r.Put(sentOf(c))
 		}
 		if err == nil && r.Len() <= l.max {
 			follower = members[of].Instance
@@ -334,9 +337,7 @@ func (s *Server) chosen() {
 	}
 	s.cfg.Log.Info("another server follows this one", "server", s.next.Address)
 	for i := range s.shards {
-		s.shards[i].Lock()
-		s.shards[i].keys.ResendAll()
-		s.shards[i].Unlock()
+		s.lockedShard(i, (*table.Shard).ResendAll)
 	}
 }
 
@@ -362,11 +363,11 @@ func (s *Server) replicateOnce(ctx context.Context) error {
 	for shard, from := 0, int32(0); shard < shards; { // slot from of shard is the next
 		q := &srtmv1.ReplicateRequest{Owner: me, Follower: follower.Instance, SavedMs: s.savedTo.Load()}
 		for shard < shards && len(q.Credits) < creditsAtOnce {
-			sh := &s.shards[shard]
-			sh.Lock()
-			t := s.owners.Load()
-			credits, from = sh.keys.Unsent(credits[:0], from, int32(creditsAtOnce-len(q.Credits)), s.now())
-			sh.Unlock()
+			var t *owners
+			s.lockedShard(shard, func(keys *table.Shard) {
+				t = s.owners.Load()
+				credits, from = keys.Unsent(credits[:0], from, int32(creditsAtOnce-len(q.Credits)), s.now())
+			})
 			for i := range credits {
 				if p := rule.Partition(credits[i].Key, rule.Partitions); t.mine[p] {
 					q.Credits = append(q.Credits, creditProto(&credits[i], t.all[p].Epoch))
@@ -382,10 +383,7 @@ func (s *Server) replicateOnce(ctx context.Context) error {
 		cancel()
 		if err != nil {
 			for _, c := range q.Credits {
-				sh := s.shard([]byte(c.Key))
-				sh.Lock()
-				sh.keys.Resend(c.Key)
-				sh.Unlock()
+				s.locked(c.Key, func(keys *table.Shard) { keys.Resend(c.Key) })
 			}
 			return fmt.Errorf("replicate to %s: %w", follower.Address, err)
 		}
@@ -424,24 +422,12 @@ func (s *Server) saveInherited(ctx context.Context, limit time.Duration) error {
 }
 
 func (s *Server) saveSent(ctx context.Context, limit time.Duration, all []table.Sent) error {
-	s.saving.Lock()
-	defer s.saving.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	for {
-		t := s.owners.Load()
-		var credits []table.Credit
+	return s.save(ctx, limit, func(t *owners) (credits []table.Credit) {
 		for _, sent := range all {
 			if p := rule.Partition(sent.Key, rule.Partitions); t.mine[p] && t.all[p].Epoch == sent.Epoch+1 {
 				credits = append(credits, sent.Credit)
 			}
 		}
-		err := s.save(ctx, t.number, credits)
-		if !errors.Is(err, store.ErrMoved) {
-			return err
-		}
-		if err := s.readOwners(ctx); err != nil {
-			return err
-		}
-	}
+		return credits
+	})
 }

@@ -138,20 +138,18 @@ type Server struct {
 
 // New opens the sockets and reads the defaults. Run must follow, or Close.
 func New(ctx context.Context, cfg Config) (*Server, error) {
-	if cfg.Loops == 0 || !rawfd.SharesPort {
+	if !rawfd.SharesPort {
 		cfg.Loops = 1
 	}
-	if cfg.MaxKeys == 0 {
-		cfg.MaxKeys = DefaultMaxKeys
-	}
-	if cfg.MaxSessions == 0 {
-		cfg.MaxSessions = DefaultMaxSessions
-	}
-	if cfg.Checkpoint == 0 {
-		cfg.Checkpoint = DefaultCheckpoint
-	}
-	if cfg.Poll == 0 {
-		cfg.Poll = DefaultPoll
+	cfg.Loops = cmp.Or(cfg.Loops, 1)
+	cfg.MaxKeys = cmp.Or(cfg.MaxKeys, DefaultMaxKeys)
+	cfg.MaxSessions = cmp.Or(cfg.MaxSessions, DefaultMaxSessions)
+	cfg.Checkpoint = cmp.Or(cfg.Checkpoint, DefaultCheckpoint)
+	cfg.Poll = cmp.Or(cfg.Poll, DefaultPoll)
+	cfg.Renew = cmp.Or(cfg.Renew, DefaultRenew)
+	cfg.Send = cmp.Or(cfg.Send, DefaultSend)
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	if cfg.Boot == nil {
 		if cfg.Boot = clock.Boot; cfg.Now != nil {
@@ -164,15 +162,6 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 			now := clock.Mono()
 			return table.Now{Mono: now, Wall: wall + now.Sub(start)}
 		}
-	}
-	if cfg.Renew == 0 {
-		cfg.Renew = DefaultRenew
-	}
-	if cfg.Send == 0 {
-		cfg.Send = DefaultSend
-	}
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &Server{cfg: cfg, wake: make(chan struct{}, 1), seen: make(map[string]seen), followers: make(map[int64]seen), atOnce: movedAtOnce, batch: creditsAtOnce}
 	s.owners.Store(new(owners))
@@ -307,11 +296,30 @@ func (s *Server) Healthy() error {
 	return nil
 }
 
-func (s *Server) shard(key []byte) *struct {
-	sync.Mutex
-	keys *table.Shard
-} {
-	return &s.shards[rule.Partition(key, rule.Partitions)%shards]
+// locked calls f with the shard of a key.
+func (s *Server) locked(key string, f func(keys *table.Shard)) {
+	s.lockedShard(rule.Partition(key, rule.Partitions)%shards, f)
+}
+
+func (s *Server) lockedShard(i int, f func(keys *table.Shard)) {
+	sh := &s.shards[i]
+	sh.Lock()
+	defer sh.Unlock()
+	f(sh.keys)
+}
+
+// inTurns calls f for all slots of a shard. Others get the lock in between.
+func (s *Server) inTurns(i int, f func(keys *table.Shard, from int32) (next int32)) {
+	for from, more := int32(0), true; more; more = from != 0 {
+		s.lockedShard(i, func(keys *table.Shard) { from = f(keys, from) })
+	}
+}
+
+// allInTurns is inTurns for each shard.
+func (s *Server) allInTurns(f func(keys *table.Shard, from int32) (next int32)) {
+	for i := range s.shards {
+		s.inTurns(i, f)
+	}
 }
 
 // alone reports that no other can decide meanwhile: so the store or the follower has said.

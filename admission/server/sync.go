@@ -114,24 +114,9 @@ func (s *Server) poll(ctx context.Context) error {
 // applyDefaults brings all keys without a rule of their own to the defaults. Only
 // the follower changes those, so that they stand meanwhile.
 func (s *Server) applyDefaults() {
-	for i := range s.shards {
-		s.inTurns(i, func(keys *table.Shard, from int32) int32 {
-			return keys.Undefault(&s.defaults.rules, s.defaults.change, from, slotsAtOnce, s.cfg.Now().Mono)
-		})
-	}
-}
-
-// inTurns calls f for all slots of a shard. Others get the lock in between.
-func (s *Server) inTurns(shard int, f func(keys *table.Shard, from int32) (next int32)) {
-	sh := &s.shards[shard]
-	for from := int32(0); ; {
-		sh.Lock()
-		from = f(sh.keys, from)
-		sh.Unlock()
-		if from == 0 {
-			return
-		}
-	}
+	s.allInTurns(func(keys *table.Shard, from int32) int32 {
+		return keys.Undefault(&s.defaults.rules, s.defaults.change, from, slotsAtOnce, s.cfg.Now().Mono)
+	})
 }
 
 // checkpoints saves what keys hold.
@@ -181,37 +166,26 @@ func (s *Server) checkpoint(ctx context.Context, limit time.Duration) error {
 	var credits []table.Credit
 	began := s.now().Wall.Milliseconds()
 	for i, from := 0, int32(0); i < shards; { // slot from of shard i is the next
-		s.saving.Lock()
-		first, batch := i, s.batch
-		credits = credits[:0]
-		for i < shards && len(credits) < batch {
-			sh := &s.shards[i]
-			sh.Lock()
-			credits, from = sh.keys.Changed(credits, nil, from, int32(batch-len(credits)), s.now())
-			sh.Unlock()
-			if from == 0 {
-				i++
+		first, start := i, from
+		err := s.save(ctx, limit, func(*owners) []table.Credit {
+			s.unsaved(credits) // those of the attempt before: again, with what is still here
+			credits, i, from = credits[:0], first, start
+			for i < shards && len(credits) < s.batch {
+				s.lockedShard(i, func(keys *table.Shard) {
+					credits, from = keys.Changed(credits, nil, from, int32(s.batch-len(credits)), s.now())
+				})
+				if from == 0 {
+					i++
+				}
 			}
-		}
-		if len(credits) == 0 {
-			s.saving.Unlock()
-			continue
-		}
-		limited, cancel := context.WithTimeout(ctx, limit)
-		err := s.save(limited, s.owners.Load().number, credits)
+			return credits
+		})
 		if err != nil {
 			s.unsaved(credits)
-		}
-		if errors.Is(err, store.ErrMoved) { // again, with what is still here
-			credits, i, from = credits[:0], first, 0
-			err = s.readOwners(limited)
-		}
-		cancel()
-		s.saving.Unlock()
-		if err != nil {
 			return err
 		}
 		s.metrics.savedCredits.Add(float64(len(credits)))
+		credits = credits[:0]
 	}
 	if err := s.saveInherited(ctx, limit); err != nil {
 		return err
@@ -221,17 +195,32 @@ func (s *Server) checkpoint(ctx context.Context, limit time.Duration) error {
 	return nil
 }
 
-// save saves a batch. The next one is half as large if that fails, since it may have
-// taken too long.
-func (s *Server) save(ctx context.Context, owners uint64, credits []table.Credit) error {
-	err := s.cfg.Store.SaveCredits(ctx, s.me, owners, credits)
-	switch {
-	case err == nil:
-		s.batch = min(creditsAtOnce, 2*s.batch)
-	case !errors.Is(err, store.ErrMoved):
-		s.batch = max(1, s.batch/2)
+// save saves a batch, which it asks for anew where the owners have changed. The next one is
+// half as large if that fails, since it may have taken too long.
+func (s *Server) save(ctx context.Context, limit time.Duration, batch func(*owners) []table.Credit) error {
+	s.saving.Lock()
+	defer s.saving.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	for {
+		t := s.owners.Load()
+		credits := batch(t)
+		if len(credits) == 0 {
+			return nil
+		}
+		err := s.cfg.Store.SaveCredits(ctx, s.me, t.number, credits)
+		switch {
+		case err == nil:
+			s.batch = min(creditsAtOnce, 2*s.batch)
+			return nil
+		case !errors.Is(err, store.ErrMoved):
+			s.batch = max(1, s.batch/2)
+			return err
+		}
+		if err := s.readOwners(ctx); err != nil {
+			return err
+		}
 	}
-	return err
 }
 
 // State is what /debug/state shows.
@@ -256,20 +245,16 @@ func (s *Server) State() State {
 	state.Lag = now.Sub(mono.Time(s.replicated.Load())).Seconds()
 	state.Follower = s.replicas.follower.Address
 	s.replicas.mu.Unlock()
-	for i := range s.shards {
-		s.inTurns(i, func(keys *table.Shard, from int32) (next int32) {
-			state.MostDenied, next = keys.MostDenied(state.MostDenied, 20, from, slotsAtOnce)
-			return next
-		})
-	}
+	s.allInTurns(func(keys *table.Shard, from int32) (next int32) {
+		state.MostDenied, next = keys.MostDenied(state.MostDenied, 20, from, slotsAtOnce)
+		return next
+	})
 	return state
 }
 
 func (s *Server) keys() (n int) {
 	for i := range s.shards {
-		s.shards[i].Lock()
-		n += s.shards[i].keys.Len()
-		s.shards[i].Unlock()
+		s.lockedShard(i, func(keys *table.Shard) { n += keys.Len() })
 	}
 	return n
 }
