@@ -47,7 +47,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 				return err
 			}
 			srtmv1.RegisterAdmissionReplicationServer(s.GRPC, decides)
-			o.asks.Servers = []string{cmp.Or(o.advertise, decides.Addr().String())}
+			o.asks.Servers = []string{cmp.Or(o.server.Advertise, decides.Addr().String())}
 			state, healthy = func() any { return decides.State() }, decides.Healthy
 			s.Group.Add("server", decides.Run)
 			log.Info("admission decides", "udp", decides.Addr().String())

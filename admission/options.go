@@ -26,15 +26,12 @@ import (
 // options are everything that can be configured, by flag or by file.
 type options struct {
 	at                                  daemon.Addresses
-	udpAddress, advertise               string
-	advertiseGRPC                       string
-	peers                               secure.ClientConfig
-	peerOptions                         []grpc.DialOption
 	role                                string
 	dataPath, database                  string
-	loops, maxKeys, maxSessions         int
 	macKeyFile, defaultReply, fullReply string
-	checkpoint, poll                    time.Duration
+	server                              server.Config // but for what serverConfig adds
+	peers                               secure.ClientConfig
+	peerOptions                         []grpc.DialOption
 	asks                                client.Config
 }
 
@@ -48,18 +45,18 @@ func (o *options) flags(fs *flag.FlagSet) {
 	fs.StringVar(&o.role, "role", "all", "`what` this process does: server (decides, over UDP), router (asks servers, for HTTP and gRPC), or all")
 	fs.StringVar(&o.dataPath, "data-path", "", "`directory` for admission.db, the SQLite store (default: the working directory)")
 	fs.StringVar(&o.database, "database", "", "`URL` of a PostgreSQL store (postgres://...), in place of SQLite")
-	fs.StringVar(&o.udpAddress, "udp-address", "127.0.0.1:4193", "`host:port` for UDP: questions; beyond loopback with --mac-key-file only")
-	fs.StringVar(&o.advertise, "advertise", "", "`host:port` at which routers and other servers reach --udp-address, and this server's name in the store, where it is to stay the same (default: --udp-address)")
-	fs.StringVar(&o.advertiseGRPC, "advertise-grpc", "", "`host:port` at which other servers reach --grpc-address, to replicate what keys hold (default: --grpc-address)")
+	fs.StringVar(&o.server.Address, "udp-address", "127.0.0.1:4193", "`host:port` for UDP: questions; beyond loopback with --mac-key-file only")
+	fs.StringVar(&o.server.Advertise, "advertise", "", "`host:port` at which routers and other servers reach --udp-address, and this server's name in the store, where it is to stay the same (default: --udp-address)")
+	fs.StringVar(&o.server.Replicate, "advertise-grpc", "", "`host:port` at which other servers reach --grpc-address, to replicate what keys hold (default: --grpc-address)")
 	o.peers.Flags(fs, "peer-", "other servers")
-	fs.IntVar(&o.loops, "udp-loops", runtime.GOMAXPROCS(0), "how many sockets and goroutines answer questions")
+	fs.IntVar(&o.server.Loops, "udp-loops", runtime.GOMAXPROCS(0), "how many sockets and goroutines answer questions")
 	fs.Func("server", "UDP `host:port` of a server to ask, for --role=router, until the store has said which there are; repeat it for several", func(s string) error {
 		o.asks.Servers = append(o.asks.Servers, s)
 		return nil
 	})
 	fs.StringVar(&o.macKeyFile, "mac-key-file", "", "`file` of keys that authenticate datagrams: lines of a number (0 to 65535) and a secret in hex (16 bytes or more); the first one signs, all are accepted")
-	fs.IntVar(&o.maxKeys, "max-keys", server.DefaultMaxKeys, "how many keys may be in memory; each takes about 93 bytes with a key of 20 characters, 200 in the process")
-	fs.IntVar(&o.maxSessions, "max-sessions", server.DefaultMaxSessions, "how many askers are known at a time; each takes up to 200 KB")
+	fs.IntVar(&o.server.MaxKeys, "max-keys", server.DefaultMaxKeys, "how many keys may be in memory; each takes about 93 bytes with a key of 20 characters, 200 in the process")
+	fs.IntVar(&o.server.MaxSessions, "max-sessions", server.DefaultMaxSessions, "how many askers are known at a time; each takes up to 200 KB")
 	fs.StringVar(&o.fullReply, "full-reply", "deny", "`reply` to keys for which there is no room: deny or admit")
 	fs.StringVar(&o.defaultReply, "default-reply", "deny", "`reply` where no server answers: deny or admit")
 	fs.Func("default-reply-for", "`prefix=reply` for keys with that prefix where no server answers; repeat it for several", func(s string) error {
@@ -70,8 +67,8 @@ func (o *options) flags(fs *flag.FlagSet) {
 	})
 	fs.IntVar(&o.asks.Attempts, "attempts", client.DefaultAttempts, "how `often` a question is sent before the default reply; the waits are 100 us to 5 ms, by what answers take")
 	fs.BoolVar(&o.asks.PaperTimers, "paper", false, "ask again after 100 us each time, as the Janus paper does, and not by what answers take")
-	fs.DurationVar(&o.checkpoint, "checkpoint", server.DefaultCheckpoint, "how often what keys hold is saved: what a key was admitted since then, at most its capacity, it may be admitted again after a crash, unless its rule is strict")
-	fs.DurationVar(&o.poll, "poll", server.DefaultPoll, "how often edited rules are looked for")
+	fs.DurationVar(&o.server.Checkpoint, "checkpoint", server.DefaultCheckpoint, "how often what keys hold is saved: what a key was admitted since then, at most its capacity, it may be admitted again after a crash, unless its rule is strict")
+	fs.DurationVar(&o.server.Poll, "poll", server.DefaultPoll, "how often edited rules are looked for")
 }
 
 func (o *options) validate() error {
@@ -93,7 +90,7 @@ func (o *options) validate() error {
 	if o.asks.DefaultAdmit, err = client.ParseReply(o.defaultReply); err != nil {
 		fault("--default-reply %w", err)
 	}
-	if _, err := client.ParseReply(o.fullReply); err != nil {
+	if o.server.AdmitFull, err = client.ParseReply(o.fullReply); err != nil {
 		fault("--full-reply %w", err)
 	}
 	if o.database != "" && !strings.HasPrefix(o.database, "postgres://") && !strings.HasPrefix(o.database, "postgresql://") {
@@ -105,7 +102,7 @@ func (o *options) validate() error {
 	for _, n := range []struct {
 		flag string
 		n    int
-	}{{"udp-loops", o.loops}, {"max-keys", o.maxKeys}, {"max-sessions", o.maxSessions}, {"attempts", o.asks.Attempts}} {
+	}{{"udp-loops", o.server.Loops}, {"max-keys", o.server.MaxKeys}, {"max-sessions", o.server.MaxSessions}, {"attempts", o.asks.Attempts}} {
 		if n.n < 1 {
 			fault("--%s %d: want 1 or more", n.flag, n.n)
 		}
@@ -113,7 +110,7 @@ func (o *options) validate() error {
 	for _, d := range []struct {
 		flag string
 		d    time.Duration
-	}{{"checkpoint", o.checkpoint}, {"poll", o.poll}} {
+	}{{"checkpoint", o.server.Checkpoint}, {"poll", o.server.Poll}} {
 		if d.d < 10*time.Millisecond || d.d > time.Minute {
 			fault("--%s %v: want 10ms to 1m", d.flag, d.d)
 		}
@@ -128,18 +125,16 @@ func (o *options) validate() error {
 	}
 	errs = append(errs, o.at.Validate())
 	if o.serves() && o.at.Guard != nil {
-		errs = append(errs, o.at.Guard.Check("--udp-address", o.udpAddress, o.macKeyFile != "", "--mac-key-file"))
+		errs = append(errs, o.at.Guard.Check("--udp-address", o.server.Address, o.macKeyFile != "", "--mac-key-file"))
 	}
 	return errors.Join(errs...)
 }
 
 func (o *options) serverConfig(s server.Store, log *slog.Logger, metrics prometheus.Registerer, grpcAddress string) server.Config {
-	full, _ := client.ParseReply(o.fullReply) // as validated
-	return server.Config{
-		Address: o.udpAddress, Advertise: o.advertise, Loops: o.loops, Keys: o.asks.Keys, MaxKeys: o.maxKeys, MaxSessions: o.maxSessions,
-		AdmitFull: full, Checkpoint: o.checkpoint, Poll: o.poll, Store: s, Log: log, Metrics: metrics,
-		Replicate: cmp.Or(o.advertiseGRPC, grpcAddress), Dial: o.dial,
-	}
+	cfg := o.server
+	cfg.Keys, cfg.Store, cfg.Log, cfg.Metrics, cfg.Dial = o.asks.Keys, s, log, metrics, o.dial
+	cfg.Replicate = cmp.Or(cfg.Replicate, grpcAddress)
+	return cfg
 }
 
 // dial reaches another server.
