@@ -3,7 +3,6 @@ package console
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -131,21 +130,9 @@ func specOf(form url.Values) (*srtmv1.TopicSpec, []string) {
 		if line = strings.TrimSpace(line); line == "" {
 			continue
 		}
-		parts := strings.Split(line, ":")
-		g := &srtmv1.PublisherGroup{Key: parts[0]}
-		ok := len(parts) == 3 || len(parts) == 4
-		if ok {
-			count, e1 := strconv.ParseInt(parts[1], 10, 32)
-			rate, e2 := strconv.ParseFloat(parts[2], 64)
-			batch, e3 := int64(0), error(nil)
-			if len(parts) == 4 {
-				batch, e3 = strconv.ParseInt(parts[3], 10, 32)
-			}
-			g.Count, g.Rate, g.Batch = int32(count), rate, int32(batch)
-			ok = errors.Join(e1, e2, e3) == nil
-		}
-		if !ok {
-			faults = append(faults, fmt.Sprintf("groups: %q is not KEY:COUNT:RATE or KEY:COUNT:RATE:BATCH", line))
+		g, err := topics.ParseGroup(line)
+		if err != nil {
+			faults = append(faults, fmt.Sprintf("groups: %q: %v", line, err))
 			continue
 		}
 		spec.Groups = append(spec.Groups, g)

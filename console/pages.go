@@ -13,6 +13,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/console/history"
 	"github.com/srtm-io/srtm/console/why"
+	"github.com/srtm-io/srtm/internal/topics"
 )
 
 // perPage is how many topics a page lists.
@@ -30,9 +31,9 @@ var functions = template.FuncMap{
 	"ratio":      func(part, whole uint64) float64 { return float64(part) / float64(whole) },
 	"percent":    func(v float64) string { return strconv.FormatFloat(100*v, 'f', 2, 64) + " %" },
 	"clock":      func(ms int64) string { return time.UnixMilli(ms).UTC().Format("15:04:05") },
-	"state":      stateOf,
-	"moveReason": moveReason,
-	"slo":        sloText,
+	"state":      topics.State,
+	"moveReason": topics.MoveReason,
+	"slo":        topics.SLO,
 	"list":       func(all ...string) []string { return all },
 	"button": func(u user, d channelData, what, text, confirm string) pressed {
 		return pressed{u, d, what, text, confirm}
@@ -45,10 +46,6 @@ type pressed struct {
 	User                user
 	Channel             channelData
 	What, Text, Confirm string
-}
-
-func moveReason(r srtmv1.MoveReason) string {
-	return strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(r.String(), "MOVE_REASON_")), "_", " ")
 }
 
 // query makes a path and pairs of names and values a link.

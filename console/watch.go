@@ -19,6 +19,7 @@ import (
 	"github.com/srtm-io/srtm/console/history"
 	"github.com/srtm-io/srtm/console/why"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/topics"
 )
 
 // Bounds of what is asked and kept.
@@ -215,18 +216,10 @@ func (c *Console) list(ctx context.Context, before cluster, n int) cluster {
 func rowOf(t *srtmv1.Topic) row {
 	contract := t.GetSpec().GetContract()
 	return row{
-		Name: t.GetSpec().GetName(), State: stateOf(t.State), Reason: t.Reason,
+		Name: t.GetSpec().GetName(), State: topics.State(t.State), Reason: t.Reason,
 		Rate: float64(contract.GetRateMilli()) / 1000, Burst: contract.GetBurst(),
-		SLO: sloText(contract.GetSlo()), Brokers: len(t.Quotas),
+		SLO: topics.SLO(contract.GetSlo()), Brokers: len(t.Quotas),
 	}
-}
-
-func stateOf(s srtmv1.TopicState) string {
-	return strings.ToLower(strings.TrimPrefix(s.String(), "TOPIC_STATE_"))
-}
-
-func sloText(s *srtmv1.Slo) string {
-	return fmt.Sprintf("%.6g %% within %v", 100*s.GetQuantile(), s.GetLatency().AsDuration())
 }
 
 // follow returns a topic for a page, and keeps its history from now on.
@@ -296,7 +289,7 @@ func (c *Console) sample(ctx context.Context, name string) error {
 // learn adds what was said of a topic to its history.
 func (t *tracked) learn(now time.Time, topic *srtmv1.Topic, shares *srtmv1.TopicShares) {
 	s := topic.GetStatus()
-	state := stateOf(topic.State)
+	state := topics.State(topic.State)
 	if topic.Reason != "" {
 		state += ": " + topic.Reason
 	}

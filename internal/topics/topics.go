@@ -1,5 +1,6 @@
-// Package topics asks a loaddistributor for topics, as whoever creates one has to: the
-// answer comes in steps. It does not know what is asked for.
+// Package topics is what the clients of the admin API have in common, srtm and the console:
+// how to ask for a topic, whose answer comes in steps, and how values of the API are
+// written for people (text.go).
 package topics
 
 import (

@@ -17,6 +17,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/tools/srtm/screen"
 )
 
@@ -225,7 +226,7 @@ func (x *call) top(ctx context.Context, w io.Writer, limit int) error {
 func activityOf(t *srtmv1.Topic) activity {
 	s := t.GetStatus()
 	a := activity{
-		Topic: t.GetSpec().GetName(), State: stateName(t.GetState()), SLO: "idle", Brokers: []string{},
+		Topic: t.GetSpec().GetName(), State: topics.State(t.GetState()), SLO: "idle", Brokers: []string{},
 		RateMilli: t.GetSpec().GetContract().GetRateMilli(), Burst: t.GetSpec().GetContract().GetBurst(),
 	}
 	for _, q := range t.GetQuotas() {

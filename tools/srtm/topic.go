@@ -96,7 +96,7 @@ topic describe --output json prints; then only --idempotency-key may be given be
 		request := &srtmv1.CreateTopicRequest{Spec: spec, IdempotencyKey: n.idempotency}
 		return x.describe(topics.Create(x.ctx, x.admin, request, func(r *srtmv1.CreateTopicResponse) {
 			if r.GetMessage() != "" {
-				fmt.Fprintf(x.cmd.ErrOrStderr(), "%s: %s\n", stateName(r.GetState()), r.GetMessage())
+				fmt.Fprintf(x.cmd.ErrOrStderr(), "%s: %s\n", topics.State(r.GetState()), r.GetMessage())
 			}
 		}))
 	})
@@ -216,8 +216,8 @@ func (n *newTopic) flags(cmd *cobra.Command) {
 	f.StringVar(&n.durability, "durability", "", "what an OK of a broker is worth, which must be the brokers' --durability: memory, fsync or replicated (default the brokers'); it cannot be changed")
 	f.StringVar(&n.pacing, "pacing", "", "what is done about publishers that send more than their part: off, advise or police (default as nsqd's --pacing); without a value: advise")
 	f.Lookup("pacing").NoOptDefVal = "advise"
-	f.StringArrayVar(&n.groups, "group", nil, "publishers, as `KEY:COUNT:RATE[:BATCH[:WEIGHT]]`; may be repeated")
-	f.StringArrayVar(&n.publishers, "publisher", nil, "one publisher, as `ID:KEY:RATE[:BATCH]`; may be repeated")
+	f.StringArrayVar(&n.groups, "group", nil, "publishers, as `"+topics.GroupForm+"`; may be repeated")
+	f.StringArrayVar(&n.publishers, "publisher", nil, "one publisher, as `"+topics.PublisherForm+"`; may be repeated")
 	f.StringArrayVar(&n.channels, "channel", nil, "channel to create with the topic; may be repeated")
 }
 
@@ -275,51 +275,19 @@ func (n *newTopic) spec(cmd *cobra.Command, args []string) (*srtmv1.TopicSpec, e
 		}
 	}
 	var faults []error
-	spec.Groups, faults = parseAll("group", n.groups, "KEY:COUNT:RATE", 5, faults, func(parts []string, rate float64, batch int32) (*srtmv1.PublisherGroup, error) {
-		count, err := strconv.ParseInt(parts[1], 10, 32)
-		if err != nil {
-			return nil, fmt.Errorf("count %q is not a number of publishers", parts[1])
-		}
-		weight := uint64(0)
-		if len(parts) == 5 {
-			if weight, err = strconv.ParseUint(parts[4], 10, 8); err != nil {
-				return nil, fmt.Errorf("weight %q is not a number in [1, 255]", parts[4])
-			}
-		}
-		return &srtmv1.PublisherGroup{Key: parts[0], Count: int32(count), Rate: rate, Batch: batch, Weight: uint32(weight)}, nil
-	})
-	spec.Publishers, faults = parseAll("publisher", n.publishers, "ID:KEY:RATE", 4, faults, func(parts []string, rate float64, batch int32) (*srtmv1.Publisher, error) {
-		return &srtmv1.Publisher{Id: parts[0], CorrelationKey: parts[1], Rate: rate, Batch: batch}, nil
-	})
+	spec.Groups, faults = parseAll("group", n.groups, faults, topics.ParseGroup)
+	spec.Publishers, faults = parseAll("publisher", n.publishers, faults, topics.ParsePublisher)
 	if err := errors.Join(faults...); err != nil {
 		return nil, usagef("%w", err)
 	}
 	return spec, nil
 }
 
-// parseAll reads the values of a flag, three parts of which the third is a rate and
-// perhaps more, up to most, of which the fourth is a batch, and adds what is wrong to faults.
-func parseAll[T any](flag string, values []string, form string, most int, faults []error, parse func(parts []string, rate float64, batch int32) (*T, error)) ([]*T, []error) {
+// parseAll reads all values of a flag, and adds what is wrong to faults.
+func parseAll[T any](flag string, values []string, faults []error, parse func(string) (*T, error)) ([]*T, []error) {
 	var all []*T
-	one := func(s string) (*T, error) {
-		parts := strings.Split(s, ":")
-		if len(parts) < 3 || len(parts) > most {
-			return nil, fmt.Errorf("want %s or %s:BATCH", form, form)
-		}
-		rate, err := strconv.ParseFloat(parts[2], 64)
-		if err != nil {
-			return nil, fmt.Errorf("rate %q is not a number of messages per second", parts[2])
-		}
-		batch := int64(0)
-		if len(parts) > 3 {
-			if batch, err = strconv.ParseInt(parts[3], 10, 32); err != nil {
-				return nil, fmt.Errorf("batch %q is not a number of messages", parts[3])
-			}
-		}
-		return parse(parts, rate, int32(batch))
-	}
 	for _, s := range values {
-		v, err := one(s)
+		v, err := parse(s)
 		if err != nil {
 			faults = append(faults, fmt.Errorf("--%s %q: %w", flag, s, err))
 		}
@@ -365,20 +333,20 @@ func (n *newTopic) read(cmd *cobra.Command, args []string) (spec *srtmv1.TopicSp
 
 func topicListCommand() *cobra.Command {
 	return leaf(&cobra.Command{Use: "list", Short: "List the topics, by name", Args: noArguments}, func(x *call) error {
-		var topics []*srtmv1.Topic
+		var found []*srtmv1.Topic
 		for token := ""; ; {
 			r, err := x.admin.ListTopics(x.ctx, &srtmv1.ListTopicsRequest{PageSize: 1000, PageToken: token})
 			if err != nil {
 				return err
 			}
-			topics = append(topics, r.GetTopics()...)
+			found = append(found, r.GetTopics()...)
 			if token = r.GetNextPageToken(); token == "" {
 				break
 			}
 		}
-		return list(x.cli, x.out, topics, "TOPIC\tSTATE\tRATE\tBURST\tSLO\tBROKERS\tREASON", func(t *srtmv1.Topic) []any {
+		return list(x.cli, x.out, found, "TOPIC\tSTATE\tRATE\tBURST\tSLO\tBROKERS\tREASON", func(t *srtmv1.Topic) []any {
 			c := t.GetSpec().GetContract()
-			return []any{t.GetSpec().GetName(), stateName(t.GetState()), rateText(c.GetRateMilli()), c.GetBurst(), sloText(c.GetSlo()), len(t.GetQuotas()), t.GetReason()}
+			return []any{t.GetSpec().GetName(), topics.State(t.GetState()), rateText(c.GetRateMilli()), c.GetBurst(), topics.SLO(c.GetSlo()), len(t.GetQuotas()), t.GetReason()}
 		})
 	})
 }
@@ -431,12 +399,12 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 	spec, status := t.GetSpec(), t.GetStatus()
 	contract := spec.GetContract()
 	policy, rule := cmp.Or(spec.GetPlacementPolicy(), "srtm"), cmp.Or(spec.GetShareRule(), share.Default)
-	fmt.Fprintf(w, "topic     %s\nstate     %s", spec.GetName(), stateName(t.GetState()))
+	fmt.Fprintf(w, "topic     %s\nstate     %s", spec.GetName(), topics.State(t.GetState()))
 	if t.GetReason() != "" {
 		fmt.Fprintf(w, " (%s)", t.GetReason())
 	}
 	fmt.Fprintf(w, "\ncontract  r %s msg/s, b %d, SLO %s\nplacement %s, epoch %d, shares %s\n",
-		rateText(contract.GetRateMilli()), contract.GetBurst(), sloText(contract.GetSlo()), policy, t.GetEpoch(), rule)
+		rateText(contract.GetRateMilli()), contract.GetBurst(), topics.SLO(contract.GetSlo()), policy, t.GetEpoch(), rule)
 	if d := spec.GetDurability(); d != srtmv1.Durability_DURABILITY_UNSPECIFIED {
 		fmt.Fprintf(w, "durable   %s\n", durabilityText(d))
 	}
@@ -490,10 +458,9 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 	if err == nil && len(status.GetMoves()) > 0 {
 		fmt.Fprintln(w)
 		err = table(w, "MOVED\tPUBLISHER\tFROM\tTO\tREASON\tDETAILS\tBY", status.GetMoves()[:min(len(status.GetMoves()), 10)], func(m *srtmv1.PublisherMove) []any {
-			reason := strings.ToLower(strings.TrimPrefix(m.GetReason().String(), "MOVE_REASON_"))
 			return []any{
 				m.GetTime().AsTime().Format(time.RFC3339), m.GetPublisherId(), cmp.Or(m.GetFrom(), "-"), cmp.Or(m.GetTo(), "-"),
-				strings.ReplaceAll(reason, "_", " "), m.GetWhy(), cmp.Or(m.GetBy(), "loaddistributor"),
+				topics.MoveReason(m.GetReason()), m.GetWhy(), cmp.Or(m.GetBy(), "loaddistributor"),
 			}
 		})
 	}
@@ -533,16 +500,8 @@ func describeLearned(w io.Writer, l *srtmv1.Learned) error {
 	})
 }
 
-func stateName(s srtmv1.TopicState) string {
-	return strings.ToLower(strings.TrimPrefix(s.String(), "TOPIC_STATE_"))
-}
-
 func rateText(milli int64) string {
 	return tokenbucket.Rate(milli).Text()
-}
-
-func sloText(s *srtmv1.Slo) string {
-	return fmt.Sprintf("%.6g %% within %v", 100*s.GetQuantile(), s.GetLatency().AsDuration())
 }
 
 func perSecond(n uint64, interval *durationpb.Duration) string {

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/topics"
 )
 
 // fieldOf is what of a specification each flag says.
@@ -187,7 +188,7 @@ func lost(from, to *srtmv1.TopicSpec) string {
 			lines = append(lines, fmt.Sprintf("%s %s: becomes %s", what, was, is))
 		}
 	}
-	becomes("SLO", sloText(from.GetContract().GetSlo()), sloText(to.GetContract().GetSlo()))
+	becomes("SLO", topics.SLO(from.GetContract().GetSlo()), topics.SLO(to.GetContract().GetSlo()))
 	overLimit := func(s *srtmv1.TopicSpec) string {
 		if s.GetContract().GetOverLimit() == srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT {
 			return "reject"

@@ -244,9 +244,7 @@ func (r *Report) contractText() string {
 		rateText(r.RateMilli), rateMargin, r.Burst, burst, "", 100*r.Quantile, r.slo(), slo)
 }
 
-func rateText(milli int64) string {
-	return strconv.FormatFloat(tokenbucket.Rate(milli).PerSecond(), 'f', -1, 64)
-}
+func rateText(milli int64) string { return tokenbucket.Rate(milli).Text() }
 
 // WriteText prints the report for people.
 func (r *Report) WriteText(w io.Writer) error {

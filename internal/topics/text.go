@@ -1,0 +1,80 @@
+package topics
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+)
+
+// State is a topic's, in lower case.
+func State(s srtmv1.TopicState) string { return value(s.String(), "TOPIC_STATE_") }
+
+// MoveReason is why a publisher was moved, in words.
+func MoveReason(r srtmv1.MoveReason) string { return value(r.String(), "MOVE_REASON_") }
+
+func value(name, prefix string) string {
+	return strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(name, prefix)), "_", " ")
+}
+
+// SLO is an SLO in a line.
+func SLO(s *srtmv1.Slo) string {
+	return fmt.Sprintf("%.6g %% within %v", 100*s.GetQuantile(), s.GetLatency().AsDuration())
+}
+
+// GroupForm is how ParseGroup wants a group.
+const GroupForm = "KEY:COUNT:RATE[:BATCH[:WEIGHT]]"
+
+// ParseGroup reads publishers of a topic from GroupForm.
+func ParseGroup(text string) (*srtmv1.PublisherGroup, error) {
+	parts := strings.Split(text, ":")
+	if len(parts) < 3 || len(parts) > 5 {
+		return nil, fmt.Errorf("want %s", GroupForm)
+	}
+	count, err := strconv.ParseInt(parts[1], 10, 32)
+	if err != nil {
+		return nil, fmt.Errorf("count %q is not a number of publishers", parts[1])
+	}
+	rate, batch, err := rateAndBatch(parts[2:])
+	if err != nil {
+		return nil, err
+	}
+	weight := uint64(0)
+	if len(parts) == 5 {
+		if weight, err = strconv.ParseUint(parts[4], 10, 8); err != nil {
+			return nil, fmt.Errorf("weight %q is not a number in [1, 255]", parts[4])
+		}
+	}
+	return &srtmv1.PublisherGroup{Key: parts[0], Count: int32(count), Rate: rate, Batch: batch, Weight: uint32(weight)}, nil
+}
+
+// PublisherForm is how ParsePublisher wants a publisher.
+const PublisherForm = "ID:KEY:RATE[:BATCH]"
+
+// ParsePublisher reads a publisher of a topic from PublisherForm.
+func ParsePublisher(text string) (*srtmv1.Publisher, error) {
+	parts := strings.Split(text, ":")
+	if len(parts) < 3 || len(parts) > 4 {
+		return nil, fmt.Errorf("want %s", PublisherForm)
+	}
+	rate, batch, err := rateAndBatch(parts[2:])
+	if err != nil {
+		return nil, err
+	}
+	return &srtmv1.Publisher{Id: parts[0], CorrelationKey: parts[1], Rate: rate, Batch: batch}, nil
+}
+
+func rateAndBatch(parts []string) (rate float64, batch int32, err error) {
+	if rate, err = strconv.ParseFloat(parts[0], 64); err != nil {
+		return 0, 0, fmt.Errorf("rate %q is not a number of messages per second", parts[0])
+	}
+	if len(parts) > 1 {
+		n, err := strconv.ParseInt(parts[1], 10, 32)
+		if err != nil {
+			return 0, 0, fmt.Errorf("batch %q is not a number of messages", parts[1])
+		}
+		batch = int32(n)
+	}
+	return rate, batch, nil
+}
