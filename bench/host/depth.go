@@ -8,15 +8,15 @@ import (
 	"time"
 )
 
+var client = http.Client{Timeout: 5 * time.Second}
+
 // Depth is how many messages of a topic a broker holds; 0 before the first is published.
 func Depth(ctx context.Context, web, topic string) (int64, error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+web+"/stats?format=json&include_clients=false&topic="+topic, nil)
 	if err != nil {
 		return 0, err
 	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := client.Do(req)
 	if err != nil {
 		return 0, err
 	}

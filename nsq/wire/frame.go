@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 )
 
@@ -141,30 +140,6 @@ func FrameSize(in []byte, limit int) (int, error) {
 		return 0, fmt.Errorf("%w: size %d is outside [%d, %d]", ErrFrame, size, frameTypeLength, limit+frameTypeLength)
 	}
 	return sizeLength + int(size), nil
-}
-
-// ReadFrame reads the frame that r has next, and nothing beyond it, for a client that
-// waits for one at a time. It refuses what ParseFrame does, and before it allocates for a
-// frame that is too large. data is the caller's. The error is io.EOF only where r ends
-// before a frame begins.
-func ReadFrame(r io.Reader, limit int) (t FrameType, data []byte, err error) {
-	var head [FrameOverhead]byte
-	if _, err := io.ReadFull(r, head[:]); err != nil {
-		return 0, nil, err
-	}
-	size, err := FrameSize(head[:], limit)
-	if err != nil {
-		return 0, nil, err
-	}
-	frame := make([]byte, size)
-	if _, err := io.ReadFull(r, frame[copy(frame, head[:]):]); err != nil {
-		if err == io.EOF {
-			err = io.ErrUnexpectedEOF
-		}
-		return 0, nil, err
-	}
-	t, data, _, err = ParseFrame(frame, limit)
-	return t, data, err
 }
 
 // Message is a delivered message. Body is a view into the frame's data.

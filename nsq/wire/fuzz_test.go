@@ -4,11 +4,9 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"reflect"
 	"strings"
 	"testing"
-	"testing/iotest"
 	"time"
 )
 
@@ -168,7 +166,10 @@ func encode(c Command) []byte {
 	return nil
 }
 
-func seedFrames(f *testing.F) {
+// FuzzParseFrame: an error or "more" comes with nothing else, no prefix is
+// judged differently from the whole, and what was parsed encodes to the very
+// bytes it came from.
+func FuzzParseFrame(f *testing.F) {
 	var id MessageID
 	copy(id[:], testID)
 	f.Add(AppendResponse(nil, OK))
@@ -181,13 +182,6 @@ func seedFrames(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 4, 0, 0, 0, 3})
 	f.Add([]byte{255, 255, 255, 255})
 	f.Add([]byte{0, 0, 0, 20, 0, 0, 0, 2, 1, 2, 3})
-}
-
-// FuzzParseFrame: an error or "more" comes with nothing else, no prefix is
-// judged differently from the whole, and what was parsed encodes to the very
-// bytes it came from.
-func FuzzParseFrame(f *testing.F) {
-	seedFrames(f)
 	f.Fuzz(func(t *testing.T, in []byte) {
 		if len(in) > fuzzCap {
 			return
@@ -257,37 +251,6 @@ func FuzzNames(f *testing.F) {
 		}
 		if got := Ephemeral(s); got != strings.HasSuffix(s, "#ephemeral") {
 			t.Fatalf("Ephemeral(%q) = %v", s, got)
-		}
-	})
-}
-
-// FuzzReadFrame: what ParseFrame takes for a frame is read, alone; what it refuses is
-// refused, and what ends early is told from an end between frames.
-func FuzzReadFrame(f *testing.F) {
-	seedFrames(f)
-	f.Fuzz(func(t *testing.T, in []byte) {
-		const limit = 256
-		kind, data, n, refused := ParseFrame(in, limit)
-		r := bytes.NewReader(in)
-		rkind, rdata, err := ReadFrame(iotest.OneByteReader(r), limit)
-		if rkind != kind || !bytes.Equal(rdata, data) || (err == nil) != (n > 0) {
-			t.Fatalf("read %v %q %v, parsed %v %q of %d bytes", rkind, rdata, err, kind, data, n)
-		}
-		switch {
-		case err == nil:
-			if read := len(in) - r.Len(); read != n {
-				t.Fatalf("%d bytes are read of a frame of %d", read, n)
-			}
-		case errors.Is(err, ErrFrame):
-			if refused == nil {
-				t.Fatalf("%v, which ParseFrame does not refuse", err)
-			}
-		case len(in) == 0:
-			if err != io.EOF {
-				t.Fatalf("no frame: %v", err)
-			}
-		case err != io.ErrUnexpectedEOF:
-			t.Fatalf("%d bytes of a frame: %v", len(in), err)
 		}
 	})
 }

@@ -15,6 +15,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/srtm-io/srtm/internal/frames"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsq/wire"
@@ -95,7 +96,7 @@ func (p *peer) send(b []byte) {
 
 func (p *peer) frame() (wire.FrameType, string) {
 	GinkgoHelper()
-	kind, data, err := wire.ReadFrame(p.r, 16<<20)
+	kind, data, err := frames.Read(p.r, 16<<20)
 	Expect(err).NotTo(HaveOccurred())
 	return kind, string(data)
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/frames"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsq/wire"
@@ -75,7 +76,7 @@ func (p *peer) send(in ...[]byte) {
 
 func (p *peer) frame() []byte {
 	p.t.Helper()
-	_, data, err := wire.ReadFrame(p.r, 1<<20)
+	_, data, err := frames.Read(p.r, 1<<20)
 	if err != nil {
 		p.t.Fatal(err)
 	}

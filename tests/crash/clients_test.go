@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/frames"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/nsq/wire"
@@ -159,8 +160,8 @@ func TestBadSubscribers(t *testing.T) {
 				err = nc.SetReadDeadline(time.Now().Add(100 * time.Millisecond)) // there may be nothing to take
 			}
 			if err == nil {
-				_, _, _ = wire.ReadFrame(nc, maxFrame)
-				_, _, _ = wire.ReadFrame(nc, maxFrame)
+				_, _, _ = frames.Read(nc, maxFrame)
+				_, _, _ = frames.Read(nc, maxFrame)
 			}
 			_ = nc.(*net.TCPConn).SetLinger(0)
 			nc.Close()
@@ -447,7 +448,7 @@ func reply(nc net.Conn, r io.Reader) (string, error) {
 // nextMessage returns the next message, and answers heartbeats before it.
 func nextMessage(nc net.Conn, r io.Reader) (wire.Message, error) {
 	for {
-		kind, data, err := wire.ReadFrame(r, maxFrame)
+		kind, data, err := frames.Read(r, maxFrame)
 		if err == nil && kind == wire.FrameMessage {
 			return wire.ParseMessage(data)
 		}

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/frames"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
@@ -82,7 +83,7 @@ func (p *publisher) run(address string, window int) error {
 }
 
 func frame(r io.Reader) (data string, err error) {
-	_, b, err := wire.ReadFrame(r, maxFrame)
+	_, b, err := frames.Read(r, maxFrame)
 	return string(b), err
 }
 

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/frames"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/nsq/wire"
@@ -127,7 +128,7 @@ func stir(t *testing.T, d *local.Process, duration time.Duration) (published, fi
 	go func() {
 		defer close(held)
 		for {
-			kind, data, err := wire.ReadFrame(stuck, maxFrame)
+			kind, data, err := frames.Read(stuck, maxFrame)
 			if err != nil {
 				return
 			}
@@ -165,7 +166,7 @@ func stir(t *testing.T, d *local.Process, duration time.Duration) (published, fi
 			return err
 		}
 		for range i % 4 {
-			if _, _, err := wire.ReadFrame(nc, maxFrame); err != nil {
+			if _, _, err := frames.Read(nc, maxFrame); err != nil {
 				return err
 			}
 		}

@@ -24,6 +24,7 @@ import (
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/frames"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
@@ -210,7 +211,7 @@ func publish(ctx context.Context, address string, perSecond int, accepted *atomi
 					return err
 				}
 				for range n {
-					kind, data, err := wire.ReadFrame(r, maxFrame)
+					kind, data, err := frames.Read(r, maxFrame)
 					if err != nil {
 						return err
 					}
@@ -231,7 +232,7 @@ func subscribe(ctx context.Context, address string) (taken int) {
 				return err
 			}
 			for {
-				kind, data, err := wire.ReadFrame(r, maxFrame)
+				kind, data, err := frames.Read(r, maxFrame)
 				if err != nil {
 					return err
 				}

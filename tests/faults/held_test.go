@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/frames"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
@@ -203,7 +204,7 @@ func (l *standaloneBroker) mpub(nc net.Conn, n int) (answered func()) {
 	return func() {
 		l.t.Helper()
 		for _, topic := range l.topics {
-			if kind, data, err := wire.ReadFrame(nc, maxFrame); kind != wire.FrameResponse || string(data) != "OK" || err != nil {
+			if kind, data, err := frames.Read(nc, maxFrame); kind != wire.FrameResponse || string(data) != "OK" || err != nil {
 				l.t.Fatalf("MPUB to %s: %q, %v", topic.name, data, err)
 			}
 			topic.accepted += n

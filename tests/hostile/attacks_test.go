@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/frames"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/compress"
 )
@@ -243,7 +244,7 @@ func write(nc net.Conn, what []byte) error {
 	if _, err := nc.Write(what); err != nil {
 		return err
 	}
-	_, _, err := wire.ReadFrame(nc, maxFrame)
+	_, _, err := frames.Read(nc, maxFrame)
 	return err
 }
 

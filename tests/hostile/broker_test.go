@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/frames"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/nsq/wire"
@@ -125,7 +126,7 @@ func (p *pair) open(t *testing.T, b *broker) {
 	}
 	in := bufio.NewReader(p.sub)
 	if err == nil {
-		_, _, err = wire.ReadFrame(in, maxFrame) // the OK of SUB: the channel is there
+		_, _, err = frames.Read(in, maxFrame) // the OK of SUB: the channel is there
 	}
 	if err == nil {
 		p.pub, err = b.dial()
@@ -156,7 +157,7 @@ var began = time.Now() // what times in messages count from
 
 func (p *pair) receive(in io.Reader) error {
 	for {
-		kind, data, err := wire.ReadFrame(in, maxFrame)
+		kind, data, err := frames.Read(in, maxFrame)
 		if err != nil {
 			return err
 		}
@@ -179,7 +180,7 @@ func (p *pair) receive(in io.Reader) error {
 func (p *pair) answers() error {
 	in := bufio.NewReader(p.pub)
 	for {
-		kind, data, err := wire.ReadFrame(in, maxFrame)
+		kind, data, err := frames.Read(in, maxFrame)
 		if err != nil {
 			return err
 		}

@@ -11,6 +11,7 @@ import (
 	"net"
 	"strconv"
 
+	"github.com/srtm-io/srtm/internal/frames"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
@@ -156,7 +157,7 @@ func encrypted(c net.Conn) bool {
 
 // expectFrame reads one frame, and no further, that is not an error.
 func expectFrame(c io.Reader) error {
-	kind, data, err := wire.ReadFrame(c, maxAnswer)
+	kind, data, err := frames.Read(c, maxAnswer)
 	if err == nil && kind == wire.FrameError {
 		err = fmt.Errorf("the broker says %s", data)
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/frames"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/pacing/header"
@@ -142,7 +143,7 @@ const maxFrame = 64 << 20
 // Frame returns the next that is no heartbeat.
 func (c *Conn) Frame() (wire.FrameType, []byte, error) {
 	for {
-		kind, data, err := wire.ReadFrame(c.in, maxFrame)
+		kind, data, err := frames.Read(c.in, maxFrame)
 		if err != nil || string(data) != wire.Heartbeat {
 			return kind, data, err
 		}

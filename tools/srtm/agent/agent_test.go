@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/srtm-io/srtm/client/fake"
+	"github.com/srtm-io/srtm/internal/frames"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
@@ -43,7 +44,7 @@ type raw struct {
 // frame returns the next frame, or how the connection ended. Heartbeats are
 // returned like everything else.
 func (r raw) frame() string {
-	_, data, err := wire.ReadFrame(r.r, 1<<20)
+	_, data, err := frames.Read(r.r, 1<<20)
 	switch {
 	case err == io.EOF:
 		return "end"

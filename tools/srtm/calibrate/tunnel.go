@@ -10,6 +10,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/frames"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
@@ -76,7 +77,7 @@ func greet(near, far net.Conn, secure *tls.Config) (*tls.Conn, error) {
 	if _, err := far.Write(wire.AppendIdentify(wire.AppendMagic(nil), body)); err != nil {
 		return nil, err
 	}
-	_, text, err := wire.ReadFrame(far, maxFrame)
+	_, text, err := frames.Read(far, maxFrame)
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +86,7 @@ func greet(near, far net.Conn, secure *tls.Config) (*tls.Conn, error) {
 		return nil, fmt.Errorf("the broker gives no TLS: %.100q", text)
 	}
 	encrypted := tls.Client(far, secure)
-	if _, text, err = wire.ReadFrame(encrypted, maxFrame); err == nil && string(text) != wire.OK {
+	if _, text, err = frames.Read(encrypted, maxFrame); err == nil && string(text) != wire.OK {
 		err = errors.New(string(text))
 	}
 	if err != nil {
