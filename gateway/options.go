@@ -9,7 +9,6 @@ import (
 
 	"github.com/srtm-io/srtm/admission/client"
 	publishers "github.com/srtm-io/srtm/client"
-	"github.com/srtm-io/srtm/gateway/balance"
 	"github.com/srtm-io/srtm/gateway/policy"
 	"github.com/srtm-io/srtm/gateway/proxy"
 	"github.com/srtm-io/srtm/internal/connlimit"
@@ -26,7 +25,6 @@ type options struct {
 	httpAddress, adminAddress string
 	policyFile, profiles      string
 	text                      string // of both, as they were read last
-	balance                   string
 	maxHeader                 int
 	maxPublish                int64
 	proxy                     proxy.Config
@@ -43,7 +41,7 @@ func (o *options) flags(fs *flag.FlagSet) {
 	fs.StringVar(&o.adminAddress, "admin-address", "127.0.0.1:4196", "`host:port` for operators: /status, metrics, profiles, state")
 	fs.StringVar(&o.policyFile, "policy", "", "TOML `file` of classes, servers and costs; it is read again when it has changed")
 	fs.StringVar(&o.profiles, "profiles", "", "TOML `file` of more costs, which gateway profile has written; read again like --policy")
-	fs.StringVar(&o.balance, "balance", "jbq", "`how` a server is chosen: jbq (the least expected answer time), busy (the fewest requests), rr (each in turn)")
+	fs.Var(&o.proxy.Balance, "balance", "`how` a server is chosen: jbq (the least expected answer time; the default), busy (the fewest requests), rr (each in turn)")
 	fs.StringVar(&o.proxy.Scheduler, "scheduler", "mqos", "`how` classes share the servers: mqos (each resource), single:RESOURCE (that one), none (first come, first served)")
 	fs.IntVar(&o.proxy.Gateways, "gateways", 1, "how many gateways share these servers: each takes its part of every capacity")
 	fs.IntVar(&o.maxHeader, "max-header-bytes", 64<<10, "`bytes` of a request's header, at most")
@@ -60,9 +58,6 @@ func (o *options) flags(fs *flag.FlagSet) {
 func (o *options) validate() error {
 	var errs []error
 	var err error
-	if o.proxy.Balance, err = balance.ParseKind(o.balance); err != nil {
-		errs = append(errs, fmt.Errorf("--balance: %w", err))
-	}
 	for _, n := range []struct {
 		flag         string
 		n, low, high int64

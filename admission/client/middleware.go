@@ -22,6 +22,19 @@ func (c *Client) Limit(key func(*http.Request) string, next http.Handler) http.H
 	})
 }
 
+// RateLimit sets RateLimit (draft-ietf-httpapi-ratelimit-headers-10) to what is left, and of
+// a denial Retry-After.
+func RateLimit(h http.Header, d Decision) {
+	limit := `"default";r=` + strconv.FormatInt(d.Left, 10)
+	if !d.Admit {
+		RetryAfter(h, d)
+		if after := h.Get("Retry-After"); after != "" {
+			limit += ";t=" + after
+		}
+	}
+	h.Set("RateLimit", limit)
+}
+
 // RetryAfter sets Retry-After (RFC 9110, section 10.2.3), in whole seconds, at least
 // 1, of a decision that denied, unless the credits never come.
 func RetryAfter(h http.Header, d Decision) {

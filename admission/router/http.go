@@ -71,14 +71,7 @@ func (a *Asker) one(tell func(http.ResponseWriter, client.Decision)) http.Handle
 // to fill, in whole seconds: so no more than its quota is admitted in a window, but for
 // what the bucket held before.
 func rateLimit(h http.Header, d client.Decision, r rule.Rule) {
-	limit := `"default";r=` + strconv.FormatInt(d.Left, 10)
-	if !d.Admit {
-		client.RetryAfter(h, d)
-		if after := h.Get("Retry-After"); after != "" {
-			limit += ";t=" + after
-		}
-	}
-	h.Set("RateLimit", limit)
+	client.RateLimit(h, d)
 	if r.Share.Rate > 0 {
 		h.Set("RateLimit-Policy", fmt.Sprintf(`"default";q=%d;w=%d`, r.Share.Burst, (1000*r.Share.Burst-1)/int64(r.Share.Rate)+1))
 	}

@@ -1,6 +1,7 @@
 package balance
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -25,13 +26,14 @@ var kinds = []string{JBQ: "jbq", Busy: "busy", RoundRobin: "rr"}
 // String returns the kind's name.
 func (k Kind) String() string { return kinds[k] }
 
-// ParseKind returns the kind of a name: jbq, busy or rr.
-func ParseKind(name string) (Kind, error) {
+// Set takes the kind of a name, jbq, busy or rr, as a flag.Value.
+func (k *Kind) Set(name string) error {
 	i := slices.Index(kinds, name)
 	if i < 0 {
-		return 0, fmt.Errorf("unknown balance %q: there are jbq, busy, rr", name)
+		return errors.New("there are jbq, busy, rr")
 	}
-	return Kind(i), nil
+	*k = Kind(i)
+	return nil
 }
 
 const (

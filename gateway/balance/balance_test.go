@@ -591,12 +591,13 @@ func TestBaselines(t *testing.T) {
 		t.Errorf("busy %v, want %v", least, want)
 	}
 	for _, k := range []balance.Kind{balance.JBQ, balance.Busy, balance.RoundRobin} {
-		if got, err := balance.ParseKind(k.String()); got != k || err != nil {
+		var got balance.Kind
+		if err := got.Set(k.String()); got != k || err != nil {
 			t.Errorf("%v: %v, %v", k, got, err)
 		}
-	}
-	if _, err := balance.ParseKind("best"); err == nil {
-		t.Error("best was accepted")
+		if err := got.Set("best"); err == nil || got != k {
+			t.Errorf("best was accepted: %v", got)
+		}
 	}
 }
 

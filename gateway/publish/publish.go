@@ -8,10 +8,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
-	"math"
 	"net/http"
-	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -73,19 +70,13 @@ func (s *Service) Serve(w http.ResponseWriter, r *http.Request, tenant string, c
 	w.Header().Set("X-NSQ-Content-Type", "nsq; version=1.0")
 	charged := func(messages int) error {
 		d := charge(messages)
-		switch {
-		case d.Admit && d.Left >= 0 && !d.Unanswered:
-			w.Header().Set("RateLimit", `"default";r=`+strconv.FormatInt(d.Left, 10))
-		case !d.Admit && d.RetryAfter > 0:
-			w.Header().Set("RateLimit", fmt.Sprintf(`"default";r=0;t=%.0f`, math.Ceil(d.RetryAfter.Seconds())))
+		if d.Admit && d.Left >= 0 && !d.Unanswered || !d.Admit && d.RetryAfter > 0 {
+			admission.RateLimit(w.Header(), d)
 		}
 		if d.Admit {
 			return nil
 		}
-		return &nsqhttp.Fault{
-			Status: http.StatusTooManyRequests, Message: "QUOTA_EXCEEDED", RetryAfter: d.RetryAfter,
-			Detail: fmt.Sprintf("tenant %q may not publish %d messages now", tenant, messages),
-		}
+		return nsqhttp.QuotaExceeded(tenant, messages, d.RetryAfter)
 	}
 	body := s.bodies.Hold(r.Body)
 	defer body.Release()
@@ -145,18 +136,6 @@ func (s *Service) publish(r *http.Request, tenant string, charge func(int) error
 	return publisher.Publish(ctx, body)
 }
 
-// faults are the answers of nsqd's HTTP API to what it refuses over TCP by these codes.
-var faults = map[wire.ErrorCode]nsqhttp.Fault{
-	wire.CodeRateLimited:  {Status: http.StatusTooManyRequests, Message: "RATE_LIMITED"},
-	wire.CodeQueueFull:    {Status: http.StatusServiceUnavailable, Message: "QUEUE_FULL"},
-	wire.CodeBadTopic:     {Status: http.StatusBadRequest, Message: "INVALID_TOPIC"},
-	wire.CodeBadMessage:   {Status: http.StatusRequestEntityTooLarge, Message: "MSG_TOO_BIG"},
-	wire.CodeBadBody:      {Status: http.StatusRequestEntityTooLarge, Message: "BODY_TOO_BIG"},
-	wire.CodeAuthFirst:    {Status: http.StatusUnauthorized, Message: "AUTH_FIRST"},
-	wire.CodeAuthFailed:   {Status: http.StatusServiceUnavailable, Message: "AUTH_FAILED"},
-	wire.CodeUnauthorized: {Status: http.StatusForbidden, Message: "UNAUTHORIZED"},
-}
-
 func asFault(err error) *nsqhttp.Fault {
 	if f, ok := errors.AsType[*nsqhttp.Fault](err); ok {
 		return f
@@ -165,10 +144,7 @@ func asFault(err error) *nsqhttp.Fault {
 	refused, _ := errors.AsType[*client.RefusedError](err)
 	switch {
 	case refused != nil:
-		is.Message, is.Detail = "PUB_FAILED", refused.Error()
-		if as, known := faults[wire.ErrorCode(refused.Code)]; known {
-			is.Status, is.Message = as.Status, as.Message
-		}
+		return nsqhttp.Refused(wire.ErrorCode(refused.Code), refused.Error())
 	case errors.Is(err, client.ErrUnknown):
 		is.Status, is.Message = http.StatusNotFound, "TOPIC_NOT_FOUND"
 	case errors.Is(err, client.ErrUnanswered):

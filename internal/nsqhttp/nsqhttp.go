@@ -47,6 +47,36 @@ func TooLarge(message, format string, args ...any) error {
 	return Refuse(http.StatusRequestEntityTooLarge, message, format, args...)
 }
 
+// QuotaExceeded is the answer to a tenant whose messages admission denies.
+func QuotaExceeded(tenant string, messages int, retryAfter time.Duration) error {
+	return &Fault{
+		Status: http.StatusTooManyRequests, Message: "QUOTA_EXCEEDED", RetryAfter: retryAfter,
+		Detail: fmt.Sprintf("tenant %q may not publish %d messages now", tenant, messages),
+	}
+}
+
+// refusals are the answers to what a broker refuses over TCP by these codes.
+var refusals = map[wire.ErrorCode]Fault{
+	wire.CodeRateLimited:  {Status: http.StatusTooManyRequests, Message: "RATE_LIMITED"},
+	wire.CodeQueueFull:    {Status: http.StatusServiceUnavailable, Message: "QUEUE_FULL"},
+	wire.CodeBadTopic:     {Status: http.StatusBadRequest, Message: "INVALID_TOPIC"},
+	wire.CodeBadMessage:   {Status: http.StatusRequestEntityTooLarge, Message: "MSG_TOO_BIG"},
+	wire.CodeBadBody:      {Status: http.StatusRequestEntityTooLarge, Message: "BODY_TOO_BIG"},
+	wire.CodeAuthFirst:    {Status: http.StatusUnauthorized, Message: "AUTH_FIRST"},
+	wire.CodeAuthFailed:   {Status: http.StatusServiceUnavailable, Message: "AUTH_FAILED"},
+	wire.CodeUnauthorized: {Status: http.StatusForbidden, Message: "UNAUTHORIZED"},
+}
+
+// Refused is the answer to what a broker has refused over TCP.
+func Refused(code wire.ErrorCode, detail string) *Fault {
+	f, known := refusals[code]
+	if !known {
+		f = Fault{Status: http.StatusServiceUnavailable, Message: "PUB_FAILED"}
+	}
+	f.Detail = detail
+	return &f
+}
+
 // Write answers with the fault.
 func (f *Fault) Write(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", "application/json; charset=utf-8")

@@ -110,7 +110,7 @@ func (a *API) charge(r *http.Request, messages int) error {
 	if d.Admit {
 		return nil
 	}
-	return &fault{Status: http.StatusTooManyRequests, Message: "QUOTA_EXCEEDED", Detail: fmt.Sprintf("tenant %q may not publish %d messages now", tenant, messages), RetryAfter: d.RetryAfter}
+	return nsqhttp.QuotaExceeded(tenant, messages, d.RetryAfter)
 }
 
 func (a *API) permit(r *http.Request) error {
