@@ -200,36 +200,41 @@ func (b *Balancer) Sent(server int, now mono.Time) {
 	}
 }
 
-// Departed says that a request has been answered, or has failed. A failure is no
-// departure: a server is not fast by refusing. What counts as one is the caller's to
-// say: no connection, no answer in time, half an answer, and a status that means that
-// another server might have done better.
-func (b *Balancer) Departed(server int, now mono.Time, failed bool) {
+// Outcome is how a request ended.
+type Outcome uint8
+
+// The outcomes.
+const (
+	Answered Outcome = iota
+	Failed           // by the server
+	Aborted          // by its client, which says nothing of the server
+)
+
+// Ended says that a request has ended. A failure is no departure: a server is not fast by
+// refusing. What counts as one is the caller's to say: no connection, no answer in time,
+// half an answer, and a status that means that another server might have done better.
+func (b *Balancer) Ended(server int, now mono.Time, how Outcome) {
 	s := &b.servers[server]
 	s.end(server)
-	if failed {
+	switch how {
+	case Aborted:
+		s.Aborted++
+		s.trying = false
+	case Failed:
 		s.Failed++
 		s.fail(now, b.intervalOf(s))
-		return
+	default:
+		s.Departed++
+		took := now.Sub(max(s.departure, s.began))
+		s.succeed(now, took, b.intervalOf(s))
+		s.learn(took)
+		s.departure, s.sampled = now, now
+		b.reckon()
 	}
-	s.Departed++
-	took := now.Sub(max(s.departure, s.began))
-	s.succeed(now, took, b.intervalOf(s))
-	s.learn(took)
-	s.departure, s.sampled = now, now
-	b.reckon()
-}
-
-// Aborted says that a request has ended by its client, which says nothing of the server.
-func (b *Balancer) Aborted(server int) {
-	s := &b.servers[server]
-	s.end(server)
-	s.Aborted++
-	s.trying = false
 }
 
 // Reported says that the server had inFlight requests when it answered one, which has
-// not been told as Departed yet. For a second, what is beyond our own counts as of
+// not been told as Ended yet. For a second, what is beyond our own counts as of
 // other gateways, so that several do not all choose the server that they left alone.
 func (b *Balancer) Reported(server, inFlight int, now mono.Time) {
 	s := &b.servers[server]

@@ -29,7 +29,7 @@ func servers(b *balance.Balancer) (numbers []int) {
 // request sends one to server, and ends it after took.
 func request(b *balance.Balancer, server int, from, took time.Duration, failed bool) {
 	b.Sent(server, at(from))
-	b.Departed(server, at(from+took), failed)
+	b.Ended(server, at(from+took), outcome(failed))
 }
 
 func stat(b *balance.Balancer, server int, now time.Duration) balance.Stat {
@@ -56,10 +56,10 @@ func TestIntervals(t *testing.T) {
 	b.Sent(0, at(0))
 	b.Sent(0, at(10*ms))
 	want(0, 10*ms, 100*ms, 300*ms)
-	b.Departed(0, at(40*ms), false) // alone since 0
+	b.Ended(0, at(40*ms), balance.Answered) // alone since 0
 	want(0, 40*ms, 40*ms, 80*ms)
 	want(1, 40*ms, 40*ms, 40*ms) // unmeasured: as the others
-	b.Departed(0, at(60*ms), false)
+	b.Ended(0, at(60*ms), balance.Answered)
 	want(0, 60*ms, 30*ms, 30*ms)         // (40+20)/2
 	request(b, 0, 1000*ms, 60*ms, false) // not since the departure before: it was idle
 	want(0, 1060*ms, 40*ms, 40*ms)       // (40+20+60)/3
@@ -346,9 +346,9 @@ func TestReplayAgainstASlowModel(t *testing.T) {
 				e := event{server: server, what: how, at: now}
 				switch how {
 				case 'd', 'f':
-					b.Departed(server, now, how == 'f')
+					b.Ended(server, now, outcome(how == 'f'))
 				case 'a':
-					b.Aborted(server)
+					b.Ended(server, now, balance.Aborted)
 				case 'r':
 					n := rapid.IntRange(0, 20).Draw(t, "in flight")
 					e.others = max(n-m.inFlight(server), 0)
@@ -398,7 +398,7 @@ func closed(t *testing.T, b *balance.Balancer, load int, long time.Duration, ser
 		}
 		slices.SortStableFunc(all, func(a, b under) int { return int(a.end - b.end) })
 		now = max(now, all[0].end)
-		b.Departed(all[0].server, now, all[0].failed)
+		b.Ended(all[0].server, now, outcome(all[0].failed))
 		all = all[1:]
 	}
 	return got
@@ -484,7 +484,7 @@ func TestEjection(t *testing.T) {
 		if s, due := b.Probe(at(now), []int{0}); due {
 			t.Fatalf("a second probe to %d", s)
 		}
-		b.Departed(0, at(now), true)
+		b.Ended(0, at(now), balance.Failed)
 	}
 	now += 31 * time.Second
 	request(b, 0, now, time.Millisecond, false)
@@ -496,7 +496,7 @@ func TestEjection(t *testing.T) {
 		b.Sent(0, at(now))
 	}
 	for range 9 {
-		b.Departed(0, at(now), true)
+		b.Ended(0, at(now), balance.Failed)
 	}
 	if _, due := b.Probe(at(now+time.Second), []int{0}); !due {
 		t.Error("no probe after a second")
@@ -529,7 +529,7 @@ func TestAllEjectedTheFirstGetsOneAtATime(t *testing.T) {
 	if got := b.Pick(now, servers(b)); got != -1 {
 		t.Fatalf("picked %d beside the one", got)
 	}
-	b.Departed(2, now, true)
+	b.Ended(2, now, balance.Failed)
 	if got := b.Pick(now, servers(b)); got != 1 {
 		t.Fatalf("picked %d after the first failed again", got)
 	}
@@ -557,7 +557,7 @@ func TestAddAndRemove(t *testing.T) {
 	if got := b.Add(at(3)); got == 0 {
 		t.Error("a number was reused while a request has it")
 	}
-	b.Departed(0, at(4), false)
+	b.Ended(0, at(4), balance.Answered)
 	if got := b.Add(at(5)); got != 0 {
 		t.Errorf("the number was not reused: %d", got)
 	}
@@ -581,7 +581,7 @@ func TestBaselines(t *testing.T) {
 		busy.Sent(s, at(0))
 		least = append(least, s)
 		if i == 3 {
-			busy.Departed(2, at(0), false)
+			busy.Ended(2, at(0), balance.Answered)
 		}
 	}
 	if want := []int{0, 1, 2, 0, 1, 2}; !slices.Equal(turns, want) {
@@ -614,7 +614,7 @@ func TestNothingAllocates(t *testing.T) {
 			s := b.Pick(now, fits)
 			b.Sent(s, now)
 			b.Reported(s, 5, now)
-			b.Departed(s, now, now%7000 == 0)
+			b.Ended(s, now, outcome(now%7000 == 0))
 			b.Stats(now, dst)
 		}); n != 0 {
 			t.Errorf("%v: %v allocations", kind, n)
@@ -632,8 +632,16 @@ func BenchmarkDecision(b *testing.B) {
 				now += 1000
 				s := bal.Pick(now, every)
 				bal.Sent(s, now)
-				bal.Departed(s, now+500, false)
+				bal.Ended(s, now+500, balance.Answered)
 			}
 		})
 	}
+}
+
+// outcome is that of a request which its client waits for.
+func outcome(failed bool) balance.Outcome {
+	if failed {
+		return balance.Failed
+	}
+	return balance.Answered
 }

@@ -1,6 +1,7 @@
 package balance
 
 import (
+	"slices"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
@@ -68,10 +69,8 @@ func (h *health) owed(now mono.Time, worked, t time.Duration) float64 {
 // firstEjected returns, where every server is ejected, the one that has been for the
 // longest, unless one has a request: they get one at a time. -1 where not.
 func (b *Balancer) firstEjected(fits []int) int {
-	for i := range b.servers {
-		if s := &b.servers[i]; s.present && (!s.ejected || s.trying) {
-			return -1
-		}
+	if slices.ContainsFunc(b.servers, func(s server) bool { return s.present && (!s.ejected || s.trying) }) {
+		return -1
 	}
 	first := -1
 	for _, i := range fits {

@@ -21,15 +21,6 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
-// outcome is how a request that was sent ended.
-type outcome uint8
-
-const (
-	departed outcome = iota // answered
-	failed                  // by the server
-	aborted                 // by the client
-)
-
 // ticket is a request's place in the queues and at a server. From enter to finish it is
 // the dispatcher's, but for what is said to be the exchange's.
 type ticket struct {
@@ -71,7 +62,7 @@ type dispatcher struct {
 		schedule *schedule.Scheduler
 		balance  *balance.Balancer
 		cost     *cost.Table // also in reader
-		servers  []server    // by number, of schedule and balance; url nil: removed
+		servers  []server    // by number, of schedule and balance
 		classes  []counts    // by number, of policy and schedule
 		tickets  ticket      // the ends of the list
 		ticked   mono.Time
@@ -82,10 +73,9 @@ type dispatcher struct {
 }
 
 type server struct {
-	name     string    // as the policy has it
-	url      *url.URL  // nil: it is of the policy no more
-	index    int       // among the policy's; -1 likewise
-	observed mono.Time // when drift was last looked at
+	policy.Server           // without Target: it is of the policy no more
+	index         int       // among the policy's; -1 likewise
+	observed      mono.Time // when drift was last looked at
 }
 
 // counts are what is known of a class beyond the scheduler.
@@ -185,8 +175,8 @@ func (d *dispatcher) renumberLocked(now mono.Time, numbers int) {
 	}
 	for n := range m.servers {
 		s := &m.servers[n]
-		s.index = slices.IndexFunc(m.policy.Servers, func(t policy.Server) bool { return t.URL == s.name })
-		if s.index < 0 && s.url != nil {
+		s.index = slices.IndexFunc(m.policy.Servers, func(t policy.Server) bool { return t.URL == s.URL })
+		if s.index < 0 && s.Target != nil {
 			m.balance.Remove(n)
 			*s = server{index: -1}
 		}
@@ -197,7 +187,7 @@ func (d *dispatcher) renumberLocked(now mono.Time, numbers int) {
 			if n = m.balance.Add(now); n == len(m.servers) {
 				m.servers = append(m.servers, server{})
 			}
-			m.servers[n] = server{name: of.URL, url: of.Target, index: i}
+			m.servers[n] = server{Server: of, index: i}
 		}
 		m.schedule.SetCapacity(n, m.cost.Capacity(i))
 	}
@@ -238,19 +228,15 @@ func classOf(p *policy.Policy, name string) int {
 
 // modeOf reads the name of a scheduler.
 func modeOf(name string, resources []string) (schedule.Mode, error) {
-	single, isSingle := strings.CutPrefix(name, "single:")
-	i := slices.Index(resources, single)
-	switch {
-	case name == "mqos":
-		return schedule.MQoS, nil
-	case name == "none":
-		return schedule.None, nil
-	case !isSingle:
-		return 0, fmt.Errorf("scheduler %q: want mqos, none, or single:RESOURCE", name)
-	case i < 0:
-		return 0, fmt.Errorf("scheduler %s: the policy has no resource %q", name, single)
+	modes := map[string]schedule.Mode{"mqos": schedule.MQoS, "none": schedule.None}
+	for k, resource := range resources {
+		modes["single:"+resource] = schedule.Single(k)
 	}
-	return schedule.Single(i), nil
+	mode, known := modes[name]
+	if !known {
+		return 0, fmt.Errorf("scheduler %q: want mqos, none, or single: and one of %s", name, strings.Join(resources, ", "))
+	}
+	return mode, nil
 }
 
 // enter queues a request and waits for its turn, at most for as long as its class may.
@@ -282,7 +268,7 @@ func (d *dispatcher) enter(t *ticket, now mono.Time) error {
 		if t.refused != nil || err == errLate {
 			return t.refused
 		}
-		d.finish(t, aborted, clock.Mono())
+		d.finish(t, balance.Aborted, clock.Mono())
 		return err
 	}
 	defer d.mu.Unlock()
@@ -335,34 +321,28 @@ func (d *dispatcher) forgetLocked(t *ticket) {
 
 // finish settles a request that enter has let through, once: it is charged what it has
 // taken, whoever ended it.
-func (d *dispatcher) finish(t *ticket, how outcome, now mono.Time) {
+func (d *dispatcher) finish(t *ticket, how balance.Outcome, now mono.Time) {
 	reader := d.reader.Load()
-	var report cost.Report
-	var err error
+	report, err := cost.Report{InFlight: -1}, error(nil)
 	if t.report != "" {
 		report, err = reader.ParseReport(t.report)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	m := &d.mu
-	if err != nil {
+	switch {
+	case err != nil:
 		m.badReports++
+	case reader != m.cost: // it is of the resources of another policy
+		report = cost.Report{InFlight: -1}
 	}
-	known := t.report != "" && err == nil && reader == m.cost // else of the resources of another policy
-	if !known {
-		report = cost.Report{}
-	}
-	teaches := how == departed && t.status < http.StatusBadRequest
+	teaches := how == balance.Answered && t.status < http.StatusBadRequest
 	m.cost.Settle(m.vector, t.route, m.policy.CostOf(t.r.URL.Path), now.Sub(t.started), t.bytes, &report, teaches)
 	m.schedule.Done(&t.request, m.vector)
-	if known {
+	if t.report != "" {
 		d.observeLocked(t.server, &report, now)
 	}
-	if how == aborted {
-		m.balance.Aborted(t.server)
-	} else {
-		m.balance.Departed(t.server, now, how == failed)
-	}
+	m.balance.Ended(t.server, now, how)
 	d.forgetLocked(t)
 	d.sendLocked(now)
 }
@@ -386,7 +366,7 @@ func (d *dispatcher) again(t *ticket, now mono.Time) bool {
 	if number < 0 {
 		return false
 	}
-	m.balance.Departed(t.server, now, true)
+	m.balance.Ended(t.server, now, balance.Failed)
 	m.schedule.Move(&t.request, number)
 	d.sentLocked(t, number, now)
 	d.sendLocked(now)
@@ -438,7 +418,7 @@ func (d *dispatcher) sendLocked(now mono.Time) {
 
 // sentLocked has a request at a server.
 func (d *dispatcher) sentLocked(t *ticket, number int, now mono.Time) {
-	t.server, t.target, t.started = number, d.mu.servers[number].url, now
+	t.server, t.target, t.started = number, d.mu.servers[number].Target, now
 	d.mu.balance.Sent(number, now)
 }
 

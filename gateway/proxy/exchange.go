@@ -3,7 +3,6 @@ package proxy
 import (
 	"errors"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -15,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/srtm-io/srtm/gateway/balance"
 	"github.com/srtm-io/srtm/gateway/cost"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
@@ -55,7 +55,7 @@ func (p *Proxy) newExchange() any {
 	x.answer.timer.Stop()
 	x.reverse = httputil.ReverseProxy{
 		Transport: x, Rewrite: x.rewrite, ModifyResponse: x.answered, ErrorHandler: x.unanswered,
-		BufferPool: &p.buffers, ErrorLog: slog.NewLogLogger(p.faults, slog.LevelDebug),
+		BufferPool: &p.buffers, ErrorLog: p.faults,
 	}
 	return x
 }
@@ -82,7 +82,7 @@ func (x *exchange) serve() {
 	x.reverse.ServeHTTP(x, x.r)
 }
 
-func (x *exchange) settle(how outcome) {
+func (x *exchange) settle(how balance.Outcome) {
 	x.bytes += x.body.bytes.Load()
 	x.p.dispatcher.finish(&x.ticket, how, clock.Mono())
 }
@@ -90,14 +90,14 @@ func (x *exchange) settle(how outcome) {
 // outcome says whose doing the end was. What a client breaks off or does not take says
 // nothing of the server; a 5xx means that another might have done better, but for those
 // that say that nobody can.
-func (x *exchange) outcome() outcome {
+func (x *exchange) outcome() balance.Outcome {
 	switch {
 	case x.whole && (x.status < 500 || x.status == http.StatusNotImplemented || x.status == http.StatusHTTPVersionNotSupported):
-		return departed
+		return balance.Answered
 	case !x.whole && (x.writeErr != nil || x.body.failed() != nil || x.r.Context().Err() != nil):
-		return aborted
+		return balance.Aborted
 	}
-	return failed
+	return balance.Failed
 }
 
 // RoundTrip implements http.RoundTripper. A server to which nothing could be sent, since
@@ -182,7 +182,7 @@ func (x *exchange) answered(res *http.Response) error {
 		x.Header().Del("Connection")
 		x.tunnel = true
 		x.p.tunnels.Add(1)
-		x.settle(departed)
+		x.settle(balance.Answered)
 		server, ours := res.Body.(io.ReadWriteCloser)
 		if client, known := x.r.Context().Value(connKey{}).(net.Conn); ours && known {
 			res.Body = &tunnel{ReadWriteCloser: server, client: client, limit: x.rules.policy.Timeouts.Response}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/gateway/balance"
 	"github.com/srtm-io/srtm/internal/clock"
 )
 
@@ -20,9 +21,9 @@ func TestWhatProbesCanBeRepeated(t *testing.T) {
 	g.dispatcher.mu.Lock()
 	now, b := clock.Mono(), g.dispatcher.mu.balance
 	b.Sent(0, now.Add(-time.Hour))
-	b.Departed(0, now.Add(-15*time.Second), false)
+	b.Ended(0, now.Add(-15*time.Second), balance.Answered)
 	b.Sent(1, now)
-	b.Departed(1, now, false)
+	b.Ended(1, now, balance.Answered)
 	g.dispatcher.mu.Unlock()
 	send := func(method string) string {
 		c, r := g.dial(t)

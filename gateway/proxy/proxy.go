@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"io"
+	"log"
 	"log/slog"
 	"math"
 	"net"
@@ -63,7 +64,7 @@ type Proxy struct {
 	dispatcher *dispatcher
 	exchanges  sync.Pool
 	buffers    bufferPool
-	faults     slog.Handler    // what clients and servers can cause
+	faults     *log.Logger     // what clients and servers can cause
 	base       context.Context // ends after requests have; tunnels end with it
 	end        context.CancelFunc
 	tunnels    sync.WaitGroup
@@ -93,7 +94,7 @@ func New(cfg Config) (*Proxy, error) {
 	p.slots.Most = cfg.MaxConnections
 	p.base, p.end = context.WithCancel(context.Background())
 	faults, _ := obs.Sparse(cfg.Log)
-	p.faults = faults.Handler()
+	p.faults = slog.NewLogLogger(faults.Handler(), slog.LevelDebug)
 	p.exchanges.New = p.newExchange
 	if err := p.SetPolicy(cfg.Policy); err != nil {
 		return nil, err

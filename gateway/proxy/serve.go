@@ -3,7 +3,6 @@ package proxy
 import (
 	"context"
 	"crypto/tls"
-	"log/slog"
 	"net"
 	"net/http"
 
@@ -18,7 +17,7 @@ import (
 func (p *Proxy) Server(maxHeader int) *http.Server {
 	timeouts := p.rules.Load().policy.Timeouts
 	return &http.Server{
-		Handler: p, Protocols: bothProtocols(), MaxHeaderBytes: maxHeader, ErrorLog: slog.NewLogLogger(p.faults, slog.LevelDebug),
+		Handler: p, Protocols: bothProtocols(), MaxHeaderBytes: maxHeader, ErrorLog: p.faults,
 		ReadHeaderTimeout: timeouts.Header, IdleTimeout: timeouts.Idle,
 		BaseContext: func(net.Listener) context.Context { return p.base },
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
@@ -39,11 +38,10 @@ func bothProtocols() *http.Protocols {
 // Listener returns ln with as many connections as there may be, with TLS where the guard
 // has it, and otherwise with an eye on how requests are framed.
 func (p *Proxy) Listener(ln net.Listener, guard *secure.Server) net.Listener {
-	limited := &connlimit.Listener{Listener: ln, Slots: &p.slots}
-	if guard.HTTPTLS() {
+	limited := &connlimit.Listener{Listener: ln, Slots: &p.slots, Plain: !guard.HTTPTLS()}
+	if !limited.Plain {
 		return guard.Listener(limited)
 	}
-	limited.Plain = true
 	return framing.Listener{Listener: limited}
 }
 

@@ -70,7 +70,7 @@ func (p *Proxy) Status() Status {
 	for _, b := range m.balance.Stats(clock.Mono(), nil) {
 		v := m.schedule.Server(b.Server)
 		s.Servers = append(s.Servers, ServerStatus{
-			URL: m.servers[b.Server].name, Stat: b, MeanDepartureMs: ms(b.Interval), AnswerMs: ms(b.Answer), Capacity: byName(v.Capacity), Free: byName(v.Free),
+			URL: m.servers[b.Server].URL, Stat: b, MeanDepartureMs: ms(b.Interval), AnswerMs: ms(b.Answer), Capacity: byName(v.Capacity), Free: byName(v.Free),
 		})
 	}
 	return s

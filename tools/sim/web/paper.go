@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/srtm-io/srtm/gateway/balance"
 	"github.com/srtm-io/srtm/gateway/schedule"
 	"github.com/srtm-io/srtm/internal/mono"
 )
@@ -39,8 +40,8 @@ func (b paperBalancer) Probe(mono.Time, []int) (server int, due bool) { return -
 
 func (b paperBalancer) Sent(server int, _ mono.Time) { b[server].inFlight++ }
 
-// Departed is the paper's handleRequestCompletion.
-func (b paperBalancer) Departed(server int, now mono.Time, _ bool) {
+// Ended is the paper's handleRequestCompletion.
+func (b paperBalancer) Ended(server int, now mono.Time, _ balance.Outcome) {
 	s := &b[server]
 	s.inFlight--
 	if s.measured {

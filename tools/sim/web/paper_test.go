@@ -6,6 +6,7 @@ import (
 
 	. "github.com/onsi/gomega"
 
+	"github.com/srtm-io/srtm/gateway/balance"
 	"github.com/srtm-io/srtm/gateway/schedule"
 	"github.com/srtm-io/srtm/internal/mono"
 )
@@ -163,13 +164,13 @@ func TestPaperBalancer(t *testing.T) {
 	for i := range 3 {
 		g.Expect(b.Pick(0, nil)).To(BeZero())
 		b.Sent(0, at(i))
-		b.Departed(0, at(i+1), false)
+		b.Ended(0, at(i+1), balance.Answered)
 	}
 	g.Expect(b[0].interval).To(BeZero(), "without two at once")
 	b.Sent(0, at(10))
 	b.Sent(0, at(10))
-	b.Departed(0, at(11), false)
-	b.Departed(0, at(12), false)
+	b.Ended(0, at(11), balance.Answered)
+	b.Ended(0, at(12), balance.Answered)
 	g.Expect(b[0].interval).To(Equal(100*time.Millisecond), "0.9*0 + 0.1*1s")
 	g.Expect(b.Pick(0, nil)).To(Equal(1), "the one of T = 0")
 }

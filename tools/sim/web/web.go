@@ -90,7 +90,7 @@ func Run(s Study) Result {
 		Pick(now mono.Time, fits []int) int
 		Probe(now mono.Time, fits []int) (server int, due bool)
 		Sent(server int, now mono.Time)
-		Departed(server int, now mono.Time, failed bool)
+		Ended(server int, now mono.Time, how balance.Outcome)
 	} = balance.New(s.Balance, len(s.Servers), rand.New(rand.NewPCG(s.Seed, 2)))
 	if s.Literal {
 		b = make(paperBalancer, len(s.Servers))
@@ -131,7 +131,7 @@ func Run(s Study) Result {
 		m := &machines[first]
 		m.advance(now)
 		done := m.jobs.Pop()
-		b.Departed(first, now, false)
+		b.Ended(first, now, balance.Answered)
 		r.Answers = append(r.Answers, Answer{At: time.Duration(now), Took: now.Sub(done.came), Server: first})
 	}
 	took := make([][]float64, len(machines)+1)
