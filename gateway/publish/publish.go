@@ -68,28 +68,18 @@ func (s *Service) Run(ctx context.Context) error {
 // Serve answers a POST to /pub or /mpub, as proxy.Publisher.
 func (s *Service) Serve(w http.ResponseWriter, r *http.Request, tenant string, charge func(messages int) admission.Decision) {
 	w.Header().Set("X-NSQ-Content-Type", "nsq; version=1.0")
-	charged := func(messages int) error {
-		d := charge(messages)
-		if d.Admit && d.Left >= 0 && !d.Unanswered || !d.Admit && d.RetryAfter > 0 {
-			admission.RateLimit(w.Header(), d)
-		}
-		if d.Admit {
-			return nil
-		}
-		return nsqhttp.QuotaExceeded(tenant, messages, d.RetryAfter)
-	}
 	body := s.bodies.Hold(r.Body)
 	defer body.Release()
 	r.Body = body
-	if err := s.publish(r, tenant, charged); err != nil {
+	if err := s.publish(w.Header(), r, tenant, charge); err != nil {
 		asFault(err).Write(w)
 		return
 	}
 	nsqhttp.WriteText(w, "OK")
 }
 
-// publish publishes what a request has, as its publisher.
-func (s *Service) publish(r *http.Request, tenant string, charge func(int) error) error {
+// publish publishes what a request has, as its publisher. h is the answer's header.
+func (s *Service) publish(h http.Header, r *http.Request, tenant string, charge func(int) admission.Decision) error {
 	var k pool.Key
 	var body []byte
 	var batch nsqhttp.Messages
@@ -107,8 +97,12 @@ func (s *Service) publish(r *http.Request, tenant string, charge func(int) error
 	case batch != nil && wait > 0: // NSQ's protocol has no such command
 		return nsqhttp.BadRequest("INVALID_DEFER", "a batch cannot be deferred through the gateway")
 	}
-	if err := charge(messages); err != nil {
-		return err
+	d := charge(messages)
+	if d.Admit && d.Left >= 0 && !d.Unanswered || !d.Admit && d.RetryAfter > 0 {
+		admission.RateLimit(h, d)
+	}
+	if !d.Admit {
+		return nsqhttp.QuotaExceeded(tenant, messages, d.RetryAfter)
 	}
 	if k.ID = cmp.Or(r.Header.Get(header), tenant); k.ID == "" {
 		return nsqhttp.BadRequest("MISSING_PUBLISHER_ID", "the request has no %s, and the caller no tenant", header)

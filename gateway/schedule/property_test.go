@@ -244,7 +244,7 @@ func TestGuarantee(t *testing.T) {
 		holds := func(i, k int, quanta int64) bool {
 			c := &w.classes[i]
 			for j := range n {
-				if h := c.queues[j].head; h != nil && c.deficit[k]+quanta*c.quantum < w.price(c, h, k) {
+				if h := c.queues[j].head; h != nil && c.deficit[k]+quanta*c.quantum < min(h.cost[k], c.quantum+w.largest) {
 					return true
 				}
 			}
@@ -277,7 +277,7 @@ func TestGuarantee(t *testing.T) {
 				w.flying = append(w.flying, r)
 				w.queued = slices.DeleteFunc(w.queued, func(q *Request) bool { return q == r })
 				for _, k := range w.managed {
-					if c := &w.classes[r.Class]; c.deficit[k] < w.price(c, r, k)-r.cost[k] {
+					if c := &w.classes[r.Class]; c.deficit[k] < min(r.cost[k], c.quantum+w.largest)-r.cost[k] {
 						t.Fatalf("class %d took %d of resource %d, and is left with %d", r.Class, r.cost[k], k, c.deficit[k])
 					}
 				}

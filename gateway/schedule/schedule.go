@@ -381,21 +381,16 @@ func (s *Scheduler) nextType(tried int) int {
 	return best
 }
 
-// lack is how many quanta its class lacks for h to go.
+// lack is how many quanta its class lacks for h to go. One that is larger than all that
+// came after it need only find deficits at their cap.
 func (s *Scheduler) lack(h *Request) (quanta int64) {
 	c := &s.classes[h.Class]
 	for _, k := range s.managed {
-		if lack := s.price(c, h, k) - c.deficit[k]; lack > quanta*c.quantum {
+		if lack := min(h.cost[k], c.quantum+s.largest) - c.deficit[k]; lack > quanta*c.quantum {
 			quanta = (lack + c.quantum - 1) / c.quantum
 		}
 	}
 	return quanta
-}
-
-// price is what the deficit of resource k has to be for h to go. One that is larger than
-// all that came after it need only find deficits at their cap.
-func (s *Scheduler) price(c *class, h *Request, k int) int64 {
-	return min(h.cost[k], c.quantum+s.largest)
 }
 
 // raise grants quanta: the fewest after which a head is covered.
