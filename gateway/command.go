@@ -16,6 +16,7 @@ import (
 	"github.com/srtm-io/srtm/gateway/profile"
 	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/obs"
 )
 
 // command runs the gateway, or what its first argument names.
@@ -121,7 +122,7 @@ func (o *options) monitor() *daemon.Program {
 		return errors.Join(err, o.guard.CheckHTTP("--http-address", o.httpAddress))
 	}
 	run := func(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) error {
-		at, serve, err := daemon.ListenHTTP("--http-address", o.httpAddress, o.guard, m)
+		at, serve, err := daemon.ListenHTTP("--http-address", o.httpAddress, o.guard, obs.JSON(func() (any, error) { return m.Read() }))
 		if err != nil {
 			return err
 		}
@@ -148,10 +149,7 @@ func (o *options) profile() *daemon.Program {
 		if cfg.Server, err = url.Parse(server); err != nil || cfg.Server.Scheme != "http" && cfg.Server.Scheme != "https" {
 			err = fmt.Errorf("--server: want http:// or https://, got %q", server)
 		}
-		if cfg.Repeat < 1 || cfg.Repeat > 100_000 {
-			err = errors.Join(err, fmt.Errorf("--repeat %d: want 1 to 100000", cfg.Repeat))
-		}
-		return err
+		return errors.Join(err, daemon.Within("repeat", cfg.Repeat, 1, 100_000))
 	}
 	run := func(ctx context.Context, _ *slog.Logger, _ *slog.LevelVar) error {
 		r, err := profile.Run(ctx, cfg)

@@ -59,9 +59,8 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 		return fmt.Errorf("--policy %s: %w", o.policyFile, err)
 	}
 	mux := http.NewServeMux()
-	state := func() any { return p.Status() }
-	obs.Mount(mux, metrics, state, p.Healthy)
-	mux.Handle("GET /status", obs.JSON(state))
+	obs.Mount(mux, metrics, func() any { return p.Status() }, p.Healthy)
+	mux.Handle("GET /status", obs.JSON(func() (any, error) { return p.Status(), nil }))
 	admin, serveAdmin, err := daemon.ListenHTTP("--admin-address", o.adminAddress, o.guard, mux)
 	if err != nil {
 		return err

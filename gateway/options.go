@@ -12,6 +12,7 @@ import (
 	"github.com/srtm-io/srtm/gateway/policy"
 	"github.com/srtm-io/srtm/gateway/proxy"
 	"github.com/srtm-io/srtm/internal/connlimit"
+	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/secure"
 )
 
@@ -31,7 +32,6 @@ type options struct {
 	security                  secure.ServerConfig
 	guard                     *secure.Server
 	asks                      client.Config
-	loaddistributor           string
 	control, brokers          secure.ClientConfig // towards the loaddistributor and the brokers
 	publishers                publishers.Config
 }
@@ -49,40 +49,31 @@ func (o *options) flags(fs *flag.FlagSet) {
 	fs.Int64Var(&o.proxy.MaxBody, "max-body-bytes", 0, "`bytes` of a request's body, at most (default: no bound)")
 	fs.Int64Var(&o.maxPublish, "max-publish-bytes", 256<<20, "`bytes` of the bodies of all requests to /pub and /mpub that are under way, at most (0: no bound)")
 	o.security.HTTPFlags(fs, "http-address", "admin-address")
-	fs.StringVar(&o.loaddistributor, "loaddistributor-address", "", "gRPC `host:port` of the loaddistributor, or of several with commas, by which what is posted to /pub and /mpub finds its broker (default none: it goes to a server)")
+	fs.StringVar(&o.publishers.Address, "loaddistributor-address", "", "gRPC `host:port` of the loaddistributor, or of several with commas, by which what is posted to /pub and /mpub finds its broker (default none: it goes to a server)")
 	o.control.Flags(fs, controlPrefix, "the loaddistributor")
 	o.brokers.TLSFlags(fs, brokerPrefix, "brokers")
 	o.asks.Flags(fs, "for classes with an admission key")
 }
 
 func (o *options) validate() error {
-	var errs []error
-	var err error
-	for _, n := range []struct {
-		flag         string
-		n, low, high int64
-	}{
-		{"gateways", int64(o.proxy.Gateways), 1, 1000},
-		{"max-header-bytes", int64(o.maxHeader), 1 << 10, 16 << 20},
-		{"max-connections", int64(o.proxy.MaxConnections), 0, math.MaxInt32},
-		{"max-body-bytes", o.proxy.MaxBody, 0, math.MaxInt64},
-		{"max-publish-bytes", o.maxPublish, 0, math.MaxInt64},
-	} {
-		if n.n < n.low || n.n > n.high {
-			errs = append(errs, fmt.Errorf("--%s %d: want %d to %d", n.flag, n.n, n.low, n.high))
-		}
+	errs := []error{
+		daemon.Within("gateways", o.proxy.Gateways, 1, 1000),
+		daemon.Within("max-header-bytes", o.maxHeader, 1<<10, 16<<20),
+		daemon.Within("max-connections", o.proxy.MaxConnections, 0, math.MaxInt32),
+		daemon.Within("max-body-bytes", o.proxy.MaxBody, 0, math.MaxInt64),
+		daemon.Within("max-publish-bytes", o.maxPublish, 0, math.MaxInt64),
+		o.validatePolicy(),
 	}
+	var err error
 	if o.proxy.MaxConnections == 0 {
 		o.proxy.MaxConnections = defaultConnections(connlimit.Descriptors())
 	}
-	errs = append(errs, o.validatePolicy())
 	if o.guard, err = o.security.Load(); err != nil {
 		return errors.Join(append(errs, err)...)
 	}
 	errs = append(errs, o.guard.CheckHTTP("--admin-address", o.adminAddress),
 		o.guard.Check("--http-address", o.httpAddress, o.security.CertFile != "", "--tls-cert and --tls-key"))
-	if o.loaddistributor != "" {
-		o.publishers.Address = o.loaddistributor
+	if o.publishers.Address != "" {
 		o.publishers.DialOptions, err = o.control.Load(controlPrefix)
 		errs = append(errs, err)
 		trust, err := o.brokers.TLS(brokerPrefix)

@@ -5,10 +5,8 @@
 package profile
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -24,17 +22,6 @@ type Monitor struct {
 	Cgroup    string // its folder
 	NetDev    string // /proc/net/dev
 	Interface string // "": all but the loopback
-}
-
-// ServeHTTP answers with the Usage as JSON.
-func (m Monitor) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
-	usage, err := m.Read()
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusServiceUnavailable)
-		return
-	}
-	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(usage) // the client is gone; no one is left to tell
 }
 
 // Read returns what has been used. Where the group counts no input and output, there is

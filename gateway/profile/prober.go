@@ -136,20 +136,21 @@ func (c *Config) paths(ctx context.Context) (found []string, err error) {
 			known = append(known, path)
 		}
 	}
-	for _, u := range c.URLs {
-		add(u, c.Server)
-	}
-	if c.Sitemap != "" && len(c.URLs) == 0 {
-		text, err := c.get(ctx, c.Sitemap)
-		if err != nil {
-			return nil, err
-		}
-		for _, loc := range locs.FindAllSubmatch(text, -1) {
-			add(string(loc[1]), c.Server)
+	links := func(in []byte, kind *regexp.Regexp, from *url.URL) {
+		for _, link := range kind.FindAllSubmatch(in, -1) {
+			add(string(link[1]), from)
 		}
 	}
-	if c.Sitemap != "" || len(c.URLs) > 0 {
+	switch {
+	case len(c.URLs) > 0:
+		for _, u := range c.URLs {
+			add(u, c.Server)
+		}
 		return known, nil
+	case c.Sitemap != "":
+		text, err := c.get(ctx, c.Sitemap)
+		links(text, locs, c.Server)
+		return known, err
 	}
 	add("/", c.Server)
 	for i := 0; i < len(known); i++ { // it grows meanwhile
@@ -161,9 +162,7 @@ func (c *Config) paths(ctx context.Context) (found []string, err error) {
 			return nil, err
 		}
 		found = append(found, known[i])
-		for _, href := range hrefs.FindAllSubmatch(text, -1) {
-			add(string(href[1]), c.Server.JoinPath(known[i]))
-		}
+		links(text, hrefs, c.Server.JoinPath(known[i]))
 	}
 	return found, nil
 }

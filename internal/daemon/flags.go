@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -38,6 +39,14 @@ func OneOf(flag, value string, known ...string) error {
 		return nil
 	}
 	return fmt.Errorf("--%s %q is none of %s", flag, value, strings.Join(known, ", "))
+}
+
+// Within returns what is wrong with the value of a flag that has bounds.
+func Within[T cmp.Ordered](flag string, value, low, high T) error {
+	if value < low || value > high {
+		return fmt.Errorf("--%s %v: want %v to %v", flag, value, low, high)
+	}
+	return nil
 }
 
 // Alias adds a second name to a flag, and says why it has one.

@@ -133,3 +133,11 @@ func TestFaults(t *testing.T) {
 		})
 	}
 }
+
+func TestWithin(t *testing.T) {
+	for n, want := range map[int]string{0: "--count 0: want 1 to 3", 1: "<nil>", 3: "<nil>", 4: "--count 4: want 1 to 3"} {
+		if got := fmt.Sprint(Within("count", n, 1, 3)); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+}

@@ -56,7 +56,7 @@ func Mount(mux *http.ServeMux, reg *prometheus.Registry, state func() any, healt
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 
 	if state != nil {
-		mux.Handle("GET /debug/state", JSON(state))
+		mux.Handle("GET /debug/state", JSON(func() (any, error) { return state(), nil }))
 	}
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		if health != nil {
@@ -70,13 +70,18 @@ func Mount(mux *http.ServeMux, reg *prometheus.Registry, state func() any, healt
 	})
 }
 
-// JSON answers with state() as JSON.
-func JSON(state func() any) http.Handler {
+// JSON answers with state() as JSON, or 503 with its error.
+func JSON(state func() (any, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		v, err := state()
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
 		var body bytes.Buffer
 		encoder := json.NewEncoder(&body)
 		encoder.SetIndent("", "  ")
-		if err := encoder.Encode(state()); err != nil {
+		if err := encoder.Encode(v); err != nil {
 			http.Error(w, fmt.Sprintf("encode state: %v", err), http.StatusInternalServerError)
 			return
 		}

@@ -125,6 +125,14 @@ var _ = Describe("Mount", func() {
 	})
 })
 
+func TestJSONOfWhatCannotBeRead(t *testing.T) {
+	w := httptest.NewRecorder()
+	JSON(func() (any, error) { return 1, errors.New("no counters") }).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+	if w.Code != http.StatusServiceUnavailable || w.Body.String() != "no counters\n" {
+		t.Errorf("%d %q", w.Code, w.Body)
+	}
+}
+
 func TestCommit(t *testing.T) {
 	for want, settings := range map[string][]debug.BuildSetting{
 		"unknown commit":       nil,
