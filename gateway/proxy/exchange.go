@@ -3,6 +3,7 @@ package proxy
 import (
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -55,7 +56,7 @@ func (p *Proxy) newExchange() any {
 	x.answer.timer.Stop()
 	x.reverse = httputil.ReverseProxy{
 		Transport: x, Rewrite: x.rewrite, ModifyResponse: x.answered, ErrorHandler: x.unanswered,
-		BufferPool: &p.buffers, ErrorLog: p.faults,
+		BufferPool: &p.buffers, ErrorLog: slog.NewLogLogger(p.faults.Handler(), slog.LevelDebug),
 	}
 	return x
 }

@@ -3,7 +3,6 @@ package proxy
 import (
 	"context"
 	"io"
-	"log"
 	"log/slog"
 	"math"
 	"net"
@@ -64,7 +63,7 @@ type Proxy struct {
 	dispatcher *dispatcher
 	exchanges  sync.Pool
 	buffers    bufferPool
-	faults     *log.Logger     // what clients and servers can cause
+	faults     *slog.Logger    // what clients and servers can cause
 	base       context.Context // ends after requests have; tunnels end with it
 	end        context.CancelFunc
 	tunnels    sync.WaitGroup
@@ -93,8 +92,7 @@ func New(cfg Config) (*Proxy, error) {
 	p := &Proxy{cfg: cfg, dispatcher: newDispatcher(cfg)}
 	p.slots.Most = cfg.MaxConnections
 	p.base, p.end = context.WithCancel(context.Background())
-	faults, _ := obs.Sparse(cfg.Log)
-	p.faults = slog.NewLogLogger(faults.Handler(), slog.LevelDebug)
+	p.faults, _ = obs.Sparse(cfg.Log)
 	p.exchanges.New = p.newExchange
 	if err := p.SetPolicy(cfg.Policy); err != nil {
 		return nil, err

@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"crypto/tls"
+	"log/slog"
 	"net"
 	"net/http"
 
@@ -17,7 +18,7 @@ import (
 func (p *Proxy) Server(maxHeader int) *http.Server {
 	timeouts := p.rules.Load().policy.Timeouts
 	return &http.Server{
-		Handler: p, Protocols: bothProtocols(), MaxHeaderBytes: maxHeader, ErrorLog: p.faults,
+		Handler: p, Protocols: bothProtocols(), MaxHeaderBytes: maxHeader, ErrorLog: slog.NewLogLogger(p.faults.Handler(), slog.LevelDebug),
 		ReadHeaderTimeout: timeouts.Header, IdleTimeout: timeouts.Idle,
 		BaseContext: func(net.Listener) context.Context { return p.base },
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
