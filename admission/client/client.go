@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -65,9 +66,7 @@ func New(cfg Config) (*Client, error) {
 	if len(cfg.Servers) > rule.Partitions {
 		return nil, fmt.Errorf("%d admission servers: want at most %d", len(cfg.Servers), rule.Partitions)
 	}
-	if cfg.Attempts == 0 {
-		cfg.Attempts = DefaultAttempts
-	}
+	cfg.Attempts = cmp.Or(cfg.Attempts, DefaultAttempts)
 	c := &Client{cfg: cfg}
 	c.leases.init()
 	c.links.Store(new([]*link))

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/admission/rule"
@@ -45,14 +46,10 @@ type Asker struct {
 
 // NewAsker returns an Asker. reg may be nil.
 func NewAsker(c *client.Client, rules Rules, reg prometheus.Registerer) *Asker {
-	a := &Asker{client: c, rules: rules, replies: prometheus.NewCounterVec(prometheus.CounterOpts{
+	return &Asker{client: c, rules: rules, replies: promauto.With(reg).NewCounterVec(prometheus.CounterOpts{
 		Name: "srtm_admission_router_replies_total",
 		Help: "Keys decided for HTTP and Envoy, by verdict (admit, deny) and by whom: server, or fallback where no server answered in time.",
 	}, []string{"verdict", "by"})}
-	if reg != nil {
-		reg.MustRegister(a.replies)
-	}
-	return a
 }
 
 // askAll decides each question by itself: what one is admitted stays taken if another

@@ -44,11 +44,6 @@ type lookups struct {
 	queue   chan string // keys of waiting that no worker has yet
 }
 
-func (l *lookups) init() {
-	l.waiting = make(map[string][]pending)
-	l.queue = make(chan string, maxLookups)
-}
-
 // add has a question wait for its key; false if there is no room, or if the key is none,
 // for which a store would fail, and the others that it is asked for with it.
 func (l *lookups) add(key string, p pending) bool {

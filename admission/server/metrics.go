@@ -1,11 +1,13 @@
 package server
 
 import (
-	"time"
+	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/srtm-io/srtm/admission/table"
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // metrics are resolved once, so that to count takes no look at labels.
@@ -19,10 +21,11 @@ type metrics struct {
 }
 
 func (m *metrics) init(s *Server, reg prometheus.Registerer) {
+	auto := promauto.With(reg) // which may be nil
 	counter := func(name, help string) prometheus.Counter {
-		return prometheus.NewCounter(prometheus.CounterOpts{Name: "srtm_admission_" + name, Help: help})
+		return auto.NewCounter(prometheus.CounterOpts{Name: "srtm_admission_" + name, Help: help})
 	}
-	decisions := prometheus.NewCounterVec(prometheus.CounterOpts{
+	decisions := auto.NewCounterVec(prometheus.CounterOpts{
 		Name: "srtm_admission_decisions_total",
 		Help: "Requests decided, by verdict (admit, deny) and reason: rule, default (a default rule, or none), shadow (admitted though the rule would deny), full (no room for the key; counted beside default).",
 	}, []string{"verdict", "reason"})
@@ -31,7 +34,7 @@ func (m *metrics) init(s *Server, reg prometheus.Registerer) {
 	m.admittedDefault = decisions.WithLabelValues("admit", "default")
 	m.deniedDefault = decisions.WithLabelValues("deny", "default")
 	m.shadow = decisions.WithLabelValues("admit", "shadow")
-	datagrams := prometheus.NewCounterVec(prometheus.CounterOpts{
+	datagrams := auto.NewCounterVec(prometheus.CounterOpts{
 		Name: "srtm_admission_datagrams_total",
 		Help: "Datagrams that were not decided, by reason: malformed, mac (wrong, or by an unknown key), hello (a session was issued), again (answered or being decided already), old (no longer remembered), busy (no room, no store, or being moved), moved (another server owns the key).",
 	}, []string{"reason"})
@@ -48,21 +51,18 @@ func (m *metrics) init(s *Server, reg prometheus.Registerer) {
 	m.sent = counter("replicated_keys_total", "Keys whose credits were sent to the follower.")
 	m.refused = counter("replication_refused_total", "Keys whose credits the follower did not keep, for want of room or since it knew newer ones.")
 	m.sendErrors = counter("replication_errors_total", "Rounds of replication that failed.")
-	if reg == nil {
-		return
+	gauge := func(name, help string, is func() float64) {
+		auto.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_admission_" + name, Help: help}, is)
 	}
-	age := func(name, help string, at func() int64) prometheus.Collector {
-		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_admission_" + name, Help: help}, func() float64 {
-			return (time.Duration(s.cfg.Now().Mono) - time.Duration(at())).Seconds()
-		})
+	age := func(of *atomic.Int64) func() float64 {
+		return func() float64 { return s.cfg.Now().Mono.Sub(mono.Time(of.Load())).Seconds() }
 	}
-	reg.MustRegister(decisions, datagrams, m.full, m.lookups, m.lookupErrors, m.pollErrors, m.saveErrors, m.savedCredits, m.leaseErrors, m.sent, m.refused, m.sendErrors,
-		age("rules_age_seconds", "Time since edited rules were last looked for with success.", s.polled.Load),
-		age("checkpoint_age_seconds", "Time since the last check-point.", s.saved.Load),
-		age("replication_lag_seconds", "Time since all that had changed was last with the follower, if there is one.", s.replicated.Load),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_admission_partitions", Help: "Partitions of keys, of 4096, that this server owns."}, func() float64 { return float64(s.held.Load()) }),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_admission_keys", Help: "Keys in memory."}, func() float64 { return float64(s.keys()) }),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_admission_leased_keys", Help: "Keys of which a part is held elsewhere, or was until lately."}, func() float64 { return float64(s.leases.len()) }))
+	gauge("rules_age_seconds", "Time since edited rules were last looked for with success.", age(&s.polled))
+	gauge("checkpoint_age_seconds", "Time since the last check-point.", age(&s.saved))
+	gauge("replication_lag_seconds", "Time since all that had changed was last with the follower, if there is one.", age(&s.replicated))
+	gauge("partitions", "Partitions of keys, of 4096, that this server owns.", func() float64 { return float64(s.held.Load()) })
+	gauge("keys", "Keys in memory.", func() float64 { return float64(s.keys()) })
+	gauge("leased_keys", "Keys of which a part is held elsewhere, or was until lately.", func() float64 { return float64(s.leases.len()) })
 }
 
 func (m *metrics) decided(v *table.Verdict) {

@@ -28,8 +28,7 @@ const (
 type owners struct {
 	number uint64 // of the store
 	all    []store.Partition
-	mine   [rule.Partitions]bool   // decided here
-	hash   [rule.Partitions]uint32 // of the owner's address
+	mine   [rule.Partitions]bool // decided here
 }
 
 // seen is a member as it was first seen.
@@ -109,7 +108,7 @@ func (s *Server) tendOnce(ctx context.Context) error {
 // rejoin begins anew. What this process holds is void: until the store's answers have
 // come it is no member, and writes nothing.
 func (s *Server) rejoin(ctx context.Context) error {
-	s.owners.Store(&owners{all: s.owners.Load().all, hash: s.owners.Load().hash})
+	s.owners.Store(&owners{all: s.owners.Load().all})
 	s.me.Instance = newInstance()
 	ctx, cancel := context.WithTimeout(ctx, storeDeadline)
 	defer cancel()
@@ -244,7 +243,7 @@ func (s *Server) readOwners(ctx context.Context) error {
 	held := 0
 	for i, p := range all {
 		owns[p.Owner] = true
-		next.mine[i], next.hash[i] = p.Owner == s.me.Address, wire.HashOf(p.Owner)
+		next.mine[i] = p.Owner == s.me.Address
 		had := len(old.all) > 0 && old.all[i].Owner == s.me.Address
 		kept[i] = next.mine[i] && had && old.all[i].Epoch == p.Epoch
 		drop[i%shards] = drop[i%shards] || had && !kept[i]
@@ -329,7 +328,7 @@ func (s *Server) unsaved(credits []table.Credit) {
 func (s *Server) elsewhere(key []byte, a wire.Answer) wire.Answer {
 	p := rule.Partition(key, rule.Partitions)
 	t := s.owners.Load()
-	a.Kind, a.Value, a.Epoch = wire.Moved, t.hash[p], t.all[p].Epoch
+	a.Kind, a.Value, a.Epoch = wire.Moved, wire.HashOf(t.all[p].Owner), t.all[p].Epoch
 	if t.all[p].Owner == s.me.Address {
 		a.Kind = wire.Busy
 	}

@@ -163,10 +163,12 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 			return table.Now{Mono: now, Wall: wall + now.Sub(start)}
 		}
 	}
-	s := &Server{cfg: cfg, wake: make(chan struct{}, 1), seen: make(map[string]seen), followers: make(map[int64]seen), atOnce: movedAtOnce, batch: creditsAtOnce}
+	s := &Server{
+		cfg: cfg, wake: make(chan struct{}, 1), seen: make(map[string]seen), followers: make(map[int64]seen), atOnce: movedAtOnce, batch: creditsAtOnce,
+		lookups: lookups{waiting: make(map[string][]pending), queue: make(chan string, maxLookups)},
+		leases:  leases{keys: make(map[string]*lease.Key)}, replicas: replicas{max: cfg.MaxKeys},
+	}
 	s.owners.Store(new(owners))
-	s.leases.keys = make(map[string]*lease.Key)
-	s.replicas.max = cfg.MaxKeys
 	for i := range s.shards {
 		s.shards[i].keys = table.New((cfg.MaxKeys + shards - 1) / shards)
 		s.shards[i].keys.Alone = s.alone
@@ -189,7 +191,6 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 		s.Close()
 		return nil, fmt.Errorf("admission store: %w", err)
 	}
-	s.lookups.init()
 	s.metrics.init(s, cfg.Metrics)
 	return s, nil
 }
