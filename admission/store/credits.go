@@ -10,7 +10,6 @@ import (
 
 	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/admission/table"
-	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // rowsAtOnce is how many rows one statement writes. SQLite looks for each of a
@@ -70,15 +69,17 @@ func save(ctx context.Context, tx *sql.Tx, me Member, credits []table.Credit) er
 // Credits returns what keys held when that was last written, by key: of one of which it
 // never was there is nothing.
 func (s *Store) Credits(ctx context.Context, keys []string) (map[string]table.Credit, error) {
-	credits := make(map[string]table.Credit)
-	list, args := in(keys)
-	_, err := s.list(ctx, func(row *sql.Rows) error {
-		var key string
-		var milli, at int64
-		err := row.Scan(&key, &milli, &at)
-		credits[key] = table.Credit{Key: key, Credits: tokenbucket.Tokens(milli), At: time.Duration(at) * time.Millisecond}
-		return err
-	}, `SELECT key, credit_milli, at_ms FROM credits WHERE key IN `+list, args...)
+	these, args := in(keys)
+	all, err := list(ctx, s.db, func(row *sql.Rows) (c table.Credit, err error) {
+		var at int64
+		err = row.Scan(&c.Key, &c.Credits, &at)
+		c.At = time.Duration(at) * time.Millisecond
+		return c, err
+	}, `SELECT key, credit_milli, at_ms FROM credits WHERE key IN `+these, args...)
+	credits := make(map[string]table.Credit, len(all))
+	for _, c := range all {
+		credits[c.Key] = c
+	}
 	return credits, err
 }
 
@@ -90,18 +91,14 @@ type Saved struct {
 }
 
 // Saved returns n keys, or all that are left, after one in the store's order.
-func (s *Store) Saved(ctx context.Context, after string, n int) (saved []Saved, err error) {
-	_, err = s.list(ctx, func(row *sql.Rows) error {
-		var k Saved
-		var milli, at, rate int64
-		err := row.Scan(&k.Key, &milli, &at, &k.Own, &rate, &k.Rule.Share.Burst, &k.Rule.Strict)
-		k.Credits, k.At = tokenbucket.Tokens(milli), time.Duration(at)*time.Millisecond
-		k.Rule.Key, k.Rule.Share.Rate = k.Key, tokenbucket.Rate(rate)
-		saved = append(saved, k)
-		return err
+func (s *Store) Saved(ctx context.Context, after string, n int) ([]Saved, error) {
+	return list(ctx, s.db, func(row *sql.Rows) (k Saved, err error) {
+		var at int64
+		err = row.Scan(&k.Key, &k.Credits, &at, &k.Own, &k.Rule.Share.Rate, &k.Rule.Share.Burst, &k.Rule.Strict)
+		k.At, k.Rule.Key = time.Duration(at)*time.Millisecond, k.Key
+		return k, err
 	}, `SELECT c.key, credit_milli, at_ms, r.key IS NOT NULL AND r.key NOT LIKE '%*', coalesce(rate_milli, 0), coalesce(capacity, 0), coalesce(strict, FALSE)
 		FROM credits c LEFT JOIN rules r ON r.key = c.key AND deleted_ms IS NULL WHERE c.key > $1 ORDER BY c.key LIMIT $2`, after, n)
-	return saved, err
 }
 
 // Forget removes what keys held, unless it was written again meanwhile: they count as

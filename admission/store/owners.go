@@ -146,14 +146,11 @@ func (s *Store) Renew(ctx context.Context, me Member) (members []Member, owners 
 }
 
 // Members returns all members in the order of their addresses.
-func (s *Store) Members(ctx context.Context) (members []Member, err error) {
-	_, err = s.list(ctx, func(row *sql.Rows) error {
-		var m Member
-		err := row.Scan(&m.Address, &m.Instance, &m.Beat, &m.Replicate, &m.Follower)
-		members = append(members, m)
-		return err
+func (s *Store) Members(ctx context.Context) ([]Member, error) {
+	return list(ctx, s.db, func(row *sql.Rows) (m Member, err error) {
+		err = row.Scan(&m.Address, &m.Instance, &m.Beat, &m.Replicate, &m.Follower)
+		return m, err
 	}, `SELECT address, instance, beat, replicate, follower FROM servers ORDER BY address`)
-	return members, err
 }
 
 // Leave ends a membership after a last check-point: nothing is lost.
@@ -207,13 +204,11 @@ func (s *Store) Owners(ctx context.Context) (all []Partition, owners uint64, err
 	if err := s.db.QueryRowContext(ctx, `SELECT owners FROM admission`).Scan(&owners); err != nil {
 		return nil, 0, err
 	}
-	_, err = s.list(ctx, func(row *sql.Rows) error {
-		var p Partition
+	all, err = list(ctx, s.db, func(row *sql.Rows) (p Partition, err error) {
 		var lost int64
-		err := row.Scan(&p.Owner, &p.Target, &p.Epoch, &lost)
+		err = row.Scan(&p.Owner, &p.Target, &p.Epoch, &lost)
 		p.Lost = time.Duration(lost) * time.Millisecond
-		all = append(all, p)
-		return err
+		return p, err
 	}, `SELECT server, target, epoch, lost_ms FROM partitions ORDER BY p`)
 	return all, owners, err
 }

@@ -21,7 +21,7 @@ const Remembered = 30 * 24 * time.Hour
 
 const columns = `key, rate_milli, capacity, mode, strict, shadow, fail_open, change`
 
-func scan(row interface{ Scan(...any) error }, more ...any) (r rule.Rule, err error) {
+func scan(row *sql.Rows, more ...any) (r rule.Rule, err error) {
 	var rate, burst, change int64
 	var mode string
 	err = row.Scan(append([]any{&r.Key, &rate, &burst, &mode, &r.Strict, &r.Shadow, &r.FailOpen, &change}, more...)...)
@@ -97,7 +97,7 @@ func (s *Store) Rule(ctx context.Context, key string) (rule.Rule, error) {
 // RulesOf returns the rules of those keys, by key: of one that has none there is nothing.
 func (s *Store) RulesOf(ctx context.Context, keys []string) (map[string]rule.Rule, error) {
 	list, args := in(keys)
-	rules, err := s.list(ctx, nil, `SELECT `+columns+` FROM rules WHERE deleted_ms IS NULL AND key IN `+list, args...)
+	rules, err := s.rules(ctx, `key IN `+list, args...)
 	of := make(map[string]rule.Rule, len(rules))
 	for _, r := range rules {
 		of[r.Key] = r
@@ -117,16 +117,16 @@ func in(keys []string) (list string, args []any) {
 // Rules returns up to n rules in the order of their keys: those that begin with
 // prefix and come after the key after.
 func (s *Store) Rules(ctx context.Context, prefix, after string, n int) ([]rule.Rule, error) {
-	query := `SELECT ` + columns + ` FROM rules WHERE key > $1 AND substr(key, 1, length($2)) = $2 AND deleted_ms IS NULL ORDER BY key LIMIT $3`
+	which := `key > $1 AND substr(key, 1, length($2)) = $2 ORDER BY key LIMIT $3`
 	if s.postgres { // by bytes there, too
-		query = `SELECT ` + columns + ` FROM rules WHERE key COLLATE "C" > $1 AND starts_with(key, $2) AND deleted_ms IS NULL ORDER BY key COLLATE "C" LIMIT $3`
+		which = `key COLLATE "C" > $1 AND starts_with(key, $2) ORDER BY key COLLATE "C" LIMIT $3`
 	}
-	return s.list(ctx, nil, query, after, prefix, n)
+	return s.rules(ctx, which, after, prefix, n)
 }
 
 // Defaults returns all default rules.
 func (s *Store) Defaults(ctx context.Context) ([]rule.Rule, error) {
-	return s.list(ctx, nil, `SELECT `+columns+` FROM rules WHERE key LIKE '%*' AND deleted_ms IS NULL`)
+	return s.rules(ctx, `key LIKE '%*'`)
 }
 
 // Change is an edit of a rule.
@@ -138,14 +138,11 @@ type Change struct {
 // Changes returns up to n edits after the one of that number, in order. Of the edits
 // of one rule it has the last.
 func (s *Store) Changes(ctx context.Context, after uint64, n int) ([]Change, error) {
-	var changes []Change
-	_, err := s.list(ctx, func(row *sql.Rows) error {
+	return list(ctx, s.db, func(row *sql.Rows) (Change, error) {
 		var deleted sql.NullInt64
 		r, err := scan(row, &deleted)
-		changes = append(changes, Change{r, deleted.Valid})
-		return err
+		return Change{r, deleted.Valid}, err
 	}, `SELECT `+columns+`, deleted_ms FROM rules WHERE change > $1 ORDER BY change LIMIT $2`, int64(after), n)
-	return changes, err
 }
 
 // LastChange returns the number of the last edit.
@@ -155,24 +152,23 @@ func (s *Store) LastChange(ctx context.Context) (uint64, error) {
 	return uint64(n), err
 }
 
-// list calls each for each row; without each it returns rules.
-func (s *Store) list(ctx context.Context, each func(*sql.Rows) error, query string, args ...any) (rules []rule.Rule, err error) {
-	if each == nil {
-		each = func(row *sql.Rows) error {
-			r, err := scan(row)
-			rules = append(rules, r)
-			return err
-		}
-	}
-	rows, err := s.db.QueryContext(ctx, query, args...)
+func (s *Store) rules(ctx context.Context, which string, args ...any) ([]rule.Rule, error) {
+	return list(ctx, s.db, func(row *sql.Rows) (rule.Rule, error) { return scan(row) }, `SELECT `+columns+` FROM rules WHERE deleted_ms IS NULL AND `+which, args...)
+}
+
+// list returns what one makes of each row.
+func list[A any](ctx context.Context, db *sql.DB, one func(*sql.Rows) (A, error), query string, args ...any) (all []A, err error) {
+	rows, err := db.QueryContext(ctx, query, args...)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
 	for rows.Next() {
-		if err := each(rows); err != nil {
+		a, err := one(rows)
+		if err != nil {
 			return nil, err
 		}
+		all = append(all, a)
 	}
-	return rules, rows.Err()
+	return all, rows.Err()
 }
