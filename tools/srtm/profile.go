@@ -1,25 +1,22 @@
 package main
 
 import (
-	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"math/rand/v2"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/sizing"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
+	"github.com/srtm-io/srtm/tools/sim/bucket"
 )
 
 // wanted is what a contract is to be proposed for.
@@ -133,10 +130,22 @@ func (x *call) suggest(n *newTopic, spec *srtmv1.TopicSpec) error {
 		return err
 	}
 	defer file.Close()
-	trace, err := readTrace(file)
+	arrivals, err := bucket.Read(n.suggest, file)
 	if err != nil {
-		return fmt.Errorf("%s: %w", n.suggest, err)
+		return err
 	}
+	trace := make([]tuner.Arrival, len(arrivals))
+	numbers := map[bucket.Arrival]int32{} // of publishers, by all but the time
+	for i, a := range arrivals {
+		of := bucket.Arrival{Key: a.Key, Publisher: a.Publisher}
+		publisher, known := numbers[of]
+		if !known {
+			publisher = int32(len(numbers))
+			numbers[of] = publisher
+		}
+		trace[i] = tuner.Arrival{At: a.At, Publisher: publisher}
+	}
+	slices.SortStableFunc(trace, func(a, b tuner.Arrival) int { return cmp.Compare(a.At, b.At) })
 	p, err := sizing.Propose(trace, sizing.Wanted{
 		Quantile: n.wanted.quantile, Within: n.wanted.within, Confidence: n.wanted.confidence, Headroom: n.wanted.headroom, Brokers: 1,
 	}, rand.New(rand.NewPCG(1, uint64(len(trace)))))
@@ -145,25 +154,4 @@ func (x *call) suggest(n *newTopic, spec *srtmv1.TopicSpec) error {
 	}
 	spec.Contract.RateMilli, spec.Contract.Burst = int64(p.Rate), p.Burst
 	return nil
-}
-
-// readTrace reads arrivals: a time in seconds a line, perhaps a comma and the publisher.
-func readTrace(r io.Reader) (trace []tuner.Arrival, err error) {
-	numbers := map[string]int32{}
-	lines := bufio.NewScanner(r)
-	for n := 1; lines.Scan(); n++ {
-		text, id, _ := strings.Cut(strings.TrimSpace(lines.Text()), ",")
-		at, err := strconv.ParseFloat(text, 64)
-		if err != nil || at < 0 || at > math.MaxInt64/2e9 {
-			return nil, fmt.Errorf("line %d: %.40q is no time in seconds", n, text)
-		}
-		publisher, known := numbers[id]
-		if !known {
-			publisher = int32(len(numbers))
-			numbers[id] = publisher
-		}
-		trace = append(trace, tuner.Arrival{At: mono.Time(at * 1e9), Publisher: publisher})
-	}
-	slices.SortStableFunc(trace, func(a, b tuner.Arrival) int { return int(min(max(a.At-b.At, -1), 1)) })
-	return trace, lines.Err()
 }
