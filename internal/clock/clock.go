@@ -1,4 +1,4 @@
-// Package clock reads the clocks, and waits. Nothing pure may import it: a time is
+// Package clock reads the clocks, that of the processor included, and waits. Nothing pure may import it: a time is
 // read here once, at the edge, and handed on as a mono.Time or mono.Wall.
 package clock
 

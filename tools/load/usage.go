@@ -12,7 +12,8 @@ import (
 	"strings"
 
 	"github.com/prometheus/procfs"
-	"golang.org/x/sys/unix"
+
+	"github.com/srtm-io/srtm/internal/clock"
 )
 
 // usage is processor time in seconds, as far as it was used at an instant.
@@ -22,11 +23,7 @@ type usage struct {
 }
 
 func readUsage(b *running) (u usage, err error) {
-	var self unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &self); err != nil {
-		return u, err
-	}
-	u.load = float64(self.Utime.Nano()+self.Stime.Nano()) / 1e9
+	u.load = clock.CPU().Seconds()
 	broker, err := b.CPU()
 	if err != nil {
 		return u, err

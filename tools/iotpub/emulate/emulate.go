@@ -232,7 +232,7 @@ func Run(ctx context.Context, cfg Config, l *load.Load, progress func(*report.Pr
 	if err := r.connect(ctx, parts); err != nil {
 		return nil, err
 	}
-	before := cpuSeconds()
+	before := clock.CPU()
 	start := clock.Mono().Add(startAfter)
 	r.own.fleet.Start(start)
 	if r.back != nil {
@@ -250,7 +250,7 @@ func Run(ctx context.Context, cfg Config, l *load.Load, progress func(*report.Pr
 		return nil, err
 	}
 	rep := r.report(start, stopped, interrupted)
-	rep.CPUSeconds = cpuSeconds() - before
+	rep.CPUSeconds = (clock.CPU() - before).Seconds()
 	if captured != nil {
 		if err := capture(captured, r.own.fleet.Captured(), start); err != nil {
 			return nil, err

@@ -1,6 +1,6 @@
 //go:build unix
 
-package emulate
+package clock
 
 import (
 	"time"
@@ -8,11 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cpuSeconds is what this process has used so far, in user and kernel.
-func cpuSeconds() float64 {
+// CPU is the processor time that this process has used so far, in user and kernel.
+func CPU() time.Duration {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
 		return 0 // it cannot fail for the process itself; a report without it is complete
 	}
-	return (time.Duration(u.Utime.Nano()) + time.Duration(u.Stime.Nano())).Seconds()
+	return time.Duration(u.Utime.Nano()) + time.Duration(u.Stime.Nano())
 }
