@@ -91,7 +91,7 @@ func (x *call) profile(r *srtmv1.ProfileTopicRequest) (*srtmv1.Profile, error) {
 }
 
 func describeProfile(w io.Writer, of *wanted, p *srtmv1.Profile) error {
-	fmt.Fprintf(w, "proposed  r %s msg/s, b %d\nrecorded  %d messages in %v, %.1f msg/s", rateText(p.GetShare().GetRateMilli()), p.GetShare().GetBurst(),
+	fmt.Fprintf(w, "proposed  r %s msg/s, b %d\nrecorded  %d messages in %v, %.1f msg/s", thousandths(p.GetShare().GetRateMilli()), p.GetShare().GetBurst(),
 		p.GetMessages(), p.GetSpan().AsDuration().Round(time.Second), p.GetMeanRate())
 	if p.GetMissing() > 0 {
 		fmt.Fprintf(w, "; %s are missing, of which nothing is known", percentText(p.GetMissing()))
@@ -108,7 +108,7 @@ func describeProfile(w io.Writer, of *wanted, p *srtmv1.Profile) error {
 	}
 	fmt.Fprintln(w)
 	return table(w, fmt.Sprintf("IF IT WERE\tR\tB\tMEAN DELAY\tP%g\tLATE", 100*of.quantile), p.GetWrong(), func(e *srtmv1.WrongContract) []any {
-		row := append([]any{e.GetWhat(), rateText(e.GetShare().GetRateMilli()), e.GetShare().GetBurst()}, cells(e.GetDelays())...)
+		row := append([]any{e.GetWhat(), thousandths(e.GetShare().GetRateMilli()), e.GetShare().GetBurst()}, cells(e.GetDelays())...)
 		if e.GetUnbounded() {
 			row[len(row)-1] = row[len(row)-1].(string) + ", and more the longer it lasts"
 		}

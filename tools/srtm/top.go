@@ -216,7 +216,7 @@ func (x *call) top(ctx context.Context, w io.Writer, limit int) error {
 		const head = "TOPIC\tSTATE\tCONTRACT\tOFFERED/S\tRELEASED/S\tDELIVERED/S\tBACKLOG\tDEPTH\tP99\tACCESS\tPROCESSING\tCONSUMER\tSLO\tBROKERS"
 		return table(w, head, all, func(a activity) []any {
 			return []any{
-				a.Topic, a.State, fmt.Sprintf("%s/s, %d", rateText(a.RateMilli), a.Burst), tenths(a.Offered), tenths(a.Released), tenths(a.Delivered), a.Backlog, a.Depth,
+				a.Topic, a.State, fmt.Sprintf("%s/s, %d", thousandths(a.RateMilli), a.Burst), tenths(a.Offered), tenths(a.Released), tenths(a.Delivered), a.Backlog, a.Depth,
 				micros(a.P99.Delivery), micros(a.P99.Access), micros(a.P99.Processing), micros(a.P99.Consumer), a.SLO, strings.Join(a.Brokers, ","),
 			}
 		})

@@ -346,7 +346,7 @@ func topicListCommand() *cobra.Command {
 		}
 		return list(x.cli, x.out, found, "TOPIC\tSTATE\tRATE\tBURST\tSLO\tBROKERS\tREASON", func(t *srtmv1.Topic) []any {
 			c := t.GetSpec().GetContract()
-			return []any{t.GetSpec().GetName(), topics.State(t.GetState()), rateText(c.GetRateMilli()), c.GetBurst(), topics.SLO(c.GetSlo()), len(t.GetQuotas()), t.GetReason()}
+			return []any{t.GetSpec().GetName(), topics.State(t.GetState()), thousandths(c.GetRateMilli()), c.GetBurst(), topics.SLO(c.GetSlo()), len(t.GetQuotas()), t.GetReason()}
 		})
 	})
 }
@@ -404,7 +404,7 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 		fmt.Fprintf(w, " (%s)", t.GetReason())
 	}
 	fmt.Fprintf(w, "\ncontract  r %s msg/s, b %d, SLO %s\nplacement %s, epoch %d, shares %s\n",
-		rateText(contract.GetRateMilli()), contract.GetBurst(), topics.SLO(contract.GetSlo()), policy, t.GetEpoch(), rule)
+		thousandths(contract.GetRateMilli()), contract.GetBurst(), topics.SLO(contract.GetSlo()), policy, t.GetEpoch(), rule)
 	if d := spec.GetDurability(); d != srtmv1.Durability_DURABILITY_UNSPECIFIED {
 		fmt.Fprintf(w, "durable   %s\n", durabilityText(d))
 	}
@@ -424,7 +424,7 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 		if a.GetMeasured() {
 			state = "as measured"
 		}
-		fmt.Fprintf(w, "follows   r up to %s msg/s, b %d to %d (0: stays); %s\n", rateText(a.GetMaxRateMilli()), a.GetMinBurst(), a.GetMaxBurst(), state)
+		fmt.Fprintf(w, "follows   r up to %s msg/s, b %d to %d (0: stays); %s\n", thousandths(a.GetMaxRateMilli()), a.GetMinBurst(), a.GetMaxBurst(), state)
 	}
 	if status.GetMoving() != "" {
 		fmt.Fprintf(w, "moving    waits, %s\n", status.GetMoving())
@@ -450,7 +450,7 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 			ofItAccess = percentText(b.GetP99AccessFraction())
 		}
 		return []any{
-			q.GetBrokerId(), q.GetRate(), q.GetPublishers(), rateText(share.GetRateMilli()), share.GetBurst(),
+			q.GetBrokerId(), q.GetRate(), q.GetPublishers(), thousandths(share.GetRateMilli()), share.GetBurst(),
 			perSecond(window.GetOffered(), window.GetInterval()), perSecond(window.GetDelivered(), window.GetInterval()),
 			p99(window.GetAccess()), p99(window.GetProcessing()), p99(window.GetDelivery()), ofItAccess, p99(window.GetConsumer()),
 		}
@@ -498,10 +498,6 @@ func describeLearned(w io.Writer, l *srtmv1.Learned) error {
 		}
 		return []any{g.GetKey(), g.GetCount(), fmt.Sprintf("%d of %d", joint, firings), strconv.FormatFloat(expected, 'f', 1, 64), width}
 	})
-}
-
-func rateText(milli int64) string {
-	return tokenbucket.Rate(milli).Text()
 }
 
 func perSecond(n uint64, interval *durationpb.Duration) string {
