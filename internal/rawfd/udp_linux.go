@@ -178,8 +178,22 @@ func (u *UDP) Close() error {
 	return unix.Close(fd)
 }
 
-// AddrPort is the address as package net has it.
+// Accept takes a connection, in non-blocking mode, from a listener that is in it. It
+// allocates nothing.
+func Accept(listener int, from *Address) (fd int, errno unix.Errno) {
+	from.raw.Family, from.len = unix.AF_UNSPEC, unix.SizeofSockaddrInet6
+	n, _, errno := unix.RawSyscall6(unix.SYS_ACCEPT4, uintptr(listener), uintptr(unsafe.Pointer(&from.raw)), uintptr(unsafe.Pointer(&from.len)), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0, 0)
+	if errno != 0 {
+		return -1, errno
+	}
+	return int(n), 0
+}
+
+// AddrPort is the address as package net has it; invalid for what is no IP's.
 func (a *Address) AddrPort() netip.AddrPort {
+	if a.raw.Family != unix.AF_INET && a.raw.Family != unix.AF_INET6 {
+		return netip.AddrPort{}
+	}
 	port := binary.BigEndian.Uint16((*[2]byte)(unsafe.Pointer(&a.raw.Port))[:])
 	if a.raw.Family == unix.AF_INET {
 		return netip.AddrPortFrom(netip.AddrFrom4((*unix.RawSockaddrInet4)(unsafe.Pointer(&a.raw)).Addr), port)

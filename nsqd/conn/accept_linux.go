@@ -6,10 +6,11 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/srtm-io/srtm/internal/rawfd"
 )
 
 // acceptor accepts sockets for the loops, without a net.Conn around each, which
@@ -22,7 +23,7 @@ type acceptor struct {
 
 	// Of the last try.
 	fd   int
-	from unix.Sockaddr
+	from rawfd.Address
 	err  error
 }
 
@@ -54,8 +55,13 @@ func newAcceptor(ln net.Listener) (_ *acceptor, err error) {
 		return nil, fmt.Errorf("listener %s: %w", ln.Addr(), err)
 	}
 	a.try = func(fd uintptr) bool {
-		a.fd, a.from, a.err = unix.Accept4(int(fd), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
-		return !errors.Is(a.err, unix.EAGAIN)
+		var errno unix.Errno
+		if a.fd, errno = rawfd.Accept(int(fd), &a.from); errno == 0 {
+			a.err = nil
+		} else {
+			a.err = errno
+		}
+		return errno != unix.EAGAIN
 	}
 	return a, nil
 }
@@ -86,24 +92,16 @@ func (a *acceptor) accept() (fd int, remote string, err error) {
 	if a.err != nil {
 		return -1, "", os.NewSyscallError("accept", a.err)
 	}
-	return a.fd, name(a.from), nil
+	return a.fd, name(&a.from), nil
 }
 
 func (a *acceptor) close() { a.file.Close() }
 
-// name writes an address as package net does.
-func name(sa unix.Sockaddr) string {
-	switch sa := sa.(type) {
-	case *unix.SockaddrInet4:
-		return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port)).String()
-	case *unix.SockaddrInet6:
-		addr := netip.AddrFrom16(sa.Addr).Unmap()
-		if sa.ZoneId != 0 {
-			addr = addr.WithZone(strconv.Itoa(int(sa.ZoneId)))
-		}
-		return netip.AddrPortFrom(addr, uint16(sa.Port)).String()
-	case *unix.SockaddrUnix:
-		return sa.Name
+// name writes an address as package net does; a Unix socket's is empty.
+func name(a *rawfd.Address) string {
+	at := a.AddrPort()
+	if !at.IsValid() {
+		return ""
 	}
-	return ""
+	return netip.AddrPortFrom(at.Addr().Unmap(), at.Port()).String()
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"sync/atomic"
 	"time"
@@ -140,12 +141,13 @@ func (c *client) ended() bool {
 }
 
 func (c *client) logEnd(err error) {
-	var fault *wire.Error
-	switch {
-	case errors.As(err, &fault):
+	if err == nil {
+		return
+	}
+	if fault, ok := errors.AsType[*wire.Error](err); ok {
 		c.env.faults.Add(1)
 		c.env.log.Warn("connection closed", obs.KeyRemote, c.remote, obs.KeyReason, fault.Code, obs.KeyError, err)
-	case err != nil:
+	} else if c.env.log.Enabled(context.Background(), slog.LevelDebug) { // most connections end in one
 		c.env.log.Debug("connection ended", obs.KeyRemote, c.remote, obs.KeyError, err)
 	}
 }
