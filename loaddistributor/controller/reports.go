@@ -78,8 +78,8 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 		case f.quiet.Before(from):
 			f.reports = nil
 			delete(s.lively, name)
-		default: // it had another interval like the last
-			f.add(received{now, f.last}, from)
+		default:
+			f.add(received{now, f.still(c.cfg.ReportInterval)}, from)
 		}
 	}
 	for _, t := range r.Topics {
@@ -90,7 +90,7 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 		}
 		if len(f.reports) == 0 && !f.quiet.IsZero() { // it has been still: so was each interval of the window
 			for i := min(c.cfg.Window/c.cfg.ReportInterval, maxReports); i > 0; i-- {
-				f.add(received{now.Add(-i * c.cfg.ReportInterval), f.last}, from)
+				f.add(received{now.Add(-i * c.cfg.ReportInterval), f.still(c.cfg.ReportInterval)}, from)
 			}
 		}
 		f.last, f.heard = t, &s.heard
@@ -167,6 +167,20 @@ func checkStats(at string, t *srtmv1.TopicStats) error {
 		}
 	}
 	return nil
+}
+
+// still returns what is so of an interval that was left out: what the last report said, but
+// for how long that took, which began with the topic or came late. Requires: no message
+// came, went or waited in that.
+func (f *reportWindow) still(took time.Duration) *srtmv1.TopicStats {
+	if was := f.last; was.Interval.AsDuration() != took {
+		f.last = &srtmv1.TopicStats{
+			Topic: was.Topic, Interval: durationpb.New(took), Depth: was.Depth,
+			Publishers: was.Publishers, Subscribers: was.Subscribers,
+			Channels: was.Channels, ChannelSubscribers: was.ChannelSubscribers,
+		}
+	}
+	return f.last
 }
 
 func (f *reportWindow) add(r received, from time.Time) {
