@@ -277,3 +277,51 @@ func TestAReportMayLeaveOutWhatWasRemoved(t *testing.T) {
 		t.Errorf("%v; %d topics are still looked at", err, len(s.lively))
 	}
 }
+
+// A broker that is drained by force keeps what no consumer takes for a window from the
+// last message on, also of a topic that it had before that was placed there.
+func TestWhatABrokerHadBeforeIsKeptForAWindow(t *testing.T) {
+	c, now := idle(t, 1), time.Now()
+	apply := func(e catalog.Event) {
+		t.Helper()
+		if _, err := c.mu.next.Apply(e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	apply(catalog.BrokerJoined{ID: "b3", Instance: "b3", Mcap: 1})
+	is, _ := c.mu.next.Topic("t0")
+	spec := *is.Spec
+	spec.Demand.Topic = "had"
+	plan, err := placement.Place(spec.Policy, c.mu.next.Snapshot(), spec.Demand, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Session{broker: "b3", topics: map[string]*reportWindow{}, lively: map[string]*reportWindow{}, unprepared: map[string]bool{}}
+	c.mu.sessions["b3"] = s
+	report := func(r *srtmv1.BrokerReport) {
+		t.Helper()
+		now = now.Add(time.Second)
+		if err := c.report(s, r, now); err != nil {
+			t.Fatal(err)
+		}
+	}
+	says := func(delivered uint64, publishers uint32) []*srtmv1.TopicStats {
+		return []*srtmv1.TopicStats{{Topic: "had", Interval: durationpb.New(time.Second), Delivered: delivered, Depth: 5, Publishers: publishers}}
+	}
+	report(&srtmv1.BrokerReport{Topics: says(1, 0)})
+	report(&srtmv1.BrokerReport{Topics: says(0, 0), Changes: true})
+	still := now
+	apply(catalog.TopicPlaced{Spec: &spec, Plan: plan})
+	topic, _ := c.mu.next.Topic("had")
+	for now.Sub(still) < 2*c.cfg.Window {
+		kept := now.Sub(still) < c.cfg.Window-2*c.cfg.ReportInterval
+		if given := c.mu.untaken(topic, catalog.Broker{ID: "b3", Forced: true}, now); given == kept {
+			t.Fatalf("%v after the last message: given up is %v", now.Sub(still), given)
+		}
+		r := &srtmv1.BrokerReport{Changes: true}
+		if now.Sub(still) == 5*time.Second {
+			r.Topics = says(0, 1)
+		}
+		report(r)
+	}
+}

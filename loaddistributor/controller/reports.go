@@ -88,9 +88,11 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 			f = &reportWindow{}
 			s.topics[t.Topic] = f
 		}
-		if len(f.reports) == 0 && !f.quiet.IsZero() { // it has been still: so was each interval of the window
+		if len(f.reports) == 0 && !f.quiet.IsZero() { // it has been still: so was each interval since
 			for i := min(c.cfg.Window/c.cfg.ReportInterval, maxReports); i > 0; i-- {
-				f.add(received{now.Add(-i * c.cfg.ReportInterval), f.still(c.cfg.ReportInterval)}, from)
+				if at := now.Add(-i * c.cfg.ReportInterval); !at.Before(f.quiet) {
+					f.add(received{at, f.still(c.cfg.ReportInterval)}, from)
+				}
 			}
 		}
 		f.last, f.heard = t, &s.heard
@@ -102,14 +104,7 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 		}
 		f.used = t.Publishers+t.Subscribers > 0 || t.Offered+t.Backlog+t.Depth > 0
 		s.offered += float64(t.Offered) / t.Interval.AsDuration().Seconds()
-		if !c.mu.next.Holds(t.Topic, s.broker) { // of others nothing is asked
-			f.reports = nil
-			delete(s.lively, t.Topic)
-			continue
-		}
 		r := received{now, t}
-		f.add(r, from)
-		s.lively[t.Topic] = f
 		switch {
 		case r.busy():
 			f.quiet = time.Time{}
@@ -117,6 +112,13 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 		case f.quiet.IsZero():
 			f.quiet = now
 		}
+		if !c.mu.next.Holds(t.Topic, s.broker) { // of others nothing else is asked
+			f.reports = nil
+			delete(s.lively, t.Topic)
+			continue
+		}
+		f.add(r, from)
+		s.lively[t.Topic] = f
 	}
 	return nil
 }
