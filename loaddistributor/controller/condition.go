@@ -167,8 +167,10 @@ func (st *state) offeredBeyond(topic catalog.Topic, d *condition, now time.Time)
 			offered += float64(r.stats.Offered + r.stats.Refused)
 			span += r.stats.Interval.AsDuration()
 			if r.at.After(d.seen[q.Broker]) {
-				n += float64(r.stats.Offered) // what was refused waits for nothing
-				took += r.stats.Interval.AsDuration()
+				if r.stats.Offered > 0 || r.at.After(d.counted) { // else it was quiet then: a full bucket gets no fuller
+					n += float64(r.stats.Offered) // what was refused waits for nothing
+					took += r.stats.Interval.AsDuration()
+				}
 				d.seen[q.Broker] = r.at
 			}
 		}

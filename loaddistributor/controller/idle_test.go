@@ -161,6 +161,37 @@ func TestAQuietTopicIsWoken(t *testing.T) {
 	}
 }
 
+// The time in which a topic was quiet makes up for nothing that comes after it.
+func TestAQuietTopicSavesNothing(t *testing.T) {
+	c, now := idle(t, 1), time.Now()
+	id := c.mu.cat.Topics("", 1)[0].Plan.Quotas[0].Broker
+	s := &Session{broker: id, topics: map[string]*reportWindow{}, lively: map[string]*reportWindow{}, unprepared: map[string]bool{}}
+	c.mu.sessions[id] = s
+	report := func(offered uint64) *condition {
+		t.Helper()
+		now = now.Add(time.Second)
+		r := &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{Topic: "t0", Interval: durationpb.New(time.Second), Offered: offered}}}
+		if err := c.report(s, r, now); err != nil {
+			t.Fatal(err)
+		}
+		c.judge(now)
+		return c.mu.topics["t0"].condition
+	}
+	for range 120 {
+		if !report(0).quiet {
+			t.Fatal("an idle topic is not quiet")
+		}
+	}
+	const offered = 200 // 1 msg/s and a burst of 1: made up for after 198 s
+	report(offered)
+	lasted := 0
+	for ; lasted < 1000 && !report(0).over.IsZero(); lasted++ {
+	}
+	if least := offered - 2 + int(c.cfg.Window/time.Second) - 2; lasted < least {
+		t.Errorf("over its contract for %d s, want at least %d", lasted, least)
+	}
+}
+
 // Reports that leave out what is still say the same as reports of everything.
 func TestWhatReportsLeaveOutIsKnown(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
