@@ -11,7 +11,6 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/internal/rawfd"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/migrate"
@@ -68,9 +67,8 @@ type Storage struct {
 	// are not read. Written by Restore, before there are connections.
 	kept map[string]queue.Offset
 
-	syncs   rawfd.Blocking // one fsync at a time, mostly; if Fsync
-	records sync.Pool      // of *[]commitlog.Record, of publishers
-	health  health         // has a lock of its own
+	records sync.Pool // of *[]commitlog.Record, of publishers
+	health  health    // has a lock of its own
 }
 
 // OpenStorage takes the folder for this process.
@@ -95,9 +93,6 @@ func OpenStorage(cfg StorageConfig) (*Storage, error) {
 		mono, wall = cfg.Clocks()
 	}
 	s := &Storage{cfg: cfg, dir: dir, epoch: epoch{mono: mono, wall: wall}, kept: make(map[string]queue.Offset)}
-	if cfg.Fsync {
-		s.syncs.Begin()
-	}
 	s.records.New = func() any { return new([]commitlog.Record) }
 	return s, nil
 }
@@ -110,12 +105,7 @@ func (s *Storage) putRecords(records *[]commitlog.Record) {
 }
 
 // Close gives the folder back. The broker that uses it must be closed.
-func (s *Storage) Close() error {
-	if s.cfg.Fsync {
-		s.syncs.End()
-	}
-	return s.dir.Close()
-}
+func (s *Storage) Close() error { return s.dir.Close() }
 
 // topicLog is a log with what a topic asks of it beside what cursors need. They mean what
 // they do of commitlog.Files.
