@@ -179,6 +179,11 @@ func (l *Log) SaveCursors(snapshot []byte) error {
 	return nil
 }
 
+// untilLeader has a publish wait for as long as patience: the stream has no leader, and no
+// one answers, for a second or two after a server of NATS is lost. The client's own 0.5 s
+// made a broker that ended just then say that not all was stored.
+var untilLeader = jetstream.WithRetryAttempts(int(patience / jetstream.DefaultPubRetryWait))
+
 func (l *Log) saveCursors(snapshot []byte, next commitlog.Offset) error {
 	c := &l.cursors
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -193,13 +198,13 @@ func (l *Log) saveCursors(snapshot []byte, next commitlog.Offset) error {
 		h.chunks, msg = uint16(n), nil
 		for i := range n {
 			part := snapshot[i*size : min((i+1)*size, len(snapshot))]
-			if _, err := l.cluster.js.Publish(ctx, l.chunkSubject(h.number, i), part); err != nil {
+			if _, err := l.cluster.js.Publish(ctx, l.chunkSubject(h.number, i), part, untilLeader); err != nil {
 				return err
 			}
 		}
 	}
 	ack, err := l.cluster.js.Publish(ctx, l.part.cursors()+".head", append(h.append(nil), msg...),
-		jetstream.WithExpectLastSequencePerSubject(c.seq))
+		jetstream.WithExpectLastSequencePerSubject(c.seq), untilLeader)
 	if wrongSequence(err) {
 		return l.lookAtHead(ctx, h)
 	}
