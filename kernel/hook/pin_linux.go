@@ -152,10 +152,8 @@ func openPinned(dir string) (_ *filter, err error) {
 	return f, nil
 }
 
-// dirLock keeps a second process from a pin directory.
-type dirLock struct{ f *os.File }
-
-func lockDir(dir string) (*dirLock, error) {
+// lockDir keeps a second process from a pin directory, until the file is closed.
+func lockDir(dir string) (*os.File, error) {
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil, fmt.Errorf("pin directory: %w", err)
@@ -163,7 +161,5 @@ func lockDir(dir string) (*dirLock, error) {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return nil, errors.Join(fmt.Errorf("pin directory %s is in use by another process: %w", dir, err), f.Close())
 	}
-	return &dirLock{f}, nil
+	return f, nil
 }
-
-func (l *dirLock) release() error { return l.f.Close() }

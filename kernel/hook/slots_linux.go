@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/srtm-io/srtm/internal/fifo"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
@@ -49,7 +50,7 @@ type slots struct {
 		// free are slots of mapped windows that were never used, resting those
 		// given back, oldest first.
 		free    []uint32
-		resting fifo
+		resting fifo.Queue[resting]
 		taken   uint32
 		busy    bool // a chunk is being made
 		closed  bool
@@ -87,9 +88,8 @@ func (s *slots) take(now mono.Time) (slot uint32, mem []byte, err error) {
 		s.mu.refused++
 		return 0, nil, errNoSlot
 	}
-	if r, found := s.mu.resting.front(); found && !now.Before(r.until) {
-		s.mu.resting.drop()
-		slot = r.slot
+	if s.mu.resting.Len() > 0 && !now.Before(s.mu.resting.Front().until) {
+		slot = s.mu.resting.Pop().slot
 	} else {
 		if len(s.mu.free) == 0 {
 			s.mapWindowLocked()
@@ -125,7 +125,7 @@ func (s *slots) give(slot uint32, now mono.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.mu.taken--
-	s.mu.resting.push(resting{now + s.rest, slot})
+	s.mu.resting.Push(resting{now + s.rest, slot})
 }
 
 // madeLocked returns how many slots have memory in the kernel.
@@ -205,7 +205,7 @@ func (s *slots) close() error {
 		for _, w := range s.mu.windows {
 			errs = append(errs, unix.Munmap(w))
 		}
-		s.mu.windows, s.mu.free, s.mu.resting = nil, nil, fifo{}
+		s.mu.windows, s.mu.free, s.mu.resting = nil, nil, fifo.Queue[resting]{}
 	}
 	for _, m := range s.mu.chunks {
 		errs = append(errs, m.Close())
@@ -213,30 +213,6 @@ func (s *slots) close() error {
 	s.mu.chunks = nil
 	return errors.Join(errs...)
 }
-
-// fifo is a queue of resting slots. Its memory is bounded by the number of
-// slots.
-type fifo struct {
-	items []resting
-	head  int
-}
-
-func (q *fifo) push(r resting) {
-	if q.head > 0 && len(q.items) == cap(q.items) {
-		q.items = q.items[:copy(q.items, q.items[q.head:])]
-		q.head = 0
-	}
-	q.items = append(q.items, r)
-}
-
-func (q *fifo) front() (resting, bool) {
-	if q.head == len(q.items) {
-		return resting{}, false
-	}
-	return q.items[q.head], true
-}
-
-func (q *fifo) drop() { q.head++ }
 
 // ring is one slot's memory as the reader sees it; it implements stamp.Ring.
 type ring struct {
