@@ -61,7 +61,7 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"nsq/..."},
-		Only: []string{"internal/mono", "nsq/..."},
+		Only: []string{"internal/faults", "internal/mono", "nsq/..."},
 		Why:  "the protocol is for brokers and clients alike, and stands on neither",
 	},
 	{
@@ -92,7 +92,7 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"nsqd/commitlog"},
-		Only: []string{"internal/obs", "internal/mono", "kernel/stamp", "nsq/wire"},
+		Only: []string{"internal/faults", "internal/obs", "internal/mono", "kernel/stamp", "nsq/wire"},
 		Why:  "a log keeps records, whatever is done with them",
 	},
 	{
@@ -102,12 +102,12 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"nsqd/migrate"},
-		Only: []string{"internal/obs", "internal/mono", "kernel/stamp", "nsqd/commitlog", "nsqd/metadata", "nsq/wire"},
+		Only: []string{"internal/durable", "internal/obs", "internal/mono", "kernel/stamp", "nsqd/commitlog", "nsqd/metadata", "nsq/wire"},
 		Why:  "what another broker has left becomes logs before there is a broker",
 	},
 	{
 		From: []string{"nsqd/metadata"},
-		Only: []string{"nsq/wire", "tokenbucket"},
+		Only: []string{"internal/durable", "nsq/wire", "tokenbucket"},
 		Why:  "it keeps names and contracts, and knows nothing of what they name",
 	},
 	{

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/srtm-io/srtm/internal/durable"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -57,9 +58,8 @@ type record struct {
 }
 
 const (
-	suffix    = ".json"
-	kepts     = ".kept"
-	temporary = ".new"
+	suffix = ".json"
+	kepts  = ".kept"
 )
 
 // OpenFiles returns the Files in a folder, which it creates if need be.
@@ -82,7 +82,7 @@ func (f *Files) Load() ([]Base, error) {
 	for _, e := range entries {
 		path := filepath.Join(f.dir, e.Name())
 		switch {
-		case strings.HasSuffix(e.Name(), temporary): // of a process that was killed
+		case strings.HasSuffix(e.Name(), durable.Temporary): // of a process that was killed
 			errs = append(errs, os.Remove(path))
 		case strings.HasSuffix(e.Name(), suffix):
 			data, err := os.ReadFile(path)
@@ -125,14 +125,10 @@ func (f *Files) Save(b Base) error {
 	if err != nil {
 		return fmt.Errorf("share of %s: %w", b.Topic, err)
 	}
-	path := filepath.Join(f.dir, b.Topic+suffix)
-	if err := write(path+temporary, append(data, '\n')); err != nil {
-		return fmt.Errorf("share of %s: %w", b.Topic, errors.Join(err, remove(path+temporary)))
-	}
-	if err := os.Rename(path+temporary, path); err != nil {
+	if err := durable.Replace(filepath.Join(f.dir, b.Topic+suffix), append(data, '\n')); err != nil {
 		return fmt.Errorf("share of %s: %w", b.Topic, err)
 	}
-	return f.sync()
+	return nil
 }
 
 // aloneFile is there while SetAlone(true) holds.
@@ -153,49 +149,34 @@ func (f *Files) Alone() (bool, error) {
 // SetAlone implements Store.
 func (f *Files) SetAlone(is bool) error {
 	path := filepath.Join(f.dir, aloneFile)
-	err := remove(path)
+	var err error
 	if is {
-		err = write(path, nil)
+		err = durable.Write(path, nil)
+	} else {
+		err = f.remove(path)
 	}
 	if err != nil {
 		return fmt.Errorf("shares: %w", err)
 	}
-	return f.sync()
-}
-
-// write creates a file that is on stable storage.
-func write(path string, data []byte) error {
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = file.Write(data)
-	return errors.Join(err, file.Sync(), file.Close())
+	return nil
 }
 
 // Remove implements Store.
 func (f *Files) Remove(topic string) error {
-	if err := remove(filepath.Join(f.dir, topic+suffix)); err != nil {
+	if err := f.remove(filepath.Join(f.dir, topic+suffix)); err != nil {
 		return fmt.Errorf("share of %s: %w", topic, err)
 	}
-	return f.sync()
+	return nil
+}
+
+// remove returns when it is on stable storage that the file is gone, or never was.
+func (f *Files) remove(path string) error {
+	return errors.Join(remove(path), durable.SyncDir(f.dir))
 }
 
 func remove(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
-	}
-	return nil
-}
-
-// sync puts the folder on stable storage.
-func (f *Files) sync() error {
-	dir, err := os.Open(f.dir)
-	if err != nil {
-		return fmt.Errorf("shares: %w", err)
-	}
-	if err := errors.Join(dir.Sync(), dir.Close()); err != nil {
-		return fmt.Errorf("shares: %w", err)
 	}
 	return nil
 }
@@ -206,12 +187,12 @@ func (f *Files) Keep(topic string, record []byte) error {
 	if len(record) == 0 {
 		return remove(path)
 	}
-	err := os.WriteFile(path+temporary, record, 0o600)
+	err := os.WriteFile(path+durable.Temporary, record, 0o600)
 	if err == nil {
-		err = os.Rename(path+temporary, path)
+		err = os.Rename(path+durable.Temporary, path)
 	}
 	if err != nil {
-		return fmt.Errorf("record of %s: %w", topic, errors.Join(err, remove(path+temporary)))
+		return fmt.Errorf("record of %s: %w", topic, errors.Join(err, remove(path+durable.Temporary)))
 	}
 	return nil
 }

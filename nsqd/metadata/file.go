@@ -5,7 +5,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
+
+	"github.com/srtm-io/srtm/internal/durable"
 )
 
 // Read reads the file; one that does not exist is the zero State.
@@ -32,30 +33,8 @@ func Write(path string, s State) error {
 	if err != nil {
 		return err
 	}
-	if err := replace(path, b); err != nil {
+	if err := durable.Replace(path, b); err != nil {
 		return fmt.Errorf("write metadata: %w", err)
 	}
 	return nil
-}
-
-func replace(path string, b []byte) error {
-	temp := path + ".new"
-	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	if _, err = f.Write(b); err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(temp, path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(temp)) // its place may be what is missing
-	}
-	folder, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(folder.Sync(), folder.Close())
 }

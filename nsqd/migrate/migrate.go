@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/srtm-io/srtm/internal/durable"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
@@ -247,36 +248,19 @@ func (im *importer) topic(t Topic, lines lines) error {
 	if w.written == 0 {
 		return errors.Join(os.RemoveAll(im.folder(cfg.Name)), im.dispose(list))
 	}
-	if err := writeDurable(filepath.Join(im.folder(cfg.Name), listName), strings.Join(list, "\n")+"\n"); err != nil {
+	if err := durable.Write(filepath.Join(im.folder(cfg.Name), listName), []byte(strings.Join(list, "\n")+"\n")); err != nil {
 		return err
 	}
 	if err := os.Rename(im.folder(cfg.Name), im.folder(t.Name)); err != nil {
 		return err
 	}
-	if err := syncFolder(im.Messages); err != nil {
+	if err := durable.SyncDir(im.Messages); err != nil {
 		return err
 	}
 	im.report.Topics = append(im.report.Topics, t)
 	im.report.Messages += w.written
 	im.Logger.Info("messages of another nsqd are in the topic's log now", obs.KeyTopic, t.Name, obs.KeyCount, w.written, "unreadable", w.lost)
 	return im.finishTopic(t.Name)
-}
-
-func writeDurable(path, text string) error {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(text)
-	return errors.Join(err, f.Sync(), f.Close(), syncFolder(filepath.Dir(path)))
-}
-
-func syncFolder(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 // writer puts records into a log, in batches.
@@ -311,9 +295,9 @@ func (w *writer) write(t *Topic, lines lines) error {
 		}
 	}()
 	for _, c := range t.Channels {
-		h := newLine(c, lines[c])
+		h := w.newLine(c, lines[c])
 		heads = append(heads, h)
-		if err := w.advance(h); err != nil {
+		if err := h.advance(); err != nil {
 			return err
 		}
 	}
@@ -344,7 +328,7 @@ func (w *writer) write(t *Topic, lines lines) error {
 		}
 		for _, h := range heads {
 			if h == first || all {
-				if err := w.advance(h); err != nil {
+				if err := h.advance(); err != nil {
 					return err
 				}
 			}
@@ -354,10 +338,10 @@ func (w *writer) write(t *Topic, lines lines) error {
 		return err
 	}
 	t.Released = w.next
-	own := newLine("", lines[""])
+	own := w.newLine("", lines[""])
 	defer own.stop()
 	for {
-		if err := w.advance(own); err != nil {
+		if err := own.advance(); err != nil {
 			return err
 		}
 		if !own.any {
@@ -402,49 +386,42 @@ func (w *writer) flush() error {
 // line is a channel's sources, one after the other.
 type line struct {
 	channel string
-	rest    []source
-	now     source
 	pull    func() (commitlog.Record, error, bool)
 	stop    func()
 	head    commitlog.Record
 	any     bool
 }
 
-func newLine(channel string, sources []source) *line {
-	return &line{channel: channel, rest: sources, stop: func() {}}
+// newLine returns one that is to be stopped. What cannot be read is counted and logged.
+func (w *writer) newLine(channel string, sources []source) *line {
+	l := &line{channel: channel}
+	l.pull, l.stop = iter.Pull2(func(yield func(commitlog.Record, error) bool) {
+		for _, s := range sources {
+			for r, err := range s.records {
+				if errors.Is(err, commitlog.ErrUnreadable) {
+					w.unreadable(s, channel, err)
+				} else if !yield(r, err) {
+					return
+				}
+			}
+		}
+	})
+	return l
 }
 
-// advance gets the line's next record. What cannot be read is counted and logged.
-func (w *writer) advance(l *line) error {
-	for {
-		if l.pull == nil {
-			if l.any = len(l.rest) > 0; !l.any {
-				return nil
-			}
-			l.now, l.rest = l.rest[0], l.rest[1:]
-			l.pull, l.stop = iter.Pull2(l.now.records)
-		}
-		var err error
-		var more bool
-		l.head, err, more = l.pull()
-		switch {
-		case !more:
-			l.stop()
-			l.pull, l.stop = nil, func() {}
-		case err == nil:
-			l.any = true
-			return nil
-		case errors.Is(err, commitlog.ErrUnreadable):
-			w.lost++
-			for _, path := range l.now.paths {
-				w.unread[path] = true
-			}
-			w.Logger.Error("messages that another nsqd has left are not readable; the file is kept", obs.KeyTopic, w.topic, obs.KeyChannel, l.channel,
-				"suffix", unreadSuffix, obs.KeyError, err)
-		default:
-			return err
-		}
+func (w *writer) unreadable(s source, channel string, err error) {
+	w.lost++
+	for _, path := range s.paths {
+		w.unread[path] = true
 	}
+	w.Logger.Error("messages that another nsqd has left are not readable; the file is kept", obs.KeyTopic, w.topic, obs.KeyChannel, channel,
+		"suffix", unreadSuffix, obs.KeyError, err)
+}
+
+// advance gets the line's next record.
+func (l *line) advance() (err error) {
+	l.head, err, l.any = l.pull()
+	return err
 }
 
 // valid reports whether a topic, and a channel if there is one, may have these names and
