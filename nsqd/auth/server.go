@@ -13,6 +13,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"github.com/srtm-io/srtm/internal/faults"
 )
 
 // Query is what an auth server is told about a client.
@@ -21,6 +23,16 @@ type Query struct {
 	TLS        bool
 	CommonName string // of the client's certificate; empty without one
 	Secret     string
+}
+
+// About is the query about a client at a remote address, over TLS unless state is nil.
+func About(remote, secret string, state *tls.ConnectionState) Query {
+	host, _, _ := net.SplitHostPort(remote) // empty for what has no port
+	q := Query{RemoteIP: host, TLS: state != nil, Secret: secret}
+	if state != nil && len(state.PeerCertificates) > 0 {
+		q.CommonName = state.PeerCertificates[0].Subject.CommonName
+	}
+	return q
 }
 
 func (q Query) values() url.Values {
@@ -48,25 +60,16 @@ type Config struct {
 
 // Validate reports all problems at once.
 func (c Config) Validate() error {
-	var errs []error
-	if len(c.Addresses) == 0 {
-		errs = append(errs, errors.New("there is no auth server"))
-	}
+	var errs faults.List
+	errs.If(len(c.Addresses) == 0, "there is no auth server")
 	for _, a := range c.Addresses {
-		if _, err := serverURL(a); err != nil {
-			errs = append(errs, fmt.Errorf("auth server %q: %w", a, err))
-		}
+		_, err := serverURL(a)
+		errs.If(err != nil, "auth server %q: %w", a, err)
 	}
-	if c.Method != http.MethodGet && c.Method != http.MethodPost {
-		errs = append(errs, fmt.Errorf("method %q of auth requests is neither GET nor POST", c.Method))
-	}
-	if c.ConnectTimeout <= 0 {
-		errs = append(errs, fmt.Errorf("connect timeout %v is not positive", c.ConnectTimeout))
-	}
-	if c.RequestTimeout <= 0 {
-		errs = append(errs, fmt.Errorf("request timeout %v is not positive", c.RequestTimeout))
-	}
-	return errors.Join(errs...)
+	errs.If(c.Method != http.MethodGet && c.Method != http.MethodPost, "method %q of auth requests is neither GET nor POST", c.Method)
+	errs.If(c.ConnectTimeout <= 0, "connect timeout %v is not positive", c.ConnectTimeout)
+	errs.If(c.RequestTimeout <= 0, "request timeout %v is not positive", c.RequestTimeout)
+	return errs.Err()
 }
 
 func serverURL(address string) (*url.URL, error) {

@@ -21,7 +21,7 @@ var _ = Describe("an idle topic that stores before it accepts", func() {
 		b, _ := stored(GinkgoT().TempDir(), true)
 		t := topic(b, "t")
 		r := read(t, "c", 100, true)
-		files := func() int { return t.Stats().Disk.Files }
+		files := func() int { return t.Stats().Disk.Segments }
 		for i := range 3 {
 			publishAll(t, 100*i, 100*i+50)
 			Eventually(r.count).Should(Equal(100*i + 50))

@@ -31,7 +31,8 @@ type Stats struct {
 	Subscribers int
 	Retain      metadata.Retention // in force
 
-	Disk DiskStats
+	Disk   commitlog.Stats // zero where nothing is on disk
+	Needed int64           // bytes of Disk.Bytes, not only retained
 
 	Limited bool
 	Share   tokenbucket.Share
@@ -43,47 +44,6 @@ type Stats struct {
 	Access, Processing  *obs.Latency
 	Delivery, Consumer  *obs.Latency
 	Sources             [stamp.Sources]uint64
-}
-
-// DiskStats are the counters and sizes of a topic's files, with those of its channels.
-type DiskStats struct {
-	// Now.
-	Files  int
-	Bytes  int64 // of records in them
-	Needed int64 // of them, not only retained
-	Open   int   // of Files
-	// Pending is how many bytes are on their way to replicas.
-	Pending int64
-
-	// Counters since the start of the process. Those of a channel that is deleted
-	// are gone with it.
-	ReadBytes   uint64 // of bodies that were read back
-	NoSpace     uint64 // writes refused since the disk was full
-	Errors      uint64 // of writing, reading and syncing
-	Torn        uint64 // ends of files that were cut: what was written when a process or machine died
-	Quarantined uint64 // files with damage, put aside as .bad
-	LostBytes   uint64 // in them
-	Missing     uint64 // files that should be there
-	// Stored are the blocks that are on stable storage or most replicas, StoredSeconds how
-	// long they took to get to replicas, in sum.
-	Stored        uint64
-	StoredSeconds float64
-}
-
-func (d *DiskStats) add(s commitlog.Stats) {
-	d.Files += s.Segments
-	d.Bytes += s.Bytes
-	d.Open += s.OpenFiles
-	d.Pending += s.Pending
-	d.Stored += s.Fsyncs
-	d.StoredSeconds += s.StoredSeconds
-	d.ReadBytes += s.ReadBytes
-	d.NoSpace += s.NoSpace
-	d.Errors += s.AppendErrors + s.ReadErrors + s.SyncErrors + s.KeepErrors
-	d.Torn += s.Torn
-	d.Quarantined += s.Quarantined
-	d.LostBytes += s.LostBytes
-	d.Missing += s.Missing
 }
 
 // ChannelStats is a channel as operators see it.
@@ -127,8 +87,7 @@ func (t *Topic) Stats() Stats {
 	if t.store != nil {
 		s.Retain = metadata.Retention(t.retention())
 		if log := t.store.log.Load(); log != nil {
-			s.Disk.add(log.Stats())
-			s.Disk.Needed = log.Needed()
+			s.Disk, s.Needed = log.Stats(), log.Needed()
 		}
 	}
 	for _, c := range core.Channels() {

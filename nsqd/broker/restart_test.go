@@ -61,7 +61,7 @@ var _ = Describe("what an earlier process has left", func() {
 		last := -1
 		Eventually(func() bool {
 			s := topic(b, "t").Stats()
-			now := s.Disk.Files + s.Beyond
+			now := s.Disk.Segments + s.Beyond
 			for _, c := range s.Channels {
 				now += c.Beyond
 			}
@@ -305,7 +305,7 @@ var _ = Describe("a message that is never finished", func() {
 				t.Unpause()
 				Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(from + 3000))
 			}
-			Eventually(func() int { return t.Stats().Disk.Files }).WithTimeout(10 * time.Second).Should(BeNumerically("<=", 3))
+			Eventually(func() int { return t.Stats().Disk.Segments }).WithTimeout(10 * time.Second).Should(BeNumerically("<=", 3))
 			Eventually(func() int { return held(b, "c") }).WithTimeout(10 * time.Second).Should(Equal(1)) // what was read is finished a little later
 			By("a crash")
 			Eventually(t.Spilling).WithTimeout(10 * time.Second).Should(BeZero())

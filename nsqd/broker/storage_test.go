@@ -149,10 +149,10 @@ func storing(fsync bool) {
 		t := topic(b, "t")
 		Expect(t.CreateChannel("c")).To(Succeed())
 		publishAll(t, 0, total) // many files of 64 KiB
-		Eventually(func() int { return t.Stats().Disk.Files }).Should(BeNumerically(">", 3))
+		Eventually(func() int { return t.Stats().Disk.Segments }).Should(BeNumerically(">", 3))
 		r := read(t, "c", 100, true)
 		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(total))
-		Eventually(func() int { return t.Stats().Disk.Files }).WithTimeout(10 * time.Second).Should(BeZero())
+		Eventually(func() int { return t.Stats().Disk.Segments }).WithTimeout(10 * time.Second).Should(BeZero())
 		Eventually(func() ([]string, error) { return filepath.Glob(filepath.Join(path, "*.log", "*.seg")) }).Should(BeEmpty(), "they go just after they count no more")
 	})
 

@@ -52,13 +52,7 @@ func (c *client) authenticate(op *session.Op) error {
 // meanwhile stays in the socket, and so do heartbeats, which the auth servers'
 // timeouts keep short.
 func (c *client) ask() error {
-	q := auth.Query{RemoteIP: c.remoteIP(), Secret: c.cred.secret}
-	if state := c.stats.tls.Load(); state != nil {
-		q.TLS = true
-		if len(state.PeerCertificates) > 0 {
-			q.CommonName = state.PeerCertificates[0].Subject.CommonName
-		}
-	}
+	q := auth.About(c.remote, c.cred.secret, c.stats.tls.Load())
 	var g *auth.Grant
 	err := c.interruptibly(func(ctx context.Context) (err error) {
 		g, err = c.env.cfg.Auth.Ask(ctx, q)
@@ -76,10 +70,7 @@ func (c *client) ask() error {
 
 // remoteIP is empty for a Unix socket.
 func (c *client) remoteIP() string {
-	host, _, err := net.SplitHostPort(c.remote)
-	if err != nil {
-		return ""
-	}
+	host, _, _ := net.SplitHostPort(c.remote)
 	return host
 }
 

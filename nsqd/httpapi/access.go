@@ -118,17 +118,7 @@ func (a *API) permit(r *http.Request) error {
 	if secret == "" || len(secret) > maxSecret {
 		return nsqhttp.Refuse(http.StatusUnauthorized, "AUTH_FIRST", "publishing takes a secret of 1 to %d bytes, as Authorization: Bearer SECRET", maxSecret)
 	}
-	q := auth.Query{Secret: secret}
-	if host, _, err := net.SplitHostPort(r.RemoteAddr); err == nil { // else it is a Unix socket
-		q.RemoteIP = host
-	}
-	if r.TLS != nil {
-		q.TLS = true
-		if len(r.TLS.PeerCertificates) > 0 {
-			q.CommonName = r.TLS.PeerCertificates[0].Subject.CommonName
-		}
-	}
-	grant, err := a.cfg.Authorise(r.Context(), q)
+	grant, err := a.cfg.Authorise(r.Context(), auth.About(r.RemoteAddr, secret, r.TLS))
 	switch {
 	case errors.Is(err, auth.ErrBusy):
 		return nsqhttp.Refuse(http.StatusServiceUnavailable, "AUTH_BUSY", "%v", err)

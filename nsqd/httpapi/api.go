@@ -31,17 +31,19 @@ import (
 
 // Node is what this process says of itself. Immutable.
 type Node struct {
-	Version          string // that clients and NSQ's tools decide by
-	Release          string // SRTM's own, for people
-	BroadcastAddress string
-	Hostname         string
-	BrokerID         string
-	StartTime        time.Time
+	Version          string    `json:"version"` // that clients and NSQ's tools decide by
+	Release          string    `json:"release"` // SRTM's own, for people
+	BroadcastAddress string    `json:"broadcast_address"`
+	Hostname         string    `json:"hostname"`
+	BrokerID         string    `json:"broker_id"`
+	StartTime        time.Time `json:"-"`
 
 	// Where it listens; -1 where that is no port.
-	TCPPort, HTTPPort int
+	TCPPort  int `json:"tcp_port"`
+	HTTPPort int `json:"http_port"`
 	// What others are told to dial.
-	BroadcastTCPPort, BroadcastHTTPPort int
+	BroadcastTCPPort  int `json:"-"`
+	BroadcastHTTPPort int `json:"-"`
 }
 
 // Setting is an option that may change while the process runs.
@@ -259,34 +261,36 @@ func (a *API) limitBody(w http.ResponseWriter) {
 	}
 }
 
+// refusals are what the broker's errors are over HTTP; the first that fits stands.
+var refusals = []struct {
+	is     error
+	status int
+	code   string
+}{
+	{broker.ErrBadName, http.StatusBadRequest, "INVALID_TOPIC"},
+	{broker.ErrUnknownTopic, http.StatusNotFound, "TOPIC_NOT_FOUND"},
+	{broker.ErrGone, http.StatusNotFound, "TOPIC_NOT_FOUND"},
+	{broker.ErrUnknownChannel, http.StatusNotFound, "CHANNEL_NOT_FOUND"},
+	{queue.ErrNoCursor, http.StatusBadRequest, "NO_CURSOR"},
+	{broker.ErrSeek, http.StatusBadRequest, "INVALID_TO"},
+	{broker.ErrTooManyTopics, http.StatusServiceUnavailable, "TOO_MANY_TOPICS"},
+	{broker.ErrTooManyChannels, http.StatusServiceUnavailable, "TOO_MANY_CHANNELS"},
+	{broker.ErrStorage, http.StatusServiceUnavailable, "STORAGE_FAILED"},
+	{queue.ErrFull, http.StatusServiceUnavailable, "QUEUE_FULL"},
+	{broker.ErrDraining, http.StatusServiceUnavailable, "EXITING"},
+}
+
 func asFault(err error) *fault {
-	var f *fault
-	var over *queue.OverLimitError
-	switch {
-	case errors.As(err, &f):
+	if f, ok := errors.AsType[*fault](err); ok {
 		return f
-	case errors.Is(err, broker.ErrBadName):
-		return &fault{Status: http.StatusBadRequest, Message: "INVALID_TOPIC", Detail: err.Error()}
-	case errors.Is(err, broker.ErrUnknownTopic), errors.Is(err, broker.ErrGone):
-		return &fault{Status: http.StatusNotFound, Message: "TOPIC_NOT_FOUND", Detail: err.Error()}
-	case errors.Is(err, broker.ErrUnknownChannel):
-		return &fault{Status: http.StatusNotFound, Message: "CHANNEL_NOT_FOUND", Detail: err.Error()}
-	case errors.As(err, &over):
+	}
+	if _, ok := errors.AsType[*queue.OverLimitError](err); ok {
 		return &fault{Status: http.StatusTooManyRequests, Message: "RATE_LIMITED", Detail: err.Error()}
-	case errors.Is(err, queue.ErrNoCursor):
-		return &fault{Status: http.StatusBadRequest, Message: "NO_CURSOR", Detail: err.Error()}
-	case errors.Is(err, broker.ErrSeek):
-		return &fault{Status: http.StatusBadRequest, Message: "INVALID_TO", Detail: err.Error()}
-	case errors.Is(err, broker.ErrTooManyTopics):
-		return &fault{Status: http.StatusServiceUnavailable, Message: "TOO_MANY_TOPICS", Detail: err.Error()}
-	case errors.Is(err, broker.ErrTooManyChannels):
-		return &fault{Status: http.StatusServiceUnavailable, Message: "TOO_MANY_CHANNELS", Detail: err.Error()}
-	case errors.Is(err, broker.ErrStorage):
-		return &fault{Status: http.StatusServiceUnavailable, Message: "STORAGE_FAILED", Detail: err.Error()}
-	case errors.Is(err, queue.ErrFull):
-		return &fault{Status: http.StatusServiceUnavailable, Message: "QUEUE_FULL", Detail: err.Error()}
-	case errors.Is(err, broker.ErrDraining):
-		return &fault{Status: http.StatusServiceUnavailable, Message: "EXITING", Detail: err.Error()}
+	}
+	for _, r := range refusals {
+		if errors.Is(err, r.is) {
+			return &fault{Status: r.status, Message: r.code, Detail: err.Error()}
+		}
 	}
 	return &fault{Status: http.StatusInternalServerError, Message: "INTERNAL_ERROR", Detail: err.Error()}
 }

@@ -33,11 +33,7 @@ func (a *API) unretainTopic(r *http.Request) (string, error) {
 }
 
 func (a *API) setRetention(q url.Values, r *metadata.Retention) error {
-	name, err := nsqhttp.TopicArgument(q, "INVALID_TOPIC")
-	if err != nil {
-		return err
-	}
-	t, err := a.existing(name)
+	t, err := a.named(q)
 	if err != nil {
 		return err
 	}

@@ -22,6 +22,15 @@ func (a *API) existing(name string) (*broker.Topic, error) {
 	return t, nil
 }
 
+// named returns the topic that a request names.
+func (a *API) named(q url.Values) (*broker.Topic, error) {
+	name, err := nsqhttp.TopicArgument(q, "INVALID_TOPIC")
+	if err != nil {
+		return nil, err
+	}
+	return a.existing(name)
+}
+
 // pauseChannels is for who would pause a topic of a cluster.
 const pauseChannels = "it would be paused on this broker only, and go on where it moves; pause its channels on each of its brokers"
 
@@ -103,25 +112,16 @@ func (a *API) deleteTopic(r *http.Request) (string, error) {
 }
 
 func (a *API) emptyTopic(r *http.Request) (string, error) {
-	name, err := nsqhttp.TopicArgument(r.URL.Query(), "INVALID_TOPIC")
-	if err != nil {
-		return "", err
+	t, err := a.named(r.URL.Query())
+	if err == nil {
+		t.Empty()
 	}
-	t, err := a.existing(name)
-	if err != nil {
-		return "", err
-	}
-	t.Empty()
-	return "", nil
+	return "", err
 }
 
 // limited is the topic of a request on a standalone broker's contract.
 func (a *API) limited(q url.Values) (*broker.Topic, error) {
-	name, err := nsqhttp.TopicArgument(q, "INVALID_TOPIC")
-	if err != nil {
-		return nil, err
-	}
-	t, err := a.existing(name)
+	t, err := a.named(q)
 	return t, errors.Join(err, a.errManaged("use srtm topic update"))
 }
 

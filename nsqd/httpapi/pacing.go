@@ -50,10 +50,7 @@ func publisherOf(r *http.Request) police.Identity {
 	if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 && r.TLS.PeerCertificates[0].Subject.CommonName != "" {
 		return police.Identity{Kind: "cert", ID: r.TLS.PeerCertificates[0].Subject.CommonName}
 	}
-	host, _, err := net.SplitHostPort(r.RemoteAddr)
-	if err != nil { // a Unix socket
-		host = ""
-	}
+	host, _, _ := net.SplitHostPort(r.RemoteAddr) // empty for a Unix socket
 	return police.Identity{Kind: "addr", ID: host}
 }
 

@@ -20,36 +20,24 @@ import (
 // The first part of each shape is NSQ's; "srtm" holds what is ours.
 
 type infoJSON struct {
-	Version                string    `json:"version"`
-	BroadcastAddress       string    `json:"broadcast_address"`
-	Hostname               string    `json:"hostname"`
-	HTTPPort               int       `json:"http_port"`
-	TCPPort                int       `json:"tcp_port"`
+	Node
 	StartTime              int64     `json:"start_time"`             // Unix seconds
 	MaxHeartbeatInterval   int64     `json:"max_heartbeat_interval"` // ns, as the next but one
 	MaxOutputBufferSize    int       `json:"max_output_buffer_size"`
 	MaxOutputBufferTimeout int64     `json:"max_output_buffer_timeout"`
 	MaxDeflateLevel        int       `json:"max_deflate_level"`
-	Release                string    `json:"release"`
-	BrokerID               string    `json:"broker_id"`
 	Stamps                 hook.Info `json:"arrival_stamps"`
 }
 
 func (a *API) info(w http.ResponseWriter, _ *http.Request) {
 	n, s := a.cfg.Node, a.cfg.Session
 	writeJSON(w, infoJSON{
-		Version:                n.Version,
-		BroadcastAddress:       n.BroadcastAddress,
-		Hostname:               n.Hostname,
-		HTTPPort:               n.HTTPPort,
-		TCPPort:                n.TCPPort,
+		Node:                   n,
 		StartTime:              n.StartTime.Unix(),
 		MaxHeartbeatInterval:   s.MaxHeartbeatInterval.Nanoseconds(),
 		MaxOutputBufferSize:    s.MaxOutputBufferSize,
 		MaxOutputBufferTimeout: s.MaxOutputBufferTimeout.Nanoseconds(),
 		MaxDeflateLevel:        s.MaxDeflateLevel,
-		Release:                n.Release,
-		BrokerID:               n.BrokerID,
 		Stamps:                 a.stamps.Info(),
 	})
 }

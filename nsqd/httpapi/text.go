@@ -15,22 +15,11 @@ func (s statsJSON) text(now time.Time) string {
 	fmt.Fprintf(&b, "nsqd v%s (built w/%s)\nstart_time %s\nuptime %s\n\nHealth: %s\n", s.Version, runtime.Version(), start.UTC().Format(time.RFC3339), now.Sub(start), s.Health)
 	if m := s.Memory; m != nil {
 		b.WriteString("\nMemory:\n")
-		for _, line := range []struct {
-			name  string
-			value uint64
-		}{
-			{"heap_objects", m.HeapObjects},
-			{"heap_idle_bytes", m.HeapIdleBytes},
-			{"heap_in_use_bytes", m.HeapInUseBytes},
-			{"heap_released_bytes", m.HeapReleasedBytes},
-			{"gc_pause_usec_100", m.GCPauseUsec100},
-			{"gc_pause_usec_99", m.GCPauseUsec99},
-			{"gc_pause_usec_95", m.GCPauseUsec95},
-			{"next_gc_bytes", m.NextGCBytes},
-			{"gc_total_runs", uint64(m.GCTotalRuns)},
-		} {
-			fmt.Fprintf(&b, "   %-25s\t%d\n", line.name, line.value)
+		const line = "   %-25s\t%d\n"
+		for _, l := range m.Levels() {
+			fmt.Fprintf(&b, line, l.Name, l.Value)
 		}
+		fmt.Fprintf(&b, line, "gc_total_runs", m.GCTotalRuns)
 	}
 	if len(s.Topics) == 0 {
 		b.WriteString("\nTopics: None\n")

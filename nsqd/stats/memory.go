@@ -19,6 +19,26 @@ type Memory struct {
 	GCTotalRuns       uint32 `json:"gc_total_runs"`
 }
 
+// Level is one of them, by its name in JSON.
+type Level struct {
+	Name  string
+	Value uint64
+}
+
+// Levels are all but GCTotalRuns, in NSQ's order.
+func (m *Memory) Levels() []Level {
+	return []Level{
+		{"heap_objects", m.HeapObjects},
+		{"heap_idle_bytes", m.HeapIdleBytes},
+		{"heap_in_use_bytes", m.HeapInUseBytes},
+		{"heap_released_bytes", m.HeapReleasedBytes},
+		{"gc_pause_usec_100", m.GCPauseUsec100},
+		{"gc_pause_usec_99", m.GCPauseUsec99},
+		{"gc_pause_usec_95", m.GCPauseUsec95},
+		{"next_gc_bytes", m.NextGCBytes},
+	}
+}
+
 // ReadMemory returns the metrics now. It stops the process for some tens of
 // microseconds: it is for people and for a push a minute.
 func ReadMemory() Memory {

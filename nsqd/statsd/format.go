@@ -118,20 +118,8 @@ func percent(q float64) string {
 
 func (l *lines) memory(m *stats.Memory) {
 	const path = "mem."
-	for _, g := range []struct {
-		name  string
-		value uint64
-	}{
-		{"heap_objects", m.HeapObjects},
-		{"heap_idle_bytes", m.HeapIdleBytes},
-		{"heap_in_use_bytes", m.HeapInUseBytes},
-		{"heap_released_bytes", m.HeapReleasedBytes},
-		{"gc_pause_usec_100", m.GCPauseUsec100},
-		{"gc_pause_usec_99", m.GCPauseUsec99},
-		{"gc_pause_usec_95", m.GCPauseUsec95},
-		{"next_gc_bytes", m.NextGCBytes},
-	} {
-		l.add(path+g.name, g.value, "g")
+	for _, of := range m.Levels() {
+		l.add(path+of.Name, of.Value, "g")
 	}
 	l.counter(path+"gc_runs", uint64(m.GCTotalRuns))
 }
