@@ -36,19 +36,37 @@ const (
 // Upgrade reports whether the operation changes how the stream is wrapped.
 func (k OpKind) Upgrade() bool { return k >= OpTLS }
 
+// about returns the verb of the command that led to the operation, and the code that answers
+// it when the driver's error has none of its own.
+func (k OpKind) about() (verb string, failed wire.ErrorCode) {
+	about := [...]struct {
+		verb   string
+		failed wire.ErrorCode
+	}{
+		OpNone:     {"none", wire.CodeInvalid},
+		OpIdentify: {"IDENTIFY", wire.CodeIdentifyFailed},
+		OpAuth:     {"AUTH", wire.CodeAuthFailed},
+		OpPub:      {"PUB", wire.CodePubFailed},
+		OpMpub:     {"MPUB", wire.CodeMpubFailed},
+		OpDpub:     {"DPUB", wire.CodeDpubFailed},
+		OpSub:      {"SUB", wire.CodeSubFailed},
+		OpRdy:      {"RDY", wire.CodeInvalid},
+		OpFin:      {"FIN", wire.CodeFinFailed},
+		OpReq:      {"REQ", wire.CodeReqFailed},
+		OpTouch:    {"TOUCH", wire.CodeTouchFailed},
+		OpCls:      {"CLS", wire.CodeInvalid},
+		OpPace:     {"PACE", wire.CodeInvalid},
+		OpTLS:      {"TLS", wire.CodeIdentifyFailed},
+		OpSnappy:   {"snappy", wire.CodeIdentifyFailed},
+		OpDeflate:  {"deflate", wire.CodeIdentifyFailed},
+	}[k]
+	return about.verb, about.failed
+}
+
 // String returns the verb of the command that led to the operation.
 func (k OpKind) String() string {
-	switch k {
-	case OpNone:
-		return "none"
-	case OpTLS:
-		return "TLS"
-	case OpSnappy:
-		return "snappy"
-	case OpDeflate:
-		return "deflate"
-	}
-	return k.verb().String()
+	verb, _ := k.about()
+	return verb
 }
 
 // Op is one operation for the driver. Its slices are views into the buffer
@@ -70,73 +88,6 @@ type Op struct {
 	Reply []byte
 }
 
-// Messages returns how many messages the operation publishes.
-func (op *Op) Messages() int {
-	switch op.Kind {
-	case OpPub, OpDpub:
-		return 1
-	case OpMpub:
-		return op.Batch.Len()
-	}
-	return 0
-}
-
 // Publishes reports whether the operation publishes: those may be Done later,
 // in their order.
 func (k OpKind) Publishes() bool { return k == OpPub || k == OpMpub || k == OpDpub }
-
-func (k OpKind) verb() wire.Verb {
-	switch k {
-	case OpIdentify:
-		return wire.VerbIdentify
-	case OpAuth:
-		return wire.VerbAuth
-	case OpPub:
-		return wire.VerbPub
-	case OpMpub:
-		return wire.VerbMpub
-	case OpDpub:
-		return wire.VerbDpub
-	case OpSub:
-		return wire.VerbSub
-	case OpRdy:
-		return wire.VerbRdy
-	case OpFin:
-		return wire.VerbFin
-	case OpReq:
-		return wire.VerbReq
-	case OpTouch:
-		return wire.VerbTouch
-	case OpCls:
-		return wire.VerbCls
-	case OpPace:
-		return wire.VerbPace
-	}
-	return wire.VerbNone
-}
-
-// failed is the code that answers the operation when the driver's error has
-// none of its own.
-func (k OpKind) failed() wire.ErrorCode {
-	switch k {
-	case OpIdentify, OpTLS, OpSnappy, OpDeflate:
-		return wire.CodeIdentifyFailed
-	case OpAuth:
-		return wire.CodeAuthFailed
-	case OpPub:
-		return wire.CodePubFailed
-	case OpMpub:
-		return wire.CodeMpubFailed
-	case OpDpub:
-		return wire.CodeDpubFailed
-	case OpSub:
-		return wire.CodeSubFailed
-	case OpFin:
-		return wire.CodeFinFailed
-	case OpReq:
-		return wire.CodeReqFailed
-	case OpTouch:
-		return wire.CodeTouchFailed
-	}
-	return wire.CodeInvalid
-}

@@ -361,11 +361,11 @@ func (s *Session) reply(op *Op) error {
 func (s *Session) fail(op *Op, err error) {
 	e := wireError(err)
 	if e == nil {
-		text := op.Kind.String() + " failed"
+		verb, code := op.Kind.about()
 		if op.Kind == OpFin || op.Kind == OpReq || op.Kind == OpTouch {
-			text = op.Kind.String() + " " + op.ID.String() + " failed"
+			verb += " " + op.ID.String()
 		}
-		e = wire.Wrap(op.Kind.failed(), text, err)
+		e = wire.Wrap(code, verb+" failed", err)
 		if op.Kind.Upgrade() {
 			s.closing, s.cause, s.need = true, e, 0
 			return

@@ -89,21 +89,15 @@ func MessageFrameSize(n int) int { return MessageOverhead + n }
 
 // AppendMessage adds a message frame. timestamp is the wall clock in
 // nanoseconds when the message was accepted; attempts counts this delivery.
-func AppendMessage(dst []byte, timestamp int64, attempts uint16, id MessageID, body []byte) []byte {
-	return append(AppendMessageHeader(dst, timestamp, attempts, id, len(body)), body...)
-}
-
-// AppendMessageHeader adds a message frame up to its body of n bytes, for a
-// writer that sends the body from where it lies.
 //
 //	[x][x][x][x] [x][x][x][x] [x][x][x][x][x][x][x][x] [x][x] [x]..16..[x] | ...
 //	|  (uint32) ||  (int32)  ||       (int64)        ||(u16)||   (ASCII)  || N bytes
 //	   N + 30      type = 2         nanoseconds       attempts  message id    body
-func AppendMessageHeader(dst []byte, timestamp int64, attempts uint16, id MessageID, n int) []byte {
-	dst = appendFrameHeader(dst, FrameMessage, messageHeader+n)
+func AppendMessage(dst []byte, timestamp int64, attempts uint16, id MessageID, body []byte) []byte {
+	dst = appendFrameHeader(dst, FrameMessage, messageHeader+len(body))
 	dst = binary.BigEndian.AppendUint64(dst, uint64(timestamp))
 	dst = binary.BigEndian.AppendUint16(dst, attempts)
-	return append(dst, id[:]...)
+	return append(append(dst, id[:]...), body...)
 }
 
 // ParseFrame is the client's side: it parses the frame at the start of in, in

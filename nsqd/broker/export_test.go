@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
@@ -66,4 +67,9 @@ func (t *Topic) LeastBacklog() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.mu.pacer.least
+}
+
+// Finish is FinishBatch of one.
+func (s *Subscription) Finish(id wire.MessageID) error {
+	return s.FinishBatch(s.topic.shared.now(), []wire.MessageID{id}, nil)[0]
 }

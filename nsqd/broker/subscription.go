@@ -109,12 +109,6 @@ func (s *Subscription) Holds() (ready, inFlight int) {
 	return s.channel.Holds(s.id)
 }
 
-// Saturated reports whether the subscriber holds as many messages as it may.
-func (s *Subscription) Saturated() bool {
-	ready, inFlight := s.Holds()
-	return inFlight >= ready
-}
-
 // Wrote records that out is on the subscriber's socket now.
 func (s *Subscription) Wrote(out *Outgoing) {
 	s.topic.wrote(s.topic.shared.now(), out.sent)
@@ -127,18 +121,8 @@ func (s *Subscription) Ready(n int) error {
 	})
 }
 
-// Finish ends a message. Errors: queue.ErrNotInFlight, ErrGone.
-func (s *Subscription) Finish(id wire.MessageID) error {
-	return s.step(func(st *step) error {
-		now := s.topic.shared.now()
-		err := s.topic.mu.core.Finish(now, s.channel, s.id, id, &st.fx)
-		s.topic.finished(now, s.channel, st.fx.Finished)
-		return err
-	})
-}
-
-// FinishBatch is Finish for messages in a row, under one hold of the lock: it
-// appends to errs what became of each.
+// FinishBatch ends messages, under one hold of the lock: it appends to errs what became
+// of each. Errors: queue.ErrNotInFlight, ErrGone.
 func (s *Subscription) FinishBatch(now mono.Time, row []wire.MessageID, errs []error) []error {
 	st := s.topic.begin()
 	defer s.topic.end(st)

@@ -73,7 +73,8 @@ func (w *writer) gather() (open bool, err error) {
 		}
 		// A subscriber that may get no more until it answers would wait for
 		// the timeout in vain.
-		if len(w.out.Frames) >= w.size || w.eager || w.g.sub.Saturated() {
+		ready, inFlight := w.g.sub.Holds()
+		if len(w.out.Frames) >= w.size || w.eager || inFlight >= ready {
 			if err := w.flush(); err != nil {
 				return open, err
 			}

@@ -617,19 +617,8 @@ func (t *Topic) find(name string) (int, bool) {
 // The steps of a consumer. Each may make room in a full channel, so each ends
 // by releasing what can be released.
 
-// Finish ends a message's life in the channel. Error: ErrNotInFlight.
-func (t *Topic) Finish(now mono.Time, c *Channel, id ConsumerID, m MessageID, fx *Effects) error {
-	msg, err := c.finish(id, m, fx)
-	if err != nil {
-		return err
-	}
-	fx.Finished = append(fx.Finished, msg)
-	t.settle(now, c, fx)
-	return nil
-}
-
-// FinishBatch is Finish for many in a row, in one step: it appends to errs what
-// became of each.
+// FinishBatch ends the lives of messages in the channel, in one step: it appends to errs
+// what became of each. Error: ErrNotInFlight.
 func (t *Topic) FinishBatch(now mono.Time, c *Channel, id ConsumerID, row []MessageID, fx *Effects, errs []error) []error {
 	for _, m := range row {
 		msg, err := c.finish(id, m, fx)

@@ -19,6 +19,17 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
+// Finish is FinishBatch of one, with its error.
+func (t *Topic) Finish(now mono.Time, c *Channel, id ConsumerID, m MessageID, fx *Effects) error {
+	msg, err := c.finish(id, m, fx)
+	if err != nil {
+		return err
+	}
+	fx.Finished = append(fx.Finished, msg)
+	t.settle(now, c, fx)
+	return nil
+}
+
 func newTest(capacity int) *Topic {
 	return NewTopic(Config{
 		Capacity: capacity, MaxInFlight: time.Minute, MaxBackdating: backdating, Rand: rand.New(rand.NewPCG(1, 2)),
