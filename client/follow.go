@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"math/rand/v2"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
 )
 
 // Follow reports where publishers of a topic belong: all of them once, then
@@ -88,36 +88,25 @@ const (
 
 // backoff doubles a wait and spreads it over its upper half, so that publishers
 // that lost the same broker do not come back at the same instant.
-type backoff struct {
-	next time.Duration
-	rng  *rand.Rand
-}
+type backoff struct{ next time.Duration }
 
-func newBackoff() *backoff {
-	// Each Hash has a seed of its own.
-	seed := new(maphash.Hash).Sum64()
-	return &backoff{next: firstBackoff, rng: rand.New(rand.NewPCG(seed, 0))}
-}
+func newBackoff() *backoff { return &backoff{next: firstBackoff} }
 
 func (b *backoff) reset() { b.next = firstBackoff }
 
 // take returns the next wait.
 func (b *backoff) take() time.Duration {
-	d := b.next/2 + time.Duration(b.rng.Int64N(int64(b.next/2)))
+	d := b.next/2 + rand.N(b.next/2)
 	b.next = min(2*b.next, lastBackoff)
 	return d
 }
 
 // sleep waits, or returns the cause of ctx.
 func (b *backoff) sleep(ctx context.Context) error {
-	t := time.NewTimer(b.take())
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
+	if !clock.Sleep(ctx, b.take()) {
 		return context.Cause(ctx)
 	}
+	return nil
 }
 
 // resolve asks once where a publisher belongs, and again while the topic is not

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -94,15 +95,7 @@ var tlsVersions = map[string]tlsVersion{
 }
 
 func (v *tlsVersion) String() string {
-	switch *v {
-	case tls.VersionTLS11:
-		return "tls1.1"
-	case tls.VersionTLS12:
-		return "tls1.2"
-	case tls.VersionTLS13:
-		return "tls1.3"
-	}
-	return "tls1.0"
+	return strings.ToLower(strings.ReplaceAll(tls.VersionName(uint16(cmp.Or(*v, tls10))), " ", ""))
 }
 
 // Set takes a version's name; an empty one, as in NSQ's example of a

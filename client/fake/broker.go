@@ -89,9 +89,7 @@ type conn struct {
 	held     []reply // answers withheld, oldest first
 	leaving  bool    // what is read is dropped
 
-	out struct {
-		sync.Mutex
-	}
+	out sync.Mutex
 }
 
 type reply struct {
@@ -101,11 +99,7 @@ type reply struct {
 
 // NewBroker starts a broker on a free port of 127.0.0.1. log may be shared.
 func NewBroker(name string, log *Log) (*Broker, error) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, fmt.Errorf("broker %s: %w", name, err)
-	}
-	return serve(name, log, ln), nil
+	return NewBrokerAt(name, log, "127.0.0.1:0")
 }
 
 // NewBrokerAt is NewBroker on an address, such as one that was closed before.
@@ -114,16 +108,12 @@ func NewBrokerAt(name string, log *Log, address string) (*Broker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("broker %s: %w", name, err)
 	}
-	return serve(name, log, ln), nil
-}
-
-func serve(name string, log *Log, ln net.Listener) *Broker {
 	b := &Broker{name: name, log: log, ln: ln}
 	b.mu.conns = map[*conn]bool{}
 	b.mu.queues = map[string]*queue{}
 	b.mu.copies = 1
 	b.all.Go(b.accept)
-	return b
+	return b, nil
 }
 
 // Address returns host:port.

@@ -43,11 +43,7 @@ type placed struct {
 
 // NewPlacement starts a server on a free port of 127.0.0.1.
 func NewPlacement() (*Placement, error) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, fmt.Errorf("placement: %w", err)
-	}
-	return servePlacement(ln), nil
+	return NewPlacementAt("127.0.0.1:0")
 }
 
 // NewPlacementAt is NewPlacement on an address.
@@ -56,10 +52,6 @@ func NewPlacementAt(address string) (*Placement, error) {
 	if err != nil {
 		return nil, fmt.Errorf("placement: %w", err)
 	}
-	return servePlacement(ln), nil
-}
-
-func servePlacement(ln net.Listener) *Placement {
 	p := &Placement{ln: ln, srv: grpc.NewServer()}
 	p.mu.topics = map[string]*placed{}
 	srtmv1.RegisterPlacementServiceServer(p.srv, p)
@@ -68,7 +60,7 @@ func servePlacement(ln net.Listener) *Placement {
 			panic(err) // a listener of ours that only Close closes
 		}
 	})
-	return p
+	return p, nil
 }
 
 // Address returns host:port.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"sort"
 	"time"
 
@@ -236,24 +237,42 @@ func (l *Log) readStream(ctx context.Context, newest uint64, c *cut) error {
 	if err != nil {
 		return err
 	}
-	for n := 1; seq <= newest && !c.full; n = readers { // the first tells how much the others have
-		msgs, err := l.fetch(ctx, seq, newest, n)
+	for b, err := range l.blocks(ctx, seq, newest) {
 		if err != nil {
 			return err
 		}
-		for _, m := range msgs {
-			if m == nil {
-				continue
-			}
-			h, err := parseHead(m.Data)
-			if err != nil {
-				return fmt.Errorf("message %d of the stream: %w", m.Sequence, err)
-			}
-			c.block(m.Data, h)
+		c.block(b.data, b.head)
+		if c.full {
+			break
 		}
-		seq += uint64(len(msgs))
 	}
 	return nil
+}
+
+// blocks are those that are stored from a sequence on, up to the newest.
+func (l *Log) blocks(ctx context.Context, seq, newest uint64) iter.Seq2[block, error] {
+	return func(yield func(block, error) bool) {
+		for n := 1; seq <= newest; n = readers { // the first tells how much the others have
+			msgs, err := l.fetch(ctx, seq, newest, n)
+			if err != nil {
+				yield(block{}, err)
+				return
+			}
+			for _, m := range msgs {
+				if m == nil {
+					continue
+				}
+				h, err := parseHead(m.Data)
+				if err != nil {
+					err = fmt.Errorf("message %d of the stream: %w", m.Sequence, err)
+				}
+				if !yield(block{head: h, data: m.Data}, err) || err != nil {
+					return
+				}
+			}
+			seq += uint64(len(msgs))
+		}
+	}
 }
 
 // purgeEvery is how often the stream is asked to let go of something, at most; one that is
@@ -335,22 +354,12 @@ func (l *Log) At(t mono.Wall) (commitlog.Offset, error) {
 	l.mu.Lock()
 	newest := l.newest()
 	l.mu.Unlock()
-	for ; seq <= newest; seq += readers {
-		msgs, err := l.fetch(ctx, seq, newest, readers)
+	for b, err := range l.blocks(ctx, seq, newest) {
 		if err != nil {
 			return 0, err
 		}
-		for _, m := range msgs {
-			if m == nil {
-				continue
-			}
-			h, err := parseHead(m.Data)
-			if err != nil {
-				return 0, err
-			}
-			if at, ok := firstSince(m.Data, h, t); ok {
-				return at, nil
-			}
+		if at, ok := firstSince(b.data, b.head, t); ok {
+			return at, nil
 		}
 	}
 	l.mu.Lock()
