@@ -17,6 +17,7 @@ import (
 	"github.com/srtm-io/srtm/console"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/daemon"
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
@@ -324,31 +325,24 @@ func (d *nsqd) close() error {
 	if d.opts.authServers != nil {
 		d.opts.authServers.Close()
 	}
-	var errs []error
+	var errs faults.List
+	closed := func(what string, err error) { errs.If(err != nil, "close %s: %w", what, err) }
 	if d.broker != nil {
-		if err := d.broker.Close(); err != nil {
-			errs = append(errs, fmt.Errorf("close the broker: %w", err))
-		}
+		closed("the broker", d.broker.Close())
 	}
 	if d.storage != nil {
-		if err := d.storage.Close(); err != nil {
-			errs = append(errs, fmt.Errorf("close the storage: %w", err))
-		}
+		closed("the storage", d.storage.Close())
 	}
 	if d.jetstream != nil {
 		d.jetstream.Close()
 	}
 	if d.trace != nil {
-		if err := d.trace.Close(); err != nil {
-			errs = append(errs, fmt.Errorf("close the release trace: %w", err))
-		}
+		closed("the release trace", d.trace.Close())
 	}
 	if d.stamps != nil {
-		if err := d.stamps.Close(); err != nil {
-			errs = append(errs, fmt.Errorf("close arrival stamps: %w", err))
-		}
+		closed("arrival stamps", d.stamps.Close())
 	}
-	return errors.Join(errs...)
+	return errs.Err()
 }
 
 // storeAtEnd ends publishers at a message boundary and stores what is held; if a

@@ -19,6 +19,7 @@ import (
 	admission "github.com/srtm-io/srtm/admission/client"
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/daemon"
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
@@ -248,35 +249,28 @@ const controlPrefix = "control-"
 
 // validate completes what the parts are given, or returns all that is wrong.
 func (o *options) validate() error {
-	var errs []error
-	fault := func(bad bool, format string, args ...any) {
-		if bad {
-			errs = append(errs, fmt.Errorf(format, args...))
-		}
-	}
-	must := func(err error) { errs = append(errs, err) }
+	var errs faults.List
 	var err error
 	o.dataPath = cmp.Or(o.dataPath, ".")
-	if (o.tlsCert == "") != (o.tlsKey == "") {
-		fault(true, "--tls-cert and --tls-key go together")
-	} else {
-		must(o.readTLS())
+	together := (o.tlsCert == "") == (o.tlsKey == "")
+	errs.If(!together, "--tls-cert and --tls-key go together")
+	if together {
+		errs.Add(o.readTLS())
 	}
-	must(lookupd.ValidateAddresses(o.lookupds))
-	fault(o.auth.ConnectTimeout <= 0, "--http-client-connect-timeout %v is not positive", o.auth.ConnectTimeout)
-	fault(o.auth.RequestTimeout <= 0, "--http-client-request-timeout %v is not positive", o.auth.RequestTimeout)
+	errs.Add(lookupd.ValidateAddresses(o.lookupds))
+	errs.If(o.auth.ConnectTimeout <= 0, "--http-client-connect-timeout %v is not positive", o.auth.ConnectTimeout)
+	errs.If(o.auth.RequestTimeout <= 0, "--http-client-request-timeout %v is not positive", o.auth.RequestTimeout)
 	if len(o.authAddresses) > 0 {
 		o.auth.Addresses, o.auth.Method = o.authAddresses, strings.ToUpper(o.auth.Method)
 		if o.roots != nil {
 			o.auth.TLS = &tls.Config{RootCAs: o.roots}
 		}
-		if o.authServers, err = auth.New(o.auth); err != nil {
-			must(err)
-		}
+		o.authServers, err = auth.New(o.auth)
+		errs.Add(err)
 	}
 	if o.tokenFile != "" {
 		o.tokens, err = secure.LoadTokens("--http-token-file", o.tokenFile)
-		must(err)
+		errs.Add(err)
 	}
 	s := &o.session
 	s.HeartbeatInterval = min(o.clientTimeout/2, s.MaxHeartbeatInterval)
@@ -285,7 +279,7 @@ func (o *options) validate() error {
 	s.TLSRequired = s.TLS && o.tlsRequired != tlsOptional
 	s.AuthRequired = o.authServers != nil
 	s.Version, s.Limits.Pace = obs.NSQ, o.broker.Pacing != broker.PaceOff
-	must(s.Validate())
+	errs.Add(s.Validate())
 	o.conn.Session = s
 	o.conn.StrictBuffering = o.outputBuffering == bufferStrict
 	if o.topologyAware {
@@ -294,7 +288,7 @@ func (o *options) validate() error {
 	if o.authServers != nil {
 		o.conn.Auth = o.authServers
 	}
-	must(o.conn.Validate())
+	errs.Add(o.conn.Validate())
 	b := &o.broker
 	b.Capacity, b.MaxMsgTimeout, b.AutoCreate = cmp.Or(o.memQueueSize, readAhead), s.MaxMsgTimeout, !o.managed()
 	b.MaxWeight = uint8(o.maxWeight)
@@ -302,7 +296,7 @@ func (o *options) validate() error {
 	if len(o.statsd.Percentiles) > 0 {
 		b.EndToEnd = o.e2eWindow
 	}
-	must(b.Validate())
+	errs.Add(b.Validate())
 	o.storage.Path, o.storage.Metadata, o.storage.Data = filepath.Join(o.dataPath, "messages"), filepath.Join(o.dataPath, "metadata.json"), o.dataPath
 	o.storage.MaxRecord, o.storage.Overflow = s.Limits.MaxMessageSize, min(max(o.memQueueSize, minOverflow), maxOverflow)
 	o.jetstream.Part, o.jetstream.MaxBody = o.agent.BrokerID, s.Limits.MaxMessageSize
@@ -313,22 +307,22 @@ func (o *options) validate() error {
 	o.storage.WriteThrough, o.storage.Fsync = o.memQueueSize == 0, o.durability == durabilityFsync
 
 	_, err = hook.ParseMode(string(o.stamps))
-	fault(err != nil, "--arrival-stamps: %w", err)
-	fault(o.hook.MaxConns < 0, "--arrival-stamps-connections %d is below 0", o.hook.MaxConns)
+	errs.If(err != nil, "--arrival-stamps: %w", err)
+	errs.If(o.hook.MaxConns < 0, "--arrival-stamps-connections %d is below 0", o.hook.MaxConns)
 	err = o.hook.Validate()
-	fault(err != nil && o.hook.MaxConns > 0, "--arrival-stamps-connections: %w", err)
-	fault(o.hook.PinDir != "" && o.stamps != hook.Auto && o.stamps != hook.EBPF, "--arrival-stamps-dir is of no use with --arrival-stamps=%s", o.stamps)
-	fault(o.pinFor != "" && o.hook.PinDir == "", "--pin-arrival-stamps needs --arrival-stamps-dir")
-	must(daemon.OneOf("output-buffering", o.outputBuffering, bufferEager, bufferStrict))
-	must(daemon.OneOf("durability", o.durability, durabilityMemory, durabilityFsync, durabilityReplicated))
-	fault((o.durability == durabilityReplicated) != (o.jetstream.URL != ""), "--durability=replicated and --jetstream-url: want both or neither")
-	fault(o.durability == durabilityReplicated && o.agent.BrokerID == "", "--durability=replicated needs --broker-id: what this broker carries is kept under that name")
-	fault(o.jetstream.Replicas < 1 || o.jetstream.Replicas > 5, "--jetstream-replicas %d is not 1 to 5", o.jetstream.Replicas)
-	fault(o.jetstream.MaxBytes != 0 && o.jetstream.MaxBytes < 1<<20, "--jetstream-max-bytes %d is neither 0 nor at least %d", o.jetstream.MaxBytes, 1<<20)
-	must(daemon.OneOf("pacing", string(b.Pacing), string(broker.PaceOff), string(broker.PaceAdvise), string(broker.PacePolice)))
-	must(daemon.OneOf("policy", string(o.agent.Policy), string(agent.Available), string(agent.Strict)))
-	fault(o.tcpAddress == "", "--tcp-address is empty")
-	fault(conn.IsPath(o.httpsAddress), "--https-address %q is not a host:port", o.httpsAddress)
+	errs.If(err != nil && o.hook.MaxConns > 0, "--arrival-stamps-connections: %w", err)
+	errs.If(o.hook.PinDir != "" && o.stamps != hook.Auto && o.stamps != hook.EBPF, "--arrival-stamps-dir is of no use with --arrival-stamps=%s", o.stamps)
+	errs.If(o.pinFor != "" && o.hook.PinDir == "", "--pin-arrival-stamps needs --arrival-stamps-dir")
+	errs.Add(daemon.OneOf("output-buffering", o.outputBuffering, bufferEager, bufferStrict))
+	errs.Add(daemon.OneOf("durability", o.durability, durabilityMemory, durabilityFsync, durabilityReplicated))
+	errs.If((o.durability == durabilityReplicated) != (o.jetstream.URL != ""), "--durability=replicated and --jetstream-url: want both or neither")
+	errs.If(o.durability == durabilityReplicated && o.agent.BrokerID == "", "--durability=replicated needs --broker-id: what this broker carries is kept under that name")
+	errs.If(o.jetstream.Replicas < 1 || o.jetstream.Replicas > 5, "--jetstream-replicas %d is not 1 to 5", o.jetstream.Replicas)
+	errs.If(o.jetstream.MaxBytes != 0 && o.jetstream.MaxBytes < 1<<20, "--jetstream-max-bytes %d is neither 0 nor at least %d", o.jetstream.MaxBytes, 1<<20)
+	errs.Add(daemon.OneOf("pacing", string(b.Pacing), string(broker.PaceOff), string(broker.PaceAdvise), string(broker.PacePolice)))
+	errs.Add(daemon.OneOf("policy", string(o.agent.Policy), string(agent.Available), string(agent.Strict)))
+	errs.If(o.tcpAddress == "", "--tcp-address is empty")
+	errs.If(conn.IsPath(o.httpsAddress), "--https-address %q is not a host:port", o.httpsAddress)
 	for _, n := range []struct {
 		flag     string
 		n        int64
@@ -342,32 +336,32 @@ func (o *options) validate() error {
 		{"sync-every", o.syncEvery, 1, math.MaxInt64}, {"node-id", int64(o.nodeID), 0, nodeIDs - 1},
 		{"max-weight", int64(o.maxWeight), 1, 255},
 	} {
-		fault(n.n < n.min, "--%s %d is less than %d", n.flag, n.n, n.min)
-		fault(n.n > n.max, "--%s %d is more than %d", n.flag, n.n, n.max)
+		errs.If(n.n < n.min, "--%s %d is less than %d", n.flag, n.n, n.min)
+		errs.If(n.n > n.max, "--%s %d is more than %d", n.flag, n.n, n.max)
 	}
-	fault(o.syncTimeout <= 0, "--sync-timeout %v is not positive", o.syncTimeout)
-	fault(o.e2eWindow <= 0, "--e2e-processing-latency-window-time %v is not positive", o.e2eWindow)
-	fault(o.maxSeries < 0, "--max-series %d is negative", o.maxSeries)
-	fault(o.conn.NudgeAfter < 0, "--nudge-consumers-after %v is negative", o.conn.NudgeAfter)
-	fault(o.drainTimeout < 0 || o.drainTimeout > maxDrain, "--drain-timeout %v is outside [0, %v]: a daemon has %v to stop", o.drainTimeout, maxDrain, lifecycle.StopLimit)
+	errs.If(o.syncTimeout <= 0, "--sync-timeout %v is not positive", o.syncTimeout)
+	errs.If(o.e2eWindow <= 0, "--e2e-processing-latency-window-time %v is not positive", o.e2eWindow)
+	errs.If(o.maxSeries < 0, "--max-series %d is negative", o.maxSeries)
+	errs.If(o.conn.NudgeAfter < 0, "--nudge-consumers-after %v is negative", o.conn.NudgeAfter)
+	errs.If(o.drainTimeout < 0 || o.drainTimeout > maxDrain, "--drain-timeout %v is outside [0, %v]: a daemon has %v to stop", o.drainTimeout, maxDrain, lifecycle.StopLimit)
 	if o.statsd.Ephemeral = !o.statsdExclude; o.statsd.Address != "" {
 		given := o.statsd // what it needs besides, it gets when it is started
 		given.Topics, given.Log = func() []broker.Stats { return nil }, slog.New(slog.DiscardHandler)
-		must(given.Validate())
+		errs.Add(given.Validate())
 	}
 	info, err := os.Stat(o.dataPath)
-	fault(err != nil, "--data-path: %w", err)
-	fault(err == nil && !info.IsDir(), "--data-path %q is not a folder", o.dataPath)
+	errs.If(err != nil, "--data-path: %w", err)
+	errs.If(err == nil && !info.IsDir(), "--data-path %q is not a folder", o.dataPath)
 
 	o.agent.DialOptions, err = o.control.Load(controlPrefix)
-	must(err)
+	errs.Add(err)
 	if o.managed() {
-		fault(o.agent.Mcap <= 0, "--mcap %d is not a positive rate", o.agent.Mcap)
-		fault(len(b.Presets) > 0, "--topic-limit is for standalone brokers: in a cluster the loaddistributor gives the contracts")
-		fault(conn.IsPath(o.tcpAddress) && o.broadcastTCPPort == 0, "--loaddistributor-address needs a TCP port to advertise, and --tcp-address has none")
-		fault((o.httpAddress == "" || conn.IsPath(o.httpAddress)) && o.broadcastHTTPPort == 0, "--loaddistributor-address needs an HTTP port to advertise, and --http-address has none")
+		errs.If(o.agent.Mcap <= 0, "--mcap %d is not a positive rate", o.agent.Mcap)
+		errs.If(len(b.Presets) > 0, "--topic-limit is for standalone brokers: in a cluster the loaddistributor gives the contracts")
+		errs.If(conn.IsPath(o.tcpAddress) && o.broadcastTCPPort == 0, "--loaddistributor-address needs a TCP port to advertise, and --tcp-address has none")
+		errs.If((o.httpAddress == "" || conn.IsPath(o.httpAddress)) && o.broadcastHTTPPort == 0, "--loaddistributor-address needs an HTTP port to advertise, and --http-address has none")
 	}
-	return errors.Join(errs...)
+	return errs.Err()
 }
 
 // readTLS reads the files for roots and the TLS of connections.

@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
@@ -77,14 +78,11 @@ func (c Config) withDefaults() Config {
 // Validate reports every value that is out of its range.
 func (c Config) Validate() error {
 	c = c.withDefaults()
-	var errs []error
-	if c.MaxConns < 1 || c.MaxConns > limitMaxConns {
-		errs = append(errs, fmt.Errorf("connections with a record ring: %d is not in 1 to %d", c.MaxConns, limitMaxConns))
-	}
-	if r := c.RingRecords; r < stamp.MinRing || r > stamp.MaxRing || bits.OnesCount(uint(r)) != 1 {
-		errs = append(errs, fmt.Errorf("records per ring: %d is not a power of two in %d to %d", r, stamp.MinRing, stamp.MaxRing))
-	}
-	return errors.Join(errs...)
+	var errs faults.List
+	errs.If(c.MaxConns < 1 || c.MaxConns > limitMaxConns, "connections with a record ring: %d is not in 1 to %d", c.MaxConns, limitMaxConns)
+	r := c.RingRecords
+	errs.If(r < stamp.MinRing || r > stamp.MaxRing || bits.OnesCount(uint(r)) != 1, "records per ring: %d is not a power of two in %d to %d", r, stamp.MinRing, stamp.MaxRing)
+	return errs.Err()
 }
 
 // source is what a kernel-backed kind of stamp gives a Stamper.

@@ -1,10 +1,9 @@
 package session
 
 import (
-	"errors"
-	"fmt"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
@@ -71,11 +70,10 @@ func DefaultConfig() Config {
 
 // Validate returns all faults of c at once.
 func (c *Config) Validate() error {
-	errs := []error{c.Limits.Validate()}
+	var errs faults.List
+	errs.Add(c.Limits.Validate())
 	within := func(what string, d, lo, hi time.Duration) {
-		if d < lo || d > hi {
-			errs = append(errs, fmt.Errorf("%s %v is outside [%v, %v]", what, d, lo, hi))
-		}
+		errs.If(d < lo || d > hi, "%s %v is outside [%v, %v]", what, d, lo, hi)
 	}
 	const day = 24 * time.Hour
 	within("maximum heartbeat interval", c.MaxHeartbeatInterval, MinHeartbeatInterval, day)
@@ -85,16 +83,11 @@ func (c *Config) Validate() error {
 	within("minimum output buffer timeout", c.MinOutputBufferTimeout, time.Millisecond, max(c.MaxOutputBufferTimeout, time.Millisecond))
 	within("maximum output buffer timeout", c.MaxOutputBufferTimeout, time.Millisecond, day)
 	within("output buffer timeout", c.OutputBufferTimeout, c.MinOutputBufferTimeout, max(c.MaxOutputBufferTimeout, c.MinOutputBufferTimeout))
-	if c.MaxOutputBufferSize < MinOutputBufferSize || c.MaxOutputBufferSize > 1<<30 {
-		errs = append(errs, fmt.Errorf("maximum output buffer size of %d bytes is outside [%d, %d]", c.MaxOutputBufferSize, MinOutputBufferSize, 1<<30))
-	} else if c.OutputBufferSize < MinOutputBufferSize || c.OutputBufferSize > c.MaxOutputBufferSize {
-		errs = append(errs, fmt.Errorf("output buffer size of %d bytes is outside [%d, %d]", c.OutputBufferSize, MinOutputBufferSize, c.MaxOutputBufferSize))
-	}
-	if c.MaxDeflateLevel < 1 || c.MaxDeflateLevel > 9 {
-		errs = append(errs, fmt.Errorf("maximum deflate level %d is outside [1, 9]", c.MaxDeflateLevel))
-	}
-	if c.TLSRequired && !c.TLS {
-		errs = append(errs, errors.New("TLS is required and not offered"))
-	}
-	return errors.Join(errs...)
+	unbounded := c.MaxOutputBufferSize < MinOutputBufferSize || c.MaxOutputBufferSize > 1<<30
+	errs.If(unbounded, "maximum output buffer size of %d bytes is outside [%d, %d]", c.MaxOutputBufferSize, MinOutputBufferSize, 1<<30)
+	errs.If(!unbounded && (c.OutputBufferSize < MinOutputBufferSize || c.OutputBufferSize > c.MaxOutputBufferSize),
+		"output buffer size of %d bytes is outside [%d, %d]", c.OutputBufferSize, MinOutputBufferSize, c.MaxOutputBufferSize)
+	errs.If(c.MaxDeflateLevel < 1 || c.MaxDeflateLevel > 9, "maximum deflate level %d is outside [1, 9]", c.MaxDeflateLevel)
+	errs.If(c.TLSRequired && !c.TLS, "TLS is required and not offered")
+	return errs.Err()
 }

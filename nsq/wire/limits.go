@@ -1,10 +1,10 @@
 package wire
 
 import (
-	"errors"
-	"fmt"
 	"math"
 	"time"
+
+	"github.com/srtm-io/srtm/internal/faults"
 )
 
 // MaxLine is the maximum length of a command line in bytes, its end of line
@@ -42,20 +42,15 @@ func DefaultLimits() Limits {
 
 // Validate returns all faults of l at once.
 func (l Limits) Validate() error {
-	var errs []error
-	fault := func(bad bool, format string, args ...any) {
-		if bad {
-			errs = append(errs, fmt.Errorf(format, args...))
-		}
-	}
-	fault(l.MaxMessageSize < 1 || l.MaxMessageSize > math.MaxInt32-MessageOverhead,
+	var errs faults.List
+	errs.If(l.MaxMessageSize < 1 || l.MaxMessageSize > math.MaxInt32-MessageOverhead,
 		"maximum message size of %d bytes is outside [1, %d]", l.MaxMessageSize, math.MaxInt32-MessageOverhead)
-	fault(l.MaxBodySize < 1 || l.MaxBodySize > math.MaxInt32,
+	errs.If(l.MaxBodySize < 1 || l.MaxBodySize > math.MaxInt32,
 		"maximum body size of %d bytes is outside [1, %d]", l.MaxBodySize, math.MaxInt32)
-	fault(l.MaxReqTimeout < 0, "maximum requeue timeout %v is negative", l.MaxReqTimeout)
-	fault(l.MaxDeferTimeout < 0, "maximum defer timeout %v is negative", l.MaxDeferTimeout)
-	fault(l.MaxRdy < 1, "maximum RDY count %d is below 1", l.MaxRdy)
-	return errors.Join(errs...)
+	errs.If(l.MaxReqTimeout < 0, "maximum requeue timeout %v is negative", l.MaxReqTimeout)
+	errs.If(l.MaxDeferTimeout < 0, "maximum defer timeout %v is negative", l.MaxDeferTimeout)
+	errs.If(l.MaxRdy < 1, "maximum RDY count %d is below 1", l.MaxRdy)
+	return errs.Err()
 }
 
 // MaxCommandSize is the maximum `need` that Command.Parse can answer under l:

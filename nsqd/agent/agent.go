@@ -16,9 +16,11 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"google.golang.org/grpc"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/targets"
 )
 
@@ -64,33 +66,23 @@ type Config struct {
 
 // Validate returns all problems at once.
 func (c Config) Validate() error {
-	var errs []error
+	var errs faults.List
 	for _, address := range c.loadDistributors() {
-		if err := checkAddress(address); err != nil {
-			errs = append(errs, fmt.Errorf("loaddistributor address %q: %w", address, err))
-		}
+		err := checkAddress(address)
+		errs.If(err != nil, "loaddistributor address %q: %w", address, err)
 	}
 	for _, a := range []struct{ name, value string }{
 		{"TCP address", c.TCPAddress},
 		{"HTTP address", c.HTTPAddress},
 	} {
-		if err := checkAddress(a.value); err != nil {
-			errs = append(errs, fmt.Errorf("%s %q: %w", a.name, a.value, err))
-		}
+		err := checkAddress(a.value)
+		errs.If(err != nil, "%s %q: %w", a.name, a.value, err)
 	}
-	if !validID(c.BrokerID) {
-		errs = append(errs, fmt.Errorf("broker id %q: want 1 to 64 of [.a-zA-Z0-9_-]", c.BrokerID))
-	}
-	if c.Mcap <= 0 {
-		errs = append(errs, fmt.Errorf("mcap %d: want a rate above 0, in msg/s", c.Mcap))
-	}
-	if c.Policy != "" && c.Policy != Available && c.Policy != Strict {
-		errs = append(errs, fmt.Errorf("policy %q: want %s or %s", c.Policy, Available, Strict))
-	}
-	if c.Log == nil {
-		errs = append(errs, errors.New("no logger"))
-	}
-	return errors.Join(errs...)
+	errs.If(!validID(c.BrokerID), "broker id %q: want 1 to 64 of [.a-zA-Z0-9_-]", c.BrokerID)
+	errs.If(c.Mcap <= 0, "mcap %d: want a rate above 0, in msg/s", c.Mcap)
+	errs.If(c.Policy != "" && c.Policy != Available && c.Policy != Strict, "policy %q: want %s or %s", c.Policy, Available, Strict)
+	errs.If(c.Log == nil, "no logger")
+	return errs.Err()
 }
 
 func (c Config) loadDistributors() []string { return targets.Split(c.LoadDistributor) }
@@ -192,7 +184,7 @@ func New(cfg Config, node Node) (*Agent, error) {
 	a := &Agent{core: core{
 		cfg:     cfg,
 		node:    node,
-		metrics: newMetrics(),
+		metrics: newMetrics(cfg.Metrics),
 		seed:    binary.LittleEndian.Uint64(random[:]),
 		events:  make(chan func(*owner)),
 	}}
@@ -209,11 +201,6 @@ func New(cfg Config, node Node) (*Agent, error) {
 		}
 	}
 	a.state.Store(&State{BrokerID: cfg.BrokerID, Instance: cfg.Instance, Reporting: DefaultReportInterval})
-	if cfg.Metrics != nil {
-		if err := a.metrics.register(cfg.Metrics); err != nil {
-			return nil, fmt.Errorf("agent: %w", err)
-		}
-	}
 	return a, nil
 }
 
@@ -258,30 +245,18 @@ type metrics struct {
 	captured  *prometheus.CounterVec // messages, by result
 }
 
-func newMetrics() *metrics {
-	return &metrics{
-		connected: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "srtm_agent_connected", Help: "1 while the session is up.",
-		}, []string{"session"}),
-		dropped: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "srtm_agent_reports_dropped_total", Help: "Reports dropped: the session was down or behind.",
-		}, []string{"session"}),
-		grants: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "srtm_agent_grants_total", Help: "Grants received, by what became of them.",
-		}, []string{"result"}),
-		lapses: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "srtm_agent_lapses_total", Help: "Shares of which a part, or all, ended with the lease.",
-		}),
-		captures: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "srtm_agent_captures", Help: "Topics whose arrivals are recorded for the control plane.",
-		}),
-		captured: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "srtm_agent_captured_messages_total", Help: "Messages whose arrivals were to be recorded, by what became of the record: sent or lost.",
-		}, []string{"result"}),
+// newMetrics registers them with reg, which may be nil.
+func newMetrics(reg prometheus.Registerer) *metrics {
+	auto := promauto.With(reg)
+	counters := func(name, help, label string) *prometheus.CounterVec {
+		return auto.NewCounterVec(prometheus.CounterOpts{Name: "srtm_agent_" + name, Help: help}, []string{label})
 	}
-}
-
-func (m *metrics) register(reg prometheus.Registerer) error {
-	return errors.Join(reg.Register(m.connected), reg.Register(m.dropped), reg.Register(m.grants), reg.Register(m.lapses),
-		reg.Register(m.captures), reg.Register(m.captured))
+	return &metrics{
+		connected: auto.NewGaugeVec(prometheus.GaugeOpts{Name: "srtm_agent_connected", Help: "1 while the session is up."}, []string{"session"}),
+		dropped:   counters("reports_dropped_total", "Reports dropped: the session was down or behind.", "session"),
+		grants:    counters("grants_total", "Grants received, by what became of them.", "result"),
+		lapses:    auto.NewCounter(prometheus.CounterOpts{Name: "srtm_agent_lapses_total", Help: "Shares of which a part, or all, ended with the lease."}),
+		captures:  auto.NewGauge(prometheus.GaugeOpts{Name: "srtm_agent_captures", Help: "Topics whose arrivals are recorded for the control plane."}),
+		captured:  counters("captured_messages_total", "Messages whose arrivals were to be recorded, by what became of the record: sent or lost.", "result"),
+	}
 }

@@ -580,7 +580,6 @@ var _ = Describe("A configuration", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Expect(a.State().Instance).NotTo(BeEmpty())
 		Expect(a.State().Instance).NotTo(Equal(b.State().Instance))
-		_, err = agent.New(cfg, agenttest.New())
-		Expect(err).To(MatchError(ContainSubstring("duplicate")))
+		Expect(func() { _, _ = agent.New(cfg, agenttest.New()) }).To(PanicWith(MatchError(ContainSubstring("duplicate"))))
 	})
 })

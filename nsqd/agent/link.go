@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/targets"
 )
@@ -155,12 +156,7 @@ func (k reconnector[Req, Res]) run(ctx context.Context) {
 		}
 		wait := time.Duration(float64(delay) * (0.5 + k.rng.Float64()))
 		k.log.Log(ctx, level, "session ended", obs.KeyName, k.name, obs.KeyAddress, address, obs.KeyError, err, "retry", wait)
-		timer := time.NewTimer(wait)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-		}
+		clock.Sleep(ctx, wait)
 		delay = min(delay*8/5, maxBackoff)
 	}
 }

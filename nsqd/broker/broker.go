@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/metadata"
@@ -102,32 +104,16 @@ type Config struct {
 
 // Validate reports all problems at once.
 func (c Config) Validate() error {
-	var errs []error
-	if c.Capacity < 1 {
-		errs = append(errs, fmt.Errorf("capacity %d is less than 1 message", c.Capacity))
-	}
-	if c.MaxMemory < 0 {
-		errs = append(errs, fmt.Errorf("%d bytes of messages in memory", c.MaxMemory))
-	}
-	if c.MaxMsgTimeout <= 0 {
-		errs = append(errs, fmt.Errorf("max message timeout %v is not positive", c.MaxMsgTimeout))
-	}
-	if c.RejectAfter < 0 {
-		errs = append(errs, fmt.Errorf("reject-after %v is negative", c.RejectAfter))
-	}
-	if c.MaxBackdating < 0 || c.MaxBackdating > tokenbucket.Horizon {
-		errs = append(errs, fmt.Errorf("max backdating %v is outside [0, %v]", c.MaxBackdating, tokenbucket.Horizon))
-	}
-	if c.MaxChannelConsumers < 0 {
-		errs = append(errs, fmt.Errorf("%d consumers at most of a channel", c.MaxChannelConsumers))
-	}
-	if c.MaxTopics < 0 || c.MaxTopicChannels < 0 || c.MaxChannels < 0 {
-		errs = append(errs, fmt.Errorf("%d topics, %d channels of each and %d of all at most", c.MaxTopics, c.MaxTopicChannels, c.MaxChannels))
-	}
-	if c.EndToEnd < 0 {
-		errs = append(errs, fmt.Errorf("end-to-end latencies over a window of %v", c.EndToEnd))
-	}
-	return errors.Join(errs...)
+	var errs faults.List
+	errs.If(c.Capacity < 1, "capacity %d is less than 1 message", c.Capacity)
+	errs.If(c.MaxMemory < 0, "%d bytes of messages in memory", c.MaxMemory)
+	errs.If(c.MaxMsgTimeout <= 0, "max message timeout %v is not positive", c.MaxMsgTimeout)
+	errs.If(c.RejectAfter < 0, "reject-after %v is negative", c.RejectAfter)
+	errs.If(c.MaxBackdating < 0 || c.MaxBackdating > tokenbucket.Horizon, "max backdating %v is outside [0, %v]", c.MaxBackdating, tokenbucket.Horizon)
+	errs.If(c.MaxChannelConsumers < 0, "%d consumers at most of a channel", c.MaxChannelConsumers)
+	errs.If(c.MaxTopics < 0 || c.MaxTopicChannels < 0 || c.MaxChannels < 0, "%d topics, %d channels of each and %d of all at most", c.MaxTopics, c.MaxTopicChannels, c.MaxChannels)
+	errs.If(c.EndToEnd < 0, "end-to-end latencies over a window of %v", c.EndToEnd)
+	return errs.Err()
 }
 
 // Broker is the table of topics.
@@ -425,15 +411,14 @@ const writers = 16
 // inParallel does something with each topic and returns what went wrong.
 func inParallel(topics []*Topic, do func(*Topic) error) error {
 	errs := make([]error, len(topics))
-	var wg sync.WaitGroup
-	var next atomic.Int64
-	for range min(writers, len(topics)) {
-		wg.Go(func() {
-			for i := next.Add(1) - 1; i < int64(len(topics)); i = next.Add(1) - 1 {
-				errs[i] = do(topics[i])
-			}
+	var all errgroup.Group
+	all.SetLimit(writers)
+	for i, t := range topics {
+		all.Go(func() error {
+			errs[i] = do(t)
+			return nil
 		})
 	}
-	wg.Wait()
+	_ = all.Wait()
 	return errors.Join(errs...)
 }

@@ -1,7 +1,7 @@
 package commitlog
 
 import (
-	"errors"
+	"cmp"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
@@ -65,38 +66,22 @@ type Retain struct {
 }
 
 func (c *Config) check() error {
-	var faults []error
-	if c.Dir == nil {
-		faults = append(faults, errors.New("no Dir"))
-	}
-	if !validName(c.Name) {
-		faults = append(faults, fmt.Errorf("%w %q", ErrName, c.Name))
-	}
-	if c.SegmentBytes == 0 {
-		c.SegmentBytes = DefaultSegmentBytes
-	} else if c.SegmentBytes < 1<<10 {
-		faults = append(faults, fmt.Errorf("SegmentBytes is %d, at least %d is needed", c.SegmentBytes, 1<<10))
-	}
-	if c.MaxBody == 0 {
-		c.MaxBody = DefaultMaxBody
-	} else if c.MaxBody < 0 || maxData(c.MaxBody) > maxRecordLimit {
-		faults = append(faults, fmt.Errorf("MaxBody is %d, allowed are 1 to %d", c.MaxBody, maxRecordLimit-maxData(0)))
-	}
-	if c.OpenFiles == 0 {
-		c.OpenFiles = DefaultOpenFiles
-	} else if c.OpenFiles < 0 {
-		faults = append(faults, fmt.Errorf("OpenFiles is %d", c.OpenFiles))
-	}
-	if c.Retain.Age < 0 || c.Retain.Bytes < 0 {
-		faults = append(faults, fmt.Errorf("Retain is %v and %d B: less than nothing", c.Retain.Age, c.Retain.Bytes))
-	}
+	c.SegmentBytes, c.MaxBody = cmp.Or(c.SegmentBytes, DefaultSegmentBytes), cmp.Or(c.MaxBody, DefaultMaxBody)
+	c.OpenFiles = cmp.Or(c.OpenFiles, DefaultOpenFiles)
 	if c.Now == nil {
 		c.Now = func() mono.Wall { return mono.Wall(time.Now().UnixNano()) }
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	return errors.Join(faults...)
+	var errs faults.List
+	errs.If(c.Dir == nil, "no Dir")
+	errs.If(!validName(c.Name), "%w %q", ErrName, c.Name)
+	errs.If(c.SegmentBytes < 1<<10, "SegmentBytes is %d, at least %d is needed", c.SegmentBytes, 1<<10)
+	errs.If(c.MaxBody < 0 || maxData(c.MaxBody) > maxRecordLimit, "MaxBody is %d, allowed are 1 to %d", c.MaxBody, maxRecordLimit-maxData(0))
+	errs.If(c.OpenFiles < 0, "OpenFiles is %d", c.OpenFiles)
+	errs.If(c.Retain.Age < 0 || c.Retain.Bytes < 0, "Retain is %v and %d B: less than nothing", c.Retain.Age, c.Retain.Bytes)
+	return errs.Err()
 }
 
 // Files is a Log in segment files. It has no goroutine and, while nothing is

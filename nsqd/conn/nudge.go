@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
 )
@@ -57,11 +58,11 @@ func (s *Server) NudgeConsumers(topic string, channels map[string]bool) int {
 			defer kept.Close()
 		}
 		s.nudge(first)
-		if len(second) > 0 && s.pause(nudgePatience/2) {
+		if len(second) > 0 && clock.Sleep(s.ctx, nudgePatience/2) {
 			s.nudge(second)
 		}
 		if len(ephemeral) > 0 {
-			s.pause(nudgeHold)
+			clock.Sleep(s.ctx, nudgeHold)
 		}
 	}) {
 		return 0
@@ -100,7 +101,7 @@ func (s *Server) nudge(clients []*client) {
 			}
 			return inFlight == 0
 		})
-		if len(clients) == 0 || left <= 0 || !s.pause(nudgePause) {
+		if len(clients) == 0 || left <= 0 || !clock.Sleep(s.ctx, nudgePause) {
 			break
 		}
 	}
@@ -108,17 +109,5 @@ func (s *Server) nudge(clients []*client) {
 		if n := ready[c]; n > 0 { // else another nudge is under way, which knows
 			_ = c.stats.sub.Load().Ready(n) // it is gone otherwise
 		}
-	}
-}
-
-// pause waits, unless the server is shut down.
-func (s *Server) pause(d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-s.ctx.Done():
-		return false
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/nsq/session"
@@ -61,36 +63,19 @@ type Config struct {
 
 // Validate reports all problems at once.
 func (c Config) Validate() error {
-	var errs []error
-	if c.Session == nil {
-		errs = append(errs, errors.New("session configuration is missing"))
-	} else {
-		if c.Session.TLS != (c.TLS != nil) {
-			errs = append(errs, fmt.Errorf("sessions offer TLS: %v, a TLS configuration is there: %v", c.Session.TLS, c.TLS != nil))
-		}
-		if c.Session.AuthRequired != (c.Auth != nil) {
-			errs = append(errs, fmt.Errorf("sessions require AUTH: %v, there is an auth client: %v", c.Session.AuthRequired, c.Auth != nil))
-		}
+	var errs faults.List
+	errs.If(c.Session == nil, "session configuration is missing")
+	if c.Session != nil {
+		errs.If(c.Session.TLS != (c.TLS != nil), "sessions offer TLS: %v, a TLS configuration is there: %v", c.Session.TLS, c.TLS != nil)
+		errs.If(c.Session.AuthRequired != (c.Auth != nil), "sessions require AUTH: %v, there is an auth client: %v", c.Session.AuthRequired, c.Auth != nil)
 	}
-	if c.Zone != "" && c.Region == "" {
-		errs = append(errs, fmt.Errorf("zone %q of no region", c.Zone))
-	}
-	if c.WriteTimeout <= 0 {
-		errs = append(errs, fmt.Errorf("write timeout %v is not positive", c.WriteTimeout))
-	}
-	if c.NudgeAfter < 0 {
-		errs = append(errs, fmt.Errorf("consumers are nudged after %v", c.NudgeAfter))
-	}
-	if c.Loops < 0 {
-		errs = append(errs, fmt.Errorf("%d event loops", c.Loops))
-	}
-	if c.MaxBodies < 0 {
-		errs = append(errs, fmt.Errorf("%d bytes of commands at most", c.MaxBodies))
-	}
-	if c.MaxConnections < 0 {
-		errs = append(errs, fmt.Errorf("%d connections at most", c.MaxConnections))
-	}
-	return errors.Join(errs...)
+	errs.If(c.Zone != "" && c.Region == "", "zone %q of no region", c.Zone)
+	errs.If(c.WriteTimeout <= 0, "write timeout %v is not positive", c.WriteTimeout)
+	errs.If(c.NudgeAfter < 0, "consumers are nudged after %v", c.NudgeAfter)
+	errs.If(c.Loops < 0, "%d event loops", c.Loops)
+	errs.If(c.MaxBodies < 0, "%d bytes of commands at most", c.MaxBodies)
+	errs.If(c.MaxConnections < 0, "%d connections at most", c.MaxConnections)
+	return errs.Err()
 }
 
 // distance of a client that says it runs there.
@@ -216,12 +201,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 		s.clients.refused.Add(1)
 		pause = min(max(2*pause, 5*time.Millisecond), time.Second)
 		s.log.Warn("accept failed", obs.KeyAddress, ln.Addr().String(), obs.KeyError, err, "retry_in", pause)
-		timer := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-		case <-timer.C:
-		}
-		timer.Stop()
+		clock.Sleep(ctx, pause)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
@@ -47,28 +48,23 @@ type Config struct {
 
 // Validate reports all problems at once.
 func (c Config) Validate() error {
-	var errs []error
+	var errs faults.List
 	for name, d := range map[string]time.Duration{"connect timeout": c.ConnectTimeout, "request timeout": c.RequestTimeout, "ping interval": c.PingInterval, "pause between attempts": c.RetryAfter} {
-		if d <= 0 {
-			errs = append(errs, fmt.Errorf("%s %v is not positive", name, d))
-		}
+		errs.If(d <= 0, "%s %v is not positive", name, d)
 	}
-	if c.Topics == nil || c.Log == nil {
-		errs = append(errs, errors.New("a list of topics and a log are needed"))
-	}
+	errs.If(c.Topics == nil || c.Log == nil, "a list of topics and a log are needed")
 	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
-	return errors.Join(errs...)
+	return errs.Err()
 }
 
 // ValidateAddresses reports every address that is not host:port.
 func ValidateAddresses(addresses []string) error {
-	var errs []error
+	var errs faults.List
 	for _, a := range addresses {
-		if _, port, err := net.SplitHostPort(a); err != nil || port == "" {
-			errs = append(errs, fmt.Errorf("nsqlookupd %q is not host:port", a))
-		}
+		_, port, err := net.SplitHostPort(a)
+		errs.If(err != nil || port == "", "nsqlookupd %q is not host:port", a)
 	}
-	return errors.Join(errs...)
+	return errs.Err()
 }
 
 // Announcer keeps any number of nsqlookupd daemons informed. Its methods may be

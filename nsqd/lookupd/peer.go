@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
@@ -80,12 +81,7 @@ func (p *peer) run(ctx context.Context) {
 		wait := backoff/2 + time.Duration(p.rng.Int64N(int64(backoff)))
 		p.log.Log(ctx, level, "nsqlookupd lost", obs.KeyError, err, "retry_in", wait)
 		backoff, level = min(2*backoff, mostFactor*p.cfg.RetryAfter), slog.LevelDebug
-		timer := time.NewTimer(wait)
-		select {
-		case <-ctx.Done():
-		case <-timer.C:
-		}
-		timer.Stop()
+		clock.Sleep(ctx, wait)
 	}
 }
 

@@ -2,12 +2,11 @@ package statsd
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/stats"
@@ -29,20 +28,13 @@ type Config struct {
 
 // Validate reports all problems at once.
 func (c Config) Validate() error {
-	var errs []error
-	if _, port, err := net.SplitHostPort(c.Address); err != nil || port == "" {
-		errs = append(errs, fmt.Errorf("statsd at %q: want host:port", c.Address))
-	}
-	if c.Interval <= 0 {
-		errs = append(errs, fmt.Errorf("statsd interval %v is not positive", c.Interval))
-	}
-	if c.PacketSize < 1 || c.PacketSize > 65507 {
-		errs = append(errs, fmt.Errorf("statsd packets of %d bytes: want 1 to 65507", c.PacketSize))
-	}
-	if c.Topics == nil || c.Log == nil {
-		errs = append(errs, errors.New("statsd: topics and a log are needed"))
-	}
-	return errors.Join(errs...)
+	var errs faults.List
+	_, port, err := net.SplitHostPort(c.Address)
+	errs.If(err != nil || port == "", "statsd at %q: want host:port", c.Address)
+	errs.If(c.Interval <= 0, "statsd interval %v is not positive", c.Interval)
+	errs.If(c.PacketSize < 1 || c.PacketSize > 65507, "statsd packets of %d bytes: want 1 to 65507", c.PacketSize)
+	errs.If(c.Topics == nil || c.Log == nil, "statsd: topics and a log are needed")
+	return errs.Err()
 }
 
 // mostGap is the longest time between two packets of a push: it spares the
