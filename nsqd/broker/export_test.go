@@ -45,6 +45,26 @@ type untrimmed struct {
 
 func (u untrimmed) Trim(commitlog.Offset) error { return u.err }
 
+// FailSaves has the topic's log save cursors only after so many failures.
+func (t *Topic) FailSaves(n int, err error) {
+	log := *t.store.log.Load()
+	log.topicLog = &unsaved{log.topicLog, err, n}
+	t.store.log.Store(&log)
+}
+
+type unsaved struct {
+	topicLog
+	err error
+	n   int
+}
+
+func (u *unsaved) SaveCursors(snapshot []byte) error {
+	if u.n--; u.n >= 0 {
+		return u.err
+	}
+	return u.topicLog.SaveCursors(snapshot)
+}
+
 // Reuse has messages used again that were somewhere else in a log.
 func (b *Broker) Reuse(n int) {
 	var all []*queue.Message

@@ -18,6 +18,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/nsqd/replicated"
 	"github.com/srtm-io/srtm/pacing/police"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -118,6 +119,22 @@ var _ = Describe("a broker that closes", func() {
 		Expect(durably(t, "held")).To(Succeed())
 		t.FailTrims(syscall.EIO)
 		Expect(b.Close()).To(Succeed())
+	})
+	It("saves what is done with as long as it takes to find a leader", func() {
+		b := on(nil, GinkgoT().TempDir())
+		t := topic(b, "t")
+		t.Pause()
+		Expect(durably(t, "held")).To(Succeed())
+		t.FailSaves(5, replicated.ErrUnavailable)
+		Expect(b.Close()).To(Succeed())
+	})
+	It("gives up where there is none", func() {
+		b := on(nil, GinkgoT().TempDir())
+		t := topic(b, "t")
+		t.Pause()
+		Expect(durably(t, "held")).To(Succeed())
+		t.FailSaves(1000, replicated.ErrUnavailable)
+		Expect(b.Close()).To(MatchError(replicated.ErrUnavailable))
 	})
 })
 

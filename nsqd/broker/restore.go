@@ -8,6 +8,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/nsqd/replicated"
 )
 
 // Restore brings back the topics and messages that an earlier process left in
@@ -142,6 +143,11 @@ func each(log commitlog.Log, from commitlog.Offset, do func(*commitlog.Batch) er
 	}
 }
 
+// lastSaves is how often the last snapshot of the cursors is tried while their stream has no
+// leader, for half a second each: it has one again a second or two after a server of NATS
+// is lost. Without it what is finished would come again.
+const lastSaves = 10
+
 // persist leaves to the next process what is in memory, and where the cursors are.
 // Requires: the topic is closed, and run has ended.
 func (st *store) persist() error {
@@ -173,6 +179,9 @@ func (st *store) persist() error {
 	st.used, st.saved = true, t.mu.core.Changes()-1
 	t.mu.Unlock()
 	err = st.tryToSave()
+	for tries := 1; errors.Is(err, replicated.ErrUnavailable) && tries < lastSaves; tries++ {
+		err = st.tryToSave()
+	}
 	if errors.Is(err, errUntrimmed) { // the next process does
 		st.storage().cfg.Log.Warn("old messages are not deleted", obs.KeyTopic, t.name, obs.KeyError, err)
 		err = nil

@@ -152,7 +152,9 @@ func (l *Log) LoadCursors() ([]byte, error) {
 	return append([]byte{}, l.cursors.data...), nil
 }
 
-// SaveCursors is of commitlog.Log. It is acknowledged by most of the stream's replicas.
+// SaveCursors is of commitlog.Log. It is acknowledged by most of the stream's replicas. While
+// the stream has no leader it gives up after half a second, with ErrUnavailable: the caller
+// has more to do.
 func (l *Log) SaveCursors(snapshot []byte) error {
 	l.keeping.Lock()
 	defer l.keeping.Unlock()
@@ -166,8 +168,11 @@ func (l *Log) SaveCursors(snapshot []byte) error {
 		l.mu.Lock()
 		l.stats.KeepErrors++
 		l.mu.Unlock()
-		if errors.Is(err, ErrFenced) {
+		switch {
+		case errors.Is(err, ErrFenced):
 			l.fail(ErrFenced)
+		case errors.Is(err, jetstream.ErrNoStreamResponse):
+			err = fmt.Errorf("%w: %w", ErrUnavailable, err)
 		}
 		return fmt.Errorf("save cursors of topic %s: %w", l.part, err)
 	}
@@ -178,11 +183,6 @@ func (l *Log) SaveCursors(snapshot []byte) error {
 	l.mu.Unlock()
 	return nil
 }
-
-// untilLeader has a publish wait for as long as patience: the stream has no leader, and no
-// one answers, for a second or two after a server of NATS is lost. The client's own 0.5 s
-// made a broker that ended just then say that not all was stored.
-var untilLeader = jetstream.WithRetryAttempts(int(patience / jetstream.DefaultPubRetryWait))
 
 func (l *Log) saveCursors(snapshot []byte, next commitlog.Offset) error {
 	c := &l.cursors
@@ -198,13 +198,13 @@ func (l *Log) saveCursors(snapshot []byte, next commitlog.Offset) error {
 		h.chunks, msg = uint16(n), nil
 		for i := range n {
 			part := snapshot[i*size : min((i+1)*size, len(snapshot))]
-			if _, err := l.cluster.js.Publish(ctx, l.chunkSubject(h.number, i), part, untilLeader); err != nil {
+			if _, err := l.cluster.js.Publish(ctx, l.chunkSubject(h.number, i), part); err != nil {
 				return err
 			}
 		}
 	}
 	ack, err := l.cluster.js.Publish(ctx, l.part.cursors()+".head", append(h.append(nil), msg...),
-		jetstream.WithExpectLastSequencePerSubject(c.seq), untilLeader)
+		jetstream.WithExpectLastSequencePerSubject(c.seq))
 	if wrongSequence(err) {
 		return l.lookAtHead(ctx, h)
 	}

@@ -6,6 +6,10 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/commitlog/logtest"
@@ -42,6 +46,28 @@ func TestAsALog(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Cursors that cannot be saved hold up the one who reads and writes the topic for less than
+// a second; nothing else of the topic needs their stream.
+func TestNoLeaderOfTheCursors(t *testing.T) {
+	s := startServers(t, 1)
+	l, err := s.connect("b").Open("t", 1)
+	must(t, err)
+	nc, err := nats.Connect(s.url())
+	must(t, err)
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	must(t, err)
+	must(t, js.DeleteStream(t.Context(), "SRTM_CURSORS")) // no one answers, as without a leader
+	began := time.Now()
+	if err := l.SaveCursors([]byte("cursors")); !errors.Is(err, replicated.ErrUnavailable) {
+		t.Error(err)
+	}
+	if took := time.Since(began); took > 3*time.Second { // 0.5 s
+		t.Errorf("gave up after %v", took)
+	}
+	must(t, l.Close())
 }
 
 // An owner that another has replaced stores nothing, and says so.
