@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/srtm-io/srtm/admission/client"
+	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
@@ -254,6 +255,7 @@ const retry = `{"methodConfig": [{
 // dial makes a connection that comes back by itself. It does not wait.
 func dial(address string, options []grpc.DialOption) (*grpc.ClientConn, error) {
 	return grpc.NewClient(address, append([]grpc.DialOption{
+		bidi.Receive(),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
 			MinConnectTimeout: 2 * time.Second,

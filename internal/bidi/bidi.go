@@ -239,9 +239,15 @@ func ended(err error) error {
 	return err
 }
 
-// MaxMessage is the largest message that a server of ours takes, in bytes: a
+// MaxMessage is the largest message that a server or a client of ours takes, in bytes: a
 // topic with all the publishers it may have is about this.
 const MaxMessage = 64 << 20
+
+// Receive is of every client of ours. gRPC's own limit is 4 MiB, which the groups of one
+// topic can exceed: a broker could not be told of it, again and again.
+func Receive() grpc.DialOption {
+	return grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessage))
+}
 
 // ServerOptions are those of every gRPC server of ours: a peer whose host is
 // gone is noticed within seconds, and a client may ask as often as the Go

@@ -10,6 +10,8 @@ import (
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/grpc/status"
+
+	"github.com/srtm-io/srtm/internal/bidi"
 )
 
 // Split returns the addresses of a list with commas.
@@ -18,6 +20,7 @@ func Split(list string) []string { return strings.Split(list, ",") }
 // Dial returns a connection to one of the addresses, which looks for another
 // when it breaks. It connects when it is first needed.
 func Dial(list string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
+	options = append([]grpc.DialOption{bidi.Receive()}, options...)
 	all := Split(list)
 	if len(all) == 1 {
 		return grpc.NewClient(list, options...)

@@ -32,6 +32,9 @@ import (
 const (
 	defaultPage = 100
 	maxPage     = 1000
+	// fullPage is the size in bytes with which a page of topics ends: a client of gRPC takes
+	// 4 MiB unless told otherwise, and one topic may have thousands of groups.
+	fullPage = 1 << 20
 	// maxPublishers is how many a page of a topic's publishers has at most: about 1 MiB.
 	maxPublishers = 10_000
 )
@@ -181,12 +184,13 @@ func (s *Server) ListTopics(_ context.Context, req *srtmv1.ListTopicsRequest) (*
 	}
 	topics := s.controller.Topics(after, size+1)
 	response := &srtmv1.ListTopicsResponse{}
-	if len(topics) > size {
-		topics = topics[:size]
-		response.NextPageToken = pageToken(topics[size-1].Spec.Name())
+	for i, bytes := 0, 0; i < min(size, len(topics)) && bytes < fullPage; i++ {
+		topic := topicProto(topics[i])
+		response.Topics = append(response.Topics, topic)
+		bytes += proto.Size(topic)
 	}
-	for _, topic := range topics {
-		response.Topics = append(response.Topics, topicProto(topic))
+	if n := len(response.Topics); n < len(topics) {
+		response.NextPageToken = pageToken(topics[n-1].Spec.Name())
 	}
 	return response, nil
 }

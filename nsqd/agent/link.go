@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
+	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/targets"
@@ -164,6 +165,7 @@ func (k reconnector[Req, Res]) run(ctx context.Context) {
 // dial makes a connection that comes back by itself. It does not wait.
 func dial(address string, options []grpc.DialOption) (*grpc.ClientConn, error) {
 	return grpc.NewClient(address, append([]grpc.DialOption{
+		bidi.Receive(),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: firstBackoff, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxBackoff},

@@ -12,6 +12,7 @@ import (
 
 	"github.com/nsqio/go-nsq"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -205,4 +206,47 @@ func TestWhatCannotBeCreatedLeavesNothing(t *testing.T) {
 			t.Errorf("%s: %s", b.GetId(), body)
 		}
 	}
+}
+
+// A topic of very many groups, and many topics of many, are more than gRPC takes as one
+// message: brokers hear of them all the same, operators see them, and lists come in pages
+// that any client takes.
+func TestManyGroups(t *testing.T) {
+	c := start(t, 1)
+	groups := func(n int) (all []*srtmv1.PublisherGroup) {
+		for i := range n {
+			all = append(all, &srtmv1.PublisherGroup{Key: fmt.Sprintf("%s%d-", strings.Repeat("x", 50), i), Count: 1, Rate: 0.005, Weight: 1})
+		}
+		return all
+	}
+	place := func(conn grpc.ClientConnInterface, name string, of int) {
+		t.Helper()
+		is := spec(name, 1, 10, groups(of)...)
+		is.Contract.RateMilli = int64(of) * 6
+		is.Pacing = srtmv1.PacingMode_PACING_MODE_ADVISE
+		if _, err := localtest.CreateTopic(t.Context(), conn, &srtmv1.CreateTopicRequest{Spec: is}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const topics = 20
+	for i := range topics {
+		place(c.Conn, fmt.Sprint("t", i), 4000)
+	}
+	admin := srtmv1.NewAdminServiceClient(c.Conn)
+	for seen, token := 0, ""; ; {
+		page, err := admin.ListTopics(t.Context(), &srtmv1.ListTopicsRequest{PageSize: 1000, PageToken: token})
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen += len(page.Topics)
+		if token = page.NextPageToken; token == "" {
+			if seen != topics {
+				t.Errorf("%d topics of %d", seen, topics)
+			}
+			break
+		}
+	}
+	place(localtest.Dial(t, c.GRPC), "big", 70_000)
+	localtest.Srtm(t, c.GRPC, "topic", "describe", "big")
+	localtest.Srtm(t, c.GRPC, "topic", "list")
 }

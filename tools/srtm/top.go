@@ -152,13 +152,18 @@ const topAtOnce = 8
 func (x *call) top(ctx context.Context, w io.Writer, limit int) error {
 	names, more := x.args, false
 	if len(names) == 0 {
-		r, err := x.admin.ListTopics(ctx, &srtmv1.ListTopicsRequest{PageSize: int32(limit)})
-		if err != nil {
-			return err
-		}
-		more = r.GetNextPageToken() != ""
-		for _, t := range r.GetTopics() {
-			names = append(names, t.GetSpec().GetName())
+		for token := ""; ; {
+			r, err := x.admin.ListTopics(ctx, &srtmv1.ListTopicsRequest{PageSize: int32(limit - len(names)), PageToken: token})
+			if err != nil {
+				return err
+			}
+			for _, t := range r.GetTopics() {
+				names = append(names, t.GetSpec().GetName())
+			}
+			token = r.GetNextPageToken()
+			if more = token != ""; !more || len(names) >= limit {
+				break
+			}
 		}
 	}
 	topics := make([]*srtmv1.Topic, len(names))

@@ -2950,7 +2950,8 @@ func (x *ListTopicsRequest) GetPageToken() string {
 
 type ListTopicsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// By name, without spec.publishers and without status.
+	// By name, without spec.publishers and without status; fewer than page_size where
+	// they are large.
 	Topics []*Topic `protobuf:"bytes,1,rep,name=topics,proto3" json:"topics,omitempty"`
 	// Empty on the last page.
 	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
