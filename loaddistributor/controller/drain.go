@@ -138,12 +138,8 @@ func (st *state) retires(id string) bool {
 // to be given up.
 func (st *state) untaken(topic catalog.Topic, b catalog.Broker, now time.Time) bool {
 	f := st.reports(topic.Spec.Name(), b.ID)
-	if !b.Forced || f == nil {
-		return false
-	}
-	seen := f.within(now.Add(-st.cfg.Window))
-	return len(seen) > 0 && now.Sub(f.began(seen[0])) >= st.cfg.Window-2*st.cfg.ReportInterval &&
-		!slices.ContainsFunc(seen, func(r received) bool { return r.stats.Offered+r.stats.Delivered > 0 })
+	return b.Forced && f != nil && !f.untaken.IsZero() && now.Sub(f.untaken) >= st.cfg.Window-2*st.cfg.ReportInterval &&
+		now.Sub(*f.heard) <= st.cfg.Window // else it is not known what the broker does
 }
 
 // alien returns the topics in use on a broker that are not placed by us, by name.

@@ -356,3 +356,38 @@ func TestWhatABrokerHadBeforeIsKeptForAWindow(t *testing.T) {
 		report(r)
 	}
 }
+
+// What waits for tokens on a broker that is drained by force is given up after the window,
+// also where that has more reports than are kept, and never while the broker is silent.
+func TestALongWindowEnds(t *testing.T) {
+	c, now := idle(t, 1), time.Now()
+	c.cfg.Window = 2 * maxReports * c.cfg.ReportInterval
+	topic := c.mu.cat.Topics("", 1)[0]
+	id := topic.Plan.Quotas[0].Broker
+	s := &Session{broker: id, topics: map[string]*reportWindow{}, lively: map[string]*reportWindow{}, unprepared: map[string]bool{}}
+	c.mu.sessions[id] = s
+	given := func() bool { return c.mu.untaken(topic, catalog.Broker{ID: id, Forced: true}, now) }
+	report := func(delivered uint64) {
+		t.Helper()
+		now = now.Add(c.cfg.ReportInterval)
+		if err := c.report(s, &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{
+			Topic: "t0", Interval: durationpb.New(c.cfg.ReportInterval), Delivered: delivered, Backlog: 5,
+		}}}, now); err != nil {
+			t.Fatal(err)
+		}
+	}
+	report(1)
+	last := now
+	for now.Sub(last) < c.cfg.Window-2*c.cfg.ReportInterval {
+		if report(0); given() {
+			t.Fatalf("given up after %v", now.Sub(last))
+		}
+	}
+	report(0)
+	if report(0); !given() {
+		t.Errorf("%v after the last message nothing is given up", now.Sub(last))
+	}
+	if now = now.Add(c.cfg.Window + 1); given() {
+		t.Error("given up of a broker that says nothing any more")
+	}
+}

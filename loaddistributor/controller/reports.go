@@ -24,6 +24,7 @@ type reportWindow struct {
 	reports  []received
 	last     *srtmv1.TopicStats // nil: nothing was said of it
 	quiet    time.Time          // since then nothing came, went or waited; zero: something does
+	untaken  time.Time          // since then no client published and no consumer was given any; zero: one does
 	heard    *time.Time         // of the session: when the last report came
 	channels []string
 	read     []string // those of them with subscribers
@@ -111,6 +112,12 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 			c.mu.wakeTopic(t.Topic)
 		case f.quiet.IsZero():
 			f.quiet = now
+		}
+		switch {
+		case t.Offered+t.Delivered > 0:
+			f.untaken = time.Time{}
+		case f.untaken.IsZero():
+			f.untaken = now
 		}
 		if !c.mu.next.Holds(t.Topic, s.broker) { // of others nothing else is asked
 			f.reports = nil
@@ -210,14 +217,6 @@ func (f *reportWindow) newest() received {
 		return f.reports[n-1]
 	}
 	return received{*f.heard, f.last}
-}
-
-// began is when what r says began: of a topic that is still, before r came.
-func (f *reportWindow) began(r received) time.Time {
-	if len(f.reports) == 0 {
-		return f.quiet
-	}
-	return r.at
 }
 
 // within returns the reports from then on. It does not modify f.
