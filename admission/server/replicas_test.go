@@ -64,13 +64,15 @@ func (p *pair) start(i int) {
 	})
 }
 
-func newPair(t *testing.T, rules ...rule.Rule) *pair {
-	p := &pair{bench: newBench(t, rules...)}
+func newPair(t *testing.T, rules ...rule.Rule) *pair { return newBench(t, rules...).pair() }
+
+func (b *bench) pair() *pair {
+	p := &pair{bench: b}
 	p.cfg.Renew, p.cfg.Send, p.cfg.Advertise = 20*time.Millisecond, 5*time.Millisecond, ""
 	for i := range p.s {
 		p.start(i)
 	}
-	until(t, "each follows the other", func() bool { return p.s[0].State().Follower != "" && p.s[1].State().Follower != "" })
+	until(b.t, "each follows the other", func() bool { return p.s[0].State().Follower != "" && p.s[1].State().Follower != "" })
 	p.replicated(0)
 	return p
 }
@@ -186,5 +188,45 @@ func TestAnOwnerStartsAgain(t *testing.T) {
 	}
 	p.clock.pass(4 * time.Second)
 	until(t, "the lease of the one before is over", func() bool { return ask.Ask(t.Context(), "strict", 1).Admit })
+	before.cut.Store(false)
+}
+
+// Where the store's answer to a successor is lost after that has asked the follower, the
+// next process goes on from the last check-point that succeeded; a strict key is denied
+// until the lease of the one before is over, as ever.
+func TestASuccessorIsLost(t *testing.T) {
+	b := newBench(t, rule.Rule{Key: "key", Share: share(1, 100)}, rule.Rule{Key: "strict", Share: share(1, 100), Strict: true})
+	b.cfg.Checkpoint = 5 * time.Millisecond
+	p := b.pair()
+	old, saves := p.client(p.s[0]), p.cables[0].saves.Load()
+	if d := sure(t, old, "key", 30); !d.Admit {
+		t.Fatalf("%+v", d)
+	}
+	until(t, "a check-point", func() bool { return p.cables[0].saves.Load() > saves })
+	p.cables[0].unsaved.Store(true)
+	if d := sure(t, old, "key", 40); !d.Admit {
+		t.Fatalf("%+v", d)
+	}
+	p.replicated(0)
+	before := p.cables[0]
+	before.cut.Store(true)
+	p.cfg.Advertise = p.s[0].Addr().String()
+	cfg := p.cfg
+	lost := &cable{Store: p.store}
+	lost.lost.Store(true)
+	cfg.Store = lost
+	if _, err := server.New(t.Context(), cfg); err == nil || !lost.cut.Load() {
+		t.Fatalf("a server whose join has no answer: %v", err)
+	}
+	was := p.s[0]
+	p.start(0)
+	if d := sure(t, p.client(p.s[0]), "key", 0); d.Left > 70 {
+		t.Errorf("%d left, and the last check-point had 70", d.Left)
+	}
+	p.clock.pass(5900 * time.Millisecond)
+	if sure(t, p.client(was), "strict", 1).Admit {
+		t.Error("a strict key by the process that was cut off")
+	}
+	before.unsaved.Store(false)
 	before.cut.Store(false)
 }
