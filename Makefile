@@ -45,15 +45,27 @@ build: ## build all binaries into bin/
 run: build ## run a local cluster with sensors, a console that shows it live, and a report (DURATION= PUBLISHERS= RATE= TRACE= COMPRESS= COPIES= ARGS=)
 	@bin/srtm up --together $(UP_FLAGS)
 
+# The flags of tests. Most of their time many of them wait, so more packages run at a time
+# than there are processors.
+TESTS = -p=$$(( 2 * $$(getconf _NPROCESSORS_ONLN) )) -tags=poison -shuffle=on -vet=off -timeout=$(TIMEOUT)
+
+# What is pure has no goroutine (archtest sees to it), so the race detector, which makes
+# it several times slower, has nothing to find there.
+PURE = $(addprefix github.com/srtm-io/srtm/,$(shell cat internal/archtest/pure.txt))
+
+# A process under the race detector sleeps a second before it ends, for the sake of
+# goroutines that it leaves behind; ours leave none.
+export GORACE ?= atexit_sleep_ms=0
+
 test: lint no-race-note ## lint, then every test: race detector, random order, released messages poisoned
-	$(GO) test $(RACE) -tags=poison -shuffle=on -vet=off -timeout=$(TIMEOUT) $(PACKAGES)
+	@$(GO) test $(RACE) $(TESTS) $(filter-out %/internal/archtest $(PURE),$(shell $(GO) list $(PACKAGES)))
+	@$(GO) test $(TESTS) $(PURE)
 	@# allocations cannot be counted under the race detector
-	$(GO) test -vet=off -run=Allocation ./nsqd/...
+	$(GO) test -vet=off -run=Allocation $$(grep -rlE '^func Test.*Allocation' --include='*_test.go' ./nsqd | xargs -n 1 dirname | sort -u)
 	@$(MAKE) --no-print-directory test-clients
 
 check: lint ## lint and the unit tests, without the race detector, clusters and client libraries: for between two commits
-	@# most of their time they wait, so more packages run at a time than there are processors
-	$(GO) test -p=$$(( 2 * $$(getconf _NPROCESSORS_ONLN) )) -tags=poison -shuffle=on -vet=off -timeout=$(TIMEOUT) $$($(GO) list ./... | grep -v /tools/srtm/up)
+	@$(GO) test $(TESTS) $(filter-out %/internal/archtest %/tools/srtm/up,$(shell $(GO) list ./...))
 
 race: no-race-note ## every test under the race detector COUNT times, without lint
 	@# a loop, since a Ginkgo suite runs once in a process

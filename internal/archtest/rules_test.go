@@ -1,6 +1,8 @@
 package archtest
 
 import (
+	_ "embed"
+	"strings"
 	"testing"
 
 	"github.com/srtm-io/srtm/internal/testkit"
@@ -210,55 +212,22 @@ var arrows = []Arrow{
 		Tests: true,
 		Why:   "replaced by log/slog, injected; math/rand/v2, seeded; and io, os",
 	},
+	{
+		From:  strings.Fields(purePackages),
+		Never: []string{"std:sync", "std:sync/atomic", "std:testing/synctest"},
+		Tests: true,
+		Why:   "the tests of what is pure run without the race detector, so they have no goroutines either",
+	},
 }
 
+// purePackages are read by the Makefile, too: the race detector has nothing to find in
+// what has no goroutine.
+//
+//go:embed pure.txt
+var purePackages string
+
 var pure = Purity{
-	Packages: []string{
-		"admission/lease",
-		"admission/rule",
-		"admission/table",
-		"admission/wire",
-		"console/history",
-		"gateway/balance",
-		"gateway/policy",
-		"gateway/cost",
-		"gateway/schedule",
-		"internal/faults",
-		"internal/fifo",
-		"internal/heap",
-		"internal/mono",
-		"kernel/stamp",
-		"loaddistributor/catalog",
-		"loaddistributor/correlation",
-		"loaddistributor/learned",
-		"loaddistributor/placement",
-		"loaddistributor/reconcile",
-		"loaddistributor/registry",
-		"loaddistributor/sizing",
-		"loaddistributor/tuner",
-		"nsqd/queue",
-		"nsq/session",
-		"nsq/wire",
-		"pacing/fair",
-		"pacing/header",
-		"pacing/police",
-		"pacing/sender",
-		"tbadaptor/adaptor",
-		"tbadaptor/holder",
-		"tbadaptor/ledger",
-		"tbadaptor/share",
-		"tokenbucket",
-		"tools/iotpub/payload",
-		"tools/iotpub/schedule",
-		"tools/iotpub/verify",
-		"tools/sim/calibrate",
-		"tools/sim/engine",
-		"tools/sim/link",
-		"tools/sim/scale",
-		"tools/sim/shares",
-		"tools/sim/web",
-		"tools/srtm/calibrate/search",
-	},
+	Packages: strings.Fields(purePackages),
 	Std: map[string]string{
 		"bytes":           "computes",
 		"cmp":             "computes",
