@@ -76,10 +76,24 @@ func stores(t *testing.T) map[string]func(*testing.T) func() Store {
 	}
 }
 
-func eachStore(t *testing.T, f func(t *testing.T, open func() Store)) {
-	t.Parallel() // most of the time it waits for etcd
-	for name, make := range stores(t) {
-		t.Run(name, func(t *testing.T) { f(t, make(t)) })
+func TestStores(t *testing.T) {
+	open := stores(t)
+	for name, property := range map[string]func(*testing.T, func() Store){
+		"ChangesAreRead":                   changesAreRead,
+		"WhatWasAppendedIsThereAfterwards": whatWasAppendedIsThereAfterwards,
+		"ADumpOfThePast":                   aDumpOfThePast,
+		"EventsThatDoNotContinueTheLog":    eventsThatDoNotContinueTheLog,
+		"ATermThatIsOver":                  aTermThatIsOver,
+		"ALargeTopic":                      aLargeTopic,
+		"ManyEventsAtOnce":                 manyEventsAtOnce,
+		"EachTermHasAGreaterNumber":        eachTermHasAGreaterNumber,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // most of the time it waits for etcd
+			for name, open := range open {
+				t.Run(name, func(t *testing.T) { property(t, open(t)) })
+			}
+		})
 	}
 }
 
@@ -265,27 +279,25 @@ func TestAMoveOfOneOfManyPublishersIsASmallRecord(t *testing.T) {
 	}
 }
 
-func TestChangesAreRead(t *testing.T) {
-	eachStore(t, func(t *testing.T, open func() Store) {
-		l := lead(t, open())
-		l.append(joined("b3"), joined("b4"))
-		l.active("many", 1500, 10)
-		l.append(l.shifted("many", 1))
-		l.moved("many")
-		dump := l.cat.Dump()
-		l.append(l.shifted("many", 3))
-		must(t, l.term.Compact(t.Context(), dump)) // while the topic moves
-		l.moved("many")
-		l.resign()
-		second := lead(t, open())
-		same(t, second.cat, l.cat)
-		second.append(second.shifted("many", 2))
-		second.moved("many")
-		must(t, second.term.Compact(t.Context(), second.cat.Dump()))
-		second.append(second.shifted("many", 4))
-		second.resign()
-		same(t, lead(t, open()).cat, second.cat)
-	})
+func changesAreRead(t *testing.T, open func() Store) {
+	l := lead(t, open())
+	l.append(joined("b3"), joined("b4"))
+	l.active("many", 1500, 10)
+	l.append(l.shifted("many", 1))
+	l.moved("many")
+	dump := l.cat.Dump()
+	l.append(l.shifted("many", 3))
+	must(t, l.term.Compact(t.Context(), dump)) // while the topic moves
+	l.moved("many")
+	l.resign()
+	second := lead(t, open())
+	same(t, second.cat, l.cat)
+	second.append(second.shifted("many", 2))
+	second.moved("many")
+	must(t, second.term.Compact(t.Context(), second.cat.Dump()))
+	second.append(second.shifted("many", 4))
+	second.resign()
+	same(t, lead(t, open()).cat, second.cat)
 }
 
 func same(t *testing.T, got, want *catalog.Catalog) {
@@ -296,101 +308,89 @@ func same(t *testing.T, got, want *catalog.Catalog) {
 	}
 }
 
-func TestWhatWasAppendedIsThereAfterwards(t *testing.T) {
-	eachStore(t, func(t *testing.T, open func() Store) {
-		first := lead(t, open())
-		if first.cat.Version() != 0 {
-			t.Fatalf("a new store is at %d", first.cat.Version())
-		}
-		first.every()
-		first.resign()
-		second := lead(t, open())
-		same(t, second.cat, first.cat)
+func whatWasAppendedIsThereAfterwards(t *testing.T, open func() Store) {
+	first := lead(t, open())
+	if first.cat.Version() != 0 {
+		t.Fatalf("a new store is at %d", first.cat.Version())
+	}
+	first.every()
+	first.resign()
+	second := lead(t, open())
+	same(t, second.cat, first.cat)
 
-		must(t, second.term.Compact(t.Context(), second.cat.Dump()))
-		second.append(joined("b9"))
-		second.resign()
-		third := lead(t, open())
-		same(t, third.cat, second.cat)
-		third.append(catalog.Restarted{})
-	})
+	must(t, second.term.Compact(t.Context(), second.cat.Dump()))
+	second.append(joined("b9"))
+	second.resign()
+	third := lead(t, open())
+	same(t, third.cat, second.cat)
+	third.append(catalog.Restarted{})
 }
 
 // A dump is taken while events go on.
-func TestADumpOfThePast(t *testing.T) {
-	eachStore(t, func(t *testing.T, open func() Store) {
-		l := lead(t, open())
-		l.append(joined("b1"))
-		dump := l.cat.Dump()
-		l.append(joined("b2"), joined("b3"))
-		must(t, l.term.Compact(t.Context(), dump))
-		l.append(joined("b4"))
-		future := l.cat.Dump()
-		future.Version++
-		if err := l.term.Compact(t.Context(), future); !errors.Is(err, ErrGap) {
-			t.Errorf("a dump of the future: %v", err)
-		}
-		l.resign()
-		same(t, lead(t, open()).cat, l.cat)
-	})
+func aDumpOfThePast(t *testing.T, open func() Store) {
+	l := lead(t, open())
+	l.append(joined("b1"))
+	dump := l.cat.Dump()
+	l.append(joined("b2"), joined("b3"))
+	must(t, l.term.Compact(t.Context(), dump))
+	l.append(joined("b4"))
+	future := l.cat.Dump()
+	future.Version++
+	if err := l.term.Compact(t.Context(), future); !errors.Is(err, ErrGap) {
+		t.Errorf("a dump of the future: %v", err)
+	}
+	l.resign()
+	same(t, lead(t, open()).cat, l.cat)
 }
 
-func TestEventsThatDoNotContinueTheLog(t *testing.T) {
-	eachStore(t, func(t *testing.T, open func() Store) {
-		l := lead(t, open())
-		l.append(joined("b1"))
-		for _, base := range []uint64{0, 2} {
-			if err := l.term.Append(t.Context(), base, []catalog.Event{joined("b2")}); !errors.Is(err, ErrGap) {
-				t.Errorf("append after %d: %v", base, err)
-			}
+func eventsThatDoNotContinueTheLog(t *testing.T, open func() Store) {
+	l := lead(t, open())
+	l.append(joined("b1"))
+	for _, base := range []uint64{0, 2} {
+		if err := l.term.Append(t.Context(), base, []catalog.Event{joined("b2")}); !errors.Is(err, ErrGap) {
+			t.Errorf("append after %d: %v", base, err)
 		}
-		l.resign()
-		same(t, lead(t, open()).cat, l.cat)
-	})
+	}
+	l.resign()
+	same(t, lead(t, open()).cat, l.cat)
 }
 
-func TestATermThatIsOver(t *testing.T) {
-	eachStore(t, func(t *testing.T, open func() Store) {
-		l := lead(t, open())
-		l.append(joined("b1"))
-		l.resign()
-		l.resign() // harmless
-		if err := l.term.Append(t.Context(), 1, []catalog.Event{joined("b2")}); !errors.Is(err, ErrLost) {
-			t.Errorf("append: %v", err)
-		}
-		if err := l.term.Compact(t.Context(), l.cat.Dump()); !errors.Is(err, ErrLost) {
-			t.Errorf("compact: %v", err)
-		}
-		same(t, lead(t, open()).cat, l.cat)
-	})
+func aTermThatIsOver(t *testing.T, open func() Store) {
+	l := lead(t, open())
+	l.append(joined("b1"))
+	l.resign()
+	l.resign() // harmless
+	if err := l.term.Append(t.Context(), 1, []catalog.Event{joined("b2")}); !errors.Is(err, ErrLost) {
+		t.Errorf("append: %v", err)
+	}
+	if err := l.term.Compact(t.Context(), l.cat.Dump()); !errors.Is(err, ErrLost) {
+		t.Errorf("compact: %v", err)
+	}
+	same(t, lead(t, open()).cat, l.cat)
 }
 
 // A topic of 40,000 publishers with names of their own is megabytes.
-func TestALargeTopic(t *testing.T) {
-	eachStore(t, func(t *testing.T, open func() Store) {
-		l := lead(t, open())
-		l.append(joined("b1"), joined("b2"))
-		l.append(placed(t, l.cat, "t", "", 40_000, 10), joined("b3"))
-		l.resign()
-		again := lead(t, open())
-		same(t, again.cat, l.cat)
-		must(t, again.term.Compact(t.Context(), again.cat.Dump()))
-		again.resign()
-		same(t, lead(t, open()).cat, l.cat)
-	})
+func aLargeTopic(t *testing.T, open func() Store) {
+	l := lead(t, open())
+	l.append(joined("b1"), joined("b2"))
+	l.append(placed(t, l.cat, "t", "", 40_000, 10), joined("b3"))
+	l.resign()
+	again := lead(t, open())
+	same(t, again.cat, l.cat)
+	must(t, again.term.Compact(t.Context(), again.cat.Dump()))
+	again.resign()
+	same(t, lead(t, open()).cat, l.cat)
 }
 
-func TestManyEventsAtOnce(t *testing.T) {
-	eachStore(t, func(t *testing.T, open func() Store) {
-		l := lead(t, open())
-		var events []catalog.Event
-		for i := range 1000 {
-			events = append(events, joined(fmt.Sprintf("b%d", i)))
-		}
-		l.append(events...)
-		l.resign()
-		same(t, lead(t, open()).cat, l.cat)
-	})
+func manyEventsAtOnce(t *testing.T, open func() Store) {
+	l := lead(t, open())
+	var events []catalog.Event
+	for i := range 1000 {
+		events = append(events, joined(fmt.Sprintf("b%d", i)))
+	}
+	l.append(events...)
+	l.resign()
+	same(t, lead(t, open()).cat, l.cat)
 }
 
 // follower collects what it is told.
@@ -531,18 +531,19 @@ func TestALeaderThatWasReplaced(t *testing.T) {
 
 // Terms are numbered upwards, whatever the clock says, and a file of an earlier version
 // has none.
-func TestEachTermHasAGreaterNumber(t *testing.T) {
-	eachStore(t, func(t *testing.T, open func() Store) {
-		var last uint64
-		for range 3 {
-			l := lead(t, open())
-			if number := l.term.Number(); number <= last || !clock.Mono().Before(l.term.Until()) {
-				t.Fatalf("term %d after %d, until %d", number, last, l.term.Until())
-			}
-			last = l.term.Number()
-			l.resign()
+func eachTermHasAGreaterNumber(t *testing.T, open func() Store) {
+	var last uint64
+	for range 3 {
+		l := lead(t, open())
+		if number := l.term.Number(); number <= last || !clock.Mono().Before(l.term.Until()) {
+			t.Fatalf("term %d after %d, until %d", number, last, l.term.Until())
 		}
-	})
+		last = l.term.Number()
+		l.resign()
+	}
+}
+
+func TestNumberAfterAClockThatWasFarAhead(t *testing.T) {
 	if n := numberAfter(math.MaxInt64); n != math.MaxInt64+1 {
 		t.Errorf("after a clock that was far ahead: %d", n)
 	}
