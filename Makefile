@@ -10,7 +10,8 @@ GO    ?= go
 # Two are apart, since they bring much: deploy what makes packages, tests/charts what
 # checks charts.
 MODULES  = . bench tests deploy tests/charts
-PACKAGES = ./... ./bench/... ./tests/...
+# Tests of whole processes are first, since they take longest, and wait.
+PACKAGES = ./tests/... ./bench/... ./...
 
 # How long each fuzz target runs, and how long each benchmark (1x: once, so
 # that it keeps working; measure with BENCHTIME=2s COUNT=10 and benchstat).
@@ -32,7 +33,7 @@ VCS := $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo auto || ec
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help packages test-packages test-deploy build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance test-clients archtest faults chaos-replicated upgrade generate fuzz fuzz-short bench bench-full scaling scale bench-replicated bench-admission bench-gateway calibrate convergence figures cover clean no-race-note soak stress trouble
+.PHONY: help packages programs test-packages test-deploy build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance test-clients archtest faults chaos-replicated upgrade generate fuzz fuzz-short bench bench-full scaling scale bench-replicated bench-admission bench-gateway calibrate convergence figures cover clean no-race-note soak stress trouble
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,7 +58,16 @@ PURE = $(addprefix github.com/srtm-io/srtm/,$(shell cat internal/archtest/pure.t
 # goroutines that it leaves behind; ours leave none.
 export GORACE ?= atexit_sleep_ms=0
 
-test: lint no-race-note ## lint, then every test: race detector, random order, released messages poisoned
+# What tests start, built once for all of them.
+PROGRAMS = build/programs
+
+programs: no-race-note
+	@mkdir -p $(PROGRAMS)
+	$(GO) build -ldflags=-w -o $(PROGRAMS)/ ./nsqd ./loaddistributor ./tbadaptor ./tools/srtm ./tools/iotpub ./admission ./gateway
+	$(if $(RACE),for p in nsqd gateway; do $(GO) build $(RACE) -ldflags=-w -o $(PROGRAMS)/$$p-race ./$$p || exit 1; done)
+
+test: export SRTM_TEST_PROGRAMS = $(CURDIR)/$(PROGRAMS)
+test: lint programs ## lint, then every test: race detector, random order, released messages poisoned
 	@$(GO) test $(RACE) $(TESTS) $(filter-out %/internal/archtest $(PURE),$(shell $(GO) list $(PACKAGES)))
 	@$(GO) test $(TESTS) $(PURE)
 	@# allocations cannot be counted under the race detector

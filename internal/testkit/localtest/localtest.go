@@ -22,6 +22,11 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
+// ProgramsEnv names a folder with programs of this module, nsqd-race being one with the
+// race detector, that make test built for all test binaries together. One that is not
+// there is built.
+const ProgramsEnv = "SRTM_TEST_PROGRAMS"
+
 // built are the programs of this test binary.
 var built struct {
 	mu  sync.Mutex
@@ -58,12 +63,18 @@ func Racing(t testing.TB, pkg string) string { return program(t, pkg, true) }
 
 func program(t testing.TB, pkg string, race bool) string {
 	t.Helper()
-	built.mu.Lock()
-	defer built.mu.Unlock()
 	name := filepath.Base(pkg)
 	if race {
 		name += "-race"
 	}
+	if dir := os.Getenv(ProgramsEnv); dir != "" {
+		at := filepath.Join(dir, name)
+		if _, err := os.Stat(at); err == nil {
+			return at
+		}
+	}
+	built.mu.Lock()
+	defer built.mu.Unlock()
 	if at := built.at[name]; at != "" {
 		return at
 	}
