@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/pacing/header"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -22,9 +23,7 @@ func TestPublishWaitsForItsTurn(t *testing.T) {
 		p := newPacer(PacingWait, func(Pace) { told++ })
 		wait := func(n int) time.Duration {
 			began := time.Now()
-			if err := p.wait(context.Background(), n, nil); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, p.wait(context.Background(), n, nil))
 			return time.Since(began)
 		}
 		for range 100 {

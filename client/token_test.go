@@ -21,17 +21,11 @@ import (
 func TestTokens(t *testing.T) {
 	const token = "look-0123456789abcdef"
 	file := filepath.Join(t.TempDir(), "tokens")
-	if err := os.WriteFile(file, []byte("read-only "+token+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, []byte("read-only "+token+"\n"), 0o600))
 	guard, err := secure.ServerConfig{TokenFile: file}.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	placement, err := fake.NewPlacement()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer placement.Close()
 	server := grpc.NewServer(guard.Options()...)
 	srtmv1.RegisterPlacementServiceServer(server, placement)
@@ -45,9 +39,7 @@ func TestTokens(t *testing.T) {
 		}
 	}()
 	fromFile, err := client.TokenFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if _, err := client.TokenFile(file + "x"); err == nil {
 		t.Error("a file that is not there is no fault")
 	}

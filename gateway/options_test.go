@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 func TestConnectionsFitTheDescriptors(t *testing.T) {
@@ -19,9 +21,7 @@ func TestConnectionsFitTheDescriptors(t *testing.T) {
 // one.
 func TestExplain(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "policy.toml")
-	if err := os.WriteFile(file, []byte("[[class]]\nname = \"a\"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, []byte("[[class]]\nname = \"a\"\n"), 0o600))
 	for _, args := range [][]string{
 		{"--tenant", "acme", "/report/7"},
 		{"--url=/report/7", "--header", "Accept: text/html"},

@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -35,9 +36,7 @@ func TestProfileIsTheSmallestBurst(t *testing.T) {
 		}
 		q := rapid.SampledFrom([]float64{0.5, 0.9, 0.99, 1}).Draw(t, "quantile")
 		burst, err := tokenbucket.Profile(arrivals, rate, q)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if d := quantileOf(arrivals, rate, burst, q); d != 0 {
 			t.Fatalf("at %d and burst %d the quantile %v is %v, want 0", rate, burst, q, d)
 		}

@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -31,9 +32,7 @@ func TestUsedIsWhatProfileFinds(t *testing.T) {
 			}
 		}
 		want, err := tokenbucket.Profile(arrivals, s.Rate, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		got, short := h.Used()
 		if got != want && !(want == 2 && got == 1) { // Profile's bucket of one loses part of a nanosecond
 			t.Fatalf("%d tokens were used at once, Profile finds %d", got, want)

@@ -26,20 +26,14 @@ type world struct {
 
 func newWorld(t *testing.T, cfg pool.Config) *world {
 	broker, err := fake.NewBroker("a", &fake.Log{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(broker.Close)
 	placement, err := fake.NewPlacement()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(placement.Close)
 	placement.Place("t", broker.Address(), "p", "q", "r")
 	p, err := pool.New(client.Config{Address: placement.Address()}, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() {
 		if err := p.Close(context.Background()); err != nil {
 			t.Error(err)
@@ -74,9 +68,7 @@ func TestAPublisherIsOpenedOnceForAll(t *testing.T) {
 	w := newWorld(t, pool.Config{Max: 1, Idle: time.Hour, OpenWithin: testkit.Hang})
 	first, second := w.use("p"), w.use("p")
 	a, err := first.Publisher(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if b, err := second.Publisher(t.Context()); a != b || err != nil {
 		t.Errorf("%p and %p, %v", a, b, err)
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/gateway/policy"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 const full = `
@@ -58,9 +59,7 @@ cpu = 1
 func parse(t *testing.T, text string) *policy.Policy {
 	t.Helper()
 	p, err := policy.Parse([]byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return p
 }
 
@@ -253,9 +252,7 @@ func TestAmbiguousPaths(t *testing.T) {
 		"http://a/paid/free;a/b.c": false,
 	} {
 		u, err := url.ParseRequestURI(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if got := policy.Ambiguous(u); got != want {
 			t.Errorf("%s: %v", path, got)
 		}

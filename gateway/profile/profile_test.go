@@ -22,9 +22,7 @@ func TestMonitor(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name, text string) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(path, []byte(text), 0o600))
 		return path
 	}
 	file("cpu.stat", "usage_usec 2500\nuser_usec 2000\nsystem_usec 500\n")
@@ -89,9 +87,7 @@ func TestProfile(t *testing.T) {
 	}))
 	defer monitor.Close()
 	at, err := url.Parse(server.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, c := range []struct {
 		name string
 		cfg  Config
@@ -108,9 +104,7 @@ func TestProfile(t *testing.T) {
 			continue
 		}
 		var b strings.Builder
-		if err := r.Write(&b); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, r.Write(&b))
 		p, err := policy.Parse([]byte(b.String() + "[[server]]\nurl = \"http://a\"\ncpu = 1\ndisk = 1\n"))
 		if err != nil || len(p.Costs) != len(c.want) || len(r.Warnings) > 0 || !(r.Capacity["disk"] > 0) {
 			t.Errorf("%s: %v, %v\n%s", c.name, err, r.Warnings, b.String())
@@ -144,9 +138,7 @@ func FuzzWrite(f *testing.F) {
 		}
 		var b strings.Builder
 		r := Result{Costs: map[string]Usage{path: {resource: units}, "/other": {"cpu": 2}}, Capacity: Usage{"cpu": 100}}
-		if err := r.Write(&b); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, r.Write(&b))
 		p, err := policy.Parse([]byte("[[server]]\nurl = \"http://a\"\ncpu = 1000\n" + b.String()))
 		if err != nil {
 			t.Fatalf("%v in\n%s", err, b.String())

@@ -27,9 +27,7 @@ func TestIdleConnectionsAreBounded(t *testing.T) {
 	})
 	value := func(name string) (v float64) {
 		families, err := registry.Gather()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for _, f := range families {
 			if f.GetName() == name {
 				return f.GetMetric()[0].GetGauge().GetValue() + f.GetMetric()[0].GetCounter().GetValue()
@@ -48,9 +46,7 @@ func TestIdleConnectionsAreBounded(t *testing.T) {
 	told := 0
 	for range more {
 		c, r := g.dial(t)
-		if err := c.SetReadDeadline(time.Now().Add(testkit.Hang)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, c.SetReadDeadline(time.Now().Add(testkit.Hang)))
 		res, err := http.ReadResponse(r, nil)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):

@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // A server that drips passes each byte on as it comes, holds one place, and is paid for
@@ -31,9 +33,7 @@ func TestDrippingServer(t *testing.T) {
 		c, r := g.dial(t)
 		write(t, c, "GET /drips HTTP/1.1\r\nHost: a\r\n\r\n")
 		res, err := http.ReadResponse(r, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for i := range bytes {
 			if i > 0 {
 				next <- struct{}{}

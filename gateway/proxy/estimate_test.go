@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // What was estimated stands beside what was measured.
@@ -17,9 +19,7 @@ func TestEstimateBesideMeasured(t *testing.T) {
 	g.get(t, "/")
 	g.idle(t)
 	families, err := metrics.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	got := map[string]float64{}
 	for _, f := range families {
 		got[f.GetName()] = f.Metric[0].GetCounter().GetValue()

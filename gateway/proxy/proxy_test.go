@@ -43,13 +43,9 @@ func serveSecured(t testing.TB, text string, change func(*Config), security secu
 		change(&cfg)
 	}
 	p, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	guard, err := security.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	ln := testkit.Listen(t)
 	var group lifecycle.Group
 	group.Add("proxy", p.Run)
@@ -69,9 +65,7 @@ func serveSecured(t testing.TB, text string, change func(*Config), security secu
 func parse(t testing.TB, text string) *policy.Policy {
 	t.Helper()
 	p, err := policy.Parse([]byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return p
 }
 
@@ -92,9 +86,7 @@ func one(url string, more ...string) string {
 func (g *gateway) dial(t testing.TB) (net.Conn, *bufio.Reader) {
 	t.Helper()
 	c, err := net.Dial("tcp", g.at)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { _ = c.Close() }) // closed already, in some tests
 	return c, bufio.NewReader(c)
 }
@@ -111,9 +103,7 @@ func answer(t testing.TB, r *bufio.Reader) (*http.Response, string) {
 	t.Helper()
 	t.Helper()
 	res, err := http.ReadResponse(r, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	body, err := io.ReadAll(res.Body)
 	if err != nil {
 		t.Fatal(err, res, string(body))
@@ -202,9 +192,7 @@ func TestAbort(t *testing.T) {
 		second, r := g.dial(t)
 		write(t, second, "GET /x HTTP/1.1\r\nHost: a\r\n\r\n")
 		eventually(t, "the second waits", func() bool { return g.Status().Classes[0].Queued == 1 })
-		if err := second.(*net.TCPConn).CloseWrite(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, second.(*net.TCPConn).CloseWrite())
 		if _, err := r.Peek(1); err != io.EOF {
 			t.Errorf("who ended its own side reads that all is well: %v", err)
 		}
@@ -383,9 +371,7 @@ func TestProtocol(t *testing.T) {
 		c, r := g.dial(t)
 		write(t, c, "GET /events HTTP/1.1\r\nHost: a\r\n\r\n")
 		res, err := http.ReadResponse(r, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		events := bufio.NewReader(res.Body)
 		for range 3 {
 			if line, err := events.ReadString('\n'); err != nil || line != "data: x\n" {
@@ -629,9 +615,7 @@ func TestTimeouts(t *testing.T) {
 		c, r := g.dial(t)
 		write(t, c, "GET /stall HTTP/1.1\r\nHost: a\r\n\r\n")
 		res, err := http.ReadResponse(r, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if body, err := io.ReadAll(res.Body); err == nil || string(body) != "some" {
 			t.Errorf("%q, %v", body, err)
 		}
@@ -677,9 +661,7 @@ func TestSetPolicy(t *testing.T) {
 	second := ask("/2")
 	eventually(t, "the second waits", func() bool { return g.Status().Classes[0].Queued == 1 })
 	// The class is gone, and the server is still busy.
-	if err := g.SetPolicy(parse(t, one(url, class("b")))); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, g.SetPolicy(parse(t, one(url, class("b")))))
 	if s := g.Status(); s.Classes[0].Name != "b" || s.Classes[0].Queued != 1 || s.Servers[0].InFlight != 1 || s.Servers[0].Free["cpu"] != 0 {
 		t.Errorf("%+v", s)
 	}
@@ -690,9 +672,7 @@ func TestSetPolicy(t *testing.T) {
 		t.Error("a weight of 0 was taken")
 	}
 	// Another server, that is free: the second goes there.
-	if err := g.SetPolicy(parse(t, one(other, class("b")))); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, g.SetPolicy(parse(t, one(other, class("b")))))
 	if at := <-arrived; at != "other/2" {
 		t.Error(at)
 	}
@@ -717,9 +697,7 @@ func TestRefusedByAnOlderPolicy(t *testing.T) {
 	}
 	cfg := Config{Policy: parse(t, one("http://a", class("a", 1), class("b", 2))), Scheduler: "mqos", Gateways: 1, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()}
 	p, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	d := p.dispatcher
 	at := func(path string) *ticket {
 		t := &ticket{r: httptest.NewRequest(http.MethodGet, path, nil), granted: make(chan struct{}, 1)}
@@ -731,18 +709,14 @@ func TestRefusedByAnOlderPolicy(t *testing.T) {
 	for _, x := range []*ticket{sent, waits, refused} {
 		d.mu.Lock()
 		d.fillLocked(x)
-		if err := d.mu.schedule.Arrive(&x.request); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, d.mu.schedule.Arrive(&x.request))
 		x.older, x.newer = d.mu.tickets.older, &d.mu.tickets
 		x.older.newer, x.newer.older = x, x
 		d.sendLocked(1)
 		d.mu.Unlock()
 	}
 	for _, text := range []string{one("http://a", class("a", 1), class("b", 1)), one("http://a", class("b", 1))} {
-		if err := p.SetPolicy(parse(t, text)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, p.SetPolicy(parse(t, text)))
 	}
 	<-refused.granted
 	if refused.refused == nil {

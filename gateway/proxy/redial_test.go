@@ -8,6 +8,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // closedAt returns the URL of a server that refuses connections.
@@ -74,9 +76,7 @@ func TestNoServerIsReached(t *testing.T) {
 // connection may have served it.
 func TestWhatWasSentIsNotSentAgain(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer ln.Close()
 	go func() {
 		for {

@@ -6,15 +6,15 @@ import (
 	"go/token"
 	"strings"
 	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // A server's report may be kilobytes of JSON, and all requests pass the dispatcher's lock:
 // who reads a report has not taken it yet.
 func TestReportsAreReadWithoutTheLock(t *testing.T) {
 	file, err := parser.ParseFile(token.NewFileSet(), "dispatch.go", nil, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	read := 0
 	for _, decl := range file.Decls {
 		f, ok := decl.(*ast.FuncDecl)

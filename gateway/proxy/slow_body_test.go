@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/srtm-io/srtm/internal/secure"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // A body holds a place at a server for as long as its client sends enough of it; what
@@ -114,13 +115,9 @@ func inMemory(t *testing.T, h http.HandlerFunc) (p *Proxy, dial func() net.Conn)
 		Policy:    parse(t, "[[class]]\nname = \"streams\"\nmin_body_rate = 0\nmatch = [{ path = \"/stream\" }]\n[[server]]\nurl = \"http://a\""),
 		Scheduler: "mqos", Gateways: 1, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	guard, err := secure.ServerConfig{}.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	front, back := pipes(make(chan net.Conn)), pipes(make(chan net.Conn))
 	transport := p.rules.Load().transport
 	transport.DialContext = func(context.Context, string, string) (net.Conn, error) { return back.dial(), nil }

@@ -41,9 +41,7 @@ func TestUpgradeWithAChunkedBody(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := serveSecured(t, one(url), nil, security)
 			c, _ := g.dial(t)
-			if err := c.SetDeadline(time.Now().Add(testkit.Hang)); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, c.SetDeadline(time.Now().Add(testkit.Hang)))
 			if security.HTTPTLS {
 				c = tls.Client(c, &tls.Config{RootCAs: authority.Pool, ServerName: "gateway"})
 			}

@@ -14,6 +14,7 @@ import (
 	admission "github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/gateway/publish"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // post asks a service that reaches no broker, and no placement: what it does not refuse
@@ -26,9 +27,7 @@ func post(s *publish.Service, path string, body io.Reader, charged admission.Dec
 
 func newService(t *testing.T, maxBodies int64, metrics prometheus.Registerer) *publish.Service {
 	s, err := publish.New(client.Config{Address: "127.0.0.1:1", Logger: slog.New(slog.DiscardHandler)}, maxBodies, metrics)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return s
 }
 

@@ -3,6 +3,8 @@ package schedule
 import (
 	"math/rand/v2"
 	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // busy is a scheduler of 10 classes, 3 resources and 50 servers under overload, and a
@@ -35,9 +37,7 @@ func busy(t testing.TB, mode Mode) (step func()) {
 		flying[i] = flying[len(flying)-1]
 		flying = flying[:len(flying)-1]
 		s.Done(r, measured)
-		if err := s.Arrive(r); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, s.Arrive(r))
 		drain()
 	}
 }

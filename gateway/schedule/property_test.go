@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // world is a scheduler and what the test knows of it.
@@ -27,9 +29,7 @@ func drawWorld(t *rapid.T, modes ...Mode) *world {
 		})
 	}
 	s, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return &world{Scheduler: s}
 }
 

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	. "github.com/onsi/gomega"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // schedulerOf returns a scheduler of classes with these weights, or fails.
@@ -17,18 +19,14 @@ func schedulerOf(t testing.TB, cfg Config, weights ...float64) *Scheduler {
 	}
 	cfg.Servers = max(cfg.Servers, 1)
 	s, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return s
 }
 
 func arrive(t testing.TB, s *Scheduler, class int, cost ...float64) *Request {
 	t.Helper()
 	r := &Request{Class: class, Cost: cost}
-	if err := s.Arrive(r); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, s.Arrive(r))
 	return r
 }
 

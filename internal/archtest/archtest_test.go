@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // The fixture in testdata/module breaks each rule. A finding in the middle of
@@ -18,9 +20,7 @@ func fixture(t *testing.T) *Module {
 	t.Helper()
 	t.Setenv("GOWORK", "off")
 	m, err := Load(filepath.Join("testdata", "module"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return m
 }
 
@@ -46,9 +46,7 @@ func wanted(t *testing.T, dir string) []string {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return all
 }
 
@@ -88,9 +86,7 @@ func TestPurity(t *testing.T) {
 	for _, name := range []string{"clock", "concurrent", "order", "state", "random", "printing", "good"} {
 		t.Run(name, func(t *testing.T) {
 			found, err := m.CheckPurity(purity("pure/" + name))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			compare(t, found, wanted(t, filepath.Join("testdata", "module", "pure", name)))
 		})
 	}
@@ -98,9 +94,7 @@ func TestPurity(t *testing.T) {
 
 func TestPurityOfImports(t *testing.T) {
 	found, err := fixture(t).CheckPurity(purity("pure/imports", "pure/good"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	compare(t, found, []string{
 		"pure/imports: is pure and imports impure, which is not",
 		"pure/imports: is pure and imports os",
@@ -110,17 +104,13 @@ func TestPurityOfImports(t *testing.T) {
 
 func TestPurityOfOtherPlatforms(t *testing.T) {
 	found, err := fixture(t).CheckPurity(purity("pure/platform"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	compare(t, found, []string{"pure/platform/platform_windows.go: a file of a pure package that this build leaves out"})
 }
 
 func TestPurityOfAPackageThatIsGone(t *testing.T) {
 	found, err := fixture(t).CheckPurity(purity("pure/good", "pure/gone"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	compare(t, found, []string{"pure/gone: a rule names this package, which does not exist"})
 }
 
@@ -151,9 +141,7 @@ func TestArrows(t *testing.T) {
 
 func TestComments(t *testing.T) {
 	found, err := fixture(t).CheckComments("a reason")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	compare(t, found, []string{
 		"comments/none: no package comment",
 		"comments/two: a package comment in each of a.go, b.go",
@@ -169,9 +157,7 @@ func TestShuns(t *testing.T) {
 		{Path: "time", Name: "Sleep", From: []string{"habits"}, TestsOnly: true, Why: "a reason"},
 		{Path: "time", Name: "Sleep", From: []string{"gone/..."}, Why: "a reason"},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	compare(t, found, append(wanted(t, filepath.Join("testdata", "module", "habits")),
 		"gone/...: a rule names this package, which does not exist"))
 }

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // metric is what a program says of one.
@@ -134,9 +136,7 @@ func TestMetricsAreExplained(t *testing.T) {
 	var pages string
 	for _, page := range []string{"operations.md", "admission.md"} {
 		text, err := os.ReadFile(filepath.Join(root, "docs", page))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		pages += string(text)
 	}
 	for _, row := range regexp.MustCompile("(?m)^\\| `srtm_.*\\| +\\|$").FindAllString(pages, -1) {
@@ -157,9 +157,7 @@ func TestMetricsAreExplained(t *testing.T) {
 		packages[filepath.Dir(path)] = append(packages[filepath.Dir(path)], file)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	count := 0
 	for _, files := range packages {
 		for _, m := range metricsOf(fset, files) {

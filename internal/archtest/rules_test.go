@@ -325,17 +325,13 @@ const whyStatus = "codes are chosen in loaddistributor/rpc, from one table"
 func module(t *testing.T) *Module {
 	t.Helper()
 	m, err := Load(testkit.Root(t), "bench", "tests")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return m
 }
 
 func report(t *testing.T, found []Finding, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, f := range found {
 		t.Errorf("%s", f)
 	}

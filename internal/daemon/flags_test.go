@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 type options struct {
@@ -42,18 +44,14 @@ func readWith(t *testing.T, argument string, args ...string) (options, string, e
 func file(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "c.toml")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
 func TestFlagsWinOverTheFileWhichWinsOverDefaults(t *testing.T) {
 	path := file(t, "http_address = \"f:2\"\ninterval = \"5s\"\nname = [\"a\", \"b\"]\n")
 	o, _, err := read(t, "--config", path, "--http-address", "c:3")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if o.address != "c:3" || o.interval != 5*time.Second || o.count != 3 || o.names.String() != "a,b" {
 		t.Errorf("got %+v", o)
 	}

@@ -62,12 +62,8 @@ func served(t *testing.T, use func(*grpc.ClientConn), flags ...string) {
 	a := Addresses{GRPC: "127.0.0.1:0", HTTP: "127.0.0.1:0"}
 	fs := flag.NewFlagSet("thing", flag.ContinueOnError)
 	a.Flags(fs, "", "")
-	if err := fs.Parse(flags); err != nil {
-		t.Fatal(err)
-	}
-	if err := a.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, fs.Parse(flags))
+	testkit.Must(t, a.Validate())
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	up, ended := make(chan string, 1), make(chan error, 1)
@@ -80,15 +76,11 @@ func served(t *testing.T, use func(*grpc.ClientConn), flags ...string) {
 		})
 	}()
 	conn, err := grpc.NewClient(<-up, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	use(conn)
 	conn.Close()
 	stop()
-	if err := <-ended; err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, <-ended)
 }
 
 func TestTraces(t *testing.T) {

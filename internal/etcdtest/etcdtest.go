@@ -59,9 +59,7 @@ func Start(t testing.TB, cfg Config) *Server {
 		s.configure(cfg, cmp.Or(cfg.Address, at[0]), at[1])
 		return nil, s.start()
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(s.Stop)
 	if cfg.User != "" {
 		s.protect(cfg)
@@ -127,18 +125,14 @@ func (s *Server) Stop() {
 // Restart starts a server that was stopped.
 func (s *Server) Restart() {
 	s.t.Helper()
-	if err := s.start(); err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.Must(s.t, s.start())
 }
 
 // protect lets in who shows the user's password, and root, whom etcd needs.
 func (s *Server) protect(cfg Config) {
 	s.t.Helper()
 	c, err := s.client()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.Must(s.t, err)
 	defer c.Close()
 	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
 	defer cancel()
@@ -155,9 +149,7 @@ func (s *Server) protect(cfg Config) {
 		func() error { _, err := c.UserGrantRole(ctx, cfg.User, cfg.User); return err },
 		func() error { _, err := c.AuthEnable(ctx); return err },
 	} {
-		if err := do(); err != nil {
-			s.t.Fatal(err)
-		}
+		testkit.Must(s.t, do())
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/connlimit"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // script is a connection that sends what it has.
@@ -88,9 +89,7 @@ func TestWhatIsRememberedIsBounded(t *testing.T) {
 	r := bufio.NewReader(c)
 	for i := range 1002 {
 		req, err := http.ReadRequest(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if got, want := Twice(c, req), i < 1001; got != want {
 			t.Fatalf("request %d: %v", i, got)
 		}

@@ -7,28 +7,24 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // Even its last lines wait for no reader.
 func TestMainEndsWhenNobodyReadsItsErrors(t *testing.T) {
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer r.Close()
 	size, err := unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if _, err := w.Write(make([]byte, size)); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
 	cmd.Env = append(os.Environ(), daemonEnv+"=misused", "GORACE=atexit_sleep_ms=0")
 	cmd.Stderr = w
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, cmd.Start())
 	_ = w.Close() // the process has it
 	var exit *exec.ExitError
 	if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 2 {

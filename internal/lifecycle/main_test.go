@@ -14,6 +14,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // daemonEnv makes this test binary a daemon of that name, so that signals and
@@ -56,16 +58,10 @@ func start(t *testing.T, name string) (cmd *exec.Cmd, out *bufio.Reader, stderr 
 	stderr = new(bytes.Buffer)
 	cmd.Stderr = stderr
 	pipe, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	stdin, err := cmd.StdinPipe() // stays open, and closes with us whatever happens
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
+	testkit.Must(t, cmd.Start())
 	t.Cleanup(func() { _ = stdin.Close() })
 	return cmd, bufio.NewReader(pipe), stderr
 }
@@ -83,9 +79,7 @@ func TestMainDrainsAtASignal(t *testing.T) {
 		t.Run(sig.String(), func(t *testing.T) {
 			cmd, out, stderr := start(t, "clean")
 			expectLine(t, out, "up")
-			if err := cmd.Process.Signal(sig); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, cmd.Process.Signal(sig))
 			expectLine(t, out, "draining")
 			if err := cmd.Wait(); err != nil || stderr.Len() != 0 {
 				t.Errorf("%v, stderr %q; want a quiet exit with code 0", err, stderr)
@@ -99,9 +93,7 @@ func TestASecondSignalKills(t *testing.T) {
 		t.Run(second.String(), func(t *testing.T) {
 			cmd, out, _ := start(t, "stuck")
 			expectLine(t, out, "up")
-			if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, cmd.Process.Signal(syscall.SIGTERM))
 			expectLine(t, out, "draining")
 			// The first signal's handler gives the signals back on a goroutine of
 			// its own, so it may take a second more than one try.

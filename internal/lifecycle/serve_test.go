@@ -18,6 +18,8 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // These tests run on virtual time over in-memory listeners: a TCP listener
@@ -101,9 +103,7 @@ func TestServeLetsRequestsFinish(t *testing.T) {
 func TestServeReportsABrokenListener(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ln := inMemory()
-		if err := ln.Close(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, ln.Close())
 		err := Serve(ln, &http.Server{})(t.Context())
 		if err == nil || !strings.HasPrefix(err.Error(), "serve HTTP on bufconn: ") {
 			t.Errorf("%v; want the listener named", err)
@@ -132,15 +132,11 @@ func TestServeGRPCEndsStreamsThatDoNotEnd(t *testing.T) {
 
 				conn, err := grpc.NewClient("passthrough:///server", grpc.WithTransportCredentials(insecure.NewCredentials()),
 					grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return ln.DialContext(ctx) }))
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				watching, stopWatching := context.WithCancel(t.Context())
 				defer stopWatching()
 				stream, err := healthpb.NewHealthClient(conn).Watch(watching, &healthpb.HealthCheckRequest{})
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				if _, err := stream.Recv(); err != nil {
 					t.Fatal(err)
 				}

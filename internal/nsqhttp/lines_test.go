@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 func TestLinesAreTheBodysOwn(t *testing.T) {
@@ -41,9 +43,7 @@ func TestLinesCostNothing(t *testing.T) {
 	count := func([]byte) { n++ }
 	if allocs := testing.AllocsPerRun(10, func() {
 		l, err := splitLines(body, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		l.Each(count)
 	}); allocs != 0 {
 		t.Errorf("%v allocations", allocs)

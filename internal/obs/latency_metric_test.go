@@ -9,6 +9,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 func TestLatencyMetricCountsWhatIsBelowEachBound(t *testing.T) {
@@ -17,9 +18,7 @@ func TestLatencyMetricCountsWhatIsBelowEachBound(t *testing.T) {
 		l.Record(d)
 	}
 	var m dto.Metric
-	if err := l.Metric(prometheus.NewDesc("x", "help", nil, nil)).Write(&m); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, l.Metric(prometheus.NewDesc("x", "help", nil, nil)).Write(&m))
 	h := m.GetHistogram()
 	if h.GetSampleCount() != 5 {
 		t.Errorf("%d samples, want 5", h.GetSampleCount())

@@ -151,9 +151,7 @@ func TestLatencyIsAnHdrHistogram(t *testing.T) {
 		l, h := NewLatency(), hdrhistogram.New(lowestMicros, highestMicros, digits)
 		for _, micros := range rapid.SliceOf(rapid.OneOf(rapid.Int64Range(0, highestMicros), rapid.Int64Range(0, 2000))).Draw(t, "micros") {
 			l.Record(time.Duration(micros) * time.Microsecond)
-			if err := h.RecordValue(micros); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, h.RecordValue(micros))
 		}
 		for _, q := range []float64{0, 0.001, 0.5, 0.9, 0.99, 0.999, 1, rapid.Float64Range(0, 1).Draw(t, "q")} {
 			if got, want := l.Quantile(q), min(time.Duration(h.ValueAtPercentile(q*100))*time.Microsecond, MaxLatency); got != want {
@@ -169,9 +167,7 @@ func TestLatencyIsAnHdrHistogram(t *testing.T) {
 			}
 		}
 		var m dto.Metric
-		if err := l.Metric(prometheus.NewDesc("x", "help", nil, nil)).Write(&m); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, l.Metric(prometheus.NewDesc("x", "help", nil, nil)).Write(&m))
 		if got, want := m.GetHistogram().GetSampleSum(), h.Mean()*float64(h.TotalCount())/1e6; math.Abs(got-want) > 1e-9*(want+1) {
 			t.Fatalf("sum %v, want %v", got, want)
 		}
@@ -218,17 +214,11 @@ func TestLatencyProtoRoundTrip(t *testing.T) {
 			l.Record(time.Duration(d))
 		}
 		wire, err := proto.Marshal(l.Proto())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		var p srtmv1.Histogram
-		if err := proto.Unmarshal(wire, &p); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, proto.Unmarshal(wire, &p))
 		back, err := LatencyFromProto(&p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if !proto.Equal(back.Proto(), l.Proto()) || back.Count() != l.Count() {
 			t.Fatalf("%d samples came back as %d, or elsewhere", l.Count(), back.Count())
 		}
@@ -296,9 +286,7 @@ func FuzzLatencyFromProto(f *testing.F) {
 		l.Record(d)
 	}
 	seed, err := proto.Marshal(l.Proto())
-	if err != nil {
-		f.Fatal(err)
-	}
+	testkit.Must(f, err)
 	f.Add(seed)
 	f.Add([]byte{})
 	f.Add(seed[:len(seed)-1])

@@ -9,6 +9,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // A log read back by the histogram's own project is what was measured.
@@ -18,9 +19,7 @@ func TestLatencyLogHoldsEverySample(t *testing.T) {
 		a.Record(time.Duration(i) * 37 * time.Microsecond)
 	}
 	var file bytes.Buffer
-	if err := obs.WriteLatencyLog(&file, 90*time.Second, obs.TaggedLatency{Tag: "answer", Latency: a}, obs.TaggedLatency{Tag: "end_to_end", Latency: b}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, obs.WriteLatencyLog(&file, 90*time.Second, obs.TaggedLatency{Tag: "answer", Latency: a}, obs.TaggedLatency{Tag: "end_to_end", Latency: b}))
 	log := hdrhistogram.NewHistogramLogReader(&file)
 	for _, want := range []struct {
 		tag string

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // stuck takes nothing until it is let go.
@@ -169,9 +171,7 @@ func TestDroppedLinesAreSaidInTheLogsOwnFormat(t *testing.T) {
 		out := newStuck()
 		w := NewLogWriter(out, 200)
 		log, _, err := NewLogger(w, "info", format)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for range 10 {
 			log.Info("something", KeyTopic, "t")
 		}

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 func TestAKindOfLineIsLoggedSoOftenASecondAndTheRestCounted(t *testing.T) {
@@ -15,9 +17,7 @@ func TestAKindOfLineIsLoggedSoOftenASecondAndTheRestCounted(t *testing.T) {
 		out := newStuck()
 		close(out.free)
 		inner, _, err := NewLogger(out, "info", "text")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		log, end := Sparse(inner)
 		count := func(what string) int { return strings.Count(out.text(), what) }
 		for i := range 446 {

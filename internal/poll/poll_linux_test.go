@@ -12,49 +12,41 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/poll"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 func pair(t *testing.T) (mine, theirs int) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return fds[0], fds[1]
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func TestEventsBearSlotAndGeneration(t *testing.T) {
 	p, err := poll.New()
-	check(t, err)
+	testkit.Must(t, err)
 	defer p.Close()
 	mine, theirs := pair(t)
 	defer unix.Close(mine)
-	check(t, p.Watch(mine, 7, 3, 0, unix.EPOLLIN))
+	testkit.Must(t, p.Watch(mine, 7, 3, 0, unix.EPOLLIN))
 	if got := p.Wait(false); len(got) != 0 {
 		t.Fatalf("nothing happened, but %v", got)
 	}
 	_, err = poll.Write(theirs, []byte("x"))
-	check(t, err)
+	testkit.Must(t, err)
 	for range 2 { // a level, not an edge
 		if got := p.Wait(true); len(got) != 1 || got[0].Fd != 7 || got[0].Pad != 3 || got[0].Events != unix.EPOLLIN {
 			t.Fatalf("events %+v", got)
 		}
 	}
-	check(t, p.Watch(mine, 7, 3, unix.EPOLLIN, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLET))
+	testkit.Must(t, p.Watch(mine, 7, 3, unix.EPOLLIN, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLET))
 	if got := p.Wait(true); len(got) != 1 || got[0].Events != unix.EPOLLIN|unix.EPOLLOUT {
 		t.Fatalf("events %+v", got)
 	}
 	if got := p.Wait(false); len(got) != 0 {
 		t.Fatalf("the edge was told twice: %+v", got)
 	}
-	check(t, p.Watch(mine, 7, 3, unix.EPOLLIN, 0))
+	testkit.Must(t, p.Watch(mine, 7, 3, unix.EPOLLIN, 0))
 	unix.Close(theirs)
 	if got := p.Wait(false); len(got) != 0 {
 		t.Fatalf("unwatched, but %+v", got)
@@ -75,7 +67,7 @@ func TestEventsBearSlotAndGeneration(t *testing.T) {
 // their descriptors is never read; and none ends a second.
 func TestWakeAndAlarmEndAWait(t *testing.T) {
 	p, err := poll.New()
-	check(t, err)
+	testkit.Must(t, err)
 	defer p.Close()
 	for range 3 {
 		go p.Wake()
@@ -104,7 +96,7 @@ func TestWaitsLeaveAProcessor(t *testing.T) {
 	var waits sync.WaitGroup
 	for range before + 2 {
 		p, err := poll.New()
-		check(t, err)
+		testkit.Must(t, err)
 		all = append(all, p)
 		waits.Go(func() { p.Wait(true) })
 	}

@@ -4,13 +4,13 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 func TestWhatIsThereAndWhatIsTaken(t *testing.T) {
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer unix.Close(ends[1])
 	b := make([]byte, 100)
 	if n, errno := Read(ends[1], b); n != 0 || errno != unix.EAGAIN {
@@ -32,9 +32,7 @@ func TestWhatIsThereAndWhatIsTaken(t *testing.T) {
 		}
 		sent += n
 	}
-	if err := unix.Close(ends[0]); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Close(ends[0]))
 	for {
 		n, errno := Read(ends[1], b)
 		if errno != 0 {

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net"
 	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // What came while nothing received comes at once, each with its sender, who gets what is
@@ -13,9 +15,7 @@ import (
 func TestUDP(t *testing.T) {
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
 		u, err := ListenUDP(address, 4, 8)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		conns := make([]*net.UDPConn, 2)
 		for i := range conns {
 			if conns[i], err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(u.Addr())); err != nil {

@@ -57,9 +57,7 @@ func (l *lines) take(t *testing.T) (all []map[string]any) {
 			}
 		}
 		var m map[string]any
-		if err := json.Unmarshal([]byte(line), &m); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, json.Unmarshal([]byte(line), &m))
 		if m["msg"] == "audit" {
 			host, _, err := net.SplitHostPort(fmt.Sprint(m["remote"]))
 			if err != nil || host != "127.0.0.1" && host != "192.0.2.1" {
@@ -103,9 +101,7 @@ func (operated) CreateTopic(_ *srtmv1.CreateTopicRequest, s grpc.ServerStreaming
 // Each call that changes something is a line of the log: who, what, and what became of it.
 func TestAudit(t *testing.T) {
 	s, err := ServerConfig{TokenFile: tokenFile(t)}.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	log := newLines()
 	s.Log(slog.New(slog.NewJSONHandler(log, nil)))
 	ln := testkit.Listen(t)
@@ -125,9 +121,7 @@ func TestAudit(t *testing.T) {
 			options = append(options, grpc.WithPerRPCCredentials(Bearer(func() string { return token })))
 		}
 		conn, err := grpc.NewClient(ln.Addr().String(), options...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		t.Cleanup(func() { conn.Close() })
 		return srtmv1.NewAdminServiceClient(conn)
 	}

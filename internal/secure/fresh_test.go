@@ -33,9 +33,7 @@ func replace(t *testing.T, path, by string) {
 	if err == nil {
 		err = os.Rename(path+".new", path)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 }
 
 func TestFresh(t *testing.T) {
@@ -52,9 +50,7 @@ func TestFresh(t *testing.T) {
 		}
 		return string(text), err
 	}, path, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	at := time.Unix(0, f.due.Load())
 	f.now = func() time.Time { return at }
 	step := func(why, want string, wantReads int) {
@@ -71,9 +67,7 @@ func TestFresh(t *testing.T) {
 	replace(t, path, write(t, "bad"))
 	step("it cannot be read", "two", 3)
 	step("and is not tried again as it is", "two", 3)
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Remove(path))
 	step("it is gone", "two", 4)
 	replace(t, path, write(t, "two"))
 	step("it is back", "two", 5)
@@ -100,9 +94,7 @@ func TestCredentialsAreReplacedWhileTheyAreUsed(t *testing.T) {
 	cfg := ServerConfig{CertFile: server.CertFile, KeyFile: server.KeyFile, ClientCAFile: write(t, ""), TokenFile: tokenFile(t), HTTPTLS: true}
 	replace(t, cfg.ClientCAFile, ours.File)
 	s, err := cfg.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	s.Log(slog.New(slog.DiscardHandler))
 	var late atomic.Int64 // how far the clock is ahead
 	now := func() time.Time { return time.Now().Add(time.Duration(late.Load())) }
@@ -141,9 +133,7 @@ func TestCredentialsAreReplacedWhileTheyAreUsed(t *testing.T) {
 	first := dial(t, ln.Addr().String(), trust)
 	reaches(first, codes.Unimplemented, "at first")
 	watch, err := healthv1.NewHealthClient(first).Watch(t.Context(), &healthv1.HealthCheckRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	state := func(want healthv1.HealthCheckResponse_ServingStatus) {
 		t.Helper()
 		if r, err := watch.Recv(); err != nil || r.Status != want {
@@ -155,9 +145,7 @@ func TestCredentialsAreReplacedWhileTheyAreUsed(t *testing.T) {
 		t.Helper()
 		c := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: a.Pool, Certificates: []tls.Certificate{pair.TLS}}}}
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+web.Addr().String()+"/ping", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		res, err := c.Do(req)
 		if err == nil {
 			err = res.Body.Close()
@@ -216,14 +204,10 @@ func TestAClientReadsAgain(t *testing.T) {
 	}
 	put(ours)
 	options, err := cfg.Load("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	reaches := func(address string) codes.Code {
 		conn, err := grpc.NewClient(address, options...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer conn.Close()
 		return status.Code(ask(t, conn, srtmv1.AdminService_CreateTopic_FullMethodName))
 	}

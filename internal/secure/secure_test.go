@@ -43,9 +43,7 @@ const (
 func write(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
@@ -57,9 +55,7 @@ func tokenFile(t *testing.T) string {
 func serve(t *testing.T, cfg ServerConfig) string {
 	t.Helper()
 	s, err := cfg.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	server := grpc.NewServer(s.Options()...)
 	healthv1.RegisterHealthServer(server, health.NewServer())
 	srtmv1.RegisterAdminServiceServer(server, srtmv1.UnimplementedAdminServiceServer{})
@@ -84,13 +80,9 @@ func serve(t *testing.T, cfg ServerConfig) string {
 func dial(t *testing.T, address string, cfg ClientConfig) *grpc.ClientConn {
 	t.Helper()
 	options, err := cfg.Load("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	conn, err := grpc.NewClient(address, options...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return conn
 }
@@ -221,9 +213,7 @@ func TestCertificatesAndBrokers(t *testing.T) {
 	server := a.Certificate("server")
 	file := write(t, "admin cert:ops\nread-only cert:dash\nnode cert:b1 b1\nnode "+nodeToken+" b2\nnode any-0123456789abcdef\n")
 	s, err := ServerConfig{CertFile: server.CertFile, KeyFile: server.KeyFile, ClientCAFile: a.File, TokenFile: file, HTTPTLS: true}.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	rpc := grpc.NewServer(s.Options()...)
 	srtmv1.RegisterAdminServiceServer(rpc, srtmv1.UnimplementedAdminServiceServer{})
 	srtmv1.RegisterBrokerServiceServer(rpc, brokers{})
@@ -262,16 +252,12 @@ func TestCertificatesAndBrokers(t *testing.T) {
 		cert := a.Certificate(c.cert)
 		cfg := ClientConfig{CAFile: a.File, CertFile: cert.CertFile, KeyFile: cert.KeyFile}
 		options, err := cfg.Load("")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if c.token != "" { // as a stranger's client would, which reads no file of ours
 			options = append(options, grpc.WithPerRPCCredentials(Bearer(func() string { return c.token })))
 		}
 		conn, err := grpc.NewClient(ln.Addr().String(), options...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer conn.Close()
 		err = ask(t, conn, srtmv1.AdminService_CreateTopic_FullMethodName)
 		if status.Code(err) != c.create || !strings.Contains(err.Error(), c.problem) {
@@ -288,16 +274,12 @@ func TestCertificatesAndBrokers(t *testing.T) {
 		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: a.Pool, Certificates: []tls.Certificate{cert.TLS}}}}
 		for method, want := range map[string]int{http.MethodPost: c.post, http.MethodGet: c.get} {
 			req, err := http.NewRequestWithContext(t.Context(), method, "https://"+web.Listener.Addr().String()+"/topics", nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			if c.token != "" {
 				req.Header.Set("Authorization", "Bearer "+c.token)
 			}
 			res, err := client.Do(req)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			res.Body.Close()
 			if res.StatusCode != want {
 				t.Errorf("%s: %s: %d, want %d", name, method, res.StatusCode, want)
@@ -315,9 +297,7 @@ func joins(t *testing.T, conn *grpc.ClientConn, id string) error {
 	var errs [2]error
 	for i, method := range []string{srtmv1.BrokerService_Session_FullMethodName, srtmv1.GrantService_Session_FullMethodName} {
 		stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		var hello any = &srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Hello{Hello: &srtmv1.BrokerHello{BrokerId: id}}}
 		if i == 1 {
 			hello = &srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Hello{Hello: &srtmv1.NodeHello{BrokerId: id}}}
@@ -414,9 +394,7 @@ func TestTLS(t *testing.T) {
 func TestFailedHandshakesAreLogged(t *testing.T) {
 	cert := testkit.NewAuthority(t).Certificate("server")
 	s, err := ServerConfig{CertFile: cert.CertFile, KeyFile: cert.KeyFile}.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	lines := make(chan string, 100)
 	s.Log(slog.New(slog.NewTextHandler(each(lines), nil)))
 	server := grpc.NewServer(s.Options()...)
@@ -430,9 +408,7 @@ func TestFailedHandshakesAreLogged(t *testing.T) {
 	}
 	for range 20 {
 		c, err := net.Dial("tcp", ln.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if _, err := c.Write([]byte("GET / HTTP/1.1\r\n\r\n")); err != nil {
 			t.Fatal(err)
 		}
@@ -476,9 +452,7 @@ func TestHTTP(t *testing.T) {
 	a := testkit.NewAuthority(t)
 	cert := a.Certificate("server")
 	s, err := ServerConfig{CertFile: cert.CertFile, KeyFile: cert.KeyFile, TokenFile: tokenFile(t), HTTPTLS: true}.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	web := httptest.NewUnstartedServer(s.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), "/open", "/debug/open"))
 	web.Listener = s.Listener(web.Listener)
 	web.Start()
@@ -509,16 +483,12 @@ func TestHTTP(t *testing.T) {
 		{"POST", "/topic/delete?topic=t", adminToken, 200},
 	} {
 		req, err := http.NewRequestWithContext(t.Context(), c.method, url+c.path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if c.token != "" {
 			req.Header.Set("Authorization", "Bearer "+c.token)
 		}
 		res, err := client.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		res.Body.Close()
 		if res.StatusCode != c.want || (c.want == 401) != (res.Header.Get("WWW-Authenticate") == "Bearer") {
 			t.Errorf("%s %s with %q: %d, want %d", c.method, c.path, c.token, res.StatusCode, c.want)
@@ -529,9 +499,7 @@ func TestHTTP(t *testing.T) {
 	} else if answer, err := client.Do(res); err == nil {
 		body, err := io.ReadAll(answer.Body)
 		answer.Body.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if answer.StatusCode == http.StatusOK {
 			t.Error("it answers in clear, too")
 		}
@@ -541,9 +509,7 @@ func TestHTTP(t *testing.T) {
 	}
 
 	open, err := ServerConfig{}.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	w := httptest.NewRecorder()
 	open.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })).
 		ServeHTTP(w, httptest.NewRequest("POST", "/debug/x", nil))
@@ -586,9 +552,7 @@ func TestWhereToListen(t *testing.T) {
 		"some are forced":    {ServerConfig{Force: ",tcp-address,grpc-address"}, everywhere, true, false, true},
 	} {
 		s, err := c.cfg.Load()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for _, check := range []struct {
 			what string
 			err  error
@@ -678,9 +642,7 @@ func TestFlagsOfHTTPAlone(t *testing.T) {
 		t.Errorf("flags of HTTP alone, %v", err)
 	}
 	s, err := c.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	want := "--http-address :80 is beyond loopback, which takes --tls-cert and --tls-key, and --tls-client-ca or --token-file; --allow-insecure-listen=http-address listens all the same"
 	if err := s.CheckHTTP("--http-address", ":80"); err == nil || err.Error() != want {
 		t.Errorf("%v\nwant %s", err, want)
@@ -721,9 +683,7 @@ func (tenants) GetTopic(ctx context.Context, _ *srtmv1.GetTopicRequest) (*srtmv1
 func TestTenants(t *testing.T) {
 	cfg := ServerConfig{TokenFile: write(t, "admin "+adminToken+" acme\nread-only "+lookToken+"\nread-only cert:dash initech\n")}
 	s, err := cfg.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	rpc := grpc.NewServer(s.Options()...)
 	srtmv1.RegisterAdminServiceServer(rpc, tenants{})
 	ln := testkit.Listen(t)
@@ -755,9 +715,7 @@ func TestTenants(t *testing.T) {
 			continue
 		}
 		conn, err := grpc.NewClient(ln.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithPerRPCCredentials(Bearer(func() string { return c.token })))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		reply, err := srtmv1.NewAdminServiceClient(conn).GetTopic(t.Context(), &srtmv1.GetTopicRequest{})
 		if err != nil || reply.GetTopic().GetReason() != c.tenant {
 			t.Errorf("%+v: by gRPC %v, %v", c, reply, err)
@@ -777,9 +735,7 @@ func FuzzTokenFile(f *testing.F) {
 	f.Add("node " + nodeToken + " b1\nnode cert:b2 b2\nadmin cert:ops")
 	path := filepath.Join(f.TempDir(), "tokens")
 	f.Fuzz(func(t *testing.T, text string) {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(path, []byte(text), 0o600))
 		all, err := readTokens(path)
 		if err != nil {
 			return

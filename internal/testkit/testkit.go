@@ -64,6 +64,17 @@ func Rand(t testing.TB) *rand.Rand {
 	return rand.New(rand.NewPCG(Seed(t), 0))
 }
 
+// Must fails t at once on an error.
+func Must(t interface {
+	Helper()
+	Fatal(args ...any)
+}, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Private fails unless everything in dir, which is not looked at itself, is its
 // owner's alone: files 0600 and folders 0700 at most. It returns how many files
 // there are, by the ends of their names.

@@ -118,9 +118,7 @@ func TestSeedRefusesNonsense(t *testing.T) {
 
 func TestGolden(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "want.txt")
-	if err := os.WriteFile(path, []byte("one\ntwo\nthree\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, []byte("one\ntwo\nthree\n"), 0o644))
 	for _, c := range []struct {
 		name, got, want string // want: in the failure, "" for none
 	}{
@@ -170,12 +168,8 @@ func TestRootHoldsThisModule(t *testing.T) {
 func TestShared(t *testing.T) {
 	top := t.TempDir()
 	repo := filepath.Join(top, "repo")
-	if err := os.MkdirAll(filepath.Join(repo, "pkg"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(repo, "go.work"), []byte("go 1.26\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.MkdirAll(filepath.Join(repo, "pkg"), 0o755))
+	testkit.Must(t, os.WriteFile(filepath.Join(repo, "go.work"), []byte("go 1.26\n"), 0o644))
 	t.Chdir(filepath.Join(repo, "pkg"))
 
 	r := new(recorder)
@@ -183,9 +177,7 @@ func TestShared(t *testing.T) {
 		t.Errorf("without the folder: skipped=%v, log %q", r.skipped, &r.log)
 	}
 	want := filepath.Join(top, "shared")
-	if err := os.Mkdir(want, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Mkdir(want, 0o755))
 	r = new(recorder)
 	var got string
 	if r.run(func() { got = testkit.Shared(r) }); r.skipped || got != want {
@@ -197,9 +189,7 @@ func TestCertificatesAreTrustedThroughTheirAuthority(t *testing.T) {
 	a := testkit.NewAuthority(t)
 	c := a.Certificate("sensor7")
 	leaf, err := x509.ParseCertificate(c.TLS.Certificate[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if leaf.Subject.CommonName != "sensor7" {
 		t.Errorf("common name %q", leaf.Subject.CommonName)
 	}
@@ -212,9 +202,7 @@ func TestCertificatesAreTrustedThroughTheirAuthority(t *testing.T) {
 		t.Error("another authority vouches for it")
 	}
 	file, err := os.ReadFile(a.File)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if pool := x509.NewCertPool(); !pool.AppendCertsFromPEM(file) || !pool.Equal(a.Pool) {
 		t.Error("the authority's file does not hold its certificate")
 	}

@@ -3,6 +3,8 @@ package hook
 import (
 	"net"
 	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // A message written and read on loopback by one goroutine, with each source.
@@ -52,9 +54,7 @@ func BenchmarkClaim(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		cl, err := f.claim(tr.rc)
-		if err != nil {
-			b.Fatal(err)
-		}
+		testkit.Must(b, err)
 		f.release(cl)
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
@@ -24,14 +25,10 @@ import (
 func certificate(t testing.TB) tls.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
@@ -61,12 +58,8 @@ func handshake(t *testing.T, s *Stamper, version uint16) (secure, *Conn, *Record
 	out := tls.Client(client, &tls.Config{InsecureSkipVerify: true, MaxVersion: version})
 	done := make(chan error, 1)
 	go func() { done <- out.Handshake() }()
-	if err := server.Handshake(); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, server.Handshake())
+	testkit.Must(t, <-done)
 	if got := server.ConnectionState().Version; got != version {
 		t.Fatalf("TLS version %#x, want %#x", got, version)
 	}
@@ -120,9 +113,7 @@ func TestCompressedStreamsGetBounds(t *testing.T) {
 	s, _ := loaded(t, false, Config{})
 	deflate := func(to io.Writer) *flate.Writer {
 		w, err := flate.NewWriter(to, flate.BestSpeed)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return w
 	}
 	check := func(what string, l *Layer, acked func() mono.Time, w *flate.Writer) {
@@ -132,9 +123,7 @@ func TestCompressedStreamsGetBounds(t *testing.T) {
 			if _, err := w.Write(bytes.Repeat([]byte{byte(i)}, 50)); err != nil {
 				t.Fatal(err)
 			}
-			if err := w.Flush(); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, w.Flush())
 			in := span{from, acked()}
 			within(t, fmt.Sprintf("%s message %d", what, i), take(t, l, 50), stamp.UpperBound, in)
 		}

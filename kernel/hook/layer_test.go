@@ -11,6 +11,7 @@ import (
 	"testing"
 	"testing/iotest"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/hook"
 )
 
@@ -56,9 +57,7 @@ func checkRecords(t *testing.T, in []byte, ends []int64, r io.Reader, piece int)
 		if err == io.EOF {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if n == 0 {
 			t.Fatal("a read of nothing")
 		}

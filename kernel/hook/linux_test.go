@@ -59,9 +59,7 @@ func kernelVersion(t testing.TB) (major, minor int) {
 func effective(t testing.TB) (caps uint64) {
 	t.Helper()
 	status, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	_, rest, _ := strings.Cut(string(status), "CapEff:")
 	if _, err := fmt.Sscanf(strings.TrimSpace(rest), "%x", &caps); err != nil {
 		t.Fatal(err)
@@ -72,9 +70,7 @@ func effective(t testing.TB) (caps uint64) {
 // stamper makes a Stamper of a source, without the choosing of Open.
 func stamper(t testing.TB, src source, err error) *Stamper {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	s := &Stamper{log: slog.New(slog.DiscardHandler), mode: Auto, src: src}
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
@@ -91,9 +87,7 @@ func loaded(t testing.TB, plain bool, cfg Config) (*Stamper, *filter) {
 	needKernel(t)
 	f, err := load(cfg.withDefaults(), chunkSlots, plain)
 	s := stamper(t, f, err)
-	if err := f.tryOut(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, f.tryOut())
 	return s, f
 }
 
@@ -117,9 +111,7 @@ func listen(t testing.TB, s *Stamper, network, address string) net.Listener {
 	lc := net.ListenConfig{Control: s.Control}
 	lc.SetMultipathTCP(false)
 	ln, err := lc.Listen(context.Background(), network, address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { ln.Close() })
 	return ln
 }
@@ -135,14 +127,10 @@ func dial(t testing.TB, ln net.Listener, d net.Dialer) *sender {
 	t.Helper()
 	d.SetMultipathTCP(false)
 	c, err := d.Dial("tcp", ln.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { c.Close() })
 	raw, err := c.(*net.TCPConn).SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return &sender{t, c.(*net.TCPConn), raw}
 }
 
@@ -181,9 +169,7 @@ func (s *sender) acked() mono.Time {
 func accept(t testing.TB, ln net.Listener) net.Conn {
 	t.Helper()
 	c, err := ln.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -294,9 +280,7 @@ func TestFilterMapsMessagesToSegments(t *testing.T) {
 		if _, err := io.ReadFull(c, make([]byte, large-1)); err != nil {
 			t.Fatal(err)
 		}
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, <-done)
 		acked := client.acked()
 		if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
 			t.Fatal(err)
@@ -364,9 +348,7 @@ func adopt(t *testing.T, s *Stamper, c net.Conn) *Conn {
 	if err == nil {
 		err = s.src.control(rc)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return s.Track(c)
 }
 
@@ -607,9 +589,7 @@ func TestFilterRefusesMultipath(t *testing.T) {
 	}}
 	lc.SetMultipathTCP(true)
 	ln, err := lc.Listen(context.Background(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer ln.Close()
 	if protocol != unix.IPPROTO_MPTCP {
 		t.Skip("this kernel has no multipath TCP to refuse")
@@ -640,9 +620,7 @@ func TestFilterSurvivesDeferredAccept(t *testing.T) {
 		}}
 		lc.SetMultipathTCP(false)
 		ln, err := lc.Listen(context.Background(), "tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer ln.Close()
 		client := dial(t, ln, net.Dialer{})
 		client.send(message(10))
@@ -755,15 +733,11 @@ func TestTimestampingReadsLikeAConn(t *testing.T) {
 	if n, err := c.Read(nil); n != 0 || err != nil {
 		t.Errorf("into nothing: %d, %v", n, err)
 	}
-	if err := nc.SetReadDeadline(time.Unix(1, 0)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, nc.SetReadDeadline(time.Unix(1, 0)))
 	if n, err := c.Read(buf); n != 0 || !os.IsTimeout(err) {
 		t.Errorf("after the deadline: %d, %v", n, err)
 	}
-	if err := nc.SetReadDeadline(time.Time{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, nc.SetReadDeadline(time.Time{}))
 	client.send(message(4))
 	if n, err := c.Read(buf); n != 4 || err != nil {
 		t.Errorf("four bytes: %d, %v", n, err)
@@ -810,9 +784,7 @@ func TestAutoTakesTheBest(t *testing.T) {
 	needKernel(t)
 	var log bytes.Buffer
 	s, err := Open(Auto, Config{}, slog.New(slog.NewTextHandler(&log, nil)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer s.Close()
 	in := s.Info()
 	if in.Source != "ebpf" || in.Reason != "" || in.Pinned || in.Kernel == "unknown" {
@@ -825,9 +797,7 @@ func TestAutoTakesTheBest(t *testing.T) {
 
 func TestOnlyRequestedSourcesAreTried(t *testing.T) {
 	s, err := Open(Timestamping, Config{}, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer s.Close()
 	if in := s.Info(); in.Source != "sotimestamp" || in.Reason != "" {
 		t.Errorf("%+v", in)
@@ -837,9 +807,7 @@ func TestOnlyRequestedSourcesAreTried(t *testing.T) {
 func TestCloseWithRingsInUseSaysSo(t *testing.T) {
 	needKernel(t)
 	f, err := load(Config{}.withDefaults(), chunkSlots, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	s := &Stamper{log: slog.New(slog.DiscardHandler), mode: Auto, src: f}
 	ln := listen(t, s, "tcp", "127.0.0.1:0")
 	client := dial(t, ln, net.Dialer{})
@@ -865,9 +833,7 @@ func TestClockShift(t *testing.T) {
 		{"monotonic x\n", 0, true},
 	} {
 		path := t.TempDir() + "/offsets"
-		if err := os.WriteFile(path, []byte(tc.text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(path, []byte(tc.text), 0o600))
 		if got, err := clockShift(path); got != tc.want || (err != nil) != tc.bad {
 			t.Errorf("%q: %d, %v, want %d", tc.text, got, err, tc.want)
 		}

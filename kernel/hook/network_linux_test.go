@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/bpf/lossy"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
@@ -79,16 +80,10 @@ func newNetwork(t *testing.T, lose, double uint32) *network {
 	}
 
 	spec, err := lossy.LoadLossy()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(spec.Variables["lose_permille"].Set(lose), spec.Variables["double_permille"].Set(double)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
+	testkit.Must(t, errors.Join(spec.Variables["lose_permille"].Set(lose), spec.Variables["double_permille"].Set(double)))
 	coll, err := ebpf.NewCollection(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(coll.Close)
 	n.counters = coll.Maps["counters"]
 	n.attach(n.to, coll.Programs["bad"])
@@ -277,9 +272,7 @@ func TestBadNetwork(t *testing.T) {
 			s, _ := loaded(t, tc.plain, Config{RingRecords: 1024})
 			client, server := n.connect(s, tc.address)
 			c := s.Track(server)
-			if err := server.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, server.SetReadDeadline(time.Now().Add(time.Minute)))
 			// The first message is alone, so that the ring is there for the rest.
 			sent := make(chan error, 1)
 			read := make(chan struct{})
@@ -310,9 +303,7 @@ func TestBadNetwork(t *testing.T) {
 					close(read)
 				}
 			}
-			if err := <-sent; err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, <-sent)
 			base := c.tr.(*filterConn).claim.base
 			c.Release()
 			n.check(got, n.report(server.LocalAddr().(*net.TCPAddr).Port), base, tc.size, tc.plain)

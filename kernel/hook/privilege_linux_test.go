@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
@@ -42,9 +43,7 @@ func child(t *testing.T, name string, uid uint32, caps []uintptr, wrap []string,
 	argv := append(wrap, "/proc/self/exe")
 	if len(wrap) > 0 { // there /proc/self is another program
 		self, err := os.Executable()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		argv[len(wrap)] = self
 	}
 	cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...)
@@ -128,25 +127,19 @@ func childBPFOnly() error {
 func bpffs(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "hook")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() {
 		if err := os.Remove(dir); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := unix.Mount("bpf", dir, "bpf", 0, "mode=0711"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Mount("bpf", dir, "bpf", 0, "mode=0711"))
 	t.Cleanup(func() {
 		if err := unix.Unmount(dir, 0); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := os.Chmod(dir, 0o711); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Chmod(dir, 0o711))
 	return dir
 }
 
@@ -157,9 +150,7 @@ func TestPinnedProgramNeedsNoPrivileges(t *testing.T) {
 	}
 	dir := filepath.Join(bpffs(t), "srtm")
 	cfg := Config{MaxConns: 300, RingRecords: 64}
-	if err := Pin(dir, nobody, nobody, cfg); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, Pin(dir, nobody, nobody, cfg))
 	if err := Pin(dir, nobody, nobody, cfg); err != nil {
 		t.Fatalf("again: %v", err)
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
@@ -18,9 +19,7 @@ func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 func open(t testing.TB, mode hook.Mode, cfg hook.Config) *hook.Stamper {
 	t.Helper()
 	s, err := hook.Open(mode, cfg, quiet())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Errorf("close: %v", err)
@@ -42,9 +41,7 @@ func send(t testing.TB, c net.Conn, p []byte) (wait func()) {
 	go func() { _, err := c.Write(p); done <- err }()
 	return func() {
 		t.Helper()
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, <-done)
 	}
 }
 
@@ -95,9 +92,7 @@ func TestReadTimeAllocatesNothing(t *testing.T) {
 	var at int64
 	allocs := testing.AllocsPerRun(1000, func() {
 		n, err := c.Read(buf)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		c.Arrival(at, at+int64(n))
 		at += int64(n)
 	})

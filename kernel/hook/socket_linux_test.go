@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
@@ -16,14 +17,10 @@ import (
 func acceptRaw(t *testing.T, ln net.Listener) Socket {
 	t.Helper()
 	file, err := ln.(*net.TCPListener).File()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer file.Close()
 	raw, err := file.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	fd := -1
 	err = raw.Read(func(at uintptr) bool {
 		var inner error
@@ -83,21 +80,15 @@ func TestASocketIsStampedWithoutWaitingAndMovesOn(t *testing.T) {
 
 		f := os.NewFile(uintptr(x.FD), "") // from now on its owner
 		nc, err := net.FileConn(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer nc.Close()
-		if err := f.Close(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, f.Close())
 		c.Move(nc)
 		check("moved")
 		if c.Offset() != 300 {
 			t.Errorf("offset %d after 300 bytes", c.Offset())
 		}
-		if err := client.Close(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, client.Close())
 		if n, err := c.Read(buf); n != 0 || !errors.Is(err, io.EOF) {
 			t.Errorf("the end: %d, %v", n, err)
 		}
@@ -114,9 +105,7 @@ func TestASocketSaysHowItEnds(t *testing.T) {
 			c := s.TrackSocket(x)
 			defer c.Release()
 			how(client)
-			if err := client.Close(); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, client.Close())
 			for {
 				if _, err := c.Read(make([]byte, 10)); !errors.Is(err, ErrAgain) {
 					return err
@@ -127,9 +116,7 @@ func TestASocketSaysHowItEnds(t *testing.T) {
 			t.Errorf("closed: %v", err)
 		}
 		err := end(func(c *sender) {
-			if err := c.SetLinger(0); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, c.SetLinger(0))
 		})
 		if !errors.Is(err, unix.ECONNRESET) {
 			t.Errorf("reset: %v", err)

@@ -51,7 +51,7 @@ func (s *safe) config() EtcdConfig {
 func (s *safe) store(t *testing.T, cfg EtcdConfig) *Etcd {
 	t.Helper()
 	e, err := NewEtcd(cfg)
-	must(t, err)
+	testkit.Must(t, err)
 	t.Cleanup(func() { _ = e.Close() })
 	return e
 }
@@ -136,12 +136,12 @@ func TestEtcdOfLittleRoom(t *testing.T) {
 	l.append(joined("b1"), joined("b2"))
 	l.append(placed(t, l.cat, "t", "", 20_000, 10))
 	client, err := s.client(t.Context())
-	must(t, err)
+	testkit.Must(t, err)
 	dump := func() (revision int64) {
 		t.Helper()
-		must(t, l.term.Compact(t.Context(), l.cat.Dump()))
+		testkit.Must(t, l.term.Compact(t.Context(), l.cat.Dump()))
 		r, err := client.Get(t.Context(), "/r/snapshot")
-		must(t, err)
+		testkit.Must(t, err)
 		return r.Kvs[0].ModRevision
 	}
 	forgotten := func(revision int64) bool {

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/srtm-io/srtm/api/srtm/journal"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
@@ -36,17 +37,15 @@ func TestRecordsOnDisk(t *testing.T) {
 	l, records := history(t)
 	l.cat.Name(17)
 	dump, added, err := encodeDump(l.cat.Dump())
-	must(t, err)
+	testkit.Must(t, err)
 	got := append(bytes.Join(append(records, dump, added), []byte("\n")), '\n')
 	path := filepath.Join("testdata", "v1.jsonl")
 	if *rewrite {
-		must(t, os.MkdirAll("testdata", 0o755))
-		if err := os.WriteFile(path, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.MkdirAll("testdata", 0o755))
+		testkit.Must(t, os.WriteFile(path, got, 0o644))
 	}
 	want, err := os.ReadFile(path)
-	must(t, err)
+	testkit.Must(t, err)
 	if !bytes.Equal(got, want) {
 		t.Errorf("the records have changed; got\n%s\nwant\n%s", got, want)
 	}
@@ -67,11 +66,11 @@ func TestRecordsOnDisk(t *testing.T) {
 // Every event of the catalog has a record, and the history above has each.
 func TestEveryEventHasARecord(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join("..", "catalog", "*.go"))
-	must(t, err)
+	testkit.Must(t, err)
 	var events []string
 	for _, name := range files {
 		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
-		must(t, err)
+		testkit.Must(t, err)
 		for _, d := range file.Decls {
 			if f, ok := d.(*ast.FuncDecl); ok && f.Name.Name == "apply" {
 				events = append(events, f.Recv.List[0].Type.(*ast.Ident).Name)
@@ -85,7 +84,7 @@ func TestEveryEventHasARecord(t *testing.T) {
 	have := map[string]bool{}
 	for _, r := range records {
 		e, err := decodeEvent(r)
-		must(t, err)
+		testkit.Must(t, err)
 		have[reflect.TypeOf(e).Name()] = true
 	}
 	for _, name := range events {
@@ -133,7 +132,7 @@ func TestUnknownFieldsAreLeftOut(t *testing.T) {
 // one of a later version, which it refuses as such, and no other does.
 func TestWhat010CanRead(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("testdata", "v1.fields"))
-	must(t, err)
+	testkit.Must(t, err)
 	known := map[string]bool{}
 	for _, line := range strings.Fields(string(text)) {
 		known[line] = true
@@ -167,7 +166,7 @@ func TestWhat010CanRead(t *testing.T) {
 // is read as the same.
 func FuzzRecord(f *testing.F) {
 	b, err := os.ReadFile(filepath.Join("testdata", "v1.jsonl"))
-	must(f, err)
+	testkit.Must(f, err)
 	for line := range bytes.SplitSeq(bytes.TrimSpace(b), []byte("\n")) {
 		f.Add(line)
 	}
@@ -177,7 +176,7 @@ func FuzzRecord(f *testing.F) {
 		}
 		if e, err := decodeEvent(b); err == nil {
 			again, err := encodeEvent(e)
-			must(t, err)
+			testkit.Must(t, err)
 			if e2, err := decodeEvent(again); err != nil || !reflect.DeepEqual(e, e2) {
 				t.Fatalf("%+v became %+v, %v", e, e2, err)
 			}
@@ -189,7 +188,7 @@ func FuzzRecord(f *testing.F) {
 				return
 			}
 			again, _, err := encodeDump(d)
-			must(t, err)
+			testkit.Must(t, err)
 			if d2, err := decodeDump(again, nil); err != nil || len(d2.Topics) != len(d.Topics) || d2.Version != d.Version {
 				t.Fatalf("%+v became %+v, %v", d, d2, err)
 			}

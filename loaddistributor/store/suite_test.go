@@ -40,7 +40,7 @@ func etcdStore(t *testing.T, address, prefix string) *Etcd {
 		Client: clientv3.Config{Endpoints: []string{address}, DialTimeout: patience, Logger: zap.NewNop()},
 		Prefix: prefix, Lease: time.Second,
 	})
-	must(t, err)
+	testkit.Must(t, err)
 	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
@@ -60,7 +60,7 @@ func stores(t *testing.T) map[string]func(*testing.T) func() Store {
 			t.Cleanup(func() { testkit.Private(t, dir) })
 			return func() Store {
 				b, err := NewBolt(filepath.Join(dir, "new", "folder"))
-				must(t, err)
+				testkit.Must(t, err)
 				return b
 			}
 		},
@@ -109,7 +109,7 @@ func lead(t *testing.T, s Store) *leader {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	term, cat, err := s.Lead(ctx, "me:1")
-	must(t, err)
+	testkit.Must(t, err)
 	t.Cleanup(func() { _ = term.Resign(context.Background()) })
 	return &leader{t, term, cat}
 }
@@ -156,7 +156,7 @@ func plannedFor(t *testing.T, cat *catalog.Catalog, name string, single, grouped
 		s.Demand.Groups = []placement.Group{{Key: "g", Count: grouped, Rate: 0.1, Batch: 2}}
 	}
 	p, err := placement.Place(s.Policy, cat.SnapshotFor(name), s.Demand, nil)
-	must(t, err)
+	testkit.Must(t, err)
 	return s, p
 }
 
@@ -164,7 +164,7 @@ func placed(t *testing.T, cat *catalog.Catalog, name, key string, single, groupe
 	t.Helper()
 	s, p := plannedFor(t, cat, name, single, grouped, 1+int64(single+grouped))
 	e, err := catalog.NewTopicPlaced(s, p, key)
-	must(t, err)
+	testkit.Must(t, err)
 	return e
 }
 
@@ -177,7 +177,7 @@ func moving(t *testing.T, cat *catalog.Catalog, name string, single, grouped int
 		p.Unplaced, q.Publishers = slices.Clone(q.Publishers[n:]), q.Publishers[:n]
 	}
 	e, err := catalog.NewTopicMoving(s, p)
-	must(t, err)
+	testkit.Must(t, err)
 	return e
 }
 
@@ -250,9 +250,9 @@ func (l *leader) shifted(name string, n int) catalog.Event {
 		to = "b3"
 	}
 	plan, err := placement.Shift(topic.Plan, topic.Spec.Demand, moved, to)
-	must(l.t, err)
+	testkit.Must(l.t, err)
 	e, err := catalog.NewTopicChanging(topic, topic.Spec, plan)
-	must(l.t, err)
+	testkit.Must(l.t, err)
 	return e
 }
 
@@ -273,7 +273,7 @@ func TestAMoveOfOneOfManyPublishersIsASmallRecord(t *testing.T) {
 	l.append(joined("b3"), joined("b4"))
 	l.active("large", 100_000, 0)
 	record, err := encodeEvent(l.shifted("large", 1))
-	must(t, err)
+	testkit.Must(t, err)
 	if len(record) > 1000 {
 		t.Errorf("%d bytes: %.2000s", len(record), record)
 	}
@@ -287,14 +287,14 @@ func changesAreRead(t *testing.T, open func() Store) {
 	l.moved("many")
 	dump := l.cat.Dump()
 	l.append(l.shifted("many", 3))
-	must(t, l.term.Compact(t.Context(), dump)) // while the topic moves
+	testkit.Must(t, l.term.Compact(t.Context(), dump)) // while the topic moves
 	l.moved("many")
 	l.resign()
 	second := lead(t, open())
 	same(t, second.cat, l.cat)
 	second.append(second.shifted("many", 2))
 	second.moved("many")
-	must(t, second.term.Compact(t.Context(), second.cat.Dump()))
+	testkit.Must(t, second.term.Compact(t.Context(), second.cat.Dump()))
 	second.append(second.shifted("many", 4))
 	second.resign()
 	same(t, lead(t, open()).cat, second.cat)
@@ -318,7 +318,7 @@ func whatWasAppendedIsThereAfterwards(t *testing.T, open func() Store) {
 	second := lead(t, open())
 	same(t, second.cat, first.cat)
 
-	must(t, second.term.Compact(t.Context(), second.cat.Dump()))
+	testkit.Must(t, second.term.Compact(t.Context(), second.cat.Dump()))
 	second.append(joined("b9"))
 	second.resign()
 	third := lead(t, open())
@@ -332,7 +332,7 @@ func aDumpOfThePast(t *testing.T, open func() Store) {
 	l.append(joined("b1"))
 	dump := l.cat.Dump()
 	l.append(joined("b2"), joined("b3"))
-	must(t, l.term.Compact(t.Context(), dump))
+	testkit.Must(t, l.term.Compact(t.Context(), dump))
 	l.append(joined("b4"))
 	future := l.cat.Dump()
 	future.Version++
@@ -377,7 +377,7 @@ func aLargeTopic(t *testing.T, open func() Store) {
 	l.resign()
 	again := lead(t, open())
 	same(t, again.cat, l.cat)
-	must(t, again.term.Compact(t.Context(), again.cat.Dump()))
+	testkit.Must(t, again.term.Compact(t.Context(), again.cat.Dump()))
 	again.resign()
 	same(t, lead(t, open()).cat, l.cat)
 }
@@ -473,7 +473,7 @@ func TestFollowersOfEtcd(t *testing.T) {
 	l.append(placed(t, l.cat, "large", "", 50_000, 0))
 	eventually(t, "the follower has all events", func() bool { return f.version() == l.cat.Version() })
 	same(t, f.cat, l.cat)
-	must(t, l.term.Compact(t.Context(), l.cat.Dump()))
+	testkit.Must(t, l.term.Compact(t.Context(), l.cat.Dump()))
 	late := follow(t, open())
 	l.append(joined("b9"))
 	eventually(t, "both followers have the event after the dump", func() bool {
@@ -512,7 +512,7 @@ func TestALeaderThatWasReplaced(t *testing.T) {
 	blind := &etcdTerm{store: old.store, client: old.client, session: old.session, election: old.election, head: old.head, cancel: func() {}}
 	blind.until.Store(math.MaxInt64)
 	client, err := second.client(t.Context())
-	must(t, err)
+	testkit.Must(t, err)
 	if _, err := client.Revoke(t.Context(), revoked); err != nil {
 		t.Fatal(err)
 	}
@@ -576,7 +576,7 @@ func TestATermIsOverBeforeTheNextBegins(t *testing.T) {
 func TestAFileInUse(t *testing.T) {
 	dir := t.TempDir()
 	b, err := NewBolt(dir)
-	must(t, err)
+	testkit.Must(t, err)
 	l := lead(t, b)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
@@ -589,18 +589,18 @@ func TestAFileInUse(t *testing.T) {
 func TestAFileOfAnotherRelease(t *testing.T) {
 	dir := t.TempDir()
 	b, err := NewBolt(dir)
-	must(t, err)
+	testkit.Must(t, err)
 	l := lead(t, b)
 	l.append(joined("b1"))
 	l.resign()
 	db, err := bbolt.Open(filepath.Join(dir, BoltFile), 0o600, nil)
-	must(t, err)
+	testkit.Must(t, err)
 	if err := db.Update(func(tx *bbolt.Tx) error {
 		return tx.Bucket(bucketEvents).Put(versionKey(2), []byte(`{"v":3,"kind":"restarted","data":{}}`))
 	}); err != nil {
 		t.Fatal(err)
 	}
-	must(t, db.Close())
+	testkit.Must(t, db.Close())
 	_, _, err = b.Lead(t.Context(), "")
 	var format *FormatError
 	if !errors.As(err, &format) || format.Version != 3 || !strings.Contains(err.Error(), "version 3") {
@@ -613,12 +613,12 @@ func TestAFileOfAnotherRelease(t *testing.T) {
 func TestTheJournalOf010(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(filepath.Join("testdata", "0.1.0-etcd.json"))
-	must(t, err)
+	testkit.Must(t, err)
 	var keys map[string]string
-	must(t, json.Unmarshal(text, &keys))
+	testkit.Must(t, json.Unmarshal(text, &keys))
 	e := etcdStore(t, etcdtest.Start(t, etcdtest.Config{}).URL, "/r/")
 	client, err := e.client(t.Context())
-	must(t, err)
+	testkit.Must(t, err)
 	for k, v := range keys {
 		if _, err := client.Put(t.Context(), k, v); err != nil {
 			t.Fatal(err)
@@ -630,11 +630,4 @@ func TestTheJournalOf010(t *testing.T) {
 		t.Errorf("topic t of %d is %+v", l.cat.Len(), topic)
 	}
 	l.append(catalog.Restarted{})
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

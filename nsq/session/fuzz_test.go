@@ -11,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
@@ -95,9 +96,7 @@ func FuzzSession(f *testing.F) {
 		if len(in) > fuzzCap {
 			return
 		}
-		if err := indistinguishable(in, fates, auth); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, indistinguishable(in, fates, auth))
 	})
 }
 
@@ -183,8 +182,6 @@ func TestHowBytesArriveIsInvisible(t *testing.T) {
 		if rapid.IntRange(0, 3).Draw(t, "damaged") == 0 {
 			in[rapid.IntRange(0, len(in)-1).Draw(t, "at")] = rapid.Byte().Draw(t, "byte")
 		}
-		if err := indistinguishable(in, rapid.Uint64().Draw(t, "fates"), rapid.IntRange(0, 9).Draw(t, "auth") == 0); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, indistinguishable(in, rapid.Uint64().Draw(t, "fates"), rapid.IntRange(0, 9).Draw(t, "auth") == 0))
 	})
 }

@@ -3,6 +3,8 @@ package wire
 import (
 	"testing"
 	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 func noAllocs(t *testing.T, name string, f func()) {
@@ -39,9 +41,7 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 		})
 	}
 	cmd, _, _, err := ParseCommand(AppendMpub(nil, "topic", [][]byte{body, body, body}), lim)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	sum := 0
 	noAllocs(t, "Batch.Each", func() { cmd.Batch.Each(func(b []byte) { sum += len(b) }) })
 	if sum == 0 {

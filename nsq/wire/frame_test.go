@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 	"unsafe"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 func TestParseFrameRefusals(t *testing.T) {
@@ -123,9 +125,7 @@ func TestRateLimitedCarriesItsHint(t *testing.T) {
 		{math.MaxInt64, math.MaxInt64 / time.Millisecond * time.Millisecond},
 	} {
 		_, data, _, err := ParseFrame(AppendError(nil, RateLimited(tc.after)), 100)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		e := ParseError(data)
 		if hint, ok := e.RetryAfter(); !ok || hint != tc.hint || e.Code != CodeRateLimited || e.Fatal {
 			t.Errorf("%v arrives as %q with hint %v %v, want %v", tc.after, e, hint, ok, tc.hint)

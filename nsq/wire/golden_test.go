@@ -26,9 +26,7 @@ func goldenCommands(t *testing.T, dst []byte) []struct {
 	t.Helper()
 	id := nsq.MessageID(goldenID)
 	must := func(c *nsq.Command, err error) *nsq.Command {
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return c
 	}
 	bodies := [][]byte{[]byte("one"), []byte("two\n")}
@@ -110,13 +108,9 @@ func TestGoNSQReadsOurFrames(t *testing.T) {
 		}
 	}
 	_, data, err := nsq.UnpackResponse(wire.AppendMessage(nil, 42, 258, goldenID, []byte("body"))[4:])
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	m, err := nsq.DecodeMessage(data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if m.Timestamp != 42 || m.Attempts != 258 || m.ID != nsq.MessageID(goldenID) || string(m.Body) != "body" {
 		t.Errorf("go-nsq reads the message as %+v", m)
 	}
@@ -125,13 +119,9 @@ func TestGoNSQReadsOurFrames(t *testing.T) {
 // The names in our JSON are those that go-nsq's types have.
 func TestIdentifyResponseReadsAsGoNSQs(t *testing.T) {
 	raw, err := json.Marshal(wire.IdentifyResponse{MaxRdyCount: 7, TLSv1: true, Deflate: true, Snappy: true, AuthRequired: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var theirs nsq.IdentifyResponse
-	if err := json.Unmarshal(raw, &theirs); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal(raw, &theirs))
 	if want := (nsq.IdentifyResponse{MaxRdyCount: 7, TLSv1: true, Deflate: true, Snappy: true, AuthRequired: true}); theirs != want {
 		t.Errorf("go-nsq reads %+v from %s", theirs, raw)
 	}

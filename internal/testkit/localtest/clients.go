@@ -33,18 +33,14 @@ func Consume(t testing.TB, topic, channel string, handler nsq.Handler, set func(
 		set(config)
 	}
 	c, err := nsq.NewConsumer(topic, channel, config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	c.SetLogger(nil, nsq.LogLevelMax)
 	c.AddHandler(handler)
 	connect := c.ConnectToNSQDs
 	if strings.HasPrefix(from[0], "http://") {
 		connect = c.ConnectToNSQLookupds
 	}
-	if err := connect(from); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, connect(from))
 	stop = sync.OnceFunc(func() {
 		c.Stop()
 		<-c.StopChan
@@ -85,9 +81,7 @@ func (b Bodies) Want(t testing.TB, want ...string) {
 func Producer(t testing.TB, address, id string) *nsq.Producer {
 	t.Helper()
 	p, err := NewProducer(address, id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(p.Stop)
 	return p
 }
@@ -131,9 +125,7 @@ func Srtm(t testing.TB, rpc string, args ...string) {
 func Dial(t testing.TB, rpc string) *grpc.ClientConn {
 	t.Helper()
 	conn, err := targets.Dial(rpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { _ = conn.Close() }) // there is nothing to lose
 	return conn
 }

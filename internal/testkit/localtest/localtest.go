@@ -80,17 +80,13 @@ func program(t testing.TB, pkg string, race bool) string {
 	}
 	if built.dir == "" {
 		dir, err := os.MkdirTemp("", "srtm-test-")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		built.dir, built.at = dir, map[string]string{}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	path := filepath.Join(built.dir, name)
-	if err := local.Build(ctx, "github.com/srtm-io/srtm/"+pkg, path, race); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, local.Build(ctx, "github.com/srtm-io/srtm/"+pkg, path, race))
 	built.at[name] = path
 	return path
 }
@@ -100,9 +96,7 @@ func Folder(t testing.TB, pkgs ...string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for _, pkg := range pkgs {
-		if err := os.Symlink(Program(t, pkg), filepath.Join(dir, filepath.Base(pkg))); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Symlink(Program(t, pkg), filepath.Join(dir, filepath.Base(pkg))))
 	}
 	return dir
 }
@@ -111,9 +105,7 @@ func Folder(t testing.TB, pkgs ...string) string {
 // goes wrong.
 func Watch(t testing.TB, p *local.Process, err error) *local.Process {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() {
 		if err := p.Stop(); err != nil {
 			t.Error(err)
@@ -147,9 +139,7 @@ func NSQD(t testing.TB, binary string, flags ...string) *local.Process {
 func Ports(t testing.TB, count int) []string {
 	t.Helper()
 	at, err := local.Ports(count)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return at
 }
 
