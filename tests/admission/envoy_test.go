@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -27,9 +28,7 @@ func TestEnvoy(t *testing.T) {
 	localtest.Run(t, localtest.Program(t, "admission"), at[0]+"/healthz", "--data-path="+t.TempDir(),
 		"--http-address="+at[0], "--grpc-address="+at[1], "--udp-address="+at[2], "--attempts=10000")
 	conn, err := grpc.NewClient(at[1], grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer conn.Close()
 	if _, err := srtmv1.NewAdmissionAdminClient(conn).SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{
 		{Key: "shop|path=/buy|user=7", RefillMilli: 100, Capacity: 5},
@@ -42,18 +41,14 @@ func TestEnvoy(t *testing.T) {
 	}}
 	envoy := service.NewRateLimitServiceClient(conn)
 	reply, err := envoy.ShouldRateLimit(t.Context(), request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if s := reply.GetStatuses(); reply.GetOverallCode() != service.RateLimitResponse_OVER_LIMIT || len(s) != 2 ||
 		s[0].GetCode() != service.RateLimitResponse_OK || s[0].GetLimitRemaining() != 1 || s[1].GetCode() != service.RateLimitResponse_OVER_LIMIT {
 		t.Fatalf("%v", reply)
 	}
 	request.Descriptors = request.Descriptors[:1]
 	reply, err = envoy.ShouldRateLimit(t.Context(), request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	s, h := reply.GetStatuses()[0], reply.GetResponseHeadersToAdd()
 	if reply.GetOverallCode() != service.RateLimitResponse_OVER_LIMIT || s.GetDurationUntilReset().AsDuration().Seconds() < 1 ||
 		len(h) != 1 || h[0].GetKey() != "Retry-After" || len(reply.ProtoReflect().GetUnknown()) > 0 {
@@ -61,9 +56,7 @@ func TestEnvoy(t *testing.T) {
 	}
 	localtest.WaitFor(t, "the rule's rate", func() bool {
 		reply, err := envoy.ShouldRateLimit(t.Context(), request)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		limit := reply.GetStatuses()[0].GetCurrentLimit()
 		return limit.GetRequestsPerUnit() == 6 && limit.GetUnit() == service.RateLimitResponse_RateLimit_MINUTE
 	})

@@ -19,6 +19,7 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -58,9 +59,7 @@ func (a *admissions) start(t *testing.T, server string) *exec.Cmd {
 	if err == nil {
 		err = cmd.Start()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var reading sync.WaitGroup
 	reading.Go(func() {
 		var record [16]byte
@@ -154,13 +153,9 @@ func TestLeasesThroughKills(t *testing.T) {
 		text, _, err := localtest.Ask("GET", "http://"+at[0]+"/metrics", "")
 		return err == nil && strings.Contains(text, "srtm_admission_leased_keys 1")
 	})
-	if err := holders[0].Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, holders[0].Process.Kill())
 	all.more(t, holders[1], 500)
-	if err := owner.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, owner.Kill())
 	serve()
 	again := all.start(t, at[2])
 	for _, h := range append(holders[1:], again) {

@@ -164,9 +164,7 @@ func channel(t *testing.T, d *local.Process, topic, channel string) (f channelSt
 	var stats struct {
 		Topics []struct{ Channels []channelStats }
 	}
-	if err := json.Unmarshal([]byte(text), &stats); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal([]byte(text), &stats))
 	for _, topic := range stats.Topics {
 		for _, f := range topic.Channels {
 			if f.Name == channel {
@@ -350,16 +348,12 @@ func moves(t *testing.T, l library, s *site) {
 	c := drive(t, l, s, order{Mode: "consume", Lookup: site.Web, Topic: topic, Channel: ch, InFlight: 50, Handle: "finish"})
 	to := site.Join(t, "--mcap=20000")
 	cl, err := client.New(client.Config{Address: site.RPC})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	defer func() { _ = cl.Close(ctx) }() // all was answered
 	p, err := cl.Publisher(ctx, topic, "g.1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	const few = 200
 	latest, moved, total := time.Duration(0), 0, few // published after the drain began; until it has followed, and a while
 	ticker := time.NewTicker(5 * time.Millisecond)
@@ -367,9 +361,7 @@ func moves(t *testing.T, l library, s *site) {
 	seen := map[string]bool{}
 	for n := 0; n < total; n++ {
 		began := time.Now()
-		if err := p.Publish(ctx, []byte(fmt.Sprint(n))); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, p.Publish(ctx, []byte(fmt.Sprint(n))))
 		for _, e := range c.messages(1) {
 			if seen[e.Body] || e.Attempts != 1 {
 				t.Errorf("%s came again, attempt %d", e.Body, e.Attempts)
@@ -465,9 +457,7 @@ func backsOff(t *testing.T, l library, s *site) {
 // again stops a broker and starts it anew in the same place.
 func again(t *testing.T, d *local.Process) *local.Process {
 	t.Helper()
-	if err := d.Stop(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, d.Stop())
 	program := under.nsqd
 	if program == "" {
 		program = localtest.Program(t, "nsqd")
@@ -539,9 +529,7 @@ func authorises(t *testing.T, l library, s *site) {
 	}))
 	defer server.Close()
 	_, port, err := net.SplitHostPort(strings.TrimPrefix(server.URL, "http://"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	d := start(t, "--auth-http-address=127.0.0.1:"+port)
 	both(t, l, s, d, order{AuthSecret: "open sesame"})
 }

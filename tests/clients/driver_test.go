@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // order is what a driver is to do; see doc.go.
@@ -64,22 +66,16 @@ func (w lockedWriter) Write(b []byte) (int, error) {
 func drive(t *testing.T, l library, s *site, o order) *driver {
 	t.Helper()
 	text, err := json.Marshal(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	argv := append(l.command(s), string(text))
 	d := &driver{t: t, cmd: exec.Command(argv[0], argv[1:]...), events: make(chan event, 1000)}
 	d.cmd.Dir, d.cmd.Stderr = s.to, lockedWriter{d}
 	out, err := d.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if d.in, err = d.cmd.StdinPipe(); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, d.cmd.Start())
 	var reader sync.WaitGroup
 	reader.Go(func() { d.read(out) })
 	t.Cleanup(func() {

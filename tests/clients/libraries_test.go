@@ -159,13 +159,9 @@ func (l library) prepare(t *testing.T) *site {
 	if l.always {
 		s.to = t.TempDir()
 	}
-	if err := os.MkdirAll(s.to, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.MkdirAll(s.to, 0o755))
 	want, err := s.fingerprint()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	stamp := filepath.Join(s.to, "installed")
 	if have, err := os.ReadFile(stamp); err == nil && bytes.Equal(have, want) {
 		return s
@@ -179,9 +175,7 @@ func (l library) prepare(t *testing.T) *site {
 	if err != nil {
 		t.Fatalf("install %s: %v", l.name, err)
 	}
-	if err := os.WriteFile(stamp, want, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(stamp, want, 0o644))
 	results.installed(l.name, time.Since(begin))
 	return s
 }

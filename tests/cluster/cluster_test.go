@@ -20,6 +20,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -31,9 +32,7 @@ func start(t *testing.T, brokers int) *local.Cluster {
 	c, err := local.StartCluster(t.Context(), local.ClusterConfig{
 		Brokers: brokers, Mcap: 1000, BinDir: localtest.Folder(t, "nsqd", "loaddistributor", "tbadaptor"), LogDir: t.TempDir(), StartTimeout: local.Patience,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() {
 		if err := c.Stop(); err != nil {
 			t.Error(err)
@@ -70,9 +69,7 @@ func TestATopicFromCreationToDelivery(t *testing.T) {
 	topic, err := create(ctx, c, spec("sensors", 1500, 40,
 		&srtmv1.PublisherGroup{Key: "north", Count: publishers / 2, Rate: 10},
 		&srtmv1.PublisherGroup{Key: "south", Count: publishers / 2, Rate: 10}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var rate, burst int64
 	for _, q := range topic.GetQuotas() {
 		rate += q.GetShare().GetRateMilli()
@@ -99,9 +96,7 @@ func TestATopicFromCreationToDelivery(t *testing.T) {
 	}), func(c *nsq.Config) { c.LookupdPollInterval, c.MaxInFlight = 200*time.Millisecond, 100 }, "http://"+c.Lookup)
 
 	lib, err := client.New(client.Config{Address: c.GRPC})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer func() {
 		if err := lib.Close(ctx); err != nil {
 			t.Error(err)
@@ -195,9 +190,7 @@ func TestWhatCannotBeCreatedLeavesNothing(t *testing.T) {
 		t.Errorf("topics: %v %v", topics, err)
 	}
 	brokers, err := admin.ListBrokers(ctx, &srtmv1.ListBrokersRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, b := range brokers.GetBrokers() {
 		if b.GetAllocated() != 0 {
 			t.Errorf("%s has %d msg/s allocated", b.GetId(), b.GetAllocated())

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -291,16 +292,12 @@ func TestAuth(t *testing.T) {
 				{"mine", "", 401}, {"mine", "guess", 503}, {"other", "s", 403}, {"mine", "s", 200}, {"mine", "s", 200},
 			} {
 				r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+n.http+path+"?topic="+c.topic, strings.NewReader("x"))
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				if c.secret != "" {
 					r.Header.Set("Authorization", "Bearer "+c.secret)
 				}
 				answer, err := http.DefaultClient.Do(r)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				answer.Body.Close()
 				if want := map[bool]int{true: c.status, false: 200}[ours]; answer.StatusCode != want {
 					t.Errorf("%s with %+v: %d, want %d", path, c, answer.StatusCode, want)

@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // numbered returns so many different bodies, sorted.
@@ -22,9 +24,7 @@ func numbered(count int) (bodies []string) {
 // again ends n in good order and starts another in its folder, with its flags.
 func (n *node) again(t *testing.T) *node {
 	t.Helper()
-	if err := n.end(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, n.end())
 	return startIn(t, n.process.Dir, n.process.Flags...)
 }
 
@@ -110,9 +110,7 @@ func TestRestart(t *testing.T) {
 		dir := t.TempDir()
 		n := start(t, "--data-path="+dir)
 		n.publish(t, "t", "x")
-		if err := n.end(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, n.end())
 		if files, err := os.ReadDir(dir); err != nil || len(files) == 0 {
 			t.Errorf("nothing was written there: %v, %v", files, err)
 		}
@@ -139,9 +137,7 @@ func TestShutdown(t *testing.T) {
 			publisher.pub("t", "x")
 			consumer.fin(consumer.message().id)
 			n.depth(t, "t", "ch", 0)
-			if err := n.process.Signal(sig); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, n.process.Signal(sig))
 			for _, p := range []*peer{idle, publisher, consumer} {
 				p.hungUp()
 			}
@@ -157,14 +153,10 @@ func TestShutdown(t *testing.T) {
 	}
 	check(t, "leaves the ports", func(t *testing.T) {
 		n := start(t)
-		if err := n.end(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, n.end())
 		for _, address := range []string{n.tcp, n.http} {
 			ln, err := net.Listen("tcp", address)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			ln.Close()
 		}
 	})

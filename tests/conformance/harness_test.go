@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // A case:
@@ -126,9 +127,7 @@ func start(t *testing.T, flags ...string) *node {
 func startIn(t *testing.T, dir string, flags ...string) *node {
 	t.Helper()
 	n, err := launch(program(t, flags...), dir, flags)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() {
 		if err := n.end(); err != nil {
 			t.Errorf("stop nsqd: %v", err)

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // difference is something in which SRTM's nsqd is not like NSQ's on purpose.
@@ -124,9 +126,7 @@ func staleEntries() error {
 // Every deliberate difference says why, and users find it in the protocol page.
 func TestDifferencesAreDocumented(t *testing.T) {
 	page, err := os.ReadFile("../../docs/protocol.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	keys := map[string]bool{}
 	for _, d := range deliberate {
 		if d.Key == "" || d.NSQ == "" || d.SRTM == "" || d.Why == "" || keys[d.Key] {

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -43,9 +44,7 @@ type registry struct {
 func newRegistry(t *testing.T) *registry {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	r := &registry{t: t, ln: ln}
 	r.mu.channels = []string{}
 	r.web = httptest.NewServer(http.HandlerFunc(r.channels))

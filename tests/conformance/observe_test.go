@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 func TestHTTP(t *testing.T) {
@@ -65,9 +67,7 @@ func TestHTTP(t *testing.T) {
 		_, tcp, _ := net.SplitHostPort(n.tcp)
 		_, web, _ := net.SplitHostPort(n.http)
 		host, err := os.Hostname()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for key, want := range map[string]string{"tcp_port": tcp, "http_port": web} {
 			if got, ok := o[key].(float64); !ok || strconv.Itoa(int(got)) != want {
 				t.Errorf("%s: got %v, want %s", key, o[key], want)
@@ -222,9 +222,7 @@ func TestStats(t *testing.T) {
 		n, topic := busy(t)
 		var s stats
 		r := n.get(t, "/stats?format=json&include_clients=false&topic="+topic)
-		if err := json.Unmarshal([]byte(r.body), &s); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, json.Unmarshal([]byte(r.body), &s))
 		c, _ := s.Topics[0].channel("ch")
 		if len(c.Clients) != 0 || c.ClientCount != 1 {
 			t.Errorf("got %+v", c)

@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // The types of frames.
@@ -80,9 +82,7 @@ func (n *node) dial(t *testing.T) *peer {
 func dialTo(t *testing.T, network, address string) *peer {
 	t.Helper()
 	nc, err := net.DialTimeout(network, address, patience)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { nc.Close() })
 	return &peer{t: t, nc: nc, r: bufio.NewReader(nc), w: nc}
 }
@@ -356,9 +356,7 @@ func (p *peer) identify(fields map[string]any) map[string]any {
 func identity(t *testing.T, fields map[string]any) []byte {
 	t.Helper()
 	body, err := json.Marshal(fields)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return sized("IDENTIFY", string(body))
 }
 

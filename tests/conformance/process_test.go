@@ -131,17 +131,13 @@ func TestFlags(t *testing.T) {
 	check(t, "config that does not exist", func(t *testing.T) { startFails(t, "--config=/does/not/exist.cfg") })
 	check(t, "config that is not TOML", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "nsqd.cfg")
-		if err := os.WriteFile(path, []byte("= nonsense ["), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(path, []byte("= nonsense ["), 0o600))
 		startFails(t, "--config="+path)
 	})
 	check(t, "config", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "nsqd.cfg")
 		text := "# as in the example of the distribution\nmsg_timeout = \"3s\"\nmax_msg_size = 1000\nmax_rdy_count = 7\nlog_level = \"warn\"\n"
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(path, []byte(text), 0o600))
 		n := start(t, "--config="+path, "--max-rdy-count=8")
 		answer := n.open(t).identify(nil)
 		if answer["msg_timeout"] != 3000.0 || answer["max_rdy_count"] != 8.0 {
@@ -155,9 +151,7 @@ func TestFlags(t *testing.T) {
 		a, b := newRegistry(t), newRegistry(t)
 		path := filepath.Join(t.TempDir(), "nsqd.cfg")
 		text := fmt.Sprintf("nsqlookupd_tcp_addresses = [%q, %q]\n", a.ln.Addr(), b.ln.Addr())
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(path, []byte(text), 0o600))
 		start(t, "--config="+path)
 		a.hears(0, "IDENTIFY")
 		b.hears(0, "IDENTIFY")
@@ -175,9 +169,7 @@ func TestPortsOfTheSystem(t *testing.T) {
 			"--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--https-address=127.0.0.1:0",
 			"--tls-cert=" + cert.CertFile, "--tls-key=" + cert.KeyFile, "--broadcast-address=127.0.0.1", r.flag(),
 		}, "TCP", "HTTP", "HTTPS")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		n := &node{tcp: d.TCP, http: d.HTTP, process: d}
 		t.Cleanup(func() {
 			if err := n.end(); err != nil {
@@ -205,9 +197,7 @@ func TestUnixSockets(t *testing.T) {
 	group(t)
 	check(t, "for clients and HTTP", func(t *testing.T) {
 		dir, err := os.MkdirTemp("", "c") // the path of a socket must be short
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		t.Cleanup(func() { os.RemoveAll(dir) })
 		tcp, web := filepath.Join(dir, "tcp"), filepath.Join(dir, "http")
 		by := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -217,9 +207,7 @@ func TestUnixSockets(t *testing.T) {
 			_, err := fetchBy(by, http.MethodGet, "http://unix/ping", nil)
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		n := &node{process: d}
 		t.Cleanup(func() {
 			if err := n.end(); err != nil {
@@ -240,9 +228,7 @@ func TestStatsd(t *testing.T) {
 	group(t)
 	check(t, "pushes counters and gauges", func(t *testing.T) {
 		conn, err := net.ListenPacket("udp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer conn.Close()
 		n := start(t, "--statsd-address="+conn.LocalAddr().String(), "--statsd-interval=2s", "--statsd-prefix=pre.%s")
 		c := n.consumer(t, "top", "ch").rdy(1)
@@ -275,9 +261,7 @@ func TestStatsd(t *testing.T) {
 		}
 		var lines []string
 		buf := make([]byte, 64<<10)
-		if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, conn.SetReadDeadline(time.Now().Add(patience)))
 		for len(missing) > 0 {
 			size, _, err := conn.ReadFrom(buf)
 			if err != nil {

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // Cases that are a sequence of steps are scripts, in testdata/*.txt; testdata/README.md
@@ -41,9 +43,7 @@ func TestScripts(t *testing.T) {
 	}
 	for _, file := range files {
 		cases, err := parseScript(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for _, c := range cases {
 			check(t, c.group+"/"+c.name, func(t *testing.T) {
 				(&player{t: t, vars: c.vars, peers: map[string]*peer{}, messages: map[string]delivery{}}).play(c)
@@ -196,9 +196,7 @@ func (y *player) play(c scriptCase) {
 	y.vars = vars
 	if len(c.steps) > 0 && strings.HasPrefix(c.steps[0].text, "start") {
 		flags, err := words(expand(c.steps[0].text, vars))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		y.n = start(t, flags[1:]...)
 		c.steps = c.steps[1:]
 	} else {
@@ -230,9 +228,7 @@ func (y *player) step(text string) {
 		return
 	}
 	w, err := words(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for i := range w {
 		w[i] = expand(w[i], y.vars)
 	}
@@ -247,18 +243,14 @@ func (y *player) step(text string) {
 		eventually(t, func() string { return y.problem(w[1:]) })
 	case w[0] == "restart", w[0] == "kill": // and start again in its folder
 		if w[0] == "kill" {
-			if err := y.n.process.Kill(); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, y.n.process.Kill())
 		}
 		y.n, y.peers = y.n.again(t), map[string]*peer{}
 	case w[0] == "mark":
 		y.mark = time.Now()
 	case w[0] == "since": // the mark, at least so long
 		least, err := time.ParseDuration(w[1])
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if waited := time.Since(y.mark); waited < least {
 			t.Errorf("%v after the mark, want %v", waited, least)
 		}

@@ -55,9 +55,7 @@ func viaHTTPS(t *testing.T, a *testkit.Authority, method, url string) reply {
 	t.Helper()
 	by := &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: a.Pool}}
 	r, err := fetchBy(by, method, "https://"+url, []byte("x"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return r
 }
 

@@ -56,9 +56,7 @@ func axe(t *testing.T) string {
 	dir := filepath.Join(testkit.Root(t), "build", "axe-core")
 	archive := filepath.Join(dir, "axe-core-"+axeVersion+".tgz")
 	if _, err := os.Stat(archive); err != nil {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.MkdirAll(dir, 0o755))
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
 		if out, err := exec.CommandContext(ctx, "npm", "pack", "--silent", "--pack-destination", dir, "axe-core@"+axeVersion).CombinedOutput(); err != nil {
@@ -67,21 +65,15 @@ func axe(t *testing.T) string {
 		}
 	}
 	packed, err := os.ReadFile(archive)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if sum := sha512.Sum512(packed); base64.StdEncoding.EncodeToString(sum[:]) != axeHash {
 		t.Fatalf("%s is not what it was", archive)
 	}
 	zipped, err := gzip.NewReader(bytes.NewReader(packed))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for files := tar.NewReader(zipped); ; {
 		header, err := files.Next()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if header.Name == "package/axe.min.js" {
 			var script bytes.Buffer
 			if _, err := script.ReadFrom(files); err != nil {
@@ -298,9 +290,7 @@ func publish(t *testing.T, p *local.Process, topic string) {
 func paused(t *testing.T, p *local.Process) bool {
 	t.Helper()
 	text, _, err := localtest.Ask(http.MethodGet, "http://"+p.HTTP+"/stats?format=json&topic=sensors&channel=main", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	_, channel, _ := strings.Cut(text, `"channel_name":"main"`)
 	return strings.Contains(channel, `"paused":true`)
 }
@@ -342,13 +332,9 @@ func serveWhys(t *testing.T) string {
 	server := grpc.NewServer()
 	srtmv1.RegisterAdminServiceServer(server, whys{})
 	conn, err := grpc.NewClient(ln.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	shown, err := pages.New(pages.Config{API: conn, Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	web := httptest.NewServer(shown)
 	ctx, cancel := context.WithCancel(context.Background())
 	var parts sync.WaitGroup

@@ -20,6 +20,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/frames"
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
@@ -77,9 +78,7 @@ func channel(t *testing.T, d *local.Process) (s state) {
 	t.Helper()
 	_, body := ask(t, "http://"+d.HTTP+"/stats?format=json&topic=t&channel=c&include_clients=false", "")
 	var all struct{ Topics []struct{ Channels []state } }
-	if err := json.Unmarshal([]byte(body), &all); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal([]byte(body), &all))
 	if len(all.Topics) > 0 && len(all.Topics[0].Channels) > 0 {
 		s = all.Topics[0].Channels[0]
 	}
@@ -90,9 +89,7 @@ func channel(t *testing.T, d *local.Process) (s state) {
 func subscribe(t *testing.T, address string, rdy int) net.Conn {
 	t.Helper()
 	nc, err := dial(address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if _, err := nc.Write(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), rdy)); err != nil {
 		t.Fatal(err)
 	}
@@ -135,9 +132,7 @@ func TestBadSubscribers(t *testing.T) {
 
 	stuck := subscribe(t, d.TCP, 2500)
 	defer stuck.Close()
-	if err := stuck.(*net.TCPConn).SetReadBuffer(4 << 10); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, stuck.(*net.TCPConn).SetReadBuffer(4<<10))
 	slow := subscribe(t, d.TCP, 10)
 	defer slow.Close()
 	tick := time.NewTicker(5 * time.Millisecond)
@@ -170,9 +165,7 @@ func TestBadSubscribers(t *testing.T) {
 
 	// Ten kilobytes each: what is not read fills sockets and queues.
 	nc, err := dial(d.TCP)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer nc.Close()
 	r := bufio.NewReader(nc)
 	b := make([]byte, 10_000)
@@ -206,9 +199,7 @@ func TestSlowPublishers(t *testing.T) {
 	var conns []net.Conn
 	for range slow {
 		nc, err := dial(d.TCP)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer nc.Close()
 		if _, err := nc.Write(append([]byte("PUB t\n"), 0, 0x10, 0, 0)); err != nil { // 1 MiB
 			t.Fatal(err)
@@ -219,9 +210,7 @@ func TestSlowPublishers(t *testing.T) {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	good, err := dial(d.TCP)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer good.Close()
 	r := bufio.NewReader(good)
 	for range 100 { // a second, and a hundred bytes of each
@@ -304,14 +293,10 @@ func TestManyConnectionsAtOnce(t *testing.T) {
 // connections as soon as there are descriptors again.
 func TestOutOfDescriptors(t *testing.T) {
 	limited := filepath.Join(t.TempDir(), "limited")
-	if err := os.WriteFile(limited, []byte("#!/bin/sh\nulimit -Sn 60 && ulimit -Hn 60 || exit 9\nexec "+localtest.Program(t, "nsqd")+" \"$@\"\n"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(limited, []byte("#!/bin/sh\nulimit -Sn 60 && ulimit -Hn 60 || exit 9\nexec "+localtest.Program(t, "nsqd")+" \"$@\"\n"), 0o700))
 	d := localtest.NSQD(t, limited, "--mem-queue-size=10")
 	good, err := dial(d.TCP)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer good.Close()
 	r := bufio.NewReader(good)
 	var accepted []string
@@ -339,9 +324,7 @@ func TestOutOfDescriptors(t *testing.T) {
 	var conns []net.Conn
 	for range 150 { // the kernel takes those that the process does not
 		nc, err := dial(d.TCP)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		conns = append(conns, nc)
 	}
 	localtest.WaitFor(t, "out of descriptors", func() bool { return strings.Contains(d.Output(), "too many open files") })
@@ -357,13 +340,9 @@ func TestOutOfDescriptors(t *testing.T) {
 	}
 	localtest.WaitFor(t, "accepting again", func() bool {
 		nc, err := dial(d.TCP)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer nc.Close()
-		if err := nc.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, nc.SetDeadline(time.Now().Add(5*time.Second)))
 		_, err = nc.Write([]byte("SUB t c\n"))
 		if err != nil {
 			return false
@@ -394,9 +373,7 @@ func TestRestartWithABacklog(t *testing.T) {
 			published := time.Since(start)
 			start = time.Now()
 			_, most := resident(d)
-			if err := d.Stop(); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, d.Stop())
 			stopped := time.Since(start)
 			start = time.Now()
 			d = withChannel(t, dir, flags...)

@@ -22,9 +22,7 @@ func TestRestartsBringNoTokens(t *testing.T) {
 	}
 	for life := range lives {
 		d, err := local.NSQD(localtest.Program(t, "nsqd"), dir, fmt.Sprintf("--topic-limit=flag:%d:%d", rate, burst), "--release-trace="+trace, "--arrival-stamps=off", "--drain-timeout=0s")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer d.Kill()
 		order := func(path, body string) {
 			t.Helper()
@@ -49,9 +47,7 @@ func TestRestartsBringNoTokens(t *testing.T) {
 		if life%2 == 1 {
 			end = d.Kill
 		}
-		if err := end(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, end())
 	}
 	for _, topic := range []string{"flag", "http"} {
 		eligible, released := testkit.Times(testkit.ReadTrace(t, trace, topic))

@@ -95,9 +95,7 @@ const maxFrame = 16 << 20
 func collect(t *testing.T, address, channel string, total int, patience time.Duration) (got [][2]uint32) {
 	t.Helper()
 	nc, err := dial(address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer nc.Close()
 	if _, err := nc.Write(wire.AppendRdy(wire.AppendSub(nil, "t", channel), 500)); err != nil {
 		t.Fatal(err)
@@ -111,9 +109,7 @@ func collect(t *testing.T, address, channel string, total int, patience time.Dur
 		if len(seen) >= total {
 			patience = 500 * time.Millisecond
 		}
-		if err := nc.SetReadDeadline(time.Now().Add(patience)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, nc.SetReadDeadline(time.Now().Add(patience)))
 		var head [4]byte
 		if _, err := io.ReadFull(r, head[:]); err != nil {
 			if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -129,9 +125,7 @@ func collect(t *testing.T, address, channel string, total int, patience time.Dur
 			continue // OK, or a heartbeat: the test is shorter than two of them
 		}
 		m, err := wire.ParseMessage(buf[4:])
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		k := [2]uint32{binary.BigEndian.Uint32(m.Body), binary.BigEndian.Uint32(m.Body[4:])}
 		got = append(got, k)
 		seen[k] = true
@@ -149,13 +143,9 @@ func crash(t *testing.T, end func(*local.Process) error, patience time.Duration,
 	dir := t.TempDir()
 	flags = append([]string{"--data-path=" + dir, "--mem-queue-size=100"}, flags...)
 	d, err := local.NSQD(localtest.Program(t, "nsqd"), dir, flags...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	sub, err := dial(d.TCP) // makes the channel, and takes nothing
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if _, err := sub.Write(wire.AppendSub(nil, "t", "c")); err != nil {
 		t.Fatal(err)
 	}
@@ -174,16 +164,12 @@ func crash(t *testing.T, end func(*local.Process) error, patience time.Duration,
 	}
 	timer := time.NewTimer(300*time.Millisecond + time.Duration(rng.IntN(700))*time.Millisecond)
 	<-timer.C
-	if err := end(d); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, end(d))
 	wg.Wait()
 	sub.Close()
 
 	again, err := local.NSQD(localtest.Program(t, "nsqd"), dir, flags...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	total := 0
 	for _, p := range publishers {
 		total += int(p.accepted)
@@ -247,9 +233,7 @@ func TestKillWhileMessagesAreFinished(t *testing.T) {
 			dir := t.TempDir()
 			flags := []string{"--data-path=" + dir, "--mem-queue-size=100", flag}
 			d, err := local.NSQD(localtest.Program(t, "nsqd"), dir, flags...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			finished := map[uint32]time.Time{}
 			sub := subscribe(t, d.TCP, 200)
 			defer sub.Close()
@@ -258,9 +242,7 @@ func TestKillWhileMessagesAreFinished(t *testing.T) {
 				_ = take(sub, func(m wire.Message) error { finished[number(m)] = time.Now(); return nil }) // until the kill
 			})
 			pub, err := dial(d.TCP)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			defer pub.Close()
 			var accepted uint32
 			r := bufio.NewReader(pub)
@@ -283,16 +265,12 @@ func TestKillWhileMessagesAreFinished(t *testing.T) {
 			})
 			timer := time.NewTimer(recorded + time.Second)
 			<-timer.C
-			if err := d.Kill(); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, d.Kill())
 			killed := time.Now()
 			wg.Wait()
 
 			again, err := local.NSQD(localtest.Program(t, "nsqd"), dir, flags...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			twice, late, last := 0, 0, map[uint32]bool{}
 			count := func(m wire.Message) error {
 				n := number(m)

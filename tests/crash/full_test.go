@@ -26,9 +26,7 @@ func ask(t *testing.T, url, post string) (int, string) {
 		method = http.MethodPost
 	}
 	text, code, err := localtest.Ask(method, url, post)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return code, text
 }
 
@@ -39,13 +37,9 @@ func TestDiskFull(t *testing.T) {
 		t.Run(flag, func(t *testing.T) {
 			dir := testkit.SmallDisk(t, 2<<20)
 			ballast := filepath.Join(dir, "ballast")
-			if err := os.WriteFile(ballast, make([]byte, 1<<20), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.WriteFile(ballast, make([]byte, 1<<20), 0o600))
 			d, err := local.NSQD(localtest.Program(t, "nsqd"), t.TempDir(), "--data-path="+dir, "--mem-queue-size=10", "--max-bytes-per-file=100000", flag)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			defer func() {
 				if err := d.Stop(); err != nil {
 					t.Error(err)
@@ -81,9 +75,7 @@ func TestDiskFull(t *testing.T) {
 				t.Errorf("create a topic: %d %s", code, body)
 			}
 
-			if err := os.Remove(ballast); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.Remove(ballast))
 			localtest.WaitFor(t, "well again, with no publisher", func() bool {
 				code, _ := ask(t, web+"/ping", "")
 				return code == http.StatusOK

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
@@ -29,9 +30,7 @@ func depths(t *testing.T, d *local.Process, topic string) map[string]int {
 			}
 		}
 	}
-	if err := json.Unmarshal([]byte(body), &all); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal([]byte(body), &all))
 	if len(all.Topics) == 0 {
 		return nil
 	}
@@ -46,9 +45,7 @@ func depths(t *testing.T, d *local.Process, topic string) map[string]int {
 func message(t *testing.T, nc net.Conn, r io.Reader) wire.Message {
 	t.Helper()
 	m, err := nextMessage(nc, r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return m
 }
 
@@ -87,9 +84,7 @@ func killAfterOrders(t *testing.T, flag string) {
 		t.Fatalf("%q %v", answer, err)
 	}
 	ephemeral, err := dial(d.TCP)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer ephemeral.Close()
 	if _, err := ephemeral.Write(wire.AppendSub(nil, "t", "e#ephemeral")); err != nil {
 		t.Fatal(err)
@@ -99,9 +94,7 @@ func killAfterOrders(t *testing.T, flag string) {
 	}
 	const published, late = 6, 1500 * time.Millisecond
 	pub, err := dial(d.TCP)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer pub.Close()
 	var due [published]time.Time // 0: at once
 	for n := range uint32(published) {
@@ -146,9 +139,7 @@ func killAfterOrders(t *testing.T, flag string) {
 	order("/channel/empty?topic=t&channel=emptied")
 	order("/channel/seek?topic=t&channel=sought&to=4") // this saves what c has done, too
 	order("/topic/delete?topic=gone")
-	if err := d.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, d.Kill())
 
 	if d, err = local.NSQD(localtest.Program(t, "nsqd"), dir, "--data-path="+dir, flag); err != nil {
 		t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/frames"
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
@@ -22,9 +23,7 @@ import (
 func metric(t *testing.T, d *local.Process, name string) int {
 	t.Helper()
 	v, err := localtest.Metric(d, name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return int(v)
 }
 
@@ -74,23 +73,15 @@ func stir(t *testing.T, d *local.Process, duration time.Duration) (published, fi
 		}
 		return err
 	}
-	if err := post("/topic/create?topic=t"); err != nil {
-		t.Fatal(err)
-	}
-	if err := post("/channel/create?topic=t&channel=c"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, post("/topic/create?topic=t"))
+	testkit.Must(t, post("/channel/create?topic=t&channel=c"))
 
 	// 800 messages a second to a topic with a consumer, by way of a disk whenever
 	// the channel is paused.
 	pub, err := dial(d.TCP)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer pub.Close()
-	if err := pub.SetDeadline(time.Time{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, pub.SetDeadline(time.Time{}))
 	answers := bufio.NewReader(pub)
 	number := uint32(0)
 	part("publish", 10*time.Millisecond, func(int) error {
@@ -110,20 +101,14 @@ func stir(t *testing.T, d *local.Process, duration time.Duration) (published, fi
 		return err
 	})
 	sub := subscribe(t, d.TCP, 100)
-	if err := sub.SetDeadline(time.Time{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, sub.SetDeadline(time.Time{}))
 	stuck, err := dial(d.TCP)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer stuck.Close()
 	if _, err := stuck.Write(wire.AppendRdy(wire.AppendSub(nil, "t", "stuck"), 1)); err != nil {
 		t.Fatal(err)
 	}
-	if err := stuck.SetDeadline(time.Time{}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, stuck.SetDeadline(time.Time{}))
 	held := make(chan struct{})
 	go func() {
 		defer close(held)

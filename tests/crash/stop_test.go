@@ -21,15 +21,11 @@ import (
 func fill(t *testing.T, d *local.Process, from, to int) {
 	t.Helper()
 	nc, err := dial(d.TCP)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer nc.Close()
 	r := bufio.NewReader(nc)
 	for from < to {
-		if err := nc.SetDeadline(time.Now().Add(forever)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, nc.SetDeadline(time.Now().Add(forever)))
 		var bodies [][]byte
 		for len(bodies) < 500 && from < to {
 			b := make([]byte, 200)
@@ -50,9 +46,7 @@ func fill(t *testing.T, d *local.Process, from, to int) {
 func withChannel(t *testing.T, dir string, flags ...string) *local.Process {
 	t.Helper()
 	d, err := local.NSQD(localtest.Program(t, "nsqd"), dir, append([]string{"--data-path=" + dir}, flags...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	ask(t, "http://"+d.HTTP+"/topic/create?topic=t", "x")
 	ask(t, "http://"+d.HTTP+"/channel/create?topic=t&channel=c", "x")
 	return d
@@ -69,9 +63,7 @@ func obstruct(t *testing.T, d *local.Process) {
 	} {
 		for _, what := range []string{says, ""} {
 			nc, err := net.Dial("tcp", address)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			t.Cleanup(func() { nc.Close() })
 			if _, err := io.WriteString(nc, what); err != nil {
 				t.Fatal(err)
@@ -80,9 +72,7 @@ func obstruct(t *testing.T, d *local.Process) {
 	}
 	stuck := subscribe(t, d.TCP, 2500)
 	t.Cleanup(func() { stuck.Close() })
-	if err := stuck.(*net.TCPConn).SetReadBuffer(4 << 10); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, stuck.(*net.TCPConn).SetReadBuffer(4<<10))
 }
 
 // A container is killed soon after SIGTERM. What was acknowledged is
@@ -118,14 +108,10 @@ func TestStoredBeforeAnythingIsWaitedFor(t *testing.T) {
 
 func signal(t *testing.T, d *local.Process, s syscall.Signal) {
 	t.Helper()
-	if err := d.Signal(s); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, d.Signal(s))
 }
 
 func kill(t *testing.T, d *local.Process) {
 	t.Helper()
-	if err := d.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, d.Kill())
 }

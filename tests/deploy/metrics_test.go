@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/testkit"
 
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
@@ -53,9 +54,7 @@ func TestMetricsExist(t *testing.T) {
 		for i := range bodies {
 			bodies[i] = []byte("x")
 		}
-		if err := producer.MultiPublish("orders", bodies); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, producer.MultiPublish("orders", bodies))
 		return strings.Contains(scrape(t, c.Web, exported), "\nsrtm_topic_slo_met{")
 	})
 	texts := []string{scrape(t, c.Web, exported), scrape(t, b.HTTP, exported)}

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -45,20 +46,14 @@ func needs(t *testing.T, programs ...string) {
 func read(t *testing.T, path string) string {
 	t.Helper()
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return string(text)
 }
 
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	testkit.Must(t, os.WriteFile(path, []byte(text), 0o644))
 }
 
 // setting is the value of a unit's line, the last of its name.
@@ -95,9 +90,7 @@ func TestUnits(t *testing.T) {
 		write(t, filepath.Join(root, "usr/lib/systemd/system/srtm-"+name+".service"), unit)
 		program := filepath.Join(root, strings.Fields(setting(unit, "ExecStart"))[0])
 		write(t, program, "")
-		if err := os.Chmod(program, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Chmod(program, 0o755))
 		args = append(args, "srtm-"+name+".service")
 	}
 	for _, target := range []string{"sysinit", "basic", "multi-user", "network-online", "shutdown"} {
@@ -118,13 +111,9 @@ type prefix struct {
 
 func newPrefix(t *testing.T) *prefix {
 	p := &prefix{t, t.TempDir()}
-	if err := os.Chmod(p.root, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Chmod(p.root, 0o755))
 	for _, dir := range []string{"info", "updates", "triggers"} {
-		if err := os.MkdirAll(p.at("var/lib/dpkg", dir), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.MkdirAll(p.at("var/lib/dpkg", dir), 0o755))
 	}
 	write(t, p.at("var/lib/dpkg/status"), "")
 	write(t, p.at("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\n")
@@ -291,9 +280,7 @@ func testDeb(t *testing.T, deb string) {
 	// An upgrade keeps what was configured and stored.
 	write(t, p.at("etc/srtm/nsqd.toml"), read(t, p.at("etc/srtm/nsqd.toml"))+"log_level = \"debug\"\n")
 	p.dpkg("-i", later(t, deb))
-	if err := d.Stop(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, d.Stop())
 	if conf := read(t, p.at("etc/srtm/nsqd.toml")); !strings.Contains(conf, "debug") || strings.Contains(conf, "next release") {
 		t.Errorf("after an upgrade the configuration is\n%s", conf)
 	}
@@ -303,9 +290,7 @@ func testDeb(t *testing.T, deb string) {
 	at, d = p.nsqd()
 	has(t, at, "new", "c", 1, "aGVsbG8=")
 	has(t, at, "t", "all", 5, `"body"`)
-	if err := d.Stop(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, d.Stop())
 
 	p.dpkg("--remove", "srtm")
 	if left := files(t, p.at("usr")); len(left) > 0 {

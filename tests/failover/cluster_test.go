@@ -132,9 +132,7 @@ func (c *cluster) start(i int) {
 // kill -9.
 func (c *cluster) kill(i int) {
 	c.t.Helper()
-	if err := c.control[i].Kill(); err != nil {
-		c.t.Fatal(err)
-	}
+	testkit.Must(c.t, c.control[i].Kill())
 }
 
 // each calls each loaddistributor until one does it, or says why not: the one that leads.
@@ -209,9 +207,7 @@ func publisher(t *testing.T, c *client.Client, topic string, i int) *client.Publ
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	p, err := c.Publisher(ctx, topic, fmt.Sprintf("g.%d", i))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return p
 }
 
@@ -237,9 +233,7 @@ func newLoggedClient(c *cluster, log *clientLog) *client.Client {
 	t := log.t
 	t.Helper()
 	cl, err := client.New(client.Config{Address: strings.Join(c.grpc, ","), Logger: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return cl
 }
 

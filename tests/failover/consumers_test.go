@@ -14,6 +14,7 @@ import (
 	"github.com/nsqio/go-nsq"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -72,14 +73,10 @@ func (c *cluster) reader(topic, channel string) *reader {
 	cfg.MaxInFlight, cfg.LookupdPollInterval, cfg.LookupdPollJitter = 200, 5*time.Minute, 0
 	r := &reader{dialled: map[string]int64{}, first: map[string]int64{}, got: map[string]int{}}
 	one, err := nsq.NewConsumer(topic, channel, cfg)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	testkit.Must(c.t, err)
 	one.SetLogger(r, nsq.LogLevelInfo)
 	one.AddHandler(r)
-	if err := one.ConnectToNSQLookupd(c.web[0]); err != nil {
-		c.t.Fatal(err)
-	}
+	testkit.Must(c.t, one.ConnectToNSQLookupd(c.web[0]))
 	c.t.Cleanup(func() {
 		one.Stop()
 		<-one.StopChan

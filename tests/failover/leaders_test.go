@@ -13,6 +13,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/etcdtest"
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -35,9 +36,7 @@ func TestALeaderThatHasLostItsStore(t *testing.T) {
 func twoLeaders(t *testing.T, hangs bool, leases ...string) {
 	e := etcdtest.Start(t, etcdtest.Config{})
 	store, err := local.NewProxy(strings.TrimPrefix(e.URL, "http://"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(store.Close)
 	c := &cluster{t: t, release: current(t)}
 	for _, endpoint := range []string{"http://" + store.Address(), e.URL} {
@@ -46,9 +45,7 @@ func twoLeaders(t *testing.T, hangs bool, leases ...string) {
 	c.start(0)
 	// The first leads before there is a second.
 	way, err := local.NewProxy(c.grpc[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(way.Close)
 	c.join(way.Address(), c.grpc[1])
 	c.join(c.grpc[0], c.grpc[1])
@@ -84,9 +81,7 @@ func twoLeaders(t *testing.T, hangs bool, leases ...string) {
 		if !hangs {
 			return
 		}
-		if err := c.control[0].Signal(s); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, c.control[0].Signal(s))
 	}
 	signal(syscall.SIGSTOP)
 	next := localtest.Dial(t, c.grpc[1])

@@ -17,6 +17,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/etcdtest"
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -117,9 +118,7 @@ func TestWhatWasLearnedOutlivesTheLeader(t *testing.T) {
 	same("another leads")
 	c.start(0)
 	b := c.brokers[0]
-	if err := b.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, b.Kill())
 	back, err := local.NSQDAt(c.release.nsqd, b.Dir, b.TCP, b.HTTP, b.Flags...)
 	c.brokers[0] = localtest.Watch(t, back, err)
 

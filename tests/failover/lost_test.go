@@ -9,6 +9,7 @@ import (
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -16,9 +17,7 @@ import (
 func page(t *testing.T, name string) (blocks []string) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "..", "docs", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for i, part := range strings.Split(string(text), "```") {
 		if commands, is := strings.CutPrefix(part, "sh\n"); is && i%2 == 1 {
 			blocks = append(blocks, commands)
@@ -55,9 +54,7 @@ func TestBackupAndRestore(t *testing.T) {
 	before := c.topic("t")
 	do(commands[0])
 	c.kill(0)
-	if err := os.Remove(filepath.Join(c.dirs[0], "loaddistributor.db")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Remove(filepath.Join(c.dirs[0], "loaddistributor.db")))
 	c.start(0)
 	do(commands[1])
 	localtest.WaitFor(t, "the topic is active again", func() bool { return c.topic("t").GetState() == srtmv1.TopicState_TOPIC_STATE_ACTIVE })
@@ -85,9 +82,7 @@ func TestPublishersOutliveALostStore(t *testing.T) {
 	done := pace(t, cl, "t", publishers, each, 50*time.Millisecond)
 	localtest.WaitFor(t, "they publish", func() bool { return all.count() > publishers*each/10 })
 	c.kill(0)
-	if err := os.Remove(filepath.Join(c.dirs[0], "loaddistributor.db")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Remove(filepath.Join(c.dirs[0], "loaddistributor.db")))
 	c.start(0)
 	<-done
 	finish(t, cl, all, publishers*each)

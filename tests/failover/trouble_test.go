@@ -17,6 +17,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -220,9 +221,7 @@ func TestTrouble(t *testing.T) {
 
 			localtest.Consume(t, "t", "all", y, func(c *nsq.Config) { c.MaxInFlight, c.LookupdPollInterval = 5000, time.Second }, y.lookups()...)
 			cl, err := client.New(client.Config{Address: y.grpc[0]})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			ctx, stop := context.WithCancel(t.Context())
 			var sending sync.WaitGroup
 			every := time.Duration(float64(time.Second) / spec.Groups[0].Rate)
@@ -235,9 +234,7 @@ func TestTrouble(t *testing.T) {
 			<-wait.C
 			event := time.Now()
 			admin := srtmv1.NewAdminServiceClient(localtest.Dial(t, y.grpc[0]))
-			if err := e.do(y, admin, victims); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, e.do(y, admin, victims))
 			if e.name == "return" {
 				event = time.Now()
 			}

@@ -18,6 +18,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/etcdtest"
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -155,13 +156,9 @@ func wide() *srtmv1.TopicSpec {
 // is taken over as it is.
 func TestDataOf010(t *testing.T) {
 	f := newFleet(t, 1, "--store=bbolt")
-	if err := os.CopyFS(f.dirs[0], os.DirFS(filepath.Join(data010, "loaddistributor"))); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.CopyFS(f.dirs[0], os.DirFS(filepath.Join(data010, "loaddistributor"))))
 	for i, dir := range f.brokerDirs {
-		if err := os.CopyFS(dir, os.DirFS(filepath.Join(data010, fmt.Sprintf("b%d", i+1)))); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.CopyFS(dir, os.DirFS(filepath.Join(data010, fmt.Sprintf("b%d", i+1)))))
 	}
 	f.spec, f.published, f.topics = wide(), 10, []string{"n0"}
 	f.begin(current(t))
@@ -178,9 +175,7 @@ func TestWhatIsPlainCanBeRolledBack(t *testing.T) {
 	f.works("this release")
 	f.stop(f.control[0])
 	stored, err := os.ReadFile(filepath.Join(f.dirs[0], "loaddistributor.db"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if !bytes.Contains(stored, []byte(`{"v":1,"kind":"topic_placed"`)) {
 		t.Error("the file has no topic that 0.1.0 reads")
 	}
@@ -271,33 +266,21 @@ func (f *fleet) record(etcd string) {
 	}
 	if etcd == "" {
 		for from, to := range map[string]string{f.dirs[0]: "loaddistributor", f.brokerDirs[0]: "b1", f.brokerDirs[1]: "b2"} {
-			if err := os.RemoveAll(filepath.Join(data010, to)); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.CopyFS(filepath.Join(data010, to), os.DirFS(from)); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.RemoveAll(filepath.Join(data010, to)))
+			testkit.Must(t, os.CopyFS(filepath.Join(data010, to), os.DirFS(from)))
 		}
 		return
 	}
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{etcd}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer client.Close()
 	r, err := client.Get(t.Context(), "/r/", clientv3.WithPrefix())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	keys := map[string]string{}
 	for _, kv := range r.Kvs {
 		keys[string(kv.Key)] = string(kv.Value)
 	}
 	text, err := json.MarshalIndent(keys, "", " ")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(etcd010, append(text, '\n'), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
+	testkit.Must(t, os.WriteFile(etcd010, append(text, '\n'), 0o644))
 }

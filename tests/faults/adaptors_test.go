@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -28,9 +29,7 @@ func TestTwoAdaptorsOfTheirOwn(t *testing.T) {
 
 	rateOf := func(b *broker) int64 {
 		s, err := b.state()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return held(s).RateMilli
 	}
 	free, err := local.Ports(2)
@@ -64,9 +63,7 @@ func ports(t *testing.T, pid int) map[int]bool {
 		t.Skipf("whose connection is which is not known here: %v", err)
 	}
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	own := map[string]bool{}
 	for _, f := range files {
 		if link, err := os.Readlink(f); err == nil {

@@ -9,6 +9,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -25,9 +26,7 @@ func TestDeathIsNoticedByEvidence(t *testing.T) {
 	admin := srtmv1.NewAdminServiceClient(localtest.Dial(c.t, c.grpc))
 	placed := func() (on map[string]bool) {
 		r, err := admin.GetTopic(t.Context(), &srtmv1.GetTopicRequest{Name: topic})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		on = map[string]bool{}
 		for _, q := range r.Topic.Quotas {
 			on[q.BrokerId] = true

@@ -75,9 +75,7 @@ func (b *broker) trace() string { return filepath.Join(b.dir, "releases.csv") }
 
 func (c *cluster) must(err error) {
 	c.t.Helper()
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	testkit.Must(c.t, err)
 }
 
 // shortLeases end within a run.

@@ -15,6 +15,7 @@ import (
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -51,9 +52,7 @@ func TestATopicIsNotSpreadForItsConsumers(t *testing.T) {
 	consumed := map[string]bool{}
 	status := func() *srtmv1.Topic {
 		r, err := admin.GetTopic(t.Context(), &srtmv1.GetTopicRequest{Name: topic, OmitPublishers: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for _, q := range r.Topic.Quotas {
 			if !consumed[q.BrokerId] {
 				consumed[q.BrokerId] = true
@@ -109,9 +108,7 @@ func create(t *testing.T, conn grpc.ClientConnInterface) {
 func publish(t *testing.T, rpc string) {
 	t.Helper()
 	c, err := client.New(client.Config{Address: rpc})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	var sending sync.WaitGroup
 	t.Cleanup(func() {
@@ -133,9 +130,7 @@ func publish(t *testing.T, rpc string) {
 			opening, done := context.WithTimeout(ctx, local.Patience)
 			p, err := c.Publisher(opening, topic, fmt.Sprintf("g%d.%d", g, i))
 			done()
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			all[g] = append(all[g], p)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -25,9 +26,7 @@ func TestAdminAddress(t *testing.T) {
 		}
 	}
 	policy, err := os.ReadFile(dir + "/policy.toml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	guarded := start(t, string(policy), "--token-file="+dir+"/tokens")
 	for _, path := range []string{"/status", "/metrics", "/debug/state", "/debug/pprof/", "/debug/pprof/heap", "/nothing"} {
 		if _, code, err := localtest.Ask(http.MethodGet, guarded.admin+path, ""); err != nil || code != http.StatusUnauthorized {
@@ -40,9 +39,7 @@ func TestAdminAddress(t *testing.T) {
 		var last net.Conn
 		for range 300 {
 			c, err := net.Dial("tcp", strings.TrimPrefix(g.admin, "http://"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			defer c.Close()
 			last = c
 		}
@@ -51,8 +48,6 @@ func TestAdminAddress(t *testing.T) {
 	}
 	localtest.WaitFor(t, "a refusal of one of too many operators", refused)
 	res, err := newClient(t).Get(g.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	res.Body.Close()
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -22,9 +23,7 @@ import (
 func (g *running) metric(t testing.TB, name string) float64 {
 	t.Helper()
 	v, err := localtest.Metric(&local.Process{HTTP: strings.TrimPrefix(g.admin, "http://")}, name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return v
 }
 
@@ -56,9 +55,7 @@ func (g *running) get(t testing.TB, path string) {
 	t.Helper()
 	client := newClient(t)
 	res, err := client.Get(g.URL + path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if _, err := io.Copy(io.Discard, res.Body); err != nil || res.StatusCode != http.StatusOK {
 		t.Errorf("%s: %s, %v", path, res.Status, err)
 	}
@@ -86,9 +83,7 @@ func TestClientsLeaveWhileThePolicyChanges(t *testing.T) {
 		var clients []net.Conn
 		for n := range round {
 			c, err := net.Dial("tcp", strings.TrimPrefix(g.URL, "http://"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			defer c.Close()
 			clients = append(clients, c)
 			request := []string{"GET / HTTP/1.1\r\nHost: a\r\n\r\n", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\nhalf", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nfull"}[n%3]
@@ -143,9 +138,7 @@ func TestServersLie(t *testing.T) {
 	for range 3 {
 		for i := range lies {
 			res, err := client.Get(fmt.Sprint(g.URL, "/lie/", i))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			res.Body.Close()
 			if len(lies[i]) < 256<<10 && res.StatusCode != http.StatusOK || res.Header.Get("Endpoint-Load-Metrics") != "" {
 				t.Errorf("%.40q: %s, %.40q", lies[i], res.Status, res.Header.Get("Endpoint-Load-Metrics"))
@@ -208,9 +201,7 @@ func TestTunnelsLeaveNothing(t *testing.T) {
 			if err == nil {
 				_, err = io.ReadFull(c, make([]byte, len("HTTP/1.1 101")))
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			clients = append(clients, c)
 		}
 		if now := g.metric(t, "process_open_fds"); now < descriptors+n {
@@ -260,14 +251,10 @@ func dialH2(t testing.TB, g *running, settings ...http2.Setting) *h2 {
 	if err == nil {
 		_, err = io.WriteString(c, http2.ClientPreface)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	h := &h2{Conn: c, Framer: http2.NewFramer(c, c), done: make(chan struct{})}
 	h.fields = hpack.NewEncoder(&h.block)
-	if err := h.WriteSettings(settings...); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, h.WriteSettings(settings...))
 	go func() { // what it is told is nothing to it
 		defer close(h.done)
 		_, _ = io.Copy(io.Discard, c)
@@ -329,9 +316,7 @@ func TestHostileHTTP2(t *testing.T) {
 	})
 	t.Run("heads without end", func(t *testing.T) {
 		h := dialH2(t, g)
-		if err := h.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: h.head(http.MethodGet, "/"), EndStream: true}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, h.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: h.head(http.MethodGet, "/"), EndStream: true}))
 		h.block.Reset()
 		for h.block.Len() < 15<<10 {
 			_ = h.fields.WriteField(hpack.HeaderField{Name: "x", Value: "y", Sensitive: true})
@@ -351,12 +336,8 @@ func TestHostileHTTP2(t *testing.T) {
 		for range 4 {
 			h := dialH2(t, g, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
 			for i := range uint32(20) {
-				if err := h.ask(4*i+1, http.MethodGet, "/large"); err != nil {
-					t.Fatal(err)
-				}
-				if err := h.ask(4*i+3, http.MethodPost, "/"); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, h.ask(4*i+1, http.MethodGet, "/large"))
+				testkit.Must(t, h.ask(4*i+3, http.MethodPost, "/"))
 			}
 		}
 		localtest.WaitFor(t, "requests that hold places", func() bool { return g.metric(t, "srtm_gateway_in_flight") > 0 })

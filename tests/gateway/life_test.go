@@ -10,14 +10,13 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
 func rewrite(t testing.TB, file, text string) {
 	t.Helper()
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, []byte(text), 0o600))
 }
 
 // The policy's file is read again when it has changed, and a faulty one is only said.
@@ -30,9 +29,7 @@ func TestPolicyIsReadAgain(t *testing.T) {
 	g := start(t, policy("first"))
 	class := func() string {
 		res, err := newClient(t).Get(g.URL)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		res.Body.Close()
 		return res.Header.Get("SRTM-Class")
 	}
@@ -44,9 +41,7 @@ func TestPolicyIsReadAgain(t *testing.T) {
 	if c := class(); c != "first" {
 		t.Error(c)
 	}
-	if err := os.Remove(g.policy); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Remove(g.policy))
 	rewrite(t, g.policy, policy("third"))
 	localtest.WaitFor(t, "the new policy", func() bool { return class() == "third" })
 	if output, code := localtest.Command(t, localtest.Program(t, "tools/srtm"), "gateway", "status", "--gateway-address="+strings.TrimPrefix(g.admin, "http://")); code != 0 || !strings.Contains(output, "third") {
@@ -129,9 +124,7 @@ func TestProfileIsRead(t *testing.T) {
 	rewrite(t, profiles, output)
 	g := start(t, fmt.Sprintf("[[server]]\nurl = %q\ncpu = 1000\n", server.URL), "--profiles="+profiles)
 	res, err := newClient(t).Get(g.URL + "/report/7")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	res.Body.Close()
 	// 3 of the 1000 units a second are 1.5 % of 200 ms.
 	localtest.WaitFor(t, "its cost", func() bool { return g.status(t).Classes[0].Used["cpu"] == 1.5 })

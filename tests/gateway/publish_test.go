@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/srtm-io/srtm/client/fake"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -16,9 +17,7 @@ import (
 func TestPublish(t *testing.T) {
 	broker := localtest.NSQD(t, "", "--max-msg-size=1048576")
 	control, err := fake.NewPlacement()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(control.Close)
 	control.Place("t", broker.TCP, "sensor")
 	control.Place("other", broker.TCP, "sensor")
@@ -28,19 +27,13 @@ func TestPublish(t *testing.T) {
 	post := func(at, path, body string) string {
 		t.Helper()
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, at+path, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		req.Header.Set("X-Publisher-Id", "sensor")
 		res, err := newClient(t).Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer res.Body.Close()
 		text, err := io.ReadAll(res.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return fmt.Sprintf("%d %s %s %s", res.StatusCode, res.Header.Get("Content-Type"), res.Header.Get("X-NSQ-Content-Type"), text)
 	}
 	binary := "\x00\x00\x00\x02\x00\x00\x00\x02b1\x00\x00\x00\x02b2"
@@ -84,14 +77,10 @@ func TestPublish(t *testing.T) {
 		{"/pub?topic=t", "", "400 {\"message\":\"MISSING_PUBLISHER_ID\""},
 	} {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, g.URL+c.path, strings.NewReader("x"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		req.Header.Set("X-Publisher-Id", c.id)
 		res, err := newClient(t).Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		text, _ := io.ReadAll(res.Body)
 		res.Body.Close()
 		if got := fmt.Sprintf("%d %s", res.StatusCode, text); !strings.HasPrefix(got, c.want) {

@@ -11,6 +11,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/client/fake"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -26,9 +27,7 @@ func TestPublishSaysWhatIsLeft(t *testing.T) {
 	}
 	broker := localtest.NSQD(t, "")
 	control, err := fake.NewPlacement()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(control.Close)
 	control.Place("t", broker.TCP, "sensor")
 	g := start(t, "[[class]]\nname = \"sensors\"\nadmission = \"ingest\"\n", "--loaddistributor-address="+control.Address(), "--admission-address="+at[2])
@@ -45,14 +44,10 @@ func TestPublishSaysWhatIsLeft(t *testing.T) {
 		{"/pub?topic=no%20name", "6", "", http.StatusBadRequest}, // costs nothing
 	} {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, g.URL+c.path, strings.NewReader(c.body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		req.Header.Set("X-Publisher-Id", "sensor")
 		res, err := newClient(t).Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		text, err := io.ReadAll(res.Body)
 		res.Body.Close()
 		limit := res.Header.Get("RateLimit")

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -49,9 +50,7 @@ func start(t testing.TB, policy string, flags ...string) *running {
 	t.Helper()
 	at := localtest.Ports(t, 2)
 	file := filepath.Join(t.TempDir(), "policy.toml")
-	if err := os.WriteFile(file, []byte(policy), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, []byte(policy), 0o600))
 	process := localtest.Run(t, localtest.Racing(t, "gateway"), at[1]+"/healthz", append([]string{"--policy=" + file, "--http-address=" + at[0], "--admin-address=" + at[1]}, flags...)...)
 	return &running{"http://" + at[0], "http://" + at[1], file, process}
 }

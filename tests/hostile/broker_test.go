@@ -18,6 +18,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/frames"
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
@@ -134,9 +135,7 @@ func (p *pair) open(t *testing.T, b *broker) {
 	if err == nil {
 		err = errors.Join(p.sub.SetDeadline(time.Time{}), p.pub.SetDeadline(time.Time{}))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	p.wg.Go(func() { p.fault(t, "subscriber", p.receive(in)) })
 	p.wg.Go(func() { p.fault(t, "publisher", p.answers()) })
 	t.Cleanup(func() {

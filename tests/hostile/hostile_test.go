@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -65,9 +66,7 @@ func TestOthersAreNotHurt(t *testing.T) {
 			b := start(t, given(), a.flags...)
 			o := meet(t, b)
 			if a.prepare != nil {
-				if err := a.prepare(b); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, a.prepare(b))
 			}
 			limit := cmp.Or(a.worst, worst)
 			var quiet, loud []time.Duration
@@ -102,9 +101,7 @@ func (a *attack) measure(t *testing.T, b *broker, o *others, quiet, loud *[]time
 	for range alternations {
 		localtest.WaitFor(t, "the attacker's connections are gone", func() bool {
 			n, err := b.metric("srtm_nsqd_connections")
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			return int(n) <= o.connections()
 		})
 		*quiet = append(*quiet, p99(o.measure(t, slice)))
@@ -151,9 +148,7 @@ func TestNoDataRaces(t *testing.T) {
 			o := meet(t, b)
 			for _, a := range some {
 				if a.prepare != nil {
-					if err := a.prepare(b); err != nil {
-						t.Fatal(err)
-					}
+					testkit.Must(t, a.prepare(b))
 				}
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), duration)

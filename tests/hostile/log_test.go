@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -20,9 +21,7 @@ func TestALogThatNobodyReads(t *testing.T) {
 	b := start(t, unread(t, nsqd), "--log-level=debug")
 	o := meet(t, b)
 	for range 500 {
-		if err := b.send(t.Context(), []byte("NONSENSE\n")); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, b.send(t.Context(), []byte("NONSENSE\n")))
 	}
 	o.measure(t, slice)
 }
@@ -34,8 +33,6 @@ func unread(t *testing.T, binary string) string {
 	dir := t.TempDir()
 	pipe, program := filepath.Join(dir, "stderr"), filepath.Join(dir, "nsqd")
 	script := fmt.Sprintf("#!/bin/sh\nmkfifo %[1]s && exec 3<>%[1]s && dd if=/dev/zero of=%[1]s bs=64k count=1 oflag=nonblock 2>/dev/null && exec %[2]s \"$@\" 2>&3\n", pipe, binary)
-	if err := os.WriteFile(program, []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(program, []byte(script), 0o755))
 	return program
 }

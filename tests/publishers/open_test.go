@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -23,29 +24,21 @@ func TestPublishersOfAnOpenTopicNeedToKnowNothing(t *testing.T) {
 	for _, id := range []string{"stock-1", "stock-2"} {
 		for i := range 3 {
 			sent = append(sent, fmt.Sprint(id, "/", i))
-			if err := localtest.Producer(t, d.TCP, id).Publish(topic, []byte(sent[len(sent)-1])); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, localtest.Producer(t, d.TCP, id).Publish(topic, []byte(sent[len(sent)-1])))
 		}
 	}
 	policy := filepath.Join(t.TempDir(), "policy.toml")
-	if err := os.WriteFile(policy, []byte("[[class]]\nname = \"sensors\"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(policy, []byte("[[class]]\nname = \"sensors\"\n"), 0o600))
 	at := localtest.Ports(t, 2)
 	localtest.Run(t, localtest.Program(t, "gateway"), at[1]+"/healthz", "--policy="+policy, "--http-address="+at[0], "--admin-address="+at[1], "--loaddistributor-address="+c.RPC)
 	for _, id := range []string{"web-1", "web-2"} {
 		for i := range 3 {
 			sent = append(sent, fmt.Sprint(id, "/", i))
 			request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+at[0]+"/pub?topic="+topic, strings.NewReader(sent[len(sent)-1]))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			request.Header.Set("X-Publisher-Id", id)
 			answer, err := http.DefaultClient.Do(request)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			answer.Body.Close()
 			if answer.StatusCode != http.StatusOK {
 				t.Fatalf("%s: %s", id, answer.Status)

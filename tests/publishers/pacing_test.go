@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/client"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -44,13 +45,9 @@ func TestPacingWithoutTheControlPlane(t *testing.T) {
 				}
 			},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		p, err := clients[i].Publisher(ctx, topic, id)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		sending.Go(func() {
 			for ctx.Err() == nil {
 				if err := p.Publish(ctx, []byte(id)); err != nil && !errors.Is(err, context.Canceled) {
@@ -68,9 +65,7 @@ func TestPacingWithoutTheControlPlane(t *testing.T) {
 		}
 	}
 	again("its pace")
-	if err := c.Control.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, c.Control.Kill())
 	began := time.Now()
 	before := c.released()
 	again("its pace without a control plane")
@@ -84,8 +79,6 @@ func TestPacingWithoutTheControlPlane(t *testing.T) {
 func (c *cluster) released() float64 {
 	c.t.Helper()
 	n, err := localtest.Metric(c.Brokers[0], "srtm_nsqd_topic_messages_released_total")
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	testkit.Must(c.t, err)
 	return n
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/nsqio/go-nsq"
 
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -50,9 +51,7 @@ func startSized(t *testing.T, mcap, rate int) *cluster {
 func (c *cluster) request(method, url, body string) (string, int) {
 	c.t.Helper()
 	text, status, err := localtest.Ask(method, url, body)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	testkit.Must(c.t, err)
 	return text, status
 }
 
@@ -67,9 +66,7 @@ type assignment struct {
 func (c *cluster) where(id string) assignment {
 	c.t.Helper()
 	a, err := c.ask(id)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	testkit.Must(c.t, err)
 	return a
 }
 
@@ -112,9 +109,7 @@ func TestAPublisherThatAsksOverHTTP(t *testing.T) {
 			t.Fatalf("%s belongs to %+v", id, a)
 		}
 		brokers[a.BrokerID] = true
-		if err := localtest.Producer(t, a.TCPAddress, id).Publish(topic, []byte(id)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, localtest.Producer(t, a.TCPAddress, id).Publish(topic, []byte(id)))
 		sent = append(sent, id)
 	}
 	if len(brokers) != 2 {
@@ -173,15 +168,9 @@ func TestAStockProducerAndTheAgent(t *testing.T) {
 	var sent []string
 	for _, id := range names {
 		p := localtest.Producer(t, d.TCP, id)
-		if err := p.Publish(topic, []byte(id+" one")); err != nil {
-			t.Fatal(err)
-		}
-		if err := p.MultiPublish(topic, [][]byte{[]byte(id + " two"), []byte(id + " three")}); err != nil {
-			t.Fatal(err)
-		}
-		if err := p.DeferredPublish(topic, 100*time.Millisecond, []byte(id+" four")); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, p.Publish(topic, []byte(id+" one")))
+		testkit.Must(t, p.MultiPublish(topic, [][]byte{[]byte(id + " two"), []byte(id + " three")}))
+		testkit.Must(t, p.DeferredPublish(topic, 100*time.Millisecond, []byte(id+" four")))
 		sent = append(sent, id+" one", id+" two", id+" three", id+" four")
 	}
 	r.Want(t, sent...)

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -58,9 +59,7 @@ func node(t *testing.T, nsqd string, s site) *local.Process {
 func request(t *testing.T, method, url string) string {
 	t.Helper()
 	text, _, err := localtest.Ask(method, url, "body")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return text
 }
 
@@ -133,9 +132,7 @@ func TestANodeIsFoundAndForgotten(t *testing.T) {
 		request(t, http.MethodPost, "http://"+a.HTTP+"/topic/create?topic=t")
 		s.produced(t, "t", a.TCP, b.TCP)
 
-		if err := a.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, a.Kill())
 		s.produced(t, "t", b.TCP)
 		request(t, http.MethodPost, "http://"+b.HTTP+"/channel/create?topic=t&channel=d")
 		s.eventually(t, "t", "channels c, d", func(f found) bool { return slices.Equal(f.Channels, []string{"c", "d"}) })
@@ -153,9 +150,7 @@ func TestNodesComeBackToARestartedLoaddistributor(t *testing.T) {
 		request(t, http.MethodPost, "http://"+d.HTTP+"/channel/create?topic=t&channel=c")
 		request(t, http.MethodPost, "http://"+d.HTTP+"/topic/create?topic=t")
 		s.produced(t, "t", d.TCP)
-		if err := s.Stop(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, s.Stop())
 		s = start(t, s)
 		s.nodes(t, 1)
 		s.produced(t, "t", d.TCP)
@@ -204,9 +199,7 @@ func TestPortsOfTheSystem(t *testing.T) {
 	slices.Sort(want)
 	s.nodes(t, len(want))
 	var f found
-	if err := json.Unmarshal([]byte(request(t, http.MethodGet, "http://"+s.web+"/nodes")), &f); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal([]byte(request(t, http.MethodGet, "http://"+s.web+"/nodes")), &f))
 	var got []string
 	for _, p := range f.Producers {
 		got = append(got, fmt.Sprintf("127.0.0.1:%d 127.0.0.1:%d", p.TCPPort, p.HTTPPort))
@@ -235,9 +228,7 @@ tombstone_lifetime = "45s"
 // the one flag of ours only frees the port that gRPC would have.
 func TestInPlaceOfAnNsqlookupd(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "nsqlookupd.cfg"), []byte(nsqlookupdFile), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(dir, "nsqlookupd.cfg"), []byte(nsqlookupdFile), 0o600))
 	d, at, err := local.Listening(localtest.Program(t, "loaddistributor"), dir,
 		[]string{"-config=nsqlookupd.cfg", "-http-address=127.0.0.1:0", "-log-level=INFO", "-verbose", "--grpc-address=127.0.0.1:0"}, "TCP", "HTTP")
 	localtest.Watch(t, d, err)

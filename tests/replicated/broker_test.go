@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -16,19 +17,19 @@ func TestABrokerAndItsDiskAreLost(t *testing.T) {
 	}
 	b := start()
 	producer, err := localtest.NewProducer(b.TCP, "p")
-	must(t, err)
+	testkit.Must(t, err)
 	var want []string
 	for n := range 200 {
 		want = append(want, fmt.Sprint("message ", n))
-		must(t, producer.Publish("t", []byte(want[n])))
+		testkit.Must(t, producer.Publish("t", []byte(want[n])))
 	}
-	must(t, b.Kill())
+	testkit.Must(t, b.Kill())
 	producer.Stop()
 	b = start()
 	got := make(localtest.Bodies, 1000)
 	localtest.Consume(t, "t", "c", got, nil, b.TCP)
 	got.Want(t, want...)
 	producer = localtest.Producer(t, b.TCP, "p")
-	must(t, producer.Publish("t", []byte("after")))
+	testkit.Must(t, producer.Publish("t", []byte("after")))
 	got.Want(t, "after")
 }

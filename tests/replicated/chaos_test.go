@@ -152,11 +152,11 @@ func TestChaos(t *testing.T) {
 	if v := os.Getenv("SRTM_CHAOS"); v != "" {
 		var err error
 		lasting, err = time.ParseDuration(v)
-		must(t, err)
+		testkit.Must(t, err)
 	}
 	program, dir := natsProgram(t), t.TempDir()
 	stores, urls, err := local.NATS(program, dir, 3)
-	must(t, err)
+	testkit.Must(t, err)
 	t.Cleanup(func() { // after the brokers
 		for _, p := range stores {
 			if err := p.Stop(); err != nil {
@@ -173,8 +173,8 @@ func TestChaos(t *testing.T) {
 	}
 	localtest.Srtm(t, c.RPC, create...)
 	cl, err := client.New(client.Config{Address: c.RPC})
-	must(t, err)
-	defer func() { must(t, cl.Close(context.Background())) }()
+	testkit.Must(t, err)
+	defer func() { testkit.Must(t, cl.Close(context.Background())) }()
 
 	h := &histories{began: time.Now(), sent: map[string]sending{}, got: map[string][]receipt{}}
 	publishing, stop := context.WithCancel(t.Context())
@@ -185,7 +185,7 @@ func TestChaos(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), local.Patience)
 		p, err := cl.Publisher(ctx, "t", fmt.Sprintf("g-%d", i))
 		cancel()
-		must(t, err)
+		testkit.Must(t, err)
 		all.Go(func() { h.publish(publishing, i, p, time.Second*publishers/(2*chaosRate)) })
 	}
 	localtest.Consume(t, "t", "c", h, func(n *nsq.Config) {
@@ -211,10 +211,10 @@ func TestChaos(t *testing.T) {
 		counts[what]++
 		i := rng.IntN(3)
 		if what == "server of NATS" {
-			must(t, stores[i].Kill())
+			testkit.Must(t, stores[i].Kill())
 			flow()
 			stores[i], err = local.Start(program, stores[i].Flags, local.Options{Log: filepath.Join(dir, "again.log")})
-			must(t, err)
+			testkit.Must(t, err)
 			flow()
 			continue
 		}
@@ -223,7 +223,7 @@ func TestChaos(t *testing.T) {
 		h.kills = append(h.kills, time.Now())
 		h.mu.Unlock()
 		h.moves.Add(1)
-		must(t, b.Kill())
+		testkit.Must(t, b.Kill())
 		flow()
 		home := b.Dir
 		if what != "broker" {

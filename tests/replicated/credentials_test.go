@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nkeys"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/replicated"
 )
@@ -26,22 +27,22 @@ type issuer struct {
 func public(t *testing.T, k nkeys.KeyPair) string {
 	t.Helper()
 	p, err := k.PublicKey()
-	must(t, err)
+	testkit.Must(t, err)
 	return p
 }
 
 // newAccount is an account's key, and its claims as the operator has signed them.
 func (i *issuer) newAccount() (nkeys.KeyPair, *jwt.AccountClaims) {
 	k, err := nkeys.CreateAccount()
-	must(i.t, err)
+	testkit.Must(i.t, err)
 	return k, jwt.NewAccountClaims(public(i.t, k))
 }
 
 func (i *issuer) sign(c *jwt.AccountClaims) {
 	i.t.Helper()
 	text, err := c.Encode(i.operator)
-	must(i.t, err)
-	must(i.t, i.resolver.Store(c.Subject, text))
+	testkit.Must(i.t, err)
+	testkit.Must(i.t, i.resolver.Store(c.Subject, text))
 }
 
 func newIssuer(t *testing.T) (*issuer, func(*server.Options)) {
@@ -49,7 +50,7 @@ func newIssuer(t *testing.T) (*issuer, func(*server.Options)) {
 	i := &issuer{t: t}
 	var err error
 	i.operator, err = nkeys.CreateOperator()
-	must(t, err)
+	testkit.Must(t, err)
 	_, system := i.newAccount()
 	i.account, i.claims = i.newAccount()
 	i.claims.Limits.JetStreamLimits = jwt.JetStreamLimits{MemoryStorage: -1, DiskStorage: -1, Streams: -1, Consumer: -1}
@@ -64,15 +65,15 @@ func newIssuer(t *testing.T) (*issuer, func(*server.Options)) {
 func (i *issuer) user(file string) string {
 	i.t.Helper()
 	k, err := nkeys.CreateUser()
-	must(i.t, err)
+	testkit.Must(i.t, err)
 	claims := jwt.NewUserClaims(public(i.t, k))
 	text, err := claims.Encode(i.account)
-	must(i.t, err)
+	testkit.Must(i.t, err)
 	seed, err := k.Seed()
-	must(i.t, err)
+	testkit.Must(i.t, err)
 	creds, err := jwt.FormatUserConfig(text, seed)
-	must(i.t, err)
-	must(i.t, os.WriteFile(file, creds, 0o600))
+	testkit.Must(i.t, err)
+	testkit.Must(i.t, os.WriteFile(file, creds, 0o600))
 	return claims.Subject
 }
 
@@ -88,10 +89,10 @@ func TestCredentialsAreRevoked(t *testing.T) {
 	}
 	user := i.user(file)
 	c, err := replicated.Connect(t.Context(), config)
-	must(t, err)
+	testkit.Must(t, err)
 	defer c.Close()
 	l, err := c.Open("t", 0)
-	must(t, err)
+	testkit.Must(t, err)
 	store := func() error {
 		at, err := l.Append([]commitlog.Record{{Body: []byte("safe")}})
 		if err == nil {
@@ -99,12 +100,12 @@ func TestCredentialsAreRevoked(t *testing.T) {
 		}
 		return err
 	}
-	must(t, store())
+	testkit.Must(t, store())
 
 	i.claims.Revoke(user)
 	i.sign(i.claims)
 	account, err := s.all[0].LookupAccount(i.claims.Subject)
-	must(t, err)
+	testkit.Must(t, err)
 	s.all[0].UpdateAccountClaims(account, i.claims)
 	within(t, "the broker is not ready, and says why", func() bool {
 		err := c.Ready()
@@ -120,5 +121,5 @@ func TestCredentialsAreRevoked(t *testing.T) {
 	i.user(file)
 	within(t, "the broker is ready", func() bool { return c.Ready() == nil })
 	within(t, "it stores", func() bool { return store() == nil })
-	must(t, l.Close())
+	testkit.Must(t, l.Close())
 }

@@ -11,17 +11,11 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/commitlog/logtest"
 	"github.com/srtm-io/srtm/nsqd/replicated"
 )
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 func TestAsALog(t *testing.T) {
 	for _, n := range []int{1, 3} {
@@ -35,12 +29,12 @@ func TestAsALog(t *testing.T) {
 				open := func() commitlog.Log {
 					var err error
 					l, err = c.Open(topic, 0)
-					must(t, err)
+					testkit.Must(t, err)
 					return l
 				}
-				t.Cleanup(func() { must(t, l.Remove()) })
+				t.Cleanup(func() { testkit.Must(t, l.Remove()) })
 				return logtest.Subject{Log: open(), Reopen: func() commitlog.Log {
-					must(t, l.Close())
+					testkit.Must(t, l.Close())
 					return open()
 				}}
 			})
@@ -74,22 +68,22 @@ func TestNoLeaderOfTheCursors(t *testing.T) {
 func TestFencing(t *testing.T) {
 	s := startServers(t, 3)
 	a, err := s.connect("b").Open("t", 1)
-	must(t, err)
+	testkit.Must(t, err)
 	at, err := a.Append([]commitlog.Record{{Body: []byte("of the first")}})
-	must(t, err)
-	must(t, a.Sync(at+1))
-	must(t, a.SaveCursors([]byte("cursors of the first")))
+	testkit.Must(t, err)
+	testkit.Must(t, a.Sync(at+1))
+	testkit.Must(t, a.SaveCursors([]byte("cursors of the first")))
 
 	other := s.connect("b") // the same part, in another process
 	b, err := other.Open("t", 2)
-	must(t, err)
+	testkit.Must(t, err)
 	if snapshot, err := b.LoadCursors(); err != nil || string(snapshot) != "cursors of the first" {
 		t.Errorf("the next owner finds cursors %q, %v", snapshot, err)
 	}
 	// What the next one stores has the same offset as what the first one could not.
 	at, err = b.Append([]commitlog.Record{{Body: []byte("of the second")}})
-	must(t, err)
-	must(t, b.Sync(at+1))
+	testkit.Must(t, err)
+	testkit.Must(t, b.Sync(at+1))
 	if at, err = a.Append([]commitlog.Record{{Body: []byte("too late")}}); err == nil {
 		err = a.Sync(at + 1)
 	}
@@ -99,16 +93,16 @@ func TestFencing(t *testing.T) {
 	if err := a.SaveCursors([]byte("too late")); !errors.Is(err, replicated.ErrFenced) {
 		t.Errorf("the first owner saves cursors: %v", err)
 	}
-	must(t, a.Close())
+	testkit.Must(t, a.Close())
 	if _, err := s.connect("b").Open("t", 1); !errors.Is(err, replicated.ErrFenced) {
 		t.Errorf("an owner of an earlier epoch claims the part: %v", err)
 	}
 	var batch commitlog.Batch
-	must(t, b.Read(0, commitlog.Limit{Records: 10, Bytes: 1000}, &batch))
+	testkit.Must(t, b.Read(0, commitlog.Limit{Records: 10, Bytes: 1000}, &batch))
 	if len(batch.Records) != 2 || string(batch.Records[0].Body) != "of the first" || string(batch.Records[1].Body) != "of the second" {
 		t.Errorf("the next owner reads %+v", batch.Records)
 	}
-	must(t, b.Remove())
+	testkit.Must(t, b.Remove())
 }
 
 // What a broker stores that claims its part while another takes it over stays, and the other
@@ -124,13 +118,13 @@ func TestTakingAPartOver(t *testing.T) {
 	}
 	own := func() *replicated.Log {
 		l, err := s.connect("b").Open("t", 0)
-		must(t, err)
+		testkit.Must(t, err)
 		return l
 	}
 	bodies := func(l *replicated.Log) (all []string) {
 		var batch commitlog.Batch
 		for at := commitlog.Offset(0); ; at = batch.Next {
-			must(t, l.Read(at, commitlog.Limit{Records: 10, Bytes: 1000}, &batch))
+			testkit.Must(t, l.Read(at, commitlog.Limit{Records: 10, Bytes: 1000}, &batch))
 			if batch.Next == at {
 				return all
 			}
@@ -140,22 +134,22 @@ func TestTakingAPartOver(t *testing.T) {
 		}
 	}
 	first := own()
-	must(t, store(first, "of the first"))
-	must(t, first.SaveCursors([]byte("cursors of the first")))
-	must(t, first.Close())
+	testkit.Must(t, store(first, "of the first"))
+	testkit.Must(t, first.SaveCursors([]byte("cursors of the first")))
+	testkit.Must(t, first.Close())
 
 	other := s.connect("c")
 	for _, trims := range []bool{true, false} {
 		taker, err := other.TakeOver("t", "b")
-		must(t, err)
+		testkit.Must(t, err)
 		back := own()
-		must(t, store(back, "of the broker that is back"))
-		must(t, back.SaveCursors([]byte("cursors of the broker that is back")))
+		testkit.Must(t, store(back, "of the broker that is back"))
+		testkit.Must(t, back.SaveCursors([]byte("cursors of the broker that is back")))
 		end, err := taker.Append(nil)
-		must(t, err)
+		testkit.Must(t, err)
 		if trims {
 			err = taker.Trim(end)
-			must(t, taker.Close())
+			testkit.Must(t, taker.Close())
 		} else {
 			err = taker.Remove()
 		}
@@ -165,23 +159,23 @@ func TestTakingAPartOver(t *testing.T) {
 		if got := bodies(back); !slices.Contains(got, "of the broker that is back") {
 			t.Errorf("trimming %v: the broker that is back has %q", trims, got)
 		}
-		must(t, back.Close())
+		testkit.Must(t, back.Close())
 		back = own()
 		if snapshot, err := back.LoadCursors(); err != nil || string(snapshot) != "cursors of the broker that is back" {
 			t.Errorf("trimming %v: cursors %q, %v", trims, snapshot, err)
 		}
-		must(t, back.Close())
+		testkit.Must(t, back.Close())
 	}
 
 	stale := own()
-	must(t, store(stale, "one more"))
-	must(t, stale.SaveCursors([]byte("one more")))
+	testkit.Must(t, store(stale, "one more"))
+	testkit.Must(t, stale.SaveCursors([]byte("one more")))
 	taker, err := other.TakeOver("t", "b")
-	must(t, err)
+	testkit.Must(t, err)
 	if got := bodies(taker); !slices.Contains(got, "one more") {
 		t.Errorf("to be taken over are %q", got)
 	}
-	must(t, taker.Remove())
+	testkit.Must(t, taker.Remove())
 	if _, err := other.TakeOver("t", "b"); !errors.Is(err, replicated.ErrNoPart) {
 		t.Errorf("what was taken over is taken over again: %v", err)
 	}
@@ -190,32 +184,32 @@ func TestTakingAPartOver(t *testing.T) {
 		t.Errorf("its broker finds topics %q, %v", topics, err)
 	}
 	l, err := again.Open("t", 0)
-	must(t, err)
+	testkit.Must(t, err)
 	if snapshot, err := l.LoadCursors(); err != nil || snapshot != nil {
 		t.Errorf("it finds cursors %q, %v", snapshot, err)
 	}
-	must(t, store(l, "anew"))
+	testkit.Must(t, store(l, "anew"))
 	if err := stale.SaveCursors([]byte("too late")); !errors.Is(err, replicated.ErrFenced) {
 		t.Errorf("who had it saves cursors: %v", err)
 	}
 	if err := store(stale, "too late"); !errors.Is(err, replicated.ErrFenced) {
 		t.Errorf("who had it stores: %v", err)
 	}
-	must(t, stale.Remove())
-	must(t, store(l, "and more"))
-	must(t, l.SaveCursors([]byte("anew")))
+	testkit.Must(t, stale.Remove())
+	testkit.Must(t, store(l, "and more"))
+	testkit.Must(t, l.SaveCursors([]byte("anew")))
 	if got := bodies(l); len(got) != 2 {
 		t.Errorf("it has %q", got)
 	}
-	must(t, l.Remove())
+	testkit.Must(t, l.Remove())
 }
 
 // Many claim a part at the same time: each has it, and the last one owns it.
 func TestManyClaimAPart(t *testing.T) {
 	s := startServers(t, 3)
 	first, err := s.connect("b").Open("t", 0)
-	must(t, err)
-	must(t, first.Close())
+	testkit.Must(t, err)
+	testkit.Must(t, first.Close())
 	var logs []*replicated.Log
 	var mu sync.Mutex
 	var all sync.WaitGroup
@@ -245,7 +239,7 @@ func TestManyClaimAPart(t *testing.T) {
 		case !errors.Is(err, replicated.ErrFenced) || !errors.Is(saved, replicated.ErrFenced):
 			t.Errorf("stores: %v, saves: %v", err, saved)
 		}
-		must(t, l.Close())
+		testkit.Must(t, l.Close())
 	}
 	if owners != 1 {
 		t.Errorf("%d own it", owners)
@@ -258,7 +252,7 @@ func TestServersAreLost(t *testing.T) {
 	s := startServers(t, 3)
 	c := s.connect("b")
 	l, err := c.Open("t", 0)
-	must(t, err)
+	testkit.Must(t, err)
 	const writers, each = 4, 150
 	var mu sync.Mutex
 	acked := make(map[commitlog.Offset]string)
@@ -306,7 +300,7 @@ func TestServersAreLost(t *testing.T) {
 	var batch commitlog.Batch
 	for {
 		from := batch.Next
-		must(t, l.Read(from, commitlog.Limit{Records: 100, Bytes: 1 << 20}, &batch))
+		testkit.Must(t, l.Read(from, commitlog.Limit{Records: 100, Bytes: 1 << 20}, &batch))
 		if batch.Next == from {
 			break
 		}
@@ -320,5 +314,5 @@ func TestServersAreLost(t *testing.T) {
 	if len(acked) > 0 {
 		t.Errorf("%d that were stored are gone: %v", len(acked), acked)
 	}
-	must(t, l.Remove())
+	testkit.Must(t, l.Remove())
 }

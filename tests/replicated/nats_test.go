@@ -11,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/replicated"
 )
 
@@ -57,9 +58,7 @@ func startServers(t *testing.T, n int, set ...func(*server.Options)) *servers {
 func (s *servers) start(i int) {
 	s.t.Helper()
 	one, err := server.NewServer(s.options[i].Clone())
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.Must(s.t, err)
 	one.Start()
 	s.all[i] = one
 }
@@ -127,9 +126,7 @@ func freePorts(t *testing.T, n int) (ports []int) {
 	t.Helper()
 	for range n {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer l.Close()
 		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
@@ -48,13 +49,13 @@ func startCluster(t *testing.T, s *servers, brokers int) *cluster {
 	}
 	localtest.Srtm(t, c.RPC, create...)
 	cl, err := client.New(client.Config{Address: c.RPC})
-	must(t, err)
-	t.Cleanup(func() { must(t, cl.Close(context.Background())) })
+	testkit.Must(t, err)
+	t.Cleanup(func() { testkit.Must(t, cl.Close(context.Background())) })
 	for i := range publishers {
 		ctx, cancel := context.WithTimeout(t.Context(), local.Patience)
 		p, err := cl.Publisher(ctx, "t", fmt.Sprintf("g-%d", i))
 		cancel()
-		must(t, err)
+		testkit.Must(t, err)
 		c.pubs = append(c.pubs, p)
 	}
 	return c
@@ -90,7 +91,7 @@ func (c *cluster) publish(name string, each int) {
 func (c *cluster) topic() *srtmv1.Topic {
 	c.t.Helper()
 	r, err := srtmv1.NewAdminServiceClient(localtest.Dial(c.t, c.RPC)).GetTopic(c.t.Context(), &srtmv1.GetTopicRequest{Name: "t"})
-	must(c.t, err)
+	testkit.Must(c.t, err)
 	return r.GetTopic()
 }
 
@@ -113,13 +114,13 @@ func TestAnotherBrokerTakesOver(t *testing.T) {
 		done := 0.
 		for _, b := range c.Brokers {
 			n, err := localtest.Metric(b, "srtm_nsqd_topic_disk_needed_bytes")
-			must(t, err)
+			testkit.Must(t, err)
 			done += n
 		}
 		return done > 0
 	})
 
-	must(t, c.Brokers[0].Kill())
+	testkit.Must(t, c.Brokers[0].Kill())
 	killed := time.Now()
 	rest := make(chan string, 10_000)
 	localtest.Consume(t, "t", "c", nsq.HandlerFunc(func(m *nsq.Message) error {
@@ -175,7 +176,7 @@ func TestAnotherBrokerTakesOver(t *testing.T) {
 		return err == nil && n > 0
 	})
 	text, _, err := localtest.Ask("GET", "http://"+back.HTTP+"/stats?format=json", "")
-	must(t, err)
+	testkit.Must(t, err)
 	if strings.Contains(text, `"topic_name":"t"`) {
 		t.Errorf("a broker that comes back has what was taken over:\n%s", text)
 	}
@@ -208,16 +209,16 @@ func startBroker(t *testing.T, s *servers, id string) (*broker.Broker, *broker.T
 		Path: filepath.Join(dir, "messages"), Metadata: filepath.Join(dir, "metadata.json"),
 		Overflow: 1000, MaxRecord: 1 << 20, Replicated: c, Log: log,
 	})
-	must(t, err)
+	testkit.Must(t, err)
 	b, err := broker.New(broker.Config{Capacity: 100, MaxMsgTimeout: time.Minute, AutoCreate: true, Storage: storage})
-	must(t, err)
-	must(t, b.Restore())
+	testkit.Must(t, err)
+	testkit.Must(t, b.Restore())
 	topic, err := b.CreateTopic("t")
-	must(t, err)
-	must(t, topic.CreateChannel("c"))
+	testkit.Must(t, err)
+	testkit.Must(t, topic.CreateChannel("c"))
 	t.Cleanup(func() {
 		_ = b.Close() // one that has lost its connection cannot say what it has
-		must(t, storage.Close())
+		testkit.Must(t, storage.Close())
 	})
 	return b, topic, c
 }
@@ -234,8 +235,8 @@ func TestATakeOverIsInterrupted(t *testing.T) {
 		all = append(all, fmt.Sprint("message ", i))
 	}
 	var stored broker.Stored
-	must(t, topic.PublishBatch(clock.Mono(), clock.Wall(), broker.Published{Stored: &stored}, all))
-	must(t, topic.Sync(stored))
+	testkit.Must(t, topic.PublishBatch(clock.Mono(), clock.Wall(), broker.Published{Stored: &stored}, all))
+	testkit.Must(t, topic.Sync(stored))
 	a.Close() // as if its machine were gone
 
 	b, half, bc := startBroker(t, s, "b")
@@ -246,22 +247,22 @@ func TestATakeOverIsInterrupted(t *testing.T) {
 	}()
 	within(t, "something is taken over", func() bool { return half.Stats().Channels[0].Ready > 0 })
 	bc.Close()
-	must(t, ended(b, taken))
+	testkit.Must(t, ended(b, taken))
 
 	last, _, c := startBroker(t, s, "c")
 	for _, from := range []string{"a", "b", "nobody"} {
 		count, err := last.TakeOver("t", from)
-		must(t, err)
+		testkit.Must(t, err)
 		t.Logf("%d messages from %s", count, from)
 	}
-	must(t, last.Close())
+	testkit.Must(t, last.Close())
 	l, err := c.Open("t", 0)
-	must(t, err)
-	t.Cleanup(func() { must(t, l.Close()) })
+	testkit.Must(t, err)
+	t.Cleanup(func() { testkit.Must(t, l.Close()) })
 	seen := map[string]int{}
 	var batch commitlog.Batch
 	for at := commitlog.Offset(0); ; at = batch.Next {
-		must(t, l.Read(at, commitlog.Limit{Records: 1000, Bytes: 1 << 20}, &batch))
+		testkit.Must(t, l.Read(at, commitlog.Limit{Records: 1000, Bytes: 1 << 20}, &batch))
 		if batch.Next == at {
 			break
 		}
@@ -296,9 +297,9 @@ func TestABrokerThatWasTakenOverYields(t *testing.T) {
 	c.publish("before", 20)
 	frozen := c.Brokers[0]
 	stock := localtest.Producer(t, frozen.TCP, "g-0")
-	must(t, stock.Publish("t", []byte("by a stock producer")))
-	must(t, frozen.Signal(syscall.SIGSTOP))
-	thaw := sync.OnceFunc(func() { must(t, frozen.Signal(syscall.SIGCONT)) })
+	testkit.Must(t, stock.Publish("t", []byte("by a stock producer")))
+	testkit.Must(t, frozen.Signal(syscall.SIGSTOP))
+	thaw := sync.OnceFunc(func() { testkit.Must(t, frozen.Signal(syscall.SIGCONT)) })
 	t.Cleanup(thaw)
 	localtest.WaitFor(t, "the other has all of it", func() bool {
 		n, err := localtest.Metric(c.Brokers[1], "srtm_nsqd_channel_ready_messages")

@@ -55,7 +55,7 @@ func TestNATSThatIsOfNoUse(t *testing.T) {
 	// With the right ones a broker stores and delivers.
 	b := localtest.NSQD(t, "", "--durability=replicated", "--jetstream-url="+strings.Replace(locked.url(), "//", "//srtm:secret@", 1),
 		"--jetstream-tls-ca="+authority.File, "--jetstream-replicas=1", "--broker-id=b")
-	must(t, localtest.Producer(t, b.TCP, "p").Publish("t", []byte("safe")))
+	testkit.Must(t, localtest.Producer(t, b.TCP, "p").Publish("t", []byte("safe")))
 	got := make(localtest.Bodies, 10)
 	localtest.Consume(t, "t", "c", got, nil, b.TCP)
 	got.Want(t, "safe")
@@ -64,7 +64,7 @@ func TestNATSThatIsOfNoUse(t *testing.T) {
 // earlier is the URL of what says that it is an earlier release.
 func earlier(t *testing.T) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
+	testkit.Must(t, err)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -81,7 +81,7 @@ func earlier(t *testing.T) string {
 		}
 	}()
 	t.Cleanup(func() {
-		must(t, l.Close())
+		testkit.Must(t, l.Close())
 		<-done
 	})
 	return "nats://" + l.Addr().String()
@@ -118,7 +118,7 @@ func TestNATSComesLater(t *testing.T) {
 	}()
 	<-said
 	s.start(0)
-	must(t, <-ended)
+	testkit.Must(t, <-ended)
 }
 
 type writer func([]byte)
@@ -144,7 +144,7 @@ func TestMostServersAreAway(t *testing.T) {
 		return err
 	}
 	for n := range 20 {
-		must(t, publish(fmt.Sprint("before ", n)))
+		testkit.Must(t, publish(fmt.Sprint("before ", n)))
 	}
 	s.stop(1)
 	s.stop(2)
@@ -158,7 +158,7 @@ func TestMostServersAreAway(t *testing.T) {
 	}
 	within(t, "the broker is not healthy", func() bool {
 		healthy, err := localtest.Metric(b, "srtm_nsqd_disk_healthy")
-		must(t, err)
+		testkit.Must(t, err)
 		return healthy == 0
 	})
 	s.start(1)
@@ -186,7 +186,7 @@ func TestAStreamIsFull(t *testing.T) {
 	localtest.Ask(http.MethodPost, "http://"+b.HTTP+"/topic/create?topic=t", "")
 	localtest.Ask(http.MethodPost, "http://"+b.HTTP+"/channel/create?topic=t&channel=c", "")
 	producer, err := localtest.NewProducer(b.TCP, "p")
-	must(t, err)
+	testkit.Must(t, err)
 	var want []string
 	for n := 0; err == nil && n < 1000; n++ {
 		body := fmt.Sprint(n) + strings.Repeat("x", 40_000)
@@ -200,7 +200,7 @@ func TestAStreamIsFull(t *testing.T) {
 	if refused, err := localtest.Metric(b, "srtm_nsqd_topic_messages_refused_total"); err != nil || refused < 1 {
 		t.Errorf("%v are counted: %v", refused, err)
 	}
-	must(t, b.Kill())
+	testkit.Must(t, b.Kill())
 	producer.Stop()
 
 	b = start()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -42,7 +43,7 @@ func natsServer() {
 func natsProgram(t *testing.T) string {
 	t.Helper()
 	self, err := os.Executable()
-	must(t, err)
+	testkit.Must(t, err)
 	t.Setenv(asNATS, "1")
 	return self
 }
@@ -63,11 +64,11 @@ func TestUpReplicated(t *testing.T) {
 		t.Error(err)
 	}
 	entries, err := os.ReadDir(dir)
-	must(t, err)
+	testkit.Must(t, err)
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), "broker") && e.IsDir() {
 			logs, err := os.ReadDir(dir + "/" + e.Name() + "/messages")
-			must(t, err)
+			testkit.Must(t, err)
 			for _, l := range logs {
 				if strings.HasSuffix(l.Name(), ".log") {
 					t.Errorf("%s has a log in files: %s", e.Name(), l.Name())

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -40,9 +41,7 @@ func TestThePageOfTwoMachines(t *testing.T) {
 		}
 	}
 	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	all := blocks.FindAllStringSubmatch(string(text), -1)
 	if n := strings.Count(string(text), "\n```") / 2; len(all) != n || n < 5 {
 		t.Fatalf("%d blocks of sh, of %d", len(all), n)
@@ -50,16 +49,12 @@ func TestThePageOfTwoMachines(t *testing.T) {
 	m := &machines{t: t, home: t.TempDir()}
 	m.separate()
 	for _, name := range []string{"A", "B"} {
-		if err := os.MkdirAll(filepath.Join(m.home, name, "srtm"), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.MkdirAll(filepath.Join(m.home, name, "srtm"), 0o700))
 	}
 	m.write("scp", "#!/bin/bash\nfor last; do :; done\ncp \"${@:1:$#-1}\" \"$OTHER/${last#*:}\"\n")
 	for _, name := range []string{"loaddistributor", "nsqd", "tools/srtm"} {
 		program := localtest.Program(t, name)
-		if err := os.Symlink(program, filepath.Join(m.home, filepath.Base(program))); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Symlink(program, filepath.Join(m.home, filepath.Base(program))))
 	}
 	for i, block := range all {
 		first, _, _ := strings.Cut(block[1], "\n")
@@ -142,19 +137,13 @@ func (m *machines) run(machine, block string) bool {
 	cmd.Env = append(os.Environ(), "HOME="+home, "OTHER="+filepath.Join(m.home, "B"), "PATH="+m.home+":"+os.Getenv("PATH"))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	log, err := os.Create(filepath.Join(home, "log")) // no pipe: what is left running may keep it open
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer log.Close()
 	ended, running, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = log, log, []*os.File{running}
 	err = errors.Join(cmd.Start(), running.Close())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() {
 		defer ended.Close()
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) // most blocks leave nothing

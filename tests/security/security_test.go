@@ -34,9 +34,7 @@ type site struct {
 func (s *site) file(text string) string {
 	s.t.Helper()
 	path := filepath.Join(s.t.TempDir(), "file")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.Must(s.t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
@@ -142,9 +140,7 @@ func (s *site) publishes(broker *local.Process) {
 	localtest.Run(t, localtest.Program(t, "tools/srtm"), free[1]+"/healthz", flags...)
 	got := make(localtest.Bodies, 1)
 	localtest.Consume(t, "t", "c", got, nil, broker.TCP)
-	if err := localtest.Producer(t, free[0], "p1").Publish("t", []byte("trusted")); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, localtest.Producer(t, free[0], "p1").Publish("t", []byte("trusted")))
 	got.Want(t, "trusted")
 }
 
