@@ -187,22 +187,13 @@ func (s *Server) auditStream(srv any, stream grpc.ServerStream, info *grpc.Strea
 	if a == nil || !audited(info.FullMethod) {
 		return next(srv, stream)
 	}
-	first := &firstRequest{ServerStream: stream}
-	err := next(srv, first)
-	a.call(stream.Context(), info.FullMethod, first.request, err, true)
-	return err
-}
-
-// firstRequest remembers the first message of a stream.
-type firstRequest struct {
-	grpc.ServerStream
-	request any
-}
-
-func (s *firstRequest) RecvMsg(m any) error {
-	err := s.ServerStream.RecvMsg(m)
-	if err == nil && s.request == nil {
-		s.request = m
-	}
+	var first any
+	err := next(srv, heard{stream, func(m any) error {
+		if first == nil {
+			first = m
+		}
+		return nil
+	}})
+	a.call(stream.Context(), info.FullMethod, first, err, true)
 	return err
 }

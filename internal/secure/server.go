@@ -90,9 +90,9 @@ func (c *ServerConfig) flags(fs *flag.FlagSet, what string, listeners []string) 
 // read again when they have changed; who is connected stays so.
 type Server struct {
 	// Set once.
-	tls     *fresh[serverTLS] // nil: in clear
-	mutual  bool              // clients show certificates
-	tokens  *Tokens           // nil: clients need none
+	tls     *fresh[*tls.Config] // nil: in clear
+	mutual  bool                // clients show certificates
+	tokens  *Tokens             // nil: clients need none
 	httpTLS bool
 	httpTip string // the flags that give HTTP TLS
 	force   string
@@ -101,12 +101,6 @@ type Server struct {
 	auditor atomic.Pointer[Auditor] // nil: until Log
 
 	told atomic.Int64 // when a failed handshake was logged last, in Unix seconds
-}
-
-// serverTLS is the same for both protocols, which differ in what they negotiate.
-type serverTLS struct {
-	rpc  credentials.TransportCredentials
-	http *tls.Config
 }
 
 // Load reads the files, or returns everything that is wrong.
@@ -159,8 +153,8 @@ func (s *Server) HTTPTLS() bool { return s.httpTLS }
 func (s *Server) Tokens() *Tokens { return s.tokens }
 
 // readTLS reads the certificate, its key, and the clients' authorities.
-func (c ServerConfig) readTLS() (serverTLS, error) {
-	cfg := &tls.Config{MinVersion: tls.VersionTLS12}
+func (c ServerConfig) readTLS() (*tls.Config, error) {
+	cfg := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}}
 	var errs []error
 	pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
 	if err != nil {
@@ -173,12 +167,12 @@ func (c ServerConfig) readTLS() (serverTLS, error) {
 		}
 		cfg.ClientAuth = tls.RequireAndVerifyClientCert
 	}
-	if err := errors.Join(errs...); err != nil {
-		return serverTLS{}, err
-	}
-	http := cfg.Clone()
-	http.NextProtos = []string{"h2", "http/1.1"}
-	return serverTLS{rpc: credentials.NewTLS(cfg), http: http}, nil
+	return cfg, errors.Join(errs...)
+}
+
+// renewedTLS has each handshake go by the files as they are then.
+func (s *Server) renewedTLS() *tls.Config {
+	return &tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return s.tls.get(), nil }}
 }
 
 func (c ServerConfig) readPool() (*x509.CertPool, error) {
@@ -238,7 +232,7 @@ func (s *Server) Check(flag, address string, safe bool, want string) error {
 func (s *Server) Options() []grpc.ServerOption {
 	options := []grpc.ServerOption{grpc.ChainUnaryInterceptor(s.auditUnary), grpc.ChainStreamInterceptor(s.auditStream)}
 	if s.tls != nil {
-		options = append(options, grpc.Creds(telling{renewed(func() credentials.TransportCredentials { return s.tls.get().rpc }), s}))
+		options = append(options, grpc.Creds(telling{credentials.NewTLS(s.renewedTLS()), s}))
 	}
 	if s.tokens != nil {
 		options = append(options, grpc.InTapHandle(s.authorise), grpc.ChainStreamInterceptor(bind))
@@ -296,36 +290,40 @@ type boundKey struct{}
 
 // bind refuses a hello of another broker than the caller may be.
 func bind(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-	if broker, bound := stream.Context().Value(boundKey{}).(string); bound {
-		stream = &boundStream{stream, broker}
+	broker, bound := stream.Context().Value(boundKey{}).(string)
+	if !bound {
+		return next(srv, stream)
 	}
-	return next(srv, stream)
+	return next(srv, heard{stream, func(m any) error {
+		id := broker
+		switch m := m.(type) {
+		case *srtmv1.BrokerMessage:
+			if m.GetHello() != nil {
+				id = m.GetHello().BrokerId
+			}
+		case *srtmv1.NodeMessage:
+			if m.GetHello() != nil {
+				id = m.GetHello().BrokerId
+			}
+		}
+		if id != broker {
+			return refused(codes.PermissionDenied, "PERMISSION_DENIED", fmt.Sprintf("this is broker %s's token or certificate, not %.80q's", broker, id))
+		}
+		return nil
+	}})
 }
 
-type boundStream struct {
+// heard is a stream of which each message is looked at when it has come.
+type heard struct {
 	grpc.ServerStream
-	broker string
+	look func(m any) error
 }
 
-func (s *boundStream) RecvMsg(m any) error {
-	if err := s.ServerStream.RecvMsg(m); err != nil {
+func (h heard) RecvMsg(m any) error {
+	if err := h.ServerStream.RecvMsg(m); err != nil {
 		return err
 	}
-	id := s.broker
-	switch m := m.(type) {
-	case *srtmv1.BrokerMessage:
-		if m.GetHello() != nil {
-			id = m.GetHello().BrokerId
-		}
-	case *srtmv1.NodeMessage:
-		if m.GetHello() != nil {
-			id = m.GetHello().BrokerId
-		}
-	}
-	if id != s.broker {
-		return refused(codes.PermissionDenied, "PERMISSION_DENIED", fmt.Sprintf("this is broker %s's token or certificate, not %.80q's", s.broker, id))
-	}
-	return nil
+	return h.look(m)
 }
 
 func refused(code codes.Code, reason, text string) error {
@@ -337,9 +335,7 @@ func (s *Server) Listener(ln net.Listener) net.Listener {
 	if !s.httpTLS {
 		return ln
 	}
-	return tls.NewListener(ln, &tls.Config{
-		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return s.tls.get().http, nil },
-	})
+	return tls.NewListener(ln, s.renewedTLS())
 }
 
 // Handler returns next behind the tokens: what changes something and what is
