@@ -74,54 +74,53 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 			err = errors.Join(err, c.Stop())
 		}
 	}()
-	start := func(name, binary string, args ...string) error {
-		p, err := Start(filepath.Join(cfg.BinDir, binary), args, Options{Log: filepath.Join(cfg.LogDir, name+".log")})
-		if err != nil {
-			return fmt.Errorf("%w (build the binaries, or name their folder with --bin-dir)", err)
-		}
-		p.name = name
-		c.processes = append(c.processes, p)
-		return nil
+	// What is started, in this order.
+	type program struct {
+		name, binary string
+		flags        []string
 	}
-	adaptor := addresses[2]
-	if err := start("tbadaptor", "tbadaptor", "--grpc-address", adaptor, "--http-address", addresses[3]); err != nil {
-		return nil, err
-	}
-	args := []string{"--grpc-address", c.GRPC, "--http-address", c.Lookup, "--tcp-address=", "--store=memory", "--tbadaptor-address", adaptor}
-	if err := start("loaddistributor", "loaddistributor", append(args, cfg.LoaddistributorFlags...)...); err != nil {
-		return nil, err
+	adaptor, brokerFlags := addresses[2], slices.Clone(cfg.BrokerFlags)
+	programs := []program{
+		{"tbadaptor", "tbadaptor", []string{"--grpc-address", adaptor, "--http-address", addresses[3]}},
+		{"loaddistributor", "loaddistributor", append([]string{
+			"--grpc-address", c.GRPC, "--http-address", c.Lookup, "--tcp-address=", "--store=memory", "--tbadaptor-address", adaptor,
+		}, cfg.LoaddistributorFlags...)},
 	}
 	if cfg.Admission {
-		if err := start("admission", "admission", "--data-path", cfg.LogDir, "--grpc-address", addresses[4], "--http-address", addresses[5], "--udp-address", addresses[6]); err != nil {
-			return nil, err
-		}
+		programs = append(programs, program{"admission", "admission", []string{
+			"--data-path", cfg.LogDir, "--grpc-address", addresses[4], "--http-address", addresses[5], "--udp-address", addresses[6],
+		}})
+		brokerFlags = append(brokerFlags, "--admission-address="+addresses[6])
 		if c.Admission, err = grpc.NewClient(addresses[4], grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
 			return nil, fmt.Errorf("admission at %s: %w", addresses[4], err)
 		}
-		cfg.BrokerFlags = append(slices.Clone(cfg.BrokerFlags), "--admission-address="+addresses[6])
 	}
 	if cfg.NATS != "" {
 		var urls string
 		if c.nats, urls, err = NATS(cfg.NATS, cfg.LogDir, 3); err != nil {
 			return nil, err
 		}
-		cfg.BrokerFlags = append(slices.Clone(cfg.BrokerFlags), "--durability=replicated", "--jetstream-url="+urls)
+		brokerFlags = append(brokerFlags, "--durability=replicated", "--jetstream-url="+urls)
 	}
-	for i := 1; i <= cfg.Brokers; i++ {
-		name := "broker" + strconv.Itoa(i)
+	for i := range cfg.Brokers {
+		name := "broker" + strconv.Itoa(i+1)
 		data, err := os.MkdirTemp(cfg.LogDir, name+"-data-") // not an earlier cluster's
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 		// A broker finds free ports itself and tells the loaddistributor.
-		args := []string{
+		programs = append(programs, program{name, "nsqd", append([]string{
 			"--tcp-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--broadcast-address", "127.0.0.1",
-			"--broker-id", name, "--mcap", strconv.FormatInt(cfg.Mcap, 10), "--loaddistributor-address", c.GRPC,
-			"--data-path", data,
+			"--broker-id", name, "--mcap", strconv.FormatInt(cfg.Mcap, 10), "--loaddistributor-address", c.GRPC, "--data-path", data,
+		}, brokerFlags...)})
+	}
+	for _, one := range programs {
+		p, err := Start(filepath.Join(cfg.BinDir, one.binary), one.flags, Options{Log: filepath.Join(cfg.LogDir, one.name+".log")})
+		if err != nil {
+			return nil, fmt.Errorf("%w (build the binaries, or name their folder with --bin-dir)", err)
 		}
-		if err := start(name, "nsqd", append(args, cfg.BrokerFlags...)...); err != nil {
-			return nil, err
-		}
+		p.name = one.name
+		c.processes = append(c.processes, p)
 	}
 	if c.Conn, err = grpc.NewClient(c.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
 		return nil, fmt.Errorf("loaddistributor at %s: %w", c.GRPC, err)
