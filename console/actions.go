@@ -8,14 +8,11 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
-	"strconv"
 	"time"
-
-	"google.golang.org/protobuf/types/known/emptypb"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/topics"
 )
 
 // actionTimeout bounds an action.
@@ -80,19 +77,8 @@ func (c *Console) seek(ctx context.Context, form url.Values) (string, error) {
 	if c.admin == nil {
 		return c.onHolders(ctx, form, "/channel/seek", url.Values{"topic": {form.Get("topic")}, "channel": {form.Get("channel")}, "to": {to}}, "Moved")
 	}
-	place := &srtmv1.Place{}
-	offset, numeric := strconv.ParseUint(to, 10, 64)
-	at, wrong := time.Parse(time.RFC3339Nano, to)
-	switch {
-	case to == "begin":
-		place.To = &srtmv1.Place_Begin{Begin: &emptypb.Empty{}}
-	case to == "end":
-		place.To = &srtmv1.Place_End{End: &emptypb.Empty{}}
-	case numeric == nil:
-		place.To = &srtmv1.Place_Offset{Offset: offset}
-	case wrong == nil:
-		place.To = &srtmv1.Place_Time{Time: timestamppb.New(at)}
-	default:
+	place, ok := topics.ParsePlace(to)
+	if !ok {
 		return "", &problem{http.StatusBadRequest, "Where to: begin, end, an offset, or a time such as 2026-01-02T15:04:05Z."}
 	}
 	reply, err := c.admin.SeekChannel(ctx, &srtmv1.SeekChannelRequest{Topic: form.Get("topic"), Channel: form.Get("channel"), To: place})

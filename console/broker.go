@@ -1,12 +1,12 @@
 package console
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -15,6 +15,9 @@ import (
 	"sync"
 	"time"
 	"unicode/utf8"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 )
@@ -94,21 +97,17 @@ func (c *Console) ask(ctx context.Context, by http.RoundTripper, method, address
 
 // brokerStats is what is shown of a broker's /stats.
 type brokerStats struct {
-	Version   string        `json:"version"`
 	Health    string        `json:"health"`
-	StartTime int64         `json:"start_time"`
 	Topics    []brokerTopic `json:"topics"`
 	Producers []client      `json:"producers"`
 }
 
 type brokerTopic struct {
-	Name         string          `json:"topic_name"`
-	Channels     []brokerChannel `json:"channels"`
-	Depth        int             `json:"depth"`
-	BackendDepth int             `json:"backend_depth"`
-	Messages     uint64          `json:"message_count"`
-	Paused       bool            `json:"paused"`
-	SRTM         struct {
+	Name     string          `json:"topic_name"`
+	Channels []brokerChannel `json:"channels"`
+	Depth    int             `json:"depth"`
+	Paused   bool            `json:"paused"`
+	SRTM     struct {
 		Limited bool    `json:"limited"`
 		Rate    float64 `json:"rate"`
 		Burst   int64   `json:"burst"`
@@ -116,13 +115,12 @@ type brokerTopic struct {
 			Access   quantiles `json:"access_us"`
 			Broker   quantiles `json:"processing_us"`
 			Consumer quantiles `json:"consumer_us"`
-			Delivery quantiles `json:"delivery_us"`
 		} `json:"latency"`
 	} `json:"srtm"`
 }
 
 type quantiles struct {
-	P50, P99, P999 int64 // µs
+	P99 int64 // µs
 }
 
 // Last is the quantile at 0.99 as a duration.
@@ -148,7 +146,6 @@ type client struct {
 	Ready     int    `json:"ready_count"`
 	InFlight  int    `json:"in_flight_count"`
 	Messages  uint64 `json:"message_count"`
-	TLS       bool   `json:"tls"`
 }
 
 // stats asks a broker for its figures, of one topic and channel, or all.
@@ -190,26 +187,15 @@ type metric struct {
 // metrics reads those that are shown from what a broker says of itself, and how long its
 // event loops were busy.
 func metrics(text []byte) (all []metric, busy map[string]float64) {
-	sums, busy := map[string]float64{}, map[string]float64{}
-	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
-		line := lines.Text()
-		at := strings.LastIndexByte(line, ' ')
-		if at < 0 || strings.HasPrefix(line, "#") {
-			continue
-		}
-		name, _, _ := strings.Cut(line[:at], "{")
-		v, _ := strconv.ParseFloat(line[at+1:], 64) // else nothing is added
-		sums[name] += v
-		if loop, is := loopOf(line); is {
-			busy[loop] = v
-		}
-	}
+	parser := expfmt.NewTextParser(model.LegacyValidation)
+	families, _ := parser.TextToMetricFamilies(bytes.NewReader(text)) // those before a fault
+	r := readingOf(slices.Collect(maps.Values(families)), time.Time{})
 	for _, m := range shownMetrics {
-		if v, there := sums[m.name]; there {
+		if v, there := r.sums[m.name]; there {
 			all = append(all, metric{m.text, v})
 		}
 	}
-	return all, busy
+	return all, r.busy
 }
 
 type brokerData struct {
@@ -268,7 +254,6 @@ func (c *Console) broker(ctx context.Context, q url.Values, _ user) (view, error
 type holder struct {
 	Broker  string
 	Trouble string // "": it answered
-	Topic   *brokerTopic
 	brokerChannel
 }
 
@@ -404,7 +389,6 @@ func (c *Console) peek(ctx context.Context, q url.Values, u user) (view, error) 
 type node struct {
 	Hostname   string   `json:"hostname"`
 	Broadcast  string   `json:"broadcast_address"`
-	TCP        int      `json:"tcp_port"`
 	HTTP       int      `json:"http_port"`
 	Version    string   `json:"version"`
 	Topics     []string `json:"topics"`

@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/rand"
 	"embed"
-	"errors"
 	"fmt"
 	"html/template"
 	"io/fs"
@@ -17,6 +16,7 @@ import (
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"google.golang.org/grpc"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
@@ -101,19 +101,15 @@ func New(cfg Config) (*Console, error) {
 		streams: streams{most: cmp.Or(cfg.Streams, 100), of: map[string]int{}},
 	}
 	_, _ = rand.Read(c.key) // never fails
-	c.dropped = prometheus.NewCounter(prometheus.CounterOpts{
+	auto := promauto.With(cfg.Metrics)
+	c.dropped = auto.NewCounter(prometheus.CounterOpts{
 		Name: "srtm_console_readers_dropped_total", Help: "Pages that were no longer kept up to date because their browser did not take what it was sent for 5 s.",
 	})
-	c.refused = prometheus.NewCounterVec(prometheus.CounterOpts{
+	c.refused = auto.NewCounterVec(prometheus.CounterOpts{
 		Name: "srtm_console_streams_refused_total", Help: "Pages that were not kept up to date because so many are already: all together, or those of one caller.",
 	}, []string{"reason"})
 	for _, bound := range []string{boundAll, boundCaller} {
 		c.refused.WithLabelValues(bound)
-	}
-	if cfg.Metrics != nil {
-		if err := errors.Join(cfg.Metrics.Register(c.dropped), cfg.Metrics.Register(c.refused)); err != nil {
-			return nil, fmt.Errorf("metrics of the console: %w", err)
-		}
 	}
 	c.end = sync.OnceFunc(func() { close(c.done) })
 	c.watched.init()

@@ -4,7 +4,6 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 )
@@ -55,11 +54,4 @@ func (l *loops) look(address string, busy map[string]float64, now time.Time) []u
 	}
 	l.known[address] = next
 	return next.used
-}
-
-// loopOf returns the label of a line that is of busyMetric.
-func loopOf(line string) (loop string, is bool) {
-	rest, is := strings.CutPrefix(line, busyMetric+`{loop="`)
-	loop, _, closed := strings.Cut(rest, `"`)
-	return loop, is && closed
 }

@@ -13,6 +13,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/console/history"
 	"github.com/srtm-io/srtm/console/why"
+	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/topics"
 )
 
@@ -28,6 +29,7 @@ var functions = template.FuncMap{
 	"milli":      func(v int64) string { return thousands(strconv.FormatFloat(float64(v)/1000, 'f', -1, 64)) },
 	"ms":         func(v float32) string { return why.Duration(time.Duration(float64(v) * 1e6)) },
 	"duration":   why.Duration,
+	"p99":        func(l *obs.Latency) string { return why.Duration(l.Quantile(0.99)) },
 	"ratio":      func(part, whole uint64) float64 { return float64(part) / float64(whole) },
 	"percent":    func(v float64) string { return strconv.FormatFloat(100*v, 'f', 2, 64) + " %" },
 	"clock":      func(ms int64) string { return time.UnixMilli(ms).UTC().Format("15:04:05") },
@@ -113,11 +115,7 @@ type overviewData struct {
 	States  []tally
 	Filter  string // part of names
 	State   string
-	Total   int // of the topics that the filter lets through
-	From    int // the first one shown, from 1
-	To      int
-	Back    string
-	Forward string
+	Pager   pager // of the topics that the filter lets through
 }
 
 type tally struct {
@@ -149,19 +147,18 @@ func (c *Console) overview(_ context.Context, q url.Values, _ user) (view, error
 		})
 	}
 	counts := map[string]int{}
-	from, _ := strconv.Atoi(q.Get("from")) // else from the first
-	from = max(0, from)
-	for _, t := range d.Topics {
+	var found []int // among all topics
+	for i, t := range d.Topics {
 		if !strings.Contains(t.Name, d.Filter) {
 			continue
 		}
-		counts[t.State]++
-		if d.State != "" && t.State != d.State {
-			continue
+		if counts[t.State]++; d.State == "" || t.State == d.State {
+			found = append(found, i)
 		}
-		if d.Total++; d.Total > from && len(d.Rows) < perPage {
-			d.Rows = append(d.Rows, listed{row: t})
-		}
+	}
+	found, d.Pager = paged(found, "/ui/", q, "from")
+	for _, i := range found {
+		d.Rows = append(d.Rows, listed{row: d.Topics[i]})
 	}
 	for _, state := range []string{"degraded", "placing", "preparing", "deleting", "active"} {
 		if counts[state] > 0 {
@@ -169,16 +166,6 @@ func (c *Console) overview(_ context.Context, q url.Values, _ user) (view, error
 		}
 	}
 	c.watched.judge(d.Rows)
-	link := func(from int) string {
-		return query("/ui/", "q", d.Filter, "state", d.State, "from", strconv.Itoa(from))
-	}
-	d.From, d.To = min(from+1, d.Total), min(from+perPage, d.Total)
-	if from > 0 {
-		d.Back = link(max(0, from-perPage))
-	}
-	if d.To < d.Total {
-		d.Forward = link(from + perPage)
-	}
 	return view{Template: "overview", Title: "Overview", Data: d}, nil
 }
 
@@ -187,8 +174,8 @@ func (w *watched) judge(rows []listed) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for i := range rows {
-		if t := w.topics[rows[i].Name]; t != nil && t.topic != nil {
-			v := why.Judge(t.topic)
+		if t := w.topics[rows[i].Name]; t != nil && t.Topic != nil {
+			v := why.Judge(t.Topic)
 			rows[i].Verdict = &v
 			rows[i].Last, _ = t.series.Last()
 		}
@@ -201,10 +188,7 @@ type part struct {
 	Publishers uint32
 	Wide       float64 // of its share among the contract, in percent
 	Offered    float32 // msg/s
-	Access     time.Duration
-	Broker     time.Duration
-	Consumer   time.Duration
-	Delivery   time.Duration
+	why.Latencies
 }
 
 // side is a topic as pages show it.
@@ -215,7 +199,6 @@ type side struct {
 	Penalty *why.Penalty
 	Parts   []part
 	Late    []stack
-	Stack   string // what Late shows, in words
 }
 
 // stack is a part of a p99 as a picture, in percent.
@@ -241,14 +224,8 @@ func (c *Console) see(ctx context.Context, name string) side {
 		publishers[q.BrokerId] = q.Publishers
 	}
 	for _, b := range s.Topic.GetStatus().GetBrokers() {
-		l := why.LatenciesOf(b.GetWindow())
-		p := part{
-			BrokerTopicStatus: b, Publishers: publishers[b.BrokerId],
-			Access: l.Access.Quantile(0.99), Broker: l.Broker.Quantile(0.99), Consumer: l.Consumer.Quantile(0.99), Delivery: l.Delivery.Quantile(0.99),
-		}
-		if d := b.GetWindow().GetInterval().AsDuration().Seconds(); d > 0 {
-			p.Offered = float32(float64(b.Window.Offered) / d)
-		}
+		p := part{BrokerTopicStatus: b, Publishers: publishers[b.BrokerId], Latencies: why.LatenciesOf(b.GetWindow())}
+		p.Offered = float32(topics.PerSecond(b.GetWindow().GetOffered(), b.GetWindow()))
 		if contract.GetRateMilli() > 0 {
 			p.Wide = 100 * float64(b.GetShare().GetRateMilli()) / float64(contract.GetRateMilli())
 		}

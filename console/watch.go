@@ -45,7 +45,6 @@ type row struct {
 
 // cluster is what the loaddistributor said last. Immutable.
 type cluster struct {
-	At      time.Time
 	Brokers []*srtmv1.Broker
 	Topics  []row  // by name
 	Trouble string // why it said nothing new; "": it did
@@ -53,22 +52,19 @@ type cluster struct {
 
 // tracked is a topic with a history.
 type tracked struct {
-	topic   *srtmv1.Topic
-	shares  *srtmv1.TopicShares // nil: not known
-	trouble string
-	gone    bool // it is no more
-	series  history.Series
-	viewed  time.Time // by a page
-	said    [3]string // what events were made of: state, fit, move
-	quotas  map[string]uint32
+	known  // but for what is the series'
+	series history.Series
+	viewed time.Time // by a page
+	said   [3]string // what events were made of: state, fit, move
+	quotas map[string]uint32
 }
 
 // known is a topic for a page, as a copy.
 type known struct {
-	Topic   *srtmv1.Topic // nil: it was never seen
-	Shares  *srtmv1.TopicShares
+	Topic   *srtmv1.Topic       // nil: it was never seen
+	Shares  *srtmv1.TopicShares // nil: not known
 	Trouble string
-	Gone    bool
+	Gone    bool // it is no more
 	Last    history.Sample
 	Events  []history.Event
 }
@@ -110,7 +106,7 @@ func (w *watched) rows(topic string, since int64) rows {
 		return rows{Topic: topic, Brokers: []string{}, Samples: [][]float64{}}
 	}
 	r := rowsOf(topic, &t.series, since)
-	r.SLO = t.topic.GetSpec().GetContract().GetSlo().GetLatency().AsDuration().Seconds() * 1000
+	r.SLO = t.Topic.GetSpec().GetContract().GetSlo().GetLatency().AsDuration().Seconds() * 1000
 	return r
 }
 
@@ -189,7 +185,7 @@ func (c *Console) list(ctx context.Context, before cluster, n int) cluster {
 		next.Trouble = problemOf(err).text
 		return next
 	}
-	next.At, next.Brokers = time.Now(), reply.Brokers
+	next.Brokers = reply.Brokers
 	if every := 1 + len(before.Topics)/500; n%every != 0 {
 		return next
 	}
@@ -243,8 +239,10 @@ func (c *Console) follow(ctx context.Context, name string) known {
 		return known{Trouble: "There is no topic " + name + "."}
 	}
 	t.viewed = time.Now()
-	last, _ := t.series.Last()
-	return known{Topic: t.topic, Shares: t.shares, Trouble: t.trouble, Gone: t.gone, Last: last, Events: t.series.Events()}
+	k := t.known
+	k.Last, _ = t.series.Last()
+	k.Events = t.series.Events()
+	return k
 }
 
 // sample asks how a topic is. It returns why there is nothing to be said of it.
@@ -270,9 +268,9 @@ func (c *Console) sample(ctx context.Context, name string) error {
 			}
 			return err
 		}
-		t.gone = status.Code(err) == codes.NotFound
-		t.trouble = problemOf(err).text
-		if t.gone {
+		t.Gone = status.Code(err) == codes.NotFound
+		t.Trouble = problemOf(err).text
+		if t.Gone {
 			t.say(now, 0, "state", "deleted")
 		}
 		return nil
@@ -303,7 +301,7 @@ func (t *tracked) learn(now time.Time, topic *srtmv1.Topic, shares *srtmv1.Topic
 	if t.quotas != nil && !maps.Equal(quotas, t.quotas) {
 		t.series.Note(history.Event{At: now.UnixMilli(), Kind: "move", Text: movedText(t.quotas, quotas, topic)})
 	}
-	t.topic, t.shares, t.trouble, t.gone, t.quotas = topic, shares, "", false, quotas
+	t.known, t.quotas = known{Topic: topic, Shares: shares}, quotas
 	held := map[string]float32{}
 	for _, b := range s.GetBrokers() {
 		held[b.BrokerId] = float32(b.GetShare().GetRateMilli()) / 1000
@@ -345,13 +343,11 @@ func movedText(before, after map[string]uint32, topic *srtmv1.Topic) string {
 func sampleOf(now time.Time, s *srtmv1.TopicStatus) history.Sample {
 	one := history.Sample{At: now.UnixMilli(), Exceeded: float32(s.GetExceedFraction()), Backlog: float32(s.GetPooled().GetBacklog())}
 	for _, b := range s.GetBrokers() {
-		window := b.GetWindow()
-		if d := float32(window.GetInterval().AsDuration().Seconds()); d > 0 {
-			one.Offered += float32(window.Offered) / d
-			one.Released += float32(window.Released) / d
-			one.Delivered += float32(window.Delivered) / d
-			one.Refused += float32(window.Refused) / d
-		}
+		w := b.GetWindow()
+		one.Offered += float32(topics.PerSecond(w.GetOffered(), w))
+		one.Released += float32(topics.PerSecond(w.GetReleased(), w))
+		one.Delivered += float32(topics.PerSecond(w.GetDelivered(), w))
+		one.Refused += float32(topics.PerSecond(w.GetRefused(), w))
 	}
 	l := why.LatenciesOf(s.GetPooled())
 	for i, of := range [history.Parts]*obs.Latency{history.Access: l.Access, history.Broker: l.Broker, history.Consumer: l.Consumer, history.Delivery: l.Delivery} {
@@ -367,7 +363,7 @@ func (w *watched) shrink(now time.Time) {
 	bytes := 0
 	for name, t := range w.topics {
 		last, any := t.series.Last()
-		if t.gone && (!any || now.UnixMilli()-last.At > history.Span.Milliseconds()) {
+		if t.Gone && (!any || now.UnixMilli()-last.At > history.Span.Milliseconds()) {
 			delete(w.topics, name)
 			continue
 		}

@@ -11,6 +11,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -144,15 +145,9 @@ type Penalty struct {
 // PenaltyOf computes it; false without traffic or shares.
 func PenaltyOf(t *srtmv1.Topic) (p Penalty, ok bool) {
 	status, contract := t.GetStatus(), t.GetSpec().GetContract()
-	window := func(s *srtmv1.TopicStats) float64 {
-		if d := s.GetInterval().AsDuration().Seconds(); d > 0 {
-			return float64(s.GetOffered()) / d
-		}
-		return 0
-	}
 	total, sum := 0.0, 0.0
 	for _, b := range status.GetBrokers() {
-		rate := window(b.GetWindow())
+		rate := topics.PerSecond(b.GetWindow().GetOffered(), b.GetWindow())
 		share := b.GetShare()
 		if rate == 0 {
 			continue

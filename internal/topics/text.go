@@ -4,6 +4,10 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/emptypb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 )
@@ -21,6 +25,30 @@ func value(name, prefix string) string {
 // SLO is an SLO in a line.
 func SLO(s *srtmv1.Slo) string {
 	return fmt.Sprintf("%.6g %% within %v", 100*s.GetQuantile(), s.GetLatency().AsDuration())
+}
+
+// PerSecond is how many of n there were in a second of what the statistics are about; 0
+// if that is not known.
+func PerSecond(n uint64, of *srtmv1.TopicStats) float64 {
+	if d := of.GetInterval().AsDuration().Seconds(); d > 0 {
+		return float64(n) / d
+	}
+	return 0
+}
+
+// ParsePlace reads where a channel is to go on: begin, end, an offset, or a time.
+func ParsePlace(text string) (*srtmv1.Place, bool) {
+	switch text {
+	case "begin":
+		return &srtmv1.Place{To: &srtmv1.Place_Begin{Begin: &emptypb.Empty{}}}, true
+	case "end":
+		return &srtmv1.Place{To: &srtmv1.Place_End{End: &emptypb.Empty{}}}, true
+	}
+	if offset, err := strconv.ParseUint(text, 10, 64); err == nil {
+		return &srtmv1.Place{To: &srtmv1.Place_Offset{Offset: offset}}, true
+	}
+	at, err := time.Parse(time.RFC3339Nano, text)
+	return &srtmv1.Place{To: &srtmv1.Place_Time{Time: timestamppb.New(at)}}, err == nil
 }
 
 // GroupForm is how ParseGroup wants a group.

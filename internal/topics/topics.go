@@ -13,6 +13,17 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 )
 
+// Pages asks for one page after the other of a list, until one says that no more follow.
+func Pages(ask func(token string) (next string, err error)) error {
+	for token := ""; ; {
+		next, err := ask(token)
+		if err != nil || next == "" {
+			return err
+		}
+		token = next
+	}
+}
+
 // Create follows a creation to its end, and returns the topic as it is then. each, unless
 // nil, is told of every step before.
 func Create(ctx context.Context, admin srtmv1.AdminServiceClient, request *srtmv1.CreateTopicRequest, each func(*srtmv1.CreateTopicResponse), options ...grpc.CallOption) (*srtmv1.Topic, error) {
