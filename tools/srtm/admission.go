@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/srtm/plan"
 )
@@ -29,7 +30,7 @@ for each key that begins so and has no rule of its own.`,
 // admissionLeaf is leaf for the admission service.
 func admissionLeaf(cmd *cobra.Command, do func(*call, srtmv1.AdmissionAdminClient) error) *cobra.Command {
 	c := &cli{}
-	c.flagsTo(cmd, "admission", "127.0.0.1:4192", "")
+	c.flagsTo(cmd, "admission", "127.0.0.1:4192", "gRPC `host:port` of the admission", patience)
 	return c.completes(cmd, func(x *call) error { return do(x, srtmv1.NewAdmissionAdminClient(x.conn)) })
 }
 
@@ -39,7 +40,6 @@ func ruleSetCommand() *cobra.Command {
 	var refill float64
 	var r srtmv1.AdmissionRule
 	var prefix, mode string
-	modes := map[string]srtmv1.AdmissionMode{"central": srtmv1.AdmissionMode_ADMISSION_MODE_CENTRAL, "lease": srtmv1.AdmissionMode_ADMISSION_MODE_LEASE}
 	cmd := admissionLeaf(&cobra.Command{
 		Use:   "set KEY --refill CREDITS/S --capacity CREDITS",
 		Short: "Add or replace a rule",
@@ -53,7 +53,7 @@ func ruleSetCommand() *cobra.Command {
 			return oneKey(cmd, args)
 		},
 		PreRunE: func(*cobra.Command, []string) error {
-			if r.Mode = modes[mode]; r.Mode == 0 {
+			if r.Mode, _ = named[srtmv1.AdmissionMode](srtmv1.AdmissionMode_value, "ADMISSION_MODE_", mode); r.Mode == 0 {
 				return usagef("--mode %q: want central or lease", mode)
 			}
 			return nil
@@ -86,34 +86,27 @@ func ruleSetCommand() *cobra.Command {
 func ruleGetCommand() *cobra.Command {
 	return admissionLeaf(&cobra.Command{Use: "get KEY", Short: "Show a key's own rule", Args: oneKey}, func(x *call, a srtmv1.AdmissionAdminClient) error {
 		r, err := a.GetRule(x.ctx, &srtmv1.GetRuleRequest{Key: x.args[0]})
-		if err != nil {
-			return err
-		}
-		return x.rules([]*srtmv1.AdmissionRule{r})
+		return x.rules([]*srtmv1.AdmissionRule{r}, err)
 	})
 }
 
 func ruleListCommand() *cobra.Command {
 	var prefix string
-	cmd := admissionLeaf(&cobra.Command{Use: "list", Short: "List rules, in the order of their keys", Args: noArguments}, func(x *call, a srtmv1.AdmissionAdminClient) error {
+	cmd := admissionLeaf(&cobra.Command{Use: "list", Short: "List rules, in the order of their keys"}, func(x *call, a srtmv1.AdmissionAdminClient) error {
 		var rules []*srtmv1.AdmissionRule
-		for request := (&srtmv1.ListRulesRequest{Prefix: prefix, PageSize: 1000}); ; {
-			page, err := a.ListRules(x.ctx, request)
-			if err != nil {
-				return err
-			}
+		err := topics.Pages(func(token string) (string, error) {
+			page, err := a.ListRules(x.ctx, &srtmv1.ListRulesRequest{Prefix: prefix, PageSize: 1000, PageToken: token})
 			rules = append(rules, page.GetRules()...)
-			if request.PageToken = page.GetNextPageToken(); request.PageToken == "" {
-				return x.rules(rules)
-			}
-		}
+			return page.GetNextPageToken(), err
+		})
+		return x.rules(rules, err)
 	})
 	cmd.Flags().StringVar(&prefix, "prefix", "", "only keys that begin with `text`")
 	return cmd
 }
 
-func (x *call) rules(rules []*srtmv1.AdmissionRule) error {
-	return list(x.cli, x.out, rules, "KEY\tREFILL/S\tCAPACITY\tOPTIONS", func(r *srtmv1.AdmissionRule) []any {
+func (x *call) rules(rules []*srtmv1.AdmissionRule, err error) error {
+	return list(x, rules, err, "KEY\tREFILL/S\tCAPACITY\tOPTIONS", func(r *srtmv1.AdmissionRule) []any {
 		var more []string
 		for _, f := range []struct {
 			set  bool
@@ -189,10 +182,7 @@ func admissionAskCommand() *cobra.Command {
 	cmd := admissionLeaf(&cobra.Command{Use: "ask KEY", Short: "Ask whether a key may go on, and take its credits", Args: oneKey}, func(x *call, a srtmv1.AdmissionAdminClient) error {
 		r.Key = x.args[0]
 		reply, err := a.Ask(x.ctx, &r)
-		if err != nil {
-			return err
-		}
-		return x.say(reply, "%s\n", verdictText(reply))
+		return x.say(reply, err, "%s\n", verdictText(reply))
 	})
 	cmd.Flags().Uint32Var(&r.Cost, "cost", 1, "`credits` that the request takes")
 	cmd.Flags().BoolVar(&r.Peek, "peek", false, "take nothing")
@@ -200,12 +190,9 @@ func admissionAskCommand() *cobra.Command {
 }
 
 func partitionListCommand() *cobra.Command {
-	return admissionLeaf(&cobra.Command{Use: "list", Short: "List the partitions of keys with the servers that own them", Args: noArguments}, func(x *call, a srtmv1.AdmissionAdminClient) error {
+	return admissionLeaf(&cobra.Command{Use: "list", Short: "List the partitions of keys with the servers that own them"}, func(x *call, a srtmv1.AdmissionAdminClient) error {
 		reply, err := a.ListPartitions(x.ctx, &srtmv1.ListPartitionsRequest{})
-		if err != nil {
-			return err
-		}
-		return list(x.cli, x.out, reply.GetPartitions(), "PARTITIONS\tSERVER\tMOVES TO", func(p *srtmv1.AdmissionPartitions) []any {
+		return list(x, reply.GetPartitions(), err, "PARTITIONS\tSERVER\tMOVES TO", func(p *srtmv1.AdmissionPartitions) []any {
 			return []any{fmt.Sprintf("%d-%d", p.GetFirst(), p.GetLast()), p.GetServer(), p.GetTarget()}
 		})
 	})

@@ -49,14 +49,11 @@ one for 10 s (the loaddistributor's --window).`,
 		if err == nil && wait {
 			b, err = x.emptied(b)
 		}
-		if err != nil {
-			return err
-		}
 		safe := ""
 		if b.GetSafeToStop() {
 			safe = "safe to stop " + b.GetId() + "\n"
 		}
-		return x.say(b, "broker %s: draining %v, topics on it: %d\n%s%s", b.GetId(), b.GetDraining(), len(b.GetTopics()), waits(b), safe)
+		return x.say(b, err, "broker %s: draining %v, topics on it: %d\n%s%s", b.GetId(), b.GetDraining(), len(b.GetTopics()), waits(b), safe)
 	})
 	cmd.Flags().BoolVar(&r.Undo, "undo", false, "end a drain: place on the broker again")
 	cmd.Flags().BoolVar(&wait, "wait", false, "wait until it is safe to stop, within --timeout")
@@ -139,11 +136,8 @@ func brokerCapacityCommand() *cobra.Command {
 		},
 	}, func(x *call) error {
 		r, err := x.admin.SetBrokerCapacity(x.ctx, &srtmv1.SetBrokerCapacityRequest{BrokerId: x.args[0], Mcap: mcap})
-		if err != nil {
-			return err
-		}
 		b := r.GetBroker()
-		return x.say(b, "broker %s: mcap %d msg/s, configured %d\n", b.GetId(), b.GetMcap(), b.GetConfiguredMcap())
+		return x.say(b, err, "broker %s: mcap %d msg/s, configured %d\n", b.GetId(), b.GetMcap(), b.GetConfiguredMcap())
 	})
 	cmd.Flags().Int64Var(&mcap, "mcap", 0, "maximum rate within the SLO, in `msg/s`")
 	cmd.Flags().BoolVar(&unset, "unset", false, "go back to what the broker is configured with")
@@ -167,10 +161,7 @@ then.`,
 		Args: oneBroker,
 	}, func(x *call) error {
 		r, err := x.admin.RemoveBroker(x.ctx, &srtmv1.RemoveBrokerRequest{BrokerId: x.args[0]})
-		if err != nil {
-			return err
-		}
-		return x.print(x.out, r, func() error {
+		return x.show(r, err, func() error {
 			if err := freedTable(x.out, x.args[0], r.GetFreed()); err != nil || len(r.GetLeft()) == 0 {
 				return err
 			}
@@ -188,13 +179,9 @@ func brokerListCommand() *cobra.Command {
 allocated to topics, both in msg/s, and whether its session is up. "mcap set" says
 that its capacity was set (calibrate, capacity), and is not what it is configured
 with.`,
-		Args: noArguments,
 	}, func(x *call) error {
 		r, err := x.admin.ListBrokers(x.ctx, &srtmv1.ListBrokersRequest{})
-		if err != nil {
-			return err
-		}
-		return list(x.cli, x.out, r.GetBrokers(), "BROKER\tTCP\tHTTP\tMCAP\tALLOCATED\tFREE\tSTATE\tVERSION", func(b *srtmv1.Broker) []any {
+		return list(x, r.GetBrokers(), err, "BROKER\tTCP\tHTTP\tMCAP\tALLOCATED\tFREE\tSTATE\tVERSION", func(b *srtmv1.Broker) []any {
 			state := "connected"
 			if !b.GetConnected() {
 				state = "gone"

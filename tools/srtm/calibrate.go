@@ -76,8 +76,8 @@ Exit code: 0; 1 on failure, or if not even --least was kept; 2 if the command li
 wrong.`,
 		Args: between(0, 1, "one broker"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if c.output != formJSON && c.output != formTable {
-				return usagef("--output %q is neither json nor table", c.output)
+			if err := c.check(); err != nil {
+				return err
 			}
 			cfg.Logger = slog.New(slog.DiscardHandler) // what go-nsq says of connections is in the outcome
 			var err error

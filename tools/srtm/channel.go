@@ -14,11 +14,10 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/types/known/emptypb"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/secure"
+	"github.com/srtm-io/srtm/internal/topics"
 )
 
 func channelCommand() *cobra.Command {
@@ -126,9 +125,10 @@ deferred it has no longer. What all channels have finished is there as long as n
 are asked at --nsqd-http-address.`,
 		Example: `  srtm channel seek orders billing --to 2026-01-02T15:04:05Z`,
 		Args:    topicAndChannel,
-		PreRunE: func(*cobra.Command, []string) (err error) {
-			if place, err = parsePlace(to); err != nil {
-				return err
+		PreRunE: func(*cobra.Command, []string) error {
+			var ok bool
+			if place, ok = topics.ParsePlace(to); !ok {
+				return usagef("--to %q: want begin, end, a time such as 2026-01-02T15:04:05Z, or an offset", to)
 			}
 			if _, offset := place.GetTo().(*srtmv1.Place_Offset); len(b.http) > 0 && only != "" || offset && len(b.http) > 1 {
 				return usagef("--nsqd-http-address goes without --broker, and --to an offset with one broker: each counts its own")
@@ -162,28 +162,11 @@ are asked at --nsqd-http-address.`,
 		if err != nil && len(all) == 0 {
 			return err
 		}
-		return errors.Join(err, list(x.cli, x.out, all, "BROKER\tOFFSET", func(o outcome) []any { return []any{o.Broker, o.Offset} }))
+		return errors.Join(err, list(x, all, nil, "BROKER\tOFFSET", func(o outcome) []any { return []any{o.Broker, o.Offset} }))
 	})
 	cmd.Flags().StringVar(&to, "to", "", "begin, end, a time as RFC 3339, or an offset: the `place`")
 	cmd.Flags().StringVar(&only, "broker", "", "`id` of the one broker that is to do it; empty: all of the topic")
 	return b.flags(cmd)
-}
-
-func parsePlace(text string) (*srtmv1.Place, error) {
-	switch text {
-	case "begin":
-		return &srtmv1.Place{To: &srtmv1.Place_Begin{Begin: &emptypb.Empty{}}}, nil
-	case "end":
-		return &srtmv1.Place{To: &srtmv1.Place_End{End: &emptypb.Empty{}}}, nil
-	}
-	if offset, err := strconv.ParseUint(text, 10, 64); err == nil {
-		return &srtmv1.Place{To: &srtmv1.Place_Offset{Offset: offset}}, nil
-	}
-	at, err := time.Parse(time.RFC3339Nano, text)
-	if err != nil {
-		return nil, usagef("--to %q: want begin, end, a time such as 2026-01-02T15:04:05Z, or an offset", text)
-	}
-	return &srtmv1.Place{To: &srtmv1.Place_Time{Time: timestamppb.New(at)}}, nil
 }
 
 func channelPeekCommand() *cobra.Command {
@@ -216,7 +199,7 @@ func channelPeekCommand() *cobra.Command {
 			}
 			return err
 		})
-		return errors.Join(err, list(x.cli, x.out, all, "BROKER\tOFFSET\tPUBLISHED\tATTEMPTS\tID\tBODY", func(m message) []any {
+		return errors.Join(err, list(x, all, nil, "BROKER\tOFFSET\tPUBLISHED\tATTEMPTS\tID\tBODY", func(m message) []any {
 			return []any{m.Broker, m.Offset, time.Unix(0, m.Timestamp).UTC().Format(time.RFC3339Nano), m.Attempts, m.ID, strconv.Quote(string(m.Body))}
 		}))
 	})

@@ -23,7 +23,6 @@ func clusterExportCommand() *cobra.Command {
 		Long: `export prints all that the loaddistributor has in its store, for "srtm cluster
 import" of the same or a later release. Messages, and the shares in force, are on the
 brokers and not in it.`,
-		Args: noArguments,
 	}, func(x *call) error {
 		stream, err := x.admin.ExportCluster(x.ctx, &srtmv1.ExportClusterRequest{})
 		for err == nil {
@@ -64,10 +63,7 @@ the export are not in it, those that were deleted after it come back. FILE may b
 			}
 		}
 		r, err := stream.CloseAndRecv()
-		if err != nil {
-			return err
-		}
-		return x.print(x.out, r, func() error {
+		return x.show(r, err, func() error {
 			for _, why := range r.LeftOut {
 				fmt.Fprintln(x.cmd.ErrOrStderr(), "left out:", why)
 			}

@@ -78,6 +78,7 @@ admission service and gateways through their own.
 Exit code: 0; 1 on failure; 2 if the command line is wrong; 3 if a topic cannot
 be placed on the brokers there are.`,
 		admissionCommand(), agent.Command(), topicCommand(), channelCommand(), brokerCommand(), shareCommand(), clusterCommand(), gatewayCommand(), pubCommand(), tailCommand(), topCommand(), doctorCommand(), plan.Command(), up.Command())
+	takeNoArguments(root)
 	root.Version, root.SilenceUsage, root.SilenceErrors = obs.Version(), true, true
 	root.SetVersionTemplate("srtm, {{.Version}}\n")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return lifecycle.UsageError{Err: err} })
@@ -86,7 +87,7 @@ be placed on the brokers there are.`,
 
 // parent returns a command that only has subcommands.
 func parent(use, short, long string, commands ...*cobra.Command) *cobra.Command {
-	cmd := &cobra.Command{Use: use, Short: short, Long: long, Args: noArguments, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	cmd := &cobra.Command{Use: use, Short: short, Long: long, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	cmd.AddCommand(commands...)
 	return cmd
 }
@@ -112,14 +113,23 @@ func (c *cli) completes(cmd *cobra.Command, do func(*call) error) *cobra.Command
 	return cmd
 }
 
-// noArguments and between are cobra's checks as usage errors.
-func noArguments(cmd *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return usagef("%s: unexpected argument %q", cmd.CommandPath(), args[0])
+// takeNoArguments has those of a command and its subcommands that do not say what
+// arguments they take refuse any.
+func takeNoArguments(cmd *cobra.Command) {
+	if cmd.Args == nil {
+		cmd.Args = func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usagef("%s: unexpected argument %q", cmd.CommandPath(), args[0])
+			}
+			return nil
+		}
 	}
-	return nil
+	for _, sub := range cmd.Commands() {
+		takeNoArguments(sub)
+	}
 }
 
+// between is cobra's check as a usage error.
 func between(minimum, maximum int, want string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) < minimum || len(args) > maximum {
@@ -141,27 +151,38 @@ func usagef(format string, args ...any) error {
 // flags adds the flags of every command that talks to a cluster.
 func (c *cli) flags(cmd *cobra.Command) {
 	address := cmp.Or(os.Getenv(addressEnv), "127.0.0.1:4170")
-	c.flagsTo(cmd, "loaddistributor", address, ", or of several with commas (environment: "+addressEnv+")")
+	c.flagsTo(cmd, "loaddistributor", address, "gRPC `host:port` of the loaddistributor, or of several with commas (environment: "+addressEnv+")", patience)
 }
 
 // flagsTo is flags for another server than the loaddistributor.
-func (c *cli) flagsTo(cmd *cobra.Command, server, address, more string) {
+func (c *cli) flagsTo(cmd *cobra.Command, server, address, usage string, timeout time.Duration) {
 	c.addressFlag = server + "-address"
-	cmd.Flags().StringVar(&c.address, c.addressFlag, address, "gRPC `host:port` of the "+server+more)
+	cmd.Flags().StringVar(&c.address, c.addressFlag, address, usage)
 	c.trust.Flags(cmd.Flags(), "", "the "+server)
 	cmd.Flags().StringVar(&c.output, "output", formTable, "`form` of the output: json or table")
-	cmd.Flags().DurationVar(&c.timeout, "timeout", 30*time.Second, "how long to wait for the "+server)
+	cmd.Flags().DurationVar(&c.timeout, "timeout", timeout, "how long to wait for the "+server)
 }
 
-// call runs do with a connection to the server that leads.
-func (c *cli) call(ctx context.Context, do func(*call) error) error {
+// patience is how long a server is waited for by default.
+const patience = 30 * time.Second
+
+// check says what is wrong with the flags.
+func (c *cli) check() error {
 	if c.output != formJSON && c.output != formTable {
 		return usagef("--output %q is neither json nor table", c.output)
 	}
 	if c.timeout <= 0 {
 		return usagef("--timeout %v is not positive", c.timeout)
 	}
-	var err error
+	return nil
+}
+
+// call runs do with a connection to the server that leads.
+func (c *cli) call(ctx context.Context, do func(*call) error) error {
+	err := c.check()
+	if err != nil {
+		return err
+	}
 	if c.options, err = c.trust.Load(""); err != nil {
 		return lifecycle.UsageError{Err: err}
 	}
@@ -213,17 +234,25 @@ func (c *cli) print(w io.Writer, v any, text func() error) error {
 	return text()
 }
 
-// say shows v as JSON, or as text.
-func (x *call) say(v any, format string, args ...any) error {
-	return x.print(x.out, v, func() error {
+// show prints what a call has returned as JSON, or as text does; err is the call's.
+func (x *call) show(v any, err error, text func() error) error {
+	if err != nil {
+		return err
+	}
+	return x.print(x.out, v, text)
+}
+
+// say is show with a text that needs no more than a format.
+func (x *call) say(v any, err error, format string, args ...any) error {
+	return x.show(v, err, func() error {
 		_, err := fmt.Fprintf(x.out, format, args...)
 		return err
 	})
 }
 
-// list shows messages or structs as a JSON array, or as a table.
-func list[M any](c *cli, w io.Writer, all []M, head string, cells func(M) []any) error {
-	return c.print(w, jsonArray(all), func() error { return table(w, head, all, cells) })
+// list is show of messages or structs: a JSON array, or a table.
+func list[M any](x *call, all []M, err error, head string, cells func(M) []any) error {
+	return x.show(jsonArray(all), err, func() error { return table(x.out, head, all, cells) })
 }
 
 func jsonArray[M any](all []M) []any {

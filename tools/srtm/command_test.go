@@ -304,7 +304,7 @@ func TestDescribeWithoutFigures(t *testing.T) {
 func TestAProfileIsShown(t *testing.T) {
 	delays := &srtmv1.AccessDelays{Mean: durationpb.New(time.Millisecond), Quantile: durationpb.New(2 * time.Millisecond), Late: 0.25}
 	var out bytes.Buffer
-	err := describeProfile(&out, &wanted{quantile: 0.99, confidence: 0.95, within: time.Millisecond}, &srtmv1.Profile{
+	err := describeProfile(&out, &wanted{ProfileTopicRequest: srtmv1.ProfileTopicRequest{Quantile: 0.99, Confidence: 0.95}, within: time.Millisecond}, &srtmv1.Profile{
 		Share: &srtmv1.Share{RateMilli: 1_100_000, Burst: 40}, NeededBurst: 30, Messages: 60_000, Span: durationpb.New(time.Minute), MeanRate: 1000, Missing: 0.02,
 		Splits: []*srtmv1.SplitCost{{Brokers: 2, Delays: delays}},
 		Wrong:  []*srtmv1.WrongContract{{What: "r -10 %", Share: &srtmv1.Share{RateMilli: 990_000, Burst: 40}, Delays: delays, Unbounded: true}},

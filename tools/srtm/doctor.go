@@ -64,7 +64,6 @@ from this one (only differences of more than about a second are seen). It change
 
 Exit code: 0, also with warnings; 1 if a check failed.`,
 		Example: `  srtm doctor --data-path /var/lib/srtm/nsqd`,
-		Args:    noArguments,
 	}, func(x *call) error {
 		d.found = nil
 		d.machine()
@@ -83,7 +82,7 @@ Exit code: 0, also with warnings; 1 if a check failed.`,
 				bad++
 			}
 		}
-		err := list(x.cli, x.out, d.found, "CHECK\tSTATE\tFOUND\tWHAT TO DO", func(f finding) []any { return []any{f.Check, f.State, f.Found, f.Do} })
+		err := list(x, d.found, nil, "CHECK\tSTATE\tFOUND\tWHAT TO DO", func(f finding) []any { return []any{f.Check, f.State, f.Found, f.Do} })
 		if err == nil && bad > 0 {
 			err = lifecycle.ExitError{Code: 1}
 		}

@@ -23,8 +23,7 @@ func gatewayCommand() *cobra.Command {
 
 // gatewayStatus is what is shown of a gateway's /status.
 type gatewayStatus struct {
-	Balance, Scheduler string
-	Classes            []struct {
+	Classes []struct {
 		Name           string
 		Weight, Queued int
 		InFlight       int `json:"in_flight"`
@@ -54,15 +53,11 @@ func gatewayStatusCommand() *cobra.Command {
 classes were charged of each resource (USED), since the gateway started or its
 policy changed; and of each server what is free, the mean time between two of
 its answers (T), and when one more request would be answered.`,
-		Args: noArguments,
 	}
-	cmd.Flags().StringVar(&c.address, "gateway-address", "127.0.0.1:4196", "`host:port` of the gateway's --admin-address")
-	c.trust.Flags(cmd.Flags(), "", "the gateway")
-	cmd.Flags().StringVar(&c.output, "output", formTable, "`form` of the output: json or table")
-	cmd.Flags().DurationVar(&c.timeout, "timeout", 10*time.Second, "how long to wait for the gateway")
+	c.flagsTo(cmd, "gateway", "127.0.0.1:4196", "`host:port` of the gateway's --admin-address", 10*time.Second)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if c.output != formJSON && c.output != formTable {
-			return usagef("--output %q is neither json nor table", c.output)
+		if err := c.check(); err != nil {
+			return err
 		}
 		ctx, cancel := context.WithTimeout(cmd.Context(), c.timeout)
 		defer cancel()

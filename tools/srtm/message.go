@@ -254,7 +254,7 @@ sending:
 	}
 	stop(nil) // the reader
 	err = errors.Join(fault, to.close(patient))
-	return errors.Join(err, x.say(map[string]int64{"published": accepted}, "published %d messages to %s\n", accepted, x.args[0]))
+	return errors.Join(err, x.say(map[string]int64{"published": accepted}, nil, "published %d messages to %s\n", accepted, x.args[0]))
 }
 
 // read hands on the messages of the files, or of standard input, until ctx ends.

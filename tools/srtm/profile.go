@@ -19,29 +19,25 @@ import (
 	"github.com/srtm-io/srtm/tools/sim/bucket"
 )
 
-// wanted is what a contract is to be proposed for.
+// wanted is what a contract is to be proposed for; flags set the fields of the request.
 type wanted struct {
-	lasts, within        time.Duration
-	quantile, confidence float64
-	headroom             float64
-	brokers              uint32
+	srtmv1.ProfileTopicRequest
+	lasts, within time.Duration
 }
 
-func (w *wanted) flags(cmd *cobra.Command, lasts time.Duration) {
+func (w *wanted) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.DurationVar(&w.lasts, "for", lasts, "how long to record arrivals, 10s to 24h; it ends sooner with 2,000,000 messages")
+	f.DurationVar(&w.lasts, "for", time.Minute, "how long to record arrivals, 10s to 24h; it ends sooner with 2,000,000 messages")
 	f.DurationVar(&w.within, "within", 0, "longest access delay of the wanted --quantile, up to 1h")
-	f.Float64Var(&w.quantile, "quantile", 0.99, "`fraction` of messages that wait for a token no longer than --within")
-	f.Float64Var(&w.confidence, "confidence", 0.95, "`probability` that b is enough, 0.5 to 1")
-	f.Float64Var(&w.headroom, "headroom", 1.1, "r over the mean rate, above 1")
-	f.Uint32Var(&w.brokers, "brokers", 4, "for how many brokers to say what splitting costs, 1 to 32")
+	f.Float64Var(&w.Quantile, "quantile", 0.99, "`fraction` of messages that wait for a token no longer than --within")
+	f.Float64Var(&w.Confidence, "confidence", 0.95, "`probability` that b is enough, 0.5 to 1")
+	f.Float64Var(&w.Headroom, "headroom", 1.1, "r over the mean rate, above 1")
+	f.Uint32Var(&w.Brokers, "brokers", 4, "for how many brokers to say what splitting costs, 1 to 32")
 }
 
 func (w *wanted) request(name string) *srtmv1.ProfileTopicRequest {
-	return &srtmv1.ProfileTopicRequest{
-		Name: name, Lasts: durationpb.New(w.lasts), Within: durationpb.New(w.within),
-		Quantile: w.quantile, Confidence: w.confidence, Headroom: w.headroom, Brokers: w.brokers,
-	}
+	w.Name, w.Lasts, w.Within = name, durationpb.New(w.lasts), durationpb.New(w.within)
+	return &w.ProfileTopicRequest
 }
 
 func topicProfileCommand() *cobra.Command {
@@ -63,12 +59,9 @@ wrong. It changes nothing. docs/operations.md has an example.`,
 		},
 	}, func(x *call) error {
 		p, err := x.profile(w.request(x.args[0]))
-		if err != nil {
-			return err
-		}
-		return x.print(x.out, p, func() error { return describeProfile(x.out, &w, p) })
+		return x.show(p, err, func() error { return describeProfile(x.out, &w, p) })
 	})
-	w.flags(cmd, time.Minute)
+	w.flags(cmd)
 	return cmd
 }
 
@@ -96,18 +89,18 @@ func describeProfile(w io.Writer, of *wanted, p *srtmv1.Profile) error {
 	if p.GetMissing() > 0 {
 		fmt.Fprintf(w, "; %s are missing, of which nothing is known", percentText(p.GetMissing()))
 	}
-	fmt.Fprintf(w, "\nneeded    b %d for %s within %v; with a confidence of %s %d\n\n", p.GetNeededBurst(), percentText(of.quantile), of.within, percentText(of.confidence), p.GetShare().GetBurst())
+	fmt.Fprintf(w, "\nneeded    b %d for %s within %v; with a confidence of %s %d\n\n", p.GetNeededBurst(), percentText(of.Quantile), of.within, percentText(of.Confidence), p.GetShare().GetBurst())
 	cells := func(d *srtmv1.AccessDelays) []any {
 		return []any{d.GetMean().AsDuration().Round(time.Microsecond), d.GetQuantile().AsDuration().Round(time.Microsecond), percentText(d.GetLate())}
 	}
-	err := table(w, fmt.Sprintf("BROKERS\tMEAN DELAY\tP%g\tLATE", 100*of.quantile), p.GetSplits(), func(s *srtmv1.SplitCost) []any {
+	err := table(w, fmt.Sprintf("BROKERS\tMEAN DELAY\tP%g\tLATE", 100*of.Quantile), p.GetSplits(), func(s *srtmv1.SplitCost) []any {
 		return append([]any{s.GetBrokers()}, cells(s.GetDelays())...)
 	})
 	if err != nil {
 		return err
 	}
 	fmt.Fprintln(w)
-	return table(w, fmt.Sprintf("IF IT WERE\tR\tB\tMEAN DELAY\tP%g\tLATE", 100*of.quantile), p.GetWrong(), func(e *srtmv1.WrongContract) []any {
+	return table(w, fmt.Sprintf("IF IT WERE\tR\tB\tMEAN DELAY\tP%g\tLATE", 100*of.Quantile), p.GetWrong(), func(e *srtmv1.WrongContract) []any {
 		row := append([]any{e.GetWhat(), thousandths(e.GetShare().GetRateMilli()), e.GetShare().GetBurst()}, cells(e.GetDelays())...)
 		if e.GetUnbounded() {
 			row[len(row)-1] = row[len(row)-1].(string) + ", and more the longer it lasts"
@@ -147,7 +140,7 @@ func (x *call) suggest(n *newTopic, spec *srtmv1.TopicSpec) error {
 	}
 	slices.SortStableFunc(trace, func(a, b tuner.Arrival) int { return cmp.Compare(a.At, b.At) })
 	p, err := sizing.Propose(trace, sizing.Wanted{
-		Quantile: n.wanted.quantile, Within: n.wanted.within, Confidence: n.wanted.confidence, Headroom: n.wanted.headroom, Brokers: 1,
+		Quantile: n.wanted.Quantile, Within: n.wanted.within, Confidence: n.wanted.Confidence, Headroom: n.wanted.Headroom, Brokers: 1,
 	}, rand.New(rand.NewPCG(1, uint64(len(trace)))))
 	if err != nil {
 		return fmt.Errorf("%s: %w", n.suggest, err)

@@ -32,10 +32,7 @@ no other broker can have (RESERVED).`,
 			req.Topic = x.args[0]
 		}
 		r, err := srtmv1.NewGrantServiceClient(x.conn).ListShares(x.ctx, req)
-		if err != nil {
-			return err
-		}
-		return x.print(x.out, jsonArray(r.GetTopics()), func() error {
+		return x.show(jsonArray(r.GetTopics()), err, func() error {
 			type member struct {
 				of *srtmv1.TopicShares
 				*srtmv1.MemberShare
@@ -101,14 +98,11 @@ forgotten (an operator's word), removed.`,
 		Args: oneName,
 	}, func(x *call) error {
 		r, err := srtmv1.NewGrantServiceClient(x.conn).ListShares(x.ctx, &srtmv1.ListSharesRequest{Topic: x.args[0], History: last})
-		if err != nil {
-			return err
-		}
 		var changes []*srtmv1.ShareChange
 		for _, t := range r.GetTopics() {
 			changes = append(changes, t.GetHistory()...)
 		}
-		return list(x.cli, x.out, changes, "TIME\tBROKER\tEVENT\tREASON\tSHARE\tFLEX\tEPOCH\tTOKENS", func(h *srtmv1.ShareChange) []any {
+		return list(x, changes, err, "TIME\tBROKER\tEVENT\tREASON\tSHARE\tFLEX\tEPOCH\tTOKENS", func(h *srtmv1.ShareChange) []any {
 			return []any{
 				h.GetTime().AsTime().UTC().Format(time.RFC3339Nano), h.GetBrokerId(), h.GetEvent(), h.GetReason(),
 				shareText(h.GetShare()), shareText(h.GetFlex()), h.GetEpoch(), thousandths(h.GetTokensMilli()),
@@ -131,10 +125,7 @@ heard.`,
 		Args: between(1, 1, "one broker id"),
 	}, func(x *call) error {
 		r, err := srtmv1.NewGrantServiceClient(x.conn).ForgetBroker(x.ctx, &srtmv1.ForgetBrokerRequest{BrokerId: x.args[0]})
-		if err != nil {
-			return err
-		}
-		return x.print(x.out, jsonArray(r.GetFreed()), func() error { return freedTable(x.out, x.args[0], r.GetFreed()) })
+		return x.show(jsonArray(r.GetFreed()), err, func() error { return freedTable(x.out, x.args[0], r.GetFreed()) })
 	})
 }
 

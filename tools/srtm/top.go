@@ -239,11 +239,9 @@ func activityOf(t *srtmv1.Topic) activity {
 	}
 	for _, b := range s.GetBrokers() {
 		last := b.GetLast()
-		if d := last.GetInterval().AsDuration().Seconds(); d > 0 {
-			a.Offered += float64(last.GetOffered()) / d
-			a.Released += float64(last.GetReleased()) / d
-			a.Delivered += float64(last.GetDelivered()) / d
-		}
+		a.Offered += topics.PerSecond(last.GetOffered(), last)
+		a.Released += topics.PerSecond(last.GetReleased(), last)
+		a.Delivered += topics.PerSecond(last.GetDelivered(), last)
 		a.Backlog, a.Depth = a.Backlog+last.GetBacklog(), a.Depth+last.GetDepth()
 	}
 	pooled := s.GetPooled()

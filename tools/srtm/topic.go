@@ -30,26 +30,19 @@ func topicCommand() *cobra.Command {
 		topicCreateCommand(), topicListCommand(), topicDescribeCommand(), topicWatchCommand(), topicUpdateCommand(), topicMoveCommand(), topicPaceCommand(), topicProfileCommand(), topicDeleteCommand())
 }
 
-// newTopic is what `topic create` was told.
+// newTopic is what `topic create` was told: flags set the fields of said, which spec
+// completes with what is written otherwise in the API.
 type newTopic struct {
-	file        string
-	rate        float64
-	burst       int64
-	quantile    float64
-	latency     time.Duration
-	overLimit   string
-	policy      string
-	shareRule   string
-	pacing      string
-	durability  string
-	groups      []string
-	publishers  []string
-	channels    []string
-	idempotency string
-	suggest     string
-	autoBurst   string
-	autoRate    float64
-	wanted      wanted
+	file                          string
+	said                          *srtmv1.TopicSpec
+	rate, autoRate                float64
+	latency                       time.Duration
+	overLimit, pacing, durability string
+	groups, publishers            []string
+	autoBurst                     string
+	idempotency                   string
+	suggest                       string
+	wanted                        wanted
 }
 
 func topicCreateCommand() *cobra.Command {
@@ -102,17 +95,14 @@ topic describe --output json prints; then only --idempotency-key may be given be
 	})
 	n.flags(cmd)
 	cmd.Flags().StringVar(&n.suggest, "suggest", "", "take r and b as srtm topic profile proposes them, of a trace `file` (an arrival time in seconds a line, perhaps a comma and the publisher), or else of the topic of that name")
-	n.wanted.flags(cmd, time.Minute)
+	n.wanted.flags(cmd)
 	cmd.Flags().StringVar(&n.idempotency, "idempotency-key", "", "`key` under which the same command may be repeated")
 	return cmd
 }
 
 // describe shows what a call has returned.
 func (x *call) describe(t *srtmv1.Topic, err error) error {
-	if err != nil {
-		return err
-	}
-	return x.print(x.out, t, func() error { return describe(x.out, t) })
+	return x.show(t, err, func() error { return describe(x.out, t) })
 }
 
 func topicMoveCommand() *cobra.Command {
@@ -138,18 +128,18 @@ func topicMoveCommand() *cobra.Command {
 	return cmd
 }
 
-var durabilities = map[string]srtmv1.Durability{
-	"": srtmv1.Durability_DURABILITY_UNSPECIFIED, "memory": srtmv1.Durability_DURABILITY_MEMORY,
-	"fsync": srtmv1.Durability_DURABILITY_FSYNC, "replicated": srtmv1.Durability_DURABILITY_REPLICATED,
+// named is the value of an enumeration that a flag names: as the .proto does after the
+// prefix, in lower case; "" is the one that is not specified.
+func named[E ~int32](values map[string]int32, prefix, name string) (value E, known bool) {
+	if name == "" {
+		return 0, true
+	}
+	n := values[prefix+strings.ToUpper(name)]
+	return E(n), n != 0 && name == strings.ToLower(name)
 }
 
-func durabilityText(d srtmv1.Durability) string {
-	return strings.ToLower(strings.TrimPrefix(d.String(), "DURABILITY_"))
-}
-
-var pacingModes = map[string]srtmv1.PacingMode{
-	"": srtmv1.PacingMode_PACING_MODE_UNSPECIFIED, "off": srtmv1.PacingMode_PACING_MODE_OFF,
-	"advise": srtmv1.PacingMode_PACING_MODE_ADVISE, "police": srtmv1.PacingMode_PACING_MODE_POLICE,
+func pacingMode(name string) (srtmv1.PacingMode, bool) {
+	return named[srtmv1.PacingMode](srtmv1.PacingMode_value, "PACING_MODE_", name)
 }
 
 func pacingText(m srtmv1.PacingMode) string {
@@ -169,7 +159,7 @@ it sets that. What they are told now, each broker has in /stats?format=json.`,
 		Example: `  srtm topic pace sensors --mode police`,
 		Args:    oneName,
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			if _, known := pacingModes[mode]; !known {
+			if _, known := pacingMode(mode); !known {
 				return usagef("--mode %q is neither off, advise nor police", mode)
 			}
 			return nil
@@ -178,18 +168,16 @@ it sets that. What they are told now, each broker has in /stats?format=json.`,
 		name, topic, err := x.args[0], (*srtmv1.Topic)(nil), error(nil)
 		if x.cmd.Flags().Changed("mode") {
 			var r *srtmv1.UpdateTopicResponse
+			value, _ := pacingMode(mode)
 			r, err = x.admin.UpdateTopic(x.ctx, &srtmv1.UpdateTopicRequest{
-				Spec:       &srtmv1.TopicSpec{Name: name, Pacing: pacingModes[mode]},
+				Spec:       &srtmv1.TopicSpec{Name: name, Pacing: value},
 				UpdateMask: &fieldmaskpb.FieldMask{Paths: []string{"pacing"}},
 			})
 			topic = r.GetTopic()
 		} else {
 			topic, err = x.figures(x.ctx, name)
 		}
-		if err != nil {
-			return err
-		}
-		return x.print(x.out, topic.GetSpec(), func() error {
+		return x.show(topic.GetSpec(), err, func() error {
 			fmt.Fprintf(x.out, "topic     %s\npacing    %s\n\n", name, pacingText(topic.GetSpec().GetPacing()))
 			return table(x.out, "GROUP\tPUBLISHERS\tWEIGHT", topic.GetSpec().GetGroups(), func(g *srtmv1.PublisherGroup) []any {
 				return []any{cmp.Or(g.GetKey(), "pool"), g.GetCount(), max(g.GetWeight(), 1)}
@@ -202,23 +190,25 @@ it sets that. What they are told now, each broker has in /stats?format=json.`,
 
 // flags adds those that make a specification.
 func (n *newTopic) flags(cmd *cobra.Command) {
+	contract := &srtmv1.Contract{Slo: &srtmv1.Slo{}}
+	n.said = &srtmv1.TopicSpec{Contract: contract}
 	f := cmd.Flags()
 	f.StringVar(&n.file, "file", "", "JSON `file` with the specification; - for standard input")
 	f.Float64Var(&n.rate, "rate", 0, "contract rate r, in `msg/s`, up to three decimals")
-	f.Int64Var(&n.burst, "burst", 0, "contract burst b, in `messages`")
+	f.Int64Var(&contract.Burst, "burst", 0, "contract burst b, in `messages`")
 	f.StringVar(&n.autoBurst, "auto-burst", "", "of an open topic: b follows what is measured, within `MIN:MAX` messages")
 	f.Float64Var(&n.autoRate, "auto-rate-limit", 0, "of an open topic: r follows what is measured, up to so many `msg/s`")
-	f.Float64Var(&n.quantile, "slo-quantile", 0.99, "`fraction` of messages delivered within --slo-latency")
+	f.Float64Var(&contract.Slo.Quantile, "slo-quantile", 0.99, "`fraction` of messages delivered within --slo-latency")
 	f.DurationVar(&n.latency, "slo-latency", time.Millisecond, "delivery latency of the SLO")
 	f.StringVar(&n.overLimit, "over-limit", "delay", "what becomes of messages without a token: delay or reject")
-	f.StringVar(&n.policy, "policy", "srtm", "placement `policy`: srtm, maxmin, conc or loadbalance")
-	f.StringVar(&n.shareRule, "share-rule", share.Default, "how shares are retuned: static, proportional, robust or sqrt")
+	f.StringVar(&n.said.PlacementPolicy, "policy", "srtm", "placement `policy`: srtm, maxmin, conc or loadbalance")
+	f.StringVar(&n.said.ShareRule, "share-rule", share.Default, "how shares are retuned: static, proportional, robust or sqrt")
 	f.StringVar(&n.durability, "durability", "", "what an OK of a broker is worth, which must be the brokers' --durability: memory, fsync or replicated (default the brokers'); it cannot be changed")
 	f.StringVar(&n.pacing, "pacing", "", "what is done about publishers that send more than their part: off, advise or police (default as nsqd's --pacing); without a value: advise")
 	f.Lookup("pacing").NoOptDefVal = "advise"
 	f.StringArrayVar(&n.groups, "group", nil, "publishers, as `"+topics.GroupForm+"`; may be repeated")
 	f.StringArrayVar(&n.publishers, "publisher", nil, "one publisher, as `"+topics.PublisherForm+"`; may be repeated")
-	f.StringArrayVar(&n.channels, "channel", nil, "channel to create with the topic; may be repeated")
+	f.StringArrayVar(&n.said.Channels, "channel", nil, "channel to create with the topic; may be repeated")
 }
 
 // nameOrFile checks arguments: one, which a file may have instead.
@@ -236,30 +226,17 @@ func (n *newTopic) spec(cmd *cobra.Command, args []string) (*srtmv1.TopicSpec, e
 		spec, _, _, err := n.read(cmd, args)
 		return spec, err
 	}
-	spec := &srtmv1.TopicSpec{
-		Name: args[0],
-		Contract: &srtmv1.Contract{
-			RateMilli: int64(tokenbucket.PerSecond(n.rate)),
-			Burst:     n.burst,
-			Slo:       &srtmv1.Slo{Quantile: n.quantile, Latency: durationpb.New(n.latency)},
-		},
-		PlacementPolicy: n.policy,
-		ShareRule:       n.shareRule,
-		Channels:        n.channels,
-	}
-	switch n.overLimit {
-	case "delay":
-		spec.Contract.OverLimit = srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_DELAY
-	case "reject":
-		spec.Contract.OverLimit = srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT
-	default:
+	spec := n.said
+	spec.Name = args[0]
+	spec.Contract.RateMilli, spec.Contract.Slo.Latency = int64(tokenbucket.PerSecond(n.rate)), durationpb.New(n.latency)
+	var known bool
+	if spec.Contract.OverLimit, known = named[srtmv1.OverLimitPolicy](srtmv1.OverLimitPolicy_value, "OVER_LIMIT_POLICY_", n.overLimit); !known || n.overLimit == "" {
 		return nil, usagef("--over-limit %q is neither delay nor reject", n.overLimit)
 	}
-	var known bool
-	if spec.Pacing, known = pacingModes[n.pacing]; !known {
+	if spec.Pacing, known = pacingMode(n.pacing); !known {
 		return nil, usagef("--pacing %q is neither off, advise nor police", n.pacing)
 	}
-	if spec.Durability, known = durabilities[n.durability]; !known {
+	if spec.Durability, known = named[srtmv1.Durability](srtmv1.Durability_value, "DURABILITY_", n.durability); !known {
 		return nil, usagef("--durability %q is none of memory, fsync, replicated", n.durability)
 	}
 	if n.autoBurst != "" || n.autoRate != 0 {
@@ -332,19 +309,14 @@ func (n *newTopic) read(cmd *cobra.Command, args []string) (spec *srtmv1.TopicSp
 }
 
 func topicListCommand() *cobra.Command {
-	return leaf(&cobra.Command{Use: "list", Short: "List the topics, by name", Args: noArguments}, func(x *call) error {
+	return leaf(&cobra.Command{Use: "list", Short: "List the topics, by name"}, func(x *call) error {
 		var found []*srtmv1.Topic
-		for token := ""; ; {
+		err := topics.Pages(func(token string) (string, error) {
 			r, err := x.admin.ListTopics(x.ctx, &srtmv1.ListTopicsRequest{PageSize: 1000, PageToken: token})
-			if err != nil {
-				return err
-			}
 			found = append(found, r.GetTopics()...)
-			if token = r.GetNextPageToken(); token == "" {
-				break
-			}
-		}
-		return list(x.cli, x.out, found, "TOPIC\tSTATE\tRATE\tBURST\tSLO\tBROKERS\tREASON", func(t *srtmv1.Topic) []any {
+			return r.GetNextPageToken(), err
+		})
+		return list(x, found, err, "TOPIC\tSTATE\tRATE\tBURST\tSLO\tBROKERS\tREASON", func(t *srtmv1.Topic) []any {
 			c := t.GetSpec().GetContract()
 			return []any{t.GetSpec().GetName(), topics.State(t.GetState()), thousandths(c.GetRateMilli()), c.GetBurst(), topics.SLO(c.GetSlo()), len(t.GetQuotas()), t.GetReason()}
 		})
@@ -358,22 +330,17 @@ func (x *call) figures(ctx context.Context, name string) (*srtmv1.Topic, error) 
 }
 
 // topic gets a topic with all its publishers, page by page.
-func (x *call) topic(name string) (*srtmv1.Topic, error) {
-	var all *srtmv1.Topic
-	for token := ""; ; {
+func (x *call) topic(name string) (all *srtmv1.Topic, err error) {
+	err = topics.Pages(func(token string) (string, error) {
 		r, err := x.admin.GetTopic(x.ctx, &srtmv1.GetTopicRequest{Name: name, PageSize: 10_000, PageToken: token})
-		if err != nil {
-			return nil, err
-		}
 		if all == nil {
 			all = r.GetTopic()
 		} else {
 			all.Spec.Publishers = append(all.Spec.Publishers, r.GetTopic().GetSpec().GetPublishers()...)
 		}
-		if token = r.GetNextPageToken(); token == "" {
-			return all, nil
-		}
-	}
+		return r.GetNextPageToken(), err
+	})
+	return all, err
 }
 
 func topicDescribeCommand() *cobra.Command {
@@ -387,10 +354,8 @@ func topicDescribeCommand() *cobra.Command {
 
 func topicDeleteCommand() *cobra.Command {
 	return leaf(&cobra.Command{Use: "delete NAME", Short: "Delete a topic with the messages it still holds", Args: oneName}, func(x *call) error {
-		if _, err := x.admin.DeleteTopic(x.ctx, &srtmv1.DeleteTopicRequest{Name: x.args[0]}); err != nil {
-			return err
-		}
-		return x.say(map[string]string{"deleted": x.args[0]}, "topic %s is deleted\n", x.args[0])
+		_, err := x.admin.DeleteTopic(x.ctx, &srtmv1.DeleteTopicRequest{Name: x.args[0]})
+		return x.say(map[string]string{"deleted": x.args[0]}, err, "topic %s is deleted\n", x.args[0])
 	})
 }
 
@@ -406,7 +371,7 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 	fmt.Fprintf(w, "\ncontract  r %s msg/s, b %d, SLO %s\nplacement %s, epoch %d, shares %s\n",
 		thousandths(contract.GetRateMilli()), contract.GetBurst(), topics.SLO(contract.GetSlo()), policy, t.GetEpoch(), rule)
 	if d := spec.GetDurability(); d != srtmv1.Durability_DURABILITY_UNSPECIFIED {
-		fmt.Fprintf(w, "durable   %s\n", durabilityText(d))
+		fmt.Fprintf(w, "durable   %s\n", strings.ToLower(strings.TrimPrefix(d.String(), "DURABILITY_")))
 	}
 	if n := status.GetPooled().GetDelivered() + status.GetUnaccepted(); n > 0 {
 		verdict := sloState(status)
@@ -451,7 +416,7 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 		}
 		return []any{
 			q.GetBrokerId(), q.GetRate(), q.GetPublishers(), thousandths(share.GetRateMilli()), share.GetBurst(),
-			perSecond(window.GetOffered(), window.GetInterval()), perSecond(window.GetDelivered(), window.GetInterval()),
+			perSecond(window.GetOffered(), window), perSecond(window.GetDelivered(), window),
 			p99(window.GetAccess()), p99(window.GetProcessing()), p99(window.GetDelivery()), ofItAccess, p99(window.GetConsumer()),
 		}
 	})
@@ -482,7 +447,7 @@ func describeLearned(w io.Writer, l *srtmv1.Learned) error {
 	}
 	err := table(w, "PUBLISHER\tKEY\tMSG/S\tPLACED AS\tSINCE\tBROKER\tSENDS TO", l.GetPublishers(), func(p *srtmv1.LearnedPublisher) []any {
 		return []any{
-			p.GetId(), cmp.Or(p.GetCorrelationKey(), "-"), strconv.FormatFloat(p.GetRate(), 'f', 1, 64), strconv.FormatFloat(p.GetPlacedRate(), 'f', 1, 64),
+			p.GetId(), cmp.Or(p.GetCorrelationKey(), "-"), tenths(p.GetRate()), tenths(p.GetPlacedRate()),
 			p.GetSince().AsTime().Format("2006-01-02 15:04:05 UTC"), p.GetBrokerId(), cmp.Or(p.GetSendsTo(), "-"),
 		}
 	})
@@ -496,20 +461,19 @@ func describeLearned(w io.Writer, l *srtmv1.Learned) error {
 			joint, firings, expected = joint+m.GetJoint(), firings+m.GetFirings(), expected+m.GetExpected()
 			width = max(width, m.GetWidth().AsDuration())
 		}
-		return []any{g.GetKey(), g.GetCount(), fmt.Sprintf("%d of %d", joint, firings), strconv.FormatFloat(expected, 'f', 1, 64), width}
+		return []any{g.GetKey(), g.GetCount(), fmt.Sprintf("%d of %d", joint, firings), tenths(expected), width}
 	})
 }
 
-func perSecond(n uint64, interval *durationpb.Duration) string {
-	d := interval.AsDuration().Seconds()
-	if d <= 0 {
+func perSecond(n uint64, of *srtmv1.TopicStats) string {
+	if of.GetInterval().AsDuration() <= 0 {
 		return "-"
 	}
-	return strconv.FormatFloat(float64(n)/d, 'f', 1, 64)
+	return tenths(topics.PerSecond(n, of))
 }
 
 func percentText(fraction float64) string {
-	return strconv.FormatFloat(100*fraction, 'f', 1, 64) + " %"
+	return tenths(100*fraction) + " %"
 }
 
 // sloState is whether the SLO is met.

@@ -126,13 +126,7 @@ func parseStats(text []byte) ([]topicFigures, error) {
 			Name string `json:"topic_name"`
 			SRTM struct {
 				Latency struct {
-					Delivery *struct {
-						Lowest  int64    `json:"lowest_us"`
-						Highest int64    `json:"highest_us"`
-						Digits  int32    `json:"significant_digits"`
-						Index   []uint32 `json:"index"`
-						Count   []uint64 `json:"count"`
-					} `json:"delivery_histogram"`
+					Delivery *srtmv1.Histogram `json:"delivery_histogram"`
 				} `json:"latency"`
 			} `json:"srtm"`
 		} `json:"topics"`
@@ -142,11 +136,10 @@ func parseStats(text []byte) ([]topicFigures, error) {
 	}
 	var all []topicFigures
 	for _, t := range s.Topics {
-		h := t.SRTM.Latency.Delivery
-		if h == nil {
+		if t.SRTM.Latency.Delivery == nil {
 			return nil, errors.New("/stats has no delivery_histogram: is this an nsqd of SRTM, and as new as this program?")
 		}
-		l, err := obs.LatencyFromProto(&srtmv1.Histogram{LowestUs: h.Lowest, HighestUs: h.Highest, SignificantDigits: h.Digits, Index: h.Index, Count: h.Count})
+		l, err := obs.LatencyFromProto(t.SRTM.Latency.Delivery)
 		if err != nil {
 			return nil, fmt.Errorf("/stats, topic %.80q: %w", t.Name, err)
 		}

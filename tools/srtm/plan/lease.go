@@ -25,7 +25,6 @@ denied in place of that, and take no credit, no more than so many are. Requests 
 takes one credit; parts follow demand, so that more to one is less of a matter
 than it looks. The server that owns the key counts as a holder.`,
 		Example:       "  srtm admission plan --refill 100 --capacity 20 --rate 80 --holders 16",
-		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -79,7 +79,6 @@ have neither: then only quotas and shares are planned.
 Exit codes: 0 a plan was found, 1 the input is bad, 2 a flag is, 3 nothing fits
 (the output says which bound was met, and what would fit: of r, b, the number of
 publishers and that of brokers, each by itself).`,
-		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {

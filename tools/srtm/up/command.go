@@ -42,12 +42,6 @@ machine does not carry are reported and are no failure.`,
   srtm up --duration 20s --admission --gateway
   srtm up --duration 20s --replicated
   srtm up --trace detectors.csv.gz --compress 10 --copies 20`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return lifecycle.UsageError{Err: fmt.Errorf("%s: unexpected argument %q", cmd.CommandPath(), args[0])}
-			}
-			return nil
-		},
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if err := o.validate(); err != nil {
 				return lifecycle.UsageError{Err: err}

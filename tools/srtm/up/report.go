@@ -1,6 +1,7 @@
 package up
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -310,20 +311,8 @@ func (r *Report) compare(w io.Writer) error {
 			return report.Micros(q(v))
 		}
 	}
-	broker := func(of func(*BrokerSide) report.Quantiles) func(*Phase) report.Quantiles {
-		return func(p *Phase) report.Quantiles {
-			if p.Broker == nil {
-				return report.Quantiles{}
-			}
-			return of(p.Broker)
-		}
-	}
-	endToEnd := func(p *Phase) report.Quantiles {
-		if p.Emulator.EndToEnd == nil {
-			return report.Quantiles{}
-		}
-		return *p.Emulator.EndToEnd
-	}
+	broker := func(p *Phase) *BrokerSide { return cmp.Or(p.Broker, &BrokerSide{}) }
+	endToEnd := func(p *Phase) report.Quantiles { return *cmp.Or(p.Emulator.EndToEnd, &report.Quantiles{}) }
 	p99 := func(q report.Quantiles) int64 { return q.P99Us }
 
 	row("", func(p *Phase) string { return strings.ToUpper(p.Name) })
@@ -374,9 +363,9 @@ func (r *Report) compare(w io.Writer) error {
 	row("end to end p99", us(endToEnd, p99))
 	row("end to end p99.9", us(endToEnd, func(q report.Quantiles) int64 { return q.P999Us }))
 	row("of it sent late p99", us(func(p *Phase) report.Quantiles { return p.Emulator.Lateness }, p99))
-	row("broker: access p99", us(broker(func(b *BrokerSide) report.Quantiles { return b.Access }), p99))
-	row("broker: processing p99", us(broker(func(b *BrokerSide) report.Quantiles { return b.Processing }), p99))
-	row("broker: delivery p99", us(broker(func(b *BrokerSide) report.Quantiles { return b.Delivery }), p99))
+	row("broker: access p99", us(func(p *Phase) report.Quantiles { return broker(p).Access }, p99))
+	row("broker: processing p99", us(func(p *Phase) report.Quantiles { return broker(p).Processing }, p99))
+	row("broker: delivery p99", us(func(p *Phase) report.Quantiles { return broker(p).Delivery }, p99))
 	row("tokens alone: access p99", func(p *Phase) string {
 		if p.OnTime == nil {
 			return "-"
