@@ -95,7 +95,8 @@ var _ = Describe("an agent", func() {
 		DeferCleanup(func() { placement.Close() })
 		placement.Place(topic, a.Address(), "p", "q")
 		metrics = prometheus.NewRegistry()
-		cfg = Config{Loaddistributor: placement.Address(), Metrics: metrics, DrainTimeout: 5 * time.Second}
+		cfg = DefaultConfig()
+		cfg.Loaddistributor, cfg.Metrics, cfg.DrainTimeout = placement.Address(), metrics, 5*time.Second
 	})
 	JustBeforeEach(func() {
 		var err error
@@ -521,11 +522,13 @@ var _ = Describe("an agent", func() {
 
 var _ = Describe("New", func() {
 	It("refuses a configuration with faults, all at once", func() {
-		_, err := New(Config{Loaddistributor: "x:1", PublishTimeout: -1, MaxConnections: -1, MaxBuffer: 1})
-		for _, part := range []string{"publish timeout -1ns", "most connections -1", "buffer of 1 bytes"} {
+		cfg := DefaultConfig()
+		cfg.Loaddistributor, cfg.PublishTimeout, cfg.MaxConnections, cfg.MaxBuffer = "x:1", -1, -1, 1
+		_, err := New(cfg)
+		for _, part := range []string{"--publish-timeout -1ns", "--max-connections -1", "--max-buffer: 1 bytes"} {
 			Expect(err).To(MatchError(ContainSubstring(part)))
 		}
-		_, err = New(Config{})
+		_, err = New(DefaultConfig())
 		Expect(err).To(MatchError(ContainSubstring("no address")))
 	})
 

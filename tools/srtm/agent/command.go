@@ -38,7 +38,7 @@ var resends = map[string]client.Resend{"orderly": client.ResendOrderly, "always"
 
 // Command returns `srtm agent`, which runs until its context ends.
 func Command() *cobra.Command {
-	o := &settings{}
+	o := &settings{cfg: DefaultConfig()}
 	cmd := &cobra.Command{
 		Use:   "agent",
 		Short: "Publish for producers that know NSQ only",
@@ -49,12 +49,6 @@ gets its OK after the broker's. Its client_id (in go-nsq Config.ClientID, else
 the host's name) is the publisher's id, unless --publisher-id names one for all.
 
 Exit code: 0; 1 on failure; 2 if the command line is wrong.`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return lifecycle.UsageError{Err: fmt.Errorf("srtm agent: unexpected argument %q", args[0])}
-			}
-			return nil
-		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
 	address := cmp.Or(os.Getenv(AddressEnv), "127.0.0.1:4170")
@@ -66,14 +60,14 @@ Exit code: 0; 1 on failure; 2 if the command line is wrong.`,
 	fs.StringVar(&o.force, "allow-insecure-listen", "", "listen beyond loopback, where any host may publish: `which` of tcp-address,http-address (without a value all)")
 	fs.Lookup("allow-insecure-listen").NoOptDefVal = "true"
 	fs.StringVar(&o.cfg.PublisherID, "publisher-id", "", "`id` of all that is published here (default each producer's client_id)")
-	fs.DurationVar(&o.cfg.PublishTimeout, "publish-timeout", DefaultPublishTimeout, "how long a publish may wait for a broker and its answer")
+	fs.DurationVar(&o.cfg.PublishTimeout, "publish-timeout", o.cfg.PublishTimeout, "how long a publish may wait for a broker and its answer")
 	fs.StringVar(&o.resend, "resend", "orderly", "`which` publishes without an answer are sent again: orderly (after an orderly end of the connection), always, never")
-	fs.IntVar(&o.cfg.MaxConnections, "max-connections", DefaultMaxConnections, "how many producers there may be")
-	fs.IntVar(&o.cfg.MaxPublishers, "max-publishers", DefaultMaxPublishers, "how many topics and publisher ids may be in use")
-	fs.IntVar(&o.cfg.MaxOutstanding, "max-outstanding", DefaultMaxOutstanding, "how many publishes of one connection or publisher may be unanswered")
-	fs.Int64Var(&o.cfg.MaxBuffer, "max-buffer", DefaultMaxBuffer, "how many `bytes` of publishes may be under way; producers wait beyond")
-	fs.DurationVar(&o.cfg.IdleTimeout, "idle-timeout", DefaultIdleTimeout, "how long an unused publisher is kept")
-	fs.DurationVar(&o.cfg.DrainTimeout, "drain-timeout", DefaultDrainTimeout, "how long to wait for answers at the end")
+	fs.IntVar(&o.cfg.MaxConnections, "max-connections", o.cfg.MaxConnections, "how many producers there may be")
+	fs.IntVar(&o.cfg.MaxPublishers, "max-publishers", o.cfg.MaxPublishers, "how many topics and publisher ids may be in use")
+	fs.IntVar(&o.cfg.MaxOutstanding, "max-outstanding", o.cfg.MaxOutstanding, "how many publishes of one connection or publisher may be unanswered")
+	fs.Int64Var(&o.cfg.MaxBuffer, "max-buffer", o.cfg.MaxBuffer, "how many `bytes` of publishes may be under way; producers wait beyond")
+	fs.DurationVar(&o.cfg.IdleTimeout, "idle-timeout", o.cfg.IdleTimeout, "how long an unused publisher is kept")
+	fs.DurationVar(&o.cfg.DrainTimeout, "drain-timeout", o.cfg.DrainTimeout, "how long to wait for answers at the end")
 	fs.StringArrayVar(&o.producerOpts, "producer-opt", nil, "`option,value` of go-nsq for connections to brokers, such as tls_v1,true or auth_secret,x; may be repeated")
 	fs.StringVar(&o.logLevel, "log-level", "info", "`level`: debug, info, warn or error")
 	fs.StringVar(&o.logFormat, "log-format", "text", "`format`: text or json")
@@ -109,16 +103,7 @@ func (o *settings) validate() (Config, error) {
 		err := cfg.NSQ.Set(name, value)
 		f.If(err != nil, "--producer-opt %q: %w", name, err)
 	}
-	for name, d := range map[string]time.Duration{
-		"publish-timeout": cfg.PublishTimeout, "idle-timeout": cfg.IdleTimeout, "drain-timeout": cfg.DrainTimeout,
-	} {
-		f.If(d <= 0, "--%s %v is not positive", name, d)
-	}
-	for name, n := range map[string]int{
-		"max-connections": cfg.MaxConnections, "max-publishers": cfg.MaxPublishers, "max-outstanding": cfg.MaxOutstanding,
-	} {
-		f.If(n <= 0, "--%s %d is not positive", name, n)
-	}
+	f.Add(cfg.Validate())
 	return cfg, f.Err()
 }
 

@@ -26,19 +26,18 @@ const writeTimeout = 10 * time.Second
 // lingerTime bounds the wait for a producer to close after us.
 const lingerTime = time.Second
 
-// conn is one producer's connection. What it publishes passes through four
-// goroutines, in order: the reader takes commands off the socket, begin sends
-// them to their brokers, await takes the answers, and the writer answers and
-// keeps up heartbeats.
+// conn is one producer's connection. What it publishes passes through three
+// goroutines, in order: the reader takes commands off the socket and sends them to
+// their brokers, await takes the answers, and the writer answers and keeps up
+// heartbeats.
 type conn struct {
 	// set once
-	a      *Agent
-	nc     net.Conn
-	orders chan *order // reader -> begin
-	begun  chan *order // begin -> await
-	done   chan *order // await -> writer
-	stops  sync.Once
-	halt   chan struct{} // closed by stop
+	a     *Agent
+	nc    net.Conn
+	begun chan *order // reader -> await
+	done  chan *order // await -> writer
+	stops sync.Once
+	halt  chan struct{} // closed by stop
 
 	// Atomic: set by the reader while it waits for room, read by the writer,
 	// which then must not take the producer for silent.
@@ -48,7 +47,7 @@ type conn struct {
 	// and never answered.
 	over atomic.Bool
 
-	// Owned by begin.
+	// Owned by the reader.
 	targets map[pool.Key]*pool.Shared
 
 	mu struct {
@@ -64,7 +63,7 @@ type order struct {
 	bodies [][]byte
 	size   int64 // of the bodies in bytes
 
-	// Set by begin, then by await.
+	// Set by the reader, then by await.
 	ctx     context.Context
 	cancel  context.CancelFunc
 	pending client.Pending
@@ -77,9 +76,8 @@ type order struct {
 func newConn(a *Agent, nc net.Conn) *conn {
 	c := &conn{
 		a: a, nc: nc, targets: map[pool.Key]*pool.Shared{}, halt: make(chan struct{}),
-		orders: make(chan *order, a.cfg.MaxOutstanding),
-		begun:  make(chan *order, a.cfg.MaxOutstanding),
-		done:   make(chan *order),
+		begun: make(chan *order, a.cfg.MaxOutstanding),
+		done:  make(chan *order),
 	}
 	c.mu.session = session.New(&a.protocol, clock.Mono())
 	return c
@@ -89,11 +87,10 @@ func newConn(a *Agent, nc net.Conn) *conn {
 func (c *conn) run(base context.Context) {
 	log := c.a.log.With(obs.KeyRemote, c.nc.RemoteAddr().String())
 	var all sync.WaitGroup
-	all.Go(func() { c.begin(base) })
 	all.Go(c.await)
 	all.Go(c.write)
 	err := c.read(base)
-	close(c.orders)
+	close(c.begun)
 	all.Wait()
 	if _, cause := c.closing(); err == nil {
 		err = cause
@@ -138,7 +135,7 @@ func (c *conn) read(base context.Context) error {
 		n, o, over := c.step(buf)
 		switch {
 		case over:
-			c.orders <- &order{} // the last words are to be written
+			c.begun <- &order{} // the last words are to be written
 			return nil
 		case o != nil:
 			c.submit(base, o)
@@ -200,8 +197,8 @@ func (c *conn) step(buf []byte) (n int, o *order, over bool) {
 	return n, o, false
 }
 
-// submit hands an order on. A publish waits for room; whatever else is waited
-// for, since the next command's meaning depends on it.
+// submit sends a publish to its broker, when there is room, and hands the order on;
+// whatever else is waited for, since the next command's meaning depends on it.
 func (c *conn) submit(base context.Context, o *order) {
 	c.stalled.Store(true)
 	defer c.stalled.Store(false)
@@ -210,33 +207,31 @@ func (c *conn) submit(base context.Context, o *order) {
 			o.size, o.err = 0, fmt.Errorf("not sent: %w", err) // the agent stops
 		}
 	}
-	c.orders <- o
+	if o.op.Kind.Publishes() && o.err == nil {
+		c.begin(base, o)
+	}
+	c.begun <- o
 	if o.settled != nil {
 		<-o.settled
 	}
 }
 
-// begin sends publishes to their brokers, one after the other.
-func (c *conn) begin(base context.Context) {
-	defer close(c.begun)
-	for o := range c.orders {
-		if o.op.Kind.Publishes() && o.err == nil {
-			o.ctx, o.cancel = context.WithTimeout(base, c.a.cfg.PublishTimeout)
-			if p, err := c.publisher(o); err != nil {
-				o.err = err
-			} else {
-				o.begins = true
-				switch o.op.Kind {
-				case session.OpPub:
-					o.pending = p.BeginPublish(o.ctx, o.bodies[0])
-				case session.OpMpub:
-					o.pending = p.BeginMultiPublish(o.ctx, o.bodies)
-				case session.OpDpub:
-					o.pending = p.BeginDeferredPublish(o.ctx, o.op.Defer, o.bodies[0])
-				}
-			}
-		}
-		c.begun <- o
+// begin sends a publish to its broker.
+func (c *conn) begin(base context.Context, o *order) {
+	o.ctx, o.cancel = context.WithTimeout(base, c.a.cfg.PublishTimeout)
+	p, err := c.publisher(o)
+	if err != nil {
+		o.err = err
+		return
+	}
+	o.begins = true
+	switch o.op.Kind {
+	case session.OpPub:
+		o.pending = p.BeginPublish(o.ctx, o.bodies[0])
+	case session.OpMpub:
+		o.pending = p.BeginMultiPublish(o.ctx, o.bodies)
+	case session.OpDpub:
+		o.pending = p.BeginDeferredPublish(o.ctx, o.op.Defer, o.bodies[0])
 	}
 }
 
@@ -333,21 +328,21 @@ func (c *conn) settle(o *order) {
 func (c *conn) verdict(o *order) error {
 	a, err := c.a, o.err
 	if err == nil {
-		a.accepted.Add(1)
+		a.publishes.WithLabelValues(accepted).Inc()
 		return nil
 	}
-	if refused, ok := errors.AsType[*client.RefusedError](err); ok {
-		a.refused.Add(1)
-		return wire.NewError(wire.ErrorCode(refused.Code), refused.Text)
+	if answer, ok := errors.AsType[*client.RefusedError](err); ok {
+		a.publishes.WithLabelValues(refused).Inc()
+		return wire.NewError(wire.ErrorCode(answer.Code), answer.Text)
 	}
 	code := map[session.OpKind]wire.ErrorCode{
 		session.OpPub: wire.CodePubFailed, session.OpMpub: wire.CodeMpubFailed, session.OpDpub: wire.CodeDpubFailed,
 	}[o.op.Kind]
 	if errors.Is(err, client.ErrUnanswered) {
-		a.unanswered.Add(1)
+		a.publishes.WithLabelValues(unanswered).Inc()
 		return wire.Wrap(code, "sent but not answered: it may have been accepted", err)
 	}
-	a.unsent.Add(1)
+	a.publishes.WithLabelValues(unsent).Inc()
 	if !c.over.Load() {
 		a.log.Warn("publish failed", obs.KeyTopic, o.key.Topic, obs.KeyPublisher, o.key.ID, obs.KeyError, err)
 	}

@@ -1,35 +1,41 @@
 package agent
 
-import "github.com/prometheus/client_golang/prometheus"
-
-var (
-	descConns      = prometheus.NewDesc("srtm_publish_agent_connections", "Producers that are connected.", nil, nil)
-	descPublishers = prometheus.NewDesc("srtm_publish_agent_publishers", "Publishers in use: topics and ids.", nil, nil)
-	descTurnedAway = prometheus.NewDesc("srtm_publish_agent_connections_refused_total", "Producers refused since there were too many.", nil, nil)
-	descPublishes  = prometheus.NewDesc("srtm_publish_agent_publishes_total",
-		"Publishes by what became of them: accepted by a broker; refused by it; unanswered, so that it may have accepted them; unsent.", []string{"result"}, nil)
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
-// collector has the metrics.
-type collector struct{ a *Agent }
+// What becomes of publishes.
+const (
+	accepted   = "accepted"
+	refused    = "refused"
+	unanswered = "unanswered"
+	unsent     = "unsent"
+)
 
-func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descConns, descPublishers, descTurnedAway, descPublishes} {
-		ch <- d
-	}
+type metrics struct {
+	turnedAway prometheus.Counter
+	publishes  *prometheus.CounterVec
 }
 
-func (c collector) Collect(ch chan<- prometheus.Metric) {
-	a := c.a
-	a.mu.Lock()
-	conns := len(a.mu.conns)
-	a.mu.Unlock()
-	ch <- prometheus.MustNewConstMetric(descConns, prometheus.GaugeValue, float64(conns))
-	ch <- prometheus.MustNewConstMetric(descPublishers, prometheus.GaugeValue, float64(a.publishers.Len()))
-	ch <- prometheus.MustNewConstMetric(descTurnedAway, prometheus.CounterValue, float64(a.turnedAway.Load()))
-	for result, n := range map[string]uint64{
-		"accepted": a.accepted.Load(), "refused": a.refused.Load(), "unanswered": a.unanswered.Load(), "unsent": a.unsent.Load(),
-	} {
-		ch <- prometheus.MustNewConstMetric(descPublishes, prometheus.CounterValue, float64(n), result)
+func newMetrics(r prometheus.Registerer, connections, publishers func() int) metrics {
+	auto := promauto.With(r)
+	gauge := func(name, help string, n func() int) {
+		auto.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_publish_agent_" + name, Help: help}, func() float64 { return float64(n()) })
 	}
+	gauge("connections", "Producers that are connected.", connections)
+	gauge("publishers", "Publishers in use: topics and ids.", publishers)
+	m := metrics{
+		turnedAway: auto.NewCounter(prometheus.CounterOpts{
+			Name: "srtm_publish_agent_connections_refused_total", Help: "Producers refused since there were too many.",
+		}),
+		publishes: auto.NewCounterVec(prometheus.CounterOpts{
+			Name: "srtm_publish_agent_publishes_total",
+			Help: "Publishes by what became of them: accepted by a broker; refused by it; unanswered, so that it may have accepted them; unsent.",
+		}, []string{"result"}),
+	}
+	for _, result := range []string{accepted, refused, unanswered, unsent} {
+		m.publishes.WithLabelValues(result) // 0 is shown, too
+	}
+	return m
 }

@@ -1,14 +1,12 @@
 package agent
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/nsqio/go-nsq"
@@ -24,8 +22,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/session"
 )
 
-// Config is an agent's. The zero value of a field but Loaddistributor stands
-// for the default.
+// Config is an agent's. Begin with DefaultConfig.
 type Config struct {
 	// Loaddistributor is its gRPC host:port, or those of several, with commas.
 	Loaddistributor string
@@ -37,67 +34,54 @@ type Config struct {
 	// client_id.
 	PublisherID string
 	// PublishTimeout bounds a publish: the wait for a broker, retries and the
-	// answer. It is refused then. 0: DefaultPublishTimeout.
+	// answer. It is refused then.
 	PublishTimeout time.Duration
 	// Resend says which publishes without an answer are sent again.
 	Resend client.Resend
-	// MaxConnections bounds the producers. 0: DefaultMaxConnections.
+	// MaxConnections bounds the producers.
 	MaxConnections int
-	// MaxPublishers bounds the topics and ids in use. 0: DefaultMaxPublishers.
+	// MaxPublishers bounds the topics and ids in use.
 	MaxPublishers int
 	// MaxOutstanding bounds the unanswered publishes of a connection, and of a
-	// publisher; more are not read. 0: DefaultMaxOutstanding.
+	// publisher; more are not read.
 	MaxOutstanding int
 	// MaxBuffer bounds the bytes of all publishes under way; producers wait
-	// beyond. 0: DefaultMaxBuffer.
+	// beyond.
 	MaxBuffer int64
-	// IdleTimeout is how long a publisher that no connection uses is kept. 0:
-	// DefaultIdleTimeout.
+	// IdleTimeout is how long a publisher that no connection uses is kept.
 	IdleTimeout time.Duration
 	// DrainTimeout bounds the wait for answers when the agent is stopped; what
-	// has none then is refused. 0: DefaultDrainTimeout.
+	// has none then is refused.
 	DrainTimeout time.Duration
 	// Log gets changes of state. Metrics may be nil.
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
 }
 
-// Defaults of a Config.
-const (
-	DefaultPublishTimeout = 20 * time.Second
-	DefaultMaxConnections = 1000
-	DefaultMaxPublishers  = 10_000
-	DefaultMaxOutstanding = 256
-	DefaultMaxBuffer      = 64 << 20 // bytes
-	DefaultIdleTimeout    = 5 * time.Minute
-	DefaultDrainTimeout   = 10 * time.Second
-)
+// DefaultConfig is that of an agent of which nothing was said.
+func DefaultConfig() Config {
+	return Config{
+		PublishTimeout: 20 * time.Second, IdleTimeout: 5 * time.Minute, DrainTimeout: 10 * time.Second,
+		MaxConnections: 1000, MaxPublishers: 10_000, MaxOutstanding: 256, MaxBuffer: 64 << 20,
+		Log: slog.New(slog.DiscardHandler),
+	}
+}
 
 // version is told to producers.
 const version = "srtm-agent/" + obs.Release
 
-// withDefaults fills in what is 0, or returns everything that is wrong.
-func (c Config) withDefaults() (Config, error) {
+// Validate returns everything that is wrong, in the names of the flags.
+func (c Config) Validate() error {
 	var f faults.List
-	duration := func(d *time.Duration, name string, otherwise time.Duration) {
-		f.If(*d < 0, "%s %v is negative", name, *d)
-		*d = cmp.Or(*d, otherwise)
-	}
-	duration(&c.PublishTimeout, "publish timeout", DefaultPublishTimeout)
-	duration(&c.IdleTimeout, "idle timeout", DefaultIdleTimeout)
-	duration(&c.DrainTimeout, "drain timeout", DefaultDrainTimeout)
-	count := func(n *int, name string, otherwise int) {
-		f.If(*n < 0, "most %s %d is negative", name, *n)
-		*n = cmp.Or(*n, otherwise)
-	}
-	count(&c.MaxConnections, "connections", DefaultMaxConnections)
-	count(&c.MaxPublishers, "publishers", DefaultMaxPublishers)
-	count(&c.MaxOutstanding, "outstanding publishes", DefaultMaxOutstanding)
-	c.MaxBuffer = cmp.Or(c.MaxBuffer, DefaultMaxBuffer)
+	f.If(c.PublishTimeout <= 0, "--publish-timeout %v is not positive", c.PublishTimeout)
+	f.If(c.IdleTimeout <= 0, "--idle-timeout %v is not positive", c.IdleTimeout)
+	f.If(c.DrainTimeout <= 0, "--drain-timeout %v is not positive", c.DrainTimeout)
+	f.If(c.MaxConnections <= 0, "--max-connections %d is not positive", c.MaxConnections)
+	f.If(c.MaxPublishers <= 0, "--max-publishers %d is not positive", c.MaxPublishers)
+	f.If(c.MaxOutstanding <= 0, "--max-outstanding %d is not positive", c.MaxOutstanding)
 	least := int64(protocol().Limits.MaxBodySize)
-	f.If(c.MaxBuffer < least, "buffer of %d bytes is smaller than the largest publish, %d", c.MaxBuffer, least)
-	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
-	return c, f.Err()
+	f.If(c.MaxBuffer < least, "--max-buffer: %d bytes are fewer than the largest publish has, %d", c.MaxBuffer, least)
+	return f.Err()
 }
 
 // protocol is what producers may say: plain V2, since it stays on the host.
@@ -118,9 +102,7 @@ type Agent struct {
 	endLog     func()
 	all        sync.WaitGroup // connections; Add under mu, while not closed
 
-	// Atomic: counted by connections, read for metrics.
-	accepted, refused, unanswered, unsent, turnedAway atomic.Uint64
-
+	metrics
 	mu struct {
 		sync.Mutex
 		closed bool
@@ -130,9 +112,8 @@ type Agent struct {
 
 // New returns an agent that has not begun.
 func New(cfg Config) (*Agent, error) {
-	cfg, err := cfg.withDefaults()
-	if err != nil {
-		return nil, fmt.Errorf("agent: %w", err)
+	if err := cfg.Validate(); err != nil {
+		return nil, err
 	}
 	publishers, err := pool.New(client.Config{
 		Address: cfg.Loaddistributor, DialOptions: cfg.DialOptions, NSQ: cfg.NSQ,
@@ -144,9 +125,7 @@ func New(cfg Config) (*Agent, error) {
 	a := &Agent{cfg: cfg, protocol: protocol(), publishers: publishers, buffer: semaphore.NewWeighted(cfg.MaxBuffer)}
 	a.log, a.endLog = obs.Sparse(cfg.Log)
 	a.mu.conns = map[*conn]bool{}
-	if cfg.Metrics != nil {
-		cfg.Metrics.MustRegister(collector{a})
-	}
+	a.metrics = newMetrics(cfg.Metrics, a.connections, publishers.Len)
 	return a, nil
 }
 
@@ -202,7 +181,7 @@ func (a *Agent) start(base context.Context, nc net.Conn) {
 	switch {
 	case a.mu.closed:
 	case len(a.mu.conns) >= a.cfg.MaxConnections:
-		a.turnedAway.Add(1)
+		a.turnedAway.Inc()
 		a.log.Warn("too many producers", obs.KeyRemote, nc.RemoteAddr().String(), obs.KeyCount, len(a.mu.conns))
 	default:
 		a.mu.conns[c] = true
@@ -228,13 +207,16 @@ func (a *Agent) stop(ln net.Listener) {
 	}
 }
 
+func (a *Agent) connections() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.mu.conns)
+}
+
 // State is what /debug/state shows.
 func (a *Agent) State() any {
-	a.mu.Lock()
-	n := len(a.mu.conns)
-	a.mu.Unlock()
 	return struct {
 		Connections int          `json:"connections"`
 		Publishers  []pool.State `json:"publishers"`
-	}{n, a.publishers.States()}
+	}{a.connections(), a.publishers.States()}
 }
