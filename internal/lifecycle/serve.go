@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+
+	"github.com/srtm-io/srtm/internal/clock"
 )
 
 // Grace is how long a server waits for requests under way when it is told to
@@ -34,6 +36,42 @@ func Together(parts ...func(context.Context) error) func(context.Context) error 
 		}
 		wg.Wait()
 		return errors.Join(errs...)
+	}
+}
+
+// acceptPause is between two attempts to accept a connection.
+const acceptPause = 100 * time.Millisecond
+
+// ServeConns serves each connection of ln in a goroutine of its own until ctx ends, or ln
+// fails: then the context that serve was given ends, and ServeConns returns when each call
+// of serve has. failed is told why a connection could not be accepted, as where too many
+// files are open: some may be closed meanwhile. It closes ln and the connections.
+func ServeConns(ctx context.Context, what string, ln net.Listener, failed func(error), serve func(context.Context, net.Conn)) error {
+	var all sync.WaitGroup
+	defer all.Wait()
+	own, stop := context.WithCancel(ctx)
+	defer stop()
+	defer ln.Close()
+	defer context.AfterFunc(ctx, func() { _ = ln.Close() })() // ends Accept
+	for {
+		conn, err := ln.Accept()
+		switch {
+		case ctx.Err() != nil:
+			if err == nil {
+				_ = conn.Close() // too late
+			}
+			return nil
+		case errors.Is(err, net.ErrClosed):
+			return fmt.Errorf("serve %s on %v: %w", what, ln.Addr(), err)
+		case err != nil:
+			failed(err)
+			clock.Sleep(ctx, acceptPause)
+		default:
+			all.Go(func() {
+				defer conn.Close()
+				serve(own, conn)
+			})
+		}
 	}
 }
 

@@ -8,13 +8,13 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/registry"
 )
@@ -38,16 +38,9 @@ type Nodes struct {
 	log  *slog.Logger // of what nodes do
 	done func()       // with it
 	idle time.Duration
-	all  sync.WaitGroup // the connections; Add under mu, while not closed
 
 	// Atomic: written by connections, read for metrics.
 	refused, faulted atomic.Uint64
-
-	mu struct {
-		sync.Mutex
-		closed bool
-		conns  map[net.Conn]bool
-	}
 }
 
 // NewNodes returns a server for a directory. cfg is the directory's. A nil
@@ -59,7 +52,6 @@ func NewNodes(dir *Directory, cfg registry.Config, log *slog.Logger, metrics pro
 	}
 	n := &Nodes{dir: dir, idle: silence * inactive}
 	n.log, n.done = obs.Sparse(log)
-	n.mu.conns = map[net.Conn]bool{}
 	if metrics != nil {
 		n.register(metrics)
 	}
@@ -69,67 +61,15 @@ func NewNodes(dir *Directory, cfg registry.Config, log *slog.Logger, metrics pro
 // Run serves ln until ctx ends, and returns when all connections have. It
 // closes ln.
 func (n *Nodes) Run(ctx context.Context, ln net.Listener) error {
-	stop := context.AfterFunc(ctx, func() { n.close(ln) })
 	defer n.done()
-	defer n.all.Wait()
-	defer n.close(ln)
-	defer stop()
-	for {
-		conn, err := ln.Accept()
-		switch {
-		case ctx.Err() != nil:
-			if err == nil {
-				_ = conn.Close() // too late
-			}
-			return nil
-		case errors.Is(err, net.ErrClosed):
-			return fmt.Errorf("serve nodes on %v: %w", ln.Addr(), err)
-		case err != nil:
-			// Such as too many open files: what is open may end meanwhile.
-			n.log.Warn("a node's connection is not accepted", obs.KeyError, err)
-			if !clock.Sleep(ctx, 100*time.Millisecond) {
-				return nil
-			}
-		default:
-			n.start(conn)
-		}
-	}
-}
-
-// close ends the listener and all connections, and refuses new ones.
-func (n *Nodes) close(ln net.Listener) {
-	_ = ln.Close() // nothing is lost
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.mu.closed = true
-	for conn := range n.mu.conns {
-		_ = conn.Close() // gone either way
-	}
-}
-
-func (n *Nodes) start(conn net.Conn) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.mu.closed {
-		_ = conn.Close() // too late
-		return
-	}
-	n.mu.conns[conn] = true
-	n.all.Go(func() {
-		defer n.end(conn)
-		n.serve(conn)
-	})
-}
-
-func (n *Nodes) end(conn net.Conn) {
-	_ = conn.Close() // gone either way
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	delete(n.mu.conns, conn)
+	return lifecycle.ServeConns(ctx, "nodes", ln, func(err error) {
+		n.log.Warn("a node's connection is not accepted", obs.KeyError, err)
+	}, n.serve)
 }
 
 // serve is one node's connection.
-func (n *Nodes) serve(conn net.Conn) {
+func (n *Nodes) serve(ctx context.Context, conn net.Conn) {
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })() // gone either way
 	log := n.log.With(obs.KeyRemote, conn.RemoteAddr().String())
 	var id registry.ID
 	err := n.dir.change(func(r *registry.Registry) (err error) {

@@ -532,6 +532,19 @@ var _ = Describe("New", func() {
 		Expect(err).To(MatchError(ContainSubstring("no address")))
 	})
 
+	It("ends with its listener", func() {
+		cfg := DefaultConfig()
+		cfg.Loaddistributor = "127.0.0.1:1"
+		a, err := New(cfg)
+		Expect(err).NotTo(HaveOccurred())
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(ln.Close()).To(Succeed())
+		ended := make(chan error, 1)
+		go func() { ended <- a.Run(context.Background(), ln) }()
+		Eventually(ended).Should(Receive(MatchError(ContainSubstring("serve producers on"))))
+	})
+
 	It("is told by the command line what is wrong, all at once", func() {
 		cmd := Command()
 		cmd.SilenceErrors, cmd.SilenceUsage = true, true

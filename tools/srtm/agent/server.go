@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nsqio/go-nsq"
@@ -16,8 +17,8 @@ import (
 
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/client/pool"
-	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/faults"
+	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/nsq/session"
 )
@@ -100,14 +101,11 @@ type Agent struct {
 	buffer     *semaphore.Weighted
 	log        *slog.Logger // of what producers do
 	endLog     func()
-	all        sync.WaitGroup // connections; Add under mu, while not closed
 
+	// Atomic: producers, with those that are being refused; counted by their goroutines,
+	// read for metrics.
+	conns atomic.Int64
 	metrics
-	mu struct {
-		sync.Mutex
-		closed bool
-		conns  map[*conn]bool
-	}
 }
 
 // New returns an agent that has not begun.
@@ -124,8 +122,7 @@ func New(cfg Config) (*Agent, error) {
 	}
 	a := &Agent{cfg: cfg, protocol: protocol(), publishers: publishers, buffer: semaphore.NewWeighted(cfg.MaxBuffer)}
 	a.log, a.endLog = obs.Sparse(cfg.Log)
-	a.mu.conns = map[*conn]bool{}
-	a.metrics = newMetrics(cfg.Metrics, a.connections, publishers.Len)
+	a.metrics = newMetrics(cfg.Metrics, func() int { return int(a.conns.Load()) }, publishers.Len)
 	return a, nil
 }
 
@@ -138,85 +135,37 @@ func (a *Agent) Run(ctx context.Context, ln net.Listener) error {
 	defer giveUp()
 	defer a.endLog()
 	var janitor sync.WaitGroup
-	janitor.Go(func() { a.publishers.Run(ctx) })
-	stop := context.AfterFunc(ctx, func() { a.stop(ln) })
-	defer stop()
-
-	err := a.accept(ctx, base, ln)
-	a.stop(ln)
-	limit := time.AfterFunc(a.cfg.DrainTimeout, giveUp)
-	a.all.Wait()
-	limit.Stop()
+	serving, end := context.WithCancel(ctx)
+	defer end()
+	janitor.Go(func() { a.publishers.Run(serving) })
+	err := lifecycle.ServeConns(ctx, "producers", ln, func(err error) {
+		a.log.Warn("a producer's connection is not accepted", obs.KeyError, err)
+	}, func(ctx context.Context, nc net.Conn) {
+		n := a.conns.Add(1)
+		defer a.conns.Add(-1)
+		if n > int64(a.cfg.MaxConnections) {
+			a.turnedAway.Inc()
+			a.log.Warn("too many producers", obs.KeyRemote, nc.RemoteAddr().String(), obs.KeyCount, n-1)
+			return // nothing was said
+		}
+		c := newConn(a, nc)
+		defer context.AfterFunc(ctx, func() {
+			c.stop()
+			time.AfterFunc(a.cfg.DrainTimeout, giveUp)
+		})()
+		c.run(base)
+	})
+	end()
 	janitor.Wait()
 	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.cfg.DrainTimeout)
 	defer cancel()
 	return errors.Join(err, a.publishers.Close(closing))
 }
 
-func (a *Agent) accept(ctx, base context.Context, ln net.Listener) error {
-	for {
-		nc, err := ln.Accept()
-		switch {
-		case ctx.Err() != nil:
-			if err == nil {
-				_ = nc.Close() // too late
-			}
-			return nil
-		case errors.Is(err, net.ErrClosed):
-			return fmt.Errorf("agent: serve producers on %v: %w", ln.Addr(), err)
-		case err != nil:
-			// Such as too many open files: some may be closed meanwhile.
-			a.log.Warn("a producer's connection is not accepted", obs.KeyError, err)
-			clock.Sleep(ctx, 100*time.Millisecond)
-		default:
-			a.start(base, nc)
-		}
-	}
-}
-
-func (a *Agent) start(base context.Context, nc net.Conn) {
-	c := newConn(a, nc)
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	switch {
-	case a.mu.closed:
-	case len(a.mu.conns) >= a.cfg.MaxConnections:
-		a.turnedAway.Inc()
-		a.log.Warn("too many producers", obs.KeyRemote, nc.RemoteAddr().String(), obs.KeyCount, len(a.mu.conns))
-	default:
-		a.mu.conns[c] = true
-		a.all.Go(func() {
-			c.run(base)
-			a.mu.Lock()
-			defer a.mu.Unlock()
-			delete(a.mu.conns, c)
-		})
-		return
-	}
-	_ = nc.Close() // nothing was said
-}
-
-// stop ends the listener, and has all connections read no more.
-func (a *Agent) stop(ln net.Listener) {
-	_ = ln.Close() // nothing is lost
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.mu.closed = true
-	for c := range a.mu.conns {
-		c.stop()
-	}
-}
-
-func (a *Agent) connections() int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return len(a.mu.conns)
-}
-
 // State is what /debug/state shows.
 func (a *Agent) State() any {
 	return struct {
-		Connections int          `json:"connections"`
+		Connections int64        `json:"connections"`
 		Publishers  []pool.State `json:"publishers"`
-	}{a.connections(), a.publishers.States()}
+	}{a.conns.Load(), a.publishers.States()}
 }
