@@ -29,15 +29,7 @@ func TestTokens(t *testing.T) {
 	defer placement.Close()
 	server := grpc.NewServer(guard.Options()...)
 	srtmv1.RegisterPlacementServiceServer(server, placement)
-	ln := testkit.Listen(t)
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(ln) }()
-	defer func() {
-		server.Stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}()
+	address := testkit.Serve(t, server)
 	fromFile, err := client.TokenFile(file)
 	testkit.Must(t, err)
 	if _, err := client.TokenFile(file + "x"); err == nil {
@@ -53,7 +45,7 @@ func TestTokens(t *testing.T) {
 		"of a file": {[]grpc.DialOption{fromFile}, client.ErrUnknown.Error()},
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-		_, err := client.NewPublisher(ctx, client.Config{Address: ln.Addr().String(), DialOptions: c.options}, "t", "p")
+		_, err := client.NewPublisher(ctx, client.Config{Address: address, DialOptions: c.options}, "t", "p")
 		cancel()
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)

@@ -85,17 +85,9 @@ func served(t *testing.T, use func(*grpc.ClientConn), flags ...string) {
 
 func TestTraces(t *testing.T) {
 	got := &spans{}
-	ln := testkit.Listen(t)
 	server := grpc.NewServer()
 	collector.RegisterTraceServiceServer(server, got)
-	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(ln) }()
-	defer func() {
-		server.Stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	}()
+	address := testkit.Serve(t, server)
 	use := func(conn *grpc.ClientConn) {
 		admin := srtmv1.NewAdminServiceClient(conn)
 		const parent = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
@@ -111,7 +103,7 @@ func TestTraces(t *testing.T) {
 		}
 	}
 	served(t, use) // off: nothing is sent
-	served(t, use, "--trace-endpoint=http://"+ln.Addr().String())
+	served(t, use, "--trace-endpoint=http://"+address)
 	if len(got.all) != 2 || got.services[0] != "thing" {
 		t.Fatalf("%d spans of %q: %v", len(got.all), got.services, got.all)
 	}

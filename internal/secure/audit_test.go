@@ -104,23 +104,15 @@ func TestAudit(t *testing.T) {
 	testkit.Must(t, err)
 	log := newLines()
 	s.Log(slog.New(slog.NewJSONHandler(log, nil)))
-	ln := testkit.Listen(t)
 	server := grpc.NewServer(s.Options()...)
 	srtmv1.RegisterAdminServiceServer(server, operated{})
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(ln) }()
-	defer func() {
-		server.Stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-	}()
+	address := testkit.Serve(t, server)
 	as := func(token string) srtmv1.AdminServiceClient {
 		options := []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
 		if token != "" {
 			options = append(options, grpc.WithPerRPCCredentials(Bearer(func() string { return token })))
 		}
-		conn, err := grpc.NewClient(ln.Addr().String(), options...)
+		conn, err := grpc.NewClient(address, options...)
 		testkit.Must(t, err)
 		t.Cleanup(func() { conn.Close() })
 		return srtmv1.NewAdminServiceClient(conn)

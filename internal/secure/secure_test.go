@@ -64,16 +64,7 @@ func serve(t *testing.T, cfg ServerConfig) string {
 	srtmv1.RegisterGrantServiceServer(server, srtmv1.UnimplementedGrantServiceServer{})
 	srtmv1.RegisterAdmissionAdminServer(server, srtmv1.UnimplementedAdmissionAdminServer{})
 	srtmv1.RegisterAdmissionReplicationServer(server, srtmv1.UnimplementedAdmissionReplicationServer{})
-	ln := testkit.Listen(t)
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(ln) }()
-	t.Cleanup(func() {
-		server.Stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
-	return ln.Addr().String()
+	return testkit.Serve(t, server)
 }
 
 // dial returns a connection that is closed when t ends.
@@ -218,15 +209,7 @@ func TestCertificatesAndBrokers(t *testing.T) {
 	srtmv1.RegisterAdminServiceServer(rpc, srtmv1.UnimplementedAdminServiceServer{})
 	srtmv1.RegisterBrokerServiceServer(rpc, brokers{})
 	srtmv1.RegisterGrantServiceServer(rpc, grants{})
-	ln := testkit.Listen(t)
-	done := make(chan error, 1)
-	go func() { done <- rpc.Serve(ln) }()
-	t.Cleanup(func() {
-		rpc.Stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	address := testkit.Serve(t, rpc)
 	web := httptest.NewUnstartedServer(s.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
 	web.Listener = s.Listener(web.Listener)
 	web.Start()
@@ -256,7 +239,7 @@ func TestCertificatesAndBrokers(t *testing.T) {
 		if c.token != "" { // as a stranger's client would, which reads no file of ours
 			options = append(options, grpc.WithPerRPCCredentials(Bearer(func() string { return c.token })))
 		}
-		conn, err := grpc.NewClient(ln.Addr().String(), options...)
+		conn, err := grpc.NewClient(address, options...)
 		testkit.Must(t, err)
 		defer conn.Close()
 		err = ask(t, conn, srtmv1.AdminService_CreateTopic_FullMethodName)
@@ -686,10 +669,7 @@ func TestTenants(t *testing.T) {
 	testkit.Must(t, err)
 	rpc := grpc.NewServer(s.Options()...)
 	srtmv1.RegisterAdminServiceServer(rpc, tenants{})
-	ln := testkit.Listen(t)
-	done := make(chan error, 1)
-	go func() { done <- rpc.Serve(ln) }()
-	defer func() { rpc.Stop(); <-done }()
+	address := testkit.Serve(t, rpc)
 	named := func(name, organisation string) *tls.ConnectionState {
 		return &tls.ConnectionState{VerifiedChains: [][]*x509.Certificate{{{Subject: pkix.Name{CommonName: name, Organization: []string{organisation}}}}}}
 	}
@@ -714,7 +694,7 @@ func TestTenants(t *testing.T) {
 		if c.state != nil || c.token == "" {
 			continue
 		}
-		conn, err := grpc.NewClient(ln.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithPerRPCCredentials(Bearer(func() string { return c.token })))
+		conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithPerRPCCredentials(Bearer(func() string { return c.token })))
 		testkit.Must(t, err)
 		reply, err := srtmv1.NewAdminServiceClient(conn).GetTopic(t.Context(), &srtmv1.GetTopicRequest{})
 		if err != nil || reply.GetTopic().GetReason() != c.tenant {

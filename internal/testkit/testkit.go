@@ -158,6 +158,24 @@ func Listen(t testing.TB) net.Listener {
 	return ln
 }
 
+// Serve has a server, such as one of gRPC, serve until t ends, and returns its address.
+func Serve(t testing.TB, server interface {
+	Serve(net.Listener) error
+	Stop()
+}) (address string) {
+	t.Helper()
+	ln := Listen(t)
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(ln) }()
+	t.Cleanup(func() {
+		server.Stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return ln.Addr().String()
+}
+
 // Address returns a TCP address of this host at which nothing listens, and hardly
 // anything will: where the system has more loopback addresses than 127.0.0.1, it is a
 // random one of them, which no other program is given a port of.

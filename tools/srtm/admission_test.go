@@ -70,14 +70,11 @@ func TestAdmissionCommands(t *testing.T) {
 	service := &rules{}
 	server := grpc.NewServer()
 	srtmv1.RegisterAdmissionAdminServer(server, service)
-	ln := testkit.Listen(t)
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(ln) }()
-	t.Cleanup(func() { server.Stop(); <-served })
+	address := testkit.Serve(t, server)
 	do := func(want string, args ...string) {
 		t.Helper()
 		var out bytes.Buffer
-		err := run(t.Context(), append(args, "--admission-address", ln.Addr().String()), strings.NewReader(out.String()), &out, &out)
+		err := run(t.Context(), append(args, "--admission-address", address), strings.NewReader(out.String()), &out, &out)
 		got := out.String()
 		if err != nil {
 			got += "error: " + err.Error()
@@ -104,19 +101,19 @@ denied  0         0`
 
 	// What list writes, import reads.
 	var exported bytes.Buffer
-	if err := run(t.Context(), []string{"admission", "rule", "list", "--output", "json", "--admission-address", ln.Addr().String()}, nil, &exported, &exported); err != nil {
+	if err := run(t.Context(), []string{"admission", "rule", "list", "--output", "json", "--admission-address", address}, nil, &exported, &exported); err != nil {
 		t.Fatal(err)
 	}
 	service.all = nil
 	var out bytes.Buffer
-	if err := run(t.Context(), []string{"admission", "rule", "import", "-", "--admission-address", ln.Addr().String()}, &exported, &out, &out); err != nil || out.String() != "3 rules set\n" {
+	if err := run(t.Context(), []string{"admission", "rule", "import", "-", "--admission-address", address}, &exported, &out, &out); err != nil || out.String() != "3 rules set\n" {
 		t.Errorf("%s, %v", &out, err)
 	}
 	do(list, "admission", "rule", "list")
 	do("", "admission", "rule", "delete", "user/1")
 	service.calls = 0
 	many := "[" + strings.Repeat(`{"key":"k"},`, 2500) + `{"key":"k"}]`
-	if err := run(t.Context(), []string{"admission", "rule", "import", "-", "--admission-address", ln.Addr().String()}, strings.NewReader(many), &out, &out); err != nil || service.calls != 3 {
+	if err := run(t.Context(), []string{"admission", "rule", "import", "-", "--admission-address", address}, strings.NewReader(many), &out, &out); err != nil || service.calls != 3 {
 		t.Errorf("2501 rules in %d calls, %v", service.calls, err)
 	}
 

@@ -224,19 +224,10 @@ func topic() *srtmv1.Topic {
 // serve starts an API and returns its address.
 func serve(t *testing.T, a srtmv1.AdminServiceServer) string {
 	t.Helper()
-	ln := testkit.Listen(t)
 	s := grpc.NewServer()
 	srtmv1.RegisterAdminServiceServer(s, a)
 	srtmv1.RegisterGrantServiceServer(s, grants{})
-	done := make(chan error, 1)
-	go func() { done <- s.Serve(ln) }()
-	t.Cleanup(func() {
-		s.Stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
-	return ln.Addr().String()
+	return testkit.Serve(t, s)
 }
 
 func srtm(t *testing.T, address string, args ...string) (stdout, stderr string, err error) {
