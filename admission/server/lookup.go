@@ -87,10 +87,9 @@ func (l *lookups) next(key string) []*lookup {
 
 // lookup is of one key.
 type lookup struct {
-	key  string
-	was  store.Partition // its
-	sent *table.Credit   // what its last owner sent this server
-	own  *rule.Rule      // nil: none, the default is its rule
+	key string
+	was store.Partition // its
+	own *rule.Rule      // nil: none, the default is its rule
 
 	full bool // there is no room for it
 	err  error
@@ -162,7 +161,6 @@ func (s *Server) learn(ctx context.Context, keys []*lookup) {
 	seen, owners := s.change.Load(), s.owners.Load()
 	for _, k := range keys {
 		k.was = owners.all[rule.Partition(k.key, rule.Partitions)]
-		k.sent = s.replicas.held(k.key, k.was.Epoch) // before the store, where it may go meanwhile
 	}
 	credits, err := s.read(ctx, keys, seen)
 	var placed []*lookup
@@ -175,7 +173,7 @@ func (s *Server) learn(ctx context.Context, keys []*lookup) {
 			saved = &c
 		}
 		var here bool
-		switch here, k.full = s.place(k.key, k.own, table.Newer(saved, k.sent), k.was); {
+		switch here, k.full = s.place(k.key, k.own, saved, k.was); {
 		case here:
 			placed = append(placed, k)
 		case !k.full:

@@ -169,17 +169,17 @@ func (m *memory) Claim(_ context.Context, me, from, follower store.Member, wall 
 	if !m.mine(me) {
 		return 0, store.ErrFenced
 	}
-	m.number++
-	at := m.time(wall)
 	is, there := m.members[from.Address]
-	switch {
-	case follower.Instance != 0 && m.members[follower.Address] != follower:
-	case from.Instance == 0 && !there:
-		m.take(me.Address, from.Address, 0)
-	case there && is == from:
-		m.leave(from.Address)
-		m.take(me.Address, from.Address, at)
+	if follower.Instance != 0 && m.members[follower.Address] != follower || there && is != from || !there && from.Instance != 0 {
+		return 0, store.ErrMoved
 	}
+	m.number++
+	at, lost := m.time(wall), time.Duration(0)
+	if there {
+		lost = at
+	}
+	m.leave(from.Address)
+	m.take(me.Address, from.Address, lost)
 	return at, nil
 }
 

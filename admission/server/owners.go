@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -29,12 +30,6 @@ type owners struct {
 	number uint64 // of the store
 	all    []store.Partition
 	mine   [rule.Partitions]bool // decided here
-}
-
-// seen is a member as it was first seen.
-type seen struct {
-	member store.Member
-	since  mono.Time
 }
 
 // now is the time, whose wall clock is the store's: it never goes back, nor behind what
@@ -150,75 +145,70 @@ func (s *Server) renew(ctx context.Context) error {
 // replaced is an owner that is silent, and its follower, where that must be so, too.
 type replaced struct{ owner, follower store.Member }
 
-// watch keeps since when each has been as it is.
-func watch[K comparable](known map[K]seen, is map[K]store.Member, read mono.Time) {
-	maps.DeleteFunc(known, func(k K, was seen) bool { m, ok := is[k]; return !ok || m != was.member })
-	for k, m := range is {
-		if _, ok := known[k]; !ok {
-			known[k] = seen{m, read}
+// watch keeps since when each member has been as it is, and each owner and follower that is
+// none, which has nothing but its address or its instance.
+func (s *Server) watch(members []store.Member, t *owners, read mono.Time) {
+	is := map[store.Member]bool{}
+	addresses := map[string]bool{}
+	for _, m := range members {
+		is[m], addresses[m.Address] = true, true
+		if m.Follower != 0 && member(members, m.Follower).Instance == 0 {
+			is[store.Member{Instance: m.Follower}] = true
 		}
 	}
-}
-
-// silent takes the time before and after members were read, and returns the owners that this server is to replace: those that were seen
-// without a sign of life for as long as a lease takes, and that this one follows. One that
-// another follows which is silent for that one's lease, or that none does, is replaced by
-// the next living member in the order of addresses.
-func (s *Server) silent(members []store.Member, t *owners, now, read mono.Time) (over []replaced) {
-	if now.Sub(s.looked) > strictOver { // who could not be heard was not silent
-		clear(s.seen)
-		clear(s.followers)
+	for i := range t.all {
+		if owner := t.all[i].Owner; !addresses[owner] {
+			is[store.Member{Address: owner}] = true
+		}
+	}
+	maps.DeleteFunc(s.since, func(m store.Member, _ mono.Time) bool { return !is[m] })
+	for m := range is { // order: each by itself
+		if _, known := s.since[m]; !known {
+			s.since[m] = read
+		}
 	}
 	s.looked, s.members = read, members
-	at, followers := map[string]store.Member{}, map[int64]store.Member{}
-	for _, p := range t.all {
-		at[p.Owner] = store.Member{Address: p.Owner}
+}
+
+// silent takes the time before and after members were read, and returns the owners that this
+// server may replace: those that were seen without a sign of life for as long as a lease
+// takes, and that this one follows, or another that is silent for that one's lease, or none.
+// Of several servers that may the first one does.
+func (s *Server) silent(members []store.Member, t *owners, now, read mono.Time) (over []replaced) {
+	if now.Sub(s.looked) > strictOver { // who could not be heard was not silent
+		clear(s.since)
 	}
-	for _, m := range members {
-		at[m.Address] = m
-		if _, known := followers[m.Follower]; !known {
-			followers[m.Follower] = store.Member{}
-		}
-	}
-	for _, m := range members {
-		if _, follows := followers[m.Instance]; follows {
-			followers[m.Instance] = m
-		}
-	}
-	watch(s.seen, at, read)
-	watch(s.followers, followers, read)
-	addresses := slices.Sorted(maps.Keys(at))
-	for i, address := range addresses {
-		m := at[address]
-		if address == s.me.Address || now.Sub(s.seen[address].since) <= leaseOver {
+	s.watch(members, t, read)
+	for m, since := range s.since { // order: sorted below
+		if m.Address == "" || m.Address == s.me.Address || now.Sub(since) <= leaseOver {
 			continue
 		}
-		follower := s.followers[m.Follower]
-		mine := m.Follower != 0 && m.Follower == s.me.Instance
-		if !mine && m.Follower != 0 && now.Sub(follower.since) <= store.FollowerLease || !s.replicas.silent(m, s.cfg.Boot()) {
-			continue
-		}
-		if mine {
-			over = append(over, replaced{owner: m})
-			continue
-		}
-		for next := range len(addresses) {
-			heir := addresses[(i+1+next)%len(addresses)]
-			if h := s.seen[heir]; h.member.Instance == 0 || now.Sub(h.since) > leaseOver && heir != s.me.Address {
+		var follower store.Member
+		if m.Follower != 0 && m.Follower != s.me.Instance {
+			follower = member(members, m.Follower)
+			known := follower
+			known.Instance = m.Follower // of one that is gone, too
+			if now.Sub(s.since[known]) <= store.FollowerLease {
 				continue
 			}
-			if heir == s.me.Address {
-				over = append(over, replaced{m, follower.member})
-			}
-			break
+		}
+		if s.replicas.silent(m, s.cfg.Boot()) {
+			over = append(over, replaced{m, follower})
 		}
 	}
+	slices.SortFunc(over, func(a, b replaced) int { return cmp.Compare(a.owner.Address, b.owner.Address) })
 	return over
 }
 
 func (s *Server) claim(ctx context.Context, silent []replaced, now table.Now) (claimed bool, err error) {
 	for _, r := range silent {
+		if err := s.surrender(ctx, r.owner.Instance); err != nil {
+			return claimed, err
+		}
 		floor, err := s.cfg.Store.Claim(ctx, s.me, r.owner, r.follower, now.Wall)
+		if errors.Is(err, store.ErrMoved) {
+			continue
+		}
 		if err != nil {
 			return claimed, err
 		}
@@ -237,12 +227,10 @@ func (s *Server) readOwners(ctx context.Context) error {
 		return err
 	}
 	old, next := s.owners.Load(), &owners{number: number, all: all}
-	owns := map[string]bool{}
 	var kept [rule.Partitions]bool
 	var drop [shards]bool
 	held := 0
 	for i, p := range all {
-		owns[p.Owner] = true
 		next.mine[i] = p.Owner == s.me.Address
 		had := len(old.all) > 0 && old.all[i].Owner == s.me.Address
 		kept[i] = next.mine[i] && had && old.all[i].Epoch == p.Epoch
@@ -265,7 +253,6 @@ func (s *Server) readOwners(ctx context.Context) error {
 		}
 	}
 	s.leases.own(&kept, next, s.now())
-	s.replicas.inherit(owns)
 	s.owners.Store(next)
 	s.held.Store(int64(held))
 	s.frozen = false
@@ -284,7 +271,7 @@ func (s *Server) handOver(ctx context.Context, members []store.Member) error {
 			moving[p], to = true, is.Target
 		}
 	}
-	if len(moving) == 0 || len(s.replicas.inherited()) > 0 { // which is not saved
+	if len(moving) == 0 {
 		return nil
 	}
 	of := func(p int) bool { return moving[p] }

@@ -66,7 +66,8 @@ type node struct {
 	unsaved   map[string][]*charge
 	answers   map[uint64]wire.Answer // by number
 	session   uint64
-	recovered *node // the follower that told it what the one before of its name had sent
+	recovered *node // the follower that saved what the one before of its name had sent
+	follows   int64 // instance of its follower, by its last renewal
 }
 
 // charge is what a server took for a request that it admitted.
@@ -161,7 +162,9 @@ func (n *node) Join(ctx context.Context, me store.Member, wall func() time.Durat
 func (n *node) Claim(ctx context.Context, me, from, follower store.Member, wall time.Duration) (floor time.Duration, err error) {
 	err = n.do(func() error {
 		floor, err = n.records.Claim(ctx, me, from, follower, wall)
-		n.inherits(n)
+		if err == nil && from.Follower == me.Instance {
+			n.inherits(n)
+		}
 		return err
 	})
 	return floor, err
@@ -169,6 +172,14 @@ func (n *node) Claim(ctx context.Context, me, from, follower store.Member, wall 
 
 func (n *node) Renew(ctx context.Context, me store.Member) (members []store.Member, owners uint64, err error) {
 	err = n.do(func() error { members, owners, err = n.records.Renew(ctx, me); return err })
+	if me.Follower != n.follows { // and the one before may forget
+		for _, unsaved := range n.unsaved {
+			for _, c := range unsaved {
+				c.with = nil
+			}
+		}
+		n.follows = me.Follower
+	}
 	return members, owners, err
 }
 
@@ -198,8 +209,8 @@ func (n *node) Credits(ctx context.Context, keys []string) (c map[string]table.C
 	return c, err
 }
 
-// inherits has a server answer for what a follower knows that was admitted in the epoch
-// before the server's.
+// inherits has a server answer for what a follower knew, and saved, that was admitted in the
+// epoch before the server's.
 func (n *node) inherits(follower *node) {
 	all, _, err := n.records.Owners(context.Background())
 	if err != nil {
@@ -209,8 +220,7 @@ func (n *node) inherits(follower *node) {
 		p := all[rule.Partition(key, rule.Partitions)]
 		for _, c := range charges {
 			if follower != nil && p.Owner == n.name && c.with == follower && c.epoch+1 == p.Epoch && !c.saved {
-				c.node, c.epoch, c.with = n, p.Epoch, nil
-				n.unsaved[key] = append(n.unsaved[key], c)
+				c.node, c.epoch, c.saved = n, p.Epoch, true
 			}
 		}
 	}

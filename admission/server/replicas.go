@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"maps"
 	"math"
 	"slices"
 	"sync"
@@ -33,13 +33,11 @@ const (
 // replicate to its own.
 type replicas struct {
 	mu       sync.Mutex
-	me       int64 // instance
-	max      int   // of rows
-	rows     int   // of all
-	of       map[int64]*replica
-	read     mono.Time        // Boot: before the store last said who is a member
-	former   []*table.Replica // of owners that this server has replaced, until they are saved; not changed
-	follower store.Member     // Instance 0: none that may be relied on
+	me       int64              // instance
+	max      int                // of rows of all
+	of       map[int64]*replica // by instance
+	read     mono.Time          // Boot: before the store last said who is a member
+	follower store.Member       // Instance 0: none that may be relied on
 	client   srtmv1.AdmissionReplicationClient
 	hangUp   func() error
 
@@ -49,15 +47,18 @@ type replicas struct {
 // replica is of one process. Its word to that is that it does not take over for as long
 // as it says, nor can another.
 type replica struct {
-	table.Replica
-	address string    // once the store has said so
-	heard   mono.Time // Boot
-	beat    int64     // that the store has of it; 0 where this server does not follow it
+	keys  table.Replica
+	saved time.Duration // wall clock: what changed before is not in keys
+	heard mono.Time     // Boot
+	beat  int64         // that the store has of it; 0 where this server does not follow it
 	// replaced is the beat that it had when this server tried to replace it. Whatever came
 	// of that, it cannot succeed any more once there is another.
 	replaced int64
 	ended    bool // its successor has asked
 }
+
+// over reports that nothing more is taken from the process: it is being replaced.
+func (r *replica) over() bool { return r.ended || r.replaced != 0 && r.beat <= r.replaced }
 
 // word returns for how long the process may count on this server.
 func (r *replica) word(read, now mono.Time) time.Duration {
@@ -71,8 +72,17 @@ func (r *replica) word(read, now mono.Time) time.Duration {
 func (l *replicas) become(instance int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.me, l.rows, l.of, l.former = instance, 0, map[int64]*replica{}, nil
+	l.me, l.of = instance, map[int64]*replica{}
 	l.rely(store.Member{}, nil, nil)
+}
+
+// room is for how many more keys there is room, with mu held.
+func (l *replicas) room() int {
+	room := l.max
+	for _, r := range l.of { // order: a sum
+		room -= len(r.keys)
+	}
+	return room
 }
 
 // rely changes the follower, with mu held. What the one before acknowledges does not count.
@@ -88,7 +98,7 @@ func (l *replicas) rely(on store.Member, client srtmv1.AdmissionReplicationClien
 func (l *replicas) process(instance int64) *replica {
 	r := l.of[instance]
 	if r == nil {
-		r = &replica{heard: math.MinInt64 / 2}
+		r = &replica{keys: table.Replica{}, heard: math.MinInt64 / 2}
 		l.of[instance] = r
 	}
 	return r
@@ -104,28 +114,21 @@ func (l *replicas) members(members []store.Member, read mono.Time) {
 	}
 	for _, m := range members {
 		if m.Follower == l.me {
-			r := l.process(m.Instance)
-			r.address, r.beat = m.Address, m.Beat
+			l.process(m.Instance).beat = m.Beat
 		}
 	}
-	for instance, r := range l.of { // order: each by itself
-		if r.beat == 0 && r.replaced == 0 && read.Sub(r.heard) > leaseOver {
-			l.rows -= r.Len()
-			delete(l.of, instance)
-		}
-	}
+	maps.DeleteFunc(l.of, func(_ int64, r *replica) bool { return r.beat == 0 && read.Sub(r.heard) > leaseOver })
 }
 
-// silent reports whether nothing was heard of an owner here, and if so gives it no word
-// from now on, since it may be replaced.
+// silent reports whether nothing was heard of an owner here, and if so gives it no word and
+// takes nothing more from it, since it may be replaced.
 func (l *replicas) silent(m store.Member, now mono.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if m.Instance == 0 { // it has left
+	r := l.of[m.Instance]
+	if r == nil {
 		return true
 	}
-	r := l.process(m.Instance)
-	r.address = m.Address
 	if now.Sub(r.heard) <= leaseOver {
 		return false
 	}
@@ -133,46 +136,26 @@ func (l *replicas) silent(m store.Member, now mono.Time) bool {
 	return true
 }
 
-// inherit takes what processes sent that this server has replaced.
-func (l *replicas) inherit(owns map[string]bool) {
+// some returns up to n of what a process sent.
+func (l *replicas) some(process int64, n int) (some []table.Sent) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for instance, r := range l.of { // order: each by itself
-		switch {
-		case r.replaced != 0 && !owns[r.address]:
-			l.former = append(l.former, &r.Replica)
-			delete(l.of, instance)
-		case r.replaced != 0 && r.beat == 0: // the next of its name came before
-			l.rows -= r.Len()
-			delete(l.of, instance)
+	if r := l.of[process]; r != nil {
+		for _, sent := range r.keys { // order: each by itself
+			if some = append(some, sent); len(some) == n {
+				break
+			}
 		}
 	}
+	return some
 }
 
-// held returns what a key held with the owner before, if that was of the epoch before.
-func (l *replicas) held(key string, epoch uint32) (c *table.Credit) {
+// saved forgets what some returned.
+func (l *replicas) saved(process int64, some []table.Sent) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, r := range l.former {
-		if sent, ok := r.Get(key); ok && sent.Epoch+1 == epoch {
-			c = table.Newer(&sent.Credit, c)
-		}
-	}
-	return c
-}
-
-func (l *replicas) inherited() []*table.Replica {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.Clone(l.former)
-}
-
-// saved forgets what was inherited first.
-func (l *replicas) saved(r *table.Replica) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.former) > 0 && l.former[0] == r {
-		l.former, l.rows = l.former[1:], l.rows-r.Len()
+	for _, sent := range some {
+		delete(l.of[process].keys, sent.Key)
 	}
 }
 
@@ -192,18 +175,20 @@ func (s *Server) Replicate(_ context.Context, q *srtmv1.ReplicateRequest) (*srtm
 		return nil, err
 	}
 	r := l.process(q.GetOwner())
-	if r.ended || r.replaced != 0 && r.beat <= r.replaced { // what it sent is being inherited
+	if r.over() {
 		return nil, status.Error(codes.FailedPrecondition, "it is being replaced")
 	}
 	a := &srtmv1.ReplicateResponse{}
-	before := r.Len()
+	most := len(r.keys) + l.room()
 	for _, c := range q.GetCredits() {
-		if l.rows-before+r.Len() >= l.max || !r.Put(sentOf(c)) {
+		if len(r.keys) >= most || !r.keys.Put(sentOf(c)) {
 			a.Refused++
 		}
 	}
-	r.Saved(time.Duration(q.GetSavedMs()) * time.Millisecond)
-	l.rows += r.Len() - before
+	if saved := time.Duration(q.GetSavedMs()) * time.Millisecond; saved > r.saved {
+		r.saved = saved
+		r.keys.Saved(saved)
+	}
 	r.heard = s.cfg.Boot()
 	a.LeaseMs = r.word(l.read, r.heard).Milliseconds()
 	return a, nil
@@ -214,28 +199,45 @@ func (s *Server) Recover(q *srtmv1.RecoverRequest, to srtmv1.AdmissionReplicatio
 	l := &s.replicas
 	l.mu.Lock()
 	err := s.meant(q.GetFollower())
-	var r *replica
 	if err == nil {
-		r = l.process(q.GetOwner())
-		r.ended, r.heard = true, s.cfg.Boot() // and from now on it does not change
+		r := l.process(q.GetOwner())
+		r.ended, r.heard = true, s.cfg.Boot()
 	}
 	l.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	if err := to.Send(&srtmv1.RecoverResponse{}); err != nil {
-		return err
+	s.saving.Lock()
+	defer s.saving.Unlock()
+	ctx, cancel := context.WithTimeout(to.Context(), 2*storeDeadline)
+	defer cancel()
+	if err := s.surrender(ctx, q.GetOwner()); err != nil {
+		return status.Errorf(codes.Unavailable, "save what it sent: %v", err)
 	}
-	var some []*srtmv1.AdmissionCredit
-	for sent := range r.All() {
-		if some = append(some, creditProto(&sent.Credit, sent.Epoch)); len(some) == creditsAtOnce {
-			if err := to.Send(&srtmv1.RecoverResponse{Credits: some}); err != nil {
-				return err
-			}
-			some = nil
+	return to.Send(&srtmv1.RecoverResponse{})
+}
+
+// surrender saves what a process sent that is over, before another takes its place: this
+// one or the next of its name. Requires: saving held.
+func (s *Server) surrender(ctx context.Context, process int64) error {
+	for {
+		some := s.replicas.some(process, s.batch)
+		if len(some) == 0 {
+			return nil
 		}
+		err := s.saveHeld(ctx, func(t *owners) (credits []table.Credit) {
+			for _, sent := range some { // in the epoch before it was another server's, or it is older than it says
+				if t.all[rule.Partition(sent.Key, rule.Partitions)].Epoch == sent.Epoch {
+					credits = append(credits, sent.Credit)
+				}
+			}
+			return credits
+		})
+		if err != nil {
+			return err
+		}
+		s.replicas.saved(process, some)
 	}
-	return to.Send(&srtmv1.RecoverResponse{Credits: some})
 }
 
 func creditProto(c *table.Credit, epoch uint32) *srtmv1.AdmissionCredit {
@@ -249,8 +251,8 @@ func sentOf(c *srtmv1.AdmissionCredit) table.Sent {
 	}}
 }
 
-// recoverFrom asks the follower of the process before of this name, if there was one that
-// did not stop in order, for what that had sent. It returns the follower's instance.
+// recoverFrom has the follower of the process before of this name, if there was one that
+// did not stop in order, save what that had sent. It returns the follower's instance.
 func (s *Server) recoverFrom(ctx context.Context) (follower int64, err error) {
 	members, err := s.cfg.Store.Members(ctx)
 	if err != nil {
@@ -260,39 +262,35 @@ func (s *Server) recoverFrom(ctx context.Context) (follower int64, err error) {
 	if at < 0 || members[at].Follower == 0 {
 		return 0, nil
 	}
-	of := slices.IndexFunc(members, func(m store.Member) bool { return m.Instance == members[at].Follower })
-	if of < 0 {
+	of := member(members, members[at].Follower)
+	if of.Instance == 0 {
 		return 0, errors.New("the follower is gone")
 	}
 	ctx, cancel := context.WithTimeout(ctx, lastDeadline)
 	defer cancel()
-	client, hangUp, err := s.cfg.Dial(members[of].Replicate)
+	client, hangUp, err := s.cfg.Dial(of.Replicate)
 	if err != nil {
 		return 0, err
 	}
 	defer hangUp()
-	stream, err := client.Recover(ctx, &srtmv1.RecoverRequest{Owner: members[at].Instance, Follower: members[of].Instance})
+	stream, err := client.Recover(ctx, &srtmv1.RecoverRequest{Owner: members[at].Instance, Follower: of.Instance})
+	if err == nil {
+		_, err = stream.Recv() // once it is saved
+	}
 	if err != nil {
 		return 0, err
 	}
-	l, r := &s.replicas, new(table.Replica)
-	for {
-		some, err := stream.Recv()
-		for _, c := range some.GetCredits() {
-			r.Put(sentOf(c))
+	return of.Instance, nil
+}
+
+// member returns the one of an instance, or the zero Member.
+func member(members []store.Member, instance int64) store.Member {
+	for _, m := range members {
+		if m.Instance == instance {
+			return m
 		}
-		if err == nil && r.Len() <= l.max {
-			follower = members[of].Instance
-			continue
-		}
-		l.mu.Lock()
-		l.former, l.rows = append(l.former, r), l.rows+r.Len()
-		l.mu.Unlock()
-		if errors.Is(err, io.EOF) {
-			err = nil
-		}
-		return follower, err
 	}
+	return store.Member{}
 }
 
 // choose makes the next member in the order of addresses that lives this one's follower.
@@ -305,7 +303,7 @@ func (s *Server) choose() {
 	var next store.Member
 	for i := range s.members {
 		m := &s.members[i]
-		if m.Instance != s.me.Instance && m.Replicate != "" && s.looked.Sub(s.seen[m.Address].since) <= leaseOver &&
+		if m.Instance != s.me.Instance && m.Replicate != "" && s.looked.Sub(s.since[*m]) <= leaseOver &&
 			(next.Instance == 0 || next.Address < s.me.Address && m.Address > s.me.Address) {
 			next = *m // in order: the first one, or the first after this server
 		}
@@ -398,36 +396,4 @@ func (s *Server) replicateOnce(ctx context.Context) error {
 	}
 	s.replicated.Store(began)
 	return nil
-}
-
-// saveInherited saves what owners that were replaced had sent, where nothing newer is.
-func (s *Server) saveInherited(ctx context.Context, limit time.Duration) error {
-	for _, r := range s.replicas.inherited() {
-		var some []table.Sent
-		for sent := range r.All() {
-			if some = append(some, sent); len(some) < s.batch {
-				continue
-			}
-			if err := s.saveSent(ctx, limit, some); err != nil {
-				return err
-			}
-			some = some[:0]
-		}
-		if err := s.saveSent(ctx, limit, some); err != nil {
-			return err
-		}
-		s.replicas.saved(r)
-	}
-	return nil
-}
-
-func (s *Server) saveSent(ctx context.Context, limit time.Duration, all []table.Sent) error {
-	return s.save(ctx, limit, func(t *owners) (credits []table.Credit) {
-		for _, sent := range all {
-			if p := rule.Partition(sent.Key, rule.Partitions); t.mine[p] && t.all[p].Epoch == sent.Epoch+1 {
-				credits = append(credits, sent.Credit)
-			}
-		}
-		return credits
-	})
 }

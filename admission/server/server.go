@@ -103,15 +103,14 @@ type Server struct {
 	held   atomic.Int64 // partitions
 	woken  atomic.Int64 // mono.Time
 
-	saving    sync.Mutex // guards me; held where credits or owners are written
-	me        store.Member
-	seen      map[string]seen // owned by tend, as what follows: by address
-	looked    mono.Time       // when members were last read
-	members   []store.Member  // as of then
-	followers map[int64]seen  // by instance
-	next      store.Member    // that is to be this one's follower
-	frozen    bool            // the same
-	atOnce    int             // the same: partitions of the next handOver
+	saving  sync.Mutex // guards me; held where credits or owners are written
+	me      store.Member
+	since   map[store.Member]mono.Time // owned by tend, as what follows: see watch
+	looked  mono.Time                  // when members were last read
+	members []store.Member             // as of then
+	next    store.Member               // that is to be this one's follower
+	frozen  bool                       // by a hand-over of which it is not known what came
+	atOnce  int                        // partitions of the next one
 
 	shards [shards]struct {
 		sync.Mutex
@@ -164,7 +163,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 		}
 	}
 	s := &Server{
-		cfg: cfg, wake: make(chan struct{}, 1), seen: make(map[string]seen), followers: make(map[int64]seen), atOnce: movedAtOnce, batch: creditsAtOnce,
+		cfg: cfg, wake: make(chan struct{}, 1), since: make(map[store.Member]mono.Time), atOnce: movedAtOnce, batch: creditsAtOnce,
 		lookups: lookups{waiting: make(map[string][]pending), queue: make(chan string, maxLookups)},
 		leases:  leases{keys: make(map[string]*lease.Key)}, replicas: replicas{max: cfg.MaxKeys},
 	}

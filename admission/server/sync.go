@@ -187,21 +187,22 @@ func (s *Server) checkpoint(ctx context.Context, limit time.Duration) error {
 		s.metrics.savedCredits.Add(float64(len(credits)))
 		credits = credits[:0]
 	}
-	if err := s.saveInherited(ctx, limit); err != nil {
-		return err
-	}
 	s.saved.Store(int64(s.cfg.Now().Mono))
 	s.savedTo.Store(began)
 	return nil
 }
 
-// save saves a batch, which it asks for anew where the owners have changed. The next one is
-// half as large if that fails, since it may have taken too long.
 func (s *Server) save(ctx context.Context, limit time.Duration, batch func(*owners) []table.Credit) error {
 	s.saving.Lock()
 	defer s.saving.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
+	return s.saveHeld(ctx, batch)
+}
+
+// saveHeld saves a batch, which it asks for anew where the owners have changed. The next one is
+// half as large if that fails, since it may have taken too long. Requires: saving held.
+func (s *Server) saveHeld(ctx context.Context, batch func(*owners) []table.Credit) error {
 	for {
 		t := s.owners.Load()
 		credits := batch(t)

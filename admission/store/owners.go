@@ -164,9 +164,9 @@ func (s *Store) Leave(ctx context.Context, me Member) error {
 }
 
 // Claim takes all partitions of a server that was last seen so and has been silent
-// since; with Instance 0 of one that has left. It returns the store's time as Join does, and
-// does nothing if the server, or its follower where that has an instance, is heard of again.
-// Error: ErrFenced.
+// since; with Instance 0 of one that has left. It returns the store's time as Join does.
+// Errors: ErrFenced; ErrMoved if the server, or its follower where that has an instance, was
+// heard of again, or another has taken them.
 func (s *Store) Claim(ctx context.Context, me, from, follower Member, wall time.Duration) (time.Duration, error) {
 	var at int64
 	err := s.own(ctx, func(do execute, tx *sql.Tx) (err error) {
@@ -183,15 +183,16 @@ func (s *Store) Claim(ctx context.Context, me, from, follower Member, wall time.
 		if err != nil {
 		} else if from.Instance == 0 {
 			lost = 0
-			err = one(do(`UPDATE admission SET change = change WHERE NOT EXISTS (SELECT 1 FROM servers WHERE address = $1)`, from.Address))
+			err = one(do(`UPDATE admission SET change = change 
+				WHERE NOT EXISTS (SELECT 1 FROM servers WHERE address = $1) AND EXISTS (SELECT 1 FROM partitions WHERE server = $1)`, from.Address))
 		} else {
 			err = one(do(`DELETE FROM servers WHERE address = $1 AND instance = $2 AND beat = $3`, from.Address, from.Instance, from.Beat))
 		}
-		if errors.Is(err, ErrFenced) {
-			return nil
-		}
 		if err == nil {
 			_, err = do(take, me.Address, lost, from.Address)
+		}
+		if errors.Is(err, ErrFenced) {
+			return ErrMoved
 		}
 		return err
 	})

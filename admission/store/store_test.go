@@ -214,8 +214,8 @@ func owners(t *testing.T, database string) {
 		{"the first renews", func() (time.Duration, error) { _, _, err := s.Renew(ctx, a2); return 0, err }, 0, nil, "a", 2, 2*hour + 6001},
 		{"and so is not replaced", func() (time.Duration, error) {
 			return s.Claim(ctx, b, store.Member{Address: "a", Instance: 2, Beat: 1}, store.Member{}, 0)
-		}, 2*hour + 3, nil, "a", 2, 2*hour + 6001},
-		{"nor as one that has left", func() (time.Duration, error) { return s.Claim(ctx, b, store.Member{Address: "a"}, store.Member{}, 0) }, 2*hour + 4, nil, "a", 2, 2*hour + 6001},
+		}, 2*hour + 3, store.ErrMoved, "a", 2, 2*hour + 6001},
+		{"nor as one that has left", func() (time.Duration, error) { return s.Claim(ctx, b, store.Member{Address: "a"}, store.Member{}, 0) }, 2*hour + 3, store.ErrMoved, "a", 2, 2*hour + 6001},
 		{"silent, it is", func() (time.Duration, error) {
 			return s.Claim(ctx, b, store.Member{Address: "a", Instance: 2, Beat: 2}, store.Member{}, ms(2*hour+7000))
 		}, 2*hour + 7000, nil, "b", 3, 2*hour + 7000},
@@ -322,9 +322,12 @@ func followers(t *testing.T, database string) {
 	renew(store.Member{Address: "zo", Instance: 3, Follower: 1_000})
 	was := renew(third)
 	renew(follower)
-	for _, test := range []struct{ follower, owner string }{{"a follower that has renewed", "zo"}, {"one that is silent", "zt"}} {
-		if _, err := s.Claim(ctx, third, was["zo"], was["zf"], 0); err != nil {
-			t.Fatal(err)
+	for _, test := range []struct {
+		follower, owner string
+		fails           error
+	}{{"a follower that has renewed", "zo", store.ErrMoved}, {"one that is silent", "zt", nil}} {
+		if _, err := s.Claim(ctx, third, was["zo"], was["zf"], 0); !errors.Is(err, test.fails) {
+			t.Errorf("%s: %v", test.follower, err)
 		}
 		if p := first(); p.Owner != test.owner {
 			t.Errorf("%s: %s is the owner, want %s", test.follower, p.Owner, test.owner)
