@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"time"
 
@@ -88,8 +87,7 @@ func (l *lookups) next(key string) []*lookup {
 // lookup is of one key.
 type lookup struct {
 	key string
-	was store.Partition // its
-	own *rule.Rule      // nil: none, the default is its rule
+	own *rule.Rule // nil: none, the default is its rule
 
 	full bool // there is no room for it
 	err  error
@@ -152,135 +150,78 @@ func (s *Server) conclude(k *lookup, p pending, sealer *wire.Sealer) {
 }
 
 // learn brings keys from the store.
-//
-// An edit of a rule that is followed between the store's answer and Learn finds no
-// such key, and would be missed: if any was followed meanwhile, the store is asked
-// again.
 func (s *Server) learn(ctx context.Context, keys []*lookup) {
 	s.metrics.lookups.Add(float64(len(keys)))
-	seen, owners := s.change.Load(), s.owners.Load()
-	for _, k := range keys {
-		k.was = owners.all[rule.Partition(k.key, rule.Partitions)]
+	names, owners := make([]string, len(keys)), s.owners.Load()
+	for i, k := range keys {
+		names[i] = k.key
 	}
-	credits, err := s.read(ctx, keys, seen)
-	var placed []*lookup
+	last, err := s.cfg.Store.LastChange(ctx)
+	if err == nil && last != s.change.Load() { // an edit of the defaults counts at once for keys that are new
+		err = s.poll(ctx)
+	}
+	s.rules.RLock()
+	defer s.rules.RUnlock()
+	var rules map[string]rule.Rule
+	if err == nil {
+		rules, err = s.cfg.Store.RulesOf(ctx, names)
+	}
+	var credits map[string]table.Credit
+	if err == nil {
+		credits, err = s.cfg.Store.Credits(ctx, names)
+	}
 	for _, k := range keys {
 		if k.err = err; err != nil {
 			continue
 		}
-		var saved *table.Credit
-		if c, ok := credits[k.key]; ok {
-			saved = &c
-		}
-		var here bool
-		switch here, k.full = s.place(k.key, k.own, saved, k.was); {
-		case here:
-			placed = append(placed, k)
-		case !k.full:
-			k.err = errNotPlaced
-		}
-	}
-	for len(placed) > 0 && seen != s.change.Load() {
-		seen = s.change.Load()
-		if err := s.ownRules(ctx, placed); err != nil {
-			for _, k := range placed { // with a rule that may be an old one
-				s.locked(k.key, func(keys *table.Shard) { keys.Forget(k.key) })
-				k.err = err
-			}
-			return
-		}
-		for _, k := range placed {
-			s.followKey(k.key, k.own, seen)
-		}
-	}
-}
-
-// read asks the store for the keys' own rules and for what they held.
-func (s *Server) read(ctx context.Context, keys []*lookup, seen uint64) (map[string]table.Credit, error) {
-	if err := s.ownRules(ctx, keys); err != nil {
-		return nil, err
-	}
-	if slices.ContainsFunc(keys, func(k *lookup) bool { return k.own == nil }) {
-		// An edit of the defaults counts at once for keys that are new.
-		last, err := s.cfg.Store.LastChange(ctx)
-		if err == nil && last != seen {
-			err = s.poll(ctx)
-		}
-		if err != nil {
-			return nil, err
-		}
-	}
-	return s.cfg.Store.Credits(ctx, keysOf(keys))
-}
-
-// ownRules asks the store for the keys' own rules: one whose key ends in * is a default
-// for the key of that name, too.
-func (s *Server) ownRules(ctx context.Context, keys []*lookup) error {
-	rules, err := s.cfg.Store.RulesOf(ctx, keysOf(keys))
-	for _, k := range keys {
-		k.own = nil
-		if r, ok := rules[k.key]; ok && !r.Default() {
+		if r, ok := rules[k.key]; ok && !r.Default() { // which is a default for the key of that name, too
 			k.own = &r
 		}
+		var credit *table.Credit
+		if c, ok := credits[k.key]; ok {
+			credit = &c
+		}
+		s.place(k, credit, owners.all[rule.Partition(k.key, rule.Partitions)])
 	}
-	return err
-}
-
-func keysOf(keys []*lookup) []string {
-	all := make([]string, len(keys))
-	for i, k := range keys {
-		all[i] = k.key
-	}
-	return all
 }
 
 // place puts a key into its shard, unless that is full, or the partition is not what it
-// was when its credit was read, or another may still decide for the key. The defaults are held from
-// the choice of one until the key is where their next change looks for it.
-func (s *Server) place(key string, own *rule.Rule, credit *table.Credit, was store.Partition) (placed, full bool) {
-	s.defaults.RLock()
-	defer s.defaults.RUnlock()
-	r := s.ruleOf(key, own, 0)
+// was when its credit was read, or another may still decide for the key. Requires: rules held.
+func (s *Server) place(k *lookup, credit *table.Credit, was store.Partition) {
+	r := s.ruleOf(k.key, k.own, 0)
 	if credit != nil {
 		s.advance(credit.At) // or what is written next would pass for older
 	}
 	now := s.now()
 	if r.Strict && now.Wall < was.Lost {
-		return false, false
+		k.err = errNotPlaced
+		return
 	}
 	if r.Strict && was.Lost != 0 && (credit == nil || credit.At < was.Lost) {
-		credit = &table.Credit{Key: key, At: was.Lost}
+		credit = &table.Credit{Key: k.key, At: was.Lost}
 	}
 	from := now.Mono
 	if r.Mode == rule.Lease {
-		from, credit = s.leases.since(key, credit, now)
+		from, credit = s.leases.since(k.key, credit, now)
 	}
-	p := rule.Partition(key, rule.Partitions)
+	p := rule.Partition(k.key, rule.Partitions)
 	sh := &s.shards[p%shards]
 	sh.Lock()
 	defer sh.Unlock()
 	if t := s.owners.Load(); !t.mine[p] || t.all[p].Epoch != was.Epoch {
-		return false, false
+		k.err = errNotPlaced
+		return
 	}
-	placed = sh.keys.Learn(key, r, table.Held(credit, r, now), from)
-	return placed, !placed
-}
-
-// followKey brings a key to its own rule, or if that is nil to the default.
-func (s *Server) followKey(key string, own *rule.Rule, change uint64) {
-	s.defaults.RLock()
-	defer s.defaults.RUnlock()
-	r := s.ruleOf(key, own, change)
-	s.locked(key, func(keys *table.Shard) { keys.Follow(key, r, s.cfg.Now().Mono) })
+	k.full = !sh.keys.Learn(k.key, r, table.Held(credit, r, now), from)
 }
 
 // ruleOf returns the key's own rule, or if that is nil the default, as of a change or a later
-// one. Requires: defaults held.
+// one. Requires: rules held.
 func (s *Server) ruleOf(key string, own *rule.Rule, change uint64) *rule.Rule {
 	if own != nil {
 		return own
 	}
-	d := s.defaults.rules.For(key)
-	d.Change = max(change, s.defaults.change)
+	d := s.rules.defaults.For(key)
+	d.Change = max(change, s.rules.change)
 	return &d
 }

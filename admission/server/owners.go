@@ -283,11 +283,11 @@ func (s *Server) handOver(ctx context.Context, members []store.Member) error {
 	s.frozen = true
 	var credits []table.Credit // since the last check-point
 	s.allInTurns(func(keys *table.Shard, from int32) (next int32) {
-		credits, next = keys.Changed(credits, of, from, slotsAtOnce, s.now())
+		credits, next = keys.Changed(table.Saver, credits, of, from, slotsAtOnce, s.now())
 		return next
 	})
 	if err := s.cfg.Store.HandOver(ctx, s.me, to, slices.Sorted(maps.Keys(moving)), credits); err != nil {
-		s.unsaved(credits)
+		s.unread(table.Saver, credits)
 		s.atOnce = max(1, s.atOnce/2)
 		return err // with the next renewal the store says whose they are
 	}
@@ -301,12 +301,6 @@ func (s *Server) wakeUp() {
 	select {
 	case s.wake <- struct{}{}:
 	default:
-	}
-}
-
-func (s *Server) unsaved(credits []table.Credit) {
-	for i := range credits {
-		s.locked(credits[i].Key, func(keys *table.Shard) { keys.Unchanged(credits[i : i+1]) })
 	}
 }
 

@@ -335,7 +335,7 @@ func (s *Server) chosen() {
 	}
 	s.cfg.Log.Info("another server follows this one", "server", s.next.Address)
 	for i := range s.shards {
-		s.lockedShard(i, (*table.Shard).ResendAll)
+		s.lockedShard(i, (*table.Shard).Restart)
 	}
 }
 
@@ -358,21 +358,18 @@ func (s *Server) replicateOnce(ctx context.Context) error {
 		return nil
 	}
 	var credits []table.Credit
-	for shard, from := 0, int32(0); shard < shards; { // slot from of shard is the next
+	for at := (cursor{}); at.shard < shards; {
+		start, t := at, s.owners.Load()
+		credits = s.changed(table.Sender, credits[:0], creditsAtOnce, &at)
+		if t != s.owners.Load() { // it is not known of which epoch they are
+			s.unread(table.Sender, credits)
+			at = start
+			continue
+		}
 		q := &srtmv1.ReplicateRequest{Owner: me, Follower: follower.Instance, SavedMs: s.savedTo.Load()}
-		for shard < shards && len(q.Credits) < creditsAtOnce {
-			var t *owners
-			s.lockedShard(shard, func(keys *table.Shard) {
-				t = s.owners.Load()
-				credits, from = keys.Unsent(credits[:0], from, int32(creditsAtOnce-len(q.Credits)), s.now())
-			})
-			for i := range credits {
-				if p := rule.Partition(credits[i].Key, rule.Partitions); t.mine[p] {
-					q.Credits = append(q.Credits, creditProto(&credits[i], t.all[p].Epoch))
-				}
-			}
-			if from == 0 {
-				shard++
+		for i := range credits {
+			if p := rule.Partition(credits[i].Key, rule.Partitions); t.mine[p] {
+				q.Credits = append(q.Credits, creditProto(&credits[i], t.all[p].Epoch))
 			}
 		}
 		limited, cancel := context.WithTimeout(ctx, replicateDeadline)
@@ -380,9 +377,7 @@ func (s *Server) replicateOnce(ctx context.Context) error {
 		a, err := client.Replicate(limited, q)
 		cancel()
 		if err != nil {
-			for _, c := range q.Credits {
-				s.locked(c.Key, func(keys *table.Shard) { keys.Resend(c.Key) })
-			}
+			s.unread(table.Sender, credits)
 			return fmt.Errorf("replicate to %s: %w", follower.Address, err)
 		}
 		s.metrics.sent.Add(float64(len(q.Credits)))

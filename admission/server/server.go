@@ -116,19 +116,21 @@ type Server struct {
 		sync.Mutex
 		keys *table.Shard
 	}
-	defaults struct {
+	// rules guards the defaults. A lookup holds it (read) from its question to the store until
+	// its keys are here: no edit is followed meanwhile, and missed by them.
+	rules struct {
 		sync.RWMutex
-		rules  rule.Defaults
-		change uint64 // when they last changed
+		defaults rule.Defaults
+		change   uint64 // when they last changed
 	}
-	polling    sync.Mutex    // taken before defaults
-	change     atomic.Uint64 // the last edit that is followed, or is being followed
+	polling    sync.Mutex    // taken before rules
+	change     atomic.Uint64 // the last edit that is followed
 	polled     atomic.Int64  // when edits were last looked for with success, mono.Time
 	saved      atomic.Int64  // the same for check-points
 	savedTo    atomic.Int64  // wall clock, ms: what changed before is in the store
 	replicated atomic.Int64  // mono.Time: what changed before is with the follower, if there is one
 	swept      string        // the last key that sweep looked at; checkpoints'
-	batch      int           // credits of the next batch; checkpoints'
+	batch      int           // credits of the next batch; guarded by saving
 	lookups    lookups
 	leases     leases
 	replicas   replicas
@@ -171,7 +173,6 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	for i := range s.shards {
 		s.shards[i].keys = table.New((cfg.MaxKeys + shards - 1) / shards)
 		s.shards[i].keys.Alone = s.alone
-		s.shards[i].keys.Sends = cfg.Dial != nil
 	}
 	if err := s.readDefaults(ctx); err != nil {
 		return nil, fmt.Errorf("admission store: %w", err)
@@ -312,6 +313,31 @@ func (s *Server) lockedShard(i int, f func(keys *table.Shard)) {
 func (s *Server) inTurns(i int, f func(keys *table.Shard, from int32) (next int32)) {
 	for from, more := int32(0), true; more; more = from != 0 {
 		s.lockedShard(i, func(keys *table.Shard) { from = f(keys, from) })
+	}
+}
+
+// cursor is where a pass over all shards goes on: slot of shard.
+type cursor struct {
+	shard int
+	slot  int32
+}
+
+// changed appends what changed for a reader until there is that of n keys, or the pass ends.
+func (s *Server) changed(by table.Reader, to []table.Credit, n int, at *cursor) []table.Credit {
+	for at.shard < shards && len(to) < n {
+		s.lockedShard(at.shard, func(keys *table.Shard) {
+			to, at.slot = keys.Changed(by, to, nil, at.slot, int32(n-len(to)), s.now())
+		})
+		if at.slot == 0 {
+			at.shard++
+		}
+	}
+	return to
+}
+
+func (s *Server) unread(by table.Reader, credits []table.Credit) {
+	for i := range credits {
+		s.locked(credits[i].Key, func(keys *table.Shard) { keys.Unread(by, credits[i:i+1]) })
 	}
 }
 

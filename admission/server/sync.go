@@ -46,10 +46,10 @@ func (s *Server) readDefaults(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.defaults.Lock()
-	defer s.defaults.Unlock()
+	s.rules.Lock()
+	defer s.rules.Unlock()
 	for _, r := range rules {
-		s.defaults.rules.Set(r)
+		s.rules.defaults.Set(r)
 	}
 	s.change.Store(change)
 	return nil
@@ -77,33 +77,7 @@ func (s *Server) poll(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if len(changes) > 0 {
-			last := changes[len(changes)-1].Rule.Change
-			s.change.Store(last) // before any is followed, see learn
-			defaults := false
-			for i := range changes {
-				c := &changes[i]
-				switch r := &c.Rule; {
-				case r.Default():
-					defaults = true
-					s.defaults.Lock()
-					if c.Deleted {
-						s.defaults.rules.Delete(r.Key)
-					} else {
-						s.defaults.rules.Set(*r)
-					}
-					s.defaults.change = r.Change
-					s.defaults.Unlock()
-				case c.Deleted:
-					s.followKey(r.Key, nil, r.Change)
-				default:
-					s.followKey(r.Key, r, r.Change)
-				}
-			}
-			if defaults {
-				s.applyDefaults()
-			}
-		}
+		s.followEdits(changes)
 		if len(changes) < changesAtOnce {
 			s.polled.Store(int64(s.cfg.Now().Mono))
 			return nil
@@ -111,12 +85,35 @@ func (s *Server) poll(ctx context.Context) error {
 	}
 }
 
-// applyDefaults brings all keys without a rule of their own to the defaults. Only
-// the follower changes those, so that they stand meanwhile.
-func (s *Server) applyDefaults() {
-	s.allInTurns(func(keys *table.Shard, from int32) int32 {
-		return keys.Undefault(&s.defaults.rules, s.defaults.change, from, slotsAtOnce, s.cfg.Now().Mono)
-	})
+// followEdits requires polling held: nothing else changes the defaults.
+func (s *Server) followEdits(changes []store.Change) {
+	defaults := false
+	s.rules.Lock()
+	for i := range changes {
+		r := &changes[i].Rule
+		s.change.Store(r.Change)
+		if r.Default() {
+			defaults = true
+			s.rules.change = r.Change
+			if changes[i].Deleted {
+				s.rules.defaults.Delete(r.Key)
+			} else {
+				s.rules.defaults.Set(*r)
+			}
+			continue
+		}
+		own := r
+		if changes[i].Deleted {
+			own = nil
+		}
+		s.locked(r.Key, func(keys *table.Shard) { keys.Follow(r.Key, s.ruleOf(r.Key, own, r.Change), s.cfg.Now().Mono) })
+	}
+	s.rules.Unlock()
+	if defaults { // those that are new by then have the new ones
+		s.allInTurns(func(keys *table.Shard, from int32) int32 {
+			return keys.Undefault(&s.rules.defaults, s.rules.change, from, slotsAtOnce, s.cfg.Now().Mono)
+		})
+	}
 }
 
 // checkpoints saves what keys hold.
@@ -146,17 +143,17 @@ func (s *Server) sweep(ctx context.Context) error {
 	}
 	var full []table.Credit
 	now, mine := s.now(), &s.owners.Load().mine
-	s.defaults.RLock()
+	s.rules.RLock()
 	for i := range saved {
 		k := &saved[i]
 		if !k.Own {
-			k.Rule = s.defaults.rules.For(k.Key)
+			k.Rule = s.rules.defaults.For(k.Key)
 		}
 		if !k.Rule.Strict && mine[rule.Partition(k.Key, rule.Partitions)] && table.Held(&k.Credit, &k.Rule, now) >= table.Held(nil, &k.Rule, now) {
 			full = append(full, k.Credit)
 		}
 	}
-	s.defaults.RUnlock()
+	s.rules.RUnlock()
 	return s.cfg.Store.Forget(ctx, full)
 }
 
@@ -165,23 +162,16 @@ func (s *Server) sweep(ctx context.Context) error {
 func (s *Server) checkpoint(ctx context.Context, limit time.Duration) error {
 	var credits []table.Credit
 	began := s.now().Wall.Milliseconds()
-	for i, from := 0, int32(0); i < shards; { // slot from of shard i is the next
-		first, start := i, from
+	for at := (cursor{}); at.shard < shards; {
+		start := at
 		err := s.save(ctx, limit, func(*owners) []table.Credit {
-			s.unsaved(credits) // those of the attempt before: again, with what is still here
-			credits, i, from = credits[:0], first, start
-			for i < shards && len(credits) < s.batch {
-				s.lockedShard(i, func(keys *table.Shard) {
-					credits, from = keys.Changed(credits, nil, from, int32(s.batch-len(credits)), s.now())
-				})
-				if from == 0 {
-					i++
-				}
-			}
+			s.unread(table.Saver, credits) // those of the attempt before: again, with what is still here
+			at = start
+			credits = s.changed(table.Saver, credits[:0], s.batch, &at)
 			return credits
 		})
 		if err != nil {
-			s.unsaved(credits)
+			s.unread(table.Saver, credits)
 			return err
 		}
 		s.metrics.savedCredits.Add(float64(len(credits)))

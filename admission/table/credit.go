@@ -21,13 +21,24 @@ type Now struct {
 	Wall time.Duration // since the Unix epoch
 }
 
-// Changed appends what keys hold that changed since it last looked at them, from slot from
+// Reader is one who is told what changed, each for itself.
+type Reader int
+
+// The readers: the store, and a follower.
+const (
+	Saver Reader = iota
+	Sender
+	readers
+)
+
+// Changed appends what keys hold that changed since the reader was last told of them, from slot from
 // on; it looks at up to n of them, and passes over those of other partitions where of is
 // not nil. It leaves out those that are full again and that no other decides for: what
-// was saved of one before has filled up, too, or there is nothing saved and it counts as
+// the reader has of one before has filled up, too, or it has nothing and that counts as
 // full. What had changed when a pass from 0 began has been returned at its end.
-func (s *Shard) Changed(to []Credit, of func(partition int) bool, from, n int32, now Now) (_ []Credit, next int32) {
-	for i := s.dirty.next(from); i >= 0; i = s.dirty.next(i + 1) {
+func (s *Shard) Changed(by Reader, to []Credit, of func(partition int) bool, from, n int32, now Now) (_ []Credit, next int32) {
+	changed := s.changed[by]
+	for i := changed.next(from); i >= 0; i = changed.next(i + 1) {
 		if n == 0 {
 			return to, i
 		}
@@ -36,7 +47,7 @@ func (s *Shard) Changed(to []Credit, of func(partition int) bool, from, n int32,
 		if of != nil && !of(rule.Partition(s.key(e), rule.Partitions)) {
 			continue
 		}
-		s.dirty.remove(i)
+		changed.remove(i)
 		if e.flags&(strict|leased|lent) != 0 || !e.full(now.Mono) {
 			to = append(to, s.credit(e, now))
 		}
@@ -44,42 +55,20 @@ func (s *Shard) Changed(to []Credit, of func(partition int) bool, from, n int32,
 	return to, 0
 }
 
-// Unsent is Changed for another reader than that one's, if there is one, and with those
-// that are full: see Sends.
-func (s *Shard) Unsent(to []Credit, from, n int32, now Now) (_ []Credit, next int32) {
-	for i := s.unsent.next(from); i >= 0; i = s.unsent.next(i + 1) {
-		if n == 0 {
-			return to, i
-		}
-		n--
-		s.unsent.remove(i)
-		to = append(to, s.credit(s.slot(i), now))
-	}
-	return to, 0
-}
-
-// Resend takes back what Unsent returned and could not be sent.
-func (s *Shard) Resend(key string) {
-	if _, i, ok := find(s, key); ok {
-		s.unsent.add(i)
-	}
-}
-
-// ResendAll has Unsent begin anew, with what Changed would return.
-func (s *Shard) ResendAll() {
-	for w := range s.dirty {
-		s.unsent[w] |= s.dirty[w]
-	}
-}
-
-// Unchanged takes back what Changed returned and nobody could take.
-func (s *Shard) Unchanged(credits []Credit) {
+// Unread takes back what Changed returned and could not be saved, or sent.
+func (s *Shard) Unread(by Reader, credits []Credit) {
 	for _, c := range credits {
-		if _, i, ok := find(s, c.Key); ok {
+		if _, i, ok := find(s, c.Key); !ok {
+		} else if by == Saver { // and a follower that came meanwhile, see Restart, was not told
 			s.touch(i)
+		} else {
+			s.changed[by].add(i)
 		}
 	}
 }
+
+// Restart has Sender begin anew, with what Saver would get.
+func (s *Shard) Restart() { copy(s.changed[Sender], s.changed[Saver]) }
 
 func (s *Shard) credit(e *slot, now Now) Credit {
 	b := e.bucket()

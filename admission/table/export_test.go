@@ -4,7 +4,7 @@ import "math/bits"
 
 // Dirty is how many keys Changed has to return, or more.
 func (s *Shard) Dirty() (n int) {
-	for _, word := range s.dirty {
+	for _, word := range s.changed[Saver] {
 		n += bits.OnesCount64(word)
 	}
 	return n

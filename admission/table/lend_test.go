@@ -24,7 +24,7 @@ func TestLend(t *testing.T) {
 	if v := s.Ask(key, 1, at, false); v.Admit || !v.Lent || !v.Leased {
 		t.Errorf("%+v of a key that is lent", v)
 	}
-	s.Changed(nil, nil, 0, 1, table.Now{Mono: at})
+	s.Changed(table.Saver, nil, nil, 0, 1, table.Now{Mono: at})
 	if later := at.Add(time.Hour); s.Learn("other", &rule.Rule{}, 0, later) {
 		t.Error("a key that is lent was evicted")
 	}

@@ -25,16 +25,16 @@ type model struct {
 	slots []*row // nil: free
 	free  []int
 	hand  int
-	sends bool
 	alone func() bool
 }
 
 type row struct {
-	key                 string
-	rule                rule.Rule
-	bucket              tokenbucket.Bucket
-	denied              uint32
-	lent, dirty, unsent bool
+	key     string
+	rule    rule.Rule
+	bucket  tokenbucket.Bucket
+	denied  uint32
+	lent    bool
+	changed [2]bool // by table.Reader
 }
 
 func newModel(max int) *model { return &model{max: max, index: map[string]int{}} }
@@ -52,7 +52,7 @@ func (e *row) full(now mono.Time) bool {
 
 func (e *row) byDefault() bool { return e.rule.Key != e.key || e.rule.Default() }
 
-func (m *model) touch(e *row) { e.dirty, e.unsent = true, e.unsent || m.sends }
+func (m *model) touch(e *row) { e.changed = [2]bool{true, true} }
 
 func (m *model) Ask(key string, cost int64, now mono.Time, peek bool) table.Verdict {
 	e := m.get(key)
@@ -104,7 +104,7 @@ func (m *model) evict(now mono.Time) bool {
 	for range m.slots {
 		i := m.hand
 		m.hand = (m.hand + 1) % len(m.slots)
-		if e := m.slots[i]; e != nil && !e.dirty && !e.rule.Strict && !e.lent && e.full(now) {
+		if e := m.slots[i]; e != nil && !e.changed[table.Saver] && !e.rule.Strict && !e.lent && e.full(now) {
 			m.Forget(e.key)
 			return true
 		}
@@ -165,23 +165,15 @@ func (e *row) credit(now table.Now) table.Credit {
 	return table.Credit{Key: e.key, Credits: e.bucket.Tokens(now.Mono), At: now.Wall}
 }
 
-func (m *model) Changed(to []table.Credit, of func(int) bool, from, n int32, now table.Now) ([]table.Credit, int32) {
-	next := m.some(from, n, func(e *row) bool { return e.dirty }, func(e *row) {
+func (m *model) Changed(by table.Reader, to []table.Credit, of func(int) bool, from, n int32, now table.Now) ([]table.Credit, int32) {
+	next := m.some(from, n, func(e *row) bool { return e.changed[by] }, func(e *row) {
 		if of != nil && !of(rule.Partition(e.key, rule.Partitions)) {
 			return
 		}
-		e.dirty = false
+		e.changed[by] = false
 		if e.rule.Strict || e.rule.Mode == rule.Lease || e.lent || !e.full(now.Mono) {
 			to = append(to, e.credit(now))
 		}
-	})
-	return to, next
-}
-
-func (m *model) Unsent(to []table.Credit, from, n int32, now table.Now) ([]table.Credit, int32) {
-	next := m.some(from, n, func(e *row) bool { return e.unsent }, func(e *row) {
-		e.unsent = false
-		to = append(to, e.credit(now))
 	})
 	return to, next
 }
@@ -213,8 +205,7 @@ func TestShardIsItsModel(t *testing.T) {
 		s, m, alone := table.New(capacity), newModel(capacity), true
 		s.Collide(1 << rapid.SampledFrom([]int{2, 5, 32}).Draw(t, "hashes"))
 		s.Alone = func() bool { return alone }
-		s.Sends = rapid.Bool().Draw(t, "sends")
-		m.alone, m.sends = s.Alone, s.Sends
+		m.alone = s.Alone
 		now, d, change := at(0), rule.Defaults{}, uint64(0)
 		keyOf := func(i int) string {
 			return fmt.Sprint(i%3, "/", i, strings.Repeat("x", (i*i+7)%250))
@@ -263,11 +254,12 @@ func TestShardIsItsModel(t *testing.T) {
 					s.Forget(keyOf(i))
 					m.Forget(keyOf(i))
 				}
-			case 7:
+			case 7, 8:
+				by := table.Reader(rapid.IntRange(0, 1).Draw(t, "reader"))
 				filter := []func(int) bool{nil, of}[number%2]
 				for from := int32(0); ; {
-					is, next := s.Changed(nil, filter, from, n, now)
-					want, nextWant := m.Changed(nil, filter, from, n, now)
+					is, next := s.Changed(by, nil, filter, from, n, now)
+					want, nextWant := m.Changed(by, nil, filter, from, n, now)
 					equal("changed", is, want)
 					equal("go on", next, nextWant)
 					kept, keptWant = append(kept, is...), append(keptWant, want...)
@@ -275,24 +267,20 @@ func TestShardIsItsModel(t *testing.T) {
 						break
 					}
 				}
-			case 8:
-				is, next := s.Unsent(nil, 0, n, now)
-				want, nextWant := m.Unsent(nil, 0, n, now)
-				equal("unsent", is, want)
-				equal("go on", next, nextWant)
-				for _, c := range is[:len(is)/2] {
-					s.Resend(c.Key)
-					m.get(c.Key).unsent = true
-				}
 			case 9:
-				s.ResendAll()
-				m.each(0, math.MaxInt32, func(e *row) { e.unsent = e.unsent || e.dirty })
+				s.Restart()
+				m.each(0, math.MaxInt32, func(e *row) { e.changed[table.Sender] = e.changed[table.Saver] })
 			case 10:
-				is, _ := s.Changed(nil, nil, 0, n, now)
-				m.Changed(nil, nil, 0, n, now)
-				s.Unchanged(is)
+				by := table.Reader(rapid.IntRange(0, 1).Draw(t, "reader"))
+				is, _ := s.Changed(by, nil, nil, 0, n, now)
+				m.Changed(by, nil, nil, 0, n, now)
+				s.Unread(by, is)
 				for _, c := range is {
-					m.touch(m.get(c.Key))
+					if e := m.get(c.Key); by == table.Saver {
+						m.touch(e)
+					} else {
+						e.changed[by] = true
+					}
 				}
 			case 11:
 				for from := int32(0); ; {

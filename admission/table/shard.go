@@ -18,24 +18,21 @@ import (
 //
 // Invariants:
 //   - index has exactly the slots that are used, by their keys;
-//   - dirty has exactly those whose bucket changed since Changed returned it;
+//   - changed has exactly those whose bucket changed since Changed returned it;
 //   - a bucket leaves only when it is full, since then it is what a new one would be,
 //     or by Forget, or with its partition. One with a strict rule stays, for a new one
 //     might have to begin empty, and one that is lent.
 type Shard struct {
-	max    int // keys
-	seed   maphash.Seed
-	hashes uint32 // their mask; tests have few, so that keys collide
-	index  map[uint32]int32
-	keys   keys
-	pages  []*[page]slot
-	used   int32  // slots ever used
-	free   uint32 // the first one, plus 1
-	dirty  set
-	// Sends says that Unsent is called; unsent is for that what dirty is for Changed.
-	Sends  bool
-	unsent set
-	hand   int32 // where the search for a key to evict goes on
+	max     int // keys
+	seed    maphash.Seed
+	hashes  uint32 // their mask; tests have few, so that keys collide
+	index   map[uint32]int32
+	keys    keys
+	pages   []*[page]slot
+	used    int32  // slots ever used
+	free    uint32 // the first one, plus 1
+	changed [readers]set
+	hand    int32 // where the search for a key to evict goes on
 	// Alone says that no other decides for keys that are strict, leased or lent; while it
 	// does not, these are denied, and not charged. nil: always.
 	Alone func() bool
@@ -99,9 +96,8 @@ func (s *Shard) Ask(key []byte, cost int64, now mono.Time, peek bool) Verdict {
 }
 
 func (s *Shard) touch(i int32) {
-	s.dirty.add(i)
-	if s.Sends {
-		s.unsent.add(i)
+	for _, changed := range s.changed {
+		changed.add(i)
 	}
 }
 
@@ -147,7 +143,7 @@ func (s *Shard) evict(now mono.Time) bool {
 	for range min(s.used, 4*page) {
 		i := s.hand
 		s.hand = (s.hand + 1) % s.used
-		if e := s.slot(i); e.flags&(inUse|strict|lent) == inUse && !s.dirty.has(i) && e.full(now) {
+		if e := s.slot(i); e.flags&(inUse|strict|lent) == inUse && !s.changed[Saver].has(i) && e.full(now) {
 			s.drop(i)
 			return true
 		}
@@ -167,8 +163,9 @@ func (s *Shard) drop(i int32) {
 	s.unindex(at)
 	*e = slot{key: s.free}
 	s.free = uint32(i) + 1
-	s.dirty.remove(i)
-	s.unsent.remove(i)
+	for _, changed := range s.changed {
+		changed.remove(i)
+	}
 	s.unkeep(kept, len(key))
 }
 

@@ -172,7 +172,7 @@ func TestWhatIsFullIsNotSaved(t *testing.T) {
 		now  time.Duration
 		want []string
 	}{{2*time.Second - 1, []string{"false", "true"}}, {2 * time.Second, []string{"true"}}} {
-		changed, next := s.Changed(nil, nil, 0, 2, at(test.now))
+		changed, next := s.Changed(table.Saver, nil, nil, 0, 2, at(test.now))
 		var got []string
 		for _, c := range changed {
 			got = append(got, c.Key)
@@ -180,7 +180,7 @@ func TestWhatIsFullIsNotSaved(t *testing.T) {
 		if !slices.Equal(got, test.want) || next != 0 || s.Dirty() != 0 {
 			t.Errorf("after %v %q are saved, want %q; %d left", test.now, got, test.want, s.Dirty())
 		}
-		s.Unchanged(changed)
+		s.Unread(table.Saver, changed)
 	}
 }
 
@@ -200,7 +200,7 @@ func TestEnvelope(t *testing.T) {
 		admitted := map[string][]admission{}
 		var now time.Duration
 		save := func(s *table.Shard, n int) {
-			changed, _ := s.Changed(nil, nil, 0, int32(n), at(now))
+			changed, _ := s.Changed(table.Saver, nil, nil, 0, int32(n), at(now))
 			for _, c := range changed {
 				store[c.Key] = c
 			}
@@ -216,16 +216,16 @@ func TestEnvelope(t *testing.T) {
 			case 0:
 				save(s, rapid.IntRange(0, 3).Draw(t, "n"))
 			case 1: // could not be written
-				changed, _ := s.Changed(nil, nil, 0, 2, at(now))
-				s.Unchanged(changed)
+				changed, _ := s.Changed(table.Saver, nil, nil, 0, 2, at(now))
+				s.Unread(table.Saver, changed)
 			case 2: // the partition moves: frozen, exported, imported
 				before := s.Dirty()
-				moved, next := s.Changed(nil, it, 0, math.MaxInt32, at(now))
+				moved, next := s.Changed(table.Saver, nil, it, 0, math.MaxInt32, at(now))
 				if next != 0 || s.Dirty() > before-len(moved) {
 					t.Fatalf("%d changed, %d left, and then %d", before, len(moved), s.Dirty())
 				}
 				if rapid.Bool().Draw(t, "fails") {
-					s.Unchanged(moved)
+					s.Unread(table.Saver, moved)
 					continue
 				}
 				for _, c := range moved {
@@ -318,7 +318,7 @@ func TestMemory(t *testing.T) {
 		if v := shards[5].Ask(key, 1, now, false); !v.Admit {
 			t.Fatalf("%+v", v)
 		}
-		changed, _ = shards[5].Changed(changed[:0], nil, 0, 1, table.Now{Mono: now})
+		changed, _ = shards[5].Changed(table.Saver, changed[:0], nil, 0, 1, table.Now{Mono: now})
 	}); n != 0 {
 		t.Errorf("%v allocations a decision", n)
 	}

@@ -56,8 +56,9 @@ func (s *Shard) newSlot() (i int32) {
 	}
 	if int(s.used) == page*len(s.pages) {
 		s.pages = append(s.pages, new([page]slot))
-		s.dirty = append(s.dirty, make(set, page/64)...)
-		s.unsent = append(s.unsent, make(set, page/64)...)
+		for by := range s.changed {
+			s.changed[by] = append(s.changed[by], make(set, page/64)...)
+		}
 	}
 	s.used++
 	return s.used - 1
