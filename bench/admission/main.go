@@ -14,6 +14,8 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/srtm-io/srtm/bench/decide"
@@ -33,8 +35,16 @@ func main() {
 type subject struct {
 	name   string
 	server *decide.Server
+	err    error // of its start
 	ask    func(*decide.Server) (decide.Result, error)
 	rounds []decide.Result
+}
+
+// target is a ratio of two lines of the table.
+type target struct {
+	what, of, to string
+	column       int
+	limit        float64
 }
 
 func run(ctx context.Context, args []string, out io.Writer) error {
@@ -44,6 +54,17 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	length := fs.Duration("duration", 1500*time.Millisecond, "of each")
 	udpRate := fs.Float64("rate", 5000, "requests `per second` over UDP and to Redis")
 	httpRate := fs.Float64("http-rate", 2000, "requests `per second` over HTTP")
+	var rates []float64
+	fs.Func("rates", "measure UDP and Redis alone, at each of these comma-separated rates `per second` in place of --rate", func(s string) error {
+		for _, text := range strings.Split(s, ",") {
+			rate, err := strconv.ParseFloat(text, 64)
+			if err != nil || rate <= 0 {
+				return fmt.Errorf("%q is no rate", text)
+			}
+			rates = append(rates, rate)
+		}
+		return nil
+	})
 	connections := fs.Int("connections", 16, "sockets of UDP and connections of Redis, each with one request at a time, beside one that is pipelined")
 	keys := fs.Int64("fill", 0, "fill a server with so many keys instead, and show what one takes; decisions beside it are at --rate")
 	limit := fs.Duration("fill-time", 30*time.Minute, "how long to fill at most")
@@ -84,16 +105,33 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	nginx, err5 := decide.Nginx(dir)
 	haproxy, err6 := decide.HAProxy(dir, "")
 	subjects := []*subject{
-		{name: "UDP echo", server: echo, ask: udp(pool, true)},
-		{name: "admission, UDP", server: asked, ask: udp(pool, false)},
-		{name: "Redis, GCRA by EVALSHA", server: redis, ask: evalsha(pool)},
-		{name: "UDP echo, pipelined", server: echo, ask: udp(pipe, true)},
-		{name: "admission, UDP, pipelined", server: asked, ask: udp(pipe, false)},
-		{name: "Redis, pipelined", server: redis, ask: evalsha(pipe)},
-		{name: "net/http handler", server: bare, ask: web("/qos?key=%s")},
-		{name: "admission, /qos", server: routed, ask: web("/qos?key=%s")},
-		{name: "nginx, limit_req", server: nginx, ask: web("/?key=%s")},
-		{name: "HAProxy, stick table", server: haproxy, ask: web("/?key=%s")},
+		{name: "UDP echo", server: echo, err: err1, ask: udp(pool, true)},
+		{name: "admission, UDP", server: asked, err: err3, ask: udp(pool, false)},
+		{name: "Redis, GCRA by EVALSHA", server: redis, err: err4, ask: evalsha(pool)},
+		{name: "UDP echo, pipelined", server: echo, err: err1, ask: udp(pipe, true)},
+		{name: "admission, UDP, pipelined", server: asked, err: err3, ask: udp(pipe, false)},
+		{name: "Redis, pipelined", server: redis, err: err4, ask: evalsha(pipe)},
+		{name: "net/http handler", server: bare, err: err2, ask: web("/qos?key=%s")},
+		{name: "admission, /qos", server: routed, err: err3, ask: web("/qos?key=%s")},
+		{name: "nginx, limit_req", server: nginx, err: err5, ask: web("/?key=%s")},
+		{name: "HAProxy, stick table", server: haproxy, err: err6, ask: web("/?key=%s")},
+	}
+	targets := []target{
+		{"UDP p50 to the echo's", "admission, UDP", "UDP echo", 0, 1.3}, {"UDP p99 to the echo's", "admission, UDP", "UDP echo", 1, 1.5}, {"UDP CPU to the echo's", "admission, UDP", "UDP echo", 3, 1.5},
+		{"UDP p99 to Redis'", "admission, UDP", "Redis, GCRA by EVALSHA", 1, .7}, {"UDP CPU to Redis'", "admission, UDP", "Redis, GCRA by EVALSHA", 3, .5},
+		{"p50 to the echo's, pipelined", "admission, UDP, pipelined", "UDP echo, pipelined", 0, 1.3}, {"p99 to the echo's, pipelined", "admission, UDP, pipelined", "UDP echo, pipelined", 1, 1.5}, {"CPU to the echo's, pipelined", "admission, UDP, pipelined", "UDP echo, pipelined", 3, 1.5},
+		{"p99 to Redis', pipelined", "admission, UDP, pipelined", "Redis, pipelined", 1, .7}, {"CPU to Redis', pipelined", "admission, UDP, pipelined", "Redis, pipelined", 3, .5},
+		{"/qos p50 to the handler's", "admission, /qos", "net/http handler", 0, 1.4},
+	}
+	if len(rates) > 0 {
+		subjects, targets = nil, nil
+		for _, rate := range rates {
+			l := decide.Load{Rate: rate, Length: *length, Connections: *connections}
+			bare, ours, theirs := fmt.Sprintf("%.0f/s: UDP echo", rate), fmt.Sprintf("%.0f/s: admission, UDP", rate), fmt.Sprintf("%.0f/s: Redis", rate)
+			subjects = append(subjects, &subject{name: bare, server: echo, err: err1, ask: udp(l, true)},
+				&subject{name: ours, server: asked, err: err3, ask: udp(l, false)}, &subject{name: theirs, server: redis, err: err4, ask: evalsha(l)})
+			targets = append(targets, target{ours + ", p99 to Redis'", ours, theirs, 1, .7}, target{ours + ", CPU to Redis'", ours, theirs, 3, .5})
+		}
 	}
 	var stops []error
 	defer func() {
@@ -103,15 +141,17 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 			}
 		}
 	}()
-	for i, err := range []error{err1, err3, err4, err1, err3, err4, err2, err3, err5, err6} {
-		if errors.Is(err, decide.ErrAbsent) {
-			fmt.Fprintf(out, "%s: left out: %v\n", subjects[i].name, err)
-			subjects[i].server = nil
-		} else if err != nil {
+	for _, err := range []error{err1, err2, err3, err4, err5, err6} {
+		if err != nil && !errors.Is(err, decide.ErrAbsent) {
 			return err
 		}
-		if !kept.MatchString(subjects[i].name) {
-			subjects[i].server = nil
+	}
+	for _, s := range subjects {
+		if s.err != nil {
+			fmt.Fprintf(out, "%s: left out: %v\n", s.name, s.err)
+		}
+		if s.err != nil || !kept.MatchString(s.name) {
+			s.server = nil
 		}
 	}
 	for round := range *rounds + 1 { // the first warms up
@@ -131,10 +171,14 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 			}
 		}
 	}
-	fmt.Fprintf(out, `%s, %d CPUs; %d rounds of %v in turn, medians; %.0f requests/s over UDP and to Redis, %.0f/s over HTTP.
+	offered := fmt.Sprintf("%.0f", *udpRate)
+	if len(rates) > 0 {
+		offered = strings.Trim(fmt.Sprint(rates), "[]")
+	}
+	fmt.Fprintf(out, `%s, %d CPUs; %d rounds of %v in turn, medians; %s requests/s over UDP and to Redis, %.0f/s over HTTP.
 All are asked by one schedule, from which latencies count: over %d sockets or connections with one request at a time (HTTP: 16), or pipelined over one, each request a write of its own. CPU is the server process's until the last answer. Redis keeps nothing on disk; admission makes a check-point each second.
 
-`, obs.Version(), runtime.NumCPU(), *rounds, *length, *udpRate, *httpRate, *connections)
+`, obs.Version(), runtime.NumCPU(), *rounds, *length, offered, *httpRate, *connections)
 	fmt.Fprintln(out, "| | p50 us | p99 us | p99.9 us | CPU us | RSS MB | unanswered |\n|---|---|---|---|---|---|---|")
 	got := map[string][4]float64{}
 	for _, s := range subjects {
@@ -153,17 +197,7 @@ All are asked by one schedule, from which latencies count: over %d sockets or co
 		fmt.Fprintf(out, "| %s | %.0f | %.0f | %.0f | %.1f | %.0f | %d |\n", s.name, v[0], v[1], v[2], v[3], median(s.rounds, func(r decide.Result) float64 { return float64(r.RSS) / (1 << 20) }), lost)
 	}
 	fmt.Fprintln(out, "\n| ratio | is | target | kept |\n|---|---|---|---|")
-	for _, t := range []struct {
-		what, of, to string
-		column       int
-		limit        float64
-	}{
-		{"UDP p50 to the echo's", "admission, UDP", "UDP echo", 0, 1.3}, {"UDP p99 to the echo's", "admission, UDP", "UDP echo", 1, 1.5}, {"UDP CPU to the echo's", "admission, UDP", "UDP echo", 3, 1.5},
-		{"UDP p99 to Redis'", "admission, UDP", "Redis, GCRA by EVALSHA", 1, .7}, {"UDP CPU to Redis'", "admission, UDP", "Redis, GCRA by EVALSHA", 3, .5},
-		{"p50 to the echo's, pipelined", "admission, UDP, pipelined", "UDP echo, pipelined", 0, 1.3}, {"p99 to the echo's, pipelined", "admission, UDP, pipelined", "UDP echo, pipelined", 1, 1.5}, {"CPU to the echo's, pipelined", "admission, UDP, pipelined", "UDP echo, pipelined", 3, 1.5},
-		{"p99 to Redis', pipelined", "admission, UDP, pipelined", "Redis, pipelined", 1, .7}, {"CPU to Redis', pipelined", "admission, UDP, pipelined", "Redis, pipelined", 3, .5},
-		{"/qos p50 to the handler's", "admission, /qos", "net/http handler", 0, 1.4},
-	} {
+	for _, t := range targets {
 		of, there := got[t.of]
 		to, beside := got[t.to]
 		if !there || !beside {
