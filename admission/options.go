@@ -72,20 +72,18 @@ func (o *options) flags(fs *flag.FlagSet) {
 }
 
 func (o *options) validate() error {
-	var errs []error
+	errs := []error{
+		daemon.OneOf("role", o.role, "all", "server", "router"),
+		daemon.Within("checkpoint", o.server.Checkpoint, 10*time.Millisecond, time.Minute),
+		daemon.Within("poll", o.server.Poll, 10*time.Millisecond, time.Minute),
+	}
 	var err error
 	fault := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	switch o.role {
-	case "all", "server":
-		if len(o.asks.Servers) > 0 {
-			fault("--server is for --role=router")
-		}
-	case "router":
-		if len(o.asks.Servers) == 0 {
-			fault("--role=router needs --server")
-		}
-	default:
-		fault("--role %q: want all, server or router", o.role)
+	switch asks := len(o.asks.Servers) > 0; {
+	case asks && o.serves():
+		fault("--server is for --role=router")
+	case !asks && !o.serves():
+		fault("--role=router needs --server")
 	}
 	if o.asks.DefaultAdmit, err = client.ParseReply(o.defaultReply); err != nil {
 		fault("--default-reply %w", err)
@@ -105,14 +103,6 @@ func (o *options) validate() error {
 	}{{"udp-loops", o.server.Loops}, {"max-keys", o.server.MaxKeys}, {"max-sessions", o.server.MaxSessions}, {"attempts", o.asks.Attempts}} {
 		if n.n < 1 {
 			fault("--%s %d: want 1 or more", n.flag, n.n)
-		}
-	}
-	for _, d := range []struct {
-		flag string
-		d    time.Duration
-	}{{"checkpoint", o.server.Checkpoint}, {"poll", o.server.Poll}} {
-		if d.d < 10*time.Millisecond || d.d > time.Minute {
-			fault("--%s %v: want 10ms to 1m", d.flag, d.d)
 		}
 	}
 	if o.macKeyFile != "" {

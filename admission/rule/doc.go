@@ -1,5 +1,4 @@
 // Package rule has what admission decides by: rules, the defaults for keys that
-// have none (defaults.go), and which server owns a key (partition.go). paper.go has
-// the Janus paper's own versions where they differ, for the figures. It is pure.
+// have none (defaults.go), and which server owns a key (partition.go). It is pure.
 // Read admission/table next for how a key's bucket is kept.
 package rule

@@ -95,19 +95,44 @@ func TestPartition(t *testing.T) {
 	}
 }
 
+// paperBucket is the paper's leaky bucket with refill (section II.C), as it is
+// written there: f(t) = C + (A-B)*t within [0, C], refilled by a tick, and a request
+// is admitted while the credit is greater than zero. Two things follow that
+// tokenbucket.Bucket does without: a fraction of a credit admits a whole request, so
+// that the credit falls below zero; and what is earned between ticks is not there.
+type paperBucket struct {
+	refill   float64 // A, credits per second
+	capacity float64 // C, credits
+	credit   float64
+}
+
+// tick refills for the time since the tick before.
+func (b *paperBucket) tick(since time.Duration) {
+	b.credit = min(b.capacity, b.credit+b.refill*since.Seconds())
+}
+
+// take admits a request, and charges it one credit, if the credit is above zero.
+func (b *paperBucket) take() bool {
+	if b.credit <= 0 {
+		return false
+	}
+	b.credit--
+	return true
+}
+
 var keyBytes = []byte("tenant/acme/http")
 
 // What the paper's bucket admits against the bound that the rule names.
 func TestPaperBucketGoesAboveItsRule(t *testing.T) {
-	paper := rule.PaperBucket{Refill: 10, Capacity: 1, Credit: 1}
+	paper := paperBucket{refill: 10, capacity: 1, credit: 1}
 	exact := tokenbucket.NewFull(tokenbucket.Share{Rate: 10_000, Burst: 1}, 0)
 	var byPaper, byRule int
 	const step = 10 * time.Millisecond // a tenth of what a credit takes
 	for i := range 96 {
 		if i > 0 {
-			paper.Tick(step)
+			paper.tick(step)
 		}
-		if paper.Take() {
+		if paper.take() {
 			byPaper++
 		}
 		if ok, _ := exact.Admit(1, mono.Time(i)*mono.Time(step)); ok {

@@ -324,7 +324,7 @@ func (x *RecoverRequest) GetFollower() int64 {
 
 type RecoverResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Up to 2,000; none in the first one.
+	// None: they are in the store.
 	Credits       []*AdmissionCredit `protobuf:"bytes,1,rep,name=credits,proto3" json:"credits,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -387,8 +387,8 @@ const (
 // Errors: FAILED_PRECONDITION from another process than the one that is meant.
 type AdmissionReplicationClient interface {
 	Replicate(ctx context.Context, in *ReplicateRequest, opts ...grpc.CallOption) (*ReplicateResponse, error)
-	// Recover ends what the follower acknowledged to a process, and returns what that sent:
-	// for the next one of its address.
+	// Recover ends what the follower acknowledged to a process, and answers once what that sent is
+	// in the store: for the next one of its address. UNAVAILABLE: it is not.
 	Recover(ctx context.Context, in *RecoverRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[RecoverResponse], error)
 }
 
@@ -439,8 +439,8 @@ type AdmissionReplication_RecoverClient = grpc.ServerStreamingClient[RecoverResp
 // Errors: FAILED_PRECONDITION from another process than the one that is meant.
 type AdmissionReplicationServer interface {
 	Replicate(context.Context, *ReplicateRequest) (*ReplicateResponse, error)
-	// Recover ends what the follower acknowledged to a process, and returns what that sent:
-	// for the next one of its address.
+	// Recover ends what the follower acknowledged to a process, and answers once what that sent is
+	// in the store: for the next one of its address. UNAVAILABLE: it is not.
 	Recover(*RecoverRequest, grpc.ServerStreamingServer[RecoverResponse]) error
 	mustEmbedUnimplementedAdmissionReplicationServer()
 }
