@@ -83,7 +83,7 @@ that compares with the weight's part of all.`,
 	fs.StringVar(&r.prefix, "id-prefix", r.prefix, "publishers are called this, a dot and their `number`")
 	fs.IntVar(&r.publishers, "publishers", r.publishers, "`number` of publishers")
 	fs.UintSliceVar(&r.weights, "weight", r.weights, "`weights` of the publishers, in turns, 1 to 255; 0: they do not ask for their pace")
-	fs.IntVar(&r.size, "size", r.size, "size of a message, in `bytes`; at least 24 are sent")
+	fs.IntVar(&r.size, "size", r.size, "size of a message, in `bytes`")
 	fs.DurationVar(&r.warm, "warm-up", r.warm, "time before counting")
 	fs.DurationVar(&r.duration, "duration", r.duration, "time of counting")
 	fs.StringVar(&output, "output", output, "`form` of the report: text or json")

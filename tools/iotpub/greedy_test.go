@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -41,6 +42,33 @@ func TestGreedyPublishers(t *testing.T) {
 	for _, want := range []string{"weight: 300", "publishers: 0", `output "xml"`, "want either the address"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+// A message has the size that was asked for, also where it is too small to say how late it is.
+func TestGreedySizes(t *testing.T) {
+	for _, size := range []int{1, 23, 24, 100} {
+		log := &fake.Log{}
+		b, err := fake.NewBroker("b", log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer b.Close()
+		if _, err := command(t, "greedy", "--nsqd-tcp-address="+b.Address(), "--publishers=1", "--weight=0", "--warm-up=0s", "--duration=50ms", fmt.Sprint("--size=", size)); err != nil {
+			t.Fatal(err)
+		}
+		sent := 0
+		for _, e := range log.Events() {
+			if e.Kind != fake.Pub {
+				continue
+			}
+			if sent++; len(e.Bodies[0]) != size {
+				t.Fatalf("%d bytes, want %d", len(e.Bodies[0]), size)
+			}
+		}
+		if sent == 0 {
+			t.Error("nothing was sent")
 		}
 	}
 }

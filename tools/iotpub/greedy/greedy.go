@@ -51,7 +51,7 @@ func (p *Publisher) Run(ctx context.Context, topic string, size int, where func(
 	}
 }
 
-// publish sends one message at a time; those that could not be sent in their time follow at
+// publish sends one message at a time, which says when it was due if there is room; those that could not be sent in their time follow at
 // once, up to a second's.
 func (p *Publisher) publish(ctx context.Context, address, topic string, size int) error {
 	c, err := Dial(ctx, address, p.ID)
@@ -72,7 +72,6 @@ func (p *Publisher) publish(ctx context.Context, address, topic string, size int
 	if p.Demand > 0 {
 		gap = time.Duration(float64(time.Second) / p.Demand)
 	}
-	size = max(size, payload.Size)
 	pub := wire.AppendPub(nil, topic, make([]byte, size))
 	for due := clock.Mono(); ctx.Err() == nil; {
 		now := clock.Mono()
@@ -89,7 +88,9 @@ func (p *Publisher) publish(ctx context.Context, address, topic string, size int
 		if due = due.Add(gap); gap == 0 {
 			due = now
 		}
-		payload.Append(pub[:len(pub)-size], payload.Payload{Source: p.Number, Intended: meant}, size) // in its place
+		if size >= payload.Size {
+			payload.Append(pub[:len(pub)-size], payload.Payload{Source: p.Number, Intended: meant}, size) // in its place
+		}
 		if _, err := c.Write(pub); err != nil {
 			return err
 		}
