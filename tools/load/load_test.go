@@ -372,6 +372,43 @@ func TestABrokerIsMeasured(t *testing.T) {
 	}
 }
 
+// What publishers offer beyond what the subscriber takes waits at the broker.
+func TestABrokerIsOverloaded(t *testing.T) {
+	o := Overload{Rate: 500, Demand: make([]float64, 20), Size: 100, Warm: 200 * time.Millisecond, Steady: 500 * time.Millisecond}
+	for i := range o.Demand {
+		o.Demand[i] = 100
+	}
+	program, left := localtest.Program(t, "nsqd"), t.TempDir()
+	t.Setenv("TMPDIR", left)
+	got, err := AnotherNSQ("nsqd", program, "").Overload(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := 0.0
+	for i, rate := range got.Delivered {
+		if all += rate; rate <= 0 || got.Latency[i] <= 0 {
+			t.Errorf("publisher %d: %v msg/s, late %v", i, rate, got.Latency[i])
+		}
+	}
+	// The subscriber makes up for a tenth of a second, and has what one read brought.
+	if most := o.Rate + (o.Rate/10+4096/float64(o.Size))/o.Steady.Seconds(); len(got.Delivered) != len(o.Demand) || all > most {
+		t.Errorf("%d publishers, %v msg/s of them all, want at most %v", len(got.Delivered), all, most)
+	}
+	if got.Line <= 0 || got.LineP99 <= 0 {
+		t.Errorf("%d messages wait, 99 %%: %d", got.Line, got.LineP99)
+	}
+	broken := AnotherNSQ("nsqd", program, "")
+	broken.deliveries = func([]byte, []byte, string, func([]byte)) (int, []byte, error) {
+		return 0, nil, errors.New("it says no")
+	}
+	if _, err := broken.Overload(t.Context(), o); err == nil || !strings.Contains(err.Error(), "it says no") {
+		t.Errorf("a subscriber that fails: %v", err)
+	}
+	if files, err := os.ReadDir(left); err != nil || len(files) > 0 {
+		t.Errorf("%v are left, %v", files, err)
+	}
+}
+
 func TestABrokerThatFails(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "broker")
 	if err := os.WriteFile(path, []byte("#!/bin/sh\necho I will not\nexit 3\n"), 0o700); err != nil {

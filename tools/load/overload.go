@@ -8,10 +8,13 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/tools/iotpub/payload"
@@ -40,11 +43,18 @@ func (b Broker) Overload(ctx context.Context, o Overload) (_ *Overloaded, err er
 	if err != nil {
 		return nil, err
 	}
-	defer r.stop()
+	defer func() {
+		r.stop()
+		err = errors.Join(err, os.RemoveAll(r.at.Dir))
+	}()
 	ctx, end := context.WithCancel(ctx)
-	var running sync.WaitGroup
-	defer running.Wait()
-	defer end()
+	running, ctx := errgroup.WithContext(ctx)
+	defer func() {
+		end()
+		if failed := running.Wait(); failed != nil { // which ended ctx
+			err = failed
+		}
+	}()
 	connect := func(hello func(net.Conn) error) (net.Conn, error) {
 		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", r.at.TCP)
 		if err != nil {
@@ -57,8 +67,8 @@ func (b Broker) Overload(ctx context.Context, o Overload) (_ *Overloaded, err er
 	if err != nil {
 		return nil, fmt.Errorf("subscriber: %w", err)
 	}
-	s := &slowSubscriber{o: &o, d: &b.Dialect, c: sub, counts: make([]int64, len(o.Demand)), late: make([][]time.Duration, len(o.Demand))}
-	running.Go(func() { s.fail(s.run(ctx)) })
+	s := &slowSubscriber{o: &o, d: &b.Dialect, c: sub, late: make([][]time.Duration, len(o.Demand))}
+	running.Go(func() error { return s.run(ctx) })
 	var sent atomic.Int64
 	for i, demand := range o.Demand {
 		c, err := connect(func(c net.Conn) error { return b.hello(c, fmt.Sprint("p", i)) })
@@ -66,36 +76,35 @@ func (b Broker) Overload(ctx context.Context, o Overload) (_ *Overloaded, err er
 			return nil, fmt.Errorf("publisher %d: %w", i, err)
 		}
 		if b.answers != nil {
-			running.Go(func() { _, _ = io.Copy(io.Discard, c) })
+			running.Go(func() error {
+				_, _ = io.Copy(io.Discard, c) // until its publisher ends
+				return nil
+			})
 		}
-		running.Go(func() { s.fail(b.offer(ctx, c, i, demand, o.Size, &sent)) })
+		running.Go(func() error { return b.offer(ctx, c, i, demand, o.Size, &sent) })
 	}
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	var lines []int64
-	began := clock.Mono()
-	for steady := false; ; {
+	steady := clock.Mono().Add(o.Warm) // when what is measured begins, and began
+	for measured := time.Duration(0); measured < o.Steady; {
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-tick.C:
 		}
-		passed := clock.Mono().Sub(began)
-		if err := s.failure(); err != nil {
-			return nil, err
+		now := clock.Mono()
+		if now.Before(steady) {
+			continue
 		}
-		if !steady && passed >= o.Warm {
-			steady = true
+		if len(lines) == 0 {
+			steady = now
 			s.measure()
 		}
-		if steady {
-			lines = append(lines, sent.Load()-s.delivered.Load())
-		}
-		if passed >= o.Warm+o.Steady {
-			break
-		}
+		measured = now.Sub(steady)
+		lines = append(lines, sent.Load()-s.delivered.Load())
 	}
-	got := s.result(o.Steady)
+	got := s.result(clock.Mono().Sub(steady))
 	got.Line = lines[len(lines)-1]
 	slices.Sort(lines)
 	got.LineP99 = Quantile(lines, 0.99)
@@ -134,21 +143,7 @@ type slowSubscriber struct {
 
 	mu        sync.Mutex // guards what follows
 	measuring bool
-	counts    []int64
-	late      [][]time.Duration
-	err       error
-}
-
-func (s *slowSubscriber) fail(err error) {
-	s.mu.Lock()
-	s.err = errors.Join(s.err, err)
-	s.mu.Unlock()
-}
-
-func (s *slowSubscriber) failure() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.err
+	late      [][]time.Duration // by publisher
 }
 
 func (s *slowSubscriber) measure() {
@@ -199,21 +194,21 @@ func (s *slowSubscriber) took(body []byte) {
 	p, ok := payload.Parse(body)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if i := int(p.Source); ok && s.measuring && i < len(s.counts) {
-		s.counts[i]++
+	if i := int(p.Source); ok && s.measuring && i < len(s.late) {
 		s.late[i] = append(s.late[i], clock.Mono().Sub(p.Intended))
 	}
 }
 
-func (s *slowSubscriber) result(steady time.Duration) *Overloaded {
+// result is what came in that time since measure.
+func (s *slowSubscriber) result(lasted time.Duration) *Overloaded {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.measuring = false
 	got := &Overloaded{}
-	for i, n := range s.counts {
-		got.Delivered = append(got.Delivered, float64(n)/steady.Seconds())
-		slices.Sort(s.late[i])
-		got.Latency = append(got.Latency, Quantile(s.late[i], 0.99))
+	for _, late := range s.late {
+		got.Delivered = append(got.Delivered, float64(len(late))/lasted.Seconds())
+		slices.Sort(late)
+		got.Latency = append(got.Latency, Quantile(late, 0.99))
 	}
 	return got
 }
