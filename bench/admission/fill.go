@@ -1,21 +1,18 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"io"
-	"net/http"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/bench/decide"
+	"github.com/srtm-io/srtm/bench/host"
 )
 
 // askers fill a server, each with a question at a time; all keys begin in the store.
@@ -45,7 +42,7 @@ func fill(ctx context.Context, out io.Writer, bin, dir string, n int64, l decide
 	fmt.Fprintf(out, "| seconds | keys | RSS MB | bytes a key | p50 us | p99 us | p99.9 us | collections | longest pause ms | check-point s ago | admission.db MB |\n|---|---|---|---|---|---|---|---|---|---|---|\n")
 	start := time.Now()
 	report := func(r decide.Result) (keys float64, err error) {
-		values, err := metrics(web.At)
+		values, err := host.Metrics(ctx, web.At)
 		if err != nil {
 			return 0, err
 		}
@@ -94,22 +91,4 @@ func fill(ctx context.Context, out io.Writer, bin, dir string, n int64, l decide
 		}
 	}
 	return ctx.Err()
-}
-
-// metrics are a daemon's, by their names with labels.
-func metrics(at string) (map[string]float64, error) {
-	resp, err := (&http.Client{Timeout: 10 * time.Second}).Get("http://" + at + "/metrics")
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	values := make(map[string]float64)
-	lines := bufio.NewScanner(resp.Body)
-	for lines.Scan() {
-		name, text, _ := strings.Cut(lines.Text(), " ")
-		if v, err := strconv.ParseFloat(text, 64); err == nil {
-			values[name] = v
-		}
-	}
-	return values, lines.Err()
 }

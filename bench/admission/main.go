@@ -13,18 +13,18 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/srtm-io/srtm/bench/decide"
+	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
 func main() {
-	if err := decide.Serve(os.Args); err != nil {
+	if err := decide.Serve(os.Args, nil); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -35,16 +35,53 @@ func main() {
 type subject struct {
 	name   string
 	server *decide.Server
-	err    error // of its start
+	err    error // it did not start
 	ask    func(*decide.Server) (decide.Result, error)
-	rounds []decide.Result
 }
 
-// target is a ratio of two lines of the table.
+// columns are what is shown of a subject.
+var columns = host.Table[decide.Result]{
+	quantile("p50 us", .5), quantile("p99 us", .99), quantile("p99.9 us", .999),
+	host.Figure("CPU us", "%.1f", cpu),
+	host.Figure("RSS MB", "%.0f", func(r decide.Result) float64 { return float64(r.RSS) / (1 << 20) }),
+	{Title: "unanswered", Cell: func(rounds []decide.Result) string {
+		lost := int64(0)
+		for _, r := range rounds {
+			lost += r.Sent - r.Answered
+		}
+		return fmt.Sprint(lost)
+	}},
+}
+
+func quantile(title string, q float64) host.Column[decide.Result] {
+	return host.Figure(title, "%.0f", latency(q))
+}
+
+func latency(q float64) func(decide.Result) float64 {
+	return func(r decide.Result) float64 { return us(r.Latency.Quantile(q)) }
+}
+
+func cpu(r decide.Result) float64 { return us(r.CPU) }
+
+// target is the most that admission may take, as a ratio to what another takes.
 type target struct {
 	what, of, to string
-	column       int
+	figure       func(decide.Result) float64
 	limit        float64
+}
+
+var targets = []target{
+	{"UDP p50 to the echo's", "admission, UDP", "UDP echo", latency(.5), 1.3},
+	{"UDP p99 to the echo's", "admission, UDP", "UDP echo", latency(.99), 1.5},
+	{"UDP CPU to the echo's", "admission, UDP", "UDP echo", cpu, 1.5},
+	{"UDP p99 to Redis'", "admission, UDP", "Redis, GCRA by EVALSHA", latency(.99), .7},
+	{"UDP CPU to Redis'", "admission, UDP", "Redis, GCRA by EVALSHA", cpu, .5},
+	{"p50 to the echo's, pipelined", "admission, UDP, pipelined", "UDP echo, pipelined", latency(.5), 1.3},
+	{"p99 to the echo's, pipelined", "admission, UDP, pipelined", "UDP echo, pipelined", latency(.99), 1.5},
+	{"CPU to the echo's, pipelined", "admission, UDP, pipelined", "UDP echo, pipelined", cpu, 1.5},
+	{"p99 to Redis', pipelined", "admission, UDP, pipelined", "Redis, pipelined", latency(.99), .7},
+	{"CPU to Redis', pipelined", "admission, UDP, pipelined", "Redis, pipelined", cpu, .5},
+	{"/qos p50 to the handler's", "admission, /qos", "net/http handler", latency(.5), 1.4},
 }
 
 func run(ctx context.Context, args []string, out io.Writer) error {
@@ -87,7 +124,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	pool, pipe := decide.Load{Rate: *udpRate, Length: *length, Connections: *connections}, decide.Load{Rate: *udpRate, Length: *length, Connections: 1}
 	if *keys > 0 {
-		return fill(ctx, out, path, dir, *keys, decide.Load{Rate: *udpRate, Length: *length, Connections: *connections}, *limit)
+		return fill(ctx, out, path, dir, *keys, pool, *limit)
 	}
 	udp := func(l decide.Load, echo bool) func(*decide.Server) (decide.Result, error) {
 		return func(s *decide.Server) (decide.Result, error) { return decide.UDP(s, l, echo) }
@@ -102,74 +139,56 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	bare, err2 := decide.Bare("http")
 	asked, routed, err3 := decide.Admission(ctx, path, dir, decide.Generous(), "--udp-loops=1", "--attempts=1000")
 	redis, err4 := decide.Redis(dir)
-	nginx, err5 := decide.Nginx(dir)
-	haproxy, err6 := decide.HAProxy(dir, "")
-	subjects := []*subject{
-		{name: "UDP echo", server: echo, err: err1, ask: udp(pool, true)},
-		{name: "admission, UDP", server: asked, err: err3, ask: udp(pool, false)},
-		{name: "Redis, GCRA by EVALSHA", server: redis, err: err4, ask: evalsha(pool)},
-		{name: "UDP echo, pipelined", server: echo, err: err1, ask: udp(pipe, true)},
-		{name: "admission, UDP, pipelined", server: asked, err: err3, ask: udp(pipe, false)},
-		{name: "Redis, pipelined", server: redis, err: err4, ask: evalsha(pipe)},
-		{name: "net/http handler", server: bare, err: err2, ask: web("/qos?key=%s")},
-		{name: "admission, /qos", server: routed, err: err3, ask: web("/qos?key=%s")},
-		{name: "nginx, limit_req", server: nginx, err: err5, ask: web("/?key=%s")},
-		{name: "HAProxy, stick table", server: haproxy, err: err6, ask: web("/?key=%s")},
-	}
-	targets := []target{
-		{"UDP p50 to the echo's", "admission, UDP", "UDP echo", 0, 1.3}, {"UDP p99 to the echo's", "admission, UDP", "UDP echo", 1, 1.5}, {"UDP CPU to the echo's", "admission, UDP", "UDP echo", 3, 1.5},
-		{"UDP p99 to Redis'", "admission, UDP", "Redis, GCRA by EVALSHA", 1, .7}, {"UDP CPU to Redis'", "admission, UDP", "Redis, GCRA by EVALSHA", 3, .5},
-		{"p50 to the echo's, pipelined", "admission, UDP, pipelined", "UDP echo, pipelined", 0, 1.3}, {"p99 to the echo's, pipelined", "admission, UDP, pipelined", "UDP echo, pipelined", 1, 1.5}, {"CPU to the echo's, pipelined", "admission, UDP, pipelined", "UDP echo, pipelined", 3, 1.5},
-		{"p99 to Redis', pipelined", "admission, UDP, pipelined", "Redis, pipelined", 1, .7}, {"CPU to Redis', pipelined", "admission, UDP, pipelined", "Redis, pipelined", 3, .5},
-		{"/qos p50 to the handler's", "admission, /qos", "net/http handler", 0, 1.4},
-	}
+	nginx, err5 := decide.Nginx(dir, decide.NginxLimit)
+	haproxy, err6 := decide.HAProxy(dir, decide.HAProxyLimit)
+	defer decide.Stop(echo, bare, asked, redis, nginx, haproxy)
+	all, goals := []subject{
+		{"UDP echo", echo, err1, udp(pool, true)},
+		{"admission, UDP", asked, err3, udp(pool, false)},
+		{"Redis, GCRA by EVALSHA", redis, err4, evalsha(pool)},
+		{"UDP echo, pipelined", echo, err1, udp(pipe, true)},
+		{"admission, UDP, pipelined", asked, err3, udp(pipe, false)},
+		{"Redis, pipelined", redis, err4, evalsha(pipe)},
+		{"net/http handler", bare, err2, web("/qos?key=%s")},
+		{"admission, /qos", routed, err3, web("/qos?key=%s")},
+		{"nginx, limit_req", nginx, err5, web("/?key=%s")},
+		{"HAProxy, stick table", haproxy, err6, web("/?key=%s")},
+	}, targets
 	if len(rates) > 0 {
-		subjects, targets = nil, nil
+		all, goals = nil, nil
 		for _, rate := range rates {
 			l := decide.Load{Rate: rate, Length: *length, Connections: *connections}
-			bare, ours, theirs := fmt.Sprintf("%.0f/s: UDP echo", rate), fmt.Sprintf("%.0f/s: admission, UDP", rate), fmt.Sprintf("%.0f/s: Redis", rate)
-			subjects = append(subjects, &subject{name: bare, server: echo, err: err1, ask: udp(l, true)},
-				&subject{name: ours, server: asked, err: err3, ask: udp(l, false)}, &subject{name: theirs, server: redis, err: err4, ask: evalsha(l)})
-			targets = append(targets, target{ours + ", p99 to Redis'", ours, theirs, 1, .7}, target{ours + ", CPU to Redis'", ours, theirs, 3, .5})
+			name := fmt.Sprintf("%.0f/s: ", rate)
+			ours, theirs := name+"admission, UDP", name+"Redis"
+			all = append(all, subject{name + "UDP echo", echo, err1, udp(l, true)},
+				subject{ours, asked, err3, udp(l, false)}, subject{theirs, redis, err4, evalsha(l)})
+			goals = append(goals, target{ours + ", p99 to Redis'", ours, theirs, latency(.99), .7}, target{ours + ", CPU to Redis'", ours, theirs, cpu, .5})
 		}
 	}
-	var stops []error
-	defer func() {
-		for _, s := range []*decide.Server{echo, bare, asked, redis, nginx, haproxy} {
-			if s != nil && s.Process != nil {
-				stops = append(stops, s.Stop())
-			}
-		}
-	}()
-	for _, err := range []error{err1, err2, err3, err4, err5, err6} {
-		if err != nil && !errors.Is(err, decide.ErrAbsent) {
-			return err
-		}
-	}
-	for _, s := range subjects {
-		if s.err != nil {
+	var subjects []subject
+	for _, s := range all {
+		switch {
+		case errors.Is(s.err, decide.ErrAbsent):
 			fmt.Fprintf(out, "%s: left out: %v\n", s.name, s.err)
-		}
-		if s.err != nil || !kept.MatchString(s.name) {
-			s.server = nil
+		case s.err != nil:
+			return s.err
+		case kept.MatchString(s.name):
+			subjects = append(subjects, s)
 		}
 	}
-	for round := range *rounds + 1 { // the first warms up
-		for _, s := range subjects {
-			if s.server == nil {
-				continue
-			}
-			r, err := s.ask(s.server)
-			if err != nil {
-				return fmt.Errorf("%s: %w", s.name, err)
-			}
-			if round > 0 {
-				s.rounds = append(s.rounds, r)
-			}
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
+	ask := func(s subject, _ int) (decide.Result, error) {
+		r, err := s.ask(s.server)
+		if err != nil {
+			err = fmt.Errorf("%s: %w", s.name, err)
 		}
+		return r, err
+	}
+	if _, err := host.Alternate(ctx, 1, subjects, ask); err != nil { // warms up
+		return err
+	}
+	got, err := host.Alternate(ctx, *rounds, subjects, ask)
+	if err != nil {
+		return err
 	}
 	offered := fmt.Sprintf("%.0f", *udpRate)
 	if len(rates) > 0 {
@@ -179,47 +198,19 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 All are asked by one schedule, from which latencies count: over %d sockets or connections with one request at a time (HTTP: 16), or pipelined over one, each request a write of its own. CPU is the server process's until the last answer. Redis keeps nothing on disk; admission makes a check-point each second.
 
 `, obs.Version(), runtime.NumCPU(), *rounds, *length, offered, *httpRate, *connections)
-	fmt.Fprintln(out, "| | p50 us | p99 us | p99.9 us | CPU us | RSS MB | unanswered |\n|---|---|---|---|---|---|---|")
-	got := map[string][4]float64{}
-	for _, s := range subjects {
-		if s.server == nil {
-			continue
-		}
-		quantile := func(q float64) float64 {
-			return median(s.rounds, func(r decide.Result) float64 { return us(r.Latency.Quantile(q)) })
-		}
-		var lost int64
-		for _, r := range s.rounds {
-			lost += r.Sent - r.Answered
-		}
-		v := [4]float64{quantile(.5), quantile(.99), quantile(.999), median(s.rounds, func(r decide.Result) float64 { return us(r.CPU) })}
-		got[s.name] = v
-		fmt.Fprintf(out, "| %s | %.0f | %.0f | %.0f | %.1f | %.0f | %d |\n", s.name, v[0], v[1], v[2], v[3], median(s.rounds, func(r decide.Result) float64 { return float64(r.RSS) / (1 << 20) }), lost)
+	columns.Head(out, "")
+	by := map[string][]decide.Result{}
+	for i, s := range subjects {
+		columns.Row(out, got[i], s.name)
+		by[s.name] = got[i]
 	}
 	fmt.Fprintln(out, "\n| ratio | is | target | kept |\n|---|---|---|---|")
-	for _, t := range targets {
-		of, there := got[t.of]
-		to, beside := got[t.to]
-		if !there || !beside {
-			continue
+	for _, t := range goals {
+		if of, to := by[t.of], by[t.to]; len(of) > 0 && len(to) > 0 {
+			host.Judge(out, t.what, "%.2f", host.Median(of, t.figure)/host.Median(to, t.figure), t.limit)
 		}
-		ratio := of[t.column] / to[t.column]
-		met := "yes"
-		if ratio > t.limit {
-			met = "no"
-		}
-		fmt.Fprintf(out, "| %s | %.2f | <= %.1f | %s |\n", t.what, ratio, t.limit, met)
 	}
-	return errors.Join(stops...)
+	return nil
 }
 
 func us(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
-
-func median(rounds []decide.Result, of func(decide.Result) float64) float64 {
-	values := make([]float64, len(rounds))
-	for i, r := range rounds {
-		values[i] = of(r)
-	}
-	slices.Sort(values)
-	return values[len(values)/2]
-}

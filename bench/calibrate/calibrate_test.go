@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tools/sim/calibrate"
 	"github.com/srtm-io/srtm/tools/sim/scenario"
@@ -52,7 +53,7 @@ func TestTheCalibrationIsOneThatDrlsimReads(t *testing.T) {
 		t.Errorf("mcap %d, want the only rate of single messages", mcap)
 	}
 	file := filepath.Join(t.TempDir(), "c.json")
-	if err := write(file, made); err != nil {
+	if err := host.WriteJSON(file, made); err != nil {
 		t.Fatal(err)
 	}
 	read, err := scenario.ReadCalibration(file)

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +14,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/tools/sim/calibrate"
 	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
@@ -66,7 +66,7 @@ func fitted(c config, runs []measured) (*scenario.Calibration, error) {
 	defer os.RemoveAll(folder)
 	// What is checked is what the simulator reads from a file.
 	file := filepath.Join(folder, "calibration.json")
-	if err := write(file, made); err != nil {
+	if err := host.WriteJSON(file, made); err != nil {
 		return nil, err
 	}
 	for _, m := range runs {
@@ -121,14 +121,6 @@ func figures(f calibrate.Figures) scenario.CalibrationFigures {
 // excess is what got is more than want, in thousandths of it.
 func excess(got, want time.Duration) float64 {
 	return math.Round((float64(got)/float64(want)-1)*1000) / 1000
-}
-
-func write(file string, c *scenario.Calibration) error {
-	text, err := json.MarshalIndent(c, "", "\t")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(file, append(text, '\n'), 0o644)
 }
 
 func table(out io.Writer, c *scenario.Calibration) {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/bench/host"
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/tools/sim/calibrate"
 )
@@ -51,7 +52,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	made.Commit, made.Kernel, made.Machine = host.Commit(ctx), host.Kernel(), c.machine
-	if err := write(c.out, made); err != nil {
+	if err := host.WriteJSON(c.out, made); err != nil {
 		return err
 	}
 	table(stdout, made)
@@ -77,19 +78,14 @@ func parse(args []string, help io.Writer) (c config, err error) {
 		return c, err
 	}
 	c.args = args
-	var faults []error
-	fault := func(is bool, format string, args ...any) {
-		if is {
-			faults = append(faults, fmt.Errorf(format, args...))
-		}
-	}
-	fault(c.out == "", "--out is needed: the file for the calibration")
-	fault(*publishers < 1 || *publishers > 10_000, "--publishers %d: want 1 to 10000", *publishers)
-	fault(*duration < 100*time.Millisecond || *duration > time.Minute, "--duration %v: want 100ms to 1m", *duration)
-	fault(c.messages < 1000 || c.messages > 10_000_000, "--messages %d: want 1000 to 10000000", c.messages)
-	fault(c.slo <= 0, "--slo %v is not above 0", c.slo)
-	if len(faults) > 0 {
-		return c, errors.Join(faults...)
+	var f faults.List
+	f.If(c.out == "", "--out is needed: the file for the calibration")
+	f.If(*publishers < 1 || *publishers > 10_000, "--publishers %d: want 1 to 10000", *publishers)
+	f.If(*duration < 100*time.Millisecond || *duration > time.Minute, "--duration %v: want 100ms to 1m", *duration)
+	f.If(c.messages < 1000 || c.messages > 10_000_000, "--messages %d: want 1000 to 10000000", c.messages)
+	f.If(c.slo <= 0, "--slo %v is not above 0", c.slo)
+	if err := f.Err(); err != nil {
+		return c, err
 	}
 	single := false
 	for i, text := range strings.Split(*loads, ",") {
@@ -98,19 +94,16 @@ func parse(args []string, help io.Writer) (c config, err error) {
 		if err == nil {
 			err = l.Spec().Validate()
 		}
-		fault(err != nil, "--loads %q: %w", text, err)
+		f.If(err != nil, "--loads %q: %w", text, err)
 		single = single || l.Batch == 1
 		c.loads = append(c.loads, l)
 	}
-	fault(len(c.loads) < 2, "--loads: %d, want 2 or more", len(c.loads))
-	fault(!single, "--loads: want one of single messages, for the mcap")
-	if len(faults) > 0 {
-		return c, errors.Join(faults...)
+	f.If(len(c.loads) < 2, "--loads: %d, want 2 or more", len(c.loads))
+	f.If(!single, "--loads: want one of single messages, for the mcap")
+	if err := f.Err(); err != nil {
+		return c, err
 	}
-	if c.nsqd, err = filepath.Abs(filepath.Join(*bin, "nsqd")); err == nil { // it runs in a folder of its own
-		_, err = os.Stat(c.nsqd)
-	}
-	if err != nil {
+	if c.nsqd, err = host.Program(filepath.Join(*bin, "nsqd")); err != nil {
 		return c, fmt.Errorf("%w: run make build", err)
 	}
 	return c, nil

@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"debug/buildinfo"
-	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -18,6 +16,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/bench/host"
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
@@ -69,24 +68,15 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 				return fmt.Errorf("groups of %d, %s: %w", group, mode, err)
 			}
 			r.Rows = append(r.Rows, *row)
-			if err := c.write(&r); err != nil { // what there is, should the next row fail
+			if c.json == "" {
+				continue
+			}
+			if err := host.WriteJSON(c.json, &r); err != nil { // what there is, should the next row fail
 				return err
 			}
 		}
 	}
 	return r.WriteText(stdout)
-}
-
-// write writes the JSON form, where it is wanted.
-func (c *config) write(r *Report) error {
-	if c.json == "" {
-		return nil
-	}
-	text, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(c.json, append(text, '\n'), 0o644)
 }
 
 func parse(args []string, help io.Writer) (*config, error) {
@@ -116,32 +106,27 @@ func parse(args []string, help io.Writer) (*config, error) {
 	}
 	s.Process, s.Sync = schedule.Process(*process), true
 	c.modes = strings.Split(*modes, ",")
-	var faults []error
-	fault := func(is bool, format string, args ...any) {
-		if is {
-			faults = append(faults, fmt.Errorf(format, args...))
-		}
-	}
+	var f faults.List
 	for _, text := range strings.Split(*rows, ",") {
 		n, err := strconv.Atoi(text)
-		fault(err != nil || n < 2 || n > s.Publishers, "--rows %q: want numbers of 2 to all %d publishers", text, s.Publishers)
+		f.If(err != nil || n < 2 || n > s.Publishers, "--rows %q: want numbers of 2 to all %d publishers", text, s.Publishers)
 		c.rows = append(c.rows, n)
 	}
 	for _, mode := range c.modes {
-		fault(!slices.Contains([]string{modeOff, tuner.ModeFast, tuner.ModePaper}, mode), "--modes %q is none of %s, %s, %s", mode, modeOff, tuner.ModeFast, tuner.ModePaper)
+		f.If(!slices.Contains([]string{modeOff, tuner.ModeFast, tuner.ModePaper}, mode), "--modes %q is none of %s, %s, %s", mode, modeOff, tuner.ModeFast, tuner.ModePaper)
 	}
-	fault(c.brokers < 1 || c.brokers > 20, "--brokers %d: want 1 to 20", c.brokers)
-	fault(c.pace < 20*time.Microsecond || c.pace > time.Second, "--pace %v: want 20us to 1s", c.pace)
-	fault(c.slo <= 0, "--slo %v is not above 0", c.slo)
-	fault(!(c.margin >= 0 && c.margin <= 100), "--margin %v: want 0 to 100", c.margin)
-	fault(c.mcap < 0, "--mcap %d: want 1 or more, or 0 for the default", c.mcap)
-	fault(c.round < time.Second, "--round %v: want 1s or more", c.round)
-	fault(c.check < time.Second || c.check > 10*time.Minute, "--check %v: want 1s to 10m", c.check)
-	fault(c.limit < time.Second || c.limit > time.Hour, "--limit %v: want 1s to 1h", c.limit)
-	if len(faults) == 0 {
-		fault(c.spec(c.rows[0]).Validate() != nil, "%w", c.spec(c.rows[0]).Validate())
+	f.If(c.brokers < 1 || c.brokers > 20, "--brokers %d: want 1 to 20", c.brokers)
+	f.If(c.pace < 20*time.Microsecond || c.pace > time.Second, "--pace %v: want 20us to 1s", c.pace)
+	f.If(c.slo <= 0, "--slo %v is not above 0", c.slo)
+	f.If(!(c.margin >= 0 && c.margin <= 100), "--margin %v: want 0 to 100", c.margin)
+	f.If(c.mcap < 0, "--mcap %d: want 1 or more, or 0 for the default", c.mcap)
+	f.If(c.round < time.Second, "--round %v: want 1s or more", c.round)
+	f.If(c.check < time.Second || c.check > 10*time.Minute, "--check %v: want 1s to 10m", c.check)
+	f.If(c.limit < time.Second || c.limit > time.Hour, "--limit %v: want 1s to 1h", c.limit)
+	if len(f) == 0 {
+		f.If(c.spec(c.rows[0]).Validate() != nil, "%w", c.spec(c.rows[0]).Validate())
 	}
-	return c, errors.Join(faults...)
+	return c, f.Err()
 }
 
 // spec is the load of a row.

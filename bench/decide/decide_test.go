@@ -11,7 +11,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if err := Serve(os.Args); err != nil {
+	if err := Serve(os.Args, nil); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -49,9 +49,9 @@ func TestEachIsMeasured(t *testing.T) {
 		"router":          {web, func(s *Server) (Result, error) { return HTTP(s, rate, length, "/qos?key=%s") }},
 		"redis":           {started(Redis(t.TempDir())), func(s *Server) (Result, error) { return EVALSHA(s, pool) }},
 		"pipelined redis": {started(Redis(t.TempDir())), func(s *Server) (Result, error) { return EVALSHA(s, pipelined) }},
-		"nginx":           {started(Nginx(t.TempDir())), func(s *Server) (Result, error) { return HTTP(s, rate, length, "/?key=%s") }},
-		"haproxy":         {started(HAProxy(t.TempDir(), "")), func(s *Server) (Result, error) { return HTTP(s, rate, length, "/?key=%s") }},
-		"gateway":         {started(HAProxy(t.TempDir(), web.At)), func(s *Server) (Result, error) { return HTTP(s, rate, length, "/qos?key=%s") }},
+		"nginx":           {started(Nginx(t.TempDir(), NginxLimit)), func(s *Server) (Result, error) { return HTTP(s, rate, length, "/?key=%s") }},
+		"haproxy":         {started(HAProxy(t.TempDir(), HAProxyLimit)), func(s *Server) (Result, error) { return HTTP(s, rate, length, "/?key=%s") }},
+		"gateway":         {started(HAProxy(t.TempDir(), HAProxyBefore(web.At))), func(s *Server) (Result, error) { return HTTP(s, rate, length, "/qos?key=%s") }},
 	} {
 		if c.s == nil {
 			continue

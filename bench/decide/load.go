@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
 	"github.com/srtm-io/srtm/internal/obs"
@@ -244,22 +245,22 @@ func HTTP(s *Server, rate float64, d time.Duration, path string) (Result, error)
 	}))
 }
 
-// cpu is what all threads of the server and of its children have run.
+// cpu is what all threads of the server and of its children have run, to the nanosecond.
 func (s *Server) cpu() (d time.Duration) {
-	for _, pid := range append([]int{s.Pid()}, s.children()...) {
-		threads, _ := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/task/*/schedstat")
-		for _, path := range threads {
-			text, _ := os.ReadFile(path) // a thread may have ended
-			var ns int64
-			if _, err := fmt.Sscan(string(text), &ns); err == nil {
-				d += time.Duration(ns)
+	for _, pid := range s.processes() {
+		threads, _ := procfs.AllThreads(pid)
+		for _, thread := range threads {
+			if used, err := thread.Schedstat(); err == nil { // it may have ended
+				d += time.Duration(used.RunningNanoseconds)
 			}
 		}
 	}
 	return d
 }
 
-func (s *Server) children() (pids []int) {
+// processes are the server's and its children's.
+func (s *Server) processes() []int {
+	pids := []int{s.Pid()}
 	lists, _ := filepath.Glob("/proc/" + strconv.Itoa(s.Pid()) + "/task/*/children")
 	for _, path := range lists {
 		text, _ := os.ReadFile(path)
@@ -274,17 +275,16 @@ func (s *Server) children() (pids []int) {
 
 // memory is what is resident, of the server and its children.
 func (s *Server) memory(r *Result) error {
-	for _, pid := range append([]int{s.Pid()}, s.children()...) {
-		text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+	for _, pid := range s.processes() {
+		of, err := procfs.NewProc(pid)
 		if err != nil {
 			return err
 		}
-		_, rest, _ := strings.Cut(string(text), "VmRSS:")
-		var kb int64
-		if _, err := fmt.Sscan(rest, &kb); err != nil {
+		status, err := of.NewStatus()
+		if err != nil {
 			return err
 		}
-		r.RSS += kb << 10
+		r.RSS += int64(status.VmRSS)
 	}
 	return nil
 }

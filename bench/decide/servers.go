@@ -27,11 +27,20 @@ type Server struct {
 	Name, At string // host:port
 }
 
+// Stop stops those that have started. They have been measured: how they end is no news.
+func Stop(all ...*Server) {
+	for _, s := range all {
+		if s != nil && s.Process != nil {
+			_ = s.Process.Stop()
+		}
+	}
+}
+
 // ErrAbsent says that a program is not installed.
 var ErrAbsent = errors.New("not installed")
 
-// Bare runs what this program itself is with the argument "udp" or "http", see Serve.
-func Bare(kind string) (*Server, error) {
+// Bare runs this program as a server of a kind, in a process of its own: see Serve.
+func Bare(kind string, more ...string) (*Server, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -44,7 +53,7 @@ func Bare(kind string) (*Server, error) {
 	if kind == "udp" {
 		ready = func() error { return echoes(ports[0]) }
 	}
-	p, err := local.Run(self, "", []string{"bare-" + kind, ports[0]}, ready)
+	p, err := local.Run(self, "", append([]string{"bare-" + kind, ports[0]}, more...), ready)
 	return &Server{p, "bare " + kind, ports[0]}, err
 }
 
@@ -61,27 +70,43 @@ func echoes(at string) error {
 	return err
 }
 
-// Serve is a bare server, if the arguments are Bare's: a UDP echo, or an HTTP handler
-// that says TRUE. It returns only if they are not, or on an error.
-func Serve(args []string) error {
-	if len(args) != 3 || !strings.HasPrefix(args[1], "bare-") {
+// Kind makes the handler of a bare HTTP server from what Bare was given more.
+type Kind func(more []string) (http.Handler, error)
+
+// Serve is a bare server, if the arguments are Bare's: "udp" echoes, "http" says TRUE, and
+// others are the program's own. It returns only if they are not, or on an error.
+func Serve(args []string, own map[string]Kind) error {
+	if len(args) < 3 || !strings.HasPrefix(args[1], "bare-") {
 		return nil
 	}
-	if args[1] == "bare-http" {
-		ln, err := net.Listen("tcp", args[2])
-		if err != nil {
+	kind, at, more := strings.TrimPrefix(args[1], "bare-"), args[2], args[3:]
+	if kind == "udp" {
+		return echo(at)
+	}
+	var handler http.Handler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		_, _ = io.WriteString(w, "TRUE")
+	})
+	if own[kind] != nil {
+		var err error
+		if handler, err = own[kind](more); err != nil {
 			return err
 		}
-		return lifecycle.Serve(ln, &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-			_, _ = io.WriteString(w, "TRUE")
-		})})(context.Background())
 	}
-	at, err := net.ResolveUDPAddr("udp", args[2])
+	ln, err := net.Listen("tcp", at)
 	if err != nil {
 		return err
 	}
-	conn, err := net.ListenUDP("udp", at)
+	return lifecycle.Serve(ln, &http.Server{Handler: handler})(context.Background())
+}
+
+// echo serves UDP.
+func echo(at string) error {
+	address, err := net.ResolveUDPAddr("udp", at)
+	if err != nil {
+		return err
+	}
+	conn, err := net.ListenUDP("udp", address)
 	if err != nil {
 		return err
 	}
@@ -124,9 +149,9 @@ func Generous() []*srtmv1.AdmissionRule {
 	return []*srtmv1.AdmissionRule{{Key: "*", RefillMilli: 1e12, Capacity: 1e9}}
 }
 
-// Installed runs a program of the system's with a configuration in dir, in which %[1]s
-// is the address, %[2]s the folder and %[3]s more.
-func Installed(name, dir, config, more string, flags func(file string) []string) (*Server, error) {
+// Installed runs a program of the system's with a configuration in dir: in that {at}, {host}
+// and {port} are where it is to listen, {dir} the folder; in flags {file} is the configuration.
+func Installed(name, dir, config string, flags ...string) (*Server, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
 		if path, err = exec.LookPath("/usr/sbin/" + name); err != nil {
@@ -139,34 +164,46 @@ func Installed(name, dir, config, more string, flags func(file string) []string)
 	}
 	host, port, _ := net.SplitHostPort(ports[0])
 	file := filepath.Join(dir, name+".conf")
-	text := strings.NewReplacer("{at}", ports[0], "{host}", host, "{port}", port, "{dir}", dir, "{more}", more).Replace(config)
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+	fill := strings.NewReplacer("{at}", ports[0], "{host}", host, "{port}", port, "{dir}", dir, "{file}", file)
+	if err := os.WriteFile(file, []byte(fill.Replace(config)), 0o600); err != nil {
 		return nil, err
 	}
-	p, err := local.Run(path, dir, flags(file), local.Accepts(ports[0]))
+	for i := range flags {
+		flags[i] = fill.Replace(flags[i])
+	}
+	p, err := local.Run(path, dir, flags, local.Accepts(ports[0]))
 	return &Server{p, name, ports[0]}, err
 }
 
 // Redis runs Debian's.
 func Redis(dir string) (*Server, error) {
-	return Installed("redis-server", dir, "bind {host}\nport {port}\nsave \"\"\nappendonly no\ndir {dir}\n", "", func(file string) []string { return []string{file} })
+	return Installed("redis-server", dir, "bind {host}\nport {port}\nsave \"\"\nappendonly no\ndir {dir}\n", "{file}")
 }
 
-// Nginx runs Debian's with limit_req around a constant answer.
-func Nginx(dir string) (*Server, error) {
+// Nginx runs Debian's with one worker, and http beside what has it keep to dir.
+func Nginx(dir, http string) (*Server, error) {
 	return Installed("nginx", dir, `daemon off; pid {dir}/pid; error_log stderr warn; worker_processes 1; events {}
 http { access_log off; client_body_temp_path {dir}/b; proxy_temp_path {dir}/p; fastcgi_temp_path {dir}/f; uwsgi_temp_path {dir}/u; scgi_temp_path {dir}/s;
-keepalive_requests 10000000; limit_req_zone $arg_key zone=keys:10m rate=100000r/s;
-server { listen {at}; location / { limit_req zone=keys burst=1000 nodelay; return 200 TRUE; } } }
-`, "", func(file string) []string { return []string{"-p", dir, "-c", file} })
+keepalive_requests 10000000; `+http+` }
+`, "-p", dir, "-c", "{file}")
 }
 
-// HAProxy runs Debian's with a stick table around a constant answer, or in front of
-// another server.
-func HAProxy(dir, before string) (*Server, error) {
-	body := "stick-table type string len 64 size 100k expire 60s store http_req_rate(1s)\n http-request track-sc0 url_param(key)\n http-request deny deny_status 429 if { sc_http_req_rate(0) gt 100000 }\n http-request return status 200 content-type text/plain string TRUE"
-	if before != "" {
-		body = "default_backend janus\nbackend janus\n server one " + before
-	}
-	return Installed("haproxy", dir, "global\n nbthread 1\ndefaults\n mode http\n timeout connect 5s\n timeout client 60s\n timeout server 60s\nfrontend f\n bind {at}\n {more}\n", body, func(file string) []string { return []string{"-db", "-f", file} })
+// NginxLimit answers within a rate for each key that nobody reaches.
+const NginxLimit = `limit_req_zone $arg_key zone=keys:10m rate=100000r/s;
+server { listen {at}; location / { limit_req zone=keys burst=1000 nodelay; return 200 TRUE; } }`
+
+// HAProxy runs Debian's with one thread, and more below its frontend.
+func HAProxy(dir, more string) (*Server, error) {
+	return Installed("haproxy", dir, "global\n nbthread 1\ndefaults\n mode http\n timeout connect 5s\n timeout client 60s\n timeout server 60s\nfrontend f\n bind {at}\n"+more+"\n", "-db", "-f", "{file}")
+}
+
+// HAProxyLimit is as NginxLimit, with a stick table.
+const HAProxyLimit = ` stick-table type string len 64 size 100k expire 60s store http_req_rate(1s)
+ http-request track-sc0 url_param(key)
+ http-request deny deny_status 429 if { sc_http_req_rate(0) gt 100000 }
+ http-request return status 200 content-type text/plain string TRUE`
+
+// HAProxyBefore is another server behind it.
+func HAProxyBefore(at string) string {
+	return " default_backend b\nbackend b\n server one " + at
 }

@@ -60,7 +60,7 @@ func janusBalancer(w *harness) (*work, error) {
 		Figure: "Janus 5", Quantity: "latency of /qos, asked directly: mean (live: median), P90", Paper: "1140 us, 1410 us",
 		Live: micros(direct.Latency.Quantile(.5)) + ", " + micros(direct.Latency.Quantile(.9)), Note: "the paper: between EC2 instances; here on loopback",
 	}}}
-	proxy, err := decide.HAProxy(dir, web.At)
+	proxy, err := decide.HAProxy(dir, decide.HAProxyBefore(web.At))
 	if errors.Is(err, decide.ErrAbsent) {
 		made.rows = append(made.rows, row{Figure: "Janus 5", Quantity: "the same behind a gateway", Paper: "1650 us, 2370 us", Note: "not made: HAProxy is not installed"})
 		return made, nil

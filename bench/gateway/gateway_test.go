@@ -11,7 +11,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if err := serve(os.Args); err != nil {
+	if err := decide.Serve(os.Args, kinds); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 // The bare proxy and the backends answer, are counted and accounted for.
 func TestWhatIsComparedWithIsMeasured(t *testing.T) {
 	start := func(kind, arg string) *decide.Server {
-		s, err := self(kind, arg)
+		s, err := decide.Bare(kind, arg)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -34,13 +34,13 @@ func TestWhatIsComparedWithIsMeasured(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := served([]*decide.Server{backend})[0]; n != 20 {
+	if n := served(t.Context(), []*decide.Server{backend})[0]; n != 20 {
 		t.Errorf("%v requests arrived of 20", n)
 	}
 	if f.mean <= 0 || f.sd <= 0 || f.p99 < f.p50 || f.cpu <= 0 {
 		t.Errorf("%+v", f)
 	}
-	if n, err := number("http://"+proxy.At+"/mallocs", ""); err != nil || n <= 0 {
+	if n, err := (&subject{metrics: proxy.At}).mallocs(t.Context()); err != nil || n <= 0 {
 		t.Errorf("%v allocations, %v", n, err)
 	}
 }

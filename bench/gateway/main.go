@@ -17,17 +17,17 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/srtm-io/srtm/bench/decide"
+	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
 func main() {
-	if err := serve(os.Args); err != nil {
+	if err := decide.Serve(os.Args, kinds); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -78,6 +78,18 @@ type figures struct {
 	shares                   []float64
 }
 
+func p50(f figures) float64   { return f.p50 }
+func p99(f figures) float64   { return f.p99 }
+func p999(f figures) float64  { return f.p999 }
+func cpu(f figures) float64   { return f.cpu }
+func sd(f figures) float64    { return f.sd }
+func count(f figures) float64 { return f.allocations }
+
+// micros is a figure that is known in ms.
+func micros(of func(figures) float64) func(figures) float64 {
+	return func(f figures) float64 { return 1e3 * of(f) }
+}
+
 // ask sends requests at a steady rate over as many connections, each of which has one at
 // a time, and takes nothing but 200 for an answer.
 func ask(s *decide.Server, rate float64, d time.Duration, connections int) (f figures, err error) {
@@ -116,41 +128,35 @@ func ask(s *decide.Server, rate float64, d time.Duration, connections int) (f fi
 type subject struct {
 	name string
 	*decide.Server
-	mallocs func() (float64, error) // nil: it does not say
-	rounds  []figures
+	err     error  // it did not start
+	metrics string // host:port where it says what it has allocated; "": it does not
 }
 
-func (s *subject) median(of func(figures) float64) float64 {
-	values := make([]float64, len(s.rounds))
-	for i, r := range s.rounds {
-		values[i] = of(r)
+// mallocs is what it has allocated so far.
+func (s *subject) mallocs(ctx context.Context) (float64, error) {
+	if s.metrics == "" {
+		return 0, nil
 	}
-	slices.Sort(values)
-	return values[len(values)/2]
+	all, err := host.Metrics(ctx, s.metrics)
+	return all[mallocs], err
 }
+
+// mallocs is the name that Go's own metrics have for it.
+const mallocs = "go_memstats_mallocs_total"
 
 // present leaves out what is not installed.
-func (o *options) present(all []*subject, errs []error) (there []*subject, err error) {
-	for i, s := range all {
+func (o *options) present(all []*subject) (there []*subject, err error) {
+	for _, s := range all {
 		switch {
-		case errs[i] == nil:
+		case s.err == nil:
 			there = append(there, s)
-		case errors.Is(errs[i], decide.ErrAbsent):
-			fmt.Fprintf(o.out, "\n%s: left out: %v\n", s.name, errs[i])
+		case errors.Is(s.err, decide.ErrAbsent):
+			fmt.Fprintf(o.out, "\n%s: left out: %v\n", s.name, s.err)
 		default:
-			err = errors.Join(err, fmt.Errorf("%s: %w", s.name, errs[i]))
+			err = errors.Join(err, fmt.Errorf("%s: %w", s.name, s.err))
 		}
 	}
 	return there, err
-}
-
-// stop stops those that have started.
-func stop(all ...*subject) {
-	for _, s := range all {
-		if s.Server != nil && s.Process != nil {
-			_ = s.Stop() // it has been measured
-		}
-	}
 }
 
 // cost compares what a request takes of each proxy before one server that answers at once.
@@ -160,64 +166,58 @@ func (o *options) cost(ctx context.Context) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	backend, err := self("backend", "0")
+	backend, err := decide.Bare("backend", "0")
 	if err != nil {
 		return err
 	}
-	defer backend.Stop()
-	all, errs := proxies(o.bin, dir, []string{backend.At}, true)
-	defer stop(all...)
-	subjects, err := o.present(all, errs)
+	defer decide.Stop(backend)
+	all := proxies(o.bin, dir, []*decide.Server{backend}, true)
+	defer stop(all)
+	subjects, err := o.present(all)
 	if err != nil {
 		return err
 	}
-	for round := range o.rounds + 1 { // the first warms up
-		for _, s := range subjects {
-			var before, after float64
-			if s.mallocs != nil {
-				before, err = s.mallocs()
-			}
-			f, err2 := ask(s.Server, o.rate, o.length, 16)
-			if s.mallocs != nil && err == nil {
-				after, err = s.mallocs()
-			}
-			if err := errors.Join(err, err2, ctx.Err()); err != nil {
-				return err
-			}
-			f.allocations = (after - before) / (o.rate * o.length.Seconds())
-			if round > 0 {
-				s.rounds = append(s.rounds, f)
-			}
+	measure := func(s *subject, _ int) (figures, error) {
+		before, err := s.mallocs(ctx)
+		if err != nil {
+			return figures{}, err
 		}
-	}
-	fmt.Fprintf(o.out, "\nOne server that answers at once, %.0f requests/s, %d rounds of %v:\n\n| | p50 us | p99 us | p99.9 us | CPU us | allocations |\n|---|---|---|---|---|---|\n", o.rate, o.rounds, o.length)
-	for _, s := range subjects {
-		allocations := "–"
-		if s.mallocs != nil {
-			allocations = fmt.Sprintf("%.1f", s.median(func(f figures) float64 { return f.allocations }))
+		f, err := ask(s.Server, o.rate, o.length, 16)
+		if err != nil {
+			return f, err
 		}
-		fmt.Fprintf(o.out, "| %s | %.0f | %.0f | %.0f | %.1f | %s |\n", s.name, 1e3*s.median(p50), 1e3*s.median(p99), 1e3*s.median(func(f figures) float64 { return f.p999 }), s.median(cpu), allocations)
+		after, err := s.mallocs(ctx)
+		f.allocations = (after - before) / (o.rate * o.length.Seconds())
+		return f, err
 	}
-	bare, ours := subjects[0], subjects[2]
-	count := func(f figures) float64 { return f.allocations }
+	if _, err := host.Alternate(ctx, 1, subjects, measure); err != nil { // warms up
+		return err
+	}
+	got, err := host.Alternate(ctx, o.rounds, subjects, measure)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(o.out, "\nOne server that answers at once, %.0f requests/s, %d rounds of %v:\n\n", o.rate, o.rounds, o.length)
+	table := host.Table[figures]{
+		host.Figure("p50 us", "%.0f", micros(p50)), host.Figure("p99 us", "%.0f", micros(p99)), host.Figure("p99.9 us", "%.0f", micros(p999)),
+		host.Figure("CPU us", "%.1f", cpu),
+		{Title: "allocations", Cell: func(rounds []figures) string {
+			if n := host.Median(rounds, count); n > 0 {
+				return fmt.Sprintf("%.1f", n)
+			}
+			return "–" // it does not say
+		}},
+	}
+	table.Head(o.out, "")
+	for i, s := range subjects {
+		table.Row(o.out, got[i], s.name)
+	}
+	bare, ours := got[0], got[2]
 	fmt.Fprintln(o.out, "\n| the gateway, to a bare ReverseProxy | is | target | kept |\n|---|---|---|---|")
-	o.judge("CPU", ours.median(cpu)/bare.median(cpu), 1.15, "%.2f")
-	o.judge("p99", ours.median(p99)/bare.median(p99), 1.2, "%.2f")
-	o.judge("allocations more", ours.median(count)-bare.median(count), 2, "%.1f")
+	host.Judge(o.out, "CPU", "%.2f", host.Median(ours, cpu)/host.Median(bare, cpu), 1.15)
+	host.Judge(o.out, "p99", "%.2f", host.Median(ours, p99)/host.Median(bare, p99), 1.2)
+	host.Judge(o.out, "allocations more", "%.1f", host.Median(ours, count)-host.Median(bare, count), 2)
 	return nil
-}
-
-func p50(f figures) float64 { return f.p50 }
-func p99(f figures) float64 { return f.p99 }
-func cpu(f figures) float64 { return f.cpu }
-func sd(f figures) float64  { return f.sd }
-
-func (o *options) judge(what string, is, limit float64, format string) {
-	kept := "yes"
-	if is > limit {
-		kept = "no"
-	}
-	fmt.Fprintf(o.out, "| %s | "+format+" | <= %v | %s |\n", what, is, limit, kept)
 }
 
 // choice compares how each chooses among three servers.
@@ -228,67 +228,72 @@ func (o *options) choice(ctx context.Context) error {
 	}
 	defer os.RemoveAll(dir)
 	var backends []*decide.Server
-	var at []string
 	capacity := 0.0
 	for _, processors := range []int{1, 2, 4} {
-		b, err := self("backend", fmt.Sprint(processors))
+		b, err := decide.Bare("backend", fmt.Sprint(processors))
 		if err != nil {
 			return err
 		}
-		defer b.Stop()
-		backends, at = append(backends, b), append(at, b.At)
+		defer decide.Stop(b)
+		backends = append(backends, b)
 		capacity += float64(processors) / service.Seconds()
 	}
-	all, errs := proxies(o.bin, dir, at, false)
-	defer stop(all...)
-	subjects, err := o.present(all, errs)
+	all := proxies(o.bin, dir, backends, false)
+	defer stop(all)
+	subjects, err := o.present(all)
 	if err != nil {
 		return err
 	}
-	rate := o.load * capacity
-	rounds := max(o.rounds/2, 1)
-	for range rounds {
-		for _, s := range subjects {
-			const connections = 256
-			if _, err := ask(s.Server, rate, o.length, connections); err != nil { // it learns
-				return err
-			}
-			before := served(backends)
-			f, err := ask(s.Server, rate, 5*o.length, connections)
-			if err := errors.Join(err, ctx.Err()); err != nil {
-				return err
-			}
-			sum := 0.0
-			for i, n := range served(backends) {
-				f.shares = append(f.shares, n-before[i])
-				sum += n - before[i]
-			}
-			for i := range f.shares {
-				f.shares[i] *= 100 / sum
-			}
-			s.rounds = append(s.rounds, f)
+	rate, rounds := o.load*capacity, max(o.rounds/2, 1)
+	got, err := host.Alternate(ctx, rounds, subjects, func(s *subject, _ int) (f figures, err error) {
+		const connections = 256
+		if _, err := ask(s.Server, rate, o.length, connections); err != nil { // it learns
+			return f, err
 		}
+		before := served(ctx, backends)
+		if f, err = ask(s.Server, rate, 5*o.length, connections); err != nil {
+			return f, err
+		}
+		sum := 0.0
+		for i, n := range served(ctx, backends) {
+			f.shares = append(f.shares, n-before[i])
+			sum += n - before[i]
+		}
+		for i := range f.shares {
+			f.shares[i] *= 100 / sum
+		}
+		return f, nil
+	})
+	if err != nil {
+		return err
 	}
 	fmt.Fprintf(o.out, "\nServers of 1, 2 and 4 processors, %v of one a request, lognormal; %.0f requests/s, %.0f %% of what they can do, %d rounds of %v:\n\n", service, rate, 100*o.load, rounds, 5*o.length)
-	fmt.Fprintln(o.out, "| | mean ms | sd ms | p50 ms | p99 ms | p99.9 ms | sent to each, % |\n|---|---|---|---|---|---|---|")
-	var best, bestSd float64
-	for i, s := range subjects {
-		shares := make([]string, len(at))
-		for k := range shares {
-			shares[k] = fmt.Sprintf("%.0f", s.median(func(f figures) float64 { return f.shares[k] }))
-		}
-		fmt.Fprintf(o.out, "| %s | %.1f | %.1f | %.1f | %.1f | %.1f | %s |\n", s.name, s.median(func(f figures) float64 { return f.mean }), s.median(sd), s.median(p50), s.median(p99), s.median(func(f figures) float64 { return f.p999 }), strings.Join(shares, " / "))
-		if i > 1 && (best == 0 || s.median(p99) < best) {
-			best = s.median(p99)
-		}
-		if i > 1 && (bestSd == 0 || s.median(sd) < bestSd) {
-			bestSd = s.median(sd)
-		}
+	table := host.Table[figures]{
+		host.Figure("mean ms", "%.1f", func(f figures) float64 { return f.mean }), host.Figure("sd ms", "%.1f", sd),
+		host.Figure("p50 ms", "%.1f", p50), host.Figure("p99 ms", "%.1f", p99), host.Figure("p99.9 ms", "%.1f", p999),
+		{Title: "sent to each, %", Cell: func(rounds []figures) string {
+			shares := make([]string, len(backends))
+			for k := range shares {
+				shares[k] = fmt.Sprintf("%.0f", host.Median(rounds, func(f figures) float64 { return f.shares[k] }))
+			}
+			return strings.Join(shares, " / ")
+		}},
 	}
-	if best > 0 {
+	table.Head(o.out, "")
+	for i, s := range subjects {
+		table.Row(o.out, got[i], s.name)
+	}
+	if others := got[2:]; len(others) > 0 { // behind both forms of ours
 		fmt.Fprintln(o.out, "\n| the gateway, to the best of the others | is | target | kept |\n|---|---|---|---|")
-		o.judge("p99", subjects[0].median(p99)/best, 1, "%.2f")
-		o.judge("standard deviation", subjects[0].median(sd)/bestSd, 1, "%.2f")
+		judge := func(what string, of func(figures) float64) {
+			best := math.Inf(1)
+			for _, rounds := range others {
+				best = min(best, host.Median(rounds, of))
+			}
+			host.Judge(o.out, what, "%.2f", host.Median(got[0], of)/best, 1)
+		}
+		judge("p99", p99)
+		judge("standard deviation", sd)
 	}
 	return nil
 }

@@ -1,14 +1,18 @@
-// Package host is what the benchmarks have in common: how they read their flags, and
-// what they say of the commit and the machine in their results.
+// Package host is what the benchmarks have in common: how they read their flags, find
+// programs, measure them in turn (rounds.go), ask them for their own figures (web.go), and
+// write tables; and what they say of the commit and the machine in their results.
 package host
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 
@@ -49,6 +53,29 @@ func Commit(ctx context.Context) string {
 		return obs.Version()
 	}
 	return strings.TrimSpace(string(text))
+}
+
+// Machine says what results are of, at the beginning of a sentence.
+func Machine(ctx context.Context) string {
+	return fmt.Sprintf("Commit %s, kernel %s, %d processors, %s", Commit(ctx), Kernel(), runtime.NumCPU(), runtime.Version())
+}
+
+// Program is where a program is found, from any folder: most run in one of their own.
+func Program(path string) (string, error) {
+	found, err := exec.LookPath(path)
+	if err != nil {
+		return "", err
+	}
+	return filepath.Abs(found)
+}
+
+// WriteJSON writes a file for programs.
+func WriteJSON(file string, v any) error {
+	text, err := json.MarshalIndent(v, "", "\t")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, append(text, '\n'), 0o644)
 }
 
 // Kernel is the kernel's release.

@@ -1,32 +1,60 @@
 package host
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
+	"strconv"
+	"strings"
 	"time"
 )
 
-var client = http.Client{Timeout: 5 * time.Second}
+var client = http.Client{Timeout: time.Minute} // a control plane at work may take its time
 
-// Depth is how many messages of a topic a broker holds; 0 before the first is published.
-func Depth(ctx context.Context, web, topic string) (int64, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+web+"/stats?format=json&include_clients=false&topic="+topic, nil)
+// get has read take what a process says at a URL.
+func get(ctx context.Context, url string, read func(io.Reader) error) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer resp.Body.Close()
-	var stats struct{ Topics []struct{ Depth int64 } }
-	if err := json.NewDecoder(resp.Body).Decode(&stats); err != nil {
-		return 0, fmt.Errorf("/stats of %s: %w", web, err)
+	if err := read(resp.Body); err != nil {
+		return fmt.Errorf("%s: %w", url, err)
 	}
-	if len(stats.Topics) == 0 {
-		return 0, nil
+	return nil
+}
+
+// Depth is how many messages of a topic a broker holds; 0 before the first is published.
+func Depth(ctx context.Context, web, topic string) (int64, error) {
+	var stats struct{ Topics []struct{ Depth int64 } }
+	err := get(ctx, "http://"+web+"/stats?format=json&include_clients=false&topic="+topic, func(r io.Reader) error {
+		return json.NewDecoder(r).Decode(&stats)
+	})
+	if err != nil || len(stats.Topics) == 0 {
+		return 0, err
 	}
 	return stats.Topics[0].Depth, nil
+}
+
+// Metrics are those of the process that serves HTTP at host:port, by their names with labels.
+func Metrics(ctx context.Context, web string) (map[string]float64, error) {
+	values := make(map[string]float64)
+	err := get(ctx, "http://"+web+"/metrics", func(r io.Reader) error {
+		lines := bufio.NewScanner(r)
+		for lines.Scan() {
+			name, text, _ := strings.Cut(lines.Text(), " ")
+			if v, err := strconv.ParseFloat(text, 64); err == nil {
+				values[name] = v
+			}
+		}
+		return lines.Err()
+	})
+	return values, err
 }

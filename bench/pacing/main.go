@@ -15,8 +15,6 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"sync"
@@ -133,10 +131,10 @@ func main() {
 	mosquitto := flag.String("mosquitto", "mosquitto", "`path` of mosquitto")
 	rounds := flag.Int("cost", 0, "instead, what pacing costs while no publisher is paced, in so many `rounds` (set --load to 0.5 or less)")
 	flag.Parse()
-	nsqd, err := filepath.Abs(c.nsqd) // it runs in folders of its own
+	nsqd, err := host.Program(c.nsqd)
 	if c.nsqd = nsqd; err == nil && *rounds > 0 {
 		c.quiet = true
-		err = c.cost(*rounds)
+		err = c.cost(context.Background(), *rounds)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -166,10 +164,7 @@ func main() {
 		show(mode, line, err)
 	}
 	for _, b := range peers {
-		path, err := exec.LookPath(b.Path)
-		if err == nil {
-			path, err = filepath.Abs(path) // it runs in a folder of its own
-		}
+		path, err := host.Program(b.Path)
 		if err != nil {
 			fmt.Printf("%s\tleft out: %v\n", b.Name, err)
 			continue
@@ -184,24 +179,10 @@ func main() {
 }
 
 // cost compares what a message takes without pacing and with it, while no publisher is paced.
-func (c config) cost(rounds int) error {
-	got := map[string][]outcome{}
-	for range rounds {
-		for _, mode := range []string{"delay", "advise"} {
-			o, err := c.run(mode)
-			if err != nil {
-				return err
-			}
-			got[mode] = append(got[mode], o)
-		}
-	}
-	median := func(mode string, of func(outcome) time.Duration) time.Duration {
-		var all []time.Duration
-		for _, o := range got[mode] {
-			all = append(all, of(o))
-		}
-		slices.Sort(all)
-		return all[len(all)/2]
+func (c config) cost(ctx context.Context, rounds int) error {
+	got, err := host.Alternate(ctx, rounds, []string{"delay", "advise"}, func(mode string, _ int) (outcome, error) { return c.run(mode) })
+	if err != nil {
+		return err
 	}
 	fmt.Println("\toff\tadvise\tratio")
 	for _, q := range []struct {
@@ -211,7 +192,7 @@ func (c config) cost(rounds int) error {
 		{"CPU of the broker, a message", func(o outcome) time.Duration { return o.cpu }},
 		{"p99 of the obedient", func(o outcome) time.Duration { return o.late }},
 	} {
-		off, on := median("delay", q.of), median("advise", q.of)
+		off, on := host.Median(got[0], q.of), host.Median(got[1], q.of)
 		fmt.Printf("%s\t%v\t%v\t%.3f\n", q.name, off, on, float64(on)/float64(off))
 	}
 	return nil

@@ -84,11 +84,7 @@ func start(ctx context.Context) error {
 		return err
 	}
 	if c.json != "" {
-		text, err := json.MarshalIndent(r, "", "\t")
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(c.json, append(text, '\n'), 0o644); err != nil {
+		if err := host.WriteJSON(c.json, r); err != nil {
 			return err
 		}
 	}
@@ -284,14 +280,12 @@ func parse(args []string) (c config, err error) {
 		if *only != "" && !slices.Contains(wanted, p.Name) {
 			continue
 		}
-		found, err := exec.LookPath(p.Path)
-		if err == nil {
-			p.Path, err = filepath.Abs(found) // it runs in a folder of its own
-		}
+		found, err := host.Program(p.Path)
 		if err != nil {
 			c.skipped = append(c.skipped, fmt.Sprintf("%s is left out: %v", p.Name, err))
 			continue
 		}
+		p.Path = found
 		c.peers = append(c.peers, p)
 	}
 	if len(c.peers) == 0 {

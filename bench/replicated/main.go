@@ -11,8 +11,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -50,31 +48,34 @@ func start(ctx context.Context) error {
 	if err != nil {
 		return host.Usage(err)
 	}
-	servers := c.servers()
-	paced, flood, batches := map[string][]result{}, map[string][]result{}, map[string][]result{}
-	for round := range c.rounds {
-		for i := range servers {
-			s := servers[(i+round)%len(servers)]
-			for _, work := range []struct {
-				name string
-				rate float64
-				of   int
-				into map[string][]result
-			}{{"paced", c.rate, 1, paced}, {"flood", 0, 1, flood}, {"batches", 0, batch, batches}} {
-				if work.of > 1 && !s.batches {
-					continue
-				}
-				r, err := measure(ctx, s, work.rate, work.of, c.lasting, c.seed+uint64(round))
-				if err != nil {
-					return fmt.Errorf("%s, %s, round %d: %w", s.name, work.name, round+1, err)
-				}
-				work.into[s.name] = append(work.into[s.name], r)
-				fmt.Fprintf(os.Stderr, "round %d, %s, %s: %.0f msg/s, acknowledged p99 %.2f ms, delivered p99 %.2f ms, %.1f us/msg\n",
-					round+1, s.name, work.name, r.in, r.acked[1], r.delivered[1], r.cpu)
-			}
+	var subjects []subject
+	for _, s := range c.servers() {
+		subjects = append(subjects, subject{s, "paced", c.rate, 1}, subject{s, "flood", 0, 1})
+		if s.batches {
+			subjects = append(subjects, subject{s, "batches", 0, batch})
 		}
 	}
-	return c.page(ctx, os.Stdout, servers, paced, flood, batches)
+	got, err := host.Alternate(ctx, c.rounds, subjects, func(s subject, round int) (result, error) {
+		r, err := measure(ctx, s.server, s.rate, s.of, c.lasting, c.seed+uint64(round))
+		if err != nil {
+			return r, fmt.Errorf("%s, %s: %w", s.name, s.work, err)
+		}
+		fmt.Fprintf(os.Stderr, "round %d, %s, %s: %.0f msg/s, acknowledged p99 %.2f ms, delivered p99 %.2f ms, %.1f us/msg\n",
+			round+1, s.name, s.work, r.in, r.acked[1], r.delivered[1], r.cpu)
+		return r, nil
+	})
+	if err != nil {
+		return err
+	}
+	return c.page(ctx, os.Stdout, subjects, got)
+}
+
+// subject is a server and what it is given to do.
+type subject struct {
+	server
+	work string
+	rate float64 // msg/s of all publishers; 0: as fast as it goes
+	of   int     // messages in a command
 }
 
 func parse(args []string) (c config, err error) {
@@ -96,10 +97,7 @@ func parse(args []string) (c config, err error) {
 		if *p == "" {
 			continue
 		}
-		if *p, err = filepath.Abs(*p); err != nil { // they run in folders of their own
-			return c, err
-		}
-		if _, err := os.Stat(*p); err != nil {
+		if *p, err = host.Program(*p); err != nil {
 			return c, err
 		}
 	}
@@ -228,18 +226,16 @@ func measure(ctx context.Context, s server, rate float64, of int, lasting time.D
 	if !clock.Sleep(ctx, time.Until(acked.began.Add(warming))) {
 		return r, ctx.Err()
 	}
-	before, err := it.cpu()
+	before, _, err := it.used()
 	in, out := acked.count.Load(), delivered.count.Load()
 	sending.Wait()
-	after, err2 := it.cpu()
-	seconds := (time.Since(acked.began) - warming).Seconds()
-	r.in, r.out = float64(acked.count.Load()-in)/seconds, float64(delivered.count.Load()-out)/seconds
-	r.cpu = (after - before) * 1e6 / max(1, (r.in+r.out)/2*seconds)
-	var err3 error
-	r.rss, err3 = it.rss()
-	if err := errors.Join(err, err2, err3); err != nil {
+	after, resident, err2 := it.used()
+	if err := errors.Join(err, err2); err != nil {
 		return r, err
 	}
+	seconds := (time.Since(acked.began) - warming).Seconds()
+	r.in, r.out = float64(acked.count.Load()-in)/seconds, float64(delivered.count.Load()-out)/seconds
+	r.cpu, r.rss = (after-before)*1e6/max(1, (r.in+r.out)/2*seconds), resident
 	answers.Wait()
 	if err := fault.Load(); err != nil {
 		return r, *err
@@ -256,74 +252,57 @@ func measure(ctx context.Context, s server, rate float64, of int, lasting time.D
 	return r, nil
 }
 
-// cpu is the processor time that all servers have used, in seconds.
-func (s *system) cpu() (sum float64, err error) {
+// used is what all servers have used of the processors, in seconds, and have in memory, in MB.
+func (s *system) used() (cpu, rss float64, err error) {
 	for _, p := range s.processes {
-		used, err := p.CPU()
-		if err != nil {
-			return 0, err
+		spent, err := p.CPU()
+		bytes, err2 := p.RSS()
+		if err := errors.Join(err, err2); err != nil {
+			return 0, 0, err
 		}
-		sum += used.Seconds()
+		cpu, rss = cpu+spent.Seconds(), rss+float64(bytes)/1e6
 	}
-	return sum, nil
+	return cpu, rss, nil
 }
 
-// rss is what all servers have in memory, in MB.
-func (s *system) rss() (sum float64, err error) {
-	for _, p := range s.processes {
-		bytes, err := p.RSS()
-		if err != nil {
-			return 0, err
-		}
-		sum += float64(bytes) / 1e6
+// delays are the columns of three quantiles, in ms.
+func delays(what string, of func(result) [3]float64) (t host.Table[result]) {
+	for i, title := range []string{what + " p50", "p99", "p99.9"} {
+		t = append(t, host.Figure(title, "%.2f", func(r result) float64 { return of(r)[i] }))
 	}
-	return sum, nil
+	return t
 }
 
-func (c config) page(ctx context.Context, w io.Writer, servers []server, paced, flood, batches map[string][]result) error {
+func cpu(r result) float64 { return r.cpu }
+func rss(r result) float64 { return r.rss }
+
+func (c config) page(ctx context.Context, w io.Writer, subjects []subject, got [][]result) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "# What replication costs\n\nMade by `make bench-replicated`: do not edit. Commit %s, kernel %s, %d processors, %s; medians of %d\nrounds of %v, alternating. Messages of %d bytes, %d publishers, one consumer, the stock Go clients of\nNSQ and NATS. All servers and the load share the processors and the disk.\n\n",
-		host.Commit(ctx), host.Kernel(), runtime.NumCPU(), runtime.Version(), c.rounds, c.lasting, size, publishers)
-	for _, s := range servers {
+	fmt.Fprintf(&b, "# What replication costs\n\nMade by `make bench-replicated`: do not edit. %s; medians of %d\nrounds of %v, alternating. Messages of %d bytes, %d publishers, one consumer, the stock Go clients of\nNSQ and NATS. All servers and the load share the processors and the disk.\n\n",
+		host.Machine(ctx), c.rounds, c.lasting, size, publishers)
+	for _, s := range c.servers() {
 		fmt.Fprintf(&b, "- **%s**: %s\n", s.name, s.what)
 	}
+	paced := slices.Concat(delays("acknowledged", func(r result) [3]float64 { return r.acked }), delays("delivered", func(r result) [3]float64 { return r.delivered }),
+		host.Table[result]{host.Figure("CPU us/msg", "%.0f", cpu), host.Figure("RSS MB", "%.0f", rss)})
+	flood := host.Table[result]{
+		host.Figure("acknowledged/s", "%.0f", func(r result) float64 { return r.in }), host.Figure("delivered/s", "%.0f", func(r result) float64 { return r.out }),
+		host.Figure("CPU us/msg", "%.1f", cpu), host.Figure("RSS MB", "%.0f", rss),
+	}
 	fmt.Fprintf(&b, "\n## %.0f msg/s, at random times\n\nMilliseconds from when a message was to be sent. CPU and memory are of all servers together.\nA message may be delivered before it is acknowledged: its publisher waits until it is stored.\n\n", c.rate)
-	b.WriteString("| | acknowledged p50 | p99 | p99.9 | delivered p50 | p99 | p99.9 | CPU us/msg | RSS MB |\n|---|---|---|---|---|---|---|---|---|\n")
-	for _, s := range servers {
-		of := paced[s.name]
-		fmt.Fprintf(&b, "| %s |", s.name)
-		for i := range 3 {
-			fmt.Fprintf(&b, " %.2f |", median(of, func(r result) float64 { return r.acked[i] }))
+	paced.Head(&b, "")
+	for i, s := range subjects {
+		if s.rate > 0 {
+			paced.Row(&b, got[i], s.name)
 		}
-		for i := range 3 {
-			fmt.Fprintf(&b, " %.2f |", median(of, func(r result) float64 { return r.delivered[i] }))
-		}
-		fmt.Fprintf(&b, " %.0f | %.0f |\n", median(of, func(r result) float64 { return r.cpu }), median(of, func(r result) float64 { return r.rss }))
 	}
 	fmt.Fprintf(&b, "\n## As fast as it goes\n\nAt most %d messages of each publisher are not acknowledged; NSQ's client also sends %d in a command.\nWhat is delivered later waits in the broker. CPU is for a message that came in and went out.\n\n", ahead, batch)
-	b.WriteString("| | in a command | acknowledged/s | delivered/s | CPU us/msg | RSS MB |\n|---|---|---|---|---|---|\n")
-	for _, s := range servers {
-		for _, work := range []struct {
-			of  string
-			all []result
-		}{{"1", flood[s.name]}, {fmt.Sprint(batch), batches[s.name]}} {
-			if len(work.all) == 0 {
-				continue
-			}
-			fmt.Fprintf(&b, "| %s | %s | %.0f | %.0f | %.1f | %.0f |\n", s.name, work.of,
-				median(work.all, func(r result) float64 { return r.in }), median(work.all, func(r result) float64 { return r.out }),
-				median(work.all, func(r result) float64 { return r.cpu }), median(work.all, func(r result) float64 { return r.rss }))
+	flood.Head(&b, "", "in a command")
+	for i, s := range subjects {
+		if s.rate == 0 {
+			flood.Row(&b, got[i], s.name, fmt.Sprint(s.of))
 		}
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
-}
-
-func median(all []result, of func(result) float64) float64 {
-	var vs []float64
-	for _, r := range all {
-		vs = append(vs, of(r))
-	}
-	slices.Sort(vs)
-	return vs[len(vs)/2]
 }

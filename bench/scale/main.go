@@ -9,22 +9,19 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/bench/host"
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/obs"
@@ -122,44 +119,33 @@ func (b *bench) found(what, format string, args ...any) {
 // create creates topics until there are so many.
 func (b *bench) create(ctx context.Context, upTo int) error {
 	from, began, took := b.created, time.Now(), obs.NewLatency()
-	before, err := b.process()
+	before, err := b.process(ctx)
 	if err != nil {
 		return err
 	}
-	var next atomic.Int64
-	next.Store(int64(from))
-	var wg sync.WaitGroup
-	var mu sync.Mutex // of took and failed
-	var failed error
-	for range creators {
-		wg.Go(func() {
-			for {
-				i := int(next.Add(1)) - 1
-				if i >= upTo {
-					return
-				}
-				at := time.Now()
-				err := b.topic(ctx, fmt.Sprintf("t%06d", i), each)
-				mu.Lock()
-				took.Record(time.Since(at))
-				failed = errors.Join(failed, err)
-				stop := failed != nil
-				mu.Unlock()
-				if stop {
-					return
-				}
-				if i%1000 == 999 {
-					b.say("%d of %d topics", i+1, b.topics)
-				}
+	creating, all := errgroup.WithContext(ctx)
+	creating.SetLimit(creators)
+	var mu sync.Mutex // of took
+	for i := from; i < upTo && all.Err() == nil; i++ {
+		creating.Go(func() error {
+			at := time.Now()
+			if err := b.topic(all, fmt.Sprintf("t%06d", i), each); err != nil {
+				return err
 			}
+			mu.Lock()
+			defer mu.Unlock()
+			took.Record(time.Since(at))
+			if i%1000 == 999 {
+				b.say("%d of %d topics", i+1, b.topics)
+			}
+			return nil
 		})
 	}
-	wg.Wait()
-	if failed != nil {
-		return fmt.Errorf("create topics: %w", failed)
+	if err := creating.Wait(); err != nil {
+		return fmt.Errorf("create topics: %w", err)
 	}
 	b.created = upTo
-	after, err := b.process()
+	after, err := b.process(ctx)
 	if err != nil {
 		return err
 	}
@@ -190,17 +176,15 @@ func (b *bench) topic(ctx context.Context, name string, publishers int) error {
 // rest does nothing, and then lists one topic again and again: the caller waits for any
 // lock that is held.
 func (b *bench) rest(ctx context.Context) error {
-	before, err := b.process()
+	before, err := b.process(ctx)
 	if err != nil {
 		return err
 	}
 	began := time.Now()
-	select {
-	case <-time.After(b.idle):
-	case <-ctx.Done():
+	if !clock.Sleep(ctx, b.idle) {
 		return ctx.Err()
 	}
-	after, err := b.process()
+	after, err := b.process(ctx)
 	if err != nil {
 		return err
 	}
@@ -209,9 +193,7 @@ func (b *bench) rest(ctx context.Context) error {
 	began = time.Now()
 	for i := range int(b.idle.Seconds() * asks) {
 		due := began.Add(time.Duration(i) * time.Second / asks)
-		select {
-		case <-time.After(time.Until(due)):
-		case <-ctx.Done():
+		if !clock.Sleep(ctx, time.Until(due)) {
 			return ctx.Err()
 		}
 		if _, err := b.admin.ListTopics(ctx, &srtmv1.ListTopicsRequest{PageSize: 1}); err != nil {
@@ -254,7 +236,7 @@ func (b *bench) large(ctx context.Context) error {
 		}
 		took.Record(time.Since(began))
 	}
-	after, err := b.process()
+	after, err := b.process(ctx)
 	if err != nil {
 		return err
 	}
@@ -265,26 +247,16 @@ func (b *bench) large(ctx context.Context) error {
 // used is what the loaddistributor took: seconds of CPU, and memory now.
 type used struct{ cpu, bytes float64 }
 
-func (b *bench) process() (u used, err error) {
-	c := http.Client{Timeout: callTimeout}
-	r, err := c.Get("http://" + b.cluster.Lookup + "/metrics")
-	if err != nil {
-		return u, err
-	}
-	defer r.Body.Close()
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	all, err := parser.TextToMetricFamilies(r.Body)
-	if err != nil {
-		return u, err
-	}
+func (b *bench) process(ctx context.Context) (u used, err error) {
+	all, err := host.Metrics(ctx, b.cluster.Lookup)
 	for name, to := range map[string]*float64{"process_cpu_seconds_total": &u.cpu, "process_resident_memory_bytes": &u.bytes} {
-		if all[name] == nil {
-			return u, fmt.Errorf("the loaddistributor has no metric %s", name)
+		v, there := all[name]
+		if !there && err == nil {
+			err = fmt.Errorf("the loaddistributor has no metric %s", name)
 		}
-		m := all[name].Metric[0]
-		*to = m.GetCounter().GetValue() + m.GetGauge().GetValue()
+		*to = v
 	}
-	return u, nil
+	return u, err
 }
 
 // page prints what was found, and has drlsim find the rest.
@@ -292,7 +264,7 @@ func (b *bench) page(ctx context.Context, out io.Writer) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, `# The control plane at size
 
-Written by bench/scale (make scale): do not edit. Commit %s, kernel %s, %d processors, %s.
+Written by bench/scale (make scale): do not edit. %s.
 
 ## Real processes
 
@@ -301,7 +273,7 @@ has %d publishers, and nothing is sent. The processors are shared by all.
 
 | what | measured |
 | --- | --- |
-`, host.Commit(ctx), host.Kernel(), runtime.NumCPU(), runtime.Version(), b.brokers, each)
+`, host.Machine(ctx), b.brokers, each)
 	for _, row := range b.rows {
 		fmt.Fprintf(&text, "| %s | %s |\n", row[0], row[1])
 	}

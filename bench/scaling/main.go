@@ -14,15 +14,14 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -33,6 +32,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
@@ -50,9 +50,9 @@ func main() {
 	rounds := flag.Int("rounds", 3, "how often; the table has medians")
 	topics := flag.Int("topics", 2*runtime.NumCPU(), "`number` of topics of the second half; the first has one")
 	flag.Parse()
-	program, err := filepath.Abs(*nsqd) // it runs in folders of its own
+	program, err := host.Program(*nsqd)
 	if err == nil {
-		err = run(program, *lasting, *rounds, *topics)
+		err = run(context.Background(), program, *lasting, *rounds, *topics)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "scaling:", err)
@@ -60,7 +60,7 @@ func main() {
 	}
 }
 
-func run(nsqd string, lasting time.Duration, rounds, most int) error {
+func run(ctx context.Context, nsqd string, lasting time.Duration, rounds, most int) error {
 	cpus := runtime.NumCPU()
 	loops := []string{}
 	for n := 1; n < 2*cpus; n *= 2 {
@@ -82,15 +82,15 @@ func run(nsqd string, lasting time.Duration, rounds, most int) error {
 		cpus, orAll(pinned), rounds, lasting, size)
 	fmt.Println("| topics | loops | at the end | msg/s in and out | to 1 loop | CPU us/msg |\n|---|---|---|---|---|---|")
 	for _, n := range slices.Compact([]int{1, most}) {
-		all := make([][]result, len(loops))
-		for range rounds { // alternating
-			for i, l := range loops {
-				r, err := measure(nsqd, l, n, lasting, pinned)
-				if err != nil {
-					return fmt.Errorf("%s loops, %d topics: %w", l, n, err)
-				}
-				all[i] = append(all[i], r)
+		all, err := host.Alternate(ctx, rounds, loops, func(l string, _ int) (result, error) {
+			r, err := measure(ctx, nsqd, l, n, lasting, pinned)
+			if err != nil {
+				err = fmt.Errorf("%s loops, %d topics: %w", l, n, err)
 			}
+			return r, err
+		})
+		if err != nil {
+			return err
 		}
 		medians := make([]result, len(loops))
 		for i, l := range loops {
@@ -138,7 +138,7 @@ func median(all []result) result {
 	return all[len(all)/2]
 }
 
-func measure(nsqd, loops string, topics int, lasting time.Duration, pinned string) (r result, err error) {
+func measure(ctx context.Context, nsqd, loops string, topics int, lasting time.Duration, pinned string) (r result, err error) {
 	dir, err := os.MkdirTemp("", "scaling")
 	if err != nil {
 		return r, err
@@ -204,7 +204,7 @@ func measure(nsqd, loops string, topics int, lasting time.Duration, pinned strin
 	after, err := b.CPU()
 	r.cpu = float64((after - cpu).Microseconds()) / n
 	if err == nil {
-		r.loops, err = count(b.HTTP)
+		r.loops, err = count(ctx, b.HTTP)
 	}
 	return r, err
 }
@@ -288,13 +288,12 @@ func subscribe(c net.Conn, topic string, delivered *atomic.Int64) error {
 }
 
 // count is how many event loops a broker has.
-func count(address string) (int, error) {
-	c := http.Client{Timeout: local.Patience}
-	r, err := c.Get("http://" + address + "/metrics")
-	if err != nil {
-		return 0, err
+func count(ctx context.Context, web string) (n int, err error) {
+	all, err := host.Metrics(ctx, web)
+	for name := range all {
+		if strings.HasPrefix(name, "srtm_nsqd_loop_connections{") {
+			n++
+		}
 	}
-	defer r.Body.Close()
-	text, err := io.ReadAll(r.Body)
-	return strings.Count(string(text), "\nsrtm_nsqd_loop_connections{"), err
+	return n, err
 }

@@ -44,7 +44,7 @@ func run(ctx context.Context) error {
 	if err := host.Parse(fs, os.Args[1:], os.Stdout); err != nil {
 		return host.Usage(err)
 	}
-	path, err := filepath.Abs(*srtm)
+	path, err := host.Program(*srtm)
 	if err != nil {
 		return err
 	}
@@ -98,7 +98,7 @@ func run(ctx context.Context) error {
 	if err := events.Wait(); err != nil {
 		return fmt.Errorf("perf script: %w", err)
 	}
-	fmt.Printf("# Where the slowest deliveries spend their time\n\nWritten by `go run ./bench/tail`: do not edit. Commit %s, kernel %s, %d processors, %s.\n\n", host.Commit(ctx), host.Kernel(), runtime.NumCPU(), runtime.Version())
+	fmt.Printf("# Where the slowest deliveries spend their time\n\nWritten by `go run ./bench/tail`: do not edit. %s.\n\n", host.Machine(ctx))
 	fmt.Printf("1,000 publishers at 10 msg/s each for %v, the scheduler traced meanwhile: p50 %.3f ms, p99 %.3f, p99.9 %.3f,\nmax %.3f; %.0f %% of all processor time went to others than nsqd and the load. The slowest %d deliveries,\none in a thousand:\n\n",
 		*lasting, r.P50, r.P99, r.P999, r.Max, r.Others, len(r.Slowest))
 	if r.Others > 10 {
