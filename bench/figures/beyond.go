@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
@@ -55,51 +54,49 @@ func (w *harness) split(t recording, file, policy string, k int) scenario.Scenar
 
 // traces spreads recorded traffic over 1 to 6 idle brokers, correlated
 // publishers apart and blindly.
-func traces(w *harness) (*work, error) {
-	made := &work{}
+func traces(w *harness) error {
 	one := *w
 	one.runs = max(1, w.runs/5)
 	for _, t := range recorded {
 		file, err := w.path(t)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		split := func(policy string) curve {
 			return func(k float64, _ []*outcome) (*outcome, error) { return one.repeat(w.split(t, file, policy, int(k))) }
 		}
 		got, err := w.points(upTo(brokers), split(placement.SRTM), split(placement.MaxMin))
 		if err != nil {
-			return nil, err
+			return err
 		}
 		policy := func(name string) func(float64, *outcome) []string {
 			return func(float64, *outcome) []string { return []string{name} }
 		}
-		made.panels = append(made.panels, latencies("trace-"+t.id, "Recorded: "+t.title, "brokers", "policy").fill(upTo(brokers), 1, got,
+		w.plot(latencies("trace-"+t.id, "Recorded: "+t.title, "brokers", "policy").fill(upTo(brokers), 1, got,
 			line{name: "SRTM", y: p99Of, lead: policy(placement.SRTM)},
 			line{name: "Max-Min (blind)", of: 1, y: p99Of, lead: policy(placement.MaxMin)}))
 		first, last := got[0], got[brokers-1]
-		made.rows = append(made.rows, row{
+		w.tell(row{
 			Figure: "recorded: " + t.id, Quantity: "p99 over k = 6 brokers: SRTM, blind", Simulated: ms(last[0].p99.mean) + ", " + ms(last[1].p99.mean),
 			Note: fmt.Sprintf("%s; b = %.0f profiled; k = 1: %s", t.burstExplanation, first[0].burst.mean, ms(first[0].p99.mean)),
 		})
 	}
-	return made, nil
+	return nil
 }
 
 // scaleStudy is what drlsim scale measures, in four sizes.
-func scaleStudy(w *harness) (*work, error) {
+func scaleStudy(w *harness) error {
 	p := panel{
 		id: "scale-time", title: "The control plane's own cost", xLabel: "brokers (100 topics, 10,000 publishers each)", yLabel: "time, ms", logX: true, logY: true,
 		header: []string{
 			"brokers", "topics", "publishers", "widest", "place_p50_us", "place_max_us", "commit_p50_us", "grant_p50_us", "resolve_p50_us",
 			"retune_all_p50_us", "rejoin_p50_us", "all_up_s", "catalog_bytes", "ledger_bytes", "messages_per_topic", "reports_per_s", "report_lines_per_s", "retuning_per_s",
 		},
-		series: []series{{name: "place a topic, median"}, {name: "place the largest topic"}, {name: "a broker comes back"}, {name: "retune all shares"}},
 	}
 	var last scale.Report
 	for size := 1; size <= 1000; size *= 10 {
 		if err := w.Err(); err != nil {
-			return nil, err
+			return err
 		}
 		began := time.Now()
 		r, err := scale.Run(scale.Config{
@@ -116,22 +113,24 @@ func scaleStudy(w *harness) (*work, error) {
 			Progress: w.progress,
 		})
 		if err != nil {
-			return nil, err
+			return err
 		}
 		us := func(d time.Duration) float64 { return float64(d) / 1e3 }
-		cells := []string{strconv.Itoa(r.Brokers), strconv.Itoa(r.Topics), strconv.Itoa(r.Publishers), strconv.Itoa(r.Widest)}
-		cells = append(cells, numbers(us(r.Place.P50), us(r.Place.Max), us(r.Commit.P50), us(r.Grant.P50), us(r.Resolve.P50), us(r.Tick.P50), us(r.Rejoin.P50), r.Up().Seconds())...)
-		cells = append(cells, strconv.FormatUint(r.CatalogBytes, 10), strconv.FormatUint(r.LedgerBytes, 10))
-		p.rows = append(p.rows, append(cells, numbers(r.Messages.PerTopic, r.Messages.ReportsPerSecond, r.Messages.EntriesPerSecond, r.Messages.GrantsPerSecond)...))
-		for i, d := range []time.Duration{r.Place.P50, r.Place.Max, r.Rejoin.P50, r.Tick.P50} {
-			p.series[i].add(float64(r.Brokers), millis(d), 0, "")
-		}
+		p.add(r.Brokers, r.Topics, r.Publishers, r.Widest, us(r.Place.P50), us(r.Place.Max), us(r.Commit.P50), us(r.Grant.P50), us(r.Resolve.P50), us(r.Tick.P50), us(r.Rejoin.P50), r.Up().Seconds(),
+			r.CatalogBytes, r.LedgerBytes, r.Messages.PerTopic, r.Messages.ReportsPerSecond, r.Messages.EntriesPerSecond, r.Messages.GrantsPerSecond)
+		at := float64(r.Brokers)
+		p.point("place a topic, median", at, millis(r.Place.P50))
+		p.point("place the largest topic", at, millis(r.Place.Max))
+		p.point("a broker comes back", at, millis(r.Rejoin.P50))
+		p.point("retune all shares", at, millis(r.Tick.P50))
 		last = r
 	}
-	return &work{panels: []panel{p}, rows: []row{{
+	w.plot(p)
+	w.tell(row{
 		Figure: "scale", Quantity: "1,000 brokers, 100,000 topics, 10,000,000 publishers",
 		Simulated: fmt.Sprintf("all placed in %.0f s, %.2f GB, %.0f gRPC messages/s", last.Up().Seconds(),
 			float64(last.CatalogBytes+last.LedgerBytes)/1e9, last.Messages.PerSecond()),
 		Note: fmt.Sprintf("a topic: %s to place (median), %s the largest, over %d brokers", ms(millis(last.Place.P50)), ms(millis(last.Place.Max)), last.Widest),
-	}}}, nil
+	})
+	return nil
 }

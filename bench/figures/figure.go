@@ -1,11 +1,14 @@
 package main
 
-import "strconv"
+import (
+	"slices"
+	"strconv"
+)
 
 // figure is one or several panels that are made together.
 type figure struct {
 	name, title string
-	make        func(*harness) (*work, error)
+	make        func(*harness) error
 }
 
 // figures in the order of the paper, then what goes beyond it.
@@ -59,6 +62,9 @@ type work struct {
 	rows   []row
 }
 
+func (k *work) plot(all ...panel) { k.panels = append(k.panels, all...) }
+func (k *work) tell(all ...row)   { k.rows = append(k.rows, all...) }
+
 // panel is one plot, and the table that it is drawn from.
 type panel struct {
 	// id is the file's name without its ending.
@@ -81,6 +87,19 @@ func latencies(id, title, xLabel string, lead ...string) panel {
 		header: append(lead, columns...),
 	}
 }
+
+// point adds to the curve of that name, which comes after those that there were before.
+func (p *panel) point(name string, x, y float64) {
+	i := slices.IndexFunc(p.series, func(s series) bool { return s.name == name })
+	if i < 0 {
+		i = len(p.series)
+		p.series = append(p.series, series{name: name})
+	}
+	p.series[i].add(x, y, 0, "")
+}
+
+// add adds a line to the file.
+func (p *panel) add(values ...any) { p.rows = append(p.rows, cells(values...)) }
 
 // series is one curve. err and labels may be nil.
 type series struct {
@@ -142,7 +161,7 @@ func (p panel) fill(xs []float64, unit float64, got [][]*outcome, lines ...line)
 		for j, l := range lines {
 			o := got[i][l.of]
 			if l.lead != nil {
-				p.rows = append(p.rows, append(l.lead(x, o), o.cells()...))
+				p.add(l.lead(x, o), o.cells())
 			}
 			if o.infeasible != "" {
 				continue

@@ -255,22 +255,21 @@ func TestLiveReadsTheClustersReport(t *testing.T) {
 	// A load that was not carried is exit code 1, with a report.
 	fake("cat <<'EOF'\n" + string(text) + "\nEOF\nexit 1\n")
 	w := newHarness(t.Context(), options{seed: 1, runs: 1, seconds: 1, bin: bin}, "live6", &bytes.Buffer{})
-	made, err := livePenalty(w)
-	if err != nil {
+	if err := livePenalty(w); err != nil {
 		t.Fatal(err)
 	}
-	if got := made.rows[0].Live; got != "45.0 ms" {
+	if got := w.rows[0].Live; got != "45.0 ms" {
 		t.Errorf("live %q", got)
 	}
-	if p := made.panels[0]; len(p.rows) != brokers || p.rows[0][2] != "45" || p.rows[0][5] != "0.25" || p.rows[0][6] != "0.07" {
+	if p := w.panels[0]; len(p.rows) != brokers || p.rows[0][2] != "45" || p.rows[0][5] != "0.25" || p.rows[0][6] != "0.07" {
 		t.Errorf("the table is %v", p.rows)
 	}
 	// Simulated, 100 publishers wait for tens of milliseconds when split over 6.
-	if sim := made.panels[0].series[3]; sim.y[0] > 10 || sim.y[5] < 10 {
+	if sim := w.panels[0].series[3]; sim.y[0] > 10 || sim.y[5] < 10 {
 		t.Errorf("simulated access delays, ms: %v", sim.y)
 	}
 	fake("echo srtm: no broker came up >&2; exit 1\n")
-	if _, err := livePenalty(w); err == nil || !strings.Contains(err.Error(), "no broker came up") {
+	if err := livePenalty(w); err == nil || !strings.Contains(err.Error(), "no broker came up") {
 		t.Errorf("without a report: %v", err)
 	}
 }
@@ -278,7 +277,7 @@ func TestLiveReadsTheClustersReport(t *testing.T) {
 // The paper's transport: what is listed of a sweep, and its panels.
 func TestSweepOfTransport(t *testing.T) {
 	w := newHarness(t.Context(), options{seed: 1, runs: 1, seconds: 1}, "iefxcp3", &bytes.Buffer{})
-	made, by, err := w.sweep("3", "test", "Mb/s", []float64{5, 10}, func(c *link.Config, x float64) {
+	by, err := w.sweep("3", "test", "Mb/s", []float64{5, 10}, func(c *link.Config, x float64) {
 		c.Capacity, c.Flows, c.RTT, c.Duration = x*1e6, 5, 20*time.Millisecond, 3*time.Second
 	})
 	if err != nil {
@@ -289,8 +288,8 @@ func TestSweepOfTransport(t *testing.T) {
 			t.Errorf("%s: %+v", control, got)
 		}
 	}
-	if len(made.panels) != 3 || len(made.panels[0].rows) != 6 || len(made.panels[0].rows[0]) != len(made.panels[0].header) {
-		t.Errorf("panels %+v", made.panels)
+	if len(w.panels) != 3 || len(w.panels[0].rows) != 6 || len(w.panels[0].rows[0]) != len(w.panels[0].header) {
+		t.Errorf("panels %+v", w.panels)
 	}
 	for _, r := range common("3", "", "", by) {
 		if strings.Count(r.Simulated, ";") != 2 {

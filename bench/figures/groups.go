@@ -54,8 +54,7 @@ func (w *harness) fewestThat(topic func(x float64, policy string, k int) scenari
 }
 
 // correlation is figures 9 and 10: groups that fire as one.
-func correlation(w *harness) (*work, error) {
-	made := &work{}
+func correlation(w *harness) error {
 	long := w.steady()
 	for _, c := range synchronised {
 		topic := func(g float64, policy string, k int) scenario.Topic { return grouped(c.process, g, 0, policy, k) }
@@ -72,7 +71,7 @@ func correlation(w *harness) (*work, error) {
 				return t
 			}, placement.SRTM))
 		if err != nil {
-			return nil, err
+			return err
 		}
 		srtm := line{name: "SRTM", y: p99Of, label: true, lead: named("srtm")}
 		for _, f := range []struct {
@@ -83,7 +82,7 @@ func correlation(w *harness) (*work, error) {
 			{"10", line{name: "Max-Min over SRTM's brokers", of: 2, y: p99Of, label: true, lead: named("maxmin")}},
 		} {
 			p := latencies("fig"+f.figure+c.panel, fmt.Sprintf("Figure %s(%s): %s topic, synchronised groups", f.figure, c.panel, c.process), "publishers in a group", "group_size", "policy")
-			made.panels = append(made.panels, p.fill(groupSizes, 1, got, srtm, f.beside))
+			w.plot(p.fill(groupSizes, 1, got, srtm, f.beside))
 		}
 		var ks []string
 		for i, g := range groupSizes {
@@ -91,7 +90,7 @@ func correlation(w *harness) (*work, error) {
 		}
 		last := got[len(got)-1]
 		best, own, same := last[0], last[1], last[2]
-		made.rows = append(made.rows, row{
+		w.tell(row{
 			Figure: "9(" + c.panel + ")", Quantity: "SLO met at group size 30: SRTM, Max-Min", Paper: "yes, no",
 			Simulated: yes(best.met()) + ", " + yes(own.met()),
 			Note:      fmt.Sprintf("p99 %s over %d brokers, %s over %d", ms(best.p99.mean), best.k, ms(own.p99.mean), own.k),
@@ -105,24 +104,23 @@ func correlation(w *harness) (*work, error) {
 				count(got, 3, (*outcome).met), len(groupSizes)),
 		})
 	}
-	return made, nil
+	return nil
 }
 
 // noises are the intervals over which figure 11 spreads a group's messages, ms.
 var noises = []float64{0, 1, 2, 4, 8, 16}
 
 // noise is figure 11: groups of 25 that do not fire as one.
-func noise(w *harness) (*work, error) {
-	made := &work{}
+func noise(w *harness) error {
 	long := w.steady()
 	for _, c := range synchronised {
 		topic := func(ms float64, policy string, k int) scenario.Topic { return grouped(c.process, 25, ms, policy, k) }
 		got, err := w.points(noises, long.fewestThat(topic, placement.SRTM), long.fewestThat(topic, placement.MaxMin))
 		if err != nil {
-			return nil, err
+			return err
 		}
 		p := latencies("fig11"+c.panel, fmt.Sprintf("Figure 11(%s): %s topic, groups of 25", c.panel, c.process), "interval over which a group sends, ms", "noise_ms", "policy")
-		made.panels = append(made.panels, p.fill(noises, 1, got,
+		w.plot(p.fill(noises, 1, got,
 			line{name: "SRTM", y: p99Of, label: true, lead: named("srtm")},
 			line{name: "Max-Min", of: 1, y: p99Of, label: true, lead: named("maxmin")}))
 		better := 0
@@ -132,7 +130,7 @@ func noise(w *harness) (*work, error) {
 			}
 		}
 		first, last := got[0], got[len(got)-1]
-		made.rows = append(made.rows, row{
+		w.tell(row{
 			Figure: "11(" + c.panel + ")", Quantity: "intervals at which SRTM's p99 is below Max-Min's", Paper: "all small ones",
 			Simulated: fmt.Sprintf("%d of %d", better, len(noises)),
 		}, row{
@@ -141,7 +139,7 @@ func noise(w *harness) (*work, error) {
 			Note:      fmt.Sprintf("p99 %s → %s, %s → %s", ms(first[0].p99.mean), ms(last[0].p99.mean), ms(first[1].p99.mean), ms(last[1].p99.mean)),
 		})
 	}
-	return made, nil
+	return nil
 }
 
 // fitMargin is how much of its burst the contract of table 1 has more than was
@@ -150,7 +148,7 @@ const fitMargin = 0.5
 
 // convergence is table 1: how long it takes to place a bursty topic, by the
 // paper's search and by ours.
-func convergence(w *harness) (*work, error) {
+func convergence(w *harness) error {
 	modes := []string{tuner.ModePaper, tuner.ModeFast}
 	fitted := make([][]*scenario.FitResult, len(groupSizes)*len(modes))
 	err := w.each(len(fitted), func(i int) error {
@@ -174,14 +172,13 @@ func convergence(w *harness) (*work, error) {
 		return w.Err()
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	p := panel{
 		id: "table1", title: "Table 1: time to place a topic, periodic groups", xLabel: "publishers in a group", yLabel: "seconds", logY: true,
 		header: []string{"group_size", "mode", "runs", "fitted", "seconds", "seconds_sd", "k_mean", "long_run_p99_ms", "slo_met", "paper_seconds", "paper_k"},
 		series: []series{{name: "paper, reported"}, {name: "paper's search, simulated"}, {name: "ours, simulated"}},
 	}
-	made := &work{}
 	for i, g := range groupSizes {
 		paper := table1[g]
 		p.series[0].add(g, paper.seconds, 0, strconv.Itoa(paper.k))
@@ -204,21 +201,18 @@ func convergence(w *harness) (*work, error) {
 			}
 			s, ks := spreadOf(seconds), spreadOf(k)
 			p.series[1+j].add(g, s.mean, s.sd, "")
-			p.rows = append(p.rows, []string{
-				number(g), mode, strconv.Itoa(len(found)), strconv.Itoa(done), number(s.mean), number(s.sd), number(ks.mean), number(spreadOf(p99).mean),
-				strconv.Itoa(met), number(paper.seconds), strconv.Itoa(paper.k),
-			})
+			p.add(g, mode, len(found), done, s.mean, s.sd, ks.mean, spreadOf(p99).mean, met, paper.seconds, paper.k)
 			digits := 0
 			if s.mean < 10 {
 				digits = 1
 			}
 			text[j] = fmt.Sprintf("%.*f s (k %.1f, placed %d of %d, SLO met %d of %d)", digits, s.mean, ks.mean, done, len(found), met, len(p99))
 		}
-		made.rows = append(made.rows, row{
+		w.tell(row{
 			Figure: "table 1", Quantity: fmt.Sprintf("time to place groups of %.0f", g), Paper: fmt.Sprintf("%.0f s (k %d)", paper.seconds, paper.k),
 			Simulated: "its search " + text[0], Note: "ours " + text[1],
 		})
 	}
-	made.panels = []panel{p}
-	return made, nil
+	w.plot(p)
+	return nil
 }

@@ -55,7 +55,7 @@ type swept struct {
 
 // sweep simulates each control at each x, draws ratios, utilization and queue, and
 // returns what came of them by control and x.
-func (w *harness) sweep(figure, title, xLabel string, xs []float64, change func(c *link.Config, x float64)) (made *work, by map[string][]swept, err error) {
+func (w *harness) sweep(figure, title, xLabel string, xs []float64, change func(c *link.Config, x float64)) (by map[string][]swept, err error) {
 	controls := link.Controls()
 	got := make([]swept, len(controls)*len(xs))
 	err = w.each(len(got), func(i int) error {
@@ -68,7 +68,7 @@ func (w *harness) sweep(figure, title, xLabel string, xs []float64, change func(
 		return nil
 	})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	a := panel{id: "iefxcp" + figure + "a", title: "IEFXCP " + figure + "(a): " + title, xLabel: xLabel, yLabel: "throughput over the ideal one of ToS 1", logX: true}
 	b := panel{id: "iefxcp" + figure + "b", title: "IEFXCP " + figure + "(b): utilization", xLabel: xLabel, yLabel: "%", logX: true}
@@ -78,28 +78,25 @@ func (w *harness) sweep(figure, title, xLabel string, xs []float64, change func(
 	by = make(map[string][]swept)
 	for k, control := range controls {
 		by[control] = got[k*len(xs) : (k+1)*len(xs)]
-		utilization, queue := series{name: control}, series{name: control}
-		shares := make([]series, 5)
 		for i, s := range by[control] {
-			for j, tos := range []string{"1", "2", "4", "8", "10"} {
-				shares[j].name = control + ", ToS " + tos
-				shares[j].add(xs[i], s.ratios[j], 0, "")
+			if control != link.Paced {
+				for j, tos := range allToS {
+					a.point(control+", ToS "+tos, xs[i], s.ratios[j])
+				}
 			}
-			utilization.add(xs[i], 100*s.Utilization, 0, "")
-			queue.add(xs[i], 100*s.QueueMean, 0, "")
-			lead := []string{number(xs[i]), control}
-			rest := numbers(append(s.ratios, s.Utilization, s.QueueMean, s.QueueMax, float64(s.Drops))...)
-			a.rows = append(a.rows, append(lead[:2:2], rest...))
-			b.rows = append(b.rows, append(lead[:2:2], number(100*s.Utilization)))
-			q.rows = append(q.rows, append(lead[:2:2], number(100*s.QueueMean)))
-		}
-		b.series, q.series = append(b.series, utilization), append(q.series, queue)
-		if control != link.Paced {
-			a.series = append(a.series, shares...)
+			b.point(control, xs[i], 100*s.Utilization)
+			q.point(control, xs[i], 100*s.QueueMean)
+			a.add(xs[i], control, s.ratios, s.Utilization, s.QueueMean, s.QueueMax, float64(s.Drops))
+			b.add(xs[i], control, 100*s.Utilization)
+			q.add(xs[i], control, 100*s.QueueMean)
 		}
 	}
-	return &work{panels: []panel{a, b, q}}, by, nil
+	w.plot(a, b, q)
+	return by, nil
 }
+
+// allToS are those of the flows.
+var allToS = []string{"1", "2", "4", "8", "10"}
 
 // listed is a value of each control, in a cell.
 func listed(value func(control string) string) string {
@@ -144,13 +141,14 @@ func common(figure, ratio, queue string, by map[string][]swept) []row {
 
 // iefxcpCapacity is figure 3, and what the paper does not have: the degree of
 // congestion at which a router says overload.
-func iefxcpCapacity(w *harness) (*work, error) {
+func iefxcpCapacity(w *harness) error {
 	xs := []float64{25, 50, 100, 300, 1000, 2000, 4000}
-	made, by, err := w.sweep("3", "throughput by capacity", "Mb/s", xs, func(c *link.Config, x float64) { c.Capacity = x * 1e6 })
+	by, err := w.sweep("3", "throughput by capacity", "Mb/s", xs, func(c *link.Config, x float64) { c.Capacity = x * 1e6 })
 	if err != nil {
-		return nil, err
+		return err
 	}
-	made.rows = append(common("3", "“maintained excellently” but for ToS 1 at 25 and 50 Mb/s", "“almost below 1 %”", by), row{
+	w.tell(common("3", "“maintained excellently” but for ToS 1 at 25 and 50 Mb/s", "“almost below 1 %”", by)...)
+	w.tell(row{
 		Figure: "IEFXCP 3(a)", Quantity: "ToS 1 over its ideal at 25, 50 and 300 Mb/s", Paper: "dips at 25 and 50",
 		Simulated: listed(func(control string) string {
 			s := by[control]
@@ -165,52 +163,52 @@ func iefxcpCapacity(w *harness) (*work, error) {
 		return nil
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	p := panel{id: "iefxcp3theta", title: "IEFXCP: overload where ρ > θ, 300 Mb/s", xLabel: "θ", yLabel: "%", header: []string{"theta", "control", "utilization", "queue_mean", "queue_max"}}
 	for k, control := range link.Controls()[:2] {
-		u, q := series{name: control + ", utilization"}, series{name: control + ", mean queue"}
-		var cells []string
+		var values []string
 		for i, theta := range thetas {
 			r := results[k*len(thetas)+i]
-			u.add(theta, 100*r.Utilization, 0, "")
-			q.add(theta, 100*r.QueueMean, 0, "")
-			p.rows = append(p.rows, append([]string{number(theta), control}, numbers(r.Utilization, r.QueueMean, r.QueueMax)...))
-			cells = append(cells, fmt.Sprintf("%v: %.1f, %.2f", theta, 100*r.Utilization, 100*r.QueueMean))
+			p.point(control+", utilization", theta, 100*r.Utilization)
+			p.point(control+", mean queue", theta, 100*r.QueueMean)
+			p.add(theta, control, r.Utilization, r.QueueMean, r.QueueMax)
+			values = append(values, fmt.Sprintf("%v: %.1f, %.2f", theta, 100*r.Utilization, 100*r.QueueMean))
 		}
-		p.series = append(p.series, u, q)
-		made.rows = append(made.rows, row{
+		w.tell(row{
 			Figure: "IEFXCP θ", Quantity: "utilization and mean queue, %, by the ρ above which overload is said: " + control,
-			Paper: "θ = 1", Simulated: strings.Join(cells, "; "), Note: "300 Mb/s, 60 ms",
+			Paper: "θ = 1", Simulated: strings.Join(values, "; "), Note: "300 Mb/s, 60 ms",
 		})
 	}
-	made.panels = append(made.panels, p)
-	return made, nil
+	w.plot(p)
+	return nil
 }
 
 // iefxcpRTT is figure 4.
-func iefxcpRTT(w *harness) (*work, error) {
+func iefxcpRTT(w *harness) error {
 	xs := []float64{12, 30, 60, 120, 300, 800, 1200}
-	made, by, err := w.sweep("4", "throughput by RTT", "ms", xs, func(c *link.Config, x float64) { c.RTT = time.Duration(x * 1e6) })
+	by, err := w.sweep("4", "throughput by RTT", "ms", xs, func(c *link.Config, x float64) { c.RTT = time.Duration(x * 1e6) })
 	if err == nil {
-		made.rows = common("4", "as in 3", "low; 1-3 % variation above 1000 ms", by)
+		w.tell(common("4", "as in 3", "low; 1-3 % variation above 1000 ms", by)...)
 	}
-	return made, err
+	return err
 }
 
 // iefxcpWeb is figure 5.
-func iefxcpWeb(w *harness) (*work, error) {
+func iefxcpWeb(w *harness) error {
 	xs := []float64{1, 10, 50, 200, 500, 1000}
-	made, by, err := w.sweep("5", "throughput among short flows", "short flows/s", xs, func(c *link.Config, x float64) { c.Web = x })
-	if err == nil {
-		made.rows = common("5", "“excellent”", "low; 1-5 % at 200/s", by)
-		made.rows[0].Note = "of the long flows among themselves; short ones are of ToS 1"
+	by, err := w.sweep("5", "throughput among short flows", "short flows/s", xs, func(c *link.Config, x float64) { c.Web = x })
+	if err != nil {
+		return err
 	}
-	return made, err
+	rows := common("5", "“excellent”", "low; 1-5 % at 200/s", by)
+	rows[0].Note = "of the long flows among themselves; short ones are of ToS 1"
+	w.tell(rows...)
+	return nil
 }
 
 // iefxcpSudden is figure 6.
-func iefxcpSudden(w *harness) (*work, error) {
+func iefxcpSudden(w *harness) error {
 	controls := link.Controls()
 	results := make([]link.Result, len(controls))
 	err := w.each(len(controls), func(i int) error {
@@ -220,27 +218,24 @@ func iefxcpSudden(w *harness) (*work, error) {
 		return nil
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	made := &work{}
 	u := panel{id: "iefxcp6b", title: "IEFXCP 6(b): utilization", xLabel: "s", yLabel: "%", header: []string{"s", "control", "utilization", "queue", "tos1_bps", "tos2_bps", "tos4_bps", "tos8_bps", "tos10_bps"}}
 	q := panel{id: "iefxcp6c", title: "IEFXCP 6(c): longest queue of each half second", xLabel: "s", yLabel: "% of the buffer", header: []string{"s", "control", "queue"}}
 	peak, drained, lowest, settled := map[string]float64{}, map[string]time.Duration{}, map[string]float64{}, map[string]string{}
 	for k, control := range controls {
 		a := panel{id: "iefxcp6a-" + control, title: "IEFXCP 6(a): throughput, " + control, xLabel: "s", yLabel: "Mb/s", header: []string{"s", "tos", "mbps"}}
-		us, qs, flows := series{name: control}, series{name: control}, make([]series, 5)
 		lowest[control] = 1
 		share, n := 0.0, 0.0
 		for _, s := range results[k].Series {
 			at := s.At.Seconds()
-			us.add(at, 100*s.Utilization, 0, "")
-			qs.add(at, 100*s.Queue, 0, "")
-			u.rows = append(u.rows, append([]string{number(at), control}, numbers(append([]float64{s.Utilization, s.Queue}, s.Throughput...)...)...))
-			q.rows = append(q.rows, []string{number(at), control, number(s.Queue)})
-			for i, tos := range []string{"1", "2", "4", "8", "10"} {
-				flows[i].name = "ToS " + tos
-				flows[i].add(at, s.Throughput[i]/1e6, 0, "")
-				a.rows = append(a.rows, []string{number(at), tos, number(s.Throughput[i] / 1e6)})
+			u.point(control, at, 100*s.Utilization)
+			q.point(control, at, 100*s.Queue)
+			u.add(at, control, s.Utilization, s.Queue, s.Throughput)
+			q.add(at, control, s.Queue)
+			for i, tos := range allToS {
+				a.point("ToS "+tos, at, s.Throughput[i]/1e6)
+				a.add(at, tos, s.Throughput[i]/1e6)
 			}
 			if at > 20 && at <= 40 && s.Queue > peak[control] {
 				peak[control] = s.Queue
@@ -256,28 +251,27 @@ func iefxcpSudden(w *harness) (*work, error) {
 			}
 		}
 		settled[control] = fmt.Sprintf("%.2f", share/n/(10*300e6/500))
-		a.series = flows
-		u.series, q.series = append(u.series, us), append(q.series, qs)
-		made.panels = append(made.panels, a)
+		w.plot(a)
 	}
-	made.panels = append(made.panels, u, q)
+	w.plot(u, q)
 	percent := func(of map[string]float64) string {
 		return listed(func(control string) string { return fmt.Sprintf("%.1f", 100*of[control]) })
 	}
-	made.rows = []row{
-		{Figure: "IEFXCP 6(a)", Quantity: "ToS 10 over its ideal among 100 flows, 35 to 40 s", Paper: "“adapts quickly”", Simulated: listed(func(c string) string { return settled[c] })},
-		{Figure: "IEFXCP 6(b)", Quantity: "lowest utilization of 500 ms after 10 s, %", Paper: "high", Simulated: percent(lowest)},
-		{Figure: "IEFXCP 6(c)", Quantity: "longest queue after 50 joined, % of the buffer", Paper: "a sudden rise", Simulated: percent(peak)},
-		{Figure: "IEFXCP 6(c)", Quantity: "last half second with more than 10 %, s after they joined", Paper: "“drained quickly”", Simulated: listed(func(c string) string { return fmt.Sprintf("%.1f", drained[c].Seconds()) })},
-	}
-	return made, nil
+	w.tell(
+		row{Figure: "IEFXCP 6(a)", Quantity: "ToS 10 over its ideal among 100 flows, 35 to 40 s", Paper: "“adapts quickly”", Simulated: listed(func(c string) string { return settled[c] })},
+		row{Figure: "IEFXCP 6(b)", Quantity: "lowest utilization of 500 ms after 10 s, %", Paper: "high", Simulated: percent(lowest)},
+		row{Figure: "IEFXCP 6(c)", Quantity: "longest queue after 50 joined, % of the buffer", Paper: "a sudden rise", Simulated: percent(peak)},
+		row{Figure: "IEFXCP 6(c)", Quantity: "last half second with more than 10 %, s after they joined", Paper: "“drained quickly”", Simulated: listed(func(c string) string { return fmt.Sprintf("%.1f", drained[c].Seconds()) })},
+	)
+	return nil
 }
 
 // liars is the paper's next work: five flows, one of each ToS, claim 255.
-func liars(w *harness) (*work, error) {
-	made := &work{panels: []panel{{id: "liars", header: []string{"control", "police", "liars_part", "honest_part", "utilization", "queue_mean", "drops"}}}}
+func liars(w *harness) error {
+	p := panel{id: "liars", header: []string{"control", "police", "liars_part", "honest_part", "utilization", "queue_mean", "drops"}}
 	for _, control := range link.Controls() {
-		cells, table := make([]string, 2), make([][]string, 2)
+		var parts [2]string
+		var lines [2][]any
 		err := w.each(2, func(i int) error {
 			c := w.transport(control, func(c *link.Config) { c.Greedy, c.Police = 5, i == 1 })
 			r := link.Run(c)
@@ -287,18 +281,20 @@ func liars(w *harness) (*work, error) {
 				}
 				return sum
 			}
-			cells[i] = fmt.Sprintf("%.2f, %.2f", part(true), part(false))
-			table[i] = append([]string{control, yes(c.Police)}, numbers(part(true), part(false), r.Utilization, r.QueueMean, float64(r.Drops))...)
+			parts[i] = fmt.Sprintf("%.2f, %.2f", part(true), part(false))
+			lines[i] = []any{control, yes(c.Police), part(true), part(false), r.Utilization, r.QueueMean, float64(r.Drops)}
 			return nil
 		})
 		if err != nil {
-			return nil, err
+			return err
 		}
-		made.panels[0].rows = append(made.panels[0].rows, table...)
-		made.rows = append(made.rows, row{
+		p.add(lines[0]...)
+		p.add(lines[1]...)
+		w.tell(row{
 			Figure: "IEFXCP, liars", Quantity: "what liars and the honest have of their parts: " + control, Paper: "“our next work”",
-			Simulated: "without police " + cells[0] + "; with it " + cells[1], Note: "5 flows of 50, one of each ToS, claim 255",
+			Simulated: "without police " + parts[0] + "; with it " + parts[1], Note: "5 flows of 50, one of each ToS, claim 255",
 		})
 	}
-	return made, nil
+	w.plot(p)
+	return nil
 }

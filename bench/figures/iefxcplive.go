@@ -32,39 +32,35 @@ type paced struct {
 	depths []float64
 }
 
-func iefxcpLive(w *harness) (*work, error) {
-	made := &work{}
+func iefxcpLive(w *harness) error {
 	line := panel{id: "iefxcplive-line", title: "Pacing, live: backlog", xLabel: "s", yLabel: "messages", header: []string{"s", "mode", "backlog"}}
 	worst, used, depth := map[string]string{}, map[string]string{}, map[string]string{}
 	for _, mode := range []string{"off", "advise"} {
 		r, err := w.pacedRun(mode)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		a := panel{id: "iefxcplive-" + mode, title: "Pacing, live: msg/s of a publisher, " + mode, xLabel: "s", yLabel: "msg/s", header: []string{"s", "weight", "rate"}, series: make([]series, len(paceWeights))}
-		depths := series{name: mode}
+		a := panel{id: "iefxcplive-" + mode, title: "Pacing, live: msg/s of a publisher, " + mode, xLabel: "s", yLabel: "msg/s", header: []string{"s", "weight", "rate"}}
 		for i, at := range r.at {
-			depths.add(at, r.depths[i], 0, "")
-			line.rows = append(line.rows, []string{number(at), mode, number(r.depths[i])})
+			line.point(mode, at, r.depths[i])
+			line.add(at, mode, r.depths[i])
 			for k, weight := range paceWeights {
-				a.series[k].name = "weight " + strconv.Itoa(int(weight))
-				a.series[k].add(at, r.rates[i][k], 0, "")
-				a.rows = append(a.rows, []string{number(at), strconv.Itoa(int(weight)), number(r.rates[i][k])})
+				a.point(fmt.Sprint("weight ", weight), at, r.rates[i][k])
+				a.add(at, weight, r.rates[i][k])
 			}
 		}
-		line.series = append(line.series, depths)
-		made.panels = append(made.panels, a)
+		w.plot(a)
 		worst[mode], used[mode] = r.settled()
 		depth[mode] = fmt.Sprintf("%.0f", r.depths[len(r.depths)-1])
 	}
-	made.panels = append(made.panels, line)
+	w.plot(line)
 	both := func(of map[string]string) string { return "off " + of["off"] + "; advise " + of["advise"] }
-	made.rows = []row{
-		{Figure: "IEFXCP, live", Quantity: "farthest from its part among 100 publishers, last third of their time", Paper: "“adapts quickly”", Live: both(worst), Note: "a weight's mean; 2,000 msg/s, each offers four times its part; what is not paced waits in the backlog"},
-		{Figure: "IEFXCP, live", Quantity: "accepted of the contract, the same time", Live: both(used)},
-		{Figure: "IEFXCP, live", Quantity: "backlog at the end, messages", Paper: "drained quickly", Live: both(depth)},
-	}
-	return made, nil
+	w.tell(
+		row{Figure: "IEFXCP, live", Quantity: "farthest from its part among 100 publishers, last third of their time", Paper: "“adapts quickly”", Live: both(worst), Note: "a weight's mean; 2,000 msg/s, each offers four times its part; what is not paced waits in the backlog"},
+		row{Figure: "IEFXCP, live", Quantity: "accepted of the contract, the same time", Live: both(used)},
+		row{Figure: "IEFXCP, live", Quantity: "backlog at the end, messages", Paper: "drained quickly", Live: both(depth)},
+	)
+	return nil
 }
 
 // settled looks at the last third of the time of a hundred publishers.

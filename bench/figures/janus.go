@@ -1,13 +1,11 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"math"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -18,7 +16,6 @@ import (
 	"github.com/srtm-io/srtm/admission/rule"
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/bench/decide"
-	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
@@ -46,43 +43,41 @@ func (w *harness) admission(rules []*srtmv1.AdmissionRule, flags ...string) (udp
 func micros(d time.Duration) string { return fmt.Sprintf("%.0f us", float64(d)/1e3) }
 
 // janusBalancer asks a router directly and behind HAProxy, 1,000 times a second as there.
-func janusBalancer(w *harness) (*work, error) {
+func janusBalancer(w *harness) error {
 	_, web, dir, stop, err := w.admission(decide.Generous())
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer stop()
 	direct, err := decide.HTTP(web, 1000, 10*time.Second, "/qos?key=%s")
 	if err != nil {
-		return nil, err
+		return err
 	}
-	made := &work{rows: []row{{
+	w.tell(row{
 		Figure: "Janus 5", Quantity: "latency of /qos, asked directly: mean (live: median), P90", Paper: "1140 us, 1410 us",
 		Live: micros(direct.Latency.Quantile(.5)) + ", " + micros(direct.Latency.Quantile(.9)), Note: "the paper: between EC2 instances; here on loopback",
-	}}}
-	proxy, err := decide.HAProxy(dir, decide.HAProxyBefore(web.At))
-	if errors.Is(err, decide.ErrAbsent) {
-		made.rows = append(made.rows, row{Figure: "Janus 5", Quantity: "the same behind a gateway", Paper: "1650 us, 2370 us", Note: "not made: HAProxy is not installed"})
-		return made, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer proxy.Stop()
-	behind, err := decide.HTTP(proxy, 1000, 10*time.Second, "/qos?key=%s")
-	if err != nil {
-		return nil, err
-	}
-	made.rows = append(made.rows, row{
-		Figure: "Janus 5", Quantity: "the same behind a gateway", Paper: "1650 us, 2370 us",
-		Live: micros(behind.Latency.Quantile(.5)) + ", " + micros(behind.Latency.Quantile(.9)), Note: "HAProxy, one thread",
 	})
-	return made, nil
+	proxied := row{Figure: "Janus 5", Quantity: "the same behind a gateway", Paper: "1650 us, 2370 us", Note: "not made: HAProxy is not installed"}
+	proxy, err := decide.HAProxy(dir, decide.HAProxyBefore(web.At))
+	switch {
+	case errors.Is(err, decide.ErrAbsent):
+	case err != nil:
+		return err
+	default:
+		defer proxy.Stop()
+		behind, err := decide.HTTP(proxy, 1000, 10*time.Second, "/qos?key=%s")
+		if err != nil {
+			return err
+		}
+		proxied.Live, proxied.Note = micros(behind.Latency.Quantile(.5))+", "+micros(behind.Latency.Quantile(.9)), "HAProxy, one thread"
+	}
+	w.tell(proxied)
+	return nil
 }
 
 // janusSpread counts keys of the paper's four kinds over 20 servers, by its rule and by
 // ours. What is random in it has the chi-square distribution with 19 degrees of freedom.
-func janusSpread(w *harness) (*work, error) {
+func janusSpread(w *harness) error {
 	const servers, n, usual = 20, 500_000, 36.2 // the 99th percentile of chi-square
 	rng := rand.New(rand.NewPCG(w.seed, 6))
 	kinds := []struct {
@@ -105,7 +100,6 @@ func janusSpread(w *harness) (*work, error) {
 		}},
 		{"sequential numbers", func(i int) string { return fmt.Sprint(1_500_000_001 + i) }},
 	}
-	made := &work{}
 	p := panel{id: "janus6", title: "Keys of 20 servers", xLabel: "server", yLabel: "percent of the keys", header: []string{"kind", "server", "paper's rule %", "ours %"}}
 	for _, kind := range kinds {
 		paper, ours, seen := make([]int, servers), make([]int, servers), make(map[string]bool, n)
@@ -132,91 +126,86 @@ func janusSpread(w *harness) (*work, error) {
 			}
 			return text
 		}
-		s := series{name: kind.name}
 		for i := range servers {
 			share := func(c int) float64 { return 100 * float64(c) / n }
-			s.add(float64(i), share(paper[i]), 0, "")
-			p.rows = append(p.rows, []string{kind.name, fmt.Sprint(i), number(share(paper[i])), number(share(ours[i]))})
+			p.point(kind.name, float64(i), share(paper[i]))
+			p.add(kind.name, i, share(paper[i]), share(ours[i]))
 		}
-		p.series = append(p.series, s)
-		made.rows = append(made.rows, row{
+		w.tell(row{
 			Figure: "Janus 6", Quantity: "share of a server of 20, 500,000 " + kind.name, Paper: "4.933-5.065 %, sd below 0.03", Simulated: describe(paper),
 			Note: "4,096 partitions: " + describe(ours) + "; by chance sd 0.031, chi-square up to 36",
 		})
 	}
-	made.panels = []panel{p}
-	return made, nil
+	w.plot(p)
+	return nil
 }
 
 // janusScale measures what a decision costs each layer, each as a process of its own,
 // and models how many processors decide how many requests.
-func janusScale(w *harness) (*work, error) {
+func janusScale(w *harness) error {
 	udp, _, dir, stop, err := w.admission(decide.Generous(), "--role=all")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer stop()
 	bin, err := filepath.Abs(w.bin)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	_, router, err := decide.Admission(w, bin, dir, decide.Generous(), "--role=router", "--server", udp.At, "--attempts=1000")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer router.Stop()
 	if _, err := decide.HTTP(router, 1000, 2*time.Second, "/qos?key=%s"); err != nil { // every key is known then
-		return nil, err
+		return err
 	}
 	routed, err := decide.HTTP(router, 2000, 10*time.Second, "/qos?key=%s")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	decided, err := decide.UDP(udp, decide.Load{Rate: 5000, Length: 10 * time.Second, Connections: 1}, false)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	p := panel{id: "janus7-12", title: "Requests that processors decide, modelled", xLabel: "processors of the layer", yLabel: "requests/s", header: []string{"processors", "routers, requests/s", "servers, requests/s"}}
-	p.series = []series{{name: "routers"}, {name: "servers"}}
 	for _, n := range []float64{1, 2, 4, 8, 16, 32, 40} {
 		a, b := n/routed.CPU.Seconds(), n/decided.CPU.Seconds()
-		p.series[0].add(n, a, 0, "")
-		p.series[1].add(n, b, 0, "")
-		p.rows = append(p.rows, []string{number(n), number(a), number(b)})
+		p.point("routers", n, a)
+		p.point("servers", n, b)
+		p.add(n, a, b)
 	}
-	return &work{panels: []panel{p}, rows: []row{
-		{Figure: "Janus 7-9", Quantity: "a router's CPU for a decision; requests/s of 10 nodes with 4 processors", Paper: "linear", Simulated: fmt.Sprintf("%.0f/s", 40/routed.CPU.Seconds()), Live: micros(routed.CPU), Note: "modelled: processors over the CPU time measured at 2,000/s, while no other layer is the bottleneck"},
-		{Figure: "Janus 10-12", Quantity: "a server's CPU for a decision; requests/s of 10 nodes with 4 processors", Paper: "linear; above 100,000/s", Simulated: fmt.Sprintf("%.0f/s", 40/decided.CPU.Seconds()), Live: micros(decided.CPU), Note: "modelled likewise, at 5,000/s"},
-	}}, nil
+	w.plot(p)
+	w.tell(
+		row{Figure: "Janus 7-9", Quantity: "a router's CPU for a decision; requests/s of 10 nodes with 4 processors", Paper: "linear", Simulated: fmt.Sprintf("%.0f/s", 40/routed.CPU.Seconds()), Live: micros(routed.CPU), Note: "modelled: processors over the CPU time measured at 2,000/s, while no other layer is the bottleneck"},
+		row{Figure: "Janus 10-12", Quantity: "a server's CPU for a decision; requests/s of 10 nodes with 4 processors", Paper: "linear; above 100,000/s", Simulated: fmt.Sprintf("%.0f/s", 40/decided.CPU.Seconds()), Live: micros(decided.CPU), Note: "modelled likewise, at 5,000/s"},
+	)
+	return nil
 }
 
 // janusApplication limits a web application, which waits 25 ms, by the paper's two rules.
-func janusApplication(w *harness) (*work, error) {
+func janusApplication(w *harness) error {
 	const rate, length = 130, 60
 	rules := []*srtmv1.AdmissionRule{{Key: "known", RefillMilli: 100_000, Capacity: 1000}, {Key: "*", RefillMilli: 10_000, Capacity: 100}}
 	udp, _, _, stop, err := w.admission(rules)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer stop()
 	asks, err := client.New(client.Config{Servers: []string{udp.At}})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer asks.Close()
 	app := http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
 		time.Sleep(25 * time.Millisecond)
 		_, _ = io.WriteString(rw, "photos")
 	})
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	at, end, err := w.serve(asks.Limit(func(r *http.Request) string { return r.URL.Query().Get("user") }, app))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	ctx, end := context.WithCancel(w)
-	var serving sync.WaitGroup
-	defer func() { end(); serving.Wait() }()
-	serve := lifecycle.Serve(ln, &http.Server{Handler: asks.Limit(func(r *http.Request) string { return r.URL.Query().Get("user") }, app)})
-	serving.Go(func() { _ = serve(ctx) })
+	defer end()
 
 	names := []string{"", "known", "unknown"} // without QoS, and by each rule
 	var admitted [3][length + 2]int
@@ -235,11 +224,11 @@ func janusApplication(w *harness) (*work, error) {
 		case <-time.After(time.Until(due)):
 		case <-w.Done():
 			asking.Wait()
-			return nil, w.Err()
+			return w.Err()
 		}
 		for k, name := range names {
 			asking.Go(func() {
-				resp, err := browser.Get("http://" + ln.Addr().String() + "/?user=" + name)
+				resp, err := browser.Get("http://" + at + "/?user=" + name)
 				if err != nil {
 					return
 				}
@@ -258,20 +247,21 @@ func janusApplication(w *harness) (*work, error) {
 	}
 	asking.Wait()
 	p := panel{id: "janus13", title: "A web application under two rules, 130 requests/s", xLabel: "s", yLabel: "requests/s that it served", header: []string{"s", "(100, 1000)", "(10, 100)"}}
-	p.series = []series{{name: "(100, 1000)"}, {name: "(10, 100)"}}
 	last := [3]int{}
 	for s := range length {
 		for k := 1; k < 3; k++ {
-			p.series[k-1].add(float64(s), float64(admitted[k][s]), 0, "")
+			p.point(p.header[k], float64(s), float64(admitted[k][s]))
 			if s >= length-10 {
 				last[k] += admitted[k][s]
 			}
 		}
-		p.rows = append(p.rows, []string{fmt.Sprint(s), fmt.Sprint(admitted[1][s]), fmt.Sprint(admitted[2][s])})
+		p.add(s, admitted[1][s], admitted[2][s])
 	}
 	tenths := func(of *obs.Latency) string { return fmt.Sprintf("%.1f ms", float64(of.Quantile(.9))/1e6) }
-	return &work{panels: []panel{p}, rows: []row{
-		{Figure: "Janus 13(a)", Quantity: "served once the bucket is empty, rules (100, 1000) and (10, 100)", Paper: "100/s, 10/s", Live: fmt.Sprintf("%.1f/s, %.1f/s", float64(last[1])/10, float64(last[2])/10), Note: "mean of the last 10 s of 60"},
-		{Figure: "Janus 13(b)", Quantity: "P90 of what is served without QoS, with it, and of refusals", Paper: "27 ms, 30 ms, 3 ms", Live: tenths(served[0]) + ", " + tenths(served[1]) + ", " + tenths(refused[2]), Note: "the application waits 25 ms"},
-	}}, nil
+	w.plot(p)
+	w.tell(
+		row{Figure: "Janus 13(a)", Quantity: "served once the bucket is empty, rules (100, 1000) and (10, 100)", Paper: "100/s, 10/s", Live: fmt.Sprintf("%.1f/s, %.1f/s", float64(last[1])/10, float64(last[2])/10), Note: "mean of the last 10 s of 60"},
+		row{Figure: "Janus 13(b)", Quantity: "P90 of what is served without QoS, with it, and of refusals", Paper: "27 ms, 30 ms, 3 ms", Live: tenths(served[0]) + ", " + tenths(served[1]) + ", " + tenths(refused[2]), Note: "the application waits 25 ms"},
+	)
+	return nil
 }

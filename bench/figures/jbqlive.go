@@ -1,11 +1,9 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -14,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/tools/sim/web"
 )
@@ -56,25 +53,21 @@ func (w *harness) gateway(policy string, flags ...string) (at string, stop func(
 // behindGateway sends a cluster's load of a minute through the daemon to live machines,
 // whose processors are timers, and returns each one's response times in the paper's ms.
 func (w *harness) behindGateway(c web.Cluster, balance string) (byServer []web.Summary, err error) {
-	ctx, end := context.WithCancel(w)
-	var serving sync.WaitGroup
-	defer func() { end(); serving.Wait() }()
 	var policy strings.Builder
 	for i, s := range c.Servers {
 		free := make(chan struct{}, s.Processors)
-		ln, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		serve := lifecycle.Serve(ln, &http.Server{Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		at, end, err := w.serve(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 			demand, _ := strconv.ParseFloat(r.URL.Query().Get("ns"), 64)
 			free <- struct{}{}
 			time.Sleep(time.Duration(demand / s.Speed / jbqScale))
 			<-free
 			rw.Header().Set("X-Server", strconv.Itoa(i))
-		})})
-		serving.Go(func() { _ = serve(ctx) })
-		fmt.Fprintf(&policy, "[[server]]\nurl = \"http://%s\"\n", ln.Addr())
+		}))
+		if err != nil {
+			return nil, err
+		}
+		defer end()
+		fmt.Fprintf(&policy, "[[server]]\nurl = \"http://%s\"\n", at)
 	}
 	gateway, stop, err := w.gateway(policy.String(), "--balance", balance, "--scheduler=none")
 	if err != nil {

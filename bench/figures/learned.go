@@ -32,8 +32,7 @@ func (w *harness) byKeys(xs []float64, at func(x float64) scenario.Scenario) ([]
 }
 
 // learned is figures 9 to 11 and the recorded traffic by keys that were not declared.
-func learned(w *harness) (*work, error) {
-	made := &work{}
+func learned(w *harness) error {
 	long := w.steady()
 	within := func(o *outcome) string { return ms(o.p99.mean) + " (" + ms(o.access.mean) + ")" }
 	add := func(id, title, x string, xs []float64, got [][]*outcome) {
@@ -42,10 +41,10 @@ func learned(w *harness) (*work, error) {
 		for j, keys := range keysOf {
 			lines = append(lines, line{name: keys, of: j, y: p99Of, label: j == 0, lead: named(keys)})
 		}
-		made.panels = append(made.panels, p.fill(xs, 1, got, lines...))
+		w.plot(p.fill(xs, 1, got, lines...))
 		for i := range xs {
 			o := got[i]
-			made.rows = append(made.rows, row{
+			w.tell(row{
 				Figure: "learned: " + id, Quantity: fmt.Sprintf("%s %s: p99 (access) declared, learned, blind", x, number(xs[i])),
 				Simulated: within(o[0]) + ", " + within(o[1]) + ", " + within(o[2]),
 				Note:      "k = " + strconv.Itoa(o[0].k),
@@ -65,7 +64,7 @@ func learned(w *harness) (*work, error) {
 				return long.scene(grouped(c.process, f.size(x), f.noise(x), "", learnedOver))
 			})
 			if err != nil {
-				return nil, err
+				return err
 			}
 			add(f.id, fmt.Sprintf("Learned groups: %s, %s", c.process, f.title), f.x, f.xs, got)
 		}
@@ -75,7 +74,7 @@ func learned(w *harness) (*work, error) {
 	for _, t := range recorded {
 		file, err := w.path(t)
 		if err != nil {
-			made.rows = append(made.rows, row{Figure: "learned: " + t.id, Quantity: t.title, Note: "not made: " + err.Error()})
+			w.tell(row{Figure: "learned: " + t.id, Quantity: t.title, Note: "not made: " + err.Error()})
 			continue
 		}
 		xs := []float64{2, 4, 6}
@@ -86,11 +85,11 @@ func learned(w *harness) (*work, error) {
 			return s
 		})
 		if err != nil {
-			return nil, err
+			return err
 		}
 		add(t.id, "Learned from another hour: "+t.title, "brokers", xs, got)
 	}
-	return made, nil
+	return nil
 }
 
 func same(x float64) float64                 { return x }

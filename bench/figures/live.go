@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
@@ -66,6 +69,21 @@ func (w *harness) binary(name string) (string, error) {
 		return "", impossible{fmt.Sprintf("there is no %s: run make build", filepath.Join(w.bin, name))}
 	}
 	return path, nil
+}
+
+// serve answers at a loopback address until stop is called.
+func (w *harness) serve(handler http.Handler) (at string, stop func(), err error) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", nil, err
+	}
+	ctx, end := context.WithCancel(w)
+	done, serve := make(chan struct{}), lifecycle.Serve(ln, &http.Server{Handler: handler})
+	go func() {
+		defer close(done)
+		_ = serve(ctx) // who asks hears of it
+	}()
+	return ln.Addr().String(), func() { end(); <-done }, nil
 }
 
 // program runs one of ours to its end, and returns what it printed: with an error, too.
@@ -151,10 +169,6 @@ func measure(p *up.Phase) measured {
 
 var liveColumns = []string{"k", "p50_ms", "p99_ms", "access_p99_ms", "processing_p99_ms", "late_fraction", "sent_late_p99_ms", "simulated_p99_ms", "simulated_access_p99_ms"}
 
-func (m measured) cells(sim *outcome) []string {
-	return append([]string{strconv.Itoa(m.k)}, numbers(m.p50, m.p99, m.access, m.processing, m.late, m.sentLate, sim.p99.mean, sim.access.mean)...)
-}
-
 // same simulates what was measured: the same schedule, to the nanosecond, under
 // the same contract on as many of the model's brokers. Blind placements differ
 // from run to run, here as there.
@@ -215,7 +229,11 @@ type side struct {
 	sim  *outcome
 }
 
-func (s side) cells(lead ...string) []string { return append(lead, s.live.cells(s.sim)...) }
+// cells are those of liveColumns.
+func (s side) cells() []string {
+	m := s.live
+	return cells(m.k, m.p50, m.p99, m.access, m.processing, m.late, m.sentLate, s.sim.p99.mean, s.sim.access.mean)
+}
 
 // both is a run of a topic over the brokers that SRTM takes by mcap, and then over
 // all, beside simulations with the policies given.
@@ -235,64 +253,65 @@ func (w *harness) both(o load.Options, all int, mcap, b int64, few, spread strin
 func pair(a, b float64) string { return ms(a) + ", " + ms(b) }
 
 // livePenalty is figure 6(a): the topic split over k brokers.
-func livePenalty(w *harness) (*work, error) {
+func livePenalty(w *harness) error {
 	o := w.fleet(schedule.Poisson, 1, 0)
 	rate, b, err := burst(o.Spec.Stream(), 0.99)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	p := latencies("live6a", "Figure 6(a) live, 1/10 of the publishers", "brokers")
 	p.yLabel, p.header = "p99, ms", liveColumns
-	p.series = []series{{name: "delivery, live"}, {name: "delivery, simulated"}, {name: "access, live"}, {name: "access, simulated"}}
 	var first, last side
 	for k := 1; k <= brokers; k++ {
 		w.progress("brokers", k, brokers)
 		if _, last, _, err = w.both(o, k, mcapFor(rate, 1), b, placement.SRTM, placement.MaxMin); err != nil {
-			return nil, err
+			return err
 		}
-		p.rows = append(p.rows, last.cells())
-		for i, y := range []float64{last.live.p99, last.sim.p99.mean, last.live.access, last.sim.access.mean} {
-			p.series[i].add(float64(k), y, 0, "")
-		}
+		p.add(last.cells())
+		p.point("delivery, live", float64(k), last.live.p99)
+		p.point("delivery, simulated", float64(k), last.sim.p99.mean)
+		p.point("access, live", float64(k), last.live.access)
+		p.point("access, simulated", float64(k), last.sim.access.mean)
 		if k == 1 {
 			first = last
 		}
 	}
-	return &work{panels: []panel{p}, rows: []row{{
+	w.plot(p)
+	w.tell(row{
 		Figure: "6(a)" + liveFigure, Quantity: "p99 of 100 publishers over k = 6 brokers", Simulated: ms(last.sim.p99.mean), Live: ms(last.live.p99),
 		Note: fmt.Sprintf("access delays are ten times as long as at full size; k = 1 live: %s", ms(first.live.p99)),
-	}}}, nil
+	})
+	return nil
 }
 
 // liveConcentration is figure 7 at its left end: one broker (Conc) and six (LB).
-func liveConcentration(w *harness) (*work, error) {
-	made := &work{}
+func liveConcentration(w *harness) error {
 	p := panel{id: "live7", header: append([]string{"panel", "process", "batch", "policy"}, liveColumns...)}
 	for i, pr := range profiles {
 		w.progress("profiles", i+1, len(profiles))
 		o := w.fleet(pr.process, pr.batch, 0)
 		rate, b, err := burst(o.Spec.Stream(), 0.99)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		conc, lb, _, err := w.both(o, brokers, mcapFor(rate, 1), max(b, brokers), placement.Conc, placement.LoadBalance)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		batch := strconv.Itoa(pr.batch)
-		p.rows = append(p.rows, conc.cells(pr.panel, string(pr.process), batch, "conc"), lb.cells(pr.panel, string(pr.process), batch, "loadbalance"))
-		made.rows = append(made.rows, row{
+		p.add(pr.panel, pr.process, pr.batch, "conc", conc.cells())
+		p.add(pr.panel, pr.process, pr.batch, "loadbalance", lb.cells())
+		w.tell(row{
 			Figure: fmt.Sprintf("7(%s)%s", pr.panel, liveFigure), Quantity: fmt.Sprintf("p99 of 100 publishers, %s, batch %d: Conc, LB", pr.process, pr.batch),
 			Simulated: pair(conc.sim.p99.mean, lb.sim.p99.mean), Live: pair(conc.live.p99, lb.live.p99),
 		})
 	}
-	made.panels = []panel{p}
-	return made, nil
+	w.plot(p)
+	return nil
 }
 
 // liveCorrelation is figure 10(b): groups that fire as one, over the same brokers
 // with SRTM's placement and blindly.
-func liveCorrelation(w *harness) (*work, error) {
+func liveCorrelation(w *harness) error {
 	p := latencies("live10b", "Figure 10(b) live, 1/10 of the publishers", "publishers in a group")
 	p.header = append([]string{"group_size", "policy"}, liveColumns...)
 	p.series = []series{{name: "SRTM, live"}, {name: "SRTM, simulated"}, {name: "blind, live"}, {name: "blind, simulated"}}
@@ -302,14 +321,15 @@ func liveCorrelation(w *harness) (*work, error) {
 		o := w.fleet(schedule.Periodic, 10, int(g))
 		rate, b, err := burst(o.Spec.Stream(), marginQuantile)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		k := table1[g].k
 		srtm, blind, _, err := w.both(o, k, mcapFor(rate, k), b, placement.SRTM, placement.MaxMin)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		p.rows = append(p.rows, srtm.cells(number(g), "srtm"), blind.cells(number(g), "blind"))
+		p.add(g, "srtm", srtm.cells())
+		p.add(g, "blind", blind.cells())
 		for j, y := range []float64{srtm.live.p99, srtm.sim.p99.mean, blind.live.p99, blind.sim.p99.mean} {
 			p.series[j].add(g, y, 0, strconv.Itoa(k))
 		}
@@ -322,19 +342,20 @@ func liveCorrelation(w *harness) (*work, error) {
 	for j := range p.series[1:] {
 		p.series[j+1].labels = nil // all are SRTM's
 	}
-	return &work{panels: []panel{p}, rows: []row{last}}, nil
+	w.plot(p)
+	w.tell(last)
+	return nil
 }
 
 // liveTraces replays recorded traffic, a tenth of what is simulated, with SRTM's
 // placement over six brokers and blindly.
-func liveTraces(w *harness) (*work, error) {
-	made := &work{}
+func liveTraces(w *harness) error {
 	p := panel{id: "livetraces", header: append([]string{"trace", "policy"}, liveColumns...)}
 	for i, t := range recorded {
 		w.progress("recordings", i+1, len(recorded))
 		file, err := w.path(t)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		o := load.Default()
 		o.Trace, o.Spec.Seed = file, w.seed
@@ -343,26 +364,27 @@ func liveTraces(w *harness) (*work, error) {
 		o.Replay.To = o.Replay.From + time.Duration(t.compress*float64(livePhase+2*time.Second))
 		l, err := o.Build()
 		if err != nil {
-			return nil, err
+			return err
 		}
 		_, b, err := burst(l.Stream(), 0.99)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		b = max(brokers, (5*b+3)/4) // the next recording differs: a quarter more
 		srtm, blind, r, err := w.both(o, brokers, mcapFor(tokenbucket.PerSecond(1.1*l.Rate()), brokers), b, placement.SRTM, placement.MaxMin)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		p.rows = append(p.rows, srtm.cells(t.id, "srtm"), blind.cells(t.id, "blind"))
-		made.rows = append(made.rows, row{
+		p.add(t.id, "srtm", srtm.cells())
+		p.add(t.id, "blind", blind.cells())
+		w.tell(row{
 			Figure: "recorded: " + t.id + ", 1/10", Quantity: fmt.Sprintf("p99 over %d and %d brokers: SRTM, blind", srtm.live.k, blind.live.k),
 			Simulated: pair(srtm.sim.p99.mean, blind.sim.p99.mean), Live: pair(srtm.live.p99, blind.live.p99),
 			Note: fmt.Sprintf("%.0f msg/s, b = %d, a quarter more than profiled", l.Rate(), r.Burst),
 		})
 	}
-	made.panels = []panel{p}
-	return made, nil
+	w.plot(p)
+	return nil
 }
 
 // fortieth is the part of figure 8 that is measured live.
@@ -371,7 +393,7 @@ const fortieth = 40
 // liveMaxMin is figure 8(a) for 8,000 publishers, on its three brokers: Conc and
 // Max-Min place it by the paper's mcap, and each broker is loaded and limited
 // accordingly.
-func liveMaxMin(w *harness) (*work, error) {
+func liveMaxMin(w *harness) error {
 	p := panel{id: "live8a", header: []string{"policy", "broker", "publishers", "background", "p50_ms", "p99_ms", "sent_late_p99_ms", "simulated_p99_ms"}}
 	worst := map[string][2]string{}
 	for i, policy := range []string{placement.Conc, placement.MaxMin} {
@@ -386,34 +408,34 @@ func liveMaxMin(w *harness) (*work, error) {
 		}
 		sim, err := w.repeat(s)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		s.Seed = w.seed
 		built, err := scenario.New(s)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		reports, err := w.standalone(built)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		for j, q := range built.Topics[0].Plan.Quotas {
 			r := reports[j]
 			late := float64(r.EndToEnd.P99Us) / 1000
-			p.rows = append(p.rows, []string{
-				policy, q.Broker, strconv.Itoa(len(q.Publishers)), strconv.Itoa(r.Background.Publishers), number(float64(r.EndToEnd.P50Us) / 1000), number(late),
-				number(float64(r.Lateness.P99Us) / 1000), number(sim.parts[q.Broker].mean),
-			})
+			p.add(policy, q.Broker, len(q.Publishers), r.Background.Publishers, float64(r.EndToEnd.P50Us)/1000, late,
+				float64(r.Lateness.P99Us)/1000, sim.parts[q.Broker].mean)
 			if q.Broker == "b3" {
 				worst[policy] = [2]string{ms(sim.parts[q.Broker].mean), ms(late)}
 			}
 		}
 	}
 	c, m := worst[placement.Conc], worst[placement.MaxMin]
-	return &work{panels: []panel{p}, rows: []row{{
+	w.plot(p)
+	w.tell(row{
 		Figure: "8(a), 1/40", Quantity: "p99 on broker 3, 200 publishers: Conc, Max-Min", Simulated: c[0] + ", " + m[0], Live: c[1] + ", " + m[1],
 		Note: "access delays are 40 times as long as at full size",
-	}}}, nil
+	})
+	return nil
 }
 
 // standalone runs a broker and a fleet for each quota of a plan, all at once, and

@@ -60,14 +60,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			continue
 		}
 		w := newHarness(ctx, o, f.name, stderr)
-		made, err := f.make(w)
+		err := f.make(w)
 		if why, missing := errors.AsType[impossible](err); missing {
-			made, err = &work{rows: []row{{Figure: f.name, Quantity: f.title, Note: "not made: " + why.Error()}}}, nil
+			w.work, err = &work{rows: []row{{Figure: f.name, Quantity: f.title, Note: "not made: " + why.Error()}}}, nil
 		}
 		if err != nil {
 			return fmt.Errorf("figure %s: %w", f.name, err)
 		}
-		if err := made.write(o.out, f.name); err != nil {
+		if err := w.write(o.out, f.name); err != nil {
 			return fmt.Errorf("figure %s: %w", f.name, err)
 		}
 		fmt.Fprintf(stderr, "%s: done, %.0f s from the start\n", f.name, time.Since(began).Seconds())

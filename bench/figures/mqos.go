@@ -13,12 +13,12 @@ import (
 const mqosAssumed = "assumed: what pages take, 6:3:1 turned round; twice as many clients for cgi"
 
 // mqosExample is figure 6: the counters after each of three requests and a response.
-func mqosExample(*harness) (*work, error) {
+func mqosExample(w *harness) error {
 	s, err := schedule.New(schedule.Config{
 		Classes: []schedule.Class{{Weight: 6, Queue: 99}, {Weight: 3, Queue: 99}, {Weight: 1, Queue: 99}}, Resources: 3, Servers: 1,
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	// The first is the paper's; the text does not have the two others.
 	vectors := []schedule.Vector{{6, 5, 3}, {3, 2, 7}, {2, 8, 4}}
@@ -26,17 +26,16 @@ func mqosExample(*harness) (*work, error) {
 		for range 3 {
 			for _, v := range vectors {
 				if err := s.Arrive(&schedule.Request{Class: class, Cost: v}); err != nil {
-					return nil, err
+					return err
 				}
 			}
 		}
 	}
-	made := &work{}
 	p := panel{id: "mqos6", header: []string{"after", "RAC cpu", "disk", "network", "DC of class 1 cpu", "disk", "network"}}
 	note := func(after, paper string) {
 		rac, dc := s.Server(0).Free, s.Classes()[0].Deficit
-		p.rows = append(p.rows, append([]string{after}, numbers(rac[0], rac[1], rac[2], dc[0], dc[1], dc[2])...))
-		made.rows = append(made.rows, row{
+		p.add(after, rac[0], rac[1], rac[2], dc[0], dc[1], dc[2])
+		w.tell(row{
 			Figure: "mQoS 6", Quantity: "RACs; class 1's DCs, after " + after, Paper: paper,
 			Simulated: fmt.Sprintf("%v, %v, %v; %v, %v, %v", rac[0], rac[1], rac[2], dc[0], dc[1], dc[2]),
 		})
@@ -45,7 +44,7 @@ func mqosExample(*harness) (*work, error) {
 	for i, paper := range []string{"cpu's sub-scheduler first; (6, 5, 3) from 100s and 60s", "the network's next", "the disk's next"} {
 		r, _, ok := s.Next(nil)
 		if !ok {
-			return nil, fmt.Errorf("request %d was not sent", i+1)
+			return fmt.Errorf("request %d was not sent", i+1)
 		}
 		if i == 0 {
 			first = r
@@ -54,8 +53,8 @@ func mqosExample(*harness) (*work, error) {
 	}
 	s.Done(first, nil)
 	note("the response to request 1", "RACs grow by its vector")
-	made.panels = []panel{p}
-	return made, nil
+	w.plot(p)
+	return nil
 }
 
 // visits simulates the paper's website by every way of scheduling.
@@ -77,13 +76,13 @@ func (w *harness) visits() (map[string][]web.VisitsOf, error) {
 func bars(id, title, yLabel string, names []string, classes []web.VisitsOf, of func(c web.VisitsOf, i int) float64) panel {
 	p := panel{id: id, title: title, yLabel: yLabel, header: append([]string{"class"}, names...)}
 	for i, c := range classes {
-		s := series{name: fmt.Sprintf("class %d, weight %v", i+1, c.Weight)}
-		cells := []string{fmt.Sprint(i + 1)}
+		s, values := series{name: fmt.Sprintf("class %d, weight %v", i+1, c.Weight)}, make([]float64, len(names))
 		for j, name := range names {
-			s.add(float64(j+1), of(c, j), 0, name)
-			cells = append(cells, number(of(c, j)))
+			values[j] = of(c, j)
+			s.add(float64(j+1), values[j], 0, name)
 		}
-		p.series, p.rows = append(p.series, s), append(p.rows, cells)
+		p.series = append(p.series, s)
+		p.add(i+1, values)
 	}
 	return p
 }
@@ -98,12 +97,11 @@ func triple(classes []web.VisitsOf, format string, of func(web.VisitsOf) float64
 }
 
 // mqosShares is figure 7: what classes use of each resource.
-func mqosShares(w *harness) (*work, error) {
+func mqosShares(w *harness) error {
 	by, err := w.visits()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	made := &work{}
 	paper := map[string][3]string{
 		"nQoS": {"thirds", "thirds", "thirds"}, "sQoS": {"6:3:1, used up", "wasted", "wasted"}, "mQoS": {"6:3:1, used up", "6:3:1, used up", "6:3:1, used up"},
 	}
@@ -115,7 +113,7 @@ func mqosShares(w *harness) (*work, error) {
 			if why, missing := errors.AsType[impossible](err); missing {
 				note += "; live: " + why.Error()
 			} else if err != nil {
-				return nil, err
+				return err
 			} else {
 				note += fmt.Sprintf("; live: a fifth of the clients, pages take %d times as long", mqosScale)
 				for k, s := range shares {
@@ -123,54 +121,52 @@ func mqosShares(w *harness) (*work, error) {
 				}
 			}
 		}
-		made.panels = append(made.panels, bars("mqos7-"+way.Name, "Resources by "+way.Name, "% of the resource", web.Resources(), by[way.Name], func(c web.VisitsOf, i int) float64 { return 100 * c.Busy[i] }))
+		w.plot(bars("mqos7-"+way.Name, "Resources by "+way.Name, "% of the resource", web.Resources(), by[way.Name], func(c web.VisitsOf, i int) float64 { return 100 * c.Busy[i] }))
 		for k, name := range web.Resources() {
 			r := row{Figure: "mQoS 7", Quantity: name + " by " + way.Name + ", % by class", Paper: paper[way.Name][k], Live: live[k], Note: note}
 			r.Simulated = triple(by[way.Name], "%.1f", func(c web.VisitsOf) float64 { return 100 * c.Busy[k] })
 			if way.Literal {
 				r.Quantity, r.Note = name+" by mQoS as the paper has it, % by class", "it skips what does not fit, and grants deficits to all meanwhile"
 			}
-			made.rows = append(made.rows, r)
+			w.tell(r)
 		}
 	}
-	return made, nil
+	return nil
 }
 
 // mqosThroughput is figure 8.
-func mqosThroughput(w *harness) (*work, error) {
+func mqosThroughput(w *harness) error {
 	by, err := w.visits()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	made := &work{}
 	total := map[string]float64{}
 	p := panel{id: "mqos8", header: []string{"schedule", "class 1", "class 2", "class 3", "all"}}
 	for _, way := range web.Schedulings() {
-		cells := []string{way.Name}
+		var rates []float64
 		for _, c := range by[way.Name] {
 			total[way.Name] += c.Total()
-			cells = append(cells, number(c.Total()))
+			rates = append(rates, c.Total())
 		}
-		p.rows = append(p.rows, append(cells, number(total[way.Name])))
+		p.add(way.Name, rates, total[way.Name])
 		r := row{Figure: "mQoS 8", Quantity: "requests/s by " + way.Name + ": all; by class", Paper: map[string]string{"nQoS": "300; thirds", "sQoS": "260; 6:3:1", "mQoS": "300; 6:3:1"}[way.Name]}
 		r.Simulated = fmt.Sprintf("%.0f; %s", total[way.Name], triple(by[way.Name], "%.0f", web.VisitsOf.Total))
-		made.rows = append(made.rows, r)
+		w.tell(r)
 	}
-	made.rows = append(made.rows, row{
+	w.tell(row{
 		Figure: "mQoS 8", Quantity: "throughput of mQoS over that of sQoS", Paper: "+21 %",
 		Simulated: fmt.Sprintf("%+.0f %%", 100*(total["mQoS"]/total["sQoS"]-1)), Note: "the paper's own 300 over 260 are +15 %; 300/s is an input",
 	})
-	made.panels = []panel{p}
-	return made, nil
+	w.plot(p)
+	return nil
 }
 
 // mqosTypes is figures 9 to 11: what is sent, and how long it takes.
-func mqosTypes(w *harness) (*work, error) {
+func mqosTypes(w *harness) error {
 	by, err := w.visits()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	made := &work{}
 	names := make([]string, len(web.Pages()))
 	for i, page := range web.Pages() {
 		names[i] = page.Name
@@ -185,10 +181,10 @@ func mqosTypes(w *harness) (*work, error) {
 			for j := range names {
 				sums[0].Rate[j] += c.Rate[j]
 			}
-			p.rows = append(p.rows, []string{way.Name, fmt.Sprint(i + 1), number(c.Queued), number(c.Served)})
+			p.add(way.Name, i+1, c.Queued, c.Served)
 		}
-		made.panels = append(made.panels, bars("mqos9-"+way.Name, "Requests by "+way.Name, "requests/s", names, classes, func(c web.VisitsOf, i int) float64 { return c.Rate[i] }))
-		made.rows = append(made.rows,
+		w.plot(bars("mqos9-"+way.Name, "Requests by "+way.Name, "requests/s", names, classes, func(c web.VisitsOf, i int) float64 { return c.Rate[i] }))
+		w.tell(
 			row{Figure: "mQoS 9", Quantity: "cgi / photo / stream by " + way.Name + ", requests/s", Paper: map[string]string{"sQoS": "not balanced", "mQoS": "balanced"}[way.Name], Simulated: fmt.Sprintf("%.0f / %.0f / %.0f", sums[0].Rate[0], sums[0].Rate[1], sums[0].Rate[2])},
 			row{
 				Figure: "mQoS 10", Quantity: "latency by " + way.Name + ": mean; by class, s", Paper: map[string]string{"nQoS": "alike, longer than mQoS", "sQoS": "by class, longer", "mQoS": "by class, not exactly 6:3:1; shortest"}[way.Name],
@@ -196,12 +192,12 @@ func mqosTypes(w *harness) (*work, error) {
 				Note:      "1,200 clients that always wait for an answer: the mean is 1,200 over the throughput",
 			})
 		if way.Name == "mQoS" {
-			made.rows = append(made.rows, row{
+			w.tell(row{
 				Figure: "mQoS 11", Quantity: "queueing; service by class, ms", Paper: "differs; almost the same",
 				Simulated: triple(classes, "%.0f", func(c web.VisitsOf) float64 { return c.Queued }) + "; " + triple(classes, "%.0f", func(c web.VisitsOf) float64 { return c.Served }),
 			})
 		}
 	}
-	made.panels = append(made.panels, p)
-	return made, nil
+	w.plot(p)
+	return nil
 }

@@ -6,14 +6,12 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/tools/sim/web"
 )
 
@@ -59,17 +57,16 @@ func (w *harness) liveShares(scheduler string) (shares [3][3]float64, err error)
 	ctx, end := context.WithCancel(w)
 	var running sync.WaitGroup
 	defer func() { end(); running.Wait() }()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return shares, err
-	}
 	site := &website{}
 	for k := range site.resources {
 		site.resources[k] = make(chan struct{}, 1)
 	}
-	serve := lifecycle.Serve(ln, &http.Server{Handler: site})
-	running.Go(func() { _ = serve(ctx) })
-	policy := fmt.Sprintf("[[server]]\nurl = \"http://%s\"\ncpu = 1\ndisk = 1\nnetwork = 1\n", ln.Addr())
+	server, endSite, err := w.serve(site)
+	if err != nil {
+		return shares, err
+	}
+	defer endSite()
+	policy := fmt.Sprintf("[[server]]\nurl = \"http://%s\"\ncpu = 1\ndisk = 1\nnetwork = 1\n", server)
 	for class, weight := range []int{6, 3, 1} {
 		policy += fmt.Sprintf("[[class]]\nname = \"c%d\"\nweight = %d\nwait = \"10m\"\nmatch = [{ path = \"/%d/\" }]\n", class+1, weight, class)
 		for page, p := range web.Pages() {

@@ -24,8 +24,7 @@ func upTo(brokers int) (xs []float64) {
 }
 
 // penalty is figure 6: a Poisson topic over 1 to 6 idle brokers.
-func penalty(w *harness) (*work, error) {
-	made := &work{}
+func penalty(w *harness) error {
 	for _, c := range []struct {
 		id         string
 		publishers int
@@ -36,11 +35,11 @@ func penalty(w *harness) (*work, error) {
 			}))
 		})
 		if err != nil {
-			return nil, err
+			return err
 		}
 		p := latencies("fig"+c.id, fmt.Sprintf("Figure %s: %d Poisson publishers", c.id, c.publishers), "brokers", "publishers")
 		p.yLabel = "delivery latency, ms"
-		made.panels = append(made.panels, p.fill(upTo(brokers), 1, got,
+		w.plot(p.fill(upTo(brokers), 1, got,
 			line{name: "median", y: func(o *outcome) spread { return o.p50 }, lead: func(float64, *outcome) []string { return []string{strconv.Itoa(c.publishers)} }},
 			line{name: "95th", y: func(o *outcome) spread { return o.p95 }},
 			line{name: "99th", y: p99Of},
@@ -52,13 +51,13 @@ func penalty(w *harness) (*work, error) {
 			}
 		}
 		if c.id == "6a" {
-			made.rows = append(made.rows, row{
+			w.tell(row{
 				Figure: "6(a)", Quantity: "p99 of 1,000 publishers over k = 6 brokers", Paper: "14.7 ms", Simulated: ms(last.p99.mean),
 				Note: fmt.Sprintf("b = %.0f profiled; k = 1: %s", last.burst.mean, ms(first.p99.mean)),
 			})
 			continue
 		}
-		made.rows = append(made.rows, row{
+		w.tell(row{
 			Figure: "6(b)", Quantity: "k with the least p99, 6,000 publishers", Paper: "2", Simulated: strconv.Itoa(best.k),
 			Note: fmt.Sprintf("p99 %s there, %s for k = 6", ms(best.p99.mean), ms(last.p99.mean)),
 		}, row{
@@ -66,7 +65,7 @@ func penalty(w *harness) (*work, error) {
 			Simulated: yes(!first.met()), Note: "p99 " + ms(first.p99.mean) + " for k = 1",
 		})
 	}
-	return made, nil
+	return nil
 }
 
 // profile is one way in which the publishers of figures 7 and 8 send.
@@ -100,8 +99,7 @@ func fewest(publishers float64) int {
 
 // concentration is figure 7: a topic on idle brokers, over all of them (LB) or
 // over the fewest that keep the SLO (Conc).
-func concentration(w *harness) (*work, error) {
-	made := &work{}
+func concentration(w *harness) error {
 	met, missed, worst := 0, 0, 0.0
 	for _, pr := range profiles {
 		at := func(n float64, policy string, k int) scenario.Scenario {
@@ -115,9 +113,9 @@ func concentration(w *harness) (*work, error) {
 			return w.search(fewest(n), func(k int) scenario.Scenario { return at(n, placement.Conc, k) })
 		})
 		if err != nil {
-			return nil, err
+			return err
 		}
-		made.panels = append(made.panels, pr.latencies("7", "publishers", "policy").fill(sizes, 1000, got,
+		w.plot(pr.latencies("7", "publishers", "policy").fill(sizes, 1000, got,
 			line{name: "LB", y: p99Of, label: true, lead: sized("loadbalance")},
 			line{name: "Conc", of: 1, y: p99Of, label: true, lead: sized("conc")}))
 		met += count(got, 1, (*outcome).met)
@@ -127,11 +125,11 @@ func concentration(w *harness) (*work, error) {
 		}
 	}
 	all := len(profiles) * len(sizes)
-	made.rows = []row{
-		{Figure: "7", Quantity: "configurations in which Conc meets the SLO", Paper: "all", Simulated: fmt.Sprintf("%d of %d", met, all), Note: "worst p99 " + ms(worst)},
-		{Figure: "7", Quantity: "configurations in which LB misses it", Paper: "all (“consistently fails”)", Simulated: fmt.Sprintf("%d of %d", missed, all)},
-	}
-	return made, nil
+	w.tell(
+		row{Figure: "7", Quantity: "configurations in which Conc meets the SLO", Paper: "all", Simulated: fmt.Sprintf("%d of %d", met, all), Note: "worst p99 " + ms(worst)},
+		row{Figure: "7", Quantity: "configurations in which LB misses it", Paper: "all (“consistently fails”)", Simulated: fmt.Sprintf("%d of %d", missed, all)},
+	)
+	return nil
 }
 
 // before is the load that brokers 1 to 6 carry already in figure 8, in thousands
@@ -174,8 +172,7 @@ func (o *outcome) worst() (id string, p99 float64) {
 
 // maxMin is figure 8: a topic finds brokers loaded unevenly. It begins with the
 // fewest brokers by mcap.
-func maxMin(w *harness) (*work, error) {
-	made := &work{}
+func maxMin(w *harness) error {
 	// Backgrounds make this the largest of all simulations: 400,000 msg/s.
 	half := *w
 	half.runs = max(1, w.runs/2)
@@ -192,7 +189,7 @@ func maxMin(w *harness) (*work, error) {
 		}
 		got, err := w.points(sizes, grown(placement.Conc), grown(placement.MaxMin))
 		if err != nil {
-			return nil, err
+			return err
 		}
 		var lines []line
 		for j, l := range []struct{ policy, name string }{{placement.Conc, "Conc"}, {placement.MaxMin, "Max-Min"}} {
@@ -203,13 +200,13 @@ func maxMin(w *harness) (*work, error) {
 		}
 		p := pr.latencies("8", "publishers", "policy", "worst_broker", "worst_broker_p99_ms").fill(sizes, 1000, got, lines...)
 		slices.SortStableFunc(p.rows, func(a, b []string) int { return cmp.Compare(a[1], b[1]) })
-		made.panels = append(made.panels, p)
+		w.plot(p)
 		for i, n := range sizes {
 			conc, mm := got[i][0], got[i][1]
 			r := row{Figure: "8(" + pr.panel + ")", Quantity: fmt.Sprintf("%.0f publishers", n), Simulated: "infeasible"}
 			if why := cmp.Or(conc.infeasible, mm.infeasible); why != "" {
 				r.Note = fmt.Sprintf("beside the load that is there, with mcap %.0f: %s", mcaps[pr.batch], why)
-				made.rows = append(made.rows, r)
+				w.tell(r)
 				continue
 			}
 			if n != 8000 {
@@ -225,8 +222,8 @@ func maxMin(w *harness) (*work, error) {
 				}
 				r.Note = fmt.Sprintf("over %d and %d brokers; publishers on broker 3: %d and %d", conc.k, mm.k, conc.quota["b3"], mm.quota["b3"])
 			}
-			made.rows = append(made.rows, r)
+			w.tell(r)
 		}
 	}
-	return made, nil
+	return nil
 }

@@ -29,10 +29,11 @@ type harness struct {
 	name   string
 	stderr io.Writer
 	shown  time.Time
+	*work  // what came of it
 }
 
 func newHarness(ctx context.Context, o options, name string, stderr io.Writer) *harness {
-	return &harness{Context: ctx, options: o, name: name, stderr: stderr, shown: time.Now()}
+	return &harness{Context: ctx, options: o, name: name, stderr: stderr, shown: time.Now(), work: &work{}}
 }
 
 // each calls f for 0 .. n-1, as many at a time as there are processors, and
@@ -215,15 +216,25 @@ func (o *outcome) cells() []string {
 	if o.infeasible != "" {
 		return slices.Concat(slices.Repeat([]string{""}, len(columns)-1), []string{o.infeasible})
 	}
-	return slices.Concat([]string{strconv.Itoa(o.k)},
-		numbers(o.p50.mean, o.p50.sd, o.p95.mean, o.p95.sd, o.p99.mean, o.p99.sd, o.access.mean, o.processing.mean, o.late.mean, o.burst.mean),
-		[]string{strconv.FormatBool(o.met()), strconv.Itoa(o.runs), ""})
+	return cells(o.k, o.p50.mean, o.p50.sd, o.p95.mean, o.p95.sd, o.p99.mean, o.p99.sd, o.access.mean, o.processing.mean, o.late.mean, o.burst.mean,
+		o.met(), o.runs, "")
 }
 
-func numbers(values ...float64) []string {
-	all := make([]string, len(values))
-	for i, v := range values {
-		all[i] = number(v)
+// cells are values in a CSV file, lists of them one after the other.
+func cells(values ...any) (all []string) {
+	for _, value := range values {
+		switch v := value.(type) {
+		case float64:
+			all = append(all, number(v))
+		case []float64:
+			for _, x := range v {
+				all = append(all, number(x))
+			}
+		case []string:
+			all = append(all, v...)
+		default:
+			all = append(all, fmt.Sprint(v))
+		}
 	}
 	return all
 }
