@@ -78,7 +78,7 @@ Output: one JSON object on one line:
 	return leaf(cmd, func(cmd *cobra.Command) (answer, error) {
 		o.Contract = tokenbucket.Share{Rate: tokenbucket.PerSecond(rate), Burst: burst}
 		if err := o.Validate(); err != nil {
-			return answer{}, usageError{err}
+			return answer{}, usage(err)
 		}
 		trace, err := bucket.ReadFile(file, cmd.InOrStdin())
 		if err != nil {

@@ -11,24 +11,22 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
 
-// usageError is a mistake on the command line, exit code 2.
-type usageError struct{ err error }
+// usage is a mistake on the command line.
+func usage(err error) error { return lifecycle.UsageError{Err: err} }
 
-func (e usageError) Error() string { return e.err.Error() }
-func (e usageError) Unwrap() error { return e.err }
+func usagef(format string, args ...any) error { return usage(fmt.Errorf(format, args...)) }
 
-func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
-
-// exitCode is 0 without an error, 2 for a usageError and 1 for any other.
+// exitCode is 0 without an error, 2 for a mistake on the command line and 1 for any other.
 func exitCode(err error) int {
 	switch {
 	case err == nil:
 		return 0
-	case errors.As(err, new(usageError)):
+	case errors.As(err, new(lifecycle.UsageError)):
 		return 2
 	}
 	return 1
@@ -58,7 +56,7 @@ Exit code: 0; 1 if the input is bad; 2 if the command line is.`,
 		SilenceErrors: true,
 	}
 	root.SetVersionTemplate("drlsim, {{.Version}}\n")
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddCommand(theoryCommand(), bucketCommand(), sharesCommand(), runCommand(), fitCommand(), convergenceCommand(), scaleCommand(), jbqCommand(), mqosCommand(), linkCommand())
 	return root
@@ -84,6 +82,15 @@ type answer struct {
 	table   func(io.Writer) error
 }
 
+// answered is an answer of these results, one object each.
+func answered[R any](table func(io.Writer, []R) error, results ...R) answer {
+	a := answer{table: func(w io.Writer) error { return table(w, results) }}
+	for _, r := range results {
+		a.objects = append(a.objects, r)
+	}
+	return a
+}
+
 // leaf makes cmd a command that takes no argument and prints what run answers, in the
 // form of --output. needs are the flags that have to be given.
 func leaf(cmd *cobra.Command, run func(*cobra.Command) (answer, error), needs ...string) *cobra.Command {
@@ -92,7 +99,7 @@ func leaf(cmd *cobra.Command, run func(*cobra.Command) (answer, error), needs ..
 	cmd.Args = noArguments
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := required(cmd, needs...); err != nil {
-			return usageError{err}
+			return usage(err)
 		}
 		if form != formJSON && form != formTable {
 			return usagef("unknown output %q: there are json, table", form)

@@ -115,14 +115,6 @@ func (o *fitOptions) fits(a []fitted, s *scenario.Scenario, name string) ([]fitt
 	return a, nil
 }
 
-func fitAnswer(all []fitted, err error) (answer, error) {
-	a := answer{table: func(w io.Writer) error { return fitTable(w, all) }}
-	for _, r := range all {
-		a.objects = append(a.objects, r.FitResult)
-	}
-	return a, err
-}
-
 func fitCommand() *cobra.Command {
 	var o fitOptions
 	cmd := &cobra.Command{
@@ -147,13 +139,14 @@ is in the end and after how many that was shown to keep the SLO, and the long ru
 	o.flags(cmd)
 	return leaf(cmd, func(*cobra.Command) (answer, error) {
 		if err := o.validate(); err != nil {
-			return answer{}, usageError{err}
+			return answer{}, usage(err)
 		}
 		s, err := read()
 		if err != nil {
 			return answer{}, err
 		}
-		return fitAnswer(o.fits(nil, s, ""))
+		results, err := o.fits(nil, s, "")
+		return answered(fitTable, results...), err
 	}, "scenario")
 }
 
@@ -214,7 +207,7 @@ Output: one JSON object on a line for each group size, seed and mode, as of fit.
 	o.modes = []string{tuner.ModeFast, tuner.ModePaper}
 	return leaf(cmd, func(*cobra.Command) (answer, error) {
 		if err := o.validate(); err != nil {
-			return answer{}, usageError{err}
+			return answer{}, usage(err)
 		}
 		if seeds < 1 || first < 1 {
 			return answer{}, usagef("--seeds %d and --first-seed %d are 1 or more", seeds, first)
@@ -231,13 +224,13 @@ Output: one JSON object on a line for each group size, seed and mode, as of fit.
 				}
 				err := s.Complete()
 				if err != nil {
-					return answer{}, usageError{err}
+					return answer{}, usage(err)
 				}
 				if results, err = o.fits(results, s, fmt.Sprintf("%s, seed %d", name, seed)); err != nil {
 					return answer{}, err
 				}
 			}
 		}
-		return fitAnswer(results, nil)
+		return answered(fitTable, results...), nil
 	})
 }

@@ -50,7 +50,7 @@ it does not say of them is assumed (docs/evaluation.md).`,
 	return leaf(cmd, func(*cobra.Command) (answer, error) {
 		c, err := web.Find(cluster, seed)
 		if err != nil {
-			return answer{}, usageError{err}
+			return answer{}, usage(err)
 		}
 		if requests < 0 || requests > 10_000_000 || rate < 0 || rate > 1e6 {
 			return answer{}, usagef("requests: %d, want 0 .. 10000000; rate: %v, want 0 .. 1000000", requests, rate)
@@ -62,16 +62,15 @@ it does not say of them is assumed (docs/evaluation.md).`,
 			c.Rate = rate
 		}
 		var results []jbqResult
-		var objects []any
 		for _, way := range web.Ways() {
 			r := web.Run(web.Study{Cluster: c, Way: way, Seed: seed})
 			o := jbqResult{Cluster: cluster, Balance: way.Name, Seed: seed, Overall: r.Overall}
 			for i, s := range r.ByServer {
 				o.Servers = append(o.Servers, jbqServer{c.Servers[i].Name, c.Servers[i].Processors, c.Servers[i].Speed, float64(s.Requests) / float64(len(r.PerSecond)), s})
 			}
-			results, objects = append(results, o), append(objects, o)
+			results = append(results, o)
 		}
-		return answer{objects, func(w io.Writer) error { return jbqTable(w, results) }}, nil
+		return answered(jbqTable, results...), nil
 	})
 }
 

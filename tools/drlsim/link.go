@@ -55,13 +55,13 @@ flows to what the ToS that is theirs allows, as brokers do.`,
 	return leaf(cmd, func(*cobra.Command) (answer, error) {
 		var err error
 		if c.Capacity, err = bitsPerSecond(capacity); err != nil {
-			return answer{}, usageError{err}
+			return answer{}, usage(err)
 		}
 		if c.Buffer, err = bandwidthDelays(buffer); err != nil {
-			return answer{}, usageError{err}
+			return answer{}, usage(err)
 		}
 		if err := c.Validate(); err != nil {
-			return answer{}, usageError{err}
+			return answer{}, usage(err)
 		}
 		r := link.Run(c)
 		return answer{[]any{r}, func(w io.Writer) error { return linkTable(w, r) }}, nil

@@ -40,17 +40,15 @@ does not say is assumed (docs/evaluation.md).`,
 			return answer{}, usagef("times: %v, want above 0, to 1000; seconds: %v, want 1 .. 100000", v.Times, v.Seconds)
 		}
 		var results []mqosResult
-		var objects []any
 		for _, v.Scheduling = range web.Schedulings() {
 			o := mqosResult{Schedule: v.Name, Seed: v.Seed}
-			classes, err := web.RunSite(v)
-			if err != nil {
+			var err error
+			if o.Classes, err = web.RunSite(v); err != nil {
 				o.Stopped = err.Error()
 			}
-			o.Classes = classes
-			results, objects = append(results, o), append(objects, o)
+			results = append(results, o)
 		}
-		return answer{objects, func(w io.Writer) error { return mqosTable(w, results) }}, nil
+		return answered(mqosTable, results...), nil
 	})
 }
 

@@ -52,7 +52,7 @@ several gigabytes.`,
 	return leaf(cmd, func(cmd *cobra.Command) (answer, error) {
 		configs, err := series(cfg, steps)
 		if err != nil {
-			return answer{}, usageError{err}
+			return answer{}, usage(err)
 		}
 		var reports []scale.Report
 		for i, c := range configs {

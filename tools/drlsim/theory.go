@@ -62,7 +62,7 @@ The load, L/R or RHO, must be below 1: above there is no expected delay.`,
 	return leaf(cmd, func(cmd *cobra.Command) (answer, error) {
 		wantsTail, err := theoryMode(cmd)
 		if err != nil {
-			return answer{}, usageError{err}
+			return answer{}, usage(err)
 		}
 		var result any
 		if wantsTail {
@@ -71,7 +71,7 @@ The load, L/R or RHO, must be below 1: above there is no expected delay.`,
 			result, err = delaysOf(lambda, rate, burst)
 		}
 		if err != nil {
-			return answer{}, usageError{err}
+			return answer{}, usage(err)
 		}
 		return answer{[]any{result}, func(w io.Writer) error { return theoryTable(w, result) }}, nil
 	})
