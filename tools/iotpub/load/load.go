@@ -3,7 +3,6 @@ package load
 import (
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -56,18 +55,11 @@ func (o *Options) Flags(fs *pflag.FlagSet) {
 }
 
 // Args returns the flags that describe the same load to another process.
-func (o Options) Args() []string {
-	s := o.Spec
-	number := func(f float64) string { return strconv.FormatFloat(f, 'g', -1, 64) }
-	args := []string{"--seed=" + strconv.FormatUint(s.Seed, 10)}
-	if o.Trace != "" {
-		return append(args, "--trace="+o.Trace, "--compress="+number(o.Replay.Compress), "--copies="+strconv.Itoa(o.Replay.Copies),
-			"--trace-from="+o.Replay.From.String(), "--trace-to="+o.Replay.To.String(), "--spread="+o.Replay.Spread.String(),
-			"--keep="+strconv.Itoa(o.Keep))
-	}
-	return append(args, "--publishers="+strconv.Itoa(s.Publishers), "--rate="+number(s.Rate), "--batch="+strconv.Itoa(s.Batch),
-		"--group-size="+strconv.Itoa(s.GroupSize), "--sync="+strconv.FormatBool(s.Sync), "--process="+string(s.Process),
-		"--size="+strconv.Itoa(s.Size), "--size-to="+strconv.Itoa(s.SizeTo), "--noise="+s.Noise.String())
+func (o Options) Args() (args []string) {
+	fs := pflag.NewFlagSet("load", pflag.ContinueOnError)
+	o.Flags(fs)
+	fs.VisitAll(func(f *pflag.Flag) { args = append(args, "--"+f.Name+"="+f.Value.String()) })
+	return args
 }
 
 // Load is who sends what when.
