@@ -8,6 +8,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tbadaptor/adaptor"
+	"github.com/srtm-io/srtm/tbadaptor/holder"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -54,10 +55,10 @@ type node struct {
 	offered uint64
 	most    int64
 
-	starts    int
-	up, cut   bool
-	share     ledger.Held
-	flexUntil mono.Time
+	starts  int
+	up, cut bool
+	held    *holder.Holdings
+	lease   holder.Lease
 }
 
 func (n *node) heard() bool { return n.up && !n.cut }
@@ -87,7 +88,7 @@ func Run(sc Scenario, rule string, flex ledger.Permille) ([]time.Duration, error
 		}
 	}
 	for i := range brokers {
-		w.nodes = append(w.nodes, &node{id: broker(i)})
+		w.nodes = append(w.nodes, &node{id: broker(i), held: holder.New()})
 		if err := w.start(0, w.nodes[i]); err != nil {
 			return nil, err
 		}
@@ -147,28 +148,16 @@ func (w *world) start(now mono.Time, n *node) error {
 }
 
 func (w *world) hello(now mono.Time, n *node) error {
-	s := ledger.Session{Broker: n.id, Instance: fmt.Sprint(n.starts), Policy: ledger.Available}
-	if !n.share.Share.IsZero() {
-		s.Held = []ledger.Held{n.share}
-	}
-	n.flexUntil = now.Add(leases.Flex)
+	s := ledger.Session{Broker: n.id, Instance: fmt.Sprint(n.starts), Policy: ledger.Available, Held: n.held.Reconcile([]string{topic})}
+	n.lease.Renew(now, leases.Flex, leases.Session)
 	grants, err := w.machine.Hello(now, s)
 	return w.apply(now, grants, err)
 }
 
-// retune puts a share in force.
-func (n *node) retune(now mono.Time, h ledger.Held, tokens tokenbucket.Tokens) tokenbucket.Tokens {
-	n.share = h
-	return n.bucket.Retune(now, h.Share, tokens)
-}
-
 // lapse ends the flexible part of n's share.
 func (n *node) lapse(now mono.Time) {
-	h := n.share
-	h.Share.Rate -= h.Flex.Rate
-	h.Share.Burst -= h.Flex.Burst
-	h.Flex = tokenbucket.Share{}
-	n.retune(now, h, 0)
+	n.held.LapseOne(topic, true, false)
+	n.bucket.Retune(now, n.held.Of(topic).Share, 0)
 }
 
 // apply has grants in force at once: they take milliseconds, and this is about
@@ -183,7 +172,8 @@ func (w *world) apply(now mono.Time, grants []ledger.Grant, err error) error {
 			return 0, false
 		}
 		w.release(n, now)
-		return n.retune(now, ledger.Held{Topic: topic, Share: g.Share, Flex: g.Flex, Epoch: g.Epoch}, g.Tokens), true
+		n.held.Applied(g)
+		return n.bucket.Retune(now, g.Share, g.Tokens), true
 	})
 }
 
@@ -227,7 +217,7 @@ func (w *world) happen(e Event) error {
 		w.nodes[i].cut, w.nodes[i].up = true, false
 	}
 	for _, i := range e.Whole {
-		if w.nodes[i].cut, w.nodes[i].up = false, true; e.At >= w.nodes[i].flexUntil {
+		if w.nodes[i].cut, w.nodes[i].up = false, true; e.At >= w.nodes[i].lease.FlexUntil {
 			w.nodes[i].lapse(e.At)
 		}
 		if err := w.hello(e.At, w.nodes[i]); err != nil {
@@ -236,7 +226,7 @@ func (w *world) happen(e Event) error {
 	}
 	for _, i := range e.Up {
 		n := w.nodes[i]
-		n.retune(e.At, n.share, 0)
+		n.bucket.Retune(e.At, n.held.Of(topic).Share, 0)
 		if err := w.start(e.At, n); err != nil {
 			return err
 		}
@@ -253,12 +243,12 @@ func (w *world) tick(now mono.Time) error {
 		if n.heard() {
 			renewed, grants := w.machine.Renew(n.id, now)
 			if renewed {
-				n.flexUntil = now.Add(leases.Flex)
+				n.lease.Renew(now, leases.Flex, leases.Session)
 			}
 			if err := w.apply(now, grants, nil); err != nil {
 				return err
 			}
-		} else if n.up && now >= n.flexUntil && n.share.Flex != (tokenbucket.Share{}) {
+		} else if n.up && now >= n.lease.FlexUntil && n.held.Of(topic).Flex != (tokenbucket.Share{}) {
 			w.release(n, now)
 			n.lapse(now)
 		}
