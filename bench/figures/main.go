@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 )
 
@@ -79,24 +80,16 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 }
 
 func (o options) validate(rest []string) error {
-	var faults []error
+	var f faults.List
 	if len(rest) > 0 {
-		faults = append(faults, fmt.Errorf("unexpected argument %q", rest[0]))
+		f.If(true, "unexpected argument %q", rest[0])
 	}
-	if o.runs < 1 || o.runs > 1000 {
-		faults = append(faults, fmt.Errorf("runs: %d, want 1 .. 1000", o.runs))
+	f.If(o.runs < 1 || o.runs > 1000, "runs: %d, want 1 .. 1000", o.runs)
+	f.If(!(o.seconds >= 0.1 && o.seconds <= 3600), "seconds: %v, want 0.1 .. 3600", o.seconds)
+	for name := range strings.SplitSeq(o.only, ",") {
+		f.If(o.only != "" && !slices.Contains(names(), name), "no figure %q: there are %s", name, strings.Join(names(), ", "))
 	}
-	if !(o.seconds >= 0.1 && o.seconds <= 3600) {
-		faults = append(faults, fmt.Errorf("seconds: %v, want 0.1 .. 3600", o.seconds))
-	}
-	if o.only != "" {
-		for _, name := range strings.Split(o.only, ",") {
-			if !slices.Contains(names(), name) {
-				faults = append(faults, fmt.Errorf("no figure %q: there are %s", name, strings.Join(names(), ", ")))
-			}
-		}
-	}
-	return errors.Join(faults...)
+	return f.Err()
 }
 
 // impossible says why a figure cannot be made here.

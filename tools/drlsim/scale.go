@@ -73,22 +73,18 @@ func series(last scale.Config, steps int) ([]scale.Config, error) {
 		return nil, fmt.Errorf("steps: %d, want 1 .. 6", steps)
 	}
 	var all []scale.Config
-	var faults []error
+	var err error // of the last step that has one: it is nearest to what the user gave
 	for i := range steps {
 		c := last
 		for range steps - 1 - i {
 			c.Brokers, c.Topics, c.Publishers = max(1, c.Brokers/10), max(1, c.Topics/10), max(1, c.Publishers/10)
 		}
-		if err := c.Validate(); err != nil {
-			faults = append(faults, err)
+		if fault := c.Validate(); fault != nil {
+			err = fault
 		}
 		all = append(all, c)
 	}
-	// Those of the last step are what the user gave.
-	if len(faults) > 0 {
-		return nil, faults[len(faults)-1]
-	}
-	return all, nil
+	return all, err
 }
 
 // meter measures this process, and shows progress about once a second.

@@ -1,12 +1,12 @@
 package calibrate
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"slices"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
@@ -168,22 +168,18 @@ func validate(measured []Measurement) error {
 	if len(measured) < 2 {
 		return fmt.Errorf("%d measurements: want 2 or more", len(measured))
 	}
-	var faults []error
+	var f faults.List
 	for i, m := range measured {
-		switch {
-		case m.Publishers < 1 || m.Duration <= 0:
-			faults = append(faults, fmt.Errorf("measurement %d: %d publishers for %v", i, m.Publishers, m.Duration))
+		if m.Publishers < 1 || m.Duration <= 0 {
+			f.If(true, "measurement %d: %d publishers for %v", i, m.Publishers, m.Duration)
 			continue
-		case m.P50 <= 0 || m.P99 < m.P50 || m.P999 < m.P99 || m.P999 > time.Minute:
-			faults = append(faults, fmt.Errorf("measurement %d: quantiles %v, %v, %v do not ascend within 0 to a minute", i, m.P50, m.P99, m.P999))
-		case m.CPU <= 0 || m.CPU > time.Second:
-			faults = append(faults, fmt.Errorf("measurement %d: %v of processor time for a message, want more than 0, up to 1s", i, m.CPU))
 		}
-		if err := m.Spec().Validate(); err != nil {
-			faults = append(faults, fmt.Errorf("measurement %d: %w", i, err))
-		}
+		f.If(m.P50 <= 0 || m.P99 < m.P50 || m.P999 < m.P99 || m.P999 > time.Minute, "measurement %d: quantiles %v, %v, %v do not ascend within 0 to a minute", i, m.P50, m.P99, m.P999)
+		f.If(m.CPU <= 0 || m.CPU > time.Second, "measurement %d: %v of processor time for a message, want more than 0, up to 1s", i, m.CPU)
+		err := m.Spec().Validate()
+		f.If(err != nil, "measurement %d: %w", i, err)
 	}
-	return errors.Join(faults...)
+	return f.Err()
 }
 
 // parameters undoes the logarithms; more than a minute is of no use.

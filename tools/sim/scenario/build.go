@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
@@ -92,11 +93,11 @@ func Build(s *Scenario) (*Built, error) {
 		return nil, err
 	}
 	b := &Built{Scenario: s}
-	var faults []error
+	var f faults.List
 	for i, spec := range s.Brokers {
 		model, mcap, err := calibration.Model(spec.Model)
 		if err != nil {
-			faults = append(faults, fmt.Errorf("brokers[%d]: %w", i, err))
+			f.If(true, "brokers[%d]: %w", i, err)
 			continue
 		}
 		for _, id := range spec.names() {
@@ -104,7 +105,7 @@ func Build(s *Scenario) (*Built, error) {
 			if spec.Background != nil {
 				load, err := spec.Background.source(s.seed("background " + id))
 				if err != nil {
-					faults = append(faults, fmt.Errorf("brokers[%d].background: %w", i, err))
+					f.If(true, "brokers[%d].background: %w", i, err)
 					break
 				}
 				broker.Allocated = int64(math.Ceil(load.rate * (1 - 1e-9)))
@@ -115,8 +116,8 @@ func Build(s *Scenario) (*Built, error) {
 			b.Models = append(b.Models, model)
 		}
 	}
-	if len(faults) > 0 {
-		return nil, errors.Join(faults...)
+	if err := f.Err(); err != nil {
+		return nil, err
 	}
 	snapshot := slices.Clone(b.Brokers)
 	for i, spec := range s.Topics {

@@ -2,15 +2,16 @@ package scenario
 
 import (
 	"bytes"
-	_ "embed" // the calibrations that are built in
+	_ "embed"
 	"encoding/json"
-	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"slices"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/tools/sim/engine"
 )
 
@@ -101,26 +102,17 @@ func ReadCalibration(name string) (*Calibration, error) {
 
 // Validate returns every fault at once, joined, or nil.
 func (c *Calibration) Validate() error {
-	var faults []error
-	if _, ok := c.Models[DefaultModel]; !ok {
-		faults = append(faults, fmt.Errorf("models: there is no %q", DefaultModel))
-	}
+	var f faults.List
+	_, ok := c.Models[DefaultModel]
+	f.If(!ok, "models: there is no %q", DefaultModel)
 	for _, name := range c.names() {
-		if _, _, err := c.Model(name); err != nil {
-			faults = append(faults, err)
-		}
+		_, _, err := c.Model(name)
+		f.Add(err)
 	}
-	return errors.Join(faults...)
+	return f.Err()
 }
 
-func (c *Calibration) names() []string {
-	var names []string
-	for name := range c.Models {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
-}
+func (c *Calibration) names() []string { return slices.Sorted(maps.Keys(c.Models)) }
 
 // Model returns the model of a name, "" being the default, and its mcap.
 func (c *Calibration) Model(name string) (engine.Model, int64, error) {
@@ -130,7 +122,7 @@ func (c *Calibration) Model(name string) (engine.Model, int64, error) {
 		return engine.Model{}, 0, fmt.Errorf("no model %q: there are %v", name, c.names())
 	}
 	out := engine.Model{Servers: m.Servers}
-	var faults []error
+	var f faults.List
 	for _, d := range []struct {
 		field string
 		in    [][2]float64
@@ -138,24 +130,16 @@ func (c *Calibration) Model(name string) (engine.Model, int64, error) {
 	}{{"wake_us", m.Wake, &out.Wake}, {"message_us", m.Message, &out.Message}, {"overhead_us", m.Overhead, &out.Overhead}} {
 		points := make([]engine.Point, len(d.in))
 		for i, p := range d.in {
-			if !(math.Abs(p[1]) <= 1e12) {
-				faults = append(faults, fmt.Errorf("%s: %v us", d.field, p[1]))
-			}
+			f.If(!(math.Abs(p[1]) <= 1e12), "%s: %v us", d.field, p[1])
 			points[i] = engine.Point{At: p[0], Value: time.Duration(math.Round(p[1] * 1000))}
 		}
 		dist, err := engine.NewDist(points)
-		if err != nil {
-			faults = append(faults, fmt.Errorf("%s: %w", d.field, err))
-		}
+		f.If(err != nil, "%s: %w", d.field, err)
 		*d.out = dist
 	}
-	if err := out.Validate(); err != nil {
-		faults = append(faults, err)
-	}
-	if m.Mcap < 1 {
-		faults = append(faults, fmt.Errorf("mcap: %d, want 1 or more", m.Mcap))
-	}
-	if err := errors.Join(faults...); err != nil {
+	f.Add(out.Validate())
+	f.If(m.Mcap < 1, "mcap: %d, want 1 or more", m.Mcap)
+	if err := f.Err(); err != nil {
 		return engine.Model{}, 0, fmt.Errorf("model %q: %w", name, err)
 	}
 	return out, m.Mcap, nil
