@@ -65,11 +65,9 @@ func (st *state) assign(s *Session, now time.Time) {
 		if !known || st.owned(name) || slices.Contains(prepare, name) {
 			continue
 		}
-		_, has := s.topics[name]
-		switch {
-		case slices.Contains(topic.Retiring, s.broker) && has: // it has to deliver what it has
-			prepare = append(prepare, name)
-		case st.next.Expects(name, s.broker) && !has: // it gave up what another took over
+		// It retires, and has to deliver what it has; or it gave up what another took over, or
+		// its topic was created there anew.
+		if _, has := s.topics[name]; has && slices.Contains(topic.Retiring, s.broker) || st.next.Expects(name, s.broker) {
 			prepare = append(prepare, name)
 		}
 	}

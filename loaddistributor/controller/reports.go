@@ -103,6 +103,9 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 				f.read = append(f.read, t.Channels[i])
 			}
 		}
+		if t.Unprepared && c.mu.next.Holds(t.Topic, s.broker) {
+			s.unprepared[t.Topic] = true // deleted at the broker's own API, and created there anew
+		}
 		f.used = t.Publishers+t.Subscribers > 0 || t.Offered+t.Backlog+t.Depth > 0
 		s.offered += float64(t.Offered) / t.Interval.AsDuration().Seconds()
 		r := received{now, t}

@@ -67,4 +67,14 @@ var _ = Describe("What a broker of a replicated topic had", func() {
 		Eventually(has(node, "t")).Should(BeTrue())
 		Eventually(share).Should(BeEquivalentTo(10))
 	})
+
+	It("is prepared again where it was deleted and created anew between two reports", func() {
+		c := newCluster(setup{})
+		node := c.node("b1", 600)
+		c.mustCreate(spec("t", 100, 10))
+		share := func() int64 { t, _ := node.Topic("t"); return t.Share.Burst }
+		Eventually(share).Should(BeEquivalentTo(10))
+		node.Create("t") // in the place of the one that was there
+		Eventually(share).Should(BeEquivalentTo(10), "what the adaptor counts on is in force")
+	})
 })

@@ -397,6 +397,14 @@ var _ = Describe("The agent", func() {
 		grants.send(grant("t", 8, 60_000, 5, 0))
 		Expect(ack(grants)).To(Equal([]any{"t", uint64(8), int64(60_000), int64(5), int64(0)}))
 
+		By("creating it anew there")
+		node.Create("t")
+		control.send(prepare(5, "t"))
+		result(control)
+		t, _ = node.Topic("t")
+		Expect(t.Share).To(Equal(tokenbucket.Share{Rate: 60_000, Burst: 5}))
+		Expect(t.Given).To(BeZero())
+
 		control.send(prepare(3, "never granted"))
 		result(control)
 		node.Drop("never granted")

@@ -29,6 +29,9 @@ type Node interface {
 	// there is no such topic.
 	Identity(topic string) *srtmv1.TopicIdentity
 
+	// Prepared reports whether the topic is there, and was prepared since it was created.
+	Prepared(topic string) bool
+
 	// Remove deletes a topic with its channels and the messages they hold. It
 	// does nothing, and succeeds, when there is no such topic. After a crash it is
 	// deleted still, unless the disk fails.
@@ -57,7 +60,7 @@ type Node interface {
 
 	// Report returns what happened since the last call (since the start, at the
 	// first), one entry for every topic that exists now, limited or not, idle or
-	// not, with TopicStats.channels set. Unless all are wanted, it may leave topics out
+	// not, with TopicStats.channels and unprepared set. Unless all are wanted, it may leave topics out
 	// as BrokerReport.changes allows, and says so. The caller changes nothing of the
 	// result but intervals.
 	Report(all bool) (stats []*srtmv1.TopicStats, changes bool)

@@ -359,7 +359,7 @@ func (o *owner) prepare(p *srtmv1.PrepareTopic) error {
 			return err
 		}
 	}
-	if !slices.Contains(o.node.Topics(), p.Topic) {
+	if !o.node.Prepared(p.Topic) {
 		o.holdings.Missing(p.Topic)
 	}
 	if err := o.node.Prepare(p.Topic, p.Channels, latency, q, p.OverLimit, p.Identity); err != nil {

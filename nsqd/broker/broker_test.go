@@ -287,6 +287,28 @@ var _ = Describe("a broker", func() {
 		Expect(changes).To(BeFalse())
 		Expect(stats).To(HaveLen(2))
 		Expect(listed(false)).To(BeEmpty())
+
+		By("preparing one, and creating it anew")
+		prepare := func() {
+			GinkgoHelper()
+			Expect(b.Node().Prepare("new", nil, time.Second, 0.99, srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_DELAY, nil)).To(Succeed())
+		}
+		unprepared := func() bool {
+			GinkgoHelper()
+			stats, _ := b.Report(false)
+			i := slices.IndexFunc(stats, func(s *srtmv1.TopicStats) bool { return s.Topic == "new" })
+			Expect(i).To(BeNumerically(">=", 0))
+			Expect(b.Node().Prepared("new")).To(Equal(!stats[i].Unprepared))
+			return stats[i].Unprepared
+		}
+		prepare()
+		Expect(unprepared()).To(BeFalse())
+		Expect(b.DeleteTopic("new")).To(Succeed())
+		Expect(b.Node().Prepared("new")).To(BeFalse())
+		topic(b, "new")
+		Expect(unprepared()).To(BeTrue())
+		prepare()
+		Expect(unprepared()).To(BeFalse())
 	})
 
 	It("reports how much of each delivery is access delay", func() {

@@ -50,6 +50,7 @@ type levels struct {
 	publishers, subscribers int
 	depth                   uint64
 	channels                uint64 // a hash of their names and readers
+	prepared                bool
 }
 
 // init must be called before anything is recorded; it may be called again.

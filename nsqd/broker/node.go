@@ -90,6 +90,17 @@ func (n *Node) Identity(topic string) *srtmv1.TopicIdentity {
 	return &srtmv1.TopicIdentity{Log: t.mu.identity.Log, Created: t.mu.identity.Created}
 }
 
+// Prepared reports whether there is the topic, and Prepare has limited it.
+func (n *Node) Prepared(topic string) bool {
+	t, err := n.broker().Topic([]byte(topic))
+	if err != nil {
+		return false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.mu.core.Limited()
+}
+
 // identify reports whether that is something new.
 func (t *Topic) identify(as metadata.Identity) bool {
 	t.mu.Lock()

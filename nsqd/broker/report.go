@@ -171,7 +171,7 @@ func (t *Topic) still() bool {
 var channelsSeed = maphash.MakeSeed()
 
 func (t *Topic) levelsLocked() levels {
-	is := levels{publishers: t.mu.publishers, subscribers: len(t.mu.consumers)}
+	is := levels{publishers: t.mu.publishers, subscribers: len(t.mu.consumers), prepared: t.mu.core.Limited()}
 	for _, c := range t.mu.core.Channels() {
 		is.depth += uint64(c.Depth())
 		is.channels = is.channels*31 + maphash.String(channelsSeed, c.Name()) + uint64(c.Readers())
@@ -193,7 +193,7 @@ func (t *Topic) report() *srtmv1.TopicStats {
 		Backlog:  uint64(core.Waiting()),
 	}
 	is := t.levelsLocked()
-	r.Publishers, r.Subscribers, r.Depth = uint32(is.publishers), uint32(is.subscribers), is.depth
+	r.Publishers, r.Subscribers, r.Depth, r.Unprepared = uint32(is.publishers), uint32(is.subscribers), is.depth, !is.prepared
 	if r.Offered > 0 {
 		r.BurstNeeded = uint64(core.BurstNeeded()) // before the maximum backlog is taken
 	}

@@ -665,7 +665,10 @@ type TopicStats struct {
 	Consumer *Histogram `protobuf:"bytes,18,opt,name=consumer,proto3" json:"consumer,omitempty"`
 	// The burst, in messages, with which none of those that arrived in it would have
 	// waited for a token, at the rate of the share; 0: not known.
-	BurstNeeded   uint64 `protobuf:"varint,19,opt,name=burst_needed,json=burstNeeded,proto3" json:"burst_needed,omitempty"`
+	BurstNeeded uint64 `protobuf:"varint,19,opt,name=burst_needed,json=burstNeeded,proto3" json:"burst_needed,omitempty"`
+	// No PrepareTopic came for it since it was created: one of that name that was prepared
+	// may have been deleted before, at the broker's own API. Never from a broker before 0.2.0.
+	Unprepared    bool `protobuf:"varint,21,opt,name=unprepared,proto3" json:"unprepared,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -840,6 +843,13 @@ func (x *TopicStats) GetBurstNeeded() uint64 {
 	return 0
 }
 
+func (x *TopicStats) GetUnprepared() bool {
+	if x != nil {
+		return x.Unprepared
+	}
+	return false
+}
+
 // Place is where in a topic's log a channel is to go on. One must be set.
 type Place struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -995,7 +1005,7 @@ const file_srtm_v1_types_proto_rawDesc = "" +
 	"highest_us\x18\x02 \x01(\x03R\thighestUs\x12-\n" +
 	"\x12significant_digits\x18\x03 \x01(\x05R\x11significantDigits\x12\x14\n" +
 	"\x05index\x18\x04 \x03(\rR\x05index\x12\x14\n" +
-	"\x05count\x18\x05 \x03(\x04R\x05count\"\xcf\x05\n" +
+	"\x05count\x18\x05 \x03(\x04R\x05count\"\xef\x05\n" +
 	"\n" +
 	"TopicStats\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x125\n" +
@@ -1023,7 +1033,10 @@ const file_srtm_v1_types_proto_rawDesc = "" +
 	"\x0fdelivery_access\x18\x11 \x03(\x01R\x0edeliveryAccess\x12/\n" +
 	"\x13channel_subscribers\x18\x14 \x03(\rR\x12channelSubscribers\x12.\n" +
 	"\bconsumer\x18\x12 \x01(\v2\x12.srtm.v1.HistogramR\bconsumer\x12!\n" +
-	"\fburst_needed\x18\x13 \x01(\x04R\vburstNeeded\"\xb5\x01\n" +
+	"\fburst_needed\x18\x13 \x01(\x04R\vburstNeeded\x12\x1e\n" +
+	"\n" +
+	"unprepared\x18\x15 \x01(\bR\n" +
+	"unprepared\"\xb5\x01\n" +
 	"\x05Place\x12.\n" +
 	"\x05begin\x18\x01 \x01(\v2\x16.google.protobuf.EmptyH\x00R\x05begin\x12*\n" +
 	"\x03end\x18\x02 \x01(\v2\x16.google.protobuf.EmptyH\x00R\x03end\x120\n" +

@@ -160,6 +160,14 @@ func (n *Node) Prepare(name string, channels []string, slo time.Duration, quanti
 	return nil
 }
 
+// Prepared implements agent.Node.
+func (n *Node) Prepared(name string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	t := n.mu.topics[name]
+	return t != nil && t.Limited
+}
+
 // Identity implements agent.Node.
 func (n *Node) Identity(name string) *srtmv1.TopicIdentity {
 	n.mu.Lock()
@@ -281,7 +289,7 @@ func (n *Node) Report(all bool) (topics []*srtmv1.TopicStats, changes bool) {
 		if t.stats != nil {
 			stats = proto.CloneOf(t.stats)
 		}
-		stats.Topic, stats.Channels = name, slices.Clone(t.Channels)
+		stats.Topic, stats.Channels, stats.Unprepared = name, slices.Clone(t.Channels), !t.Limited
 		topics = append(topics, stats)
 	}
 	return topics, changes
