@@ -57,6 +57,9 @@ type Share struct {
 // IsZero reports whether s is the share that admits nothing.
 func (s Share) IsZero() bool { return s == Share{} }
 
+// Less returns what s is more than o, of either part, which may be negative.
+func (s Share) Less(o Share) Share { return Share{s.Rate - o.Rate, s.Burst - o.Burst} }
+
 // Validate returns a *ShareError if s is neither the zero Share nor inside the
 // ranges. A caller that needs a share that admits something asks IsZero as well.
 func (s Share) Validate() error {

@@ -172,7 +172,7 @@ func (o *owner) held() []*srtmv1.HeldShare {
 		if disk := o.disk[h.Topic].Share; disk.Rate > base.Rate || disk.Burst > base.Burst {
 			base = larger(base, disk)
 			share = larger(share, base)
-			h.Flex = tokenbucket.Share{Rate: share.Rate - base.Rate, Burst: share.Burst - base.Burst}
+			h.Flex = share.Less(base)
 		}
 		list[i] = &srtmv1.HeldShare{Topic: h.Topic, Share: shareproto.To(share), Flex: shareproto.To(h.Flex), Epoch: h.Epoch}
 	}

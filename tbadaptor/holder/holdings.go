@@ -22,10 +22,6 @@ type (
 	Held  = ledger.Held
 )
 
-func less(a, b tokenbucket.Share) tokenbucket.Share {
-	return tokenbucket.Share{Rate: a.Rate - b.Rate, Burst: a.Burst - b.Burst}
-}
-
 // Check says what is wrong with a grant that a peer sent.
 func Check(g Grant) error {
 	if err := g.Share.Validate(); err != nil {
@@ -56,7 +52,7 @@ type Holding struct {
 }
 
 // Base returns what is left of the share when the lease is over.
-func (in Holding) Base() tokenbucket.Share { return less(in.Share, in.Flex) }
+func (in Holding) Base() tokenbucket.Share { return in.Share.Less(in.Flex) }
 
 // Holdings is what this process holds of each topic.
 //

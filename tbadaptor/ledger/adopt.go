@@ -144,7 +144,7 @@ func (l *Ledger) kept(t *topic) []share.Assigned {
 		if m.target.IsZero() {
 			continue
 		}
-		left = less(left, m.acked.share)
+		left = left.Less(m.acked.share)
 		held = append(held, share.Load{Broker: m.broker, Share: m.acked.share})
 	}
 	if left.Rate < 0 || left.Burst < 0 {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"math/bits"
 	"slices"
 	"time"
 
@@ -110,10 +109,6 @@ func larger(a, b tokenbucket.Share) tokenbucket.Share {
 
 func smaller(a, b tokenbucket.Share) tokenbucket.Share {
 	return tokenbucket.Share{Rate: min(a.Rate, b.Rate), Burst: min(a.Burst, b.Burst)}
-}
-
-func less(a, b tokenbucket.Share) tokenbucket.Share {
-	return tokenbucket.Share{Rate: a.Rate - b.Rate, Burst: a.Burst - b.Burst}
 }
 
 // New returns an empty ledger whose grants have epochs above epoch.
@@ -278,7 +273,7 @@ func (l *Ledger) Hello(s Session, now mono.Time) ([]Grant, error) {
 			}
 			m.pending = Grant{}
 		}
-		m.acked, m.ackedEpoch = holding{h.Share, less(h.Share, h.Flex)}, h.Epoch
+		m.acked, m.ackedEpoch = holding{h.Share, h.Share.Less(h.Flex)}, h.Epoch
 		switch {
 		case allOver:
 			m.acked = holding{}
@@ -305,7 +300,7 @@ func checkSession(s Session) (map[string]Held, error) {
 		if err := h.Share.Validate(); err != nil {
 			return nil, fmt.Errorf("hello of broker %q: topic %q: %w", s.Broker, h.Topic, err)
 		}
-		if h.Flex.Rate < 0 || h.Flex.Burst < 0 || less(h.Share, h.Flex).Validate() != nil {
+		if h.Flex.Rate < 0 || h.Flex.Burst < 0 || h.Share.Less(h.Flex).Validate() != nil {
 			return nil, fmt.Errorf("hello of broker %q: topic %q: %+v of %+v cannot be its flexible part", s.Broker, h.Topic, h.Flex, h.Share)
 		}
 		if s.Policy == Leaseless && !(h.Flex == tokenbucket.Share{}) {
@@ -686,12 +681,12 @@ func (l *Ledger) advance(t *topic) []Grant {
 		}
 		var tokens tokenbucket.Tokens
 		if grown := next.Burst - v.member.acked.share.Burst; grown > 0 {
-			tokens = tokenbucket.Tokens(mulDiv(int64(t.pool), grown, free.Burst))
+			tokens = tokenbucket.Tokens(share.MulDiv(int64(t.pool), grown, free.Burst))
 			t.pool -= tokens
 			free.Burst -= grown
 		}
 		l.epoch++
-		v.member.pending = Grant{Broker: v.member.broker, Topic: t.name, Epoch: l.epoch, Share: next, Flex: less(next, base), Tokens: tokens}
+		v.member.pending = Grant{Broker: v.member.broker, Topic: t.name, Epoch: l.epoch, Share: next, Flex: next.Less(base), Tokens: tokens}
 		grants = append(grants, v.member.pending)
 	}
 	return grants
@@ -705,10 +700,10 @@ func (l *Ledger) base(t *topic, m *member, next tokenbucket.Share) tokenbucket.S
 	if next.IsZero() || t.flex == 0 || l.leases.Flex == 0 || b == nil || b.policy == Leaseless {
 		return next
 	}
-	part := func(n int64) int64 { return max(1, n-mulDiv(n, int64(t.flex), 1000)) }
+	part := func(n int64) int64 { return max(1, n-share.MulDiv(n, int64(t.flex), 1000)) }
 	want := tokenbucket.Share{Rate: tokenbucket.Rate(part(int64(next.Rate))), Burst: part(next.Burst)}
 	near := func(have, want, most int64) bool {
-		return have <= most && have >= want-mulDiv(want, int64(t.flex), 1000) && have <= want+want/5
+		return have <= most && have >= want-share.MulDiv(want, int64(t.flex), 1000) && have <= want+want/5
 	}
 	if have := m.acked.base; near(int64(have.Rate), int64(want.Rate), int64(next.Rate)) && near(have.Burst, want.Burst, next.Burst) {
 		return have
@@ -735,7 +730,7 @@ func allot(free int64, last bool, moves []*move, need func(*move) int64) []int64
 	}
 	if sum > free && last {
 		for i, v := range moves {
-			got[i] = mulDiv(free, need(v), sum)
+			got[i] = share.MulDiv(free, need(v), sum)
 		}
 		return got
 	}
@@ -754,9 +749,7 @@ func allot(free int64, last bool, moves []*move, need func(*move) int64) []int64
 func (l *Ledger) free(t *topic) tokenbucket.Share {
 	free := t.contract
 	for _, m := range t.members {
-		r := l.reserve(m)
-		free.Rate -= r.Rate
-		free.Burst -= r.Burst
+		free = free.Less(l.reserve(m))
 	}
 	return tokenbucket.Share{Rate: max(0, free.Rate), Burst: max(0, free.Burst)}
 }
@@ -834,19 +827,10 @@ func checkTarget(contract tokenbucket.Share, target []share.Assigned) ([]share.A
 		if err := a.Share.Validate(); err != nil {
 			return nil, fmt.Errorf("share of broker %q: %w", a.Broker, err)
 		}
-		free.Rate -= a.Share.Rate
-		free.Burst -= a.Share.Burst
-		if free.Rate < 0 || free.Burst < 0 {
+		if free = free.Less(a.Share); free.Rate < 0 || free.Burst < 0 {
 			return nil, fmt.Errorf("the shares sum to more than the contract of %d milli-msg/s, burst %d",
 				contract.Rate, contract.Burst)
 		}
 	}
 	return sorted, nil
-}
-
-// mulDiv returns floor(a*b/c) without overflow. Requires: 0 <= a, 0 <= b <= c, c > 0.
-func mulDiv(a, b, c int64) int64 {
-	hi, lo := bits.Mul64(uint64(a), uint64(b))
-	q, _ := bits.Div64(hi, lo, uint64(c))
-	return int64(q)
 }

@@ -25,7 +25,7 @@ type Grant struct {
 }
 
 // Base returns what is left of the share when the broker's lease is over.
-func (g Grant) Base() tokenbucket.Share { return less(g.Share, g.Flex) }
+func (g Grant) Base() tokenbucket.Share { return g.Share.Less(g.Flex) }
 
 // Session is what a broker says of itself at the beginning of a session.
 type Session struct {

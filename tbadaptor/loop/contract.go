@@ -82,8 +82,7 @@ func checkContract(req *srtmv1.SetContractRequest) (*adaptor.Contract, error) {
 		} else if one.IsZero() {
 			bad.Add(at("share"), "it is empty")
 		} else {
-			left.Rate -= one.Rate
-			left.Burst -= one.Burst
+			left = left.Less(one)
 		}
 		// A member without declared publishers is one all the same: its
 		// publishers are not known, not absent.

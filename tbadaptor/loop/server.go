@@ -400,7 +400,7 @@ func checkHello(h *srtmv1.NodeHello) ([]ledger.Held, error) {
 		if err := share.Validate(); err != nil {
 			bad.Add(at("share"), "%v", err)
 		}
-		base := tokenbucket.Share{Rate: share.Rate - flex.Rate, Burst: share.Burst - flex.Burst}
+		base := share.Less(flex)
 		if share.Validate() != nil {
 			// said already
 		} else if flex.Rate < 0 || flex.Burst < 0 || base.Validate() != nil || h.Policy == srtmv1.LeasePolicy_LEASE_POLICY_UNSPECIFIED && base != share {

@@ -137,7 +137,7 @@ func (f *filling) fill(weights []int64, upTo func(i int) int64) {
 		again = false
 		rest, before := f.left, sum
 		open = slices.DeleteFunc(open, func(i int) bool {
-			if want[i] > mulDiv(rest, weights[i], before) {
+			if want[i] > MulDiv(rest, weights[i], before) {
 				return false
 			}
 			f.has[i] += want[i]
@@ -150,7 +150,7 @@ func (f *filling) fill(weights []int64, upTo func(i int) int64) {
 	rest := f.left
 	slices.SortStableFunc(open, func(i, j int) int { return cmp.Compare(weights[j], weights[i]) })
 	for _, i := range open {
-		part := mulDiv(rest, weights[i], sum)
+		part := MulDiv(rest, weights[i], sum)
 		f.has[i] += part
 		f.left -= part
 	}

@@ -79,7 +79,7 @@ func apportion(total int64, weights, floors []int64) []int64 {
 			if fixed[i] {
 				continue
 			}
-			out[i] = mulDiv(rest, w, sum)
+			out[i] = MulDiv(rest, w, sum)
 			if out[i] < floors[i] {
 				out[i], fixed[i] = floors[i], true
 				fixedRest, fixedSum = fixedRest+floors[i], fixedSum+w
@@ -104,8 +104,8 @@ func apportion(total int64, weights, floors []int64) []int64 {
 	return out
 }
 
-// mulDiv returns floor(a*b/c) without overflow. Requires: 0 <= a, 0 <= b <= c, c > 0.
-func mulDiv(a, b, c int64) int64 {
+// MulDiv returns floor(a*b/c) without overflow. Requires: 0 <= a, 0 <= b <= c, c > 0.
+func MulDiv(a, b, c int64) int64 {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
 	q, _ := bits.Div64(hi, lo, uint64(c))
 	return int64(q)

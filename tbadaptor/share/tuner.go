@@ -193,8 +193,7 @@ func (t *Tuner) Propose(now mono.Time, total tokenbucket.Share, holding func(bro
 		h := holding(m.Broker)
 		if h.Away {
 			stays, m.coming = false, 0 // no publisher can send to it, or it will say what came
-			total.Rate -= h.Reserved.Rate
-			total.Burst -= h.Reserved.Burst
+			total = total.Less(h.Reserved)
 			target = append(target, Assigned{Broker: m.Broker, Share: h.Reserved})
 			continue
 		}
@@ -248,7 +247,7 @@ func (t *Tuner) handOver(loads []Load) {
 	}
 	for i := range loads {
 		if c := t.find(loads[i].Broker).coming; c > 0 {
-			part := mulDiv(pool, c, coming)
+			part := MulDiv(pool, c, coming)
 			loads[i].Quota.Burst += part
 			pool, coming = pool-part, coming-c
 		}
@@ -276,7 +275,7 @@ func lessQuota(loads []Load, since []mono.Time, there int64, part func(*tokenbuc
 		}
 		for i := range loads {
 			if q := part(&loads[i].Quota); since[i] == epoch && *q > 1 {
-				*q -= mulDiv(take, *q-1, sum)
+				*q -= MulDiv(take, *q-1, sum)
 			}
 		}
 		short -= take
