@@ -72,7 +72,7 @@ func (b *Bolt) Lead(ctx context.Context, _ string) (Term, *catalog.Catalog, erro
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("%s: %w", b.path, err), db.Close())
 	}
-	return &boltTerm{kept: kept{number: number, lost: make(chan struct{})}, db: db, head: cat.Version()}, cat, nil
+	return &boltTerm{newTerm(number, cat), db}, cat, nil
 }
 
 func read(db *bbolt.DB) (*catalog.Catalog, error) {
@@ -120,23 +120,17 @@ func begin(db *bbolt.DB) (number uint64, err error) {
 }
 
 type boltTerm struct {
-	kept
-	db   *bbolt.DB
-	head uint64
+	term
+	db *bbolt.DB
 }
 
 func versionKey(v uint64) []byte { return binary.BigEndian.AppendUint64(nil, v) }
 
 // Append implements Term: one transaction, which bbolt syncs.
 func (t *boltTerm) Append(_ context.Context, base uint64, events []catalog.Event) error {
-	records, err := encodeEvents(events)
-	switch {
-	case err != nil:
+	records, err := t.records(base, events)
+	if err != nil {
 		return err
-	case t.over:
-		return ErrLost
-	case base != t.head:
-		return fmt.Errorf("append after %d, the log ends at %d: %w", base, t.head, ErrGap)
 	}
 	err = t.db.Update(func(tx *bbolt.Tx) error {
 		bucket := tx.Bucket(bucketEvents)
@@ -156,18 +150,13 @@ func (t *boltTerm) Append(_ context.Context, base uint64, events []catalog.Event
 }
 
 // Compact implements Term.
-func (t *boltTerm) Compact(_ context.Context, dump catalog.Dump) error {
-	b, added, err := encodeDump(dump)
-	switch {
-	case err != nil:
+func (t *boltTerm) Compact(_ context.Context, d catalog.Dump) error {
+	dump, added, err := t.dump(d)
+	if err != nil {
 		return err
-	case t.over:
-		return ErrLost
-	case dump.Version > t.head:
-		return fmt.Errorf("compact up to %d, the log ends at %d: %w", dump.Version, t.head, ErrGap)
 	}
 	err = t.db.Update(func(tx *bbolt.Tx) error {
-		if err := tx.Bucket(bucketSnapshot).Put(keySnapshot, b); err != nil {
+		if err := tx.Bucket(bucketSnapshot).Put(keySnapshot, dump); err != nil {
 			return err
 		}
 		if err := tx.Bucket(bucketSnapshot).Put(keyAdditions, added); err != nil {
@@ -175,7 +164,7 @@ func (t *boltTerm) Compact(_ context.Context, dump catalog.Dump) error {
 		}
 		cursor := tx.Bucket(bucketEvents).Cursor()
 		// First again and again: Next skips a key after a Delete.
-		for k, _ := cursor.First(); k != nil && binary.BigEndian.Uint64(k) <= dump.Version; k, _ = cursor.First() {
+		for k, _ := cursor.First(); k != nil && binary.BigEndian.Uint64(k) <= d.Version; k, _ = cursor.First() {
 			if err := cursor.Delete(); err != nil {
 				return err
 			}

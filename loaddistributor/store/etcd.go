@@ -202,7 +202,7 @@ func (e *Etcd) Lead(ctx context.Context, advertise string) (Term, *catalog.Catal
 	}
 	t := &etcdTerm{
 		store: e, client: client, session: session, cancel: cancel, election: concurrency.NewElection(session, e.election()),
-		lost: make(chan struct{}), kept: make(chan struct{}),
+		term: term{lost: make(chan struct{})}, kept: make(chan struct{}),
 	}
 	t.until.Store(int64(asked.Add(e.ttl)))
 	go t.keep(own)
@@ -366,12 +366,7 @@ func (e *Etcd) Follow(ctx context.Context, f Follower) error {
 			return fmt.Errorf("etcd: follow: %w", err)
 		}
 		f.Cut(err)
-		pause := time.NewTimer(followPause)
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			pause.Stop()
-		}
+		clock.Sleep(ctx, followPause) // or ctx ends, which is seen next
 	}
 }
 
@@ -433,16 +428,13 @@ func (e *Etcd) follow(ctx context.Context, f Follower) error {
 }
 
 type etcdTerm struct {
+	term     // keep closes lost
 	store    *Etcd
 	client   *clientv3.Client
 	session  *concurrency.Session
 	election *concurrency.Election
 	cancel   context.CancelFunc
-	number   uint64
-	head     uint64
-	written  int // bytes of events since the last dump
-	over     bool
-	lost     chan struct{} // closed by keep
+	written  int           // bytes of events since the last dump
 	kept     chan struct{} // closed when keep has returned
 	// until is a mono.Time, written by keep; a stale one is earlier.
 	until atomic.Int64
@@ -482,14 +474,8 @@ func (t *etcdTerm) keep(ctx context.Context) {
 	}
 }
 
-// Number implements Term.
-func (t *etcdTerm) Number() uint64 { return t.number }
-
 // Until implements Term.
 func (t *etcdTerm) Until() mono.Time { return mono.Time(t.until.Load()) }
-
-// Lost implements Term.
-func (t *etcdTerm) Lost() <-chan struct{} { return t.lost }
 
 // Resign implements Term.
 func (t *etcdTerm) Resign(ctx context.Context) error {
@@ -534,10 +520,7 @@ func (t *etcdTerm) guarded(ctx context.Context, ops ...clientv3.Op) error {
 
 // Append implements Term.
 func (t *etcdTerm) Append(ctx context.Context, base uint64, events []catalog.Event) error {
-	if base != t.head {
-		return fmt.Errorf("append after %d, the log ends at %d: %w", base, t.head, ErrGap)
-	}
-	records, err := encodeEvents(events)
+	records, err := t.records(base, events)
 	if err != nil {
 		return err
 	}
@@ -592,29 +575,26 @@ func (t *etcdTerm) putParts(ctx context.Context, kind string, version uint64, b 
 }
 
 // Compact implements Term.
-func (t *etcdTerm) Compact(ctx context.Context, dump catalog.Dump) error {
-	if dump.Version > t.head {
-		return fmt.Errorf("compact up to %d, the log ends at %d: %w", dump.Version, t.head, ErrGap)
-	}
-	b, added, err := encodeDump(dump)
+func (t *etcdTerm) Compact(ctx context.Context, d catalog.Dump) error {
+	dump, added, err := t.dump(d)
 	if err != nil {
 		return err
 	}
-	n, err := t.putParts(ctx, "dump", dump.Version, b)
+	n, err := t.putParts(ctx, "dump", d.Version, dump)
 	if err != nil {
 		return err
 	}
-	more, err := t.putParts(ctx, "added", dump.Version, added)
+	more, err := t.putParts(ctx, "added", d.Version, added)
 	if err != nil {
 		return err
 	}
-	at, err := json.Marshal(snapshotKey{Version: dump.Version, Parts: n, Added: more})
+	at, err := json.Marshal(snapshotKey{Version: d.Version, Parts: n, Added: more})
 	if err != nil {
 		return err
 	}
 	// In one transaction, so that a reader at one revision finds a dump and
 	// all events after it. What precedes it goes with it.
-	next := hex(dump.Version + 1)
+	next := hex(d.Version + 1)
 	_, last, err := t.store.snapshot(ctx, t.client)
 	if err != nil {
 		return err
@@ -623,13 +603,13 @@ func (t *etcdTerm) Compact(ctx context.Context, dump catalog.Dump) error {
 		clientv3.OpPut(t.store.key("snapshot"), string(at)),
 		clientv3.OpDelete(t.store.key("log", hex(0)), clientv3.WithRange(t.store.key("log", next))),
 		clientv3.OpDelete(t.store.key("part", hex(0)), clientv3.WithRange(t.store.key("part", next))),
-		clientv3.OpDelete(t.store.key("dump", hex(0)), clientv3.WithRange(t.store.key("dump", hex(dump.Version)))),
-		clientv3.OpDelete(t.store.key("added", hex(0)), clientv3.WithRange(t.store.key("added", hex(dump.Version)))),
+		clientv3.OpDelete(t.store.key("dump", hex(0)), clientv3.WithRange(t.store.key("dump", hex(d.Version)))),
+		clientv3.OpDelete(t.store.key("added", hex(0)), clientv3.WithRange(t.store.key("added", hex(d.Version)))),
 	)
 	if err != nil {
 		return err
 	}
-	few := dump.Version < last.Version+historyAfter && t.written < historyBytes
+	few := d.Version < last.Version+historyAfter && t.written < historyBytes
 	t.written = 0
 	if last.since == 0 || few {
 		return nil

@@ -16,7 +16,6 @@ type Memory struct {
 		sync.Mutex
 		leads    bool
 		term     uint64 // number of the newest
-		head     uint64
 		snapshot []byte
 		added    []byte   // to the snapshot
 		records  [][]byte // after the snapshot
@@ -43,7 +42,7 @@ func (m *Memory) Lead(context.Context, string) (Term, *catalog.Catalog, error) {
 		}
 	}
 	m.mu.leads, m.mu.term = true, numberAfter(m.mu.term)
-	return &memoryTerm{kept{number: m.mu.term, lost: make(chan struct{})}, m}, cat, nil
+	return &memoryTerm{newTerm(m.mu.term, cat), m}, cat, nil
 }
 
 // Clone returns a store with what is in m now and no leader: what a crash would
@@ -52,52 +51,46 @@ func (m *Memory) Clone() *Memory {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c := &Memory{}
-	c.mu.term, c.mu.head, c.mu.snapshot, c.mu.added, c.mu.records = m.mu.term, m.mu.head, m.mu.snapshot, m.mu.added, slices.Clone(m.mu.records)
+	c.mu.term, c.mu.snapshot, c.mu.added, c.mu.records = m.mu.term, m.mu.snapshot, m.mu.added, slices.Clone(m.mu.records)
 	return c
 }
 
 type memoryTerm struct {
-	kept
+	term
 	store *Memory
 }
 
+// Append implements Term.
 func (t *memoryTerm) Append(_ context.Context, base uint64, events []catalog.Event) error {
-	records, err := encodeEvents(events)
+	records, err := t.records(base, events)
 	if err != nil {
 		return err
 	}
 	t.store.mu.Lock()
 	defer t.store.mu.Unlock()
-	switch {
-	case t.over:
-		return ErrLost
-	case t.store.mu.head != base:
-		return ErrGap
-	}
 	t.store.mu.records = append(t.store.mu.records, records...)
-	t.store.mu.head += uint64(len(records))
+	t.head += uint64(len(records))
 	return nil
 }
 
-func (t *memoryTerm) Compact(_ context.Context, dump catalog.Dump) error {
-	b, added, err := encodeDump(dump)
+// Compact implements Term.
+func (t *memoryTerm) Compact(_ context.Context, d catalog.Dump) error {
+	dump, added, err := t.dump(d)
 	if err != nil {
 		return err
 	}
 	t.store.mu.Lock()
 	defer t.store.mu.Unlock()
 	m := &t.store.mu
-	first := m.head - uint64(len(m.records)) // version before the first record
-	switch {
-	case t.over:
-		return ErrLost
-	case dump.Version < first || dump.Version > m.head:
+	first := t.head - uint64(len(m.records)) // version before the first record
+	if d.Version < first {
 		return ErrGap
 	}
-	m.snapshot, m.added, m.records = b, added, m.records[dump.Version-first:]
+	m.snapshot, m.added, m.records = dump, added, m.records[d.Version-first:]
 	return nil
 }
 
+// Resign implements Term.
 func (t *memoryTerm) Resign(context.Context) error {
 	t.store.mu.Lock()
 	defer t.store.mu.Unlock()

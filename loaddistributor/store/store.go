@@ -82,21 +82,50 @@ func (alone) Leader(context.Context) (string, error) { return "", nil }
 // Close implements Store.
 func (alone) Close() error { return nil }
 
-// kept is what the terms of these stores have in common: nothing takes them away.
-type kept struct {
+// term is what the terms of all stores have in common; nothing takes this one away. A
+// store has a type of its own around it, which puts what records and dump return where it
+// keeps that.
+type term struct {
 	number uint64
+	head   uint64 // version of the last event
 	over   bool
-	lost   chan struct{} // never closed
+	lost   chan struct{}
+}
+
+func newTerm(number uint64, cat *catalog.Catalog) term {
+	return term{number: number, head: cat.Version(), lost: make(chan struct{})}
 }
 
 // Number implements Term.
-func (k *kept) Number() uint64 { return k.number }
+func (t *term) Number() uint64 { return t.number }
 
 // Until implements Term.
-func (k *kept) Until() mono.Time { return mono.Never }
+func (t *term) Until() mono.Time { return mono.Never }
 
 // Lost implements Term.
-func (k *kept) Lost() <-chan struct{} { return k.lost }
+func (t *term) Lost() <-chan struct{} { return t.lost }
+
+// records are what is to be appended, if it may be.
+func (t *term) records(base uint64, events []catalog.Event) ([][]byte, error) {
+	switch {
+	case t.over:
+		return nil, ErrLost
+	case base != t.head:
+		return nil, fmt.Errorf("append after %d, the log ends at %d: %w", base, t.head, ErrGap)
+	}
+	return encodeEvents(events)
+}
+
+// dump is what is to be put in the place of all events up to its version, if it may be.
+func (t *term) dump(d catalog.Dump) (dump, added []byte, err error) {
+	switch {
+	case t.over:
+		return nil, nil, ErrLost
+	case d.Version > t.head:
+		return nil, nil, fmt.Errorf("compact up to %d, the log ends at %d: %w", d.Version, t.head, ErrGap)
+	}
+	return encodeDump(d)
+}
 
 // numberAfter is the number of the term after one with the number last.
 func numberAfter(last uint64) uint64 { return max(last+1, uint64(time.Now().UnixMilli())) }

@@ -509,7 +509,7 @@ func TestALeaderThatWasReplaced(t *testing.T) {
 	// As when the first hangs: its lease ends and it does not know.
 	old := first.term.(*etcdTerm)
 	revoked := clientv3.LeaseID(old.session.Lease())
-	blind := &etcdTerm{store: old.store, client: old.client, session: old.session, election: old.election, head: old.head, cancel: func() {}}
+	blind := &etcdTerm{store: old.store, client: old.client, session: old.session, election: old.election, term: term{head: old.head}, cancel: func() {}}
 	blind.until.Store(math.MaxInt64)
 	client, err := second.client(t.Context())
 	testkit.Must(t, err)
