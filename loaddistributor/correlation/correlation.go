@@ -2,9 +2,10 @@ package correlation
 
 import (
 	"cmp"
-	"errors"
-	"fmt"
+	"maps"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -43,19 +44,11 @@ const (
 
 // Config says how much is kept.
 type Config struct {
-	// Publishers that are followed at once; 0 means MaxPublishers. When there are
+	// Publishers that are followed at once, at most MaxPublishers, which 0 means. When there are
 	// more, one that is in no group, has fired least and was heard longest ago makes
 	// room, of some that are looked at; where all are in groups, the new one is not
 	// followed.
 	Publishers int
-}
-
-// Validate returns what is wrong with c, or nil.
-func (c Config) Validate() error {
-	if c.Publishers < 0 || c.Publishers > MaxPublishers {
-		return fmt.Errorf("publishers: %d, want 0 .. %d", c.Publishers, MaxPublishers)
-	}
-	return nil
 }
 
 // Learner learns the groups of one topic. Make it with New. It is not safe for
@@ -103,7 +96,7 @@ type Counts struct {
 // Group is publishers that fire together.
 type Group struct {
 	// Label is its key, the same from one learning to the next, and not used again
-	// for another group of this Learner's State. At most 28 bytes.
+	// for another group of this Learner. At most 28 bytes.
 	Label string
 	// Since is the learning, from 1, in which the label was given.
 	Since uint64
@@ -126,7 +119,7 @@ type Member struct {
 	Width    time.Duration
 }
 
-// New returns a learner that knows nothing. Requires: cfg is valid.
+// New returns a learner that knows nothing. Requires: cfg.Publishers is within its bounds.
 func New(cfg Config) *Learner {
 	return &Learner{most: cmp.Or(cfg.Publishers, MaxPublishers), index: map[string]int32{}, next: 1}
 }
@@ -181,12 +174,15 @@ func (l *Learner) forget(at mono.Time) {
 	}
 }
 
+// sound reports whether a publisher of that id can be followed.
+func sound(id string) bool { return len(id) > 0 && len(id) <= MaxID && utf8.ValidString(id) }
+
 // looked is how many slots are looked at to make room for one.
 const looked = 16
 
 // admit returns a slot for a new publisher, or -1.
 func (l *Learner) admit(id string) int32 {
-	if len(id) == 0 || len(id) > MaxID || !utf8.ValidString(id) {
+	if !sound(id) {
 		return -1
 	}
 	slot := int32(len(l.publishers))
@@ -235,99 +231,45 @@ func (l *Learner) Key(id string) string {
 	return ""
 }
 
-func label(number uint64) string { return fmt.Sprintf("learned-%d", number) }
+// prefix begins labels.
+const prefix = "learned-"
 
-// Version is of State's form.
-const Version = 1
+func label(number uint64) string { return prefix + strconv.FormatUint(number, 10) }
 
-// State is what outlives a restart: the groups, without the firings. It marshals to
-// JSON, or field by field to whatever the caller stores.
-type State struct {
-	Version int          `json:"version"`
-	Turn    uint64       `json:"turn"` // learnings so far
-	Next    uint64       `json:"next"` // number of the next label
-	Groups  []StateGroup `json:"groups,omitempty"`
-}
-
-// StateGroup is a group of a State.
-type StateGroup struct {
-	Number  uint64        `json:"number"` // of its label
-	Since   uint64        `json:"since"`
-	Members []StateMember `json:"members"`
-}
-
-// StateMember is a member of a StateGroup.
-type StateMember struct {
-	ID     string `json:"id"`
-	Joined uint64 `json:"joined"`
-}
-
-// State returns what was learned. It has at most Config.Publishers members in all, and
-// changes only by Learn.
-func (l *Learner) State() State {
-	s := State{Version: Version, Turn: l.turn, Next: l.next}
-	for _, g := range l.groups {
-		to := StateGroup{Number: g.number, Since: g.Since}
-		for _, m := range g.Members {
-			to.Members = append(to.Members, StateMember{m.ID, m.Joined})
-		}
-		s.Groups = append(s.Groups, to)
-	}
-	return s
-}
-
-// Validate returns every fault of s at once, or nil.
-func (s State) Validate() error {
-	var faults []error
-	refuse := func(wrong bool, format string, args ...any) {
-		if wrong && len(faults) < 10 {
-			faults = append(faults, fmt.Errorf(format, args...))
-		}
-	}
-	refuse(s.Version != Version, "version: %d, want %d", s.Version, Version)
-	refuse(s.Next < 1, "next: 0")
-	members := map[string]bool{}
-	before := uint64(0)
-	for i, g := range s.Groups {
-		at := fmt.Sprintf("groups[%d]", i)
-		refuse(g.Number <= before || g.Number >= s.Next, "%s.number: %d is not in order below %d", at, g.Number, s.Next)
-		before = g.Number
-		refuse(g.Since < 1 || g.Since > s.Turn, "%s.since: %d of %d learnings", at, g.Since, s.Turn)
-		refuse(len(g.Members) < 2, "%s.members: %d", at, len(g.Members))
-		for j, m := range g.Members {
-			refuse(m.ID == "" || len(m.ID) > MaxID || !utf8.ValidString(m.ID), "%s.members[%d].id: %.70q", at, j, m.ID)
-			refuse(members[m.ID], "%s.members[%d].id: %q is in two groups", at, j, m.ID)
-			refuse(j > 0 && m.ID < g.Members[j-1].ID, "%s.members[%d].id: %q is out of order", at, j, m.ID)
-			refuse(m.Joined < 1 || m.Joined > s.Turn, "%s.members[%d].joined: %d of %d learnings", at, j, m.Joined, s.Turn)
-			members[m.ID] = true
-		}
-	}
-	refuse(len(members) > MaxPublishers, "groups: %d members, at most %d", len(members), MaxPublishers)
-	return errors.Join(faults...)
-}
-
-// Restore returns a learner that goes on from s: same groups, same labels. Members keep
-// them until they have fired Settled times. Where there are more than cfg.Publishers,
-// the youngest groups are left out. Requires: cfg is valid.
-func Restore(cfg Config, s State) (*Learner, error) {
-	if err := s.Validate(); err != nil {
-		return nil, fmt.Errorf("correlation state: %w", err)
-	}
+// Restore returns a learner that goes on with groups: labels has that of each publisher, by
+// id, as Key returned it. They have one learning behind them, and members keep them until
+// they have fired Settled times. What is no label, nor of a group of two, is left out, and
+// where there are more than cfg.Publishers, the youngest groups are.
+func Restore(cfg Config, labels map[string]string) *Learner {
 	l := New(cfg)
-	l.turn, l.next = s.Turn, s.Next
-	for _, g := range s.Groups {
-		if len(l.publishers)+len(g.Members) > l.most {
+	l.turn = 1
+	by := map[uint64][]string{}
+	for _, id := range slices.Sorted(maps.Keys(labels)) {
+		number, err := strconv.ParseUint(strings.TrimPrefix(labels[id], prefix), 10, 32)
+		if err == nil && number > 0 && labels[id] == label(number) && sound(id) {
+			by[number] = append(by[number], id)
+			l.next = max(l.next, number+1)
+		}
+	}
+	for _, number := range slices.Sorted(maps.Keys(by)) {
+		if len(by[number]) < 2 {
+			continue
+		}
+		if len(l.publishers)+len(by[number]) > l.most {
 			break
 		}
-		to := Group{Label: label(g.Number), Since: g.Since, number: g.Number}
-		for _, m := range g.Members {
-			p := l.publishers[l.admit(m.ID)]
-			p.group, p.joined = g.Number, m.Joined
-			to.Members = append(to.Members, Member{ID: m.ID, Joined: m.Joined})
+		for _, id := range by[number] {
+			p := l.publishers[l.admit(id)]
+			p.group, p.joined = number, l.turn
 		}
-		l.groups = append(l.groups, to)
 	}
-	return l, nil
+	since := map[uint64]uint64{}
+	// order: each by itself
+	for number := range by {
+		since[number] = l.turn
+	}
+	l.settle(since)
+	return l
 }
 
 // byAge: the oldest label first.

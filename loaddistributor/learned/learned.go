@@ -36,13 +36,12 @@ import (
 	"maps"
 	"math"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/correlation"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/loaddistributor/sizing"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -181,28 +180,11 @@ func New(placed []placement.Publisher, since []int64, now time.Time) *Topic {
 
 // restored goes on with the groups that keys stand for.
 func restored(placed []placement.Publisher) *correlation.Learner {
-	s := correlation.State{Version: correlation.Version, Turn: 1, Next: 1}
-	by := map[uint64][]correlation.StateMember{}
+	labels := make(map[string]string, len(placed))
 	for _, p := range placed {
-		digits, ok := strings.CutPrefix(p.Key, "learned-")
-		if number, err := strconv.ParseUint(digits, 10, 32); ok && err == nil && number > 0 {
-			by[number] = append(by[number], correlation.StateMember{ID: p.ID, Joined: 1})
-			s.Next = max(s.Next, number+1)
-		}
+		labels[p.ID] = p.Key
 	}
-	for _, number := range slices.Sorted(maps.Keys(by)) {
-		members := by[number]
-		slices.SortFunc(members, func(a, b correlation.StateMember) int { return cmp.Compare(a.ID, b.ID) })
-		if len(members) > 1 {
-			s.Groups = append(s.Groups, correlation.StateGroup{Number: number, Since: 1, Members: members})
-		}
-	}
-	cfg := correlation.Config{Publishers: followed}
-	l, err := correlation.Restore(cfg, s)
-	if err != nil { // of an id that was declared, say
-		l = correlation.New(cfg)
-	}
-	return l
+	return correlation.Restore(correlation.Config{Publishers: followed}, labels)
 }
 
 // group takes over the groups that were found.
@@ -566,13 +548,7 @@ func (j *Job) Think() {
 		j.learner.Learn()
 	}
 	if j.rate > 0 && len(j.arrivals) > 0 {
-		found, u, last := make([]float64, len(j.arrivals)), 0.0, j.arrivals[0].At
-		for i, a := range j.arrivals {
-			u = max(0, u-a.At.Sub(last).Seconds()*j.rate) + 1
-			found[i], last = u, a.At
-		}
-		slices.Sort(found)
-		j.burst = int64(math.Ceil(found[tokenbucket.Rank(len(found), j.quantile)] - 1e-6))
+		j.burst = sizing.Burst(j.arrivals, j.rate, j.quantile, 0)
 	}
 }
 

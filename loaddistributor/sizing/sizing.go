@@ -130,9 +130,8 @@ func Propose(trace []tuner.Arrival, w Wanted, rng *rand.Rand) (*Proposal, error)
 	if err := (tokenbucket.Share{Rate: p.Rate, Burst: 1}).Validate(); err != nil {
 		return nil, err
 	}
-	found := work(trace, p.Rate)
-	p.Needed = burst(found[tokenbucket.Rank(len(found), w.Quantile)], p.Rate, w.Within)
-	p.Burst = burst(confident(trace, p.Rate, w, rng), p.Rate, w.Within)
+	p.Needed = Burst(trace, p.Rate.PerSecond(), w.Quantile, w.Within)
+	p.Burst = burst(confident(trace, p.Rate, w, rng), p.Rate.PerSecond(), w.Within)
 	p.Burst = max(p.Burst, p.Needed)
 	if err := p.Share.Validate(); err != nil {
 		return nil, err
@@ -156,27 +155,22 @@ func Propose(trace []tuner.Arrival, w Wanted, rng *rand.Rand) (*Proposal, error)
 	return p, nil
 }
 
-// each calls f with the work, in messages, that each message of a trace finds and adds to.
-func each(trace []tuner.Arrival, rate tokenbucket.Rate, f func(i int, work float64)) {
-	u, last, perSecond := 0.0, trace[0].At, rate.PerSecond()
+// Burst returns the tokens with which a quantile of a trace's messages waits no longer, at
+// a rate in msg/s. Requires: there are messages, in order of time.
+func Burst(trace []tuner.Arrival, rate, quantile float64, within time.Duration) int64 {
+	found := make([]float64, len(trace)) // work, in messages, that each finds and adds to
+	u, last := 0.0, trace[0].At
 	for i, a := range trace {
-		u = max(0, u-a.At.Sub(last).Seconds()*perSecond) + 1
-		last = a.At
-		f(i, u)
+		u = max(0, u-a.At.Sub(last).Seconds()*rate) + 1
+		found[i], last = u, a.At
 	}
-}
-
-// work returns it for all, sorted.
-func work(trace []tuner.Arrival, rate tokenbucket.Rate) []float64 {
-	all := make([]float64, len(trace))
-	each(trace, rate, func(i int, u float64) { all[i] = u })
-	slices.Sort(all)
-	return all
+	slices.Sort(found)
+	return burst(found[tokenbucket.Rank(len(found), quantile)], rate, within)
 }
 
 // burst is the tokens with which a message that finds that work waits no longer.
-func burst(work float64, rate tokenbucket.Rate, within time.Duration) int64 {
-	need := math.Ceil(work - rate.PerSecond()*within.Seconds() - 1e-6) // sums of fractions are rounded
+func burst(work, rate float64, within time.Duration) int64 {
+	need := math.Ceil(work - rate*within.Seconds() - 1e-6) // sums of fractions are rounded
 	return max(1, int64(min(need, float64(tokenbucket.MaxBurst)+1)))
 }
 
