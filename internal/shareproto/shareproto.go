@@ -1,5 +1,5 @@
-// Package shareproto has a share of a contract as it travels, for brokers and the
-// control plane alike.
+// Package shareproto has a share of a contract, and the values of enumerations, as they
+// travel, for brokers and the control plane alike.
 package shareproto
 
 import (

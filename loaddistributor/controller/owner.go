@@ -288,10 +288,8 @@ func (c *Controller) askTakeOver(topic string, t reconcile.TakeOver) chan reconc
 		answers <- reconcile.Answered{Broker: t.Broker, Err: ErrBrokerGone}
 		return answers
 	}
-	c.mu.requests++
-	s.requests[c.mu.requests] = &request{topic: topic, owners: true, sent: time.Now(), done: answers}
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_TakeOver{TakeOver: &srtmv1.TakeOver{
-		Request: c.mu.requests, Topic: topic, FromBrokerId: t.From,
+		Request: c.mu.expect(s, request{topic: topic, owners: true, sent: time.Now(), done: answers}), Topic: topic, FromBrokerId: t.From,
 	}}})
 	return answers
 }

@@ -14,6 +14,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
@@ -104,7 +105,7 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 	for _, name := range h.Topics {
 		s.topics[name], s.unprepared[name] = &reportWindow{}, true
 	}
-	s.durability, _ = Durability(h.Durability)
+	s.durability, _ = Durabilities.Value(h.Durability)
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Hello{Hello: &srtmv1.ControllerHello{
 		GrantAddress: c.cfg.GrantAddress, ReportInterval: durationpb.New(c.cfg.ReportInterval), ReportChanges: true,
 	}}})
@@ -284,16 +285,20 @@ func (c *Controller) result(s *Session, p *srtmv1.PrepareResult) error {
 	return nil
 }
 
+// expect numbers a request, which waits for its answer from then on.
+func (st *state) expect(s *Session, r request) (number uint64) {
+	st.requests++
+	s.requests[st.requests] = &r
+	return st.requests
+}
+
 // ask sends a PrepareTopic. done gets the answer, or ErrBrokerGone; nil if no owner waits.
 func (st *state) ask(s *Session, topic string, prepare *catalog.Spec, done chan<- reconcile.Answered, now time.Time) {
-	st.requests++
-	number := st.requests
-	s.requests[number] = &request{topic: topic, sent: now, done: done}
+	contract := ContractProto(prepare)
 	order := &srtmv1.PrepareTopic{
-		Request: number, Topic: topic, Channels: prepare.Channels,
-		Slo:       &srtmv1.Slo{Quantile: prepare.SLO.Quantile, Latency: durationpb.New(prepare.SLO.Latency)},
-		OverLimit: overLimit(prepare.OverLimit), Pacing: PacingProto(prepare.Pacing),
-		Durability: DurabilityProto(prepare.Durability),
+		Request: st.expect(s, request{topic: topic, sent: now, done: done}), Topic: topic, Channels: prepare.Channels,
+		Slo: contract.Slo, OverLimit: contract.OverLimit,
+		Pacing: Pacings.Number(prepare.Pacing), Durability: Durabilities.Number(prepare.Durability),
 	}
 	for _, g := range prepare.Weighted() {
 		order.Weights = append(order.Weights, &srtmv1.PublisherGroup{Key: g.Name(), Count: int32(g.Count), Weight: uint32(g.Weight)})
@@ -308,53 +313,31 @@ func (st *state) ask(s *Session, topic string, prepare *catalog.Spec, done chan<
 
 // remove sends a RemoveTopic, as ask does; unused: only if the topic is not used.
 func (st *state) remove(s *Session, topic string, unused bool, done chan<- reconcile.Answered, now time.Time) {
-	st.requests++
-	number := st.requests
-	s.requests[number] = &request{topic: topic, remove: true, owners: unused, sent: now, done: done}
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Remove{Remove: &srtmv1.RemoveTopic{
-		Request: number, Topic: topic, IfUnused: unused,
+		Request: st.expect(s, request{topic: topic, remove: true, owners: unused, sent: now, done: done}), Topic: topic, IfUnused: unused,
 	}}})
 }
 
-func overLimit(o catalog.OverLimit) srtmv1.OverLimitPolicy {
-	if o == catalog.Reject {
-		return srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT
+// Values of the API's enumerations.
+var (
+	OverLimits = shareproto.Enum[srtmv1.OverLimitPolicy, catalog.OverLimit]{
+		srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_UNSPECIFIED: catalog.Delay,
+		srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_DELAY:       catalog.Delay,
+		srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT:      catalog.Reject,
 	}
-	return srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_DELAY
-}
-
-var durabilities = []catalog.Durability{
-	srtmv1.Durability_DURABILITY_UNSPECIFIED: "",
-	srtmv1.Durability_DURABILITY_MEMORY:      catalog.DurabilityMemory,
-	srtmv1.Durability_DURABILITY_FSYNC:       catalog.DurabilityFsync,
-	srtmv1.Durability_DURABILITY_REPLICATED:  catalog.DurabilityReplicated,
-}
-
-// Durability is what the API's value says; false if it is of a later version.
-func Durability(d srtmv1.Durability) (catalog.Durability, bool) {
-	if d < 0 || int(d) >= len(durabilities) {
-		return "", false
+	Durabilities = shareproto.Enum[srtmv1.Durability, catalog.Durability]{
+		srtmv1.Durability_DURABILITY_UNSPECIFIED: "",
+		srtmv1.Durability_DURABILITY_MEMORY:      catalog.DurabilityMemory,
+		srtmv1.Durability_DURABILITY_FSYNC:       catalog.DurabilityFsync,
+		srtmv1.Durability_DURABILITY_REPLICATED:  catalog.DurabilityReplicated,
 	}
-	return durabilities[d], true
-}
-
-// DurabilityProto is the API's value.
-func DurabilityProto(d catalog.Durability) srtmv1.Durability {
-	return srtmv1.Durability(max(0, slices.Index(durabilities, d)))
-}
-
-// PacingProto is the API's mode.
-func PacingProto(p catalog.Pacing) srtmv1.PacingMode {
-	switch p {
-	case catalog.PacingOff:
-		return srtmv1.PacingMode_PACING_MODE_OFF
-	case catalog.PacingAdvise:
-		return srtmv1.PacingMode_PACING_MODE_ADVISE
-	case catalog.PacingPolice:
-		return srtmv1.PacingMode_PACING_MODE_POLICE
+	Pacings = shareproto.Enum[srtmv1.PacingMode, catalog.Pacing]{
+		srtmv1.PacingMode_PACING_MODE_UNSPECIFIED: "",
+		srtmv1.PacingMode_PACING_MODE_OFF:         catalog.PacingOff,
+		srtmv1.PacingMode_PACING_MODE_ADVISE:      catalog.PacingAdvise,
+		srtmv1.PacingMode_PACING_MODE_POLICE:      catalog.PacingPolice,
 	}
-	return srtmv1.PacingMode_PACING_MODE_UNSPECIFIED
-}
+)
 
 // HostPort splits an address that others dial.
 func HostPort(address string) (host string, port int, err error) {

@@ -157,7 +157,7 @@ func ContractProto(s *catalog.Spec) *srtmv1.Contract {
 	return &srtmv1.Contract{
 		RateMilli: s.Demand.RateMilli, Burst: s.Demand.Burst,
 		Slo:       &srtmv1.Slo{Quantile: s.SLO.Quantile, Latency: durationpb.New(s.SLO.Latency)},
-		OverLimit: overLimit(s.OverLimit),
+		OverLimit: OverLimits.Number(s.OverLimit),
 	}
 }
 

@@ -173,13 +173,8 @@ func declared(s *catalog.Spec) []placement.Publisher {
 
 // ListTopics implements srtmv1.AdminServiceServer.
 func (s *Server) ListTopics(_ context.Context, req *srtmv1.ListTopicsRequest) (*srtmv1.ListTopicsResponse, error) {
-	var bad faults
-	size := page(&bad, req.PageSize)
-	after := pageAfter(&bad, req.PageToken)
-	if err := bad.Err(); err != nil {
-		return nil, toStatus(err)
-	}
-	if err := s.controller.Ready(); err != nil {
+	size, after, err := s.page(req)
+	if err != nil {
 		return nil, toStatus(err)
 	}
 	topics := s.controller.Topics(after, size+1)
@@ -198,17 +193,26 @@ func (s *Server) ListTopics(_ context.Context, req *srtmv1.ListTopicsRequest) (*
 // pageToken is for the page that begins after the name.
 func pageToken(name string) string { return base64.RawURLEncoding.EncodeToString([]byte(name)) }
 
-// pageAfter is the name that a page begins after; "": it is the first.
-func pageAfter(bad *faults, token string) string {
-	name, err := base64.RawURLEncoding.DecodeString(token)
+// page returns how many names a page has, and the one that it begins after; "": it is the
+// first.
+func (s *Server) page(req interface {
+	GetPageSize() int32
+	GetPageToken() string
+}) (size int, after string, err error) {
+	var bad faults
+	size = pageSize(&bad, req.GetPageSize())
+	name, err := base64.RawURLEncoding.DecodeString(req.GetPageToken())
 	if err != nil {
 		bad.Add("page_token", "is not of a previous response")
 	}
-	return string(name)
+	if err = bad.Err(); err == nil {
+		err = s.controller.Ready()
+	}
+	return size, string(name), err
 }
 
-// page is how many a page of a list has.
-func page(bad *faults, size int32) int {
+// pageSize is how many a page of a list has.
+func pageSize(bad *faults, size int32) int {
 	if size < 0 || size > maxPage {
 		bad.Add("page_size", "%d is outside 0 to %d", size, maxPage)
 	}
@@ -218,7 +222,7 @@ func page(bad *faults, size int32) int {
 // ListPublisherMoves implements srtmv1.AdminServiceServer.
 func (s *Server) ListPublisherMoves(_ context.Context, req *srtmv1.ListPublisherMovesRequest) (*srtmv1.ListPublisherMovesResponse, error) {
 	var bad faults
-	size, before := page(&bad, req.PageSize), uint64(0)
+	size, before := pageSize(&bad, req.PageSize), uint64(0)
 	if req.PageToken != "" {
 		var err error
 		if before, err = strconv.ParseUint(req.PageToken, 36, 64); err != nil || before == 0 {
@@ -252,13 +256,8 @@ func (s *Server) DeleteTopic(ctx context.Context, req *srtmv1.DeleteTopicRequest
 
 // ListBrokers implements srtmv1.AdminServiceServer.
 func (s *Server) ListBrokers(_ context.Context, req *srtmv1.ListBrokersRequest) (*srtmv1.ListBrokersResponse, error) {
-	var bad faults
-	size := page(&bad, req.PageSize)
-	after := pageAfter(&bad, req.PageToken)
-	if err := bad.Err(); err != nil {
-		return nil, toStatus(err)
-	}
-	if err := s.controller.Ready(); err != nil {
+	size, after, err := s.page(req)
+	if err != nil {
 		return nil, toStatus(err)
 	}
 	brokers := s.controller.Brokers() // by id
@@ -310,7 +309,7 @@ func updated(present *catalog.Spec, req *srtmv1.UpdateTopicRequest) *srtmv1.Topi
 		wanted := proto.CloneOf(req.Spec)
 		wanted.PlacementPolicy = cmp.Or(wanted.PlacementPolicy, present.Policy)
 		wanted.ShareRule = cmp.Or(wanted.ShareRule, present.ShareRule)
-		wanted.Durability = cmp.Or(wanted.Durability, controller.DurabilityProto(present.Durability))
+		wanted.Durability = cmp.Or(wanted.Durability, controller.Durabilities.Number(present.Durability))
 		return wanted
 	}
 	wanted := specProto(present)
@@ -337,12 +336,8 @@ func copyField(to, from protoreflect.Message, path []string) {
 
 // DrainBroker implements srtmv1.AdminServiceServer.
 func (s *Server) DrainBroker(ctx context.Context, req *srtmv1.DrainBrokerRequest) (*srtmv1.DrainBrokerResponse, error) {
-	var bad faults
 	if req.Undo && req.Force {
-		bad.Add("force", "a drain that is undone cannot be forced")
-	}
-	if err := bad.Err(); err != nil {
-		return nil, toStatus(err)
+		return nil, toStatus(faults{{Field: "force", Problem: "a drain that is undone cannot be forced"}})
 	}
 	b, err := s.controller.Drain(ctx, req.BrokerId, !req.Undo, req.Force)
 	if err != nil {
@@ -353,12 +348,8 @@ func (s *Server) DrainBroker(ctx context.Context, req *srtmv1.DrainBrokerRequest
 
 // SetBrokerCapacity implements srtmv1.AdminServiceServer.
 func (s *Server) SetBrokerCapacity(_ context.Context, req *srtmv1.SetBrokerCapacityRequest) (*srtmv1.SetBrokerCapacityResponse, error) {
-	var bad faults
 	if req.Mcap < 0 || req.Mcap > MaxMcap {
-		bad.Add("mcap", "%d msg/s is outside 0 to %d", req.Mcap, MaxMcap)
-	}
-	if err := bad.Err(); err != nil {
-		return nil, toStatus(err)
+		return nil, toStatus(faults{{Field: "mcap", Problem: fmt.Sprintf("%d msg/s is outside 0 to %d", req.Mcap, MaxMcap)}})
 	}
 	b, err := s.controller.Calibrate(req.BrokerId, req.Mcap)
 	if err != nil {
@@ -423,17 +414,17 @@ func (s *Server) brokerProto(b catalog.Broker) *srtmv1.Broker {
 	}
 }
 
-var stateProto = map[catalog.State]srtmv1.TopicState{
-	catalog.Preparing: srtmv1.TopicState_TOPIC_STATE_PREPARING,
-	catalog.Active:    srtmv1.TopicState_TOPIC_STATE_ACTIVE,
-	catalog.Degraded:  srtmv1.TopicState_TOPIC_STATE_DEGRADED,
-	catalog.Deleting:  srtmv1.TopicState_TOPIC_STATE_DELETING,
+var states = shareproto.Enum[srtmv1.TopicState, catalog.State]{
+	srtmv1.TopicState_TOPIC_STATE_PREPARING: catalog.Preparing,
+	srtmv1.TopicState_TOPIC_STATE_ACTIVE:    catalog.Active,
+	srtmv1.TopicState_TOPIC_STATE_DEGRADED:  catalog.Degraded,
+	srtmv1.TopicState_TOPIC_STATE_DELETING:  catalog.Deleting,
 }
 
 // topicProto leaves out the publishers.
 func topicProto(t catalog.Topic) *srtmv1.Topic {
 	p := &srtmv1.Topic{
-		Spec: specProto(t.Spec), State: stateProto[t.State], Reason: t.Reason, Epoch: t.Placement.Epoch(),
+		Spec: specProto(t.Spec), State: states.Number(t.State), Reason: t.Reason, Epoch: t.Placement.Epoch(),
 	}
 	for _, q := range t.Plan.Quotas {
 		p.Quotas = append(p.Quotas, quotaProto(q, t.Spec.Demand))
@@ -456,7 +447,7 @@ func quotaProto(q placement.Quota, d placement.Demand) *srtmv1.BrokerQuota {
 func specProto(s *catalog.Spec) *srtmv1.TopicSpec {
 	p := &srtmv1.TopicSpec{
 		Name: s.Name(), Contract: controller.ContractProto(s),
-		PlacementPolicy: s.Policy, Channels: s.Channels, ShareRule: s.ShareRule, Pacing: controller.PacingProto(s.Pacing), Durability: controller.DurabilityProto(s.Durability),
+		PlacementPolicy: s.Policy, Channels: s.Channels, ShareRule: s.ShareRule, Pacing: controller.Pacings.Number(s.Pacing), Durability: controller.Durabilities.Number(s.Durability),
 	}
 	if a := s.Auto; a != (catalog.Auto{}) {
 		p.Auto = &srtmv1.AutoContract{MaxRateMilli: a.MaxRate, MinBurst: a.MinBurst, MaxBurst: a.MaxBurst, Measured: a.Measured}

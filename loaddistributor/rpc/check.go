@@ -153,24 +153,17 @@ func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 			seen[name] = true
 		}
 	}
-	mode, known := pacingOf[p.Pacing]
-	if spec.Pacing = mode; !known {
+	var known bool
+	if spec.Pacing, known = controller.Pacings.Value(p.Pacing); !known {
 		bad.Add("spec.pacing", "%d is no mode", p.Pacing)
 	}
-	if spec.Durability, known = controller.Durability(p.Durability); !known {
+	if spec.Durability, known = controller.Durabilities.Value(p.Durability); !known {
 		bad.Add("spec.durability", "%d is no durability", p.Durability)
 	}
 	if !slices.Contains(share.Rules(), spec.ShareRule) {
 		bad.Add("spec.share_rule", "%.80q is not one of %s", spec.ShareRule, strings.Join(share.Rules(), ", "))
 	}
 	return spec, bad.Err()
-}
-
-var pacingOf = map[srtmv1.PacingMode]catalog.Pacing{
-	srtmv1.PacingMode_PACING_MODE_UNSPECIFIED: "",
-	srtmv1.PacingMode_PACING_MODE_OFF:         catalog.PacingOff,
-	srtmv1.PacingMode_PACING_MODE_ADVISE:      catalog.PacingAdvise,
-	srtmv1.PacingMode_PACING_MODE_POLICE:      catalog.PacingPolice,
 }
 
 // checkUpdate returns all faults of a request but those of the specification that it
@@ -265,12 +258,8 @@ func checkContract(bad *faults, p *srtmv1.Contract, spec *catalog.Spec) (sound b
 		}
 		spec.SLO = catalog.SLO{Quantile: p.Slo.Quantile, Latency: p.Slo.Latency.AsDuration()}
 	}
-	switch p.OverLimit {
-	case srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_UNSPECIFIED, srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_DELAY:
-		spec.OverLimit = catalog.Delay
-	case srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT:
-		spec.OverLimit = catalog.Reject
-	default:
+	var known bool
+	if spec.OverLimit, known = controller.OverLimits.Value(p.OverLimit); !known {
 		bad.Add("spec.contract.over_limit", "%d is no policy", p.OverLimit)
 	}
 	return sound

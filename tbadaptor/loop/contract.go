@@ -289,7 +289,7 @@ func (s *Server) sharesLocked(v ledger.TopicView, history uint32) *srtmv1.TopicS
 			Granted:  shareproto.To(m.Granted), GrantedEpoch: m.GrantedEpoch,
 			Acknowledged: shareproto.To(m.Acknowledged), AcknowledgedEpoch: m.AcknowledgedEpoch,
 			Base: shareproto.To(m.Base), Target: shareproto.To(m.Target), Reserved: shareproto.To(m.Reserved),
-			Connected: m.Connected, Policy: policyProto(m.Policy), Lapsed: m.Lapsed,
+			Connected: m.Connected, Policy: policies.Number(m.Policy), Lapsed: m.Lapsed,
 		}
 		if !m.Connected {
 			since, known := s.mu.away[m.Broker]

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -350,8 +351,9 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (bidi.Session[srtmv1.NodeMessage, 
 	}
 	open := &session{broker: hello.BrokerId, out: bidi.NewQueue[*srtmv1.GrantMessage](grantQueue)}
 	err = s.change(reasonHello, func(m *adaptor.Machine) ([]ledger.Grant, error) {
+		policy, _ := policies.Value(hello.Policy) // checkHello knows it
 		grants, err := m.Hello(clock.Mono(), ledger.Session{
-			Broker: hello.BrokerId, Instance: hello.Instance, Policy: policies[hello.Policy], Held: held,
+			Broker: hello.BrokerId, Instance: hello.Instance, Policy: policy, Held: held,
 		})
 		if err != nil {
 			return nil, err
@@ -382,7 +384,7 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (bidi.Session[srtmv1.NodeMessage, 
 func checkHello(h *srtmv1.NodeHello) ([]ledger.Held, error) {
 	var bad badRequest
 	bad.Name("hello.broker_id", h.BrokerId)
-	if _, known := policies[h.Policy]; !known {
+	if _, known := policies.Value(h.Policy); !known {
 		bad.Add("hello.policy", "%d: it has no meaning here", h.Policy)
 	}
 	if h.Instance == "" || len(h.Instance) > 128 {
@@ -505,28 +507,10 @@ func (s *Server) report(open *session, r *srtmv1.NodeReport, now mono.Time) erro
 	return nil
 }
 
-var policies = map[srtmv1.LeasePolicy]ledger.Policy{
+var policies = shareproto.Enum[srtmv1.LeasePolicy, ledger.Policy]{
 	srtmv1.LeasePolicy_LEASE_POLICY_UNSPECIFIED: ledger.Leaseless,
 	srtmv1.LeasePolicy_LEASE_POLICY_AVAILABLE:   ledger.Available,
 	srtmv1.LeasePolicy_LEASE_POLICY_STRICT:      ledger.Strict,
-}
-
-func policyProto(p ledger.Policy) srtmv1.LeasePolicy {
-	for proto, policy := range policies {
-		if policy == p {
-			return proto
-		}
-	}
-	return srtmv1.LeasePolicy_LEASE_POLICY_UNSPECIFIED
-}
-
-func sortedNames[T any](m map[string]T) []string {
-	names := make([]string, 0, len(m))
-	for name := range m {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
 }
 
 type metrics struct {
@@ -568,7 +552,8 @@ type State struct {
 func (s *Server) State() State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	state := State{Topics: s.mu.machine.View(), Connected: sortedNames(s.mu.sessions), Adopting: []string{}}
+	state := State{Topics: s.mu.machine.View(), Connected: slices.AppendSeq([]string{}, maps.Keys(s.mu.sessions)), Adopting: []string{}}
+	slices.Sort(state.Connected)
 	for _, v := range state.Topics {
 		if len(v.Awaited) > 0 {
 			state.Adopting = append(state.Adopting, v.Topic)
