@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
 )
 
 // Adaptor is the GrantService, embedded (tbadaptor/loop.Server is one) or
@@ -70,11 +71,7 @@ func (l ledger) set(ctx context.Context, req *srtmv1.SetContractRequest) error {
 		if s := status.Convert(err); s.Code() != codes.Unavailable || len(s.Details()) > 0 {
 			return &AdaptorError{err}
 		}
-		timer := time.NewTimer(delay)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if !clock.Sleep(ctx, delay) {
 			return &AdaptorError{err}
 		}
 	}

@@ -211,7 +211,11 @@ func (c *Controller) show(batch []staged) {
 	var changes []catalog.StateChanged
 	c.mu.Lock()
 	for _, s := range batch {
-		changes = append(changes, c.mu.apply(s.event)...)
+		changed, err := c.mu.apply(s.event)
+		if err != nil {
+			panic(fmt.Sprintf("controller: a staged event is refused: %+v: %v", s.event, err))
+		}
+		changes = append(changes, changed...)
 	}
 	c.mu.Unlock()
 	c.logChanges(changes)
@@ -220,11 +224,11 @@ func (c *Controller) show(batch []staged) {
 	}
 }
 
-// apply makes an event visible. Requires: next took it.
-func (st *state) apply(e catalog.Event) (changes []catalog.StateChanged) {
+// apply makes an event visible.
+func (st *state) apply(e catalog.Event) (changes []catalog.StateChanged, err error) {
 	effects, err := st.cat.Apply(e)
 	if err != nil {
-		panic(fmt.Sprintf("controller: a staged event is refused: %+v: %v", e, err))
+		return nil, err
 	}
 	for _, effect := range effects {
 		switch effect := effect.(type) {
@@ -242,7 +246,7 @@ func (st *state) apply(e catalog.Event) (changes []catalog.StateChanged) {
 			st.assign(s, time.Now())
 		}
 	}
-	return changes
+	return changes, nil
 }
 
 // halt ends the pipeline: what is staged is not known to be durable, and never

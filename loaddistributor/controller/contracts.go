@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
@@ -86,14 +87,7 @@ func (c *Controller) keepContracts(ctx context.Context) {
 	longest := max(5*time.Second, c.cfg.ReportInterval)
 	failing := false
 	var agreed agreement
-	for {
-		timer := time.NewTimer(delay)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return
-		}
+	for clock.Sleep(ctx, delay) {
 		err := c.compareContracts(ctx, &agreed)
 		if ctx.Err() != nil {
 			return

@@ -112,17 +112,8 @@ func (c *Controller) Cut(err error) {
 func (c *Controller) Apply(e catalog.Event) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	effects, err := c.mu.cat.Apply(e)
-	if err != nil {
+	if _, err := c.mu.apply(e); err != nil {
 		return fmt.Errorf("follow: %w", err)
-	}
-	for _, effect := range effects {
-		switch effect := effect.(type) {
-		case catalog.PlacementChanged:
-			c.mu.wakeWatchers(effect.Topic)
-		case catalog.StateChanged:
-			c.mu.wakeWatchers(effect.Topic)
-		}
 	}
 	return nil
 }
