@@ -39,10 +39,7 @@ func newAssignment(d Demand, quotas []int64) *assignment {
 // blind places publishers whatever their keys: at random, except that the
 // brokers' sums of rates come out in proportion to their quotas.
 func (a *assignment) blind(rng *rand.Rand) {
-	all := make([]int, len(a.rates))
-	for i := range all {
-		all[i] = i
-	}
+	all := indices(len(a.rates))
 	rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	a.expect(all)
 	a.deal(all, nil)
@@ -81,10 +78,7 @@ func (a *assignment) groups() (groups [][]int, pool []int) {
 	}
 	var found []group
 	index := map[string]int{} // in found, by key
-	all := make([]int, len(a.rates))
-	for i := range all {
-		all[i] = i
-	}
+	all := indices(len(a.rates))
 	add := func(key, id string, n int) {
 		members := all[:n:n]
 		all = all[n:]

@@ -137,9 +137,9 @@ func stay(policy string, brokers []Broker, old Plan, homes []string, d Demand, p
 		}
 	}
 	a := newAssignment(d, quotas)
-	all := make([]int, len(publishers))
+	all := indices(len(publishers))
 	for i := range publishers {
-		all[i], a.where[i] = i, -1
+		a.where[i] = -1
 		if home[i] >= 0 {
 			home[i] = position[home[i]]
 		}
@@ -320,37 +320,32 @@ func Shift(plan Plan, d Demand, moved []int, to string) (Plan, error) {
 			shifted.Quotas = append(shifted.Quotas, q)
 		}
 	}
-	if len(arriving) > 0 && target < 0 {
-		target = len(shifted.Quotas)
-		shifted.Quotas = append(shifted.Quotas, Quota{Broker: to})
-	}
 	if len(arriving) > 0 {
+		if target < 0 {
+			target = len(shifted.Quotas)
+			shifted.Quotas = append(shifted.Quotas, Quota{Broker: to})
+		}
 		q := &shifted.Quotas[target]
 		q.Rate += rate
 		q.Publishers = slices.Sorted(slices.Values(append(slices.Clone(q.Publishers), arriving...)))
 	}
 	shifted.K = len(shifted.Quotas)
 	quotas := make([]int64, shifted.K)
-	for n := range shifted.Quotas {
-		q := &shifted.Quotas[n]
-		// A few publishers of a low rate may round to nothing, and a quota is at
-		// least 1: the largest has it to give.
-		if q.Rate == 0 {
-			largest := 0
-			for m := range shifted.Quotas {
-				if shifted.Quotas[m].Rate > shifted.Quotas[largest].Rate {
-					largest = m
-				}
-			}
-			if shifted.Quotas[largest].Rate < 2 {
-				return Plan{}, &Infeasible{Bound: "rate", Need: int64(shifted.K), Have: d.Rate}
-			}
-			shifted.Quotas[largest].Rate--
-			q.Rate = 1
-		}
-	}
 	for n, q := range shifted.Quotas {
 		quotas[n] = q.Rate
+	}
+	for n := range quotas {
+		// A few publishers of a low rate may round to nothing, and a quota is at
+		// least 1: the largest has it to give.
+		if quotas[n] > 0 {
+			continue
+		}
+		largest := slices.Index(quotas, slices.Max(quotas))
+		if quotas[largest] < 2 {
+			return Plan{}, &Infeasible{Bound: "rate", Need: int64(shifted.K), Have: d.Rate}
+		}
+		quotas[largest]--
+		quotas[n] = 1
 	}
 	if int64(shifted.K) > d.Burst {
 		return Plan{}, &Infeasible{Bound: "burst", Need: int64(shifted.K), Have: d.Burst, Fits: Fits{Burst: int64(shifted.K)}}
@@ -360,7 +355,7 @@ func Shift(plan Plan, d Demand, moved []int, to string) (Plan, error) {
 		return Plan{}, fmt.Errorf("divide the contract: %w", err)
 	}
 	for n := range shifted.Quotas {
-		shifted.Quotas[n].Share = shares[n]
+		shifted.Quotas[n].Rate, shifted.Quotas[n].Share = quotas[n], shares[n]
 	}
 	return shifted, nil
 }
@@ -416,10 +411,7 @@ const retiringPart = 20
 func inTurn(shares []tokenbucket.Share, retiring int, contract tokenbucket.Share) (quotas, rest []tokenbucket.Share, err error) {
 	first := int(min(int64(retiring), contract.Burst))
 	members := int(contract.Burst) - first // fewer than there are
-	order := make([]int, len(shares))
-	for i := range order {
-		order[i] = i
-	}
+	order := indices(len(shares))
 	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(shares[b].Rate, shares[a].Rate) })
 	weights := make([]int64, 0, contract.Burst)
 	var without tokenbucket.Rate

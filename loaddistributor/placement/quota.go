@@ -43,14 +43,19 @@ func (h *heap) pop() int {
 	return first
 }
 
-// byRcap has the indices of brokers, largest rcap first, ties to the lower index. It is
-// no sorted list: most topics need one broker of a thousand.
-func byRcap(brokers []Broker) *heap {
-	all := make([]int, len(brokers))
+// indices are 0 to n-1.
+func indices(n int) []int {
+	all := make([]int, n)
 	for i := range all {
 		all[i] = i
 	}
-	return newHeap(all, func(a, b int) bool {
+	return all
+}
+
+// byRcap has the indices of brokers, largest rcap first, ties to the lower index. It is
+// no sorted list: most topics need one broker of a thousand.
+func byRcap(brokers []Broker) *heap {
+	return newHeap(indices(len(brokers)), func(a, b int) bool {
 		if x, y := brokers[a].rcap(), brokers[b].rcap(); x != y {
 			return x > y
 		}
@@ -76,10 +81,7 @@ func usable(brokers []Broker) (n int) {
 //
 // Requires: the caps sum to at least rate.
 func maxmin(caps []int64, rate int64) []int64 {
-	order := make([]int, len(caps))
-	for i := range order {
-		order[i] = i
-	}
+	order := indices(len(caps))
 	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(caps[a], caps[b]) })
 	quotas := make([]int64, len(caps))
 	for i, l := range order {
