@@ -225,7 +225,7 @@ func (o *options) controllerConfig(log *slog.Logger, metrics prometheus.Register
 func (o *options) registryConfig() registry.Config {
 	return registry.Config{
 		InactiveAfter: o.inactiveProducer, TombstoneFor: o.tombstoneLifetime,
-		Self: registry.Self{BroadcastAddress: o.broadcastAddress, Hostname: o.hostname, Version: obs.NSQ},
+		Self: registry.Node{BroadcastAddress: o.broadcastAddress, Hostname: o.hostname, Version: obs.NSQ},
 	}
 }
 

@@ -12,10 +12,6 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-type message struct {
-	Message string `json:"message"`
-}
-
 // fault is an answer that is a refusal.
 type fault struct {
 	status int
@@ -54,25 +50,17 @@ func Mount(mux *http.ServeMux, dir *Directory, version string) {
 		_, _ = w.Write([]byte("OK")) // the client is gone; no one is left to tell
 	})
 	route(mux, http.MethodGet, "/info", func(w http.ResponseWriter, _ url.Values) {
-		reply(w, struct {
-			Version string `json:"version"`
-		}{version})
+		reply(w, map[string]any{"version": version})
 	})
 	route(mux, http.MethodGet, "/topics", func(w http.ResponseWriter, _ url.Values) {
-		reply(w, struct {
-			Topics []string `json:"topics"`
-		}{list(dir.topics())})
+		reply(w, map[string]any{"topics": list(dir.topics())})
 	})
 	route(mux, http.MethodGet, "/nodes", func(w http.ResponseWriter, _ url.Values) {
-		reply(w, struct {
-			Producers []node `json:"producers"`
-		}{dir.nodes()})
+		reply(w, map[string]any{"producers": dir.nodes()})
 	})
 	asking(mux, "/channels", func(w http.ResponseWriter, topic string) {
 		_, channels, _ := dir.lookup(topic)
-		reply(w, struct {
-			Channels []string `json:"channels"`
-		}{list(channels)})
+		reply(w, map[string]any{"channels": list(channels)})
 	})
 	asking(mux, "/lookup", func(w http.ResponseWriter, topic string) {
 		producers, channels, found := dir.lookup(topic)
@@ -80,10 +68,7 @@ func Mount(mux *http.ServeMux, dir *Directory, version string) {
 			refuse(w, fault{http.StatusNotFound, "TOPIC_NOT_FOUND"})
 			return
 		}
-		reply(w, struct {
-			Channels  []string   `json:"channels"`
-			Producers []producer `json:"producers"`
-		}{list(channels), producers})
+		reply(w, map[string]any{"channels": list(channels), "producers": producers})
 	})
 	changing(mux, "/topic/create", []string{"topic"}, true, func(args []string) error {
 		return dir.change(func(r *registry.Registry) error { return r.CreateTopic(args[0]) })
@@ -164,7 +149,7 @@ const (
 	bare        = "nsq; version=1.0"
 )
 
-func refuse(w http.ResponseWriter, f fault) { write(w, f.status, message{f.code}) }
+func refuse(w http.ResponseWriter, f fault) { write(w, f.status, map[string]any{"message": f.code}) }
 
 func reply(w http.ResponseWriter, body any) { write(w, http.StatusOK, body) }
 

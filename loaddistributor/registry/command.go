@@ -13,7 +13,7 @@ import (
 // The protocol, from our side. After the magic, commands and answers alternate:
 //
 //	"  V1"
-//	IDENTIFY\n [4-byte size][JSON of Node]     -> JSON of Self
+//	IDENTIFY\n [4-byte size][JSON of Node]     -> JSON of Node
 //	REGISTER topic [channel]\n                 -> OK
 //	UNREGISTER topic [channel]\n               -> OK
 //	PING\n                                     -> OK
@@ -75,7 +75,7 @@ type Command struct {
 	Node           Node   // of Identify
 }
 
-// Node is what a node says of itself.
+// Node is what a node says of itself, and we of ourselves in the answer.
 type Node struct {
 	BroadcastAddress string `json:"broadcast_address"`
 	Hostname         string `json:"hostname"`

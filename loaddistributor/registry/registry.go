@@ -21,15 +21,6 @@ const (
 	DefaultMaxNames         = 1_000_000
 )
 
-// Self is what we answer to IDENTIFY.
-type Self struct {
-	BroadcastAddress string `json:"broadcast_address"`
-	Hostname         string `json:"hostname"`
-	HTTPPort         int    `json:"http_port"`
-	TCPPort          int    `json:"tcp_port"`
-	Version          string `json:"version"`
-}
-
 // Config is a registry's. 0 stands for the default.
 type Config struct {
 	// InactiveAfter is how long a node that says nothing is still shown.
@@ -43,7 +34,7 @@ type Config struct {
 	// MaxNames bounds the topics and channels of all, which outlive their nodes.
 	MaxNames int
 	// Self is what we answer to IDENTIFY.
-	Self Self
+	Self Node
 }
 
 // Validate returns everything that is wrong.

@@ -109,7 +109,7 @@ func (s *scene) want(topic, want string) {
 }
 
 func TestWhoMustIdentify(t *testing.T) {
-	s := newScene(t, Config{Self: Self{BroadcastAddress: "me", Hostname: "h", HTTPPort: 4161, TCPPort: 4160, Version: "9"}})
+	s := newScene(t, Config{Self: Node{BroadcastAddress: "me", Hostname: "h", HTTPPort: 4161, TCPPort: 4160, Version: "9"}})
 	id, err := s.r.Join(s.now, "192.0.2.1:1")
 	if err != nil {
 		t.Fatal(err)
