@@ -391,7 +391,6 @@ func (t *Tuner) beginSearch(topic Topic, f *fit, now time.Time) bool {
 func (t *Tuner) follow(topic Topic, f *fit, now time.Time) {
 	a := *f.next
 	f.next = nil
-	a.Plan.Unplaced = a.Unplaced
 	f.tried(a, now)
 	if a.Step != f.step {
 		f.step = a.Step
@@ -414,7 +413,7 @@ func (t *Tuner) follow(topic Topic, f *fit, now time.Time) {
 		if !a.Outcome.Fitted {
 			f.retry = now.Add(fitRetry * t.cfg.Report)
 		}
-		if stays || len(a.Unplaced) > 0 {
+		if stays || len(a.Plan.Unplaced) > 0 {
 			return // who has no place gets one from the caller
 		}
 	}

@@ -80,7 +80,7 @@ func (p *Paper) Next(o Observation) Action {
 	p.rounds[len(p.rounds)-1].Rounds++
 	verdict := p.judge(o)
 	if searching := p.searching(); len(searching) > 0 {
-		a := p.measure(true, fmt.Sprintf("%s violate the SLO: searching for how many publishers they hold", strings.Join(searching, ", ")))
+		a := p.measure(fmt.Sprintf("%s violate the SLO: searching for how many publishers they hold", strings.Join(searching, ", ")))
 		a.Verdict = verdict
 		return a
 	}
@@ -242,12 +242,11 @@ func (p *Paper) iterate(step string) Action {
 		return p.end(Outcome{Infeasible: &placement.Infeasible{Bound: "burst", Need: int64(len(used)), Have: p.setup.Demand.Burst}, Reason: "each broker needs a token"})
 	}
 	p.rounds = append(p.rounds, Rounds{K: len(used)})
-	return p.measure(true, step)
+	return p.measure(step)
 }
 
-func (p *Paper) measure(changed bool, step string) Action {
-	plan, unplaced := p.setup.planOf(p.where, p.publishers)
-	return Action{Plan: plan, Unplaced: unplaced, Changed: changed, Measure: p.round, Step: step, Forecast: -1}
+func (p *Paper) measure(step string) Action {
+	return Action{Plan: p.setup.planOf(p.where, p.publishers), Changed: true, Measure: p.round, Step: step, Forecast: -1}
 }
 
 func (p *Paper) end(o Outcome) Action {
@@ -257,6 +256,5 @@ func (p *Paper) end(o Outcome) Action {
 }
 
 func (p *Paper) final() Action {
-	plan, unplaced := p.setup.planOf(p.where, p.publishers)
-	return Action{Plan: plan, Unplaced: unplaced, Changed: true, Step: p.outcome.Reason, Final: true, Outcome: *p.outcome}
+	return Action{Plan: p.setup.planOf(p.where, p.publishers), Changed: true, Step: p.outcome.Reason, Final: true, Outcome: *p.outcome}
 }

@@ -58,7 +58,7 @@ func TestPaperDividesTheContract(t *testing.T) {
 			if sum.Rate > tokenbucket.Rate(demand.Rate*1000) || sum.Burst > demand.Burst {
 				t.Fatalf("%+v of %d msg/s, burst %d", sum, demand.Rate, demand.Burst)
 			}
-			for _, i := range act.Unplaced {
+			for _, i := range act.Plan.Unplaced {
 				if placed[i] {
 					t.Fatalf("publisher %d is placed and is not", i)
 				}

@@ -40,11 +40,9 @@ type Search interface {
 
 // Action is what to do next.
 type Action struct {
-	// Plan is to be in force, with Unplaced publishers (indices into the demand's
-	// Expand) sending nowhere. Changed: it is not the one before.
-	Plan     placement.Plan
-	Unplaced []int
-	Changed  bool
+	// Plan is to be in force. Changed: it is not the one before.
+	Plan    placement.Plan
+	Changed bool
 	// Settle is how long to wait for the change to take hold, then Measure how
 	// long to observe.
 	Settle, Measure time.Duration
@@ -136,12 +134,13 @@ func (s Setup) budget() float64 { return 1 - s.Quantile }
 // planOf describes where publishers are: where has for each the index of its
 // broker, or -1. Quotas and shares are in proportion to the publishers' rates; what
 // is not placed keeps its proportion of the contract unused.
-func (s Setup) planOf(where []int, publishers []placement.Publisher) (plan placement.Plan, unplaced []int) {
+func (s Setup) planOf(where []int, publishers []placement.Publisher) placement.Plan {
+	plan := placement.Plan{Policy: s.Policy}
 	rates := make([]float64, len(s.Brokers)+1) // the last: not placed
 	for i, l := range where {
 		if l < 0 {
 			l = len(s.Brokers)
-			unplaced = append(unplaced, i)
+			plan.Unplaced = append(plan.Unplaced, i)
 		}
 		rates[l] += publishers[i].Rate
 	}
@@ -165,7 +164,7 @@ func (s Setup) planOf(where []int, publishers []placement.Publisher) (plan place
 			brokers++
 		}
 	}
-	if len(unplaced) > 0 && contract.Burst == brokers {
+	if len(plan.Unplaced) > 0 && contract.Burst == brokers {
 		contract.Burst++ // who is not placed needs no token, only a part of the rate
 	}
 	shares, err := share.Proportion(contract, weights)
@@ -177,7 +176,6 @@ func (s Setup) planOf(where []int, publishers []placement.Publisher) (plan place
 	if err != nil {
 		panic(fmt.Sprintf("tuner: rate %d over weights %v: %v", s.Demand.Rate, weights, err))
 	}
-	plan.Policy = s.Policy
 	at := make([]int, len(s.Brokers))
 	for l, b := range s.Brokers {
 		if weights[l] == 0 {
@@ -194,7 +192,7 @@ func (s Setup) planOf(where []int, publishers []placement.Publisher) (plan place
 		q := &plan.Quotas[at[l]]
 		q.Publishers = append(q.Publishers, i)
 	}
-	return plan, unplaced
+	return plan
 }
 
 // whereOf is the inverse of planOf: for each publisher the index of its broker in

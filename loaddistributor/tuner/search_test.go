@@ -40,7 +40,7 @@ func checkPlan(t *testing.T, s tuner.Setup, a tuner.Action) {
 	t.Helper()
 	all := len(s.Demand.Expand())
 	seen := make([]int, all)
-	for _, i := range a.Unplaced {
+	for _, i := range a.Plan.Unplaced {
 		seen[i]++
 	}
 	var rate tokenbucket.Rate
@@ -56,7 +56,7 @@ func checkPlan(t *testing.T, s tuner.Setup, a tuner.Action) {
 			t.Fatalf("publisher %d is in %d places", i, n)
 		}
 	}
-	if len(a.Unplaced) == 0 && (rate != tokenbucket.Rate(s.Demand.Rate*1000) || burst != s.Demand.Burst || quotas != s.Demand.Rate) {
+	if len(a.Plan.Unplaced) == 0 && (rate != tokenbucket.Rate(s.Demand.Rate*1000) || burst != s.Demand.Burst || quotas != s.Demand.Rate) {
 		t.Fatalf("shares sum to %v and %d, quotas to %d of %d and %d", rate, burst, quotas, s.Demand.Rate, s.Demand.Burst)
 	}
 	if a.Plan.K != len(a.Plan.Quotas) {
@@ -149,7 +149,7 @@ func TestPaperSearch(t *testing.T) {
 			if c.rounds != nil && !slices.Equal(final.Outcome.Rounds, c.rounds) {
 				t.Errorf("rounds %v, want %v", final.Outcome.Rounds, c.rounds)
 			}
-			if placed := sum(got) + len(final.Unplaced); placed != 1000 {
+			if placed := sum(got) + len(final.Plan.Unplaced); placed != 1000 {
 				t.Errorf("%d of 1000 publishers are accounted for", placed)
 			}
 		})
@@ -290,7 +290,7 @@ func fast(t *testing.T, w *absorbing, config tuner.FastConfig) tuner.Action {
 	a := search.Next(tuner.Observation{})
 	for !a.Final {
 		checkPlan(t, w.setup, a)
-		if len(a.Unplaced) != 0 {
+		if len(a.Plan.Unplaced) != 0 {
 			t.Fatal("a publisher does not send while fast measures")
 		}
 		if w.spent > 10*time.Minute {

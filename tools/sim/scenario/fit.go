@@ -224,7 +224,7 @@ func (r *fitRun) observation() tuner.Observation {
 func (r *fitRun) end(a tuner.Action, o FitOptions) (*FitResult, error) {
 	out := &FitResult{
 		Topic: r.placed.Spec.Name, Mode: o.Mode, Seed: r.built.Scenario.Seed, Fitted: a.Outcome.Fitted, Reason: a.Outcome.Reason,
-		K: a.Plan.K, Unplaced: len(a.Unplaced), Placed: time.Duration(r.moved).Seconds(), Seconds: time.Duration(r.cluster.Now()).Seconds(), Absorbed: map[string]Share{},
+		K: a.Plan.K, Unplaced: len(a.Plan.Unplaced), Placed: time.Duration(r.moved).Seconds(), Seconds: time.Duration(r.cluster.Now()).Seconds(), Absorbed: map[string]Share{},
 		Contract: shareOf(r.placed.Contract), Rounds: []Rounds{},
 	}
 	for _, n := range a.Outcome.Rounds {
