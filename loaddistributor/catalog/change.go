@@ -25,6 +25,9 @@ type TopicChanging struct {
 // one: smaller ones make small records, which 0.1.0 can read, too.
 const wholeBelow = 1000
 
+// shortest is of how many publishers a change names one at the most.
+const shortest = 4
+
 // basis is what a change was made of.
 type basis struct {
 	change *TopicChanging
@@ -68,14 +71,12 @@ func NewTopicChanging(from Topic, spec *Spec, plan placement.Plan) (TopicMoving,
 
 // difference returns nil if it would not be much shorter than the whole.
 func difference(from Topic, spec *Spec, plan placement.Plan) *TopicChanging {
+	removed, added, short := Edits(from.Spec, spec)
+	if !short {
+		return nil
+	}
 	n := spec.Demand.Count()
-	if n < wholeBelow || len(spec.Demand.Groups) != len(from.Spec.Demand.Groups) {
-		return nil
-	}
-	removed, added, ordered := edits(from.Spec, spec)
-	if !ordered {
-		return nil
-	}
+	ordered := true
 	head, brokers := *spec, plan
 	head.Demand.Publishers, head.Since = nil, nil
 	e := &TopicChanging{Spec: &head, Plan: brokers, Removed: removed, Added: added}
@@ -102,10 +103,21 @@ func difference(from Topic, spec *Spec, plan placement.Plan) *TopicChanging {
 	for m := range e.Plan.Quotas {
 		e.Plan.Quotas[m].Publishers = come(plan.Quotas[m].Publishers, int32(m))
 	}
-	if !ordered || named > n/4 {
+	if !ordered || named > n/shortest {
 		return nil
 	}
 	return e
+}
+
+// Edits returns which publishers a has and b has not, as indices, and the reverse; short:
+// as far as they go, a change of one to the other is kept as one.
+func Edits(a, b *Spec) (removed, added []int, short bool) {
+	n := b.Demand.Count()
+	if n < wholeBelow || len(a.Demand.Groups) != len(b.Demand.Groups) {
+		return nil, nil, false
+	}
+	removed, added, ordered := edits(a, b)
+	return removed, added, ordered && len(removed)+len(added) <= n/shortest
 }
 
 // edits returns which publishers a has and b has not, and the reverse; ordered: those that

@@ -18,7 +18,6 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
-	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // An open topic has no list of publishers: its brokers record arrivals, all the time, and
@@ -48,7 +47,7 @@ func (c *Controller) learn(now time.Time) {
 		case !open(topic):
 			continue
 		case l.learned == nil || l.learnedOf != topic.Created:
-			l.learned, l.learnedOf = learned.New(topic.Spec.Demand.Publishers, topic.Spec.Since, now), topic.Created
+			l.learned, l.learnedOf = learned.New(topic.Spec, now), topic.Created
 		}
 		l.learned.Whole(l.profile != nil)
 		holders := topic.Holders()
@@ -56,10 +55,7 @@ func (c *Controller) learn(now time.Time) {
 		for _, o := range l.learned.Orders(brokers, len(brokers) < len(holders), now) {
 			c.mu.sessions[o.Broker].record(name, o)
 		}
-		if job := l.learned.Look(now); job != nil {
-			if topic.Spec.Auto != (catalog.Auto{}) {
-				job.Size(float64(topic.Spec.Demand.RateMilli)/1000, topic.Spec.SLO.Quantile)
-			}
+		if job := l.learned.Look(topic.Spec, now); job != nil {
 			looks = append(looks, look{name, l.learned, job})
 		}
 	}
@@ -72,16 +68,7 @@ func (c *Controller) learn(now time.Time) {
 			p.take(at.of, at.job)
 		}
 		if known && topic.Spec.Demand.Open && open(topic) && c.mu.topics.see(at.name).learned == at.of && !c.mu.owned(at.name) && !c.mu.closing && !c.mu.tuner.Status(at.name, now).Running {
-			demand, auto := topic.Spec.Demand, topic.Spec.Auto
-			limits := learned.Auto{}
-			if auto != (catalog.Auto{}) {
-				limits = learned.Auto{
-					MaxRate: tokenbucket.Rate(auto.MaxRate), MinBurst: auto.MinBurst, MaxBurst: auto.MaxBurst,
-					Quantile: topic.Spec.SLO.Quantile, Brokers: int64(topic.Plan.K), Measured: auto.Measured,
-				}
-			}
-			is := tokenbucket.Share{Rate: tokenbucket.Rate(demand.RateMilli), Burst: demand.Burst}
-			if p := at.of.Act(at.job, demand.Publishers, is, limits, now); p != nil {
+			if p := at.of.Act(at.job, topic.Spec, topic.Plan.K, now); p != nil {
 				c.placeByLocked(topic, p)
 			}
 		}
@@ -97,19 +84,14 @@ func (c *Controller) placeByLocked(was catalog.Topic, p *learned.Proposal) {
 		if topic.Spec != was.Spec {
 			return nil, placement.Plan{}, reconcile.ErrSettled // another change came between
 		}
-		spec := *topic.Spec
-		spec.Demand.Publishers, spec.Since = p.Publishers, p.Since
-		spec.Demand.RateMilli, spec.Demand.Burst = int64(p.Contract.Rate), p.Contract.Burst
-		spec.Demand.Rate = (spec.Demand.RateMilli + 999) / 1000
-		spec.Auto.Measured = spec.Auto != (catalog.Auto{}) && (spec.Auto.Measured || p.Sized)
-		if spec.Demand.RateMilli > topic.Spec.Demand.RateMilli {
-			if err := c.checkTenant(&spec); err != nil {
+		if p.Spec.Demand.RateMilli > topic.Spec.Demand.RateMilli {
+			if err := c.checkTenant(p.Spec); err != nil {
 				return nil, placement.Plan{}, err
 			}
 		}
-		topic.Spec = &spec
+		topic.Spec = p.Spec
 		plan, err := c.replaceAsWide(topic, brokers, p.At)
-		return &spec, plan, err
+		return p.Spec, plan, err
 	})
 	op.end = func(err error) {
 		c.mu.Lock()

@@ -39,6 +39,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/correlation"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/sizing"
@@ -160,14 +161,15 @@ type feed struct {
 }
 
 // New returns what is known after a start: those that the topic is placed by.
-func New(placed []placement.Publisher, since []int64, now time.Time) *Topic {
+func New(spec *catalog.Spec, now time.Time) *Topic {
+	placed := spec.Demand.Publishers
 	t := &Topic{publishers: map[string]*publisher{}, feeds: map[string]*feed{}, window: now, placed: now, grouped: now, room: WriteBurst}
 	t.origin, t.learner = mono.Wall(now.UnixNano()), restored(placed)
 	t.group()
 	for i, p := range placed {
 		one := &publisher{Publisher: Publisher{ID: p.ID, Key: p.Key, Rate: p.Rate, Now: p.Rate, Since: now, Heard: now}, windows: 2, total: 2, member: true}
-		if i < len(since) {
-			one.Since = time.Unix(since[i], 0)
+		if i < len(spec.Since) {
+			one.Since = time.Unix(spec.Since[i], 0)
 		}
 		for w := range one.peaks {
 			one.peaks[w] = p.Rate
@@ -443,8 +445,8 @@ type size struct {
 
 // sized takes what the last window would have needed, if it is evidence: of a window that
 // not all brokers reported only that it was at least so much is known.
-func (t *Topic) sized(j *Job, is tokenbucket.Share, auto Auto) {
-	if t.sizes == nil && auto.Measured { // before a restart
+func (t *Topic) sized(j *Job, is tokenbucket.Share, measured bool) {
+	if t.sizes == nil && measured { // before a restart
 		t.sizes = slices.Repeat([]size{{is.Rate.PerSecond() / ahead, is.Burst}}, Sizes)
 	}
 	is.Rate = tokenbucket.PerSecond(is.Rate.PerSecond() / ahead)
@@ -464,9 +466,10 @@ func (t *Topic) sized(j *Job, is tokenbucket.Share, auto Auto) {
 	t.sizes = append(t.sizes[max(0, len(t.sizes)-Sizes+1):], size{j.offered, j.burst})
 }
 
-// contract is what follows from the windows known; that which is, if nothing does.
-func (t *Topic) contract(is tokenbucket.Share, auto Auto, now time.Time) tokenbucket.Share {
-	if len(t.sizes) < Peaks || auto == (Auto{}) {
+// contract is what follows from the windows known; that which is, if nothing does. Each of
+// the brokers needs a token.
+func (t *Topic) contract(is tokenbucket.Share, auto catalog.Auto, brokers int, now time.Time) tokenbucket.Share {
+	if len(t.sizes) < Peaks || auto == (catalog.Auto{}) {
 		return is
 	}
 	to, rate, burst := is, 0.0, int64(1)
@@ -474,26 +477,17 @@ func (t *Topic) contract(is tokenbucket.Share, auto Auto, now time.Time) tokenbu
 		rate, burst = max(rate, s.rate), max(burst, s.burst)
 	}
 	if auto.MaxRate > 0 {
-		to.Rate = min(auto.MaxRate, max(tokenbucket.PerSecond(round(ahead*max(rate, minRate))), 1000))
+		to.Rate = min(tokenbucket.Rate(auto.MaxRate), max(tokenbucket.PerSecond(round(ahead*max(rate, minRate))), 1000))
 	}
 	if auto.MaxBurst > 0 {
-		to.Burst = min(max(burst, auto.MinBurst, auto.Brokers), auto.MaxBurst)
+		to.Burst = min(max(burst, auto.MinBurst, int64(brokers)), auto.MaxBurst)
 	}
 	apart := func(a, b int64) bool { return math.Abs(float64(a-b)) > differs*float64(b) }
-	grows := to.Rate > is.Rate && (apart(int64(to.Rate), int64(is.Rate)) || to.Rate == auto.MaxRate)
+	grows := to.Rate > is.Rate && (apart(int64(to.Rate), int64(is.Rate)) || int64(to.Rate) == auto.MaxRate)
 	if auto.Measured && !grows && (now.Sub(t.placed) < Pause || !apart(int64(to.Rate), int64(is.Rate)) && !apart(to.Burst, is.Burst)) {
 		return is
 	}
 	return to
-}
-
-// Auto says between what a contract follows; the zero value: it does not.
-type Auto struct {
-	MaxRate            tokenbucket.Rate // 0: the rate stays
-	MinBurst, MaxBurst int64            // MaxBurst 0: the burst stays
-	Quantile           float64          // of messages that are to wait for no token
-	Brokers            int64            // each of which needs a token
-	Measured           bool             // the contract has followed before
 }
 
 // Job is a look at a topic. Think uses nothing that the Topic does elsewhere.
@@ -505,20 +499,22 @@ type Job struct {
 	offered  float64 // msg/s
 	measured bool    // by all brokers
 
+	// Which burst the window needed at a rate, msg/s, so that a quantile of messages waits for
+	// no token; 0: it is not asked for.
 	rate, quantile float64
 	burst          int64
 }
 
-// Size has Think find out which burst the window needed at a rate, msg/s.
-func (j *Job) Size(rate, quantile float64) { j.rate, j.quantile = rate, quantile }
-
 // Look ends the window if it is over, and returns what is to be thought about; nil: nothing.
-func (t *Topic) Look(now time.Time) *Job {
+func (t *Topic) Look(spec *catalog.Spec, now time.Time) *Job {
 	if now.Sub(t.window) < Window {
 		return nil
 	}
 	t.close(now)
 	j := &Job{arrivals: t.trace.Take(mono.Wall(now.UnixNano())), numbers: t.numbers, learner: t.learner, offered: t.offered, measured: t.measured}
+	if spec.Auto != (catalog.Auto{}) {
+		j.rate, j.quantile = tokenbucket.Rate(spec.Demand.RateMilli).PerSecond(), spec.SLO.Quantile
+	}
 	if t.renumber && (!t.whole || t.turn < 4) || len(t.numbers) > followed { // it tears the record
 
 		t.anew()
@@ -552,23 +548,22 @@ func (j *Job) Think() {
 	}
 }
 
-// Proposal is whom a topic is to be placed by, by id.
+// Proposal is what a topic is to become.
 type Proposal struct {
-	Publishers []placement.Publisher
-	Since      []int64           // seconds since the Unix epoch, as long
-	At         map[string]string // where those are that are new, by id
-	Contract   tokenbucket.Share
-	Sized      bool // Contract is from what was measured
+	Spec *catalog.Spec
+	At   map[string]string // where those are that are new, by id
 	// Grew: their rates sum to a quarter more than those before, and than half the contract,
 	// which the topic was placed for before anybody was known.
 	Grew bool
 }
 
-// Act ends a job; nil: the topic stays as it is. placed are those that the topic is placed
-// by; their rates sum to at most that of the contract.
-func (t *Topic) Act(j *Job, placed []placement.Publisher, contract tokenbucket.Share, auto Auto, now time.Time) *Proposal {
-	t.sized(j, contract, auto)
-	to := t.contract(contract, auto, now)
+// Act ends a job; nil: the topic, which is on so many brokers, stays as it is. The rates of
+// its publishers sum to at most that of the contract.
+func (t *Topic) Act(j *Job, spec *catalog.Spec, brokers int, now time.Time) *Proposal {
+	placed, contract := spec.Demand.Publishers, tokenbucket.Share{Rate: tokenbucket.Rate(spec.Demand.RateMilli), Burst: spec.Demand.Burst}
+	t.sized(j, contract, spec.Auto.Measured)
+	to := t.contract(contract, spec.Auto, brokers, now)
+	follows := spec.Auto != (catalog.Auto{}) && len(t.sizes) >= Peaks
 	limit := to.Rate.PerSecond()
 	if j.learns {
 		t.group()
@@ -584,10 +579,9 @@ func (t *Topic) Act(j *Job, placed []placement.Publisher, contract tokenbucket.S
 		_, p.member = was[id]
 	}
 	learned := t.Publishers()
-	sum, size := 0.0, 0
+	sum := 0.0
 	for _, p := range learned {
 		sum += p.Rate
-		size += recordBytes + len(p.ID) + len(p.Key)
 	}
 	scale := min(1, 0.999*limit/max(sum, minRate)) // a topic may be offered more than its contract
 	changed := len(learned) != len(placed)
@@ -596,20 +590,39 @@ func (t *Topic) Act(j *Job, placed []placement.Publisher, contract tokenbucket.S
 		changed = changed || !known || old.Key != p.Key
 		apart += math.Abs(old.Rate - scale*p.Rate)
 	}
-	if !(to != contract || auto != (Auto{}) && !auto.Measured && len(t.sizes) >= Peaks || apart > differs*before || changed && now.Sub(t.placed) >= Pause) || t.room < 0 {
+	if !(to != contract || follows && !spec.Auto.Measured || apart > differs*before || changed && now.Sub(t.placed) >= Pause) || t.room < 0 {
 		return nil
 	}
-	t.placed = now
-	t.room -= float64(size)
-	next := &Proposal{Contract: to, Sized: len(t.sizes) >= Peaks, At: map[string]string{}, Grew: scale*sum > (1+differs)*max(before, limit/2)}
+	next := *spec
+	next.Demand.RateMilli, next.Demand.Rate, next.Demand.Burst = int64(to.Rate), (int64(to.Rate)+999)/1000, to.Burst
+	next.Demand.Publishers, next.Since = nil, nil
+	next.Auto.Measured = spec.Auto.Measured || follows
+	at := map[string]string{}
 	for _, p := range learned {
-		one := placement.Publisher{ID: p.ID, Key: p.Key, Rate: round(scale * p.Rate)}
 		if _, known := was[p.ID]; !known {
-			next.At[p.ID] = p.Broker
+			at[p.ID] = p.Broker
 		}
-		next.Publishers, next.Since = append(next.Publishers, one), append(next.Since, p.Since.Unix())
+		next.Demand.Publishers = append(next.Demand.Publishers, placement.Publisher{ID: p.ID, Key: p.Key, Rate: round(scale * p.Rate)})
+		next.Since = append(next.Since, p.Since.Unix())
 	}
-	return next
+	t.placed = now
+	t.room -= float64(written(spec, &next))
+	return &Proposal{Spec: &next, At: at, Grew: scale*sum > (1+differs)*max(before, limit/2)}
+}
+
+// written is what a change takes in a store, about.
+func written(was, is *catalog.Spec) (bytes int) {
+	publishers := is.Demand.Publishers
+	if _, added, short := catalog.Edits(was, is); short {
+		publishers = nil
+		for _, i := range added {
+			publishers = append(publishers, is.Demand.Publishers[i])
+		}
+	}
+	for _, p := range publishers {
+		bytes += recordBytes + len(p.ID) + len(p.Key)
+	}
+	return bytes
 }
 
 // Within returns publishers with their rates less, as far as they sum to more than limit.

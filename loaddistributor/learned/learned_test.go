@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/learned"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
@@ -24,7 +25,7 @@ type world struct {
 	subject  *learned.Topic
 	now      time.Time
 	contract tokenbucket.Share
-	auto     learned.Auto
+	auto     catalog.Auto
 	brokers  map[string]*recorder
 	ids      []string
 	away     bool // another broker is not connected
@@ -52,7 +53,7 @@ type message struct {
 }
 
 func newWorld(t *testing.T, limit float64, brokers ...string) *world {
-	w := &world{t: t, now: start, contract: tokenbucket.Share{Rate: tokenbucket.PerSecond(limit), Burst: 10}, ids: brokers, brokers: map[string]*recorder{}, subject: learned.New(nil, nil, start)}
+	w := &world{t: t, now: start, contract: tokenbucket.Share{Rate: tokenbucket.PerSecond(limit), Burst: 10}, ids: brokers, brokers: map[string]*recorder{}, subject: learned.New(&catalog.Spec{}, start)}
 	for _, id := range brokers {
 		w.brokers[id] = &recorder{}
 	}
@@ -102,14 +103,13 @@ func (w *world) run(d time.Duration) {
 					}
 				}
 			}
-			if job := w.subject.Look(from); job != nil {
-				job.Size(w.contract.Rate.PerSecond(), 0.99)
+			if job := w.subject.Look(w.spec(), from); job != nil {
 				job.Think()
-				if p := w.subject.Act(job, w.placed, w.contract, w.auto, from); p != nil {
+				if p := w.subject.Act(job, w.spec(), 1, from); p != nil {
 					w.proposals++
-					w.count(p)
-					w.last, w.placed, w.since, w.contract = p, p.Publishers, p.Since, p.Contract
-					w.auto.Measured = w.auto.Measured || p.Sized && w.auto != (learned.Auto{})
+					w.count(p.Spec)
+					w.last, w.placed, w.since, w.auto = p, p.Spec.Demand.Publishers, p.Spec.Since, p.Spec.Auto
+					w.contract = tokenbucket.Share{Rate: tokenbucket.Rate(p.Spec.Demand.RateMilli), Burst: p.Spec.Demand.Burst}
 				}
 			}
 		}
@@ -120,11 +120,22 @@ func (w *world) run(d time.Duration) {
 	}
 }
 
+// spec is the topic as it is.
+func (w *world) spec() *catalog.Spec {
+	return &catalog.Spec{
+		Demand: placement.Demand{Topic: "t", RateMilli: int64(w.contract.Rate), Burst: w.contract.Burst, Open: true, Publishers: w.placed},
+		SLO:    catalog.SLO{Quantile: 0.99}, Since: w.since, Auto: w.auto,
+	}
+}
+
 // count takes what a proposal changes, and what it takes to write it down.
-func (w *world) count(p *learned.Proposal) {
+func (w *world) count(spec *catalog.Spec) {
 	now := map[string]bool{}
-	for _, one := range p.Publishers {
-		now[one.ID] = true
+	_, added, short := catalog.Edits(w.spec(), spec)
+	for i, one := range spec.Demand.Publishers {
+		if now[one.ID] = true; short && !slices.Contains(added, i) {
+			continue
+		}
 		w.written += len(fmt.Sprintf(`{"id":%q,"key":%q,"rate":%v},`, one.ID, one.Key, one.Rate))
 	}
 	for _, one := range w.placed {
@@ -252,7 +263,7 @@ func TestTheSilentAreForgottenAndARestartForgetsNobody(t *testing.T) {
 	w.run(time.Minute)
 	w.want(1, "a:10 bb:10")
 
-	w.subject = learned.New(w.placed, w.since, w.now)
+	w.subject = learned.New(w.spec(), w.now)
 	b1.on = false
 	w.run(30 * time.Second)
 	w.want(1, "a:10 bb:10")
@@ -336,7 +347,7 @@ func TestThoseWhoFireTogetherGetAKey(t *testing.T) {
 	if g := w.subject.Groups(); len(g) != 2 || g[0].Members[1].Joint == 0 {
 		t.Fatalf("%+v", g)
 	}
-	again := learned.New(w.placed, w.since, w.now)
+	again := learned.New(w.spec(), w.now)
 	for i, p := range again.Publishers() {
 		if p.Key != w.placed[i].Key {
 			t.Fatalf("%s has %q, had %q", p.ID, p.Key, w.placed[i].Key)
@@ -348,7 +359,7 @@ func TestThoseWhoFireTogetherGetAKey(t *testing.T) {
 func TestAContractFollows(t *testing.T) {
 	w := newWorld(t, 1000, "b1")
 	w.contract.Burst = 500
-	w.auto = learned.Auto{MaxRate: tokenbucket.PerSecond(1000), MinBurst: 4, MaxBurst: 500, Quantile: 0.99, Brokers: 1}
+	w.auto = catalog.Auto{MaxRate: 1_000_000, MinBurst: 4, MaxBurst: 500}
 	rate := func() float64 { return w.contract.Rate.PerSecond() }
 	b1 := w.brokers["b1"]
 	w.run(2 * time.Minute)
@@ -387,7 +398,7 @@ func TestWhatNobodyMeasuredIsNotZero(t *testing.T) {
 	w := newWorld(t, 1000, "b1", "b2")
 	b1, b2 := w.brokers["b1"], w.brokers["b2"]
 	w.contract.Burst = 500
-	w.auto = learned.Auto{MaxRate: tokenbucket.PerSecond(1000), MinBurst: 4, MaxBurst: 500, Quantile: 0.99, Brokers: 1}
+	w.auto = catalog.Auto{MaxRate: 1_000_000, MinBurst: 4, MaxBurst: 500}
 	on := func(time.Duration) bool { return true }
 	sends := func(d time.Duration) bool { return on(d) }
 	b1.sources = append(b1.sources, during(every("a", 10*time.Millisecond), sends))
@@ -412,14 +423,14 @@ func TestWhatNobodyMeasuredIsNotZero(t *testing.T) {
 		{"one says nothing", func() { w.ids, w.away, b2.mute = []string{"b1", "b2"}, false, true }},
 		{"all report", func() { b2.mute = false }},
 	} {
-		w.subject = learned.New(w.placed, w.since, w.now)
+		w.subject = learned.New(w.spec(), w.now)
 		b1.on, b2.on = false, false
 		step.begins()
 		w.run(learned.Forget + 2*time.Minute)
 		stands(step.what, proposals, contract)
 	}
 	// What was measured before counts beside what is now.
-	w.subject = learned.New(w.placed, w.since, w.now)
+	w.subject = learned.New(w.spec(), w.now)
 	b1.on, b2.on, b2.sources = false, false, nil
 	w.run(5 * time.Minute)
 	if w.contract != contract {
@@ -532,11 +543,31 @@ func TestWhatIsWrittenIsBounded(t *testing.T) {
 	}
 }
 
+// A change of a topic with many publishers is kept as one, and those who come are in within a
+// minute or two, however many there are.
+func TestWhatIsChargedIsWhatIsWritten(t *testing.T) {
+	const fleet, comes = 2500, 30 * time.Second
+	w := newWorld(t, 1e6, "b1")
+	w.brokers["b1"].sources = append(w.brokers["b1"].sources, func(from, to time.Time) (sent []message) {
+		for i := range fleet + int(from.Sub(start)/comes) { // each sends every 5 s
+			at := from.Truncate(5 * time.Second).Add(time.Duration(i) * 5 * time.Second / (2 * fleet))
+			if !at.Before(from) && at.Before(to) {
+				sent = append(sent, message{at, fmt.Sprintf("p%05d", i)})
+			}
+		}
+		return sent
+	})
+	w.run(10 * time.Minute)
+	if n := len(w.placed) - fleet; n < 16 {
+		t.Fatalf("%d of 19 who came are in", n)
+	}
+}
+
 // What a message costs: to be counted, merged with those of other brokers, and looked at
 // for groups.
 func BenchmarkMessage(b *testing.B) {
 	const publishers, rate = 1000, 10_000
-	subject := learned.New(nil, nil, start)
+	subject := learned.New(&catalog.Spec{}, start)
 	now, named := start, []string(nil)
 	for i := range publishers {
 		named = append(named, fmt.Sprintf("publisher-%d", i))
@@ -567,9 +598,10 @@ func BenchmarkMessage(b *testing.B) {
 		if err := subject.Count("b1", p, nil, 0, now); err != nil {
 			b.Fatal(err)
 		}
-		if job := subject.Look(now); job != nil {
+		spec := &catalog.Spec{Demand: placement.Demand{RateMilli: 1e9, Burst: 1}}
+		if job := subject.Look(spec, now); job != nil {
 			job.Think()
-			subject.Act(job, nil, tokenbucket.Share{Rate: 1e9, Burst: 1}, learned.Auto{}, now)
+			subject.Act(job, spec, 1, now)
 		}
 	}
 }
@@ -577,7 +609,7 @@ func BenchmarkMessage(b *testing.B) {
 // An id is the first owner's who answers for it, whichever broker he is heard at, and
 // stays his while he is known.
 func TestAnIdIsItsOwners(t *testing.T) {
-	subject, now := learned.New(nil, nil, start), start
+	subject, now := learned.New(&catalog.Spec{}, start), start
 	say := func(broker, id, owner string) {
 		t.Helper()
 		p := tuner.Piece{First: true, Publishers: []string{id}, Start: mono.Wall(now.UnixNano()), Gaps: []uint64{0}, From: []uint32{0}}
@@ -598,7 +630,7 @@ func TestAnIdIsItsOwners(t *testing.T) {
 		say("b3", "a", "auth:other")
 		say("b1", "a", "")
 		now = now.Add(learned.Window)
-		subject.Look(now)
+		subject.Look(&catalog.Spec{}, now)
 	}
 	if got := known(); !slices.Equal(got, []string{"a", "addr:/a", "auth:other/a"}) {
 		t.Fatalf("%q", got)
