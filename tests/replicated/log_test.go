@@ -47,13 +47,13 @@ func TestAsALog(t *testing.T) {
 func TestNoLeaderOfTheCursors(t *testing.T) {
 	s := startServers(t, 1)
 	l, err := s.connect("b").Open("t", 1)
-	must(t, err)
+	testkit.Must(t, err)
 	nc, err := nats.Connect(s.url())
-	must(t, err)
+	testkit.Must(t, err)
 	defer nc.Close()
 	js, err := jetstream.New(nc)
-	must(t, err)
-	must(t, js.DeleteStream(t.Context(), "SRTM_CURSORS")) // no one answers, as without a leader
+	testkit.Must(t, err)
+	testkit.Must(t, js.DeleteStream(t.Context(), "SRTM_CURSORS")) // no one answers, as without a leader
 	began := time.Now()
 	if err := l.SaveCursors([]byte("cursors")); !errors.Is(err, replicated.ErrUnavailable) {
 		t.Error(err)
@@ -61,7 +61,7 @@ func TestNoLeaderOfTheCursors(t *testing.T) {
 	if took := time.Since(began); took > 3*time.Second { // 0.5 s
 		t.Errorf("gave up after %v", took)
 	}
-	must(t, l.Close())
+	testkit.Must(t, l.Close())
 }
 
 // An owner that another has replaced stores nothing, and says so.
