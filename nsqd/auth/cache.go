@@ -3,7 +3,12 @@ package auth
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
 	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sync/singleflight"
 
 	"github.com/srtm-io/srtm/internal/mono"
 )
@@ -20,6 +25,9 @@ const (
 // ErrBusy: as many wait for auth servers as may.
 var ErrBusy = errors.New("too many wait for the auth servers")
 
+// errAbandoned: who asked went away, which is no answer for others.
+var errAbandoned = errors.New("the question was abandoned")
+
 // Cache asks for clients that say who they are with each request, as over HTTP, and
 // remembers each answer that permits something for as long as it holds. Those who
 // ask the same at once share one question. Make it with NewCache. Safe for
@@ -29,11 +37,12 @@ type Cache struct {
 	ask func(context.Context, Query) (*Grant, error)
 	now func() mono.Time
 
+	asked   singleflight.Group
+	waiting atomic.Int64
+
 	mu struct {
 		sync.Mutex
-		known   map[Query]known
-		asked   map[Query]*question
-		waiting int
+		known map[Query]known
 	}
 }
 
@@ -42,20 +51,10 @@ type known struct {
 	expires mono.Time
 }
 
-// question is one that is being asked.
-type question struct {
-	done chan struct{} // closed when the rest is set
-	// Owned by who asks, until done.
-	grant     *Grant
-	err       error
-	abandoned bool // who asked went away: that is no answer for others
-}
-
 // NewCache returns a cache before ask, Servers.Ask for instance.
 func NewCache(ask func(context.Context, Query) (*Grant, error), now func() mono.Time) *Cache {
 	c := &Cache{ask: ask, now: now}
 	c.mu.known = make(map[Query]known)
-	c.mu.asked = make(map[Query]*question)
 	return c
 }
 
@@ -63,79 +62,70 @@ func NewCache(ask func(context.Context, Query) (*Grant, error), now func() mono.
 // context, those of Servers.Ask.
 func (c *Cache) Ask(ctx context.Context, q Query) (*Grant, error) {
 	for {
-		g, asked, mine, err := c.look(q)
-		if g != nil || err != nil {
+		if g := c.remembered(q); g != nil {
+			return g, nil
+		}
+		g, err := c.wait(ctx, q)
+		if !errors.Is(err, errAbandoned) || ctx.Err() != nil {
 			return g, err
 		}
-		if mine {
-			asked.grant, asked.err = c.ask(ctx, q)
-			asked.abandoned = asked.err != nil && ctx.Err() != nil
-			c.answered(q, asked)
-			return asked.grant, asked.err
-		}
-		select {
-		case <-asked.done:
-		case <-ctx.Done():
-			err = ctx.Err()
-		}
-		c.mu.Lock()
-		c.mu.waiting--
-		c.mu.Unlock()
-		switch {
-		case err != nil:
-			return nil, err
-		case !asked.abandoned:
-			return asked.grant, asked.err
-		}
 	}
 }
 
-// look returns what is known, or the question that is being asked, and whether it is
-// the caller's to ask.
-func (c *Cache) look(q Query) (g *Grant, asked *question, mine bool, err error) {
+func (c *Cache) remembered(q Query) *Grant {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if k, ok := c.mu.known[q]; ok {
-		if c.now().Before(k.expires) {
-			return k.grant, nil, false, nil
-		}
+	k := c.mu.known[q]
+	if k.grant != nil && !c.now().Before(k.expires) {
 		delete(c.mu.known, q)
+		return nil
 	}
-	if c.mu.waiting == maxWaiting {
-		return nil, nil, false, ErrBusy
-	}
-	c.mu.waiting++
-	if asked = c.mu.asked[q]; asked == nil {
-		asked, mine = &question{done: make(chan struct{})}, true
-		c.mu.asked[q] = asked
-	}
-	return nil, asked, mine, nil
+	return k.grant
 }
 
-// answered remembers an answer and tells those who wait for it. One that permits
-// nothing is not remembered: secrets that are guessed would take the place of others.
-func (c *Cache) answered(q Query, asked *question) {
-	c.mu.Lock()
-	c.mu.waiting--
-	delete(c.mu.asked, q)
-	if asked.err == nil && asked.grant.Rules() > 0 {
-		now := c.now()
-		if len(c.mu.known) == maxGrants {
-			c.forget(now)
-		}
-		c.mu.known[q] = known{asked.grant, now.Add(asked.grant.TTL)}
+// wait asks, or waits for the one who asks the same.
+func (c *Cache) wait(ctx context.Context, q Query) (*Grant, error) {
+	defer c.waiting.Add(-1)
+	if c.waiting.Add(1) > maxWaiting {
+		return nil, ErrBusy
 	}
-	c.mu.Unlock()
-	close(asked.done)
+	key := fmt.Sprintf("%q %v %q %q", q.RemoteIP, q.TLS, q.CommonName, q.Secret)
+	answered := c.asked.DoChan(key, func() (any, error) {
+		g, err := c.ask(ctx, q)
+		switch {
+		case err == nil:
+			c.remember(q, g)
+		case ctx.Err() != nil:
+			err = errors.Join(errAbandoned, err)
+		}
+		return g, err
+	})
+	select {
+	case a := <-answered:
+		return a.Val.(*Grant), a.Err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// remember keeps an answer, unless it permits nothing: secrets that are guessed would take
+// the place of others.
+func (c *Cache) remember(q Query, g *Grant) {
+	if g.Rules() == 0 {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := c.now()
+	if len(c.mu.known) == maxGrants {
+		c.forget(now)
+	}
+	c.mu.known[q] = known{g, now.Add(g.TTL)}
 }
 
 // forget makes room for one. Requires: mu held.
 func (c *Cache) forget(now mono.Time) {
-	for q, k := range c.mu.known {
-		if !now.Before(k.expires) {
-			delete(c.mu.known, q)
-		}
-	}
+	maps.DeleteFunc(c.mu.known, func(_ Query, k known) bool { return !now.Before(k.expires) })
 	for q := range c.mu.known {
 		if len(c.mu.known) < maxGrants {
 			return
