@@ -3,19 +3,16 @@ package fake
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strconv"
 	"sync"
 )
 
 // Lookup answers GET /lookup?topic= as nsqlookupd does.
 type Lookup struct {
-	// set once
-	ln  net.Listener
-	srv *http.Server
-	all sync.WaitGroup
+	srv *httptest.Server // set once
 
 	mu struct {
 		sync.Mutex
@@ -24,31 +21,22 @@ type Lookup struct {
 }
 
 // NewLookup starts a server on a free port of 127.0.0.1.
-func NewLookup() (*Lookup, error) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, fmt.Errorf("lookup: %w", err)
-	}
-	l := &Lookup{ln: ln}
+func NewLookup() *Lookup {
+	l := &Lookup{}
 	l.mu.brokers = map[string][]string{}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /lookup", l.lookup)
-	l.srv = &http.Server{Handler: mux}
-	l.all.Go(func() {
-		if err := l.srv.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
-			panic(err) // a listener of ours that only Close closes
-		}
-	})
-	return l, nil
+	l.srv = httptest.NewServer(mux)
+	return l
 }
 
 // Address returns host:port.
-func (l *Lookup) Address() string { return l.ln.Addr().String() }
+func (l *Lookup) Address() string { return l.srv.Listener.Addr().String() }
 
 // Close ends all connections and waits.
 func (l *Lookup) Close() {
-	_ = l.srv.Close() // nothing is lost
-	l.all.Wait()
+	l.srv.CloseClientConnections()
+	l.srv.Close()
 }
 
 // Set says on which brokers a topic is.

@@ -21,13 +21,8 @@ func (t *Topic) overLimit(reject bool) queue.OverLimit {
 	return queue.OverLimit{Reject: reject, MaxDelay: t.shared.cfg.RejectAfter}
 }
 
-// SetShare replaces the share, with granted tokens moved to it, and returns
-// the tokens given up. The topic is limited from then on.
-func (t *Topic) SetShare(share tokenbucket.Share, granted tokenbucket.Tokens) tokenbucket.Tokens {
-	return t.SetLeased(share, queue.Forever(share), granted)
-}
-
-// SetLeased is SetShare for as long as the lease says.
+// SetLeased replaces the share for as long as the lease says, with granted tokens moved to
+// it, and returns the tokens given up. The topic is limited from then on.
 func (t *Topic) SetLeased(share tokenbucket.Share, lease queue.Lease, granted tokenbucket.Tokens) (released tokenbucket.Tokens) {
 	t.do(func(now mono.Time, s *step) {
 		if !t.mu.core.Limited() {

@@ -4,6 +4,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/queue"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // HexOf is hexOf.
@@ -92,4 +93,9 @@ func (t *Topic) LeastBacklog() int {
 // Finish is FinishBatch of one.
 func (s *Subscription) Finish(id wire.MessageID) error {
 	return s.FinishBatch(s.topic.shared.now(), []wire.MessageID{id}, nil)[0]
+}
+
+// SetShare is SetLeased for good.
+func (t *Topic) SetShare(share tokenbucket.Share, granted tokenbucket.Tokens) tokenbucket.Tokens {
+	return t.SetLeased(share, queue.Forever(share), granted)
 }

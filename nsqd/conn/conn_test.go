@@ -21,6 +21,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/conn"
+	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -331,7 +332,8 @@ var _ = overBoth("a connection", func() {
 		topic, err := n.broker.CreateTopic("t")
 		Expect(err).NotTo(HaveOccurred())
 		topic.Limit(broker.SLO{}, true)
-		topic.SetShare(tokenbucket.Share{Rate: tokenbucket.PerSecond(0.5), Burst: 1}, tokenbucket.Token)
+		share := tokenbucket.Share{Rate: tokenbucket.PerSecond(0.5), Burst: 1}
+		topic.SetLeased(share, queue.Forever(share), tokenbucket.Token)
 		p := n.dial()
 		p.send(wire.AppendPub(nil, "t", []byte("conformant")))
 		p.expect(wire.FrameResponse, "OK")

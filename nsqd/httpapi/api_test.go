@@ -31,6 +31,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/conn"
 	"github.com/srtm-io/srtm/nsqd/httpapi"
 	"github.com/srtm-io/srtm/nsqd/lookupd"
+	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -374,7 +375,8 @@ func TestAFullTopicRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	u.SetShare(tokenbucket.Share{Rate: 1, Burst: 1}, tokenbucket.Token)
+	share := tokenbucket.Share{Rate: 1, Burst: 1}
+	u.SetLeased(share, queue.Forever(share), tokenbucket.Token)
 	n.expect("POST", "/pub?topic=u", "x", 200, "OK")
 	n.expect("POST", "/pub?topic=u", "x", 429, "RATE_LIMITED")
 }

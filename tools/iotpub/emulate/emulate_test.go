@@ -67,8 +67,7 @@ var _ = Describe("a run", func() {
 		placement, err = fake.NewPlacement()
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(placement.Close)
-		lookup, err = fake.NewLookup()
-		Expect(err).NotTo(HaveOccurred())
+		lookup = fake.NewLookup()
 		DeferCleanup(lookup.Close)
 		cfg = valid()
 		cfg.Subscribe = true

@@ -43,8 +43,7 @@ var _ = Describe("a subscriber", func() {
 		b, err = fake.NewBroker("b", &fake.Log{})
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(b.Close)
-		lookup, err = fake.NewLookup()
-		Expect(err).NotTo(HaveOccurred())
+		lookup = fake.NewLookup()
 		DeferCleanup(lookup.Close)
 		s, err = subscriber.New(subscriber.Config{
 			Topic: "t", Channel: "c", Lookupd: []string{lookup.Address()}, LookupInterval: 10 * time.Millisecond, Run: 7, Sources: 2,
