@@ -92,7 +92,8 @@ func (t *Topic) LeastBacklog() int {
 
 // Finish is FinishBatch of one.
 func (s *Subscription) Finish(id wire.MessageID) error {
-	return s.FinishBatch(s.topic.shared.now(), []wire.MessageID{id}, nil)[0]
+	ids, errs := [1]wire.MessageID{id}, [1]error{}
+	return s.FinishBatch(s.topic.shared.now(), ids[:], errs[:0])[0]
 }
 
 // SetShare is SetLeased for good.

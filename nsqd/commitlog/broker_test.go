@@ -18,7 +18,6 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsq/wire"
@@ -295,7 +294,7 @@ func (l *lives) delivered(name string, n int, m wire.Message) {
 func (l *lives) finish(c *channelOwner, n int) {
 	id := c.held[n]
 	delete(c.held, n)
-	if err := c.sub.FinishBatch(clock.Mono(), []wire.MessageID{id}, nil)[0]; err != nil {
+	if err := c.sub.FinishBatch(l.b.Now(), []wire.MessageID{id}, nil)[0]; err != nil {
 		return // it has timed out
 	}
 	l.note("finished %d", n)
