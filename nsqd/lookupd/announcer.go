@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -99,19 +100,15 @@ func New(cfg Config, addresses []string) (*Announcer, error) {
 
 // Run informs the daemons until ctx ends; their registrations end with it.
 func (a *Announcer) Run(ctx context.Context) error {
-	type running struct {
-		peer *peer
-		stop context.CancelFunc
-	}
-	all := make(map[string]running)
+	all := make(map[string]*peer)
 	rng := rand.New(rand.NewPCG(a.cfg.Seed, 0))
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for {
 		want := a.Addresses()
-		for address, r := range all {
+		for address, p := range all {
 			if !slices.Contains(want, address) {
-				r.stop()
+				p.stop()
 				delete(all, address)
 			}
 		}
@@ -120,16 +117,12 @@ func (a *Announcer) Run(ctx context.Context) error {
 			if _, there := all[address]; there {
 				continue
 			}
-			own, stop := context.WithCancel(ctx)
 			p := newPeer(&a.cfg, address, rand.New(rand.NewPCG(rng.Uint64(), rng.Uint64())))
-			all[address] = running{p, stop}
+			own, stop := context.WithCancel(ctx)
+			p.stop, all[address] = stop, p
 			fresh = append(fresh, func() { p.run(own) })
 		}
-		peers := make([]*peer, 0, len(all))
-		for _, r := range all {
-			peers = append(peers, r.peer)
-		}
-		slices.SortFunc(peers, func(a, b *peer) int { return strings.Compare(a.address, b.address) })
+		peers := slices.SortedFunc(maps.Values(all), func(a, b *peer) int { return strings.Compare(a.address, b.address) })
 		a.mu.Lock()
 		a.mu.peers = peers
 		a.mu.Unlock()
@@ -138,8 +131,8 @@ func (a *Announcer) Run(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			for _, r := range all {
-				r.stop()
+			for _, p := range peers {
+				p.stop()
 			}
 			return nil
 		case <-a.updated:

@@ -34,7 +34,8 @@ type peer struct {
 	address string
 	cfg     *Config
 	log     *slog.Logger
-	changed chan struct{} // 1 deep: something is to be told
+	changed chan struct{}      // 1 deep: something is to be told
+	stop    context.CancelFunc // of run
 
 	// Owned by run.
 	rng *rand.Rand
