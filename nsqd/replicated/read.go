@@ -1,10 +1,12 @@
 package replicated
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
 	"sort"
 	"time"
 
@@ -32,13 +34,11 @@ type marks struct {
 const mostMarks = 1 << 14
 
 func (m *marks) add(k mark) {
-	i := sort.Search(len(m.all), func(i int) bool { return m.all[i].seq >= k.seq })
-	if i < len(m.all) && m.all[i].seq == k.seq {
+	i, known := slices.BinarySearchFunc(m.all, k.seq, func(m mark, seq uint64) int { return cmp.Compare(m.seq, seq) })
+	if known {
 		return
 	}
-	m.all = append(m.all, mark{})
-	copy(m.all[i+1:], m.all[i:])
-	m.all[i] = k
+	m.all = slices.Insert(m.all, i, k)
 	if len(m.all) > mostMarks { // every second goes
 		kept := m.all[:0]
 		for i, k := range m.all {
