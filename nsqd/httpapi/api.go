@@ -87,8 +87,8 @@ type Config struct {
 	// MaxSeries is how many topics and channels, together and by name, have metrics of
 	// their own; 0: all.
 	MaxSeries int
-	// MaxBodies is how many bytes the bodies of all requests may take in memory; 0:
-	// there is no bound.
+	// MaxBodies is how many bytes the bodies of all requests may take in memory, and how
+	// many the answers that list all topics; 0: there is no bound.
 	MaxBodies int64
 	// Connections returns how many there are for HTTP, and how many were refused.
 	Connections func() (open int64, refused uint64)
@@ -107,7 +107,8 @@ type API struct {
 	routes   map[string]methods // by path
 	operator *http.ServeMux     // what every daemon of ours serves
 
-	bodies nsqhttp.Bodies
+	bodies  nsqhttp.Bodies
+	answers answers
 }
 
 type methods map[string]http.HandlerFunc
@@ -116,9 +117,10 @@ type methods map[string]http.HandlerFunc
 func New(cfg Config, b *broker.Broker, conns *conn.Server, stamps *hook.Stamper, reg *prometheus.Registry, log *slog.Logger) *API {
 	a := &API{cfg: cfg, broker: b, conns: conns, stamps: stamps, log: log, operator: http.NewServeMux()}
 	a.bodies.Limit = cfg.MaxBodies
+	a.answers.limit, a.answers.slots = cfg.MaxBodies, make(chan struct{}, making)
 	a.faults, _ = obs.Sparse(log)
 	a.audit = secure.NewAuditor(log, cfg.Tokens != nil)
-	reg.MustRegister(&collector{cfg: &a.cfg, broker: b, conns: conns, stamps: stamps, bodies: &a.bodies})
+	reg.MustRegister(&collector{cfg: &a.cfg, broker: b, conns: conns, stamps: stamps, bodies: &a.bodies, answers: &a.answers})
 	obs.Mount(a.operator, reg, a.state, b.Health)
 	get := func(h http.HandlerFunc) methods { return methods{http.MethodGet: h} }
 	post := func(h handler) methods { return methods{http.MethodPost: a.do(h)} }
@@ -126,7 +128,7 @@ func New(cfg Config, b *broker.Broker, conns *conn.Server, stamps *hook.Stamper,
 	a.routes = map[string]methods{
 		"/ping":  get(a.ping),
 		"/info":  get(a.info),
-		"/stats": get(a.stats),
+		"/stats": get(a.answers.bounded(a.stats)),
 
 		"/pub":  post(a.permitted(a.pub)),
 		"/mpub": post(a.permitted(a.mpub)),
@@ -192,7 +194,11 @@ func (a *API) route(w http.ResponseWriter, r *http.Request) {
 	}
 	if !ok {
 		if _, pattern := a.operator.Handler(r); pattern != "" {
-			a.operator.ServeHTTP(w, r)
+			h := http.HandlerFunc(a.operator.ServeHTTP)
+			if r.URL.Path == "/metrics" || r.URL.Path == "/debug/state" {
+				h = a.answers.bounded(h)
+			}
+			h(w, r)
 			return
 		}
 		(&fault{Status: http.StatusNotFound, Message: "NOT_FOUND"}).Write(w)

@@ -501,6 +501,43 @@ func TestBodiesTakeOnlySoMuchMemory(t *testing.T) {
 	n.expect("GET", "/metrics", "", 200, "srtm_nsqd_http_bodies_refused_total 3")
 }
 
+// unread is who asks, and takes nothing of the answer until the end.
+type unread struct {
+	*httptest.ResponseRecorder
+	writes chan<- int
+	end    <-chan struct{}
+}
+
+func (u unread) Write(p []byte) (int, error) {
+	u.writes <- len(p)
+	<-u.end
+	return u.ResponseRecorder.Write(p)
+}
+
+// Answers that nobody reads take only so much memory, and one alone is always given.
+func TestAnswersTakeOnlySoMuchMemory(t *testing.T) {
+	n := startWith(t, func(c *httpapi.Config) { c.MaxBodies = 8 })
+	for i, path := range []string{"/stats?format=json", "/stats", "/metrics", "/debug/state"} {
+		writes, end, done := make(chan int), make(chan struct{}), make(chan struct{})
+		slow := unread{httptest.NewRecorder(), writes, end}
+		go func() {
+			defer close(done)
+			n.http.ServeHTTP(slow, httptest.NewRequest("GET", path, nil))
+		}()
+		if size := <-writes; size <= 8 {
+			t.Fatalf("%s: an answer of %d bytes", path, size)
+		}
+		n.expect("GET", path, "", 503, "TOO_MANY_REQUESTS")
+		n.expect("GET", "/ping", "", 200, "OK")
+		close(end)
+		<-done
+		if slow.Code != 200 {
+			t.Errorf("%s: %d", path, slow.Code)
+		}
+		n.expect("GET", "/metrics", "", 200, fmt.Sprint("srtm_nsqd_http_answers_refused_total ", i+1))
+	}
+}
+
 func TestCursorsOverHTTP(t *testing.T) {
 	path := t.TempDir()
 	storage, err := broker.OpenStorage(broker.StorageConfig{

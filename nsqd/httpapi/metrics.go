@@ -18,11 +18,12 @@ import (
 // collector turns the broker's stats into metrics when they are asked for.
 // Labels are topics and channels, never clients.
 type collector struct {
-	cfg    *Config
-	broker *broker.Broker
-	conns  *conn.Server
-	stamps *hook.Stamper
-	bodies *nsqhttp.Bodies
+	cfg     *Config
+	broker  *broker.Broker
+	conns   *conn.Server
+	stamps  *hook.Stamper
+	bodies  *nsqhttp.Bodies
+	answers *answers
 }
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -65,6 +66,7 @@ func oneIf(is bool) float64 {
 var (
 	descWeb        = desc("http_connections", "Open connections for HTTP.")
 	descWebRefused = desc("http_connections_refused_total", "Connections for HTTP refused: there are as many as there may be.")
+	descAnswers    = desc("http_answers_refused_total", "Requests for stats, state and metrics refused: the answers that are not read yet take as much memory as they may.")
 	descBodies     = desc("http_bodies_refused_total", "Requests refused: the bodies of all take as much memory as they may.")
 	descNames      = desc("names_refused_total", "Topics and channels not created: there are as many as there may be.", "kind")
 	descSlowTurns  = desc("loop_slow_turns_total", "Parts of event loops' turns that took longer than 5 ms: commands, output, timers.", "cause")
@@ -177,6 +179,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		collect(out, loopMetrics, l, strconv.Itoa(l.Number))
 	}
 	counter(descBodies, c.bodies.Refused())
+	counter(descAnswers, c.answers.refused.Load())
 	if c.cfg.Connections != nil {
 		open, refused := c.cfg.Connections()
 		gauge(descWeb, float64(open))
