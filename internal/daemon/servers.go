@@ -91,7 +91,10 @@ func (a *Addresses) Serve(ctx context.Context, name string, log *slog.Logger, op
 	}
 	s := &Servers{
 		GRPC: grpc.NewServer(append(options, a.Guard.Options()...)...), Mux: http.NewServeMux(),
-		HTTP:    &http.Server{ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute},
+		HTTP: &http.Server{
+			ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 2 * time.Minute, IdleTimeout: time.Minute,
+			ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug), // clients' mistakes
+		},
 		Metrics: obs.NewRegistry(), Traces: provider, Health: health.NewServer(),
 	}
 	var err error
@@ -102,8 +105,12 @@ func (a *Addresses) Serve(ctx context.Context, name string, log *slog.Logger, op
 		return errors.Join(fmt.Errorf("--http-address: %w", err), s.RPCListener.Close())
 	}
 	s.Watch = s.serving
+	web := &connlimit.Listener{Listener: s.WebListener, Slots: &connlimit.Slots{Most: mostWeb(connlimit.Descriptors())}, Plain: !a.Guard.HTTPTLS()}
+	s.Metrics.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "srtm_http_connections_refused_total", Help: "Connections to --http-address closed at once: there were as many as there may be.",
+	}, func() float64 { return float64(web.Slots.Refused()) }))
 	s.AddServers = func() {
-		s.Group.Add("http", lifecycle.Serve(a.Guard.Listener(s.WebListener), s.HTTP))
+		s.Group.Add("http", lifecycle.Serve(a.Guard.Listener(web), s.HTTP))
 		s.Group.Add("grpc", lifecycle.ServeGRPC(s.RPCListener, s.GRPC))
 	}
 	healthv1.RegisterHealthServer(s.GRPC, s.Health)
@@ -152,6 +159,12 @@ func (s *Servers) watched(status healthv1.HealthCheckResponse_ServingStatus) {
 	for name := range s.GRPC.GetServiceInfo() {
 		s.Health.SetServingStatus(name, status)
 	}
+}
+
+// mostWeb is how many connections HTTP has: half of the descriptors that are not spare. Whoever
+// connects, brokers and clients reach gRPC all the same.
+func mostWeb(descriptors int64) int {
+	return int(max(1, min((descriptors-connlimit.Spare(descriptors))/2, 50_000)))
 }
 
 // maxOperators bounds the connections at an address for operators; one more is answered

@@ -1,12 +1,17 @@
 package security
 
 import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
@@ -167,4 +172,34 @@ func TestNobodyListensBeyondLoopbackByMistake(t *testing.T) {
 	free := localtest.Ports(t, 2)
 	_, port, _ := strings.Cut(free[0], ":")
 	localtest.Run(t, localtest.Program(t, "tbadaptor"), free[1]+"/healthz", "--grpc-address=0.0.0.0:"+port, "--http-address="+free[1], "--allow-insecure-listen=grpc-address")
+}
+
+// Who connects to HTTP or to nsqlookupd's port, with a token or without, takes descriptors of
+// the loaddistributor, but not those by which brokers and operators reach it.
+func TestConnectionsLeaveDescriptors(t *testing.T) {
+	free := localtest.Ports(t, 3)
+	localtest.Run(t, "/bin/sh", free[1]+"/ping", "-c", `ulimit -n 200 && exec "$0" "$@"`, localtest.Program(t, "loaddistributor"),
+		"--grpc-address="+free[0], "--http-address="+free[1], "--tcp-address="+free[2], "--store=memory")
+	for _, c := range []struct{ address, say, answer, refusal string }{
+		{free[1], "GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n", "HTTP/1.1 200", "HTTP/1.1 503"},
+		{free[2], "  V1PING\n", "\x00\x00\x00\x02OK", ""},
+	} {
+		for refused, n := false, 0; !refused; n++ {
+			nc, err := net.Dial("tcp", c.address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer nc.Close()
+			_ = nc.SetDeadline(time.Now().Add(local.Patience))
+			fmt.Fprint(nc, c.say)
+			answer := make([]byte, len(c.answer))
+			read, err := io.ReadFull(nc, answer)
+			var late net.Error
+			if errors.As(err, &late) && late.Timeout() || n > 200 {
+				t.Fatalf("%s: connection %d: %q, %v", c.address, n, answer[:read], err)
+			}
+			refused = err != nil || string(answer) == c.refusal
+		}
+	}
+	localtest.Srtm(t, free[0], "broker", "list")
 }
