@@ -7,12 +7,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -28,6 +26,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/etcdtest"
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/agent"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
@@ -130,8 +129,11 @@ func TestWhatAFollowerSays(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	way := newWay(t, strings.TrimPrefix(url, "https://"))
-	follower := startMember(t, append(flags, "--etcd-lease=1s", "--flex-lease=600ms", "--clock-bound=100ms", "--etcd-endpoint=https://"+way.at)...)
+	etcd := strings.TrimPrefix(url, "https://")
+	way, err := local.NewProxy(etcd)
+	must(t, err)
+	t.Cleanup(way.Close)
+	follower := startMember(t, append(flags, "--etcd-lease=1s", "--flex-lease=600ms", "--clock-bound=100ms", "--etcd-endpoint=https://"+way.Address())...)
 	follower.until(t, "the follower has read the topic", func() bool {
 		_, err := follower.placement.Resolve(ctx, &srtmv1.ResolveRequest{Topic: "t", PublisherId: "p"}, grpc.WaitForReady(true))
 		return err == nil
@@ -266,7 +268,8 @@ func TestWhatAFollowerSays(t *testing.T) {
 	}
 
 	// Cut off from its store it does not serve; it says what it knows, and denies nothing.
-	way.close()
+	way.Retarget(testkit.Address(t)) // where nothing listens
+	way.Drop(func(int) bool { return true })
 	for _, name := range []string{"", service + "AdminService", service + "PlacementService"} {
 		follower.until(t, "without its store, health of "+name, func() bool { return follower.says(ctx, name) == "NOT_SERVING" })
 	}
@@ -287,83 +290,11 @@ func TestWhatAFollowerSays(t *testing.T) {
 	if r, err := both.Recv(); err != nil || len(r.Assignments) != 1 || r.Assignments[0].PublisherId != "p" {
 		t.Errorf("one that it knows beside one that it does not: %v, %v", r, err)
 	}
-	way.open(t)
+	way.Retarget(etcd)
 	follower.until(t, "it serves again", func() bool { return follower.says(ctx, "") == "SERVING" })
 	if _, err := follower.placement.Resolve(ctx, &srtmv1.ResolveRequest{Topic: "t", PublisherId: "new"}); status.Code(err) != codes.NotFound {
 		t.Errorf("a publisher that is not there: %v", err)
 	}
-}
-
-// way is a way to a server that can be closed, on an address of its own.
-type way struct {
-	at, to string
-	ln     net.Listener
-	all    sync.WaitGroup
-
-	mu struct {
-		sync.Mutex
-		closed bool
-		conns  []net.Conn
-	}
-}
-
-func newWay(t *testing.T, to string) *way {
-	t.Helper()
-	w := &way{at: "127.0.0.1:0", to: to} // which the server's certificate is for
-	w.open(t)
-	w.at = w.ln.Addr().String()
-	t.Cleanup(w.close)
-	return w
-}
-
-func (w *way) open(t *testing.T) {
-	t.Helper()
-	ln, err := net.Listen("tcp", w.at)
-	must(t, err)
-	w.ln = ln
-	w.mu.Lock()
-	w.mu.closed = false
-	w.mu.Unlock()
-	w.all.Go(func() {
-		for {
-			in, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			out, err := net.Dial("tcp", w.to)
-			if err != nil {
-				in.Close()
-				continue
-			}
-			w.mu.Lock()
-			closed := w.mu.closed
-			w.mu.conns = append(w.mu.conns, in, out)
-			w.mu.Unlock()
-			if closed {
-				in.Close()
-				out.Close()
-			}
-			for _, pair := range [][2]net.Conn{{in, out}, {out, in}} {
-				w.all.Go(func() {
-					_, _ = io.Copy(pair[0], pair[1]) // until close
-					in.Close()
-					out.Close()
-				})
-			}
-		}
-	})
-}
-
-// close ends it, as a network that is cut does, but at once.
-func (w *way) close() {
-	w.ln.Close()
-	w.mu.Lock()
-	for _, c := range w.mu.conns {
-		c.Close()
-	}
-	w.mu.conns, w.mu.closed = nil, true
-	w.mu.Unlock()
-	w.all.Wait()
 }
 
 // A process that has not found the store does not deny what may be in it, and says
