@@ -23,26 +23,30 @@ func gatewayCommand() *cobra.Command {
 
 // gatewayStatus is what is shown of a gateway's /status.
 type gatewayStatus struct {
-	Classes []struct {
-		Name           string
-		Weight, Queued int
-		InFlight       int `json:"in_flight"`
-		Sent           uint64
-		Full           uint64  `json:"refused_full"`
-		Late           uint64  `json:"refused_late"`
-		Denied         uint64  `json:"refused_admission"`
-		WaitMsP99      float64 `json:"wait_ms_p99"`
-		Used           map[string]float64
-	}
-	Servers []struct {
-		URL             string
-		InFlight        int `json:"in_flight"`
-		Sent, Failed    uint64
-		MeanDepartureMs float64 `json:"mean_departure_ms"`
-		AnswerMs        float64 `json:"answer_ms"`
-		Ejected         bool
-		Free            map[string]float64
-	}
+	Classes []gatewayClass
+	Servers []gatewayServer
+}
+
+type gatewayClass struct {
+	Name           string
+	Weight, Queued int
+	InFlight       int `json:"in_flight"`
+	Sent           uint64
+	Full           uint64  `json:"refused_full"`
+	Late           uint64  `json:"refused_late"`
+	Denied         uint64  `json:"refused_admission"`
+	WaitMsP99      float64 `json:"wait_ms_p99"`
+	Used           map[string]float64
+}
+
+type gatewayServer struct {
+	URL             string
+	InFlight        int `json:"in_flight"`
+	Sent, Failed    uint64
+	MeanDepartureMs float64 `json:"mean_departure_ms"`
+	AnswerMs        float64 `json:"answer_ms"`
+	Ejected         bool
+	Free            map[string]float64
 }
 
 func gatewayStatusCommand() *cobra.Command {
@@ -83,40 +87,34 @@ func (s *gatewayStatus) print(out io.Writer) error {
 		}
 	}
 	resources := slices.Sorted(maps.Keys(all))
-	head := "CLASS\tWEIGHT\tQUEUED\tIN-FLIGHT\tSENT\tREFUSED\tP99-WAIT"
-	for _, name := range resources {
-		head += "\tUSED-" + strings.ToUpper(name)
-	}
-	rows := make([][]any, len(s.Classes))
-	for i, c := range s.Classes {
-		rows[i] = []any{c.Name, c.Weight, c.Queued, c.InFlight, c.Sent, c.Full + c.Late + c.Denied, fmt.Sprintf("%.1fms", c.WaitMsP99)}
+	head := func(columns, each string) string {
 		for _, name := range resources {
-			rows[i] = append(rows[i], fmt.Sprintf("%.1f%%", 100*c.Used[name]/max(all[name], 1e-9)))
+			columns += "\t" + each + strings.ToUpper(name)
 		}
+		return columns
 	}
-	self := func(row []any) []any { return row }
-	if err := table(out, head, rows, self); err != nil {
+	err := table(out, head("CLASS\tWEIGHT\tQUEUED\tIN-FLIGHT\tSENT\tREFUSED\tP99-WAIT", "USED-"), s.Classes, func(c gatewayClass) []any {
+		row := []any{c.Name, c.Weight, c.Queued, c.InFlight, c.Sent, c.Full + c.Late + c.Denied, fmt.Sprintf("%.1fms", c.WaitMsP99)}
+		for _, name := range resources {
+			row = append(row, fmt.Sprintf("%.1f%%", 100*c.Used[name]/max(all[name], 1e-9)))
+		}
+		return row
+	})
+	if err != nil {
 		return err
 	}
-	head = "SERVER\tSTATE\tIN-FLIGHT\tSENT\tFAILED\tT\tANSWER"
-	for _, name := range resources {
-		head += "\tFREE-" + strings.ToUpper(name)
-	}
-	rows = make([][]any, len(s.Servers))
-	for i, v := range s.Servers {
+	fmt.Fprintln(out)
+	return table(out, head("SERVER\tSTATE\tIN-FLIGHT\tSENT\tFAILED\tT\tANSWER", "FREE-"), s.Servers, func(v gatewayServer) []any {
 		state := "ok"
 		if v.Ejected {
 			state = "ejected"
 		}
-		rows[i] = []any{v.URL, state, v.InFlight, v.Sent, v.Failed, fmt.Sprintf("%.2fms", v.MeanDepartureMs), fmt.Sprintf("%.2fms", v.AnswerMs)}
+		row := []any{v.URL, state, v.InFlight, v.Sent, v.Failed, fmt.Sprintf("%.2fms", v.MeanDepartureMs), fmt.Sprintf("%.2fms", v.AnswerMs)}
 		for _, name := range resources {
-			rows[i] = append(rows[i], fmt.Sprintf("%.0f%%", v.Free[name]))
+			row = append(row, fmt.Sprintf("%.0f%%", v.Free[name]))
 		}
-	}
-	if _, err := fmt.Fprintln(out); err != nil {
-		return err
-	}
-	return table(out, head, rows, self)
+		return row
+	})
 }
 
 // askHTTP gets a page of a daemon's HTTP address.
