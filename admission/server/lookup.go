@@ -132,19 +132,16 @@ func (s *Server) lookUpAll(ctx context.Context, keys []*lookup, sealers map[*loo
 
 // conclude answers a question whose key was looked up.
 func (s *Server) conclude(k *lookup, p pending, sealer *wire.Sealer) {
-	v, here := table.Verdict{Known: true, Default: true, Admit: s.cfg.AdmitFull, Denied: !s.cfg.AdmitFull}, true
-	if !k.full && k.err == nil {
-		v, here = s.decide([]byte(k.key), p.cost, s.cfg.Now().Mono, p.peek)
+	v, here := table.Verdict{}, true
+	switch {
+	case k.err != nil:
+	case k.full:
+		v = table.Verdict{Known: true, Default: true, Admit: s.cfg.AdmitFull, Denied: !s.cfg.AdmitFull}
+		s.metrics.full.Inc()
+	default:
+		v, here = s.decide([]byte(k.key), p.cost, s.cfg.Now().Mono, p.peek) // or it was evicted at once
 	}
-	a := wire.Answer{Kind: wire.Busy, Session: p.asker.id, Number: p.number}
-	if k.err != nil || !v.Known { // or evicted at once
-		a = s.undecided([]byte(k.key), p.asker, a, here)
-	} else {
-		if k.full {
-			s.metrics.full.Inc()
-		}
-		a = s.answer(&v, p.asker, p.number)
-	}
+	a := s.answer([]byte(k.key), p.asker, p.number, &v, here)
 	var buf [wire.AnswerSize]byte
 	p.loop.conn.Send(sealer.AppendAnswer(buf[:0], a, p.keyID), p.from)
 }

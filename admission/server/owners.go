@@ -118,7 +118,7 @@ func (s *Server) rejoin(ctx context.Context) error {
 func (s *Server) renew(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*storeDeadline)
 	defer cancel()
-	s.choose()
+	follower := s.choose()
 	now, boot := s.now(), s.cfg.Boot()
 	limited, done := context.WithTimeout(ctx, storeDeadline)
 	members, number, err := s.cfg.Store.Renew(limited, s.me)
@@ -128,7 +128,7 @@ func (s *Server) renew(ctx context.Context) error {
 	}
 	s.sure.Store(int64(boot.Add(strictOver)))
 	s.replicas.members(members, boot)
-	s.chosen()
+	s.chosen(follower)
 	t := s.owners.Load()
 	claimed, err := s.claim(ctx, s.silent(members, t, now.Mono, s.now().Mono), now)
 	if err != nil {

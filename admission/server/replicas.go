@@ -295,12 +295,11 @@ func member(members []store.Member, instance int64) store.Member {
 
 // choose makes the next member in the order of addresses that lives this one's follower.
 // Until the store has it, no server is.
-func (s *Server) choose() {
+func (s *Server) choose() (next store.Member) {
 	if s.cfg.Dial == nil {
-		return
+		return next
 	}
 	l := &s.replicas
-	var next store.Member
 	for i := range s.members {
 		m := &s.members[i]
 		if m.Instance != s.me.Instance && m.Replicate != "" && s.looked.Sub(s.since[*m]) <= leaseOver &&
@@ -314,26 +313,26 @@ func (s *Server) choose() {
 		l.rely(store.Member{}, nil, nil)
 	}
 	s.me.Follower = next.Instance
-	s.next = next
+	return next
 }
 
 // chosen is after the store has the follower.
-func (s *Server) chosen() {
+func (s *Server) chosen(next store.Member) {
 	l := &s.replicas
-	if l.mu.Lock(); s.next.Instance == l.follower.Instance {
+	if l.mu.Lock(); next.Instance == l.follower.Instance {
 		l.mu.Unlock()
 		return
 	}
-	client, hangUp, err := s.cfg.Dial(s.next.Replicate)
+	client, hangUp, err := s.cfg.Dial(next.Replicate)
 	if err == nil {
-		l.rely(s.next, client, hangUp)
+		l.rely(next, client, hangUp)
 	}
 	l.mu.Unlock()
 	if err != nil {
-		s.cfg.Log.Warn("the follower cannot be reached", "server", s.next.Address, "err", err)
+		s.cfg.Log.Warn("the follower cannot be reached", "server", next.Address, "err", err)
 		return
 	}
-	s.cfg.Log.Info("another server follows this one", "server", s.next.Address)
+	s.cfg.Log.Info("another server follows this one", "server", next.Address)
 	for i := range s.shards {
 		s.lockedShard(i, (*table.Shard).Restart)
 	}

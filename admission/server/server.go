@@ -108,7 +108,6 @@ type Server struct {
 	since   map[store.Member]mono.Time // owned by tend, as what follows: see watch
 	looked  mono.Time                  // when members were last read
 	members []store.Member             // as of then
-	next    store.Member               // that is to be this one's follower
 	frozen  bool                       // by a hand-over of which it is not known what came
 	atOnce  int                        // partitions of the next one
 

@@ -108,44 +108,38 @@ func (l *loop) handle(d []byte, peer rawfd.Address) (a wire.Answer, keyID uint16
 		s.metrics.old.Inc()
 		return a, 0, false
 	}
-	v, here := s.decide(q.Key, q.Cost, now.Mono, q.Flags&wire.Peek != 0)
-	if !v.Known {
-		if here && s.lookups.add(string(q.Key), pending{loop: l, asker: asker, from: peer, keyID: keyID, number: q.Number, cost: q.Cost, peek: q.Flags&wire.Peek != 0}) {
-			return a, 0, false
-		}
-		return s.undecided(q.Key, asker, a, here), keyID, true
+	peek := q.Flags&wire.Peek != 0
+	v, here := s.decide(q.Key, q.Cost, now.Mono, peek)
+	if !v.Known && here && s.lookups.add(string(q.Key), pending{loop: l, asker: asker, from: peer, keyID: keyID, number: q.Number, cost: q.Cost, peek: peek}) {
+		return a, 0, false
 	}
-	a = s.answer(&v, asker, q.Number)
-	return a, keyID, true
+	return s.answer(q.Key, asker, q.Number, &v, here), keyID, true
 }
 
-// undecided answers busy, and forgets the question, which may come again; or where the key
-// is decided, and keeps that: the asker has asked there when a copy that was late comes, and
-// this server may own the key then.
-func (s *Server) undecided(key []byte, asker *session, a wire.Answer, here bool) wire.Answer {
-	if a.Kind = wire.Busy; !here {
+// answer makes the answer to a question by its verdict, and keeps it. Of a key that is not
+// known here, yet, that is busy, and forgets the question, which may come again. Or it is
+// where the key is decided, which is kept: the asker has asked there when a copy that was
+// late comes, and this server may own the key then.
+func (s *Server) answer(key []byte, asker *session, number uint64, v *table.Verdict, here bool) wire.Answer {
+	a := wire.Answer{Kind: wire.Busy, Session: asker.id, Number: number}
+	if v.Known {
+		a.Kind = wire.Reply
+		a.Flags, a.Value = answerOf(v)
+		s.metrics.decided(v)
+	} else if !here {
 		a = s.elsewhere(key, a)
 	}
 	asker.mu.Lock()
 	defer asker.mu.Unlock()
-	if a.Kind == wire.Busy {
+	switch a.Kind {
+	case wire.Busy:
 		s.metrics.busy.Inc()
-		asker.answers.Cancel(a.Number)
-	} else {
+		asker.answers.Cancel(number)
+		return a
+	case wire.Moved:
 		s.metrics.moved.Inc()
-		asker.answers.End(a.Number, a)
 	}
-	return a
-}
-
-// answer makes the answer to a question that is decided, and keeps it.
-func (s *Server) answer(v *table.Verdict, asker *session, number uint64) wire.Answer {
-	a := wire.Answer{Kind: wire.Reply, Session: asker.id, Number: number}
-	a.Flags, a.Value = answerOf(v)
-	s.metrics.decided(v)
-	asker.mu.Lock()
 	asker.answers.End(number, a)
-	asker.mu.Unlock()
 	return a
 }
 
