@@ -183,7 +183,7 @@ func (s *Store) Claim(ctx context.Context, me, from, follower Member, wall time.
 		if err != nil {
 		} else if from.Instance == 0 {
 			lost = 0
-			err = one(do(`UPDATE admission SET change = change 
+			err = one(do(`UPDATE admission SET change = change
 				WHERE NOT EXISTS (SELECT 1 FROM servers WHERE address = $1) AND EXISTS (SELECT 1 FROM partitions WHERE server = $1)`, from.Address))
 		} else {
 			err = one(do(`DELETE FROM servers WHERE address = $1 AND instance = $2 AND beat = $3`, from.Address, from.Instance, from.Beat))
