@@ -133,7 +133,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return func(s *decide.Server) (decide.Result, error) { return decide.EVALSHA(s, l) }
 	}
 	web := func(path string) func(*decide.Server) (decide.Result, error) {
-		return func(s *decide.Server) (decide.Result, error) { return decide.HTTP(s, *httpRate, *length, path) }
+		return func(s *decide.Server) (decide.Result, error) {
+			return decide.HTTP(s, decide.Load{Rate: *httpRate, Length: *length, Connections: 16}, path)
+		}
 	}
 	echo, err1 := decide.Bare("udp")
 	bare, err2 := decide.Bare("http")

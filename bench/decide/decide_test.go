@@ -45,13 +45,13 @@ func TestEachIsMeasured(t *testing.T) {
 		"echo":            {started(Bare("udp")), func(s *Server) (Result, error) { return UDP(s, pool, true) }},
 		"admission":       {udp, func(s *Server) (Result, error) { return UDP(s, pool, false) }},
 		"pipelined":       {udp, func(s *Server) (Result, error) { return UDP(s, pipelined, false) }},
-		"handler":         {started(Bare("http")), func(s *Server) (Result, error) { return HTTP(s, rate, length, "/qos?key=%s") }},
-		"router":          {web, func(s *Server) (Result, error) { return HTTP(s, rate, length, "/qos?key=%s") }},
+		"handler":         {started(Bare("http")), func(s *Server) (Result, error) { return HTTP(s, Load{rate, length, 16}, "/qos?key=%s") }},
+		"router":          {web, func(s *Server) (Result, error) { return HTTP(s, Load{rate, length, 16}, "/qos?key=%s") }},
 		"redis":           {started(Redis(t.TempDir())), func(s *Server) (Result, error) { return EVALSHA(s, pool) }},
 		"pipelined redis": {started(Redis(t.TempDir())), func(s *Server) (Result, error) { return EVALSHA(s, pipelined) }},
-		"nginx":           {started(Nginx(t.TempDir(), NginxLimit)), func(s *Server) (Result, error) { return HTTP(s, rate, length, "/?key=%s") }},
-		"haproxy":         {started(HAProxy(t.TempDir(), HAProxyLimit)), func(s *Server) (Result, error) { return HTTP(s, rate, length, "/?key=%s") }},
-		"gateway":         {started(HAProxy(t.TempDir(), HAProxyBefore(web.At))), func(s *Server) (Result, error) { return HTTP(s, rate, length, "/qos?key=%s") }},
+		"nginx":           {started(Nginx(t.TempDir(), NginxLimit)), func(s *Server) (Result, error) { return HTTP(s, Load{rate, length, 16}, "/?key=%s") }},
+		"haproxy":         {started(HAProxy(t.TempDir(), HAProxyLimit)), func(s *Server) (Result, error) { return HTTP(s, Load{rate, length, 16}, "/?key=%s") }},
+		"gateway":         {started(HAProxy(t.TempDir(), HAProxyBefore(web.At))), func(s *Server) (Result, error) { return HTTP(s, Load{rate, length, 16}, "/qos?key=%s") }},
 	} {
 		if c.s == nil {
 			continue

@@ -223,9 +223,10 @@ func Ask(s *Server, l Load, p Protocol) (r Result, err error) {
 	return r, s.memory(&r)
 }
 
-// HTTP asks for a path, which may have a %s for the key.
-func HTTP(s *Server, rate float64, d time.Duration, path string) (Result, error) {
-	return Ask(s, Load{rate, d, 16}, Stream(func(i int64) string {
+// HTTP asks for a path, which may have a %s for the key, and takes nothing but 200 for an
+// answer.
+func HTTP(s *Server, l Load, path string) (Result, error) {
+	return Ask(s, l, Stream(func(i int64) string {
 		p := path
 		if strings.Contains(p, "%s") {
 			p = fmt.Sprintf(p, key(i))
@@ -237,11 +238,13 @@ func HTTP(s *Server, rate float64, d time.Duration, path string) (Result, error)
 			return err
 		}
 		defer resp.Body.Close()
-		_, err = resp.Body.Read(make([]byte, 512))
-		if err == io.EOF {
-			err = nil
+		if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+			return err
 		}
-		return err
+		if resp.StatusCode != http.StatusOK {
+			return fmt.Errorf("%s answered %s", s.Name, resp.Status)
+		}
+		return nil
 	}))
 }
 

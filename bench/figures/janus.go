@@ -49,7 +49,7 @@ func janusBalancer(w *harness) error {
 		return err
 	}
 	defer stop()
-	direct, err := decide.HTTP(web, 1000, 10*time.Second, "/qos?key=%s")
+	direct, err := decide.HTTP(web, decide.Load{Rate: 1000, Length: 10 * time.Second, Connections: 16}, "/qos?key=%s")
 	if err != nil {
 		return err
 	}
@@ -65,7 +65,7 @@ func janusBalancer(w *harness) error {
 		return err
 	default:
 		defer proxy.Stop()
-		behind, err := decide.HTTP(proxy, 1000, 10*time.Second, "/qos?key=%s")
+		behind, err := decide.HTTP(proxy, decide.Load{Rate: 1000, Length: 10 * time.Second, Connections: 16}, "/qos?key=%s")
 		if err != nil {
 			return err
 		}
@@ -157,10 +157,10 @@ func janusScale(w *harness) error {
 		return err
 	}
 	defer router.Stop()
-	if _, err := decide.HTTP(router, 1000, 2*time.Second, "/qos?key=%s"); err != nil { // every key is known then
+	if _, err := decide.HTTP(router, decide.Load{Rate: 1000, Length: 2 * time.Second, Connections: 16}, "/qos?key=%s"); err != nil { // every key is known then
 		return err
 	}
-	routed, err := decide.HTTP(router, 2000, 10*time.Second, "/qos?key=%s")
+	routed, err := decide.HTTP(router, decide.Load{Rate: 2000, Length: 10 * time.Second, Connections: 16}, "/qos?key=%s")
 	if err != nil {
 		return err
 	}

@@ -6,14 +6,12 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"math"
-	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -91,22 +89,9 @@ func micros(of func(figures) float64) func(figures) float64 {
 }
 
 // ask sends requests at a steady rate over as many connections, each of which has one at
-// a time, and takes nothing but 200 for an answer.
+// a time.
 func ask(s *decide.Server, rate float64, d time.Duration, connections int) (f figures, err error) {
-	r, err := decide.Ask(s, decide.Load{Rate: rate, Length: d, Connections: connections}, decide.Stream(func(int64) string { return "GET / HTTP/1.1\r\nHost: x\r\n\r\n" }, func(in *bufio.Reader) error {
-		resp, err := http.ReadResponse(in, nil)
-		if err != nil {
-			return err
-		}
-		defer resp.Body.Close()
-		if _, err := io.Copy(io.Discard, resp.Body); err != nil {
-			return err
-		}
-		if resp.StatusCode != http.StatusOK {
-			return fmt.Errorf("%s answered %s", s.Name, resp.Status)
-		}
-		return nil
-	}))
+	r, err := decide.HTTP(s, decide.Load{Rate: rate, Length: d, Connections: connections}, "/")
 	if err != nil {
 		return f, fmt.Errorf("%s: %w", s.Name, err)
 	}
