@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/tools/load"
 )
 
@@ -203,9 +204,9 @@ func writeTables(out io.Writer, list []load.Scenario, names []string, runs []loa
 }
 
 func row(b *strings.Builder, head string, columns []column, of func(column) string) {
-	fmt.Fprintf(b, "| %s |", head)
+	cells := []string{head}
 	for _, c := range columns {
-		fmt.Fprintf(b, " %s |", of(c))
+		cells = append(cells, of(c))
 	}
-	b.WriteString("\n")
+	host.Row(b, cells...)
 }

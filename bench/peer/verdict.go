@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/tools/load"
 )
 
@@ -98,7 +99,7 @@ func verdict(b *strings.Builder, scenario, figure, wanted, measured string, met 
 	if !met {
 		yes = "**no**"
 	}
-	fmt.Fprintf(b, "| %s | %s | %s | %s | %s |\n", scenario, figure, wanted, measured, yes)
+	host.Row(b, scenario, figure, wanted, measured, yes)
 }
 
 // better says whether v is better than w.
