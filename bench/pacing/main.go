@@ -22,6 +22,7 @@ import (
 
 	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/tools/iotpub/greedy"
 	"github.com/srtm-io/srtm/tools/iotpub/payload"
@@ -101,67 +102,64 @@ func (c config) line(name string, o outcome) string {
 }
 
 // peer is a broker without a contract.
-func (c config) peer(ctx context.Context, b load.Broker) (string, error) {
+func (c config) peer(ctx context.Context, b load.Broker) (o outcome, err error) {
 	demands, _ := c.demands()
 	got, err := b.Overload(ctx, load.Overload{Rate: c.rate, Demand: demands, Size: 100, Warm: c.warm, Steady: c.steady})
 	if err != nil {
-		return "", err
+		return o, err
 	}
-	late := time.Duration(0)
 	for i, l := range got.Latency {
 		if obedient(i) {
-			late = max(late, l)
+			o.late = max(o.late, l)
 		}
 	}
-	return c.line(b.Name, outcome{rates: got.Delivered, depths: []int64{got.LineP99, got.Line}, late: late}), nil
+	o.rates, o.depths = got.Delivered, []int64{got.LineP99, got.Line}
+	return o, nil
 }
 
-func main() {
+func main() { os.Exit(lifecycle.Main("pacing", start)) }
+
+func start(ctx context.Context) error {
 	var c config
-	flag.StringVar(&c.nsqd, "nsqd", "bin/nsqd", "`program` to measure")
-	flag.Float64Var(&c.rate, "rate", 2000, "contract, `msg/s`")
-	flag.IntVar(&c.burst, "burst", 100, "contract, `messages`")
-	flag.Float64Var(&c.load, "load", 1.5, "offered, in contracts; each publisher offers this many times its part, every tenth five times as much")
-	flag.IntVar(&c.publishers, "publishers", 50, "`number`, of weights 1, 2, 4, 8, 10 in turns")
-	flag.DurationVar(&c.warm, "warm-up", 10*time.Second, "time before counting")
-	flag.DurationVar(&c.steady, "steady", 15*time.Second, "time of counting")
-	var nsq string
-	flag.StringVar(&nsq, "nsq", "", "`path` of another broker that takes nsqd's flags")
-	nats := flag.String("nats", "nats-server", "`path` of nats-server")
-	mosquitto := flag.String("mosquitto", "mosquitto", "`path` of mosquitto")
-	rounds := flag.Int("cost", 0, "instead, what pacing costs while no publisher is paced, in so many `rounds` (set --load to 0.5 or less)")
-	flag.Parse()
-	nsqd, err := host.Program(c.nsqd)
-	if c.nsqd = nsqd; err == nil && *rounds > 0 {
-		c.quiet = true
-		err = c.cost(context.Background(), *rounds)
+	fs := flag.NewFlagSet("pacing", flag.ContinueOnError)
+	fs.StringVar(&c.nsqd, "nsqd", "bin/nsqd", "`program` to measure")
+	fs.Float64Var(&c.rate, "rate", 2000, "contract, `msg/s`")
+	fs.IntVar(&c.burst, "burst", 100, "contract, `messages`")
+	fs.Float64Var(&c.load, "load", 1.5, "offered, in contracts; each publisher offers this many times its part, every tenth five times as much")
+	fs.IntVar(&c.publishers, "publishers", 50, "`number`, of weights 1, 2, 4, 8, 10 in turns")
+	fs.DurationVar(&c.warm, "warm-up", 10*time.Second, "time before counting")
+	fs.DurationVar(&c.steady, "steady", 15*time.Second, "time of counting")
+	nsq := fs.String("nsq", "", "`path` of another broker that takes nsqd's flags")
+	nats := fs.String("nats", "nats-server", "`path` of nats-server")
+	mosquitto := fs.String("mosquitto", "mosquitto", "`path` of mosquitto")
+	rounds := fs.Int("cost", 0, "instead, what pacing costs while no publisher is paced, in so many `rounds` (set --load to 0.5 or less)")
+	if err := host.Parse(fs, os.Args[1:], os.Stdout); err != nil {
+		return host.Usage(err)
 	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+	var err error
+	if c.nsqd, err = host.Program(c.nsqd); err != nil {
+		return err
 	}
 	if *rounds > 0 {
-		return
+		c.quiet = true
+		return c.cost(ctx, *rounds)
 	}
 	peers := []load.Broker{load.NATS(*nats), load.Mosquitto(*mosquitto)}
-	if nsq != "" {
-		peers = append([]load.Broker{load.AnotherNSQ("another nsqd", nsq, "")}, peers...)
+	if *nsq != "" {
+		peers = append([]load.Broker{load.AnotherNSQ("another nsqd", *nsq, "")}, peers...)
 	}
 	fmt.Println("mode\taccepted/r\tJain\tfarthest\trefused\tbacklog p99\tbacklog max\tp99 of the obedient")
-	failed := false
-	show := func(name, line string, err error) {
-		if failed = failed || err != nil; err != nil {
-			line = fmt.Sprintf("%s\t%v", name, err)
+	var failed []error
+	show := func(name string, o outcome, err error) {
+		if err != nil {
+			failed = append(failed, fmt.Errorf("%s: %w", name, err))
+			return
 		}
-		fmt.Println(line)
+		fmt.Println(c.line(name, o))
 	}
 	for _, mode := range []string{"delay", "advise", "police"} {
-		o, err := c.run(mode)
-		line := ""
-		if err == nil {
-			line = c.line(mode, o)
-		}
-		show(mode, line, err)
+		o, err := c.run(ctx, mode)
+		show(mode, o, err)
 	}
 	for _, b := range peers {
 		path, err := host.Program(b.Path)
@@ -170,17 +168,15 @@ func main() {
 			continue
 		}
 		b.Path = path
-		line, err := c.peer(context.Background(), b)
-		show(b.Name, line, err)
+		o, err := c.peer(ctx, b)
+		show(b.Name, o, err)
 	}
-	if failed {
-		os.Exit(1)
-	}
+	return errors.Join(failed...)
 }
 
 // cost compares what a message takes without pacing and with it, while no publisher is paced.
 func (c config) cost(ctx context.Context, rounds int) error {
-	got, err := host.Alternate(ctx, rounds, []string{"delay", "advise"}, func(mode string, _ int) (outcome, error) { return c.run(mode) })
+	got, err := host.Alternate(ctx, rounds, []string{"delay", "advise"}, func(mode string, _ int) (outcome, error) { return c.run(ctx, mode) })
 	if err != nil {
 		return err
 	}
@@ -198,7 +194,7 @@ func (c config) cost(ctx context.Context, rounds int) error {
 	return nil
 }
 
-func (c config) run(mode string) (o outcome, err error) {
+func (c config) run(ctx context.Context, mode string) (o outcome, err error) {
 	dir, err := os.MkdirTemp("", "pacing")
 	if err != nil {
 		return o, err
@@ -211,7 +207,7 @@ func (c config) run(mode string) (o outcome, err error) {
 		return o, err
 	}
 	defer func() { err = errors.Join(err, nsqd.Kill()) }() // a backlog is not worth its being stored
-	ctx, stop := context.WithCancel(context.Background())
+	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -244,7 +240,9 @@ func (c config) run(mode string) (o outcome, err error) {
 			}
 		})
 	}
-	time.Sleep(c.warm)
+	if !clock.Sleep(ctx, c.warm) {
+		return o, ctx.Err()
+	}
 	began := clock.Mono()
 	was := make([]int64, len(publishers))
 	for i, p := range publishers {

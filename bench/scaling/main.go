@@ -33,6 +33,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/srtm-io/srtm/bench/host"
+	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
@@ -44,20 +45,22 @@ const (
 	warming  = time.Second
 )
 
-func main() {
-	nsqd := flag.String("nsqd", "bin/nsqd", "`path` of the broker (make build)")
-	lasting := flag.Duration("duration", 4*time.Second, "how long is measured, after a second of warming up")
-	rounds := flag.Int("rounds", 3, "how often; the table has medians")
-	topics := flag.Int("topics", 2*runtime.NumCPU(), "`number` of topics of the second half; the first has one")
-	flag.Parse()
-	program, err := host.Program(*nsqd)
-	if err == nil {
-		err = run(context.Background(), program, *lasting, *rounds, *topics)
+func main() { os.Exit(lifecycle.Main("scaling", start)) }
+
+func start(ctx context.Context) error {
+	fs := flag.NewFlagSet("scaling", flag.ContinueOnError)
+	path := fs.String("nsqd", "bin/nsqd", "`path` of the broker (make build)")
+	lasting := fs.Duration("duration", 4*time.Second, "how long is measured, after a second of warming up")
+	rounds := fs.Int("rounds", 3, "how often; the table has medians")
+	topics := fs.Int("topics", 2*runtime.NumCPU(), "`number` of topics of the second half; the first has one")
+	if err := host.Parse(fs, os.Args[1:], os.Stdout); err != nil {
+		return host.Usage(err)
 	}
+	nsqd, err := host.Program(*path)
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "scaling:", err)
-		os.Exit(1)
+		return err
 	}
+	return run(ctx, nsqd, *lasting, *rounds, *topics)
 }
 
 func run(ctx context.Context, nsqd string, lasting time.Duration, rounds, most int) error {
