@@ -93,7 +93,6 @@ func (b *Background) validate(topic string) error {
 func newBackground(cfg *Config, id uint32) (*traffic, error) {
 	spec := cfg.Background.spec(cfg.Load.Spec.Seed)
 	sources := spec.Sources()
-	t := &traffic{name: "background", brokers: func() int { return len(cfg.Background.At) }}
 	var assigned []fleet.Assignment
 	var addresses []string
 	for _, at := range cfg.Background.At {
@@ -104,17 +103,12 @@ func newBackground(cfg *Config, id uint32) (*traffic, error) {
 			assigned = append(assigned, fleet.Assignment{Source: n, Address: at.Address, Epoch: 1})
 		}
 	}
-	var err error
-	t.fleet, err = fleet.New(fleet.Config{
-		Topic: cfg.Background.Topic, Run: id, Sources: sources, Stream: func() schedule.Stream { return schedule.Until(spec.Stream(), cfg.Duration) },
-		Workers: cfg.Workers, MaxOutstanding: cfg.MaxOutstanding, Heartbeat: cfg.Heartbeat, Drain: cfg.Drain, Portable: cfg.Portable,
-	})
+	t, err := cfg.traffic(fleet.Config{Topic: cfg.Background.Topic, Run: id, Sources: sources},
+		func() schedule.Stream { return spec.Stream() }, &subscriber.Config{Channel: "iotpub", Nsqd: addresses})
 	if err != nil {
 		return nil, err
 	}
+	t.name, t.brokers = "background", func() int { return len(addresses) }
 	t.fleet.Assign(assigned)
-	t.sub, err = subscriber.New(subscriber.Config{
-		Topic: cfg.Background.Topic, Channel: "iotpub", Nsqd: addresses, Run: id, Sources: len(sources), Logger: cfg.Logger,
-	})
-	return t, err
+	return t, nil
 }

@@ -290,22 +290,32 @@ func closed(f *os.File) error {
 // build makes the run's own traffic, with messages marked by id.
 func (r *run) build(id uint32, capture bool) (err error) {
 	cfg, l := r.cfg, r.load
-	r.own = &traffic{brokers: r.brokers}
-	r.own.fleet, err = fleet.New(fleet.Config{
-		Topic: cfg.Topic, Run: id, Sources: l.Sources, Address: cfg.Nsqd,
-		Stream:  func() schedule.Stream { return schedule.Until(l.Stream(), cfg.Duration) },
-		Workers: cfg.Workers, Mpub: cfg.Mpub, MaxOutstanding: cfg.MaxOutstanding,
-		Heartbeat: cfg.Heartbeat, Drain: cfg.Drain, Capture: capture, Portable: cfg.Portable,
-	})
-	if err != nil || !cfg.Subscribe {
-		return err
+	var sub *subscriber.Config
+	if cfg.Subscribe {
+		sub = &subscriber.Config{Channel: cfg.Channel, Lookupd: cfg.Lookupd}
+		if len(cfg.Lookupd) == 0 {
+			sub.Nsqd = []string{cfg.Nsqd}
+		}
 	}
-	sc := subscriber.Config{Topic: cfg.Topic, Channel: cfg.Channel, Lookupd: cfg.Lookupd, Run: id, Sources: len(l.Sources), Logger: cfg.Logger}
-	if len(cfg.Lookupd) == 0 {
-		sc.Nsqd = []string{cfg.Nsqd}
+	r.own, err = cfg.traffic(fleet.Config{Topic: cfg.Topic, Run: id, Sources: l.Sources, Address: cfg.Nsqd, Mpub: cfg.Mpub, Capture: capture}, l.Stream, sub)
+	if err == nil {
+		r.own.brokers = r.brokers
 	}
-	r.own.sub, err = subscriber.New(sc)
 	return err
+}
+
+// traffic makes the publishers of f, who send what stream says while the run lasts, and a
+// subscriber of their messages, unless sub is nil.
+func (c *Config) traffic(f fleet.Config, stream func() schedule.Stream, sub *subscriber.Config) (t *traffic, err error) {
+	t = &traffic{}
+	f.Stream = func() schedule.Stream { return schedule.Until(stream(), c.Duration) }
+	f.Workers, f.MaxOutstanding, f.Heartbeat, f.Drain, f.Portable = c.Workers, c.MaxOutstanding, c.Heartbeat, c.Drain, c.Portable
+	if t.fleet, err = fleet.New(f); err != nil || sub == nil {
+		return t, err
+	}
+	sub.Topic, sub.Run, sub.Sources, sub.Logger = f.Topic, f.Run, len(f.Sources), c.Logger
+	t.sub, err = subscriber.New(*sub)
+	return t, err
 }
 
 // follow hands the loaddistributor's assignments to the fleet.

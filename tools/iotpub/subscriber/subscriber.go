@@ -29,16 +29,15 @@ type Config struct {
 	// Run and Sources are those of the fleet.
 	Run     uint32
 	Sources int
-	// MaxInFlight is shared out among the brokers; 0 means more than any number
-	// of them allows, so that each gets what it allows one connection.
-	//
-	// A value that the first brokers can use up starves the next one: go-nsq
-	// may ask for its share before it has lowered theirs, finds nothing left,
-	// and tries again 5 s later.
-	MaxInFlight int
 	// Logger gets go-nsq's warnings; nil: they are discarded.
 	Logger *slog.Logger
 }
+
+// maxInFlight is shared out among the brokers: more than 1,000 of them allow with NSQ's
+// default limit of 2,500, so that each gets what it allows one connection. A value that
+// the first brokers can use up starves the next one: go-nsq may ask for its share before
+// it has lowered theirs, finds nothing left, and tries again 5 s later.
+const maxInFlight = 2_500_000
 
 // Subscriber is one consumer. Its methods are safe for concurrent use.
 type Subscriber struct {
@@ -58,7 +57,6 @@ func New(cfg Config) (*Subscriber, error) {
 		return nil, errors.New("a subscriber without an address of a lookupd or of a broker")
 	}
 	cfg.LookupInterval = cmp.Or(cfg.LookupInterval, 250*time.Millisecond)
-	cfg.MaxInFlight = cmp.Or(cfg.MaxInFlight, 2_500_000) // 1,000 brokers with NSQ's default limit of 2,500
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	s := &Subscriber{cfg: cfg}
 	s.mu.deliveries = verify.NewDeliveries(cfg.Sources)
@@ -71,7 +69,7 @@ func (s *Subscriber) Run(ctx context.Context) (err error) {
 	cfg := nsq.NewConfig()
 	cfg.LookupdPollInterval = s.cfg.LookupInterval
 	cfg.LookupdPollJitter = 0
-	cfg.MaxInFlight = s.cfg.MaxInFlight
+	cfg.MaxInFlight = maxInFlight
 	cfg.MaxAttempts = 0 // a message that comes often is to be counted so
 	cfg.ClientID, cfg.UserAgent = "iotpub-subscriber", "iotpub"
 	consumer, err := nsq.NewConsumer(s.cfg.Topic, s.cfg.Channel, cfg)

@@ -126,10 +126,6 @@ type Result struct {
 	Foreign uint64 `json:"foreign"`
 }
 
-// ExactlyOnce reports whether every accepted message was delivered, and no
-// message twice.
-func (r Result) ExactlyOnce() bool { return r.Lost == 0 && r.Duplicated == 0 }
-
 // Compare draws up the account. It modifies neither.
 //
 // Requires: both are for the same number of publishers.
