@@ -188,7 +188,7 @@ keepalive_requests 10000000; `+http+` }
 `, "-p", dir, "-c", "{file}")
 }
 
-// NginxLimit answers within a rate for each key that nobody reaches.
+// NginxLimit answers within a rate for each key that no key reaches.
 const NginxLimit = `limit_req_zone $arg_key zone=keys:10m rate=100000r/s;
 server { listen {at}; location / { limit_req zone=keys burst=1000 nodelay; return 200 TRUE; } }`
 

@@ -81,7 +81,7 @@ func (w *harness) serve(handler http.Handler) (at string, stop func(), err error
 	done, serve := make(chan struct{}), lifecycle.Serve(ln, &http.Server{Handler: handler})
 	go func() {
 		defer close(done)
-		_ = serve(ctx) // who asks hears of it
+		_ = serve(ctx) // its clients see that it failed
 	}()
 	return ln.Addr().String(), func() { end(); <-done }, nil
 }
