@@ -131,23 +131,29 @@ func (h *Holdings) Offer(g Grant) (v Verdict, released tokenbucket.Tokens) {
 // Keep holds g for a topic that is not prepared, and returns the tokens that
 // its burst has no room for.
 func (h *Holdings) Keep(g Grant) (released tokenbucket.Tokens) {
-	in, known := h.topics[g.Topic]
-	if known && !in.Prepared {
+	all := h.topics[g.Topic].tokens + g.Tokens
+	fit := min(all, tokenbucket.Tokens(g.Share.Burst)*tokenbucket.Token)
+	h.put(g.Topic, Holding{Epoch: g.Epoch, Share: g.Share, Flex: g.Flex, tokens: fit})
+	return all - fit
+}
+
+// put replaces what is held of a topic; nothing is held of one that is not prepared and has
+// no share.
+func (h *Holdings) put(topic string, in Holding) {
+	if was, known := h.topics[topic]; known && !was.Prepared {
 		h.kept--
 	}
-	delete(h.topics, g.Topic)
-	all := in.tokens + g.Tokens
-	fit := min(all, tokenbucket.Tokens(g.Share.Burst)*tokenbucket.Token)
-	if !g.Share.IsZero() {
-		h.topics[g.Topic] = Holding{Epoch: g.Epoch, Share: g.Share, Flex: g.Flex, tokens: fit}
-		h.kept++
+	delete(h.topics, topic)
+	if in.Prepared || !in.Share.IsZero() {
+		if h.topics[topic] = in; !in.Prepared {
+			h.kept++
+		}
 	}
-	return all - fit
 }
 
 // Applied: the node has put g in force.
 func (h *Holdings) Applied(g Grant) {
-	h.topics[g.Topic] = Holding{Epoch: g.Epoch, Share: g.Share, Flex: g.Flex, Prepared: true}
+	h.put(g.Topic, Holding{Epoch: g.Epoch, Share: g.Share, Flex: g.Flex, Prepared: true})
 }
 
 // Prepared: the node has created the topic. It returns the share kept for it,
@@ -157,40 +163,26 @@ func (h *Holdings) Prepared(topic string) (g Grant, due bool) {
 	if in.Prepared {
 		return Grant{}, false
 	}
-	if known {
-		h.kept--
-	}
-	h.topics[topic] = Holding{Epoch: in.Epoch, Share: in.Share, Flex: in.Flex, Prepared: true}
+	h.put(topic, Holding{Epoch: in.Epoch, Share: in.Share, Flex: in.Flex, Prepared: true})
 	return Grant{Topic: topic, Epoch: in.Epoch, Share: in.Share, Tokens: in.tokens, Flex: in.Flex}, known
 }
 
 // Missing: the node does not have the topic, though it may have been prepared.
 // Its share stays ours; the tokens that its bucket held are gone.
 func (h *Holdings) Missing(topic string) {
-	in := h.topics[topic]
-	if !in.Prepared {
-		return
-	}
-	delete(h.topics, topic)
-	if !in.Share.IsZero() {
-		h.topics[topic] = Holding{Epoch: in.Epoch, Share: in.Share, Flex: in.Flex}
-		h.kept++
+	if in := h.topics[topic]; in.Prepared {
+		h.put(topic, Holding{Epoch: in.Epoch, Share: in.Share, Flex: in.Flex})
 	}
 }
 
 // Vanished: the node turned out not to have the topic that g is for.
 func (h *Holdings) Vanished(g Grant) (released tokenbucket.Tokens) {
-	delete(h.topics, g.Topic)
+	h.Removed(g.Topic)
 	return h.Keep(g)
 }
 
 // Removed: the node does not have the topic any more.
-func (h *Holdings) Removed(topic string) {
-	if in, known := h.topics[topic]; known && !in.Prepared {
-		h.kept--
-	}
-	delete(h.topics, topic)
-}
+func (h *Holdings) Removed(topic string) { h.put(topic, Holding{}) }
 
 // Lapse ends what the lease has ended, and returns the topics of which something
 // has. A new lease does not bring it back.

@@ -17,17 +17,10 @@ import (
 // the topic has another one, with *Busy if brokers still hold shares of one that
 // was removed.
 func (l *Ledger) Adopt(name string, terms Terms, initial []share.Assigned, others []string) ([]Grant, error) {
-	target, err := checkContract(name, terms, initial)
-	if err != nil {
-		return nil, err
-	}
-	t := l.topics[name]
+	t, target, err := l.enter(name, terms, initial)
 	switch {
-	case t == nil:
-		t = &topic{name: name}
-		l.topics[name] = t
-	case t.removing:
-		return nil, &Busy{Topic: name, Brokers: l.holders(t)}
+	case err != nil:
+		return nil, err
 	case !t.contract.IsZero() && t.contract != terms.Contract:
 		return nil, &Conflict{Topic: name, Have: t.contract, Got: terms.Contract}
 	case !t.contract.IsZero():
@@ -46,18 +39,10 @@ func (l *Ledger) Adopt(name string, terms Terms, initial []share.Assigned, other
 // with Adopt, nothing is granted before these brokers and others were heard. It fails
 // with *Busy if brokers still hold shares of a removed one.
 func (l *Ledger) Change(name string, terms Terms, target []share.Assigned, others []string) ([]Grant, error) {
-	sorted, err := checkContract(name, terms, target)
-	if err != nil {
-		return nil, err
-	}
-	t := l.topics[name]
+	t, sorted, err := l.enter(name, terms, target)
 	switch {
-	case t == nil:
-		t = &topic{name: name}
-		l.topics[name] = t
-		l.await(t, others)
-	case t.removing:
-		return nil, &Busy{Topic: name, Brokers: l.holders(t)}
+	case err != nil:
+		return nil, err
 	case t.contract.IsZero() || len(t.awaited) > 0:
 		l.await(t, others)
 	case t.contract == terms.Contract && t.flex == terms.Flex && slices.Equal(t.initial, sorted):

@@ -133,26 +133,37 @@ func New(epoch uint64, leases Leases) *Ledger {
 // shares it is Propose. It fails with *Conflict if the topic has another
 // contract, with *Busy if brokers still hold shares of a removed one.
 func (l *Ledger) SetContract(name string, terms Terms, initial []share.Assigned) ([]Grant, error) {
-	contract, flex := terms.Contract, terms.Flex
-	target, err := checkContract(name, terms, initial)
-	if err != nil {
-		return nil, err
-	}
-	t := l.topics[name]
+	_, used := l.topics[name]
+	t, target, err := l.enter(name, terms, initial)
 	switch {
-	case t == nil:
-		t = &topic{name: name, contract: contract, pool: tokenbucket.Tokens(contract.Burst) * tokenbucket.Token}
-		l.topics[name] = t
-	case t.removing:
-		return nil, &Busy{Topic: name, Brokers: l.holders(t)}
+	case err != nil:
+		return nil, err
 	case t.contract.IsZero():
-		t.contract = contract // used before: the pool stays empty
-	case t.contract != contract:
-		return nil, &Conflict{Topic: name, Have: t.contract, Got: contract}
-	case t.flex == flex && slices.Equal(t.initial, target):
+		if t.contract = terms.Contract; !used { // else the pool stays empty
+			t.pool = tokenbucket.Tokens(terms.Contract.Burst) * tokenbucket.Token
+		}
+	case t.contract != terms.Contract:
+		return nil, &Conflict{Topic: name, Have: t.contract, Got: terms.Contract}
+	case t.flex == terms.Flex && slices.Equal(t.initial, target):
 		return nil, nil
 	}
 	return l.replace(t, terms, target), nil
+}
+
+// enter returns the topic of a contract, with no contract yet if it is new, and its target
+// sorted by broker.
+func (l *Ledger) enter(name string, terms Terms, target []share.Assigned) (t *topic, sorted []share.Assigned, err error) {
+	if sorted, err = checkContract(name, terms, target); err != nil {
+		return nil, nil, err
+	}
+	if t = l.topics[name]; t == nil {
+		t = &topic{name: name}
+		l.topics[name] = t
+	}
+	if t.removing {
+		return nil, nil, &Busy{Topic: name, Brokers: l.holders(t)}
+	}
+	return t, sorted, nil
 }
 
 // checkContract returns initial, sorted by broker.
