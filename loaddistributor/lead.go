@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -135,20 +136,15 @@ func candidate(ctx context.Context, opts *options, log *slog.Logger, data store.
 	var leader atomic.Pointer[string] // written by look; a stale one costs a detour
 	leader.Store(new(string))
 	won := make(chan role, 1)
-	done := make(chan struct{}, 2)
-	go func() {
-		defer func() { done <- struct{}{} }()
+	var others sync.WaitGroup
+	others.Go(func() {
 		defer stop()
 		won <- campaign(following, opts, log, data)
-	}()
-	go func() {
-		defer func() { done <- struct{}{} }()
-		look(following, data, &leader)
-	}()
+	})
+	others.Go(func() { look(following, data, &leader) })
 	err := serve(following, role{follow: data, leader: func() string { return *leader.Load() }})
 	stop()
-	<-done
-	<-done
+	others.Wait()
 	as := <-won
 	if err != nil && as.term != nil {
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), opts.etcdLease)
