@@ -6,7 +6,6 @@ import (
 	"math"
 	"math/bits"
 	"slices"
-	"sort"
 	"time"
 )
 
@@ -80,39 +79,29 @@ func (l *Learner) Learn() []Group {
 
 func (l *Learner) view() *view {
 	v := &view{}
+	type one struct {
+		*publisher
+		record
+	}
+	var all []one
 	for _, p := range l.publishers {
 		if l.now-p.fired > horizon {
 			p.n = 0
 		}
 		if p.n >= minFirings {
-			v.publishers = append(v.publishers, p)
+			all = append(all, one{p, p.record(l.now)})
 		}
 	}
-	for _, p := range v.publishers {
-		v.records = append(v.records, p.record(l.now))
-	}
-	sort.Sort(byFirings{v})
-	for i := range v.records {
-		v.clocks += number(v.records[i].regular[widths-1] >= locked)
+	// By what they did, so that names decide only between equals.
+	slices.SortFunc(all, func(a, b one) int { return cmp.Or(slices.Compare(a.times, b.times), cmp.Compare(a.id, b.id)) })
+	for _, p := range all {
+		v.publishers, v.records = append(v.publishers, p.publisher), append(v.records, p.record)
+		v.clocks += number(p.regular[widths-1] >= locked)
 	}
 	n := float64(len(v.publishers))
 	v.threshold = math.Log(max(1, n*(n-1)/2) * (widths + 1) / Significance)
 	v.look(l.now)
 	return v
-}
-
-// byFirings orders publishers by what they did, so that names decide only between equals.
-type byFirings struct{ *view }
-
-func (v byFirings) Len() int { return len(v.records) }
-
-func (v byFirings) Less(i, j int) bool {
-	return cmp.Or(slices.Compare(v.records[i].times, v.records[j].times), cmp.Compare(v.publishers[i].id, v.publishers[j].id)) < 0
-}
-
-func (v byFirings) Swap(i, j int) {
-	v.records[i], v.records[j] = v.records[j], v.records[i]
-	v.publishers[i], v.publishers[j] = v.publishers[j], v.publishers[i]
 }
 
 // record requires that p has fired within the horizon.
