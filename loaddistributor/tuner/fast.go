@@ -40,20 +40,11 @@ type FastConfig struct {
 }
 
 func (c *FastConfig) fill() {
-	or := func(d *time.Duration, meant time.Duration) {
-		if *d == 0 {
-			*d = meant
-		}
-	}
-	if c.Alpha == 0 {
-		c.Alpha = 0.1
-	}
-	or(&c.Step, 100*time.Millisecond)
-	or(&c.Settle, 100*time.Millisecond)
-	or(&c.Capture, time.Second)
-	or(&c.Keep, 30*time.Second)
-	or(&c.Cap, time.Minute)
-	or(&c.Aim, min(8*time.Second, c.Cap))
+	c.Alpha = cmp.Or(c.Alpha, 0.1)
+	c.Step, c.Settle = cmp.Or(c.Step, 100*time.Millisecond), cmp.Or(c.Settle, 100*time.Millisecond)
+	c.Capture, c.Keep = cmp.Or(c.Capture, time.Second), cmp.Or(c.Keep, 30*time.Second)
+	c.Cap = cmp.Or(c.Cap, time.Minute)
+	c.Aim = cmp.Or(c.Aim, min(8*time.Second, c.Cap))
 }
 
 // Fast searches over the number of brokers. It places the topic on the fewest that
