@@ -248,10 +248,7 @@ func (s *Server) ListPublisherMoves(_ context.Context, req *srtmv1.ListPublisher
 
 // DeleteTopic implements srtmv1.AdminServiceServer.
 func (s *Server) DeleteTopic(ctx context.Context, req *srtmv1.DeleteTopicRequest) (*srtmv1.DeleteTopicResponse, error) {
-	if err := s.controller.Delete(ctx, req.Name); err != nil {
-		return nil, toStatus(err)
-	}
-	return &srtmv1.DeleteTopicResponse{}, nil
+	return &srtmv1.DeleteTopicResponse{}, toStatus(s.controller.Delete(ctx, req.Name))
 }
 
 // ListBrokers implements srtmv1.AdminServiceServer.
@@ -361,10 +358,7 @@ func (s *Server) SetBrokerCapacity(_ context.Context, req *srtmv1.SetBrokerCapac
 // RemoveBroker implements srtmv1.AdminServiceServer.
 func (s *Server) RemoveBroker(ctx context.Context, req *srtmv1.RemoveBrokerRequest) (*srtmv1.RemoveBrokerResponse, error) {
 	freed, left, err := s.controller.RemoveBroker(ctx, req.BrokerId)
-	if err != nil {
-		return nil, toStatus(err)
-	}
-	return &srtmv1.RemoveBrokerResponse{Freed: freed, Left: left}, nil
+	return &srtmv1.RemoveBrokerResponse{Freed: freed, Left: left}, toStatus(err)
 }
 
 // maxMoved is how many publishers one MovePublishers may name.
@@ -397,10 +391,7 @@ func (s *Server) SeekChannel(ctx context.Context, req *srtmv1.SeekChannelRequest
 		return nil, toStatus(err)
 	}
 	outcomes, err := s.controller.SeekChannel(ctx, req.Topic, req.Channel, req.To, req.BrokerId)
-	if err != nil {
-		return nil, toStatus(err)
-	}
-	return &srtmv1.SeekChannelResponse{Brokers: outcomes}, nil
+	return &srtmv1.SeekChannelResponse{Brokers: outcomes}, toStatus(err)
 }
 
 func (s *Server) brokerProto(b catalog.Broker) *srtmv1.Broker {
