@@ -51,7 +51,11 @@ func BenchmarkResolve(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	events := []Event{TopicPlaced{Spec: s, Plan: plan}}
+	placed, err := NewTopicPlaced(s, plan, "")
+	if err != nil {
+		b.Fatal(err)
+	}
+	events := []Event{placed}
 	for _, q := range plan.Quotas {
 		events = append(events, MemberPrepared{"t", q.Broker})
 	}

@@ -66,13 +66,9 @@ type Next struct {
 func (t *Topic) Holders() []string { return holders(t.Plan, t.Next, t.Retiring) }
 
 func holders(plan placement.Plan, next *Next, retiring []string) []string {
-	quotas := plan.Quotas
+	ids := slices.Concat(retiring, plan.Brokers())
 	if next != nil {
-		quotas = slices.Concat(quotas, next.Plan.Quotas)
-	}
-	ids := slices.Clone(retiring)
-	for _, q := range quotas {
-		ids = append(ids, q.Broker)
+		ids = append(ids, next.Plan.Brokers()...)
 	}
 	slices.Sort(ids)
 	return slices.Compact(ids)
@@ -385,7 +381,7 @@ func (c *Catalog) insert(t *topic) {
 		if t.retiring[id] {
 			b.retiring[name] = true
 		}
-		if quotaOn(t.plan, id) >= 0 || t.next != nil && quotaOn(t.next.Plan, id) >= 0 {
+		if t.plan.On(id) >= 0 || t.next != nil && t.next.Plan.On(id) >= 0 {
 			b.topics[name] = true
 			b.Allocated += t.reserved(id)
 		}

@@ -313,13 +313,15 @@ func TestAnyHistory(t *testing.T) {
 		}
 		again := New()
 		for _, e := range accepted {
+			var err error
 			switch from := e.(type) { // as read from a store
 			case TopicPlaced:
-				from.spread = nil
-				e = from
+				e, err = NewTopicPlaced(from.Spec, from.Plan, from.Key)
 			case TopicMoving:
-				from.spread = nil
-				e = from
+				e, err = NewTopicMoving(from.Spec, from.Plan)
+			}
+			if err != nil {
+				t.Fatal(err)
 			}
 			if _, err := again.Apply(e); err != nil {
 				t.Fatalf("replay: %+v: %v", e, err)

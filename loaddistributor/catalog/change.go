@@ -175,7 +175,7 @@ func (e *TopicChanging) carry(was *Spec, member []int32, old placement.Plan, n i
 	to := make([]int32, len(old.Quotas)) // by quota of the old plan
 	for m, q := range old.Quotas {
 		to[m] = unknown
-		if k := quotaOn(e.Plan, q.Broker); k >= 0 {
+		if k := e.Plan.On(q.Broker); k >= 0 {
 			to[m] = int32(k)
 		}
 	}

@@ -35,11 +35,11 @@ func (c *Catalog) check() {
 		for _, id := range t.holders() {
 			allocated[id] += t.reserved(id)
 			b := c.brokers[id]
-			moving := t.next != nil && quotaOn(t.next.Plan, id) >= 0
+			moving := t.next != nil && t.next.Plan.On(id) >= 0
 			if b.retiring[name] != t.retiring[id] || b.topics[name] != (t.member(id) >= 0 || moving) {
 				panic(fmt.Sprintf("topic %s and broker %s disagree: %+v, %+v", name, id, c.view(t), b))
 			}
-			if moving && t.next.prepared[quotaOn(t.next.Plan, id)] && !b.Connected {
+			if moving && t.next.prepared[t.next.Plan.On(id)] && !b.Connected {
 				panic(fmt.Sprintf("topic %s is prepared on %s, which is gone", name, id))
 			}
 			if t.retiring[id] && t.member(id) >= 0 {

@@ -172,13 +172,13 @@ func (e TopicRestored) apply(c *Catalog) ([]Effect, error) {
 	}
 	if d.Next != nil {
 		for _, q := range d.Next.Plan.Quotas {
-			if quotaOn(d.Plan, q.Broker) < 0 {
+			if d.Plan.On(q.Broker) < 0 {
 				d.Retiring = append(d.Retiring, q.Broker)
 			}
 		}
 		d.Next, d.NextPrepared = nil, nil
 	}
-	d.Retiring = slices.Compact(slices.Sorted(slices.Values(slices.DeleteFunc(slices.Clone(d.Retiring), func(id string) bool { return quotaOn(d.Plan, id) >= 0 }))))
+	d.Retiring = slices.Compact(slices.Sorted(slices.Values(slices.DeleteFunc(slices.Clone(d.Retiring), func(id string) bool { return d.Plan.On(id) >= 0 }))))
 	if d.Epoch > 1<<62 {
 		return nil, fmt.Errorf("restore topic %s: epoch %d", name, d.Epoch)
 	}

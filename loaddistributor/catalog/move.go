@@ -26,7 +26,7 @@ func (e BrokerDraining) apply(c *Catalog) ([]Effect, error) {
 // take more than there is.
 func (c *Catalog) fits(plan, old placement.Plan) error {
 	forced := slices.ContainsFunc(old.Quotas, func(q placement.Quota) bool {
-		return c.brokers[q.Broker].Forced && quotaOn(plan, q.Broker) < 0
+		return c.brokers[q.Broker].Forced && plan.On(q.Broker) < 0
 	})
 	seen := map[string]bool{}
 	for _, q := range plan.Quotas {
@@ -112,7 +112,7 @@ func (e TopicMoved) apply(c *Catalog) ([]Effect, error) {
 	for _, id := range t.holders() {
 		b := c.brokers[id]
 		b.Allocated += rateOn(n.Plan, id) - t.reserved(id)
-		if quotaOn(n.Plan, id) >= 0 {
+		if n.Plan.On(id) >= 0 {
 			delete(t.retiring, id)
 			delete(b.retiring, e.Topic)
 			continue
@@ -135,7 +135,7 @@ func (e TopicMoveAborted) apply(c *Catalog) ([]Effect, error) {
 		return nil, fmt.Errorf("abort the move of topic %s, which does not move: %w", e.Topic, ErrTopicState)
 	}
 	for _, id := range e.Left {
-		if quotaOn(t.next.Plan, id) < 0 || t.member(id) >= 0 {
+		if t.next.Plan.On(id) < 0 || t.member(id) >= 0 {
 			return nil, fmt.Errorf("topic %s left on %s, which is not of its next plan alone: %w", e.Topic, id, ErrBrokerUnknown)
 		}
 	}
@@ -200,7 +200,7 @@ func (t *topic) setPrepared(id string, is bool) {
 		t.prepared[i] = is
 	}
 	if t.next != nil {
-		if i := quotaOn(t.next.Plan, id); i >= 0 {
+		if i := t.next.Plan.On(id); i >= 0 {
 			t.next.prepared[i] = is
 		}
 	}
@@ -216,18 +216,8 @@ func (t *topic) reserved(id string) int64 {
 }
 
 func rateOn(plan placement.Plan, id string) int64 {
-	if i := quotaOn(plan, id); i >= 0 {
+	if i := plan.On(id); i >= 0 {
 		return plan.Quotas[i].Rate
 	}
 	return 0
-}
-
-// quotaOn returns the index of the broker's quota, or -1.
-func quotaOn(plan placement.Plan, id string) int {
-	for i := range plan.Quotas {
-		if plan.Quotas[i].Broker == id {
-			return i
-		}
-	}
-	return -1
 }

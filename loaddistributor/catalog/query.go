@@ -181,7 +181,7 @@ func (t *topic) awaits(id string) bool {
 	if t.next == nil {
 		return false
 	}
-	i := quotaOn(t.next.Plan, id)
+	i := t.next.Plan.On(id)
 	return i >= 0 && t.next.prepared[i]
 }
 

@@ -41,7 +41,11 @@ func idle(t testing.TB, topics int) *Controller {
 		if err != nil {
 			t.Fatal(err)
 		}
-		apply(catalog.TopicPlaced{Spec: s, Plan: plan})
+		placed, err := catalog.NewTopicPlaced(s, plan, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		apply(placed)
 		apply(catalog.MemberPrepared{Topic: s.Name(), Broker: plan.Quotas[0].Broker})
 		apply(catalog.TopicActivated{Topic: s.Name()})
 	}
@@ -342,7 +346,11 @@ func TestWhatABrokerHadBeforeIsKeptForAWindow(t *testing.T) {
 	report(&srtmv1.BrokerReport{Topics: says(1, 0)})
 	report(&srtmv1.BrokerReport{Topics: says(0, 0), Changes: true})
 	still := now
-	apply(catalog.TopicPlaced{Spec: &spec, Plan: plan})
+	placed, err := catalog.NewTopicPlaced(&spec, plan, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	apply(placed)
 	topic, _ := c.mu.next.Topic("had")
 	for now.Sub(still) < 2*c.cfg.Window {
 		kept := now.Sub(still) < c.cfg.Window-2*c.cfg.ReportInterval

@@ -128,10 +128,8 @@ func (c *Controller) MovePublishers(ctx context.Context, name string, ids []stri
 			return nil, placement.Plan{}, err
 		}
 		// SnapshotFor counts what the topic has there as free.
-		for _, q := range plan.Quotas {
-			if q.Broker == to && q.Rate > brokers[at].Mcap-brokers[at].Allocated {
-				return nil, placement.Plan{}, &placement.Infeasible{Bound: "rcap", Need: q.Rate, Have: brokers[at].Mcap - brokers[at].Allocated}
-			}
+		if need, have := plan.Quotas[plan.On(to)].Rate, brokers[at].Mcap-brokers[at].Allocated; need > have {
+			return nil, placement.Plan{}, &placement.Infeasible{Bound: "rcap", Need: need, Have: have}
 		}
 		return topic.Spec, plan, nil
 	})

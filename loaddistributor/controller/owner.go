@@ -251,7 +251,7 @@ func (c *Controller) plan(op operation) reconcile.Planned {
 		defer c.mu.RUnlock()
 		topic, _ = c.mu.next.Topic(op.name)
 		if topic.Next == nil {
-			return reconcile.Planned{Topic: topic, Lack: reconcile.Brokers(topic.Plan), Told: told}
+			return reconcile.Planned{Topic: topic, Lack: topic.Plan.Brokers(), Told: told}
 		}
 		return reconcile.Planned{Topic: topic, Lack: c.mu.next.NextUnprepared(op.name)}
 	}
@@ -321,7 +321,7 @@ func (c *Controller) consumers(name string, look reconcile.LookConsumers) reconc
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	read := map[string][]string{}
-	for _, id := range slices.Concat(reconcile.Brokers(look.Plan), look.Fresh, look.Other) {
+	for _, id := range slices.Concat(look.Plan.Brokers(), look.Fresh, look.Other) {
 		if f := c.mu.reported(id)[name]; f != nil {
 			read[id] = f.read
 		}

@@ -154,7 +154,7 @@ func (st *state) taker(topic catalog.Topic, gone catalog.Broker, now time.Time) 
 		return ""
 	}
 	var able []string
-	for _, id := range reconcile.Brokers(topic.Plan) {
+	for _, id := range topic.Plan.Brokers() {
 		if s := st.sessions[id]; s != nil && s.durability == catalog.DurabilityReplicated {
 			able = append(able, id)
 		}

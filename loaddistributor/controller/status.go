@@ -187,10 +187,7 @@ func (c *Controller) State() State {
 	c.each(func(topic catalog.Topic) {
 		shown := TopicState{
 			Name: topic.Spec.Name(), State: topic.State.String(), Reason: topic.Reason,
-			Policy: topic.Plan.Policy, Epoch: topic.Placement.Epoch(),
-		}
-		for _, q := range topic.Plan.Quotas {
-			shown.Brokers = append(shown.Brokers, q.Broker)
+			Policy: topic.Plan.Policy, Epoch: topic.Placement.Epoch(), Brokers: topic.Plan.Brokers(),
 		}
 		s.Topics = append(s.Topics, shown)
 	})

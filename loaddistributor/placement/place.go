@@ -47,6 +47,25 @@ type Plan struct {
 	Unplaced []int
 }
 
+// Brokers returns those that carry the topic, in the order of the quotas.
+func (p Plan) Brokers() []string {
+	ids := make([]string, len(p.Quotas))
+	for i, q := range p.Quotas {
+		ids[i] = q.Broker
+	}
+	return ids
+}
+
+// On returns the index of the broker's quota, or -1.
+func (p Plan) On(broker string) int {
+	for i := range p.Quotas {
+		if p.Quotas[i].Broker == broker {
+			return i
+		}
+	}
+	return -1
+}
+
 // Quota is what one broker of a plan gets.
 type Quota struct {
 	Broker string

@@ -83,7 +83,7 @@ func (w *world) check() {
 	}
 	for i := range t.Placement.Len() {
 		a, err := w.cat.Resolve(name, t.Placement.At(i).Publisher)
-		if err != nil || a.Epoch != t.Placement.Epoch() || !slices.Contains(Brokers(t.Plan), a.Broker) {
+		if err != nil || a.Epoch != t.Placement.Epoch() || !slices.Contains(t.Plan.Brokers(), a.Broker) {
 			w.Fatalf("publisher %d is at %+v, %v, by the plan %+v", i, a, err, t.Plan)
 		}
 	}
@@ -142,7 +142,7 @@ func (w *world) plan() (catalog.Topic, []string, error) {
 	w.check()
 	t = w.topic()
 	if t.Next == nil {
-		return t, Brokers(t.Plan), nil
+		return t, t.Plan.Brokers(), nil
 	}
 	return t, w.cat.NextUnprepared(name), nil
 }
@@ -166,20 +166,20 @@ func (w *world) perform(fail bool) {
 		w.ask(e.Brokers, question{})
 	case Remove:
 		for _, id := range e.Brokers {
-			if slices.Contains(Brokers(t.Plan), id) && t.State != catalog.Deleting && t.State != catalog.Preparing {
+			if slices.Contains(t.Plan.Brokers(), id) && t.State != catalog.Deleting && t.State != catalog.Preparing {
 				w.Fatalf("broker %s is to remove a topic that is placed there", id)
 			}
 		}
 		w.ask(e.Brokers, question{remove: true, unused: e.Unused})
 	case Grant:
 		shares := map[string]bool{}
-		for _, id := range append(Brokers(e.Plan), e.Retiring...) {
+		for _, id := range append(e.Plan.Brokers(), e.Retiring...) {
 			if !slices.Contains(t.Holders(), id) {
 				w.Fatalf("a share for broker %s, which does not hold the topic: %+v", id, t)
 			}
 			shares[id] = true
 		}
-		for _, id := range append(Brokers(t.Plan), t.Retiring...) {
+		for _, id := range append(t.Plan.Brokers(), t.Retiring...) {
 			if !shares[id] {
 				w.Fatalf("nothing for broker %s, which may need it", id)
 			}
@@ -465,14 +465,14 @@ func TestATopicUnderControl(t *testing.T) {
 		if is.Next != nil || len(is.Retiring) > 0 || is.State == catalog.Preparing || is.State == catalog.Deleting {
 			t.Fatalf("it is not settled: %+v", is)
 		}
-		if !w.torn && !maps.Equal(w.shares, set(Brokers(is.Plan))) {
+		if !w.torn && !maps.Equal(w.shares, set(is.Plan.Brokers())) {
 			t.Fatalf("shares of %v for %+v", w.shares, is.Plan)
 		}
 		// The controller tells the adaptor when the two differ.
 		w.start(Target{Shared: true})
 		w.quietly()
 		for _, id := range brokers {
-			member := slices.Contains(Brokers(is.Plan), id)
+			member := slices.Contains(is.Plan.Brokers(), id)
 			if w.shares[id] != member || member && !w.has[id] || !member && w.has[id] && !w.cat.LeftOn(name, id) {
 				t.Fatalf("broker %s: member %v, share %v, topic %v", id, member, w.shares[id], w.has[id])
 			}

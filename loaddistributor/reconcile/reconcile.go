@@ -679,24 +679,15 @@ func (t *Topic) tick() []Effect {
 
 // fresh returns the brokers of the next plan that are not of the present one.
 func (t *Topic) fresh() []string {
-	present := Brokers(t.is.Plan)
-	return slices.DeleteFunc(Brokers(t.is.Next.Plan), func(id string) bool { return slices.Contains(present, id) })
-}
-
-// Brokers returns the brokers of a plan, in its order.
-func Brokers(plan placement.Plan) []string {
-	ids := make([]string, len(plan.Quotas))
-	for i, q := range plan.Quotas {
-		ids[i] = q.Broker
-	}
-	return ids
+	present := t.is.Plan.Brokers()
+	return slices.DeleteFunc(t.is.Next.Plan.Brokers(), func(id string) bool { return slices.Contains(present, id) })
 }
 
 // Retiring returns the brokers that may have messages of the topic and are not in the
 // plan, by id.
 func Retiring(plan placement.Plan, topic catalog.Topic) []string {
-	planned := Brokers(plan)
-	ids := slices.DeleteFunc(append(Brokers(topic.Plan), topic.Retiring...), func(id string) bool { return slices.Contains(planned, id) })
+	planned := plan.Brokers()
+	ids := slices.DeleteFunc(append(topic.Plan.Brokers(), topic.Retiring...), func(id string) bool { return slices.Contains(planned, id) })
 	slices.Sort(ids)
 	return slices.Compact(ids)
 }
@@ -710,7 +701,7 @@ func (t *Topic) lookConsumers() []Effect {
 // what was read once counts.
 func (t *Topic) takeConsumers(e Consumers, now time.Time) []Effect {
 	fresh := t.fresh()
-	for _, id := range append(Brokers(t.is.Plan), t.is.Retiring...) {
+	for _, id := range append(t.is.Plan.Brokers(), t.is.Retiring...) {
 		if !slices.Contains(fresh, id) {
 			for _, channel := range e.Read[id] {
 				t.read[channel] = true
@@ -749,7 +740,7 @@ func (t *Topic) takeConsumers(e Consumers, now time.Time) []Effect {
 // nudges has consumers of these channels look again, each channel's on one broker, for
 // most are connected to all: rather on one that the topic leaves.
 func (t *Topic) nudges(channels, fresh []string, e Consumers) []Effect {
-	order := slices.DeleteFunc(append(Retiring(t.is.Next.Plan, t.is), Brokers(t.is.Plan)...), func(id string) bool { return slices.Contains(fresh, id) })
+	order := slices.DeleteFunc(append(Retiring(t.is.Next.Plan, t.is), t.is.Plan.Brokers()...), func(id string) bool { return slices.Contains(fresh, id) })
 	of := map[string][]string{}
 	for _, channel := range channels {
 		if i := slices.IndexFunc(order, func(id string) bool { return slices.Contains(e.Read[id], channel) }); i >= 0 {

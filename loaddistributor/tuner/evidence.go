@@ -68,7 +68,7 @@ func (e *Evidence) judge(t Suspect, budget float64) (blamed bool, why string) {
 // and the smallest burst with which as much of the record waits as was late.
 func (e *Evidence) fewest(t Suspect, publishers []int) (n int, ok bool) {
 	at := slices.IndexFunc(t.Brokers, func(b placement.Broker) bool { return b.ID == e.Broker })
-	plan := slices.IndexFunc(t.Plan.Quotas, func(q placement.Quota) bool { return q.Broker == e.Broker })
+	plan := t.Plan.On(e.Broker)
 	if !e.known() || at < 0 || plan < 0 || e.Load.Delivered == 0 {
 		return 0, false
 	}

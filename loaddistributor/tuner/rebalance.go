@@ -236,7 +236,7 @@ func (l Load) blame() float64 {
 
 // choose returns publishers of the broker and their rate.
 func choose(t Suspect, broker string, maxPart float64, e *Evidence) (chosen []int, rate float64) {
-	at := slices.IndexFunc(t.Plan.Quotas, func(q placement.Quota) bool { return q.Broker == broker })
+	at := t.Plan.On(broker)
 	if at < 0 {
 		return nil, 0
 	}
@@ -300,9 +300,6 @@ func choose(t Suspect, broker string, maxPart float64, e *Evidence) (chosen []in
 
 // target returns where so much rate can go; "" if nowhere.
 func (w *Watch) target(t Suspect, well map[string]bool, from string, rate float64) string {
-	member := func(id string) bool {
-		return slices.ContainsFunc(t.Plan.Quotas, func(q placement.Quota) bool { return q.Broker == id })
-	}
 	best := [2]string{}
 	room := [2]int64{}
 	for _, b := range t.Brokers {
@@ -311,7 +308,7 @@ func (w *Watch) target(t Suspect, well map[string]bool, from string, rate float6
 			continue
 		}
 		tier := 1 // outside
-		if member(b.ID) {
+		if t.Plan.On(b.ID) >= 0 {
 			if !well[b.ID] {
 				continue
 			}
