@@ -82,20 +82,20 @@ type ticket struct {
 func (t ticket) wait() error { return <-t.done }
 
 // stage decides on an event. An error is the catalog's refusal, or ErrNotCommitted.
-func (st *state) stage(e catalog.Event) (ticket, error) {
-	if st.halted != nil {
-		return ticket{}, st.halted
+func (p *pipeline) stage(e catalog.Event) (ticket, error) {
+	if p.halted != nil {
+		return ticket{}, p.halted
 	}
 	if moving, ok := e.(catalog.TopicMoving); ok {
-		e = st.next.Based(moving)
+		e = p.next.Based(moving)
 	}
-	if _, err := st.next.Apply(e); err != nil {
+	if _, err := p.next.Apply(e); err != nil {
 		return ticket{}, err
 	}
 	t := ticket{done: make(chan error, 1)}
-	st.staged = append(st.staged, staged{e, t})
+	p.staged = append(p.staged, staged{e, t})
 	select {
-	case st.wake <- struct{}{}:
+	case p.wake <- struct{}{}:
 	default: // the committer has been woken and has not looked yet
 	}
 	return t, nil
@@ -165,7 +165,7 @@ func (c *Controller) committer(stop <-chan struct{}) error {
 				// Nothing is lost by it but room. A term that is over shows at the next
 				// event; to end this one, for the next to try the same, would not help.
 				c.cfg.Log.Error("the store keeps all events for now: no dump could take their place", obs.KeyVersion, base+uint64(len(batch)), obs.KeyError, err)
-				c.undumped.Add(1)
+				c.metrics.undumped.Inc()
 				sinceDump = enough - dumpAgain
 			}
 		}

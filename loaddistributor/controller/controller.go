@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -133,14 +132,8 @@ type Controller struct {
 	leader     func() string  // of a follower; nil: this one leads
 	soon       chan struct{}  // 1 deep: reconcile is not to wait
 	work       sync.WaitGroup // creations and deletions; Add under mu, while not closing
-	fitMetrics fitMetrics
+	metrics    metrics
 	tracer     trace.Tracer
-
-	// Atomic: moves that were proposed, and brokers whose buckets it found to be
-	// to blame; counted by Run, read for display.
-	proposed, bucketLimited atomic.Uint64
-	// Atomic: dumps that the journal did not take; counted by the committer.
-	undumped atomic.Uint64
 
 	// placing is held from the snapshot to the commit of a plan, so that
 	// plans do not overtake each other; brokers may still come and go, which
@@ -159,29 +152,44 @@ type Controller struct {
 // state is what the controller knows. Its methods require that Controller.mu is held, for
 // reading at least by those that change nothing.
 type state struct {
-	cfg  *Config       // set once
-	wake chan struct{} // set once; 1 deep: something is staged
+	cfg *Config // set once
+	pipeline
+	brokers
+	followed
 
-	cat      *catalog.Catalog    // durable: what is shown
-	next     *catalog.Catalog    // decided: cat and what is staged
-	staged   []staged            // for the committer, oldest first
-	halted   error               // why nothing can be staged any more
-	sessions map[string]*Session // by broker
 	topics   topics
-	wanting  []string             // those that a tick has something to do for, sorted, by the last round of judge
-	lacking  []string             // those with live.reserved
-	profiles int                  // being made, those of topics that are gone included
-	left     map[string]bool      // brokers that had a session here and have none
-	away     map[string]time.Time // brokers that are, since when seen
-	drainers map[string]string    // who had brokers drained, by broker; those of before this one led are unknown
+	wanting  []string // those that a tick has something to do for, sorted, by the last round of judge
+	lacking  []string // those with live.reserved
+	profiles int      // being made, those of topics that are gone included
 	tuner    *tuner.Tuner
-	requests uint64 // the last number given to a request
 	closing  bool
 	ending   chan struct{} // closed with closing
 	empty    bool          // the catalog was at the start, and no topic was created since
 	settled  time.Time     // of an empty one: until when it denies nothing; zero: no broker has joined
-	unread   bool          // a follower before its first Reset
-	cut      bool          // a follower that cannot read the store any more
+}
+
+// pipeline is what events go through (commit.go).
+type pipeline struct {
+	wake   chan struct{}    // set once; 1 deep: something is staged
+	cat    *catalog.Catalog // durable: what is shown
+	next   *catalog.Catalog // decided: cat and what is staged
+	staged []staged         // for the committer, oldest first
+	halted error            // why nothing can be staged any more
+}
+
+// brokers are what is known of those beside the catalog, by id.
+type brokers struct {
+	sessions map[string]*Session
+	requests uint64               // the last number given to a request
+	left     map[string]bool      // that had a session here and have none
+	away     map[string]time.Time // that are, since when seen
+	drainers map[string]string    // who had them drained; of before this one led that is unknown
+}
+
+// followed is what a follower knows of its own knowledge (follower.go).
+type followed struct {
+	unread   bool          // before its first Reset
+	cut      bool          // it cannot read the store any more
 	informed chan struct{} // closed and replaced when either changes
 }
 
@@ -193,7 +201,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	cfg.EvacuateAfter = cmp.Or(cfg.EvacuateAfter, DefaultEvacuateAfter)
 	cfg.ConsumerWait = cmp.Or(cfg.ConsumerWait, DefaultConsumerWait)
 	cfg.FittingRound = cmp.Or(cfg.FittingRound, tuner.DefaultRound)
-	c := &Controller{cfg: cfg, adaptor: ledger{adaptor, cfg.PrepareTimeout}, soon: make(chan struct{}, 1), fitMetrics: newFitMetrics()}
+	c := &Controller{cfg: cfg, adaptor: ledger{adaptor, cfg.PrepareTimeout}, soon: make(chan struct{}, 1), metrics: newMetrics(cfg.Metrics)}
 	if cfg.Traces == nil {
 		cfg.Traces = noop.NewTracerProvider()
 	}
@@ -230,7 +238,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 		return nil, fmt.Errorf("controller: %w", err)
 	}
 	if cfg.Metrics != nil {
-		if err := errors.Join(cfg.Metrics.Register(collector{c}), c.fitMetrics.register(cfg.Metrics)); err != nil {
+		if err := cfg.Metrics.Register(collector{c}); err != nil {
 			return nil, fmt.Errorf("controller: %w", err)
 		}
 	}

@@ -316,11 +316,11 @@ func sameOrder(was, again *catalog.Spec) bool {
 }
 
 // durability is that of the brokers; "": they differ, or there are none.
-func (st *state) durability() catalog.Durability {
+func (b *brokers) durability() catalog.Durability {
 	var of catalog.Durability
 	first := true
 	// order: all are to be the same
-	for _, s := range st.sessions {
+	for _, s := range b.sessions {
 		if !first && s.durability != of {
 			return ""
 		}

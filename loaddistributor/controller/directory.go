@@ -41,9 +41,9 @@ func (c *Controller) Connected() []Node {
 
 // connected returns the brokers with a session, by id; on a follower, those with a session
 // at the leader.
-func (st *state) connected() []string {
+func (p *pipeline) connected() []string {
 	var ids []string
-	for _, b := range st.cat.Brokers() {
+	for _, b := range p.cat.Brokers() {
 		if b.Connected {
 			ids = append(ids, b.ID)
 		}
@@ -83,8 +83,8 @@ func (st *state) node(id string) Node {
 }
 
 // reported returns what the broker reports; on a follower nothing.
-func (st *state) reported(id string) map[string]*reportWindow {
-	if s := st.sessions[id]; s != nil {
+func (b *brokers) reported(id string) map[string]*reportWindow {
+	if s := b.sessions[id]; s != nil {
 		return s.topics
 	}
 	return nil

@@ -83,8 +83,8 @@ func (c *Controller) disconnect(op operation, old, now *catalog.Placement) int {
 	return count
 }
 
-func (st *state) disconnect(name, broker string, ids []string) {
-	s := st.sessions[broker]
+func (b *brokers) disconnect(name, broker string, ids []string) {
+	s := b.sessions[broker]
 	if s == nil {
 		return // away; publishers that linger there are seen when it is back and retires
 	}

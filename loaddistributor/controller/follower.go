@@ -36,10 +36,10 @@ func (c *Controller) Informed() (now bool, changed <-chan struct{}) {
 	return !c.mu.unread && !c.mu.cut, c.mu.informed
 }
 
-func (st *state) inform(unread, cut bool) {
-	st.unread, st.cut = unread, cut
-	close(st.informed)
-	st.informed = make(chan struct{})
+func (f *followed) inform(unread, cut bool) {
+	f.unread, f.cut = unread, cut
+	close(f.informed)
+	f.informed = make(chan struct{})
 }
 
 // Ready returns catalog.ErrUnread for a follower that was not told anything yet:
@@ -50,8 +50,8 @@ func (c *Controller) Ready() error {
 	return c.mu.ready()
 }
 
-func (st *state) ready() error {
-	if st.unread {
+func (f *followed) ready() error {
+	if f.unread {
 		return catalog.ErrUnread
 	}
 	return nil
@@ -59,8 +59,8 @@ func (st *state) ready() error {
 
 // deny returns err, or catalog.ErrUnread if it says that something is unknown and that is
 // not known for sure.
-func (st *state) deny(err error) error {
-	if st.cut && (errors.Is(err, catalog.ErrTopicUnknown) || errors.Is(err, catalog.ErrPublisherUnknown)) {
+func (f *followed) deny(err error) error {
+	if f.cut && (errors.Is(err, catalog.ErrTopicUnknown) || errors.Is(err, catalog.ErrPublisherUnknown)) {
 		return catalog.ErrUnread
 	}
 	return err

@@ -1,10 +1,10 @@
 package controller
 
 import (
-	"errors"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
@@ -21,12 +21,7 @@ var (
 	descTopics    = prometheus.NewDesc("srtm_topics", "Topics by state.", []string{"state"}, nil)
 	descUnlisted  = prometheus.NewDesc("srtm_topics_without_series", "Topics beyond the bound on series per topic.", nil, nil)
 	descCreating  = prometheus.NewDesc("srtm_topics_creating", "Creations under way.", nil, nil)
-	descProposed  = prometheus.NewDesc("srtm_rebalance_moves_proposed_total", "Moves away from overloaded brokers that were due, carried out or not.", nil, nil)
-	descLimited   = prometheus.NewDesc("srtm_rebalance_bucket_limited_total", "Brokers that missed a topic's SLO because of their share, not of their load.", nil, nil)
-	descProposed1 = prometheus.NewDesc("srtm_relief_moves_proposed_total", "Former name of srtm_rebalance_moves_proposed_total.", nil, nil)
-	descLimited1  = prometheus.NewDesc("srtm_relief_blamed_on_bucket_total", "Former name of srtm_rebalance_bucket_limited_total.", nil, nil)
 	descFits      = prometheus.NewDesc("srtm_fits_running", "Topics that are being fitted: their publishers send, and they are measured.", nil, nil)
-	descUndumped  = prometheus.NewDesc("srtm_store_dumps_failed_total", "Dumps of the catalog that the store could not take in the place of its events, which it keeps then.", nil, nil)
 	descWatchers  = prometheus.NewDesc("srtm_watched_topics", "Topics that clients watch.", nil, nil)
 
 	descDelivered = prometheus.NewDesc("srtm_topic_window_delivered_messages", "Messages delivered in the sliding window.", []string{"topic"}, nil)
@@ -38,45 +33,56 @@ var (
 	descAccess    = prometheus.NewDesc("srtm_topic_p99_access_ratio", "Mean of access delay / delivery latency over the deliveries of the window at or above the pooled p99; absent when not measured.", []string{"topic"}, nil)
 )
 
-// fitMetrics are what fits have come to.
-type fitMetrics struct {
-	ended    *prometheus.HistogramVec // by outcome
+// metrics are what is counted; the collector shows the rest.
+type metrics struct {
+	ended    *prometheus.HistogramVec // fits, by outcome
 	arrivals *prometheus.CounterVec   // by result
 	refused  prometheus.Counter
+	undumped prometheus.Counter
+	// Moves that were proposed, and brokers whose buckets were found to be to blame.
+	proposed, bucketLimited func()
 }
 
-func newFitMetrics() fitMetrics {
-	f := fitMetrics{
-		ended: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+// newMetrics registers them, unless there is no registerer.
+func newMetrics(reg prometheus.Registerer) metrics {
+	auto := promauto.With(reg)
+	counter := func(name, help string) prometheus.Counter {
+		return auto.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+	}
+	renamed := func(name, former, help string) func() {
+		is, was := counter(name, help), counter(former, "Former name of "+name+".")
+		return func() { is.Inc(); was.Inc() }
+	}
+	m := metrics{
+		ended: auto.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "srtm_fit_seconds", Help: "How long fits took, by outcome: kept (a placement was found to keep the SLO), missed (none was), ended (something came between).",
 			Buckets: []float64{1, 2, 5, 10, 20, 60, 300, 900, 3600},
 		}, []string{"outcome"}),
-		arrivals: prometheus.NewCounterVec(prometheus.CounterOpts{
+		arrivals: auto.NewCounterVec(prometheus.CounterOpts{
 			Name: "srtm_fit_arrivals_total", Help: "Messages of the arrivals recorded for fits: used, or left out since their publisher is unknown, they were lost by a broker, came late, or another broker's were missing (holed).",
 		}, []string{"result"}),
-		refused: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "srtm_fit_pieces_refused_total", Help: "Pieces of brokers' records of arrivals that cannot be true.",
-		}),
+		refused:  counter("srtm_fit_pieces_refused_total", "Pieces of brokers' records of arrivals that cannot be true."),
+		undumped: counter("srtm_store_dumps_failed_total", "Dumps of the catalog that the store could not take in the place of its events, which it keeps then."),
+		proposed: renamed("srtm_rebalance_moves_proposed_total", "srtm_relief_moves_proposed_total",
+			"Moves away from overloaded brokers that were due, carried out or not."),
+		bucketLimited: renamed("srtm_rebalance_bucket_limited_total", "srtm_relief_blamed_on_bucket_total",
+			"Brokers that missed a topic's SLO because of their share, not of their load."),
 	}
 	for _, how := range []string{tuner.Kept, tuner.Missed, tuner.Broken} {
-		f.ended.WithLabelValues(how)
+		m.ended.WithLabelValues(how)
 	}
-	f.count(tuner.Counts{})
-	return f
+	m.count(tuner.Counts{})
+	return m
 }
 
-func (f *fitMetrics) count(c tuner.Counts) {
+func (m *metrics) count(c tuner.Counts) {
 	for _, r := range []struct {
 		result string
 		n      uint64
 	}{{"used", c.Captured}, {"unknown", c.Unknown}, {"lost", c.Lost}, {"late", c.Late}, {"holed", c.Holed}} {
-		f.arrivals.WithLabelValues(r.result).Add(float64(r.n))
+		m.arrivals.WithLabelValues(r.result).Add(float64(r.n))
 	}
-	f.refused.Add(float64(c.Refused))
-}
-
-func (f *fitMetrics) register(r prometheus.Registerer) error {
-	return errors.Join(r.Register(f.ended), r.Register(f.arrivals), r.Register(f.refused))
+	m.refused.Add(float64(c.Refused))
 }
 
 // collector shows the controller at the moment it is asked.
@@ -84,7 +90,7 @@ type collector struct{ c *Controller }
 
 func (collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descBrokers, descMcap, descAllocated, descTopics, descUnlisted, descCreating, descWatchers, descProposed, descLimited, descProposed1, descLimited1, descUndumped, descFits,
+		descBrokers, descMcap, descAllocated, descTopics, descUnlisted, descCreating, descWatchers, descFits,
 		descDelivered, descExceeded, descMet, descOver, descStranded, descRefused, descAccess,
 	} {
 		out <- d
@@ -102,13 +108,6 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		all = append(all, prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...))
 	}
-	for _, d := range []*prometheus.Desc{descProposed, descProposed1} {
-		all = append(all, prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(c.proposed.Load())))
-	}
-	for _, d := range []*prometheus.Desc{descLimited, descLimited1} {
-		all = append(all, prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(c.bucketLimited.Load())))
-	}
-	all = append(all, prometheus.MustNewConstMetric(descUndumped, prometheus.CounterValue, float64(c.undumped.Load())))
 	type listed struct {
 		topic   string
 		reports []received // immutable

@@ -67,9 +67,9 @@ func (c *Controller) connected(plan placement.Plan) bool {
 }
 
 // planned is connected.
-func (st *state) planned(plan placement.Plan) bool {
+func (p *pipeline) planned(plan placement.Plan) bool {
 	return !slices.ContainsFunc(plan.Quotas, func(q placement.Quota) bool {
-		b, _ := st.next.Broker(q.Broker)
+		b, _ := p.next.Broker(q.Broker)
 		return !b.Connected
 	})
 }

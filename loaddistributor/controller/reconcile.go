@@ -147,7 +147,7 @@ func (st *state) taker(topic catalog.Topic, gone catalog.Broker, now time.Time) 
 	since, away := st.away[gone.ID]
 	switch s := st.sessions[gone.ID]; {
 	case s != nil: // back without the topic: another has begun to take it over
-		if st.has(s, topic.Spec.Name()) {
+		if s.has(topic.Spec.Name()) {
 			return ""
 		}
 	case !away || now.Sub(since) < st.cfg.TakeOverAfter:
@@ -189,7 +189,7 @@ func (st *state) unfinished(topic catalog.Topic, gone string) bool {
 }
 
 // has reports whether the broker has the topic, or may.
-func (st *state) has(s *Session, topic string) bool {
+func (s *Session) has(topic string) bool {
 	return s.reports < 2 || s.topics[topic] != nil
 }
 
@@ -201,7 +201,7 @@ func (st *state) without(brokers []placement.Broker, topic catalog.Topic) []plac
 	}
 	return slices.DeleteFunc(brokers, func(b placement.Broker) bool {
 		s := st.sessions[b.ID]
-		return slices.Contains(topic.Retiring, b.ID) && (s == nil || !st.has(s, topic.Spec.Name()))
+		return slices.Contains(topic.Retiring, b.ID) && (s == nil || !s.has(topic.Spec.Name()))
 	})
 }
 

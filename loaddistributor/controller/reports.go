@@ -239,8 +239,8 @@ func (f *reportWindow) counts(from time.Time) (delivered, exceeded uint64) {
 }
 
 // reports returns nil when the broker has reported nothing of the topic.
-func (st *state) reports(topic, broker string) *reportWindow {
-	if s := st.sessions[broker]; s != nil {
+func (b *brokers) reports(topic, broker string) *reportWindow {
+	if s := b.sessions[broker]; s != nil {
 		if f := s.topics[topic]; f != nil && f.last != nil {
 			return f
 		}

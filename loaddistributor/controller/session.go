@@ -136,7 +136,7 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 		}
 	}
 	if old := c.mu.sessions[s.broker]; old != nil {
-		c.mu.end(old, ErrReplaced)
+		old.end(ErrReplaced)
 	}
 	unknown := slices.Sorted(maps.Keys(s.unknown))
 	delete(c.mu.left, s.broker)
@@ -184,7 +184,7 @@ func (c *Controller) Leave(s *Session) {
 	}
 	delete(c.mu.sessions, s.broker)
 	c.mu.left[s.broker] = true
-	c.mu.end(s, ErrBrokerGone)
+	s.end(ErrBrokerGone)
 	c.examineLocked(s)
 	_, err := c.mu.stage(catalog.BrokerLeft{ID: s.broker})
 	c.mu.Unlock()
@@ -193,7 +193,7 @@ func (c *Controller) Leave(s *Session) {
 }
 
 // end fails what the session still owes.
-func (st *state) end(s *Session, cause error) {
+func (s *Session) end(cause error) {
 	s.out.End(cause)
 	for _, number := range slices.Sorted(maps.Keys(s.requests)) {
 		s.requests[number].answer(s.broker, ErrBrokerGone)
@@ -286,10 +286,10 @@ func (c *Controller) result(s *Session, p *srtmv1.PrepareResult) error {
 }
 
 // expect numbers a request, which waits for its answer from then on.
-func (st *state) expect(s *Session, r request) (number uint64) {
-	st.requests++
-	s.requests[st.requests] = &r
-	return st.requests
+func (b *brokers) expect(s *Session, r request) (number uint64) {
+	b.requests++
+	s.requests[b.requests] = &r
+	return b.requests
 }
 
 // ask sends a PrepareTopic. done gets the answer, or ErrBrokerGone; nil if no owner waits.
@@ -312,9 +312,9 @@ func (st *state) ask(s *Session, topic string, prepare *catalog.Spec, done chan<
 }
 
 // remove sends a RemoveTopic, as ask does; unused: only if the topic is not used.
-func (st *state) remove(s *Session, topic string, unused bool, done chan<- reconcile.Answered, now time.Time) {
+func (b *brokers) remove(s *Session, topic string, unused bool, done chan<- reconcile.Answered, now time.Time) {
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Remove{Remove: &srtmv1.RemoveTopic{
-		Request: st.expect(s, request{topic: topic, remove: true, owners: unused, sent: now, done: done}), Topic: topic, IfUnused: unused,
+		Request: b.expect(s, request{topic: topic, remove: true, owners: unused, sent: now, done: done}), Topic: topic, IfUnused: unused,
 	}}})
 }
 

@@ -156,11 +156,11 @@ func (c *Controller) tunedLocked(effects []tuner.Effect) {
 				_ = must("remember what "+e.Broker+" absorbs", err) // the next fit learns it
 			}
 		case tuner.Ended:
-			c.fitMetrics.ended.WithLabelValues(e.How).Observe(e.Took.Seconds())
+			c.metrics.ended.WithLabelValues(e.How).Observe(e.Took.Seconds())
 			now := time.Now()
 			c.traceFit(e, c.mu.tuner.Status(e.Topic, now).Trials, now)
 		case tuner.Recorded:
-			c.fitMetrics.count(e.Counts)
+			c.metrics.count(e.Counts)
 		case tuner.Note:
 			args := append([]any{obs.KeyTopic, e.Topic}, e.Args...)
 			if e.Broker != "" {
@@ -192,12 +192,12 @@ func (c *Controller) fittedLocked(e tuner.Relocate) {
 func (c *Controller) foundLocked(e tuner.Found) {
 	log := c.cfg.Log.With(obs.KeyTopic, e.Topic, obs.KeyBroker, e.From, obs.KeyReason, e.Reason)
 	if e.Finding == tuner.BucketLimited {
-		c.bucketLimited.Add(1)
+		c.metrics.bucketLimited()
 		log.Warn("the SLO is missed, for want of tokens")
 		return
 	}
 	log.Warn("a broker is overloaded", "to", e.To, "publishers", len(e.Publishers), "dry_run", c.cfg.Rebalance == RebalanceDryRun)
-	c.proposed.Add(1)
+	c.metrics.proposed()
 	if c.cfg.Rebalance == RebalanceDryRun || c.mu.owned(e.Topic) {
 		return
 	}
