@@ -352,13 +352,6 @@ func (e TopicPlaced) apply(c *Catalog) ([]Effect, error) {
 		return nil, err
 	}
 	members := c.endpoints(e.Plan)
-	if e.spread == nil {
-		var err error
-		if e.spread, err = newSpread(e.Spec, e.Plan); err != nil {
-			return nil, err
-		}
-	}
-
 	t.created = c.version
 	t.prepared = make([]bool, len(members))
 	t.placement = &Placement{epoch: c.epoch(), members: members, spread: e.spread, paced: e.Spec.Pacing.on()}

@@ -283,7 +283,7 @@ func (e TopicChanging) whole(t *topic) (TopicMoving, error) {
 			return bad("a publisher has no place")
 		}
 	}
-	return TopicMoving{Spec: next, Plan: plan}, nil
+	return NewTopicMoving(next, plan)
 }
 
 func (e TopicChanging) apply(c *Catalog) ([]Effect, error) {

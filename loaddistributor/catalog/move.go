@@ -70,12 +70,6 @@ func (e TopicMoving) apply(c *Catalog) ([]Effect, error) {
 	if err := c.fits(e.Plan, t.plan); err != nil {
 		return nil, err
 	}
-	if e.spread == nil {
-		var err error
-		if e.spread, err = newSpread(e.Spec, e.Plan); err != nil {
-			return nil, err
-		}
-	}
 	n := &next{Next: Next{Spec: e.Spec, Plan: e.Plan}, spread: e.spread, prepared: make([]bool, len(e.Plan.Quotas))}
 	for i, q := range e.Plan.Quotas {
 		b := c.brokers[q.Broker]
