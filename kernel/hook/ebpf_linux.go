@@ -5,14 +5,11 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"runtime/debug"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 
 	"github.com/srtm-io/srtm/internal/clock"
@@ -469,27 +466,6 @@ func (cl *claim) workOut(early []stamp.Record, segments uint32, rc syscall.RawCo
 		from, to = min(from, off), max(to, off+int64(r.Size))
 	}
 	return middle + uint32(from), uint64(to-from) == info.Bytes_received
-}
-
-// tcpSock returns where this kernel's struct tcp_sock has rcv_nxt and bytes_received.
-func tcpSock() (at [2]uint32, err error) {
-	spec, err := btf.LoadKernelSpec()
-	if err != nil {
-		return at, fmt.Errorf("kernel type information: %w", err)
-	}
-	defer debug.FreeOSMemory() // all of it was read for one struct, once
-	var sock *btf.Struct
-	if err := spec.TypeByName("tcp_sock", &sock); err != nil {
-		return at, fmt.Errorf("kernel type information: struct tcp_sock: %w", err)
-	}
-	for i, name := range [...]string{"rcv_nxt", "bytes_received"} {
-		m := slices.IndexFunc(sock.Members, func(m btf.Member) bool { return m.Name == name })
-		if m < 0 || sock.Members[m].BitfieldSize > 0 {
-			return at, fmt.Errorf("the kernel's struct tcp_sock has no member %s, or not by itself", name)
-		}
-		at[i] = sock.Members[m].Offset.Bytes()
-	}
-	return at, nil
 }
 
 func tcpInfo(rc syscall.RawConn) (info *unix.TCPInfo, err error) {

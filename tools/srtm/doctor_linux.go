@@ -13,15 +13,14 @@ import (
 )
 
 const (
-	leastFiles  = 10_000  // that a daemon should be able to open
-	leastSpace  = 1 << 30 // bytes
-	fewestFree  = 0.05    // of a disk
-	capPerfmon  = 1 << 38 // bits of CapEff
-	capBPF      = 1 << 39
-	capAdmin    = 1 << 21
-	stateListen = 10     // of a TCP socket
-	bpfKernel   = "5.8"  // the first with CAP_BPF
-	accounting  = "5.11" // the first that counts BPF's memory to the cgroup, not to memlock
+	leastFiles = 10_000  // that a daemon should be able to open
+	leastSpace = 1 << 30 // bytes
+	fewestFree = 0.05    // of a disk
+	capPerfmon = 1 << 38 // bits of CapEff
+	capBPF     = 1 << 39
+	capAdmin   = 1 << 21
+	bpfKernel  = "5.8"  // the first with CAP_BPF
+	accounting = "5.11" // the first that counts BPF's memory to the cgroup, not to memlock
 )
 
 // daemons are the programs whose processes are looked at, and ports where they listen.
@@ -94,7 +93,7 @@ func (d *doctor) machine() {
 			}
 		}
 	}
-	d.ports(proc, owners)
+	d.ports(owners)
 }
 
 func (d *doctor) files(check string, limit uint64) {
@@ -108,16 +107,14 @@ func (d *doctor) files(check string, limit uint64) {
 // bpf says how nsqd may learn of arrivals.
 func (d *doctor) bpf() {
 	const check = "arrival stamps"
-	var status procfs.ProcStatus
-	self, err := procfs.Self()
-	if err == nil {
-		status, err = self.NewStatus()
-	}
-	if err != nil {
+	text, err := os.ReadFile("/proc/self/status")
+	_, after, found := strings.Cut(string(text), "\nCapEff:\t")
+	hex, _, _ := strings.Cut(after, "\n")
+	caps, bad := strconv.ParseUint(hex, 16, 64)
+	if err != nil || !found || bad != nil {
 		d.add(check, skipped, "", "/proc/self/status says nothing of privileges")
 		return
 	}
-	caps := status.CapEff
 	if _, err := os.Stat("/sys/kernel/btf/vmlinux"); err != nil {
 		d.add(check, warned, "a kernel with CONFIG_DEBUG_INFO_BTF; nsqd takes socket timestamps without", "the kernel has no BTF: %v", err)
 		return
@@ -130,14 +127,20 @@ func (d *doctor) bpf() {
 }
 
 // ports says who listens where SRTM's daemons do by default.
-func (d *doctor) ports(proc procfs.FS, owners map[uint64]string) {
+func (d *doctor) ports(owners map[uint64]string) {
 	listening := map[int]string{}
-	for _, read := range []func() (procfs.NetTCP, error){proc.NetTCP, proc.NetTCP6} {
-		sockets, _ := read() // a kernel without IPv6 has only the first
-		for _, s := range sockets {
-			if s.St == stateListen {
-				listening[int(s.LocalPort)] = cmp.Or(owners[s.Inode], "a process of another user")
+	for _, file := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
+		text, _ := os.ReadFile(file) // a kernel without IPv6 has only the first
+		for line := range strings.Lines(string(text)) {
+			// sl, address:port (hex), remote, state (0A: listens), 5 more, inode
+			f := strings.Fields(line)
+			if len(f) < 10 || f[3] != "0A" {
+				continue
 			}
+			_, hex, _ := strings.Cut(f[1], ":")
+			port, _ := strconv.ParseUint(hex, 16, 16)
+			inode, _ := strconv.ParseUint(f[9], 10, 64)
+			listening[int(port)] = cmp.Or(owners[inode], "a process of another user")
 		}
 	}
 	for _, p := range ports {
