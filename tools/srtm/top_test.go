@@ -53,7 +53,7 @@ func TestTop(t *testing.T) {
 	few.Spec.Name, few.Status.SloMet = "few", nil
 	address := serve(t, &busy{topics: []*srtmv1.Topic{{Spec: &srtmv1.TopicSpec{Name: "idle"}}, few, met, missed}})
 	for _, form := range []string{"json", "table"} {
-		out, _, err := srtm(t, address, "top", "--output", form)
+		out, _, err := srtm(t, address, "top", "--limit=5", "--output", form)
 		if err != nil {
 			t.Fatal(err)
 		}
