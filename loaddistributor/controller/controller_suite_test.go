@@ -392,11 +392,14 @@ func (c *cluster) mustUpdate(s *srtmv1.TopicSpec) {
 	Expect(c.update(s)).Error().NotTo(HaveOccurred())
 }
 
-func (c *cluster) forget(broker string) []*srtmv1.FreedShare {
+func (c *cluster) forget(broker string) (freed []*srtmv1.FreedShare) {
 	GinkgoHelper()
-	r, err := c.grants.ForgetBroker(context.Background(), &srtmv1.ForgetBrokerRequest{BrokerId: broker})
-	Expect(err).NotTo(HaveOccurred())
-	return r.Freed
+	Eventually(func() error { // the broker's session with the adaptor may end after that with the controller
+		r, err := c.grants.ForgetBroker(context.Background(), &srtmv1.ForgetBrokerRequest{BrokerId: broker})
+		freed = r.GetFreed()
+		return err
+	}).Should(Succeed())
+	return freed
 }
 
 func (c *cluster) resolve(topic, publisher string) (*srtmv1.ResolveResponse, error) {
