@@ -84,10 +84,10 @@ func unread(t *testing.T, addr net.Addr) (bytes int) {
 	return bytes
 }
 
-// durableNode is a broker with one loop whose topics are on stable storage.
-func durableNode(t *testing.T, disk *counted) *benched {
-	t.Helper()
-	path := t.TempDir()
+// What is published while the disk is at an fsync is stored by one write and one fsync more.
+func TestPublishesShareAWriteAndAnFsync(t *testing.T) {
+	const publishers = 64
+	disk, path := newCounted(), t.TempDir()
 	st, err := broker.OpenStorage(broker.StorageConfig{
 		Path: path, Metadata: filepath.Join(path, "topics.json"), MaxRecord: 1 << 20, Overflow: 20, WriteThrough: true, Fsync: true,
 		Log: slog.New(slog.DiscardHandler), Disk: &disk.Disk,
@@ -95,62 +95,46 @@ func durableNode(t *testing.T, disk *counted) *benched {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := benchNode(t, 1, false, func(c *broker.Config) { c.Storage = st })
-	t.Cleanup(func() {
-		b.close()
+	defer func() {
 		if err := st.Close(); err != nil {
 			t.Error(err)
 		}
-	})
-	return b
-}
-
-// connections are publishers that have said the magic.
-func connections(t *testing.T, b *benched, n int) []net.Conn {
-	t.Helper()
-	conns := make([]net.Conn, n)
+	}()
+	b := benchNode(t, 1, false, func(c *broker.Config) { c.Storage = st })
+	defer b.close()
+	conns := make([]net.Conn, publishers)
 	for i := range conns {
 		conns[i] = b.dial()
-		t.Cleanup(func() { conns[i].Close() })
+		defer conns[i].Close()
 		if _, err := conns[i].Write(wire.AppendMagic(nil)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return conns
-}
-
-func publishes(t *testing.T, topic string, conns ...net.Conn) {
-	t.Helper()
-	for _, nc := range conns {
-		if _, err := nc.Write(wire.AppendPub(nil, topic, []byte("x"))); err != nil {
-			t.Fatal(err)
+	publish := func(some []net.Conn) {
+		t.Helper()
+		for _, nc := range some {
+			if _, err := nc.Write(wire.AppendPub(nil, "t", []byte("x"))); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
-}
-
-func answered(t *testing.T, conns ...net.Conn) {
-	t.Helper()
-	answer := make([]byte, wire.FrameOverhead+len(wire.OK))
-	for _, nc := range conns {
-		if _, err := io.ReadFull(nc, answer); err != nil || string(answer[wire.FrameOverhead:]) != wire.OK {
-			t.Fatalf("%q, %v", answer, err)
+	answered := func() {
+		t.Helper()
+		answer := make([]byte, wire.FrameOverhead+len(wire.OK))
+		for _, nc := range conns {
+			if _, err := io.ReadFull(nc, answer); err != nil || string(answer[wire.FrameOverhead:]) != wire.OK {
+				t.Fatalf("%q, %v", answer, err)
+			}
 		}
 	}
-}
-
-// What is published while the disk is at an fsync is stored by one write and one fsync more.
-func TestPublishesShareAWriteAndAnFsync(t *testing.T) {
-	const publishers = 64
-	disk := newCounted()
-	conns := connections(t, durableNode(t, disk), publishers)
-	publishes(t, "t", conns...)
-	answered(t, conns...) // the topic and its files are there
+	publish(conns)
+	answered() // the topic and its files are there
 	h := &held{make(chan struct{}), make(chan struct{})}
 	disk.hold.Store(h)
-	publishes(t, "t", conns[0])
+	publish(conns[:1])
 	<-h.entered
 	writes, syncs := disk.writes.Load(), disk.syncs.Load()
-	publishes(t, "t", conns[1:]...)
+	publish(conns[1:])
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for range 10_000 {
@@ -160,7 +144,7 @@ func TestPublishesShareAWriteAndAnFsync(t *testing.T) {
 		<-tick.C
 	}
 	close(h.release)
-	answered(t, conns...)
+	answered()
 	// Two or three: the one that was held up, that of all others, and that of those which
 	// were read, and not yet handed on, when it ended. Cursors are saved now and then.
 	writes, syncs = disk.writes.Load()-writes, disk.syncs.Load()-syncs
@@ -168,27 +152,4 @@ func TestPublishesShareAWriteAndAnFsync(t *testing.T) {
 		t.Errorf("%d writes and %d fsyncs for %d publishers", writes, syncs, publishers-1)
 	}
 	t.Logf("%d writes and %d fsyncs for %d publishers", writes, syncs, publishers-1)
-}
-
-// A topic that waits for its fsync has the loop's committer; others do not wait for that.
-func TestNoTopicWaitsForTheFsyncOfAnother(t *testing.T) {
-	disk := newCounted()
-	conns := connections(t, durableNode(t, disk), 2)
-	for range 2 { // the second time, their topics and the committer are there
-		publishes(t, "t", conns[0])
-		publishes(t, "u", conns[1])
-		answered(t, conns...)
-	}
-	h := &held{make(chan struct{}), make(chan struct{})}
-	disk.hold.Store(h)
-	publishes(t, "t", conns[0])
-	<-h.entered
-	for range 3 {
-		publishes(t, "u", conns[1])
-		answered(t, conns[1])
-	}
-	close(h.release)
-	answered(t, conns[0])
-	publishes(t, "u", conns[1])
-	answered(t, conns[1])
 }
