@@ -10,8 +10,7 @@ GO    ?= go
 # Two are apart, since they bring much: deploy what makes packages, tests/charts what
 # checks charts.
 MODULES  = . bench tests deploy tests/charts
-# Tests of whole processes are first, since they take longest, and wait.
-PACKAGES = ./tests/... ./bench/... ./...
+PACKAGES = ./... ./bench/... ./tests/...
 
 # How long each fuzz target runs, and how long each benchmark (1x: once, so
 # that it keeps working; measure with BENCHTIME=2s COUNT=10 and benchstat).
@@ -46,9 +45,8 @@ build: ## build all binaries into bin/
 run: build ## run a local cluster with sensors, a console that shows it live, and a report (DURATION= PUBLISHERS= RATE= TRACE= COMPRESS= COPIES= ARGS=)
 	@bin/srtm up --together $(UP_FLAGS)
 
-# The flags of tests. Most of their time many of them wait, so more packages run at a time
-# than there are processors.
-TESTS = -p=$$(( 2 * $$(getconf _NPROCESSORS_ONLN) )) -tags=poison -shuffle=on -vet=off -timeout=$(TIMEOUT)
+# The flags of tests.
+TESTS = -tags=poison -shuffle=on -vet=off -timeout=$(TIMEOUT)
 
 # What is pure has no goroutine (archtest sees to it), so the race detector, which makes
 # it several times slower, has nothing to find there.
@@ -75,7 +73,8 @@ test: lint programs ## lint, then every test: race detector, random order, relea
 	@$(MAKE) --no-print-directory test-clients
 
 check: lint ## lint and the unit tests, without the race detector, clusters and client libraries: for between two commits
-	@$(GO) test $(TESTS) $(filter-out %/internal/archtest %/tools/srtm/up,$(shell $(GO) list ./...))
+	@# most of their time they wait, so more packages run at a time than there are processors
+	@$(GO) test -p=$$(( 2 * $$(getconf _NPROCESSORS_ONLN) )) $(TESTS) $(filter-out %/internal/archtest %/tools/srtm/up,$(shell $(GO) list ./...))
 
 race: no-race-note ## every test under the race detector COUNT times, without lint
 	@# a loop, since a Ginkgo suite runs once in a process
