@@ -185,6 +185,9 @@ func TestMoves(t *testing.T) {
 	for move := range moves {
 		from, to := move%2, 1-move%2
 		cut := move == 1
+		if cut && !ask() { // the owner has the key from here on, without the store
+			t.Fatalf("denied before move %d", move)
+		}
 		cables[from].cut.Store(cut)
 		if err := b.store.Move(t.Context(), p, p, s[to].Addr().String()); err != nil {
 			t.Fatal(err)
