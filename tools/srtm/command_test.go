@@ -427,7 +427,7 @@ func TestBadCommandLinesAreUsageErrors(t *testing.T) {
 		"broker list --output yaml", "broker list --timeout 0s", "broker list --no-such-flag",
 		"topic create t --over-limit drop", "topic create t --group a", "topic create t --group a:b:1",
 		"topic create t --group a:1:b", "topic create t --group a:1:1:b", "topic create t --publisher a", "topic create t --publisher a:b:c",
-		"topic create t --file x --rate 1", "topic create t --rate fast",
+		"topic create t --file x --rate 1", "topic create t --rate fast", "up here", "plan here",
 	} {
 		_, _, err := srtm(t, "", strings.Fields(args)...)
 		var usage lifecycle.UsageError
