@@ -1,6 +1,7 @@
 package replicated
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -203,37 +204,45 @@ func (l *Log) saveCursors(snapshot []byte, next commitlog.Offset) error {
 			}
 		}
 	}
-	ack, err := l.cluster.js.Publish(ctx, l.part.cursors()+".head", append(h.append(nil), msg...),
-		jetstream.WithExpectLastSequencePerSubject(c.seq))
-	if wrongSequence(err) {
-		return l.lookAtHead(ctx, h)
+	head := append(h.append(nil), msg...)
+	for again := false; ; again = true {
+		ack, err := l.cluster.js.Publish(ctx, l.part.cursors()+".head", head, jetstream.WithExpectLastSequencePerSubject(c.seq))
+		if err == nil {
+			c.seq, c.number = ack.Sequence, h.number
+			return nil
+		}
+		if !wrongSequence(err) {
+			return err
+		}
+		if stored, err := l.lookAtHead(ctx, h.epoch, head); stored || err != nil {
+			return err
+		}
+		if again {
+			return errors.New("an earlier snapshot was stored only now; it is saved again")
+		}
 	}
-	if err != nil {
-		return err
-	}
-	c.seq, c.number = ack.Sequence, h.number
-	return nil
 }
 
-// lookAtHead finds out why a head was not taken: an earlier try of ours was, whose
-// acknowledgement was lost, or another owner has claimed the part.
-func (l *Log) lookAtHead(ctx context.Context, mine cursorHead) error {
+// lookAtHead finds out why a head was not taken, and reports whether it is stored: by an
+// earlier try, whose acknowledgement was lost. That may also have stored another snapshot of
+// this owner, behind which the next try comes. Or another owner has claimed the part.
+func (l *Log) lookAtHead(ctx context.Context, epoch uint64, mine []byte) (stored bool, err error) {
 	m, err := l.cluster.cursors.GetLastMsgForSubject(ctx, l.part.cursors()+".head")
 	if errors.Is(err, jetstream.ErrMsgNotFound) { // and removed it
-		return ErrFenced
+		return false, ErrFenced
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
 	h, _, err := parseCursorHead(m.Data)
 	if err != nil {
-		return err
+		return false, err
 	}
-	if h.epoch != mine.epoch {
-		return ErrFenced
+	if h.epoch != epoch {
+		return false, ErrFenced
 	}
 	l.cursors.seq, l.cursors.number = m.Sequence, h.number
-	return errors.New("an earlier snapshot was stored only now; it is saved again")
+	return bytes.Equal(m.Data, mine), nil
 }
 
 // removeCursors removes those that this owner has claimed, and none that were claimed since.
