@@ -21,7 +21,10 @@ func Replace(path string, b []byte) error {
 		err = os.Rename(temp, path)
 	}
 	if err != nil {
-		return errors.Join(err, os.Remove(temp)) // its place may be what is missing
+		if left := os.Remove(temp); !errors.Is(left, os.ErrNotExist) {
+			err = errors.Join(err, left)
+		}
+		return err
 	}
 	return SyncDir(filepath.Dir(path))
 }

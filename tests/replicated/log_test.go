@@ -64,6 +64,35 @@ func TestNoLeaderOfTheCursors(t *testing.T) {
 	testkit.Must(t, l.Close())
 }
 
+// A try whose acknowledgement was lost may be stored later than the owner knows: what it
+// saves next comes behind that.
+func TestASnapshotIsStoredLate(t *testing.T) {
+	s := startServers(t, 1)
+	c := s.connect("b")
+	l, err := c.Open("t", 1)
+	testkit.Must(t, err)
+	testkit.Must(t, l.SaveCursors([]byte("the first")))
+	nc, err := nats.Connect(s.url())
+	testkit.Must(t, err)
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	testkit.Must(t, err)
+	stream, err := js.Stream(t.Context(), "SRTM_CURSORS")
+	testkit.Must(t, err)
+	first, err := stream.GetLastMsgForSubject(t.Context(), "srtm.cursors.*.*.head")
+	testkit.Must(t, err)
+	_, err = js.Publish(t.Context(), first.Subject, first.Data)
+	testkit.Must(t, err)
+	testkit.Must(t, l.SaveCursors([]byte("the second")))
+	testkit.Must(t, l.Close())
+	l, err = c.Open("t", 1)
+	testkit.Must(t, err)
+	if snapshot, err := l.LoadCursors(); err != nil || string(snapshot) != "the second" {
+		t.Errorf("%q, %v", snapshot, err)
+	}
+	testkit.Must(t, l.Close())
+}
+
 // An owner that another has replaced stores nothing, and says so.
 func TestFencing(t *testing.T) {
 	s := startServers(t, 3)
