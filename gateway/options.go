@@ -89,7 +89,7 @@ func (o *options) validate() error {
 // defaultConnections is half of the descriptors that are not spare, since what a client
 // asks takes another connection, to a server; at most 50000, whose buffers are about 1 GB.
 func defaultConnections(descriptors int64) int {
-	return int(max(1, min((descriptors-connlimit.Spare(descriptors))/2, 50_000)))
+	return connlimit.Part(descriptors, 2, 50_000)
 }
 
 // Prefixes of the flags of credentials.

@@ -225,9 +225,8 @@ func (o *options) controllerConfig(log *slog.Logger, metrics prometheus.Register
 // registryConfig leaves the ports out, which are known once there are listeners. Nodes may
 // take half of the descriptors that HTTP leaves, so that brokers and clients reach gRPC.
 func (o *options) registryConfig() registry.Config {
-	descriptors := connlimit.Descriptors()
 	return registry.Config{
-		MaxNodes:      int(max(1, min((descriptors-connlimit.Spare(descriptors))/4, registry.DefaultMaxNodes))),
+		MaxNodes:      connlimit.Part(connlimit.Descriptors(), 4, registry.DefaultMaxNodes),
 		InactiveAfter: o.inactiveProducer, TombstoneFor: o.tombstoneLifetime,
 		Self: registry.Node{BroadcastAddress: o.broadcastAddress, Hostname: o.hostname, Version: obs.NSQ},
 	}

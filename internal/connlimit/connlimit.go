@@ -31,6 +31,12 @@ const mostSpare = 10_000
 // else is open: a quarter, at most 10000.
 func Spare(descriptors int64) int64 { return min(descriptors/4, mostSpare) }
 
+// Part is how many connections a listener may have: one in so many parts of the descriptors
+// that are not spare, at most most, at least 1.
+func Part(descriptors, parts, most int64) int {
+	return int(max(1, min((descriptors-Spare(descriptors))/parts, most)))
+}
+
 // Slots are the connections that listeners may have together. The zero value has
 // no bound.
 type Slots struct {

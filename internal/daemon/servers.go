@@ -105,7 +105,9 @@ func (a *Addresses) Serve(ctx context.Context, name string, log *slog.Logger, op
 		return errors.Join(fmt.Errorf("--http-address: %w", err), s.RPCListener.Close())
 	}
 	s.Watch = s.serving
-	web := &connlimit.Listener{Listener: s.WebListener, Slots: &connlimit.Slots{Most: mostWeb(connlimit.Descriptors())}, Plain: !a.Guard.HTTPTLS()}
+	// The other half is for gRPC, so that HTTP clients keep no broker from it.
+	most := connlimit.Part(connlimit.Descriptors(), 2, 50_000)
+	web := &connlimit.Listener{Listener: s.WebListener, Slots: &connlimit.Slots{Most: most}, Plain: !a.Guard.HTTPTLS()}
 	s.Metrics.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "srtm_http_connections_refused_total", Help: "Connections to --http-address closed at once: there were as many as there may be.",
 	}, func() float64 { return float64(web.Slots.Refused()) }))
@@ -159,12 +161,6 @@ func (s *Servers) watched(status healthv1.HealthCheckResponse_ServingStatus) {
 	for name := range s.GRPC.GetServiceInfo() {
 		s.Health.SetServingStatus(name, status)
 	}
-}
-
-// mostWeb is how many connections HTTP has: half of the descriptors that are not spare. Whoever
-// connects, brokers and clients reach gRPC all the same.
-func mostWeb(descriptors int64) int {
-	return int(max(1, min((descriptors-connlimit.Spare(descriptors))/2, 50_000)))
 }
 
 // maxOperators bounds the connections at an address for operators; one more is answered
