@@ -176,7 +176,7 @@ func (c *Client) askOwner(ctx context.Context, p int, q wire.Question) (a answer
 			}
 			return a, false
 		case a.Kind != wire.Moved:
-			if uint32(known) != links[i].hash { // that one is asked next, whoever joins
+			if uint32(known) != links[i].hash { // that one is asked next, also when another server joins
 				c.owners[p].CompareAndSwap(known, known&^math.MaxUint32|uint64(links[i].hash))
 			}
 			return a, true

@@ -77,7 +77,7 @@ func (s *Shard) credit(e *slot, now Now) Credit {
 
 // Held is what a key may have at now that held c under a rule: what it held and what
 // it earned since, at most the capacity. Where the wall clock was set back it earned
-// nothing. A nil c is a key that was never written, so nobody asked for it: it is full.
+// nothing. A nil c is a key that was never written, so it was not asked for: it is full.
 func Held(c *Credit, r *rule.Rule, now Now) tokenbucket.Tokens {
 	full := tokenbucket.Tokens(r.Share.Burst) * tokenbucket.Token
 	if c == nil {

@@ -2,7 +2,7 @@
 // for each key (shard.go; slot.go is how they lie in memory), how their credits leave
 // for the store and a follower and come back (credit.go), and the answers that each
 // asker was given lately, so that a question sent again is charged once (window.go).
-// It is pure; a shard and a window each belong to whoever holds the lock around it.
+// It is pure; a shard and a window each belong to the holder of the lock around it.
 //
 // Promise, with the store's rule (A, C) for a key: in any interval t the requests
 // admitted have a cost of at most C + A*t, through retries and changes of the rule;

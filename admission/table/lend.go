@@ -5,7 +5,7 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Lend takes what a key's bucket holds from it, for somebody else to decide by (admission/
+// Lend takes what a key's bucket holds from it, for another process to decide by (admission/
 // lease), until Return. It reports false for a key that the shard does not have.
 func (s *Shard) Lend(key []byte, now mono.Time) (contract tokenbucket.Share, credits tokenbucket.Tokens, ok bool) {
 	_, i, ok := find(s, key)

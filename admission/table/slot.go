@@ -100,7 +100,7 @@ func (s *Shard) unindex(at uint32) {
 
 // arena is how many bytes of keys are allocated at once: for each its length less 1, and
 // it itself. What was written is never changed, so that a key which was returned stays
-// what it is as long as somebody has it. An arena of which less than half is in use is
+// what it is as long as it is referred to. An arena of which less than half is in use is
 // moved to the one that is being filled, which takes as long as there are keys in one.
 const arena = 1 << 14
 

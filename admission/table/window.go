@@ -38,7 +38,7 @@ const (
 	Pending
 	// Answered: sent before, and answered.
 	Answered
-	// Old: sent so long ago that nobody knows any more.
+	// Old: sent so long ago that its answer is not kept any more.
 	Old
 )
 

@@ -1,6 +1,6 @@
 // Package pool shares publishers among those who publish as them, such as an agent's
 // connections or a gateway's requests: each is opened once, for all who use it, and
-// closed when nobody has for a while. Read Pool next.
+// closed when it was not used for a while. Read Pool next.
 package pool
 
 import (
@@ -21,7 +21,7 @@ var ErrFull = errors.New("too many publishers")
 // Config is a pool's. Each is needed.
 type Config struct {
 	Max        int           // publishers at a time
-	Idle       time.Duration // one that nobody has used for so long is closed
+	Idle       time.Duration // one that was not used for so long is closed
 	OpenWithin time.Duration // to find a publisher's broker and to connect
 }
 
@@ -76,7 +76,7 @@ func New(of client.Config, cfg Config) (*Pool, error) {
 }
 
 // Use counts the caller among a publisher's users, until Release. Where there are as many
-// publishers as there may be, those that nobody uses give up their places.
+// publishers as there may be, those without users give up their places.
 // Errors: ErrFull, client.ErrClosed.
 func (p *Pool) Use(k Key) (*Shared, error) {
 	p.mu.Lock()
@@ -140,7 +140,7 @@ func (p *Pool) Release(one *Shared) {
 	one.idle = time.Now()
 }
 
-// Run closes what nobody uses, until ctx ends.
+// Run closes idle publishers, until ctx ends.
 func (p *Pool) Run(ctx context.Context) {
 	tick := time.NewTicker(max(p.cfg.Idle/4, time.Millisecond))
 	defer tick.Stop()
@@ -156,7 +156,7 @@ func (p *Pool) Run(ctx context.Context) {
 	}
 }
 
-// closeIdleLocked closes what nobody uses and nobody has used since then.
+// closeIdleLocked closes publishers that have no user, and had none since then.
 func (p *Pool) closeIdleLocked(since time.Time) {
 	for k, one := range p.mu.publishers {
 		if p.mu.closed || one.users > 0 || one.idle.After(since) {

@@ -23,7 +23,7 @@ import (
 
 // Config is what is measured.
 type Config struct {
-	Server  *url.URL // of the web server, which nobody else should use meanwhile
+	Server  *url.URL // of the web server, which should have no other clients meanwhile
 	Monitor string   // URL of the Monitor beside it
 	URLs    []string // to measure; none: those of Sitemap, or what links lead to from Server
 	Sitemap string   // URL

@@ -320,7 +320,7 @@ func (d *dispatcher) forgetLocked(t *ticket) {
 }
 
 // finish settles a request that enter has let through, once: it is charged what it has
-// taken, whoever ended it.
+// taken, however it ended.
 func (d *dispatcher) finish(t *ticket, how balance.Outcome, now mono.Time) {
 	reader := d.reader.Load()
 	report, err := cost.Report{InFlight: -1}, error(nil)

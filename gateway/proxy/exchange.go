@@ -90,7 +90,7 @@ func (x *exchange) settle(how balance.Outcome) {
 
 // outcome says whose doing the end was. What a client breaks off or does not take says
 // nothing of the server; a 5xx means that another might have done better, but for those
-// that say that nobody can.
+// that say that no server can.
 func (x *exchange) outcome() balance.Outcome {
 	switch {
 	case x.whole && (x.status < 500 || x.status == http.StatusNotImplemented || x.status == http.StatusHTTPVersionNotSupported):
@@ -344,7 +344,7 @@ var errStalled = errors.New("the server stopped in the middle of its answer")
 
 // tunnel is the server's end of an upgraded connection. ReverseProxy lets one side end
 // before the other, which may then be silent for limit: it may have no more to say, and
-// no way to learn that nobody listens.
+// no way to learn that its peer is gone.
 type tunnel struct {
 	io.ReadWriteCloser
 	client net.Conn

@@ -597,7 +597,7 @@ func (l *loop) startCommits() {
 	})
 }
 
-// runCommit goes on until nobody waits.
+// runCommit goes on until none waits.
 func (l *loop) runCommit(c *commit) {
 	for {
 		c.mu.Lock()

@@ -395,7 +395,7 @@ func (r *run) onTime(ctx context.Context, topic *srtmv1.Topic, phase time.Durati
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	watch := &srtmv1.WatchRequest{Topic: topic.Spec.Name}
-	if topic.Spec.Name == undeclared { // nobody is known yet
+	if topic.Spec.Name == undeclared { // no publisher is known yet
 		for _, source := range r.load.Sources {
 			watch.PublisherIds = append(watch.PublisherIds, source.ID)
 		}
