@@ -31,6 +31,9 @@ func start(t *testing.T, brokers int) *local.Cluster {
 	t.Helper()
 	c, err := local.StartCluster(t.Context(), local.ClusterConfig{
 		Brokers: brokers, Mcap: 1000, BinDir: localtest.Folder(t, "nsqd", "loaddistributor", "tbadaptor"), LogDir: t.TempDir(), StartTimeout: local.Patience,
+		// None of these brokers fails; one that reads 70,000 groups while others have the
+		// processors takes more than the default.
+		LoaddistributorFlags: []string{fmt.Sprint("--prepare-timeout=", local.Patience)},
 	})
 	testkit.Must(t, err)
 	t.Cleanup(func() {
