@@ -316,8 +316,10 @@ func (p *Process) Died() error {
 }
 
 // Output returns the last of what it printed.
-func (p *Process) Output() string {
-	const most = 1500
+func (p *Process) Output() string { return p.last(1500) }
+
+// last returns as many bytes of its output.
+func (p *Process) last(most int64) string {
 	if p.log != "" {
 		f, err := os.Open(p.log)
 		if err != nil {
@@ -336,7 +338,7 @@ func (p *Process) Output() string {
 	p.output.mu.Lock()
 	defer p.output.mu.Unlock()
 	s := p.output.mu.String()
-	return s[max(0, len(s)-most):]
+	return s[max(0, int64(len(s))-most):]
 }
 
 // failure says how the process ended, with the last of its output.
@@ -375,8 +377,15 @@ func (p *Process) Stop() error {
 	case <-p.done:
 		return p.Failure()
 	case <-timer.C:
-		return errors.Join(fmt.Errorf("%s: killed, it did not stop within %v of SIGTERM", p.name, p.within), p.Kill())
 	}
+	// Where it hangs, a Go program says when it is told to quit.
+	_ = p.Signal(syscall.SIGQUIT) // an error means that it has ended
+	timer.Reset(min(p.within, 5*time.Second))
+	select {
+	case <-p.done:
+	case <-timer.C:
+	}
+	return errors.Join(fmt.Errorf("%s: killed, it did not stop within %v of SIGTERM; it printed last:\n%s", p.name, p.within, p.last(1<<20)), p.Kill())
 }
 
 // Kill ends the process at once.

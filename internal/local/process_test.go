@@ -7,6 +7,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // program writes one.
@@ -55,6 +56,18 @@ func TestStopReportsTheExitCode(t *testing.T) {
 				t.Errorf("the second time: %v", err)
 			}
 		})
+	}
+}
+
+func TestStopTellsWhereAProcessHangs(t *testing.T) {
+	dir := t.TempDir()
+	hangs := program(t, "trap '' TERM\ntrap 'echo here; exit 2' QUIT\n: > ready\nwhile :; do sleep 0.01; done\n")
+	p, err := Start(hangs, nil, Options{Dir: dir, Ready: ready(dir), Within: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Stop(); err == nil || !strings.Contains(err.Error(), "did not stop within 1s of SIGTERM; it printed last:\nhere\n") {
+		t.Errorf("got %v", err)
 	}
 }
 
