@@ -143,6 +143,14 @@ func (s *Storage) open(topic string) (*openLog, error) {
 	return &openLog{l}, nil
 }
 
+// closes is closed when the next log is closed or removed.
+func (s *Storage) closes() <-chan struct{} {
+	if s.cfg.Replicated != nil {
+		return s.cfg.Replicated.Closes()
+	}
+	return s.dir.Closes()
+}
+
 // logs are those that an earlier process has left.
 func (s *Storage) logs() ([]string, error) {
 	names, err := s.dir.Logs()

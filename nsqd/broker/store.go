@@ -266,7 +266,7 @@ func (st *store) ensure() (*openLog, error) {
 		return log, nil
 	}
 	for {
-		closes := st.storage().dir.Closes()
+		closes := st.storage().closes()
 		log, err := st.storage().open(st.topic.name)
 		switch {
 		case err == nil:

@@ -50,6 +50,7 @@ type Cluster struct {
 
 	mu     sync.Mutex
 	opened map[part]*Log
+	closes chan struct{} // closed and replaced when one is closed
 }
 
 const (
@@ -124,7 +125,7 @@ func connect(ctx context.Context, cfg Config) (*Cluster, error) {
 		}
 		return nil, err
 	}
-	c := &Cluster{cfg: cfg, nc: nc, opened: make(map[part]*Log)}
+	c := &Cluster{cfg: cfg, nc: nc, opened: make(map[part]*Log), closes: make(chan struct{})}
 	if err := c.begin(ctx); err != nil {
 		nc.Close()
 		return nil, err
@@ -263,7 +264,7 @@ func (c *Cluster) open(p part, epoch uint64) (*Log, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {
-		delete(c.opened, p)
+		c.forget(p)
 		return nil, err
 	}
 	c.opened[p] = l
@@ -275,8 +276,22 @@ func (c *Cluster) closed(l *Log) {
 	l.hold(-l.bytes)
 	l.mu.Unlock()
 	c.mu.Lock()
-	delete(c.opened, l.part)
-	c.mu.Unlock()
+	defer c.mu.Unlock()
+	c.forget(l.part)
+}
+
+// forget requires mu held.
+func (c *Cluster) forget(p part) {
+	delete(c.opened, p)
+	close(c.closes)
+	c.closes = make(chan struct{})
+}
+
+// Closes is as of commitlog.Dir.
+func (c *Cluster) Closes() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.closes
 }
 
 // Remove closes the log and deletes its stream and cursors, unless they are another

@@ -13,7 +13,7 @@ import (
 // own waits, and else when it is stored.
 func TestAllLogsTogetherAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := &Cluster{cfg: Config{MaxBody: 100, Log: slog.New(slog.DiscardHandler)}}
+		c := &Cluster{cfg: Config{MaxBody: 100, Log: slog.New(slog.DiscardHandler)}, closes: make(chan struct{})}
 		c.pending.Store(maxPendingAll)
 		l := &Log{cluster: c, wake: make(chan struct{}, 1)}
 		l.changed = sync.NewCond(&l.mu)

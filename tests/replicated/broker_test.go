@@ -2,6 +2,8 @@ package replicated_test
 
 import (
 	"fmt"
+	"net/http"
+	"sync"
 	"testing"
 
 	"github.com/srtm-io/srtm/internal/local"
@@ -32,4 +34,27 @@ func TestABrokerAndItsDiskAreLost(t *testing.T) {
 	producer = localtest.Producer(t, b.TCP, "p")
 	testkit.Must(t, producer.Publish("t", []byte("after")))
 	got.Want(t, "after")
+}
+
+// A topic that is made anew while its stream is being deleted has a stream again.
+func TestATopicIsDeletedAndMadeAnew(t *testing.T) {
+	s := startServers(t, 3)
+	b := localtest.NSQD(t, "", "--durability=replicated", "--jetstream-url="+s.url(), "--broker-id=b")
+	ask := func(what string) {
+		t.Helper()
+		text, code, err := localtest.Ask(http.MethodPost, "http://"+b.HTTP+what, "x")
+		if err != nil || code != http.StatusOK {
+			t.Fatalf("%s: %d %q, %v", what, code, text, err)
+		}
+	}
+	const rounds = 10
+	for range rounds {
+		ask("/pub?topic=t")
+		var both sync.WaitGroup
+		both.Go(func() { ask("/topic/delete?topic=t") })
+		for range 3 {
+			both.Go(func() { ask("/pub?topic=t") })
+		}
+		both.Wait()
+	}
 }
