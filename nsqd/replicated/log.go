@@ -150,13 +150,14 @@ func (l *Log) claim(ctx context.Context) (last uint64, err error) {
 		if err == nil {
 			err = l.claimCursors(ctx)
 		}
+		var info *jetstream.StreamInfo
+		var oldest *jetstream.RawStreamMsg
+		if err == nil {
+			info, oldest, err = l.oldest(ctx)
+		}
 		if epoch == 0 && errors.Is(err, ErrFenced) {
 			continue // another owner has claimed it in between
 		}
-		if err != nil {
-			return 0, err
-		}
-		info, err := l.stream.Info(ctx)
 		if err != nil {
 			return 0, err
 		}
@@ -164,15 +165,30 @@ func (l *Log) claim(ctx context.Context) (last uint64, err error) {
 		l.stats.Bytes = int64(info.State.Bytes)
 		l.marks.first = info.State.FirstSeq
 		l.marks.add(mark{offset: next, seq: ack.Sequence})
-		oldest, err := l.get(ctx, info.State.FirstSeq)
-		if err != nil {
-			return 0, err
-		}
 		if h, err := parseHead(oldest.Data); err == nil {
 			l.stats.First = h.first
 			l.marks.add(mark{offset: h.first, seq: oldest.Sequence})
 		}
 		return ack.Sequence, nil
+	}
+}
+
+// oldest returns the stream's oldest block, and its state then. After a claim there is
+// none only if another owner has claimed the part since, and emptied it: ErrFenced.
+func (l *Log) oldest(ctx context.Context) (*jetstream.StreamInfo, *jetstream.RawStreamMsg, error) {
+	for {
+		info, err := l.stream.Info(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		if info.State.Msgs == 0 {
+			return nil, nil, ErrFenced
+		}
+		m, err := l.get(ctx, info.State.FirstSeq)
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			continue // the owner before has let go of it in between
+		}
+		return info, m, err
 	}
 }
 

@@ -233,6 +233,38 @@ func TestTakingAPartOver(t *testing.T) {
 	testkit.Must(t, l.Remove())
 }
 
+// A broker that comes back claims its part while another, which has taken it over, empties it.
+func TestAPartIsClaimedWhileItIsEmptied(t *testing.T) {
+	s := startServers(t, 1)
+	own, other := s.connect("b"), s.connect("c")
+	for range 100 {
+		l, err := own.Open("t", 0)
+		testkit.Must(t, err)
+		_, err = l.Append([]commitlog.Record{{Body: []byte("x")}})
+		testkit.Must(t, err)
+		testkit.Must(t, l.Close())
+		taker, err := other.TakeOver("t", "b")
+		testkit.Must(t, err)
+		var both sync.WaitGroup
+		both.Go(func() {
+			if err := taker.Remove(); err != nil && !errors.Is(err, replicated.ErrFenced) {
+				t.Error(err)
+			}
+		})
+		both.Go(func() {
+			l, err := own.Open("t", 0)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if err := l.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		both.Wait()
+	}
+}
+
 // Many claim a part at the same time: each has it, and the last one owns it.
 func TestManyClaimAPart(t *testing.T) {
 	s := startServers(t, 3)
