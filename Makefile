@@ -5,6 +5,9 @@
 SHELL := /bin/sh
 GO    ?= go
 
+# What is compiled in one checkout need not be compiled again in another.
+export GOFLAGS := $(GOFLAGS) -trimpath
+
 # The modules: what runs, what measures it, and what tests all of it together. go.work
 # lets the go command build them from here; what is released is built without it.
 # Two are apart, since they bring much: deploy what makes packages, tests/charts what
@@ -48,9 +51,13 @@ run: build ## run a local cluster with sensors, a console that shows it live, an
 # The flags of tests.
 TESTS = -tags=poison -shuffle=on -vet=off -timeout=$(TIMEOUT)
 
-# What is pure has no goroutine (archtest sees to it), so the race detector, which makes
-# it several times slower, has nothing to find there.
-PURE = $(addprefix github.com/srtm-io/srtm/,$(shell cat internal/archtest/pure.txt))
+# The race detector makes a test several times slower. It has nothing to find in what is
+# pure, which has no goroutine (archtest sees to it), and looks for faults in what is shipped:
+# simulations, benches and tests of whole programs do without it themselves, and those start
+# nsqd and the gateway built with it.
+PURE     = $(addprefix github.com/srtm-io/srtm/,$(shell cat internal/archtest/pure.txt))
+UNRACED  = $(filter $(PURE) $(addprefix github.com/srtm-io/srtm/,tools/sim/% tools/drlsim/% bench/% tests/%),$(ALL))
+ALL      = $(filter-out %/internal/archtest,$(shell $(GO) list $(PACKAGES)))
 
 # A process under the race detector sleeps a second before it ends, for the sake of
 # goroutines that it leaves behind; ours leave none.
@@ -62,14 +69,14 @@ PROGRAMS = build/programs
 programs: no-race-note
 	@mkdir -p $(PROGRAMS)
 	$(GO) build -ldflags=-w -o $(PROGRAMS)/ ./nsqd ./loaddistributor ./tbadaptor ./tools/srtm ./tools/iotpub ./admission ./gateway
-	$(if $(RACE),for p in nsqd gateway; do $(GO) build $(RACE) -ldflags=-w -o $(PROGRAMS)/$$p-race ./$$p || exit 1; done)
+	for p in nsqd gateway; do $(GO) build $(RACE) -ldflags=-w -o $(PROGRAMS)/$$p-race ./$$p || exit 1; done
 
 test: export SRTM_TEST_PROGRAMS = $(CURDIR)/$(PROGRAMS)
 test: lint programs ## lint, then every test: race detector, random order, released messages poisoned
-	@$(GO) test $(RACE) $(TESTS) $(filter-out %/internal/archtest $(PURE),$(shell $(GO) list $(PACKAGES)))
-	@$(GO) test $(TESTS) $(PURE)
+	@$(GO) test $(RACE) $(TESTS) $(filter-out $(UNRACED),$(ALL))
+	@$(GO) test $(TESTS) $(UNRACED)
 	@# allocations cannot be counted under the race detector
-	$(GO) test -vet=off -run=Allocation $$(grep -rlE '^func Test.*Allocation' --include='*_test.go' ./nsqd | xargs -n 1 dirname | sort -u)
+	$(GO) test -vet=off -run=Allocation $$(find ./nsqd ./gateway -name alloc_test.go | xargs grep -l '^//go:build !race' | xargs -n 1 dirname)
 	@$(MAKE) --no-print-directory test-clients
 
 check: lint ## lint and the unit tests, without the race detector, clusters and client libraries: for between two commits

@@ -373,18 +373,18 @@ var _ = Describe("What is not durable", func() {
 		}
 		c.mustCreate(large)
 		before := gate.dumps.Load()
-		for i := range 40 {
+		for i := range 31 {
 			large.Contract.Burst = int64(20 + i)
 			c.mustUpdate(large)
 		}
 		Expect(gate.dumps.Load()).To(Equal(before), "such a change is small")
-		for i := range 40 {
+		for i := range 31 {
 			for _, p := range large.Publishers {
 				p.Batch = int32(1 + i%2)
 			}
 			c.mustUpdate(large)
 		}
-		Expect(gate.dumps.Load()-before).To(BeEquivalentTo(1), "of what weighs 40 times 334 and a few")
+		Expect(gate.dumps.Load()-before).To(BeEquivalentTo(1), "of what weighs 31 times 334 and a few")
 	})
 
 	It("is answered with an error when the journal fails, and the controller ends", func() {

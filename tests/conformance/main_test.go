@@ -112,10 +112,8 @@ func program(t *testing.T, flags ...string) string {
 	switch {
 	case under.tcp != "":
 		t.Skipf("needs an nsqd with the flags %q; the one under test runs already", flags)
-	case under.ours && raceDetector:
-		return localtest.Racing(t, "nsqd")
 	case under.ours:
-		return localtest.Program(t, "nsqd")
+		return localtest.Racing(t, "nsqd")
 	}
 	return under.binary
 }
