@@ -101,9 +101,7 @@ func TestFaultsOfEtcdsFlags(t *testing.T) {
 func TestTenants(t *testing.T) {
 	const acme, operator = "acme-0123456789abcdef", "operator-0123456789abcdef"
 	tokens := filepath.Join(t.TempDir(), "tokens")
-	if err := os.WriteFile(tokens, []byte("admin "+acme+" acme\nadmin "+operator+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(tokens, []byte("admin "+acme+" acme\nadmin "+operator+"\n"), 0o600))
 	rpcAddress, webAddress := testkit.Address(t), testkit.Address(t)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -118,9 +116,7 @@ func TestTenants(t *testing.T) {
 		}
 	}()
 	conn, err := grpc.NewClient(rpcAddress, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer conn.Close()
 	admin := srtmv1.NewAdminServiceClient(conn)
 	for token, want := range map[string]string{acme: "tenant acme: too many changes", operator: "topic t: no such topic"} {
@@ -229,7 +225,5 @@ func TestAnAddressInUse(t *testing.T) {
 
 func must(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 }

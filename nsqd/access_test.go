@@ -18,9 +18,7 @@ import (
 func outside(t *testing.T) string {
 	t.Helper()
 	all, err := net.InterfaceAddrs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, a := range all {
 		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil && !n.IP.IsLoopback() && !n.IP.IsLinkLocalUnicast() {
 			return n.IP.String()
@@ -34,21 +32,15 @@ func outside(t *testing.T) string {
 func call(t *testing.T, c *http.Client, method, url, token string) (int, string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader("x"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if token != "" {
 		r.Header.Set("Authorization", "Bearer "+token)
 	}
 	answer, err := c.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer answer.Body.Close()
 	body, err := io.ReadAll(answer.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return answer.StatusCode, string(body)
 }
 
@@ -58,9 +50,7 @@ func TestAContractIsNotChangedFromElsewhere(t *testing.T) {
 	ip := outside(t)
 	d := start(t, "--http-address=0.0.0.0:0", "--topic-limit=t:1:2")
 	_, port, err := net.SplitHostPort(d.at.http.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	web := client(t, nil)
 	const limit = "/topic/limit?topic=t&rate=1000000&burst=1000"
 	if code, body := call(t, web, "POST", "http://"+ip+":"+port+limit, ""); code != 403 || !strings.Contains(body, "NOT_LOCAL") {
@@ -72,9 +62,7 @@ func TestAContractIsNotChangedFromElsewhere(t *testing.T) {
 		}
 	}
 	topic, err := d.broker.Topic([]byte("t"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if s := topic.Stats(); s.Share.Rate != 1000 || s.Share.Burst != 2 {
 		t.Errorf("the contract of the flag is %+v now", s.Share)
 	}
@@ -87,9 +75,7 @@ func TestAnAddressForAdministrators(t *testing.T) {
 	const token = "admin-0123456789abcdef"
 	dir := t.TempDir()
 	socket, tokens := filepath.Join(dir, "admin.http"), filepath.Join(dir, "tokens")
-	if err := os.WriteFile(tokens, []byte("admin "+token+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(tokens, []byte("admin "+token+"\n"), 0o600))
 	unix := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}}}

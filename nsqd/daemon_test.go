@@ -31,13 +31,9 @@ func start(t *testing.T, args ...string) *nsqd {
 	args = append([]string{"--data-path=" + t.TempDir(), "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--https-address=127.0.0.1:0", "--broadcast-address=127.0.0.1", "--arrival-stamps=off", "--drain-timeout=1s", "--log-level=debug"}, args...)
 	opts := new(options)
 	_, level, err := opts.program().Parse(args, io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	d, err := open(t.Context(), opts, slog.New(slog.NewTextHandler(newTestLog(t), &slog.HandlerOptions{Level: level})), level)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- d.run(ctx) }()
@@ -82,14 +78,10 @@ func (l *testLog) Write(p []byte) (int, error) {
 func get(t *testing.T, c *http.Client, url string) (int, string) {
 	t.Helper()
 	r, err := c.Get(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer r.Body.Close()
 	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return r.StatusCode, string(body)
 }
 
@@ -122,9 +114,7 @@ func TestTLSFromFlags(t *testing.T) {
 				config := nsq.NewConfig()
 				config.TlsV1, config.TlsConfig = c != nil, c
 				p, err := nsq.NewProducer(d.at.tcp.Addr().String(), config)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				p.SetLoggerLevel(nsq.LogLevelMax)
 				defer p.Stop()
 				return p.Publish("t", []byte("x"))
@@ -187,22 +177,16 @@ func TestTheLeastVersionOfTLS(t *testing.T) {
 
 func TestUnixSockets(t *testing.T) {
 	dir, err := os.MkdirTemp("", "nsqd") // a socket's path must be short
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	for _, stamps := range []string{"off", "auto"} {
 		t.Run(stamps, func(t *testing.T) {
 			tcp, web := filepath.Join(dir, "tcp-"+stamps), filepath.Join(dir, "http-"+stamps)
 			start(t, "--tcp-address="+tcp, "--http-address="+web, "--arrival-stamps="+stamps)
 			nc, err := net.Dial("unix", tcp)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			defer nc.Close()
-			if err := nc.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, nc.SetDeadline(time.Now().Add(10*time.Second)))
 			in := wire.AppendPub(wire.AppendMagic(nil), "t", []byte("x"))
 			in = append(wire.AppendRdy(wire.AppendSub(in, "t", "c"), 1), "NONSENSE\n"...)
 			if _, err := nc.Write(in); err != nil {
@@ -245,15 +229,11 @@ func TestWhatCannotBeOpenedIsNamed(t *testing.T) {
 	c := a.Certificate("nsqd")
 	taken := testkit.Listen(t).Addr().String()
 	empty := filepath.Join(t.TempDir(), "empty")
-	if err := os.WriteFile(empty, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(empty, nil, 0o600))
 	pair := "--tls-cert=" + c.CertFile + " --tls-key=" + c.KeyFile
 	used, odd := t.TempDir(), t.TempDir()
 	start(t, "--data-path="+used)
-	if err := os.WriteFile(filepath.Join(odd, "messages"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(odd, "messages"), nil, 0o600))
 	for args, want := range map[string]string{
 		"--tcp-address=" + taken:                      "--tcp-address",
 		"--http-address=" + taken:                     "--http-address",
@@ -310,9 +290,7 @@ func TestAuthFromFlags(t *testing.T) {
 		config := nsq.NewConfig()
 		config.AuthSecret = c.secret
 		p, err := nsq.NewProducer(d.at.tcp.Addr().String(), config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		p.SetLoggerLevel(nsq.LogLevelMax)
 		if err := p.Publish(c.topic, []byte("x")); (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: %v", c, err)
@@ -328,9 +306,7 @@ func TestAStuckSubscriberDoesNotFailTheShutdown(t *testing.T) {
 	t.Cleanup(func() { c.Close() }) // after the daemon's, which fails the test if it ends with an error
 	d := start(t)
 	c, err := net.Dial("tcp", d.at.tcp.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if _, err := c.Write(wire.AppendRdy(wire.AppendSub(wire.AppendMagic(nil), "t", "c"), 100)); err != nil {
 		t.Fatal(err)
 	}
@@ -338,9 +314,7 @@ func TestAStuckSubscriberDoesNotFailTheShutdown(t *testing.T) {
 	body := make([]byte, 1<<20)
 	for range 20 { // more than the sockets' buffers take
 		answer, err := client(t, nil).Post(url, "", bytes.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		answer.Body.Close()
 	}
 }
@@ -352,18 +326,12 @@ func TestSettingsAtRunTime(t *testing.T) {
 	put := func(name, value string) (int, string) {
 		t.Helper()
 		r, err := http.NewRequest(http.MethodPut, base+name, strings.NewReader(value))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		answer, err := c.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer answer.Body.Close()
 		body, err := io.ReadAll(answer.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return answer.StatusCode, strings.TrimSpace(string(body))
 	}
 	expect := func(name, value string, status int, want string) {
@@ -437,15 +405,11 @@ func TestTopicsAreAnnounced(t *testing.T) {
 		t.Errorf("%q", hello)
 	}
 	topic, err := d.broker.CreateTopic("t")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if got := <-said; got != "REGISTER t\n" {
 		t.Errorf("%q", got)
 	}
-	if err := topic.CreateChannel("c"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, topic.CreateChannel("c"))
 	if got := <-said; got != "REGISTER t c\n" {
 		t.Errorf("%q", got)
 	}
@@ -462,17 +426,13 @@ func TestTopicsAreAnnounced(t *testing.T) {
 
 func TestFiguresGoToStatsd(t *testing.T) {
 	udp, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { udp.Close() })
 	d := start(t, "--statsd-address="+udp.LocalAddr().String(), "--statsd-interval=10ms", "--statsd-prefix=a.%s.b", "--statsd-mem-stats=false")
 	if _, err := d.broker.CreateTopic("t"); err != nil {
 		t.Fatal(err)
 	}
-	if err := udp.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, udp.SetReadDeadline(time.Now().Add(20*time.Second)))
 	buf := make([]byte, 1024)
 	n, _, err := udp.ReadFrom(buf)
 	want := fmt.Sprintf("a.127_0_0_1_%d.b.topic.t.message_count:0|c\n", port(d.at.http))
@@ -486,13 +446,9 @@ func once(t *testing.T, data string, use func(*nsqd), args ...string) error {
 	t.Helper()
 	args = append([]string{"--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--arrival-stamps=off", "--drain-timeout=0s", "--data-path=" + data}, args...)
 	opts, err := parse(args...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	d, err := open(t.Context(), opts, slog.New(slog.NewTextHandler(newTestLog(t), nil)), new(slog.LevelVar))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- d.run(ctx) }()
@@ -505,9 +461,7 @@ func once(t *testing.T, data string, use func(*nsqd), args ...string) error {
 func post(t *testing.T, d *nsqd, path, body string) {
 	t.Helper()
 	answer, err := client(t, nil).Post("http://"+d.at.http.Addr().String()+path, "", strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	answer.Body.Close()
 	if answer.StatusCode != http.StatusOK {
 		t.Fatalf("%s: %s", path, answer.Status)
@@ -519,12 +473,8 @@ func TestMessagesThatCannotBeStoredAtTheEndAreAFailure(t *testing.T) {
 	err := once(t, data, func(d *nsqd) {
 		post(t, d, "/pub?topic=t", "x")
 		// An operator tidies up.
-		if err := os.RemoveAll(filepath.Join(data, "messages")); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(data, "messages"), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.RemoveAll(filepath.Join(data, "messages")))
+		testkit.Must(t, os.WriteFile(filepath.Join(data, "messages"), nil, 0o600))
 	})
 	if err == nil || !strings.Contains(err.Error(), "lost") || !strings.Contains(err.Error(), "1 messages of t are lost") {
 		t.Errorf("it ended with %v, and a message is lost", err)
@@ -537,9 +487,7 @@ func TestARestartKeepsToTheContract(t *testing.T) {
 	expect := func(d *nsqd) {
 		t.Helper()
 		topic, err := d.broker.Topic([]byte("t"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if s := topic.Stats(); s.Counters.Released != 0 || s.Waiting != 50 {
 			t.Errorf("released %d, waiting %d; want 0, 50", s.Counters.Released, s.Waiting)
 		}
@@ -586,9 +534,7 @@ func TestWhatABrokerLeavesIsItsOwn(t *testing.T) {
 func TestAFolderOfNSQIsTakenOver(t *testing.T) {
 	dir := t.TempDir()
 	text := `{"topics":[{"name":"t","paused":false,"channels":[{"name":"c","paused":true}]}],"version":"1.3.0"}`
-	if err := os.WriteFile(filepath.Join(dir, "nsqd.dat"), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(dir, "nsqd.dat"), []byte(text), 0o600))
 	d := start(t, "--data-path="+dir)
 	_, stats := get(t, client(t, nil), "http://"+d.at.http.Addr().String()+"/stats?format=json")
 	if !strings.Contains(stats, `"channel_name":"c"`) || !strings.Contains(stats, `"paused":true`) {
@@ -602,14 +548,10 @@ func TestTopicsAndChannelsAreBounded(t *testing.T) {
 	post := func(path string) (int, string) {
 		t.Helper()
 		r, err := c.Post(base+path, "", strings.NewReader("x"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer r.Body.Close()
 		body, err := io.ReadAll(r.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return r.StatusCode, string(body)
 	}
 	for _, want := range []struct {

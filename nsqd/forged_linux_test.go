@@ -28,9 +28,7 @@ func TestForgedStampsReleaseNothingSooner(t *testing.T) {
 	if err != nil {
 		t.Skipf("no program can be loaded here; kernel/hook tests whether it should: %v", err)
 	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, s.Close())
 	const messages, rate, burst, slack = 100, 2000, 5, mono.Time(200 * time.Microsecond)
 	trace := filepath.Join(t.TempDir(), "trace")
 	d := start(t, "--arrival-stamps=ebpf", "--release-trace="+trace, fmt.Sprintf("--topic-limit=t:%d:%d", rate, burst))
@@ -38,17 +36,11 @@ func TestForgedStampsReleaseNothingSooner(t *testing.T) {
 	if err == nil {
 		err = topic.CreateChannel("c") // without one nothing leaves
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	nc, err := net.Dial("tcp", d.at.tcp.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer nc.Close()
-	if err := nc.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, nc.SetDeadline(time.Now().Add(20*time.Second)))
 	var ok [10]byte // "OK" in its frame
 	publish := func(p []byte, n int) {
 		if _, err := nc.Write(p); err != nil {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/connlimit"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/conn"
 )
 
@@ -46,13 +47,9 @@ func TestHTTPConnectionsAreBounded(t *testing.T) {
 	ask := func(ln net.Listener) (net.Conn, int, string) {
 		t.Helper()
 		nc, err := net.Dial("tcp", ln.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		t.Cleanup(func() { nc.Close() })
-		if err := nc.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, nc.SetDeadline(time.Now().Add(10*time.Second)))
 		// The broker may have closed it by now, and have said so before.
 		_, _ = io.WriteString(nc, "GET /metrics HTTP/1.1\r\nHost: nsqd\r\n\r\n")
 		r, err := http.ReadResponse(bufio.NewReader(nc), nil)
@@ -61,9 +58,7 @@ func TestHTTPConnectionsAreBounded(t *testing.T) {
 		}
 		defer r.Body.Close()
 		body, err := io.ReadAll(r.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return nc, r.StatusCode, string(body)
 	}
 	first, code, body := ask(d.at.http)

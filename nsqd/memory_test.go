@@ -7,6 +7,8 @@ import (
 	"testing/fstest"
 
 	"github.com/prometheus/procfs"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 func TestDefaultIsThreeQuartersOfWhatThereIs(t *testing.T) {
@@ -52,19 +54,13 @@ func TestProgramThatHasStartedIsNotResident(t *testing.T) {
 	}
 	resident := func() uint64 {
 		self, err := procfs.Self()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		status, err := self.NewStatus()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return status.RssFile
 	}
 	before := resident()
-	if err := forgetProgram("/proc/self/exe"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, forgetProgram("/proc/self/exe"))
 	if after := resident(); after > before/4*3 {
 		t.Errorf("%d bytes of files are resident, of %d before: want at most three quarters", after, before)
 	}

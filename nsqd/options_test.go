@@ -34,9 +34,7 @@ func parse(args ...string) (*options, error) {
 
 func TestDefaultsAreValid(t *testing.T) {
 	o, err := parse()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if o.managed() {
 		t.Error("a broker without a loaddistributor is not managed")
 	}
@@ -138,9 +136,7 @@ func TestBadFlagsAreNamedAllAtOnce(t *testing.T) {
 func TestTheFileSetsWhatTheCommandLineDoesNot(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "nsqd.toml")
 	write := func(text string) {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(path, []byte(text), 0o600))
 	}
 	write(`
 tcp_address = "127.0.0.1:1"
@@ -156,9 +152,7 @@ snappy = false
 topic-limit = ["a:1:1", "b:2.5:2:reject"]
 `)
 	o, err := parse("--config", path, "--tcp-address", "127.0.0.1:2")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if o.tcpAddress != "127.0.0.1:2" || o.broker.Capacity != 7 || o.session.MsgTimeout != 3*time.Second {
 		t.Errorf("%+v", o)
 	}

@@ -19,15 +19,14 @@ import (
 	nsq "github.com/nsqio/go-nsq"
 	"golang.org/x/sys/unix"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
 func TestOwner(t *testing.T) {
 	me, err := user.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	mine := me.Uid + ":" + me.Gid
 	for s, want := range map[string]string{
 		"0:7": "0:7", "4000001:4000002": "4000001:4000002", "4000001": "4000001:4000001",
@@ -54,14 +53,10 @@ func TestAPinnedProgramServesABrokerWithoutPrivileges(t *testing.T) {
 	if err != nil {
 		t.Skipf("no program can be loaded here; kernel/hook tests whether it should: %v", err)
 	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, s.Close())
 	var uname unix.Utsname
 	var major, minor int
-	if err := unix.Uname(&uname); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Uname(&uname))
 	if _, err := fmt.Sscanf(unix.ByteSliceToString(uname.Release[:]), "%d.%d", &major, &minor); err != nil {
 		t.Fatal(err)
 	}
@@ -69,25 +64,17 @@ func TestAPinnedProgramServesABrokerWithoutPrivileges(t *testing.T) {
 		t.Skipf("before Linux 5.19 pinned maps need CAP_BPF; this is %d.%d", major, minor)
 	}
 	fs, err := os.MkdirTemp("", "nsqd") // t.TempDir is closed to others
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount("bpf", fs, "bpf", 0, "mode=0711"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
+	testkit.Must(t, unix.Mount("bpf", fs, "bpf", 0, "mode=0711"))
 	t.Cleanup(func() {
 		if err := errors.Join(unix.Unmount(fs, 0), os.Remove(fs)); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := os.Chmod(fs, 0o711); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Chmod(fs, 0o711))
 	const nobody = 65534
 	data := filepath.Join(fs+"-data", "nsqd")
-	if err := errors.Join(os.MkdirAll(data, 0o755), os.Chown(data, nobody, nobody)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, errors.Join(os.MkdirAll(data, 0o755), os.Chown(data, nobody, nobody)))
 	t.Cleanup(func() {
 		if err := os.RemoveAll(fs + "-data"); err != nil {
 			t.Error(err)
@@ -95,9 +82,7 @@ func TestAPinnedProgramServesABrokerWithoutPrivileges(t *testing.T) {
 	})
 	dir := filepath.Join(fs, "stamps")
 	for range 2 { // again replaces
-		if err := new(options).program().Execute(t.Context(), []string{"--pin-arrival-stamps=65534:65534", "--arrival-stamps-dir=" + dir, "--arrival-stamps-connections=100"}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, new(options).program().Execute(t.Context(), []string{"--pin-arrival-stamps=65534:65534", "--arrival-stamps-dir=" + dir, "--arrival-stamps-connections=100"}))
 	}
 	broker := exec.CommandContext(context.WithoutCancel(t.Context()), "/proc/self/exe", "--arrival-stamps=ebpf", "--arrival-stamps-dir="+dir, "--log-format=json",
 		"--data-path="+data, "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--https-address=")
@@ -105,12 +90,8 @@ func TestAPinnedProgramServesABrokerWithoutPrivileges(t *testing.T) {
 	broker.Env = append(os.Environ(), daemonEnv+"=1", "GOCOVERDIR="+os.TempDir())
 	broker.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	logs, err := broker.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := broker.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
+	testkit.Must(t, broker.Start())
 	t.Cleanup(func() {
 		if err := errors.Join(broker.Process.Signal(syscall.SIGTERM), broker.Wait()); err != nil {
 			t.Error(err)
@@ -120,31 +101,23 @@ func TestAPinnedProgramServesABrokerWithoutPrivileges(t *testing.T) {
 	lines := bufio.NewScanner(logs)
 	for up.Msg != "nsqd is up" && lines.Scan() {
 		t.Log(lines.Text())
-		if err := json.Unmarshal(lines.Bytes(), &up); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, json.Unmarshal(lines.Bytes(), &up))
 	}
 	if up.TCP == "" {
 		t.Fatal("the broker does not come up")
 	}
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", broker.Process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if !strings.Contains(string(status), "CapEff:\t0000000000000000\n") {
 		t.Fatalf("the broker has privileges:\n%s", status)
 	}
 
 	p, err := nsq.NewProducer(up.TCP, nsq.NewConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer p.Stop()
 	p.SetLoggerLevel(nsq.LogLevelMax)
 	for range 10 {
-		if err := p.Publish("t", []byte("x")); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, p.Publish("t", []byte("x")))
 	}
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	code, body := get(t, client, "http://"+up.HTTP+"/info")

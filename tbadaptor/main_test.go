@@ -46,17 +46,13 @@ func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
 		done <- new(options).program().Execute(ctx, []string{"--grpc-address", rpcAddress, "--http-address", webAddress, "--log-level=error"})
 	}()
 	conn, err := grpc.NewClient(rpcAddress, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer conn.Close()
 	limit, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	grants := srtmv1.NewGrantServiceClient(conn)
 	asked, err := grants.Lead(limit, &srtmv1.LeadRequest{}, grpc.WaitForReady(true))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if _, err := grants.ListShares(limit, &srtmv1.ListSharesRequest{}); status.Code(err) != codes.Unavailable {
 		t.Errorf("it was not asked to act: %v", err)
 	}
@@ -69,9 +65,7 @@ func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
 	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	for path, want := range map[string]string{"/healthz": "ok", "/metrics": "srtm_tbadaptor_sessions 0", "/debug/state": `"topics"`} {
 		r, err := client.Get("http://" + webAddress + path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		body, err := io.ReadAll(r.Body)
 		r.Body.Close()
 		if err != nil || r.StatusCode != http.StatusOK || !strings.Contains(string(body), want) {

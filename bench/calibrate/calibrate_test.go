@@ -34,15 +34,11 @@ func TestTheCalibrationIsOneThatDrlsimReads(t *testing.T) {
 	var runs []measured
 	for _, l := range loads() {
 		f, err := calibrate.Simulate(l, broker)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		runs = append(runs, measured{Measurement: calibrate.Measurement{Load: l, Figures: f}})
 	}
 	made, err := fitted(config{slo: time.Millisecond, messages: 10_000, args: []string{"--out=x"}}, runs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	made.Commit, made.Kernel, made.Machine = "c", "k", "m"
 	for _, r := range made.Runs {
 		if math.Abs(r.ErrorP50) > 0.1 || math.Abs(r.ErrorP99) > 0.1 || math.Abs(r.Simulated.CPU/r.Measured.CPU-1) > 0.1 {
@@ -53,13 +49,9 @@ func TestTheCalibrationIsOneThatDrlsimReads(t *testing.T) {
 		t.Errorf("mcap %d, want the only rate of single messages", mcap)
 	}
 	file := filepath.Join(t.TempDir(), "c.json")
-	if err := host.WriteJSON(file, made); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, host.WriteJSON(file, made))
 	read, err := scenario.ReadCalibration(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if !reflect.DeepEqual(read, made) {
 		t.Errorf("%+v was written, %+v is read", made, read)
 	}
@@ -73,9 +65,7 @@ func TestTheCalibrationIsOneThatDrlsimReads(t *testing.T) {
 func TestTheCommittedCalibrationReproducesItsRuns(t *testing.T) {
 	file := filepath.Join(testkit.Root(t), "docs", "evaluation", "calibration.json")
 	c, err := scenario.ReadCalibration(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if len(c.Runs) < 2 || c.Commit == "" || c.Kernel == "" || c.Machine == "" || c.CPUs < 1 {
 		t.Fatalf("provenance: %+v", c)
 	}
@@ -83,9 +73,7 @@ func TestTheCommittedCalibrationReproducesItsRuns(t *testing.T) {
 		got, err := simulate(file, calibrate.Load{
 			Publishers: r.Publishers, Rate: r.Rate, Batch: r.Batch, Duration: time.Duration(r.Seconds * float64(time.Second)), Seed: r.Seed,
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if figures(got) != r.Simulated {
 			t.Errorf("%g msg/s in batches of %d: simulated %+v, the file says %+v", r.Rate, r.Batch, figures(got), r.Simulated)
 		}

@@ -22,14 +22,10 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // for its own schedule.
 func TestTheContract(t *testing.T) {
 	c, err := parse(nil, io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, group := range c.rows {
 		sold, err := contract(c.spec(group), c.slo, c.margin)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		// A group is let through at once.
 		if sold.RateMilli != 1_320_000 || sold.Burst < int64(group*10) {
 			t.Errorf("groups of %d: r %d, b %d", group, sold.RateMilli, sold.Burst)
@@ -47,9 +43,7 @@ func TestTheTable(t *testing.T) {
 		},
 	}}
 	var b bytes.Buffer
-	if err := r.WriteText(&b); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.WriteText(&b))
 	testkit.Golden(t, "testdata/table.txt", b.Bytes())
 }
 
@@ -102,13 +96,9 @@ func TestARow(t *testing.T) {
 		t.Fatalf("%v\n%s", err, errs.String())
 	}
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var r Report
-	if err := json.Unmarshal(text, &r); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal(text, &r))
 	if len(r.Rows) != 1 {
 		t.Fatalf("%+v", r)
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -23,9 +24,7 @@ func TestEachIsMeasured(t *testing.T) {
 	const rate, length = 200, 200 * time.Millisecond
 	pool, pipelined := Load{rate, length, 4}, Load{rate, length, 1}
 	udp, web, err := Admission(t.Context(), localtest.Folder(t, "admission"), t.TempDir(), Generous(), "--attempts=10000")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { udp.Stop() })
 	started := func(s *Server, err error) *Server {
 		switch {

@@ -38,9 +38,7 @@ func makeFigures(t *testing.T, args ...string) (folder string) {
 func read(t *testing.T, path string) string {
 	t.Helper()
 	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return string(b)
 }
 
@@ -57,9 +55,7 @@ func TestTheSameSeedGivesTheSameFiles(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if files != 5 {
 		t.Errorf("%d files, want two plots with their tables, and the rows", files)
 	}
@@ -90,18 +86,14 @@ func TestDrawing(t *testing.T) {
 	curve.add(1000, 20, 30, "last")
 	p := panel{id: "p", title: "title", logX: true, logY: true, limit: 1, series: []series{curve}}
 	// Neither 0 nor an error as large as its value can stand on such a scale.
-	if err := p.draw(path); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, p.draw(path))
 	for _, want := range []string{"title", "first", "last", "curve", "SLO"} {
 		if !strings.Contains(read(t, path), want) {
 			t.Errorf("no %q in the plot", want)
 		}
 	}
 	p.logX, p.logY = false, false
-	if err := p.draw(path); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, p.draw(path))
 }
 
 // Both searches, with groups and without, end in rows and curves for every point.
@@ -165,24 +157,16 @@ func TestTheDocumentsTableIsKeptUpToDate(t *testing.T) {
 	folder := t.TempDir()
 	doc := filepath.Join(folder, "doc.md")
 	const head, tail = "# Title\n\ntext\n", "\nmore\n"
-	if err := os.WriteFile(doc, []byte(head+tableBegin+"\nold\n"+tableEnd+tail), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := writeRows(filepath.Join(folder, "rows-6.csv"), []row{{Figure: "6(a)", Quantity: "a|b", Paper: "14.7 ms", Simulated: "12 ms"}}); err != nil {
-		t.Fatal(err)
-	}
-	if err := updateDoc(doc, folder); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(doc, []byte(head+tableBegin+"\nold\n"+tableEnd+tail), 0o644))
+	testkit.Must(t, writeRows(filepath.Join(folder, "rows-6.csv"), []row{{Figure: "6(a)", Quantity: "a|b", Paper: "14.7 ms", Simulated: "12 ms"}}))
+	testkit.Must(t, updateDoc(doc, folder))
 	text := read(t, doc)
 	if !strings.HasPrefix(text, head) || !strings.HasSuffix(text, tail) || strings.Contains(text, "old") ||
 		!strings.Contains(text, `| 6(a) | a\|b | 14.7 ms | 12 ms | – | – |`) {
 		t.Errorf("the document is\n%s", text)
 	}
 	for _, broken := range []string{head, head + tableEnd + tableBegin} {
-		if err := os.WriteFile(doc, []byte(broken), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(doc, []byte(broken), 0o644))
 		if err := updateDoc(doc, folder); err == nil || read(t, doc) != broken {
 			t.Errorf("without a place for the table: %v, and the document is %q", err, read(t, doc))
 		}
@@ -218,9 +202,7 @@ func TestSearch(t *testing.T) {
 func TestMcapForTakesSoManyBrokers(t *testing.T) {
 	w := newHarness(t.Context(), options{seed: 1}, "test", &bytes.Buffer{})
 	rate, b, err := burst(w.fleet(schedule.Periodic, 10, 30).Spec.Stream(), 0.995)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for k := 1; k <= brokers; k++ {
 		snapshot := make([]placement.Broker, brokers)
 		for i := range snapshot {
@@ -243,21 +225,15 @@ func TestLiveReadsTheClustersReport(t *testing.T) {
 		}
 	}
 	text, err := json.Marshal(up.Report{RateMilli: 1_100_000, Burst: 30, Phases: []up.Phase{phase("srtm", 1, 900), phase("loadbalance", 6, 45_000)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	bin := t.TempDir()
 	fake := func(script string) {
-		if err := os.WriteFile(filepath.Join(bin, "srtm"), []byte("#!/bin/sh\n"+script), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(filepath.Join(bin, "srtm"), []byte("#!/bin/sh\n"+script), 0o755))
 	}
 	// A load that was not carried is exit code 1, with a report.
 	fake("cat <<'EOF'\n" + string(text) + "\nEOF\nexit 1\n")
 	w := newHarness(t.Context(), options{seed: 1, runs: 1, seconds: 1, bin: bin}, "live6", &bytes.Buffer{})
-	if err := livePenalty(w); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, livePenalty(w))
 	if got := w.rows[0].Live; got != "45.0 ms" {
 		t.Errorf("live %q", got)
 	}
@@ -280,9 +256,7 @@ func TestSweepOfTransport(t *testing.T) {
 	by, err := w.sweep("3", "test", "Mb/s", []float64{5, 10}, func(c *link.Config, x float64) {
 		c.Capacity, c.Flows, c.RTT, c.Duration = x*1e6, 5, 20*time.Millisecond, 3*time.Second
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, control := range link.Controls() {
 		if got := by[control]; len(got) != 2 || got[1].ratios[4] < 5*got[1].ratios[0] || got[1].Utilization < 0.8 {
 			t.Errorf("%s: %+v", control, got)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/bench/decide"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -22,18 +23,14 @@ func TestMain(m *testing.M) {
 func TestWhatIsComparedWithIsMeasured(t *testing.T) {
 	start := func(kind, arg string) *decide.Server {
 		s, err := decide.Bare(kind, arg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		t.Cleanup(func() { s.Stop() })
 		return s
 	}
 	backend := start("backend", "4")
 	proxy := start("proxy", backend.At)
 	f, err := ask(proxy, 100, 200*time.Millisecond, 8)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if n := served(t.Context(), []*decide.Server{backend})[0]; n != 20 {
 		t.Errorf("%v requests arrived of 20", n)
 	}

@@ -28,9 +28,7 @@ func TestTablesHoldMediansAndRatios(t *testing.T) {
 		{Scenario: "b", Peer: "y", OutPerSecond: 1000},
 	}
 	var out bytes.Buffer
-	if err := writeTables(&out, list, []string{"x", "y"}, runs); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, writeTables(&out, list, []string{"x", "y"}, runs))
 	testkit.Golden(t, filepath.Join("testdata", "tables.golden"), out.Bytes())
 }
 
@@ -49,18 +47,14 @@ func TestThePageSaysWhatIsMetAndWhatIsNot(t *testing.T) {
 		},
 	}
 	var out bytes.Buffer
-	if err := r.writePage(&out, list); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.writePage(&out, list))
 	testkit.Golden(t, filepath.Join("testdata", "page.golden"), out.Bytes())
 
 	// Two files make the same page as one with the runs of both.
 	files := []string{filepath.Join(t.TempDir(), "a.json"), filepath.Join(t.TempDir(), "b.json")}
 	write := func(file string, r report) {
 		text, err := json.Marshal(r)
-		if err := errors.Join(err, os.WriteFile(file, text, 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, errors.Join(err, os.WriteFile(file, text, 0o600)))
 	}
 	part := r
 	part.Runs = r.Runs[:3]
@@ -107,9 +101,7 @@ func TestNoRunBeginsWhenTimeIsUp(t *testing.T) {
 
 func TestFlags(t *testing.T) {
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	c, err := parse([]string{"--srtm=" + self, "--nsq=up=" + self, "--nats=/not/there", "--only=srtm,up,nats", "--scenarios=tls,idle", "--seed=7"})
 	if err != nil || len(c.peers) != 2 || c.peers[1].Name != "up" || len(c.skipped) != 1 || len(c.scenarios) != 2 || c.seed != 7 {
 		t.Errorf("%+v, %v", c, err)

@@ -28,16 +28,12 @@ func TestEveryMessageIsMeasured(t *testing.T) {
 	modes := []hook.Mode{hook.Off}
 	if s, err := hook.Open(hook.EBPF, hook.Config{}, quiet); err == nil { // kernel/hook tests whether it should
 		modes = append(modes, hook.EBPF)
-		if err := s.Close(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, s.Close())
 	}
 	var rows []result
 	for _, mode := range modes {
 		r, err := c.measure(t.Context(), mode, 2000)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		n := 0
 		for _, k := range r.by {
 			n += k
@@ -54,9 +50,7 @@ func TestEveryMessageIsMeasured(t *testing.T) {
 		rows = append(rows, r)
 	}
 	var out bytes.Buffer
-	if err := writeTables(&out, rows); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, writeTables(&out, rows))
 	if got := strings.Count(out.String(), "\n"); got != 3*3+5*len(rows) {
 		t.Errorf("%d lines:\n%s", got, &out)
 	}

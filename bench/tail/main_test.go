@@ -28,9 +28,7 @@ const trace = `
 
 func TestTheSchedulersEventsAreFollowed(t *testing.T) {
 	spans, err := read(strings.NewReader(strings.TrimLeft(trace, "\n")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	want := []span{{2000, starved}, {4000, turn}, {5000, starved}, {6000, turn}, {7000, waiting}, {8000, received}, {9000, neither}}
 	if len(spans) != len(want) {
 		t.Fatalf("%v, want %v", spans, want)

@@ -4,14 +4,14 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 func TestReplace(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	for _, text := range []string{"a longer text", "text"} {
-		if err := Replace(path, []byte(text)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, Replace(path, []byte(text)))
 		if got, err := os.ReadFile(path); err != nil || string(got) != text {
 			t.Errorf("%q, %v; want %q", got, err, text)
 		}
@@ -23,9 +23,7 @@ func TestReplace(t *testing.T) {
 
 func TestReplaceThatFailsLeavesTheFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
-	if err := os.MkdirAll(filepath.Join(path, "in the way"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.MkdirAll(filepath.Join(path, "in the way"), 0o700))
 	if err := Replace(path, []byte("text")); err == nil {
 		t.Error("a folder was replaced")
 	}

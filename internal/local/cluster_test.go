@@ -17,9 +17,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // script writes an executable shell script.
 func script(t *testing.T, dir, name, text string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+text), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+text), 0o755))
 }
 
 func config(dir string) ClusterConfig {

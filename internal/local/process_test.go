@@ -8,15 +8,15 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // program writes one.
 func program(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "program")
-	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, []byte("#!/bin/sh\n"+text), 0o755))
 	return path
 }
 
@@ -38,14 +38,10 @@ func TestStopReportsTheExitCode(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			if err := syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600))
 			// It opens the pipe for both, so that reading waits for ever.
 			d, err := Run(program(t, "trap '"+c.trap+"' TERM\nexec 3<>fifo\n: > ready\nread -r line <&3\n"), dir, nil, ready(dir))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			if err := d.Stop(); (err == nil) != c.ok {
 				t.Errorf("got %v", err)
 			}
@@ -63,9 +59,7 @@ func TestStopTellsWhereAProcessHangs(t *testing.T) {
 	dir := t.TempDir()
 	hangs := program(t, "trap '' TERM\ntrap 'echo here; exit 2' QUIT\n: > ready\nwhile :; do sleep 0.01; done\n")
 	p, err := Start(hangs, nil, Options{Dir: dir, Ready: ready(dir), Within: time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if err := p.Stop(); err == nil || !strings.Contains(err.Error(), "did not stop within 1s of SIGTERM; it printed last:\nhere\n") {
 		t.Errorf("got %v", err)
 	}
@@ -85,9 +79,7 @@ func TestPortsAreGivenOnce(t *testing.T) {
 	seen := map[string]bool{}
 	for range 20 {
 		some, err := Ports(5)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for _, address := range some {
 			if seen[address] {
 				t.Fatalf("%s twice", address)

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf/btf"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // The full decoder must find the same.
@@ -14,17 +16,11 @@ func TestTCPSockIsWhereTheFullDecoderFindsIt(t *testing.T) {
 	if errors.Is(err, os.ErrNotExist) {
 		t.Skipf("this kernel has no type information: %v", err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	spec, err := btf.LoadKernelSpec()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var sock *btf.Struct
-	if err := spec.TypeByName("tcp_sock", &sock); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, spec.TypeByName("tcp_sock", &sock))
 	var want [2]uint32
 	for _, m := range sock.Members {
 		switch m.Name {

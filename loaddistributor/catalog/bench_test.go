@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
@@ -28,13 +29,9 @@ func BenchmarkPlaceAndCommit(b *testing.B) {
 	c, s := hundred(b)
 	for b.Loop() {
 		plan, err := placement.Place(s.Policy, c.Snapshot(), s.Demand, nil)
-		if err != nil {
-			b.Fatal(err)
-		}
+		testkit.Must(b, err)
 		e, err := NewTopicPlaced(s, plan, "")
-		if err != nil {
-			b.Fatal(err)
-		}
+		testkit.Must(b, err)
 		if _, err := c.Apply(e); err != nil {
 			b.Fatal(err)
 		}
@@ -48,13 +45,9 @@ func BenchmarkPlaceAndCommit(b *testing.B) {
 func BenchmarkResolve(b *testing.B) {
 	c, s := hundred(b)
 	plan, err := placement.Place(s.Policy, c.Snapshot(), s.Demand, nil)
-	if err != nil {
-		b.Fatal(err)
-	}
+	testkit.Must(b, err)
 	placed, err := NewTopicPlaced(s, plan, "")
-	if err != nil {
-		b.Fatal(err)
-	}
+	testkit.Must(b, err)
 	events := []Event{placed}
 	for _, q := range plan.Quotas {
 		events = append(events, MemberPrepared{"t", q.Broker})

@@ -11,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
@@ -221,9 +222,7 @@ func TestAnyHistory(t *testing.T) {
 					continue
 				}
 				e, err := NewTopicPlaced(s, p, rapid.SampledFrom([]string{"", "k1", "k2"}).Draw(t, "key"))
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				if rapid.Bool().Draw(t, "the brokers change meanwhile") {
 					_ = apply(BrokerLeft{broker})
 				}
@@ -258,9 +257,7 @@ func TestAnyHistory(t *testing.T) {
 					p.Unplaced, q.Publishers = q.Publishers[:1:1], q.Publishers[1:]
 				}
 				e, err := NewTopicMoving(s, p)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				if apply(e) != nil {
 					continue
 				}
@@ -320,9 +317,7 @@ func TestAnyHistory(t *testing.T) {
 			case TopicMoving:
 				e, err = NewTopicMoving(from.Spec, from.Plan)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			if _, err := again.Apply(e); err != nil {
 				t.Fatalf("replay: %+v: %v", e, err)
 			}

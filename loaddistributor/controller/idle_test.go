@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
@@ -38,13 +39,9 @@ func idle(t testing.TB, topics int) *Controller {
 			ShareRule: "static",
 		}
 		plan, err := placement.Place(s.Policy, cat.Snapshot(), s.Demand, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		placed, err := catalog.NewTopicPlaced(s, plan, "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		apply(placed)
 		apply(catalog.MemberPrepared{Topic: s.Name(), Broker: plan.Quotas[0].Broker})
 		apply(catalog.TopicActivated{Topic: s.Name()})
@@ -53,9 +50,7 @@ func idle(t testing.TB, topics int) *Controller {
 		Catalog: cat, ReportInterval: time.Second, PrepareTimeout: time.Second, Window: time.Minute,
 		Rebalance: RebalanceOff, Fitting: tuner.ModeFast, Log: slog.New(slog.DiscardHandler),
 	}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	clear(c.mu.away) // the brokers have joined this one
 	return c
 }
@@ -136,9 +131,7 @@ func TestAQuietTopicIsWoken(t *testing.T) {
 		t.Helper()
 		now = now.Add(time.Second)
 		r := &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{Topic: "t0", Interval: durationpb.New(time.Second), Offered: offered}}}
-		if err := c.report(s, r, now); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, c.report(s, r, now))
 		c.judge(now)
 	}
 	if report(0); !d().quiet {
@@ -175,9 +168,7 @@ func TestAQuietTopicSavesNothing(t *testing.T) {
 		t.Helper()
 		now = now.Add(time.Second)
 		r := &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{Topic: "t0", Interval: durationpb.New(time.Second), Offered: offered}}}
-		if err := c.report(s, r, now); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, c.report(s, r, now))
 		c.judge(now)
 		return c.mu.topics["t0"].condition
 	}
@@ -289,9 +280,7 @@ func TestAReportLeavesOutNoMessages(t *testing.T) {
 	c, now := idle(t, 1), time.Now()
 	s := &Session{broker: "b1", topics: map[string]*reportWindow{}, lively: map[string]*reportWindow{}, unprepared: map[string]bool{}}
 	c.mu.sessions["b1"] = s
-	if err := c.report(s, &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{Topic: "t0", Interval: durationpb.New(time.Second), Offered: 1}}}, now); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, c.report(s, &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{Topic: "t0", Interval: durationpb.New(time.Second), Offered: 1}}}, now))
 	err := c.report(s, &srtmv1.BrokerReport{Changes: true}, now.Add(time.Second))
 	if bad, ok := errors.AsType[*BadMessage](err); !ok || bad.Field != "report.changes" {
 		t.Errorf("left out after a message: %v", err)
@@ -303,9 +292,7 @@ func TestAReportMayLeaveOutWhatWasRemoved(t *testing.T) {
 	c, now := idle(t, 1), time.Now()
 	s := &Session{broker: "b1", topics: map[string]*reportWindow{}, lively: map[string]*reportWindow{}, unprepared: map[string]bool{}}
 	c.mu.sessions["b1"] = s
-	if err := c.report(s, &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{Topic: "t0", Interval: durationpb.New(time.Second), Offered: 1}}}, now); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, c.report(s, &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{Topic: "t0", Interval: durationpb.New(time.Second), Offered: 1}}}, now))
 	topic, _ := c.mu.cat.Topic("t0")
 	c.mu.removed(topic, nil)
 	if err := c.report(s, &srtmv1.BrokerReport{Changes: true}, now.Add(time.Second)); err != nil || len(s.lively) > 0 {
@@ -328,17 +315,13 @@ func TestWhatABrokerHadBeforeIsKeptForAWindow(t *testing.T) {
 	spec := *is.Spec
 	spec.Demand.Topic = "had"
 	plan, err := placement.Place(spec.Policy, c.mu.next.Snapshot(), spec.Demand, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	s := &Session{broker: "b3", topics: map[string]*reportWindow{}, lively: map[string]*reportWindow{}, unprepared: map[string]bool{}}
 	c.mu.sessions["b3"] = s
 	report := func(r *srtmv1.BrokerReport) {
 		t.Helper()
 		now = now.Add(time.Second)
-		if err := c.report(s, r, now); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, c.report(s, r, now))
 	}
 	says := func(delivered uint64, publishers uint32) []*srtmv1.TopicStats {
 		return []*srtmv1.TopicStats{{Topic: "had", Interval: durationpb.New(time.Second), Delivered: delivered, Depth: 5, Publishers: publishers}}
@@ -347,9 +330,7 @@ func TestWhatABrokerHadBeforeIsKeptForAWindow(t *testing.T) {
 	report(&srtmv1.BrokerReport{Topics: says(0, 0), Changes: true})
 	still := now
 	placed, err := catalog.NewTopicPlaced(&spec, plan, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	apply(placed)
 	topic, _ := c.mu.next.Topic("had")
 	for now.Sub(still) < 2*c.cfg.Window {

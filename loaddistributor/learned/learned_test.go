@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/learned"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
@@ -573,9 +574,7 @@ func BenchmarkMessage(b *testing.B) {
 		named = append(named, fmt.Sprintf("publisher-%d", i))
 	}
 	subject.Orders([]string{"b1"}, false, now)
-	if err := subject.Count("b1", tuner.Piece{First: true, Publishers: named}, nil, 0, now); err != nil {
-		b.Fatal(err)
-	}
+	testkit.Must(b, subject.Count("b1", tuner.Piece{First: true, Publishers: named}, nil, 0, now))
 	b.ReportAllocs()
 	for n := 0; b.Loop(); n++ {
 		if n%(rate/4) != 0 {
@@ -595,9 +594,7 @@ func BenchmarkMessage(b *testing.B) {
 				_ = subject.Count("b1", tuner.Piece{First: true, Publishers: named}, nil, 0, now)
 			}
 		}
-		if err := subject.Count("b1", p, nil, 0, now); err != nil {
-			b.Fatal(err)
-		}
+		testkit.Must(b, subject.Count("b1", p, nil, 0, now))
 		spec := &catalog.Spec{Demand: placement.Demand{RateMilli: 1e9, Burst: 1}}
 		if job := subject.Look(spec, now); job != nil {
 			job.Think()
@@ -614,9 +611,7 @@ func TestAnIdIsItsOwners(t *testing.T) {
 		t.Helper()
 		p := tuner.Piece{First: true, Publishers: []string{id}, Start: mono.Wall(now.UnixNano()), Gaps: []uint64{0}, From: []uint32{0}}
 		subject.Orders([]string{"b1", "b2", "b3"}, false, now)
-		if err := subject.Count(broker, p, []string{owner}, 0, now); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, subject.Count(broker, p, []string{owner}, 0, now))
 	}
 	known := func() (ids []string) {
 		for _, p := range subject.Publishers() {
@@ -636,7 +631,5 @@ func TestAnIdIsItsOwners(t *testing.T) {
 		t.Fatalf("%q", got)
 	}
 	// The broker of 0.1.0 does not say.
-	if err := subject.Count("b3", tuner.Piece{First: true, Publishers: []string{"a"}}, nil, 0, now); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, subject.Count("b3", tuner.Piece{First: true, Publishers: []string{"a"}}, nil, 0, now))
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/lookup"
@@ -28,9 +29,7 @@ func BenchmarkLookup(b *testing.B) {
 				if err == nil {
 					_, err = cat.Apply(e)
 				}
-				if err != nil {
-					b.Fatal(err)
-				}
+				testkit.Must(b, err)
 			}
 			for i := range 10 {
 				must(catalog.BrokerJoined{
@@ -46,9 +45,7 @@ func BenchmarkLookup(b *testing.B) {
 					SLO: catalog.SLO{Quantile: 0.99, Latency: time.Millisecond}, Policy: placement.LoadBalance, Channels: []string{"c"},
 				}
 				plan, err := placement.Place(s.Policy, cat.Snapshot(), s.Demand, rng)
-				if err != nil {
-					b.Fatal(err)
-				}
+				testkit.Must(b, err)
 				must(catalog.NewTopicPlaced(s, plan, ""))
 				for _, q := range plan.Quotas {
 					must(catalog.MemberPrepared{Topic: s.Name(), Broker: q.Broker}, nil)
@@ -58,9 +55,7 @@ func BenchmarkLookup(b *testing.B) {
 			control, err := controller.New(controller.Config{
 				ReportInterval: time.Second, PrepareTimeout: time.Second, Window: time.Minute, Catalog: cat, Log: slog.New(slog.DiscardHandler),
 			}, nil)
-			if err != nil {
-				b.Fatal(err)
-			}
+			testkit.Must(b, err)
 			mux := http.NewServeMux()
 			lookup.Mount(mux, lookup.NewDirectory(control, registry.Config{InactiveAfter: time.Minute, TombstoneFor: time.Minute}), "1")
 			request := httptest.NewRequest(http.MethodGet, "/lookup?topic=topic-00007", nil)

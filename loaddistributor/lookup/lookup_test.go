@@ -88,9 +88,7 @@ func TestAnswers(t *testing.T) {
 		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, target, nil))
 		fmt.Fprintf(&all, "GET %s\n%d %s; %s\n", target, w.Code, w.Header().Get("Content-Type"), w.Header().Get("X-NSQ-Content-Type"))
 		if strings.HasPrefix(w.Body.String(), "{") {
-			if err := json.Indent(&all, w.Body.Bytes(), "", "  "); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, json.Indent(&all, w.Body.Bytes(), "", "  "))
 		} else {
 			all.Write(w.Body.Bytes())
 		}
@@ -167,14 +165,10 @@ func TestAStockConsumerFindsTheBrokers(t *testing.T) {
 	cfg := nsq.NewConfig()
 	cfg.DialTimeout = 5 * time.Second
 	consumer, err := nsq.NewConsumer("orders", "test", cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	consumer.SetLoggerLevel(nsq.LogLevelMax)
 	consumer.AddHandler(nsq.HandlerFunc(func(*nsq.Message) error { return nil }))
-	if err := consumer.ConnectToNSQLookupd(server.URL); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, consumer.ConnectToNSQLookupd(server.URL))
 	found := map[string]string{}
 	for range 2 {
 		one := <-arrived

@@ -17,6 +17,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/registry"
@@ -146,9 +147,7 @@ func pass(d time.Duration) { <-time.NewTimer(d).C }
 func value(t *testing.T, from prometheus.Gatherer, name string) float64 {
 	t.Helper()
 	families, err := from.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, f := range families {
 		if f.GetName() == name {
 			m := f.GetMetric()[0]

@@ -153,9 +153,7 @@ func send(t *testing.T, conn net.Conn, text string) {
 func exchange(t *testing.T, conn net.Conn, text string) string {
 	t.Helper()
 	send(t, conn, text)
-	if err := conn.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, conn.SetReadDeadline(time.Now().Add(10*time.Second)))
 	read := func(n int) []byte {
 		b := make([]byte, n)
 		if _, err := io.ReadFull(conn, b); err != nil {
@@ -184,19 +182,13 @@ func ask(t *testing.T, method, url string) string {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	res, err := client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer res.Body.Close()
 	body, err := io.ReadAll(res.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	text := fmt.Sprintf("%d type=%s nsq=%s allow=%s", res.StatusCode, res.Header.Get("Content-Type"), res.Header.Get("X-NSQ-Content-Type"), res.Header.Get("Allow"))
 	if len(body) == 0 {
 		return text
@@ -219,9 +211,7 @@ func ask(t *testing.T, method, url string) string {
 		slices.SortFunc(list, func(a, b any) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
 	}
 	again, err := json.Marshal(parsed)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return text + " " + string(again)
 }
 
@@ -289,9 +279,7 @@ func TestTranscriptOfNSQLookupd(t *testing.T) {
 	}
 	cmd := exec.Command(path, "-tcp-address="+theirs.tcp, "-http-address="+theirs.http)
 	cmd.Dir = t.TempDir()
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, cmd.Start())
 	defer func() {
 		_ = cmd.Process.Kill() // it may have ended
 		_ = cmd.Wait()         // of a process that was killed

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // million is a topic of as many publishers as can be, on 100 brokers that it fills to four
@@ -45,9 +47,7 @@ func BenchmarkMillion(b *testing.B) {
 			}
 		})
 		plan, err := Place(SRTM, brokers, d, nil)
-		if err != nil {
-			b.Fatal(err)
-		}
+		testkit.Must(b, err)
 		names, _ := NewNames(d)
 		at := make([]string, names.Len())
 		for _, q := range plan.Quotas {
@@ -74,9 +74,7 @@ func BenchmarkMillion(b *testing.B) {
 						i, _ := names.Index(id)
 						return at[i]
 					}, d, nil)
-					if err != nil {
-						b.Fatal(err)
-					}
+					testkit.Must(b, err)
 				}
 			})
 		}

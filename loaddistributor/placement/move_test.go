@@ -10,6 +10,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -75,9 +76,7 @@ func TestReplace(t *testing.T) {
 			return
 		}
 		was, err := wherePlaced(first, old)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		at := func(id string) string { return was[id] }
 		now := old
 		if rapid.Bool().Draw(t, "another demand") {
@@ -95,9 +94,7 @@ func TestReplace(t *testing.T) {
 			return
 		}
 		is, err := wherePlaced(second, now)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		// No publisher moves to a place that one of its kind gave up.
 		type kind struct {
 			key  string
@@ -180,9 +177,7 @@ func TestReplaceMovesTheFewest(t *testing.T) {
 			}
 		}
 		was, err := wherePlaced(plan, d)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		// Other rates, publishers and brokers: the same publishers where they were.
 		faster := rapid.SampledFrom([]float64{0.5, 1, 1, 1.25, 2}).Draw(t, "faster")
 		now, present := d, plan
@@ -218,9 +213,7 @@ func TestReplaceMovesTheFewest(t *testing.T) {
 			return
 		}
 		is, err := wherePlaced(next, now)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		moved := 0
 		for id, from := range was {
 			if is[id] != from {
@@ -274,9 +267,7 @@ func TestShift(t *testing.T) {
 			return
 		}
 		was, err := wherePlaced(plan, d)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		publishers := d.Expand()
 		var moved []int
 		chosen := map[string]bool{}
@@ -295,13 +286,9 @@ func TestShift(t *testing.T) {
 			}
 			return
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		is, err := wherePlaced(shifted, d)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for _, p := range publishers {
 			want := was[p.ID]
 			if chosen[p.ID] {

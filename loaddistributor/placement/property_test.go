@@ -11,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -243,9 +244,7 @@ func TestEveryPlanKeepsItsPromises(t *testing.T) {
 			}
 			return
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		check(t, policy, brokers, d, plan)
 		if n == 0 {
 			return
@@ -303,9 +302,7 @@ func TestRemaindersGoRound(t *testing.T) {
 			d.Groups = append(d.Groups, placement.Group{Key: fmt.Sprint(g), Count: c.size, Rate: 0.1})
 		}
 		plan, err := placement.Place(placement.SRTM, brokers, d, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		more := make([]int, c.k)
 		for l, q := range plan.Quotas {
 			for _, n := range d.Keys(q.Publishers) {
@@ -326,9 +323,7 @@ func TestLargestRemainder(t *testing.T) {
 	brokers := []placement.Broker{{ID: "a", Mcap: 11}, {ID: "b", Mcap: 17}, {ID: "c", Mcap: 72}}
 	d := placement.Demand{Topic: "t", Rate: 100, Burst: 10, Groups: []placement.Group{{Key: "g", Count: 10, Rate: 1}}}
 	plan, err := placement.Place(placement.SRTM, brokers, d, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for i, want := range []int{1, 2, 7} { // of 1.1, 1.7, 7.2
 		if got := d.Keys(plan.Quotas[i].Publishers)["g"]; got != want {
 			t.Errorf("broker %s gets %d of the group, want %d", plan.Quotas[i].Broker, got, want)
@@ -345,9 +340,7 @@ func TestNoRemainderWhereItDivides(t *testing.T) {
 		d.Groups = append(d.Groups, placement.Group{Key: fmt.Sprint("g", i), Count: size, Rate: 1})
 	}
 	plan, err := placement.Place(placement.SRTM, brokers, d, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	// After three groups of one, a is half a publisher behind, c 0.4 ahead. Of
 	// four, the exact parts are 2, 1.2 and 0.8.
 	for i, want := range []map[string]int{{"g0": 1, "g3": 2}, {"g1": 1, "g3": 1}, {"g2": 1, "g3": 1}} {
@@ -364,9 +357,7 @@ func TestBlindIsBlind(t *testing.T) {
 	brokers := []placement.Broker{{ID: "a", Mcap: 9000}, {ID: "b", Mcap: 9000}, {ID: "c", Mcap: 9000}}
 	for _, policy := range placement.Policies() {
 		plan, err := placement.Place(policy, brokers, d, seeded(3))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		uneven := 0
 		for _, g := range d.Groups {
 			for _, q := range plan.Quotas {
@@ -455,9 +446,7 @@ func TestQuotasAgainstBruteForce(t *testing.T) {
 		d := placement.Demand{Topic: "t", Rate: min(drawRate(t, brokers, 14), all), Burst: 10}
 		place := func(policy string) (placement.Plan, []int64) {
 			plan, err := placement.Place(policy, brokers, d, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			check(t, policy, brokers, d, plan)
 			quotas := make([]int64, len(brokers))
 			for _, q := range plan.Quotas {
@@ -556,9 +545,7 @@ func BenchmarkPlace(b *testing.B) {
 				var k int
 				for b.Loop() {
 					plan, err := placement.Place(policy, brokers, c.demand, rng)
-					if err != nil {
-						b.Fatal(err)
-					}
+					testkit.Must(b, err)
 					k = plan.K
 				}
 				b.ReportMetric(float64(k), "brokers")

@@ -151,9 +151,7 @@ func encoded(t *testing.T, c Command) []byte {
 		return []byte("PING\n")
 	case Identify:
 		body, err := json.Marshal(c.Node)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return []byte(identify(string(body)))
 	}
 	verb := map[Verb]string{Register: "REGISTER ", Unregister: "UNREGISTER "}[c.Verb]

@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
@@ -111,9 +112,7 @@ func (s *scene) want(topic, want string) {
 func TestWhoMustIdentify(t *testing.T) {
 	s := newScene(t, Config{Self: Node{BroadcastAddress: "me", Hostname: "h", HTTPPort: 4161, TCPPort: 4160, Version: "9"}})
 	id, err := s.r.Join(s.now, "192.0.2.1:1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	s.all(id, "PING")
 	for _, line := range []string{"REGISTER t", "UNREGISTER t"} {
 		if err := s.say(id, line); err == nil || err.Error() != "E_INVALID client must IDENTIFY" {
@@ -288,9 +287,7 @@ func TestAnyHistory(t *testing.T) {
 			switch step {
 			case 0:
 				fresh, err := r.Join(1, "x")
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				handle(fresh, Command{Verb: Identify, Node: Node{BroadcastAddress: fmt.Sprint(fresh), TCPPort: 1, HTTPPort: 1, Version: "1"}})
 				live = append(live, fresh)
 			case 1:
@@ -310,17 +307,13 @@ func TestAnyHistory(t *testing.T) {
 				live = slices.DeleteFunc(live, func(one ID) bool { return one == id })
 				remove(func(e entry) bool { return e.id == id })
 			case 4:
-				if err := r.CreateTopic(k.topic); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, r.CreateTopic(k.topic))
 				names[key{topic: k.topic}] = true
 			case 7:
 				if k.channel == "" {
 					continue
 				}
-				if err := r.CreateChannel(k.topic, k.channel); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, r.CreateChannel(k.topic, k.channel))
 				names[key{topic: k.topic}], names[k] = true, true
 			case 5:
 				r.DeleteTopic(k.topic)

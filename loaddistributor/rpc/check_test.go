@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
@@ -35,9 +36,7 @@ func good() *srtmv1.CreateTopicRequest {
 
 func TestAGoodRequest(t *testing.T) {
 	got, err := checkCreate(good())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	want := &catalog.Spec{
 		Demand: placement.Demand{
 			Topic: "t", Rate: 101, RateMilli: 100_500, Burst: 40,
@@ -61,9 +60,7 @@ func TestDefaults(t *testing.T) {
 	req := good()
 	req.Spec.PlacementPolicy, req.Spec.ShareRule, req.Spec.Contract.OverLimit = "", "", 0
 	got, err := checkCreate(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if got.Policy != "srtm" || got.ShareRule != "sqrt" || got.OverLimit != catalog.Delay {
 		t.Errorf("got %s, %s, %v", got.Policy, got.ShareRule, got.OverLimit)
 	}

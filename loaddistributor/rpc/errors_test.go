@@ -111,9 +111,7 @@ func exportedErrors(t *testing.T, dir string) []string {
 			continue
 		}
 		file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		add := func(name string) {
 			if ast.IsExported(name) {
 				names = append(names, file.Name.Name+"."+name)

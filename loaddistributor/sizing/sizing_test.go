@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/sizing"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -37,9 +38,7 @@ func poisson(seed uint64, publishers, batch int, span time.Duration) (trace []tu
 // The example of docs/operations.md.
 func TestTheExampleOfTheOperationsGuide(t *testing.T) {
 	p, err := sizing.Propose(poisson(1, 100, 5, time.Minute), sizing.Wanted{Within: 2 * time.Millisecond}, source(2))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	text := fmt.Sprintf("r %s msg/s, b %d, needed %d, mean %.1f\n", p.Rate.Text(), p.Burst, p.Needed, p.Mean)
 	for _, s := range p.Splits {
 		text += fmt.Sprintf("k=%d %.1f %.1f ms, %.2f %% late\n", s.K, ms(s.Mean), ms(s.Quantile), 100*s.Late)
@@ -73,17 +72,13 @@ func TestBurstIsThatOfTheBucket(t *testing.T) {
 		if errors.Is(err, sizing.ErrShort) {
 			return
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		at := make([]mono.Time, len(trace))
 		for i, a := range trace {
 			at[i] = a.At
 		}
 		exact, err := tokenbucket.Profile(at, p.Rate, w.Quantile)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if d := p.Needed - exact; d < -1 || d > 1 {
 			t.Fatalf("burst %d, the bucket says %d", p.Needed, exact)
 		}
@@ -112,9 +107,7 @@ func TestTheConfidenceIsKept(t *testing.T) {
 		trace := poisson(seed, 20, 8, time.Minute)
 		for _, confidence := range []float64{0.5, 0.9} {
 			p, err := sizing.Propose(trace, sizing.Wanted{Confidence: confidence, Brokers: 1}, source(seed))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			b := tokenbucket.NewFull(p.Share, at[0])
 			late := 0
 			for _, d := range tokenbucket.Replay(at, &b) {
@@ -153,9 +146,7 @@ func TestASlowTopicHasFiniteDelays(t *testing.T) {
 		trace = append(trace, tuner.Arrival{At: mono.Time(time.Duration(i) * 172 * time.Second)})
 	}
 	p, err := sizing.Propose(trace, sizing.Wanted{}, source(1))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, e := range p.Errors {
 		if e.Rate <= 0 || e.Mean < 0 || e.Quantile < 0 || e.Mean > e.Quantile+trace[len(trace)-1].At.Sub(trace[0].At) {
 			t.Errorf("%s: %+v of %+v", e.What, e.Delays, e.Share)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -20,9 +21,7 @@ func bursts(t *testing.T, late int) (Suspect, *Evidence) {
 	d := placement.Demand{Topic: "t", Rate: 400, Burst: 40, Groups: []placement.Group{{Key: "g", Count: 400, Rate: 1}}}
 	brokers := []placement.Broker{{ID: "b1", Mcap: 300}, {ID: "b2", Mcap: 300}}
 	p, err := placement.Place(placement.SRTM, brokers, d, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for i := range brokers {
 		brokers[i].Allocated = 200
 	}

@@ -8,6 +8,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -31,9 +32,7 @@ func TestPaperDividesTheContract(t *testing.T) {
 		paper, err := NewPaper(Setup{
 			Policy: "srtm", Brokers: brokers, Demand: demand, Quantile: 0.99, Latency: time.Millisecond,
 		}, time.Second, rand.New(rand.NewPCG(1, 2)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		var seen Observation
 		for round := 0; ; round++ {
 			if round > 1000 {

@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
@@ -20,9 +21,7 @@ func topic(t testing.TB) Suspect {
 	d := placement.Demand{Topic: "t", Rate: 200, Burst: 10, Groups: []placement.Group{{Key: "g", Count: 100, Rate: 1}, {Key: "h", Count: 100, Rate: 1}}}
 	brokers := []placement.Broker{{ID: "b1", Mcap: 150}, {ID: "b2", Mcap: 150}}
 	p, err := placement.Place(placement.SRTM, brokers, d, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for i := range brokers {
 		brokers[i].Allocated = 100
 	}

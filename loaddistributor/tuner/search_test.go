@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -83,9 +84,7 @@ func holding(a tuner.Action, holds map[string]int) (o tuner.Observation) {
 func paper(t *testing.T, s tuner.Setup, holds map[string]int) (final tuner.Action, rounds int) {
 	t.Helper()
 	search, err := tuner.NewPaper(s, time.Minute, rng())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	a := search.Next(tuner.Observation{})
 	for !a.Final {
 		checkPlan(t, s, a)
@@ -284,9 +283,7 @@ func (w *absorbing) observe(a tuner.Action) (o tuner.Observation) {
 func fast(t *testing.T, w *absorbing, config tuner.FastConfig) tuner.Action {
 	t.Helper()
 	search, err := tuner.NewFast(w.setup, config, rng())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	a := search.Next(tuner.Observation{})
 	for !a.Final {
 		checkPlan(t, w.setup, a)
@@ -421,13 +418,9 @@ func TestSearchesSayWhyThereIsNoPlan(t *testing.T) {
 	s := setup(1, 1, 10, 10)
 	s.Brokers[0].Mcap = 5
 	f, err := tuner.NewFast(s, tuner.FastConfig{}, rng())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	p, err := tuner.NewPaper(s, time.Second, rng())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, search := range []tuner.Search{f, p} {
 		a := search.Next(tuner.Observation{})
 		if !a.Final || a.Outcome.Fitted || a.Outcome.Infeasible == nil || a.Outcome.Infeasible.Bound != "rcap" {

@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 const (
@@ -35,9 +36,7 @@ func begun(t *testing.T, brokers ...string) *Trace {
 		if trace.Begun(b) {
 			t.Fatalf("begun before %s has said anything", b)
 		}
-		if err := trace.Add(b, Piece{First: true}, origin); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, trace.Add(b, Piece{First: true}, origin))
 	}
 	if !trace.Begun(brokers...) || trace.Begun("other") {
 		t.Fatal("not begun, or another one's")
@@ -47,9 +46,7 @@ func begun(t *testing.T, brokers ...string) *Trace {
 
 func add(t *testing.T, trace *Trace, broker string, p Piece, now mono.Wall) {
 	t.Helper()
-	if err := trace.Add(broker, p, now); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, trace.Add(broker, p, now))
 }
 
 func at(millis int64, publisher int32) Arrival {

@@ -68,9 +68,7 @@ func TestPermissions(t *testing.T) {
 
 func TestAnswers(t *testing.T) {
 	g, err := auth.ParseAnswer([]byte(all))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if g.Identity != "me" || g.IdentityURL != "http://id" || g.TTL != time.Minute || g.Rules() != 1 {
 		t.Errorf("%+v", g)
 	}
@@ -178,9 +176,7 @@ func config(addresses ...string) auth.Config {
 func servers(t *testing.T, c auth.Config) *auth.Servers {
 	t.Helper()
 	s, err := auth.New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(s.Close)
 	return s
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/auth"
 )
 
@@ -37,9 +38,7 @@ func (c *clerk) ask(ctx context.Context, _ auth.Query) (*auth.Grant, error) {
 func answers(t *testing.T, text string) *auth.Grant {
 	t.Helper()
 	g, err := auth.ParseAnswer([]byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return g
 }
 

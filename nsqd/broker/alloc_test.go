@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
@@ -35,26 +36,18 @@ func TestAMessageTakesNoAllocation(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b, err := broker.New(broker.Config{Capacity: 1000, MaxMemory: 1 << 30, MaxMsgTimeout: time.Minute, AutoCreate: true, Pacing: c.pacing})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			defer b.Close()
 			top, err := b.CreateTopic("t")
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			if c.limited {
 				top.Contract(tokenbucket.Share{Rate: tokenbucket.PerSecond(1e9), Burst: 1e6}, false)
 			}
 			var subs []*broker.Subscription
 			for _, name := range c.channels {
 				sub, err := top.Subscribe(name, broker.Subscriber{MsgTimeout: time.Minute}, func() {})
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err := sub.Ready(100); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
+				testkit.Must(t, sub.Ready(100))
 				subs = append(subs, sub)
 			}
 			const runs = 1000
@@ -67,9 +60,7 @@ func TestAMessageTakesNoAllocation(t *testing.T) {
 				for range 10 {
 					now := clock.Mono()
 					p := broker.Published{Body: body, Arrival: stamp.Arrival{At: now, Source: stamp.Exact}, From: publisher}
-					if err := top.Publish(now, clock.Wall(), p); err != nil {
-						t.Fatal(err)
-					}
+					testkit.Must(t, top.Publish(now, clock.Wall(), p))
 				}
 				for _, sub := range subs {
 					out.Reset()
@@ -79,12 +70,8 @@ func TestAMessageTakesNoAllocation(t *testing.T) {
 					sub.Wrote(&out)
 					for in := out.Frames; len(in) > 0; in = in[wire.MessageFrameSize(c.body):] {
 						m, err := wire.ParseMessage(in[wire.FrameOverhead:wire.MessageFrameSize(c.body)])
-						if err != nil {
-							t.Fatal(err)
-						}
-						if err := sub.Finish(m.ID); err != nil {
-							t.Fatal(err)
-						}
+						testkit.Must(t, err)
+						testkit.Must(t, sub.Finish(m.ID))
 						delivered++
 					}
 				}

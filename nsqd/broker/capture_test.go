@@ -17,6 +17,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/pacing/police"
@@ -97,14 +98,10 @@ func TestACaptureIsWhatWasAccepted(t *testing.T) {
 	const offset = 1_700_000_000_000_000_000
 	rapid.Check(t, func(t *rapid.T) {
 		b, err := broker.New(broker.Config{Capacity: rapid.IntRange(1, 200).Draw(t, "capacity"), MaxMsgTimeout: time.Minute, Now: func() mono.Time { return 0 }})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer b.Close()
 		top, err := b.CreateTopic("t")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if rapid.Bool().Draw(t, "rejects") {
 			top.Contract(tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 20}, true)
 		}
@@ -141,9 +138,7 @@ func TestACaptureIsWhatWasAccepted(t *testing.T) {
 				return
 			}
 			got, err := l.take(a)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			if !slices.IsSortedFunc(got, func(a, b arrival) int { return cmp.Compare(a.at, b.at) }) {
 				t.Fatalf("not in order of arrival: %v", got)
 			}
@@ -377,14 +372,10 @@ func BenchmarkCapture(b *testing.B) {
 	for _, on := range []bool{false, true} {
 		b.Run(fmt.Sprintf("on=%v", on), func(b *testing.B) {
 			br, err := broker.New(broker.Config{Capacity: 1000, MaxMsgTimeout: time.Minute})
-			if err != nil {
-				b.Fatal(err)
-			}
+			testkit.Must(b, err)
 			defer br.Close()
 			t, err := br.CreateTopic("t")
-			if err != nil {
-				b.Fatal(err)
-			}
+			testkit.Must(b, err)
 			if on {
 				t.Capture(0, 0)
 			}
@@ -396,9 +387,7 @@ func BenchmarkCapture(b *testing.B) {
 			b.ReportAllocs()
 			for n := 0; b.Loop(); n++ {
 				p.From, p.Arrival.At = from[n%1000], mono.Time(n)
-				if err := t.Publish(0, 0, p); err != nil {
-					b.Fatal(err)
-				}
+				testkit.Must(b, t.Publish(0, 0, p))
 				if n%1000 == 999 {
 					t.Empty()
 				}

@@ -11,6 +11,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
@@ -58,18 +59,12 @@ func TestIdleTopicsAreSmall(t *testing.T) {
 				Path: filepath.Join(dir, "messages"), Metadata: filepath.Join(dir, "metadata.json"),
 				MaxRecord: 1 << 20, Overflow: 100, WriteThrough: c.through, Log: slog.New(slog.DiscardHandler),
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			defer st.Close()
 			b, err := broker.New(broker.Config{Capacity: 1000, MaxMsgTimeout: time.Minute, AutoCreate: true, Storage: st})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			defer b.Close()
-			if err := b.Restore(); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, b.Restore())
 			before := heap()
 			all := make([]*broker.Topic, topics)
 			for i := range all {
@@ -108,18 +103,12 @@ func use(t *testing.T, b *broker.Broker, top *broker.Topic) {
 		default:
 		}
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer sub.Close()
-	if err := sub.Ready(100); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, sub.Ready(100))
 	const messages = 10
 	for range messages {
-		if err := top.Publish(b.Now(), 0, broker.Published{Body: make([]byte, 100), Arrival: stamp.Arrival{At: b.Now()}}); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, top.Publish(b.Now(), 0, broker.Published{Body: make([]byte, 100), Arrival: stamp.Arrival{At: b.Now()}}))
 	}
 	for finished := 0; finished < messages; {
 		<-wake
@@ -128,16 +117,12 @@ func use(t *testing.T, b *broker.Broker, top *broker.Topic) {
 		sub.Wrote(&out)
 		for in := out.Frames; len(in) > 0; {
 			_, data, n, err := wire.ParseFrame(in, plenty)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			m, err := wire.ParseMessage(data)
 			if err == nil {
 				err = sub.Finish(m.ID)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			finished++
 			in = in[n:]
 		}

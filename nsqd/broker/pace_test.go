@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/queue"
@@ -55,9 +56,7 @@ func newCrowd(t *testing.T, mode broker.PaceMode, rate float64, burst int64) *cr
 	if c.topic, err = c.b.CreateTopic("t"); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.topic.CreateChannel("c"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, c.topic.CreateChannel("c"))
 	c.topic.Contract(tokenbucket.Share{Rate: tokenbucket.PerSecond(rate), Burst: burst}, false)
 	return c
 }

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/broker"
 )
 
@@ -47,9 +48,7 @@ func TestALockIsNotHeldForChannelsTimesSubscribers(t *testing.T) {
 func used(t *testing.T) time.Duration {
 	t.Helper()
 	var at unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &at); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &at))
 	return time.Duration(at.Nano())
 }
 
@@ -60,13 +59,9 @@ func BenchmarkStepBesideChannels(b *testing.B) {
 			br, top := many(b, n)
 			defer br.Close()
 			sub, err := top.Subscribe("c-0", broker.Subscriber{MsgTimeout: time.Minute}, func() {})
-			if err != nil {
-				b.Fatal(err)
-			}
+			testkit.Must(b, err)
 			for b.Loop() {
-				if err := sub.Ready(1); err != nil {
-					b.Fatal(err)
-				}
+				testkit.Must(b, sub.Ready(1))
 			}
 		})
 	}
@@ -76,13 +71,9 @@ func BenchmarkStepBesideChannels(b *testing.B) {
 func many(t testing.TB, n int) (*broker.Broker, *broker.Topic) {
 	t.Helper()
 	b, err := broker.New(broker.Config{Capacity: 10, MaxMsgTimeout: time.Minute, AutoCreate: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	top, err := b.CreateTopic("t")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for i := range n {
 		if _, err := top.Subscribe(fmt.Sprintf("c-%d", i), broker.Subscriber{MsgTimeout: time.Minute}, func() {}); err != nil {
 			t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
@@ -18,14 +19,10 @@ func TestMessagesTimeOutWithoutAnybodyAsking(t *testing.T) {
 		begin := time.Now()
 		now := func() mono.Time { return mono.Time(time.Since(begin)) + 1 }
 		b, err := broker.New(broker.Config{Capacity: 10, MaxMsgTimeout: time.Minute, AutoCreate: true, Now: now})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer b.Close()
 		top, err := b.CreateTopic("t")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		const timeout = 20 * time.Millisecond
 		wake := make(chan struct{}, 1)
 		sub, err := top.Subscribe("c", broker.Subscriber{MsgTimeout: timeout}, func() {
@@ -34,17 +31,11 @@ func TestMessagesTimeOutWithoutAnybodyAsking(t *testing.T) {
 			default:
 			}
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer sub.Close()
-		if err := sub.Ready(1); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, sub.Ready(1))
 		p := broker.Published{Body: []byte("x"), Arrival: stamp.Arrival{At: now(), Source: stamp.Read}}
-		if err := top.Publish(now(), mono.Wall(now()), p); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, top.Publish(now(), mono.Wall(now()), p))
 		for attempt := 1; attempt <= 3; attempt++ {
 			<-wake
 			// Each timeout ends with the millisecond that it ends in.

@@ -2,17 +2,17 @@
 
 package commitlog
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+)
 
 func TestNoAllocationForEachRecord(t *testing.T) {
 	dir, err := OpenDir(t.TempDir(), OS())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	l, err := Open(Config{Dir: dir, Name: "q"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	batch := make([]Record, 200)
 	for i := range batch {
 		batch[i].Body = make([]byte, 100)

@@ -4,18 +4,16 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 func openFor(b *testing.B) (*Files, func()) {
 	b.Helper()
 	dir, err := OpenDir(b.TempDir(), OS())
-	if err != nil {
-		b.Fatal(err)
-	}
+	testkit.Must(b, err)
 	l, err := Open(Config{Dir: dir, Name: "q"})
-	if err != nil {
-		b.Fatal(err)
-	}
+	testkit.Must(b, err)
 	return l, func() {
 		if err := l.Remove(); err != nil {
 			b.Error(err)
@@ -59,14 +57,10 @@ func BenchmarkAppend(b *testing.B) {
 	n := 0
 	for b.Loop() {
 		at, err := l.Append(again(batch))
-		if err != nil {
-			b.Fatal(err)
-		}
+		testkit.Must(b, err)
 		if n += 200; n%1_000_000 == 0 { // a backlog that does not fill the disk
 			b.StopTimer()
-			if err := l.Trim(at); err != nil {
-				b.Fatal(err)
-			}
+			testkit.Must(b, l.Trim(at))
 			b.StartTimer()
 		}
 	}
@@ -99,9 +93,7 @@ func BenchmarkAppendAndRead(b *testing.B) {
 					}
 				}
 				if n += 200; n%200_000 == 0 {
-					if err := l.Trim(into.Next); err != nil {
-						b.Fatal(err)
-					}
+					testkit.Must(b, l.Trim(into.Next))
 				}
 			}
 			rate(b, n)

@@ -19,6 +19,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
@@ -555,22 +556,16 @@ func TestWhatWasEmptiedInMemoryStaysSoThroughACrash(t *testing.T) {
 		l.open()
 		defer func() { _ = l.close() }()
 		for _, name := range []string{"emptied", "other"} {
-			if err := l.top.CreateChannel(name); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, l.top.CreateChannel(name))
 		}
 		l.b.Recorded()
 		publish := func() {
-			if err := l.top.Publish(l.b.Now(), mono.Wall(time.Now().UnixNano()), broker.Published{Body: []byte("x"), Arrival: stamp.Arrival{At: l.b.Now()}}); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, l.top.Publish(l.b.Now(), mono.Wall(time.Now().UnixNano()), broker.Published{Body: []byte("x"), Arrival: stamp.Arrival{At: l.b.Now()}}))
 			synctest.Wait()
 		}
 		publish()
 		publish()
-		if err := l.top.EmptyChannel("emptied"); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, l.top.EmptyChannel("emptied"))
 		publish() // more than memory has room for
 		publish()
 		l.crash()

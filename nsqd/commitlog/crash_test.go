@@ -541,13 +541,9 @@ func TestPowerLossUnderConcurrentSyncs(t *testing.T) {
 		sim := newSimDisk(rand.New(rand.NewPCG(rng.Uint64(), 5)))
 		open := func() *Files {
 			dir, err := OpenDir("/data", sim.disk())
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			l, err := Open(Config{Dir: dir, Name: "q", SegmentBytes: 1 << 11, MaxBody: 1 << 12})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			return l
 		}
 		l := open()
@@ -575,17 +571,13 @@ func TestPowerLossUnderConcurrentSyncs(t *testing.T) {
 		there := map[Offset]uint64{}
 		var b Batch
 		for {
-			if err := l.Read(b.Next, Limit{100, 1 << 20}, &b); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, l.Read(b.Next, Limit{100, 1 << 20}, &b))
 			if len(b.Records) == 0 {
 				break
 			}
 			for _, r := range b.Records {
 				id, err := numberOf(r)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				there[r.Offset] = id
 			}
 		}

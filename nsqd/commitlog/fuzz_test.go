@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
@@ -75,19 +76,13 @@ func FuzzDamagedSegment(f *testing.F) {
 		start := func() *Files {
 			sim.kill()
 			dir, err := OpenDir("/data", sim.disk())
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			l, err := Open(Config{Dir: dir, Name: "q", SegmentBytes: 1 << 10, MaxBody: 1 << 12})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			return l
 		}
 		start() // makes the folder
-		if err := sim.disk().Mkdir("/data/q.log"); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, sim.disk().Mkdir("/data/q.log"))
 		sim.edit("/data/q.log/"+segmentName(0), func([]byte) []byte { return content })
 
 		l := start()
@@ -108,9 +103,7 @@ func FuzzDamagedSegment(f *testing.F) {
 
 		later := []Record{numbered(99)}
 		at, err := l.Append(later)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if n := len(got); n > 0 && at <= got[n-1].Offset {
 			t.Fatalf("appended at %d after %d", at, got[n-1].Offset)
 		}
@@ -134,9 +127,7 @@ func drain(t *testing.T, l *Files) (all []Record) {
 	t.Helper()
 	var b Batch
 	for {
-		if err := l.Read(b.Next, Limit{Records: 3, Bytes: 1 << 20}, &b); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, l.Read(b.Next, Limit{Records: 3, Bytes: 1 << 20}, &b))
 		if len(b.Records) == 0 {
 			return all
 		}

@@ -48,12 +48,8 @@ func startChild(t *testing.T, cmd *exec.Cmd, role string) *bufio.Reader {
 	cmd.Env = append(os.Environ(), childEnv+"="+role)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
+	testkit.Must(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill() // it has ended, in most tests
 		_ = cmd.Wait()
@@ -64,9 +60,7 @@ func startChild(t *testing.T, cmd *exec.Cmd, role string) *bufio.Reader {
 func self(t *testing.T) *exec.Cmd {
 	t.Helper()
 	path, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return exec.Command(path)
 }
 
@@ -84,9 +78,7 @@ func TestFolderBelongsToOneProcess(t *testing.T) {
 	path := t.TempDir() + "/made/on/the/way"
 	cmd := self(t)
 	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	out := startChild(t, cmd, "holder "+path)
 	if line, err := out.ReadString('\n'); line != "holding\n" {
 		t.Fatalf("%q, %v", line, err)
@@ -95,9 +87,7 @@ func TestFolderBelongsToOneProcess(t *testing.T) {
 	if !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), fmt.Sprintf("process %d", cmd.Process.Pid)) {
 		t.Errorf("open a folder that process %d has: %v", cmd.Process.Pid, err)
 	}
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, cmd.Process.Kill())
 	_ = cmd.Wait() // killed
 	_ = stdin.Close()
 	dir, err := OpenDir(path, OS())
@@ -186,27 +176,19 @@ func TestKilledWhileWriting(t *testing.T) {
 		_ = cmd.Wait() // killed
 
 		dir, err := OpenDir(path, OS())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		l, err := Open(Config{Dir: dir, Name: "q", SegmentBytes: 8 << 10, MaxBody: 1 << 12})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		there := 0
 		var b Batch
 		for {
-			if err := l.Read(b.Next, Limit{100, 1 << 20}, &b); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, l.Read(b.Next, Limit{100, 1 << 20}, &b))
 			if len(b.Records) == 0 {
 				break
 			}
 			for _, r := range b.Records {
 				id, err := numberOf(r)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				first = max(first, id+1000)
 				if was, ok := acknowledged[r.Offset]; ok {
 					if there++; was != id {
@@ -224,9 +206,7 @@ func TestKilledWhileWriting(t *testing.T) {
 		if s := l.Stats(); s.Quarantined+s.Missing > 0 {
 			t.Errorf("damage by a kill: %+v", s)
 		}
-		if err := errors.Join(l.Close(), dir.Close()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, errors.Join(l.Close(), dir.Close()))
 	}
 }
 
@@ -238,9 +218,7 @@ func TestOSDisk(t *testing.T) {
 		t.Errorf("open what is not there: %v", err)
 	}
 	f, err := d.Create(path + "/a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if _, err := d.Create(path + "/a"); !errors.Is(err, os.ErrExist) {
 		t.Errorf("create what is there: %v", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/commitlog/logtest"
 )
@@ -41,7 +42,5 @@ func TestFilesAsALog(t *testing.T) {
 
 func must(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 }

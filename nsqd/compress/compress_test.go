@@ -124,9 +124,7 @@ func TestAnyPieces(t *testing.T) {
 				pieces[i][j] = byte(rng.IntN(alphabet))
 			}
 		}
-		if err := check(formats[rapid.IntRange(0, len(formats)-1).Draw(t, "format")], pieces); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, check(formats[rapid.IntRange(0, len(formats)-1).Draw(t, "format")], pieces))
 	})
 }
 

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // Clients that have waited for a broker are there before it serves them. Without
@@ -15,23 +17,15 @@ func TestConnectionsAreReadyBeforeAnybodyAccepts(t *testing.T) {
 	n := benchNode(t, 1, false)
 	defer n.close()
 	ln, err := n.srv.Listen(t.Context(), "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer ln.Close()
 	client, err := net.Dial("tcp", ln.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer client.Close()
 	f, err := ln.(*net.TCPListener).File() // Accept of package net would set the options
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer f.Close()
-	if err := unix.SetNonblock(int(f.Fd()), false); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.SetNonblock(int(f.Fd()), false))
 	fd, _, err := unix.Accept4(int(f.Fd()), unix.SOCK_CLOEXEC)
 	if err != nil {
 		t.Fatal(os.NewSyscallError("accept", err))

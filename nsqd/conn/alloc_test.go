@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"testing"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
 )
@@ -106,9 +107,7 @@ func TestAllocationsOfDurablePublishes(t *testing.T) {
 	const publishers, rounds = 64, 50
 	path := t.TempDir()
 	st, err := broker.OpenStorage(broker.StorageConfig{Path: path, Metadata: filepath.Join(path, "topics.json"), MaxRecord: 1 << 20, Overflow: 20, WriteThrough: true, Fsync: true, Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer func() {
 		if err := st.Close(); err != nil {
 			t.Error(err)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsq/wire"
@@ -50,9 +51,7 @@ func benchNode(tb testing.TB, loops int, limited bool, change ...func(*broker.Co
 	tb.Helper()
 	check := func(err error) {
 		tb.Helper()
-		if err != nil {
-			tb.Fatal(err)
-		}
+		testkit.Must(tb, err)
 	}
 	log := slog.New(slog.DiscardHandler)
 	cfg := broker.Config{Capacity: 100_000, MaxMsgTimeout: time.Minute, AutoCreate: true}
@@ -155,9 +154,7 @@ func benchPath(b *testing.B, publishers, pipeline int, limited bool, loops int) 
 	var fin []byte
 	for n := 0; n < total; n++ {
 		head, err := r.Peek(wire.MessageOverhead)
-		if err != nil {
-			b.Fatal(err)
-		}
+		testkit.Must(b, err)
 		fin = wire.AppendFin(fin, wire.MessageID(head[18:34]))
 		if _, err := r.Discard(4 + int(binary.BigEndian.Uint32(head))); err != nil {
 			b.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
@@ -66,9 +67,7 @@ func newCounted() *counted {
 func unread(t *testing.T, addr net.Addr) (bytes int) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/net/tcp")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	port := fmt.Sprintf(":%04X", addr.(*net.TCPAddr).Port)
 	for line := range strings.Lines(string(text)) {
 		fields := strings.Fields(line)
@@ -92,9 +91,7 @@ func TestPublishesShareAWriteAndAnFsync(t *testing.T) {
 		Path: path, Metadata: filepath.Join(path, "topics.json"), MaxRecord: 1 << 20, Overflow: 20, WriteThrough: true, Fsync: true,
 		Log: slog.New(slog.DiscardHandler), Disk: &disk.Disk,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer func() {
 		if err := st.Close(); err != nil {
 			t.Error(err)

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/conn"
 )
 
@@ -14,9 +15,7 @@ import (
 func dir(t *testing.T) string {
 	t.Helper()
 	d, err := os.MkdirTemp("", "ep")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { os.RemoveAll(d) })
 	return d
 }
@@ -24,9 +23,7 @@ func dir(t *testing.T) string {
 func listen(t *testing.T, address string) net.Listener {
 	t.Helper()
 	ln, err := conn.ListenAt(t.Context(), net.ListenConfig{}, address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { ln.Close() })
 	return ln
 }
@@ -59,16 +56,12 @@ func TestASocketIsThereWhileItIsListenedAt(t *testing.T) {
 	path := filepath.Join(dir(t), "s")
 	ln := listen(t, path)
 	nc, err := net.Dial("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	nc.Close()
 	if _, err := conn.ListenAt(t.Context(), net.ListenConfig{}, path); err == nil || !strings.Contains(err.Error(), "in use") {
 		t.Errorf("a second listener at the same path: %v", err)
 	}
-	if err := ln.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, ln.Close())
 	if _, err := os.Lstat(path); err == nil {
 		t.Error("the socket outlives its listener")
 	}
@@ -78,22 +71,16 @@ func TestASocketThatWasLeftIsReplaced(t *testing.T) {
 	path := filepath.Join(dir(t), "s")
 	ln := listen(t, path).(*net.UnixListener)
 	ln.SetUnlinkOnClose(false) // as when its process was killed
-	if err := ln.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, ln.Close())
 	listen(t, path)
 	nc, err := net.Dial("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	nc.Close()
 }
 
 func TestOtherFilesAreLeftAlone(t *testing.T) {
 	path := filepath.Join(dir(t), "s")
-	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, []byte("precious"), 0o600))
 	if _, err := conn.ListenAt(t.Context(), net.ListenConfig{}, path); err == nil || !strings.Contains(err.Error(), "no socket") {
 		t.Errorf("%v", err)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/auth"
 	"github.com/srtm-io/srtm/nsqd/httpapi"
 )
@@ -145,13 +146,9 @@ func (q *quotas) Decide(_ context.Context, key string, cost uint32) client.Decis
 func TestTenantsArePaced(t *testing.T) {
 	const acme = "acme-0123456789abcdef"
 	file := filepath.Join(t.TempDir(), "tokens")
-	if err := os.WriteFile(file, []byte("read-only "+acme+" acme\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, []byte("read-only "+acme+" acme\n"), 0o600))
 	tokens, err := secure.LoadTokens("--http-token-file", file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var q quotas
 	n := startWith(t, func(c *httpapi.Config) { c.Tokens, c.Admission = tokens, &q })
 	for _, c := range []struct {
@@ -179,13 +176,9 @@ func TestTenantsArePaced(t *testing.T) {
 func TestTokens(t *testing.T) {
 	const admin, look = "admin-0123456789abcdef", "look-0123456789abcdef"
 	file := filepath.Join(t.TempDir(), "tokens")
-	if err := os.WriteFile(file, []byte("admin "+admin+"\nread-only "+look+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, []byte("admin "+admin+"\nread-only "+look+"\n"), 0o600))
 	tokens, err := secure.LoadTokens("--http-token-file", file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	n := startWith(t, func(c *httpapi.Config) { c.Tokens = tokens })
 	for _, route := range everyRoute {
 		for _, c := range []struct {

@@ -103,22 +103,16 @@ func startOn(t *testing.T, storage *broker.Storage, set func(*httpapi.Config)) *
 	}
 	set(&config)
 	b, err := broker.New(broker.Config{Capacity: 3, MaxMsgTimeout: time.Minute, AutoCreate: !config.Managed, EndToEnd: time.Hour, Storage: storage})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
 			t.Error(err)
 		}
 	})
 	stamps, err := hook.Open(hook.Off, hook.Config{}, log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	conns, err := conn.New(conn.Config{Session: &sc, WriteTimeout: time.Second}, b, stamps, log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return &node{t: t, broker: b, conns: conns, http: httpapi.New(config, b, conns, stamps, prometheus.NewRegistry(), log), lines: lines}
 }
 
@@ -372,9 +366,7 @@ func TestAFullTopicRefuses(t *testing.T) {
 	n.expect("POST", "/topic/limit?topic=u&rate=0.001&burst=1&policy=reject", "", 200, "")
 	n.expect("POST", "/pub?topic=u", "x", 429, "RATE_LIMITED") // its bucket begins empty
 	u, err := n.broker.Topic([]byte("u"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	share := tokenbucket.Share{Rate: 1, Burst: 1}
 	u.SetLeased(share, queue.Forever(share), tokenbucket.Token)
 	n.expect("POST", "/pub?topic=u", "x", 200, "OK")
@@ -414,9 +406,7 @@ func TestABodyThatDoesNotComeIsGivenUp(t *testing.T) {
 	defer server.Close()
 	for path, want := range map[string]string{"/pub": " 408 ", "/mpub": " 408 ", "/nope": " 404 ", "/topic/limit": " 403 "} {
 		c, err := net.Dial("tcp", server.Listener.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer c.Close()
 		if _, err := fmt.Fprintf(c, "POST %s?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf", path); err != nil {
 			t.Fatal(err)
@@ -543,9 +533,7 @@ func TestCursorsOverHTTP(t *testing.T) {
 	storage, err := broker.OpenStorage(broker.StorageConfig{
 		Path: path, Metadata: filepath.Join(path, "metadata.json"), MaxRecord: 1 << 20, Overflow: 100, WriteThrough: true, Log: slog.New(slog.DiscardHandler),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { // after the broker is closed
 		if err := storage.Close(); err != nil {
 			t.Error(err)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsqd/broker"
@@ -24,18 +25,12 @@ import (
 func TestPacingOverHTTP(t *testing.T) {
 	sc, log := session.DefaultConfig(), slog.New(slog.DiscardHandler)
 	b, err := broker.New(broker.Config{Capacity: 10_000_000, MaxMsgTimeout: time.Minute, AutoCreate: true, Pacing: broker.PacePolice})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { b.Close() })
 	stamps, err := hook.Open(hook.Off, hook.Config{}, log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	conns, err := conn.New(conn.Config{Session: &sc, WriteTimeout: time.Second}, b, stamps, log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	registry := prometheus.NewRegistry()
 	api := httpapi.New(httpapi.Config{Session: &sc}, b, conns, stamps, registry, log)
 	ask := func(method, path, body string) *httptest.ResponseRecorder {
@@ -46,12 +41,8 @@ func TestPacingOverHTTP(t *testing.T) {
 		return w
 	}
 	top, err := b.CreateTopic("t")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := top.CreateChannel("c"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
+	testkit.Must(t, top.CreateChannel("c"))
 	top.Contract(tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 1}, false)
 	if h := ask("POST", "/pub?topic=t", "x").Header(); h.Get("RateLimit") != "" {
 		t.Errorf("headers where no publisher is paced: %v", h)
@@ -90,9 +81,7 @@ func TestPacingOverHTTP(t *testing.T) {
 		t.Errorf("%+v", one)
 	}
 	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	found := map[string]float64{}
 	for _, f := range families {
 		for _, m := range f.Metric {

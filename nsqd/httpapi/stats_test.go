@@ -55,13 +55,9 @@ type peer struct {
 func dial(t *testing.T, address string, in ...[]byte) *peer {
 	t.Helper()
 	nc, err := net.Dial("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { nc.Close() })
-	if err := nc.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, nc.SetDeadline(time.Now().Add(20*time.Second)))
 	p := &peer{t, nc, bufio.NewReader(nc)}
 	p.send(append([][]byte{wire.AppendMagic(nil)}, in...)...)
 	return p

@@ -9,13 +9,13 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 func TestIdentifyGolden(t *testing.T) {
 	got, err := appendIdentify([]byte(magic), Node{BroadcastAddress: "b", Hostname: "h", HTTPPort: 4151, TCPPort: 4150, Version: "v"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	body := `{"broadcast_address":"b","hostname":"h","http_port":4151,"tcp_port":4150,"version":"v"}`
 	if want := "  V1IDENTIFY\n\x00\x00\x00\x57" + body; string(got) != want {
 		t.Errorf("%q\nwant %q", got, want)

@@ -74,20 +74,14 @@ func TestAFileIsReplacedAsAWhole(t *testing.T) {
 		t.Errorf("no file: %+v %v", s, err)
 	}
 	// What a process left that ended while it wrote.
-	if err := os.WriteFile(path+".new", []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path+".new", []byte("{"), 0o600))
 	for _, want := range []metadata.State{sample, {}, {Topics: sample.Topics[1:]}} {
-		if err := metadata.Write(path, want); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, metadata.Write(path, want))
 		if s, err := metadata.Read(path); err != nil || len(s.Topics) != len(want.Topics) || len(want.Topics) > 0 && !reflect.DeepEqual(s, want) {
 			t.Errorf("%+v %v", s, err)
 		}
 	}
-	if err := os.Mkdir(path+".new", 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Mkdir(path+".new", 0o700))
 	if err := metadata.Write(path, metadata.State{}); err == nil {
 		t.Error("it was written where that is impossible")
 	}
@@ -111,9 +105,7 @@ func TestWhatIsDamagedIsAnError(t *testing.T) {
 		"something behind":   {golden + "{}", metadata.ErrDamaged},
 	} {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(c.text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(path, []byte(c.text), 0o600))
 		if s, err := metadata.Read(path); !errors.Is(err, c.want) || !strings.Contains(err.Error(), path) || len(s.Topics) > 0 {
 			t.Errorf("%s: %+v %v", name, s, err)
 		}

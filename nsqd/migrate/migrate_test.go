@@ -38,21 +38,15 @@ func unpack(t *testing.T, name string) *place {
 	t.Helper()
 	p := newPlace(t)
 	text, err := os.ReadFile(filepath.Join("testdata", name+".tgz"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	zip, err := gzip.NewReader(bytes.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for r := tar.NewReader(zip); ; {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			return p
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		path := filepath.Join(p.data, filepath.FromSlash(h.Name))
 		if h.Typeflag == tar.TypeDir {
 			err = os.MkdirAll(path, 0o700)
@@ -60,9 +54,7 @@ func unpack(t *testing.T, name string) *place {
 			b, _ := io.ReadAll(r)
 			err = errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, b, 0o600))
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 	}
 }
 
@@ -75,9 +67,7 @@ type place struct {
 
 func newPlace(t *testing.T) *place {
 	p := &place{t: t, data: t.TempDir()}
-	if err := os.MkdirAll(p.path("messages"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.MkdirAll(p.path("messages"), 0o700))
 	return p
 }
 
@@ -188,9 +178,7 @@ func TestWhatIsLeftComesOver(t *testing.T) {
 			p := unpack(t, name)
 			before := p.files()
 			report, err := p.imports()
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			all := p.all()
 			tl, ul := all["t"], all["u"]
 			if len(all) != 2 {
@@ -270,12 +258,8 @@ func TestAnImportThatWasInterruptedIsDoneOnce(t *testing.T) {
 
 		p := unpack(t, fixture)
 		// A log under work, and one that has its name and a list of which half was done.
-		if err := os.CopyFS(p.path("messages/t##import.log"), os.DirFS(whole.path("messages/t.log"))); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.CopyFS(p.path("messages/u.log"), os.DirFS(whole.path("messages/u.log"))); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.CopyFS(p.path("messages/t##import.log"), os.DirFS(whole.path("messages/t.log"))))
+		testkit.Must(t, os.CopyFS(p.path("messages/u.log"), os.DirFS(whole.path("messages/u.log"))))
 		var list []string
 		for _, file := range p.files() {
 			base := filepath.Base(file)
@@ -286,9 +270,7 @@ func TestAnImportThatWasInterruptedIsDoneOnce(t *testing.T) {
 				list = append(list, "- "+filepath.Dir(p.path(file)))
 			}
 		}
-		if err := os.WriteFile(p.path("messages/u.log/imported"), []byte(strings.Join(list, "\n")+"\n- "+p.path("was/done/before")+"\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(p.path("messages/u.log/imported"), []byte(strings.Join(list, "\n")+"\n- "+p.path("was/done/before")+"\n"), 0o600))
 		if _, err := p.imports(); err != nil {
 			t.Fatal(err)
 		}
@@ -312,19 +294,13 @@ func TestWhatCannotBeReadIsKeptAndSaid(t *testing.T) {
 			b[at] ^= 0x40
 			err = os.WriteFile(path, b, 0o600)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 	}
 	t.Run("ours", func(t *testing.T) {
 		p := unpack(t, "through")
 		flip(t, p.path("messages/t#b.queue/00000000000000000001.seg"), 36+8+56+2) // in the first one
-		if err := os.Rename(p.path("messages/u#.queue"), p.path("messages/u###unreadable.queue")); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.MkdirAll(p.path("messages/no topic.queue"), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.Rename(p.path("messages/u#.queue"), p.path("messages/u###unreadable.queue")))
+		testkit.Must(t, os.MkdirAll(p.path("messages/no topic.queue"), 0o700))
 		report, err := p.imports()
 		if err != nil || report.Unreadable != 6 {
 			t.Fatalf("%+v, %v", report, err)
@@ -344,12 +320,8 @@ func TestWhatCannotBeReadIsKeptAndSaid(t *testing.T) {
 	t.Run("of NSQ", func(t *testing.T) {
 		p := unpack(t, "nsq")
 		flip(t, p.path("t:b.diskqueue.000000.dat"), 1) // a length
-		if err := os.WriteFile(p.path("t:late.diskqueue.meta.dat"), []byte("what"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(p.path("a b.diskqueue.000000.dat"), []byte("m"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(p.path("t:late.diskqueue.meta.dat"), []byte("what"), 0o600))
+		testkit.Must(t, os.WriteFile(p.path("a b.diskqueue.000000.dat"), []byte("m"), 0o600))
 		report, err := p.imports()
 		if err != nil || report.Unreadable != 2 {
 			t.Fatalf("%+v, %v", report, err)
@@ -366,9 +338,7 @@ func TestWhatCannotBeReadIsKeptAndSaid(t *testing.T) {
 	})
 	t.Run("topics of NSQ", func(t *testing.T) {
 		p := unpack(t, "nsq")
-		if err := os.WriteFile(p.path("nsqd.dat"), []byte("{"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(p.path("nsqd.dat"), []byte("{"), 0o600))
 		before := p.files()
 		if _, err := p.imports(); err == nil || !strings.Contains(err.Error(), "nsqd.dat") {
 			t.Errorf("%v", err)
@@ -387,9 +357,7 @@ func TestALogBesideQueuesIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	again := unpack(t, "memory")
-	if err := os.CopyFS(p.path("messages/t#a.queue"), os.DirFS(again.path("messages/t#a.queue"))); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.CopyFS(p.path("messages/t#a.queue"), os.DirFS(again.path("messages/t#a.queue"))))
 	before := p.files()
 	if _, err := p.imports(); err == nil || !strings.Contains(err.Error(), "topic t") {
 		t.Errorf("%v", err)
@@ -405,9 +373,7 @@ func TestAFolderThatNSQUsesIsRefused(t *testing.T) {
 	if err == nil {
 		err = syscall.Flock(int(folder.Fd()), syscall.LOCK_EX)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	before := p.files()
 	if _, err := p.imports(); !errors.Is(err, syscall.EWOULDBLOCK) {
 		t.Errorf("%v", err)
@@ -425,9 +391,7 @@ func TestAFolderThatNSQUsesIsRefused(t *testing.T) {
 
 func TestNothingIsNothing(t *testing.T) {
 	p := newPlace(t)
-	if err := os.WriteFile(p.path("nsqd.dat"), []byte(`{"topics":[{"name":"e","channels":[{"name":"c","paused":true},{"name":"x#ephemeral"}]},{"name":"y#ephemeral"}],"version":"1.3.0"}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(p.path("nsqd.dat"), []byte(`{"topics":[{"name":"e","channels":[{"name":"c","paused":true},{"name":"x#ephemeral"}]},{"name":"y#ephemeral"}],"version":"1.3.0"}`), 0o600))
 	report, err := p.imports()
 	if err != nil || len(report.Topics) != 0 {
 		t.Errorf("%+v, %v", report, err)
@@ -452,9 +416,7 @@ func FuzzNSQ(f *testing.F) {
 		p := newPlace(t)
 		for name, text := range map[string]string{"t:c.diskqueue.000000.dat": string(b), "t:c.diskqueue.meta.dat": fmt.Sprintf("1\n0,%d\n0,9\n", place),
 			"t:c.diskqueue.000001.dat": string(message("last"))} {
-			if err := os.WriteFile(p.path(name), []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.WriteFile(p.path(name), []byte(text), 0o600))
 		}
 		if _, err := p.imports(); err != nil {
 			t.Fatal(err)

@@ -3,6 +3,8 @@ package queue
 import (
 	"testing"
 	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // What is read for one channel is not read again for those close behind it, whatever
@@ -27,9 +29,7 @@ func TestChannelsThatAreCloseTogetherReadOnce(t *testing.T) {
 		read, got := 0, make([]int, len(channels))
 		for round := 1; got[len(got)-1] < messages; round++ {
 			for i, ch := range channels {
-				if err := b.top.SetReady(b.now, ch, ConsumerID(i+1), round*(7-i), &b.fx); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, b.top.SetReady(b.now, ch, ConsumerID(i+1), round*(7-i), &b.fx))
 				for n := -1; n != read; {
 					n = read
 					read += d.read(b.top, b.now, &b.fx)

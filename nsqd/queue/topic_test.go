@@ -208,14 +208,10 @@ func TestCreditBoundsWhatAConsumerHoldsAndConsumersTakeTurns(t *testing.T) {
 	b.finish(c, 2, 2, nil)
 	b.expect("4@2:1")
 	b.finish(c, 1, 4, ErrNotInFlight) // consumer 2 holds it
-	if err := b.top.SetReady(b.now, c, 1, 3, &b.fx); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, b.top.SetReady(b.now, c, 1, 3, &b.fx))
 	b.expect("5@1:1")
 	b.put(nil)
-	if err := b.top.SetReady(b.now, c, 1, 0, &b.fx); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, b.top.SetReady(b.now, c, 1, 0, &b.fx))
 	b.finish(c, 1, 1, nil)
 	b.expect()
 }
@@ -230,9 +226,7 @@ func TestTimeoutRequeueTouchAndDeferral(t *testing.T) {
 		t.Fatalf("deadline %d, want %d", got, want)
 	}
 	b.at(900 * time.Millisecond)
-	if err := b.top.Touch(b.now, c, 1, message(1, 0).ID); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, b.top.Touch(b.now, c, 1, message(1, 0).ID))
 	b.at(1100 * time.Millisecond)
 	b.expect()
 	b.at(1900 * time.Millisecond)
@@ -242,9 +236,7 @@ func TestTimeoutRequeueTouchAndDeferral(t *testing.T) {
 
 	b.put(nil)
 	b.expect("2@1:1")
-	if err := b.top.Requeue(b.now, c, 1, message(2, 0).ID, 500*time.Millisecond, &b.fx); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, b.top.Requeue(b.now, c, 1, message(2, 0).ID, 500*time.Millisecond, &b.fx))
 	b.check()
 	b.at(2300 * time.Millisecond)
 	b.expect()
@@ -253,9 +245,7 @@ func TestTimeoutRequeueTouchAndDeferral(t *testing.T) {
 
 	m := message(99, b.now)
 	m.Defer = 900 * time.Millisecond
-	if err := b.top.Put(b.now, &b.fx, m); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, b.top.Put(b.now, &b.fx, m))
 	b.check()
 	if c.Deferred() != 1 {
 		t.Fatalf("%d deferred, want 1", c.Deferred())
@@ -296,9 +286,7 @@ func TestARemovedConsumerGivesBackInOrder(t *testing.T) {
 	b.top.RemoveConsumer(b.now, c, 1, &b.fx)
 	b.check()
 	b.finish(c, 1, 1, ErrNotInFlight)
-	if err := b.top.SetReady(b.now, c, 2, 10, &b.fx); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, b.top.SetReady(b.now, c, 2, 10, &b.fx))
 	b.expect("4@2:1", "1@2:2", "2@2:2", "3@2:2")
 	if err := b.top.SetReady(b.now, c, 1, 1, &b.fx); !errors.Is(err, ErrUnknownConsumer) {
 		t.Fatal(err)
@@ -312,9 +300,7 @@ func TestMessagesGoToTheNearest(t *testing.T) {
 	for i, d := range []Distance{Far, Near, Neighbour, Near, Far} {
 		id := ConsumerID(i + 1)
 		c.AddConsumer(id, time.Minute, 0, d)
-		if err := b.top.SetReady(b.now, c, id, 2, &b.fx); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, b.top.SetReady(b.now, c, id, 2, &b.fx))
 		b.check()
 	}
 	for range 11 {
@@ -554,9 +540,7 @@ func TestPauseEmptyDelete(t *testing.T) {
 	b.finish(c, 1, 1, ErrNotInFlight)
 	b.put(nil)
 	b.expect("3@1:1")
-	if err := b.top.DeleteChannel(b.now, "c", &b.fx); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, b.top.DeleteChannel(b.now, "c", &b.fx))
 	if err := b.top.DeleteChannel(b.now, "c", &b.fx); !errors.Is(err, ErrUnknownChannel) {
 		t.Fatal(err)
 	}
@@ -576,12 +560,8 @@ func TestADeletedChannelDeliversNothing(t *testing.T) {
 	b.put(nil)
 	b.put(nil)
 	b.expect("1@1:1")
-	if err := b.top.DeleteChannel(b.now, "c", &b.fx); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.top.SetReady(b.now, c, 1, 5, &b.fx); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, b.top.DeleteChannel(b.now, "c", &b.fx))
+	testkit.Must(t, b.top.SetReady(b.now, c, 1, 5, &b.fx))
 	b.top.Resume(b.now, c, 1, &b.fx)
 	b.top.UnpauseChannel(b.now, c, &b.fx)
 	b.expect()
@@ -595,9 +575,7 @@ func TestASamplingConsumerGetsAboutItsShare(t *testing.T) {
 	b := &bench{t: t, top: newTest(20)}
 	c := b.channel("c")
 	c.AddConsumer(1, time.Second, 30, Near)
-	if err := b.top.SetReady(0, c, 1, 5, &b.fx); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, b.top.SetReady(0, c, 1, 5, &b.fx))
 	const total = 10_000
 	delivered := 0
 	for range total {
@@ -1021,9 +999,7 @@ func restart(t interface {
 	}
 	mono := func(w mono.Wall) mono.Time { return mono.Time(w) }
 	from, err := top.Restore(now, snapshot, mono, func(string) bool { return len(channels) == 0 }, &fx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	next := Offset(0)
 	for _, m := range log.messages {
 		if next = m.Offset + 1; m.Offset >= from {
@@ -1035,9 +1011,7 @@ func restart(t interface {
 		}
 	}
 	top.Restored(now, next, &fx)
-	if err := top.checkInvariants(now); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, top.checkInvariants(now))
 	return top, fx
 }
 
@@ -1051,9 +1025,7 @@ func TestATopicIsRestoredAsItWasLeft(t *testing.T) {
 		b.put(nil)
 	}
 	b.expect("1@1:1")
-	if err := b.top.Requeue(b.now, c, 1, message(1, 0).ID, 0, &b.fx); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, b.top.Requeue(b.now, c, 1, message(1, 0).ID, 0, &b.fx))
 	b.expect("2@1:1")
 	b.top.Pause()
 	b.put(nil)
@@ -1163,9 +1135,7 @@ func TestWhoArrivedFirstGetsATokenFirst(t *testing.T) {
 	b.consumer(c, 1, time.Minute, 20)
 	put := func(n int, arrival mono.Time) {
 		t.Helper()
-		if err := b.top.Put(b.now, &b.fx, message(n, arrival)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, b.top.Put(b.now, &b.fx, message(n, arrival)))
 		b.check()
 	}
 	// Without a contract, in the order read.
@@ -1201,9 +1171,7 @@ func TestAConsumerLeavesInTheTimeOfItsOwn(t *testing.T) {
 		for i := range deferred {
 			m := message(i, 0)
 			m.Defer = time.Hour
-			if err := top.Put(0, &fx, m); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, top.Put(0, &fx, m))
 			fx.Reset()
 		}
 		best := time.Duration(math.MaxInt64)
@@ -1227,22 +1195,16 @@ func TestAStepAllocatesNothing(t *testing.T) {
 	var fx Effects
 	c := top.CreateChannel(0, "c", &fx)
 	c.AddConsumer(1, time.Second, 0, Near)
-	if err := top.SetReady(0, c, 1, 100, &fx); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, top.SetReady(0, c, 1, 100, &fx))
 	m := message(1, 0)
 	now := mono.Time(0)
 	cycle := func() {
 		now++
-		if err := top.Put(now, &fx, m); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, top.Put(now, &fx, m))
 		if !c.MarkSent(fx.Deliveries[0]) {
 			t.Fatal("the delivery came to nothing")
 		}
-		if err := top.Finish(now, c, 1, m.ID, &fx); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, top.Finish(now, c, 1, m.ID, &fx))
 		fx.Reset()
 	}
 	cycle()

@@ -166,9 +166,7 @@ func config(address string) Config {
 func run(t *testing.T, cfg Config) (stop func()) {
 	t.Helper()
 	p, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
@@ -182,14 +180,10 @@ func run(t *testing.T, cfg Config) (stop func()) {
 
 func TestPushesArrive(t *testing.T) {
 	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer conn.Close()
 	defer run(t, config(conn.LocalAddr().String()))()
-	if err := conn.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, conn.SetReadDeadline(time.Now().Add(20*time.Second)))
 	var got []string
 	buf := make([]byte, 65536)
 	for pushes := 0; pushes < 3; {

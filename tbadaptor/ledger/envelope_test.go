@@ -509,9 +509,7 @@ func TestAllBrokersTogetherKeepTheContract(t *testing.T) {
 		if _, err := conforms(c.released, tokenbucket.Share{Rate: contract.Rate, Burst: contract.Burst + late}); err != nil {
 			t.Fatalf("released: %v", err)
 		}
-		if err := c.ledger.CheckForm(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, c.ledger.CheckForm())
 		runs, messages, restarts, tightest = runs+1, messages+len(c.eligible), restarts+c.restarts, min(tightest, slack)
 		intervals += float64(len(c.eligible)) * float64(len(c.eligible)+1) / 2
 	})

@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -342,9 +343,7 @@ func (w *world) check(t *rapid.T) {
 	if len(w.changing) > 0 { // more may be reserved than the new contract
 		check = w.ledger.CheckForm
 	}
-	if err := check(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, check())
 	for _, name := range topicNames {
 		var using tokenbucket.Share
 		for _, n := range w.brokers {
@@ -596,13 +595,9 @@ func (w *world) follow(t *rapid.T) {
 	if errors.As(err, new(*share.TooSmall)) {
 		t.Skip("there is not enough for all that are there")
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if target != nil {
-		if err := w.call(t, func(l *ledger.Ledger) ([]ledger.Grant, error) { return l.Propose(name, target) }); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, w.call(t, func(l *ledger.Ledger) ([]ledger.Grant, error) { return l.Propose(name, target) }))
 	}
 }
 
@@ -649,9 +644,7 @@ func TestTheContractHoldsUnderEverySchedule(t *testing.T) {
 					t.Skip("not set")
 				}
 				target := drawTarget(t, w, v.Contract)
-				if err := w.call(t, func(l *ledger.Ledger) ([]ledger.Grant, error) { return l.Propose(name, target) }); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, w.call(t, func(l *ledger.Ledger) ([]ledger.Grant, error) { return l.Propose(name, target) }))
 			},
 			"remove": func(t *rapid.T) {
 				if rapid.IntRange(0, 3).Draw(t, "seldom") > 0 {

@@ -7,6 +7,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -65,9 +66,7 @@ func TestSqrtReachesItsAim(t *testing.T) {
 		total := tokenbucket.Share{Rate: units * 1000, Burst: 100}
 		weights := rapid.SliceOfN(rapid.Int64Range(1, 6), 3, 3).Draw(t, "quotas")
 		quotas, err := Proportion(total, weights)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		var loads []Load
 		for i := range weights {
 			loads = append(loads, Load{
@@ -81,9 +80,7 @@ func TestSqrtReachesItsAim(t *testing.T) {
 		loads[0].Retiring = rapid.Bool().Draw(t, "retiring")
 		loads[0].Unseen = loads[0].Unseen && !loads[0].Retiring
 		got, err := Split(Sqrt, total, loads)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		root := func(l Load) float64 { return math.Sqrt(max(l.Recent, 0.06) * max(1, l.Dispersion)) }
 		r := make([]float64, len(got))
 		left := total.Rate.PerSecond()
@@ -131,9 +128,7 @@ func TestBurstNeedsAreMetFirst(t *testing.T) {
 		}
 		rule := rapid.SampledFrom([]string{Robust, Sqrt}).Draw(t, "rule")
 		got, err := Split(rule, total, loads)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		met := func(b func(i int) int64) []int64 {
 			all := make([]int64, len(loads))
 			for i, l := range loads {
@@ -162,9 +157,7 @@ func TestNobodyPaysForAnothersBacklog(t *testing.T) {
 		}
 		weights := rapid.SliceOfN(rapid.Int64Range(1, 1e9), k, k).Draw(t, "quotas")
 		quotas, err := Proportion(total, weights)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		keeps := make([]bool, k)
 		var loads []Load
 		for i, q := range quotas {
@@ -185,9 +178,7 @@ func TestNobodyPaysForAnothersBacklog(t *testing.T) {
 		}
 		rule := rapid.SampledFrom([]string{Robust, Sqrt}).Draw(t, "rule")
 		got, err := Split(rule, total, loads)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for i, l := range loads {
 			if s := got[i].Share; keeps[i] && (int64(s.Rate) < int64(l.Recent*1000) || s.Burst < l.Peak) {
 				t.Fatalf("%s: %+v for %v msg/s and a burst of %d, within its quota of %+v\n%+v", rule, s, l.Recent, l.Peak, l.Quota, loads)

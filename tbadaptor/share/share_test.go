@@ -11,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -202,9 +203,7 @@ func TestSplitProperties(t *testing.T) {
 		total := drawTotal(t, len(loads))
 		rule := rapid.SampledFrom(share.Rules()).Draw(t, "rule")
 		got, err := share.Split(rule, total, loads)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		var sum token
 		for i, a := range got {
 			l := loads[i]
@@ -252,9 +251,7 @@ func TestStaticKeepsSharesThatSum(t *testing.T) {
 			t.Skip("no broker holds anything")
 		}
 		got, err := share.Split(share.Static, total, loads)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for i, a := range got {
 			if a.Share != loads[i].Share {
 				t.Fatalf("broker %s: %+v became %+v", a.Broker, loads[i].Share, a.Share)
@@ -274,9 +271,7 @@ func TestProportionIsTheDefinition(t *testing.T) {
 		}
 		total := drawTotal(t, len(weights))
 		got, err := share.Proportion(total, weights)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		burst := make([]int64, len(got))
 		rate := make([]int64, len(got))
 		for i, s := range got {
@@ -356,15 +351,11 @@ func TestMoreLoadNeverMeansLess(t *testing.T) {
 		total := drawTotal(t, len(loads))
 		i := rapid.IntRange(0, len(loads)-1).Draw(t, "broker")
 		before, err := share.Split(share.Proportional, total, loads)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		loads[i].Rate *= rapid.Float64Range(1, 10).Draw(t, "times")
 		loads[i].MaxBacklog += rapid.Int64Range(0, 1000).Draw(t, "more")
 		after, err := share.Split(share.Proportional, total, loads)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		// Rounding: the remainder may move to another named broker.
 		slack := int64(len(loads))
 		if after[i].Share.Rate < before[i].Share.Rate-tokenbucket.Rate(slack) || after[i].Share.Burst < before[i].Share.Burst-slack {

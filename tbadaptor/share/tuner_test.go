@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -23,9 +24,7 @@ func quota(rate, burst int64) tokenbucket.Share {
 func proposed(t *testing.T, tuner *Tuner, second int) map[string]tokenbucket.Share {
 	t.Helper()
 	shares, err := tuner.Propose(mono.Time(second)*1e9, quota(5000, 100), func(string) Holding { return Holding{} })
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	by := map[string]tokenbucket.Share{}
 	for _, a := range shares {
 		by[a.Broker] = a.Share
@@ -209,9 +208,7 @@ func TestADrainAsItWasRecorded(t *testing.T) {
 	propose := func(ms int) map[string]tokenbucket.Share {
 		t.Helper()
 		shares, err := tuner.Propose(at(ms), quota(5000, 100), func(broker string) Holding { return Holding{Target: by[broker]} })
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for _, a := range shares {
 			by[a.Broker] = a.Share
 		}

@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -147,9 +148,7 @@ func TestNeedsAreMet(t *testing.T) {
 		}
 		for _, rule := range []string{Robust, Sqrt} {
 			got, err := Split(rule, total, loads)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			for i, a := range got {
 				if rule == Sqrt && a.Share.Rate.PerSecond() < 0.97*loads[i].Recent-1 {
 					t.Fatalf("%s: %s gets %v msg/s, needs %v", rule, a.Broker, a.Share.Rate.PerSecond(), loads[i].Recent)

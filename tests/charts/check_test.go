@@ -20,6 +20,8 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 var deploy = filepath.Join("..", "..", "deploy")
@@ -27,12 +29,8 @@ var deploy = filepath.Join("..", "..", "deploy")
 func load(t *testing.T) *chart.Chart {
 	t.Helper()
 	c, err := helm.Load(filepath.Join(deploy, "helm", "srtm"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
+	testkit.Must(t, c.Validate())
 	return c
 }
 
@@ -87,9 +85,7 @@ var etcd = map[string]any{"etcd": map[string]any{"endpoints": []any{"http://etcd
 
 func TestChart(t *testing.T) {
 	objects, err := render(t, map[string]any{"loaddistributor": etcd})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	want := []string{
 		"Deployment/r-loaddistributor", "NetworkPolicy/r-broker", "NetworkPolicy/r-loaddistributor", "PodDisruptionBudget/r-broker",
 		"PodDisruptionBudget/r-loaddistributor", "Service/r-brokers", "Service/r-loaddistributor", "StatefulSet/r-broker",
@@ -132,9 +128,7 @@ func TestChart(t *testing.T) {
 
 func TestChartWithOtherValues(t *testing.T) {
 	single, err := render(t, map[string]any{"loaddistributor": map[string]any{"replicas": 1}, "networkPolicy": map[string]any{"enabled": false}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if got := slices.Sorted(maps.Keys(single)); slices.Contains(got, "PodDisruptionBudget/r-loaddistributor") || !slices.Contains(got, "PersistentVolumeClaim/r-loaddistributor") {
 		t.Errorf("a single loaddistributor has %q", got)
 	}
@@ -143,9 +137,7 @@ func TestChartWithOtherValues(t *testing.T) {
 		"brokers":       map[string]any{"bpf": true, "extraArgs": []any{"--retain=24h"}, "storage": map[string]any{"size": "1Ti", "className": "fast"}},
 		"networkPolicy": map[string]any{"clients": []any{map[string]any{"ipBlock": map[string]any{"cidr": "10.0.0.0/8"}}}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	control := secured["Deployment/r-loaddistributor"].(*appsv1.Deployment).Spec.Template.Spec
 	if args := control.Containers[0].Args; slices.Contains(args, "--allow-insecure-listen") || !slices.Contains(args, "--http-tls") || len(control.Volumes) != 3 {
 		t.Errorf("with TLS: %q, %v", args, control.Volumes)
@@ -174,15 +166,11 @@ func TestChartWithOtherValues(t *testing.T) {
 func TestCompose(t *testing.T) {
 	file := filepath.Join(deploy, "compose.yaml")
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	project, err := loader.LoadWithContext(t.Context(), types.ConfigDetails{
 		WorkingDir: deploy, ConfigFiles: []types.ConfigFile{{Filename: file, Content: text}}, Environment: types.Mapping{},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if names := project.ServiceNames(); !slices.Equal(names, []string{"broker1", "broker2", "loaddistributor"}) {
 		t.Fatalf("services %q", names)
 	}
@@ -202,14 +190,10 @@ func TestCompose(t *testing.T) {
 // user who is not root, at the end.
 func TestDockerfile(t *testing.T) {
 	f, err := os.Open(filepath.Join(deploy, "Dockerfile"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer f.Close()
 	parsed, err := parser.Parse(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if len(parsed.Warnings) > 0 {
 		t.Errorf("warnings: %v", parsed.Warnings)
 	}

@@ -231,9 +231,7 @@ func TestManyGroups(t *testing.T) {
 	admin := srtmv1.NewAdminServiceClient(c.Conn)
 	for seen, token := 0, ""; ; {
 		page, err := admin.ListTopics(t.Context(), &srtmv1.ListTopicsRequest{PageSize: 1000, PageToken: token})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		seen += len(page.Topics)
 		if token = page.NextPageToken; token == "" {
 			if seen != topics {

@@ -186,9 +186,7 @@ func TestConnectionsLeaveDescriptors(t *testing.T) {
 	} {
 		for refused, n := false, 0; !refused; n++ {
 			nc, err := net.Dial("tcp", c.address)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			defer nc.Close()
 			_ = nc.SetDeadline(time.Now().Add(local.Patience))
 			fmt.Fprint(nc, c.say)

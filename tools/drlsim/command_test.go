@@ -78,9 +78,7 @@ func TestSeedDecidesRandomAndNothingElse(t *testing.T) {
 			BucketOf json.RawMessage `json:"bucket_of"`
 		}
 		out := mustRun(t, bursts(), "bucket", "--arrivals", "-", "--rate", "100", "--burst", "10", "--split", "3", "--assign", assign, "--seed", seed)
-		if err := json.Unmarshal([]byte(out), &r); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, json.Unmarshal([]byte(out), &r))
 		return string(r.BucketOf)
 	}
 	if a, b := delays("random", "1"), delays("random", "2"); a == b {
@@ -95,9 +93,7 @@ func TestSeedDecidesRandomAndNothingElse(t *testing.T) {
 
 func TestBucketReadsAFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "a.csv")
-	if err := os.WriteFile(file, []byte(bursts()), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, []byte(bursts()), 0o644))
 	args := []string{"bucket", "--rate", "100", "--burst", "10", "--arrivals"}
 	if a, b := mustRun(t, bursts(), append(args, "-")...), mustRun(t, "", append(args, file)...); a != b {
 		t.Errorf("standard input gave %s, a file %s", a, b)
@@ -227,9 +223,7 @@ func TestScale(t *testing.T) {
 	var r struct {
 		Steps []scale.Report `json:"steps"`
 	}
-	if err := json.Unmarshal([]byte(once(args...)), &r); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal([]byte(once(args...)), &r))
 	if len(r.Steps) != 2 || r.Steps[0].Size != (scale.Size{Brokers: 2, Topics: 3, Publishers: 200}) || r.Steps[1].Publishers != 2000 || r.Steps[1].CatalogBytes == 0 {
 		t.Errorf("%+v", r.Steps)
 	}

@@ -31,9 +31,7 @@ func command(t *testing.T, args ...string) (stdout string, err error) {
 func TestHelpAndVersion(t *testing.T) {
 	for file, args := range map[string][]string{"run.help": {"run", "--help"}, "greedy.help": {"greedy", "--help"}, "schedule.help": {"schedule", "--help"}} {
 		out, err := command(t, args...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		testkit.Golden(t, "testdata/"+file, []byte(out))
 	}
 	if out, err := command(t, "--version"); err != nil || !strings.HasPrefix(out, "iotpub, SRTM ") {
@@ -43,9 +41,7 @@ func TestHelpAndVersion(t *testing.T) {
 
 func TestASchedule(t *testing.T) {
 	out, err := command(t, "schedule", "--publishers=4", "--rate=3", "--group-size=2", "--sync", "--batch=2", "--duration=3s", "--seed=9")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	testkit.Golden(t, "testdata/schedule.txt", []byte(out))
 }
 
@@ -77,9 +73,7 @@ func TestUsage(t *testing.T) {
 
 func TestAFaultOfARecordingIsAFailure(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "r.csv")
-	if err := os.WriteFile(path, []byte("offset_seconds,publisher_id,correlation_key,payload_bytes\n0,a,k,x\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, []byte("offset_seconds,publisher_id,correlation_key,payload_bytes\n0,a,k,x\n"), 0o644))
 	_, err := command(t, "run", "--nsqd-tcp-address=127.0.0.1:1", "--trace="+path)
 	if _, usage := errors.AsType[lifecycle.UsageError](err); err == nil || usage || !strings.HasPrefix(err.Error(), path+`:2: payload_bytes "x"`) {
 		t.Errorf("%v", err)
@@ -89,9 +83,7 @@ func TestAFaultOfARecordingIsAFailure(t *testing.T) {
 func broker(t *testing.T) *fake.Broker {
 	t.Helper()
 	b, err := fake.NewBroker("a", &fake.Log{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(b.Close)
 	return b
 }
@@ -100,9 +92,7 @@ func TestRunPrintsObjects(t *testing.T) {
 	b := broker(t)
 	out, err := command(t, "run", "--nsqd-tcp-address="+b.Address(), "--subscribe", "--publishers=5", "--rate=50",
 		"--duration=300ms", "--progress=100ms", "--output=json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	for _, line := range lines[:len(lines)-1] {
 		var p report.Progress

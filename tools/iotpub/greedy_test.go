@@ -7,25 +7,20 @@ import (
 	"testing"
 
 	"github.com/srtm-io/srtm/client/fake"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // Publishers ask for their pace, with their weights, and send.
 func TestGreedyPublishers(t *testing.T) {
 	log := &fake.Log{}
 	b, err := fake.NewBroker("b", log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer b.Close()
 	b.Paces()
 	out, err := command(t, "greedy", "--nsqd-tcp-address="+b.Address(), "--publishers=3", "--weight=2,0", "--warm-up=0s", "--duration=200ms", "--output=json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var rep greedyReport
-	if err := json.Unmarshal([]byte(out), &rep); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal([]byte(out), &rep))
 	if rep.Accepted <= 0 || rep.Refused != 0 || len(rep.Weights) != 2 || rep.Weights[0].Weight != 2 || rep.Weights[0].Publishers != 2 || rep.Weights[1].Publishers != 1 {
 		t.Errorf("%+v", rep)
 	}
@@ -51,9 +46,7 @@ func TestGreedySizes(t *testing.T) {
 	for _, size := range []int{1, 23, 24, 100} {
 		log := &fake.Log{}
 		b, err := fake.NewBroker("b", log)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer b.Close()
 		if _, err := command(t, "greedy", "--nsqd-tcp-address="+b.Address(), "--publishers=1", "--weight=0", "--warm-up=0s", "--duration=50ms", fmt.Sprint("--size=", size)); err != nil {
 			t.Fatal(err)

@@ -229,13 +229,9 @@ func TestWhatTheSystemSays(t *testing.T) {
 func pair(t *testing.T) (near, far *socket) {
 	t.Helper()
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	near, far = &socket{fd: ends[0], patient: true}, &socket{fd: ends[1], patient: true}
-	if err := errors.Join(near.timeout(patience), far.timeout(patience)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, errors.Join(near.timeout(patience), far.timeout(patience)))
 	t.Cleanup(func() { _ = near.Close() })
 	return near, far
 }
@@ -244,9 +240,7 @@ func TestSockets(t *testing.T) {
 	c, far := pair(t)
 	buf := make([]byte, 10)
 	for name, ready := range map[string]func() error{"wait": c.wait, "dontWait": c.dontWait} {
-		if err := ready(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, ready())
 		if n, err := c.Read(buf); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("%s: %d bytes, %v of nothing", name, n, err)
 		}
@@ -270,15 +264,11 @@ func TestSockets(t *testing.T) {
 	if n, err := c.Write(want); n != len(want) || err != nil {
 		t.Errorf("%d bytes, %v", n, err)
 	}
-	if err := unix.Shutdown(c.fd, unix.SHUT_WR); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Shutdown(c.fd, unix.SHUT_WR))
 	if !bytes.Equal(<-got, want) {
 		t.Error("what arrives is not what was sent")
 	}
-	if err := far.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, far.Close())
 	if _, err := c.Read(buf); err != io.EOF {
 		t.Errorf("at the end: %v", err)
 	}
@@ -289,9 +279,7 @@ func TestSockets(t *testing.T) {
 
 func TestAnswersAreReadLate(t *testing.T) {
 	c, far := pair(t)
-	if err := c.dontWait(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, c.dontWait())
 	one := &publisher{c: c, raw: c}
 	p := &Publishers{s: Scenario{Conns: 1, Rate: 100_000, Together: 1, Size: TimeSize}, d: nsqDialect(""), conns: []*publisher{one}, late: newHistogram()}
 	done := make(chan int)
@@ -320,18 +308,14 @@ func TestAnswersAreReadLate(t *testing.T) {
 	if err != nil || sent < 100 {
 		t.Fatalf("%d sent, %v", sent, err)
 	}
-	if err := unix.Shutdown(c.fd, unix.SHUT_WR); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, unix.Shutdown(c.fd, unix.SHUT_WR))
 	if n := <-done; n != sent {
 		t.Errorf("%d arrived of %d", n, sent)
 	}
 	if err := p.settle(t.Context(), sent); err != nil || int(p.accepted.Load()) != sent || one.answered != sent {
 		t.Errorf("%d of %d were accepted, %v", p.accepted.Load(), sent, err)
 	}
-	if err := far.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, far.Close())
 	one.sent++
 	if err := p.settle(t.Context(), sent+1); !errors.Is(err, io.EOF) {
 		t.Errorf("an answer that never comes: %v", err)
@@ -381,9 +365,7 @@ func TestABrokerIsOverloaded(t *testing.T) {
 	program, left := localtest.Program(t, "nsqd"), t.TempDir()
 	t.Setenv("TMPDIR", left)
 	got, err := AnotherNSQ("nsqd", program, "").Overload(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	all := 0.0
 	for i, rate := range got.Delivered {
 		if all += rate; rate <= 0 || got.Latency[i] <= 0 {
@@ -411,9 +393,7 @@ func TestABrokerIsOverloaded(t *testing.T) {
 
 func TestABrokerThatFails(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "broker")
-	if err := os.WriteFile(path, []byte("#!/bin/sh\necho I will not\nexit 3\n"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, []byte("#!/bin/sh\necho I will not\nexit 3\n"), 0o700))
 	if r, err := Perform(t.Context(), Ours(path, ""), Scenario{Conns: 1, Rate: 10, Together: 1, Size: TimeSize, Channels: 1}, time.Second, 1); err == nil || !strings.Contains(err.Error(), "I will not") {
 		t.Errorf("%+v, %v", r, err)
 	}
@@ -423,9 +403,7 @@ func TestTheReleaseTraceIsRead(t *testing.T) {
 	at := Place{Dir: t.TempDir()}
 	read := func(lines string, sent int) (Result, error) {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(at.Dir, traceFile), []byte(lines), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(filepath.Join(at.Dir, traceFile), []byte(lines), 0o600))
 		r := Result{Sent: sent}
 		return r, held(at, Scenario{Burst: 1}, &r)
 	}

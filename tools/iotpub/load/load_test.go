@@ -28,9 +28,7 @@ const recording = `offset_seconds,publisher_id,correlation_key,payload_bytes
 func recorded(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "r.csv")
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, []byte(text), 0o644))
 	return path
 }
 
@@ -47,9 +45,7 @@ func events(s schedule.Stream, n int) (all []schedule.Event) {
 
 func TestDefaultIsThePapers(t *testing.T) {
 	l, err := load.Default().Build()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if len(l.Sources) != 1000 || l.Rate() != 10_000 || l.Span != 0 || len(l.Groups) != 1 {
 		t.Errorf("%d publishers, %v msg/s, span %v, %d groups", len(l.Sources), l.Rate(), l.Span, len(l.Groups))
 	}
@@ -71,9 +67,7 @@ func TestARecording(t *testing.T) {
 	o := load.Default()
 	o.Trace, o.Replay.Compress = recorded(t, recording), 2
 	l, err := o.Build()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var ids []string
 	for _, s := range l.Sources {
 		ids = append(ids, s.ID)
@@ -150,20 +144,14 @@ func TestArgsAreReadBack(t *testing.T) {
 		back := load.Default()
 		fs := pflag.NewFlagSet("t", pflag.ContinueOnError)
 		back.Flags(fs)
-		if err := fs.Parse(o.Args()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, fs.Parse(o.Args()))
 		if back != o {
 			t.Fatalf("%v became %+v, want %+v", o.Args(), back, o)
 		}
 		a, err := o.Build()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		b, err := back.Build()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if a.Text != b.Text || !slices.Equal(a.Sources, b.Sources) || !slices.Equal(events(a.Stream(), 50), events(b.Stream(), 50)) {
 			t.Fatal("the loads differ")
 		}

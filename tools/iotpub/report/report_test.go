@@ -54,30 +54,22 @@ func clean() *report.Report {
 func TestText(t *testing.T) {
 	for name, r := range map[string]*report.Report{"full": full(), "clean": clean()} {
 		var b bytes.Buffer
-		if err := r.WriteText(&b); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, r.WriteText(&b))
 		testkit.Golden(t, "testdata/"+name+".txt", b.Bytes())
 	}
 	p := &report.Progress{ElapsedSeconds: 12.34, OfferedRate: 10000.4, Connected: 3, Lateness: quantiles(time.Second)}
 	var b bytes.Buffer
-	if err := p.WriteText(&b); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, p.WriteText(&b))
 	testkit.Golden(t, "testdata/progress.txt", b.Bytes())
 }
 
 // The JSON is read by other programs: its names are part of the interface.
 func TestJSON(t *testing.T) {
 	text, err := json.MarshalIndent(full(), "", "  ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	testkit.Golden(t, "testdata/full.json", append(text, '\n'))
 	var back report.Report
-	if err := json.Unmarshal(text, &back); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal(text, &back))
 	again, err := json.MarshalIndent(back, "", "  ")
 	if err != nil || !bytes.Equal(again, text) {
 		t.Errorf("read back it is %s, %v", again, err)

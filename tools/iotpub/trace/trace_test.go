@@ -32,27 +32,21 @@ func zipped(t testing.TB, text string) []byte {
 	if _, err := io.WriteString(w, text); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, w.Close())
 	return b.Bytes()
 }
 
 func read(t testing.TB, rows string) *trace.Trace {
 	t.Helper()
 	tr, err := trace.Read(strings.NewReader(head+rows), "t.csv")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return tr
 }
 
 func replay(t testing.TB, tr *trace.Trace, o trace.Options) *trace.Replay {
 	t.Helper()
 	r, err := tr.Replay(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return r
 }
 
@@ -151,9 +145,7 @@ func TestOpen(t *testing.T) {
 	if _, err := trace.Open(path); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), path) {
 		t.Errorf("no such file: %v", err)
 	}
-	if err := os.WriteFile(path, []byte(head+"0,a,k,1\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, []byte(head+"0,a,k,1\n"), 0o644))
 	if tr, err := trace.Open(path); err != nil || tr.Len() != 1 {
 		t.Errorf("%v, %v", tr, err)
 	}
@@ -174,9 +166,7 @@ func FuzzRead(f *testing.F) {
 			return
 		}
 		r, err := tr.Replay(trace.Options{Compress: 1, Copies: 1, Spread: trace.DefaultSpread})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		last := time.Duration(0)
 		for _, e := range all(r.Stream()) {
 			if e.At < last || int(e.Source) >= len(tr.Publishers()) {
@@ -262,9 +252,7 @@ func TestReplayProperties(t *testing.T) {
 			fmt.Fprintf(&rows, "%d.%d,p%d,,%d\n", tick/10, tick%10, rapid.IntRange(0, 3).Draw(t, "publisher"), i)
 		}
 		tr, err := trace.Read(strings.NewReader(head+rows.String()), "t")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		o := trace.Options{
 			Compress: rapid.SampledFrom([]float64{0.5, 1, 7, 100}).Draw(t, "compress"),
 			Copies:   rapid.IntRange(1, 5).Draw(t, "copies"),
@@ -273,9 +261,7 @@ func TestReplayProperties(t *testing.T) {
 			Seed:     rapid.Uint64().Draw(t, "seed"),
 		}
 		r, err := tr.Replay(o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		events := all(r.Stream())
 		if !slices.Equal(events, all(r.Stream())) {
 			t.Fatal("two streams differ")
@@ -319,9 +305,7 @@ func TestReplayProperties(t *testing.T) {
 // scalings in their README: 54 copies of the detectors make 1,000 msg/s.
 func TestRecordings(t *testing.T) {
 	tr, err := trace.Open(filepath.Join(testkit.Shared(t), "traces", "odot_hires_detgroups_3x3h.csv.gz"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	keys := map[string]bool{}
 	for _, p := range tr.Publishers() {
 		if p.Key != "" {

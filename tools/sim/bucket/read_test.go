@@ -24,9 +24,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestRead(t *testing.T) {
 	got, err := bucket.Read("f", strings.NewReader("0\n0.5,g1\r\n\n 1.25 , g1 , p7 \n-3,,p8\n1e-3,\n1700000000.123456789,g2"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	want := []bucket.Arrival{
 		{At: 0},
 		{At: 500_000_000, Key: "g1"},
@@ -57,9 +55,7 @@ func TestTimesAgreeWithFractions(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		text := rapid.StringMatching(`[+-]?[0-9]{1,9}(\.[0-9]{0,14})?`).Draw(t, "text")
 		got, err := bucket.Read("f", strings.NewReader(text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		exact, ok := new(big.Rat).SetString(strings.TrimSuffix(text, "."))
 		if !ok {
 			t.Fatalf("%q is no number to compare with", text)
@@ -111,9 +107,7 @@ func TestReadFile(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name string, data []byte) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, data, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(path, data, 0o644))
 		return path
 	}
 	text := []byte("1,g\n2,g\n")
@@ -122,13 +116,9 @@ func TestReadFile(t *testing.T) {
 	if _, err := z.Write(text); err != nil {
 		t.Fatal(err)
 	}
-	if err := z.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, z.Close())
 	want, err := bucket.Read("f", bytes.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, name := range []string{write("a.csv", text), write("a.csv.gz", packed.Bytes()), "-"} {
 		got, err := bucket.ReadFile(name, bytes.NewReader(text))
 		if err != nil || !slices.Equal(got, want) {

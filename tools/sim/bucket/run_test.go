@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/sim/bucket"
 )
@@ -52,9 +53,7 @@ func TestAReportIsWhatItsBucketsSay(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		trace, o := drawTrace(t, true), drawOptions(t)
 		r, err := bucket.Run(trace, o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		var sum tokenbucket.Share
 		earliest, disorder := trace[0].At, 0
 		for i, a := range trace {
@@ -121,9 +120,7 @@ func TestKeyedSplitsEachGroupEvenly(t *testing.T) {
 		trace, o := drawTrace(t, true), drawOptions(t)
 		o.Assign = bucket.Keyed
 		r, err := bucket.Run(trace, o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		type member struct{ key, publisher string }
 		at := map[member]int{}
 		counts := map[string][]int{}
@@ -155,18 +152,14 @@ func TestKeyedSplitsEachGroupEvenly(t *testing.T) {
 func TestAssignments(t *testing.T) {
 	lines := "0,a,p1\n0,a,p2\n0,a,p1\n0,b\n0,b\n0,a\n0\n0\n0\n0,b,p1\n"
 	trace, err := bucket.Read("test", strings.NewReader(lines))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for rule, want := range map[string][]int{
 		bucket.RoundRobin: {0, 1, 2, 0, 1, 2, 0, 1, 2, 0},
 		// a starts at 0, b at 1, those without a key at 2.
 		bucket.Keyed: {0, 1, 0, 1, 2, 2, 2, 0, 1, 0},
 	} {
 		r, err := bucket.Run(trace, bucket.Options{Contract: tokenbucket.Share{Rate: 1000, Burst: 3}, Split: 3, Assign: rule})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		if !slices.Equal(r.BucketOf, want) {
 			t.Errorf("%s: %v, want %v", rule, r.BucketOf, want)
 		}
@@ -176,9 +169,7 @@ func TestAssignments(t *testing.T) {
 func TestRandomUsesAllBucketsAlike(t *testing.T) {
 	trace := make([]bucket.Arrival, 40_000)
 	r, err := bucket.Run(trace, bucket.Options{Contract: tokenbucket.Share{Rate: 1000, Burst: 4}, Split: 4, Assign: bucket.Random, Seed: 5})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for i, b := range r.Buckets {
 		// Binomial(40000, 1/4) has a standard deviation of 87.
 		if math.Abs(float64(b.Messages)-10_000) > 4*87 {

@@ -17,9 +17,7 @@ func measure(t *testing.T, p calibrate.Parameters, loads ...calibrate.Load) (mea
 	t.Helper()
 	for _, l := range loads {
 		f, err := calibrate.Simulate(l, p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		measured = append(measured, calibrate.Measurement{Load: l, Figures: f})
 	}
 	return measured
@@ -38,9 +36,7 @@ func TestTheFitRecoversTheParameters(t *testing.T) {
 		{Wake: us(8), Message: us(25), P50: us(120), P99: us(200), P999: us(2000)},
 	} {
 		got, err := calibrate.Fit(measure(t, want, loads...))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for _, v := range []struct {
 			name      string
 			got, want time.Duration

@@ -53,18 +53,14 @@ func even(t testing.TB, contract tokenbucket.Share, k int) []tokenbucket.Share {
 		weights[i] = 1
 	}
 	shares, err := share.Proportion(contract, weights)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return shares
 }
 
 func build(t testing.TB, models []engine.Model, topics []engine.Topic, seed uint64, observe func(engine.Delivery)) *engine.Cluster {
 	t.Helper()
 	c, err := engine.New(models, topics, seed, observe)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return c
 }
 
@@ -156,9 +152,7 @@ func drawTrace(t *rapid.T, sources int) []schedule.Event {
 
 func drawModel(t *rapid.T) engine.Model {
 	spread, err := engine.NewDist([]engine.Point{{0, 0}, {0.9, 100 * time.Microsecond}, {1, 5 * time.Millisecond}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return engine.Model{
 		Servers: rapid.IntRange(1, 3).Draw(t, "servers"),
 		Wake:    engine.Constant(time.Duration(rapid.IntRange(0, 200_000).Draw(t, "wake"))),
@@ -220,9 +214,7 @@ func TestAgainstTheObviousVersion(t *testing.T) {
 			{Stream: &streamA, Where: make([]int, sources), Limited: true, Shares: []tokenbucket.Share{contract}},
 			{Stream: &streamB, Where: make([]int, sources)},
 		}, 1, func(d engine.Delivery) { got = append(got, job{d.Topic, d.At, d.Eligible, false, d.Done}) })
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for c.Now() < mono.Time(time.Hour) {
 			c.Advance(c.Now() + mono.Time(rapid.Int64Range(1, 1e13).Draw(t, "step")))
 		}
@@ -248,9 +240,7 @@ func TestTheSameSeedGivesTheSameDeliveries(t *testing.T) {
 		run := func(step mono.Time) (all []engine.Delivery) {
 			c, err := engine.New(models(model, 2), []engine.Topic{{Stream: spec.Stream(), Where: dealt(30, 2), Limited: true, Shares: contract}}, 9,
 				func(d engine.Delivery) { all = append(all, d) })
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			for c.Now() < 1e9 {
 				c.Advance(min(1e9, c.Now()+step))
 			}
@@ -275,26 +265,20 @@ func TestRetunesKeepToTheContract(t *testing.T) {
 		const k = 3
 		contract := tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 30}
 		shares, err := share.Proportion(contract, []int64{1, 1, 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		trace := drawTrace(t, 9)
 		stream := events(slices.Clone(trace))
 		var left []mono.Time
 		c, err := engine.New(models(instant, k), []engine.Topic{{Stream: &stream, Where: dealt(9, k), Limited: true, Shares: shares}}, 1,
 			func(d engine.Delivery) { left = append(left, d.Eligible) })
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for range 200 {
 			c.Advance(c.Now() + mono.Time(10*time.Millisecond))
 			weights := rapid.SliceOfN(rapid.Int64Range(1, 9), k, k).Draw(t, "weights")
 			if shares, err = share.Proportion(contract, weights); err == nil {
 				err = c.Retune(0, shares)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 		}
 		c.Advance(forEver)
 		n := 0
@@ -326,9 +310,7 @@ func TestMovedAndMutedSources(t *testing.T) {
 	}
 	where := slices.Repeat([]int{1}, 10)
 	where[3] = engine.Nowhere
-	if err := c.Move(0, where); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, c.Move(0, where))
 	c.Advance(mono.Time(2 * time.Second))
 	if per[0] != 100 || per[1] != 90 {
 		t.Fatalf("9 moved to broker 1, one muted: %v", per)
@@ -351,9 +333,7 @@ func TestRestart(t *testing.T) {
 	if len(done) != 5 || c.Waiting(0, 0) != 5 {
 		t.Fatalf("%d left, %d wait", len(done), c.Waiting(0, 0))
 	}
-	if err := c.Restart(0, []tokenbucket.Share{{Rate: 1000, Burst: 4}}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, c.Restart(0, []tokenbucket.Share{{Rate: 1000, Burst: 4}}))
 	c.Advance(mono.Time(4 * time.Second))
 	if len(done) != 9 || done[8].Eligible != mono.Time(3500*time.Millisecond) {
 		t.Fatalf("%d left, the last at %v", len(done), time.Duration(done[len(done)-1].Eligible))
@@ -385,9 +365,7 @@ func build2(models []engine.Model, topics []engine.Topic) error {
 
 func TestDist(t *testing.T) {
 	d, err := engine.NewDist([]engine.Point{{0, 10}, {0.5, 20}, {1, 1000}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	rng := rand.New(rand.NewPCG(testkit.Seed(t), 0))
 	below, sum := 0, 0.0
 	const n = 100_000

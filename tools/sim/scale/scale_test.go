@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 )
@@ -37,9 +38,7 @@ func TestAStudyCountsWhatItDid(t *testing.T) {
 	meter, told := counting()
 	cfg := config()
 	r, err := Run(cfg, meter)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for step, times := range map[string]Times{"place": r.Place, "commit": r.Commit, "grant": r.Grant} {
 		if times.Count != cfg.Topics || times.P50 != time.Microsecond || times.Total != time.Duration(cfg.Topics)*time.Microsecond {
 			t.Errorf("%s: %+v, want a reading of the clock for each of %d topics", step, times, cfg.Topics)

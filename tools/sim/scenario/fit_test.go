@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
@@ -14,17 +15,11 @@ import (
 func fit(t *testing.T, topic string, o scenario.FitOptions) *scenario.FitResult {
 	t.Helper()
 	s, err := scenario.Read(strings.NewReader(`{"duration_s":60,"brokers":[{"id":"b","count":6}],"topics":[{"name":"t",` + topic + `}]}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	built, err := scenario.Build(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	r, err := scenario.Fit(built, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return r
 }
 
@@ -68,13 +63,9 @@ func TestTheSameSeedGivesTheSameFit(t *testing.T) {
 
 func TestUnknownMode(t *testing.T) {
 	s, err := scenario.Read(strings.NewReader(`{"duration_s":1,"brokers":[{"id":"b"}],"topics":[{"name":"t","publishers":1,"rate":1}]}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	built, err := scenario.Build(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if _, err := scenario.Fit(built, scenario.FitOptions{Mode: "slow"}); err == nil || !strings.Contains(err.Error(), `"slow"`) {
 		t.Errorf("%v", err)
 	}

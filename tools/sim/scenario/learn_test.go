@@ -17,13 +17,9 @@ func p99ByKeys(t *testing.T, topic scenario.Topic, duration float64, seed uint64
 	for _, topic.Keys = range []string{scenario.Declared, scenario.Learned, scenario.Blind} {
 		topic.Name = "t"
 		built, err := scenario.New(scenario.Scenario{Seed: seed, Duration: duration, Brokers: []scenario.Broker{{ID: "b", Count: 6}}, Topics: []scenario.Topic{topic}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		r, err := scenario.Run(built)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		late[topic.Keys] = float64(r.Topics[0].Delivery.P99) / 1e6
 	}
 	return late

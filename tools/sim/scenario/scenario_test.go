@@ -18,22 +18,16 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 func read(t *testing.T, text string) *scenario.Scenario {
 	t.Helper()
 	s, err := scenario.Read(strings.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return s
 }
 
 func simulate(t *testing.T, text string) *scenario.Report {
 	t.Helper()
 	built, err := scenario.Build(read(t, text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	r, err := scenario.Run(built)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return r
 }
 
@@ -129,9 +123,7 @@ func TestSharesThatFollowTheLoadLastInTheReport(t *testing.T) {
 func TestATraceIsALoad(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "trace.csv")
 	text := "offset_seconds,publisher_id,correlation_key,payload_bytes\n0.0,p1,g,10\n0.5,p2,g,10\n1.0,p1,g,10\n1.5,p3,,10\n"
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, []byte(text), 0o644))
 	r := simulate(t, `{"duration_s":10,"brokers":[{"id":"b"}],"topics":[{"name":"t","trace":{"file":"`+file+`","copies":3,"spread_ms":0},"contract":{"burst":5}}]}`)
 	if topic := r.Topics[0]; topic.Messages != 12 || topic.Publishers != 9 || topic.SLO.Exceeded != 0 {
 		t.Errorf("%+v", topic)
@@ -168,9 +160,7 @@ func TestFaultsAreNamedAllAtOnce(t *testing.T) {
 
 func TestCalibrations(t *testing.T) {
 	c, err := scenario.ReadCalibration(scenario.Paper)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	m := c.Models[scenario.DefaultModel]
 	// capacity is the rate at which its queue is stable, all work being constant.
 	capacity := func(batch float64) float64 { return 1e6 / (m.Message[0][1] + m.Wake[0][1]/batch) }
@@ -190,12 +180,8 @@ func TestCalibrations(t *testing.T) {
 		"message_us: fractions":    {Models: map[string]scenario.Model{"default": {Message: [][2]float64{{0, 1}, {0.5, 2}}}}},
 	} {
 		text, err := json.Marshal(c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, text, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
+		testkit.Must(t, os.WriteFile(file, text, 0o644))
 		if _, err := scenario.ReadCalibration(file); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want an error with %q", text, err, want)
 		}

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 )
 
@@ -14,9 +15,7 @@ func TestTheSLOHoldsThroughTrouble(t *testing.T) {
 	all := map[string]bool{"move": true}
 	for _, sc := range Scenarios(1, 0.8, "move", "return") {
 		delays, err := Run(sc, share.Default, 200)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		o := sc.Outcome(delays)
 		if o.P99 > 2*SLO || all[sc.Name] && (o.All > 2*SLO || o.Unaccepted > 0.001) {
 			t.Errorf("%s: %+v", sc.Name, o)
@@ -36,9 +35,7 @@ func TestSharesFollowAShift(t *testing.T) {
 	for _, sc := range Scenarios(7, 0.8, "90/10") {
 		for rule, follows := range map[string]bool{share.Static: false, share.Sqrt: true} {
 			delays, err := Run(sc, rule, 200)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			if o := sc.Outcome(delays); (o.Healed < 10*time.Second) != follows {
 				t.Errorf("%s: %+v", rule, o)
 			}

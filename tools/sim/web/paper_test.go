@@ -9,6 +9,7 @@ import (
 	"github.com/srtm-io/srtm/gateway/balance"
 	"github.com/srtm-io/srtm/gateway/schedule"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // What the papers' own forms do wrong. That the gateway's do not is a test of theirs.
@@ -25,9 +26,7 @@ func arrive(t *testing.T, s *paperScheduler, class int, cost ...float64) *visit 
 	t.Helper()
 	c := &visit{Request: schedule.Request{Class: class, Cost: cost}}
 	c.Value = c
-	if err := s.Arrive(&c.Request); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, s.Arrive(&c.Request))
 	return c
 }
 

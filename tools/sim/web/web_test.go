@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/srtm-io/srtm/gateway/balance"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tools/sim/web"
 )
 
@@ -40,9 +41,7 @@ func TestAgainstTheory(t *testing.T) {
 func TestEveryRequestIsAnsweredAndTheSeedDecides(t *testing.T) {
 	for _, name := range web.Clusters() {
 		c, err := web.Find(name, 7)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		c.Requests = 2000
 		for _, way := range web.Ways() {
 			s := web.Study{Cluster: c, Way: way, Seed: 7}
@@ -71,9 +70,7 @@ func TestEveryRequestIsAnsweredAndTheSeedDecides(t *testing.T) {
 // more than bybusyness does, and answers at least as evenly.
 func TestJBQUsesTheFasterMore(t *testing.T) {
 	c, err := web.Find("small", 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	busy := web.Run(web.Study{Cluster: c, Way: web.Way{Balance: balance.Busy}, Seed: 1})
 	jbq := web.Run(web.Study{Cluster: c, Seed: 1})
 	if jbq.ByServer[0].Requests >= busy.ByServer[0].Requests || jbq.ByServer[2].Requests <= busy.ByServer[2].Requests ||
