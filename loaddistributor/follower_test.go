@@ -106,7 +106,7 @@ func TestWhatAFollowerSays(t *testing.T) {
 	authority := testkit.NewAuthority(t)
 	url := etcdtest.Start(t, etcdtest.Config{Authority: authority, User: "ld", Password: "open sesame", Prefix: "/ld/"}).URL
 	password := filepath.Join(t.TempDir(), "password")
-	must(t, os.WriteFile(password, []byte("open sesame\n"), 0o600))
+	testkit.Must(t, os.WriteFile(password, []byte("open sesame\n"), 0o600))
 	cert := authority.Certificate("ld")
 	flags := []string{
 		"--store=etcd", "--etcd-prefix=/ld/", "--etcd-user=ld", "--etcd-password-file=" + password,
@@ -131,7 +131,7 @@ func TestWhatAFollowerSays(t *testing.T) {
 
 	etcd := strings.TrimPrefix(url, "https://")
 	way, err := local.NewProxy(etcd)
-	must(t, err)
+	testkit.Must(t, err)
 	t.Cleanup(way.Close)
 	follower := startMember(t, append(flags, "--etcd-lease=1s", "--flex-lease=600ms", "--clock-bound=100ms", "--etcd-endpoint=https://"+way.Address())...)
 	follower.until(t, "the follower has read the topic", func() bool {
@@ -286,7 +286,7 @@ func TestWhatAFollowerSays(t *testing.T) {
 		}
 	}
 	both, err := follower.placement.Watch(ctx, &srtmv1.WatchRequest{Topic: "t", PublisherIds: []string{"new", "p"}})
-	must(t, err)
+	testkit.Must(t, err)
 	if r, err := both.Recv(); err != nil || len(r.Assignments) != 1 || r.Assignments[0].PublisherId != "p" {
 		t.Errorf("one that it knows beside one that it does not: %v, %v", r, err)
 	}
@@ -336,7 +336,7 @@ func join(ctx context.Context, t *testing.T, leader *member) {
 		LoadDistributor: leader.rpc, BrokerID: "b1", TCPAddress: "h.example:4150", HTTPAddress: "h.example:4151", Mcap: 1000, Version: "1", Hostname: "h",
 		Log: slog.New(slog.DiscardHandler),
 	}, agenttest.New())
-	must(t, err)
+	testkit.Must(t, err)
 	own, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- a.Run(own) }()

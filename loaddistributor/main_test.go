@@ -32,7 +32,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestParse(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "c.toml")
-	must(t, os.WriteFile(file, []byte("window = \"20s\"\nseed = 7\n"), 0o600))
+	testkit.Must(t, os.WriteFile(file, []byte("window = \"20s\"\nseed = 7\n"), 0o600))
 	var o, first options
 	if _, _, err := o.program().Parse([]string{"--config", file, "--tbadaptor-address", "h:4180", "--report-interval=500ms"}, io.Discard); err != nil {
 		t.Fatal(err)
@@ -74,7 +74,7 @@ func TestFaultsAreNamedTogether(t *testing.T) {
 
 func TestFaultsOfEtcdsFlags(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "empty")
-	must(t, os.WriteFile(empty, []byte("\n"), 0o600))
+	testkit.Must(t, os.WriteFile(empty, []byte("\n"), 0o600))
 	authority := testkit.NewAuthority(t)
 	for name, c := range map[string]struct {
 		flags []string
@@ -147,10 +147,10 @@ func get(t *testing.T, url string) (int, []byte) {
 	t.Helper()
 	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	r, err := client.Get(url)
-	must(t, err)
+	testkit.Must(t, err)
 	defer r.Body.Close()
 	body, err := io.ReadAll(r.Body)
-	must(t, err)
+	testkit.Must(t, err)
 	return r.StatusCode, body
 }
 
@@ -162,16 +162,16 @@ func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
 		done <- new(options).program().Execute(ctx, []string{"--grpc-address", rpcAddress, "--http-address", webAddress, "--tcp-address", testkit.Address(t), "--store=memory", "--log-level=error"})
 	}()
 	conn, err := grpc.NewClient(rpcAddress, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must(t, err)
+	testkit.Must(t, err)
 	defer conn.Close()
 	limit, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 
 	watch, err := healthv1.NewHealthClient(conn).Watch(limit, &healthv1.HealthCheckRequest{Service: "srtm.v1.AdminService"}, grpc.WaitForReady(true))
-	must(t, err)
+	testkit.Must(t, err)
 	for {
 		r, err := watch.Recv()
-		must(t, err)
+		testkit.Must(t, err)
 		if r.Status == healthv1.HealthCheckResponse_SERVING {
 			break
 		}
@@ -221,9 +221,4 @@ func TestAnAddressInUse(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "--tcp-address") {
 		t.Errorf("TCP: %v", err)
 	}
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	testkit.Must(t, err)
 }

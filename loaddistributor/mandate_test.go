@@ -117,7 +117,7 @@ func TestATbadaptorThatStartsIsAskedAgain(t *testing.T) {
 	go func() { done <- server.Serve(ln) }()
 	defer func() { server.Stop(); <-done }()
 	conn, err := dial(ln.Addr().String(), []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())})
-	must(t, err)
+	testkit.Must(t, err)
 	defer conn.Close()
 	if _, err := srtmv1.NewGrantServiceClient(conn).SetContract(t.Context(), &srtmv1.SetContractRequest{Topic: "t"}); err != nil || adaptor.asked.Load() != 2 {
 		t.Errorf("after %d calls: %v", adaptor.asked.Load(), err)

@@ -23,13 +23,13 @@ func TestFilesAsALog(t *testing.T) {
 				open := func() commitlog.Log {
 					var err error
 					dir, err = commitlog.OpenDir(path, commitlog.OS())
-					must(t, err)
+					testkit.Must(t, err)
 					cfg.Dir, cfg.Name = dir, "topic"
 					l, err = commitlog.Open(cfg)
-					must(t, err)
+					testkit.Must(t, err)
 					return l
 				}
-				shut := func() { must(t, errors.Join(l.Close(), dir.Close())) }
+				shut := func() { testkit.Must(t, errors.Join(l.Close(), dir.Close())) }
 				t.Cleanup(shut)
 				return logtest.Subject{Log: open(), Reopen: func() commitlog.Log {
 					shut()
@@ -38,9 +38,4 @@ func TestFilesAsALog(t *testing.T) {
 			})
 		})
 	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	testkit.Must(t, err)
 }
