@@ -44,7 +44,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 func TestController(t *testing.T) {
 	RegisterFailHandler(Fail)
 	SetDefaultEventuallyTimeout(10 * time.Second)
-	SetDefaultEventuallyPollingInterval(10 * time.Millisecond)
+	SetDefaultEventuallyPollingInterval(50 * time.Millisecond)
 	RunSpecs(t, "Controller", AroundNode(func(ctx context.Context, body func(context.Context)) {
 		today := time.Now()
 		synctest.Test(t, func(*testing.T) {

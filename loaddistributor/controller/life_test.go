@@ -549,7 +549,7 @@ var _ = Describe("The stats of a topic", func() {
 		Eventually(func() uint64 { return c.topic("t").Status.Pooled.GetDelivered() }).Should(BeZero())
 		version := c.control.State().Version
 		b2.node.Measure("t", &srtmv1.TopicStats{Delivered: 3, Exceeded: 1})
-		Eventually(func() uint64 { return c.topic("t").Status.Pooled.GetDelivered() }).Should(BeNumerically(">=", 3))
+		Eventually(func() uint64 { return c.topic("t").Status.Pooled.GetDelivered() }).WithPolling(10 * time.Millisecond).Should(BeNumerically(">=", 3))
 		b2.node.Measure("t", &srtmv1.TopicStats{})
 		Consistently(func() *bool { return c.topic("t").Status.SloMet }).Should(BeNil())
 		Expect(c.state("t")()).To(Equal("ACTIVE"))
