@@ -87,7 +87,7 @@ func TestWhatWasLearnedOutlivesTheLeader(t *testing.T) {
 	if a, b := before["s-0"].GetRate(), before["s-3"].GetRate(); !(a > b) {
 		t.Errorf("who publishes every 20 ms has rate %v, every 50 ms %v", a, b)
 	}
-	same := func(what string) {
+	same := func(what string, placed bool) {
 		t.Helper()
 		var now map[string]*srtmv1.LearnedPublisher
 		var count uint32
@@ -99,7 +99,7 @@ func TestWhatWasLearnedOutlivesTheLeader(t *testing.T) {
 			t.Errorf("%s: %d are known: %q", what, count, got[:min(20, len(got))])
 		}
 		for _, id := range ids {
-			if b, n := before[id], now[id]; n.GetSince().GetSeconds() != b.GetSince().GetSeconds() || n.GetBrokerId() != b.GetBrokerId() {
+			if b, n := before[id], now[id]; n.GetSince().GetSeconds() != b.GetSince().GetSeconds() || placed && n.GetBrokerId() != b.GetBrokerId() {
 				t.Errorf("%s: %s was %v, is %v", what, id, b, n)
 			}
 		}
@@ -111,11 +111,11 @@ func TestWhatWasLearnedOutlivesTheLeader(t *testing.T) {
 			now, _ := c.known(topic)
 			return !slices.ContainsFunc(ids, func(id string) bool { return !now[id].GetLastHeard().AsTime().After(from) })
 		})
-		same(what)
+		same(what, false) // where b1 was away for long, others may have got what it had
 	}
 
 	c.kill(0) // it was there first
-	same("another leads")
+	same("another leads", true)
 	c.start(0)
 	b := c.brokers[0]
 	testkit.Must(t, b.Kill())
