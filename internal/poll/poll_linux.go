@@ -90,6 +90,9 @@ func (p *Poller) Wait(idle bool) []Event {
 	return p.others(n)
 }
 
+// Blocks comes before a call of the owner's, other than Wait, that may block its thread.
+func (p *Poller) Blocks() { p.blocking.Blocks() }
+
 // others are the events, the first n, of descriptors that are not the poller's own.
 func (p *Poller) others(n int) []Event {
 	kept := 0

@@ -83,55 +83,71 @@ func unread(t *testing.T, addr net.Addr) (bytes int) {
 	return bytes
 }
 
-// What is published while the disk is at an fsync is stored by one write and one fsync more.
-func TestPublishesShareAWriteAndAnFsync(t *testing.T) {
-	const publishers = 64
-	disk, path := newCounted(), t.TempDir()
+// durableNode is a broker with one loop whose topics are on stable storage.
+func durableNode(t *testing.T, disk *counted) *benched {
+	t.Helper()
+	path := t.TempDir()
 	st, err := broker.OpenStorage(broker.StorageConfig{
 		Path: path, Metadata: filepath.Join(path, "topics.json"), MaxRecord: 1 << 20, Overflow: 20, WriteThrough: true, Fsync: true,
 		Log: slog.New(slog.DiscardHandler), Disk: &disk.Disk,
 	})
 	testkit.Must(t, err)
-	defer func() {
+	b := benchNode(t, 1, false, func(c *broker.Config) { c.Storage = st })
+	t.Cleanup(func() {
+		b.close()
 		if err := st.Close(); err != nil {
 			t.Error(err)
 		}
-	}()
-	b := benchNode(t, 1, false, func(c *broker.Config) { c.Storage = st })
-	defer b.close()
-	conns := make([]net.Conn, publishers)
+	})
+	return b
+}
+
+// connections are publishers that have said the magic.
+func connections(t *testing.T, b *benched, n int) []net.Conn {
+	t.Helper()
+	conns := make([]net.Conn, n)
 	for i := range conns {
 		conns[i] = b.dial()
-		defer conns[i].Close()
+		t.Cleanup(func() { conns[i].Close() })
 		if _, err := conns[i].Write(wire.AppendMagic(nil)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	publish := func(some []net.Conn) {
-		t.Helper()
-		for _, nc := range some {
-			if _, err := nc.Write(wire.AppendPub(nil, "t", []byte("x"))); err != nil {
-				t.Fatal(err)
-			}
+	return conns
+}
+
+func publishes(t *testing.T, topic string, conns ...net.Conn) {
+	t.Helper()
+	for _, nc := range conns {
+		if _, err := nc.Write(wire.AppendPub(nil, topic, []byte("x"))); err != nil {
+			t.Fatal(err)
 		}
 	}
-	answered := func() {
-		t.Helper()
-		answer := make([]byte, wire.FrameOverhead+len(wire.OK))
-		for _, nc := range conns {
-			if _, err := io.ReadFull(nc, answer); err != nil || string(answer[wire.FrameOverhead:]) != wire.OK {
-				t.Fatalf("%q, %v", answer, err)
-			}
+}
+
+func answered(t *testing.T, conns ...net.Conn) {
+	t.Helper()
+	answer := make([]byte, wire.FrameOverhead+len(wire.OK))
+	for _, nc := range conns {
+		if _, err := io.ReadFull(nc, answer); err != nil || string(answer[wire.FrameOverhead:]) != wire.OK {
+			t.Fatalf("%q, %v", answer, err)
 		}
 	}
-	publish(conns)
-	answered() // the topic and its files are there
+}
+
+// What is published while the disk is at an fsync is stored by one write and one fsync more.
+func TestPublishesShareAWriteAndAnFsync(t *testing.T) {
+	const publishers = 64
+	disk := newCounted()
+	conns := connections(t, durableNode(t, disk), publishers)
+	publishes(t, "t", conns...)
+	answered(t, conns...) // the topic and its files are there
 	h := &held{make(chan struct{}), make(chan struct{})}
 	disk.hold.Store(h)
-	publish(conns[:1])
+	publishes(t, "t", conns[0])
 	<-h.entered
 	writes, syncs := disk.writes.Load(), disk.syncs.Load()
-	publish(conns[1:])
+	publishes(t, "t", conns[1:]...)
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for range 10_000 {
@@ -141,7 +157,7 @@ func TestPublishesShareAWriteAndAnFsync(t *testing.T) {
 		<-tick.C
 	}
 	close(h.release)
-	answered()
+	answered(t, conns...)
 	// Two or three: the one that was held up, that of all others, and that of those which
 	// were read, and not yet handed on, when it ended. Cursors are saved now and then.
 	writes, syncs = disk.writes.Load()-writes, disk.syncs.Load()-syncs
@@ -149,4 +165,27 @@ func TestPublishesShareAWriteAndAnFsync(t *testing.T) {
 		t.Errorf("%d writes and %d fsyncs for %d publishers", writes, syncs, publishers-1)
 	}
 	t.Logf("%d writes and %d fsyncs for %d publishers", writes, syncs, publishers-1)
+}
+
+// A topic that waits for its fsync has the loop's committer; others do not wait for that.
+func TestNoTopicWaitsForTheFsyncOfAnother(t *testing.T) {
+	disk := newCounted()
+	conns := connections(t, durableNode(t, disk), 2)
+	for range 2 { // the second time, their topics and the committer are there
+		publishes(t, "t", conns[0])
+		publishes(t, "u", conns[1])
+		answered(t, conns...)
+	}
+	h := &held{make(chan struct{}), make(chan struct{})}
+	disk.hold.Store(h)
+	publishes(t, "t", conns[0])
+	<-h.entered
+	for range 3 {
+		publishes(t, "u", conns[1])
+		answered(t, conns[1])
+	}
+	close(h.release)
+	answered(t, conns[0])
+	publishes(t, "u", conns[1])
+	answered(t, conns[1])
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math"
 	"net"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -53,6 +52,8 @@ type loop struct {
 	sealed    []byte          // likewise, encrypted
 	offloaded sync.WaitGroup
 	commits   []*commit // that have something to do
+	spare     *commit   // for the next one; nil: none
+	committer committer
 
 	effort effort
 	leaver order // to: connections go there, until none is left
@@ -307,7 +308,9 @@ func (l *loop) forget() {
 
 // close frees what the loop has.
 func (l *loop) close() {
+	l.committer.stop()
 	l.offloaded.Wait()
+	l.committer.close()
 	l.inbox.Lock()
 	defer l.inbox.Unlock()
 	l.inbox.asleep = false // there is no wait to be ended
@@ -535,135 +538,6 @@ func (l *loop) lend(s *slot) {
 	if &s.buf[0] == &l.buf[0] {
 		l.buf = l.env.buffers.get(loopBuffer)
 	}
-}
-
-// commit carries out what connections published to a topic whose messages have to be on
-// stable storage before they are answered, each once and with nothing after it. What comes
-// while the disk is at it waits, and shares the next write and the next fsync.
-type commit struct {
-	topic *broker.Topic
-	mu    struct {
-		sync.Mutex
-		waiting []*slot
-		running bool
-	}
-	// Owned by run, which keeps them from one time to the next.
-	slots, stored []*slot
-	pubs          []broker.Published
-	errs          []error
-}
-
-// What is stored by one write, at most; the last message may be more.
-const (
-	commitSize  = 256
-	commitBytes = 1 << 20
-)
-
-// joinCommit has the held operation carried out with others to the same topic, if it can
-// be: it waits for the disk and nothing else.
-func (l *loop) joinCommit(s *slot) bool {
-	op := &s.held.op
-	if !op.Kind.Publishes() || l.env.cfg.Auth != nil || s.r+s.held.n < s.w || s.pubs.batch != nil || len(s.pubs.unsettled) > 0 {
-		return false
-	}
-	to := s.target(op.Topic)
-	if to == nil || !to.topic.Durable() {
-		return false
-	}
-	i := slices.IndexFunc(l.commits, func(c *commit) bool { return c.topic == to.topic })
-	if i < 0 {
-		i = len(l.commits)
-		l.commits = append(l.commits, &commit{topic: to.topic})
-	}
-	c := l.commits[i]
-	c.mu.Lock()
-	c.mu.waiting = append(c.mu.waiting, s)
-	c.mu.Unlock()
-	return true
-}
-
-// startCommits starts those that have something to do, and forgets those that have not.
-func (l *loop) startCommits() {
-	l.commits = slices.DeleteFunc(l.commits, func(c *commit) bool {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.mu.running {
-			return false
-		}
-		if c.mu.running = len(c.mu.waiting) > 0; c.mu.running {
-			l.offloaded.Go(func() { l.runCommit(c) })
-		}
-		return !c.mu.running
-	})
-}
-
-// runCommit goes on until none waits.
-func (l *loop) runCommit(c *commit) {
-	for {
-		c.mu.Lock()
-		c.slots, c.mu.waiting = c.mu.waiting, c.slots[:0]
-		if len(c.slots) == 0 {
-			c.mu.running = false
-			c.mu.Unlock()
-			return
-		}
-		c.mu.Unlock()
-		c.store()
-		for _, s := range c.slots { // the fsync of the first is that of all
-			s.settle()
-			s.held = task{}
-		}
-		for _, s := range c.slots { // together, or the loop would be woken for the first
-			s.back.Store(true)
-			s.post() // to its loop: what is back may be given to another at once
-		}
-		clear(c.slots)
-	}
-}
-
-// store publishes for all slots.
-func (c *commit) store() {
-	now, bytes := clock.Mono(), 0
-	for _, s := range c.slots {
-		op, to := &s.held.op, s.target(s.held.op.Topic)
-		if op.Kind == session.OpMpub || to == nil || to.topic != c.topic { // or it was deleted
-			s.err = s.carryOut(&s.held, now)
-			continue
-		}
-		s.flushFins(now)
-		c.stored = append(c.stored, s)
-		c.pubs = append(c.pubs, broker.Published{Body: op.Body, Arrival: s.client.arrival(&s.held), Defer: op.Defer, From: to.as, Stored: &s.pubs.stored})
-		if bytes += len(op.Body); bytes >= commitBytes || len(c.pubs) == commitSize {
-			c.storeBatch(now)
-			bytes = 0
-		}
-	}
-	c.storeBatch(now)
-}
-
-func (c *commit) storeBatch(now mono.Time) {
-	if len(c.pubs) == 0 {
-		return
-	}
-	c.errs = c.topic.StoreEach(clock.Wall(), c.pubs, c.errs[:0])
-	for i, s := range c.stored {
-		switch err := c.errs[i]; {
-		case errors.Is(err, broker.ErrGone): // alone it goes to the topic's next life
-			s.err = s.carryOut(&s.held, now)
-			continue
-		case err != nil:
-			s.published(&s.held.op, c.topic, refusal(s.held.op.Topic, err))
-		default:
-			add(&s.target(s.held.op.Topic).count.count, 1)
-			s.published(&s.held.op, c.topic, nil)
-		}
-		s.err = nil
-		s.r += s.held.n
-	}
-	clear(c.pubs)
-	clear(c.stored)
-	clear(c.errs)
-	c.pubs, c.stored = c.pubs[:0], c.stored[:0]
 }
 
 // offload has a goroutine carry out what may wait, and all that was read after
