@@ -29,7 +29,16 @@ const (
 
 	// maxBuffer is the largest buffer that is kept for the next Append.
 	maxBuffer = 8 << 20
+
+	// In a durable log zeros are written ahead of the records, as many bytes as there are
+	// in the segment, within these bounds; but not behind an Append of more than one in
+	// reserveRatio of them, which takes longer to be written than a journal's commit.
+	minReserve   = 4 << 10
+	maxReserve   = 256 << 10
+	reserveRatio = 8
 )
+
+var reserve [maxReserve]byte // zeros
 
 // Append is of Log. The records of one are in one write. Only if the machine stops
 // just then might some of the first of them be found in the log.
@@ -155,8 +164,10 @@ func (l *Files) write(s *segment, b []byte, off int64) error {
 	}
 	defer l.done(s)
 	if err = writeAll(file, b, off); err == nil {
+		l.reserve(s, file, off+int64(len(b)), len(b))
 		return nil
 	}
+	s.reserved = off
 	if cut := file.Truncate(off); cut != nil {
 		// Readers do not look behind the end that they know, but the next record
 		// has to go elsewhere.
@@ -167,6 +178,20 @@ func (l *Files) write(s *segment, b []byte, off int64) error {
 		err = errors.Join(err, cut)
 	}
 	return err
+}
+
+// reserve writes zeros behind end, the end of an Append of so many bytes. The fsyncs of what
+// is written over them change neither the file's size nor where its blocks are, so that
+// the file system need not commit its journal for each: a third of the time and of the
+// processor time of an fsync of 150 bytes to 6 KB (ext4). Without them the log is as well.
+// Requires: appending held.
+func (l *Files) reserve(s *segment, file File, end int64, size int) {
+	n := min(max(end, minReserve), maxReserve)
+	if !l.cfg.Durable || end < s.reserved || int64(size) > n/reserveRatio {
+		return
+	}
+	s.ragged, s.reserved = true, end+n
+	_ = writeAll(file, reserve[:n], end)
 }
 
 func writeAll(file File, b []byte, off int64) error {

@@ -778,6 +778,43 @@ var _ = Describe("damage", func() {
 	})
 })
 
+var _ = Describe("a durable log", func() {
+	It("writes zeros ahead of its records, which are no damage after a crash", func() {
+		b := newBench()
+		b.cfg.Durable = true
+		b.reopen()
+		b.fill(0, 1)
+		length := func() int { return len(b.sim.content(b.path(segmentName(0)))) }
+		ahead := length()
+		Expect(ahead).To(Equal(headerSize + 2*size + minReserve))
+		b.fill(2, 4)
+		Expect(length()).To(Equal(ahead), "an fsync is to find the file's size as it was")
+		b.kill()
+		Expect(b.from(0)).To(Equal(upTo(0, 4)))
+		Expect(b.l.Stats().Torn + b.l.Stats().Quarantined).To(BeZero())
+		Expect(length()).To(Equal(headerSize + 5*size + footerSize))
+		b.fill(5, 7)
+		b.reopen()
+		Expect(b.from(0)).To(Equal(upTo(0, 7)))
+		Expect(b.sim.content(b.path(segmentName(5)))).To(HaveLen(headerSize + 3*size + footerSize))
+	})
+
+	It("is as good where nothing can be written ahead", func() {
+		b := newBench()
+		b.cfg.Durable = true
+		b.reopen()
+		b.fill(0, 0)
+		b.sim.capacity = int64(headerSize + 3*size)
+		b.fill(1, 2)
+		_, err := b.l.Append([]Record{of(3)})
+		Expect(err).To(MatchError(ErrNoSpace))
+		b.sim.capacity = 1 << 40
+		b.fill(3, 3)
+		b.kill()
+		Expect(b.from(0)).To(Equal(upTo(0, 3)))
+	})
+})
+
 // appendSum appends the checksum of b.
 func appendSum(b []byte) []byte {
 	sum := layout{}.check(b, 0)

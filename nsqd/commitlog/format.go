@@ -23,7 +23,8 @@ import (
 //	    28      8  salt, drawn at random for each segment
 //	    36      4  maximum length of a record's data
 //	    40      4  crc of bytes 0-39
-//	    44         records, one after the other
+//	    44         records, one after the other; then, in a durable log and until the
+//	               segment is sealed, zeros
 //	   end     76  footer, once the segment is sealed
 //
 // A record that begins at o, with n bytes of data, 1 <= n <= the maximum length:

@@ -128,7 +128,7 @@ func readOldSegment(disk Disk, path string, number Offset, from int64, yield fun
 		}
 	}
 	if !known {
-		if empty, err := zeros(file, size); err != nil || size < oldHeaderSize || empty { // it was just begun
+		if empty, err := zeros(file, 0, size); err != nil || size < oldHeaderSize || empty { // it was just begun
 			return err == nil || yield(nil, err) && false
 		}
 		return yield(nil, fmt.Errorf("%s: %w: %d B without a header", path, ErrUnreadable, size))

@@ -17,8 +17,8 @@ import (
 //   - A segment with a header and a footer is complete. Nothing else of it is
 //     read.
 //   - A segment without a footer is read to its end. If no intact record comes
-//     after the first that is not, that is where a write was interrupted: the
-//     file is cut there. Else it is damaged.
+//     after the first that is not, that is where a write was interrupted, or zeros
+//     were written ahead: the file is cut there. Else it is damaged.
 //   - A damaged segment is renamed .bad and left as it is. What can be read of
 //     it is in the log; when that is trimmed, it is renamed .kept and left alone.
 //   - None is appended to again, so that places in it keep their meaning.
@@ -125,7 +125,7 @@ func (l *Files) inspect(s *segment, end Offset, file File) error {
 		return err
 	}
 	if !k.header && !k.footer {
-		empty, err := zeros(file, size)
+		empty, err := zeros(file, 0, size)
 		switch {
 		case err != nil:
 			return err
@@ -179,10 +179,13 @@ func (l *Files) inspect(s *segment, end Offset, file File) error {
 		cut = headerSize
 	}
 	if cut < size {
-		if err := file.Truncate(cut); err != nil {
+		reserved, err := zeros(file, f.end, size)
+		if err = errors.Join(err, file.Truncate(cut)); err != nil {
 			return err
 		}
-		l.torn(s, cut, size-cut)
+		if !l.cfg.Durable || !reserved {
+			l.torn(s, cut, size-cut)
+		}
 	}
 	if s.records > 0 {
 		// Only spares the next opening what this one had to do.
@@ -285,11 +288,11 @@ func (l layout) survey(r io.ReaderAt, base, end Offset, size int64) (found, erro
 	}
 }
 
-// zeros reports whether the file holds nothing else.
-func zeros(file File, size int64) (bool, error) {
+// zeros reports whether the file holds nothing else from an offset on.
+func zeros(file File, off, size int64) (bool, error) {
 	b := make([]byte, 64<<10)
 	zero := make([]byte, len(b))
-	for off := int64(0); off < size; {
+	for off < size {
 		n, err := file.ReadAt(b[:min(size-off, int64(len(b)))], off)
 		if err != nil && !errors.Is(err, io.EOF) {
 			return false, err

@@ -36,8 +36,9 @@ type segment struct {
 	surveyed bool // all of it was read then, and its damage counted
 
 	// Guarded by Files.appending.
-	ragged bool  // there may be bytes after end, of an Append that failed
-	marked int64 // place of the last mark that an Append made
+	ragged   bool  // there may be bytes after end, of an Append that failed or reserved
+	marked   int64 // place of the last mark that an Append made
+	reserved int64 // where the zeros after end that were written ahead end
 
 	// Guarded by Files.mu; end and the extent grow only under Files.appending.
 	extent
