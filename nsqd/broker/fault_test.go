@@ -2,15 +2,18 @@ package broker_test
 
 import (
 	"io"
+	"log/slog"
 	"math"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
@@ -109,6 +112,28 @@ var _ = Describe("a failed fsync", func() {
 		r := read(t, "c", 100, true)
 		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(11))
 		Expect(bodies(r)).To(Equal(numbers(0, 11)))
+	})
+})
+
+var _ = Describe("a disk that is full", func() {
+	It("is logged once for the publishers who met it, until a message is stored", func() {
+		disk := newFaulty()
+		log := gbytes.NewBuffer()
+		b, _ := opened(GinkgoT().TempDir(), func(*broker.Config) {}, func(c *broker.StorageConfig) {
+			c.WriteThrough, c.Disk, c.Log = true, &disk.Disk, slog.New(slog.NewTextHandler(log, nil))
+		})
+		Expect(b.Restore()).To(Succeed())
+		t := topic(b, "t")
+		Expect(t.CreateChannel("c")).To(Succeed())
+		for i := range 2 {
+			disk.unwritable.Store(true)
+			for range 3 {
+				Expect(publish(t, "refused")).To(MatchError(broker.ErrStorage))
+			}
+			Expect(strings.Count(string(log.Contents()), "messages not stored")).To(Equal(i + 1))
+			disk.unwritable.Store(false)
+			Expect(publish(t, "stored")).To(Succeed())
+		}
 	})
 })
 

@@ -59,9 +59,11 @@ type StorageConfig struct {
 // only and refuses what does not fit.
 type Storage struct {
 	// Set once.
-	cfg   StorageConfig
-	dir   *commitlog.Dir
-	epoch epoch
+	cfg    StorageConfig
+	dir    *commitlog.Dir
+	epoch  epoch
+	log    *slog.Logger // of faults, which publishers to an almost full disk cause at will
+	endLog func()
 
 	// kept has, by topic, where logs go on of which only damaged files are left, that
 	// are not read. Written by Restore, before there are connections.
@@ -93,6 +95,7 @@ func OpenStorage(cfg StorageConfig) (*Storage, error) {
 		mono, wall = cfg.Clocks()
 	}
 	s := &Storage{cfg: cfg, dir: dir, epoch: epoch{mono: mono, wall: wall}, kept: make(map[string]queue.Offset)}
+	s.log, s.endLog = obs.Sparse(cfg.Log)
 	s.records.New = func() any { return new([]commitlog.Record) }
 	return s, nil
 }
@@ -105,7 +108,10 @@ func (s *Storage) putRecords(records *[]commitlog.Record) {
 }
 
 // Close gives the folder back. The broker that uses it must be closed.
-func (s *Storage) Close() error { return s.dir.Close() }
+func (s *Storage) Close() error {
+	s.endLog()
+	return s.dir.Close()
+}
 
 // topicLog is a log with what a topic asks of it beside what cursors need. They mean what
 // they do of commitlog.Files.

@@ -238,7 +238,7 @@ func (st *store) fault(what string, err error) (more bool) {
 }
 
 func (st *store) report(what string, err error) {
-	st.storage().cfg.Log.Error(what, obs.KeyTopic, st.topic.name, obs.KeyError, err)
+	st.storage().log.Error(what, obs.KeyTopic, st.topic.name, obs.KeyError, err)
 }
 
 // noted says how the topic's last attempt at something ended.
@@ -253,8 +253,8 @@ func (st *store) noted(what concern, err error) {
 	st.storage().health.note(place{st.topic.name, what}, err)
 	if err == nil {
 		st.faults.And(^bit)
-	} else {
-		st.faults.Or(bit)
+	} else if first := st.faults.Or(bit)&bit == 0; first && what == publishing { // the store reports the others
+		st.report("messages not stored; publishers are refused until they can be", err)
 	}
 }
 
