@@ -108,7 +108,11 @@ func (st *state) leftOn(topic catalog.Topic, b catalog.Broker, now time.Time) (r
 	}
 	if held > 0 {
 		parts = append(parts, fmt.Sprintf("consumers have not finished %d messages; %d consumers are connected", held, r.Subscribers))
-		if r.Subscribers == 0 {
+		switch {
+		case r.Subscribers > 0:
+		case len(f.channels) == 0:
+			remedies = append(remedies, "connect a consumer: the topic has no channel")
+		default:
 			remedies = append(remedies, fmt.Sprintf("connect consumers to its channels (%s), or empty these", strings.Join(reconcile.FirstFew(f.channels), ", ")))
 		}
 		switch {

@@ -516,11 +516,13 @@ var _ = Describe("What a drain waits for", func() {
 		Expect(c.admin.DrainBroker(context.Background(), &srtmv1.DrainBrokerRequest{BrokerId: "b1", Force: true})).Error().NotTo(HaveOccurred())
 	}
 	// retired has b1 drained but for what it is measured to have of the topic t.
-	retired := func(s setup, left *srtmv1.TopicStats) {
+	retired := func(s setup, left *srtmv1.TopicStats, channels ...string) {
 		GinkgoHelper()
 		c, n1 = newCluster(s), agenttest.New()
 		c.join("b1", 600, n1)
-		c.mustCreate(spec("t", 400, 10))
+		t := spec("t", 400, 10)
+		t.Channels = channels
+		c.mustCreate(t)
 		c.join("b2", 600, agenttest.New())
 		n1.Measure("t", left)
 		c.drain("b1")
@@ -528,7 +530,7 @@ var _ = Describe("What a drain waits for", func() {
 	}
 
 	It("is consumers, who are told to come, and then it is safe to stop", func() {
-		retired(setup{}, &srtmv1.TopicStats{Topic: "t", Depth: 3, Backlog: 4})
+		retired(setup{}, &srtmv1.TopicStats{Topic: "t", Depth: 3, Backlog: 4}, "main")
 		Expect(c.broker("b2").SafeToStop).To(BeFalse(), "it does not drain")
 		Eventually(waits).Should(Equal([]string{"t: consumers have not finished 7 messages; 0 consumers are connected"}))
 		Expect(c.broker("b1").Waits[0].Remedy).To(Equal("connect consumers to its channels (main), or empty these; --force to lose what no consumer takes"))
@@ -536,6 +538,12 @@ var _ = Describe("What a drain waits for", func() {
 		Eventually(waits).Should(Equal([]string{"t: 1 connections still publish to it, and 0 messages have come in its last report"}))
 		n1.Measure("t", &srtmv1.TopicStats{Topic: "t"})
 		Eventually(waits).Should(Equal([]string{"safe"}))
+	})
+
+	It("is consumers of a topic that has no channel yet", func() {
+		retired(setup{}, &srtmv1.TopicStats{Topic: "t", Backlog: 4})
+		Eventually(waits).Should(Equal([]string{"t: consumers have not finished 4 messages; 0 consumers are connected"}))
+		Expect(c.broker("b1").Waits[0].Remedy).To(Equal("connect a consumer: the topic has no channel; --force to lose what no consumer takes"))
 	})
 
 	It("is a topic that another controller placed there, as long as it is used", func() {

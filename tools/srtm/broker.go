@@ -95,7 +95,7 @@ func (x *call) emptied(b *srtmv1.Broker) (*srtmv1.Broker, error) {
 		r, err := x.admin.ListBrokers(x.ctx, &srtmv1.ListBrokersRequest{})
 		switch {
 		case x.ctx.Err() != nil || status.Code(err) == codes.DeadlineExceeded:
-			return nil, fmt.Errorf("topics still on broker %s: %s\n%s", b.GetId(), strings.Join(b.GetTopics(), ", "), waits(b))
+			return nil, fmt.Errorf("topics still on broker %s: %s\n%s", b.GetId(), strings.Join(b.GetTopics(), ", "), strings.TrimSuffix(waits(b), "\n"))
 		case err != nil:
 			return nil, err
 		}

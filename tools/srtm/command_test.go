@@ -510,7 +510,7 @@ func TestChangesAreSent(t *testing.T) {
 	}
 	a.brokers = []*srtmv1.Broker{{Id: "b1", Draining: true, Topics: []string{"sensors"}, Waits: []*srtmv1.DrainWait{{Topic: "sensors", Reason: "more"}}}}
 	_, _, err = srtm(t, address, "broker", "drain", "b1", "--wait", "--timeout=1s")
-	if err == nil || !strings.Contains(err.Error(), "waits for sensors: more") {
+	if err == nil || err.Error() != "topics still on broker b1: sensors\n  waits for sensors: more" {
 		t.Errorf("a drain that does not end: %v", err)
 	}
 	if out, _, err := srtm(t, address, "broker", "drain", "b1", "--undo"); err != nil || !a.drained.GetUndo() || !strings.Contains(out, "draining false") {
