@@ -280,7 +280,7 @@ func TestWhatAFollowerSays(t *testing.T) {
 		_, resolve := follower.placement.Resolve(ctx, r)
 		watch := receive(follower.placement.Watch(ctx, &srtmv1.WatchRequest{Topic: r.Topic, PublisherIds: []string{r.PublisherId}}))
 		for _, err := range []error{resolve, watch} {
-			if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "has not been read") {
+			if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "does not know yet") {
 				t.Errorf("%v, which may be there by now: %v", r, err)
 			}
 		}
@@ -304,11 +304,14 @@ func TestAFollowerWithoutItsStore(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	_, err := m.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: "t"}, grpc.WaitForReady(true))
-	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "has not been read") {
+	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "does not know yet") {
 		t.Errorf("a topic: %v", err)
 	}
 	for _, name := range []string{"", "srtm.v1.AdminService", "srtm.v1.PlacementService", "srtm.v1.BrokerService"} {
 		m.until(t, "health of "+name, func() bool { return m.says(ctx, name) == "NOT_SERVING" })
+	}
+	if code, body := get(t, "http://"+m.web+"/healthz"); code != http.StatusServiceUnavailable {
+		t.Errorf("/healthz: %d %s", code, body)
 	}
 	if code, body := get(t, "http://"+m.web+"/publisher?topic=t&id=p"); code != http.StatusServiceUnavailable || !strings.Contains(string(body), "NOT_READ_YET") {
 		t.Errorf("/publisher: %d %s", code, body)

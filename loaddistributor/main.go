@@ -119,7 +119,12 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
 		directory := lookup.NewDirectory(control, self)
 		lookup.Mount(s.Mux, directory, obs.NSQ)
 		lookup.MountPublisher(s.Mux, control)
-		obs.Mount(s.Mux, s.Metrics, func() any { return state(control, embedded) }, nil)
+		obs.Mount(s.Mux, s.Metrics, func() any { return state(control, embedded) }, func() error {
+			if informed, _ := control.Informed(); !informed {
+				return errors.New("cut off from the store")
+			}
+			return nil
+		})
 		if o.openLookup {
 			s.Open = lookup.Paths
 		}

@@ -176,8 +176,9 @@ var (
 	ErrBrokerConnected = errors.New("the broker is connected")
 	// ErrBrokerInUse: it cannot be removed.
 	ErrBrokerInUse = errors.New("topics are placed on the broker, which fit on no other or have not been moved yet")
-	// ErrUnread: this replica has not read yet what is committed.
-	ErrUnread = errors.New("what is committed has not been read yet")
+	// ErrUnread: this replica has not read yet what is committed, or its log was lost and
+	// is being rebuilt.
+	ErrUnread = errors.New("the loaddistributor does not know yet what there is")
 )
 
 // PlanError: the plan does not fit the brokers as they are now, because they

@@ -86,7 +86,7 @@ type EtcdConfig struct {
 func (c EtcdConfig) Validate() error {
 	var errs []error
 	if len(c.Client.Endpoints) == 0 {
-		errs = append(errs, errors.New("etcd: no endpoints"))
+		errs = append(errs, errors.New("etcd: want an endpoint, --etcd-endpoint"))
 	}
 	if len(c.Prefix) < 2 || !strings.HasSuffix(c.Prefix, "/") {
 		errs = append(errs, fmt.Errorf("etcd prefix %q: want a slash at its end and something before it", c.Prefix))
@@ -377,6 +377,18 @@ func (e *Etcd) follow(ctx context.Context, f Follower) error {
 	if err != nil {
 		return err
 	}
+	// Anything that is asked of an etcd that has gone waits for it: ask with a limit.
+	answers := func() error {
+		limit, cancel := context.WithTimeout(ctx, e.ttl/2)
+		defer cancel()
+		if _, err := client.Get(limit, e.key("log", "")); err != nil {
+			return fmt.Errorf("etcd: no answer: %w", err)
+		}
+		return nil
+	}
+	if err := answers(); err != nil {
+		return err
+	}
 	cat, revision, err := e.load(ctx, client)
 	if err != nil {
 		return err
@@ -385,7 +397,7 @@ func (e *Etcd) follow(ctx context.Context, f Follower) error {
 	f.Reset(cat)
 	watch := client.Watch(clientv3.WithRequireLeader(ctx), e.key("log", ""),
 		clientv3.WithPrefix(), clientv3.WithRev(revision+1), clientv3.WithFilterDelete())
-	// A watch says nothing when etcd has gone, or has no leader: ask.
+	// A watch says nothing when etcd has gone, or has no leader.
 	ticker := time.NewTicker(e.ttl / 5)
 	defer ticker.Stop()
 	for {
@@ -397,10 +409,7 @@ func (e *Etcd) follow(ctx context.Context, f Follower) error {
 			}
 			r = next
 		case <-ticker.C:
-			limit, cancel := context.WithTimeout(ctx, e.ttl/2)
-			_, err := client.Get(limit, e.key("log", ""))
-			cancel()
-			if err != nil {
+			if err := answers(); err != nil {
 				return err
 			}
 			continue

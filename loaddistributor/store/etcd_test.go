@@ -126,6 +126,21 @@ func TestEtcdComesLate(t *testing.T) {
 	}
 }
 
+func TestAFollowerIsToldThatEtcdIsAway(t *testing.T) {
+	t.Parallel()
+	e, err := NewEtcd(EtcdConfig{
+		Client: clientv3.Config{Endpoints: []string{testkit.Address(t)}, Logger: zap.NewNop()}, Prefix: "/away/", Lease: time.Second,
+	})
+	testkit.Must(t, err)
+	t.Cleanup(func() { _ = e.Close() })
+	f := follow(t, e)
+	eventually(t, "told", func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.cuts > 0
+	})
+}
+
 // Topics and a catalog larger than what etcd takes at once are kept, and what has been
 // deleted does not take room for ever.
 func TestEtcdOfLittleRoom(t *testing.T) {

@@ -399,6 +399,7 @@ type follower struct {
 	cat    *catalog.Catalog
 	resets int
 	missed error // what it was cut for, if that was that records were gone
+	cuts   int
 }
 
 func (f *follower) Reset(c *catalog.Catalog) {
@@ -411,6 +412,7 @@ func (f *follower) Reset(c *catalog.Catalog) {
 func (f *follower) Cut(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.cuts++
 	if errors.Is(err, ErrGap) || errors.Is(err, errMissing) || errors.Is(err, rpctypes.ErrCompacted) {
 		f.missed = err
 	}
