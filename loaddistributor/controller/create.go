@@ -52,7 +52,7 @@ type creation struct {
 // With a broker, it is on that one alone and takes nothing of its capacity.
 //
 // Errors: ErrNotCommitted (it may have been created all the same: repeat it with
-// its key); catalog.ErrTopicExists, ErrKeyReused; placement.FieldErrors,
+// its key); catalog.ErrTopicExists, ErrKeyReused, ErrUnread; placement.FieldErrors,
 // *placement.Infeasible; catalog.ErrBrokerUnknown; *BrokerError, *AdaptorError, ErrUnsteady, ErrClosing;
 // the context's.
 func (c *Controller) Create(ctx context.Context, spec *catalog.Spec, key, on string, tell func(Progress) error) (catalog.Topic, error) {
@@ -141,6 +141,9 @@ func (c *Controller) begin(ctx context.Context, spec *catalog.Spec, key, on stri
 	// name, begins.
 	if t, taken := c.mu.next.Topic(name); taken && t.State != catalog.Deleting || c.mu.topics.see(name).creating != nil {
 		return nil, catalog.Topic{}, fmt.Errorf("topic %s: %w", name, catalog.ErrTopicExists)
+	}
+	if id := c.rebuildsLocked(name); id != "" {
+		return nil, catalog.Topic{}, fmt.Errorf("topic %s: broker %s keeps it, and it comes back by itself: %w", name, id, catalog.ErrUnread)
 	}
 	// What asks for nothing gets memory at least: that is not stored, so that 0.1.0 can
 	// read it.

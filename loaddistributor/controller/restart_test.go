@@ -153,13 +153,19 @@ var _ = Describe("A restart of the loaddistributor", func() {
 			}
 			return err
 		}
-		for _, asked := range []func(string) error{resolved, watched} {
+		described := func(topic string) error {
+			_, err := second.admin.GetTopic(context.Background(), &srtmv1.GetTopicRequest{Name: topic})
+			return err
+		}
+		for _, asked := range []func(string) error{resolved, watched, described} {
 			Expect(asked("t")).To(fails(codes.Unavailable, rpc.ReasonUnread))
 			Expect(asked("never was")).To(fails(codes.Unavailable, rpc.ReasonUnread), "no broker has come yet")
 		}
 		Eventually(func() bool { return second.broker("b1").GetConnected() }).Should(BeTrue())
+		// A second topic of that name would have none of the messages.
+		Expect(<-second.creating(context.Background(), spec("t", 40, 10), "")).To(fails(codes.Unavailable, rpc.ReasonUnread))
 		<-time.After(15 * time.Second)
-		for _, asked := range []func(string) error{resolved, watched} {
+		for _, asked := range []func(string) error{resolved, watched, described} {
 			Expect(asked("t")).To(fails(codes.Unavailable, rpc.ReasonUnread))
 			Expect(asked("never was")).To(fails(codes.NotFound, rpc.ReasonTopicUnknown))
 		}
@@ -252,7 +258,12 @@ var _ = Describe("A restart of the loaddistributor", func() {
 		again, err := importing(text)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(again.Topics).To(BeZero())
+		Expect(again.Brokers).To(BeZero())
 		Expect(again.LeftOut).To(HaveLen(2))
+		Expect(second.control.Calibrate("b2", 0)).Error().NotTo(HaveOccurred())
+		again, err = importing(text)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(again.Brokers).To(BeEquivalentTo(1), "b2 has its capacity again")
 		Expect(places(second, "t", 100)).To(Equal(was))
 		Expect(second.topic("t").Epoch).To(BeNumerically(">", epoch), "or publishers would take it for something old")
 		Eventually(second.state("t")).Should(Equal("ACTIVE"))

@@ -45,13 +45,11 @@ func (c *Controller) Import(text []byte) (done Imported, err error) {
 		return done, &BadMessage{"text", err.Error()}
 	}
 	for _, b := range dump.Brokers {
-		c.mu.RLock()
-		_, known := c.mu.next.Broker(b.Broker.ID)
-		c.mu.RUnlock()
+		was := c.said(b.Broker.ID)
 		if err := c.commit(catalog.BrokerRestored{BrokerDump: b}); err != nil {
 			return done, fmt.Errorf("import broker %s: %w", b.Broker.ID, err)
 		}
-		if !known {
+		if c.said(b.Broker.ID) != was {
 			done.Brokers++
 		}
 	}
@@ -71,6 +69,19 @@ func (c *Controller) Import(text []byte) (done Imported, err error) {
 	}
 	c.cfg.Log.Warn("imported", "topics", done.Topics, "brokers", done.Brokers, "left_out", len(done.LeftOut))
 	return done, nil
+}
+
+// said is what an import can bring back of a broker: that it is known, and what operators
+// said of it.
+func (c *Controller) said(id string) (of struct {
+	known, draining, forced bool
+	calibrated              int64
+}) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	b, known := c.mu.next.Broker(id)
+	of.known, of.draining, of.forced, of.calibrated = known, b.Draining, b.Forced, b.Calibrated
+	return of
 }
 
 // restore commits a topic that another log had. Refusals are the catalog's.
@@ -218,6 +229,19 @@ func (c *Controller) records(s *Session, m *srtmv1.TopicRecords) error {
 		s.recallLocked()
 	}
 	return nil
+}
+
+// rebuildsLocked returns the broker that keeps a topic which is about to be rebuilt from
+// that; "": none. Requires: mu held.
+func (c *Controller) rebuildsLocked(topic string) (broker string) {
+	if time.Now().Before(c.mu.settled) {
+		for id, s := range c.mu.sessions {
+			if s.kept[topic].topic != nil {
+				broker = max(broker, id)
+			}
+		}
+	}
+	return broker
 }
 
 // rebuild brings back the topics of which all members are there and agree, once the

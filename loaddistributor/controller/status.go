@@ -28,7 +28,7 @@ func (c *Controller) Topic(name string) (catalog.Topic, error) {
 	}
 	topic, ok := c.mu.cat.Topic(name)
 	if !ok {
-		return catalog.Topic{}, c.mu.deny(fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown))
+		return catalog.Topic{}, c.mu.deny(c.missingLocked(name, fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown)))
 	}
 	return c.mu.topics.see(name).condition.show(topic), nil
 }
