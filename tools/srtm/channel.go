@@ -16,8 +16,10 @@ import (
 	"github.com/spf13/cobra"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/topics"
+	"github.com/srtm-io/srtm/tools/srtm/calibrate"
 )
 
 func channelCommand() *cobra.Command {
@@ -26,13 +28,13 @@ func channelCommand() *cobra.Command {
 
 // brokers are those of a topic, asked over HTTP.
 type brokers struct {
-	http      []string // addresses or URLs; empty: what the loaddistributor says
-	tokenFile string
+	http  []string // addresses or URLs; empty: what the loaddistributor says
+	trust secure.ClientConfig
 }
 
 func (b *brokers) flags(cmd *cobra.Command) *cobra.Command {
 	cmd.Flags().StringArrayVar(&b.http, "nsqd-http-address", nil, "HTTP `host:port` or URL of a broker, in place of those that the loaddistributor names; may be repeated")
-	cmd.Flags().StringVar(&b.tokenFile, "nsqd-token-file", "", "`file` with the token for the brokers' HTTP API")
+	b.trust.Flags(cmd.Flags(), "nsqd-", "the brokers' HTTP API")
 	return cmd
 }
 
@@ -61,12 +63,15 @@ func (b *brokers) of(x *call, topic string) (addresses []string, err error) {
 
 // ask sends a request to each broker, and hands on the answers. Each has the timeout.
 func (b *brokers) ask(x *call, method, path string, query url.Values, addresses []string, answer func(address string, body []byte) error) error {
-	client := &http.Client{Timeout: x.timeout}
+	encrypted, err := b.trust.TLS("nsqd-")
+	if err != nil {
+		return lifecycle.UsageError{Err: err}
+	}
+	client := &http.Client{Timeout: x.timeout, Transport: &http.Transport{TLSClientConfig: encrypted}}
 	defer client.CloseIdleConnections()
 	token := secure.Bearer(nil)
-	if b.tokenFile != "" {
-		var err error
-		if token, err = secure.TokenFile(b.tokenFile); err != nil {
+	if b.trust.TokenFile != "" {
+		if token, err = secure.TokenFile(b.trust.TokenFile); err != nil {
 			return usagef("--nsqd-token-file: %v", err)
 		}
 	}
@@ -74,19 +79,40 @@ func (b *brokers) ask(x *call, method, path string, query url.Values, addresses 
 	query.Set("channel", x.args[1])
 	var errs []error
 	for _, address := range addresses {
-		base := address
-		if !strings.Contains(base, "://") {
-			base = "http://" + base
+		base, err := at(x.cmd.Context(), client.Do, address, encrypted != nil)
+		var body []byte
+		if err == nil {
+			body, err = fetch(x.cmd.Context(), client.Do, token, method, base+path+"?"+query.Encode())
 		}
-		body, err := fetch(x.cmd.Context(), client.Do, token, method, strings.TrimSuffix(base, "/")+path+"?"+query.Encode())
 		if err == nil {
 			err = answer(address, body)
+		} else if calibrate.Secured(address, body) != "" {
+			err = calibrate.ErrTLS
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("broker %s: %w", address, err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// at returns the URL of a broker's HTTP API, with TLS that of its HTTPS, whose port a
+// broker that requires TLS says in clear.
+func at(ctx context.Context, do func(*http.Request) (*http.Response, error), address string, encrypted bool) (string, error) {
+	if strings.Contains(address, "://") {
+		return strings.TrimSuffix(address, "/"), nil
+	}
+	if !encrypted {
+		return "http://" + address, nil
+	}
+	text, err := fetch(ctx, do, nil, http.MethodGet, "http://"+address+"/ping")
+	if url := calibrate.Secured(address, text); url != "" {
+		return url, nil
+	}
+	if err == nil {
+		err = errors.New("it requires no TLS: name its HTTPS port, with --nsqd-http-address=https://HOST:PORT")
+	}
+	return "", err
 }
 
 // fetch makes a request that must be answered with 200, and returns the answer.

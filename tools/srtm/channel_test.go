@@ -1,10 +1,14 @@
 package main
 
 import (
+	"crypto/tls"
+	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // node is a broker's HTTP API that remembers what it was asked.
@@ -29,6 +34,44 @@ func node(t *testing.T, answer string) (address string, asked *[]string) {
 	}))
 	t.Cleanup(s.Close)
 	return strings.TrimPrefix(s.URL, "http://"), asked
+}
+
+// A broker that requires TLS says so in clear, and gets the token by its HTTPS.
+func TestChannelsOfABrokerWithTLS(t *testing.T) {
+	authority := testkit.NewAuthority(t)
+	var tokens []string
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		tokens = append(tokens, r.URL.Path+" "+r.Header.Get("Authorization"))
+		_, _ = w.Write([]byte(`{"offset":7,"messages":[{"id":"0123","body":"AP8="}]}`))
+	}))
+	s.TLS = &tls.Config{Certificates: []tls.Certificate{authority.Certificate("b1").TLS}}
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	_, port, _ := net.SplitHostPort(s.Listener.Addr().String())
+	plain := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		tokens = append(tokens, r.URL.Path+" "+r.Header.Get("Authorization"))
+		w.WriteHeader(http.StatusForbidden)
+		fmt.Fprintf(w, `{"message":"TLS_REQUIRED","https_port":%s}`, port)
+	}))
+	t.Cleanup(plain.Close)
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("0123456789abcdef\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	address := serve(t, &admin{brokers: []*srtmv1.Broker{
+		{Id: "b1", HttpAddress: strings.TrimPrefix(plain.URL, "http://"), Connected: true, Topics: []string{"t"}},
+	}})
+	if _, _, err := srtm(t, address, "channel", "peek", "t", "c"); err == nil || !strings.Contains(err.Error(), "the broker requires TLS: say whom it is trusted by, with --nsqd-tls-ca") {
+		t.Errorf("in clear: %v", err)
+	}
+	tokens = nil
+	out, _, err := srtm(t, address, "channel", "peek", "t", "c", "--nsqd-tls-ca="+authority.File, "--nsqd-token-file="+file)
+	if err != nil || !strings.Contains(out, `"\x00\xff"`) {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if want := []string{"/ping ", "/channel/peek Bearer 0123456789abcdef"}; !slices.Equal(tokens, want) {
+		t.Errorf("asked %q, want %q", tokens, want)
+	}
 }
 
 func TestChannelsOfAllBrokers(t *testing.T) {

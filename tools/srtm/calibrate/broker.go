@@ -70,20 +70,30 @@ func (b broker) ask(ctx context.Context, method, path string) ([]byte, error) {
 	if !errors.As(err, &answer) || answer.code != http.StatusForbidden {
 		return text, err
 	}
-	var required struct {
-		Port int `json:"https_port"`
-	}
-	if json.Unmarshal(text, &required) != nil || required.Port == 0 {
+	url := Secured(b.address, text)
+	if url == "" {
 		return nil, err
 	}
 	if b.secure == nil {
-		return nil, errors.New("the broker requires TLS: say whom it is trusted by, with --nsqd-tls-ca")
+		return nil, ErrTLS
 	}
-	host, _, err := net.SplitHostPort(b.address)
-	if err != nil {
-		return nil, err
+	return b.request(ctx, method, url, path)
+}
+
+// ErrTLS: a broker that requires TLS was asked in clear.
+var ErrTLS = errors.New("the broker requires TLS: say whom it is trusted by, with --nsqd-tls-ca")
+
+// Secured returns the URL of a broker's HTTPS, if that is what its answer, in clear at
+// address, asks for; "": it is not.
+func Secured(address string, answer []byte) (url string) {
+	var required struct {
+		Port int `json:"https_port"`
 	}
-	return b.request(ctx, method, "https://"+net.JoinHostPort(host, strconv.Itoa(required.Port)), path)
+	host, _, err := net.SplitHostPort(address)
+	if err != nil || json.Unmarshal(answer, &required) != nil || required.Port == 0 {
+		return ""
+	}
+	return "https://" + net.JoinHostPort(host, strconv.Itoa(required.Port))
 }
 
 // request returns the body with a *statusError, too.
