@@ -74,7 +74,7 @@ var (
 )
 
 // Validate says what is wrong with the rule.
-// Errors: *tokenbucket.ShareError, or one that says it in words.
+// Errors: of a *tokenbucket.ShareError, or one that has no values.
 func (r *Rule) Validate() error {
 	if err := ValidKey(r.Key); err != nil {
 		return err
@@ -85,7 +85,23 @@ func (r *Rule) Validate() error {
 	if r.Mode > Lease {
 		return fmt.Errorf("mode %d: want central or lease", r.Mode)
 	}
-	return r.Share.Validate()
+	var share *tokenbucket.ShareError
+	if err := r.Share.Validate(); errors.As(err, &share) {
+		return shareError{share}
+	}
+	return nil
+}
+
+// shareError says it in a rule's words.
+type shareError struct{ *tokenbucket.ShareError }
+
+func (e shareError) Unwrap() error { return e.ShareError }
+
+func (e shareError) Error() string {
+	if e.Field == "rate" {
+		return fmt.Sprintf("refill %s: want %s to %s credits per second", tokenbucket.Rate(e.Value).Text(), tokenbucket.Rate(e.Min).Text(), tokenbucket.Rate(e.Max).Text())
+	}
+	return fmt.Sprintf("capacity %d: want %d to %d credits", e.Value, e.Min, e.Max)
 }
 
 // ValidKey says what is wrong with a key.

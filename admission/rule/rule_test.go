@@ -29,8 +29,8 @@ func TestValidate(t *testing.T) {
 		{"not UTF-8", rule.Rule{Key: "\xff"}, "not UTF-8"},
 		{"control", rule.Rule{Key: "a\nb"}, "control character"},
 		{"no refill", rule.Rule{Key: "k", Share: tokenbucket.Share{Burst: 5}}, "refill 0"},
-		{"no capacity", rule.Rule{Key: "k", Share: tokenbucket.Share{Rate: 5}}, "burst 0 is outside"},
-		{"too fast", rule.Rule{Key: "k", Share: tokenbucket.Share{Rate: 1e13, Burst: 1}}, "rate"},
+		{"no capacity", rule.Rule{Key: "k", Share: tokenbucket.Share{Rate: 5}}, "capacity 0: want 1 to 1000000000 credits"},
+		{"too fast", rule.Rule{Key: "k", Share: tokenbucket.Share{Rate: 1e13, Burst: 1}}, "refill 10000000000: want 0.001 to 1000000000 credits per second"},
 		{"mode", rule.Rule{Key: "k", Mode: 7}, "mode 7"},
 	} {
 		err := test.r.Validate()
