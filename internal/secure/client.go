@@ -33,7 +33,7 @@ func (c *ClientConfig) Flags(fs Flags, prefix, whom string) {
 
 // TLSFlags is Flags for a server that takes no tokens of ours.
 func (c *ClientConfig) TLSFlags(fs Flags, prefix, whom string) {
-	fs.StringVar(&c.CAFile, prefix+"tls-ca", "", "PEM `file` of the authorities of the certificate of "+whom+", or \""+SystemCA+"\": gRPC with TLS")
+	fs.StringVar(&c.CAFile, prefix+"tls-ca", "", "PEM `file` of the authorities of the certificate of "+whom+", or \""+SystemCA+"\": with TLS")
 	fs.StringVar(&c.CertFile, prefix+"tls-cert", "", "PEM `file` of our certificate for "+whom)
 	fs.StringVar(&c.KeyFile, prefix+"tls-key", "", "PEM `file` of its key")
 }

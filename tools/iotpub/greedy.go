@@ -80,7 +80,7 @@ that compares with the weight's part of all.`,
 	fs.StringVar(&r.nsqd, "nsqd-tcp-address", "", "`host:port` of the broker that all publishers connect to")
 	fs.StringVar(&r.loaddistributor, "loaddistributor-address", "", "gRPC `host:port` of the loaddistributor that says where each belongs instead")
 	r.trust.Flags(fs, "", "the loaddistributor")
-	fs.StringVar(&r.prefix, "id-prefix", r.prefix, "publishers are called this, a dot and their `number`")
+	fs.StringVar(&r.prefix, "id-prefix", r.prefix, "`prefix` of the publishers' ids: a dot and a number follow")
 	fs.IntVar(&r.publishers, "publishers", r.publishers, "`number` of publishers")
 	fs.UintSliceVar(&r.weights, "weight", r.weights, "`weights` of the publishers, in turns, 1 to 255; 0: they do not ask for their pace")
 	fs.IntVar(&r.size, "size", r.size, "size of a message, in `bytes`")

@@ -147,7 +147,7 @@ func brokerCapacityCommand() *cobra.Command {
 func brokerRemoveCommand() *cobra.Command {
 	return leaf(&cobra.Command{
 		Use:   "remove BROKER",
-		Short: "Strike a dead broker off",
+		Short: "Remove a dead broker",
 		Long: `remove says that a broker is dead and will not come back with what it holds: its
 shares go to others, as with "share forget", and what it may still have of topics
 that have moved away from it is given up. It shows both. A broker that is connected
@@ -165,7 +165,7 @@ then.`,
 			if err := freedTable(x.out, x.args[0], r.GetFreed()); err != nil || len(r.GetLeft()) == 0 {
 				return err
 			}
-			_, err := fmt.Fprintf(x.out, "given up with what it may have had of them: %s\n", strings.Join(r.GetLeft(), ", "))
+			_, err := fmt.Fprintf(x.out, "what it may still have of these topics is given up: %s\n", strings.Join(r.GetLeft(), ", "))
 			return err
 		})
 	})

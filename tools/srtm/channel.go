@@ -145,8 +145,8 @@ func channelSeekCommand() *cobra.Command {
 		Short: "Have a channel go on from another place",
 		Long: `seek moves a channel of all brokers of the topic to the begin or the end of what they
 have, to a time of publication (2026-01-02T15:04:05Z), or, on a single broker, to an
-offset, and prints the offset from which each goes on. What the channel has in flight or
-deferred it has no longer. What all channels have finished is there as long as nsqd
+offset, and prints the offset from which each goes on. The channel drops what it has in
+flight or deferred. What all channels have finished is there as long as nsqd
 --retain or POST /topic/retain says. The loaddistributor orders it; brokers of no cluster
 are asked at --nsqd-http-address.`,
 		Example: `  srtm channel seek orders billing --to 2026-01-02T15:04:05Z`,

@@ -406,6 +406,8 @@ func TestRefusalsAreExplained(t *testing.T) {
 		{with(status.New(codes.ResourceExhausted, "no room"), &srtmv1.Infeasible{Bound: "rcap", Need: 9, Have: 5, Fits: &srtmv1.Fits{Rate: 5, MoreBrokers: 2, BrokerMcap: 3}}),
 			"infeasible: rcap: need 9, have 5; what would fit: r up to 5 msg/s, or 2 more brokers of 3 msg/s", 3},
 		{status.Error(codes.AlreadyExists, "topic pumps exists"), "topic pumps exists", 1},
+		{status.Error(codes.Unimplemented, "unknown service srtm.v1.GrantService"),
+			"the server there does not offer this; is the address another program's? unknown service srtm.v1.GrantService", 1},
 		{status.Error(codes.Unavailable, "broker b1 did not answer"), "the server did not do it: broker b1 did not answer", 1},
 		{status.Error(codes.Unavailable, `connection error: desc = "transport: Error while dialing: dial tcp 127.0.0.1:4170: connect: connection refused"`),
 			"no server answers there; is it running? dial tcp 127.0.0.1:4170: connect: connection refused", 1},

@@ -60,7 +60,7 @@ limits of this shell and of the daemons that run, whether its clock is synchroni
 listens on the ports of SRTM, the space of --data-path, and the certificates of --cert and
 of the --tls flags; and of the cluster, whether the loaddistributor and the brokers answer,
 the certificate that the loaddistributor shows, and by how much the brokers' clocks differ
-from this one (only differences of more than about a second are seen). It changes nothing.
+from this one (only differences of more than about two seconds are seen). It changes nothing.
 
 Exit code: 0, also with warnings; 1 if a check failed.`,
 		Example: `  srtm doctor --data-path /var/lib/srtm/nsqd`,

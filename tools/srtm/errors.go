@@ -29,6 +29,8 @@ func explain(err error) error {
 			return fmt.Errorf("no server answers there; is it running? %s", strings.TrimSuffix(dial, `"`))
 		}
 		return fmt.Errorf("the server did not do it: %s", s.Message())
+	case codes.Unimplemented:
+		return fmt.Errorf("the server there does not offer this; is the address another program's? %s", s.Message())
 	case codes.DeadlineExceeded:
 		return fmt.Errorf("the server did not answer in time (see --timeout): %s", s.Message())
 	}

@@ -13,7 +13,8 @@ import (
 
 func shareCommand() *cobra.Command {
 	return parent("share", "Who holds which share of which contract", `share asks the adaptor who holds what. It is a part of the loaddistributor;
-where it is a tbadaptor of its own, give that one's address.`,
+where it is a tbadaptor of its own, give that one's address as
+--loaddistributor-address.`,
 		shareListCommand(), shareHistoryCommand(), shareForgetCommand())
 }
 

@@ -28,8 +28,8 @@ type refresh struct {
 }
 
 func (r *refresh) flags(cmd *cobra.Command) *cobra.Command {
-	cmd.Flags().DurationVar(&r.every, "interval", 2*time.Second, "`time` between two looks")
-	cmd.Flags().Int64Var(&r.count, "count", 0, "`looks` to take; 0: until an interrupt on a terminal, and one elsewhere")
+	cmd.Flags().DurationVar(&r.every, "interval", 2*time.Second, "`time` between two updates")
+	cmd.Flags().Int64Var(&r.count, "count", 0, "number of `updates`; 0: until an interrupt on a terminal, and one elsewhere")
 	cmd.PreRunE = func(*cobra.Command, []string) error {
 		if r.every < 100*time.Millisecond || r.count < 0 {
 			return usagef("--interval %v: want at least 100ms; --count %d: must not be negative", r.every, r.count)

@@ -344,7 +344,7 @@ func (x *call) topic(name string) (all *srtmv1.Topic, err error) {
 }
 
 func topicDescribeCommand() *cobra.Command {
-	return leaf(&cobra.Command{Use: "describe NAME", Short: "Show a topic's contract, placement and present figures", Args: oneName}, func(x *call) error {
+	return leaf(&cobra.Command{Use: "describe NAME", Short: "Show a topic's contract, placement and current stats", Args: oneName}, func(x *call) error {
 		if x.output == formTable {
 			return x.describe(x.figures(x.ctx, x.args[0]))
 		}

@@ -20,10 +20,11 @@ func LeaseCommand() *cobra.Command {
 mode lease in place of one bucket: requests that one bucket would admit meet an
 empty part while others have credits. DELAY is what a request would wait for its
 credit on average, if it waited (Proposition 1: it grows with k), PENALTY how
-much more that is than with one holder. EMPTY is how many would wait; as they are
-denied in place of that, and take no credit, no more than so many are. Requests are Poisson, each holder gets as many, and each
-takes one credit; parts follow demand, so that more to one is less of a matter
-than it looks. The server that owns the key counts as a holder.`,
+much more that is than with one holder. EMPTY is the percentage that would wait;
+as these are denied instead, and take no credit, at most so many are denied.
+Requests are Poisson, each holder gets as many, and each takes one credit. If some
+holders get more, that costs little, since parts follow demand. The server that
+owns the key counts as a holder.`,
 		Example:       "  srtm admission plan --refill 100 --capacity 20 --rate 80 --holders 16",
 		SilenceUsage:  true,
 		SilenceErrors: true,
