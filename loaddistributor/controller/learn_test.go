@@ -360,7 +360,10 @@ var _ = Describe("An open topic", func() {
 					}
 				}
 			}
-			p, err := profile(time.Minute)
+			p, err := profile(learned.Window)
+			Expect(err).NotTo(HaveOccurred(), "the shortest that may be asked for")
+			Expect(p.Messages).To(BeNumerically("~", 800, 100))
+			p, err = profile(time.Minute)
 			Expect(err).NotTo(HaveOccurred())
 			Expect(p.MeanRate).To(BeNumerically("~", 80, 5))
 			Expect(p.NeededBurst).To(BeEquivalentTo(80), "all come at one instant of a second")

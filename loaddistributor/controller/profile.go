@@ -26,6 +26,7 @@ type profile struct {
 	wake              chan struct{} // room for one
 	gone              chan struct{} // closed when the topic is
 	begun             bool
+	windows           int // whole ones, since it began
 }
 
 // take adds a window.
@@ -35,6 +36,7 @@ func (p *profile) take(of *learned.Topic, job *learned.Job) {
 		p.begun, p.missing, p.recorded = true, missing, recorded
 		return
 	}
+	p.windows++
 	if all := missing - p.missing + recorded - p.recorded; all > 0 {
 		p.lost = float64(missing-p.missing) / float64(all)
 	}
@@ -103,18 +105,20 @@ func (c *Controller) Profile(ctx context.Context, name string, lasts time.Durati
 		end()
 		c.mu.profiles--
 	}()
-	over := time.NewTimer(lasts + learned.Window) // what is recorded comes by the window
+	// What is recorded comes by the window, of which the first had begun before.
+	windows := int((lasts + learned.Window - 1) / learned.Window)
+	over := time.NewTimer(lasts + 3*learned.Window)
 	defer over.Stop()
 	for going := true; going; {
 		select {
 		case <-p.wake:
 			c.mu.RLock()
-			n := len(p.trace)
+			n, whole := len(p.trace), p.windows >= windows
 			c.mu.RUnlock()
 			if err := progress(n); err != nil {
 				return Profiled{}, err
 			}
-			going = n < maxProfiled
+			going = n < maxProfiled && !whole
 		case <-over.C:
 			going = false
 		case <-p.gone:
