@@ -297,6 +297,37 @@ var _ = Describe("Fitting", func() {
 		Eventually(func() bool { return c.fit("t").GetFitted() }).WithTimeout(time.Minute).Should(BeTrue(), c.fitting("t"))
 	})
 
+	It("leaves a topic's profile whole", func() {
+		c, n := begin(1)
+		few := measured(200, 0, 0) // of which it takes long to be sure
+		few.Processing, few.Access, few.Delivered = obs.NewLatency().Proto(), obs.NewLatency().Proto(), 0
+		n[0].Measure("t", few)
+		done := make(chan struct{})
+		atEnd(func() { close(done) })
+		go func() {
+			for i := 0; ; i++ {
+				select {
+				case <-time.After(10 * time.Millisecond):
+					n[0].Arrive("t", 0, agenttest.Arrival{At: mono.Wall(time.Now().UnixNano()), Publisher: fmt.Sprintf("g1.%d", i%10)})
+				case <-done:
+					return
+				}
+			}
+		}()
+		Eventually(func() bool { return c.fit("t").GetTook() != nil }).Should(BeTrue())
+		stream, err := c.admin.ProfileTopic(context.Background(), &srtmv1.ProfileTopicRequest{Name: "t", Lasts: durationpb.New(30 * time.Second)})
+		Expect(err).NotTo(HaveOccurred())
+		var p *srtmv1.Profile
+		for p == nil {
+			r, err := stream.Recv()
+			Expect(err).NotTo(HaveOccurred())
+			p = r.Profile
+		}
+		Expect(c.fit("t").GetEnded()).To(BeFalse())
+		Expect(p.Messages).To(BeNumerically("~", 3000, 50))
+		Expect(p.MeanRate).To(BeNumerically("~", 100, 1), "nothing is missing in between")
+	})
+
 	It("is tried again, later, where it found no placement", func() {
 		c, n := begin(1)
 		n[0].Measure("t", measured(200, 50, 0))

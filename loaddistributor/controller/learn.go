@@ -53,7 +53,7 @@ func (c *Controller) learn(now time.Time) {
 		holders := topic.Holders()
 		brokers := slices.DeleteFunc(slices.Clone(holders), func(id string) bool { return c.mu.sessions[id] == nil })
 		for _, o := range l.learned.Orders(brokers, len(brokers) < len(holders), now) {
-			c.mu.sessions[o.Broker].record(name, o)
+			c.mu.sessions[o.Broker].record(name, o, l.profile != nil)
 		}
 		if job := l.learned.Look(topic.Spec, now); job != nil {
 			looks = append(looks, look{name, l.learned, job})
@@ -118,10 +118,14 @@ func (c *Controller) placeByLocked(was catalog.Topic, p *learned.Proposal) {
 	c.wantLocked(op)
 }
 
-// record asks the broker for what is learned from, unless a fit has it record already.
-func (s *Session) record(topic string, o learned.Order) {
+// record asks the broker for what is learned from, unless a fit has it record already. A
+// profile cannot wait for the end of the fit: its record begins anew, and the fit's with it.
+func (s *Session) record(topic string, o learned.Order, profiled bool) {
 	if _, fitted := s.fitted[topic]; fitted && (o.Anew || o.Lasts == 0) {
-		return
+		if !profiled {
+			return
+		}
+		s.fitted[topic] = false
 	}
 	if o.Anew {
 		s.capture(topic, 0)

@@ -29,8 +29,16 @@ type profile struct {
 	windows           int // whole ones, since it began
 }
 
+// tearsFor is in how many windows publishers become known, for which the record begins
+// anew. A profile does so, too: what is missing in between would pass for silence.
+const tearsFor = 4
+
 // take adds a window.
 func (p *profile) take(of *learned.Topic, job *learned.Job) {
+	if job.Torn() && p.windows < tearsFor {
+		p.trace, p.windows, p.begun, p.lost = nil, 0, false, 0
+		return
+	}
 	missing, recorded := of.Missing()
 	if !p.begun { // of a window that had begun before
 		p.begun, p.missing, p.recorded = true, missing, recorded
@@ -107,7 +115,7 @@ func (c *Controller) Profile(ctx context.Context, name string, lasts time.Durati
 	}()
 	// What is recorded comes by the window, of which the first had begun before.
 	windows := int((lasts + learned.Window - 1) / learned.Window)
-	over := time.NewTimer(lasts + 3*learned.Window)
+	over := time.NewTimer(lasts + (2+2*tearsFor)*learned.Window)
 	defer over.Stop()
 	for going := true; going; {
 		select {

@@ -496,6 +496,7 @@ type Job struct {
 	numbers  []string
 	learner  *correlation.Learner
 	learns   bool
+	torn     bool
 	offered  float64 // msg/s
 	measured bool    // by all brokers
 
@@ -516,7 +517,7 @@ func (t *Topic) Look(spec *catalog.Spec, now time.Time) *Job {
 		j.rate, j.quantile = tokenbucket.Rate(spec.Demand.RateMilli).PerSecond(), spec.SLO.Quantile
 	}
 	if t.renumber && (!t.whole || t.turn < 4) || len(t.numbers) > followed { // it tears the record
-
+		j.torn = true
 		t.anew()
 	}
 	if now.Sub(t.grouped) >= Grouping {
@@ -532,6 +533,10 @@ func (j *Job) Arrivals(f func(id string, at mono.Time)) {
 		f(j.numbers[a.Publisher], a.At)
 	}
 }
+
+// Torn reports whether the record began anew after these arrivals: some are missing between
+// them and the next.
+func (j *Job) Torn() bool { return j.torn }
 
 // Think may take its time, for it looks for groups.
 func (j *Job) Think() {
