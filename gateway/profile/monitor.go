@@ -44,7 +44,11 @@ func (m Monitor) Read() (Usage, error) {
 		}
 		usage[resource] += n / 1e3
 	}
-	for line := range strings.Lines(read(filepath.Join(m.Cgroup, "cpu.stat"))) {
+	cpu, err := os.ReadFile(filepath.Join(m.Cgroup, "cpu.stat"))
+	if err != nil {
+		fault("%w: --cgroup is to be a control group of version 2", err)
+	}
+	for line := range strings.Lines(string(cpu)) {
 		if value, ok := strings.CutPrefix(line, "usage_usec "); ok {
 			add("cpu", "cpu.stat", strings.TrimSpace(value))
 		}

@@ -52,6 +52,8 @@ func TestMonitor(t *testing.T) {
 	m.Interface = ""
 	file("cpu.stat", "usage_usec many\n")
 	want(`monitor: cpu.stat: strconv.ParseFloat: parsing "many": invalid syntax`)
+	m.Cgroup = "/nosuch"
+	want(`monitor: open /nosuch/cpu.stat: no such file or directory: --cgroup is to be a control group of version 2`)
 }
 
 // A site of three pages, of which each takes what it takes; one more when it is shared.
