@@ -85,11 +85,11 @@ func (r *Rule) Validate() error {
 	if r.Mode > Lease {
 		return fmt.Errorf("mode %d: want central or lease", r.Mode)
 	}
-	var share *tokenbucket.ShareError
-	if err := r.Share.Validate(); errors.As(err, &share) {
+	err := r.Share.Validate()
+	if share, ok := errors.AsType[*tokenbucket.ShareError](err); ok {
 		return shareError{share}
 	}
-	return nil
+	return err
 }
 
 // shareError says it in a rule's words.
