@@ -256,7 +256,7 @@ func (s *sender) takeOver() {
 	if s.cur != nil {
 		s.cur.close()
 	}
-	s.cur, s.next = s.next, nil
+	s.cur, s.next, s.retired = s.next, nil, false
 	s.drain.Stop()
 	p := s.p
 	p.pacer.reset()
@@ -304,10 +304,10 @@ func (s *sender) receive(r *route) {
 	}
 	switch {
 	case r != s.cur || len(r.open) > 0:
+	case s.next != nil: // also where cur is retired: there has been a place again since
+		s.takeOver()
 	case s.retired:
 		s.retire()
-	case s.next != nil:
-		s.takeOver()
 	}
 }
 

@@ -1,0 +1,48 @@
+package client
+
+import (
+	"testing"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/client/fake"
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+// A publisher loses its place while it moves, and gets the new one back before its last
+// answer from the old: it takes over when that has come.
+func TestMovedWhileItRetires(t *testing.T) {
+	var log fake.Log
+	brokers := map[string]*fake.Broker{}
+	for _, name := range []string{"old", "new"} {
+		b, err := fake.NewBroker(name, &log)
+		testkit.Must(t, err)
+		t.Cleanup(func() { b.Close() })
+		brokers[name] = b
+	}
+	from, to := brokers["old"], brokers["new"]
+	c, err := New(Config{Address: "127.0.0.1:1"})
+	testkit.Must(t, err)
+	defer c.conn.Close()
+	p := newPublisher(c, "t", "p")
+	s := &sender{p: p, wait: newBackoff(), retry: stopped(), drain: stopped()}
+	defer s.end()
+	epoch := uint64(0)
+	assign := func(address string) {
+		epoch++
+		p.assigned(&srtmv1.Assignment{TcpAddress: address, Epoch: epoch})
+		s.readInbox()
+	}
+
+	assign(from.Address())
+	s.connected(<-p.dialled)
+	s.cur.open = []*request{{done: make(chan error, 1)}}
+	assign(to.Address())
+	assign("")
+	assign(to.Address())
+	s.connected(<-p.dialled)
+	s.cur.answered(answer{})
+	s.receive(s.cur)
+	if s.cur == nil || s.cur.address != to.Address() || !s.canSend() {
+		t.Errorf("it sends at %+v, with %+v next", s.cur, s.next)
+	}
+}
