@@ -41,8 +41,8 @@ type Config struct {
 	// grpc.WithTransportCredentials, and a token, by Token or TokenFile.
 	DialOptions []grpc.DialOption
 	// NSQ is the model for connections to brokers (TLS, timeouts, secrets);
-	// ClientID is overwritten with the publisher's id. Nil means
-	// DefaultNSQConfig.
+	// ClientID is overwritten with the publisher's id. Where it asks for TLS, a broker
+	// that does not grant it is not published to. Nil means DefaultNSQConfig.
 	NSQ *nsq.Config
 	// MaxOutstanding bounds the unanswered publishes of one publisher; more
 	// Publish calls wait. 0 means 256.

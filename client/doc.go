@@ -1,5 +1,5 @@
 // Package client publishes to SRTM topics: it asks the loaddistributor which
-// broker is a publisher's, publishes there through go-nsq, and follows when
+// broker is a publisher's, publishes there by NSQ's protocol, and follows when
 // the assignment changes.
 //
 //	c, err := client.New(client.Config{Address: "127.0.0.1:4170"})

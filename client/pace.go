@@ -136,13 +136,13 @@ const askTimeout = 5 * time.Second
 
 // askPace sends PACE and waits for its answer: a broker that does not know it hangs up,
 // and what was written behind it would be lost.
-func (r *route) askPace(weight uint8) error {
+func (r *route) askPace(ctx context.Context, weight uint8) error {
 	asked := make(chan error, 1)
 	r.in.Lock()
 	r.in.asked = asked
 	r.in.Unlock()
 	cmd := &nsq.Command{Name: []byte("PACE"), Params: [][]byte{[]byte(strconv.Itoa(header.Version)), []byte(strconv.Itoa(int(weight)))}}
-	if err := r.conn.WriteCommand(cmd); err != nil {
+	if err := r.conn.write(cmd); err != nil {
 		return fmt.Errorf("ask broker %s for its pace: %w", r.address, err)
 	}
 	timer := time.NewTimer(askTimeout)
@@ -150,6 +150,8 @@ func (r *route) askPace(weight uint8) error {
 	select {
 	case err := <-asked:
 		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	case <-timer.C:
 		return fmt.Errorf("broker %s did not answer PACE within %v", r.address, askTimeout)
 	}

@@ -28,14 +28,16 @@ type Publisher struct {
 	pacer     *pacer
 	log       *slog.Logger
 
-	requests chan *request // unbuffered: what is not taken has not been sent
-	notify   chan struct{} // holds one token: a route or the inbox has something
-	dialled  chan dialled  // at most one dial is under way
-	isReady  chan struct{} // closed by run at the first route
-	closing  chan struct{} // closed by Close: take no more requests
-	kill     chan struct{} // closed by Close: give up what is open
-	over     chan struct{} // closed when run has returned
-	dials    sync.WaitGroup
+	requests chan *request   // unbuffered: what is not taken has not been sent
+	notify   chan struct{}   // holds one token: a route or the inbox has something
+	dialled  chan dialled    // at most one dial is under way
+	isReady  chan struct{}   // closed by run at the first route
+	closing  chan struct{}   // closed by Close: take no more requests
+	kill     chan struct{}   // closed by Close: give up what is open
+	over     chan struct{}   // closed when run has returned
+	dialling context.Context // ends when run gives up
+	giveUp   context.CancelFunc
+	conns    sync.WaitGroup // the dial, and what reads connections
 	once     struct{ closing, kill sync.Once }
 
 	broker atomic.Pointer[string] // written by run; a stale address is for people only
@@ -80,6 +82,7 @@ func newPublisher(c *Client, topic, id string) *Publisher {
 		requests: make(chan *request), notify: make(chan struct{}, 1), dialled: make(chan dialled, 1),
 		isReady: make(chan struct{}), closing: make(chan struct{}), kill: make(chan struct{}), over: make(chan struct{}),
 	}
+	p.dialling, p.giveUp = context.WithCancel(context.Background())
 	var notify func(Pace)
 	if tell := c.cfg.OnPace; tell != nil {
 		notify = func(is Pace) { tell(p, is) }
@@ -126,8 +129,7 @@ func wrap(err error) error {
 // Close refuses new publishes, waits for the answers to those under way, and
 // ends the connection. When ctx ends first it gives up: what was sent fails
 // with ErrUnanswered, what was not with ErrClosed, and Close returns the
-// context's error. In either case it waits for a dial that is under way, at
-// most its timeouts. A second Close waits like the first.
+// context's error. A second Close waits like the first.
 func (p *Publisher) Close(ctx context.Context) error {
 	p.once.closing.Do(func() { close(p.closing) })
 	var err error

@@ -1,10 +1,10 @@
 package client
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"sync"
 
 	"github.com/nsqio/go-nsq"
@@ -12,9 +12,9 @@ import (
 	"github.com/srtm-io/srtm/pacing/header"
 )
 
-// route is one connection to a broker, on go-nsq's Conn.
+// route is a connection to a broker with what was published on it.
 //
-// A Producer would do the same and more, and the more is in the way: it dials
+// go-nsq's Producer would do the same and more, and the more is in the way: it dials
 // again on its own inside a publish, where no context bounds it; it does not
 // say that an idle connection has ended; and after a break it does not tell a
 // publish that was never written from one that was not answered, nor an
@@ -23,7 +23,7 @@ type route struct {
 	// set once
 	address string
 	paced   bool // the broker was asked what may be sent
-	conn    *nsq.Conn
+	conn    *conn
 	notify  chan<- struct{} // holds one token: there is something to take
 	advise  func(header.OK)
 
@@ -47,27 +47,27 @@ type answer struct {
 // errSurplus: the broker sent an answer without a request.
 var errSurplus = errors.New("broker sent more answers than there were publishes")
 
-// dial connects and identifies, and with a weight asks to be told what may be sent.
-func dial(address string, cfg *nsq.Config, limit int, weight uint8, advise func(header.OK), notify chan<- struct{}, log *slog.Logger) (*route, error) {
+// dial connects and identifies, and with a weight asks to be told what may be sent. What
+// reads the connection is counted in all, and ends with it.
+func dial(ctx context.Context, address string, cfg *nsq.Config, limit int, weight uint8, advise func(header.OK), notify chan<- struct{}, all *sync.WaitGroup) (*route, error) {
 	r := &route{address: address, paced: weight > 0, notify: notify, advise: advise}
 	r.in.limit = limit
-	r.conn = nsq.NewConn(address, cfg, delegate{r})
-	r.conn.SetLogger(quiet{log}, nsq.LogLevelWarning, "%s")
-	if _, err := r.conn.Connect(); err != nil {
-		return nil, errors.Join(fmt.Errorf("connect to broker %s: %w", address, err), r.conn.Close())
+	var err error
+	if r.conn, err = connect(ctx, address, cfg); err != nil {
+		return nil, fmt.Errorf("connect to broker %s: %w", address, err)
 	}
+	all.Go(func() { r.conn.read(r) })
 	if weight > 0 {
-		if err := r.askPace(weight); err != nil {
-			return nil, errors.Join(err, r.conn.Close())
+		if err := r.askPace(ctx, weight); err != nil {
+			r.close()
+			return nil, err
 		}
 	}
 	return r, nil
 }
 
-// close begins to close the connection; go-nsq finishes on its own.
-func (r *route) close() {
-	_ = r.conn.Close() // what it could report is that it is closed
-}
+// close ends the connection.
+func (r *route) close() { r.conn.close() }
 
 // take returns what has come in since.
 func (r *route) take() (answers []answer, ended error) {
@@ -121,32 +121,10 @@ func (r *route) wake() {
 // orderly reports whether the broker ended the connection with a half-close.
 func orderly(err error) bool { return errors.Is(err, io.EOF) }
 
-// delegate is what go-nsq calls, from its own goroutines, and OnIOError also
-// from within WriteCommand; nothing here may wait.
-type delegate struct{ r *route }
-
-func (d delegate) OnResponse(_ *nsq.Conn, data []byte) {
+// said takes a response.
+func (r *route) said(data []byte) {
 	if ok, err := header.ParseOK(data); err == nil {
-		d.r.advise(ok)
+		r.advise(ok)
 	}
-	d.r.answered(answer{})
-}
-func (d delegate) OnError(_ *nsq.Conn, data []byte)        { d.r.answered(answer{refused(data)}) }
-func (d delegate) OnIOError(_ *nsq.Conn, err error)        { d.r.end(err) }
-func (d delegate) OnClose(*nsq.Conn)                       { d.r.end(io.ErrClosedPipe) }
-func (delegate) OnMessage(*nsq.Conn, *nsq.Message)         {}
-func (delegate) OnMessageFinished(*nsq.Conn, *nsq.Message) {}
-func (delegate) OnMessageRequeued(*nsq.Conn, *nsq.Message) {}
-func (delegate) OnBackoff(*nsq.Conn)                       {}
-func (delegate) OnContinue(*nsq.Conn)                      {}
-func (delegate) OnResume(*nsq.Conn)                        {}
-func (delegate) OnHeartbeat(*nsq.Conn)                     {}
-
-// quiet gives go-nsq's lines to a structured logger. They repeat what this
-// package reports in its own words, so they are for debugging only.
-type quiet struct{ log *slog.Logger }
-
-func (q quiet) Output(_ int, line string) error {
-	q.log.Debug("go-nsq", "line", line)
-	return nil
+	r.answered(answer{})
 }

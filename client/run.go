@@ -118,14 +118,13 @@ func (s *sender) end() {
 		}
 		rt.close()
 	}
-	s.p.dials.Wait()
-	select {
-	case d := <-s.p.dialled:
-		if d.route != nil {
+	s.p.giveUp()
+	if s.dialling {
+		if d := <-s.p.dialled; d.route != nil {
 			d.route.close()
 		}
-	default:
 	}
+	s.p.conns.Wait()
 	s.p.client.leave(s.p)
 }
 
@@ -213,8 +212,8 @@ func (s *sender) connect() {
 	s.retry.Stop()
 	s.dialling = true
 	p, address, weight := s.p, s.target, s.weight()
-	p.dials.Go(func() {
-		r, err := dial(address, p.cfg, p.limit, weight, p.pacer.advise, p.notify, p.log)
+	p.conns.Go(func() {
+		r, err := dial(p.dialling, address, p.cfg, p.limit, weight, p.pacer.advise, p.notify, &p.conns)
 		p.dialled <- dialled{r, err}
 	})
 }
@@ -375,7 +374,7 @@ func (s *sender) send() {
 			s.queue = s.queue[1:]
 			cur := s.cur
 			cur.open = append(cur.open, r)
-			if err := cur.conn.WriteCommand(r.cmd); err != nil {
+			if err := cur.conn.write(r.cmd); err != nil {
 				s.writeFailed(cur, err)
 			}
 		}
@@ -383,7 +382,7 @@ func (s *sender) send() {
 	s.queue = nil
 }
 
-// writeFailed settles a publish that go-nsq could not write. Part of it may
+// writeFailed settles a publish that could not be written. Part of it may
 // have left, but not its end, so the broker cannot have accepted it; unless a
 // compressor is between, whose own end may be all that is missing.
 func (s *sender) writeFailed(r *route, err error) {

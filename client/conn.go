@@ -1,0 +1,258 @@
+package client
+
+import (
+	"bufio"
+	"compress/flate"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/golang/snappy"
+	"github.com/nsqio/go-nsq"
+
+	"github.com/srtm-io/srtm/internal/frames"
+	"github.com/srtm-io/srtm/nsq/wire"
+)
+
+// maxFrame bounds what a broker may say to a publisher at once, in bytes.
+const maxFrame = 16 << 10
+
+// conn is a connection to a broker that knows who we are.
+//
+// go-nsq's Conn believes what a broker says: it allocates up to 2 GB for a frame, panics at
+// an empty answer to IDENTIFY, speaks in clear where TLS was asked for and is not granted,
+// and never ends where it was sent a message. It closes its descriptor when garbage is
+// collected, and no context ends its handshake.
+type conn struct {
+	// set once
+	cfg *nsq.Config
+	nc  net.Conn // the socket
+	r   io.Reader
+
+	mu struct { // of writes
+		sync.Mutex
+		w     *bufio.Writer
+		flush func() error // of a compressor below w; may be nil
+	}
+}
+
+// connect dials, identifies, upgrades and authenticates, in at most DialTimeout and
+// ReadTimeout, while ctx lasts.
+func connect(ctx context.Context, address string, cfg *nsq.Config) (*conn, error) {
+	dialer := net.Dialer{LocalAddr: cfg.LocalAddr, Timeout: cfg.DialTimeout}
+	nc, err := dialer.DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	c := &conn{cfg: cfg, nc: nc}
+	c.layer(nc, nc, nil)
+	stop := context.AfterFunc(ctx, c.close)
+	err = nc.SetDeadline(time.Now().Add(cfg.ReadTimeout))
+	if err == nil {
+		err = c.greet(ctx, address)
+	}
+	if err == nil {
+		err = nc.SetDeadline(time.Time{})
+	}
+	if !stop() {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		c.close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// close ends the connection. What waits for it fails.
+func (c *conn) close() { _ = c.nc.Close() } // what it could report is that it is closed
+
+// layer has all that follows pass through r and w.
+func (c *conn) layer(r io.Reader, w io.Writer, flush func() error) {
+	c.r = r // not buffered: what follows an answer may be of the next layer
+	c.mu.w, c.mu.flush = bufio.NewWriter(w), flush
+}
+
+// greet says who we are, and does what the broker grants of what was asked for.
+func (c *conn) greet(ctx context.Context, address string) error {
+	if _, err := c.nc.Write(wire.AppendMagic(nil)); err != nil {
+		return err
+	}
+	answer, err := c.ask(c.identify())
+	if err != nil {
+		return fmt.Errorf("identify: %w", err)
+	}
+	var granted struct {
+		TLS          bool `json:"tls_v1"`
+		Deflate      bool `json:"deflate"`
+		Snappy       bool `json:"snappy"`
+		AuthRequired bool `json:"auth_required"`
+	}
+	if string(answer) != wire.OK { // that of one that does not negotiate
+		if err := json.Unmarshal(answer, &granted); err != nil {
+			return fmt.Errorf("identify: %w", err)
+		}
+	}
+	var under net.Conn = c.nc
+	switch {
+	case c.cfg.TlsV1 && !granted.TLS:
+		return errors.New("TLS is wanted, and the broker does not have it")
+	case c.cfg.TlsV1:
+		conf := &tls.Config{}
+		if c.cfg.TlsConfig != nil {
+			conf = c.cfg.TlsConfig.Clone()
+		}
+		if conf.ServerName, _, err = net.SplitHostPort(address); err != nil {
+			return err
+		}
+		secured := tls.Client(c.nc, conf)
+		if err := secured.HandshakeContext(ctx); err != nil {
+			return err
+		}
+		under = secured
+		c.layer(under, under, nil)
+		if err := c.upgraded("TLS"); err != nil {
+			return err
+		}
+	}
+	switch {
+	case c.cfg.Deflate && granted.Deflate:
+		w, err := flate.NewWriter(under, c.cfg.DeflateLevel)
+		if err != nil {
+			return err
+		}
+		c.layer(flate.NewReader(under), w, w.Flush)
+		if err := c.upgraded("deflate"); err != nil {
+			return err
+		}
+	case c.cfg.Snappy && granted.Snappy:
+		w := snappy.NewBufferedWriter(under)
+		c.layer(snappy.NewReader(under), w, w.Flush)
+		if err := c.upgraded("snappy"); err != nil {
+			return err
+		}
+	}
+	if !granted.AuthRequired {
+		return nil
+	}
+	if c.cfg.AuthSecret == "" {
+		return errors.New("the broker wants AUTH, and there is no secret")
+	}
+	auth, err := nsq.Auth(c.cfg.AuthSecret)
+	if err == nil {
+		_, err = c.ask(auth, nil)
+	}
+	if err != nil {
+		return fmt.Errorf("authenticate: %w", err)
+	}
+	return nil
+}
+
+// identify is the command that says who we are.
+func (c *conn) identify() (*nsq.Command, error) {
+	cfg := c.cfg
+	ms := func(d time.Duration) int64 {
+		if d == -1 {
+			return -1
+		}
+		return d.Milliseconds()
+	}
+	text, err := json.Marshal(wire.IdentifyRequest{
+		ClientID: cfg.ClientID, ShortID: cfg.ClientID, Hostname: cfg.Hostname, LongID: cfg.Hostname, UserAgent: cfg.UserAgent,
+		FeatureNegotiation: true, TLSv1: cfg.TlsV1, Snappy: cfg.Snappy, Deflate: cfg.Deflate, DeflateLevel: int64(cfg.DeflateLevel),
+		HeartbeatInterval: ms(cfg.HeartbeatInterval), OutputBufferTimeout: ms(cfg.OutputBufferTimeout), OutputBufferSize: cfg.OutputBufferSize,
+		SampleRate: int64(cfg.SampleRate), MsgTimeout: ms(cfg.MsgTimeout),
+	})
+	return &nsq.Command{Name: []byte("IDENTIFY"), Body: text}, err
+}
+
+// ask writes a command and returns the answer. Only while nothing reads.
+func (c *conn) ask(cmd *nsq.Command, err error) ([]byte, error) {
+	if err != nil {
+		return nil, err
+	}
+	if err := c.write(cmd); err != nil {
+		return nil, err
+	}
+	return c.answer()
+}
+
+func (c *conn) answer() ([]byte, error) {
+	kind, data, err := frames.Read(c.r, maxFrame)
+	switch {
+	case err != nil:
+		return nil, err
+	case kind == wire.FrameError:
+		return nil, refused(data)
+	case kind != wire.FrameResponse:
+		return nil, errUnasked
+	}
+	return data, nil
+}
+
+// upgraded takes a broker's word that a layer works.
+func (c *conn) upgraded(what string) error {
+	answer, err := c.answer()
+	if err == nil && string(answer) != wire.OK {
+		err = fmt.Errorf("the broker says %.40q", answer)
+	}
+	if err != nil {
+		return fmt.Errorf("upgrade to %s: %w", what, err)
+	}
+	return nil
+}
+
+// write writes a command. After an error part of it may have been sent, but not its end,
+// unless there is a compressor.
+func (c *conn) write(cmd *nsq.Command) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	err := c.nc.SetWriteDeadline(time.Now().Add(c.cfg.WriteTimeout))
+	if err == nil {
+		_, err = cmd.WriteTo(c.mu.w)
+	}
+	if err == nil {
+		err = c.mu.w.Flush()
+	}
+	if err == nil && c.mu.flush != nil {
+		err = c.mu.flush()
+	}
+	return err
+}
+
+// errUnasked: a broker sent a message to a publisher.
+var errUnasked = errors.New("broker sent a message to a publisher")
+
+// read tells r what the broker says, until the connection ends, and then why.
+func (c *conn) read(r *route) {
+	in := bufio.NewReader(c.r)
+	for {
+		err := c.nc.SetReadDeadline(time.Now().Add(c.cfg.ReadTimeout))
+		var kind wire.FrameType
+		var data []byte
+		if err == nil {
+			kind, data, err = frames.Read(in, maxFrame)
+		}
+		switch {
+		case err != nil:
+		case kind == wire.FrameMessage:
+			err = errUnasked
+		case kind == wire.FrameError:
+			r.answered(answer{refused(data)})
+		case string(data) == wire.Heartbeat:
+			err = c.write(nsq.Nop())
+		default:
+			r.said(data)
+		}
+		if err != nil {
+			r.end(err)
+			return
+		}
+	}
+}

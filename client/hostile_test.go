@@ -1,0 +1,289 @@
+package client_test
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/golang/snappy"
+	"github.com/klauspost/compress/flate"
+
+	"github.com/srtm-io/srtm/client"
+	"github.com/srtm-io/srtm/client/fake"
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/nsq/wire"
+)
+
+// peer is a broker that says what a test wants.
+type peer struct {
+	net.Conn
+	r io.Reader
+	w io.Writer
+}
+
+// hello reads the magic and IDENTIFY.
+func (p *peer) hello() (identify string) {
+	if _, err := io.ReadFull(p.r, make([]byte, len("  V2"))); err != nil {
+		return ""
+	}
+	return p.command()
+}
+
+// command reads a command with a body, and returns both.
+func (p *peer) command() string {
+	var line []byte
+	for one := []byte{0}; one[0] != '\n'; line = append(line, one[0]) {
+		if _, err := io.ReadFull(p.r, one); err != nil {
+			return ""
+		}
+	}
+	size := make([]byte, 4)
+	if _, err := io.ReadFull(p.r, size); err != nil {
+		return ""
+	}
+	body := make([]byte, binary.BigEndian.Uint32(size))
+	_, _ = io.ReadFull(p.r, body)
+	return string(line) + string(body)
+}
+
+func (p *peer) say(text string) { _, _ = p.w.Write(wire.AppendResponse(nil, text)) }
+
+// hostile has one publisher be placed at a broker that does as serve says with each
+// connection, and returns what opens that publisher.
+func hostile(t *testing.T, cfg client.Config, serve func(*peer)) func(context.Context) (*client.Publisher, error) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	testkit.Must(t, err)
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		for {
+			nc, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			serve(&peer{nc, nc, nc})
+			nc.Close()
+		}
+	}()
+	placement, err := fake.NewPlacement()
+	testkit.Must(t, err)
+	placement.Place(topic, ln.Addr().String(), "p")
+	cfg.Address = placement.Address()
+	c, err := client.New(cfg)
+	testkit.Must(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), testkit.Hang)
+		defer cancel()
+		testkit.Must(t, c.Close(ctx))
+		placement.Close()
+		ln.Close()
+		<-over
+	})
+	return func(ctx context.Context) (*client.Publisher, error) { return c.Publisher(ctx, topic, "p") }
+}
+
+// What a broker says to IDENTIFY ends the attempt, not the process.
+func TestAnswersToIdentify(t *testing.T) {
+	frame := func(size uint32, rest string) string {
+		return string(binary.BigEndian.AppendUint32(nil, size)) + rest
+	}
+	for name, answer := range map[string]string{
+		"nothing in a frame":     frame(4, "\x00\x00\x00\x00"),
+		"less than a frame":      frame(2, "\x00\x00\x00\x00"),
+		"a frame of 2 GB":        frame(1<<31-1, "\x00\x00\x00\x00{"),
+		"another protocol":       "HTTP/1.1 400 Bad Request\r\n\r\n",
+		"no JSON":                frame(5, "\x00\x00\x00\x00{"),
+		"an error":               frame(9, "\x00\x00\x00\x01E_BAD"),
+		"a message":              frame(9, "\x00\x00\x00\x02E_BAD"),
+		"TLS that was not meant": frame(20, "\x00\x00\x00\x00"+`{"tls_v1":false}`),
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := client.Config{NSQ: client.DefaultNSQConfig()}
+			cfg.NSQ.TlsV1, cfg.NSQ.AuthSecret = true, "secret"
+			ctx, cancel := context.WithTimeout(context.Background(), testkit.Hang)
+			defer cancel()
+			attempts := 0
+			open := hostile(t, cfg, func(p *peer) {
+				p.hello()
+				_, _ = io.WriteString(p, answer)
+				if attempts++; attempts == 3 {
+					cancel()
+				}
+				if more, _ := io.ReadAll(p); len(more) > 0 && more[0] != 22 { // 22 is TLS
+					t.Errorf("it goes on with %q", more)
+				}
+			})
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			p, err := open(ctx)
+			if err == nil {
+				t.Errorf("it is connected to %s", p.Broker())
+			}
+			runtime.ReadMemStats(&after)
+			if n := after.TotalAlloc - before.TotalAlloc; n > 64<<20 {
+				t.Errorf("%d MiB allocated", n>>20)
+			}
+		})
+	}
+}
+
+// A dial ends with its publisher, whatever the broker's pace.
+func TestCloseDoesNotWaitForABroker(t *testing.T) {
+	cfg := client.Config{NSQ: client.DefaultNSQConfig()}
+	cfg.NSQ.ReadTimeout = 5 * time.Minute
+	ctx, cancel := context.WithCancel(context.Background())
+	open := hostile(t, cfg, func(p *peer) {
+		p.hello()
+		_, _ = p.Write([]byte{0, 0, 0, 20, 0}) // and no more
+		cancel()
+		_, _ = io.ReadAll(p)
+	})
+	if _, err := open(ctx); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+// A broker that sends messages to a publisher is left, and the connection closed.
+func TestMessageToAPublisher(t *testing.T) {
+	ended := make(chan error, 1)
+	first := true
+	open := hostile(t, client.Config{}, func(p *peer) {
+		p.hello()
+		p.say("OK")
+		if !first {
+			_, _ = io.ReadAll(p)
+			return
+		}
+		first = false
+		p.command()
+		_, _ = p.Write(wire.AppendMessage(nil, 1, 1, wire.MessageID{}, []byte("x")))
+		_ = p.SetReadDeadline(time.Now().Add(testkit.Hang))
+		_, err := p.Read(make([]byte, 1))
+		ended <- err
+	})
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Hang)
+	defer cancel()
+	p, err := open(ctx)
+	testkit.Must(t, err)
+	if err := p.Publish(ctx, []byte("1")); !errors.Is(err, client.ErrUnanswered) {
+		t.Error(err)
+	}
+	if err := <-ended; errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error(err)
+	}
+}
+
+// Descriptors are closed by the publisher, not by the next collection of garbage.
+func TestDescriptors(t *testing.T) {
+	open := func() int {
+		all, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Skip("this system does not say which files are open")
+		}
+		return len(all)
+	}
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	publisher := hostile(t, client.Config{}, func(p *peer) {
+		p.hello()
+		p.say("OK")
+		_, _ = io.ReadAll(p)
+	})
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Hang)
+	defer cancel()
+	before := 0
+	for i := range 50 {
+		p, err := publisher(ctx)
+		testkit.Must(t, err)
+		testkit.Must(t, p.Close(ctx))
+		if i == 0 {
+			before = open()
+		}
+	}
+	if after := open(); after > before+5 {
+		t.Errorf("%d files are open, after %d", after, before)
+	}
+}
+
+// All that can be negotiated, alone and together.
+func TestNegotiation(t *testing.T) {
+	authority := testkit.NewAuthority(t)
+	certificate := authority.Certificate("broker").TLS
+	for _, granted := range []string{"", "deflate", "snappy", "tls_v1", "tls_v1 deflate", "tls_v1 snappy", "auth_required"} {
+		t.Run(granted, func(t *testing.T) {
+			cfg := client.Config{NSQ: client.DefaultNSQConfig()}
+			cfg.NSQ.TlsV1, cfg.NSQ.TlsConfig = strings.Contains(granted, "tls"), &tls.Config{RootCAs: authority.Pool}
+			cfg.NSQ.Deflate, cfg.NSQ.Snappy, cfg.NSQ.AuthSecret = strings.Contains(granted, "deflate"), strings.Contains(granted, "snappy"), "s3cret"
+			got := make(chan string, 3)
+			open := hostile(t, cfg, func(p *peer) {
+				got <- p.hello()
+				answer := `{"max_rdy_count":1`
+				for _, name := range strings.Fields(granted) {
+					answer += `,"` + name + `":true`
+				}
+				p.say(answer + "}")
+				for _, name := range strings.Fields(granted) {
+					var under io.ReadWriter = p.Conn
+					switch name {
+					case "tls_v1":
+						secured := tls.Server(p.Conn, &tls.Config{Certificates: []tls.Certificate{certificate}})
+						p.Conn, p.r, p.w = secured, secured, secured
+					case "deflate":
+						w, _ := flate.NewWriter(under, 6)
+						p.r, p.w = flate.NewReader(bufio.NewReader(under)), flusher{w}
+					case "snappy":
+						p.r, p.w = snappy.NewReader(under), flusher{snappy.NewBufferedWriter(under)}
+					case "auth_required":
+						got <- p.command()
+					}
+					p.say("OK")
+				}
+				got <- p.command()
+				p.say("OK")
+				_, _ = io.Copy(io.Discard, p.r)
+			})
+			ctx, cancel := context.WithTimeout(context.Background(), testkit.Hang)
+			defer cancel()
+			p, err := open(ctx)
+			testkit.Must(t, err)
+			testkit.Must(t, p.Publish(ctx, []byte("body")))
+			hello := <-got
+			for _, want := range []string{"IDENTIFY\n{", `"client_id":"p"`, `"feature_negotiation":true`, `"heartbeat_interval":5000`} {
+				if !strings.Contains(hello, want) {
+					t.Errorf("%q has no %q", hello, want)
+				}
+			}
+			if granted == "auth_required" {
+				if auth := <-got; auth != "AUTH\ns3cret" {
+					t.Errorf("%q", auth)
+				}
+			}
+			if pub := <-got; pub != "PUB t\nbody" {
+				t.Errorf("%q", pub)
+			}
+		})
+	}
+}
+
+// flusher writes at once.
+type flusher struct {
+	w interface {
+		io.Writer
+		Flush() error
+	}
+}
+
+func (f flusher) Write(p []byte) (int, error) {
+	n, err := f.w.Write(p)
+	return n, errors.Join(err, f.w.Flush())
+}
