@@ -17,6 +17,7 @@ import (
 
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/client/pool"
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
@@ -134,10 +135,20 @@ func (a *Agent) Run(ctx context.Context, ln net.Listener) error {
 	base, giveUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer giveUp()
 	defer a.endLog()
-	var janitor sync.WaitGroup
+	var janitors sync.WaitGroup
 	serving, end := context.WithCancel(ctx)
 	defer end()
-	janitor.Go(func() { a.publishers.Run(serving) })
+	janitors.Go(func() { a.publishers.Run(serving) })
+	draining := make(chan struct{})
+	drain := sync.OnceFunc(func() { close(draining) })
+	janitors.Go(func() {
+		select {
+		case <-draining:
+			clock.Sleep(base, a.cfg.DrainTimeout)
+		case <-base.Done():
+		}
+		giveUp()
+	})
 	err := lifecycle.ServeConns(ctx, "producers", ln, func(err error) {
 		a.log.Warn("a producer's connection is not accepted", obs.KeyError, err)
 	}, func(ctx context.Context, nc net.Conn) {
@@ -151,12 +162,13 @@ func (a *Agent) Run(ctx context.Context, ln net.Listener) error {
 		c := newConn(a, nc)
 		defer context.AfterFunc(ctx, func() {
 			c.stop()
-			time.AfterFunc(a.cfg.DrainTimeout, giveUp)
+			drain()
 		})()
 		c.run(base)
 	})
 	end()
-	janitor.Wait()
+	giveUp()
+	janitors.Wait()
 	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.cfg.DrainTimeout)
 	defer cancel()
 	return errors.Join(err, a.publishers.Close(closing))
