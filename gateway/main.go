@@ -86,12 +86,12 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 	return err
 }
 
-// follow reads the policy again when its file has changed. A faulty one changes nothing,
+// follow takes the policy again when its file has changed. A faulty one changes nothing,
 // and is said once.
 func (o *options) follow(ctx context.Context, p *proxy.Proxy, log *slog.Logger) error {
 	said := ""
 	for clock.Sleep(ctx, time.Second) {
-		to, err := o.readPolicy()
+		to, err := o.changed()
 		if to != nil {
 			err = p.SetPolicy(to)
 		}

@@ -25,7 +25,8 @@ Also: gateway check, explain, profile and monitor; each has --help.`
 type options struct {
 	httpAddress, adminAddress string
 	policyFile, profiles      string
-	text                      string // of both, as they were read last
+	text                      string // of both, as they were taken last
+	seen                      string // of both, at the last look
 	maxHeader                 int
 	maxPublish                int64
 	proxy                     proxy.Config
@@ -103,9 +104,29 @@ func (o *options) validatePolicy() (err error) {
 	return err
 }
 
-// readPolicy reads the policy with the profiles after it: one text, since a [[cost]] may
-// stand in either. It returns nil if that has not changed.
+// readPolicy reads the policy.
 func (o *options) readPolicy() (*policy.Policy, error) {
+	text, err := o.policyText()
+	if err != nil {
+		return nil, err
+	}
+	return o.take(text)
+}
+
+// changed returns the policy if it has changed; else nil. What is being written may be a
+// policy before its end, with fewer classes and servers: it is taken as it was twice in a row.
+func (o *options) changed() (*policy.Policy, error) {
+	before := o.seen
+	text, err := o.policyText()
+	if err != nil || text == o.text || text != before {
+		return nil, err
+	}
+	return o.take(text)
+}
+
+// policyText is the policy with the profiles after it: one text, since a [[cost]] may
+// stand in either.
+func (o *options) policyText() (string, error) {
 	text := ""
 	for _, file := range [][2]string{{"--policy", o.policyFile}, {"--profiles", o.profiles}} {
 		if file[1] == "" {
@@ -113,13 +134,15 @@ func (o *options) readPolicy() (*policy.Policy, error) {
 		}
 		more, err := os.ReadFile(file[1])
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", file[0], err)
+			return "", fmt.Errorf("%s: %w", file[0], err)
 		}
 		text += string(more) + "\n"
 	}
-	if text == o.text {
-		return nil, nil
-	}
+	o.seen = text
+	return text, nil
+}
+
+func (o *options) take(text string) (*policy.Policy, error) {
 	o.text = text
 	p, err := policy.Parse([]byte(text))
 	if err != nil {

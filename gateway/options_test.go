@@ -37,3 +37,31 @@ func TestExplain(t *testing.T) {
 		}
 	}
 }
+
+// A file that is being written may be a policy at any time: of none of its servers, or of
+// the first of them.
+func TestHalfAPolicy(t *testing.T) {
+	const before = "[[server]]\nurl = \"http://a\"\n"
+	const after = before + "[[server]]\nurl = \"http://b\"\n[[server]]\nurl = \"http://c\"\n"
+	o := options{policyFile: filepath.Join(t.TempDir(), "policy.toml")}
+	write := func(text string) { testkit.Must(t, os.WriteFile(o.policyFile, []byte(text), 0o600)) }
+	write(before)
+	testkit.Must(t, o.validatePolicy())
+	for i, look := range []struct {
+		text    string
+		servers int // of what is taken; -1: nothing is
+	}{
+		{before, -1}, {"", -1}, {after[:60], -1}, {after, -1}, {after, 3}, {after, -1}, {before, -1}, {after, -1}, {after, -1}, {"", -1}, {"", 0},
+	} {
+		write(look.text)
+		got := -1
+		p, err := o.changed()
+		testkit.Must(t, err)
+		if p != nil {
+			got = len(p.Servers)
+		}
+		if got != look.servers {
+			t.Errorf("look %d: took %d servers, want %d", i, got, look.servers)
+		}
+	}
+}
