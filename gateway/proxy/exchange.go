@@ -136,7 +136,15 @@ func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 	out, in := pr.Out, pr.In
 	x.aim(out)
 	out.Trailer = in.Trailer // which is filled as the body is read; the copy is not
-	if x.rules.trusts(in.RemoteAddr) {
+	trusted := x.rules.trusts(in.RemoteAddr)
+	for name := range out.Header {
+		// As CGI and WSGI name it, for which what is no letter is an underscore.
+		means := http.CanonicalHeaderKey(strings.ReplaceAll(name, "_", "-"))
+		if means == classHeader || !trusted && (strings.HasPrefix(means, "X-Forwarded-") || means == "X-Real-Ip") {
+			delete(out.Header, name)
+		}
+	}
+	if trusted {
 		out.Header["X-Forwarded-For"] = in.Header["X-Forwarded-For"]
 		pr.SetXForwarded()
 		// What the client asked the peer for, not what the peer asked us for.
@@ -146,11 +154,6 @@ func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 			}
 		}
 	} else {
-		for name := range out.Header {
-			if strings.HasPrefix(name, "X-Forwarded-") || name == "X-Real-Ip" {
-				delete(out.Header, name)
-			}
-		}
 		ip, _, _ := net.SplitHostPort(in.RemoteAddr) // it is net/http's
 		values := &[2]string{ip, in.Host}            // as SetXForwarded, at a third of its allocations
 		out.Header["X-Forwarded-For"], out.Header["X-Forwarded-Host"] = values[:1:1], values[1:]
@@ -245,15 +248,39 @@ func (x *exchange) refuse(code int, text string) {
 // Unwrap is for http.ResponseController.
 func (x *exchange) Unwrap() http.ResponseWriter { return x.ResponseWriter }
 
-// Write ends a client that takes nothing for as long as a server may take to answer: it
-// holds a place at the server.
-func (x *exchange) Write(p []byte) (int, error) {
-	if now := clock.Mono(); now >= x.deadline {
+// bound ends a client that takes nothing of its answer for as long as limit.
+func bound(w http.ResponseWriter, limit time.Duration) {
+	// What has no deadlines (a recorder, in tests) needs none.
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(limit))
+}
+
+// bound is that of an exchange, which holds a place at the server: as long as a server may
+// take to answer, and renewed seldom.
+func (x *exchange) bound() {
+	if now := clock.Mono(); x.deadline == 0 || now >= x.deadline {
 		limit := x.rules.policy.Timeouts.Response
 		x.deadline = now.Add(limit / 4)
-		// What has no deadlines (a recorder, in tests) needs none.
-		_ = http.NewResponseController(x.ResponseWriter).SetWriteDeadline(time.Now().Add(limit + limit/4))
+		bound(x.ResponseWriter, limit+limit/4)
 	}
+}
+
+// WriteHeader also writes what a server says before its answer (1xx), which has passed
+// nothing of ours. Its time is over before the server's, which waits for it.
+func (x *exchange) WriteHeader(code int) {
+	if code < http.StatusOK {
+		delete(x.Header(), cost.Header)
+		delete(x.Header(), classHeader)
+		bound(x.ResponseWriter, x.rules.policy.Timeouts.Response/2)
+		x.deadline = 0
+	} else {
+		x.bound()
+	}
+	x.ResponseWriter.WriteHeader(code)
+}
+
+// Write implements http.ResponseWriter.
+func (x *exchange) Write(p []byte) (int, error) {
+	x.bound()
 	n, err := x.ResponseWriter.Write(p)
 	x.bytes += int64(n)
 	if err != nil {

@@ -181,6 +181,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		code, text = http.StatusRequestEntityTooLarge, "the body has more than "+strconv.FormatInt(p.cfg.MaxBody, 10)+" bytes"
 	case p.cfg.Publish != nil && r.Method == http.MethodPost && (r.URL.Path == "/pub" || r.URL.Path == "/mpub"):
 		p.cfg.Publish.Serve(w, r, tenant, func(messages int) client.Decision { return p.admit(r, c, tenant, messages) })
+		bound(w, rules.policy.Timeouts.Response) // net/http has yet to send it
 		return
 	default:
 		if d := p.admit(r, c, tenant, 1); !d.Admit {
@@ -190,6 +191,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if code != 0 {
 		w.Header()[classHeader] = c.header
+		bound(w, rules.policy.Timeouts.Response)
 		http.Error(w, text, code)
 		return
 	}

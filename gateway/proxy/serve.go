@@ -20,6 +20,7 @@ func (p *Proxy) Server(maxHeader int) *http.Server {
 	return &http.Server{
 		Handler: p, Protocols: bothProtocols(), MaxHeaderBytes: maxHeader, ErrorLog: slog.NewLogLogger(p.faults.Handler(), slog.LevelDebug),
 		ReadHeaderTimeout: timeouts.Header, IdleTimeout: timeouts.Idle,
+		HTTP2:       &http.HTTP2Config{WriteByteTimeout: timeouts.Response},
 		BaseContext: func(net.Listener) context.Context { return p.base },
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, connKey{}, c)
