@@ -92,7 +92,7 @@ func TestDeafClients(t *testing.T) {
 				defer c.Close()
 				_, err := io.WriteString(c, says)
 				testkit.Must(t, err)
-				time.Sleep(10 * time.Minute)
+				<-time.After(10 * time.Minute)
 				if n, s := g.slots.Open(), g.Status().Servers[0]; n != 0 || s.InFlight != 0 {
 					t.Errorf("%d connections, %+v", n, s)
 				}
