@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/srtm-io/srtm/internal/durable"
+	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -70,6 +71,14 @@ func OpenFiles(dir string) (*Files, error) {
 	return &Files{dir}, nil
 }
 
+// path is a topic's file. A control plane may give any name to what it grants.
+func (f *Files) path(topic, suffix string) (string, error) {
+	if !wire.ValidTopicName(topic) {
+		return "", fmt.Errorf("topic %q is not a valid name", topic)
+	}
+	return filepath.Join(f.dir, topic+suffix), nil
+}
+
 // Load implements Store. A file that cannot be read for what it is is an error:
 // to pass over it would be safe, and to say nothing of it would not.
 func (f *Files) Load() ([]Base, error) {
@@ -121,11 +130,15 @@ func parseBase(data []byte) (Base, error) {
 
 // Save implements Store.
 func (f *Files) Save(b Base) error {
+	path, err := f.path(b.Topic, suffix)
+	if err != nil {
+		return fmt.Errorf("share: %w", err)
+	}
 	data, err := json.Marshal(record{storeVersion, b.Topic, b.Epoch, int64(b.Share.Rate), b.Share.Burst})
 	if err != nil {
 		return fmt.Errorf("share of %s: %w", b.Topic, err)
 	}
-	if err := durable.Replace(filepath.Join(f.dir, b.Topic+suffix), append(data, '\n')); err != nil {
+	if err := durable.Replace(path, append(data, '\n')); err != nil {
 		return fmt.Errorf("share of %s: %w", b.Topic, err)
 	}
 	return nil
@@ -163,7 +176,11 @@ func (f *Files) SetAlone(is bool) error {
 
 // Remove implements Store.
 func (f *Files) Remove(topic string) error {
-	if err := f.remove(filepath.Join(f.dir, topic+suffix)); err != nil {
+	path, err := f.path(topic, suffix)
+	if err == nil {
+		err = f.remove(path)
+	}
+	if err != nil {
 		return fmt.Errorf("share of %s: %w", topic, err)
 	}
 	return nil
@@ -183,11 +200,14 @@ func remove(path string) error {
 
 // Keep implements Store. It is not synced, as there may be thousands of them at once.
 func (f *Files) Keep(topic string, record []byte) error {
-	path := filepath.Join(f.dir, topic+kepts)
+	path, err := f.path(topic, kepts)
+	if err != nil {
+		return fmt.Errorf("record: %w", err)
+	}
 	if len(record) == 0 {
 		return remove(path)
 	}
-	err := os.WriteFile(path+durable.Temporary, record, 0o600)
+	err = os.WriteFile(path+durable.Temporary, record, 0o600)
 	if err == nil {
 		err = os.Rename(path+durable.Temporary, path)
 	}
@@ -199,7 +219,11 @@ func (f *Files) Keep(topic string, record []byte) error {
 
 // Kept implements Store.
 func (f *Files) Kept(topic string) []byte {
-	record, err := os.ReadFile(filepath.Join(f.dir, topic+kepts))
+	path, err := f.path(topic, kepts)
+	if err != nil {
+		return nil
+	}
+	record, err := os.ReadFile(path)
 	if err != nil {
 		return nil
 	}

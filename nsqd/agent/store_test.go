@@ -1,6 +1,34 @@
 package agent
 
-import "testing"
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// What the control plane calls a topic names no file outside of the store's folder.
+func TestTopicsAreNoPaths(t *testing.T) {
+	dir := t.TempDir()
+	f, err := OpenFiles(filepath.Join(dir, "shares"))
+	testkit.Must(t, err)
+	const topic = "../else"
+	mine := filepath.Join(dir, "else.kept")
+	testkit.Must(t, os.WriteFile(mine, []byte("mine"), 0o600))
+	if f.Save(Base{Topic: topic, Epoch: 1, Share: tokenbucket.Share{Rate: 1, Burst: 1}}) == nil || f.Keep(topic, []byte("theirs")) == nil || f.Remove(topic) == nil || f.Keep(topic, nil) == nil {
+		t.Error("no error")
+	}
+	if record := f.Kept(topic); record != nil {
+		t.Errorf("%q is told", record)
+	}
+	all, err := os.ReadDir(dir)
+	testkit.Must(t, err)
+	if text, err := os.ReadFile(mine); string(text) != "mine" || len(all) != 2 {
+		t.Errorf("%q, %v; %v", text, err, all)
+	}
+}
 
 func FuzzParseBase(f *testing.F) {
 	f.Add([]byte(`{"version":1,"topic":"t","epoch":7,"rate_milli":5,"burst":2}`))
