@@ -131,7 +131,7 @@ func fetch(ctx context.Context, do func(*http.Request) (*http.Response, error), 
 	defer res.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(res.Body, 64<<20))
 	if err == nil && res.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s", res.Status, strings.TrimSpace(string(body)))
+		err = fmt.Errorf("%s: %.300s", res.Status, strings.TrimSpace(string(body)))
 	}
 	return body, err
 }

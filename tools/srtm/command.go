@@ -25,6 +25,7 @@ import (
 	"github.com/srtm-io/srtm/internal/targets"
 	"github.com/srtm-io/srtm/tools/srtm/agent"
 	"github.com/srtm-io/srtm/tools/srtm/plan"
+	"github.com/srtm-io/srtm/tools/srtm/screen"
 	"github.com/srtm-io/srtm/tools/srtm/up"
 )
 
@@ -67,8 +68,17 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	root.SetIn(stdin)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	return explain(root.ExecuteContext(ctx))
+	if err := explain(root.ExecuteContext(ctx)); err != nil {
+		return printable{err}
+	}
+	return nil
 }
+
+// printable is an error in which a server may have had its say.
+type printable struct{ error }
+
+func (p printable) Error() string { return screen.Printable(p.error.Error()) }
+func (p printable) Unwrap() error { return p.error }
 
 // command returns the command tree, fresh: cobra keeps state in it.
 func command() *cobra.Command {
@@ -106,7 +116,7 @@ func (c *cli) completes(cmd *cobra.Command, do func(*call) error) *cobra.Command
 		p := startProgress(cmd, "waiting for the "+strings.TrimSuffix(c.addressFlag, "-address"))
 		defer p.stop()
 		return c.call(cmd.Context(), func(x *call) error {
-			x.cmd, x.args, x.out, x.progress = cmd, args, p.before(cmd.OutOrStdout(), true), p
+			x.cmd, x.args, x.out, x.progress = cmd, args, screen.Safe(p.before(cmd.OutOrStdout(), true)), p
 			return do(x)
 		})
 	}
@@ -302,7 +312,7 @@ func table[M any](w io.Writer, head string, all []M, cells func(M) []any) error 
 	for _, m := range all {
 		separator := "\n"
 		for _, cell := range cells(m) {
-			fmt.Fprint(t, separator, cell)
+			fmt.Fprint(t, separator, strings.ReplaceAll(screen.Printable(fmt.Sprint(cell)), "\n", `\n`))
 			separator = "\t"
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/srtm-io/srtm/internal/secure"
+	"github.com/srtm-io/srtm/tools/srtm/screen"
 )
 
 func gatewayCommand() *cobra.Command {
@@ -73,7 +74,7 @@ its answers (T), and when one more request would be answered.`,
 		if err := json.Unmarshal(text, &s); err != nil {
 			return fmt.Errorf("the gateway's status: %w", err)
 		}
-		out := cmd.OutOrStdout()
+		out := screen.Safe(cmd.OutOrStdout())
 		return c.print(out, json.RawMessage(text), func() error { return s.print(out) })
 	}
 	return cmd

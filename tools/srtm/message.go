@@ -24,6 +24,7 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/secure"
+	"github.com/srtm-io/srtm/tools/srtm/screen"
 )
 
 // nsqClient is how pub and tail speak to brokers.
@@ -397,7 +398,7 @@ func (t *tail) run(x *call) error {
 	if err != nil {
 		return usagef("%v", err)
 	}
-	c.SetLogger(complaints{x.cmd.ErrOrStderr()}, nsq.LogLevelError)
+	c.SetLogger(complaints{screen.Safe(x.cmd.ErrOrStderr())}, nsq.LogLevelError)
 	t.x, t.over = x, make(chan struct{})
 	c.AddHandler(t)
 	err = t.follow(c)
@@ -455,7 +456,7 @@ func (t *tail) follow(c *nsq.Consumer) error {
 			return err
 		case err.Error() != said:
 			said = err.Error()
-			fmt.Fprintf(t.x.cmd.ErrOrStderr(), "srtm tail goes on with %d brokers: %v\n", len(connected), explain(err))
+			fmt.Fprintf(screen.Safe(t.x.cmd.ErrOrStderr()), "srtm tail goes on with %d brokers: %v\n", len(connected), explain(err))
 		}
 		timer := time.NewTimer(brokersPause)
 		select {
@@ -526,6 +527,6 @@ func (t *tail) print(m *nsq.Message) error {
 		}
 		text = append(text, '\n')
 	}
-	_, err := t.x.out.Write(text)
+	_, err := t.x.cmd.OutOrStdout().Write(text) // as it came
 	return err
 }

@@ -7,6 +7,8 @@ import (
 	"io"
 	"os"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"golang.org/x/term"
 )
@@ -35,9 +37,40 @@ func New(w io.Writer) *Screen {
 	return s
 }
 
+// Printable is text without what a terminal would obey: control characters but for line
+// feeds are written as \u001b. In JSON, where they are in strings, it says the same.
+func Printable(text string) string {
+	var b strings.Builder
+	for i, r := range text {
+		switch {
+		case r == utf8.RuneError && text[i] >= 0x80 && text[i] < 0xa0: // a control character of other encodings
+			fmt.Fprintf(&b, `\u%04x`, text[i])
+		case r != '\n' && unicode.IsControl(r):
+			fmt.Fprintf(&b, `\u%04x`, r)
+		default:
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
+}
+
+// Safe returns w for text that others have written, of which only what is Printable comes
+// there.
+func Safe(w io.Writer) io.Writer { return safe{w} }
+
+type safe struct{ w io.Writer }
+
+func (s safe) Write(p []byte) (int, error) {
+	if _, err := io.WriteString(s.w, Printable(string(p))); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
 // Draw shows lines in place of those that it showed before, cut to what fits. Without a
 // terminal it prints them after those.
 func (s *Screen) Draw(text string) error {
+	text = Printable(text)
 	if s.Terminal {
 		text = clip(text, s.Size)
 	}
