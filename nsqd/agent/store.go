@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/srtm-io/srtm/internal/durable"
-	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -73,10 +72,11 @@ func OpenFiles(dir string) (*Files, error) {
 
 // path is a topic's file. A control plane may give any name to what it grants.
 func (f *Files) path(topic, suffix string) (string, error) {
-	if !wire.ValidTopicName(topic) {
-		return "", fmt.Errorf("topic %q is not a valid name", topic)
+	name := topic + suffix
+	if filepath.Base(name) != name {
+		return "", fmt.Errorf("topic %q is no name of a file", topic)
 	}
-	return filepath.Join(f.dir, topic+suffix), nil
+	return filepath.Join(f.dir, name), nil
 }
 
 // Load implements Store. A file that cannot be read for what it is is an error:
