@@ -18,6 +18,7 @@ import (
 
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+	"golang.org/x/sync/singleflight"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 )
@@ -27,14 +28,16 @@ const (
 	brokerTimeout = 3 * time.Second
 	maxAnswer     = 8 << 20 // bytes
 	maxRemembered = 64      // answers
+	maxHeld       = 4 * maxAnswer
 	maxShown      = 100     // clients of a broker on a page
 	maxPeeked     = 4 << 10 // bytes of a message's body on a page
 )
 
 // answers are what brokers said in the last second, so that many pages are one question.
 type answers struct {
+	asked singleflight.Group // by address and path
 	mu    sync.Mutex
-	known map[string]answer // guarded by mu; by address and path
+	known map[string]answer // guarded by mu; likewise
 }
 
 type answer struct {
@@ -43,26 +46,41 @@ type answer struct {
 	err  error
 }
 
-// remembered asks a broker unless it has just answered the same.
+// remembered asks a broker unless it has just answered the same, or is being asked.
 func (c *Console) remembered(ctx context.Context, address, path string) ([]byte, error) {
-	a, key, now := &c.answers, address+" "+path, time.Now()
+	a, key := &c.answers, address+" "+path
 	a.mu.Lock()
 	known, ok := a.known[key]
 	a.mu.Unlock()
-	if ok && now.Sub(known.at) < tick {
+	if ok && time.Since(known.at) < tick {
 		return known.body, known.err
 	}
-	body, err := c.ask(ctx, c.cfg.Brokers, http.MethodGet, address, path)
-	if ctx.Err() != nil {
-		return body, err // the caller has left: it says nothing of the broker
-	}
+	body, err, _ := a.asked.Do(key, func() (any, error) {
+		body, err := c.ask(context.WithoutCancel(ctx), c.cfg.Brokers, http.MethodGet, address, path) // for all who wait
+		a.keep(key, answer{time.Now(), body, err})
+		return body, err
+	})
+	return body.([]byte), err
+}
+
+// keep keeps an answer, if there is room beside those of the last second.
+func (a *answers) keep(key string, one answer) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.known == nil || len(a.known) >= maxRemembered {
+	held := len(one.body)
+	for key, other := range a.known {
+		if one.at.Sub(other.at) >= tick {
+			delete(a.known, key)
+		} else {
+			held += len(other.body)
+		}
+	}
+	if a.known == nil {
 		a.known = map[string]answer{}
 	}
-	a.known[key] = answer{now, body, err}
-	return body, err
+	if len(a.known) < maxRemembered && held <= maxHeld {
+		a.known[key] = one
+	}
 }
 
 // ask sends a request without a body to an HTTP API.
