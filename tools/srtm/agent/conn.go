@@ -58,10 +58,9 @@ type conn struct {
 
 // order is a command under way.
 type order struct {
-	op     session.Op // its slices are not used after order is made
-	key    pool.Key
-	bodies [][]byte
-	size   int64 // of the bodies in bytes
+	op   session.Op // what it publishes is the reader's until submit has handed it on, and then gone
+	key  pool.Key
+	size int64 // in bytes, of what it publishes as it goes to the broker
 
 	// Set by the reader, then by await.
 	ctx     context.Context
@@ -163,8 +162,16 @@ func (c *conn) read(base context.Context) error {
 	}
 }
 
-// step consumes one command of buf, and copies what it publishes. over: the
-// session takes no more.
+// sizeLength is what a batch adds to each of its messages, in bytes.
+const sizeLength = 4
+
+// bare is a command without what it refers to.
+func bare(op session.Op) session.Op {
+	return session.Op{Kind: op.Kind, ID: op.ID, Defer: op.Defer}
+}
+
+// step consumes one command of buf, to which a publish refers. over: the session takes
+// no more.
 func (c *conn) step(buf []byte) (n int, o *order, over bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -176,23 +183,15 @@ func (c *conn) step(buf []byte) (n int, o *order, over bool) {
 	if op.Kind == session.OpNone {
 		return n, nil, false
 	}
-	o = &order{op: session.Op{Kind: op.Kind, ID: op.ID, Defer: op.Defer}}
 	if !op.Kind.Publishes() {
-		o.settled = make(chan struct{})
-		return n, o, false
+		return n, &order{op: bare(op), settled: make(chan struct{})}, false
 	}
-	o.key = pool.Key{Topic: string(op.Topic), ID: c.a.cfg.PublisherID}
+	o = &order{op: op, key: pool.Key{Topic: string(op.Topic), ID: c.a.cfg.PublisherID}, size: int64(len(op.Body))}
 	if o.key.ID == "" {
 		o.key.ID = s.Identity().ClientID
 	}
-	add := func(body []byte) {
-		o.bodies = append(o.bodies, append([]byte(nil), body...))
-		o.size += int64(len(body))
-	}
 	if op.Kind == session.OpMpub {
-		op.Batch.Each(add)
-	} else {
-		add(op.Body)
+		o.size = int64(op.Batch.Bytes() + sizeLength*op.Batch.Len())
 	}
 	return n, o, false
 }
@@ -210,6 +209,7 @@ func (c *conn) submit(base context.Context, o *order) {
 	if o.op.Kind.Publishes() && o.err == nil {
 		c.begin(base, o)
 	}
+	o.op = bare(o.op)
 	c.begun <- o
 	if o.settled != nil {
 		<-o.settled
@@ -227,11 +227,13 @@ func (c *conn) begin(base context.Context, o *order) {
 	o.begins = true
 	switch o.op.Kind {
 	case session.OpPub:
-		o.pending = p.BeginPublish(o.ctx, o.bodies[0])
+		o.pending = p.BeginPublish(o.ctx, o.op.Body)
 	case session.OpMpub:
-		o.pending = p.BeginMultiPublish(o.ctx, o.bodies)
+		bodies := make([][]byte, 0, o.op.Batch.Len())
+		o.op.Batch.Each(func(body []byte) { bodies = append(bodies, body) })
+		o.pending = p.BeginMultiPublish(o.ctx, bodies)
 	case session.OpDpub:
-		o.pending = p.BeginDeferredPublish(o.ctx, o.op.Defer, o.bodies[0])
+		o.pending = p.BeginDeferredPublish(o.ctx, o.op.Defer, o.op.Body)
 	}
 }
 
@@ -277,7 +279,6 @@ func (c *conn) await() {
 			o.cancel()
 		}
 		c.a.buffer.Release(o.size)
-		o.bodies = nil
 		c.done <- o
 	}
 }
