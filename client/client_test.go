@@ -522,6 +522,17 @@ var _ = Describe("a publisher", func() {
 			Eventually(done).Should(Receive(BeNil()))
 			Expect(read()).To(Equal([]string{"a:1", "a:1"}), "the fake had accepted it: the one case that duplicates")
 		})
+		It("does not send again what its caller has given up", func() {
+			p := open("p")
+			short, cancel := context.WithCancel(ctx)
+			done := underWay(short, p)
+			cancel()
+			Eventually(done).Should(Receive(MatchError(client.ErrUnanswered)))
+			a.HangUp()
+			a.Hold(false)
+			Expect(p.Publish(ctx, []byte("2"))).To(Succeed())
+			Expect(read()).To(Equal([]string{"a:1", "a:2"}))
+		})
 		It("does not send again after a reset", func() {
 			p := open("p")
 			done := underWay(ctx, p)

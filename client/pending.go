@@ -75,8 +75,14 @@ func (q Pending) Wait() error {
 		return wrap(err)
 	case <-q.ctx.Done():
 	}
-	if r.state.CompareAndSwap(queued, abandoned) {
-		return fmt.Errorf("client: not sent: %w", q.ctx.Err())
+	for { // run may change it meanwhile
+		if r.state.CompareAndSwap(queued, abandoned) {
+			return fmt.Errorf("client: not sent: %w", q.ctx.Err())
+		}
+		if r.state.CompareAndSwap(sent, abandoned) {
+			r.cmd = nil // a broker may take long to answer
+			break
+		}
 	}
 	select {
 	case err := <-r.done: // the answer has come meanwhile

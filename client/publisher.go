@@ -52,12 +52,14 @@ type Publisher struct {
 
 // request is one publish under way.
 type request struct {
+	// cmd is read by run before it moves state to sent; the caller forgets it once it
+	// has moved that to abandoned.
 	cmd  *nsq.Command
 	done chan error // takes the one result
 
 	// state is queued, sent or abandoned. run moves queued to sent before it
-	// writes and back when nothing was accepted; the caller moves queued to
-	// abandoned when its context ends.
+	// writes and back where it is to be sent again; the caller moves either to
+	// abandoned when its context ends, and it is not sent again.
 	state atomic.Int32
 }
 

@@ -340,8 +340,7 @@ func (s *sender) lose(r *route, cause error) {
 			req.done <- fmt.Errorf("%w: broker %s: %w", ErrUnanswered, r.address, cause)
 		case s.gone != nil:
 			req.done <- s.gone
-		default:
-			req.state.Store(queued)
+		case req.state.CompareAndSwap(sent, queued): // or its caller has given up
 			queue = append(queue, req)
 		}
 	}
@@ -360,6 +359,7 @@ func (s *sender) lose(r *route, cause error) {
 func (s *sender) send() {
 	for len(s.queue) > 0 {
 		r := s.queue[0]
+		cmd := r.cmd
 		switch {
 		case r.state.Load() == abandoned:
 			s.queue = s.queue[1:]
@@ -374,7 +374,7 @@ func (s *sender) send() {
 			s.queue = s.queue[1:]
 			cur := s.cur
 			cur.open = append(cur.open, r)
-			if err := cur.conn.write(r.cmd); err != nil {
+			if err := cur.conn.write(cmd); err != nil {
 				s.writeFailed(cur, err)
 			}
 		}
@@ -402,8 +402,7 @@ func (s *sender) writeFailed(r *route, err error) {
 	}
 	if s.p.cfg.Deflate || s.p.cfg.Snappy {
 		r.open = append(r.open, last)
-	} else {
-		last.state.Store(queued)
+	} else if last.state.CompareAndSwap(sent, queued) {
 		s.queue = append([]*request{last}, s.queue...)
 	}
 	s.lose(r, err)

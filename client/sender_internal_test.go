@@ -1,7 +1,11 @@
 package client
 
 import (
+	"context"
+	"errors"
 	"testing"
+
+	"github.com/nsqio/go-nsq"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/client/fake"
@@ -44,5 +48,17 @@ func TestMovedWhileItRetires(t *testing.T) {
 	s.receive(s.cur)
 	if s.cur == nil || s.cur.address != to.Address() || !s.canSend() {
 		t.Errorf("it sends at %+v, with %+v next", s.cur, s.next)
+	}
+}
+
+// A broker that is alive and does not answer has the open publishes stay as many as they
+// may be, and not what was in them: their callers have long gone.
+func TestWhatIsGivenUpIsForgotten(t *testing.T) {
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	r := &request{cmd: nsq.Publish("t", make([]byte, 1<<20)), done: make(chan error, 1)}
+	r.state.Store(sent)
+	if err := (Pending{ctx: ended, request: r}).Wait(); !errors.Is(err, ErrUnanswered) || r.cmd != nil {
+		t.Errorf("%v, and keeps %v", err, r.cmd)
 	}
 }
