@@ -30,6 +30,10 @@ const (
 	closeWithin   = time.Second
 )
 
+// perMessage is what each message of a batch takes beside itself, in bytes: in the list of
+// them, and for its length in what goes to the broker.
+const perMessage = 24 + 4
+
 // header has the publisher's id.
 const header = "X-Publisher-Id"
 
@@ -71,7 +75,7 @@ func (s *Service) Serve(w http.ResponseWriter, r *http.Request, tenant string, c
 	body := s.bodies.Hold(r.Body)
 	defer body.Release()
 	r.Body = body
-	if err := s.publish(w.Header(), r, tenant, charge); err != nil {
+	if err := s.publish(w.Header(), r, body, tenant, charge); err != nil {
 		asFault(err).Write(w)
 		return
 	}
@@ -79,7 +83,7 @@ func (s *Service) Serve(w http.ResponseWriter, r *http.Request, tenant string, c
 }
 
 // publish publishes what a request has, as its publisher. h is the answer's header.
-func (s *Service) publish(h http.Header, r *http.Request, tenant string, charge func(int) admission.Decision) error {
+func (s *Service) publish(h http.Header, r *http.Request, held *nsqhttp.Body, tenant string, charge func(int) admission.Decision) error {
 	var k pool.Key
 	var body []byte
 	var batch nsqhttp.Messages
@@ -90,6 +94,9 @@ func (s *Service) publish(h http.Header, r *http.Request, tenant string, charge 
 		k.Topic, body, wait, err = nsqhttp.ReadPub(r, s.limits)
 	} else if k.Topic, batch, wait, err = nsqhttp.ReadMpub(r, s.limits); err == nil {
 		messages = batch.Len()
+		// The list of them, and the command that goes to the broker: of lines of one
+		// byte each, many times the body.
+		err = held.Grow(batch.Bytes() + messages*perMessage)
 	}
 	switch {
 	case err != nil || messages == 0:

@@ -66,6 +66,18 @@ func TestBodiesTakeOnlySoMuchMemory(t *testing.T) {
 	}
 }
 
+// A batch counts as what is made of it: of lines of one byte each, many times the body.
+func TestSmallMessagesTakeMemory(t *testing.T) {
+	s := newService(t, 1<<20, prometheus.NewRegistry())
+	admit := admission.Decision{Admit: true, Left: -1}
+	for message, want := range map[string]string{"x\n": "TOO_MANY_REQUESTS", strings.Repeat("x", 1023) + "\n": "MISSING_PUBLISHER_ID"} {
+		body := strings.Repeat(message, 256<<10/len(message))
+		if w := post(s, "/mpub?topic=t", strings.NewReader(body), admit); !strings.Contains(w.Body.String(), want) {
+			t.Errorf("messages of %d bytes: %d %s", len(message), w.Code, w.Body)
+		}
+	}
+}
+
 // RateLimit says what admission has left, also to who is refused; and nothing where it
 // has not said.
 func TestRateLimitHeaders(t *testing.T) {

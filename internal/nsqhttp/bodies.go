@@ -40,12 +40,22 @@ var errBodies = &Fault{
 // Read fails with a Fault where all together are beyond the limit.
 func (b *Body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	b.held += int64(n)
-	if held := b.all.held.Add(int64(n)); n > 0 && b.all.Limit > 0 && held > b.all.Limit {
-		b.all.refused.Add(1)
-		return n, errBodies
+	if n > 0 {
+		if fault := b.Grow(n); fault != nil {
+			return n, fault
+		}
 	}
 	return n, err
+}
+
+// Grow counts bytes that are made of what was read, and fails as Read does.
+func (b *Body) Grow(n int) error {
+	b.held += int64(n)
+	if held := b.all.held.Add(int64(n)); b.all.Limit > 0 && held > b.all.Limit {
+		b.all.refused.Add(1)
+		return errBodies
+	}
+	return nil
 }
 
 // Release ends the holding, when nothing uses what was read.
