@@ -89,7 +89,8 @@ func (s *sessions) token(cookie string, now time.Time) string {
 	return one.token
 }
 
-// open keeps a token. The session that was not used for longest makes room.
+// open keeps a token. Of the token with most sessions, the one that was not used for longest
+// makes room.
 func (s *sessions) open(cookie, token string, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -97,9 +98,14 @@ func (s *sessions) open(cookie, token string, now time.Time) {
 		s.held = map[string]session{}
 	}
 	if len(s.held) >= maxSessions {
+		of := map[string]int{}
+		for _, one := range s.held {
+			of[one.token]++
+		}
 		oldest := ""
 		for c, one := range s.held {
-			if oldest == "" || one.used.Before(s.held[oldest].used) {
+			last := s.held[oldest]
+			if more := of[one.token] - of[last.token]; oldest == "" || more > 0 || more == 0 && one.used.Before(last.used) {
 				oldest = c
 			}
 		}

@@ -1,0 +1,24 @@
+package console
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// One who logs in again and again ends none but its own sessions.
+func TestSessionsOfOneTokenMakeRoomForEachOther(t *testing.T) {
+	var s sessions
+	now := time.Now()
+	s.open("mine", "admin", now)
+	for i := range 2 * maxSessions {
+		now = now.Add(time.Millisecond)
+		s.open(fmt.Sprint("its", i), "reader", now)
+	}
+	if s.token("mine", now) != "admin" {
+		t.Error("the session of another was ended")
+	}
+	if last := fmt.Sprint("its", 2*maxSessions-1); s.token(last, now) != "reader" || len(s.held) != maxSessions {
+		t.Errorf("%d sessions, and the last is not one of them", len(s.held))
+	}
+}
