@@ -533,6 +533,15 @@ var _ = Describe("a publisher", func() {
 			Expect(p.Publish(ctx, []byte("2"))).To(Succeed())
 			Expect(read()).To(Equal([]string{"a:1", "a:2"}))
 		})
+		It("does not say that a message was not sent which is to be sent again", func() {
+			p := open("p")
+			done := underWay(ctx, p)
+			a.Close() // as a broker that is killed
+			over, cancel := context.WithCancel(ctx)
+			cancel()
+			Expect(p.Close(over)).NotTo(Succeed())
+			Eventually(done).Should(Receive(MatchError(client.ErrUnanswered)))
+		})
 		It("does not send again after a reset", func() {
 			p := open("p")
 			done := underWay(ctx, p)
@@ -571,7 +580,7 @@ var _ = Describe("a publisher", func() {
 				b.Close()
 				a.Close() // nowhere to go
 				cancel()
-				Eventually(done).Should(Receive(MatchError(context.Canceled)))
+				Eventually(done).Should(Receive(And(MatchError(context.Canceled), MatchError(client.ErrUnanswered))))
 				Expect(read()).To(Equal([]string{"a:1"}))
 			})
 		})

@@ -77,6 +77,9 @@ func (q Pending) Wait() error {
 	}
 	for { // run may change it meanwhile
 		if r.state.CompareAndSwap(queued, abandoned) {
+			if r.again {
+				break
+			}
 			return fmt.Errorf("client: not sent: %w", q.ctx.Err())
 		}
 		if r.state.CompareAndSwap(sent, abandoned) {

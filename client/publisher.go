@@ -56,6 +56,8 @@ type request struct {
 	// has moved that to abandoned.
 	cmd  *nsq.Command
 	done chan error // takes the one result
+	// again: it was sent, and not answered. Written by run before it moves state to queued.
+	again bool
 
 	// state is queued, sent or abandoned. run moves queued to sent before it
 	// writes and back where it is to be sent again; the caller moves either to

@@ -102,19 +102,25 @@ func (s *sender) idle() bool {
 	return len(s.queue) == 0 && (s.cur == nil || len(s.cur.open) == 0)
 }
 
+var errClosedUnanswered = fmt.Errorf("%w: the publisher was closed", ErrUnanswered)
+
 // end gives up what is left.
 func (s *sender) end() {
 	s.retry.Stop()
 	s.drain.Stop()
 	for _, r := range s.queue {
-		r.done <- ErrClosed
+		if r.again {
+			r.done <- errClosedUnanswered
+		} else {
+			r.done <- ErrClosed
+		}
 	}
 	for _, rt := range []*route{s.cur, s.next} {
 		if rt == nil {
 			continue
 		}
 		for _, r := range rt.open {
-			r.done <- fmt.Errorf("%w: the publisher was closed", ErrUnanswered)
+			r.done <- errClosedUnanswered
 		}
 		rt.close()
 	}
@@ -335,6 +341,7 @@ func (s *sender) lose(r *route, cause error) {
 	again := p.resend == ResendAlways || p.resend == ResendOrderly && orderly(cause)
 	var queue []*request
 	for _, req := range r.open {
+		req.again = true
 		switch {
 		case !again:
 			req.done <- fmt.Errorf("%w: broker %s: %w", ErrUnanswered, r.address, cause)
