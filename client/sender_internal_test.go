@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"io"
 	"testing"
 
 	"github.com/nsqio/go-nsq"
@@ -60,5 +61,39 @@ func TestWhatIsGivenUpIsForgotten(t *testing.T) {
 	r.state.Store(sent)
 	if err := (Pending{ctx: ended, request: r}).Wait(); !errors.Is(err, ErrUnanswered) || r.cmd != nil {
 		t.Errorf("%v, and keeps %v", err, r.cmd)
+	}
+}
+
+// A publish that waits to be sent again was sent: no end says that it was not.
+func TestWhatWasSentIsNotUnsent(t *testing.T) {
+	c, err := New(Config{Address: "127.0.0.1:1"})
+	testkit.Must(t, err)
+	defer c.conn.Close()
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, end := range map[string]func(*sender, *request) error{
+		"its context's": func(_ *sender, r *request) error { return Pending{ctx: ended, request: r}.Wait() },
+		"its publisher's": func(s *sender, r *request) error {
+			s.end()
+			s.queue = nil
+			return <-r.done
+		},
+	} {
+		var log fake.Log
+		b, err := fake.NewBroker("b", &log)
+		testkit.Must(t, err)
+		s := &sender{p: newPublisher(c, "t", "p"), wait: newBackoff(), retry: stopped(), drain: stopped()}
+		s.p.assigned(&srtmv1.Assignment{TcpAddress: b.Address(), Epoch: 1})
+		s.readInbox()
+		s.connected(<-s.p.dialled)
+		r := &request{cmd: nsq.Publish("t", nil), done: make(chan error, 1)}
+		r.state.Store(sent)
+		s.cur.open = []*request{r}
+		s.lose(s.cur, io.EOF)
+		if err := end(s, r); !errors.Is(err, ErrUnanswered) {
+			t.Errorf("%s end: %v", name, err)
+		}
+		s.end()
+		b.Close()
 	}
 }

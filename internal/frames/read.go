@@ -1,5 +1,5 @@
 // Package frames reads what a broker sends one frame at a time, for clients that wait for
-// each: the load generator, the calibration and tests. The codec is nsq/wire's.
+// each: the library, the load generator, the calibration and tests. The codec is nsq/wire's.
 package frames
 
 import (
