@@ -171,7 +171,10 @@ func (p *Pool) closeIdleLocked(since time.Time) {
 		closed := make(chan struct{})
 		p.mu.closing[k] = closed
 		p.all.Go(func() {
-			if err := one.publisher.Close(p.ctx); err != nil {
+			// No caller waits for what is unanswered; who opens it next waits for this.
+			ctx, cancel := context.WithTimeout(p.ctx, p.cfg.OpenWithin/2)
+			defer cancel()
+			if err := one.publisher.Close(ctx); err != nil {
 				p.log.Warn("publisher does not close", "topic", k.Topic, "publisher", k.ID, "error", err)
 			}
 			p.mu.Lock()

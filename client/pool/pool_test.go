@@ -125,6 +125,24 @@ func TestAPublisherIsUsedAgainWhileItCloses(t *testing.T) {
 	}
 }
 
+// A broker that is alive and does not answer does not keep a publisher that nothing uses.
+func TestAPublisherDoesNotCloseForGood(t *testing.T) {
+	w := newWorld(t, pool.Config{Max: 1, Idle: time.Hour, OpenWithin: 4 * time.Second})
+	p, publisher := w.open("p")
+	w.broker.Hold(true)
+	defer w.broker.Hold(false)
+	ctx, cancel := context.WithCancel(t.Context())
+	given := make(chan error, 1)
+	go func() { given <- publisher.Publish(ctx, []byte("m")) }()
+	NewWithT(t).Eventually(w.broker.Held).WithTimeout(testkit.Hang).Should(Equal(1))
+	cancel()
+	<-given
+	w.Release(p)
+	q, _ := w.open("q") // in the place of p, which closes
+	w.Release(q)
+	w.open("p")
+}
+
 func TestIdlePublishersAreClosed(t *testing.T) {
 	w := newWorld(t, pool.Config{Max: 2, Idle: time.Millisecond, OpenWithin: testkit.Hang})
 	w.open("p")
