@@ -640,7 +640,7 @@ func addressOf(conn *net.UDPConn) (from rawfd.Address, err error) {
 		return from, err
 	}
 	if _, err = conn.WriteToUDPAddrPort([]byte{0}, to.Addr()); err == nil {
-		_, err = to.Receive()
+		_, err = to.Receive(0)
 	}
 	_, from = to.Datagram(0)
 	return from, errors.Join(err, to.Close())

@@ -227,7 +227,7 @@ func (s *Server) listen(secret []byte) error {
 		address = conn.Addr().String() // so that port 0 is the same for all
 		s.loops = append(s.loops, &loop{
 			server: s, conn: conn, sealer: sealer, cookies: wire.NewSessions(secret),
-			sessions: make(map[netip.AddrPort]*session),
+			sessions: make(map[rawfd.Address]*session),
 		})
 	}
 	return nil

@@ -3,7 +3,6 @@ package server
 import (
 	"errors"
 	"net"
-	"net/netip"
 	"sync"
 	"time"
 
@@ -21,7 +20,8 @@ type loop struct {
 	conn     *rawfd.UDP
 	sealer   *wire.Sealer
 	cookies  *wire.Sessions
-	sessions map[netip.AddrPort]*session
+	sessions map[rawfd.Address]*session
+	now      table.Now // of the question that is looked at
 	out      [wire.MaxQuestion]byte
 }
 
@@ -37,7 +37,7 @@ type session struct {
 
 func (l *loop) run() {
 	for {
-		n, err := l.conn.Receive()
+		n, err := l.conn.Receive(l.now.Mono)
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
@@ -52,8 +52,9 @@ func (l *loop) run() {
 }
 
 // handle returns the answer to a datagram, if there is one now.
-func (l *loop) handle(d []byte, peer rawfd.Address) (a wire.Answer, keyID uint16, answer bool) {
+func (l *loop) handle(d []byte, from rawfd.Address) (a wire.Answer, keyID uint16, answer bool) {
 	s := l.server
+	l.now = s.cfg.Now()
 	q, keyID, err := l.sealer.ParseQuestion(d)
 	if err != nil {
 		if errors.Is(err, wire.ErrMAC) {
@@ -63,32 +64,32 @@ func (l *loop) handle(d []byte, peer rawfd.Address) (a wire.Answer, keyID uint16
 		}
 		return a, 0, false
 	}
-	now, from := s.cfg.Now(), peer.AddrPort()
 	a = wire.Answer{Session: q.Session, Number: q.Number}
 	asker := l.sessions[from]
 	if q.Kind == wire.Hello || asker == nil || asker.id != q.Session {
-		hour, good := l.cookies.Good(q.Session, from, now.Wall)
+		at := from.AddrPort()
+		hour, good := l.cookies.Good(q.Session, at, l.now.Wall)
 		switch {
 		case q.Kind == wire.Hello || !good:
 			s.metrics.hellos.Inc()
-			a.Kind, a.Session = wire.Issued, l.cookies.Issue(from, now.Wall)
+			a.Kind, a.Session = wire.Issued, l.cookies.Issue(at, l.now.Wall)
 			return a, keyID, true
 		case asker != nil && hour <= asker.hour:
 			s.metrics.old.Inc()
 			return a, 0, false
 		}
-		if asker = l.admit(from, now.Wall); asker == nil {
+		if asker = l.admit(from); asker == nil {
 			s.metrics.busy.Inc()
 			a.Kind = wire.Busy
 			return a, keyID, true
 		}
 		asker.id, asker.hour = q.Session, hour
 	}
-	asker.last = now.Wall
+	asker.last = l.now.Wall
 
 	if q.Kind == wire.Lease {
 		if a, g, ok := s.grant(&q); ok {
-			l.conn.Queue(l.sealer.AppendGrant(l.out[:0], a, g, keyID), peer)
+			l.conn.Queue(l.sealer.AppendGrant(l.out[:0], a, g, keyID), from)
 			return a, 0, false
 		}
 		q.Cost, q.Flags = 0, q.Flags|wire.Peek // decided as by Ask
@@ -109,8 +110,8 @@ func (l *loop) handle(d []byte, peer rawfd.Address) (a wire.Answer, keyID uint16
 		return a, 0, false
 	}
 	peek := q.Flags&wire.Peek != 0
-	v, here := s.decide(q.Key, q.Cost, now.Mono, peek)
-	if !v.Known && here && s.lookups.add(string(q.Key), pending{loop: l, asker: asker, from: peer, keyID: keyID, number: q.Number, cost: q.Cost, peek: peek}) {
+	v, here := s.decide(q.Key, q.Cost, l.now.Mono, peek)
+	if !v.Known && here && s.lookups.add(string(q.Key), pending{loop: l, asker: asker, from: from, keyID: keyID, number: q.Number, cost: q.Cost, peek: peek}) {
 		return a, 0, false
 	}
 	return s.answer(q.Key, asker, q.Number, &v, here), keyID, true
@@ -145,11 +146,11 @@ func (s *Server) answer(key []byte, asker *session, number uint64, v *table.Verd
 
 // admit takes an asker in, nil if there is no room: there is that of those that have
 // asked nothing for so long that their sessions are over.
-func (l *loop) admit(from netip.AddrPort, now time.Duration) *session {
+func (l *loop) admit(from rawfd.Address) *session {
 	limit := max(1, l.server.cfg.MaxSessions/l.server.cfg.Loops)
 	if len(l.sessions) >= limit && l.sessions[from] == nil {
 		for other, asker := range l.sessions {
-			if now-asker.last > 2*wire.SessionLife {
+			if l.now.Wall-asker.last > 2*wire.SessionLife {
 				delete(l.sessions, other)
 			}
 		}

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/rawfd"
 )
@@ -82,7 +83,7 @@ func (p *Poller) Wait(idle bool) []Event {
 		}
 		return p.others(int(n))
 	}
-	p.blocking.Blocks()
+	p.blocking.Blocks(clock.Mono())
 	n, err := unix.EpollWait(p.fd, p.events[:], -1)
 	if err != nil && err != unix.EINTR {
 		panic("poll: epoll_wait: " + err.Error()) // closed under the loop

@@ -6,7 +6,6 @@ import (
 	"time"
 	_ "unsafe" // for goyield
 
-	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
@@ -49,10 +48,8 @@ func occupied(more int) {
 // processor with that.
 const yieldEvery = 5 * time.Millisecond
 
-// Blocks comes before each call that may block.
-func (b *Blocking) Blocks() { b.blocks(clock.Mono()) }
-
-func (b *Blocking) blocks(now mono.Time) {
+// Blocks comes before each call that may block. now is about when.
+func (b *Blocking) Blocks(now mono.Time) {
 	if now.Sub(b.yielded) >= yieldEvery {
 		b.yielded = now
 		goyield()

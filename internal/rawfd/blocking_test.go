@@ -14,11 +14,11 @@ func TestOthersHaveTheirTurn(t *testing.T) {
 	var b Blocking
 	var ran atomic.Bool
 	go ran.Store(true)
-	b.blocks(0)
+	b.Blocks(0)
 	if ran.Load() {
 		t.Error("yielded at once")
 	}
-	if b.blocks(mono.Time(yieldEvery)); !ran.Load() {
+	if b.Blocks(mono.Time(yieldEvery)); !ran.Load() {
 		t.Error("did not yield")
 	}
 }

@@ -8,9 +8,12 @@ import (
 	"strconv"
 	"sync/atomic"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // SharesPort says that several UDP can have one address: the kernel gives each peer to
@@ -18,7 +21,8 @@ import (
 const SharesPort = true
 
 // UDP is a socket that one goroutine reads and answers, as many datagrams in a system call
-// as there are (recvmmsg, sendmmsg). It allocates nothing after ListenUDP.
+// as there are (recvmmsg, sendmmsg) if they come closely, and one otherwise, for which
+// recvfrom and sendto take a tenth less processor time. It allocates nothing after ListenUDP.
 //
 // Receive blocks its thread (see Blocking).
 type UDP struct {
@@ -28,9 +32,13 @@ type UDP struct {
 
 	// Owned by the reader.
 	blocking Blocking
+	last     mono.Time // as Receive was told
 	in, out  batch
 	queued   int // of out
 }
+
+// closely is how soon after the ones before datagrams come that may come together.
+const closely = 50 * time.Microsecond
 
 // Address is a peer's, as the kernel has it.
 type Address struct {
@@ -104,17 +112,29 @@ func ListenUDP(address string, n, size int) (_ *UDP, err error) {
 // Addr is where the socket listens.
 func (u *UDP) Addr() netip.AddrPort { return u.addr }
 
-// Receive waits for a datagram, and returns how many there are then. Error: net.ErrClosed
-// after Stop; others pass.
-func (u *UDP) Receive() (int, error) {
-	u.blocking.Blocks()
+// Receive waits for a datagram, and returns how many there are then. now is about when it
+// is called, such as when those that came before were looked at. Error: net.ErrClosed after
+// Stop; others pass.
+func (u *UDP) Receive(now mono.Time) (n int, err error) {
+	u.blocking.Blocks(now)
+	many := now.Sub(u.last) < closely
+	u.last = now
 	for {
-		n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(u.fd), uintptr(unsafe.Pointer(&u.in.heads[0])), uintptr(len(u.in.heads)), unix.MSG_WAITFORONE, 0, 0)
+		var size uintptr
+		var errno unix.Errno
+		first := &u.in.heads[0]
+		if n = 1; many {
+			size, _, errno = unix.Syscall6(unix.SYS_RECVMMSG, uintptr(u.fd), uintptr(unsafe.Pointer(first)), uintptr(len(u.in.heads)), unix.MSG_WAITFORONE, 0, 0)
+			n = int(size)
+		} else {
+			size, _, errno = unix.Syscall6(unix.SYS_RECVFROM, uintptr(u.fd), uintptr(unsafe.Pointer(first.Iov.Base)), uintptr(u.in.size), 0, uintptr(unsafe.Pointer(first.Name)), uintptr(unsafe.Pointer(&first.Namelen)))
+			first.len = uint32(size)
+		}
 		switch {
 		case u.closing.Load():
 			return 0, net.ErrClosed
 		case errno == 0:
-			return int(n), nil
+			return n, nil
 		case errno != unix.EINTR:
 			return 0, errno
 		}
@@ -144,6 +164,11 @@ func (u *UDP) Queue(d []byte, to Address) {
 
 // Flush sends what is queued. What the socket does not take is lost, as on the way.
 func (u *UDP) Flush() {
+	if u.queued == 1 {
+		h := &u.out.heads[0]
+		u.send(h.Iov.Base, int(h.Iov.Len), h.Name, h.Namelen)
+		u.queued = 0
+	}
 	for at := 0; at < u.queued; {
 		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(u.fd), uintptr(unsafe.Pointer(&u.out.heads[at])), uintptr(u.queued-at), unix.MSG_DONTWAIT, 0, 0)
 		switch errno {
@@ -159,7 +184,11 @@ func (u *UDP) Flush() {
 
 // Send sends a datagram at once, for any goroutine.
 func (u *UDP) Send(d []byte, to Address) {
-	_, _, _ = unix.Syscall6(unix.SYS_SENDTO, uintptr(u.fd), uintptr(unsafe.Pointer(unsafe.SliceData(d))), uintptr(len(d)), unix.MSG_DONTWAIT, uintptr(unsafe.Pointer(&to.raw)), uintptr(to.len))
+	u.send(unsafe.SliceData(d), len(d), (*byte)(unsafe.Pointer(&to.raw)), to.len)
+}
+
+func (u *UDP) send(d *byte, n int, to *byte, size uint32) {
+	_, _, _ = unix.RawSyscall6(unix.SYS_SENDTO, uintptr(u.fd), uintptr(unsafe.Pointer(d)), uintptr(n), unix.MSG_DONTWAIT, uintptr(unsafe.Pointer(to)), uintptr(size))
 }
 
 // Stop ends Receive, and those to come.

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"net"
 	"testing"
+	"time"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// What came while nothing received comes at once, each with its sender, who gets what is
-// queued for it; a queue that is full is sent. Nothing is allocated.
+// What came while nothing received comes, at once if it comes closely, each with its sender,
+// who gets what is queued for it; a queue that is full is sent. Nothing is allocated.
 func TestUDP(t *testing.T) {
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
 		u, err := ListenUDP(address, 4, 8)
@@ -24,7 +26,8 @@ func TestUDP(t *testing.T) {
 			defer conns[i].Close()
 		}
 		var in [16]byte
-		exchange := func() {
+		var now mono.Time
+		exchange := func(gap time.Duration, most, queued int) {
 			for i := range 6 {
 				if _, err := conns[i%2].Write([]byte("0123456789")[:6+i%3*2]); err != nil { // of 6, 8 and 10 bytes
 					t.Fatal(err)
@@ -32,8 +35,9 @@ func TestUDP(t *testing.T) {
 			}
 			var replies [2]int
 			for left := 6; left > 0; {
-				n, err := u.Receive()
-				if err != nil || n != min(4, left) {
+				now = now.Add(gap)
+				n, err := u.Receive(now)
+				if err != nil || n != min(most, left) {
 					t.Fatalf("%d datagrams, %v; %d were left", n, err, left)
 				}
 				for i := range n {
@@ -45,7 +49,7 @@ func TestUDP(t *testing.T) {
 					if at := (6 - left + i) % 2; from.AddrPort() != conns[at].LocalAddr().(*net.UDPAddr).AddrPort() {
 						t.Fatalf("from %v", from.AddrPort())
 					}
-					for range 2 {
+					for range queued {
 						u.Queue(d, from)
 						replies[(6-left+i)%2]++
 					}
@@ -63,14 +67,14 @@ func TestUDP(t *testing.T) {
 				}
 			}
 		}
-		exchange()
+		exchange(0, 4, 2)
 		if n := testing.AllocsPerRun(100, func() { u.Queue(nil, Address{}); u.Flush() }); n != 0 { // to nowhere
 			t.Errorf("%v allocations", n)
 		}
-		exchange()
+		exchange(closely, 1, 1)
 		ended := make(chan error)
 		go func() {
-			n, err := u.Receive()
+			n, err := u.Receive(now)
 			ended <- errors.Join(err, fmt.Errorf("%d datagrams", n))
 		}()
 		u.Stop()

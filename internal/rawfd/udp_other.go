@@ -5,6 +5,8 @@ package rawfd
 import (
 	"net"
 	"net/netip"
+
+	"github.com/srtm-io/srtm/internal/mono"
 )
 
 // SharesPort: see the other file, as for all that is here.
@@ -34,7 +36,7 @@ func ListenUDP(address string, _, size int) (*UDP, error) {
 func (u *UDP) Addr() netip.AddrPort { return u.conn.LocalAddr().(*net.UDPAddr).AddrPort() }
 
 // Receive waits for a datagram.
-func (u *UDP) Receive() (n int, err error) {
+func (u *UDP) Receive(mono.Time) (n int, err error) {
 	if u.n, u.from.AddrPort, err = u.conn.ReadFromUDPAddrPort(u.in); err != nil {
 		return 0, err
 	}
