@@ -56,7 +56,7 @@ func (o *options) flags(fs *flag.FlagSet) {
 	})
 	fs.StringVar(&o.macKeyFile, "mac-key-file", "", "`file` of keys that authenticate datagrams: lines of a number (0 to 65535) and a secret in hex (16 bytes or more); the first one signs, all are accepted")
 	fs.IntVar(&o.server.MaxKeys, "max-keys", server.DefaultMaxKeys, "how many keys may be in memory; each takes about 93 bytes with a key of 20 characters, 200 in the process")
-	fs.IntVar(&o.server.MaxSessions, "max-sessions", server.DefaultMaxSessions, "how many askers are known at a time; each takes up to 200 KB")
+	fs.IntVar(&o.server.MaxSessions, "max-sessions", server.DefaultMaxSessions, "how many askers are known at a time; each takes up to 100 KB")
 	fs.StringVar(&o.fullReply, "full-reply", "deny", "`reply` to keys for which there is no room: deny or admit")
 	fs.StringVar(&o.defaultReply, "default-reply", "deny", "`reply` where no server answers: deny or admit")
 	fs.Func("default-reply-for", "`prefix=reply` for keys with that prefix where no server answers; repeat it for several", func(s string) error {

@@ -32,7 +32,15 @@ type session struct {
 	last time.Duration // when it last asked, wall clock; the loop's
 
 	mu      sync.Mutex // lookups end questions, too
-	answers table.Window[wire.Answer]
+	answers table.Window[answered]
+}
+
+// answered is what is kept of an answer: the rest is in the question. There are up to
+// table.WindowSize for each asker.
+type answered struct {
+	kind         wire.Kind
+	flags        uint8
+	value, epoch uint32
 }
 
 func (l *loop) run() {
@@ -101,7 +109,8 @@ func (l *loop) handle(d []byte, from rawfd.Address) (a wire.Answer, keyID uint16
 	switch standing {
 	case table.Answered:
 		s.metrics.again.Inc()
-		return before, keyID, true
+		a.Kind, a.Flags, a.Value, a.Epoch = before.kind, before.flags, before.value, before.epoch
+		return a, keyID, true
 	case table.Pending:
 		s.metrics.again.Inc()
 		return a, 0, false
@@ -140,7 +149,7 @@ func (s *Server) answer(key []byte, asker *session, number uint64, v *table.Verd
 	case wire.Moved:
 		s.metrics.moved.Inc()
 	}
-	asker.answers.End(number, a)
+	asker.answers.End(number, answered{a.Kind, a.Flags, a.Value, a.Epoch})
 	return a
 }
 

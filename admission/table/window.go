@@ -79,7 +79,7 @@ func (w *Window[A]) Cancel(number uint64) {
 }
 
 func (w *Window[A]) at(number uint64) *windowSlot[A] {
-	return &w.slots[number%uint64(len(w.slots))]
+	return &w.slots[number&uint64(len(w.slots)-1)] // a power of two
 }
 
 // taken reports whether the slot has another number.
