@@ -197,7 +197,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		offered = strings.Trim(fmt.Sprint(rates), "[]")
 	}
 	fmt.Fprintf(out, `%s, %d CPUs; %d rounds of %v in turn, medians; %s requests/s over UDP and to Redis, %.0f/s over HTTP.
-All are asked by one schedule, from which latencies count: over %d sockets or connections with one request at a time (HTTP: 16), or pipelined over one, each request a write of its own. CPU is the server process's until the last answer. Redis keeps nothing on disk; admission makes a check-point each second.
+All are asked by one schedule, from which latencies count: over %d sockets or connections with one request at a time (HTTP: 16), or pipelined over one, each request a write of its own. CPU is the server process's until the last answer. Redis keeps nothing on disk; admission looks each second for what to save, which is nothing, since these keys are full again.
 
 `, obs.Version(), runtime.NumCPU(), *rounds, *length, offered, *httpRate, *connections)
 	columns.Head(out, "")
