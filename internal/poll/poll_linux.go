@@ -92,7 +92,7 @@ func (p *Poller) Wait(idle bool) []Event {
 }
 
 // Blocks comes before a call of the owner's, other than Wait, that may block its thread.
-func (p *Poller) Blocks() { p.blocking.Blocks() }
+func (p *Poller) Blocks() { p.blocking.Blocks(clock.Mono()) }
 
 // others are the events, the first n, of descriptors that are not the poller's own.
 func (p *Poller) others(n int) []Event {
