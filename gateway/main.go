@@ -91,7 +91,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 func (o *options) follow(ctx context.Context, p *proxy.Proxy, log *slog.Logger) error {
 	said := ""
 	for clock.Sleep(ctx, time.Second) {
-		to, err := o.changed()
+		to, err := o.readPolicy(false)
 		if to != nil {
 			err = p.SetPolicy(to)
 		}

@@ -100,51 +100,32 @@ func (o *options) validatePolicy() (err error) {
 	if o.policyFile == "" {
 		return errors.New("--policy is needed: a file of classes and servers")
 	}
-	o.proxy.Policy, err = o.readPolicy()
+	o.proxy.Policy, err = o.readPolicy(true)
 	return err
 }
 
-// readPolicy reads the policy.
-func (o *options) readPolicy() (*policy.Policy, error) {
-	text, err := o.policyText()
-	if err != nil {
-		return nil, err
-	}
-	return o.take(text)
-}
-
-// changed returns the policy if it has changed; else nil. What is being written may be a
-// policy before its end, with fewer classes and servers: it is taken as it was twice in a row.
-func (o *options) changed() (*policy.Policy, error) {
+// readPolicy reads the policy and the profiles after it: one text, since a [[cost]] may
+// stand in either. It returns nil if that was taken already, and, unless it is wanted now, if
+// the last look found another: what is being written may be a policy before its end, with
+// fewer classes and servers.
+func (o *options) readPolicy(now bool) (*policy.Policy, error) {
 	before := o.seen
-	text, err := o.policyText()
-	if err != nil || text == o.text || text != before {
-		return nil, err
-	}
-	return o.take(text)
-}
-
-// policyText is the policy with the profiles after it: one text, since a [[cost]] may
-// stand in either.
-func (o *options) policyText() (string, error) {
-	text := ""
+	o.seen = ""
 	for _, file := range [][2]string{{"--policy", o.policyFile}, {"--profiles", o.profiles}} {
 		if file[1] == "" {
 			continue
 		}
 		more, err := os.ReadFile(file[1])
 		if err != nil {
-			return "", fmt.Errorf("%s: %w", file[0], err)
+			return nil, fmt.Errorf("%s: %w", file[0], err)
 		}
-		text += string(more) + "\n"
+		o.seen += string(more) + "\n"
 	}
-	o.seen = text
-	return text, nil
-}
-
-func (o *options) take(text string) (*policy.Policy, error) {
-	o.text = text
-	p, err := policy.Parse([]byte(text))
+	if o.seen == o.text || o.seen != before && !now {
+		return nil, nil
+	}
+	o.text = o.seen
+	p, err := policy.Parse([]byte(o.text))
 	if err != nil {
 		return nil, fmt.Errorf("--policy %s: %w", o.policyFile, err)
 	}

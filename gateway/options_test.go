@@ -55,7 +55,7 @@ func TestHalfAPolicy(t *testing.T) {
 	} {
 		write(look.text)
 		got := -1
-		p, err := o.changed()
+		p, err := o.readPolicy(false)
 		testkit.Must(t, err)
 		if p != nil {
 			got = len(p.Servers)

@@ -30,10 +30,10 @@ func (m Monitor) Read() (Usage, error) {
 	usage := Usage{}
 	var faults []error
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf("monitor: "+format, args...)) }
-	read := func(file string) string {
+	read := func(file, hint string) string {
 		text, err := os.ReadFile(file)
 		if err != nil {
-			fault("%w", err)
+			fault("%w%s", err, hint)
 		}
 		return string(text)
 	}
@@ -44,11 +44,7 @@ func (m Monitor) Read() (Usage, error) {
 		}
 		usage[resource] += n / 1e3
 	}
-	cpu, err := os.ReadFile(filepath.Join(m.Cgroup, "cpu.stat"))
-	if err != nil {
-		fault("%w: --cgroup is to be a control group of version 2", err)
-	}
-	for line := range strings.Lines(string(cpu)) {
+	for line := range strings.Lines(read(filepath.Join(m.Cgroup, "cpu.stat"), ": --cgroup is to be a control group of version 2")) {
 		if value, ok := strings.CutPrefix(line, "usage_usec "); ok {
 			add("cpu", "cpu.stat", strings.TrimSpace(value))
 		}
@@ -56,13 +52,13 @@ func (m Monitor) Read() (Usage, error) {
 	disk := filepath.Join(m.Cgroup, "io.stat")
 	if _, err := os.Stat(disk); !errors.Is(err, os.ErrNotExist) {
 		usage["disk"] = 0
-		for _, field := range strings.Fields(read(disk)) {
+		for _, field := range strings.Fields(read(disk, "")) {
 			if name, value, _ := strings.Cut(field, "="); name == "rbytes" || name == "wbytes" {
 				add("disk", "io.stat", value)
 			}
 		}
 	}
-	for line := range strings.Lines(read(m.NetDev)) {
+	for line := range strings.Lines(read(m.NetDev, "")) {
 		name, counters, _ := strings.Cut(strings.TrimSpace(line), ":")
 		if fields := strings.Fields(counters); len(fields) > 8 && (name == m.Interface || m.Interface == "" && name != "lo") {
 			add("net", m.NetDev, fields[0]) // bytes received

@@ -17,6 +17,7 @@ import (
 	"github.com/srtm-io/srtm/gateway/policy"
 	"github.com/srtm-io/srtm/gateway/schedule"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/list"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 )
@@ -43,7 +44,7 @@ type ticket struct {
 	tried            []int // servers that could not be reached, before server
 	refused          error // by a change of the policy
 	route            *cost.Route
-	older, newer     *ticket // of all that are queued or sent
+	place            list.Element[*ticket] // in tickets
 }
 
 // repeatable methods are those of which a client may send a request again if it fails (RFC 9110).
@@ -61,10 +62,10 @@ type dispatcher struct {
 		policy   *policy.Policy
 		schedule *schedule.Scheduler
 		balance  *balance.Balancer
-		cost     *cost.Table // also in reader
-		servers  []server    // by number, of schedule and balance
-		classes  []counts    // by number, of policy and schedule
-		tickets  ticket      // the ends of the list
+		cost     *cost.Table        // also in reader
+		servers  []server           // by number, of schedule and balance
+		classes  []counts           // by number, of policy and schedule
+		tickets  list.List[*ticket] // all that are queued or sent
 		ticked   mono.Time
 
 		badReports uint64          // that could not be read
@@ -110,7 +111,6 @@ func newDispatcher(cfg Config) *dispatcher {
 	d := &dispatcher{cfg: cfg}
 	d.mu.policy = &policy.Policy{}
 	d.mu.balance = balance.New(cfg.Balance, 0, rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())))
-	d.mu.tickets.older, d.mu.tickets.newer = &d.mu.tickets, &d.mu.tickets
 	return d
 }
 
@@ -150,15 +150,13 @@ func (d *dispatcher) configure(to *policy.Policy, now mono.Time) error {
 	m.schedule, m.policy, m.cost, m.classes, m.vector = next, to, table, classes, make(schedule.Vector, config.Resources)
 	d.reader.Store(table)
 	d.renumberLocked(now, config.Servers)
-	var newer *ticket
-	for t := m.tickets.newer; t != &m.tickets; t = newer {
-		newer = t.newer
+	for t := range m.tickets.All() {
 		waits := old.Leave(&t.request)
 		d.fillLocked(t)
 		if !waits {
 			next.Adopt(&t.request, t.server)
 		} else if t.refused = d.arriveLocked(t); t.refused != nil {
-			d.forgetLocked(t)
+			t.place.Remove()
 			t.granted <- struct{}{}
 		}
 	}
@@ -248,8 +246,7 @@ func (d *dispatcher) enter(t *ticket, now mono.Time) error {
 	d.fillLocked(t)
 	err := d.arriveLocked(t)
 	if err == nil {
-		t.older, t.newer = m.tickets.older, &m.tickets
-		t.older.newer, t.newer.older = t, t
+		m.tickets.Push(&t.place, t)
 		d.sendLocked(now)
 	}
 	d.mu.Unlock()
@@ -277,7 +274,7 @@ func (d *dispatcher) enter(t *ticket, now mono.Time) error {
 	} else {
 		c.Left++
 	}
-	d.forgetLocked(t)
+	t.place.Remove()
 	d.sendLocked(clock.Mono())
 	return err
 }
@@ -314,11 +311,6 @@ func (t *ticket) wait() error {
 	}
 }
 
-func (d *dispatcher) forgetLocked(t *ticket) {
-	t.older.newer, t.newer.older = t.newer, t.older
-	t.older, t.newer = nil, nil
-}
-
 // finish settles a request that enter has let through, once: it is charged what it has
 // taken, however it ended.
 func (d *dispatcher) finish(t *ticket, how balance.Outcome, now mono.Time) {
@@ -343,7 +335,7 @@ func (d *dispatcher) finish(t *ticket, how balance.Outcome, now mono.Time) {
 		d.observeLocked(t.server, &report, now)
 	}
 	m.balance.Ended(t.server, now, how)
-	d.forgetLocked(t)
+	t.place.Remove()
 	d.sendLocked(now)
 }
 

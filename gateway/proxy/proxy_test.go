@@ -156,7 +156,7 @@ func (g *gateway) idle(t testing.TB) {
 	})
 	g.dispatcher.mu.Lock()
 	defer g.dispatcher.mu.Unlock()
-	if g.dispatcher.mu.tickets.newer != &g.dispatcher.mu.tickets {
+	if g.dispatcher.mu.tickets.Front() != nil {
 		t.Error("a ticket is left")
 	}
 }
@@ -710,8 +710,7 @@ func TestRefusedByAnOlderPolicy(t *testing.T) {
 		d.mu.Lock()
 		d.fillLocked(x)
 		testkit.Must(t, d.mu.schedule.Arrive(&x.request))
-		x.older, x.newer = d.mu.tickets.older, &d.mu.tickets
-		x.older.newer, x.newer.older = x, x
+		d.mu.tickets.Push(&x.place, x)
 		d.sendLocked(1)
 		d.mu.Unlock()
 	}

@@ -82,7 +82,7 @@ func TestNoTypeStarves(t *testing.T) {
 		flying = flying[1:]
 		for i := 1; i < 3; i++ { // two of them wait at a time
 			for s.queued[i] > 2 {
-				s.Leave(s.classes[0].queues[i].head)
+				s.Leave(s.classes[0].queues[i].Front())
 			}
 		}
 	}

@@ -244,7 +244,7 @@ func TestGuarantee(t *testing.T) {
 		holds := func(i, k int, quanta int64) bool {
 			c := &w.classes[i]
 			for j := range n {
-				if h := c.queues[j].head; h != nil && c.deficit[k]+quanta*c.quantum < min(h.cost[k], c.quantum+w.largest) {
+				if h := c.queues[j].Front(); h != nil && c.deficit[k]+quanta*c.quantum < min(h.cost[k], c.quantum+w.largest) {
 					return true
 				}
 			}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"github.com/srtm-io/srtm/internal/list"
 )
 
 // Limits of a Config and of what requests take.
@@ -83,38 +85,12 @@ type Request struct {
 	Value any
 
 	// Owned by the scheduler.
-	next, prev *Request
-	cost       [MaxResources]int64
-	kind       int // its type
-	server     int
-	waiting    bool
-	sent       bool // and at its server
-}
-
-// queue is the waiting requests of a class and a type, oldest first.
-type queue struct{ head, tail *Request }
-
-func (q *queue) push(r *Request) {
-	r.prev = q.tail
-	*q.after(r.prev), q.tail = r, r
-}
-
-func (q *queue) remove(r *Request) {
-	*q.after(r.prev) = r.next
-	if r.next == nil {
-		q.tail = r.prev
-	} else {
-		r.next.prev = r.prev
-	}
-	r.next, r.prev = nil, nil
-}
-
-// after is where the request after r is; nil: the first.
-func (q *queue) after(r *Request) **Request {
-	if r == nil {
-		return &q.head
-	}
-	return &r.next
+	place   list.Element[*Request] // while it waits
+	cost    [MaxResources]int64
+	kind    int // its type
+	server  int
+	waiting bool
+	sent    bool // and at its server
 }
 
 // class is the scheduler's side of a Class.
@@ -122,7 +98,7 @@ type class struct {
 	Class
 	ratio    float64 // of its weight and the least
 	quantum  int64
-	queues   [MaxResources]queue
+	queues   [MaxResources]list.List[*Request] // of those that wait, by type
 	waiting  int
 	bytes    int64
 	inFlight int
@@ -252,7 +228,7 @@ func (s *Scheduler) Arrive(r *Request) error {
 	}
 	r.kind = s.take(r.Cost, 100, &r.cost)
 	r.waiting = true
-	s.queue(r).push(r)
+	s.queue(r).Push(&r.place, r)
 	s.count(r, 1)
 	s.measure(r)
 	return nil
@@ -287,7 +263,7 @@ func (s *Scheduler) count(r *Request, by int) {
 }
 
 // queue is that of r: all of None wait in one.
-func (s *Scheduler) queue(r *Request) *queue {
+func (s *Scheduler) queue(r *Request) *list.List[*Request] {
 	if s.cfg.Mode == None {
 		return &s.classes[0].queues[0]
 	}
@@ -302,7 +278,7 @@ func (s *Scheduler) Leave(r *Request) bool {
 		return false
 	}
 	r.waiting = false
-	s.queue(r).remove(r)
+	r.place.Remove()
 	s.count(r, -1)
 	if s.queued[r.kind] == 0 {
 		s.passed[r.kind] = 0
@@ -354,7 +330,7 @@ func (s *Scheduler) covered() *Request {
 	for j := s.nextType(tried); j >= 0; j = s.nextType(tried) {
 		for range s.classes {
 			c := &s.classes[s.pointer[j]]
-			if h := c.queues[j].head; h != nil && s.lack(h) == 0 {
+			if h := c.queues[j].Front(); h != nil && s.lack(h) == 0 {
 				return h
 			}
 			s.pointer[j] = (s.pointer[j] + 1) % len(s.classes)
@@ -398,7 +374,7 @@ func (s *Scheduler) raise() {
 	fewest := int64(math.MaxInt64)
 	for i := range s.classes {
 		for _, j := range s.managed {
-			if h := s.classes[i].queues[j].head; h != nil {
+			if h := s.classes[i].queues[j].Front(); h != nil {
 				fewest = min(fewest, s.lack(h))
 			}
 		}
