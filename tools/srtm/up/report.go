@@ -342,7 +342,7 @@ func (r *Report) compare(w io.Writer) error {
 		return fmt.Sprintf("%d (%.0f/s for %.1f s)", p.Emulator.Offered, p.Emulator.OfferedRate, p.Emulator.Seconds)
 	})
 	row("accepted", func(p *Phase) string {
-		return fmt.Sprintf("%d (%.1f %%)", p.Emulator.Accepted, 100*p.Emulator.AchievedFraction())
+		return fmt.Sprintf("%d (%.0f/s)", p.Emulator.Accepted, p.Emulator.AchievedRate)
 	})
 	row("not accepted", func(p *Phase) string {
 		e := &p.Emulator
