@@ -380,6 +380,31 @@ var _ = Describe("a broker", func() {
 		Expect(report.Consumer.Count).NotTo(BeEmpty())
 	})
 
+	It("lets a consumer that holds nothing rest, whatever that says then", func() {
+		b := start(nil)
+		t := topic(b, "t")
+		sub, err := t.Subscribe("c", broker.Subscriber{MsgTimeout: time.Minute}, func() {})
+		Expect(err).NotTo(HaveOccurred())
+		rest := func() []any {
+			ready, rests := sub.Rest()
+			return []any{ready, rests}
+		}
+		Expect(sub.Ready(2)).To(Succeed())
+		Expect(publish(t, "1")).To(Succeed())
+		Expect(rest()).To(Equal([]any{2, false}), "it holds one")
+		Expect(sub.Ready(3)).To(Succeed())
+		Expect(publish(t, "2")).To(Succeed())
+		_, inFlight := sub.Holds()
+		Expect(inFlight).To(Equal(2), "it has said RDY again, and gets more")
+		Expect(rest()).To(Equal([]any{3, false}))
+		Expect(t.EmptyChannel("c")).To(Succeed())
+		Expect(rest()).To(Equal([]any{0, true}))
+		Expect(sub.Ready(4)).To(Succeed())
+		Expect(publish(t, "3")).To(Succeed())
+		_, inFlight = sub.Holds()
+		Expect(inFlight).To(BeZero())
+	})
+
 	It("counts publishers while they are there", func() {
 		b := start(nil)
 		t := topic(b, "t")

@@ -21,8 +21,9 @@ type Subscription struct {
 	notify func()
 
 	// Guarded by topic.mu.
-	outbox outbox
-	closed bool
+	outbox  outbox
+	closed  bool
+	resting bool // it gets nothing any more
 }
 
 // Subscriber describes a consumer.
@@ -114,9 +115,25 @@ func (s *Subscription) Wrote(out *Outgoing) {
 	s.topic.wrote(s.topic.shared.now(), out.sent)
 }
 
+// Rest has the subscriber get nothing until the next Ready, and if it holds nothing, never
+// again: then it can be let go, and no message comes twice. ready is how many it might hold.
+func (s *Subscription) Rest() (ready int, rests bool) {
+	err := s.step(func(st *step) error {
+		var inFlight int
+		ready, inFlight = s.channel.Holds(s.id)
+		s.resting = s.resting || inFlight == 0
+		rests = s.resting
+		return s.topic.mu.core.SetReady(s.topic.shared.now(), s.channel, s.id, 0, &st.fx)
+	})
+	return ready, rests || err != nil
+}
+
 // Ready sets how many messages the subscriber may hold. Error: ErrGone.
 func (s *Subscription) Ready(n int) error {
 	return s.step(func(st *step) error {
+		if s.resting {
+			n = 0
+		}
 		return s.topic.mu.core.SetReady(s.topic.shared.now(), s.channel, s.id, n, &st.fx)
 	})
 }

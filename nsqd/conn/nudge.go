@@ -88,18 +88,16 @@ func (s *Server) keep(topic string, channels []string) []*broker.Subscription {
 // nudge ends connections once they hold no message.
 func (s *Server) nudge(clients []*client) {
 	ready := make(map[*client]int, len(clients))
-	for _, c := range clients {
-		sub := c.stats.sub.Load()
-		ready[c], _ = sub.Holds()
-		_ = sub.Ready(0) // it is gone otherwise, as it is to be
-	}
 	for left := nudgePatience; ; left -= nudgePause {
 		clients = slices.DeleteFunc(clients, func(c *client) bool {
-			_, inFlight := c.stats.sub.Load().Holds()
-			if inFlight == 0 {
+			n, rests := c.stats.sub.Load().Rest()
+			if n > 0 { // as it was, or as it has said meanwhile
+				ready[c] = n
+			}
+			if rests {
 				c.quit()
 			}
-			return inFlight == 0
+			return rests
 		})
 		if len(clients) == 0 || left <= 0 || !clock.Sleep(s.ctx, nudgePause) {
 			break
