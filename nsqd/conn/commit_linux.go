@@ -137,7 +137,9 @@ func (k *committer) run() {
 				k.poller.Blocks()
 			}
 			k.busy.Store(nil)
-		} else if k.ends.Load() {
+			continue // what came meanwhile may have had its wake-up with that for c
+		}
+		if k.ends.Load() {
 			return
 		}
 		k.poller.Wait(true)

@@ -1,0 +1,33 @@
+package conn
+
+import (
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/poll"
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+// A loop that ends just after it has handed on a commit wakes its committer once for both.
+func TestTheCommitterEndsAfterItsLastCommit(t *testing.T) {
+	p, err := poll.New()
+	testkit.Must(t, err)
+	k := committer{poller: p}
+	defer k.close()
+	k.busy.Store(new(commit))
+	p.Wake()
+	k.stop()
+	p.Wait(true)
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		k.run()
+	}()
+	select {
+	case <-over:
+	case <-time.After(testkit.Hang):
+		k.stop()
+		<-over
+		t.Error("it waits, and has been told to end")
+	}
+}
