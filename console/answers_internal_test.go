@@ -17,7 +17,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // Every page that shows a broker is drawn at the same time: it is one question all the same,
-// whoever of those who asked it has left.
+// also when the page that asked has left.
 func TestManyPagesAreOneQuestion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked atomic.Int64
