@@ -48,8 +48,8 @@ build: ## build all binaries into bin/
 run: build ## run a local cluster with sensors, a console that shows it live, and a report (DURATION= PUBLISHERS= RATE= TRACE= COMPRESS= COPIES= ARGS=)
 	@bin/srtm up --together $(UP_FLAGS)
 
-# The flags of tests.
-TESTS = -tags=poison -shuffle=on -vet=off -timeout=$(TIMEOUT)
+# The flags of tests. No debugger reads what they are linked into.
+TESTS = -tags=poison -shuffle=on -vet=off -ldflags=-w -timeout=$(TIMEOUT)
 
 # The race detector makes a test several times slower. It has nothing to find in what is
 # pure, which has no goroutine (archtest sees to it), and looks for faults in what is shipped:
@@ -58,6 +58,8 @@ TESTS = -tags=poison -shuffle=on -vet=off -timeout=$(TIMEOUT)
 PURE     = $(addprefix github.com/srtm-io/srtm/,$(shell cat internal/archtest/pure.txt))
 UNRACED  = $(filter $(PURE) $(addprefix github.com/srtm-io/srtm/,tools/sim/% tools/drlsim/% bench/% tests/%),$(ALL))
 ALL      = $(filter-out %/internal/archtest,$(shell $(GO) list $(PACKAGES)))
+
+CPUS = $$(getconf _NPROCESSORS_ONLN)
 
 # A process under the race detector sleeps a second before it ends, for the sake of
 # goroutines that it leaves behind; ours leave none.
@@ -73,15 +75,18 @@ programs: no-race-note
 
 test: export SRTM_TEST_PROGRAMS = $(CURDIR)/$(PROGRAMS)
 test: lint programs ## lint, then every test: race detector, random order, released messages poisoned
-	@$(GO) test $(RACE) $(TESTS) $(filter-out $(UNRACED),$(ALL))
-	@$(GO) test $(TESTS) $(UNRACED)
+	@# tests wait some of their time, and those of whole programs most of it, so more
+	@# packages run at a time than there are processors
+	@$(GO) test -p=$$(( $(CPUS) + 1 )) $(RACE) $(TESTS) $(filter-out $(UNRACED),$(ALL))
 	@# allocations cannot be counted under the race detector
 	$(GO) test -vet=off -run=Allocation $$(find ./nsqd ./gateway -name alloc_test.go | xargs grep -l '^//go:build !race' | xargs -n 1 dirname)
-	@$(MAKE) --no-print-directory test-clients
+	@($(CLIENTS)) > build/clients.out 2>&1 & clients=$$!; \
+		$(GO) test -p=$$(( 2 * $(CPUS) )) $(TESTS) $(filter-out %/tests/clients,$(UNRACED)); failed=$$?; \
+		wait $$clients || failed=$$?; cat build/clients.out; exit $$failed
 
 check: lint ## lint and the unit tests, without the race detector, clusters and client libraries: for between two commits
 	@# most of their time they wait, so more packages run at a time than there are processors
-	@$(GO) test -p=$$(( 2 * $$(getconf _NPROCESSORS_ONLN) )) $(TESTS) $(filter-out %/internal/archtest %/tools/srtm/up,$(shell $(GO) list ./...))
+	@$(GO) test -p=$$(( 2 * $(CPUS) )) $(TESTS) $(filter-out %/internal/archtest %/tools/srtm/up,$(shell $(GO) list ./...))
 
 race: no-race-note ## every test under the race detector COUNT times, without lint
 	@# a loop, since a Ginkgo suite runs once in a process
@@ -140,10 +145,11 @@ conformance: no-race-note ## raw bytes against our nsqd, or another (SRTM_CONFOR
 
 # Most of their time they wait, so more of them run at a time than there are
 # processors. The whole log is shown when something fails.
+CLIENTS = mkdir -p build && if SRTM_CLIENTS=1 $(GO) test -count=1 -timeout=$(TIMEOUT) -parallel=8 -v ./tests/clients > build/clients.log 2>&1; \
+	then grep '^clients: ' build/clients.log; else cat build/clients.log; exit 1; fi
+
 test-clients: ## install NSQ client libraries into build/clients and drive them against nsqd (log: build/clients.log)
-	@mkdir -p build
-	SRTM_CLIENTS=1 $(GO) test -count=1 -timeout=$(TIMEOUT) -parallel=8 -v ./tests/clients > build/clients.log 2>&1 || { cat build/clients.log; exit 1; }
-	@grep '^clients: ' build/clients.log
+	@$(CLIENTS)
 
 soak: ## load a broker for DURATION (10m), and look for what it does not give back
 	SRTM_SOAK=$(or $(DURATION),10m) $(GO) test -count=1 -timeout=24h -v -run='^TestSoak$$' ./tests/crash
