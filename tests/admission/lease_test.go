@@ -102,13 +102,13 @@ func (a *admissions) within(t *testing.T, rate float64, capacity int) {
 		first, last = min(first, a.from[i]), max(last, a.to[i])
 	}
 	n := int(last.Sub(first)/grid) + 2
-	// of[i][j]: how many began in interval i and had ended by j
+	// of[i][j]: how many began between i and i+1, and ended between j-1 and j
 	of := make([][]int, n)
 	for i := range of {
 		of[i] = make([]int, n)
 	}
 	for i := range a.from {
-		of[(a.from[i].Sub(first)+grid-1)/grid][(a.to[i].Sub(first)+grid-1)/grid]++
+		of[a.from[i].Sub(first)/grid][(a.to[i].Sub(first)+grid-1)/grid]++
 	}
 	for begin := n - 1; begin >= 0; begin-- {
 		sum := 0
