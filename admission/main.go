@@ -48,6 +48,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 			}
 			srtmv1.RegisterAdmissionReplicationServer(s.GRPC, decides)
 			o.asks.Servers = []string{cmp.Or(o.server.Advertise, decides.Addr().String())}
+			o.asks.Local = decides.Local
 			state, healthy = func() any { return decides.State() }, decides.Healthy
 			s.Group.Add("server", decides.Run)
 			log.Info("admission decides", "udp", decides.Addr().String())

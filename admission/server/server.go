@@ -271,6 +271,9 @@ func (s *Server) Run(ctx context.Context) error {
 	working.Wait()
 	s.Close()
 	s.replicas.become(0)
+	stopped := *s.owners.Load()
+	stopped.mine = [rule.Partitions]bool{} // for Local
+	s.owners.Store(&stopped)
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastDeadline)
 	defer cancel()
 	err := s.checkpoint(last, lastDeadline)
@@ -368,6 +371,19 @@ func (s *Server) decide(key []byte, cost uint32, now mono.Time, peek bool) (v ta
 		s.decideLent(key, int64(cost), peek, &v)
 	}
 	return v, here
+}
+
+// Local is an answer for who asks in this process, ok if the key is decided here and no
+// store need be asked. It is for client.Config.
+func (s *Server) Local(key string, cost uint32, peek bool) (a wire.Answer, ok bool) {
+	v, here := s.decide([]byte(key), cost, s.cfg.Now().Mono, peek)
+	if !here || !v.Known {
+		return a, false
+	}
+	s.metrics.decided(&v)
+	a.Kind = wire.Reply
+	a.Flags, a.Value = answerOf(&v)
+	return a, true
 }
 
 // answerOf is what an asker is told of a verdict.

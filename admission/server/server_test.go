@@ -125,6 +125,51 @@ func share(rate tokenbucket.Rate, burst int64) tokenbucket.Share {
 	return tokenbucket.Share{Rate: rate * 1000, Burst: burst}
 }
 
+// Who asks in the server's process is answered without a datagram once the key is known, as
+// others are, and until the server ends.
+func TestLocal(t *testing.T) {
+	b := newBench(t, rule.Rule{Key: "key", Share: share(1, 4)})
+	s, stop := b.start()
+	byLocal := 0
+	c, err := client.New(client.Config{Servers: []string{s.Addr().String()}, Attempts: 10_000, Local: func(key string, cost uint32, peek bool) (wire.Answer, bool) {
+		a, ok := s.Local(key, cost, peek)
+		if ok {
+			byLocal++
+		}
+		return a, ok
+	}})
+	testkit.Must(t, err)
+	defer c.Close()
+	other := b.client(s)
+	for i, test := range []struct {
+		by    *client.Client
+		local int
+		cost  uint32
+		want  client.Decision
+	}{
+		{c, 0, 1, client.Decision{Admit: true, Left: 3}}, // the store is asked for the key
+		{c, 1, 1, client.Decision{Admit: true, Left: 2}},
+		{other, 1, 1, client.Decision{Admit: true, Left: 1}},
+		{c, 2, 1, client.Decision{Admit: true}},
+		{c, 3, 1, client.Decision{RetryAfter: time.Second}},
+		{c, 4, 5, client.Decision{RetryAfter: -1}},
+	} {
+		if got := sure(t, test.by, "key", test.cost); got != test.want || byLocal != test.local {
+			t.Errorf("%d: %+v, %d without a datagram; want %+v, %d", i, got, byLocal, test.want, test.local)
+		}
+	}
+	b.clock.pass(time.Second)
+	for range 2 {
+		if d := c.Peek(t.Context(), "key", 1); d != (client.Decision{Admit: true}) || byLocal < 5 {
+			t.Errorf("peek: %+v", d)
+		}
+	}
+	stop()
+	if a, ok := s.Local("key", 1, false); ok {
+		t.Errorf("after the last check-point: %+v", a)
+	}
+}
+
 func TestDecisions(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "user/1", Share: share(1, 2)}, rule.Rule{Key: "ip/*", Share: share(10, 1)}, rule.Rule{Key: "new", Share: share(1, 1), Shadow: true})
 	s, _ := b.start()
