@@ -115,7 +115,7 @@ func dial(t *testing.T, args ...string) (web string, admin srtmv1.AdmissionAdmin
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	limit, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	limit, cancel := context.WithTimeout(t.Context(), testkit.Hang)
 	defer cancel()
 	admin = srtmv1.NewAdmissionAdminClient(conn)
 	if _, err := admin.ListRules(limit, &srtmv1.ListRulesRequest{}, grpc.WaitForReady(true)); err != nil && status.Code(err) != codes.Unimplemented {

@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 
@@ -44,7 +43,7 @@ func TestTokens(t *testing.T) {
 		"a token":   {[]grpc.DialOption{client.Token(token)}, client.ErrUnknown.Error()},
 		"of a file": {[]grpc.DialOption{fromFile}, client.ErrUnknown.Error()},
 	} {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), testkit.Hang)
 		_, err := client.NewPublisher(ctx, client.Config{Address: address, DialOptions: c.options}, "t", "p")
 		cancel()
 		if err == nil || !strings.Contains(err.Error(), c.want) {

@@ -112,7 +112,7 @@ func TestWhatAFollowerSays(t *testing.T) {
 		"--store=etcd", "--etcd-prefix=/ld/", "--etcd-user=ld", "--etcd-password-file=" + password,
 		"--etcd-tls-ca=" + authority.File, "--etcd-tls-cert=" + cert.CertFile, "--etcd-tls-key=" + cert.KeyFile,
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Hang)
 	defer cancel()
 	leader := startMember(t, append(flags, "--etcd-lease=60s", "--etcd-endpoint="+url)...) // which it keeps, however busy this machine
 	leader.until(t, "it leads", func() bool { return leader.says(ctx, service+"BrokerService") == "SERVING" })
@@ -301,7 +301,7 @@ func TestWhatAFollowerSays(t *testing.T) {
 // that it is of no use yet.
 func TestAFollowerWithoutItsStore(t *testing.T) {
 	m := startMember(t, "--store=etcd", "--etcd-endpoint=http://"+testkit.Address(t))
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Hang)
 	defer cancel()
 	_, err := m.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: "t"}, grpc.WaitForReady(true))
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "does not know yet") {

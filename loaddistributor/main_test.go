@@ -164,7 +164,7 @@ func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
 	conn, err := grpc.NewClient(rpcAddress, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	testkit.Must(t, err)
 	defer conn.Close()
-	limit, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	limit, cancel := context.WithTimeout(t.Context(), testkit.Hang)
 	defer cancel()
 
 	watch, err := healthv1.NewHealthClient(conn).Watch(limit, &healthv1.HealthCheckRequest{Service: "srtm.v1.AdminService"}, grpc.WaitForReady(true))

@@ -186,7 +186,7 @@ func TestUnixSockets(t *testing.T) {
 			nc, err := net.Dial("unix", tcp)
 			testkit.Must(t, err)
 			defer nc.Close()
-			testkit.Must(t, nc.SetDeadline(time.Now().Add(10*time.Second)))
+			testkit.Must(t, nc.SetDeadline(time.Now().Add(testkit.Hang)))
 			in := wire.AppendPub(wire.AppendMagic(nil), "t", []byte("x"))
 			in = append(wire.AppendRdy(wire.AppendSub(in, "t", "c"), 1), "NONSENSE\n"...)
 			if _, err := nc.Write(in); err != nil {
@@ -432,7 +432,7 @@ func TestFiguresGoToStatsd(t *testing.T) {
 	if _, err := d.broker.CreateTopic("t"); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Must(t, udp.SetReadDeadline(time.Now().Add(20*time.Second)))
+	testkit.Must(t, udp.SetReadDeadline(time.Now().Add(testkit.Hang)))
 	buf := make([]byte, 1024)
 	n, _, err := udp.ReadFrom(buf)
 	want := fmt.Sprintf("a.127_0_0_1_%d.b.topic.t.message_count:0|c\n", port(d.at.http))

@@ -40,7 +40,7 @@ func TestForgedStampsReleaseNothingSooner(t *testing.T) {
 	nc, err := net.Dial("tcp", d.at.tcp.Addr().String())
 	testkit.Must(t, err)
 	defer nc.Close()
-	testkit.Must(t, nc.SetDeadline(time.Now().Add(20*time.Second)))
+	testkit.Must(t, nc.SetDeadline(time.Now().Add(testkit.Hang)))
 	var ok [10]byte // "OK" in its frame
 	publish := func(p []byte, n int) {
 		if _, err := nc.Write(p); err != nil {

@@ -49,7 +49,7 @@ func TestHTTPConnectionsAreBounded(t *testing.T) {
 		nc, err := net.Dial("tcp", ln.Addr().String())
 		testkit.Must(t, err)
 		t.Cleanup(func() { nc.Close() })
-		testkit.Must(t, nc.SetDeadline(time.Now().Add(10*time.Second)))
+		testkit.Must(t, nc.SetDeadline(time.Now().Add(testkit.Hang)))
 		// The broker may have closed it by now, and have said so before.
 		_, _ = io.WriteString(nc, "GET /metrics HTTP/1.1\r\nHost: nsqd\r\n\r\n")
 		r, err := http.ReadResponse(bufio.NewReader(nc), nil)

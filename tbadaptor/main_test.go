@@ -48,7 +48,7 @@ func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
 	conn, err := grpc.NewClient(rpcAddress, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	testkit.Must(t, err)
 	defer conn.Close()
-	limit, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	limit, cancel := context.WithTimeout(t.Context(), testkit.Hang)
 	defer cancel()
 	grants := srtmv1.NewGrantServiceClient(conn)
 	asked, err := grants.Lead(limit, &srtmv1.LeadRequest{}, grpc.WaitForReady(true))

@@ -10,6 +10,7 @@ import (
 	"github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -18,7 +19,7 @@ func until(t testing.TB, f func() bool) {
 	t.Helper()
 	ticker := time.NewTicker(time.Millisecond)
 	defer ticker.Stop()
-	deadline, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	deadline, cancel := context.WithTimeout(t.Context(), testkit.Hang)
 	defer cancel()
 	for !f() {
 		select {

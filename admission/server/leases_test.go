@@ -11,6 +11,7 @@ import (
 	"github.com/srtm-io/srtm/admission/server"
 	"github.com/srtm-io/srtm/admission/wire"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -52,7 +53,7 @@ func (d *division) ask(s *server.Server, i int) (a wire.Answer) {
 		d.t.Fatal(err)
 	}
 	defer conn.Close()
-	conn.SetReadDeadline(time.Now().Add(30 * time.Second)) // against a hang
+	conn.SetReadDeadline(time.Now().Add(testkit.Hang)) // against a hang
 	sealer, err := wire.NewSealer(nil)
 	if err != nil {
 		d.t.Fatal(err)

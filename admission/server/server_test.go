@@ -418,7 +418,7 @@ func (r *raw) send(datagrams ...[]byte) (answers []wire.Answer) {
 	}
 	var in [100]byte
 	for {
-		r.conn.SetReadDeadline(time.Now().Add(30 * time.Second)) // against a hang
+		r.conn.SetReadDeadline(time.Now().Add(testkit.Hang)) // against a hang
 		n, err := r.conn.Read(in[:])
 		if err != nil {
 			r.t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/srtm-io/srtm/gateway/balance"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // A server that was slow, and has had nothing for more than 10 s, is measured again by a
@@ -27,7 +28,7 @@ func TestWhatProbesCanBeRepeated(t *testing.T) {
 	g.dispatcher.mu.Unlock()
 	send := func(method string) string {
 		c, r := g.dial(t)
-		_ = c.SetDeadline(time.Now().Add(time.Minute))
+		_ = c.SetDeadline(time.Now().Add(testkit.Hang))
 		write(t, c, method+" / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
 		_, body := answer(t, r)
 		return body

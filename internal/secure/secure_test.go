@@ -81,7 +81,7 @@ func dial(t *testing.T, address string, cfg ClientConfig) *grpc.ClientConn {
 // ask calls a method as if it took and gave nothing, and returns the error.
 func ask(t *testing.T, conn *grpc.ClientConn, method string) error {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Hang)
 	defer cancel()
 	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
 	if err != nil {
@@ -169,7 +169,7 @@ func (raw) Name() string                  { return "raw" }
 func TestNothingIsDecodedForStrangers(t *testing.T) {
 	conn := dial(t, serve(t, ServerConfig{TokenFile: tokenFile(t)}), ClientConfig{})
 	for name, body := range map[string][]byte{"no message": {0xff, 0xff}, "5 MiB": make([]byte, 5<<20)} {
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), testkit.Hang)
 		err := conn.Invoke(ctx, srtmv1.AdminService_DeleteTopic_FullMethodName, body, nil, grpc.ForceCodec(raw{}))
 		cancel()
 		if status.Code(err) != codes.Unauthenticated || len(status.Convert(err).Details()) != 1 {
@@ -275,7 +275,7 @@ func TestCertificatesAndBrokers(t *testing.T) {
 // end with; nil: both were served.
 func joins(t *testing.T, conn *grpc.ClientConn, id string) error {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Hang)
 	defer cancel()
 	var errs [2]error
 	for i, method := range []string{srtmv1.BrokerService_Session_FullMethodName, srtmv1.GrantService_Session_FullMethodName} {

@@ -272,7 +272,7 @@ func TestBadNetwork(t *testing.T) {
 			s, _ := loaded(t, tc.plain, Config{RingRecords: 1024})
 			client, server := n.connect(s, tc.address)
 			c := s.Track(server)
-			testkit.Must(t, server.SetReadDeadline(time.Now().Add(time.Minute)))
+			testkit.Must(t, server.SetReadDeadline(time.Now().Add(testkit.Hang)))
 			// The first message is alone, so that the ring is there for the rest.
 			sent := make(chan error, 1)
 			read := make(chan struct{})

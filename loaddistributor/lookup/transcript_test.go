@@ -153,7 +153,7 @@ func send(t *testing.T, conn net.Conn, text string) {
 func exchange(t *testing.T, conn net.Conn, text string) string {
 	t.Helper()
 	send(t, conn, text)
-	testkit.Must(t, conn.SetReadDeadline(time.Now().Add(10*time.Second)))
+	testkit.Must(t, conn.SetReadDeadline(time.Now().Add(testkit.Hang)))
 	read := func(n int) []byte {
 		b := make([]byte, n)
 		if _, err := io.ReadFull(conn, b); err != nil {
@@ -179,7 +179,7 @@ func exchange(t *testing.T, conn net.Conn, text string) string {
 // out, and lists in order.
 func ask(t *testing.T, method, url string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Hang)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, url, nil)
 	testkit.Must(t, err)

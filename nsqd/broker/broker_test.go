@@ -164,7 +164,7 @@ var _ = Describe("a broker", func() {
 		for range total {
 			Expect(publish(t, "x")).To(Succeed())
 		}
-		Eventually(r.count).WithTimeout(10 * time.Second).Should(Equal(total))
+		Eventually(r.count).Should(Equal(total))
 		var eligible, released []mono.Time
 		for line := range strings.Lines(trace.String()) {
 			var arrival, e, left mono.Time
@@ -489,7 +489,7 @@ var _ = Describe("a broker", func() {
 		for range 1000 {
 			Expect(publish(t, "x")).To(Succeed())
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), testkit.Hang)
 		defer cancel()
 		Expect(b.Drain(ctx)).To(Equal(1))
 		Expect(ctx.Err()).NotTo(HaveOccurred())
@@ -509,7 +509,7 @@ var _ = Describe("a broker", func() {
 			defer cancel()
 			left := make(chan int, 1)
 			go func() { left <- b.Drain(ctx) }()
-			Eventually(left).WithTimeout(5 * time.Second).Should(Receive(Equal(1)))
+			Eventually(left).Should(Receive(Equal(1)))
 		},
 		Entry("a message deferred for longer", func(t *broker.Topic) {
 			now := clock.Mono()
@@ -581,7 +581,7 @@ var _ = Describe("a broker", func() {
 			}
 		})
 		wg.Wait()
-		Eventually(func() []int { return []int{a.count(), z.count()} }).WithTimeout(20 * time.Second).
+		Eventually(func() []int { return []int{a.count(), z.count()} }).
 			Should(Equal([]int{publishers * each, publishers * each}))
 		for _, r := range []*reader{a, z} {
 			seen := map[string]bool{}

@@ -50,7 +50,7 @@ var _ = Describe("a topic that is deleted while a caller still has it", func() {
 		Eventually(func() chan struct{} {
 			runtime.GC()
 			return gone
-		}).WithTimeout(5 * time.Second).Should(BeClosed())
+		}).Should(BeClosed())
 		Expect(publish(t, "from a publisher that has not noticed")).To(MatchError(broker.ErrGone))
 	})
 })

@@ -107,10 +107,10 @@ var _ = Describe("a failed fsync", func() {
 		}
 		Expect(t.Sync(slow)).To(MatchError(broker.ErrStorage), "what became of it is not known")
 		Expect(durably(t, "10")).To(Succeed())
-		Eventually(b.Health).WithTimeout(10 * time.Second).Should(Succeed())
+		Eventually(b.Health).Should(Succeed())
 		t.Unpause()
 		r := read(t, "c", 100, true)
-		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(11))
+		Eventually(r.count).Should(Equal(11))
 		Expect(bodies(r)).To(Equal(numbers(0, 11)))
 	})
 })

@@ -188,7 +188,7 @@ var _ = Describe("what a broker records besides messages", func() {
 		b.Recorded() // does not wait for ever
 		Expect(b.Health()).To(MatchError(ContainSubstring("metadata.json.new")))
 		Expect(os.RemoveAll(obstacle)).To(Succeed())
-		Eventually(b.Health).WithTimeout(10 * time.Second).Should(Succeed())
+		Eventually(b.Health).Should(Succeed())
 		other, _ := stored(crashed(path), false)
 		Expect(names(other)).To(Equal([]string{"t:"}))
 		stop()

@@ -50,7 +50,7 @@ var _ = Describe("what an earlier process has left", func() {
 		}
 		publishAll(topic(b, "t"), 0, total)
 		if len(channels) > 0 {
-			Eventually(func() int { return topic(b, "t").Stats().Waiting }).WithTimeout(20 * time.Second).Should(BeZero())
+			Eventually(func() int { return topic(b, "t").Stats().Waiting }).Should(BeZero())
 		}
 		stop()
 		return path
@@ -83,10 +83,10 @@ var _ = Describe("what an earlier process has left", func() {
 			b, _ := restored(path, 50, fsync)
 			for _, c := range []string{"c", "d"} {
 				r := read(topic(b, "t"), c, 50, true)
-				Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(total))
+				Eventually(r.count).Should(Equal(total))
 				Expect(bodies(r)).To(Equal(numbers(0, total)))
 			}
-			Eventually(func() ([]string, error) { return filepath.Glob(filepath.Join(path, "*", "*.seg")) }).WithTimeout(10 * time.Second).Should(BeEmpty())
+			Eventually(func() ([]string, error) { return filepath.Glob(filepath.Join(path, "*", "*.seg")) }).Should(BeEmpty())
 		})
 	}
 
@@ -98,13 +98,13 @@ var _ = Describe("what an earlier process has left", func() {
 		Expect(t.CreateChannel("slow")).To(Succeed())
 		r := read(t, "c", 100, true)
 		t.Unpause()
-		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(total))
+		Eventually(r.count).Should(Equal(total))
 		settled(b)
 		b, _ = restored(crashed(path), 10_000, false)
-		Eventually(func() int { return held(b, "slow") }).WithTimeout(10 * time.Second).Should(Equal(total))
+		Eventually(func() int { return held(b, "slow") }).Should(Equal(total))
 		// Where none is slow, nothing is left.
 		Expect(t.DeleteChannel("slow")).To(Succeed())
-		Eventually(func() ([]string, error) { return filepath.Glob(filepath.Join(path, "*", "*.seg")) }).WithTimeout(10 * time.Second).Should(BeEmpty())
+		Eventually(func() ([]string, error) { return filepath.Glob(filepath.Join(path, "*", "*.seg")) }).Should(BeEmpty())
 	})
 
 	It("is stored before it is drained, as soon as the disk takes it", func() {
@@ -131,14 +131,14 @@ var _ = Describe("what an earlier process has left", func() {
 			drained := make(chan int)
 			go func() { drained <- b.Drain(ctx) }()
 			if failing {
-				Eventually(b.Health).WithTimeout(10 * time.Second).Should(MatchError(syscall.ENOSPC))
+				Eventually(b.Health).Should(MatchError(syscall.ENOSPC))
 				full.Store(false)
 			}
 			Eventually(func() int {
 				killed, stop := restored(crashed(path), 10_000, false)
 				defer stop()
 				return held(killed, "c")
-			}).WithTimeout(10 * time.Second).Should(Equal(total))
+			}).Should(Equal(total))
 			Consistently(drained, 0).ShouldNot(Receive())
 			end()
 			Expect(<-drained).To(Equal(total))
@@ -167,7 +167,7 @@ var _ = Describe("what an earlier process has left", func() {
 			b, stop := restored(crashed(path), 200, false)
 			defer stop()
 			return []int{held(b, "c"), held(b, "emptied"), held(b, "deleted")}
-		}).WithTimeout(10 * time.Second).WithPolling(200 * time.Millisecond).Should(Equal([]int{total / 2, 0, -1}))
+		}).WithPolling(200 * time.Millisecond).Should(Equal([]int{total / 2, 0, -1}))
 	})
 
 	It("is left as it is by a start that fails", func() {
@@ -186,7 +186,7 @@ var _ = Describe("what an earlier process has left", func() {
 			end()
 			b, _ = restored(path, 50, false)
 			r := read(topic(b, "t"), "c", 100, true)
-			Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(total))
+			Eventually(r.count).Should(Equal(total))
 			Expect(bodies(r)).To(Equal(numbers(0, total)))
 		}
 	})
@@ -216,7 +216,7 @@ var _ = Describe("what an earlier process has left", func() {
 		for range 2 {
 			b, st := opens()
 			Expect(topic(b, "t").CreateChannel("c")).To(Succeed())
-			Eventually(func() int { return held(b, "c") }).WithTimeout(20 * time.Second).Should(Equal(total))
+			Eventually(func() int { return held(b, "c") }).Should(Equal(total))
 			full.Store(true)
 			Expect(b.Close()).To(MatchError(commitlog.ErrNoSpace))
 			full.Store(false)
@@ -224,7 +224,7 @@ var _ = Describe("what an earlier process has left", func() {
 		}
 		b, _ := restored(path, 50, false)
 		r := read(topic(b, "t"), "c", 100, true)
-		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(total))
+		Eventually(r.count).Should(Equal(total))
 		Expect(bodies(r)).To(Equal(numbers(0, total)))
 	})
 
@@ -273,7 +273,7 @@ var _ = Describe("what an earlier process has left", func() {
 				}
 				return missing
 			}
-			Eventually(there).WithTimeout(10*time.Second).Should(BeEmpty(), "round %d, seed %s", round, strconv.FormatUint(seed, 10))
+			Eventually(there).Should(BeEmpty(), "round %d, seed %s", round, strconv.FormatUint(seed, 10))
 			stopCheck()
 		}
 	})
@@ -298,25 +298,25 @@ var _ = Describe("a message that is never finished", func() {
 			t.Unpause()
 			r := read(t, "c", 100, true)
 			for range 4 {
-				Eventually(r.count).WithTimeout(20 * time.Second).Should(BeNumerically(">=", 3000))
+				Eventually(r.count).Should(BeNumerically(">=", 3000))
 				t.Pause()
 				from := r.count()
 				publishAll(t, from, from+3000)
 				t.Unpause()
-				Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(from + 3000))
+				Eventually(r.count).Should(Equal(from + 3000))
 			}
-			Eventually(func() int { return t.Stats().Disk.Segments }).WithTimeout(10 * time.Second).Should(BeNumerically("<=", 3))
-			Eventually(func() int { return held(b, "c") }).WithTimeout(10 * time.Second).Should(Equal(1)) // what was read is finished a little later
+			Eventually(func() int { return t.Stats().Disk.Segments }).Should(BeNumerically("<=", 3))
+			Eventually(func() int { return held(b, "c") }).Should(Equal(1)) // what was read is finished a little later
 			By("a crash")
-			Eventually(t.Spilling).WithTimeout(10 * time.Second).Should(BeZero())
+			Eventually(t.Spilling).Should(BeZero())
 			path = crashed(path)
 			b, stop := open()
-			Eventually(func() int { return topic(b, "t").Stats().Channels[0].Deferred }).WithTimeout(10 * time.Second).Should(Equal(1))
+			Eventually(func() int { return topic(b, "t").Stats().Channels[0].Deferred }).Should(Equal(1))
 			Expect(held(b, "c")).To(Equal(1))
 			By("an orderly end")
 			stop()
 			b, _ = open()
-			Eventually(func() int { return topic(b, "t").Stats().Channels[0].Deferred }).WithTimeout(10 * time.Second).Should(Equal(1))
+			Eventually(func() int { return topic(b, "t").Stats().Channels[0].Deferred }).Should(Equal(1))
 			Expect(held(b, "c")).To(Equal(1))
 		})
 	}

@@ -40,8 +40,8 @@ func finishedAll(t *broker.Topic, channel string, from, to int) *reader {
 	GinkgoHelper()
 	r := read(t, channel, 100, true)
 	publishAll(t, from, to)
-	Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(to - from))
-	Eventually(func() int { return inFlight(t) }).WithTimeout(20 * time.Second).Should(BeZero())
+	Eventually(r.count).Should(Equal(to - from))
+	Eventually(func() int { return inFlight(t) }).Should(BeZero())
 	return r
 }
 
@@ -56,8 +56,8 @@ func inFlight(t *broker.Topic) (n int) {
 func again(t *broker.Topic, channel string, n int) []string {
 	GinkgoHelper()
 	r := read(t, channel, 100, true)
-	Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(n))
-	Eventually(func() int { return inFlight(t) }).WithTimeout(20 * time.Second).Should(BeZero())
+	Eventually(r.count).Should(Equal(n))
+	Eventually(func() int { return inFlight(t) }).Should(BeZero())
 	r.sub.Close()
 	return bodies(r)
 }
@@ -227,7 +227,7 @@ var _ = Describe("retention", func() {
 		t := topic(b, "t")
 		Expect(t.Retain(&metadata.Retention{Bytes: 4 << 10})).To(Succeed())
 		finishedAll(t, "c", 0, 300).sub.Close()
-		Eventually(func() int { return logFiles(path, "t") }).WithTimeout(20 * time.Second).Should(BeNumerically("<=", 6))
+		Eventually(func() int { return logFiles(path, "t") }).Should(BeNumerically("<=", 6))
 		Expect(logFiles(path, "t")).To(BeNumerically(">=", 4))
 		b.Recorded()
 		end()
@@ -242,7 +242,7 @@ var _ = Describe("retention", func() {
 		By("keeping none from now on")
 		Expect(t.Retain(nil)).To(Succeed())
 		finishedAll(t, "c", 300, 301).sub.Close()
-		Eventually(func() int { return logFiles(path, "t") }).WithTimeout(20 * time.Second).Should(BeZero())
+		Eventually(func() int { return logFiles(path, "t") }).Should(BeZero())
 		publishAll(t, 301, 401)
 		Consistently(func() int { return t.Stats().Channels[0].Ready }, "300ms").Should(Equal(100))
 	})
@@ -252,7 +252,7 @@ var _ = Describe("retention", func() {
 		t := topic(b, "t")
 		r := read(t, "c", 100, true)
 		publishAll(t, 0, 300)
-		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(300))
+		Eventually(r.count).Should(Equal(300))
 		r.sub.Close()
 		for i := 0; ; i++ {
 			if errors.Is(publish(t, "x"), queue.ErrFull) {
@@ -278,7 +278,7 @@ var _ = Describe("peeking", func() {
 			t := topic(b, "t")
 			Expect(t.CreateChannel("c")).To(Succeed())
 			publishAll(t, 0, 300)
-			Eventually(func() int { return t.Stats().Channels[0].Ready }).WithTimeout(20 * time.Second).Should(Equal(300))
+			Eventually(func() int { return t.Stats().Channels[0].Ready }).Should(Equal(300))
 			shown := func(n int) (all []string) {
 				GinkgoHelper()
 				messages, err := t.Peek("c", n)
@@ -305,7 +305,7 @@ var _ = Describe("peeking", func() {
 		t := topic(b, "t")
 		Expect(t.CreateChannel("c")).To(Succeed())
 		publishAll(t, 0, 50)
-		Eventually(func() int { return t.Stats().Channels[0].Ready }).WithTimeout(20 * time.Second).Should(Equal(50))
+		Eventually(func() int { return t.Stats().Channels[0].Ready }).Should(Equal(50))
 		for i := range 200 {
 			from := i * 7 % 48
 			_, err := t.Seek("c", broker.Place{Offset: uint64(from)})
@@ -356,15 +356,15 @@ var _ = Describe("a channel whose consumer never finishes one message", func() {
 			return stuck.count()
 		}
 		publishAll(t, 0, total)
-		Eventually(other.count).WithTimeout(20 * time.Second).Should(Equal(total))
-		Eventually(finish).WithTimeout(20 * time.Second).Should(Equal(50))
+		Eventually(other.count).Should(Equal(total))
+		Eventually(finish).Should(Equal(50))
 		Consistently(finish, "100ms").Should(Equal(50))
 		stats := t.Stats()
 		Expect(stats.Channels[0]).To(And(HaveField("Name", "other"), HaveField("Full", false)))
 		Expect(stats.Channels[1]).To(And(HaveField("Unfinished", 50), HaveField("Full", true), HaveField("Ready", total-50)))
 		Expect(stats.Memory).To(BeNumerically("<", 100<<10))
 		finishing = false
-		Eventually(finish).WithTimeout(20 * time.Second).Should(Equal(total))
+		Eventually(finish).Should(Equal(total))
 		Expect(t.Stats().Channels[1].Full).To(BeFalse())
 	})
 })

@@ -102,7 +102,7 @@ var _ = Describe("a broker that stores before it accepts", func() {
 		r := read(t, "c", 100, true)
 		publishAll(t, 0, 499)
 		Expect(durably(t, "499")).To(Succeed())
-		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(500))
+		Eventually(r.count).Should(Equal(500))
 		Eventually(func() int { return t.Stats().Channels[0].InFlight }).Should(BeZero())
 		stop()
 		files, err := os.ReadDir(path)
@@ -136,10 +136,10 @@ func storing(fsync bool) {
 		Expect(t.CreateChannel("slow")).To(Succeed())
 		fast := read(t, "fast", 100, true)
 		publishAll(t, 0, total)
-		Eventually(fast.count).WithTimeout(20 * time.Second).Should(Equal(total))
+		Eventually(fast.count).Should(Equal(total))
 		Expect(bodies(fast)).To(Equal(numbers(0, total)))
 		slow := read(t, "slow", 3, true)
-		Eventually(slow.count).WithTimeout(20 * time.Second).Should(Equal(total))
+		Eventually(slow.count).Should(Equal(total))
 		Expect(bodies(slow)).To(Equal(numbers(0, total)))
 	})
 
@@ -151,8 +151,8 @@ func storing(fsync bool) {
 		publishAll(t, 0, total) // many files of 64 KiB
 		Eventually(func() int { return t.Stats().Disk.Segments }).Should(BeNumerically(">", 3))
 		r := read(t, "c", 100, true)
-		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(total))
-		Eventually(func() int { return t.Stats().Disk.Segments }).WithTimeout(10 * time.Second).Should(BeZero())
+		Eventually(r.count).Should(Equal(total))
+		Eventually(func() int { return t.Stats().Disk.Segments }).Should(BeZero())
 		Eventually(func() ([]string, error) { return filepath.Glob(filepath.Join(path, "*.log", "*.seg")) }).Should(BeEmpty(), "they go just after they count no more")
 	})
 
@@ -171,12 +171,12 @@ func storing(fsync bool) {
 		b, stop = stored(path)
 		t = topic(b, "t")
 		r := read(t, "c", 50, true)
-		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(total))
+		Eventually(r.count).Should(Equal(total))
 		Expect(bodies(r)).To(Equal(numbers(0, total)))
 		Expect(r.deliveries()[0].Attempts).To(BeEquivalentTo(2), "it was delivered once before the restart")
 		Expect(r.deliveries()[5].Attempts).To(BeEquivalentTo(1))
 		w := read(topic(b, "waits"), "c", 50, true)
-		Eventually(w.count).WithTimeout(20 * time.Second).Should(Equal(300))
+		Eventually(w.count).Should(Equal(300))
 		Expect(bodies(w)).To(Equal(numbers(0, 300)))
 		for _, t := range b.Topics() {
 			Eventually(func() int { return t.Stats().Channels[0].InFlight }).Should(BeZero())
@@ -204,7 +204,7 @@ func storing(fsync bool) {
 		stop()
 		b, _ = stored(path)
 		r := read(topic(b, "t"), "c", 50, true)
-		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(50))
+		Eventually(r.count).Should(Equal(50))
 	})
 
 	It("keeps the eligible order and times of a limited topic over the disk", func() {
@@ -219,7 +219,7 @@ func storing(fsync bool) {
 		t = topic(b, "t")
 		t.Contract(tokenbucket.Share{Rate: tokenbucket.PerSecond(2000), Burst: 5}, false)
 		r := read(t, "c", 100, true)
-		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(1000))
+		Eventually(r.count).Should(Equal(1000))
 		Expect(bodies(r)).To(Equal(numbers(0, 1000)))
 	})
 
@@ -230,12 +230,12 @@ func storing(fsync bool) {
 		Expect(t.CreateChannel("c")).To(Succeed())
 		Expect(t.CreateChannel("d")).To(Succeed())
 		publishAll(t, 0, 1000)
-		Eventually(func() int { return t.Stats().Waiting }).WithTimeout(20 * time.Second).Should(BeZero())
+		Eventually(func() int { return t.Stats().Waiting }).Should(BeZero())
 		Expect(t.EmptyChannel("c")).To(Succeed())
 		Expect(t.DeleteChannel("d")).To(Succeed())
 		publishAll(t, 1000, 2000)
 		r := read(t, "c", 100, true)
-		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(1000))
+		Eventually(r.count).Should(Equal(1000))
 		Expect(bodies(r)).To(Equal(numbers(1000, 2000)))
 		publishAll(topic(b, "gone"), 0, 500)
 		Expect(b.DeleteTopic("gone")).To(Succeed())
@@ -253,7 +253,7 @@ func storing(fsync bool) {
 		t := topic(b, "t")
 		Expect(t.CreateChannel("c")).To(Succeed())
 		publishAll(t, 0, total)
-		Eventually(func() int { return t.Stats().Waiting }).WithTimeout(20 * time.Second).Should(BeZero())
+		Eventually(func() int { return t.Stats().Waiting }).Should(BeZero())
 		stop()
 		var segments []string
 		Expect(filepath.Walk(path, func(p string, i os.FileInfo, err error) error {
@@ -272,7 +272,7 @@ func storing(fsync bool) {
 		t = topic(b, "t")
 		r := read(t, "c", 100, true)
 		lost := func() uint64 { return t.Stats().Channels[0].Counters.Lost }
-		Eventually(func() int { return r.count() + int(lost()) }).WithTimeout(20 * time.Second).Should(Equal(total))
+		Eventually(func() int { return r.count() + int(lost()) }).Should(Equal(total))
 		Expect(lost()).To(And(BeNumerically(">", 0), BeNumerically("<", total/2)))
 	})
 
@@ -303,7 +303,7 @@ func storing(fsync bool) {
 				all[s] = true
 			}
 			return len(all)
-		}).WithTimeout(20 * time.Second).Should(Equal(accepted))
+		}).Should(Equal(accepted))
 	})
 }
 
@@ -344,10 +344,10 @@ var _ = Describe("a stored topic that is deleted while clients publish", func() 
 				Expect(err).To(MatchError(broker.ErrUnknownTopic))
 			}
 			// What was deleted may take a moment to go from the disk.
-			Eventually(func() error { return publish(topic(b, "t"), "0") }).WithTimeout(5 * time.Second).Should(Succeed())
+			Eventually(func() error { return publish(topic(b, "t"), "0") }).Should(Succeed())
 			publishAll(topic(b, "t"), 1, 300)
 			r := read(topic(b, "t"), "c", 50, true)
-			Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(300))
+			Eventually(r.count).Should(Equal(300))
 			Expect(bodies(r)).To(Equal(numbers(0, 300)))
 			stop()
 		})
@@ -370,7 +370,7 @@ var _ = Describe("a broker that a loaddistributor places topics on", func() {
 		Expect(node.Prepare("t", []string{"c"}, time.Second, 0.99, 0, nil)).To(Succeed())
 		_, err = grant(node, "t", tokenbucket.Share{Rate: tokenbucket.PerSecond(1e5), Burst: 10}, 0)
 		Expect(err).NotTo(HaveOccurred())
-		Eventually(r.count).WithTimeout(5 * time.Second).Should(Equal(101))
+		Eventually(r.count).Should(Equal(101))
 		Expect(bodies(r)).To(Equal(numbers(0, 101)))
 	})
 })
@@ -395,8 +395,8 @@ var _ = Describe("a broker whose machine's clock was put", func() {
 				})
 				Expect(b.Restore()).To(Succeed())
 				r, w := read(topic(b, "t"), "c", 50, true), read(topic(b, "waits"), "c", 50, true)
-				Eventually(r.count).WithTimeout(10 * time.Second).Should(Equal(50))
-				Eventually(w.count).WithTimeout(10 * time.Second).Should(Equal(50))
+				Eventually(r.count).Should(Equal(50))
+				Eventually(w.count).Should(Equal(50))
 				Expect(bodies(w)).To(Equal(numbers(0, 50)))
 				Eventually(func() int { return topic(b, "t").Stats().Channels[0].Deferred }).Should(Equal(1), "it is not due by either clock")
 			})
@@ -441,7 +441,7 @@ var _ = Describe("a broker that stores before it accepts, after a crash", func()
 		}
 		for _, c := range []string{"a", "b"} {
 			r := read(topic(b, "t"), c, 50, true)
-			Eventually(r.count).WithTimeout(20 * time.Second).Should(BeNumerically(">=", 300))
+			Eventually(r.count).Should(BeNumerically(">=", 300))
 			Eventually(depth(b, c)).Should(BeZero())
 			Expect(bodies(r)).To(Equal(numbers(0, 300)))
 		}
@@ -454,7 +454,7 @@ var _ = Describe("a broker that stores before it accepts, after a crash", func()
 		r := read(t, "c", 50, true)
 		Expect(t.CreateChannel("slow")).To(Succeed())
 		publishAll(t, 0, 200)
-		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(200))
+		Eventually(r.count).Should(Equal(200))
 		cursor := func() (all string) {
 			files, err := filepath.Glob(filepath.Join(path, "t.log", "cursors*"))
 			Expect(err).NotTo(HaveOccurred())
@@ -466,7 +466,7 @@ var _ = Describe("a broker that stores before it accepts, after a crash", func()
 		}
 		Eventually(cursor).ShouldNot(BeEmpty())
 		last := ""
-		Eventually(func() bool { same := cursor() == last; last = cursor(); return same }).WithPolling(700 * time.Millisecond).WithTimeout(10 * time.Second).Should(BeTrue())
+		Eventually(func() bool { same := cursor() == last; last = cursor(); return same }).WithPolling(700 * time.Millisecond).Should(BeTrue())
 		b, _ = stored(crashed(path), true)
 		Eventually(func() int { return topic(b, "t").Stats().Waiting }).Should(BeZero())
 		Expect(depth(b, "c")()).To(BeZero())

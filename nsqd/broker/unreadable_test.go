@@ -3,7 +3,6 @@ package broker_test
 import (
 	"os"
 	"path/filepath"
-	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -16,7 +15,7 @@ var _ = Describe("a message on disk that cannot be read", func() {
 	takeAll := func(b *broker.Broker, want int) []string {
 		GinkgoHelper()
 		r := read(topic(b, "t"), "c", 100, true)
-		Eventually(r.count).WithTimeout(20 * time.Second).Should(Equal(want))
+		Eventually(r.count).Should(Equal(want))
 		Eventually(func() int { return held(b, "c") }).Should(BeZero())
 		return bodies(r)
 	}
@@ -26,7 +25,7 @@ var _ = Describe("a message on disk that cannot be read", func() {
 		b, stop := restored(path, 100, false)
 		Expect(topic(b, "t").CreateChannel("c")).To(Succeed())
 		publishAll(topic(b, "t"), 0, total)
-		Eventually(func() int { return topic(b, "t").Stats().Waiting }).WithTimeout(20 * time.Second).Should(BeZero())
+		Eventually(func() int { return topic(b, "t").Stats().Waiting }).Should(BeZero())
 		stop()
 		files, err := filepath.Glob(filepath.Join(path, "t.log", "*.seg"))
 		Expect(err).NotTo(HaveOccurred())

@@ -97,7 +97,7 @@ var _ = Describe("removing a topic that is not used", func() {
 			finish()
 			t := topic(b, "t")
 			defer consume(t, &read)()
-			Eventually(read.Load).WithTimeout(10 * time.Second).Should(Equal(accepted.Load()))
+			Eventually(read.Load).Should(Equal(accepted.Load()))
 		}, SpecTimeout(time.Minute)) // it takes less than a second
 	}
 })

@@ -12,6 +12,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/auth"
@@ -133,10 +134,10 @@ var _ = overBoth("a node that asks an auth server", func() {
 		Expect(err).NotTo(HaveOccurred())
 		producer.SetLoggerLevel(nsq.LogLevelMax)
 		Expect(producer.Publish("topic", []byte("hello"))).To(Succeed())
-		Eventually(got).WithTimeout(10 * time.Second).Should(Receive(Equal("hello")))
+		Eventually(got).Should(Receive(Equal("hello")))
 		producer.Stop()
 		consumer.Stop()
-		Eventually(consumer.StopChan).WithTimeout(10 * time.Second).Should(BeClosed())
+		Eventually(consumer.StopChan).Should(BeClosed())
 		for _, q := range p.asked() {
 			Expect(q.RemoteIP).To(Equal("127.0.0.1"))
 			Expect(q.TLS).To(BeTrue())
@@ -243,7 +244,7 @@ var _ = overBoth("a node that asks an auth server", func() {
 		c := s.dial()
 		c.send([]byte("AUTH\n\x00\x00\x00\x06" + "secret"))
 		Eventually(slow.asked).Should(BeClosed())
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), testkit.Hang)
 		defer cancel()
 		Expect(s.server.Shutdown(ctx)).To(Succeed())
 		c.expect(wire.FrameError, "E_AUTH_FAILED AUTH failed")

@@ -66,7 +66,7 @@ var _ = Describe("a connection that is away", func() {
 		GinkgoHelper()
 		p := n.dial()
 		p.send(append([]byte("AUTH\n\x00\x00\x00\x06"+"secret"), more...))
-		Eventually(s.asked).WithTimeout(20 * time.Second).Should(Receive())
+		Eventually(s.asked).Should(Receive())
 		return p
 	}
 	descriptors := func() int {
@@ -100,16 +100,16 @@ var _ = Describe("a connection that is away", func() {
 				Expect(p.nc.Close()).To(Succeed())
 			}
 			for range 4 {
-				Eventually(s.gone).WithTimeout(20*time.Second).Should(Receive(), "the question is taken back")
+				Eventually(s.gone).Should(Receive(), "the question is taken back")
 			}
-			Eventually(func() int { return n.server.Stats().Connections }).WithTimeout(20 * time.Second).Should(BeZero())
+			Eventually(func() int { return n.server.Stats().Connections }).Should(BeZero())
 		}
 		leave() // the loops have opened what they need; one may not have closed the last ones yet
 		before := descriptors()
 		for range 3 {
 			leave()
 		}
-		Eventually(descriptors).WithTimeout(20 * time.Second).Should(BeNumerically("<=", before))
+		Eventually(descriptors).Should(BeNumerically("<=", before))
 	})
 
 	It("answers a peer that has only ended its own side", func() {

@@ -83,7 +83,7 @@ func benchNode(tb testing.TB, loops int, limited bool, change ...func(*broker.Co
 		cancel()
 		wg.Wait()
 		br.Close()
-		stop, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		stop, cancel := context.WithTimeout(context.Background(), testkit.Hang)
 		defer cancel()
 		if err := srv.Shutdown(stop); err != nil {
 			tb.Error(err)

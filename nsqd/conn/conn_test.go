@@ -16,6 +16,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/srtm-io/srtm/internal/frames"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsq/wire"
@@ -44,7 +45,7 @@ func startWith(mode hook.Mode, change func(*broker.Config, *conn.Config)) *node 
 	sc := session.DefaultConfig()
 	sc.Version = "test"
 	bc := broker.Config{Capacity: 1000, MaxMsgTimeout: time.Minute, AutoCreate: true}
-	cc := conn.Config{Session: &sc, WriteTimeout: 10 * time.Second, Loops: loops}
+	cc := conn.Config{Session: &sc, WriteTimeout: testkit.Hang, Loops: loops}
 	if change != nil {
 		change(&bc, &cc)
 	}
@@ -61,9 +62,9 @@ func startWith(mode hook.Mode, change func(*broker.Config, *conn.Config)) *node 
 	go func() { served <- s.Serve(ctx, ln) }()
 	DeferCleanup(func() {
 		cancel()
-		Eventually(served).WithTimeout(5 * time.Second).Should(Receive(BeNil()))
+		Eventually(served).Should(Receive(BeNil()))
 		b.Close()
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), testkit.Hang)
 		defer cancel()
 		Expect(s.Shutdown(ctx)).To(Succeed())
 		Expect(s.Stats().Connections).To(BeZero())
@@ -83,7 +84,7 @@ func (n *node) dial() *peer {
 	nc, err := net.Dial("tcp", n.address)
 	Expect(err).NotTo(HaveOccurred())
 	DeferCleanup(func() { nc.Close() })
-	Expect(nc.SetDeadline(time.Now().Add(20 * time.Second))).To(Succeed())
+	Expect(nc.SetDeadline(time.Now().Add(testkit.Hang))).To(Succeed())
 	p := &peer{nc: nc, r: bufio.NewReader(nc)}
 	p.send(wire.AppendMagic(nil))
 	return p
@@ -131,7 +132,7 @@ func (p *peer) expectEOF() {
 func quietly() *nsq.Config {
 	c := nsq.NewConfig()
 	c.MaxInFlight = 200
-	c.WriteTimeout = 30 * time.Second // of its own that is 1 s, which a loaded machine takes to compress
+	c.WriteTimeout = testkit.Hang // of its own that is 1 s, which a loaded machine takes to compress
 	return c
 }
 
@@ -161,10 +162,10 @@ var _ = overBoth("a connection", func() {
 				Expect(producer.Publish("t", body)).To(Succeed())
 			}
 		}
-		Eventually(got.Load).WithTimeout(20 * time.Second).Should(BeEquivalentTo(total))
+		Eventually(got.Load).Should(BeEquivalentTo(total))
 		producer.Stop()
 		consumer.Stop()
-		Eventually(consumer.StopChan).WithTimeout(10 * time.Second).Should(BeClosed())
+		Eventually(consumer.StopChan).Should(BeClosed())
 		for i := range seen {
 			Expect(seen[i].Load()).To(BeEquivalentTo(1), "message %d", i)
 		}
@@ -382,13 +383,13 @@ var _ = overBoth("a connection", func() {
 		m := sub.message()
 		done := make(chan int)
 		go func() {
-			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			ctx, cancel := context.WithTimeout(context.Background(), testkit.Hang)
 			defer cancel()
 			done <- n.broker.Drain(ctx)
 		}()
 		Consistently(done, "50ms").ShouldNot(Receive())
 		sub.send(wire.AppendFin(nil, m.ID))
-		Eventually(done).WithTimeout(5 * time.Second).Should(Receive(BeZero()))
+		Eventually(done).Should(Receive(BeZero()))
 	})
 
 	It("counts a publisher at every topic it publishes to, as long as it is there", func() {

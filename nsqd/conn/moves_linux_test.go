@@ -80,7 +80,7 @@ var _ = Describe("connections that change loops", func() {
 		receive := func(sub *peer) {
 			GinkgoHelper()
 			var next [publishers]int
-			Expect(sub.nc.SetDeadline(time.Now().Add(time.Minute))).To(Succeed())
+			Expect(sub.nc.SetDeadline(time.Now().Add(testkit.Hang))).To(Succeed())
 			for range publishers * each {
 				m := sub.message()
 				var p, i int
@@ -102,7 +102,7 @@ var _ = Describe("connections that change loops", func() {
 				sum += l.Connections
 			}
 			return sum
-		}).WithTimeout(20 * time.Second).Should(Equal(publishers + 2))
+		}).Should(Equal(publishers + 2))
 	},
 		Entry("plain", wrapping{}),
 		Entry("encrypted", wrapping{tls: true}),
@@ -124,7 +124,7 @@ var _ = Describe("connections that change loops", func() {
 			p.expect(wire.FrameResponse, "OK")
 			Expect(p.nc.Close()).To(Succeed())
 		}
-		Eventually(func() int { return n.server.Stats().Connections }).WithTimeout(20 * time.Second).Should(BeZero())
+		Eventually(func() int { return n.server.Stats().Connections }).Should(BeZero())
 	})
 })
 

@@ -175,10 +175,10 @@ var _ = overBoth("a wrapped connection", func() {
 					Expect(producer.Publish("t", body(i))).To(Succeed())
 				}
 			}
-			Eventually(got.Load).WithTimeout(20 * time.Second).Should(BeEquivalentTo(total))
+			Eventually(got.Load).Should(BeEquivalentTo(total))
 			producer.Stop()
 			consumer.Stop()
-			Eventually(consumer.StopChan).WithTimeout(10 * time.Second).Should(BeClosed())
+			Eventually(consumer.StopChan).Should(BeClosed())
 			Expect(wrong.Load()).To(BeZero())
 			for i := range seen {
 				Expect(seen[i].Load()).To(BeEquivalentTo(1), "message %d", i)

@@ -36,7 +36,7 @@ func (n *node) serve() string {
 			n.t.Error(err)
 		}
 		n.broker.Close()
-		grace, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		grace, cancel := context.WithTimeout(context.Background(), testkit.Hang)
 		defer cancel()
 		if err := n.conns.Shutdown(grace); err != nil {
 			n.t.Error(err)
@@ -57,7 +57,7 @@ func dial(t *testing.T, address string, in ...[]byte) *peer {
 	nc, err := net.Dial("tcp", address)
 	testkit.Must(t, err)
 	t.Cleanup(func() { nc.Close() })
-	testkit.Must(t, nc.SetDeadline(time.Now().Add(20*time.Second)))
+	testkit.Must(t, nc.SetDeadline(time.Now().Add(testkit.Hang)))
 	p := &peer{t, nc, bufio.NewReader(nc)}
 	p.send(append([][]byte{wire.AppendMagic(nil)}, in...)...)
 	return p

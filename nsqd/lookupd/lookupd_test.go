@@ -244,7 +244,7 @@ func run(cfg lookupd.Config, addresses ...string) *lookupd.Announcer {
 	go func() { done <- a.Run(ctx) }()
 	DeferCleanup(func() {
 		cancel()
-		Eventually(done).WithTimeout(10 * time.Second).Should(Receive(BeNil()))
+		Eventually(done).Should(Receive(BeNil()))
 	})
 	return a
 }

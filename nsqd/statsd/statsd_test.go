@@ -183,7 +183,7 @@ func TestPushesArrive(t *testing.T) {
 	testkit.Must(t, err)
 	defer conn.Close()
 	defer run(t, config(conn.LocalAddr().String()))()
-	testkit.Must(t, conn.SetReadDeadline(time.Now().Add(20*time.Second)))
+	testkit.Must(t, conn.SetReadDeadline(time.Now().Add(testkit.Hang)))
 	var got []string
 	buf := make([]byte, 65536)
 	for pushes := 0; pushes < 3; {

@@ -63,7 +63,7 @@ func spec(name string, rate, burst int64, groups ...*srtmv1.PublisherGroup) *srt
 // The whole way of a topic and of its messages, through the real processes, an
 // unmodified consumer found through the lookup, and our publisher library.
 func TestATopicFromCreationToDelivery(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Hang)
 	defer cancel()
 	c := start(t, 3)
 
@@ -148,7 +148,7 @@ func TestATopicFromCreationToDelivery(t *testing.T) {
 
 // A refused topic leaves nothing behind, on no broker.
 func TestWhatCannotBeCreatedLeavesNothing(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Hang)
 	defer cancel()
 	c := start(t, 2)
 	group := &srtmv1.PublisherGroup{Key: "g", Count: 10, Rate: 10}

@@ -38,7 +38,7 @@ func dial(address string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := nc.SetDeadline(time.Now().Add(60 * time.Second)); err != nil {
+	if err := nc.SetDeadline(time.Now().Add(testkit.Hang)); err != nil {
 		return nil, err
 	}
 	_, err = nc.Write(wire.AppendMagic(nil))

@@ -94,7 +94,7 @@ func (y *trouble) broker(i int) *local.Process { return y.brokers[i-1] }
 func (y *trouble) placed(publishers int) map[string][]string {
 	of := map[string][]string{}
 	placement := srtmv1.NewPlacementServiceClient(localtest.Dial(y.t, y.grpc[0]))
-	ctx, cancel := context.WithTimeout(y.t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(y.t.Context(), testkit.Hang)
 	defer cancel()
 	for i := range publishers {
 		id := fmt.Sprint("g.", i)

@@ -81,7 +81,7 @@ func behaviour(portable bool) {
 	}
 	ready := func() {
 		GinkgoHelper()
-		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		ctx, cancel := context.WithTimeout(ctx, testkit.Hang)
 		defer cancel()
 		Expect(f.Ready(ctx)).To(Succeed())
 	}

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/testkit"
@@ -263,7 +262,7 @@ func TestBadCommandLines(t *testing.T) {
 func TestLogsAreKeptAfterAFailureOnly(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	var stdout, stderr output
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Hang)
 	defer cancel()
 	if err := up(ctx, &stdout, &stderr, "--bin-dir="+t.TempDir()); err == nil {
 		t.Fatal("it ran without programs")
