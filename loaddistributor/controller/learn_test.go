@@ -210,7 +210,8 @@ var _ = Describe("An open topic", func() {
 		Eventually(func() int { return len(first.topic("t").Learned.Publishers) }).WithTimeout(time.Minute).Should(Equal(2))
 		<-time.After(2 * time.Minute)
 		was := first.topic("t")
-		Expect(was.Spec.Contract.RateMilli).To(BeNumerically("~", 100_000, 5000))
+		// 20 s of bursts a second: one at the very end is of them or not.
+		Expect(was.Spec.Contract.RateMilli).To(BeNumerically("~", 100_000, 10_000))
 		first.stop()
 
 		// The broker does not find the next one, for longer than anybody may be silent.
