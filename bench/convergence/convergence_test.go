@@ -35,10 +35,10 @@ func TestTheContract(t *testing.T) {
 
 func TestTheTable(t *testing.T) {
 	r := Report{Version: "SRTM x", CPUs: 2, Args: []string{"--seed=7"}, Rows: []Row{
-		{Group: 5, Mode: modeOff, K: 1, Check: Check{Late: 0.001, Met: true, Delivery: report.Quantiles{P99Us: 5000}, Processing: report.Quantiles{P99Us: 5000}}},
+		{Group: 5, Mode: modeOff, K: 1, Check: Check{Late: 0.001, Met: new(true), Delivery: report.Quantiles{P99Us: 5000}, Processing: report.Quantiles{P99Us: 5000}}},
 		{
 			Group: 30, Mode: "fast", K: 4, Fit: &Fit{Seconds: 61.25, Rounds: []Rounds{{1, 1}, {4, 1}}},
-			Check:      Check{Late: 0.0234, Delivery: report.Quantiles{P99Us: 15_000}, Access: report.Quantiles{P99Us: 100}},
+			Check:      Check{Late: 0.0234, Met: new(false), Delivery: report.Quantiles{P99Us: 15_000}, Access: report.Quantiles{P99Us: 100}},
 			Publishers: Publishers{Late: report.Quantiles{P99Us: 1500}},
 		},
 	}}
@@ -89,8 +89,8 @@ func TestARow(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "rows.json")
 	var out, errs bytes.Buffer
 	err := run(t.Context(), []string{
-		"--bin-dir=" + bin, "--json=" + file, "--rows=5", "--modes=fast", "--brokers=2", "--publishers=30", "--rate=40", "--batch=2",
-		"--slo=5s", "--check=1s", "--limit=2m",
+		"--bin-dir=" + bin, "--json=" + file, "--rows=5", "--modes=fast", "--brokers=2", "--publishers=30", "--rate=10", "--batch=2",
+		"--slo=5s", "--check=5s", "--limit=2m",
 	}, &out, &errs)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, errs.String())
@@ -106,7 +106,7 @@ func TestARow(t *testing.T) {
 	if row.Fit == nil || !row.Fit.Fitted || !reflect.DeepEqual(row.Fit.Rounds, []Rounds{{1, 1}}) || row.K != 1 || row.State != srtmv1.TopicState_TOPIC_STATE_ACTIVE.String() {
 		t.Errorf("%+v, %+v", row, row.Fit)
 	}
-	if c := row.Check; !c.Met || c.Late != 0 || c.Messages == 0 || c.Delivery.Count != int64(c.Messages) {
+	if c := row.Check; c.Met == nil || !*c.Met || c.Late != 0 || c.Messages == 0 || c.Delivery.Count != int64(c.Messages) {
 		t.Errorf("%+v", c)
 	}
 	if p := row.Publishers; p.Accepted == 0 || p.Accepted != p.Sent {

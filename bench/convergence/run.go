@@ -256,7 +256,7 @@ func (b *bench) checked(ctx context.Context, row *Row) error {
 	}
 	row.K, row.State = len(last.Quotas), last.State.String()
 	row.Check = Check{
-		Seconds: pooled.GetInterval().AsDuration().Seconds(), Messages: pooled.GetDelivered(), Late: last.Status.ExceedFraction, Met: last.Status.GetSloMet(),
+		Seconds: pooled.GetInterval().AsDuration().Seconds(), Messages: pooled.GetDelivered(), Late: last.Status.ExceedFraction, Met: last.Status.SloMet,
 		Delivery: report.QuantilesOf(delivery), Access: report.QuantilesOf(access), Processing: report.QuantilesOf(processing),
 	}
 	b.say("checked on %d brokers: p99 %v, %.2f %% late", row.K, delivery.Quantile(quantile), row.Check.Late*100)

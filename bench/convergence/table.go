@@ -54,7 +54,7 @@ type Check struct {
 	Seconds    float64          `json:"seconds"`
 	Messages   uint64           `json:"messages"`
 	Late       float64          `json:"late_fraction"`
-	Met        bool             `json:"met"`
+	Met        *bool            `json:"met,omitempty"` // nil: too few messages to tell
 	Delivery   report.Quantiles `json:"delivery"`
 	Access     report.Quantiles `json:"access"`
 	Processing report.Quantiles `json:"processing"`
@@ -95,10 +95,14 @@ func (r *Row) cells() []string {
 		}
 		rounds = strings.Join(tried, " ")
 	}
+	slo := "undecided"
+	if met := r.Check.Met; met != nil {
+		slo = yes(*met, "met", "missed")
+	}
 	p99 := func(q report.Quantiles) string { return report.Micros(q.P99Us) }
 	return []string{
 		fmt.Sprint(r.Group), r.Mode, fitted, seconds, rounds, fmt.Sprint(r.K), p99(r.Check.Delivery), p99(r.Check.Access), p99(r.Check.Processing),
-		fmt.Sprintf("%.2f %%", r.Check.Late*100), yes(r.Check.Met, "met", "missed"), p99(r.Publishers.Late),
+		fmt.Sprintf("%.2f %%", r.Check.Late*100), slo, p99(r.Publishers.Late),
 	}
 }
 

@@ -22,7 +22,7 @@ import (
 
 // Patience is how long to wait for what must happen. Only a failure takes so
 // long, so it is generous.
-const Patience = 30 * time.Second
+const Patience = time.Minute
 
 // Process is a child process that runs until Stop or Kill. It dies with this
 // process, where the system can arrange that, and gets no signal from its terminal.
