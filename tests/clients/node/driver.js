@@ -97,7 +97,8 @@ function consume() {
     maxBackoffDuration: 2,
     requeueDelay: 0,
   })
-  reader.on('error', (err) => say({event: 'error', error: String(err)}))
+  // A broker that starts again refuses for a moment; the reader asks once more by itself.
+  reader.on('error', (err) => say({event: err.code === 'ECONNREFUSED' ? 'retry' : 'error', error: String(err)}))
   reader.on('message', async (message) => {
     say({event: 'message', body: message.body.toString(), attempts: message.attempts})
     if (config.handle === 'touch') {
