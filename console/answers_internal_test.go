@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -75,3 +77,45 @@ func TestAnswersAreBounded(t *testing.T) {
 type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { return len(p), nil }
+
+// A few bytes of an answer may be a hundred decoded: an answer that is within its bound in
+// bytes, and would take far more memory, is refused before that.
+func TestAnswersAreDecodedWithinABound(t *testing.T) {
+	full := func(before, one, after string) []byte {
+		text := append([]byte(before), bytes.Repeat([]byte(one+","), (maxAnswer-len(before)-len(after))/(len(one)+1))...)
+		return append(bytes.TrimSuffix(text, []byte(",")), after...)
+	}
+	for what, body := range map[string][]byte{
+		"objects":           full(`{"topics":[`, `{}`, `]}`),
+		"of another type":   full(`{"topics":[`, `0`, `]}`),
+		"lists of one":      full(`{"topics":[`, `{"channels":[{}]}`, `]}`),
+		"of a channel":      full(`{"topics":[{"channels":[{"clients":[`, `{}`, `]}]}]}`),
+		"after a quotation": full(`{"health":"\"[\\","topics":[`, `{}`, `]}`),
+		"many samples":      bytes.Repeat([]byte("srtm_nsqd_connections 1\n"), maxAnswer/24),
+		"many labels":       full(`srtm_nsqd_connections{`, `a="1"`, "} 1\n"),
+		"of other metrics":  bytes.Repeat([]byte("a 1\n"), maxAnswer/4),
+	} {
+		c := &Console{cfg: Config{Brokers: roundTripper(func(*http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(bytes.NewReader(body))}, nil
+		})}}
+		var before, after runtime.MemStats
+		var known brokerStats
+		var err error
+		runtime.ReadMemStats(&before)
+		if body[0] == '{' {
+			known, err = c.stats(t.Context(), "b:1", "", "", true)
+		} else {
+			_, _, err = metrics("b:1", body)
+		}
+		runtime.ReadMemStats(&after)
+		if took := after.TotalAlloc - before.TotalAlloc; took > 8*maxAnswer { // most of it in reading the body
+			t.Errorf("%s: %d MiB were allocated for an answer of %d", what, took>>20, len(body)>>20)
+		}
+		if refused := err != nil; refused == (what == "of other metrics") || refused && !strings.Contains(err.Error(), "b:1 answers with more than 65536 entries") {
+			t.Errorf("%s: %d topics, %v", what, len(known.Topics), err)
+		}
+	}
+	if n := elements([]byte(`{"a":1,"topics":[{"b":"[,{\"","c":[1,2,3]},{"d":[]}],"e":{"f":null}}`)); n != 6 { // 5, and the list of none
+		t.Errorf("%d elements", n)
+	}
+}

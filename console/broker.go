@@ -27,6 +27,7 @@ import (
 const (
 	brokerTimeout = 3 * time.Second
 	maxAnswer     = 8 << 20 // bytes
+	maxElements   = 1 << 16 // of an answer's arrays, or of its metrics: a byte or two may be a hundred decoded
 	maxRemembered = 64      // answers
 	maxHeld       = 4 * maxAnswer
 	maxShown      = 100     // clients of a broker on a page
@@ -177,11 +178,46 @@ func (c *Console) stats(ctx context.Context, address, topic, channel string, cli
 	}
 	body, err := c.remembered(ctx, address, "/stats?"+q.Encode())
 	if err == nil {
-		if err = json.Unmarshal(body, &s); err != nil {
-			err = &problem{http.StatusBadGateway, fmt.Sprintf("%s: %v", address, err)}
-		}
+		err = decode(address, body, &s)
 	}
 	return s, err
+}
+
+// decode reads a broker's answer into what v points to, unless it would take far more memory
+// than the answer itself.
+func decode(address string, body []byte, v any) error {
+	if elements(body) > maxElements {
+		return tooMany(address)
+	}
+	if err := json.Unmarshal(body, v); err != nil {
+		return &problem{http.StatusBadGateway, fmt.Sprintf("%s: %v", address, err)}
+	}
+	return nil
+}
+
+func tooMany(address string) error {
+	return &problem{http.StatusBadGateway, fmt.Sprintf("%s answers with more than %d entries.", address, maxElements)}
+}
+
+// elements is how many elements the arrays of a JSON text have, or a few more: each comma is
+// before an element or a member, and each bracket may be before the first one, and members are
+// those with a colon. What is no JSON may have any number, and json.Unmarshal does not begin.
+func elements(body []byte) (n int) {
+	text := false
+	for i := 0; i < len(body); i++ {
+		switch c := body[i]; {
+		case c == '"':
+			text = !text
+		case text && c == '\\':
+			i++
+		case text:
+		case c == ',' || c == '[' || c == '{':
+			n++
+		case c == ':':
+			n--
+		}
+	}
+	return n
 }
 
 // shownMetrics are those of a broker's page, and what they are called there. Those of
@@ -202,18 +238,32 @@ type metric struct {
 	Value float64
 }
 
-// metrics reads those that are shown from what a broker says of itself, and how long its
-// event loops were busy.
-func metrics(text []byte) (all []metric, busy map[string]float64) {
+// metrics reads those that are shown from what the broker at address says of itself, and how
+// long its event loops were busy.
+func metrics(address string, text []byte) (all []metric, busy map[string]float64, err error) {
+	var shown bytes.Buffer
+	for line := range bytes.Lines(text) {
+		name := bytes.TrimPrefix(line, []byte("# TYPE "))
+		if end := bytes.IndexAny(name, "{ \t\n"); end >= 0 && isShown(string(name[:end])) {
+			shown.Write(line)
+		}
+	}
+	if bytes.Count(shown.Bytes(), []byte("\n"))+bytes.Count(shown.Bytes(), []byte(",")) > maxElements { // samples, and labels of them
+		return nil, nil, tooMany(address)
+	}
 	parser := expfmt.NewTextParser(model.LegacyValidation)
-	families, _ := parser.TextToMetricFamilies(bytes.NewReader(text)) // those before a fault
+	families, _ := parser.TextToMetricFamilies(&shown) // those before a fault
 	r := readingOf(slices.Collect(maps.Values(families)), time.Time{})
 	for _, m := range shownMetrics {
 		if v, there := r.sums[m.name]; there {
 			all = append(all, metric{m.text, v})
 		}
 	}
-	return all, r.busy
+	return all, r.busy, nil
+}
+
+func isShown(name string) bool {
+	return name == busyMetric || slices.ContainsFunc(shownMetrics, func(m struct{ name, text string }) bool { return m.name == name })
 }
 
 type brokerData struct {
@@ -252,7 +302,9 @@ func (c *Console) broker(ctx context.Context, q url.Values, _ user) (view, error
 	}
 	if text, err := c.remembered(ctx, address, "/metrics"); err == nil {
 		var busy map[string]float64
-		d.Metrics, busy = metrics(text)
+		if d.Metrics, busy, err = metrics(address, text); err != nil {
+			d.Trouble = err.Error()
+		}
 		d.Loops = c.loops.look(address, busy, time.Now())
 	}
 	path, charts := "/ui/broker", []string(nil)
@@ -389,7 +441,7 @@ func (c *Console) peek(ctx context.Context, q url.Values, u user) (view, error) 
 		}
 		body, err := c.ask(ctx, c.cfg.Brokers, http.MethodGet, found[id], "/channel/peek?"+ask.Encode())
 		if err == nil {
-			err = json.Unmarshal(body, &r)
+			err = decode(found[id], body, &r)
 		}
 		if err != nil {
 			d.Trouble = append(d.Trouble, err.Error())

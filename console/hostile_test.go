@@ -271,7 +271,7 @@ func TestSlowReaderIsDropped(t *testing.T) {
 // A broker's page has how busy each event loop was between two looks.
 func TestLoopsAreShown(t *testing.T) {
 	var l loops
-	_, busy := metrics([]byte("# TYPE " + busyMetric + " counter\n" + busyMetric + "{loop=\"10\"} 7\n" + busyMetric + "{loop=\"2\"} 1.5\nsrtm_nsqd_loop_connections{loop=\"2\"} 3\n"))
+	_, busy, _ := metrics("b", []byte("# TYPE "+busyMetric+" counter\n"+busyMetric+"{loop=\"10\"} 7\n"+busyMetric+"{loop=\"2\"} 1.5\nsrtm_nsqd_loop_connections{loop=\"2\"} 3\n"))
 	if busy["10"] != 7 || busy["2"] != 1.5 || len(busy) != 2 {
 		t.Fatalf("%v", busy)
 	}
