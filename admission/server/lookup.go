@@ -157,16 +157,23 @@ func (s *Server) learn(ctx context.Context, keys []*lookup) {
 	if err == nil && last != s.change.Load() { // an edit of the defaults counts at once for keys that are new
 		err = s.poll(ctx)
 	}
-	s.rules.RLock()
-	defer s.rules.RUnlock()
 	var rules map[string]rule.Rule
-	if err == nil {
-		rules, err = s.cfg.Store.RulesOf(ctx, names)
-	}
 	var credits map[string]table.Credit
-	if err == nil {
-		credits, err = s.cfg.Store.Credits(ctx, names)
+	for {
+		change := s.change.Load()
+		if err == nil {
+			rules, err = s.cfg.Store.RulesOf(ctx, names)
+		}
+		if err == nil {
+			credits, err = s.cfg.Store.Credits(ctx, names)
+		}
+		s.rules.RLock()
+		if err != nil || s.change.Load() == change {
+			break
+		}
+		s.rules.RUnlock() // an edit was followed meanwhile, and what was read may be older: again, until ctx ends
 	}
+	defer s.rules.RUnlock()
 	for _, k := range keys {
 		if k.err = err; err != nil {
 			continue

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/admission/rule"
+	"github.com/srtm-io/srtm/admission/store"
 	"github.com/srtm-io/srtm/admission/table"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -68,5 +69,88 @@ func TestKeysAreLookedUpTogether(t *testing.T) {
 	}
 	if want := []int{keysAtOnce, keys - keysAtOnce}; !slices.Equal(a.rules, want) || !slices.Equal(a.credits, want) {
 		t.Errorf("asked for %d rules and %d credits, want %d", a.rules, a.credits, want)
+	}
+}
+
+// stalling is a store whose questions about keys wait while one of them is to be released.
+type stalling struct {
+	*memory
+	stalled chan chan struct{} // a question waits, until that is closed; nil: none does
+	changes []store.Change     // of rules, but for those that memory has
+}
+
+func (s *stalling) stall(ctx context.Context) error {
+	release := make(chan struct{})
+	select {
+	case s.stalled <- release:
+		<-release
+	case <-ctx.Done():
+	}
+	return ctx.Err()
+}
+
+func (s *stalling) Credits(ctx context.Context, keys []string) (map[string]table.Credit, error) {
+	if s.stalled != nil {
+		if err := s.stall(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return s.memory.Credits(ctx, keys)
+}
+
+func (s *stalling) Changes(_ context.Context, after uint64, _ int) (some []store.Change, err error) {
+	for _, c := range s.changes {
+		if c.Rule.Change > after {
+			some = append(some, c)
+		}
+	}
+	return some, nil
+}
+
+// While the store keeps a lookup waiting, keys that are here are decided, edits are followed, and
+// the key that is looked up gets the rule that it has by then.
+func TestLookupsHoldUpNothing(t *testing.T) {
+	rated := func(key string, burst int64, change uint64) rule.Rule {
+		return rule.Rule{Key: key, Change: change, Share: tokenbucket.Share{Rate: 1000, Burst: burst}}
+	}
+	slow := &stalling{memory: newMemory([]rule.Rule{rated("here", 10, 0), rated("new", 10, 0)})}
+	s, err := New(t.Context(), Config{Address: "127.0.0.1:0", Advertise: "one", Store: slow, Now: func() table.Now { return table.Now{Wall: time.Hour} }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	s.learn(t.Context(), []*lookup{{key: "here"}})
+
+	slow.stalled = make(chan chan struct{})
+	ended := make(chan error)
+	key := &lookup{key: "new"}
+	go func() {
+		s.learn(t.Context(), []*lookup{key})
+		ended <- key.err
+	}()
+	release := <-slow.stalled
+	slow.changes = []store.Change{{Rule: rated("here", 20, 1)}, {Rule: rated("new", 30, 2)}}
+	slow.memory.rules["new"] = slow.changes[1].Rule
+	followed := make(chan error)
+	go func() { followed <- s.poll(t.Context()) }()
+	select {
+	case err = <-followed:
+	case <-time.After(30 * time.Second):
+		t.Error("an edit waits for a lookup that the store keeps waiting")
+		close(release)
+		<-followed
+		<-ended
+		return
+	}
+	if v, here := s.decide([]byte("here"), 1, 0, true); err != nil || !here || !v.Known || s.State().Change != 2 {
+		t.Errorf("meanwhile: %v, %+v, %+v", err, v, s.State())
+	}
+	close(release)
+	close(<-slow.stalled) // what was read before the edit is read again
+	if err := <-ended; err != nil || key.own.Share.Burst != 30 {
+		t.Errorf("%v, %+v", err, key.own)
+	}
+	if v, _ := s.decide([]byte("new"), 30, 0, true); !v.Admit {
+		t.Errorf("by the rule of before: %+v", v)
 	}
 }

@@ -115,8 +115,9 @@ type Server struct {
 		sync.Mutex
 		keys *table.Shard
 	}
-	// rules guards the defaults. A lookup holds it (read) from its question to the store until
-	// its keys are here: no edit is followed meanwhile, and missed by them.
+	// rules guards the defaults, and change is written under it. A lookup holds it (read) while it
+	// puts keys here whose rules are as of change: an edit after that is followed by them, too.
+	// It is not held while the store is asked, which may take as long as it does.
 	rules struct {
 		sync.RWMutex
 		defaults rule.Defaults
