@@ -20,7 +20,6 @@ import (
 
 	"github.com/srtm-io/srtm/admission/client"
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/lifecycle"
@@ -51,7 +50,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 
 // serve runs everything in one role, until ctx ends or the role does.
 func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
-	options := bidi.ServerOptions()
+	var options []grpc.ServerOption
 	noLedger := o.tbadaptorAddress == "" && as.term == nil // the leader's adaptor has it, and brokers go there
 	if noLedger {
 		options = append(options, rpc.Elsewhere(srtmv1.GrantService_ServiceDesc.ServiceName, as.leader))

@@ -17,7 +17,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/tbadaptor/loop"
@@ -54,7 +53,7 @@ func (o *options) loopConfig(log *slog.Logger, metrics prometheus.Registerer) lo
 }
 
 func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) error {
-	return o.at.Serve(ctx, "tbadaptor", log, bidi.ServerOptions(), func(s *daemon.Servers) error {
+	return o.at.Serve(ctx, "tbadaptor", log, nil, func(s *daemon.Servers) error {
 		adaptor, err := loop.New(o.loopConfig(log, s.Metrics))
 		if err != nil {
 			return err

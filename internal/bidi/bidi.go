@@ -249,12 +249,20 @@ func Receive() grpc.DialOption {
 	return grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessage))
 }
 
+// How long a connection may be of no use: those that only connect, or have asked all that they
+// wanted, keep no descriptor from others. A client of gRPC's connects again with its next call.
+const (
+	HandshakeTimeout = 5 * time.Second
+	IdleTimeout      = time.Minute // without a call
+)
+
 // ServerOptions are those of every gRPC server of ours: a peer whose host is
 // gone is noticed within seconds, and a client may ask as often as the Go
 // client does.
 func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 2 * time.Second, Timeout: 2 * time.Second}),
+		grpc.ConnectionTimeout(HandshakeTimeout),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 2 * time.Second, Timeout: 2 * time.Second, MaxConnectionIdle: IdleTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.MaxRecvMsgSize(MaxMessage),
 		grpc.WaitForHandlers(true),

@@ -1,6 +1,6 @@
-// Package connlimit bounds how many connections the HTTP listeners of a process may
-// have, so that its descriptors do not run out: clients that do nothing but connect
-// cost others nothing but this bound. How large it is, is the caller's business.
+// Package connlimit bounds how many connections the listeners of a process may have, so
+// that its descriptors do not run out: clients that do nothing but connect cost others
+// nothing but this bound. How large it is, is the caller's business.
 package connlimit
 
 import (
@@ -52,12 +52,11 @@ func (s *Slots) Open() int64 { return s.open.Load() }
 // Refused is how many connections found no slot.
 func (s *Slots) Refused() uint64 { return s.refused.Load() }
 
-// Listener is a listener for HTTP whose connections take slots. One that finds none
-// is told so, if that need not be encrypted, and closed.
+// Listener is a listener whose connections take slots. One that finds none is closed.
 type Listener struct {
 	net.Listener
 	Slots *Slots
-	Plain bool
+	Plain bool // it is for HTTP in clear: who finds no slot is told so
 }
 
 const busyBody = `{"message":"TOO_MANY_CONNECTIONS"}`

@@ -6,8 +6,10 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,6 +20,7 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/reflection"
 
+	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/connlimit"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
@@ -76,7 +79,8 @@ type Servers struct {
 }
 
 // Serve opens the listeners, has build add services to their servers and parts to
-// their group, and runs all that until ctx ends.
+// their group, and runs all that until ctx ends. The options are added to those of every
+// gRPC server of ours.
 func (a *Addresses) Serve(ctx context.Context, name string, log *slog.Logger, options []grpc.ServerOption, build func(*Servers) error) error {
 	a.Guard.Log(log)
 	var provider trace.TracerProvider
@@ -90,7 +94,7 @@ func (a *Addresses) Serve(ctx context.Context, name string, log *slog.Logger, op
 		options = append(options, tracing)
 	}
 	s := &Servers{
-		GRPC: grpc.NewServer(append(options, a.Guard.Options()...)...), Mux: http.NewServeMux(),
+		GRPC: grpc.NewServer(slices.Concat(bidi.ServerOptions(), options, a.Guard.Options())...), Mux: http.NewServeMux(),
 		HTTP: &http.Server{
 			ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 2 * time.Minute, IdleTimeout: time.Minute,
 			ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug), // clients' mistakes
@@ -105,15 +109,18 @@ func (a *Addresses) Serve(ctx context.Context, name string, log *slog.Logger, op
 		return errors.Join(fmt.Errorf("--http-address: %w", err), s.RPCListener.Close())
 	}
 	s.Watch = s.serving
-	// The other half is for gRPC, so that HTTP clients keep no broker from it.
-	most := connlimit.Part(connlimit.Descriptors(), 2, 50_000)
-	web := &connlimit.Listener{Listener: s.WebListener, Slots: &connlimit.Slots{Most: most}, Plain: !a.Guard.HTTPTLS()}
-	s.Metrics.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
-		Name: "srtm_http_connections_refused_total", Help: "Connections to --http-address closed at once: there were as many as there may be.",
-	}, func() float64 { return float64(web.Slots.Refused()) }))
+	// A half each, so that the clients of neither keep those of the other out.
+	descriptors := connlimit.Descriptors()
+	web := &connlimit.Listener{Listener: s.WebListener, Slots: &connlimit.Slots{Most: connlimit.Part(descriptors, 2, 50_000)}, Plain: !a.Guard.HTTPTLS()}
+	rpc := &connlimit.Listener{Listener: s.RPCListener, Slots: &connlimit.Slots{Most: connlimit.Part(descriptors, 2, math.MaxInt32)}}
+	refused := func(name, help string, slots *connlimit.Slots) {
+		s.Metrics.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "srtm_" + name, Help: help}, func() float64 { return float64(slots.Refused()) }))
+	}
+	refused("http_connections_refused_total", "Connections to --http-address closed at once: there were as many as there may be.", web.Slots)
+	refused("grpc_connections_refused_total", "Connections to --grpc-address closed at once: there were as many as there may be.", rpc.Slots)
 	s.AddServers = func() {
 		s.Group.Add("http", lifecycle.Serve(a.Guard.Listener(web), s.HTTP))
-		s.Group.Add("grpc", lifecycle.ServeGRPC(s.RPCListener, s.GRPC))
+		s.Group.Add("grpc", lifecycle.ServeGRPC(rpc, s.GRPC))
 	}
 	healthv1.RegisterHealthServer(s.GRPC, s.Health)
 	if err := build(s); err != nil {

@@ -1,0 +1,126 @@
+package bidi_test
+
+import (
+	"context"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/srtm-io/srtm/internal/bidi"
+)
+
+// piped is a listener without a network.
+type piped struct {
+	conns chan net.Conn
+	done  chan struct{}
+}
+
+func (p piped) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.conns:
+		return c, nil
+	case <-p.done:
+		return nil, net.ErrClosed
+	}
+}
+func (p piped) Close() error   { close(p.done); return nil }
+func (p piped) Addr() net.Addr { return &net.TCPAddr{} }
+
+// serving runs a server, to which dial connects, until the test's bubble ends.
+func serving(t *testing.T) (dial func(context.Context, string) (net.Conn, error), stop func()) {
+	ln := piped{make(chan net.Conn), make(chan struct{})}
+	server := grpc.NewServer(bidi.ServerOptions()...)
+	healthv1.RegisterHealthServer(server, health.NewServer())
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(ln) }()
+	return func(context.Context, string) (net.Conn, error) {
+			mine, theirs := net.Pipe()
+			ln.conns <- theirs
+			return mine, nil
+		}, func() {
+			server.Stop()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		}
+}
+
+// Who only connects is cut off, in time for others to get in.
+func TestAPeerThatSaysNothingIsCutOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dial, stop := serving(t)
+		defer stop()
+		conn, _ := dial(t.Context(), "")
+		began := time.Now()
+		_, _ = io.Copy(io.Discard, conn) // gRPC greets first
+		if took := time.Since(began); took > bidi.HandshakeTimeout {
+			t.Errorf("after %v", took)
+		}
+	})
+}
+
+// A connection without a call is closed, and the next call makes another; one with a call stays.
+func TestAConnectionWithoutACallIsClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dial, stop := serving(t)
+		defer stop()
+		var dialled, open atomic.Int64
+		conn, err := grpc.NewClient("passthrough:server", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) {
+			dialled.Add(1)
+			open.Add(1)
+			c, err := dial(ctx, to)
+			return counted{c, sync.OnceFunc(func() { open.Add(-1) })}, err
+		}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		client := healthv1.NewHealthClient(conn)
+		for call := range int64(2) {
+			if _, err := client.Check(t.Context(), &healthv1.HealthCheckRequest{}); err != nil || dialled.Load() != call+1 {
+				t.Errorf("call %d: %v, %d connections so far", call, err, dialled.Load())
+			}
+			<-time.After(bidi.IdleTimeout / 2)
+			if open.Load() != 1 {
+				t.Errorf("call %d: %d connections are open soon after it", call, open.Load())
+			}
+			<-time.After(bidi.IdleTimeout)
+			if open.Load() != 0 {
+				t.Errorf("call %d: %d connections are open long after it", call, open.Load())
+			}
+		}
+		watching, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		watch, err := client.Watch(watching, &healthv1.HealthCheckRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := watch.Recv(); err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(10 * bidi.IdleTimeout)
+		if open.Load() != 1 || dialled.Load() != 3 {
+			t.Errorf("with a call: %d of %d connections are open", open.Load(), dialled.Load())
+		}
+	})
+}
+
+// counted is a connection that counts while it is open.
+type counted struct {
+	net.Conn
+	closed func()
+}
+
+func (c counted) Close() error {
+	c.closed()
+	return c.Conn.Close()
+}
