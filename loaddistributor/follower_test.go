@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -295,6 +297,55 @@ func TestWhatAFollowerSays(t *testing.T) {
 	if _, err := follower.placement.Resolve(ctx, &srtmv1.ResolveRequest{Topic: "t", PublisherId: "new"}); status.Code(err) != codes.NotFound {
 		t.Errorf("a publisher that is not there: %v", err)
 	}
+}
+
+// A leader that loses its store goes on as a follower that knows nothing yet. It says so to all
+// who ask, from then on, and refuses no connection.
+func TestALeaderThatLosesItsStoreAnswers(t *testing.T) {
+	etcd := etcdtest.Start(t, etcdtest.Config{})
+	way, err := local.NewProxy(strings.TrimPrefix(etcd.URL, "http://"))
+	testkit.Must(t, err)
+	t.Cleanup(way.Close)
+	m := startMember(t, "--store=etcd", "--etcd-endpoint=http://"+way.Address(), "--etcd-lease=2s", "--flex-lease=600ms", "--clock-bound=100ms")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	m.until(t, "it leads", func() bool { return m.says(ctx, "srtm.v1.BrokerService") == "SERVING" })
+	way.Cut(true)
+	refused := func(err error) {
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			t.Fatal(err)
+		}
+	}
+	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	m.until(t, "it leads no more", func() bool {
+		for _, address := range []string{m.rpc, m.web} {
+			conn, err := net.Dial("tcp", address)
+			refused(err)
+			if err == nil {
+				conn.Close()
+			}
+		}
+		res, err := client.Get("http://" + m.web + "/healthz")
+		refused(err)
+		if err != nil { // it ended at that moment
+			return false
+		}
+		defer res.Body.Close()
+		text, _ := io.ReadAll(res.Body)
+		return res.StatusCode == http.StatusServiceUnavailable && strings.Contains(string(text), "cut off from the store")
+	})
+	for range 10 { // it has yet to resign, in vain
+		_, err := m.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: "t"}, grpc.WaitForReady(true))
+		if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "does not know yet") {
+			t.Errorf("a topic: %v", err)
+		}
+		_, err = m.admin.DeleteTopic(ctx, &srtmv1.DeleteTopicRequest{Name: "t"}, grpc.WaitForReady(true))
+		if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "does not lead") {
+			t.Errorf("a change: %v", err)
+		}
+	}
+	way.Cut(false)
+	m.until(t, "it leads again", func() bool { return m.says(ctx, "srtm.v1.BrokerService") == "SERVING" })
 }
 
 // A process that has not found the store does not deny what may be in it, and says

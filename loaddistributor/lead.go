@@ -105,11 +105,12 @@ func (o *options) etcdConfig() (store.EtcdConfig, error) {
 // and when it has lost that as a follower again, until ctx ends. A store of one
 // process has no followers, and its failure is the end.
 func alternate(ctx context.Context, opts *options, log *slog.Logger, data store.Store, serve func(context.Context, role) error) error {
+	var lost store.Term // the term before
 	for {
 		var as role
 		var err error
 		if opts.store == storeEtcd {
-			as, err = candidate(ctx, opts, log, data, serve)
+			as, err = candidate(ctx, opts, log, data, lost, serve)
 		} else {
 			as.term, as.cat, err = data.Lead(ctx, opts.advertise)
 		}
@@ -118,19 +119,25 @@ func alternate(ctx context.Context, opts *options, log *slog.Logger, data store.
 		}
 		log.Info("leading", "store", opts.store, obs.KeyVersion, as.cat.Version())
 		err = serve(ctx, as)
-		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), opts.etcdLease)
-		resigned := as.term.Resign(stop)
-		cancel()
 		if opts.store != storeEtcd || ctx.Err() != nil || !errors.Is(err, controller.ErrNotCommitted) {
-			return errors.Join(err, resigned)
+			return errors.Join(err, resign(context.WithoutCancel(ctx), opts, as.term))
 		}
 		log.Warn("lost leadership", obs.KeyError, err)
+		lost = as.term
 	}
 }
 
+// resign takes at most as long as the lease, which then ends by itself.
+func resign(ctx context.Context, opts *options, term store.Term) error {
+	ctx, cancel := context.WithTimeout(ctx, opts.etcdLease)
+	defer cancel()
+	return term.Resign(ctx)
+}
+
 // candidate follows until it leads. A role without a term means that ctx has
-// ended.
-func candidate(ctx context.Context, opts *options, log *slog.Logger, data store.Store, serve func(context.Context, role) error) (role, error) {
+// ended. A term that is lost is resigned meanwhile: with a store that does not answer
+// that takes as long as it may.
+func candidate(ctx context.Context, opts *options, log *slog.Logger, data store.Store, lost store.Term, serve func(context.Context, role) error) (role, error) {
 	following, stop := context.WithCancel(ctx)
 	defer stop()
 	var leader atomic.Pointer[string] // written by look; a stale one costs a detour
@@ -139,6 +146,9 @@ func candidate(ctx context.Context, opts *options, log *slog.Logger, data store.
 	var others sync.WaitGroup
 	others.Go(func() {
 		defer stop()
+		if lost != nil {
+			_ = resign(following, opts, lost) // or its lease ends
+		}
 		won <- campaign(following, opts, log, data)
 	})
 	others.Go(func() { look(following, data, &leader) })
@@ -147,9 +157,7 @@ func candidate(ctx context.Context, opts *options, log *slog.Logger, data store.
 	others.Wait()
 	as := <-won
 	if err != nil && as.term != nil {
-		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), opts.etcdLease)
-		defer cancel()
-		return role{}, errors.Join(err, as.term.Resign(end))
+		return role{}, errors.Join(err, resign(context.WithoutCancel(ctx), opts, as.term))
 	}
 	return as, err
 }

@@ -44,8 +44,9 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 	if err != nil {
 		return lifecycle.UsageError{Err: err}
 	}
+	o.at.Kept = lifecycle.Listeners{} // from one role to the next
 	err = alternate(ctx, o, log, data, func(ctx context.Context, as role) error { return o.serve(ctx, log, as) })
-	return errors.Join(err, data.Close())
+	return errors.Join(err, o.at.Kept.Close(), data.Close())
 }
 
 // serve runs everything in one role, until ctx ends or the role does.
@@ -58,8 +59,8 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
 	var nodes net.Listener
 	if o.tcpAddress != "" {
 		var err error
-		if nodes, err = net.Listen("tcp", o.tcpAddress); err != nil {
-			return fmt.Errorf("--tcp-address: %w", err)
+		if nodes, err = o.at.Kept.Listen("--tcp-address", o.tcpAddress); err != nil {
+			return err
 		}
 		defer nodes.Close() // it is closed already, unless it was not served
 	}

@@ -32,8 +32,11 @@ import (
 type Addresses struct {
 	GRPC, HTTP string
 	Guard      *secure.Server // set by Validate
-	security   secure.ServerConfig
-	traces     string // an endpoint; "": calls are not traced
+	// Kept has the listeners of one Serve stay open until the next, and who connects wait
+	// meanwhile; nil: they end with it. Who sets it closes it.
+	Kept     lifecycle.Listeners
+	security secure.ServerConfig
+	traces   string // an endpoint; "": calls are not traced
 }
 
 // Flags adds --grpc-address and --http-address with what they say they are for, and
@@ -102,11 +105,11 @@ func (a *Addresses) Serve(ctx context.Context, name string, log *slog.Logger, op
 		Metrics: obs.NewRegistry(), Traces: provider, Health: health.NewServer(),
 	}
 	var err error
-	if s.RPCListener, err = net.Listen("tcp", a.GRPC); err != nil {
-		return fmt.Errorf("--grpc-address: %w", err)
+	if s.RPCListener, err = a.Kept.Listen("--grpc-address", a.GRPC); err != nil {
+		return err
 	}
-	if s.WebListener, err = net.Listen("tcp", a.HTTP); err != nil {
-		return errors.Join(fmt.Errorf("--http-address: %w", err), s.RPCListener.Close())
+	if s.WebListener, err = a.Kept.Listen("--http-address", a.HTTP); err != nil {
+		return errors.Join(err, s.RPCListener.Close())
 	}
 	s.Watch = s.serving
 	// A half each, so that the clients of neither keep those of the other out.

@@ -139,7 +139,7 @@ func (c *Controller) committer(stop <-chan struct{}) error {
 			case <-c.mu.wake:
 				continue
 			case <-c.lost():
-				return c.halt(fmt.Errorf("%w: another process leads", ErrNotCommitted), nil)
+				return c.halt(fmt.Errorf("%w: the term is over, and another process may lead", ErrNotCommitted), nil)
 			case <-stop:
 			}
 			c.mu.Lock()

@@ -1,0 +1,56 @@
+package lifecycle
+
+import (
+	"errors"
+	"net"
+	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+// Who connects while nobody serves the socket is accepted by who serves it next.
+func TestListenersAreKept(t *testing.T) {
+	kept := Listeners{}
+	first, err := kept.Listen("--address", "127.0.0.1:0")
+	testkit.Must(t, err)
+	address := first.Addr().String()
+	ended := make(chan error)
+	go func() {
+		for {
+			c, err := first.Accept()
+			if err != nil {
+				ended <- err
+				return
+			}
+			_ = c.Close()
+		}
+	}()
+	testkit.Must(t, first.Close())
+	if err := <-ended; !errors.Is(err, net.ErrClosed) {
+		t.Errorf("closed: %v", err)
+	}
+	between, err := net.Dial("tcp", address)
+	testkit.Must(t, err)
+	defer between.Close()
+	second, err := kept.Listen("--address", "127.0.0.1:0")
+	testkit.Must(t, err)
+	testkit.Must(t, first.Close()) // which is no more the second's affair
+	if at := second.Addr().String(); at != address {
+		t.Errorf("at %s, not %s", at, address)
+	}
+	conn, err := second.Accept()
+	testkit.Must(t, err)
+	testkit.Must(t, conn.Close())
+	if _, err := kept.Listen("--other", address); err == nil {
+		t.Error("two flags have one socket")
+	}
+	testkit.Must(t, second.Close())
+	testkit.Must(t, kept.Close())
+	if c, err := net.Dial("tcp", address); err == nil {
+		c.Close()
+		t.Error("it is open at the end")
+	}
+	plain, err := Listeners(nil).Listen("--address", address)
+	testkit.Must(t, err)
+	testkit.Must(t, plain.Close())
+}

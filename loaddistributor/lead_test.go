@@ -1,0 +1,67 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/controller"
+	"github.com/srtm-io/srtm/loaddistributor/store"
+)
+
+// silent is a store that lets lead, and does not answer who resigns.
+type silent struct {
+	store.Memory
+	resigned atomic.Int32 // how many have given up
+}
+
+type silentTerm struct {
+	store.Term
+	of *silent
+}
+
+func (s *silent) Lead(ctx context.Context, advertise string) (store.Term, *catalog.Catalog, error) {
+	term, cat, err := s.Memory.Lead(ctx, advertise)
+	return silentTerm{term, s}, cat, err
+}
+
+func (t silentTerm) Resign(ctx context.Context) error {
+	<-ctx.Done()
+	_ = t.Term.Resign(context.WithoutCancel(ctx))
+	t.of.resigned.Add(1)
+	return ctx.Err()
+}
+
+// Who has lost the lead serves as a follower at once, and not when the store that it has lost has
+// taken its resignation.
+func TestALostLeaderFollowsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		data := new(silent)
+		var roles []string
+		err := alternate(ctx, &options{store: storeEtcd, etcdLease: time.Minute}, slog.New(slog.DiscardHandler), data, func(ctx context.Context, as role) error {
+			resigned := int(data.resigned.Load())
+			roles = append(roles, fmt.Sprintf("leads %v, %d resigned", as.term != nil, resigned))
+			switch len(roles) {
+			case 2:
+				return controller.ErrNotCommitted
+			case 4:
+				stop()
+				return nil
+			}
+			<-ctx.Done()
+			return nil
+		})
+		if want := "[leads false, 0 resigned leads true, 0 resigned leads false, 0 resigned leads true, 1 resigned]"; fmt.Sprint(roles) != want {
+			t.Errorf("%v, want %s", roles, want)
+		}
+		if err == nil || data.resigned.Load() != 2 {
+			t.Errorf("%v, %d resigned at the end", err, data.resigned.Load())
+		}
+	})
+}
