@@ -297,7 +297,7 @@ var _ = Describe("Fitting", func() {
 		Eventually(func() bool { return c.fit("t").GetFitted() }).WithTimeout(time.Minute).Should(BeTrue(), c.fitting("t"))
 	})
 
-	It("leaves a topic's profile whole", func() {
+	It("leaves a topic's profile whole, and the profile the fit's record", func() {
 		c, n := begin(1)
 		few := measured(200, 0, 0) // of which it takes long to be sure
 		few.Processing, few.Access, few.Delivered = obs.NewLatency().Proto(), obs.NewLatency().Proto(), 0
@@ -314,7 +314,8 @@ var _ = Describe("Fitting", func() {
 				}
 			}
 		}()
-		Eventually(func() bool { return c.fit("t").GetTook() != nil }).Should(BeTrue())
+		Eventually(func() bool { return c.fit("t").GetTook() != nil && n[0].Captured("t") }).Should(BeTrue())
+		records := n[0].Captures("t")
 		stream, err := c.admin.ProfileTopic(context.Background(), &srtmv1.ProfileTopicRequest{Name: "t", Lasts: durationpb.New(30 * time.Second)})
 		Expect(err).NotTo(HaveOccurred())
 		var p *srtmv1.Profile
@@ -326,6 +327,7 @@ var _ = Describe("Fitting", func() {
 		Expect(c.fit("t").GetEnded()).To(BeFalse())
 		Expect(p.Messages).To(BeNumerically("~", 3000, 50))
 		Expect(p.MeanRate).To(BeNumerically("~", 100, 1), "nothing is missing in between")
+		Expect(n[0].Captures("t")).To(Equal(records), "the fit's record goes on")
 	})
 
 	It("is tried again, later, where it found no placement", func() {

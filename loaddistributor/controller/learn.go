@@ -53,7 +53,7 @@ func (c *Controller) learn(now time.Time) {
 		holders := topic.Holders()
 		brokers := slices.DeleteFunc(slices.Clone(holders), func(id string) bool { return c.mu.sessions[id] == nil })
 		for _, o := range l.learned.Orders(brokers, len(brokers) < len(holders), now) {
-			c.mu.sessions[o.Broker].record(name, o, l.profile != nil)
+			c.recordLocked(c.mu.sessions[o.Broker], l.learned, name, o, now)
 		}
 		if job := l.learned.Look(topic.Spec, now); job != nil {
 			looks = append(looks, look{name, l.learned, job})
@@ -118,33 +118,43 @@ func (c *Controller) placeByLocked(was catalog.Topic, p *learned.Proposal) {
 	c.wantLocked(op)
 }
 
-// record asks the broker for what is learned from, unless a fit has it record already. A
-// profile cannot wait for the end of the fit: its record begins anew, and the fit's with it.
-func (s *Session) record(topic string, o learned.Order, profiled bool) {
-	if _, fitted := s.fitted[topic]; fitted && (o.Anew || o.Lasts == 0) {
-		if !profiled {
-			return
-		}
-		s.fitted[topic] = false
-	}
-	if o.Anew {
+// recordLocked asks the broker for what is learned from, unless a fit has it record already.
+// Then both share the record: one that is learned from anew begins with the names that the
+// broker has given. Requires: mu held.
+func (c *Controller) recordLocked(s *Session, of *learned.Topic, topic string, o learned.Order, now time.Time) {
+	f := s.fitted[topic]
+	switch {
+	case f == nil && o.Anew:
 		s.capture(topic, 0)
+	case f != nil && o.Anew:
+		if f.begun {
+			c.countedLocked(s, of, topic, tuner.Piece{First: true, Publishers: slices.Clone(f.publishers)}, f.owners, 0, now)
+		}
+		return
+	case f != nil && o.Lasts == 0:
+		return
 	}
 	s.capture(topic, o.Lasts)
+}
+
+// fitted is a record that the tuner has asked a broker for.
+type fitted struct {
+	begun              bool     // what was under way before is over
+	publishers, owners []string // that the broker has named in it
 }
 
 // captureLocked does what the tuner wants recorded. A record that is under way for what is
 // learned from begins anew, for its publishers have been named. Requires: mu held.
 func (c *Controller) captureLocked(e tuner.Capture) {
-	s, of := e.To.(*Session), c.mu.topics.see(e.Topic).learned
-	if of != nil {
-		if e.Lasts == 0 {
-			delete(s.fitted, e.Topic)
+	s := e.To.(*Session)
+	if e.Lasts == 0 {
+		delete(s.fitted, e.Topic)
+		if of := c.mu.topics.see(e.Topic).learned; of != nil {
 			of.Ended(s.broker)
-		} else if _, fitted := s.fitted[e.Topic]; !fitted {
-			s.fitted[e.Topic] = false
-			s.capture(e.Topic, 0)
 		}
+	} else if s.fitted[e.Topic] == nil {
+		s.fitted[e.Topic] = new(fitted)
+		s.capture(e.Topic, 0)
 	}
 	s.capture(e.Topic, e.Lasts)
 }
@@ -152,17 +162,23 @@ func (c *Controller) captureLocked(e tuner.Capture) {
 // countLocked has a piece of a record learned from, and reports whether it is also of the
 // record that the tuner asked for. Requires: mu held.
 func (c *Controller) countLocked(s *Session, a *srtmv1.Arrivals, piece tuner.Piece, now time.Time) bool {
+	f := s.fitted[a.Topic]
+	if f != nil && a.First {
+		*f = fitted{begun: true}
+	}
+	if f != nil && f.begun {
+		f.publishers, f.owners = append(f.publishers, a.Publishers...), append(f.owners, a.Owners...)
+	}
 	if of := c.mu.topics.see(a.Topic).learned; of != nil {
-		if err := of.Count(s.broker, piece, a.Owners, a.Others, now); err != nil {
-			c.cfg.Log.Warn("a record of arrivals is not to be trusted", obs.KeyTopic, a.Topic, obs.KeyBroker, s.broker, obs.KeyError, err)
-		}
+		c.countedLocked(s, of, a.Topic, piece, a.Owners, a.Others, now)
 	}
-	begun, fitted := s.fitted[a.Topic]
-	if fitted && a.First {
-		begun = true
-		s.fitted[a.Topic] = true
+	return f == nil || f.begun
+}
+
+func (c *Controller) countedLocked(s *Session, of *learned.Topic, topic string, piece tuner.Piece, owners []string, others uint64, now time.Time) {
+	if err := of.Count(s.broker, piece, owners, others, now); err != nil {
+		c.cfg.Log.Warn("a record of arrivals is not to be trusted", obs.KeyTopic, topic, obs.KeyBroker, s.broker, obs.KeyError, err)
 	}
-	return begun || !fitted
 }
 
 // Learned returns what an open topic's brokers have found out, at most so many publishers,

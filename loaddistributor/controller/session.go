@@ -48,9 +48,8 @@ type Session struct {
 	// Of the unknown ones, what the broker keeps of them, once it has said so; without a
 	// topic: nothing.
 	kept map[string]kept
-	// Topics whose arrivals the tuner has asked for where they are recorded already, and
-	// whether the record has begun anew.
-	fitted map[string]bool
+	// Topics whose arrivals the tuner has asked for.
+	fitted map[string]*fitted
 	// How many reports have come, and when the last.
 	reports uint64
 	heard   time.Time
@@ -98,7 +97,7 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 		lively:   map[string]*reportWindow{},
 		unknown:  map[string]bool{},
 		kept:     map[string]kept{},
-		fitted:   map[string]bool{},
+		fitted:   map[string]*fitted{},
 
 		unprepared: map[string]bool{},
 	}

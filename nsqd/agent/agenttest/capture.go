@@ -51,6 +51,13 @@ func (n *Node) Arrive(name string, lost uint64, arrivals ...Arrival) bool {
 // Captured reports whether the topic is being captured.
 func (n *Node) Captured(name string) bool { return n.Arrive(name, 0) }
 
+// Captures is how many records of the topic have begun.
+func (n *Node) Captures(name string) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.mu.topics[name].captures
+}
+
 // Capture implements agent.Node.
 func (n *Node) Capture(name string) bool {
 	n.mu.Lock()
@@ -58,6 +65,7 @@ func (n *Node) Capture(name string) bool {
 	t := n.mu.topics[name]
 	if t != nil {
 		t.capture = &capture{numbers: map[string]uint32{}}
+		t.captures++
 	}
 	return t != nil
 }

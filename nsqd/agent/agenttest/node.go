@@ -54,6 +54,8 @@ type topic struct {
 	stats   *srtmv1.TopicStats
 	listed  bool     // as it is, in a report
 	capture *capture // nil: none is asked for
+
+	captures int // begun
 }
 
 // New returns a Node without topics.
