@@ -88,8 +88,10 @@ func Connect(ctx context.Context, cfg Config) (*Cluster, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%w: %w", ctx.Err(), err)
 		case <-pause.C:
+		}
+		if ctx.Err() != nil { // though the pause may be over, too: an attempt takes seconds
+			return nil, fmt.Errorf("%w: %w", ctx.Err(), err)
 		}
 	}
 }
