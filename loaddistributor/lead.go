@@ -44,7 +44,7 @@ type role struct {
 	leader func() string // of a follower: who leads
 }
 
-func (o *options) openStore() (store.Store, error) {
+func (o *options) openStore(ctx context.Context) (store.Store, error) {
 	switch o.store {
 	case storeMemory:
 		return &store.Memory{}, nil
@@ -59,7 +59,7 @@ func (o *options) openStore() (store.Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	e, err := store.NewEtcd(cfg)
+	e, err := store.NewEtcd(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}

@@ -40,7 +40,7 @@ func (o *options) program() *daemon.Program {
 }
 
 func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) error {
-	data, err := o.openStore()
+	data, err := o.openStore(ctx)
 	if err != nil {
 		return lifecycle.UsageError{Err: err}
 	}

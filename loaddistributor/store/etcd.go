@@ -53,6 +53,7 @@ type Etcd struct {
 // etcd has taken its password.
 type link struct {
 	client *clientv3.Client
+	cancel context.CancelFunc // of what the client does in its own name
 	closed bool
 }
 
@@ -101,20 +102,20 @@ func (c EtcdConfig) Validate() error {
 }
 
 // NewEtcd returns a store; it connects when it is first needed. It fails when
-// etcd refuses the user, but not while etcd is away.
-func NewEtcd(cfg EtcdConfig) (*Etcd, error) {
+// etcd refuses the user, or ctx ends, but not while etcd is away.
+func NewEtcd(ctx context.Context, cfg EtcdConfig) (*Etcd, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
 	e := &Etcd{cfg: cfg.Client, prefix: cfg.Prefix, ttl: cfg.Lease, link: make(chan link, 1)}
 	e.link <- link{}
-	if _, err := e.client(context.Background()); err != nil && !away(err) {
+	if _, err := e.client(ctx); err != nil && !away(err) {
 		return nil, err
 	}
 	return e, nil
 }
 
-// client dials unless that has been done. It takes the dial timeout at most.
+// client dials unless that has been done. It takes the dial timeout at most, or until ctx ends.
 func (e *Etcd) client(ctx context.Context) (*clientv3.Client, error) {
 	var l link
 	select {
@@ -127,8 +128,18 @@ func (e *Etcd) client(ctx context.Context) (*clientv3.Client, error) {
 		return nil, errClosed
 	}
 	if l.client == nil {
-		client, err := clientv3.New(e.cfg)
+		cfg := e.cfg
+		cfg.Context, l.cancel = context.WithCancel(context.Background())
+		stop := context.AfterFunc(ctx, l.cancel)
+		client, err := clientv3.New(cfg)
+		if !stop() && err == nil {
+			err = client.Close()
+		}
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
 		if err != nil {
+			l.cancel()
 			return nil, fmt.Errorf("etcd: %w", err)
 		}
 		l.client = client
@@ -158,12 +169,12 @@ func (e *Etcd) election() string { return e.prefix + "leader" }
 // Close implements Store.
 func (e *Etcd) Close() error {
 	l := <-e.link
-	client := l.client
 	e.link <- link{closed: true}
-	if client == nil {
+	if l.client == nil {
 		return nil
 	}
-	return client.Close()
+	defer l.cancel()
+	return l.client.Close()
 }
 
 // Leader implements Store.

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"strings"
@@ -50,7 +51,7 @@ func (s *safe) config() EtcdConfig {
 
 func (s *safe) store(t *testing.T, cfg EtcdConfig) *Etcd {
 	t.Helper()
-	e, err := NewEtcd(cfg)
+	e, err := NewEtcd(t.Context(), cfg)
 	testkit.Must(t, err)
 	t.Cleanup(func() { _ = e.Close() })
 	return e
@@ -61,12 +62,12 @@ func TestWhomEtcdRefuses(t *testing.T) {
 	s := newSafe(t)
 	wrong := s.config()
 	wrong.Client.Password = "open barley"
-	if _, err := NewEtcd(wrong); err == nil || !strings.Contains(err.Error(), "invalid user ID or password") {
+	if _, err := NewEtcd(t.Context(), wrong); err == nil || !strings.Contains(err.Error(), "invalid user ID or password") {
 		t.Errorf("a wrong password: %v", err)
 	}
 	endless := s.config()
 	endless.Client.DialTimeout = 0
-	if _, err := NewEtcd(endless); err == nil || !strings.Contains(err.Error(), "dial timeout") {
+	if _, err := NewEtcd(t.Context(), endless); err == nil || !strings.Contains(err.Error(), "dial timeout") {
 		t.Errorf("no dial timeout: %v", err)
 	}
 	elsewhere := s.config()
@@ -126,9 +127,35 @@ func TestEtcdComesLate(t *testing.T) {
 	}
 }
 
+// A user's first connection is given up when the process is to stop: it may take as long as the
+// dial timeout.
+func TestDialingEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	ln := testkit.Listen(t) // and nobody accepts
+	ctx, stop := context.WithCancel(t.Context())
+	cfg := EtcdConfig{
+		Client: clientv3.Config{Endpoints: []string{"http://" + ln.Addr().String()}, Username: "u", Password: "p", DialTimeout: time.Hour, Logger: zap.NewNop()},
+		Prefix: "/silent/", Lease: time.Second,
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := NewEtcd(ctx, cfg)
+		ended <- err
+	}()
+	stop()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	case <-time.After(patience):
+		t.Error("it goes on")
+	}
+}
+
 func TestAFollowerIsToldThatEtcdIsAway(t *testing.T) {
 	t.Parallel()
-	e, err := NewEtcd(EtcdConfig{
+	e, err := NewEtcd(t.Context(), EtcdConfig{
 		Client: clientv3.Config{Endpoints: []string{testkit.Address(t)}, Logger: zap.NewNop()}, Prefix: "/away/", Lease: time.Second,
 	})
 	testkit.Must(t, err)

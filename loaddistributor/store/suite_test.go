@@ -36,7 +36,7 @@ const patience = 30 * time.Second
 
 func etcdStore(t *testing.T, address, prefix string) *Etcd {
 	t.Helper()
-	s, err := NewEtcd(EtcdConfig{
+	s, err := NewEtcd(t.Context(), EtcdConfig{
 		Client: clientv3.Config{Endpoints: []string{address}, DialTimeout: patience, Logger: zap.NewNop()},
 		Prefix: prefix, Lease: time.Second,
 	})
