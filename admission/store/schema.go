@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -114,9 +115,13 @@ func (s *Store) transact(ctx context.Context, f func(tx *sql.Tx) error) error {
 	if err != nil {
 		return err
 	}
-	if err := f(tx); err != nil {
+	if err = f(tx); err == nil {
+		err = tx.Commit()
+	} else {
 		tx.Rollback()
-		return err
 	}
-	return tx.Commit()
+	if errors.Is(err, sql.ErrTxDone) && ctx.Err() != nil { // which has ended it
+		return ctx.Err()
+	}
+	return err
 }

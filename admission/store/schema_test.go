@@ -1,0 +1,31 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"path/filepath"
+	"testing"
+)
+
+// A transaction that ends with its context says so, and not that it was over: a process that is
+// told to stop while it opens its store has not failed.
+func TestATransactionEndsWithItsContext(t *testing.T) {
+	s, err := Open(t.Context(), filepath.Join(t.TempDir(), "admission.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	err = s.transact(ctx, func(tx *sql.Tx) error {
+		cancel()
+		for { // until it is noticed
+			if _, err := tx.ExecContext(context.WithoutCancel(ctx), `SELECT 1`); err != nil {
+				return err
+			}
+		}
+	})
+	if !errors.Is(err, context.Canceled) || errors.Is(err, sql.ErrTxDone) {
+		t.Error(err)
+	}
+}
