@@ -61,7 +61,7 @@ func (c *Controller) judge(now time.Time) {
 		c.mu.Lock()
 		after, more = c.mu.judge(after, now, &r)
 		c.mu.Unlock()
-		c.logChanges(r.changes)
+		logChanges(c.cfg.Log, r.changes)
 		r.changes = r.changes[:0]
 	}
 	c.mu.Lock()

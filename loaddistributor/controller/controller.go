@@ -126,12 +126,12 @@ func (c Config) Validate() error {
 // Controller is the single writer. Make it with New, and Run it.
 type Controller struct {
 	// Set once.
-	cfg        Config
+	cfg        *Config
+	mu         *state
 	adaptor    ledger
-	unfinished []string       // topics that have an owner for Run to start
-	leader     func() string  // of a follower; nil: this one leads
-	soon       chan struct{}  // 1 deep: reconcile is not to wait
-	work       sync.WaitGroup // creations and deletions; Add under mu, while not closing
+	unfinished []string      // topics that have an owner for Run to start
+	leader     func() string // of a follower; nil: this one leads
+	soon       chan struct{} // 1 deep: reconcile is not to wait
 	metrics    metrics
 	tracer     trace.Tracer
 
@@ -142,16 +142,12 @@ type Controller struct {
 		sync.Mutex
 		rng *rand.Rand
 	}
-
-	mu struct {
-		sync.RWMutex
-		state
-	}
 }
 
-// state is what the controller knows. Its methods require that Controller.mu is held, for
-// reading at least by those that change nothing.
+// state is what the controller knows. What is not set once is guarded by its lock, which its
+// methods require to be held, for reading at least by those that change nothing.
 type state struct {
+	sync.RWMutex
 	cfg *Config // set once
 	pipeline
 	brokers
@@ -162,6 +158,7 @@ type state struct {
 	lacking  []string // those with live.reserved
 	profiles int      // being made, those of topics that are gone included
 	tuner    *tuner.Tuner
+	work     sync.WaitGroup // what goes on; begins with the lock held, while not closing
 	closing  bool
 	ending   chan struct{} // closed with closing
 	empty    bool          // the catalog was at the start, and no topic was created since
@@ -201,39 +198,46 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	cfg.EvacuateAfter = cmp.Or(cfg.EvacuateAfter, DefaultEvacuateAfter)
 	cfg.ConsumerWait = cmp.Or(cfg.ConsumerWait, DefaultConsumerWait)
 	cfg.FittingRound = cmp.Or(cfg.FittingRound, tuner.DefaultRound)
-	c := &Controller{cfg: cfg, adaptor: ledger{adaptor, cfg.PrepareTimeout}, soon: make(chan struct{}, 1), metrics: newMetrics(cfg.Metrics)}
 	if cfg.Traces == nil {
 		cfg.Traces = noop.NewTracerProvider()
 	}
-	c.tracer = cfg.Traces.Tracer("github.com/srtm-io/srtm/loaddistributor/controller")
-	c.placing.rng = rand.New(rand.NewPCG(cfg.Seed, 0))
-	if c.mu.cat = cfg.Catalog; c.mu.cat == nil {
-		c.mu.cat = catalog.New()
+	cat := cfg.Catalog
+	if cat == nil {
+		cat = catalog.New()
 	}
-	c.cfg.Catalog = nil
-	c.mu.empty = c.mu.cat.Version() == 0 && cfg.Grace > 0
-	if c.mu.cat.Log() == 0 {
-		c.mu.cat.Name(rand.Uint64() | 1)
+	cfg.Catalog = nil
+	empty := cat.Version() == 0 && cfg.Grace > 0
+	if cat.Log() == 0 {
+		cat.Name(rand.Uint64() | 1)
 	}
-	var err error
-	if c.mu.next, err = catalog.Load(c.mu.cat.Dump()); err != nil {
+	next, err := catalog.Load(cat.Dump())
+	if err != nil {
 		return nil, fmt.Errorf("controller: %w", err)
 	}
-	c.mu.cfg, c.mu.wake = &c.cfg, make(chan struct{}, 1)
-	c.mu.sessions = map[string]*Session{}
-	c.mu.topics = topics{}
-	c.mu.left = map[string]bool{}
-	c.mu.away, c.mu.drainers = map[string]time.Time{}, map[string]string{}
-	for _, b := range c.mu.cat.Brokers() {
-		// A broker that was without a loaddistributor for long calls no sooner.
-		c.mu.away[b.ID] = time.Now().Add(max(0, returnWithin-cfg.EvacuateAfter))
+	st := &state{
+		cfg:      &cfg,
+		pipeline: pipeline{wake: make(chan struct{}, 1), cat: cat, next: next},
+		brokers: brokers{
+			sessions: map[string]*Session{}, left: map[string]bool{}, away: map[string]time.Time{}, drainers: map[string]string{},
+		},
+		followed: followed{informed: make(chan struct{})},
+		topics:   topics{},
+		tuner: tuner.NewTuner(tuner.Config{
+			Mode: cfg.Fitting, Round: cfg.FittingRound, Rebalance: cfg.Rebalance != RebalanceOff, Rules: cfg.RebalanceRules,
+			Report: cfg.ReportInterval, Window: cfg.Window, Seed: cfg.Seed,
+		}),
+		ending: make(chan struct{}),
+		empty:  empty,
 	}
-	c.mu.tuner = tuner.NewTuner(tuner.Config{
-		Mode: cfg.Fitting, Round: cfg.FittingRound, Rebalance: cfg.Rebalance != RebalanceOff, Rules: cfg.RebalanceRules,
-		Report: cfg.ReportInterval, Window: cfg.Window, Seed: cfg.Seed,
-	})
-	c.mu.ending = make(chan struct{})
-	c.mu.informed = make(chan struct{})
+	for _, b := range cat.Brokers() {
+		// A broker that was without a loaddistributor for long calls no sooner.
+		st.away[b.ID] = time.Now().Add(max(0, returnWithin-cfg.EvacuateAfter))
+	}
+	c := &Controller{
+		cfg: &cfg, mu: st, adaptor: ledger{adaptor, cfg.PrepareTimeout}, soon: make(chan struct{}, 1), metrics: newMetrics(cfg.Metrics),
+		tracer: cfg.Traces.Tracer("github.com/srtm-io/srtm/loaddistributor/controller"),
+	}
+	c.placing.rng = rand.New(rand.NewPCG(cfg.Seed, 0))
 	if err := c.recover(); err != nil {
 		return nil, fmt.Errorf("controller: %w", err)
 	}
@@ -259,7 +263,8 @@ func (c *Controller) Run(ctx context.Context) error {
 		return nil
 	}
 	stop, failed := make(chan struct{}), make(chan error, 1)
-	go func() { failed <- c.committer(stop) }()
+	commits := &committer{c.mu, c.cfg.Journal, c.cfg.Log, c.metrics.undumped}
+	go func() { failed <- commits.run(stop) }()
 	own, cancel := context.WithCancel(ctx)
 	var others sync.WaitGroup
 	c.resume()
@@ -299,7 +304,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	c.mu.Unlock()
 	cancel()
 	others.Wait()
-	c.work.Wait() // with the sessions still up: roll-backs reach the brokers
+	c.mu.work.Wait() // with the sessions still up: roll-backs reach the brokers
 	c.mu.Lock()
 	for _, s := range c.mu.sessions {
 		s.out.End(ErrClosing)
@@ -354,7 +359,7 @@ func (c *Controller) resume() {
 	defer c.mu.Unlock()
 	for _, name := range c.unfinished {
 		c.cfg.Log.Info("recovering what was left unfinished", obs.KeyTopic, name)
-		c.work.Add(1)
-		go c.own(name, c.mu.topics.at(name).owner)
+		own := c.mu.topics.at(name).owner
+		c.mu.work.Go(func() { c.own(name, own) })
 	}
 }

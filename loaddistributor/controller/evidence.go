@@ -60,9 +60,7 @@ func (c *Controller) vouchLocked(s *Session, tcp, web string) {
 	if c.cfg.Probe == nil {
 		return
 	}
-	c.work.Add(1)
-	go func() {
-		defer c.work.Done()
+	c.mu.work.Go(func() {
 		for range vouchTries {
 			a, _ := c.cfg.Probe(context.Background(), tcp)
 			b, _ := c.cfg.Probe(context.Background(), web)
@@ -74,7 +72,7 @@ func (c *Controller) vouchLocked(s *Session, tcp, web string) {
 				return
 			}
 		}
-	}()
+	})
 }
 
 // pause reports whether the controller goes on after it.
@@ -96,9 +94,7 @@ func (c *Controller) examineLocked(s *Session) {
 	if !s.vouched || c.mu.closing || b.Instance != s.instance {
 		return
 	}
-	c.work.Add(1)
-	go func() {
-		defer c.work.Done()
+	c.mu.work.Go(func() {
 		refused := 0
 		for range endTries {
 			gone := true
@@ -123,7 +119,7 @@ func (c *Controller) examineLocked(s *Session) {
 				return
 			}
 		}
-	}()
+	})
 }
 
 // ended is for a session whose process has ended.

@@ -199,7 +199,6 @@ func TestWhatReportsLeaveOutIsKnown(t *testing.T) {
 		for _, at := range []*side{&whole, &changes} {
 			at.c = idle(t, topics)
 			at.c.cfg.Window = 5 * time.Second
-			at.c.mu.cfg = &at.c.cfg
 			at.s = &Session{broker: "b1", topics: map[string]*reportWindow{}, lively: map[string]*reportWindow{}, unprepared: map[string]bool{}}
 			at.c.mu.sessions["b1"] = at.s
 		}

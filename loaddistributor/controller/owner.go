@@ -51,14 +51,13 @@ func (c *Controller) wantLocked(op operation) {
 		l.owner.wanted = append(l.owner.wanted, op)
 		return
 	}
-	l.owner = &owner{wanted: []operation{op}}
-	c.work.Add(1)
-	go c.own(op.name, l.owner)
+	own := &owner{wanted: []operation{op}}
+	l.owner = own
+	c.mu.work.Go(func() { c.own(op.name, own) })
 }
 
 // own is the goroutine of an owner, until nothing is wanted any more.
 func (c *Controller) own(name string, own *owner) {
-	defer c.work.Done()
 	for {
 		c.mu.Lock()
 		if len(own.wanted) == 0 {
@@ -239,7 +238,7 @@ func (c *Controller) plan(op operation) reconcile.Planned {
 		c.mu.RUnlock()
 		event, err := op.decide(topic, brokers)
 		if err == nil {
-			err = c.commit(event)
+			err = c.mu.commit(event)
 		}
 		if errors.As(err, new(*catalog.PlanError)) {
 			continue

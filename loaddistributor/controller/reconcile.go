@@ -35,7 +35,7 @@ func (c *Controller) setBroker(id string, e catalog.Event) (catalog.Broker, erro
 	if err := c.following(); err != nil {
 		return catalog.Broker{}, err
 	}
-	if err := c.commit(e); err != nil {
+	if err := c.mu.commit(e); err != nil {
 		return catalog.Broker{}, err
 	}
 	c.mu.RLock()

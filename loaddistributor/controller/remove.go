@@ -80,8 +80,8 @@ func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtm
 		c.mu.Unlock()
 		return nil, nil, ErrClosing
 	}
-	c.work.Add(1)
-	defer c.work.Done()
+	c.mu.work.Add(1)
+	defer c.mu.work.Done()
 	b, known := c.mu.next.Broker(id)
 	var placed []string
 	for _, name := range c.mu.next.Placed(id) {
@@ -120,7 +120,7 @@ func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtm
 			return nil, nil, err
 		}
 	}
-	if err := c.commit(catalog.BrokerRemoved{ID: id}); err != nil {
+	if err := c.mu.commit(catalog.BrokerRemoved{ID: id}); err != nil {
 		return nil, nil, err
 	}
 	c.mu.Lock()

@@ -46,7 +46,7 @@ func (c *Controller) Import(text []byte) (done Imported, err error) {
 	}
 	for _, b := range dump.Brokers {
 		was := c.said(b.Broker.ID)
-		if err := c.commit(catalog.BrokerRestored{BrokerDump: b}); err != nil {
+		if err := c.mu.commit(catalog.BrokerRestored{BrokerDump: b}); err != nil {
 			return done, fmt.Errorf("import broker %s: %w", b.Broker.ID, err)
 		}
 		if c.said(b.Broker.ID) != was {

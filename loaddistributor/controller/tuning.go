@@ -140,15 +140,13 @@ func (c *Controller) tunedLocked(effects []tuner.Effect) {
 		case tuner.Found:
 			c.foundLocked(e)
 		case tuner.LookShare:
-			c.work.Add(1)
-			go func() {
-				defer c.work.Done()
+			c.mu.work.Go(func() {
 				shares, err := c.adaptor.shares(context.Background(), e.Topic, c.cfg.PrepareTimeout)
 				held := shareproto.From(shares[e.Broker].GetAcknowledged()) // none, if it is no member
 				c.mu.Lock()
 				defer c.mu.Unlock()
 				c.tunedLocked(c.mu.tuner.Shared(e.Topic, e.Broker, held, err))
-			}()
+			})
 		case tuner.Learned:
 			learned := catalog.Absorption{Latency: e.Latency, Rate: int64(e.Rate), Burst: e.Burst}
 			if known, there := c.mu.next.Broker(e.Broker); there && known.Absorbed != learned {
