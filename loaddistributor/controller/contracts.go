@@ -187,7 +187,7 @@ func (c *Controller) compared(op operation) error {
 		c.mu.Unlock()
 		return nil
 	}
-	err := c.awaitLocked(context.Background(), op)
+	err := c.owners.await(context.Background(), op)
 	if code := status.Code(err); code == codes.Unavailable || code == codes.DeadlineExceeded || code == codes.Canceled {
 		return fmt.Errorf("contract of topic %s: %w", op.name, err)
 	}

@@ -129,19 +129,11 @@ type Controller struct {
 	cfg        *Config
 	mu         *state
 	adaptor    ledger
-	unfinished []string      // topics that have an owner for Run to start
-	leader     func() string // of a follower; nil: this one leads
+	unfinished []string // topics that have an owner for Run to start
+	owners     *owners
 	soon       chan struct{} // 1 deep: reconcile is not to wait
 	metrics    metrics
 	tracer     trace.Tracer
-
-	// placing is held from the snapshot to the commit of a plan, so that
-	// plans do not overtake each other; brokers may still come and go, which
-	// the commit notices.
-	placing struct {
-		sync.Mutex
-		rng *rand.Rand
-	}
 }
 
 // state is what the controller knows. What is not set once is guarded by its lock, which its
@@ -185,6 +177,7 @@ type brokers struct {
 
 // followed is what a follower knows of its own knowledge (follower.go).
 type followed struct {
+	leader   func() string // set once, of a follower, who leads; nil: this one
 	unread   bool          // before its first Reset
 	cut      bool          // it cannot read the store any more
 	informed chan struct{} // closed and replaced when either changes
@@ -237,7 +230,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 		cfg: &cfg, mu: st, adaptor: ledger{adaptor, cfg.PrepareTimeout}, soon: make(chan struct{}, 1), metrics: newMetrics(cfg.Metrics),
 		tracer: cfg.Traces.Tracer("github.com/srtm-io/srtm/loaddistributor/controller"),
 	}
-	c.placing.rng = rand.New(rand.NewPCG(cfg.Seed, 0))
+	c.owners = &owners{c.cfg, c.mu, c.adaptor, &planner{mu: c.mu, rng: rand.New(rand.NewPCG(cfg.Seed, 0))}, c.tracer}
 	if err := c.recover(); err != nil {
 		return nil, fmt.Errorf("controller: %w", err)
 	}
@@ -255,7 +248,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 // watchers. It fails with ErrNotCommitted when the journal does, after the same
 // steps; what it could not do then is for the next controller.
 func (c *Controller) Run(ctx context.Context) error {
-	if c.leader != nil {
+	if c.mu.leader != nil {
 		<-ctx.Done()
 		c.mu.Lock()
 		close(c.mu.ending)
@@ -360,6 +353,6 @@ func (c *Controller) resume() {
 	for _, name := range c.unfinished {
 		c.cfg.Log.Info("recovering what was left unfinished", obs.KeyTopic, name)
 		own := c.mu.topics.at(name).owner
-		c.mu.work.Go(func() { c.own(name, own) })
+		c.mu.work.Go(func() { c.owners.own(name, own) })
 	}
 }

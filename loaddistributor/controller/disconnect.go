@@ -32,7 +32,7 @@ type reminder struct {
 
 // disconnect tells brokers which publishers have moved away, those that are watched
 // after a grace, remembers who moved, and returns how many.
-func (c *Controller) disconnect(op operation, old, now *catalog.Placement) int {
+func (o *owners) disconnect(op operation, old, now *catalog.Placement) int {
 	name, at := op.name, time.Now()
 	leaving := map[string][]string{} // by the broker they come from
 	var all []moved
@@ -59,23 +59,23 @@ func (c *Controller) disconnect(op operation, old, now *catalog.Placement) int {
 			move(a.Publisher, a.Broker, "")
 		}
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.mu.remember(name, all)
-	watched := c.mu.watched(name)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.mu.remember(name, all)
+	watched := o.mu.watched(name)
 	for broker, ids := range leaving {
 		var follow, stock []string
 		for _, id := range ids {
-			if c.cfg.Followed || watched(id) {
+			if o.cfg.Followed || watched(id) {
 				follow = append(follow, id)
 			} else {
 				stock = append(stock, id)
 			}
 		}
-		c.mu.disconnect(name, broker, stock)
+		o.mu.disconnect(name, broker, stock)
 		for _, r := range []reminder{{broker, stock, time.Now().Add(remindAfter)}, {broker, follow, time.Now().Add(followGrace)}} {
 			if len(r.ids) > 0 {
-				l := c.mu.topics.at(name)
+				l := o.mu.topics.at(name)
 				l.reminders = append(l.reminders, r)
 			}
 		}

@@ -38,7 +38,7 @@ func (c *Controller) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	b, _ := c.mu.cat.Broker(id)
-	if !b.Draining || c.leader != nil {
+	if !b.Draining || c.mu.leader != nil {
 		return nil, false
 	}
 	wait := func(topic, reason, remedy string) {
@@ -156,23 +156,4 @@ func (st *state) alien(id string) []string {
 	}
 	slices.Sort(names)
 	return names
-}
-
-// overcommitted has plan work with more and more capacity beyond what the brokers
-// have, all by the same factor, until there is a plan. Requires: an *Infeasible for
-// what they have.
-func overcommitted(brokers []placement.Broker, plan func([]placement.Broker) (placement.Plan, error)) (placement.Plan, error) {
-	more := slices.Clone(brokers)
-	for {
-		most := int64(0)
-		for i := range more {
-			more[i].Mcap += more[i].Mcap/4 + 1
-			most = max(most, more[i].Mcap)
-		}
-		p, err := plan(more)
-		var infeasible *placement.Infeasible
-		if !errors.As(err, &infeasible) || infeasible.Bound != "rcap" && infeasible.Bound != "brokers" || most == 0 || most > 1<<40 {
-			return p, err
-		}
-	}
 }

@@ -22,7 +22,7 @@ func NewFollower(cfg Config, adaptor Adaptor, leader func() string) (*Controller
 	if err != nil {
 		return nil, err
 	}
-	c.leader = leader
+	c.mu.leader = leader
 	c.mu.halted = ErrClosing
 	c.mu.unread = true
 	return c, nil
@@ -66,22 +66,25 @@ func (f *followed) deny(err error) error {
 	return err
 }
 
-// Elsewhere returns *NotLeaderError if this is a follower that knows who leads: for
-// what it could answer in part only.
-func (c *Controller) Elsewhere() error {
-	if c.leader == nil || c.leader() == "" {
+// elsewhere returns *NotLeaderError if this is a follower that knows who leads.
+func (f *followed) elsewhere() error {
+	if f.leader == nil || f.leader() == "" {
 		return nil
 	}
-	return c.following()
+	return f.following()
 }
 
 // following says who leads if this is a follower.
-func (c *Controller) following() error {
-	if c.leader == nil {
+func (f *followed) following() error {
+	if f.leader == nil {
 		return nil
 	}
-	return &NotLeaderError{Leader: c.leader()}
+	return &NotLeaderError{Leader: f.leader()}
 }
+
+// Elsewhere returns *NotLeaderError if this is a follower that knows who leads: for
+// what it could answer in part only.
+func (c *Controller) Elsewhere() error { return c.mu.elsewhere() }
 
 // Reset takes the place of all that was known. Watchers have to begin
 // anew.

@@ -80,17 +80,16 @@ func (c *Controller) learn(now time.Time) {
 func (c *Controller) placeByLocked(was catalog.Topic, p *learned.Proposal) {
 	name := was.Spec.Name()
 	why := cause{reason: srtmv1.MoveReason_MOVE_REASON_CORRELATION, why: "publishers learned"}
-	op := c.moving(name, why, func(topic catalog.Topic, brokers []placement.Broker) (*catalog.Spec, placement.Plan, error) {
-		if topic.Spec != was.Spec {
+	op := moving(name, why, func(at planning) (*catalog.Spec, placement.Plan, error) {
+		if at.topic.Spec != was.Spec {
 			return nil, placement.Plan{}, reconcile.ErrSettled // another change came between
 		}
-		if p.Spec.Demand.RateMilli > topic.Spec.Demand.RateMilli {
-			if err := c.checkTenant(p.Spec); err != nil {
+		if p.Spec.Demand.RateMilli > was.Spec.Demand.RateMilli {
+			if err := c.mu.checkTenant(p.Spec); err != nil {
 				return nil, placement.Plan{}, err
 			}
 		}
-		topic.Spec = p.Spec
-		plan, err := c.replaceAsWide(topic, brokers, p.At)
+		plan, err := at.replaceAsWide(p.Spec, p.At)
 		return p.Spec, plan, err
 	})
 	op.end = func(err error) {
@@ -115,7 +114,7 @@ func (c *Controller) placeByLocked(was catalog.Topic, p *learned.Proposal) {
 			}
 		}
 	}
-	c.wantLocked(op)
+	c.owners.want(op)
 }
 
 // record asks the broker for what is learned from, unless a fit has it record already. A

@@ -32,7 +32,7 @@ func (c *Controller) Calibrate(id string, mcap int64) (catalog.Broker, error) {
 
 // setBroker commits an event of a broker and returns the broker.
 func (c *Controller) setBroker(id string, e catalog.Event) (catalog.Broker, error) {
-	if err := c.following(); err != nil {
+	if err := c.mu.following(); err != nil {
 		return catalog.Broker{}, err
 	}
 	if err := c.mu.commit(e); err != nil {
@@ -107,7 +107,7 @@ func (c *Controller) reconcile(now time.Time) {
 	}
 	for _, op := range due {
 		if !c.mu.owned(op.name) && !c.mu.closing { // two brokers of one topic: one after the other
-			c.wantLocked(op)
+			c.owners.want(op)
 		}
 	}
 	c.mu.Unlock()
@@ -223,17 +223,17 @@ func (c *Controller) leave(name string, because catalog.Broker) operation {
 	if because.Draining {
 		why = cause{srtmv1.MoveReason_MOVE_REASON_DRAIN, "broker " + because.ID + " drains", c.mu.drainers[because.ID]}
 	}
-	op := c.moving(name, why, func(topic catalog.Topic, brokers []placement.Broker) (*catalog.Spec, placement.Plan, error) {
-		if !slices.ContainsFunc(topic.Plan.Quotas, func(q placement.Quota) bool {
-			return !slices.ContainsFunc(brokers, func(b placement.Broker) bool { return b.ID == q.Broker })
+	op := moving(name, why, func(p planning) (*catalog.Spec, placement.Plan, error) {
+		if !slices.ContainsFunc(p.topic.Plan.Quotas, func(q placement.Quota) bool {
+			return !slices.ContainsFunc(p.brokers, func(b placement.Broker) bool { return b.ID == q.Broker })
 		}) {
 			return nil, placement.Plan{}, reconcile.ErrSettled // it is back
 		}
-		plan, err := c.replaceAsWide(topic, brokers, nil)
-		if errors.As(err, new(*placement.Infeasible)) && c.forced(topic) {
-			plan, err = overcommitted(brokers, func(more []placement.Broker) (placement.Plan, error) { return c.replaceAsWide(topic, more, nil) })
+		plan, err := p.replaceAsWide(p.topic.Spec, nil)
+		if errors.As(err, new(*placement.Infeasible)) && c.forced(p.topic) {
+			plan, err = p.overcommitted(p.topic.Spec)
 		}
-		return topic.Spec, plan, err
+		return p.topic.Spec, plan, err
 	})
 	op.end = func(err error) {
 		c.mu.Lock()

@@ -55,24 +55,12 @@ func (c *Controller) noteBrokers(ctx context.Context, shares *srtmv1.ListSharesR
 	}
 }
 
-// strictOf returns those of the brokers that are known to be strict.
-func (c *Controller) strictOf(ids []string) (strict []string) {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	for _, id := range ids {
-		if b, _ := c.mu.next.Broker(id); b.Strict {
-			strict = append(strict, id)
-		}
-	}
-	return strict
-}
-
 // RemoveBroker takes the caller's word that a broker is dead: it is none of the
 // cluster any more, until it joins anew. It returns what was reserved for it, and the
 // topics of which it may have had messages. Errors: catalog.ErrBrokerUnknown,
 // ErrBrokerConnected, ErrBrokerInUse; *AdaptorError.
 func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtmv1.FreedShare, left []string, err error) {
-	if err := c.following(); err != nil {
+	if err := c.mu.following(); err != nil {
 		return nil, nil, err
 	}
 	c.mu.Lock()
@@ -116,7 +104,7 @@ func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtm
 	for _, name := range left {
 		// If it was deleted meanwhile, or the broker is back, nothing is done.
 		op := operation{name: name, target: reconcile.Target{Retire: id, Dead: true}}
-		if err := c.request(ctx, op); err != nil {
+		if err := c.owners.request(ctx, op); err != nil {
 			return nil, nil, err
 		}
 	}

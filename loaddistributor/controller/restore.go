@@ -16,7 +16,7 @@ import (
 
 // Export returns the catalog as text, for Import. ErrUnread, *NotLeaderError.
 func (c *Controller) Export() ([]byte, error) {
-	if err := c.following(); err != nil {
+	if err := c.mu.following(); err != nil {
 		return nil, err
 	}
 	c.mu.RLock()
@@ -34,7 +34,7 @@ type Imported struct {
 // Import brings back what text, which Export made, has and the catalog has not.
 // Errors: *BadMessage, *NotLeaderError, ErrNotCommitted, ErrClosing: repeat it then.
 func (c *Controller) Import(text []byte) (done Imported, err error) {
-	if err := c.following(); err != nil {
+	if err := c.mu.following(); err != nil {
 		return done, err
 	}
 	dump, err := store.Import(text)

@@ -14,7 +14,7 @@ import (
 // returns what became of it on each, by id. Before any is asked: catalog.ErrTopicUnknown,
 // catalog.ErrBrokerUnknown, *BadMessage, ErrBrokerGone, ErrBrokerOld.
 func (c *Controller) SeekChannel(ctx context.Context, topic, channel string, to *srtmv1.Place, only string) ([]*srtmv1.SeekOutcome, error) {
-	if err := c.following(); err != nil {
+	if err := c.mu.following(); err != nil {
 		return nil, err
 	}
 	if _, err := c.Topic(topic); err != nil {

@@ -86,7 +86,7 @@ func (s *Session) Out() *bidi.Queue[*srtmv1.ControllerMessage] { return s.out }
 // Join begins a session, ErrRemoved: not before it has given up what it holds. One that the broker has already ends with ErrReplaced.
 // remote is the address that the broker calls from.
 func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error) {
-	if err := c.following(); err != nil {
+	if err := c.mu.following(); err != nil {
 		return nil, err
 	}
 	s := &Session{
@@ -161,7 +161,7 @@ func (c *Controller) missingLocked(topic string, err error) error {
 	if !errors.Is(err, catalog.ErrTopicUnknown) {
 		return err
 	}
-	if elsewhere := c.Elsewhere(); elsewhere != nil && c.mu.cat.Len() == 0 {
+	if elsewhere := c.mu.elsewhere(); elsewhere != nil && c.mu.cat.Len() == 0 {
 		return elsewhere // the leader knows whether that is all there is
 	}
 	if c.mu.empty && (c.mu.settled.IsZero() || time.Now().Before(c.mu.settled)) {
@@ -283,6 +283,20 @@ func (c *Controller) result(s *Session, p *srtmv1.PrepareResult) error {
 			"remove", r.remove, obs.KeyError, failed)
 	}
 	return nil
+}
+
+// durability is that of the brokers; "": they differ, or there are none.
+func (b *brokers) durability() catalog.Durability {
+	var of catalog.Durability
+	first := true
+	// order: all are to be the same
+	for _, s := range b.sessions {
+		if !first && s.durability != of {
+			return ""
+		}
+		of, first = s.durability, false
+	}
+	return of
 }
 
 // expect numbers a request, which waits for its answer from then on.

@@ -16,8 +16,8 @@ import (
 )
 
 // span begins a span, whose end says what has come of it.
-func (c *Controller) span(ctx context.Context, name string, of ...attribute.KeyValue) (_ context.Context, end func(error)) {
-	ctx, span := c.tracer.Start(ctx, name, trace.WithAttributes(of...))
+func (o *owners) span(ctx context.Context, name string, of ...attribute.KeyValue) (_ context.Context, end func(error)) {
+	ctx, span := o.tracer.Start(ctx, name, trace.WithAttributes(of...))
 	return ctx, func(err error) {
 		if err != nil && !errors.Is(err, reconcile.ErrSettled) {
 			span.SetStatus(codes.Error, err.Error())
@@ -27,7 +27,7 @@ func (c *Controller) span(ctx context.Context, name string, of ...attribute.KeyV
 }
 
 // changeTraced is change in a span, below that of the request if it was one that asked.
-func (c *Controller) changeTraced(own *owner, op operation) error {
+func (o *owners) changeTraced(own *owner, op operation) error {
 	name := "reconcile topic"
 	of := []attribute.KeyValue{attribute.String(obs.KeyTopic, op.name)}
 	switch {
@@ -43,8 +43,8 @@ func (c *Controller) changeTraced(own *owner, op operation) error {
 		of = append(of, attribute.String(obs.KeyBroker, op.target.Retire))
 	}
 	var end func(error)
-	op.ctx, end = c.span(op.ctx, name, of...)
-	err := c.change(own, op)
+	op.ctx, end = o.span(op.ctx, name, of...)
+	err := o.change(own, op)
 	end(err)
 	return err
 }

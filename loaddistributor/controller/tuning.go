@@ -172,8 +172,8 @@ func (c *Controller) tunedLocked(effects []tuner.Effect) {
 // fittedLocked moves a topic to where its fit tries it. Requires: mu held.
 func (c *Controller) fittedLocked(e tuner.Relocate) {
 	why := cause{reason: srtmv1.MoveReason_MOVE_REASON_FIT, why: "fitting: " + c.mu.tuner.Status(e.Topic, time.Now()).Step}
-	op := c.moving(e.Topic, why, func(topic catalog.Topic, _ []placement.Broker) (*catalog.Spec, placement.Plan, error) {
-		return topic.Spec, e.Plan, nil
+	op := moving(e.Topic, why, func(p planning) (*catalog.Spec, placement.Plan, error) {
+		return p.topic.Spec, e.Plan, nil
 	})
 	op.end = func(err error) {
 		c.mu.Lock()
@@ -183,7 +183,7 @@ func (c *Controller) fittedLocked(e tuner.Relocate) {
 			c.tunedLocked(c.mu.tuner.Moved(c.mu.view(moved), err, anew, time.Now()))
 		}
 	}
-	c.wantLocked(op)
+	c.owners.want(op)
 }
 
 // foundLocked moves publishers away from an overloaded broker. Requires: mu held.
@@ -200,7 +200,8 @@ func (c *Controller) foundLocked(e tuner.Found) {
 		return
 	}
 	why := cause{reason: srtmv1.MoveReason_MOVE_REASON_REBALANCE, why: "overload, " + e.Reason}
-	c.wantLocked(c.moving(e.Topic, why, func(now catalog.Topic, _ []placement.Broker) (*catalog.Spec, placement.Plan, error) {
+	c.owners.want(moving(e.Topic, why, func(p planning) (*catalog.Spec, placement.Plan, error) {
+		now := p.topic
 		if now.Placement.Epoch() != e.Epoch {
 			return nil, placement.Plan{}, reconcile.ErrSettled // it has moved since it was looked at
 		}
@@ -243,12 +244,12 @@ func (c *Controller) settle(now time.Time) {
 		if c.mu.tuner.Status(name, now).Step != "" { // the fit was ours
 			why.reason = srtmv1.MoveReason_MOVE_REASON_FIT
 		}
-		c.wantLocked(c.moving(name, why, func(topic catalog.Topic, brokers []placement.Broker) (*catalog.Spec, placement.Plan, error) {
-			if topic.Placement.Unplaced() == 0 {
+		c.owners.want(moving(name, why, func(p planning) (*catalog.Spec, placement.Plan, error) {
+			if p.topic.Placement.Unplaced() == 0 {
 				return nil, placement.Plan{}, reconcile.ErrSettled
 			}
-			plan, err := c.replaceAsWide(topic, brokers, nil)
-			return topic.Spec, plan, err
+			plan, err := p.replaceAsWide(p.topic.Spec, nil)
+			return p.topic.Spec, plan, err
 		}))
 	}
 }
