@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
@@ -56,26 +57,23 @@ func (c *Controller) judge(now time.Time) {
 		}
 	}
 	c.mu.Unlock()
-	var r round
-	for after, more := "", true; more; {
-		c.mu.Lock()
-		after, more = c.mu.judge(after, now, &r)
-		c.mu.Unlock()
-		logChanges(c.cfg.Log, r.changes)
-		r.changes = r.changes[:0]
-	}
+	var changes []catalog.StateChanged
+	var wanting []string
+	c.mu.inTurns(c.mu, func(name string) (work int) {
+		work, changed := c.mu.judge(name, now)
+		changes = append(changes, changed...)
+		if l := c.mu.topics[name]; l != nil && l.wants() {
+			wanting = append(wanting, name)
+		}
+		return work
+	})
+	logChanges(c.cfg.Log, changes)
 	c.mu.Lock()
-	c.mu.wanting = r.wanting
+	c.mu.wanting = wanting
 	c.mu.Unlock()
 }
 
-// round is what judge finds when it goes through all topics.
-type round struct {
-	changes []catalog.StateChanged
-	wanting []string // topics that a tick has something to do for, sorted
-}
-
-// What judge does with mu held in one go: so many topics that are looked at, or so many
+// What is done with the lock held in one go: so many topics are looked at, or so many
 // times more that are quiet.
 const (
 	judgeAtOnce   = 100
@@ -83,35 +81,35 @@ const (
 	workOfOneTurn = judgeAtOnce * quietPerBusy
 )
 
-// judge looks at some of the topics after the named one, and returns the last of them and
-// whether there may be more.
-func (st *state) judge(after string, now time.Time, r *round) (last string, more bool) {
-	work := 0
-	for name := range st.cat.Names(after) {
-		if work >= workOfOneTurn {
-			return after, true
+// inTurns calls f with the name of every topic, sorted, and with the lock held for so much of
+// f's work at a time: topics may come and go meanwhile. Requires: the lock is not held.
+func (st *state) inTurns(lock sync.Locker, f func(name string) (work int)) {
+	for after, more := "", true; more; {
+		more = false
+		lock.Lock()
+		work := 0
+		for name := range st.cat.Names(after) {
+			if more = work >= workOfOneTurn; more {
+				break
+			}
+			after, work = name, work+f(name)
 		}
-		after = name
-		work += st.judgeOne(name, now, r)
-		if l := st.topics[name]; l != nil && l.wants() {
-			r.wanting = append(r.wanting, name)
-		}
+		lock.Unlock()
 	}
-	return after, false
 }
 
-// judgeOne returns how much work it was.
-func (st *state) judgeOne(name string, now time.Time, r *round) (work int) {
+// judge gives a topic its verdict, and returns how much work it was.
+func (st *state) judge(name string, now time.Time) (work int, changes []catalog.StateChanged) {
 	l := st.topics[name]
 	if active, _ := st.cat.Active(name); !active {
 		if l != nil {
 			l.condition = nil
 		}
-		return 1
+		return 1, nil
 	}
 	if l != nil && l.condition != nil && l.condition.quiet && l.reserved == "" && len(st.left)+len(st.away) == 0 {
 		l.condition.counted = now
-		return 1
+		return 1, nil
 	}
 	topic, _ := st.cat.Topic(name)
 	l = st.topics.at(name)
@@ -126,9 +124,9 @@ func (st *state) judgeOne(name string, now time.Time, r *round) (work int) {
 	d.quiet = d.missed == "" && d.over.IsZero() && d.stranded == 0 && len(d.unaccepted) == 0 && d.excess.Empty() && st.silent(topic, now)
 	if before.missed != d.missed || before.over != d.over || before.stranded != d.stranded {
 		was, is := before.show(topic), d.show(topic)
-		r.changes = append(r.changes, catalog.StateChanged{Topic: name, From: was.State, To: is.State, Reason: is.Reason})
+		changes = []catalog.StateChanged{{Topic: name, From: was.State, To: is.State, Reason: is.Reason}}
 	}
-	return quietPerBusy
+	return quietPerBusy, changes
 }
 
 // silent reports whether nothing came, went or waited in the window.

@@ -19,76 +19,26 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
 
-// assignWork asks every broker for what it should have done and is not known
-// to have.
-func (c *Controller) assignWork(now time.Time) {
-	c.mu.RLock()
-	sessions := slices.Collect(maps.Values(c.mu.sessions))
-	c.mu.RUnlock()
-	for _, s := range sessions {
-		c.mu.Lock()
-		if c.mu.sessions[s.broker] == s {
-			c.mu.assign(s, now)
-		}
-		c.mu.Unlock()
-	}
+// contracts compares what the adaptor has with what it should have.
+type contracts struct {
+	// Set once.
+	cfg     *Config
+	mu      *state
+	adaptor ledger
+	owners  *owners
+
+	agreed agreement // owned by run
 }
 
-// assign asks for what is not asked already; an answer that is overdue is asked for again.
-func (st *state) assign(s *Session, now time.Time) {
-	if s.done == st.cat.Version() && len(s.requests)+len(s.unprepared) == 0 {
-		return
-	}
-	type work struct {
-		topic  string
-		remove bool
-	}
-	asked := map[work]bool{}
-	for number, r := range s.requests {
-		if now.Sub(r.sent) < st.cfg.PrepareTimeout {
-			asked[work{r.topic, r.remove}] = true
-		} else {
-			r.answer(s.broker, ErrNoAnswer)
-			delete(s.requests, number)
-		}
-	}
-	remove, prepare := st.cat.Work(s.broker)
-	if s.done = 0; len(remove)+len(prepare) == 0 {
-		s.done = st.cat.Version()
-	}
-	for _, name := range remove {
-		if !asked[work{name, true}] && !st.owned(name) {
-			st.remove(s, name, false, nil, now)
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(s.unprepared)) {
-		topic, known := st.cat.Topic(name)
-		if !known || st.owned(name) || slices.Contains(prepare, name) {
-			continue
-		}
-		// It retires, and has to deliver what it has; or it gave up what another took over, or
-		// its topic was created there anew.
-		if _, has := s.topics[name]; has && slices.Contains(topic.Retiring, s.broker) || st.next.Expects(name, s.broker) {
-			prepare = append(prepare, name)
-		}
-	}
-	for _, name := range prepare {
-		if topic, _ := st.cat.Topic(name); !asked[work{name, false}] {
-			st.ask(s, name, topic.Spec, nil, now)
-		}
-	}
-}
-
-// keepContracts brings back the contracts that the adaptor does not have,
-// because it has restarted, and removes those that were left there. While the
-// adaptor does not answer it asks less and less often.
-func (c *Controller) keepContracts(ctx context.Context) {
+// run brings back the contracts that the adaptor does not have, because it has restarted,
+// and removes those that were left there. While the adaptor does not answer it asks less
+// and less often.
+func (c *contracts) run(ctx context.Context) {
 	delay := c.cfg.ReportInterval
 	longest := max(5*time.Second, c.cfg.ReportInterval)
 	failing := false
-	var agreed agreement
 	for clock.Sleep(ctx, delay) {
-		err := c.compareContracts(ctx, &agreed)
+		err := c.compare(ctx)
 		if ctx.Err() != nil {
 			return
 		}
@@ -112,7 +62,7 @@ func (c *Controller) keepContracts(ctx context.Context) {
 // catalog as these were then. No other is needed until one of them has changed.
 type agreement struct{ revision, version uint64 }
 
-func (c *Controller) compareContracts(ctx context.Context, agreed *agreement) error {
+func (c *contracts) compare(ctx context.Context) error {
 	c.mu.RLock()
 	leftovers := c.mu.cat.LeftoverContracts()
 	version, topics := c.mu.next.Version(), c.mu.cat.Len()
@@ -123,8 +73,8 @@ func (c *Controller) compareContracts(ctx context.Context, agreed *agreement) er
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.PrepareTimeout)
 	defer cancel()
-	before := agreed.revision
-	if !steady || version != agreed.version {
+	before := c.agreed.revision
+	if !steady || version != c.agreed.version {
 		before = 0
 	}
 	shares, err := c.adaptor.ListShares(ctx, &srtmv1.ListSharesRequest{UnlessRevision: before})
@@ -134,8 +84,14 @@ func (c *Controller) compareContracts(ctx context.Context, agreed *agreement) er
 	if before != 0 && shares.Revision == before {
 		return nil
 	}
-	*agreed = agreement{}
-	wanted := c.active()
+	c.agreed = agreement{}
+	var wanted []string
+	c.mu.inTurns(c.mu.RLocker(), func(name string) (work int) {
+		if active, _ := c.mu.cat.Active(name); active {
+			wanted = append(wanted, name)
+		}
+		return 1
+	})
 	has := map[string]*srtmv1.TopicShares{}
 	for _, t := range shares.Topics {
 		if t.Contract != nil {
@@ -155,7 +111,7 @@ func (c *Controller) compareContracts(ctx context.Context, agreed *agreement) er
 		steady = false
 		// What it knows already is what a controller left behind that did not live to
 		// commit the move, or did not live to take it back.
-		if err := c.compared(operation{name: name, target: reconcile.Target{Shared: true, Adopt: !known}}); err != nil {
+		if err := c.seeTo(operation{name: name, target: reconcile.Target{Shared: true, Adopt: !known}}); err != nil {
 			return err
 		}
 	}
@@ -168,20 +124,20 @@ func (c *Controller) compareContracts(ctx context.Context, agreed *agreement) er
 		if held && has[name] == nil {
 			continue
 		}
-		if err := c.compared(operation{name: name, target: reconcile.Target{Forget: true, Held: held}}); err != nil {
+		if err := c.seeTo(operation{name: name, target: reconcile.Target{Forget: true, Held: held}}); err != nil {
 			return err
 		}
 	}
 	if steady {
-		*agreed = agreement{shares.Revision, version}
+		c.agreed = agreement{shares.Revision, version}
 	}
 	return nil
 }
 
-// compared has an operation done unless something is done about its topic. An error says
+// seeTo has an operation done unless something is done about its topic. An error says
 // that the adaptor does not answer: of what it refuses, the next comparison asks again
 // all the same, and other topics must not wait for that.
-func (c *Controller) compared(op operation) error {
+func (c *contracts) seeTo(op operation) error {
 	c.mu.Lock()
 	if c.mu.owned(op.name) || c.mu.closing {
 		c.mu.Unlock()
@@ -199,7 +155,7 @@ func (c *Controller) compared(op operation) error {
 
 // noteReserved notes, for people, which topics lack shares because of brokers that
 // are gone, and what helps.
-func (c *Controller) noteReserved(has map[string]*srtmv1.TopicShares) {
+func (c *contracts) noteReserved(has map[string]*srtmv1.TopicShares) {
 	const remedy = "; restart it, or `srtm share forget %s`"
 	c.mu.RLock()
 	away := maps.Clone(c.mu.away)
@@ -237,30 +193,10 @@ func (c *Controller) noteReserved(has map[string]*srtmv1.TopicShares) {
 	}
 }
 
-// active returns the names of the topics that are, some at a time.
-func (c *Controller) active() (names []string) {
-	for after, more := "", true; more; {
-		c.mu.RLock()
-		seen := 0
-		for name := range c.mu.cat.Names(after) {
-			if seen == workOfOneTurn {
-				break
-			}
-			if active, _ := c.mu.cat.Active(name); active {
-				names = append(names, name)
-			}
-			after, seen = name, seen+1
-		}
-		c.mu.RUnlock()
-		more = seen == workOfOneTurn
-	}
-	return names
-}
-
 // agrees reports whether the adaptor has the topic's contract and members. One that is
 // changing has an owner already. A freed broker has nothing and no session: it
 // becomes a member when it is back.
-func (c *Controller) agrees(name string, has *srtmv1.TopicShares, freed []string) (agrees, changing bool) {
+func (c *contracts) agrees(name string, has *srtmv1.TopicShares, freed []string) (agrees, changing bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	topic, ok := c.mu.next.Topic(name)
@@ -291,4 +227,43 @@ func (c *Controller) agrees(name string, has *srtmv1.TopicShares, freed []string
 		}
 	}
 	return true, false
+}
+
+// noteBrokers keeps what the adaptor, whose memory is not durable, knows of brokers
+// that are gone, and tells it when it has forgotten. Not at once after a start: one
+// that lives calls by then, and one that has a session is not forgotten.
+func (c *contracts) noteBrokers(ctx context.Context, shares *srtmv1.ListSharesResponse) {
+	awaited, holds, strict := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	for _, t := range shares.Topics {
+		for _, id := range t.Awaited {
+			awaited[id] = true
+		}
+		for _, m := range t.Members {
+			if m.Connected {
+				holds[m.BrokerId], strict[m.BrokerId] = true, m.Policy == srtmv1.LeasePolicy_LEASE_POLICY_STRICT
+			}
+		}
+	}
+	now := time.Now()
+	var forget []string
+	c.mu.Lock()
+	for _, b := range c.mu.next.Brokers() {
+		note := catalog.BrokerNoted{ID: b.ID, Forgotten: b.Forgotten || !b.Connected && slices.Contains(shares.Freed, b.ID), Strict: b.Strict}
+		if holds[b.ID] {
+			note.Forgotten, note.Strict = false, strict[b.ID]
+		}
+		if note.Forgotten != b.Forgotten || note.Strict != b.Strict {
+			_, err := c.mu.stage(note)
+			_ = must("note on broker "+b.ID, err) // the next comparison finds it again
+		}
+		if at, away := c.mu.away[b.ID]; b.Forgotten && awaited[b.ID] && away && now.Sub(at) >= c.cfg.EvacuateAfter {
+			forget = append(forget, b.ID)
+		}
+	}
+	c.mu.Unlock()
+	for _, id := range forget {
+		if _, err := c.adaptor.ForgetBroker(ctx, &srtmv1.ForgetBrokerRequest{BrokerId: id}); err != nil {
+			c.cfg.Log.Warn("the adaptor waits for a broker that was forgotten", obs.KeyBroker, id, obs.KeyError, err)
+		}
+	}
 }

@@ -126,9 +126,7 @@ func (c Config) Validate() error {
 // Controller is the single writer. Make it with New, and Run it.
 type Controller struct {
 	// Set once.
-	cfg        *Config
-	mu         *state
-	adaptor    ledger
+	reader
 	unfinished []string // topics that have an owner for Run to start
 	owners     *owners
 	soon       chan struct{} // 1 deep: reconcile is not to wait
@@ -227,7 +225,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 		st.away[b.ID] = time.Now().Add(max(0, returnWithin-cfg.EvacuateAfter))
 	}
 	c := &Controller{
-		cfg: &cfg, mu: st, adaptor: ledger{adaptor, cfg.PrepareTimeout}, soon: make(chan struct{}, 1), metrics: newMetrics(cfg.Metrics),
+		reader: reader{&cfg, st, ledger{adaptor, cfg.PrepareTimeout}}, soon: make(chan struct{}, 1), metrics: newMetrics(cfg.Metrics),
 		tracer: cfg.Traces.Tracer("github.com/srtm-io/srtm/loaddistributor/controller"),
 	}
 	c.owners = &owners{c.cfg, c.mu, c.adaptor, &planner{mu: c.mu, rng: rand.New(rand.NewPCG(cfg.Seed, 0))}, c.tracer}
@@ -235,7 +233,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 		return nil, fmt.Errorf("controller: %w", err)
 	}
 	if cfg.Metrics != nil {
-		if err := cfg.Metrics.Register(collector{c}); err != nil {
+		if err := cfg.Metrics.Register(collector{st}); err != nil {
 			return nil, fmt.Errorf("controller: %w", err)
 		}
 	}
@@ -261,7 +259,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	own, cancel := context.WithCancel(ctx)
 	var others sync.WaitGroup
 	c.resume()
-	others.Go(func() { c.keepContracts(own) })
+	others.Go(func() { (&contracts{cfg: c.cfg, mu: c.mu, adaptor: c.adaptor, owners: c.owners}).run(own) })
 	ticker := time.NewTicker(c.cfg.ReportInterval)
 	defer ticker.Stop()
 	committing := true
@@ -269,14 +267,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	for running := true; running; {
 		select {
 		case <-ticker.C:
-			c.judge(time.Now())
-			c.assignWork(time.Now())
-			c.reconcile(time.Now())
-			c.remind(time.Now())
-			c.tune(time.Now())
-			c.settle(time.Now())
-			c.learn(time.Now())
-			c.rebuild()
+			c.tick(time.Now())
 		case <-c.soon:
 			c.reconcile(time.Now())
 		case err = <-failed:
@@ -308,6 +299,18 @@ func (c *Controller) Run(ctx context.Context) error {
 		err = errors.Join(err, <-failed)
 	}
 	return err
+}
+
+// tick is what is done as often as brokers report.
+func (c *Controller) tick(now time.Time) {
+	c.judge(now)
+	c.assignWork(now)
+	c.reconcile(now)
+	c.remind(now)
+	c.tune(now)
+	c.settle(now)
+	c.learn(now)
+	c.rebuild(now)
 }
 
 // recover stages what has to be said of an earlier controller's end before

@@ -15,26 +15,26 @@ type Node struct {
 }
 
 // Nodes returns the connected brokers, by id.
-func (c *Controller) Nodes() []Node {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	nodes := make([]Node, 0, len(c.mu.sessions))
-	for _, id := range c.mu.connected() {
-		node := c.mu.node(id)
-		node.Topics = slices.Sorted(maps.Keys(c.mu.listed(id)))
+func (r *reader) Nodes() []Node {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	nodes := make([]Node, 0, len(r.mu.sessions))
+	for _, id := range r.mu.connected() {
+		node := r.mu.node(id)
+		node.Topics = slices.Sorted(maps.Keys(r.mu.listed(id)))
 		nodes = append(nodes, node)
 	}
 	return nodes
 }
 
 // Connected is Nodes without their topics.
-func (c *Controller) Connected() []Node {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	ids := c.mu.connected()
+func (r *reader) Connected() []Node {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	ids := r.mu.connected()
 	nodes := make([]Node, len(ids))
 	for i, id := range ids {
-		nodes[i] = c.mu.node(id)
+		nodes[i] = r.mu.node(id)
 	}
 	return nodes
 }
@@ -92,23 +92,23 @@ func (b *brokers) reported(id string) map[string]*reportWindow {
 
 // TopicNames returns the names of all topics that consumers can read, placed
 // or only reported, sorted.
-func (c *Controller) TopicNames() []string {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
+func (r *reader) TopicNames() []string {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
 	set := map[string]bool{}
-	for _, id := range c.mu.connected() {
-		maps.Copy(set, c.mu.listed(id))
+	for _, id := range r.mu.connected() {
+		maps.Copy(set, r.mu.listed(id))
 	}
 	return slices.Sorted(maps.Keys(set))
 }
 
 // Producers returns the connected brokers that have the topic, by id, and its
 // channels, sorted. found: a broker has it, or it is placed and active.
-func (c *Controller) Producers(topic string) (nodes []Node, channels []string, found bool) {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
+func (r *reader) Producers(topic string) (nodes []Node, channels []string, found bool) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
 	set := map[string]bool{}
-	placed, managed := c.mu.cat.Topic(topic)
+	placed, managed := r.mu.cat.Topic(topic)
 	if managed {
 		if !open(placed) {
 			return nil, nil, false
@@ -117,15 +117,15 @@ func (c *Controller) Producers(topic string) (nodes []Node, channels []string, f
 			set[channel] = true
 		}
 	}
-	for _, id := range c.mu.connected() {
-		f, reported := c.mu.reported(id)[topic]
+	for _, id := range r.mu.connected() {
+		f, reported := r.mu.reported(id)[topic]
 		if reported {
 			for _, channel := range f.channels {
 				set[channel] = true
 			}
 		}
-		if managed && c.mu.cat.Shows(topic, id) || !managed && reported {
-			nodes = append(nodes, c.mu.node(id))
+		if managed && r.mu.cat.Shows(topic, id) || !managed && reported {
+			nodes = append(nodes, r.mu.node(id))
 		}
 	}
 	return nodes, slices.Sorted(maps.Keys(set)), managed || len(nodes) > 0

@@ -33,28 +33,28 @@ const maxWaits = 100
 
 // DrainWaits returns what the drain of a broker waits for, by topic, and whether
 // there is nothing any more; of one that does not drain, and on a follower, neither.
-func (c *Controller) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool) {
+func (r *reader) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool) {
 	now := time.Now()
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	b, _ := c.mu.cat.Broker(id)
-	if !b.Draining || c.mu.leader != nil {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	b, _ := r.mu.cat.Broker(id)
+	if !b.Draining || r.mu.leader != nil {
 		return nil, false
 	}
 	wait := func(topic, reason, remedy string) {
 		waits = append(waits, &srtmv1.DrainWait{Topic: topic, Reason: reason, Remedy: remedy})
 	}
-	for _, name := range c.mu.cat.Placed(id) {
+	for _, name := range r.mu.cat.Placed(id) {
 		if len(waits) == maxWaits {
 			return waits, false
 		}
-		topic, _ := c.mu.cat.Topic(name)
+		topic, _ := r.mu.cat.Topic(name)
 		if slices.Contains(topic.Retiring, id) {
-			reason, remedy := c.mu.leftOn(topic, b, now)
+			reason, remedy := r.mu.leftOn(topic, b, now)
 			wait(name, reason, remedy)
 			continue
 		}
-		l := c.mu.topics.see(name)
+		l := r.mu.topics.see(name)
 		switch own, why := l.owner, l.stays; {
 		case !open(topic):
 			wait(name, "the topic is "+topic.State.String(), "")
@@ -70,17 +70,17 @@ func (c *Controller) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool
 			wait(name, fmt.Sprintf("it could not be moved, and is tried again within %v: %v", moveRetry, why), "")
 		}
 	}
-	for _, name := range c.mu.alien(id) {
+	for _, name := range r.mu.alien(id) {
 		if len(waits) == maxWaits {
 			return waits, false
 		}
 		wait(name, "the loaddistributor did not place it here, and it is in use", "end its publishers and consumers, or have them use another broker")
 	}
-	switch s := c.mu.sessions[id]; {
+	switch s := r.mu.sessions[id]; {
 	case len(waits) > 0:
-	case !c.mu.cat.Empty(id):
+	case !r.mu.cat.Empty(id):
 		wait("", "deleted topics are being removed from it", "")
-	case c.mu.retires(id):
+	case r.mu.retires(id):
 		wait("", "its shares are being given to others", "")
 	case s != nil && s.reports == 0:
 		wait("", "its first report is due", "")

@@ -30,10 +30,10 @@ func NewFollower(cfg Config, adaptor Adaptor, leader func() string) (*Controller
 
 // Informed reports whether there is a catalog to answer from that is up to date;
 // changed is closed when that changes.
-func (c *Controller) Informed() (now bool, changed <-chan struct{}) {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	return !c.mu.unread && !c.mu.cut, c.mu.informed
+func (r *reader) Informed() (now bool, changed <-chan struct{}) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return !r.mu.unread && !r.mu.cut, r.mu.informed
 }
 
 func (f *followed) inform(unread, cut bool) {
@@ -44,10 +44,10 @@ func (f *followed) inform(unread, cut bool) {
 
 // Ready returns catalog.ErrUnread for a follower that was not told anything yet:
 // its catalog is empty, and what is not in it may exist.
-func (c *Controller) Ready() error {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	return c.mu.ready()
+func (r *reader) Ready() error {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.mu.ready()
 }
 
 func (f *followed) ready() error {
@@ -84,7 +84,7 @@ func (f *followed) following() error {
 
 // Elsewhere returns *NotLeaderError if this is a follower that knows who leads: for
 // what it could answer in part only.
-func (c *Controller) Elsewhere() error { return c.mu.elsewhere() }
+func (r *reader) Elsewhere() error { return r.mu.elsewhere() }
 
 // Reset takes the place of all that was known. Watchers have to begin
 // anew.

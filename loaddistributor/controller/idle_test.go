@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -61,13 +62,7 @@ func TestATickLooksAtNoIdleTopic(t *testing.T) {
 	looks := func(topics int) float64 {
 		c, now := idle(t, topics), time.Now()
 		return testing.AllocsPerRun(10, func() {
-			c.judge(now)
-			c.assignWork(now)
-			c.reconcile(now)
-			c.remind(now)
-			c.tune(now)
-			c.settle(now)
-			c.learn(now)
+			c.tick(now)
 		})
 	}
 	if few, many := looks(10), looks(500); many > few+20 {
@@ -93,6 +88,18 @@ func TestATickGoesToWhatWantsIt(t *testing.T) {
 	}
 }
 
+// turns are the topics that were judged when a turn with the lock began.
+type turns struct {
+	sync.Locker
+	judged func() int
+	at     []int
+}
+
+func (t *turns) Lock() {
+	t.at = append(t.at, t.judged())
+	t.Locker.Lock()
+}
+
 func TestJudgeHoldsTheLockForAFewTopics(t *testing.T) {
 	c, now := idle(t, 3*judgeAtOnce+1), time.Now()
 	judged := func() (n int) {
@@ -103,13 +110,10 @@ func TestJudgeHoldsTheLockForAFewTopics(t *testing.T) {
 		}
 		return n
 	}
-	var r round
-	after, more := c.mu.judge("", now, &r)
-	if n := judged(); n != judgeAtOnce || !more {
-		t.Errorf("%d topics in one turn, and more: %v; want %d", n, more, judgeAtOnce)
-	}
-	for more {
-		after, more = c.mu.judge(after, now, &r)
+	lock := &turns{Locker: c.mu, judged: judged}
+	c.mu.inTurns(lock, func(name string) (work int) { work, _ = c.mu.judge(name, now); return work })
+	if want := []int{0, judgeAtOnce, 2 * judgeAtOnce, 3 * judgeAtOnce}; !slices.Equal(lock.at, want) {
+		t.Errorf("turns began after %v topics, want %v", lock.at, want)
 	}
 	if n := judged(); n != c.mu.cat.Len() {
 		t.Errorf("%d topics were looked at, of %d", n, c.mu.cat.Len())

@@ -166,15 +166,15 @@ func (c *Controller) countLocked(s *Session, a *srtmv1.Arrivals, piece tuner.Pie
 
 // Learned returns what an open topic's brokers have found out, at most so many publishers,
 // those of the highest rates; nil for another topic.
-func (c *Controller) Learned(topic catalog.Topic, most int) *srtmv1.Learned {
+func (r *reader) Learned(topic catalog.Topic, most int) *srtmv1.Learned {
 	if !topic.Spec.Demand.Open {
 		return nil
 	}
 	name := topic.Spec.Name()
-	c.mu.RLock()
-	defer c.mu.RUnlock()
+	r.mu.RLock()
+	defer r.mu.RUnlock()
 	p := &srtmv1.Learned{}
-	of := c.mu.topics.see(name).learned
+	of := r.mu.topics.see(name).learned
 	if of == nil {
 		return p
 	}
@@ -198,8 +198,8 @@ func (c *Controller) Learned(topic catalog.Topic, most int) *srtmv1.Learned {
 	if wrong > 0 {
 		p.Notes = append(p.Notes, fmt.Sprintf("%d publishers send to another broker of the topic than they belong to, and are served there: %s", wrong, remedy))
 	}
-	for _, id := range slices.Sorted(maps.Keys(c.mu.sessions)) {
-		if f := c.mu.sessions[id].topics[name]; f != nil && f.used && !c.mu.cat.Holds(name, id) {
+	for _, id := range slices.Sorted(maps.Keys(r.mu.sessions)) {
+		if f := r.mu.sessions[id].topics[name]; f != nil && f.used && !r.mu.cat.Holds(name, id) {
 			to := topic.Placement.Of("")
 			p.Notes = append(p.Notes, fmt.Sprintf("publishers send to broker %s, which does not have the topic: consumers do not find it there. Point them at %s (broker %s), or run srtm agent beside them", id, to.TCPAddress, to.Broker))
 		}

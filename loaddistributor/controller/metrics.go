@@ -86,7 +86,7 @@ func (m *metrics) count(c tuner.Counts) {
 }
 
 // collector shows the controller at the moment it is asked.
-type collector struct{ c *Controller }
+type collector struct{ mu *state }
 
 func (collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
@@ -98,13 +98,8 @@ func (collector) Describe(out chan<- *prometheus.Desc) {
 }
 
 func (m collector) Collect(out chan<- prometheus.Metric) {
-	for _, metric := range m.c.snapshot(time.Now()) {
-		out <- metric
-	}
-}
-
-func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
-	var all []prometheus.Metric
+	now := time.Now()
+	var all []prometheus.Metric // given out without the lock
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		all = append(all, prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...))
 	}
@@ -113,9 +108,9 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 		reports []received // immutable
 	}
 	var windows []listed
-	c.mu.RLock()
+	m.mu.RLock()
 	var connected, mcap, allocated int64
-	for _, b := range c.mu.cat.Brokers() {
+	for _, b := range m.mu.cat.Brokers() {
 		if b.Connected {
 			connected++
 			mcap += b.Mcap
@@ -126,7 +121,7 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 	gauge(descMcap, float64(mcap))
 	gauge(descAllocated, float64(allocated))
 	var creating, watched float64
-	for _, l := range c.mu.topics {
+	for _, l := range m.mu.topics {
 		if l.creating != nil {
 			creating++
 		}
@@ -136,13 +131,12 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 	}
 	gauge(descCreating, creating)
 	gauge(descWatchers, watched)
-	gauge(descFits, float64(c.mu.tuner.Searches()))
-
-	c.mu.RUnlock()
+	gauge(descFits, float64(m.mu.tuner.Searches()))
+	m.mu.RUnlock()
 
 	topics := 0
 	states := map[catalog.State]int{}
-	c.each(func(topic catalog.Topic) {
+	m.mu.each(func(topic catalog.Topic) {
 		states[topic.State]++
 		if topics++; topics > maxListed {
 			return
@@ -151,26 +145,26 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 		window := listed{topic: name}
 		var delivered, exceeded uint64
 		for _, q := range topic.Plan.Quotas {
-			if f := c.mu.reports(name, q.Broker); f != nil {
-				d, x := f.counts(now.Add(-c.cfg.Window))
+			if f := m.mu.reports(name, q.Broker); f != nil {
+				d, x := f.counts(now.Add(-m.mu.cfg.Window))
 				delivered += d
 				exceeded += x
-				window.reports = append(window.reports, f.within(now.Add(-c.cfg.Window))...)
+				window.reports = append(window.reports, f.within(now.Add(-m.mu.cfg.Window))...)
 			}
 		}
 		windows = append(windows, window)
 		gauge(descDelivered, float64(delivered), name)
 		gauge(descExceeded, float64(exceeded), name)
 		over := 0.0
-		if c.mu.over(name) {
-			over = c.mu.topics.see(name).condition.by
+		if m.mu.over(name) {
+			over = m.mu.topics.see(name).condition.by
 		}
 		gauge(descOver, over, name)
-		if d := c.mu.topics.see(name).condition; d != nil {
+		if d := m.mu.topics.see(name).condition; d != nil {
 			gauge(descStranded, float64(d.stranded), name)
 			gauge(descRefused, float64(d.refused()), name)
 		}
-		switch c.mu.verdict(topic, now).Decision {
+		switch m.mu.verdict(topic, now).Decision {
 		case tuner.Within:
 			gauge(descMet, 1, name)
 		case tuner.Beyond:
@@ -191,5 +185,7 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 		gauge(descTopics, float64(states[s]), s.String())
 	}
 	gauge(descUnlisted, float64(max(0, topics-maxListed)))
-	return all
+	for _, metric := range all {
+		out <- metric
+	}
 }

@@ -58,13 +58,13 @@ func (st *state) remember(name string, more []moved) {
 // Moves returns the moves of a topic's publishers, the newest first, at most so many of
 // those before the one of that number; 0: the newest. next is for those that follow, 0:
 // there are none. Errors: catalog.ErrTopicUnknown.
-func (c *Controller) Moves(name string, before uint64, most int) (list []*srtmv1.PublisherMove, next, forgotten uint64, err error) {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	if _, ok := c.mu.cat.Topic(name); !ok {
-		return nil, 0, 0, c.mu.deny(fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown))
+func (r *reader) Moves(name string, before uint64, most int) (list []*srtmv1.PublisherMove, next, forgotten uint64, err error) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if _, ok := r.mu.cat.Topic(name); !ok {
+		return nil, 0, 0, r.mu.deny(fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown))
 	}
-	m := c.mu.topics.see(name).moves
+	m := r.mu.topics.see(name).moves
 	list, next = m.page(before, most)
 	return list, next, m.forgotten, nil
 }

@@ -46,10 +46,10 @@ func (c *Controller) setBroker(id string, e catalog.Event) (catalog.Broker, erro
 
 // BrokerTopics returns the topics that are placed on the broker or have left
 // messages there, by name.
-func (c *Controller) BrokerTopics(id string) []string {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	return c.mu.cat.Placed(id)
+func (r *reader) BrokerTopics(id string) []string {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.mu.cat.Placed(id)
 }
 
 // reconcile moves topics away from brokers that drain or have been away for too

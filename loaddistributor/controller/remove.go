@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -15,45 +14,6 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
-
-// noteBrokers keeps what the adaptor, whose memory is not durable, knows of brokers
-// that are gone, and tells it when it has forgotten. Not at once after a start: one
-// that lives calls by then, and one that has a session is not forgotten.
-func (c *Controller) noteBrokers(ctx context.Context, shares *srtmv1.ListSharesResponse) {
-	awaited, holds, strict := map[string]bool{}, map[string]bool{}, map[string]bool{}
-	for _, t := range shares.Topics {
-		for _, id := range t.Awaited {
-			awaited[id] = true
-		}
-		for _, m := range t.Members {
-			if m.Connected {
-				holds[m.BrokerId], strict[m.BrokerId] = true, m.Policy == srtmv1.LeasePolicy_LEASE_POLICY_STRICT
-			}
-		}
-	}
-	now := time.Now()
-	var forget []string
-	c.mu.Lock()
-	for _, b := range c.mu.next.Brokers() {
-		note := catalog.BrokerNoted{ID: b.ID, Forgotten: b.Forgotten || !b.Connected && slices.Contains(shares.Freed, b.ID), Strict: b.Strict}
-		if holds[b.ID] {
-			note.Forgotten, note.Strict = false, strict[b.ID]
-		}
-		if note.Forgotten != b.Forgotten || note.Strict != b.Strict {
-			_, err := c.mu.stage(note)
-			_ = must("note on broker "+b.ID, err) // the next comparison finds it again
-		}
-		if at, away := c.mu.away[b.ID]; b.Forgotten && awaited[b.ID] && away && now.Sub(at) >= c.cfg.EvacuateAfter {
-			forget = append(forget, b.ID)
-		}
-	}
-	c.mu.Unlock()
-	for _, id := range forget {
-		if _, err := c.adaptor.ForgetBroker(ctx, &srtmv1.ForgetBrokerRequest{BrokerId: id}); err != nil {
-			c.cfg.Log.Warn("the adaptor waits for a broker that was forgotten", obs.KeyBroker, id, obs.KeyError, err)
-		}
-	}
-}
 
 // RemoveBroker takes the caller's word that a broker is dead: it is none of the
 // cluster any more, until it joins anew. It returns what was reserved for it, and the

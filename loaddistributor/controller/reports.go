@@ -134,10 +134,10 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 }
 
 // Offered is what a broker's newest report says that clients sent to it, msg/s.
-func (c *Controller) Offered(broker string) float64 {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	if s := c.mu.sessions[broker]; s != nil {
+func (r *reader) Offered(broker string) float64 {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if s := r.mu.sessions[broker]; s != nil {
 		return s.offered
 	}
 	return 0

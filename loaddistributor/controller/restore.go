@@ -15,13 +15,13 @@ import (
 )
 
 // Export returns the catalog as text, for Import. ErrUnread, *NotLeaderError.
-func (c *Controller) Export() ([]byte, error) {
-	if err := c.mu.following(); err != nil {
+func (r *reader) Export() ([]byte, error) {
+	if err := r.mu.following(); err != nil {
 		return nil, err
 	}
-	c.mu.RLock()
-	dump := c.mu.cat.Dump()
-	c.mu.RUnlock()
+	r.mu.RLock()
+	dump := r.mu.cat.Dump()
+	r.mu.RUnlock()
 	return store.Export(dump)
 }
 
@@ -246,7 +246,7 @@ func (c *Controller) rebuildsLocked(topic string) (broker string) {
 
 // rebuild brings back the topics of which all members are there and agree, once the
 // others have had the time to come, too.
-func (c *Controller) rebuild() {
+func (c *Controller) rebuild(now time.Time) {
 	notes := map[string]string{} // by topic: why it is not
 	var rebuilt []string
 	defer func() {
@@ -259,7 +259,7 @@ func (c *Controller) rebuild() {
 	}()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if time.Now().Before(c.mu.settled) {
+	if now.Before(c.mu.settled) {
 		return
 	}
 	copies := map[string][]kept{} // by topic, in the order of the brokers

@@ -1,7 +1,6 @@
 package controller
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -153,28 +152,6 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 	return s, nil
 }
 
-// missingLocked returns err, or catalog.ErrUnread, by which publishers stay where they
-// are, if it says that a topic is unknown that may be there all the same: a broker has
-// joined with it, or the catalog was empty and brokers have not had the time to.
-// Requires: mu held.
-func (c *Controller) missingLocked(topic string, err error) error {
-	if !errors.Is(err, catalog.ErrTopicUnknown) {
-		return err
-	}
-	if elsewhere := c.mu.elsewhere(); elsewhere != nil && c.mu.cat.Len() == 0 {
-		return elsewhere // the leader knows whether that is all there is
-	}
-	if c.mu.empty && (c.mu.settled.IsZero() || time.Now().Before(c.mu.settled)) {
-		return fmt.Errorf("topic %s: the store of this loaddistributor was empty, and brokers may come back with it: %w", topic, catalog.ErrUnread)
-	}
-	for _, s := range c.mu.sessions {
-		if s.unknown[topic] {
-			return fmt.Errorf("topic %s: broker %s holds it, and the store of this loaddistributor does not have it: %w", topic, s.broker, catalog.ErrUnread)
-		}
-	}
-	return err
-}
-
 // Leave ends a session; harmless for one that was replaced.
 func (c *Controller) Leave(s *Session) {
 	c.mu.Lock()
@@ -297,6 +274,66 @@ func (b *brokers) durability() catalog.Durability {
 		of, first = s.durability, false
 	}
 	return of
+}
+
+// assignWork asks every broker for what it should have done and is not known
+// to have.
+func (c *Controller) assignWork(now time.Time) {
+	c.mu.RLock()
+	sessions := slices.Collect(maps.Values(c.mu.sessions))
+	c.mu.RUnlock()
+	for _, s := range sessions {
+		c.mu.Lock()
+		if c.mu.sessions[s.broker] == s {
+			c.mu.assign(s, now)
+		}
+		c.mu.Unlock()
+	}
+}
+
+// assign asks for what is not asked already; an answer that is overdue is asked for again.
+func (st *state) assign(s *Session, now time.Time) {
+	if s.done == st.cat.Version() && len(s.requests)+len(s.unprepared) == 0 {
+		return
+	}
+	type work struct {
+		topic  string
+		remove bool
+	}
+	asked := map[work]bool{}
+	for number, r := range s.requests {
+		if now.Sub(r.sent) < st.cfg.PrepareTimeout {
+			asked[work{r.topic, r.remove}] = true
+		} else {
+			r.answer(s.broker, ErrNoAnswer)
+			delete(s.requests, number)
+		}
+	}
+	remove, prepare := st.cat.Work(s.broker)
+	if s.done = 0; len(remove)+len(prepare) == 0 {
+		s.done = st.cat.Version()
+	}
+	for _, name := range remove {
+		if !asked[work{name, true}] && !st.owned(name) {
+			st.remove(s, name, false, nil, now)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.unprepared)) {
+		topic, known := st.cat.Topic(name)
+		if !known || st.owned(name) || slices.Contains(prepare, name) {
+			continue
+		}
+		// It retires, and has to deliver what it has; or it gave up what another took over, or
+		// its topic was created there anew.
+		if _, has := s.topics[name]; has && slices.Contains(topic.Retiring, s.broker) || st.next.Expects(name, s.broker) {
+			prepare = append(prepare, name)
+		}
+	}
+	for _, name := range prepare {
+		if topic, _ := st.cat.Topic(name); !asked[work{name, false}] {
+			st.ask(s, name, topic.Spec, nil, now)
+		}
+	}
 }
 
 // expect numbers a request, which waits for its answer from then on.
