@@ -129,9 +129,11 @@ type Controller struct {
 	reader
 	unfinished []string // topics that have an owner for Run to start
 	owners     *owners
+	tuning     *tuning
+	learning   *learning
+	witness    *witness
 	soon       chan struct{} // 1 deep: reconcile is not to wait
 	metrics    metrics
-	tracer     trace.Tracer
 }
 
 // state is what the controller knows. What is not set once is guarded by its lock, which its
@@ -224,11 +226,15 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 		// A broker that was without a loaddistributor for long calls no sooner.
 		st.away[b.ID] = time.Now().Add(max(0, returnWithin-cfg.EvacuateAfter))
 	}
+	ledger, metrics, soon := ledger{adaptor, cfg.PrepareTimeout}, newMetrics(cfg.Metrics), make(chan struct{}, 1)
+	tracer := cfg.Traces.Tracer("github.com/srtm-io/srtm/loaddistributor/controller")
+	owners := &owners{&cfg, st, ledger, &planner{mu: st, rng: rand.New(rand.NewPCG(cfg.Seed, 0))}, tracer}
+	tuning := &tuning{&cfg, st, ledger, owners, metrics, tracer}
 	c := &Controller{
-		reader: reader{&cfg, st, ledger{adaptor, cfg.PrepareTimeout}}, soon: make(chan struct{}, 1), metrics: newMetrics(cfg.Metrics),
-		tracer: cfg.Traces.Tracer("github.com/srtm-io/srtm/loaddistributor/controller"),
+		reader: reader{&cfg, st, ledger},
+		owners: owners, tuning: tuning, learning: &learning{&cfg, st, owners, tuning}, witness: &witness{st, ledger, soon},
+		soon: soon, metrics: metrics,
 	}
-	c.owners = &owners{c.cfg, c.mu, c.adaptor, &planner{mu: c.mu, rng: rand.New(rand.NewPCG(cfg.Seed, 0))}, c.tracer}
 	if err := c.recover(); err != nil {
 		return nil, fmt.Errorf("controller: %w", err)
 	}
@@ -307,9 +313,9 @@ func (c *Controller) tick(now time.Time) {
 	c.assignWork(now)
 	c.reconcile(now)
 	c.remind(now)
-	c.tune(now)
+	c.tuning.look(now)
 	c.settle(now)
-	c.learn(now)
+	c.learning.look(now)
 	c.rebuild(now)
 }
 

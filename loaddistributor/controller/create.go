@@ -97,7 +97,7 @@ func (c *Controller) begin(ctx context.Context, spec *catalog.Spec, key, on stri
 	if err := c.mu.taken(name); err != nil {
 		return nil, catalog.Topic{}, err
 	}
-	if id := c.rebuildsLocked(name); id != "" {
+	if id := c.mu.rebuilds(name); id != "" {
 		return nil, catalog.Topic{}, fmt.Errorf("topic %s: broker %s keeps it, and it comes back by itself: %w", name, id, catalog.ErrUnread)
 	}
 	// What asks for nothing gets memory at least: that is not stored, so that 0.1.0 can
@@ -124,7 +124,7 @@ func (c *Controller) created(cr *creation, err error, began time.Time) {
 	c.mu.Lock()
 	if err == nil {
 		cr.topic, _ = c.mu.cat.Topic(name)
-		c.tunedLocked(c.mu.tuner.Begin(name, cr.topic.Spec.Demand, time.Now()))
+		c.tuning.do(c.mu.tuner.Begin(name, cr.topic.Spec.Demand, time.Now()))
 	}
 	cr.err, cr.ended = err, true
 	c.mu.topics.at(name).creating = nil

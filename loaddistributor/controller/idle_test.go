@@ -135,7 +135,7 @@ func TestAQuietTopicIsWoken(t *testing.T) {
 		t.Helper()
 		now = now.Add(time.Second)
 		r := &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{Topic: "t0", Interval: durationpb.New(time.Second), Offered: offered}}}
-		testkit.Must(t, c.report(s, r, now))
+		testkit.Must(t, c.mu.report(s, r, now))
 		c.judge(now)
 	}
 	if report(0); !d().quiet {
@@ -172,7 +172,7 @@ func TestAQuietTopicSavesNothing(t *testing.T) {
 		t.Helper()
 		now = now.Add(time.Second)
 		r := &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{Topic: "t0", Interval: durationpb.New(time.Second), Offered: offered}}}
-		testkit.Must(t, c.report(s, r, now))
+		testkit.Must(t, c.mu.report(s, r, now))
 		c.judge(now)
 		return c.mu.topics["t0"].condition
 	}
@@ -246,7 +246,7 @@ func TestWhatReportsLeaveOutIsKnown(t *testing.T) {
 				side
 				report *srtmv1.BrokerReport
 			}{{whole, &srtmv1.BrokerReport{Topics: all}}, {changes, &srtmv1.BrokerReport{Topics: some, Changes: step > 0}}} {
-				if err := at.c.report(at.s, at.report, now); err != nil {
+				if err := at.c.mu.report(at.s, at.report, now); err != nil {
 					r.Fatal(err)
 				}
 				at.c.judge(now)
@@ -283,8 +283,8 @@ func TestAReportLeavesOutNoMessages(t *testing.T) {
 	c, now := idle(t, 1), time.Now()
 	s := &Session{broker: "b1", topics: map[string]*reportWindow{}, lively: map[string]*reportWindow{}, unprepared: map[string]bool{}}
 	c.mu.sessions["b1"] = s
-	testkit.Must(t, c.report(s, &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{Topic: "t0", Interval: durationpb.New(time.Second), Offered: 1}}}, now))
-	err := c.report(s, &srtmv1.BrokerReport{Changes: true}, now.Add(time.Second))
+	testkit.Must(t, c.mu.report(s, &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{Topic: "t0", Interval: durationpb.New(time.Second), Offered: 1}}}, now))
+	err := c.mu.report(s, &srtmv1.BrokerReport{Changes: true}, now.Add(time.Second))
 	if bad, ok := errors.AsType[*BadMessage](err); !ok || bad.Field != "report.changes" {
 		t.Errorf("left out after a message: %v", err)
 	}
@@ -295,10 +295,10 @@ func TestAReportMayLeaveOutWhatWasRemoved(t *testing.T) {
 	c, now := idle(t, 1), time.Now()
 	s := &Session{broker: "b1", topics: map[string]*reportWindow{}, lively: map[string]*reportWindow{}, unprepared: map[string]bool{}}
 	c.mu.sessions["b1"] = s
-	testkit.Must(t, c.report(s, &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{Topic: "t0", Interval: durationpb.New(time.Second), Offered: 1}}}, now))
+	testkit.Must(t, c.mu.report(s, &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{Topic: "t0", Interval: durationpb.New(time.Second), Offered: 1}}}, now))
 	topic, _ := c.mu.cat.Topic("t0")
 	c.mu.removed(topic, nil)
-	if err := c.report(s, &srtmv1.BrokerReport{Changes: true}, now.Add(time.Second)); err != nil || len(s.lively) > 0 {
+	if err := c.mu.report(s, &srtmv1.BrokerReport{Changes: true}, now.Add(time.Second)); err != nil || len(s.lively) > 0 {
 		t.Errorf("%v; %d topics are still looked at", err, len(s.lively))
 	}
 }
@@ -324,7 +324,7 @@ func TestWhatABrokerHadBeforeIsKeptForAWindow(t *testing.T) {
 	report := func(r *srtmv1.BrokerReport) {
 		t.Helper()
 		now = now.Add(time.Second)
-		testkit.Must(t, c.report(s, r, now))
+		testkit.Must(t, c.mu.report(s, r, now))
 	}
 	says := func(delivered uint64, publishers uint32) []*srtmv1.TopicStats {
 		return []*srtmv1.TopicStats{{Topic: "had", Interval: durationpb.New(time.Second), Delivered: delivered, Depth: 5, Publishers: publishers}}
@@ -362,7 +362,7 @@ func TestALongWindowEnds(t *testing.T) {
 	report := func(delivered uint64) {
 		t.Helper()
 		now = now.Add(c.cfg.ReportInterval)
-		if err := c.report(s, &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{
+		if err := c.mu.report(s, &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{
 			Topic: "t0", Interval: durationpb.New(c.cfg.ReportInterval), Delivered: delivered, Backlog: 5,
 		}}}, now); err != nil {
 			t.Fatal(err)

@@ -17,7 +17,6 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/learned"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
-	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
 // An open topic has no list of publishers: its brokers record arrivals, all the time, and
@@ -25,18 +24,27 @@ import (
 // specification has: a change of them is a move like another, in which most publishers
 // stay, and so it is durable and the next leader has it.
 
-// learn has open topics placed by those who publish to them.
-func (c *Controller) learn(now time.Time) {
+// learning has open topics placed by what was learned of them.
+type learning struct {
+	// Set once.
+	cfg    *Config
+	mu     *state
+	owners *owners
+	tuning *tuning
+}
+
+// look has open topics placed by those who publish to them.
+func (t *learning) look(now time.Time) {
 	type look struct {
 		name string
 		of   *learned.Topic
 		job  *learned.Job
 	}
 	var looks []look
-	c.mu.Lock()
-	for _, name := range c.mu.wanting {
-		topic, known := c.mu.cat.Topic(name)
-		l := c.mu.topics[name]
+	t.mu.Lock()
+	for _, name := range t.mu.wanting {
+		topic, known := t.mu.cat.Topic(name)
+		l := t.mu.topics[name]
 		if !known || l == nil || !l.learns && l.learned == nil && l.profile == nil {
 			continue
 		}
@@ -51,33 +59,33 @@ func (c *Controller) learn(now time.Time) {
 		}
 		l.learned.Whole(l.profile != nil)
 		holders := topic.Holders()
-		brokers := slices.DeleteFunc(slices.Clone(holders), func(id string) bool { return c.mu.sessions[id] == nil })
+		brokers := slices.DeleteFunc(slices.Clone(holders), func(id string) bool { return t.mu.sessions[id] == nil })
 		for _, o := range l.learned.Orders(brokers, len(brokers) < len(holders), now) {
-			c.mu.sessions[o.Broker].record(name, o, l.profile != nil)
+			t.mu.sessions[o.Broker].record(name, o, l.profile != nil)
 		}
 		if job := l.learned.Look(topic.Spec, now); job != nil {
 			looks = append(looks, look{name, l.learned, job})
 		}
 	}
-	c.mu.Unlock()
+	t.mu.Unlock()
 	for _, at := range looks {
 		at.job.Think()
-		c.mu.Lock()
-		topic, known := c.mu.cat.Topic(at.name)
-		if p := c.mu.topics.see(at.name).profile; p != nil {
+		t.mu.Lock()
+		topic, known := t.mu.cat.Topic(at.name)
+		if p := t.mu.topics.see(at.name).profile; p != nil {
 			p.take(at.of, at.job)
 		}
-		if known && topic.Spec.Demand.Open && open(topic) && c.mu.topics.see(at.name).learned == at.of && !c.mu.owned(at.name) && !c.mu.closing && !c.mu.tuner.Status(at.name, now).Running {
+		if known && topic.Spec.Demand.Open && open(topic) && t.mu.topics.see(at.name).learned == at.of && !t.mu.owned(at.name) && !t.mu.closing && !t.mu.tuner.Status(at.name, now).Running {
 			if p := at.of.Act(at.job, topic.Spec, topic.Plan.K, now); p != nil {
-				c.placeByLocked(topic, p)
+				t.placeBy(topic, p)
 			}
 		}
-		c.mu.Unlock()
+		t.mu.Unlock()
 	}
 }
 
-// placeByLocked has a topic placed by the publishers that were learned. Requires: mu held.
-func (c *Controller) placeByLocked(was catalog.Topic, p *learned.Proposal) {
+// placeBy has a topic placed by the publishers that were learned. Requires: mu held.
+func (t *learning) placeBy(was catalog.Topic, p *learned.Proposal) {
 	name := was.Spec.Name()
 	why := cause{reason: srtmv1.MoveReason_MOVE_REASON_CORRELATION, why: "publishers learned"}
 	op := moving(name, why, func(at planning) (*catalog.Spec, placement.Plan, error) {
@@ -85,7 +93,7 @@ func (c *Controller) placeByLocked(was catalog.Topic, p *learned.Proposal) {
 			return nil, placement.Plan{}, reconcile.ErrSettled // another change came between
 		}
 		if p.Spec.Demand.RateMilli > was.Spec.Demand.RateMilli {
-			if err := c.mu.checkTenant(p.Spec); err != nil {
+			if err := t.mu.checkTenant(p.Spec); err != nil {
 				return nil, placement.Plan{}, err
 			}
 		}
@@ -93,75 +101,28 @@ func (c *Controller) placeByLocked(was catalog.Topic, p *learned.Proposal) {
 		return p.Spec, plan, err
 	})
 	op.end = func(err error) {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		topic, known := c.mu.cat.Topic(name)
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		topic, known := t.mu.cat.Topic(name)
 		if err != nil || !known {
 			if errors.As(err, new(*placement.Infeasible)) {
-				c.cfg.Log.Warn("topic is not placed by the publishers that were learned", obs.KeyTopic, name, obs.KeyError, err)
+				t.cfg.Log.Warn("topic is not placed by the publishers that were learned", obs.KeyTopic, name, obs.KeyError, err)
 			}
 			return
 		}
 		if p.Grew {
-			c.tunedLocked(c.mu.tuner.Begin(name, topic.Spec.Demand, time.Now()))
+			t.tuning.do(t.mu.tuner.Begin(name, topic.Spec.Demand, time.Now()))
 		}
 		// Those that have just become known and belong elsewhere.
 		for _, id := range slices.Sorted(maps.Keys(p.At)) {
 			if to, at := topic.Placement.Of(id), p.At[id]; to.Broker != at && at != "" {
-				c.mu.disconnect(name, at, []string{id})
-				c.mu.remember(name, []moved{{&why, time.Now(), topic.Placement.Epoch(), id, at, to.Broker}})
-				c.cfg.Log.Info("a publisher belongs to another broker", obs.KeyTopic, name, "publisher", id, obs.KeyBroker, at, "to", to.Broker, obs.KeyAddress, to.TCPAddress)
+				t.mu.disconnect(name, at, []string{id})
+				t.mu.remember(name, []moved{{&why, time.Now(), topic.Placement.Epoch(), id, at, to.Broker}})
+				t.cfg.Log.Info("a publisher belongs to another broker", obs.KeyTopic, name, "publisher", id, obs.KeyBroker, at, "to", to.Broker, obs.KeyAddress, to.TCPAddress)
 			}
 		}
 	}
-	c.owners.want(op)
-}
-
-// record asks the broker for what is learned from, unless a fit has it record already. A
-// profile cannot wait for the end of the fit: its record begins anew, and the fit's with it.
-func (s *Session) record(topic string, o learned.Order, profiled bool) {
-	if _, fitted := s.fitted[topic]; fitted && (o.Anew || o.Lasts == 0) {
-		if !profiled {
-			return
-		}
-		s.fitted[topic] = false
-	}
-	if o.Anew {
-		s.capture(topic, 0)
-	}
-	s.capture(topic, o.Lasts)
-}
-
-// captureLocked does what the tuner wants recorded. A record that is under way for what is
-// learned from begins anew, for its publishers have been named. Requires: mu held.
-func (c *Controller) captureLocked(e tuner.Capture) {
-	s, of := e.To.(*Session), c.mu.topics.see(e.Topic).learned
-	if of != nil {
-		if e.Lasts == 0 {
-			delete(s.fitted, e.Topic)
-			of.Ended(s.broker)
-		} else if _, fitted := s.fitted[e.Topic]; !fitted {
-			s.fitted[e.Topic] = false
-			s.capture(e.Topic, 0)
-		}
-	}
-	s.capture(e.Topic, e.Lasts)
-}
-
-// countLocked has a piece of a record learned from, and reports whether it is also of the
-// record that the tuner asked for. Requires: mu held.
-func (c *Controller) countLocked(s *Session, a *srtmv1.Arrivals, piece tuner.Piece, now time.Time) bool {
-	if of := c.mu.topics.see(a.Topic).learned; of != nil {
-		if err := of.Count(s.broker, piece, a.Owners, a.Others, now); err != nil {
-			c.cfg.Log.Warn("a record of arrivals is not to be trusted", obs.KeyTopic, a.Topic, obs.KeyBroker, s.broker, obs.KeyError, err)
-		}
-	}
-	begun, fitted := s.fitted[a.Topic]
-	if fitted && a.First {
-		begun = true
-		s.fitted[a.Topic] = true
-	}
-	return begun || !fitted
+	t.owners.want(op)
 }
 
 // Learned returns what an open topic's brokers have found out, at most so many publishers,

@@ -114,7 +114,7 @@ func (c *Controller) relocate(ctx context.Context, name string, why cause, becom
 		if err == nil && topic.Spec != before.Spec &&
 			(!topic.Spec.PlacedAs(before.Spec) || topic.Spec.SLO != before.Spec.SLO || c.mu.tuner.Status(name, time.Now()).Waiting) {
 			// What held of the old one is not known of this.
-			c.tunedLocked(c.mu.tuner.Begin(name, topic.Spec.Demand, time.Now()))
+			c.tuning.do(c.mu.tuner.Begin(name, topic.Spec.Demand, time.Now()))
 		}
 		done <- topic
 	}

@@ -255,3 +255,31 @@ func (c *Controller) forced(topic catalog.Topic) bool {
 		return b.Forced
 	})
 }
+
+// settle gives a place to publishers that a fit has left without one: at its end,
+// when something came between, or because another controller led. They go where
+// their rates fit, on the brokers that carry the topic if they can: better late
+// than silent for ever.
+func (c *Controller) settle(now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, name := range c.mu.wanting {
+		topic, _ := c.mu.cat.Topic(name)
+		d := c.mu.topics.see(name).condition
+		if !open(topic) || d == nil || d.stranded == 0 || topic.Placement.Unplaced() == 0 || c.mu.owned(name) || c.mu.tuner.Status(name, now).Running || now.Before(c.mu.topics.see(name).retry) {
+			continue
+		}
+		c.mu.topics.at(name).retry = now.Add(moveRetry)
+		why := cause{reason: srtmv1.MoveReason_MOVE_REASON_TAKE_OVER, why: "publishers have no place"}
+		if c.mu.tuner.Status(name, now).Step != "" { // the fit was ours
+			why.reason = srtmv1.MoveReason_MOVE_REASON_FIT
+		}
+		c.owners.want(moving(name, why, func(p planning) (*catalog.Spec, placement.Plan, error) {
+			if p.topic.Placement.Unplaced() == 0 {
+				return nil, placement.Plan{}, reconcile.ErrSettled
+			}
+			plan, err := p.replaceAsWide(p.topic.Spec, nil)
+			return p.topic.Spec, plan, err
+		}))
+	}
+}

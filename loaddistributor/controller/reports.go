@@ -36,8 +36,8 @@ type received struct {
 	stats *srtmv1.TopicStats
 }
 
-// report takes a broker's report as a whole or not at all.
-func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) error {
+// checkReport refuses a report as a whole.
+func checkReport(r *srtmv1.BrokerReport) error {
 	seen := make(map[string]bool, len(r.Topics))
 	for i, t := range r.Topics {
 		at := fmt.Sprintf("report.topics[%d]", i)
@@ -49,10 +49,14 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 			return err
 		}
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.mu.sessions[s.broker] != s {
-		return ErrReplaced
+	return nil
+}
+
+// report takes a broker's report, which was checked, as a whole or not at all.
+func (st *state) report(s *Session, r *srtmv1.BrokerReport, now time.Time) error {
+	seen := make(map[string]bool, len(r.Topics))
+	for _, t := range r.Topics {
+		seen[t.Topic] = true
 	}
 	for name, f := range s.lively {
 		if r.Changes && !seen[name] && f.quiet.IsZero() && s.topics[name] == f { // else it was removed
@@ -62,7 +66,7 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 	for name := range s.topics {
 		if !seen[name] && !r.Changes {
 			delete(s.topics, name)
-			if delete(s.unprepared, name); c.mu.next.Expects(name, s.broker) {
+			if delete(s.unprepared, name); st.next.Expects(name, s.broker) {
 				s.unprepared[name] = true
 			}
 		}
@@ -70,7 +74,7 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 	s.reports++
 	s.heard = now
 	s.offered = 0
-	from := now.Add(-c.cfg.Window)
+	from := now.Add(-st.cfg.Window)
 	for name, f := range s.lively {
 		switch {
 		case seen[name]:
@@ -80,7 +84,7 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 			f.reports = nil
 			delete(s.lively, name)
 		default:
-			f.add(received{now, f.still(c.cfg.ReportInterval)}, from)
+			f.add(received{now, f.still(st.cfg.ReportInterval)}, from)
 		}
 	}
 	for _, t := range r.Topics {
@@ -90,9 +94,9 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 			s.topics[t.Topic] = f
 		}
 		if len(f.reports) == 0 && !f.quiet.IsZero() { // it has been still: so was each interval since
-			for i := min(c.cfg.Window/c.cfg.ReportInterval, maxReports); i > 0; i-- {
-				if at := now.Add(-i * c.cfg.ReportInterval); !at.Before(f.quiet) {
-					f.add(received{at, f.still(c.cfg.ReportInterval)}, from)
+			for i := min(st.cfg.Window/st.cfg.ReportInterval, maxReports); i > 0; i-- {
+				if at := now.Add(-i * st.cfg.ReportInterval); !at.Before(f.quiet) {
+					f.add(received{at, f.still(st.cfg.ReportInterval)}, from)
 				}
 			}
 		}
@@ -103,7 +107,7 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 				f.read = append(f.read, t.Channels[i])
 			}
 		}
-		if t.Unprepared && c.mu.next.Holds(t.Topic, s.broker) {
+		if t.Unprepared && st.next.Holds(t.Topic, s.broker) {
 			s.unprepared[t.Topic] = true // deleted at the broker's own API, and created there anew
 		}
 		f.used = t.Publishers+t.Subscribers > 0 || t.Offered+t.Backlog+t.Depth > 0
@@ -112,7 +116,7 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 		switch {
 		case r.busy():
 			f.quiet = time.Time{}
-			c.mu.wakeTopic(t.Topic)
+			st.wakeTopic(t.Topic)
 		case f.quiet.IsZero():
 			f.quiet = now
 		}
@@ -122,7 +126,7 @@ func (c *Controller) report(s *Session, r *srtmv1.BrokerReport, now time.Time) e
 		case f.untaken.IsZero():
 			f.untaken = now
 		}
-		if !c.mu.next.Holds(t.Topic, s.broker) { // of others nothing else is asked
+		if !st.next.Holds(t.Topic, s.broker) { // of others nothing else is asked
 			f.reports = nil
 			delete(s.lively, t.Topic)
 			continue

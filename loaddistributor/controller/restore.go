@@ -167,9 +167,9 @@ func (st *state) entrust(name string) {
 	}
 }
 
-// recallLocked asks the broker for what it keeps of topics that are not known, the next
-// of them. Requires: Controller.mu held, or the session not shown yet.
-func (s *Session) recallLocked() {
+// recall asks the broker for what it keeps of topics that are not known, the next
+// of them. Requires: the lock held, or the session not shown yet.
+func (s *Session) recall() {
 	var ask []string
 	for _, name := range slices.Sorted(maps.Keys(s.unknown)) {
 		if _, told := s.kept[name]; !told && len(ask) < recallTopics {
@@ -181,10 +181,11 @@ func (s *Session) recallLocked() {
 	}
 }
 
-// records takes what a broker keeps.
-func (c *Controller) records(s *Session, m *srtmv1.TopicRecords) error {
-	parsed := make([]kept, len(m.Records))
-	for i, r := range m.Records {
+// readRecords reads what a broker keeps of topics, by name.
+func (c *Controller) readRecords(s *Session, m *srtmv1.TopicRecords) map[string]kept {
+	parsed := map[string]kept{}
+	for _, r := range m.Records {
+		parsed[r.Topic] = kept{}
 		if len(r.Record) == 0 {
 			continue
 		}
@@ -196,46 +197,45 @@ func (c *Controller) records(s *Session, m *srtmv1.TopicRecords) error {
 			c.cfg.Log.Warn("what a broker keeps of a topic cannot be read", obs.KeyBroker, s.broker, obs.KeyTopic, r.Topic, obs.KeyError, err)
 			continue
 		}
-		parsed[i] = kept{log, &topic}
+		parsed[r.Topic] = kept{log, &topic}
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.mu.sessions[s.broker] != s {
-		return ErrReplaced
-	}
+	return parsed
+}
+
+// keep takes what a broker keeps of topics that are not known.
+func (st *state) keep(s *Session, records map[string]kept) {
 	news := false
-	for i, r := range m.Records {
-		if !s.unknown[r.Topic] {
+	for _, name := range slices.Sorted(maps.Keys(records)) {
+		if !s.unknown[name] {
 			continue
 		}
-		k := parsed[i]
-		if k.topic != nil && k.log == c.mu.next.Log() {
-			if k.topic.Created <= c.mu.next.Version() {
+		k := records[name]
+		if k.topic != nil && k.log == st.next.Log() {
+			if k.topic.Created <= st.next.Version() {
 				k.topic = nil // it was deleted
 			} else {
 				// The store is a copy of an earlier one: from here on it is another.
 				log := rand.Uint64() | 1
-				c.mu.cat.Name(log)
-				c.mu.next.Name(log)
-				for _, l := range c.mu.topics {
+				st.cat.Name(log)
+				st.next.Name(log)
+				for _, l := range st.topics {
 					l.record = entrusted{}
 				}
 			}
 		}
-		s.kept[r.Topic] = k
+		s.kept[name] = k
 		news = true
 	}
 	if news {
-		s.recallLocked()
+		s.recall()
 	}
-	return nil
 }
 
-// rebuildsLocked returns the broker that keeps a topic which is about to be rebuilt from
-// that; "": none. Requires: mu held.
-func (c *Controller) rebuildsLocked(topic string) (broker string) {
-	if time.Now().Before(c.mu.settled) {
-		for id, s := range c.mu.sessions {
+// rebuilds returns the broker that keeps a topic which is about to be rebuilt from that;
+// "": none.
+func (st *state) rebuilds(topic string) (broker string) {
+	if time.Now().Before(st.settled) {
+		for id, s := range st.sessions {
 			if s.kept[topic].topic != nil {
 				broker = max(broker, id)
 			}

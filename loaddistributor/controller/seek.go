@@ -88,9 +88,7 @@ func (c *Controller) orderSeek(topic, channel string, to *srtmv1.Place, only str
 }
 
 // sought takes an answer; one that comes too late is none.
-func (c *Controller) sought(s *Session, r *srtmv1.SeekResult) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+func (s *Session) sought(r *srtmv1.SeekResult) {
 	if done := s.seeks[r.Request]; done != nil {
 		done <- r
 		delete(s.seeks, r.Request)

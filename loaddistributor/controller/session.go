@@ -72,13 +72,6 @@ type request struct {
 	done chan<- reconcile.Answered
 }
 
-// capture asks for the arrivals of a topic, for so long.
-func (s *Session) capture(topic string, lasts time.Duration) {
-	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Capture{Capture: &srtmv1.CaptureArrivals{
-		Topic: topic, Lasts: durationpb.New(lasts),
-	}}})
-}
-
 // Out is what is to be sent to the broker; when it ends, so does the session.
 func (s *Session) Out() *bidi.Queue[*srtmv1.ControllerMessage] { return s.out }
 
@@ -139,8 +132,8 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 	}
 	unknown := slices.Sorted(maps.Keys(s.unknown))
 	delete(c.mu.left, s.broker)
-	c.vouchLocked(s, h.TcpAddress, h.HttpAddress)
-	s.recallLocked()
+	c.witness.vouch(s, h.TcpAddress, h.HttpAddress)
+	s.recall()
 	c.mu.sessions[s.broker] = s // its work is assigned when it is seen to have joined
 	c.mu.Unlock()
 	c.cfg.Log.Info("broker joined", obs.KeyBroker, s.broker, obs.KeyInstance, s.instance,
@@ -162,7 +155,7 @@ func (c *Controller) Leave(s *Session) {
 	delete(c.mu.sessions, s.broker)
 	c.mu.left[s.broker] = true
 	s.end(ErrBrokerGone)
-	c.examineLocked(s)
+	c.witness.examine(s)
 	_, err := c.mu.stage(catalog.BrokerLeft{ID: s.broker})
 	c.mu.Unlock()
 	_ = must("a session without a broker in the catalog", err) // the next controller finds it gone
@@ -191,75 +184,74 @@ func (r *request) answer(broker string, err error) {
 
 // Handle takes a message of the broker; an error ends the session.
 func (c *Controller) Handle(s *Session, m *srtmv1.BrokerMessage) error {
+	now := time.Now()
 	switch m := m.Message.(type) {
 	case *srtmv1.BrokerMessage_PrepareResult:
-		return c.result(s, m.PrepareResult)
+		var refused *request
+		err := c.mu.lockedFor(s, func() (err error) { refused, err = c.mu.result(s, m.PrepareResult, now); return err })
+		if refused != nil {
+			c.cfg.Log.Warn("broker refused", obs.KeyBroker, s.broker, obs.KeyTopic, refused.topic,
+				"remove", refused.remove, obs.KeyError, &RefusedError{m.PrepareResult.Error})
+		}
+		return err
 	case *srtmv1.BrokerMessage_Report:
-		return c.report(s, m.Report, time.Now())
+		if err := checkReport(m.Report); err != nil {
+			return err
+		}
+		return c.mu.lockedFor(s, func() error { return c.mu.report(s, m.Report, now) })
 	case *srtmv1.BrokerMessage_Arrivals:
-		return c.arrivals(s, m.Arrivals, time.Now())
+		return c.mu.lockedFor(s, func() error { c.tuning.measure(s, m.Arrivals, now); return nil })
 	case *srtmv1.BrokerMessage_Records:
-		return c.records(s, m.Records)
+		parsed := c.readRecords(s, m.Records)
+		return c.mu.lockedFor(s, func() error { c.mu.keep(s, parsed); return nil })
 	case *srtmv1.BrokerMessage_SeekResult:
-		c.sought(s, m.SeekResult)
-		return nil
+		return c.mu.lockedFor(s, func() error { s.sought(m.SeekResult); return nil })
 	case *srtmv1.BrokerMessage_Hello:
 		return &BadMessage{"hello", "a session has one hello"}
 	}
 	return nil // of a later version, which must not count on us
 }
 
-func (c *Controller) result(s *Session, p *srtmv1.PrepareResult) error {
-	c.mu.Lock()
-	if c.mu.sessions[s.broker] != s {
-		c.mu.Unlock()
+// lockedFor calls f with the lock held, if the session is its broker's.
+func (st *state) lockedFor(s *Session, f func() error) error {
+	st.Lock()
+	defer st.Unlock()
+	if st.sessions[s.broker] != s {
 		return ErrReplaced
 	}
+	return f()
+}
+
+// result takes a broker's answer. refused is what it does not do, unless who asked decides
+// what follows.
+func (st *state) result(s *Session, p *srtmv1.PrepareResult, now time.Time) (refused *request, err error) {
 	r := s.requests[p.Request]
-	if r == nil {
-		last := c.mu.requests
-		c.mu.Unlock()
-		if p.Request > last {
-			return &BadMessage{"prepare_result.request", fmt.Sprintf("%d was never asked", p.Request)}
-		}
-		return nil // late: it has been asked again
-	}
-	var failed, err error
 	switch {
-	case r.owners:
-		// The owner that asked decides what follows.
-		if p.Error != "" {
-			r.answer(s.broker, &RefusedError{p.Error})
-		} else {
-			r.answer(s.broker, nil)
-		}
-		delete(s.requests, p.Request)
-		c.mu.Unlock()
-		return nil
+	case r == nil && p.Request > st.requests:
+		return nil, &BadMessage{"prepare_result.request", fmt.Sprintf("%d was never asked", p.Request)}
+	case r == nil:
+		return nil, nil // late: it has been asked again
 	case p.Error != "":
-		failed = &RefusedError{p.Error}
-		r.answer(s.broker, failed)
-		// It stays, so that what is refused is not asked again at once.
-		r.done, r.sent = nil, time.Now()
-	case r.remove:
-		_, err = c.mu.stage(catalog.LeftoverRemoved{Topic: r.topic, Broker: s.broker})
-	case c.mu.next.Expects(r.topic, s.broker):
-		_, err = c.mu.stage(catalog.MemberPrepared{Topic: r.topic, Broker: s.broker})
-	}
-	if failed == nil {
+		r.answer(s.broker, &RefusedError{p.Error})
+	default:
 		r.answer(s.broker, nil)
-		delete(s.requests, p.Request)
-		delete(s.unprepared, r.topic)
 	}
-	c.mu.Unlock()
-	if err := must("result of a connected member refused", err); err != nil {
-		return err
+	if p.Error != "" && !r.owners {
+		r.done, r.sent = nil, now // it stays, so that what is refused is not asked again at once
+		return r, nil
 	}
-	if failed != nil {
-		c.cfg.Log.Warn("broker refused", obs.KeyBroker, s.broker, obs.KeyTopic, r.topic,
-			"remove", r.remove, obs.KeyError, failed)
+	delete(s.requests, p.Request)
+	if r.owners {
+		return nil, nil
 	}
-	return nil
+	delete(s.unprepared, r.topic)
+	switch {
+	case r.remove:
+		_, err = st.stage(catalog.LeftoverRemoved{Topic: r.topic, Broker: s.broker})
+	case st.next.Expects(r.topic, s.broker):
+		_, err = st.stage(catalog.MemberPrepared{Topic: r.topic, Broker: s.broker})
+	}
+	return nil, must("result of a connected member refused", err)
 }
 
 // durability is that of the brokers; "": they differ, or there are none.

@@ -51,11 +51,11 @@ func (o *owners) changeTraced(own *owner, op operation) error {
 
 // traceFit makes a span of a fit that has just ended, with an event for each placement that
 // it tried and still remembers.
-func (c *Controller) traceFit(e tuner.Ended, trials []tuner.Trial, now time.Time) {
-	_, span := c.tracer.Start(context.Background(), "fit topic", trace.WithTimestamp(now.Add(-e.Took)),
+func (t *tuning) traceFit(e tuner.Ended, trials []tuner.Trial, now time.Time) {
+	_, span := t.tracer.Start(context.Background(), "fit topic", trace.WithTimestamp(now.Add(-e.Took)),
 		trace.WithAttributes(attribute.String(obs.KeyTopic, e.Topic), attribute.String("outcome", e.How)))
-	for _, t := range trials {
-		span.AddEvent("trial", trace.WithTimestamp(t.Began), trace.WithAttributes(attribute.Int("brokers", len(t.Quotas)), attribute.String("verdict", t.Verdict)))
+	for _, trial := range trials {
+		span.AddEvent("trial", trace.WithTimestamp(trial.Began), trace.WithAttributes(attribute.Int("brokers", len(trial.Quotas)), attribute.String("verdict", trial.Verdict)))
 	}
 	span.End(trace.WithTimestamp(now))
 }

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
@@ -43,32 +45,43 @@ func ParseRebalance(s string) (Rebalance, error) {
 	return Rebalance(i), nil
 }
 
-// tune has the tuner look at the topics, and does what it wants.
-func (c *Controller) tune(now time.Time) {
-	c.mu.Lock()
-	names := c.mu.tuner.Followed()
-	for _, name := range c.mu.wanting {
-		if d := c.mu.topics.see(name).condition; d != nil && d.missed != "" {
+// tuning does what the tuner wants.
+type tuning struct {
+	// Set once.
+	cfg     *Config
+	mu      *state
+	adaptor ledger
+	owners  *owners
+	metrics metrics
+	tracer  trace.Tracer
+}
+
+// look has the tuner look at the topics, and does what it wants.
+func (t *tuning) look(now time.Time) {
+	t.mu.Lock()
+	names := t.mu.tuner.Followed()
+	for _, name := range t.mu.wanting {
+		if d := t.mu.topics.see(name).condition; d != nil && d.missed != "" {
 			names = append(names, name)
 		}
 	}
 	slices.Sort(names)
-	proposals, effects := c.mu.tuner.Propose(now, func(yield func(tuner.Topic) bool) {
+	proposals, effects := t.mu.tuner.Propose(now, func(yield func(tuner.Topic) bool) {
 		for _, name := range slices.Compact(names) {
-			if topic, _ := c.mu.cat.Topic(name); open(topic) && !yield(c.mu.view(topic)) {
+			if topic, _ := t.mu.cat.Topic(name); open(topic) && !yield(t.mu.view(topic)) {
 				return
 			}
 		}
-	}, func(name string) bool { active, _ := c.mu.cat.Active(name); return !active })
-	c.tunedLocked(effects)
-	c.mu.Unlock()
+	}, func(name string) bool { active, _ := t.mu.cat.Active(name); return !active })
+	t.do(effects)
+	t.mu.Unlock()
 	for _, p := range proposals {
 		p.Think(clock.Mono())
-		c.mu.Lock()
-		if topic, ok := c.mu.cat.Topic(p.Topic); ok && open(topic) {
-			c.tunedLocked(c.mu.tuner.Act(p, c.mu.view(topic), now))
+		t.mu.Lock()
+		if topic, ok := t.mu.cat.Topic(p.Topic); ok && open(topic) {
+			t.do(t.mu.tuner.Act(p, t.mu.view(topic), now))
 		}
-		c.mu.Unlock()
+		t.mu.Unlock()
 	}
 }
 
@@ -129,78 +142,78 @@ func (r received) report() tuner.Report {
 	}
 }
 
-// tunedLocked does what the tuner wants. Requires: mu held.
-func (c *Controller) tunedLocked(effects []tuner.Effect) {
+// do does what the tuner wants. Requires: mu held.
+func (t *tuning) do(effects []tuner.Effect) {
 	for _, e := range effects {
 		switch e := e.(type) {
 		case tuner.Capture:
-			c.captureLocked(e)
+			t.mu.capture(e)
 		case tuner.Relocate:
-			c.fittedLocked(e)
+			t.fitted(e)
 		case tuner.Found:
-			c.foundLocked(e)
+			t.found(e)
 		case tuner.LookShare:
-			c.mu.work.Go(func() {
-				shares, err := c.adaptor.shares(context.Background(), e.Topic, c.cfg.PrepareTimeout)
+			t.mu.work.Go(func() {
+				shares, err := t.adaptor.shares(context.Background(), e.Topic, t.cfg.PrepareTimeout)
 				held := shareproto.From(shares[e.Broker].GetAcknowledged()) // none, if it is no member
-				c.mu.Lock()
-				defer c.mu.Unlock()
-				c.tunedLocked(c.mu.tuner.Shared(e.Topic, e.Broker, held, err))
+				t.mu.Lock()
+				defer t.mu.Unlock()
+				t.do(t.mu.tuner.Shared(e.Topic, e.Broker, held, err))
 			})
 		case tuner.Learned:
 			learned := catalog.Absorption{Latency: e.Latency, Rate: int64(e.Rate), Burst: e.Burst}
-			if known, there := c.mu.next.Broker(e.Broker); there && known.Absorbed != learned {
-				_, err := c.mu.stage(catalog.BrokerAbsorbed{ID: e.Broker, Absorption: learned})
+			if known, there := t.mu.next.Broker(e.Broker); there && known.Absorbed != learned {
+				_, err := t.mu.stage(catalog.BrokerAbsorbed{ID: e.Broker, Absorption: learned})
 				_ = must("remember what "+e.Broker+" absorbs", err) // the next fit learns it
 			}
 		case tuner.Ended:
-			c.metrics.ended.WithLabelValues(e.How).Observe(e.Took.Seconds())
+			t.metrics.ended.WithLabelValues(e.How).Observe(e.Took.Seconds())
 			now := time.Now()
-			c.traceFit(e, c.mu.tuner.Status(e.Topic, now).Trials, now)
+			t.traceFit(e, t.mu.tuner.Status(e.Topic, now).Trials, now)
 		case tuner.Recorded:
-			c.metrics.count(e.Counts)
+			t.metrics.count(e.Counts)
 		case tuner.Note:
 			args := append([]any{obs.KeyTopic, e.Topic}, e.Args...)
 			if e.Broker != "" {
 				args = append(args, obs.KeyBroker, e.Broker)
 			}
-			c.cfg.Log.Log(context.Background(), slog.Level(e.Level), e.Text, args...)
+			t.cfg.Log.Log(context.Background(), slog.Level(e.Level), e.Text, args...)
 		}
 	}
 }
 
-// fittedLocked moves a topic to where its fit tries it. Requires: mu held.
-func (c *Controller) fittedLocked(e tuner.Relocate) {
-	why := cause{reason: srtmv1.MoveReason_MOVE_REASON_FIT, why: "fitting: " + c.mu.tuner.Status(e.Topic, time.Now()).Step}
+// fitted moves a topic to where its fit tries it. Requires: mu held.
+func (t *tuning) fitted(e tuner.Relocate) {
+	why := cause{reason: srtmv1.MoveReason_MOVE_REASON_FIT, why: "fitting: " + t.mu.tuner.Status(e.Topic, time.Now()).Step}
 	op := moving(e.Topic, why, func(p planning) (*catalog.Spec, placement.Plan, error) {
 		return p.topic.Spec, e.Plan, nil
 	})
 	op.end = func(err error) {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if moved, ok := c.mu.cat.Topic(e.Topic); ok {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if moved, ok := t.mu.cat.Topic(e.Topic); ok {
 			anew := errors.Is(err, ErrUnsteady) || errors.As(err, new(*BrokerError))
-			c.tunedLocked(c.mu.tuner.Moved(c.mu.view(moved), err, anew, time.Now()))
+			t.do(t.mu.tuner.Moved(t.mu.view(moved), err, anew, time.Now()))
 		}
 	}
-	c.owners.want(op)
+	t.owners.want(op)
 }
 
-// foundLocked moves publishers away from an overloaded broker. Requires: mu held.
-func (c *Controller) foundLocked(e tuner.Found) {
-	log := c.cfg.Log.With(obs.KeyTopic, e.Topic, obs.KeyBroker, e.From, obs.KeyReason, e.Reason)
+// found moves publishers away from an overloaded broker. Requires: mu held.
+func (t *tuning) found(e tuner.Found) {
+	log := t.cfg.Log.With(obs.KeyTopic, e.Topic, obs.KeyBroker, e.From, obs.KeyReason, e.Reason)
 	if e.Finding == tuner.BucketLimited {
-		c.metrics.bucketLimited()
+		t.metrics.bucketLimited()
 		log.Warn("the SLO is missed, for want of tokens")
 		return
 	}
-	log.Warn("a broker is overloaded", "to", e.To, "publishers", len(e.Publishers), "dry_run", c.cfg.Rebalance == RebalanceDryRun)
-	c.metrics.proposed()
-	if c.cfg.Rebalance == RebalanceDryRun || c.mu.owned(e.Topic) {
+	log.Warn("a broker is overloaded", "to", e.To, "publishers", len(e.Publishers), "dry_run", t.cfg.Rebalance == RebalanceDryRun)
+	t.metrics.proposed()
+	if t.cfg.Rebalance == RebalanceDryRun || t.mu.owned(e.Topic) {
 		return
 	}
 	why := cause{reason: srtmv1.MoveReason_MOVE_REASON_REBALANCE, why: "overload, " + e.Reason}
-	c.owners.want(moving(e.Topic, why, func(p planning) (*catalog.Spec, placement.Plan, error) {
+	t.owners.want(moving(e.Topic, why, func(p planning) (*catalog.Spec, placement.Plan, error) {
 		now := p.topic
 		if now.Placement.Epoch() != e.Epoch {
 			return nil, placement.Plan{}, reconcile.ErrSettled // it has moved since it was looked at
@@ -210,46 +223,17 @@ func (c *Controller) foundLocked(e tuner.Found) {
 	}))
 }
 
-// arrivals takes a piece of a broker's record.
-func (c *Controller) arrivals(s *Session, a *srtmv1.Arrivals, now time.Time) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.mu.sessions[s.broker] != s {
-		return ErrReplaced
-	}
+// measure has a piece of a broker's record learned from and taken by the tuner.
+func (t *tuning) measure(s *Session, a *srtmv1.Arrivals, now time.Time) {
 	piece := tuner.Piece{
 		First: a.First, Publishers: a.Publishers, Start: mono.Wall(a.StartNs), Gaps: a.GapNs, From: a.Publisher, Lost: a.Lost,
 	}
-	if c.countLocked(s, a, piece, now) {
-		c.tunedLocked(c.mu.tuner.Measure(s, s.broker, a.Topic, piece, now))
+	if of := t.mu.topics.see(a.Topic).learned; of != nil {
+		if err := of.Count(s.broker, piece, a.Owners, a.Others, now); err != nil {
+			t.cfg.Log.Warn("a record of arrivals is not to be trusted", obs.KeyTopic, a.Topic, obs.KeyBroker, s.broker, obs.KeyError, err)
+		}
 	}
-	return nil
-}
-
-// settle gives a place to publishers that a fit has left without one: at its end,
-// when something came between, or because another controller led. They go where
-// their rates fit, on the brokers that carry the topic if they can: better late
-// than silent for ever.
-func (c *Controller) settle(now time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, name := range c.mu.wanting {
-		topic, _ := c.mu.cat.Topic(name)
-		d := c.mu.topics.see(name).condition
-		if !open(topic) || d == nil || d.stranded == 0 || topic.Placement.Unplaced() == 0 || c.mu.owned(name) || c.mu.tuner.Status(name, now).Running || now.Before(c.mu.topics.see(name).retry) {
-			continue
-		}
-		c.mu.topics.at(name).retry = now.Add(moveRetry)
-		why := cause{reason: srtmv1.MoveReason_MOVE_REASON_TAKE_OVER, why: "publishers have no place"}
-		if c.mu.tuner.Status(name, now).Step != "" { // the fit was ours
-			why.reason = srtmv1.MoveReason_MOVE_REASON_FIT
-		}
-		c.owners.want(moving(name, why, func(p planning) (*catalog.Spec, placement.Plan, error) {
-			if p.topic.Placement.Unplaced() == 0 {
-				return nil, placement.Plan{}, reconcile.ErrSettled
-			}
-			plan, err := p.replaceAsWide(p.topic.Spec, nil)
-			return p.topic.Spec, plan, err
-		}))
+	if s.forFit(a) {
+		t.do(t.mu.tuner.Measure(s, s.broker, a.Topic, piece, now))
 	}
 }
