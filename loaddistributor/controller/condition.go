@@ -10,6 +10,7 @@ import (
 
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/loaddistributor/reports"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
@@ -132,13 +133,9 @@ func (st *state) judge(name string, now time.Time) (work int, changes []catalog.
 // silent reports whether nothing came, went or waited in the window.
 func (st *state) silent(topic catalog.Topic, now time.Time) bool {
 	return !slices.ContainsFunc(topic.Plan.Quotas, func(q placement.Quota) bool {
-		f := st.reports(topic.Spec.Name(), q.Broker)
-		return f != nil && slices.ContainsFunc(f.within(now.Add(-st.cfg.Window)), received.busy)
+		t := st.reported(q.Broker).Topic(topic.Spec.Name())
+		return t != nil && slices.ContainsFunc(t.Within(now.Add(-st.cfg.Window)), reports.Report.Busy)
 	})
-}
-
-func (r received) busy() bool {
-	return r.stats.Offered+r.stats.Refused+r.stats.Delivered+r.stats.Backlog > 0
 }
 
 // wakeTopic has a topic looked at that was quiet.
@@ -155,24 +152,24 @@ func (st *state) offeredBeyond(topic catalog.Topic, d *condition, now time.Time)
 	rate, burst := float64(topic.Spec.Demand.RateMilli)/1000, float64(topic.Spec.Demand.Burst)
 	k, first := 0, len(d.seen) == 0
 	for _, q := range topic.Plan.Quotas {
-		f := st.reports(topic.Spec.Name(), q.Broker)
-		if f == nil {
+		t := st.reported(q.Broker).Topic(topic.Spec.Name())
+		if t == nil {
 			continue
 		}
 		var offered float64
 		var span time.Duration
-		for _, r := range f.within(now.Add(-st.cfg.Window)) {
-			offered += float64(r.stats.Offered + r.stats.Refused)
-			span += r.stats.Interval.AsDuration()
-			if r.at.After(d.seen[q.Broker]) {
-				if r.stats.Offered > 0 || r.at.After(d.counted) { // else it was quiet then: a full bucket gets no fuller
-					n += float64(r.stats.Offered) // what was refused waits for nothing
-					took += r.stats.Interval.AsDuration()
+		for _, r := range t.Within(now.Add(-st.cfg.Window)) {
+			offered += float64(r.Stats.Offered + r.Stats.Refused)
+			span += r.Stats.Interval.AsDuration()
+			if r.At.After(d.seen[q.Broker]) {
+				if r.Stats.Offered > 0 || r.At.After(d.counted) { // else it was quiet then: a full bucket gets no fuller
+					n += float64(r.Stats.Offered) // what was refused waits for nothing
+					took += r.Stats.Interval.AsDuration()
 				}
-				d.seen[q.Broker] = r.at
+				d.seen[q.Broker] = r.At
 			}
 		}
-		if last := f.newest().stats; first {
+		if last := t.Newest().Stats; first {
 			waiting += float64(last.Backlog)
 		}
 		if span > 0 {
@@ -300,8 +297,8 @@ func (st *state) shown(topics []catalog.Topic) []catalog.Topic {
 func (st *state) verdict(topic catalog.Topic, now time.Time) tuner.Verdict {
 	var counts []tuner.Count
 	for _, q := range topic.Plan.Quotas {
-		if f := st.reports(topic.Spec.Name(), q.Broker); f != nil {
-			delivered, exceeded := f.counts(now.Add(-st.cfg.Window))
+		if t := st.reported(q.Broker).Topic(topic.Spec.Name()); t != nil {
+			delivered, exceeded := t.Counts(now.Add(-st.cfg.Window))
 			counts = append(counts, tuner.Count{Part: q.Broker, Delivered: delivered, Exceeded: exceeded})
 		}
 	}

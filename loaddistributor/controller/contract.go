@@ -93,11 +93,11 @@ func scarce(plan placement.Plan, retiring []string) bool {
 func (st *state) unspent(name string, ids []string) []string {
 	var need []string
 	for _, id := range ids {
-		f := st.reports(name, id)
-		if f == nil {
+		t := st.reported(id).Topic(name)
+		if t == nil {
 			continue
 		}
-		if r := f.newest().stats; r.Offered > 0 || r.Backlog > 0 {
+		if r := t.Newest().Stats; r.Offered > 0 || r.Backlog > 0 {
 			need = append(need, id)
 		}
 	}

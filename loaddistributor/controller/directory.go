@@ -61,7 +61,7 @@ func (st *state) listed(id string) map[string]bool {
 			set[name] = true
 		}
 	}
-	for name := range st.reported(id) {
+	for name := range st.reported(id).Topics() {
 		if _, managed := st.cat.Topic(name); !managed {
 			set[name] = true
 		}
@@ -80,14 +80,6 @@ func (st *state) node(id string) Node {
 		node.Remote = s.remote
 	}
 	return node
-}
-
-// reported returns what the broker reports; on a follower nothing.
-func (b *brokers) reported(id string) map[string]*reportWindow {
-	if s := b.sessions[id]; s != nil {
-		return s.topics
-	}
-	return nil
 }
 
 // TopicNames returns the names of all topics that consumers can read, placed
@@ -118,13 +110,13 @@ func (r *reader) Producers(topic string) (nodes []Node, channels []string, found
 		}
 	}
 	for _, id := range r.mu.connected() {
-		f, reported := r.mu.reported(id)[topic]
-		if reported {
-			for _, channel := range f.channels {
+		reported := r.mu.reported(id)
+		if t := reported.Topic(topic); t != nil {
+			for _, channel := range t.Channels {
 				set[channel] = true
 			}
 		}
-		if managed && r.mu.cat.Shows(topic, id) || !managed && reported {
+		if managed && r.mu.cat.Shows(topic, id) || !managed && reported.Has(topic) {
 			nodes = append(nodes, r.mu.node(id))
 		}
 	}

@@ -122,8 +122,8 @@ func (c *Controller) remind(now time.Time) {
 // connected there.
 func (st *state) linger(topic catalog.Topic, id string, now time.Time) {
 	name := topic.Spec.Name()
-	f, l := st.reports(name, id), st.topics.at(name)
-	if f == nil || f.newest().stats.Publishers == 0 ||
+	t, l := st.reported(id).Topic(name), st.topics.at(name)
+	if t == nil || t.Newest().Stats.Publishers == 0 ||
 		slices.ContainsFunc(l.reminders, func(r reminder) bool { return r.broker == id }) {
 		return
 	}

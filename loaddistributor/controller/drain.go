@@ -82,7 +82,7 @@ func (r *reader) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool) {
 		wait("", "deleted topics are being removed from it", "")
 	case r.mu.retires(id):
 		wait("", "its shares are being given to others", "")
-	case s != nil && s.reports == 0:
+	case s != nil && s.reports.Count() == 0:
 		wait("", "its first report is due", "")
 	}
 	return waits, len(waits) == 0
@@ -95,11 +95,11 @@ func (st *state) leftOn(topic catalog.Topic, b catalog.Broker, now time.Time) (r
 	if !b.Connected {
 		return "the broker is away, and may have messages that no consumer has had", "start it again, or `srtm broker remove " + b.ID + "` if it is gone for good: what it has is lost then"
 	}
-	f := st.reports(name, b.ID)
-	if f == nil {
+	t := st.reported(b.ID).Topic(name)
+	if t == nil {
 		return "it is being removed", ""
 	}
-	r := f.newest().stats
+	r := t.Newest().Stats
 	held := r.Depth + r.Backlog
 	var parts, remedies []string
 	if r.Publishers > 0 || r.Offered > 0 {
@@ -110,10 +110,10 @@ func (st *state) leftOn(topic catalog.Topic, b catalog.Broker, now time.Time) (r
 		parts = append(parts, fmt.Sprintf("consumers have not finished %d messages; %d consumers are connected", held, r.Subscribers))
 		switch {
 		case r.Subscribers > 0:
-		case len(f.channels) == 0:
+		case len(t.Channels) == 0:
 			remedies = append(remedies, "connect a consumer: the topic has no channel")
 		default:
-			remedies = append(remedies, fmt.Sprintf("connect consumers to its channels (%s), or empty these", strings.Join(reconcile.FirstFew(f.channels), ", ")))
+			remedies = append(remedies, fmt.Sprintf("connect consumers to its channels (%s), or empty these", strings.Join(reconcile.FirstFew(t.Channels), ", ")))
 		}
 		switch {
 		case !b.Forced:
@@ -141,16 +141,16 @@ func (st *state) retires(id string) bool {
 // untaken reports whether what is left of a topic on a broker that is drained by force is
 // to be given up.
 func (st *state) untaken(topic catalog.Topic, b catalog.Broker, now time.Time) bool {
-	f := st.reports(topic.Spec.Name(), b.ID)
-	return b.Forced && f != nil && !f.untaken.IsZero() && now.Sub(f.untaken) >= st.cfg.Window-2*st.cfg.ReportInterval &&
-		now.Sub(*f.heard) <= st.cfg.Window // else it is not known what the broker does
+	t := st.reported(b.ID).Topic(topic.Spec.Name())
+	return b.Forced && t != nil && !t.Untaken.IsZero() && now.Sub(t.Untaken) >= st.cfg.Window-2*st.cfg.ReportInterval &&
+		now.Sub(t.Heard()) <= st.cfg.Window // else it is not known what the broker does
 }
 
 // alien returns the topics in use on a broker that are not placed by us, by name.
 func (st *state) alien(id string) []string {
 	var names []string
-	for name, f := range st.reported(id) {
-		if _, ours := st.cat.Topic(name); !ours && f.used {
+	for name, t := range st.reported(id).Topics() {
+		if _, ours := st.cat.Topic(name); !ours && t.Used {
 			names = append(names, name)
 		}
 	}

@@ -1,7 +1,6 @@
 package controller
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -17,6 +16,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/loaddistributor/reports"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
@@ -54,6 +54,11 @@ func idle(t testing.TB, topics int) *Controller {
 	testkit.Must(t, err)
 	clear(c.mu.away) // the brokers have joined this one
 	return c
+}
+
+// session is one of a broker that has no topic yet.
+func session(c *Controller, broker string) *Session {
+	return &Session{broker: broker, reports: reports.NewBroker(c.cfg.ReportInterval, c.cfg.Window), unprepared: map[string]bool{}}
 }
 
 // What is allocated stands for the topics that are looked at: to look at one is to copy
@@ -129,7 +134,7 @@ func TestAQuietTopicIsWoken(t *testing.T) {
 		t.Fatal("an idle topic is not quiet")
 	}
 	id := c.mu.cat.Topics("", 1)[0].Plan.Quotas[0].Broker
-	s := &Session{broker: id, topics: map[string]*reportWindow{}, lively: map[string]*reportWindow{}, unprepared: map[string]bool{}}
+	s := session(c, id)
 	c.mu.sessions[id] = s
 	report := func(offered uint64) {
 		t.Helper()
@@ -166,7 +171,7 @@ func TestAQuietTopicIsWoken(t *testing.T) {
 func TestAQuietTopicSavesNothing(t *testing.T) {
 	c, now := idle(t, 1), time.Now()
 	id := c.mu.cat.Topics("", 1)[0].Plan.Quotas[0].Broker
-	s := &Session{broker: id, topics: map[string]*reportWindow{}, lively: map[string]*reportWindow{}, unprepared: map[string]bool{}}
+	s := session(c, id)
 	c.mu.sessions[id] = s
 	report := func(offered uint64) *condition {
 		t.Helper()
@@ -203,7 +208,7 @@ func TestWhatReportsLeaveOutIsKnown(t *testing.T) {
 		for _, at := range []*side{&whole, &changes} {
 			at.c = idle(t, topics)
 			at.c.cfg.Window = 5 * time.Second
-			at.s = &Session{broker: "b1", topics: map[string]*reportWindow{}, lively: map[string]*reportWindow{}, unprepared: map[string]bool{}}
+			at.s = session(at.c, "b1")
 			at.c.mu.sessions["b1"] = at.s
 		}
 		now := time.Now()
@@ -258,49 +263,19 @@ func TestWhatReportsLeaveOutIsKnown(t *testing.T) {
 					if topic.Plan.Quotas[0].Broker != "b1" {
 						return ""
 					}
-					f, d := at.c.mu.reports(name, "b1"), at.c.mu.topics.see(name).condition
-					delivered, exceeded := f.counts(now.Add(-at.c.cfg.Window))
-					last := f.newest()
-					return fmt.Sprint(delivered, " of ", exceeded, " late; ", last.at, last.stats.Depth, last.stats.Publishers, last.stats.Offered,
+					f, d := at.s.reports.Topic(name), at.c.mu.topics.see(name).condition
+					delivered, exceeded := f.Counts(now.Add(-at.c.cfg.Window))
+					last := f.Newest()
+					return fmt.Sprint(delivered, " of ", exceeded, " late; ", last.At, last.Stats.Depth, last.Stats.Publishers, last.Stats.Offered,
 						"; emptied ", at.c.mu.emptied(topic, "b1", now), ", untaken ", at.c.mu.untaken(topic, catalog.Broker{ID: "b1", Forced: true}, now),
-						"; missed ", d.missed, ", over ", d.over, d.by, ", quiet ", d.quiet, "; offered ", at.s.offered)
+						"; missed ", d.missed, ", over ", d.over, d.by, ", quiet ", d.quiet, "; offered ", at.s.reports.Offered())
 				}
 				if is, want := says(changes), says(whole); is != want {
 					r.Fatalf("after step %d, %s:\n%s, want\n%s", step, name, is, want)
 				}
 			}
 		}
-		for name, f := range changes.s.lively {
-			still := !f.quiet.IsZero() && now.Sub(f.quiet) > changes.c.cfg.Window
-			if newest := f.reports[len(f.reports)-1]; still && newest.stats == f.last && f.reports[len(f.reports)-2].stats == f.last {
-				r.Errorf("%s has been still for %v, and keeps %d reports", name, now.Sub(f.quiet), len(f.reports))
-			}
-		}
 	})
-}
-
-func TestAReportLeavesOutNoMessages(t *testing.T) {
-	c, now := idle(t, 1), time.Now()
-	s := &Session{broker: "b1", topics: map[string]*reportWindow{}, lively: map[string]*reportWindow{}, unprepared: map[string]bool{}}
-	c.mu.sessions["b1"] = s
-	testkit.Must(t, c.mu.report(s, &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{Topic: "t0", Interval: durationpb.New(time.Second), Offered: 1}}}, now))
-	err := c.mu.report(s, &srtmv1.BrokerReport{Changes: true}, now.Add(time.Second))
-	if bad, ok := errors.AsType[*BadMessage](err); !ok || bad.Field != "report.changes" {
-		t.Errorf("left out after a message: %v", err)
-	}
-}
-
-// What was removed here meanwhile is no longer a topic whose messages have to be reported.
-func TestAReportMayLeaveOutWhatWasRemoved(t *testing.T) {
-	c, now := idle(t, 1), time.Now()
-	s := &Session{broker: "b1", topics: map[string]*reportWindow{}, lively: map[string]*reportWindow{}, unprepared: map[string]bool{}}
-	c.mu.sessions["b1"] = s
-	testkit.Must(t, c.mu.report(s, &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{Topic: "t0", Interval: durationpb.New(time.Second), Offered: 1}}}, now))
-	topic, _ := c.mu.cat.Topic("t0")
-	c.mu.removed(topic, nil)
-	if err := c.mu.report(s, &srtmv1.BrokerReport{Changes: true}, now.Add(time.Second)); err != nil || len(s.lively) > 0 {
-		t.Errorf("%v; %d topics are still looked at", err, len(s.lively))
-	}
 }
 
 // A broker that is drained by force keeps what no consumer takes for a window from the
@@ -319,7 +294,7 @@ func TestWhatABrokerHadBeforeIsKeptForAWindow(t *testing.T) {
 	spec.Demand.Topic = "had"
 	plan, err := placement.Place(spec.Policy, c.mu.next.Snapshot(), spec.Demand, nil)
 	testkit.Must(t, err)
-	s := &Session{broker: "b3", topics: map[string]*reportWindow{}, lively: map[string]*reportWindow{}, unprepared: map[string]bool{}}
+	s := session(c, "b3")
 	c.mu.sessions["b3"] = s
 	report := func(r *srtmv1.BrokerReport) {
 		t.Helper()
@@ -353,10 +328,10 @@ func TestWhatABrokerHadBeforeIsKeptForAWindow(t *testing.T) {
 // also where that has more reports than are kept, and never while the broker is silent.
 func TestALongWindowEnds(t *testing.T) {
 	c, now := idle(t, 1), time.Now()
-	c.cfg.Window = 2 * maxReports * c.cfg.ReportInterval
+	c.cfg.Window = 2048 * c.cfg.ReportInterval // more reports than are kept
 	topic := c.mu.cat.Topics("", 1)[0]
 	id := topic.Plan.Quotas[0].Broker
-	s := &Session{broker: id, topics: map[string]*reportWindow{}, lively: map[string]*reportWindow{}, unprepared: map[string]bool{}}
+	s := session(c, id)
 	c.mu.sessions[id] = s
 	given := func() bool { return c.mu.untaken(topic, catalog.Broker{ID: id, Forced: true}, now) }
 	report := func(delivered uint64) {

@@ -160,7 +160,7 @@ func (r *reader) Learned(topic catalog.Topic, most int) *srtmv1.Learned {
 		p.Notes = append(p.Notes, fmt.Sprintf("%d publishers send to another broker of the topic than they belong to, and are served there: %s", wrong, remedy))
 	}
 	for _, id := range slices.Sorted(maps.Keys(r.mu.sessions)) {
-		if f := r.mu.sessions[id].topics[name]; f != nil && f.used && !r.mu.cat.Holds(name, id) {
+		if t := r.mu.reported(id).Topic(name); t != nil && t.Used && !r.mu.cat.Holds(name, id) {
 			to := topic.Placement.Of("")
 			p.Notes = append(p.Notes, fmt.Sprintf("publishers send to broker %s, which does not have the topic: consumers do not find it there. Point them at %s (broker %s), or run srtm agent beside them", id, to.TCPAddress, to.Broker))
 		}

@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/reports"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
@@ -105,7 +106,7 @@ func (m collector) Collect(out chan<- prometheus.Metric) {
 	}
 	type listed struct {
 		topic   string
-		reports []received // immutable
+		reports []reports.Report // immutable
 	}
 	var windows []listed
 	m.mu.RLock()
@@ -145,11 +146,11 @@ func (m collector) Collect(out chan<- prometheus.Metric) {
 		window := listed{topic: name}
 		var delivered, exceeded uint64
 		for _, q := range topic.Plan.Quotas {
-			if f := m.mu.reports(name, q.Broker); f != nil {
-				d, x := f.counts(now.Add(-m.mu.cfg.Window))
+			if t := m.mu.reported(q.Broker).Topic(name); t != nil {
+				d, x := t.Counts(now.Add(-m.mu.cfg.Window))
 				delivered += d
 				exceeded += x
-				window.reports = append(window.reports, f.within(now.Add(-m.mu.cfg.Window))...)
+				window.reports = append(window.reports, t.Within(now.Add(-m.mu.cfg.Window))...)
 			}
 		}
 		windows = append(windows, window)
@@ -173,11 +174,11 @@ func (m collector) Collect(out chan<- prometheus.Metric) {
 	})
 
 	for _, w := range windows { // without the lock, for it walks all their histograms
-		var sum tail
+		var sum reports.Tail
 		for _, r := range w.reports {
-			sum.add(r.stats)
+			sum.Add(r.Stats)
 		}
-		if f := sum.fraction(); f != nil {
+		if f := sum.Fraction(); f != nil {
 			gauge(descAccess, *f, w.topic)
 		}
 	}

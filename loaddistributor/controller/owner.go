@@ -292,8 +292,8 @@ func (o *owners) consumers(name string, look reconcile.LookConsumers) reconcile.
 	defer o.mu.RUnlock()
 	read := map[string][]string{}
 	for _, id := range slices.Concat(look.Plan.Brokers(), look.Fresh, look.Other) {
-		if f := o.mu.reported(id)[name]; f != nil {
-			read[id] = f.read
+		if t := o.mu.reported(id).Topic(name); t != nil {
+			read[id] = t.Read
 		}
 	}
 	return reconcile.Consumers{
@@ -359,7 +359,7 @@ func (st *state) removed(topic catalog.Topic, left []string) {
 	*l = live{owner: l.owner, creating: l.creating, watchers: l.watchers}
 	for id, s := range st.sessions {
 		if slices.Contains(holders, id) && !slices.Contains(left, id) {
-			delete(s.topics, name)
+			s.reports.Forget(name)
 		}
 		delete(s.kept, name)
 		delete(s.unknown, name) // what it may hold of that name has been deleted, too

@@ -117,22 +117,23 @@ func (c *Controller) reconcile(now time.Time) {
 // report of after the move.
 func (st *state) emptied(topic catalog.Topic, id string, now time.Time) bool {
 	s := st.sessions[id]
-	if s == nil || s.reports < 2 {
+	if s == nil || s.reports.Count() < 2 {
 		return false
 	}
-	f := s.topics[topic.Spec.Name()]
-	if f == nil {
+	name := topic.Spec.Name()
+	if !s.reports.Has(name) {
 		return true // it lists all it has
 	}
-	if f.last == nil {
+	t := s.reports.Topic(name)
+	if t == nil {
 		return false
 	}
-	last := f.newest()
-	r := last.stats
+	last := t.Newest()
+	r := last.Stats
 	// An interval without anything, so that what was on its way when the
 	// connections ended has been counted.
 	return r.Backlog == 0 && r.Depth == 0 && r.Publishers == 0 && r.Offered == 0 && r.Delivered == 0 &&
-		now.Sub(last.at) <= st.cfg.Window
+		now.Sub(last.At) <= st.cfg.Window
 }
 
 // takers is how long one broker is asked to take a topic over before it is another's turn.
@@ -190,7 +191,7 @@ func (st *state) unfinished(topic catalog.Topic, gone string) bool {
 
 // has reports whether the broker has the topic, or may.
 func (s *Session) has(topic string) bool {
-	return s.reports < 2 || s.topics[topic] != nil
+	return s.reports.Count() < 2 || s.reports.Has(topic)
 }
 
 // without leaves out brokers whose part of a replicated topic is to be taken over: until
@@ -210,8 +211,8 @@ func (st *state) without(brokers []placement.Broker, topic catalog.Topic) []plac
 // a crash in the middle the broker does not list the topic any more, which is as good as a
 // report of nothing.
 func (st *state) retire(name, id string, forced bool) operation {
-	if f := st.reports(name, id); forced && f != nil {
-		last := f.newest().stats
+	if t := st.reported(id).Topic(name); forced && t != nil {
+		last := t.Newest().Stats
 		st.cfg.Log.Warn("messages that no consumer takes are lost with a drain by force", obs.KeyTopic, name, obs.KeyBroker, id, obs.KeyCount, last.Depth+last.Backlog)
 	}
 	return operation{name: name, target: reconcile.Target{Retire: id, Forced: forced}}

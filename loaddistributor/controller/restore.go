@@ -42,7 +42,7 @@ func (c *Controller) Import(text []byte) (done Imported, err error) {
 		_, err = catalog.Load(dump) // sound as a whole
 	}
 	if err != nil {
-		return done, &BadMessage{"text", err.Error()}
+		return done, &BadMessage{Field: "text", Problem: err.Error()}
 	}
 	for _, b := range dump.Brokers {
 		was := c.said(b.Broker.ID)

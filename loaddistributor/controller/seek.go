@@ -73,7 +73,7 @@ func (c *Controller) orderSeek(topic, channel string, to *srtmv1.Place, only str
 		return nil, fmt.Errorf("topic %s is not on broker %q: %w", topic, only, catalog.ErrBrokerUnknown)
 	}
 	if _, offset := to.GetTo().(*srtmv1.Place_Offset); offset && len(waits) > 1 {
-		return nil, &BadMessage{"to.offset", fmt.Sprintf("offsets are of each broker's own log, and the topic has %d: name one in broker_id", len(waits))}
+		return nil, &BadMessage{Field: "to.offset", Problem: fmt.Sprintf("offsets are of each broker's own log, and the topic has %d: name one in broker_id", len(waits))}
 	}
 	for i, w := range waits {
 		c.mu.requests++

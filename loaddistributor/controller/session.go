@@ -16,6 +16,7 @@ import (
 	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
+	"github.com/srtm-io/srtm/loaddistributor/reports"
 )
 
 // messageQueue bounds what waits to be written to one broker: a few messages
@@ -33,11 +34,7 @@ type Session struct {
 	// Guarded by Controller.mu.
 	requests map[uint64]*request
 	seeks    map[uint64]chan<- *srtmv1.SeekResult // not answered yet; room for the one answer
-	// Its topics, ours or not: those of its newest report, or before the first
-	// one of its hello.
-	topics map[string]*reportWindow
-	// Those of them that are ours and have not been still for the whole window.
-	lively map[string]*reportWindow
+	reports  *reports.Broker
 	// Those of its hello that the catalog did not know, nor knows of as deleted.
 	unknown map[string]bool
 	// Those of its hello that it has not been prepared for since, until which it releases
@@ -50,11 +47,6 @@ type Session struct {
 	// Topics whose arrivals the tuner has asked for where they are recorded already, and
 	// whether the record has begun anew.
 	fitted map[string]bool
-	// How many reports have come, and when the last.
-	reports uint64
-	heard   time.Time
-	// What its newest report says was sent to it, msg/s.
-	offered float64
 	// The version of the catalog that had no work for it; 0: it had some.
 	done uint64
 	// Its ports have accepted connections from here.
@@ -86,8 +78,7 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 		out:      bidi.NewQueue[*srtmv1.ControllerMessage](messageQueue),
 		requests: map[uint64]*request{},
 		seeks:    map[uint64]chan<- *srtmv1.SeekResult{},
-		topics:   map[string]*reportWindow{},
-		lively:   map[string]*reportWindow{},
+		reports:  reports.NewBroker(c.cfg.ReportInterval, c.cfg.Window, h.Topics...),
 		unknown:  map[string]bool{},
 		kept:     map[string]kept{},
 		fitted:   map[string]bool{},
@@ -95,7 +86,7 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 		unprepared: map[string]bool{},
 	}
 	for _, name := range h.Topics {
-		s.topics[name], s.unprepared[name] = &reportWindow{}, true
+		s.unprepared[name] = true
 	}
 	s.durability, _ = Durabilities.Value(h.Durability)
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Hello{Hello: &srtmv1.ControllerHello{
@@ -195,7 +186,7 @@ func (c *Controller) Handle(s *Session, m *srtmv1.BrokerMessage) error {
 		}
 		return err
 	case *srtmv1.BrokerMessage_Report:
-		if err := checkReport(m.Report); err != nil {
+		if err := reports.Check(m.Report); err != nil {
 			return err
 		}
 		return c.mu.lockedFor(s, func() error { return c.mu.report(s, m.Report, now) })
@@ -207,7 +198,7 @@ func (c *Controller) Handle(s *Session, m *srtmv1.BrokerMessage) error {
 	case *srtmv1.BrokerMessage_SeekResult:
 		return c.mu.lockedFor(s, func() error { s.sought(m.SeekResult); return nil })
 	case *srtmv1.BrokerMessage_Hello:
-		return &BadMessage{"hello", "a session has one hello"}
+		return &BadMessage{Field: "hello", Problem: "a session has one hello"}
 	}
 	return nil // of a later version, which must not count on us
 }
@@ -228,7 +219,7 @@ func (st *state) result(s *Session, p *srtmv1.PrepareResult, now time.Time) (ref
 	r := s.requests[p.Request]
 	switch {
 	case r == nil && p.Request > st.requests:
-		return nil, &BadMessage{"prepare_result.request", fmt.Sprintf("%d was never asked", p.Request)}
+		return nil, &BadMessage{Field: "prepare_result.request", Problem: fmt.Sprintf("%d was never asked", p.Request)}
 	case r == nil:
 		return nil, nil // late: it has been asked again
 	case p.Error != "":
@@ -252,6 +243,34 @@ func (st *state) result(s *Session, p *srtmv1.PrepareResult, now time.Time) (ref
 		_, err = st.stage(catalog.MemberPrepared{Topic: r.topic, Broker: s.broker})
 	}
 	return nil, must("result of a connected member refused", err)
+}
+
+// report takes what a broker says of its topics.
+func (st *state) report(s *Session, r *srtmv1.BrokerReport, now time.Time) error {
+	news, err := s.reports.Take(r, now, func(topic string) bool { return st.next.Holds(topic, s.broker) })
+	if err != nil {
+		return err
+	}
+	for _, name := range news.Gone {
+		if delete(s.unprepared, name); st.next.Expects(name, s.broker) {
+			s.unprepared[name] = true
+		}
+	}
+	for _, name := range news.Unprepared {
+		s.unprepared[name] = true
+	}
+	for _, name := range news.Busy {
+		st.wakeTopic(name)
+	}
+	return nil
+}
+
+// reported is what a broker has reported; on a follower nothing.
+func (b *brokers) reported(id string) *reports.Broker {
+	if s := b.sessions[id]; s != nil {
+		return s.reports
+	}
+	return &reports.Broker{}
 }
 
 // durability is that of the brokers; "": they differ, or there are none.
@@ -317,7 +336,7 @@ func (st *state) assign(s *Session, now time.Time) {
 		}
 		// It retires, and has to deliver what it has; or it gave up what another took over, or
 		// its topic was created there anew.
-		if _, has := s.topics[name]; has && slices.Contains(topic.Retiring, s.broker) || st.next.Expects(name, s.broker) {
+		if s.reports.Has(name) && slices.Contains(topic.Retiring, s.broker) || st.next.Expects(name, s.broker) {
 			prepare = append(prepare, name)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -13,6 +14,7 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/reports"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
@@ -89,6 +91,13 @@ func (r *reader) Brokers() []catalog.Broker {
 	return r.mu.cat.Brokers()
 }
 
+// Offered is what a broker's newest report says that clients sent to it, msg/s.
+func (r *reader) Offered(broker string) float64 {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.mu.reported(broker).Offered()
+}
+
 // Status returns what is measured of the topic, and the shares in force.
 func (r *reader) Status(ctx context.Context, topic catalog.Topic) *srtmv1.TopicStatus {
 	name := topic.Spec.Name()
@@ -100,8 +109,7 @@ func (r *reader) Status(ctx context.Context, topic catalog.Topic) *srtmv1.TopicS
 	now := time.Now()
 	from := now.Add(-r.cfg.Window)
 	status := &srtmv1.TopicStatus{Window: durationpb.New(r.cfg.Window)}
-	var pooled merge
-	pooled.sum.Topic = name
+	var pooled reports.Sum
 	r.mu.RLock()
 	if own := r.mu.topics.see(name).owner; own != nil {
 		status.Moving = own.waiting
@@ -111,10 +119,10 @@ func (r *reader) Status(ctx context.Context, topic catalog.Topic) *srtmv1.TopicS
 	if f := r.mu.tuner.Status(name, now); f.Step != "" {
 		status.Fitting, status.Fit = f.Step, fitProto(f)
 	}
-	reports := make([][]received, len(topic.Plan.Quotas)) // they are immutable
+	said := make([][]reports.Report, len(topic.Plan.Quotas)) // they are immutable
 	for i, q := range topic.Plan.Quotas {
-		if f := r.mu.reports(name, q.Broker); f != nil {
-			reports[i] = append(reports[i], f.within(from)...)
+		if t := r.mu.reported(q.Broker).Topic(name); t != nil {
+			said[i] = slices.Clone(t.Within(from))
 		}
 	}
 	r.mu.RUnlock()
@@ -124,19 +132,20 @@ func (r *reader) Status(ctx context.Context, topic catalog.Topic) *srtmv1.TopicS
 		if m := held[q.Broker]; m.GetAcknowledgedEpoch() > 0 {
 			b.Share, b.Epoch = m.Acknowledged, m.AcknowledgedEpoch
 		}
-		if n := len(reports[i]); n > 0 {
-			var sum merge
-			for _, r := range reports[i] {
-				sum.inTime(r.stats)
+		if n := len(said[i]); n > 0 {
+			var sum reports.Sum
+			for _, one := range said[i] {
+				sum.InTime(one.Stats)
 			}
-			b.Last, b.Window = reports[i][n-1].stats, sum.stats()
-			b.P99AccessFraction = sum.tail.fraction()
-			pooled.beside(b.Window)
+			b.Last = said[i][n-1].Stats
+			b.Window, b.P99AccessFraction = sum.Stats()
+			pooled.Beside(b.Window)
 			counts = append(counts, tuner.Count{Part: q.Broker, Delivered: b.Window.Delivered, Exceeded: b.Window.Exceeded})
 		}
 		status.Brokers = append(status.Brokers, b)
 	}
-	status.Pooled, status.P99AccessFraction = pooled.stats(), pooled.tail.fraction()
+	status.Pooled, status.P99AccessFraction = pooled.Stats()
+	status.Pooled.Topic = name
 	r.mu.RLock()
 	v := r.mu.judged(topic, counts)
 	if d := r.mu.topics.see(name).condition; d != nil && d.refused()+uint64(d.stranded) > 0 {

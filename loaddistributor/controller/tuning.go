@@ -93,9 +93,12 @@ func (st *state) view(topic catalog.Topic) tuner.Topic {
 		Name:  name, Epoch: topic.Placement.Epoch(), Holders: topic.Holders, Index: topic.Placement.Index,
 		Changing: st.owned(name), Over: st.over(name), Missed: st.missed(name),
 		Reports: func(broker string) (all []tuner.Report) {
-			if f := st.reports(name, broker); f != nil {
-				for _, r := range f.within(time.Time{}) {
-					all = append(all, r.report())
+			if t := st.reported(broker).Topic(name); t != nil {
+				for _, r := range t.Within(time.Time{}) {
+					all = append(all, tuner.Report{
+						At: r.At, Took: r.Stats.Interval.AsDuration(), Latencies: latencies{r.Stats},
+						Offered: r.Stats.Offered, Delivered: r.Stats.Delivered, Exceeded: r.Stats.Exceeded, Subscribers: r.Stats.Subscribers,
+					})
 				}
 			}
 			return all
@@ -125,22 +128,18 @@ func (l latency) Add(other tuner.Histogram) { l.Merge(other.(latency).Latency) }
 
 func latencyOf(h *srtmv1.Histogram) tuner.Histogram {
 	l, err := obs.LatencyFromProto(h)
-	if err != nil { // checkStats has refused others
+	if err != nil { // reports.Check has refused others
 		l = obs.NewLatency()
 	}
 	return latency{l}
 }
 
-func (r received) Processing() tuner.Histogram { return latencyOf(r.stats.Processing) }
-func (r received) Access() tuner.Histogram     { return latencyOf(r.stats.Access) }
-func (r received) Delivery() tuner.Histogram   { return latencyOf(r.stats.Delivery) }
+// latencies are those of a report.
+type latencies struct{ of *srtmv1.TopicStats }
 
-func (r received) report() tuner.Report {
-	return tuner.Report{
-		At: r.at, Took: r.stats.Interval.AsDuration(), Latencies: r,
-		Offered: r.stats.Offered, Delivered: r.stats.Delivered, Exceeded: r.stats.Exceeded, Subscribers: r.stats.Subscribers,
-	}
-}
+func (l latencies) Processing() tuner.Histogram { return latencyOf(l.of.Processing) }
+func (l latencies) Access() tuner.Histogram     { return latencyOf(l.of.Access) }
+func (l latencies) Delivery() tuner.Histogram   { return latencyOf(l.of.Delivery) }
 
 // do does what the tuner wants. Requires: mu held.
 func (t *tuning) do(effects []tuner.Effect) {
