@@ -16,6 +16,7 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/condition"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
 
@@ -168,12 +169,12 @@ func (c *contracts) noteReserved(has map[string]*srtmv1.TopicShares) {
 			ended := m.Lapsed || m.Policy == srtmv1.LeasePolicy_LEASE_POLICY_UNSPECIFIED
 			if rate := m.Reserved.GetRateMilli(); !m.Connected && ended && rate > 0 {
 				list = append(list, fmt.Sprintf("%s msg/s are reserved for %s, gone since %s"+remedy,
-					strconv.FormatFloat(float64(rate)/1000, 'f', -1, 64), m.BrokerId, moment(m.AwaySince.AsTime()), m.BrokerId))
+					strconv.FormatFloat(float64(rate)/1000, 'f', -1, 64), m.BrokerId, condition.Moment(m.AwaySince.AsTime()), m.BrokerId))
 			}
 		}
 		for _, id := range t.Awaited {
 			if at, gone := away[id]; gone && time.Since(at) >= c.cfg.EvacuateAfter {
-				list = append(list, fmt.Sprintf("no share changes before %s, gone since %s or earlier, says what it holds"+remedy, id, moment(at), id))
+				list = append(list, fmt.Sprintf("no share changes before %s, gone since %s or earlier, says what it holds"+remedy, id, condition.Moment(at), id))
 			}
 		}
 		if list != nil {

@@ -57,7 +57,7 @@ func (p *pipeline) connected() []string {
 func (st *state) listed(id string) map[string]bool {
 	set := map[string]bool{}
 	for _, name := range st.cat.Placed(id) {
-		if topic, _ := st.cat.Topic(name); open(topic) {
+		if topic, _ := st.cat.Topic(name); topic.Open() {
 			set[name] = true
 		}
 	}
@@ -67,10 +67,6 @@ func (st *state) listed(id string) map[string]bool {
 		}
 	}
 	return set
-}
-
-func open(topic catalog.Topic) bool {
-	return topic.State == catalog.Active || topic.State == catalog.Degraded
 }
 
 func (st *state) node(id string) Node {
@@ -102,7 +98,7 @@ func (r *reader) Producers(topic string) (nodes []Node, channels []string, found
 	set := map[string]bool{}
 	placed, managed := r.mu.cat.Topic(topic)
 	if managed {
-		if !open(placed) {
+		if !placed.Open() {
 			return nil, nil, false
 		}
 		for _, channel := range placed.Spec.Channels {

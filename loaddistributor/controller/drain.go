@@ -56,7 +56,7 @@ func (r *reader) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool) {
 		}
 		l := r.mu.topics.see(name)
 		switch own, why := l.owner, l.stays; {
-		case !open(topic):
+		case !topic.Open():
 			wait(name, "the topic is "+topic.State.String(), "")
 		case own != nil && own.waiting != "":
 			wait(name, own.waiting, "")

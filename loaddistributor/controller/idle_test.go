@@ -15,6 +15,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/condition"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/reports"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
@@ -129,8 +130,8 @@ func TestJudgeHoldsTheLockForAFewTopics(t *testing.T) {
 // what it may have missed before counts for nothing.
 func TestAQuietTopicIsWoken(t *testing.T) {
 	c, now := idle(t, 1), time.Now()
-	d := func() *condition { return c.mu.topics["t0"].condition }
-	if c.judge(now); !d().quiet {
+	d := func() *condition.Topic { return c.mu.topics["t0"].condition }
+	if c.judge(now); !d().Quiet {
 		t.Fatal("an idle topic is not quiet")
 	}
 	id := c.mu.cat.Topics("", 1)[0].Plan.Quotas[0].Broker
@@ -143,16 +144,16 @@ func TestAQuietTopicIsWoken(t *testing.T) {
 		testkit.Must(t, c.mu.report(s, r, now))
 		c.judge(now)
 	}
-	if report(0); !d().quiet {
+	if report(0); !d().Quiet {
 		t.Error("a report of nothing woke it")
 	}
-	if report(1000); d().quiet || d().over.IsZero() {
+	if report(1000); d().Quiet || d().Over.IsZero() {
 		t.Errorf("1000 messages of 1 msg/s: %+v", d())
 	}
 	for range 1100 { // until the contract would have made up for it, and a window
 		report(0)
 	}
-	if !d().quiet {
+	if !d().Quiet {
 		t.Errorf("it is not quiet after 1100 s: %+v", d())
 	}
 	now = now.Add(time.Hour)
@@ -162,8 +163,8 @@ func TestAQuietTopicIsWoken(t *testing.T) {
 	}
 	c.mu.left[id] = true
 	now = now.Add(2 * time.Second)
-	if c.judge(now); d().stranded != 1 || d().refused() > 2 {
-		t.Errorf("2 s after its broker went: %d stranded, %d not accepted at 1 msg/s", d().stranded, d().refused())
+	if c.judge(now); d().Stranded != 1 || d().Refused() > 2 {
+		t.Errorf("2 s after its broker went: %d stranded, %d not accepted at 1 msg/s", d().Stranded, d().Refused())
 	}
 }
 
@@ -173,7 +174,7 @@ func TestAQuietTopicSavesNothing(t *testing.T) {
 	id := c.mu.cat.Topics("", 1)[0].Plan.Quotas[0].Broker
 	s := session(c, id)
 	c.mu.sessions[id] = s
-	report := func(offered uint64) *condition {
+	report := func(offered uint64) *condition.Topic {
 		t.Helper()
 		now = now.Add(time.Second)
 		r := &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{Topic: "t0", Interval: durationpb.New(time.Second), Offered: offered}}}
@@ -182,14 +183,14 @@ func TestAQuietTopicSavesNothing(t *testing.T) {
 		return c.mu.topics["t0"].condition
 	}
 	for range 120 {
-		if !report(0).quiet {
+		if !report(0).Quiet {
 			t.Fatal("an idle topic is not quiet")
 		}
 	}
 	const offered = 200 // 1 msg/s and a burst of 1: made up for after 198 s
 	report(offered)
 	lasted := 0
-	for ; lasted < 1000 && !report(0).over.IsZero(); lasted++ {
+	for ; lasted < 1000 && !report(0).Over.IsZero(); lasted++ {
 	}
 	if least := offered - 2 + int(c.cfg.Window/time.Second) - 2; lasted < least {
 		t.Errorf("over its contract for %d s, want at least %d", lasted, least)
@@ -268,7 +269,7 @@ func TestWhatReportsLeaveOutIsKnown(t *testing.T) {
 					last := f.Newest()
 					return fmt.Sprint(delivered, " of ", exceeded, " late; ", last.At, last.Stats.Depth, last.Stats.Publishers, last.Stats.Offered,
 						"; emptied ", at.c.mu.emptied(topic, "b1", now), ", untaken ", at.c.mu.untaken(topic, catalog.Broker{ID: "b1", Forced: true}, now),
-						"; missed ", d.missed, ", over ", d.over, d.by, ", quiet ", d.quiet, "; offered ", at.s.reports.Offered())
+						"; missed ", d.Missed, ", over ", d.Over, d.By, ", quiet ", d.Quiet, "; offered ", at.s.reports.Offered())
 				}
 				if is, want := says(changes), says(whole); is != want {
 					r.Fatalf("after step %d, %s:\n%s, want\n%s", step, name, is, want)

@@ -52,7 +52,7 @@ func (t *learning) look(now time.Time) {
 		case !topic.Spec.Demand.Open && l.profile == nil:
 			l.learned = nil // what is being recorded ends by itself
 			continue
-		case !open(topic):
+		case !topic.Open():
 			continue
 		case l.learned == nil || l.learnedOf != topic.Created:
 			l.learned, l.learnedOf = learned.New(topic.Spec, now), topic.Created
@@ -75,7 +75,7 @@ func (t *learning) look(now time.Time) {
 		if p := t.mu.topics.see(at.name).profile; p != nil {
 			p.take(at.of, at.job)
 		}
-		if known && topic.Spec.Demand.Open && open(topic) && t.mu.topics.see(at.name).learned == at.of && !t.mu.owned(at.name) && !t.mu.closing && !t.mu.tuner.Status(at.name, now).Running {
+		if known && topic.Spec.Demand.Open && topic.Open() && t.mu.topics.see(at.name).learned == at.of && !t.mu.owned(at.name) && !t.mu.closing && !t.mu.tuner.Status(at.name, now).Running {
 			if p := at.of.Act(at.job, topic.Spec, topic.Plan.K, now); p != nil {
 				t.placeBy(topic, p)
 			}

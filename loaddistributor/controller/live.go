@@ -3,6 +3,7 @@ package controller
 import (
 	"time"
 
+	"github.com/srtm-io/srtm/loaddistributor/condition"
 	"github.com/srtm-io/srtm/loaddistributor/learned"
 )
 
@@ -12,7 +13,7 @@ type live struct {
 	owner     *owner                // who changes it now; nil: none
 	creating  *creation             // nil: it is not being created
 	watchers  map[*watcher]struct{} // of its publishers
-	condition *condition            // of one that is active
+	condition *condition.Topic      // of one that is active
 	retry     time.Time             // it is not to be moved by itself before
 	stays     error                 // why it could not leave a broker
 	turns     *string               // with scarce tokens: whose turn the adaptor was told it is (turn.go)
@@ -51,7 +52,7 @@ func (t topics) see(name string) live {
 // wants reports whether a tick has something to do for a topic.
 func (l *live) wants() bool {
 	return l.learns || l.learned != nil || l.profile != nil || len(l.reminders) > 0 || !l.retry.IsZero() ||
-		l.condition != nil && (l.condition.missed != "" || l.condition.stranded > 0)
+		l.condition != nil && (l.condition.IsMissed() || l.condition.Stranded > 0)
 }
 
 // idle reports whether nothing is under way of a topic that the catalog does not have.

@@ -156,16 +156,16 @@ func (m collector) Collect(out chan<- prometheus.Metric) {
 		windows = append(windows, window)
 		gauge(descDelivered, float64(delivered), name)
 		gauge(descExceeded, float64(exceeded), name)
-		over := 0.0
-		if m.mu.over(name) {
-			over = m.mu.topics.see(name).condition.by
+		over, d := 0.0, m.mu.topics.see(name).condition
+		if d.IsOver() {
+			over = d.By
 		}
 		gauge(descOver, over, name)
-		if d := m.mu.topics.see(name).condition; d != nil {
-			gauge(descStranded, float64(d.stranded), name)
-			gauge(descRefused, float64(d.refused()), name)
+		if d != nil {
+			gauge(descStranded, float64(d.Stranded), name)
+			gauge(descRefused, float64(d.Refused()), name)
 		}
-		switch m.mu.verdict(topic, now).Decision {
+		switch d.Verdict(topic, m.mu.evidence(name, now), now).Decision {
 		case tuner.Within:
 			gauge(descMet, 1, name)
 		case tuner.Beyond:

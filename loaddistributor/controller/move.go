@@ -130,7 +130,7 @@ func moving(name string, why cause, become become) operation {
 		switch topic := p.topic; {
 		case topic.Spec == nil:
 			return nil, fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown)
-		case !open(topic):
+		case !topic.Open():
 			return nil, fmt.Errorf("topic %s is %v: %w", name, topic.State, catalog.ErrTopicState)
 		}
 		spec, plan, err := become(p)

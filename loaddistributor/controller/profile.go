@@ -88,7 +88,7 @@ func (c *Controller) Profile(ctx context.Context, name string, lasts time.Durati
 		err = ErrClosing
 	case !known:
 		err = fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown)
-	case !open(topic):
+	case !topic.Open():
 		err = fmt.Errorf("topic %s is %v: %w", name, topic.State, catalog.ErrTopicState)
 	case c.mu.topics.see(name).profile != nil:
 		err = fmt.Errorf("topic %s is being profiled: %w", name, catalog.ErrTopicState)

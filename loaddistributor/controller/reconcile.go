@@ -77,7 +77,7 @@ func (c *Controller) reconcile(now time.Time) {
 		for _, name := range names {
 			topic, _ := c.mu.cat.Topic(name)
 			switch {
-			case !open(topic) || c.mu.owned(name):
+			case !topic.Open() || c.mu.owned(name):
 			case slices.Contains(topic.Retiring, b.ID):
 				taker := c.mu.taker(topic, b, now)
 				switch {
@@ -267,7 +267,7 @@ func (c *Controller) settle(now time.Time) {
 	for _, name := range c.mu.wanting {
 		topic, _ := c.mu.cat.Topic(name)
 		d := c.mu.topics.see(name).condition
-		if !open(topic) || d == nil || d.stranded == 0 || topic.Placement.Unplaced() == 0 || c.mu.owned(name) || c.mu.tuner.Status(name, now).Running || now.Before(c.mu.topics.see(name).retry) {
+		if !topic.Open() || d == nil || d.Stranded == 0 || topic.Placement.Unplaced() == 0 || c.mu.owned(name) || c.mu.tuner.Status(name, now).Running || now.Before(c.mu.topics.see(name).retry) {
 			continue
 		}
 		c.mu.topics.at(name).retry = now.Add(moveRetry)

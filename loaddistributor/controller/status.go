@@ -42,7 +42,7 @@ func (r *reader) Topic(name string) (catalog.Topic, error) {
 	if !ok {
 		return catalog.Topic{}, r.mu.deny(r.mu.missing(name, fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown)))
 	}
-	return r.mu.topics.see(name).condition.show(topic), nil
+	return r.mu.topics.see(name).condition.Show(topic), nil
 }
 
 // missing returns err, or catalog.ErrUnread, by which publishers stay where they
@@ -70,7 +70,11 @@ func (st *state) missing(topic string, err error) error {
 func (r *reader) Topics(after string, limit int) []catalog.Topic {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	return r.mu.shown(r.mu.cat.Topics(after, limit))
+	topics := r.mu.cat.Topics(after, limit)
+	for i, topic := range topics {
+		topics[i] = r.mu.topics.see(topic.Spec.Name()).condition.Show(topic)
+	}
+	return topics
 }
 
 // each calls f with every topic, by name, as readers see it, and with the lock held for
@@ -79,7 +83,7 @@ func (r *reader) Topics(after string, limit int) []catalog.Topic {
 func (st *state) each(f func(catalog.Topic)) {
 	st.inTurns(st.RLocker(), func(name string) (work int) {
 		topic, _ := st.cat.Topic(name)
-		f(st.topics.see(name).condition.show(topic))
+		f(st.topics.see(name).condition.Show(topic))
 		return quietPerBusy
 	})
 }
@@ -147,11 +151,12 @@ func (r *reader) Status(ctx context.Context, topic catalog.Topic) *srtmv1.TopicS
 	status.Pooled, status.P99AccessFraction = pooled.Stats()
 	status.Pooled.Topic = name
 	r.mu.RLock()
-	v := r.mu.judged(topic, counts)
-	if d := r.mu.topics.see(name).condition; d != nil && d.refused()+uint64(d.stranded) > 0 {
-		status.Unaccepted, status.PublishersWithoutBroker = d.refused(), uint32(d.stranded)
-		if d.stranded > 0 {
-			status.WithoutBrokerSince = timestamppb.New(d.since)
+	d := r.mu.topics.see(name).condition
+	v := d.Judge(topic, counts)
+	if d != nil && d.Refused()+uint64(d.Stranded) > 0 {
+		status.Unaccepted, status.PublishersWithoutBroker = d.Refused(), uint32(d.Stranded)
+		if d.Stranded > 0 {
+			status.WithoutBrokerSince = timestamppb.New(d.Since)
 		}
 	}
 	r.mu.RUnlock()

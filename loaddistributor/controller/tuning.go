@@ -61,14 +61,14 @@ func (t *tuning) look(now time.Time) {
 	t.mu.Lock()
 	names := t.mu.tuner.Followed()
 	for _, name := range t.mu.wanting {
-		if d := t.mu.topics.see(name).condition; d != nil && d.missed != "" {
+		if t.mu.topics.see(name).condition.IsMissed() {
 			names = append(names, name)
 		}
 	}
 	slices.Sort(names)
 	proposals, effects := t.mu.tuner.Propose(now, func(yield func(tuner.Topic) bool) {
 		for _, name := range slices.Compact(names) {
-			if topic, _ := t.mu.cat.Topic(name); open(topic) && !yield(t.mu.view(topic)) {
+			if topic, _ := t.mu.cat.Topic(name); topic.Open() && !yield(t.mu.view(topic)) {
 				return
 			}
 		}
@@ -78,7 +78,7 @@ func (t *tuning) look(now time.Time) {
 	for _, p := range proposals {
 		p.Think(clock.Mono())
 		t.mu.Lock()
-		if topic, ok := t.mu.cat.Topic(p.Topic); ok && open(topic) {
+		if topic, ok := t.mu.cat.Topic(p.Topic); ok && topic.Open() {
 			t.do(t.mu.tuner.Act(p, t.mu.view(topic), now))
 		}
 		t.mu.Unlock()
@@ -91,7 +91,7 @@ func (st *state) view(topic catalog.Topic) tuner.Topic {
 	return tuner.Topic{
 		Setup: tuner.Setup{Policy: spec.Policy, Demand: spec.Demand, Quantile: spec.SLO.Quantile, Latency: spec.SLO.Latency, Start: topic.Plan},
 		Name:  name, Epoch: topic.Placement.Epoch(), Holders: topic.Holders, Index: topic.Placement.Index,
-		Changing: st.owned(name), Over: st.over(name), Missed: st.missed(name),
+		Changing: st.owned(name), Over: st.topics.see(name).condition.IsOver(), Missed: st.topics.see(name).condition.IsMissed(),
 		Reports: func(broker string) (all []tuner.Report) {
 			if t := st.reported(broker).Topic(name); t != nil {
 				for _, r := range t.Within(time.Time{}) {
