@@ -68,6 +68,15 @@ const maxBatch = 1000
 // The design that lost is one catalog whose effects are held back: every
 // reader would have had to know how far it may look.
 
+// pipeline is what events go through (commit.go).
+type pipeline struct {
+	wake   chan struct{}    // set once; 1 deep: something is staged
+	cat    *catalog.Catalog // durable: what is shown
+	next   *catalog.Catalog // decided: cat and what is staged
+	staged []staged         // for the committer, oldest first
+	halted error            // why nothing can be staged any more
+}
+
 // staged is an event on its way.
 type staged struct {
 	event catalog.Event

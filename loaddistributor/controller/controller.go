@@ -5,123 +5,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
-	"github.com/srtm-io/srtm/tokenbucket"
 )
-
-// Defaults of Config.
-const (
-	DefaultReportInterval = time.Second
-	DefaultPrepareTimeout = 5 * time.Second
-	DefaultWindow         = 10 * time.Second
-	// DefaultConsumerWait is how long a move waits for consumers. A library that asks
-	// where a topic is when a connection ends needs milliseconds, and the report that
-	// tells of it up to a second; but go-nsq may give a connection that is new to it no
-	// RDY for 5 s, until its others have less. One that asks at an interval only, which is
-	// a minute with most, is not waited for to the end.
-	DefaultConsumerWait = 8 * time.Second
-)
-
-// Config is fixed at start.
-type Config struct {
-	// How often brokers report, and how often the controller compares.
-	ReportInterval time.Duration
-	// How long a step of a creation or deletion may take: all brokers to
-	// prepare, the adaptor to settle.
-	PrepareTimeout time.Duration
-	// Length of the sliding window of the reports.
-	Window time.Duration
-	// How long a broker may be away before its publishers are placed elsewhere;
-	// 0: DefaultEvacuateAfter.
-	EvacuateAfter time.Duration
-	// How long a broker may be away before another takes over what it has of replicated
-	// topics; < 0: for ever.
-	TakeOverAfter time.Duration
-	// How long a move waits for consumers to come to the brokers that are new to the
-	// topic; 0: DefaultConsumerWait.
-	ConsumerWait time.Duration
-	// Probe finds out whether a broker's process has ended; nil: that is never known.
-	Probe Probe
-	// What becomes of moves that relieve overloaded brokers, and when they are
-	// due; the rules are checked unless it is off.
-	Rebalance      Rebalance
-	RebalanceRules tuner.RebalanceConfig
-	// For how long after the first broker has joined a catalog that was empty at the
-	// start denies no topic: others may hold it. 0: it does so at once.
-	Grace time.Duration
-	// Where brokers get their grants, host:port; empty: where they reach us.
-	GrantAddress string
-	// Fitting is how new topics are fitted: tuner.ModeFast, tuner.ModePaper, or
-	// empty for not at all. FittingRound is how long a round of the paper's lasts;
-	// 0: tuner.DefaultRound.
-	Fitting      string
-	FittingRound time.Duration
-	// TenantRates bound the sum of a tenant's contracts; that of "*" is for tenants
-	// that are not named.
-	TenantRates map[string]tokenbucket.Rate
-	// Seed of the placement policies that draw publishers at random.
-	Seed uint64
-	// Journal keeps what is committed, and Catalog is what it has from before;
-	// both nil: nothing is kept beyond the process. The catalog is the
-	// controller's from New on.
-	Journal Journal
-	Catalog *catalog.Catalog
-	// Traces get a span of each operation on a topic and of each fit; nil: there are none.
-	Traces trace.TracerProvider
-	// Others follow this one, and who watches there is not known here: all
-	// publishers are taken to be watched.
-	Followed bool
-	Log      *slog.Logger
-	Metrics  prometheus.Registerer // nil: not exported
-}
-
-// Validate returns all problems at once.
-func (c Config) Validate() error {
-	var errs []error
-	for _, d := range []struct {
-		name     string
-		value    time.Duration
-		min, max time.Duration
-	}{
-		{"report interval", c.ReportInterval, 10 * time.Millisecond, time.Minute},
-		{"prepare timeout", c.PrepareTimeout, time.Millisecond, time.Hour},
-		{"window", c.Window, 10 * time.Millisecond, time.Hour},
-		{"wait for consumers", cmp.Or(c.ConsumerWait, DefaultConsumerWait), time.Millisecond, time.Hour},
-		{"evacuation", cmp.Or(c.EvacuateAfter, DefaultEvacuateAfter), 10 * time.Millisecond, 24 * time.Hour},
-	} {
-		if d.value < d.min || d.value > d.max {
-			errs = append(errs, fmt.Errorf("%s %v: want %v to %v", d.name, d.value, d.min, d.max))
-		}
-	}
-	if c.Window < c.ReportInterval {
-		errs = append(errs, fmt.Errorf("window %v is shorter than the report interval %v", c.Window, c.ReportInterval))
-	}
-	if c.Rebalance != RebalanceOff {
-		errs = append(errs, c.RebalanceRules.Validate())
-	}
-	if c.Fitting != "" && c.Fitting != tuner.ModeFast && c.Fitting != tuner.ModePaper {
-		errs = append(errs, fmt.Errorf("fitting %q: want %q, %q, or none", c.Fitting, tuner.ModeFast, tuner.ModePaper))
-	}
-	if round := cmp.Or(c.FittingRound, tuner.DefaultRound); round < c.ReportInterval || round > time.Hour {
-		errs = append(errs, fmt.Errorf("fitting rounds of %v: want the report interval of %v to 1h", round, c.ReportInterval))
-	}
-	if c.Log == nil {
-		errs = append(errs, errors.New("no logger"))
-	}
-	return errors.Join(errs...)
-}
 
 // Controller is the single writer. Make it with New, and Run it.
 type Controller struct {
@@ -131,56 +25,10 @@ type Controller struct {
 	owners     *owners
 	tuning     *tuning
 	learning   *learning
+	mover      *mover
 	witness    *witness
-	soon       chan struct{} // 1 deep: reconcile is not to wait
+	soon       chan struct{} // 1 deep: mover is to look at once
 	metrics    metrics
-}
-
-// state is what the controller knows. What is not set once is guarded by its lock, which its
-// methods require to be held, for reading at least by those that change nothing.
-type state struct {
-	sync.RWMutex
-	cfg *Config // set once
-	pipeline
-	brokers
-	followed
-
-	topics   topics
-	wanting  []string // those that a tick has something to do for, sorted, by the last round of judge
-	lacking  []string // those with live.reserved
-	profiles int      // being made, those of topics that are gone included
-	tuner    *tuner.Tuner
-	work     sync.WaitGroup // what goes on; begins with the lock held, while not closing
-	closing  bool
-	ending   chan struct{} // closed with closing
-	empty    bool          // the catalog was at the start, and no topic was created since
-	settled  time.Time     // of an empty one: until when it denies nothing; zero: no broker has joined
-}
-
-// pipeline is what events go through (commit.go).
-type pipeline struct {
-	wake   chan struct{}    // set once; 1 deep: something is staged
-	cat    *catalog.Catalog // durable: what is shown
-	next   *catalog.Catalog // decided: cat and what is staged
-	staged []staged         // for the committer, oldest first
-	halted error            // why nothing can be staged any more
-}
-
-// brokers are what is known of those beside the catalog, by id.
-type brokers struct {
-	sessions map[string]*Session
-	requests uint64               // the last number given to a request
-	left     map[string]bool      // that had a session here and have none
-	away     map[string]time.Time // that are, since when seen
-	drainers map[string]string    // who had them drained; of before this one led that is unknown
-}
-
-// followed is what a follower knows of its own knowledge (follower.go).
-type followed struct {
-	leader   func() string // set once, of a follower, who leads; nil: this one
-	unread   bool          // before its first Reset
-	cut      bool          // it cannot read the store any more
-	informed chan struct{} // closed and replaced when either changes
 }
 
 // New checks the configuration.
@@ -232,7 +80,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	tuning := &tuning{&cfg, st, ledger, owners, metrics, tracer}
 	c := &Controller{
 		reader: reader{&cfg, st, ledger},
-		owners: owners, tuning: tuning, learning: &learning{&cfg, st, owners, tuning}, witness: &witness{st, ledger, soon},
+		owners: owners, tuning: tuning, mover: &mover{st, owners}, learning: &learning{&cfg, st, owners, tuning}, witness: &witness{st, ledger, soon},
 		soon: soon, metrics: metrics,
 	}
 	if err := c.recover(); err != nil {
@@ -275,7 +123,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		case <-ticker.C:
 			c.tick(time.Now())
 		case <-c.soon:
-			c.reconcile(time.Now())
+			c.mover.look(time.Now())
 		case err = <-failed:
 			running, committing = false, false
 		case <-ctx.Done():
@@ -311,10 +159,10 @@ func (c *Controller) Run(ctx context.Context) error {
 func (c *Controller) tick(now time.Time) {
 	c.judge(now)
 	c.assignWork(now)
-	c.reconcile(now)
-	c.remind(now)
+	c.mover.look(now)
+	c.owners.remind(now)
 	c.tuning.look(now)
-	c.settle(now)
+	c.mover.settle(now)
 	c.learning.look(now)
 	c.rebuild(now)
 }

@@ -20,8 +20,8 @@ func (r *reader) Nodes() []Node {
 	defer r.mu.RUnlock()
 	nodes := make([]Node, 0, len(r.mu.sessions))
 	for _, id := range r.mu.connected() {
-		node := r.mu.node(id)
-		node.Topics = slices.Sorted(maps.Keys(r.mu.listed(id)))
+		node := r.node(id)
+		node.Topics = slices.Sorted(maps.Keys(r.listed(id)))
 		nodes = append(nodes, node)
 	}
 	return nodes
@@ -34,7 +34,7 @@ func (r *reader) Connected() []Node {
 	ids := r.mu.connected()
 	nodes := make([]Node, len(ids))
 	for i, id := range ids {
-		nodes[i] = r.mu.node(id)
+		nodes[i] = r.node(id)
 	}
 	return nodes
 }
@@ -54,25 +54,25 @@ func (p *pipeline) connected() []string {
 // listed returns the topics that consumers can read from a connected broker: those placed
 // on it, once they are active, and those it reports that are not placed anywhere. Of a
 // placed topic its report says nothing: it may be a leftover, or on its way out.
-func (st *state) listed(id string) map[string]bool {
+func (r *reader) listed(id string) map[string]bool {
 	set := map[string]bool{}
-	for _, name := range st.cat.Placed(id) {
-		if topic, _ := st.cat.Topic(name); topic.Open() {
+	for _, name := range r.mu.cat.Placed(id) {
+		if topic, _ := r.mu.cat.Topic(name); topic.Open() {
 			set[name] = true
 		}
 	}
-	for name := range st.reported(id).Topics() {
-		if _, managed := st.cat.Topic(name); !managed {
+	for name := range r.mu.reported(id).Topics() {
+		if _, managed := r.mu.cat.Topic(name); !managed {
 			set[name] = true
 		}
 	}
 	return set
 }
 
-func (st *state) node(id string) Node {
-	b, _ := st.cat.Broker(id)
+func (r *reader) node(id string) Node {
+	b, _ := r.mu.cat.Broker(id)
 	node := Node{Broker: b}
-	if s := st.sessions[id]; s != nil {
+	if s := r.mu.sessions[id]; s != nil {
 		node.Remote = s.remote
 	}
 	return node
@@ -85,7 +85,7 @@ func (r *reader) TopicNames() []string {
 	defer r.mu.RUnlock()
 	set := map[string]bool{}
 	for _, id := range r.mu.connected() {
-		maps.Copy(set, r.mu.listed(id))
+		maps.Copy(set, r.listed(id))
 	}
 	return slices.Sorted(maps.Keys(set))
 }
@@ -113,8 +113,16 @@ func (r *reader) Producers(topic string) (nodes []Node, channels []string, found
 			}
 		}
 		if managed && r.mu.cat.Shows(topic, id) || !managed && reported.Has(topic) {
-			nodes = append(nodes, r.mu.node(id))
+			nodes = append(nodes, r.node(id))
 		}
 	}
 	return nodes, slices.Sorted(maps.Keys(set)), managed || len(nodes) > 0
+}
+
+// BrokerTopics returns the topics that are placed on the broker or have left
+// messages there, by name.
+func (r *reader) BrokerTopics(id string) []string {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.mu.cat.Placed(id)
 }

@@ -96,11 +96,11 @@ func (b *brokers) disconnect(name, broker string, ids []string) {
 }
 
 // remind tells brokers again what is due, without those who have come back.
-func (c *Controller) remind(now time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, name := range c.mu.wanting {
-		l := c.mu.topics[name]
+func (o *owners) remind(now time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, name := range o.mu.wanting {
+		l := o.mu.topics[name]
 		if l == nil {
 			continue
 		}
@@ -109,27 +109,11 @@ func (c *Controller) remind(now time.Time) {
 				return false
 			}
 			ids := slices.DeleteFunc(slices.Clone(r.ids), func(id string) bool {
-				a, err := c.mu.cat.Resolve(name, id)
+				a, err := o.mu.cat.Resolve(name, id)
 				return err == nil && a.Broker == r.broker
 			})
-			c.mu.disconnect(name, r.broker, ids)
+			o.mu.disconnect(name, r.broker, ids)
 			return true
 		})
 	}
-}
-
-// linger has a broker that the topic moved away from told again if publishers are still
-// connected there.
-func (st *state) linger(topic catalog.Topic, id string, now time.Time) {
-	name := topic.Spec.Name()
-	t, l := st.reported(id).Topic(name), st.topics.at(name)
-	if t == nil || t.Newest().Stats.Publishers == 0 ||
-		slices.ContainsFunc(l.reminders, func(r reminder) bool { return r.broker == id }) {
-		return
-	}
-	ids := make([]string, topic.Placement.Len())
-	for i := range ids {
-		ids[i] = topic.Placement.At(i).Publisher
-	}
-	l.reminders = append(l.reminders, reminder{id, ids, now.Add(remindAfter)})
 }

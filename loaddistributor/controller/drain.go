@@ -1,7 +1,6 @@
 package controller
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,24 +8,10 @@ import (
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
-
-// Drain has nothing new placed on a broker, and what it has moved away, forced at
-// any cost (srtmv1.DrainBrokerRequest); not on ends that. It returns at once.
-// catalog.ErrBrokerUnknown if there is none.
-func (c *Controller) Drain(ctx context.Context, id string, on, forced bool) (catalog.Broker, error) {
-	b, err := c.setBroker(id, catalog.BrokerDraining{ID: id, Draining: on, Forced: forced})
-	if err == nil {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.mu.drainers[id] = secure.Caller(ctx)
-	}
-	return b, err
-}
 
 // maxWaits bounds the topics that DrainWaits names.
 const maxWaits = 100
@@ -50,7 +35,7 @@ func (r *reader) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool) {
 		}
 		topic, _ := r.mu.cat.Topic(name)
 		if slices.Contains(topic.Retiring, id) {
-			reason, remedy := r.mu.leftOn(topic, b, now)
+			reason, remedy := r.leftOn(topic, b, now)
 			wait(name, reason, remedy)
 			continue
 		}
@@ -70,7 +55,7 @@ func (r *reader) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool) {
 			wait(name, fmt.Sprintf("it could not be moved, and is tried again within %v: %v", moveRetry, why), "")
 		}
 	}
-	for _, name := range r.mu.alien(id) {
+	for _, name := range r.alien(id) {
 		if len(waits) == maxWaits {
 			return waits, false
 		}
@@ -80,7 +65,7 @@ func (r *reader) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool) {
 	case len(waits) > 0:
 	case !r.mu.cat.Empty(id):
 		wait("", "deleted topics are being removed from it", "")
-	case r.mu.retires(id):
+	case r.retires(id):
 		wait("", "its shares are being given to others", "")
 	case s != nil && s.reports.Count() == 0:
 		wait("", "its first report is due", "")
@@ -90,26 +75,26 @@ func (r *reader) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool) {
 
 // leftOn says what is left of a topic on a broker that it has moved away from, and what
 // would end that.
-func (st *state) leftOn(topic catalog.Topic, b catalog.Broker, now time.Time) (reason, remedy string) {
+func (r *reader) leftOn(topic catalog.Topic, b catalog.Broker, now time.Time) (reason, remedy string) {
 	name := topic.Spec.Name()
 	if !b.Connected {
 		return "the broker is away, and may have messages that no consumer has had", "start it again, or `srtm broker remove " + b.ID + "` if it is gone for good: what it has is lost then"
 	}
-	t := st.reported(b.ID).Topic(name)
+	t := r.mu.reported(b.ID).Topic(name)
 	if t == nil {
 		return "it is being removed", ""
 	}
-	r := t.Newest().Stats
-	held := r.Depth + r.Backlog
+	last := t.Newest().Stats
+	held := last.Depth + last.Backlog
 	var parts, remedies []string
-	if r.Publishers > 0 || r.Offered > 0 {
-		parts = append(parts, fmt.Sprintf("%d connections still publish to it, and %d messages have come in its last report", r.Publishers, r.Offered))
+	if last.Publishers > 0 || last.Offered > 0 {
+		parts = append(parts, fmt.Sprintf("%d connections still publish to it, and %d messages have come in its last report", last.Publishers, last.Offered))
 		remedies = append(remedies, "end publishers that the topic does not have, or add them to it")
 	}
 	if held > 0 {
-		parts = append(parts, fmt.Sprintf("consumers have not finished %d messages; %d consumers are connected", held, r.Subscribers))
+		parts = append(parts, fmt.Sprintf("consumers have not finished %d messages; %d consumers are connected", held, last.Subscribers))
 		switch {
-		case r.Subscribers > 0:
+		case last.Subscribers > 0:
 		case len(t.Channels) == 0:
 			remedies = append(remedies, "connect a consumer: the topic has no channel")
 		default:
@@ -118,8 +103,8 @@ func (st *state) leftOn(topic catalog.Topic, b catalog.Broker, now time.Time) (r
 		switch {
 		case !b.Forced:
 			remedies = append(remedies, "--force to lose what no consumer takes")
-		case !st.untaken(topic, b, now):
-			parts = append(parts, fmt.Sprintf("they are lost after %v in which no client publishes and no consumer is given one", st.cfg.Window))
+		case !r.mu.untaken(topic, b, now):
+			parts = append(parts, fmt.Sprintf("they are lost after %v in which no client publishes and no consumer is given one", r.mu.cfg.Window))
 		}
 	}
 	if len(parts) == 0 {
@@ -129,13 +114,25 @@ func (st *state) leftOn(topic catalog.Topic, b catalog.Broker, now time.Time) (r
 }
 
 // retires reports whether a topic is just going from the broker.
-func (st *state) retires(id string) bool {
-	for _, l := range st.topics {
+func (r *reader) retires(id string) bool {
+	for _, l := range r.mu.topics {
 		if l.owner != nil && l.owner.retiring == id {
 			return true
 		}
 	}
 	return false
+}
+
+// alien returns the topics in use on a broker that are not placed by us, by name.
+func (r *reader) alien(id string) []string {
+	var names []string
+	for name, t := range r.mu.reported(id).Topics() {
+		if _, ours := r.mu.cat.Topic(name); !ours && t.Used {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // untaken reports whether what is left of a topic on a broker that is drained by force is
@@ -144,16 +141,4 @@ func (st *state) untaken(topic catalog.Topic, b catalog.Broker, now time.Time) b
 	t := st.reported(b.ID).Topic(topic.Spec.Name())
 	return b.Forced && t != nil && !t.Untaken.IsZero() && now.Sub(t.Untaken) >= st.cfg.Window-2*st.cfg.ReportInterval &&
 		now.Sub(t.Heard()) <= st.cfg.Window // else it is not known what the broker does
-}
-
-// alien returns the topics in use on a broker that are not placed by us, by name.
-func (st *state) alien(id string) []string {
-	var names []string
-	for name, t := range st.reported(id).Topics() {
-		if _, ours := st.cat.Topic(name); !ours && t.Used {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names
 }

@@ -15,6 +15,14 @@ import (
 // connection to the store, normally milliseconds. Cut off from the store it says
 // what it knows, and denies nothing: what it does not know may have been created.
 
+// followed is what a follower knows of its own knowledge (follower.go).
+type followed struct {
+	leader   func() string // set once, of a follower, who leads; nil: this one
+	unread   bool          // before its first Reset
+	cut      bool          // it cannot read the store any more
+	informed chan struct{} // closed and replaced when either changes
+}
+
 // NewFollower returns a follower that knows nothing yet. leader says who leads,
 // so that callers can be sent there; it must not wait.
 func NewFollower(cfg Config, adaptor Adaptor, leader func() string) (*Controller, error) {

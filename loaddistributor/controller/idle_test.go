@@ -87,8 +87,8 @@ func TestATickGoesToWhatWantsIt(t *testing.T) {
 		t.Errorf("%q want a tick", c.mu.wanting)
 	}
 	now = now.Add(2 * time.Second)
-	c.reconcile(now)
-	c.remind(now)
+	c.mover.look(now)
+	c.owners.remind(now)
 	if c.judge(now); len(c.mu.wanting) > 0 {
 		t.Errorf("when all is done, %q want a tick", c.mu.wanting)
 	}
@@ -268,7 +268,7 @@ func TestWhatReportsLeaveOutIsKnown(t *testing.T) {
 					delivered, exceeded := f.Counts(now.Add(-at.c.cfg.Window))
 					last := f.Newest()
 					return fmt.Sprint(delivered, " of ", exceeded, " late; ", last.At, last.Stats.Depth, last.Stats.Publishers, last.Stats.Offered,
-						"; emptied ", at.c.mu.emptied(topic, "b1", now), ", untaken ", at.c.mu.untaken(topic, catalog.Broker{ID: "b1", Forced: true}, now),
+						"; emptied ", at.c.mover.emptied(topic, "b1", now), ", untaken ", at.c.mu.untaken(topic, catalog.Broker{ID: "b1", Forced: true}, now),
 						"; missed ", d.Missed, ", over ", d.Over, d.By, ", quiet ", d.Quiet, "; offered ", at.s.reports.Offered())
 				}
 				if is, want := says(changes), says(whole); is != want {

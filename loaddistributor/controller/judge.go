@@ -1,7 +1,6 @@
 package controller
 
 import (
-	"sync"
 	"time"
 
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
@@ -39,31 +38,6 @@ func (c *Controller) judge(now time.Time) {
 	c.mu.Lock()
 	c.mu.wanting = wanting
 	c.mu.Unlock()
-}
-
-// What is done with the lock held in one go: so many topics are looked at, or so many
-// times more that are quiet.
-const (
-	judgeAtOnce   = 100
-	quietPerBusy  = 20
-	workOfOneTurn = judgeAtOnce * quietPerBusy
-)
-
-// inTurns calls f with the name of every topic, sorted, and with the lock held for so much of
-// f's work at a time: topics may come and go meanwhile. Requires: the lock is not held.
-func (st *state) inTurns(lock sync.Locker, f func(name string) (work int)) {
-	for after, more := "", true; more; {
-		more = false
-		lock.Lock()
-		work := 0
-		for name := range st.cat.Names(after) {
-			if more = work >= workOfOneTurn; more {
-				break
-			}
-			after, work = name, work+f(name)
-		}
-		lock.Unlock()
-	}
 }
 
 // judge gives a topic its verdict, and returns how much work it was.

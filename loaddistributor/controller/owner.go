@@ -342,7 +342,7 @@ func (o *owners) write(op operation, e catalog.Event) reconcile.Written {
 	case catalog.MemberRetired:
 		o.cfg.Log.Info("topic gone from broker", obs.KeyTopic, op.name, obs.KeyBroker, e.Broker)
 	case catalog.TopicRemoved:
-		o.mu.removed(before, e.Left)
+		o.removed(before, e.Left)
 	}
 	topic, _ := o.mu.next.Topic(op.name)
 	return reconcile.Written{Topic: topic}
@@ -350,14 +350,14 @@ func (o *owners) write(op operation, e catalog.Event) reconcile.Written {
 
 // removed forgets what is known of a topic, and what sessions have, but for brokers that it
 // was left on: a name that is used again starts with reports of its own.
-func (st *state) removed(topic catalog.Topic, left []string) {
+func (o *owners) removed(topic catalog.Topic, left []string) {
 	name, holders := topic.Spec.Name(), topic.Holders()
-	l := st.topics.at(name)
+	l := o.mu.topics.at(name)
 	if l.profile != nil {
 		close(l.profile.gone)
 	}
 	*l = live{owner: l.owner, creating: l.creating, watchers: l.watchers}
-	for id, s := range st.sessions {
+	for id, s := range o.mu.sessions {
 		if slices.Contains(holders, id) && !slices.Contains(left, id) {
 			s.reports.Forget(name)
 		}

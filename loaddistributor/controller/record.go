@@ -39,8 +39,8 @@ func (s *Session) record(topic string, o learned.Order, profiled bool) {
 
 // capture does what the tuner wants recorded. A record that is under way for what is learned
 // from begins anew, for its publishers have been named.
-func (st *state) capture(e tuner.Capture) {
-	s, of := e.To.(*Session), st.topics.see(e.Topic).learned
+func (t *tuning) capture(e tuner.Capture) {
+	s, of := e.To.(*Session), t.mu.topics.see(e.Topic).learned
 	if of != nil {
 		if e.Lasts == 0 {
 			delete(s.fitted, e.Topic)

@@ -1,11 +1,8 @@
 package controller
 
 import (
-	"fmt"
 	"maps"
-	"net"
 	"slices"
-	"strconv"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -13,9 +10,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
-	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 	"github.com/srtm-io/srtm/loaddistributor/reports"
 )
 
@@ -51,17 +46,6 @@ type Session struct {
 	done uint64
 	// Its ports have accepted connections from here.
 	vouched bool
-}
-
-// request is a PrepareTopic, RemoveTopic or TakeOver that is not answered yet.
-type request struct {
-	topic  string
-	remove bool
-	// Only the owner that waits is concerned: a refusal is an answer like another.
-	owners bool
-	sent   time.Time
-	// For the owner that waits; room for the one answer. nil: none waits.
-	done chan<- reconcile.Answered
 }
 
 // Out is what is to be sent to the broker; when it ends, so does the session.
@@ -166,13 +150,6 @@ func (s *Session) end(cause error) {
 	}
 }
 
-// answer never blocks: done has room.
-func (r *request) answer(broker string, err error) {
-	if r.done != nil {
-		r.done <- reconcile.Answered{Broker: broker, Err: err}
-	}
-}
-
 // Handle takes a message of the broker; an error ends the session.
 func (c *Controller) Handle(s *Session, m *srtmv1.BrokerMessage) error {
 	now := time.Now()
@@ -193,7 +170,7 @@ func (c *Controller) Handle(s *Session, m *srtmv1.BrokerMessage) error {
 	case *srtmv1.BrokerMessage_Arrivals:
 		return c.mu.lockedFor(s, func() error { c.tuning.measure(s, m.Arrivals, now); return nil })
 	case *srtmv1.BrokerMessage_Records:
-		parsed := c.readRecords(s, m.Records)
+		parsed := readRecords(c.cfg.Log, s, m.Records)
 		return c.mu.lockedFor(s, func() error { c.mu.keep(s, parsed); return nil })
 	case *srtmv1.BrokerMessage_SeekResult:
 		return c.mu.lockedFor(s, func() error { s.sought(m.SeekResult); return nil })
@@ -211,38 +188,6 @@ func (st *state) lockedFor(s *Session, f func() error) error {
 		return ErrReplaced
 	}
 	return f()
-}
-
-// result takes a broker's answer. refused is what it does not do, unless who asked decides
-// what follows.
-func (st *state) result(s *Session, p *srtmv1.PrepareResult, now time.Time) (refused *request, err error) {
-	r := s.requests[p.Request]
-	switch {
-	case r == nil && p.Request > st.requests:
-		return nil, &BadMessage{Field: "prepare_result.request", Problem: fmt.Sprintf("%d was never asked", p.Request)}
-	case r == nil:
-		return nil, nil // late: it has been asked again
-	case p.Error != "":
-		r.answer(s.broker, &RefusedError{p.Error})
-	default:
-		r.answer(s.broker, nil)
-	}
-	if p.Error != "" && !r.owners {
-		r.done, r.sent = nil, now // it stays, so that what is refused is not asked again at once
-		return r, nil
-	}
-	delete(s.requests, p.Request)
-	if r.owners {
-		return nil, nil
-	}
-	delete(s.unprepared, r.topic)
-	switch {
-	case r.remove:
-		_, err = st.stage(catalog.LeftoverRemoved{Topic: r.topic, Broker: s.broker})
-	case st.next.Expects(r.topic, s.broker):
-		_, err = st.stage(catalog.MemberPrepared{Topic: r.topic, Broker: s.broker})
-	}
-	return nil, must("result of a connected member refused", err)
 }
 
 // report takes what a broker says of its topics.
@@ -285,131 +230,4 @@ func (b *brokers) durability() catalog.Durability {
 		of, first = s.durability, false
 	}
 	return of
-}
-
-// assignWork asks every broker for what it should have done and is not known
-// to have.
-func (c *Controller) assignWork(now time.Time) {
-	c.mu.RLock()
-	sessions := slices.Collect(maps.Values(c.mu.sessions))
-	c.mu.RUnlock()
-	for _, s := range sessions {
-		c.mu.Lock()
-		if c.mu.sessions[s.broker] == s {
-			c.mu.assign(s, now)
-		}
-		c.mu.Unlock()
-	}
-}
-
-// assign asks for what is not asked already; an answer that is overdue is asked for again.
-func (st *state) assign(s *Session, now time.Time) {
-	if s.done == st.cat.Version() && len(s.requests)+len(s.unprepared) == 0 {
-		return
-	}
-	type work struct {
-		topic  string
-		remove bool
-	}
-	asked := map[work]bool{}
-	for number, r := range s.requests {
-		if now.Sub(r.sent) < st.cfg.PrepareTimeout {
-			asked[work{r.topic, r.remove}] = true
-		} else {
-			r.answer(s.broker, ErrNoAnswer)
-			delete(s.requests, number)
-		}
-	}
-	remove, prepare := st.cat.Work(s.broker)
-	if s.done = 0; len(remove)+len(prepare) == 0 {
-		s.done = st.cat.Version()
-	}
-	for _, name := range remove {
-		if !asked[work{name, true}] && !st.owned(name) {
-			st.remove(s, name, false, nil, now)
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(s.unprepared)) {
-		topic, known := st.cat.Topic(name)
-		if !known || st.owned(name) || slices.Contains(prepare, name) {
-			continue
-		}
-		// It retires, and has to deliver what it has; or it gave up what another took over, or
-		// its topic was created there anew.
-		if s.reports.Has(name) && slices.Contains(topic.Retiring, s.broker) || st.next.Expects(name, s.broker) {
-			prepare = append(prepare, name)
-		}
-	}
-	for _, name := range prepare {
-		if topic, _ := st.cat.Topic(name); !asked[work{name, false}] {
-			st.ask(s, name, topic.Spec, nil, now)
-		}
-	}
-}
-
-// expect numbers a request, which waits for its answer from then on.
-func (b *brokers) expect(s *Session, r request) (number uint64) {
-	b.requests++
-	s.requests[b.requests] = &r
-	return b.requests
-}
-
-// ask sends a PrepareTopic. done gets the answer, or ErrBrokerGone; nil if no owner waits.
-func (st *state) ask(s *Session, topic string, prepare *catalog.Spec, done chan<- reconcile.Answered, now time.Time) {
-	contract := ContractProto(prepare)
-	order := &srtmv1.PrepareTopic{
-		Request: st.expect(s, request{topic: topic, sent: now, done: done}), Topic: topic, Channels: prepare.Channels,
-		Slo: contract.Slo, OverLimit: contract.OverLimit,
-		Pacing: Pacings.Number(prepare.Pacing), Durability: Durabilities.Number(prepare.Durability),
-	}
-	for _, g := range prepare.Weighted() {
-		order.Weights = append(order.Weights, &srtmv1.PublisherGroup{Key: g.Name(), Count: int32(g.Count), Weight: uint32(g.Weight)})
-	}
-	if is, _ := st.next.Topic(topic); is.Created > 0 {
-		order.Identity = &srtmv1.TopicIdentity{Log: st.next.Log(), Created: is.Created}
-		order.DeletedBefore = st.next.LeftOn(topic, s.broker)
-	}
-	order.Record = st.text(st.next, topic)
-	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Prepare{Prepare: order}})
-}
-
-// remove sends a RemoveTopic, as ask does; unused: only if the topic is not used.
-func (b *brokers) remove(s *Session, topic string, unused bool, done chan<- reconcile.Answered, now time.Time) {
-	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Remove{Remove: &srtmv1.RemoveTopic{
-		Request: b.expect(s, request{topic: topic, remove: true, owners: unused, sent: now, done: done}), Topic: topic, IfUnused: unused,
-	}}})
-}
-
-// Values of the API's enumerations.
-var (
-	OverLimits = shareproto.Enum[srtmv1.OverLimitPolicy, catalog.OverLimit]{
-		srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_UNSPECIFIED: catalog.Delay,
-		srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_DELAY:       catalog.Delay,
-		srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT:      catalog.Reject,
-	}
-	Durabilities = shareproto.Enum[srtmv1.Durability, catalog.Durability]{
-		srtmv1.Durability_DURABILITY_UNSPECIFIED: "",
-		srtmv1.Durability_DURABILITY_MEMORY:      catalog.DurabilityMemory,
-		srtmv1.Durability_DURABILITY_FSYNC:       catalog.DurabilityFsync,
-		srtmv1.Durability_DURABILITY_REPLICATED:  catalog.DurabilityReplicated,
-	}
-	Pacings = shareproto.Enum[srtmv1.PacingMode, catalog.Pacing]{
-		srtmv1.PacingMode_PACING_MODE_UNSPECIFIED: "",
-		srtmv1.PacingMode_PACING_MODE_OFF:         catalog.PacingOff,
-		srtmv1.PacingMode_PACING_MODE_ADVISE:      catalog.PacingAdvise,
-		srtmv1.PacingMode_PACING_MODE_POLICE:      catalog.PacingPolice,
-	}
-)
-
-// HostPort splits an address that others dial.
-func HostPort(address string) (host string, port int, err error) {
-	host, text, err := net.SplitHostPort(address)
-	if err != nil || host == "" || len(address) > 300 {
-		return "", 0, fmt.Errorf("%.300q: want host:port", address)
-	}
-	n, err := strconv.ParseUint(text, 10, 16)
-	if err != nil || n == 0 {
-		return "", 0, fmt.Errorf("%.300q: want a port of 1 to 65535", address)
-	}
-	return host, int(n), nil
 }

@@ -12,7 +12,6 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/reports"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
@@ -40,7 +39,7 @@ func (r *reader) Topic(name string) (catalog.Topic, error) {
 	}
 	topic, ok := r.mu.cat.Topic(name)
 	if !ok {
-		return catalog.Topic{}, r.mu.deny(r.mu.missing(name, fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown)))
+		return catalog.Topic{}, r.mu.deny(r.missing(name, fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown)))
 	}
 	return r.mu.topics.see(name).condition.Show(topic), nil
 }
@@ -48,17 +47,17 @@ func (r *reader) Topic(name string) (catalog.Topic, error) {
 // missing returns err, or catalog.ErrUnread, by which publishers stay where they
 // are, if it says that a topic is unknown that may be there all the same: a broker has
 // joined with it, or the catalog was empty and brokers have not had the time to.
-func (st *state) missing(topic string, err error) error {
+func (r *reader) missing(topic string, err error) error {
 	if !errors.Is(err, catalog.ErrTopicUnknown) {
 		return err
 	}
-	if elsewhere := st.elsewhere(); elsewhere != nil && st.cat.Len() == 0 {
+	if elsewhere := r.mu.elsewhere(); elsewhere != nil && r.mu.cat.Len() == 0 {
 		return elsewhere // the leader knows whether that is all there is
 	}
-	if st.empty && (st.settled.IsZero() || time.Now().Before(st.settled)) {
+	if r.mu.empty && (r.mu.settled.IsZero() || time.Now().Before(r.mu.settled)) {
 		return fmt.Errorf("topic %s: the store of this loaddistributor was empty, and brokers may come back with it: %w", topic, catalog.ErrUnread)
 	}
-	for _, s := range st.sessions {
+	for _, s := range r.mu.sessions {
 		if s.unknown[topic] {
 			return fmt.Errorf("topic %s: broker %s holds it, and the store of this loaddistributor does not have it: %w", topic, s.broker, catalog.ErrUnread)
 		}
@@ -167,39 +166,6 @@ func (r *reader) Status(ctx context.Context, topic catalog.Topic) *srtmv1.TopicS
 		}
 	}
 	return status
-}
-
-func fitProto(f tuner.Status) *srtmv1.Fit {
-	p := &srtmv1.Fit{Ended: f.Ended, Fitted: f.Fitted}
-	for _, r := range f.Rounds {
-		p.Rounds = append(p.Rounds, &srtmv1.FitRounds{K: uint32(r.K), Rounds: uint32(r.Rounds)})
-	}
-	for _, t := range f.Trials {
-		trial := &srtmv1.FitTrial{
-			Began: timestamppb.New(t.Began), Delivered: t.Delivered, Exceeded: t.Exceeded, Confidence: t.Confidence, Verdict: t.Verdict,
-			Quantile: durationpb.New(t.Quantile),
-		}
-		if t.Forecast >= 0 {
-			trial.Forecast = &t.Forecast
-		}
-		for _, q := range t.Quotas {
-			trial.Quotas = append(trial.Quotas, &srtmv1.BrokerQuota{BrokerId: q.Broker, Rate: q.Rate, Publishers: uint32(len(q.Publishers)), Share: shareproto.To(q.Share)})
-		}
-		p.Trials = append(p.Trials, trial)
-	}
-	if f.Began {
-		p.Took = durationpb.New(f.Took)
-	}
-	return p
-}
-
-// ContractProto returns what a topic was sold.
-func ContractProto(s *catalog.Spec) *srtmv1.Contract {
-	return &srtmv1.Contract{
-		RateMilli: s.Demand.RateMilli, Burst: s.Demand.Burst,
-		Slo:       &srtmv1.Slo{Quantile: s.SLO.Quantile, Latency: durationpb.New(s.SLO.Latency)},
-		OverLimit: OverLimits.Number(s.OverLimit),
-	}
 }
 
 // State is what /debug/state shows of the controller.

@@ -68,7 +68,7 @@ func (t *tuning) look(now time.Time) {
 	slices.Sort(names)
 	proposals, effects := t.mu.tuner.Propose(now, func(yield func(tuner.Topic) bool) {
 		for _, name := range slices.Compact(names) {
-			if topic, _ := t.mu.cat.Topic(name); topic.Open() && !yield(t.mu.view(topic)) {
+			if topic, _ := t.mu.cat.Topic(name); topic.Open() && !yield(t.view(topic)) {
 				return
 			}
 		}
@@ -79,22 +79,22 @@ func (t *tuning) look(now time.Time) {
 		p.Think(clock.Mono())
 		t.mu.Lock()
 		if topic, ok := t.mu.cat.Topic(p.Topic); ok && topic.Open() {
-			t.do(t.mu.tuner.Act(p, t.mu.view(topic), now))
+			t.do(t.mu.tuner.Act(p, t.view(topic), now))
 		}
 		t.mu.Unlock()
 	}
 }
 
 // view is a topic as the tuner sees it, for as long as mu is held.
-func (st *state) view(topic catalog.Topic) tuner.Topic {
+func (t *tuning) view(topic catalog.Topic) tuner.Topic {
 	name, spec := topic.Spec.Name(), topic.Spec
 	return tuner.Topic{
 		Setup: tuner.Setup{Policy: spec.Policy, Demand: spec.Demand, Quantile: spec.SLO.Quantile, Latency: spec.SLO.Latency, Start: topic.Plan},
 		Name:  name, Epoch: topic.Placement.Epoch(), Holders: topic.Holders, Index: topic.Placement.Index,
-		Changing: st.owned(name), Over: st.topics.see(name).condition.IsOver(), Missed: st.topics.see(name).condition.IsMissed(),
+		Changing: t.mu.owned(name), Over: t.mu.topics.see(name).condition.IsOver(), Missed: t.mu.topics.see(name).condition.IsMissed(),
 		Reports: func(broker string) (all []tuner.Report) {
-			if t := st.reported(broker).Topic(name); t != nil {
-				for _, r := range t.Within(time.Time{}) {
+			if is := t.mu.reported(broker).Topic(name); is != nil {
+				for _, r := range is.Within(time.Time{}) {
 					all = append(all, tuner.Report{
 						At: r.At, Took: r.Stats.Interval.AsDuration(), Latencies: latencies{r.Stats},
 						Offered: r.Stats.Offered, Delivered: r.Stats.Delivered, Exceeded: r.Stats.Exceeded, Subscribers: r.Stats.Subscribers,
@@ -104,16 +104,16 @@ func (st *state) view(topic catalog.Topic) tuner.Topic {
 			return all
 		},
 		Session: func(broker string) tuner.Session {
-			if s := st.sessions[broker]; s != nil {
+			if s := t.mu.sessions[broker]; s != nil {
 				return s
 			}
 			return nil
 		},
-		Free:    func() []placement.Broker { return st.cat.SnapshotFor(name) },
-		Brokers: st.next.Snapshot,
+		Free:    func() []placement.Broker { return t.mu.cat.SnapshotFor(name) },
+		Brokers: t.mu.next.Snapshot,
 		Absorbed: func(broker string) (a tuner.Absorption) {
 			// Of another latency it says little.
-			if b, _ := st.next.Broker(broker); b.Absorbed.Latency == spec.SLO.Latency {
+			if b, _ := t.mu.next.Broker(broker); b.Absorbed.Latency == spec.SLO.Latency {
 				a = tuner.Absorption{Rate: tokenbucket.Rate(b.Absorbed.Rate), Burst: b.Absorbed.Burst}
 			}
 			return a
@@ -146,7 +146,7 @@ func (t *tuning) do(effects []tuner.Effect) {
 	for _, e := range effects {
 		switch e := e.(type) {
 		case tuner.Capture:
-			t.mu.capture(e)
+			t.capture(e)
 		case tuner.Relocate:
 			t.fitted(e)
 		case tuner.Found:
@@ -192,7 +192,7 @@ func (t *tuning) fitted(e tuner.Relocate) {
 		defer t.mu.Unlock()
 		if moved, ok := t.mu.cat.Topic(e.Topic); ok {
 			anew := errors.Is(err, ErrUnsteady) || errors.As(err, new(*BrokerError))
-			t.do(t.mu.tuner.Moved(t.mu.view(moved), err, anew, time.Now()))
+			t.do(t.mu.tuner.Moved(t.view(moved), err, anew, time.Now()))
 		}
 	}
 	t.owners.want(op)

@@ -58,7 +58,7 @@ func (r *reader) Resolve(topic, publisher string) (catalog.Assignment, error) {
 		return catalog.Assignment{}, err
 	}
 	a, err := r.mu.cat.Resolve(topic, publisher)
-	return a, r.mu.deny(r.mu.missing(topic, err))
+	return a, r.mu.deny(r.missing(topic, err))
 }
 
 // Watch calls send with the present assignments of the named publishers, all
@@ -77,7 +77,7 @@ func (r *reader) Watch(ctx context.Context, topic string, publishers []string, s
 	var err error
 	switch {
 	case !known:
-		err = r.mu.deny(r.mu.missing(topic, fmt.Errorf("topic %s: %w", topic, catalog.ErrTopicUnknown)))
+		err = r.mu.deny(r.missing(topic, fmt.Errorf("topic %s: %w", topic, catalog.ErrTopicUnknown)))
 	case first.State == catalog.Preparing || first.State == catalog.Deleting:
 		err = fmt.Errorf("topic %s is %v: %w", topic, first.State, catalog.ErrNotActive)
 	case r.mu.cut && len(publishers) > 0: // only the next stream can tell who is unknown

@@ -1,14 +1,46 @@
 package controller
 
 import (
+	"sync"
 	"time"
 
 	"github.com/srtm-io/srtm/loaddistributor/condition"
 	"github.com/srtm-io/srtm/loaddistributor/learned"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
+// state is what the controller knows. What is not set once is guarded by its lock, which its
+// methods require to be held, for reading at least by those that change nothing.
+type state struct {
+	sync.RWMutex
+	cfg *Config // set once
+	pipeline
+	brokers
+	followed
+
+	topics   topics
+	wanting  []string // those that a tick has something to do for, sorted, by the last round of judge
+	lacking  []string // those with live.reserved
+	profiles int      // being made, those of topics that are gone included
+	tuner    *tuner.Tuner
+	work     sync.WaitGroup // what goes on; begins with the lock held, while not closing
+	closing  bool
+	ending   chan struct{} // closed with closing
+	empty    bool          // the catalog was at the start, and no topic was created since
+	settled  time.Time     // of an empty one: until when it denies nothing; zero: no broker has joined
+}
+
+// brokers are what is known of those beside the catalog, by id.
+type brokers struct {
+	sessions map[string]*Session
+	requests uint64               // the last number given to a request
+	left     map[string]bool      // that had a session here and have none
+	away     map[string]time.Time // that are, since when seen
+	drainers map[string]string    // who had them drained; of before this one led that is unknown
+}
+
 // live is what this process knows of a topic beside the catalog. Guarded by
-// Controller.mu.
+// state's lock.
 type live struct {
 	owner     *owner                // who changes it now; nil: none
 	creating  *creation             // nil: it is not being created
@@ -33,7 +65,7 @@ type live struct {
 // topics are those that something is known of, by name.
 type topics map[string]*live
 
-// at returns what is known of a topic, to be changed. Requires: Controller.mu held.
+// at returns what is known of a topic, to be changed. Requires: the lock held.
 func (t topics) at(name string) *live {
 	if t[name] == nil {
 		t[name] = &live{}
@@ -41,7 +73,7 @@ func (t topics) at(name string) *live {
 	return t[name]
 }
 
-// see returns a copy of it. Requires: Controller.mu held, for reading.
+// see returns a copy of it. Requires: the lock held, for reading.
 func (t topics) see(name string) live {
 	if l := t[name]; l != nil {
 		return *l
@@ -62,3 +94,28 @@ func (l *live) idle() bool {
 
 // owned reports whether an owner changes the topic now.
 func (st *state) owned(name string) bool { return st.topics.see(name).owner != nil }
+
+// What is done with the lock held in one go: so many topics are looked at, or so many
+// times more that are quiet.
+const (
+	judgeAtOnce   = 100
+	quietPerBusy  = 20
+	workOfOneTurn = judgeAtOnce * quietPerBusy
+)
+
+// inTurns calls f with the name of every topic, sorted, and with the lock held for so much of
+// f's work at a time: topics may come and go meanwhile. Requires: the lock is not held.
+func (st *state) inTurns(lock sync.Locker, f func(name string) (work int)) {
+	for after, more := "", true; more; {
+		more = false
+		lock.Lock()
+		work := 0
+		for name := range st.cat.Names(after) {
+			if more = work >= workOfOneTurn; more {
+				break
+			}
+			after, work = name, work+f(name)
+		}
+		lock.Unlock()
+	}
+}

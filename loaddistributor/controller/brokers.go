@@ -11,9 +11,43 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
+
+// Calibrate gives a broker an mcap, msg/s, that stands over the one it says hello
+// with; 0 ends that. catalog.ErrBrokerUnknown if there is none.
+func (c *Controller) Calibrate(id string, mcap int64) (catalog.Broker, error) {
+	return c.setBroker(id, catalog.BrokerCalibrated{ID: id, Mcap: mcap})
+}
+
+// setBroker commits an event of a broker and returns the broker.
+func (c *Controller) setBroker(id string, e catalog.Event) (catalog.Broker, error) {
+	if err := c.mu.following(); err != nil {
+		return catalog.Broker{}, err
+	}
+	if err := c.mu.commit(e); err != nil {
+		return catalog.Broker{}, err
+	}
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	b, _ := c.mu.cat.Broker(id)
+	return b, nil
+}
+
+// Drain has nothing new placed on a broker, and what it has moved away, forced at
+// any cost (srtmv1.DrainBrokerRequest); not on ends that. It returns at once.
+// catalog.ErrBrokerUnknown if there is none.
+func (c *Controller) Drain(ctx context.Context, id string, on, forced bool) (catalog.Broker, error) {
+	b, err := c.setBroker(id, catalog.BrokerDraining{ID: id, Draining: on, Forced: forced})
+	if err == nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.mu.drainers[id] = secure.Caller(ctx)
+	}
+	return b, err
+}
 
 // RemoveBroker takes the caller's word that a broker is dead: it is none of the
 // cluster any more, until it joins anew. It returns what was reserved for it, and the
