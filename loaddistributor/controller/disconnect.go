@@ -32,12 +32,12 @@ type reminder struct {
 
 // disconnect tells brokers which publishers have moved away, those that are watched
 // after a grace, remembers who moved, and returns how many.
-func (o *owners) disconnect(op operation, old, now *catalog.Placement) int {
-	name, at := op.name, time.Now()
-	leaving := map[string][]string{} // by the broker they come from
+func (c *change) disconnect(old, now *catalog.Placement) int {
+	name, at, cause := c.op.name, time.Now(), c.op.cause // which outlives the change
+	leaving := map[string][]string{}                     // by the broker they come from
 	var all []moved
 	move := func(publisher, from, to string) {
-		all = append(all, moved{&op.cause, at, now.Epoch(), publisher, from, to})
+		all = append(all, moved{&cause, at, now.Epoch(), publisher, from, to})
 		if from != "" {
 			leaving[from] = append(leaving[from], publisher)
 		}
@@ -59,23 +59,23 @@ func (o *owners) disconnect(op operation, old, now *catalog.Placement) int {
 			move(a.Publisher, a.Broker, "")
 		}
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.mu.remember(name, all)
-	watched := o.mu.watched(name)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.mu.remember(name, all)
+	watched := c.mu.watched(name)
 	for broker, ids := range leaving {
 		var follow, stock []string
 		for _, id := range ids {
-			if o.cfg.Followed || watched(id) {
+			if c.cfg.Followed || watched(id) {
 				follow = append(follow, id)
 			} else {
 				stock = append(stock, id)
 			}
 		}
-		o.mu.disconnect(name, broker, stock)
+		c.mu.disconnect(name, broker, stock)
 		for _, r := range []reminder{{broker, stock, time.Now().Add(remindAfter)}, {broker, follow, time.Now().Add(followGrace)}} {
 			if len(r.ids) > 0 {
-				l := o.mu.topics.at(name)
+				l := c.mu.topics.at(name)
 				l.reminders = append(l.reminders, r)
 			}
 		}

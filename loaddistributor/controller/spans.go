@@ -26,27 +26,32 @@ func (o *owners) span(ctx context.Context, name string, of ...attribute.KeyValue
 	}
 }
 
-// changeTraced is change in a span, below that of the request if it was one that asked.
-func (o *owners) changeTraced(own *owner, op operation) error {
-	name := "reconcile topic"
+// what names the span of an operation, which is below that of the request if one asked.
+func (op operation) what() string {
+	switch {
+	case op.creation != nil:
+		return "create topic"
+	case op.decide != nil:
+		return "move publishers"
+	case op.target.Gone:
+		return "delete topic"
+	case op.target.Retire != "":
+		return "retire broker"
+	}
+	return "reconcile topic"
+}
+
+// attributes are those of the span.
+func (op operation) attributes() []attribute.KeyValue {
 	of := []attribute.KeyValue{attribute.String(obs.KeyTopic, op.name)}
 	switch {
 	case op.creation != nil:
-		name = "create topic"
 	case op.decide != nil:
-		name = "move publishers"
 		of = append(of, attribute.String(obs.KeyReason, strings.TrimPrefix(op.cause.reason.String(), "MOVE_REASON_")), attribute.String("why", op.cause.why))
-	case op.target.Gone:
-		name = "delete topic"
 	case op.target.Retire != "":
-		name = "retire broker"
 		of = append(of, attribute.String(obs.KeyBroker, op.target.Retire))
 	}
-	var end func(error)
-	op.ctx, end = o.span(op.ctx, name, of...)
-	err := o.change(own, op)
-	end(err)
-	return err
+	return of
 }
 
 // traceFit makes a span of a fit that has just ended, with an event for each placement that

@@ -71,7 +71,7 @@ func (st *state) assign(s *Session, now time.Time) {
 	}
 	for _, name := range remove {
 		if !asked[work{name, true}] && !st.owned(name) {
-			st.remove(s, name, false, nil, now)
+			st.remove(s, request{topic: name, sent: now}, false)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.unprepared)) {
@@ -87,7 +87,7 @@ func (st *state) assign(s *Session, now time.Time) {
 	}
 	for _, name := range prepare {
 		if topic, _ := st.cat.Topic(name); !asked[work{name, false}] {
-			st.ask(s, name, topic.Spec, nil, now)
+			st.prepare(s, request{topic: name, sent: now}, topic.Spec)
 		}
 	}
 }
@@ -99,29 +99,38 @@ func (b *brokers) expect(s *Session, r request) (number uint64) {
 	return b.requests
 }
 
-// ask sends a PrepareTopic. done gets the answer, or ErrBrokerGone; nil if no owner waits.
-func (st *state) ask(s *Session, topic string, prepare *catalog.Spec, done chan<- reconcile.Answered, now time.Time) {
-	contract := ContractProto(prepare)
+// prepare sends a PrepareTopic.
+func (st *state) prepare(s *Session, r request, spec *catalog.Spec) {
+	contract := ContractProto(spec)
 	order := &srtmv1.PrepareTopic{
-		Request: st.expect(s, request{topic: topic, sent: now, done: done}), Topic: topic, Channels: prepare.Channels,
+		Request: st.expect(s, r), Topic: r.topic, Channels: spec.Channels,
 		Slo: contract.Slo, OverLimit: contract.OverLimit,
-		Pacing: Pacings.Number(prepare.Pacing), Durability: Durabilities.Number(prepare.Durability),
+		Pacing: Pacings.Number(spec.Pacing), Durability: Durabilities.Number(spec.Durability),
 	}
-	for _, g := range prepare.Weighted() {
+	for _, g := range spec.Weighted() {
 		order.Weights = append(order.Weights, &srtmv1.PublisherGroup{Key: g.Name(), Count: int32(g.Count), Weight: uint32(g.Weight)})
 	}
-	if is, _ := st.next.Topic(topic); is.Created > 0 {
+	if is, _ := st.next.Topic(r.topic); is.Created > 0 {
 		order.Identity = &srtmv1.TopicIdentity{Log: st.next.Log(), Created: is.Created}
-		order.DeletedBefore = st.next.LeftOn(topic, s.broker)
+		order.DeletedBefore = st.next.LeftOn(r.topic, s.broker)
 	}
-	order.Record = st.text(st.next, topic)
+	order.Record = st.text(st.next, r.topic)
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Prepare{Prepare: order}})
 }
 
-// remove sends a RemoveTopic, as ask does; unused: only if the topic is not used.
-func (b *brokers) remove(s *Session, topic string, unused bool, done chan<- reconcile.Answered, now time.Time) {
+// remove sends a RemoveTopic; unused: only if the topic is not used.
+func (b *brokers) remove(s *Session, r request, unused bool) {
+	r.remove, r.owners = true, unused
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Remove{Remove: &srtmv1.RemoveTopic{
-		Request: b.expect(s, request{topic: topic, remove: true, owners: unused, sent: now, done: done}), Topic: topic, IfUnused: unused,
+		Request: b.expect(s, r), Topic: r.topic, IfUnused: unused,
+	}}})
+}
+
+// takeOver has the broker take over what another had of a topic.
+func (b *brokers) takeOver(s *Session, r request, from string) {
+	r.owners = true
+	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_TakeOver{TakeOver: &srtmv1.TakeOver{
+		Request: b.expect(s, r), Topic: r.topic, FromBrokerId: from,
 	}}})
 }
 
