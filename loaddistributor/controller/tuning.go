@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
@@ -235,4 +236,15 @@ func (t *tuning) measure(s *Session, a *srtmv1.Arrivals, now time.Time) {
 	if s.forFit(a) {
 		t.do(t.mu.tuner.Measure(s, s.broker, a.Topic, piece, now))
 	}
+}
+
+// traceFit makes a span of a fit that has just ended, with an event for each placement that
+// it tried and still remembers.
+func (t *tuning) traceFit(e tuner.Ended, trials []tuner.Trial, now time.Time) {
+	_, span := t.tracer.Start(context.Background(), "fit topic", trace.WithTimestamp(now.Add(-e.Took)),
+		trace.WithAttributes(attribute.String(obs.KeyTopic, e.Topic), attribute.String("outcome", e.How)))
+	for _, trial := range trials {
+		span.AddEvent("trial", trace.WithTimestamp(trial.Began), trace.WithAttributes(attribute.Int("brokers", len(trial.Quotas)), attribute.String("verdict", trial.Verdict)))
+	}
+	span.End(trace.WithTimestamp(now))
 }
