@@ -42,7 +42,7 @@ type moves struct {
 	forgotten uint64
 }
 
-// remember adds moves of a topic. Requires: Controller.mu held.
+// remember adds moves of a topic. Requires: the lock held.
 func (st *state) remember(name string, more []moved) {
 	if len(more) == 0 {
 		return

@@ -373,31 +373,6 @@ var _ = Describe("What is not durable", func() {
 		Expect(c.state("t")()).To(Equal("ACTIVE"))
 	})
 
-	It("is dumped after so many publishers, too, and not for events that name none", func() {
-		gate := &journalGate{}
-		c := newCluster(setup{data: &store.Memory{}, config: gatedJournal(gate)})
-		c.join("b1", 10_000, agenttest.New())
-		large := spec("t", 10_000, 10)
-		large.Groups = nil
-		for i := range 10_000 {
-			large.Publishers = append(large.Publishers, &srtmv1.Publisher{Id: fmt.Sprintf("p%d", i), Rate: 1})
-		}
-		c.mustCreate(large)
-		before := gate.dumps.Load()
-		for i := range 31 {
-			large.Contract.Burst = int64(20 + i)
-			c.mustUpdate(large)
-		}
-		Expect(gate.dumps.Load()).To(Equal(before), "such a change is small")
-		for i := range 31 {
-			for _, p := range large.Publishers {
-				p.Batch = int32(1 + i%2)
-			}
-			c.mustUpdate(large)
-		}
-		Expect(gate.dumps.Load()-before).To(BeEquivalentTo(1), "of what weighs 31 times 334 and a few")
-	})
-
 	It("is answered with an error when the journal fails, and the controller ends", func() {
 		g := &journalGate{}
 		c := newCluster(setup{data: &store.Memory{}, config: gatedJournal(g)})

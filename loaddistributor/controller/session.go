@@ -26,7 +26,7 @@ type Session struct {
 	durability               catalog.Durability
 	out                      *bidi.Queue[*srtmv1.ControllerMessage]
 
-	// Guarded by Controller.mu.
+	// Guarded by state's lock.
 	requests map[uint64]*request
 	seeks    map[uint64]chan<- *srtmv1.SeekResult // not answered yet; room for the one answer
 	reports  *reports.Broker
