@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -15,10 +16,10 @@ import (
 )
 
 // dumps is a journal that counts them.
-type dumps struct{ n int }
+type dumps struct{ n atomic.Int64 }
 
 func (d *dumps) Append(context.Context, uint64, []catalog.Event) error { return nil }
-func (d *dumps) Compact(context.Context, catalog.Dump) error           { d.n++; return nil }
+func (d *dumps) Compact(context.Context, catalog.Dump) error           { d.n.Add(1); return nil }
 func (d *dumps) Lost() <-chan struct{}                                 { return nil }
 
 // The store is dumped after so many publishers, too, and not for changes that name none.
@@ -61,12 +62,12 @@ func TestDumpsComeByTheWeightOfEvents(t *testing.T) {
 			d.Publishers = append(d.Publishers, placement.Publisher{ID: fmt.Sprint("p", i), Rate: 1})
 		}
 	}, true)
-	before := journal.n
+	before := journal.n.Load()
 	for i := range 31 {
 		change(func(d *placement.Demand) { d.Burst = int64(20 + i) }, false)
 	}
-	if journal.n != before {
-		t.Errorf("%d dumps after 31 small changes", journal.n-before)
+	if got := journal.n.Load() - before; got != 0 {
+		t.Errorf("%d dumps after 31 small changes", got)
 	}
 	for i := range 31 {
 		change(func(d *placement.Demand) {
@@ -75,7 +76,7 @@ func TestDumpsComeByTheWeightOfEvents(t *testing.T) {
 			}
 		}, true)
 	}
-	if got := journal.n - before; got != 1 {
+	if got := journal.n.Load() - before; got != 1 {
 		t.Errorf("%d dumps of what weighs 31 times 334 and a few, want 1", got)
 	}
 }

@@ -203,7 +203,7 @@ var _ = Describe("A restart of the loaddistributor", func() {
 		}
 		Eventually(resolves("small")).Should(Succeed())
 		Eventually(func() bool { return again.broker("b3").GetConnected() }).Should(BeTrue())
-		<-time.After(time.Minute)
+		<-time.After(15 * time.Second) // longer than brokers take to come back
 		Expect(resolves("t")()).To(fails(codes.Unavailable, rpc.ReasonUnread), "b2 may know better")
 		again.join("b2", 60, b2, instance("two"), disk)
 		Eventually(resolves("t")).Should(Succeed())
