@@ -141,7 +141,7 @@ func (c *Controller) created(cr *creation, err error, began time.Time) {
 
 // place plans a new topic.
 func (cr *creation) place(p planning) (catalog.Event, error) {
-	if err := cr.mu.checkTenant(cr.spec); err != nil {
+	if err := p.afford(cr.spec); err != nil {
 		return nil, err
 	}
 	demand := cr.spec.Demand

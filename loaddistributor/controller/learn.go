@@ -92,10 +92,8 @@ func (t *learning) placeBy(was catalog.Topic, p *learned.Proposal) {
 		if at.topic.Spec != was.Spec {
 			return nil, placement.Plan{}, reconcile.ErrSettled // another change came between
 		}
-		if p.Spec.Demand.RateMilli > was.Spec.Demand.RateMilli {
-			if err := t.mu.checkTenant(p.Spec); err != nil {
-				return nil, placement.Plan{}, err
-			}
+		if err := at.afford(p.Spec); err != nil {
+			return nil, placement.Plan{}, err
 		}
 		plan, err := at.replaceAsWide(p.Spec, p.At)
 		return p.Spec, plan, err

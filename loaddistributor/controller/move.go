@@ -44,10 +44,8 @@ func (c *Controller) Update(ctx context.Context, name string, expected uint64, c
 		case topic.Spec.Equal(spec):
 			return nil, placement.Plan{}, reconcile.ErrSettled
 		}
-		if spec.Demand.RateMilli > topic.Spec.Demand.RateMilli {
-			if err := c.mu.checkTenant(spec); err != nil {
-				return nil, placement.Plan{}, err
-			}
+		if err := p.afford(spec); err != nil {
+			return nil, placement.Plan{}, err
 		}
 		c.mu.RLock()
 		stays := topic.Spec.PlacedAs(spec) && c.mu.planned(topic.Plan)

@@ -82,16 +82,23 @@ func (o *owners) own(name string, own *owner) {
 			if op.creation == nil {
 				op.ctx = context.WithoutCancel(op.ctx) // once begun
 			}
-			var end func(error)
-			op.ctx, end = o.span(op.ctx, op.what(), op.attributes()...)
-			c := &change{owners: o, op: op, own: own, began: time.Now()}
-			err = c.run()
-			end(err)
+			err = o.change(own, op)
 		}
 		if op.end != nil {
 			op.end(err)
 		}
 	}
+}
+
+// change carries an operation out.
+func (o *owners) change(own *owner, op operation) error {
+	name, of := op.described()
+	ctx, end := o.span(op.ctx, name, of...)
+	op.ctx = ctx
+	c := &change{owners: o, op: op, own: own, began: time.Now()}
+	err := c.run()
+	end(err)
+	return err
 }
 
 // request has an operation done, and returns what has come of it. Once it has begun it
@@ -139,30 +146,19 @@ func (o *owners) span(ctx context.Context, name string, of ...attribute.KeyValue
 	}
 }
 
-// what names the span of an operation, which is below that of the request if one asked.
-func (op operation) what() string {
+// described is an operation as a span has it, which is below that of the request if one asked.
+func (op operation) described() (name string, of []attribute.KeyValue) {
+	of = []attribute.KeyValue{attribute.String(obs.KeyTopic, op.name)}
 	switch {
 	case op.creation != nil:
-		return "create topic"
+		return "create topic", of
 	case op.decide != nil:
-		return "move publishers"
+		reason := strings.TrimPrefix(op.cause.reason.String(), "MOVE_REASON_")
+		return "move publishers", append(of, attribute.String(obs.KeyReason, reason), attribute.String("why", op.cause.why))
 	case op.target.Gone:
-		return "delete topic"
+		return "delete topic", of
 	case op.target.Retire != "":
-		return "retire broker"
+		return "retire broker", append(of, attribute.String(obs.KeyBroker, op.target.Retire))
 	}
-	return "reconcile topic"
-}
-
-// attributes are those of the span.
-func (op operation) attributes() []attribute.KeyValue {
-	of := []attribute.KeyValue{attribute.String(obs.KeyTopic, op.name)}
-	switch {
-	case op.creation != nil:
-	case op.decide != nil:
-		of = append(of, attribute.String(obs.KeyReason, strings.TrimPrefix(op.cause.reason.String(), "MOVE_REASON_")), attribute.String("why", op.cause.why))
-	case op.target.Retire != "":
-		of = append(of, attribute.String(obs.KeyBroker, op.target.Retire))
-	}
-	return of
+	return "reconcile topic", of
 }

@@ -30,6 +30,7 @@ type planning struct {
 	topic   catalog.Topic // without a Spec: it is not there
 	brokers []placement.Broker
 	rng     *rand.Rand
+	mu      *state // not held
 }
 
 // decide makes the event that a plan begins with.
@@ -52,7 +53,7 @@ func (p *planner) plan(ctx context.Context, name string, decide decide) reconcil
 		brokers := p.mu.without(p.mu.next.SnapshotFor(name), topic)
 		told := slices.Contains(p.mu.next.LeftoverContracts(), name)
 		p.mu.RUnlock()
-		event, err := decide(planning{topic, brokers, p.rng})
+		event, err := decide(planning{topic, brokers, p.rng, p.mu})
 		if err == nil {
 			err = p.mu.commit(event)
 		}
@@ -71,6 +72,14 @@ func (p *planner) plan(ctx context.Context, name string, decide decide) reconcil
 		return reconcile.Planned{Topic: topic, Lack: p.mu.next.NextUnprepared(name)}
 	}
 	return reconcile.Planned{Err: ErrUnsteady}
+}
+
+// afford refuses a contract that is more than the present one and too much for its tenant.
+func (p planning) afford(spec *catalog.Spec) error {
+	if p.topic.Spec != nil && spec.Demand.RateMilli <= p.topic.Spec.Demand.RateMilli {
+		return nil
+	}
+	return p.mu.checkTenant(spec)
 }
 
 // replace plans the topic anew with little movement. at says where publishers are that it

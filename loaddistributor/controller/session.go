@@ -51,66 +51,31 @@ type Session struct {
 // Out is what is to be sent to the broker; when it ends, so does the session.
 func (s *Session) Out() *bidi.Queue[*srtmv1.ControllerMessage] { return s.out }
 
-// Join begins a session, ErrRemoved: not before it has given up what it holds. One that the broker has already ends with ErrReplaced.
-// remote is the address that the broker calls from.
+// Join begins a session; ErrRemoved: not before the broker has given up what it holds. One
+// that it has already ends with ErrReplaced. remote is the address that it calls from.
 func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error) {
 	if err := c.mu.following(); err != nil {
 		return nil, err
 	}
 	s := &Session{
 		broker: h.BrokerId, instance: h.Instance, remote: remote, canSeek: h.Seeks,
-		out:      bidi.NewQueue[*srtmv1.ControllerMessage](messageQueue),
-		requests: map[uint64]*request{},
-		seeks:    map[uint64]chan<- *srtmv1.SeekResult{},
-		reports:  reports.NewBroker(c.cfg.ReportInterval, c.cfg.Window, h.Topics...),
-		unknown:  map[string]bool{},
-		kept:     map[string]kept{},
-		fitted:   map[string]bool{},
-
+		out:        bidi.NewQueue[*srtmv1.ControllerMessage](messageQueue),
+		requests:   map[uint64]*request{},
+		seeks:      map[uint64]chan<- *srtmv1.SeekResult{},
+		reports:    reports.NewBroker(c.cfg.ReportInterval, c.cfg.Window, h.Topics...),
+		unknown:    map[string]bool{},
 		unprepared: map[string]bool{},
-	}
-	for _, name := range h.Topics {
-		s.unprepared[name] = true
+		kept:       map[string]kept{},
+		fitted:     map[string]bool{},
 	}
 	s.durability, _ = Durabilities.Value(h.Durability)
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Hello{Hello: &srtmv1.ControllerHello{
 		GrantAddress: c.cfg.GrantAddress, ReportInterval: durationpb.New(c.cfg.ReportInterval), ReportChanges: true,
 	}}})
-
-	c.mu.Lock()
-	if c.mu.closing {
-		c.mu.Unlock()
-		return nil, ErrClosing
-	}
-	if c.mu.next.Removed(h.BrokerId) && !h.Anew {
-		c.mu.Unlock()
-		return nil, ErrRemoved
-	}
-	_, err := c.mu.stage(catalog.BrokerJoined{
-		ID: h.BrokerId, Instance: h.Instance, TCPAddress: h.TcpAddress, HTTPAddress: h.HttpAddress,
-		Hostname: h.Hostname, Version: h.Version, Mcap: h.Mcap,
-	})
+	unknown, err := c.enter(s, h)
 	if err != nil {
-		c.mu.Unlock()
 		return nil, err
 	}
-	if c.mu.settled.IsZero() {
-		c.mu.settled = time.Now().Add(c.cfg.Grace)
-	}
-	for _, name := range h.Topics {
-		if _, known := c.mu.next.Topic(name); !known && !c.mu.next.LeftOn(name, h.BrokerId) {
-			s.unknown[name] = true
-		}
-	}
-	if old := c.mu.sessions[s.broker]; old != nil {
-		old.end(ErrReplaced)
-	}
-	unknown := slices.Sorted(maps.Keys(s.unknown))
-	delete(c.mu.left, s.broker)
-	c.witness.vouch(s, h.TcpAddress, h.HttpAddress)
-	s.recall()
-	c.mu.sessions[s.broker] = s // its work is assigned when it is seen to have joined
-	c.mu.Unlock()
 	c.cfg.Log.Info("broker joined", obs.KeyBroker, s.broker, obs.KeyInstance, s.instance,
 		obs.KeyAddress, h.TcpAddress, "mcap", h.Mcap, "topics", len(h.Topics))
 	if len(unknown) > 0 {
@@ -118,6 +83,41 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 			obs.KeyBroker, s.broker, obs.KeyCount, len(unknown), "first", unknown[0])
 	}
 	return s, nil
+}
+
+// enter makes a session its broker's, and returns the topics of its hello that are not known.
+func (c *Controller) enter(s *Session, h *srtmv1.BrokerHello) (unknown []string, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.closing {
+		return nil, ErrClosing
+	}
+	if c.mu.next.Removed(h.BrokerId) && !h.Anew {
+		return nil, ErrRemoved
+	}
+	if _, err := c.mu.stage(catalog.BrokerJoined{
+		ID: h.BrokerId, Instance: h.Instance, TCPAddress: h.TcpAddress, HTTPAddress: h.HttpAddress,
+		Hostname: h.Hostname, Version: h.Version, Mcap: h.Mcap,
+	}); err != nil {
+		return nil, err
+	}
+	if c.mu.settled.IsZero() {
+		c.mu.settled = time.Now().Add(c.cfg.Grace)
+	}
+	for _, name := range h.Topics {
+		s.unprepared[name] = true
+		if _, known := c.mu.next.Topic(name); !known && !c.mu.next.LeftOn(name, h.BrokerId) {
+			s.unknown[name] = true
+		}
+	}
+	if old := c.mu.sessions[s.broker]; old != nil {
+		old.end(ErrReplaced)
+	}
+	delete(c.mu.left, s.broker)
+	c.witness.vouch(s, h.TcpAddress, h.HttpAddress)
+	s.recall()
+	c.mu.sessions[s.broker] = s // its work is assigned when it is seen to have joined
+	return slices.Sorted(maps.Keys(s.unknown)), nil
 }
 
 // Leave ends a session; harmless for one that was replaced.
