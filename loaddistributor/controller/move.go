@@ -47,10 +47,7 @@ func (c *Controller) Update(ctx context.Context, name string, expected uint64, c
 		if err := p.afford(spec); err != nil {
 			return nil, placement.Plan{}, err
 		}
-		c.mu.RLock()
-		stays := topic.Spec.PlacedAs(spec) && c.mu.planned(topic.Plan)
-		c.mu.RUnlock()
-		if stays {
+		if topic.Spec.PlacedAs(spec) && p.connected() {
 			return spec, topic.Plan, nil
 		}
 		plan, err := p.replace(spec, nil)

@@ -82,6 +82,13 @@ func (p planning) afford(spec *catalog.Spec) error {
 	return p.mu.checkTenant(spec)
 }
 
+// connected reports whether all brokers of the topic's plan are.
+func (p planning) connected() bool {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return p.mu.planned(p.topic.Plan)
+}
+
 // replace plans the topic anew with little movement. at says where publishers are that it
 // does not know.
 func (p planning) replace(spec *catalog.Spec, at map[string]string) (placement.Plan, error) {
