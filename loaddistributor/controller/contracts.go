@@ -352,17 +352,10 @@ func scarce(plan placement.Plan, retiring []string) bool {
 // came, or wait for one. A connection that is only there needs none, nor does a broker that
 // is away: what it may be using is reserved in the ledger, whatever is asked for.
 func (st *state) unspent(name string, ids []string) []string {
-	var need []string
-	for _, id := range ids {
+	return slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
 		t := st.reported(id).Topic(name)
-		if t == nil {
-			continue
-		}
-		if r := t.Newest().Stats; r.Offered > 0 || r.Backlog > 0 {
-			need = append(need, id)
-		}
-	}
-	return need
+		return t == nil || t.Newest().Stats.Offered+t.Newest().Stats.Backlog == 0
+	})
 }
 
 // takesTurns reports whether other brokers have their turn now than those that the adaptor

@@ -6,6 +6,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/learned"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
@@ -53,12 +55,22 @@ func (t *tuning) capture(e tuner.Capture) {
 	s.capture(e.Topic, e.Lasts)
 }
 
-// forFit reports whether a piece of a record is also of the one that the tuner asked for.
-func (s *Session) forFit(a *srtmv1.Arrivals) bool {
+// measure has a piece of a broker's record learned from and, if it is also of the one that
+// the tuner asked for, taken by the tuner. Requires: the lock held.
+func (t *tuning) measure(s *Session, a *srtmv1.Arrivals, now time.Time) {
+	piece := tuner.Piece{
+		First: a.First, Publishers: a.Publishers, Start: mono.Wall(a.StartNs), Gaps: a.GapNs, From: a.Publisher, Lost: a.Lost,
+	}
+	if of := t.mu.topics.see(a.Topic).learned; of != nil {
+		if err := of.Count(s.broker, piece, a.Owners, a.Others, now); err != nil {
+			t.cfg.Log.Warn("a record of arrivals is not to be trusted", obs.KeyTopic, a.Topic, obs.KeyBroker, s.broker, obs.KeyError, err)
+		}
+	}
 	begun, fitted := s.fitted[a.Topic]
 	if fitted && a.First {
-		begun = true
-		s.fitted[a.Topic] = true
+		begun, s.fitted[a.Topic] = true, true
 	}
-	return begun || !fitted
+	if begun || !fitted {
+		t.do(t.mu.tuner.Measure(s, s.broker, a.Topic, piece, now))
+	}
 }

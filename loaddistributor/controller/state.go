@@ -48,7 +48,7 @@ type live struct {
 	condition *condition.Topic      // of one that is active
 	retry     time.Time             // it is not to be moved by itself before
 	stays     error                 // why it could not leave a broker
-	turns     *string               // with scarce tokens: whose turn the adaptor was told it is (turn.go)
+	turns     *string               // with scarce tokens: whose turn the adaptor was told it is (contracts.go)
 	reserved  string                // what shares it lacks because of brokers that are gone
 	unsynced  bool                  // the adaptor may have the shares of a move that was undone
 	reminders []reminder            // publishers that brokers are to be told to let go

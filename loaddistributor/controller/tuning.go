@@ -13,7 +13,6 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
@@ -221,21 +220,6 @@ func (t *tuning) found(e tuner.Found) {
 		plan, err := placement.Shift(now.Plan, now.Spec.Demand, e.Publishers, e.To)
 		return now.Spec, plan, err
 	}))
-}
-
-// measure has a piece of a broker's record learned from and taken by the tuner.
-func (t *tuning) measure(s *Session, a *srtmv1.Arrivals, now time.Time) {
-	piece := tuner.Piece{
-		First: a.First, Publishers: a.Publishers, Start: mono.Wall(a.StartNs), Gaps: a.GapNs, From: a.Publisher, Lost: a.Lost,
-	}
-	if of := t.mu.topics.see(a.Topic).learned; of != nil {
-		if err := of.Count(s.broker, piece, a.Owners, a.Others, now); err != nil {
-			t.cfg.Log.Warn("a record of arrivals is not to be trusted", obs.KeyTopic, a.Topic, obs.KeyBroker, s.broker, obs.KeyError, err)
-		}
-	}
-	if s.forFit(a) {
-		t.do(t.mu.tuner.Measure(s, s.broker, a.Topic, piece, now))
-	}
 }
 
 // traceFit makes a span of a fit that has just ended, with an event for each placement that
