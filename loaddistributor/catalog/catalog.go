@@ -65,6 +65,9 @@ type Next struct {
 // Holders returns all brokers that may have something of the topic, by id.
 func (t *Topic) Holders() []string { return holders(t.Plan, t.Next, t.Retiring) }
 
+// Open reports whether consumers can read the topic.
+func (t *Topic) Open() bool { return t.State == Active || t.State == Degraded }
+
 func holders(plan placement.Plan, next *Next, retiring []string) []string {
 	ids := slices.Concat(retiring, plan.Brokers())
 	if next != nil {

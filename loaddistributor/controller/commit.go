@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
@@ -66,6 +68,15 @@ const maxBatch = 1000
 // The design that lost is one catalog whose effects are held back: every
 // reader would have had to know how far it may look.
 
+// pipeline is what events go through (commit.go).
+type pipeline struct {
+	wake   chan struct{}    // set once; 1 deep: something is staged
+	cat    *catalog.Catalog // durable: what is shown
+	next   *catalog.Catalog // decided: cat and what is staged
+	staged []staged         // for the committer, oldest first
+	halted error            // why nothing can be staged any more
+}
+
 // staged is an event on its way.
 type staged struct {
 	event catalog.Event
@@ -101,11 +112,12 @@ func (p *pipeline) stage(e catalog.Event) (ticket, error) {
 	return t, nil
 }
 
-// commit stages an event and waits until it is durable and shown.
-func (c *Controller) commit(e catalog.Event) error {
-	c.mu.Lock()
-	t, err := c.mu.stage(e)
-	c.mu.Unlock()
+// commit stages an event and waits until it is durable and shown. Requires: the lock is not
+// held.
+func (st *state) commit(e catalog.Event) error {
+	st.Lock()
+	t, err := st.stage(e)
+	st.Unlock()
 	if err != nil {
 		return err
 	}
@@ -121,35 +133,29 @@ func must(what string, err error) error {
 	return err
 }
 
-// committer appends what is staged until stop is closed and nothing is left, or
-// the journal fails, which is its error.
-func (c *Controller) committer(stop <-chan struct{}) error {
+// committer takes what is staged to the journal, and shows it then.
+type committer struct {
+	mu       *state
+	journal  Journal // nil: nothing is kept
+	log      *slog.Logger
+	undumped prometheus.Counter
+}
+
+// run appends what is staged until stop is closed and nothing is left, or the journal
+// fails, which is its error.
+func (c *committer) run(stop <-chan struct{}) error {
 	sinceDump, enough := compactAfter, compactAfter // once at the start, whatever there was
 	for {
-		c.mu.Lock()
-		batch := c.mu.staged
-		if len(batch) > maxBatch {
-			batch = batch[:maxBatch:maxBatch]
-		}
-		c.mu.staged = c.mu.staged[len(batch):]
-		base := c.mu.cat.Version()
-		c.mu.Unlock()
+		batch, base := c.take()
 		if len(batch) == 0 {
 			select {
 			case <-c.mu.wake:
-				continue
 			case <-c.lost():
 				return c.halt(fmt.Errorf("%w: the term is over, and another process may lead", ErrNotCommitted), nil)
 			case <-stop:
-			}
-			c.mu.Lock()
-			rest := len(c.mu.staged)
-			if rest == 0 {
-				c.mu.halted = ErrClosing
-			}
-			c.mu.Unlock()
-			if rest == 0 {
-				return nil
+				if c.finish() {
+					return nil
+				}
 			}
 			continue
 		}
@@ -164,24 +170,43 @@ func (c *Controller) committer(stop <-chan struct{}) error {
 			if err != nil {
 				// Nothing is lost by it but room. A term that is over shows at the next
 				// event; to end this one, for the next to try the same, would not help.
-				c.cfg.Log.Error("the store keeps all events for now: no dump could take their place", obs.KeyVersion, base+uint64(len(batch)), obs.KeyError, err)
-				c.metrics.undumped.Inc()
+				c.log.Error("the store keeps all events for now: no dump could take their place", obs.KeyVersion, base+uint64(len(batch)), obs.KeyError, err)
+				c.undumped.Inc()
 				sinceDump = enough - dumpAgain
 			}
 		}
 	}
 }
 
-// lost is nil, which blocks for ever, without a journal.
-func (c *Controller) lost() <-chan struct{} {
-	if c.cfg.Journal == nil {
-		return nil
-	}
-	return c.cfg.Journal.Lost()
+// take returns the next of what is staged, and the version before it.
+func (c *committer) take() (batch []staged, base uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := min(len(c.mu.staged), maxBatch)
+	batch, c.mu.staged = c.mu.staged[:n:n], c.mu.staged[n:]
+	return batch, c.mu.cat.Version()
 }
 
-func (c *Controller) append(base uint64, batch []staged) error {
-	if c.cfg.Journal == nil {
+// finish has nothing staged any more, if nothing is left.
+func (c *committer) finish() (over bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if over = len(c.mu.staged) == 0; over {
+		c.mu.halted = ErrClosing
+	}
+	return over
+}
+
+// lost is nil, which blocks for ever, without a journal.
+func (c *committer) lost() <-chan struct{} {
+	if c.journal == nil {
+		return nil
+	}
+	return c.journal.Lost()
+}
+
+func (c *committer) append(base uint64, batch []staged) error {
+	if c.journal == nil {
 		return nil
 	}
 	events := make([]catalog.Event, len(batch))
@@ -189,12 +214,12 @@ func (c *Controller) append(base uint64, batch []staged) error {
 		events[i] = s.event
 	}
 	// Not a caller's context: whether it is durable does not depend on who waits.
-	return c.cfg.Journal.Append(context.Background(), base, events)
+	return c.journal.Append(context.Background(), base, events)
 }
 
 // compact returns what the dump weighs.
-func (c *Controller) compact() (size int, err error) {
-	if c.cfg.Journal == nil {
+func (c *committer) compact() (size int, err error) {
+	if c.journal == nil {
 		return 0, nil
 	}
 	c.mu.RLock()
@@ -203,11 +228,11 @@ func (c *Controller) compact() (size int, err error) {
 	for _, t := range dump.Topics {
 		size += weight(t.Spec) + weight(t.Ordered)
 	}
-	return size, c.cfg.Journal.Compact(context.Background(), dump)
+	return size, c.journal.Compact(context.Background(), dump)
 }
 
 // show applies durable events to what is shown, and answers those who wait.
-func (c *Controller) show(batch []staged) {
+func (c *committer) show(batch []staged) {
 	var changes []catalog.StateChanged
 	c.mu.Lock()
 	for _, s := range batch {
@@ -218,10 +243,24 @@ func (c *Controller) show(batch []staged) {
 		changes = append(changes, changed...)
 	}
 	c.mu.Unlock()
-	c.logChanges(changes)
+	logChanges(c.log, changes)
 	for _, s := range batch {
 		s.done <- nil
 	}
+}
+
+// halt ends the pipeline: what is staged is not known to be durable, and never
+// will be in this process.
+func (c *committer) halt(err error, batch []staged) error {
+	c.mu.Lock()
+	c.mu.halted = err
+	batch = append(batch, c.mu.staged...)
+	c.mu.staged = nil
+	c.mu.Unlock()
+	for _, s := range batch {
+		s.done <- err
+	}
+	return err
 }
 
 // apply makes an event visible.
@@ -249,27 +288,13 @@ func (st *state) apply(e catalog.Event) (changes []catalog.StateChanged, err err
 	return changes, nil
 }
 
-// halt ends the pipeline: what is staged is not known to be durable, and never
-// will be in this process.
-func (c *Controller) halt(err error, batch []staged) error {
-	c.mu.Lock()
-	c.mu.halted = err
-	batch = append(batch, c.mu.staged...)
-	c.mu.staged = nil
-	c.mu.Unlock()
-	for _, s := range batch {
-		s.done <- err
-	}
-	return err
-}
-
-func (c *Controller) logChanges(changes []catalog.StateChanged) {
+func logChanges(log *slog.Logger, changes []catalog.StateChanged) {
 	for _, s := range changes {
 		level := slog.LevelInfo
 		if s.To == catalog.Degraded {
 			level = slog.LevelWarn
 		}
-		c.cfg.Log.Log(context.Background(), level, "topic", obs.KeyTopic, s.Topic,
+		log.Log(context.Background(), level, "topic", obs.KeyTopic, s.Topic,
 			obs.KeyState, s.To.String(), "from", s.From.String(), obs.KeyReason, s.Reason)
 	}
 }

@@ -15,80 +15,34 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/condition"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// assignWork asks every broker for what it should have done and is not known
-// to have.
-func (c *Controller) assignWork(now time.Time) {
-	c.mu.RLock()
-	sessions := slices.Collect(maps.Values(c.mu.sessions))
-	c.mu.RUnlock()
-	for _, s := range sessions {
-		c.mu.Lock()
-		if c.mu.sessions[s.broker] == s {
-			c.mu.assign(s, now)
-		}
-		c.mu.Unlock()
-	}
+// contracts compares what the adaptor has with what it should have.
+type contracts struct {
+	// Set once.
+	cfg     *Config
+	mu      *state
+	adaptor ledger
+	owners  *owners
+
+	agreed agreement // owned by run
 }
 
-// assign asks for what is not asked already; an answer that is overdue is asked for again.
-func (st *state) assign(s *Session, now time.Time) {
-	if s.done == st.cat.Version() && len(s.requests)+len(s.unprepared) == 0 {
-		return
-	}
-	type work struct {
-		topic  string
-		remove bool
-	}
-	asked := map[work]bool{}
-	for number, r := range s.requests {
-		if now.Sub(r.sent) < st.cfg.PrepareTimeout {
-			asked[work{r.topic, r.remove}] = true
-		} else {
-			r.answer(s.broker, ErrNoAnswer)
-			delete(s.requests, number)
-		}
-	}
-	remove, prepare := st.cat.Work(s.broker)
-	if s.done = 0; len(remove)+len(prepare) == 0 {
-		s.done = st.cat.Version()
-	}
-	for _, name := range remove {
-		if !asked[work{name, true}] && !st.owned(name) {
-			st.remove(s, name, false, nil, now)
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(s.unprepared)) {
-		topic, known := st.cat.Topic(name)
-		if !known || st.owned(name) || slices.Contains(prepare, name) {
-			continue
-		}
-		// It retires, and has to deliver what it has; or it gave up what another took over, or
-		// its topic was created there anew.
-		if _, has := s.topics[name]; has && slices.Contains(topic.Retiring, s.broker) || st.next.Expects(name, s.broker) {
-			prepare = append(prepare, name)
-		}
-	}
-	for _, name := range prepare {
-		if topic, _ := st.cat.Topic(name); !asked[work{name, false}] {
-			st.ask(s, name, topic.Spec, nil, now)
-		}
-	}
-}
-
-// keepContracts brings back the contracts that the adaptor does not have,
-// because it has restarted, and removes those that were left there. While the
-// adaptor does not answer it asks less and less often.
-func (c *Controller) keepContracts(ctx context.Context) {
+// run brings back the contracts that the adaptor does not have, because it has restarted,
+// and removes those that were left there. While the adaptor does not answer it asks less
+// and less often.
+func (c *contracts) run(ctx context.Context) {
 	delay := c.cfg.ReportInterval
 	longest := max(5*time.Second, c.cfg.ReportInterval)
 	failing := false
-	var agreed agreement
 	for clock.Sleep(ctx, delay) {
-		err := c.compareContracts(ctx, &agreed)
+		err := c.compare(ctx)
 		if ctx.Err() != nil {
 			return
 		}
@@ -112,7 +66,7 @@ func (c *Controller) keepContracts(ctx context.Context) {
 // catalog as these were then. No other is needed until one of them has changed.
 type agreement struct{ revision, version uint64 }
 
-func (c *Controller) compareContracts(ctx context.Context, agreed *agreement) error {
+func (c *contracts) compare(ctx context.Context) error {
 	c.mu.RLock()
 	leftovers := c.mu.cat.LeftoverContracts()
 	version, topics := c.mu.next.Version(), c.mu.cat.Len()
@@ -123,8 +77,8 @@ func (c *Controller) compareContracts(ctx context.Context, agreed *agreement) er
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.PrepareTimeout)
 	defer cancel()
-	before := agreed.revision
-	if !steady || version != agreed.version {
+	before := c.agreed.revision
+	if !steady || version != c.agreed.version {
 		before = 0
 	}
 	shares, err := c.adaptor.ListShares(ctx, &srtmv1.ListSharesRequest{UnlessRevision: before})
@@ -134,8 +88,14 @@ func (c *Controller) compareContracts(ctx context.Context, agreed *agreement) er
 	if before != 0 && shares.Revision == before {
 		return nil
 	}
-	*agreed = agreement{}
-	wanted := c.active()
+	c.agreed = agreement{}
+	var wanted []string
+	c.mu.inTurns(c.mu.RLocker(), func(name string) (work int) {
+		if active, _ := c.mu.cat.Active(name); active {
+			wanted = append(wanted, name)
+		}
+		return 1
+	})
 	has := map[string]*srtmv1.TopicShares{}
 	for _, t := range shares.Topics {
 		if t.Contract != nil {
@@ -155,7 +115,7 @@ func (c *Controller) compareContracts(ctx context.Context, agreed *agreement) er
 		steady = false
 		// What it knows already is what a controller left behind that did not live to
 		// commit the move, or did not live to take it back.
-		if err := c.compared(operation{name: name, target: reconcile.Target{Shared: true, Adopt: !known}}); err != nil {
+		if err := c.seeTo(operation{name: name, target: reconcile.Target{Shared: true, Adopt: !known}}); err != nil {
 			return err
 		}
 	}
@@ -168,26 +128,26 @@ func (c *Controller) compareContracts(ctx context.Context, agreed *agreement) er
 		if held && has[name] == nil {
 			continue
 		}
-		if err := c.compared(operation{name: name, target: reconcile.Target{Forget: true, Held: held}}); err != nil {
+		if err := c.seeTo(operation{name: name, target: reconcile.Target{Forget: true, Held: held}}); err != nil {
 			return err
 		}
 	}
 	if steady {
-		*agreed = agreement{shares.Revision, version}
+		c.agreed = agreement{shares.Revision, version}
 	}
 	return nil
 }
 
-// compared has an operation done unless something is done about its topic. An error says
+// seeTo has an operation done unless something is done about its topic. An error says
 // that the adaptor does not answer: of what it refuses, the next comparison asks again
 // all the same, and other topics must not wait for that.
-func (c *Controller) compared(op operation) error {
+func (c *contracts) seeTo(op operation) error {
 	c.mu.Lock()
 	if c.mu.owned(op.name) || c.mu.closing {
 		c.mu.Unlock()
 		return nil
 	}
-	err := c.awaitLocked(context.Background(), op)
+	err := c.owners.await(context.Background(), op)
 	if code := status.Code(err); code == codes.Unavailable || code == codes.DeadlineExceeded || code == codes.Canceled {
 		return fmt.Errorf("contract of topic %s: %w", op.name, err)
 	}
@@ -199,7 +159,7 @@ func (c *Controller) compared(op operation) error {
 
 // noteReserved notes, for people, which topics lack shares because of brokers that
 // are gone, and what helps.
-func (c *Controller) noteReserved(has map[string]*srtmv1.TopicShares) {
+func (c *contracts) noteReserved(has map[string]*srtmv1.TopicShares) {
 	const remedy = "; restart it, or `srtm share forget %s`"
 	c.mu.RLock()
 	away := maps.Clone(c.mu.away)
@@ -212,12 +172,12 @@ func (c *Controller) noteReserved(has map[string]*srtmv1.TopicShares) {
 			ended := m.Lapsed || m.Policy == srtmv1.LeasePolicy_LEASE_POLICY_UNSPECIFIED
 			if rate := m.Reserved.GetRateMilli(); !m.Connected && ended && rate > 0 {
 				list = append(list, fmt.Sprintf("%s msg/s are reserved for %s, gone since %s"+remedy,
-					strconv.FormatFloat(float64(rate)/1000, 'f', -1, 64), m.BrokerId, moment(m.AwaySince.AsTime()), m.BrokerId))
+					strconv.FormatFloat(float64(rate)/1000, 'f', -1, 64), m.BrokerId, condition.Moment(m.AwaySince.AsTime()), m.BrokerId))
 			}
 		}
 		for _, id := range t.Awaited {
 			if at, gone := away[id]; gone && time.Since(at) >= c.cfg.EvacuateAfter {
-				list = append(list, fmt.Sprintf("no share changes before %s, gone since %s or earlier, says what it holds"+remedy, id, moment(at), id))
+				list = append(list, fmt.Sprintf("no share changes before %s, gone since %s or earlier, says what it holds"+remedy, id, condition.Moment(at), id))
 			}
 		}
 		if list != nil {
@@ -237,30 +197,10 @@ func (c *Controller) noteReserved(has map[string]*srtmv1.TopicShares) {
 	}
 }
 
-// active returns the names of the topics that are, some at a time.
-func (c *Controller) active() (names []string) {
-	for after, more := "", true; more; {
-		c.mu.RLock()
-		seen := 0
-		for name := range c.mu.cat.Names(after) {
-			if seen == workOfOneTurn {
-				break
-			}
-			if active, _ := c.mu.cat.Active(name); active {
-				names = append(names, name)
-			}
-			after, seen = name, seen+1
-		}
-		c.mu.RUnlock()
-		more = seen == workOfOneTurn
-	}
-	return names
-}
-
 // agrees reports whether the adaptor has the topic's contract and members. One that is
 // changing has an owner already. A freed broker has nothing and no session: it
 // becomes a member when it is back.
-func (c *Controller) agrees(name string, has *srtmv1.TopicShares, freed []string) (agrees, changing bool) {
+func (c *contracts) agrees(name string, has *srtmv1.TopicShares, freed []string) (agrees, changing bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	topic, ok := c.mu.next.Topic(name)
@@ -291,4 +231,141 @@ func (c *Controller) agrees(name string, has *srtmv1.TopicShares, freed []string
 		}
 	}
 	return true, false
+}
+
+// noteBrokers keeps what the adaptor, whose memory is not durable, knows of brokers
+// that are gone, and tells it when it has forgotten. Not at once after a start: one
+// that lives calls by then, and one that has a session is not forgotten.
+func (c *contracts) noteBrokers(ctx context.Context, shares *srtmv1.ListSharesResponse) {
+	awaited, holds, strict := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	for _, t := range shares.Topics {
+		for _, id := range t.Awaited {
+			awaited[id] = true
+		}
+		for _, m := range t.Members {
+			if m.Connected {
+				holds[m.BrokerId], strict[m.BrokerId] = true, m.Policy == srtmv1.LeasePolicy_LEASE_POLICY_STRICT
+			}
+		}
+	}
+	now := time.Now()
+	var forget []string
+	c.mu.Lock()
+	for _, b := range c.mu.next.Brokers() {
+		note := catalog.BrokerNoted{ID: b.ID, Forgotten: b.Forgotten || !b.Connected && slices.Contains(shares.Freed, b.ID), Strict: b.Strict}
+		if holds[b.ID] {
+			note.Forgotten, note.Strict = false, strict[b.ID]
+		}
+		if note.Forgotten != b.Forgotten || note.Strict != b.Strict {
+			_, err := c.mu.stage(note)
+			_ = must("note on broker "+b.ID, err) // the next comparison finds it again
+		}
+		if at, away := c.mu.away[b.ID]; b.Forgotten && awaited[b.ID] && away && now.Sub(at) >= c.cfg.EvacuateAfter {
+			forget = append(forget, b.ID)
+		}
+	}
+	c.mu.Unlock()
+	for _, id := range forget {
+		if _, err := c.adaptor.ForgetBroker(ctx, &srtmv1.ForgetBrokerRequest{BrokerId: id}); err != nil {
+			c.cfg.Log.Warn("the adaptor waits for a broker that was forgotten", obs.KeyBroker, id, obs.KeyError, err)
+		}
+	}
+}
+
+// A share has one token at least, and a contract has b. While a topic moves from k
+// brokers to others it is on more than k, so that one with b = k has no token for
+// each. Then they take turns, and the contract holds throughout: brokers that the
+// topic moved away from keep theirs, with the rate of those that have none yet, until
+// nothing comes there and nothing waits for a token; the brokers that it moved to hold
+// what they accept until then, which takes as long as publishers take to follow and
+// the reports to say so. If something comes to the former all the same, over HTTP say,
+// it is their turn again.
+//
+// The design that lost refused such a move: a broker with such a topic could not be
+// drained, nor the topic leave one that is overloaded.
+
+// contractRequest is what the adaptor is told of a topic's contract; whose turn it is, is
+// noted. Brokers that retire get a little, to release what they have. What a plan leaves
+// unused, for publishers without a place, is no part of the contract meanwhile: the adaptor
+// would give it to the others.
+func (st *state) contractRequest(spec *catalog.Spec, plan placement.Plan, retiring []string) (*srtmv1.SetContractRequest, error) {
+	waiting := retiring
+	if scarce(plan, retiring) {
+		retiring = st.unspent(spec.Name(), retiring)
+		told := strings.Join(retiring, " ")
+		st.topics.at(spec.Name()).turns = &told
+	}
+	waiting = slices.DeleteFunc(slices.Clone(waiting), func(id string) bool { return slices.Contains(retiring, id) })
+	shares, rest, err := placement.WithRetiring(plan, len(retiring))
+	if err != nil {
+		return nil, err
+	}
+	contract := ContractProto(spec)
+	used := usedOf(plan)
+	contract.RateMilli, contract.Burst = int64(used.Rate), used.Burst
+	req := &srtmv1.SetContractRequest{Topic: spec.Name(), Contract: contract, ShareRule: spec.ShareRule}
+	for i, q := range plan.Quotas {
+		if shares[i].IsZero() {
+			waiting = append(waiting, q.Broker)
+			continue
+		}
+		req.Members = append(req.Members, &srtmv1.Member{
+			BrokerId: q.Broker, Share: shareproto.To(shares[i]), Publishers: uint32(len(q.Publishers)),
+		})
+	}
+	for i, id := range retiring {
+		if rest[i].IsZero() {
+			waiting = append(waiting, id)
+			continue
+		}
+		req.Members = append(req.Members, &srtmv1.Member{BrokerId: id, Share: shareproto.To(rest[i]), Retiring: true})
+	}
+	req.Awaited = waiting
+	ids := slices.Clone(waiting)
+	for _, m := range req.Members {
+		ids = append(ids, m.BrokerId)
+	}
+	for _, id := range ids {
+		if b, _ := st.next.Broker(id); b.Strict {
+			req.Strict = append(req.Strict, id)
+		}
+	}
+	return req, nil
+}
+
+// usedOf is the part of the contract that a plan divides: all of it, but for the
+// part of publishers without a place.
+func usedOf(plan placement.Plan) (sum tokenbucket.Share) {
+	for _, q := range plan.Quotas {
+		sum.Rate += q.Share.Rate
+		sum.Burst += q.Share.Burst
+	}
+	return sum
+}
+
+// scarce reports whether there are fewer tokens than brokers that may want one.
+func scarce(plan placement.Plan, retiring []string) bool {
+	return usedOf(plan).Burst < int64(len(plan.Quotas)+len(retiring))
+}
+
+// unspent returns the brokers that need tokens, as far as their last report tells: messages
+// came, or wait for one. A connection that is only there needs none, nor does a broker that
+// is away: what it may be using is reserved in the ledger, whatever is asked for.
+func (st *state) unspent(name string, ids []string) []string {
+	return slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
+		t := st.reported(id).Topic(name)
+		return t == nil || t.Newest().Stats.Offered+t.Newest().Stats.Backlog == 0
+	})
+}
+
+// takesTurns reports whether other brokers have their turn now than those that the adaptor
+// was told of.
+func (st *state) takesTurns(topic catalog.Topic) bool {
+	name := topic.Spec.Name()
+	if !scarce(topic.Plan, topic.Retiring) {
+		st.topics.at(name).turns = nil
+		return false
+	}
+	told := st.topics.see(name).turns
+	return told == nil || *told != strings.Join(st.unspent(name, topic.Retiring), " ")
 }

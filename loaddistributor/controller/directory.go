@@ -15,26 +15,26 @@ type Node struct {
 }
 
 // Nodes returns the connected brokers, by id.
-func (c *Controller) Nodes() []Node {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	nodes := make([]Node, 0, len(c.mu.sessions))
-	for _, id := range c.mu.connected() {
-		node := c.mu.node(id)
-		node.Topics = slices.Sorted(maps.Keys(c.mu.listed(id)))
+func (r *reader) Nodes() []Node {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	nodes := make([]Node, 0, len(r.mu.sessions))
+	for _, id := range r.mu.connected() {
+		node := r.node(id)
+		node.Topics = slices.Sorted(maps.Keys(r.listed(id)))
 		nodes = append(nodes, node)
 	}
 	return nodes
 }
 
 // Connected is Nodes without their topics.
-func (c *Controller) Connected() []Node {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	ids := c.mu.connected()
+func (r *reader) Connected() []Node {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	ids := r.mu.connected()
 	nodes := make([]Node, len(ids))
 	for i, id := range ids {
-		nodes[i] = c.mu.node(id)
+		nodes[i] = r.node(id)
 	}
 	return nodes
 }
@@ -54,79 +54,75 @@ func (p *pipeline) connected() []string {
 // listed returns the topics that consumers can read from a connected broker: those placed
 // on it, once they are active, and those it reports that are not placed anywhere. Of a
 // placed topic its report says nothing: it may be a leftover, or on its way out.
-func (st *state) listed(id string) map[string]bool {
+func (r *reader) listed(id string) map[string]bool {
 	set := map[string]bool{}
-	for _, name := range st.cat.Placed(id) {
-		if topic, _ := st.cat.Topic(name); open(topic) {
+	for _, name := range r.mu.cat.Placed(id) {
+		if topic, _ := r.mu.cat.Topic(name); topic.Open() {
 			set[name] = true
 		}
 	}
-	for name := range st.reported(id) {
-		if _, managed := st.cat.Topic(name); !managed {
+	for name := range r.mu.reported(id).Topics() {
+		if _, managed := r.mu.cat.Topic(name); !managed {
 			set[name] = true
 		}
 	}
 	return set
 }
 
-func open(topic catalog.Topic) bool {
-	return topic.State == catalog.Active || topic.State == catalog.Degraded
-}
-
-func (st *state) node(id string) Node {
-	b, _ := st.cat.Broker(id)
+func (r *reader) node(id string) Node {
+	b, _ := r.mu.cat.Broker(id)
 	node := Node{Broker: b}
-	if s := st.sessions[id]; s != nil {
+	if s := r.mu.sessions[id]; s != nil {
 		node.Remote = s.remote
 	}
 	return node
 }
 
-// reported returns what the broker reports; on a follower nothing.
-func (b *brokers) reported(id string) map[string]*reportWindow {
-	if s := b.sessions[id]; s != nil {
-		return s.topics
-	}
-	return nil
-}
-
 // TopicNames returns the names of all topics that consumers can read, placed
 // or only reported, sorted.
-func (c *Controller) TopicNames() []string {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
+func (r *reader) TopicNames() []string {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
 	set := map[string]bool{}
-	for _, id := range c.mu.connected() {
-		maps.Copy(set, c.mu.listed(id))
+	for _, id := range r.mu.connected() {
+		maps.Copy(set, r.listed(id))
 	}
 	return slices.Sorted(maps.Keys(set))
 }
 
 // Producers returns the connected brokers that have the topic, by id, and its
 // channels, sorted. found: a broker has it, or it is placed and active.
-func (c *Controller) Producers(topic string) (nodes []Node, channels []string, found bool) {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
+func (r *reader) Producers(topic string) (nodes []Node, channels []string, found bool) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
 	set := map[string]bool{}
-	placed, managed := c.mu.cat.Topic(topic)
+	placed, managed := r.mu.cat.Topic(topic)
 	if managed {
-		if !open(placed) {
+		if !placed.Open() {
 			return nil, nil, false
 		}
 		for _, channel := range placed.Spec.Channels {
 			set[channel] = true
 		}
 	}
-	for _, id := range c.mu.connected() {
-		f, reported := c.mu.reported(id)[topic]
-		if reported {
-			for _, channel := range f.channels {
+	for _, id := range r.mu.connected() {
+		reported := r.mu.reported(id)
+		if t := reported.Topic(topic); t != nil {
+			for _, channel := range t.Channels {
 				set[channel] = true
 			}
 		}
-		if managed && c.mu.cat.Shows(topic, id) || !managed && reported {
-			nodes = append(nodes, c.mu.node(id))
+		if managed && r.mu.cat.Shows(topic, id) || !managed && reported.Has(topic) {
+			nodes = append(nodes, r.node(id))
 		}
 	}
 	return nodes, slices.Sorted(maps.Keys(set)), managed || len(nodes) > 0
+}
+
+// BrokerTopics returns the topics that are placed on the broker or have left
+// messages there, by name.
+func (r *reader) BrokerTopics(id string) []string {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.mu.cat.Placed(id)
 }

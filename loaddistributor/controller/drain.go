@@ -1,7 +1,6 @@
 package controller
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,54 +8,40 @@ import (
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
-
-// Drain has nothing new placed on a broker, and what it has moved away, forced at
-// any cost (srtmv1.DrainBrokerRequest); not on ends that. It returns at once.
-// catalog.ErrBrokerUnknown if there is none.
-func (c *Controller) Drain(ctx context.Context, id string, on, forced bool) (catalog.Broker, error) {
-	b, err := c.setBroker(id, catalog.BrokerDraining{ID: id, Draining: on, Forced: forced})
-	if err == nil {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.mu.drainers[id] = secure.Caller(ctx)
-	}
-	return b, err
-}
 
 // maxWaits bounds the topics that DrainWaits names.
 const maxWaits = 100
 
 // DrainWaits returns what the drain of a broker waits for, by topic, and whether
 // there is nothing any more; of one that does not drain, and on a follower, neither.
-func (c *Controller) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool) {
+func (r *reader) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool) {
 	now := time.Now()
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	b, _ := c.mu.cat.Broker(id)
-	if !b.Draining || c.leader != nil {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	b, _ := r.mu.cat.Broker(id)
+	if !b.Draining || r.mu.leader != nil {
 		return nil, false
 	}
 	wait := func(topic, reason, remedy string) {
 		waits = append(waits, &srtmv1.DrainWait{Topic: topic, Reason: reason, Remedy: remedy})
 	}
-	for _, name := range c.mu.cat.Placed(id) {
+	for _, name := range r.mu.cat.Placed(id) {
 		if len(waits) == maxWaits {
 			return waits, false
 		}
-		topic, _ := c.mu.cat.Topic(name)
+		topic, _ := r.mu.cat.Topic(name)
 		if slices.Contains(topic.Retiring, id) {
-			reason, remedy := c.mu.leftOn(topic, b, now)
+			reason, remedy := r.leftOn(topic, b, now)
 			wait(name, reason, remedy)
 			continue
 		}
-		l := c.mu.topics.see(name)
+		l := r.mu.topics.see(name)
 		switch own, why := l.owner, l.stays; {
-		case !open(topic):
+		case !topic.Open():
 			wait(name, "the topic is "+topic.State.String(), "")
 		case own != nil && own.waiting != "":
 			wait(name, own.waiting, "")
@@ -70,19 +55,19 @@ func (c *Controller) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool
 			wait(name, fmt.Sprintf("it could not be moved, and is tried again within %v: %v", moveRetry, why), "")
 		}
 	}
-	for _, name := range c.mu.alien(id) {
+	for _, name := range r.alien(id) {
 		if len(waits) == maxWaits {
 			return waits, false
 		}
 		wait(name, "the loaddistributor did not place it here, and it is in use", "end its publishers and consumers, or have them use another broker")
 	}
-	switch s := c.mu.sessions[id]; {
+	switch s := r.mu.sessions[id]; {
 	case len(waits) > 0:
-	case !c.mu.cat.Empty(id):
+	case !r.mu.cat.Empty(id):
 		wait("", "deleted topics are being removed from it", "")
-	case c.mu.retires(id):
+	case r.retires(id):
 		wait("", "its shares are being given to others", "")
-	case s != nil && s.reports == 0:
+	case s != nil && s.reports.Count() == 0:
 		wait("", "its first report is due", "")
 	}
 	return waits, len(waits) == 0
@@ -90,36 +75,36 @@ func (c *Controller) DrainWaits(id string) (waits []*srtmv1.DrainWait, safe bool
 
 // leftOn says what is left of a topic on a broker that it has moved away from, and what
 // would end that.
-func (st *state) leftOn(topic catalog.Topic, b catalog.Broker, now time.Time) (reason, remedy string) {
+func (r *reader) leftOn(topic catalog.Topic, b catalog.Broker, now time.Time) (reason, remedy string) {
 	name := topic.Spec.Name()
 	if !b.Connected {
 		return "the broker is away, and may have messages that no consumer has had", "start it again, or `srtm broker remove " + b.ID + "` if it is gone for good: what it has is lost then"
 	}
-	f := st.reports(name, b.ID)
-	if f == nil {
+	t := r.mu.reported(b.ID).Topic(name)
+	if t == nil {
 		return "it is being removed", ""
 	}
-	r := f.newest().stats
-	held := r.Depth + r.Backlog
+	last := t.Newest().Stats
+	held := last.Depth + last.Backlog
 	var parts, remedies []string
-	if r.Publishers > 0 || r.Offered > 0 {
-		parts = append(parts, fmt.Sprintf("%d connections still publish to it, and %d messages have come in its last report", r.Publishers, r.Offered))
+	if last.Publishers > 0 || last.Offered > 0 {
+		parts = append(parts, fmt.Sprintf("%d connections still publish to it, and %d messages have come in its last report", last.Publishers, last.Offered))
 		remedies = append(remedies, "end publishers that the topic does not have, or add them to it")
 	}
 	if held > 0 {
-		parts = append(parts, fmt.Sprintf("consumers have not finished %d messages; %d consumers are connected", held, r.Subscribers))
+		parts = append(parts, fmt.Sprintf("consumers have not finished %d messages; %d consumers are connected", held, last.Subscribers))
 		switch {
-		case r.Subscribers > 0:
-		case len(f.channels) == 0:
+		case last.Subscribers > 0:
+		case len(t.Channels) == 0:
 			remedies = append(remedies, "connect a consumer: the topic has no channel")
 		default:
-			remedies = append(remedies, fmt.Sprintf("connect consumers to its channels (%s), or empty these", strings.Join(reconcile.FirstFew(f.channels), ", ")))
+			remedies = append(remedies, fmt.Sprintf("connect consumers to its channels (%s), or empty these", strings.Join(reconcile.FirstFew(t.Channels), ", ")))
 		}
 		switch {
 		case !b.Forced:
 			remedies = append(remedies, "--force to lose what no consumer takes")
-		case !st.untaken(topic, b, now):
-			parts = append(parts, fmt.Sprintf("they are lost after %v in which no client publishes and no consumer is given one", st.cfg.Window))
+		case !r.mu.untaken(topic, b, now):
+			parts = append(parts, fmt.Sprintf("they are lost after %v in which no client publishes and no consumer is given one", r.mu.cfg.Window))
 		}
 	}
 	if len(parts) == 0 {
@@ -129,8 +114,8 @@ func (st *state) leftOn(topic catalog.Topic, b catalog.Broker, now time.Time) (r
 }
 
 // retires reports whether a topic is just going from the broker.
-func (st *state) retires(id string) bool {
-	for _, l := range st.topics {
+func (r *reader) retires(id string) bool {
+	for _, l := range r.mu.topics {
 		if l.owner != nil && l.owner.retiring == id {
 			return true
 		}
@@ -138,19 +123,11 @@ func (st *state) retires(id string) bool {
 	return false
 }
 
-// untaken reports whether what is left of a topic on a broker that is drained by force is
-// to be given up.
-func (st *state) untaken(topic catalog.Topic, b catalog.Broker, now time.Time) bool {
-	f := st.reports(topic.Spec.Name(), b.ID)
-	return b.Forced && f != nil && !f.untaken.IsZero() && now.Sub(f.untaken) >= st.cfg.Window-2*st.cfg.ReportInterval &&
-		now.Sub(*f.heard) <= st.cfg.Window // else it is not known what the broker does
-}
-
 // alien returns the topics in use on a broker that are not placed by us, by name.
-func (st *state) alien(id string) []string {
+func (r *reader) alien(id string) []string {
 	var names []string
-	for name, f := range st.reported(id) {
-		if _, ours := st.cat.Topic(name); !ours && f.used {
+	for name, t := range r.mu.reported(id).Topics() {
+		if _, ours := r.mu.cat.Topic(name); !ours && t.Used {
 			names = append(names, name)
 		}
 	}
@@ -158,21 +135,10 @@ func (st *state) alien(id string) []string {
 	return names
 }
 
-// overcommitted has plan work with more and more capacity beyond what the brokers
-// have, all by the same factor, until there is a plan. Requires: an *Infeasible for
-// what they have.
-func overcommitted(brokers []placement.Broker, plan func([]placement.Broker) (placement.Plan, error)) (placement.Plan, error) {
-	more := slices.Clone(brokers)
-	for {
-		most := int64(0)
-		for i := range more {
-			more[i].Mcap += more[i].Mcap/4 + 1
-			most = max(most, more[i].Mcap)
-		}
-		p, err := plan(more)
-		var infeasible *placement.Infeasible
-		if !errors.As(err, &infeasible) || infeasible.Bound != "rcap" && infeasible.Bound != "brokers" || most == 0 || most > 1<<40 {
-			return p, err
-		}
-	}
+// untaken reports whether what is left of a topic on a broker that is drained by force is
+// to be given up.
+func (st *state) untaken(topic catalog.Topic, b catalog.Broker, now time.Time) bool {
+	t := st.reported(b.ID).Topic(topic.Spec.Name())
+	return b.Forced && t != nil && !t.Untaken.IsZero() && now.Sub(t.Untaken) >= st.cfg.Window-2*st.cfg.ReportInterval &&
+		now.Sub(t.Heard()) <= st.cfg.Window // else it is not known what the broker does
 }

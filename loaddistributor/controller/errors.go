@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
+	"github.com/srtm-io/srtm/loaddistributor/reports"
 )
 
 var (
@@ -76,6 +77,4 @@ func (e *AdaptorError) Error() string { return fmt.Sprintf("adaptor: %v", e.Caus
 func (e *AdaptorError) Unwrap() error { return e.Cause }
 
 // BadMessage: a broker's message has a fault.
-type BadMessage struct{ Field, Problem string }
-
-func (e *BadMessage) Error() string { return e.Field + ": " + e.Problem }
+type BadMessage = reports.Fault

@@ -54,56 +54,48 @@ func Dial(ctx context.Context, address string) (accepts, refuses bool) {
 	return false, len(ips) > 0
 }
 
-// vouchLocked finds out whether the broker's ports can be reached from here at all.
+// witness finds out whether brokers' processes have ended.
+type witness struct {
+	// Set once.
+	mu      *state
+	adaptor ledger
+	soon    chan<- struct{} // the controller is to look at once
+}
+
+// vouch finds out whether the broker's ports can be reached from here at all.
 // Requires: mu held, and not closing.
-func (c *Controller) vouchLocked(s *Session, tcp, web string) {
-	if c.cfg.Probe == nil {
+func (w *witness) vouch(s *Session, tcp, web string) {
+	if w.mu.cfg.Probe == nil {
 		return
 	}
-	c.work.Add(1)
-	go func() {
-		defer c.work.Done()
+	w.mu.work.Go(func() {
 		for range vouchTries {
-			a, _ := c.cfg.Probe(context.Background(), tcp)
-			b, _ := c.cfg.Probe(context.Background(), web)
-			c.mu.Lock()
-			over := c.mu.sessions[s.broker] != s
+			a, _ := w.mu.cfg.Probe(context.Background(), tcp)
+			b, _ := w.mu.cfg.Probe(context.Background(), web)
+			w.mu.Lock()
+			over := w.mu.sessions[s.broker] != s
 			s.vouched = a && b && !over
-			c.mu.Unlock()
-			if a && b || over || !c.pause(vouchPause) {
+			w.mu.Unlock()
+			if a && b || over || !w.mu.pause(vouchPause) {
 				return
 			}
 		}
-	}()
+	})
 }
 
-// pause reports whether the controller goes on after it.
-func (c *Controller) pause(d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-c.mu.ending:
-		return false
-	}
-}
-
-// examineLocked looks for evidence that the process of a session that is over has ended,
+// examine looks for evidence that the process of a session that is over has ended,
 // and if there is has its shares and publishers go to others at once. Requires: mu held.
-func (c *Controller) examineLocked(s *Session) {
-	b, _ := c.mu.next.Broker(s.broker)
-	if !s.vouched || c.mu.closing || b.Instance != s.instance {
+func (w *witness) examine(s *Session) {
+	b, _ := w.mu.next.Broker(s.broker)
+	if !s.vouched || w.mu.closing || b.Instance != s.instance {
 		return
 	}
-	c.work.Add(1)
-	go func() {
-		defer c.work.Done()
+	w.mu.work.Go(func() {
 		refused := 0
 		for range endTries {
 			gone := true
 			for _, address := range []string{b.TCPAddress, b.HTTPAddress} {
-				accepts, refuses := c.cfg.Probe(context.Background(), address)
+				accepts, refuses := w.mu.cfg.Probe(context.Background(), address)
 				if !accepts && !refuses {
 					return
 				}
@@ -113,42 +105,54 @@ func (c *Controller) examineLocked(s *Session) {
 				refused = 0 // it may be ending, or another one has begun
 			}
 			if refused == 2 {
-				c.ended(s)
+				w.ended(s)
 				return
 			}
-			c.mu.Lock()
-			back := c.mu.sessions[s.broker] != nil
-			c.mu.Unlock()
-			if back || !c.pause(endPause) {
+			w.mu.Lock()
+			back := w.mu.sessions[s.broker] != nil
+			w.mu.Unlock()
+			if back || !w.mu.pause(endPause) {
 				return
 			}
 		}
-	}()
+	})
 }
 
 // ended is for a session whose process has ended.
-func (c *Controller) ended(s *Session) {
-	c.cfg.Log.Warn("the broker's process has ended: its ports refuse", obs.KeyBroker, s.broker, obs.KeyInstance, s.instance)
+func (w *witness) ended(s *Session) {
+	w.mu.cfg.Log.Warn("the broker's process has ended: its ports refuse", obs.KeyBroker, s.broker, obs.KeyInstance, s.instance)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	for {
-		_, err := c.adaptor.ReportEnd(ctx, &srtmv1.ReportEndRequest{BrokerId: s.broker, Instance: s.instance})
+		_, err := w.adaptor.ReportEnd(ctx, &srtmv1.ReportEndRequest{BrokerId: s.broker, Instance: s.instance})
 		if err == nil {
 			break
 		}
 		// The adaptor may see the end of its own session later.
-		if code := status.Code(err); code != codes.FailedPrecondition && code != codes.Unavailable || ctx.Err() != nil || !c.pause(endPause) {
-			c.cfg.Log.Warn("its shares stay reserved for it", obs.KeyBroker, s.broker, obs.KeyError, err)
+		if code := status.Code(err); code != codes.FailedPrecondition && code != codes.Unavailable || ctx.Err() != nil || !w.mu.pause(endPause) {
+			w.mu.cfg.Log.Warn("its shares stay reserved for it", obs.KeyBroker, s.broker, obs.KeyError, err)
 			break
 		}
 	}
-	c.mu.Lock()
-	if c.mu.sessions[s.broker] == nil {
-		c.mu.away[s.broker] = time.Now().Add(-c.cfg.EvacuateAfter)
+	w.mu.Lock()
+	if w.mu.sessions[s.broker] == nil {
+		w.mu.away[s.broker] = time.Now().Add(-w.mu.cfg.EvacuateAfter)
 	}
-	c.mu.Unlock()
+	w.mu.Unlock()
 	select {
-	case c.soon <- struct{}{}:
+	case w.soon <- struct{}{}:
 	default: // it is about to look
+	}
+}
+
+// pause reports whether the controller goes on after it. Requires: the lock is not held.
+func (st *state) pause(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-st.ending:
+		return false
 	}
 }

@@ -15,6 +15,14 @@ import (
 // connection to the store, normally milliseconds. Cut off from the store it says
 // what it knows, and denies nothing: what it does not know may have been created.
 
+// followed is what a follower knows of its own knowledge (follower.go).
+type followed struct {
+	leader   func() string // set once, of a follower, who leads; nil: this one
+	unread   bool          // before its first Reset
+	cut      bool          // it cannot read the store any more
+	informed chan struct{} // closed and replaced when either changes
+}
+
 // NewFollower returns a follower that knows nothing yet. leader says who leads,
 // so that callers can be sent there; it must not wait.
 func NewFollower(cfg Config, adaptor Adaptor, leader func() string) (*Controller, error) {
@@ -22,7 +30,7 @@ func NewFollower(cfg Config, adaptor Adaptor, leader func() string) (*Controller
 	if err != nil {
 		return nil, err
 	}
-	c.leader = leader
+	c.mu.leader = leader
 	c.mu.halted = ErrClosing
 	c.mu.unread = true
 	return c, nil
@@ -30,10 +38,10 @@ func NewFollower(cfg Config, adaptor Adaptor, leader func() string) (*Controller
 
 // Informed reports whether there is a catalog to answer from that is up to date;
 // changed is closed when that changes.
-func (c *Controller) Informed() (now bool, changed <-chan struct{}) {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	return !c.mu.unread && !c.mu.cut, c.mu.informed
+func (r *reader) Informed() (now bool, changed <-chan struct{}) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return !r.mu.unread && !r.mu.cut, r.mu.informed
 }
 
 func (f *followed) inform(unread, cut bool) {
@@ -44,10 +52,10 @@ func (f *followed) inform(unread, cut bool) {
 
 // Ready returns catalog.ErrUnread for a follower that was not told anything yet:
 // its catalog is empty, and what is not in it may exist.
-func (c *Controller) Ready() error {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	return c.mu.ready()
+func (r *reader) Ready() error {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.mu.ready()
 }
 
 func (f *followed) ready() error {
@@ -66,22 +74,25 @@ func (f *followed) deny(err error) error {
 	return err
 }
 
-// Elsewhere returns *NotLeaderError if this is a follower that knows who leads: for
-// what it could answer in part only.
-func (c *Controller) Elsewhere() error {
-	if c.leader == nil || c.leader() == "" {
+// elsewhere returns *NotLeaderError if this is a follower that knows who leads.
+func (f *followed) elsewhere() error {
+	if f.leader == nil || f.leader() == "" {
 		return nil
 	}
-	return c.following()
+	return f.following()
 }
 
 // following says who leads if this is a follower.
-func (c *Controller) following() error {
-	if c.leader == nil {
+func (f *followed) following() error {
+	if f.leader == nil {
 		return nil
 	}
-	return &NotLeaderError{Leader: c.leader()}
+	return &NotLeaderError{Leader: f.leader()}
 }
+
+// Elsewhere returns *NotLeaderError if this is a follower that knows who leads: for
+// what it could answer in part only.
+func (r *reader) Elsewhere() error { return r.mu.elsewhere() }
 
 // Reset takes the place of all that was known. Watchers have to begin
 // anew.

@@ -1,10 +1,10 @@
 package controller
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,7 +15,9 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/condition"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/loaddistributor/reports"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
@@ -55,19 +57,18 @@ func idle(t testing.TB, topics int) *Controller {
 	return c
 }
 
+// session is one of a broker that has no topic yet.
+func session(c *Controller, broker string) *Session {
+	return &Session{broker: broker, reports: reports.NewBroker(c.cfg.ReportInterval, c.cfg.Window), unprepared: map[string]bool{}}
+}
+
 // What is allocated stands for the topics that are looked at: to look at one is to copy
 // what the catalog says of it.
 func TestATickLooksAtNoIdleTopic(t *testing.T) {
 	looks := func(topics int) float64 {
 		c, now := idle(t, topics), time.Now()
 		return testing.AllocsPerRun(10, func() {
-			c.judge(now)
-			c.assignWork(now)
-			c.reconcile(now)
-			c.remind(now)
-			c.tune(now)
-			c.settle(now)
-			c.learn(now)
+			c.tick(now)
 		})
 	}
 	if few, many := looks(10), looks(500); many > few+20 {
@@ -86,11 +87,23 @@ func TestATickGoesToWhatWantsIt(t *testing.T) {
 		t.Errorf("%q want a tick", c.mu.wanting)
 	}
 	now = now.Add(2 * time.Second)
-	c.reconcile(now)
-	c.remind(now)
+	c.mover.look(now)
+	c.owners.remind(now)
 	if c.judge(now); len(c.mu.wanting) > 0 {
 		t.Errorf("when all is done, %q want a tick", c.mu.wanting)
 	}
+}
+
+// turns are the topics that were judged when a turn with the lock began.
+type turns struct {
+	sync.Locker
+	judged func() int
+	at     []int
+}
+
+func (t *turns) Lock() {
+	t.at = append(t.at, t.judged())
+	t.Locker.Lock()
 }
 
 func TestJudgeHoldsTheLockForAFewTopics(t *testing.T) {
@@ -103,13 +116,10 @@ func TestJudgeHoldsTheLockForAFewTopics(t *testing.T) {
 		}
 		return n
 	}
-	var r round
-	after, more := c.mu.judge("", now, &r)
-	if n := judged(); n != judgeAtOnce || !more {
-		t.Errorf("%d topics in one turn, and more: %v; want %d", n, more, judgeAtOnce)
-	}
-	for more {
-		after, more = c.mu.judge(after, now, &r)
+	lock := &turns{Locker: c.mu, judged: judged}
+	c.mu.inTurns(lock, func(name string) (work int) { work, _ = c.mu.judge(name, now); return work })
+	if want := []int{0, judgeAtOnce, 2 * judgeAtOnce, 3 * judgeAtOnce}; !slices.Equal(lock.at, want) {
+		t.Errorf("turns began after %v topics, want %v", lock.at, want)
 	}
 	if n := judged(); n != c.mu.cat.Len() {
 		t.Errorf("%d topics were looked at, of %d", n, c.mu.cat.Len())
@@ -120,30 +130,30 @@ func TestJudgeHoldsTheLockForAFewTopics(t *testing.T) {
 // what it may have missed before counts for nothing.
 func TestAQuietTopicIsWoken(t *testing.T) {
 	c, now := idle(t, 1), time.Now()
-	d := func() *condition { return c.mu.topics["t0"].condition }
-	if c.judge(now); !d().quiet {
+	d := func() *condition.Topic { return c.mu.topics["t0"].condition }
+	if c.judge(now); !d().Quiet {
 		t.Fatal("an idle topic is not quiet")
 	}
 	id := c.mu.cat.Topics("", 1)[0].Plan.Quotas[0].Broker
-	s := &Session{broker: id, topics: map[string]*reportWindow{}, lively: map[string]*reportWindow{}, unprepared: map[string]bool{}}
+	s := session(c, id)
 	c.mu.sessions[id] = s
 	report := func(offered uint64) {
 		t.Helper()
 		now = now.Add(time.Second)
 		r := &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{Topic: "t0", Interval: durationpb.New(time.Second), Offered: offered}}}
-		testkit.Must(t, c.report(s, r, now))
+		testkit.Must(t, c.mu.report(s, r, now))
 		c.judge(now)
 	}
-	if report(0); !d().quiet {
+	if report(0); !d().Quiet {
 		t.Error("a report of nothing woke it")
 	}
-	if report(1000); d().quiet || d().over.IsZero() {
+	if report(1000); d().Quiet || d().Over.IsZero() {
 		t.Errorf("1000 messages of 1 msg/s: %+v", d())
 	}
 	for range 1100 { // until the contract would have made up for it, and a window
 		report(0)
 	}
-	if !d().quiet {
+	if !d().Quiet {
 		t.Errorf("it is not quiet after 1100 s: %+v", d())
 	}
 	now = now.Add(time.Hour)
@@ -153,8 +163,8 @@ func TestAQuietTopicIsWoken(t *testing.T) {
 	}
 	c.mu.left[id] = true
 	now = now.Add(2 * time.Second)
-	if c.judge(now); d().stranded != 1 || d().refused() > 2 {
-		t.Errorf("2 s after its broker went: %d stranded, %d not accepted at 1 msg/s", d().stranded, d().refused())
+	if c.judge(now); d().Stranded != 1 || d().Refused() > 2 {
+		t.Errorf("2 s after its broker went: %d stranded, %d not accepted at 1 msg/s", d().Stranded, d().Refused())
 	}
 }
 
@@ -162,25 +172,25 @@ func TestAQuietTopicIsWoken(t *testing.T) {
 func TestAQuietTopicSavesNothing(t *testing.T) {
 	c, now := idle(t, 1), time.Now()
 	id := c.mu.cat.Topics("", 1)[0].Plan.Quotas[0].Broker
-	s := &Session{broker: id, topics: map[string]*reportWindow{}, lively: map[string]*reportWindow{}, unprepared: map[string]bool{}}
+	s := session(c, id)
 	c.mu.sessions[id] = s
-	report := func(offered uint64) *condition {
+	report := func(offered uint64) *condition.Topic {
 		t.Helper()
 		now = now.Add(time.Second)
 		r := &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{Topic: "t0", Interval: durationpb.New(time.Second), Offered: offered}}}
-		testkit.Must(t, c.report(s, r, now))
+		testkit.Must(t, c.mu.report(s, r, now))
 		c.judge(now)
 		return c.mu.topics["t0"].condition
 	}
 	for range 120 {
-		if !report(0).quiet {
+		if !report(0).Quiet {
 			t.Fatal("an idle topic is not quiet")
 		}
 	}
 	const offered = 200 // 1 msg/s and a burst of 1: made up for after 198 s
 	report(offered)
 	lasted := 0
-	for ; lasted < 1000 && !report(0).over.IsZero(); lasted++ {
+	for ; lasted < 1000 && !report(0).Over.IsZero(); lasted++ {
 	}
 	if least := offered - 2 + int(c.cfg.Window/time.Second) - 2; lasted < least {
 		t.Errorf("over its contract for %d s, want at least %d", lasted, least)
@@ -199,8 +209,7 @@ func TestWhatReportsLeaveOutIsKnown(t *testing.T) {
 		for _, at := range []*side{&whole, &changes} {
 			at.c = idle(t, topics)
 			at.c.cfg.Window = 5 * time.Second
-			at.c.mu.cfg = &at.c.cfg
-			at.s = &Session{broker: "b1", topics: map[string]*reportWindow{}, lively: map[string]*reportWindow{}, unprepared: map[string]bool{}}
+			at.s = session(at.c, "b1")
 			at.c.mu.sessions["b1"] = at.s
 		}
 		now := time.Now()
@@ -243,7 +252,7 @@ func TestWhatReportsLeaveOutIsKnown(t *testing.T) {
 				side
 				report *srtmv1.BrokerReport
 			}{{whole, &srtmv1.BrokerReport{Topics: all}}, {changes, &srtmv1.BrokerReport{Topics: some, Changes: step > 0}}} {
-				if err := at.c.report(at.s, at.report, now); err != nil {
+				if err := at.c.mu.report(at.s, at.report, now); err != nil {
 					r.Fatal(err)
 				}
 				at.c.judge(now)
@@ -255,49 +264,19 @@ func TestWhatReportsLeaveOutIsKnown(t *testing.T) {
 					if topic.Plan.Quotas[0].Broker != "b1" {
 						return ""
 					}
-					f, d := at.c.mu.reports(name, "b1"), at.c.mu.topics.see(name).condition
-					delivered, exceeded := f.counts(now.Add(-at.c.cfg.Window))
-					last := f.newest()
-					return fmt.Sprint(delivered, " of ", exceeded, " late; ", last.at, last.stats.Depth, last.stats.Publishers, last.stats.Offered,
-						"; emptied ", at.c.mu.emptied(topic, "b1", now), ", untaken ", at.c.mu.untaken(topic, catalog.Broker{ID: "b1", Forced: true}, now),
-						"; missed ", d.missed, ", over ", d.over, d.by, ", quiet ", d.quiet, "; offered ", at.s.offered)
+					f, d := at.s.reports.Topic(name), at.c.mu.topics.see(name).condition
+					delivered, exceeded := f.Counts(now.Add(-at.c.cfg.Window))
+					last := f.Newest()
+					return fmt.Sprint(delivered, " of ", exceeded, " late; ", last.At, last.Stats.Depth, last.Stats.Publishers, last.Stats.Offered,
+						"; emptied ", at.c.mover.emptied(topic, "b1", now), ", untaken ", at.c.mu.untaken(topic, catalog.Broker{ID: "b1", Forced: true}, now),
+						"; missed ", d.Missed, ", over ", d.Over, d.By, ", quiet ", d.Quiet, "; offered ", at.s.reports.Offered())
 				}
 				if is, want := says(changes), says(whole); is != want {
 					r.Fatalf("after step %d, %s:\n%s, want\n%s", step, name, is, want)
 				}
 			}
 		}
-		for name, f := range changes.s.lively {
-			still := !f.quiet.IsZero() && now.Sub(f.quiet) > changes.c.cfg.Window
-			if newest := f.reports[len(f.reports)-1]; still && newest.stats == f.last && f.reports[len(f.reports)-2].stats == f.last {
-				r.Errorf("%s has been still for %v, and keeps %d reports", name, now.Sub(f.quiet), len(f.reports))
-			}
-		}
 	})
-}
-
-func TestAReportLeavesOutNoMessages(t *testing.T) {
-	c, now := idle(t, 1), time.Now()
-	s := &Session{broker: "b1", topics: map[string]*reportWindow{}, lively: map[string]*reportWindow{}, unprepared: map[string]bool{}}
-	c.mu.sessions["b1"] = s
-	testkit.Must(t, c.report(s, &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{Topic: "t0", Interval: durationpb.New(time.Second), Offered: 1}}}, now))
-	err := c.report(s, &srtmv1.BrokerReport{Changes: true}, now.Add(time.Second))
-	if bad, ok := errors.AsType[*BadMessage](err); !ok || bad.Field != "report.changes" {
-		t.Errorf("left out after a message: %v", err)
-	}
-}
-
-// What was removed here meanwhile is no longer a topic whose messages have to be reported.
-func TestAReportMayLeaveOutWhatWasRemoved(t *testing.T) {
-	c, now := idle(t, 1), time.Now()
-	s := &Session{broker: "b1", topics: map[string]*reportWindow{}, lively: map[string]*reportWindow{}, unprepared: map[string]bool{}}
-	c.mu.sessions["b1"] = s
-	testkit.Must(t, c.report(s, &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{Topic: "t0", Interval: durationpb.New(time.Second), Offered: 1}}}, now))
-	topic, _ := c.mu.cat.Topic("t0")
-	c.mu.removed(topic, nil)
-	if err := c.report(s, &srtmv1.BrokerReport{Changes: true}, now.Add(time.Second)); err != nil || len(s.lively) > 0 {
-		t.Errorf("%v; %d topics are still looked at", err, len(s.lively))
-	}
 }
 
 // A broker that is drained by force keeps what no consumer takes for a window from the
@@ -316,12 +295,12 @@ func TestWhatABrokerHadBeforeIsKeptForAWindow(t *testing.T) {
 	spec.Demand.Topic = "had"
 	plan, err := placement.Place(spec.Policy, c.mu.next.Snapshot(), spec.Demand, nil)
 	testkit.Must(t, err)
-	s := &Session{broker: "b3", topics: map[string]*reportWindow{}, lively: map[string]*reportWindow{}, unprepared: map[string]bool{}}
+	s := session(c, "b3")
 	c.mu.sessions["b3"] = s
 	report := func(r *srtmv1.BrokerReport) {
 		t.Helper()
 		now = now.Add(time.Second)
-		testkit.Must(t, c.report(s, r, now))
+		testkit.Must(t, c.mu.report(s, r, now))
 	}
 	says := func(delivered uint64, publishers uint32) []*srtmv1.TopicStats {
 		return []*srtmv1.TopicStats{{Topic: "had", Interval: durationpb.New(time.Second), Delivered: delivered, Depth: 5, Publishers: publishers}}
@@ -350,16 +329,16 @@ func TestWhatABrokerHadBeforeIsKeptForAWindow(t *testing.T) {
 // also where that has more reports than are kept, and never while the broker is silent.
 func TestALongWindowEnds(t *testing.T) {
 	c, now := idle(t, 1), time.Now()
-	c.cfg.Window = 2 * maxReports * c.cfg.ReportInterval
+	c.cfg.Window = 2048 * c.cfg.ReportInterval // more reports than are kept
 	topic := c.mu.cat.Topics("", 1)[0]
 	id := topic.Plan.Quotas[0].Broker
-	s := &Session{broker: id, topics: map[string]*reportWindow{}, lively: map[string]*reportWindow{}, unprepared: map[string]bool{}}
+	s := session(c, id)
 	c.mu.sessions[id] = s
 	given := func() bool { return c.mu.untaken(topic, catalog.Broker{ID: id, Forced: true}, now) }
 	report := func(delivered uint64) {
 		t.Helper()
 		now = now.Add(c.cfg.ReportInterval)
-		if err := c.report(s, &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{
+		if err := c.mu.report(s, &srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{
 			Topic: "t0", Interval: durationpb.New(c.cfg.ReportInterval), Delivered: delivered, Backlog: 5,
 		}}}, now); err != nil {
 			t.Fatal(err)

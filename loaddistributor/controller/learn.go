@@ -17,7 +17,6 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/learned"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
-	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
 // An open topic has no list of publishers: its brokers record arrivals, all the time, and
@@ -25,18 +24,27 @@ import (
 // specification has: a change of them is a move like another, in which most publishers
 // stay, and so it is durable and the next leader has it.
 
-// learn has open topics placed by those who publish to them.
-func (c *Controller) learn(now time.Time) {
+// learning has open topics placed by what was learned of them.
+type learning struct {
+	// Set once.
+	cfg    *Config
+	mu     *state
+	owners *owners
+	tuning *tuning
+}
+
+// look has open topics placed by those who publish to them.
+func (t *learning) look(now time.Time) {
 	type look struct {
 		name string
 		of   *learned.Topic
 		job  *learned.Job
 	}
 	var looks []look
-	c.mu.Lock()
-	for _, name := range c.mu.wanting {
-		topic, known := c.mu.cat.Topic(name)
-		l := c.mu.topics[name]
+	t.mu.Lock()
+	for _, name := range t.mu.wanting {
+		topic, known := t.mu.cat.Topic(name)
+		l := t.mu.topics[name]
 		if !known || l == nil || !l.learns && l.learned == nil && l.profile == nil {
 			continue
 		}
@@ -44,154 +52,88 @@ func (c *Controller) learn(now time.Time) {
 		case !topic.Spec.Demand.Open && l.profile == nil:
 			l.learned = nil // what is being recorded ends by itself
 			continue
-		case !open(topic):
+		case !topic.Open():
 			continue
 		case l.learned == nil || l.learnedOf != topic.Created:
 			l.learned, l.learnedOf = learned.New(topic.Spec, now), topic.Created
 		}
 		l.learned.Whole(l.profile != nil)
 		holders := topic.Holders()
-		brokers := slices.DeleteFunc(slices.Clone(holders), func(id string) bool { return c.mu.sessions[id] == nil })
+		brokers := slices.DeleteFunc(slices.Clone(holders), func(id string) bool { return t.mu.sessions[id] == nil })
 		for _, o := range l.learned.Orders(brokers, len(brokers) < len(holders), now) {
-			c.recordLocked(c.mu.sessions[o.Broker], l.learned, name, o, now)
+			t.mu.record(t.mu.sessions[o.Broker], l.learned, name, o, now)
 		}
 		if job := l.learned.Look(topic.Spec, now); job != nil {
 			looks = append(looks, look{name, l.learned, job})
 		}
 	}
-	c.mu.Unlock()
+	t.mu.Unlock()
 	for _, at := range looks {
 		at.job.Think()
-		c.mu.Lock()
-		topic, known := c.mu.cat.Topic(at.name)
-		if p := c.mu.topics.see(at.name).profile; p != nil {
+		t.mu.Lock()
+		topic, known := t.mu.cat.Topic(at.name)
+		if p := t.mu.topics.see(at.name).profile; p != nil {
 			p.take(at.of, at.job)
 		}
-		if known && topic.Spec.Demand.Open && open(topic) && c.mu.topics.see(at.name).learned == at.of && !c.mu.owned(at.name) && !c.mu.closing && !c.mu.tuner.Status(at.name, now).Running {
+		if known && topic.Spec.Demand.Open && topic.Open() && t.mu.topics.see(at.name).learned == at.of && !t.mu.owned(at.name) && !t.mu.closing && !t.mu.tuner.Status(at.name, now).Running {
 			if p := at.of.Act(at.job, topic.Spec, topic.Plan.K, now); p != nil {
-				c.placeByLocked(topic, p)
+				t.placeBy(topic, p)
 			}
 		}
-		c.mu.Unlock()
+		t.mu.Unlock()
 	}
 }
 
-// placeByLocked has a topic placed by the publishers that were learned. Requires: mu held.
-func (c *Controller) placeByLocked(was catalog.Topic, p *learned.Proposal) {
+// placeBy has a topic placed by the publishers that were learned. Requires: mu held.
+func (t *learning) placeBy(was catalog.Topic, p *learned.Proposal) {
 	name := was.Spec.Name()
 	why := cause{reason: srtmv1.MoveReason_MOVE_REASON_CORRELATION, why: "publishers learned"}
-	op := c.moving(name, why, func(topic catalog.Topic, brokers []placement.Broker) (*catalog.Spec, placement.Plan, error) {
-		if topic.Spec != was.Spec {
+	op := moving(name, why, func(at planning) (*catalog.Spec, placement.Plan, error) {
+		if at.topic.Spec != was.Spec {
 			return nil, placement.Plan{}, reconcile.ErrSettled // another change came between
 		}
-		if p.Spec.Demand.RateMilli > topic.Spec.Demand.RateMilli {
-			if err := c.checkTenant(p.Spec); err != nil {
-				return nil, placement.Plan{}, err
-			}
+		if err := at.afford(p.Spec); err != nil {
+			return nil, placement.Plan{}, err
 		}
-		topic.Spec = p.Spec
-		plan, err := c.replaceAsWide(topic, brokers, p.At)
+		plan, err := at.replaceAsWide(p.Spec, p.At)
 		return p.Spec, plan, err
 	})
 	op.end = func(err error) {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		topic, known := c.mu.cat.Topic(name)
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		topic, known := t.mu.cat.Topic(name)
 		if err != nil || !known {
 			if errors.As(err, new(*placement.Infeasible)) {
-				c.cfg.Log.Warn("topic is not placed by the publishers that were learned", obs.KeyTopic, name, obs.KeyError, err)
+				t.cfg.Log.Warn("topic is not placed by the publishers that were learned", obs.KeyTopic, name, obs.KeyError, err)
 			}
 			return
 		}
 		if p.Grew {
-			c.tunedLocked(c.mu.tuner.Begin(name, topic.Spec.Demand, time.Now()))
+			t.tuning.do(t.mu.tuner.Begin(name, topic.Spec.Demand, time.Now()))
 		}
 		// Those that have just become known and belong elsewhere.
 		for _, id := range slices.Sorted(maps.Keys(p.At)) {
 			if to, at := topic.Placement.Of(id), p.At[id]; to.Broker != at && at != "" {
-				c.mu.disconnect(name, at, []string{id})
-				c.mu.remember(name, []moved{{&why, time.Now(), topic.Placement.Epoch(), id, at, to.Broker}})
-				c.cfg.Log.Info("a publisher belongs to another broker", obs.KeyTopic, name, "publisher", id, obs.KeyBroker, at, "to", to.Broker, obs.KeyAddress, to.TCPAddress)
+				t.mu.disconnect(name, at, []string{id})
+				t.mu.remember(name, []moved{{&why, time.Now(), topic.Placement.Epoch(), id, at, to.Broker}})
+				t.cfg.Log.Info("a publisher belongs to another broker", obs.KeyTopic, name, "publisher", id, obs.KeyBroker, at, "to", to.Broker, obs.KeyAddress, to.TCPAddress)
 			}
 		}
 	}
-	c.wantLocked(op)
-}
-
-// recordLocked asks the broker for what is learned from, unless a fit has it record already.
-// Then both share the record: one that is learned from anew begins with the names that the
-// broker has given. Requires: mu held.
-func (c *Controller) recordLocked(s *Session, of *learned.Topic, topic string, o learned.Order, now time.Time) {
-	f := s.fitted[topic]
-	switch {
-	case f == nil && o.Anew:
-		s.capture(topic, 0)
-	case f != nil && o.Anew:
-		if f.begun {
-			c.countedLocked(s, of, topic, tuner.Piece{First: true, Publishers: slices.Clone(f.publishers)}, f.owners, 0, now)
-		}
-		return
-	case f != nil && o.Lasts == 0:
-		return
-	}
-	s.capture(topic, o.Lasts)
-}
-
-// fitted is a record that the tuner has asked a broker for.
-type fitted struct {
-	begun              bool     // what was under way before is over
-	publishers, owners []string // that the broker has named in it
-}
-
-// captureLocked does what the tuner wants recorded. A record that is under way for what is
-// learned from begins anew, for its publishers have been named. Requires: mu held.
-func (c *Controller) captureLocked(e tuner.Capture) {
-	s := e.To.(*Session)
-	if e.Lasts == 0 {
-		delete(s.fitted, e.Topic)
-		if of := c.mu.topics.see(e.Topic).learned; of != nil {
-			of.Ended(s.broker)
-		}
-	} else if s.fitted[e.Topic] == nil {
-		s.fitted[e.Topic] = new(fitted)
-		s.capture(e.Topic, 0)
-	}
-	s.capture(e.Topic, e.Lasts)
-}
-
-// countLocked has a piece of a record learned from, and reports whether it is also of the
-// record that the tuner asked for. Requires: mu held.
-func (c *Controller) countLocked(s *Session, a *srtmv1.Arrivals, piece tuner.Piece, now time.Time) bool {
-	f := s.fitted[a.Topic]
-	if f != nil && a.First {
-		*f = fitted{begun: true}
-	}
-	if f != nil && f.begun {
-		f.publishers, f.owners = append(f.publishers, a.Publishers...), append(f.owners, a.Owners...)
-	}
-	if of := c.mu.topics.see(a.Topic).learned; of != nil {
-		c.countedLocked(s, of, a.Topic, piece, a.Owners, a.Others, now)
-	}
-	return f == nil || f.begun
-}
-
-func (c *Controller) countedLocked(s *Session, of *learned.Topic, topic string, piece tuner.Piece, owners []string, others uint64, now time.Time) {
-	if err := of.Count(s.broker, piece, owners, others, now); err != nil {
-		c.cfg.Log.Warn("a record of arrivals is not to be trusted", obs.KeyTopic, topic, obs.KeyBroker, s.broker, obs.KeyError, err)
-	}
+	t.owners.want(op)
 }
 
 // Learned returns what an open topic's brokers have found out, at most so many publishers,
 // those of the highest rates; nil for another topic.
-func (c *Controller) Learned(topic catalog.Topic, most int) *srtmv1.Learned {
+func (r *reader) Learned(topic catalog.Topic, most int) *srtmv1.Learned {
 	if !topic.Spec.Demand.Open {
 		return nil
 	}
 	name := topic.Spec.Name()
-	c.mu.RLock()
-	defer c.mu.RUnlock()
+	r.mu.RLock()
+	defer r.mu.RUnlock()
 	p := &srtmv1.Learned{}
-	of := c.mu.topics.see(name).learned
+	of := r.mu.topics.see(name).learned
 	if of == nil {
 		return p
 	}
@@ -215,8 +157,8 @@ func (c *Controller) Learned(topic catalog.Topic, most int) *srtmv1.Learned {
 	if wrong > 0 {
 		p.Notes = append(p.Notes, fmt.Sprintf("%d publishers send to another broker of the topic than they belong to, and are served there: %s", wrong, remedy))
 	}
-	for _, id := range slices.Sorted(maps.Keys(c.mu.sessions)) {
-		if f := c.mu.sessions[id].topics[name]; f != nil && f.used && !c.mu.cat.Holds(name, id) {
+	for _, id := range slices.Sorted(maps.Keys(r.mu.sessions)) {
+		if t := r.mu.reported(id).Topic(name); t != nil && t.Used && !r.mu.cat.Holds(name, id) {
 			to := topic.Placement.Of("")
 			p.Notes = append(p.Notes, fmt.Sprintf("publishers send to broker %s, which does not have the topic: consumers do not find it there. Point them at %s (broker %s), or run srtm agent beside them", id, to.TCPAddress, to.Broker))
 		}

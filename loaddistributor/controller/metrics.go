@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/reports"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
@@ -86,7 +87,7 @@ func (m *metrics) count(c tuner.Counts) {
 }
 
 // collector shows the controller at the moment it is asked.
-type collector struct{ c *Controller }
+type collector struct{ mu *state }
 
 func (collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
@@ -98,24 +99,19 @@ func (collector) Describe(out chan<- *prometheus.Desc) {
 }
 
 func (m collector) Collect(out chan<- prometheus.Metric) {
-	for _, metric := range m.c.snapshot(time.Now()) {
-		out <- metric
-	}
-}
-
-func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
-	var all []prometheus.Metric
+	now := time.Now()
+	var all []prometheus.Metric // given out without the lock
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		all = append(all, prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...))
 	}
 	type listed struct {
 		topic   string
-		reports []received // immutable
+		reports []reports.Report // immutable
 	}
 	var windows []listed
-	c.mu.RLock()
+	m.mu.RLock()
 	var connected, mcap, allocated int64
-	for _, b := range c.mu.cat.Brokers() {
+	for _, b := range m.mu.cat.Brokers() {
 		if b.Connected {
 			connected++
 			mcap += b.Mcap
@@ -126,7 +122,7 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 	gauge(descMcap, float64(mcap))
 	gauge(descAllocated, float64(allocated))
 	var creating, watched float64
-	for _, l := range c.mu.topics {
+	for _, l := range m.mu.topics {
 		if l.creating != nil {
 			creating++
 		}
@@ -136,13 +132,12 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 	}
 	gauge(descCreating, creating)
 	gauge(descWatchers, watched)
-	gauge(descFits, float64(c.mu.tuner.Searches()))
-
-	c.mu.RUnlock()
+	gauge(descFits, float64(m.mu.tuner.Searches()))
+	m.mu.RUnlock()
 
 	topics := 0
 	states := map[catalog.State]int{}
-	c.each(func(topic catalog.Topic) {
+	m.mu.each(func(topic catalog.Topic) {
 		states[topic.State]++
 		if topics++; topics > maxListed {
 			return
@@ -151,26 +146,26 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 		window := listed{topic: name}
 		var delivered, exceeded uint64
 		for _, q := range topic.Plan.Quotas {
-			if f := c.mu.reports(name, q.Broker); f != nil {
-				d, x := f.counts(now.Add(-c.cfg.Window))
+			if t := m.mu.reported(q.Broker).Topic(name); t != nil {
+				d, x := t.Counts(now.Add(-m.mu.cfg.Window))
 				delivered += d
 				exceeded += x
-				window.reports = append(window.reports, f.within(now.Add(-c.cfg.Window))...)
+				window.reports = append(window.reports, t.Within(now.Add(-m.mu.cfg.Window))...)
 			}
 		}
 		windows = append(windows, window)
 		gauge(descDelivered, float64(delivered), name)
 		gauge(descExceeded, float64(exceeded), name)
-		over := 0.0
-		if c.mu.over(name) {
-			over = c.mu.topics.see(name).condition.by
+		over, d := 0.0, m.mu.topics.see(name).condition
+		if d.IsOver() {
+			over = d.By
 		}
 		gauge(descOver, over, name)
-		if d := c.mu.topics.see(name).condition; d != nil {
-			gauge(descStranded, float64(d.stranded), name)
-			gauge(descRefused, float64(d.refused()), name)
+		if d != nil {
+			gauge(descStranded, float64(d.Stranded), name)
+			gauge(descRefused, float64(d.Refused()), name)
 		}
-		switch c.mu.verdict(topic, now).Decision {
+		switch d.Verdict(topic, m.mu.evidence(name, now), now).Decision {
 		case tuner.Within:
 			gauge(descMet, 1, name)
 		case tuner.Beyond:
@@ -179,11 +174,11 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 	})
 
 	for _, w := range windows { // without the lock, for it walks all their histograms
-		var sum tail
+		var sum reports.Tail
 		for _, r := range w.reports {
-			sum.add(r.stats)
+			sum.Add(r.Stats)
 		}
-		if f := sum.fraction(); f != nil {
+		if f := sum.Fraction(); f != nil {
 			gauge(descAccess, *f, w.topic)
 		}
 	}
@@ -191,5 +186,7 @@ func (c *Controller) snapshot(now time.Time) []prometheus.Metric {
 		gauge(descTopics, float64(states[s]), s.String())
 	}
 	gauge(descUnlisted, float64(max(0, topics-maxListed)))
-	return all
+	for _, metric := range all {
+		out <- metric
+	}
 }

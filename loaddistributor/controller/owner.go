@@ -3,29 +3,23 @@ package controller
 import (
 	"context"
 	"errors"
-	"maps"
-	"slices"
 	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
-	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/loaddistributor/catalog"
-	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
 
 // operation is a change of a topic that is wanted.
 type operation struct {
-	name   string
-	cause  cause
-	target reconcile.Target
-	// decide makes the event that a plan begins with; nil: no plan is wanted. Requires:
-	// placing held; the brokers are those of the catalog's SnapshotFor.
-	decide   func(topic catalog.Topic, brokers []placement.Broker) (catalog.Event, error)
+	name     string
+	cause    cause
+	target   reconcile.Target
+	decide   decide    // nil: no plan is wanted
 	creation *creation // nil if it is none
 	// ctx ends when no caller waits for it any more: it does not begin then, and a creation
 	// is undone; nil: it is done in any case.
@@ -36,34 +30,43 @@ type operation struct {
 
 // owner is the one goroutine that changes a topic, one operation after the other. It has
 // the topic's machine (loaddistributor/reconcile), carries out what that wants, and tells
-// it what came of it. Guarded by Controller.mu.
+// it what came of it. Guarded by state's lock.
 type owner struct {
 	wanted   []operation // after the one under way
 	retiring string      // the broker that the topic goes from, for display
 	waiting  string      // what its move waits for, for display
 }
 
-// wantLocked has an operation done once those that were wanted before are over. Requires:
+// owners have topics changed: what each of them needs.
+type owners struct {
+	// Set once.
+	cfg     *Config
+	mu      *state
+	adaptor ledger
+	planner *planner
+	tracer  trace.Tracer
+}
+
+// want has an operation done once those that were wanted before are over. Requires:
 // mu held, and the controller is not closing.
-func (c *Controller) wantLocked(op operation) {
-	l := c.mu.topics.at(op.name)
+func (o *owners) want(op operation) {
+	l := o.mu.topics.at(op.name)
 	if l.owner != nil {
 		l.owner.wanted = append(l.owner.wanted, op)
 		return
 	}
-	l.owner = &owner{wanted: []operation{op}}
-	c.work.Add(1)
-	go c.own(op.name, l.owner)
+	own := &owner{wanted: []operation{op}}
+	l.owner = own
+	o.mu.work.Go(func() { o.own(op.name, own) })
 }
 
 // own is the goroutine of an owner, until nothing is wanted any more.
-func (c *Controller) own(name string, own *owner) {
-	defer c.work.Done()
+func (o *owners) own(name string, own *owner) {
 	for {
-		c.mu.Lock()
+		o.mu.Lock()
 		if len(own.wanted) == 0 {
-			c.mu.topics.at(name).owner = nil
-			c.mu.Unlock()
+			o.mu.topics.at(name).owner = nil
+			o.mu.Unlock()
 			return
 		}
 		op := own.wanted[0]
@@ -71,15 +74,15 @@ func (c *Controller) own(name string, own *owner) {
 		var err error
 		if op.ctx == nil {
 			op.ctx = context.Background()
-		} else if err = context.Cause(op.ctx); c.mu.closing {
+		} else if err = context.Cause(op.ctx); o.mu.closing {
 			err = ErrClosing
 		}
-		c.mu.Unlock()
+		o.mu.Unlock()
 		if err == nil {
 			if op.creation == nil {
 				op.ctx = context.WithoutCancel(op.ctx) // once begun
 			}
-			err = c.changeTraced(own, op)
+			err = o.change(own, op)
 		}
 		if op.end != nil {
 			op.end(err)
@@ -87,22 +90,33 @@ func (c *Controller) own(name string, own *owner) {
 	}
 }
 
-// request has an operation done, and returns what has come of it. Once it has begun it
-// goes on when ctx ends.
-func (c *Controller) request(ctx context.Context, op operation) error {
-	if err := c.following(); err != nil {
-		return err
-	}
-	c.mu.Lock()
-	if c.mu.closing {
-		c.mu.Unlock()
-		return ErrClosing
-	}
-	return c.awaitLocked(ctx, op)
+// change carries an operation out.
+func (o *owners) change(own *owner, op operation) error {
+	name, of := op.described()
+	ctx, end := o.span(op.ctx, name, of...)
+	op.ctx = ctx
+	c := &change{owners: o, op: op, own: own, began: time.Now()}
+	err := c.run()
+	end(err)
+	return err
 }
 
-// awaitLocked is request. It releases mu.
-func (c *Controller) awaitLocked(ctx context.Context, op operation) error {
+// request has an operation done, and returns what has come of it. Once it has begun it
+// goes on when ctx ends.
+func (o *owners) request(ctx context.Context, op operation) error {
+	if err := o.mu.following(); err != nil {
+		return err
+	}
+	o.mu.Lock()
+	if o.mu.closing {
+		o.mu.Unlock()
+		return ErrClosing
+	}
+	return o.await(ctx, op)
+}
+
+// await is request. It releases mu, which it requires to be held.
+func (o *owners) await(ctx context.Context, op operation) error {
 	done := make(chan error, 1)
 	end := op.end
 	op.ctx, op.end = ctx, func(err error) {
@@ -111,8 +125,8 @@ func (c *Controller) awaitLocked(ctx context.Context, op operation) error {
 		}
 		done <- err
 	}
-	c.wantLocked(op)
-	c.mu.Unlock()
+	o.want(op)
+	o.mu.Unlock()
 	select {
 	case err := <-done:
 		return err
@@ -121,299 +135,30 @@ func (c *Controller) awaitLocked(ctx context.Context, op operation) error {
 	}
 }
 
-// change carries an operation out.
-func (c *Controller) change(own *owner, op operation) error {
-	began := time.Now()
-	c.mu.Lock()
-	is, _ := c.mu.next.Topic(op.name)
-	ending := c.mu.ending
-	c.mu.Unlock()
-	op.target.Plan = op.decide != nil
-	cancelled := op.ctx.Done()
-	m := reconcile.New(op.name, is, op.target, reconcile.Limits{Answer: c.cfg.PrepareTimeout, Consumers: c.cfg.ConsumerWait})
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	var answers chan reconcile.Answered
-	planned := false
-	events := []reconcile.Event{reconcile.Begun{}}
-	for {
-		for len(events) > 0 {
-			effects := m.Step(events[0], time.Now())
-			events = events[1:]
-			for _, effect := range effects {
-				var event reconcile.Event
-				switch effect := effect.(type) {
-				case reconcile.Plan:
-					_, end := c.span(op.ctx, "plan")
-					p := c.plan(op)
-					end(p.Err)
-					planned, event = p.Err == nil, p
-				case reconcile.Prepare:
-					c.progress(op, Progress{Message: "creating the topic on " + strings.Join(effect.Brokers, ", ")})
-					answers = c.ask(op.name, effect.Spec, false, effect.Brokers)
-				case reconcile.Remove:
-					answers = c.ask(op.name, nil, effect.Unused, effect.Brokers)
-				case reconcile.TakeOver:
-					answers = c.askTakeOver(op.name, effect)
-				case reconcile.Grant:
-					c.progress(op, Progress{Message: "granting the shares"})
-					_, end := c.span(op.ctx, "grant shares")
-					granted := c.grant(op, effect)
-					end(granted.Err)
-					event = granted
-				case reconcile.Drop:
-					event = reconcile.Granted{Err: c.adaptor.drop(op.name)}
-				case reconcile.LookShares:
-					shares, _ := c.adaptor.shares(context.Background(), op.name, sharesTimeout) // none, if it does not answer
-					maps.DeleteFunc(shares, func(_ string, m *srtmv1.MemberShare) bool { return m.Acknowledged.GetRateMilli() == 0 })
-					event = reconcile.Shares{Held: slices.Collect(maps.Keys(shares))}
-				case reconcile.LookConsumers:
-					event = c.consumers(op.name, effect)
-				case reconcile.Nudge:
-					c.nudge(op.name, effect)
-				case reconcile.Write:
-					event = c.write(op, effect.Event)
-				case reconcile.Moved:
-					moved := c.disconnect(op, effect.From.Placement, effect.To.Placement)
-					trace.SpanFromContext(op.ctx).SetAttributes(attribute.Int("publishers", moved), attribute.Int64(obs.KeyEpoch, int64(effect.To.Placement.Epoch())))
-					c.cfg.Log.Info("topic moved", obs.KeyTopic, op.name, obs.KeyReason, op.cause.why, "publishers", moved, obs.KeyEpoch, effect.To.Placement.Epoch(),
-						"brokers", effect.To.Plan.K, "retiring", len(effect.To.Retiring), obs.KeyDuration, time.Since(began))
-				case reconcile.Note:
-					c.note(op.name, effect)
-				}
-				if event != nil {
-					events = append(events, event)
-				}
-			}
+// span begins a span, whose end says what has come of it.
+func (o *owners) span(ctx context.Context, name string, of ...attribute.KeyValue) (_ context.Context, end func(error)) {
+	ctx, span := o.tracer.Start(ctx, name, trace.WithAttributes(of...))
+	return ctx, func(err error) {
+		if err != nil && !errors.Is(err, reconcile.ErrSettled) {
+			span.SetStatus(codes.Error, err.Error())
 		}
-		if m.Over() {
-			err := m.Err()
-			if err != nil && planned && op.creation == nil {
-				c.cfg.Log.Warn("topic not moved", obs.KeyTopic, op.name, obs.KeyReason, op.cause.why, obs.KeyError, err)
-			}
-			return err
-		}
-		c.mu.Lock()
-		own.waiting = m.Waiting()
-		c.mu.Unlock()
-		if due := m.Due(); !due.IsZero() {
-			timer.Reset(time.Until(due))
-		}
-		select {
-		case a := <-answers: // what has been answered counts, however late it is
-			events = append(events, a)
-			continue
-		default:
-		}
-		select {
-		case a := <-answers:
-			events = append(events, a)
-		case <-timer.C:
-			events = append(events, reconcile.Tick{})
-		case <-cancelled:
-			cancelled = nil
-			events = append(events, reconcile.Cancelled{Cause: context.Cause(op.ctx)})
-		case <-ending:
-			ending = nil
-			events = append(events, reconcile.Closing{})
-		}
+		span.End()
 	}
 }
 
-// placeAttempts bounds how often a plan is made again because brokers came or left
-// between the snapshot and the commit.
-const placeAttempts = 8
-
-// plan decides and commits where a topic goes.
-func (c *Controller) plan(op operation) reconcile.Planned {
-	c.placing.Lock()
-	defer c.placing.Unlock()
-	for range placeAttempts {
-		if err := context.Cause(op.ctx); err != nil {
-			return reconcile.Planned{Err: err}
-		}
-		c.mu.RLock()
-		topic, _ := c.mu.next.Topic(op.name)
-		brokers := c.mu.without(c.mu.next.SnapshotFor(op.name), topic)
-		told := slices.Contains(c.mu.next.LeftoverContracts(), op.name)
-		c.mu.RUnlock()
-		event, err := op.decide(topic, brokers)
-		if err == nil {
-			err = c.commit(event)
-		}
-		if errors.As(err, new(*catalog.PlanError)) {
-			continue
-		}
-		if err != nil {
-			return reconcile.Planned{Err: err}
-		}
-		c.mu.RLock()
-		defer c.mu.RUnlock()
-		topic, _ = c.mu.next.Topic(op.name)
-		if topic.Next == nil {
-			return reconcile.Planned{Topic: topic, Lack: topic.Plan.Brokers(), Told: told}
-		}
-		return reconcile.Planned{Topic: topic, Lack: c.mu.next.NextUnprepared(op.name)}
+// described is an operation as a span has it, which is below that of the request if one asked.
+func (op operation) described() (name string, of []attribute.KeyValue) {
+	of = []attribute.KeyValue{attribute.String(obs.KeyTopic, op.name)}
+	switch {
+	case op.creation != nil:
+		return "create topic", of
+	case op.decide != nil:
+		reason := strings.TrimPrefix(op.cause.reason.String(), "MOVE_REASON_")
+		return "move publishers", append(of, attribute.String(obs.KeyReason, reason), attribute.String("why", op.cause.why))
+	case op.target.Gone:
+		return "delete topic", of
+	case op.target.Retire != "":
+		return "retire broker", append(of, attribute.String(obs.KeyBroker, op.target.Retire))
 	}
-	return reconcile.Planned{Err: ErrUnsteady}
-}
-
-// ask sends the same request to all brokers: to create a topic, or to remove it where
-// there is no specification.
-func (c *Controller) ask(topic string, prepare *catalog.Spec, unused bool, brokers []string) chan reconcile.Answered {
-	answers := make(chan reconcile.Answered, len(brokers))
-	now := time.Now()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, id := range brokers {
-		switch s := c.mu.sessions[id]; {
-		case s == nil:
-			answers <- reconcile.Answered{Broker: id, Err: ErrBrokerGone}
-		case prepare != nil:
-			c.mu.ask(s, topic, prepare, answers, now)
-		default:
-			c.mu.remove(s, topic, unused, answers, now)
-		}
-	}
-	return answers
-}
-
-// askTakeOver has a broker take over what another had of a topic.
-func (c *Controller) askTakeOver(topic string, t reconcile.TakeOver) chan reconcile.Answered {
-	answers := make(chan reconcile.Answered, 1)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	s := c.mu.sessions[t.Broker]
-	if s == nil {
-		answers <- reconcile.Answered{Broker: t.Broker, Err: ErrBrokerGone}
-		return answers
-	}
-	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_TakeOver{TakeOver: &srtmv1.TakeOver{
-		Request: c.mu.expect(s, request{topic: topic, owners: true, sent: time.Now(), done: answers}), Topic: topic, FromBrokerId: t.From,
-	}}})
-	return answers
-}
-
-// grant sets a contract at the adaptor; while the adaptor is away it tries again.
-func (c *Controller) grant(op operation, g reconcile.Grant) reconcile.Granted {
-	req, err := c.contractRequest(g.Spec, g.Plan, g.Retiring)
-	if err != nil {
-		return reconcile.Granted{Err: err}
-	}
-	req.Update, req.Adopt = g.Update, g.Adopt
-	err = c.adaptor.set(op.ctx, req)
-	c.mu.Lock()
-	if l := c.mu.topics.at(op.name); err != nil {
-		l.turns = nil // to be told again
-	} else if !g.Adopt { // by which brokers keep what they hold
-		l.unsynced = false
-	}
-	c.mu.Unlock()
-	granted := reconcile.Granted{Err: err}
-	for _, m := range req.Members {
-		granted.Members = append(granted.Members, m.BrokerId)
-	}
-	return granted
-}
-
-// consumers looks who reads a topic that moves.
-func (c *Controller) consumers(name string, look reconcile.LookConsumers) reconcile.Consumers {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	read := map[string][]string{}
-	for _, id := range slices.Concat(look.Plan.Brokers(), look.Fresh, look.Other) {
-		if f := c.mu.reported(id)[name]; f != nil {
-			read[id] = f.read
-		}
-	}
-	return reconcile.Consumers{
-		Read:  read,
-		Shown: !slices.ContainsFunc(look.Fresh, func(id string) bool { return !c.mu.cat.Shows(name, id) }),
-		Away:  !c.mu.planned(look.Plan),
-	}
-}
-
-func (c *Controller) nudge(name string, n reconcile.Nudge) {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	if s := c.mu.sessions[n.Broker]; s != nil {
-		s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Nudge{
-			Nudge: &srtmv1.NudgeConsumers{Topic: name, Channels: n.Channels},
-		}})
-	}
-}
-
-// write makes an event durable.
-func (c *Controller) write(op operation, e catalog.Event) reconcile.Written {
-	c.mu.Lock()
-	var t ticket
-	var err error
-	before, _ := c.mu.next.Topic(op.name)
-	_, activates := e.(catalog.TopicActivated)
-	if err = context.Cause(op.ctx); err == nil || !activates { // no caller waits for it any more
-		t, err = c.mu.stage(e)
-	}
-	c.mu.Unlock()
-	if err == nil {
-		err = t.wait()
-	}
-	switch e.(type) {
-	case catalog.TopicRemoved, catalog.TopicMoveAborted, catalog.MemberRetired:
-		err = must("what has been done about "+op.name, err)
-	}
-	if err != nil {
-		return reconcile.Written{Err: err, Halted: errors.Is(err, ErrNotCommitted)}
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch e := e.(type) {
-	case catalog.TopicActivated:
-		// Now: as soon as the name is released, another request may delete it.
-		op.creation.topic, _ = c.mu.cat.Topic(op.name)
-		c.tunedLocked(c.mu.tuner.Begin(op.name, op.creation.topic.Spec.Demand, time.Now()))
-	case catalog.TopicMoveAborted:
-		c.mu.topics.at(op.name).unsynced = true // until the adaptor is told
-	case catalog.MemberRetired:
-		c.cfg.Log.Info("topic gone from broker", obs.KeyTopic, op.name, obs.KeyBroker, e.Broker)
-	case catalog.TopicRemoved:
-		c.mu.removed(before, e.Left)
-	}
-	topic, _ := c.mu.next.Topic(op.name)
-	return reconcile.Written{Topic: topic}
-}
-
-// removed forgets what is known of a topic, and what sessions have, but for brokers that it
-// was left on: a name that is used again starts with reports of its own.
-func (st *state) removed(topic catalog.Topic, left []string) {
-	name, holders := topic.Spec.Name(), topic.Holders()
-	l := st.topics.at(name)
-	if l.profile != nil {
-		close(l.profile.gone)
-	}
-	*l = live{owner: l.owner, creating: l.creating, watchers: l.watchers}
-	for id, s := range st.sessions {
-		if slices.Contains(holders, id) && !slices.Contains(left, id) {
-			delete(s.topics, name)
-		}
-		delete(s.kept, name)
-		delete(s.unknown, name) // what it may hold of that name has been deleted, too
-	}
-}
-
-func (c *Controller) note(topic string, n reconcile.Note) {
-	args := []any{obs.KeyTopic, topic}
-	if n.Broker != "" {
-		args = append(args, obs.KeyBroker, n.Broker)
-	}
-	if n.Names != nil {
-		args = append(args, "names", n.Names)
-	}
-	if n.Err != nil {
-		args = append(args, obs.KeyError, n.Err)
-	}
-	if n.Warn {
-		c.cfg.Log.Warn(n.Text, args...)
-	} else {
-		c.cfg.Log.Info(n.Text, args...)
-	}
+	return "reconcile topic", of
 }

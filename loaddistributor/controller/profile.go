@@ -75,7 +75,7 @@ type Profiled struct {
 // catalog.ErrTopicUnknown, at once when the topic is gone; catalog.ErrTopicState if it is not
 // active, or profiled already, or four other topics are; sizing.ErrShort; those of progress.
 func (c *Controller) Profile(ctx context.Context, name string, lasts time.Duration, w sizing.Wanted, progress func(messages int) error) (Profiled, error) {
-	if err := c.following(); err != nil {
+	if err := c.mu.following(); err != nil {
 		return Profiled{}, err
 	}
 	p := &profile{numbers: map[string]int32{}, wake: make(chan struct{}, 1), gone: make(chan struct{})}
@@ -88,7 +88,7 @@ func (c *Controller) Profile(ctx context.Context, name string, lasts time.Durati
 		err = ErrClosing
 	case !known:
 		err = fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown)
-	case !open(topic):
+	case !topic.Open():
 		err = fmt.Errorf("topic %s is %v: %w", name, topic.State, catalog.ErrTopicState)
 	case c.mu.topics.see(name).profile != nil:
 		err = fmt.Errorf("topic %s is being profiled: %w", name, catalog.ErrTopicState)

@@ -3,25 +3,19 @@ package controller
 import (
 	"errors"
 	"fmt"
-	"maps"
-	"math/rand/v2"
-	"slices"
-	"time"
 
-	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/store"
 )
 
 // Export returns the catalog as text, for Import. ErrUnread, *NotLeaderError.
-func (c *Controller) Export() ([]byte, error) {
-	if err := c.following(); err != nil {
+func (r *reader) Export() ([]byte, error) {
+	if err := r.mu.following(); err != nil {
 		return nil, err
 	}
-	c.mu.RLock()
-	dump := c.mu.cat.Dump()
-	c.mu.RUnlock()
+	r.mu.RLock()
+	dump := r.mu.cat.Dump()
+	r.mu.RUnlock()
 	return store.Export(dump)
 }
 
@@ -34,7 +28,7 @@ type Imported struct {
 // Import brings back what text, which Export made, has and the catalog has not.
 // Errors: *BadMessage, *NotLeaderError, ErrNotCommitted, ErrClosing: repeat it then.
 func (c *Controller) Import(text []byte) (done Imported, err error) {
-	if err := c.following(); err != nil {
+	if err := c.mu.following(); err != nil {
 		return done, err
 	}
 	dump, err := store.Import(text)
@@ -42,11 +36,11 @@ func (c *Controller) Import(text []byte) (done Imported, err error) {
 		_, err = catalog.Load(dump) // sound as a whole
 	}
 	if err != nil {
-		return done, &BadMessage{"text", err.Error()}
+		return done, &BadMessage{Field: "text", Problem: err.Error()}
 	}
 	for _, b := range dump.Brokers {
 		was := c.said(b.Broker.ID)
-		if err := c.commit(catalog.BrokerRestored{BrokerDump: b}); err != nil {
+		if err := c.mu.commit(catalog.BrokerRestored{BrokerDump: b}); err != nil {
 			return done, fmt.Errorf("import broker %s: %w", b.Broker.ID, err)
 		}
 		if c.said(b.Broker.ID) != was {
@@ -101,217 +95,4 @@ func (c *Controller) restore(t catalog.TopicDump) error {
 		return err
 	}
 	return restored.wait()
-}
-
-// Brokers keep with each topic what the catalog has of it, and give it back to a
-// loaddistributor that does not know it: when its store was lost, topics are rebuilt from
-// that. The newest record of a topic is what was last committed once all of its members
-// are there, for each got it then; of another member that is away, it could be one of
-// before the topic moved on.
-
-// kept is what a broker keeps of a topic.
-type kept struct {
-	log   uint64
-	topic *catalog.TopicDump // nil: nothing that can be read
-}
-
-// entrusted is what brokers are to keep of a topic: the text of an epoch.
-type entrusted struct {
-	epoch uint64
-	text  []byte
-}
-
-// maxRecord bounds it, at about 25,000 publishers that are named one by one; what is
-// larger is not kept.
-const maxRecord = 1 << 20
-
-// recallTopics is of how many topics a broker is asked at once.
-const recallTopics = 1000
-
-// text returns what brokers are to keep of a topic; nil: nothing.
-func (st *state) text(cat *catalog.Catalog, topic string) []byte {
-	dump, ok := cat.DumpTopic(topic)
-	if !ok {
-		return nil
-	}
-	if had := st.topics.see(topic).record; had.epoch == dump.Epoch {
-		return had.text
-	}
-	// Which members are prepared is of the session, and a move is not done yet.
-	dump.Prepared, dump.Next, dump.NextPrepared = make([]bool, len(dump.Prepared)), nil, nil
-	text, err := store.EncodeTopic(cat.Log(), dump)
-	if err != nil || len(text) > maxRecord {
-		text = nil
-	}
-	st.topics.at(topic).record = entrusted{dump.Epoch, text}
-	return text
-}
-
-// entrust has the brokers of a topic keep what is new of it.
-func (st *state) entrust(name string) {
-	topic, ok := st.cat.Topic(name)
-	if !ok {
-		return
-	}
-	if topic.State == catalog.Preparing {
-		return // it goes with the order to prepare it
-	}
-	for _, id := range topic.Holders() {
-		s := st.sessions[id]
-		if s == nil {
-			continue
-		}
-		if text := st.text(st.cat, name); text != nil {
-			s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Keep{Keep: &srtmv1.KeepRecord{Topic: name, Record: text}}})
-		}
-	}
-}
-
-// recallLocked asks the broker for what it keeps of topics that are not known, the next
-// of them. Requires: Controller.mu held, or the session not shown yet.
-func (s *Session) recallLocked() {
-	var ask []string
-	for _, name := range slices.Sorted(maps.Keys(s.unknown)) {
-		if _, told := s.kept[name]; !told && len(ask) < recallTopics {
-			ask = append(ask, name)
-		}
-	}
-	if len(ask) > 0 {
-		s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Recall{Recall: &srtmv1.RecallTopics{Topics: ask}}})
-	}
-}
-
-// records takes what a broker keeps.
-func (c *Controller) records(s *Session, m *srtmv1.TopicRecords) error {
-	parsed := make([]kept, len(m.Records))
-	for i, r := range m.Records {
-		if len(r.Record) == 0 {
-			continue
-		}
-		log, topic, err := store.DecodeTopic(r.Record)
-		if err == nil && topic.Spec.Name() != r.Topic {
-			err = fmt.Errorf("it is of topic %q", topic.Spec.Name())
-		}
-		if err != nil {
-			c.cfg.Log.Warn("what a broker keeps of a topic cannot be read", obs.KeyBroker, s.broker, obs.KeyTopic, r.Topic, obs.KeyError, err)
-			continue
-		}
-		parsed[i] = kept{log, &topic}
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.mu.sessions[s.broker] != s {
-		return ErrReplaced
-	}
-	news := false
-	for i, r := range m.Records {
-		if !s.unknown[r.Topic] {
-			continue
-		}
-		k := parsed[i]
-		if k.topic != nil && k.log == c.mu.next.Log() {
-			if k.topic.Created <= c.mu.next.Version() {
-				k.topic = nil // it was deleted
-			} else {
-				// The store is a copy of an earlier one: from here on it is another.
-				log := rand.Uint64() | 1
-				c.mu.cat.Name(log)
-				c.mu.next.Name(log)
-				for _, l := range c.mu.topics {
-					l.record = entrusted{}
-				}
-			}
-		}
-		s.kept[r.Topic] = k
-		news = true
-	}
-	if news {
-		s.recallLocked()
-	}
-	return nil
-}
-
-// rebuildsLocked returns the broker that keeps a topic which is about to be rebuilt from
-// that; "": none. Requires: mu held.
-func (c *Controller) rebuildsLocked(topic string) (broker string) {
-	if time.Now().Before(c.mu.settled) {
-		for id, s := range c.mu.sessions {
-			if s.kept[topic].topic != nil {
-				broker = max(broker, id)
-			}
-		}
-	}
-	return broker
-}
-
-// rebuild brings back the topics of which all members are there and agree, once the
-// others have had the time to come, too.
-func (c *Controller) rebuild() {
-	notes := map[string]string{} // by topic: why it is not
-	var rebuilt []string
-	defer func() {
-		for _, name := range rebuilt {
-			c.cfg.Log.Warn("topic rebuilt from what its brokers keep of it", obs.KeyTopic, name)
-		}
-		for name, why := range notes {
-			c.cfg.Log.Warn("topic not rebuilt from what its brokers keep of it; publishers stay where they are", obs.KeyTopic, name, obs.KeyReason, why)
-		}
-	}()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if time.Now().Before(c.mu.settled) {
-		return
-	}
-	copies := map[string][]kept{} // by topic, in the order of the brokers
-	for _, id := range slices.Sorted(maps.Keys(c.mu.sessions)) {
-		for name, k := range c.mu.sessions[id].kept {
-			if k.topic != nil {
-				copies[name] = append(copies[name], k)
-			}
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(copies)) {
-		if _, known := c.mu.next.Topic(name); !known && !c.mu.owned(name) && c.mu.topics.see(name).creating == nil {
-			if why := c.mu.rebuild(name, copies[name]); why != "" {
-				if l := c.mu.topics.at(name); l.waiting != why {
-					notes[name], l.waiting = why, why
-				}
-				continue
-			}
-			rebuilt = append(rebuilt, name)
-		}
-		c.mu.topics.at(name).waiting = ""
-		for _, s := range c.mu.sessions {
-			delete(s.kept, name)
-			delete(s.unknown, name)
-		}
-	}
-}
-
-// rebuild says why not, if it does not.
-func (st *state) rebuild(name string, copies []kept) (why string) {
-	newest := copies[0]
-	for _, k := range copies[1:] {
-		if k.log != newest.log {
-			return "its brokers had it from different stores"
-		}
-		if k.topic.Epoch > newest.topic.Epoch {
-			newest = k
-		}
-	}
-	topic := *newest.topic
-	for _, q := range topic.Plan.Quotas {
-		s := st.sessions[q.Broker]
-		if s == nil || s.kept[name].topic == nil {
-			return "broker " + q.Broker + " has not come with it"
-		}
-	}
-	topic.Retiring = slices.DeleteFunc(slices.Clone(topic.Retiring), func(id string) bool {
-		_, known := st.next.Broker(id)
-		return !known
-	})
-	if _, err := st.stage(catalog.TopicRestored{TopicDump: topic}); err != nil {
-		return err.Error()
-	}
-	return ""
 }

@@ -14,7 +14,7 @@ import (
 // returns what became of it on each, by id. Before any is asked: catalog.ErrTopicUnknown,
 // catalog.ErrBrokerUnknown, *BadMessage, ErrBrokerGone, ErrBrokerOld.
 func (c *Controller) SeekChannel(ctx context.Context, topic, channel string, to *srtmv1.Place, only string) ([]*srtmv1.SeekOutcome, error) {
-	if err := c.following(); err != nil {
+	if err := c.mu.following(); err != nil {
 		return nil, err
 	}
 	if _, err := c.Topic(topic); err != nil {
@@ -73,7 +73,7 @@ func (c *Controller) orderSeek(topic, channel string, to *srtmv1.Place, only str
 		return nil, fmt.Errorf("topic %s is not on broker %q: %w", topic, only, catalog.ErrBrokerUnknown)
 	}
 	if _, offset := to.GetTo().(*srtmv1.Place_Offset); offset && len(waits) > 1 {
-		return nil, &BadMessage{"to.offset", fmt.Sprintf("offsets are of each broker's own log, and the topic has %d: name one in broker_id", len(waits))}
+		return nil, &BadMessage{Field: "to.offset", Problem: fmt.Sprintf("offsets are of each broker's own log, and the topic has %d: name one in broker_id", len(waits))}
 	}
 	for i, w := range waits {
 		c.mu.requests++
@@ -88,9 +88,7 @@ func (c *Controller) orderSeek(topic, channel string, to *srtmv1.Place, only str
 }
 
 // sought takes an answer; one that comes too late is none.
-func (c *Controller) sought(s *Session, r *srtmv1.SeekResult) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+func (s *Session) sought(r *srtmv1.SeekResult) {
 	if done := s.seeks[r.Request]; done != nil {
 		done <- r
 		delete(s.seeks, r.Request)

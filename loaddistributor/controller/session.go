@@ -1,12 +1,8 @@
 package controller
 
 import (
-	"errors"
-	"fmt"
 	"maps"
-	"net"
 	"slices"
-	"strconv"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -14,9 +10,8 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
-	"github.com/srtm-io/srtm/loaddistributor/reconcile"
+	"github.com/srtm-io/srtm/loaddistributor/reports"
 )
 
 // messageQueue bounds what waits to be written to one broker: a few messages
@@ -31,14 +26,10 @@ type Session struct {
 	durability               catalog.Durability
 	out                      *bidi.Queue[*srtmv1.ControllerMessage]
 
-	// Guarded by Controller.mu.
+	// Guarded by state's lock.
 	requests map[uint64]*request
 	seeks    map[uint64]chan<- *srtmv1.SeekResult // not answered yet; room for the one answer
-	// Its topics, ours or not: those of its newest report, or before the first
-	// one of its hello.
-	topics map[string]*reportWindow
-	// Those of them that are ours and have not been still for the whole window.
-	lively map[string]*reportWindow
+	reports  *reports.Broker
 	// Those of its hello that the catalog did not know, nor knows of as deleted.
 	unknown map[string]bool
 	// Those of its hello that it has not been prepared for since, until which it releases
@@ -50,99 +41,40 @@ type Session struct {
 	kept map[string]kept
 	// Topics whose arrivals the tuner has asked for.
 	fitted map[string]*fitted
-	// How many reports have come, and when the last.
-	reports uint64
-	heard   time.Time
-	// What its newest report says was sent to it, msg/s.
-	offered float64
 	// The version of the catalog that had no work for it; 0: it had some.
 	done uint64
 	// Its ports have accepted connections from here.
 	vouched bool
 }
 
-// request is a PrepareTopic, RemoveTopic or TakeOver that is not answered yet.
-type request struct {
-	topic  string
-	remove bool
-	// Only the owner that waits is concerned: a refusal is an answer like another.
-	owners bool
-	sent   time.Time
-	// For the owner that waits; room for the one answer. nil: none waits.
-	done chan<- reconcile.Answered
-}
-
-// capture asks for the arrivals of a topic, for so long.
-func (s *Session) capture(topic string, lasts time.Duration) {
-	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Capture{Capture: &srtmv1.CaptureArrivals{
-		Topic: topic, Lasts: durationpb.New(lasts),
-	}}})
-}
-
 // Out is what is to be sent to the broker; when it ends, so does the session.
 func (s *Session) Out() *bidi.Queue[*srtmv1.ControllerMessage] { return s.out }
 
-// Join begins a session, ErrRemoved: not before it has given up what it holds. One that the broker has already ends with ErrReplaced.
-// remote is the address that the broker calls from.
+// Join begins a session; ErrRemoved: not before the broker has given up what it holds. One
+// that it has already ends with ErrReplaced. remote is the address that it calls from.
 func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error) {
-	if err := c.following(); err != nil {
+	if err := c.mu.following(); err != nil {
 		return nil, err
 	}
 	s := &Session{
 		broker: h.BrokerId, instance: h.Instance, remote: remote, canSeek: h.Seeks,
-		out:      bidi.NewQueue[*srtmv1.ControllerMessage](messageQueue),
-		requests: map[uint64]*request{},
-		seeks:    map[uint64]chan<- *srtmv1.SeekResult{},
-		topics:   map[string]*reportWindow{},
-		lively:   map[string]*reportWindow{},
-		unknown:  map[string]bool{},
-		kept:     map[string]kept{},
-		fitted:   map[string]*fitted{},
-
+		out:        bidi.NewQueue[*srtmv1.ControllerMessage](messageQueue),
+		requests:   map[uint64]*request{},
+		seeks:      map[uint64]chan<- *srtmv1.SeekResult{},
+		reports:    reports.NewBroker(c.cfg.ReportInterval, c.cfg.Window, h.Topics...),
+		unknown:    map[string]bool{},
 		unprepared: map[string]bool{},
-	}
-	for _, name := range h.Topics {
-		s.topics[name], s.unprepared[name] = &reportWindow{}, true
+		kept:       map[string]kept{},
+		fitted:     map[string]*fitted{},
 	}
 	s.durability, _ = Durabilities.Value(h.Durability)
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Hello{Hello: &srtmv1.ControllerHello{
 		GrantAddress: c.cfg.GrantAddress, ReportInterval: durationpb.New(c.cfg.ReportInterval), ReportChanges: true,
 	}}})
-
-	c.mu.Lock()
-	if c.mu.closing {
-		c.mu.Unlock()
-		return nil, ErrClosing
-	}
-	if c.mu.next.Removed(h.BrokerId) && !h.Anew {
-		c.mu.Unlock()
-		return nil, ErrRemoved
-	}
-	_, err := c.mu.stage(catalog.BrokerJoined{
-		ID: h.BrokerId, Instance: h.Instance, TCPAddress: h.TcpAddress, HTTPAddress: h.HttpAddress,
-		Hostname: h.Hostname, Version: h.Version, Mcap: h.Mcap,
-	})
+	unknown, err := c.enter(s, h)
 	if err != nil {
-		c.mu.Unlock()
 		return nil, err
 	}
-	if c.mu.settled.IsZero() {
-		c.mu.settled = time.Now().Add(c.cfg.Grace)
-	}
-	for _, name := range h.Topics {
-		if _, known := c.mu.next.Topic(name); !known && !c.mu.next.LeftOn(name, h.BrokerId) {
-			s.unknown[name] = true
-		}
-	}
-	if old := c.mu.sessions[s.broker]; old != nil {
-		old.end(ErrReplaced)
-	}
-	unknown := slices.Sorted(maps.Keys(s.unknown))
-	delete(c.mu.left, s.broker)
-	c.vouchLocked(s, h.TcpAddress, h.HttpAddress)
-	s.recallLocked()
-	c.mu.sessions[s.broker] = s // its work is assigned when it is seen to have joined
-	c.mu.Unlock()
 	c.cfg.Log.Info("broker joined", obs.KeyBroker, s.broker, obs.KeyInstance, s.instance,
 		obs.KeyAddress, h.TcpAddress, "mcap", h.Mcap, "topics", len(h.Topics))
 	if len(unknown) > 0 {
@@ -152,26 +84,39 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 	return s, nil
 }
 
-// missingLocked returns err, or catalog.ErrUnread, by which publishers stay where they
-// are, if it says that a topic is unknown that may be there all the same: a broker has
-// joined with it, or the catalog was empty and brokers have not had the time to.
-// Requires: mu held.
-func (c *Controller) missingLocked(topic string, err error) error {
-	if !errors.Is(err, catalog.ErrTopicUnknown) {
-		return err
+// enter makes a session its broker's, and returns the topics of its hello that are not known.
+func (c *Controller) enter(s *Session, h *srtmv1.BrokerHello) (unknown []string, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.closing {
+		return nil, ErrClosing
 	}
-	if elsewhere := c.Elsewhere(); elsewhere != nil && c.mu.cat.Len() == 0 {
-		return elsewhere // the leader knows whether that is all there is
+	if c.mu.next.Removed(h.BrokerId) && !h.Anew {
+		return nil, ErrRemoved
 	}
-	if c.mu.empty && (c.mu.settled.IsZero() || time.Now().Before(c.mu.settled)) {
-		return fmt.Errorf("topic %s: the store of this loaddistributor was empty, and brokers may come back with it: %w", topic, catalog.ErrUnread)
+	if _, err := c.mu.stage(catalog.BrokerJoined{
+		ID: h.BrokerId, Instance: h.Instance, TCPAddress: h.TcpAddress, HTTPAddress: h.HttpAddress,
+		Hostname: h.Hostname, Version: h.Version, Mcap: h.Mcap,
+	}); err != nil {
+		return nil, err
 	}
-	for _, s := range c.mu.sessions {
-		if s.unknown[topic] {
-			return fmt.Errorf("topic %s: broker %s holds it, and the store of this loaddistributor does not have it: %w", topic, s.broker, catalog.ErrUnread)
+	if c.mu.settled.IsZero() {
+		c.mu.settled = time.Now().Add(c.cfg.Grace)
+	}
+	for _, name := range h.Topics {
+		s.unprepared[name] = true
+		if _, known := c.mu.next.Topic(name); !known && !c.mu.next.LeftOn(name, h.BrokerId) {
+			s.unknown[name] = true
 		}
 	}
-	return err
+	if old := c.mu.sessions[s.broker]; old != nil {
+		old.end(ErrReplaced)
+	}
+	delete(c.mu.left, s.broker)
+	c.witness.vouch(s, h.TcpAddress, h.HttpAddress)
+	s.recall()
+	c.mu.sessions[s.broker] = s // its work is assigned when it is seen to have joined
+	return slices.Sorted(maps.Keys(s.unknown)), nil
 }
 
 // Leave ends a session; harmless for one that was replaced.
@@ -184,7 +129,7 @@ func (c *Controller) Leave(s *Session) {
 	delete(c.mu.sessions, s.broker)
 	c.mu.left[s.broker] = true
 	s.end(ErrBrokerGone)
-	c.examineLocked(s)
+	c.witness.examine(s)
 	_, err := c.mu.stage(catalog.BrokerLeft{ID: s.broker})
 	c.mu.Unlock()
 	_ = must("a session without a broker in the catalog", err) // the next controller finds it gone
@@ -204,149 +149,84 @@ func (s *Session) end(cause error) {
 	}
 }
 
-// answer never blocks: done has room.
-func (r *request) answer(broker string, err error) {
-	if r.done != nil {
-		r.done <- reconcile.Answered{Broker: broker, Err: err}
-	}
-}
-
 // Handle takes a message of the broker; an error ends the session.
 func (c *Controller) Handle(s *Session, m *srtmv1.BrokerMessage) error {
+	now := time.Now()
 	switch m := m.Message.(type) {
 	case *srtmv1.BrokerMessage_PrepareResult:
-		return c.result(s, m.PrepareResult)
+		var refused *request
+		err := c.mu.lockedFor(s, func() (err error) { refused, err = c.mu.result(s, m.PrepareResult, now); return err })
+		if refused != nil {
+			c.cfg.Log.Warn("broker refused", obs.KeyBroker, s.broker, obs.KeyTopic, refused.topic,
+				"remove", refused.remove, obs.KeyError, &RefusedError{m.PrepareResult.Error})
+		}
+		return err
 	case *srtmv1.BrokerMessage_Report:
-		return c.report(s, m.Report, time.Now())
+		if err := reports.Check(m.Report); err != nil {
+			return err
+		}
+		return c.mu.lockedFor(s, func() error { return c.mu.report(s, m.Report, now) })
 	case *srtmv1.BrokerMessage_Arrivals:
-		return c.arrivals(s, m.Arrivals, time.Now())
+		return c.mu.lockedFor(s, func() error { c.tuning.measure(s, m.Arrivals, now); return nil })
 	case *srtmv1.BrokerMessage_Records:
-		return c.records(s, m.Records)
+		parsed := readRecords(c.cfg.Log, s, m.Records)
+		return c.mu.lockedFor(s, func() error { c.mu.keep(s, parsed); return nil })
 	case *srtmv1.BrokerMessage_SeekResult:
-		c.sought(s, m.SeekResult)
-		return nil
+		return c.mu.lockedFor(s, func() error { s.sought(m.SeekResult); return nil })
 	case *srtmv1.BrokerMessage_Hello:
-		return &BadMessage{"hello", "a session has one hello"}
+		return &BadMessage{Field: "hello", Problem: "a session has one hello"}
 	}
 	return nil // of a later version, which must not count on us
 }
 
-func (c *Controller) result(s *Session, p *srtmv1.PrepareResult) error {
-	c.mu.Lock()
-	if c.mu.sessions[s.broker] != s {
-		c.mu.Unlock()
+// lockedFor calls f with the lock held, if the session is its broker's.
+func (st *state) lockedFor(s *Session, f func() error) error {
+	st.Lock()
+	defer st.Unlock()
+	if st.sessions[s.broker] != s {
 		return ErrReplaced
 	}
-	r := s.requests[p.Request]
-	if r == nil {
-		last := c.mu.requests
-		c.mu.Unlock()
-		if p.Request > last {
-			return &BadMessage{"prepare_result.request", fmt.Sprintf("%d was never asked", p.Request)}
-		}
-		return nil // late: it has been asked again
-	}
-	var failed, err error
-	switch {
-	case r.owners:
-		// The owner that asked decides what follows.
-		if p.Error != "" {
-			r.answer(s.broker, &RefusedError{p.Error})
-		} else {
-			r.answer(s.broker, nil)
-		}
-		delete(s.requests, p.Request)
-		c.mu.Unlock()
-		return nil
-	case p.Error != "":
-		failed = &RefusedError{p.Error}
-		r.answer(s.broker, failed)
-		// It stays, so that what is refused is not asked again at once.
-		r.done, r.sent = nil, time.Now()
-	case r.remove:
-		_, err = c.mu.stage(catalog.LeftoverRemoved{Topic: r.topic, Broker: s.broker})
-	case c.mu.next.Expects(r.topic, s.broker):
-		_, err = c.mu.stage(catalog.MemberPrepared{Topic: r.topic, Broker: s.broker})
-	}
-	if failed == nil {
-		r.answer(s.broker, nil)
-		delete(s.requests, p.Request)
-		delete(s.unprepared, r.topic)
-	}
-	c.mu.Unlock()
-	if err := must("result of a connected member refused", err); err != nil {
+	return f()
+}
+
+// report takes what a broker says of its topics.
+func (st *state) report(s *Session, r *srtmv1.BrokerReport, now time.Time) error {
+	news, err := s.reports.Take(r, now, func(topic string) bool { return st.next.Holds(topic, s.broker) })
+	if err != nil {
 		return err
 	}
-	if failed != nil {
-		c.cfg.Log.Warn("broker refused", obs.KeyBroker, s.broker, obs.KeyTopic, r.topic,
-			"remove", r.remove, obs.KeyError, failed)
+	for _, name := range news.Gone {
+		if delete(s.unprepared, name); st.next.Expects(name, s.broker) {
+			s.unprepared[name] = true
+		}
+	}
+	for _, name := range news.Unprepared {
+		s.unprepared[name] = true
+	}
+	for _, name := range news.Busy {
+		st.wakeTopic(name)
 	}
 	return nil
 }
 
-// expect numbers a request, which waits for its answer from then on.
-func (b *brokers) expect(s *Session, r request) (number uint64) {
-	b.requests++
-	s.requests[b.requests] = &r
-	return b.requests
+// reported is what a broker has reported; on a follower nothing.
+func (b *brokers) reported(id string) *reports.Broker {
+	if s := b.sessions[id]; s != nil {
+		return s.reports
+	}
+	return &reports.Broker{}
 }
 
-// ask sends a PrepareTopic. done gets the answer, or ErrBrokerGone; nil if no owner waits.
-func (st *state) ask(s *Session, topic string, prepare *catalog.Spec, done chan<- reconcile.Answered, now time.Time) {
-	contract := ContractProto(prepare)
-	order := &srtmv1.PrepareTopic{
-		Request: st.expect(s, request{topic: topic, sent: now, done: done}), Topic: topic, Channels: prepare.Channels,
-		Slo: contract.Slo, OverLimit: contract.OverLimit,
-		Pacing: Pacings.Number(prepare.Pacing), Durability: Durabilities.Number(prepare.Durability),
+// durability is that of the brokers; "": they differ, or there are none.
+func (b *brokers) durability() catalog.Durability {
+	var of catalog.Durability
+	first := true
+	// order: all are to be the same
+	for _, s := range b.sessions {
+		if !first && s.durability != of {
+			return ""
+		}
+		of, first = s.durability, false
 	}
-	for _, g := range prepare.Weighted() {
-		order.Weights = append(order.Weights, &srtmv1.PublisherGroup{Key: g.Name(), Count: int32(g.Count), Weight: uint32(g.Weight)})
-	}
-	if is, _ := st.next.Topic(topic); is.Created > 0 {
-		order.Identity = &srtmv1.TopicIdentity{Log: st.next.Log(), Created: is.Created}
-		order.DeletedBefore = st.next.LeftOn(topic, s.broker)
-	}
-	order.Record = st.text(st.next, topic)
-	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Prepare{Prepare: order}})
-}
-
-// remove sends a RemoveTopic, as ask does; unused: only if the topic is not used.
-func (b *brokers) remove(s *Session, topic string, unused bool, done chan<- reconcile.Answered, now time.Time) {
-	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Remove{Remove: &srtmv1.RemoveTopic{
-		Request: b.expect(s, request{topic: topic, remove: true, owners: unused, sent: now, done: done}), Topic: topic, IfUnused: unused,
-	}}})
-}
-
-// Values of the API's enumerations.
-var (
-	OverLimits = shareproto.Enum[srtmv1.OverLimitPolicy, catalog.OverLimit]{
-		srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_UNSPECIFIED: catalog.Delay,
-		srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_DELAY:       catalog.Delay,
-		srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT:      catalog.Reject,
-	}
-	Durabilities = shareproto.Enum[srtmv1.Durability, catalog.Durability]{
-		srtmv1.Durability_DURABILITY_UNSPECIFIED: "",
-		srtmv1.Durability_DURABILITY_MEMORY:      catalog.DurabilityMemory,
-		srtmv1.Durability_DURABILITY_FSYNC:       catalog.DurabilityFsync,
-		srtmv1.Durability_DURABILITY_REPLICATED:  catalog.DurabilityReplicated,
-	}
-	Pacings = shareproto.Enum[srtmv1.PacingMode, catalog.Pacing]{
-		srtmv1.PacingMode_PACING_MODE_UNSPECIFIED: "",
-		srtmv1.PacingMode_PACING_MODE_OFF:         catalog.PacingOff,
-		srtmv1.PacingMode_PACING_MODE_ADVISE:      catalog.PacingAdvise,
-		srtmv1.PacingMode_PACING_MODE_POLICE:      catalog.PacingPolice,
-	}
-)
-
-// HostPort splits an address that others dial.
-func HostPort(address string) (host string, port int, err error) {
-	host, text, err := net.SplitHostPort(address)
-	if err != nil || host == "" || len(address) > 300 {
-		return "", 0, fmt.Errorf("%.300q: want host:port", address)
-	}
-	n, err := strconv.ParseUint(text, 10, 16)
-	if err != nil || n == 0 {
-		return "", 0, fmt.Errorf("%.300q: want a port of 1 to 65535", address)
-	}
-	return host, int(n), nil
+	return of
 }

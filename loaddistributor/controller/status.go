@@ -2,7 +2,9 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -10,8 +12,8 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
-	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/reports"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 )
 
@@ -19,106 +21,144 @@ import (
 // it says nothing of the shares.
 const sharesTimeout = time.Second
 
+// reader answers what can be read, on a follower too. It is embedded for its exported
+// methods.
+type reader struct {
+	// Set once.
+	cfg     *Config
+	mu      *state
+	adaptor ledger
+}
+
 // Topic returns the topic of that name, or catalog.ErrTopicUnknown, ErrUnread.
-func (c *Controller) Topic(name string) (catalog.Topic, error) {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	if err := c.mu.ready(); err != nil {
+func (r *reader) Topic(name string) (catalog.Topic, error) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if err := r.mu.ready(); err != nil {
 		return catalog.Topic{}, err
 	}
-	topic, ok := c.mu.cat.Topic(name)
+	topic, ok := r.mu.cat.Topic(name)
 	if !ok {
-		return catalog.Topic{}, c.mu.deny(c.missingLocked(name, fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown)))
+		return catalog.Topic{}, r.mu.deny(r.missing(name, fmt.Errorf("topic %s: %w", name, catalog.ErrTopicUnknown)))
 	}
-	return c.mu.topics.see(name).condition.show(topic), nil
+	return r.mu.topics.see(name).condition.Show(topic), nil
+}
+
+// missing returns err, or catalog.ErrUnread, by which publishers stay where they
+// are, if it says that a topic is unknown that may be there all the same: a broker has
+// joined with it, or the catalog was empty and brokers have not had the time to.
+func (r *reader) missing(topic string, err error) error {
+	if !errors.Is(err, catalog.ErrTopicUnknown) {
+		return err
+	}
+	if elsewhere := r.mu.elsewhere(); elsewhere != nil && r.mu.cat.Len() == 0 {
+		return elsewhere // the leader knows whether that is all there is
+	}
+	if r.mu.empty && (r.mu.settled.IsZero() || time.Now().Before(r.mu.settled)) {
+		return fmt.Errorf("topic %s: the store of this loaddistributor was empty, and brokers may come back with it: %w", topic, catalog.ErrUnread)
+	}
+	for _, s := range r.mu.sessions {
+		if s.unknown[topic] {
+			return fmt.Errorf("topic %s: broker %s holds it, and the store of this loaddistributor does not have it: %w", topic, s.broker, catalog.ErrUnread)
+		}
+	}
+	return err
 }
 
 // Topics returns up to limit topics with names after the given one, by name.
-func (c *Controller) Topics(after string, limit int) []catalog.Topic {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	return c.mu.shown(c.mu.cat.Topics(after, limit))
+func (r *reader) Topics(after string, limit int) []catalog.Topic {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	topics := r.mu.cat.Topics(after, limit)
+	for i, topic := range topics {
+		topics[i] = r.mu.topics.see(topic.Spec.Name()).condition.Show(topic)
+	}
+	return topics
 }
 
-// each calls f with every topic, by name, as readers see it, and with mu held for reading,
-// for a few at a time: others may change, come and go meanwhile.
-func (c *Controller) each(f func(catalog.Topic)) {
-	for after, more := "", true; more; {
-		c.mu.RLock()
-		topics := c.mu.shown(c.mu.cat.Topics(after, judgeAtOnce))
-		for _, topic := range topics {
-			after = topic.Spec.Name()
-			f(topic)
-		}
-		c.mu.RUnlock()
-		more = len(topics) == judgeAtOnce
-	}
+// each calls f with every topic, by name, as readers see it, and with the lock held for
+// reading, for a few at a time: others may change, come and go meanwhile. Requires: the lock
+// is not held.
+func (st *state) each(f func(catalog.Topic)) {
+	st.inTurns(st.RLocker(), func(name string) (work int) {
+		topic, _ := st.cat.Topic(name)
+		f(st.topics.see(name).condition.Show(topic))
+		return quietPerBusy
+	})
 }
 
 // Brokers returns all known brokers, by id.
-func (c *Controller) Brokers() []catalog.Broker {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	return c.mu.cat.Brokers()
+func (r *reader) Brokers() []catalog.Broker {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.mu.cat.Brokers()
+}
+
+// Offered is what a broker's newest report says that clients sent to it, msg/s.
+func (r *reader) Offered(broker string) float64 {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.mu.reported(broker).Offered()
 }
 
 // Status returns what is measured of the topic, and the shares in force.
-func (c *Controller) Status(ctx context.Context, topic catalog.Topic) *srtmv1.TopicStatus {
+func (r *reader) Status(ctx context.Context, topic catalog.Topic) *srtmv1.TopicStatus {
 	name := topic.Spec.Name()
-	held, err := c.adaptor.shares(ctx, name, sharesTimeout)
+	held, err := r.adaptor.shares(ctx, name, sharesTimeout)
 	if err != nil {
-		c.cfg.Log.Debug("status without shares", obs.KeyTopic, name, obs.KeyError, err)
+		r.cfg.Log.Debug("status without shares", obs.KeyTopic, name, obs.KeyError, err)
 	}
 
 	now := time.Now()
-	from := now.Add(-c.cfg.Window)
-	status := &srtmv1.TopicStatus{Window: durationpb.New(c.cfg.Window)}
-	var pooled merge
-	pooled.sum.Topic = name
-	c.mu.RLock()
-	if own := c.mu.topics.see(name).owner; own != nil {
+	from := now.Add(-r.cfg.Window)
+	status := &srtmv1.TopicStatus{Window: durationpb.New(r.cfg.Window)}
+	var pooled reports.Sum
+	r.mu.RLock()
+	if own := r.mu.topics.see(name).owner; own != nil {
 		status.Moving = own.waiting
 	}
-	moves := c.mu.topics.see(name).moves
+	moves := r.mu.topics.see(name).moves
 	status.Moves, _ = moves.page(0, shownMoves)
-	if f := c.mu.tuner.Status(name, now); f.Step != "" {
+	if f := r.mu.tuner.Status(name, now); f.Step != "" {
 		status.Fitting, status.Fit = f.Step, fitProto(f)
 	}
-	reports := make([][]received, len(topic.Plan.Quotas)) // they are immutable
+	said := make([][]reports.Report, len(topic.Plan.Quotas)) // they are immutable
 	for i, q := range topic.Plan.Quotas {
-		if f := c.mu.reports(name, q.Broker); f != nil {
-			reports[i] = append(reports[i], f.within(from)...)
+		if t := r.mu.reported(q.Broker).Topic(name); t != nil {
+			said[i] = slices.Clone(t.Within(from))
 		}
 	}
-	c.mu.RUnlock()
+	r.mu.RUnlock()
 	var counts []tuner.Count
 	for i, q := range topic.Plan.Quotas {
 		b := &srtmv1.BrokerTopicStatus{BrokerId: q.Broker}
 		if m := held[q.Broker]; m.GetAcknowledgedEpoch() > 0 {
 			b.Share, b.Epoch = m.Acknowledged, m.AcknowledgedEpoch
 		}
-		if n := len(reports[i]); n > 0 {
-			var sum merge
-			for _, r := range reports[i] {
-				sum.inTime(r.stats)
+		if n := len(said[i]); n > 0 {
+			var sum reports.Sum
+			for _, one := range said[i] {
+				sum.InTime(one.Stats)
 			}
-			b.Last, b.Window = reports[i][n-1].stats, sum.stats()
-			b.P99AccessFraction = sum.tail.fraction()
-			pooled.beside(b.Window)
+			b.Last = said[i][n-1].Stats
+			b.Window, b.P99AccessFraction = sum.Stats()
+			pooled.Beside(b.Window)
 			counts = append(counts, tuner.Count{Part: q.Broker, Delivered: b.Window.Delivered, Exceeded: b.Window.Exceeded})
 		}
 		status.Brokers = append(status.Brokers, b)
 	}
-	status.Pooled, status.P99AccessFraction = pooled.stats(), pooled.tail.fraction()
-	c.mu.RLock()
-	v := c.mu.judged(topic, counts)
-	if d := c.mu.topics.see(name).condition; d != nil && d.refused()+uint64(d.stranded) > 0 {
-		status.Unaccepted, status.PublishersWithoutBroker = d.refused(), uint32(d.stranded)
-		if d.stranded > 0 {
-			status.WithoutBrokerSince = timestamppb.New(d.since)
+	status.Pooled, status.P99AccessFraction = pooled.Stats()
+	status.Pooled.Topic = name
+	r.mu.RLock()
+	d := r.mu.topics.see(name).condition
+	v := d.Judge(topic, counts)
+	if d != nil && d.Refused()+uint64(d.Stranded) > 0 {
+		status.Unaccepted, status.PublishersWithoutBroker = d.Refused(), uint32(d.Stranded)
+		if d.Stranded > 0 {
+			status.WithoutBrokerSince = timestamppb.New(d.Since)
 		}
 	}
-	c.mu.RUnlock()
+	r.mu.RUnlock()
 	if v.Judged {
 		status.ExceedFraction = v.Fraction
 		if met := v.Decision == tuner.Within; met || v.Decision == tuner.Beyond {
@@ -126,39 +166,6 @@ func (c *Controller) Status(ctx context.Context, topic catalog.Topic) *srtmv1.To
 		}
 	}
 	return status
-}
-
-func fitProto(f tuner.Status) *srtmv1.Fit {
-	p := &srtmv1.Fit{Ended: f.Ended, Fitted: f.Fitted}
-	for _, r := range f.Rounds {
-		p.Rounds = append(p.Rounds, &srtmv1.FitRounds{K: uint32(r.K), Rounds: uint32(r.Rounds)})
-	}
-	for _, t := range f.Trials {
-		trial := &srtmv1.FitTrial{
-			Began: timestamppb.New(t.Began), Delivered: t.Delivered, Exceeded: t.Exceeded, Confidence: t.Confidence, Verdict: t.Verdict,
-			Quantile: durationpb.New(t.Quantile),
-		}
-		if t.Forecast >= 0 {
-			trial.Forecast = &t.Forecast
-		}
-		for _, q := range t.Quotas {
-			trial.Quotas = append(trial.Quotas, &srtmv1.BrokerQuota{BrokerId: q.Broker, Rate: q.Rate, Publishers: uint32(len(q.Publishers)), Share: shareproto.To(q.Share)})
-		}
-		p.Trials = append(p.Trials, trial)
-	}
-	if f.Began {
-		p.Took = durationpb.New(f.Took)
-	}
-	return p
-}
-
-// ContractProto returns what a topic was sold.
-func ContractProto(s *catalog.Spec) *srtmv1.Contract {
-	return &srtmv1.Contract{
-		RateMilli: s.Demand.RateMilli, Burst: s.Demand.Burst,
-		Slo:       &srtmv1.Slo{Quantile: s.SLO.Quantile, Latency: durationpb.New(s.SLO.Latency)},
-		OverLimit: OverLimits.Number(s.OverLimit),
-	}
 }
 
 // State is what /debug/state shows of the controller.
@@ -179,12 +186,12 @@ type TopicState struct {
 }
 
 // State returns a copy of the controller's state, without publishers.
-func (c *Controller) State() State {
-	s := State{Brokers: c.Nodes(), Topics: []TopicState{}}
-	c.mu.RLock()
-	s.Version = c.mu.cat.Version()
-	c.mu.RUnlock()
-	c.each(func(topic catalog.Topic) {
+func (r *reader) State() State {
+	s := State{Brokers: r.Nodes(), Topics: []TopicState{}}
+	r.mu.RLock()
+	s.Version = r.mu.cat.Version()
+	r.mu.RUnlock()
+	r.mu.each(func(topic catalog.Topic) {
 		shown := TopicState{
 			Name: topic.Spec.Name(), State: topic.State.String(), Reason: topic.Reason,
 			Policy: topic.Plan.Policy, Epoch: topic.Placement.Epoch(), Brokers: topic.Plan.Brokers(),

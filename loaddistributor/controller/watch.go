@@ -51,14 +51,14 @@ func (st *state) wakeWatchers(topic string) {
 
 // Resolve says where a publisher belongs: catalog.ErrTopicUnknown,
 // ErrPublisherUnknown, ErrUnplaced, ErrNotActive or ErrUnread otherwise.
-func (c *Controller) Resolve(topic, publisher string) (catalog.Assignment, error) {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	if err := c.mu.ready(); err != nil {
+func (r *reader) Resolve(topic, publisher string) (catalog.Assignment, error) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if err := r.mu.ready(); err != nil {
 		return catalog.Assignment{}, err
 	}
-	a, err := c.mu.cat.Resolve(topic, publisher)
-	return a, c.mu.deny(c.missingLocked(topic, err))
+	a, err := r.mu.cat.Resolve(topic, publisher)
+	return a, r.mu.deny(r.missing(topic, err))
 }
 
 // Watch calls send with the present assignments of the named publishers, all
@@ -66,41 +66,41 @@ func (c *Controller) Resolve(topic, publisher string) (catalog.Assignment, error
 // deleted (catalog.ErrTopicUnknown), ctx ends or send fails. A slow send delays
 // no other; it is then told what has become of it, not every step.
 // Requires: the names are distinct.
-func (c *Controller) Watch(ctx context.Context, topic string, publishers []string, send func(Change) error) error {
+func (r *reader) Watch(ctx context.Context, topic string, publishers []string, send func(Change) error) error {
 	w := &watcher{publishers: publishers, wake: make(chan struct{}, 1)}
-	c.mu.Lock()
-	if err := c.mu.ready(); err != nil {
-		c.mu.Unlock()
+	r.mu.Lock()
+	if err := r.mu.ready(); err != nil {
+		r.mu.Unlock()
 		return err
 	}
-	first, known := c.mu.cat.Topic(topic)
+	first, known := r.mu.cat.Topic(topic)
 	var err error
 	switch {
 	case !known:
-		err = c.mu.deny(c.missingLocked(topic, fmt.Errorf("topic %s: %w", topic, catalog.ErrTopicUnknown)))
+		err = r.mu.deny(r.missing(topic, fmt.Errorf("topic %s: %w", topic, catalog.ErrTopicUnknown)))
 	case first.State == catalog.Preparing || first.State == catalog.Deleting:
 		err = fmt.Errorf("topic %s is %v: %w", topic, first.State, catalog.ErrNotActive)
-	case c.mu.cut && len(publishers) > 0: // only the next stream can tell who is unknown
+	case r.mu.cut && len(publishers) > 0: // only the next stream can tell who is unknown
 		publishers = slices.DeleteFunc(slices.Clone(publishers), func(id string) bool { return first.Placement.Of(id).Unknown })
 		if len(publishers) == 0 {
 			err = catalog.ErrUnread
 		}
 	}
 	if err != nil {
-		c.mu.Unlock()
+		r.mu.Unlock()
 		return err
 	}
-	l := c.mu.topics.at(topic)
+	l := r.mu.topics.at(topic)
 	if l.watchers == nil {
 		l.watchers = map[*watcher]struct{}{}
 	}
 	l.watchers[w] = struct{}{}
-	ending := c.mu.ending
-	c.mu.Unlock()
+	ending := r.mu.ending
+	r.mu.Unlock()
 	defer func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		delete(c.mu.topics.at(topic).watchers, w)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.mu.topics.at(topic).watchers, w)
 	}()
 
 	var told *catalog.Placement
@@ -118,9 +118,9 @@ func (c *Controller) Watch(ctx context.Context, topic string, publishers []strin
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		c.mu.RLock()
-		now, known = c.mu.cat.Topic(topic)
-		c.mu.RUnlock()
+		r.mu.RLock()
+		now, known = r.mu.cat.Topic(topic)
+		r.mu.RUnlock()
 		if !known || now.State == catalog.Deleting || now.Ordered != first.Ordered {
 			return fmt.Errorf("topic %s was deleted: %w", topic, catalog.ErrTopicUnknown)
 		}

@@ -60,7 +60,7 @@ var domain = map[string]struct {
 	"controller.BrokerError":      {&controller.BrokerError{Broker: "b", Cause: controller.ErrNoAnswer}, codes.Unavailable, ReasonBrokerFailed},
 	"controller.RefusedError":     {&controller.RefusedError{Text: "t"}, codes.Unavailable, ReasonBrokerFailed},
 	"controller.AdaptorError":     {&controller.AdaptorError{Cause: status.Error(codes.FailedPrecondition, "no")}, codes.Unavailable, ReasonAdaptorFailed},
-	"controller.BadMessage":       {&controller.BadMessage{Field: "f", Problem: "p"}, codes.InvalidArgument, ReasonBadRequest},
+	"reports.Fault":               {&controller.BadMessage{Field: "f", Problem: "p"}, codes.InvalidArgument, ReasonBadRequest},
 	"placement.FieldError":        {placement.FieldErrors{{Field: "rate", Problem: "p"}}, codes.InvalidArgument, ReasonBadRequest},
 	"placement.FieldErrors":       {placement.FieldErrors{{Field: "rate", Problem: "p"}}, codes.InvalidArgument, ReasonBadRequest},
 	"placement.Infeasible":        {&placement.Infeasible{Bound: "rcap", Need: 2, Have: 1}, codes.ResourceExhausted, ReasonInfeasible},
@@ -71,7 +71,7 @@ var domain = map[string]struct {
 func TestEveryDomainErrorHasACode(t *testing.T) {
 	root := testkit.Root(t)
 	declared := 0
-	for _, dir := range []string{"loaddistributor/catalog", "loaddistributor/controller", "loaddistributor/placement", "internal/bidi"} {
+	for _, dir := range []string{"loaddistributor/catalog", "loaddistributor/controller", "loaddistributor/placement", "loaddistributor/reports", "internal/bidi"} {
 		for _, name := range exportedErrors(t, filepath.Join(root, dir)) {
 			declared++
 			if _, ok := domain[name]; !ok {

@@ -5,66 +5,48 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
 
-// noteBrokers keeps what the adaptor, whose memory is not durable, knows of brokers
-// that are gone, and tells it when it has forgotten. Not at once after a start: one
-// that lives calls by then, and one that has a session is not forgotten.
-func (c *Controller) noteBrokers(ctx context.Context, shares *srtmv1.ListSharesResponse) {
-	awaited, holds, strict := map[string]bool{}, map[string]bool{}, map[string]bool{}
-	for _, t := range shares.Topics {
-		for _, id := range t.Awaited {
-			awaited[id] = true
-		}
-		for _, m := range t.Members {
-			if m.Connected {
-				holds[m.BrokerId], strict[m.BrokerId] = true, m.Policy == srtmv1.LeasePolicy_LEASE_POLICY_STRICT
-			}
-		}
-	}
-	now := time.Now()
-	var forget []string
-	c.mu.Lock()
-	for _, b := range c.mu.next.Brokers() {
-		note := catalog.BrokerNoted{ID: b.ID, Forgotten: b.Forgotten || !b.Connected && slices.Contains(shares.Freed, b.ID), Strict: b.Strict}
-		if holds[b.ID] {
-			note.Forgotten, note.Strict = false, strict[b.ID]
-		}
-		if note.Forgotten != b.Forgotten || note.Strict != b.Strict {
-			_, err := c.mu.stage(note)
-			_ = must("note on broker "+b.ID, err) // the next comparison finds it again
-		}
-		if at, away := c.mu.away[b.ID]; b.Forgotten && awaited[b.ID] && away && now.Sub(at) >= c.cfg.EvacuateAfter {
-			forget = append(forget, b.ID)
-		}
-	}
-	c.mu.Unlock()
-	for _, id := range forget {
-		if _, err := c.adaptor.ForgetBroker(ctx, &srtmv1.ForgetBrokerRequest{BrokerId: id}); err != nil {
-			c.cfg.Log.Warn("the adaptor waits for a broker that was forgotten", obs.KeyBroker, id, obs.KeyError, err)
-		}
-	}
+// Calibrate gives a broker an mcap, msg/s, that stands over the one it says hello
+// with; 0 ends that. catalog.ErrBrokerUnknown if there is none.
+func (c *Controller) Calibrate(id string, mcap int64) (catalog.Broker, error) {
+	return c.setBroker(id, catalog.BrokerCalibrated{ID: id, Mcap: mcap})
 }
 
-// strictOf returns those of the brokers that are known to be strict.
-func (c *Controller) strictOf(ids []string) (strict []string) {
+// setBroker commits an event of a broker and returns the broker.
+func (c *Controller) setBroker(id string, e catalog.Event) (catalog.Broker, error) {
+	if err := c.mu.following(); err != nil {
+		return catalog.Broker{}, err
+	}
+	if err := c.mu.commit(e); err != nil {
+		return catalog.Broker{}, err
+	}
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	for _, id := range ids {
-		if b, _ := c.mu.next.Broker(id); b.Strict {
-			strict = append(strict, id)
-		}
+	b, _ := c.mu.cat.Broker(id)
+	return b, nil
+}
+
+// Drain has nothing new placed on a broker, and what it has moved away, forced at
+// any cost (srtmv1.DrainBrokerRequest); not on ends that. It returns at once.
+// catalog.ErrBrokerUnknown if there is none.
+func (c *Controller) Drain(ctx context.Context, id string, on, forced bool) (catalog.Broker, error) {
+	b, err := c.setBroker(id, catalog.BrokerDraining{ID: id, Draining: on, Forced: forced})
+	if err == nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.mu.drainers[id] = secure.Caller(ctx)
 	}
-	return strict
+	return b, err
 }
 
 // RemoveBroker takes the caller's word that a broker is dead: it is none of the
@@ -72,7 +54,7 @@ func (c *Controller) strictOf(ids []string) (strict []string) {
 // topics of which it may have had messages. Errors: catalog.ErrBrokerUnknown,
 // ErrBrokerConnected, ErrBrokerInUse; *AdaptorError.
 func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtmv1.FreedShare, left []string, err error) {
-	if err := c.following(); err != nil {
+	if err := c.mu.following(); err != nil {
 		return nil, nil, err
 	}
 	c.mu.Lock()
@@ -80,8 +62,8 @@ func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtm
 		c.mu.Unlock()
 		return nil, nil, ErrClosing
 	}
-	c.work.Add(1)
-	defer c.work.Done()
+	c.mu.work.Add(1)
+	defer c.mu.work.Done()
 	b, known := c.mu.next.Broker(id)
 	var placed []string
 	for _, name := range c.mu.next.Placed(id) {
@@ -116,11 +98,11 @@ func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtm
 	for _, name := range left {
 		// If it was deleted meanwhile, or the broker is back, nothing is done.
 		op := operation{name: name, target: reconcile.Target{Retire: id, Dead: true}}
-		if err := c.request(ctx, op); err != nil {
+		if err := c.owners.request(ctx, op); err != nil {
 			return nil, nil, err
 		}
 	}
-	if err := c.commit(catalog.BrokerRemoved{ID: id}); err != nil {
+	if err := c.mu.commit(catalog.BrokerRemoved{ID: id}); err != nil {
 		return nil, nil, err
 	}
 	c.mu.Lock()

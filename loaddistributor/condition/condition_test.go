@@ -1,0 +1,93 @@
+package condition
+
+import (
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/loaddistributor/reports"
+	"github.com/srtm-io/srtm/loaddistributor/tuner"
+)
+
+// active returns a topic of 100 msg/s and a burst of 10 from 10 publishers, on broker b.
+func active(t *testing.T) catalog.Topic {
+	t.Helper()
+	cat := catalog.New()
+	apply := func(e catalog.Event) {
+		t.Helper()
+		_, err := cat.Apply(e)
+		testkit.Must(t, err)
+	}
+	apply(catalog.BrokerJoined{ID: "b", Instance: "one", Mcap: 100})
+	spec := &catalog.Spec{
+		Demand: placement.Demand{Topic: "t", Rate: 100, RateMilli: 100_000, Burst: 10, Groups: []placement.Group{{Key: "g", Count: 10, Rate: 10}}},
+		SLO:    catalog.SLO{Quantile: 0.99, Latency: 5 * time.Millisecond}, Policy: placement.SRTM, ShareRule: "static",
+	}
+	plan, err := placement.Place(spec.Policy, cat.Snapshot(), spec.Demand, nil)
+	testkit.Must(t, err)
+	placed, err := catalog.NewTopicPlaced(spec, plan, "")
+	testkit.Must(t, err)
+	apply(placed)
+	apply(catalog.MemberPrepared{Topic: "t", Broker: "b"})
+	apply(catalog.TopicActivated{Topic: "t"})
+	topic, _ := cat.Topic("t")
+	return topic
+}
+
+func TestWhatIsFound(t *testing.T) {
+	topic, now := active(t), time.Now()
+	for _, test := range []struct {
+		name     string
+		says     *srtmv1.TopicStats // every second; nil: nothing
+		gone     bool
+		decision tuner.Decision
+		shown    catalog.State
+	}{
+		{name: "nothing comes", says: &srtmv1.TopicStats{}, shown: catalog.Active},
+		{name: "all is in time", says: &srtmv1.TopicStats{Offered: 100, Delivered: 100}, decision: tuner.Within, shown: catalog.Active},
+		{name: "a tenth is late", says: &srtmv1.TopicStats{Offered: 100, Delivered: 100, Exceeded: 10}, decision: tuner.Beyond, shown: catalog.Degraded},
+		{name: "all is late, and too much", says: &srtmv1.TopicStats{Offered: 200, Delivered: 100, Exceeded: 100}, shown: catalog.Degraded},
+		{name: "the broker is gone", gone: true, decision: tuner.Beyond, shown: catalog.Degraded},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			d, broker, now := New(), reports.NewBroker(time.Second, 10*time.Second), now
+			by := Evidence{
+				Reported: func(string) *reports.Topic { return broker.Topic("t") },
+				Gone:     func(string) bool { return test.gone },
+				Window:   10 * time.Second,
+			}
+			var changes []catalog.StateChanged
+			for range 30 {
+				now = now.Add(time.Second)
+				if test.says != nil {
+					test.says.Topic, test.says.Interval = "t", durationpb.New(time.Second)
+					_, err := broker.Take(&srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{test.says}}, now, func(string) bool { return true })
+					testkit.Must(t, err)
+				}
+				changes = append(changes, d.Look(topic, by, now)...)
+			}
+			if got := d.Verdict(topic, by, now).Decision; got != test.decision {
+				t.Errorf("the verdict is %v, want %v", got, test.decision)
+			}
+			if got := d.Show(topic); got.State != test.shown {
+				t.Errorf("it is shown as %v (%s), want %v", got.State, got.Reason, test.shown)
+			}
+			if is := len(changes) > 0; is != (test.shown == catalog.Degraded) {
+				t.Errorf("changes are %+v", changes)
+			}
+		})
+	}
+}
+
+func TestNumbersForPeople(t *testing.T) {
+	for x, want := range map[float64]string{0: "0", 999: "999", 1475: "1,475", 1_234_567.8: "1,234,568"} {
+		if got := thousands(x); got != want {
+			t.Errorf("%v is %q, want %q", x, got, want)
+		}
+	}
+}

@@ -1,0 +1,277 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/reconcile"
+)
+
+// change is an operation that is carried out.
+type change struct {
+	*owners
+	op    operation
+	own   *owner
+	began time.Time
+
+	planned bool                    // what was wanted is known
+	answers chan reconcile.Answered // of the brokers that were asked last
+}
+
+// run hands the topic's machine what has happened and carries out what that wants, until
+// the change is over.
+func (c *change) run() error {
+	c.mu.Lock()
+	is, _ := c.mu.next.Topic(c.op.name)
+	ending := c.mu.ending
+	c.mu.Unlock()
+	c.op.target.Plan = c.op.decide != nil
+	cancelled := c.op.ctx.Done()
+	m := reconcile.New(c.op.name, is, c.op.target, reconcile.Limits{Answer: c.cfg.PrepareTimeout, Consumers: c.cfg.ConsumerWait})
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	events := []reconcile.Event{reconcile.Begun{}}
+	for {
+		for len(events) > 0 {
+			effects := m.Step(events[0], time.Now())
+			events = events[1:]
+			for _, effect := range effects {
+				if event := c.do(effect); event != nil {
+					events = append(events, event)
+				}
+			}
+		}
+		if m.Over() {
+			err := m.Err()
+			if err != nil && c.planned && c.op.creation == nil {
+				c.cfg.Log.Warn("topic not moved", obs.KeyTopic, c.op.name, obs.KeyReason, c.op.cause.why, obs.KeyError, err)
+			}
+			return err
+		}
+		c.mu.Lock()
+		c.own.waiting = m.Waiting()
+		c.mu.Unlock()
+		if due := m.Due(); !due.IsZero() {
+			timer.Reset(time.Until(due))
+		}
+		select {
+		case a := <-c.answers: // what has been answered counts, however late it is
+			events = append(events, a)
+			continue
+		default:
+		}
+		select {
+		case a := <-c.answers:
+			events = append(events, a)
+		case <-timer.C:
+			events = append(events, reconcile.Tick{})
+		case <-cancelled:
+			cancelled = nil
+			events = append(events, reconcile.Cancelled{Cause: context.Cause(c.op.ctx)})
+		case <-ending:
+			ending = nil
+			events = append(events, reconcile.Closing{})
+		}
+	}
+}
+
+// do carries out what the machine wants, and returns what has come of it; nil: that is for
+// brokers to answer, or nothing comes of it.
+func (c *change) do(effect reconcile.Effect) reconcile.Event {
+	name := c.op.name
+	switch effect := effect.(type) {
+	case reconcile.Plan:
+		_, end := c.span(c.op.ctx, "plan")
+		p := c.planner.plan(c.op.ctx, name, c.op.decide)
+		end(p.Err)
+		c.planned = p.Err == nil
+		return p
+	case reconcile.Prepare:
+		c.op.creation.progress(Progress{Message: "creating the topic on " + strings.Join(effect.Brokers, ", ")})
+		c.ask(effect.Brokers, func(s *Session, r request) { c.mu.prepare(s, r, effect.Spec) })
+	case reconcile.Remove:
+		c.ask(effect.Brokers, func(s *Session, r request) { c.mu.remove(s, r, effect.Unused) })
+	case reconcile.TakeOver:
+		c.ask([]string{effect.Broker}, func(s *Session, r request) { c.mu.takeOver(s, r, effect.From) })
+	case reconcile.Grant:
+		c.op.creation.progress(Progress{Message: "granting the shares"})
+		_, end := c.span(c.op.ctx, "grant shares")
+		granted := c.grant(effect)
+		end(granted.Err)
+		return granted
+	case reconcile.Drop:
+		return reconcile.Granted{Err: c.adaptor.drop(name)}
+	case reconcile.LookShares:
+		shares, _ := c.adaptor.shares(context.Background(), name, sharesTimeout) // none, if it does not answer
+		maps.DeleteFunc(shares, func(_ string, m *srtmv1.MemberShare) bool { return m.Acknowledged.GetRateMilli() == 0 })
+		return reconcile.Shares{Held: slices.Collect(maps.Keys(shares))}
+	case reconcile.LookConsumers:
+		return c.consumers(effect)
+	case reconcile.Nudge:
+		c.nudge(effect)
+	case reconcile.Write:
+		return c.write(effect.Event)
+	case reconcile.Moved:
+		c.moved(effect.From, effect.To)
+	case reconcile.Note:
+		c.note(effect)
+	}
+	return nil
+}
+
+// ask has brokers asked for the same.
+func (c *change) ask(brokers []string, send func(*Session, request)) {
+	c.answers = make(chan reconcile.Answered, len(brokers))
+	now := time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, id := range brokers {
+		if s := c.mu.sessions[id]; s != nil {
+			send(s, request{topic: c.op.name, sent: now, done: c.answers})
+		} else {
+			c.answers <- reconcile.Answered{Broker: id, Err: ErrBrokerGone}
+		}
+	}
+}
+
+// grant sets a contract at the adaptor; while the adaptor is away it tries again.
+func (c *change) grant(g reconcile.Grant) reconcile.Granted {
+	c.mu.Lock()
+	req, err := c.mu.contractRequest(g.Spec, g.Plan, g.Retiring)
+	c.mu.Unlock()
+	if err != nil {
+		return reconcile.Granted{Err: err}
+	}
+	req.Update, req.Adopt = g.Update, g.Adopt
+	err = c.adaptor.set(c.op.ctx, req)
+	c.mu.Lock()
+	if l := c.mu.topics.at(c.op.name); err != nil {
+		l.turns = nil // to be told again
+	} else if !g.Adopt { // by which brokers keep what they hold
+		l.unsynced = false
+	}
+	c.mu.Unlock()
+	granted := reconcile.Granted{Err: err}
+	for _, m := range req.Members {
+		granted.Members = append(granted.Members, m.BrokerId)
+	}
+	return granted
+}
+
+// consumers looks who reads a topic that moves.
+func (c *change) consumers(look reconcile.LookConsumers) reconcile.Consumers {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	read := map[string][]string{}
+	for _, id := range slices.Concat(look.Plan.Brokers(), look.Fresh, look.Other) {
+		if t := c.mu.reported(id).Topic(c.op.name); t != nil {
+			read[id] = t.Read
+		}
+	}
+	return reconcile.Consumers{
+		Read:  read,
+		Shown: !slices.ContainsFunc(look.Fresh, func(id string) bool { return !c.mu.cat.Shows(c.op.name, id) }),
+		Away:  !c.mu.planned(look.Plan),
+	}
+}
+
+// nudge has consumers look for the topic again.
+func (c *change) nudge(n reconcile.Nudge) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	if s := c.mu.sessions[n.Broker]; s != nil {
+		s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Nudge{
+			Nudge: &srtmv1.NudgeConsumers{Topic: c.op.name, Channels: n.Channels},
+		}})
+	}
+}
+
+// write makes an event durable.
+func (c *change) write(e catalog.Event) reconcile.Written {
+	c.mu.Lock()
+	var t ticket
+	var err error
+	before, _ := c.mu.next.Topic(c.op.name)
+	_, activates := e.(catalog.TopicActivated)
+	if err = context.Cause(c.op.ctx); err == nil || !activates { // no caller waits for it any more
+		t, err = c.mu.stage(e)
+	}
+	c.mu.Unlock()
+	if err == nil {
+		err = t.wait()
+	}
+	switch e.(type) {
+	case catalog.TopicRemoved, catalog.TopicMoveAborted, catalog.MemberRetired:
+		err = must("what has been done about "+c.op.name, err)
+	}
+	if err != nil {
+		return reconcile.Written{Err: err, Halted: errors.Is(err, ErrNotCommitted)}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch e := e.(type) {
+	case catalog.TopicMoveAborted:
+		c.mu.topics.at(c.op.name).unsynced = true // until the adaptor is told
+	case catalog.MemberRetired:
+		c.cfg.Log.Info("topic gone from broker", obs.KeyTopic, c.op.name, obs.KeyBroker, e.Broker)
+	case catalog.TopicRemoved:
+		c.removed(before, e.Left)
+	}
+	topic, _ := c.mu.next.Topic(c.op.name)
+	return reconcile.Written{Topic: topic}
+}
+
+// removed forgets what is known of a topic, and what sessions have, but for brokers that it
+// was left on: a name that is used again starts with reports of its own.
+func (c *change) removed(topic catalog.Topic, left []string) {
+	name, holders := topic.Spec.Name(), topic.Holders()
+	l := c.mu.topics.at(name)
+	if l.profile != nil {
+		close(l.profile.gone)
+	}
+	*l = live{owner: l.owner, creating: l.creating, watchers: l.watchers}
+	for id, s := range c.mu.sessions {
+		if slices.Contains(holders, id) && !slices.Contains(left, id) {
+			s.reports.Forget(name)
+		}
+		delete(s.kept, name)
+		delete(s.unknown, name) // what it may hold of that name has been deleted, too
+	}
+}
+
+// moved has those told who are concerned: brokers, and people.
+func (c *change) moved(from, to catalog.Topic) {
+	publishers := c.disconnect(from.Placement, to.Placement)
+	trace.SpanFromContext(c.op.ctx).SetAttributes(attribute.Int("publishers", publishers), attribute.Int64(obs.KeyEpoch, int64(to.Placement.Epoch())))
+	c.cfg.Log.Info("topic moved", obs.KeyTopic, c.op.name, obs.KeyReason, c.op.cause.why, "publishers", publishers, obs.KeyEpoch, to.Placement.Epoch(),
+		"brokers", to.Plan.K, "retiring", len(to.Retiring), obs.KeyDuration, time.Since(c.began))
+}
+
+// note writes to the log.
+func (c *change) note(n reconcile.Note) {
+	args := []any{obs.KeyTopic, c.op.name}
+	if n.Broker != "" {
+		args = append(args, obs.KeyBroker, n.Broker)
+	}
+	if n.Names != nil {
+		args = append(args, "names", n.Names)
+	}
+	if n.Err != nil {
+		args = append(args, obs.KeyError, n.Err)
+	}
+	if n.Warn {
+		c.cfg.Log.Warn(n.Text, args...)
+	} else {
+		c.cfg.Log.Info(n.Text, args...)
+	}
+}

@@ -1,0 +1,82 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+)
+
+// dumps is a journal that counts them.
+type dumps struct{ n atomic.Int64 }
+
+func (d *dumps) Append(context.Context, uint64, []catalog.Event) error { return nil }
+func (d *dumps) Compact(context.Context, catalog.Dump) error           { d.n.Add(1); return nil }
+func (d *dumps) Lost() <-chan struct{}                                 { return nil }
+
+// The store is dumped after so many publishers, too, and not for changes that name none.
+func TestDumpsComeByTheWeightOfEvents(t *testing.T) {
+	c, journal := idle(t, 1), &dumps{}
+	stop, ended := make(chan struct{}), make(chan error, 1)
+	commits := &committer{c.mu, journal, slog.New(slog.DiscardHandler), prometheus.NewCounter(prometheus.CounterOpts{})}
+	go func() { ended <- commits.run(stop) }()
+	defer func() {
+		close(stop)
+		testkit.Must(t, <-ended)
+	}()
+	// change commits another specification of the topic; whole: that is kept as such.
+	change := func(to func(*placement.Demand), whole bool) {
+		t.Helper()
+		c.mu.RLock()
+		topic, _ := c.mu.next.Topic("t0")
+		brokers := c.mu.next.SnapshotFor("t0")
+		c.mu.RUnlock()
+		spec := *topic.Spec
+		spec.Demand.Publishers = slices.Clone(spec.Demand.Publishers)
+		to(&spec.Demand)
+		plan, err := placement.Place(spec.Policy, brokers, spec.Demand, nil)
+		testkit.Must(t, err)
+		moving, err := catalog.NewTopicChanging(topic, &spec, plan)
+		testkit.Must(t, err)
+		if kept := moving.Change() == nil; kept != whole {
+			t.Fatalf("kept whole is %v, want %v", kept, whole)
+		}
+		testkit.Must(t, c.mu.commit(moving))
+		testkit.Must(t, c.mu.commit(catalog.TopicMoved{Topic: "t0"}))
+	}
+	const publishers = 10_000
+	home := c.mu.cat.Topics("", 1)[0].Plan.Quotas[0].Broker
+	testkit.Must(t, c.mu.commit(catalog.BrokerJoined{ID: home, Instance: home, Mcap: publishers}))
+	testkit.Must(t, c.mu.commit(catalog.MemberPrepared{Topic: "t0", Broker: home}))
+	change(func(d *placement.Demand) {
+		d.Rate, d.RateMilli, d.Groups = publishers, 1000*publishers, nil
+		for i := range publishers {
+			d.Publishers = append(d.Publishers, placement.Publisher{ID: fmt.Sprint("p", i), Rate: 1})
+		}
+	}, true)
+	before := journal.n.Load()
+	for i := range 31 {
+		change(func(d *placement.Demand) { d.Burst = int64(20 + i) }, false)
+	}
+	if got := journal.n.Load() - before; got != 0 {
+		t.Errorf("%d dumps after 31 small changes", got)
+	}
+	for i := range 31 {
+		change(func(d *placement.Demand) {
+			for p := range d.Publishers {
+				d.Publishers[p].Batch = 1 + i%2
+			}
+		}, true)
+	}
+	if got := journal.n.Load() - before; got != 1 {
+		t.Errorf("%d dumps of what weighs 31 times 334 and a few, want 1", got)
+	}
+}

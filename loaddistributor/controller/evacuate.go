@@ -1,0 +1,225 @@
+package controller
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/loaddistributor/reconcile"
+)
+
+// DefaultEvacuateAfter is how long a broker may be away before its publishers
+// are placed elsewhere.
+const DefaultEvacuateAfter = 3 * time.Second
+
+// returnWithin is how long brokers may take to call a loaddistributor that has started:
+// the longest pause between two attempts of an agent.
+const returnWithin = 8 * time.Second
+
+// moveRetry is how long a topic that could not be moved away from a broker is
+// left alone.
+const moveRetry = 5 * time.Second
+
+// mover moves topics by itself: away from brokers that drain or are gone, and publishers to
+// a place that have none. look, settle and forced take the lock, the other methods require
+// that it is held.
+type mover struct {
+	// Set once.
+	mu     *state
+	owners *owners
+}
+
+// look moves topics away from brokers that drain or have been away for too long, and retires
+// those that have been emptied.
+func (m *mover) look(now time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, b := range m.mu.cat.Brokers() {
+		names := m.mu.cat.Retiring(b.ID)
+		if m.leaves(b, now) {
+			names = m.mu.cat.Placed(b.ID)
+		}
+		for _, name := range names {
+			topic, _ := m.mu.cat.Topic(name)
+			if !topic.Open() || m.mu.owned(name) { // of two brokers of one topic, one after the other
+				continue
+			}
+			if op, due := m.due(topic, b, now); due {
+				m.owners.want(op)
+			}
+		}
+	}
+	for _, name := range m.mu.wanting {
+		if l := m.mu.topics[name]; l != nil && now.After(l.retry) {
+			l.retry, l.stays = time.Time{}, nil // it need not leave any more
+		}
+	}
+}
+
+// leaves reports whether topics are to leave a broker, and notes since when it is away.
+func (m *mover) leaves(b catalog.Broker, now time.Time) bool {
+	if !b.Draining {
+		delete(m.mu.drainers, b.ID)
+	}
+	switch since, away := m.mu.away[b.ID]; {
+	case b.Connected:
+		delete(m.mu.away, b.ID)
+	case !away:
+		m.mu.away[b.ID] = now
+	case now.Sub(since) >= m.mu.cfg.EvacuateAfter:
+		return true
+	}
+	return b.Draining
+}
+
+// due is what is to be done now, if anything is, about a topic on a broker that it has left
+// or is to leave.
+func (m *mover) due(topic catalog.Topic, b catalog.Broker, now time.Time) (op operation, due bool) {
+	name := topic.Spec.Name()
+	if !slices.Contains(topic.Retiring, b.ID) {
+		l := m.mu.topics.at(name)
+		if now.Before(l.retry) {
+			return operation{}, false
+		}
+		l.retry = now.Add(moveRetry)
+		return m.leave(name, b), true
+	}
+	taker := m.taker(topic, b, now)
+	switch {
+	case taker != "":
+		m.takes(name, b.ID, taker)
+		return operation{name: name, target: reconcile.Target{Retire: b.ID, By: taker}}, true
+	case m.emptied(topic, b.ID, now):
+		return m.retire(name, b.ID, false), true
+	case m.mu.untaken(topic, b, now):
+		return m.retire(name, b.ID, true), true
+	}
+	m.linger(topic, b.ID, now)
+	return operation{name: name, target: reconcile.Target{Shared: true}}, m.mu.takesTurns(topic)
+}
+
+// emptied reports whether a broker that the topic moved away from has nothing of it, by a
+// report of after the move.
+func (m *mover) emptied(topic catalog.Topic, id string, now time.Time) bool {
+	s := m.mu.sessions[id]
+	if s == nil || s.reports.Count() < 2 {
+		return false
+	}
+	name := topic.Spec.Name()
+	if !s.reports.Has(name) {
+		return true // it lists all it has
+	}
+	t := s.reports.Topic(name)
+	if t == nil {
+		return false
+	}
+	last := t.Newest()
+	// An interval without anything, so that what was on its way when the
+	// connections ended has been counted.
+	r := last.Stats
+	return r.Backlog == 0 && r.Depth == 0 && r.Publishers == 0 && r.Offered == 0 && r.Delivered == 0 &&
+		now.Sub(last.At) <= m.mu.cfg.Window
+}
+
+// linger has a broker that the topic moved away from told again if publishers are still
+// connected there.
+func (m *mover) linger(topic catalog.Topic, id string, now time.Time) {
+	name := topic.Spec.Name()
+	t, l := m.mu.reported(id).Topic(name), m.mu.topics.at(name)
+	if t == nil || t.Newest().Stats.Publishers == 0 ||
+		slices.ContainsFunc(l.reminders, func(r reminder) bool { return r.broker == id }) {
+		return
+	}
+	ids := make([]string, topic.Placement.Len())
+	for i := range ids {
+		ids[i] = topic.Placement.At(i).Publisher
+	}
+	l.reminders = append(l.reminders, reminder{id, ids, now.Add(remindAfter)})
+}
+
+// retire has an emptied broker remove the topic, unless something has come since its
+// report, over HTTP say: then it stays, to be asked again; forced, whatever it holds. After
+// a crash in the middle the broker does not list the topic any more, which is as good as a
+// report of nothing.
+func (m *mover) retire(name, id string, forced bool) operation {
+	if t := m.mu.reported(id).Topic(name); forced && t != nil {
+		last := t.Newest().Stats
+		m.mu.cfg.Log.Warn("messages that no consumer takes are lost with a drain by force", obs.KeyTopic, name, obs.KeyBroker, id, obs.KeyCount, last.Depth+last.Backlog)
+	}
+	return operation{name: name, target: reconcile.Target{Retire: id, Forced: forced}}
+}
+
+// leave moves a topic to where it may be, because of one broker.
+func (m *mover) leave(name string, because catalog.Broker) operation {
+	why := cause{reason: srtmv1.MoveReason_MOVE_REASON_CRASH, why: "broker " + because.ID + " is gone"}
+	if because.Draining {
+		why = cause{srtmv1.MoveReason_MOVE_REASON_DRAIN, "broker " + because.ID + " drains", m.mu.drainers[because.ID]}
+	}
+	op := moving(name, why, func(p planning) (*catalog.Spec, placement.Plan, error) {
+		if !slices.ContainsFunc(p.topic.Plan.Quotas, func(q placement.Quota) bool {
+			return !slices.ContainsFunc(p.brokers, func(b placement.Broker) bool { return b.ID == q.Broker })
+		}) {
+			return nil, placement.Plan{}, reconcile.ErrSettled // it is back
+		}
+		plan, err := p.replaceAsWide(p.topic.Spec, nil)
+		if errors.As(err, new(*placement.Infeasible)) && m.forced(p.topic) {
+			plan, err = p.overcommitted(p.topic.Spec)
+		}
+		return p.topic.Spec, plan, err
+	})
+	op.end = func(err error) {
+		m.mu.Lock()
+		m.mu.topics.at(name).stays = err
+		m.mu.Unlock()
+		if errors.As(err, new(*placement.Infeasible)) {
+			m.mu.cfg.Log.Warn("topic stays on a broker that drains or is gone", obs.KeyTopic, name, obs.KeyError, err)
+		}
+	}
+	return op
+}
+
+// forced reports whether a broker of the topic is drained by force.
+func (m *mover) forced(topic catalog.Topic) bool {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return slices.ContainsFunc(topic.Plan.Quotas, func(q placement.Quota) bool {
+		b, _ := m.mu.next.Broker(q.Broker)
+		return b.Forced
+	})
+}
+
+// settle gives a place to publishers that a fit has left without one: at its end,
+// when something came between, or because another controller led. They go where
+// their rates fit, on the brokers that carry the topic if they can: better late
+// than silent for ever.
+func (m *mover) settle(now time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, name := range m.mu.wanting {
+		l := m.mu.topics[name]
+		if l == nil || l.owner != nil || now.Before(l.retry) || l.condition == nil || l.condition.Stranded == 0 {
+			continue
+		}
+		topic, _ := m.mu.cat.Topic(name)
+		fit := m.mu.tuner.Status(name, now)
+		if !topic.Open() || topic.Placement.Unplaced() == 0 || fit.Running {
+			continue
+		}
+		l.retry = now.Add(moveRetry)
+		why := cause{reason: srtmv1.MoveReason_MOVE_REASON_TAKE_OVER, why: "publishers have no place"}
+		if fit.Step != "" { // the fit was ours
+			why.reason = srtmv1.MoveReason_MOVE_REASON_FIT
+		}
+		m.owners.want(moving(name, why, func(p planning) (*catalog.Spec, placement.Plan, error) {
+			if p.topic.Placement.Unplaced() == 0 {
+				return nil, placement.Plan{}, reconcile.ErrSettled
+			}
+			plan, err := p.replaceAsWide(p.topic.Spec, nil)
+			return p.topic.Spec, plan, err
+		}))
+	}
+}

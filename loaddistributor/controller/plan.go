@@ -1,0 +1,187 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/loaddistributor/reconcile"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// planner makes plans, one at a time, so that they do not overtake each other; brokers may
+// come and go meanwhile, which the commit notices.
+type planner struct {
+	mu *state // set once
+
+	// turn is held from the snapshot to the commit of a plan, and taken before mu.
+	turn sync.Mutex
+	rng  *rand.Rand // guarded by turn
+}
+
+// planning is what a plan is made from: the topic as it is decided, the brokers of the
+// catalog's SnapshotFor, and the planner's turn.
+type planning struct {
+	topic   catalog.Topic // without a Spec: it is not there
+	brokers []placement.Broker
+	rng     *rand.Rand
+	mu      *state // not held
+}
+
+// decide makes the event that a plan begins with.
+type decide func(planning) (catalog.Event, error)
+
+// placeAttempts bounds how often a plan is made again because brokers came or left
+// between the snapshot and the commit.
+const placeAttempts = 8
+
+// plan decides and commits where a topic goes. No caller waits for it any more when ctx ends.
+func (p *planner) plan(ctx context.Context, name string, decide decide) reconcile.Planned {
+	p.turn.Lock()
+	defer p.turn.Unlock()
+	for range placeAttempts {
+		if err := context.Cause(ctx); err != nil {
+			return reconcile.Planned{Err: err}
+		}
+		p.mu.RLock()
+		topic, _ := p.mu.next.Topic(name)
+		brokers := p.mu.without(p.mu.next.SnapshotFor(name), topic)
+		told := slices.Contains(p.mu.next.LeftoverContracts(), name)
+		p.mu.RUnlock()
+		event, err := decide(planning{topic, brokers, p.rng, p.mu})
+		if err == nil {
+			err = p.mu.commit(event)
+		}
+		if errors.As(err, new(*catalog.PlanError)) {
+			continue
+		}
+		if err != nil {
+			return reconcile.Planned{Err: err}
+		}
+		p.mu.RLock()
+		defer p.mu.RUnlock()
+		topic, _ = p.mu.next.Topic(name)
+		if topic.Next == nil {
+			return reconcile.Planned{Topic: topic, Lack: topic.Plan.Brokers(), Told: told}
+		}
+		return reconcile.Planned{Topic: topic, Lack: p.mu.next.NextUnprepared(name)}
+	}
+	return reconcile.Planned{Err: ErrUnsteady}
+}
+
+// afford refuses a contract that is more than the present one and too much for its tenant.
+func (p planning) afford(spec *catalog.Spec) error {
+	if p.topic.Spec != nil && spec.Demand.RateMilli <= p.topic.Spec.Demand.RateMilli {
+		return nil
+	}
+	return p.mu.checkTenant(spec)
+}
+
+// connected reports whether all brokers of the topic's plan are.
+func (p planning) connected() bool {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return p.mu.planned(p.topic.Plan)
+}
+
+// replace plans the topic anew with little movement. at says where publishers are that it
+// does not know.
+func (p planning) replace(spec *catalog.Spec, at map[string]string) (placement.Plan, error) {
+	return placement.Replace(spec.Policy, p.brokers, p.topic.Plan, func(publisher string) string {
+		if i, ok := p.topic.Placement.Index(publisher); ok {
+			return p.topic.Placement.At(i).Broker
+		}
+		return at[publisher]
+	}, spec.Demand, p.rng)
+}
+
+// replaceAsWide is replace on as many brokers as the topic has, where that can be, for a
+// fit may have found that it needs them.
+func (p planning) replaceAsWide(spec *catalog.Spec, at map[string]string) (placement.Plan, error) {
+	wide := *spec
+	wide.Demand.AtLeast = min(p.topic.Plan.K, len(p.brokers))
+	plan, err := p.replace(&wide, at)
+	if errors.As(err, new(*placement.Infeasible)) {
+		return p.replace(spec, at)
+	}
+	return plan, err
+}
+
+// overcommitted is replaceAsWide with more and more capacity beyond what the brokers have,
+// all by the same factor, until there is a plan. Requires: an *Infeasible for what they have.
+func (p planning) overcommitted(spec *catalog.Spec) (placement.Plan, error) {
+	p.brokers = slices.Clone(p.brokers)
+	for {
+		most := int64(0)
+		for i := range p.brokers {
+			b := &p.brokers[i]
+			b.Mcap += b.Mcap/4 + 1
+			most = max(most, b.Mcap)
+		}
+		plan, err := p.replaceAsWide(spec, nil)
+		var infeasible *placement.Infeasible
+		if !errors.As(err, &infeasible) || infeasible.Bound != "rcap" && infeasible.Bound != "brokers" || most == 0 || most > 1<<40 {
+			return plan, err
+		}
+	}
+}
+
+// Plan returns how Create would place a topic now, but for what its policy draws at
+// random, and does nothing. Its errors are Create's.
+func (c *Controller) Plan(spec *catalog.Spec) (placement.Plan, error) {
+	if err := c.mu.following(); err != nil {
+		return placement.Plan{}, err
+	}
+	c.mu.RLock()
+	taken := c.mu.taken(spec.Name())
+	brokers := c.mu.next.SnapshotFor(spec.Name())
+	c.mu.RUnlock()
+	if taken != nil {
+		return placement.Plan{}, taken
+	}
+	if err := c.mu.checkTenant(spec); err != nil {
+		return placement.Plan{}, err
+	}
+	return placement.Place(spec.Policy, brokers, spec.Demand, rand.New(rand.NewPCG(1, 1)))
+}
+
+// taken says whether a topic cannot be created since there is one of the name. One that is
+// being deleted is gone before the creation, which holds the name, begins.
+func (st *state) taken(name string) error {
+	if t, known := st.next.Topic(name); known && t.State != catalog.Deleting || st.topics.see(name).creating != nil {
+		return fmt.Errorf("topic %s: %w", name, catalog.ErrTopicExists)
+	}
+	return nil
+}
+
+// checkTenant refuses a contract that is too much for its tenant; unless it is a planner's
+// turn, that may change at once. Requires: the lock is not held.
+func (st *state) checkTenant(spec *catalog.Spec) error {
+	limit, limited := st.cfg.TenantRates[spec.Tenant]
+	if !limited {
+		limit, limited = st.cfg.TenantRates["*"]
+	}
+	if !limited || spec.Tenant == "" {
+		return nil
+	}
+	st.RLock()
+	held := tokenbucket.Rate(st.next.TenantRate(spec.Tenant, spec.Name()))
+	st.RUnlock()
+	if want := tokenbucket.Rate(spec.Demand.RateMilli); held+want > limit {
+		return &QuotaError{Tenant: spec.Tenant, Problem: fmt.Sprintf("%v msg/s beside the %v msg/s of its other topics are more than %v msg/s", want, held, limit)}
+	}
+	return nil
+}
+
+// planned reports whether all brokers of a plan are connected.
+func (p *pipeline) planned(plan placement.Plan) bool {
+	return !slices.ContainsFunc(plan.Quotas, func(q placement.Quota) bool {
+		b, _ := p.next.Broker(q.Broker)
+		return !b.Connected
+	})
+}

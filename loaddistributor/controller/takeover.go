@@ -1,0 +1,82 @@
+package controller
+
+import (
+	"slices"
+	"time"
+
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+)
+
+// What a broker had of a replicated topic is not lost with it: another broker, which is asked
+// in turn, takes it over.
+
+// takers is how long one broker is asked to take a topic over before it is another's turn.
+const takersTurn = 30 * time.Second
+
+// taker returns the broker that is to take over what one that is gone, or may be, has of a
+// replicated topic; "": none, or not now.
+func (m *mover) taker(topic catalog.Topic, gone catalog.Broker, now time.Time) string {
+	if topic.Spec.Durability != catalog.DurabilityReplicated || m.mu.cfg.TakeOverAfter < 0 {
+		return ""
+	}
+	since, away := m.mu.away[gone.ID]
+	switch s := m.mu.sessions[gone.ID]; {
+	case s != nil: // back without the topic: another has begun to take it over
+		if s.has(topic.Spec.Name()) {
+			return ""
+		}
+	case !away || now.Sub(since) < m.mu.cfg.TakeOverAfter:
+		return ""
+	}
+	var able []string
+	for _, id := range topic.Plan.Brokers() {
+		if s := m.mu.sessions[id]; s != nil && s.durability == catalog.DurabilityReplicated {
+			able = append(able, id)
+		}
+	}
+	if len(able) == 0 || m.unfinished(topic, gone.ID) {
+		return ""
+	}
+	return able[int(now.Sub(since)/takersTurn)%len(able)]
+}
+
+// taking is a take-over that a broker was asked for, of what one had that is away since then.
+type taking struct {
+	by   string
+	away time.Time
+}
+
+// takes notes that a broker is asked to take over what another had.
+func (m *mover) takes(topic, gone, by string) {
+	l := m.mu.topics.at(topic)
+	if l.taking == nil {
+		l.taking = map[string]taking{}
+	}
+	l.taking[gone] = taking{by, m.mu.away[gone]}
+}
+
+// unfinished reports whether who was to take over what a broker had, and may have got the
+// beginning of it, is gone itself: then that is taken over first, so that what each
+// publisher sent stays in order.
+func (m *mover) unfinished(topic catalog.Topic, gone string) bool {
+	t := m.mu.topics.see(topic.Spec.Name()).taking[gone]
+	return t.by != "" && t.away.Equal(m.mu.away[gone]) && m.mu.sessions[t.by] == nil && slices.Contains(topic.Holders(), t.by)
+}
+
+// has reports whether the broker has the topic, or may.
+func (s *Session) has(topic string) bool {
+	return s.reports.Count() < 2 || s.reports.Has(topic)
+}
+
+// without leaves out brokers whose part of a replicated topic is to be taken over: until
+// then, they cannot have it anew.
+func (st *state) without(brokers []placement.Broker, topic catalog.Topic) []placement.Broker {
+	if topic.Spec == nil || topic.Spec.Durability != catalog.DurabilityReplicated {
+		return brokers
+	}
+	return slices.DeleteFunc(brokers, func(b placement.Broker) bool {
+		s := st.sessions[b.ID]
+		return slices.Contains(topic.Retiring, b.ID) && (s == nil || !s.has(topic.Spec.Name()))
+	})
+}

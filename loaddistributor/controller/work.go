@@ -1,0 +1,167 @@
+package controller
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/reconcile"
+)
+
+// What a broker is asked to do: by the owner of a topic, which waits for the answer, or
+// because it is seen not to have what the catalog says.
+
+// request is a PrepareTopic, RemoveTopic or TakeOver that is not answered yet.
+type request struct {
+	topic  string
+	remove bool
+	// Only the owner that waits is concerned: a refusal is an answer like another.
+	owners bool
+	sent   time.Time
+	// For the owner that waits; room for the one answer. nil: none waits.
+	done chan<- reconcile.Answered
+}
+
+// answer never blocks: done has room.
+func (r *request) answer(broker string, err error) {
+	if r.done != nil {
+		r.done <- reconcile.Answered{Broker: broker, Err: err}
+	}
+}
+
+// assignWork asks every broker for what it should have done and is not known
+// to have.
+func (c *Controller) assignWork(now time.Time) {
+	c.mu.RLock()
+	sessions := slices.Collect(maps.Values(c.mu.sessions))
+	c.mu.RUnlock()
+	for _, s := range sessions {
+		c.mu.Lock()
+		if c.mu.sessions[s.broker] == s {
+			c.mu.assign(s, now)
+		}
+		c.mu.Unlock()
+	}
+}
+
+// assign asks for what is not asked already; an answer that is overdue is asked for again.
+func (st *state) assign(s *Session, now time.Time) {
+	if s.done == st.cat.Version() && len(s.requests)+len(s.unprepared) == 0 {
+		return
+	}
+	type work struct {
+		topic  string
+		remove bool
+	}
+	asked := map[work]bool{}
+	for number, r := range s.requests {
+		if now.Sub(r.sent) < st.cfg.PrepareTimeout {
+			asked[work{r.topic, r.remove}] = true
+		} else {
+			r.answer(s.broker, ErrNoAnswer)
+			delete(s.requests, number)
+		}
+	}
+	remove, prepare := st.cat.Work(s.broker)
+	if s.done = 0; len(remove)+len(prepare) == 0 {
+		s.done = st.cat.Version()
+	}
+	for _, name := range remove {
+		if !asked[work{name, true}] && !st.owned(name) {
+			st.remove(s, request{topic: name, sent: now}, false)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.unprepared)) {
+		topic, known := st.cat.Topic(name)
+		if !known || st.owned(name) || slices.Contains(prepare, name) {
+			continue
+		}
+		// It retires, and has to deliver what it has; or it gave up what another took over, or
+		// its topic was created there anew.
+		if s.reports.Has(name) && slices.Contains(topic.Retiring, s.broker) || st.next.Expects(name, s.broker) {
+			prepare = append(prepare, name)
+		}
+	}
+	for _, name := range prepare {
+		if topic, _ := st.cat.Topic(name); !asked[work{name, false}] {
+			st.prepare(s, request{topic: name, sent: now}, topic.Spec)
+		}
+	}
+}
+
+// expect numbers a request, which waits for its answer from then on.
+func (b *brokers) expect(s *Session, r request) (number uint64) {
+	b.requests++
+	s.requests[b.requests] = &r
+	return b.requests
+}
+
+// prepare sends a PrepareTopic.
+func (st *state) prepare(s *Session, r request, spec *catalog.Spec) {
+	contract := ContractProto(spec)
+	order := &srtmv1.PrepareTopic{
+		Request: st.expect(s, r), Topic: r.topic, Channels: spec.Channels,
+		Slo: contract.Slo, OverLimit: contract.OverLimit,
+		Pacing: Pacings.Number(spec.Pacing), Durability: Durabilities.Number(spec.Durability),
+	}
+	for _, g := range spec.Weighted() {
+		order.Weights = append(order.Weights, &srtmv1.PublisherGroup{Key: g.Name(), Count: int32(g.Count), Weight: uint32(g.Weight)})
+	}
+	if is, _ := st.next.Topic(r.topic); is.Created > 0 {
+		order.Identity = &srtmv1.TopicIdentity{Log: st.next.Log(), Created: is.Created}
+		order.DeletedBefore = st.next.LeftOn(r.topic, s.broker)
+	}
+	order.Record = st.text(st.next, r.topic)
+	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Prepare{Prepare: order}})
+}
+
+// remove sends a RemoveTopic; unused: only if the topic is not used.
+func (b *brokers) remove(s *Session, r request, unused bool) {
+	r.remove, r.owners = true, unused
+	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Remove{Remove: &srtmv1.RemoveTopic{
+		Request: b.expect(s, r), Topic: r.topic, IfUnused: unused,
+	}}})
+}
+
+// takeOver has the broker take over what another had of a topic.
+func (b *brokers) takeOver(s *Session, r request, from string) {
+	r.owners = true
+	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_TakeOver{TakeOver: &srtmv1.TakeOver{
+		Request: b.expect(s, r), Topic: r.topic, FromBrokerId: from,
+	}}})
+}
+
+// result takes a broker's answer. refused is what it does not do, unless who asked decides
+// what follows.
+func (st *state) result(s *Session, p *srtmv1.PrepareResult, now time.Time) (refused *request, err error) {
+	r := s.requests[p.Request]
+	switch {
+	case r == nil && p.Request > st.requests:
+		return nil, &BadMessage{Field: "prepare_result.request", Problem: fmt.Sprintf("%d was never asked", p.Request)}
+	case r == nil:
+		return nil, nil // late: it has been asked again
+	case p.Error != "":
+		r.answer(s.broker, &RefusedError{p.Error})
+	default:
+		r.answer(s.broker, nil)
+	}
+	if p.Error != "" && !r.owners {
+		r.done, r.sent = nil, now // it stays, so that what is refused is not asked again at once
+		return r, nil
+	}
+	delete(s.requests, p.Request)
+	if r.owners {
+		return nil, nil
+	}
+	delete(s.unprepared, r.topic)
+	switch {
+	case r.remove:
+		_, err = st.stage(catalog.LeftoverRemoved{Topic: r.topic, Broker: s.broker})
+	case st.next.Expects(r.topic, s.broker):
+		_, err = st.stage(catalog.MemberPrepared{Topic: r.topic, Broker: s.broker})
+	}
+	return nil, must("result of a connected member refused", err)
+}

@@ -1,0 +1,125 @@
+package reports
+
+import (
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
+)
+
+// Sum is a TopicStats being summed up. Histograms are added bucket by
+// bucket; quantiles are left to the reader of the sum.
+type Sum struct {
+	sum                          srtmv1.TopicStats
+	interval                     time.Duration
+	access, processing, consumer []uint64 // by bucket
+	tail                         Tail
+}
+
+// Tail is what is needed to say what fraction of the p99 is access delay.
+type Tail struct {
+	delivery []uint64  // by bucket
+	access   []float64 // by bucket of delivery; as long
+	unknown  bool      // for some of delivery
+}
+
+// Add requires that t was checked.
+func (l *Tail) Add(t *srtmv1.TopicStats) {
+	l.delivery = addBuckets(l.delivery, t.Delivery)
+	l.access = append(l.access, make([]float64, len(l.delivery)-len(l.access))...)
+	if len(t.DeliveryAccess) == 0 && len(t.Delivery.GetIndex()) > 0 {
+		l.unknown = true
+		return
+	}
+	for i, sum := range t.DeliveryAccess {
+		l.access[t.Delivery.Index[i]] += sum
+	}
+}
+
+// Fraction is TopicStatus.p99_access_fraction; nil: it is not known.
+func (l *Tail) Fraction() *float64 {
+	if l.unknown {
+		return nil
+	}
+	mean, ok := obs.MeanInTail(0.99, l.delivery, l.access)
+	if !ok {
+		return nil
+	}
+	return &mean
+}
+
+// InTime adds the next interval of one broker: levels are the newest.
+func (m *Sum) InTime(t *srtmv1.TopicStats) {
+	m.counts(t)
+	m.interval += t.Interval.AsDuration()
+	m.sum.Backlog, m.sum.Depth = t.Backlog, t.Depth
+	m.sum.Publishers, m.sum.Subscribers = t.Publishers, t.Subscribers
+	m.sum.Channels = t.Channels
+}
+
+// Beside adds what another broker did in the same time: levels add up. The
+// largest backlog is that of one broker, for backlogs of different moments
+// have no sum.
+func (m *Sum) Beside(t *srtmv1.TopicStats) {
+	m.counts(t)
+	m.interval = max(m.interval, t.Interval.AsDuration())
+	m.sum.Backlog += t.Backlog
+	m.sum.Depth += t.Depth
+	m.sum.Publishers += t.Publishers
+	m.sum.Subscribers += t.Subscribers
+}
+
+func (m *Sum) counts(t *srtmv1.TopicStats) {
+	m.sum.Topic = t.Topic
+	m.sum.Offered += t.Offered
+	m.sum.Released += t.Released
+	m.sum.Delivered += t.Delivered
+	m.sum.Exceeded += t.Exceeded
+	m.sum.Refused += t.Refused
+	m.sum.MaxBacklog = max(m.sum.MaxBacklog, t.MaxBacklog)
+	m.access = addBuckets(m.access, t.Access)
+	m.processing = addBuckets(m.processing, t.Processing)
+	m.consumer = addBuckets(m.consumer, t.Consumer)
+	m.tail.Add(t)
+}
+
+// addBuckets requires that h was checked: its indices are those of the layout.
+func addBuckets(sum []uint64, h *srtmv1.Histogram) []uint64 {
+	if n := len(h.GetIndex()); n > 0 {
+		if last := int(h.Index[n-1]); last >= len(sum) {
+			sum = append(sum, make([]uint64, last+1-len(sum))...)
+		}
+	}
+	for i, index := range h.GetIndex() {
+		sum[index] += h.Count[i]
+	}
+	return sum
+}
+
+func buckets(sum []uint64) *srtmv1.Histogram {
+	h := obs.NewLatency().Proto() // for the layout
+	for i, n := range sum {
+		if n > 0 {
+			h.Index = append(h.Index, uint32(i))
+			h.Count = append(h.Count, n)
+		}
+	}
+	return h
+}
+
+// Stats is what it has come to, and the fraction of its p99 that is access delay; nil: that
+// is not known.
+func (m *Sum) Stats() (*srtmv1.TopicStats, *float64) {
+	m.sum.Interval = durationpb.New(m.interval)
+	m.sum.Access, m.sum.Processing, m.sum.Delivery = buckets(m.access), buckets(m.processing), buckets(m.tail.delivery)
+	m.sum.Consumer = buckets(m.consumer)
+	if !m.tail.unknown {
+		m.sum.DeliveryAccess = m.sum.DeliveryAccess[:0]
+		for _, index := range m.sum.Delivery.Index {
+			m.sum.DeliveryAccess = append(m.sum.DeliveryAccess, m.tail.access[index])
+		}
+	}
+	return &m.sum, m.tail.Fraction()
+}
