@@ -67,7 +67,7 @@ func newNetwork(t *testing.T, rules []rule.Rule) *network {
 	return n
 }
 
-// add starts a daemon that is sure of nobody but by certificate and MAC key, as all beyond
+// add starts a daemon that is sure of its peers only by certificate and MAC key, as all beyond
 // loopback are. It saves nothing while a test lasts: what another knows was replicated.
 func (n *network) add(authority *testkit.Authority, macKey string) *machine {
 	t := n.t
@@ -265,7 +265,7 @@ func TestThreeServersApart(t *testing.T) {
 // replicated and unheard are what an owner admits before it is cut off, and at once after.
 const replicated, unheard = 300, 50
 
-// isCutOff cuts machine i off, which owns all. Nobody has asked for the key.
+// isCutOff cuts machine i off, which owns all. No client has asked for the key.
 func (n *network) isCutOff(i int, key string) {
 	const strict = "strict"
 	t := n.t
@@ -277,7 +277,7 @@ func (n *network) isCutOff(i int, key string) {
 	n.plug(owner, "island")
 	n.ask(owner, strict, capacity-replicated) // admitted while it is sure, if this machine is quick
 	n.take(owner, key, unheard)
-	n.ask(third, key, 1) // as likely as not nobody answers
+	n.ask(third, key, 1) // it may well have no answer
 	localtest.WaitFor(t, "the follower takes over", func() bool { return n.owns(heir) })
 	if held := n.state(third).Partitions; held != 0 {
 		t.Errorf("a server that does not follow the owner took over %d partitions", held)

@@ -255,7 +255,7 @@ func (c *Client) watch(m *membership) {
 		case errors.Is(err, errMembership), c.ctx.Err() != nil:
 			continue
 		case errors.Is(err, ErrUnknown):
-			c.dismiss(m, err)
+			c.vanished(m, err)
 		}
 		c.log.Warn("watching a topic failed", "topic", m.topic, "error", err)
 		// It may be created again.
@@ -281,8 +281,8 @@ func (c *Client) dispatch(m *membership, assignments []*srtmv1.Assignment) {
 	}
 }
 
-// dismiss tells the publishers of a topic that it is gone.
-func (c *Client) dismiss(m *membership, err error) {
+// vanished tells the publishers of a topic that it is gone.
+func (c *Client) vanished(m *membership, err error) {
 	c.mu.Lock()
 	all := slices.Collect(maps.Values(m.publishers))
 	c.mu.Unlock()

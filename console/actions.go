@@ -129,7 +129,7 @@ func (c *Console) act(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	_, _ = w.Write([]byte(out)) // the reader is gone; no one is left to tell
+	_, _ = w.Write([]byte(out)) // the reader is gone
 }
 
 // told logs what was done, and by whom.

@@ -167,7 +167,7 @@ type client struct {
 	Messages  uint64 `json:"message_count"`
 }
 
-// stats asks a broker for its figures, of one topic and channel, or all.
+// stats asks a broker for its stats, of one topic and channel, or all.
 func (c *Console) stats(ctx context.Context, address, topic, channel string, clients bool) (s brokerStats, err error) {
 	q := url.Values{"format": {"json"}, "include_mem": {"false"}, "include_clients": {strconv.FormatBool(clients)}}
 	if topic != "" {

@@ -220,7 +220,7 @@ func (c *Console) show(w http.ResponseWriter, r *http.Request, status int, v vie
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(status)
-	_, _ = w.Write([]byte(all)) // the reader is gone; no one is left to tell
+	_, _ = w.Write([]byte(all)) // the reader is gone
 }
 
 // render executes a template, whose output is safe HTML.

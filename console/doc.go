@@ -5,7 +5,7 @@
 //
 // console.go has what it is made of, guard.go who may see and do what, watch.go what it
 // asks of the cluster and keeps, pages.go and its neighbours a function for each page,
-// live.go the streams that keep pages up to date. What a topic's figures mean is in
+// live.go the streams that keep pages up to date. What a topic's stats mean is in
 // package why, the last hour in package history. Pages are html/template
 // (templates/), scripts and styles are in assets/: nothing is fetched from elsewhere.
 package console

@@ -200,5 +200,5 @@ func (c *Console) samples(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(text) // the reader is gone; no one is left to tell
+	_, _ = w.Write(text) // the reader is gone
 }

@@ -66,9 +66,9 @@ func (s *Server) join(ctx context.Context) error {
 	return s.readOwners(ctx)
 }
 
-// tend renews the lease, takes what silent members owned, and hands over what is to
+// reconcile renews the lease, takes what silent members owned, and hands over what is to
 // move.
-func (s *Server) tend(ctx context.Context) {
+func (s *Server) reconcile(ctx context.Context) {
 	ticker := time.NewTicker(s.cfg.Renew)
 	defer ticker.Stop()
 	for {

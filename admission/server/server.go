@@ -105,7 +105,7 @@ type Server struct {
 
 	saving  sync.Mutex // guards me; held where credits or owners are written
 	me      store.Member
-	since   map[store.Member]mono.Time // owned by tend, as what follows: see watch
+	since   map[store.Member]mono.Time // owned by reconcile, as what follows: see watch
 	looked  mono.Time                  // when members were last read
 	members []store.Member             // as of then
 	frozen  bool                       // by a hand-over of which it is not known what came
@@ -258,7 +258,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	working.Go(func() { s.follow(work) })
 	working.Go(func() { s.checkpoints(work) })
-	working.Go(func() { s.tend(work) })
+	working.Go(func() { s.reconcile(work) })
 	working.Go(func() { every(work, lookLeases, s.tendLeases) })
 	if s.cfg.Dial != nil {
 		working.Go(func() { every(work, s.cfg.Send, s.replicate) })

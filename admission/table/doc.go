@@ -4,7 +4,7 @@
 // asker was given lately, so that a question sent again is charged once (window.go).
 // It is pure; a shard and a window each belong to the holder of the lock around it.
 //
-// Promise, with the store's rule (A, C) for a key: in any interval t the requests
+// Guarantee, with the store's rule (A, C) for a key: in any interval t the requests
 // admitted have a cost of at most C + A*t, through retries and changes of the rule;
 // shard_test.go, model_test.go and window_test.go check it against slow models. What a
 // server may admit above it when it dies is admission/server's to say.

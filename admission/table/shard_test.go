@@ -184,7 +184,7 @@ func TestWhatIsFullIsNotSaved(t *testing.T) {
 	}
 }
 
-// The promise: through evictions, restarts, moves to another shard and back, whatever
+// The guarantee: through evictions, restarts, moves to another shard and back, whatever
 // the order, each key is admitted at most C + A*t in any interval t, and what a shard
 // says without any of these is exact.
 func TestEnvelope(t *testing.T) {

@@ -119,7 +119,7 @@ func NewBrokerAt(name string, log *Log, address string) (*Broker, error) {
 // Address returns host:port.
 func (b *Broker) Address() string { return b.ln.Addr().String() }
 
-// Close hangs up on everyone and waits for all goroutines.
+// Close hangs up on all clients and waits for all goroutines.
 func (b *Broker) Close() {
 	b.mu.Lock()
 	b.mu.closed = true

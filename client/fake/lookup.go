@@ -67,6 +67,6 @@ func (l *Lookup) lookup(w http.ResponseWriter, req *http.Request) {
 	l.mu.Unlock()
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-NSQ-Content-Type", "nsq; version=1.0")
-	// The client is gone when it fails; no one is left to tell.
+	// When it fails, the client is gone.
 	_ = json.NewEncoder(w).Encode(map[string]any{"channels": []string{}, "producers": producers})
 }
