@@ -16,7 +16,7 @@ func twoServers() *Table {
 	return New([]string{"cpu", "disk", "unused"}, [][]float64{{1000, 50, 0}, {2000, 0, 0}}, 1)
 }
 
-func TestCapacitiesArePercentOfTheGreatest(t *testing.T) {
+func TestCapacitiesArePercentOfTheLargest(t *testing.T) {
 	g := NewWithT(t)
 	table := twoServers()
 	g.Expect(table.Resources()).To(Equal([]string{"cpu", "disk"}))

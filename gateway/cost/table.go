@@ -67,17 +67,17 @@ type Route struct {
 
 // New returns a table of the policy's resources; those that no server has count for
 // nothing. Capacities are units a second by server and then by resource; 0: not known,
-// taken as the greatest of the others'. So many gateways share the servers in equal parts.
+// taken as the largest of the others'. So many gateways share the servers in equal parts.
 func New(resources []string, capacities [][]float64, gateways int) *Table {
 	t := &Table{routes: map[string]*Route{}, drift: make([]drift, len(capacities))}
 	t.all.seconds, t.all.bytes = firstSeconds, firstBytes
 	for i, name := range resources {
-		greatest := 0.0
+		largest := 0.0
 		for _, c := range capacities {
-			greatest = max(greatest, c[i])
+			largest = max(largest, c[i])
 		}
-		if greatest > 0 && len(t.names) < schedule.MaxResources {
-			t.names, t.from, t.capacity = append(t.names, name), append(t.from, i), append(t.capacity, greatest)
+		if largest > 0 && len(t.names) < schedule.MaxResources {
+			t.names, t.from, t.capacity = append(t.names, name), append(t.from, i), append(t.capacity, largest)
 		}
 	}
 	if len(t.names) == 0 {

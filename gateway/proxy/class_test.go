@@ -141,7 +141,7 @@ func TestFaultyServers(t *testing.T) {
 		w.Header().Set("Content-Length", "1000")
 		fmt.Fprint(w, "half")
 	})
-	liar := backend(t, func(w http.ResponseWriter, _ *http.Request) {
+	overclaiming := backend(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Endpoint-Load-Metrics", "TEXT request_cost.time=1e300, utilization.time=0, named_metrics.inflight=1e300")
 		panic(http.ErrAbortHandler)
 	})
@@ -149,7 +149,7 @@ func TestFaultyServers(t *testing.T) {
 	dead.Close()
 	for _, kind := range []balance.Kind{balance.JBQ, balance.Busy, balance.RoundRobin} {
 		text := "[[class]]\nname = \"c\"\nwait = \"10m\"\n"
-		for _, url := range []string{good, fast, half, liar, dead.URL} {
+		for _, url := range []string{good, fast, half, overclaiming, dead.URL} {
 			text += fmt.Sprintf("[[server]]\nurl = %q\n", url)
 		}
 		g := serve(t, text, func(c *Config) { c.Balance = kind })

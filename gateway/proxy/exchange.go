@@ -61,7 +61,7 @@ func (p *Proxy) newExchange() any {
 	return x
 }
 
-// release takes leave of the request, and pools what may be pooled.
+// release ends the request, and pools what may be pooled.
 func (p *Proxy) release(x *exchange) {
 	if !x.spoiled && !x.tunnel {
 		answer := answerBody{x: x, timer: x.answer.timer}

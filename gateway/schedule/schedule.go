@@ -12,9 +12,9 @@ import (
 // Limits of a Config and of what requests take.
 const (
 	MaxResources = 8
-	// MaxRatio is the greatest of any two classes' weights.
+	// MaxRatio is the maximum ratio of two classes' weights.
 	MaxRatio = 1e4
-	// MinCost is the least that a request takes of its type's resource, in percent:
+	// MinCost is the minimum that a request takes of its type's resource, in percent:
 	// requests that cost nothing would pass all others for ever.
 	MinCost = 0.01
 	// MaxMeasured bounds what a request is charged of a resource, in percent, whatever
@@ -77,7 +77,7 @@ var ErrQueueFull = errors.New("queue full")
 type Request struct {
 	// Set before Arrive.
 	Class int
-	// Cost is the estimate; entries are taken as 0 to 100, the greatest as MinCost
+	// Cost is the estimate; entries are taken as 0 to 100, the largest as MinCost
 	// at least. Arrive and Adopt copy it.
 	Cost  Vector
 	Bytes int
@@ -96,7 +96,7 @@ type Request struct {
 // class is the scheduler's side of a Class.
 type class struct {
 	Class
-	ratio    float64 // of its weight and the least
+	ratio    float64 // of its weight and the smallest
 	quantum  int64
 	queues   [MaxResources]list.List[*Request] // of those that wait, by type
 	waiting  int
@@ -150,15 +150,15 @@ func New(cfg Config) (*Scheduler, error) {
 	if cfg.Mode < None || int(cfg.Mode) > cfg.Resources {
 		fault("mode %d: there are none, mqos, and single of %d resources", cfg.Mode, cfg.Resources)
 	}
-	least, greatest := math.Inf(1), 0.0
+	minimum, maximum := math.Inf(1), 0.0
 	for i, c := range cfg.Classes {
 		if !(c.Weight > 0) || c.Queue < 1 || c.QueueBytes < 0 {
 			fault("class %d, %q: weight %v, queue of %d requests and %d bytes: want above 0, at least 1, 0", i, c.Name, c.Weight, c.Queue, c.QueueBytes)
 		}
-		least, greatest = min(least, c.Weight), max(greatest, c.Weight)
+		minimum, maximum = min(minimum, c.Weight), max(maximum, c.Weight)
 	}
-	if !(greatest/least <= MaxRatio) {
-		fault("weights from %v to %v: the ratio is above %v", least, greatest, MaxRatio)
+	if !(maximum/minimum <= MaxRatio) {
+		fault("weights from %v to %v: the ratio is above %v", minimum, maximum, MaxRatio)
 	}
 	if len(faults) > 0 {
 		return nil, errors.Join(faults...)
@@ -173,7 +173,7 @@ func New(cfg Config) (*Scheduler, error) {
 		}
 	}
 	for i, c := range cfg.Classes {
-		s.classes[i].Class, s.classes[i].ratio = c, c.Weight/least
+		s.classes[i].Class, s.classes[i].ratio = c, c.Weight/minimum
 	}
 	s.setQuantum(10 * one)
 	for i := range s.servers {

@@ -39,7 +39,7 @@ func TestWorkedExample(t *testing.T) {
 	cpu := arrive(t, s, 0, 6, 5, 3)
 	network := arrive(t, s, 0, 3, 2, 7)
 	disk := arrive(t, s, 0, 2, 8, 4)
-	for class := range 3 { // nobody's queue is empty
+	for class := range 3 { // no queue is empty
 		for range 3 {
 			arrive(t, s, class, 6, 5, 3)
 			arrive(t, s, class, 2, 8, 4)

@@ -13,7 +13,7 @@ import (
 type publisher struct {
 	weight, demand float64 // demand in messages per second
 	delay          int     // in intervals, of what it is told
-	liar           float64 // times what it was told it sends; 0: 1
+	excess         float64 // times what it was told it sends; 0: 1
 	carry, rate    float64
 }
 
@@ -39,7 +39,7 @@ func (f *fluid) step() fair.Advice {
 	for _, p := range f.publishers {
 		p.rate = p.demand
 		if i := len(f.told) - 1 - p.delay; i >= 0 && f.told[i].Paced {
-			p.rate = min(p.demand, max(1, p.liar)*f.told[i].RateOf(p.weight))
+			p.rate = min(p.demand, max(1, p.excess)*f.told[i].RateOf(p.weight))
 		}
 		n := p.rate*f.ts.Seconds() + p.carry
 		p.carry = n - math.Floor(n)

@@ -165,7 +165,7 @@ func TestLiarsGainNothing(t *testing.T) {
 			weights += p.weight
 			f.publishers = append(f.publishers, p)
 		}
-		f.publishers[0].liar = rapid.Float64Range(1, 10).Draw(t, "times what it is told")
+		f.publishers[0].excess = rapid.Float64Range(1, 10).Draw(t, "times what it is told")
 		for range 60 {
 			f.step()
 		}

@@ -32,22 +32,22 @@ type OK struct {
 	Overload bool             // multiply what is sent by 0.875, for those who have windows
 	Weight   uint8            // that counts, 1 to 255; it may be less than was asked for
 	Interval time.Duration    // t_s, in whole milliseconds up to 65.535 s; advice is void after 10 of them
-	Rate     tokenbucket.Rate // at most MaxRate; at least 1 if paced
-	Burst    int64            // messages, at most MaxBurst; at least 1 if paced
+	Rate     tokenbucket.Rate // at most MaxRate; at minimum 1 if paced
+	Burst    int64            // messages, at most MaxBurst; at minimum 1 if paced
 }
 
 // AppendOK appends o. What is out of range is cut to it.
 func AppendOK(to []byte, o OK) []byte {
 	flags, rate, burst := byte(0), int64(o.Rate), o.Burst
-	least := int64(0)
+	minimum := int64(0)
 	if o.Paced {
-		flags, least = paced, 1
+		flags, minimum = paced, 1
 	}
 	if o.Overload {
 		flags |= overload
 	}
-	rate = min(max(rate, least), int64(tokenbucket.MaxRate))
-	burst = min(max(burst, least), tokenbucket.MaxBurst)
+	rate = min(max(rate, minimum), int64(tokenbucket.MaxRate))
+	burst = min(max(burst, minimum), tokenbucket.MaxBurst)
 	ms := min(max(o.Interval/time.Millisecond, 1), math.MaxUint16)
 	to = append(to, 'O', 'K', Version, flags, max(o.Weight, 1), 0)
 	to = binary.BigEndian.AppendUint16(to, uint16(ms))
@@ -92,7 +92,7 @@ type Packet struct {
 	ToS            uint8  // weight
 	RTT            uint32 // the sender's latest, µs
 	Throughput     uint64 // the sender's, bytes/s
-	FairThroughput uint64 // bytes/s; the least of the routers on the way, or Num
+	FairThroughput uint64 // bytes/s; the lowest of the routers on the way, or Num
 	MeanRTT        uint32 // the sender's, µs
 }
 

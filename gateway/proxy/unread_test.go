@@ -63,7 +63,7 @@ func (publisher) Serve(w http.ResponseWriter, _ *http.Request, _ string, _ func(
 }
 
 // A client that takes nothing of what it is answered does not keep its connection.
-func TestDeafClients(t *testing.T) {
+func TestClientsThatDoNotRead(t *testing.T) {
 	for name, says := range map[string]string{
 		"refused":    "GET /a//../b HTTP/1.1\r\nHost: a\r\n\r\n",
 		"a head":     "GET /empty HTTP/1.1\r\nHost: a\r\n\r\n",
