@@ -181,7 +181,7 @@ func (o *options) validate() (err error) {
 		_, err := o.etcdConfig()
 		errs = append(errs, err)
 		if _, port, err := net.SplitHostPort(o.advertise); err == nil && port == "0" {
-			errs = append(errs, fmt.Errorf("--advertise-address %s, by default --grpc-address: followers cannot send anybody to port 0", o.advertise))
+			errs = append(errs, fmt.Errorf("--advertise-address %s, by default --grpc-address: followers cannot send callers to port 0", o.advertise))
 		}
 		// A leader that hangs is replaced before brokers' leases by it are over at
 		// its own clock, not after.

@@ -156,7 +156,7 @@ func TestFeigningMovesNobodyElse(t *testing.T) {
 		}
 		for turn := range c.until {
 			w.learn(20, func(int) {
-				if turn < 3 { // the honest ones are known before anybody feigns
+				if turn < 3 { // the honest ones are known before others feign
 					honest(rng, w, nil)
 				} else {
 					honest(rng, w, c.before)

@@ -351,7 +351,7 @@ func (v *view) near() (ties []uint64) {
 				count(n, t-when(n))
 			}
 		}
-		// Those that fire often are near everybody: beyond chance counts.
+		// Those that fire often are near all others: only what is beyond chance counts.
 		most = most[:0]
 		for _, j := range found {
 			if times[j] > 1 {

@@ -558,7 +558,7 @@ type Proposal struct {
 	Spec *catalog.Spec
 	At   map[string]string // where those are that are new, by id
 	// Grew: their rates sum to a quarter more than those before, and than half the contract,
-	// which the topic was placed for before anybody was known.
+	// which the topic was placed for before any publisher was known.
 	Grew bool
 }
 

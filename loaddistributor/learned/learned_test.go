@@ -518,7 +518,7 @@ func TestWhoIsInStaysIn(t *testing.T) {
 }
 
 // A program with 10,000 identities at a time, of which some are others each second, is not
-// the store's undoing, nor anybody else's.
+// too much for the store, nor for other publishers.
 func TestWhatIsWrittenIsBounded(t *testing.T) {
 	w := newWorld(t, 1e6, "b1")
 	b1 := w.brokers["b1"]

@@ -47,7 +47,7 @@ func Mount(mux *http.ServeMux, dir *Directory, version string) {
 	})
 	route(mux, http.MethodGet, "/ping", func(w http.ResponseWriter, _ url.Values) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		_, _ = w.Write([]byte("OK")) // the client is gone; no one is left to tell
+		_, _ = w.Write([]byte("OK")) // the client is gone
 	})
 	route(mux, http.MethodGet, "/info", func(w http.ResponseWriter, _ url.Values) {
 		reply(w, map[string]any{"version": version})
@@ -161,5 +161,5 @@ func write(w http.ResponseWriter, status int, body any) {
 	w.Header().Set(contentType, bare)
 	w.Header().Set("Content-Type", "application/json; charset=utf-8")
 	w.WriteHeader(status)
-	_, _ = w.Write(encoded) // the client is gone; no one is left to tell
+	_, _ = w.Write(encoded) // the client is gone
 }

@@ -174,20 +174,20 @@ func answer(conn net.Conn, text []byte) error {
 
 // register exports what the server counts.
 func (n *Nodes) register(reg prometheus.Registerer) {
-	stats := func(of func(registry.Figures) int) func() float64 {
+	stats := func(of func(registry.Stats) int) func() float64 {
 		return func() (value float64) {
-			_ = n.dir.change(func(r *registry.Registry) error { value = float64(of(r.Figures())); return nil }) // it has no error
+			_ = n.dir.change(func(r *registry.Registry) error { value = float64(of(r.Stats())); return nil }) // it has no error
 			return value
 		}
 	}
-	gauge := func(name, help string, of func(registry.Figures) int) {
+	gauge := func(name, help string, of func(registry.Stats) int) {
 		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_lookup_" + name, Help: help}, stats(of)))
 	}
 	counter := func(name, help string, of *atomic.Uint64) {
 		reg.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "srtm_lookup_" + name, Help: help}, func() float64 { return float64(of.Load()) }))
 	}
-	gauge("nodes_connected", "Nodes connected to the registration port, identified or not.", func(f registry.Figures) int { return f.Connections })
-	gauge("names", "Topics and channels registered or created.", func(f registry.Figures) int { return f.Names })
+	gauge("nodes_connected", "Nodes connected to the registration port, identified or not.", func(f registry.Stats) int { return f.Connections })
+	gauge("names", "Topics and channels registered or created.", func(f registry.Stats) int { return f.Names })
 	counter("nodes_refused_total", "Connections of nodes refused since there were too many.", &n.refused)
 	counter("nodes_faulted_total", "Connections of nodes that ended with an error.", &n.faulted)
 }

@@ -274,13 +274,13 @@ func TestSilence(t *testing.T) {
 
 func TestWhoDoesNotReadIsCutOff(t *testing.T) {
 	bubble(t, members{}, registry.Config{}, func(t *testing.T, _ *Directory, p *pipes, metrics *prometheus.Registry) {
-		deaf := p.dial(t)
-		defer deaf.Close()
+		unread := p.dial(t)
+		defer unread.Close()
 		begin := time.Now()
-		if _, err := io.WriteString(deaf, "  V1PING\n"); err != nil {
+		if _, err := io.WriteString(unread, "  V1PING\n"); err != nil {
 			t.Fatal(err)
 		}
-		_, err := deaf.Write(bytes.Repeat([]byte("PING\n"), 1000))
+		_, err := unread.Write(bytes.Repeat([]byte("PING\n"), 1000))
 		if !errors.Is(err, io.ErrClosedPipe) || time.Since(begin) != writeTimeout {
 			t.Errorf("%v after %v", err, time.Since(begin))
 		}

@@ -60,10 +60,10 @@ func (r *Registry) Producers(now mono.Time, name string) (nodes []Registered, ch
 	return nodes, slices.Sorted(maps.Keys(t.channels)), true
 }
 
-// Figures are for metrics.
-type Figures struct{ Connections, Topics, Names, Tombstones int }
+// Stats are for metrics.
+type Stats struct{ Connections, Topics, Names, Tombstones int }
 
-// Figures returns how much there is.
-func (r *Registry) Figures() Figures {
-	return Figures{Connections: len(r.nodes), Topics: len(r.topics), Names: r.names, Tombstones: len(r.tombstones)}
+// Stats returns how much there is.
+func (r *Registry) Stats() Stats {
+	return Stats{Connections: len(r.nodes), Topics: len(r.topics), Names: r.names, Tombstones: len(r.tombstones)}
 }

@@ -178,7 +178,7 @@ func TestTombstones(t *testing.T) {
 	s.now++
 	hidden("t", false)
 	s.r.Tombstone(s.now, "u", "a", 2)
-	if got := s.r.Figures().Tombstones; got != 1 {
+	if got := s.r.Stats().Tombstones; got != 1 {
 		t.Errorf("%d tombstones are kept, want the one in force", got)
 	}
 }
@@ -203,8 +203,8 @@ func TestBounds(t *testing.T) {
 	s.want("w", "unknown")
 	s.r.Leave(b)
 	s.join("c", 3)
-	if f := s.r.Figures(); f != (Figures{Connections: 2, Topics: 3, Names: 5}) {
-		t.Errorf("figures %+v", f)
+	if f := s.r.Stats(); f != (Stats{Connections: 2, Topics: 3, Names: 5}) {
+		t.Errorf("stats %+v", f)
 	}
 }
 

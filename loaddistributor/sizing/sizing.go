@@ -21,7 +21,7 @@
 //
 // # Splitting
 //
-// Over k brokers everybody has (r/k, b/k), and the publishers are dealt out in order of
+// Over k brokers each has (r/k, b/k), and the publishers are dealt out in order of
 // their rates, to and fro. By Proposition 1 the sum of delays can only grow with k.
 package sizing
 

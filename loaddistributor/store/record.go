@@ -76,21 +76,21 @@ func since(f protoreflect.FieldDescriptor) int { return int(f.Number())/100 + 1 
 
 // version is the lowest that a reader of m must know.
 func version(m protoreflect.Message) int {
-	least := 1
+	minimum := 1
 	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
-		least = max(least, since(f))
+		minimum = max(minimum, since(f))
 		switch {
 		case f.Message() == nil || f.IsMap(): // maps have no messages
 		case f.IsList():
 			for i := range v.List().Len() {
-				least = max(least, version(v.List().Get(i).Message()))
+				minimum = max(minimum, version(v.List().Get(i).Message()))
 			}
 		default:
-			least = max(least, version(v.Message()))
+			minimum = max(minimum, version(v.Message()))
 		}
 		return true
 	})
-	return least
+	return minimum
 }
 
 func encode(name string, m proto.Message) ([]byte, error) {

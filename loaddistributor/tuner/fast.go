@@ -49,7 +49,7 @@ func (c *FastConfig) fill() {
 
 // Fast searches over the number of brokers. It places the topic on the fewest that
 // its rate, and what is known of the brokers, allows, and captures arrivals, while
-// everybody sends. What the brokers absorb is learned from how much was late, and
+// all publishers send. What the brokers absorb is learned from how much was late, and
 // every number of brokers is forecast by replay of the captured arrivals. The
 // smallest promising one is put in force and tested, all brokers at once; if the
 // test does not find the budget kept, it is learned and forecast anew for more.

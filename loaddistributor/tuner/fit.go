@@ -283,12 +283,12 @@ func (t *Tuner) end(topic string, f *fit, how, step string, now time.Time) {
 // or what will not be so. Requires: there is a search.
 func (t *Tuner) brokenOff(topic Topic, f *fit, now time.Time) string {
 	// In the paper's way publishers are silenced.
-	least := fitTraffic * f.rate
+	minimum := fitTraffic * f.rate
 	if t.cfg.Mode == ModePaper {
-		least = 0
+		minimum = 0
 	}
 	offered := topic.offered()
-	quiet := offered < least || offered == 0
+	quiet := offered < minimum || offered == 0
 	if !topic.Over && !quiet && f.unread.IsZero() {
 		f.there = now
 	}

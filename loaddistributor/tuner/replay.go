@@ -162,8 +162,8 @@ func (r *recorded) learn(s Setup, where []int, l int, late, halfLate float64) Ab
 		return Absorption{}
 	}
 	b := s.Brokers[l]
-	least := tokenbucket.PerSecond(float64(max(1, b.Mcap-b.Allocated)))
-	a := Absorption{Rate: least}
+	minimum := tokenbucket.PerSecond(float64(max(1, b.Mcap-b.Allocated)))
+	a := Absorption{Rate: minimum}
 	for range 4 { // the rate settles in two or three
 		burst, err := tokenbucket.Profile(arrivals, a.Rate, max(1e-9, 1-late))
 		if err != nil {
@@ -174,7 +174,7 @@ func (r *recorded) learn(s Setup, where []int, l int, late, halfLate float64) Ab
 		if err != nil {
 			break
 		}
-		a.Rate = min(tokenbucket.MaxRate, max(least, tokenbucket.PerSecond(float64(burst-half)/(s.Latency.Seconds()/2))))
+		a.Rate = min(tokenbucket.MaxRate, max(minimum, tokenbucket.PerSecond(float64(burst-half)/(s.Latency.Seconds()/2))))
 	}
 	// So far a message was late or not. With chances in between, as many are late
 	// in the mean with a burst a little beside that.

@@ -93,7 +93,7 @@ func TestAVerdictNeedsEvidence(t *testing.T) {
 		blamed   string
 	}{
 		{"nothing", 0.99, nil, tuner.Undecided, ""},
-		{"three late before anybody listened", 0.99, counts{{"b1", 3, 3}}, tuner.Beyond, "b1"}, // 3 % thrice in a row is no chance
+		{"three late before there was a subscriber", 0.99, counts{{"b1", 3, 3}}, tuner.Beyond, "b1"}, // 3 % thrice in a row is no chance
 		{"one of three", 0.99, counts{{"b1", 3, 1}}, tuner.Undecided, ""},
 		{"two of fifty, though four budgets", 0.99, counts{{"b1", 50, 2}}, tuner.Undecided, ""},
 		{"on the budget, however long", 0.99, counts{{"b1", 1e9, 1e7}}, tuner.Undecided, ""},

@@ -832,7 +832,7 @@ func (w *world) exchange(t *rapid.T) {
 	t.Fatal("it does not come to rest")
 }
 
-// settle lets everybody connect and everything arrive, and checks that what
+// settle lets all brokers connect and everything arrive, and checks that what
 // was asked for is what comes out: the ledger is not only safe.
 func (w *world) settle(t *rapid.T) {
 	w.expire(t)

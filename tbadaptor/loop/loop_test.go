@@ -601,7 +601,7 @@ var _ = Describe("Two adaptors at once", func() {
 		Consistently(b1.grants, "20ms").ShouldNot(Receive(), "the second has not heard b2")
 	})
 
-	It("end by themselves, without anybody asking", func() {
+	It("end by themselves, unasked", func() {
 		over.until.Store(int64(clock.Mono()))
 		Eventually(b2.ended).Should(Receive(fails(codes.Unavailable, loop.ReasonNotLeading)))
 	})

@@ -15,7 +15,7 @@ import (
 // two of them none.
 type mandate struct {
 	instance string // set once
-	// Atomic: Lead writes with Server.mu held, anybody reads. A stale end is an earlier
+	// Atomic: Lead writes with Server.mu held, all goroutines read. A stale end is an earlier
 	// one; the number changes only while the term is over.
 	number atomic.Uint64
 	until  atomic.Int64 // mono.Time

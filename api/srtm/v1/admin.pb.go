@@ -1317,9 +1317,9 @@ type BrokerTopicStatus struct {
 	// The share it holds now, and the epoch of the grant that gave it.
 	Share *Share `protobuf:"bytes,2,opt,name=share,proto3" json:"share,omitempty"`
 	Epoch uint64 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// The newest interval's figures.
+	// The newest interval's statistics.
 	Last *TopicStats `protobuf:"bytes,4,opt,name=last,proto3" json:"last,omitempty"`
-	// Figures over the sliding window (see TopicStatus.window), merged.
+	// Statistics over the sliding window (see TopicStatus.window), merged.
 	Window *TopicStats `protobuf:"bytes,5,opt,name=window,proto3" json:"window,omitempty"`
 	// As in TopicStatus, of this broker's deliveries and its own p99.
 	P99AccessFraction *float64 `protobuf:"fixed64,6,opt,name=p99_access_fraction,json=p99AccessFraction,proto3,oneof" json:"p99_access_fraction,omitempty"`
@@ -1401,7 +1401,7 @@ func (x *BrokerTopicStatus) GetP99AccessFraction() float64 {
 
 type TopicStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Length of the sliding window that the merged figures cover.
+	// Length of the sliding window that the merged statistics cover.
 	Window  *durationpb.Duration `protobuf:"bytes,1,opt,name=window,proto3" json:"window,omitempty"`
 	Brokers []*BrokerTopicStatus `protobuf:"bytes,2,rep,name=brokers,proto3" json:"brokers,omitempty"`
 	// All brokers' windows merged.
