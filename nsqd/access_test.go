@@ -119,7 +119,7 @@ func TestAnAddressForAdministrators(t *testing.T) {
 }
 
 // Where TLS is required, an operator needs none at the address for
-// administrators, and everybody else does.
+// administrators, and all other callers do.
 func TestMetricsInClear(t *testing.T) {
 	a := testkit.NewAuthority(t)
 	cert, sensor := a.Certificate("nsqd"), a.Certificate("sensor7")

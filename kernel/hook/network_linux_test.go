@@ -115,7 +115,7 @@ func (n *network) in(ns string, f func()) {
 	}
 	defer func() {
 		if err := unix.Setns(int(here.Fd()), unix.CLONE_NEWNET); err != nil {
-			panic(err) // the thread is of no use to anybody now
+			panic(err) // the thread is of no use now
 		}
 	}()
 	f()

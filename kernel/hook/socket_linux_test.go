@@ -13,7 +13,7 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
-// acceptRaw accepts a connection that nobody but the test watches.
+// acceptRaw accepts a connection that only the test watches.
 func acceptRaw(t *testing.T, ln net.Listener) Socket {
 	t.Helper()
 	file, err := ln.(*net.TCPListener).File()

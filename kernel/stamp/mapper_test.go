@@ -294,7 +294,7 @@ func TestMapperLooksAgainWhenOverwrittenMeanwhile(t *testing.T) {
 	if a, ok := m.Arrival(r, 0, 10); !ok || a.At.Before(50) {
 		t.Errorf("%+v, %v, want no earlier than 50", a, ok)
 	}
-	r.looked = func() { r.add(52, 5000, 10) } // faster than anybody can look
+	r.looked = func() { r.add(52, 5000, 10) } // faster than the reader can look
 	if a, ok := m.Arrival(r, 10, 20); ok {
 		t.Errorf("%+v, want the time after the read", a)
 	}
@@ -338,7 +338,7 @@ func (x *tcp) complete(start, end uint32) (at mono.Time, once bool) {
 // Whatever the network does, whatever the peer forges, and however late the
 // reader is: no stamp is earlier than TCP took the last byte. Without an overrun
 // there is one, which is exact for bytes that came once; with it, what is called
-// exact still is unless somebody forges. And nothing lies after the newest
+// exact still is unless timestamps are forged. And nothing lies after the newest
 // record.
 func TestMapperAgreesWithTCP(t *testing.T) {
 	rapid.Check(t, checkMapper)

@@ -90,11 +90,11 @@ func (w *Walk) batch(body []byte, lim *Limits) (b Batch, need int, fault *Error)
 	if len(body) < sizeLength {
 		return Batch{}, sizeLength, nil
 	}
-	// A message takes 5 bytes or more, so the count is bounded before anyone
+	// A message takes 5 bytes or more, so the count is bounded before a caller
 	// could size something by it.
-	const least = sizeLength + 1
+	const minimum = sizeLength + 1
 	count := binary.BigEndian.Uint32(body)
-	if most := (lim.MaxBodySize - sizeLength) / least; count == 0 || int64(count) > int64(most) {
+	if most := (lim.MaxBodySize - sizeLength) / minimum; count == 0 || int64(count) > int64(most) {
 		return Batch{}, 0, NewError(CodeBadBody, fmt.Sprintf("MPUB message count %d is outside [1, %d]", count, most))
 	}
 	left, end := int(count-w.n), max(int(w.end), sizeLength)
@@ -107,8 +107,8 @@ func (w *Walk) batch(body []byte, lim *Limits) (b Batch, need int, fault *Error)
 		if size == 0 || int64(size) > int64(lim.MaxMessageSize) {
 			return Batch{}, 0, NewError(CodeBadMessage, fmt.Sprintf("MPUB message %d of %d bytes is outside [1, %d]", int(count)-left+1, size, lim.MaxMessageSize))
 		}
-		// Invariant: end + left*least <= MaxBodySize. So this does not overflow.
-		if room := lim.MaxBodySize - end - left*least + 1; int64(size) > int64(room) {
+		// Invariant: end + left*minimum <= MaxBodySize. So this does not overflow.
+		if room := lim.MaxBodySize - end - left*minimum + 1; int64(size) > int64(room) {
 			return Batch{}, 0, NewError(CodeBadBody, fmt.Sprintf("MPUB of %d messages has more than %d bytes with message %d", count, lim.MaxBodySize, int(count)-left+1))
 		}
 		end += sizeLength + int(size)

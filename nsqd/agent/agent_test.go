@@ -528,7 +528,7 @@ var _ = Describe("The agent", func() {
 		Eventually(func() bool {
 			loads := next(grants, (*srtmv1.NodeMessage).GetReport).Topics
 			return len(loads) == 1 && loads[0].Topic == "t" && loads[0].Offered == 0 && loads[0].Step.AsDuration() > 0
-		}).Should(BeTrue(), "whoever grants hears of every prepared topic")
+		}).Should(BeTrue(), "the adaptor hears of every prepared topic")
 
 		control.end <- nil
 		control = accept(p.control)

@@ -185,7 +185,7 @@ var _ = Describe("The lease", func() {
 		Expect(files.Load()).To(BeEmpty(), "it must not go on with it after a restart")
 	})
 
-	It("keeps the base over a restart, without a word from anybody", func() {
+	It("keeps the base over a restart, without a word from the control plane", func() {
 		stop := start(agent.Available, "i1")
 		control, grants, hello := join()
 		control.send(prepare(1, "t"))

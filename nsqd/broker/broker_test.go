@@ -243,7 +243,7 @@ var _ = Describe("a broker", func() {
 		Expect(got.ChannelSubscribers).To(Equal([]uint32{2}))
 		Expect(got.Offered).To(BeZero())
 		Expect(got.Delivered).To(BeZero())
-		Expect(t.Stats().Delivery.Count()).To(BeEquivalentTo(10), "the life's figures stay")
+		Expect(t.Stats().Delivery.Count()).To(BeEquivalentTo(10), "the stats since the start stay")
 	})
 
 	It("leaves out of a report what is still, where that may be", func() {
@@ -354,7 +354,7 @@ var _ = Describe("a broker", func() {
 			sub.Take(&out, 1<<20)
 			sub.Wrote(&out)
 		}
-		for range 3 { // before there is anybody
+		for range 3 { // before there is a subscriber
 			put()
 		}
 		now.Add(int64(2 * time.Second))

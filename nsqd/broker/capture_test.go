@@ -163,16 +163,16 @@ func TestACaptureIsWhatWasAccepted(t *testing.T) {
 					accepted(p, m.Arrival.At, n)
 				}
 			},
-			"row": func(*rapid.T) {
+			"each": func(*rapid.T) {
 				var from []publisher
-				var row []broker.Published
+				var batch []broker.Published
 				for range rapid.IntRange(1, 20).Draw(t, "messages") {
 					p, m := draw()
-					from, row = append(from, p), append(row, m)
+					from, batch = append(from, p), append(batch, m)
 				}
-				for i, err := range top.PublishEach(1e9, 0, row, nil) {
+				for i, err := range top.PublishEach(1e9, 0, batch, nil) {
 					if err == nil {
-						accepted(from[i], row[i].Arrival.At, 1)
+						accepted(from[i], batch[i].Arrival.At, 1)
 					}
 				}
 			},
@@ -318,7 +318,7 @@ var _ = Describe("A capture of arrivals", func() {
 			t.AddPublisher("north.1", "10.0.0.3", police.Identity{Kind: "client", ID: "north.1"}),
 			t.AddPublisher("addr:10.0.0.3/north.1", "10.0.0.3", police.Identity{Kind: "client", ID: "x"}),
 			t.AddPublisher("free", "10.0.0.3", police.Identity{Kind: "client", ID: "free"}),
-			t.AddPublisher("free", "10.0.0.4", police.Identity{Kind: "client", ID: "free"}), // anybody's
+			t.AddPublisher("free", "10.0.0.4", police.Identity{Kind: "client", ID: "free"}), // any host's
 		} {
 			Expect(t.Publish(0, 0, broker.Published{From: p})).To(Succeed())
 		}

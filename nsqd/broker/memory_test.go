@@ -54,7 +54,7 @@ var _ = Describe("the memory of messages", func() {
 	body := string(make([]byte, 1000))
 	const each = 1000 + queue.Overhead
 
-	It("is counted while anybody needs a message", func() {
+	It("is counted while a channel needs the message", func() {
 		b := start(nil)
 		t := topic(b, "t")
 		Expect(t.CreateChannel("c")).To(Succeed())

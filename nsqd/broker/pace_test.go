@@ -143,7 +143,7 @@ func (c *crowd) fair(rate float64, d time.Duration, within float64, weight func(
 	p := c.topic.Paced(false)
 	c.t.Logf("accepted %d, farthest from its part %+.4f, longest backlog %d, %+v", accepted, worst, c.backlog, p)
 	if span := p.Span.Seconds(); float64(c.backlog) > 2*span*rate {
-		c.t.Errorf("a line of %d messages; %v of two intervals", c.backlog, float64(c.backlog)/(2*span*rate))
+		c.t.Errorf("a backlog of %d messages; %v of two intervals", c.backlog, float64(c.backlog)/(2*span*rate))
 	}
 }
 
@@ -257,7 +257,7 @@ func TestManyJoinAtOnce(t *testing.T) {
 		}
 		c.run(8 * time.Second)
 		if left := c.topic.Stats().Waiting; c.backlog > 4*rate || left > rate/2 {
-			t.Errorf("a line of %d messages, of which %d are left", c.backlog, left)
+			t.Errorf("a backlog of %d messages, of which %d are left", c.backlog, left)
 		}
 		for _, g := range c.all[few:] { // a storm: all leave, and come back
 			g.as.Leave()

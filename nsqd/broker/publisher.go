@@ -54,7 +54,7 @@ func (p *Publisher) name() string {
 	}
 }
 
-// owner is who answers for it. Anyone can think up client_ids: of those it is the host.
+// owner is who answers for it. Any client can think up client_ids: of those it is the host.
 func (p *Publisher) owner() police.Identity {
 	if p.identity.Kind == "auth" || p.identity.Kind == "cert" {
 		return p.identity

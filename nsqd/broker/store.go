@@ -228,7 +228,7 @@ func (st *store) setFailing(is bool) (was bool) {
 	return was
 }
 
-// fault logs the first of a row of failures, and asks for a retry.
+// fault logs the first of several failures in a row, and asks for a retry.
 func (st *store) fault(what string, err error) (more bool) {
 	st.noted(spilling, err)
 	if !st.setFailing(true) {

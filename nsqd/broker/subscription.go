@@ -140,17 +140,17 @@ func (s *Subscription) Ready(n int) error {
 
 // FinishBatch ends messages, under one hold of the lock: it appends to errs what became
 // of each. Errors: queue.ErrNotInFlight, ErrGone.
-func (s *Subscription) FinishBatch(now mono.Time, row []wire.MessageID, errs []error) []error {
+func (s *Subscription) FinishBatch(now mono.Time, batch []wire.MessageID, errs []error) []error {
 	st := s.topic.begin()
 	defer s.topic.end(st)
 	if s.closed {
-		for range row {
+		for range batch {
 			errs = append(errs, ErrGone)
 		}
 		return errs
 	}
 	now = s.topic.instant(now)
-	errs = s.topic.mu.core.FinishBatch(now, s.channel, s.id, row, &st.fx, errs)
+	errs = s.topic.mu.core.FinishBatch(now, s.channel, s.id, batch, &st.fx, errs)
 	s.topic.finished(now, s.channel, st.fx.Finished)
 	return errs
 }

@@ -13,8 +13,8 @@ import (
 )
 
 // A message that its subscriber keeps for too long is delivered again, without
-// anybody asking, and not before its time.
-func TestMessagesTimeOutWithoutAnybodyAsking(t *testing.T) {
+// its subscriber asking, and not before its time.
+func TestMessagesTimeOutUnasked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begin := time.Now()
 		now := func() mono.Time { return mono.Time(time.Since(begin)) + 1 }

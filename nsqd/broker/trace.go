@@ -16,7 +16,7 @@ import (
 //
 // the times in nanoseconds of CLOCK_MONOTONIC, so that the lines of all brokers
 // of one machine can be merged: when it arrived, when it had its token, and when
-// it was let go: the time it was judged by, read under the topic's lock. The lines
+// it was released: the time it was judged by, read under the topic's lock. The lines
 // of a step go out in one write before a subscriber is woken for them, so that a broker
 // that is killed has written what it released.
 type Trace struct {

@@ -239,7 +239,7 @@ var _ = Describe("a log in files", func() {
 			b.sim.readAt = 0
 			Expect(b.l.Read(into.Next, Limit{Records: 1, Bytes: 1}, &into)).To(Succeed())
 			Expect(idOf(into.Records[0])).To(Equal(Offset(15_001)))
-			Expect(b.sim.readAt).To(BeNumerically("<=", leastRead))
+			Expect(b.sim.readAt).To(BeNumerically("<=", minRead))
 		}
 	})
 

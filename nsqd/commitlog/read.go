@@ -18,7 +18,7 @@ import (
 // at least.
 const (
 	readWindow = 1 << 20
-	leastRead  = 16 << 10
+	minRead    = 16 << 10
 )
 
 // Read is of Log. Damaged records are no error, but are skipped: see Files.
@@ -113,7 +113,7 @@ func (s *segment) window(limit Limit) int {
 	if int64(limit.Bytes) < math.MaxInt64/2 {
 		want = min(want, int64(limit.Bytes)+int64(limit.Bytes)/max(1, average-recordExtra-dataHeader)*(recordExtra+dataHeader))
 	}
-	return int(min(max(want, leastRead), readWindow))
+	return int(min(max(want, minRead), readWindow))
 }
 
 // cut is what one Read wants of a segment.

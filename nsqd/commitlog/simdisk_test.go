@@ -507,7 +507,7 @@ func (d *simDisk) kill() {
 	d.open = 0
 }
 
-// edit changes the content of a file behind everybody's back.
+// edit changes the content of a file unseen by who has it open.
 func (d *simDisk) edit(path string, f func(b []byte) []byte) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

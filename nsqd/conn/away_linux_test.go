@@ -18,7 +18,7 @@ import (
 // slow is an auth server that answers when it is told to.
 type slow struct {
 	asked, gone chan struct{} // a question came; its context ended
-	answer      chan struct{} // closed: answer everybody
+	answer      chan struct{} // closed: answer all
 	delay       time.Duration // 0: not before; else answer after it
 }
 

@@ -514,7 +514,7 @@ var _ = overBoth("a connection", func() {
 		sub.message()
 		topic, err := n.broker.Topic([]byte("t"))
 		Expect(err).NotTo(HaveOccurred())
-		// The broker's own figure: both waited for the buffer's timeout.
+		// The broker's own metric: both waited for the buffer's timeout.
 		Eventually(func() time.Duration { return topic.Stats().Processing.Quantile(0.01) }).
 			Should(BeNumerically(">=", 50*time.Millisecond))
 	})

@@ -699,7 +699,7 @@ func (l *loop) flushAll() {
 // flush writes replies, and messages if the connection subscribes.
 func (l *loop) flush(s *slot) error {
 	replies := s.sess.Output()
-	if len(s.pending) > 0 { // they line up
+	if len(s.pending) > 0 { // they queue
 		out, err := l.seal(s, replies)
 		s.pending = append(s.pending, out...)
 		s.sess.ClearOutput()

@@ -21,15 +21,15 @@ type room struct {
 
 	mu struct {
 		sync.Mutex
-		all  int64
-		line list.List // of *client that have one and are not ended for it, the oldest first
+		all   int64
+		queue list.List // of *client that have one and are not ended for it, the oldest first
 	}
 }
 
 // charge is what a connection has in it. Guarded by room.mu, but for large.
 type charge struct {
 	large int64         // owned by the connection's reader
-	place *list.Element // nil: not in line
+	place *list.Element // nil: not in the queue
 }
 
 var errNoRoom = wire.NewError(wire.CodePubFailed, "PUB failed, the messages that are being sent take as much memory as they may, and this one for longest")
@@ -48,7 +48,7 @@ func (c *client) holds(size int) bool {
 	r.mu.Lock()
 	more := n - c.charge.large
 	var out *client
-	switch front := r.mu.line.Front(); {
+	switch front := r.mu.queue.Front(); {
 	case more <= 0 || r.mu.all+more <= r.most || r.mu.all == c.charge.large: // or it is alone
 	case c.crowded.Load():
 		out = c
@@ -59,7 +59,7 @@ func (c *client) holds(size int) bool {
 			c.crowd()
 			out = c
 		}
-	case r.mu.line.Len() > 1 || r.mu.all+more > 2*r.most:
+	case r.mu.queue.Len() > 1 || r.mu.all+more > 2*r.most:
 		c.crowd()
 		out = c
 	}
@@ -69,10 +69,10 @@ func (c *client) holds(size int) bool {
 		c.charge.large = n
 		switch at := c.charge.place; {
 		case n == 0 && at != nil:
-			r.mu.line.Remove(at)
+			r.mu.queue.Remove(at)
 			c.charge.place = nil
 		case n > 0 && at == nil && !c.crowded.Load():
-			c.charge.place = r.mu.line.PushBack(c)
+			c.charge.place = r.mu.queue.PushBack(c)
 		}
 	}
 	r.mu.Unlock()
@@ -83,7 +83,7 @@ func (c *client) holds(size int) bool {
 func (c *client) crowd() {
 	r := &c.env.room
 	if c.charge.place != nil {
-		r.mu.line.Remove(c.charge.place)
+		r.mu.queue.Remove(c.charge.place)
 		c.charge.place = nil
 	}
 	if !c.crowded.Swap(true) {

@@ -7,7 +7,7 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// slowTurn is how long a part of a loop's turn may take: everybody on the loop
+// slowTurn is how long a part of a loop's turn may take: every connection on the loop
 // waits for its end. It is the bound of a design, not of a machine: a turn during
 // which the system ran something else is counted, too.
 const slowTurn = 5 * time.Millisecond

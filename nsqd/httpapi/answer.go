@@ -59,6 +59,6 @@ func (a *answers) bounded(h http.HandlerFunc) http.HandlerFunc {
 			return
 		}
 		w.WriteHeader(whole.code)
-		_, _ = w.Write(whole.body.Bytes()) // the client is gone; no one is left to tell
+		_, _ = w.Write(whole.body.Bytes()) // the client is gone
 	}
 }

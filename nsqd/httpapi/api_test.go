@@ -504,7 +504,7 @@ func (u unread) Write(p []byte) (int, error) {
 	return u.ResponseRecorder.Write(p)
 }
 
-// Answers that nobody reads take only so much memory, and one alone is always given.
+// Answers that are not read take only so much memory, and one alone is always given.
 func TestAnswersTakeOnlySoMuchMemory(t *testing.T) {
 	n := startWith(t, func(c *httpapi.Config) { c.MaxBodies = 8 })
 	for i, path := range []string{"/stats?format=json", "/stats", "/metrics", "/debug/state"} {

@@ -107,7 +107,7 @@ func (n *node) json(path string) object {
 	return o
 }
 
-// eventually waits until a question has no objection any more: figures follow
+// eventually waits until a question has no objection any more: stats follow
 // what clients have already seen.
 func eventually(t *testing.T, objection func() string) {
 	t.Helper()

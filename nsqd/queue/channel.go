@@ -248,7 +248,7 @@ func (c *Channel) Counters() ChannelCounters { return c.counters }
 
 // AddConsumer registers a consumer without credit. timeout is how long it may
 // hold a message; sample is the percentage of messages it wants, 0 for all: the
-// others are finished in its turn without being delivered to anyone. A message
+// others are finished in its turn without being delivered. A message
 // goes to the nearest consumer with credit.
 // Requires: the id is not in use.
 func (c *Channel) AddConsumer(id ConsumerID, timeout time.Duration, sample int, distance Distance) {

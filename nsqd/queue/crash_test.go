@@ -146,23 +146,23 @@ func (c *crashes) make(name string) {
 }
 
 func (c *crashes) publish() {
-	var row []*Message
+	var batch []*Message
 	for range 1 + c.rng.IntN(3) {
-		m := message(c.n+len(row)+1, c.now.Add(-time.Duration(c.rng.IntN(300))*time.Microsecond))
+		m := message(c.n+len(batch)+1, c.now.Add(-time.Duration(c.rng.IntN(300))*time.Microsecond))
 		if c.rng.IntN(6) == 0 {
 			m.Defer = time.Duration(1+c.rng.IntN(3)) * time.Millisecond
 		}
-		row = append(row, m)
+		batch = append(batch, m)
 	}
 	if c.cfg.WriteThrough {
-		if c.top.Admit(c.now, row...) != nil {
+		if c.top.Admit(c.now, batch...) != nil {
 			return
 		}
-		c.top.Appended(c.now, c.log.append(c.top.End(), row...), &c.fx, row...)
-	} else if c.top.Put(c.now, &c.fx, row...) != nil {
+		c.top.Appended(c.now, c.log.append(c.top.End(), batch...), &c.fx, batch...)
+	} else if c.top.Put(c.now, &c.fx, batch...) != nil {
 		return
 	}
-	for _, m := range row {
+	for _, m := range batch {
 		c.n++
 		c.offsets[c.n] = m.Offset
 		for _, m := range c.channels {

@@ -17,11 +17,11 @@ import (
 // j-i+1 <= b + r*(t_j - t_i + late), for every pair and in integers.
 func within(times []mono.Time, s tokenbucket.Share, late time.Duration) error {
 	times = slices.Sorted(slices.Values(times))
-	const grain = 1_000_000_000_000 // a token, where r milli-msg/s are r grains per nanosecond
+	const token = 1_000_000_000_000 // in subtokens: r milli-msg/s are r of them per nanosecond
 	for i := range times {
 		for j := i; j < len(times); j++ {
 			n, dt := int64(j-i+1), times[j].Sub(times[i])
-			if (n-s.Burst)*grain > int64(s.Rate)*int64(dt+late) {
+			if (n-s.Burst)*token > int64(s.Rate)*int64(dt+late) {
 				return fmt.Errorf("%d messages in %v with %v of backdating, the contract is %v msg/s, burst %d",
 					n, dt, late, s.Rate.PerSecond(), s.Burst)
 			}
@@ -268,11 +268,11 @@ func TestBothEnvelopesHold(t *testing.T) {
 					}
 					id := ConsumerID(slices.Index(tr.names, c.name))
 					tr.step(func() { _ = tr.top.SetReady(tr.now, c, id, rng.IntN(100), &tr.fx) })
-					var row []MessageID
+					var batch []MessageID
 					for _, it := range c.due {
-						row = append(row, it.msg.ID)
+						batch = append(batch, it.msg.ID)
 					}
-					tr.step(func() { tr.top.FinishBatch(tr.now, c, id, row, &tr.fx, nil) })
+					tr.step(func() { tr.top.FinishBatch(tr.now, c, id, batch, &tr.fx, nil) })
 				}
 			},
 			"disk": func() {

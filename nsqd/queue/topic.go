@@ -619,8 +619,8 @@ func (t *Topic) find(name string) (int, bool) {
 
 // FinishBatch ends the lives of messages in the channel, in one step: it appends to errs
 // what became of each. Error: ErrNotInFlight.
-func (t *Topic) FinishBatch(now mono.Time, c *Channel, id ConsumerID, row []MessageID, fx *Effects, errs []error) []error {
-	for _, m := range row {
+func (t *Topic) FinishBatch(now mono.Time, c *Channel, id ConsumerID, batch []MessageID, fx *Effects, errs []error) []error {
+	for _, m := range batch {
 		msg, err := c.finish(id, m, fx)
 		if err == nil {
 			fx.Finished = append(fx.Finished, msg)

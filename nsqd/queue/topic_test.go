@@ -787,11 +787,11 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 						ids = append(ids, o.id) // some of them twice
 					}
 				}
-				var row []MessageID
+				var batch []MessageID
 				for _, id := range ids {
-					row = append(row, message(id, 0).ID)
+					batch = append(batch, message(id, 0).ID)
 				}
-				for i, err := range top.FinishBatch(now, top.Channel(h.channel), h.consumer, row, &fx, nil) {
+				for i, err := range top.FinishBatch(now, top.Channel(h.channel), h.consumer, batch, &fx, nil) {
 					again := slices.Contains(ids[:i], ids[i])
 					if again != errors.Is(err, ErrNotInFlight) || !again && err != nil {
 						rt.Fatalf("%d of %v: %v", i, ids, err)

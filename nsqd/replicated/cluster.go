@@ -74,7 +74,7 @@ func Connect(ctx context.Context, cfg Config) (*Cluster, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, starting)
 	defer cancel()
-	pause := time.NewTicker(leastWait)
+	pause := time.NewTicker(minWait)
 	defer pause.Stop()
 	for said := false; ; {
 		c, err := connect(ctx, cfg)

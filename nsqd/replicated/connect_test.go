@@ -28,7 +28,7 @@ func TestConnectingEndsWithItsContext(t *testing.T) {
 				}
 				attempts.Add(1)
 				stop()
-				<-time.After(3 * leastWait)
+				<-time.After(3 * minWait)
 				_ = conn.Close()
 			}
 		}()

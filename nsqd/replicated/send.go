@@ -113,8 +113,8 @@ func (l *Log) stored(b *block, seq uint64) {
 }
 
 const (
-	leastWait = 50 * time.Millisecond
-	mostWait  = time.Second
+	minWait = 50 * time.Millisecond
+	maxWait = time.Second
 	// sureGone is how often a stream must not be found to be gone: a server that has just
 	// started may not know it yet.
 	sureGone = 5
@@ -133,7 +133,7 @@ func (l *Log) recover(acked uint64, cause error, wait *time.Duration) (last uint
 	l.mu.Unlock()
 	l.changed.Broadcast()
 	for gone := 0; ; {
-		*wait = min(max(leastWait, 2**wait), mostWait)
+		*wait = min(max(minWait, 2**wait), maxWait)
 		select {
 		case <-time.After(*wait):
 		case <-l.stop:
