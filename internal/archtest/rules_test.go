@@ -149,7 +149,7 @@ var arrows = []Arrow{
 			"api/...", "client/...", "gateway/balance", "gateway/cost", "gateway/schedule", "internal/...", "loaddistributor/catalog", "loaddistributor/correlation", "loaddistributor/placement", "loaddistributor/sizing", "loaddistributor/tuner",
 			"nsq/session", "nsq/wire", "pacing/...", "tbadaptor/adaptor", "tbadaptor/holder", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/...",
 		},
-		Why: "tools use a cluster as everybody else does: by its API, its protocol, and the pure packages",
+		Why: "tools use a cluster as any other client does: by its API, its protocol, and the pure packages",
 	},
 	{
 		From: []string{"tools/drlsim", "tools/sim/..."},

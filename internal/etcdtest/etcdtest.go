@@ -23,7 +23,7 @@ import (
 // patience is how long to wait for what must happen.
 const patience = 30 * time.Second
 
-// Config is whom the server serves; the zero value: everybody, in clear.
+// Config is whom the server serves; the zero value: all clients, in clear.
 type Config struct {
 	// Authority signs the server's certificate, and those that clients must show.
 	Authority *testkit.Authority

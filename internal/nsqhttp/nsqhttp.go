@@ -93,7 +93,7 @@ func (f *Fault) Write(w http.ResponseWriter) {
 // WriteText answers a request that was good.
 func WriteText(w http.ResponseWriter, body string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	_, _ = io.WriteString(w, body) // the client is gone; no one is left to tell
+	_, _ = io.WriteString(w, body) // the client is gone
 }
 
 // Argument returns a value of the query, or the fault that it has none. An

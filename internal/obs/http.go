@@ -86,6 +86,6 @@ func JSON(state func() (any, error)) http.Handler {
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write(body.Bytes()) // the client is gone; no one is left to tell
+		_, _ = w.Write(body.Bytes()) // the client is gone
 	})
 }

@@ -42,7 +42,7 @@ var levels = [...]struct {
 	{"fatal", slog.LevelError + 4}, // nothing: what ends a daemon is printed anyway
 }
 
-// ParseLevel returns the least severe level that is written at a name, which is
+// ParseLevel returns the lowest level that is written at a name, which is
 // debug, info, warn, error, or fatal (nothing), without regard to case.
 func ParseLevel(name string) (slog.Level, error) {
 	for _, known := range levels {
@@ -68,12 +68,12 @@ func LevelNumber(level slog.Level) int {
 // format is text or json, without regard to case. If w is a LogWriter, its lines on
 // lines that were dropped have that format, too.
 func NewLogger(w io.Writer, level, format string) (*slog.Logger, *slog.LevelVar, error) {
-	least, err := ParseLevel(level)
+	minimum, err := ParseLevel(level)
 	if err != nil {
 		return nil, nil, err
 	}
 	variable := new(slog.LevelVar)
-	variable.Set(least)
+	variable.Set(minimum)
 	options := &slog.HandlerOptions{Level: variable}
 	handler := func(w io.Writer) slog.Handler {
 		return slog.NewTextHandler(w, options)

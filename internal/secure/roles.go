@@ -23,7 +23,7 @@ const (
 	Admin
 )
 
-var roleNames = [...]string{Unauthenticated: "nobody", ReadOnly: "read-only", Node: "node", Admin: "admin"}
+var roleNames = [...]string{Unauthenticated: "unauthenticated", ReadOnly: "read-only", Node: "node", Admin: "admin"}
 
 // String returns the name, as in a token file.
 func (r Role) String() string {

@@ -128,7 +128,7 @@ func TestRolesOfEveryMethod(t *testing.T) {
 	bearers := map[string]struct {
 		token string
 		role  Role
-	}{"nobody": {"", Unauthenticated}, "read-only": {lookToken, ReadOnly}, "node": {nodeToken, Node}, "admin": {adminToken, Admin}}
+	}{"unauthenticated": {"", Unauthenticated}, "read-only": {lookToken, ReadOnly}, "node": {nodeToken, Node}, "admin": {adminToken, Admin}}
 	for name, b := range bearers {
 		var cfg ClientConfig
 		if b.token != "" {

@@ -36,7 +36,7 @@ type Flags interface {
 }
 
 // ServerConfig is how a server proves who it is, and whom it serves. The zero
-// value serves everybody, in clear.
+// value serves all clients, in clear.
 type ServerConfig struct {
 	CertFile, KeyFile string // PEM; both or neither
 	ClientCAFile      string // PEM: clients must show a certificate of these authorities

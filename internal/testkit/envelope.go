@@ -15,12 +15,12 @@ import (
 // rateMilli times the span of times, in nanoseconds, must fit an int64, and so
 // must the number of messages times 1e12.
 func Envelope(times []mono.Time, rateMilli, burst int64) (slack float64, err error) {
-	const grain = 1e12 // a token, where r milli-msg/s are r grains per nanosecond
+	const token = 1e12 // in subtokens: r milli-msg/s are r of them per nanosecond
 	times = slices.Sorted(slices.Values(times))
 	var lowest, highest int64
 	from, worst, since := 0, 0, 0
 	for j, t := range times {
-		level := int64(j)*grain - rateMilli*int64(t.Sub(times[0]))
+		level := int64(j)*token - rateMilli*int64(t.Sub(times[0]))
 		if j == 0 || level < lowest {
 			lowest, from = level, j
 		}
@@ -28,8 +28,8 @@ func Envelope(times []mono.Time, rateMilli, burst int64) (slack float64, err err
 			highest, worst, since = level-lowest, j, from
 		}
 	}
-	slack = float64((burst-1)*grain-highest) / grain
-	if highest > (burst-1)*grain {
+	slack = float64((burst-1)*token-highest) / token
+	if highest > (burst-1)*token {
 		return slack, fmt.Errorf("%d messages in %v, the contract is %v msg/s, burst %d",
 			worst-since+1, times[worst].Sub(times[since]), float64(rateMilli)/1000, burst)
 	}

@@ -74,7 +74,7 @@ var deliberate = []difference{
 	},
 	{
 		Key:  "http-auth",
-		NSQ:  "lets anybody publish over HTTP, also with --auth-http-address",
+		NSQ:  "lets all clients publish over HTTP, also with --auth-http-address",
 		SRTM: "asks the auth server for publishers over HTTP, too; 401 without a secret, 403 without permission",
 		Why:  "what takes permission over TCP must not be open beside it",
 		Page: "publishing over HTTP with `--auth-http-address`",

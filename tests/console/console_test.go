@@ -178,7 +178,7 @@ func get[T any](b *browser, action chromedp.Action[T]) T {
 	return v
 }
 
-// scheme has the page shown to someone who likes it light or dark.
+// scheme has the page shown to a reader who prefers light or dark.
 func (b *browser) scheme(name string) {
 	b.t.Helper()
 	features := []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}}

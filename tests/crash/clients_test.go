@@ -190,7 +190,7 @@ func TestBadSubscribers(t *testing.T) {
 }
 
 // Publishers that announce a megabyte each and send it by the byte cost neither
-// the memory that they announce nor anybody else's time, and are closed when they
+// the memory that they announce nor other clients' time, and are closed when they
 // are silent.
 func TestSlowPublishers(t *testing.T) {
 	const slow = 300

@@ -26,7 +26,7 @@ func page(t *testing.T, name string) (blocks []string) {
 	return blocks
 }
 
-// What docs/backup.md says to do, while publishers publish: everybody is where they
+// What docs/backup.md says to do, while publishers publish: all are where they
 // were, and a publisher that comes then finds its place.
 func TestBackupAndRestore(t *testing.T) {
 	const publishers, each = 4, 100

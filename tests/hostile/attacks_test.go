@@ -19,7 +19,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/compress"
 )
 
-// attacks are kept for ever. The figures are of what they did to the others, or
+// attacks are kept for ever. The numbers are of what they did to the others, or
 // to the broker, when they were found.
 var attacks = []attack{
 	{

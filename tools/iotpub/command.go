@@ -135,7 +135,7 @@ each accepted message came exactly once.`,
 	fs.StringVar(&cfg.Background.Topic, "background-topic", cfg.Background.Topic, "with --background: `topic` to publish to")
 	fs.BoolVar(&cfg.Portable, "portable", false, "use the poller of systems without epoll, to compare")
 	fs.StringVar(&output, "output", output, "`form` of progress and report: text or json (one object a line)")
-	fs.StringVar(&level, "log-level", level, "least `level` to log: debug, info, warn or error")
+	fs.StringVar(&level, "log-level", level, "minimum `level` to log: debug, info, warn or error")
 	return cmd
 }
 

@@ -21,9 +21,9 @@ type Broker struct {
 	Args func(at Place, s Scenario) ([]string, error)
 	NSQ  bool // it speaks NSQ's protocol
 	Bare bool // it has no TLS, and keeps nothing for subscribers that come later
-	// Pprof says that it serves Go's own figures at Place.Web.
+	// Pprof says that it serves Go's own metrics at Place.Web.
 	Pprof bool
-	// Ended, if it is not nil, adds figures of the broker's own once it has ended.
+	// Ended, if it is not nil, adds metrics of the broker's own once it has ended.
 	Ended func(at Place, s Scenario, r *Result) error
 }
 
@@ -106,7 +106,7 @@ func AnotherNSQ(name, path, identify string) Broker {
 	})
 }
 
-// Floor is bench/floor: the least that is possible.
+// Floor is bench/floor: the minimum that is possible.
 func Floor(path string) Broker {
 	return Broker{Name: "floor", Path: path, Dialect: nsqDialect(""), NSQ: true, Bare: true, Args: func(at Place, s Scenario) ([]string, error) {
 		args := []string{"--tcp-address=" + at.TCP}
@@ -180,7 +180,7 @@ func (b Broker) start(s Scenario) (_ *running, err error) {
 	return r, err
 }
 
-// stop ends the broker, by force if it does not hurry: its work is done, and brokers
+// stop ends the broker, by force if it does not end soon: its work is done, and brokers
 // have exit codes of their own for a signal.
 func (r *running) stop() {
 	if r.Process != nil {

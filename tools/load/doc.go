@@ -2,7 +2,7 @@
 
 // Package load gives brokers the same work and measures what becomes of it. A
 // Scenario says what the work is, a Broker how one is started and spoken to, and
-// Perform starts it, performs the work and returns the figures. bench/peer is
+// Perform starts it, performs the work and returns the measurements. bench/peer is
 // made of it, and the sender of bench/stamps.
 //
 // What is sent at a rate is sent open loop: latency counts from the instant at
@@ -12,7 +12,7 @@
 // those of a Go broker that serves /debug/pprof.
 //
 // The load comes from the process that calls Perform, so all brokers share the
-// machine with it alike: hold figures as ratios. It is made light, and by one rule
+// machine with it alike: compare measurements as ratios. It is made light, and by one rule
 // for all brokers:
 //
 //   - Go's poller watches none of its connections, and its threads have priority, or

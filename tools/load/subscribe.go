@@ -21,15 +21,15 @@ import (
 
 // The range of latencies.
 const (
-	leastLatency = int64(time.Microsecond)
-	mostLatency  = int64(time.Minute)
+	minLatency = int64(time.Microsecond)
+	maxLatency = int64(time.Minute)
 )
 
-func newHistogram() *hdr.Histogram { return hdr.New(leastLatency, mostLatency, 3) }
+func newHistogram() *hdr.Histogram { return hdr.New(minLatency, maxLatency, 3) }
 
 // record counts what is out of range at its end.
 func record(h *hdr.Histogram, d time.Duration) {
-	_ = h.RecordValue(min(max(int64(d), leastLatency), mostLatency)) // within range
+	_ = h.RecordValue(min(max(int64(d), minLatency), maxLatency)) // within range
 }
 
 // subscriber takes the messages of a channel.

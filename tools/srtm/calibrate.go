@@ -126,7 +126,7 @@ wrong.`,
 	f.Int64Var(&cfg.Search.First, "first", 1000, "rate to begin with, in `msg/s`")
 	f.Int64Var(&cfg.Search.Least, "least", 100, "minimum rate to try, in `msg/s`")
 	f.Int64Var(&cfg.Search.Most, "most", 1_000_000, "maximum rate to try, in `msg/s`")
-	f.Float64Var(&cfg.Search.Tolerance, "tolerance", 0.05, "how far below the least rate that is not kept the result may be, as a `part` of it")
+	f.Float64Var(&cfg.Search.Tolerance, "tolerance", 0.05, "how far below the lowest rate that is not kept the result may be, as a `part` of it")
 	f.IntVar(&cfg.Search.Steps, "steps", 60, "maximum `number` of tries")
 	f.IntVar(&cfg.Search.Again, "again", 2, "`times` that a rate which could not be sent in time is tried again")
 	f.DurationVar(&cfg.Settle, "settle", time.Second, "how long a rate is sent before it is measured")

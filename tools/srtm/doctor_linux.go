@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	leastFiles = 10_000  // that a daemon should be able to open
-	leastSpace = 1 << 30 // bytes
-	fewestFree = 0.05    // of a disk
+	minFiles   = 10_000  // that a daemon should be able to open
+	minSpace   = 1 << 30 // bytes
+	minFree    = 0.05    // of a disk
 	capPerfmon = 1 << 38 // bits of CapEff
 	capBPF     = 1 << 39
 	capAdmin   = 1 << 21
@@ -98,7 +98,7 @@ func (d *doctor) machine() {
 
 func (d *doctor) files(check string, limit uint64) {
 	state := well
-	if limit < leastFiles {
+	if limit < minFiles {
 		state = warned
 	}
 	d.add(check, state, "LimitNOFILE=1048576 in its unit, or ulimit -n: three quarters of it are for clients", "%d", limit)
@@ -171,7 +171,7 @@ func (d *doctor) space(folder string) {
 	switch {
 	case free == 0 || fs.Ffree == 0 && fs.Files > 0:
 		state = failed
-	case free < leastSpace || float64(free) < fewestFree*float64(all):
+	case free < minSpace || float64(free) < minFree*float64(all):
 		state = warned
 	}
 	d.add(check, state, "make room, or bound logs with --max-log-bytes: publishers are refused where the disk is full", "%.1f GiB of %.1f GiB free", gib(free), gib(all))

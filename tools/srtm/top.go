@@ -83,7 +83,7 @@ func topicWatchCommand() *cobra.Command {
 		Args:  oneName,
 	}, func(x *call) error {
 		return r.run(x, func(ctx context.Context, w io.Writer) error {
-			t, err := x.figures(ctx, x.args[0])
+			t, err := x.topicSummary(ctx, x.args[0])
 			if err != nil {
 				return err
 			}
@@ -171,7 +171,7 @@ func (x *call) top(ctx context.Context, w io.Writer, limit int) error {
 	calls.SetLimit(topAtOnce)
 	for i, name := range names {
 		calls.Go(func() (err error) {
-			topics[i], err = x.figures(ctx, name)
+			topics[i], err = x.topicSummary(ctx, name)
 			if len(x.args) == 0 && status.Code(err) == codes.NotFound {
 				return nil // deleted since it was listed
 			}

@@ -175,7 +175,7 @@ it sets that. What they are told now, each broker has in /stats?format=json.`,
 			})
 			topic = r.GetTopic()
 		} else {
-			topic, err = x.figures(x.ctx, name)
+			topic, err = x.topicSummary(x.ctx, name)
 		}
 		return x.show(topic.GetSpec(), err, func() error {
 			fmt.Fprintf(x.out, "topic     %s\npacing    %s\n\n", name, pacingText(topic.GetSpec().GetPacing()))
@@ -323,8 +323,8 @@ func topicListCommand() *cobra.Command {
 	})
 }
 
-// figures gets a topic without its publishers, which may be many.
-func (x *call) figures(ctx context.Context, name string) (*srtmv1.Topic, error) {
+// topicSummary gets a topic without its publishers, which may be many.
+func (x *call) topicSummary(ctx context.Context, name string) (*srtmv1.Topic, error) {
 	r, err := x.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: name, OmitPublishers: true})
 	return r.GetTopic(), err
 }
@@ -346,7 +346,7 @@ func (x *call) topic(name string) (all *srtmv1.Topic, err error) {
 func topicDescribeCommand() *cobra.Command {
 	return leaf(&cobra.Command{Use: "describe NAME", Short: "Show a topic's contract, placement and current stats", Args: oneName}, func(x *call) error {
 		if x.output == formTable {
-			return x.describe(x.figures(x.ctx, x.args[0]))
+			return x.describe(x.topicSummary(x.ctx, x.args[0]))
 		}
 		return x.describe(x.topic(x.args[0]))
 	})
@@ -401,13 +401,13 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 		fmt.Fprintf(w, "p99       %s of it is access delay (mean over the slowest 1 %%, all brokers)\n", percentText(status.GetP99AccessFraction()))
 	}
 	fmt.Fprintln(w)
-	figures := map[string]*srtmv1.BrokerTopicStatus{}
+	byBroker := map[string]*srtmv1.BrokerTopicStatus{}
 	for _, b := range status.GetBrokers() {
-		figures[b.GetBrokerId()] = b
+		byBroker[b.GetBrokerId()] = b
 	}
 	const head = "BROKER\tQUOTA\tPUBLISHERS\tR_L\tB_L\tIN/S\tOUT/S\tACCESS P99\tPROCESSING P99\tDELIVERY P99\tOF IT ACCESS\tCONSUMER P99"
 	err := table(w, head, t.GetQuotas(), func(q *srtmv1.BrokerQuota) []any {
-		b := figures[q.GetBrokerId()]
+		b := byBroker[q.GetBrokerId()]
 		share := cmp.Or(b.GetShare(), q.GetShare())
 		window := b.GetWindow()
 		ofItAccess := "-"

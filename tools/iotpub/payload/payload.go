@@ -7,7 +7,7 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Size is the least length of a body. The rest of a longer one is padding.
+// Size is the minimum length of a body. The rest of a longer one is padding.
 const Size = 24
 
 const magic = "SRTP"
@@ -32,7 +32,7 @@ type Payload struct {
 // Requires: size >= Size.
 func Append(dst []byte, p Payload, size int) []byte {
 	if size < Size {
-		panic(fmt.Sprintf("a body of %d bytes: the least is %d", size, Size))
+		panic(fmt.Sprintf("a body of %d bytes: the minimum is %d", size, Size))
 	}
 	dst = append(dst, magic...)
 	dst = binary.BigEndian.AppendUint32(dst, p.Run)

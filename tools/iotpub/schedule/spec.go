@@ -55,7 +55,7 @@ type Spec struct {
 	// MaxNoise; only with Sync.
 	Noise   time.Duration
 	Process Process
-	// Size of a message body in bytes; with SizeTo the least, and each event
+	// Size of a message body in bytes; with SizeTo the minimum, and each event
 	// draws its own, uniform in Size .. SizeTo. 0: all are of Size.
 	Size, SizeTo int
 	// Seed decides everything random.

@@ -131,7 +131,7 @@ func (s *Subscriber) Connections() int {
 	return consumer.Stats().Connections
 }
 
-// Stats are figures up to now.
+// Stats are counts up to now.
 type Stats struct {
 	Delivered, Duplicated, Foreign uint64
 	// EndToEnd is the time from the intended send time to the handler, of each
@@ -139,7 +139,7 @@ type Stats struct {
 	EndToEnd *obs.Latency
 }
 
-// Stats returns a copy of the figures.
+// Stats returns a copy of the counts.
 func (s *Subscriber) Stats() Stats {
 	late := obs.NewLatency()
 	s.mu.Lock()

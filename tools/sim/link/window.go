@@ -35,7 +35,7 @@ type window struct {
 
 const (
 	beta    = 0.875 // what an overload leaves of a window
-	minimum = 0.01  // least real window, in packets: a flow goes on asking
+	minimum = 0.01  // real window, in packets: a flow goes on asking
 )
 
 // newWindow returns a window of one packet for a flow of a ToS.

@@ -50,8 +50,8 @@ type Config struct {
 // Validate returns every fault at once, joined, or nil.
 func (c Config) Validate() error {
 	var f faults.List
-	between := func(name string, v, least, most int) {
-		f.If(v < least || v > most, "%s: %d, want %d .. %d", name, v, least, most)
+	between := func(name string, v, minimum, maximum int) {
+		f.If(v < minimum || v > maximum, "%s: %d, want %d .. %d", name, v, minimum, maximum)
 	}
 	between("brokers", c.Brokers, 1, MaxBrokers)
 	between("topics", c.Topics, 1, MaxTopics)

@@ -60,8 +60,8 @@ func TestAStudyCountsWhatItDid(t *testing.T) {
 	if m.PerTopic < 10 || m.ReportsPerSecond != 20 || m.GrantsPerSecond <= 0 || m.PerSecond() != 20+m.GrantsPerSecond {
 		t.Errorf("messages %+v", m)
 	}
-	if least := float64(2 * (cfg.Topics + r.Split)); m.EntriesPerSecond < least {
-		t.Errorf("%v lines a second in reports, want at least %v", m.EntriesPerSecond, least)
+	if minimum := float64(2 * (cfg.Topics + r.Split)); m.EntriesPerSecond < minimum {
+		t.Errorf("%v lines a second in reports, want at minimum %v", m.EntriesPerSecond, minimum)
 	}
 	if !slices.Contains(*told, "placing topics 0/40") || !slices.Contains(*told, "retuning shares 2/3") {
 		t.Errorf("progress %v", *told)

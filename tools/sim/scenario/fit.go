@@ -71,7 +71,7 @@ type Check struct {
 	Met        bool         `json:"met"`
 }
 
-// slice is the grain in which the fast search is told of late messages.
+// slice is the interval for which the fast search is told of late messages.
 const slice = 10 * time.Millisecond
 
 // fitRun is one fit under way.

@@ -150,7 +150,7 @@ var _ = Describe("an agent", func() {
 		}
 		return bodies
 	}
-	figure := func(name, label string) float64 {
+	metric := func(name, label string) float64 {
 		GinkgoHelper()
 		families, err := metrics.Gather()
 		Expect(err).NotTo(HaveOccurred())
@@ -177,9 +177,9 @@ var _ = Describe("an agent", func() {
 				Expect(e.Delay).To(Equal(1500 * time.Millisecond))
 			}
 		}
-		Expect(figure("srtm_publish_agent_publishes_total", "accepted")).To(Equal(3.0))
-		Expect(figure("srtm_publish_agent_connections", "")).To(Equal(1.0))
-		Expect(figure("srtm_publish_agent_publishers", "")).To(Equal(1.0))
+		Expect(metric("srtm_publish_agent_publishes_total", "accepted")).To(Equal(3.0))
+		Expect(metric("srtm_publish_agent_connections", "")).To(Equal(1.0))
+		Expect(metric("srtm_publish_agent_publishers", "")).To(Equal(1.0))
 	})
 
 	It("shares a publisher among connections, and keeps each one's order", func() {
@@ -280,7 +280,7 @@ var _ = Describe("an agent", func() {
 		r.write(pub(topic, "no") + pub(topic, "yes"))
 		Expect(r.frame()).To(Equal("E_RATE_LIMITED retry_after_ms=20"))
 		Expect(r.frame()).To(Equal("OK"))
-		Expect(figure("srtm_publish_agent_publishes_total", "refused")).To(Equal(1.0))
+		Expect(metric("srtm_publish_agent_publishes_total", "refused")).To(Equal(1.0))
 	})
 
 	DescribeTable("refuses what cannot be published, and closes", func(id, commands, answer string) {
@@ -321,7 +321,7 @@ var _ = Describe("an agent", func() {
 		Expect(r.frame()).To(Equal("end"))
 		a.Hold(false)
 		Expect(producer("p").Publish(topic, []byte("2"))).To(Succeed())
-		Expect(figure("srtm_publish_agent_publishes_total", "unanswered")).To(Equal(1.0))
+		Expect(metric("srtm_publish_agent_publishes_total", "unanswered")).To(Equal(1.0))
 	})
 
 	It("waits for a broker that comes back", func() {
@@ -350,7 +350,7 @@ var _ = Describe("an agent", func() {
 			placement.Place(topic, b.Address(), "p")
 			Eventually(func() error { return producer("p").Publish(topic, []byte("2")) }).Should(Succeed())
 			Expect(published()).To(Equal([]string{"b:2"}))
-			Expect(figure("srtm_publish_agent_publishes_total", "unsent")).To(BeNumerically(">=", 1))
+			Expect(metric("srtm_publish_agent_publishes_total", "unsent")).To(BeNumerically(">=", 1))
 		})
 	})
 
@@ -373,7 +373,7 @@ var _ = Describe("an agent", func() {
 			first := open("p")
 			open("p")
 			Expect(dial().frame()).To(Equal("end"))
-			Expect(figure("srtm_publish_agent_connections_refused_total", "")).To(Equal(1.0))
+			Expect(metric("srtm_publish_agent_connections_refused_total", "")).To(Equal(1.0))
 			first.Close()
 			Eventually(func() string {
 				r := dial()
@@ -463,7 +463,7 @@ var _ = Describe("an agent", func() {
 				Expect(p.Publish(topic, []byte(strconv.Itoa(i)))).To(Succeed())
 				p.Stop()
 				Eventually(a.Clients).Should(BeEmpty())
-				Expect(figure("srtm_publish_agent_publishers", "")).To(BeZero())
+				Expect(metric("srtm_publish_agent_publishers", "")).To(BeZero())
 				p = producer("p")
 			}
 			Expect(published()).To(Equal([]string{"a:0", "a:1", "a:2"}))

@@ -81,8 +81,8 @@ func (c Config) Validate() error {
 	f.If(c.MaxConnections <= 0, "--max-connections %d is not positive", c.MaxConnections)
 	f.If(c.MaxPublishers <= 0, "--max-publishers %d is not positive", c.MaxPublishers)
 	f.If(c.MaxOutstanding <= 0, "--max-outstanding %d is not positive", c.MaxOutstanding)
-	least := int64(protocol().Limits.MaxBodySize)
-	f.If(c.MaxBuffer < least, "--max-buffer: %d bytes are fewer than the largest publish has, %d", c.MaxBuffer, least)
+	minimum := int64(protocol().Limits.MaxBodySize)
+	f.If(c.MaxBuffer < minimum, "--max-buffer: %d bytes are fewer than the largest publish has, %d", c.MaxBuffer, minimum)
 	return f.Err()
 }
 

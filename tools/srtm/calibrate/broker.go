@@ -26,8 +26,8 @@ type broker struct {
 	secure  *tls.Config // nil: without TLS
 }
 
-// topicFigures are what is read of a topic in /stats.
-type topicFigures struct {
+// topicStats are what is read of a topic in /stats.
+type topicStats struct {
 	Name     string
 	Delivery *obs.Latency
 }
@@ -120,8 +120,8 @@ func (b broker) request(ctx context.Context, method, to, path string) ([]byte, e
 	return text, err
 }
 
-// topics returns the figures of all topics.
-func (b broker) topics(ctx context.Context) ([]topicFigures, error) {
+// topics returns the stats of all topics.
+func (b broker) topics(ctx context.Context) ([]topicStats, error) {
 	text, err := b.ask(ctx, http.MethodGet, "/stats?format=json&include_clients=false&include_mem=false&include_histograms=true")
 	if err != nil {
 		return nil, err
@@ -130,7 +130,7 @@ func (b broker) topics(ctx context.Context) ([]topicFigures, error) {
 }
 
 // parseStats reads what /stats answers.
-func parseStats(text []byte) ([]topicFigures, error) {
+func parseStats(text []byte) ([]topicStats, error) {
 	var s struct {
 		Topics []struct {
 			Name string `json:"topic_name"`
@@ -144,7 +144,7 @@ func parseStats(text []byte) ([]topicFigures, error) {
 	if err := json.Unmarshal(text, &s); err != nil {
 		return nil, fmt.Errorf("/stats: %w", err)
 	}
-	var all []topicFigures
+	var all []topicStats
 	for _, t := range s.Topics {
 		if t.SRTM.Latency.Delivery == nil {
 			return nil, errors.New("/stats has no delivery_histogram: is this an nsqd of SRTM, and as new as this program?")
@@ -153,7 +153,7 @@ func parseStats(text []byte) ([]topicFigures, error) {
 		if err != nil {
 			return nil, fmt.Errorf("/stats, topic %.80q: %w", t.Name, err)
 		}
-		all = append(all, topicFigures{t.Name, l})
+		all = append(all, topicStats{t.Name, l})
 	}
 	return all, nil
 }

@@ -78,9 +78,9 @@ func (c Config) Validate() error {
 	f.If(c.Workers < 1, "%d workers: want 1 or more", c.Workers)
 	f.Add(c.spec(c.Search.First).Validate())
 	if len(f) == 0 {
-		least := float64(c.SLO.Least()) / (maxStretch * c.Step.Seconds())
-		f.If(float64(c.Search.Least) < least, "%d msg/s in %v are too few messages for the SLO's quantile: want %.0f msg/s or more, or longer steps",
-			c.Search.Least, maxStretch*c.Step, math.Ceil(least))
+		minimum := float64(c.SLO.MinDeliveries()) / (maxStretch * c.Step.Seconds())
+		f.If(float64(c.Search.Least) < minimum, "%d msg/s in %v are too few messages for the SLO's quantile: want %.0f msg/s or more, or longer steps",
+			c.Search.Least, maxStretch*c.Step, math.Ceil(minimum))
 	}
 	return f.Err()
 }
@@ -95,7 +95,7 @@ func (c Config) spec(rate int64) schedule.Spec {
 
 // measured is how long a rate is measured.
 func (c Config) measured(rate int64) time.Duration {
-	need := time.Duration(1.2 * float64(c.SLO.Least()) / float64(rate) * float64(time.Second))
+	need := time.Duration(1.2 * float64(c.SLO.MinDeliveries()) / float64(rate) * float64(time.Second))
 	return min(max(c.Step, need), maxStretch*c.Step)
 }
 
@@ -142,7 +142,7 @@ const (
 type Result struct {
 	// Mcap is the maximum rate that kept the SLO, msg/s; 0: none did.
 	Mcap int64 `json:"mcap"`
-	// Over is the least one above it that was not kept, 0 if there is none.
+	// Over is the lowest one above it that was not kept, 0 if there is none.
 	Over  int64  `json:"over"`
 	Limit Limit  `json:"limit"`
 	Steps []Step `json:"steps"`
@@ -166,8 +166,8 @@ func (e *CarriesError) Error() string {
 }
 
 var (
-	// ErrNothingKept: not even the least rate kept the SLO, or could be sent.
-	ErrNothingKept = errors.New("not even the least rate was kept")
+	// ErrNothingKept: not even the minimum rate kept the SLO, or could be sent.
+	ErrNothingKept = errors.New("not even the minimum rate was kept")
 	// ErrNoTime: there was no time, or no step, left before a rate was kept.
 	ErrNoTime = errors.New("no rate was kept in the time, or the steps, that there were")
 )
@@ -257,9 +257,9 @@ func newRunner(ctx context.Context, cfg Config) (_ *runner, done func(), err err
 // prefix begins the names of our topics.
 const prefix = "srtm-calibrate-"
 
-// others returns the figures of all topics that are not ours, and a *CarriesError
+// others returns the stats of all topics that are not ours, and a *CarriesError
 // if there are any and that matters.
-func (r *runner) others(ctx context.Context) ([]topicFigures, error) {
+func (r *runner) others(ctx context.Context) ([]topicStats, error) {
 	all, err := r.broker.topics(ctx)
 	if err != nil {
 		return nil, err
@@ -278,18 +278,18 @@ func (r *runner) others(ctx context.Context) ([]topicFigures, error) {
 	return all, nil
 }
 
-// figures returns those of the topic, and fails like others.
-func (r *runner) figures(ctx context.Context, topic string) (topicFigures, error) {
+// stats returns those of the topic, and fails like others.
+func (r *runner) stats(ctx context.Context, topic string) (topicStats, error) {
 	all, err := r.others(ctx)
 	if err != nil {
-		return topicFigures{}, err
+		return topicStats{}, err
 	}
 	for _, t := range all {
 		if t.Name == topic {
 			return t, nil
 		}
 	}
-	return topicFigures{}, fmt.Errorf("the broker has lost topic %s", topic)
+	return topicStats{}, fmt.Errorf("the broker has lost topic %s", topic)
 }
 
 // step tries a rate.
@@ -339,12 +339,12 @@ func Measure(ctx context.Context, cfg Config, load schedule.Spec) (*Measured, er
 
 // snapshot is what the broker says of a topic at an instant.
 type snapshot struct {
-	topicFigures
+	topicStats
 	cpu time.Duration
 }
 
 func (r *runner) snapshot(ctx context.Context, topic string) (s snapshot, err error) {
-	if s.topicFigures, err = r.figures(ctx, topic); err == nil && r.cfg.CPU {
+	if s.topicStats, err = r.stats(ctx, topic); err == nil && r.cfg.CPU {
 		s.cpu, err = r.broker.cpu(ctx)
 	}
 	return s, err

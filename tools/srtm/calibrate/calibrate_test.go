@@ -265,7 +265,7 @@ func FuzzParseStats(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		all, err := parseStats(text)
 		if err != nil && all != nil {
-			t.Fatal("figures and an error")
+			t.Fatal("stats and an error")
 		}
 		for _, topic := range all {
 			if l, err := since(topic.Delivery, topic.Delivery); err != nil || l.Count() != 0 {

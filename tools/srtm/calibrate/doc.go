@@ -7,8 +7,8 @@
 // kernel to the write to the subscriber: that is what an SLO is about, and what the
 // loaddistributor judges a placement by. Latencies from sender to receiver would
 // count this program's slowness as the broker's. What the generator itself could not
-// send in time is known from its own figures.
+// send in time is known from its own measurements.
 //
 // It knows a broker by its protocol and its HTTP alone, and neither who asks nor
-// what becomes of the figure: tools/srtm does.
+// what becomes of the result: tools/srtm does.
 package calibrate

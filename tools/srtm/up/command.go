@@ -22,7 +22,7 @@ on free ports of 127.0.0.1), creates a topic, connects one emulated sensor for
 each publisher and a subscriber that uses go-nsq, and shows what happens.
 
 First it calibrates: it measures whether this machine carries the load, says so
-with its figures if it does not and takes fewer publishers, and derives the
+with its measurements if it does not and takes fewer publishers, and derives the
 contract. r is 1.1 x the offered rate. b is more than the load needs for a p99
 access delay of 0 on one broker, and by the same factor less than it needs on
 all of them (n on each). The SLO lies between what this machine takes without

@@ -13,10 +13,10 @@ import (
 const (
 	// rateMargin is r over the offered rate, the paper's choice.
 	rateMargin = 1.1
-	// burstMargin is the least of b over what the load needs. A burst sits on the
+	// burstMargin is the minimum of b over what the load needs. A burst sits on the
 	// 1 % edge of one recording and differs from one to the next by some percent.
 	burstMargin = 1.25
-	// quickest is the least latency that an SLO is derived from: what a machine
+	// quickest is the minimum latency that an SLO is derived from: what a machine
 	// does better than that, it does not do every second.
 	quickest = time.Millisecond
 )

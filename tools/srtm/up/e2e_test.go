@@ -98,7 +98,7 @@ func TestUp(t *testing.T) {
 				t.Errorf("%s: shares sum to %d, %d; the contract is %d, %d", p.Name, rate, burst, r.RateMilli, r.Burst)
 			}
 			if p.Broker == nil || p.Broker.Delivered == 0 || p.Broker.Delivery.Count == 0 {
-				t.Errorf("%s: the brokers' figures are %+v", p.Name, p.Broker)
+				t.Errorf("%s: the brokers' stats are %+v", p.Name, p.Broker)
 			}
 		}
 		if r.Phases[0].Emulator.Offered != r.Phases[1].Emulator.Offered {

@@ -56,7 +56,7 @@ func defaults() options {
 func (o *options) flags(fs *pflag.FlagSet) {
 	o.load.Flags(fs)
 	fs.IntVar(&o.brokers, "brokers", o.brokers, "number of brokers")
-	fs.Int64Var(&o.mcap, "mcap", o.mcap, "greatest rate of each broker within the SLO, in `msg/s`; the default load fits one")
+	fs.Int64Var(&o.mcap, "mcap", o.mcap, "maximum rate of each broker within the SLO, in `msg/s`; the default load fits one")
 	fs.DurationVar(&o.duration, "duration", o.duration, "how long to send, half with SRTM's placement and half split blindly")
 	fs.BoolVar(&o.together, "together", false, "send to both placements at the same time, each for all of --duration, so that the console shows them side by side; the machine carries the load twice")
 	fs.BoolVar(&o.undeclared, "undeclared", false, "send, as long again as to one placement, to a topic of which no publisher is declared; who they are is learned from 20 s on, who sends together from a minute on")
@@ -64,7 +64,7 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.slo, "slo", 0, "delivery latency of the SLO; 0: between what this machine needs without waits for tokens and what a blind split waits for them")
 	fs.Int64Var(&o.burst, "burst", 0, "contract burst b, in `messages`; 0: more than the load needs on one broker, less than it needs split")
 	fs.DurationVar(&o.calibration, "calibration", o.calibration, "how long one calibration of the load takes; 0: none, trust the machine")
-	fs.DurationVar(&o.maxLateness, "max-lateness", o.maxLateness, "p99 of sending later than intended from which on the report calls its figures the machine's")
+	fs.DurationVar(&o.maxLateness, "max-lateness", o.maxLateness, "p99 of sending later than intended from which on the report calls its results the machine's")
 	fs.BoolVar(&o.admission, "admission", false, "run admission too, with a rule for one tenant's HTTP publishes, and show that it refuses what is above")
 	fs.BoolVar(&o.gateway, "gateway", false, "run a gateway in front of two emulated web servers too, and show what three classes of requests get that ask for more than there is")
 	fs.BoolVar(&o.replicated, "replicated", false, "keep what brokers store in NATS JetStream, three copies on three nats-servers that are started too; 3 brokers unless --brokers says otherwise")
@@ -73,7 +73,7 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.dataDir, "data-dir", "", "`folder` for the processes' logs and data (default a new one, removed after success)")
 	fs.IntVar(&o.memQueue, "mem-queue-size", o.memQueue, "`messages` a broker holds per topic and channel")
 	fs.StringVar(&o.output, "output", o.output, "`form` of the report: table or json; with json the live view goes to standard error")
-	fs.StringVar(&o.logLevel, "log-level", o.logLevel, "least `level` that the processes log: debug, info, warn or error")
+	fs.StringVar(&o.logLevel, "log-level", o.logLevel, "minimum `level` that the processes log: debug, info, warn or error")
 }
 
 // findNATS says where nats-server is; "" without --replicated.

@@ -43,7 +43,7 @@ type Report struct {
 	MachineUs int64 `json:"machine_us,omitempty"`
 	SplitOver int   `json:"split_over,omitempty"`
 	SplitUs   int64 `json:"split_us,omitempty"`
-	// MaxLatenessUs is the p99 of sending late from which on figures are as much
+	// MaxLatenessUs is the p99 of sending late from which on the results are as much
 	// this machine's as the placement's.
 	MaxLatenessUs int64 `json:"max_lateness_us"`
 
@@ -135,7 +135,7 @@ type OnTime struct {
 	Late int64 `json:"late"`
 }
 
-// BrokerSide are the brokers' figures, merged over all of them.
+// BrokerSide are the brokers' stats, merged over all of them.
 type BrokerSide struct {
 	WindowSeconds  float64          `json:"window_s"`
 	Delivered      uint64           `json:"delivered"`
@@ -146,7 +146,7 @@ type BrokerSide struct {
 	SLOMet         *bool            `json:"slo_met,omitempty"` // nil: undecided
 }
 
-// observe keeps the newest figures.
+// observe keeps the newest stats.
 func (p *Phase) observe(s *srtmv1.TopicStatus) {
 	pooled := s.GetPooled()
 	if pooled.GetDelivered() == 0 {
@@ -193,7 +193,7 @@ func (r *Report) Faults() []string {
 	return faults
 }
 
-// notes says what has to be known to read a phase's figures.
+// notes says what has to be known to read a phase's results.
 func (r *Report) notes(p *Phase) (notes []string) {
 	e, b := &p.Emulator, p.Broker
 	if f := e.AchievedFraction(); !e.Interrupted && f < carriedFraction {
@@ -216,7 +216,7 @@ func (r *Report) notes(p *Phase) (notes []string) {
 		notes = append(notes, fmt.Sprintf("this machine missed the SLO, not the tokens: sent on time, %s of the messages would wait longer than %v for one.\nHere, %s",
 			late, r.slo(), how))
 	case r.MaxLatenessUs > 0 && e.Lateness.P99Us > r.MaxLatenessUs:
-		notes = append(notes, "these figures are as much this machine's: "+how)
+		notes = append(notes, "these results are as much this machine's: "+how)
 	}
 	return notes
 }
@@ -330,13 +330,13 @@ func (r *Report) compare(w io.Writer) error {
 		if len(p.Placement) == 0 {
 			return "-"
 		}
-		least := p.Placement[0]
+		smallest := p.Placement[0]
 		for _, q := range p.Placement[1:] {
-			if q.RateMilli < least.RateMilli || q.RateMilli == least.RateMilli && q.Burst < least.Burst {
-				least = q
+			if q.RateMilli < smallest.RateMilli || q.RateMilli == smallest.RateMilli && q.Burst < smallest.Burst {
+				smallest = q
 			}
 		}
-		return fmt.Sprintf("%s msg/s, %d", rateText(least.RateMilli), least.Burst)
+		return fmt.Sprintf("%s msg/s, %d", rateText(smallest.RateMilli), smallest.Burst)
 	})
 	row("offered", func(p *Phase) string {
 		return fmt.Sprintf("%d (%.0f/s for %.1f s)", p.Emulator.Offered, p.Emulator.OfferedRate, p.Emulator.Seconds)

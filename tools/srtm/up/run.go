@@ -455,7 +455,7 @@ func (r *run) create(ctx context.Context, spec *srtmv1.TopicSpec) (*srtmv1.Topic
 	return topics.Create(ctx, r.admin, &srtmv1.CreateTopicRequest{Spec: spec}, nil)
 }
 
-// status returns a topic with its figures, or nil when it cannot be had now.
+// status returns a topic with its stats, or nil when it cannot be had now.
 func (r *run) status(ctx context.Context, name string) *srtmv1.Topic {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()

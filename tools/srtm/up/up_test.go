@@ -264,7 +264,7 @@ func TestView(t *testing.T) {
 	v.say("hello %s", "world")
 	v.draw(f)
 	f.progress.ElapsedSeconds = 8
-	width = 40 // somebody has made the window smaller
+	width = 40 // the window has become smaller
 	v.draw(f)
 	v.say("done")
 	testkit.Golden(t, "testdata/terminal.txt", b.Bytes())
@@ -359,11 +359,11 @@ func TestNotes(t *testing.T) {
 		want   []string // what the notes begin with
 	}{
 		"all is well":      {func(*Report, *Phase) {}, nil},
-		"a busy machine":   {func(_ *Report, p *Phase) { p.Emulator.Lateness = late }, []string{"these figures are as much this machine's"}},
+		"a busy machine":   {func(_ *Report, p *Phase) { p.Emulator.Lateness = late }, []string{"these results are as much this machine's"}},
 		"it missed":        {func(_ *Report, p *Phase) { p.Broker.SLOMet = new(bool) }, []string{"this machine missed the SLO, not the tokens: sent on time, none"}},
 		"a few are late":   {func(_ *Report, p *Phase) { p.Broker.SLOMet, p.OnTime.Late = new(bool), 999 }, []string{"this machine missed the SLO, not the tokens: sent on time, 999 of"}},
 		"too few tokens":   {func(_ *Report, p *Phase) { p.Broker.SLOMet, p.OnTime.Late = new(bool), 1001 }, nil},
-		"it may be both":   {func(_ *Report, p *Phase) { p.Broker.SLOMet, p.OnTime.Late, p.Emulator.Lateness = new(bool), 1001, late }, []string{"these figures are"}},
+		"it may be both":   {func(_ *Report, p *Phase) { p.Broker.SLOMet, p.OnTime.Late, p.Emulator.Lateness = new(bool), 1001, late }, []string{"these results are"}},
 		"nothing measured": {func(_ *Report, p *Phase) { p.Broker, p.OnTime, p.Pressure = nil, nil, nil }, nil},
 		"not carried":      {func(_ *Report, p *Phase) { p.Emulator.AchievedRate = 9_600 }, []string{"this machine did not carry the load: 9600.0 msg/s of 10000.0"}},
 		"interrupted":      {func(_ *Report, p *Phase) { p.Emulator.AchievedRate, p.Emulator.Interrupted = 9_600, true }, nil},

@@ -28,9 +28,9 @@ type Evidence struct {
 // the SLO's quantile: what is sent later comes in other bursts than was asked for.
 const MaxLate = 0.5
 
-// Least returns how many deliveries a judgement takes: so many that ten of them
+// MinDeliveries returns how many deliveries a judgement takes: so many that ten of them
 // may exceed.
-func (s SLO) Least() int64 { return int64(math.Round(10 / (1 - s.Quantile))) }
+func (s SLO) MinDeliveries() int64 { return int64(math.Round(10 / (1 - s.Quantile))) }
 
 // Judge says what became of a rate, and why it was not kept. A generator that was
 // late while every connection took what it had is said to be late, whatever the
@@ -53,8 +53,8 @@ func (s SLO) Judge(e Evidence) (Outcome, string) {
 		return Missed, fmt.Sprintf("%d messages were not delivered", e.Undelivered)
 	case float64(e.Exceeded) > budget:
 		return Missed, fmt.Sprintf("%d of %d deliveries took more than %v", e.Exceeded, e.Delivered, s.Latency)
-	case e.Delivered < s.Least():
-		return Unoffered, fmt.Sprintf("%d deliveries are too few to judge, want %d", e.Delivered, s.Least())
+	case e.Delivered < s.MinDeliveries():
+		return Unoffered, fmt.Sprintf("%d deliveries are too few to judge, want %d", e.Delivered, s.MinDeliveries())
 	}
 	return Kept, ""
 }

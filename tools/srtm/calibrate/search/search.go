@@ -52,7 +52,7 @@ func (c Config) Validate() error {
 type Search struct {
 	cfg   Config
 	kept  []int64
-	over  int64   // the least rate that was not kept; 0: none
+	over  int64   // the lowest rate that was not kept; 0: none
 	why   Outcome // what became of it
 	sure  bool    // the last of kept was kept twice
 	steps int
@@ -73,7 +73,7 @@ func (s *Search) Kept() (rate int64, sure bool) {
 	return s.kept[len(s.kept)-1], s.sure
 }
 
-// Over returns the least rate that was not kept, and what became of it; 0 and
+// Over returns the lowest rate that was not kept, and what became of it; 0 and
 // Untried if there is none.
 func (s *Search) Over() (rate int64, why Outcome) { return s.over, s.why }
 

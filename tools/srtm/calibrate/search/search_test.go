@@ -151,8 +151,8 @@ func TestConfigFaults(t *testing.T) {
 
 func TestJudge(t *testing.T) {
 	slo := SLO{Quantile: 0.99, Latency: 10 * time.Millisecond}
-	if slo.Least() != 1000 {
-		t.Errorf("want %d", slo.Least())
+	if slo.MinDeliveries() != 1000 {
+		t.Errorf("want %d", slo.MinDeliveries())
 	}
 	if o, _ := (SLO{0.9, time.Second}).Judge(Evidence{Delivered: 1000, Exceeded: 100}); o != Kept {
 		t.Errorf("a tenth may be late: %v", o)
