@@ -2,6 +2,7 @@ package testkit_test
 
 import (
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -51,6 +52,10 @@ func (r *recorder) Fatalf(format string, args ...any) {
 	r.failed = true
 	r.Logf(format, args...)
 	runtime.Goexit()
+}
+func (r *recorder) Errorf(format string, args ...any) {
+	r.failed = true
+	r.Logf(format, args...)
 }
 func (r *recorder) Skipf(format string, args ...any) {
 	r.skipped = true
@@ -205,5 +210,38 @@ func TestCertificatesAreTrustedThroughTheirAuthority(t *testing.T) {
 	testkit.Must(t, err)
 	if pool := x509.NewCertPool(); !pool.AppendCertsFromPEM(file) || !pool.Equal(a.Pool) {
 		t.Error("the authority's file does not hold its certificate")
+	}
+}
+
+func TestEqual(t *testing.T) {
+	bad := errors.New("bad")
+	for name, c := range map[string]struct {
+		check func(r *recorder)
+		want  string // "": nothing is reported
+	}{
+		"equal":        {func(r *recorder) { testkit.Equal(r, 1, 1) }, ""},
+		"other":        {func(r *recorder) { testkit.Equal(r, 1, 2) }, "got 1, want 2\nafter\n"},
+		"of what":      {func(r *recorder) { testkit.Equal(r, "a", "b", "%d of %d", 1, 2) }, "1 of 2: got \"a\", want \"b\"\nafter\n"},
+		"must":         {func(r *recorder) { testkit.MustEqual(r, 1, 2) }, "got 1, want 2\n"},
+		"no slice":     {func(r *recorder) { testkit.EqualSlices(r, nil, []int{}) }, ""},
+		"other slices": {func(r *recorder) { testkit.EqualSlices(r, nil, []int{1}) }, "got [], want [1]\nafter\n"},
+		"no error":     {func(r *recorder) { testkit.NoError(r, nil) }, ""},
+		"an error":     {func(r *recorder) { testkit.NoError(r, bad, "%d", 1) }, "1: bad\nafter\n"},
+		"is":           {func(r *recorder) { testkit.ErrorIs(r, fmt.Errorf("very %w", bad), bad) }, ""},
+		"is not":       {func(r *recorder) { testkit.ErrorIs(r, nil, bad) }, "got <nil>, want bad\nafter\n"},
+		"has":          {func(r *recorder) { testkit.ErrorHas(r, bad, "a") }, ""},
+		"has not":      {func(r *recorder) { testkit.ErrorHas(r, bad, "c", "here") }, "here: error bad, want one with \"c\"\nafter\n"},
+		"has no error": {func(r *recorder) { testkit.ErrorHas(r, nil, "") }, "error <nil>, want one with \"\"\nafter\n"},
+	} {
+		r := new(recorder)
+		r.run(func() {
+			c.check(r)
+			if r.failed {
+				r.Logf("after")
+			}
+		})
+		if got := r.log.String(); r.failed != (c.want != "") || got != c.want {
+			t.Errorf("%s: failed=%v, %q, want %q", name, r.failed, got, c.want)
+		}
 	}
 }

@@ -1,0 +1,82 @@
+package testkit
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// reporter is a test, a benchmark or a property's *rapid.T.
+type reporter interface {
+	Helper()
+	Errorf(format string, args ...any)
+	Fatalf(format string, args ...any)
+}
+
+// What the functions below take last says what was looked at, as Gomega's do: a format
+// and its arguments, or nothing where the line says it.
+
+// Equal reports an error where got != want.
+func Equal[V comparable](t reporter, got, want V, what ...any) {
+	if got != want {
+		t.Helper()
+		t.Errorf("%s", differ(got, want, what))
+	}
+}
+
+// MustEqual is Equal that ends the test.
+func MustEqual[V comparable](t reporter, got, want V, what ...any) {
+	if got != want {
+		t.Helper()
+		t.Fatalf("%s", differ(got, want, what))
+	}
+}
+
+// EqualSlices is Equal of slices; one that is nil is equal to one that is empty.
+func EqualSlices[S ~[]V, V comparable](t reporter, got, want S, what ...any) {
+	if !slices.Equal(got, want) {
+		t.Helper()
+		t.Errorf("%s", differ(got, want, what))
+	}
+}
+
+// NoError reports err if it is not nil; Must ends the test.
+func NoError(t reporter, err error, what ...any) {
+	if err != nil {
+		t.Helper()
+		t.Errorf("%s%v", said(what), err)
+	}
+}
+
+// ErrorIs reports an error where errors.Is(err, want) is false.
+func ErrorIs(t reporter, err, want error, what ...any) {
+	if !errors.Is(err, want) {
+		t.Helper()
+		t.Errorf("%s", differ(err, want, what))
+	}
+}
+
+// ErrorHas reports an error where err is nil, or its text has no part want.
+func ErrorHas(t reporter, err error, want string, what ...any) {
+	if err == nil || !strings.Contains(err.Error(), want) {
+		t.Helper()
+		t.Errorf("%serror %v, want one with %q", said(what), err, want)
+	}
+}
+
+func differ(got, want any, what []any) string {
+	verb := "%+v"
+	if reflect.ValueOf(got).Kind() == reflect.String {
+		verb = "%q"
+	}
+	return fmt.Sprintf("%sgot "+verb+", want "+verb, said(what), got, want)
+}
+
+func said(what []any) string {
+	if len(what) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(what[0].(string), what[1:]...) + ": "
+}
