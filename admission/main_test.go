@@ -40,9 +40,7 @@ func TestMain(m *testing.M) {
 func file(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
@@ -100,9 +98,7 @@ func run(t *testing.T, args ...string) {
 	}()
 	t.Cleanup(func() {
 		stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, <-done)
 	})
 }
 
@@ -111,9 +107,7 @@ func dial(t *testing.T, args ...string) (web string, admin srtmv1.AdmissionAdmin
 	web, rpc := testkit.Address(t), testkit.Address(t)
 	run(t, append([]string{"--http-address", web, "--grpc-address", rpc}, args...)...)
 	conn, err := grpc.NewClient(rpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { conn.Close() })
 	limit, cancel := context.WithTimeout(t.Context(), testkit.Hang)
 	defer cancel()
@@ -133,18 +127,12 @@ func get(t *testing.T, url, post string) string {
 	if post != "" {
 		r, err = http.NewRequest("POST", "http://"+url, strings.NewReader(post))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	reply, err := web.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer reply.Body.Close()
 	body, err := io.ReadAll(reply.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return strings.TrimSpace(fmt.Sprintf("%d %s %s %s", reply.StatusCode, strings.TrimSpace(string(body)), reply.Header.Get("RateLimit"), reply.Header.Get("Retry-After")))
 }
 
@@ -155,13 +143,11 @@ func TestTheDaemon(t *testing.T) {
 		return err
 	}
 	// Refills that a test does not live to see.
-	if err := set(
+	testkit.Must(t, set(
 		&srtmv1.AdmissionRule{Key: "user/1", RefillMilli: 1, Capacity: 2},
 		&srtmv1.AdmissionRule{Key: "user/2", RefillMilli: 1, Capacity: 5},
 		&srtmv1.AdmissionRule{Key: "ip/*", RefillMilli: 1, Capacity: 1, Shadow: true},
-	); err != nil {
-		t.Fatal(err)
-	}
+	))
 	long := strings.Repeat("k", 257)
 	for _, test := range []struct{ path, post, want string }{
 		{"/qos?key=user/1", "", `200 TRUE "default";r=1`},
@@ -183,9 +169,7 @@ func TestTheDaemon(t *testing.T) {
 		{"/qos?key=user/2&cost=2", "", `200 TRUE "default";r=0`}, // what was refused took nothing
 		{"/healthz", "", "200 ok"},
 	} {
-		if got := get(t, at+test.path, test.post); got != test.want {
-			t.Errorf("%.60s %.60s: %.300s, want %s", test.path, test.post, got, test.want)
-		}
+		testkit.Equal(t, get(t, at+test.path, test.post), test.want, "%.60s %.60s", test.path, test.post)
 	}
 	for _, want := range []string{`srtm_admission_decisions_total{reason="rule",verdict="admit"} 4`, `srtm_admission_router_replies_total{by="server",verdict="deny"}`} {
 		if got := get(t, at+"/metrics", ""); !strings.Contains(got, want) {
@@ -218,9 +202,7 @@ func TestTheDaemon(t *testing.T) {
 	var keys []string
 	for request := (&srtmv1.ListRulesRequest{PageSize: 1}); ; {
 		page, err := admin.ListRules(t.Context(), request)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for _, r := range page.GetRules() {
 			keys = append(keys, fmt.Sprintf("%s,%v,%v,%d", r.GetKey(), r.GetShadow(), r.GetMode(), r.GetChange()))
 		}
@@ -228,9 +210,7 @@ func TestTheDaemon(t *testing.T) {
 			break
 		}
 	}
-	if got := strings.Join(keys, " "); got != "ip/*,true,ADMISSION_MODE_CENTRAL,3 leased,false,ADMISSION_MODE_LEASE,4 user/1,false,ADMISSION_MODE_CENTRAL,1" {
-		t.Errorf("rules: %s", got)
-	}
+	testkit.Equal(t, strings.Join(keys, " "), "ip/*,true,ADMISSION_MODE_CENTRAL,3 leased,false,ADMISSION_MODE_LEASE,4 user/1,false,ADMISSION_MODE_CENTRAL,1", "rules")
 	if r, err := admin.Ask(t.Context(), &srtmv1.AskRequest{Key: "ip/2", Cost: 1, Peek: true}); err != nil || !r.GetAdmit() || !r.GetByDefault() || r.GetShadow() {
 		t.Errorf("%v, %v", r, err)
 	}
@@ -240,9 +220,8 @@ func TestTheDaemon(t *testing.T) {
 func TestRulesAreShown(t *testing.T) {
 	at, rules, conn := dial(t, "--data-path", t.TempDir(), "--udp-address", "127.0.0.1:0")
 	set := func(key string, refill, capacity int64) {
-		if _, err := rules.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: key, RefillMilli: refill, Capacity: capacity}}}); err != nil {
-			t.Fatal(err)
-		}
+		_, err := rules.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: key, RefillMilli: refill, Capacity: capacity}}})
+		testkit.Must(t, err)
 	}
 	set("user/*", 30, 2)
 	set("shop|path=/a%7Cb|user=7", 30, 3)
@@ -250,9 +229,7 @@ func TestRulesAreShown(t *testing.T) {
 	for _, test := range []struct{ key, want string }{{"user/1", `"default";q=2;w=67`}, {"nobody", ""}} {
 		localtest.WaitFor(t, "the policy of "+test.key, func() bool {
 			reply, err := web.Get("http://" + at + "/qos?cost=0&key=" + test.key)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			reply.Body.Close()
 			return reply.Header.Get("RateLimit-Policy") == test.want
 		})
@@ -291,15 +268,11 @@ func TestRulesAreShown(t *testing.T) {
 				got += h.GetValue()
 			}
 		}
-		if got != test.want {
-			t.Errorf("request %d: %s, want %s", i, got, test.want)
-		}
+		testkit.Equal(t, got, test.want, "request %d", i)
 	}
 	localtest.WaitFor(t, "the rule's rate", func() bool {
 		reply, err := asks.ShouldRateLimit(t.Context(), &envoy.RateLimitRequest{Domain: "shop", Descriptors: []*envoy.RateLimitDescriptor{{Entries: []*envoy.RateLimitDescriptor_Entry{entry("path", "/a|b"), entry("user", "7")}}}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		limit := reply.GetStatuses()[0].GetCurrentLimit()
 		return limit.GetRequestsPerUnit() == 1 && limit.GetUnit() == envoy.RateLimitResponse_RateLimit_MINUTE
 	})
@@ -313,24 +286,16 @@ func TestRoles(t *testing.T) {
 	data, key, other := t.TempDir(), file(t, "7 30313233343536373839616263646566"), file(t, "7 40313233343536373839616263646566")
 	udp := testkit.Address(t) // of TCP; the port is as good for UDP
 	serverWeb, _ := start(t, "--role=server", "--data-path", data, "--udp-address", udp, "--mac-key-file", key)
-	if got := get(t, serverWeb+"/qos?key=k", ""); got != "404 404 page not found" {
-		t.Errorf("a server routes: %s", got)
-	}
+	testkit.Equal(t, get(t, serverWeb+"/qos?key=k", ""), "404 404 page not found", "a server routes")
 	routerWeb, admin := start(t, "--role=router", "--data-path", data, "--server", udp, "--mac-key-file", key)
-	if _, err := admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: "k", RefillMilli: 1, Capacity: 2}}}); err != nil {
-		t.Fatal(err)
-	}
-	if got := get(t, routerWeb+"/qos?key=k", ""); got != `200 TRUE "default";r=1` {
-		t.Error(got)
-	}
+	_, err := admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: "k", RefillMilli: 1, Capacity: 2}}})
+	testkit.Must(t, err)
+	testkit.Equal(t, get(t, routerWeb+"/qos?key=k", ""), `200 TRUE "default";r=1`)
 	strangerWeb, _ := start(t, "--role=router", "--data-path", data, "--server", udp, "--mac-key-file", other, "--attempts=2", "--default-reply-for=k=admit")
-	if _, err := admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: "open", FailOpen: true}}}); err != nil {
-		t.Fatal(err)
-	}
+	_, err = admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: "open", FailOpen: true}}})
+	testkit.Must(t, err)
 	localtest.WaitFor(t, "fail_open", func() bool { return get(t, strangerWeb+"/qos?key=open", "") == "200 TRUE" }) // by its rule
-	if got := get(t, strangerWeb+"/qos?key=other", ""); got != "200 FALSE" {
-		t.Errorf("with another key: %s", got)
-	}
+	testkit.Equal(t, get(t, strangerWeb+"/qos?key=other", ""), "200 FALSE", "with another key")
 	if got := get(t, strangerWeb+"/qos?key=k", ""); got != "200 TRUE" { // by the default reply, which knows no limit
 		t.Errorf("with another key: %s", got)
 	}
@@ -345,30 +310,22 @@ func TestPartitionsMove(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
 	at, admin := start(t, "--data-path", data, "--udp-address", "127.0.0.1:0")
-	if _, err := admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: "k", RefillMilli: 1, Capacity: 3, Strict: true}}}); err != nil {
-		t.Fatal(err)
-	}
-	if got := get(t, at+"/qos?key=k", ""); got != `200 TRUE "default";r=2` {
-		t.Fatal(got)
-	}
+	_, err := admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: "k", RefillMilli: 1, Capacity: 3, Strict: true}}})
+	testkit.Must(t, err)
+	testkit.MustEqual(t, get(t, at+"/qos?key=k", ""), `200 TRUE "default";r=2`)
 	name := testkit.Address(t)
 	other, _ := start(t, "--data-path", data, "--udp-address", name)
-	if _, err := admin.MovePartitions(t.Context(), &srtmv1.MovePartitionsRequest{Last: 4095, Server: name}); err != nil {
-		t.Fatal(err)
-	}
+	_, err = admin.MovePartitions(t.Context(), &srtmv1.MovePartitionsRequest{Last: 4095, Server: name})
+	testkit.Must(t, err)
 	localtest.WaitFor(t, "the move", func() bool {
 		reply, err := admin.ListPartitions(t.Context(), &srtmv1.ListPartitionsRequest{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		all := reply.GetPartitions()
 		return len(all) == 1 && all[0].GetServer() == name && all[0].GetTarget() == "" && all[0].GetLast() == 4095
 	})
 	for i, web := range []string{other, at} { // which still asks the first server, and hears where to go
 		localtest.WaitFor(t, "an answer", func() bool { return strings.Contains(get(t, web+"/qos?key=k&cost=0", ""), "r=") })
-		if got, want := get(t, web+"/qos?key=k", ""), fmt.Sprintf(`200 TRUE "default";r=%d`, 1-i); got != want {
-			t.Errorf("%s, want %s", got, want)
-		}
+		testkit.Equal(t, get(t, web+"/qos?key=k", ""), fmt.Sprintf(`200 TRUE "default";r=%d`, 1-i))
 	}
 }
 
@@ -380,9 +337,7 @@ func TestAnOwnerIsKilled(t *testing.T) {
 	owner := exec.Command(os.Args[0], "--data-path", data, "--http-address", at, "--grpc-address", testkit.Address(t), "--udp-address", name, "--checkpoint=10ms", "--attempts=10000", "--log-level=error")
 	owner.Env = append(os.Environ(), daemonEnv+"=1")
 	owner.Stderr = os.Stderr
-	if err := owner.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, owner.Start())
 	kill := sync.OnceFunc(func() { owner.Process.Kill(); owner.Wait() })
 	t.Cleanup(kill)
 	localtest.WaitFor(t, "the owner", func() bool {
@@ -393,15 +348,12 @@ func TestAnOwnerIsKilled(t *testing.T) {
 		return err == nil && reply.StatusCode == http.StatusOK
 	})
 	other, admin := start(t, "--data-path", data, "--udp-address", "127.0.0.1:0")
-	if _, err := admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{
+	_, err := admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{
 		{Key: "k", RefillMilli: 1, Capacity: 10}, {Key: "strict", RefillMilli: 1, Capacity: 10, Strict: true},
-	}}); err != nil {
-		t.Fatal(err)
-	}
+	}})
+	testkit.Must(t, err)
 	for _, key := range []string{"k", "strict"} {
-		if got := get(t, at+"/qos?cost=7&key="+key, ""); got != `200 TRUE "default";r=3` {
-			t.Fatal(got)
-		}
+		testkit.MustEqual(t, get(t, at+"/qos?cost=7&key="+key, ""), `200 TRUE "default";r=3`)
 	}
 	localtest.WaitFor(t, "check-points", func() bool {
 		_, after, _ := strings.Cut(get(t, at+"/metrics", ""), "\nsrtm_admission_checkpoint_keys_total ")

@@ -22,17 +22,14 @@ func TestNginx(t *testing.T) {
 		t.Skip("nginx is not installed")
 	}
 	docs, err := os.ReadFile(filepath.Join(testkit.Root(t), "docs", "admission.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	_, lines, _ := strings.Cut(string(docs), "```nginx\n")
 	lines, _, _ = strings.Cut(lines, "```")
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") }))
 	defer backend.Close()
 	at, admin := start(t, "--data-path", t.TempDir(), "--udp-address", "127.0.0.1:0")
-	if _, err := admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: "ip/127.0.0.1", RefillMilli: 1, Capacity: 2}}}); err != nil {
-		t.Fatal(err)
-	}
+	_, err = admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: "ip/127.0.0.1", RefillMilli: 1, Capacity: 2}}})
+	testkit.Must(t, err)
 	for _, replace := range [][2]string{{"127.0.0.1:4191", at}, {"http://backend", backend.URL}} {
 		if !strings.Contains(lines, replace[0]) {
 			t.Fatalf("%s is not in docs/admission.md", replace[0])
@@ -42,13 +39,9 @@ func TestNginx(t *testing.T) {
 	dir, front := t.TempDir(), testkit.Address(t)
 	config := filepath.Join(dir, "nginx.conf")
 	text := fmt.Sprintf("daemon off; pid %[1]s/pid; error_log stderr warn; events {}\nhttp { access_log off; client_body_temp_path %[1]s/b; proxy_temp_path %[1]s/p; fastcgi_temp_path %[1]s/f; uwsgi_temp_path %[1]s/u; scgi_temp_path %[1]s/s;\nserver { listen %[2]s; location = /ping { return 200; }\n%[3]s}}", dir, front, lines)
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(config, []byte(text), 0o600))
 	d, err := local.Run(program, dir, []string{"-p", dir, "-c", config}, local.Answers("http://"+front+"/ping"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer d.Stop()
 	for i, want := range []string{"200 hello", "200 hello", "403"} {
 		if got := get(t, front+"/api/x", ""); !strings.HasPrefix(got, want) {

@@ -54,13 +54,11 @@ func newNetwork(t *testing.T, rules []rule.Rule) *network {
 	var url string
 	n.hub.Inside(func() { url, _, _ = testkit.PostgreSQL(t, database) })
 	var err error
-	if n.store, err = store.Open(t.Context(), url); err != nil {
-		t.Fatal(err)
-	}
+	n.store, err = store.Open(t.Context(), url)
+	testkit.Must(t, err)
 	t.Cleanup(func() { n.store.Close() })
-	if _, err := n.store.SetRules(t.Context(), rules); err != nil {
-		t.Fatal(err)
-	}
+	_, err = n.store.SetRules(t.Context(), rules)
+	testkit.Must(t, err)
 	for _, r := range rules {
 		n.admitted[r.Key] = map[*machine]int{}
 	}
@@ -90,9 +88,7 @@ func (n *network) add(authority *testkit.Authority, macKey string) *machine {
 		"--grpc-address="+address+":4192", "--tls-cert="+c.CertFile, "--tls-key="+c.KeyFile, "--tls-client-ca="+authority.File,
 		"--peer-tls-ca="+authority.File, "--peer-tls-cert="+c.CertFile, "--peer-tls-key="+c.KeyFile)
 	daemon.Env, daemon.Stderr = append(os.Environ(), daemonEnv+"=1"), os.Stderr
-	if err := daemon.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, daemon.Start())
 	t.Cleanup(sync.OnceFunc(func() { daemon.Process.Kill(); daemon.Wait() }))
 	localtest.WaitFor(t, "a server at "+m.name, func() bool {
 		reply, err := m.http.Get("http://admission/healthz")
@@ -125,13 +121,9 @@ func (n *network) plug(m *machine, into string) {
 
 func (n *network) decode(reply *http.Response, err error, into any) {
 	n.t.Helper()
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	testkit.Must(n.t, err)
 	defer reply.Body.Close()
-	if err := json.NewDecoder(reply.Body).Decode(into); err != nil {
-		n.t.Fatal(err)
-	}
+	testkit.Must(n.t, json.NewDecoder(reply.Body).Decode(into))
 }
 
 func (n *network) state(m *machine) (s server.State) {
@@ -223,13 +215,9 @@ func (n *network) heal(owner *machine) {
 		}
 	}
 	all, _, err := n.store.Owners(n.t.Context())
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	testkit.Must(n.t, err)
 	for p, is := range all {
-		if is.Owner != owner.name {
-			n.t.Fatalf("partition %d is %s's", p, is.Owner)
-		}
+		testkit.MustEqual(n.t, is.Owner, owner.name, "owner of partition %d", p)
 	}
 	if !n.owns(owner) {
 		n.t.Error("the owner does not own all")
@@ -279,9 +267,7 @@ func (n *network) isCutOff(i int, key string) {
 	n.take(owner, key, unheard)
 	n.ask(third, key, 1) // it may well have no answer
 	localtest.WaitFor(t, "the follower takes over", func() bool { return n.owns(heir) })
-	if held := n.state(third).Partitions; held != 0 {
-		t.Errorf("a server that does not follow the owner took over %d partitions", held)
-	}
+	testkit.Equal(t, n.state(third).Partitions, 0, "a server that does not follow the owner took over partitions")
 	if admit, _ := n.ask(owner, strict, 1); admit {
 		t.Error("an owner that was replaced admits a strict key")
 	}

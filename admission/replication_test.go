@@ -25,9 +25,7 @@ import (
 func stateOf(t *testing.T, web string) (s server.State) {
 	t.Helper()
 	_, text, _ := strings.Cut(get(t, web+"/debug/state", ""), " ")
-	if err := json.Unmarshal([]byte(text), &s); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal([]byte(text), &s))
 	return s
 }
 
@@ -55,13 +53,9 @@ func TestReplicationTakesACertificate(t *testing.T) {
 	_, rpc := daemon("follower")
 	dial := func(c secure.ClientConfig) (srtmv1.AdmissionReplicationClient, srtmv1.AdmissionAdminClient) {
 		options, err := c.Load("")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		conn, err := grpc.NewClient(rpc, options...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		t.Cleanup(func() { conn.Close() })
 		return srtmv1.NewAdmissionReplicationClient(conn), srtmv1.NewAdmissionAdminClient(conn)
 	}
@@ -69,13 +63,10 @@ func TestReplicationTakesACertificate(t *testing.T) {
 		return secure.ClientConfig{CAFile: authority.File, CertFile: c.CertFile, KeyFile: c.KeyFile}
 	}
 	peer, admin := dial(as(authority.Certificate("peer")))
-	if _, err := admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: "k", RefillMilli: 1, Capacity: 10}}}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: "k", RefillMilli: 1, Capacity: 10}}})
+	testkit.Must(t, err)
 	localtest.WaitFor(t, "the follower", func() bool { return stateOf(t, owner).Follower != "" })
-	if got := get(t, owner+"/qos?key=k&cost=7", ""); got != `200 TRUE "default";r=3` {
-		t.Fatal(got)
-	}
+	testkit.MustEqual(t, get(t, owner+"/qos?key=k&cost=7", ""), `200 TRUE "default";r=3`)
 	admitted := clock.Mono()
 	localtest.WaitFor(t, "replication", func() bool {
 		since := clock.Mono().Sub(admitted) // read before Lag is: what was sent last began later
@@ -83,9 +74,7 @@ func TestReplicationTakesACertificate(t *testing.T) {
 	})
 
 	db, err := store.Open(t.Context(), filepath.Join(data, "admission.db"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer db.Close()
 	members, err := db.Members(t.Context())
 	if err != nil || len(members) != 2 {
@@ -113,9 +102,7 @@ func TestReplicationTakesACertificate(t *testing.T) {
 	}
 	saved := func() map[string]int64 {
 		credits, err := db.Credits(t.Context(), []string{"k", "other"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		known := map[string]int64{}
 		for key, c := range credits {
 			known[key] = int64(c.Credits) / 1000

@@ -3,6 +3,8 @@ package client
 import (
 	"testing"
 	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 func TestWaits(t *testing.T) {
@@ -10,9 +12,7 @@ func TestWaits(t *testing.T) {
 	check := func(want ...time.Duration) {
 		t.Helper()
 		for i, w := range want {
-			if got := r.wait(i+1, false); got != w {
-				t.Errorf("after %d were sent it waits %v, want %v", i+1, got, w)
-			}
+			testkit.Equal(t, r.wait(i+1, false), w, "after %d were sent it waits", i+1)
 		}
 	}
 	check(time.Millisecond, 2*time.Millisecond, 4*time.Millisecond, 5*time.Millisecond)
@@ -25,10 +25,6 @@ func TestWaits(t *testing.T) {
 	check(500 * time.Microsecond)
 	r.saw(time.Second)
 	check(5 * time.Millisecond)
-	if got := r.wait(1<<20, false); got != 5*time.Millisecond {
-		t.Errorf("in the end it waits %v", got)
-	}
-	if got := r.wait(3, true); got != 100*time.Microsecond {
-		t.Errorf("the paper's client waits %v", got)
-	}
+	testkit.Equal(t, r.wait(1<<20, false), 5*time.Millisecond, "in the end it waits")
+	testkit.Equal(t, r.wait(3, true), 100*time.Microsecond, "the paper's client waits")
 }

@@ -34,24 +34,17 @@ func serve(t testing.TB, rules ...rule.Rule) netip.AddrPort {
 func stoppable(t testing.TB, rules ...rule.Rule) (at netip.AddrPort, stop func()) {
 	t.Helper()
 	s, err := store.Open(t.Context(), filepath.Join(t.TempDir(), "admission.db"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.SetRules(t.Context(), rules); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
+	_, err = s.SetRules(t.Context(), rules)
+	testkit.Must(t, err)
 	srv, err := server.New(t.Context(), server.Config{Address: "127.0.0.1:0", Store: s})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- srv.Run(ctx) }()
 	stop = sync.OnceFunc(func() {
 		cancel()
-		if err := errors.Join(<-ended, s.Close()); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, errors.Join(<-ended, s.Close()))
 	})
 	t.Cleanup(stop)
 	return srv.Addr(), stop
@@ -60,9 +53,7 @@ func stoppable(t testing.TB, rules ...rule.Rule) (at netip.AddrPort, stop func()
 func dial(t *testing.T, cfg client.Config) *client.Client {
 	t.Helper()
 	c, err := client.New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() {
 		c.Close()
 		c.Close() // is nothing
@@ -75,13 +66,9 @@ func dial(t *testing.T, cfg client.Config) *client.Client {
 func lossy(t *testing.T, to netip.AddrPort) string {
 	t.Helper()
 	front, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	back, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var running sync.WaitGroup
 	t.Cleanup(func() { front.Close(); back.Close(); running.Wait() })
 	var asker atomic.Pointer[netip.AddrPort]
@@ -154,28 +141,20 @@ func TestEachQuestionIsChargedOnce(t *testing.T) {
 	}
 	asking.Wait()
 	sure := dial(t, client.Config{Servers: []string{to.String()}, Attempts: 10_000})
-	if d := sure.Peek(t.Context(), "key", 0); d.Left != 1000-questions {
-		t.Errorf("%d credits left of 1000 after %d questions", d.Left, questions)
-	}
+	testkit.Equal(t, sure.Peek(t.Context(), "key", 0).Left, 1000-questions, "credits left of 1000 after %d questions", questions)
 }
 
 func TestNobodyAnswers(t *testing.T) {
 	silent, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer silent.Close()
 	refused, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	refused.Close()
 	for _, server := range []string{silent.LocalAddr().String(), refused.LocalAddr().String()} {
 		c := dial(t, client.Config{Servers: []string{server}, DefaultFor: map[string]bool{"open/": true, "open/not/": false}})
 		for key, admit := range map[string]bool{"key": false, "open/1": true, "open/not/1": false} {
-			if d := c.Ask(t.Context(), key, 1); d != (client.Decision{Admit: admit, Unanswered: true}) {
-				t.Errorf("%s: %+v", key, d)
-			}
+			testkit.Equal(t, c.Ask(t.Context(), key, 1), (client.Decision{Admit: admit, Unanswered: true}), "%s", key)
 		}
 	}
 	// However long it would ask, it ends with the context and with Close.
@@ -186,9 +165,7 @@ func TestNobodyAnswers(t *testing.T) {
 		t.Errorf("%+v", d)
 	}
 	closed, err := client.New(client.Config{Servers: []string{silent.LocalAddr().String()}, Attempts: 1 << 30})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	done := make(chan client.Decision)
 	go func() { done <- closed.Ask(t.Context(), "key", 1) }()
 	closed.Close() // before it asks, or while
@@ -201,18 +178,14 @@ func TestNobodyAnswers(t *testing.T) {
 func TestAnotherServerIsCutOff(t *testing.T) {
 	owner := serve(t, rule.Rule{Key: "key1", Share: tokenbucket.Share{Rate: 1, Burst: 10}}).String()
 	silent, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer silent.Close()
 	c := dial(t, client.Config{Servers: []string{owner}, Attempts: 1000})
 	if d := c.Ask(t.Context(), "key1", 1); !d.Admit {
 		t.Fatalf("%+v", d)
 	}
 	for _, servers := range [][]string{{owner, silent.LocalAddr().String()}, {silent.LocalAddr().String(), owner}} {
-		if err := c.SetServers(servers); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, c.SetServers(servers))
 		if d := c.Ask(t.Context(), "key1", 1); d.Unanswered {
 			t.Errorf("%+v", d)
 		}

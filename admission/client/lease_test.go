@@ -118,12 +118,8 @@ func TestLease(t *testing.T) {
 		c, ctx := dials(t), t.Context()
 		l := c.Lease("much")
 		until(t, func() bool { return !l.Admit(1).Unanswered })
-		if n := testing.AllocsPerRun(1000, func() { l.Admit(1) }); n != 0 {
-			t.Errorf("%v allocations to admit", n)
-		}
-		if n := testing.AllocsPerRun(1000, func() { c.Decide(ctx, "much", 1) }); n != 0 {
-			t.Errorf("%v allocations to decide", n)
-		}
+		testkit.Equal(t, testing.AllocsPerRun(1000, func() { l.Admit(1) }), 0, "allocations to admit")
+		testkit.Equal(t, testing.AllocsPerRun(1000, func() { c.Decide(ctx, "much", 1) }), 0, "allocations to decide")
 	})
 }
 
@@ -153,9 +149,7 @@ func TestNothingIsHeldWithoutAnOwner(t *testing.T) {
 func BenchmarkAdmit(b *testing.B) {
 	to := serve(b, leased("key", 1e9, 1e9))
 	c, err := client.New(client.Config{Servers: []string{to.String()}, Attempts: 10_000})
-	if err != nil {
-		b.Fatal(err)
-	}
+	testkit.Must(b, err)
 	b.Cleanup(c.Close)
 	l := c.Lease("key")
 	until(b, func() bool { return !l.Admit(1).Unanswered })

@@ -10,6 +10,7 @@ import (
 	"github.com/srtm-io/srtm/admission/lease"
 	"github.com/srtm-io/srtm/admission/wire"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -227,9 +228,7 @@ func (w *world) run(t *testing.T, d time.Duration, demand ...int64) (admitted []
 		for i, n := range demand {
 			for range n {
 				ok, err := w.admit(i, 1)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				if ok {
 					admitted[i]++
 				}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/api/srtm/envoy"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // Whatever Envoy was made to send is refused, or asks about keys that can have rules.
@@ -17,9 +18,7 @@ func FuzzDescriptors(f *testing.F) {
 		{}, {Domain: "d", Descriptors: []*envoy.RateLimitDescriptor{{Entries: []*envoy.RateLimitDescriptor_Entry{{Key: "k\x00=|", Value: "%é\x7f"}, {Value: string(make([]byte, 300))}}}}},
 	} {
 		seed, err := proto.Marshal(r)
-		if err != nil {
-			f.Fatal(err)
-		}
+		testkit.Must(f, err)
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

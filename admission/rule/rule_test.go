@@ -11,6 +11,7 @@ import (
 
 	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -76,23 +77,15 @@ func TestDefaults(t *testing.T) {
 				want = r
 			}
 		}
-		if got := d.For(key); got != want {
-			t.Fatalf("key %q: %+v, want %+v", key, got, want)
-		}
+		testkit.MustEqual(t, d.For(key), want, "key %q", key)
 	})
 }
 
 func TestPartition(t *testing.T) {
 	// The check value of CRC-32/IEEE is 0xcbf43926.
-	if got := rule.Partition("123456789", 4096); got != 0xcbf43926%4096 {
-		t.Errorf("partition %d", got)
-	}
-	if got := rule.Partition([]byte("123456789"), 7); got != 0xcbf43926%7 {
-		t.Errorf("partition %d of 7", got)
-	}
-	if n := testing.AllocsPerRun(100, func() { rule.Partition(keyBytes, 4096) }); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
+	testkit.Equal(t, rule.Partition("123456789", 4096), 0xcbf43926%4096, "partition")
+	testkit.Equal(t, rule.Partition([]byte("123456789"), 7), 0xcbf43926%7, "partition of 7")
+	testkit.Equal(t, testing.AllocsPerRun(100, func() { rule.Partition(keyBytes, 4096) }), 0, "allocations")
 }
 
 // paperBucket is the paper's leaky bucket with refill (section II.C), as it is

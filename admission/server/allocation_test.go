@@ -6,6 +6,7 @@ import (
 
 	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/admission/wire"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // A decision allocates nothing, from the datagram that is read to the one that is sent;
@@ -14,29 +15,21 @@ func TestAllocation(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "key", Share: share(1, 1e9)})
 	s, _ := b.start()
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(s.Addr()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer conn.Close()
 	sealer, err := wire.NewSealer(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	q := wire.Question{Kind: wire.Hello, Number: 1}
 	var out, in [wire.MaxQuestion]byte
 	var a wire.Answer
 	ask := func() {
 		q.Number++
-		if _, err := conn.Write(sealer.AppendQuestion(out[:0], q)); err != nil {
-			t.Fatal(err)
-		}
+		_, err := conn.Write(sealer.AppendQuestion(out[:0], q))
+		testkit.Must(t, err)
 		n, err := conn.Read(in[:])
-		if err != nil {
-			t.Fatal(err)
-		}
-		if a, _, err = sealer.ParseAnswer(in[:n]); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
+		a, _, err = sealer.ParseAnswer(in[:n])
+		testkit.Must(t, err)
 	}
 	ask()
 	q.Kind, q.Session, q.Cost, q.Key = wire.Ask, a.Session, 1, []byte("key")

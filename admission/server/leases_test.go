@@ -49,15 +49,11 @@ func (d *division) begin() (stop func()) {
 func (d *division) ask(s *server.Server, i int) (a wire.Answer) {
 	d.t.Helper()
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(s.Addr()))
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	testkit.Must(d.t, err)
 	defer conn.Close()
 	conn.SetReadDeadline(time.Now().Add(testkit.Hang)) // against a hang
 	sealer, err := wire.NewSealer(nil)
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	testkit.Must(d.t, err)
 	q := wire.Question{Kind: wire.Hello}
 	for {
 		q.Number++
@@ -65,14 +61,11 @@ func (d *division) ask(s *server.Server, i int) (a wire.Answer) {
 		if q.Kind == wire.Lease {
 			q.Held, q.Cost = d.parts[i].Ask(asked)
 		}
-		if _, err := conn.Write(sealer.AppendQuestion(nil, q)); err != nil {
-			d.t.Fatal(err)
-		}
+		_, err := conn.Write(sealer.AppendQuestion(nil, q))
+		testkit.Must(d.t, err)
 		var in [100]byte
 		n, err := conn.Read(in[:])
-		if err != nil {
-			d.t.Fatal(err)
-		}
+		testkit.Must(d.t, err)
 		a, g, err := sealer.ParseAnswer(in[:n])
 		switch {
 		case err != nil:
@@ -158,9 +151,7 @@ func TestLeases(t *testing.T) {
 	if got := d.live(10*time.Second, 0, 1); got[0]+got[1]+got[2] < 950 {
 		t.Errorf("%v of 1000", got)
 	}
-	if n := d.server.State().Leased; n != 1 {
-		t.Errorf("%d keys leased", n)
-	}
+	testkit.Equal(t, d.server.State().Leased, 1, "keys leased")
 
 	// Stopped and started, holders go on with what they have; nothing grows for a while.
 	stop()
@@ -176,9 +167,7 @@ func TestLeases(t *testing.T) {
 	edit := func(r rule.Rule) {
 		t.Helper()
 		d.set(r)
-		if err := d.server.FollowRules(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, d.server.FollowRules(t.Context()))
 		d.live(3*time.Second, 0, 1)
 	}
 	edit(rule.Rule{Key: "key", Share: share(10, 6), Mode: rule.Lease})
@@ -245,9 +234,7 @@ func TestAPartitionMovesWithItsLeases(t *testing.T) {
 	until(t, "the first server owns all", owns(s[0], rule.Partitions))
 	d.server, d.link = s[0], cables[0]
 	d.live(4*time.Second, 0)
-	if err := d.store.Move(t.Context(), 0, rule.Partitions-1, s[1].Addr().String()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, d.store.Move(t.Context(), 0, rule.Partitions-1, s[1].Addr().String()))
 	until(t, "the partitions move", owns(s[1], rule.Partitions))
 	if a := d.ask(s[0], 0); a.Kind != wire.Moved {
 		t.Errorf("the old owner says %+v", a)

@@ -10,6 +10,7 @@ import (
 	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/admission/store"
 	"github.com/srtm-io/srtm/admission/table"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -41,9 +42,7 @@ func TestKeysAreLookedUpTogether(t *testing.T) {
 	}
 	a := &asked{memory: newMemory(rules)}
 	s, err := New(t.Context(), Config{Address: "127.0.0.1:0", Advertise: "one", Store: a, Now: func() table.Now { return table.Now{Wall: time.Hour} }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for i := range keys {
 		if key := fmt.Sprint("key/", i); !s.lookups.add(key, pending{}) {
 			t.Fatalf("no room for %s", key)
@@ -59,9 +58,8 @@ func TestKeysAreLookedUpTogether(t *testing.T) {
 		s.learn(t.Context(), some)
 		for _, k := range some {
 			var i int
-			if _, err := fmt.Sscanf(k.key, "key/%d", &i); err != nil {
-				t.Fatal(err)
-			}
+			_, err := fmt.Sscanf(k.key, "key/%d", &i)
+			testkit.Must(t, err)
 			if has := k.own != nil; has != (i%own == 0) || has && k.own.Share.Burst != burst(i) {
 				t.Errorf("%s has the rule %+v", k.key, k.own)
 			}

@@ -15,6 +15,7 @@ import (
 	"github.com/srtm-io/srtm/admission/table"
 	"github.com/srtm-io/srtm/admission/wire"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -160,9 +161,7 @@ func owns(s *server.Server, n int64) func() bool {
 
 func (b *bench) both(s [2]*server.Server) *client.Client {
 	c, err := client.New(client.Config{Servers: []string{s[1].Addr().String(), s[0].Addr().String()}, Attempts: 10_000})
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	testkit.Must(b.t, err)
 	b.t.Cleanup(c.Close)
 	return c
 }
@@ -189,9 +188,7 @@ func TestMoves(t *testing.T) {
 			t.Fatalf("denied before move %d", move)
 		}
 		cables[from].cut.Store(cut)
-		if err := b.store.Move(t.Context(), p, p, s[to].Addr().String()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, b.store.Move(t.Context(), p, p, s[to].Addr().String()))
 		there := owns(s[to], int64(to+(1-to)*rule.Partitions))
 		for asked := 0; asked < whileItMoves && !there(); asked++ {
 			if !ask() {
@@ -230,12 +227,8 @@ func TestClocksApart(t *testing.T) {
 	p := rule.Partition("k", rule.Partitions)
 	for moves := range 5 {
 		from, to := s[moves%2], s[1-moves%2]
-		if d := sure(t, b.client(from), "k", 10); d.Left != int64(90-10*moves) {
-			t.Fatalf("%d left after %d moves", d.Left, moves)
-		}
-		if err := b.store.Move(t.Context(), p, p, to.Addr().String()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.MustEqual(t, sure(t, b.client(from), "k", 10).Left, int64(90-10*moves), "left after %d moves", moves)
+		testkit.Must(t, b.store.Move(t.Context(), p, p, to.Addr().String()))
 		moved := int64(1 - moves%2)
 		until(t, "the partition leaves and comes", func() bool { return owns(s[0], rule.Partitions-moved)() && owns(s[1], moved)() })
 	}
@@ -253,9 +246,7 @@ func TestMovedIsTheAnswer(t *testing.T) {
 		t.Fatalf("%+v", before)
 	}
 	p := rule.Partition("k", rule.Partitions)
-	if err := b.store.Move(t.Context(), p, p, s[1].Addr().String()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, b.store.Move(t.Context(), p, p, s[1].Addr().String()))
 	until(t, "the partition moves", owns(s[1], 1))
 	c := b.client(s[1])
 	if d := sure(t, c, "k", 1); d.Left != 9 { // it is in memory from now on
@@ -264,9 +255,7 @@ func TestMovedIsTheAnswer(t *testing.T) {
 	if again := r.send(question)[0]; again != before {
 		t.Errorf("%+v, and then %+v", before, again)
 	}
-	if d := c.Peek(t.Context(), "k", 0); d.Left != 9 {
-		t.Errorf("%d credits left", d.Left)
-	}
+	testkit.Equal(t, c.Peek(t.Context(), "k", 0).Left, 9, "credits left")
 }
 
 // An owner that is cut off from the store stops strict keys before another takes over,
@@ -283,21 +272,13 @@ func TestFailover(t *testing.T) {
 		}
 		return n
 	}
-	if n := count(old, "strict") + count(old, "key"); n != 20 {
-		t.Fatalf("%d admitted of 20", n)
-	}
+	testkit.MustEqual(t, count(old, "strict")+count(old, "key"), 20, "admitted of 20")
 	cables[0].cut.Store(true)
 	b.clock.pass(4 * time.Second)
-	if n := count(old, "strict") + count(old, "key"); n != 8 {
-		t.Errorf("%d admitted in 4 s by an owner whose lease runs", n)
-	}
+	testkit.Equal(t, count(old, "strict")+count(old, "key"), 8, "admitted in 4 s by an owner whose lease runs")
 	b.clock.pass(1100 * time.Millisecond)
-	if n := count(old, "strict"); n != 0 {
-		t.Errorf("%d of a strict key by an owner that may be replaced", n)
-	}
-	if s[1].State().Partitions != 0 {
-		t.Error("replaced after 5 s")
-	}
+	testkit.Equal(t, count(old, "strict"), 0, "of a strict key by an owner that may be replaced")
+	testkit.Equal(t, s[1].State().Partitions, 0, "replaced after 5 s")
 	cut := b.clock.Now().Wall
 	// Another one takes over 6 s after the last sign of life that it saw.
 	b.passes(s[1], cables[1])
@@ -307,9 +288,7 @@ func TestFailover(t *testing.T) {
 	if n := count(next, "key"); n < 10 { // nothing was saved: it is full once more
 		t.Errorf("a key was admitted %d after a failover", n)
 	}
-	if n := count(old, "strict"); n != 0 {
-		t.Errorf("%d of a strict key by an owner that was replaced", n)
-	}
+	testkit.Equal(t, count(old, "strict"), 0, "of a strict key by an owner that was replaced")
 	cables[0].cut.Store(false)
 	until(t, "the old owner hears of it", owns(s[0], 0))
 	if d := b.both(s).Ask(t.Context(), "key", 1); d.Unanswered {
@@ -338,18 +317,14 @@ func TestAnAnswerIsLost(t *testing.T) {
 			} else {
 				cables[0].lost.Store(true)
 				p := rule.Partition("k", rule.Partitions)
-				if err := b.store.Move(t.Context(), p, p, s[1].Addr().String()); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, b.store.Move(t.Context(), p, p, s[1].Addr().String()))
 			}
 			until(t, "an answer is lost", cables[0].cut.Load)
 			until(t, "the new owner hears of it", func() bool { return s[1].State().Partitions > 0 })
 			want := sure(t, b.client(s[1]), "k", 7).Left
 			saved := func() tokenbucket.Tokens {
 				credits, err := b.store.Credits(t.Context(), []string{"k"})
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				if c, ok := credits["k"]; ok {
 					return c.Credits / tokenbucket.Token
 				}
@@ -360,9 +335,7 @@ func TestAnAnswerIsLost(t *testing.T) {
 			cables[0].unsaved.Store(false)
 			cables[0].cut.Store(false)
 			until(t, "the old owner saves", func() bool { return cables[0].saves.Load() > 0 })
-			if is := saved(); is != tokenbucket.Tokens(want) {
-				t.Errorf("the key holds %d, and %d after the one before has saved", want, is)
-			}
+			testkit.Equal(t, saved(), tokenbucket.Tokens(want), "the key holds %d, and after the one before has saved", want)
 		})
 	}
 }
@@ -380,9 +353,8 @@ func TestABlackHole(t *testing.T) {
 			ask := b.client(s)
 			c.hole.Store(&what)
 			if what == "join" {
-				if _, err := b.store.Join(t.Context(), store.Member{Address: "one", Instance: 1}, func() time.Duration { return 0 }); err != nil {
-					t.Fatal(err)
-				}
+				_, err := b.store.Join(t.Context(), store.Member{Address: "one", Instance: 1}, func() time.Duration { return 0 })
+				testkit.Must(t, err)
 			}
 			until(t, "it asks", func() bool {
 				ask.Ask(t.Context(), "k", 1)
@@ -412,9 +384,7 @@ func TestASlowStore(t *testing.T) {
 	<-passed
 	b.clock.pass(1500 * time.Millisecond) // since the first one's last sign of life, and 6.4 s since that began
 	cables[1].renewed(t)
-	if n := s[1].State().Partitions; n != 0 {
-		t.Errorf("took %d partitions of a server whose lease runs", n)
-	}
+	testkit.Equal(t, s[1].State().Partitions, 0, "took partitions of a server whose lease runs")
 	cables[0].cut.Store(false)
 	if d := sure(t, b.client(s[0]), "strict", 1); !d.Admit {
 		t.Errorf("%+v", d)
@@ -445,9 +415,7 @@ func TestASlowDisk(t *testing.T) {
 	}
 	until(t, "all is saved", func() bool {
 		saved, err := b.store.Saved(t.Context(), "", 2*keys)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return len(saved) == keys+1
 	})
 }

@@ -26,6 +26,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/rawfd"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -213,9 +214,7 @@ func (n *node) Credits(ctx context.Context, keys []string) (c map[string]table.C
 // epoch before the server's.
 func (n *node) inherits(follower *node) {
 	all, _, err := n.records.Owners(context.Background())
-	if err != nil {
-		n.w.t.Fatal(err)
-	}
+	testkit.Must(n.w.t, err)
 	for key, charges := range n.w.charges {
 		p := all[rule.Partition(key, rule.Partitions)]
 		for _, c := range charges {
@@ -507,19 +506,13 @@ func (w *world) lookUps(n *node) {
 func (w *world) lookUp(n *node, key string) {
 	n.lookUpAll(context.Background(), n.lookups.next(key), map[*loop]*wire.Sealer{n.loops[0]: n.loops[0].sealer})
 	raw, err := w.asker.SyscallConn()
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	testkit.Must(w.t, err)
 	for size := 1; size > 0; { // what was sent on loopback is there
 		var in [100]byte
-		if err := raw.Control(func(fd uintptr) { size, _, _ = unix.Recvfrom(int(fd), in[:], unix.MSG_DONTWAIT) }); err != nil {
-			w.t.Fatal(err)
-		}
+		testkit.Must(w.t, raw.Control(func(fd uintptr) { size, _, _ = unix.Recvfrom(int(fd), in[:], unix.MSG_DONTWAIT) }))
 		if size > 0 {
 			a, _, err := w.sealer.ParseAnswer(in[:size])
-			if err != nil {
-				w.t.Fatal(err)
-			}
+			testkit.Must(w.t, err)
 			w.got(w.asked[a.Number], a)
 		}
 	}
@@ -545,9 +538,7 @@ func within(t *rapid.T, key string, share tokenbucket.Share, all []*charge) {
 // admitted after that. No request is charged more than once, however many servers it is asked of.
 func (w *world) check() {
 	owners, _, err := w.records.Owners(context.Background())
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	testkit.Must(w.t, err)
 	for key, share := range shares {
 		p := owners[rule.Partition(key, rule.Partitions)]
 		known := w.charges[key]
@@ -567,18 +558,13 @@ func (w *world) check() {
 
 func run(t *rapid.T, records records) {
 	asker, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer asker.Close()
 	from, err := addressOf(asker)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	w := &world{t: t, records: records, asker: asker, from: from, charges: map[string][]*charge{}, asked: map[uint64]datagram{}}
-	if w.sealer, err = wire.NewSealer(nil); err != nil {
-		t.Fatal(err)
-	}
+	w.sealer, err = wire.NewSealer(nil)
+	testkit.Must(t, err)
 	defer func() {
 		for _, n := range w.nodes {
 			n.Close()
@@ -609,20 +595,15 @@ func TestPromiseOnSQLite(t *testing.T) {
 	checks := flag.Lookup("rapid.checks")
 	before := checks.Value.String()
 	defer func() { _ = checks.Value.Set(before) }()
-	if err := checks.Value.Set("1"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, checks.Value.Set("1"))
 	dir, i := t.TempDir(), 0
 	rapid.Check(t, func(t *rapid.T) {
 		i++
 		s, err := store.Open(context.Background(), filepath.Join(dir, fmt.Sprint(i)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		defer s.Close()
-		if _, err := s.SetRules(context.Background(), rulesOf()); err != nil {
-			t.Fatal(err)
-		}
+		_, err = s.SetRules(context.Background(), rulesOf())
+		testkit.Must(t, err)
 		run(t, s)
 	})
 }

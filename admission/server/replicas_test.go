@@ -58,9 +58,7 @@ func (p *pair) start(i int) {
 	go func() { served <- rpc.Serve(ln) }()
 	p.t.Cleanup(func() {
 		rpc.Stop()
-		if err := <-served; err != nil {
-			p.t.Error(err)
-		}
+		testkit.NoError(p.t, <-served)
 	})
 }
 
@@ -104,9 +102,7 @@ func TestFollower(t *testing.T) {
 	if d := sure(t, old, "strict", 10); !d.Admit {
 		t.Errorf("without its store, and with its follower: %+v", d)
 	}
-	if n := p.s[1].State().Partitions; n != 0 {
-		t.Errorf("its follower took %d partitions of an owner that it hears of", n)
-	}
+	testkit.Equal(t, p.s[1].State().Partitions, 0, "its follower took partitions of an owner that it hears of")
 	if d := sure(t, old, "key", 20); !d.Admit {
 		t.Errorf("%+v", d)
 	}
@@ -154,9 +150,7 @@ func TestTheStoreIsAway(t *testing.T) {
 	p.cables[0].cut.Store(false)
 	p.cables[1].cut.Store(false)
 	until(t, "the store is back", func() bool { return sure(t, ask, "strict", 1).Admit })
-	if n := p.s[0].State().Partitions; n != rule.Partitions {
-		t.Errorf("the owner has %d partitions when the store is back", n)
-	}
+	testkit.Equal(t, p.s[0].State().Partitions, rule.Partitions, "the owner has partitions when the store is back")
 }
 
 // The next process of an owner's name asks the follower for what that was sent, which then
@@ -174,14 +168,10 @@ func TestAnOwnerStartsAgain(t *testing.T) {
 	was := p.s[0]
 	p.start(0)
 	ask := p.client(p.s[0])
-	if d := sure(t, ask, "key", 0); d.Left != 3 {
-		t.Errorf("%d left, and the one before had replicated 3", d.Left)
-	}
+	testkit.Equal(t, sure(t, ask, "key", 0).Left, 3, "left, where the one before had replicated 3")
 	p.clock.pass(5900 * time.Millisecond)
 	busy, err := client.New(client.Config{Servers: []string{p.s[0].Addr().String()}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer busy.Close()
 	if sure(t, p.client(was), "strict", 1).Admit || busy.Ask(t.Context(), "strict", 1).Admit {
 		t.Error("a strict key before the lease of the one before is over")
@@ -220,9 +210,7 @@ func TestASuccessorIsLost(t *testing.T) {
 	}
 	was := p.s[0]
 	p.start(0)
-	if d := sure(t, p.client(p.s[0]), "key", 0); d.Left != 30 {
-		t.Errorf("%d left, and the follower had been sent 30", d.Left)
-	}
+	testkit.Equal(t, sure(t, p.client(p.s[0]), "key", 0).Left, 30, "left of 30 that the follower had been sent")
 	p.clock.pass(5900 * time.Millisecond)
 	if sure(t, p.client(was), "strict", 1).Admit {
 		t.Error("a strict key by the process that was cut off")

@@ -64,9 +64,7 @@ type bench struct {
 func newBench(t *testing.T, rules ...rule.Rule) *bench {
 	t.Helper()
 	s, err := store.Open(t.Context(), filepath.Join(t.TempDir(), "admission.db"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { s.Close() })
 	b := &bench{t: t, store: s}
 	b.set(rules...)
@@ -76,26 +74,21 @@ func newBench(t *testing.T, rules ...rule.Rule) *bench {
 
 func (b *bench) set(rules ...rule.Rule) {
 	b.t.Helper()
-	if _, err := b.store.SetRules(b.t.Context(), rules); err != nil {
-		b.t.Fatal(err)
-	}
+	_, err := b.store.SetRules(b.t.Context(), rules)
+	testkit.Must(b.t, err)
 }
 
 // start runs a server until stop is called, or the test ends.
 func (b *bench) start() (s *server.Server, stop func()) {
 	b.t.Helper()
 	s, err := server.New(b.t.Context(), b.cfg)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	testkit.Must(b.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx) }()
 	stop = sync.OnceFunc(func() {
 		cancel()
-		if err := <-ended; err != nil {
-			b.t.Error(err)
-		}
+		testkit.NoError(b.t, <-ended)
 	})
 	b.t.Cleanup(stop)
 	return s, stop
@@ -104,9 +97,7 @@ func (b *bench) start() (s *server.Server, stop func()) {
 func (b *bench) client(s *server.Server, keys ...wire.Key) *client.Client {
 	b.t.Helper()
 	c, err := client.New(client.Config{Servers: []string{s.Addr().String()}, Keys: keys, Attempts: 10_000})
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	testkit.Must(b.t, err)
 	b.t.Cleanup(c.Close)
 	return c
 }
@@ -197,9 +188,7 @@ func TestDecisions(t *testing.T) {
 		} else {
 			d = c.Ask(t.Context(), test.key, test.cost)
 		}
-		if d != test.want {
-			t.Errorf("question %d: %+v, want %+v", i, d, test.want)
-		}
+		testkit.Equal(t, d, test.want, "question %d", i)
 	}
 	b.clock.pass(time.Second)
 	if d := sure(t, c, "user/1", 1); !d.Admit {
@@ -234,9 +223,8 @@ func TestEdits(t *testing.T) {
 			t.Errorf("%s after the edit: %+v", key, d)
 		}
 	}
-	if _, err := b.store.DeleteRule(t.Context(), "old", time.Unix(0, int64(b.clock.Now().Wall))); err != nil {
-		t.Fatal(err)
-	}
+	_, err := b.store.DeleteRule(t.Context(), "old", time.Unix(0, int64(b.clock.Now().Wall)))
+	testkit.Must(t, err)
 	sure(t, c, "another", 1)
 	if d := sure(t, c, "old", 1); d.Admit || !d.ByDefault || d.RetryAfter != -1 {
 		t.Errorf("after its rule was deleted: %+v", d)
@@ -258,15 +246,11 @@ func TestRestarts(t *testing.T) {
 	}
 	s, stop := b.start()
 	c := b.client(s)
-	if n := admitted(c, "key") + admitted(c, "strict"); n != 20 {
-		t.Fatalf("%d admitted of 20", n)
-	}
+	testkit.MustEqual(t, admitted(c, "key")+admitted(c, "strict"), 20, "admitted of 20")
 	stop()
 	s, _ = b.start() // this one is not stopped, but left: killed
 	c = b.client(s)
-	if n := admitted(c, "key") + admitted(c, "strict"); n != 0 {
-		t.Errorf("%d admitted after a stop", n)
-	}
+	testkit.Equal(t, admitted(c, "key")+admitted(c, "strict"), 0, "admitted after a stop")
 	b.clock.pass(4 * time.Second)
 	if n := admitted(c, "key") + admitted(c, "strict"); n != 8 { // 4 each, and not saved
 		t.Errorf("%d admitted in 4 s", n)
@@ -280,9 +264,7 @@ func TestRestarts(t *testing.T) {
 	}
 	b.clock.pass(store.Lease + 2*time.Second)
 	link.renewed(t)
-	if n := admitted(c, "strict"); n != 2 {
-		t.Errorf("%d of a strict key admitted 2 s after the lease of one that was killed", n)
-	}
+	testkit.Equal(t, admitted(c, "strict"), 2, "of a strict key admitted 2 s after the lease of one that was killed")
 }
 
 // A server takes the place of one of its name that lives and is cut off from the store:
@@ -301,9 +283,7 @@ func TestOneName(t *testing.T) {
 	b.cfg.Store, b.cfg.Renew = link, 20*time.Millisecond
 	s, _ = b.start()
 	asks, err := client.New(client.Config{Servers: []string{s.Addr().String()}, Attempts: 20})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(asks.Close)
 	b.clock.pass(4 * time.Second)
 	if d := asks.Peek(t.Context(), "strict", 1); d.Admit { // a question may be decided late
@@ -343,9 +323,7 @@ func TestFullKeysAreForgotten(t *testing.T) {
 	}
 	saved := func() (left []string) {
 		all, err := b.store.Saved(t.Context(), "", 1000)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		for _, k := range all {
 			left = append(left, k.Key)
 		}
@@ -354,9 +332,7 @@ func TestFullKeysAreForgotten(t *testing.T) {
 	until(t, "all are saved", func() bool { return len(saved()) == len(keys) })
 	b.clock.pass(time.Second)
 	until(t, "those that are full are forgotten", func() bool { return len(saved()) == 2 })
-	if left := saved(); !slices.Equal(left, []string{"slow", "strict"}) {
-		t.Errorf("left are %v", left)
-	}
+	testkit.EqualSlices(t, saved(), []string{"slow", "strict"}, "left")
 	if d := sure(t, c, "own", 10); !d.Admit {
 		t.Errorf("%+v", d)
 	}
@@ -395,14 +371,10 @@ type raw struct {
 func newRaw(t *testing.T, s *server.Server, keys ...wire.Key) *raw {
 	t.Helper()
 	conn, err := net.Dial("udp", s.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { conn.Close() })
 	sealer, err := wire.NewSealer(keys)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return &raw{t, conn, sealer}
 }
 
@@ -412,24 +384,19 @@ func (r *raw) send(datagrams ...[]byte) (answers []wire.Answer) {
 	r.t.Helper()
 	const last = 1<<64 - 1
 	for _, d := range append(slices.Clip(datagrams), r.sealer.AppendQuestion(nil, wire.Question{Kind: wire.Hello, Number: last})) {
-		if _, err := r.conn.Write(d); err != nil {
-			r.t.Fatal(err)
-		}
+		_, err := r.conn.Write(d)
+		testkit.Must(r.t, err)
 	}
 	var in [100]byte
 	for {
 		r.conn.SetReadDeadline(time.Now().Add(testkit.Hang)) // against a hang
 		n, err := r.conn.Read(in[:])
-		if err != nil {
-			r.t.Fatal(err)
-		}
+		testkit.Must(r.t, err)
 		if n > wire.MinQuestion {
 			r.t.Fatalf("an answer of %d bytes", n)
 		}
 		a, _, err := r.sealer.ParseAnswer(in[:n])
-		if err != nil {
-			r.t.Fatal(err)
-		}
+		testkit.Must(r.t, err)
 		answers = append(answers, a)
 		if a.Number == last {
 			return answers
@@ -508,9 +475,7 @@ func TestHostileDatagrams(t *testing.T) {
 		hostile = append(hostile, changed)
 	}
 	unsigned, err := wire.NewSealer(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	hostile = append(hostile, unsigned.AppendQuestion(nil, wire.Question{Kind: wire.Ask, Session: session, Number: 2, Cost: 1, Key: []byte("key")}), make([]byte, 9000))
 	for len(hostile) > 0 { // a few at a time: a socket's buffer is finite
 		n := min(8, len(hostile))

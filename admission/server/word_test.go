@@ -7,6 +7,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 func TestWord(t *testing.T) {
@@ -24,9 +25,7 @@ func TestWord(t *testing.T) {
 		{"which failed, for it has renewed", replica{beat: 4, replaced: 3}, 0, 5 * time.Second},
 		{"ended", replica{beat: 4, ended: true}, 0, 0},
 	} {
-		if got := test.r.word(0, mono.Time(test.age)); got != test.want {
-			t.Errorf("%s: %v, want %v", test.what, got, test.want)
-		}
+		testkit.Equal(t, test.r.word(0, mono.Time(test.age)), test.want, "%s", test.what)
 	}
 }
 

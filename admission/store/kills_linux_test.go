@@ -180,14 +180,11 @@ const much = 100_000 // credits, of a key that earns one in 1000 s
 func newScene(t *testing.T, url string) *scene {
 	t.Helper()
 	db, err := store.Open(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { db.Close() })
 	share := tokenbucket.Share{Rate: 1, Burst: much}
-	if _, err := db.SetRules(t.Context(), []rule.Rule{{Key: "key", Share: share}, {Key: "strict", Share: share, Strict: true}}); err != nil {
-		t.Fatal(err)
-	}
+	_, err = db.SetRules(t.Context(), []rule.Rule{{Key: "key", Share: share}, {Key: "strict", Share: share, Strict: true}})
+	testkit.Must(t, err)
 	return &scene{t: t, url: url, db: db, ports: localtest.Ports(t, 4), admitted: map[string][]mono.Time{}, left: map[string]int64{}}
 }
 
@@ -197,16 +194,10 @@ func (s *scene) start(i int, point string) {
 	c.cmd.Env = append(os.Environ(), processEnv+"="+strings.Join([]string{s.url, s.ports[i], s.ports[i+2], point}, " "))
 	c.cmd.Stderr = os.Stderr
 	in, err := c.cmd.StdinPipe()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.Must(s.t, err)
 	out, err := c.cmd.StdoutPipe()
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	if err := c.cmd.Start(); err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.Must(s.t, err)
+	testkit.Must(s.t, c.cmd.Start())
 	c.goOn = func() { fmt.Fprintln(in) }
 	c.ended.Go(func() {
 		for lines := bufio.NewScanner(out); lines.Scan(); {
@@ -225,9 +216,8 @@ func (s *scene) start(i int, point string) {
 		}
 	})
 	s.t.Cleanup(c.kill)
-	if c.client, err = client.New(client.Config{Servers: []string{s.ports[i]}}); err != nil {
-		s.t.Fatal(err)
-	}
+	c.client, err = client.New(client.Config{Servers: []string{s.ports[i]}})
+	testkit.Must(s.t, err)
 	s.t.Cleanup(c.client.Close)
 	s.servers[i] = c
 }
@@ -363,9 +353,7 @@ func (s *scene) play(before string, by int, point, kills string, killStore, star
 	}
 	do(before)
 	if point == "move" || point == "moved" {
-		if err := s.db.Move(t.Context(), 0, rule.Partitions-1, s.ports[1]); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, s.db.Move(t.Context(), 0, rule.Partitions-1, s.ports[1]))
 	}
 	if point != "-" {
 		s.asks("a server comes to "+point, s.servers[by].is(point))

@@ -47,9 +47,8 @@ func TestAnAbandonedTransaction(t *testing.T) {
 	<-locked
 	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
 	defer cancel()
-	if _, err := other.Join(ctx, store.Member{Address: "other", Instance: 2}, at(0)); err != nil {
-		t.Error(err)
-	}
+	_, err := other.Join(ctx, store.Member{Address: "other", Instance: 2}, at(0))
+	testkit.NoError(t, err)
 	close(release)
 	if err := <-ended; err == nil {
 		t.Error("the transaction that was given up has succeeded")
@@ -85,9 +84,7 @@ func serve(t *testing.T, db *store.Store, name string, ln net.Listener) (s *serv
 		}
 	}
 	s, err := server.New(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if ln != nil {
 		rpc := grpc.NewServer()
 		srtmv1.RegisterAdmissionReplicationServer(rpc, s)
@@ -97,15 +94,12 @@ func serve(t *testing.T, db *store.Store, name string, ln net.Listener) (s *serv
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
-	if c, err = client.New(client.Config{Servers: []string{s.Addr().String()}, Attempts: 10_000}); err != nil {
-		t.Fatal(err)
-	}
+	c, err = client.New(client.Config{Servers: []string{s.Addr().String()}, Attempts: 10_000})
+	testkit.Must(t, err)
 	stop = sync.OnceFunc(func() {
 		c.Close()
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, <-done)
 	})
 	t.Cleanup(stop)
 	return s, c, stop
@@ -139,13 +133,10 @@ func holds(t *testing.T, db *store.Store, want tokenbucket.Tokens) func() bool {
 func TestPostgreSQLIsKilled(t *testing.T) {
 	database, kill, start := testkit.PostgreSQL(t, "")
 	db, err := store.Open(t.Context(), database)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { db.Close() }) // after the servers
-	if _, err := db.SetRules(t.Context(), rules); err != nil {
-		t.Fatal(err)
-	}
+	_, err = db.SetRules(t.Context(), rules)
+	testkit.Must(t, err)
 	_, c, stop := serve(t, db, "one", nil)
 	admitted := func(key string, cost uint32) func() bool {
 		return func() bool { return c.Ask(t.Context(), key, cost).Admit }
@@ -203,9 +194,7 @@ func (n network) heal() { n.IP("link", "set", "veth0", "up") }
 func open(t *testing.T, url string) *store.Store {
 	t.Helper()
 	db, err := store.Open(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { db.Close() })
 	return db
 }
@@ -221,14 +210,12 @@ func TestWhoIsCutOff(t *testing.T) {
 	var at net.Listener
 	other.Inside(func() {
 		var err error
-		if at, err = net.Listen("tcp", other.address+":0"); err != nil {
-			t.Fatal(err)
-		}
+		at, err = net.Listen("tcp", other.address+":0")
+		testkit.Must(t, err)
 	})
 	db := open(t, near)
-	if _, err := db.SetRules(t.Context(), rules); err != nil {
-		t.Fatal(err)
-	}
+	_, err := db.SetRules(t.Context(), rules)
+	testkit.Must(t, err)
 	owner, c, _ := serve(t, open(t, "postgres://srtm@"+far.address+"/postgres?sslmode=disable"), "one", testkit.Listen(t))
 	follower, next, _ := serve(t, db, "two", at)
 	until(t, "each follows the other", func() bool { return owner.State().Follower == "two" && follower.State().Follower == "one" })
@@ -246,9 +233,7 @@ func TestWhoIsCutOff(t *testing.T) {
 		end := clock.Mono().Add(long)
 		until(t, what, func() bool { return !clock.Mono().Before(end) })
 		until(t, what+": a strict key", func() bool { return ask(c, 1) }) // the machine may have stopped for a while
-		if n := follower.State().Partitions; n != 0 {
-			t.Errorf("%s: the follower took over %d", what, n)
-		}
+		testkit.Equal(t, follower.State().Partitions, 0, "%s: the follower took over", what)
 	}
 	long := 7 * time.Second
 	other.cut()
@@ -286,9 +271,8 @@ func TestTheNetworkIsCut(t *testing.T) {
 	var near string
 	far.Inside(func() { near, _, _ = testkit.PostgreSQL(t, far.address) })
 	db := open(t, near) // by its Unix socket, which no network cuts
-	if _, err := db.SetRules(t.Context(), rules); err != nil {
-		t.Fatal(err)
-	}
+	_, err := db.SetRules(t.Context(), rules)
+	testkit.Must(t, err)
 	owner, c, _ := serve(t, open(t, "postgres://srtm@"+far.address+"/postgres?sslmode=disable"), "one", nil)
 	heir, next, _ := serve(t, db, "two", nil)
 	admitted := map[string]int{}

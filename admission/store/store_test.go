@@ -14,6 +14,7 @@ import (
 	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/admission/store"
 	"github.com/srtm-io/srtm/admission/table"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -25,9 +26,7 @@ func TestSQLite(t *testing.T) {
 func suite(t *testing.T, database string) {
 	ctx := context.Background()
 	s, err := store.Open(ctx, database)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer func() { s.Close() }()
 	rules := []rule.Rule{
 		{Key: "user/1", Share: tokenbucket.Share{Rate: 100_000, Burst: 10}},
@@ -78,9 +77,8 @@ func suite(t *testing.T, database string) {
 
 	// Edits are seen once each, in order, deletions too.
 	now := time.UnixMilli(1_700_000_000_000)
-	if _, err := s.DeleteRule(ctx, "user/1", now); err != nil {
-		t.Fatal(err)
-	}
+	_, err = s.DeleteRule(ctx, "user/1", now)
+	testkit.Must(t, err)
 	if _, err := s.DeleteRule(ctx, "user/1", now); !errors.Is(err, store.ErrNoRule) {
 		t.Errorf("deleted twice: %v", err)
 	}
@@ -88,9 +86,8 @@ func suite(t *testing.T, database string) {
 		t.Errorf("last change %d, %v", last, err)
 	}
 	rules[4].Shadow = true
-	if _, err := s.SetRules(ctx, rules[4:]); err != nil {
-		t.Fatal(err)
-	}
+	_, err = s.SetRules(ctx, rules[4:])
+	testkit.Must(t, err)
 	changes, err := s.Changes(ctx, 5, 10)
 	if err != nil || len(changes) != 2 || !changes[0].Deleted || changes[0].Rule.Key != "user/1" || changes[0].Rule.Change != 6 ||
 		changes[1].Deleted || changes[1].Rule.Key != "deny" || !changes[1].Rule.Shadow || changes[1].Rule.Change != 7 {
@@ -102,14 +99,12 @@ func suite(t *testing.T, database string) {
 	if _, err := s.SetRules(ctx, rules[:1]); err != nil { // and it may come again
 		t.Fatal(err)
 	}
-	if _, err := s.Rule(ctx, "user/1"); err != nil {
-		t.Error(err)
-	}
+	_, err = s.Rule(ctx, "user/1")
+	testkit.NoError(t, err)
 	// A deletion is forgotten after a while.
 	for i, key := range []string{"user/1", "user/2"} {
-		if _, err := s.DeleteRule(ctx, key, now.Add(time.Duration(2*i)*store.Remembered)); err != nil {
-			t.Fatal(err)
-		}
+		_, err := s.DeleteRule(ctx, key, now.Add(time.Duration(2*i)*store.Remembered))
+		testkit.Must(t, err)
 	}
 	changes, err = s.Changes(ctx, 7, 10)
 	if err != nil || len(changes) != 1 || changes[0].Rule.Key != "user/2" {
@@ -118,21 +113,16 @@ func suite(t *testing.T, database string) {
 
 	// Credits, more than one statement writes, and again.
 	me := store.Member{Address: "me", Instance: 1}
-	if _, err := s.Join(ctx, me, at(0)); err != nil {
-		t.Fatal(err)
-	}
+	_, err = s.Join(ctx, me, at(0))
+	testkit.Must(t, err)
 	_, number, err := s.Owners(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var credits []table.Credit
 	for i := range 1201 {
 		credits = append(credits, table.Credit{Key: fmt.Sprint("k", i), Credits: tokenbucket.Tokens(i), At: time.Duration(i)*time.Millisecond - 1})
 	}
 	for range 2 {
-		if err := s.SaveCredits(ctx, me, number, credits); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, s.SaveCredits(ctx, me, number, credits))
 		credits[1200].Credits = 7
 	}
 	// Those are forgotten that are as they were read.
@@ -140,18 +130,12 @@ func suite(t *testing.T, database string) {
 	if err != nil || was[0].Key+" "+was[1].Key+" "+was[2].Key != "k1 k10 k100" {
 		t.Fatal(was, err)
 	}
-	if err := s.SaveCredits(ctx, me, number, []table.Credit{{Key: "k10", Credits: 10, At: 11 * time.Millisecond}}); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Forget(ctx, []table.Credit{was[0].Credit, was[1].Credit}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, s.SaveCredits(ctx, me, number, []table.Credit{{Key: "k10", Credits: 10, At: 11 * time.Millisecond}}))
+	testkit.Must(t, s.Forget(ctx, []table.Credit{was[0].Credit, was[1].Credit}))
 	if left, err := s.Saved(ctx, "k0", 2); err != nil || left[0].Key != "k10" || left[0].At != 11*time.Millisecond || left[1].Key != "k100" {
 		t.Error(left, err)
 	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, s.Close())
 	if s, err = store.Open(ctx, database); err != nil { // it is all there the next time
 		t.Fatal(err)
 	}
@@ -180,9 +164,7 @@ func TestOwners(t *testing.T) {
 func owners(t *testing.T, database string) {
 	ctx := context.Background()
 	s, err := store.Open(ctx, database)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer s.Close()
 	const hour = int(time.Hour / time.Millisecond)
 	ms := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
@@ -193,9 +175,7 @@ func owners(t *testing.T, database string) {
 		return 0, s.SaveCredits(ctx, me, number, credit(at))
 	}
 	before, err := s.LastChange(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for _, step := range []struct {
 		what  string
 		do    func() (time.Duration, error)
@@ -269,24 +249,18 @@ func TestFollowers(t *testing.T) {
 func followers(t *testing.T, database string) {
 	ctx := context.Background()
 	s, err := store.Open(ctx, database)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer s.Close()
 	join := func(m store.Member) time.Duration {
 		t.Helper()
 		floor, err := s.Join(ctx, m, at(0))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return floor
 	}
 	renew := func(m store.Member) map[string]store.Member {
 		t.Helper()
 		members, _, err := s.Renew(ctx, m)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		is := map[string]store.Member{}
 		for _, m := range members {
 			is[m.Address] = m
@@ -296,18 +270,14 @@ func followers(t *testing.T, database string) {
 	first := func() store.Partition {
 		t.Helper()
 		all, _, err := s.Owners(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return all[0]
 	}
 	follower := store.Member{Address: "zf", Instance: 1_000, Replicate: "zf:1"}
 	join(store.Member{Address: "zo", Instance: 1})
 	join(follower)
 	renew(store.Member{Address: "zo", Instance: 1, Follower: 1_000})
-	if is, want := renew(follower)["zo"], (store.Member{Address: "zo", Instance: 1, Beat: 2, Follower: 1_000}); is != want {
-		t.Errorf("%+v, want %+v", is, want)
-	}
+	testkit.Equal(t, renew(follower)["zo"], (store.Member{Address: "zo", Instance: 1, Beat: 2, Follower: 1_000}))
 	floor := join(store.Member{Address: "zo", Instance: 2, Follower: 1_000})
 	if p := first(); p.Lost != floor+store.Lease {
 		t.Errorf("lost until %v after a start that the follower knows of", p.Lost-floor)

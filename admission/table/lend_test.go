@@ -7,6 +7,7 @@ import (
 	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/admission/table"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -30,9 +31,7 @@ func TestLend(t *testing.T) {
 	}
 	r.Share.Burst = 7
 	s.Follow("k", &r, at)
-	if got := s.Contract("k"); got != r.Share {
-		t.Errorf("contract %+v after an edit", got)
-	}
+	testkit.Equal(t, s.Contract("k"), r.Share, "contract after an edit")
 	s.Return("k", 2*tokenbucket.Token, at.Add(time.Minute)) // what it would have earned meanwhile is not there
 	if v := s.Ask(key, 2, at.Add(time.Minute), false); !v.Admit || v.Lent || v.Left != 0 {
 		t.Errorf("%+v after its return", v)

@@ -14,6 +14,7 @@ import (
 	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/admission/table"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -55,9 +56,7 @@ func TestAsk(t *testing.T) {
 		}
 	}
 	v := table.Verdict{Retry: time.Millisecond + 1}
-	if got := v.RetryMillis(); got != 2 {
-		t.Errorf("retry after %d ms", got)
-	}
+	testkit.Equal(t, v.RetryMillis(), 2, "retry after, ms")
 	if v.Retry = math.MaxInt64; v.RetryMillis() != math.MaxUint32 {
 		t.Errorf("never is %d ms", v.RetryMillis())
 	}
@@ -137,9 +136,7 @@ func TestDefaultsChange(t *testing.T) {
 		return turns
 	}
 	d.Set(rule.Rule{Key: "ip/1*", Share: tokenbucket.Share{Rate: 2000, Burst: 9}, Change: 3})
-	if turns := undefault(3); turns != 6 {
-		t.Errorf("%d turns", turns)
-	}
+	testkit.Equal(t, undefault(3), 6, "turns")
 	d.Delete("ip/1*") // and back to one with an older change
 	undefault(4)
 	d.Delete("ip/*")
@@ -283,9 +280,7 @@ func TestAClockThatIsSetBackBringsNothing(t *testing.T) {
 		after time.Duration
 		want  tokenbucket.Tokens
 	}{{-time.Hour, 2500}, {0, 2500}, {time.Second, 3500}, {time.Hour, 10_000}, {math.MaxInt64 - at(0).Wall, 10_000}} {
-		if got := table.Held(c, r, table.Now{Mono: 5, Wall: at(0).Wall + test.after}); got != test.want {
-			t.Errorf("after %v: %d, want %d", test.after, got, test.want)
-		}
+		testkit.Equal(t, table.Held(c, r, table.Now{Mono: 5, Wall: at(0).Wall + test.after}), test.want, "after %v", test.after)
 	}
 }
 

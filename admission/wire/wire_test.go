@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/admission/wire"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -22,9 +23,7 @@ var (
 func sealer(t testing.TB, keys ...wire.Key) *wire.Sealer {
 	t.Helper()
 	s, err := wire.NewSealer(keys)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return s
 }
 
@@ -37,9 +36,7 @@ func TestLayout(t *testing.T) {
 		t.Errorf("question\n%s, want\n%s", got, question)
 	}
 	// openssl dgst -sha256 -hmac 0123456789abcdef, the first 16 bytes
-	if got, want := hex.EncodeToString(q[len(q)-16:]), "1ff3307010887241f01bc238caef7449"; got != want {
-		t.Errorf("its MAC %s, want %s", got, want)
-	}
+	testkit.Equal(t, hex.EncodeToString(q[len(q)-16:]), "1ff3307010887241f01bc238caef7449", "its MAC")
 	l := s.AppendQuestion(nil, wire.Question{Kind: wire.Lease, Cost: 4, Key: []byte("k"), Held: wire.Held{Holder: 5, Epoch: 6, Share: tokenbucket.Share{Rate: 7, Burst: 8}, Released: 9}})
 	if got, want := hex.EncodeToString(l[20:len(l)-16]), "00000004"+"0007"+"0001"+"6b"+"0000000000000005"+"0000000000000006"+"0000000000000007"+"0000000000000008"+"0000000000000009"; got != want {
 		t.Errorf("lease\n%s, want\n%s", got, want)
@@ -177,9 +174,8 @@ func TestNothingIsAllocated(t *testing.T) {
 		if _, ok := sessions.Good(sessions.Issue(from, 0), from, 0); err != nil || !ok {
 			t.Fatal(err)
 		}
-		if _, _, err := s.ParseAnswer(s.AppendAnswer(buf, wire.Answer{Kind: wire.Reply, Number: got.Number}, id)); err != nil {
-			t.Fatal(err)
-		}
+		_, _, err = s.ParseAnswer(s.AppendAnswer(buf, wire.Answer{Kind: wire.Reply, Number: got.Number}, id))
+		testkit.Must(t, err)
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
