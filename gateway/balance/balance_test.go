@@ -12,6 +12,7 @@ import (
 
 	"github.com/srtm-io/srtm/gateway/balance"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 func rng() *rand.Rand { return rand.New(rand.NewPCG(1, 2)) }
@@ -526,47 +527,31 @@ func TestAllEjectedTheFirstGetsOneAtATime(t *testing.T) {
 		t.Fatalf("picked %d, want the first ejected", got)
 	}
 	b.Sent(2, now)
-	if got := b.Pick(now, servers(b)); got != -1 {
-		t.Fatalf("picked %d beside the one", got)
-	}
+	testkit.MustEqual(t, b.Pick(now, servers(b)), -1, "picked beside the one")
 	b.Ended(2, now, balance.Failed)
-	if got := b.Pick(now, servers(b)); got != 1 {
-		t.Fatalf("picked %d after the first failed again", got)
-	}
-	if got := b.Pick(now, []int{0}); got != 0 {
-		t.Fatalf("picked %d, of 0 alone", got)
-	}
+	testkit.MustEqual(t, b.Pick(now, servers(b)), 1, "picked after the first failed again")
+	testkit.MustEqual(t, b.Pick(now, []int{0}), 0, "picked of 0 alone")
 	request(b, 1, time.Second, 0, false)
-	if got := b.Pick(at(time.Second), servers(b)); got != 1 {
-		t.Fatalf("picked %d, not the one that answered", got)
-	}
+	testkit.MustEqual(t, b.Pick(at(time.Second), servers(b)), 1, "picked, where 1 answered")
 }
 
 func TestAddAndRemove(t *testing.T) {
 	b := balance.New(balance.JBQ, 1, rng())
 	request(b, 0, 0, 7*time.Millisecond, false)
 	one := b.Add(at(1))
-	if s := stat(b, one, 1); s.Interval != 7*time.Millisecond {
-		t.Errorf("a new server has T %v, not the median", s.Interval)
-	}
+	testkit.Equal(t, stat(b, one, 1).Interval, 7*time.Millisecond, "T of a new server, the median")
 	b.Sent(0, at(2))
 	b.Remove(0)
-	if got := b.Pick(at(2), servers(b)); got != one {
-		t.Errorf("picked %d after 0 was removed", got)
-	}
+	testkit.Equal(t, b.Pick(at(2), servers(b)), one, "picked after 0 was removed")
 	if got := b.Add(at(3)); got == 0 {
 		t.Error("a number was reused while a request has it")
 	}
 	b.Ended(0, at(4), balance.Answered)
-	if got := b.Add(at(5)); got != 0 {
-		t.Errorf("the number was not reused: %d", got)
-	}
+	testkit.Equal(t, b.Add(at(5)), 0, "the number was not reused")
 	if s := stat(b, 0, 5); s.Sent != 0 {
 		t.Errorf("a new server has the old one's %+v", s)
 	}
-	if got := b.Pick(at(5), []int{}); got != -1 {
-		t.Errorf("picked %d of none", got)
-	}
+	testkit.Equal(t, b.Pick(at(5), []int{}), -1, "picked of none")
 }
 
 func TestBaselines(t *testing.T) {
@@ -584,12 +569,8 @@ func TestBaselines(t *testing.T) {
 			busy.Ended(2, at(0), balance.Answered)
 		}
 	}
-	if want := []int{0, 1, 2, 0, 1, 2}; !slices.Equal(turns, want) {
-		t.Errorf("rr %v, want %v", turns, want)
-	}
-	if want := []int{0, 1, 2, 0, 2, 1}; !slices.Equal(least, want) {
-		t.Errorf("busy %v, want %v", least, want)
-	}
+	testkit.EqualSlices(t, turns, []int{0, 1, 2, 0, 1, 2}, "rr")
+	testkit.EqualSlices(t, least, []int{0, 1, 2, 0, 2, 1}, "busy")
 	for _, k := range []balance.Kind{balance.JBQ, balance.Busy, balance.RoundRobin} {
 		var got balance.Kind
 		if err := got.Set(k.String()); got != k || err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/srtm-io/srtm/gateway/schedule"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 func twoServers() *Table {
@@ -115,9 +116,7 @@ func TestPatterns(t *testing.T) {
 		"/a/b/c/d/e/f/g/h/i/":                "GET /a/b/c/d/e/f/g/h/*",
 		"/" + strings.Repeat("x", 33) + "/y": "GET /*/y",
 	} {
-		if got := string(appendPattern(nil, "GET", path)); got != want {
-			t.Errorf("%q: %q, want %q", path, got, want)
-		}
+		testkit.Equal(t, string(appendPattern(nil, "GET", path)), want, "%q", path)
 	}
 }
 

@@ -69,26 +69,18 @@ func TestParse(t *testing.T) {
 	for _, c := range p.Classes {
 		names = append(names, fmt.Sprint(c.Name, c.Weight))
 	}
-	if want := []string{"paid6", "free3", "default1"}; !slices.Equal(names, want) {
-		t.Errorf("classes %v, want %v", names, want)
-	}
+	testkit.EqualSlices(t, names, []string{"paid6", "free3", "default1"}, "classes")
 	c := p.Classes[0]
 	if c.Queue != 50 || c.QueueBytes != 1_000_000 || c.Wait != 500*time.Millisecond || c.MinBodyRate != 0 || p.Classes[1].MinBodyRate != 1024 || !c.FailOpen || p.Classes[1].FailOpen {
 		t.Errorf("class %+v", c)
 	}
-	if got := c.AdmissionKey("acme"); got != "tenant/acme/paid" {
-		t.Errorf("admission key %q", got)
-	}
-	if want := []string{"cpu", "disk", "tokens"}; !slices.Equal(p.Resources, want) {
-		t.Errorf("resources %v, want %v", p.Resources, want)
-	}
+	testkit.Equal(t, c.AdmissionKey("acme"), "tenant/acme/paid", "admission key")
+	testkit.EqualSlices(t, p.Resources, []string{"cpu", "disk", "tokens"}, "resources")
 	if s := p.Servers[0]; s.URL != "http://127.0.0.1:8001" || !slices.Equal(s.Capacity, []float64{100, 50.5, 0}) {
 		t.Errorf("server %+v", s)
 	}
 	for path, want := range map[string][]float64{"/report/1": {5, 0, 1}, "/report/../1": {1, 0, 0}} {
-		if got := p.CostOf(path); !slices.Equal(got, want) {
-			t.Errorf("cost of %s: %v, want %v", path, got, want)
-		}
+		testkit.EqualSlices(t, p.CostOf(path), want, "cost of %s", path)
 	}
 	if p.Timeouts.Header != 5*time.Second || p.Timeouts.Drain != 30*time.Second {
 		t.Errorf("timeouts %+v", p.Timeouts)
@@ -253,9 +245,7 @@ func TestAmbiguousPaths(t *testing.T) {
 	} {
 		u, err := url.ParseRequestURI(path)
 		testkit.Must(t, err)
-		if got := policy.Ambiguous(u); got != want {
-			t.Errorf("%s: %v", path, got)
-		}
+		testkit.Equal(t, policy.Ambiguous(u), want, "%s", path)
 	}
 }
 
@@ -263,9 +253,7 @@ func TestClassifyDoesNotAllocate(t *testing.T) {
 	p := parse(t, full)
 	header := http.Header{"X-Plan": {"silver"}}
 	u := &url.URL{Path: "/some/path"}
-	if n := testing.AllocsPerRun(100, func() { policy.Ambiguous(u); p.Classify("nobody", "/some/path", header); p.CostOf("/some/path") }); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
+	testkit.Equal(t, testing.AllocsPerRun(100, func() { policy.Ambiguous(u); p.Classify("nobody", "/some/path", header); p.CostOf("/some/path") }), 0, "allocations")
 }
 
 // A policy is refused with faults, or it has a class for whatever comes.

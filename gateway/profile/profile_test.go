@@ -83,9 +83,7 @@ func TestProfile(t *testing.T) {
 	monitor := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		mu.Lock()
 		defer mu.Unlock()
-		if err := json.NewEncoder(w).Encode(used); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, json.NewEncoder(w).Encode(used))
 	}))
 	defer monitor.Close()
 	at, err := url.Parse(server.URL)

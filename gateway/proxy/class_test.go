@@ -13,6 +13,7 @@ import (
 
 	"github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/gateway/balance"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // asker is an admission service.
@@ -115,9 +116,7 @@ func TestHTTP2(t *testing.T) {
 		}()
 	}
 	for range n {
-		if err := <-errs; err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, <-errs)
 	}
 	g.idle(t)
 	if s := g.Status().Servers[0]; s.Departed != n*3/4 || s.Failed != 0 {
@@ -186,7 +185,5 @@ func TestAmbiguousPathIsRefused(t *testing.T) {
 			t.Errorf("%s: %s %q", path, res.Status, body)
 		}
 	}
-	if s := g.Status().Servers[0]; s.Sent != 2 {
-		t.Errorf("%d requests got to the server", s.Sent)
-	}
+	testkit.Equal(t, g.Status().Servers[0].Sent, 2, "requests got to the server")
 }

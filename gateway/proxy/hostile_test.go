@@ -108,18 +108,14 @@ func TestEverythingIsSettledOnce(t *testing.T) {
 					if n++; n == 10 { // what a change might hide is seen after it
 						changes.Stop()
 					}
-					if err := g.SetPolicy(parse(t, policies[rng.IntN(len(policies))])); err != nil {
-						t.Error(err)
-					}
+					testkit.NoError(t, g.SetPolicy(parse(t, policies[rng.IntN(len(policies))])))
 				case <-done:
 					going = false
 				}
 			}
 			g.idle(t)
 			for _, s := range g.Status().Servers {
-				if s.Sent != s.Departed+s.Failed+s.Aborted {
-					t.Errorf("of %d requests sent to %s %d were answered, %d failed and %d were aborted", s.Sent, s.URL, s.Departed, s.Failed, s.Aborted)
-				}
+				testkit.Equal(t, s.Sent, s.Departed+s.Failed+s.Aborted, "of requests sent to %s %d were answered, %d failed and %d were aborted", s.URL, s.Departed, s.Failed, s.Aborted)
 			}
 		})
 	}

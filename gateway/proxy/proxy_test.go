@@ -55,9 +55,7 @@ func serveSecured(t testing.TB, text string, change func(*Config), security secu
 	go func() { done <- group.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, <-done)
 	})
 	return &gateway{p, ln.Addr().String()}
 }
@@ -93,9 +91,8 @@ func (g *gateway) dial(t testing.TB) (net.Conn, *bufio.Reader) {
 
 func write(t testing.TB, c net.Conn, text string) {
 	t.Helper()
-	if _, err := io.WriteString(c, text); err != nil {
-		t.Fatal(err)
-	}
+	_, err := io.WriteString(c, text)
+	testkit.Must(t, err)
 }
 
 // answer reads an answer with its body.
@@ -223,9 +220,8 @@ func TestAbort(t *testing.T) {
 			write(t, conn, c.request)
 			<-arrived
 			if strings.Contains(c.request, "/download") {
-				if _, err := r.Peek(1000); err != nil {
-					t.Fatal(err)
-				}
+				_, err := r.Peek(1000)
+				testkit.Must(t, err)
 			}
 			conn.Close()
 			g.idle(t)
@@ -266,22 +262,16 @@ func TestHeaders(t *testing.T) {
 		"X-Forwarded-For": "127.0.0.1", "X-Forwarded-Host": "shop.example", "X-Forwarded-Proto": "http", "X-Forwarded-Port": "", "Forwarded": "",
 		"X-Real-Ip": "", "Srtm-Class": policy.Default, "X-Mine": "", "X-Kept": "1",
 	} {
-		if have := strings.Join(got[name], ", "); have != want {
-			t.Errorf("%s: %q, want %q", name, have, want)
-		}
+		testkit.Equal(t, strings.Join(got[name], ", "), want, "%s", name)
 	}
-	if host != "shop.example" {
-		t.Errorf("Host: %q", host)
-	}
+	testkit.Equal(t, host, "shop.example", "Host")
 	g = serve(t, one(url, `trusted_peers = ["127.0.0.0/8"]`), nil)
 	g.get(t, "/", forged...)
 	for name, want := range map[string]string{
 		"X-Forwarded-For": "192.0.2.1, 127.0.0.1", "X-Forwarded-Host": "forged", "X-Forwarded-Proto": "gopher", "X-Forwarded-Port": "1", "Forwarded": "for=192.0.2.1",
 		"X-Real-Ip": "192.0.2.1", "Srtm-Class": policy.Default,
 	} {
-		if have := strings.Join(got[name], ", "); have != want {
-			t.Errorf("trusted: %s: %q, want %q", name, have, want)
-		}
+		testkit.Equal(t, strings.Join(got[name], ", "), want, "trusted: %s", name)
 	}
 }
 
@@ -308,9 +298,7 @@ func TestProtocol(t *testing.T) {
 			w.Header().Set("Content-Type", "text/event-stream")
 			for range 3 {
 				fmt.Fprint(w, "data: x\n\n")
-				if err := control.Flush(); err != nil {
-					t.Error(err)
-				}
+				testkit.NoError(t, control.Flush())
 				<-next
 			}
 		case "/socket":
@@ -345,9 +333,8 @@ func TestProtocol(t *testing.T) {
 		if line, err := r.ReadString('\n'); err != nil || !strings.HasPrefix(line, "HTTP/1.1 100") {
 			t.Fatalf("%q, %v", line, err)
 		}
-		if _, err := r.ReadString('\n'); err != nil {
-			t.Fatal(err)
-		}
+		_, err := r.ReadString('\n')
+		testkit.Must(t, err)
 		write(t, c, "hi")
 		res, body := answer(t, r)
 		for res.StatusCode == http.StatusContinue { // the server's own, which may come late
@@ -377,9 +364,8 @@ func TestProtocol(t *testing.T) {
 			if line, err := events.ReadString('\n'); err != nil || line != "data: x\n" {
 				t.Fatalf("%q, %v", line, err)
 			}
-			if _, err := events.ReadString('\n'); err != nil {
-				t.Fatal(err)
-			}
+			_, err := events.ReadString('\n')
+			testkit.Must(t, err)
 			next <- struct{}{}
 		}
 		if rest, err := io.ReadAll(events); err != nil || len(rest) > 0 {
@@ -542,9 +528,7 @@ func TestSmuggling(t *testing.T) {
 		}
 	}
 	g.idle(t)
-	if got := strings.Join(paths, " "); got != "/body /last" {
-		t.Errorf("the server got %s", got)
-	}
+	testkit.Equal(t, strings.Join(paths, " "), "/body /last", "the server")
 }
 
 // A client that is refused while it sends gets the answer, and then the end, not a reset.
@@ -587,9 +571,8 @@ func TestTimeouts(t *testing.T) {
 	t.Run("no head", func(t *testing.T) { // slowloris
 		c, r := g.dial(t)
 		write(t, c, "GET / HTTP/1.1\r\nHost: a\r\n")
-		if _, err := io.ReadAll(r); err != nil {
-			t.Error(err)
-		}
+		_, err := io.ReadAll(r)
+		testkit.NoError(t, err)
 	})
 	t.Run("no body", func(t *testing.T) {
 		c, r := g.dial(t)
@@ -655,9 +638,7 @@ func TestSetPolicy(t *testing.T) {
 		return r
 	}
 	first := ask("/1")
-	if at := <-arrived; at != "/1" {
-		t.Fatal(at)
-	}
+	testkit.MustEqual(t, <-arrived, "/1")
 	second := ask("/2")
 	eventually(t, "the second waits", func() bool { return g.Status().Classes[0].Queued == 1 })
 	// The class is gone, and the server is still busy.
@@ -673,9 +654,7 @@ func TestSetPolicy(t *testing.T) {
 	}
 	// Another server, that is free: the second goes there.
 	testkit.Must(t, g.SetPolicy(parse(t, one(other, class("b")))))
-	if at := <-arrived; at != "other/2" {
-		t.Error(at)
-	}
+	testkit.Equal(t, <-arrived, "other/2")
 	if res, _ := answer(t, second); res.StatusCode != http.StatusOK {
 		t.Error(res.Status)
 	}

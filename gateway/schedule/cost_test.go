@@ -45,9 +45,7 @@ func busy(t testing.TB, mode Mode) (step func()) {
 func TestAllocation(t *testing.T) {
 	for _, mode := range []Mode{MQoS, Single(1), None} {
 		step := busy(t, mode)
-		if n := testing.AllocsPerRun(2000, step); n != 0 {
-			t.Errorf("mode %d: a request allocates %v times", mode, n)
-		}
+		testkit.Equal(t, testing.AllocsPerRun(2000, step), 0, "mode %d: allocations of a request", mode)
 	}
 }
 

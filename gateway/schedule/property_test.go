@@ -66,9 +66,7 @@ func (w *world) drain(t *rapid.T) (n int) {
 			}
 		}
 		w.queued = slices.DeleteFunc(w.queued, func(q *Request) bool { return q == r })
-		if len(w.queued) != before-1 {
-			t.Fatal("sent a request that did not wait")
-		}
+		testkit.MustEqual(t, len(w.queued), before-1, "sent a request that did not wait")
 		w.flying = append(w.flying, r)
 		n++
 	}
@@ -343,9 +341,8 @@ func TestPermutation(t *testing.T) {
 		var one, two *Scheduler
 		for _, s := range []**Scheduler{&one, &two} {
 			var err error
-			if *s, err = New(Config{Classes: []Class{{Weight: 3, Queue: 99}, {Weight: 1, Queue: 99}}, Resources: n, Servers: 2}); err != nil {
-				t.Fatal(err)
-			}
+			*s, err = New(Config{Classes: []Class{{Weight: 3, Queue: 99}, {Weight: 1, Queue: 99}}, Resources: n, Servers: 2})
+			testkit.Must(t, err)
 		}
 		for server := range 2 {
 			v := draw(90, 110)
