@@ -176,9 +176,7 @@ func TestMessageToAPublisher(t *testing.T) {
 	defer cancel()
 	p, err := open(ctx)
 	testkit.Must(t, err)
-	if err := p.Publish(ctx, []byte("1")); !errors.Is(err, client.ErrUnanswered) {
-		t.Error(err)
-	}
+	testkit.ErrorIs(t, p.Publish(ctx, []byte("1")), client.ErrUnanswered)
 	if err := <-ended; errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Error(err)
 	}
@@ -264,13 +262,9 @@ func TestNegotiation(t *testing.T) {
 				}
 			}
 			if granted == "auth_required" {
-				if auth := <-got; auth != "AUTH\ns3cret" {
-					t.Errorf("%q", auth)
-				}
+				testkit.Equal(t, <-got, "AUTH\ns3cret")
 			}
-			if pub := <-got; pub != "PUB t\nbody" {
-				t.Errorf("%q", pub)
-			}
+			testkit.Equal(t, <-got, "PUB t\nbody")
 		})
 	}
 }

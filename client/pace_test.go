@@ -65,9 +65,7 @@ func TestWaitsEnd(t *testing.T) {
 		}
 		closing := make(chan struct{})
 		close(closing)
-		if err := p.wait(context.Background(), 1, closing); !errors.Is(err, ErrClosed) {
-			t.Errorf("%v", err)
-		}
+		testkit.ErrorIs(t, p.wait(context.Background(), 1, closing), ErrClosed)
 		go p.advise(header.OK{Weight: 3, Interval: time.Second})
 		if err := p.wait(context.Background(), 1, nil); err != nil {
 			t.Errorf("%v when all may send freely again", err)

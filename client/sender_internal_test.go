@@ -90,9 +90,7 @@ func TestWhatWasSentIsNotUnsent(t *testing.T) {
 		r.state.Store(sent)
 		s.cur.open = []*request{r}
 		s.lose(s.cur, io.EOF)
-		if err := end(s, r); !errors.Is(err, ErrUnanswered) {
-			t.Errorf("%s end: %v", name, err)
-		}
+		testkit.ErrorIs(t, end(s, r), ErrUnanswered, "%s end", name)
 		s.end()
 		b.Close()
 	}

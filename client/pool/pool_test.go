@@ -35,9 +35,7 @@ func newWorld(t *testing.T, cfg pool.Config) *world {
 	p, err := pool.New(client.Config{Address: placement.Address()}, cfg)
 	testkit.Must(t, err)
 	t.Cleanup(func() {
-		if err := p.Close(context.Background()); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, p.Close(context.Background()))
 		if _, err := p.Use(pool.Key{Topic: "t", ID: "p"}); !errors.Is(err, client.ErrClosed) {
 			t.Errorf("used after it was closed: %v", err)
 		}
@@ -48,9 +46,7 @@ func newWorld(t *testing.T, cfg pool.Config) *world {
 func (w *world) use(id string) *pool.Shared {
 	w.Helper()
 	one, err := w.Use(pool.Key{Topic: "t", ID: id})
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Must(w, err)
 	return one
 }
 
@@ -58,9 +54,7 @@ func (w *world) open(id string) (*pool.Shared, *client.Publisher) {
 	w.Helper()
 	one := w.use(id)
 	publisher, err := one.Publisher(w.Context())
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Must(w, err)
 	return one, publisher
 }
 
@@ -81,9 +75,7 @@ func TestAPublisherIsOpenedOnceForAll(t *testing.T) {
 	}
 	w.Release(second)
 	w.open("q")
-	if n := w.Len(); n != 1 {
-		t.Errorf("%d publishers", n)
-	}
+	testkit.Equal(t, w.Len(), 1, "publishers")
 	NewWithT(t).Eventually(w.broker.Clients).WithTimeout(testkit.Hang).Should(Equal([]string{"q"}))
 }
 
@@ -109,9 +101,7 @@ func TestAPublisherIsUsedAgainWhileItCloses(t *testing.T) {
 	go func() { given <- publisher.Publish(ctx, []byte("m")) }()
 	NewWithT(t).Eventually(w.broker.Held).WithTimeout(testkit.Hang).Should(Equal(1))
 	cancel()
-	if err := <-given; !errors.Is(err, client.ErrUnanswered) {
-		t.Errorf("given up without an answer: %v", err)
-	}
+	testkit.ErrorIs(t, <-given, client.ErrUnanswered, "given up without an answer")
 	w.Release(p)
 	q, _ := w.open("q")
 	r, _ := w.open("r") // in the place of p, which closes
@@ -120,9 +110,8 @@ func TestAPublisherIsUsedAgainWhileItCloses(t *testing.T) {
 	w.Release(r)
 	w.open("q") // in that of r: as much time as p needs
 	w.broker.Hold(false)
-	if _, err := p.Publisher(t.Context()); err != nil {
-		t.Error(err)
-	}
+	_, err := p.Publisher(t.Context())
+	testkit.NoError(t, err)
 }
 
 // A broker that is alive and does not answer does not keep a publisher that nothing uses.
