@@ -119,18 +119,14 @@ func serve(t *testing.T, f *fake, set func(*Config)) (*Console, string, *http.Cl
 	t.Cleanup(func() { server.Stop(); <-done })
 	conn, err := grpc.NewClient("passthrough:test", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return pipe.DialContext(ctx) }))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	cfg := Config{API: conn, Log: slog.New(slog.DiscardHandler)}
 	if set != nil {
 		set(&cfg)
 	}
 	c, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	web := httptest.NewServer(c)
 	t.Cleanup(web.Close)
 	t.Cleanup(c.end)
@@ -144,14 +140,10 @@ func serve(t *testing.T, f *fake, set func(*Config)) (*Console, string, *http.Cl
 func get(t *testing.T, browser *http.Client, url string) (int, string) {
 	t.Helper()
 	r, err := browser.Get(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer r.Body.Close()
 	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return r.StatusCode, string(body)
 }
 
@@ -215,9 +207,7 @@ func TestStreamsAreBounded(t *testing.T) {
 		req, _ := http.NewRequestWithContext(ctx, http.MethodGet, base+"/ui/live/topic?name=t", nil)
 		req.Header.Set("X-Who", who)
 		r, err := browser.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return r
 	}
 	taken := func(n int, who string) {
@@ -240,9 +230,7 @@ func TestStreamsAreBounded(t *testing.T) {
 				_ = r.Body.Close()
 			}
 		}
-		if n := testutil.ToFloat64(c.refused.WithLabelValues(bound)); n != 20 {
-			t.Errorf("%v were refused for the bound on %s", n, bound)
-		}
+		testkit.Equal(t, testutil.ToFloat64(c.refused.WithLabelValues(bound)), 20, "refused for the bound on %s", bound)
 	}
 	taken(3, "certificate greedy at ") // each from a port of its own
 	refused("caller", "certificate greedy at ")
@@ -266,9 +254,7 @@ func TestHostsAndHeaders(t *testing.T) {
 		req, _ := http.NewRequest(http.MethodGet, base+"/ui/", nil)
 		req.Host = host
 		r, err := browser.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		_ = r.Body.Close()
 		csp := r.Header.Get("Content-Security-Policy")
 		if r.StatusCode != want || !strings.Contains(csp, "default-src 'self'") || !strings.Contains(csp, "frame-ancestors 'none'") || strings.Contains(csp, "unsafe") || r.Header.Get("X-Frame-Options") != "DENY" {
@@ -299,9 +285,7 @@ func TestLogin(t *testing.T) {
 			req.Header.Set("Origin", origin)
 		}
 		r, err := browser.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		_ = r.Body.Close()
 		return r.StatusCode
 	}
@@ -313,18 +297,10 @@ func TestLogin(t *testing.T) {
 	if code, _ := get(t, browser, base+"/ui/live/"); code != http.StatusUnauthorized {
 		t.Errorf("a stream without a token: %d", code)
 	}
-	if code := post("/ui/login", csrf, "", url.Values{"token": {"guess"}}); code != http.StatusUnauthorized {
-		t.Errorf("a wrong token: %d", code)
-	}
-	if code := post("/ui/login", strings.Repeat("0", 64), "", url.Values{"token": {"boss"}}); code != http.StatusForbidden {
-		t.Errorf("without the page's CSRF token: %d", code)
-	}
-	if code := post("/ui/login", csrf, "http://evil.example", url.Values{"token": {"boss"}}); code != http.StatusForbidden {
-		t.Errorf("from another origin: %d", code)
-	}
-	if code := post("/ui/login", csrf, base, url.Values{"token": {"reader"}}); code != http.StatusOK {
-		t.Errorf("a good token: %d", code)
-	}
+	testkit.Equal(t, post("/ui/login", csrf, "", url.Values{"token": {"guess"}}), http.StatusUnauthorized, "a wrong token")
+	testkit.Equal(t, post("/ui/login", strings.Repeat("0", 64), "", url.Values{"token": {"boss"}}), http.StatusForbidden, "without the page's CSRF token")
+	testkit.Equal(t, post("/ui/login", csrf, "http://evil.example", url.Values{"token": {"boss"}}), http.StatusForbidden, "from another origin")
+	testkit.Equal(t, post("/ui/login", csrf, base, url.Values{"token": {"reader"}}), http.StatusOK, "a good token")
 	code, page = get(t, browser, base+"/ui/")
 	if code != 200 || !strings.Contains(page, "Brokers") || strings.Contains(page, "Create topic") || strings.Contains(page, csrf) {
 		t.Errorf("a reader: %d, %s", code, page)
@@ -336,12 +312,8 @@ func TestLogin(t *testing.T) {
 		t.Errorf("a reader's look at messages: %d", code)
 	}
 	csrf = csrfOf.FindStringSubmatch(page)[1]
-	if code := post("/ui/action/drain", csrf, base, url.Values{}); code != http.StatusForbidden {
-		t.Errorf("a reader's change: %d", code)
-	}
-	if code := post("/ui/logout", csrf, base, url.Values{}); code != http.StatusOK {
-		t.Errorf("logout: %d", code)
-	}
+	testkit.Equal(t, post("/ui/action/drain", csrf, base, url.Values{}), http.StatusForbidden, "a reader's change")
+	testkit.Equal(t, post("/ui/logout", csrf, base, url.Values{}), http.StatusOK, "logout")
 	if _, page = get(t, browser, base+"/ui/"); strings.Contains(page, "Brokers") {
 		t.Error("logged in after the end")
 	}
@@ -356,16 +328,10 @@ func TestSeldomAsked(t *testing.T) {
 		c.round(t.Context(), n)
 		return f.calls - before
 	}
-	if got := asked(1); got != 0 {
-		t.Errorf("no browser looks, and it asked %d times", got)
-	}
-	if got := asked(seldom); got != 1 {
-		t.Errorf("for the history it asked %d times", got)
-	}
+	testkit.Equal(t, asked(1), 0, "times asked while no browser looks")
+	testkit.Equal(t, asked(seldom), 1, "times asked for the history")
 	get(t, browser, base+"/ui/topic?name=t")
-	if got := asked(1); got != 1 {
-		t.Errorf("for a page it asked %d times", got)
-	}
+	testkit.Equal(t, asked(1), 1, "times asked for a page")
 }
 
 // Actions go to each broker that has the topic, and are logged with who did them; so are
@@ -400,9 +366,7 @@ func TestActions(t *testing.T) {
 	form := url.Values{"csrf": {csrfOf.FindStringSubmatch(page)[1]}, "topic": {"t"}, "channel": {"c"}}
 	for what, want := range map[string]int{"pause": 200, "empty": 502, "seek": 400, "nothing": 404} {
 		r, err := browser.PostForm(base+"/ui/action/"+what, form)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		body, _ := io.ReadAll(r.Body)
 		_ = r.Body.Close()
 		if r.StatusCode != want || bytes.Contains(body, []byte("<script>")) {
@@ -419,9 +383,7 @@ func TestActions(t *testing.T) {
 	}
 	form.Del("csrf")
 	r, err := browser.PostForm(base+"/ui/action/pause", form)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if _ = r.Body.Close(); r.StatusCode != http.StatusForbidden {
 		t.Errorf("without a token: %d", r.StatusCode)
 	}

@@ -20,6 +20,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/secure"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 func (f *fake) DeleteTopic(_ context.Context, req *srtmv1.DeleteTopicRequest) (*srtmv1.DeleteTopicResponse, error) {
@@ -33,14 +34,10 @@ func (f *fake) DeleteTopic(_ context.Context, req *srtmv1.DeleteTopicRequest) (*
 func post(t *testing.T, browser *http.Client, base, path string, form url.Values) (int, string) {
 	t.Helper()
 	r, err := browser.PostForm(base+path, form)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer r.Body.Close()
 	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return r.StatusCode, string(body)
 }
 
@@ -119,9 +116,7 @@ func TestCookie(t *testing.T) {
 		req, _ := http.NewRequest(http.MethodGet, base+"/ui/", nil)
 		req.Header.Set("X-Forwarded-Proto", forwarded)
 		r, err := http.DefaultTransport.RoundTrip(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		_ = r.Body.Close()
 		if c := r.Cookies(); len(c) != 1 || !c[0].HttpOnly || c[0].SameSite != http.SameSiteStrictMode || c[0].Path != Prefix || c[0].Secure != secret {
 			t.Errorf("%q: %v", forwarded, c)
@@ -140,9 +135,7 @@ func TestPathsStayInside(t *testing.T) {
 		"/ui//evil.example", "/ui/..//evil.example/ui/", "/ui/login?next=https://evil.example/", "/ui/%0d%0aLocation:%20https://evil.example",
 	} {
 		r, err := browser.Get(base + path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		body, _ := io.ReadAll(r.Body)
 		_ = r.Body.Close()
 		to, _ := url.Parse(r.Header.Get("Location"))
@@ -240,22 +233,17 @@ func TestSlowReaderIsDropped(t *testing.T) {
 		c, err := New(Config{Self: "x", Streams: 1, Metrics: reg, Log: slog.New(slog.DiscardHandler), Brokers: InProcess(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, `{}`)
 		}))})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		ln := piped{make(chan net.Conn), make(chan struct{})}
 		server := &http.Server{Handler: c}
 		served := make(chan struct{})
 		go func() { defer close(served); _ = server.Serve(ln) }()
 		mine, theirs := net.Pipe()
 		ln.conns <- theirs
-		if _, err := io.WriteString(mine, "GET /ui/live/ HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
-			t.Fatal(err)
-		}
+		_, err = io.WriteString(mine, "GET /ui/live/ HTTP/1.1\r\nHost: localhost\r\n\r\n")
+		testkit.Must(t, err)
 		synctest.Wait()
-		if c.streams.open() != 1 {
-			t.Error("the stream has not begun")
-		}
+		testkit.Equal(t, c.streams.open(), 1, "the stream has not begun")
 		<-time.After(slowReader + time.Millisecond) // virtual
 		synctest.Wait()
 		if c.streams.open() != 0 || testutil.ToFloat64(c.dropped) != 1 {
@@ -281,12 +269,8 @@ func TestLoopsAreShown(t *testing.T) {
 	}
 	next := map[string]float64{"2": 2.25, "10": 6, "11": 1} // 10 began anew
 	want := []utilised{{"2", 0.75}}
-	if got := l.look("b", next, now.Add(time.Second)); !slices.Equal(got, want) {
-		t.Errorf("%v", got)
-	}
-	if got := l.look("b", next, now.Add(1100*time.Millisecond)); !slices.Equal(got, want) {
-		t.Errorf("of what was remembered: %v", got)
-	}
+	testkit.EqualSlices(t, l.look("b", next, now.Add(time.Second)), want)
+	testkit.EqualSlices(t, l.look("b", next, now.Add(1100*time.Millisecond)), want, "of what was remembered")
 	for i := range 10 * maxRemembered {
 		l.look(fmt.Sprint(i), busy, now)
 	}

@@ -13,6 +13,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // gathered counts how often metrics were asked for.
@@ -45,15 +47,11 @@ func TestChartsOfABrokerByItself(t *testing.T) {
 	c, err := New(Config{Self: "x", Own: own, Log: slog.New(slog.DiscardHandler), Brokers: InProcess(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{}`)
 	}))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	for n := range 2 * seldom {
 		c.round(t.Context(), n)
 	}
-	if own.n != 0 {
-		t.Errorf("no browser looks, and its metrics were gathered %d times", own.n)
-	}
+	testkit.Equal(t, own.n, 0, "times its metrics were gathered while no browser looks")
 	page := httptest.NewRecorder()
 	r := httptest.NewRequest(http.MethodGet, "http://localhost/ui/", nil)
 	c.ServeHTTP(page, r)

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // One who logs in again and again ends none but its own sessions.
@@ -15,9 +17,7 @@ func TestSessionsOfOneTokenMakeRoomForEachOther(t *testing.T) {
 		now = now.Add(time.Millisecond)
 		s.open(fmt.Sprint("its", i), "reader", now)
 	}
-	if s.token("mine", now) != "admin" {
-		t.Error("the session of another was ended")
-	}
+	testkit.Equal(t, s.token("mine", now), "admin", "the session of another was ended")
 	if last := fmt.Sprint("its", 2*maxSessions-1); s.token(last, now) != "reader" || len(s.held) != maxSessions {
 		t.Errorf("%d sessions, and the last is not one of them", len(s.held))
 	}

@@ -1,6 +1,10 @@
 package history
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+)
 
 // An hour of seconds is kept, of so many brokers, and no more.
 func TestSeriesIsBounded(t *testing.T) {
@@ -24,18 +28,14 @@ func TestSeriesIsBounded(t *testing.T) {
 	if last, ok := s.Last(); !ok || last.Offered != float32(3*MaxSamples-1) || last.Shares[1] != last.Offered {
 		t.Errorf("%+v", last)
 	}
-	if some := s.Since(all[len(all)-3].At); len(some) != 2 {
-		t.Errorf("%d samples since the last but two", len(some))
-	}
+	testkit.Equal(t, len(s.Since(all[len(all)-3].At)), 2, "samples since the last but two")
 	s.Add(Sample{At: 5}, nil)
 	if last, _ := s.Last(); last.At == 5 {
 		t.Error("a sample of the past was taken")
 	}
 	// What is older than an hour goes, however few there are.
 	s.Add(Sample{At: all[len(all)-1].At + Span.Milliseconds() + 1}, nil)
-	if n := len(s.Since(0)); n != 1 {
-		t.Errorf("%d samples after an hour of silence", n)
-	}
+	testkit.Equal(t, len(s.Since(0)), 1, "samples after an hour of silence")
 }
 
 // A broker that comes later has no share before; names beyond the bound are left out.

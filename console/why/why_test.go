@@ -9,6 +9,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 func of(d time.Duration) *srtmv1.Histogram {
@@ -86,8 +87,6 @@ func TestWhatSplittingCosts(t *testing.T) {
 
 func TestDurations(t *testing.T) {
 	for d, want := range map[time.Duration]string{Forever: "without bound", 1500 * time.Millisecond: "1.5 s", 18300 * time.Microsecond: "18.3 ms", 999: "999 ns", 0: "0 ns", 2500: "2.5 µs"} {
-		if got := Duration(d); got != want {
-			t.Errorf("%d: %q, want %q", d, got, want)
-		}
+		testkit.Equal(t, Duration(d), want, "%d", d)
 	}
 }
