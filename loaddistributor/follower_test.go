@@ -57,14 +57,11 @@ func startMember(t *testing.T, flags ...string) *member {
 	}()
 	t.Cleanup(func() {
 		stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, <-done)
 	})
 	var err error
-	if m.conn, err = grpc.NewClient(m.rpc, grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
-		t.Fatal(err)
-	}
+	m.conn, err = grpc.NewClient(m.rpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	testkit.Must(t, err)
 	t.Cleanup(func() { m.conn.Close() })
 	m.admin, m.placement = srtmv1.NewAdminServiceClient(m.conn), srtmv1.NewPlacementServiceClient(m.conn)
 	m.brokers, m.grants = srtmv1.NewBrokerServiceClient(m.conn), srtmv1.NewGrantServiceClient(m.conn)
@@ -213,9 +210,7 @@ func TestWhatAFollowerSays(t *testing.T) {
 		},
 	}
 	refused := func(name string, err error) {
-		if leads(err) != leader.rpc {
-			t.Errorf("%s of a follower: %v, which sends us to %q, not %q", name, err, leads(err), leader.rpc)
-		}
+		testkit.Equal(t, leads(err), leader.rpc, "%s of a follower: %v, which sends us to", name, err)
 	}
 	for _, of := range []grpc.ServiceDesc{srtmv1.AdminService_ServiceDesc, srtmv1.PlacementService_ServiceDesc, srtmv1.BrokerService_ServiceDesc, srtmv1.GrantService_ServiceDesc} {
 		var methods []string
@@ -253,9 +248,7 @@ func TestWhatAFollowerSays(t *testing.T) {
 		service + "GrantService":     {"SERVING", "NOT_SERVING"},
 	} {
 		leader.until(t, "the leader's health of "+name, func() bool { return leader.says(ctx, name) == want[0] })
-		if got := follower.says(ctx, name); got != want[1] {
-			t.Errorf("a follower's health of %q is %s, want %s", name, got, want[1])
-		}
+		testkit.Equal(t, follower.says(ctx, name), want[1], "a follower's health of %q", name)
 	}
 	for path, want := range map[string]string{
 		"/publisher?topic=t&id=p": `"broker_id":"b1"`, "/lookup?topic=t": `"tcp_port":4150`, "/topics": `["t"]`, "/nodes": `"hostname":"h"`, "/healthz": "ok", "/ping": "OK",
@@ -396,9 +389,7 @@ func join(ctx context.Context, t *testing.T, leader *member) {
 	go func() { done <- a.Run(own) }()
 	t.Cleanup(func() {
 		stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, <-done)
 	})
 	leader.until(t, "a broker joins", func() bool {
 		r, err := leader.admin.ListBrokers(ctx, &srtmv1.ListBrokersRequest{})

@@ -34,16 +34,14 @@ func TestParse(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "c.toml")
 	testkit.Must(t, os.WriteFile(file, []byte("window = \"20s\"\nseed = 7\n"), 0o600))
 	var o, first options
-	if _, _, err := o.program().Parse([]string{"--config", file, "--tbadaptor-address", "h:4180", "--report-interval=500ms"}, io.Discard); err != nil {
-		t.Fatal(err)
-	}
+	_, _, err := o.program().Parse([]string{"--config", file, "--tbadaptor-address", "h:4180", "--report-interval=500ms"}, io.Discard)
+	testkit.Must(t, err)
 	if o.window != 20*time.Second || o.seed != 7 || o.tbadaptorAddress != "h:4180" || o.reportInterval != 500*time.Millisecond ||
 		o.at.GRPC != "127.0.0.1:4170" || o.controllerConfig(slog.New(slog.DiscardHandler), nil).Fitting != tuner.ModeFast || o.at.HTTP != "127.0.0.1:4161" {
 		t.Errorf("got %+v", o)
 	}
-	if _, _, err := first.program().Parse(nil, io.Discard); err != nil {
-		t.Fatal(err)
-	}
+	_, _, err = first.program().Parse(nil, io.Discard)
+	testkit.Must(t, err)
 	if first.seed == 0 {
 		t.Error("no seed was drawn")
 	}
@@ -90,9 +88,7 @@ func TestFaultsOfEtcdsFlags(t *testing.T) {
 		"certificates, but in clear": {[]string{"--etcd-tls-ca=" + authority.File, "--etcd-endpoint=http://127.0.0.1:1"}, "want https"},
 	} {
 		_, _, err := new(options).program().Parse(append([]string{"--store=etcd", "--etcd-endpoint=127.0.0.1:2379"}, c.flags...), io.Discard)
-		if err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: %v, want %q", name, err, c.want)
-		}
+		testkit.ErrorHas(t, err, c.want, "%s", name)
 	}
 }
 
@@ -111,9 +107,7 @@ func TestTenants(t *testing.T) {
 	}()
 	defer func() {
 		stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, <-done)
 	}()
 	conn, err := grpc.NewClient(rpcAddress, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	testkit.Must(t, err)
@@ -176,9 +170,8 @@ func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
 			break
 		}
 	}
-	if _, err := srtmv1.NewAdminServiceClient(conn).ListBrokers(limit, &srtmv1.ListBrokersRequest{}); err != nil {
-		t.Error(err)
-	}
+	_, err = srtmv1.NewAdminServiceClient(conn).ListBrokers(limit, &srtmv1.ListBrokersRequest{})
+	testkit.NoError(t, err)
 	if _, err := srtmv1.NewGrantServiceClient(conn).ListShares(limit, &srtmv1.ListSharesRequest{}); err != nil {
 		t.Errorf("the embedded adaptor: %v", err)
 	}
@@ -202,23 +195,15 @@ func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
 		t.Errorf("health while it stops: %v", r.Status)
 	}
 	cancel() // the watch would hold the server up for its grace
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	testkit.NoError(t, <-done)
 }
 
 func TestAnAddressInUse(t *testing.T) {
 	taken := testkit.Listen(t)
 	err := new(options).program().Execute(t.Context(), []string{"--grpc-address", taken.Addr().String(), "--http-address", "127.0.0.1:0", "--store=memory", "--log-level=error"})
-	if err == nil || !strings.Contains(err.Error(), "--grpc-address") {
-		t.Errorf("gRPC: %v", err)
-	}
+	testkit.ErrorHas(t, err, "--grpc-address", "gRPC")
 	err = new(options).program().Execute(t.Context(), []string{"--grpc-address", "127.0.0.1:0", "--http-address", taken.Addr().String(), "--store=memory", "--log-level=error"})
-	if err == nil || !strings.Contains(err.Error(), "--http-address") {
-		t.Errorf("HTTP: %v", err)
-	}
+	testkit.ErrorHas(t, err, "--http-address", "HTTP")
 	err = new(options).program().Execute(t.Context(), []string{"--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--tcp-address", taken.Addr().String(), "--store=memory", "--log-level=error"})
-	if err == nil || !strings.Contains(err.Error(), "--tcp-address") {
-		t.Errorf("TCP: %v", err)
-	}
+	testkit.ErrorHas(t, err, "--tcp-address", "TCP")
 }

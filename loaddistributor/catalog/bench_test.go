@@ -13,9 +13,8 @@ import (
 func hundred(b *testing.B) (*Catalog, *Spec) {
 	c := New()
 	for i := range 100 {
-		if _, err := c.Apply(joined(fmt.Sprintf("b%02d", i), 1000+int64(i))); err != nil {
-			b.Fatal(err)
-		}
+		_, err := c.Apply(joined(fmt.Sprintf("b%02d", i), 1000+int64(i)))
+		testkit.Must(b, err)
 	}
 	s := spec("t", 0, 100_000)
 	for i := range 100 {
@@ -32,12 +31,10 @@ func BenchmarkPlaceAndCommit(b *testing.B) {
 		testkit.Must(b, err)
 		e, err := NewTopicPlaced(s, plan, "")
 		testkit.Must(b, err)
-		if _, err := c.Apply(e); err != nil {
-			b.Fatal(err)
-		}
-		if _, err := c.Apply(TopicRemoved{Topic: "t"}); err != nil {
-			b.Fatal(err)
-		}
+		_, err = c.Apply(e)
+		testkit.Must(b, err)
+		_, err = c.Apply(TopicRemoved{Topic: "t"})
+		testkit.Must(b, err)
 	}
 }
 
@@ -53,13 +50,11 @@ func BenchmarkResolve(b *testing.B) {
 		events = append(events, MemberPrepared{"t", q.Broker})
 	}
 	for _, e := range append(events, TopicActivated{"t"}) {
-		if _, err := c.Apply(e); err != nil {
-			b.Fatal(err)
-		}
+		_, err := c.Apply(e)
+		testkit.Must(b, err)
 	}
 	for b.Loop() {
-		if _, err := c.Resolve("t", "g42.57"); err != nil {
-			b.Fatal(err)
-		}
+		_, err := c.Resolve("t", "g42.57")
+		testkit.Must(b, err)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -131,9 +130,7 @@ func TestTopicsArePagedByName(t *testing.T) {
 		}
 		after = page[2].Spec.Name()
 	}
-	if want := []string{"a", "b", "c", "d"}; !slices.Equal(names, want) {
-		t.Errorf("pages list %v, want %v", names, want)
-	}
+	testkit.EqualSlices(t, names, []string{"a", "b", "c", "d"}, "pages list")
 	if page := w.Topics("bb", 9); len(page) != 2 || page[0].Spec.Name() != "c" {
 		t.Errorf("after a name that is not there: %+v", page)
 	}
@@ -146,12 +143,10 @@ func TestBrokersThatAreGoneAreForgottenInTheEnd(t *testing.T) {
 	w.must(BrokerLeft{"used"})
 	for i := range MaxGone + 5 {
 		id := fmt.Sprint("b", i)
-		if _, err := w.Apply(joined(id, 1)); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := w.Apply(BrokerLeft{id}); err != nil {
-			t.Fatal(err)
-		}
+		_, err := w.Apply(joined(id, 1))
+		testkit.Must(t, err)
+		_, err = w.Apply(BrokerLeft{id})
+		testkit.Must(t, err)
 	}
 	w.check()
 	if got := len(w.Brokers()); got != MaxGone+1 {
@@ -191,9 +186,7 @@ func TestAnyHistory(t *testing.T) {
 				}
 				return err
 			}
-			if c.version != version+1 {
-				t.Fatalf("version %d after %d", c.version, version)
-			}
+			testkit.MustEqual(t, c.version, version+1, "version after %d", version)
 			accepted = append(accepted, e)
 			for _, topic := range c.Topics("", 100) {
 				name, epoch := topic.Spec.Name(), topic.Placement.Epoch()

@@ -8,6 +8,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
@@ -50,9 +51,7 @@ func TestAnyChange(t *testing.T) {
 		}
 		before := place(was, func(i int) int { return i%4 - 1 }, "b0", "b1", "b2")
 		e, err := NewTopicPlaced(was, before, "")
-		if err != nil {
-			rt.Fatal(err)
-		}
+		testkit.Must(rt, err)
 		w.must(e)
 		for _, q := range before.Quotas {
 			w.must(MemberPrepared{"t", q.Broker})
@@ -112,9 +111,7 @@ func TestAnyChange(t *testing.T) {
 
 		topic, _ := w.Topic("t")
 		moving, err := NewTopicChanging(topic, &is, after)
-		if err != nil {
-			rt.Fatal(err)
-		}
+		testkit.Must(rt, err)
 		change := moving.Change()
 		if change == nil {
 			rt.Fatal("it is kept whole")
@@ -123,16 +120,13 @@ func TestAnyChange(t *testing.T) {
 			rt.Errorf("it names %d", named)
 		}
 		other, err := Load(w.Dump())
-		if err != nil {
-			rt.Fatal(err)
-		}
+		testkit.Must(rt, err)
 		if w.Based(moving).Change() == nil || other.Based(moving).Change() == nil {
 			rt.Fatal("it is of this very topic")
 		}
 		w.must(moving)
-		if _, err := other.Apply(*change); err != nil {
-			rt.Fatal(err)
-		}
+		_, err = other.Apply(*change)
+		testkit.Must(rt, err)
 		if a, b := w.Dump(), other.Dump(); !reflect.DeepEqual(a, b) {
 			rt.Fatalf("the change gives\n%+v\nthe move\n%+v", b.Topics[0].Next, a.Topics[0].Next)
 		}
@@ -141,9 +135,7 @@ func TestAnyChange(t *testing.T) {
 		}
 		w.must(TopicMoveAborted{Topic: "t"})
 		again, err := NewTopicMoving(topic.Spec.Keeping("fsync"), topic.Plan)
-		if err != nil {
-			rt.Fatal(err)
-		}
+		testkit.Must(rt, err)
 		w.must(again)
 		for _, q := range again.Plan.Quotas {
 			w.must(MemberPrepared{"t", q.Broker})
@@ -196,7 +188,6 @@ func TestChangesThatAreRefused(t *testing.T) {
 			t.Errorf("%s: it changed something", name)
 		}
 	}
-	if _, err := w.Apply(TopicChanging{Spec: &head, Plan: plan}); err != nil {
-		t.Error(err)
-	}
+	_, err := w.Apply(TopicChanging{Spec: &head, Plan: plan})
+	testkit.NoError(t, err)
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // town is publishers that a test makes fire, second by second.
@@ -88,9 +89,7 @@ func TestGroupsFollowWhoFiresTogether(t *testing.T) {
 		}
 	}
 	w.learn(Firings, before)
-	if n := len(w.Groups()); n != 4 {
-		t.Fatalf("%d groups", n)
-	}
+	testkit.MustEqual(t, len(w.Groups()), 4, "groups")
 	first := w.Groups()[0].Label
 	w.learn(20, before)
 	if l := w.Groups()[0].Label; l != first {
@@ -109,9 +108,7 @@ func TestGroupsFollowWhoFiresTogether(t *testing.T) {
 			}
 		})
 	}
-	if n := len(w.Groups()); n != 0 {
-		t.Errorf("%d groups of publishers that fire each on its own", n)
-	}
+	testkit.Equal(t, len(w.Groups()), 0, "groups of publishers that fire each on its own")
 }
 
 // A publisher that feigns to belong to groups moves only itself.

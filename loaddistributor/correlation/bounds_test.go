@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // A message of a publisher that is known costs no memory.
@@ -25,9 +26,7 @@ func TestAMessageAllocatesNothing(t *testing.T) {
 	for range 130_000 {
 		one()
 	}
-	if n := testing.AllocsPerRun(10_000, one); n != 0 {
-		t.Errorf("%v allocations a message", n)
-	}
+	testkit.Equal(t, testing.AllocsPerRun(10_000, one), 0, "allocations a message")
 }
 
 // heap is what is in use.

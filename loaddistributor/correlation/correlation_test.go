@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // sameGroup: of every two publishers of one group of the fleet, how many have one label
@@ -110,9 +111,8 @@ func TestGroupsThatAreBusyTogether(t *testing.T) {
 		all := f.messages(seeded(100 + seed))
 		for i, m := range all { // the i-th of every group go with those of the next i groups
 			var group, member int
-			if _, err := fmt.Sscanf(m.id, "g%d.%d", &group, &member); err != nil {
-				t.Fatal(err)
-			}
+			_, err := fmt.Sscanf(m.id, "g%d.%d", &group, &member)
+			testkit.Must(t, err)
 			all[i].id = fmt.Sprintf("g%d.%d", (group+member)%f.groups, member)
 		}
 		l.take(all)
@@ -181,9 +181,7 @@ func TestRestoreLeavesOutNonsense(t *testing.T) {
 	if got := l.labels(); len(got) != 4 || got["a"] != "learned-2" || got["b"] != "learned-2" || got["c"] != "learned-8" || got["d"] != "learned-8" {
 		t.Errorf("restored %v", got)
 	}
-	if l.next != 10 {
-		t.Errorf("the next label is %d: one of before would come again", l.next)
-	}
+	testkit.Equal(t, l.next, 10, "the next label: one of before would come again")
 	l = Restore(Config{Publishers: 3}, labels)
 	if len(l.Groups()) != 1 || l.Publishers() != 2 || l.Key("a") != "learned-2" {
 		t.Errorf("with less room: %v", l.Groups())

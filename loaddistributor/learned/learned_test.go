@@ -99,9 +99,7 @@ func (w *world) run(d time.Duration) {
 					r.on = false
 				} else if o.Anew || !r.on {
 					r.on, r.numbers = true, map[string]uint32{}
-					if err := w.subject.Count(o.Broker, tuner.Piece{First: true}, nil, 0, from); err != nil {
-						w.t.Fatal(err)
-					}
+					testkit.Must(w.t, w.subject.Count(o.Broker, tuner.Piece{First: true}, nil, 0, from))
 				}
 			}
 			if job := w.subject.Look(w.spec(), from); job != nil {
@@ -178,9 +176,7 @@ func (r *recorder) record(w *world, broker string, from time.Time) {
 		p.Gaps, p.From = append(p.Gaps, gap), append(p.From, n)
 	}
 	p.Lost = others
-	if err := w.subject.Count(broker, p, nil, others, w.now); err != nil {
-		w.t.Fatal(err)
-	}
+	testkit.Must(w.t, w.subject.Count(broker, p, nil, others, w.now))
 }
 
 func (w *world) rates() string {
@@ -272,9 +268,7 @@ func TestTheSilentAreForgottenAndARestartForgetsNobody(t *testing.T) {
 		t.Fatalf("%+v", all)
 	}
 	w.run(learned.Forget + time.Minute)
-	if w.rates() != "a:10" {
-		t.Fatal(w.rates())
-	}
+	testkit.MustEqual(t, w.rates(), "a:10")
 }
 
 // A host that thinks up identities fills what a broker tells apart, and what is
@@ -381,9 +375,7 @@ func TestAContractFollows(t *testing.T) {
 	}
 	n := w.proposals
 	w.run(10 * time.Minute)
-	if w.proposals != n {
-		t.Fatal("it flaps")
-	}
+	testkit.MustEqual(t, w.proposals, n, "it flaps")
 	// More than the operator lets it have.
 	since := w.now.Sub(start)
 	b1.sources = append(b1.sources, during(every("flood", 100*time.Microsecond), func(at time.Duration) bool { return at >= since }))
@@ -434,9 +426,7 @@ func TestWhatNobodyMeasuredIsNotZero(t *testing.T) {
 	w.subject = learned.New(w.spec(), w.now)
 	b1.on, b2.on, b2.sources = false, false, nil
 	w.run(5 * time.Minute)
-	if w.contract != contract {
-		t.Fatalf("five minutes after a restart: %+v", w.contract)
-	}
+	testkit.MustEqual(t, w.contract, contract, "five minutes after a restart")
 	w.run(6 * time.Minute)
 	if w.contract.Rate != tokenbucket.PerSecond(125) {
 		t.Fatalf("another publisher is gone: %+v", w.contract)
@@ -445,21 +435,13 @@ func TestWhatNobodyMeasuredIsNotZero(t *testing.T) {
 	// Now there is evidence.
 	on = func(time.Duration) bool { return false }
 	w.run(learned.Forget + 2*time.Minute)
-	if w.rates() != "" {
-		t.Fatalf("silent for %v: %s", learned.Forget, w.rates())
-	}
-	if w.contract != contract {
-		t.Fatalf("silent for minutes: %+v", w.contract)
-	}
+	testkit.MustEqual(t, w.rates(), "", "silent for %v", learned.Forget)
+	testkit.MustEqual(t, w.contract, contract, "silent for minutes")
 	w.run(time.Hour)
-	if w.contract != (tokenbucket.Share{Rate: tokenbucket.PerSecond(1), Burst: 4}) {
-		t.Fatalf("silent for an hour: %+v", w.contract)
-	}
+	testkit.MustEqual(t, w.contract, (tokenbucket.Share{Rate: tokenbucket.PerSecond(1), Burst: 4}), "silent for an hour")
 	n := w.proposals
 	w.run(10 * time.Minute)
-	if w.proposals != n {
-		t.Fatal("it goes on changing")
-	}
+	testkit.MustEqual(t, w.proposals, n, "it goes on changing")
 	on = func(time.Duration) bool { return true }
 	w.run(time.Minute)
 	if w.contract.Rate.PerSecond() < 120 {
@@ -504,9 +486,7 @@ func TestWhoIsInStaysIn(t *testing.T) {
 		return sent
 	})
 	w.run(30 * time.Second)
-	if len(w.placed) != learned.Max {
-		t.Fatalf("%d publishers", len(w.placed))
-	}
+	testkit.MustEqual(t, len(w.placed), learned.Max, "publishers")
 	before := w.changes
 	w.run(time.Minute)
 	if w.changes != before {

@@ -123,9 +123,7 @@ func TestALookupDoesNotListTheCluster(t *testing.T) {
 	} {
 		w := httptest.NewRecorder()
 		mux.ServeHTTP(w, httptest.NewRequest(http.MethodGet, target, nil))
-		if w.Code != code {
-			t.Errorf("GET %s: %d", target, w.Code)
-		}
+		testkit.Equal(t, w.Code, code, "GET %s", target)
 	}
 }
 

@@ -101,9 +101,8 @@ func (p peer) read() string {
 		return "the end"
 	}
 	text := make([]byte, binary.BigEndian.Uint32(size[:]))
-	if _, err := io.ReadFull(p, text); err != nil {
-		p.t.Fatal(err)
-	}
+	_, err := io.ReadFull(p, text)
+	testkit.Must(p.t, err)
 	return string(text)
 }
 
@@ -134,9 +133,7 @@ func bubble(t *testing.T, cluster Cluster, cfg registry.Config, test func(t *tes
 		go func() { done <- n.Run(ctx, p) }()
 		test(t, d, p, metrics)
 		stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, <-done)
 	})
 }
 
@@ -188,20 +185,14 @@ func TestBothSourcesAreOne(t *testing.T) {
 			"never":  "[] [] false",
 		} {
 			producers, channels, found := d.lookup(topic)
-			if got := fmt.Sprint(hosts(producers), channels, found); got != want {
-				t.Errorf("%s: %s, want %s", topic, got, want)
-			}
+			testkit.Equal(t, fmt.Sprint(hosts(producers), channels, found), want, "%s", topic)
 		}
-		if got := d.topics(); !slices.Equal(got, []string{"own", "placed"}) {
-			t.Errorf("topics %q", got)
-		}
+		testkit.EqualSlices(t, d.topics(), []string{"own", "placed"}, "topics")
 		shown := map[string][]string{}
 		for _, n := range d.nodes() {
 			shown[n.BroadcastAddress] = n.Topics
 		}
-		if got := fmt.Sprint(shown); got != "map[b1:[placed] b2:[] n1:[own placed]]" {
-			t.Errorf("nodes %s", got)
-		}
+		testkit.Equal(t, fmt.Sprint(shown), "map[b1:[placed] b2:[] n1:[own placed]]", "nodes")
 
 		// A tombstone hides a broker of the cluster, too, for its time.
 		d.tombstone("placed", "b1:4151")
@@ -224,18 +215,14 @@ func TestANodeThatGoesIsNotShown(t *testing.T) {
 		node := p.dial(t)
 		node.say("  V1"+hello("n1", 4150), "{")
 		node.say("REGISTER t c\n", "OK")
-		if got := value(t, metrics, "srtm_lookup_names"); got != 2 {
-			t.Errorf("%v names", got)
-		}
+		testkit.Equal(t, value(t, metrics, "srtm_lookup_names"), 2, "names")
 		node.Close()
 		synctest.Wait()
 		producers, channels, found := d.lookup("t")
 		if len(producers) != 0 || !slices.Equal(channels, []string{"c"}) || !found {
 			t.Errorf("%v, %q, %v", hosts(producers), channels, found)
 		}
-		if got := value(t, metrics, "srtm_lookup_nodes_connected"); got != 0 {
-			t.Errorf("%v connected", got)
-		}
+		testkit.Equal(t, value(t, metrics, "srtm_lookup_nodes_connected"), 0, "connected")
 	})
 }
 
@@ -265,9 +252,7 @@ func TestSilence(t *testing.T) {
 			t.Errorf("silent: %q after %v", got, time.Since(begin))
 		}
 		synctest.Wait()
-		if got := value(t, metrics, "srtm_lookup_nodes_faulted_total"); got != 2 {
-			t.Errorf("%v faulted", got)
-		}
+		testkit.Equal(t, value(t, metrics, "srtm_lookup_nodes_faulted_total"), 2, "faulted")
 		busy.say("PING\n", "OK")
 	})
 }
@@ -277,17 +262,14 @@ func TestWhoDoesNotReadIsCutOff(t *testing.T) {
 		unread := p.dial(t)
 		defer unread.Close()
 		begin := time.Now()
-		if _, err := io.WriteString(unread, "  V1PING\n"); err != nil {
-			t.Fatal(err)
-		}
-		_, err := unread.Write(bytes.Repeat([]byte("PING\n"), 1000))
+		_, err := io.WriteString(unread, "  V1PING\n")
+		testkit.Must(t, err)
+		_, err = unread.Write(bytes.Repeat([]byte("PING\n"), 1000))
 		if !errors.Is(err, io.ErrClosedPipe) || time.Since(begin) != writeTimeout {
 			t.Errorf("%v after %v", err, time.Since(begin))
 		}
 		synctest.Wait()
-		if got := value(t, metrics, "srtm_lookup_nodes_connected"); got != 0 {
-			t.Errorf("%v connected", got)
-		}
+		testkit.Equal(t, value(t, metrics, "srtm_lookup_nodes_connected"), 0, "connected")
 	})
 }
 
@@ -296,12 +278,8 @@ func TestTooManyNodes(t *testing.T) {
 		first := p.dial(t)
 		first.say("  V1PING\n", "OK")
 		second := p.dial(t)
-		if got := second.read(); got != "the end" {
-			t.Errorf("the second: %q", got)
-		}
-		if got := value(t, metrics, "srtm_lookup_nodes_refused_total"); got != 1 {
-			t.Errorf("%v refused", got)
-		}
+		testkit.Equal(t, second.read(), "the end", "the second")
+		testkit.Equal(t, value(t, metrics, "srtm_lookup_nodes_refused_total"), 1, "refused")
 		first.say("PING\n", "OK")
 		first.Close()
 		synctest.Wait()

@@ -106,9 +106,8 @@ func say(t *testing.T, address string, conns map[string]net.Conn, name, words st
 	conn, known := conns[name]
 	if !known {
 		var err error
-		if conn, err = net.Dial("tcp", address); err != nil {
-			t.Fatal(err)
-		}
+		conn, err = net.Dial("tcp", address)
+		testkit.Must(t, err)
 		conns[name] = conn
 		if name == "magic" {
 			return exchange(t, conn, "  V9")
@@ -144,9 +143,8 @@ func identifying(body string) string {
 
 func send(t *testing.T, conn net.Conn, text string) {
 	t.Helper()
-	if _, err := io.WriteString(conn, text); err != nil {
-		t.Fatal(err)
-	}
+	_, err := io.WriteString(conn, text)
+	testkit.Must(t, err)
 }
 
 // exchange returns the answer, and after an error whether the connection ended.
@@ -254,9 +252,7 @@ func serve(t *testing.T, cluster lookup.Cluster, cfg registry.Config) target {
 	go func() { done <- nodes.Run(ctx, ln) }()
 	t.Cleanup(func() {
 		stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, <-done)
 	})
 	return target{tcp: ln.Addr().String(), http: strings.TrimPrefix(web.URL, "http://")}
 }

@@ -41,9 +41,8 @@ func BenchmarkMillion(b *testing.B) {
 		d, brokers := million(of)
 		b.Run("place/"+of, func(b *testing.B) {
 			for b.Loop() {
-				if _, err := Place(SRTM, brokers, d, nil); err != nil {
-					b.Fatal(err)
-				}
+				_, err := Place(SRTM, brokers, d, nil)
+				testkit.Must(b, err)
 			}
 		})
 		plan, err := Place(SRTM, brokers, d, nil)

@@ -8,6 +8,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
 
@@ -118,8 +119,6 @@ func TestWhatWouldFitInWords(t *testing.T) {
 		"2 publishers that send as much together, or 1 more broker of 50 msg/s": {Publishers: 2, MoreBrokers: 1, Mcap: 50},
 		"3 more brokers of 50 msg/s": {MoreBrokers: 3, Mcap: 50},
 	} {
-		if got := f.String(); got != want {
-			t.Errorf("%q, want %q", got, want)
-		}
+		testkit.Equal(t, f.String(), want)
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 func TestHeapPopsInOrder(t *testing.T) {
@@ -17,9 +19,7 @@ func TestHeapPopsInOrder(t *testing.T) {
 		h := newHeap(slices.Clone(of), func(a, b int) bool { return a < b })
 		slices.Sort(of)
 		for _, want := range of {
-			if got := h.pop(); got != want {
-				t.Fatalf("%d, want %d of %v", got, want, of)
-			}
+			testkit.MustEqual(t, h.pop(), want, "of %v", of)
 		}
 	})
 }

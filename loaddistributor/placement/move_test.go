@@ -294,9 +294,7 @@ func TestShift(t *testing.T) {
 			if chosen[p.ID] {
 				want = to
 			}
-			if is[p.ID] != want {
-				t.Fatalf("publisher %s is on %s, want %s", p.ID, is[p.ID], want)
-			}
+			testkit.MustEqual(t, is[p.ID], want, "broker of publisher %s", p.ID)
 		}
 	})
 }

@@ -121,16 +121,10 @@ func check(t *rapid.T, policy string, brokers []placement.Broker, d placement.De
 			t.Fatalf("broker %s: groups %v, counted %v", q.Broker, keys, groups)
 		}
 	}
-	if rate != d.Rate {
-		t.Fatalf("quotas sum to %d, not %d", rate, d.Rate)
-	}
-	if want := (tokenbucket.Share{Rate: tokenbucket.Rate(exact), Burst: d.Burst}); contract != want {
-		t.Fatalf("shares sum to %+v, not %+v", contract, want)
-	}
+	testkit.MustEqual(t, rate, d.Rate, "quotas sum to")
+	testkit.MustEqual(t, contract, (tokenbucket.Share{Rate: tokenbucket.Rate(exact), Burst: d.Burst}), "shares sum to")
 	for i, n := range placed {
-		if n != 1 {
-			t.Fatalf("publisher %s is placed %d times", publishers[i].ID, n)
-		}
+		testkit.MustEqual(t, n, 1, "places of publisher %s", publishers[i].ID)
 	}
 }
 
@@ -472,9 +466,7 @@ func TestQuotasAgainstBruteForce(t *testing.T) {
 
 		// Conc: over the same brokers, the most equal loads.
 		conc, concQuotas := place(placement.Conc)
-		if conc.K != k {
-			t.Fatalf("conc: k = %d, want %d", conc.K, k)
-		}
+		testkit.MustEqual(t, conc.K, k, "conc: k")
 		loads := func(q []int64) (l []int64) {
 			for i, b := range brokers {
 				if quotas[i] > 0 {
@@ -512,13 +504,10 @@ func TestPlaceOnlyReads(t *testing.T) {
 	d.Rate++
 	before := fmt.Sprint(brokers, d)
 	for _, policy := range placement.Policies() {
-		if _, err := placement.Place(policy, brokers, d, seeded(1)); err != nil {
-			t.Fatal(err)
-		}
+		_, err := placement.Place(policy, brokers, d, seeded(1))
+		testkit.Must(t, err)
 	}
-	if after := fmt.Sprint(brokers, d); after != before {
-		t.Error("the arguments were changed")
-	}
+	testkit.Equal(t, fmt.Sprint(brokers, d), before, "the arguments were changed")
 }
 
 // The design's budget is 50 ms for 10,000 publishers on 100 brokers.

@@ -101,9 +101,7 @@ func (s *script) number(word string) int64 {
 		word, from = cmp.Or(rest, "0"), math.MaxInt64
 	}
 	n, err := strconv.ParseInt(word, 10, 64)
-	if err != nil {
-		s.Fatal(err)
-	}
+	testkit.Must(s, err)
 	return from + n
 }
 

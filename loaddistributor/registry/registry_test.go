@@ -59,12 +59,9 @@ func newScene(t *testing.T, cfg Config) *scene { return &scene{t: t, r: New(cfg)
 func (s *scene) join(host string, port int) ID {
 	s.t.Helper()
 	id, err := s.r.Join(s.now, "192.0.2.1:1")
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	if _, err := s.r.Handle(s.now, id, Command{Verb: Identify, Node: Node{BroadcastAddress: host, TCPPort: port, HTTPPort: port + 1, Version: "1"}}); err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.Must(s.t, err)
+	_, err = s.r.Handle(s.now, id, Command{Verb: Identify, Node: Node{BroadcastAddress: host, TCPPort: port, HTTPPort: port + 1, Version: "1"}})
+	testkit.Must(s.t, err)
 	return id
 }
 
@@ -104,9 +101,7 @@ func (s *scene) want(topic, want string) {
 	if found {
 		got = strings.Join(hosts, ",") + " " + strings.Join(channels, ",")
 	}
-	if got != want {
-		s.t.Errorf("%s: %q, want %q", topic, got, want)
-	}
+	testkit.Equal(s.t, got, want, "%s", topic)
 }
 
 func TestWhoMustIdentify(t *testing.T) {
@@ -156,9 +151,7 @@ func TestTombstones(t *testing.T) {
 	s.all(a, "REGISTER t", "REGISTER u")
 	hidden := func(topic string, want bool) {
 		t.Helper()
-		if got := s.r.Tombstoned(s.now, topic, "a", 2); got != want {
-			t.Errorf("%s hidden: %v, want %v", topic, got, want)
-		}
+		testkit.Equal(t, s.r.Tombstoned(s.now, topic, "a", 2), want, "%s hidden", topic)
 	}
 	hidden("t", false)
 	if s.r.Tombstoned(-1, "t", "a", 2) {
@@ -197,15 +190,11 @@ func TestBounds(t *testing.T) {
 	if err := s.say(b, "REGISTER w"); err == nil || err.Error() != "E_INVALID REGISTER too many topics and channels" {
 		t.Errorf("a sixth name: %v", err)
 	}
-	if err := s.r.CreateChannel("t", "d"); !errors.Is(err, ErrNames) {
-		t.Errorf("a sixth name: %v", err)
-	}
+	testkit.ErrorIs(t, s.r.CreateChannel("t", "d"), ErrNames, "a sixth name")
 	s.want("w", "unknown")
 	s.r.Leave(b)
 	s.join("c", 3)
-	if f := s.r.Stats(); f != (Stats{Connections: 2, Topics: 3, Names: 5}) {
-		t.Errorf("stats %+v", f)
-	}
+	testkit.Equal(t, s.r.Stats(), (Stats{Connections: 2, Topics: 3, Names: 5}), "stats")
 }
 
 func TestConfigFaults(t *testing.T) {
@@ -215,9 +204,7 @@ func TestConfigFaults(t *testing.T) {
 			t.Errorf("%v does not say %q", err, part)
 		}
 	}
-	if err := (Config{}).Validate(); err != nil {
-		t.Error(err)
-	}
+	testkit.NoError(t, (Config{}).Validate())
 }
 
 // A registry says at each step what a list of registrations says, searched
@@ -328,9 +315,7 @@ func TestAnyHistory(t *testing.T) {
 					continue
 				}
 				err := r.DeleteChannel(k.topic, k.channel)
-				if known := names[k]; known != (err == nil) {
-					t.Fatalf("delete %v: %v, known: %v", k, err, known)
-				}
+				testkit.MustEqual(t, names[k], (err == nil), "delete %v: %v, known", k, err)
 				delete(names, k)
 				entries = slices.DeleteFunc(entries, func(e entry) bool { return e.k == k })
 			}
@@ -340,9 +325,7 @@ func TestAnyHistory(t *testing.T) {
 					t.Fatalf("node %d is %+v of %v", i, n, live)
 				}
 				for _, topic := range []string{"a", "b", "e#ephemeral"} {
-					if has := slices.Contains(holders(key{topic: topic}), live[i]); has != slices.Contains(n.Topics, topic) {
-						t.Fatalf("node %+v has %s: %v", n, topic, has)
-					}
+					testkit.MustEqual(t, slices.Contains(holders(key{topic: topic}), live[i]), slices.Contains(n.Topics, topic), "node %+v has %s", n, topic)
 				}
 			}
 			for _, topic := range []string{"a", "b", "e#ephemeral"} {
@@ -350,9 +333,7 @@ func TestAnyHistory(t *testing.T) {
 					t.Fatalf("topics %q, want %s: %v", r.Topics(), topic, names[key{topic: topic}])
 				}
 				nodes, channels, found := r.Producers(1, topic)
-				if found != names[key{topic: topic}] {
-					t.Fatalf("%s found: %v", topic, found)
-				}
+				testkit.MustEqual(t, found, names[key{topic: topic}], "%s found", topic)
 				var ids []ID
 				for _, n := range nodes {
 					var one ID

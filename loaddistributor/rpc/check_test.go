@@ -134,9 +134,7 @@ func TestFaultsOfARequest(t *testing.T) {
 			req := good()
 			test.spoil(req.Spec)
 			_, err := checkCreate(req)
-			if got := fieldsOf(err); !slices.Equal(got, test.fields) {
-				t.Errorf("faults in %q, want %q: %v", got, test.fields, err)
-			}
+			testkit.EqualSlices(t, fieldsOf(err), test.fields, "faults in %v", err)
 		})
 	}
 	if got := fieldsOf(second(checkCreate(&srtmv1.CreateTopicRequest{IdempotencyKey: strings.Repeat("k", 129)}))); !slices.Equal(got, []string{"idempotency_key", "spec"}) {

@@ -174,9 +174,7 @@ func TestOtherErrors(t *testing.T) {
 		{status.Error(codes.Unauthenticated, "who"), codes.Unauthenticated},
 		{errors.New("an unforeseen one"), codes.Internal},
 	} {
-		if got := status.Code(toStatus(test.err)); got != test.want {
-			t.Errorf("%v: %v, want %v", test.err, got, test.want)
-		}
+		testkit.Equal(t, status.Code(toStatus(test.err)), test.want, "%v", test.err)
 	}
 }
 

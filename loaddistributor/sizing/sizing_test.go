@@ -56,9 +56,7 @@ func TestTheExampleOfTheOperationsGuide(t *testing.T) {
 		"b -50 % 1.0 34.6 ms, 4.52 % late, false\n" +
 		"b -75 % 4.9 66.3 ms, 22.07 % late, false\n" +
 		"b +100 % 0.0 0.0 ms, 0.00 % late, false\n"
-	if text != want {
-		t.Errorf("it is now\n%s", text)
-	}
+	testkit.Equal(t, text, want, "it is now")
 }
 
 func ms(d time.Duration) float64 { return d.Seconds() * 1000 }

@@ -119,9 +119,7 @@ func TestEtcdComesLate(t *testing.T) {
 	l := lead(t, e)
 	l.append(joined("b1"))
 	l.resign()
-	if err := e.Close(); err != nil {
-		t.Error(err)
-	}
+	testkit.NoError(t, e.Close())
 	if _, err := e.Leader(t.Context()); !errors.Is(err, errClosed) {
 		t.Errorf("after the end: %v", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
@@ -20,9 +21,7 @@ func TestPacingIsKept(t *testing.T) {
 	if err != nil || !got.Equal(s) || got.Pacing != s.Pacing {
 		t.Errorf("%+v, %v; want %+v", got, err, s)
 	}
-	if v := version(p.ProtoReflect()); v != 2 {
-		t.Errorf("a record of version %d", v)
-	}
+	testkit.Equal(t, version(p.ProtoReflect()), 2, "a record of version")
 }
 
 // So does what says that a topic has no list of publishers, and since when each is known.
@@ -37,7 +36,5 @@ func TestAnOpenTopicIsKept(t *testing.T) {
 	if err != nil || !got.Equal(s) || !got.Demand.Open || got.Since[0] != s.Since[0] {
 		t.Errorf("%+v, %v; want %+v", got, err, s)
 	}
-	if v := version(p.ProtoReflect()); v != 2 {
-		t.Errorf("a record of version %d", v)
-	}
+	testkit.Equal(t, version(p.ProtoReflect()), 2, "a record of version")
 }

@@ -123,9 +123,8 @@ func TestUnknownFieldsAreLeftOut(t *testing.T) {
 			t.Errorf("%s: %+v, %v", text, e, err)
 		}
 	}
-	if _, err := decodeDump([]byte(`{"v":2,"kind":"snapshot","data":{"version":3,"colour":"red","brokers":[{"id":"b1","mcap":3,"shoe":9}]}}`), nil); err != nil {
-		t.Error(err)
-	}
+	_, err := decodeDump([]byte(`{"v":2,"kind":"snapshot","data":{"version":3,"colour":"red","brokers":[{"id":"b1","mcap":3,"shoe":9}]}}`), nil)
+	testkit.NoError(t, err)
 }
 
 // 0.1.0 refuses what it does not know: a field or kind that it has not makes a record
@@ -156,9 +155,7 @@ func TestWhat010CanRead(t *testing.T) {
 		1: &journal.Snapshot{Brokers: []*journal.Broker{{Mcap: 1}}, Version: 3},
 		2: &journal.Snapshot{Brokers: []*journal.Broker{{Mcap: 1}, {Forced: true}}},
 	} {
-		if got := version(m.ProtoReflect()); got != want {
-			t.Errorf("%v is of version %d, want %d", m, got, want)
-		}
+		testkit.Equal(t, version(m.ProtoReflect()), want, "%v is of version", m)
 	}
 }
 

@@ -123,16 +123,12 @@ func (l *leader) append(events ...catalog.Event) {
 			l.t.Fatalf("%+v: %v", e, err)
 		}
 	}
-	if err := l.term.Append(l.t.Context(), base, events); err != nil {
-		l.t.Fatal(err)
-	}
+	testkit.Must(l.t, l.term.Append(l.t.Context(), base, events))
 }
 
 func (l *leader) resign() {
 	l.t.Helper()
-	if err := l.term.Resign(context.Background()); err != nil {
-		l.t.Fatal(err)
-	}
+	testkit.Must(l.t, l.term.Resign(context.Background()))
 }
 
 func joined(id string) catalog.BrokerJoined {
@@ -310,9 +306,7 @@ func same(t *testing.T, got, want *catalog.Catalog) {
 
 func whatWasAppendedIsThereAfterwards(t *testing.T, open func() Store) {
 	first := lead(t, open())
-	if first.cat.Version() != 0 {
-		t.Fatalf("a new store is at %d", first.cat.Version())
-	}
+	testkit.MustEqual(t, first.cat.Version(), 0, "a new store is at")
 	first.every()
 	first.resign()
 	second := lead(t, open())
@@ -336,9 +330,7 @@ func aDumpOfThePast(t *testing.T, open func() Store) {
 	l.append(joined("b4"))
 	future := l.cat.Dump()
 	future.Version++
-	if err := l.term.Compact(t.Context(), future); !errors.Is(err, ErrGap) {
-		t.Errorf("a dump of the future: %v", err)
-	}
+	testkit.ErrorIs(t, l.term.Compact(t.Context(), future), ErrGap, "a dump of the future")
 	l.resign()
 	same(t, lead(t, open()).cat, l.cat)
 }
@@ -347,9 +339,7 @@ func eventsThatDoNotContinueTheLog(t *testing.T, open func() Store) {
 	l := lead(t, open())
 	l.append(joined("b1"))
 	for _, base := range []uint64{0, 2} {
-		if err := l.term.Append(t.Context(), base, []catalog.Event{joined("b2")}); !errors.Is(err, ErrGap) {
-			t.Errorf("append after %d: %v", base, err)
-		}
+		testkit.ErrorIs(t, l.term.Append(t.Context(), base, []catalog.Event{joined("b2")}), ErrGap, "append after %d", base)
 	}
 	l.resign()
 	same(t, lead(t, open()).cat, l.cat)
@@ -360,12 +350,8 @@ func aTermThatIsOver(t *testing.T, open func() Store) {
 	l.append(joined("b1"))
 	l.resign()
 	l.resign() // harmless
-	if err := l.term.Append(t.Context(), 1, []catalog.Event{joined("b2")}); !errors.Is(err, ErrLost) {
-		t.Errorf("append: %v", err)
-	}
-	if err := l.term.Compact(t.Context(), l.cat.Dump()); !errors.Is(err, ErrLost) {
-		t.Errorf("compact: %v", err)
-	}
+	testkit.ErrorIs(t, l.term.Append(t.Context(), 1, []catalog.Event{joined("b2")}), ErrLost, "append")
+	testkit.ErrorIs(t, l.term.Compact(t.Context(), l.cat.Dump()), ErrLost, "compact")
 	same(t, lead(t, open()).cat, l.cat)
 }
 
@@ -441,9 +427,7 @@ func follow(t *testing.T, s Store) *follower {
 	go func() { ended <- s.Follow(ctx, f) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, <-ended)
 	})
 	return f
 }
@@ -515,17 +499,12 @@ func TestALeaderThatWasReplaced(t *testing.T) {
 	blind.until.Store(math.MaxInt64)
 	client, err := second.client(t.Context())
 	testkit.Must(t, err)
-	if _, err := client.Revoke(t.Context(), revoked); err != nil {
-		t.Fatal(err)
-	}
+	_, err = client.Revoke(t.Context(), revoked)
+	testkit.Must(t, err)
 	l := <-next
-	if err := blind.Append(t.Context(), 1, []catalog.Event{joined("evil")}); !errors.Is(err, ErrLost) {
-		t.Errorf("an old leader's append: %v", err)
-	}
+	testkit.ErrorIs(t, blind.Append(t.Context(), 1, []catalog.Event{joined("evil")}), ErrLost, "an old leader's append")
 	l.append(joined("b2"))
-	if err := blind.Append(t.Context(), 1, []catalog.Event{joined("evil")}); !errors.Is(err, ErrLost) {
-		t.Errorf("an old leader's append: %v", err)
-	}
+	testkit.ErrorIs(t, blind.Append(t.Context(), 1, []catalog.Event{joined("evil")}), ErrLost, "an old leader's append")
 	<-first.term.Lost()
 	l.resign()
 	same(t, lead(t, etcdStore(t, address, "/r/")).cat, l.cat)
@@ -546,9 +525,7 @@ func eachTermHasAGreaterNumber(t *testing.T, open func() Store) {
 }
 
 func TestNumberAfterAClockThatWasFarAhead(t *testing.T) {
-	if n := numberAfter(math.MaxInt64); n != math.MaxInt64+1 {
-		t.Errorf("after a clock that was far ahead: %d", n)
-	}
+	testkit.Equal(t, numberAfter(math.MaxInt64), math.MaxInt64+1, "after a clock that was far ahead")
 }
 
 // A leader that etcd has not heard of for the length of its lease knows that its term
@@ -570,9 +547,7 @@ func TestATermIsOverBeforeTheNextBegins(t *testing.T) {
 	if next.term.Number() <= old.Number() {
 		t.Errorf("term %d after %d", next.term.Number(), old.Number())
 	}
-	if err := first.term.Append(t.Context(), 0, []catalog.Event{joined("evil")}); !errors.Is(err, ErrLost) {
-		t.Errorf("an append after the term: %v", err)
-	}
+	testkit.ErrorIs(t, first.term.Append(t.Context(), 0, []catalog.Event{joined("evil")}), ErrLost, "an append after the term")
 }
 
 func TestAFileInUse(t *testing.T) {
@@ -597,11 +572,9 @@ func TestAFileOfAnotherRelease(t *testing.T) {
 	l.resign()
 	db, err := bbolt.Open(filepath.Join(dir, BoltFile), 0o600, nil)
 	testkit.Must(t, err)
-	if err := db.Update(func(tx *bbolt.Tx) error {
+	testkit.Must(t, db.Update(func(tx *bbolt.Tx) error {
 		return tx.Bucket(bucketEvents).Put(versionKey(2), []byte(`{"v":3,"kind":"restarted","data":{}}`))
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	testkit.Must(t, db.Close())
 	_, _, err = b.Lead(t.Context(), "")
 	var format *FormatError
@@ -622,9 +595,8 @@ func TestTheJournalOf010(t *testing.T) {
 	client, err := e.client(t.Context())
 	testkit.Must(t, err)
 	for k, v := range keys {
-		if _, err := client.Put(t.Context(), k, v); err != nil {
-			t.Fatal(err)
-		}
+		_, err := client.Put(t.Context(), k, v)
+		testkit.Must(t, err)
 	}
 	l := lead(t, e)
 	topic, _ := l.cat.Topic("t")

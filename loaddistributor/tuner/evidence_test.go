@@ -84,9 +84,7 @@ func TestTheReplayDecides(t *testing.T) {
 			var w Watch
 			of, e := bursts(t, 3)
 			s := suspect(t, &w, of, 0)
-			if s != 20 {
-				t.Errorf("suspected at %d", s)
-			}
+			testkit.Equal(t, s, 20, "suspected at")
 			c.change(&of, e)
 			of.Asked, of.Evidence = "b1", e
 			m, v := w.Decide(after(s+5), capturing, of)

@@ -46,9 +46,7 @@ func TestExcess(t *testing.T) {
 		for range s.seconds {
 			over = offer(s.n)
 		}
-		if over != s.over {
-			t.Errorf("step %d: over %v, want %v", i, over, s.over)
-		}
+		testkit.Equal(t, over, s.over, "step %d: over", i)
 	}
 	// A controller that comes while it goes on.
 	e = tuner.Excess{}

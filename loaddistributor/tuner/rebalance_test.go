@@ -102,9 +102,7 @@ func TestHysteresis(t *testing.T) {
 			t.Loads[0].Exceeded = 20
 		}
 	})
-	if !slices.Equal(at, []int{20}) {
-		t.Errorf("moves at %v", at)
-	}
+	testkit.EqualSlices(t, at, []int{20}, "moves at")
 }
 
 func TestTheNextBrokerWhereMembersAreFull(t *testing.T) {
@@ -202,9 +200,7 @@ func TestAnyMove(t *testing.T) {
 }
 
 func TestValidate(t *testing.T) {
-	if err := config.Validate(); err != nil {
-		t.Error(err)
-	}
+	testkit.NoError(t, config.Validate())
 	for _, c := range []RebalanceConfig{{}, {Sustained: 1, Cooldown: 1, MaxPart: 1.1}, {Sustained: 1, Cooldown: -1, MaxPart: 0.1}, {Sustained: 1, Cooldown: 1, MaxPart: 0.1, Capture: time.Hour}} {
 		if c.Validate() == nil {
 			t.Errorf("%+v was accepted", c)

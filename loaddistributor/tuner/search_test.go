@@ -53,9 +53,7 @@ func checkPlan(t *testing.T, s tuner.Setup, a tuner.Action) {
 		rate, burst, quotas = rate+q.Share.Rate, burst+q.Share.Burst, quotas+q.Rate
 	}
 	for i, n := range seen {
-		if n != 1 {
-			t.Fatalf("publisher %d is in %d places", i, n)
-		}
+		testkit.MustEqual(t, n, 1, "places of publisher %d", i)
 	}
 	if len(a.Plan.Unplaced) == 0 && (rate != tokenbucket.Rate(s.Demand.Rate*1000) || burst != s.Demand.Burst || quotas != s.Demand.Rate) {
 		t.Fatalf("shares sum to %v and %d, quotas to %d of %d and %d", rate, burst, quotas, s.Demand.Rate, s.Demand.Burst)
@@ -148,9 +146,7 @@ func TestPaperSearch(t *testing.T) {
 			if c.rounds != nil && !slices.Equal(final.Outcome.Rounds, c.rounds) {
 				t.Errorf("rounds %v, want %v", final.Outcome.Rounds, c.rounds)
 			}
-			if placed := sum(got) + len(final.Plan.Unplaced); placed != 1000 {
-				t.Errorf("%d of 1000 publishers are accounted for", placed)
-			}
+			testkit.Equal(t, sum(got)+len(final.Plan.Unplaced), 1000, "of 1000 publishers are accounted for")
 		})
 	}
 }
@@ -287,9 +283,7 @@ func fast(t *testing.T, w *absorbing, config tuner.FastConfig) tuner.Action {
 	a := search.Next(tuner.Observation{})
 	for !a.Final {
 		checkPlan(t, w.setup, a)
-		if len(a.Plan.Unplaced) != 0 {
-			t.Fatal("a publisher does not send while fast measures")
-		}
+		testkit.MustEqual(t, len(a.Plan.Unplaced), 0, "a publisher does not send while fast measures")
 		if w.spent > 10*time.Minute {
 			t.Fatal("no end")
 		}

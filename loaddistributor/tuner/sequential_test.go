@@ -84,9 +84,7 @@ func TestVerdictsErrWithinAlpha(t *testing.T) {
 				if float64(wrong) > allowed {
 					t.Errorf("%d of %d verdicts are wrong, allowed %.0f", wrong, n, allowed)
 				}
-				if counts[tuner.Undecided] != 0 {
-					t.Errorf("%d runs ended without a verdict", counts[tuner.Undecided])
-				}
+				testkit.Equal(t, counts[tuner.Undecided], 0, "runs ended without a verdict")
 			})
 		}
 	}

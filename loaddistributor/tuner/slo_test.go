@@ -168,8 +168,6 @@ func TestPercent(t *testing.T) {
 	for fraction, want := range map[float64]string{
 		0: "0 %", 1: "100 %", 0.9999: "over 99.9 %", 0.0042: "0.42 %", 0.12345: "12.3 %", 0.00001: "0.001 %", 1e-9: "under 0.0001 %",
 	} {
-		if got := tuner.Percent(fraction); got != want {
-			t.Errorf("%v is %q, want %q", fraction, got, want)
-		}
+		testkit.Equal(t, tuner.Percent(fraction), want, "%v", fraction)
 	}
 }

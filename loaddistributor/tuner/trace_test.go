@@ -55,9 +55,7 @@ func at(millis int64, publisher int32) Arrival {
 
 func expect(t *testing.T, got []Arrival, want ...Arrival) {
 	t.Helper()
-	if !slices.Equal(got, want) {
-		t.Errorf("taken: %v, want %v", got, want)
-	}
+	testkit.EqualSlices(t, got, want, "taken")
 }
 
 func TestBrokersAreMergedInOrderOfTime(t *testing.T) {
@@ -69,9 +67,7 @@ func TestBrokersAreMergedInOrderOfTime(t *testing.T) {
 	add(t, trace, "b", Piece{}, origin+2*second)
 	expect(t, trace.Take(origin+2*second), at(100, 7), at(150, 9), at(190, 8), at(200, 8))
 	expect(t, trace.Take(origin+2*second))
-	if c := trace.Counts(); c != (Counts{Captured: 4}) {
-		t.Errorf("%+v", c)
-	}
+	testkit.Equal(t, trace.Counts(), (Counts{Captured: 4}))
 }
 
 // What one broker has lost is missing of all.
@@ -95,9 +91,7 @@ func TestHoles(t *testing.T) {
 		one(trace, "1", origin+600*ms, origin+2*second)
 		one(trace, "2", origin+700*ms, origin+2*second)
 		expect(t, trace.Take(origin+2*second), at(100, 1), at(200, 2), at(600, 1), at(700, 2))
-		if c := trace.Counts(); c != (Counts{Captured: 4, Lost: 5, Holed: 2}) {
-			t.Errorf("%+v", c)
-		}
+		testkit.Equal(t, trace.Counts(), (Counts{Captured: 4, Lost: 5, Holed: 2}))
 	})
 	t.Run("a stranger", func(t *testing.T) {
 		trace := begun(t, "1", "2")
@@ -108,9 +102,7 @@ func TestHoles(t *testing.T) {
 		one(trace, "1", origin+300*ms, origin+2*second)
 		one(trace, "2", origin+400*ms, origin+2*second)
 		expect(t, trace.Take(origin+2*second), at(300, 1), at(400, 2))
-		if c := trace.Counts(); c != (Counts{Captured: 2, Unknown: 1, Holed: 2}) {
-			t.Errorf("%+v", c)
-		}
+		testkit.Equal(t, trace.Counts(), (Counts{Captured: 2, Unknown: 1, Holed: 2}))
 	})
 	t.Run("a broker that comes later", func(t *testing.T) {
 		trace := begun(t, "1")
@@ -141,9 +133,7 @@ func TestHoles(t *testing.T) {
 			})
 		}
 		add(t, trace, "1", Piece{}, origin+2*second)
-		if n := len(trace.Take(origin + 2*second)); n != MaxPending {
-			t.Errorf("%d taken", n)
-		}
+		testkit.Equal(t, len(trace.Take(origin+2*second)), MaxPending, "taken")
 		if c := trace.Counts(); c.Lost != MaxMessages || c.Captured != MaxPending {
 			t.Errorf("%+v", c)
 		}
@@ -170,9 +160,7 @@ func TestWhatComesTooLateIsLeftOut(t *testing.T) {
 	expect(t, trace.Take(origin+2*second), at(900, 1))
 	add(t, trace, "a", Piece{Start: origin + 800*ms, Gaps: []uint64{0, uint64(1200 * ms)}, From: []uint32{0, 0}}, origin+3*second)
 	expect(t, trace.Take(origin+3*second), at(2000, 1))
-	if c := trace.Counts(); c != (Counts{Captured: 2, Late: 1}) {
-		t.Errorf("%+v", c)
-	}
+	testkit.Equal(t, trace.Counts(), (Counts{Captured: 2, Late: 1}))
 }
 
 func TestSkip(t *testing.T) {
@@ -228,9 +216,7 @@ func TestBadPieces(t *testing.T) {
 			add(t, trace, "a", p, now)
 			add(t, trace, "a", Piece{Start: now + 100*ms, Gaps: []uint64{0}, From: []uint32{1}}, now+second)
 			expect(t, trace.Take(now+second), at(100, 1), at(1100, 4))
-			if c := trace.Counts(); c != (Counts{Captured: 2, Holed: 2, Refused: 2}) {
-				t.Errorf("%+v", c)
-			}
+			testkit.Equal(t, trace.Counts(), (Counts{Captured: 2, Holed: 2, Refused: 2}))
 		})
 	}
 	trace := begun(t, "a")
@@ -289,9 +275,7 @@ func TestTheTraceIsTheSchedule(t *testing.T) {
 					p.Gaps, p.From = append(p.Gaps, uint64(m.at-last)), append(p.From, n)
 					last = m.at
 				}
-				if err := trace.Add(b, p, end); err != nil {
-					r.Fatal(err)
-				}
+				testkit.Must(r, trace.Add(b, p, end))
 			}
 			got = append(got, trace.Take(end)...)
 		}
