@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
@@ -166,9 +167,7 @@ func TestEveryCommandInEveryPlace(t *testing.T) {
 				}
 				p.did()
 				p.heard()
-				if err := obey(p, verb, rules[place][verb]); err != nil {
-					t.Error(err)
-				}
+				testkit.NoError(t, obey(p, verb, rules[place][verb]))
 			})
 		}
 	}
@@ -225,9 +224,7 @@ func TestHeartbeatsForAnyRhythm(t *testing.T) {
 				t.Fatalf("at %d, last command at %d: ended %q", now, last, p.ended())
 			}
 			if p.ended() != "" {
-				if p.now != last+2*interval {
-					t.Fatalf("closed at %d, last command at %d", p.now, last)
-				}
+				testkit.MustEqual(t, p.now, last+2*interval, "closed at, with the last command at %d", last)
 				return
 			}
 			p.now = now
@@ -330,18 +327,14 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 		in := command(tc.verb)
 		f := func() {
 			n, op := p.s.Step(in, 1)
-			if n != len(in) {
-				t.Errorf("%s: consumed %d", tc.verb, n)
-			}
+			testkit.Equal(t, n, len(in), "%s: consumed", tc.verb)
 			if op.Kind != session.OpNone {
 				p.s.Done(op, tc.err)
 			}
 			p.s.ClearOutput()
 		}
 		f() // grows the output once
-		if got := testing.AllocsPerRun(200, f); got != 0 {
-			t.Errorf("%s with %v allocates %v times", tc.verb, tc.err, got)
-		}
+		testkit.Equal(t, testing.AllocsPerRun(200, f), 0, "allocations of %s with %v", tc.verb, tc.err)
 	}
 }
 

@@ -9,9 +9,7 @@ import (
 
 func noAllocs(t *testing.T, name string, f func()) {
 	t.Helper()
-	if got := testing.AllocsPerRun(200, f); got != 0 {
-		t.Errorf("%s allocates %v times", name, got)
-	}
+	testkit.Equal(t, testing.AllocsPerRun(200, f), 0, "allocations of %s", name)
 }
 
 func TestSteadyStateAllocatesNothing(t *testing.T) {
@@ -65,9 +63,7 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 	frame := AppendMessage(nil, 1, 1, id, body)
 	noAllocs(t, "ParseFrame and ParseMessage", func() {
 		_, data, _, err := ParseFrame(frame, 1024)
-		if err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, err)
 		if m, err := ParseMessage(data); err != nil || len(m.Body) != len(body) {
 			t.Error(err)
 		}

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 const testID = "0123456789abcdef"
@@ -93,9 +95,7 @@ func TestParseCommandTakesEveryVerb(t *testing.T) {
 				if err != nil || n != len(tc.in) || need != 0 {
 					t.Fatalf("followed by %q: n=%d need=%d err=%v, want n=%d", after, n, need, err, len(tc.in))
 				}
-				if diff := commandDiff(got, tc.want); diff != "" {
-					t.Fatalf("followed by %q: %s", after, diff)
-				}
+				testkit.MustEqual(t, commandDiff(got, tc.want), "", "followed by %q", after)
 				if cap(got.Body) != len(got.Body) {
 					t.Fatalf("the body of %d bytes can be appended into the next command", len(got.Body))
 				}
@@ -355,9 +355,7 @@ func TestMpubIsGoneThroughOnce(t *testing.T) {
 			t.Fatalf("at %d bytes: n=%d, %v", k, n, err)
 		}
 	}
-	if want := (Walk{n: messages, end: 4 + 5*messages}); seen != want {
-		t.Fatalf("a byte before the end: %+v, want %+v", seen, want)
-	}
+	testkit.MustEqual(t, seen, (Walk{n: messages, end: 4 + 5*messages}), "a byte before the end")
 	clear(in[15:]) // what was seen is not looked at again
 	n, _, err := c.Parse(in, &lim, &seen)
 	if n != len(in) || err != nil || c.Batch.Len() != messages || seen != (Walk{}) {
@@ -388,9 +386,7 @@ func TestPeekVerb(t *testing.T) {
 		}
 	}
 	for _, in := range []string{"", "PUB", "PUB t", "\n", " PUB t\n", "pub t\n", "PUBLISH t\n", "PUB\x00\n", strings.Repeat("x", MaxLine) + "\n"} {
-		if got := PeekVerb([]byte(in)); got != VerbNone {
-			t.Errorf("%q: %v", in, got)
-		}
+		testkit.Equal(t, PeekVerb([]byte(in)), VerbNone, "%q", in)
 	}
 }
 

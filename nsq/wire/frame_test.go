@@ -100,18 +100,10 @@ func TestErrorFatality(t *testing.T) {
 func TestErrorKeepsItsCauseToItself(t *testing.T) {
 	cause := errors.New("disk /secret/path is full")
 	e := Wrap(CodePubFailed, "PUB failed", cause)
-	if got := e.Error(); got != "E_PUB_FAILED PUB failed: disk /secret/path is full" {
-		t.Errorf("for us it reads %q", got)
-	}
-	if !errors.Is(e, cause) {
-		t.Error("the cause is not found in the error")
-	}
-	if sent := string(AppendError(nil, e)[FrameOverhead:]); sent != "E_PUB_FAILED PUB failed" {
-		t.Errorf("sent %q", sent)
-	}
-	if sent := string(AppendError(nil, NewError(CodeInvalid, ""))[FrameOverhead:]); sent != "E_INVALID" {
-		t.Errorf("without a text %q was sent", sent)
-	}
+	testkit.Equal(t, e.Error(), "E_PUB_FAILED PUB failed: disk /secret/path is full", "for us it reads")
+	testkit.ErrorIs(t, e, cause, "the cause is not found in the error")
+	testkit.Equal(t, string(AppendError(nil, e)[FrameOverhead:]), "E_PUB_FAILED PUB failed", "sent")
+	testkit.Equal(t, string(AppendError(nil, NewError(CodeInvalid, ""))[FrameOverhead:]), "E_INVALID", "without a text was sent")
 }
 
 func TestRateLimitedCarriesItsHint(t *testing.T) {

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // fuzzCap keeps the quadratic "every prefix" oracles quick.
@@ -123,9 +125,7 @@ func checkPrefixes(t *testing.T, in []byte, lim Limits) {
 		if n != wholeN || (err == nil) != (wholeErr == nil) || err != nil && err.Error() != wholeErr.Error() {
 			t.Fatalf("at %d bytes: n=%d err=%v, whole: n=%d err=%v", k, n, err, wholeN, wholeErr)
 		}
-		if diff := commandDiff(cmd, whole); diff != "" {
-			t.Fatalf("at %d bytes: %s", k, diff)
-		}
+		testkit.MustEqual(t, commandDiff(cmd, whole), "", "at %d bytes", k)
 		return
 	}
 	if wholeN != 0 || wholeErr != nil {
@@ -249,8 +249,6 @@ func FuzzNames(f *testing.F) {
 		if ValidTopicName(s) != want || ValidChannelName(s) != want || ValidTopicName([]byte(s)) != want {
 			t.Fatalf("%q: topic %v, channel %v, bytes %v, want %v", s, ValidTopicName(s), ValidChannelName(s), ValidTopicName([]byte(s)), want)
 		}
-		if got := Ephemeral(s); got != strings.HasSuffix(s, "#ephemeral") {
-			t.Fatalf("Ephemeral(%q) = %v", s, got)
-		}
+		testkit.MustEqual(t, Ephemeral(s), strings.HasSuffix(s, "#ephemeral"), "Ephemeral(%q)", s)
 	})
 }

@@ -87,9 +87,8 @@ func TestCommandsAreGoNSQsByteForByte(t *testing.T) {
 	prefix := []byte("already there")
 	for _, c := range goldenCommands(t, slices.Clip(prefix)) {
 		want := bytes.NewBuffer(slices.Clone(prefix))
-		if _, err := c.theirs.WriteTo(want); err != nil {
-			t.Fatal(err)
-		}
+		_, err := c.theirs.WriteTo(want)
+		testkit.Must(t, err)
 		if !bytes.Equal(c.ours, want.Bytes()) {
 			t.Errorf("%s: %q, go-nsq has %q", c.name, c.ours, want.Bytes())
 		}
@@ -122,7 +121,5 @@ func TestIdentifyResponseReadsAsGoNSQs(t *testing.T) {
 	testkit.Must(t, err)
 	var theirs nsq.IdentifyResponse
 	testkit.Must(t, json.Unmarshal(raw, &theirs))
-	if want := (nsq.IdentifyResponse{MaxRdyCount: 7, TLSv1: true, Deflate: true, Snappy: true, AuthRequired: true}); theirs != want {
-		t.Errorf("go-nsq reads %+v from %s", theirs, raw)
-	}
+	testkit.Equal(t, theirs, (nsq.IdentifyResponse{MaxRdyCount: 7, TLSv1: true, Deflate: true, Snappy: true, AuthRequired: true}), "go-nsq reads from %s", raw)
 }

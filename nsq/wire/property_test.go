@@ -7,6 +7,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
@@ -91,9 +92,7 @@ func TestCommandsRoundTrip(t *testing.T) {
 				t.Fatalf("command %d: got %+v, want %+v", i, got, w)
 			}
 		}
-		if len(stream) != 0 {
-			t.Fatalf("%d bytes are left", len(stream))
-		}
+		testkit.MustEqual(t, len(stream), 0, "bytes are left")
 	})
 }
 
