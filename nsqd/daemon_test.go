@@ -131,9 +131,7 @@ func TestTLSFromFlags(t *testing.T) {
 				t.Errorf("PUB without a certificate: %v", err)
 			}
 			code, body := get(t, client(t, nil), "http://"+d.at.http.Addr().String()+"/ping")
-			if code != c.plainHTTP {
-				t.Errorf("HTTP: %d %s", code, body)
-			}
+			testkit.Equal(t, code, c.plainHTTP, "HTTP: %s", body)
 			var answer struct {
 				Message string
 				Port    int `json:"https_port"`
@@ -189,9 +187,8 @@ func TestUnixSockets(t *testing.T) {
 			testkit.Must(t, nc.SetDeadline(time.Now().Add(testkit.Hang)))
 			in := wire.AppendPub(wire.AppendMagic(nil), "t", []byte("x"))
 			in = append(wire.AppendRdy(wire.AppendSub(in, "t", "c"), 1), "NONSENSE\n"...)
-			if _, err := nc.Write(in); err != nil {
-				t.Fatal(err)
-			}
+			_, err = nc.Write(in)
+			testkit.Must(t, err)
 			out, err := io.ReadAll(nc)
 			if err != nil || bytes.Count(out, []byte("OK")) != 2 || !bytes.Contains(out, []byte("E_INVALID")) {
 				t.Errorf("%q %v", out, err)
@@ -307,9 +304,8 @@ func TestAStuckSubscriberDoesNotFailTheShutdown(t *testing.T) {
 	d := start(t)
 	c, err := net.Dial("tcp", d.at.tcp.Addr().String())
 	testkit.Must(t, err)
-	if _, err := c.Write(wire.AppendRdy(wire.AppendSub(wire.AppendMagic(nil), "t", "c"), 100)); err != nil {
-		t.Fatal(err)
-	}
+	_, err = c.Write(wire.AppendRdy(wire.AppendSub(wire.AppendMagic(nil), "t", "c"), 100))
+	testkit.Must(t, err)
 	url := "http://" + d.at.http.Addr().String() + "/pub?topic=t"
 	body := make([]byte, 1<<20)
 	for range 20 { // more than the sockets' buffers take
@@ -406,13 +402,9 @@ func TestTopicsAreAnnounced(t *testing.T) {
 	}
 	topic, err := d.broker.CreateTopic("t")
 	testkit.Must(t, err)
-	if got := <-said; got != "REGISTER t\n" {
-		t.Errorf("%q", got)
-	}
+	testkit.Equal(t, <-said, "REGISTER t\n")
 	testkit.Must(t, topic.CreateChannel("c"))
-	if got := <-said; got != "REGISTER t c\n" {
-		t.Errorf("%q", got)
-	}
+	testkit.Equal(t, <-said, "REGISTER t c\n")
 	_, body := get(t, client(t, nil), "http://"+d.at.http.Addr().String()+"/info")
 	var info struct {
 		TCP     int `json:"tcp_port"`
@@ -429,9 +421,8 @@ func TestFiguresGoToStatsd(t *testing.T) {
 	testkit.Must(t, err)
 	t.Cleanup(func() { udp.Close() })
 	d := start(t, "--statsd-address="+udp.LocalAddr().String(), "--statsd-interval=10ms", "--statsd-prefix=a.%s.b", "--statsd-mem-stats=false")
-	if _, err := d.broker.CreateTopic("t"); err != nil {
-		t.Fatal(err)
-	}
+	_, err = d.broker.CreateTopic("t")
+	testkit.Must(t, err)
 	testkit.Must(t, udp.SetReadDeadline(time.Now().Add(testkit.Hang)))
 	buf := make([]byte, 1024)
 	n, _, err := udp.ReadFrom(buf)
@@ -493,16 +484,12 @@ func TestARestartKeepsToTheContract(t *testing.T) {
 		}
 	}
 	const limit = "--topic-limit=t:0.001:2"
-	if err := once(t, data, func(d *nsqd) {
+	testkit.NoError(t, once(t, data, func(d *nsqd) {
 		post(t, d, "/channel/create?topic=t&channel=c", "")
 		post(t, d, "/mpub?topic=t", strings.Repeat("x\n", 50))
 		expect(d)
-	}, limit); err != nil {
-		t.Error(err)
-	}
-	if err := once(t, data, expect, limit); err != nil {
-		t.Error(err)
-	}
+	}, limit))
+	testkit.NoError(t, once(t, data, expect, limit))
 }
 
 // Messages, contracts and traces are no other user's on the machine.

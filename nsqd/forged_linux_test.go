@@ -43,9 +43,8 @@ func TestForgedStampsReleaseNothingSooner(t *testing.T) {
 	testkit.Must(t, nc.SetDeadline(time.Now().Add(testkit.Hang)))
 	var ok [10]byte // "OK" in its frame
 	publish := func(p []byte, n int) {
-		if _, err := nc.Write(p); err != nil {
-			t.Fatal(err)
-		}
+		_, err := nc.Write(p)
+		testkit.Must(t, err)
 		for range n {
 			if _, err := io.ReadFull(nc, ok[:]); err != nil || string(ok[8:]) != "OK" {
 				t.Fatalf("%q, %v", ok, err)

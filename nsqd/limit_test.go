@@ -62,9 +62,7 @@ func TestHTTPConnectionsAreBounded(t *testing.T) {
 		return nc, r.StatusCode, string(body)
 	}
 	first, code, body := ask(d.at.http)
-	if code != 200 {
-		t.Fatalf("%d %s", code, body)
-	}
+	testkit.MustEqual(t, code, 200, "%s", body)
 	const others = 5
 	for range others {
 		if _, code, body := ask(d.at.http); code != 0 && (code != 503 || !strings.Contains(body, "TOO_MANY_CONNECTIONS")) {

@@ -32,9 +32,7 @@ func TestDefaultIsThreeQuartersOfWhatThereIs(t *testing.T) {
 		for path, text := range c.files {
 			root[path] = &fstest.MapFile{Data: []byte(text)}
 		}
-		if got := defaultLimit(root); got != c.want {
-			t.Errorf("%s: %d, want %d", name, got, c.want)
-		}
+		testkit.Equal(t, defaultLimit(root), c.want, "%s", name)
 	}
 }
 

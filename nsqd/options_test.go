@@ -41,9 +41,8 @@ func TestDefaultsAreValid(t *testing.T) {
 	if !o.broker.AutoCreate {
 		t.Error("a standalone broker creates topics as NSQ does")
 	}
-	if o, err = parse("-loaddistributor-address=127.0.0.1:4170"); err != nil {
-		t.Fatal(err)
-	}
+	o, err = parse("-loaddistributor-address=127.0.0.1:4170")
+	testkit.Must(t, err)
 	if o.broker.AutoCreate {
 		t.Error("a managed broker must not create topics: their publishers would escape the contract")
 	}
@@ -227,8 +226,6 @@ func TestMemoryLimit(t *testing.T) {
 	}{
 		{0, "", 3000 << 10}, {5000, "", 5000}, {5000, "1GiB", 0}, {0, "off", 0},
 	} {
-		if got := softLimit(c.flag, c.env, root); got != c.want {
-			t.Errorf("--memory-limit=%d, GOMEMLIMIT=%q: %d, want %d", c.flag, c.env, got, c.want)
-		}
+		testkit.Equal(t, softLimit(c.flag, c.env, root), c.want, "--memory-limit=%d, GOMEMLIMIT=%q", c.flag, c.env)
 	}
 }

@@ -57,9 +57,8 @@ func TestAPinnedProgramServesABrokerWithoutPrivileges(t *testing.T) {
 	var uname unix.Utsname
 	var major, minor int
 	testkit.Must(t, unix.Uname(&uname))
-	if _, err := fmt.Sscanf(unix.ByteSliceToString(uname.Release[:]), "%d.%d", &major, &minor); err != nil {
-		t.Fatal(err)
-	}
+	_, err = fmt.Sscanf(unix.ByteSliceToString(uname.Release[:]), "%d.%d", &major, &minor)
+	testkit.Must(t, err)
 	if major < 5 || major == 5 && minor < 19 {
 		t.Skipf("before Linux 5.19 pinned maps need CAP_BPF; this is %d.%d", major, minor)
 	}
@@ -67,18 +66,14 @@ func TestAPinnedProgramServesABrokerWithoutPrivileges(t *testing.T) {
 	testkit.Must(t, err)
 	testkit.Must(t, unix.Mount("bpf", fs, "bpf", 0, "mode=0711"))
 	t.Cleanup(func() {
-		if err := errors.Join(unix.Unmount(fs, 0), os.Remove(fs)); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, errors.Join(unix.Unmount(fs, 0), os.Remove(fs)))
 	})
 	testkit.Must(t, os.Chmod(fs, 0o711))
 	const nobody = 65534
 	data := filepath.Join(fs+"-data", "nsqd")
 	testkit.Must(t, errors.Join(os.MkdirAll(data, 0o755), os.Chown(data, nobody, nobody)))
 	t.Cleanup(func() {
-		if err := os.RemoveAll(fs + "-data"); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, os.RemoveAll(fs+"-data"))
 	})
 	dir := filepath.Join(fs, "stamps")
 	for range 2 { // again replaces
@@ -93,9 +88,7 @@ func TestAPinnedProgramServesABrokerWithoutPrivileges(t *testing.T) {
 	testkit.Must(t, err)
 	testkit.Must(t, broker.Start())
 	t.Cleanup(func() {
-		if err := errors.Join(broker.Process.Signal(syscall.SIGTERM), broker.Wait()); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, errors.Join(broker.Process.Signal(syscall.SIGTERM), broker.Wait()))
 	})
 	var up struct{ Msg, TCP, HTTP string }
 	lines := bufio.NewScanner(logs)

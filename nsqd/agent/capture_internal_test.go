@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 )
 
@@ -21,9 +22,7 @@ func joinedOwner(t *testing.T, node Node) *owner {
 	a, err := New(Config{
 		LoadDistributor: "ld:1", BrokerID: "b", TCPAddress: "b:1", HTTPAddress: "b:2", Mcap: 1, Log: slog.New(slog.DiscardHandler),
 	}, node)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	o := newOwner(&a.core, t.Context(), &sync.WaitGroup{})
 	o.flush = time.NewTimer(time.Hour)
 	_, cut := context.WithCancelCause(t.Context())
@@ -41,9 +40,7 @@ func TestACaptureLastsAMinuteAtMost(t *testing.T) {
 		{time.Minute, time.Minute},
 	} {
 		o.capture(&srtmv1.CaptureArrivals{Topic: "t", Lasts: durationpb.New(c.asked)}, 1000)
-		if got := o.captures["t"].Sub(1000); got != c.want {
-			t.Errorf("asked for %v: it lasts %v, want %v", c.asked, got, c.want)
-		}
+		testkit.Equal(t, o.captures["t"].Sub(1000), c.want, "asked for %v: it lasts", c.asked)
 	}
 }
 
@@ -89,9 +86,7 @@ func TestACaptureThatNobodyReads(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(o.metrics.captured)
 	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	got := map[string]float64{}
 	for _, m := range families[0].Metric {
 		got[m.Label[0].GetValue()] = m.GetCounter().GetValue()

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/agent"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -347,12 +348,8 @@ func TestFilesRefuseWhatTheyDidNotWrite(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		files, err := agent.OpenFiles(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, c.name), []byte(c.content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, c.name), []byte(c.content), 0o600))
 		if _, err := files.Load(); err == nil {
 			t.Errorf("%s with %q is taken", c.name, c.content)
 		}
@@ -362,28 +359,20 @@ func TestFilesRefuseWhatTheyDidNotWrite(t *testing.T) {
 func TestFilesKeepWhatWasSavedLast(t *testing.T) {
 	dir := t.TempDir()
 	files, err := agent.OpenFiles(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	first := agent.Base{Topic: "t", Epoch: 7, Share: tokenbucket.Share{Rate: 5, Burst: 2}}
 	second := agent.Base{Topic: "t", Epoch: 8, Share: tokenbucket.Share{Rate: 9, Burst: 1}}
 	for _, b := range []agent.Base{first, second} {
-		if err := files.Save(b); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, files.Save(b))
 	}
 	// What a process that was killed had not finished does not count.
-	if err := os.WriteFile(filepath.Join(dir, "u.json.new"), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(dir, "u.json.new"), []byte("{"), 0o600))
 	got, err := files.Load()
 	if err != nil || len(got) != 1 || got[0] != second {
 		t.Fatalf("loaded %+v, %v, want %+v", got, err, second)
 	}
 	for range 2 { // the second time there is none
-		if err := files.Remove("t"); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, files.Remove("t"))
 	}
 	if got, err := files.Load(); err != nil || len(got) != 0 {
 		t.Errorf("loaded %+v, %v after Remove", got, err)

@@ -9,6 +9,8 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // A side that does not read loses reports first, and the session when there is
@@ -30,9 +32,7 @@ func TestALinkThatNobodyReads(t *testing.T) {
 		t.Fatal("cut although there was room")
 	}
 	l.reply(new(int))
-	if !errors.Is(context.Cause(ctx), errSlow) {
-		t.Errorf("not cut: %v", context.Cause(ctx))
-	}
+	testkit.ErrorIs(t, context.Cause(ctx), errSlow, "not cut")
 }
 
 func TestWhichAddressIsNext(t *testing.T) {
@@ -41,9 +41,7 @@ func TestWhichAddressIsNext(t *testing.T) {
 		s, err := status.New(codes.Unavailable, "no").WithDetails(&errdetails.ErrorInfo{
 			Reason: "NOT_LEADER", Metadata: map[string]string{"leader": leader},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return fmt.Errorf("open session: %w", s.Err())
 	}
 	for name, c := range map[string]struct {

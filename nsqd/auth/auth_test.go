@@ -60,9 +60,7 @@ func TestPermissions(t *testing.T) {
 			t.Errorf("%s: %v", c.rules, err)
 			continue
 		}
-		if got := g.Allows(c.p, c.topic, c.channel); got != c.want {
-			t.Errorf("%s: %d on %q %q is %v", c.rules, c.p, c.topic, c.channel, got)
-		}
+		testkit.Equal(t, g.Allows(c.p, c.topic, c.channel), c.want, "%s: %d on %q %q", c.rules, c.p, c.topic, c.channel)
 	}
 }
 
@@ -122,9 +120,7 @@ func FuzzParseAnswer(f *testing.F) {
 		}
 		// What is answered does not depend on asking.
 		for _, topic := range []string{"", "t", "catalog#ephemeral"} {
-			if a, b := g.Allows(auth.Subscribe, topic, "c"), g.Allows(auth.Subscribe, topic, "c"); a != b {
-				t.Fatal("two answers")
-			}
+			testkit.MustEqual(t, g.Allows(auth.Subscribe, topic, "c"), g.Allows(auth.Subscribe, topic, "c"), "two answers")
 		}
 	})
 }
@@ -147,13 +143,9 @@ func serve(t *testing.T, start func(http.Handler) *httptest.Server, answer func(
 	s := &server{answer: answer}
 	s.Server = start(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
-		if err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, err)
 		form, err := url.ParseQuery(string(body))
-		if err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, err)
 		s.last.Store(&request{r.Method, r.URL.Path, r.Header.Get("Content-Type"), r.URL.Query(), form})
 		s.asked.Add(1)
 		s.answer(w)
@@ -206,17 +198,14 @@ func TestTheQuestion(t *testing.T) {
 		got, other := r.query, r.form
 		if c.method == "POST" {
 			got, other = r.form, r.query
-			if r.kind != "application/x-www-form-urlencoded" {
-				t.Errorf("%+v: content type %s", c, r.kind)
-			}
+			testkit.Equal(t, r.kind, "application/x-www-form-urlencoded", "%+v: content type", c)
 		}
 		if r.method != c.method || r.path != c.path || fmt.Sprint(got) != want || len(other) != 0 {
 			t.Errorf("%+v: %+v", c, r)
 		}
 	}
-	if _, err := servers(t, config(s.URL+"/x?tenant=7&secret=mine")).Ask(t.Context(), query); err != nil {
-		t.Fatal(err)
-	}
+	_, err := servers(t, config(s.URL+"/x?tenant=7&secret=mine")).Ask(t.Context(), query)
+	testkit.Must(t, err)
 	if got := s.last.Load().query; got.Get("tenant") != "7" || got.Get("secret") != query.Secret {
 		t.Errorf("a URL with a query of its own: %v", got)
 	}
@@ -228,9 +217,8 @@ func TestServersTakeTurnsAndStandIn(t *testing.T) {
 	down.Close()
 	s := servers(t, config(a.URL, down.Addr().String(), b.URL))
 	for range 30 {
-		if _, err := s.Ask(t.Context(), query); err != nil {
-			t.Fatal(err)
-		}
+		_, err := s.Ask(t.Context(), query)
+		testkit.Must(t, err)
 	}
 	if a.asked.Load() < 10 || b.asked.Load() < 10 || a.asked.Load()+b.asked.Load() != 30 {
 		t.Errorf("%d and %d were asked", a.asked.Load(), b.asked.Load())
@@ -253,9 +241,7 @@ func TestServersTakeTurnsAndStandIn(t *testing.T) {
 	if g, err := s.Ask(t.Context(), query); err != nil || g.Rules() != 0 {
 		t.Errorf("%v %v", g, err)
 	}
-	if got := fmt.Sprint(s.Counts()); got != "map[failed:1 granted:30 nothing:1]" {
-		t.Errorf("counted %s", got)
-	}
+	testkit.Equal(t, fmt.Sprint(s.Counts()), "map[failed:1 granted:30 nothing:1]", "counted")
 }
 
 func TestAnswersThatAreNone(t *testing.T) {
@@ -281,9 +267,8 @@ func TestHTTPSIsVerified(t *testing.T) {
 		t.Error("an unknown authority is trusted")
 	}
 	cfg.TLS = s.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
-	if _, err := servers(t, cfg).Ask(t.Context(), query); err != nil {
-		t.Error(err)
-	}
+	_, err := servers(t, cfg).Ask(t.Context(), query)
+	testkit.NoError(t, err)
 }
 
 func TestAskingEndsWithItsContext(t *testing.T) {
@@ -309,9 +294,7 @@ func TestAskingEndsWithItsContext(t *testing.T) {
 	}()
 	nc := <-accepted
 	cancel()
-	if err := <-failed; err == nil || !strings.Contains(err.Error(), "canceled") {
-		t.Errorf("%v", err)
-	}
+	testkit.ErrorHas(t, <-failed, "canceled")
 	nc.Close()
 	ln.Close()
 	for nc := range accepted {
@@ -328,9 +311,7 @@ func TestConfigFaults(t *testing.T) {
 		}
 	}
 	for _, address := range []string{"", "host", "host:", "ftp://host/", "http://", "http://[", "unix:///x"} {
-		if err := config(address).Validate(); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("auth server %q", address)) {
-			t.Errorf("%q: %v", address, err)
-		}
+		testkit.ErrorHas(t, config(address).Validate(), fmt.Sprintf("auth server %q", address), "%q", address)
 		if _, err := auth.New(config(address)); err == nil {
 			t.Errorf("%q is taken", address)
 		}

@@ -80,9 +80,8 @@ func TestACacheIsBounded(t *testing.T) {
 	const clients, remembered = 5000, 4096
 	for range 2 {
 		for i := range clients {
-			if _, err := c.Ask(t.Context(), auth.Query{Secret: fmt.Sprint(i)}); err != nil {
-				t.Fatal(err)
-			}
+			_, err := c.Ask(t.Context(), auth.Query{Secret: fmt.Sprint(i)})
+			testkit.Must(t, err)
 		}
 	}
 	if n := at.asked.Load(); n < 2*clients-remembered || n == 2*clients {
@@ -111,9 +110,7 @@ func TestOneQuestionForAllWhoAskTheSame(t *testing.T) {
 		for range 10 {
 			ask(t.Context(), "s", nil)
 		}
-		if n := at.asked.Load(); n != 1 {
-			t.Fatalf("asked %d times", n)
-		}
+		testkit.MustEqual(t, at.asked.Load(), 1, "times asked")
 		leave() // the caller that asked goes: another asks
 		synctest.Wait()
 		if n, s := at.asked.Load(), served.Load(); n != 2 || s != 2 {

@@ -88,9 +88,7 @@ func TestAMessageTakesNoAllocation(t *testing.T) {
 				top.Arrivals()
 			}
 			delivered = 0
-			if n := testing.AllocsPerRun(runs, once); n != 0 {
-				t.Errorf("%v allocations for 10 messages", n)
-			}
+			testkit.Equal(t, testing.AllocsPerRun(runs, once), 0, "allocations for 10 messages")
 			if a := top.Arrivals(); c.captured && len(a.GetGapNs()) != 10*(runs+1) {
 				t.Errorf("%d messages captured, want %d", len(a.GetGapNs()), 10*(runs+1))
 			}

@@ -8,6 +8,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/broker"
 )
 
@@ -20,13 +21,9 @@ func TestHexDigitsAsFmtWritesThem(t *testing.T) {
 		return nil
 	}
 	for _, n := range []uint32{0, 9, 10, 0xf, 0x10, 0x01234567, 0x89abcdef, math.MaxUint32} {
-		if err := check(n); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, check(n))
 	}
 	rapid.Check(t, func(rt *rapid.T) {
-		if err := check(rapid.Uint32().Draw(rt, "n")); err != nil {
-			rt.Fatal(err)
-		}
+		testkit.Must(rt, check(rapid.Uint32().Draw(rt, "n")))
 	})
 }

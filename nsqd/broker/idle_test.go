@@ -68,9 +68,8 @@ func TestIdleTopicsAreSmall(t *testing.T) {
 			before := heap()
 			all := make([]*broker.Topic, topics)
 			for i := range all {
-				if all[i], err = b.CreateTopic(fmt.Sprintf("topic-%d", i)); err != nil {
-					t.Fatal(err)
-				}
+				all[i], err = b.CreateTopic(fmt.Sprintf("topic-%d", i))
+				testkit.Must(t, err)
 				use(t, b, all[i])
 			}
 			for range 3 {

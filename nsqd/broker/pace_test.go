@@ -46,16 +46,14 @@ func newCrowd(t *testing.T, mode broker.PaceMode, rate float64, burst int64) *cr
 	c := &crowd{t: t, now: mono.Time(1e9), tick: time.Millisecond}
 	c.clock.Store(int64(c.now))
 	var err error
-	if c.b, err = broker.New(broker.Config{
+	c.b, err = broker.New(broker.Config{
 		Capacity: 10_000_000, MaxMsgTimeout: time.Minute, AutoCreate: true, Pacing: mode, MaxWeight: 10,
 		Now: func() mono.Time { return mono.Time(c.clock.Load()) },
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
+	testkit.Must(t, err)
 	t.Cleanup(func() { c.b.Close() })
-	if c.topic, err = c.b.CreateTopic("t"); err != nil {
-		t.Fatal(err)
-	}
+	c.topic, err = c.b.CreateTopic("t")
+	testkit.Must(t, err)
 	testkit.Must(t, c.topic.CreateChannel("c"))
 	c.topic.Contract(tokenbucket.Share{Rate: tokenbucket.PerSecond(rate), Burst: burst}, false)
 	return c
@@ -108,9 +106,7 @@ func (g *greedy) step(c *crowd, seconds float64) {
 		}
 		if ok := g.as.Advice(); ok != nil {
 			o, err := header.ParseOK(ok)
-			if err != nil {
-				c.t.Fatal(err)
-			}
+			testkit.Must(c.t, err)
 			g.bucket.Advise(sender.Advice{Paced: o.Paced, Overload: o.Overload, Rate: o.Rate, Burst: o.Burst, Interval: o.Interval}, c.now)
 		}
 	}

@@ -75,9 +75,8 @@ func many(t testing.TB, n int) (*broker.Broker, *broker.Topic) {
 	top, err := b.CreateTopic("t")
 	testkit.Must(t, err)
 	for i := range n {
-		if _, err := top.Subscribe(fmt.Sprintf("c-%d", i), broker.Subscriber{MsgTimeout: time.Minute}, func() {}); err != nil {
-			t.Fatal(err)
-		}
+		_, err := top.Subscribe(fmt.Sprintf("c-%d", i), broker.Subscriber{MsgTimeout: time.Minute}, func() {})
+		testkit.Must(t, err)
 	}
 	return b, top
 }

@@ -22,9 +22,8 @@ func TestNoAllocationForEachRecord(t *testing.T) {
 		for i := range batch {
 			batch[i].Offset = 0
 		}
-		if _, err := l.Append(batch); err != nil {
-			t.Fatal(err)
-		}
+		_, err := l.Append(batch)
+		testkit.Must(t, err)
 		for read := 0; read < len(batch); read += len(into.Records) {
 			if err := l.Read(into.Next, Limit{Records: len(batch) - read, Bytes: 1 << 20}, &into); err != nil || len(into.Records) == 0 {
 				t.Fatal(len(into.Records), err)
@@ -35,10 +34,6 @@ func TestNoAllocationForEachRecord(t *testing.T) {
 	if n := testing.AllocsPerRun(100, run); n > 3 {
 		t.Errorf("%v allocations for 200 records", n)
 	}
-	if err := l.Remove(); err != nil {
-		t.Error(err)
-	}
-	if err := dir.Close(); err != nil {
-		t.Error(err)
-	}
+	testkit.NoError(t, l.Remove())
+	testkit.NoError(t, dir.Close())
 }

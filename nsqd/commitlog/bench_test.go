@@ -15,12 +15,8 @@ func openFor(b *testing.B) (*Files, func()) {
 	l, err := Open(Config{Dir: dir, Name: "q"})
 	testkit.Must(b, err)
 	return l, func() {
-		if err := l.Remove(); err != nil {
-			b.Error(err)
-		}
-		if err := dir.Close(); err != nil {
-			b.Error(err)
-		}
+		testkit.NoError(b, l.Remove())
+		testkit.NoError(b, dir.Close())
 	}
 }
 
@@ -75,18 +71,16 @@ func BenchmarkAppendAndRead(b *testing.B) {
 			defer end()
 			batch := batchOf(200, 100)
 			for range backlog / len(batch) {
-				if _, err := l.Append(again(batch)); err != nil {
-					b.Fatal(err)
-				}
+				_, err := l.Append(again(batch))
+				testkit.Must(b, err)
 			}
 			b.ReportAllocs()
 			b.SetBytes(200 * 148)
 			n := 0
 			var into Batch
 			for b.Loop() {
-				if _, err := l.Append(again(batch)); err != nil {
-					b.Fatal(err)
-				}
+				_, err := l.Append(again(batch))
+				testkit.Must(b, err)
 				for read := 0; read < len(batch); read += len(into.Records) {
 					if err := l.Read(into.Next, Limit{len(batch) - read, 1 << 20}, &into); err != nil || len(into.Records) == 0 {
 						b.Fatal(len(into.Records), err)

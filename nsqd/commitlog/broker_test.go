@@ -604,9 +604,7 @@ func TestABrokerThroughAnyCrash(t *testing.T) {
 			sim:      commitlog.NewSimDisk(rand.New(rand.NewPCG(seed, 2))), waits: map[int]bool{}, durable: map[int]bool{}, gone: map[int]bool{}, due: map[int]time.Duration{}, channels: map[string]*channelOwner{},
 		}
 		lived++
-		if err := os.Mkdir(filepath.Dir(l.metadata), 0o700); err != nil {
-			rt.Fatal(err)
-		}
+		testkit.Must(rt, os.Mkdir(filepath.Dir(l.metadata), 0o700))
 		steps := rapid.IntRange(1, 60).Draw(rt, "steps")
 		var failed broken
 		synctest.Test(t, func(*testing.T) {

@@ -94,9 +94,7 @@ func TestFolderBelongsToOneProcess(t *testing.T) {
 	if err != nil {
 		t.Fatalf("after its end: %v", err)
 	}
-	if err := dir.Close(); err != nil {
-		t.Error(err)
-	}
+	testkit.NoError(t, dir.Close())
 }
 
 // writer appends records with numbers from first on, in several goroutines, saves
@@ -222,12 +220,9 @@ func TestOSDisk(t *testing.T) {
 	if _, err := d.Create(path + "/a"); !errors.Is(err, os.ErrExist) {
 		t.Errorf("create what is there: %v", err)
 	}
-	if _, err := f.WriteAt([]byte("hello"), 3); err != nil {
-		t.Error(err)
-	}
-	if err := errors.Join(f.Sync(), f.Truncate(6)); err != nil {
-		t.Error(err)
-	}
+	_, err = f.WriteAt([]byte("hello"), 3)
+	testkit.NoError(t, err)
+	testkit.NoError(t, errors.Join(f.Sync(), f.Truncate(6)))
 	if n, err := f.Size(); n != 6 || err != nil {
 		t.Errorf("size %d, %v", n, err)
 	}
@@ -235,9 +230,7 @@ func TestOSDisk(t *testing.T) {
 	if n, err := f.ReadAt(b, 0); n != 6 || string(b[:n]) != "\x00\x00\x00hel" || !errors.Is(err, io.EOF) {
 		t.Errorf("read %q, %v", b[:n], err)
 	}
-	if err := errors.Join(d.Mkdir(path+"/sub"), d.Rename(path+"/a", path+"/sub/b"), d.SyncDir(path), f.Close()); err != nil {
-		t.Error(err)
-	}
+	testkit.NoError(t, errors.Join(d.Mkdir(path+"/sub"), d.Rename(path+"/a", path+"/sub/b"), d.SyncDir(path), f.Close()))
 	if err := f.Sync(); err == nil {
 		t.Error("sync of a closed file: no error")
 	}
@@ -247,12 +240,8 @@ func TestOSDisk(t *testing.T) {
 	if names, err := d.List(path + "/sub"); len(names) != 1 || names[0] != "b" || err != nil {
 		t.Errorf("list %q, %v", names, err)
 	}
-	if err := errors.Join(d.Remove(path+"/sub/b"), d.Remove(path+"/sub")); err != nil {
-		t.Error(err)
-	}
-	if err := d.Mkdir(path + "/x/y"); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("mkdir in what is not there: %v", err)
-	}
+	testkit.NoError(t, errors.Join(d.Remove(path+"/sub/b"), d.Remove(path+"/sub")))
+	testkit.ErrorIs(t, d.Mkdir(path+"/x/y"), os.ErrNotExist, "mkdir in what is not there")
 }
 
 // filler fills the disk that path is on, in the process's own view of it.

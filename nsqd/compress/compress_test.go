@@ -106,9 +106,7 @@ func TestPeersReadEachPieceAtOnce(t *testing.T) {
 	}
 	for _, f := range formats {
 		pieces := [][]byte{[]byte("OK"), {}, []byte("x"), bytes.Repeat([]byte("sensor 17 value 22.5;"), 20_000), noise, noise[:65536], noise[:65537], []byte("OK")}
-		if err := check(f, pieces); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, check(f, pieces))
 	}
 }
 
@@ -165,9 +163,7 @@ func TestPackingSnappyAllocatesNothing(t *testing.T) {
 	var s compress.Snappy
 	msg := bytes.Repeat([]byte("sensor 17;"), 10)
 	out := make([]byte, 0, 4096)
-	if n := testing.AllocsPerRun(100, func() { out = s.Append(out[:0], msg) }); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
+	testkit.Equal(t, testing.AllocsPerRun(100, func() { out = s.Append(out[:0], msg) }), 0, "allocations")
 }
 
 func TestLevelsOutOfRangeArePanics(t *testing.T) {

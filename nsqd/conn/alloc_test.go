@@ -109,9 +109,7 @@ func TestAllocationsOfDurablePublishes(t *testing.T) {
 	st, err := broker.OpenStorage(broker.StorageConfig{Path: path, Metadata: filepath.Join(path, "topics.json"), MaxRecord: 1 << 20, Overflow: 20, WriteThrough: true, Fsync: true, Log: slog.New(slog.DiscardHandler)})
 	testkit.Must(t, err)
 	defer func() {
-		if err := st.Close(); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, st.Close())
 	}()
 	b := benchNode(t, 1, true, func(c *broker.Config) { c.Storage = st })
 	defer b.close()
@@ -123,14 +121,12 @@ func TestAllocationsOfDurablePublishes(t *testing.T) {
 	}
 	all := func() {
 		for i := range pipes {
-			if _, err := pipes[i].pub.Write(pipes[i].pubs); err != nil {
-				t.Fatal(err)
-			}
+			_, err := pipes[i].pub.Write(pipes[i].pubs)
+			testkit.Must(t, err)
 		}
 		for i := range pipes {
-			if _, err := io.ReadFull(pipes[i].pub, pipes[i].answers); err != nil {
-				t.Fatal(err)
-			}
+			_, err := io.ReadFull(pipes[i].pub, pipes[i].answers)
+			testkit.Must(t, err)
 		}
 	}
 	all()
@@ -162,9 +158,8 @@ type pipe struct {
 }
 
 func (p *pipe) prepare(together int, batch bool) {
-	if _, err := p.pub.Write(wire.AppendMagic(nil)); err != nil {
-		p.t.Fatal(err)
-	}
+	_, err := p.pub.Write(wire.AppendMagic(nil))
+	testkit.Must(p.t, err)
 	p.together = together
 	answers := together
 	body := make([]byte, p.size)
@@ -191,25 +186,21 @@ func (p *pipe) close() {
 }
 
 func (p *pipe) publish() {
-	if _, err := p.pub.Write(p.pubs); err != nil {
-		p.t.Fatal(err)
-	}
-	if _, err := io.ReadFull(p.pub, p.answers); err != nil {
-		p.t.Fatal(err)
-	}
+	_, err := p.pub.Write(p.pubs)
+	testkit.Must(p.t, err)
+	_, err = io.ReadFull(p.pub, p.answers)
+	testkit.Must(p.t, err)
 }
 
 func (p *pipe) finish() {
 	for i, sub := range p.subs {
 		p.fins = p.fins[:0]
 		for range p.together {
-			if _, err := io.ReadFull(p.readers[i], p.frame); err != nil {
-				p.t.Fatal(err)
-			}
+			_, err := io.ReadFull(p.readers[i], p.frame)
+			testkit.Must(p.t, err)
 			p.fins = wire.AppendFin(p.fins, wire.MessageID(p.frame[18:34]))
 		}
-		if _, err := sub.Write(p.fins); err != nil {
-			p.t.Fatal(err)
-		}
+		_, err := sub.Write(p.fins)
+		testkit.Must(p.t, err)
 	}
 }

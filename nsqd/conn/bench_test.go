@@ -70,9 +70,7 @@ func benchNode(tb testing.TB, loops int, limited bool, change ...func(*broker.Co
 	check(err)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if err := srv.Serve(ctx, ln); err != nil {
-			tb.Error(err)
-		}
+		testkit.NoError(tb, srv.Serve(ctx, ln))
 	})
 	if limited {
 		t, err := br.CreateTopic("t")
@@ -85,21 +83,15 @@ func benchNode(tb testing.TB, loops int, limited bool, change ...func(*broker.Co
 		br.Close()
 		stop, cancel := context.WithTimeout(context.Background(), testkit.Hang)
 		defer cancel()
-		if err := srv.Shutdown(stop); err != nil {
-			tb.Error(err)
-		}
-		if err := stamps.Close(); err != nil {
-			tb.Error(err)
-		}
+		testkit.NoError(tb, srv.Shutdown(stop))
+		testkit.NoError(tb, stamps.Close())
 	}}
 }
 
 func (n *benched) dial() net.Conn {
 	n.tb.Helper()
 	nc, err := net.Dial("tcp", n.address)
-	if err != nil {
-		n.tb.Fatal(err)
-	}
+	testkit.Must(n.tb, err)
 	return nc
 }
 
@@ -107,12 +99,10 @@ func (n *benched) dial() net.Conn {
 func (n *benched) subscriber(channel string) net.Conn {
 	n.tb.Helper()
 	sub := n.dial()
-	if _, err := sub.Write(wire.AppendRdy(wire.AppendSub(wire.AppendMagic(nil), "t", channel), 2500)); err != nil {
-		n.tb.Fatal(err)
-	}
-	if _, err := io.ReadFull(sub, make([]byte, wire.FrameOverhead+len(wire.OK))); err != nil {
-		n.tb.Fatal(err)
-	}
+	_, err := sub.Write(wire.AppendRdy(wire.AppendSub(wire.AppendMagic(nil), "t", channel), 2500))
+	testkit.Must(n.tb, err)
+	_, err = io.ReadFull(sub, make([]byte, wire.FrameOverhead+len(wire.OK)))
+	testkit.Must(n.tb, err)
 	n.tb.Cleanup(func() { sub.Close() })
 	return sub
 }
@@ -156,13 +146,11 @@ func benchPath(b *testing.B, publishers, pipeline int, limited bool, loops int) 
 		head, err := r.Peek(wire.MessageOverhead)
 		testkit.Must(b, err)
 		fin = wire.AppendFin(fin, wire.MessageID(head[18:34]))
-		if _, err := r.Discard(4 + int(binary.BigEndian.Uint32(head))); err != nil {
-			b.Fatal(err)
-		}
+		_, err = r.Discard(4 + int(binary.BigEndian.Uint32(head)))
+		testkit.Must(b, err)
 		if r.Buffered() == 0 {
-			if _, err := sub.Write(fin); err != nil {
-				b.Fatal(err)
-			}
+			_, err := sub.Write(fin)
+			testkit.Must(b, err)
 			fin = fin[:0]
 		}
 	}

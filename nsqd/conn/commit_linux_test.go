@@ -75,9 +75,8 @@ func unread(t *testing.T, addr net.Addr) (bytes int) {
 			continue
 		}
 		var sent, received int
-		if _, err := fmt.Sscanf(fields[4], "%X:%X", &sent, &received); err != nil {
-			t.Fatal(err)
-		}
+		_, err := fmt.Sscanf(fields[4], "%X:%X", &sent, &received)
+		testkit.Must(t, err)
 		bytes += received
 	}
 	return bytes
@@ -95,9 +94,7 @@ func durableNode(t *testing.T, disk *counted) *benched {
 	b := benchNode(t, 1, false, func(c *broker.Config) { c.Storage = st })
 	t.Cleanup(func() {
 		b.close()
-		if err := st.Close(); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, st.Close())
 	})
 	return b
 }
@@ -109,9 +106,8 @@ func connections(t *testing.T, b *benched, n int) []net.Conn {
 	for i := range conns {
 		conns[i] = b.dial()
 		t.Cleanup(func() { conns[i].Close() })
-		if _, err := conns[i].Write(wire.AppendMagic(nil)); err != nil {
-			t.Fatal(err)
-		}
+		_, err := conns[i].Write(wire.AppendMagic(nil))
+		testkit.Must(t, err)
 	}
 	return conns
 }
@@ -119,9 +115,8 @@ func connections(t *testing.T, b *benched, n int) []net.Conn {
 func publishes(t *testing.T, topic string, conns ...net.Conn) {
 	t.Helper()
 	for _, nc := range conns {
-		if _, err := nc.Write(wire.AppendPub(nil, topic, []byte("x"))); err != nil {
-			t.Fatal(err)
-		}
+		_, err := nc.Write(wire.AppendPub(nil, topic, []byte("x")))
+		testkit.Must(t, err)
 	}
 }
 

@@ -33,9 +33,7 @@ func TestWhatIsAPath(t *testing.T) {
 		"127.0.0.1:4150": false, ":4150": false, "[::1]:4150": false, "localhost:nsq": false, "nsqd.sock": false, "": false,
 		"/run/nsqd.sock": true, "./nsqd.sock": true, "run/nsqd.sock": true,
 	} {
-		if got := conn.IsPath(address); got != want {
-			t.Errorf("%q: %v", address, got)
-		}
+		testkit.Equal(t, conn.IsPath(address), want, "%q", address)
 	}
 }
 
@@ -44,12 +42,8 @@ func TestPorts(t *testing.T) {
 	if got := conn.Port(ln.Addr()); got <= 0 {
 		t.Errorf("TCP: %d", got)
 	}
-	if got := conn.Port(listen(t, dir(t)+"/s").Addr()); got != -1 {
-		t.Errorf("Unix: %d", got)
-	}
-	if got := conn.Port(nil); got != -1 {
-		t.Errorf("none: %d", got)
-	}
+	testkit.Equal(t, conn.Port(listen(t, dir(t)+"/s").Addr()), -1, "Unix")
+	testkit.Equal(t, conn.Port(nil), -1, "none")
 }
 
 func TestASocketIsThereWhileItIsListenedAt(t *testing.T) {

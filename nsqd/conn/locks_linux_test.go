@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
 )
@@ -61,17 +62,15 @@ func (n *benched) traffic(t *testing.T, topics, publishers int) func(rounds int)
 	dial := func(hello []byte) net.Conn {
 		nc := n.dial()
 		t.Cleanup(func() { nc.Close() })
-		if _, err := nc.Write(hello); err != nil {
-			t.Fatal(err)
-		}
+		_, err := nc.Write(hello)
+		testkit.Must(t, err)
 		return nc
 	}
 	for i := range topics {
 		topic := fmt.Sprintf("of%d-%d", topics, i)
 		sub := dial(wire.AppendRdy(wire.AppendSub(wire.AppendMagic(nil), topic, "c"), 2500))
-		if _, err := io.ReadFull(sub, make([]byte, wire.FrameOverhead+len(wire.OK))); err != nil {
-			t.Fatal(err)
-		}
+		_, err := io.ReadFull(sub, make([]byte, wire.FrameOverhead+len(wire.OK)))
+		testkit.Must(t, err)
 		all = append(all, func(rounds int) error {
 			message := make([]byte, wire.MessageOverhead+body)
 			for range rounds * publishers * pipeline {
@@ -108,9 +107,7 @@ func (n *benched) traffic(t *testing.T, topics, publishers int) func(rounds int)
 		var wg sync.WaitGroup
 		for _, do := range all {
 			wg.Go(func() {
-				if err := do(rounds); err != nil {
-					t.Error(err)
-				}
+				testkit.NoError(t, do(rounds))
 			})
 		}
 		wg.Wait()

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // Shuffle changes the loops, at random, unless the last change is still under way: one
@@ -36,15 +37,11 @@ func (s *Server) Shuffle(random *rand.Rand, most int) bool {
 
 func TestProcessorsThatHaveNothingToDo(t *testing.T) {
 	var p processors
-	if got := p.since(1); got != -1 {
-		t.Errorf("%v processors before the first moment", got)
-	}
+	testkit.Equal(t, p.since(1), -1, "processors before the first moment")
 	if got := p.since(2); p.idle <= 0 || got < 0 {
 		t.Errorf("%v, %v since the system started", got, p.idle)
 	}
-	if got := p.since(2 + mono.Time(11*lookEvery)); got != -1 {
-		t.Errorf("%v over a time that is too long", got)
-	}
+	testkit.Equal(t, p.since(2+mono.Time(11*lookEvery)), -1, "over a time that is too long")
 }
 
 // Turns are as long as their share of the thread's time; what the system took is none.

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 func TestSlowTurnsAreCountedByTheirCause(t *testing.T) {
@@ -13,9 +14,7 @@ func TestSlowTurnsAreCountedByTheirCause(t *testing.T) {
 	s.slow.note(CauseCommands, at, at.Add(slowTurn+1))
 	s.slow.note(CauseTimers, at, at.Add(2*slowTurn))
 	got := s.Stats().SlowTurns
-	if want := [causes]uint64{CauseCommands: 1, CauseTimers: 1}; got != want {
-		t.Errorf("%v, want %v", got, want)
-	}
+	testkit.Equal(t, got, [causes]uint64{CauseCommands: 1, CauseTimers: 1})
 	seen := map[string]bool{}
 	for c := range got {
 		seen[Cause(c).String()] = true

@@ -45,9 +45,7 @@ func TestOperatorsAreLogged(t *testing.T) {
 	n := start(t, false)
 	n.expect("POST", "/topic/create?topic=t", "", 200, "")
 	n.expect("POST", "/topic/create?topic=not%20one", "", 400, "INVALID_TOPIC")
-	if got := n.lines.audits.Load(); got != 2 {
-		t.Errorf("%d lines for two calls", got)
-	}
+	testkit.Equal(t, n.lines.audits.Load(), 2, "lines for two calls")
 	n.expect("POST", "/pub?topic=t", "x", 200, "OK")
 	n.expect("GET", "/stats?format=json", "", 200, "")
 	n.expect("GET", "/config/limit", "", 200, "0")
@@ -168,9 +166,7 @@ func TestTenantsArePaced(t *testing.T) {
 			t.Errorf("%+v: %d, Retry-After %q, %s", c, w.Code, after, w.Body)
 		}
 	}
-	if got := fmt.Sprint(q.asked); got != "[tenant/acme/http 1 tenant/acme/http 2 tenant/acme/http 3 tenant//http 1]" {
-		t.Errorf("asked %s", got)
-	}
+	testkit.Equal(t, fmt.Sprint(q.asked), "[tenant/acme/http 1 tenant/acme/http 2 tenant/acme/http 3 tenant//http 1]", "asked")
 }
 
 func TestTokens(t *testing.T) {
@@ -271,9 +267,7 @@ func TestPublishingTakesAuthorisation(t *testing.T) {
 		publish(path+"?topic=other&topic=t", "Bearer sesame", 403, "UNAUTHORIZED")
 		publish(path, "Bearer sesame", 403, "UNAUTHORIZED")
 	}
-	if want := (auth.Query{RemoteIP: "192.0.2.9", TLS: true, CommonName: "sensor7", Secret: "sesame"}); asked[0] != want {
-		t.Errorf("asked %+v, want %+v", asked[0], want)
-	}
+	testkit.Equal(t, asked[0], (auth.Query{RemoteIP: "192.0.2.9", TLS: true, CommonName: "sensor7", Secret: "sesame"}), "asked")
 	failure = errors.New("authserver.internal: connection refused")
 	before := n.lines.Load()
 	for range 10 * obs.LinesPerSecond {
@@ -284,8 +278,6 @@ func TestPublishingTakesAuthorisation(t *testing.T) {
 	}
 	failure = auth.ErrBusy
 	publish("/pub?topic=t", "Bearer sesame", 503, "AUTH_BUSY")
-	if topics := n.broker.Topics(); len(topics) != 1 {
-		t.Errorf("%d topics were created on the way", len(topics))
-	}
+	testkit.Equal(t, len(n.broker.Topics()), 1, "topics were created on the way")
 	n.expect("POST", "/topic/create?topic=u", "", 200, "") // as NSQ's
 }

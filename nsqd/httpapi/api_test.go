@@ -105,9 +105,7 @@ func startOn(t *testing.T, storage *broker.Storage, set func(*httpapi.Config)) *
 	b, err := broker.New(broker.Config{Capacity: 3, MaxMsgTimeout: time.Minute, AutoCreate: !config.Managed, EndToEnd: time.Hour, Storage: storage})
 	testkit.Must(t, err)
 	t.Cleanup(func() {
-		if err := b.Close(); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, b.Close())
 	})
 	stamps, err := hook.Open(hook.Off, hook.Config{}, log)
 	testkit.Must(t, err)
@@ -156,9 +154,7 @@ func TestACaptureKnowsWhoPublishesByHTTP(t *testing.T) {
 		}
 		w := httptest.NewRecorder()
 		n.http.ServeHTTP(w, r)
-		if w.Code != 200 {
-			t.Errorf("%d %s", w.Code, w.Body)
-		}
+		testkit.Equal(t, w.Code, 200, "%s", w.Body)
 		n.expect("POST", "/topic/empty?topic=t", "", 200, "")
 	}
 	post("/pub?topic=t", "ann", "192.0.2.1:1", "sensor")
@@ -206,9 +202,7 @@ func TestManagementAndPublishing(t *testing.T) {
 	if err := json.Unmarshal([]byte(body), &stats); err != nil || code != 200 {
 		t.Fatalf("%d %v in %s", code, err, body)
 	}
-	if got, want := fmt.Sprint(stats), "{[{t 3 true [{c 2 1 true}]}]}"; got != want {
-		t.Errorf("stats %s, want %s", got, want)
-	}
+	testkit.Equal(t, fmt.Sprint(stats), "{[{t 3 true [{c 2 1 true}]}]}", "stats")
 	n.expect("GET", "/stats", "", 200, "\n*P [t              ] depth: 0     be-depth: 0     msgs: 3 ")
 	n.expect("GET", "/metrics", "", 200, `srtm_nsqd_channel_deferred_messages{channel="c",topic="t"} 1`)
 	n.expect("GET", "/metrics", "", 200, `srtm_nsqd_arrivals_total{source="read"} 3`)
@@ -263,9 +257,7 @@ func TestWhatEveryAnswerHas(t *testing.T) {
 		w := httptest.NewRecorder()
 		n.http.ServeHTTP(w, httptest.NewRequest(c.method, c.path, nil))
 		h := w.Result().Header
-		if got := h.Get("X-NSQ-Content-Type"); got != "nsq; version=1.0" {
-			t.Errorf("%s %s: X-NSQ-Content-Type %q", c.method, c.path, got)
-		}
+		testkit.Equal(t, h.Get("X-NSQ-Content-Type"), "nsq; version=1.0", "%s %s: X-NSQ-Content-Type", c.method, c.path)
 		if h.Get("Content-Type") != c.kind || h.Get("Allow") != c.allow {
 			t.Errorf("%s %s: %v", c.method, c.path, h)
 		}
@@ -333,9 +325,7 @@ func TestBadRequestsChangeNothing(t *testing.T) {
 	} {
 		n.expect(c.method, c.path, c.body, c.status, c.message)
 	}
-	if topics := n.broker.Topics(); len(topics) != 0 {
-		t.Fatalf("%d topics were created on the way", len(topics))
-	}
+	testkit.MustEqual(t, len(n.broker.Topics()), 0, "topics were created on the way")
 	n.expect("POST", "/topic/create?topic=t", "", 200, "")
 	for path, message := range map[string]string{
 		"/channel/create?topic=t":                        "MISSING_ARG_CHANNEL",
@@ -379,9 +369,8 @@ func TestAManagedBrokerLeavesTopicsToTheLoadDistributor(t *testing.T) {
 		n.expect("POST", path, "", 403, "MANAGED")
 	}
 	n.expect("POST", "/pub?topic=t", "x", 404, "TOPIC_NOT_FOUND")
-	if _, err := n.broker.CreateTopic("t"); err != nil {
-		t.Fatal(err)
-	}
+	_, err := n.broker.CreateTopic("t")
+	testkit.Must(t, err)
 	for path, instead := range map[string]string{
 		"/topic/limit?topic=t&rate=1&burst=1": "srtm topic update",
 		"/topic/create?topic=u":               "srtm topic create",
@@ -408,17 +397,14 @@ func TestABodyThatDoesNotComeIsGivenUp(t *testing.T) {
 		c, err := net.Dial("tcp", server.Listener.Addr().String())
 		testkit.Must(t, err)
 		defer c.Close()
-		if _, err := fmt.Fprintf(c, "POST %s?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf", path); err != nil {
-			t.Fatal(err)
-		}
+		_, err = fmt.Fprintf(c, "POST %s?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf", path)
+		testkit.Must(t, err)
 		answer, err := io.ReadAll(c) // the server closes: what follows is no request
 		if err != nil || !strings.Contains(string(answer), want) || want == " 408 " && !strings.Contains(string(answer), "BODY_TIMEOUT") {
 			t.Errorf("%s: %q, %v", path, answer, err)
 		}
 	}
-	if topics := n.broker.Topics(); len(topics) != 0 {
-		t.Errorf("%d topics were created on the way", len(topics))
-	}
+	testkit.Equal(t, len(n.broker.Topics()), 0, "topics were created on the way")
 }
 
 // Publishing finds a topic that was deleted since it was looked up again, as
@@ -458,9 +444,7 @@ func TestAnIdleTopicHasNoLatencySeries(t *testing.T) {
 	_, metrics := n.do("GET", "/metrics", "")
 	for topic, want := range map[string]bool{"idle": false, "busy": true} {
 		series := `srtm_nsqd_topic_latency_seconds_count{part="access",topic="` + topic + `"}`
-		if got := strings.Contains(metrics, series); got != want {
-			t.Errorf("%s: %v, want %v", series, got, want)
-		}
+		testkit.Equal(t, strings.Contains(metrics, series), want, "%s", series)
 	}
 	n.expect("GET", "/stats?format=json&topic=idle", "", 200, `"access_us":{"count":0,"p50":0`)
 }
@@ -475,17 +459,14 @@ func TestBodiesTakeOnlySoMuchMemory(t *testing.T) {
 		n.http.ServeHTTP(answer, httptest.NewRequest("POST", "/pub?topic=t", slow))
 	}()
 	for _, part := range []string{"12345", "6", ""} { // when one is read, that before it counts
-		if _, err := io.WriteString(in, part); err != nil {
-			t.Fatal(err)
-		}
+		_, err := io.WriteString(in, part)
+		testkit.Must(t, err)
 	}
 	n.expect("POST", "/pub?topic=t", "1234", 503, "TOO_MANY_REQUESTS")
 	n.expect("POST", "/mpub?topic=t", "1\n23", 503, "TOO_MANY_REQUESTS")
 	_ = in.Close()
 	<-done
-	if answer.Code != 200 {
-		t.Errorf("the first: %d %s", answer.Code, answer.Body)
-	}
+	testkit.Equal(t, answer.Code, 200, "the first: %s", answer.Body)
 	n.expect("POST", "/pub?topic=t", "12345678", 200, "OK")
 	n.expect("POST", "/pub?topic=t", "123456789", 503, "TOO_MANY_REQUESTS")
 	n.expect("GET", "/metrics", "", 200, "srtm_nsqd_http_bodies_refused_total 3")
@@ -521,9 +502,7 @@ func TestAnswersTakeOnlySoMuchMemory(t *testing.T) {
 		n.expect("GET", "/ping", "", 200, "OK")
 		close(end)
 		<-done
-		if slow.Code != 200 {
-			t.Errorf("%s: %d", path, slow.Code)
-		}
+		testkit.Equal(t, slow.Code, 200, "%s", path)
 		n.expect("GET", "/metrics", "", 200, fmt.Sprint("srtm_nsqd_http_answers_refused_total ", i+1))
 	}
 }
@@ -535,9 +514,7 @@ func TestCursorsOverHTTP(t *testing.T) {
 	})
 	testkit.Must(t, err)
 	t.Cleanup(func() { // after the broker is closed
-		if err := storage.Close(); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, storage.Close())
 	})
 	n := startOn(t, storage, func(*httpapi.Config) {})
 	n.expect("POST", "/topic/create?topic=t", "", 200, "")

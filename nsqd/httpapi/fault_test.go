@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/broker"
 )
 
@@ -15,8 +16,6 @@ func TestADeletedTopicIsNotFound(t *testing.T) {
 		broker.ErrDraining: "503 EXITING",
 	} {
 		f := asFault(fmt.Errorf("topic t: %w", err))
-		if got := fmt.Sprint(f.Status, " ", f.Message); got != want {
-			t.Errorf("%v: %s, want %s", err, got, want)
-		}
+		testkit.Equal(t, fmt.Sprint(f.Status, " ", f.Message), want, "%v", err)
 	}
 }

@@ -25,22 +25,16 @@ func (n *node) serve() string {
 	n.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	ln, err := n.conns.Listen(ctx, "127.0.0.1:0")
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	testkit.Must(n.t, err)
 	served := make(chan error, 1)
 	go func() { served <- n.conns.Serve(ctx, ln) }()
 	n.t.Cleanup(func() {
 		cancel()
-		if err := <-served; err != nil {
-			n.t.Error(err)
-		}
+		testkit.NoError(n.t, <-served)
 		n.broker.Close()
 		grace, cancel := context.WithTimeout(context.Background(), testkit.Hang)
 		defer cancel()
-		if err := n.conns.Shutdown(grace); err != nil {
-			n.t.Error(err)
-		}
+		testkit.NoError(n.t, n.conns.Shutdown(grace))
 	})
 	return ln.Addr().String()
 }
@@ -65,33 +59,26 @@ func dial(t *testing.T, address string, in ...[]byte) *peer {
 
 func (p *peer) send(in ...[]byte) {
 	p.t.Helper()
-	if _, err := p.nc.Write(slices.Concat(in...)); err != nil {
-		p.t.Fatal(err)
-	}
+	_, err := p.nc.Write(slices.Concat(in...))
+	testkit.Must(p.t, err)
 }
 
 func (p *peer) frame() []byte {
 	p.t.Helper()
 	_, data, err := frames.Read(p.r, 1<<20)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	testkit.Must(p.t, err)
 	return data
 }
 
 func (p *peer) ok() {
 	p.t.Helper()
-	if got := string(p.frame()); got != "OK" {
-		p.t.Fatalf("got %q", got)
-	}
+	testkit.MustEqual(p.t, string(p.frame()), "OK")
 }
 
 func (p *peer) message() wire.Message {
 	p.t.Helper()
 	m, err := wire.ParseMessage(p.frame())
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	testkit.Must(p.t, err)
 	return m
 }
 
@@ -143,9 +130,7 @@ func TestStatsOfClients(t *testing.T) {
 	last := sub.message()
 	leaving := dial(t, address, wire.AppendSub(nil, "t", "d"), []byte("CLS\n"))
 	leaving.ok()
-	if got := string(leaving.frame()); got != "CLOSE_WAIT" {
-		t.Fatal(got)
-	}
+	testkit.MustEqual(t, string(leaving.frame()), "CLOSE_WAIT")
 	host := "127.0.0.1"
 	want := map[string]object{
 		"sub": {"client_id": "sub", "hostname": "sub.example", "version": "V2", "state": 3., "ready_count": 1., "in_flight_count": 1.,
@@ -236,9 +221,7 @@ func TestStatsOfClients(t *testing.T) {
 		if strings.Contains(path, "include_clients=false") {
 			memory = "null"
 		}
-		if got := fmt.Sprint(first, " ", clients, " ", memory); got != want {
-			t.Errorf("%s: %s, want %s", path, got, want)
-		}
+		testkit.Equal(t, fmt.Sprint(first, " ", clients, " ", memory), want, "%s", path)
 	}
 	sub.send(wire.AppendFin(nil, last.ID))
 }
@@ -264,9 +247,7 @@ func TestInfo(t *testing.T) {
 		"version": "test", "release": "SRTM test", "broadcast_address": "b.example", "hostname": "h", "tcp_port": 4150., "http_port": 4151., "start_time": 1.,
 		"max_heartbeat_interval": 60e9, "max_output_buffer_size": 65536., "max_output_buffer_timeout": 30e9, "max_deflate_level": 6., "broker_id": "b1",
 	} {
-		if o[key] != want {
-			t.Errorf("%s: %v, want %v", key, o[key], want)
-		}
+		testkit.Equal(t, o[key], want, "%s", key)
 	}
 }
 

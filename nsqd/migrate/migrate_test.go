@@ -77,9 +77,7 @@ func (p *place) path(name string) string { return filepath.Join(p.data, name) }
 func (p *place) imports() (migrate.Report, error) {
 	p.t.Helper()
 	dir, err := commitlog.OpenDir(p.path("messages"), commitlog.OS())
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	testkit.Must(p.t, err)
 	defer dir.Close()
 	return migrate.Import(migrate.Config{
 		Data: p.data, Messages: p.path("messages"), Metadata: p.path("metadata.json"), Dir: dir,
@@ -99,39 +97,27 @@ type logged struct {
 func (p *place) all() map[string]logged {
 	p.t.Helper()
 	dir, err := commitlog.OpenDir(p.path("messages"), commitlog.OS())
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	testkit.Must(p.t, err)
 	defer dir.Close()
 	names, err := dir.Logs()
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	testkit.Must(p.t, err)
 	all := map[string]logged{}
 	for _, name := range names {
 		l, err := commitlog.Open(commitlog.Config{Dir: dir, Name: name})
-		if err != nil {
-			p.t.Fatal(err)
-		}
+		testkit.Must(p.t, err)
 		cursors, err := l.LoadCursors()
-		if err != nil {
-			p.t.Fatal(err)
-		}
+		testkit.Must(p.t, err)
 		in := logged{cursors: string(cursors)}
 		for next := commitlog.Offset(0); ; {
 			var b commitlog.Batch
-			if err := l.Read(next, commitlog.Limit{Records: 100, Bytes: 1 << 20}, &b); err != nil {
-				p.t.Fatal(err)
-			}
+			testkit.Must(p.t, l.Read(next, commitlog.Limit{Records: 100, Bytes: 1 << 20}, &b))
 			if len(b.Records) == 0 {
 				break
 			}
 			in.records, next = append(in.records, b.Records...), b.Next
 		}
 		all[name] = in
-		if err := l.Close(); err != nil {
-			p.t.Fatal(err)
-		}
+		testkit.Must(p.t, l.Close())
 	}
 	return all
 }
@@ -157,9 +143,7 @@ func (p *place) files() []string {
 		}
 		return err
 	})
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	testkit.Must(p.t, err)
 	return names
 }
 
@@ -251,9 +235,8 @@ func sorted(s string) string {
 func TestAnImportThatWasInterruptedIsDoneOnce(t *testing.T) {
 	for _, fixture := range []string{"memory", "nsq"} {
 		whole := unpack(t, fixture)
-		if _, err := whole.imports(); err != nil {
-			t.Fatal(err)
-		}
+		_, err := whole.imports()
+		testkit.Must(t, err)
 		want := whole.all()
 
 		p := unpack(t, fixture)
@@ -271,9 +254,8 @@ func TestAnImportThatWasInterruptedIsDoneOnce(t *testing.T) {
 			}
 		}
 		testkit.Must(t, os.WriteFile(p.path("messages/u.log/imported"), []byte(strings.Join(list, "\n")+"\n- "+p.path("was/done/before")+"\n"), 0o600))
-		if _, err := p.imports(); err != nil {
-			t.Fatal(err)
-		}
+		_, err = p.imports()
+		testkit.Must(t, err)
 		got := p.all()
 		for _, topic := range []string{"t", "u"} {
 			if got[topic].cursors != want[topic].cursors || got[topic].bodies("a") != want[topic].bodies("a") {
@@ -309,9 +291,8 @@ func TestWhatCannotBeReadIsKeptAndSaid(t *testing.T) {
 			t.Errorf("%q, %q", got.bodies("b"), got.bodies("a"))
 		}
 		for _, kept := range []string{"messages/t#b.queue.unreadable", "messages/u###unreadable.queue.unreadable", "messages/no topic.queue"} {
-			if _, err := os.Stat(p.path(kept)); err != nil {
-				t.Error(err)
-			}
+			_, err := os.Stat(p.path(kept))
+			testkit.NoError(t, err)
 		}
 		if text := p.logs.String(); strings.Count(text, "level=ERROR") != 3 || !strings.Contains(text, "t#b.queue") {
 			t.Error(text)
@@ -331,9 +312,8 @@ func TestWhatCannotBeReadIsKeptAndSaid(t *testing.T) {
 			t.Errorf("%q, %q", got.bodies("b"), got.bodies("late"))
 		}
 		for _, kept := range []string{"t:b.diskqueue.000000.dat.unreadable", "t:late.diskqueue.meta.dat.unreadable", "a b.diskqueue.000000.dat"} {
-			if _, err := os.Stat(p.path(kept)); err != nil {
-				t.Error(err)
-			}
+			_, err := os.Stat(p.path(kept))
+			testkit.NoError(t, err)
 		}
 	})
 	t.Run("topics of NSQ", func(t *testing.T) {
@@ -353,9 +333,8 @@ func TestWhatCannotBeReadIsKeptAndSaid(t *testing.T) {
 // which of both comes first cannot be told.
 func TestALogBesideQueuesIsRefused(t *testing.T) {
 	p := unpack(t, "memory")
-	if _, err := p.imports(); err != nil {
-		t.Fatal(err)
-	}
+	_, err := p.imports()
+	testkit.Must(t, err)
 	again := unpack(t, "memory")
 	testkit.Must(t, os.CopyFS(p.path("messages/t#a.queue"), os.DirFS(again.path("messages/t#a.queue"))))
 	before := p.files()
@@ -381,12 +360,9 @@ func TestAFolderThatNSQUsesIsRefused(t *testing.T) {
 	if after := p.files(); !slices.Equal(after, before) {
 		t.Errorf("%v became %v", before, after)
 	}
-	if err := folder.Close(); err != nil {
-		t.Error(err)
-	}
-	if _, err := p.imports(); err != nil {
-		t.Error(err)
-	}
+	testkit.NoError(t, folder.Close())
+	_, err = p.imports()
+	testkit.NoError(t, err)
 }
 
 func TestNothingIsNothing(t *testing.T) {
@@ -418,9 +394,8 @@ func FuzzNSQ(f *testing.F) {
 			"t:c.diskqueue.000001.dat": string(message("last"))} {
 			testkit.Must(t, os.WriteFile(p.path(name), []byte(text), 0o600))
 		}
-		if _, err := p.imports(); err != nil {
-			t.Fatal(err)
-		}
+		_, err := p.imports()
+		testkit.Must(t, err)
 		l := p.all()["t"]
 		if n := len(l.records); n == 0 || string(l.records[n-1].Body) != "last" && !slices.ContainsFunc(l.records, func(r commitlog.Record) bool { return string(r.Body) == "last" }) {
 			t.Errorf("%+v", l)

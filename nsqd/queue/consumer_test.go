@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -114,9 +115,7 @@ func TestAMessageWaitsForConsumersFromWhenItCouldBeHandedOver(t *testing.T) {
 			b.n++
 			m := message(b.n, b.now)
 			m.Defer = 30 * ms
-			if err := b.top.Put(b.now, &b.fx, m); err != nil {
-				b.t.Fatal(err)
-			}
+			testkit.Must(b.t, b.top.Put(b.now, &b.fx, m))
 			b.at(35 * ms)
 			b.consumer(ch, 1, time.Minute, 1)
 		}, want: "[1: 0s+5ms]"},
@@ -126,9 +125,7 @@ func TestAMessageWaitsForConsumersFromWhenItCouldBeHandedOver(t *testing.T) {
 			b.consumer(ch, 1, time.Minute, 1)
 			late := []*Message{message(1, 0), message(2, 0)}
 			b.now = b.now.Add(100 * ms)
-			if err := b.top.Put(b.now, &b.fx, late...); err != nil {
-				b.t.Fatal(err)
-			}
+			testkit.Must(b.t, b.top.Put(b.now, &b.fx, late...))
 			b.take(ch)
 			b.at(103 * ms)
 			b.finish(ch, 1, 1, nil)
@@ -154,9 +151,7 @@ func TestAMessageWaitsForConsumersFromWhenItCouldBeHandedOver(t *testing.T) {
 				b.top.SetShare(b.now, tokenbucket.Share{Rate: tokenbucket.PerSecond(10), Burst: 3}, 3000, &b.fx)
 			}
 			c.do(b)
-			if got := b.waits(); got != c.want {
-				t.Errorf("waited %s, want %s", got, c.want)
-			}
+			testkit.Equal(t, b.waits(), c.want, "waited")
 		})
 	}
 }
@@ -186,8 +181,6 @@ func TestWhatComesBackFromDiskWaitedForConsumersWhileTheyLackedCredit(t *testing
 		for d.read(top, b.now, &b.fx) > 0 {
 			b.check()
 		}
-		if got, want := b.waits(), "[1: 0s+20ms 2: 0s+25ms 3: 0s+25ms]"; got != want {
-			t.Errorf("through %v: waited %s, want %s", through, got, want)
-		}
+		testkit.Equal(t, b.waits(), "[1: 0s+20ms 2: 0s+25ms 3: 0s+25ms]", "through %v: waited", through)
 	}
 }

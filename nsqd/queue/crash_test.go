@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -63,9 +64,7 @@ func (c *crashes) settle() {
 		} else if !wants && !c.top.Unwritten() {
 			c.disk = false // the owner rests
 		}
-		if err := c.top.checkInvariants(c.now); err != nil {
-			c.rt.Fatal(err)
-		}
+		testkit.Must(c.rt, c.top.checkInvariants(c.now))
 		if len(deliveries) == 0 {
 			return
 		}
@@ -111,9 +110,7 @@ func (c *crashes) delivered(d Delivery) {
 		case 0: // keeps it
 		case 1:
 			delay := time.Duration(c.rng.IntN(3)) * time.Millisecond
-			if err := c.top.Requeue(c.now, ch, d.Consumer, d.Message.ID, delay, &c.fx); err != nil {
-				c.rt.Fatal(err)
-			}
+			testkit.Must(c.rt, c.top.Requeue(c.now, ch, d.Consumer, d.Message.ID, delay, &c.fx))
 		default:
 			c.finish(ch, d.Consumer, d.Message.ID, n)
 		}
@@ -121,9 +118,7 @@ func (c *crashes) delivered(d Delivery) {
 }
 
 func (c *crashes) finish(ch *Channel, consumer ConsumerID, id MessageID, n int) {
-	if err := c.top.Finish(c.now, ch, consumer, id, &c.fx); err != nil {
-		c.rt.Fatal(err)
-	}
+	testkit.Must(c.rt, c.top.Finish(c.now, ch, consumer, id, &c.fx))
 	m := c.channels[ch.name]
 	m.done[n] = !m.twice[n]
 	delete(m.owed, n)
@@ -232,9 +227,7 @@ func (c *crashes) seek() {
 		}
 	}
 	m.since = 0
-	if err := c.top.Seek(c.now, ch, to, records, &c.fx); err != nil {
-		c.rt.Fatal(err)
-	}
+	testkit.Must(c.rt, c.top.Seek(c.now, ch, to, records, &c.fx))
 	c.save()
 }
 
@@ -277,9 +270,7 @@ func (c *crashes) takeOver() {
 	old, left := NewTopic(c.cfg), c.log
 	var fx Effects
 	from, err := old.Restore(c.now, c.snapshot, func(w mono.Wall) mono.Time { return mono.Time(w) }, func(string) bool { return true }, &fx)
-	if err != nil {
-		c.rt.Fatal(err)
-	}
+	testkit.Must(c.rt, err)
 	only := func(m *Message) string {
 		if m.Only == nil {
 			return ""

@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -80,9 +81,7 @@ func (tr *trial) step(do func()) {
 	for _, c := range tr.top.channels {
 		tr.shut = tr.shut || !c.open()
 	}
-	if err := tr.top.checkInvariants(tr.now); err != nil {
-		tr.rt.Fatal(err)
-	}
+	testkit.Must(tr.rt, tr.top.checkInvariants(tr.now))
 }
 
 // onTime passes some time with an owner that is there when the head is eligible.
@@ -109,9 +108,7 @@ func TestWhatWasHeldUpLeavesAtTheContractsPace(t *testing.T) {
 	pause := func(b *bench) { b.top.Pause() }
 	unpause := func(b *bench) { b.top.Unpause(b.now, &b.fx) }
 	forget := func(b *bench) {
-		if err := b.top.DeleteChannel(b.now, "c", &b.fx); err != nil {
-			b.t.Fatal(err)
-		}
+		testkit.Must(b.t, b.top.DeleteChannel(b.now, "c", &b.fx))
 	}
 	create := func(b *bench) { b.channel("c") }
 	fill := func(b *bench) {
@@ -178,9 +175,7 @@ func TestWhatWasHeldUpLeavesAtTheContractsPace(t *testing.T) {
 				b.now = b.top.ReleaseDeadline()
 				b.top.Tick(b.now, &b.fx)
 				b.check()
-				if n := len(b.fx.Released) - before; n != 1 {
-					t.Fatalf("%d released at %v", n, b.now)
-				}
+				testkit.MustEqual(t, len(b.fx.Released)-before, 1, "released at %v", b.now)
 			}
 			last, wait := b.fx.Released[len(b.fx.Released)-1], time.Duration(accepted-c.atOnce)*gap
 			if last.Released != end.Add(wait) || last.Access != wait {

@@ -66,9 +66,7 @@ func (b *bench) put(want error) {
 
 func (b *bench) check() {
 	b.t.Helper()
-	if err := b.top.checkInvariants(b.now); err != nil {
-		b.t.Fatal(err)
-	}
+	testkit.Must(b.t, b.top.checkInvariants(b.now))
 }
 
 func (b *bench) at(d time.Duration) {
@@ -122,9 +120,7 @@ func (b *bench) channel(name string) *Channel {
 func (b *bench) consumer(c *Channel, id ConsumerID, timeout time.Duration, ready int) {
 	b.t.Helper()
 	c.AddConsumer(id, timeout, 0, Near)
-	if err := b.top.SetReady(b.now, c, id, ready, &b.fx); err != nil {
-		b.t.Fatal(err)
-	}
+	testkit.Must(b.t, b.top.SetReady(b.now, c, id, ready, &b.fx))
 	b.check()
 }
 
@@ -181,9 +177,7 @@ func TestALimitThatIsRemoved(t *testing.T) {
 	b.top.Limit(OverLimit{})
 	b.top.SetShare(b.now, tokenbucket.Share{Rate: 1000, Burst: 2}, 0, &b.fx)
 	b.put(nil)
-	if b.top.Waiting() != 1 {
-		t.Errorf("%d wait for their token", b.top.Waiting())
-	}
+	testkit.Equal(t, b.top.Waiting(), 1, "wait for their token")
 	b.top.Pause()
 	b.top.Unlimit(b.now, &b.fx)
 	b.check()
@@ -191,9 +185,7 @@ func TestALimitThatIsRemoved(t *testing.T) {
 		t.Errorf("a paused topic has released %d", len(b.fx.Released))
 	}
 	b.top.Unpause(b.now, &b.fx)
-	if b.top.Waiting() != 0 {
-		t.Errorf("%d wait", b.top.Waiting())
-	}
+	testkit.Equal(t, b.top.Waiting(), 0, "wait")
 }
 
 func TestCreditBoundsWhatAConsumerHoldsAndConsumersTakeTurns(t *testing.T) {
@@ -222,9 +214,7 @@ func TestTimeoutRequeueTouchAndDeferral(t *testing.T) {
 	b.consumer(c, 1, time.Second, 5)
 	b.put(nil)
 	b.expect("1@1:1")
-	if got, want := b.top.ChannelDeadline(), mono.Time(time.Second); got != want {
-		t.Fatalf("deadline %d, want %d", got, want)
-	}
+	testkit.MustEqual(t, b.top.ChannelDeadline(), mono.Time(time.Second), "deadline")
 	b.at(900 * time.Millisecond)
 	testkit.Must(t, b.top.Touch(b.now, c, 1, message(1, 0).ID))
 	b.at(1100 * time.Millisecond)
@@ -247,9 +237,7 @@ func TestTimeoutRequeueTouchAndDeferral(t *testing.T) {
 	m.Defer = 900 * time.Millisecond
 	testkit.Must(t, b.top.Put(b.now, &b.fx, m))
 	b.check()
-	if c.Deferred() != 1 {
-		t.Fatalf("%d deferred, want 1", c.Deferred())
-	}
+	testkit.MustEqual(t, c.Deferred(), 1, "deferred")
 	b.at(3200 * time.Millisecond)
 	b.expect()
 	b.at(3300 * time.Millisecond)
@@ -328,9 +316,7 @@ func TestConsumersThatComeAndGoLeaveNothing(t *testing.T) {
 		b.top.RemoveConsumer(b.now, c, id, &b.fx)
 	}
 	b.check()
-	if n := c.credited[Near].len(); n != 0 {
-		t.Fatalf("%d consumers are listed, and none is there", n)
-	}
+	testkit.MustEqual(t, c.credited[Near].len(), 0, "consumers are listed, and none is there")
 }
 
 func TestAFullChannelHoldsTheTopicBackAndAFullTopicRefuses(t *testing.T) {
@@ -364,9 +350,7 @@ func TestALimitedTopicReleasesEachMessageAtItsOwnTime(t *testing.T) {
 	b.top.Limit(OverLimit{})
 	b.put(nil)
 	b.expect() // no share yet
-	if d := b.top.ReleaseDeadline(); d != mono.Never {
-		t.Fatalf("without a share the deadline is %d", d)
-	}
+	testkit.MustEqual(t, b.top.ReleaseDeadline(), mono.Never, "without a share the deadline")
 	share := tokenbucket.Share{Rate: tokenbucket.PerSecond(10), Burst: 2}
 	b.top.SetShare(b.now, share, 2*tokenbucket.Token, &b.fx)
 	b.check()
@@ -375,9 +359,7 @@ func TestALimitedTopicReleasesEachMessageAtItsOwnTime(t *testing.T) {
 		b.put(nil)
 	}
 	b.expect("2@1:1")
-	if got, want := b.top.ReleaseDeadline(), mono.Time(100*time.Millisecond); got != want {
-		t.Fatalf("deadline %d, want %d", got, want)
-	}
+	testkit.MustEqual(t, b.top.ReleaseDeadline(), mono.Time(100*time.Millisecond), "deadline")
 	b.at(99 * time.Millisecond)
 	b.expect()
 	b.at(250 * time.Millisecond)
@@ -385,9 +367,7 @@ func TestALimitedTopicReleasesEachMessageAtItsOwnTime(t *testing.T) {
 	for _, r := range b.fx.Released {
 		delays = append(delays, r.Access)
 	}
-	if got, want := fmt.Sprint(delays), "[100ms 200ms]"; got != want {
-		t.Fatalf("access delays %v, want %v: a late release must not count", got, want)
-	}
+	testkit.MustEqual(t, fmt.Sprint(delays), "[100ms 200ms]", "access delays: a late release must not count")
 	b.expect("3@1:1", "4@1:1")
 }
 
@@ -533,9 +513,7 @@ func TestPauseEmptyDelete(t *testing.T) {
 	b.expect()
 	b.top.UnpauseChannel(b.now, c, &b.fx)
 	b.expect("2@1:1")
-	if n := b.top.EmptyChannel(b.now, c, &b.fx); n != 2 {
-		t.Fatalf("emptied %d", n)
-	}
+	testkit.MustEqual(t, b.top.EmptyChannel(b.now, c, &b.fx), 2, "emptied")
 	b.check()
 	b.finish(c, 1, 1, ErrNotInFlight)
 	b.put(nil)
@@ -545,9 +523,7 @@ func TestPauseEmptyDelete(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.put(nil)
-	if n := b.top.Empty(b.now, &b.fx); n != 1 {
-		t.Fatalf("emptied %d", n)
-	}
+	testkit.MustEqual(t, b.top.Empty(b.now, &b.fx), 1, "emptied")
 	b.check()
 }
 
@@ -646,9 +622,7 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 			}
 			heldBytes += fx.Held
 			fx.Reset()
-			if err := top.checkInvariants(now); err != nil {
-				rt.Fatal(err)
-			}
+			testkit.Must(rt, top.checkInvariants(now))
 			sum := 0
 			for m, n := range top.held() {
 				if int(m.refs) != n {
@@ -775,9 +749,7 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 					}
 				}
 				if rapid.Bool().Draw(rt, "alone") {
-					if err := top.Finish(now, top.Channel(h.channel), h.consumer, message(h.id, 0).ID, &fx); err != nil {
-						rt.Fatal(err)
-					}
+					testkit.Must(rt, top.Finish(now, top.Channel(h.channel), h.consumer, message(h.id, 0).ID, &fx))
 					ended(h.id)
 					return
 				}
@@ -807,18 +779,14 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 					rt.Skip()
 				}
 				delay := time.Duration(rapid.IntRange(0, 3).Draw(rt, "ms")) * time.Millisecond
-				if err := top.Requeue(now, top.Channel(h.channel), h.consumer, message(h.id, 0).ID, delay, &fx); err != nil {
-					rt.Fatal(err)
-				}
+				testkit.Must(rt, top.Requeue(now, top.Channel(h.channel), h.consumer, message(h.id, 0).ID, delay, &fx))
 			},
 			"touch": func(rt *rapid.T) {
 				h, ok := pickHeld()
 				if !ok {
 					rt.Skip()
 				}
-				if err := top.Touch(now, top.Channel(h.channel), h.consumer, message(h.id, 0).ID); err != nil {
-					rt.Fatal(err)
-				}
+				testkit.Must(rt, top.Touch(now, top.Channel(h.channel), h.consumer, message(h.id, 0).ID))
 			},
 			"pause": func(rt *rapid.T) {
 				if rapid.Bool().Draw(rt, "pause") {
@@ -912,14 +880,10 @@ func TestALineGoesOverTheDiskInOrder(t *testing.T) {
 	c := b.channel("c")
 	b.consumer(c, 1, time.Second, 10)
 	b.expect("1@1:1", "2@1:1")
-	if n := d.read(b.top, b.now, &b.fx); n != 2 {
-		t.Fatalf("wanted %d", n)
-	}
+	testkit.MustEqual(t, d.read(b.top, b.now, &b.fx), 2, "messages read")
 	b.check()
 	b.expect("3@1:1", "4@1:1", "5@1:1", "8@1:1", "9@1:1") // the rest never was on disk
-	if b.top.Beyond() != 0 {
-		t.Fatalf("%d beyond memory", b.top.Beyond())
-	}
+	testkit.MustEqual(t, b.top.Beyond(), 0, "beyond memory")
 }
 
 func TestWhatCannotBeWrittenGoesOnInMemoryInItsOrder(t *testing.T) {
@@ -948,9 +912,7 @@ func TestWhatCannotBeWrittenGoesOnInMemoryInItsOrder(t *testing.T) {
 	b.top.EmptyChannel(b.now, c, &b.fx)
 	b.top.Unref(msgs, &b.fx)
 	b.check()
-	if c.Depth() != 0 {
-		t.Fatalf("depth %d", c.Depth())
-	}
+	testkit.MustEqual(t, c.Depth(), 0, "depth")
 }
 
 func TestWhatCannotBeReadBackIsCountedAndHoldsNothingUp(t *testing.T) {
@@ -966,9 +928,7 @@ func TestWhatCannotBeReadBackIsCountedAndHoldsNothingUp(t *testing.T) {
 	d.read(b.top, b.now, &b.fx)
 	b.check()
 	b.expect("4@1:1")
-	if got := b.top.Counters().Lost; got != 2 {
-		t.Fatalf("%d lost", got)
-	}
+	testkit.MustEqual(t, b.top.Counters().Lost, 2, "lost")
 }
 
 func TestAnEphemeralChannelDropsWhereOthersHoldBack(t *testing.T) {
@@ -980,9 +940,7 @@ func TestAnEphemeralChannelDropsWhereOthersHoldBack(t *testing.T) {
 	if c := b.top.Channel("c#ephemeral"); c.Depth() != 2 || c.Counters().Dropped != 3 {
 		t.Fatalf("depth %d, %+v", c.Depth(), c.Counters())
 	}
-	if b.top.Waiting() != 0 {
-		t.Fatalf("%d wait", b.top.Waiting())
-	}
+	testkit.MustEqual(t, b.top.Waiting(), 0, "wait")
 }
 
 // restart is what the next process makes of it; without channels it makes those that the
@@ -1078,9 +1036,7 @@ func TestEmptyingVoidsWhatIsOnItsWay(t *testing.T) {
 	d.write(b.top, b.now, 2, true, &b.fx)
 	from, _, _ := b.top.Want()
 	msgs, upTo := b.top.TakeUnwritten(b.now, nil, 3, 1000000, &b.fx)
-	if n := b.top.Empty(b.now, &b.fx); n != 4 {
-		t.Fatalf("emptied %d", n)
-	}
+	testkit.MustEqual(t, b.top.Empty(b.now, &b.fx), 4, "emptied")
 	for _, m := range msgs {
 		d.append(m.Offset, m)
 	}
@@ -1089,9 +1045,7 @@ func TestEmptyingVoidsWhatIsOnItsWay(t *testing.T) {
 	b.top.Refill(b.now, from, 4, []*Message{copyOf(d.messages[0]), copyOf(d.messages[1])}, &b.fx)
 	b.check()
 	b.put(nil)
-	if b.top.Waiting() != 1 {
-		t.Fatalf("%d wait", b.top.Waiting())
-	}
+	testkit.MustEqual(t, b.top.Waiting(), 1, "wait")
 }
 
 // Publishers that keep the contract are read late and in any order. None of
@@ -1208,9 +1162,7 @@ func TestAStepAllocatesNothing(t *testing.T) {
 		fx.Reset()
 	}
 	cycle()
-	if n := testing.AllocsPerRun(1000, cycle); n != 0 {
-		t.Errorf("%v allocations per message", n)
-	}
+	testkit.Equal(t, testing.AllocsPerRun(1000, cycle), 0, "allocations per message")
 }
 
 func TestRingKeepsOrderThroughGrowthAndShrinking(t *testing.T) {
@@ -1219,17 +1171,13 @@ func TestRingKeepsOrderThroughGrowthAndShrinking(t *testing.T) {
 	pushed, popped := 0, 0
 	for range 200_000 {
 		if r.len() > 0 && rng.IntN(5000) < r.len() {
-			if got := r.pop(); got != popped {
-				t.Fatalf("popped %d, want %d", got, popped)
-			}
+			testkit.MustEqual(t, r.pop(), popped, "popped")
 			popped++
 		} else {
 			r.push(pushed)
 			pushed++
 		}
-		if r.len() != pushed-popped {
-			t.Fatalf("length %d, want %d", r.len(), pushed-popped)
-		}
+		testkit.MustEqual(t, r.len(), pushed-popped, "length")
 	}
 	for r.len() > 0 {
 		r.pop()
@@ -1248,9 +1196,7 @@ func TestRingInsertsAndSorts(t *testing.T) {
 	var want []element
 	for n := range 20_000 {
 		if len(want) > 0 && rng.IntN(40) < 19 {
-			if got := r.pop(); got != want[0] {
-				t.Fatalf("popped %v, want %v", got, want[0])
-			}
+			testkit.MustEqual(t, r.pop(), want[0], "popped")
 			want = want[1:]
 			continue
 		}
@@ -1303,21 +1249,15 @@ func TestTheBurstNeededCountsWhatWaited(t *testing.T) {
 	b := &bench{t: t, top: newTest(100)}
 	c := b.channel("c")
 	b.consumer(c, 1, time.Minute, 100)
-	if n := b.top.BurstNeeded(); n != 0 {
-		t.Errorf("of a topic without a limit: %d", n)
-	}
+	testkit.Equal(t, b.top.BurstNeeded(), 0, "burst needed of a topic without a limit")
 	b.top.Limit(OverLimit{})
 	b.top.SetShare(0, tokenbucket.Share{Rate: tokenbucket.PerSecond(10), Burst: 5}, 5*tokenbucket.Token, &b.fx)
 	for range 3 {
 		b.put(nil)
 	}
-	if n := b.top.BurstNeeded(); n != 3 {
-		t.Errorf("3 at once: %d", n)
-	}
+	testkit.Equal(t, b.top.BurstNeeded(), 3, "3 at once")
 	for range 6 { // two that have their token, four that wait
 		b.put(nil)
 	}
-	if n := b.top.BurstNeeded(); n != 9 {
-		t.Errorf("9 at once: %d", n)
-	}
+	testkit.Equal(t, b.top.BurstNeeded(), 9, "9 at once")
 }

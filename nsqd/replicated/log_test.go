@@ -6,6 +6,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 )
 
@@ -20,9 +21,8 @@ func TestAllLogsTogetherAreBounded(t *testing.T) {
 		appended := 0
 		go func() {
 			for range 2 {
-				if _, err := l.Append([]commitlog.Record{{Body: []byte("a message")}}); err != nil {
-					t.Error(err)
-				}
+				_, err := l.Append([]commitlog.Record{{Body: []byte("a message")}})
+				testkit.NoError(t, err)
 				appended++
 			}
 		}()

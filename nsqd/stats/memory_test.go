@@ -3,6 +3,8 @@ package stats
 import (
 	"runtime"
 	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 func TestPercentiles(t *testing.T) {
@@ -18,9 +20,7 @@ func TestPercentiles(t *testing.T) {
 	}{
 		{0, 99, 0}, {1, 95, 1}, {1, 100, 1}, {100, 95, 95}, {100, 99, 99}, {100, 100, 100}, {256, 95, 244}, {20, 95, 19}, {20, 99, 20},
 	} {
-		if got := percentile(upTo(c.n), c.percent); got != c.want {
-			t.Errorf("%d %% of 1..%d: %d, want %d", c.percent, c.n, got, c.want)
-		}
+		testkit.Equal(t, percentile(upTo(c.n), c.percent), c.want, "%d %% of 1..%d", c.percent, c.n)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/stats"
 )
 
@@ -23,9 +24,7 @@ func TestAnEmptyWindow(t *testing.T) {
 		t.Errorf("%d, %v", s.Count(), s.Quantile(1))
 	}
 	s.Merge(stats.Summary{})
-	if s.Count() != 0 {
-		t.Errorf("%d", s.Count())
-	}
+	testkit.Equal(t, s.Count(), 0)
 }
 
 func TestOldLatenciesGo(t *testing.T) {
@@ -33,19 +32,13 @@ func TestOldLatenciesGo(t *testing.T) {
 	w.Record(at(100), span, time.Second)
 	w.Record(at(104.9), span, 2*time.Second)
 	w.Record(at(105), span, 3*time.Second) // the second half
-	if got := w.Summary(at(109.9), span).Count(); got != 3 {
-		t.Errorf("%d", got)
-	}
+	testkit.Equal(t, w.Summary(at(109.9), span).Count(), 3)
 	if got := w.Summary(at(110), span); got.Count() != 1 || math.Abs(got.Quantile(0.5).Seconds()-3) > 0.03 {
 		t.Errorf("%d %v", got.Count(), got.Quantile(0.5))
 	}
-	if got := w.Summary(at(115), span).Count(); got != 0 {
-		t.Errorf("%d", got)
-	}
+	testkit.Equal(t, w.Summary(at(115), span).Count(), 0)
 	w.Record(at(300), span, time.Second) // after a pause longer than the window
-	if got := w.Summary(at(300), span).Count(); got != 1 {
-		t.Errorf("%d", got)
-	}
+	testkit.Equal(t, w.Summary(at(300), span).Count(), 1)
 }
 
 func TestWhatIsOutOfRangeIsAtItsEnd(t *testing.T) {

@@ -29,17 +29,13 @@ func TestPrefix(t *testing.T) {
 		{"", "h:1", ""},
 		{"%s.%s", "[::1]:1", "[__1]_1.[__1]_1."},
 	} {
-		if got := Prefix(c.format, c.host); got != c.want {
-			t.Errorf("%q with %q: %q, want %q", c.format, c.host, got, c.want)
-		}
+		testkit.Equal(t, Prefix(c.format, c.host), c.want, "%q with %q", c.format, c.host)
 	}
 }
 
 func TestPercentNames(t *testing.T) {
 	for q, want := range map[float64]string{1: "100", 0.99: "99", 0.95: "95", 0.5: "50", 0.999: "99_9", 0.9999: "99_99", 0.07: "7", 0.001: "0_1", 0.29: "29", 0.57: "57"} {
-		if got := percent(q); got != want {
-			t.Errorf("%v: %q, want %q", q, got, want)
-		}
+		testkit.Equal(t, percent(q), want, "%v", q)
 	}
 }
 
@@ -88,9 +84,7 @@ p.mem.next_gc_bytes:8|g
 p.mem.gc_runs:9|c
 `
 	mem := &stats.Memory{HeapObjects: 1, HeapIdleBytes: 2, HeapInUseBytes: 3, HeapReleasedBytes: 4, GCPauseUsec100: 5, GCPauseUsec99: 6, GCPauseUsec95: 7, NextGCBytes: 8, GCTotalRuns: 9}
-	if got := strings.Join(f.lines(samples(), mem), ""); got != want {
-		t.Errorf("%s", got)
-	}
+	testkit.Equal(t, strings.Join(f.lines(samples(), mem), ""), want)
 	f.ephemeral = true
 	got := strings.Join(f.lines(samples(), nil), "")
 	for _, part := range []string{"p.topic.t.channel.d#ephemeral.depth:0|g\n", "p.topic.u#ephemeral.message_count:0|c\n", "p.topic.u#ephemeral.channel.c.clients:0|g\n"} {
@@ -127,9 +121,7 @@ func TestCountersAreSentByWhatTheyGrew(t *testing.T) {
 		{0, "none"}, // deleted
 		{3, "3|c"},
 	} {
-		if got := count(c.accepted); got != c.want {
-			t.Errorf("push %d: %s, want %s", i, got, c.want)
-		}
+		testkit.Equal(t, count(c.accepted), c.want, "push %d", i)
 	}
 }
 
@@ -142,9 +134,7 @@ func TestPackets(t *testing.T) {
 			all = append(all, strings.Repeat(string(rune('a'+i%26)), n-1)+"\n")
 		}
 		out := packets(all, most)
-		if strings.Join(out, "") != strings.Join(all, "") {
-			t.Fatal("something is lost or moved")
-		}
+		testkit.MustEqual(t, strings.Join(out, ""), strings.Join(all, ""), "something is lost or moved")
 		for i, p := range out {
 			if p == "" || len(p) > most && strings.Count(p, "\n") > 1 {
 				t.Fatalf("packet %d has %d bytes in %d lines, at most %d", i, len(p), strings.Count(p, "\n"), most)
@@ -172,9 +162,7 @@ func run(t *testing.T, cfg Config) (stop func()) {
 	go func() { done <- p.Run(ctx) }()
 	return func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, <-done)
 	}
 }
 
@@ -253,8 +241,6 @@ func TestConfigFaults(t *testing.T) {
 	for _, size := range []int{0, -1} {
 		cfg := config("h:1")
 		cfg.PacketSize = size
-		if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), fmt.Sprint(size)) {
-			t.Errorf("%d: %v", size, err)
-		}
+		testkit.ErrorHas(t, cfg.Validate(), fmt.Sprint(size), "%d", size)
 	}
 }
