@@ -56,12 +56,10 @@ func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
 	if _, err := grants.ListShares(limit, &srtmv1.ListSharesRequest{}); status.Code(err) != codes.Unavailable {
 		t.Errorf("it was not asked to act: %v", err)
 	}
-	if _, err := grants.Lead(limit, &srtmv1.LeadRequest{Instance: asked.Instance, Stamp: asked.Stamp, Lease: durationpb.New(time.Hour), Term: 1}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := grants.ListShares(limit, &srtmv1.ListSharesRequest{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err = grants.Lead(limit, &srtmv1.LeadRequest{Instance: asked.Instance, Stamp: asked.Stamp, Lease: durationpb.New(time.Hour), Term: 1})
+	testkit.Must(t, err)
+	_, err = grants.ListShares(limit, &srtmv1.ListSharesRequest{})
+	testkit.Must(t, err)
 	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	for path, want := range map[string]string{"/healthz": "ok", "/metrics": "srtm_tbadaptor_sessions 0", "/debug/state": `"topics"`} {
 		r, err := client.Get("http://" + webAddress + path)
@@ -73,7 +71,5 @@ func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
 		}
 	}
 	stop()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	testkit.NoError(t, <-done)
 }

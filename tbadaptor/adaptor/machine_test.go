@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -31,9 +32,7 @@ func TestWorth(t *testing.T) {
 		{"a new broker", []share.Assigned{{Broker: "b1", Share: s(1000, 100)}, {Broker: "b2", Share: s(999, 99)}, {Broker: "b4", Share: s(1, 1)}}, true},
 		{"a broker left out", []share.Assigned{{Broker: "b1", Share: s(1000, 100)}}, true},
 	} {
-		if got := worth(view, test.target); got != test.want {
-			t.Errorf("%s: %v", test.name, got)
-		}
+		testkit.Equal(t, worth(view, test.target), test.want, "%s", test.name)
 	}
 }
 
@@ -54,9 +53,8 @@ func TestProposeForMembersThatAreAway(t *testing.T) {
 			c.tuner.Report(broker, share.Step{At: mono.Time(time.Second), Length: time.Second})
 		}
 		for _, id := range connected {
-			if _, err := m.Hello(0, ledger.Session{Broker: id, Instance: "1"}); err != nil {
-				t.Fatal(err)
-			}
+			_, err := m.Hello(0, ledger.Session{Broker: id, Instance: "1"})
+			testkit.Must(t, err)
 		}
 		return m.propose(mono.Time(time.Second), c, view)
 	}
@@ -80,9 +78,7 @@ func TestProposeForMembersThatAreAway(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v", test.name, got, test.want)
 		}
 		for _, a := range got {
-			if a.Share != test.want[a.Broker] {
-				t.Errorf("%s: %s gets %+v, want %+v", test.name, a.Broker, a.Share, test.want[a.Broker])
-			}
+			testkit.Equal(t, a.Share, test.want[a.Broker], "%s: %s gets", test.name, a.Broker)
 		}
 	}
 	// A member that restarted and was forgotten by the ledger gets a share again.
@@ -119,9 +115,7 @@ func (b *brokers) settle(grants []ledger.Grant, err error) {
 	if err == nil {
 		err = b.Settle(grants, func(ledger.Grant) (tokenbucket.Tokens, bool) { return 0, true })
 	}
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	testkit.Must(b.t, err)
 }
 
 // second is one in which brokers are offered so many messages, and so many wait.

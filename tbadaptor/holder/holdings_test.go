@@ -6,6 +6,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -24,16 +25,12 @@ func TestOfferByEpoch(t *testing.T) {
 	}{{5, InForce}, {5, Stale}, {4, Stale}, {6, InForce}, {1, Stale}} {
 		g := Grant{Topic: "t", Epoch: test.epoch, Share: share(10, 1)}
 		v, _ := h.Offer(g)
-		if v != test.want {
-			t.Errorf("epoch %d with %d in force: %v, want %v", test.epoch, h.topics["t"].Epoch, v, test.want)
-		}
+		testkit.Equal(t, v, test.want, "epoch %d with %d in force", test.epoch, h.topics["t"].Epoch)
 		if v == InForce {
 			h.Applied(g)
 		}
 	}
-	if got := h.topics["t"].Epoch; got != 6 {
-		t.Errorf("epoch %d is in force, want 6", got)
-	}
+	testkit.Equal(t, h.topics["t"].Epoch, 6, "epoch is in force")
 }
 
 func TestAGrantBeforeItsTopic(t *testing.T) {

@@ -527,9 +527,8 @@ func TestRetuningCostsLittleRate(t *testing.T) {
 	c.retunes(30 * time.Millisecond)
 	const seconds = 5
 	c.run(mono.Time(seconds * time.Second))
-	if _, err := conforms(c.eligible, contract); err != nil {
-		t.Fatal(err)
-	}
+	_, err := conforms(c.eligible, contract)
+	testkit.Must(t, err)
 	got, all := len(c.eligible), seconds*contract.Rate.PerSecond()
 	if float64(got) < 0.8*all {
 		t.Errorf("%d messages released in %d s, the contract allows %.0f", got, seconds, all)

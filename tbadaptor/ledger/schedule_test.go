@@ -517,11 +517,9 @@ func (w *world) bringBack(t *rapid.T) {
 	}
 	contract := w.contracts[name]
 	target := drawTarget(t, w, contract)
-	if err := w.call(t, func(l *ledger.Ledger) ([]ledger.Grant, error) {
+	testkit.Must(t, w.call(t, func(l *ledger.Ledger) ([]ledger.Grant, error) {
 		return l.Adopt(name, ledger.Terms{Contract: contract, Flex: 200}, target, w.everyone())
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	delete(w.lost, name)
 }
 
@@ -537,11 +535,9 @@ func (w *world) change(t *rapid.T) {
 	}
 	terms := drawTerms(t)
 	target := drawTarget(t, w, terms.Contract)
-	if err := w.call(t, func(l *ledger.Ledger) ([]ledger.Grant, error) {
+	testkit.Must(t, w.call(t, func(l *ledger.Ledger) ([]ledger.Grant, error) {
 		return l.Change(name, terms, target, w.everyone())
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	delete(w.lost, name)
 	before := w.contracts[name]
 	w.contracts[name] = tokenbucket.Share{Rate: max(before.Rate, terms.Contract.Rate), Burst: max(before.Burst, terms.Contract.Burst)}

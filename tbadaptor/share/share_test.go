@@ -207,9 +207,7 @@ func TestSplitProperties(t *testing.T) {
 		var sum token
 		for i, a := range got {
 			l := loads[i]
-			if a.Broker != l.Broker {
-				t.Fatalf("broker %d is %s, want %s", i, a.Broker, l.Broker)
-			}
+			testkit.MustEqual(t, a.Broker, l.Broker, "broker %d", i)
 			if err := a.Share.Validate(); err != nil {
 				t.Fatalf("broker %s: %v", a.Broker, err)
 			}
@@ -222,9 +220,7 @@ func TestSplitProperties(t *testing.T) {
 				}
 			}
 		}
-		if sum != total {
-			t.Fatalf("the shares sum to %+v, not %+v", sum, total)
-		}
+		testkit.MustEqual(t, sum, total, "the shares sum to")
 
 		shuffled := rapid.Permutation(loads).Draw(t, "order")
 		again, err := share.Split(rule, total, shuffled)
@@ -313,15 +309,11 @@ func checkProportion(t *rapid.T, total int64, weights, got []int64) {
 	for i, w := range weights {
 		sum += got[i]
 		if w == 0 {
-			if got[i] != 0 {
-				t.Fatalf("weight 0 gets %d", got[i])
-			}
+			testkit.MustEqual(t, got[i], 0, "weight 0 gets")
 			continue
 		}
 		if floored[i] {
-			if got[i] != 1 {
-				t.Fatalf("broker %d gets %d, its floor is 1: %v of %d over %v", i, got[i], got, total, weights)
-			}
+			testkit.MustEqual(t, got[i], 1, "broker %d, whose floor is 1: %v of %d over %v", i, got, total, weights)
 			continue
 		}
 		exact := proportion(i)
@@ -334,9 +326,7 @@ func checkProportion(t *rapid.T, total int64, weights, got []int64) {
 			t.Fatalf("broker %d gets %d, its proportion is %s: %v of %d over %v", i, got[i], exact.FloatString(3), got, total, weights)
 		}
 	}
-	if sum != total {
-		t.Fatalf("%v sums to %d, not %d", got, sum, total)
-	}
+	testkit.MustEqual(t, sum, total, "%v sums to", got)
 }
 
 // More traffic never gets a broker a smaller share, nor more than it has.

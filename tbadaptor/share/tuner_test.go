@@ -116,9 +116,7 @@ func TestWhatIsReservedIsMissedByThoseWhoMoved(t *testing.T) {
 				t.Errorf("second %d: %+v", second, shares)
 			}
 		}
-		if sum != quota(5000, 100) {
-			t.Errorf("second %d: they sum to %+v", second, sum)
-		}
+		testkit.Equal(t, sum, quota(5000, 100), "second %d: they sum to", second)
 		steady(tuner, "b", second, 1, 2000, 0)
 		steady(tuner, "c", second, 1, 2000, 1000)
 	}
@@ -134,9 +132,8 @@ func TestNothingIsOnItsWayToADeadBroker(t *testing.T) {
 	tuner = tuner.Place(10e9, Sqrt, 10*time.Second, []Placed{
 		{Broker: "a", Publishers: 1, Quota: quota(80, 1), Retiring: true},
 		{Broker: "b", Publishers: 100, Quota: quota(2420, 50)}, {Broker: "c", Publishers: 100, Quota: quota(2500, 49)}})
-	if _, err := tuner.Propose(10e9, quota(5000, 100), func(broker string) Holding { return Holding{Away: broker == "a"} }); err != nil {
-		t.Fatal(err)
-	}
+	_, err := tuner.Propose(10e9, quota(5000, 100), func(broker string) Holding { return Holding{Away: broker == "a"} })
+	testkit.Must(t, err)
 	steady(tuner, "b", 10, 8, 2000, 0)
 	steady(tuner, "c", 10, 8, 2000, 0)
 	tuner.Join(18e9, "a", "2")

@@ -81,9 +81,7 @@ func TestARateThatJumpsIsFollowedAtOnce(t *testing.T) {
 		{"few messages are no jump", []uint64{2, 0, 3, 1, 4}, 2},
 		{"bursts are not", []uint64{100, 1000, 50, 900, 120, 1100}, 545},
 	} {
-		if l := fill(test.offered...); l.Recent != test.recent {
-			t.Errorf("%s: %v, want %v", test.name, l.Recent, test.recent)
-		}
+		testkit.Equal(t, fill(test.offered...).Recent, test.recent, "%s", test.name)
 	}
 }
 
@@ -124,9 +122,7 @@ func TestDiffers(t *testing.T) {
 		{"a rate outside", []Assigned{{"b1", s(1051, 100)}, {"b2", s(949, 100)}}, true},
 		{"a broker left out", []Assigned{{"b1", s(1000, 100)}}, true},
 	} {
-		if got := Differs(have, test.want); got != test.is {
-			t.Errorf("%s: %v", test.name, got)
-		}
+		testkit.Equal(t, Differs(have, test.want), test.is, "%s", test.name)
 	}
 }
 
