@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -42,12 +43,8 @@ func TestShareValidate(t *testing.T) {
 			t.Errorf("retuned to %v it released %d and admits at %d", s, released, good.Eligible(0))
 		}
 	}
-	if got, want := (&tokenbucket.ShareError{Field: "burst", Value: 0, Min: 1, Max: 9}).Error(), "burst 0 is outside 1 to 9 messages"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
-	if got, want := (&tokenbucket.ShareError{Field: "rate", Value: -1, Min: 1, Max: 9}).Error(), "rate -0.001 is outside 0.001 to 0.009 messages per second"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
+	testkit.Equal(t, (&tokenbucket.ShareError{Field: "burst", Value: 0, Min: 1, Max: 9}).Error(), "burst 0 is outside 1 to 9 messages")
+	testkit.Equal(t, (&tokenbucket.ShareError{Field: "rate", Value: -1, Min: 1, Max: 9}).Error(), "rate -0.001 is outside 0.001 to 0.009 messages per second")
 }
 
 func TestPerSecond(t *testing.T) {
@@ -55,16 +52,10 @@ func TestPerSecond(t *testing.T) {
 		0: 0, 0.001: 1, 0.0014: 1, 0.3: 300, 1.1: 1100, 11000: 11_000_000, 1e9: tokenbucket.MaxRate, -2: -2000,
 		math.Inf(1): math.MaxInt64, math.Inf(-1): math.MinInt64, 1e300: math.MaxInt64,
 	} {
-		if got := tokenbucket.PerSecond(msgs); got != want {
-			t.Errorf("PerSecond(%v) is %d, want %d", msgs, got, want)
-		}
+		testkit.Equal(t, tokenbucket.PerSecond(msgs), want, "PerSecond(%v)", msgs)
 	}
-	if got := tokenbucket.PerSecond(math.NaN()); got != 0 {
-		t.Errorf("PerSecond(NaN) is %d, want 0", got)
-	}
-	if got := tokenbucket.Rate(1500).PerSecond(); got != 1.5 {
-		t.Errorf("1500 milli-messages per second are %v messages per second", got)
-	}
+	testkit.Equal(t, tokenbucket.PerSecond(math.NaN()), 0, "PerSecond(NaN)")
+	testkit.Equal(t, tokenbucket.Rate(1500).PerSecond(), 1.5, "1500 milli-messages per second, in messages")
 }
 
 func TestNothingIsAllocated(t *testing.T) {

@@ -247,9 +247,8 @@ func FuzzHindsight(f *testing.F) {
 	seeds := rand.NewChaCha8([32]byte{'l', 'a', 't', 'e'})
 	for range 16 {
 		seed := make([]byte, 8192)
-		if _, err := seeds.Read(seed); err != nil {
-			f.Fatal(err)
-		}
+		_, err := seeds.Read(seed)
+		testkit.Must(f, err)
 		f.Add(seed)
 	}
 	f.Fuzz(rapid.MakeFuzz(hindsightHolds))
@@ -274,9 +273,7 @@ func TestHindsightIsTheFirstTimePossible(t *testing.T) {
 			if !w.h.Share().IsZero() || at < w.s.latest {
 				want = w.s.eligible(at)
 			}
-			if got := w.h.Eligible(at); got != want {
-				t.Fatalf("after %v a message of %d is eligible at %d, want %d", w.s.happened, at, got, want)
-			}
+			testkit.MustEqual(t, w.h.Eligible(at), want, "after %v a message of %d is eligible at", w.s.happened, at)
 			w.take(t, at)
 		}
 	})
@@ -289,9 +286,7 @@ func TestInOrderHindsightIsTheBucket(t *testing.T) {
 		var b tokenbucket.Bucket
 		var h tokenbucket.Hindsight
 		retune := func(s tokenbucket.Share, granted tokenbucket.Tokens) {
-			if got, want := h.Retune(now, s, granted), b.Retune(now, s, granted); got != want {
-				t.Fatalf("released %d, want %d", got, want)
-			}
+			testkit.MustEqual(t, h.Retune(now, s, granted), b.Retune(now, s, granted), "released")
 		}
 		first := drawShare(t)
 		retune(first, tokenbucket.Tokens(rapid.Int64Range(0, first.Burst).Draw(t, "initial"))*tokenbucket.Token)
@@ -300,9 +295,7 @@ func TestInOrderHindsightIsTheBucket(t *testing.T) {
 			at = max(at, now) + mono.Time(min(gap(t, max(b.Share().Rate, 1)), 1e15))
 			for {
 				want := b.Eligible(at)
-				if got := h.Eligible(at); got != want {
-					t.Fatalf("a message of %d is eligible at %d, want %d", at, got, want)
-				}
+				testkit.MustEqual(t, h.Eligible(at), want, "a message of %d is eligible at", at)
 				// While it waits, the share may change.
 				if want == mono.Never || rapid.IntRange(0, 4).Draw(t, "retune") == 0 {
 					now = max(now, at)
@@ -325,9 +318,7 @@ func TestInOrderHindsightIsTheBucket(t *testing.T) {
 				}
 				break
 			}
-			if got, want := h.Tokens(now), b.Tokens(now); got != want {
-				t.Fatalf("holds %d, want %d", got, want)
-			}
+			testkit.MustEqual(t, h.Tokens(now), b.Tokens(now), "holds")
 		}
 	})
 }

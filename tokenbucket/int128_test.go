@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 func (a int128) big() *big.Int {
@@ -91,8 +92,6 @@ func TestADebtCannotWrapAround(t *testing.T) {
 		if b.zero.sign() < 0 || deepest.less(b.zero) {
 			t.Fatalf("retune %d left zero at %v", i, b.zero.big())
 		}
-		if got := b.Eligible(0); got != mono.Never {
-			t.Fatalf("retune %d made a message eligible at %d", i, got)
-		}
+		testkit.MustEqual(t, b.Eligible(0), mono.Never, "retune %d made a message eligible at", i)
 	}
 }

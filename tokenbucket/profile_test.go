@@ -37,9 +37,7 @@ func TestProfileIsTheSmallestBurst(t *testing.T) {
 		q := rapid.SampledFrom([]float64{0.5, 0.9, 0.99, 1}).Draw(t, "quantile")
 		burst, err := tokenbucket.Profile(arrivals, rate, q)
 		testkit.Must(t, err)
-		if d := quantileOf(arrivals, rate, burst, q); d != 0 {
-			t.Fatalf("at %d and burst %d the quantile %v is %v, want 0", rate, burst, q, d)
-		}
+		testkit.MustEqual(t, quantileOf(arrivals, rate, burst, q), 0, "at %d and burst %d the quantile %v", rate, burst, q)
 		if burst > 1 {
 			if d := quantileOf(arrivals, rate, burst-1, q); d == 0 {
 				t.Fatalf("at %d the quantile %v is 0 with a burst of %d already, not only of %d", rate, q, burst-1, burst)
@@ -71,9 +69,7 @@ func TestProfileCountsWhatABucketOfOneTokenLoses(t *testing.T) {
 	if got, err := tokenbucket.Profile(arrivals, rate, 0.6); err != nil || got != 2 {
 		t.Errorf("burst %d (%v), want 2", got, err)
 	}
-	if d := quantileOf(arrivals, rate, 1, 0.6); d != 1 {
-		t.Errorf("with a burst of 1 the quantile is %v; this test needs 1 ns", d)
-	}
+	testkit.Equal(t, quantileOf(arrivals, rate, 1, 0.6), 1, "with a burst of 1 the quantile, where this test needs 1 ns")
 }
 
 func TestProfileRefuses(t *testing.T) {
@@ -102,14 +98,10 @@ func TestReplay(t *testing.T) {
 	b := tokenbucket.NewFull(tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 2}, 0)
 	got := tokenbucket.Replay([]mono.Time{0, 0, 0, 500_000, 1e9}, &b)
 	want := []time.Duration{0, 0, time.Millisecond, 1500 * time.Microsecond, 0}
-	if !slices.Equal(got, want) {
-		t.Errorf("delays %v, want %v", got, want)
-	}
+	testkit.EqualSlices(t, got, want, "delays")
 	var none tokenbucket.Bucket
 	for i, d := range tokenbucket.Replay([]mono.Time{math.MinInt64, -5, 5}, &none) {
-		if d != math.MaxInt64 {
-			t.Errorf("message %d waits %v for a token that never comes", i, d)
-		}
+		testkit.Equal(t, d, math.MaxInt64, "message %d waits for a token that never comes", i)
 	}
 	// A wait of nearly the whole range.
 	far := tokenbucket.New(tokenbucket.Share{Rate: tokenbucket.MaxRate, Burst: 1}, math.MaxInt64-10)
@@ -127,16 +119,12 @@ func TestRank(t *testing.T) {
 		{1, 0.5, 0}, {1, 1, 0}, {4, 0.5, 1}, {5, 0.5, 2}, {100, 0.99, 98}, {101, 0.99, 99}, {1000, 0.999, 998},
 		{100, 0.07, 6}, {100, 0.55, 54}, {100, 0.29, 28}, {10, 0, 0}, {10, 1, 9}, {3, 7, 2}, {200_000, 0.999, 199_799},
 	} {
-		if got := tokenbucket.Rank(c.n, c.q); got != c.want {
-			t.Errorf("Rank(%d, %v) is %d, want %d", c.n, c.q, got, c.want)
-		}
+		testkit.Equal(t, tokenbucket.Rank(c.n, c.q), c.want, "Rank(%d, %v)", c.n, c.q)
 	}
 	// Against whole numbers: q = p/1000 of n is rank ceil(p*n/1000).
 	for n := 1; n < 3000; n += 7 {
 		for p := 1; p <= 1000; p++ {
-			if got, want := tokenbucket.Rank(n, float64(p)/1000), (p*n+999)/1000-1; got != want {
-				t.Fatalf("Rank(%d, %d/1000) is %d, want %d", n, p, got, want)
-			}
+			testkit.MustEqual(t, tokenbucket.Rank(n, float64(p)/1000), (p*n+999)/1000-1, "Rank(%d, %d/1000)", n, p)
 		}
 	}
 }

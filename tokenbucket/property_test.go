@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -169,9 +170,8 @@ func FuzzEnvelope(f *testing.F) {
 	seeds := rand.NewChaCha8([32]byte{'e', 'n', 'v'})
 	for range 16 {
 		seed := make([]byte, 8192)
-		if _, err := seeds.Read(seed); err != nil {
-			f.Fatal(err)
-		}
+		_, err := seeds.Read(seed)
+		testkit.Must(f, err)
 		f.Add(seed)
 	}
 	f.Fuzz(rapid.MakeFuzz(envelopeHolds))
@@ -213,9 +213,7 @@ func TestInOrderItIsTheDefinitionByUnfinishedWork(t *testing.T) {
 			now += min(gap(t, s.Rate), 1e15)
 			at := mono.Time(now)
 			want := w.take(at)
-			if got := b.Take(at); got != want {
-				t.Fatalf("message %d at %d under %v is eligible at %d, want %d", i, at, s, got, want)
-			}
+			testkit.MustEqual(t, b.Take(at), want, "message %d at %d under %v is eligible at", i, at, s)
 			// Tokens are b - U, rounded down.
 			held := mul(sub(w.burst, w.u), rat(1000))
 			down := new(big.Int).Neg(ceil(new(big.Rat).Neg(held)))
@@ -234,9 +232,7 @@ func TestInAnyOrderItIsVirtualScheduling(t *testing.T) {
 		for i := range rapid.IntRange(1, 60).Draw(t, "messages") {
 			at := c.draw(t, s.Rate)
 			want := v.take(at)
-			if got := b.Take(at); got != want {
-				t.Fatalf("message %d at %d under %v is eligible at %d, want %d", i, at, s, got, want)
-			}
+			testkit.MustEqual(t, b.Take(at), want, "message %d at %d under %v is eligible at", i, at, s)
 		}
 	})
 }
@@ -278,9 +274,7 @@ func TestRetuneConservesTokens(t *testing.T) {
 		if lost := before + granted - after - released; lost < -1 || lost > 1 {
 			t.Fatalf("%v to %v at %d: held %d, granted %d, holds %d, released %d", s, next, now, before, granted, after, released)
 		}
-		if b.Share() != next {
-			t.Fatalf("holds %v, want %v", b.Share(), next)
-		}
+		testkit.MustEqual(t, b.Share(), next, "holds")
 	})
 }
 

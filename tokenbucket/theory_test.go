@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -127,9 +128,7 @@ func TestTailMD1AtTheEdges(t *testing.T) {
 		{0.5, -0.001, 1}, {0.5, math.Inf(-1), 1}, {0.5, math.Inf(1), 0}, {0, 0, 0}, {0, -1, 1}, {0, 3, 0},
 		{1, 5, 1}, {7, 5, 1}, {0.5, 0, 0.5}, {0.9, 0, 0.9}, {1e-300, 0, 1e-300},
 	} {
-		if got := tokenbucket.TailMD1(c.rho, c.x); got != c.want {
-			t.Errorf("TailMD1(%v, %v) is %v, want %v", c.rho, c.x, got, c.want)
-		}
+		testkit.Equal(t, tokenbucket.TailMD1(c.rho, c.x), c.want, "TailMD1(%v, %v)", c.rho, c.x)
 	}
 	for _, c := range [][2]float64{{-0.1, 1}, {math.NaN(), 1}, {0.5, math.NaN()}} {
 		if got := tokenbucket.TailMD1(c[0], c[1]); !math.IsNaN(got) {
