@@ -32,13 +32,11 @@ func benchmarkMessage(b *testing.B, s *Stamper) {
 	p, buf := message(100), make([]byte, 200)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := client.Write(p); err != nil {
-			b.Fatal(err)
-		}
+		_, err := client.Write(p)
+		testkit.Must(b, err)
 		start := c.Offset()
-		if _, err := c.Read(buf); err != nil {
-			b.Fatal(err)
-		}
+		_, err = c.Read(buf)
+		testkit.Must(b, err)
 		c.Arrival(start, c.Offset())
 	}
 }

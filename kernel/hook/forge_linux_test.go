@@ -92,9 +92,8 @@ func TestFilterIsNotForged(t *testing.T) {
 				}
 				for i := range 2 {
 					start, got := c.Offset(), make([]byte, size)
-					if _, err := io.ReadFull(c, got); err != nil {
-						t.Fatal(err)
-					}
+					_, err := io.ReadFull(c, got)
+					testkit.Must(t, err)
 					if !bytes.Equal(got, message(size)) {
 						t.Fatal("TCP took what was forged, so this shows nothing")
 					}
@@ -144,9 +143,8 @@ func TestAHoleCounts(t *testing.T) {
 				runtime.Gosched()
 			}
 			from := clock.Mono()
-			if _, err := client.Write(message(1)); err != nil {
-				t.Fatal(err)
-			}
+			_, err := client.Write(message(1))
+			testkit.Must(t, err)
 			if a := takeOwn(t, c, size); a.At.Before(from.Add(-clockSlack)) {
 				t.Errorf("%s: %v, %v before the hole was filled", s.src.name(), a.Source, from.Sub(a.At))
 			}

@@ -41,9 +41,8 @@ type secure struct {
 func (s secure) send(p []byte) span {
 	s.t.Helper()
 	from := clock.Mono()
-	if _, err := s.tls.Write(p); err != nil {
-		s.t.Fatal(err)
-	}
+	_, err := s.tls.Write(p)
+	testkit.Must(s.t, err)
 	return span{from, s.acked()}
 }
 
@@ -90,12 +89,10 @@ func TestTLSIsStampedByRecord(t *testing.T) {
 		// A record over several reads of the layer, asked for late.
 		in := client.send(message(1000))
 		start := l.Offset()
-		if _, err := io.ReadFull(l, make([]byte, 500)); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := io.ReadFull(l, make([]byte, 500)); err != nil {
-			t.Fatal(err)
-		}
+		_, err := io.ReadFull(l, make([]byte, 500))
+		testkit.Must(t, err)
+		_, err = io.ReadFull(l, make([]byte, 500))
+		testkit.Must(t, err)
 		within(t, fmt.Sprintf("%#x first half", version), l.Arrival(start, start+500), stamp.Exact, in)
 		within(t, fmt.Sprintf("%#x second half", version), l.Arrival(start+500, start+1000), stamp.Exact, in)
 		if c.Offset() != x.Offset() {
@@ -120,9 +117,8 @@ func TestCompressedStreamsGetBounds(t *testing.T) {
 		t.Helper()
 		for i := range 5 {
 			from := clock.Mono()
-			if _, err := w.Write(bytes.Repeat([]byte{byte(i)}, 50)); err != nil {
-				t.Fatal(err)
-			}
+			_, err := w.Write(bytes.Repeat([]byte{byte(i)}, 50))
+			testkit.Must(t, err)
 			testkit.Must(t, w.Flush())
 			in := span{from, acked()}
 			within(t, fmt.Sprintf("%s message %d", what, i), take(t, l, 50), stamp.UpperBound, in)

@@ -47,9 +47,7 @@ func checkRecords(t *testing.T, in []byte, ends []int64, r io.Reader, piece int)
 		before := x.Offset()
 		n, err := x.Read(p)
 		out = append(out, p[:n]...)
-		if x.Offset() != before+int64(n) {
-			t.Fatalf("offset %d after %d bytes from %d", x.Offset(), n, before)
-		}
+		testkit.MustEqual(t, x.Offset(), before+int64(n), "offset after %d bytes from %d", n, before)
 		i, _ := slices.BinarySearch(ends, before+1) // the record under way
 		if i < len(ends) && x.Offset() > ends[i] {
 			t.Fatalf("a read from %d to %d goes past the record that ends at %d", before, x.Offset(), ends[i])

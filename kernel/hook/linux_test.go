@@ -61,9 +61,8 @@ func effective(t testing.TB) (caps uint64) {
 	status, err := os.ReadFile("/proc/self/status")
 	testkit.Must(t, err)
 	_, rest, _ := strings.Cut(string(status), "CapEff:")
-	if _, err := fmt.Sscanf(strings.TrimSpace(rest), "%x", &caps); err != nil {
-		t.Fatal(err)
-	}
+	_, err = fmt.Sscanf(strings.TrimSpace(rest), "%x", &caps)
+	testkit.Must(t, err)
 	return caps
 }
 
@@ -73,9 +72,7 @@ func stamper(t testing.TB, src source, err error) *Stamper {
 	testkit.Must(t, err)
 	s := &Stamper{log: slog.New(slog.DiscardHandler), mode: Auto, src: src}
 	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, s.Close())
 	})
 	return s
 }
@@ -141,9 +138,8 @@ type span struct{ from, to mono.Time }
 func (s *sender) send(p []byte) span {
 	s.t.Helper()
 	from := clock.Mono()
-	if _, err := s.Write(p); err != nil {
-		s.t.Fatal(err)
-	}
+	_, err := s.Write(p)
+	testkit.Must(s.t, err)
 	return span{from, s.acked()}
 }
 
@@ -187,9 +183,8 @@ type reader interface {
 func take(t testing.TB, c reader, n int) stamp.Arrival {
 	t.Helper()
 	start := c.Offset()
-	if _, err := io.ReadFull(c, make([]byte, n)); err != nil {
-		t.Fatal(err)
-	}
+	_, err := io.ReadFull(c, make([]byte, n))
+	testkit.Must(t, err)
 	return c.Arrival(start, c.Offset())
 }
 
@@ -277,14 +272,12 @@ func TestFilterMapsMessagesToSegments(t *testing.T) {
 			done <- err
 		}()
 		start := c.Offset()
-		if _, err := io.ReadFull(c, make([]byte, large-1)); err != nil {
-			t.Fatal(err)
-		}
+		_, err := io.ReadFull(c, make([]byte, large-1))
+		testkit.Must(t, err)
 		testkit.Must(t, <-done)
 		acked := client.acked()
-		if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
-			t.Fatal(err)
-		}
+		_, err = io.ReadFull(c, make([]byte, 1))
+		testkit.Must(t, err)
 		a, source := c.Arrival(start, c.Offset()), stamp.Exact
 		if a.Source == stamp.UpperBound {
 			source = stamp.UpperBound // on a slow machine TCP sends some of it twice
@@ -377,9 +370,8 @@ func TestFilterDoesNotGuessTheBase(t *testing.T) {
 	c := adopt(t, s, accept(t, ln))
 	defer c.Release()
 	for i := range baseTries + 10 {
-		if _, err := client.Write(message(10)); err != nil {
-			t.Fatal(err)
-		}
+		_, err := client.Write(message(10))
+		testkit.Must(t, err)
 		if a := take(t, c, 10); a.Source != stamp.Read {
 			t.Fatalf("message %d: %+v, want the time after the read", i, a)
 		}
@@ -517,12 +509,10 @@ func TestFilterCountsLostRecords(t *testing.T) {
 	spans := make([]span, sent)
 	for i := range spans {
 		spans[i].from = clock.Mono()
-		if _, err := client.Write(message(10)); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := io.ReadFull(c, make([]byte, 10)); err != nil {
-			t.Fatal(err)
-		}
+		_, err := client.Write(message(10))
+		testkit.Must(t, err)
+		_, err = io.ReadFull(c, make([]byte, 10))
+		testkit.Must(t, err)
 		spans[i].to = clock.Mono()
 	}
 	var by [stamp.Sources]int
@@ -564,9 +554,7 @@ func TestFilterStampsNothingIgnored(t *testing.T) {
 	if after := f.sums(); after != before {
 		t.Errorf("the program still runs: counters %v, then %v", before, after)
 	}
-	if in := s.Info(); in.Counters.Rings != 0 {
-		t.Errorf("%d rings", in.Counters.Rings)
-	}
+	testkit.Equal(t, s.Info().Counters.Rings, 0, "rings")
 	c.Ignore()
 	c.Release()
 }
@@ -675,20 +663,16 @@ func noAllocations(t *testing.T, s *Stamper) {
 	defer c.Release()
 	p, buf := message(100), make([]byte, 200)
 	n := testing.AllocsPerRun(500, func() {
-		if _, err := client.Write(p); err != nil {
-			t.Fatal(err)
-		}
+		_, err := client.Write(p)
+		testkit.Must(t, err)
 		start := c.Offset()
-		if _, err := c.Read(buf); err != nil {
-			t.Fatal(err)
-		}
+		_, err = c.Read(buf)
+		testkit.Must(t, err)
 		if a := c.Arrival(start, c.Offset()); a.Source == stamp.Read {
 			t.Fatalf("%+v", a)
 		}
 	})
-	if n != 0 {
-		t.Errorf("%v allocations per message, want 0", n)
-	}
+	testkit.Equal(t, n, 0, "allocations per message")
 }
 
 func TestTimestampingBounds(t *testing.T) {
@@ -706,9 +690,8 @@ func TestTimestampingBounds(t *testing.T) {
 		// Read together, only the last one's is left.
 		first := client.send(message(50))
 		last := client.send(message(50))
-		if _, err := io.ReadFull(c, make([]byte, 100)); err != nil {
-			t.Fatal(err)
-		}
+		_, err := io.ReadFull(c, make([]byte, 100))
+		testkit.Must(t, err)
 		for i := range int64(2) {
 			within(t, fmt.Sprintf("%s merged %d", address, i), c.Arrival(500+50*i, 550+50*i), stamp.UpperBound, span{first.from, last.to})
 		}
@@ -775,9 +758,7 @@ func TestTimestampingNoticesClockSteps(t *testing.T) {
 	if a := withSend(t, client, c); a.Source != stamp.UpperBound {
 		t.Errorf("later: %+v", a)
 	}
-	if n := s.Info().Counters.StampsMissing; n != 1 {
-		t.Errorf("%d stamps missing, want 1", n)
-	}
+	testkit.Equal(t, s.Info().Counters.StampsMissing, 1, "stamps missing")
 }
 
 func TestAutoTakesTheBest(t *testing.T) {
@@ -813,9 +794,7 @@ func TestCloseWithRingsInUseSaysSo(t *testing.T) {
 	client := dial(t, ln, net.Dialer{})
 	c := s.Track(accept(t, ln))
 	withSend(t, client, c)
-	if err := s.Close(); err == nil || !strings.Contains(err.Error(), "1 connections not released") {
-		t.Errorf("close: %v", err)
-	}
+	testkit.ErrorHas(t, s.Close(), "1 connections not released", "close")
 	// The memory is still there, and the socket keeps the program.
 	within(t, "after close", withSend(t, client, c), stamp.Exact, span{0, mono.Never})
 }
@@ -857,17 +836,13 @@ func TestSlotsGrowRestAndEnd(t *testing.T) {
 		if err != nil {
 			t.Fatalf("after %d: %v (%v)", len(taken), err, f.slots.mu.failure)
 		}
-		if len(mem) != slotSize(stamp.MinRing) {
-			t.Fatalf("%d bytes", len(mem))
-		}
+		testkit.MustEqual(t, len(mem), slotSize(stamp.MinRing), "bytes")
 		taken = append(taken, slot)
 	}
 	if _, _, err := f.slots.take(now); err != errNoSlot {
 		t.Errorf("beyond the limit: %v", err)
 	}
-	if n := len(f.slots.mu.chunks); n != 3 {
-		t.Errorf("%d chunks, want 3", n)
-	}
+	testkit.Equal(t, len(f.slots.mu.chunks), 3, "chunks")
 	different := slices.Clone(taken)
 	slices.Sort(different)
 	if different = slices.Compact(different); len(different) != 2500 || different[2499] != 2499 {

@@ -88,9 +88,8 @@ func newNetwork(t *testing.T, lose, double uint32) *network {
 	n.counters = coll.Maps["counters"]
 	n.attach(n.to, coll.Programs["bad"])
 	n.attach(n.to, coll.Programs["watch"])
-	if n.witness, err = ringbuf.NewReader(coll.Maps["witness"]); err != nil {
-		t.Fatal(err)
-	}
+	n.witness, err = ringbuf.NewReader(coll.Maps["witness"])
+	testkit.Must(t, err)
 	t.Cleanup(func() { n.witness.Close() })
 	return n
 }
@@ -101,18 +100,12 @@ func (n *network) in(ns string, f func()) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	here, err := os.Open("/proc/thread-self/ns/net")
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	testkit.Must(n.t, err)
 	defer here.Close()
 	there, err := os.Open("/run/netns/" + ns)
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	testkit.Must(n.t, err)
 	defer there.Close()
-	if err := unix.Setns(int(there.Fd()), unix.CLONE_NEWNET); err != nil {
-		n.t.Fatal(err)
-	}
+	testkit.Must(n.t, unix.Setns(int(there.Fd()), unix.CLONE_NEWNET))
 	defer func() {
 		if err := unix.Setns(int(here.Fd()), unix.CLONE_NEWNET); err != nil {
 			panic(err) // the thread is of no use now
@@ -126,13 +119,9 @@ func (n *network) attach(ns string, prog *ebpf.Program) {
 	n.t.Helper()
 	n.in(ns, func() {
 		dev, err := net.InterfaceByName("veth0")
-		if err != nil {
-			n.t.Fatal(err)
-		}
+		testkit.Must(n.t, err)
 		l, err := link.AttachTCX(link.TCXOptions{Interface: dev.Index, Program: prog, Attach: ebpf.AttachTCXIngress})
-		if err != nil {
-			n.t.Fatal(err)
-		}
+		testkit.Must(n.t, err)
 		n.t.Cleanup(func() { l.Close() })
 	})
 }
@@ -142,9 +131,7 @@ func (n *network) set(ns string, feature, value uint32) {
 	n.t.Helper()
 	n.in(ns, func() {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
-		if err != nil {
-			n.t.Fatal(err)
-		}
+		testkit.Must(n.t, err)
 		defer unix.Close(fd)
 		var what runtime.Pinner
 		defer what.Unpin()
@@ -188,9 +175,7 @@ func (n *network) report(port int) (all []seen) {
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			break
 		}
-		if err != nil {
-			n.t.Fatal(err)
-		}
+		testkit.Must(n.t, err)
 		raw := rec.RawSample
 		if int(binary.NativeEndian.Uint16(raw[16:])) != port {
 			continue
@@ -201,17 +186,13 @@ func (n *network) report(port int) (all []seen) {
 			size: binary.NativeEndian.Uint32(raw[12:]),
 		})
 	}
-	if unseen := n.count(2); unseen != 0 {
-		n.t.Fatalf("the witness missed %d segments", unseen)
-	}
+	testkit.MustEqual(n.t, n.count(2), 0, "the witness missed segments")
 	return all
 }
 
 func (n *network) count(which uint32) (c uint64) {
 	n.t.Helper()
-	if err := n.counters.Lookup(which, &c); err != nil {
-		n.t.Fatal(err)
-	}
+	testkit.Must(n.t, n.counters.Lookup(which, &c))
 	return c
 }
 
@@ -292,9 +273,8 @@ func TestBadNetwork(t *testing.T) {
 			buf := make([]byte, tc.size)
 			for i := range got {
 				start := c.Offset()
-				if _, err := io.ReadFull(c, buf); err != nil {
-					t.Fatal(err)
-				}
+				_, err := io.ReadFull(c, buf)
+				testkit.Must(t, err)
 				if !bytes.Equal(buf, message(tc.size)) {
 					t.Fatalf("message %d was damaged", i)
 				}
@@ -344,9 +324,7 @@ func (n *network) check(got []stamp.Arrival, all []seen, base uint32, size int, 
 			bounds++
 			continue
 		}
-		if a.Source != stamp.Exact {
-			n.t.Errorf("message %d: %v", i, a.Source)
-		}
+		testkit.Equal(n.t, a.Source, stamp.Exact, "message %d", i)
 		for _, s := range all[completing+1:] {
 			if s.seq-by.seq >= by.size && by.seq-s.seq >= s.size {
 				continue // no byte in common

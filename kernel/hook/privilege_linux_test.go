@@ -129,15 +129,11 @@ func bpffs(t *testing.T) string {
 	dir, err := os.MkdirTemp("", "hook")
 	testkit.Must(t, err)
 	t.Cleanup(func() {
-		if err := os.Remove(dir); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, os.Remove(dir))
 	})
 	testkit.Must(t, unix.Mount("bpf", dir, "bpf", 0, "mode=0711"))
 	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, unix.Unmount(dir, 0))
 	})
 	testkit.Must(t, os.Chmod(dir, 0o711))
 	return dir
@@ -214,12 +210,8 @@ func childPinned() error {
 
 func TestPinSaysWhatIsWrong(t *testing.T) {
 	needRoot(t)
-	if err := Pin(t.TempDir(), 0, 0, Config{}); err == nil || !strings.Contains(err.Error(), "not in a bpffs") {
-		t.Errorf("outside a bpffs: %v", err)
-	}
-	if err := Pin(t.TempDir(), 0, 0, Config{RingRecords: 3}); err == nil || !strings.Contains(err.Error(), "power of two") {
-		t.Errorf("bad config: %v", err)
-	}
+	testkit.ErrorHas(t, Pin(t.TempDir(), 0, 0, Config{}), "not in a bpffs", "outside a bpffs")
+	testkit.ErrorHas(t, Pin(t.TempDir(), 0, 0, Config{RingRecords: 3}), "power of two", "bad config")
 	if s, err := Open(EBPF, Config{PinDir: filepath.Join(t.TempDir(), "none")}, discard()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no directory: %v, %v", s, err)
 	}
@@ -267,10 +259,6 @@ func TestConnectionsWithoutASocketAreRead(t *testing.T) {
 	if a := take(t, c, 10); a.Source != stamp.Read {
 		t.Errorf("%+v", a)
 	}
-	if err := <-sent; err != nil {
-		t.Error(err)
-	}
-	if n := s.Info().Counters.ConnsRefused; n != 1 {
-		t.Errorf("%d connections refused, want 1", n)
-	}
+	testkit.NoError(t, <-sent)
+	testkit.Equal(t, s.Info().Counters.ConnsRefused, 1, "connections refused")
 }

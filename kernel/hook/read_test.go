@@ -54,22 +54,17 @@ func TestReadTimeLiesBetweenTheWriteAndTheCall(t *testing.T) {
 		for i := range int64(10) {
 			before := clock.Mono()
 			wait := send(t, client, []byte("12345678"))
-			if _, err := io.ReadFull(c, buf); err != nil {
-				t.Fatal(err)
-			}
+			_, err := io.ReadFull(c, buf)
+			testkit.Must(t, err)
 			after := clock.Mono()
 			wait()
 			a := c.Arrival(i*8, i*8+8)
 			if a.Source != stamp.Read || a.At.Before(before) || after.Before(a.At) {
 				t.Fatalf("%s: message %d: %v at %d, want read within [%d, %d]", mode, i, a.Source, a.At, before, after)
 			}
-			if c.Offset() != i*8+8 {
-				t.Fatalf("%s: Offset() = %d, want %d", mode, c.Offset(), i*8+8)
-			}
+			testkit.MustEqual(t, c.Offset(), i*8+8, "%s: Offset()", mode)
 		}
-		if got := s.Info().Counters.Arrivals[stamp.Read]; got != 10 {
-			t.Errorf("%s: counted %d read stamps, want 10", mode, got)
-		}
+		testkit.Equal(t, s.Info().Counters.Arrivals[stamp.Read], 10, "%s: counted read stamps", mode)
 		c.Release()
 		c.Release()
 	}
@@ -98,9 +93,7 @@ func TestReadTimeAllocatesNothing(t *testing.T) {
 	})
 	server.Close()
 	<-stop
-	if allocs != 0 {
-		t.Errorf("%v allocations per read, want 0", allocs)
-	}
+	testkit.Equal(t, allocs, 0, "allocations per read")
 }
 
 func TestOpenSaysWhatIsWrong(t *testing.T) {
@@ -146,15 +139,13 @@ func TestArrivalsOfAConnectionNeverDecrease(t *testing.T) {
 	c := open(t, hook.Off, hook.Config{}).Track(server)
 	buf := make([]byte, 8)
 	wait := send(t, client, []byte("12345678"))
-	if _, err := io.ReadFull(c, buf); err != nil {
-		t.Fatal(err)
-	}
+	_, err := io.ReadFull(c, buf)
+	testkit.Must(t, err)
 	wait()
 	late := c.Arrival(0, 16) // asked for too early: the time is now
 	wait = send(t, client, []byte("12345678"))
-	if _, err := io.ReadFull(c, buf); err != nil {
-		t.Fatal(err)
-	}
+	_, err = io.ReadFull(c, buf)
+	testkit.Must(t, err)
 	wait()
 	if a := c.Arrival(0, 4); a != late {
 		t.Errorf("%v at %d, want that of the message before, %v at %d", a.Source, a.At, late.Source, late.At)

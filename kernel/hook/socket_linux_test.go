@@ -85,9 +85,7 @@ func TestASocketIsStampedWithoutWaitingAndMovesOn(t *testing.T) {
 		testkit.Must(t, f.Close())
 		c.Move(nc)
 		check("moved")
-		if c.Offset() != 300 {
-			t.Errorf("offset %d after 300 bytes", c.Offset())
-		}
+		testkit.Equal(t, c.Offset(), 300, "offset after 300 bytes")
 		testkit.Must(t, client.Close())
 		if n, err := c.Read(buf); n != 0 || !errors.Is(err, io.EOF) {
 			t.Errorf("the end: %d, %v", n, err)
@@ -112,15 +110,11 @@ func TestASocketSaysHowItEnds(t *testing.T) {
 				}
 			}
 		}
-		if err := end(func(*sender) {}); !errors.Is(err, io.EOF) {
-			t.Errorf("closed: %v", err)
-		}
+		testkit.ErrorIs(t, end(func(*sender) {}), io.EOF, "closed")
 		err := end(func(c *sender) {
 			testkit.Must(t, c.SetLinger(0))
 		})
-		if !errors.Is(err, unix.ECONNRESET) {
-			t.Errorf("reset: %v", err)
-		}
+		testkit.ErrorIs(t, err, unix.ECONNRESET, "reset")
 	})
 }
 
@@ -134,9 +128,8 @@ func TestASocketAllocatesNothing(t *testing.T) {
 	defer c.Release()
 	p, buf := message(100), make([]byte, 200)
 	n := testing.AllocsPerRun(500, func() {
-		if _, err := client.Write(p); err != nil {
-			t.Fatal(err)
-		}
+		_, err := client.Write(p)
+		testkit.Must(t, err)
 		start := c.Offset()
 		n, err := c.Read(buf)
 		for errors.Is(err, ErrAgain) { // over loopback it is there in a moment
@@ -152,7 +145,5 @@ func TestASocketAllocatesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	if n != 0 {
-		t.Errorf("%v allocations per message, want 0", n)
-	}
+	testkit.Equal(t, n, 0, "allocations per message")
 }

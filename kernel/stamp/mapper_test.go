@@ -7,6 +7,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
@@ -219,9 +220,7 @@ func TestMapperAfterAnOverrun(t *testing.T) {
 		if i < 200-size { // the oldest record left stands in
 			want = stamp.Arrival{At: at(200 - size), Source: stamp.Overwritten}
 		}
-		if a != want {
-			t.Errorf("message %d: %+v, want %+v", i, a, want)
-		}
+		testkit.Equal(t, a, want, "message %d", i)
 	}
 	if m.Lost() != lost {
 		t.Errorf("lost %d records, want %d", m.Lost(), lost)

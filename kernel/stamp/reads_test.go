@@ -6,6 +6,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
@@ -14,9 +15,7 @@ func TestReadsKnowNothingBeforeTheFirst(t *testing.T) {
 	if at, ok := r.At(0); ok {
 		t.Errorf("At(0) = %d before any read", at)
 	}
-	if got := r.End(); got != 0 {
-		t.Errorf("End() = %d before any read", got)
-	}
+	testkit.Equal(t, r.End(), 0, "End() before any read")
 }
 
 // The slow obvious version keeps every read. The real one may answer late for
@@ -37,9 +36,7 @@ func TestReadsAgreeWithAFullHistory(t *testing.T) {
 			r.Note(end, now)
 			all = append(all, read{end, now})
 		}
-		if r.End() != end {
-			t.Fatalf("End() = %d, want %d", r.End(), end)
-		}
+		testkit.MustEqual(t, r.End(), end, "End()")
 		if _, ok := r.At(end); ok {
 			t.Fatalf("At(%d) known, but only %d bytes were read", end, end)
 		}

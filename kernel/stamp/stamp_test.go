@@ -3,6 +3,7 @@ package stamp_test
 import (
 	"testing"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
 )
 
@@ -15,7 +16,5 @@ func TestSourceNamesAreDistinct(t *testing.T) {
 		}
 		seen[name] = true
 	}
-	if got := stamp.Source(stamp.Sources).String(); got != "unknown" {
-		t.Errorf("an undefined source is %q, want unknown", got)
-	}
+	testkit.Equal(t, stamp.Source(stamp.Sources).String(), "unknown", "an undefined source")
 }
