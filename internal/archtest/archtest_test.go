@@ -180,8 +180,6 @@ func TestMatch(t *testing.T) {
 		{"a/...", "ab", false},
 		{"...", "anything", true},
 	} {
-		if got := match(c.pattern, c.path); got != c.want {
-			t.Errorf("match(%q, %q) = %v", c.pattern, c.path, got)
-		}
+		testkit.Equal(t, match(c.pattern, c.path), c.want, "match(%q, %q)", c.pattern, c.path)
 	}
 }

@@ -165,9 +165,7 @@ func TestMetricsAreExplained(t *testing.T) {
 			if !regexp.MustCompile(`\b` + m.name + `\b`).MatchString(pages) {
 				t.Errorf("%s: %s is not in docs/operations.md", m.at, m.name)
 			}
-			if why := alone(m.help); why != "" {
-				t.Errorf("%s: the help of %s %s: %q", m.at, m.name, why, m.help)
-			}
+			testkit.Equal(t, alone(m.help), "", "%s: the help of %s %q", m.at, m.name, m.help)
 		}
 	}
 	if count < 90 {

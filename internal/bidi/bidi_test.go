@@ -184,9 +184,7 @@ func TestAPeerThatVanishesBehindAMessage(t *testing.T) {
 		f.hangUp()
 		synctest.Wait()
 		close(busy)
-		if err := <-f.result; !errors.Is(err, context.Canceled) {
-			t.Errorf("got %v", err)
-		}
+		testkit.ErrorIs(t, <-f.result, context.Canceled)
 		f.server.Close(nil)
 	})
 }
@@ -196,9 +194,7 @@ func TestAClosedServerRefuses(t *testing.T) {
 	f := serve(t)
 	f.server.Close(closing)
 	f.start()
-	if err := <-f.result; !errors.Is(err, closing) {
-		t.Errorf("got %v", err)
-	}
+	testkit.ErrorIs(t, <-f.result, closing)
 }
 
 func TestAQueueTakesFromManyAndLosesNothing(t *testing.T) {
@@ -220,9 +216,7 @@ func TestAQueueTakesFromManyAndLosesNothing(t *testing.T) {
 		}
 		writers.Wait()
 		close(f.stream.in)
-		if err := <-f.result; err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, <-f.result)
 		f.out.Put(say("after the end")) // does nothing, and does not block
 		f.server.Close(errors.New("done"))
 	})

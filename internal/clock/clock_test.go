@@ -3,6 +3,8 @@ package clock
 import (
 	"testing"
 	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 func TestMonoNeverGoesBack(t *testing.T) {
@@ -21,9 +23,7 @@ func TestBootGoesOnNoSlowerThanMono(t *testing.T) {
 	if b, m := Boot().Sub(boot), sysMono().Sub(mono); b < 0 || Boot().Sub(boot) < m {
 		t.Errorf("%v, and %v of CLOCK_MONOTONIC", b, m)
 	}
-	if n := testing.AllocsPerRun(100, func() { Boot() }); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
+	testkit.Equal(t, testing.AllocsPerRun(100, func() { Boot() }), 0, "allocations")
 }
 
 // Two processes compare their readings, so ours must be the system's own.

@@ -88,9 +88,7 @@ func TestArgument(t *testing.T) {
 
 func TestHelpAndVersion(t *testing.T) {
 	_, out, err := read(t, "--help")
-	if !errors.Is(err, errDone) {
-		t.Errorf("--help: %v", err)
-	}
+	testkit.ErrorIs(t, err, errDone, "--help")
 	for _, part := range []string{"thing does it.", "Usage: thing [flags]", "-http-address", "-config", "-version"} {
 		if !strings.Contains(out, part) {
 			t.Errorf("--help does not say %q:\n%s", part, out)
@@ -125,17 +123,13 @@ func TestFaults(t *testing.T) {
 					t.Errorf("%v\ndoes not say %q", err, want)
 				}
 			}
-			if out != "" {
-				t.Errorf("printed %q", out)
-			}
+			testkit.Equal(t, out, "", "printed")
 		})
 	}
 }
 
 func TestWithin(t *testing.T) {
 	for n, want := range map[int]string{0: "--count 0: want 1 to 3", 1: "<nil>", 3: "<nil>", 4: "--count 4: want 1 to 3"} {
-		if got := fmt.Sprint(Within("count", n, 1, 3)); got != want {
-			t.Errorf("%s, want %s", got, want)
-		}
+		testkit.Equal(t, fmt.Sprint(Within("count", n, 1, 3)), want)
 	}
 }

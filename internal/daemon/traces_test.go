@@ -92,15 +92,13 @@ func TestTraces(t *testing.T) {
 		admin := srtmv1.NewAdminServiceClient(conn)
 		const parent = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
 		ctx := metadata.AppendToOutgoingContext(t.Context(), "traceparent", parent)
-		if _, err := admin.ListTopics(ctx, &srtmv1.ListTopicsRequest{}, grpc.WaitForReady(true)); err != nil {
-			t.Error(err)
-		}
+		_, err := admin.ListTopics(ctx, &srtmv1.ListTopicsRequest{}, grpc.WaitForReady(true))
+		testkit.NoError(t, err)
 		if _, err := admin.DeleteTopic(t.Context(), &srtmv1.DeleteTopicRequest{}); err == nil {
 			t.Error("no error")
 		}
-		if _, err := healthv1.NewHealthClient(conn).Check(t.Context(), &healthv1.HealthCheckRequest{}); err != nil {
-			t.Error(err)
-		}
+		_, err = healthv1.NewHealthClient(conn).Check(t.Context(), &healthv1.HealthCheckRequest{})
+		testkit.NoError(t, err)
 	}
 	served(t, use) // off: nothing is sent
 	served(t, use, "--trace-endpoint=http://"+address)
@@ -126,9 +124,8 @@ func TestTraces(t *testing.T) {
 // Nothing listens where traces are to go: the daemon serves, and ends.
 func TestTracesThatCannotBeSent(t *testing.T) {
 	served(t, func(conn *grpc.ClientConn) {
-		if _, err := srtmv1.NewAdminServiceClient(conn).ListTopics(t.Context(), &srtmv1.ListTopicsRequest{}, grpc.WaitForReady(true)); err != nil {
-			t.Error(err)
-		}
+		_, err := srtmv1.NewAdminServiceClient(conn).ListTopics(t.Context(), &srtmv1.ListTopicsRequest{}, grpc.WaitForReady(true))
+		testkit.NoError(t, err)
 	}, "--trace-endpoint=http://127.0.0.1:1")
 }
 

@@ -1,6 +1,10 @@
 package fifo
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+)
 
 func TestQueueKeepsTheOrder(t *testing.T) {
 	var q Queue[int]
@@ -8,9 +12,7 @@ func TestQueueKeepsTheOrder(t *testing.T) {
 	for i := range 1000 {
 		q.Push(i)
 		if i%3 == 0 {
-			if got := q.Pop(); got != next {
-				t.Fatalf("got %d, want %d", got, next)
-			}
+			testkit.MustEqual(t, q.Pop(), next)
 			next++
 		}
 		if q.Len() != i+1-next || q.Len() > 0 && *q.Front() != next {
@@ -18,11 +20,7 @@ func TestQueueKeepsTheOrder(t *testing.T) {
 		}
 	}
 	for ; next < 1000; next++ {
-		if got := q.Pop(); got != next {
-			t.Fatalf("got %d, want %d", got, next)
-		}
+		testkit.MustEqual(t, q.Pop(), next)
 	}
-	if q.Len() != 0 {
-		t.Errorf("%d are left", q.Len())
-	}
+	testkit.Equal(t, q.Len(), 0, "are left")
 }

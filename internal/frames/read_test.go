@@ -8,6 +8,7 @@ import (
 	"testing/iotest"
 
 	"github.com/srtm-io/srtm/internal/frames"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
@@ -36,9 +37,7 @@ func FuzzRead(f *testing.F) {
 				t.Fatalf("%v, which ParseFrame does not refuse", err)
 			}
 		case len(in) == 0:
-			if err != io.EOF {
-				t.Fatalf("no frame: %v", err)
-			}
+			testkit.MustEqual(t, err, io.EOF, "no frame")
 		case err != io.ErrUnexpectedEOF:
 			t.Fatalf("%d bytes of a frame: %v", len(in), err)
 		}

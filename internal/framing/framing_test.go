@@ -70,9 +70,8 @@ func TestNetHTTPReadsNoneUnnoticed(t *testing.T) {
 			if got := Twice(c, req); got != want {
 				t.Fatalf("request %d of %q: %v, want %v", i, text.String(), got, want)
 			}
-			if _, err := io.Copy(io.Discard, req.Body); err != nil {
-				t.Fatal(err)
-			}
+			_, err = io.Copy(io.Discard, req.Body)
+			testkit.Must(t, err)
 		}
 	})
 }
@@ -90,12 +89,9 @@ func TestWhatIsRememberedIsBounded(t *testing.T) {
 	for i := range 1002 {
 		req, err := http.ReadRequest(r)
 		testkit.Must(t, err)
-		if got, want := Twice(c, req), i < 1001; got != want {
-			t.Fatalf("request %d: %v", i, got)
-		}
-		if _, err := io.Copy(io.Discard, req.Body); err != nil {
-			t.Fatal(err)
-		}
+		testkit.MustEqual(t, Twice(c, req), i < 1001, "request %d", i)
+		_, err = io.Copy(io.Discard, req.Body)
+		testkit.Must(t, err)
 	}
 	if known := c.twice.Load().(string); len(known) > 2*maxRequests {
 		t.Errorf("%d bytes are remembered", len(known))

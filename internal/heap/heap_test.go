@@ -30,9 +30,7 @@ func TestTheLeastComesFirst(t *testing.T) {
 			h[0] = left[0]
 			h.Fix()
 		default:
-			if got := h.Pop(); got != left[0] {
-				t.Fatalf("got %d, want %d", got, left[0])
-			}
+			testkit.MustEqual(t, h.Pop(), left[0])
 			left = left[1:]
 		}
 		slices.Sort(left)

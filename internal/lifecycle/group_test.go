@@ -112,9 +112,7 @@ func TestAPartMayFinishEarly(t *testing.T) {
 		g.Add("server", j.slow("server", 0))
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Hour, func() { j.add("signal"); cancel() })
-		if err := g.Run(ctx); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, g.Run(ctx))
 		j.expect(t, "warmed", "signal", "server told", "server gone")
 	})
 }
@@ -126,9 +124,7 @@ func TestRunEndsWhenAllHaveFinished(t *testing.T) {
 			g.Add(fmt.Sprint(i), func(context.Context) error { pass(time.Duration(i) * time.Second); return nil })
 		}
 		start := time.Now()
-		if err := g.Run(t.Context()); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, g.Run(t.Context()))
 		if took := time.Since(start); took != 2*time.Second {
 			t.Errorf("ended after %v, want 2s: when the last one had", took)
 		}
@@ -136,9 +132,7 @@ func TestRunEndsWhenAllHaveFinished(t *testing.T) {
 }
 
 func TestAnEmptyGroupEndsAtOnce(t *testing.T) {
-	if err := new(Group).Run(t.Context()); err != nil {
-		t.Error(err)
-	}
+	testkit.NoError(t, new(Group).Run(t.Context()))
 }
 
 // A part that gives up with context.Canceled without having been told to stop
@@ -163,9 +157,7 @@ func TestContextsKeepTheirValues(t *testing.T) {
 		}
 		return nil
 	})
-	if err := g.Run(context.WithValue(t.Context(), key{}, "here")); err != nil {
-		t.Error(err)
-	}
+	testkit.NoError(t, g.Run(context.WithValue(t.Context(), key{}, "here")))
 }
 
 func TestOnlyCanceled(t *testing.T) {
@@ -182,8 +174,6 @@ func TestOnlyCanceled(t *testing.T) {
 		{errors.Join(context.Canceled, other), false},
 		{fmt.Errorf("%w, %w", other, context.Canceled), false},
 	} {
-		if got := onlyCanceled(c.err); got != c.want {
-			t.Errorf("%q: %v, want %v", c.err, got, c.want)
-		}
+		testkit.Equal(t, onlyCanceled(c.err), c.want, "%q", c.err)
 	}
 }

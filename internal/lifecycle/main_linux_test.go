@@ -18,9 +18,8 @@ func TestMainEndsWhenNobodyReadsItsErrors(t *testing.T) {
 	defer r.Close()
 	size, err := unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, 1)
 	testkit.Must(t, err)
-	if _, err := w.Write(make([]byte, size)); err != nil {
-		t.Fatal(err)
-	}
+	_, err = w.Write(make([]byte, size))
+	testkit.Must(t, err)
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
 	cmd.Env = append(os.Environ(), daemonEnv+"=misused", "GORACE=atexit_sleep_ms=0")
 	cmd.Stderr = w

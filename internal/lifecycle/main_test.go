@@ -174,9 +174,7 @@ func TestErrorsAfterTheSignal(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
 			code := supervise(ctx, "tool", func(context.Context) error { return c.err }, io.Discard, func(int) { t.Error("exit called") })
-			if code != c.code {
-				t.Errorf("code %d, want %d", code, c.code)
-			}
+			testkit.Equal(t, code, c.code, "code")
 		})
 	}
 }
@@ -237,9 +235,7 @@ func TestTheLimitIsHeld(t *testing.T) {
 					}
 					return nil
 				}, io.Discard, func(int) { forced = time.Since(began) })
-				if forced != c.after {
-					t.Errorf("forced to exit after %v, want %v", forced, c.after)
-				}
+				testkit.Equal(t, forced, c.after, "forced to exit after")
 			})
 		})
 	}

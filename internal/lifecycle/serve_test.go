@@ -82,9 +82,7 @@ func TestServeLetsRequestsFinish(t *testing.T) {
 				<-asked
 				told = time.Now()
 				cancel()
-				if got := <-answer; got != c.answer {
-					t.Errorf("answer %q, want %q", got, c.answer)
-				}
+				testkit.Equal(t, <-answer, c.answer, "answer")
 				if err := <-ended; err != nil {
 					t.Errorf("a clean stop: %v", err)
 				}
@@ -137,9 +135,8 @@ func TestServeGRPCEndsStreamsThatDoNotEnd(t *testing.T) {
 				defer stopWatching()
 				stream, err := healthpb.NewHealthClient(conn).Watch(watching, &healthpb.HealthCheckRequest{})
 				testkit.Must(t, err)
-				if _, err := stream.Recv(); err != nil {
-					t.Fatal(err)
-				}
+				_, err = stream.Recv()
+				testkit.Must(t, err)
 				told := time.Now()
 				cancel()
 				if c.ends {
@@ -156,12 +153,8 @@ func TestServeGRPCEndsStreamsThatDoNotEnd(t *testing.T) {
 				if err := <-ended; err != nil {
 					t.Errorf("a clean stop: %v", err)
 				}
-				if took := time.Since(told); took != c.stop {
-					t.Errorf("stopped after %v, want %v", took, c.stop)
-				}
-				if err := conn.Close(); err != nil {
-					t.Error(err)
-				}
+				testkit.Equal(t, time.Since(told), c.stop, "stopped after")
+				testkit.NoError(t, conn.Close())
 			})
 		})
 	}

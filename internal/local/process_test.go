@@ -60,9 +60,7 @@ func TestStopTellsWhereAProcessHangs(t *testing.T) {
 	hangs := program(t, "trap '' TERM\ntrap 'echo here; exit 2' QUIT\n: > ready\nwhile :; do sleep 0.01; done\n")
 	p, err := Start(hangs, nil, Options{Dir: dir, Ready: ready(dir), Within: time.Second})
 	testkit.Must(t, err)
-	if err := p.Stop(); err == nil || !strings.Contains(err.Error(), "did not stop within 1s of SIGTERM; it printed last:\nhere\n") {
-		t.Errorf("got %v", err)
-	}
+	testkit.ErrorHas(t, p.Stop(), "did not stop within 1s of SIGTERM; it printed last:\nhere\n")
 }
 
 func TestRunOfWhatEndsAtOnce(t *testing.T) {
@@ -87,7 +85,5 @@ func TestPortsAreGivenOnce(t *testing.T) {
 			seen[address] = true
 		}
 	}
-	if len(seen) != 100 {
-		t.Errorf("%d addresses", len(seen))
-	}
+	testkit.Equal(t, len(seen), 100, "addresses")
 }

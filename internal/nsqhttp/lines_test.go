@@ -30,9 +30,7 @@ func TestLinesAreTheBodysOwn(t *testing.T) {
 			l.Each(func(body []byte) { all = append(all, string(body)) })
 			got = fmt.Sprint(l.Len(), " ", all)
 		}
-		if got != c.want {
-			t.Errorf("%q: %s, want %s", c.body, got, c.want)
-		}
+		testkit.Equal(t, got, c.want, "%q", c.body)
 	}
 }
 

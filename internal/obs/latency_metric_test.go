@@ -20,9 +20,7 @@ func TestLatencyMetricCountsWhatIsBelowEachBound(t *testing.T) {
 	var m dto.Metric
 	testkit.Must(t, l.Metric(prometheus.NewDesc("x", "help", nil, nil)).Write(&m))
 	h := m.GetHistogram()
-	if h.GetSampleCount() != 5 {
-		t.Errorf("%d samples, want 5", h.GetSampleCount())
-	}
+	testkit.Equal(t, h.GetSampleCount(), 5, "samples")
 	if got, want := h.GetSampleSum(), 60.00331; math.Abs(got-want) > want/100 {
 		t.Errorf("sum %g s, want %g within 1 %%", got, want)
 	}

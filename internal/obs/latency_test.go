@@ -99,9 +99,7 @@ func TestLatencyQuantilesAgainstSortedSamples(t *testing.T) {
 		}
 	}
 	l.Merge(part)
-	if part.Count() != 10_000 {
-		t.Errorf("Merge changed its argument: %d samples", part.Count())
-	}
+	testkit.Equal(t, part.Count(), 10_000, "Merge changed its argument: samples")
 	slices.Sort(samples)
 	for _, q := range []float64{0.001, 0.1, 0.5, 0.9, 0.99, 0.999, 1} {
 		want := samples[int(math.Ceil(q*float64(len(samples))))-1]
@@ -118,9 +116,7 @@ func TestLatencyQuantileOutsideTheUnitInterval(t *testing.T) {
 		l.Record(time.Duration(i+1) * time.Microsecond)
 	}
 	for q, want := range map[float64]time.Duration{-1: 1, 2: 100} {
-		if got := l.Quantile(q); got != want*time.Microsecond {
-			t.Errorf("quantile %v: %v, want %v", q, got, want*time.Microsecond)
-		}
+		testkit.Equal(t, l.Quantile(q), want*time.Microsecond, "quantile %v", q)
 	}
 	if got := l.Quantile(math.NaN()); got != 100*time.Microsecond {
 		t.Errorf("quantile NaN: %v, want the largest", got)
@@ -140,9 +136,7 @@ func TestLatencyMergeAddsClamped(t *testing.T) {
 func TestLatencyRecordDoesNotAllocate(t *testing.T) {
 	l := NewLatency()
 	d := time.Duration(1)
-	if n := testing.AllocsPerRun(1000, func() { l.Record(d); d *= 3 }); n != 0 {
-		t.Errorf("%v allocations a record", n)
-	}
+	testkit.Equal(t, testing.AllocsPerRun(1000, func() { l.Record(d); d *= 3 }), 0, "allocations a record")
 }
 
 // The buckets, the quantiles and the mean are HdrHistogram's.
@@ -154,9 +148,7 @@ func TestLatencyIsAnHdrHistogram(t *testing.T) {
 			testkit.Must(t, h.RecordValue(micros))
 		}
 		for _, q := range []float64{0, 0.001, 0.5, 0.9, 0.99, 0.999, 1, rapid.Float64Range(0, 1).Draw(t, "q")} {
-			if got, want := l.Quantile(q), min(time.Duration(h.ValueAtPercentile(q*100))*time.Microsecond, MaxLatency); got != want {
-				t.Fatalf("quantile %v: %v, want %v", q, got, want)
-			}
+			testkit.MustEqual(t, l.Quantile(q), min(time.Duration(h.ValueAtPercentile(q*100))*time.Microsecond, MaxLatency), "quantile %v", q)
 		}
 		for _, bar := range h.Distribution() {
 			if low, high := bucketRange(bucketOf(time.Duration(bar.From) * time.Microsecond)); low != bar.From || high != bar.To {
@@ -225,9 +217,7 @@ func TestLatencyProtoRoundTrip(t *testing.T) {
 		// What came back can be used on.
 		back.Record(time.Second)
 		back.Merge(l)
-		if want := 2*l.Count() + 1; back.Count() != want {
-			t.Fatalf("count %d, want %d", back.Count(), want)
-		}
+		testkit.MustEqual(t, back.Count(), 2*l.Count()+1, "count")
 	})
 }
 
@@ -328,8 +318,6 @@ func TestCountAbove(t *testing.T) {
 		l.Record(d)
 	}
 	for d, want := range map[time.Duration]int64{0: 4, time.Millisecond: 2, 10 * time.Millisecond: 2, 100 * time.Millisecond: 1, time.Minute: 0} {
-		if n := l.CountAbove(d); n != want {
-			t.Errorf("above %v: %d, want %d", d, n, want)
-		}
+		testkit.Equal(t, l.CountAbove(d), want, "above %v", d)
 	}
 }

@@ -33,9 +33,7 @@ func TestLatencyLogHoldsEverySample(t *testing.T) {
 			t.Errorf("%s of %d ms with %d samples, want %s of 90 s with %d", h.Tag(), h.EndTimeMs()-h.StartTimeMs(), h.TotalCount(), want.tag, want.l.Count())
 		}
 		for _, q := range []float64{0, 0.5, 0.99, 1} {
-			if got, want := time.Duration(h.ValueAtPercentile(100*q))*time.Microsecond, want.l.Quantile(q); got != want {
-				t.Errorf("quantile %v is %v, want %v", q, got, want)
-			}
+			testkit.Equal(t, time.Duration(h.ValueAtPercentile(100*q))*time.Microsecond, want.l.Quantile(q), "quantile %v", q)
 		}
 	}
 }

@@ -117,17 +117,13 @@ func TestLinesThatCannotBeWrittenAreCounted(t *testing.T) {
 	w.setNotice(func(n uint64) []byte { return fmt.Appendf(nil, "%d dropped\n", n) })
 	_, _ = io.WriteString(w, "a\nb\n")
 	w.Flush(time.Minute)
-	if w.Dropped() != 2 {
-		t.Errorf("%d dropped, want 2", w.Dropped())
-	}
+	testkit.Equal(t, w.Dropped(), 2, "dropped")
 	out.mu.Lock()
 	out.fail = nil
 	out.mu.Unlock()
 	_, _ = io.WriteString(w, "c\n")
 	w.Flush(time.Minute)
-	if got := out.text(); got != "c\n2 dropped\n" {
-		t.Errorf("%q", got)
-	}
+	testkit.Equal(t, out.text(), "c\n2 dropped\n")
 }
 
 func TestLinesOfManyAreNeitherLostNorTorn(t *testing.T) {
@@ -159,9 +155,7 @@ func TestLinesOfManyAreNeitherLostNorTorn(t *testing.T) {
 	}
 	_ = pipe.Close()
 	<-read
-	if next != [8]int{1000, 1000, 1000, 1000, 1000, 1000, 1000, 1000} {
-		t.Errorf("lines of each: %v", next)
-	}
+	testkit.Equal(t, next, [8]int{1000, 1000, 1000, 1000, 1000, 1000, 1000, 1000}, "lines of each")
 }
 
 var droppedCount = regexp.MustCompile(`count"?[=:](\d+)`)

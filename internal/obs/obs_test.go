@@ -140,13 +140,9 @@ func TestCommit(t *testing.T) {
 		"0123456789ab+changes": {{Key: "vcs.modified", Value: "true"}, {Key: "vcs.revision", Value: "0123456789abcdef0123"}},
 		"abc":                  {{Key: "vcs.revision", Value: "abc"}},
 	} {
-		if got := commit(&debug.BuildInfo{Settings: settings}); got != want {
-			t.Errorf("%v: %q, want %q", settings, got, want)
-		}
+		testkit.Equal(t, commit(&debug.BuildInfo{Settings: settings}), want, "%v", settings)
 	}
-	if got := commit(nil); got != "unknown commit" {
-		t.Errorf("no build information: %q", got)
-	}
+	testkit.Equal(t, commit(nil), "unknown commit", "no build information")
 	if got := Version(); !strings.HasPrefix(got, "SRTM "+Release+" (") || !strings.HasSuffix(got, ")") {
 		t.Errorf("version %q, want SRTM %s (commit)", got, Release)
 	}

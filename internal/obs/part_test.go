@@ -23,9 +23,7 @@ func TestPartCountsWhereTheLatencyDoes(t *testing.T) {
 	for _, d := range durations {
 		l.Reset()
 		l.Record(d)
-		if got, want := bucketOf(d), int(l.Proto().Index[0]); got != want {
-			t.Errorf("%v is in bucket %d, want %d", d, got, want)
-		}
+		testkit.Equal(t, bucketOf(d), int(l.Proto().Index[0]), "%v is in bucket", d)
 	}
 }
 
@@ -92,9 +90,7 @@ func TestPartAtItsLimits(t *testing.T) {
 	if got := p.Of(l.Proto().Index); slices.Max(got) != 0 {
 		t.Errorf("after Reset: %v", got)
 	}
-	if n := testing.AllocsPerRun(100, func() { p.Record(time.Millisecond, time.Microsecond) }); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
+	testkit.Equal(t, testing.AllocsPerRun(100, func() { p.Record(time.Millisecond, time.Microsecond) }), 0, "allocations")
 }
 
 func BenchmarkPartRecord(b *testing.B) {

@@ -31,9 +31,7 @@ func TestAKindOfLineIsLoggedSoOftenASecondAndTheRestCounted(t *testing.T) {
 		if count("E_BAD_TOPIC") != 1 || count("connection ended") != 0 {
 			t.Error(out.text())
 		}
-		if count("left out") != 0 {
-			t.Error("said at once")
-		}
+		testkit.Equal(t, count("left out"), 0, "said at once")
 		pass(time.Second)
 		synctest.Wait()
 		if got := count(fmt.Sprintf(`level=WARN msg="lines left out: too many of a kind" of="connection closed" reason=E_INVALID count=%d`, 446-LinesPerSecond)); got != 1 || count("left out") != 1 {
@@ -51,9 +49,7 @@ func TestAKindOfLineIsLoggedSoOftenASecondAndTheRestCounted(t *testing.T) {
 		}
 		end()
 		pass(time.Minute)
-		if count("left out") != 1 {
-			t.Error("said twice")
-		}
+		testkit.Equal(t, count("left out"), 1, "times said")
 
 		// What comes slowly is never left out.
 		out.reset()
@@ -77,9 +73,7 @@ func TestKindsAreBounded(t *testing.T) {
 			log.Warn("m", KeyReason, i)
 		}
 		end()
-		if got := strings.Count(out.String(), "\n"); got != maxKinds+LinesPerSecond+1 {
-			t.Errorf("%d lines", got)
-		}
+		testkit.Equal(t, strings.Count(out.String(), "\n"), maxKinds+LinesPerSecond+1, "lines")
 	})
 }
 

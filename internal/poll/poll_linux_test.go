@@ -100,9 +100,7 @@ func TestWaitsLeaveAProcessor(t *testing.T) {
 		all = append(all, p)
 		waits.Go(func() { p.Wait(true) })
 	}
-	if n := runtime.GOMAXPROCS(0); n != len(all)+1 {
-		t.Errorf("GOMAXPROCS %d with %d pollers", n, len(all))
-	}
+	testkit.Equal(t, runtime.GOMAXPROCS(0), len(all)+1, "GOMAXPROCS with %d pollers", len(all))
 	for _, p := range all {
 		p.Wake()
 	}

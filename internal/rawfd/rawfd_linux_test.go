@@ -35,9 +35,7 @@ func TestWhatIsThereAndWhatIsTaken(t *testing.T) {
 	testkit.Must(t, unix.Close(ends[0]))
 	for {
 		n, errno := Read(ends[1], b)
-		if errno != 0 {
-			t.Fatal(errno)
-		}
+		testkit.MustEqual(t, errno, 0)
 		if n == 0 {
 			break // the end
 		}

@@ -20,9 +20,8 @@ func TestUDP(t *testing.T) {
 		testkit.Must(t, err)
 		conns := make([]*net.UDPConn, 2)
 		for i := range conns {
-			if conns[i], err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(u.Addr())); err != nil {
-				t.Fatal(err)
-			}
+			conns[i], err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(u.Addr()))
+			testkit.Must(t, err)
 			defer conns[i].Close()
 		}
 		var in [16]byte
@@ -46,9 +45,7 @@ func TestUDP(t *testing.T) {
 					if want := []byte("01234567")[:min(8, 6+which*2)]; !bytes.Equal(d, want) {
 						t.Fatalf("%q, want %q", d, want)
 					}
-					if at := (6 - left + i) % 2; from.AddrPort() != conns[at].LocalAddr().(*net.UDPAddr).AddrPort() {
-						t.Fatalf("from %v", from.AddrPort())
-					}
+					testkit.MustEqual(t, from.AddrPort(), conns[((6-left+i)%2)].LocalAddr().(*net.UDPAddr).AddrPort(), "from")
 					for range queued {
 						u.Queue(d, from)
 						replies[(6-left+i)%2]++
@@ -78,12 +75,8 @@ func TestUDP(t *testing.T) {
 			ended <- errors.Join(err, fmt.Errorf("%d datagrams", n))
 		}()
 		u.Stop()
-		if err := <-ended; !errors.Is(err, net.ErrClosed) {
-			t.Error(err)
-		}
-		if err := errors.Join(u.Close(), u.Close()); err != nil {
-			t.Error(err)
-		}
+		testkit.ErrorIs(t, <-ended, net.ErrClosed)
+		testkit.NoError(t, errors.Join(u.Close(), u.Close()))
 	}
 	if u, err := ListenUDP("no address", 1, 1); err == nil {
 		t.Error(u.Addr())

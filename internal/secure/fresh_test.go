@@ -73,9 +73,7 @@ func TestFresh(t *testing.T) {
 	step("it is back", "two", 5)
 	replace(t, path, write(t, "three"))
 	at = at.Add(-time.Nanosecond)
-	if got := f.get(); got != "two" {
-		t.Errorf("it is looked at too soon: %q", got)
-	}
+	testkit.Equal(t, f.get(), "two", "it is looked at too soon")
 	at = at.Add(time.Nanosecond)
 	step("but then", "three", 6)
 	if all := lines.String(); strings.Count(all, "read again") != 3 || strings.Count(all, "kept as they were") != 2 || !strings.Contains(all, "it is bad") {
@@ -211,17 +209,11 @@ func TestAClientReadsAgain(t *testing.T) {
 		defer conn.Close()
 		return status.Code(ask(t, conn, srtmv1.AdminService_CreateTopic_FullMethodName))
 	}
-	if got := reaches(before); got != codes.Unimplemented {
-		t.Errorf("at first: %v", got)
-	}
-	if got := reaches(after); got != codes.Unavailable {
-		t.Errorf("a server of another authority: %v", got)
-	}
+	testkit.Equal(t, reaches(before), codes.Unimplemented, "at first")
+	testkit.Equal(t, reaches(after), codes.Unavailable, "a server of another authority")
 	put(others)
 	until(t, func() bool { return reaches(after) == codes.Unimplemented })
-	if got := reaches(before); got != codes.Unavailable {
-		t.Errorf("a server of the authority that was replaced: %v", got)
-	}
+	testkit.Equal(t, reaches(before), codes.Unavailable, "a server of the authority that was replaced")
 }
 
 // until asks again and again, for the clock that says when to look is the real one.

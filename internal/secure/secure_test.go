@@ -143,9 +143,7 @@ func TestRolesOfEveryMethod(t *testing.T) {
 			case b.role < needs(method):
 				want = codes.PermissionDenied
 			}
-			if got := status.Code(ask(t, conn, method)); got != want {
-				t.Errorf("%s: %s: %v, want %v", name, method, got, want)
-			}
+			testkit.Equal(t, status.Code(ask(t, conn, method)), want, "%s: %s", name, method)
 		}
 		if _, err := healthv1.NewHealthClient(conn).Check(t.Context(), &healthv1.HealthCheckRequest{}); err != nil {
 			t.Errorf("%s: health: %v", name, err)
@@ -264,9 +262,7 @@ func TestCertificatesAndBrokers(t *testing.T) {
 			res, err := client.Do(req)
 			testkit.Must(t, err)
 			res.Body.Close()
-			if res.StatusCode != want {
-				t.Errorf("%s: %s: %d, want %d", name, method, res.StatusCode, want)
-			}
+			testkit.Equal(t, res.StatusCode, want, "%s: %s", name, method)
 		}
 	}
 }
@@ -312,9 +308,7 @@ func TestWhoMayChange(t *testing.T) {
 		"/grpc.health.v1.Health/Check":                    Unauthenticated,
 		"/grpc.reflection.v1.ServerReflection/Info":       ReadOnly,
 	} {
-		if got := needs(method); got != want {
-			t.Errorf("%s takes %v, want %v", method, got, want)
-		}
+		testkit.Equal(t, needs(method), want, "%s takes", method)
 	}
 }
 
@@ -392,16 +386,13 @@ func TestFailedHandshakesAreLogged(t *testing.T) {
 	for range 20 {
 		c, err := net.Dial("tcp", ln.Addr().String())
 		testkit.Must(t, err)
-		if _, err := c.Write([]byte("GET / HTTP/1.1\r\n\r\n")); err != nil {
-			t.Fatal(err)
-		}
+		_, err = c.Write([]byte("GET / HTTP/1.1\r\n\r\n"))
+		testkit.Must(t, err)
 		_, _ = io.Copy(io.Discard, c) // until it is refused
 		c.Close()
 	}
 	server.Stop()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	testkit.NoError(t, <-done)
 	most := int(time.Since(begun)/time.Second) + 2
 	if line := <-lines; !strings.Contains(line, "the client speaks in clear, and this port takes TLS") || !strings.Contains(line, "remote=127.0.0.1:") {
 		t.Errorf("logged %q", line)
@@ -425,9 +416,7 @@ func TestTLSAndTokens(t *testing.T) {
 	address := serve(t, ServerConfig{CertFile: server.CertFile, KeyFile: server.KeyFile, TokenFile: tokenFile(t)})
 	for token, want := range map[string]codes.Code{adminToken: codes.Unimplemented, nodeToken: codes.PermissionDenied} {
 		conn := dial(t, address, ClientConfig{CAFile: a.File, TokenFile: write(t, token)})
-		if got := status.Code(ask(t, conn, srtmv1.AdminService_CreateTopic_FullMethodName)); got != want {
-			t.Errorf("%s: %v, want %v", token, got, want)
-		}
+		testkit.Equal(t, status.Code(ask(t, conn, srtmv1.AdminService_CreateTopic_FullMethodName)), want, "%s", token)
 	}
 }
 
@@ -688,9 +677,7 @@ func TestTenants(t *testing.T) {
 		if c.token != "" {
 			r.Header.Set("Authorization", "Bearer "+c.token)
 		}
-		if got := s.tokens.Tenant(r); got != c.tenant {
-			t.Errorf("%+v: %q", c, got)
-		}
+		testkit.Equal(t, s.tokens.Tenant(r), c.tenant, "%+v", c)
 		if c.state != nil || c.token == "" {
 			continue
 		}

@@ -31,9 +31,7 @@ func TestParse(t *testing.T) {
 		if err == nil {
 			got = fmt.Sprint(g.Key, " ", g.Count, " ", g.Rate, " ", g.Batch, " ", g.Weight)
 		}
-		if got != want {
-			t.Errorf("group %q: %s, want %s", text, got, want)
-		}
+		testkit.Equal(t, got, want, "group %q", text)
 	}
 	for text, want := range map[string]string{
 		"p:k:1.5":    "p k 1.5 0",
@@ -47,17 +45,11 @@ func TestParse(t *testing.T) {
 		if err == nil {
 			got = fmt.Sprint(p.Id, " ", p.CorrelationKey, " ", p.Rate, " ", p.Batch)
 		}
-		if got != want {
-			t.Errorf("publisher %q: %s, want %s", text, got, want)
-		}
+		testkit.Equal(t, got, want, "publisher %q", text)
 	}
 }
 
 func TestText(t *testing.T) {
-	if got := topics.MoveReason(srtmv1.MoveReason_MOVE_REASON_CONTRACT_CHANGE); got != "contract change" {
-		t.Errorf("%q", got)
-	}
-	if got := topics.State(srtmv1.TopicState_TOPIC_STATE_ACTIVE); got != "active" {
-		t.Errorf("%q", got)
-	}
+	testkit.Equal(t, topics.MoveReason(srtmv1.MoveReason_MOVE_REASON_CONTRACT_CHANGE), "contract change")
+	testkit.Equal(t, topics.State(srtmv1.TopicState_TOPIC_STATE_ACTIVE), "active")
 }
