@@ -132,13 +132,9 @@ func TestTheory(t *testing.T) {
 			}
 		}
 	}
-	if got, want := mustRun(t, "", "theory", "--rho", "0.5", "--tail", "0", "--output", "table"), "tail  0.5\n"; got != want {
-		t.Errorf("table %q, want %q", got, want)
-	}
+	testkit.Equal(t, mustRun(t, "", "theory", "--rho", "0.5", "--tail", "0", "--output", "table"), "tail  0.5\n", "table")
 	want := "expected access delay, exact    0.25 s\nexpected access delay, Eq. (1)  0.25 s\nmessages that wait              0.5\n"
-	if got := mustRun(t, "", "theory", "--lambda", "1", "--rate", "2", "--burst", "1", "--output", "table"); got != want {
-		t.Errorf("table %q, want %q", got, want)
-	}
+	testkit.Equal(t, mustRun(t, "", "theory", "--lambda", "1", "--rate", "2", "--burst", "1", "--output", "table"), want, "table")
 }
 
 // One clear line for each, nothing on standard output, and an exit code that says whose
@@ -214,9 +210,7 @@ func TestScale(t *testing.T) {
 	once := func(args ...string) string {
 		t.Helper()
 		code, stdout, stderr := drlsim("", args...)
-		if code != 0 {
-			t.Fatalf("exit code %d, %s", code, stderr)
-		}
+		testkit.MustEqual(t, code, 0, "exit code %s", stderr)
 		return stdout
 	}
 	args := []string{"scale", "--brokers=20", "--topics=30", "--publishers=2000", "--steps=2", "--group-size=10"}

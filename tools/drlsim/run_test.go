@@ -16,9 +16,7 @@ func TestRunGolden(t *testing.T) {
 	for _, form := range []string{"json", "table"} {
 		testkit.Golden(t, "testdata/run_groups."+form, []byte(mustRun(t, groups, "run", "--scenario", "-", "--output", form)))
 	}
-	if a, b := mustRun(t, groups, "run", "--scenario", "-", "--seed", "3"), mustRun(t, groups, "run", "--scenario", "-"); a != b {
-		t.Error("--seed 3 differs from the scenario's own 3")
-	}
+	testkit.Equal(t, mustRun(t, groups, "run", "--scenario", "-", "--seed", "3"), mustRun(t, groups, "run", "--scenario", "-"), "--seed 3 differs from the scenario's own 3")
 	if a, b := mustRun(t, groups, "run", "--scenario", "-", "--seed", "4"), mustRun(t, groups, "run", "--scenario", "-"); a == b {
 		t.Error("--seed 4 is no different from 3")
 	}

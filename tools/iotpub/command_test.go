@@ -124,7 +124,5 @@ func TestRunStopsWithItsContext(t *testing.T) {
 	b := broker(t)
 	var out bytes.Buffer
 	err := execute(ctx, []string{"run", "--nsqd-tcp-address=" + b.Address()}, &out, &out)
-	if !errors.Is(err, context.Canceled) {
-		t.Errorf("%v", err)
-	}
+	testkit.ErrorIs(t, err, context.Canceled)
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"strings"
 	"testing"
 
 	"github.com/srtm-io/srtm/client/fake"
@@ -35,9 +34,7 @@ func TestGreedyPublishers(t *testing.T) {
 	}
 	_, err = command(t, "greedy", "--weight=300", "--publishers=0", "--output=xml")
 	for _, want := range []string{"weight: 300", "publishers: 0", `output "xml"`, "want either the address"} {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
-		}
+		testkit.ErrorHas(t, err, want)
 	}
 }
 
@@ -48,9 +45,8 @@ func TestGreedySizes(t *testing.T) {
 		b, err := fake.NewBroker("b", log)
 		testkit.Must(t, err)
 		defer b.Close()
-		if _, err := command(t, "greedy", "--nsqd-tcp-address="+b.Address(), "--publishers=1", "--weight=0", "--warm-up=0s", "--duration=50ms", fmt.Sprint("--size=", size)); err != nil {
-			t.Fatal(err)
-		}
+		_, err = command(t, "greedy", "--nsqd-tcp-address="+b.Address(), "--publishers=1", "--weight=0", "--warm-up=0s", "--duration=50ms", fmt.Sprint("--size=", size))
+		testkit.Must(t, err)
 		sent := 0
 		for _, e := range log.Events() {
 			if e.Kind != fake.Pub {

@@ -244,9 +244,8 @@ func TestSockets(t *testing.T) {
 		if n, err := c.Read(buf); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("%s: %d bytes, %v of nothing", name, n, err)
 		}
-		if _, err := far.Write([]byte("abc")); err != nil {
-			t.Fatal(err)
-		}
+		_, err := far.Write([]byte("abc"))
+		testkit.Must(t, err)
 		if n, err := c.Read(buf); string(buf[:n]) != "abc" || err != nil {
 			t.Errorf("%s: %q, %v", name, buf[:n], err)
 		}
@@ -256,18 +255,14 @@ func TestSockets(t *testing.T) {
 	got := make(chan []byte)
 	go func() {
 		all, err := io.ReadAll(far)
-		if err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, err)
 		got <- all
 	}()
 	if n, err := c.Write(want); n != len(want) || err != nil {
 		t.Errorf("%d bytes, %v", n, err)
 	}
 	testkit.Must(t, unix.Shutdown(c.fd, unix.SHUT_WR))
-	if !bytes.Equal(<-got, want) {
-		t.Error("what arrives is not what was sent")
-	}
+	testkit.EqualSlices(t, <-got, want, "what arrives is not what was sent")
 	testkit.Must(t, far.Close())
 	if _, err := c.Read(buf); err != io.EOF {
 		t.Errorf("at the end: %v", err)
@@ -297,9 +292,8 @@ func TestAnswersAreReadLate(t *testing.T) {
 				return
 			}
 			if n > 0 {
-				if _, err := far.Write(append(slices.Clone(ok[said:]), ok[0])); err != nil {
-					t.Error(err)
-				}
+				_, err := far.Write(append(slices.Clone(ok[said:]), ok[0]))
+				testkit.NoError(t, err)
 				said = 1
 			}
 		}
@@ -317,9 +311,7 @@ func TestAnswersAreReadLate(t *testing.T) {
 	}
 	testkit.Must(t, far.Close())
 	one.sent++
-	if err := p.settle(t.Context(), sent+1); !errors.Is(err, io.EOF) {
-		t.Errorf("an answer that never comes: %v", err)
-	}
+	testkit.ErrorIs(t, p.settle(t.Context(), sent+1), io.EOF, "an answer that never comes")
 }
 
 func TestABrokerIsMeasured(t *testing.T) {

@@ -101,9 +101,7 @@ denied  0         0`
 
 	// What list writes, import reads.
 	var exported bytes.Buffer
-	if err := run(t.Context(), []string{"admission", "rule", "list", "--output", "json", "--admission-address", address}, nil, &exported, &exported); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, run(t.Context(), []string{"admission", "rule", "list", "--output", "json", "--admission-address", address}, nil, &exported, &exported))
 	service.all = nil
 	var out bytes.Buffer
 	if err := run(t.Context(), []string{"admission", "rule", "import", "-", "--admission-address", address}, &exported, &out, &out); err != nil || out.String() != "3 rules set\n" {

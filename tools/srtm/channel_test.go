@@ -8,7 +8,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -55,9 +54,7 @@ func TestChannelsOfABrokerWithTLS(t *testing.T) {
 	}))
 	t.Cleanup(plain.Close)
 	file := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(file, []byte("0123456789abcdef\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, []byte("0123456789abcdef\n"), 0o600))
 	address := serve(t, &admin{brokers: []*srtmv1.Broker{
 		{Id: "b1", HttpAddress: strings.TrimPrefix(plain.URL, "http://"), Connected: true, Topics: []string{"t"}},
 	}})
@@ -69,9 +66,7 @@ func TestChannelsOfABrokerWithTLS(t *testing.T) {
 	if err != nil || !strings.Contains(out, `"\x00\xff"`) {
 		t.Errorf("%v\n%s", err, out)
 	}
-	if want := []string{"/ping ", "/channel/peek Bearer 0123456789abcdef"}; !slices.Equal(tokens, want) {
-		t.Errorf("asked %q, want %q", tokens, want)
-	}
+	testkit.EqualSlices(t, tokens, []string{"/ping ", "/channel/peek Bearer 0123456789abcdef"}, "asked")
 }
 
 func TestChannelsOfAllBrokers(t *testing.T) {
@@ -110,16 +105,12 @@ func TestChannelsOfAllBrokers(t *testing.T) {
 	}
 
 	file := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(file, []byte("0123456789abcdef\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, []byte("0123456789abcdef\n"), 0o600))
 	out, _, err = srtm(t, "", "channel", "peek", "t", "c", "--count=3", "--nsqd-http-address", "http://"+b1, "--nsqd-token-file", file)
 	if err != nil || !strings.Contains(out, `1970-01-01T00:00:01.000000001Z  2         0123  "\x00\xff"`) {
 		t.Errorf("%v\n%s", err, out)
 	}
-	if got := (*first)[1]; got != "GET /channel/peek?channel=c&count=3&topic=t Bearer 0123456789abcdef" {
-		t.Errorf("asked %q", got)
-	}
+	testkit.Equal(t, (*first)[1], "GET /channel/peek?channel=c&count=3&topic=t Bearer 0123456789abcdef", "asked")
 	out, _, err = srtm(t, "", "channel", "peek", "t", "c", "--output=json", "--nsqd-http-address", b1)
 	if err != nil || !strings.Contains(out, `"body": "AP8="`) {
 		t.Errorf("%v\n%s", err, out)

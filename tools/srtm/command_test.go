@@ -256,9 +256,7 @@ func TestOutputs(t *testing.T) {
 		for _, form := range []string{"json", "table"} {
 			t.Run(name+"-"+form, func(t *testing.T) {
 				out, _, err := srtm(t, address, append(args, "--output", form)...)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, err)
 				testkit.Golden(t, filepath.Join("testdata", name+"."+form), []byte(out))
 			})
 		}
@@ -275,9 +273,7 @@ func TestDescribeWithoutFigures(t *testing.T) {
 	}, Groups: []*srtmv1.LearnedGroup{{Key: "learned-1", Count: 2, Members: []*srtmv1.LearnedMember{
 		{Id: "p1", Firings: 100, Joint: 98, Expected: 1.5, Width: durationpb.New(time.Millisecond)},
 	}}}}
-	if err := describe(&out, bare); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, describe(&out, bare))
 	if s := out.String(); !strings.Contains(s, "b2      5000") || strings.Contains(s, "p99  ") {
 		t.Errorf("it shows\n%s", s)
 	}
@@ -321,13 +317,10 @@ func TestAContractIsSuggestedByATrace(t *testing.T) {
 	for i := range 6000 { // ten at once, ten times a second
 		fmt.Fprintf(&text, "%.1f,p%d\n", float64(i/10)/10, i%10)
 	}
-	if err := os.WriteFile(file, []byte(text.String()), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, []byte(text.String()), 0o600))
 	a := &admin{}
-	if _, _, err := srtm(t, serve(t, a), "topic", "create", "pumps", "--suggest", file); err != nil {
-		t.Fatal(err)
-	}
+	_, _, err := srtm(t, serve(t, a), "topic", "create", "pumps", "--suggest", file)
+	testkit.Must(t, err)
 	if c := a.created.Spec.Contract; c.RateMilli < 109_000 || c.RateMilli > 111_000 || c.Burst < 10 || c.Burst > 20 {
 		t.Errorf("%v", c)
 	}
@@ -343,12 +336,8 @@ func TestCreateSendsWhatItWasTold(t *testing.T) {
 	_, progress, err := srtm(t, serve(t, a), "topic", "create", "pumps", "--rate=12.5", "--burst=3", "--slo-quantile=0.9",
 		"--slo-latency=5ms", "--over-limit=reject", "--policy=maxmin", "--share-rule=proportional", "--group=north:50:0.1:4",
 		"--group=:2:1", "--publisher=p1:south:2", "--channel=a", "--channel=b", "--idempotency-key=k")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if progress != "placing: 2 brokers\n" {
-		t.Errorf("progress %q", progress)
-	}
+	testkit.Must(t, err)
+	testkit.Equal(t, progress, "placing: 2 brokers\n", "progress")
 	want := &srtmv1.CreateTopicRequest{
 		IdempotencyKey: "k",
 		Spec: &srtmv1.TopicSpec{
@@ -371,13 +360,10 @@ func TestCreateSendsWhatItWasTold(t *testing.T) {
 
 	// The JSON form of a specification is what `describe --output json` shows.
 	file := filepath.Join(t.TempDir(), "spec.json")
-	if err := os.WriteFile(file, []byte(`{"contract":{"rate_milli":"12500","burst":"3"},"channels":["a"]}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, []byte(`{"contract":{"rate_milli":"12500","burst":"3"},"channels":["a"]}`), 0o600))
 	b := &admin{}
-	if _, _, err = srtm(t, serve(t, b), "topic", "create", "pumps", "--file", file); err != nil {
-		t.Fatal(err)
-	}
+	_, _, err = srtm(t, serve(t, b), "topic", "create", "pumps", "--file", file)
+	testkit.Must(t, err)
 	if s := b.created.GetSpec(); s.GetName() != "pumps" || s.GetContract().GetRateMilli() != 12_500 || len(s.GetChannels()) != 1 {
 		t.Errorf("sent %v", b.created)
 	}
@@ -386,9 +372,7 @@ func TestCreateSendsWhatItWasTold(t *testing.T) {
 func TestRefusalsAreExplained(t *testing.T) {
 	with := func(s *status.Status, d protoadapt.MessageV1) error {
 		detailed, err := s.WithDetails(d)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return detailed.Err()
 	}
 	for _, c := range []struct {
@@ -458,9 +442,7 @@ func TestTheEnvironmentNamesTheLoadDistributor(t *testing.T) {
 func TestUpFailsWithItsOwnExitCode(t *testing.T) {
 	bin := t.TempDir()
 	for _, name := range []string{"tbadaptor", "loaddistributor", "nsqd"} {
-		if err := os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\nexit 2\n"), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\nexit 2\n"), 0o755))
 	}
 	_, _, err := srtm(t, "", "up", "--bin-dir", bin, "--data-dir", t.TempDir())
 	var child *exec.ExitError
@@ -476,9 +458,7 @@ func TestUpFailsWithItsOwnExitCode(t *testing.T) {
 func TestPlanAsksForItsExitCode(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "scenario.json")
 	text := `{"brokers":[{"id":"b1","mcap":10,"allocated":0}],"topic":{"name":"t","rate":100,"burst":10}}`
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, []byte(text), 0o600))
 	_, _, err := srtm(t, "", "plan", "--file", file)
 	var coded lifecycle.ExitError
 	if !errors.As(err, &coded) || coded.Code != 3 {
@@ -489,15 +469,13 @@ func TestPlanAsksForItsExitCode(t *testing.T) {
 func TestChangesAreSent(t *testing.T) {
 	a := &admin{}
 	address := serve(t, a)
-	if _, _, err := srtm(t, address, "topic", "update", "sensors", "--rate", "5", "--burst", "7", "--group", "g:2:1"); err != nil {
-		t.Fatal(err)
-	}
+	_, _, err := srtm(t, address, "topic", "update", "sensors", "--rate", "5", "--burst", "7", "--group", "g:2:1")
+	testkit.Must(t, err)
 	if s := a.updated.GetSpec(); s.GetName() != "sensors" || s.GetContract().GetRateMilli() != 5000 || len(s.GetGroups()) != 1 {
 		t.Errorf("updated %v", a.updated)
 	}
-	if _, _, err := srtm(t, address, "topic", "move", "sensors", "--to", "b2", "--publisher-id", "g.0", "--publisher-id", "g.1"); err != nil {
-		t.Fatal(err)
-	}
+	_, _, err = srtm(t, address, "topic", "move", "sensors", "--to", "b2", "--publisher-id", "g.0", "--publisher-id", "g.1")
+	testkit.Must(t, err)
 	if a.moved.GetBrokerId() != "b2" || len(a.moved.GetPublisherIds()) != 2 {
 		t.Errorf("moved %v", a.moved)
 	}
@@ -542,9 +520,7 @@ func TestACommandFindsTheLeader(t *testing.T) {
 	to := serve(t, leader)
 	refusal := func(metadata map[string]string) error {
 		s, err := status.New(codes.Unavailable, "it does not lead").WithDetails(&errdetails.ErrorInfo{Reason: "NOT_LEADER", Metadata: metadata})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return s.Err()
 	}
 	follower := &admin{refuse: refusal(map[string]string{"leader": to})}

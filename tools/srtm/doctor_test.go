@@ -33,18 +33,14 @@ func TestDoctor(t *testing.T) {
 	}})
 	dir := t.TempDir()
 	none := filepath.Join(dir, "none.pem")
-	if err := os.WriteFile(none, []byte("nothing"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(none, []byte("nothing"), 0o600))
 	out, _, err := srtm(t, address, "doctor", "--output=json", "--data-path="+dir, "--data-path="+dir+"/missing", "--cert="+none, "--cert="+dir+"/missing")
 	var exit lifecycle.ExitError
 	if !errors.As(err, &exit) || exit.Code != 1 || exit.Err != nil {
 		t.Errorf("it ends with %v", err)
 	}
 	var all []finding
-	if err := json.Unmarshal([]byte(out), &all); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal([]byte(out), &all))
 	got := map[string]string{}
 	for _, f := range all {
 		got[f.Check] = f.State
@@ -66,18 +62,14 @@ func TestDoctor(t *testing.T) {
 		}
 	}
 	for check, state := range want {
-		if got[check] != state {
-			t.Errorf("%s: %q, want %q\n%s", check, got[check], state, out)
-		}
+		testkit.Equal(t, got[check], state, "%s:\n%s", check, out)
 	}
 
 	if out, _, err = srtm(t, "127.0.0.1:1", "doctor"); err == nil || !strings.Contains(out, "start it, or name another") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	for left, want := range map[time.Duration]string{0: failed, time.Hour: warned, certificateDue: well} {
-		if got := judge(left); got != want {
-			t.Errorf("a certificate with %v left: %s, want %s", left, got, want)
-		}
+		testkit.Equal(t, judge(left), want, "a certificate with %v left", left)
 	}
 }
 
@@ -94,9 +86,7 @@ func TestDoctorsClock(t *testing.T) {
 	} {
 		var d doctor
 		d.clock("c", at, at.Add(c.before), at.Add(c.after))
-		if got := d.found[0].State; got != c.want {
-			t.Errorf("asked %v to %v after the Date: %s, want %s", c.before, c.after, got, c.want)
-		}
+		testkit.Equal(t, d.found[0].State, c.want, "asked %v to %v after the Date", c.before, c.after)
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 func TestGatewayStatus(t *testing.T) {
@@ -24,9 +26,7 @@ func TestGatewayStatus(t *testing.T) {
 	}))
 	defer server.Close()
 	token := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(token, []byte("0123456789abcdef\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(token, []byte("0123456789abcdef\n"), 0o600))
 	do := func(args ...string) string {
 		var out bytes.Buffer
 		args = append([]string{"gateway", "status", "--gateway-address", server.Listener.Addr().String()}, args...)
@@ -47,7 +47,5 @@ http://a:1  ejected  4          40    5       2.50ms  12.50ms  33%`
 	if got := do("--token-file", token, "--output", "json"); !strings.Contains(got, `"mean_departure_ms": 2.5`) {
 		t.Error(got)
 	}
-	if got := do(); got != "error: 401 Unauthorized: who are you?" {
-		t.Error(got)
-	}
+	testkit.Equal(t, do(), "error: 401 Unauthorized: who are you?")
 }

@@ -61,8 +61,6 @@ func TestNamesAreNoOrders(t *testing.T) {
 	for _, form := range []string{"table", "json"} {
 		stdout, _, err := srtm(t, "", "gateway", "status", "--gateway-address", web.Listener.Addr().String(), "--output", form)
 		testkit.Must(t, err)
-		if orders := obeyed(stdout); orders != "" {
-			t.Errorf("%s: %q in %q", form, orders, stdout)
-		}
+		testkit.Equal(t, obeyed(stdout), "", "%s: in %q", form, stdout)
 	}
 }

@@ -22,6 +22,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/tools/srtm/screen"
 )
@@ -97,9 +98,7 @@ func TestPubAndTail(t *testing.T) {
 	}
 	dir := t.TempDir()
 	file := filepath.Join(dir, "lines")
-	if err := os.WriteFile(file, []byte("from\n\na file"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, []byte("from\n\na file"), 0o600))
 	// Each of the two publishers belongs to another broker.
 	pub := begin(t, strings.NewReader("x y\nlast\nnot published\n"), "pub", "orders", file, "-", "--id=a.1", "--count=4", "--rate=100000", at)
 	if said, err := pub.rest(); err != nil || said != "published 4 messages to orders\n" {
@@ -133,9 +132,7 @@ func TestPubAndTail(t *testing.T) {
 
 	// Of six in the channel one was printed before the reader was gone; that one is finished.
 	out := &broken{left: 1}
-	if err := run(t.Context(), []string{"tail", "orders", "--channel=billing", at}, nil, out, out); err != nil {
-		t.Error(err)
-	}
+	testkit.NoError(t, run(t.Context(), []string{"tail", "orders", "--channel=billing", at}, nil, out, out))
 	tail = begin(t, nil, "tail", "orders", "--channel=billing", "--count=5", at)
 	text, err := tail.rest()
 	got = append(strings.Split(strings.TrimSuffix(text, "\n"), "\n"), strings.TrimSuffix(out.String(), "\n"))
@@ -204,9 +201,7 @@ func TestProgress(t *testing.T) {
 		p.screen.Terminal = true
 		go p.run()
 		clock.Sleep(t.Context(), progressAfter-1)
-		if said := errs.shown(); said != "" {
-			t.Errorf("too early: %q", said)
-		}
+		testkit.Equal(t, errs.shown(), "", "too early")
 		clock.Sleep(t.Context(), time.Second)
 		p.say("%d done", 7)
 		clock.Sleep(t.Context(), time.Second)
@@ -239,15 +234,11 @@ func TestPace(t *testing.T) {
 		for range 101 {
 			p.wait(t.Context())
 		}
-		if took := time.Since(begin); took != 500*time.Millisecond {
-			t.Errorf("%v for 100 intervals at 200/s", took)
-		}
+		testkit.Equal(t, time.Since(begin), 500*time.Millisecond, "for 100 intervals at 200/s")
 		clock.Sleep(t.Context(), time.Minute)
 		begin = time.Now()
 		p.wait(t.Context())
 		p.wait(t.Context())
-		if took := time.Since(begin); took != 5*time.Millisecond {
-			t.Errorf("%v after a pause: it made up for it", took)
-		}
+		testkit.Equal(t, time.Since(begin), 5*time.Millisecond, "after a pause: it made up for it")
 	})
 }

@@ -54,9 +54,7 @@ func TestTop(t *testing.T) {
 	address := serve(t, &busy{topics: []*srtmv1.Topic{{Spec: &srtmv1.TopicSpec{Name: "idle"}}, few, met, missed}})
 	for _, form := range []string{"json", "table"} {
 		out, _, err := srtm(t, address, "top", "--limit=5", "--output", form)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		testkit.Golden(t, filepath.Join("testdata", "top."+form), []byte(out))
 	}
 	out, _, err := srtm(t, address, "top", "late", "--count=2", "--interval=100ms")
@@ -95,9 +93,7 @@ func TestRefresh(t *testing.T) {
 			_, err := fmt.Fprintln(w, "look", n)
 			return err
 		}
-		if err := r.run(x, look); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, r.run(x, look))
 		lines := strings.Split(out.shown(), "\n")
 		if len(lines) != 6 || lines[0] != "look 1" || lines[1] != "look 1" || !strings.HasSuffix(lines[3], ": no server answers") || lines[4] != "look 3" {
 			t.Errorf("%q", lines)

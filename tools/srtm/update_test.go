@@ -15,6 +15,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -24,9 +25,7 @@ func TestAnUpdateNamesWhatItChanges(t *testing.T) {
 	a := &admin{}
 	address := serve(t, a)
 	file := filepath.Join(t.TempDir(), "part.json")
-	if err := os.WriteFile(file, []byte(`{"name":"sensors","contract":{"rateMilli":"5000","slo":{"latency":"1s"},"over_limit":null},"channels":[]}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, []byte(`{"name":"sensors","contract":{"rateMilli":"5000","slo":{"latency":"1s"},"over_limit":null},"channels":[]}`), 0o600))
 	for flags, want := range map[string][]string{
 		"--rate=5 --burst=7":                                   {"contract.burst", "contract.rate_milli"},
 		"--slo-latency=10ms":                                   {"contract.slo.latency"},
@@ -83,12 +82,8 @@ func TestAReplacementSaysWhatItRemoves(t *testing.T) {
   over limit reject: becomes delay
   policy conc: becomes srtm
 `
-	if got := lost(before, after); got != want {
-		t.Errorf("it says%s", got)
-	}
-	if got := lost(before, before); got != " nothing\n" {
-		t.Errorf("it says %q", got)
-	}
+	testkit.Equal(t, lost(before, after), want, "it says")
+	testkit.Equal(t, lost(before, before), " nothing\n", "it says")
 
 	a := &admin{publishers: []string{"p1", "p2", "p3"}}
 	_, said, err := srtm(t, serve(t, a), "topic", "update", "sensors", "--replace", "--rate=5", "--burst=7", "--slo-latency=2ms")
@@ -134,9 +129,7 @@ func TestDescribeAndUpdateInACluster(t *testing.T) {
 	// What was described before is out of date.
 	var stdout, stderr bytes.Buffer
 	err := run(t.Context(), []string{"topic", "update", "sensors", "--file=-", "--loaddistributor-address", c.GRPC}, strings.NewReader(described), &stdout, &stderr)
-	if err == nil || !strings.Contains(err.Error(), "it has changed since it was read") {
-		t.Errorf("%v", err)
-	}
+	testkit.ErrorHas(t, err, "it has changed since it was read")
 	out(described, "topic", "update", "sensors", "--file=-", "--epoch=0")
 	if now := describe(); only(now) != only(described) {
 		t.Errorf("it is\n%s\nwant\n%s", now, described)
@@ -148,13 +141,9 @@ func realCluster(t *testing.T, mcap int64, flags ...string) *local.Cluster {
 	t.Helper()
 	dir := t.TempDir()
 	c, err := local.StartCluster(t.Context(), local.ClusterConfig{Brokers: 1, Mcap: mcap, BrokerFlags: flags, BinDir: localtest.Folder(t, "nsqd", "loaddistributor", "tbadaptor"), LogDir: dir, StartTimeout: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() {
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, c.Stop())
 	})
 	return c
 }

@@ -49,9 +49,7 @@ func TestDefaultIsThePapers(t *testing.T) {
 	if len(l.Sources) != 1000 || l.Rate() != 10_000 || l.Span != 0 || len(l.Groups) != 1 {
 		t.Errorf("%d publishers, %v msg/s, span %v, %d groups", len(l.Sources), l.Rate(), l.Span, len(l.Groups))
 	}
-	if want := "1000 poisson publishers at 10 msg/s each, 10000 msg/s in all"; l.Text != want {
-		t.Errorf("text %q, want %q", l.Text, want)
-	}
+	testkit.Equal(t, l.Text, "1000 poisson publishers at 10 msg/s each, 10000 msg/s in all", "text")
 }
 
 func TestTextNamesBatchesAndGroups(t *testing.T) {
@@ -75,13 +73,10 @@ func TestARecording(t *testing.T) {
 	if !slices.Equal(ids, []string{"a", "b", "c"}) || l.Groups != nil || l.Span.Round(10*time.Millisecond) != 800*time.Millisecond {
 		t.Errorf("sources %v, groups %v, span %v", ids, l.Groups, l.Span)
 	}
-	if n := len(events(l.Stream(), 100)); n != 4 {
-		t.Errorf("%d events, want 4", n)
-	}
+	testkit.Equal(t, len(events(l.Stream(), 100)), 4, "events")
 	o.Keep = 2
-	if l, err = o.Build(); err != nil {
-		t.Fatal(err)
-	}
+	l, err = o.Build()
+	testkit.Must(t, err)
 	for _, e := range events(l.Stream(), 100) {
 		if e.Source > 1 {
 			t.Errorf("an event of source %d, kept are 2", e.Source)

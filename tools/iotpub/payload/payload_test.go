@@ -28,9 +28,7 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte) {
 		p, ok := payload.Parse(body)
 		if !ok {
-			if p != (payload.Payload{}) {
-				t.Fatalf("refused, but returned %+v", p)
-			}
+			testkit.MustEqual(t, p, (payload.Payload{}), "refused, but returned")
 			if len(body) >= payload.Size && bytes.HasPrefix(body, []byte("SRTP")) {
 				t.Fatalf("refused %x", body)
 			}

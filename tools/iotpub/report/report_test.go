@@ -92,18 +92,14 @@ func TestFault(t *testing.T) {
 	} {
 		r := clean()
 		c.change(r)
-		if got := r.Fault(); got != c.want {
-			t.Errorf("%s: %q, want %q", name, got, c.want)
-		}
+		testkit.Equal(t, r.Fault(), c.want, "%s", name)
 	}
 }
 
 func TestAchievedFraction(t *testing.T) {
 	for _, c := range []struct{ offered, achieved, want float64 }{{0, 0, 1}, {100, 100, 1}, {100, 25, 0.25}} {
 		r := report.Report{OfferedRate: c.offered, AchievedRate: c.achieved}
-		if got := r.AchievedFraction(); got != c.want {
-			t.Errorf("%v of %v: %v, want %v", c.achieved, c.offered, got, c.want)
-		}
+		testkit.Equal(t, r.AchievedFraction(), c.want, "%v of %v", c.achieved, c.offered)
 	}
 }
 
@@ -111,8 +107,6 @@ func TestMicros(t *testing.T) {
 	for us, want := range map[int64]string{
 		0: "0s", 7: "7µs", 999: "999µs", 1234: "1.23ms", 12345: "12.3ms", 123456: "123ms", 1_234_567: "1.235s", 12_345_678: "12.3s",
 	} {
-		if got := report.Micros(us); got != want {
-			t.Errorf("%d us: %s, want %s", us, got, want)
-		}
+		testkit.Equal(t, report.Micros(us), want, "%d us", us)
 	}
 }

@@ -125,9 +125,7 @@ func TestASynchronisedGroupFiresAsOne(t *testing.T) {
 func TestWithoutSyncAGroupIsOnlyALabel(t *testing.T) {
 	plain, labelled := spec(), spec()
 	labelled.GroupSize = 10
-	if !slices.Equal(take(plain.Stream(), 1000), take(labelled.Stream(), 1000)) {
-		t.Error("labels changed the times")
-	}
+	testkit.EqualSlices(t, take(plain.Stream(), 1000), take(labelled.Stream(), 1000), "labels changed the times")
 }
 
 // The bounds are six standard deviations of what a correct generator does.
@@ -185,9 +183,7 @@ func TestPeriodicDoesNotDrift(t *testing.T) {
 	if phase < 0 || phase >= time.Second/3+1 {
 		t.Errorf("phase %v, want within a period", phase)
 	}
-	if got := events[300_000].At - phase; got != 100_000*time.Second {
-		t.Errorf("300,000 periods of 1/3 s take %v", got)
-	}
+	testkit.Equal(t, events[300_000].At-phase, 100_000*time.Second, "300,000 periods of 1/3 s take")
 }
 
 func TestPeriodicPhasesAreSpread(t *testing.T) {
@@ -348,9 +344,7 @@ func TestNextDoesNotAllocate(t *testing.T) {
 		s := spec()
 		s.Process = process
 		stream := s.Stream()
-		if n := testing.AllocsPerRun(1000, func() { stream.Next() }); n != 0 {
-			t.Errorf("%s: %v allocations an event", process, n)
-		}
+		testkit.Equal(t, testing.AllocsPerRun(1000, func() { stream.Next() }), 0, "%s: allocations an event", process)
 	}
 }
 

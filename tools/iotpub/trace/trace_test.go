@@ -29,9 +29,8 @@ func zipped(t testing.TB, text string) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	w := gzip.NewWriter(&b)
-	if _, err := io.WriteString(w, text); err != nil {
-		t.Fatal(err)
-	}
+	_, err := io.WriteString(w, text)
+	testkit.Must(t, err)
 	testkit.Must(t, w.Close())
 	return b.Bytes()
 }
@@ -210,9 +209,7 @@ func TestReplayCutsOutARange(t *testing.T) {
 	tr := read(t, "1,a,k,1\n2,b,k,2\n3,c,,3\n4,b,k,4\n5,a,k,5\n")
 	r := replay(t, tr, trace.Options{Compress: 1, Copies: 1, From: 2 * time.Second, To: 5 * time.Second})
 	want := []schedule.Event{event(0, 0, 2), event(time.Second, 1, 3), event(2*time.Second, 0, 4)}
-	if got := all(r.Stream()); !slices.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
+	testkit.EqualSlices(t, all(r.Stream()), want)
 	ids := []string{r.Sources()[0].ID, r.Sources()[1].ID}
 	if !slices.Equal(ids, []string{"b", "c"}) || len(r.Sources()) != 2 || r.Span() != 3*time.Second {
 		t.Errorf("sources %v, span %v", ids, r.Span())
@@ -232,9 +229,7 @@ func TestReplayRotatesCopies(t *testing.T) {
 	for _, s := range r.Sources() {
 		names = append(names, s.ID+"/"+s.Key)
 	}
-	if want := []string{"a/k", "b/", "a#1/k#1", "b#1/"}; !slices.Equal(names, want) {
-		t.Errorf("sources %v, want %v", names, want)
-	}
+	testkit.EqualSlices(t, names, []string{"a/k", "b/", "a#1/k#1", "b#1/"}, "sources")
 }
 
 // Spreading keeps every event within its tick and touches only shared stamps;
@@ -332,9 +327,7 @@ func TestReplayingDoesNotAllocate(t *testing.T) {
 	for range 6000 { // the first of 2 s makes pending grow
 		s.Next()
 	}
-	if n := testing.AllocsPerRun(1000, func() { s.Next() }); n != 0 {
-		t.Errorf("%v allocations an event", n)
-	}
+	testkit.Equal(t, testing.AllocsPerRun(1000, func() { s.Next() }), 0, "allocations an event")
 }
 
 func TestReplayRefuses(t *testing.T) {

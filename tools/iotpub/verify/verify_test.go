@@ -64,9 +64,7 @@ func TestCompareAgainstMaps(t *testing.T) {
 			}
 		}
 		want.Accepted, want.Delivered = uint64(len(oks)), uint64(len(counts))
-		if got := verify.Compare(a, d); got != want {
-			t.Fatalf("got %+v, want %+v", got, want)
-		}
+		testkit.MustEqual(t, verify.Compare(a, d), want)
 		slices.SortFunc(missing, func(x, y message) int {
 			if x.Source != y.Source {
 				return int(x.Source) - int(y.Source)

@@ -113,9 +113,8 @@ func TestReadFile(t *testing.T) {
 	text := []byte("1,g\n2,g\n")
 	var packed bytes.Buffer
 	z := gzip.NewWriter(&packed)
-	if _, err := z.Write(text); err != nil {
-		t.Fatal(err)
-	}
+	_, err := z.Write(text)
+	testkit.Must(t, err)
 	testkit.Must(t, z.Close())
 	want, err := bucket.Read("f", bytes.NewReader(text))
 	testkit.Must(t, err)

@@ -160,9 +160,7 @@ func TestAssignments(t *testing.T) {
 	} {
 		r, err := bucket.Run(trace, bucket.Options{Contract: tokenbucket.Share{Rate: 1000, Burst: 3}, Split: 3, Assign: rule})
 		testkit.Must(t, err)
-		if !slices.Equal(r.BucketOf, want) {
-			t.Errorf("%s: %v, want %v", rule, r.BucketOf, want)
-		}
+		testkit.EqualSlices(t, r.BucketOf, want, "%s", rule)
 	}
 }
 

@@ -223,9 +223,7 @@ func TestAgainstTheObviousVersion(t *testing.T) {
 		}
 		for i, want := range jobs {
 			want.first = false
-			if got[i] != want {
-				t.Fatalf("delivery %d: %+v, want %+v", i, got[i], want)
-			}
+			testkit.MustEqual(t, got[i], want, "delivery %d", i)
 		}
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // basic is the paper's basic setting at a part of its size.
@@ -151,7 +152,5 @@ func TestValidateSaysAll(t *testing.T) {
 			t.Errorf("%v: want %q in it", err, want)
 		}
 	}
-	if err := basic(Paper).Validate(); err != nil {
-		t.Error(err)
-	}
+	testkit.NoError(t, basic(Paper).Validate())
 }

@@ -52,9 +52,7 @@ func TestAStudyCountsWhatItDid(t *testing.T) {
 		t.Errorf("%d topics split, the widest over %d, the largest of %d publishers", r.Split, r.Widest, r.Largest)
 	}
 	// Every period of the adaptor takes two readings for each split topic.
-	if want := time.Duration(r.Split) * time.Microsecond; r.Tick.Max != want {
-		t.Errorf("a tick read %v, want %v", r.Tick.Max, want)
-	}
+	testkit.Equal(t, r.Tick.Max, time.Duration(r.Split)*time.Microsecond, "a tick read")
 	m := r.Messages
 	// A topic on one broker: the call and its stream 4, prepare 2, contract 2, grant 2.
 	if m.PerTopic < 10 || m.ReportsPerSecond != 20 || m.GrantsPerSecond <= 0 || m.PerSecond() != 20+m.GrantsPerSecond {
@@ -108,9 +106,7 @@ func TestSizesAddUp(t *testing.T) {
 }
 
 func TestValidate(t *testing.T) {
-	if err := config().Validate(); err != nil {
-		t.Error(err)
-	}
+	testkit.NoError(t, config().Validate())
 	err := Config{Mcap: -1, Load: 1, Policy: "any", Rule: "any"}.Validate()
 	for _, want := range []string{"brokers: 0", "topics: 0", "publishers: 0", "group size: 0", "ticks: 0", "mcap: -1", "load: 1", `policy: "any"`, `rule: "any"`} {
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -119,7 +115,5 @@ func TestValidate(t *testing.T) {
 	}
 	c := config()
 	c.Publishers = c.Topics - 1
-	if err := c.Validate(); err == nil || !strings.Contains(err.Error(), "publishers: 39, want 40") {
-		t.Errorf("fewer publishers than topics: %v", err)
-	}
+	testkit.ErrorHas(t, c.Validate(), "publishers: 39, want 40", "fewer publishers than topics")
 }

@@ -47,13 +47,9 @@ func (s *suite) Run() int {
 func nsqd(t *testing.T, flags ...string) Config {
 	t.Helper()
 	at, err := local.Ports(2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	d, err := local.NSQDAt(nsqdBinary, t.TempDir(), at[0], at[1], append(flags, "--broker-id=b1")...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() {
 		if err := d.Stop(); err != nil {
 			t.Errorf("%v\n%s", err, d.Output())
@@ -71,9 +67,7 @@ func nsqd(t *testing.T, flags ...string) Config {
 func topics(t *testing.T, cfg Config) []string {
 	t.Helper()
 	all, err := broker{address: cfg.HTTP}.topics(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	names := []string{}
 	for _, topic := range all {
 		names = append(names, topic.Name)
@@ -83,21 +77,16 @@ func topics(t *testing.T, cfg Config) []string {
 
 func post(t *testing.T, cfg Config, path string) {
 	t.Helper()
-	if _, err := (broker{address: cfg.HTTP}).ask(t.Context(), http.MethodPost, path); err != nil {
-		t.Error(err)
-	}
+	_, err := (broker{address: cfg.HTTP}).ask(t.Context(), http.MethodPost, path)
+	testkit.NoError(t, err)
 }
 
 func TestABrokerThatCarriesMoreThanIsTried(t *testing.T) {
 	cfg := nsqd(t)
-	if err := cfg.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, cfg.Validate())
 	var told []Step
 	r, err := Run(t.Context(), cfg, func(s Step) { told = append(told, s) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if r.Mcap != 400 || r.Over != 0 || r.Limit != LimitMost || !r.Known() || !slices.Equal(told, r.Steps) {
 		t.Errorf("%+v", r)
 	}
@@ -148,9 +137,7 @@ func TestABrokerThatCarriesTopics(t *testing.T) {
 	if !errors.As(err, &carries) || !slices.Equal(carries.Topics, []string{"theirs"}) || len(steps) != 1 {
 		t.Errorf("%v after %d steps", err, len(steps))
 	}
-	if left := topics(t, cfg); !slices.Equal(left, []string{"theirs"}) {
-		t.Errorf("it leaves %v", left)
-	}
+	testkit.EqualSlices(t, topics(t, cfg), []string{"theirs"}, "it leaves")
 
 	steps = nil
 	if _, err := Run(t.Context(), cfg, keep); !errors.As(err, &carries) || len(steps) != 0 {
@@ -160,9 +147,7 @@ func TestABrokerThatCarriesTopics(t *testing.T) {
 	if r, err := Run(t.Context(), cfg, keep); err != nil || r.Mcap != 400 {
 		t.Errorf("forced: %+v, %v", r, err)
 	}
-	if left := topics(t, cfg); !slices.Equal(left, []string{"theirs"}) {
-		t.Errorf("it leaves %v", left)
-	}
+	testkit.EqualSlices(t, topics(t, cfg), []string{"theirs"}, "it leaves")
 }
 
 // An interrupt leaves nothing, whenever it comes.
@@ -187,9 +172,7 @@ func TestAnInterrupt(t *testing.T) {
 		}
 	}
 	cancel(stop)
-	if err := <-done; !errors.Is(err, stop) {
-		t.Errorf("%v, want %v", err, stop)
-	}
+	testkit.ErrorIs(t, <-done, stop)
 	if left := topics(t, cfg); len(left) > 0 {
 		t.Errorf("it leaves %v", left)
 	}
@@ -220,18 +203,12 @@ func TestConfigFaults(t *testing.T) {
 		TCP: "h:1", HTTP: "h:2", SLO: search.SLO{Quantile: 0.999, Latency: time.Second}, Connections: 1, Size: 10,
 		Search: search.Config{First: 100, Least: 99, Most: 100, Tolerance: 0.1, Steps: 1}, Settle: time.Second, Step: 10 * time.Second, Limit: time.Minute, Workers: 1,
 	}
-	if err := few.Validate(); err == nil || !strings.Contains(err.Error(), "99 msg/s in 1m40s are too few messages for the SLO's quantile: want 100 msg/s or more") {
-		t.Error(err)
-	}
+	testkit.ErrorHas(t, few.Validate(), "99 msg/s in 1m40s are too few messages for the SLO's quantile: want 100 msg/s or more")
 	if few.Search.Least = 100; few.Validate() != nil {
 		t.Error(few.Validate())
 	}
-	if d := few.measured(100); d != 100*time.Second {
-		t.Errorf("100 msg/s are measured for %v", d)
-	}
-	if d := few.measured(100_000); d != 10*time.Second {
-		t.Errorf("100,000 msg/s are measured for %v", d)
-	}
+	testkit.Equal(t, few.measured(100), 100*time.Second, "100 msg/s are measured for")
+	testkit.Equal(t, few.measured(100_000), 10*time.Second, "100,000 msg/s are measured for")
 }
 
 func latency(samples ...time.Duration) *obs.Latency {

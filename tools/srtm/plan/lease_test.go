@@ -22,9 +22,7 @@ func TestLease(t *testing.T) {
 		return w.String(), err
 	}
 	out, err := run("--refill=100", "--capacity=20", "--rate=80", "--holders=20")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	testkit.Golden(t, "testdata/lease.table", []byte(out))
 	for _, bad := range []string{"--refill=0", "--refill=NaN", "--capacity=0.5", "--rate=0", "--rate=100", "--rate=NaN", "--holders=0", "--holders=21"} {
 		out, err := run("--refill=100", "--capacity=20", "--rate=80", bad)

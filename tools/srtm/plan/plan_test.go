@@ -66,9 +66,7 @@ func TestGolden(t *testing.T) {
 			testkit.Golden(t, filepath.Join("testdata", "golden", name), []byte(out))
 
 			input, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			piped, code, _ := execute(t, string(input), "--file", "-", "--policy", c.policy, "--output", c.output, "--seed", "7")
 			if piped != out || code != c.code {
 				t.Errorf("from standard input: exit code %d and\n%s", code, piped)
@@ -84,9 +82,7 @@ func TestTheSeedDecidesAndNothingElse(t *testing.T) {
 	a, _, _ := execute(t, "", args("1")...)
 	b, _, _ := execute(t, "", args("1")...)
 	c, _, _ := execute(t, "", args("2")...)
-	if a != b {
-		t.Error("the same seed gave two answers")
-	}
+	testkit.Equal(t, a, b, "the same seed gave two answers")
 	if a == c {
 		t.Error("seeds 1 and 2 split every group alike: publishers are not placed at random")
 	}
@@ -185,9 +181,7 @@ func FuzzScenario(f *testing.F) {
 	}
 	for _, file := range files {
 		input, err := os.ReadFile(file)
-		if err != nil {
-			f.Fatal(err)
-		}
+		testkit.Must(f, err)
 		f.Add(string(input))
 	}
 	f.Add(`{"brokers":[{"id":"a","mcap":1e3}],"topic":{"name":"t","rate":0.5,"burst":1,"publishers":[{"id":"p","rate":0.5}]}}`)

@@ -7,6 +7,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
 	"github.com/srtm-io/srtm/tools/iotpub/schedule"
@@ -29,17 +30,13 @@ func TestOneBrokerHasRoomAndASplitWaits(t *testing.T) {
 			offered := max(float64(len(arrivals))/phase.Seconds(), c.rate*float64(c.publishers))
 			r := tokenbucket.PerSecond(rateMargin * offered)
 			need, err := tokenbucket.Profile(arrivals, r, 0.99)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			b := burstFor(need, c.brokers)
 			if p := tokenbucket.PDelayed(offered, r.PerSecond(), float64(b)); p > 0.01 {
 				t.Errorf("%+v, seed %d: b = %d for a need of %d: %v of the messages wait on one broker", c, seed, b, need, p)
 			}
 			whole := access(scheduled(), []tokenbucket.Share{{Rate: r, Burst: b}}, func(int32) int { return 0 })
-			if late := whole.Quantile(0.99); late != 0 {
-				t.Errorf("%+v, seed %d: b = %d for a need of %d: one broker waits %v", c, seed, b, need, late)
-			}
+			testkit.Equal(t, whole.Quantile(0.99), 0, "%+v, seed %d: b = %d for a need of %d: one broker waits", c, seed, b, need)
 			split := splitWait(scheduled(), r, b, c.brokers, 0.99)
 			if tokens := split.Seconds() * r.PerSecond() / float64(c.brokers); tokens < 1 {
 				t.Errorf("%+v, seed %d: b = %d for a need of %d: a split waits %v, for %.1f tokens", c, seed, b, need, split, tokens)
@@ -53,12 +50,10 @@ func TestTheDefaultLoadShowsWhatSplittingCosts(t *testing.T) {
 	for _, duration := range []time.Duration{20 * time.Second, time.Minute} {
 		r := &run{options: defaults()}
 		var err error
-		if r.load, err = r.options.load.Build(); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := r.contract(duration / 2); err != nil {
-			t.Fatal(err)
-		}
+		r.load, err = r.options.load.Build()
+		testkit.Must(t, err)
+		_, err = r.contract(duration / 2)
+		testkit.Must(t, err)
 		if slo := r.report.slo(); r.report.SplitUs < 50_000 || slo < 5*time.Millisecond || r.report.SplitUs < 4*slo.Microseconds() {
 			t.Errorf("%v: SLO %v, a split waits %d us", duration, slo, r.report.SplitUs)
 		}
@@ -81,9 +76,7 @@ func TestBurstFor(t *testing.T) {
 		{25, 2, 36},         // hardly anything to choose from
 		{1000, 100, 10_000}, //
 	} {
-		if got := burstFor(c.need, c.brokers); got != c.want {
-			t.Errorf("burstFor(%d, %d) = %d, want %d", c.need, c.brokers, got, c.want)
-		}
+		testkit.Equal(t, burstFor(c.need, c.brokers), c.want, "burstFor(%d, %d)", c.need, c.brokers)
 	}
 }
 
@@ -101,9 +94,7 @@ func TestSLOFor(t *testing.T) {
 		{30 * ms, 1, ms},
 		{0, time.Hour, 2 * time.Second},
 	} {
-		if got := sloFor(c.machine, c.split); got != c.want {
-			t.Errorf("sloFor(%v, %v) = %v, want %v", c.machine, c.split, got, c.want)
-		}
+		testkit.Equal(t, sloFor(c.machine, c.split), c.want, "sloFor(%v, %v)", c.machine, c.split)
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		slo := sloFor(time.Duration(rapid.Int64Range(0, math.MaxInt64/8).Draw(t, "machine")), time.Duration(rapid.Int64Range(0, math.MaxInt64/8).Draw(t, "split")))

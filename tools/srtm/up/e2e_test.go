@@ -133,9 +133,7 @@ func TestUp(t *testing.T) {
 		for i := range 400 {
 			fmt.Fprintf(&rows, "%d.%d,loop%d,junction%d,80\n", i/100, i/10%10, i%9, i%3)
 		}
-		if err := os.WriteFile(path, []byte(rows.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(path, []byte(rows.String()), 0o644))
 		var stdout, stderr output
 		err := up(t.Context(), &stdout, &stderr, "--bin-dir="+bin, "--data-dir="+t.TempDir(), "--brokers=2", "--trace="+path,
 			"--compress=2", "--copies=2", "--duration=4s", "--calibration=0s", "--max-lateness=10s")
@@ -157,9 +155,7 @@ echo '{"type":"report","publishers":'$n',"offered":'$offered',"accepted":'$achie
 
 func withReporter(t *testing.T, bin, text string) string {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(bin, "iotpub"), []byte(text), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(filepath.Join(bin, "iotpub"), []byte(text), 0o755))
 	return bin
 }
 
@@ -217,17 +213,13 @@ func TestUpOnAMachineThatIsTooSmall(t *testing.T) {
 		withReporter(t, bin, "#!/bin/sh\necho 'iotpub: no route' >&2; exit 1\n")
 		var stdout, stderr output
 		err := up(t.Context(), &stdout, &stderr, "--bin-dir="+bin, "--data-dir="+t.TempDir(), "--brokers=1", "--duration=2s")
-		if err == nil || !strings.Contains(err.Error(), "calibration: iotpub: exit status 1: iotpub: no route") {
-			t.Errorf("%v", err)
-		}
+		testkit.ErrorHas(t, err, "calibration: iotpub: exit status 1: iotpub: no route")
 	})
 
 	t.Run("says that the load fits no brokers", func(t *testing.T) {
 		var stdout, stderr output
 		err := up(t.Context(), &stdout, &stderr, "--bin-dir="+bin, "--data-dir="+t.TempDir(), "--brokers=2", "--mcap=100")
-		if err == nil || !strings.Contains(err.Error(), "create topic calibration") {
-			t.Errorf("%v", err)
-		}
+		testkit.ErrorHas(t, err, "create topic calibration")
 	})
 }
 
@@ -245,17 +237,13 @@ func TestBadCommandLines(t *testing.T) {
 	}
 	var stdout, stderr output
 	path := filepath.Join(t.TempDir(), "r.csv")
-	if err := os.WriteFile(path, []byte("what\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, []byte("what\n"), 0o644))
 	err := up(t.Context(), &stdout, &stderr, "--trace="+path)
 	if _, usage := errors.AsType[lifecycle.UsageError](err); err == nil || usage || !strings.HasPrefix(err.Error(), path+":1: header") {
 		t.Errorf("%v", err)
 	}
 	empty := t.TempDir()
-	if err := up(t.Context(), &stdout, &stderr, "--bin-dir="+empty, "--data-dir="+t.TempDir()); err == nil || !strings.Contains(err.Error(), "--bin-dir") {
-		t.Errorf("%v", err)
-	}
+	testkit.ErrorHas(t, up(t.Context(), &stdout, &stderr, "--bin-dir="+empty, "--data-dir="+t.TempDir()), "--bin-dir")
 }
 
 // What it leaves behind: nothing, or what it says.

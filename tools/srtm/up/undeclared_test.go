@@ -3,6 +3,8 @@ package up
 import (
 	"strings"
 	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // What was learned stands beside what was declared.
@@ -14,9 +16,7 @@ func TestTheReportShowsWhatWasLearned(t *testing.T) {
 	}
 	r.Phases = append(r.Phases, Phase{Name: "undeclared", Learned: &Learned{Publishers: 200, Groups: 8}})
 	out.Reset()
-	if err := r.compare(&out); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, r.compare(&out))
 	for line := range strings.Lines(out.String()) {
 		if strings.HasPrefix(line, "publishers") {
 			if want := "declared declared 200 learned, 8 groups"; strings.Join(strings.Fields(line)[1:], " ") != want {

@@ -44,9 +44,7 @@ func TestValidate(t *testing.T) {
 	} {
 		o := defaults()
 		change(&o)
-		if err := o.validate(); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
-		}
+		testkit.ErrorHas(t, o.validate(), want)
 	}
 	if err := (&options{}).validate(); strings.Count(err.Error(), "\n") != 6 {
 		t.Errorf("want seven faults, one a line, got:\n%v", err)
@@ -58,9 +56,7 @@ func TestValidate(t *testing.T) {
 func TestTheDefaultFitsOneBroker(t *testing.T) {
 	o := defaults()
 	l, err := o.load.Build()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if need := l.Rate() * rateMargin * 1.05; need > float64(o.mcap) {
 		t.Errorf("%v msg/s on a broker of %d", need, o.mcap)
 	}
@@ -77,13 +73,9 @@ func quantiles99(base time.Duration, n int) (*obs.Latency, report.Quantiles) {
 // The emulator's output may come in pieces of any size.
 func TestEmulatorReadsLinesHoweverTheyAreCut(t *testing.T) {
 	progress, err := json.Marshal(report.Progress{Type: report.TypeProgress, ElapsedSeconds: 3})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	final, err := json.Marshal(report.Report{Type: report.TypeReport, Topic: "t"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	out := slices.Concat(progress, []byte("\n"), final, []byte("\n"))
 	for cut := range out {
 		var e emulator
@@ -101,9 +93,8 @@ func TestEmulatorReadsLinesHoweverTheyAreCut(t *testing.T) {
 func TestEmulatorNoticesALineThatIsNone(t *testing.T) {
 	for _, line := range []string{"panic: oh", `{"type":"other"}`, `{"type":"report","offered":"many"}`, ""} {
 		var e emulator
-		if _, err := e.Write([]byte(line + "\n" + `{"type":"progress"}` + "\n")); err != nil {
-			t.Fatal(err)
-		}
+		_, err := e.Write([]byte(line + "\n" + `{"type":"progress"}` + "\n"))
+		testkit.Must(t, err)
 		if e.mu.fault == nil || e.progress() == nil {
 			t.Errorf("%q: %v, %v", line, e.mu.fault, e.progress())
 		}
@@ -149,9 +140,7 @@ func TestJudge(t *testing.T) {
 func TestShortenTakesFewerPublishers(t *testing.T) {
 	o := load.Default()
 	l, err := o.Build()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if got := shorten(o, l, 0.35); got.Spec.Publishers != 350 || got.Keep != 0 {
 		t.Errorf("%+v", got)
 	}
@@ -174,24 +163,18 @@ func TestContract(t *testing.T) {
 	o := defaults()
 	o.load.Spec.Publishers, o.load.Spec.Rate = 100, 10
 	l, err := o.load.Build()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	const phase = 10 * time.Second
 	arrivals := schedule.Arrivals(schedule.Until(l.Stream(), phase))
 	r := &run{options: o, load: l}
 	c, err := r.contract(phase)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	offered := math.Max(float64(len(arrivals))/phase.Seconds(), 1000)
 	if got := float64(c.RateMilli) / 1000; got < 1.1*offered || got > 1.1*offered+2 {
 		t.Errorf("r = %v for %v msg/s offered", got, offered)
 	}
 	need, err := tokenbucket.Profile(arrivals, tokenbucket.Rate(c.RateMilli), 0.99)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if want := burstFor(need, 6); c.Burst != want || r.report.ProfiledBurst != need {
 		t.Errorf("b = %d, want %d for a need of %d", c.Burst, want, need)
 	}
@@ -200,9 +183,8 @@ func TestContract(t *testing.T) {
 	}
 	// Never less than a token for each broker.
 	r.options.load.Spec.Publishers, r.options.brokers = 1, 50
-	if r.load, err = r.options.load.Build(); err != nil {
-		t.Fatal(err)
-	}
+	r.load, err = r.options.load.Build()
+	testkit.Must(t, err)
 	if c, err = r.contract(phase); err != nil || c.Burst != 50 {
 		t.Errorf("b = %v, %v for 50 brokers", c.GetBurst(), err)
 	}
@@ -215,9 +197,8 @@ func TestContract(t *testing.T) {
 		t.Errorf("%v; one broker splits nothing, and yet it waits %d us", err, r.report.SplitUs)
 	}
 	r.options.load.Spec.Rate = 0.001
-	if r.load, err = r.options.load.Build(); err != nil {
-		t.Fatal(err)
-	}
+	r.load, err = r.options.load.Build()
+	testkit.Must(t, err)
 	if _, err = r.contract(time.Nanosecond); err == nil || !strings.Contains(err.Error(), "no message within 1ns") {
 		t.Errorf("%v", err)
 	}
@@ -321,9 +302,7 @@ func TestReport(t *testing.T) {
 	show := func(file string, r *Report) {
 		t.Helper()
 		var b bytes.Buffer
-		if err := r.WriteText(&b); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, r.WriteText(&b))
 		testkit.Golden(t, "testdata/"+file, b.Bytes())
 	}
 	good := shownReport()
@@ -332,9 +311,7 @@ func TestReport(t *testing.T) {
 	}
 	show("report.txt", good)
 	text, err := json.MarshalIndent(good, "", "  ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	testkit.Golden(t, "testdata/report.json", append(text, '\n'))
 
 	bad := shownReport()
@@ -406,9 +383,7 @@ func TestFaults(t *testing.T) {
 	} {
 		r := shownReport()
 		c.change(r)
-		if got := r.Faults(); !slices.Equal(got, c.want) {
-			t.Errorf("%s: %q, want %q", name, got, c.want)
-		}
+		testkit.EqualSlices(t, r.Faults(), c.want, "%s", name)
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 func draw(t *rapid.T) Config {
@@ -22,9 +24,7 @@ func draw(t *rapid.T) Config {
 func TestTheLimitIsFound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := draw(t)
-		if err := cfg.Validate(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, cfg.Validate())
 		limit := rapid.Int64Range(0, 2*cfg.Most).Draw(t, "limit")
 		why := rapid.SampledFrom([]Outcome{Missed, Unoffered}).Draw(t, "why")
 		s := New(cfg)
@@ -138,9 +138,7 @@ func TestLuckIsTakenBack(t *testing.T) {
 
 func TestConfigFaults(t *testing.T) {
 	good := Config{First: 10, Least: 1, Most: 10, Tolerance: 0.1, Steps: 1}
-	if err := good.Validate(); err != nil {
-		t.Error(err)
-	}
+	testkit.NoError(t, good.Validate())
 	for _, part := range []string{"least 0, first 20, most 10", "tolerance NaN", "0 steps, again 0 times"} {
 		err := Config{First: 20, Most: 10, Tolerance: math.NaN()}.Validate()
 		if err == nil || !strings.Contains(err.Error(), part) {
@@ -151,9 +149,7 @@ func TestConfigFaults(t *testing.T) {
 
 func TestJudge(t *testing.T) {
 	slo := SLO{Quantile: 0.99, Latency: 10 * time.Millisecond}
-	if slo.MinDeliveries() != 1000 {
-		t.Errorf("want %d", slo.MinDeliveries())
-	}
+	testkit.Equal(t, slo.MinDeliveries(), 1000, "deliveries to judge 0.99")
 	if o, _ := (SLO{0.9, time.Second}).Judge(Evidence{Delivered: 1000, Exceeded: 100}); o != Kept {
 		t.Errorf("a tenth may be late: %v", o)
 	}
