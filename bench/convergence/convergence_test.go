@@ -71,9 +71,7 @@ func TestBadFlags(t *testing.T) {
 	} {
 		var out bytes.Buffer
 		err := run(t.Context(), strings.Fields(args), &out, &out)
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v, want %q", args, err, want)
-		}
+		testkit.ErrorHas(t, err, want, "%q", args)
 	}
 }
 

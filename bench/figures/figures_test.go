@@ -234,9 +234,7 @@ func TestLiveReadsTheClustersReport(t *testing.T) {
 	fake("cat <<'EOF'\n" + string(text) + "\nEOF\nexit 1\n")
 	w := newHarness(t.Context(), options{seed: 1, runs: 1, seconds: 1, bin: bin}, "live6", &bytes.Buffer{})
 	testkit.Must(t, livePenalty(w))
-	if got := w.rows[0].Live; got != "45.0 ms" {
-		t.Errorf("live %q", got)
-	}
+	testkit.Equal(t, w.rows[0].Live, "45.0 ms", "live")
 	if p := w.panels[0]; len(p.rows) != brokers || p.rows[0][2] != "45" || p.rows[0][5] != "0.25" || p.rows[0][6] != "0.07" {
 		t.Errorf("the table is %v", p.rows)
 	}
@@ -245,9 +243,7 @@ func TestLiveReadsTheClustersReport(t *testing.T) {
 		t.Errorf("simulated access delays, ms: %v", sim.y)
 	}
 	fake("echo srtm: no broker came up >&2; exit 1\n")
-	if err := livePenalty(w); err == nil || !strings.Contains(err.Error(), "no broker came up") {
-		t.Errorf("without a report: %v", err)
-	}
+	testkit.ErrorHas(t, livePenalty(w), "no broker came up", "without a report")
 }
 
 // The paper's transport: what is listed of a sweep, and its panels.

@@ -31,9 +31,7 @@ func TestWhatIsComparedWithIsMeasured(t *testing.T) {
 	proxy := start("proxy", backend.At)
 	f, err := ask(proxy, 100, 200*time.Millisecond, 8)
 	testkit.Must(t, err)
-	if n := served(t.Context(), []*decide.Server{backend})[0]; n != 20 {
-		t.Errorf("%v requests arrived of 20", n)
-	}
+	testkit.Equal(t, served(t.Context(), []*decide.Server{backend})[0], 20, "requests arrived of 20")
 	if f.mean <= 0 || f.sd <= 0 || f.p99 < f.p50 || f.cpu <= 0 {
 		t.Errorf("%+v", f)
 	}

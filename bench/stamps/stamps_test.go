@@ -51,9 +51,7 @@ func TestEveryMessageIsMeasured(t *testing.T) {
 	}
 	var out bytes.Buffer
 	testkit.Must(t, writeTables(&out, rows))
-	if got := strings.Count(out.String(), "\n"); got != 3*3+5*len(rows) {
-		t.Errorf("%d lines:\n%s", got, &out)
-	}
+	testkit.Equal(t, strings.Count(out.String(), "\n"), 3*3+5*len(rows), "lines:\n%s", &out)
 }
 
 // A stream that keeps its contract and is read backwards: what the order of
