@@ -30,11 +30,10 @@ func TestEnvoy(t *testing.T) {
 	conn, err := grpc.NewClient(at[1], grpc.WithTransportCredentials(insecure.NewCredentials()))
 	testkit.Must(t, err)
 	defer conn.Close()
-	if _, err := srtmv1.NewAdmissionAdminClient(conn).SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{
+	_, err = srtmv1.NewAdmissionAdminClient(conn).SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{
 		{Key: "shop|path=/buy|user=7", RefillMilli: 100, Capacity: 5},
-	}}, grpc.WaitForReady(true)); err != nil {
-		t.Fatal(err)
-	}
+	}}, grpc.WaitForReady(true))
+	testkit.Must(t, err)
 	request := &service.RateLimitRequest{Domain: "shop", HitsAddend: 4, Descriptors: []*ratelimit.RateLimitDescriptor{
 		{Entries: []*ratelimit.RateLimitDescriptor_Entry{{Key: "path", Value: "/buy"}, {Key: "user", Value: "7"}}},
 		{Entries: []*ratelimit.RateLimitDescriptor_Entry{{Key: "path", Value: "/buy"}, {Key: "user", Value: "8"}}, HitsAddend: wrapperspb.UInt64(1)},

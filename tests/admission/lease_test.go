@@ -136,11 +136,10 @@ func TestLeasesThroughKills(t *testing.T) {
 	}
 	owner := serve()
 	rules := srtmv1.NewAdmissionAdminClient(localtest.Dial(t, at[1]))
-	if _, err := rules.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{
+	_, err := rules.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{
 		{Key: "key", RefillMilli: rate * 1000, Capacity: capacity, Mode: srtmv1.AdmissionMode_ADMISSION_MODE_LEASE},
-	}}, grpc.WaitForReady(true)); err != nil {
-		t.Fatal(err)
-	}
+	}}, grpc.WaitForReady(true))
+	testkit.Must(t, err)
 	all := &admissions{by: map[*exec.Cmd]int{}}
 	var holders []*exec.Cmd
 	for range 3 {

@@ -142,9 +142,7 @@ func TestChartWithOtherValues(t *testing.T) {
 	if args := control.Containers[0].Args; slices.Contains(args, "--allow-insecure-listen") || !slices.Contains(args, "--http-tls") || len(control.Volumes) != 3 {
 		t.Errorf("with TLS: %q, %v", args, control.Volumes)
 	}
-	if control.Containers[0].ReadinessProbe.HTTPGet.Scheme != corev1.URISchemeHTTPS {
-		t.Error("the probe does not speak TLS")
-	}
+	testkit.Equal(t, control.Containers[0].ReadinessProbe.HTTPGet.Scheme, corev1.URISchemeHTTPS, "the probe does not speak TLS")
 	pod := secured["StatefulSet/r-broker"].(*appsv1.StatefulSet).Spec.Template.Spec
 	if !slices.Equal(pod.Containers[0].SecurityContext.Capabilities.Add, []corev1.Capability{"BPF", "PERFMON"}) || !slices.Contains(pod.Containers[0].Args, "--retain=24h") {
 		t.Errorf("%+v", pod.Containers[0])

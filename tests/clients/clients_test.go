@@ -82,9 +82,8 @@ func TestLibraries(t *testing.T) {
 			lacks := map[string]string{}
 			if l.lacks != nil {
 				var err error
-				if lacks, err = l.lacks(s); err != nil {
-					t.Fatal(err)
-				}
+				lacks, err = l.lacks(s)
+				testkit.Must(t, err)
 			}
 			for name := range lacks {
 				if !known(name) {
@@ -234,9 +233,7 @@ func same(t *testing.T, got, want []string) {
 	}
 	t.Errorf("got %d bodies, not the %d of those sent", len(got), len(want))
 	for i := range min(len(got), len(want)) {
-		if got[i] != want[i] {
-			t.Fatalf("the first that differs: %.60q, want %.60q", got[i], want[i])
-		}
+		testkit.MustEqual(t, got[i], want[i], "the first that differs")
 	}
 }
 
@@ -294,17 +291,13 @@ func consumes(t *testing.T, l library, s *site, d *local.Process, o order) {
 	got := c.messages(50)
 	same(t, texts(got), want)
 	for _, e := range got {
-		if e.Attempts != 1 {
-			t.Errorf("attempt %d", e.Attempts)
-		}
+		testkit.Equal(t, e.Attempts, 1, "attempt")
 	}
 	f := settle(t, d, topic, ch, finished)
 	if f.Messages != 50 || f.Requeues != 0 || f.Timeouts != 0 || len(f.Clients) != 1 || f.Clients[0].UserAgent == "" {
 		t.Errorf("got %+v", f)
 	}
-	if rest := c.end(); len(rest) != 0 {
-		t.Errorf("%d messages came again", len(rest))
-	}
+	testkit.Equal(t, len(c.end()), 0, "messages came again")
 	settle(t, d, topic, ch, func(f channelStats) bool { return len(f.Clients) == 0 })
 }
 
@@ -429,9 +422,7 @@ func touches(t *testing.T, l library, s *site) {
 	if took := time.Since(begin); took < 2*timeout {
 		t.Errorf("finished after %v: the handler did not take longer than the timeout", took)
 	}
-	if rest := c.end(); len(rest) != 0 {
-		t.Errorf("%d messages came again", len(rest))
-	}
+	testkit.Equal(t, len(c.end()), 0, "messages came again")
 }
 
 // backsOff: messages whose handler fails come again and end, and a library that

@@ -72,9 +72,8 @@ func drive(t *testing.T, l library, s *site, o order) *driver {
 	d.cmd.Dir, d.cmd.Stderr = s.to, lockedWriter{d}
 	out, err := d.cmd.StdoutPipe()
 	testkit.Must(t, err)
-	if d.in, err = d.cmd.StdinPipe(); err != nil {
-		t.Fatal(err)
-	}
+	d.in, err = d.cmd.StdinPipe()
+	testkit.Must(t, err)
 	testkit.Must(t, d.cmd.Start())
 	var reader sync.WaitGroup
 	reader.Go(func() { d.read(out) })
@@ -137,12 +136,9 @@ func (d *driver) next(within time.Duration) (event, error) {
 func (d *driver) publish(bodies ...string) {
 	d.t.Helper()
 	line, err := json.Marshal(bodies)
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	if _, err := d.in.Write(append(line, '\n')); err != nil {
-		d.t.Fatal(err)
-	}
+	testkit.Must(d.t, err)
+	_, err = d.in.Write(append(line, '\n'))
+	testkit.Must(d.t, err)
 	if e, err := d.next(patience); err != nil || e.Event != "published" || e.Count != len(bodies) {
 		d.t.Fatalf("published %d: got %+v, %v", len(bodies), e, err)
 	}
@@ -165,9 +161,7 @@ func (d *driver) messages(count int) (got []event) {
 // consumer to which some came again.
 func (d *driver) end() (rest []event) {
 	d.t.Helper()
-	if err := d.in.Close(); err != nil {
-		d.t.Fatal(err)
-	}
+	testkit.Must(d.t, d.in.Close())
 	for {
 		e, err := d.next(patience)
 		if err != nil {

@@ -37,9 +37,7 @@ func start(t *testing.T, brokers int) *local.Cluster {
 	})
 	testkit.Must(t, err)
 	t.Cleanup(func() {
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, c.Stop())
 	})
 	return c
 }
@@ -101,9 +99,7 @@ func TestATopicFromCreationToDelivery(t *testing.T) {
 	lib, err := client.New(client.Config{Address: c.GRPC})
 	testkit.Must(t, err)
 	defer func() {
-		if err := lib.Close(ctx); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, lib.Close(ctx))
 	}()
 	brokers := map[string]int{}
 	var wg sync.WaitGroup
@@ -138,9 +134,8 @@ func TestATopicFromCreationToDelivery(t *testing.T) {
 	}
 
 	admin := srtmv1.NewAdminServiceClient(c.Conn)
-	if _, err := admin.DeleteTopic(ctx, &srtmv1.DeleteTopicRequest{Name: "sensors"}); err != nil {
-		t.Fatal(err)
-	}
+	_, err = admin.DeleteTopic(ctx, &srtmv1.DeleteTopicRequest{Name: "sensors"})
+	testkit.Must(t, err)
 	if body, code, err := localtest.Ask(http.MethodGet, "http://"+c.Lookup+"/lookup?topic=sensors", ""); code != http.StatusNotFound {
 		t.Errorf("lookup of a deleted topic: %d %s %v", code, body, err)
 	}
@@ -220,9 +215,8 @@ func TestManyGroups(t *testing.T) {
 		is := spec(name, 1, 10, groups(of)...)
 		is.Contract.RateMilli = int64(of) * 6
 		is.Pacing = srtmv1.PacingMode_PACING_MODE_ADVISE
-		if _, err := localtest.CreateTopic(t.Context(), conn, &srtmv1.CreateTopicRequest{Spec: is}); err != nil {
-			t.Fatal(err)
-		}
+		_, err := localtest.CreateTopic(t.Context(), conn, &srtmv1.CreateTopicRequest{Spec: is})
+		testkit.Must(t, err)
 	}
 	const topics = 20
 	for i := range topics {

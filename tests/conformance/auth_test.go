@@ -116,9 +116,7 @@ func TestAuth(t *testing.T) {
 	check(t, "required", func(t *testing.T) {
 		n, _ := guarded(t, map[string]any{})
 		p := n.open(t)
-		if answer := p.identify(nil); answer["auth_required"] != true {
-			t.Errorf("auth_required: got %v", answer["auth_required"])
-		}
+		testkit.Equal(t, p.identify(nil)["auth_required"], true, "auth_required")
 		for _, command := range []string{"SUB t ch\n", string(sized("PUB t", "x")), string(sized("MPUB t", batch("x"))), string(sized("DPUB t 0", "x"))} {
 			p := n.open(t)
 			p.send("%s", command)
@@ -135,9 +133,7 @@ func TestAuth(t *testing.T) {
 		}
 		p.round(n)
 		asked := g.asked()
-		if len(asked) != 1 {
-			t.Fatalf("asked %d times: %v", len(asked), asked)
-		}
+		testkit.MustEqual(t, len(asked), 1, "times asked: %v", asked)
 		if q := asked[0]; q.Get("remote_ip") != "127.0.0.1" || q.Get("tls") != "false" || q.Get("secret") != "s3cret" {
 			t.Errorf("asked %v", q)
 		}
@@ -262,9 +258,7 @@ func TestAuth(t *testing.T) {
 		for range 20 {
 			p.pub("t", "x")
 		}
-		if asked := len(g.asked()); asked != 1 {
-			t.Errorf("asked %d times", asked)
-		}
+		testkit.Equal(t, len(g.asked()), 1, "times asked")
 	})
 	for name, size := range map[string]int32{"0": 0, "-1": -1, "max body size + 1": maxBody + 1} {
 		check(t, "secret of size "+name, func(t *testing.T) {
@@ -299,9 +293,7 @@ func TestAuth(t *testing.T) {
 				answer, err := http.DefaultClient.Do(r)
 				testkit.Must(t, err)
 				answer.Body.Close()
-				if want := map[bool]int{true: c.status, false: 200}[ours]; answer.StatusCode != want {
-					t.Errorf("%s with %+v: %d, want %d", path, c, answer.StatusCode, want)
-				}
+				testkit.Equal(t, answer.StatusCode, map[bool]int{true: c.status, false: 200}[ours], "%s with %+v", path, c)
 			}
 		}
 		// The grant is remembered; secrets that are worth nothing are asked for again.

@@ -134,9 +134,7 @@ func TestChannels(t *testing.T) {
 			got = append(got, a.message().body, b.message().body)
 		}
 		slices.Sort(got)
-		if !slices.Equal(got, want) {
-			t.Errorf("got %q", got)
-		}
+		testkit.EqualSlices(t, got, want)
 		a.quiet()
 		b.quiet()
 	})
@@ -174,9 +172,7 @@ func TestTimeout(t *testing.T) {
 		if waited := time.Since(touched); waited < timeout {
 			t.Errorf("came again %v after TOUCH, want %v", waited, timeout)
 		}
-		if again.attempts != 2 {
-			t.Errorf("attempts %d", again.attempts)
-		}
+		testkit.Equal(t, again.attempts, 2, "attempts")
 	})
 	check(t, "TOUCH helps no longer than --max-msg-timeout", func(t *testing.T) {
 		const most = 1500 * time.Millisecond

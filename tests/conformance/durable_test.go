@@ -60,9 +60,7 @@ func TestOverflow(t *testing.T) {
 		if s := mustLookup(t, n, topic); s.Depth != 100 || s.BackendDepth < 80 {
 			t.Errorf("got %+v", s)
 		}
-		if got := n.consumer(t, topic, "ch").rdy(100).bodies(100); !slices.Equal(got, want) {
-			t.Errorf("got %q", got)
-		}
+		testkit.EqualSlices(t, n.consumer(t, topic, "ch").rdy(100).bodies(100), want)
 	})
 	check(t, "in many files", func(t *testing.T) {
 		n := start(t, "--mem-queue-size=1", "--max-bytes-per-file=2000", "--max-msg-size=500")
@@ -74,9 +72,7 @@ func TestOverflow(t *testing.T) {
 		}
 		n.publish(t, topic, want...)
 		n.depth(t, topic, "ch", 100)
-		if got := c.rdy(10).bodies(100); !slices.Equal(got, want) {
-			t.Errorf("got %q", got)
-		}
+		testkit.EqualSlices(t, c.rdy(10).bodies(100), want)
 	})
 }
 
@@ -101,9 +97,7 @@ func TestRestart(t *testing.T) {
 					t.Errorf("%s/%s: got %q", topic, channel, got)
 				}
 			}
-			if got := n.consumer(t, "t", "other").rdy(100).bodies(20); !slices.Equal(got, want) {
-				t.Errorf("t/other: got %q", got)
-			}
+			testkit.EqualSlices(t, n.consumer(t, "t", "other").rdy(100).bodies(20), want, "t/other")
 		})
 	}
 	check(t, "data-path", func(t *testing.T) {

@@ -20,16 +20,12 @@ func TestHTTP(t *testing.T) {
 	check(t, "unknown path", func(t *testing.T) {
 		r := common(t).get(t, "/nope")
 		r.refused(t, 404, "NOT_FOUND")
-		if got := r.header.Get("X-NSQ-Content-Type"); got != "nsq; version=1.0" {
-			t.Errorf("X-NSQ-Content-Type: got %q", got)
-		}
+		testkit.Equal(t, r.header.Get("X-NSQ-Content-Type"), "nsq; version=1.0", "X-NSQ-Content-Type")
 	})
 	check(t, "X-NSQ-Content-Type", func(t *testing.T) {
 		n := common(t)
 		for _, r := range []reply{n.get(t, "/stats?format=json"), n.get(t, "/info"), n.post(t, "/pub", ""), n.get(t, "/nope")} {
-			if got := r.header.Get("X-NSQ-Content-Type"); got != "nsq; version=1.0" {
-				t.Errorf("got %q", got)
-			}
+			testkit.Equal(t, r.header.Get("X-NSQ-Content-Type"), "nsq; version=1.0")
 		}
 	})
 	check(t, "content types", func(t *testing.T) {
@@ -41,9 +37,7 @@ func TestHTTP(t *testing.T) {
 			"/ping":              "text/plain; charset=utf-8",
 			"/nope":              "application/json; charset=utf-8",
 		} {
-			if got := n.get(t, path).header.Get("Content-Type"); got != want {
-				t.Errorf("%s: got %q, want %q", path, got, want)
-			}
+			testkit.Equal(t, n.get(t, path).header.Get("Content-Type"), want, "%s", path)
 		}
 	})
 	check(t, "kept connection", func(t *testing.T) {
@@ -85,9 +79,7 @@ func TestHTTP(t *testing.T) {
 		for key, want := range map[string]float64{
 			"max_heartbeat_interval": 60e9, "max_output_buffer_size": 65536, "max_output_buffer_timeout": 30e9, "max_deflate_level": 6,
 		} {
-			if o[key] != want {
-				t.Errorf("%s: got %v, want %v", key, o[key], want)
-			}
+			testkit.Equal[any](t, o[key], want, "%s", key)
 		}
 	})
 	check(t, "broadcast flags", func(t *testing.T) {
@@ -141,13 +133,9 @@ func TestStats(t *testing.T) {
 		n, topic := busy(t)
 		o := n.get(t, "/stats?format=json&topic="+topic).object(t)
 		has(t, o, "version", "health", "start_time", "topics")
-		if o["health"] != "OK" {
-			t.Errorf("health: got %v", o["health"])
-		}
+		testkit.Equal(t, o["health"], "OK", "health")
 		topics := o["topics"].([]any)
-		if len(topics) != 1 {
-			t.Fatalf("%d topics", len(topics))
-		}
+		testkit.MustEqual(t, len(topics), 1, "topics")
 		first := topics[0].(map[string]any)
 		has(t, first, "topic_name", "channels", "depth", "backend_depth", "message_count", "message_bytes", "paused")
 		channel := first["channels"].([]any)[0].(map[string]any)
@@ -265,9 +253,7 @@ func TestStats(t *testing.T) {
 		n, topic := busy(t)
 		for _, query := range []string{"", "?format=text", "?topic=" + topic, "?format=xml"} {
 			r := n.get(t, "/stats"+query)
-			if r.status != http.StatusOK {
-				t.Fatalf("%q: %d %s", query, r.status, r.body)
-			}
+			testkit.MustEqual(t, r.status, http.StatusOK, "%q: %s", query, r.body)
 			for _, want := range []string{
 				`(?m)^start_time `,
 				`(?mi)^ *health: OK$`,

@@ -109,9 +109,7 @@ func (p *peer) send(format string, args ...any) {
 
 func (p *peer) raw(b []byte) {
 	p.t.Helper()
-	if err := p.nc.SetWriteDeadline(time.Now().Add(patience)); err != nil {
-		p.t.Fatal(err)
-	}
+	testkit.Must(p.t, p.nc.SetWriteDeadline(time.Now().Add(patience)))
 	if _, err := p.w.Write(b); err != nil {
 		p.t.Fatalf("write: %v", err)
 	}
@@ -283,9 +281,7 @@ func (p *peer) message() delivery {
 func (p *peer) body(want string) delivery {
 	p.t.Helper()
 	m := p.message()
-	if m.body != want {
-		p.t.Fatalf("got message %.100q, want %.100q", m.body, want)
-	}
+	testkit.MustEqual(p.t, m.body, want, "message")
 	return m
 }
 

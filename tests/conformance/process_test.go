@@ -172,9 +172,7 @@ func TestPortsOfTheSystem(t *testing.T) {
 		testkit.Must(t, err)
 		n := &node{tcp: d.TCP, http: d.HTTP, process: d}
 		t.Cleanup(func() {
-			if err := n.end(); err != nil {
-				t.Error(err)
-			}
+			testkit.NoError(t, n.end())
 		})
 		if !regexp.MustCompile(`\bnsqd v1\.\d+\.\d+\S* \(built w/go`).MatchString(d.Output()) {
 			t.Errorf("no version in %s", d.Output())
@@ -210,9 +208,7 @@ func TestUnixSockets(t *testing.T) {
 		testkit.Must(t, err)
 		n := &node{process: d}
 		t.Cleanup(func() {
-			if err := n.end(); err != nil {
-				t.Error(err)
-			}
+			testkit.NoError(t, n.end())
 		})
 		p := dialTo(t, "unix", tcp)
 		p.send("  V2")

@@ -259,9 +259,7 @@ func (y *player) step(text string) {
 	case w[0] == "message":
 		y.message(w[1], w[2:])
 	default:
-		if problem := y.problem(w); problem != "" {
-			t.Fatal(problem)
-		}
+		testkit.MustEqual(t, y.problem(w), "")
 	}
 }
 
@@ -289,9 +287,7 @@ func (y *player) request(method string, w []string) {
 func (y *player) number(text string) int {
 	y.t.Helper()
 	n, err := strconv.Atoi(text)
-	if err != nil {
-		y.t.Fatal(err)
-	}
+	testkit.Must(y.t, err)
 	return n
 }
 
@@ -512,9 +508,7 @@ func (y *player) connection(name, do string, w []string) {
 			p.message()
 		}
 	case "bodies": // finishes them, in any order
-		if got := p.bodies(len(w)); !slices.Equal(got, w) {
-			t.Errorf("got %q, want %q", got, w)
-		}
+		testkit.EqualSlices(t, p.bodies(len(w)), w)
 	case "delayed": // late other: in any order, the late one at least so many ms after the mark
 		y.messages["late"] = p.notBefore(y.mark, time.Duration(y.number(arg(2)))*time.Millisecond, arg(0), arg(1))
 	case "ok":
@@ -563,9 +557,7 @@ func (y *player) connection(name, do string, w []string) {
 		answer := p.identify(fields)
 		for _, condition := range w[1:] {
 			key, want, _ := strings.Cut(condition, "=")
-			if got := fmt.Sprint(answer[key]); got != want {
-				t.Errorf("%s: got %v, want %s", key, got, want)
-			}
+			testkit.Equal(t, fmt.Sprint(answer[key]), want, "%s", key)
 		}
 	default:
 		t.Fatalf("no step %q", do)

@@ -40,13 +40,9 @@ func (p *peer) encrypt(config *tls.Config, fields ...string) {
 	}
 	answer := p.identify(all)
 	for f := range all {
-		if answer[f] != true {
-			p.t.Fatalf("%s: got %v", f, answer[f])
-		}
+		testkit.MustEqual(p.t, answer[f], true, "%s", f)
 	}
-	if err := p.handshake(config); err != nil {
-		p.t.Fatal(err)
-	}
+	testkit.Must(p.t, p.handshake(config))
 	p.ok()
 }
 
@@ -88,9 +84,7 @@ func (p *peer) squeeze(algorithm string, level int) {
 		return
 	}
 	w, err := flate.NewWriter(p.w, level)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	testkit.Must(p.t, err)
 	p.r, p.w = bufio.NewReader(flate.NewReader(p.r)), flusher{w}
 }
 
@@ -120,9 +114,7 @@ func (p *peer) round(n *node) {
 	p.sub(topic, "ch").rdy(10)
 	want := append([]string{"a", "b"}, bodies...)
 	slices.Sort(want)
-	if got := p.bodies(4); !slices.Equal(got, want) {
-		p.t.Errorf("got %.200q", got)
-	}
+	testkit.EqualSlices(p.t, p.bodies(4), want)
 	p.fin(noID)
 	p.fault("E_FIN_FAILED")
 }
@@ -138,9 +130,7 @@ func TestTLS(t *testing.T) {
 	check(t, "not asked for", func(t *testing.T) {
 		n, _ := secured(t)
 		p := n.open(t)
-		if answer := p.identify(nil); answer["tls_v1"] != false {
-			t.Fatalf("tls_v1: got %v", answer["tls_v1"])
-		}
+		testkit.MustEqual(t, p.identify(nil)["tls_v1"], false, "tls_v1")
 		p.round(n)
 		n.open(t).round(n)
 	})
@@ -223,9 +213,7 @@ func TestTLS(t *testing.T) {
 			if !accepted(good) {
 				t.Error("refused with a certificate of the authority")
 			}
-			if got := accepted(bad); got != foreign {
-				t.Errorf("certificate of another authority: accepted %t, want %t", got, foreign)
-			}
+			testkit.Equal(t, accepted(bad), foreign, "certificate of another authority: accepted")
 		})
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // reply is an HTTP response.
@@ -84,9 +86,7 @@ func (r reply) refused(t *testing.T, status int, code string) {
 // object decodes an answer that must be a JSON object.
 func (r reply) object(t *testing.T) map[string]any {
 	t.Helper()
-	if r.status != http.StatusOK {
-		t.Fatalf("got %d %.200q", r.status, r.body)
-	}
+	testkit.MustEqual(t, r.status, http.StatusOK, "%.200q", r.body)
 	var o map[string]any
 	if err := json.Unmarshal([]byte(r.body), &o); err != nil {
 		t.Fatalf("%.200q is not a JSON object: %v", r.body, err)

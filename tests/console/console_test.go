@@ -76,9 +76,8 @@ func axe(t *testing.T) string {
 		testkit.Must(t, err)
 		if header.Name == "package/axe.min.js" {
 			var script bytes.Buffer
-			if _, err := script.ReadFrom(files); err != nil {
-				t.Fatal(err)
-			}
+			_, err := script.ReadFrom(files)
+			testkit.Must(t, err)
 			return script.String()
 		}
 	}
@@ -126,7 +125,7 @@ func open(t *testing.T, base string) *browser {
 	t.Cleanup(func() { _ = chromedp.Cancel(ctx) }) // the first: it waits for the browser's end
 	b := &browser{t: t, ctx: ctx, base: base, axe: axe(t)}
 	b.do()
-	if err := chromedp.Listen(ctx, func(event any) {
+	testkit.Must(t, chromedp.Listen(ctx, func(event any) {
 		switch e := event.(type) {
 		case *runtime.EventExceptionThrown:
 			b.fault("exception: %v", e.ExceptionDetails)
@@ -147,9 +146,7 @@ func open(t *testing.T, base string) *browser {
 				b.fault("request to %s", e.Request.URL)
 			}
 		}
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return b
 }
 
@@ -182,9 +179,8 @@ func get[T any](b *browser, action chromedp.Action[T]) T {
 func (b *browser) scheme(name string) {
 	b.t.Helper()
 	features := []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}}
-	if _, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: features}); err != nil {
-		b.t.Fatal(err)
-	}
+	_, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: features})
+	testkit.Must(b.t, err)
 }
 
 // becomes waits until a script's expression is true, of whatever page there is then.
@@ -216,9 +212,7 @@ func (b *browser) accessible(what string) {
 	found := get(b, chromedp.Evaluate[string](`axe.run(document, {resultTypes: ["violations"]}).then((r) => JSON.stringify(r.violations
 		.filter((v) => ["serious", "critical"].includes(v.impact)).map((v) => [v.id, v.help, v.nodes.slice(0, 3).map((n) => n.html + " " + n.failureSummary)])))`,
 		chromedp.EvalAwaitPromise))
-	if found != "[]" {
-		b.t.Errorf("%s: %s", what, found)
-	}
+	testkit.Equal(b.t, found, "[]", "%s", what)
 }
 
 // visit loads a page, and looks at it from all sides.
@@ -241,9 +235,7 @@ func (b *browser) visit(name, path string, charts int) {
 	b.do(chromedp.EmulateViewport(360, 740, chromedp.EmulateMobile))
 	overflow := get(b, chromedp.Evaluate[string](`[...document.querySelectorAll("body, main, header, footer, main *")].filter((e) => !e.closest(".scroll *, .chart *, svg *, .skip") && e.getBoundingClientRect().right > 361 || document.documentElement.scrollWidth > 360).slice(0, 3).map((e) => e.outerHTML.slice(0, 200)).join("\n")`))
 	b.keep(name+"-360px", get(b, chromedp.FullScreenshot(100)))
-	if overflow != "" {
-		b.t.Errorf("%s is wider than 360 px:\n%s", name, overflow)
-	}
+	testkit.Equal(b.t, overflow, "", "%s is wider than 360 px", name)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, f := range b.faults {
@@ -260,9 +252,7 @@ func (b *browser) keep(name string, shot []byte) {
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, name+".png"), shot, 0o644)
 	}
-	if err != nil {
-		b.t.Error(err)
-	}
+	testkit.NoError(b.t, err)
 }
 
 // publish sends messages to an nsqd until the test ends, in bursts.

@@ -90,9 +90,8 @@ func subscribe(t *testing.T, address string, rdy int) net.Conn {
 	t.Helper()
 	nc, err := dial(address)
 	testkit.Must(t, err)
-	if _, err := nc.Write(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), rdy)); err != nil {
-		t.Fatal(err)
-	}
+	_, err = nc.Write(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), rdy))
+	testkit.Must(t, err)
 	return nc
 }
 
@@ -171,9 +170,8 @@ func TestBadSubscribers(t *testing.T) {
 	b := make([]byte, 10_000)
 	for n := range uint32(messages) {
 		binary.BigEndian.PutUint32(b, n)
-		if _, err := nc.Write(wire.AppendPub(nil, "t", b)); err != nil {
-			t.Fatal(err)
-		}
+		_, err := nc.Write(wire.AppendPub(nil, "t", b))
+		testkit.Must(t, err)
 		if answer, err := frame(r); err != nil || answer != "OK" {
 			t.Fatalf("message %d: %q %v", n, answer, err)
 		}
@@ -216,13 +214,11 @@ func TestSlowPublishers(t *testing.T) {
 	for range 100 { // a second, and a hundred bytes of each
 		<-tick.C
 		for _, nc := range conns {
-			if _, err := nc.Write([]byte{'x'}); err != nil {
-				t.Fatal(err)
-			}
+			_, err := nc.Write([]byte{'x'})
+			testkit.Must(t, err)
 		}
-		if _, err := good.Write(wire.AppendPub(nil, "t", []byte("x"))); err != nil {
-			t.Fatal(err)
-		}
+		_, err := good.Write(wire.AppendPub(nil, "t", []byte("x")))
+		testkit.Must(t, err)
 		if answer, err := reply(good, r); err != nil || answer != "OK" {
 			t.Fatalf("%q %v", answer, err)
 		}
@@ -302,9 +298,8 @@ func TestOutOfDescriptors(t *testing.T) {
 	var accepted []string
 	publish := func() string {
 		name := fmt.Sprintf("%08d", len(accepted))
-		if _, err := good.Write(wire.AppendPub(nil, "t", []byte(name))); err != nil {
-			t.Fatal(err)
-		}
+		_, err := good.Write(wire.AppendPub(nil, "t", []byte(name)))
+		testkit.Must(t, err)
 		answer, err := frame(r)
 		if err != nil {
 			t.Fatalf("the connection did not live: %v", err)
@@ -314,9 +309,7 @@ func TestOutOfDescriptors(t *testing.T) {
 		}
 		return answer
 	}
-	if got := publish(); got != "OK" {
-		t.Fatal(got)
-	}
+	testkit.MustEqual(t, publish(), "OK")
 	localtest.WaitFor(t, "able to write", func() bool { // the metadata, for instance
 		code, _ := ask(t, "http://"+d.HTTP+"/ping", "")
 		return code == http.StatusOK
@@ -378,9 +371,7 @@ func TestRestartWithABacklog(t *testing.T) {
 			start = time.Now()
 			d = withChannel(t, dir, flags...)
 			defer func() {
-				if err := d.Stop(); err != nil {
-					t.Error(err)
-				}
+				testkit.NoError(t, d.Stop())
 			}()
 			started := time.Since(start)
 			now, _ := resident(d)

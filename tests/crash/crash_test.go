@@ -97,9 +97,8 @@ func collect(t *testing.T, address, channel string, total int, patience time.Dur
 	nc, err := dial(address)
 	testkit.Must(t, err)
 	defer nc.Close()
-	if _, err := nc.Write(wire.AppendRdy(wire.AppendSub(nil, "t", channel), 500)); err != nil {
-		t.Fatal(err)
-	}
+	_, err = nc.Write(wire.AppendRdy(wire.AppendSub(nil, "t", channel), 500))
+	testkit.Must(t, err)
 	r := bufio.NewReaderSize(nc, 64<<10)
 	var buf []byte
 	seen := map[[2]uint32]bool{}
@@ -118,9 +117,8 @@ func collect(t *testing.T, address, channel string, total int, patience time.Dur
 			t.Fatal(err)
 		}
 		buf = slices.Grow(buf[:0], int(binary.BigEndian.Uint32(head[:])))[:binary.BigEndian.Uint32(head[:])]
-		if _, err := io.ReadFull(r, buf); err != nil {
-			t.Fatal(err)
-		}
+		_, err := io.ReadFull(r, buf)
+		testkit.Must(t, err)
 		if wire.FrameType(binary.BigEndian.Uint32(buf)) != wire.FrameMessage {
 			continue // OK, or a heartbeat: the test is shorter than two of them
 		}
@@ -129,9 +127,8 @@ func collect(t *testing.T, address, channel string, total int, patience time.Dur
 		k := [2]uint32{binary.BigEndian.Uint32(m.Body), binary.BigEndian.Uint32(m.Body[4:])}
 		got = append(got, k)
 		seen[k] = true
-		if _, err := nc.Write(wire.AppendFin(nil, m.ID)); err != nil {
-			t.Fatal(err)
-		}
+		_, err = nc.Write(wire.AppendFin(nil, m.ID))
+		testkit.Must(t, err)
 	}
 }
 
@@ -146,20 +143,16 @@ func crash(t *testing.T, end func(*local.Process) error, patience time.Duration,
 	testkit.Must(t, err)
 	sub, err := dial(d.TCP) // makes the channel, and takes nothing
 	testkit.Must(t, err)
-	if _, err := sub.Write(wire.AppendSub(nil, "t", "c")); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.ReadFull(sub, make([]byte, 10)); err != nil {
-		t.Fatal(err)
-	}
+	_, err = sub.Write(wire.AppendSub(nil, "t", "c"))
+	testkit.Must(t, err)
+	_, err = io.ReadFull(sub, make([]byte, 10))
+	testkit.Must(t, err)
 	var wg sync.WaitGroup
 	for i := range 8 {
 		p := &publisher{id: uint32(i)}
 		publishers = append(publishers, p)
 		wg.Go(func() {
-			if err := p.run(d.TCP, 1+i*3); err != nil {
-				t.Error(err)
-			}
+			testkit.NoError(t, p.run(d.TCP, 1+i*3))
 		})
 	}
 	timer := time.NewTimer(300*time.Millisecond + time.Duration(rng.IntN(700))*time.Millisecond)
@@ -291,9 +284,7 @@ func TestKillWhileMessagesAreFinished(t *testing.T) {
 				s := channel(t, again)
 				return s.Clients == 1 && s.Depth == 0 && s.InFlight == 0
 			})
-			if err := again.Stop(); err != nil {
-				t.Error(err)
-			}
+			testkit.NoError(t, again.Stop())
 			wg.Wait()
 			lost := 0
 			for n := range accepted {

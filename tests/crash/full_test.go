@@ -41,9 +41,7 @@ func TestDiskFull(t *testing.T) {
 			d, err := local.NSQD(localtest.Program(t, "nsqd"), t.TempDir(), "--data-path="+dir, "--mem-queue-size=10", "--max-bytes-per-file=100000", flag)
 			testkit.Must(t, err)
 			defer func() {
-				if err := d.Stop(); err != nil {
-					t.Error(err)
-				}
+				testkit.NoError(t, d.Stop())
 			}()
 			web := "http://" + d.HTTP
 			ask(t, web+"/topic/create?topic=t", "x")
@@ -85,9 +83,7 @@ func TestDiskFull(t *testing.T) {
 			}
 			localtest.WaitFor(t, "accepting again", func() bool { return p.publish() == "OK" })
 			for range 20 {
-				if got := p.publish(); got != "OK" {
-					t.Fatalf("with room again: %q", got)
-				}
+				testkit.MustEqual(t, p.publish(), "OK", "with room again")
 			}
 			// Full once more; what makes room now is that messages are taken.
 			p.until("E_QUEUE_FULL", 5000)
@@ -130,9 +126,7 @@ type filler struct {
 func (p *filler) connect(address string) {
 	p.t.Helper()
 	nc, err := dial(address)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	testkit.Must(p.t, err)
 	p.nc, p.r = nc, bufio.NewReader(nc)
 }
 
@@ -142,9 +136,8 @@ func (p *filler) publish() string {
 	name := fmt.Sprintf("%08d", p.sent)
 	p.sent++
 	b := append([]byte(name), make([]byte, 1000)...)
-	if _, err := p.nc.Write(wire.AppendPub(nil, "t", b)); err != nil {
-		p.t.Fatal(err)
-	}
+	_, err := p.nc.Write(wire.AppendPub(nil, "t", b))
+	testkit.Must(p.t, err)
 	answer, err := frame(p.r)
 	if err != nil {
 		p.t.Fatalf("publish %s: %v", name, err)

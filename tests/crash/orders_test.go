@@ -86,9 +86,8 @@ func killAfterOrders(t *testing.T, flag string) {
 	ephemeral, err := dial(d.TCP)
 	testkit.Must(t, err)
 	defer ephemeral.Close()
-	if _, err := ephemeral.Write(wire.AppendSub(nil, "t", "e#ephemeral")); err != nil {
-		t.Fatal(err)
-	}
+	_, err = ephemeral.Write(wire.AppendSub(nil, "t", "e#ephemeral"))
+	testkit.Must(t, err)
 	if answer, err := reply(ephemeral, ephemeral); err != nil || answer != "OK" {
 		t.Fatalf("%q %v", answer, err)
 	}
@@ -103,18 +102,16 @@ func killAfterOrders(t *testing.T, flag string) {
 			b = wire.AppendPub([]byte("D"), fmt.Sprint("t ", late.Milliseconds()), body(0, n)[4:])
 			due[n] = time.Now().Add(late)
 		}
-		if _, err := pub.Write(b); err != nil {
-			t.Fatal(err)
-		}
+		_, err := pub.Write(b)
+		testkit.Must(t, err)
 		if answer, err := reply(pub, pub); err != nil || answer != "OK" {
 			t.Fatalf("%q %v", answer, err)
 		}
 	}
 
 	// Of those that are delivered 0 is finished, 1 is requeued for later, 2 at once.
-	if _, err := sub.Write(wire.AppendRdy(nil, 3)); err != nil {
-		t.Fatal(err)
-	}
+	_, err = sub.Write(wire.AppendRdy(nil, 3))
+	testkit.Must(t, err)
 	held := []wire.Message{message(t, sub, answers), message(t, sub, answers), message(t, sub, answers)}
 	if _, err := sub.Write(wire.AppendRdy(nil, 0)); err != nil { // no others
 		t.Fatal(err)
@@ -128,9 +125,8 @@ func killAfterOrders(t *testing.T, flag string) {
 		case 2:
 			b = fmt.Appendf(nil, "REQ %s 0\n", m.ID)
 		}
-		if _, err := sub.Write(b); err != nil {
-			t.Fatal(err)
-		}
+		_, err := sub.Write(b)
+		testkit.Must(t, err)
 	}
 	localtest.WaitFor(t, "given back", func() bool { return channel(t, d).Deferred == 2 })
 	order("/channel/delete?topic=t&channel=deleted")
@@ -141,13 +137,10 @@ func killAfterOrders(t *testing.T, flag string) {
 	order("/topic/delete?topic=gone")
 	testkit.Must(t, d.Kill())
 
-	if d, err = local.NSQD(localtest.Program(t, "nsqd"), dir, "--data-path="+dir, flag); err != nil {
-		t.Fatal(err)
-	}
+	d, err = local.NSQD(localtest.Program(t, "nsqd"), dir, "--data-path="+dir, flag)
+	testkit.Must(t, err)
 	defer func() {
-		if err := d.Stop(); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, d.Stop())
 	}()
 	want := map[string]int{"c": published - 1, "emptied": 0, "remade": 0, "sought": 2}
 	if got := depths(t, d, "t"); fmt.Sprint(got) != fmt.Sprint(want) {
@@ -168,18 +161,13 @@ func killAfterOrders(t *testing.T, flag string) {
 		if n == 1 || n == 2 {
 			attempts = 2
 		}
-		if m.Attempts != attempts {
-			t.Errorf("%d has attempts %d, want %d", n, m.Attempts, attempts)
-		}
+		testkit.Equal(t, m.Attempts, attempts, "attempts of %d", n)
 		if early := time.Until(due[n]); !due[n].IsZero() && early > 100*time.Millisecond { // the clocks' steps
 			t.Errorf("%d is early by %v", n, early)
 		}
-		if _, err := rest.Write(wire.AppendFin(nil, m.ID)); err != nil {
-			t.Fatal(err)
-		}
+		_, err := rest.Write(wire.AppendFin(nil, m.ID))
+		testkit.Must(t, err)
 	}
 	slices.Sort(got)
-	if !slices.Equal(got, []uint32{1, 2, 3, 4, 5}) {
-		t.Errorf("got %v", got)
-	}
+	testkit.EqualSlices(t, got, []uint32{1, 2, 3, 4, 5})
 }

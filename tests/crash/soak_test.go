@@ -105,9 +105,8 @@ func stir(t *testing.T, d *local.Process, duration time.Duration) (published, fi
 	stuck, err := dial(d.TCP)
 	testkit.Must(t, err)
 	defer stuck.Close()
-	if _, err := stuck.Write(wire.AppendRdy(wire.AppendSub(nil, "t", "stuck"), 1)); err != nil {
-		t.Fatal(err)
-	}
+	_, err = stuck.Write(wire.AppendRdy(wire.AppendSub(nil, "t", "stuck"), 1))
+	testkit.Must(t, err)
 	testkit.Must(t, stuck.SetDeadline(time.Time{}))
 	held := make(chan struct{})
 	go func() {
@@ -173,18 +172,14 @@ func stir(t *testing.T, d *local.Process, duration time.Duration) (published, fi
 		return nil
 	})
 	wg.Wait()
-	if err := post("/channel/unpause?topic=t&channel=c"); err != nil {
-		t.Error(err)
-	}
+	testkit.NoError(t, post("/channel/unpause?topic=t&channel=c"))
 	localtest.WaitFor(t, "all finished", func() bool { return done.Load() >= sent.Load() })
 	sub.Close()
 	<-consumed
 	stuck.Close()
 	<-held
 	pub.Close()
-	if err := post("/topic/delete?topic=t"); err != nil {
-		t.Error(err)
-	}
+	testkit.NoError(t, post("/topic/delete?topic=t"))
 	localtest.WaitFor(t, "left by all", func() bool { return connections(t, d) == 0 })
 	return sent.Load(), done.Load()
 }
@@ -195,9 +190,8 @@ func TestSoak(t *testing.T) {
 	duration := 3 * time.Second
 	if text := os.Getenv("SRTM_SOAK"); text != "" {
 		var err error
-		if duration, err = time.ParseDuration(text); err != nil {
-			t.Fatal(err)
-		}
+		duration, err = time.ParseDuration(text)
+		testkit.Must(t, err)
 	}
 	d := localtest.NSQD(t, "", "--mem-queue-size=100", "--max-bytes-per-file=200000")
 	stir(t, d, 2*time.Second) // until everything there can be has been made once

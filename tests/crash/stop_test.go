@@ -33,9 +33,8 @@ func fill(t *testing.T, d *local.Process, from, to int) {
 			bodies = append(bodies, b)
 			from++
 		}
-		if _, err := nc.Write(wire.AppendMpub(nil, "t", bodies)); err != nil {
-			t.Fatal(err)
-		}
+		_, err := nc.Write(wire.AppendMpub(nil, "t", bodies))
+		testkit.Must(t, err)
 		if answer, err := reply(nc, r); err != nil || answer != "OK" {
 			t.Fatalf("%q %v", answer, err)
 		}
@@ -65,9 +64,8 @@ func obstruct(t *testing.T, d *local.Process) {
 			nc, err := net.Dial("tcp", address)
 			testkit.Must(t, err)
 			t.Cleanup(func() { nc.Close() })
-			if _, err := io.WriteString(nc, what); err != nil {
-				t.Fatal(err)
-			}
+			_, err = io.WriteString(nc, what)
+			testkit.Must(t, err)
 		}
 	}
 	stuck := subscribe(t, d.TCP, 2500)

@@ -39,12 +39,11 @@ func scrape(t *testing.T, address string, into map[string]string) (text string) 
 // form that Prometheus wants: a help text, a unit, "_total" for what only grows.
 func TestMetricsExist(t *testing.T) {
 	c := localtest.Start(t, 1, []string{"--fitting=off", "--report-interval=200ms", "--window=2s"}, "--mcap=20000")
-	if _, err := localtest.CreateTopic(t.Context(), localtest.Dial(t, c.RPC), &srtmv1.CreateTopicRequest{Spec: &srtmv1.TopicSpec{
+	_, err := localtest.CreateTopic(t.Context(), localtest.Dial(t, c.RPC), &srtmv1.CreateTopicRequest{Spec: &srtmv1.TopicSpec{
 		Name: "orders", Channels: []string{"c"}, Groups: []*srtmv1.PublisherGroup{{Key: "a", Count: 1, Rate: 10_000}},
 		Contract: &srtmv1.Contract{RateMilli: 10_000_000, Burst: 1000, Slo: &srtmv1.Slo{Quantile: 0.5, Latency: durationpb.New(10 * time.Second)}},
-	}}); err != nil {
-		t.Fatal(err)
-	}
+	}})
+	testkit.Must(t, err)
 	b := c.Brokers[0]
 	localtest.Consume(t, "orders", "c", nsq.HandlerFunc(func(*nsq.Message) error { return nil }), func(c *nsq.Config) { c.MaxInFlight = 100 }, b.TCP)
 	producer := localtest.Producer(t, b.TCP, "a.0")

@@ -96,9 +96,7 @@ func TestUnits(t *testing.T) {
 	for _, target := range []string{"sysinit", "basic", "multi-user", "network-online", "shutdown"} {
 		write(t, filepath.Join(root, "usr/lib/systemd/system", target+".target"), "[Unit]\nDescription=it\n")
 	}
-	if out := command(t, "systemd-analyze", args...); out != "" {
-		t.Errorf("systemd-analyze verify says:\n%s", out)
-	}
+	testkit.Equal(t, command(t, "systemd-analyze", args...), "", "systemd-analyze verify says")
 	// 0 is the most closed, 10 the most open.
 	command(t, "systemd-analyze", append([]string{"security", "--offline=true", "--threshold=30", "--no-pager", "--root=" + root}, args[4:]...)...)
 }
@@ -237,13 +235,10 @@ func testDeb(t *testing.T, deb string) {
 	p.dpkg("-i", deb)
 	p.dpkg("-i", deb) // again: the scripts may be repeated
 	for _, path := range contents {
-		if _, err := os.Stat(p.at(path)); err != nil {
-			t.Error(err)
-		}
+		_, err := os.Stat(p.at(path))
+		testkit.NoError(t, err)
 	}
-	if n := strings.Count(read(t, p.at("etc/passwd")), "\nsrtm:"); n != 1 {
-		t.Errorf("%d users srtm", n)
-	}
+	testkit.Equal(t, strings.Count(read(t, p.at("etc/passwd")), "\nsrtm:"), 1, "users srtm")
 
 	// What 0.1.0 left on disk belongs to whom it runs as now.
 	state := p.at("var/lib/srtm/nsqd")

@@ -117,9 +117,7 @@ func (c *cluster) connect(brokers int) {
 }
 
 func (c *cluster) stop(d *local.Process) {
-	if err := d.Stop(); err != nil {
-		c.t.Error(err)
-	}
+	testkit.NoError(c.t, d.Stop())
 }
 
 // start starts loaddistributor i.

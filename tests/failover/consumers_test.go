@@ -131,9 +131,8 @@ func TestConsumersAreThereBeforePublishers(t *testing.T) {
 	for name, r := range readers {
 		localtest.WaitFor(t, name+" reads", func() bool { return r.count("") > 100 })
 	}
-	if _, err := ask(c, srtmv1.AdminServiceClient.DrainBroker, &srtmv1.DrainBrokerRequest{BrokerId: "b1"}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := ask(c, srtmv1.AdminServiceClient.DrainBroker, &srtmv1.DrainBrokerRequest{BrokerId: "b1"})
+	testkit.Must(t, err)
 	to := c.brokers[1].TCP
 	for name, r := range readers {
 		localtest.WaitFor(t, name+" reads from the new broker", func() bool { return r.count(to) > 0 })
@@ -151,9 +150,7 @@ func TestConsumersAreThereBeforePublishers(t *testing.T) {
 			t.Errorf("%s came to the new broker %v after the first message", name, time.Duration(r.dialled[to]-r.first[to]))
 		}
 		for body, n := range maps.All(r.got) {
-			if n != 1 {
-				t.Errorf("%s had %s %d times", name, body, n)
-			}
+			testkit.Equal(t, n, 1, "how often %s had %s", name, body)
 		}
 		if r.again > 0 {
 			t.Errorf("%s had %d messages again", name, r.again)

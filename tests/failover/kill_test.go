@@ -105,9 +105,7 @@ func (l *load) run(ctx context.Context, t *testing.T, c *cluster, every time.Dur
 		working.Wait()
 		end, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		if err := cl.Close(end); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, cl.Close(end))
 	}
 }
 

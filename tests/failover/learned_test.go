@@ -136,12 +136,10 @@ func TestWhatWasLearnedOutlivesTheLeader(t *testing.T) {
 	}
 	heardAgain("a broker is back, and thousands of identities came")
 	var moved *srtmv1.ListPublisherMovesResponse
-	if err := c.each(func(ctx context.Context, conn *grpc.ClientConn) (err error) {
+	testkit.Must(t, c.each(func(ctx context.Context, conn *grpc.ClientConn) (err error) {
 		moved, err = srtmv1.NewAdminServiceClient(conn).ListPublisherMoves(ctx, &srtmv1.ListPublisherMovesRequest{Topic: topic})
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	for _, m := range moved.GetMoves() {
 		if !strings.HasPrefix(m.GetPublisherId(), "s-") {
 			t.Errorf("%v", m)

@@ -31,9 +31,7 @@ func page(t *testing.T, name string) (blocks []string) {
 func TestBackupAndRestore(t *testing.T) {
 	const publishers, each = 4, 100
 	commands := page(t, "backup.md")
-	if len(commands) != 2 {
-		t.Fatalf("the page has %d commands", len(commands))
-	}
+	testkit.MustEqual(t, len(commands), 2, "the page has commands")
 	bin, dir := localtest.Folder(t, "tools/srtm"), t.TempDir()
 	c := newCluster(t, 1, 2, "--store=bbolt")
 	do := func(commands string) {
@@ -62,9 +60,7 @@ func TestBackupAndRestore(t *testing.T) {
 		t.Errorf("it was\n%v\nis\n%v", before, after)
 	}
 	late := publisher(t, cl, "t", publishers)
-	if err := late.Publish(t.Context(), body(publishers, 0)); err != nil {
-		t.Error(err)
-	}
+	testkit.NoError(t, late.Publish(t.Context(), body(publishers, 0)))
 	<-done
 	finish(t, cl, all, publishers*each+1)
 }

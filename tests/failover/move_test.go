@@ -18,14 +18,12 @@ func TestPublishersMove(t *testing.T) {
 	messages, every := 20_000, 50*time.Millisecond
 	var err error
 	if s := os.Getenv("SRTM_MOVE_MESSAGES"); s != "" {
-		if messages, err = strconv.Atoi(s); err != nil {
-			t.Fatal(err)
-		}
+		messages, err = strconv.Atoi(s)
+		testkit.Must(t, err)
 	}
 	if s := os.Getenv("SRTM_MOVE_EVERY"); s != "" {
-		if every, err = time.ParseDuration(s); err != nil {
-			t.Fatal(err)
-		}
+		every, err = time.ParseDuration(s)
+		testkit.Must(t, err)
 	}
 	const publishers, rate, burst = 40, 100_000, 20_000
 	each := messages / publishers

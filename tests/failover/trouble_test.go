@@ -99,9 +99,7 @@ func (y *trouble) placed(publishers int) map[string][]string {
 	for i := range publishers {
 		id := fmt.Sprint("g.", i)
 		r, err := placement.Resolve(ctx, &srtmv1.ResolveRequest{Topic: "t", PublisherId: id})
-		if err != nil {
-			y.t.Fatal(err)
-		}
+		testkit.Must(y.t, err)
 		of[r.GetAssignment().GetBrokerId()] = append(of[r.GetAssignment().GetBrokerId()], id)
 	}
 	return of

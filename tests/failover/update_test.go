@@ -11,6 +11,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/client"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
@@ -43,9 +44,7 @@ func finish(t *testing.T, cl *client.Client, all *consumer, messages int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	if err := cl.Close(ctx); err != nil {
-		t.Error(err)
-	}
+	testkit.NoError(t, cl.Close(ctx))
 	localtest.WaitFor(t, fmt.Sprintf("%d messages are delivered", messages), func() bool { return all.count() >= messages })
 }
 

@@ -146,18 +146,12 @@ func newCluster(t *testing.T, apart bool, leases []string, policies ...string) *
 	}
 	t.Cleanup(func() {
 		for _, b := range c.brokers {
-			if err := b.process.Kill(); err != nil {
-				t.Error(err)
-			}
+			testkit.NoError(t, b.process.Kill())
 		}
-		if err := c.control.Kill(); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, c.control.Kill())
 		for _, d := range []*local.Process{c.adaptor, c.second} {
 			if d != nil {
-				if err := d.Kill(); err != nil {
-					t.Error(err)
-				}
+				testkit.NoError(t, d.Kill())
 			}
 		}
 	})
@@ -465,9 +459,7 @@ func (c *cluster) verify(delivered int64) {
 	t := c.t
 	t.Helper()
 	for _, b := range c.brokers {
-		if err := b.process.Kill(); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, b.process.Kill())
 	}
 	all := c.read()
 	eligible, released := testkit.Times(all)

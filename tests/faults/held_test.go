@@ -57,14 +57,10 @@ func (l *standaloneBroker) start(flags ...string) {
 		"--data-path=" + l.data, "--release-trace=" + l.trace(), "--log-level=warn",
 		"--reject-after=10s", "--max-backdating=" + loneBackdating.String(),
 	}, l.flags...)...)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	testkit.Must(l.t, err)
 	l.process = d
 	l.t.Cleanup(func() {
-		if err := d.Kill(); err != nil {
-			l.t.Error(err)
-		}
+		testkit.NoError(l.t, d.Kill())
 	})
 }
 
@@ -74,9 +70,7 @@ func (l *standaloneBroker) trace() string { return filepath.Join(l.home, "releas
 func (l *standaloneBroker) post(topic *standalone, route, query, body string) int {
 	l.t.Helper()
 	_, code, err := localtest.Ask(http.MethodPost, "http://"+l.process.HTTP+route+"?topic="+url.QueryEscape(topic.name)+query, body)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	testkit.Must(l.t, err)
 	return code
 }
 
@@ -84,9 +78,7 @@ func (l *standaloneBroker) post(topic *standalone, route, query, body string) in
 func (l *standaloneBroker) order(route, query string) {
 	l.t.Helper()
 	for _, topic := range l.topics {
-		if code := l.post(topic, route, query, ""); code != http.StatusOK {
-			l.t.Fatalf("%s, topic %s%s: %d", route, topic.name, query, code)
-		}
+		testkit.MustEqual(l.t, l.post(topic, route, query, ""), http.StatusOK, "%s, topic %s%s", route, topic.name, query)
 	}
 }
 
@@ -95,9 +87,7 @@ func (l *standaloneBroker) limit() {
 	for _, topic := range l.topics {
 		topic.unlimited = topic.accepted
 		contract := fmt.Sprintf("&rate=%d&burst=%d&policy=%s", loneRate, loneBurst, topic.policy)
-		if code := l.post(topic, "/topic/limit", contract, ""); code != http.StatusOK {
-			l.t.Fatalf("limit %s: %d", topic.name, code)
-		}
+		testkit.MustEqual(l.t, l.post(topic, "/topic/limit", contract, ""), http.StatusOK, "limit %s", topic.name)
 	}
 }
 
@@ -172,9 +162,7 @@ func (l *standaloneBroker) verify(topic string, all []testkit.Release) {
 // stop sends SIGSTOP, and returns when the process has stopped.
 func (l *standaloneBroker) stop() {
 	l.t.Helper()
-	if err := l.process.Signal(syscall.SIGSTOP); err != nil {
-		l.t.Fatal(err)
-	}
+	testkit.Must(l.t, l.process.Signal(syscall.SIGSTOP))
 	for end := time.Now().Add(local.Patience); ; wait(time.Millisecond) {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", l.process.Pid()))
 		if err != nil {
@@ -198,9 +186,8 @@ func (l *standaloneBroker) mpub(nc net.Conn, n int) (answered func()) {
 	for _, topic := range l.topics {
 		out = wire.AppendMpub(out, topic.name, bodies)
 	}
-	if _, err := nc.Write(out); err != nil {
-		l.t.Fatal(err)
-	}
+	_, err := nc.Write(out)
+	testkit.Must(l.t, err)
 	return func() {
 		l.t.Helper()
 		for _, topic := range l.topics {
@@ -219,9 +206,7 @@ func (l *standaloneBroker) restarted(flags ...string) {
 	l.order("/topic/create", "")
 	l.limit()
 	l.backlog()
-	if err := l.process.Stop(); err != nil {
-		l.t.Fatal(err)
-	}
+	testkit.Must(l.t, l.process.Stop())
 	l.start()
 	l.held()
 	l.order("/channel/create", "&channel=c")
@@ -271,9 +256,7 @@ func TestABrokerThatWasHeldUpKeepsItsContract(t *testing.T) {
 		"stalled disk": func(l *standaloneBroker) {
 			l.data = testkit.SmallDisk(l.t, 4<<20)
 			ballast := filepath.Join(l.data, "ballast")
-			if err := os.WriteFile(ballast, make([]byte, 2<<20), 0o600); err != nil {
-				l.t.Fatal(err)
-			}
+			testkit.Must(l.t, os.WriteFile(ballast, make([]byte, 2<<20), 0o600))
 			l.start("--mem-queue-size=1000", "--max-bytes-per-file=100000")
 			l.order("/topic/create", "")
 			l.order("/channel/create", "&channel=c")
@@ -284,9 +267,7 @@ func TestABrokerThatWasHeldUpKeepsItsContract(t *testing.T) {
 				}
 			}
 			wait(heldFor)
-			if err := os.Remove(ballast); err != nil {
-				l.t.Fatal(err)
-			}
+			testkit.Must(l.t, os.Remove(ballast))
 			l.left(func() { l.order("/channel/empty", "&channel=c") })
 		},
 		"stopped process": func(l *standaloneBroker) {
@@ -295,20 +276,15 @@ func TestABrokerThatWasHeldUpKeepsItsContract(t *testing.T) {
 			l.order("/channel/create", "&channel=c")
 			l.limit()
 			nc, err := net.Dial("tcp", l.process.TCP)
-			if err != nil {
-				l.t.Fatal(err)
-			}
+			testkit.Must(l.t, err)
 			defer nc.Close()
-			if _, err := nc.Write(wire.AppendMagic(nil)); err != nil {
-				l.t.Fatal(err)
-			}
+			_, err = nc.Write(wire.AppendMagic(nil))
+			testkit.Must(l.t, err)
 			l.mpub(nc, 1)() // from here on arrival times are exact, if they can be
 			l.stop()
 			answered := l.mpub(nc, backlog)
 			wait(heldFor)
-			if err := l.process.Signal(syscall.SIGCONT); err != nil {
-				l.t.Fatal(err)
-			}
+			testkit.Must(l.t, l.process.Signal(syscall.SIGCONT))
 			answered()
 			l.left(func() {})
 		},

@@ -61,9 +61,7 @@ func TestATopicIsNotSpreadForItsConsumers(t *testing.T) {
 		}
 		return r.Topic
 	}
-	if q := status().Quotas; len(q) != 1 {
-		t.Fatalf("by its rate the topic is placed on %d brokers", len(q))
-	}
+	testkit.MustEqual(t, len(status().Quotas), 1, "brokers of the topic by its rate")
 	publish(t, c.RPC)
 
 	var fitted *srtmv1.Topic
@@ -99,9 +97,8 @@ func create(t *testing.T, conn grpc.ClientConnInterface) {
 	for g := range groups {
 		spec.Groups = append(spec.Groups, &srtmv1.PublisherGroup{Key: fmt.Sprint("g", g), Count: size, Rate: batch / (groups * every.Seconds()), Batch: batch})
 	}
-	if _, err := localtest.CreateTopic(t.Context(), conn, &srtmv1.CreateTopicRequest{Spec: spec}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := localtest.CreateTopic(t.Context(), conn, &srtmv1.CreateTopicRequest{Spec: spec})
+	testkit.Must(t, err)
 }
 
 // publish has one group after the other send, until the test ends.
@@ -116,9 +113,7 @@ func publish(t *testing.T, rpc string) {
 		sending.Wait()
 		over, done := context.WithTimeout(context.Background(), local.Patience)
 		defer done()
-		if err := c.Close(over); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, c.Close(over))
 	})
 	bodies := make([][]byte, batch)
 	for i := range bodies {

@@ -83,9 +83,8 @@ func TestClientsLeaveWhileThePolicyChanges(t *testing.T) {
 			defer c.Close()
 			clients = append(clients, c)
 			request := []string{"GET / HTTP/1.1\r\nHost: a\r\n\r\n", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\nhalf", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nfull"}[n%3]
-			if _, err := io.WriteString(c, request); err != nil {
-				t.Fatal(err)
-			}
+			_, err = io.WriteString(c, request)
+			testkit.Must(t, err)
 		}
 		localtest.WaitFor(t, "requests that wait", func() bool {
 			c := g.status(t).Classes[0]
@@ -169,9 +168,7 @@ func TestTunnelsLeaveNothing(t *testing.T) {
 			return
 		}
 		fmt.Fprint(rw, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
-		if err := rw.Flush(); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, rw.Flush())
 		mu.Lock()
 		defer mu.Unlock()
 		tunnels = append(tunnels, c)
@@ -181,9 +178,7 @@ func TestTunnelsLeaveNothing(t *testing.T) {
 	g.get(t, "/")
 	goroutines, descriptors := g.metric(t, "go_goroutines"), g.metric(t, "process_open_fds")
 	reset := func(c net.Conn) {
-		if err := c.(*net.TCPConn).SetLinger(0); err != nil {
-			t.Error(err)
-		}
+		testkit.NoError(t, c.(*net.TCPConn).SetLinger(0))
 		c.Close()
 	}
 	const n = 60

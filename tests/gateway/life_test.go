@@ -33,14 +33,10 @@ func TestPolicyIsReadAgain(t *testing.T) {
 		res.Body.Close()
 		return res.Header.Get("SRTM-Class")
 	}
-	if c := class(); c != "first" {
-		t.Fatal(c)
-	}
+	testkit.MustEqual(t, class(), "first")
 	rewrite(t, g.policy, policy("second")+"nonsense = \n")
 	localtest.WaitFor(t, "word of the fault", func() bool { return strings.Contains(g.Output(), "policy has changed and is kept as it was") })
-	if c := class(); c != "first" {
-		t.Error(c)
-	}
+	testkit.Equal(t, class(), "first")
 	testkit.Must(t, os.Remove(g.policy))
 	rewrite(t, g.policy, policy("third"))
 	localtest.WaitFor(t, "the new policy", func() bool { return class() == "third" })
@@ -90,14 +86,10 @@ func TestEndEmptiesTheQueues(t *testing.T) {
 	})
 	close(release)
 	for range n {
-		if a := <-answers; a != "200 OK" {
-			t.Error(a)
-		}
+		testkit.Equal(t, <-answers, "200 OK")
 	}
 	<-g.Done()
-	if err := g.Stop(); err != nil {
-		t.Error(err)
-	}
+	testkit.NoError(t, g.Stop())
 }
 
 // The prober and the monitor write what the gateway reads.

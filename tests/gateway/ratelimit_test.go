@@ -20,11 +20,10 @@ func TestPublishSaysWhatIsLeft(t *testing.T) {
 	at := localtest.Ports(t, 3)
 	localtest.Run(t, localtest.Program(t, "admission"), at[0]+"/healthz", "--data-path="+t.TempDir(),
 		"--http-address="+at[0], "--grpc-address="+at[1], "--udp-address="+at[2])
-	if _, err := srtmv1.NewAdmissionAdminClient(localtest.Dial(t, at[1])).SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{
+	_, err := srtmv1.NewAdmissionAdminClient(localtest.Dial(t, at[1])).SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{
 		{Key: "ingest", RefillMilli: 1, Capacity: 5}, // one in 1000 s
-	}}, grpc.WaitForReady(true)); err != nil {
-		t.Fatal(err)
-	}
+	}}, grpc.WaitForReady(true))
+	testkit.Must(t, err)
 	broker := localtest.NSQD(t, "")
 	control, err := fake.NewPlacement()
 	testkit.Must(t, err)

@@ -85,9 +85,7 @@ func TestOthersAreNotHurt(t *testing.T) {
 			slow, err := b.metric("srtm_nsqd_loop_slow_turns_total")
 			t.Logf("parts of turns longer than 5 ms, the machine's own included: %.0f %v", slow, err)
 			if a.check != nil {
-				if err := a.check(b); err != nil {
-					t.Error(err)
-				}
+				testkit.NoError(t, a.check(b))
 			}
 		})
 	}

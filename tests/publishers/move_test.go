@@ -217,9 +217,7 @@ func TestTheAgentsProducersAreMoved(t *testing.T) {
 	c.shuffle(sources)
 	stop()
 	sending.Wait()
-	if n := dials.made.Load(); n != int64(len(names)) {
-		t.Errorf("%d producers connected %d times", len(names), n)
-	}
+	testkit.Equal(t, dials.made.Load(), int64(len(names)), "connections of %d producers", len(names))
 	if twice := c.check(y, sources); twice > 0 {
 		t.Errorf("%d messages were accepted twice", twice)
 	}

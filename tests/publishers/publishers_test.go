@@ -245,9 +245,7 @@ func TestTheEndOfTheAgentUnderLoad(t *testing.T) {
 				}
 			}
 			take(300)
-			if err := end(d); err != nil {
-				t.Error(err)
-			}
+			testkit.NoError(t, end(d))
 			for len(enough) > 0 {
 				<-enough
 			}

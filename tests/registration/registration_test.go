@@ -205,9 +205,7 @@ func TestPortsOfTheSystem(t *testing.T) {
 		got = append(got, fmt.Sprintf("127.0.0.1:%d 127.0.0.1:%d", p.TCPPort, p.HTTPPort))
 	}
 	slices.Sort(got)
-	if !slices.Equal(got, want) {
-		t.Errorf("/nodes: %q, want %q", got, want)
-	}
+	testkit.EqualSlices(t, got, want, "/nodes")
 }
 
 // nsqlookupdFile has every setting of an nsqlookupd.

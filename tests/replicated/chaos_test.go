@@ -159,9 +159,7 @@ func TestChaos(t *testing.T) {
 	testkit.Must(t, err)
 	t.Cleanup(func() { // after the brokers
 		for _, p := range stores {
-			if err := p.Stop(); err != nil {
-				t.Error(err)
-			}
+			testkit.NoError(t, p.Stop())
 		}
 	})
 	flags := []string{"--durability=replicated", "--jetstream-url=" + urls, "--release-trace=releases.csv", "--log-level=warn"}

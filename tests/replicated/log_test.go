@@ -55,9 +55,7 @@ func TestNoLeaderOfTheCursors(t *testing.T) {
 	testkit.Must(t, err)
 	testkit.Must(t, js.DeleteStream(t.Context(), "SRTM_CURSORS")) // no one answers, as without a leader
 	began := time.Now()
-	if err := l.SaveCursors([]byte("cursors")); !errors.Is(err, replicated.ErrUnavailable) {
-		t.Error(err)
-	}
+	testkit.ErrorIs(t, l.SaveCursors([]byte("cursors")), replicated.ErrUnavailable)
 	if took := time.Since(began); took > 3*time.Second { // 0.5 s
 		t.Errorf("gave up after %v", took)
 	}
@@ -116,12 +114,8 @@ func TestFencing(t *testing.T) {
 	if at, err = a.Append([]commitlog.Record{{Body: []byte("too late")}}); err == nil {
 		err = a.Sync(at + 1)
 	}
-	if !errors.Is(err, replicated.ErrFenced) {
-		t.Errorf("the first owner appends: %v", err)
-	}
-	if err := a.SaveCursors([]byte("too late")); !errors.Is(err, replicated.ErrFenced) {
-		t.Errorf("the first owner saves cursors: %v", err)
-	}
+	testkit.ErrorIs(t, err, replicated.ErrFenced, "the first owner appends")
+	testkit.ErrorIs(t, a.SaveCursors([]byte("too late")), replicated.ErrFenced, "the first owner saves cursors")
 	testkit.Must(t, a.Close())
 	if _, err := s.connect("b").Open("t", 1); !errors.Is(err, replicated.ErrFenced) {
 		t.Errorf("an owner of an earlier epoch claims the part: %v", err)
@@ -182,9 +176,7 @@ func TestTakingAPartOver(t *testing.T) {
 		} else {
 			err = taker.Remove()
 		}
-		if !errors.Is(err, replicated.ErrFenced) {
-			t.Errorf("trimming %v: a part that another has claimed since: %v", trims, err)
-		}
+		testkit.ErrorIs(t, err, replicated.ErrFenced, "trimming %v: a part that another has claimed since", trims)
 		if got := bodies(back); !slices.Contains(got, "of the broker that is back") {
 			t.Errorf("trimming %v: the broker that is back has %q", trims, got)
 		}
@@ -218,12 +210,8 @@ func TestTakingAPartOver(t *testing.T) {
 		t.Errorf("it finds cursors %q, %v", snapshot, err)
 	}
 	testkit.Must(t, store(l, "anew"))
-	if err := stale.SaveCursors([]byte("too late")); !errors.Is(err, replicated.ErrFenced) {
-		t.Errorf("who had it saves cursors: %v", err)
-	}
-	if err := store(stale, "too late"); !errors.Is(err, replicated.ErrFenced) {
-		t.Errorf("who had it stores: %v", err)
-	}
+	testkit.ErrorIs(t, stale.SaveCursors([]byte("too late")), replicated.ErrFenced, "who had it saves cursors")
+	testkit.ErrorIs(t, store(stale, "too late"), replicated.ErrFenced, "who had it stores")
 	testkit.Must(t, stale.Remove())
 	testkit.Must(t, store(l, "and more"))
 	testkit.Must(t, l.SaveCursors([]byte("anew")))
@@ -257,9 +245,7 @@ func TestAPartIsClaimedWhileItIsEmptied(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			if err := l.Close(); err != nil {
-				t.Error(err)
-			}
+			testkit.NoError(t, l.Close())
 		})
 		both.Wait()
 	}
@@ -302,9 +288,7 @@ func TestManyClaimAPart(t *testing.T) {
 		}
 		testkit.Must(t, l.Close())
 	}
-	if owners != 1 {
-		t.Errorf("%d own it", owners)
-	}
+	testkit.Equal(t, owners, 1, "owners")
 }
 
 // Whatever Sync has said is stored is there after servers were lost, each offset with what

@@ -101,9 +101,7 @@ func TestAnotherBrokerTakesOver(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 3)
 	c := startCluster(t, s, 3)
-	if d := c.topic().GetSpec().GetDurability(); d != srtmv1.Durability_DURABILITY_REPLICATED {
-		t.Errorf("durability %v of a topic of brokers that replicate", d)
-	}
+	testkit.Equal(t, c.topic().GetSpec().GetDurability(), srtmv1.Durability_DURABILITY_REPLICATED, "durability of a topic of brokers that replicate")
 	c.publish("before", 100)
 
 	finished := make(localtest.Bodies, 10_000)

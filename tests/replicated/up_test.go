@@ -60,9 +60,8 @@ func TestUpReplicated(t *testing.T) {
 		t.Fatalf("%v\n%s", err, text)
 	}
 	// What was published is there, and nowhere else.
-	if _, err := os.Stat(dir + "/nats3-data/jetstream"); err != nil {
-		t.Error(err)
-	}
+	_, err = os.Stat(dir + "/nats3-data/jetstream")
+	testkit.NoError(t, err)
 	entries, err := os.ReadDir(dir)
 	testkit.Must(t, err)
 	for _, e := range entries {

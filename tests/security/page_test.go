@@ -75,9 +75,7 @@ func TestThePageOfTwoMachines(t *testing.T) {
 
 func (m *machines) write(name, text string) {
 	m.t.Helper()
-	if err := os.WriteFile(filepath.Join(m.home, name), []byte(text), 0o755); err != nil {
-		m.t.Fatal(err)
-	}
+	testkit.Must(m.t, os.WriteFile(filepath.Join(m.home, name), []byte(text), 0o755))
 }
 
 // separate makes the namespaces, which end with the test.
@@ -97,9 +95,7 @@ func (m *machines) separate() {
 			return
 		}
 		t.Cleanup(func() {
-			if err := ip("netns", "del", name); err != nil {
-				t.Error(err)
-			}
+			testkit.NoError(t, ip("netns", "del", name))
 		})
 	}
 	a, b := spaces["A"], spaces["B"]
