@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/pacing/fair"
 )
 
@@ -108,7 +109,5 @@ func TestIntervalsAreLongEnough(t *testing.T) {
 			t.Errorf("capacity %v, RTT %v: %v, want %v", c.capacity, c.rtt, got, c.want)
 		}
 	}
-	if got := fair.New().Span(1e6, 0); got != 50*time.Millisecond {
-		t.Errorf("no publisher known: %v", got)
-	}
+	testkit.Equal(t, fair.New().Span(1e6, 0), 50*time.Millisecond, "no publisher known")
 }

@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/pacing/fair"
 	"github.com/srtm-io/srtm/pacing/police"
 )
@@ -33,9 +34,7 @@ func TestWeights(t *testing.T) {
 		if c.wish > 0 {
 			table.Wish(p, c.wish)
 		}
-		if p.Weight() != c.want {
-			t.Errorf("%q that wishes for %d has weight %v, want %v", c.id, c.wish, p.Weight(), c.want)
-		}
+		testkit.Equal(t, p.Weight(), c.want, "weight of %q that wishes for %d", c.id, c.wish)
 	}
 }
 
@@ -50,9 +49,7 @@ func TestConnectionsDoNotMultiplyWeights(t *testing.T) {
 		t.Errorf("told %v, %v", rate.PerSecond(), burst)
 	}
 	for range 2 {
-		if q := table.Enter(client("a")); q != p {
-			t.Error("another publisher")
-		}
+		testkit.Equal(t, table.Enter(client("a")), p, "another publisher")
 	}
 	if rate, burst := table.Told(p); rate.PerSecond() != 20 || burst != 6 {
 		t.Errorf("each of three is told %v, %v", rate.PerSecond(), burst)
@@ -65,9 +62,7 @@ func TestConnectionsDoNotMultiplyWeights(t *testing.T) {
 		table.Leave(p, now)
 	}
 	table.Advise(fair.Advice{}, 40, time.Second, now.Add(time.Second))
-	if q := table.Enter(client("a")); q != p {
-		t.Error("forgotten after a second")
-	}
+	testkit.Equal(t, table.Enter(client("a")), p, "forgotten after a second")
 	table.Leave(p, now)
 	table.Advise(fair.Advice{}, 40, time.Second, now.Add(time.Minute))
 	if q := table.Enter(client("a")); q == p {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/pacing/sender"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -17,23 +18,15 @@ var paced = sender.Advice{Paced: true, Rate: tokenbucket.PerSecond(10), Burst: 2
 
 func TestBucketKeepsThePace(t *testing.T) {
 	var b sender.Bucket
-	if w := b.Wait(1000, 0); w != 0 {
-		t.Fatalf("without advice: wait %v", w)
-	}
+	testkit.MustEqual(t, b.Wait(1000, 0), 0, "without advice: wait")
 	b.Advise(paced, second) // what a second has earned is there: the burst
 	now := second
 	for i, want := range []time.Duration{0, 0, 100 * time.Millisecond} {
-		if w := b.Wait(1, now); w != want {
-			t.Fatalf("message %d: wait %v, want %v", i, w, want)
-		}
+		testkit.MustEqual(t, b.Wait(1, now), want, "message %d: wait", i)
 	}
-	if w := b.Wait(1, now.Add(100*time.Millisecond)); w != 0 {
-		t.Fatalf("after the wait: wait %v", w)
-	}
+	testkit.MustEqual(t, b.Wait(1, now.Add(100*time.Millisecond)), 0, "after the wait: wait")
 	now = 2 * second
-	if w := b.Wait(12, now); w != 0 {
-		t.Fatalf("a batch above the burst, of a full bucket: wait %v", w)
-	}
+	testkit.MustEqual(t, b.Wait(12, now), 0, "a batch above the burst, of a full bucket: wait")
 	if p := b.Pace(now); p.Wait != 1100*time.Millisecond || p.Rate != paced.Rate || p.Burst != 2 || !p.Paced {
 		t.Fatalf("after it: %+v", p)
 	}
@@ -62,13 +55,9 @@ func TestNewAdviceCounts(t *testing.T) {
 	faster := paced
 	faster.Rate *= 10
 	b.Advise(faster, 0)
-	if w := b.Wait(1, 0); w != 10*time.Millisecond {
-		t.Errorf("ten times the rate: wait %v", w)
-	}
+	testkit.Equal(t, b.Wait(1, 0), 10*time.Millisecond, "ten times the rate: wait")
 	b.Advise(sender.Advice{Interval: time.Second}, 0)
-	if w := b.Wait(1, 0); w != 0 {
-		t.Errorf("no longer paced: wait %v", w)
-	}
+	testkit.Equal(t, b.Wait(1, 0), 0, "no longer paced: wait")
 	b.Advise(sender.Advice{Paced: true, Rate: 0, Burst: -1, Interval: math.MaxInt64 / 100}, 0)
 	if p := b.Pace(0); p.Rate != tokenbucket.MinRate || p.Burst != 1 {
 		t.Errorf("nonsense: %+v", p)
