@@ -327,7 +327,9 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 		in := command(tc.verb)
 		f := func() {
 			n, op := p.s.Step(in, 1)
-			testkit.Equal(t, n, len(in), "%s: consumed", tc.verb)
+			if n != len(in) { // what Equal's arguments take would count
+				t.Errorf("%s: consumed %d", tc.verb, n)
+			}
 			if op.Kind != session.OpNone {
 				p.s.Done(op, tc.err)
 			}
