@@ -24,7 +24,6 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
 // daemonEnv makes the test program the daemon, for one that is killed.
@@ -227,7 +226,7 @@ func TestRulesAreShown(t *testing.T) {
 	set("shop|path=/a%7Cb|user=7", 30, 3)
 	set("shop|*", 1, 1)
 	for _, test := range []struct{ key, want string }{{"user/1", `"default";q=2;w=67`}, {"nobody", ""}} {
-		localtest.WaitFor(t, "the policy of "+test.key, func() bool {
+		testkit.WaitFor(t, "the policy of "+test.key, func() bool {
 			reply, err := web.Get("http://" + at + "/qos?cost=0&key=" + test.key)
 			testkit.Must(t, err)
 			reply.Body.Close()
@@ -270,7 +269,7 @@ func TestRulesAreShown(t *testing.T) {
 		}
 		testkit.Equal(t, got, test.want, "request %d", i)
 	}
-	localtest.WaitFor(t, "the rule's rate", func() bool {
+	testkit.WaitFor(t, "the rule's rate", func() bool {
 		reply, err := asks.ShouldRateLimit(t.Context(), &envoy.RateLimitRequest{Domain: "shop", Descriptors: []*envoy.RateLimitDescriptor{{Entries: []*envoy.RateLimitDescriptor_Entry{entry("path", "/a|b"), entry("user", "7")}}}})
 		testkit.Must(t, err)
 		limit := reply.GetStatuses()[0].GetCurrentLimit()
@@ -294,7 +293,7 @@ func TestRoles(t *testing.T) {
 	strangerWeb, _ := start(t, "--role=router", "--data-path", data, "--server", udp, "--mac-key-file", other, "--attempts=2", "--default-reply-for=k=admit")
 	_, err = admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: "open", FailOpen: true}}})
 	testkit.Must(t, err)
-	localtest.WaitFor(t, "fail_open", func() bool { return get(t, strangerWeb+"/qos?key=open", "") == "200 TRUE" }) // by its rule
+	testkit.WaitFor(t, "fail_open", func() bool { return get(t, strangerWeb+"/qos?key=open", "") == "200 TRUE" }) // by its rule
 	testkit.Equal(t, get(t, strangerWeb+"/qos?key=other", ""), "200 FALSE", "with another key")
 	if got := get(t, strangerWeb+"/qos?key=k", ""); got != "200 TRUE" { // by the default reply, which knows no limit
 		t.Errorf("with another key: %s", got)
@@ -317,14 +316,14 @@ func TestPartitionsMove(t *testing.T) {
 	other, _ := start(t, "--data-path", data, "--udp-address", name)
 	_, err = admin.MovePartitions(t.Context(), &srtmv1.MovePartitionsRequest{Last: 4095, Server: name})
 	testkit.Must(t, err)
-	localtest.WaitFor(t, "the move", func() bool {
+	testkit.WaitFor(t, "the move", func() bool {
 		reply, err := admin.ListPartitions(t.Context(), &srtmv1.ListPartitionsRequest{})
 		testkit.Must(t, err)
 		all := reply.GetPartitions()
 		return len(all) == 1 && all[0].GetServer() == name && all[0].GetTarget() == "" && all[0].GetLast() == 4095
 	})
 	for i, web := range []string{other, at} { // which still asks the first server, and hears where to go
-		localtest.WaitFor(t, "an answer", func() bool { return strings.Contains(get(t, web+"/qos?key=k&cost=0", ""), "r=") })
+		testkit.WaitFor(t, "an answer", func() bool { return strings.Contains(get(t, web+"/qos?key=k&cost=0", ""), "r=") })
 		testkit.Equal(t, get(t, web+"/qos?key=k", ""), fmt.Sprintf(`200 TRUE "default";r=%d`, 1-i))
 	}
 }
@@ -340,7 +339,7 @@ func TestAnOwnerIsKilled(t *testing.T) {
 	testkit.Must(t, owner.Start())
 	kill := sync.OnceFunc(func() { owner.Process.Kill(); owner.Wait() })
 	t.Cleanup(kill)
-	localtest.WaitFor(t, "the owner", func() bool {
+	testkit.WaitFor(t, "the owner", func() bool {
 		reply, err := web.Get("http://" + at + "/healthz")
 		if err == nil {
 			reply.Body.Close()
@@ -355,7 +354,7 @@ func TestAnOwnerIsKilled(t *testing.T) {
 	for _, key := range []string{"k", "strict"} {
 		testkit.MustEqual(t, get(t, at+"/qos?cost=7&key="+key, ""), `200 TRUE "default";r=3`)
 	}
-	localtest.WaitFor(t, "check-points", func() bool {
+	testkit.WaitFor(t, "check-points", func() bool {
 		_, after, _ := strings.Cut(get(t, at+"/metrics", ""), "\nsrtm_admission_checkpoint_keys_total ")
 		return strings.HasPrefix(after, "2\n")
 	})
@@ -365,7 +364,7 @@ func TestAnOwnerIsKilled(t *testing.T) {
 		{"strict&cost=0", `200 TRUE "default";r=0`}, {"strict", "200 FALSE"},
 	} {
 		var got string
-		localtest.WaitFor(t, "another server", func() bool {
+		testkit.WaitFor(t, "another server", func() bool {
 			got = get(t, other+"/qos?key="+test.ask, "")
 			return strings.Contains(got, "r=")
 		})

@@ -17,7 +17,6 @@ import (
 	"github.com/srtm-io/srtm/admission/store"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -90,7 +89,7 @@ func (n *network) add(authority *testkit.Authority, macKey string) *machine {
 	daemon.Env, daemon.Stderr = append(os.Environ(), daemonEnv+"=1"), os.Stderr
 	testkit.Must(t, daemon.Start())
 	t.Cleanup(sync.OnceFunc(func() { daemon.Process.Kill(); daemon.Wait() }))
-	localtest.WaitFor(t, "a server at "+m.name, func() bool {
+	testkit.WaitFor(t, "a server at "+m.name, func() bool {
 		reply, err := m.http.Get("http://admission/healthz")
 		if err == nil {
 			reply.Body.Close()
@@ -106,7 +105,7 @@ func (n *network) three() (first *machine) {
 	n.t.Helper()
 	authority, macKey := testkit.NewAuthority(n.t), file(n.t, "7 30313233343536373839616263646566")
 	first = n.add(authority, macKey)
-	localtest.WaitFor(n.t, "the first server owns all", func() bool { return n.owns(first) })
+	testkit.WaitFor(n.t, "the first server owns all", func() bool { return n.owns(first) })
 	n.add(authority, macKey)
 	n.add(authority, macKey)
 	return first
@@ -159,7 +158,7 @@ func (n *network) ask(m *machine, key string, cost int) (admit, answered bool) {
 // take waits until a key is admitted so many credits beside a machine.
 func (n *network) take(m *machine, key string, cost int) {
 	n.t.Helper()
-	localtest.WaitFor(n.t, fmt.Sprintf("%d of %s", cost, key), func() bool { admit, _ := n.ask(m, key, cost); return admit })
+	testkit.WaitFor(n.t, fmt.Sprintf("%d of %s", cost, key), func() bool { admit, _ := n.ask(m, key, cost); return admit })
 }
 
 // drain takes what a key has, beside a machine.
@@ -188,7 +187,7 @@ func (n *network) within(key string, most int, at ...*machine) {
 // with its follower.
 func (n *network) settled(owner *machine) {
 	n.t.Helper()
-	localtest.WaitFor(n.t, "each follows the one before", func() bool {
+	testkit.WaitFor(n.t, "each follows the one before", func() bool {
 		for i, m := range n.machines {
 			if n.state(m).Follower != n.machines[(i+1)%len(n.machines)].name {
 				return false
@@ -197,7 +196,7 @@ func (n *network) settled(owner *machine) {
 		return true
 	})
 	admitted := clock.Mono()
-	localtest.WaitFor(n.t, "replication", func() bool {
+	testkit.WaitFor(n.t, "replication", func() bool {
 		since := clock.Mono().Sub(admitted) // read before Lag is: what was sent last began later
 		return n.state(owner).Lag < since.Seconds()
 	})
@@ -211,7 +210,7 @@ func (n *network) heal(owner *machine) {
 	}
 	for _, m := range n.machines {
 		if m != owner {
-			localtest.WaitFor(n.t, "who was cut off hears of it", func() bool { return n.state(m).Partitions == 0 })
+			testkit.WaitFor(n.t, "who was cut off hears of it", func() bool { return n.state(m).Partitions == 0 })
 		}
 	}
 	all, _, err := n.store.Owners(n.t.Context())
@@ -266,7 +265,7 @@ func (n *network) isCutOff(i int, key string) {
 	n.ask(owner, strict, capacity-replicated) // admitted while it is sure, if this machine is quick
 	n.take(owner, key, unheard)
 	n.ask(third, key, 1) // it may well have no answer
-	localtest.WaitFor(t, "the follower takes over", func() bool { return n.owns(heir) })
+	testkit.WaitFor(t, "the follower takes over", func() bool { return n.owns(heir) })
 	testkit.Equal(t, n.state(third).Partitions, 0, "a server that does not follow the owner took over partitions")
 	if admit, _ := n.ask(owner, strict, 1); admit {
 		t.Error("an owner that was replaced admits a strict key")
@@ -314,7 +313,7 @@ func TestTwoOfThreeServersApart(t *testing.T) {
 	n.plug(owner, "island")
 	n.plug(follower, "island")
 	cut := clock.Mono()
-	localtest.WaitFor(t, "a strict key, when the owner's own lease is over", func() bool {
+	testkit.WaitFor(t, "a strict key, when the owner's own lease is over", func() bool {
 		admit, _ := n.ask(owner, "strict", 0)
 		return admit && clock.Mono().Sub(cut) > store.Lease
 	})
@@ -322,7 +321,7 @@ func TestTwoOfThreeServersApart(t *testing.T) {
 		t.Error("the third server took over while the owner counts on its follower")
 	}
 	n.take(owner, "strict", capacity-replicated)
-	localtest.WaitFor(t, "the third server takes over", func() bool { return n.owns(third) })
+	testkit.WaitFor(t, "the third server takes over", func() bool { return n.owns(third) })
 	if admit, _ := n.ask(owner, "strict", 0); admit {
 		t.Error("an owner that was replaced admits a strict key")
 	}

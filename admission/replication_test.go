@@ -42,14 +42,14 @@ func TestReplicationTakesACertificate(t *testing.T) {
 		run(t, "--data-path="+data, "--udp-address=127.0.0.1:0", "--checkpoint=1m", "--http-address="+web,
 			"--grpc-address="+rpc, "--tls-cert="+c.CertFile, "--tls-key="+c.KeyFile, "--tls-client-ca="+authority.File,
 			"--peer-tls-ca="+authority.File, "--peer-tls-cert="+c.CertFile, "--peer-tls-key="+c.KeyFile)
-		localtest.WaitFor(t, name, func() bool {
+		testkit.WaitFor(t, name, func() bool {
 			_, code, err := localtest.Ask("GET", "http://"+web+"/healthz", "")
 			return err == nil && code == 200
 		})
 		return web, rpc
 	}
 	owner, _ := daemon("owner")
-	localtest.WaitFor(t, "the owner owns all", func() bool { return stateOf(t, owner).Partitions == 4096 })
+	testkit.WaitFor(t, "the owner owns all", func() bool { return stateOf(t, owner).Partitions == 4096 })
 	_, rpc := daemon("follower")
 	dial := func(c secure.ClientConfig) (srtmv1.AdmissionReplicationClient, srtmv1.AdmissionAdminClient) {
 		options, err := c.Load("")
@@ -65,10 +65,10 @@ func TestReplicationTakesACertificate(t *testing.T) {
 	peer, admin := dial(as(authority.Certificate("peer")))
 	_, err := admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: "k", RefillMilli: 1, Capacity: 10}}})
 	testkit.Must(t, err)
-	localtest.WaitFor(t, "the follower", func() bool { return stateOf(t, owner).Follower != "" })
+	testkit.WaitFor(t, "the follower", func() bool { return stateOf(t, owner).Follower != "" })
 	testkit.MustEqual(t, get(t, owner+"/qos?key=k&cost=7", ""), `200 TRUE "default";r=3`)
 	admitted := clock.Mono()
-	localtest.WaitFor(t, "replication", func() bool {
+	testkit.WaitFor(t, "replication", func() bool {
 		since := clock.Mono().Sub(admitted) // read before Lag is: what was sent last began later
 		return stateOf(t, owner).Lag < since.Seconds()
 	})

@@ -32,7 +32,6 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -238,7 +237,7 @@ func TestStreamsAreBounded(t *testing.T) {
 	taken(1, "") // a host
 	refused("all", "certificate third at ")
 	cancel()
-	localtest.WaitFor(t, "streams to end", func() bool { return c.streams.open() == 0 })
+	testkit.WaitFor(t, "streams to end", func() bool { return c.streams.open() == 0 })
 	if len(c.streams.of) != 0 {
 		t.Errorf("callers are remembered: %v", c.streams.of)
 	}

@@ -50,14 +50,8 @@ type member struct {
 func startMember(t *testing.T, flags ...string) *member {
 	t.Helper()
 	m := &member{rpc: testkit.Address(t), web: testkit.Address(t)}
-	ctx, stop := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() {
-		done <- new(options).program().Execute(ctx, append([]string{"--grpc-address", m.rpc, "--http-address", m.web, "--tcp-address=", "--log-level=error", "--report-interval=50ms"}, flags...))
-	}()
-	t.Cleanup(func() {
-		stop()
-		testkit.NoError(t, <-done)
+	testkit.Run(t, func(ctx context.Context) error {
+		return new(options).program().Execute(ctx, append([]string{"--grpc-address", m.rpc, "--http-address", m.web, "--tcp-address=", "--log-level=error", "--report-interval=50ms"}, flags...))
 	})
 	var err error
 	m.conn, err = grpc.NewClient(m.rpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -384,13 +378,7 @@ func join(ctx context.Context, t *testing.T, leader *member) {
 		Log: slog.New(slog.DiscardHandler),
 	}, agenttest.New())
 	testkit.Must(t, err)
-	own, stop := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- a.Run(own) }()
-	t.Cleanup(func() {
-		stop()
-		testkit.NoError(t, <-done)
-	})
+	testkit.Run(t, a.Run)
 	leader.until(t, "a broker joins", func() bool {
 		r, err := leader.admin.ListBrokers(ctx, &srtmv1.ListBrokersRequest{})
 		return err == nil && len(r.Brokers) == 1 && r.Brokers[0].Connected

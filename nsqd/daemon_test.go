@@ -34,15 +34,7 @@ func start(t *testing.T, args ...string) *nsqd {
 	testkit.Must(t, err)
 	d, err := open(t.Context(), opts, slog.New(slog.NewTextHandler(newTestLog(t), &slog.HandlerOptions{Level: level})), level)
 	testkit.Must(t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- d.run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("nsqd ended with %v", err)
-		}
-	})
+	testkit.Run(t, d.run)
 	return d
 }
 

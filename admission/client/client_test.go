@@ -39,15 +39,7 @@ func stoppable(t testing.TB, rules ...rule.Rule) (at netip.AddrPort, stop func()
 	testkit.Must(t, err)
 	srv, err := server.New(t.Context(), server.Config{Address: "127.0.0.1:0", Store: s})
 	testkit.Must(t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- srv.Run(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		testkit.NoError(t, errors.Join(<-ended, s.Close()))
-	})
-	t.Cleanup(stop)
-	return srv.Addr(), stop
+	return srv.Addr(), testkit.Run(t, func(ctx context.Context) error { return errors.Join(srv.Run(ctx), s.Close()) })
 }
 
 func dial(t *testing.T, cfg client.Config) *client.Client {

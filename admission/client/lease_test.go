@@ -5,7 +5,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/admission/rule"
@@ -13,22 +12,6 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
-
-// until calls f until it is true.
-func until(t testing.TB, f func() bool) {
-	t.Helper()
-	ticker := time.NewTicker(time.Millisecond)
-	defer ticker.Stop()
-	deadline, cancel := context.WithTimeout(t.Context(), testkit.Hang)
-	defer cancel()
-	for !f() {
-		select {
-		case <-ticker.C:
-		case <-deadline.Done():
-			t.Fatal("it does not come")
-		}
-	}
-}
 
 func leased(key string, rate tokenbucket.Rate, capacity int64) rule.Rule {
 	return rule.Rule{Key: key, Share: tokenbucket.Share{Rate: rate * 1000, Burst: capacity}, Mode: rule.Lease}
@@ -66,7 +49,7 @@ func TestClientsShareARule(t *testing.T) {
 			}
 		})
 	}
-	until(t, func() bool { return held.Load() == 3 && admitted.Load() > 3*capacity })
+	testkit.WaitFor(t, "all hold a part", func() bool { return held.Load() == 3 && admitted.Load() > 3*capacity })
 	stop()
 	working.Wait()
 	if most := capacity + rate*clock.Mono().Sub(began).Seconds(); float64(admitted.Load()) > most {
@@ -85,7 +68,7 @@ func TestLease(t *testing.T) {
 		if d := c.Decide(t.Context(), "key", 1); !d.Admit || !d.Leased || d.Left != 99 {
 			t.Fatalf("%+v", d)
 		}
-		until(t, func() bool { return !c.Lease("key").Admit(0).Unanswered })
+		testkit.WaitFor(t, "a lease", func() bool { return !c.Lease("key").Admit(0).Unanswered })
 		if d := c.Lease("key").Admit(1); !d.Admit || d.Left < 40 || d.Left > 60 { // half of it; the other is the owner's
 			t.Errorf("%+v", d)
 		}
@@ -99,14 +82,14 @@ func TestLease(t *testing.T) {
 		if d := c.Lease("other").Admit(1); d.Admit || !d.Unanswered {
 			t.Errorf("after Close: %+v", d)
 		}
-		until(t, func() bool { return dials(t).Peek(t.Context(), "key", 0).Left > 90 })
+		testkit.WaitFor(t, "the rest", func() bool { return dials(t).Peek(t.Context(), "key", 0).Left > 90 })
 	})
 
 	t.Run("is not of a rule that is not leased", func(t *testing.T) {
 		c := dials(t)
 		l := c.Lease("central")
 		l.Admit(0)
-		until(t, func() bool { return c.Lease("central") != l })
+		testkit.WaitFor(t, "another lease", func() bool { return c.Lease("central") != l })
 		for i := range 10 {
 			if d := c.Decide(t.Context(), "central", 1); !d.Admit || d.Leased || d.Left != int64(9-i) {
 				t.Fatalf("%+v", d)
@@ -117,7 +100,7 @@ func TestLease(t *testing.T) {
 	t.Run("allocates nothing", func(t *testing.T) {
 		c, ctx := dials(t), t.Context()
 		l := c.Lease("much")
-		until(t, func() bool { return !l.Admit(1).Unanswered })
+		testkit.WaitFor(t, "a lease", func() bool { return !l.Admit(1).Unanswered })
 		testkit.Equal(t, testing.AllocsPerRun(1000, func() { l.Admit(1) }), 0, "allocations to admit")
 		testkit.Equal(t, testing.AllocsPerRun(1000, func() { c.Decide(ctx, "much", 1) }), 0, "allocations to decide")
 	})
@@ -131,11 +114,11 @@ func TestNothingIsHeldWithoutAnOwner(t *testing.T) {
 	}())
 	c := dial(t, client.Config{Servers: []string{to.String()}})
 	for _, key := range []string{"open", "closed"} {
-		until(t, func() bool { c.Decide(t.Context(), key, 0); return !c.Lease(key).Admit(0).Unanswered })
+		testkit.WaitFor(t, "a lease", func() bool { c.Decide(t.Context(), key, 0); return !c.Lease(key).Admit(0).Unanswered })
 	}
 	stop()
 	for key, admit := range map[string]bool{"open": true, "closed": false} {
-		until(t, func() bool { return c.Lease(key).Admit(0).Unanswered }) // its lease is over
+		testkit.WaitFor(t, "the end of the lease", func() bool { return c.Lease(key).Admit(0).Unanswered }) // its lease is over
 		if d := c.Lease(key).Admit(1); d.Admit != admit {
 			t.Errorf("%s: %+v", key, d)
 		}
@@ -152,7 +135,7 @@ func BenchmarkAdmit(b *testing.B) {
 	testkit.Must(b, err)
 	b.Cleanup(c.Close)
 	l := c.Lease("key")
-	until(b, func() bool { return !l.Admit(1).Unanswered })
+	testkit.WaitFor(b, "a lease", func() bool { return !l.Admit(1).Unanswered })
 	b.ReportAllocs()
 	for b.Loop() {
 		l.Admit(1)

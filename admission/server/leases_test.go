@@ -231,11 +231,11 @@ func TestALeasedKeyBeginsEmpty(t *testing.T) {
 func TestAPartitionMovesWithItsLeases(t *testing.T) {
 	d := divide(t, 1, 60)
 	s, cables := d.two()
-	until(t, "the first server owns all", owns(s[0], rule.Partitions))
+	testkit.WaitFor(t, "the first server owns all", owns(s[0], rule.Partitions))
 	d.server, d.link = s[0], cables[0]
 	d.live(4*time.Second, 0)
 	testkit.Must(t, d.store.Move(t.Context(), 0, rule.Partitions-1, s[1].Addr().String()))
-	until(t, "the partitions move", owns(s[1], rule.Partitions))
+	testkit.WaitFor(t, "the partitions move", owns(s[1], rule.Partitions))
 	if a := d.ask(s[0], 0); a.Kind != wire.Moved {
 		t.Errorf("the old owner says %+v", a)
 	}

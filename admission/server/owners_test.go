@@ -38,7 +38,7 @@ type cable struct {
 func (c *cable) renewed(t *testing.T) {
 	t.Helper()
 	before := c.renewals.Load()
-	until(t, "renewals", func() bool { return c.renewals.Load() > before+2 })
+	testkit.WaitFor(t, "renewals", func() bool { return c.renewals.Load() > before+2 })
 }
 
 // swallowed waits until the caller gives up, where the hole is for what it does.
@@ -132,21 +132,11 @@ func (b *bench) two() (s [2]*server.Server, cables [2]*cable) {
 	return s, cables
 }
 
-// until waits for what another goroutine brings about.
-func until(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for limit := time.Now().Add(time.Minute); !is(); <-time.After(time.Millisecond) {
-		if time.Now().After(limit) {
-			t.Fatal(what)
-		}
-	}
-}
-
 // passes has time pass as fast as a server looks at the store, until it owns all.
 func (b *bench) passes(s *server.Server, c *cable) {
 	b.t.Helper()
 	looked := c.renewals.Load()
-	until(b.t, "another takes over", func() bool {
+	testkit.WaitFor(b.t, "another takes over", func() bool {
 		if now := c.renewals.Load(); now != looked {
 			looked = now
 			b.clock.pass(500 * time.Millisecond)
@@ -201,7 +191,7 @@ func TestMoves(t *testing.T) {
 				cables[from].cut.Store(false)
 			}
 		}
-		until(t, "the key is moved", there)
+		testkit.WaitFor(t, "the key is moved", there)
 	}
 	for ask() {
 	}
@@ -230,7 +220,7 @@ func TestClocksApart(t *testing.T) {
 		testkit.MustEqual(t, sure(t, b.client(from), "k", 10).Left, int64(90-10*moves), "left after %d moves", moves)
 		testkit.Must(t, b.store.Move(t.Context(), p, p, to.Addr().String()))
 		moved := int64(1 - moves%2)
-		until(t, "the partition leaves and comes", func() bool { return owns(s[0], rule.Partitions-moved)() && owns(s[1], moved)() })
+		testkit.WaitFor(t, "the partition leaves and comes", func() bool { return owns(s[0], rule.Partitions-moved)() && owns(s[1], moved)() })
 	}
 }
 
@@ -238,7 +228,7 @@ func TestClocksApart(t *testing.T) {
 // once more, charges nothing: the asker has gone to another one by now.
 func TestMovedIsTheAnswer(t *testing.T) {
 	b, s, _ := two(t, rule.Rule{Key: "k", Share: share(1, 10)})
-	until(t, "the first server owns all", owns(s[0], rule.Partitions))
+	testkit.WaitFor(t, "the first server owns all", owns(s[0], rule.Partitions))
 	r := newRaw(t, s[1])
 	question := r.ask(r.send()[0].Session, 1, "k")
 	before := r.send(question)[0]
@@ -247,7 +237,7 @@ func TestMovedIsTheAnswer(t *testing.T) {
 	}
 	p := rule.Partition("k", rule.Partitions)
 	testkit.Must(t, b.store.Move(t.Context(), p, p, s[1].Addr().String()))
-	until(t, "the partition moves", owns(s[1], 1))
+	testkit.WaitFor(t, "the partition moves", owns(s[1], 1))
 	c := b.client(s[1])
 	if d := sure(t, c, "k", 1); d.Left != 9 { // it is in memory from now on
 		t.Fatalf("%+v", d)
@@ -264,7 +254,7 @@ func TestMovedIsTheAnswer(t *testing.T) {
 func TestFailover(t *testing.T) {
 	b, s, cables := two(t, rule.Rule{Key: "key", Share: share(1, 10)}, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true})
 	old, next := b.client(s[0]), b.client(s[1])
-	until(t, "the first server owns all", owns(s[0], rule.Partitions))
+	testkit.WaitFor(t, "the first server owns all", owns(s[0], rule.Partitions))
 	count := func(c *client.Client, key string) (n int) {
 		t.Helper()
 		for sure(t, c, key, 1).Admit {
@@ -290,7 +280,7 @@ func TestFailover(t *testing.T) {
 	}
 	testkit.Equal(t, count(old, "strict"), 0, "of a strict key by an owner that was replaced")
 	cables[0].cut.Store(false)
-	until(t, "the old owner hears of it", owns(s[0], 0))
+	testkit.WaitFor(t, "the old owner hears of it", owns(s[0], 0))
 	if d := b.both(s).Ask(t.Context(), "key", 1); d.Unanswered {
 		t.Error("no server decides")
 	}
@@ -304,7 +294,7 @@ func TestAnAnswerIsLost(t *testing.T) {
 			b := newBench(t, rule.Rule{Key: "k", Share: tokenbucket.Share{Rate: 1, Burst: 10}})
 			b.cfg.Checkpoint = 5 * time.Millisecond
 			s, cables := b.two()
-			until(t, "the first server owns all", owns(s[0], rule.Partitions))
+			testkit.WaitFor(t, "the first server owns all", owns(s[0], rule.Partitions))
 			cables[0].unsaved.Store(true)
 			if d := sure(t, b.client(s[0]), "k", 1); d.Left != 9 {
 				t.Fatalf("%+v", d)
@@ -319,8 +309,8 @@ func TestAnAnswerIsLost(t *testing.T) {
 				p := rule.Partition("k", rule.Partitions)
 				testkit.Must(t, b.store.Move(t.Context(), p, p, s[1].Addr().String()))
 			}
-			until(t, "an answer is lost", cables[0].cut.Load)
-			until(t, "the new owner hears of it", func() bool { return s[1].State().Partitions > 0 })
+			testkit.WaitFor(t, "an answer is lost", cables[0].cut.Load)
+			testkit.WaitFor(t, "the new owner hears of it", func() bool { return s[1].State().Partitions > 0 })
 			want := sure(t, b.client(s[1]), "k", 7).Left
 			saved := func() tokenbucket.Tokens {
 				credits, err := b.store.Credits(t.Context(), []string{"k"})
@@ -330,11 +320,11 @@ func TestAnAnswerIsLost(t *testing.T) {
 				}
 				return -1
 			}
-			until(t, "the new owner saves", func() bool { return saved() == tokenbucket.Tokens(want) })
+			testkit.WaitFor(t, "the new owner saves", func() bool { return saved() == tokenbucket.Tokens(want) })
 			cables[0].unreached.Store(true)
 			cables[0].unsaved.Store(false)
 			cables[0].cut.Store(false)
-			until(t, "the old owner saves", func() bool { return cables[0].saves.Load() > 0 })
+			testkit.WaitFor(t, "the old owner saves", func() bool { return cables[0].saves.Load() > 0 })
 			testkit.Equal(t, saved(), tokenbucket.Tokens(want), "the key holds %d, and after the one before has saved", want)
 		})
 	}
@@ -356,12 +346,12 @@ func TestABlackHole(t *testing.T) {
 				_, err := b.store.Join(t.Context(), store.Member{Address: "one", Instance: 1}, func() time.Duration { return 0 })
 				testkit.Must(t, err)
 			}
-			until(t, "it asks", func() bool {
+			testkit.WaitFor(t, "it asks", func() bool {
 				ask.Ask(t.Context(), "k", 1)
 				return c.hole.Load() == nil
 			})
 			renewals, polls, saves := c.renewals.Load(), c.polls.Load(), c.saves.Load()
-			until(t, "it goes on", func() bool {
+			testkit.WaitFor(t, "it goes on", func() bool {
 				ask.Ask(t.Context(), "k", 1)
 				return c.renewals.Load() > renewals && c.polls.Load() > polls && c.saves.Load() > saves
 			})
@@ -372,7 +362,7 @@ func TestABlackHole(t *testing.T) {
 // A renewal that takes long does not make others seem silent for longer than they are.
 func TestASlowStore(t *testing.T) {
 	b, s, cables := two(t, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true})
-	until(t, "the first server owns all", owns(s[0], rule.Partitions))
+	testkit.WaitFor(t, "the first server owns all", owns(s[0], rule.Partitions))
 	passed := make(chan struct{})
 	slow := func() {
 		b.clock.pass(4900 * time.Millisecond)
@@ -413,7 +403,7 @@ func TestASlowDisk(t *testing.T) {
 			t.Errorf("%+v", d)
 		}
 	}
-	until(t, "all is saved", func() bool {
+	testkit.WaitFor(t, "all is saved", func() bool {
 		saved, err := b.store.Saved(t.Context(), "", 2*keys)
 		testkit.Must(t, err)
 		return len(saved) == keys+1
@@ -434,12 +424,12 @@ func TestSuspended(t *testing.T) {
 	}
 	c.unreached.Store(true) // but one renewal may be under way
 	asleep.Store(int64(time.Minute))
-	until(t, "a strict key is denied", func() bool { return !sure(t, ask, "strict", 0).Admit })
+	testkit.WaitFor(t, "a strict key is denied", func() bool { return !sure(t, ask, "strict", 0).Admit })
 	if d := sure(t, ask, "key", 1); !d.Admit {
 		t.Errorf("%+v", d)
 	}
 	c.unreached.Store(false)
-	until(t, "the lease is renewed", func() bool { return sure(t, ask, "strict", 0).Admit })
+	testkit.WaitFor(t, "the lease is renewed", func() bool { return sure(t, ask, "strict", 0).Admit })
 }
 
 // What a server had that stopped in order is taken over exactly.

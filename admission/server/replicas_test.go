@@ -70,7 +70,7 @@ func (b *bench) pair() *pair {
 	for i := range p.s {
 		p.start(i)
 	}
-	until(b.t, "each follows the other", func() bool { return p.s[0].State().Follower != "" && p.s[1].State().Follower != "" })
+	testkit.WaitFor(b.t, "each follows the other", func() bool { return p.s[0].State().Follower != "" && p.s[1].State().Follower != "" })
 	p.replicated(0)
 	return p
 }
@@ -80,7 +80,7 @@ func (p *pair) replicated(i int) {
 	p.t.Helper()
 	p.cables[1-i].renewed(p.t)
 	before := p.rounds[i].Load()
-	until(p.t, "replication", func() bool { return p.rounds[i].Load() > before+2 })
+	testkit.WaitFor(p.t, "replication", func() bool { return p.rounds[i].Load() > before+2 })
 }
 
 // An owner goes on with strict keys while it hears of its follower, though not of the
@@ -139,7 +139,7 @@ func TestTheStoreIsAway(t *testing.T) {
 	for ; gone < 70; gone++ {
 		p.clock.pass(time.Second)
 		before := p.rounds[0].Load()
-		until(t, "replication", func() bool { return p.rounds[0].Load() > before+2 })
+		testkit.WaitFor(t, "replication", func() bool { return p.rounds[0].Load() > before+2 })
 		if !sure(t, ask, "strict", 1).Admit {
 			break
 		}
@@ -149,7 +149,7 @@ func TestTheStoreIsAway(t *testing.T) {
 	}
 	p.cables[0].cut.Store(false)
 	p.cables[1].cut.Store(false)
-	until(t, "the store is back", func() bool { return sure(t, ask, "strict", 1).Admit })
+	testkit.WaitFor(t, "the store is back", func() bool { return sure(t, ask, "strict", 1).Admit })
 	testkit.Equal(t, p.s[0].State().Partitions, rule.Partitions, "the owner has partitions when the store is back")
 }
 
@@ -177,7 +177,7 @@ func TestAnOwnerStartsAgain(t *testing.T) {
 		t.Error("a strict key before the lease of the one before is over")
 	}
 	p.clock.pass(4 * time.Second)
-	until(t, "the lease of the one before is over", func() bool { return ask.Ask(t.Context(), "strict", 1).Admit })
+	testkit.WaitFor(t, "the lease of the one before is over", func() bool { return ask.Ask(t.Context(), "strict", 1).Admit })
 	before.cut.Store(false)
 }
 
@@ -192,7 +192,7 @@ func TestASuccessorIsLost(t *testing.T) {
 	if d := sure(t, old, "key", 30); !d.Admit {
 		t.Fatalf("%+v", d)
 	}
-	until(t, "a check-point", func() bool { return p.cables[0].saves.Load() > saves })
+	testkit.WaitFor(t, "a check-point", func() bool { return p.cables[0].saves.Load() > saves })
 	p.cables[0].unsaved.Store(true)
 	if d := sure(t, old, "key", 40); !d.Admit {
 		t.Fatalf("%+v", d)

@@ -1,7 +1,6 @@
 package server_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -83,15 +82,7 @@ func (b *bench) start() (s *server.Server, stop func()) {
 	b.t.Helper()
 	s, err := server.New(b.t.Context(), b.cfg)
 	testkit.Must(b.t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- s.Run(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		testkit.NoError(b.t, <-ended)
-	})
-	b.t.Cleanup(stop)
-	return s, stop
+	return s, testkit.Run(b.t, s.Run)
 }
 
 func (b *bench) client(s *server.Server, keys ...wire.Key) *client.Client {
@@ -329,14 +320,14 @@ func TestFullKeysAreForgotten(t *testing.T) {
 		}
 		return left
 	}
-	until(t, "all are saved", func() bool { return len(saved()) == len(keys) })
+	testkit.WaitFor(t, "all are saved", func() bool { return len(saved()) == len(keys) })
 	b.clock.pass(time.Second)
-	until(t, "those that are full are forgotten", func() bool { return len(saved()) == 2 })
+	testkit.WaitFor(t, "those that are full are forgotten", func() bool { return len(saved()) == 2 })
 	testkit.EqualSlices(t, saved(), []string{"slow", "strict"}, "left")
 	if d := sure(t, c, "own", 10); !d.Admit {
 		t.Errorf("%+v", d)
 	}
-	until(t, "what is no longer full is saved again", func() bool { return len(saved()) == 3 })
+	testkit.WaitFor(t, "what is no longer full is saved again", func() bool { return len(saved()) == 3 })
 }
 
 func TestNoRoom(t *testing.T) {

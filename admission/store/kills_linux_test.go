@@ -244,7 +244,7 @@ func (s *scene) ask(key string) bool {
 // asks goes on asking for both keys until something is so.
 func (s *scene) asks(what string, is func() bool) {
 	s.t.Helper()
-	until(s.t, what, func() bool {
+	testkit.WaitFor(s.t, what, func() bool {
 		s.ask("strict")
 		return s.ask("key") && is() || is()
 	})

@@ -91,29 +91,15 @@ func serve(t *testing.T, db *store.Store, name string, ln net.Listener) (s *serv
 		go func() { _ = rpc.Serve(ln) }()
 		t.Cleanup(rpc.Stop)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
+	end := testkit.Run(t, s.Run)
 	c, err = client.New(client.Config{Servers: []string{s.Addr().String()}, Attempts: 10_000})
 	testkit.Must(t, err)
 	stop = sync.OnceFunc(func() {
 		c.Close()
-		cancel()
-		testkit.NoError(t, <-done)
+		end()
 	})
 	t.Cleanup(stop)
 	return s, c, stop
-}
-
-func until(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	// More than a follower's lease, which counts where the machine stopped for so long that
-	// the follower was replaced.
-	for limit := time.Now().Add(100 * time.Second); !is(); <-time.After(10 * time.Millisecond) {
-		if time.Now().After(limit) {
-			t.Fatal(what)
-		}
-	}
 }
 
 // holds reports whether so many credits are saved of both keys.
@@ -142,16 +128,16 @@ func TestPostgreSQLIsKilled(t *testing.T) {
 		return func() bool { return c.Ask(t.Context(), key, cost).Admit }
 	}
 	for _, key := range []string{"key", "strict"} {
-		until(t, "a key is admitted", admitted(key, 3))
+		testkit.WaitFor(t, "a key is admitted", admitted(key, 3))
 	}
-	until(t, "they are saved", holds(t, db, 7))
+	testkit.WaitFor(t, "they are saved", holds(t, db, 7))
 	kill()
 	if d := c.Ask(t.Context(), "key", 1); !d.Admit || d.Left != 6 {
 		t.Errorf("without its store: %+v", d)
 	}
 	start()
-	until(t, "a strict key, after the lease was renewed", admitted("strict", 1))
-	until(t, "what was admitted meanwhile is saved", holds(t, db, 6))
+	testkit.WaitFor(t, "a strict key, after the lease was renewed", admitted("strict", 1))
+	testkit.WaitFor(t, "what was admitted meanwhile is saved", holds(t, db, 6))
 	stop()
 	kill()
 	start()
@@ -218,7 +204,7 @@ func TestWhoIsCutOff(t *testing.T) {
 	testkit.Must(t, err)
 	owner, c, _ := serve(t, open(t, "postgres://srtm@"+far.address+"/postgres?sslmode=disable"), "one", testkit.Listen(t))
 	follower, next, _ := serve(t, db, "two", at)
-	until(t, "each follows the other", func() bool { return owner.State().Follower == "two" && follower.State().Follower == "one" })
+	testkit.WaitFor(t, "each follows the other", func() bool { return owner.State().Follower == "two" && follower.State().Follower == "one" })
 	admitted := 0
 	ask := func(c *client.Client, cost uint32) bool {
 		ok := c.Ask(t.Context(), "strict", cost).Admit
@@ -227,12 +213,12 @@ func TestWhoIsCutOff(t *testing.T) {
 		}
 		return ok
 	}
-	until(t, "a strict key is admitted", func() bool { return ask(c, 1) })
+	testkit.WaitFor(t, "a strict key is admitted", func() bool { return ask(c, 1) })
 	goesOn := func(what string, long time.Duration) {
 		t.Helper()
 		end := clock.Mono().Add(long)
-		until(t, what, func() bool { return !clock.Mono().Before(end) })
-		until(t, what+": a strict key", func() bool { return ask(c, 1) }) // the machine may have stopped for a while
+		testkit.WaitFor(t, what, func() bool { return !clock.Mono().Before(end) })
+		testkit.WaitFor(t, what+": a strict key", func() bool { return ask(c, 1) }) // the machine may have stopped for a while
 		testkit.Equal(t, follower.State().Partitions, 0, "%s: the follower took over", what)
 	}
 	long := 7 * time.Second
@@ -243,13 +229,13 @@ func TestWhoIsCutOff(t *testing.T) {
 		goesOn("the owner is cut off from its follower", 0)
 	}
 	other.heal()
-	until(t, "it replicates again", func() bool { return owner.State().Lag < 0.3 })
+	testkit.WaitFor(t, "it replicates again", func() bool { return owner.State().Lag < 0.3 })
 	far.cut()
 	heals := sync.OnceFunc(func() { far.heal(); other.heal() })
 	t.Cleanup(heals) // before the servers stop
 	goesOn("the owner is cut off from the store", long)
 	other.cut()
-	until(t, "the follower takes over", func() bool { return follower.State().Partitions == rule.Partitions })
+	testkit.WaitFor(t, "the follower takes over", func() bool { return follower.State().Partitions == rule.Partitions })
 	if ask(c, 1) {
 		t.Error("an owner that was replaced admits a strict key")
 	}
@@ -259,7 +245,7 @@ func TestWhoIsCutOff(t *testing.T) {
 		t.Errorf("%d admitted of a strict key", admitted)
 	}
 	heals()
-	until(t, "the owner hears of it", func() bool { return owner.State().Partitions == 0 })
+	testkit.WaitFor(t, "the owner hears of it", func() bool { return owner.State().Partitions == 0 })
 }
 
 // The network between an owner and PostgreSQL, which is in a namespace of its own, is cut
@@ -284,9 +270,9 @@ func TestTheNetworkIsCut(t *testing.T) {
 		return ok
 	}
 	for _, key := range []string{"key", "strict"} {
-		until(t, "a key is admitted", func() bool { return ask(c, key, 3) })
+		testkit.WaitFor(t, "a key is admitted", func() bool { return ask(c, key, 3) })
 	}
-	until(t, "they are saved", holds(t, db, 7))
+	testkit.WaitFor(t, "they are saved", holds(t, db, 7))
 	far.cut()
 	heals := sync.OnceFunc(far.heal)
 	t.Cleanup(heals) // before the servers stop
@@ -294,7 +280,7 @@ func TestTheNetworkIsCut(t *testing.T) {
 		t.Error("an owner without its store denies a key that is not strict")
 	}
 	ask(c, "strict", 2) // within its lease, if the machine is quick
-	until(t, "another takes over", func() bool { return heir.State().Partitions == rule.Partitions })
+	testkit.WaitFor(t, "another takes over", func() bool { return heir.State().Partitions == rule.Partitions })
 	if ask(c, "strict", 1) {
 		t.Error("an owner that was replaced admits a strict key")
 	}
@@ -303,12 +289,12 @@ func TestTheNetworkIsCut(t *testing.T) {
 	if admitted["strict"] > 5 || admitted["key"] != 17 { // 3 were saved; the other 7 were each one's
 		t.Errorf("%v admitted, of a capacity of 10", admitted)
 	}
-	until(t, "the owner saves", func() bool {
+	testkit.WaitFor(t, "the owner saves", func() bool {
 		c, err := savedOf(db, "key")
 		return err == nil && c != nil && c.Credits < tokenbucket.Token
 	})
 	heals()
-	until(t, "the one that was cut off hears of it", func() bool { return owner.State().Partitions == 0 })
+	testkit.WaitFor(t, "the one that was cut off hears of it", func() bool { return owner.State().Partitions == 0 })
 	if c, err := savedOf(db, "key"); err != nil || c == nil || c.Credits >= tokenbucket.Token {
 		t.Errorf("the owner has used up what is saved as %+v, %v", c, err)
 	}

@@ -25,24 +25,14 @@ func TestIdleConnectionsAreBounded(t *testing.T) {
 		registry = prometheus.NewRegistry()
 		c.Metrics, c.MaxConnections = registry, most
 	})
-	value := func(name string) (v float64) {
-		families, err := registry.Gather()
-		testkit.Must(t, err)
-		for _, f := range families {
-			if f.GetName() == name {
-				return f.GetMetric()[0].GetGauge().GetValue() + f.GetMetric()[0].GetCounter().GetValue()
-			}
-		}
-		t.Fatalf("no metric %s", name)
-		return 0
-	}
+	value := func(name string) float64 { return testkit.Metric(t, registry, name) }
 	var idle []net.Conn
 	var readers []*bufio.Reader
 	for range most {
 		c, r := g.dial(t)
 		idle, readers = append(idle, c), append(readers, r)
 	}
-	eventually(t, "all slots are taken", func() bool { return value("srtm_gateway_connections") == most })
+	testkit.WaitFor(t, "all slots are taken", func() bool { return value("srtm_gateway_connections") == most })
 	told := 0
 	for range more {
 		c, r := g.dial(t)
@@ -70,7 +60,7 @@ func TestIdleConnectionsAreBounded(t *testing.T) {
 	for _, c := range idle[1:] {
 		_ = c.Close()
 	}
-	eventually(t, "slots are given back", func() bool { return value("srtm_gateway_connections") == 1 })
+	testkit.WaitFor(t, "slots are given back", func() bool { return value("srtm_gateway_connections") == 1 })
 	if res, _ := g.get(t, "/"); res.StatusCode != http.StatusOK {
 		t.Error(res.Status)
 	}

@@ -18,13 +18,6 @@ func TestEstimateBesideMeasured(t *testing.T) {
 	g := serve(t, several(url), func(c *Config) { c.Metrics = metrics })
 	g.get(t, "/")
 	g.idle(t)
-	families, err := metrics.Gather()
-	testkit.Must(t, err)
-	got := map[string]float64{}
-	for _, f := range families {
-		got[f.GetName()] = f.Metric[0].GetCounter().GetValue()
-	}
-	if e, u := got["srtm_gateway_estimated_ratio_total"], got["srtm_gateway_used_ratio_total"]; e != 0.1 || u != 0.2 {
-		t.Errorf("estimated %v, used %v: want 0.1, 0.2", e, u)
-	}
+	testkit.Equal(t, testkit.Metric(t, metrics, "srtm_gateway_estimated_ratio_total"), 0.1, "estimated")
+	testkit.Equal(t, testkit.Metric(t, metrics, "srtm_gateway_used_ratio_total"), 0.2, "used")
 }

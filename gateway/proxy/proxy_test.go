@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"bufio"
-	"context"
 	"fmt"
 	"io"
 	"log/slog"
@@ -11,7 +10,6 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -50,13 +48,7 @@ func serveSecured(t testing.TB, text string, change func(*Config), security secu
 	var group lifecycle.Group
 	group.Add("proxy", p.Run)
 	group.Add("http", lifecycle.ServeWithin(p.Listener(ln, guard), p.Server(64<<10), testkit.Hang))
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error)
-	go func() { done <- group.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		testkit.NoError(t, <-done)
-	})
+	testkit.Run(t, group.Run)
 	return &gateway{p, ln.Addr().String()}
 }
 
@@ -117,22 +109,10 @@ func (g *gateway) get(t testing.TB, path string, header ...string) (*http.Respon
 	return answer(t, r)
 }
 
-// eventually waits for what other goroutines do.
-func eventually(t testing.TB, what string, there func() bool) {
-	t.Helper()
-	ticker := time.NewTicker(time.Millisecond)
-	defer ticker.Stop()
-	for end := time.Now().Add(testkit.Hang); !there(); <-ticker.C {
-		if time.Now().After(end) {
-			t.Fatalf("not within %v: %s", testkit.Hang, what)
-		}
-	}
-}
-
 // idle fails unless all capacity comes back, and nothing is counted as under way.
 func (g *gateway) idle(t testing.TB) {
 	t.Helper()
-	eventually(t, "all capacity is free", func() bool {
+	testkit.WaitFor(t, "all capacity is free", func() bool {
 		s := g.Status()
 		for _, v := range s.Servers {
 			for name := range v.Free {
@@ -188,21 +168,21 @@ func TestAbort(t *testing.T) {
 		<-arrived
 		second, r := g.dial(t)
 		write(t, second, "GET /x HTTP/1.1\r\nHost: a\r\n\r\n")
-		eventually(t, "the second waits", func() bool { return g.Status().Classes[0].Queued == 1 })
+		testkit.WaitFor(t, "the second waits", func() bool { return g.Status().Classes[0].Queued == 1 })
 		testkit.Must(t, second.(*net.TCPConn).CloseWrite())
 		if _, err := r.Peek(1); err != io.EOF {
 			t.Errorf("who ended its own side reads that all is well: %v", err)
 		}
-		eventually(t, "the second has left", func() bool { return g.Status().Classes[0].Left == 1 })
+		testkit.WaitFor(t, "the second has left", func() bool { return g.Status().Classes[0].Left == 1 })
 		// net/http does not look at a connection while there is a body to read from it.
 		third, _ := g.dial(t)
 		write(t, third, "POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\nhalf")
 		fourth, _ := g.dial(t)
 		write(t, fourth, "POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nfull")
-		eventually(t, "both wait", func() bool { return g.Status().Classes[0].Queued == 2 })
+		testkit.WaitFor(t, "both wait", func() bool { return g.Status().Classes[0].Queued == 2 })
 		third.Close()
 		fourth.Close()
-		eventually(t, "both have left", func() bool { return g.Status().Classes[0].Left == 3 })
+		testkit.WaitFor(t, "both have left", func() bool { return g.Status().Classes[0].Left == 3 })
 		first.Close()
 		g.idle(t)
 		if s := server(); s.Sent != 1 || s.Aborted != 1 || s.Failed != 0 {
@@ -441,7 +421,7 @@ func TestQueueBounds(t *testing.T) {
 			for range c.waiting {
 				ask()
 			}
-			eventually(t, "one waits", func() bool { return g.Status().Classes[0].Queued == c.waiting })
+			testkit.WaitFor(t, "one waits", func() bool { return g.Status().Classes[0].Queued == c.waiting })
 			refused(t, g, "X: "+strings.Repeat("x", 300))
 			s := g.Status().Classes[0]
 			if c.waiting > 0 && s.Full != 1 || c.waiting == 0 && s.Late != 1 {
@@ -610,7 +590,7 @@ func TestTimeouts(t *testing.T) {
 	t.Run("a client that does not read", func(t *testing.T) {
 		c, _ := g.dial(t)
 		write(t, c, "GET /flood HTTP/1.1\r\nHost: a\r\n\r\n")
-		eventually(t, "the end of it", func() bool { return g.Status().Servers[0].Aborted == 2 })
+		testkit.WaitFor(t, "the end of it", func() bool { return g.Status().Servers[0].Aborted == 2 })
 		g.idle(t)
 	})
 	// A client that is slow between requests, not in them.
@@ -640,7 +620,7 @@ func TestSetPolicy(t *testing.T) {
 	first := ask("/1")
 	testkit.MustEqual(t, <-arrived, "/1")
 	second := ask("/2")
-	eventually(t, "the second waits", func() bool { return g.Status().Classes[0].Queued == 1 })
+	testkit.WaitFor(t, "the second waits", func() bool { return g.Status().Classes[0].Queued == 1 })
 	// The class is gone, and the server is still busy.
 	testkit.Must(t, g.SetPolicy(parse(t, one(url, class("b")))))
 	if s := g.Status(); s.Classes[0].Name != "b" || s.Classes[0].Queued != 1 || s.Servers[0].InFlight != 1 || s.Servers[0].Free["cpu"] != 0 {

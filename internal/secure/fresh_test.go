@@ -182,7 +182,7 @@ func TestCredentialsAreReplacedWhileTheyAreUsed(t *testing.T) {
 	later()
 	reaches(second, codes.Unauthenticated, "with the old token")
 	replace(t, token, write(t, newToken))
-	until(t, func() bool { return status.Code(ask(t, second, method)) == codes.Unimplemented })
+	testkit.WaitFor(t, "the new token counts", func() bool { return status.Code(ask(t, second, method)) == codes.Unimplemented })
 }
 
 // A client's authorities and certificates are those of the moment of the handshake.
@@ -212,20 +212,6 @@ func TestAClientReadsAgain(t *testing.T) {
 	testkit.Equal(t, reaches(before), codes.Unimplemented, "at first")
 	testkit.Equal(t, reaches(after), codes.Unavailable, "a server of another authority")
 	put(others)
-	until(t, func() bool { return reaches(after) == codes.Unimplemented })
+	testkit.WaitFor(t, "the new authority counts", func() bool { return reaches(after) == codes.Unimplemented })
 	testkit.Equal(t, reaches(before), codes.Unavailable, "a server of the authority that was replaced")
-}
-
-// until asks again and again, for the clock that says when to look is the real one.
-func until(t *testing.T, is func() bool) {
-	t.Helper()
-	ticker := time.NewTicker(checkEvery / 10)
-	defer ticker.Stop()
-	for range 100 {
-		if is() {
-			return
-		}
-		<-ticker.C
-	}
-	t.Fatal("it does not come to pass")
 }

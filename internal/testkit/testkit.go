@@ -2,6 +2,7 @@ package testkit
 
 import (
 	"bytes"
+	"context"
 	"flag"
 	"fmt"
 	"hash/maphash"
@@ -12,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -176,6 +178,20 @@ func Serve(t testing.TB, server interface {
 	return ln.Addr().String()
 }
 
+// Run has run go on until t ends, or stop is called, which waits for it. An error of it
+// fails t.
+func Run(t testing.TB, run func(context.Context) error) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		NoError(t, <-done)
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
 // Address returns a TCP address of this host at which nothing listens, and hardly
 // anything will: where the system has more loopback addresses than 127.0.0.1, it is a
 // random one of them, which no other program is given a port of.
@@ -189,6 +205,15 @@ func Address(t testing.TB) string {
 	}
 	t.Fatal("no free port")
 	return ""
+}
+
+// File writes a file of this name and text, which is its owner's alone, to a folder that
+// goes with t, and returns its path.
+func File(t testing.TB, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	Must(t, os.WriteFile(path, []byte(text), 0o600))
+	return path
 }
 
 // Root returns the repository's root, the nearest folder above the test that

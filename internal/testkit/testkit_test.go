@@ -1,6 +1,7 @@
 package testkit_test
 
 import (
+	"context"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -10,9 +11,11 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/srtm-io/srtm/internal/testkit"
 )
@@ -244,4 +247,44 @@ func TestEqual(t *testing.T) {
 			t.Errorf("%s: failed=%v, %q, want %q", name, r.failed, got, c.want)
 		}
 	}
+}
+
+func TestRunEndsWithTheTest(t *testing.T) {
+	bad := errors.New("bad")
+	r := new(recorder)
+	r.run(func() {
+		testkit.Run(r, func(ctx context.Context) error { <-ctx.Done(); return bad })
+		testkit.Run(r, func(ctx context.Context) error { <-ctx.Done(); return nil })()
+	})
+	if got := r.log.String(); !r.failed || got != "bad\n" {
+		t.Errorf("failed=%v, %q; want the error of the one that was not stopped", r.failed, got)
+	}
+}
+
+func TestWhatNeverComes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, asked := new(recorder), 0
+		r.run(func() {
+			testkit.WaitFor(r, "the third time", func() bool { asked++; return asked == 3 })
+			testkit.WaitFor(r, "the sea", func() bool { return false })
+		})
+		if want := fmt.Sprintf("not within %v: the sea\n", testkit.Hang); asked != 3 || r.log.String() != want {
+			t.Errorf("asked %d times, %q, want 3, %q", asked, &r.log, want)
+		}
+	})
+}
+
+func TestMetric(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "c"}, []string{"to", "of"})
+	reg.MustRegister(c)
+	c.WithLabelValues("a", "x").Add(1)
+	c.WithLabelValues("a", "y").Add(2)
+	c.WithLabelValues("b", "x").Add(4)
+	testkit.Equal(t, testkit.Metric(t, reg, "c"), 7)
+	testkit.Equal(t, testkit.Metric(t, reg, "c", "x"), 5)
+	testkit.Equal(t, testkit.Metric(t, reg, "c", "x", "a"), 1)
+	r := new(recorder)
+	r.run(func() { testkit.Metric(r, reg, "c", "y", "b") })
+	testkit.Equal(t, r.log.String(), "no metric c[\"y\" \"b\"]\n")
 }

@@ -140,21 +140,6 @@ func bubble(t *testing.T, cluster Cluster, cfg registry.Config, test func(t *tes
 // pass lets virtual time go by.
 func pass(d time.Duration) { <-time.NewTimer(d).C }
 
-// value returns a metric's.
-func value(t *testing.T, from prometheus.Gatherer, name string) float64 {
-	t.Helper()
-	families, err := from.Gather()
-	testkit.Must(t, err)
-	for _, f := range families {
-		if f.GetName() == name {
-			m := f.GetMetric()[0]
-			return m.GetGauge().GetValue() + m.GetCounter().GetValue()
-		}
-	}
-	t.Fatalf("no metric %s", name)
-	return 0
-}
-
 func hosts(producers []producer) (all []string) {
 	for _, p := range producers {
 		all = append(all, fmt.Sprintf("%s:%d", p.BroadcastAddress, p.TCPPort))
@@ -215,14 +200,14 @@ func TestANodeThatGoesIsNotShown(t *testing.T) {
 		node := p.dial(t)
 		node.say("  V1"+hello("n1", 4150), "{")
 		node.say("REGISTER t c\n", "OK")
-		testkit.Equal(t, value(t, metrics, "srtm_lookup_names"), 2, "names")
+		testkit.Equal(t, testkit.Metric(t, metrics, "srtm_lookup_names"), 2, "names")
 		node.Close()
 		synctest.Wait()
 		producers, channels, found := d.lookup("t")
 		if len(producers) != 0 || !slices.Equal(channels, []string{"c"}) || !found {
 			t.Errorf("%v, %q, %v", hosts(producers), channels, found)
 		}
-		testkit.Equal(t, value(t, metrics, "srtm_lookup_nodes_connected"), 0, "connected")
+		testkit.Equal(t, testkit.Metric(t, metrics, "srtm_lookup_nodes_connected"), 0, "connected")
 	})
 }
 
@@ -252,7 +237,7 @@ func TestSilence(t *testing.T) {
 			t.Errorf("silent: %q after %v", got, time.Since(begin))
 		}
 		synctest.Wait()
-		testkit.Equal(t, value(t, metrics, "srtm_lookup_nodes_faulted_total"), 2, "faulted")
+		testkit.Equal(t, testkit.Metric(t, metrics, "srtm_lookup_nodes_faulted_total"), 2, "faulted")
 		busy.say("PING\n", "OK")
 	})
 }
@@ -269,7 +254,7 @@ func TestWhoDoesNotReadIsCutOff(t *testing.T) {
 			t.Errorf("%v after %v", err, time.Since(begin))
 		}
 		synctest.Wait()
-		testkit.Equal(t, value(t, metrics, "srtm_lookup_nodes_connected"), 0, "connected")
+		testkit.Equal(t, testkit.Metric(t, metrics, "srtm_lookup_nodes_connected"), 0, "connected")
 	})
 }
 
@@ -279,7 +264,7 @@ func TestTooManyNodes(t *testing.T) {
 		first.say("  V1PING\n", "OK")
 		second := p.dial(t)
 		testkit.Equal(t, second.read(), "the end", "the second")
-		testkit.Equal(t, value(t, metrics, "srtm_lookup_nodes_refused_total"), 1, "refused")
+		testkit.Equal(t, testkit.Metric(t, metrics, "srtm_lookup_nodes_refused_total"), 1, "refused")
 		first.say("PING\n", "OK")
 		first.Close()
 		synctest.Wait()

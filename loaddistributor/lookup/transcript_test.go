@@ -247,13 +247,7 @@ func serve(t *testing.T, cluster lookup.Cluster, cfg registry.Config) target {
 	t.Cleanup(web.Close)
 	ln := testkit.Listen(t)
 	nodes := lookup.NewNodes(dir, cfg, slog.New(slog.DiscardHandler), nil)
-	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
-	done := make(chan error, 1)
-	go func() { done <- nodes.Run(ctx, ln) }()
-	t.Cleanup(func() {
-		stop()
-		testkit.NoError(t, <-done)
-	})
+	testkit.Run(t, func(ctx context.Context) error { return nodes.Run(ctx, ln) })
 	return target{tcp: ln.Addr().String(), http: strings.TrimPrefix(web.URL, "http://")}
 }
 

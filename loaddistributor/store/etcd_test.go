@@ -159,7 +159,7 @@ func TestAFollowerIsToldThatEtcdIsAway(t *testing.T) {
 	testkit.Must(t, err)
 	t.Cleanup(func() { _ = e.Close() })
 	f := follow(t, e)
-	eventually(t, "told", func() bool {
+	testkit.WaitFor(t, "told", func() bool {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		return f.cuts > 0

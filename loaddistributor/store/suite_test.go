@@ -422,25 +422,8 @@ func (f *follower) version() uint64 {
 
 func follow(t *testing.T, s Store) *follower {
 	f := &follower{}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- s.Follow(ctx, f) }()
-	t.Cleanup(func() {
-		cancel()
-		testkit.NoError(t, <-ended)
-	})
+	testkit.Run(t, func(ctx context.Context) error { return s.Follow(ctx, f) })
 	return f
-}
-
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	ticker := time.NewTicker(5 * time.Millisecond)
-	defer ticker.Stop()
-	for end := time.Now().Add(patience); !is(); <-ticker.C {
-		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
-		}
-	}
 }
 
 func TestFollowersOfEtcd(t *testing.T) {
@@ -453,16 +436,16 @@ func TestFollowersOfEtcd(t *testing.T) {
 	}
 	l.append(joined("b0"))
 	f := follow(t, open())
-	eventually(t, "the follower has the state", func() bool { return f.version() == l.cat.Version() })
+	testkit.WaitFor(t, "the follower has the state", func() bool { return f.version() == l.cat.Version() })
 	l.every()
 	l.append(joined("b6")) // every ends with a restart, and b7 is draining
 	l.append(placed(t, l.cat, "large", "", 50_000, 0))
-	eventually(t, "the follower has all events", func() bool { return f.version() == l.cat.Version() })
+	testkit.WaitFor(t, "the follower has all events", func() bool { return f.version() == l.cat.Version() })
 	same(t, f.cat, l.cat)
 	testkit.Must(t, l.term.Compact(t.Context(), l.cat.Dump()))
 	late := follow(t, open())
 	l.append(joined("b9"))
-	eventually(t, "both followers have the event after the dump", func() bool {
+	testkit.WaitFor(t, "both followers have the event after the dump", func() bool {
 		return f.version() == l.cat.Version() && late.version() == l.cat.Version()
 	})
 	same(t, late.cat, l.cat)

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/agent"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -120,17 +121,7 @@ func config(address string) agent.Config {
 }
 
 func run(a *agent.Agent) (stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- a.Run(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			panic(err)
-		}
-	})
-	DeferCleanup(stop)
-	return stop
+	return testkit.Run(GinkgoTB(), a.Run)
 }
 
 // next returns the next message of a kind, and skips others.

@@ -10,6 +10,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/agent"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 )
@@ -59,20 +60,7 @@ var _ = Describe("A capture of arrivals", func() {
 		}
 		return all, lost
 	}
-	metric := func(name string) float64 {
-		GinkgoHelper()
-		families, err := registry.Gather()
-		Expect(err).NotTo(HaveOccurred())
-		sum := 0.0
-		for _, f := range families {
-			if f.GetName() == name {
-				for _, m := range f.Metric {
-					sum += m.GetGauge().GetValue() + m.GetCounter().GetValue()
-				}
-			}
-		}
-		return sum
-	}
+	metric := func(name string) float64 { return testkit.Metric(GinkgoTB(), registry, name) }
 
 	It("brings what arrived piece by piece, and begins anew after its end", func() {
 		node.Create("t")

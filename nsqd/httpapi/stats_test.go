@@ -94,23 +94,6 @@ func (n *node) json(path string) object {
 	return o
 }
 
-// eventually waits until a question has no objection any more: stats follow
-// what clients have already seen.
-func eventually(t *testing.T, objection func() string) {
-	t.Helper()
-	end := time.Now().Add(10 * time.Second)
-	for {
-		last := objection()
-		if last == "" {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatal(last)
-		}
-		<-time.After(time.Millisecond)
-	}
-}
-
 func TestStatsOfClients(t *testing.T) {
 	n := start(t, false)
 	address := n.serve()
@@ -162,7 +145,7 @@ func TestStatsOfClients(t *testing.T) {
 		}
 		return ""
 	}
-	eventually(t, func() string {
+	testkit.WaitUntil(t, func() string {
 		o := n.json("/stats?format=json&include_mem=false")
 		topics := o["topics"].([]any)
 		channels := topics[0].(object)["channels"].([]any)
@@ -274,7 +257,7 @@ func TestStatsText(t *testing.T) {
 	}
 	sub.message()
 	var text string
-	eventually(t, func() string {
+	testkit.WaitUntil(t, func() string {
 		_, text = n.do("GET", "/stats", "")
 		if !strings.Contains(text, "delivery ") || !strings.Contains(text, "msgs: 1        connected") {
 			return text
@@ -318,7 +301,7 @@ func TestStatsWithHistograms(t *testing.T) {
 	latency := func(path string) object {
 		return n.json(path)["topics"].([]any)[0].(object)["srtm"].(object)["latency"].(object)
 	}
-	eventually(t, func() string {
+	testkit.WaitUntil(t, func() string {
 		text, err := json.Marshal(latency("/stats?format=json&include_histograms=true")["delivery_histogram"])
 		if err != nil {
 			return err.Error()

@@ -239,13 +239,7 @@ func run(cfg lookupd.Config, addresses ...string) *lookupd.Announcer {
 	GinkgoHelper()
 	a, err := lookupd.New(cfg, addresses)
 	Expect(err).NotTo(HaveOccurred())
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- a.Run(ctx) }()
-	DeferCleanup(func() {
-		cancel()
-		Eventually(done).Should(Receive(BeNil()))
-	})
+	testkit.Run(GinkgoTB(), a.Run)
 	return a
 }
 
@@ -352,7 +346,7 @@ var _ = Describe("an announcer", func() {
 		func(reply func(command string) string, want string) {
 			d := startDaemon("127.0.0.1:0")
 			d.replies(reply)
-			log := new(record)
+			log := new(testkit.Buffer)
 			cfg := config(c)
 			cfg.Log = slog.New(slog.NewTextHandler(log, nil))
 			cfg.RequestTimeout = 50 * time.Millisecond
@@ -404,7 +398,7 @@ var _ = Describe("an announcer", func() {
 				ln.Close()
 				wg.Wait()
 			})
-			log := new(record)
+			log := new(testkit.Buffer)
 			cfg := config(c)
 			cfg.Log = slog.New(slog.NewTextHandler(log, nil))
 			cfg.RequestTimeout = 20 * time.Millisecond
@@ -474,21 +468,3 @@ var _ = Describe("an announcer", func() {
 		}
 	})
 })
-
-// record is a log that can be read while it is written.
-type record struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (r *record) Write(p []byte) (int, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.b.Write(p)
-}
-
-func (r *record) String() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.b.String()
-}

@@ -1,13 +1,11 @@
 package statsd
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"net"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -157,13 +155,7 @@ func run(t *testing.T, cfg Config) (stop func()) {
 	t.Helper()
 	p, err := New(cfg)
 	testkit.Must(t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- p.Run(ctx) }()
-	return func() {
-		cancel()
-		testkit.NoError(t, <-done)
-	}
+	return testkit.Run(t, p.Run)
 }
 
 func TestPushesArrive(t *testing.T) {
@@ -194,26 +186,8 @@ func TestPushesArrive(t *testing.T) {
 	}
 }
 
-// record is a log that can be read while it is written.
-type record struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (r *record) Write(p []byte) (int, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.b.Write(p)
-}
-
-func (r *record) String() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.b.String()
-}
-
 func TestADaemonThatIsAwayIsNoError(t *testing.T) {
-	log := new(record)
+	log := new(testkit.Buffer)
 	cfg := config("no such host.invalid:8125")
 	cfg.Log = slog.New(slog.NewTextHandler(log, nil))
 	pushes := make(chan struct{}, 100)

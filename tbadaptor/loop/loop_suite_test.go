@@ -60,16 +60,7 @@ func newAdaptor(cfg loop.Config) *adaptor {
 	var group lifecycle.Group
 	group.Add("grpc", lifecycle.ServeGRPC(ln, transport))
 	group.Add("adaptor", server.Run)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- group.Run(ctx) }()
-	a := &adaptor{server: server, stop: sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			panic(err)
-		}
-	})}
-	DeferCleanup(func() { a.stop() })
+	a := &adaptor{server: server, stop: testkit.Run(GinkgoTB(), group.Run)}
 	a.conn, err = grpc.NewClient(ln.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	Expect(err).NotTo(HaveOccurred())
 	DeferCleanup(a.conn.Close)

@@ -53,7 +53,7 @@ func TestEnvoy(t *testing.T) {
 		len(h) != 1 || h[0].GetKey() != "Retry-After" || len(reply.ProtoReflect().GetUnknown()) > 0 {
 		t.Errorf("%v", reply)
 	}
-	localtest.WaitFor(t, "the rule's rate", func() bool {
+	testkit.WaitFor(t, "the rule's rate", func() bool {
 		reply, err := envoy.ShouldRateLimit(t.Context(), request)
 		testkit.Must(t, err)
 		limit := reply.GetStatuses()[0].GetCurrentLimit()

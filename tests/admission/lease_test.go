@@ -87,7 +87,7 @@ func (a *admissions) more(t *testing.T, cmd *exec.Cmd, n int) {
 		return a.by[cmd]
 	}
 	before := count()
-	localtest.WaitFor(t, "admissions", func() bool { return count() >= before+n })
+	testkit.WaitFor(t, "admissions", func() bool { return count() >= before+n })
 }
 
 // within fails if there is a time in which more were admitted for certain than the rule
@@ -148,7 +148,7 @@ func TestLeasesThroughKills(t *testing.T) {
 	for _, h := range holders {
 		all.more(t, h, 200)
 	}
-	localtest.WaitFor(t, "a lease", func() bool {
+	testkit.WaitFor(t, "a lease", func() bool {
 		text, _, err := localtest.Ask("GET", "http://"+at[0]+"/metrics", "")
 		return err == nil && strings.Contains(text, "srtm_admission_leased_keys 1")
 	})

@@ -182,7 +182,7 @@ func settle(t *testing.T, d *local.Process, topic, name string, right func(chann
 			t.Logf("%s/%s was last %+v", topic, name, s)
 		}
 	}()
-	localtest.WaitFor(t, "such stats of "+topic+"/"+name, func() (exists bool) {
+	testkit.WaitFor(t, "such stats of "+topic+"/"+name, func() (exists bool) {
 		s, exists = channel(t, d, topic, name)
 		return exists && right(s)
 	})
@@ -384,7 +384,7 @@ func moves(t *testing.T, l library, s *site) {
 // listed waits until a lookup service knows the topic.
 func listed(t *testing.T, web string) {
 	t.Helper()
-	localtest.WaitFor(t, "topic in /lookup", func() bool {
+	testkit.WaitFor(t, "topic in /lookup", func() bool {
 		text, status, err := localtest.Ask(http.MethodGet, "http://"+web+"/lookup?topic="+topic, "")
 		return err == nil && status == http.StatusOK && strings.Contains(text, "tcp_port")
 	})

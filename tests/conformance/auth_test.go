@@ -231,7 +231,7 @@ func TestAuth(t *testing.T) {
 		p := n.open(t)
 		p.auth("s")
 		p.pub("t", "x")
-		eventually(t, func() string {
+		testkit.WaitUntil(t, func() string {
 			p.pub("t", "x")
 			if asked := len(g.asked()); asked < 2 {
 				return fmt.Sprintf("asked %d times", asked)

@@ -182,15 +182,3 @@ func ticks(within time.Duration) func(func(int) bool) {
 		}
 	}
 }
-
-// eventually asks until problem returns "", or fails with its last answer.
-func eventually(t *testing.T, problem func() string) {
-	t.Helper()
-	last := ""
-	for range ticks(patience) {
-		if last = problem(); last == "" {
-			return
-		}
-	}
-	t.Fatalf("still after %v: %s", patience, last)
-}

@@ -189,7 +189,7 @@ func (r *registry) identify(in io.Reader) (answer string, err error) {
 // hears waits for commands, in any order, from the given place on.
 func (r *registry) hears(from int, want ...string) {
 	r.t.Helper()
-	eventually(r.t, func() string {
+	testkit.WaitUntil(r.t, func() string {
 		said := r.heard(from)
 		for _, line := range want {
 			if !slices.Contains(said, line) {
@@ -340,7 +340,7 @@ func TestLookupd(t *testing.T) {
 		r.acquainted(n)
 		// Upstream's asks once and goes without when there is no answer in time.
 		var topics []string
-		eventually(t, func() string {
+		testkit.WaitUntil(t, func() string {
 			topic := n.topic()
 			topics = append(topics, topic)
 			n.publish(t, topic, "x")

@@ -289,7 +289,7 @@ func TestEndToEndLatency(t *testing.T) {
 		c := n.consumer(t, "t", "ch").rdy(10)
 		n.publish(t, "t", numbered(10)...)
 		c.bodies(10)
-		eventually(t, func() string {
+		testkit.WaitUntil(t, func() string {
 			topic := n.get(t, "/stats?format=json&topic=t").object(t)["topics"].([]any)[0].(map[string]any)
 			channel := topic["channels"].([]any)[0].(map[string]any)
 			for _, o := range []map[string]any{topic, channel} {

@@ -240,7 +240,7 @@ func (y *player) step(text string) {
 	case w[0] == "publish": // over a connection of its own
 		y.n.publish(t, y.vars["T"], w[1:]...)
 	case w[0] == "wait":
-		eventually(t, func() string { return y.problem(w[1:]) })
+		testkit.WaitUntil(t, func() string { return y.problem(w[1:]) })
 	case w[0] == "restart", w[0] == "kill": // and start again in its folder
 		if w[0] == "kill" {
 			testkit.Must(t, y.n.process.Kill())

@@ -188,7 +188,7 @@ func (s topicStats) channel(name string) (channelStats, bool) {
 // settle waits until a channel has the stats that right is satisfied with.
 func (n *node) settle(t *testing.T, topic, channel string, right func(channelStats) bool) {
 	t.Helper()
-	eventually(t, func() string {
+	testkit.WaitUntil(t, func() string {
 		s, _ := n.lookup(t, topic)
 		c, exists := s.channel(channel)
 		if exists && right(c) {

@@ -383,7 +383,7 @@ func TestPagesOfACluster(t *testing.T) {
 	if out := c.Control.Output(); !strings.Contains(out, "action=pause by=127.0.0.1:") {
 		t.Errorf("the log does not say who has paused it:\n%s", out)
 	}
-	localtest.WaitFor(t, "messages to wait", func() bool {
+	testkit.WaitFor(t, "messages to wait", func() bool {
 		n, err := localtest.Metric(c.Brokers[0], "srtm_nsqd_channel_ready_messages")
 		return err == nil && n > 4
 	})

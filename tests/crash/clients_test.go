@@ -179,10 +179,10 @@ func TestBadSubscribers(t *testing.T) {
 	good := subscribe(t, d.TCP, 200)
 	defer good.Close()
 	wg.Go(func() { consume(good, func() {}, note) })
-	localtest.WaitFor(t, "finished", func() bool { return left.Load() == 0 })
+	testkit.WaitFor(t, "finished", func() bool { return left.Load() == 0 })
 	close(done)
-	localtest.WaitFor(t, "empty", func() bool { s := channel(t, d); return s.Depth == 0 && s.InFlight == 0 })
-	localtest.WaitFor(t, "without the one that reads nothing", func() bool { return channel(t, d).Clients == 2 })
+	testkit.WaitFor(t, "empty", func() bool { s := channel(t, d); return s.Depth == 0 && s.InFlight == 0 })
+	testkit.WaitFor(t, "without the one that reads nothing", func() bool { return channel(t, d).Clients == 2 })
 	slow.Close()
 	good.Close()
 }
@@ -204,7 +204,7 @@ func TestSlowPublishers(t *testing.T) {
 		}
 		conns = append(conns, nc)
 	}
-	localtest.WaitFor(t, "connected", func() bool { return connections(t, d) == slow })
+	testkit.WaitFor(t, "connected", func() bool { return connections(t, d) == slow })
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	good, err := dial(d.TCP)
@@ -240,7 +240,7 @@ func TestSlowPublishers(t *testing.T) {
 func TestManyConnectionsAtOnce(t *testing.T) {
 	many := size(t, "SRTM_CRASH_CONNECTIONS", 1000)
 	d := localtest.NSQD(t, "", "--mem-queue-size=20000")
-	localtest.WaitFor(t, "up", func() bool { return connections(t, d) == 0 })
+	testkit.WaitFor(t, "up", func() bool { return connections(t, d) == 0 })
 	idle := descriptors(d)
 	start := time.Now()
 	conns := make([]net.Conn, many)
@@ -277,12 +277,12 @@ func TestManyConnectionsAtOnce(t *testing.T) {
 	for _, nc := range conns {
 		nc.Close()
 	}
-	localtest.WaitFor(t, "left by all", func() bool { return connections(t, d) == 0 })
+	testkit.WaitFor(t, "left by all", func() bool { return connections(t, d) == 0 })
 	// The rings for arrival stamps stay, for the next connections. They lie in BPF
 	// maps of 1,024 each, and one more is made before half of a map, or of what is
 	// taken, is all that is left (kernel/hook).
 	maps := 2 + many*3/2/1024
-	localtest.WaitFor(t, "without their descriptors", func() bool { return descriptors(d) <= idle+maps })
+	testkit.WaitFor(t, "without their descriptors", func() bool { return descriptors(d) <= idle+maps })
 }
 
 // Out of descriptors, a broker goes on with those it has, and takes more
@@ -310,7 +310,7 @@ func TestOutOfDescriptors(t *testing.T) {
 		return answer
 	}
 	testkit.MustEqual(t, publish(), "OK")
-	localtest.WaitFor(t, "able to write", func() bool { // the metadata, for instance
+	testkit.WaitFor(t, "able to write", func() bool { // the metadata, for instance
 		code, _ := ask(t, "http://"+d.HTTP+"/ping", "")
 		return code == http.StatusOK
 	})
@@ -320,7 +320,7 @@ func TestOutOfDescriptors(t *testing.T) {
 		testkit.Must(t, err)
 		conns = append(conns, nc)
 	}
-	localtest.WaitFor(t, "out of descriptors", func() bool { return strings.Contains(d.Output(), "too many open files") })
+	testkit.WaitFor(t, "out of descriptors", func() bool { return strings.Contains(d.Output(), "too many open files") })
 	// It has memory for some, and the disk that it cannot open is no reason to
 	// end.
 	for range 200 {
@@ -331,7 +331,7 @@ func TestOutOfDescriptors(t *testing.T) {
 	for _, nc := range conns {
 		nc.Close()
 	}
-	localtest.WaitFor(t, "accepting again", func() bool {
+	testkit.WaitFor(t, "accepting again", func() bool {
 		nc, err := dial(d.TCP)
 		testkit.Must(t, err)
 		defer nc.Close()
@@ -343,7 +343,7 @@ func TestOutOfDescriptors(t *testing.T) {
 		answer, err := frame(nc)
 		return err == nil && answer == "OK"
 	})
-	localtest.WaitFor(t, "well", func() bool {
+	testkit.WaitFor(t, "well", func() bool {
 		code, _ := ask(t, "http://"+d.HTTP+"/ping", "")
 		return code == http.StatusOK && publish() == "OK"
 	})
@@ -375,7 +375,7 @@ func TestRestartWithABacklog(t *testing.T) {
 			}()
 			started := time.Since(start)
 			now, _ := resident(d)
-			localtest.WaitFor(t, "all there", func() bool { return channel(t, d).Depth == messages })
+			testkit.WaitFor(t, "all there", func() bool { return channel(t, d).Depth == messages })
 			start = time.Now()
 			sub := subscribe(t, d.TCP, 2500)
 			defer sub.Close()

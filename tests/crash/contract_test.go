@@ -39,7 +39,7 @@ func TestRestartsBringNoTokens(t *testing.T) {
 			order("/channel/create?channel=c&topic="+topic, "-")
 			order("/mpub?topic="+topic, strings.Repeat("x\n", 2*burst))
 		}
-		localtest.WaitFor(t, "releasing", func() bool {
+		testkit.WaitFor(t, "releasing", func() bool {
 			now := count()
 			return now[0] > before[0] && now[1] > before[1]
 		})

@@ -280,7 +280,7 @@ func TestKillWhileMessagesAreFinished(t *testing.T) {
 			rest := subscribe(t, again.TCP, 500)
 			defer rest.Close()
 			wg.Go(func() { _ = take(rest, count) })
-			localtest.WaitFor(t, "all taken", func() bool {
+			testkit.WaitFor(t, "all taken", func() bool {
 				s := channel(t, again)
 				return s.Clients == 1 && s.Depth == 0 && s.InFlight == 0
 			})

@@ -52,8 +52,8 @@ func TestDiskFull(t *testing.T) {
 			defer p.nc.Close()
 			p.until("E_QUEUE_FULL", 5000)
 			// What went on from the topic to the channel makes room for a few more.
-			localtest.WaitFor(t, "full for HTTP", func() bool { return p.web(web) == http.StatusServiceUnavailable })
-			localtest.WaitFor(t, "ill", func() bool {
+			testkit.WaitFor(t, "full for HTTP", func() bool { return p.web(web) == http.StatusServiceUnavailable })
+			testkit.WaitFor(t, "ill", func() bool {
 				p.until("E_QUEUE_FULL", 5000) // on the same connection
 				code, body := ask(t, web+"/ping", "")
 				return code == http.StatusInternalServerError && strings.HasPrefix(body, "NOK - ") && strings.Contains(body, "space")
@@ -74,14 +74,14 @@ func TestDiskFull(t *testing.T) {
 			}
 
 			testkit.Must(t, os.Remove(ballast))
-			localtest.WaitFor(t, "well again, with no publisher", func() bool {
+			testkit.WaitFor(t, "well again, with no publisher", func() bool {
 				code, _ := ask(t, web+"/ping", "")
 				return code == http.StatusOK
 			})
 			if _, body := ask(t, web+"/metrics", ""); !strings.Contains(body, "srtm_nsqd_disk_healthy 1") {
 				t.Error("metrics: the disk seems ill")
 			}
-			localtest.WaitFor(t, "accepting again", func() bool { return p.publish() == "OK" })
+			testkit.WaitFor(t, "accepting again", func() bool { return p.publish() == "OK" })
 			for range 20 {
 				testkit.MustEqual(t, p.publish(), "OK", "with room again")
 			}
@@ -91,7 +91,7 @@ func TestDiskFull(t *testing.T) {
 			if !slices.Equal(got, p.accepted) {
 				t.Errorf("%d accepted, %d delivered: %d lost, %d more", len(p.accepted), len(got), missing(p.accepted, got), missing(got, p.accepted))
 			}
-			localtest.WaitFor(t, "well after all was taken", func() bool {
+			testkit.WaitFor(t, "well after all was taken", func() bool {
 				code, _ := ask(t, web+"/ping", "")
 				return code == http.StatusOK && p.publish() == "OK"
 			})

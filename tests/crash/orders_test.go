@@ -128,7 +128,7 @@ func killAfterOrders(t *testing.T, flag string) {
 		_, err := sub.Write(b)
 		testkit.Must(t, err)
 	}
-	localtest.WaitFor(t, "given back", func() bool { return channel(t, d).Deferred == 2 })
+	testkit.WaitFor(t, "given back", func() bool { return channel(t, d).Deferred == 2 })
 	order("/channel/delete?topic=t&channel=deleted")
 	order("/channel/delete?topic=t&channel=remade")
 	order("/channel/create?topic=t&channel=remade")

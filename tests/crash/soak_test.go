@@ -173,14 +173,14 @@ func stir(t *testing.T, d *local.Process, duration time.Duration) (published, fi
 	})
 	wg.Wait()
 	testkit.NoError(t, post("/channel/unpause?topic=t&channel=c"))
-	localtest.WaitFor(t, "all finished", func() bool { return done.Load() >= sent.Load() })
+	testkit.WaitFor(t, "all finished", func() bool { return done.Load() >= sent.Load() })
 	sub.Close()
 	<-consumed
 	stuck.Close()
 	<-held
 	pub.Close()
 	testkit.NoError(t, post("/topic/delete?topic=t"))
-	localtest.WaitFor(t, "left by all", func() bool { return connections(t, d) == 0 })
+	testkit.WaitFor(t, "left by all", func() bool { return connections(t, d) == 0 })
 	return sent.Load(), done.Load()
 }
 
@@ -211,7 +211,7 @@ func TestSoak(t *testing.T) {
 	memory, _ := resident(d)
 	published, finished := stir(t, d, duration)
 	// The question has a connection of its own, and its end may be a moment late.
-	localtest.WaitFor(t, fmt.Sprintf("back at %d goroutines and %d descriptors (now %d and %d)", g, f, goroutines(t, d), descriptors(d)), settled(g+5, f+5))
+	testkit.WaitFor(t, fmt.Sprintf("back at %d goroutines and %d descriptors (now %d and %d)", g, f, goroutines(t, d), descriptors(d)), settled(g+5, f+5))
 	after, most := resident(d)
 	t.Logf("%v: %d published, %d finished; before and after: %d and %d goroutines, %d and %d descriptors, %d and %d KiB (at most %d)",
 		duration, published, finished, g, goroutines(t, d), f, descriptors(d), memory, after, most)

@@ -86,7 +86,7 @@ func TestStoredBeforeAnythingIsWaitedFor(t *testing.T) {
 			fill(t, d, 0, messages)
 			obstruct(t, d)
 			signal(t, d, syscall.SIGTERM)
-			localtest.WaitFor(t, "stored", func() bool {
+			testkit.WaitFor(t, "stored", func() bool {
 				select {
 				case <-d.Done():
 					return true // so fast
@@ -97,7 +97,7 @@ func TestStoredBeforeAnythingIsWaitedFor(t *testing.T) {
 			kill(t, d)
 			for range 2 { // a start takes nothing from the disk that is not done with
 				d = withChannel(t, dir)
-				localtest.WaitFor(t, "all there", func() bool { return channel(t, d).Depth == messages })
+				testkit.WaitFor(t, "all there", func() bool { return channel(t, d).Depth == messages })
 				kill(t, d)
 			}
 		})

@@ -48,7 +48,7 @@ func TestMetricsExist(t *testing.T) {
 	localtest.Consume(t, "orders", "c", nsq.HandlerFunc(func(*nsq.Message) error { return nil }), func(c *nsq.Config) { c.MaxInFlight = 100 }, b.TCP)
 	producer := localtest.Producer(t, b.TCP, "a.0")
 	exported := map[string]string{}
-	localtest.WaitFor(t, "a verdict on the SLO", func() bool {
+	testkit.WaitFor(t, "a verdict on the SLO", func() bool {
 		bodies := make([][]byte, 100)
 		for i := range bodies {
 			bodies[i] = []byte("x")

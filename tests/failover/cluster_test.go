@@ -104,7 +104,7 @@ func (c *cluster) joinWith(addresses []string, flags ...string) {
 // connect waits for that many brokers.
 func (c *cluster) connect(brokers int) {
 	c.t.Helper()
-	localtest.WaitFor(c.t, "brokers that have joined", func() bool {
+	testkit.WaitFor(c.t, "brokers that have joined", func() bool {
 		joined := 0
 		r, _ := ask(c, srtmv1.AdminServiceClient.ListBrokers, &srtmv1.ListBrokersRequest{})
 		for _, b := range r.GetBrokers() {
@@ -177,7 +177,7 @@ func (c *cluster) move(ids []string, to string) error {
 // create creates a topic, and repeats the request until it is acknowledged.
 func (c *cluster) create(spec *srtmv1.TopicSpec) {
 	c.t.Helper()
-	localtest.WaitFor(c.t, "topic "+spec.Name, func() bool { return c.tryCreate(spec) == nil })
+	testkit.WaitFor(c.t, "topic "+spec.Name, func() bool { return c.tryCreate(spec) == nil })
 }
 
 func (c *cluster) tryCreate(spec *srtmv1.TopicSpec) error {

@@ -15,7 +15,6 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
 // reader is a stock consumer that asks nsqlookupd once, and when a connection ends.
@@ -116,9 +115,9 @@ func TestConsumersAreThereBeforePublishers(t *testing.T) {
 	}
 	// A channel gets what is published once it is there.
 	for name, r := range readers {
-		localtest.WaitFor(t, name+" is connected", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return len(r.dialled) == 1 })
+		testkit.WaitFor(t, name+" is connected", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return len(r.dialled) == 1 })
 	}
-	localtest.WaitFor(t, "the channels are there", func() bool {
+	testkit.WaitFor(t, "the channels are there", func() bool {
 		var channels []string
 		for _, b := range c.topic("t").GetStatus().GetBrokers() {
 			channels = b.GetLast().GetChannels()
@@ -129,22 +128,22 @@ func TestConsumersAreThereBeforePublishers(t *testing.T) {
 	c.connect(2)
 	publish()
 	for name, r := range readers {
-		localtest.WaitFor(t, name+" reads", func() bool { return r.count("") > 100 })
+		testkit.WaitFor(t, name+" reads", func() bool { return r.count("") > 100 })
 	}
 	_, err := ask(c, srtmv1.AdminServiceClient.DrainBroker, &srtmv1.DrainBrokerRequest{BrokerId: "b1"})
 	testkit.Must(t, err)
 	to := c.brokers[1].TCP
 	for name, r := range readers {
-		localtest.WaitFor(t, name+" reads from the new broker", func() bool { return r.count(to) > 0 })
+		testkit.WaitFor(t, name+" reads from the new broker", func() bool { return r.count(to) > 0 })
 	}
-	localtest.WaitFor(t, "the old broker is safe to stop", func() bool {
+	testkit.WaitFor(t, "the old broker is safe to stop", func() bool {
 		r, _ := ask(c, srtmv1.AdminServiceClient.ListBrokers, &srtmv1.ListBrokersRequest{})
 		return slices.ContainsFunc(r.GetBrokers(), func(b *srtmv1.Broker) bool { return b.SafeToStop })
 	})
 	stop()
 	working.Wait()
 	for name, r := range readers {
-		localtest.WaitFor(t, fmt.Sprintf("%s has all of %d", name, published.Load()), func() bool { return int64(r.count("")) == published.Load() })
+		testkit.WaitFor(t, fmt.Sprintf("%s has all of %d", name, published.Load()), func() bool { return int64(r.count("")) == published.Load() })
 		r.mu.Lock()
 		if r.dialled[to] == 0 || r.dialled[to] > r.first[to] {
 			t.Errorf("%s came to the new broker %v after the first message", name, time.Duration(r.dialled[to]-r.first[to]))

@@ -16,7 +16,6 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/etcdtest"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
 // operator sends admin requests one after the other, and keeps the book of what
@@ -136,13 +135,13 @@ func underLoad(t *testing.T, c *cluster, kill func()) {
 
 	kill()
 	before := o.count.Load()
-	localtest.WaitFor(t, "requests are acknowledged afterwards", func() bool { return o.count.Load() >= before+3 })
+	testkit.WaitFor(t, "requests are acknowledged afterwards", func() bool { return o.count.Load() >= before+3 })
 	cancel()
 	operating.Wait()
 	wait()
 
 	// No acknowledged request is forgotten.
-	localtest.WaitFor(t, "all topics are as acknowledged", func() bool {
+	testkit.WaitFor(t, "all topics are as acknowledged", func() bool {
 		seen := map[string]bool{}
 		err := c.each(func(ctx context.Context, conn *grpc.ClientConn) error {
 			// Only the leader may say so: a follower may be behind.
@@ -176,7 +175,7 @@ func underLoad(t *testing.T, c *cluster, kill func()) {
 	})
 	// The data path has noticed nothing.
 	sent := int(l.sent.Load())
-	localtest.WaitFor(t, "most of what the contract lets through is delivered", func() bool { return all.count() > 0 })
+	testkit.WaitFor(t, "most of what the contract lets through is delivered", func() bool { return all.count() > 0 })
 	releases := c.envelope("load", loadRate, loadBurst)
 	if releases == 0 || releases > sent || l.failed.Load() > 0 {
 		t.Errorf("%d of %d publishes failed, %d messages were released", l.failed.Load(), sent, releases)

@@ -85,13 +85,13 @@ func twoLeaders(t *testing.T, hangs bool, leases ...string) {
 	}
 	signal(syscall.SIGSTOP)
 	next := localtest.Dial(t, c.grpc[1])
-	localtest.WaitFor(t, "the next one leads", func() bool {
+	testkit.WaitFor(t, "the next one leads", func() bool {
 		_, err := srtmv1.NewGrantServiceClient(next).ListShares(t.Context(), &srtmv1.ListSharesRequest{})
 		return err == nil
 	})
 	way.Close()
 	follows := func(broker int) {
-		localtest.WaitFor(t, fmt.Sprintf("broker %d follows the next leader", broker+1), func() bool {
+		testkit.WaitFor(t, fmt.Sprintf("broker %d follows the next leader", broker+1), func() bool {
 			address, connected := grants(broker)
 			return connected && address == c.grpc[1]
 		})
@@ -100,7 +100,7 @@ func twoLeaders(t *testing.T, hangs bool, leases ...string) {
 	signal(syscall.SIGCONT)
 	follows(1)
 	sent := l.sent.Load()
-	localtest.WaitFor(t, "messages go on", func() bool { return l.sent.Load() > sent+1000 })
+	testkit.WaitFor(t, "messages go on", func() bool { return l.sent.Load() > sent+1000 })
 	store.Cut(false)
 	cancel()
 	wait()

@@ -78,7 +78,7 @@ func TestWhatWasLearnedOutlivesTheLeader(t *testing.T) {
 
 	localtest.Consume(t, topic, "all", nsq.HandlerFunc(func(*nsq.Message) error { return nil }), nil, c.lookups()...)
 	var before map[string]*srtmv1.LearnedPublisher
-	localtest.WaitFor(t, "the topic is placed by the publishers that were learned", func() bool {
+	testkit.WaitFor(t, "the topic is placed by the publishers that were learned", func() bool {
 		before, _ = c.known(topic)
 		return len(before) == len(ids) && !slices.ContainsFunc(ids, func(id string) bool {
 			return before[id].GetBrokerId() == "" || before[id].GetBrokerId() != before[id].GetSendsTo()
@@ -91,7 +91,7 @@ func TestWhatWasLearnedOutlivesTheLeader(t *testing.T) {
 		t.Helper()
 		var now map[string]*srtmv1.LearnedPublisher
 		var count uint32
-		localtest.WaitFor(t, what+": what was learned is known", func() bool {
+		testkit.WaitFor(t, what+": what was learned is known", func() bool {
 			now, count = c.known(topic)
 			return count > 0
 		})
@@ -107,7 +107,7 @@ func TestWhatWasLearnedOutlivesTheLeader(t *testing.T) {
 	heardAgain := func(what string) {
 		t.Helper()
 		from := time.Now()
-		localtest.WaitFor(t, what+": publishers are heard", func() bool {
+		testkit.WaitFor(t, what+": publishers are heard", func() bool {
 			now, _ := c.known(topic)
 			return !slices.ContainsFunc(ids, func(id string) bool { return !now[id].GetLastHeard().AsTime().After(from) })
 		})

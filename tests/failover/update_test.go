@@ -12,7 +12,6 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
 // pace has each of some publishers of a topic send a message at every tick, until it
@@ -45,7 +44,7 @@ func finish(t *testing.T, cl *client.Client, all *consumer, messages int) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	testkit.NoError(t, cl.Close(ctx))
-	localtest.WaitFor(t, fmt.Sprintf("%d messages are delivered", messages), func() bool { return all.count() >= messages })
+	testkit.WaitFor(t, fmt.Sprintf("%d messages are delivered", messages), func() bool { return all.count() >= messages })
 }
 
 // A topic's r, b, SLO and the size of its group change all the time, up and down,
@@ -125,7 +124,7 @@ func TestATopicWithOneTokenMoves(t *testing.T) {
 					running = false
 				case <-ticker.C:
 					to := fmt.Sprintf("b%d", 1+(moves+1)%3)
-					localtest.WaitFor(t, fmt.Sprintf("move %d to %s is done", moves, to), func() bool {
+					testkit.WaitFor(t, fmt.Sprintf("move %d to %s is done", moves, to), func() bool {
 						err := c.move(ids, to)
 						if err != nil {
 							t.Logf("move %d to %s: %v", moves, to, err)

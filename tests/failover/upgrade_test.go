@@ -102,7 +102,7 @@ func (f *fleet) works(step string) {
 			f.t.Logf("%s: topic t was last: %v", step, last)
 		}
 	}()
-	localtest.WaitFor(f.t, step+": topic t is active on two brokers", func() bool {
+	testkit.WaitFor(f.t, step+": topic t is active on two brokers", func() bool {
 		last = f.topic("t")
 		return last.GetState() == srtmv1.TopicState_TOPIC_STATE_ACTIVE && len(last.GetQuotas()) == 2
 	})
@@ -134,7 +134,7 @@ func (f *fleet) ends() {
 	if all == nil {
 		all = f.consume("t")
 	}
-	localtest.WaitFor(f.t, "all messages come", func() bool { return all.count() >= f.published })
+	testkit.WaitFor(f.t, "all messages come", func() bool { return all.count() >= f.published })
 	seen := map[uint32]bool{}
 	for _, r := range all.receipts {
 		seen[r.number] = true
@@ -237,14 +237,14 @@ func (f *fleet) upgradeAndRollBack(old release, etcd string) {
 	// A broker's messages have no way back: they are taken first.
 	f.all = f.consume("t")
 	taken := func() bool { return f.all.count() >= f.published }
-	localtest.WaitFor(t, "all messages come before the way back", taken)
+	testkit.WaitFor(t, "all messages come before the way back", taken)
 	f.replaceBroker(0, old)
 	f.works("a broker is old again")
 	for i := range f.control {
 		f.replaceControl(i, old)
 		f.works(fmt.Sprintf("loaddistributor %d is old again", i))
 	}
-	localtest.WaitFor(t, "all messages come before the way back of the other broker", taken)
+	testkit.WaitFor(t, "all messages come before the way back of the other broker", taken)
 	f.replaceBroker(1, old)
 	f.works("all are old again")
 	f.replaceControl(0, now)

@@ -11,7 +11,6 @@ import (
 
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
 // Two adaptors on purpose, each a process of its own: the first is stopped, the
@@ -25,7 +24,7 @@ func TestTwoAdaptorsOfTheirOwn(t *testing.T) {
 	defer cancel()
 	c.create(create)
 	_, stop := c.load(offered/3, offered/3, offered/3)
-	localtest.WaitFor(c.t, "brokers have their shares", func() bool { return whole(c.shares(), 3) })
+	testkit.WaitFor(c.t, "brokers have their shares", func() bool { return whole(c.shares(), 3) })
 
 	rateOf := func(b *broker) int64 {
 		s, err := b.state()
@@ -39,7 +38,7 @@ func TestTwoAdaptorsOfTheirOwn(t *testing.T) {
 	c.must(c.adaptor.Signal(syscall.SIGSTOP))
 	c.link.Retarget(free[0])
 	c.link.Drop(func(port int) bool { return !staying[port] })
-	localtest.WaitFor(c.t, "two brokers follow the second", func() bool {
+	testkit.WaitFor(c.t, "two brokers follow the second", func() bool {
 		for _, b := range c.brokers[:2] {
 			if s, err := b.state(); err != nil || !s.Grants.Connected {
 				return false
@@ -48,7 +47,7 @@ func TestTwoAdaptorsOfTheirOwn(t *testing.T) {
 		return true
 	})
 	c.must(c.adaptor.Signal(syscall.SIGCONT))
-	localtest.WaitFor(c.t, "the third follows, or is given what the two have", func() bool {
+	testkit.WaitFor(c.t, "the third follows, or is given what the two have", func() bool {
 		return whole(c.shares(), 3) || rateOf(c.brokers[2]) > rate*1000*2/3
 	})
 	t.Logf("brokers hold %d, %d and %d of %d thousandths of a message per second", rateOf(c.brokers[0]), rateOf(c.brokers[1]), rateOf(c.brokers[2]), rate*1000)

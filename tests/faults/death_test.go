@@ -22,7 +22,7 @@ func TestDeathIsNoticedByEvidence(t *testing.T) {
 	defer cancel()
 	c.create(create)
 	_, stop := c.load(offered/4, offered/4, offered/4, offered/4)
-	localtest.WaitFor(c.t, "brokers have their shares", func() bool { return whole(c.shares(), 3) })
+	testkit.WaitFor(c.t, "brokers have their shares", func() bool { return whole(c.shares(), 3) })
 	admin := srtmv1.NewAdminServiceClient(localtest.Dial(c.t, c.grpc))
 	placed := func() (on map[string]bool) {
 		r, err := admin.GetTopic(t.Context(), &srtmv1.GetTopicRequest{Name: topic})
@@ -40,9 +40,9 @@ func TestDeathIsNoticedByEvidence(t *testing.T) {
 	wait(2 * time.Second) // its ports have been tried, and it has renewed its lease
 	c.must(dead.process.Kill())
 	began := time.Now()
-	localtest.WaitFor(c.t, "its publishers are elsewhere", func() bool { return !placed()[dead.name] })
+	testkit.WaitFor(c.t, "its publishers are elsewhere", func() bool { return !placed()[dead.name] })
 	moved := time.Since(began)
-	localtest.WaitFor(c.t, "others hold what it held", func() bool {
+	testkit.WaitFor(c.t, "others hold what it held", func() bool {
 		var sum int64
 		for _, m := range c.shares().Members {
 			if m.BrokerId != dead.name {
@@ -56,26 +56,26 @@ func TestDeathIsNoticedByEvidence(t *testing.T) {
 	// The control plane is away, and it starts: nothing can tell it that it may.
 	c.must(c.control.Kill())
 	c.startBroker(dead)
-	localtest.WaitFor(c.t, "its base is not on the disk any more", func() bool {
+	testkit.WaitFor(c.t, "its base is not on the disk any more", func() bool {
 		files, err := filepath.Glob(filepath.Join(dead.dir, "shares", "*.json"))
 		s, gone := dead.state()
 		return err == nil && gone == nil && len(files) == 0 && held(s).RateMilli == 0
 	})
 	// Another one notes that it is alone, and is killed then.
 	alone := c.brokers[1]
-	localtest.WaitFor(c.t, "it notes that it is alone", func() bool {
+	testkit.WaitFor(c.t, "it notes that it is alone", func() bool {
 		_, err := os.Stat(filepath.Join(alone.dir, "shares", "alone"))
 		return err == nil
 	})
 	c.must(alone.process.Kill())
 	c.startBroker(alone)
-	localtest.WaitFor(c.t, "it goes on with its base", func() bool {
+	testkit.WaitFor(c.t, "it goes on with its base", func() bool {
 		s, err := alone.state()
 		return err == nil && held(s).RateMilli > 0
 	})
 	c.flows(rate / 3)
 	c.startControl()
-	localtest.WaitFor(c.t, "all of the contract is held again", func() bool {
+	testkit.WaitFor(c.t, "all of the contract is held again", func() bool {
 		s := c.shares()
 		var sum int64
 		for _, m := range s.Members {

@@ -169,7 +169,7 @@ func (c *cluster) create(ctx context.Context) {
 		Channels:  []string{"c"},
 		ShareRule: "robust",
 	}
-	localtest.WaitFor(c.t, "topic, for which brokers have to join", func() bool {
+	testkit.WaitFor(c.t, "topic, for which brokers have to join", func() bool {
 		_, err := localtest.CreateTopic(ctx, conn, &srtmv1.CreateTopicRequest{Spec: spec}, grpc.WaitForReady(true))
 		if ctx.Err() != nil {
 			c.t.Fatal(err)

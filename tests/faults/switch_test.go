@@ -11,6 +11,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 	"github.com/srtm-io/srtm/nsqd/agent"
 )
@@ -94,7 +95,7 @@ func (c *cluster) redeploy(apart bool, meanwhile func()) (before map[string]agen
 		c.must(c.adaptor.Stop())
 	}
 	before = map[string]agent.HoldingState{}
-	localtest.WaitFor(c.t, "brokers see that the adaptor is away", func() bool {
+	testkit.WaitFor(c.t, "brokers see that the adaptor is away", func() bool {
 		for _, b := range c.brokers {
 			s, err := b.state()
 			if err != nil || s.Grants.Connected {
@@ -121,11 +122,11 @@ func TestTheAdaptorMovesOutAndBack(t *testing.T) {
 	initial := c.shares()
 	// More than the contract, of which two brokers' publishers keep well to their part.
 	accepted, stop := c.load(offered*2/3, offered/24, offered/24)
-	localtest.WaitFor(c.t, "shares follow the traffic", func() bool {
+	testkit.WaitFor(c.t, "shares follow the traffic", func() bool {
 		s := c.shares()
 		return whole(s, 3) && s.Members[0].Acknowledged.RateMilli > initial.Members[0].Acknowledged.RateMilli*5/4
 	})
-	localtest.WaitFor(c.t, "brokers show what they hold", func() bool {
+	testkit.WaitFor(c.t, "brokers show what they hold", func() bool {
 		return !slices.ContainsFunc(c.brokers, func(b *broker) bool {
 			s, err := b.state()
 			return err != nil || held(s).Epoch == 0
@@ -142,9 +143,9 @@ func TestTheAdaptorMovesOutAndBack(t *testing.T) {
 		before := c.redeploy(apart, func() {
 			n := accepted.Load()
 			c.flows(rate / 3)
-			localtest.WaitFor(c.t, "publishes go on", func() bool { return accepted.Load() > n+rate/3 })
+			testkit.WaitFor(c.t, "publishes go on", func() bool { return accepted.Load() > n+rate/3 })
 		})
-		localtest.WaitFor(c.t, "the shares are the contract again", func() bool { return whole(c.shares(), 3) })
+		testkit.WaitFor(c.t, "the shares are the contract again", func() bool { return whole(c.shares(), 3) })
 		grown := map[string]bool{}
 		for _, h := range c.shares().History {
 			switch {

@@ -65,7 +65,7 @@ func TestATopicIsNotSpreadForItsConsumers(t *testing.T) {
 	publish(t, c.RPC)
 
 	var fitted *srtmv1.Topic
-	localtest.WaitFor(t, "end of the fit", func() bool {
+	testkit.WaitFor(t, "end of the fit", func() bool {
 		fitted = status()
 		return fitted.GetStatus().GetFit().GetEnded()
 	})
@@ -79,7 +79,7 @@ func TestATopicIsNotSpreadForItsConsumers(t *testing.T) {
 	}
 	// When what was delivered before the last move has left the window, the SLO is
 	// kept, and the topic stays where it is.
-	localtest.WaitFor(t, "topic that keeps its SLO", func() bool {
+	testkit.WaitFor(t, "topic that keeps its SLO", func() bool {
 		now := status()
 		return now.GetStatus().GetSloMet() && now.State == srtmv1.TopicState_TOPIC_STATE_ACTIVE
 	})

@@ -46,7 +46,7 @@ func TestAdminAddress(t *testing.T) {
 		res, err := http.ReadResponse(bufio.NewReader(last), nil)
 		return err == nil && res.StatusCode == http.StatusServiceUnavailable
 	}
-	localtest.WaitFor(t, "a refusal of one of too many operators", refused)
+	testkit.WaitFor(t, "a refusal of one of too many operators", refused)
 	res, err := newClient(t).Get(g.URL)
 	testkit.Must(t, err)
 	res.Body.Close()

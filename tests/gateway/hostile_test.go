@@ -31,7 +31,7 @@ func (g *running) metric(t testing.TB, name string) float64 {
 // request that was sent has ended once: what clients have sent may be read later.
 func (g *running) settled(t testing.TB) {
 	t.Helper()
-	localtest.WaitFor(t, "an end of all requests", func() bool {
+	testkit.WaitFor(t, "an end of all requests", func() bool {
 		var sent float64
 		for _, s := range g.status(t).Servers {
 			for name := range s.Capacity {
@@ -86,7 +86,7 @@ func TestClientsLeaveWhileThePolicyChanges(t *testing.T) {
 			_, err = io.WriteString(c, request)
 			testkit.Must(t, err)
 		}
-		localtest.WaitFor(t, "requests that wait", func() bool {
+		testkit.WaitFor(t, "requests that wait", func() bool {
 			c := g.status(t).Classes[0]
 			return c.Queued >= round-1
 		})
@@ -95,11 +95,11 @@ func TestClientsLeaveWhileThePolicyChanges(t *testing.T) {
 		for _, c := range clients[:round/2] {
 			c.Close()
 		}
-		localtest.WaitFor(t, "the new policy", func() bool { return g.status(t).Classes[0].Name == name })
+		testkit.WaitFor(t, "the new policy", func() bool { return g.status(t).Classes[0].Name == name })
 		for _, c := range clients[round/2:] {
 			c.Close()
 		}
-		localtest.WaitFor(t, "an empty queue", func() bool { return g.status(t).Classes[0].Queued == 0 })
+		testkit.WaitFor(t, "an empty queue", func() bool { return g.status(t).Classes[0].Queued == 0 })
 	}
 	g.settled(t)
 	close(release)
@@ -213,7 +213,7 @@ func TestTunnelsLeaveNothing(t *testing.T) {
 		}
 		mu.Unlock()
 		// Its own idle connections to the server aside.
-		localtest.WaitFor(t, "an end of all tunnels", func() bool {
+		testkit.WaitFor(t, "an end of all tunnels", func() bool {
 			return g.metric(t, "go_goroutines") <= goroutines+10 && g.metric(t, "process_open_fds") <= descriptors+10
 		})
 		mu.Lock()
@@ -331,7 +331,7 @@ func TestHostileHTTP2(t *testing.T) {
 				testkit.Must(t, h.ask(4*i+3, http.MethodPost, "/"))
 			}
 		}
-		localtest.WaitFor(t, "requests that hold places", func() bool { return g.metric(t, "srtm_gateway_in_flight") > 0 })
+		testkit.WaitFor(t, "requests that hold places", func() bool { return g.metric(t, "srtm_gateway_in_flight") > 0 })
 		g.settled(t)
 		bounded(t)
 	})

@@ -35,11 +35,11 @@ func TestPolicyIsReadAgain(t *testing.T) {
 	}
 	testkit.MustEqual(t, class(), "first")
 	rewrite(t, g.policy, policy("second")+"nonsense = \n")
-	localtest.WaitFor(t, "word of the fault", func() bool { return strings.Contains(g.Output(), "policy has changed and is kept as it was") })
+	testkit.WaitFor(t, "word of the fault", func() bool { return strings.Contains(g.Output(), "policy has changed and is kept as it was") })
 	testkit.Equal(t, class(), "first")
 	testkit.Must(t, os.Remove(g.policy))
 	rewrite(t, g.policy, policy("third"))
-	localtest.WaitFor(t, "the new policy", func() bool { return class() == "third" })
+	testkit.WaitFor(t, "the new policy", func() bool { return class() == "third" })
 	if output, code := localtest.Command(t, localtest.Program(t, "tools/srtm"), "gateway", "status", "--gateway-address="+strings.TrimPrefix(g.admin, "http://")); code != 0 || !strings.Contains(output, "third") {
 		t.Errorf("%d, %s", code, output)
 	}
@@ -75,9 +75,9 @@ func TestEndEmptiesTheQueues(t *testing.T) {
 		}()
 	}
 	<-arrived
-	localtest.WaitFor(t, "requests that wait", func() bool { return g.status(t).Classes[0].Queued == n-1 })
+	testkit.WaitFor(t, "requests that wait", func() bool { return g.status(t).Classes[0].Queued == n-1 })
 	g.Terminate()
-	localtest.WaitFor(t, "an end of accepting", func() bool {
+	testkit.WaitFor(t, "an end of accepting", func() bool {
 		c, err := net.Dial("tcp", strings.TrimPrefix(g.URL, "http://"))
 		if err == nil {
 			c.Close()
@@ -119,5 +119,5 @@ func TestProfileIsRead(t *testing.T) {
 	testkit.Must(t, err)
 	res.Body.Close()
 	// 3 of the 1000 units a second are 1.5 % of 200 ms.
-	localtest.WaitFor(t, "its cost", func() bool { return g.status(t).Classes[0].Used["cpu"] == 1.5 })
+	testkit.WaitFor(t, "its cost", func() bool { return g.status(t).Classes[0].Used["cpu"] == 1.5 })
 }

@@ -61,7 +61,7 @@ func TestPublish(t *testing.T) {
 			t.Errorf("%s, %.20q:\n%s, want\n%s", c.path, c.body, got, want)
 		}
 	}
-	localtest.WaitFor(t, "every message by each way", func() bool { return len(bodies) >= 12 })
+	testkit.WaitFor(t, "every message by each way", func() bool { return len(bodies) >= 12 })
 	count := map[string]int{}
 	for range len(bodies) {
 		count[<-bodies]++
@@ -92,7 +92,7 @@ func TestPublish(t *testing.T) {
 	moved := make(localtest.Bodies, 100)
 	localtest.Consume(t, "t", "c", moved, nil, second.TCP)
 	control.Place("t", second.TCP, "sensor")
-	localtest.WaitFor(t, "a message at the new broker", func() bool {
+	testkit.WaitFor(t, "a message at the new broker", func() bool {
 		post(g.URL, "/pub?topic=t", "again")
 		return len(moved) > 0
 	})

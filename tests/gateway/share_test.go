@@ -169,7 +169,7 @@ func overload(t *testing.T, policy func(fast, slow string) string, resources ...
 		return n
 	}
 	var from, to status
-	localtest.WaitFor(t, "requests that wait in every class", func() bool {
+	testkit.WaitFor(t, "requests that wait in every class", func() bool {
 		from = g.status(t)
 		return len(from.Classes) == 3 && from.Classes[0].Queued > 10 && from.Classes[1].Queued > 10 && from.Classes[2].Queued > 10 && total(from) > 100
 	})
@@ -180,7 +180,7 @@ func overload(t *testing.T, policy func(fast, slow string) string, resources ...
 	}
 	var last string
 	defer func() { t.Log(last) }()
-	localtest.WaitFor(t, "classes and servers with their shares", func() bool {
+	testkit.WaitFor(t, "classes and servers with their shares", func() bool {
 		to = g.status(t)
 		if total(to) <= total(from)+800 {
 			return false

@@ -97,7 +97,7 @@ func TestOthersAreNotHurt(t *testing.T) {
 func (a *attack) measure(t *testing.T, b *broker, o *others, quiet, loud *[]time.Duration) {
 	t.Helper()
 	for range alternations {
-		localtest.WaitFor(t, "the attacker's connections are gone", func() bool {
+		testkit.WaitFor(t, "the attacker's connections are gone", func() bool {
 			n, err := b.metric("srtm_nsqd_connections")
 			testkit.Must(t, err)
 			return int(n) <= o.connections()

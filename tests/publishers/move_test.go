@@ -77,7 +77,7 @@ type source struct {
 func (c *cluster) check(y *tally, sources map[string]*source) (twice int) {
 	c.t.Helper()
 	for id, s := range sources {
-		localtest.WaitFor(c.t, fmt.Sprintf("%d messages of %s", len(s.acknowledged), id), func() bool { return y.has(s.acknowledged) })
+		testkit.WaitFor(c.t, fmt.Sprintf("%d messages of %s", len(s.acknowledged), id), func() bool { return y.has(s.acknowledged) })
 	}
 	y.mu.Lock()
 	defer y.mu.Unlock()
@@ -108,7 +108,7 @@ func (c *cluster) shuffle(sources map[string]*source) {
 	for range moves {
 		for id, s := range sources {
 			n := s.count.Load()
-			localtest.WaitFor(c.t, "more of "+id, func() bool { return s.count.Load() >= n+5 })
+			testkit.WaitFor(c.t, "more of "+id, func() bool { return s.count.Load() >= n+5 })
 		}
 		to := fmt.Sprintf("b%d", 1+rng.IntN(3))
 		ids := names[rng.IntN(2) : 2+rng.IntN(3)]

@@ -61,7 +61,7 @@ func TestPacingWithoutTheControlPlane(t *testing.T) {
 		t.Helper()
 		for i := range told {
 			n := told[i].Load()
-			localtest.WaitFor(t, ids[i]+" is told "+what, func() bool { return told[i].Load() >= n+5 })
+			testkit.WaitFor(t, ids[i]+" is told "+what, func() bool { return told[i].Load() >= n+5 })
 		}
 	}
 	again("its pace")

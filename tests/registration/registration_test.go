@@ -91,7 +91,7 @@ func (s site) eventually(t *testing.T, topic, what string, right func(found) boo
 			t.Logf("%s: %s, want %s", topic, text, what)
 		}
 	}()
-	localtest.WaitFor(t, "such producers", func() bool {
+	testkit.WaitFor(t, "such producers", func() bool {
 		text = request(t, http.MethodGet, "http://"+s.web+"/lookup?topic="+topic)
 		var f found
 		if err := json.Unmarshal([]byte(text), &f); err != nil {
@@ -160,7 +160,7 @@ func TestNodesComeBackToARestartedLoaddistributor(t *testing.T) {
 // nodes waits until so many are there.
 func (s site) nodes(t *testing.T, want int) {
 	t.Helper()
-	localtest.WaitFor(t, fmt.Sprint(want, " nodes"), func() bool {
+	testkit.WaitFor(t, fmt.Sprint(want, " nodes"), func() bool {
 		return strings.Count(request(t, http.MethodGet, "http://"+s.web+"/nodes"), "tcp_port") == want
 	})
 }

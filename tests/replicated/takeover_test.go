@@ -108,7 +108,7 @@ func TestAnotherBrokerTakesOver(t *testing.T) {
 	stop := localtest.Consume(t, "t", "d", finished, wide, "http://"+c.Web)
 	finished.Want(t, c.acked...)
 	stop()
-	localtest.WaitFor(t, "cursors are saved", func() bool { // what is done with on d
+	testkit.WaitFor(t, "cursors are saved", func() bool { // what is done with on d
 		done := 0.
 		for _, b := range c.Brokers {
 			n, err := localtest.Metric(b, "srtm_nsqd_topic_disk_needed_bytes")
@@ -158,7 +158,7 @@ func TestAnotherBrokerTakesOver(t *testing.T) {
 		}
 	}
 	again.Want(t, after...)
-	localtest.WaitFor(t, "the topic is gone from the broker", func() bool {
+	testkit.WaitFor(t, "the topic is gone from the broker", func() bool {
 		for _, q := range c.topic().GetStatus().GetBrokers() {
 			if q.GetBrokerId() == "b1" {
 				return false
@@ -169,7 +169,7 @@ func TestAnotherBrokerTakesOver(t *testing.T) {
 
 	// The broker comes back with nothing, and the topic is not there.
 	back := localtest.NSQD(t, "", append([]string{"--loaddistributor-address=" + c.RPC, "--broker-id=b1"}, c.flags...)...)
-	localtest.WaitFor(t, "the broker joins", func() bool {
+	testkit.WaitFor(t, "the broker joins", func() bool {
 		n, err := localtest.Metric(back, "srtm_agent_connected")
 		return err == nil && n > 0
 	})
@@ -299,15 +299,15 @@ func TestABrokerThatWasTakenOverYields(t *testing.T) {
 	testkit.Must(t, frozen.Signal(syscall.SIGSTOP))
 	thaw := sync.OnceFunc(func() { testkit.Must(t, frozen.Signal(syscall.SIGCONT)) })
 	t.Cleanup(thaw)
-	localtest.WaitFor(t, "the other has all of it", func() bool {
+	testkit.WaitFor(t, "the other has all of it", func() bool {
 		n, err := localtest.Metric(c.Brokers[1], "srtm_nsqd_channel_ready_messages")
 		return err == nil && int(n) == 2*(len(c.acked)+1) // on two channels
 	})
 	thaw()
-	localtest.WaitFor(t, "what is published there is refused", func() bool {
+	testkit.WaitFor(t, "what is published there is refused", func() bool {
 		return stock.Publish("t", []byte("too late")) != nil
 	})
-	localtest.WaitFor(t, "the topic is gone there", func() bool {
+	testkit.WaitFor(t, "the topic is gone there", func() bool {
 		text, _, err := localtest.Ask("GET", "http://"+frozen.HTTP+"/stats?format=json", "")
 		return err == nil && !strings.Contains(text, `"topic_name":"t"`)
 	})

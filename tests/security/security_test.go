@@ -86,7 +86,7 @@ func TestAClusterOfTrust(t *testing.T) {
 	broker := s.broker("b1", nodeToken)
 	intruder, usurper := s.broker("b2", lookToken), s.broker("b3", nodeToken)
 	look, admin := s.proof("", s.client, lookToken), s.proof("", s.client, adminToken)
-	localtest.WaitFor(t, "broker b1", func() bool {
+	testkit.WaitFor(t, "broker b1", func() bool {
 		text, code := s.srtm(append([]string{"broker", "list"}, look...)...)
 		return code == 0 && strings.Contains(text, "b1")
 	})
@@ -127,8 +127,8 @@ func TestAClusterOfTrust(t *testing.T) {
 
 	// The shares came from the tbadaptor: what is published comes out.
 	s.publishes(broker)
-	localtest.WaitFor(t, "refusal of the intruder", func() bool { return strings.Contains(intruder.Output(), "PermissionDenied") })
-	localtest.WaitFor(t, "refusal of the usurper", func() bool {
+	testkit.WaitFor(t, "refusal of the intruder", func() bool { return strings.Contains(intruder.Output(), "PermissionDenied") })
+	testkit.WaitFor(t, "refusal of the usurper", func() bool {
 		return strings.Contains(usurper.Output(), "this is broker b1's token or certificate")
 	})
 	if text, _ := s.srtm(append([]string{"broker", "list"}, look...)...); strings.Contains(text, "b2") || strings.Contains(text, "b3") {

@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -91,7 +90,7 @@ func TestPubAndTail(t *testing.T) {
 	// An ephemeral channel has what comes after it: both brokers must have it.
 	tail := begin(t, nil, "tail", "orders", "--output=json", at)
 	for _, b := range c.Brokers {
-		localtest.WaitFor(t, "tail's channel", func() bool {
+		testkit.WaitFor(t, "tail's channel", func() bool {
 			text, _, err := localtest.Ask("GET", "http://"+b.HTTP+"/stats?format=json", "")
 			return err == nil && strings.Contains(text, "#ephemeral")
 		})
@@ -176,32 +175,14 @@ func TestPubAndTail(t *testing.T) {
 	}
 }
 
-// terminal collects what is shown, from several goroutines.
-type terminal struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (w *terminal) Write(p []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.b.Write(p)
-}
-
-func (w *terminal) shown() string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.b.String()
-}
-
 func TestProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var errs, out terminal
+		var errs, out testkit.Buffer
 		p := &progress{end: make(chan struct{}), done: make(chan struct{}), text: "waiting", screen: screen.New(&errs)}
 		p.screen.Terminal = true
 		go p.run()
 		clock.Sleep(t.Context(), progressAfter-1)
-		testkit.Equal(t, errs.shown(), "", "too early")
+		testkit.Equal(t, errs.String(), "", "too early")
 		clock.Sleep(t.Context(), time.Second)
 		p.say("%d done", 7)
 		clock.Sleep(t.Context(), time.Second)
@@ -212,7 +193,7 @@ func TestProgress(t *testing.T) {
 		p.stop()
 		p.stop()
 		const up = "\x1b[1A\x1b[J"
-		if got, want := errs.shown(), "waiting (2 s)\n"+up+"7 done (3 s)\n"+up+"said\n7 done (4 s)\n"+up; got != want || out.shown() != "the outcome" {
+		if got, want := errs.String(), "waiting (2 s)\n"+up+"7 done (3 s)\n"+up+"said\n7 done (4 s)\n"+up; got != want || out.String() != "the outcome" {
 			t.Errorf("%q, want %q", got, want)
 		}
 	})

@@ -78,7 +78,7 @@ func TestTop(t *testing.T) {
 // A look that fails leaves what was seen before, and the next may succeed.
 func TestRefresh(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var out terminal
+		var out testkit.Buffer
 		cmd := &cobra.Command{}
 		cmd.SetOut(&out)
 		cmd.SetContext(t.Context())
@@ -94,7 +94,7 @@ func TestRefresh(t *testing.T) {
 			return err
 		}
 		testkit.Must(t, r.run(x, look))
-		lines := strings.Split(out.shown(), "\n")
+		lines := strings.Split(out.String(), "\n")
 		if len(lines) != 6 || lines[0] != "look 1" || lines[1] != "look 1" || !strings.HasSuffix(lines[3], ": no server answers") || lines[4] != "look 3" {
 			t.Errorf("%q", lines)
 		}

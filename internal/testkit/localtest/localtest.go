@@ -181,22 +181,10 @@ func (c *Cluster) start(t testing.TB, flags []string) *local.Process {
 
 func (c *Cluster) joined(t testing.TB) {
 	t.Helper()
-	WaitFor(t, "brokers that have joined", func() bool {
+	testkit.WaitFor(t, "brokers that have joined", func() bool {
 		text, _, err := Ask(http.MethodGet, "http://"+c.Web+"/nodes", "")
 		return err == nil && strings.Count(text, "tcp_port") == len(c.Brokers)
 	})
-}
-
-// WaitFor asks until something is there, and fails if it never is.
-func WaitFor(t testing.TB, what string, there func() bool) {
-	t.Helper()
-	ticker := time.NewTicker(10 * time.Millisecond)
-	defer ticker.Stop()
-	for end := time.Now().Add(testkit.Hang); !there(); <-ticker.C {
-		if time.Now().After(end) {
-			t.Fatalf("not within %v: %s", testkit.Hang, what)
-		}
-	}
 }
 
 // Ask makes a request over HTTP and returns the answer's body and status.

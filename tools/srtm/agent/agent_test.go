@@ -150,19 +150,8 @@ var _ = Describe("an agent", func() {
 		}
 		return bodies
 	}
-	metric := func(name, label string) float64 {
-		GinkgoHelper()
-		families, err := metrics.Gather()
-		Expect(err).NotTo(HaveOccurred())
-		for _, f := range families {
-			for _, m := range f.GetMetric() {
-				if f.GetName() == name && (label == "" || m.GetLabel()[0].GetValue() == label) {
-					return m.GetGauge().GetValue() + m.GetCounter().GetValue()
-				}
-			}
-		}
-		Fail("no metric " + name)
-		return 0
+	metric := func(name string, labels ...string) float64 {
+		return testkit.Metric(GinkgoTB(), metrics, name, labels...)
 	}
 
 	It("publishes for a stock producer, under its client id", func() {
@@ -178,8 +167,8 @@ var _ = Describe("an agent", func() {
 			}
 		}
 		Expect(metric("srtm_publish_agent_publishes_total", "accepted")).To(Equal(3.0))
-		Expect(metric("srtm_publish_agent_connections", "")).To(Equal(1.0))
-		Expect(metric("srtm_publish_agent_publishers", "")).To(Equal(1.0))
+		Expect(metric("srtm_publish_agent_connections")).To(Equal(1.0))
+		Expect(metric("srtm_publish_agent_publishers")).To(Equal(1.0))
 	})
 
 	It("shares a publisher among connections, and keeps each one's order", func() {
@@ -373,7 +362,7 @@ var _ = Describe("an agent", func() {
 			first := open("p")
 			open("p")
 			Expect(dial().frame()).To(Equal("end"))
-			Expect(metric("srtm_publish_agent_connections_refused_total", "")).To(Equal(1.0))
+			Expect(metric("srtm_publish_agent_connections_refused_total")).To(Equal(1.0))
 			first.Close()
 			Eventually(func() string {
 				r := dial()
@@ -463,7 +452,7 @@ var _ = Describe("an agent", func() {
 				Expect(p.Publish(topic, []byte(strconv.Itoa(i)))).To(Succeed())
 				p.Stop()
 				Eventually(a.Clients).Should(BeEmpty())
-				Expect(metric("srtm_publish_agent_publishers", "")).To(BeZero())
+				Expect(metric("srtm_publish_agent_publishers")).To(BeZero())
 				p = producer("p")
 			}
 			Expect(published()).To(Equal([]string{"a:0", "a:1", "a:2"}))
