@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -36,13 +35,6 @@ func TestMain(m *testing.M) {
 	testkit.Main(m)
 }
 
-func file(t *testing.T, text string) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "file")
-	testkit.Must(t, os.WriteFile(path, []byte(text), 0o600))
-	return path
-}
-
 func TestFaultsAreNamedTogether(t *testing.T) {
 	err := new(options).program().Execute(t.Context(), []string{
 		"--role=both", "--udp-loops=0", "--max-keys=-1", "--checkpoint=1h", "--poll=0", "--default-reply=maybe", "--full-reply=never",
@@ -56,7 +48,7 @@ func TestFaultsAreNamedTogether(t *testing.T) {
 			t.Errorf("%v\ndoes not say %q", err, part)
 		}
 	}
-	good := file(t, "7 30313233343536373839616263646566 # new\n\n6 30313233343536373839616263646566\n")
+	good := testkit.File(t, "file", "7 30313233343536373839616263646566 # new\n\n6 30313233343536373839616263646566\n")
 	for _, test := range []struct {
 		args []string
 		want string // "": fine
@@ -68,11 +60,11 @@ func TestFaultsAreNamedTogether(t *testing.T) {
 		{[]string{"--default-reply-for=open/"}, "want deny or admit"},
 		{[]string{"--udp-address=192.0.2.1:4193"}, "--udp-address 192.0.2.1:4193 is beyond loopback, which takes --mac-key-file"},
 		{[]string{"--udp-address=192.0.2.1:4193", "--mac-key-file=" + good}, ""},
-		{[]string{"--mac-key-file=" + file(t, "# none\n")}, "has no key"},
-		{[]string{"--mac-key-file=" + file(t, "7 00")}, "16"},
-		{[]string{"--mac-key-file=" + file(t, "\n70000 30313233343536373839616263646566")}, "line 2"},
-		{[]string{"--mac-key-file=" + file(t, "7 xy")}, "not hex"},
-		{[]string{"--mac-key-file=" + file(t, "7")}, "line 1"},
+		{[]string{"--mac-key-file=" + testkit.File(t, "file", "# none\n")}, "has no key"},
+		{[]string{"--mac-key-file=" + testkit.File(t, "file", "7 00")}, "16"},
+		{[]string{"--mac-key-file=" + testkit.File(t, "file", "\n70000 30313233343536373839616263646566")}, "line 2"},
+		{[]string{"--mac-key-file=" + testkit.File(t, "file", "7 xy")}, "not hex"},
+		{[]string{"--mac-key-file=" + testkit.File(t, "file", "7")}, "line 1"},
 	} {
 		_, _, err := new(options).program().Parse(test.args, io.Discard)
 		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
@@ -282,7 +274,7 @@ func second[A any](_ A, err error) error { return err }
 // A router of its own asks a server of its own, both with a MAC key, and one of
 // another key is not heard.
 func TestRoles(t *testing.T) {
-	data, key, other := t.TempDir(), file(t, "7 30313233343536373839616263646566"), file(t, "7 40313233343536373839616263646566")
+	data, key, other := t.TempDir(), testkit.File(t, "file", "7 30313233343536373839616263646566"), testkit.File(t, "file", "7 40313233343536373839616263646566")
 	udp := testkit.Address(t) // of TCP; the port is as good for UDP
 	serverWeb, _ := start(t, "--role=server", "--data-path", data, "--udp-address", udp, "--mac-key-file", key)
 	testkit.Equal(t, get(t, serverWeb+"/qos?key=k", ""), "404 404 page not found", "a server routes")

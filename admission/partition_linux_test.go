@@ -103,7 +103,7 @@ func (n *network) add(authority *testkit.Authority, macKey string) *machine {
 // three starts three daemons, of which the first owns all.
 func (n *network) three() (first *machine) {
 	n.t.Helper()
-	authority, macKey := testkit.NewAuthority(n.t), file(n.t, "7 30313233343536373839616263646566")
+	authority, macKey := testkit.NewAuthority(n.t), testkit.File(n.t, "file", "7 30313233343536373839616263646566")
 	first = n.add(authority, macKey)
 	testkit.WaitFor(n.t, "the first server owns all", func() bool { return n.owns(first) })
 	n.add(authority, macKey)

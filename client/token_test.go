@@ -2,8 +2,6 @@ package client_test
 
 import (
 	"context"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -18,8 +16,7 @@ import (
 // A loaddistributor with tokens answers whom it knows.
 func TestTokens(t *testing.T) {
 	const token = "look-0123456789abcdef"
-	file := filepath.Join(t.TempDir(), "tokens")
-	testkit.Must(t, os.WriteFile(file, []byte("read-only "+token+"\n"), 0o600))
+	file := testkit.File(t, "tokens", "read-only "+token+"\n")
 	guard, err := secure.ServerConfig{TokenFile: file}.Load()
 	testkit.Must(t, err)
 	placement, err := fake.NewPlacement()

@@ -20,8 +20,7 @@ func TestConnectionsFitTheDescriptors(t *testing.T) {
 // The URL to explain is the argument after the flags; the value of a flag is not taken for
 // one.
 func TestExplain(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "policy.toml")
-	testkit.Must(t, os.WriteFile(file, []byte("[[class]]\nname = \"a\"\n"), 0o600))
+	file := testkit.File(t, "policy.toml", "[[class]]\nname = \"a\"\n")
 	for _, args := range [][]string{
 		{"--tenant", "acme", "/report/7"},
 		{"--url=/report/7", "--header", "Accept: text/html"},

@@ -9,8 +9,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -98,8 +96,7 @@ func TestWhatAFollowerSays(t *testing.T) {
 	const service = "srtm.v1."
 	authority := testkit.NewAuthority(t)
 	url := etcdtest.Start(t, etcdtest.Config{Authority: authority, User: "ld", Password: "open sesame", Prefix: "/ld/"}).URL
-	password := filepath.Join(t.TempDir(), "password")
-	testkit.Must(t, os.WriteFile(password, []byte("open sesame\n"), 0o600))
+	password := testkit.File(t, "password", "open sesame\n")
 	cert := authority.Certificate("ld")
 	flags := []string{
 		"--store=etcd", "--etcd-prefix=/ld/", "--etcd-user=ld", "--etcd-password-file=" + password,

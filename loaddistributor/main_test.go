@@ -8,8 +8,6 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -31,8 +29,7 @@ import (
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestParse(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "c.toml")
-	testkit.Must(t, os.WriteFile(file, []byte("window = \"20s\"\nseed = 7\n"), 0o600))
+	file := testkit.File(t, "c.toml", "window = \"20s\"\nseed = 7\n")
 	var o, first options
 	_, _, err := o.program().Parse([]string{"--config", file, "--tbadaptor-address", "h:4180", "--report-interval=500ms"}, io.Discard)
 	testkit.Must(t, err)
@@ -71,8 +68,7 @@ func TestFaultsAreNamedTogether(t *testing.T) {
 }
 
 func TestFaultsOfEtcdsFlags(t *testing.T) {
-	empty := filepath.Join(t.TempDir(), "empty")
-	testkit.Must(t, os.WriteFile(empty, []byte("\n"), 0o600))
+	empty := testkit.File(t, "empty", "\n")
 	authority := testkit.NewAuthority(t)
 	for name, c := range map[string]struct {
 		flags []string
@@ -96,8 +92,7 @@ func TestFaultsOfEtcdsFlags(t *testing.T) {
 // default reply counts.
 func TestTenants(t *testing.T) {
 	const acme, operator = "acme-0123456789abcdef", "operator-0123456789abcdef"
-	tokens := filepath.Join(t.TempDir(), "tokens")
-	testkit.Must(t, os.WriteFile(tokens, []byte("admin "+acme+" acme\nadmin "+operator+"\n"), 0o600))
+	tokens := testkit.File(t, "tokens", "admin "+acme+" acme\nadmin "+operator+"\n")
 	rpcAddress, webAddress := testkit.Address(t), testkit.Address(t)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)

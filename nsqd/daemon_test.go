@@ -217,8 +217,7 @@ func TestWhatCannotBeOpenedIsNamed(t *testing.T) {
 	a := testkit.NewAuthority(t)
 	c := a.Certificate("nsqd")
 	taken := testkit.Listen(t).Addr().String()
-	empty := filepath.Join(t.TempDir(), "empty")
-	testkit.Must(t, os.WriteFile(empty, nil, 0o600))
+	empty := testkit.File(t, "empty", "")
 	pair := "--tls-cert=" + c.CertFile + " --tls-key=" + c.KeyFile
 	used, odd := t.TempDir(), t.TempDir()
 	start(t, "--data-path="+used)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -41,15 +40,8 @@ func readWith(t *testing.T, argument string, args ...string) (options, string, e
 	return o, out.String(), err
 }
 
-func file(t *testing.T, text string) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "c.toml")
-	testkit.Must(t, os.WriteFile(path, []byte(text), 0o600))
-	return path
-}
-
 func TestFlagsWinOverTheFileWhichWinsOverDefaults(t *testing.T) {
-	path := file(t, "http_address = \"f:2\"\ninterval = \"5s\"\nname = [\"a\", \"b\"]\n")
+	path := testkit.File(t, "c.toml", "http_address = \"f:2\"\ninterval = \"5s\"\nname = [\"a\", \"b\"]\n")
 	o, _, err := read(t, "--config", path, "--http-address", "c:3")
 	testkit.Must(t, err)
 	if o.address != "c:3" || o.interval != 5*time.Second || o.count != 3 || o.names.String() != "a,b" {
@@ -59,7 +51,7 @@ func TestFlagsWinOverTheFileWhichWinsOverDefaults(t *testing.T) {
 
 // An alias is its flag: the command line wins over the file by either name.
 func TestAlias(t *testing.T) {
-	former, present := file(t, `names = ["a", "b"]`), file(t, `name = ["a", "b"]`)
+	former, present := testkit.File(t, "c.toml", `names = ["a", "b"]`), testkit.File(t, "c.toml", `name = ["a", "b"]`)
 	for want, args := range map[string][]string{
 		"a,b": {"--config", former}, "c": {"--config", former, "--name=c"}, "d": {"--config", present, "--names=d"},
 		"e": {"--config", former, "--names=e"}, "f,g": {"--name=f", "--names=g"},
@@ -109,8 +101,8 @@ func TestFaults(t *testing.T) {
 		{"a bad value", []string{"--count", "x"}, []string{"count", `"x"`}},
 		{"an argument", []string{"what"}, []string{`"what"`}},
 		{"no such file", []string{"--config", filepath.Join(t.TempDir(), "none.toml")}, []string{"none.toml"}},
-		{"no TOML", []string{"--config", file(t, "a = ")}, []string{"c.toml"}},
-		{"everything wrong with the file at once", []string{"--config", file(t, "nope = 1\ncount = \"x\"\nversion = true\n[name]\na = 1\n")},
+		{"no TOML", []string{"--config", testkit.File(t, "c.toml", "a = ")}, []string{"c.toml"}},
+		{"everything wrong with the file at once", []string{"--config", testkit.File(t, "c.toml", "nope = 1\ncount = \"x\"\nversion = true\n[name]\na = 1\n")},
 			[]string{`unknown setting "nope"`, "count:", `unknown setting "version"`, "name is no plain value"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -40,7 +40,7 @@ func TestFresh(t *testing.T) {
 	var lines bytes.Buffer
 	log := &atomic.Pointer[slog.Logger]{}
 	log.Store(slog.New(slog.NewTextHandler(&lines, nil)))
-	path := write(t, "one")
+	path := testkit.File(t, "file", "one")
 	reads := 0
 	f, err := newFresh(log, func() (string, error) {
 		reads++
@@ -61,17 +61,17 @@ func TestFresh(t *testing.T) {
 		at = at.Add(checkEvery)
 	}
 	step("nothing has changed", "one", 1)
-	replace(t, path, write(t, "two"))
+	replace(t, path, testkit.File(t, "file", "two"))
 	step("it has", "two", 2)
 	step("nothing has changed since", "two", 2)
-	replace(t, path, write(t, "bad"))
+	replace(t, path, testkit.File(t, "file", "bad"))
 	step("it cannot be read", "two", 3)
 	step("and is not tried again as it is", "two", 3)
 	testkit.Must(t, os.Remove(path))
 	step("it is gone", "two", 4)
-	replace(t, path, write(t, "two"))
+	replace(t, path, testkit.File(t, "file", "two"))
 	step("it is back", "two", 5)
-	replace(t, path, write(t, "three"))
+	replace(t, path, testkit.File(t, "file", "three"))
 	at = at.Add(-time.Nanosecond)
 	testkit.Equal(t, f.get(), "two", "it is looked at too soon")
 	at = at.Add(time.Nanosecond)
@@ -89,7 +89,7 @@ func TestFresh(t *testing.T) {
 func TestCredentialsAreReplacedWhileTheyAreUsed(t *testing.T) {
 	ours, others := testkit.NewAuthority(t), testkit.NewAuthority(t)
 	server, client := ours.Certificate("server"), ours.Certificate("client")
-	cfg := ServerConfig{CertFile: server.CertFile, KeyFile: server.KeyFile, ClientCAFile: write(t, ""), TokenFile: tokenFile(t), HTTPTLS: true}
+	cfg := ServerConfig{CertFile: server.CertFile, KeyFile: server.KeyFile, ClientCAFile: testkit.File(t, "file", ""), TokenFile: tokenFile(t), HTTPTLS: true}
 	replace(t, cfg.ClientCAFile, ours.File)
 	s, err := cfg.Load()
 	testkit.Must(t, err)
@@ -118,7 +118,7 @@ func TestCredentialsAreReplacedWhileTheyAreUsed(t *testing.T) {
 		}
 	})
 
-	ca, token := write(t, ""), write(t, adminToken)
+	ca, token := testkit.File(t, "file", ""), testkit.File(t, "file", adminToken)
 	replace(t, ca, ours.File)
 	trust := ClientConfig{CAFile: ca, CertFile: client.CertFile, KeyFile: client.KeyFile, TokenFile: token}
 	const method = srtmv1.AdminService_CreateTopic_FullMethodName
@@ -178,10 +178,10 @@ func TestCredentialsAreReplacedWhileTheyAreUsed(t *testing.T) {
 
 	// Tokens, of the server and then of the client.
 	const newToken = "admin-fedcba9876543210"
-	replace(t, cfg.TokenFile, write(t, "admin "+newToken+"\n"))
+	replace(t, cfg.TokenFile, testkit.File(t, "file", "admin "+newToken+"\n"))
 	later()
 	reaches(second, codes.Unauthenticated, "with the old token")
-	replace(t, token, write(t, newToken))
+	replace(t, token, testkit.File(t, "file", newToken))
 	testkit.WaitFor(t, "the new token counts", func() bool { return status.Code(ask(t, second, method)) == codes.Unimplemented })
 }
 
@@ -193,7 +193,7 @@ func TestAClientReadsAgain(t *testing.T) {
 		return serve(t, ServerConfig{CertFile: cert.CertFile, KeyFile: cert.KeyFile, ClientCAFile: clients.File})
 	}
 	before, after := of(ours, ours), of(others, others)
-	cfg := ClientConfig{CAFile: write(t, ""), CertFile: write(t, ""), KeyFile: write(t, "")}
+	cfg := ClientConfig{CAFile: testkit.File(t, "file", ""), CertFile: testkit.File(t, "file", ""), KeyFile: testkit.File(t, "file", "")}
 	put := func(a *testkit.Authority) {
 		pair := a.Certificate("client")
 		replace(t, cfg.CAFile, a.File)

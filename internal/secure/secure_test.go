@@ -40,15 +40,8 @@ const (
 	adminToken = "admin-0123456789abcdef"
 )
 
-func write(t *testing.T, text string) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "file")
-	testkit.Must(t, os.WriteFile(path, []byte(text), 0o600))
-	return path
-}
-
 func tokenFile(t *testing.T) string {
-	return write(t, "# who may what\n\nread-only "+lookToken+"\nnode "+nodeToken+"\n  admin\t"+adminToken+"  \n")
+	return testkit.File(t, "file", "# who may what\n\nread-only "+lookToken+"\nnode "+nodeToken+"\n  admin\t"+adminToken+"  \n")
 }
 
 // serve runs a gRPC server until t ends, and returns its address.
@@ -132,7 +125,7 @@ func TestRolesOfEveryMethod(t *testing.T) {
 	for name, b := range bearers {
 		var cfg ClientConfig
 		if b.token != "" {
-			cfg.TokenFile = write(t, b.token+"\n")
+			cfg.TokenFile = testkit.File(t, "file", b.token+"\n")
 		}
 		conn := dial(t, address, cfg)
 		for method := range known {
@@ -149,7 +142,7 @@ func TestRolesOfEveryMethod(t *testing.T) {
 			t.Errorf("%s: health: %v", name, err)
 		}
 	}
-	conn := dial(t, address, ClientConfig{TokenFile: write(t, strings.Repeat("x", 40))})
+	conn := dial(t, address, ClientConfig{TokenFile: testkit.File(t, "file", strings.Repeat("x", 40))})
 	err := ask(t, conn, srtmv1.AdminService_ListTopics_FullMethodName)
 	if status.Code(err) != codes.Unauthenticated || !strings.Contains(err.Error(), badToken) {
 		t.Errorf("an unknown token: %v", err)
@@ -200,7 +193,7 @@ func (grants) Session(stream srtmv1.GrantService_SessionServer) error {
 func TestCertificatesAndBrokers(t *testing.T) {
 	a := testkit.NewAuthority(t)
 	server := a.Certificate("server")
-	file := write(t, "admin cert:ops\nread-only cert:dash\nnode cert:b1 b1\nnode "+nodeToken+" b2\nnode any-0123456789abcdef\n")
+	file := testkit.File(t, "file", "admin cert:ops\nread-only cert:dash\nnode cert:b1 b1\nnode "+nodeToken+" b2\nnode any-0123456789abcdef\n")
 	s, err := ServerConfig{CertFile: server.CertFile, KeyFile: server.KeyFile, ClientCAFile: a.File, TokenFile: file, HTTPTLS: true}.Load()
 	testkit.Must(t, err)
 	rpc := grpc.NewServer(s.Options()...)
@@ -415,7 +408,7 @@ func TestTLSAndTokens(t *testing.T) {
 	server := a.Certificate("server")
 	address := serve(t, ServerConfig{CertFile: server.CertFile, KeyFile: server.KeyFile, TokenFile: tokenFile(t)})
 	for token, want := range map[string]codes.Code{adminToken: codes.Unimplemented, nodeToken: codes.PermissionDenied} {
-		conn := dial(t, address, ClientConfig{CAFile: a.File, TokenFile: write(t, token)})
+		conn := dial(t, address, ClientConfig{CAFile: a.File, TokenFile: testkit.File(t, "file", token)})
 		testkit.Equal(t, status.Code(ask(t, conn, srtmv1.AdminService_CreateTopic_FullMethodName)), want, "%s", token)
 	}
 }
@@ -547,7 +540,7 @@ func TestWhereToListen(t *testing.T) {
 func TestFaultsAreNamedTogether(t *testing.T) {
 	a := testkit.NewAuthority(t)
 	cert := a.Certificate("server")
-	empty := write(t, "")
+	empty := testkit.File(t, "file", "")
 	for name, c := range map[string]struct {
 		cfg  ServerConfig
 		want []string
@@ -556,7 +549,7 @@ func TestFaultsAreNamedTogether(t *testing.T) {
 		"no pair":     {ServerConfig{CertFile: "/nothing", KeyFile: "/nothing"}, []string{"--tls-cert, --tls-key", "/nothing"}},
 		"CA alone":    {ServerConfig{ClientCAFile: a.File}, []string{"--tls-client-ca needs --tls-cert"}},
 		"HTTP alone":  {ServerConfig{HTTPTLS: true}, []string{"--http-tls needs --tls-cert"}},
-		"tokens": {ServerConfig{TokenFile: write(t, "root "+adminToken+"\nadmin\nadmin short\nnode "+adminToken+" x y\nadmin "+adminToken+"\nnode "+adminToken+"\nadmin "+adminToken+" b1\nnode cert:b1\nadmin cert:b1\nnode cert:\n")},
+		"tokens": {ServerConfig{TokenFile: testkit.File(t, "file", "root "+adminToken+"\nadmin\nadmin short\nnode "+adminToken+" x y\nadmin "+adminToken+"\nnode "+adminToken+"\nadmin "+adminToken+" b1\nnode cert:b1\nadmin cert:b1\nnode cert:\n")},
 			[]string{":1: want a role", ":2: 1 words", ":3: the token has 5 bytes", ":4: 4 words", ":6: the token is there already",
 				":7: the token is there already", ":9: cert:b1 is there already", ":10: want the name of a certificate"}},
 		"no file": {ServerConfig{TokenFile: "/nothing"}, []string{"--token-file", "/nothing"}},
@@ -578,7 +571,7 @@ func TestFaultsAreNamedTogether(t *testing.T) {
 		"half a pair": {ClientConfig{CAFile: empty, CertFile: "x", TokenFile: empty}, []string{"--p-tls-ca", "--p-tls-cert and --p-tls-key", "--p-token-file", "want one token"}},
 		"no CA":       {ClientConfig{CertFile: cert.CertFile, KeyFile: cert.KeyFile}, []string{"--p-tls-cert needs --p-tls-ca"}},
 		"no pair":     {ClientConfig{CAFile: a.File, CertFile: "/nothing", KeyFile: "/nothing"}, []string{"--p-tls-cert, --p-tls-key"}},
-		"short":       {ClientConfig{TokenFile: write(t, "short")}, []string{"5 bytes"}},
+		"short":       {ClientConfig{TokenFile: testkit.File(t, "file", "short")}, []string{"5 bytes"}},
 	} {
 		_, err := c.cfg.Load("p-")
 		for _, part := range c.want {
@@ -587,7 +580,7 @@ func TestFaultsAreNamedTogether(t *testing.T) {
 			}
 		}
 	}
-	if token, err := readToken(write(t, "admin "+adminToken+"\n")); token != adminToken || err != nil {
+	if token, err := readToken(testkit.File(t, "file", "admin "+adminToken+"\n")); token != adminToken || err != nil {
 		t.Errorf("a line of a server's file: %q, %v", token, err)
 	}
 }
@@ -653,7 +646,7 @@ func (tenants) GetTopic(ctx context.Context, _ *srtmv1.GetTopicRequest) (*srtmv1
 
 // A caller's tenant is its token's, or else its certificate's organisation.
 func TestTenants(t *testing.T) {
-	cfg := ServerConfig{TokenFile: write(t, "admin "+adminToken+" acme\nread-only "+lookToken+"\nread-only cert:dash initech\n")}
+	cfg := ServerConfig{TokenFile: testkit.File(t, "file", "admin "+adminToken+" acme\nread-only "+lookToken+"\nread-only cert:dash initech\n")}
 	s, err := cfg.Load()
 	testkit.Must(t, err)
 	rpc := grpc.NewServer(s.Options()...)
@@ -690,7 +683,7 @@ func TestTenants(t *testing.T) {
 		conn.Close()
 	}
 	for _, line := range []string{"admin " + adminToken + " a/b", "admin " + adminToken + " " + strings.Repeat("a", 65)} {
-		if _, err := LoadTokens("--token-file", write(t, line)); err == nil || !strings.Contains(err.Error(), "tenant") {
+		if _, err := LoadTokens("--token-file", testkit.File(t, "file", line)); err == nil || !strings.Contains(err.Error(), "tenant") {
 			t.Errorf("%s: %v", line, err)
 		}
 	}

@@ -10,8 +10,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -143,8 +141,7 @@ func (q *quotas) Decide(_ context.Context, key string, cost uint32) client.Decis
 // Admission is asked for the messages of a request that is otherwise good.
 func TestTenantsArePaced(t *testing.T) {
 	const acme = "acme-0123456789abcdef"
-	file := filepath.Join(t.TempDir(), "tokens")
-	testkit.Must(t, os.WriteFile(file, []byte("read-only "+acme+" acme\n"), 0o600))
+	file := testkit.File(t, "tokens", "read-only "+acme+" acme\n")
 	tokens, err := secure.LoadTokens("--http-token-file", file)
 	testkit.Must(t, err)
 	var q quotas
@@ -171,8 +168,7 @@ func TestTenantsArePaced(t *testing.T) {
 
 func TestTokens(t *testing.T) {
 	const admin, look = "admin-0123456789abcdef", "look-0123456789abcdef"
-	file := filepath.Join(t.TempDir(), "tokens")
-	testkit.Must(t, os.WriteFile(file, []byte("admin "+admin+"\nread-only "+look+"\n"), 0o600))
+	file := testkit.File(t, "tokens", "admin "+admin+"\nread-only "+look+"\n")
 	tokens, err := secure.LoadTokens("--http-token-file", file)
 	testkit.Must(t, err)
 	n := startWith(t, func(c *httpapi.Config) { c.Tokens = tokens })

@@ -130,14 +130,12 @@ func TestFlags(t *testing.T) {
 	})
 	check(t, "config that does not exist", func(t *testing.T) { startFails(t, "--config=/does/not/exist.cfg") })
 	check(t, "config that is not TOML", func(t *testing.T) {
-		path := filepath.Join(t.TempDir(), "nsqd.cfg")
-		testkit.Must(t, os.WriteFile(path, []byte("= nonsense ["), 0o600))
+		path := testkit.File(t, "nsqd.cfg", "= nonsense [")
 		startFails(t, "--config="+path)
 	})
 	check(t, "config", func(t *testing.T) {
-		path := filepath.Join(t.TempDir(), "nsqd.cfg")
 		text := "# as in the example of the distribution\nmsg_timeout = \"3s\"\nmax_msg_size = 1000\nmax_rdy_count = 7\nlog_level = \"warn\"\n"
-		testkit.Must(t, os.WriteFile(path, []byte(text), 0o600))
+		path := testkit.File(t, "nsqd.cfg", text)
 		n := start(t, "--config="+path, "--max-rdy-count=8")
 		answer := n.open(t).identify(nil)
 		if answer["msg_timeout"] != 3000.0 || answer["max_rdy_count"] != 8.0 {
@@ -149,9 +147,8 @@ func TestFlags(t *testing.T) {
 	})
 	check(t, "lists in config", func(t *testing.T) {
 		a, b := newRegistry(t), newRegistry(t)
-		path := filepath.Join(t.TempDir(), "nsqd.cfg")
 		text := fmt.Sprintf("nsqlookupd_tcp_addresses = [%q, %q]\n", a.ln.Addr(), b.ln.Addr())
-		testkit.Must(t, os.WriteFile(path, []byte(text), 0o600))
+		path := testkit.File(t, "nsqd.cfg", text)
 		start(t, "--config="+path)
 		a.hears(0, "IDENTIFY")
 		b.hears(0, "IDENTIFY")

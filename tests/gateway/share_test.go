@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -49,8 +47,7 @@ type running struct {
 func start(t testing.TB, policy string, flags ...string) *running {
 	t.Helper()
 	at := localtest.Ports(t, 2)
-	file := filepath.Join(t.TempDir(), "policy.toml")
-	testkit.Must(t, os.WriteFile(file, []byte(policy), 0o600))
+	file := testkit.File(t, "policy.toml", policy)
 	process := localtest.Run(t, localtest.Racing(t, "gateway"), at[1]+"/healthz", append([]string{"--policy=" + file, "--http-address=" + at[0], "--admin-address=" + at[1]}, flags...)...)
 	return &running{"http://" + at[0], "http://" + at[1], file, process}
 }

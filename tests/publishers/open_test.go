@@ -3,8 +3,6 @@ package publishers
 import (
 	"fmt"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -27,8 +25,7 @@ func TestPublishersOfAnOpenTopicNeedToKnowNothing(t *testing.T) {
 			testkit.Must(t, localtest.Producer(t, d.TCP, id).Publish(topic, []byte(sent[len(sent)-1])))
 		}
 	}
-	policy := filepath.Join(t.TempDir(), "policy.toml")
-	testkit.Must(t, os.WriteFile(policy, []byte("[[class]]\nname = \"sensors\"\n"), 0o600))
+	policy := testkit.File(t, "policy.toml", "[[class]]\nname = \"sensors\"\n")
 	at := localtest.Ports(t, 2)
 	localtest.Run(t, localtest.Program(t, "gateway"), at[1]+"/healthz", "--policy="+policy, "--http-address="+at[0], "--admin-address="+at[1], "--loaddistributor-address="+c.RPC)
 	for _, id := range []string{"web-1", "web-2"} {

@@ -6,8 +6,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -38,9 +36,7 @@ type site struct {
 
 func (s *site) file(text string) string {
 	s.t.Helper()
-	path := filepath.Join(s.t.TempDir(), "file")
-	testkit.Must(s.t, os.WriteFile(path, []byte(text), 0o600))
-	return path
+	return testkit.File(s.t, "file", text)
 }
 
 // proof returns the flags of a client, each with a prefix.

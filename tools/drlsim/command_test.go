@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -92,8 +91,7 @@ func TestSeedDecidesRandomAndNothingElse(t *testing.T) {
 }
 
 func TestBucketReadsAFile(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "a.csv")
-	testkit.Must(t, os.WriteFile(file, []byte(bursts()), 0o644))
+	file := testkit.File(t, "a.csv", bursts())
 	args := []string{"bucket", "--rate", "100", "--burst", "10", "--arrivals"}
 	if a, b := mustRun(t, bursts(), append(args, "-")...), mustRun(t, "", append(args, file)...); a != b {
 		t.Errorf("standard input gave %s, a file %s", a, b)

@@ -5,8 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -72,8 +70,7 @@ func TestUsage(t *testing.T) {
 }
 
 func TestAFaultOfARecordingIsAFailure(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "r.csv")
-	testkit.Must(t, os.WriteFile(path, []byte("offset_seconds,publisher_id,correlation_key,payload_bytes\n0,a,k,x\n"), 0o644))
+	path := testkit.File(t, "r.csv", "offset_seconds,publisher_id,correlation_key,payload_bytes\n0,a,k,x\n")
 	_, err := command(t, "run", "--nsqd-tcp-address=127.0.0.1:1", "--trace="+path)
 	if _, usage := errors.AsType[lifecycle.UsageError](err); err == nil || usage || !strings.HasPrefix(err.Error(), path+`:2: payload_bytes "x"`) {
 		t.Errorf("%v", err)

@@ -6,8 +6,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -53,8 +51,7 @@ func TestChannelsOfABrokerWithTLS(t *testing.T) {
 		fmt.Fprintf(w, `{"message":"TLS_REQUIRED","https_port":%s}`, port)
 	}))
 	t.Cleanup(plain.Close)
-	file := filepath.Join(t.TempDir(), "token")
-	testkit.Must(t, os.WriteFile(file, []byte("0123456789abcdef\n"), 0o600))
+	file := testkit.File(t, "token", "0123456789abcdef\n")
 	address := serve(t, &admin{brokers: []*srtmv1.Broker{
 		{Id: "b1", HttpAddress: strings.TrimPrefix(plain.URL, "http://"), Connected: true, Topics: []string{"t"}},
 	}})
@@ -104,8 +101,7 @@ func TestChannelsOfAllBrokers(t *testing.T) {
 		t.Errorf("asked %q and %q", *first, *second)
 	}
 
-	file := filepath.Join(t.TempDir(), "token")
-	testkit.Must(t, os.WriteFile(file, []byte("0123456789abcdef\n"), 0o600))
+	file := testkit.File(t, "token", "0123456789abcdef\n")
 	out, _, err = srtm(t, "", "channel", "peek", "t", "c", "--count=3", "--nsqd-http-address", "http://"+b1, "--nsqd-token-file", file)
 	if err != nil || !strings.Contains(out, `1970-01-01T00:00:01.000000001Z  2         0123  "\x00\xff"`) {
 		t.Errorf("%v\n%s", err, out)

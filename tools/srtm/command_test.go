@@ -359,8 +359,7 @@ func TestCreateSendsWhatItWasTold(t *testing.T) {
 	}
 
 	// The JSON form of a specification is what `describe --output json` shows.
-	file := filepath.Join(t.TempDir(), "spec.json")
-	testkit.Must(t, os.WriteFile(file, []byte(`{"contract":{"rate_milli":"12500","burst":"3"},"channels":["a"]}`), 0o600))
+	file := testkit.File(t, "spec.json", `{"contract":{"rate_milli":"12500","burst":"3"},"channels":["a"]}`)
 	b := &admin{}
 	_, _, err = srtm(t, serve(t, b), "topic", "create", "pumps", "--file", file)
 	testkit.Must(t, err)
@@ -456,9 +455,8 @@ func TestUpFailsWithItsOwnExitCode(t *testing.T) {
 }
 
 func TestPlanAsksForItsExitCode(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "scenario.json")
 	text := `{"brokers":[{"id":"b1","mcap":10,"allocated":0}],"topic":{"name":"t","rate":100,"burst":10}}`
-	testkit.Must(t, os.WriteFile(file, []byte(text), 0o600))
+	file := testkit.File(t, "scenario.json", text)
 	_, _, err := srtm(t, "", "plan", "--file", file)
 	var coded lifecycle.ExitError
 	if !errors.As(err, &coded) || coded.Code != 3 {

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -25,8 +23,7 @@ func TestGatewayStatus(t *testing.T) {
 		_, _ = w.Write([]byte(status))
 	}))
 	defer server.Close()
-	token := filepath.Join(t.TempDir(), "token")
-	testkit.Must(t, os.WriteFile(token, []byte("0123456789abcdef\n"), 0o600))
+	token := testkit.File(t, "token", "0123456789abcdef\n")
 	do := func(args ...string) string {
 		var out bytes.Buffer
 		args = append([]string{"gateway", "status", "--gateway-address", server.Listener.Addr().String()}, args...)

@@ -3,8 +3,6 @@ package main
 import (
 	"bytes"
 	"errors"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -24,8 +22,7 @@ import (
 func TestAnUpdateNamesWhatItChanges(t *testing.T) {
 	a := &admin{}
 	address := serve(t, a)
-	file := filepath.Join(t.TempDir(), "part.json")
-	testkit.Must(t, os.WriteFile(file, []byte(`{"name":"sensors","contract":{"rateMilli":"5000","slo":{"latency":"1s"},"over_limit":null},"channels":[]}`), 0o600))
+	file := testkit.File(t, "part.json", `{"name":"sensors","contract":{"rateMilli":"5000","slo":{"latency":"1s"},"over_limit":null},"channels":[]}`)
 	for flags, want := range map[string][]string{
 		"--rate=5 --burst=7":                                   {"contract.burst", "contract.rate_milli"},
 		"--slo-latency=10ms":                                   {"contract.slo.latency"},

@@ -1,8 +1,6 @@
 package load_test
 
 import (
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -27,9 +25,7 @@ const recording = `offset_seconds,publisher_id,correlation_key,payload_bytes
 
 func recorded(t *testing.T, text string) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "r.csv")
-	testkit.Must(t, os.WriteFile(path, []byte(text), 0o644))
-	return path
+	return testkit.File(t, "r.csv", text)
 }
 
 func events(s schedule.Stream, n int) (all []schedule.Event) {

@@ -121,9 +121,8 @@ func TestSharesThatFollowTheLoadLastInTheReport(t *testing.T) {
 }
 
 func TestATraceIsALoad(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "trace.csv")
 	text := "offset_seconds,publisher_id,correlation_key,payload_bytes\n0.0,p1,g,10\n0.5,p2,g,10\n1.0,p1,g,10\n1.5,p3,,10\n"
-	testkit.Must(t, os.WriteFile(file, []byte(text), 0o644))
+	file := testkit.File(t, "trace.csv", text)
 	r := simulate(t, `{"duration_s":10,"brokers":[{"id":"b"}],"topics":[{"name":"t","trace":{"file":"`+file+`","copies":3,"spread_ms":0},"contract":{"burst":5}}]}`)
 	if topic := r.Topics[0]; topic.Messages != 12 || topic.Publishers != 9 || topic.SLO.Exceeded != 0 {
 		t.Errorf("%+v", topic)

@@ -236,8 +236,7 @@ func TestBadCommandLines(t *testing.T) {
 		}
 	}
 	var stdout, stderr output
-	path := filepath.Join(t.TempDir(), "r.csv")
-	testkit.Must(t, os.WriteFile(path, []byte("what\n"), 0o644))
+	path := testkit.File(t, "r.csv", "what\n")
 	err := up(t.Context(), &stdout, &stderr, "--trace="+path)
 	if _, usage := errors.AsType[lifecycle.UsageError](err); err == nil || usage || !strings.HasPrefix(err.Error(), path+":1: header") {
 		t.Errorf("%v", err)
