@@ -149,9 +149,8 @@ func TestCloseDoesNotWaitForABroker(t *testing.T) {
 		cancel()
 		_, _ = io.ReadAll(p)
 	})
-	if _, err := open(ctx); !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
+	_, err := open(ctx)
+	testkit.ErrorIs(t, err, context.Canceled)
 }
 
 // A broker that sends messages to a publisher is left, and the connection closed.

@@ -61,14 +61,12 @@ func TestPerSecond(t *testing.T) {
 func TestNothingIsAllocated(t *testing.T) {
 	b := tokenbucket.NewFull(tokenbucket.Share{Rate: tokenbucket.PerSecond(10_000), Burst: 2}, 0)
 	at := mono.Time(0)
-	if n := testing.AllocsPerRun(1000, func() {
+	testkit.Equal(t, testing.AllocsPerRun(1000, func() {
 		at += 70_000
 		b.Eligible(at)
 		b.Take(at)
 		b.Tokens(at)
-	}); n != 0 {
-		t.Errorf("%v allocations per message", n)
-	}
+	}), 0, "allocations per message")
 }
 
 // sink keeps the compiler from dropping what is measured.

@@ -418,15 +418,13 @@ func TestHindsightAllocatesNothing(t *testing.T) {
 			h.Take(at, at)
 		}
 	}
-	if n := testing.AllocsPerRun(2000, func() {
+	testkit.Equal(t, testing.AllocsPerRun(2000, func() {
 		at += 220_000
 		h.Eligible(at)
 		h.Take(at, at)
 		h.Eligible(at - 50_000_000)
 		h.Take(at-50_000_000, at)
-	}); n != 0 {
-		t.Errorf("%v allocations per two messages", n)
-	}
+	}), 0, "allocations per two messages")
 }
 
 // What a message costs, by how late it is; load is that of the messages, in

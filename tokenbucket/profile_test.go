@@ -85,9 +85,8 @@ func TestProfileRefuses(t *testing.T) {
 			t.Errorf("a rate of %d gave %v", r, err)
 		}
 	}
-	if _, err := tokenbucket.Profile(nil, 1000, 0.99); !errors.Is(err, tokenbucket.ErrNoArrivals) {
-		t.Errorf("an empty trace gave %v", err)
-	}
+	_, err := tokenbucket.Profile(nil, 1000, 0.99)
+	testkit.ErrorIs(t, err, tokenbucket.ErrNoArrivals, "an empty trace")
 	// The clock's whole range between two stamps out of order, at the top rate.
 	if _, err := tokenbucket.Profile([]mono.Time{math.MaxInt64, math.MinInt64}, tokenbucket.MaxRate, 1); !errors.As(err, &se) || se.Field != "burst" {
 		t.Errorf("a burst beyond the range gave %v", err)

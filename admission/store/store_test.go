@@ -49,9 +49,8 @@ func suite(t *testing.T, database string) {
 	if _, err := s.SetRules(ctx, []rule.Rule{{Key: "fine"}, {Key: "k", Share: tokenbucket.Share{Burst: 1}}}); err == nil {
 		t.Error("a rule that is none was taken")
 	}
-	if _, err := s.Rule(ctx, "fine"); !errors.Is(err, store.ErrNoRule) {
-		t.Errorf("half of what was refused was taken: %v", err)
-	}
+	_, err = s.Rule(ctx, "fine")
+	testkit.ErrorIs(t, err, store.ErrNoRule, "half of what was refused was taken")
 
 	defaults, err := s.Defaults(ctx)
 	if got := keys(defaults); err != nil || got != "user/* Ü%_'\"/*" {
@@ -79,9 +78,8 @@ func suite(t *testing.T, database string) {
 	now := time.UnixMilli(1_700_000_000_000)
 	_, err = s.DeleteRule(ctx, "user/1", now)
 	testkit.Must(t, err)
-	if _, err := s.DeleteRule(ctx, "user/1", now); !errors.Is(err, store.ErrNoRule) {
-		t.Errorf("deleted twice: %v", err)
-	}
+	_, err = s.DeleteRule(ctx, "user/1", now)
+	testkit.ErrorIs(t, err, store.ErrNoRule, "deleted twice")
 	if last, err := s.LastChange(ctx); err != nil || last != 6 {
 		t.Errorf("last change %d, %v", last, err)
 	}
@@ -93,9 +91,8 @@ func suite(t *testing.T, database string) {
 		changes[1].Deleted || changes[1].Rule.Key != "deny" || !changes[1].Rule.Shadow || changes[1].Rule.Change != 7 {
 		t.Errorf("%+v, %v", changes, err)
 	}
-	if _, err := s.Rule(ctx, "user/1"); !errors.Is(err, store.ErrNoRule) {
-		t.Errorf("deleted: %v", err)
-	}
+	_, err = s.Rule(ctx, "user/1")
+	testkit.ErrorIs(t, err, store.ErrNoRule, "deleted")
 	if _, err := s.SetRules(ctx, rules[:1]); err != nil { // and it may come again
 		t.Fatal(err)
 	}
@@ -296,9 +293,8 @@ func followers(t *testing.T, database string) {
 		follower, owner string
 		fails           error
 	}{{"a follower that has renewed", "zo", store.ErrMoved}, {"one that is silent", "zt", nil}} {
-		if _, err := s.Claim(ctx, third, was["zo"], was["zf"], 0); !errors.Is(err, test.fails) {
-			t.Errorf("%s: %v", test.follower, err)
-		}
+		_, err := s.Claim(ctx, third, was["zo"], was["zf"], 0)
+		testkit.ErrorIs(t, err, test.fails, "%s", test.follower)
 		if p := first(); p.Owner != test.owner {
 			t.Errorf("%s: %s is the owner, want %s", test.follower, p.Owner, test.owner)
 		}

@@ -308,15 +308,13 @@ func TestMemory(t *testing.T) {
 	}
 	key, now := []byte(fmt.Sprintf("tenant/%013d", 5)), mono.Time(0)
 	var changed []table.Credit
-	if n := testing.AllocsPerRun(1000, func() {
+	testkit.Equal(t, testing.AllocsPerRun(1000, func() {
 		now += mono.Time(time.Second)
 		if v := shards[5].Ask(key, 1, now, false); !v.Admit {
 			t.Fatalf("%+v", v)
 		}
 		changed, _ = shards[5].Changed(table.Saver, changed[:0], nil, 0, 1, table.Now{Mono: now})
-	}); n != 0 {
-		t.Errorf("%v allocations a decision", n)
-	}
+	}), 0, "allocations a decision")
 }
 
 func BenchmarkAsk(b *testing.B) {

@@ -6,6 +6,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/admission/table"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // A window against a map that forgets nothing.
@@ -66,13 +67,11 @@ func TestWindow(t *testing.T) {
 }
 
 func TestWindowsOfLittleUseAreSmall(t *testing.T) {
-	if n := testing.AllocsPerRun(1, func() {
+	testkit.Equal(t, testing.AllocsPerRun(1, func() {
 		var w table.Window[uint64]
 		for i := range uint64(60) {
 			w.Begin(i)
 			w.End(i, i)
 		}
-	}); n != 1 {
-		t.Errorf("%v allocations for 60 questions", n)
-	}
+	}), 1, "allocations for 60 questions")
 }

@@ -3,7 +3,6 @@ package wire_test
 import (
 	"bytes"
 	"encoding/hex"
-	"errors"
 	"net/netip"
 	"testing"
 	"time"
@@ -124,9 +123,8 @@ func TestWhoseMACItIs(t *testing.T) {
 		{"number 0 where none is", sealer(t, wire.Key{Secret: keyA.Secret}), sealer(t)},
 		{"none where number 0 is wanted", sealer(t), sealer(t, wire.Key{Secret: keyA.Secret})},
 	} {
-		if _, _, err := test.server.ParseQuestion(test.asker.AppendQuestion(nil, q)); !errors.Is(err, wire.ErrMAC) {
-			t.Errorf("%s: %v", test.name, err)
-		}
+		_, _, err := test.server.ParseQuestion(test.asker.AppendQuestion(nil, q))
+		testkit.ErrorIs(t, err, wire.ErrMAC, "%s", test.name)
 	}
 	if _, err := wire.NewSealer([]wire.Key{{ID: 1, Secret: make([]byte, 15)}}); err == nil {
 		t.Error("a secret of 15 bytes was taken")
@@ -169,16 +167,14 @@ func TestNothingIsAllocated(t *testing.T) {
 	from := netip.MustParseAddrPort("[2001:db8::1]:9")
 	buf := make([]byte, 0, wire.MaxQuestion)
 	q := wire.Question{Kind: wire.Ask, Key: []byte("tenant/acme/http")}
-	if n := testing.AllocsPerRun(100, func() {
+	testkit.Equal(t, testing.AllocsPerRun(100, func() {
 		got, id, err := s.ParseQuestion(s.AppendQuestion(buf, q))
 		if _, ok := sessions.Good(sessions.Issue(from, 0), from, 0); err != nil || !ok {
 			t.Fatal(err)
 		}
 		_, _, err = s.ParseAnswer(s.AppendAnswer(buf, wire.Answer{Kind: wire.Reply, Number: got.Number}, id))
 		testkit.Must(t, err)
-	}); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
+	}), 0, "allocations")
 }
 
 func FuzzParse(f *testing.F) {

@@ -56,9 +56,8 @@ func TestTheCalibrationIsOneThatDrlsimReads(t *testing.T) {
 		t.Errorf("%+v was written, %+v is read", made, read)
 	}
 
-	if _, err := fitted(config{slo: time.Microsecond}, runs); err == nil || !strings.Contains(err.Error(), "raise --slo") {
-		t.Errorf("no rate is within the SLO, and the error is %v", err)
-	}
+	_, err = fitted(config{slo: time.Microsecond}, runs)
+	testkit.ErrorHas(t, err, "raise --slo", "no rate is within the SLO")
 }
 
 // The calibration in the repository says of itself what drlsim makes of it.

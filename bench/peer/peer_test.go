@@ -71,9 +71,8 @@ func TestThePageSaysWhatIsMetAndWhatIsNot(t *testing.T) {
 	}
 	part.Commit = "another"
 	write(files[1], part)
-	if _, err := merged(files); err == nil || !strings.Contains(err.Error(), "must be the same") {
-		t.Errorf("reports of two commits: %v", err)
-	}
+	_, err = merged(files)
+	testkit.ErrorHas(t, err, "must be the same", "reports of two commits")
 	write(files[1], report{})
 	if _, err := merged(files); err == nil {
 		t.Error("an empty report is no error")

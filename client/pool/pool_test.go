@@ -36,9 +36,8 @@ func newWorld(t *testing.T, cfg pool.Config) *world {
 	testkit.Must(t, err)
 	t.Cleanup(func() {
 		testkit.NoError(t, p.Close(context.Background()))
-		if _, err := p.Use(pool.Key{Topic: "t", ID: "p"}); !errors.Is(err, client.ErrClosed) {
-			t.Errorf("used after it was closed: %v", err)
-		}
+		_, err := p.Use(pool.Key{Topic: "t", ID: "p"})
+		testkit.ErrorIs(t, err, client.ErrClosed, "used after it was closed")
 	})
 	return &world{t, p, broker, placement}
 }
@@ -67,9 +66,8 @@ func TestAPublisherIsOpenedOnceForAll(t *testing.T) {
 		t.Errorf("%p and %p, %v", a, b, err)
 	}
 	w.Release(first)
-	if _, err := w.Use(pool.Key{Topic: "t", ID: "q"}); !errors.Is(err, pool.ErrFull) {
-		t.Errorf("another, while the second user has it: %v", err)
-	}
+	_, err = w.Use(pool.Key{Topic: "t", ID: "q"})
+	testkit.ErrorIs(t, err, pool.ErrFull, "another, while the second user has it")
 	if s := w.States(); len(s) != 1 || s[0] != (pool.State{Topic: "t", Publisher: "p", Broker: w.broker.Address(), Users: 1}) {
 		t.Errorf("state %+v", s)
 	}

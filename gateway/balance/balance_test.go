@@ -588,7 +588,7 @@ func TestNothingAllocates(t *testing.T) {
 		fits := []int{3, 4, 5, 49}
 		now := mono.Time(0)
 		dst, every := make([]balance.Stat, 0, 50), servers(b)
-		if n := testing.AllocsPerRun(1000, func() {
+		testkit.Equal(t, testing.AllocsPerRun(1000, func() {
 			now += 1000
 			b.Probe(now, fits)
 			b.Sent(b.Pick(now, every), now)
@@ -597,9 +597,7 @@ func TestNothingAllocates(t *testing.T) {
 			b.Reported(s, 5, now)
 			b.Ended(s, now, outcome(now%7000 == 0))
 			b.Stats(now, dst)
-		}); n != 0 {
-			t.Errorf("%v: %v allocations", kind, n)
-		}
+		}), 0, "%v: allocations", kind)
 	}
 }
 

@@ -221,12 +221,10 @@ func TestDrift(t *testing.T) {
 func TestAllocation(t *testing.T) {
 	table := twoServers()
 	v := make(schedule.Vector, 2)
-	if n := testing.AllocsPerRun(100, func() {
+	testkit.Equal(t, testing.AllocsPerRun(100, func() {
 		r := table.Route("GET", "/report/7/pages")
 		table.Estimate(v, r, nil)
 		report, _ := table.ParseReport("TEXT request_cost.cpu=30,named_metrics.inflight=4")
 		table.Settle(v, r, nil, time.Second, 1, &report, true)
-	}); n != 0 {
-		t.Errorf("a request allocates %v times", n)
-	}
+	}), 0, "allocations of a request")
 }

@@ -117,9 +117,8 @@ func TestProfile(t *testing.T) {
 			}
 		}
 	}
-	if _, err := Run(t.Context(), Config{Server: at, Monitor: monitor.URL, URLs: []string{"/gone"}, Repeat: 1, Client: server.Client()}); err == nil || !strings.Contains(err.Error(), "404") {
-		t.Errorf("a page that is not there: %v", err)
-	}
+	_, err = Run(t.Context(), Config{Server: at, Monitor: monitor.URL, URLs: []string{"/gone"}, Repeat: 1, Client: server.Client()})
+	testkit.ErrorHas(t, err, "404", "a page that is not there")
 	server.Client().CloseIdleConnections()
 }
 

@@ -68,9 +68,8 @@ func TestRunOfWhatEndsAtOnce(t *testing.T) {
 	if _, err := Run(program(t, "echo why not; exit 1\n"), t.TempDir(), nil, never); err == nil || !strings.Contains(err.Error(), "why not") {
 		t.Errorf("got %v, want what it printed", err)
 	}
-	if _, err := Run(filepath.Join(t.TempDir(), "nothing"), t.TempDir(), nil, never); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("got %v", err)
-	}
+	_, err := Run(filepath.Join(t.TempDir(), "nothing"), t.TempDir(), nil, never)
+	testkit.ErrorIs(t, err, os.ErrNotExist)
 }
 
 func TestPortsAreGivenOnce(t *testing.T) {

@@ -79,9 +79,8 @@ func TestFresh(t *testing.T) {
 	if all := lines.String(); strings.Count(all, "read again") != 3 || strings.Count(all, "kept as they were") != 2 || !strings.Contains(all, "it is bad") {
 		t.Errorf("logged\n%s", all)
 	}
-	if _, err := newFresh(log, func() (int, error) { return 0, io.EOF }); !errors.Is(err, io.EOF) {
-		t.Errorf("a first read that fails: %v", err)
-	}
+	_, err = newFresh(log, func() (int, error) { return 0, io.EOF })
+	testkit.ErrorIs(t, err, io.EOF, "a first read that fails")
 }
 
 // Certificates of another authority, and other tokens, take the place of those

@@ -683,9 +683,8 @@ func TestTenants(t *testing.T) {
 		conn.Close()
 	}
 	for _, line := range []string{"admin " + adminToken + " a/b", "admin " + adminToken + " " + strings.Repeat("a", 65)} {
-		if _, err := LoadTokens("--token-file", testkit.File(t, "file", line)); err == nil || !strings.Contains(err.Error(), "tenant") {
-			t.Errorf("%s: %v", line, err)
-		}
+		_, err := LoadTokens("--token-file", testkit.File(t, "file", line))
+		testkit.ErrorHas(t, err, "tenant", "%s", line)
 	}
 }
 

@@ -2,6 +2,8 @@ package stamp_test
 
 import (
 	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // One message per segment, read as they come.
@@ -48,13 +50,11 @@ func BenchmarkMapperLate(b *testing.B) {
 func TestMapperAllocatesNothing(t *testing.T) {
 	r, m := newFakeRing(128), begin(0)
 	var off int64
-	if n := testing.AllocsPerRun(1000, func() {
+	testkit.Equal(t, testing.AllocsPerRun(1000, func() {
 		r.add(1, uint32(off), 200)
 		if _, ok := m.Arrival(r, off, off+200); !ok {
 			t.Fatal("not found")
 		}
 		off += 200
-	}); n != 0 {
-		t.Errorf("%v allocations per message, want 0", n)
-	}
+	}), 0, "allocations per message")
 }

@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -179,9 +178,8 @@ func TestTombstones(t *testing.T) {
 func TestBounds(t *testing.T) {
 	s := newScene(t, Config{MaxNodes: 2, MaxRegistrations: 3, MaxNames: 5})
 	a, b := s.join("a", 1), s.join("b", 2)
-	if _, err := s.r.Join(s.now, "192.0.2.1:3"); !errors.Is(err, ErrFull) {
-		t.Errorf("a third node: %v", err)
-	}
+	_, err := s.r.Join(s.now, "192.0.2.1:3")
+	testkit.ErrorIs(t, err, ErrFull, "a third node")
 	s.all(a, "REGISTER t c", "REGISTER u", "REGISTER u")
 	if err := s.say(a, "REGISTER u c"); err == nil || err.Error() != "E_INVALID REGISTER more than 3 topics and channels" {
 		t.Errorf("a fourth registration: %v", err)

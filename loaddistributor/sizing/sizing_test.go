@@ -131,9 +131,8 @@ func TestWhatIsWrongIsRefused(t *testing.T) {
 		}
 	}
 	for _, short := range [][]tuner.Arrival{nil, trace[:10], slices.Repeat(trace[:1], 1000)} {
-		if _, err := sizing.Propose(short, sizing.Wanted{}, source(1)); !errors.Is(err, sizing.ErrShort) {
-			t.Errorf("%d messages: %v", len(short), err)
-		}
+		_, err := sizing.Propose(short, sizing.Wanted{}, source(1))
+		testkit.ErrorIs(t, err, sizing.ErrShort, "%d messages", len(short))
 	}
 }
 

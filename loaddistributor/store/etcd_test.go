@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"strings"
 	"testing"
 	"time"
 
@@ -62,19 +61,16 @@ func TestWhomEtcdRefuses(t *testing.T) {
 	s := newSafe(t)
 	wrong := s.config()
 	wrong.Client.Password = "open barley"
-	if _, err := NewEtcd(t.Context(), wrong); err == nil || !strings.Contains(err.Error(), "invalid user ID or password") {
-		t.Errorf("a wrong password: %v", err)
-	}
+	_, err := NewEtcd(t.Context(), wrong)
+	testkit.ErrorHas(t, err, "invalid user ID or password", "a wrong password")
 	endless := s.config()
 	endless.Client.DialTimeout = 0
-	if _, err := NewEtcd(t.Context(), endless); err == nil || !strings.Contains(err.Error(), "dial timeout") {
-		t.Errorf("no dial timeout: %v", err)
-	}
+	_, err = NewEtcd(t.Context(), endless)
+	testkit.ErrorHas(t, err, "dial timeout", "no dial timeout")
 	elsewhere := s.config()
 	elsewhere.Prefix = "/others/"
-	if _, _, err := s.store(t, elsewhere).Lead(t.Context(), "me:1"); err == nil || !strings.Contains(err.Error(), "permission denied") {
-		t.Errorf("keys of others: %v", err)
-	}
+	_, _, err = s.store(t, elsewhere).Lead(t.Context(), "me:1")
+	testkit.ErrorHas(t, err, "permission denied", "keys of others")
 	foreign := testkit.NewAuthority(t)
 	for name, change := range map[string]func(*tls.Config){
 		"no certificate":           func(c *tls.Config) { c.Certificates = nil },
@@ -120,9 +116,8 @@ func TestEtcdComesLate(t *testing.T) {
 	l.append(joined("b1"))
 	l.resign()
 	testkit.NoError(t, e.Close())
-	if _, err := e.Leader(t.Context()); !errors.Is(err, errClosed) {
-		t.Errorf("after the end: %v", err)
-	}
+	_, err := e.Leader(t.Context())
+	testkit.ErrorIs(t, err, errClosed, "after the end")
 }
 
 // A user's first connection is given up when the process is to stop: it may take as long as the

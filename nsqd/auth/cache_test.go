@@ -97,9 +97,8 @@ func TestOneQuestionForAllWhoAskTheSame(t *testing.T) {
 		var served atomic.Int64
 		ask := func(ctx context.Context, secret string, want error) {
 			wg.Go(func() {
-				if _, err := c.Ask(ctx, auth.Query{Secret: secret}); !errors.Is(err, want) {
-					t.Errorf("%s: %v, want %v", secret, err, want)
-				}
+				_, err := c.Ask(ctx, auth.Query{Secret: secret})
+				testkit.ErrorIs(t, err, want, "%s", secret)
 				served.Add(1)
 			})
 			synctest.Wait()

@@ -212,14 +212,12 @@ func TestKilledWhileWriting(t *testing.T) {
 func TestOSDisk(t *testing.T) {
 	d := OS()
 	path := t.TempDir()
-	if _, err := d.Open(path + "/a"); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("open what is not there: %v", err)
-	}
+	_, err := d.Open(path + "/a")
+	testkit.ErrorIs(t, err, os.ErrNotExist, "open what is not there")
 	f, err := d.Create(path + "/a")
 	testkit.Must(t, err)
-	if _, err := d.Create(path + "/a"); !errors.Is(err, os.ErrExist) {
-		t.Errorf("create what is there: %v", err)
-	}
+	_, err = d.Create(path + "/a")
+	testkit.ErrorIs(t, err, os.ErrExist, "create what is there")
 	_, err = f.WriteAt([]byte("hello"), 3)
 	testkit.NoError(t, err)
 	testkit.NoError(t, errors.Join(f.Sync(), f.Truncate(6)))

@@ -77,13 +77,11 @@ func TestWeightsShareTheCapacity(t *testing.T) {
 func TestNothingIsAllocatedForAMessage(t *testing.T) {
 	l, m := fair.New(), fair.Meter{}
 	now := mono.Time(0)
-	if n := testing.AllocsPerRun(1000, func() {
+	testkit.Equal(t, testing.AllocsPerRun(1000, func() {
 		now += 1e6
 		l.Message(2, l.Measure(&m, now))
 		l.Interval(now, 1000, 0, time.Second)
-	}); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
+	}), 0, "allocations")
 }
 
 func TestIntervalsAreLongEnough(t *testing.T) {

@@ -194,13 +194,11 @@ func TestCountIsOfOnePublisher(t *testing.T) {
 func TestNothingIsAllocatedForAMessage(t *testing.T) {
 	table, level := police.New(police.Weights{}), fair.New()
 	p, now := table.Enter(client("a")), mono.Time(0)
-	if n := testing.AllocsPerRun(1000, func() {
+	testkit.Equal(t, testing.AllocsPerRun(1000, func() {
 		now = now.Add(time.Millisecond)
 		table.Advise(fair.Advice{Paced: true, Rate: 1, SumWeights: 1}, 10, time.Second, now)
 		table.Admit(p, 1, now)
 		p.Count(level, 1, now)
 		table.Told(p)
-	}); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
+	}), 0, "allocations")
 }

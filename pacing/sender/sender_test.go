@@ -67,13 +67,11 @@ func TestNewAdviceCounts(t *testing.T) {
 func TestBucketAllocatesNothing(t *testing.T) {
 	var b sender.Bucket
 	now := mono.Time(0)
-	if n := testing.AllocsPerRun(1000, func() {
+	testkit.Equal(t, testing.AllocsPerRun(1000, func() {
 		now = now.Add(time.Millisecond)
 		b.Advise(paced, now)
 		b.Wait(1, now)
 		b.Report(1, now)
 		b.Pace(now)
-	}); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
+	}), 0, "allocations")
 }

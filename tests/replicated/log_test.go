@@ -117,9 +117,8 @@ func TestFencing(t *testing.T) {
 	testkit.ErrorIs(t, err, replicated.ErrFenced, "the first owner appends")
 	testkit.ErrorIs(t, a.SaveCursors([]byte("too late")), replicated.ErrFenced, "the first owner saves cursors")
 	testkit.Must(t, a.Close())
-	if _, err := s.connect("b").Open("t", 1); !errors.Is(err, replicated.ErrFenced) {
-		t.Errorf("an owner of an earlier epoch claims the part: %v", err)
-	}
+	_, err = s.connect("b").Open("t", 1)
+	testkit.ErrorIs(t, err, replicated.ErrFenced, "an owner of an earlier epoch claims the part")
 	var batch commitlog.Batch
 	testkit.Must(t, b.Read(0, commitlog.Limit{Records: 10, Bytes: 1000}, &batch))
 	if len(batch.Records) != 2 || string(batch.Records[0].Body) != "of the first" || string(batch.Records[1].Body) != "of the second" {
@@ -197,9 +196,8 @@ func TestTakingAPartOver(t *testing.T) {
 		t.Errorf("to be taken over are %q", got)
 	}
 	testkit.Must(t, taker.Remove())
-	if _, err := other.TakeOver("t", "b"); !errors.Is(err, replicated.ErrNoPart) {
-		t.Errorf("what was taken over is taken over again: %v", err)
-	}
+	_, err = other.TakeOver("t", "b")
+	testkit.ErrorIs(t, err, replicated.ErrNoPart, "what was taken over is taken over again")
 	again := s.connect("b")
 	if topics, err := again.Topics(); err != nil || len(topics) > 0 {
 		t.Errorf("its broker finds topics %q, %v", topics, err)

@@ -267,9 +267,8 @@ func TestSockets(t *testing.T) {
 	if _, err := c.Read(buf); err != io.EOF {
 		t.Errorf("at the end: %v", err)
 	}
-	if _, err := c.Write(buf); !errors.Is(err, unix.EPIPE) {
-		t.Errorf("after the end: %v", err)
-	}
+	_, err := c.Write(buf)
+	testkit.ErrorIs(t, err, unix.EPIPE, "after the end")
 }
 
 func TestAnswersAreReadLate(t *testing.T) {
@@ -375,9 +374,8 @@ func TestABrokerIsOverloaded(t *testing.T) {
 	broken.deliveries = func([]byte, []byte, string, func([]byte)) (int, []byte, error) {
 		return 0, nil, errors.New("it says no")
 	}
-	if _, err := broken.Overload(t.Context(), o); err == nil || !strings.Contains(err.Error(), "it says no") {
-		t.Errorf("a subscriber that fails: %v", err)
-	}
+	_, err = broken.Overload(t.Context(), o)
+	testkit.ErrorHas(t, err, "it says no", "a subscriber that fails")
 	if files, err := os.ReadDir(left); err != nil || len(files) > 0 {
 		t.Errorf("%v are left, %v", files, err)
 	}

@@ -420,9 +420,8 @@ func TestBadCommandLinesAreUsageErrors(t *testing.T) {
 			t.Errorf("srtm %s: %v, want a usage error", args, err)
 		}
 	}
-	if _, _, err := srtm(t, "", "topic", "create", "--file", "/does/not/exist"); err == nil || !strings.Contains(err.Error(), "/does/not/exist") {
-		t.Errorf("a missing file: %v", err)
-	}
+	_, _, err := srtm(t, "", "topic", "create", "--file", "/does/not/exist")
+	testkit.ErrorHas(t, err, "/does/not/exist", "a missing file")
 	if _, _, err := srtm(t, "127.0.0.1:1", "topic", "list", "--timeout", "2s"); err == nil {
 		t.Error("nothing listens there")
 	}

@@ -65,12 +65,10 @@ func TestAppendRefusesLessThanTheHeader(t *testing.T) {
 
 func TestNoAllocation(t *testing.T) {
 	buf := make([]byte, 0, 1000)
-	if n := testing.AllocsPerRun(100, func() {
+	testkit.Equal(t, testing.AllocsPerRun(100, func() {
 		buf = payload.Append(buf[:0], payload.Payload{Seq: 1}, 1000)
 		if _, ok := payload.Parse(buf); !ok {
 			t.Fatal("refused")
 		}
-	}); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
+	}), 0, "allocations")
 }

@@ -124,9 +124,8 @@ func TestReadFile(t *testing.T) {
 			t.Errorf("%s: %v (%v), want %v", name, got, err, want)
 		}
 	}
-	if _, err := bucket.ReadFile(filepath.Join(dir, "none"), nil); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a file that is not there gave %v", err)
-	}
+	_, err = bucket.ReadFile(filepath.Join(dir, "none"), nil)
+	testkit.ErrorIs(t, err, fs.ErrNotExist, "a file that is not there")
 	for _, name := range []string{write("b.gz", text), write("c.gz", packed.Bytes()[:packed.Len()-6]), write("d.gz", nil)} {
 		_, err := bucket.ReadFile(name, nil)
 		var e *bucket.Error

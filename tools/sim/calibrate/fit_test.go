@@ -3,7 +3,6 @@ package calibrate_test
 import (
 	"math"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -78,9 +77,8 @@ func TestMeasurementsThatCannotBe(t *testing.T) {
 	} {
 		bad := good
 		change(&bad)
-		if _, err := calibrate.Fit([]calibrate.Measurement{good, bad}); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
-		}
+		_, err := calibrate.Fit([]calibrate.Measurement{good, bad})
+		testkit.ErrorHas(t, err, want)
 	}
 	if _, err := calibrate.Fit([]calibrate.Measurement{good}); err == nil {
 		t.Error("one measurement gives five parameters")

@@ -66,7 +66,6 @@ func TestUnknownMode(t *testing.T) {
 	testkit.Must(t, err)
 	built, err := scenario.Build(s)
 	testkit.Must(t, err)
-	if _, err := scenario.Fit(built, scenario.FitOptions{Mode: "slow"}); err == nil || !strings.Contains(err.Error(), `"slow"`) {
-		t.Errorf("%v", err)
-	}
+	_, err = scenario.Fit(built, scenario.FitOptions{Mode: "slow"})
+	testkit.ErrorHas(t, err, `"slow"`)
 }
