@@ -18,8 +18,6 @@ import (
 	"github.com/prometheus/prometheus/tsdb/chunkenc"
 	"github.com/prometheus/prometheus/tsdb/chunks"
 	"github.com/prometheus/prometheus/util/annotations"
-
-	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // What each alert's expression finds in an hour of samples, a minute apart: so many series.
@@ -97,7 +95,9 @@ func evaluate(t *testing.T, series, expr string) int {
 	defer engine.Close()
 	storage := &storage.MockQueryable{MockQuerier: &storage.MockQuerier{SelectMockFunction: samples(t, series)}}
 	query, err := engine.NewInstantQuery(t.Context(), storage, nil, expr, time.Unix(3600, 0))
-	testkit.Must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer query.Close()
 	result := query.Exec(t.Context())
 	vector, err := result.Vector()
@@ -113,7 +113,9 @@ func samples(t *testing.T, lines string) func(bool, *storage.SelectHints, ...*la
 	var all []storage.Series
 	for line := range strings.Lines(lines) {
 		names, values, err := parser.NewParser(parser.Options{}).ParseSeriesDesc(strings.TrimSpace(line))
-		testkit.Must(t, err)
+		if err != nil {
+			t.Fatal(err)
+		}
 		var samples []chunks.Sample
 		for i, v := range values {
 			if !v.Omitted {
@@ -170,7 +172,9 @@ func TestDashboards(t *testing.T) {
 	uids := map[string]bool{}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		testkit.Must(t, err)
+		if err != nil {
+			t.Fatal(err)
+		}
 		var board struct {
 			UID    string
 			Panels []struct {

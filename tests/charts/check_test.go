@@ -20,8 +20,6 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	"sigs.k8s.io/yaml"
-
-	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 var deploy = filepath.Join("..", "..", "deploy")
@@ -29,8 +27,12 @@ var deploy = filepath.Join("..", "..", "deploy")
 func load(t *testing.T) *chart.Chart {
 	t.Helper()
 	c, err := helm.Load(filepath.Join(deploy, "helm", "srtm"))
-	testkit.Must(t, err)
-	testkit.Must(t, c.Validate())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Validate(); err != nil {
+		t.Fatal(err)
+	}
 	return c
 }
 
@@ -85,7 +87,9 @@ var etcd = map[string]any{"etcd": map[string]any{"endpoints": []any{"http://etcd
 
 func TestChart(t *testing.T) {
 	objects, err := render(t, map[string]any{"loaddistributor": etcd})
-	testkit.Must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	want := []string{
 		"Deployment/r-loaddistributor", "NetworkPolicy/r-broker", "NetworkPolicy/r-loaddistributor", "PodDisruptionBudget/r-broker",
 		"PodDisruptionBudget/r-loaddistributor", "Service/r-brokers", "Service/r-loaddistributor", "StatefulSet/r-broker",
@@ -128,7 +132,9 @@ func TestChart(t *testing.T) {
 
 func TestChartWithOtherValues(t *testing.T) {
 	single, err := render(t, map[string]any{"loaddistributor": map[string]any{"replicas": 1}, "networkPolicy": map[string]any{"enabled": false}})
-	testkit.Must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if got := slices.Sorted(maps.Keys(single)); slices.Contains(got, "PodDisruptionBudget/r-loaddistributor") || !slices.Contains(got, "PersistentVolumeClaim/r-loaddistributor") {
 		t.Errorf("a single loaddistributor has %q", got)
 	}
@@ -137,12 +143,16 @@ func TestChartWithOtherValues(t *testing.T) {
 		"brokers":       map[string]any{"bpf": true, "extraArgs": []any{"--retain=24h"}, "storage": map[string]any{"size": "1Ti", "className": "fast"}},
 		"networkPolicy": map[string]any{"clients": []any{map[string]any{"ipBlock": map[string]any{"cidr": "10.0.0.0/8"}}}},
 	})
-	testkit.Must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	control := secured["Deployment/r-loaddistributor"].(*appsv1.Deployment).Spec.Template.Spec
 	if args := control.Containers[0].Args; slices.Contains(args, "--allow-insecure-listen") || !slices.Contains(args, "--http-tls") || len(control.Volumes) != 3 {
 		t.Errorf("with TLS: %q, %v", args, control.Volumes)
 	}
-	testkit.Equal(t, control.Containers[0].ReadinessProbe.HTTPGet.Scheme, corev1.URISchemeHTTPS, "the probe does not speak TLS")
+	if control.Containers[0].ReadinessProbe.HTTPGet.Scheme != corev1.URISchemeHTTPS {
+		t.Error("the probe does not speak TLS")
+	}
 	pod := secured["StatefulSet/r-broker"].(*appsv1.StatefulSet).Spec.Template.Spec
 	if !slices.Equal(pod.Containers[0].SecurityContext.Capabilities.Add, []corev1.Capability{"BPF", "PERFMON"}) || !slices.Contains(pod.Containers[0].Args, "--retain=24h") {
 		t.Errorf("%+v", pod.Containers[0])
@@ -164,11 +174,15 @@ func TestChartWithOtherValues(t *testing.T) {
 func TestCompose(t *testing.T) {
 	file := filepath.Join(deploy, "compose.yaml")
 	text, err := os.ReadFile(file)
-	testkit.Must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	project, err := loader.LoadWithContext(t.Context(), types.ConfigDetails{
 		WorkingDir: deploy, ConfigFiles: []types.ConfigFile{{Filename: file, Content: text}}, Environment: types.Mapping{},
 	})
-	testkit.Must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if names := project.ServiceNames(); !slices.Equal(names, []string{"broker1", "broker2", "loaddistributor"}) {
 		t.Fatalf("services %q", names)
 	}
@@ -188,10 +202,14 @@ func TestCompose(t *testing.T) {
 // user who is not root, at the end.
 func TestDockerfile(t *testing.T) {
 	f, err := os.Open(filepath.Join(deploy, "Dockerfile"))
-	testkit.Must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer f.Close()
 	parsed, err := parser.Parse(f)
-	testkit.Must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if len(parsed.Warnings) > 0 {
 		t.Errorf("warnings: %v", parsed.Warnings)
 	}
