@@ -119,11 +119,9 @@ func get(t *testing.T, url, post string) string {
 		r, err = http.NewRequest("POST", "http://"+url, strings.NewReader(post))
 	}
 	testkit.Must(t, err)
-	reply, err := web.Do(r)
-	testkit.Must(t, err)
+	reply := testkit.Result(web.Do(r)).Must(t)
 	defer reply.Body.Close()
-	body, err := io.ReadAll(reply.Body)
-	testkit.Must(t, err)
+	body := testkit.Result(io.ReadAll(reply.Body)).Must(t)
 	return strings.TrimSpace(fmt.Sprintf("%d %s %s %s", reply.StatusCode, strings.TrimSpace(string(body)), reply.Header.Get("RateLimit"), reply.Header.Get("Retry-After")))
 }
 
@@ -192,8 +190,7 @@ func TestTheDaemon(t *testing.T) {
 	}
 	var keys []string
 	for request := (&srtmv1.ListRulesRequest{PageSize: 1}); ; {
-		page, err := admin.ListRules(t.Context(), request)
-		testkit.Must(t, err)
+		page := testkit.Result(admin.ListRules(t.Context(), request)).Must(t)
 		for _, r := range page.GetRules() {
 			keys = append(keys, fmt.Sprintf("%s,%v,%v,%d", r.GetKey(), r.GetShadow(), r.GetMode(), r.GetChange()))
 		}
@@ -219,8 +216,7 @@ func TestRulesAreShown(t *testing.T) {
 	set("shop|*", 1, 1)
 	for _, test := range []struct{ key, want string }{{"user/1", `"default";q=2;w=67`}, {"nobody", ""}} {
 		testkit.WaitFor(t, "the policy of "+test.key, func() bool {
-			reply, err := web.Get("http://" + at + "/qos?cost=0&key=" + test.key)
-			testkit.Must(t, err)
+			reply := testkit.Result(web.Get("http://" + at + "/qos?cost=0&key=" + test.key)).Must(t)
 			reply.Body.Close()
 			return reply.Header.Get("RateLimit-Policy") == test.want
 		})
@@ -309,8 +305,7 @@ func TestPartitionsMove(t *testing.T) {
 	_, err = admin.MovePartitions(t.Context(), &srtmv1.MovePartitionsRequest{Last: 4095, Server: name})
 	testkit.Must(t, err)
 	testkit.WaitFor(t, "the move", func() bool {
-		reply, err := admin.ListPartitions(t.Context(), &srtmv1.ListPartitionsRequest{})
-		testkit.Must(t, err)
+		reply := testkit.Result(admin.ListPartitions(t.Context(), &srtmv1.ListPartitionsRequest{})).Must(t)
 		all := reply.GetPartitions()
 		return len(all) == 1 && all[0].GetServer() == name && all[0].GetTarget() == "" && all[0].GetLast() == 4095
 	})

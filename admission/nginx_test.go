@@ -21,8 +21,7 @@ func TestNginx(t *testing.T) {
 	if err != nil {
 		t.Skip("nginx is not installed")
 	}
-	docs, err := os.ReadFile(filepath.Join(testkit.Root(t), "docs", "admission.md"))
-	testkit.Must(t, err)
+	docs := testkit.Result(os.ReadFile(filepath.Join(testkit.Root(t), "docs", "admission.md"))).Must(t)
 	_, lines, _ := strings.Cut(string(docs), "```nginx\n")
 	lines, _, _ = strings.Cut(lines, "```")
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") }))

@@ -53,8 +53,7 @@ func newNetwork(t *testing.T, rules []rule.Rule) *network {
 	var url string
 	n.hub.Inside(func() { url, _, _ = testkit.PostgreSQL(t, database) })
 	var err error
-	n.store, err = store.Open(t.Context(), url)
-	testkit.Must(t, err)
+	n.store = testkit.Result(store.Open(t.Context(), url)).Must(t)
 	t.Cleanup(func() { n.store.Close() })
 	_, err = n.store.SetRules(t.Context(), rules)
 	testkit.Must(t, err)

@@ -52,10 +52,8 @@ func TestReplicationTakesACertificate(t *testing.T) {
 	testkit.WaitFor(t, "the owner owns all", func() bool { return stateOf(t, owner).Partitions == 4096 })
 	_, rpc := daemon("follower")
 	dial := func(c secure.ClientConfig) (srtmv1.AdmissionReplicationClient, srtmv1.AdmissionAdminClient) {
-		options, err := c.Load("")
-		testkit.Must(t, err)
-		conn, err := grpc.NewClient(rpc, options...)
-		testkit.Must(t, err)
+		options := testkit.Result(c.Load("")).Must(t)
+		conn := testkit.Result(grpc.NewClient(rpc, options...)).Must(t)
 		t.Cleanup(func() { conn.Close() })
 		return srtmv1.NewAdmissionReplicationClient(conn), srtmv1.NewAdmissionAdminClient(conn)
 	}
@@ -73,8 +71,7 @@ func TestReplicationTakesACertificate(t *testing.T) {
 		return stateOf(t, owner).Lag < since.Seconds()
 	})
 
-	db, err := store.Open(t.Context(), filepath.Join(data, "admission.db"))
-	testkit.Must(t, err)
+	db := testkit.Result(store.Open(t.Context(), filepath.Join(data, "admission.db"))).Must(t)
 	defer db.Close()
 	members, err := db.Members(t.Context())
 	if err != nil || len(members) != 2 {
@@ -101,8 +98,7 @@ func TestReplicationTakesACertificate(t *testing.T) {
 		return err
 	}
 	saved := func() map[string]int64 {
-		credits, err := db.Credits(t.Context(), []string{"k", "other"})
-		testkit.Must(t, err)
+		credits := testkit.Result(db.Credits(t.Context(), []string{"k", "other"})).Must(t)
 		known := map[string]int64{}
 		for key, c := range credits {
 			known[key] = int64(c.Credits) / 1000

@@ -23,8 +23,7 @@ func TestAnythingMayHappen(t *testing.T) {
 	defer placement.Close()
 	var brokers []*fake.Broker
 	for i := range 3 {
-		b, err := fake.NewBroker(fmt.Sprint(i), log)
-		testkit.Must(t, err)
+		b := testkit.Result(fake.NewBroker(fmt.Sprint(i), log)).Must(t)
 		defer b.Close()
 		brokers = append(brokers, b)
 	}

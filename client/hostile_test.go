@@ -76,12 +76,10 @@ func hostile(t *testing.T, cfg client.Config, serve func(*peer)) func(context.Co
 			nc.Close()
 		}
 	}()
-	placement, err := fake.NewPlacement()
-	testkit.Must(t, err)
+	placement := testkit.Result(fake.NewPlacement()).Must(t)
 	placement.Place(topic, ln.Addr().String(), "p")
 	cfg.Address = placement.Address()
-	c, err := client.New(cfg)
-	testkit.Must(t, err)
+	c := testkit.Result(client.New(cfg)).Must(t)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), testkit.Hang)
 		defer cancel()
@@ -200,8 +198,7 @@ func TestDescriptors(t *testing.T) {
 	defer cancel()
 	before := 0
 	for i := range 50 {
-		p, err := publisher(ctx)
-		testkit.Must(t, err)
+		p := testkit.Result(publisher(ctx)).Must(t)
 		testkit.Must(t, p.Close(ctx))
 		if i == 0 {
 			before = open()
@@ -251,8 +248,7 @@ func TestNegotiation(t *testing.T) {
 			})
 			ctx, cancel := context.WithTimeout(context.Background(), testkit.Hang)
 			defer cancel()
-			p, err := open(ctx)
-			testkit.Must(t, err)
+			p := testkit.Result(open(ctx)).Must(t)
 			testkit.Must(t, p.Publish(ctx, []byte("body")))
 			hello := <-got
 			for _, want := range []string{"IDENTIFY\n{", `"client_id":"p"`, `"feature_negotiation":true`, `"heartbeat_interval":5000`} {

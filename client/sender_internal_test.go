@@ -19,14 +19,12 @@ func TestMovedWhileItRetires(t *testing.T) {
 	var log fake.Log
 	brokers := map[string]*fake.Broker{}
 	for _, name := range []string{"old", "new"} {
-		b, err := fake.NewBroker(name, &log)
-		testkit.Must(t, err)
+		b := testkit.Result(fake.NewBroker(name, &log)).Must(t)
 		t.Cleanup(func() { b.Close() })
 		brokers[name] = b
 	}
 	from, to := brokers["old"], brokers["new"]
-	c, err := New(Config{Address: "127.0.0.1:1"})
-	testkit.Must(t, err)
+	c := testkit.Result(New(Config{Address: "127.0.0.1:1"})).Must(t)
 	defer c.conn.Close()
 	p := newPublisher(c, "t", "p")
 	s := &sender{p: p, wait: newBackoff(), retry: stopped(), drain: stopped()}
@@ -80,8 +78,7 @@ func TestWhatWasSentIsNotUnsent(t *testing.T) {
 		},
 	} {
 		var log fake.Log
-		b, err := fake.NewBroker("b", &log)
-		testkit.Must(t, err)
+		b := testkit.Result(fake.NewBroker("b", &log)).Must(t)
 		s := &sender{p: newPublisher(c, "t", "p"), wait: newBackoff(), retry: stopped(), drain: stopped()}
 		s.p.assigned(&srtmv1.Assignment{TcpAddress: b.Address(), Epoch: 1})
 		s.readInbox()

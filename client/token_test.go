@@ -17,10 +17,8 @@ import (
 func TestTokens(t *testing.T) {
 	const token = "look-0123456789abcdef"
 	file := testkit.File(t, "tokens", "read-only "+token+"\n")
-	guard, err := secure.ServerConfig{TokenFile: file}.Load()
-	testkit.Must(t, err)
-	placement, err := fake.NewPlacement()
-	testkit.Must(t, err)
+	guard := testkit.Result(secure.ServerConfig{TokenFile: file}.Load()).Must(t)
+	placement := testkit.Result(fake.NewPlacement()).Must(t)
 	defer placement.Close()
 	server := grpc.NewServer(guard.Options()...)
 	srtmv1.RegisterPlacementServiceServer(server, placement)

@@ -124,8 +124,7 @@ func serve(t *testing.T, f *fake, set func(*Config)) (*Console, string, *http.Cl
 	if set != nil {
 		set(&cfg)
 	}
-	c, err := New(cfg)
-	testkit.Must(t, err)
+	c := testkit.Result(New(cfg)).Must(t)
 	web := httptest.NewServer(c)
 	t.Cleanup(web.Close)
 	t.Cleanup(c.end)
@@ -138,11 +137,9 @@ func serve(t *testing.T, f *fake, set func(*Config)) (*Console, string, *http.Cl
 
 func get(t *testing.T, browser *http.Client, url string) (int, string) {
 	t.Helper()
-	r, err := browser.Get(url)
-	testkit.Must(t, err)
+	r := testkit.Result(browser.Get(url)).Must(t)
 	defer r.Body.Close()
-	body, err := io.ReadAll(r.Body)
-	testkit.Must(t, err)
+	body := testkit.Result(io.ReadAll(r.Body)).Must(t)
 	return r.StatusCode, string(body)
 }
 
@@ -205,8 +202,7 @@ func TestStreamsAreBounded(t *testing.T) {
 	open := func(who string) *http.Response {
 		req, _ := http.NewRequestWithContext(ctx, http.MethodGet, base+"/ui/live/topic?name=t", nil)
 		req.Header.Set("X-Who", who)
-		r, err := browser.Do(req)
-		testkit.Must(t, err)
+		r := testkit.Result(browser.Do(req)).Must(t)
 		return r
 	}
 	taken := func(n int, who string) {
@@ -252,8 +248,7 @@ func TestHostsAndHeaders(t *testing.T) {
 	} {
 		req, _ := http.NewRequest(http.MethodGet, base+"/ui/", nil)
 		req.Host = host
-		r, err := browser.Do(req)
-		testkit.Must(t, err)
+		r := testkit.Result(browser.Do(req)).Must(t)
 		_ = r.Body.Close()
 		csp := r.Header.Get("Content-Security-Policy")
 		if r.StatusCode != want || !strings.Contains(csp, "default-src 'self'") || !strings.Contains(csp, "frame-ancestors 'none'") || strings.Contains(csp, "unsafe") || r.Header.Get("X-Frame-Options") != "DENY" {
@@ -283,8 +278,7 @@ func TestLogin(t *testing.T) {
 		if origin != "" {
 			req.Header.Set("Origin", origin)
 		}
-		r, err := browser.Do(req)
-		testkit.Must(t, err)
+		r := testkit.Result(browser.Do(req)).Must(t)
 		_ = r.Body.Close()
 		return r.StatusCode
 	}
@@ -364,8 +358,7 @@ func TestActions(t *testing.T) {
 	_, page = get(t, browser, base+"/ui/create")
 	form := url.Values{"csrf": {csrfOf.FindStringSubmatch(page)[1]}, "topic": {"t"}, "channel": {"c"}}
 	for what, want := range map[string]int{"pause": 200, "empty": 502, "seek": 400, "nothing": 404} {
-		r, err := browser.PostForm(base+"/ui/action/"+what, form)
-		testkit.Must(t, err)
+		r := testkit.Result(browser.PostForm(base+"/ui/action/"+what, form)).Must(t)
 		body, _ := io.ReadAll(r.Body)
 		_ = r.Body.Close()
 		if r.StatusCode != want || bytes.Contains(body, []byte("<script>")) {
@@ -381,8 +374,7 @@ func TestActions(t *testing.T) {
 		}
 	}
 	form.Del("csrf")
-	r, err := browser.PostForm(base+"/ui/action/pause", form)
-	testkit.Must(t, err)
+	r := testkit.Result(browser.PostForm(base+"/ui/action/pause", form)).Must(t)
 	if _ = r.Body.Close(); r.StatusCode != http.StatusForbidden {
 		t.Errorf("without a token: %d", r.StatusCode)
 	}

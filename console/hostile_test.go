@@ -33,11 +33,9 @@ func (f *fake) DeleteTopic(_ context.Context, req *srtmv1.DeleteTopicRequest) (*
 // post sends a form as a page of the console would.
 func post(t *testing.T, browser *http.Client, base, path string, form url.Values) (int, string) {
 	t.Helper()
-	r, err := browser.PostForm(base+path, form)
-	testkit.Must(t, err)
+	r := testkit.Result(browser.PostForm(base+path, form)).Must(t)
 	defer r.Body.Close()
-	body, err := io.ReadAll(r.Body)
-	testkit.Must(t, err)
+	body := testkit.Result(io.ReadAll(r.Body)).Must(t)
 	return r.StatusCode, string(body)
 }
 
@@ -115,8 +113,7 @@ func TestCookie(t *testing.T) {
 	for forwarded, secret := range map[string]bool{"": false, "http": false, "https": true} {
 		req, _ := http.NewRequest(http.MethodGet, base+"/ui/", nil)
 		req.Header.Set("X-Forwarded-Proto", forwarded)
-		r, err := http.DefaultTransport.RoundTrip(req)
-		testkit.Must(t, err)
+		r := testkit.Result(http.DefaultTransport.RoundTrip(req)).Must(t)
 		_ = r.Body.Close()
 		if c := r.Cookies(); len(c) != 1 || !c[0].HttpOnly || c[0].SameSite != http.SameSiteStrictMode || c[0].Path != Prefix || c[0].Secure != secret {
 			t.Errorf("%q: %v", forwarded, c)
@@ -134,8 +131,7 @@ func TestPathsStayInside(t *testing.T) {
 		"/ui/assets//etc/passwd", "/ui/assets/%2fetc/passwd", "/ui/assets/ui.js%00", "/ui/templates/layout.html", "/ui/assets/",
 		"/ui//evil.example", "/ui/..//evil.example/ui/", "/ui/login?next=https://evil.example/", "/ui/%0d%0aLocation:%20https://evil.example",
 	} {
-		r, err := browser.Get(base + path)
-		testkit.Must(t, err)
+		r := testkit.Result(browser.Get(base + path)).Must(t)
 		body, _ := io.ReadAll(r.Body)
 		_ = r.Body.Close()
 		to, _ := url.Parse(r.Header.Get("Location"))

@@ -54,8 +54,7 @@ func TestHalfAPolicy(t *testing.T) {
 	} {
 		write(look.text)
 		got := -1
-		p, err := o.readPolicy(false)
-		testkit.Must(t, err)
+		p := testkit.Result(o.readPolicy(false)).Must(t)
 		if p != nil {
 			got = len(p.Servers)
 		}

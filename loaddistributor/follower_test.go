@@ -51,9 +51,7 @@ func startMember(t *testing.T, flags ...string) *member {
 	testkit.Run(t, func(ctx context.Context) error {
 		return new(options).program().Execute(ctx, append([]string{"--grpc-address", m.rpc, "--http-address", m.web, "--tcp-address=", "--log-level=error", "--report-interval=50ms"}, flags...))
 	})
-	var err error
-	m.conn, err = grpc.NewClient(m.rpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	testkit.Must(t, err)
+	m.conn = testkit.Result(grpc.NewClient(m.rpc, grpc.WithTransportCredentials(insecure.NewCredentials()))).Must(t)
 	t.Cleanup(func() { m.conn.Close() })
 	m.admin, m.placement = srtmv1.NewAdminServiceClient(m.conn), srtmv1.NewPlacementServiceClient(m.conn)
 	m.brokers, m.grants = srtmv1.NewBrokerServiceClient(m.conn), srtmv1.NewGrantServiceClient(m.conn)

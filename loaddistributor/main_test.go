@@ -135,11 +135,9 @@ func TestTenants(t *testing.T) {
 func get(t *testing.T, url string) (int, []byte) {
 	t.Helper()
 	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
-	r, err := client.Get(url)
-	testkit.Must(t, err)
+	r := testkit.Result(client.Get(url)).Must(t)
 	defer r.Body.Close()
-	body, err := io.ReadAll(r.Body)
-	testkit.Must(t, err)
+	body := testkit.Result(io.ReadAll(r.Body)).Must(t)
 	return r.StatusCode, body
 }
 
@@ -150,8 +148,7 @@ func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
 	go func() {
 		done <- new(options).program().Execute(ctx, []string{"--grpc-address", rpcAddress, "--http-address", webAddress, "--tcp-address", testkit.Address(t), "--store=memory", "--log-level=error"})
 	}()
-	conn, err := grpc.NewClient(rpcAddress, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	testkit.Must(t, err)
+	conn := testkit.Result(grpc.NewClient(rpcAddress, grpc.WithTransportCredentials(insecure.NewCredentials()))).Must(t)
 	defer conn.Close()
 	limit, cancel := context.WithTimeout(t.Context(), testkit.Hang)
 	defer cancel()
@@ -159,8 +156,7 @@ func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
 	watch, err := healthv1.NewHealthClient(conn).Watch(limit, &healthv1.HealthCheckRequest{Service: "srtm.v1.AdminService"}, grpc.WaitForReady(true))
 	testkit.Must(t, err)
 	for {
-		r, err := watch.Recv()
-		testkit.Must(t, err)
+		r := testkit.Result(watch.Recv()).Must(t)
 		if r.Status == healthv1.HealthCheckResponse_SERVING {
 			break
 		}

@@ -17,8 +17,7 @@ import (
 // outside is an address of this host that is not loopback.
 func outside(t *testing.T) string {
 	t.Helper()
-	all, err := net.InterfaceAddrs()
-	testkit.Must(t, err)
+	all := testkit.Result(net.InterfaceAddrs()).Must(t)
 	for _, a := range all {
 		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil && !n.IP.IsLoopback() && !n.IP.IsLinkLocalUnicast() {
 			return n.IP.String()
@@ -31,16 +30,13 @@ func outside(t *testing.T) string {
 // call asks over HTTP and returns the status and the body.
 func call(t *testing.T, c *http.Client, method, url, token string) (int, string) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader("x"))
-	testkit.Must(t, err)
+	r := testkit.Result(http.NewRequestWithContext(t.Context(), method, url, strings.NewReader("x"))).Must(t)
 	if token != "" {
 		r.Header.Set("Authorization", "Bearer "+token)
 	}
-	answer, err := c.Do(r)
-	testkit.Must(t, err)
+	answer := testkit.Result(c.Do(r)).Must(t)
 	defer answer.Body.Close()
-	body, err := io.ReadAll(answer.Body)
-	testkit.Must(t, err)
+	body := testkit.Result(io.ReadAll(answer.Body)).Must(t)
 	return answer.StatusCode, string(body)
 }
 
@@ -61,8 +57,7 @@ func TestAContractIsNotChangedFromElsewhere(t *testing.T) {
 			t.Errorf("%s: %d %s", path, code, body)
 		}
 	}
-	topic, err := d.broker.Topic([]byte("t"))
-	testkit.Must(t, err)
+	topic := testkit.Result(d.broker.Topic([]byte("t"))).Must(t)
 	if s := topic.Stats(); s.Share.Rate != 1000 || s.Share.Burst != 2 {
 		t.Errorf("the contract of the flag is %+v now", s.Share)
 	}

@@ -69,11 +69,9 @@ func (l *testLog) Write(p []byte) (int, error) {
 // get asks over HTTP and returns status and body.
 func get(t *testing.T, c *http.Client, url string) (int, string) {
 	t.Helper()
-	r, err := c.Get(url)
-	testkit.Must(t, err)
+	r := testkit.Result(c.Get(url)).Must(t)
 	defer r.Body.Close()
-	body, err := io.ReadAll(r.Body)
-	testkit.Must(t, err)
+	body := testkit.Result(io.ReadAll(r.Body)).Must(t)
 	return r.StatusCode, string(body)
 }
 
@@ -105,8 +103,7 @@ func TestTLSFromFlags(t *testing.T) {
 			publish := func(c *tls.Config) error {
 				config := nsq.NewConfig()
 				config.TlsV1, config.TlsConfig = c != nil, c
-				p, err := nsq.NewProducer(d.at.tcp.Addr().String(), config)
-				testkit.Must(t, err)
+				p := testkit.Result(nsq.NewProducer(d.at.tcp.Addr().String(), config)).Must(t)
 				p.SetLoggerLevel(nsq.LogLevelMax)
 				defer p.Stop()
 				return p.Publish("t", []byte("x"))
@@ -173,13 +170,12 @@ func TestUnixSockets(t *testing.T) {
 		t.Run(stamps, func(t *testing.T) {
 			tcp, web := filepath.Join(dir, "tcp-"+stamps), filepath.Join(dir, "http-"+stamps)
 			start(t, "--tcp-address="+tcp, "--http-address="+web, "--arrival-stamps="+stamps)
-			nc, err := net.Dial("unix", tcp)
-			testkit.Must(t, err)
+			nc := testkit.Result(net.Dial("unix", tcp)).Must(t)
 			defer nc.Close()
 			testkit.Must(t, nc.SetDeadline(time.Now().Add(testkit.Hang)))
 			in := wire.AppendPub(wire.AppendMagic(nil), "t", []byte("x"))
 			in = append(wire.AppendRdy(wire.AppendSub(in, "t", "c"), 1), "NONSENSE\n"...)
-			_, err = nc.Write(in)
+			_, err := nc.Write(in)
 			testkit.Must(t, err)
 			out, err := io.ReadAll(nc)
 			if err != nil || bytes.Count(out, []byte("OK")) != 2 || !bytes.Contains(out, []byte("E_INVALID")) {
@@ -293,15 +289,13 @@ func TestAStuckSubscriberDoesNotFailTheShutdown(t *testing.T) {
 	var c net.Conn
 	t.Cleanup(func() { c.Close() }) // after the daemon's, which fails the test if it ends with an error
 	d := start(t)
-	c, err := net.Dial("tcp", d.at.tcp.Addr().String())
-	testkit.Must(t, err)
-	_, err = c.Write(wire.AppendRdy(wire.AppendSub(wire.AppendMagic(nil), "t", "c"), 100))
+	c = testkit.Result(net.Dial("tcp", d.at.tcp.Addr().String())).Must(t)
+	_, err := c.Write(wire.AppendRdy(wire.AppendSub(wire.AppendMagic(nil), "t", "c"), 100))
 	testkit.Must(t, err)
 	url := "http://" + d.at.http.Addr().String() + "/pub?topic=t"
 	body := make([]byte, 1<<20)
 	for range 20 { // more than the sockets' buffers take
-		answer, err := client(t, nil).Post(url, "", bytes.NewReader(body))
-		testkit.Must(t, err)
+		answer := testkit.Result(client(t, nil).Post(url, "", bytes.NewReader(body))).Must(t)
 		answer.Body.Close()
 	}
 }
@@ -312,13 +306,10 @@ func TestSettingsAtRunTime(t *testing.T) {
 	base := "http://" + d.at.http.Addr().String() + "/config/"
 	put := func(name, value string) (int, string) {
 		t.Helper()
-		r, err := http.NewRequest(http.MethodPut, base+name, strings.NewReader(value))
-		testkit.Must(t, err)
-		answer, err := c.Do(r)
-		testkit.Must(t, err)
+		r := testkit.Result(http.NewRequest(http.MethodPut, base+name, strings.NewReader(value))).Must(t)
+		answer := testkit.Result(c.Do(r)).Must(t)
 		defer answer.Body.Close()
-		body, err := io.ReadAll(answer.Body)
-		testkit.Must(t, err)
+		body := testkit.Result(io.ReadAll(answer.Body)).Must(t)
 		return answer.StatusCode, strings.TrimSpace(string(body))
 	}
 	expect := func(name, value string, status int, want string) {
@@ -408,11 +399,10 @@ func TestTopicsAreAnnounced(t *testing.T) {
 }
 
 func TestFiguresGoToStatsd(t *testing.T) {
-	udp, err := net.ListenPacket("udp", "127.0.0.1:0")
-	testkit.Must(t, err)
+	udp := testkit.Result(net.ListenPacket("udp", "127.0.0.1:0")).Must(t)
 	t.Cleanup(func() { udp.Close() })
 	d := start(t, "--statsd-address="+udp.LocalAddr().String(), "--statsd-interval=10ms", "--statsd-prefix=a.%s.b", "--statsd-mem-stats=false")
-	_, err = d.broker.CreateTopic("t")
+	_, err := d.broker.CreateTopic("t")
 	testkit.Must(t, err)
 	testkit.Must(t, udp.SetReadDeadline(time.Now().Add(testkit.Hang)))
 	buf := make([]byte, 1024)
@@ -427,8 +417,7 @@ func TestFiguresGoToStatsd(t *testing.T) {
 func once(t *testing.T, data string, use func(*nsqd), args ...string) error {
 	t.Helper()
 	args = append([]string{"--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--arrival-stamps=off", "--drain-timeout=0s", "--data-path=" + data}, args...)
-	opts, err := parse(args...)
-	testkit.Must(t, err)
+	opts := testkit.Result(parse(args...)).Must(t)
 	d, err := open(t.Context(), opts, slog.New(slog.NewTextHandler(newTestLog(t), nil)), new(slog.LevelVar))
 	testkit.Must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -468,8 +457,7 @@ func TestARestartKeepsToTheContract(t *testing.T) {
 	data := t.TempDir()
 	expect := func(d *nsqd) {
 		t.Helper()
-		topic, err := d.broker.Topic([]byte("t"))
-		testkit.Must(t, err)
+		topic := testkit.Result(d.broker.Topic([]byte("t"))).Must(t)
 		if s := topic.Stats(); s.Counters.Released != 0 || s.Waiting != 50 {
 			t.Errorf("released %d, waiting %d; want 0, 50", s.Counters.Released, s.Waiting)
 		}
@@ -525,11 +513,9 @@ func TestTopicsAndChannelsAreBounded(t *testing.T) {
 	c, base := client(t, nil), "http://"+d.at.http.Addr().String()
 	post := func(path string) (int, string) {
 		t.Helper()
-		r, err := c.Post(base+path, "", strings.NewReader("x"))
-		testkit.Must(t, err)
+		r := testkit.Result(c.Post(base+path, "", strings.NewReader("x"))).Must(t)
 		defer r.Body.Close()
-		body, err := io.ReadAll(r.Body)
-		testkit.Must(t, err)
+		body := testkit.Result(io.ReadAll(r.Body)).Must(t)
 		return r.StatusCode, string(body)
 	}
 	for _, want := range []struct {

@@ -46,8 +46,7 @@ func TestHTTPConnectionsAreBounded(t *testing.T) {
 	d := start(t, "--max-http-connections=1", "--admin-http-address=127.0.0.1:0")
 	ask := func(ln net.Listener) (net.Conn, int, string) {
 		t.Helper()
-		nc, err := net.Dial("tcp", ln.Addr().String())
-		testkit.Must(t, err)
+		nc := testkit.Result(net.Dial("tcp", ln.Addr().String())).Must(t)
 		t.Cleanup(func() { nc.Close() })
 		testkit.Must(t, nc.SetDeadline(time.Now().Add(testkit.Hang)))
 		// The broker may have closed it by now, and have said so before.
@@ -57,8 +56,7 @@ func TestHTTPConnectionsAreBounded(t *testing.T) {
 			return nc, 0, err.Error() // reset, if the request was faster than the answer
 		}
 		defer r.Body.Close()
-		body, err := io.ReadAll(r.Body)
-		testkit.Must(t, err)
+		body := testkit.Result(io.ReadAll(r.Body)).Must(t)
 		return nc, r.StatusCode, string(body)
 	}
 	first, code, body := ask(d.at.http)

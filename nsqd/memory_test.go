@@ -51,10 +51,8 @@ func TestProgramThatHasStartedIsNotResident(t *testing.T) {
 		t.Skip("there is no /proc")
 	}
 	resident := func() uint64 {
-		self, err := procfs.Self()
-		testkit.Must(t, err)
-		status, err := self.NewStatus()
-		testkit.Must(t, err)
+		self := testkit.Result(procfs.Self()).Must(t)
+		status := testkit.Result(self.NewStatus()).Must(t)
 		return status.RssFile
 	}
 	before := resident()

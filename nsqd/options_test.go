@@ -33,16 +33,14 @@ func parse(args ...string) (*options, error) {
 }
 
 func TestDefaultsAreValid(t *testing.T) {
-	o, err := parse()
-	testkit.Must(t, err)
+	o := testkit.Result(parse()).Must(t)
 	if o.managed() {
 		t.Error("a broker without a loaddistributor is not managed")
 	}
 	if !o.broker.AutoCreate {
 		t.Error("a standalone broker creates topics as NSQ does")
 	}
-	o, err = parse("-loaddistributor-address=127.0.0.1:4170")
-	testkit.Must(t, err)
+	o = testkit.Result(parse("-loaddistributor-address=127.0.0.1:4170")).Must(t)
 	if o.broker.AutoCreate {
 		t.Error("a managed broker must not create topics: their publishers would escape the contract")
 	}

@@ -84,8 +84,7 @@ func TestAPinnedProgramServesABrokerWithoutPrivileges(t *testing.T) {
 	broker.Dir = "/"
 	broker.Env = append(os.Environ(), daemonEnv+"=1", "GOCOVERDIR="+os.TempDir())
 	broker.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
-	logs, err := broker.StderrPipe()
-	testkit.Must(t, err)
+	logs := testkit.Result(broker.StderrPipe()).Must(t)
 	testkit.Must(t, broker.Start())
 	t.Cleanup(func() {
 		testkit.NoError(t, errors.Join(broker.Process.Signal(syscall.SIGTERM), broker.Wait()))
@@ -99,8 +98,7 @@ func TestAPinnedProgramServesABrokerWithoutPrivileges(t *testing.T) {
 	if up.TCP == "" {
 		t.Fatal("the broker does not come up")
 	}
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", broker.Process.Pid))
-	testkit.Must(t, err)
+	status := testkit.Result(os.ReadFile(fmt.Sprintf("/proc/%d/status", broker.Process.Pid))).Must(t)
 	if !strings.Contains(string(status), "CapEff:\t0000000000000000\n") {
 		t.Fatalf("the broker has privileges:\n%s", status)
 	}

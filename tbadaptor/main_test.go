@@ -45,8 +45,7 @@ func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
 	go func() {
 		done <- new(options).program().Execute(ctx, []string{"--grpc-address", rpcAddress, "--http-address", webAddress, "--log-level=error"})
 	}()
-	conn, err := grpc.NewClient(rpcAddress, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	testkit.Must(t, err)
+	conn := testkit.Result(grpc.NewClient(rpcAddress, grpc.WithTransportCredentials(insecure.NewCredentials()))).Must(t)
 	defer conn.Close()
 	limit, cancel := context.WithTimeout(t.Context(), testkit.Hang)
 	defer cancel()
@@ -62,8 +61,7 @@ func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
 	testkit.Must(t, err)
 	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	for path, want := range map[string]string{"/healthz": "ok", "/metrics": "srtm_tbadaptor_sessions 0", "/debug/state": `"topics"`} {
-		r, err := client.Get("http://" + webAddress + path)
-		testkit.Must(t, err)
+		r := testkit.Result(client.Get("http://" + webAddress + path)).Must(t)
 		body, err := io.ReadAll(r.Body)
 		r.Body.Close()
 		if err != nil || r.StatusCode != http.StatusOK || !strings.Contains(string(body), want) {

@@ -35,8 +35,7 @@ func TestProfileIsTheSmallestBurst(t *testing.T) {
 			arrivals = append(arrivals, mono.Time(c.now-late))
 		}
 		q := rapid.SampledFrom([]float64{0.5, 0.9, 0.99, 1}).Draw(t, "quantile")
-		burst, err := tokenbucket.Profile(arrivals, rate, q)
-		testkit.Must(t, err)
+		burst := testkit.Result(tokenbucket.Profile(arrivals, rate, q)).Must(t)
 		testkit.MustEqual(t, quantileOf(arrivals, rate, burst, q), 0, "at %d and burst %d the quantile %v", rate, burst, q)
 		if burst > 1 {
 			if d := quantileOf(arrivals, rate, burst-1, q); d == 0 {

@@ -31,8 +31,7 @@ func TestUsedIsWhatProfileFinds(t *testing.T) {
 				t.Fatalf("a message of %v was to have its token at %v", at, e)
 			}
 		}
-		want, err := tokenbucket.Profile(arrivals, s.Rate, 1)
-		testkit.Must(t, err)
+		want := testkit.Result(tokenbucket.Profile(arrivals, s.Rate, 1)).Must(t)
 		got, short := h.Used()
 		if got != want && !(want == 2 && got == 1) { // Profile's bucket of one loses part of a nanosecond
 			t.Fatalf("%d tokens were used at once, Profile finds %d", got, want)

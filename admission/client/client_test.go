@@ -33,19 +33,16 @@ func serve(t testing.TB, rules ...rule.Rule) netip.AddrPort {
 // stoppable is serve, until stop is called.
 func stoppable(t testing.TB, rules ...rule.Rule) (at netip.AddrPort, stop func()) {
 	t.Helper()
-	s, err := store.Open(t.Context(), filepath.Join(t.TempDir(), "admission.db"))
+	s := testkit.Result(store.Open(t.Context(), filepath.Join(t.TempDir(), "admission.db"))).Must(t)
+	_, err := s.SetRules(t.Context(), rules)
 	testkit.Must(t, err)
-	_, err = s.SetRules(t.Context(), rules)
-	testkit.Must(t, err)
-	srv, err := server.New(t.Context(), server.Config{Address: "127.0.0.1:0", Store: s})
-	testkit.Must(t, err)
+	srv := testkit.Result(server.New(t.Context(), server.Config{Address: "127.0.0.1:0", Store: s})).Must(t)
 	return srv.Addr(), testkit.Run(t, func(ctx context.Context) error { return errors.Join(srv.Run(ctx), s.Close()) })
 }
 
 func dial(t *testing.T, cfg client.Config) *client.Client {
 	t.Helper()
-	c, err := client.New(cfg)
-	testkit.Must(t, err)
+	c := testkit.Result(client.New(cfg)).Must(t)
 	t.Cleanup(func() {
 		c.Close()
 		c.Close() // is nothing
@@ -57,8 +54,7 @@ func dial(t *testing.T, cfg client.Config) *client.Client {
 // reorders them.
 func lossy(t *testing.T, to netip.AddrPort) string {
 	t.Helper()
-	front, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	testkit.Must(t, err)
+	front := testkit.Result(net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})).Must(t)
 	back, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
 	testkit.Must(t, err)
 	var running sync.WaitGroup
@@ -137,11 +133,9 @@ func TestEachQuestionIsChargedOnce(t *testing.T) {
 }
 
 func TestNobodyAnswers(t *testing.T) {
-	silent, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	testkit.Must(t, err)
+	silent := testkit.Result(net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})).Must(t)
 	defer silent.Close()
-	refused, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	testkit.Must(t, err)
+	refused := testkit.Result(net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})).Must(t)
 	refused.Close()
 	for _, server := range []string{silent.LocalAddr().String(), refused.LocalAddr().String()} {
 		c := dial(t, client.Config{Servers: []string{server}, DefaultFor: map[string]bool{"open/": true, "open/not/": false}})
@@ -169,8 +163,7 @@ func TestNobodyAnswers(t *testing.T) {
 // Who has answered is asked again when there are more servers, of which one is cut off.
 func TestAnotherServerIsCutOff(t *testing.T) {
 	owner := serve(t, rule.Rule{Key: "key1", Share: tokenbucket.Share{Rate: 1, Burst: 10}}).String()
-	silent, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	testkit.Must(t, err)
+	silent := testkit.Result(net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})).Must(t)
 	defer silent.Close()
 	c := dial(t, client.Config{Servers: []string{owner}, Attempts: 1000})
 	if d := c.Ask(t.Context(), "key1", 1); !d.Admit {

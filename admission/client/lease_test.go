@@ -131,8 +131,7 @@ func TestNothingIsHeldWithoutAnOwner(t *testing.T) {
 // What a decision costs by what is held.
 func BenchmarkAdmit(b *testing.B) {
 	to := serve(b, leased("key", 1e9, 1e9))
-	c, err := client.New(client.Config{Servers: []string{to.String()}, Attempts: 10_000})
-	testkit.Must(b, err)
+	c := testkit.Result(client.New(client.Config{Servers: []string{to.String()}, Attempts: 10_000})).Must(b)
 	b.Cleanup(c.Close)
 	l := c.Lease("key")
 	testkit.WaitFor(b, "a lease", func() bool { return !l.Admit(1).Unanswered })

@@ -227,8 +227,7 @@ func (w *world) run(t *testing.T, d time.Duration, demand ...int64) (admitted []
 		w.questions, w.answers = w.questions[:0], w.answers[:0]
 		for i, n := range demand {
 			for range n {
-				ok, err := w.admit(i, 1)
-				testkit.Must(t, err)
+				ok := testkit.Result(w.admit(i, 1)).Must(t)
 				if ok {
 					admitted[i]++
 				}

@@ -17,8 +17,7 @@ func FuzzDescriptors(f *testing.F) {
 	for _, r := range []*envoy.RateLimitRequest{
 		{}, {Domain: "d", Descriptors: []*envoy.RateLimitDescriptor{{Entries: []*envoy.RateLimitDescriptor_Entry{{Key: "k\x00=|", Value: "%é\x7f"}, {Value: string(make([]byte, 300))}}}}},
 	} {
-		seed, err := proto.Marshal(r)
-		testkit.Must(f, err)
+		seed := testkit.Result(proto.Marshal(r)).Must(f)
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -14,8 +14,7 @@ import (
 func TestAllocation(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "key", Share: share(1, 1e9)})
 	s, _ := b.start()
-	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(s.Addr()))
-	testkit.Must(t, err)
+	conn := testkit.Result(net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(s.Addr()))).Must(t)
 	defer conn.Close()
 	sealer, err := wire.NewSealer(nil)
 	testkit.Must(t, err)

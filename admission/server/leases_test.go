@@ -48,8 +48,7 @@ func (d *division) begin() (stop func()) {
 // ask has a holder ask until nothing new is granted, and returns the last answer.
 func (d *division) ask(s *server.Server, i int) (a wire.Answer) {
 	d.t.Helper()
-	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(s.Addr()))
-	testkit.Must(d.t, err)
+	conn := testkit.Result(net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(s.Addr()))).Must(d.t)
 	defer conn.Close()
 	conn.SetReadDeadline(time.Now().Add(testkit.Hang)) // against a hang
 	sealer, err := wire.NewSealer(nil)
@@ -64,8 +63,7 @@ func (d *division) ask(s *server.Server, i int) (a wire.Answer) {
 		_, err := conn.Write(sealer.AppendQuestion(nil, q))
 		testkit.Must(d.t, err)
 		var in [100]byte
-		n, err := conn.Read(in[:])
-		testkit.Must(d.t, err)
+		n := testkit.Result(conn.Read(in[:])).Must(d.t)
 		a, g, err := sealer.ParseAnswer(in[:n])
 		switch {
 		case err != nil:

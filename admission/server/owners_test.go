@@ -313,8 +313,7 @@ func TestAnAnswerIsLost(t *testing.T) {
 			testkit.WaitFor(t, "the new owner hears of it", func() bool { return s[1].State().Partitions > 0 })
 			want := sure(t, b.client(s[1]), "k", 7).Left
 			saved := func() tokenbucket.Tokens {
-				credits, err := b.store.Credits(t.Context(), []string{"k"})
-				testkit.Must(t, err)
+				credits := testkit.Result(b.store.Credits(t.Context(), []string{"k"})).Must(t)
 				if c, ok := credits["k"]; ok {
 					return c.Credits / tokenbucket.Token
 				}
@@ -404,8 +403,7 @@ func TestASlowDisk(t *testing.T) {
 		}
 	}
 	testkit.WaitFor(t, "all is saved", func() bool {
-		saved, err := b.store.Saved(t.Context(), "", 2*keys)
-		testkit.Must(t, err)
+		saved := testkit.Result(b.store.Saved(t.Context(), "", 2*keys)).Must(t)
 		return len(saved) == keys+1
 	})
 }

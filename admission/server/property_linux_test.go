@@ -557,14 +557,11 @@ func (w *world) check() {
 }
 
 func run(t *rapid.T, records records) {
-	asker, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	testkit.Must(t, err)
+	asker := testkit.Result(net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})).Must(t)
 	defer asker.Close()
-	from, err := addressOf(asker)
-	testkit.Must(t, err)
+	from := testkit.Result(addressOf(asker)).Must(t)
 	w := &world{t: t, records: records, asker: asker, from: from, charges: map[string][]*charge{}, asked: map[uint64]datagram{}}
-	w.sealer, err = wire.NewSealer(nil)
-	testkit.Must(t, err)
+	w.sealer = testkit.Result(wire.NewSealer(nil)).Must(t)
 	defer func() {
 		for _, n := range w.nodes {
 			n.Close()
@@ -599,10 +596,9 @@ func TestPromiseOnSQLite(t *testing.T) {
 	dir, i := t.TempDir(), 0
 	rapid.Check(t, func(t *rapid.T) {
 		i++
-		s, err := store.Open(context.Background(), filepath.Join(dir, fmt.Sprint(i)))
-		testkit.Must(t, err)
+		s := testkit.Result(store.Open(context.Background(), filepath.Join(dir, fmt.Sprint(i)))).Must(t)
 		defer s.Close()
-		_, err = s.SetRules(context.Background(), rulesOf())
+		_, err := s.SetRules(context.Background(), rulesOf())
 		testkit.Must(t, err)
 		run(t, s)
 	})

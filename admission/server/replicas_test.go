@@ -170,8 +170,7 @@ func TestAnOwnerStartsAgain(t *testing.T) {
 	ask := p.client(p.s[0])
 	testkit.Equal(t, sure(t, ask, "key", 0).Left, 3, "left, where the one before had replicated 3")
 	p.clock.pass(5900 * time.Millisecond)
-	busy, err := client.New(client.Config{Servers: []string{p.s[0].Addr().String()}})
-	testkit.Must(t, err)
+	busy := testkit.Result(client.New(client.Config{Servers: []string{p.s[0].Addr().String()}})).Must(t)
 	defer busy.Close()
 	if sure(t, p.client(was), "strict", 1).Admit || busy.Ask(t.Context(), "strict", 1).Admit {
 		t.Error("a strict key before the lease of the one before is over")

@@ -62,8 +62,7 @@ type bench struct {
 
 func newBench(t *testing.T, rules ...rule.Rule) *bench {
 	t.Helper()
-	s, err := store.Open(t.Context(), filepath.Join(t.TempDir(), "admission.db"))
-	testkit.Must(t, err)
+	s := testkit.Result(store.Open(t.Context(), filepath.Join(t.TempDir(), "admission.db"))).Must(t)
 	t.Cleanup(func() { s.Close() })
 	b := &bench{t: t, store: s}
 	b.set(rules...)
@@ -80,8 +79,7 @@ func (b *bench) set(rules ...rule.Rule) {
 // start runs a server until stop is called, or the test ends.
 func (b *bench) start() (s *server.Server, stop func()) {
 	b.t.Helper()
-	s, err := server.New(b.t.Context(), b.cfg)
-	testkit.Must(b.t, err)
+	s = testkit.Result(server.New(b.t.Context(), b.cfg)).Must(b.t)
 	return s, testkit.Run(b.t, s.Run)
 }
 
@@ -273,8 +271,7 @@ func TestOneName(t *testing.T) {
 	link := &cable{Store: b.store}
 	b.cfg.Store, b.cfg.Renew = link, 20*time.Millisecond
 	s, _ = b.start()
-	asks, err := client.New(client.Config{Servers: []string{s.Addr().String()}, Attempts: 20})
-	testkit.Must(t, err)
+	asks := testkit.Result(client.New(client.Config{Servers: []string{s.Addr().String()}, Attempts: 20})).Must(t)
 	t.Cleanup(asks.Close)
 	b.clock.pass(4 * time.Second)
 	if d := asks.Peek(t.Context(), "strict", 1); d.Admit { // a question may be decided late
@@ -313,8 +310,7 @@ func TestFullKeysAreForgotten(t *testing.T) {
 		}
 	}
 	saved := func() (left []string) {
-		all, err := b.store.Saved(t.Context(), "", 1000)
-		testkit.Must(t, err)
+		all := testkit.Result(b.store.Saved(t.Context(), "", 1000)).Must(t)
 		for _, k := range all {
 			left = append(left, k.Key)
 		}
@@ -361,11 +357,9 @@ type raw struct {
 
 func newRaw(t *testing.T, s *server.Server, keys ...wire.Key) *raw {
 	t.Helper()
-	conn, err := net.Dial("udp", s.Addr().String())
-	testkit.Must(t, err)
+	conn := testkit.Result(net.Dial("udp", s.Addr().String())).Must(t)
 	t.Cleanup(func() { conn.Close() })
-	sealer, err := wire.NewSealer(keys)
-	testkit.Must(t, err)
+	sealer := testkit.Result(wire.NewSealer(keys)).Must(t)
 	return &raw{t, conn, sealer}
 }
 
@@ -381,8 +375,7 @@ func (r *raw) send(datagrams ...[]byte) (answers []wire.Answer) {
 	var in [100]byte
 	for {
 		r.conn.SetReadDeadline(time.Now().Add(testkit.Hang)) // against a hang
-		n, err := r.conn.Read(in[:])
-		testkit.Must(r.t, err)
+		n := testkit.Result(r.conn.Read(in[:])).Must(r.t)
 		if n > wire.MinQuestion {
 			r.t.Fatalf("an answer of %d bytes", n)
 		}
@@ -465,8 +458,7 @@ func TestHostileDatagrams(t *testing.T) {
 		changed[i] ^= 0x40
 		hostile = append(hostile, changed)
 	}
-	unsigned, err := wire.NewSealer(nil)
-	testkit.Must(t, err)
+	unsigned := testkit.Result(wire.NewSealer(nil)).Must(t)
 	hostile = append(hostile, unsigned.AppendQuestion(nil, wire.Question{Kind: wire.Ask, Session: session, Number: 2, Cost: 1, Key: []byte("key")}), make([]byte, 9000))
 	for len(hostile) > 0 { // a few at a time: a socket's buffer is finite
 		n := min(8, len(hostile))

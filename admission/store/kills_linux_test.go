@@ -179,11 +179,10 @@ const much = 100_000 // credits, of a key that earns one in 1000 s
 
 func newScene(t *testing.T, url string) *scene {
 	t.Helper()
-	db, err := store.Open(t.Context(), url)
-	testkit.Must(t, err)
+	db := testkit.Result(store.Open(t.Context(), url)).Must(t)
 	t.Cleanup(func() { db.Close() })
 	share := tokenbucket.Share{Rate: 1, Burst: much}
-	_, err = db.SetRules(t.Context(), []rule.Rule{{Key: "key", Share: share}, {Key: "strict", Share: share, Strict: true}})
+	_, err := db.SetRules(t.Context(), []rule.Rule{{Key: "key", Share: share}, {Key: "strict", Share: share, Strict: true}})
 	testkit.Must(t, err)
 	return &scene{t: t, url: url, db: db, ports: localtest.Ports(t, 4), admitted: map[string][]mono.Time{}, left: map[string]int64{}}
 }
@@ -193,10 +192,8 @@ func (s *scene) start(i int, point string) {
 	c := &child{cmd: exec.Command(os.Args[0])}
 	c.cmd.Env = append(os.Environ(), processEnv+"="+strings.Join([]string{s.url, s.ports[i], s.ports[i+2], point}, " "))
 	c.cmd.Stderr = os.Stderr
-	in, err := c.cmd.StdinPipe()
-	testkit.Must(s.t, err)
-	out, err := c.cmd.StdoutPipe()
-	testkit.Must(s.t, err)
+	in := testkit.Result(c.cmd.StdinPipe()).Must(s.t)
+	out := testkit.Result(c.cmd.StdoutPipe()).Must(s.t)
 	testkit.Must(s.t, c.cmd.Start())
 	c.goOn = func() { fmt.Fprintln(in) }
 	c.ended.Go(func() {
@@ -216,8 +213,7 @@ func (s *scene) start(i int, point string) {
 		}
 	})
 	s.t.Cleanup(c.kill)
-	c.client, err = client.New(client.Config{Servers: []string{s.ports[i]}})
-	testkit.Must(s.t, err)
+	c.client = testkit.Result(client.New(client.Config{Servers: []string{s.ports[i]}})).Must(s.t)
 	s.t.Cleanup(c.client.Close)
 	s.servers[i] = c
 }

@@ -83,8 +83,7 @@ func serve(t *testing.T, db *store.Store, name string, ln net.Listener) (s *serv
 			return srtmv1.NewAdmissionReplicationClient(conn), conn.Close, err
 		}
 	}
-	s, err := server.New(t.Context(), cfg)
-	testkit.Must(t, err)
+	s = testkit.Result(server.New(t.Context(), cfg)).Must(t)
 	if ln != nil {
 		rpc := grpc.NewServer()
 		srtmv1.RegisterAdmissionReplicationServer(rpc, s)
@@ -92,8 +91,7 @@ func serve(t *testing.T, db *store.Store, name string, ln net.Listener) (s *serv
 		t.Cleanup(rpc.Stop)
 	}
 	end := testkit.Run(t, s.Run)
-	c, err = client.New(client.Config{Servers: []string{s.Addr().String()}, Attempts: 10_000})
-	testkit.Must(t, err)
+	c = testkit.Result(client.New(client.Config{Servers: []string{s.Addr().String()}, Attempts: 10_000})).Must(t)
 	stop = sync.OnceFunc(func() {
 		c.Close()
 		end()
@@ -118,10 +116,9 @@ func holds(t *testing.T, db *store.Store, want tokenbucket.Tokens) func() bool {
 // database is back, and through it all each key is admitted its capacity, and no more.
 func TestPostgreSQLIsKilled(t *testing.T) {
 	database, kill, start := testkit.PostgreSQL(t, "")
-	db, err := store.Open(t.Context(), database)
-	testkit.Must(t, err)
+	db := testkit.Result(store.Open(t.Context(), database)).Must(t)
 	t.Cleanup(func() { db.Close() }) // after the servers
-	_, err = db.SetRules(t.Context(), rules)
+	_, err := db.SetRules(t.Context(), rules)
 	testkit.Must(t, err)
 	_, c, stop := serve(t, db, "one", nil)
 	admitted := func(key string, cost uint32) func() bool {
@@ -179,8 +176,7 @@ func (n network) heal() { n.IP("link", "set", "veth0", "up") }
 
 func open(t *testing.T, url string) *store.Store {
 	t.Helper()
-	db, err := store.Open(t.Context(), url)
-	testkit.Must(t, err)
+	db := testkit.Result(store.Open(t.Context(), url)).Must(t)
 	t.Cleanup(func() { db.Close() })
 	return db
 }
@@ -194,11 +190,7 @@ func TestWhoIsCutOff(t *testing.T) {
 	var near string
 	far.Inside(func() { near, _, _ = testkit.PostgreSQL(t, far.address) })
 	var at net.Listener
-	other.Inside(func() {
-		var err error
-		at, err = net.Listen("tcp", other.address+":0")
-		testkit.Must(t, err)
-	})
+	other.Inside(func() { at = testkit.Result(net.Listen("tcp", other.address+":0")).Must(t) })
 	db := open(t, near)
 	_, err := db.SetRules(t.Context(), rules)
 	testkit.Must(t, err)

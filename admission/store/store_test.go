@@ -25,8 +25,7 @@ func TestSQLite(t *testing.T) {
 
 func suite(t *testing.T, database string) {
 	ctx := context.Background()
-	s, err := store.Open(ctx, database)
-	testkit.Must(t, err)
+	s := testkit.Result(store.Open(ctx, database)).Must(t)
 	defer func() { s.Close() }()
 	rules := []rule.Rule{
 		{Key: "user/1", Share: tokenbucket.Share{Rate: 100_000, Burst: 10}},
@@ -160,8 +159,7 @@ func TestOwners(t *testing.T) {
 // then owner, epoch and what is lost of partition 0 are looked at.
 func owners(t *testing.T, database string) {
 	ctx := context.Background()
-	s, err := store.Open(ctx, database)
-	testkit.Must(t, err)
+	s := testkit.Result(store.Open(ctx, database)).Must(t)
 	defer s.Close()
 	const hour = int(time.Hour / time.Millisecond)
 	ms := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
@@ -250,8 +248,7 @@ func followers(t *testing.T, database string) {
 	defer s.Close()
 	join := func(m store.Member) time.Duration {
 		t.Helper()
-		floor, err := s.Join(ctx, m, at(0))
-		testkit.Must(t, err)
+		floor := testkit.Result(s.Join(ctx, m, at(0))).Must(t)
 		return floor
 	}
 	renew := func(m store.Member) map[string]store.Member {

@@ -21,8 +21,7 @@ var (
 
 func sealer(t testing.TB, keys ...wire.Key) *wire.Sealer {
 	t.Helper()
-	s, err := wire.NewSealer(keys)
-	testkit.Must(t, err)
+	s := testkit.Result(wire.NewSealer(keys)).Must(t)
 	return s
 }
 

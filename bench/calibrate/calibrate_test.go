@@ -33,12 +33,10 @@ func TestTheCalibrationIsOneThatDrlsimReads(t *testing.T) {
 	broker := calibrate.Parameters{Wake: 20_000, Message: 9000, P50: 80_000, P99: 400_000, P999: 500_000}
 	var runs []measured
 	for _, l := range loads() {
-		f, err := calibrate.Simulate(l, broker)
-		testkit.Must(t, err)
+		f := testkit.Result(calibrate.Simulate(l, broker)).Must(t)
 		runs = append(runs, measured{Measurement: calibrate.Measurement{Load: l, Figures: f}})
 	}
-	made, err := fitted(config{slo: time.Millisecond, messages: 10_000, args: []string{"--out=x"}}, runs)
-	testkit.Must(t, err)
+	made := testkit.Result(fitted(config{slo: time.Millisecond, messages: 10_000, args: []string{"--out=x"}}, runs)).Must(t)
 	made.Commit, made.Kernel, made.Machine = "c", "k", "m"
 	for _, r := range made.Runs {
 		if math.Abs(r.ErrorP50) > 0.1 || math.Abs(r.ErrorP99) > 0.1 || math.Abs(r.Simulated.CPU/r.Measured.CPU-1) > 0.1 {
@@ -50,13 +48,12 @@ func TestTheCalibrationIsOneThatDrlsimReads(t *testing.T) {
 	}
 	file := filepath.Join(t.TempDir(), "c.json")
 	testkit.Must(t, host.WriteJSON(file, made))
-	read, err := scenario.ReadCalibration(file)
-	testkit.Must(t, err)
+	read := testkit.Result(scenario.ReadCalibration(file)).Must(t)
 	if !reflect.DeepEqual(read, made) {
 		t.Errorf("%+v was written, %+v is read", made, read)
 	}
 
-	_, err = fitted(config{slo: time.Microsecond}, runs)
+	_, err := fitted(config{slo: time.Microsecond}, runs)
 	testkit.ErrorHas(t, err, "raise --slo", "no rate is within the SLO")
 }
 

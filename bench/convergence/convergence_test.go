@@ -24,8 +24,7 @@ func TestTheContract(t *testing.T) {
 	c, err := parse(nil, io.Discard)
 	testkit.Must(t, err)
 	for _, group := range c.rows {
-		sold, err := contract(c.spec(group), c.slo, c.margin)
-		testkit.Must(t, err)
+		sold := testkit.Result(contract(c.spec(group), c.slo, c.margin)).Must(t)
 		// A group is let through at once.
 		if sold.RateMilli != 1_320_000 || sold.Burst < int64(group*10) {
 			t.Errorf("groups of %d: r %d, b %d", group, sold.RateMilli, sold.Burst)
@@ -93,8 +92,7 @@ func TestARow(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, errs.String())
 	}
-	text, err := os.ReadFile(file)
-	testkit.Must(t, err)
+	text := testkit.Result(os.ReadFile(file)).Must(t)
 	var r Report
 	testkit.Must(t, json.Unmarshal(text, &r))
 	if len(r.Rows) != 1 {

@@ -37,8 +37,7 @@ func makeFigures(t *testing.T, args ...string) (folder string) {
 
 func read(t *testing.T, path string) string {
 	t.Helper()
-	b, err := os.ReadFile(path)
-	testkit.Must(t, err)
+	b := testkit.Result(os.ReadFile(path)).Must(t)
 	return string(b)
 }
 

@@ -22,8 +22,7 @@ func TestMain(m *testing.M) {
 // The bare proxy and the backends answer, are counted and accounted for.
 func TestWhatIsComparedWithIsMeasured(t *testing.T) {
 	start := func(kind, arg string) *decide.Server {
-		s, err := decide.Bare(kind, arg)
-		testkit.Must(t, err)
+		s := testkit.Result(decide.Bare(kind, arg)).Must(t)
 		t.Cleanup(func() { s.Stop() })
 		return s
 	}

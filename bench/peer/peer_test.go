@@ -99,8 +99,7 @@ func TestNoRunBeginsWhenTimeIsUp(t *testing.T) {
 }
 
 func TestFlags(t *testing.T) {
-	self, err := os.Executable()
-	testkit.Must(t, err)
+	self := testkit.Result(os.Executable()).Must(t)
 	c, err := parse([]string{"--srtm=" + self, "--nsq=up=" + self, "--nats=/not/there", "--only=srtm,up,nats", "--scenarios=tls,idle", "--seed=7"})
 	if err != nil || len(c.peers) != 2 || c.peers[1].Name != "up" || len(c.skipped) != 1 || len(c.scenarios) != 2 || c.seed != 7 {
 		t.Errorf("%+v, %v", c, err)

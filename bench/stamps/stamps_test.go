@@ -32,8 +32,7 @@ func TestEveryMessageIsMeasured(t *testing.T) {
 	}
 	var rows []result
 	for _, mode := range modes {
-		r, err := c.measure(t.Context(), mode, 2000)
-		testkit.Must(t, err)
+		r := testkit.Result(c.measure(t.Context(), mode, 2000)).Must(t)
 		n := 0
 		for _, k := range r.by {
 			n += k

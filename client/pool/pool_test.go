@@ -25,11 +25,9 @@ type world struct {
 }
 
 func newWorld(t *testing.T, cfg pool.Config) *world {
-	broker, err := fake.NewBroker("a", &fake.Log{})
-	testkit.Must(t, err)
+	broker := testkit.Result(fake.NewBroker("a", &fake.Log{})).Must(t)
 	t.Cleanup(broker.Close)
-	placement, err := fake.NewPlacement()
-	testkit.Must(t, err)
+	placement := testkit.Result(fake.NewPlacement()).Must(t)
 	t.Cleanup(placement.Close)
 	placement.Place("t", broker.Address(), "p", "q", "r")
 	p, err := pool.New(client.Config{Address: placement.Address()}, cfg)
@@ -44,16 +42,14 @@ func newWorld(t *testing.T, cfg pool.Config) *world {
 
 func (w *world) use(id string) *pool.Shared {
 	w.Helper()
-	one, err := w.Use(pool.Key{Topic: "t", ID: id})
-	testkit.Must(w, err)
+	one := testkit.Result(w.Use(pool.Key{Topic: "t", ID: id})).Must(w)
 	return one
 }
 
 func (w *world) open(id string) (*pool.Shared, *client.Publisher) {
 	w.Helper()
 	one := w.use(id)
-	publisher, err := one.Publisher(w.Context())
-	testkit.Must(w, err)
+	publisher := testkit.Result(one.Publisher(w.Context())).Must(w)
 	return one, publisher
 }
 

@@ -58,8 +58,7 @@ cpu = 1
 
 func parse(t *testing.T, text string) *policy.Policy {
 	t.Helper()
-	p, err := policy.Parse([]byte(text))
-	testkit.Must(t, err)
+	p := testkit.Result(policy.Parse([]byte(text))).Must(t)
 	return p
 }
 
@@ -243,8 +242,7 @@ func TestAmbiguousPaths(t *testing.T) {
 		"http://a/paid/..;/free":   true,
 		"http://a/paid/free;a/b.c": false,
 	} {
-		u, err := url.ParseRequestURI(path)
-		testkit.Must(t, err)
+		u := testkit.Result(url.ParseRequestURI(path)).Must(t)
 		testkit.Equal(t, policy.Ambiguous(u), want, "%s", path)
 	}
 }

@@ -40,10 +40,8 @@ func serveSecured(t testing.TB, text string, change func(*Config), security secu
 	if change != nil {
 		change(&cfg)
 	}
-	p, err := New(cfg)
-	testkit.Must(t, err)
-	guard, err := security.Load()
-	testkit.Must(t, err)
+	p := testkit.Result(New(cfg)).Must(t)
+	guard := testkit.Result(security.Load()).Must(t)
 	ln := testkit.Listen(t)
 	var group lifecycle.Group
 	group.Add("proxy", p.Run)
@@ -54,8 +52,7 @@ func serveSecured(t testing.TB, text string, change func(*Config), security secu
 
 func parse(t testing.TB, text string) *policy.Policy {
 	t.Helper()
-	p, err := policy.Parse([]byte(text))
-	testkit.Must(t, err)
+	p := testkit.Result(policy.Parse([]byte(text))).Must(t)
 	return p
 }
 
@@ -75,8 +72,7 @@ func one(url string, more ...string) string {
 // dial opens a connection to the gateway, on which the test writes what it likes.
 func (g *gateway) dial(t testing.TB) (net.Conn, *bufio.Reader) {
 	t.Helper()
-	c, err := net.Dial("tcp", g.at)
-	testkit.Must(t, err)
+	c := testkit.Result(net.Dial("tcp", g.at)).Must(t)
 	t.Cleanup(func() { _ = c.Close() }) // closed already, in some tests
 	return c, bufio.NewReader(c)
 }
@@ -91,8 +87,7 @@ func write(t testing.TB, c net.Conn, text string) {
 func answer(t testing.TB, r *bufio.Reader) (*http.Response, string) {
 	t.Helper()
 	t.Helper()
-	res, err := http.ReadResponse(r, nil)
-	testkit.Must(t, err)
+	res := testkit.Result(http.ReadResponse(r, nil)).Must(t)
 	body, err := io.ReadAll(res.Body)
 	if err != nil {
 		t.Fatal(err, res, string(body))
@@ -655,8 +650,7 @@ func TestRefusedByAnOlderPolicy(t *testing.T) {
 		return fmt.Sprintf("[[class]]\nname = %q\nqueue = %d\nwait = \"10m\"\n", name, queue)
 	}
 	cfg := Config{Policy: parse(t, one("http://a", class("a", 1), class("b", 2))), Scheduler: "mqos", Gateways: 1, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()}
-	p, err := New(cfg)
-	testkit.Must(t, err)
+	p := testkit.Result(New(cfg)).Must(t)
 	d := p.dispatcher
 	at := func(path string) *ticket {
 		t := &ticket{r: httptest.NewRequest(http.MethodGet, path, nil), granted: make(chan struct{}, 1)}

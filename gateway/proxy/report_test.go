@@ -13,8 +13,7 @@ import (
 // A server's report may be kilobytes of JSON, and all requests pass the dispatcher's lock:
 // who reads a report has not taken it yet.
 func TestReportsAreReadWithoutTheLock(t *testing.T) {
-	file, err := parser.ParseFile(token.NewFileSet(), "dispatch.go", nil, 0)
-	testkit.Must(t, err)
+	file := testkit.Result(parser.ParseFile(token.NewFileSet(), "dispatch.go", nil, 0)).Must(t)
 	read := 0
 	for _, decl := range file.Decls {
 		f, ok := decl.(*ast.FuncDecl)

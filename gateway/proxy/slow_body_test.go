@@ -116,8 +116,7 @@ func inMemory(t *testing.T, h http.HandlerFunc) (p *Proxy, dial func() net.Conn)
 		Scheduler: "mqos", Gateways: 1, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 	})
 	testkit.Must(t, err)
-	guard, err := secure.ServerConfig{}.Load()
-	testkit.Must(t, err)
+	guard := testkit.Result(secure.ServerConfig{}.Load()).Must(t)
 	front, back := pipes(make(chan net.Conn)), pipes(make(chan net.Conn))
 	transport := p.rules.Load().transport
 	transport.DialContext = func(context.Context, string, string) (net.Conn, error) { return back.dial(), nil }

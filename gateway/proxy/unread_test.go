@@ -47,10 +47,8 @@ func TestEarlyHints(t *testing.T) {
 	c, r := serve(t, one(url), nil).dial(t)
 	write(t, c, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
 	head := textproto.NewReader(r)
-	line, err := head.ReadLine()
-	testkit.Must(t, err)
-	early, err := head.ReadMIMEHeader()
-	testkit.Must(t, err)
+	line := testkit.Result(head.ReadLine()).Must(t)
+	early := testkit.Result(head.ReadMIMEHeader()).Must(t)
 	if !strings.Contains(line, "103") || len(early) != 1 || early.Get("Link") != "</a.css>" {
 		t.Errorf("%s %v", line, early)
 	}

@@ -28,8 +28,7 @@ func drawWorld(t *rapid.T, modes ...Mode) *world {
 			Name: fmt.Sprint(i), Weight: rapid.Float64Range(.5, 20).Draw(t, "weight"), Queue: rapid.IntRange(1, 30).Draw(t, "queue"),
 		})
 	}
-	s, err := New(cfg)
-	testkit.Must(t, err)
+	s := testkit.Result(New(cfg)).Must(t)
 	return &world{Scheduler: s}
 }
 

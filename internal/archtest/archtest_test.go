@@ -19,8 +19,7 @@ import (
 func fixture(t *testing.T) *Module {
 	t.Helper()
 	t.Setenv("GOWORK", "off")
-	m, err := Load(filepath.Join("testdata", "module"))
-	testkit.Must(t, err)
+	m := testkit.Result(Load(filepath.Join("testdata", "module"))).Must(t)
 	return m
 }
 
@@ -85,16 +84,14 @@ func TestPurity(t *testing.T) {
 	m := fixture(t)
 	for _, name := range []string{"clock", "concurrent", "order", "state", "random", "printing", "good"} {
 		t.Run(name, func(t *testing.T) {
-			found, err := m.CheckPurity(purity("pure/" + name))
-			testkit.Must(t, err)
+			found := testkit.Result(m.CheckPurity(purity("pure/" + name))).Must(t)
 			compare(t, found, wanted(t, filepath.Join("testdata", "module", "pure", name)))
 		})
 	}
 }
 
 func TestPurityOfImports(t *testing.T) {
-	found, err := fixture(t).CheckPurity(purity("pure/imports", "pure/good"))
-	testkit.Must(t, err)
+	found := testkit.Result(fixture(t).CheckPurity(purity("pure/imports", "pure/good"))).Must(t)
 	compare(t, found, []string{
 		"pure/imports: is pure and imports impure, which is not",
 		"pure/imports: is pure and imports os",
@@ -103,14 +100,12 @@ func TestPurityOfImports(t *testing.T) {
 }
 
 func TestPurityOfOtherPlatforms(t *testing.T) {
-	found, err := fixture(t).CheckPurity(purity("pure/platform"))
-	testkit.Must(t, err)
+	found := testkit.Result(fixture(t).CheckPurity(purity("pure/platform"))).Must(t)
 	compare(t, found, []string{"pure/platform/platform_windows.go: a file of a pure package that this build leaves out"})
 }
 
 func TestPurityOfAPackageThatIsGone(t *testing.T) {
-	found, err := fixture(t).CheckPurity(purity("pure/good", "pure/gone"))
-	testkit.Must(t, err)
+	found := testkit.Result(fixture(t).CheckPurity(purity("pure/good", "pure/gone"))).Must(t)
 	compare(t, found, []string{"pure/gone: a rule names this package, which does not exist"})
 }
 
@@ -140,8 +135,7 @@ func TestArrows(t *testing.T) {
 }
 
 func TestComments(t *testing.T) {
-	found, err := fixture(t).CheckComments("a reason")
-	testkit.Must(t, err)
+	found := testkit.Result(fixture(t).CheckComments("a reason")).Must(t)
 	compare(t, found, []string{
 		"comments/none: no package comment",
 		"comments/two: a package comment in each of a.go, b.go",

@@ -135,8 +135,7 @@ func TestMetricsAreExplained(t *testing.T) {
 	root := filepath.Join("..", "..")
 	var pages string
 	for _, page := range []string{"operations.md", "admission.md"} {
-		text, err := os.ReadFile(filepath.Join(root, "docs", page))
-		testkit.Must(t, err)
+		text := testkit.Result(os.ReadFile(filepath.Join(root, "docs", page))).Must(t)
 		pages += string(text)
 	}
 	for _, row := range regexp.MustCompile("(?m)^\\| `srtm_.*\\| +\\|$").FindAllString(pages, -1) {

@@ -324,8 +324,7 @@ const whyStatus = "codes are chosen in loaddistributor/rpc, from one table"
 
 func module(t *testing.T) *Module {
 	t.Helper()
-	m, err := Load(testkit.Root(t), "bench", "tests")
-	testkit.Must(t, err)
+	m := testkit.Result(Load(testkit.Root(t), "bench", "tests")).Must(t)
 	return m
 }
 

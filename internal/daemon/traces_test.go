@@ -75,8 +75,7 @@ func served(t *testing.T, use func(*grpc.ClientConn), flags ...string) {
 			return nil
 		})
 	}()
-	conn, err := grpc.NewClient(<-up, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	testkit.Must(t, err)
+	conn := testkit.Result(grpc.NewClient(<-up, grpc.WithTransportCredentials(insecure.NewCredentials()))).Must(t)
 	use(conn)
 	conn.Close()
 	stop()

@@ -87,10 +87,9 @@ func TestWhatIsRememberedIsBounded(t *testing.T) {
 	c := &Conn{Conn: &connlimit.Conn{Conn: script{Reader: strings.NewReader(text.String())}}}
 	r := bufio.NewReader(c)
 	for i := range 1002 {
-		req, err := http.ReadRequest(r)
-		testkit.Must(t, err)
+		req := testkit.Result(http.ReadRequest(r)).Must(t)
 		testkit.MustEqual(t, Twice(c, req), i < 1001, "request %d", i)
-		_, err = io.Copy(io.Discard, req.Body)
+		_, err := io.Copy(io.Discard, req.Body)
 		testkit.Must(t, err)
 	}
 	if known := c.twice.Load().(string); len(known) > 2*maxRequests {

@@ -57,8 +57,7 @@ func start(t *testing.T, name string) (cmd *exec.Cmd, out *bufio.Reader, stderr 
 	cmd.Env = append(os.Environ(), daemonEnv+"="+name, "GORACE=atexit_sleep_ms=0")
 	stderr = new(bytes.Buffer)
 	cmd.Stderr = stderr
-	pipe, err := cmd.StdoutPipe()
-	testkit.Must(t, err)
+	pipe := testkit.Result(cmd.StdoutPipe()).Must(t)
 	stdin, err := cmd.StdinPipe() // stays open, and closes with us whatever happens
 	testkit.Must(t, err)
 	testkit.Must(t, cmd.Start())

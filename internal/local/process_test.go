@@ -58,8 +58,7 @@ func TestStopReportsTheExitCode(t *testing.T) {
 func TestStopTellsWhereAProcessHangs(t *testing.T) {
 	dir := t.TempDir()
 	hangs := program(t, "trap '' TERM\ntrap 'echo here; exit 2' QUIT\n: > ready\nwhile :; do sleep 0.01; done\n")
-	p, err := Start(hangs, nil, Options{Dir: dir, Ready: ready(dir), Within: time.Second})
-	testkit.Must(t, err)
+	p := testkit.Result(Start(hangs, nil, Options{Dir: dir, Ready: ready(dir), Within: time.Second})).Must(t)
 	testkit.ErrorHas(t, p.Stop(), "did not stop within 1s of SIGTERM; it printed last:\nhere\n")
 }
 
@@ -75,8 +74,7 @@ func TestRunOfWhatEndsAtOnce(t *testing.T) {
 func TestPortsAreGivenOnce(t *testing.T) {
 	seen := map[string]bool{}
 	for range 20 {
-		some, err := Ports(5)
-		testkit.Must(t, err)
+		some := testkit.Result(Ports(5)).Must(t)
 		for _, address := range some {
 			if seen[address] {
 				t.Fatalf("%s twice", address)

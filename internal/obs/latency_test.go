@@ -205,12 +205,10 @@ func TestLatencyProtoRoundTrip(t *testing.T) {
 		for _, d := range rapid.SliceOf(rapid.Int64Range(-1e9, 100e9)).Draw(t, "durations") {
 			l.Record(time.Duration(d))
 		}
-		wire, err := proto.Marshal(l.Proto())
-		testkit.Must(t, err)
+		wire := testkit.Result(proto.Marshal(l.Proto())).Must(t)
 		var p srtmv1.Histogram
 		testkit.Must(t, proto.Unmarshal(wire, &p))
-		back, err := LatencyFromProto(&p)
-		testkit.Must(t, err)
+		back := testkit.Result(LatencyFromProto(&p)).Must(t)
 		if !proto.Equal(back.Proto(), l.Proto()) || back.Count() != l.Count() {
 			t.Fatalf("%d samples came back as %d, or elsewhere", l.Count(), back.Count())
 		}

@@ -17,14 +17,12 @@ import (
 
 func pair(t *testing.T) (mine, theirs int) {
 	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK, 0)
-	testkit.Must(t, err)
+	fds := testkit.Result(unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK, 0)).Must(t)
 	return fds[0], fds[1]
 }
 
 func TestEventsBearSlotAndGeneration(t *testing.T) {
-	p, err := poll.New()
-	testkit.Must(t, err)
+	p := testkit.Result(poll.New()).Must(t)
 	defer p.Close()
 	mine, theirs := pair(t)
 	defer unix.Close(mine)
@@ -32,7 +30,7 @@ func TestEventsBearSlotAndGeneration(t *testing.T) {
 	if got := p.Wait(false); len(got) != 0 {
 		t.Fatalf("nothing happened, but %v", got)
 	}
-	_, err = poll.Write(theirs, []byte("x"))
+	_, err := poll.Write(theirs, []byte("x"))
 	testkit.Must(t, err)
 	for range 2 { // a level, not an edge
 		if got := p.Wait(true); len(got) != 1 || got[0].Fd != 7 || got[0].Pad != 3 || got[0].Events != unix.EPOLLIN {
@@ -66,8 +64,7 @@ func TestEventsBearSlotAndGeneration(t *testing.T) {
 // Each of several wake-ups and alarms ends one wait, though what they leave in
 // their descriptors is never read; and none ends a second.
 func TestWakeAndAlarmEndAWait(t *testing.T) {
-	p, err := poll.New()
-	testkit.Must(t, err)
+	p := testkit.Result(poll.New()).Must(t)
 	defer p.Close()
 	for range 3 {
 		go p.Wake()
@@ -95,8 +92,7 @@ func TestWaitsLeaveAProcessor(t *testing.T) {
 	var all []*poll.Poller
 	var waits sync.WaitGroup
 	for range before + 2 {
-		p, err := poll.New()
-		testkit.Must(t, err)
+		p := testkit.Result(poll.New()).Must(t)
 		all = append(all, p)
 		waits.Go(func() { p.Wait(true) })
 	}

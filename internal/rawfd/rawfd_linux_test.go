@@ -9,8 +9,7 @@ import (
 )
 
 func TestWhatIsThereAndWhatIsTaken(t *testing.T) {
-	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-	testkit.Must(t, err)
+	ends := testkit.Result(unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)).Must(t)
 	defer unix.Close(ends[1])
 	b := make([]byte, 100)
 	if n, errno := Read(ends[1], b); n != 0 || errno != unix.EAGAIN {

@@ -20,8 +20,7 @@ func TestUDP(t *testing.T) {
 		testkit.Must(t, err)
 		conns := make([]*net.UDPConn, 2)
 		for i := range conns {
-			conns[i], err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(u.Addr()))
-			testkit.Must(t, err)
+			conns[i] = testkit.Result(net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(u.Addr()))).Must(t)
 			defer conns[i].Close()
 		}
 		var in [16]byte

@@ -112,8 +112,7 @@ func TestAudit(t *testing.T) {
 		if token != "" {
 			options = append(options, grpc.WithPerRPCCredentials(Bearer(func() string { return token })))
 		}
-		conn, err := grpc.NewClient(address, options...)
-		testkit.Must(t, err)
+		conn := testkit.Result(grpc.NewClient(address, options...)).Must(t)
 		t.Cleanup(func() { conn.Close() })
 		return srtmv1.NewAdminServiceClient(conn)
 	}

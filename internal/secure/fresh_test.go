@@ -203,8 +203,7 @@ func TestAClientReadsAgain(t *testing.T) {
 	options, err := cfg.Load("")
 	testkit.Must(t, err)
 	reaches := func(address string) codes.Code {
-		conn, err := grpc.NewClient(address, options...)
-		testkit.Must(t, err)
+		conn := testkit.Result(grpc.NewClient(address, options...)).Must(t)
 		defer conn.Close()
 		return status.Code(ask(t, conn, srtmv1.AdminService_CreateTopic_FullMethodName))
 	}

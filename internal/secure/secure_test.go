@@ -47,8 +47,7 @@ func tokenFile(t *testing.T) string {
 // serve runs a gRPC server until t ends, and returns its address.
 func serve(t *testing.T, cfg ServerConfig) string {
 	t.Helper()
-	s, err := cfg.Load()
-	testkit.Must(t, err)
+	s := testkit.Result(cfg.Load()).Must(t)
 	server := grpc.NewServer(s.Options()...)
 	healthv1.RegisterHealthServer(server, health.NewServer())
 	srtmv1.RegisterAdminServiceServer(server, srtmv1.UnimplementedAdminServiceServer{})
@@ -63,10 +62,8 @@ func serve(t *testing.T, cfg ServerConfig) string {
 // dial returns a connection that is closed when t ends.
 func dial(t *testing.T, address string, cfg ClientConfig) *grpc.ClientConn {
 	t.Helper()
-	options, err := cfg.Load("")
-	testkit.Must(t, err)
-	conn, err := grpc.NewClient(address, options...)
-	testkit.Must(t, err)
+	options := testkit.Result(cfg.Load("")).Must(t)
+	conn := testkit.Result(grpc.NewClient(address, options...)).Must(t)
 	t.Cleanup(func() { conn.Close() })
 	return conn
 }
@@ -225,8 +222,7 @@ func TestCertificatesAndBrokers(t *testing.T) {
 	} {
 		cert := a.Certificate(c.cert)
 		cfg := ClientConfig{CAFile: a.File, CertFile: cert.CertFile, KeyFile: cert.KeyFile}
-		options, err := cfg.Load("")
-		testkit.Must(t, err)
+		options := testkit.Result(cfg.Load("")).Must(t)
 		if c.token != "" { // as a stranger's client would, which reads no file of ours
 			options = append(options, grpc.WithPerRPCCredentials(Bearer(func() string { return c.token })))
 		}
@@ -252,8 +248,7 @@ func TestCertificatesAndBrokers(t *testing.T) {
 			if c.token != "" {
 				req.Header.Set("Authorization", "Bearer "+c.token)
 			}
-			res, err := client.Do(req)
-			testkit.Must(t, err)
+			res := testkit.Result(client.Do(req)).Must(t)
 			res.Body.Close()
 			testkit.Equal(t, res.StatusCode, want, "%s: %s", name, method)
 		}
@@ -377,9 +372,8 @@ func TestFailedHandshakesAreLogged(t *testing.T) {
 		t.Errorf("in clear: %v", err)
 	}
 	for range 20 {
-		c, err := net.Dial("tcp", ln.Addr().String())
-		testkit.Must(t, err)
-		_, err = c.Write([]byte("GET / HTTP/1.1\r\n\r\n"))
+		c := testkit.Result(net.Dial("tcp", ln.Addr().String())).Must(t)
+		_, err := c.Write([]byte("GET / HTTP/1.1\r\n\r\n"))
 		testkit.Must(t, err)
 		_, _ = io.Copy(io.Discard, c) // until it is refused
 		c.Close()
@@ -447,13 +441,11 @@ func TestHTTP(t *testing.T) {
 		{"PUT", "/config/x", nodeToken, 403},
 		{"POST", "/topic/delete?topic=t", adminToken, 200},
 	} {
-		req, err := http.NewRequestWithContext(t.Context(), c.method, url+c.path, nil)
-		testkit.Must(t, err)
+		req := testkit.Result(http.NewRequestWithContext(t.Context(), c.method, url+c.path, nil)).Must(t)
 		if c.token != "" {
 			req.Header.Set("Authorization", "Bearer "+c.token)
 		}
-		res, err := client.Do(req)
-		testkit.Must(t, err)
+		res := testkit.Result(client.Do(req)).Must(t)
 		res.Body.Close()
 		if res.StatusCode != c.want || (c.want == 401) != (res.Header.Get("WWW-Authenticate") == "Bearer") {
 			t.Errorf("%s %s with %q: %d, want %d", c.method, c.path, c.token, res.StatusCode, c.want)
@@ -473,8 +465,7 @@ func TestHTTP(t *testing.T) {
 		}
 	}
 
-	open, err := ServerConfig{}.Load()
-	testkit.Must(t, err)
+	open := testkit.Result(ServerConfig{}.Load()).Must(t)
 	w := httptest.NewRecorder()
 	open.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })).
 		ServeHTTP(w, httptest.NewRequest("POST", "/debug/x", nil))

@@ -66,6 +66,28 @@ func ErrorHas(t reporter, err error, want string, what ...any) {
 	}
 }
 
+// Result holds what a function returned, with its error.
+//
+//	text := testkit.Result(os.ReadFile(path)).Must(t)
+func Result[V any](value V, err error) result[V] { return result[V]{value, err} }
+
+type result[V any] struct {
+	value V
+	err   error
+}
+
+// Must returns the value; an error ends the test.
+func (r result[V]) Must(t interface {
+	Helper()
+	Fatal(args ...any)
+}) V {
+	if r.err != nil {
+		t.Helper()
+		t.Fatal(r.err)
+	}
+	return r.value
+}
+
 func differ(got, want any, what []any) string {
 	verb := "%+v"
 	if reflect.ValueOf(got).Kind() == reflect.String {

@@ -234,6 +234,8 @@ func TestEqual(t *testing.T) {
 		"is not":       {func(r *recorder) { testkit.ErrorIs(r, nil, bad) }, "got <nil>, want bad\nafter\n"},
 		"has":          {func(r *recorder) { testkit.ErrorHas(r, bad, "a") }, ""},
 		"has not":      {func(r *recorder) { testkit.ErrorHas(r, bad, "c", "here") }, "here: error bad, want one with \"c\"\nafter\n"},
+		"a value":      {func(r *recorder) { testkit.Equal(r, testkit.Result(1, nil).Must(r), 1) }, ""},
+		"no value":     {func(r *recorder) { testkit.Result(1, bad).Must(r) }, "bad\n"},
 		"has no error": {func(r *recorder) { testkit.ErrorHas(r, nil, "") }, "error <nil>, want one with \"\"\nafter\n"},
 	} {
 		r := new(recorder)

@@ -51,8 +51,7 @@ func BenchmarkClaim(b *testing.B) {
 	tr := c.tr.(*filterConn)
 	b.ReportAllocs()
 	for b.Loop() {
-		cl, err := f.claim(tr.rc)
-		testkit.Must(b, err)
+		cl := testkit.Result(f.claim(tr.rc)).Must(b)
 		f.release(cl)
 	}
 }

@@ -17,8 +17,7 @@ func TestTCPSockIsWhereTheFullDecoderFindsIt(t *testing.T) {
 		t.Skipf("this kernel has no type information: %v", err)
 	}
 	testkit.Must(t, err)
-	spec, err := btf.LoadKernelSpec()
-	testkit.Must(t, err)
+	spec := testkit.Result(btf.LoadKernelSpec()).Must(t)
 	var sock *btf.Struct
 	testkit.Must(t, spec.TypeByName("tcp_sock", &sock))
 	var want [2]uint32

@@ -24,11 +24,9 @@ import (
 // certificate makes a self-signed one.
 func certificate(t testing.TB) tls.Certificate {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	testkit.Must(t, err)
+	key := testkit.Result(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)).Must(t)
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	testkit.Must(t, err)
+	der := testkit.Result(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)).Must(t)
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
@@ -109,8 +107,7 @@ func TestTLSIsStampedByRecord(t *testing.T) {
 func TestCompressedStreamsGetBounds(t *testing.T) {
 	s, _ := loaded(t, false, Config{})
 	deflate := func(to io.Writer) *flate.Writer {
-		w, err := flate.NewWriter(to, flate.BestSpeed)
-		testkit.Must(t, err)
+		w := testkit.Result(flate.NewWriter(to, flate.BestSpeed)).Must(t)
 		return w
 	}
 	check := func(what string, l *Layer, acked func() mono.Time, w *flate.Writer) {

@@ -58,10 +58,9 @@ func kernelVersion(t testing.TB) (major, minor int) {
 
 func effective(t testing.TB) (caps uint64) {
 	t.Helper()
-	status, err := os.ReadFile("/proc/self/status")
-	testkit.Must(t, err)
+	status := testkit.Result(os.ReadFile("/proc/self/status")).Must(t)
 	_, rest, _ := strings.Cut(string(status), "CapEff:")
-	_, err = fmt.Sscanf(strings.TrimSpace(rest), "%x", &caps)
+	_, err := fmt.Sscanf(strings.TrimSpace(rest), "%x", &caps)
 	testkit.Must(t, err)
 	return caps
 }
@@ -107,8 +106,7 @@ func listen(t testing.TB, s *Stamper, network, address string) net.Listener {
 	t.Helper()
 	lc := net.ListenConfig{Control: s.Control}
 	lc.SetMultipathTCP(false)
-	ln, err := lc.Listen(context.Background(), network, address)
-	testkit.Must(t, err)
+	ln := testkit.Result(lc.Listen(context.Background(), network, address)).Must(t)
 	t.Cleanup(func() { ln.Close() })
 	return ln
 }
@@ -123,11 +121,9 @@ type sender struct {
 func dial(t testing.TB, ln net.Listener, d net.Dialer) *sender {
 	t.Helper()
 	d.SetMultipathTCP(false)
-	c, err := d.Dial("tcp", ln.Addr().String())
-	testkit.Must(t, err)
+	c := testkit.Result(d.Dial("tcp", ln.Addr().String())).Must(t)
 	t.Cleanup(func() { c.Close() })
-	raw, err := c.(*net.TCPConn).SyscallConn()
-	testkit.Must(t, err)
+	raw := testkit.Result(c.(*net.TCPConn).SyscallConn()).Must(t)
 	return &sender{t, c.(*net.TCPConn), raw}
 }
 
@@ -164,8 +160,7 @@ func (s *sender) acked() mono.Time {
 
 func accept(t testing.TB, ln net.Listener) net.Conn {
 	t.Helper()
-	c, err := ln.Accept()
-	testkit.Must(t, err)
+	c := testkit.Result(ln.Accept()).Must(t)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -576,8 +571,7 @@ func TestFilterRefusesMultipath(t *testing.T) {
 		return err
 	}}
 	lc.SetMultipathTCP(true)
-	ln, err := lc.Listen(context.Background(), "tcp", "127.0.0.1:0")
-	testkit.Must(t, err)
+	ln := testkit.Result(lc.Listen(context.Background(), "tcp", "127.0.0.1:0")).Must(t)
 	defer ln.Close()
 	if protocol != unix.IPPROTO_MPTCP {
 		t.Skip("this kernel has no multipath TCP to refuse")
@@ -607,8 +601,7 @@ func TestFilterSurvivesDeferredAccept(t *testing.T) {
 			return s.Control(network, address, c)
 		}}
 		lc.SetMultipathTCP(false)
-		ln, err := lc.Listen(context.Background(), "tcp", "127.0.0.1:0")
-		testkit.Must(t, err)
+		ln := testkit.Result(lc.Listen(context.Background(), "tcp", "127.0.0.1:0")).Must(t)
 		defer ln.Close()
 		client := dial(t, ln, net.Dialer{})
 		client.send(message(10))
@@ -764,8 +757,7 @@ func TestTimestampingNoticesClockSteps(t *testing.T) {
 func TestAutoTakesTheBest(t *testing.T) {
 	needKernel(t)
 	var log bytes.Buffer
-	s, err := Open(Auto, Config{}, slog.New(slog.NewTextHandler(&log, nil)))
-	testkit.Must(t, err)
+	s := testkit.Result(Open(Auto, Config{}, slog.New(slog.NewTextHandler(&log, nil)))).Must(t)
 	defer s.Close()
 	in := s.Info()
 	if in.Source != "ebpf" || in.Reason != "" || in.Pinned || in.Kernel == "unknown" {
@@ -777,8 +769,7 @@ func TestAutoTakesTheBest(t *testing.T) {
 }
 
 func TestOnlyRequestedSourcesAreTried(t *testing.T) {
-	s, err := Open(Timestamping, Config{}, slog.New(slog.DiscardHandler))
-	testkit.Must(t, err)
+	s := testkit.Result(Open(Timestamping, Config{}, slog.New(slog.DiscardHandler))).Must(t)
 	defer s.Close()
 	if in := s.Info(); in.Source != "sotimestamp" || in.Reason != "" {
 		t.Errorf("%+v", in)
@@ -787,8 +778,7 @@ func TestOnlyRequestedSourcesAreTried(t *testing.T) {
 
 func TestCloseWithRingsInUseSaysSo(t *testing.T) {
 	needKernel(t)
-	f, err := load(Config{}.withDefaults(), chunkSlots, false)
-	testkit.Must(t, err)
+	f := testkit.Result(load(Config{}.withDefaults(), chunkSlots, false)).Must(t)
 	s := &Stamper{log: slog.New(slog.DiscardHandler), mode: Auto, src: f}
 	ln := listen(t, s, "tcp", "127.0.0.1:0")
 	client := dial(t, ln, net.Dialer{})

@@ -79,17 +79,14 @@ func newNetwork(t *testing.T, lose, double uint32) *network {
 		run("-n", ns, "link", "set", "lo", "up")
 	}
 
-	spec, err := lossy.LoadLossy()
-	testkit.Must(t, err)
+	spec := testkit.Result(lossy.LoadLossy()).Must(t)
 	testkit.Must(t, errors.Join(spec.Variables["lose_permille"].Set(lose), spec.Variables["double_permille"].Set(double)))
-	coll, err := ebpf.NewCollection(spec)
-	testkit.Must(t, err)
+	coll := testkit.Result(ebpf.NewCollection(spec)).Must(t)
 	t.Cleanup(coll.Close)
 	n.counters = coll.Maps["counters"]
 	n.attach(n.to, coll.Programs["bad"])
 	n.attach(n.to, coll.Programs["watch"])
-	n.witness, err = ringbuf.NewReader(coll.Maps["witness"])
-	testkit.Must(t, err)
+	n.witness = testkit.Result(ringbuf.NewReader(coll.Maps["witness"])).Must(t)
 	t.Cleanup(func() { n.witness.Close() })
 	return n
 }
@@ -99,8 +96,7 @@ func (n *network) in(ns string, f func()) {
 	n.t.Helper()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	here, err := os.Open("/proc/thread-self/ns/net")
-	testkit.Must(n.t, err)
+	here := testkit.Result(os.Open("/proc/thread-self/ns/net")).Must(n.t)
 	defer here.Close()
 	there, err := os.Open("/run/netns/" + ns)
 	testkit.Must(n.t, err)
@@ -118,8 +114,7 @@ func (n *network) in(ns string, f func()) {
 func (n *network) attach(ns string, prog *ebpf.Program) {
 	n.t.Helper()
 	n.in(ns, func() {
-		dev, err := net.InterfaceByName("veth0")
-		testkit.Must(n.t, err)
+		dev := testkit.Result(net.InterfaceByName("veth0")).Must(n.t)
 		l, err := link.AttachTCX(link.TCXOptions{Interface: dev.Index, Program: prog, Attach: ebpf.AttachTCXIngress})
 		testkit.Must(n.t, err)
 		n.t.Cleanup(func() { l.Close() })
@@ -130,8 +125,7 @@ func (n *network) attach(ns string, prog *ebpf.Program) {
 func (n *network) set(ns string, feature, value uint32) {
 	n.t.Helper()
 	n.in(ns, func() {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
-		testkit.Must(n.t, err)
+		fd := testkit.Result(unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)).Must(n.t)
 		defer unix.Close(fd)
 		var what runtime.Pinner
 		defer what.Unpin()

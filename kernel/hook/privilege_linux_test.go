@@ -42,8 +42,7 @@ func child(t *testing.T, name string, uid uint32, caps []uintptr, wrap []string,
 	t.Helper()
 	argv := append(wrap, "/proc/self/exe")
 	if len(wrap) > 0 { // there /proc/self is another program
-		self, err := os.Executable()
-		testkit.Must(t, err)
+		self := testkit.Result(os.Executable()).Must(t)
 		argv[len(wrap)] = self
 	}
 	cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...)
@@ -126,8 +125,7 @@ func childBPFOnly() error {
 // bpffs mounts a BPF file system that everybody can reach.
 func bpffs(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "hook")
-	testkit.Must(t, err)
+	dir := testkit.Result(os.MkdirTemp("", "hook")).Must(t)
 	t.Cleanup(func() {
 		testkit.NoError(t, os.Remove(dir))
 	})

@@ -86,8 +86,7 @@ func TestReadTimeAllocatesNothing(t *testing.T) {
 	buf := make([]byte, 64)
 	var at int64
 	allocs := testing.AllocsPerRun(1000, func() {
-		n, err := c.Read(buf)
-		testkit.Must(t, err)
+		n := testkit.Result(c.Read(buf)).Must(t)
 		c.Arrival(at, at+int64(n))
 		at += int64(n)
 	})

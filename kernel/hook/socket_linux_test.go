@@ -16,8 +16,7 @@ import (
 // acceptRaw accepts a connection that only the test watches.
 func acceptRaw(t *testing.T, ln net.Listener) Socket {
 	t.Helper()
-	file, err := ln.(*net.TCPListener).File()
-	testkit.Must(t, err)
+	file := testkit.Result(ln.(*net.TCPListener).File()).Must(t)
 	defer file.Close()
 	raw, err := file.SyscallConn()
 	testkit.Must(t, err)

@@ -27,11 +27,9 @@ func hundred(b *testing.B) (*Catalog, *Spec) {
 func BenchmarkPlaceAndCommit(b *testing.B) {
 	c, s := hundred(b)
 	for b.Loop() {
-		plan, err := placement.Place(s.Policy, c.Snapshot(), s.Demand, nil)
-		testkit.Must(b, err)
-		e, err := NewTopicPlaced(s, plan, "")
-		testkit.Must(b, err)
-		_, err = c.Apply(e)
+		plan := testkit.Result(placement.Place(s.Policy, c.Snapshot(), s.Demand, nil)).Must(b)
+		e := testkit.Result(NewTopicPlaced(s, plan, "")).Must(b)
+		_, err := c.Apply(e)
 		testkit.Must(b, err)
 		_, err = c.Apply(TopicRemoved{Topic: "t"})
 		testkit.Must(b, err)
@@ -41,8 +39,7 @@ func BenchmarkPlaceAndCommit(b *testing.B) {
 // The budget is 1 ms, the call over gRPC included.
 func BenchmarkResolve(b *testing.B) {
 	c, s := hundred(b)
-	plan, err := placement.Place(s.Policy, c.Snapshot(), s.Demand, nil)
-	testkit.Must(b, err)
+	plan := testkit.Result(placement.Place(s.Policy, c.Snapshot(), s.Demand, nil)).Must(b)
 	placed, err := NewTopicPlaced(s, plan, "")
 	testkit.Must(b, err)
 	events := []Event{placed}

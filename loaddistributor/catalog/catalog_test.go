@@ -214,8 +214,7 @@ func TestAnyHistory(t *testing.T) {
 				if err != nil {
 					continue
 				}
-				e, err := NewTopicPlaced(s, p, rapid.SampledFrom([]string{"", "k1", "k2"}).Draw(t, "key"))
-				testkit.Must(t, err)
+				e := testkit.Result(NewTopicPlaced(s, p, rapid.SampledFrom([]string{"", "k1", "k2"}).Draw(t, "key"))).Must(t)
 				if rapid.Bool().Draw(t, "the brokers change meanwhile") {
 					_ = apply(BrokerLeft{broker})
 				}
@@ -249,8 +248,7 @@ func TestAnyHistory(t *testing.T) {
 				if q := &p.Quotas[0]; len(q.Publishers) > 1 && rapid.Bool().Draw(t, "one is left out") {
 					p.Unplaced, q.Publishers = q.Publishers[:1:1], q.Publishers[1:]
 				}
-				e, err := NewTopicMoving(s, p)
-				testkit.Must(t, err)
+				e := testkit.Result(NewTopicMoving(s, p)).Must(t)
 				if apply(e) != nil {
 					continue
 				}

@@ -50,8 +50,7 @@ func TestAnyChange(t *testing.T) {
 			return p
 		}
 		before := place(was, func(i int) int { return i%4 - 1 }, "b0", "b1", "b2")
-		e, err := NewTopicPlaced(was, before, "")
-		testkit.Must(rt, err)
+		e := testkit.Result(NewTopicPlaced(was, before, "")).Must(rt)
 		w.must(e)
 		for _, q := range before.Quotas {
 			w.must(MemberPrepared{"t", q.Broker})
@@ -110,8 +109,7 @@ func TestAnyChange(t *testing.T) {
 		}, to...)
 
 		topic, _ := w.Topic("t")
-		moving, err := NewTopicChanging(topic, &is, after)
-		testkit.Must(rt, err)
+		moving := testkit.Result(NewTopicChanging(topic, &is, after)).Must(rt)
 		change := moving.Change()
 		if change == nil {
 			rt.Fatal("it is kept whole")
@@ -119,13 +117,12 @@ func TestAnyChange(t *testing.T) {
 		if named := len(change.Removed) + len(change.Added) + len(change.Publishers); named > 30 {
 			rt.Errorf("it names %d", named)
 		}
-		other, err := Load(w.Dump())
-		testkit.Must(rt, err)
+		other := testkit.Result(Load(w.Dump())).Must(rt)
 		if w.Based(moving).Change() == nil || other.Based(moving).Change() == nil {
 			rt.Fatal("it is of this very topic")
 		}
 		w.must(moving)
-		_, err = other.Apply(*change)
+		_, err := other.Apply(*change)
 		testkit.Must(rt, err)
 		if a, b := w.Dump(), other.Dump(); !reflect.DeepEqual(a, b) {
 			rt.Fatalf("the change gives\n%+v\nthe move\n%+v", b.Topics[0].Next, a.Topics[0].Next)
@@ -134,8 +131,7 @@ func TestAnyChange(t *testing.T) {
 			rt.Error("the topic has not moved yet")
 		}
 		w.must(TopicMoveAborted{Topic: "t"})
-		again, err := NewTopicMoving(topic.Spec.Keeping("fsync"), topic.Plan)
-		testkit.Must(rt, err)
+		again := testkit.Result(NewTopicMoving(topic.Spec.Keeping("fsync"), topic.Plan)).Must(rt)
 		w.must(again)
 		for _, q := range again.Plan.Quotas {
 			w.must(MemberPrepared{"t", q.Broker})

@@ -162,8 +162,7 @@ func TestAStockConsumerFindsTheBrokers(t *testing.T) {
 
 	cfg := nsq.NewConfig()
 	cfg.DialTimeout = 5 * time.Second
-	consumer, err := nsq.NewConsumer("orders", "test", cfg)
-	testkit.Must(t, err)
+	consumer := testkit.Result(nsq.NewConsumer("orders", "test", cfg)).Must(t)
 	consumer.SetLoggerLevel(nsq.LogLevelMax)
 	consumer.AddHandler(nsq.HandlerFunc(func(*nsq.Message) error { return nil }))
 	testkit.Must(t, consumer.ConnectToNSQLookupd(server.URL))

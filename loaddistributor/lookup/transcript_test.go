@@ -105,9 +105,7 @@ func say(t *testing.T, address string, conns map[string]net.Conn, name, words st
 	t.Helper()
 	conn, known := conns[name]
 	if !known {
-		var err error
-		conn, err = net.Dial("tcp", address)
-		testkit.Must(t, err)
+		conn = testkit.Result(net.Dial("tcp", address)).Must(t)
 		conns[name] = conn
 		if name == "magic" {
 			return exchange(t, conn, "  V9")
@@ -179,11 +177,9 @@ func ask(t *testing.T, method, url string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Hang)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, method, url, nil)
-	testkit.Must(t, err)
+	req := testkit.Result(http.NewRequestWithContext(ctx, method, url, nil)).Must(t)
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	res, err := client.Do(req)
-	testkit.Must(t, err)
+	res := testkit.Result(client.Do(req)).Must(t)
 	defer res.Body.Close()
 	body, err := io.ReadAll(res.Body)
 	testkit.Must(t, err)
@@ -208,8 +204,7 @@ func ask(t *testing.T, method, url string) string {
 		}
 		slices.SortFunc(list, func(a, b any) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
 	}
-	again, err := json.Marshal(parsed)
-	testkit.Must(t, err)
+	again := testkit.Result(json.Marshal(parsed)).Must(t)
 	return text + " " + string(again)
 }
 

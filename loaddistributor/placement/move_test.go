@@ -75,8 +75,7 @@ func TestReplace(t *testing.T) {
 		if err != nil {
 			return
 		}
-		was, err := wherePlaced(first, old)
-		testkit.Must(t, err)
+		was := testkit.Result(wherePlaced(first, old)).Must(t)
 		at := func(id string) string { return was[id] }
 		now := old
 		if rapid.Bool().Draw(t, "another demand") {
@@ -93,8 +92,7 @@ func TestReplace(t *testing.T) {
 			}
 			return
 		}
-		is, err := wherePlaced(second, now)
-		testkit.Must(t, err)
+		is := testkit.Result(wherePlaced(second, now)).Must(t)
 		// No publisher moves to a place that one of its kind gave up.
 		type kind struct {
 			key  string
@@ -176,8 +174,7 @@ func TestReplaceMovesTheFewest(t *testing.T) {
 				plan = shifted
 			}
 		}
-		was, err := wherePlaced(plan, d)
-		testkit.Must(t, err)
+		was := testkit.Result(wherePlaced(plan, d)).Must(t)
 		// Other rates, publishers and brokers: the same publishers where they were.
 		faster := rapid.SampledFrom([]float64{0.5, 1, 1, 1.25, 2}).Draw(t, "faster")
 		now, present := d, plan
@@ -212,8 +209,7 @@ func TestReplaceMovesTheFewest(t *testing.T) {
 			}
 			return
 		}
-		is, err := wherePlaced(next, now)
-		testkit.Must(t, err)
+		is := testkit.Result(wherePlaced(next, now)).Must(t)
 		moved := 0
 		for id, from := range was {
 			if is[id] != from {
@@ -266,8 +262,7 @@ func TestShift(t *testing.T) {
 		if err != nil {
 			return
 		}
-		was, err := wherePlaced(plan, d)
-		testkit.Must(t, err)
+		was := testkit.Result(wherePlaced(plan, d)).Must(t)
 		publishers := d.Expand()
 		var moved []int
 		chosen := map[string]bool{}
@@ -287,8 +282,7 @@ func TestShift(t *testing.T) {
 			return
 		}
 		testkit.Must(t, err)
-		is, err := wherePlaced(shifted, d)
-		testkit.Must(t, err)
+		is := testkit.Result(wherePlaced(shifted, d)).Must(t)
 		for _, p := range publishers {
 			want := was[p.ID]
 			if chosen[p.ID] {

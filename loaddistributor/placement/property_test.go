@@ -295,8 +295,7 @@ func TestRemaindersGoRound(t *testing.T) {
 		for g := range c.groups {
 			d.Groups = append(d.Groups, placement.Group{Key: fmt.Sprint(g), Count: c.size, Rate: 0.1})
 		}
-		plan, err := placement.Place(placement.SRTM, brokers, d, nil)
-		testkit.Must(t, err)
+		plan := testkit.Result(placement.Place(placement.SRTM, brokers, d, nil)).Must(t)
 		more := make([]int, c.k)
 		for l, q := range plan.Quotas {
 			for _, n := range d.Keys(q.Publishers) {
@@ -316,8 +315,7 @@ func TestRemaindersGoRound(t *testing.T) {
 func TestLargestRemainder(t *testing.T) {
 	brokers := []placement.Broker{{ID: "a", Mcap: 11}, {ID: "b", Mcap: 17}, {ID: "c", Mcap: 72}}
 	d := placement.Demand{Topic: "t", Rate: 100, Burst: 10, Groups: []placement.Group{{Key: "g", Count: 10, Rate: 1}}}
-	plan, err := placement.Place(placement.SRTM, brokers, d, nil)
-	testkit.Must(t, err)
+	plan := testkit.Result(placement.Place(placement.SRTM, brokers, d, nil)).Must(t)
 	for i, want := range []int{1, 2, 7} { // of 1.1, 1.7, 7.2
 		if got := d.Keys(plan.Quotas[i].Publishers)["g"]; got != want {
 			t.Errorf("broker %s gets %d of the group, want %d", plan.Quotas[i].Broker, got, want)
@@ -333,8 +331,7 @@ func TestNoRemainderWhereItDivides(t *testing.T) {
 	for i, size := range []int{1, 1, 1, 4} {
 		d.Groups = append(d.Groups, placement.Group{Key: fmt.Sprint("g", i), Count: size, Rate: 1})
 	}
-	plan, err := placement.Place(placement.SRTM, brokers, d, nil)
-	testkit.Must(t, err)
+	plan := testkit.Result(placement.Place(placement.SRTM, brokers, d, nil)).Must(t)
 	// After three groups of one, a is half a publisher behind, c 0.4 ahead. Of
 	// four, the exact parts are 2, 1.2 and 0.8.
 	for i, want := range []map[string]int{{"g0": 1, "g3": 2}, {"g1": 1, "g3": 1}, {"g2": 1, "g3": 1}} {
@@ -439,8 +436,7 @@ func TestQuotasAgainstBruteForce(t *testing.T) {
 		}
 		d := placement.Demand{Topic: "t", Rate: min(drawRate(t, brokers, 14), all), Burst: 10}
 		place := func(policy string) (placement.Plan, []int64) {
-			plan, err := placement.Place(policy, brokers, d, nil)
-			testkit.Must(t, err)
+			plan := testkit.Result(placement.Place(policy, brokers, d, nil)).Must(t)
 			check(t, policy, brokers, d, plan)
 			quotas := make([]int64, len(brokers))
 			for _, q := range plan.Quotas {
@@ -533,8 +529,7 @@ func BenchmarkPlace(b *testing.B) {
 				rng := seeded(1)
 				var k int
 				for b.Loop() {
-					plan, err := placement.Place(policy, brokers, c.demand, rng)
-					testkit.Must(b, err)
+					plan := testkit.Result(placement.Place(policy, brokers, c.demand, rng)).Must(b)
 					k = plan.K
 				}
 				b.ReportMetric(float64(k), "brokers")

@@ -100,8 +100,7 @@ func (s *script) number(word string) int64 {
 	if rest, is := strings.CutPrefix(word, "max"); is {
 		word, from = cmp.Or(rest, "0"), math.MaxInt64
 	}
-	n, err := strconv.ParseInt(word, 10, 64)
-	testkit.Must(s, err)
+	n := testkit.Result(strconv.ParseInt(word, 10, 64)).Must(s)
 	return from + n
 }
 

@@ -150,8 +150,7 @@ func encoded(t *testing.T, c Command) []byte {
 	case Ping:
 		return []byte("PING\n")
 	case Identify:
-		body, err := json.Marshal(c.Node)
-		testkit.Must(t, err)
+		body := testkit.Result(json.Marshal(c.Node)).Must(t)
 		return []byte(identify(string(body)))
 	}
 	verb := map[Verb]string{Register: "REGISTER ", Unregister: "UNREGISTER "}[c.Verb]

@@ -57,9 +57,8 @@ func newScene(t *testing.T, cfg Config) *scene { return &scene{t: t, r: New(cfg)
 // join connects a node and has it say who it is.
 func (s *scene) join(host string, port int) ID {
 	s.t.Helper()
-	id, err := s.r.Join(s.now, "192.0.2.1:1")
-	testkit.Must(s.t, err)
-	_, err = s.r.Handle(s.now, id, Command{Verb: Identify, Node: Node{BroadcastAddress: host, TCPPort: port, HTTPPort: port + 1, Version: "1"}})
+	id := testkit.Result(s.r.Join(s.now, "192.0.2.1:1")).Must(s.t)
+	_, err := s.r.Handle(s.now, id, Command{Verb: Identify, Node: Node{BroadcastAddress: host, TCPPort: port, HTTPPort: port + 1, Version: "1"}})
 	testkit.Must(s.t, err)
 	return id
 }
@@ -271,8 +270,7 @@ func TestAnyHistory(t *testing.T) {
 			}
 			switch step {
 			case 0:
-				fresh, err := r.Join(1, "x")
-				testkit.Must(t, err)
+				fresh := testkit.Result(r.Join(1, "x")).Must(t)
 				handle(fresh, Command{Verb: Identify, Node: Node{BroadcastAddress: fmt.Sprint(fresh), TCPPort: 1, HTTPPort: 1, Version: "1"}})
 				live = append(live, fresh)
 			case 1:

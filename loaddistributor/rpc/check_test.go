@@ -35,8 +35,7 @@ func good() *srtmv1.CreateTopicRequest {
 }
 
 func TestAGoodRequest(t *testing.T) {
-	got, err := checkCreate(good())
-	testkit.Must(t, err)
+	got := testkit.Result(checkCreate(good())).Must(t)
 	want := &catalog.Spec{
 		Demand: placement.Demand{
 			Topic: "t", Rate: 101, RateMilli: 100_500, Burst: 40,
@@ -59,8 +58,7 @@ func TestAGoodRequest(t *testing.T) {
 func TestDefaults(t *testing.T) {
 	req := good()
 	req.Spec.PlacementPolicy, req.Spec.ShareRule, req.Spec.Contract.OverLimit = "", "", 0
-	got, err := checkCreate(req)
-	testkit.Must(t, err)
+	got := testkit.Result(checkCreate(req)).Must(t)
 	if got.Policy != "srtm" || got.ShareRule != "sqrt" || got.OverLimit != catalog.Delay {
 		t.Errorf("got %s, %s, %v", got.Policy, got.ShareRule, got.OverLimit)
 	}

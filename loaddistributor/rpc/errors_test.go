@@ -110,8 +110,7 @@ func exportedErrors(t *testing.T, dir string) []string {
 		if strings.HasSuffix(path, "_test.go") {
 			continue
 		}
-		file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
-		testkit.Must(t, err)
+		file := testkit.Result(parser.ParseFile(token.NewFileSet(), path, nil, 0)).Must(t)
 		add := func(name string) {
 			if ast.IsExported(name) {
 				names = append(names, file.Name.Name+"."+name)

@@ -75,8 +75,7 @@ func TestBurstIsThatOfTheBucket(t *testing.T) {
 		for i, a := range trace {
 			at[i] = a.At
 		}
-		exact, err := tokenbucket.Profile(at, p.Rate, w.Quantile)
-		testkit.Must(t, err)
+		exact := testkit.Result(tokenbucket.Profile(at, p.Rate, w.Quantile)).Must(t)
 		if d := p.Needed - exact; d < -1 || d > 1 {
 			t.Fatalf("burst %d, the bucket says %d", p.Needed, exact)
 		}
@@ -104,8 +103,7 @@ func TestTheConfidenceIsKept(t *testing.T) {
 	for seed := range uint64(trials) {
 		trace := poisson(seed, 20, 8, time.Minute)
 		for _, confidence := range []float64{0.5, 0.9} {
-			p, err := sizing.Propose(trace, sizing.Wanted{Confidence: confidence, Brokers: 1}, source(seed))
-			testkit.Must(t, err)
+			p := testkit.Result(sizing.Propose(trace, sizing.Wanted{Confidence: confidence, Brokers: 1}, source(seed))).Must(t)
 			b := tokenbucket.NewFull(p.Share, at[0])
 			late := 0
 			for _, d := range tokenbucket.Replay(at, &b) {
@@ -142,8 +140,7 @@ func TestASlowTopicHasFiniteDelays(t *testing.T) {
 	for i := range sizing.MinMessages {
 		trace = append(trace, tuner.Arrival{At: mono.Time(time.Duration(i) * 172 * time.Second)})
 	}
-	p, err := sizing.Propose(trace, sizing.Wanted{}, source(1))
-	testkit.Must(t, err)
+	p := testkit.Result(sizing.Propose(trace, sizing.Wanted{}, source(1))).Must(t)
 	for _, e := range p.Errors {
 		if e.Rate <= 0 || e.Mean < 0 || e.Quantile < 0 || e.Mean > e.Quantile+trace[len(trace)-1].At.Sub(trace[0].At) {
 			t.Errorf("%s: %+v of %+v", e.What, e.Delays, e.Share)

@@ -50,8 +50,7 @@ func (s *safe) config() EtcdConfig {
 
 func (s *safe) store(t *testing.T, cfg EtcdConfig) *Etcd {
 	t.Helper()
-	e, err := NewEtcd(t.Context(), cfg)
-	testkit.Must(t, err)
+	e := testkit.Result(NewEtcd(t.Context(), cfg)).Must(t)
 	t.Cleanup(func() { _ = e.Close() })
 	return e
 }
@@ -175,8 +174,7 @@ func TestEtcdOfLittleRoom(t *testing.T) {
 	dump := func() (revision int64) {
 		t.Helper()
 		testkit.Must(t, l.term.Compact(t.Context(), l.cat.Dump()))
-		r, err := client.Get(t.Context(), "/r/snapshot")
-		testkit.Must(t, err)
+		r := testkit.Result(client.Get(t.Context(), "/r/snapshot")).Must(t)
 		return r.Kvs[0].ModRevision
 	}
 	forgotten := func(revision int64) bool {

@@ -69,8 +69,7 @@ func TestEveryEventHasARecord(t *testing.T) {
 	testkit.Must(t, err)
 	var events []string
 	for _, name := range files {
-		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
-		testkit.Must(t, err)
+		file := testkit.Result(parser.ParseFile(token.NewFileSet(), name, nil, 0)).Must(t)
 		for _, d := range file.Decls {
 			if f, ok := d.(*ast.FuncDecl); ok && f.Name.Name == "apply" {
 				events = append(events, f.Recv.List[0].Type.(*ast.Ident).Name)
@@ -83,8 +82,7 @@ func TestEveryEventHasARecord(t *testing.T) {
 	_, records := history(t)
 	have := map[string]bool{}
 	for _, r := range records {
-		e, err := decodeEvent(r)
-		testkit.Must(t, err)
+		e := testkit.Result(decodeEvent(r)).Must(t)
 		have[reflect.TypeOf(e).Name()] = true
 	}
 	for _, name := range events {
@@ -130,8 +128,7 @@ func TestUnknownFieldsAreLeftOut(t *testing.T) {
 // 0.1.0 refuses what it does not know: a field or kind that it has not makes a record
 // one of a later version, which it refuses as such, and no other does.
 func TestWhat010CanRead(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join("testdata", "v1.fields"))
-	testkit.Must(t, err)
+	text := testkit.Result(os.ReadFile(filepath.Join("testdata", "v1.fields"))).Must(t)
 	known := map[string]bool{}
 	for _, line := range strings.Fields(string(text)) {
 		known[line] = true

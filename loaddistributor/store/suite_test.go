@@ -59,8 +59,7 @@ func stores(t *testing.T) map[string]func(*testing.T) func() Store {
 			dir := t.TempDir()
 			t.Cleanup(func() { testkit.Private(t, dir) })
 			return func() Store {
-				b, err := NewBolt(filepath.Join(dir, "new", "folder"))
-				testkit.Must(t, err)
+				b := testkit.Result(NewBolt(filepath.Join(dir, "new", "folder"))).Must(t)
 				return b
 			}
 		},
@@ -151,16 +150,14 @@ func plannedFor(t *testing.T, cat *catalog.Catalog, name string, single, grouped
 	if grouped > 0 {
 		s.Demand.Groups = []placement.Group{{Key: "g", Count: grouped, Rate: 0.1, Batch: 2}}
 	}
-	p, err := placement.Place(s.Policy, cat.SnapshotFor(name), s.Demand, nil)
-	testkit.Must(t, err)
+	p := testkit.Result(placement.Place(s.Policy, cat.SnapshotFor(name), s.Demand, nil)).Must(t)
 	return s, p
 }
 
 func placed(t *testing.T, cat *catalog.Catalog, name, key string, single, grouped int) catalog.Event {
 	t.Helper()
 	s, p := plannedFor(t, cat, name, single, grouped, 1+int64(single+grouped))
-	e, err := catalog.NewTopicPlaced(s, p, key)
-	testkit.Must(t, err)
+	e := testkit.Result(catalog.NewTopicPlaced(s, p, key)).Must(t)
 	return e
 }
 
@@ -172,8 +169,7 @@ func moving(t *testing.T, cat *catalog.Catalog, name string, single, grouped int
 	if n := len(q.Publishers) - 2; n > 0 && single == 3 {
 		p.Unplaced, q.Publishers = slices.Clone(q.Publishers[n:]), q.Publishers[:n]
 	}
-	e, err := catalog.NewTopicMoving(s, p)
-	testkit.Must(t, err)
+	e := testkit.Result(catalog.NewTopicMoving(s, p)).Must(t)
 	return e
 }
 
@@ -245,10 +241,8 @@ func (l *leader) shifted(name string, n int) catalog.Event {
 	if topic.Plan.Quotas[0].Broker == to {
 		to = "b3"
 	}
-	plan, err := placement.Shift(topic.Plan, topic.Spec.Demand, moved, to)
-	testkit.Must(l.t, err)
-	e, err := catalog.NewTopicChanging(topic, topic.Spec, plan)
-	testkit.Must(l.t, err)
+	plan := testkit.Result(placement.Shift(topic.Plan, topic.Spec.Demand, moved, to)).Must(l.t)
+	e := testkit.Result(catalog.NewTopicChanging(topic, topic.Spec, plan)).Must(l.t)
 	return e
 }
 
@@ -268,8 +262,7 @@ func TestAMoveOfOneOfManyPublishersIsASmallRecord(t *testing.T) {
 	l := lead(t, &Memory{})
 	l.append(joined("b3"), joined("b4"))
 	l.active("large", 100_000, 0)
-	record, err := encodeEvent(l.shifted("large", 1))
-	testkit.Must(t, err)
+	record := testkit.Result(encodeEvent(l.shifted("large", 1))).Must(t)
 	if len(record) > 1000 {
 		t.Errorf("%d bytes: %.2000s", len(record), record)
 	}
@@ -480,9 +473,8 @@ func TestALeaderThatWasReplaced(t *testing.T) {
 	revoked := clientv3.LeaseID(old.session.Lease())
 	blind := &etcdTerm{store: old.store, client: old.client, session: old.session, election: old.election, term: term{head: old.head}, cancel: func() {}}
 	blind.until.Store(math.MaxInt64)
-	client, err := second.client(t.Context())
-	testkit.Must(t, err)
-	_, err = client.Revoke(t.Context(), revoked)
+	client := testkit.Result(second.client(t.Context())).Must(t)
+	_, err := client.Revoke(t.Context(), revoked)
 	testkit.Must(t, err)
 	l := <-next
 	testkit.ErrorIs(t, blind.Append(t.Context(), 1, []catalog.Event{joined("evil")}), ErrLost, "an old leader's append")
@@ -548,18 +540,16 @@ func TestAFileInUse(t *testing.T) {
 
 func TestAFileOfAnotherRelease(t *testing.T) {
 	dir := t.TempDir()
-	b, err := NewBolt(dir)
-	testkit.Must(t, err)
+	b := testkit.Result(NewBolt(dir)).Must(t)
 	l := lead(t, b)
 	l.append(joined("b1"))
 	l.resign()
-	db, err := bbolt.Open(filepath.Join(dir, BoltFile), 0o600, nil)
-	testkit.Must(t, err)
+	db := testkit.Result(bbolt.Open(filepath.Join(dir, BoltFile), 0o600, nil)).Must(t)
 	testkit.Must(t, db.Update(func(tx *bbolt.Tx) error {
 		return tx.Bucket(bucketEvents).Put(versionKey(2), []byte(`{"v":3,"kind":"restarted","data":{}}`))
 	}))
 	testkit.Must(t, db.Close())
-	_, _, err = b.Lead(t.Context(), "")
+	_, _, err := b.Lead(t.Context(), "")
 	var format *FormatError
 	if !errors.As(err, &format) || format.Version != 3 || !strings.Contains(err.Error(), "version 3") {
 		t.Errorf("got %v", err)
@@ -570,8 +560,7 @@ func TestAFileOfAnotherRelease(t *testing.T) {
 // it was made.
 func TestTheJournalOf010(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile(filepath.Join("testdata", "0.1.0-etcd.json"))
-	testkit.Must(t, err)
+	text := testkit.Result(os.ReadFile(filepath.Join("testdata", "0.1.0-etcd.json"))).Must(t)
 	var keys map[string]string
 	testkit.Must(t, json.Unmarshal(text, &keys))
 	e := etcdStore(t, etcdtest.Start(t, etcdtest.Config{}).URL, "/r/")

@@ -20,8 +20,7 @@ func bursts(t *testing.T, late int) (Suspect, *Evidence) {
 	t.Helper()
 	d := placement.Demand{Topic: "t", Rate: 400, Burst: 40, Groups: []placement.Group{{Key: "g", Count: 400, Rate: 1}}}
 	brokers := []placement.Broker{{ID: "b1", Mcap: 300}, {ID: "b2", Mcap: 300}}
-	p, err := placement.Place(placement.SRTM, brokers, d, nil)
-	testkit.Must(t, err)
+	p := testkit.Result(placement.Place(placement.SRTM, brokers, d, nil)).Must(t)
 	for i := range brokers {
 		brokers[i].Allocated = 200
 	}

@@ -20,8 +20,7 @@ var config = RebalanceConfig{Sustained: 20 * time.Second, Cooldown: 30 * time.Se
 func topic(t testing.TB) Suspect {
 	d := placement.Demand{Topic: "t", Rate: 200, Burst: 10, Groups: []placement.Group{{Key: "g", Count: 100, Rate: 1}, {Key: "h", Count: 100, Rate: 1}}}
 	brokers := []placement.Broker{{ID: "b1", Mcap: 150}, {ID: "b2", Mcap: 150}}
-	p, err := placement.Place(placement.SRTM, brokers, d, nil)
-	testkit.Must(t, err)
+	p := testkit.Result(placement.Place(placement.SRTM, brokers, d, nil)).Must(t)
 	for i := range brokers {
 		brokers[i].Allocated = 100
 	}

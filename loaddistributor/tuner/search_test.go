@@ -81,8 +81,7 @@ func holding(a tuner.Action, holds map[string]int) (o tuner.Observation) {
 // paper runs the paper's search in that world.
 func paper(t *testing.T, s tuner.Setup, holds map[string]int) (final tuner.Action, rounds int) {
 	t.Helper()
-	search, err := tuner.NewPaper(s, time.Minute, rng())
-	testkit.Must(t, err)
+	search := testkit.Result(tuner.NewPaper(s, time.Minute, rng())).Must(t)
 	a := search.Next(tuner.Observation{})
 	for !a.Final {
 		checkPlan(t, s, a)
@@ -278,8 +277,7 @@ func (w *absorbing) observe(a tuner.Action) (o tuner.Observation) {
 
 func fast(t *testing.T, w *absorbing, config tuner.FastConfig) tuner.Action {
 	t.Helper()
-	search, err := tuner.NewFast(w.setup, config, rng())
-	testkit.Must(t, err)
+	search := testkit.Result(tuner.NewFast(w.setup, config, rng())).Must(t)
 	a := search.Next(tuner.Observation{})
 	for !a.Final {
 		checkPlan(t, w.setup, a)
@@ -411,8 +409,7 @@ func TestFastGivesUp(t *testing.T) {
 func TestSearchesSayWhyThereIsNoPlan(t *testing.T) {
 	s := setup(1, 1, 10, 10)
 	s.Brokers[0].Mcap = 5
-	f, err := tuner.NewFast(s, tuner.FastConfig{}, rng())
-	testkit.Must(t, err)
+	f := testkit.Result(tuner.NewFast(s, tuner.FastConfig{}, rng())).Must(t)
 	p, err := tuner.NewPaper(s, time.Second, rng())
 	testkit.Must(t, err)
 	for _, search := range []tuner.Search{f, p} {

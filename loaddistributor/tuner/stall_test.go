@@ -51,8 +51,7 @@ func kept(t *testing.T, runs, brokers int, of lateness, stall time.Duration) (ke
 	for run := range runs {
 		rng := rand.New(rand.NewPCG(testkit.Seed(t), uint64(run)))
 		late := of(rng)
-		search, err := tuner.NewFast(setup(brokers, 100, 1, 3000), tuner.FastConfig{Stall: stall}, rng)
-		testkit.Must(t, err)
+		search := testkit.Result(tuner.NewFast(setup(brokers, 100, 1, 3000), tuner.FastConfig{Stall: stall}, rng)).Must(t)
 		o := tuner.Observation{}
 		for a := search.Next(o); ; a = search.Next(o) {
 			if a.Final {

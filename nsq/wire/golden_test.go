@@ -108,8 +108,7 @@ func TestGoNSQReadsOurFrames(t *testing.T) {
 	}
 	_, data, err := nsq.UnpackResponse(wire.AppendMessage(nil, 42, 258, goldenID, []byte("body"))[4:])
 	testkit.Must(t, err)
-	m, err := nsq.DecodeMessage(data)
-	testkit.Must(t, err)
+	m := testkit.Result(nsq.DecodeMessage(data)).Must(t)
 	if m.Timestamp != 42 || m.Attempts != 258 || m.ID != nsq.MessageID(goldenID) || string(m.Body) != "body" {
 		t.Errorf("go-nsq reads the message as %+v", m)
 	}

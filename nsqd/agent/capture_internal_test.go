@@ -85,8 +85,7 @@ func TestACaptureThatNobodyReads(t *testing.T) {
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(o.metrics.captured)
-	families, err := registry.Gather()
-	testkit.Must(t, err)
+	families := testkit.Result(registry.Gather()).Must(t)
 	got := map[string]float64{}
 	for _, m := range families[0].Metric {
 		got[m.Label[0].GetValue()] = m.GetCounter().GetValue()

@@ -358,8 +358,7 @@ func TestFilesRefuseWhatTheyDidNotWrite(t *testing.T) {
 
 func TestFilesKeepWhatWasSavedLast(t *testing.T) {
 	dir := t.TempDir()
-	files, err := agent.OpenFiles(dir)
-	testkit.Must(t, err)
+	files := testkit.Result(agent.OpenFiles(dir)).Must(t)
 	first := agent.Base{Topic: "t", Epoch: 7, Share: tokenbucket.Share{Rate: 5, Burst: 2}}
 	second := agent.Base{Topic: "t", Epoch: 8, Share: tokenbucket.Share{Rate: 9, Burst: 1}}
 	for _, b := range []agent.Base{first, second} {

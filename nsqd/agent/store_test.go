@@ -12,8 +12,7 @@ import (
 // What the control plane calls a topic names no file outside of the store's folder.
 func TestTopicsAreNoPaths(t *testing.T) {
 	dir := t.TempDir()
-	f, err := OpenFiles(filepath.Join(dir, "shares"))
-	testkit.Must(t, err)
+	f := testkit.Result(OpenFiles(filepath.Join(dir, "shares"))).Must(t)
 	const topic = "../else"
 	mine := filepath.Join(dir, "else.kept")
 	testkit.Must(t, os.WriteFile(mine, []byte("mine"), 0o600))

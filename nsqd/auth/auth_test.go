@@ -167,8 +167,7 @@ func config(addresses ...string) auth.Config {
 
 func servers(t *testing.T, c auth.Config) *auth.Servers {
 	t.Helper()
-	s, err := auth.New(c)
-	testkit.Must(t, err)
+	s := testkit.Result(auth.New(c)).Must(t)
 	t.Cleanup(s.Close)
 	return s
 }

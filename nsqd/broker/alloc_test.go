@@ -45,8 +45,7 @@ func TestAMessageTakesNoAllocation(t *testing.T) {
 			}
 			var subs []*broker.Subscription
 			for _, name := range c.channels {
-				sub, err := top.Subscribe(name, broker.Subscriber{MsgTimeout: time.Minute}, func() {})
-				testkit.Must(t, err)
+				sub := testkit.Result(top.Subscribe(name, broker.Subscriber{MsgTimeout: time.Minute}, func() {})).Must(t)
 				testkit.Must(t, sub.Ready(100))
 				subs = append(subs, sub)
 			}
@@ -69,8 +68,7 @@ func TestAMessageTakesNoAllocation(t *testing.T) {
 					}
 					sub.Wrote(&out)
 					for in := out.Frames; len(in) > 0; in = in[wire.MessageFrameSize(c.body):] {
-						m, err := wire.ParseMessage(in[wire.FrameOverhead:wire.MessageFrameSize(c.body)])
-						testkit.Must(t, err)
+						m := testkit.Result(wire.ParseMessage(in[wire.FrameOverhead:wire.MessageFrameSize(c.body)])).Must(t)
 						testkit.Must(t, sub.Finish(m.ID))
 						delivered++
 					}

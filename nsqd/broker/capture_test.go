@@ -137,8 +137,7 @@ func TestACaptureIsWhatWasAccepted(t *testing.T) {
 				}
 				return
 			}
-			got, err := l.take(a)
-			testkit.Must(t, err)
+			got := testkit.Result(l.take(a)).Must(t)
 			if !slices.IsSortedFunc(got, func(a, b arrival) int { return cmp.Compare(a.at, b.at) }) {
 				t.Fatalf("not in order of arrival: %v", got)
 			}
@@ -371,11 +370,9 @@ var _ = Describe("A capture of arrivals", func() {
 func BenchmarkCapture(b *testing.B) {
 	for _, on := range []bool{false, true} {
 		b.Run(fmt.Sprintf("on=%v", on), func(b *testing.B) {
-			br, err := broker.New(broker.Config{Capacity: 1000, MaxMsgTimeout: time.Minute})
-			testkit.Must(b, err)
+			br := testkit.Result(broker.New(broker.Config{Capacity: 1000, MaxMsgTimeout: time.Minute})).Must(b)
 			defer br.Close()
-			t, err := br.CreateTopic("t")
-			testkit.Must(b, err)
+			t := testkit.Result(br.CreateTopic("t")).Must(b)
 			if on {
 				t.Capture(0, 0)
 			}

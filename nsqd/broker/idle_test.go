@@ -68,8 +68,7 @@ func TestIdleTopicsAreSmall(t *testing.T) {
 			before := heap()
 			all := make([]*broker.Topic, topics)
 			for i := range all {
-				all[i], err = b.CreateTopic(fmt.Sprintf("topic-%d", i))
-				testkit.Must(t, err)
+				all[i] = testkit.Result(b.CreateTopic(fmt.Sprintf("topic-%d", i))).Must(t)
 				use(t, b, all[i])
 			}
 			for range 3 {

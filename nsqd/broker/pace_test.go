@@ -52,8 +52,7 @@ func newCrowd(t *testing.T, mode broker.PaceMode, rate float64, burst int64) *cr
 	})
 	testkit.Must(t, err)
 	t.Cleanup(func() { c.b.Close() })
-	c.topic, err = c.b.CreateTopic("t")
-	testkit.Must(t, err)
+	c.topic = testkit.Result(c.b.CreateTopic("t")).Must(t)
 	testkit.Must(t, c.topic.CreateChannel("c"))
 	c.topic.Contract(tokenbucket.Share{Rate: tokenbucket.PerSecond(rate), Burst: burst}, false)
 	return c
@@ -105,8 +104,7 @@ func (g *greedy) step(c *crowd, seconds float64) {
 			g.accepted++
 		}
 		if ok := g.as.Advice(); ok != nil {
-			o, err := header.ParseOK(ok)
-			testkit.Must(c.t, err)
+			o := testkit.Result(header.ParseOK(ok)).Must(c.t)
 			g.bucket.Advise(sender.Advice{Paced: o.Paced, Overload: o.Overload, Rate: o.Rate, Burst: o.Burst, Interval: o.Interval}, c.now)
 		}
 	}

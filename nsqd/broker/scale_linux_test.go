@@ -58,8 +58,7 @@ func BenchmarkStepBesideChannels(b *testing.B) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			br, top := many(b, n)
 			defer br.Close()
-			sub, err := top.Subscribe("c-0", broker.Subscriber{MsgTimeout: time.Minute}, func() {})
-			testkit.Must(b, err)
+			sub := testkit.Result(top.Subscribe("c-0", broker.Subscriber{MsgTimeout: time.Minute}, func() {})).Must(b)
 			for b.Loop() {
 				testkit.Must(b, sub.Ready(1))
 			}
@@ -70,8 +69,7 @@ func BenchmarkStepBesideChannels(b *testing.B) {
 // many returns a topic of n channels with a subscriber each.
 func many(t testing.TB, n int) (*broker.Broker, *broker.Topic) {
 	t.Helper()
-	b, err := broker.New(broker.Config{Capacity: 10, MaxMsgTimeout: time.Minute, AutoCreate: true})
-	testkit.Must(t, err)
+	b := testkit.Result(broker.New(broker.Config{Capacity: 10, MaxMsgTimeout: time.Minute, AutoCreate: true})).Must(t)
 	top, err := b.CreateTopic("t")
 	testkit.Must(t, err)
 	for i := range n {

@@ -21,8 +21,7 @@ func TestMessagesTimeOutUnasked(t *testing.T) {
 		b, err := broker.New(broker.Config{Capacity: 10, MaxMsgTimeout: time.Minute, AutoCreate: true, Now: now})
 		testkit.Must(t, err)
 		defer b.Close()
-		top, err := b.CreateTopic("t")
-		testkit.Must(t, err)
+		top := testkit.Result(b.CreateTopic("t")).Must(t)
 		const timeout = 20 * time.Millisecond
 		wake := make(chan struct{}, 1)
 		sub, err := top.Subscribe("c", broker.Subscriber{MsgTimeout: timeout}, func() {

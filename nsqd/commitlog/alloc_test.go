@@ -9,8 +9,7 @@ import (
 )
 
 func TestNoAllocationForEachRecord(t *testing.T) {
-	dir, err := OpenDir(t.TempDir(), OS())
-	testkit.Must(t, err)
+	dir := testkit.Result(OpenDir(t.TempDir(), OS())).Must(t)
 	l, err := Open(Config{Dir: dir, Name: "q"})
 	testkit.Must(t, err)
 	batch := make([]Record, 200)

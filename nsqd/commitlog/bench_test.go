@@ -10,10 +10,8 @@ import (
 
 func openFor(b *testing.B) (*Files, func()) {
 	b.Helper()
-	dir, err := OpenDir(b.TempDir(), OS())
-	testkit.Must(b, err)
-	l, err := Open(Config{Dir: dir, Name: "q"})
-	testkit.Must(b, err)
+	dir := testkit.Result(OpenDir(b.TempDir(), OS())).Must(b)
+	l := testkit.Result(Open(Config{Dir: dir, Name: "q"})).Must(b)
 	return l, func() {
 		testkit.NoError(b, l.Remove())
 		testkit.NoError(b, dir.Close())
@@ -52,8 +50,7 @@ func BenchmarkAppend(b *testing.B) {
 	b.SetBytes(200 * 148)
 	n := 0
 	for b.Loop() {
-		at, err := l.Append(again(batch))
-		testkit.Must(b, err)
+		at := testkit.Result(l.Append(again(batch))).Must(b)
 		if n += 200; n%1_000_000 == 0 { // a backlog that does not fill the disk
 			b.StopTimer()
 			testkit.Must(b, l.Trim(at))

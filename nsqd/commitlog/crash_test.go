@@ -540,10 +540,8 @@ func TestPowerLossUnderConcurrentSyncs(t *testing.T) {
 	for range 60 {
 		sim := newSimDisk(rand.New(rand.NewPCG(rng.Uint64(), 5)))
 		open := func() *Files {
-			dir, err := OpenDir("/data", sim.disk())
-			testkit.Must(t, err)
-			l, err := Open(Config{Dir: dir, Name: "q", SegmentBytes: 1 << 11, MaxBody: 1 << 12})
-			testkit.Must(t, err)
+			dir := testkit.Result(OpenDir("/data", sim.disk())).Must(t)
+			l := testkit.Result(Open(Config{Dir: dir, Name: "q", SegmentBytes: 1 << 11, MaxBody: 1 << 12})).Must(t)
 			return l
 		}
 		l := open()
@@ -576,8 +574,7 @@ func TestPowerLossUnderConcurrentSyncs(t *testing.T) {
 				break
 			}
 			for _, r := range b.Records {
-				id, err := numberOf(r)
-				testkit.Must(t, err)
+				id := testkit.Result(numberOf(r)).Must(t)
 				there[r.Offset] = id
 			}
 		}

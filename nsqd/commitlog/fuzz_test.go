@@ -75,10 +75,8 @@ func FuzzDamagedSegment(f *testing.F) {
 		sim := newSimDisk(rand.New(rand.NewPCG(1, 1)))
 		start := func() *Files {
 			sim.kill()
-			dir, err := OpenDir("/data", sim.disk())
-			testkit.Must(t, err)
-			l, err := Open(Config{Dir: dir, Name: "q", SegmentBytes: 1 << 10, MaxBody: 1 << 12})
-			testkit.Must(t, err)
+			dir := testkit.Result(OpenDir("/data", sim.disk())).Must(t)
+			l := testkit.Result(Open(Config{Dir: dir, Name: "q", SegmentBytes: 1 << 10, MaxBody: 1 << 12})).Must(t)
 			return l
 		}
 		start() // makes the folder
@@ -102,8 +100,7 @@ func FuzzDamagedSegment(f *testing.F) {
 		}
 
 		later := []Record{numbered(99)}
-		at, err := l.Append(later)
-		testkit.Must(t, err)
+		at := testkit.Result(l.Append(later)).Must(t)
 		if n := len(got); n > 0 && at <= got[n-1].Offset {
 			t.Fatalf("appended at %d after %d", at, got[n-1].Offset)
 		}

@@ -47,8 +47,7 @@ func startChild(t *testing.T, cmd *exec.Cmd, role string) *bufio.Reader {
 	t.Helper()
 	cmd.Env = append(os.Environ(), childEnv+"="+role)
 	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
-	testkit.Must(t, err)
+	out := testkit.Result(cmd.StdoutPipe()).Must(t)
 	testkit.Must(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill() // it has ended, in most tests
@@ -59,8 +58,7 @@ func startChild(t *testing.T, cmd *exec.Cmd, role string) *bufio.Reader {
 
 func self(t *testing.T) *exec.Cmd {
 	t.Helper()
-	path, err := os.Executable()
-	testkit.Must(t, err)
+	path := testkit.Result(os.Executable()).Must(t)
 	return exec.Command(path)
 }
 
@@ -173,8 +171,7 @@ func TestKilledWhileWriting(t *testing.T) {
 		}
 		_ = cmd.Wait() // killed
 
-		dir, err := OpenDir(path, OS())
-		testkit.Must(t, err)
+		dir := testkit.Result(OpenDir(path, OS())).Must(t)
 		l, err := Open(Config{Dir: dir, Name: "q", SegmentBytes: 8 << 10, MaxBody: 1 << 12})
 		testkit.Must(t, err)
 		there := 0
@@ -185,8 +182,7 @@ func TestKilledWhileWriting(t *testing.T) {
 				break
 			}
 			for _, r := range b.Records {
-				id, err := numberOf(r)
-				testkit.Must(t, err)
+				id := testkit.Result(numberOf(r)).Must(t)
 				first = max(first, id+1000)
 				if was, ok := acknowledged[r.Offset]; ok {
 					if there++; was != id {
@@ -214,8 +210,7 @@ func TestOSDisk(t *testing.T) {
 	path := t.TempDir()
 	_, err := d.Open(path + "/a")
 	testkit.ErrorIs(t, err, os.ErrNotExist, "open what is not there")
-	f, err := d.Create(path + "/a")
-	testkit.Must(t, err)
+	f := testkit.Result(d.Create(path + "/a")).Must(t)
 	_, err = d.Create(path + "/a")
 	testkit.ErrorIs(t, err, os.ErrExist, "create what is there")
 	_, err = f.WriteAt([]byte("hello"), 3)

@@ -21,12 +21,9 @@ func TestFilesAsALog(t *testing.T) {
 				var dir *commitlog.Dir
 				var l *commitlog.Files
 				open := func() commitlog.Log {
-					var err error
-					dir, err = commitlog.OpenDir(path, commitlog.OS())
-					testkit.Must(t, err)
+					dir = testkit.Result(commitlog.OpenDir(path, commitlog.OS())).Must(t)
 					cfg.Dir, cfg.Name = dir, "topic"
-					l, err = commitlog.Open(cfg)
-					testkit.Must(t, err)
+					l = testkit.Result(commitlog.Open(cfg)).Must(t)
 					return l
 				}
 				shut := func() { testkit.Must(t, errors.Join(l.Close(), dir.Close())) }

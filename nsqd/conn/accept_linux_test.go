@@ -16,11 +16,9 @@ import (
 func TestConnectionsAreReadyBeforeAnybodyAccepts(t *testing.T) {
 	n := benchNode(t, 1, false)
 	defer n.close()
-	ln, err := n.srv.Listen(t.Context(), "127.0.0.1:0")
-	testkit.Must(t, err)
+	ln := testkit.Result(n.srv.Listen(t.Context(), "127.0.0.1:0")).Must(t)
 	defer ln.Close()
-	client, err := net.Dial("tcp", ln.Addr().String())
-	testkit.Must(t, err)
+	client := testkit.Result(net.Dial("tcp", ln.Addr().String())).Must(t)
 	defer client.Close()
 	f, err := ln.(*net.TCPListener).File() // Accept of package net would set the options
 	testkit.Must(t, err)

@@ -90,8 +90,7 @@ func benchNode(tb testing.TB, loops int, limited bool, change ...func(*broker.Co
 
 func (n *benched) dial() net.Conn {
 	n.tb.Helper()
-	nc, err := net.Dial("tcp", n.address)
-	testkit.Must(n.tb, err)
+	nc := testkit.Result(net.Dial("tcp", n.address)).Must(n.tb)
 	return nc
 }
 
@@ -143,10 +142,9 @@ func benchPath(b *testing.B, publishers, pipeline int, limited bool, loops int) 
 	}
 	var fin []byte
 	for n := 0; n < total; n++ {
-		head, err := r.Peek(wire.MessageOverhead)
-		testkit.Must(b, err)
+		head := testkit.Result(r.Peek(wire.MessageOverhead)).Must(b)
 		fin = wire.AppendFin(fin, wire.MessageID(head[18:34]))
-		_, err = r.Discard(4 + int(binary.BigEndian.Uint32(head)))
+		_, err := r.Discard(4 + int(binary.BigEndian.Uint32(head)))
 		testkit.Must(b, err)
 		if r.Buffered() == 0 {
 			_, err := sub.Write(fin)

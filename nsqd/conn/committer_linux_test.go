@@ -10,8 +10,7 @@ import (
 
 // A loop that ends just after it has handed on a commit wakes its committer once for both.
 func TestTheCommitterEndsAfterItsLastCommit(t *testing.T) {
-	p, err := poll.New()
-	testkit.Must(t, err)
+	p := testkit.Result(poll.New()).Must(t)
 	k := committer{poller: p}
 	defer k.close()
 	k.busy.Store(new(commit))

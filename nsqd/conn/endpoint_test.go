@@ -13,16 +13,14 @@ import (
 // dir is short: a socket's path has 107 bytes at the most.
 func dir(t *testing.T) string {
 	t.Helper()
-	d, err := os.MkdirTemp("", "ep")
-	testkit.Must(t, err)
+	d := testkit.Result(os.MkdirTemp("", "ep")).Must(t)
 	t.Cleanup(func() { os.RemoveAll(d) })
 	return d
 }
 
 func listen(t *testing.T, address string) net.Listener {
 	t.Helper()
-	ln, err := conn.ListenAt(t.Context(), net.ListenConfig{}, address)
-	testkit.Must(t, err)
+	ln := testkit.Result(conn.ListenAt(t.Context(), net.ListenConfig{}, address)).Must(t)
 	t.Cleanup(func() { ln.Close() })
 	return ln
 }
@@ -48,10 +46,9 @@ func TestPorts(t *testing.T) {
 func TestASocketIsThereWhileItIsListenedAt(t *testing.T) {
 	path := filepath.Join(dir(t), "s")
 	ln := listen(t, path)
-	nc, err := net.Dial("unix", path)
-	testkit.Must(t, err)
+	nc := testkit.Result(net.Dial("unix", path)).Must(t)
 	nc.Close()
-	_, err = conn.ListenAt(t.Context(), net.ListenConfig{}, path)
+	_, err := conn.ListenAt(t.Context(), net.ListenConfig{}, path)
 	testkit.ErrorHas(t, err, "in use", "a second listener at the same path")
 	testkit.Must(t, ln.Close())
 	if _, err := os.Lstat(path); err == nil {
@@ -65,8 +62,7 @@ func TestASocketThatWasLeftIsReplaced(t *testing.T) {
 	ln.SetUnlinkOnClose(false) // as when its process was killed
 	testkit.Must(t, ln.Close())
 	listen(t, path)
-	nc, err := net.Dial("unix", path)
-	testkit.Must(t, err)
+	nc := testkit.Result(net.Dial("unix", path)).Must(t)
 	nc.Close()
 }
 

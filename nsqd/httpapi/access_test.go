@@ -142,8 +142,7 @@ func (q *quotas) Decide(_ context.Context, key string, cost uint32) client.Decis
 func TestTenantsArePaced(t *testing.T) {
 	const acme = "acme-0123456789abcdef"
 	file := testkit.File(t, "tokens", "read-only "+acme+" acme\n")
-	tokens, err := secure.LoadTokens("--http-token-file", file)
-	testkit.Must(t, err)
+	tokens := testkit.Result(secure.LoadTokens("--http-token-file", file)).Must(t)
 	var q quotas
 	n := startWith(t, func(c *httpapi.Config) { c.Tokens, c.Admission = tokens, &q })
 	for _, c := range []struct {
@@ -169,8 +168,7 @@ func TestTenantsArePaced(t *testing.T) {
 func TestTokens(t *testing.T) {
 	const admin, look = "admin-0123456789abcdef", "look-0123456789abcdef"
 	file := testkit.File(t, "tokens", "admin "+admin+"\nread-only "+look+"\n")
-	tokens, err := secure.LoadTokens("--http-token-file", file)
-	testkit.Must(t, err)
+	tokens := testkit.Result(secure.LoadTokens("--http-token-file", file)).Must(t)
 	n := startWith(t, func(c *httpapi.Config) { c.Tokens = tokens })
 	for _, route := range everyRoute {
 		for _, c := range []struct {

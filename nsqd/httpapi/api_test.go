@@ -107,10 +107,8 @@ func startOn(t *testing.T, storage *broker.Storage, set func(*httpapi.Config)) *
 	t.Cleanup(func() {
 		testkit.NoError(t, b.Close())
 	})
-	stamps, err := hook.Open(hook.Off, hook.Config{}, log)
-	testkit.Must(t, err)
-	conns, err := conn.New(conn.Config{Session: &sc, WriteTimeout: time.Second}, b, stamps, log)
-	testkit.Must(t, err)
+	stamps := testkit.Result(hook.Open(hook.Off, hook.Config{}, log)).Must(t)
+	conns := testkit.Result(conn.New(conn.Config{Session: &sc, WriteTimeout: time.Second}, b, stamps, log)).Must(t)
 	return &node{t: t, broker: b, conns: conns, http: httpapi.New(config, b, conns, stamps, prometheus.NewRegistry(), log), lines: lines}
 }
 
@@ -355,8 +353,7 @@ func TestAFullTopicRefuses(t *testing.T) {
 	n.expect("POST", "/channel/create?topic=u&channel=c", "", 200, "")
 	n.expect("POST", "/topic/limit?topic=u&rate=0.001&burst=1&policy=reject", "", 200, "")
 	n.expect("POST", "/pub?topic=u", "x", 429, "RATE_LIMITED") // its bucket begins empty
-	u, err := n.broker.Topic([]byte("u"))
-	testkit.Must(t, err)
+	u := testkit.Result(n.broker.Topic([]byte("u"))).Must(t)
 	share := tokenbucket.Share{Rate: 1, Burst: 1}
 	u.SetLeased(share, queue.Forever(share), tokenbucket.Token)
 	n.expect("POST", "/pub?topic=u", "x", 200, "OK")
@@ -394,10 +391,9 @@ func TestABodyThatDoesNotComeIsGivenUp(t *testing.T) {
 	server := httptest.NewServer(n.http)
 	defer server.Close()
 	for path, want := range map[string]string{"/pub": " 408 ", "/mpub": " 408 ", "/nope": " 404 ", "/topic/limit": " 403 "} {
-		c, err := net.Dial("tcp", server.Listener.Addr().String())
-		testkit.Must(t, err)
+		c := testkit.Result(net.Dial("tcp", server.Listener.Addr().String())).Must(t)
 		defer c.Close()
-		_, err = fmt.Fprintf(c, "POST %s?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf", path)
+		_, err := fmt.Fprintf(c, "POST %s?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf", path)
 		testkit.Must(t, err)
 		answer, err := io.ReadAll(c) // the server closes: what follows is no request
 		if err != nil || !strings.Contains(string(answer), want) || want == " 408 " && !strings.Contains(string(answer), "BODY_TIMEOUT") {

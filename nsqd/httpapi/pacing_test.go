@@ -27,10 +27,8 @@ func TestPacingOverHTTP(t *testing.T) {
 	b, err := broker.New(broker.Config{Capacity: 10_000_000, MaxMsgTimeout: time.Minute, AutoCreate: true, Pacing: broker.PacePolice})
 	testkit.Must(t, err)
 	t.Cleanup(func() { b.Close() })
-	stamps, err := hook.Open(hook.Off, hook.Config{}, log)
-	testkit.Must(t, err)
-	conns, err := conn.New(conn.Config{Session: &sc, WriteTimeout: time.Second}, b, stamps, log)
-	testkit.Must(t, err)
+	stamps := testkit.Result(hook.Open(hook.Off, hook.Config{}, log)).Must(t)
+	conns := testkit.Result(conn.New(conn.Config{Session: &sc, WriteTimeout: time.Second}, b, stamps, log)).Must(t)
 	registry := prometheus.NewRegistry()
 	api := httpapi.New(httpapi.Config{Session: &sc}, b, conns, stamps, registry, log)
 	ask := func(method, path, body string) *httptest.ResponseRecorder {
@@ -80,8 +78,7 @@ func TestPacingOverHTTP(t *testing.T) {
 	} else if one := p.Publishers[0]; one.Kind != "addr" || one.ID != "192.0.2.7" || one.Weight != 1 || one.Told != p.Rate || one.Rate <= 0 {
 		t.Errorf("%+v", one)
 	}
-	families, err := registry.Gather()
-	testkit.Must(t, err)
+	families := testkit.Result(registry.Gather()).Must(t)
 	found := map[string]float64{}
 	for _, f := range families {
 		for _, m := range f.Metric {

@@ -24,8 +24,7 @@ import (
 func (n *node) serve() string {
 	n.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	ln, err := n.conns.Listen(ctx, "127.0.0.1:0")
-	testkit.Must(n.t, err)
+	ln := testkit.Result(n.conns.Listen(ctx, "127.0.0.1:0")).Must(n.t)
 	served := make(chan error, 1)
 	go func() { served <- n.conns.Serve(ctx, ln) }()
 	n.t.Cleanup(func() {
@@ -48,8 +47,7 @@ type peer struct {
 
 func dial(t *testing.T, address string, in ...[]byte) *peer {
 	t.Helper()
-	nc, err := net.Dial("tcp", address)
-	testkit.Must(t, err)
+	nc := testkit.Result(net.Dial("tcp", address)).Must(t)
 	t.Cleanup(func() { nc.Close() })
 	testkit.Must(t, nc.SetDeadline(time.Now().Add(testkit.Hang)))
 	p := &peer{t, nc, bufio.NewReader(nc)}
@@ -77,8 +75,7 @@ func (p *peer) ok() {
 
 func (p *peer) message() wire.Message {
 	p.t.Helper()
-	m, err := wire.ParseMessage(p.frame())
-	testkit.Must(p.t, err)
+	m := testkit.Result(wire.ParseMessage(p.frame())).Must(p.t)
 	return m
 }
 

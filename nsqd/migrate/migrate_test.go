@@ -37,8 +37,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 func unpack(t *testing.T, name string) *place {
 	t.Helper()
 	p := newPlace(t)
-	text, err := os.ReadFile(filepath.Join("testdata", name+".tgz"))
-	testkit.Must(t, err)
+	text := testkit.Result(os.ReadFile(filepath.Join("testdata", name+".tgz"))).Must(t)
 	zip, err := gzip.NewReader(bytes.NewReader(text))
 	testkit.Must(t, err)
 	for r := tar.NewReader(zip); ; {
@@ -76,8 +75,7 @@ func (p *place) path(name string) string { return filepath.Join(p.data, name) }
 // imports imports, and returns what is in the logs.
 func (p *place) imports() (migrate.Report, error) {
 	p.t.Helper()
-	dir, err := commitlog.OpenDir(p.path("messages"), commitlog.OS())
-	testkit.Must(p.t, err)
+	dir := testkit.Result(commitlog.OpenDir(p.path("messages"), commitlog.OS())).Must(p.t)
 	defer dir.Close()
 	return migrate.Import(migrate.Config{
 		Data: p.data, Messages: p.path("messages"), Metadata: p.path("metadata.json"), Dir: dir,
@@ -96,17 +94,14 @@ type logged struct {
 // all is what is in all logs.
 func (p *place) all() map[string]logged {
 	p.t.Helper()
-	dir, err := commitlog.OpenDir(p.path("messages"), commitlog.OS())
-	testkit.Must(p.t, err)
+	dir := testkit.Result(commitlog.OpenDir(p.path("messages"), commitlog.OS())).Must(p.t)
 	defer dir.Close()
 	names, err := dir.Logs()
 	testkit.Must(p.t, err)
 	all := map[string]logged{}
 	for _, name := range names {
-		l, err := commitlog.Open(commitlog.Config{Dir: dir, Name: name})
-		testkit.Must(p.t, err)
-		cursors, err := l.LoadCursors()
-		testkit.Must(p.t, err)
+		l := testkit.Result(commitlog.Open(commitlog.Config{Dir: dir, Name: name})).Must(p.t)
+		cursors := testkit.Result(l.LoadCursors()).Must(p.t)
 		in := logged{cursors: string(cursors)}
 		for next := commitlog.Offset(0); ; {
 			var b commitlog.Batch
@@ -161,8 +156,7 @@ func TestWhatIsLeftComesOver(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := unpack(t, name)
 			before := p.files()
-			report, err := p.imports()
-			testkit.Must(t, err)
+			report := testkit.Result(p.imports()).Must(t)
 			all := p.all()
 			tl, ul := all["t"], all["u"]
 			if len(all) != 2 {

@@ -956,8 +956,7 @@ func restart(t interface {
 		top.CreateChannel(now, c, &fx)
 	}
 	mono := func(w mono.Wall) mono.Time { return mono.Time(w) }
-	from, err := top.Restore(now, snapshot, mono, func(string) bool { return len(channels) == 0 }, &fx)
-	testkit.Must(t, err)
+	from := testkit.Result(top.Restore(now, snapshot, mono, func(string) bool { return len(channels) == 0 }, &fx)).Must(t)
 	next := Offset(0)
 	for _, m := range log.messages {
 		if next = m.Offset + 1; m.Offset >= from {

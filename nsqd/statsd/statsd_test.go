@@ -153,8 +153,7 @@ func config(address string) Config {
 
 func run(t *testing.T, cfg Config) (stop func()) {
 	t.Helper()
-	p, err := New(cfg)
-	testkit.Must(t, err)
+	p := testkit.Result(New(cfg)).Must(t)
 	return testkit.Run(t, p.Run)
 }
 

@@ -65,8 +65,7 @@ func TestSqrtReachesItsAim(t *testing.T) {
 		const units = 18
 		total := tokenbucket.Share{Rate: units * 1000, Burst: 100}
 		weights := rapid.SliceOfN(rapid.Int64Range(1, 6), 3, 3).Draw(t, "quotas")
-		quotas, err := Proportion(total, weights)
-		testkit.Must(t, err)
+		quotas := testkit.Result(Proportion(total, weights)).Must(t)
 		var loads []Load
 		for i := range weights {
 			loads = append(loads, Load{
@@ -79,8 +78,7 @@ func TestSqrtReachesItsAim(t *testing.T) {
 		}
 		loads[0].Retiring = rapid.Bool().Draw(t, "retiring")
 		loads[0].Unseen = loads[0].Unseen && !loads[0].Retiring
-		got, err := Split(Sqrt, total, loads)
-		testkit.Must(t, err)
+		got := testkit.Result(Split(Sqrt, total, loads)).Must(t)
 		root := func(l Load) float64 { return math.Sqrt(max(l.Recent, 0.06) * max(1, l.Dispersion)) }
 		r := make([]float64, len(got))
 		left := total.Rate.PerSecond()
@@ -127,8 +125,7 @@ func TestBurstNeedsAreMetFirst(t *testing.T) {
 			})
 		}
 		rule := rapid.SampledFrom([]string{Robust, Sqrt}).Draw(t, "rule")
-		got, err := Split(rule, total, loads)
-		testkit.Must(t, err)
+		got := testkit.Result(Split(rule, total, loads)).Must(t)
 		met := func(b func(i int) int64) []int64 {
 			all := make([]int64, len(loads))
 			for i, l := range loads {
@@ -156,8 +153,7 @@ func TestNobodyPaysForAnothersBacklog(t *testing.T) {
 			Burst: rapid.Int64Range(int64(k), 1e6).Draw(t, "b"),
 		}
 		weights := rapid.SliceOfN(rapid.Int64Range(1, 1e9), k, k).Draw(t, "quotas")
-		quotas, err := Proportion(total, weights)
-		testkit.Must(t, err)
+		quotas := testkit.Result(Proportion(total, weights)).Must(t)
 		keeps := make([]bool, k)
 		var loads []Load
 		for i, q := range quotas {
@@ -177,8 +173,7 @@ func TestNobodyPaysForAnothersBacklog(t *testing.T) {
 			loads = append(loads, l)
 		}
 		rule := rapid.SampledFrom([]string{Robust, Sqrt}).Draw(t, "rule")
-		got, err := Split(rule, total, loads)
-		testkit.Must(t, err)
+		got := testkit.Result(Split(rule, total, loads)).Must(t)
 		for i, l := range loads {
 			if s := got[i].Share; keeps[i] && (int64(s.Rate) < int64(l.Recent*1000) || s.Burst < l.Peak) {
 				t.Fatalf("%s: %+v for %v msg/s and a burst of %d, within its quota of %+v\n%+v", rule, s, l.Recent, l.Peak, l.Quota, loads)

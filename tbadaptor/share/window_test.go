@@ -143,8 +143,7 @@ func TestNeedsAreMet(t *testing.T) {
 			loads = append(loads, l)
 		}
 		for _, rule := range []string{Robust, Sqrt} {
-			got, err := Split(rule, total, loads)
-			testkit.Must(t, err)
+			got := testkit.Result(Split(rule, total, loads)).Must(t)
 			for i, a := range got {
 				if rule == Sqrt && a.Share.Rate.PerSecond() < 0.97*loads[i].Recent-1 {
 					t.Fatalf("%s: %s gets %v msg/s, needs %v", rule, a.Broker, a.Share.Rate.PerSecond(), loads[i].Recent)

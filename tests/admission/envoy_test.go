@@ -27,10 +27,9 @@ func TestEnvoy(t *testing.T) {
 	at := localtest.Ports(t, 3)
 	localtest.Run(t, localtest.Program(t, "admission"), at[0]+"/healthz", "--data-path="+t.TempDir(),
 		"--http-address="+at[0], "--grpc-address="+at[1], "--udp-address="+at[2], "--attempts=10000")
-	conn, err := grpc.NewClient(at[1], grpc.WithTransportCredentials(insecure.NewCredentials()))
-	testkit.Must(t, err)
+	conn := testkit.Result(grpc.NewClient(at[1], grpc.WithTransportCredentials(insecure.NewCredentials()))).Must(t)
 	defer conn.Close()
-	_, err = srtmv1.NewAdmissionAdminClient(conn).SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{
+	_, err := srtmv1.NewAdmissionAdminClient(conn).SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{
 		{Key: "shop|path=/buy|user=7", RefillMilli: 100, Capacity: 5},
 	}}, grpc.WaitForReady(true))
 	testkit.Must(t, err)
@@ -54,8 +53,7 @@ func TestEnvoy(t *testing.T) {
 		t.Errorf("%v", reply)
 	}
 	testkit.WaitFor(t, "the rule's rate", func() bool {
-		reply, err := envoy.ShouldRateLimit(t.Context(), request)
-		testkit.Must(t, err)
+		reply := testkit.Result(envoy.ShouldRateLimit(t.Context(), request)).Must(t)
 		limit := reply.GetStatuses()[0].GetCurrentLimit()
 		return limit.GetRequestsPerUnit() == 6 && limit.GetUnit() == service.RateLimitResponse_RateLimit_MINUTE
 	})

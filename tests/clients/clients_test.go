@@ -81,9 +81,7 @@ func TestLibraries(t *testing.T) {
 			s := l.prepare(t)
 			lacks := map[string]string{}
 			if l.lacks != nil {
-				var err error
-				lacks, err = l.lacks(s)
-				testkit.Must(t, err)
+				lacks = testkit.Result(l.lacks(s)).Must(t)
 			}
 			for name := range lacks {
 				if !known(name) {
@@ -340,13 +338,11 @@ func moves(t *testing.T, l library, s *site) {
 	site := cluster(t)
 	c := drive(t, l, s, order{Mode: "consume", Lookup: site.Web, Topic: topic, Channel: ch, InFlight: 50, Handle: "finish"})
 	to := site.Join(t, "--mcap=20000")
-	cl, err := client.New(client.Config{Address: site.RPC})
-	testkit.Must(t, err)
+	cl := testkit.Result(client.New(client.Config{Address: site.RPC})).Must(t)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	defer func() { _ = cl.Close(ctx) }() // all was answered
-	p, err := cl.Publisher(ctx, topic, "g.1")
-	testkit.Must(t, err)
+	p := testkit.Result(cl.Publisher(ctx, topic, "g.1")).Must(t)
 	const few = 200
 	latest, moved, total := time.Duration(0), 0, few // published after the drain began; until it has followed, and a while
 	ticker := time.NewTicker(5 * time.Millisecond)

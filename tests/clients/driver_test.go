@@ -65,15 +65,12 @@ func (w lockedWriter) Write(b []byte) (int, error) {
 // drive starts a library's driver.
 func drive(t *testing.T, l library, s *site, o order) *driver {
 	t.Helper()
-	text, err := json.Marshal(o)
-	testkit.Must(t, err)
+	text := testkit.Result(json.Marshal(o)).Must(t)
 	argv := append(l.command(s), string(text))
 	d := &driver{t: t, cmd: exec.Command(argv[0], argv[1:]...), events: make(chan event, 1000)}
 	d.cmd.Dir, d.cmd.Stderr = s.to, lockedWriter{d}
-	out, err := d.cmd.StdoutPipe()
-	testkit.Must(t, err)
-	d.in, err = d.cmd.StdinPipe()
-	testkit.Must(t, err)
+	out := testkit.Result(d.cmd.StdoutPipe()).Must(t)
+	d.in = testkit.Result(d.cmd.StdinPipe()).Must(t)
 	testkit.Must(t, d.cmd.Start())
 	var reader sync.WaitGroup
 	reader.Go(func() { d.read(out) })
@@ -135,9 +132,8 @@ func (d *driver) next(within time.Duration) (event, error) {
 // publish has a producer publish bodies in one go.
 func (d *driver) publish(bodies ...string) {
 	d.t.Helper()
-	line, err := json.Marshal(bodies)
-	testkit.Must(d.t, err)
-	_, err = d.in.Write(append(line, '\n'))
+	line := testkit.Result(json.Marshal(bodies)).Must(d.t)
+	_, err := d.in.Write(append(line, '\n'))
 	testkit.Must(d.t, err)
 	if e, err := d.next(patience); err != nil || e.Event != "published" || e.Count != len(bodies) {
 		d.t.Fatalf("published %d: got %+v, %v", len(bodies), e, err)

@@ -187,8 +187,7 @@ func TestWhatCannotBeCreatedLeavesNothing(t *testing.T) {
 	if err != nil || len(topics.GetTopics()) != 0 {
 		t.Errorf("topics: %v %v", topics, err)
 	}
-	brokers, err := admin.ListBrokers(ctx, &srtmv1.ListBrokersRequest{})
-	testkit.Must(t, err)
+	brokers := testkit.Result(admin.ListBrokers(ctx, &srtmv1.ListBrokersRequest{})).Must(t)
 	for _, b := range brokers.GetBrokers() {
 		if b.GetAllocated() != 0 {
 			t.Errorf("%s has %d msg/s allocated", b.GetId(), b.GetAllocated())

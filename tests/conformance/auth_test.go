@@ -290,8 +290,7 @@ func TestAuth(t *testing.T) {
 				if c.secret != "" {
 					r.Header.Set("Authorization", "Bearer "+c.secret)
 				}
-				answer, err := http.DefaultClient.Do(r)
-				testkit.Must(t, err)
+				answer := testkit.Result(http.DefaultClient.Do(r)).Must(t)
 				answer.Body.Close()
 				testkit.Equal(t, answer.StatusCode, map[bool]int{true: c.status, false: 200}[ours], "%s with %+v", path, c)
 			}

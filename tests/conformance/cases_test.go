@@ -109,8 +109,7 @@ func TestHTTPPub(t *testing.T) {
 	check(t, "chunked", func(t *testing.T) {
 		n := common(t)
 		topic := n.topic()
-		nc, err := net.DialTimeout("tcp", n.http, patience)
-		testkit.Must(t, err)
+		nc := testkit.Result(net.DialTimeout("tcp", n.http, patience)).Must(t)
 		defer nc.Close()
 		fmt.Fprintf(nc, "POST /pub?topic=%s HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n3\r\nabc\r\n3\r\ndef\r\n0\r\n\r\n", topic)
 		n.consumer(t, topic, "ch").rdy(1).body("abcdef")

@@ -149,8 +149,7 @@ func TestShutdown(t *testing.T) {
 		n := start(t)
 		testkit.Must(t, n.end())
 		for _, address := range []string{n.tcp, n.http} {
-			ln, err := net.Listen("tcp", address)
-			testkit.Must(t, err)
+			ln := testkit.Result(net.Listen("tcp", address)).Must(t)
 			ln.Close()
 		}
 	})

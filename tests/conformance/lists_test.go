@@ -125,8 +125,7 @@ func staleEntries() error {
 
 // Every deliberate difference says why, and users find it in the protocol page.
 func TestDifferencesAreDocumented(t *testing.T) {
-	page, err := os.ReadFile("../../docs/protocol.md")
-	testkit.Must(t, err)
+	page := testkit.Result(os.ReadFile("../../docs/protocol.md")).Must(t)
 	keys := map[string]bool{}
 	for _, d := range deliberate {
 		if d.Key == "" || d.NSQ == "" || d.SRTM == "" || d.Why == "" || keys[d.Key] {

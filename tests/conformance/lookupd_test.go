@@ -43,8 +43,7 @@ type registry struct {
 
 func newRegistry(t *testing.T) *registry {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	testkit.Must(t, err)
+	ln := testkit.Result(net.Listen("tcp", "127.0.0.1:0")).Must(t)
 	r := &registry{t: t, ln: ln}
 	r.mu.channels = []string{}
 	r.web = httptest.NewServer(http.HandlerFunc(r.channels))

@@ -60,8 +60,7 @@ func TestHTTP(t *testing.T) {
 		}
 		_, tcp, _ := net.SplitHostPort(n.tcp)
 		_, web, _ := net.SplitHostPort(n.http)
-		host, err := os.Hostname()
-		testkit.Must(t, err)
+		host := testkit.Result(os.Hostname()).Must(t)
 		for key, want := range map[string]string{"tcp_port": tcp, "http_port": web} {
 			if got, ok := o[key].(float64); !ok || strconv.Itoa(int(got)) != want {
 				t.Errorf("%s: got %v, want %s", key, o[key], want)

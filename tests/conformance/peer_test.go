@@ -81,8 +81,7 @@ func (n *node) dial(t *testing.T) *peer {
 
 func dialTo(t *testing.T, network, address string) *peer {
 	t.Helper()
-	nc, err := net.DialTimeout(network, address, patience)
-	testkit.Must(t, err)
+	nc := testkit.Result(net.DialTimeout(network, address, patience)).Must(t)
 	t.Cleanup(func() { nc.Close() })
 	return &peer{t: t, nc: nc, r: bufio.NewReader(nc), w: nc}
 }
@@ -351,8 +350,7 @@ func (p *peer) identify(fields map[string]any) map[string]any {
 // identity returns an IDENTIFY command.
 func identity(t *testing.T, fields map[string]any) []byte {
 	t.Helper()
-	body, err := json.Marshal(fields)
-	testkit.Must(t, err)
+	body := testkit.Result(json.Marshal(fields)).Must(t)
 	return sized("IDENTIFY", string(body))
 }
 

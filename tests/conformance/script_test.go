@@ -42,8 +42,7 @@ func TestScripts(t *testing.T) {
 		t.Fatalf("no scripts: %v", err)
 	}
 	for _, file := range files {
-		cases, err := parseScript(file)
-		testkit.Must(t, err)
+		cases := testkit.Result(parseScript(file)).Must(t)
 		for _, c := range cases {
 			check(t, c.group+"/"+c.name, func(t *testing.T) {
 				(&player{t: t, vars: c.vars, peers: map[string]*peer{}, messages: map[string]delivery{}}).play(c)
@@ -195,8 +194,7 @@ func (y *player) play(c scriptCase) {
 	}
 	y.vars = vars
 	if len(c.steps) > 0 && strings.HasPrefix(c.steps[0].text, "start") {
-		flags, err := words(expand(c.steps[0].text, vars))
-		testkit.Must(t, err)
+		flags := testkit.Result(words(expand(c.steps[0].text, vars))).Must(t)
 		y.n = start(t, flags[1:]...)
 		c.steps = c.steps[1:]
 	} else {
@@ -249,8 +247,7 @@ func (y *player) step(text string) {
 	case w[0] == "mark":
 		y.mark = time.Now()
 	case w[0] == "since": // the mark, at least so long
-		least, err := time.ParseDuration(w[1])
-		testkit.Must(t, err)
+		least := testkit.Result(time.ParseDuration(w[1])).Must(t)
 		if waited := time.Since(y.mark); waited < least {
 			t.Errorf("%v after the mark, want %v", waited, least)
 		}
@@ -286,8 +283,7 @@ func (y *player) request(method string, w []string) {
 
 func (y *player) number(text string) int {
 	y.t.Helper()
-	n, err := strconv.Atoi(text)
-	testkit.Must(y.t, err)
+	n := testkit.Result(strconv.Atoi(text)).Must(y.t)
 	return n
 }
 

@@ -50,8 +50,7 @@ func (p *peer) encrypt(config *tls.Config, fields ...string) {
 func viaHTTPS(t *testing.T, a *testkit.Authority, method, url string) reply {
 	t.Helper()
 	by := &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: a.Pool}}
-	r, err := fetchBy(by, method, "https://"+url, []byte("x"))
-	testkit.Must(t, err)
+	r := testkit.Result(fetchBy(by, method, "https://"+url, []byte("x"))).Must(t)
 	return r
 }
 
@@ -83,8 +82,7 @@ func (p *peer) squeeze(algorithm string, level int) {
 		p.r, p.w = bufio.NewReader(snappy.NewReader(p.r)), flusher{snappy.NewBufferedWriter(p.w)}
 		return
 	}
-	w, err := flate.NewWriter(p.w, level)
-	testkit.Must(p.t, err)
+	w := testkit.Result(flate.NewWriter(p.w, level)).Must(p.t)
 	p.r, p.w = bufio.NewReader(flate.NewReader(p.r)), flusher{w}
 }
 

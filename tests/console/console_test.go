@@ -64,8 +64,7 @@ func axe(t *testing.T) string {
 			return ""
 		}
 	}
-	packed, err := os.ReadFile(archive)
-	testkit.Must(t, err)
+	packed := testkit.Result(os.ReadFile(archive)).Must(t)
 	if sum := sha512.Sum512(packed); base64.StdEncoding.EncodeToString(sum[:]) != axeHash {
 		t.Fatalf("%s is not what it was", archive)
 	}
@@ -323,8 +322,7 @@ func serveWhys(t *testing.T) string {
 	srtmv1.RegisterAdminServiceServer(server, whys{})
 	conn, err := grpc.NewClient(ln.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	testkit.Must(t, err)
-	shown, err := pages.New(pages.Config{API: conn, Log: slog.New(slog.DiscardHandler)})
-	testkit.Must(t, err)
+	shown := testkit.Result(pages.New(pages.Config{API: conn, Log: slog.New(slog.DiscardHandler)})).Must(t)
 	web := httptest.NewServer(shown)
 	ctx, cancel := context.WithCancel(context.Background())
 	var parts sync.WaitGroup

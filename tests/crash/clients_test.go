@@ -88,9 +88,8 @@ func channel(t *testing.T, d *local.Process) (s state) {
 // subscribe opens a subscriber of t/c with that RDY.
 func subscribe(t *testing.T, address string, rdy int) net.Conn {
 	t.Helper()
-	nc, err := dial(address)
-	testkit.Must(t, err)
-	_, err = nc.Write(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), rdy))
+	nc := testkit.Result(dial(address)).Must(t)
+	_, err := nc.Write(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), rdy))
 	testkit.Must(t, err)
 	return nc
 }
@@ -316,8 +315,7 @@ func TestOutOfDescriptors(t *testing.T) {
 	})
 	var conns []net.Conn
 	for range 150 { // the kernel takes those that the process does not
-		nc, err := dial(d.TCP)
-		testkit.Must(t, err)
+		nc := testkit.Result(dial(d.TCP)).Must(t)
 		conns = append(conns, nc)
 	}
 	testkit.WaitFor(t, "out of descriptors", func() bool { return strings.Contains(d.Output(), "too many open files") })
@@ -332,11 +330,10 @@ func TestOutOfDescriptors(t *testing.T) {
 		nc.Close()
 	}
 	testkit.WaitFor(t, "accepting again", func() bool {
-		nc, err := dial(d.TCP)
-		testkit.Must(t, err)
+		nc := testkit.Result(dial(d.TCP)).Must(t)
 		defer nc.Close()
 		testkit.Must(t, nc.SetDeadline(time.Now().Add(5*time.Second)))
-		_, err = nc.Write([]byte("SUB t c\n"))
+		_, err := nc.Write([]byte("SUB t c\n"))
 		if err != nil {
 			return false
 		}

@@ -94,10 +94,9 @@ const maxFrame = 16 << 20
 // while, and returns the deliveries in order.
 func collect(t *testing.T, address, channel string, total int, patience time.Duration) (got [][2]uint32) {
 	t.Helper()
-	nc, err := dial(address)
-	testkit.Must(t, err)
+	nc := testkit.Result(dial(address)).Must(t)
 	defer nc.Close()
-	_, err = nc.Write(wire.AppendRdy(wire.AppendSub(nil, "t", channel), 500))
+	_, err := nc.Write(wire.AppendRdy(wire.AppendSub(nil, "t", channel), 500))
 	testkit.Must(t, err)
 	r := bufio.NewReaderSize(nc, 64<<10)
 	var buf []byte
@@ -122,8 +121,7 @@ func collect(t *testing.T, address, channel string, total int, patience time.Dur
 		if wire.FrameType(binary.BigEndian.Uint32(buf)) != wire.FrameMessage {
 			continue // OK, or a heartbeat: the test is shorter than two of them
 		}
-		m, err := wire.ParseMessage(buf[4:])
-		testkit.Must(t, err)
+		m := testkit.Result(wire.ParseMessage(buf[4:])).Must(t)
 		k := [2]uint32{binary.BigEndian.Uint32(m.Body), binary.BigEndian.Uint32(m.Body[4:])}
 		got = append(got, k)
 		seen[k] = true
@@ -139,8 +137,7 @@ func crash(t *testing.T, end func(*local.Process) error, patience time.Duration,
 	rng := testkit.Rand(t)
 	dir := t.TempDir()
 	flags = append([]string{"--data-path=" + dir, "--mem-queue-size=100"}, flags...)
-	d, err := local.NSQD(localtest.Program(t, "nsqd"), dir, flags...)
-	testkit.Must(t, err)
+	d := testkit.Result(local.NSQD(localtest.Program(t, "nsqd"), dir, flags...)).Must(t)
 	sub, err := dial(d.TCP) // makes the channel, and takes nothing
 	testkit.Must(t, err)
 	_, err = sub.Write(wire.AppendSub(nil, "t", "c"))
@@ -225,8 +222,7 @@ func TestKillWhileMessagesAreFinished(t *testing.T) {
 		t.Run(flag, func(t *testing.T) {
 			dir := t.TempDir()
 			flags := []string{"--data-path=" + dir, "--mem-queue-size=100", flag}
-			d, err := local.NSQD(localtest.Program(t, "nsqd"), dir, flags...)
-			testkit.Must(t, err)
+			d := testkit.Result(local.NSQD(localtest.Program(t, "nsqd"), dir, flags...)).Must(t)
 			finished := map[uint32]time.Time{}
 			sub := subscribe(t, d.TCP, 200)
 			defer sub.Close()
@@ -262,8 +258,7 @@ func TestKillWhileMessagesAreFinished(t *testing.T) {
 			killed := time.Now()
 			wg.Wait()
 
-			again, err := local.NSQD(localtest.Program(t, "nsqd"), dir, flags...)
-			testkit.Must(t, err)
+			again := testkit.Result(local.NSQD(localtest.Program(t, "nsqd"), dir, flags...)).Must(t)
 			twice, late, last := 0, 0, map[uint32]bool{}
 			count := func(m wire.Message) error {
 				n := number(m)

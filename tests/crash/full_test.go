@@ -125,8 +125,7 @@ type filler struct {
 
 func (p *filler) connect(address string) {
 	p.t.Helper()
-	nc, err := dial(address)
-	testkit.Must(p.t, err)
+	nc := testkit.Result(dial(address)).Must(p.t)
 	p.nc, p.r = nc, bufio.NewReader(nc)
 }
 

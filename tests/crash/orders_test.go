@@ -44,8 +44,7 @@ func depths(t *testing.T, d *local.Process, topic string) map[string]int {
 // message is the next one.
 func message(t *testing.T, nc net.Conn, r io.Reader) wire.Message {
 	t.Helper()
-	m, err := nextMessage(nc, r)
-	testkit.Must(t, err)
+	m := testkit.Result(nextMessage(nc, r)).Must(t)
 	return m
 }
 
@@ -83,10 +82,9 @@ func killAfterOrders(t *testing.T, flag string) {
 	if answer, err := reply(sub, answers); err != nil || answer != "OK" {
 		t.Fatalf("%q %v", answer, err)
 	}
-	ephemeral, err := dial(d.TCP)
-	testkit.Must(t, err)
+	ephemeral := testkit.Result(dial(d.TCP)).Must(t)
 	defer ephemeral.Close()
-	_, err = ephemeral.Write(wire.AppendSub(nil, "t", "e#ephemeral"))
+	_, err := ephemeral.Write(wire.AppendSub(nil, "t", "e#ephemeral"))
 	testkit.Must(t, err)
 	if answer, err := reply(ephemeral, ephemeral); err != nil || answer != "OK" {
 		t.Fatalf("%q %v", answer, err)

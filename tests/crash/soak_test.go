@@ -22,8 +22,7 @@ import (
 // metric is a metric's value now.
 func metric(t *testing.T, d *local.Process, name string) int {
 	t.Helper()
-	v, err := localtest.Metric(d, name)
-	testkit.Must(t, err)
+	v := testkit.Result(localtest.Metric(d, name)).Must(t)
 	return int(v)
 }
 
@@ -102,8 +101,7 @@ func stir(t *testing.T, d *local.Process, duration time.Duration) (published, fi
 	})
 	sub := subscribe(t, d.TCP, 100)
 	testkit.Must(t, sub.SetDeadline(time.Time{}))
-	stuck, err := dial(d.TCP)
-	testkit.Must(t, err)
+	stuck := testkit.Result(dial(d.TCP)).Must(t)
 	defer stuck.Close()
 	_, err = stuck.Write(wire.AppendRdy(wire.AppendSub(nil, "t", "stuck"), 1))
 	testkit.Must(t, err)
@@ -189,9 +187,7 @@ func stir(t *testing.T, d *local.Process, duration time.Duration) (published, fi
 func TestSoak(t *testing.T) {
 	duration := 3 * time.Second
 	if text := os.Getenv("SRTM_SOAK"); text != "" {
-		var err error
-		duration, err = time.ParseDuration(text)
-		testkit.Must(t, err)
+		duration = testkit.Result(time.ParseDuration(text)).Must(t)
 	}
 	d := localtest.NSQD(t, "", "--mem-queue-size=100", "--max-bytes-per-file=200000")
 	stir(t, d, 2*time.Second) // until everything there can be has been made once

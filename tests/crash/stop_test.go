@@ -61,10 +61,9 @@ func obstruct(t *testing.T, d *local.Process) {
 		d.HTTP: "POST /mpub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nhalf",
 	} {
 		for _, what := range []string{says, ""} {
-			nc, err := net.Dial("tcp", address)
-			testkit.Must(t, err)
+			nc := testkit.Result(net.Dial("tcp", address)).Must(t)
 			t.Cleanup(func() { nc.Close() })
-			_, err = io.WriteString(nc, what)
+			_, err := io.WriteString(nc, what)
 			testkit.Must(t, err)
 		}
 	}

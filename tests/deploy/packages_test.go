@@ -45,8 +45,7 @@ func needs(t *testing.T, programs ...string) {
 
 func read(t *testing.T, path string) string {
 	t.Helper()
-	text, err := os.ReadFile(path)
-	testkit.Must(t, err)
+	text := testkit.Result(os.ReadFile(path)).Must(t)
 	return string(text)
 }
 

@@ -71,8 +71,7 @@ func (c *cluster) reader(topic, channel string) *reader {
 	cfg := nsq.NewConfig()
 	cfg.MaxInFlight, cfg.LookupdPollInterval, cfg.LookupdPollJitter = 200, 5*time.Minute, 0
 	r := &reader{dialled: map[string]int64{}, first: map[string]int64{}, got: map[string]int{}}
-	one, err := nsq.NewConsumer(topic, channel, cfg)
-	testkit.Must(c.t, err)
+	one := testkit.Result(nsq.NewConsumer(topic, channel, cfg)).Must(c.t)
 	one.SetLogger(r, nsq.LogLevelInfo)
 	one.AddHandler(r)
 	testkit.Must(c.t, one.ConnectToNSQLookupd(c.web[0]))

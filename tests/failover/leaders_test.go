@@ -35,8 +35,7 @@ func TestALeaderThatHasLostItsStore(t *testing.T) {
 
 func twoLeaders(t *testing.T, hangs bool, leases ...string) {
 	e := etcdtest.Start(t, etcdtest.Config{})
-	store, err := local.NewProxy(strings.TrimPrefix(e.URL, "http://"))
-	testkit.Must(t, err)
+	store := testkit.Result(local.NewProxy(strings.TrimPrefix(e.URL, "http://"))).Must(t)
 	t.Cleanup(store.Close)
 	c := &cluster{t: t, release: current(t)}
 	for _, endpoint := range []string{"http://" + store.Address(), e.URL} {

@@ -16,8 +16,7 @@ import (
 // page returns the commands of a page of docs/.
 func page(t *testing.T, name string) (blocks []string) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", "..", "docs", name))
-	testkit.Must(t, err)
+	text := testkit.Result(os.ReadFile(filepath.Join("..", "..", "docs", name))).Must(t)
 	for i, part := range strings.Split(string(text), "```") {
 		if commands, is := strings.CutPrefix(part, "sh\n"); is && i%2 == 1 {
 			blocks = append(blocks, commands)

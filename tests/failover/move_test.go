@@ -16,14 +16,11 @@ import (
 // SRTM_MOVE_MESSAGES=1000000 SRTM_MOVE_EVERY=1s is the full size.
 func TestPublishersMove(t *testing.T) {
 	messages, every := 20_000, 50*time.Millisecond
-	var err error
 	if s := os.Getenv("SRTM_MOVE_MESSAGES"); s != "" {
-		messages, err = strconv.Atoi(s)
-		testkit.Must(t, err)
+		messages = testkit.Result(strconv.Atoi(s)).Must(t)
 	}
 	if s := os.Getenv("SRTM_MOVE_EVERY"); s != "" {
-		every, err = time.ParseDuration(s)
-		testkit.Must(t, err)
+		every = testkit.Result(time.ParseDuration(s)).Must(t)
 	}
 	const publishers, rate, burst = 40, 100_000, 20_000
 	each := messages / publishers

@@ -98,8 +98,7 @@ func (y *trouble) placed(publishers int) map[string][]string {
 	defer cancel()
 	for i := range publishers {
 		id := fmt.Sprint("g.", i)
-		r, err := placement.Resolve(ctx, &srtmv1.ResolveRequest{Topic: "t", PublisherId: id})
-		testkit.Must(y.t, err)
+		r := testkit.Result(placement.Resolve(ctx, &srtmv1.ResolveRequest{Topic: "t", PublisherId: id})).Must(y.t)
 		of[r.GetAssignment().GetBrokerId()] = append(of[r.GetAssignment().GetBrokerId()], id)
 	}
 	return of
@@ -218,8 +217,7 @@ func TestTrouble(t *testing.T) {
 			}
 
 			localtest.Consume(t, "t", "all", y, func(c *nsq.Config) { c.MaxInFlight, c.LookupdPollInterval = 5000, time.Second }, y.lookups()...)
-			cl, err := client.New(client.Config{Address: y.grpc[0]})
-			testkit.Must(t, err)
+			cl := testkit.Result(client.New(client.Config{Address: y.grpc[0]})).Must(t)
 			ctx, stop := context.WithCancel(t.Context())
 			var sending sync.WaitGroup
 			every := time.Duration(float64(time.Second) / spec.Groups[0].Rate)

@@ -174,8 +174,7 @@ func TestWhatIsPlainCanBeRolledBack(t *testing.T) {
 	f.create(f.spec)
 	f.works("this release")
 	f.stop(f.control[0])
-	stored, err := os.ReadFile(filepath.Join(f.dirs[0], "loaddistributor.db"))
-	testkit.Must(t, err)
+	stored := testkit.Result(os.ReadFile(filepath.Join(f.dirs[0], "loaddistributor.db"))).Must(t)
 	if !bytes.Contains(stored, []byte(`{"v":1,"kind":"topic_placed"`)) {
 		t.Error("the file has no topic that 0.1.0 reads")
 	}
@@ -269,16 +268,13 @@ func (f *fleet) record(etcd string) {
 		}
 		return
 	}
-	client, err := clientv3.New(clientv3.Config{Endpoints: []string{etcd}})
-	testkit.Must(t, err)
+	client := testkit.Result(clientv3.New(clientv3.Config{Endpoints: []string{etcd}})).Must(t)
 	defer client.Close()
-	r, err := client.Get(t.Context(), "/r/", clientv3.WithPrefix())
-	testkit.Must(t, err)
+	r := testkit.Result(client.Get(t.Context(), "/r/", clientv3.WithPrefix())).Must(t)
 	keys := map[string]string{}
 	for _, kv := range r.Kvs {
 		keys[string(kv.Key)] = string(kv.Value)
 	}
-	text, err := json.MarshalIndent(keys, "", " ")
-	testkit.Must(t, err)
+	text := testkit.Result(json.MarshalIndent(keys, "", " ")).Must(t)
 	testkit.Must(t, os.WriteFile(etcd010, append(text, '\n'), 0o644))
 }

@@ -27,8 +27,7 @@ func TestTwoAdaptorsOfTheirOwn(t *testing.T) {
 	testkit.WaitFor(c.t, "brokers have their shares", func() bool { return whole(c.shares(), 3) })
 
 	rateOf := func(b *broker) int64 {
-		s, err := b.state()
-		testkit.Must(t, err)
+		s := testkit.Result(b.state()).Must(t)
 		return held(s).RateMilli
 	}
 	free, err := local.Ports(2)

@@ -25,8 +25,7 @@ func TestDeathIsNoticedByEvidence(t *testing.T) {
 	testkit.WaitFor(c.t, "brokers have their shares", func() bool { return whole(c.shares(), 3) })
 	admin := srtmv1.NewAdminServiceClient(localtest.Dial(c.t, c.grpc))
 	placed := func() (on map[string]bool) {
-		r, err := admin.GetTopic(t.Context(), &srtmv1.GetTopicRequest{Name: topic})
-		testkit.Must(t, err)
+		r := testkit.Result(admin.GetTopic(t.Context(), &srtmv1.GetTopicRequest{Name: topic})).Must(t)
 		on = map[string]bool{}
 		for _, q := range r.Topic.Quotas {
 			on[q.BrokerId] = true

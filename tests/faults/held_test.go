@@ -275,10 +275,9 @@ func TestABrokerThatWasHeldUpKeepsItsContract(t *testing.T) {
 			l.order("/topic/create", "")
 			l.order("/channel/create", "&channel=c")
 			l.limit()
-			nc, err := net.Dial("tcp", l.process.TCP)
-			testkit.Must(l.t, err)
+			nc := testkit.Result(net.Dial("tcp", l.process.TCP)).Must(l.t)
 			defer nc.Close()
-			_, err = nc.Write(wire.AppendMagic(nil))
+			_, err := nc.Write(wire.AppendMagic(nil))
 			testkit.Must(l.t, err)
 			l.mpub(nc, 1)() // from here on arrival times are exact, if they can be
 			l.stop()

@@ -51,8 +51,7 @@ func TestATopicIsNotSpreadForItsConsumers(t *testing.T) {
 	// Consumers come to the brokers that the topic comes to.
 	consumed := map[string]bool{}
 	status := func() *srtmv1.Topic {
-		r, err := admin.GetTopic(t.Context(), &srtmv1.GetTopicRequest{Name: topic, OmitPublishers: true})
-		testkit.Must(t, err)
+		r := testkit.Result(admin.GetTopic(t.Context(), &srtmv1.GetTopicRequest{Name: topic, OmitPublishers: true})).Must(t)
 		for _, q := range r.Topic.Quotas {
 			if !consumed[q.BrokerId] {
 				consumed[q.BrokerId] = true

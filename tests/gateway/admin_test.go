@@ -38,8 +38,7 @@ func TestAdminAddress(t *testing.T) {
 		// Who only connects is cut after 5 s: on a busy machine before the last is there.
 		var last net.Conn
 		for range 300 {
-			c, err := net.Dial("tcp", strings.TrimPrefix(g.admin, "http://"))
-			testkit.Must(t, err)
+			c := testkit.Result(net.Dial("tcp", strings.TrimPrefix(g.admin, "http://"))).Must(t)
 			defer c.Close()
 			last = c
 		}
@@ -47,7 +46,6 @@ func TestAdminAddress(t *testing.T) {
 		return err == nil && res.StatusCode == http.StatusServiceUnavailable
 	}
 	testkit.WaitFor(t, "a refusal of one of too many operators", refused)
-	res, err := newClient(t).Get(g.URL)
-	testkit.Must(t, err)
+	res := testkit.Result(newClient(t).Get(g.URL)).Must(t)
 	res.Body.Close()
 }

@@ -22,8 +22,7 @@ import (
 // metric sums a metric of the gateway over its labels.
 func (g *running) metric(t testing.TB, name string) float64 {
 	t.Helper()
-	v, err := localtest.Metric(&local.Process{HTTP: strings.TrimPrefix(g.admin, "http://")}, name)
-	testkit.Must(t, err)
+	v := testkit.Result(localtest.Metric(&local.Process{HTTP: strings.TrimPrefix(g.admin, "http://")}, name)).Must(t)
 	return v
 }
 
@@ -78,12 +77,11 @@ func TestClientsLeaveWhileThePolicyChanges(t *testing.T) {
 	for i := 1; i <= 2; i++ {
 		var clients []net.Conn
 		for n := range round {
-			c, err := net.Dial("tcp", strings.TrimPrefix(g.URL, "http://"))
-			testkit.Must(t, err)
+			c := testkit.Result(net.Dial("tcp", strings.TrimPrefix(g.URL, "http://"))).Must(t)
 			defer c.Close()
 			clients = append(clients, c)
 			request := []string{"GET / HTTP/1.1\r\nHost: a\r\n\r\n", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\nhalf", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nfull"}[n%3]
-			_, err = io.WriteString(c, request)
+			_, err := io.WriteString(c, request)
 			testkit.Must(t, err)
 		}
 		testkit.WaitFor(t, "requests that wait", func() bool {
@@ -132,8 +130,7 @@ func TestServersLie(t *testing.T) {
 	client := newClient(t)
 	for range 3 {
 		for i := range lies {
-			res, err := client.Get(fmt.Sprint(g.URL, "/lie/", i))
-			testkit.Must(t, err)
+			res := testkit.Result(client.Get(fmt.Sprint(g.URL, "/lie/", i))).Must(t)
 			res.Body.Close()
 			if len(lies[i]) < 256<<10 && res.StatusCode != http.StatusOK || res.Header.Get("Endpoint-Load-Metrics") != "" {
 				t.Errorf("%.40q: %s, %.40q", lies[i], res.Status, res.Header.Get("Endpoint-Load-Metrics"))

@@ -28,8 +28,7 @@ func TestPolicyIsReadAgain(t *testing.T) {
 	}
 	g := start(t, policy("first"))
 	class := func() string {
-		res, err := newClient(t).Get(g.URL)
-		testkit.Must(t, err)
+		res := testkit.Result(newClient(t).Get(g.URL)).Must(t)
 		res.Body.Close()
 		return res.Header.Get("SRTM-Class")
 	}
@@ -115,8 +114,7 @@ func TestProfileIsRead(t *testing.T) {
 	profiles := dir + "/profiles.toml"
 	rewrite(t, profiles, output)
 	g := start(t, fmt.Sprintf("[[server]]\nurl = %q\ncpu = 1000\n", server.URL), "--profiles="+profiles)
-	res, err := newClient(t).Get(g.URL + "/report/7")
-	testkit.Must(t, err)
+	res := testkit.Result(newClient(t).Get(g.URL + "/report/7")).Must(t)
 	res.Body.Close()
 	// 3 of the 1000 units a second are 1.5 % of 200 ms.
 	testkit.WaitFor(t, "its cost", func() bool { return g.status(t).Classes[0].Used["cpu"] == 1.5 })

@@ -29,11 +29,9 @@ func TestPublish(t *testing.T) {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, at+path, strings.NewReader(body))
 		testkit.Must(t, err)
 		req.Header.Set("X-Publisher-Id", "sensor")
-		res, err := newClient(t).Do(req)
-		testkit.Must(t, err)
+		res := testkit.Result(newClient(t).Do(req)).Must(t)
 		defer res.Body.Close()
-		text, err := io.ReadAll(res.Body)
-		testkit.Must(t, err)
+		text := testkit.Result(io.ReadAll(res.Body)).Must(t)
 		return fmt.Sprintf("%d %s %s %s", res.StatusCode, res.Header.Get("Content-Type"), res.Header.Get("X-NSQ-Content-Type"), text)
 	}
 	binary := "\x00\x00\x00\x02\x00\x00\x00\x02b1\x00\x00\x00\x02b2"
@@ -79,8 +77,7 @@ func TestPublish(t *testing.T) {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, g.URL+c.path, strings.NewReader("x"))
 		testkit.Must(t, err)
 		req.Header.Set("X-Publisher-Id", c.id)
-		res, err := newClient(t).Do(req)
-		testkit.Must(t, err)
+		res := testkit.Result(newClient(t).Do(req)).Must(t)
 		text, _ := io.ReadAll(res.Body)
 		res.Body.Close()
 		if got := fmt.Sprintf("%d %s", res.StatusCode, text); !strings.HasPrefix(got, c.want) {

@@ -98,8 +98,7 @@ func (a *attack) measure(t *testing.T, b *broker, o *others, quiet, loud *[]time
 	t.Helper()
 	for range alternations {
 		testkit.WaitFor(t, "the attacker's connections are gone", func() bool {
-			n, err := b.metric("srtm_nsqd_connections")
-			testkit.Must(t, err)
+			n := testkit.Result(b.metric("srtm_nsqd_connections")).Must(t)
 			return int(n) <= o.connections()
 		})
 		*quiet = append(*quiet, p99(o.measure(t, slice)))

@@ -34,8 +34,7 @@ func TestPublishersOfAnOpenTopicNeedToKnowNothing(t *testing.T) {
 			request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+at[0]+"/pub?topic="+topic, strings.NewReader(sent[len(sent)-1]))
 			testkit.Must(t, err)
 			request.Header.Set("X-Publisher-Id", id)
-			answer, err := http.DefaultClient.Do(request)
-			testkit.Must(t, err)
+			answer := testkit.Result(http.DefaultClient.Do(request)).Must(t)
 			answer.Body.Close()
 			if answer.StatusCode != http.StatusOK {
 				t.Fatalf("%s: %s", id, answer.Status)

@@ -78,7 +78,6 @@ func TestPacingWithoutTheControlPlane(t *testing.T) {
 // released is how many messages have had their token.
 func (c *cluster) released() float64 {
 	c.t.Helper()
-	n, err := localtest.Metric(c.Brokers[0], "srtm_nsqd_topic_messages_released_total")
-	testkit.Must(c.t, err)
+	n := testkit.Result(localtest.Metric(c.Brokers[0], "srtm_nsqd_topic_messages_released_total")).Must(c.t)
 	return n
 }

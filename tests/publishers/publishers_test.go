@@ -65,8 +65,7 @@ type assignment struct {
 
 func (c *cluster) where(id string) assignment {
 	c.t.Helper()
-	a, err := c.ask(id)
-	testkit.Must(c.t, err)
+	a := testkit.Result(c.ask(id)).Must(c.t)
 	return a
 }
 

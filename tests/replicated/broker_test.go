@@ -18,8 +18,7 @@ func TestABrokerAndItsDiskAreLost(t *testing.T) {
 		return localtest.NSQD(t, "", "--durability=replicated", "--jetstream-url="+s.url(), "--broker-id=b.1")
 	}
 	b := start()
-	producer, err := localtest.NewProducer(b.TCP, "p")
-	testkit.Must(t, err)
+	producer := testkit.Result(localtest.NewProducer(b.TCP, "p")).Must(t)
 	var want []string
 	for n := range 200 {
 		want = append(want, fmt.Sprint("message ", n))

@@ -150,9 +150,7 @@ func (h *histories) judge(t *testing.T) {
 func TestChaos(t *testing.T) {
 	lasting := time.Duration(0) // one kill of each kind
 	if v := os.Getenv("SRTM_CHAOS"); v != "" {
-		var err error
-		lasting, err = time.ParseDuration(v)
-		testkit.Must(t, err)
+		lasting = testkit.Result(time.ParseDuration(v)).Must(t)
 	}
 	program, dir := natsProgram(t), t.TempDir()
 	stores, urls, err := local.NATS(program, dir, 3)

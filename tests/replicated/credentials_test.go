@@ -26,31 +26,26 @@ type issuer struct {
 
 func public(t *testing.T, k nkeys.KeyPair) string {
 	t.Helper()
-	p, err := k.PublicKey()
-	testkit.Must(t, err)
+	p := testkit.Result(k.PublicKey()).Must(t)
 	return p
 }
 
 // newAccount is an account's key, and its claims as the operator has signed them.
 func (i *issuer) newAccount() (nkeys.KeyPair, *jwt.AccountClaims) {
-	k, err := nkeys.CreateAccount()
-	testkit.Must(i.t, err)
+	k := testkit.Result(nkeys.CreateAccount()).Must(i.t)
 	return k, jwt.NewAccountClaims(public(i.t, k))
 }
 
 func (i *issuer) sign(c *jwt.AccountClaims) {
 	i.t.Helper()
-	text, err := c.Encode(i.operator)
-	testkit.Must(i.t, err)
+	text := testkit.Result(c.Encode(i.operator)).Must(i.t)
 	testkit.Must(i.t, i.resolver.Store(c.Subject, text))
 }
 
 func newIssuer(t *testing.T) (*issuer, func(*server.Options)) {
 	t.Helper()
 	i := &issuer{t: t}
-	var err error
-	i.operator, err = nkeys.CreateOperator()
-	testkit.Must(t, err)
+	i.operator = testkit.Result(nkeys.CreateOperator()).Must(t)
 	_, system := i.newAccount()
 	i.account, i.claims = i.newAccount()
 	i.claims.Limits.JetStreamLimits = jwt.JetStreamLimits{MemoryStorage: -1, DiskStorage: -1, Streams: -1, Consumer: -1}
@@ -64,15 +59,11 @@ func newIssuer(t *testing.T) (*issuer, func(*server.Options)) {
 // user writes the credentials of a new user, and returns its public key.
 func (i *issuer) user(file string) string {
 	i.t.Helper()
-	k, err := nkeys.CreateUser()
-	testkit.Must(i.t, err)
+	k := testkit.Result(nkeys.CreateUser()).Must(i.t)
 	claims := jwt.NewUserClaims(public(i.t, k))
-	text, err := claims.Encode(i.account)
-	testkit.Must(i.t, err)
-	seed, err := k.Seed()
-	testkit.Must(i.t, err)
-	creds, err := jwt.FormatUserConfig(text, seed)
-	testkit.Must(i.t, err)
+	text := testkit.Result(claims.Encode(i.account)).Must(i.t)
+	seed := testkit.Result(k.Seed()).Must(i.t)
+	creds := testkit.Result(jwt.FormatUserConfig(text, seed)).Must(i.t)
 	testkit.Must(i.t, os.WriteFile(file, creds, 0o600))
 	return claims.Subject
 }
@@ -88,8 +79,7 @@ func TestCredentialsAreRevoked(t *testing.T) {
 		URL: s.url(), Credentials: file, Replicas: 1, Part: "b", MaxBody: 1 << 20, Log: slog.New(slog.DiscardHandler),
 	}
 	user := i.user(file)
-	c, err := replicated.Connect(t.Context(), config)
-	testkit.Must(t, err)
+	c := testkit.Result(replicated.Connect(t.Context(), config)).Must(t)
 	defer c.Close()
 	l, err := c.Open("t", 0)
 	testkit.Must(t, err)

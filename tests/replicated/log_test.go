@@ -27,9 +27,7 @@ func TestAsALog(t *testing.T) {
 				topic := fmt.Sprintf("topic.%d", topics)
 				var l *replicated.Log
 				open := func() commitlog.Log {
-					var err error
-					l, err = c.Open(topic, 0)
-					testkit.Must(t, err)
+					l = testkit.Result(c.Open(topic, 0)).Must(t)
 					return l
 				}
 				t.Cleanup(func() { testkit.Must(t, l.Remove()) })
@@ -46,13 +44,10 @@ func TestAsALog(t *testing.T) {
 // a second; nothing else of the topic needs their stream.
 func TestNoLeaderOfTheCursors(t *testing.T) {
 	s := startServers(t, 1)
-	l, err := s.connect("b").Open("t", 1)
-	testkit.Must(t, err)
-	nc, err := nats.Connect(s.url())
-	testkit.Must(t, err)
+	l := testkit.Result(s.connect("b").Open("t", 1)).Must(t)
+	nc := testkit.Result(nats.Connect(s.url())).Must(t)
 	defer nc.Close()
-	js, err := jetstream.New(nc)
-	testkit.Must(t, err)
+	js := testkit.Result(jetstream.New(nc)).Must(t)
 	testkit.Must(t, js.DeleteStream(t.Context(), "SRTM_CURSORS")) // no one answers, as without a leader
 	began := time.Now()
 	testkit.ErrorIs(t, l.SaveCursors([]byte("cursors")), replicated.ErrUnavailable)
@@ -67,19 +62,14 @@ func TestNoLeaderOfTheCursors(t *testing.T) {
 func TestASnapshotIsStoredLate(t *testing.T) {
 	s := startServers(t, 1)
 	c := s.connect("b")
-	l, err := c.Open("t", 1)
-	testkit.Must(t, err)
+	l := testkit.Result(c.Open("t", 1)).Must(t)
 	testkit.Must(t, l.SaveCursors([]byte("the first")))
-	nc, err := nats.Connect(s.url())
-	testkit.Must(t, err)
+	nc := testkit.Result(nats.Connect(s.url())).Must(t)
 	defer nc.Close()
-	js, err := jetstream.New(nc)
-	testkit.Must(t, err)
-	stream, err := js.Stream(t.Context(), "SRTM_CURSORS")
-	testkit.Must(t, err)
-	first, err := stream.GetLastMsgForSubject(t.Context(), "srtm.cursors.*.*.head")
-	testkit.Must(t, err)
-	_, err = js.Publish(t.Context(), first.Subject, first.Data)
+	js := testkit.Result(jetstream.New(nc)).Must(t)
+	stream := testkit.Result(js.Stream(t.Context(), "SRTM_CURSORS")).Must(t)
+	first := testkit.Result(stream.GetLastMsgForSubject(t.Context(), "srtm.cursors.*.*.head")).Must(t)
+	_, err := js.Publish(t.Context(), first.Subject, first.Data)
 	testkit.Must(t, err)
 	testkit.Must(t, l.SaveCursors([]byte("the second")))
 	testkit.Must(t, l.Close())
@@ -94,10 +84,8 @@ func TestASnapshotIsStoredLate(t *testing.T) {
 // An owner that another has replaced stores nothing, and says so.
 func TestFencing(t *testing.T) {
 	s := startServers(t, 3)
-	a, err := s.connect("b").Open("t", 1)
-	testkit.Must(t, err)
-	at, err := a.Append([]commitlog.Record{{Body: []byte("of the first")}})
-	testkit.Must(t, err)
+	a := testkit.Result(s.connect("b").Open("t", 1)).Must(t)
+	at := testkit.Result(a.Append([]commitlog.Record{{Body: []byte("of the first")}})).Must(t)
 	testkit.Must(t, a.Sync(at+1))
 	testkit.Must(t, a.SaveCursors([]byte("cursors of the first")))
 
@@ -139,8 +127,7 @@ func TestTakingAPartOver(t *testing.T) {
 		return err
 	}
 	own := func() *replicated.Log {
-		l, err := s.connect("b").Open("t", 0)
-		testkit.Must(t, err)
+		l := testkit.Result(s.connect("b").Open("t", 0)).Must(t)
 		return l
 	}
 	bodies := func(l *replicated.Log) (all []string) {
@@ -162,8 +149,7 @@ func TestTakingAPartOver(t *testing.T) {
 
 	other := s.connect("c")
 	for _, trims := range []bool{true, false} {
-		taker, err := other.TakeOver("t", "b")
-		testkit.Must(t, err)
+		taker := testkit.Result(other.TakeOver("t", "b")).Must(t)
 		back := own()
 		testkit.Must(t, store(back, "of the broker that is back"))
 		testkit.Must(t, back.SaveCursors([]byte("cursors of the broker that is back")))
@@ -190,13 +176,12 @@ func TestTakingAPartOver(t *testing.T) {
 	stale := own()
 	testkit.Must(t, store(stale, "one more"))
 	testkit.Must(t, stale.SaveCursors([]byte("one more")))
-	taker, err := other.TakeOver("t", "b")
-	testkit.Must(t, err)
+	taker := testkit.Result(other.TakeOver("t", "b")).Must(t)
 	if got := bodies(taker); !slices.Contains(got, "one more") {
 		t.Errorf("to be taken over are %q", got)
 	}
 	testkit.Must(t, taker.Remove())
-	_, err = other.TakeOver("t", "b")
+	_, err := other.TakeOver("t", "b")
 	testkit.ErrorIs(t, err, replicated.ErrNoPart, "what was taken over is taken over again")
 	again := s.connect("b")
 	if topics, err := again.Topics(); err != nil || len(topics) > 0 {
@@ -224,9 +209,8 @@ func TestAPartIsClaimedWhileItIsEmptied(t *testing.T) {
 	s := startServers(t, 1)
 	own, other := s.connect("b"), s.connect("c")
 	for range 100 {
-		l, err := own.Open("t", 0)
-		testkit.Must(t, err)
-		_, err = l.Append([]commitlog.Record{{Body: []byte("x")}})
+		l := testkit.Result(own.Open("t", 0)).Must(t)
+		_, err := l.Append([]commitlog.Record{{Body: []byte("x")}})
 		testkit.Must(t, err)
 		testkit.Must(t, l.Close())
 		taker, err := other.TakeOver("t", "b")

@@ -57,8 +57,7 @@ func startServers(t *testing.T, n int, set ...func(*server.Options)) *servers {
 
 func (s *servers) start(i int) {
 	s.t.Helper()
-	one, err := server.NewServer(s.options[i].Clone())
-	testkit.Must(s.t, err)
+	one := testkit.Result(server.NewServer(s.options[i].Clone())).Must(s.t)
 	one.Start()
 	s.all[i] = one
 }
@@ -125,8 +124,7 @@ func within(t *testing.T, what string, holds func() bool) {
 func freePorts(t *testing.T, n int) (ports []int) {
 	t.Helper()
 	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		testkit.Must(t, err)
+		l := testkit.Result(net.Listen("tcp", "127.0.0.1:0")).Must(t)
 		defer l.Close()
 		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
 	}

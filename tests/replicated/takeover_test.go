@@ -111,8 +111,7 @@ func TestAnotherBrokerTakesOver(t *testing.T) {
 	testkit.WaitFor(t, "cursors are saved", func() bool { // what is done with on d
 		done := 0.
 		for _, b := range c.Brokers {
-			n, err := localtest.Metric(b, "srtm_nsqd_topic_disk_needed_bytes")
-			testkit.Must(t, err)
+			n := testkit.Result(localtest.Metric(b, "srtm_nsqd_topic_disk_needed_bytes")).Must(t)
 			done += n
 		}
 		return done > 0
@@ -211,8 +210,7 @@ func startBroker(t *testing.T, s *servers, id string) (*broker.Broker, *broker.T
 	b, err := broker.New(broker.Config{Capacity: 100, MaxMsgTimeout: time.Minute, AutoCreate: true, Storage: storage})
 	testkit.Must(t, err)
 	testkit.Must(t, b.Restore())
-	topic, err := b.CreateTopic("t")
-	testkit.Must(t, err)
+	topic := testkit.Result(b.CreateTopic("t")).Must(t)
 	testkit.Must(t, topic.CreateChannel("c"))
 	t.Cleanup(func() {
 		_ = b.Close() // one that has lost its connection cannot say what it has
@@ -249,13 +247,11 @@ func TestATakeOverIsInterrupted(t *testing.T) {
 
 	last, _, c := startBroker(t, s, "c")
 	for _, from := range []string{"a", "b", "nobody"} {
-		count, err := last.TakeOver("t", from)
-		testkit.Must(t, err)
+		count := testkit.Result(last.TakeOver("t", from)).Must(t)
 		t.Logf("%d messages from %s", count, from)
 	}
 	testkit.Must(t, last.Close())
-	l, err := c.Open("t", 0)
-	testkit.Must(t, err)
+	l := testkit.Result(c.Open("t", 0)).Must(t)
 	t.Cleanup(func() { testkit.Must(t, l.Close()) })
 	seen := map[string]int{}
 	var batch commitlog.Batch

@@ -155,8 +155,7 @@ func TestMostServersAreAway(t *testing.T) {
 		t.Errorf("refused with %v", err)
 	}
 	within(t, "the broker is not healthy", func() bool {
-		healthy, err := localtest.Metric(b, "srtm_nsqd_disk_healthy")
-		testkit.Must(t, err)
+		healthy := testkit.Result(localtest.Metric(b, "srtm_nsqd_disk_healthy")).Must(t)
 		return healthy == 0
 	})
 	s.start(1)

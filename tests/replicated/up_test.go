@@ -42,8 +42,7 @@ func natsServer() {
 // natsProgram is the path of a nats-server, for this test's processes.
 func natsProgram(t *testing.T) string {
 	t.Helper()
-	self, err := os.Executable()
-	testkit.Must(t, err)
+	self := testkit.Result(os.Executable()).Must(t)
 	t.Setenv(asNATS, "1")
 	return self
 }
@@ -66,8 +65,7 @@ func TestUpReplicated(t *testing.T) {
 	testkit.Must(t, err)
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), "broker") && e.IsDir() {
-			logs, err := os.ReadDir(dir + "/" + e.Name() + "/messages")
-			testkit.Must(t, err)
+			logs := testkit.Result(os.ReadDir(dir + "/" + e.Name() + "/messages")).Must(t)
 			for _, l := range logs {
 				if strings.HasSuffix(l.Name(), ".log") {
 					t.Errorf("%s has a log in files: %s", e.Name(), l.Name())

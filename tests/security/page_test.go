@@ -40,8 +40,7 @@ func TestThePageOfTwoMachines(t *testing.T) {
 			t.Skipf("the page needs %s: %v", program, err)
 		}
 	}
-	text, err := os.ReadFile(page)
-	testkit.Must(t, err)
+	text := testkit.Result(os.ReadFile(page)).Must(t)
 	all := blocks.FindAllStringSubmatch(string(text), -1)
 	if n := strings.Count(string(text), "\n```") / 2; len(all) != n || n < 5 {
 		t.Fatalf("%d blocks of sh, of %d", len(all), n)

@@ -181,8 +181,7 @@ func TestConnectionsLeaveDescriptors(t *testing.T) {
 		{free[2], "  V1PING\n", "\x00\x00\x00\x02OK", ""},
 	} {
 		for refused, n := false, 0; !refused; n++ {
-			nc, err := net.Dial("tcp", c.address)
-			testkit.Must(t, err)
+			nc := testkit.Result(net.Dial("tcp", c.address)).Must(t)
 			defer nc.Close()
 			_ = nc.SetDeadline(time.Now().Add(local.Patience))
 			fmt.Fprint(nc, c.say)

@@ -28,8 +28,7 @@ func command(t *testing.T, args ...string) (stdout string, err error) {
 
 func TestHelpAndVersion(t *testing.T) {
 	for file, args := range map[string][]string{"run.help": {"run", "--help"}, "greedy.help": {"greedy", "--help"}, "schedule.help": {"schedule", "--help"}} {
-		out, err := command(t, args...)
-		testkit.Must(t, err)
+		out := testkit.Result(command(t, args...)).Must(t)
 		testkit.Golden(t, "testdata/"+file, []byte(out))
 	}
 	if out, err := command(t, "--version"); err != nil || !strings.HasPrefix(out, "iotpub, SRTM ") {
@@ -79,8 +78,7 @@ func TestAFaultOfARecordingIsAFailure(t *testing.T) {
 
 func broker(t *testing.T) *fake.Broker {
 	t.Helper()
-	b, err := fake.NewBroker("a", &fake.Log{})
-	testkit.Must(t, err)
+	b := testkit.Result(fake.NewBroker("a", &fake.Log{})).Must(t)
 	t.Cleanup(b.Close)
 	return b
 }

@@ -12,8 +12,7 @@ import (
 // Publishers ask for their pace, with their weights, and send.
 func TestGreedyPublishers(t *testing.T) {
 	log := &fake.Log{}
-	b, err := fake.NewBroker("b", log)
-	testkit.Must(t, err)
+	b := testkit.Result(fake.NewBroker("b", log)).Must(t)
 	defer b.Close()
 	b.Paces()
 	out, err := command(t, "greedy", "--nsqd-tcp-address="+b.Address(), "--publishers=3", "--weight=2,0", "--warm-up=0s", "--duration=200ms", "--output=json")
@@ -42,10 +41,9 @@ func TestGreedyPublishers(t *testing.T) {
 func TestGreedySizes(t *testing.T) {
 	for _, size := range []int{1, 23, 24, 100} {
 		log := &fake.Log{}
-		b, err := fake.NewBroker("b", log)
-		testkit.Must(t, err)
+		b := testkit.Result(fake.NewBroker("b", log)).Must(t)
 		defer b.Close()
-		_, err = command(t, "greedy", "--nsqd-tcp-address="+b.Address(), "--publishers=1", "--weight=0", "--warm-up=0s", "--duration=50ms", fmt.Sprint("--size=", size))
+		_, err := command(t, "greedy", "--nsqd-tcp-address="+b.Address(), "--publishers=1", "--weight=0", "--warm-up=0s", "--duration=50ms", fmt.Sprint("--size=", size))
 		testkit.Must(t, err)
 		sent := 0
 		for _, e := range log.Events() {

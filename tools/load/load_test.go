@@ -228,8 +228,7 @@ func TestWhatTheSystemSays(t *testing.T) {
 
 func pair(t *testing.T) (near, far *socket) {
 	t.Helper()
-	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	testkit.Must(t, err)
+	ends := testkit.Result(unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)).Must(t)
 	near, far = &socket{fd: ends[0], patient: true}, &socket{fd: ends[1], patient: true}
 	testkit.Must(t, errors.Join(near.timeout(patience), far.timeout(patience)))
 	t.Cleanup(func() { _ = near.Close() })
@@ -355,8 +354,7 @@ func TestABrokerIsOverloaded(t *testing.T) {
 	}
 	program, left := localtest.Program(t, "nsqd"), t.TempDir()
 	t.Setenv("TMPDIR", left)
-	got, err := AnotherNSQ("nsqd", program, "").Overload(t.Context(), o)
-	testkit.Must(t, err)
+	got := testkit.Result(AnotherNSQ("nsqd", program, "").Overload(t.Context(), o)).Must(t)
 	all := 0.0
 	for i, rate := range got.Delivered {
 		if all += rate; rate <= 0 || got.Latency[i] <= 0 {
@@ -374,7 +372,7 @@ func TestABrokerIsOverloaded(t *testing.T) {
 	broken.deliveries = func([]byte, []byte, string, func([]byte)) (int, []byte, error) {
 		return 0, nil, errors.New("it says no")
 	}
-	_, err = broken.Overload(t.Context(), o)
+	_, err := broken.Overload(t.Context(), o)
 	testkit.ErrorHas(t, err, "it says no", "a subscriber that fails")
 	if files, err := os.ReadDir(left); err != nil || len(files) > 0 {
 		t.Errorf("%v are left, %v", files, err)

@@ -370,8 +370,7 @@ func TestCreateSendsWhatItWasTold(t *testing.T) {
 
 func TestRefusalsAreExplained(t *testing.T) {
 	with := func(s *status.Status, d protoadapt.MessageV1) error {
-		detailed, err := s.WithDetails(d)
-		testkit.Must(t, err)
+		detailed := testkit.Result(s.WithDetails(d)).Must(t)
 		return detailed.Err()
 	}
 	for _, c := range []struct {

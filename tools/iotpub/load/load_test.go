@@ -40,8 +40,7 @@ func events(s schedule.Stream, n int) (all []schedule.Event) {
 }
 
 func TestDefaultIsThePapers(t *testing.T) {
-	l, err := load.Default().Build()
-	testkit.Must(t, err)
+	l := testkit.Result(load.Default().Build()).Must(t)
 	if len(l.Sources) != 1000 || l.Rate() != 10_000 || l.Span != 0 || len(l.Groups) != 1 {
 		t.Errorf("%d publishers, %v msg/s, span %v, %d groups", len(l.Sources), l.Rate(), l.Span, len(l.Groups))
 	}
@@ -60,8 +59,7 @@ func TestTextNamesBatchesAndGroups(t *testing.T) {
 func TestARecording(t *testing.T) {
 	o := load.Default()
 	o.Trace, o.Replay.Compress = recorded(t, recording), 2
-	l, err := o.Build()
-	testkit.Must(t, err)
+	l := testkit.Result(o.Build()).Must(t)
 	var ids []string
 	for _, s := range l.Sources {
 		ids = append(ids, s.ID)
@@ -71,8 +69,7 @@ func TestARecording(t *testing.T) {
 	}
 	testkit.Equal(t, len(events(l.Stream(), 100)), 4, "events")
 	o.Keep = 2
-	l, err = o.Build()
-	testkit.Must(t, err)
+	l = testkit.Result(o.Build()).Must(t)
 	for _, e := range events(l.Stream(), 100) {
 		if e.Source > 1 {
 			t.Errorf("an event of source %d, kept are 2", e.Source)
@@ -139,10 +136,8 @@ func TestArgsAreReadBack(t *testing.T) {
 		if back != o {
 			t.Fatalf("%v became %+v, want %+v", o.Args(), back, o)
 		}
-		a, err := o.Build()
-		testkit.Must(t, err)
-		b, err := back.Build()
-		testkit.Must(t, err)
+		a := testkit.Result(o.Build()).Must(t)
+		b := testkit.Result(back.Build()).Must(t)
 		if a.Text != b.Text || !slices.Equal(a.Sources, b.Sources) || !slices.Equal(events(a.Stream(), 50), events(b.Stream(), 50)) {
 			t.Fatal("the loads differ")
 		}

@@ -65,8 +65,7 @@ func TestText(t *testing.T) {
 
 // The JSON is read by other programs: its names are part of the interface.
 func TestJSON(t *testing.T) {
-	text, err := json.MarshalIndent(full(), "", "  ")
-	testkit.Must(t, err)
+	text := testkit.Result(json.MarshalIndent(full(), "", "  ")).Must(t)
 	testkit.Golden(t, "testdata/full.json", append(text, '\n'))
 	var back report.Report
 	testkit.Must(t, json.Unmarshal(text, &back))

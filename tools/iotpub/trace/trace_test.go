@@ -37,15 +37,13 @@ func zipped(t testing.TB, text string) []byte {
 
 func read(t testing.TB, rows string) *trace.Trace {
 	t.Helper()
-	tr, err := trace.Read(strings.NewReader(head+rows), "t.csv")
-	testkit.Must(t, err)
+	tr := testkit.Result(trace.Read(strings.NewReader(head+rows), "t.csv")).Must(t)
 	return tr
 }
 
 func replay(t testing.TB, tr *trace.Trace, o trace.Options) *trace.Replay {
 	t.Helper()
-	r, err := tr.Replay(o)
-	testkit.Must(t, err)
+	r := testkit.Result(tr.Replay(o)).Must(t)
 	return r
 }
 
@@ -164,8 +162,7 @@ func FuzzRead(f *testing.F) {
 			}
 			return
 		}
-		r, err := tr.Replay(trace.Options{Compress: 1, Copies: 1, Spread: trace.DefaultSpread})
-		testkit.Must(t, err)
+		r := testkit.Result(tr.Replay(trace.Options{Compress: 1, Copies: 1, Spread: trace.DefaultSpread})).Must(t)
 		last := time.Duration(0)
 		for _, e := range all(r.Stream()) {
 			if e.At < last || int(e.Source) >= len(tr.Publishers()) {
@@ -246,8 +243,7 @@ func TestReplayProperties(t *testing.T) {
 			// The size names the row.
 			fmt.Fprintf(&rows, "%d.%d,p%d,,%d\n", tick/10, tick%10, rapid.IntRange(0, 3).Draw(t, "publisher"), i)
 		}
-		tr, err := trace.Read(strings.NewReader(head+rows.String()), "t")
-		testkit.Must(t, err)
+		tr := testkit.Result(trace.Read(strings.NewReader(head+rows.String()), "t")).Must(t)
 		o := trace.Options{
 			Compress: rapid.SampledFrom([]float64{0.5, 1, 7, 100}).Draw(t, "compress"),
 			Copies:   rapid.IntRange(1, 5).Draw(t, "copies"),
@@ -255,8 +251,7 @@ func TestReplayProperties(t *testing.T) {
 			To:       8 * time.Second,
 			Seed:     rapid.Uint64().Draw(t, "seed"),
 		}
-		r, err := tr.Replay(o)
-		testkit.Must(t, err)
+		r := testkit.Result(tr.Replay(o)).Must(t)
 		events := all(r.Stream())
 		if !slices.Equal(events, all(r.Stream())) {
 			t.Fatal("two streams differ")
@@ -299,8 +294,7 @@ func TestReplayProperties(t *testing.T) {
 // The recordings beside the repository, and the first line of the table of
 // scalings in their README: 54 copies of the detectors make 1,000 msg/s.
 func TestRecordings(t *testing.T) {
-	tr, err := trace.Open(filepath.Join(testkit.Shared(t), "traces", "odot_hires_detgroups_3x3h.csv.gz"))
-	testkit.Must(t, err)
+	tr := testkit.Result(trace.Open(filepath.Join(testkit.Shared(t), "traces", "odot_hires_detgroups_3x3h.csv.gz"))).Must(t)
 	keys := map[string]bool{}
 	for _, p := range tr.Publishers() {
 		if p.Key != "" {

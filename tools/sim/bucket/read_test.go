@@ -54,8 +54,7 @@ func TestTimesAreExact(t *testing.T) {
 func TestTimesAgreeWithFractions(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		text := rapid.StringMatching(`[+-]?[0-9]{1,9}(\.[0-9]{0,14})?`).Draw(t, "text")
-		got, err := bucket.Read("f", strings.NewReader(text))
-		testkit.Must(t, err)
+		got := testkit.Result(bucket.Read("f", strings.NewReader(text))).Must(t)
 		exact, ok := new(big.Rat).SetString(strings.TrimSuffix(text, "."))
 		if !ok {
 			t.Fatalf("%q is no number to compare with", text)

@@ -52,8 +52,7 @@ func drawOptions(t *rapid.T) bucket.Options {
 func TestAReportIsWhatItsBucketsSay(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		trace, o := drawTrace(t, true), drawOptions(t)
-		r, err := bucket.Run(trace, o)
-		testkit.Must(t, err)
+		r := testkit.Result(bucket.Run(trace, o)).Must(t)
 		var sum tokenbucket.Share
 		earliest, disorder := trace[0].At, 0
 		for i, a := range trace {
@@ -119,8 +118,7 @@ func TestKeyedSplitsEachGroupEvenly(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		trace, o := drawTrace(t, true), drawOptions(t)
 		o.Assign = bucket.Keyed
-		r, err := bucket.Run(trace, o)
-		testkit.Must(t, err)
+		r := testkit.Result(bucket.Run(trace, o)).Must(t)
 		type member struct{ key, publisher string }
 		at := map[member]int{}
 		counts := map[string][]int{}

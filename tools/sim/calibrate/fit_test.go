@@ -15,8 +15,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 func measure(t *testing.T, p calibrate.Parameters, loads ...calibrate.Load) (measured []calibrate.Measurement) {
 	t.Helper()
 	for _, l := range loads {
-		f, err := calibrate.Simulate(l, p)
-		testkit.Must(t, err)
+		f := testkit.Result(calibrate.Simulate(l, p)).Must(t)
 		measured = append(measured, calibrate.Measurement{Load: l, Figures: f})
 	}
 	return measured
@@ -34,8 +33,7 @@ func TestTheFitRecoversTheParameters(t *testing.T) {
 		{Wake: us(30), Message: us(10), P50: us(50), P99: us(300), P999: us(900)},
 		{Wake: us(8), Message: us(25), P50: us(120), P99: us(200), P999: us(2000)},
 	} {
-		got, err := calibrate.Fit(measure(t, want, loads...))
-		testkit.Must(t, err)
+		got := testkit.Result(calibrate.Fit(measure(t, want, loads...))).Must(t)
 		for _, v := range []struct {
 			name      string
 			got, want time.Duration

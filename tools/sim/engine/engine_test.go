@@ -52,15 +52,13 @@ func even(t testing.TB, contract tokenbucket.Share, k int) []tokenbucket.Share {
 	for i := range weights {
 		weights[i] = 1
 	}
-	shares, err := share.Proportion(contract, weights)
-	testkit.Must(t, err)
+	shares := testkit.Result(share.Proportion(contract, weights)).Must(t)
 	return shares
 }
 
 func build(t testing.TB, models []engine.Model, topics []engine.Topic, seed uint64, observe func(engine.Delivery)) *engine.Cluster {
 	t.Helper()
-	c, err := engine.New(models, topics, seed, observe)
-	testkit.Must(t, err)
+	c := testkit.Result(engine.New(models, topics, seed, observe)).Must(t)
 	return c
 }
 
@@ -262,8 +260,7 @@ func TestRetunesKeepToTheContract(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const k = 3
 		contract := tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 30}
-		shares, err := share.Proportion(contract, []int64{1, 1, 1})
-		testkit.Must(t, err)
+		shares := testkit.Result(share.Proportion(contract, []int64{1, 1, 1})).Must(t)
 		trace := drawTrace(t, 9)
 		stream := events(slices.Clone(trace))
 		var left []mono.Time

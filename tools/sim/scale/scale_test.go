@@ -37,8 +37,7 @@ func counting() (Meter, *[]string) {
 func TestAStudyCountsWhatItDid(t *testing.T) {
 	meter, told := counting()
 	cfg := config()
-	r, err := Run(cfg, meter)
-	testkit.Must(t, err)
+	r := testkit.Result(Run(cfg, meter)).Must(t)
 	for step, times := range map[string]Times{"place": r.Place, "commit": r.Commit, "grant": r.Grant} {
 		if times.Count != cfg.Topics || times.P50 != time.Microsecond || times.Total != time.Duration(cfg.Topics)*time.Microsecond {
 			t.Errorf("%s: %+v, want a reading of the clock for each of %d topics", step, times, cfg.Topics)

@@ -16,10 +16,8 @@ func fit(t *testing.T, topic string, o scenario.FitOptions) *scenario.FitResult 
 	t.Helper()
 	s, err := scenario.Read(strings.NewReader(`{"duration_s":60,"brokers":[{"id":"b","count":6}],"topics":[{"name":"t",` + topic + `}]}`))
 	testkit.Must(t, err)
-	built, err := scenario.Build(s)
-	testkit.Must(t, err)
-	r, err := scenario.Fit(built, o)
-	testkit.Must(t, err)
+	built := testkit.Result(scenario.Build(s)).Must(t)
+	r := testkit.Result(scenario.Fit(built, o)).Must(t)
 	return r
 }
 
@@ -64,8 +62,7 @@ func TestTheSameSeedGivesTheSameFit(t *testing.T) {
 func TestUnknownMode(t *testing.T) {
 	s, err := scenario.Read(strings.NewReader(`{"duration_s":1,"brokers":[{"id":"b"}],"topics":[{"name":"t","publishers":1,"rate":1}]}`))
 	testkit.Must(t, err)
-	built, err := scenario.Build(s)
-	testkit.Must(t, err)
+	built := testkit.Result(scenario.Build(s)).Must(t)
 	_, err = scenario.Fit(built, scenario.FitOptions{Mode: "slow"})
 	testkit.ErrorHas(t, err, `"slow"`)
 }

@@ -18,8 +18,7 @@ func p99ByKeys(t *testing.T, topic scenario.Topic, duration float64, seed uint64
 		topic.Name = "t"
 		built, err := scenario.New(scenario.Scenario{Seed: seed, Duration: duration, Brokers: []scenario.Broker{{ID: "b", Count: 6}}, Topics: []scenario.Topic{topic}})
 		testkit.Must(t, err)
-		r, err := scenario.Run(built)
-		testkit.Must(t, err)
+		r := testkit.Result(scenario.Run(built)).Must(t)
 		late[topic.Keys] = float64(r.Topics[0].Delivery.P99) / 1e6
 	}
 	return late

@@ -17,17 +17,14 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 func read(t *testing.T, text string) *scenario.Scenario {
 	t.Helper()
-	s, err := scenario.Read(strings.NewReader(text))
-	testkit.Must(t, err)
+	s := testkit.Result(scenario.Read(strings.NewReader(text))).Must(t)
 	return s
 }
 
 func simulate(t *testing.T, text string) *scenario.Report {
 	t.Helper()
-	built, err := scenario.Build(read(t, text))
-	testkit.Must(t, err)
-	r, err := scenario.Run(built)
-	testkit.Must(t, err)
+	built := testkit.Result(scenario.Build(read(t, text))).Must(t)
+	r := testkit.Result(scenario.Run(built)).Must(t)
 	return r
 }
 

@@ -34,8 +34,7 @@ func TestTheSLOHoldsThroughTrouble(t *testing.T) {
 func TestSharesFollowAShift(t *testing.T) {
 	for _, sc := range Scenarios(7, 0.8, "90/10") {
 		for rule, follows := range map[string]bool{share.Static: false, share.Sqrt: true} {
-			delays, err := Run(sc, rule, 200)
-			testkit.Must(t, err)
+			delays := testkit.Result(Run(sc, rule, 200)).Must(t)
 			if o := sc.Outcome(delays); (o.Healed < 10*time.Second) != follows {
 				t.Errorf("%s: %+v", rule, o)
 			}

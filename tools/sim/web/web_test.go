@@ -40,8 +40,7 @@ func TestAgainstTheory(t *testing.T) {
 
 func TestEveryRequestIsAnsweredAndTheSeedDecides(t *testing.T) {
 	for _, name := range web.Clusters() {
-		c, err := web.Find(name, 7)
-		testkit.Must(t, err)
+		c := testkit.Result(web.Find(name, 7)).Must(t)
 		c.Requests = 2000
 		for _, way := range web.Ways() {
 			s := web.Study{Cluster: c, Way: way, Seed: 7}
@@ -69,8 +68,7 @@ func TestEveryRequestIsAnsweredAndTheSeedDecides(t *testing.T) {
 // The paper's claim, by order and not by number: on unequal servers, JBQ uses the faster
 // more than bybusyness does, and answers at least as evenly.
 func TestJBQUsesTheFasterMore(t *testing.T) {
-	c, err := web.Find("small", 1)
-	testkit.Must(t, err)
+	c := testkit.Result(web.Find("small", 1)).Must(t)
 	busy := web.Run(web.Study{Cluster: c, Way: web.Way{Balance: balance.Busy}, Seed: 1})
 	jbq := web.Run(web.Study{Cluster: c, Seed: 1})
 	if jbq.ByServer[0].Requests >= busy.ByServer[0].Requests || jbq.ByServer[2].Requests <= busy.ByServer[2].Requests ||

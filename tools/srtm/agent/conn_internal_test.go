@@ -16,8 +16,7 @@ import (
 func TestABatchOfBytes(t *testing.T) {
 	cfg := DefaultConfig()
 	cfg.Loaddistributor = "127.0.0.1:1"
-	a, err := New(cfg)
-	testkit.Must(t, err)
+	a := testkit.Result(New(cfg)).Must(t)
 	defer func() { testkit.Must(t, a.publishers.Close(t.Context())) }()
 	defer a.endLog()
 	ours, theirs := net.Pipe()

@@ -16,8 +16,7 @@ import (
 func TestNothingIsLeft(t *testing.T) {
 	cfg := agent.DefaultConfig()
 	cfg.Loaddistributor, cfg.DrainTimeout = "127.0.0.1:1", time.Hour
-	a, err := agent.New(cfg)
-	testkit.Must(t, err)
+	a := testkit.Result(agent.New(cfg)).Must(t)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	testkit.Must(t, err)
 	freed := make(chan struct{})
@@ -28,9 +27,8 @@ func TestNothingIsLeft(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.WithValue(context.Background(), key{}, held))
 		over := make(chan error, 1)
 		go func() { over <- a.Run(ctx, ln) }()
-		nc, err := net.Dial("tcp", ln.Addr().String())
-		testkit.Must(t, err)
-		_, err = nc.Write([]byte("  V2IDENTIFY\n\x00\x00\x00\x02{}"))
+		nc := testkit.Result(net.Dial("tcp", ln.Addr().String())).Must(t)
+		_, err := nc.Write([]byte("  V2IDENTIFY\n\x00\x00\x00\x02{}"))
 		testkit.Must(t, err)
 		_, err = nc.Read(make([]byte, 6)) // it is being served
 		testkit.Must(t, err)

@@ -46,8 +46,7 @@ func (s *suite) Run() int {
 // it that any machine can carry and that takes seconds.
 func nsqd(t *testing.T, flags ...string) Config {
 	t.Helper()
-	at, err := local.Ports(2)
-	testkit.Must(t, err)
+	at := testkit.Result(local.Ports(2)).Must(t)
 	d, err := local.NSQDAt(nsqdBinary, t.TempDir(), at[0], at[1], append(flags, "--broker-id=b1")...)
 	testkit.Must(t, err)
 	t.Cleanup(func() {
@@ -66,8 +65,7 @@ func nsqd(t *testing.T, flags ...string) Config {
 // topics returns the names of the broker's topics.
 func topics(t *testing.T, cfg Config) []string {
 	t.Helper()
-	all, err := broker{address: cfg.HTTP}.topics(t.Context())
-	testkit.Must(t, err)
+	all := testkit.Result(broker{address: cfg.HTTP}.topics(t.Context())).Must(t)
 	names := []string{}
 	for _, topic := range all {
 		names = append(names, topic.Name)

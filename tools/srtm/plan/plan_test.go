@@ -65,8 +65,7 @@ func TestGolden(t *testing.T) {
 			}
 			testkit.Golden(t, filepath.Join("testdata", "golden", name), []byte(out))
 
-			input, err := os.ReadFile(file)
-			testkit.Must(t, err)
+			input := testkit.Result(os.ReadFile(file)).Must(t)
 			piped, code, _ := execute(t, string(input), "--file", "-", "--policy", c.policy, "--output", c.output, "--seed", "7")
 			if piped != out || code != c.code {
 				t.Errorf("from standard input: exit code %d and\n%s", code, piped)
@@ -180,8 +179,7 @@ func FuzzScenario(f *testing.F) {
 		f.Fatalf("no scenarios to start from: %v", err)
 	}
 	for _, file := range files {
-		input, err := os.ReadFile(file)
-		testkit.Must(f, err)
+		input := testkit.Result(os.ReadFile(file)).Must(f)
 		f.Add(string(input))
 	}
 	f.Add(`{"brokers":[{"id":"a","mcap":1e3}],"topic":{"name":"t","rate":0.5,"burst":1,"publishers":[{"id":"p","rate":0.5}]}}`)

@@ -29,8 +29,7 @@ func TestOneBrokerHasRoomAndASplitWaits(t *testing.T) {
 			arrivals := schedule.Arrivals(scheduled())
 			offered := max(float64(len(arrivals))/phase.Seconds(), c.rate*float64(c.publishers))
 			r := tokenbucket.PerSecond(rateMargin * offered)
-			need, err := tokenbucket.Profile(arrivals, r, 0.99)
-			testkit.Must(t, err)
+			need := testkit.Result(tokenbucket.Profile(arrivals, r, 0.99)).Must(t)
 			b := burstFor(need, c.brokers)
 			if p := tokenbucket.PDelayed(offered, r.PerSecond(), float64(b)); p > 0.01 {
 				t.Errorf("%+v, seed %d: b = %d for a need of %d: %v of the messages wait on one broker", c, seed, b, need, p)
@@ -50,8 +49,7 @@ func TestTheDefaultLoadShowsWhatSplittingCosts(t *testing.T) {
 	for _, duration := range []time.Duration{20 * time.Second, time.Minute} {
 		r := &run{options: defaults()}
 		var err error
-		r.load, err = r.options.load.Build()
-		testkit.Must(t, err)
+		r.load = testkit.Result(r.options.load.Build()).Must(t)
 		_, err = r.contract(duration / 2)
 		testkit.Must(t, err)
 		if slo := r.report.slo(); r.report.SplitUs < 50_000 || slo < 5*time.Millisecond || r.report.SplitUs < 4*slo.Microseconds() {

@@ -55,8 +55,7 @@ func TestValidate(t *testing.T) {
 // it on one.
 func TestTheDefaultFitsOneBroker(t *testing.T) {
 	o := defaults()
-	l, err := o.load.Build()
-	testkit.Must(t, err)
+	l := testkit.Result(o.load.Build()).Must(t)
 	if need := l.Rate() * rateMargin * 1.05; need > float64(o.mcap) {
 		t.Errorf("%v msg/s on a broker of %d", need, o.mcap)
 	}
@@ -72,8 +71,7 @@ func quantiles99(base time.Duration, n int) (*obs.Latency, report.Quantiles) {
 
 // The emulator's output may come in pieces of any size.
 func TestEmulatorReadsLinesHoweverTheyAreCut(t *testing.T) {
-	progress, err := json.Marshal(report.Progress{Type: report.TypeProgress, ElapsedSeconds: 3})
-	testkit.Must(t, err)
+	progress := testkit.Result(json.Marshal(report.Progress{Type: report.TypeProgress, ElapsedSeconds: 3})).Must(t)
 	final, err := json.Marshal(report.Report{Type: report.TypeReport, Topic: "t"})
 	testkit.Must(t, err)
 	out := slices.Concat(progress, []byte("\n"), final, []byte("\n"))
@@ -139,8 +137,7 @@ func TestJudge(t *testing.T) {
 
 func TestShortenTakesFewerPublishers(t *testing.T) {
 	o := load.Default()
-	l, err := o.Build()
-	testkit.Must(t, err)
+	l := testkit.Result(o.Build()).Must(t)
 	if got := shorten(o, l, 0.35); got.Spec.Publishers != 350 || got.Keep != 0 {
 		t.Errorf("%+v", got)
 	}
@@ -162,13 +159,11 @@ func TestShortenTakesFewerPublishers(t *testing.T) {
 func TestContract(t *testing.T) {
 	o := defaults()
 	o.load.Spec.Publishers, o.load.Spec.Rate = 100, 10
-	l, err := o.load.Build()
-	testkit.Must(t, err)
+	l := testkit.Result(o.load.Build()).Must(t)
 	const phase = 10 * time.Second
 	arrivals := schedule.Arrivals(schedule.Until(l.Stream(), phase))
 	r := &run{options: o, load: l}
-	c, err := r.contract(phase)
-	testkit.Must(t, err)
+	c := testkit.Result(r.contract(phase)).Must(t)
 	offered := math.Max(float64(len(arrivals))/phase.Seconds(), 1000)
 	if got := float64(c.RateMilli) / 1000; got < 1.1*offered || got > 1.1*offered+2 {
 		t.Errorf("r = %v for %v msg/s offered", got, offered)
@@ -310,8 +305,7 @@ func TestReport(t *testing.T) {
 		t.Errorf("faults: %v", faults)
 	}
 	show("report.txt", good)
-	text, err := json.MarshalIndent(good, "", "  ")
-	testkit.Must(t, err)
+	text := testkit.Result(json.MarshalIndent(good, "", "  ")).Must(t)
 	testkit.Golden(t, "testdata/report.json", append(text, '\n'))
 
 	bad := shownReport()
