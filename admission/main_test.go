@@ -302,8 +302,7 @@ func TestPartitionsMove(t *testing.T) {
 	testkit.MustEqual(t, get(t, at+"/qos?key=k", ""), `200 TRUE "default";r=2`)
 	name := testkit.Address(t)
 	other, _ := start(t, "--data-path", data, "--udp-address", name)
-	_, err = admin.MovePartitions(t.Context(), &srtmv1.MovePartitionsRequest{Last: 4095, Server: name})
-	testkit.Must(t, err)
+	testkit.Result(admin.MovePartitions(t.Context(), &srtmv1.MovePartitionsRequest{Last: 4095, Server: name})).Must(t)
 	testkit.WaitFor(t, "the move", func() bool {
 		reply := testkit.Result(admin.ListPartitions(t.Context(), &srtmv1.ListPartitionsRequest{})).Must(t)
 		all := reply.GetPartitions()

@@ -39,8 +39,7 @@ func TestNginx(t *testing.T) {
 	config := filepath.Join(dir, "nginx.conf")
 	text := fmt.Sprintf("daemon off; pid %[1]s/pid; error_log stderr warn; events {}\nhttp { access_log off; client_body_temp_path %[1]s/b; proxy_temp_path %[1]s/p; fastcgi_temp_path %[1]s/f; uwsgi_temp_path %[1]s/u; scgi_temp_path %[1]s/s;\nserver { listen %[2]s; location = /ping { return 200; }\n%[3]s}}", dir, front, lines)
 	testkit.Must(t, os.WriteFile(config, []byte(text), 0o600))
-	d, err := local.Run(program, dir, []string{"-p", dir, "-c", config}, local.Answers("http://"+front+"/ping"))
-	testkit.Must(t, err)
+	d := testkit.Result(local.Run(program, dir, []string{"-p", dir, "-c", config}, local.Answers("http://"+front+"/ping"))).Must(t)
 	defer d.Stop()
 	for i, want := range []string{"200 hello", "200 hello", "403"} {
 		if got := get(t, front+"/api/x", ""); !strings.HasPrefix(got, want) {

@@ -52,11 +52,9 @@ func newNetwork(t *testing.T, rules []rule.Rule) *network {
 	n.hub.IP("link", "set", "island", "up")
 	var url string
 	n.hub.Inside(func() { url, _, _ = testkit.PostgreSQL(t, database) })
-	var err error
 	n.store = testkit.Result(store.Open(t.Context(), url)).Must(t)
 	t.Cleanup(func() { n.store.Close() })
-	_, err = n.store.SetRules(t.Context(), rules)
-	testkit.Must(t, err)
+	testkit.Result(n.store.SetRules(t.Context(), rules)).Must(t)
 	for _, r := range rules {
 		n.admitted[r.Key] = map[*machine]int{}
 	}

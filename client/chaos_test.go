@@ -18,8 +18,7 @@ import (
 func TestAnythingMayHappen(t *testing.T) {
 	rng := testkit.Rand(t)
 	log := &fake.Log{}
-	placement, err := fake.NewPlacement()
-	testkit.Must(t, err)
+	placement := testkit.Result(fake.NewPlacement()).Must(t)
 	defer placement.Close()
 	var brokers []*fake.Broker
 	for i := range 3 {

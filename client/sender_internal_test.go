@@ -64,8 +64,7 @@ func TestWhatIsGivenUpIsForgotten(t *testing.T) {
 
 // A publish that waits to be sent again was sent: no end says that it was not.
 func TestWhatWasSentIsNotUnsent(t *testing.T) {
-	c, err := New(Config{Address: "127.0.0.1:1"})
-	testkit.Must(t, err)
+	c := testkit.Result(New(Config{Address: "127.0.0.1:1"})).Must(t)
 	defer c.conn.Close()
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()

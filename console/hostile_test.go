@@ -236,8 +236,7 @@ func TestSlowReaderIsDropped(t *testing.T) {
 		go func() { defer close(served); _ = server.Serve(ln) }()
 		mine, theirs := net.Pipe()
 		ln.conns <- theirs
-		_, err = io.WriteString(mine, "GET /ui/live/ HTTP/1.1\r\nHost: localhost\r\n\r\n")
-		testkit.Must(t, err)
+		testkit.Result(io.WriteString(mine, "GET /ui/live/ HTTP/1.1\r\nHost: localhost\r\n\r\n")).Must(t)
 		synctest.Wait()
 		testkit.Equal(t, c.streams.open(), 1, "the stream has not begun")
 		<-time.After(slowReader + time.Millisecond) // virtual

@@ -175,8 +175,7 @@ func TestUnixSockets(t *testing.T) {
 			testkit.Must(t, nc.SetDeadline(time.Now().Add(testkit.Hang)))
 			in := wire.AppendPub(wire.AppendMagic(nil), "t", []byte("x"))
 			in = append(wire.AppendRdy(wire.AppendSub(in, "t", "c"), 1), "NONSENSE\n"...)
-			_, err := nc.Write(in)
-			testkit.Must(t, err)
+			testkit.Result(nc.Write(in)).Must(t)
 			out, err := io.ReadAll(nc)
 			if err != nil || bytes.Count(out, []byte("OK")) != 2 || !bytes.Contains(out, []byte("E_INVALID")) {
 				t.Errorf("%q %v", out, err)
@@ -290,8 +289,7 @@ func TestAStuckSubscriberDoesNotFailTheShutdown(t *testing.T) {
 	t.Cleanup(func() { c.Close() }) // after the daemon's, which fails the test if it ends with an error
 	d := start(t)
 	c = testkit.Result(net.Dial("tcp", d.at.tcp.Addr().String())).Must(t)
-	_, err := c.Write(wire.AppendRdy(wire.AppendSub(wire.AppendMagic(nil), "t", "c"), 100))
-	testkit.Must(t, err)
+	testkit.Result(c.Write(wire.AppendRdy(wire.AppendSub(wire.AppendMagic(nil), "t", "c"), 100))).Must(t)
 	url := "http://" + d.at.http.Addr().String() + "/pub?topic=t"
 	body := make([]byte, 1<<20)
 	for range 20 { // more than the sockets' buffers take
@@ -402,8 +400,7 @@ func TestFiguresGoToStatsd(t *testing.T) {
 	udp := testkit.Result(net.ListenPacket("udp", "127.0.0.1:0")).Must(t)
 	t.Cleanup(func() { udp.Close() })
 	d := start(t, "--statsd-address="+udp.LocalAddr().String(), "--statsd-interval=10ms", "--statsd-prefix=a.%s.b", "--statsd-mem-stats=false")
-	_, err := d.broker.CreateTopic("t")
-	testkit.Must(t, err)
+	testkit.Result(d.broker.CreateTopic("t")).Must(t)
 	testkit.Must(t, udp.SetReadDeadline(time.Now().Add(testkit.Hang)))
 	buf := make([]byte, 1024)
 	n, _, err := udp.ReadFrom(buf)
@@ -418,8 +415,7 @@ func once(t *testing.T, data string, use func(*nsqd), args ...string) error {
 	t.Helper()
 	args = append([]string{"--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--arrival-stamps=off", "--drain-timeout=0s", "--data-path=" + data}, args...)
 	opts := testkit.Result(parse(args...)).Must(t)
-	d, err := open(t.Context(), opts, slog.New(slog.NewTextHandler(newTestLog(t), nil)), new(slog.LevelVar))
-	testkit.Must(t, err)
+	d := testkit.Result(open(t.Context(), opts, slog.New(slog.NewTextHandler(newTestLog(t), nil)), new(slog.LevelVar))).Must(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- d.run(ctx) }()
@@ -431,8 +427,7 @@ func once(t *testing.T, data string, use func(*nsqd), args ...string) error {
 // post asks over HTTP to do something.
 func post(t *testing.T, d *nsqd, path, body string) {
 	t.Helper()
-	answer, err := client(t, nil).Post("http://"+d.at.http.Addr().String()+path, "", strings.NewReader(body))
-	testkit.Must(t, err)
+	answer := testkit.Result(client(t, nil).Post("http://"+d.at.http.Addr().String()+path, "", strings.NewReader(body))).Must(t)
 	answer.Body.Close()
 	if answer.StatusCode != http.StatusOK {
 		t.Fatalf("%s: %s", path, answer.Status)

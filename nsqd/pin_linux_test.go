@@ -57,8 +57,7 @@ func TestAPinnedProgramServesABrokerWithoutPrivileges(t *testing.T) {
 	var uname unix.Utsname
 	var major, minor int
 	testkit.Must(t, unix.Uname(&uname))
-	_, err = fmt.Sscanf(unix.ByteSliceToString(uname.Release[:]), "%d.%d", &major, &minor)
-	testkit.Must(t, err)
+	testkit.Result(fmt.Sscanf(unix.ByteSliceToString(uname.Release[:]), "%d.%d", &major, &minor)).Must(t)
 	if major < 5 || major == 5 && minor < 19 {
 		t.Skipf("before Linux 5.19 pinned maps need CAP_BPF; this is %d.%d", major, minor)
 	}

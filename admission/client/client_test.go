@@ -34,8 +34,7 @@ func serve(t testing.TB, rules ...rule.Rule) netip.AddrPort {
 func stoppable(t testing.TB, rules ...rule.Rule) (at netip.AddrPort, stop func()) {
 	t.Helper()
 	s := testkit.Result(store.Open(t.Context(), filepath.Join(t.TempDir(), "admission.db"))).Must(t)
-	_, err := s.SetRules(t.Context(), rules)
-	testkit.Must(t, err)
+	testkit.Result(s.SetRules(t.Context(), rules)).Must(t)
 	srv := testkit.Result(server.New(t.Context(), server.Config{Address: "127.0.0.1:0", Store: s})).Must(t)
 	return srv.Addr(), testkit.Run(t, func(ctx context.Context) error { return errors.Join(srv.Run(ctx), s.Close()) })
 }
@@ -150,8 +149,7 @@ func TestNobodyAnswers(t *testing.T) {
 	if d := c.Ask(ctx, "key", 1); !d.Admit || !d.Unanswered {
 		t.Errorf("%+v", d)
 	}
-	closed, err := client.New(client.Config{Servers: []string{silent.LocalAddr().String()}, Attempts: 1 << 30})
-	testkit.Must(t, err)
+	closed := testkit.Result(client.New(client.Config{Servers: []string{silent.LocalAddr().String()}, Attempts: 1 << 30})).Must(t)
 	done := make(chan client.Decision)
 	go func() { done <- closed.Ask(t.Context(), "key", 1) }()
 	closed.Close() // before it asks, or while

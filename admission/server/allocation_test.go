@@ -23,8 +23,7 @@ func TestAllocation(t *testing.T) {
 	var a wire.Answer
 	ask := func() {
 		q.Number++
-		_, err := conn.Write(sealer.AppendQuestion(out[:0], q))
-		testkit.Must(t, err)
+		testkit.Result(conn.Write(sealer.AppendQuestion(out[:0], q))).Must(t)
 		n, err := conn.Read(in[:])
 		testkit.Must(t, err)
 		a, _, err = sealer.ParseAnswer(in[:n])

@@ -60,8 +60,7 @@ func (d *division) ask(s *server.Server, i int) (a wire.Answer) {
 		if q.Kind == wire.Lease {
 			q.Held, q.Cost = d.parts[i].Ask(asked)
 		}
-		_, err := conn.Write(sealer.AppendQuestion(nil, q))
-		testkit.Must(d.t, err)
+		testkit.Result(conn.Write(sealer.AppendQuestion(nil, q))).Must(d.t)
 		var in [100]byte
 		n := testkit.Result(conn.Read(in[:])).Must(d.t)
 		a, g, err := sealer.ParseAnswer(in[:n])

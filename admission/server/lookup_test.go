@@ -58,8 +58,7 @@ func TestKeysAreLookedUpTogether(t *testing.T) {
 		s.learn(t.Context(), some)
 		for _, k := range some {
 			var i int
-			_, err := fmt.Sscanf(k.key, "key/%d", &i)
-			testkit.Must(t, err)
+			testkit.Result(fmt.Sscanf(k.key, "key/%d", &i)).Must(t)
 			if has := k.own != nil; has != (i%own == 0) || has && k.own.Share.Burst != burst(i) {
 				t.Errorf("%s has the rule %+v", k.key, k.own)
 			}

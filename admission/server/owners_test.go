@@ -342,8 +342,7 @@ func TestABlackHole(t *testing.T) {
 			ask := b.client(s)
 			c.hole.Store(&what)
 			if what == "join" {
-				_, err := b.store.Join(t.Context(), store.Member{Address: "one", Instance: 1}, func() time.Duration { return 0 })
-				testkit.Must(t, err)
+				testkit.Result(b.store.Join(t.Context(), store.Member{Address: "one", Instance: 1}, func() time.Duration { return 0 })).Must(t)
 			}
 			testkit.WaitFor(t, "it asks", func() bool {
 				ask.Ask(t.Context(), "k", 1)

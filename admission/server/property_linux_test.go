@@ -598,8 +598,7 @@ func TestPromiseOnSQLite(t *testing.T) {
 		i++
 		s := testkit.Result(store.Open(context.Background(), filepath.Join(dir, fmt.Sprint(i)))).Must(t)
 		defer s.Close()
-		_, err := s.SetRules(context.Background(), rulesOf())
-		testkit.Must(t, err)
+		testkit.Result(s.SetRules(context.Background(), rulesOf())).Must(t)
 		run(t, s)
 	})
 }

@@ -72,8 +72,7 @@ func newBench(t *testing.T, rules ...rule.Rule) *bench {
 
 func (b *bench) set(rules ...rule.Rule) {
 	b.t.Helper()
-	_, err := b.store.SetRules(b.t.Context(), rules)
-	testkit.Must(b.t, err)
+	testkit.Result(b.store.SetRules(b.t.Context(), rules)).Must(b.t)
 }
 
 // start runs a server until stop is called, or the test ends.
@@ -85,8 +84,7 @@ func (b *bench) start() (s *server.Server, stop func()) {
 
 func (b *bench) client(s *server.Server, keys ...wire.Key) *client.Client {
 	b.t.Helper()
-	c, err := client.New(client.Config{Servers: []string{s.Addr().String()}, Keys: keys, Attempts: 10_000})
-	testkit.Must(b.t, err)
+	c := testkit.Result(client.New(client.Config{Servers: []string{s.Addr().String()}, Keys: keys, Attempts: 10_000})).Must(b.t)
 	b.t.Cleanup(c.Close)
 	return c
 }
@@ -212,8 +210,7 @@ func TestEdits(t *testing.T) {
 			t.Errorf("%s after the edit: %+v", key, d)
 		}
 	}
-	_, err := b.store.DeleteRule(t.Context(), "old", time.Unix(0, int64(b.clock.Now().Wall)))
-	testkit.Must(t, err)
+	testkit.Result(b.store.DeleteRule(t.Context(), "old", time.Unix(0, int64(b.clock.Now().Wall)))).Must(t)
 	sure(t, c, "another", 1)
 	if d := sure(t, c, "old", 1); d.Admit || !d.ByDefault || d.RetryAfter != -1 {
 		t.Errorf("after its rule was deleted: %+v", d)
@@ -369,8 +366,7 @@ func (r *raw) send(datagrams ...[]byte) (answers []wire.Answer) {
 	r.t.Helper()
 	const last = 1<<64 - 1
 	for _, d := range append(slices.Clip(datagrams), r.sealer.AppendQuestion(nil, wire.Question{Kind: wire.Hello, Number: last})) {
-		_, err := r.conn.Write(d)
-		testkit.Must(r.t, err)
+		testkit.Result(r.conn.Write(d)).Must(r.t)
 	}
 	var in [100]byte
 	for {

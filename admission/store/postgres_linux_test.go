@@ -118,8 +118,7 @@ func TestPostgreSQLIsKilled(t *testing.T) {
 	database, kill, start := testkit.PostgreSQL(t, "")
 	db := testkit.Result(store.Open(t.Context(), database)).Must(t)
 	t.Cleanup(func() { db.Close() }) // after the servers
-	_, err := db.SetRules(t.Context(), rules)
-	testkit.Must(t, err)
+	testkit.Result(db.SetRules(t.Context(), rules)).Must(t)
 	_, c, stop := serve(t, db, "one", nil)
 	admitted := func(key string, cost uint32) func() bool {
 		return func() bool { return c.Ask(t.Context(), key, cost).Admit }
@@ -192,8 +191,7 @@ func TestWhoIsCutOff(t *testing.T) {
 	var at net.Listener
 	other.Inside(func() { at = testkit.Result(net.Listen("tcp", other.address+":0")).Must(t) })
 	db := open(t, near)
-	_, err := db.SetRules(t.Context(), rules)
-	testkit.Must(t, err)
+	testkit.Result(db.SetRules(t.Context(), rules)).Must(t)
 	owner, c, _ := serve(t, open(t, "postgres://srtm@"+far.address+"/postgres?sslmode=disable"), "one", testkit.Listen(t))
 	follower, next, _ := serve(t, db, "two", at)
 	testkit.WaitFor(t, "each follows the other", func() bool { return owner.State().Follower == "two" && follower.State().Follower == "one" })

@@ -75,16 +75,14 @@ func suite(t *testing.T, database string) {
 
 	// Edits are seen once each, in order, deletions too.
 	now := time.UnixMilli(1_700_000_000_000)
-	_, err = s.DeleteRule(ctx, "user/1", now)
-	testkit.Must(t, err)
+	testkit.Result(s.DeleteRule(ctx, "user/1", now)).Must(t)
 	_, err = s.DeleteRule(ctx, "user/1", now)
 	testkit.ErrorIs(t, err, store.ErrNoRule, "deleted twice")
 	if last, err := s.LastChange(ctx); err != nil || last != 6 {
 		t.Errorf("last change %d, %v", last, err)
 	}
 	rules[4].Shadow = true
-	_, err = s.SetRules(ctx, rules[4:])
-	testkit.Must(t, err)
+	testkit.Result(s.SetRules(ctx, rules[4:])).Must(t)
 	changes, err := s.Changes(ctx, 5, 10)
 	if err != nil || len(changes) != 2 || !changes[0].Deleted || changes[0].Rule.Key != "user/1" || changes[0].Rule.Change != 6 ||
 		changes[1].Deleted || changes[1].Rule.Key != "deny" || !changes[1].Rule.Shadow || changes[1].Rule.Change != 7 {
@@ -99,8 +97,7 @@ func suite(t *testing.T, database string) {
 	testkit.NoError(t, err)
 	// A deletion is forgotten after a while.
 	for i, key := range []string{"user/1", "user/2"} {
-		_, err := s.DeleteRule(ctx, key, now.Add(time.Duration(2*i)*store.Remembered))
-		testkit.Must(t, err)
+		testkit.Result(s.DeleteRule(ctx, key, now.Add(time.Duration(2*i)*store.Remembered))).Must(t)
 	}
 	changes, err = s.Changes(ctx, 7, 10)
 	if err != nil || len(changes) != 1 || changes[0].Rule.Key != "user/2" {
@@ -109,8 +106,7 @@ func suite(t *testing.T, database string) {
 
 	// Credits, more than one statement writes, and again.
 	me := store.Member{Address: "me", Instance: 1}
-	_, err = s.Join(ctx, me, at(0))
-	testkit.Must(t, err)
+	testkit.Result(s.Join(ctx, me, at(0))).Must(t)
 	_, number, err := s.Owners(ctx)
 	testkit.Must(t, err)
 	var credits []table.Credit

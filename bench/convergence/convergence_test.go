@@ -21,8 +21,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // By rate alone the topic of every row fits on one broker, and its burst is enough
 // for its own schedule.
 func TestTheContract(t *testing.T) {
-	c, err := parse(nil, io.Discard)
-	testkit.Must(t, err)
+	c := testkit.Result(parse(nil, io.Discard)).Must(t)
 	for _, group := range c.rows {
 		sold := testkit.Result(contract(c.spec(group), c.slo, c.margin)).Must(t)
 		// A group is let through at once.

@@ -79,8 +79,7 @@ func (g *gateway) dial(t testing.TB) (net.Conn, *bufio.Reader) {
 
 func write(t testing.TB, c net.Conn, text string) {
 	t.Helper()
-	_, err := io.WriteString(c, text)
-	testkit.Must(t, err)
+	testkit.Result(io.WriteString(c, text)).Must(t)
 }
 
 // answer reads an answer with its body.
@@ -195,8 +194,7 @@ func TestAbort(t *testing.T) {
 			write(t, conn, c.request)
 			<-arrived
 			if strings.Contains(c.request, "/download") {
-				_, err := r.Peek(1000)
-				testkit.Must(t, err)
+				testkit.Result(r.Peek(1000)).Must(t)
 			}
 			conn.Close()
 			g.idle(t)
@@ -308,8 +306,7 @@ func TestProtocol(t *testing.T) {
 		if line, err := r.ReadString('\n'); err != nil || !strings.HasPrefix(line, "HTTP/1.1 100") {
 			t.Fatalf("%q, %v", line, err)
 		}
-		_, err := r.ReadString('\n')
-		testkit.Must(t, err)
+		testkit.Result(r.ReadString('\n')).Must(t)
 		write(t, c, "hi")
 		res, body := answer(t, r)
 		for res.StatusCode == http.StatusContinue { // the server's own, which may come late
@@ -339,8 +336,7 @@ func TestProtocol(t *testing.T) {
 			if line, err := events.ReadString('\n'); err != nil || line != "data: x\n" {
 				t.Fatalf("%q, %v", line, err)
 			}
-			_, err := events.ReadString('\n')
-			testkit.Must(t, err)
+			testkit.Result(events.ReadString('\n')).Must(t)
 			next <- struct{}{}
 		}
 		if rest, err := io.ReadAll(events); err != nil || len(rest) > 0 {

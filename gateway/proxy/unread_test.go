@@ -88,8 +88,7 @@ func TestClientsThatDoNotRead(t *testing.T) {
 				g.cfg.Publish = publisher{}
 				c := dial()
 				defer c.Close()
-				_, err := io.WriteString(c, says)
-				testkit.Must(t, err)
+				testkit.Result(io.WriteString(c, says)).Must(t)
 				<-time.After(10 * time.Minute)
 				if n, s := g.slots.Open(), g.Status().Servers[0]; n != 0 || s.InFlight != 0 {
 					t.Errorf("%d connections, %+v", n, s)

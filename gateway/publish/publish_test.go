@@ -40,8 +40,7 @@ func TestBodiesTakeOnlySoMuchMemory(t *testing.T) {
 	first := make(chan *httptest.ResponseRecorder)
 	go func() { first <- post(s, "/pub?topic=t", slow, admit) }()
 	for _, part := range []string{"12345", "6", ""} { // when one is read, that before it counts
-		_, err := io.WriteString(in, part)
-		testkit.Must(t, err)
+		testkit.Result(io.WriteString(in, part)).Must(t)
 	}
 	for _, path := range []string{"/pub?topic=t", "/mpub?topic=t"} {
 		w := post(s, path, strings.NewReader("1\n3"), admit)

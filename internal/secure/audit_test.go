@@ -100,8 +100,7 @@ func (operated) CreateTopic(_ *srtmv1.CreateTopicRequest, s grpc.ServerStreaming
 
 // Each call that changes something is a line of the log: who, what, and what became of it.
 func TestAudit(t *testing.T) {
-	s, err := ServerConfig{TokenFile: tokenFile(t)}.Load()
-	testkit.Must(t, err)
+	s := testkit.Result(ServerConfig{TokenFile: tokenFile(t)}.Load()).Must(t)
 	log := newLines()
 	s.Log(slog.New(slog.NewJSONHandler(log, nil)))
 	server := grpc.NewServer(s.Options()...)

@@ -200,8 +200,7 @@ func TestAClientReadsAgain(t *testing.T) {
 		replace(t, cfg.KeyFile, pair.KeyFile)
 	}
 	put(ours)
-	options, err := cfg.Load("")
-	testkit.Must(t, err)
+	options := testkit.Result(cfg.Load("")).Must(t)
 	reaches := func(address string) codes.Code {
 		conn := testkit.Result(grpc.NewClient(address, options...)).Must(t)
 		defer conn.Close()

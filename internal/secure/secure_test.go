@@ -373,8 +373,7 @@ func TestFailedHandshakesAreLogged(t *testing.T) {
 	}
 	for range 20 {
 		c := testkit.Result(net.Dial("tcp", ln.Addr().String())).Must(t)
-		_, err := c.Write([]byte("GET / HTTP/1.1\r\n\r\n"))
-		testkit.Must(t, err)
+		testkit.Result(c.Write([]byte("GET / HTTP/1.1\r\n\r\n"))).Must(t)
 		_, _ = io.Copy(io.Discard, c) // until it is refused
 		c.Close()
 	}

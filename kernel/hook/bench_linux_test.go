@@ -32,11 +32,9 @@ func benchmarkMessage(b *testing.B, s *Stamper) {
 	p, buf := message(100), make([]byte, 200)
 	b.ReportAllocs()
 	for b.Loop() {
-		_, err := client.Write(p)
-		testkit.Must(b, err)
+		testkit.Result(client.Write(p)).Must(b)
 		start := c.Offset()
-		_, err = c.Read(buf)
-		testkit.Must(b, err)
+		testkit.Result(c.Read(buf)).Must(b)
 		c.Arrival(start, c.Offset())
 	}
 }

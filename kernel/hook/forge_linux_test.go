@@ -92,8 +92,7 @@ func TestFilterIsNotForged(t *testing.T) {
 				}
 				for i := range 2 {
 					start, got := c.Offset(), make([]byte, size)
-					_, err := io.ReadFull(c, got)
-					testkit.Must(t, err)
+					testkit.Result(io.ReadFull(c, got)).Must(t)
 					if !bytes.Equal(got, message(size)) {
 						t.Fatal("TCP took what was forged, so this shows nothing")
 					}
@@ -143,8 +142,7 @@ func TestAHoleCounts(t *testing.T) {
 				runtime.Gosched()
 			}
 			from := clock.Mono()
-			_, err := client.Write(message(1))
-			testkit.Must(t, err)
+			testkit.Result(client.Write(message(1))).Must(t)
 			if a := takeOwn(t, c, size); a.At.Before(from.Add(-clockSlack)) {
 				t.Errorf("%s: %v, %v before the hole was filled", s.src.name(), a.Source, from.Sub(a.At))
 			}

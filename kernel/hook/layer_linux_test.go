@@ -39,8 +39,7 @@ type secure struct {
 func (s secure) send(p []byte) span {
 	s.t.Helper()
 	from := clock.Mono()
-	_, err := s.tls.Write(p)
-	testkit.Must(s.t, err)
+	testkit.Result(s.tls.Write(p)).Must(s.t)
 	return span{from, s.acked()}
 }
 
@@ -87,10 +86,8 @@ func TestTLSIsStampedByRecord(t *testing.T) {
 		// A record over several reads of the layer, asked for late.
 		in := client.send(message(1000))
 		start := l.Offset()
-		_, err := io.ReadFull(l, make([]byte, 500))
-		testkit.Must(t, err)
-		_, err = io.ReadFull(l, make([]byte, 500))
-		testkit.Must(t, err)
+		testkit.Result(io.ReadFull(l, make([]byte, 500))).Must(t)
+		testkit.Result(io.ReadFull(l, make([]byte, 500))).Must(t)
 		within(t, fmt.Sprintf("%#x first half", version), l.Arrival(start, start+500), stamp.Exact, in)
 		within(t, fmt.Sprintf("%#x second half", version), l.Arrival(start+500, start+1000), stamp.Exact, in)
 		if c.Offset() != x.Offset() {
@@ -114,8 +111,7 @@ func TestCompressedStreamsGetBounds(t *testing.T) {
 		t.Helper()
 		for i := range 5 {
 			from := clock.Mono()
-			_, err := w.Write(bytes.Repeat([]byte{byte(i)}, 50))
-			testkit.Must(t, err)
+			testkit.Result(w.Write(bytes.Repeat([]byte{byte(i)}, 50))).Must(t)
 			testkit.Must(t, w.Flush())
 			in := span{from, acked()}
 			within(t, fmt.Sprintf("%s message %d", what, i), take(t, l, 50), stamp.UpperBound, in)

@@ -60,8 +60,7 @@ func effective(t testing.TB) (caps uint64) {
 	t.Helper()
 	status := testkit.Result(os.ReadFile("/proc/self/status")).Must(t)
 	_, rest, _ := strings.Cut(string(status), "CapEff:")
-	_, err := fmt.Sscanf(strings.TrimSpace(rest), "%x", &caps)
-	testkit.Must(t, err)
+	testkit.Result(fmt.Sscanf(strings.TrimSpace(rest), "%x", &caps)).Must(t)
 	return caps
 }
 
@@ -134,8 +133,7 @@ type span struct{ from, to mono.Time }
 func (s *sender) send(p []byte) span {
 	s.t.Helper()
 	from := clock.Mono()
-	_, err := s.Write(p)
-	testkit.Must(s.t, err)
+	testkit.Result(s.Write(p)).Must(s.t)
 	return span{from, s.acked()}
 }
 
@@ -178,8 +176,7 @@ type reader interface {
 func take(t testing.TB, c reader, n int) stamp.Arrival {
 	t.Helper()
 	start := c.Offset()
-	_, err := io.ReadFull(c, make([]byte, n))
-	testkit.Must(t, err)
+	testkit.Result(io.ReadFull(c, make([]byte, n))).Must(t)
 	return c.Arrival(start, c.Offset())
 }
 
@@ -267,12 +264,10 @@ func TestFilterMapsMessagesToSegments(t *testing.T) {
 			done <- err
 		}()
 		start := c.Offset()
-		_, err := io.ReadFull(c, make([]byte, large-1))
-		testkit.Must(t, err)
+		testkit.Result(io.ReadFull(c, make([]byte, large-1))).Must(t)
 		testkit.Must(t, <-done)
 		acked := client.acked()
-		_, err = io.ReadFull(c, make([]byte, 1))
-		testkit.Must(t, err)
+		testkit.Result(io.ReadFull(c, make([]byte, 1))).Must(t)
 		a, source := c.Arrival(start, c.Offset()), stamp.Exact
 		if a.Source == stamp.UpperBound {
 			source = stamp.UpperBound // on a slow machine TCP sends some of it twice
@@ -365,8 +360,7 @@ func TestFilterDoesNotGuessTheBase(t *testing.T) {
 	c := adopt(t, s, accept(t, ln))
 	defer c.Release()
 	for i := range baseTries + 10 {
-		_, err := client.Write(message(10))
-		testkit.Must(t, err)
+		testkit.Result(client.Write(message(10))).Must(t)
 		if a := take(t, c, 10); a.Source != stamp.Read {
 			t.Fatalf("message %d: %+v, want the time after the read", i, a)
 		}
@@ -504,10 +498,8 @@ func TestFilterCountsLostRecords(t *testing.T) {
 	spans := make([]span, sent)
 	for i := range spans {
 		spans[i].from = clock.Mono()
-		_, err := client.Write(message(10))
-		testkit.Must(t, err)
-		_, err = io.ReadFull(c, make([]byte, 10))
-		testkit.Must(t, err)
+		testkit.Result(client.Write(message(10))).Must(t)
+		testkit.Result(io.ReadFull(c, make([]byte, 10))).Must(t)
 		spans[i].to = clock.Mono()
 	}
 	var by [stamp.Sources]int
@@ -656,11 +648,9 @@ func noAllocations(t *testing.T, s *Stamper) {
 	defer c.Release()
 	p, buf := message(100), make([]byte, 200)
 	n := testing.AllocsPerRun(500, func() {
-		_, err := client.Write(p)
-		testkit.Must(t, err)
+		testkit.Result(client.Write(p)).Must(t)
 		start := c.Offset()
-		_, err = c.Read(buf)
-		testkit.Must(t, err)
+		testkit.Result(c.Read(buf)).Must(t)
 		if a := c.Arrival(start, c.Offset()); a.Source == stamp.Read {
 			t.Fatalf("%+v", a)
 		}
@@ -683,8 +673,7 @@ func TestTimestampingBounds(t *testing.T) {
 		// Read together, only the last one's is left.
 		first := client.send(message(50))
 		last := client.send(message(50))
-		_, err := io.ReadFull(c, make([]byte, 100))
-		testkit.Must(t, err)
+		testkit.Result(io.ReadFull(c, make([]byte, 100))).Must(t)
 		for i := range int64(2) {
 			within(t, fmt.Sprintf("%s merged %d", address, i), c.Arrival(500+50*i, 550+50*i), stamp.UpperBound, span{first.from, last.to})
 		}

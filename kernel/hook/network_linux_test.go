@@ -115,8 +115,7 @@ func (n *network) attach(ns string, prog *ebpf.Program) {
 	n.t.Helper()
 	n.in(ns, func() {
 		dev := testkit.Result(net.InterfaceByName("veth0")).Must(n.t)
-		l, err := link.AttachTCX(link.TCXOptions{Interface: dev.Index, Program: prog, Attach: ebpf.AttachTCXIngress})
-		testkit.Must(n.t, err)
+		l := testkit.Result(link.AttachTCX(link.TCXOptions{Interface: dev.Index, Program: prog, Attach: ebpf.AttachTCXIngress})).Must(n.t)
 		n.t.Cleanup(func() { l.Close() })
 	})
 }
@@ -267,8 +266,7 @@ func TestBadNetwork(t *testing.T) {
 			buf := make([]byte, tc.size)
 			for i := range got {
 				start := c.Offset()
-				_, err := io.ReadFull(c, buf)
-				testkit.Must(t, err)
+				testkit.Result(io.ReadFull(c, buf)).Must(t)
 				if !bytes.Equal(buf, message(tc.size)) {
 					t.Fatalf("message %d was damaged", i)
 				}

@@ -54,8 +54,7 @@ func TestReadTimeLiesBetweenTheWriteAndTheCall(t *testing.T) {
 		for i := range int64(10) {
 			before := clock.Mono()
 			wait := send(t, client, []byte("12345678"))
-			_, err := io.ReadFull(c, buf)
-			testkit.Must(t, err)
+			testkit.Result(io.ReadFull(c, buf)).Must(t)
 			after := clock.Mono()
 			wait()
 			a := c.Arrival(i*8, i*8+8)
@@ -138,13 +137,11 @@ func TestArrivalsOfAConnectionNeverDecrease(t *testing.T) {
 	c := open(t, hook.Off, hook.Config{}).Track(server)
 	buf := make([]byte, 8)
 	wait := send(t, client, []byte("12345678"))
-	_, err := io.ReadFull(c, buf)
-	testkit.Must(t, err)
+	testkit.Result(io.ReadFull(c, buf)).Must(t)
 	wait()
 	late := c.Arrival(0, 16) // asked for too early: the time is now
 	wait = send(t, client, []byte("12345678"))
-	_, err = io.ReadFull(c, buf)
-	testkit.Must(t, err)
+	testkit.Result(io.ReadFull(c, buf)).Must(t)
 	wait()
 	if a := c.Arrival(0, 4); a != late {
 		t.Errorf("%v at %d, want that of the message before, %v at %d", a.Source, a.At, late.Source, late.At)

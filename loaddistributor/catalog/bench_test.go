@@ -13,8 +13,7 @@ import (
 func hundred(b *testing.B) (*Catalog, *Spec) {
 	c := New()
 	for i := range 100 {
-		_, err := c.Apply(joined(fmt.Sprintf("b%02d", i), 1000+int64(i)))
-		testkit.Must(b, err)
+		testkit.Result(c.Apply(joined(fmt.Sprintf("b%02d", i), 1000+int64(i)))).Must(b)
 	}
 	s := spec("t", 0, 100_000)
 	for i := range 100 {
@@ -29,10 +28,8 @@ func BenchmarkPlaceAndCommit(b *testing.B) {
 	for b.Loop() {
 		plan := testkit.Result(placement.Place(s.Policy, c.Snapshot(), s.Demand, nil)).Must(b)
 		e := testkit.Result(NewTopicPlaced(s, plan, "")).Must(b)
-		_, err := c.Apply(e)
-		testkit.Must(b, err)
-		_, err = c.Apply(TopicRemoved{Topic: "t"})
-		testkit.Must(b, err)
+		testkit.Result(c.Apply(e)).Must(b)
+		testkit.Result(c.Apply(TopicRemoved{Topic: "t"})).Must(b)
 	}
 }
 
@@ -47,11 +44,9 @@ func BenchmarkResolve(b *testing.B) {
 		events = append(events, MemberPrepared{"t", q.Broker})
 	}
 	for _, e := range append(events, TopicActivated{"t"}) {
-		_, err := c.Apply(e)
-		testkit.Must(b, err)
+		testkit.Result(c.Apply(e)).Must(b)
 	}
 	for b.Loop() {
-		_, err := c.Resolve("t", "g42.57")
-		testkit.Must(b, err)
+		testkit.Result(c.Resolve("t", "g42.57")).Must(b)
 	}
 }

@@ -143,10 +143,8 @@ func TestBrokersThatAreGoneAreForgottenInTheEnd(t *testing.T) {
 	w.must(BrokerLeft{"used"})
 	for i := range MaxGone + 5 {
 		id := fmt.Sprint("b", i)
-		_, err := w.Apply(joined(id, 1))
-		testkit.Must(t, err)
-		_, err = w.Apply(BrokerLeft{id})
-		testkit.Must(t, err)
+		testkit.Result(w.Apply(joined(id, 1))).Must(t)
+		testkit.Result(w.Apply(BrokerLeft{id})).Must(t)
 	}
 	w.check()
 	if got := len(w.Brokers()); got != MaxGone+1 {

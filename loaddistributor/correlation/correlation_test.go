@@ -111,8 +111,7 @@ func TestGroupsThatAreBusyTogether(t *testing.T) {
 		all := f.messages(seeded(100 + seed))
 		for i, m := range all { // the i-th of every group go with those of the next i groups
 			var group, member int
-			_, err := fmt.Sscanf(m.id, "g%d.%d", &group, &member)
-			testkit.Must(t, err)
+			testkit.Result(fmt.Sscanf(m.id, "g%d.%d", &group, &member)).Must(t)
 			all[i].id = fmt.Sprintf("g%d.%d", (group+member)%f.groups, member)
 		}
 		l.take(all)

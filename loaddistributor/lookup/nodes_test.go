@@ -101,8 +101,7 @@ func (p peer) read() string {
 		return "the end"
 	}
 	text := make([]byte, binary.BigEndian.Uint32(size[:]))
-	_, err := io.ReadFull(p, text)
-	testkit.Must(p.t, err)
+	testkit.Result(io.ReadFull(p, text)).Must(p.t)
 	return string(text)
 }
 
@@ -247,9 +246,8 @@ func TestWhoDoesNotReadIsCutOff(t *testing.T) {
 		unread := p.dial(t)
 		defer unread.Close()
 		begin := time.Now()
-		_, err := io.WriteString(unread, "  V1PING\n")
-		testkit.Must(t, err)
-		_, err = unread.Write(bytes.Repeat([]byte("PING\n"), 1000))
+		testkit.Result(io.WriteString(unread, "  V1PING\n")).Must(t)
+		_, err := unread.Write(bytes.Repeat([]byte("PING\n"), 1000))
 		if !errors.Is(err, io.ErrClosedPipe) || time.Since(begin) != writeTimeout {
 			t.Errorf("%v after %v", err, time.Since(begin))
 		}

@@ -141,8 +141,7 @@ func identifying(body string) string {
 
 func send(t *testing.T, conn net.Conn, text string) {
 	t.Helper()
-	_, err := io.WriteString(conn, text)
-	testkit.Must(t, err)
+	testkit.Result(io.WriteString(conn, text)).Must(t)
 }
 
 // exchange returns the answer, and after an error whether the connection ended.

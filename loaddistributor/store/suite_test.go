@@ -474,8 +474,7 @@ func TestALeaderThatWasReplaced(t *testing.T) {
 	blind := &etcdTerm{store: old.store, client: old.client, session: old.session, election: old.election, term: term{head: old.head}, cancel: func() {}}
 	blind.until.Store(math.MaxInt64)
 	client := testkit.Result(second.client(t.Context())).Must(t)
-	_, err := client.Revoke(t.Context(), revoked)
-	testkit.Must(t, err)
+	testkit.Result(client.Revoke(t.Context(), revoked)).Must(t)
 	l := <-next
 	testkit.ErrorIs(t, blind.Append(t.Context(), 1, []catalog.Event{joined("evil")}), ErrLost, "an old leader's append")
 	l.append(joined("b2"))
@@ -567,8 +566,7 @@ func TestTheJournalOf010(t *testing.T) {
 	client, err := e.client(t.Context())
 	testkit.Must(t, err)
 	for k, v := range keys {
-		_, err := client.Put(t.Context(), k, v)
-		testkit.Must(t, err)
+		testkit.Result(client.Put(t.Context(), k, v)).Must(t)
 	}
 	l := lead(t, e)
 	topic, _ := l.cat.Topic("t")

@@ -87,8 +87,7 @@ func TestCommandsAreGoNSQsByteForByte(t *testing.T) {
 	prefix := []byte("already there")
 	for _, c := range goldenCommands(t, slices.Clip(prefix)) {
 		want := bytes.NewBuffer(slices.Clone(prefix))
-		_, err := c.theirs.WriteTo(want)
-		testkit.Must(t, err)
+		testkit.Result(c.theirs.WriteTo(want)).Must(t)
 		if !bytes.Equal(c.ours, want.Bytes()) {
 			t.Errorf("%s: %q, go-nsq has %q", c.name, c.ours, want.Bytes())
 		}

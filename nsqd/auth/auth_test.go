@@ -203,8 +203,7 @@ func TestTheQuestion(t *testing.T) {
 			t.Errorf("%+v: %+v", c, r)
 		}
 	}
-	_, err := servers(t, config(s.URL+"/x?tenant=7&secret=mine")).Ask(t.Context(), query)
-	testkit.Must(t, err)
+	testkit.Result(servers(t, config(s.URL+"/x?tenant=7&secret=mine")).Ask(t.Context(), query)).Must(t)
 	if got := s.last.Load().query; got.Get("tenant") != "7" || got.Get("secret") != query.Secret {
 		t.Errorf("a URL with a query of its own: %v", got)
 	}
@@ -216,8 +215,7 @@ func TestServersTakeTurnsAndStandIn(t *testing.T) {
 	down.Close()
 	s := servers(t, config(a.URL, down.Addr().String(), b.URL))
 	for range 30 {
-		_, err := s.Ask(t.Context(), query)
-		testkit.Must(t, err)
+		testkit.Result(s.Ask(t.Context(), query)).Must(t)
 	}
 	if a.asked.Load() < 10 || b.asked.Load() < 10 || a.asked.Load()+b.asked.Load() != 30 {
 		t.Errorf("%d and %d were asked", a.asked.Load(), b.asked.Load())

@@ -38,8 +38,7 @@ func TestAMessageTakesNoAllocation(t *testing.T) {
 			b, err := broker.New(broker.Config{Capacity: 1000, MaxMemory: 1 << 30, MaxMsgTimeout: time.Minute, AutoCreate: true, Pacing: c.pacing})
 			testkit.Must(t, err)
 			defer b.Close()
-			top, err := b.CreateTopic("t")
-			testkit.Must(t, err)
+			top := testkit.Result(b.CreateTopic("t")).Must(t)
 			if c.limited {
 				top.Contract(tokenbucket.Share{Rate: tokenbucket.PerSecond(1e9), Burst: 1e6}, false)
 			}

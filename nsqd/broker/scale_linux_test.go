@@ -73,8 +73,7 @@ func many(t testing.TB, n int) (*broker.Broker, *broker.Topic) {
 	top, err := b.CreateTopic("t")
 	testkit.Must(t, err)
 	for i := range n {
-		_, err := top.Subscribe(fmt.Sprintf("c-%d", i), broker.Subscriber{MsgTimeout: time.Minute}, func() {})
-		testkit.Must(t, err)
+		testkit.Result(top.Subscribe(fmt.Sprintf("c-%d", i), broker.Subscriber{MsgTimeout: time.Minute}, func() {})).Must(t)
 	}
 	return b, top
 }

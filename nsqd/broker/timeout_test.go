@@ -18,8 +18,7 @@ func TestMessagesTimeOutUnasked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begin := time.Now()
 		now := func() mono.Time { return mono.Time(time.Since(begin)) + 1 }
-		b, err := broker.New(broker.Config{Capacity: 10, MaxMsgTimeout: time.Minute, AutoCreate: true, Now: now})
-		testkit.Must(t, err)
+		b := testkit.Result(broker.New(broker.Config{Capacity: 10, MaxMsgTimeout: time.Minute, AutoCreate: true, Now: now})).Must(t)
 		defer b.Close()
 		top := testkit.Result(b.CreateTopic("t")).Must(t)
 		const timeout = 20 * time.Millisecond

@@ -121,12 +121,10 @@ func TestAllocationsOfDurablePublishes(t *testing.T) {
 	}
 	all := func() {
 		for i := range pipes {
-			_, err := pipes[i].pub.Write(pipes[i].pubs)
-			testkit.Must(t, err)
+			testkit.Result(pipes[i].pub.Write(pipes[i].pubs)).Must(t)
 		}
 		for i := range pipes {
-			_, err := io.ReadFull(pipes[i].pub, pipes[i].answers)
-			testkit.Must(t, err)
+			testkit.Result(io.ReadFull(pipes[i].pub, pipes[i].answers)).Must(t)
 		}
 	}
 	all()
@@ -158,8 +156,7 @@ type pipe struct {
 }
 
 func (p *pipe) prepare(together int, batch bool) {
-	_, err := p.pub.Write(wire.AppendMagic(nil))
-	testkit.Must(p.t, err)
+	testkit.Result(p.pub.Write(wire.AppendMagic(nil))).Must(p.t)
 	p.together = together
 	answers := together
 	body := make([]byte, p.size)
@@ -186,21 +183,17 @@ func (p *pipe) close() {
 }
 
 func (p *pipe) publish() {
-	_, err := p.pub.Write(p.pubs)
-	testkit.Must(p.t, err)
-	_, err = io.ReadFull(p.pub, p.answers)
-	testkit.Must(p.t, err)
+	testkit.Result(p.pub.Write(p.pubs)).Must(p.t)
+	testkit.Result(io.ReadFull(p.pub, p.answers)).Must(p.t)
 }
 
 func (p *pipe) finish() {
 	for i, sub := range p.subs {
 		p.fins = p.fins[:0]
 		for range p.together {
-			_, err := io.ReadFull(p.readers[i], p.frame)
-			testkit.Must(p.t, err)
+			testkit.Result(io.ReadFull(p.readers[i], p.frame)).Must(p.t)
 			p.fins = wire.AppendFin(p.fins, wire.MessageID(p.frame[18:34]))
 		}
-		_, err := sub.Write(p.fins)
-		testkit.Must(p.t, err)
+		testkit.Result(sub.Write(p.fins)).Must(p.t)
 	}
 }

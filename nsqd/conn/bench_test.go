@@ -98,10 +98,8 @@ func (n *benched) dial() net.Conn {
 func (n *benched) subscriber(channel string) net.Conn {
 	n.tb.Helper()
 	sub := n.dial()
-	_, err := sub.Write(wire.AppendRdy(wire.AppendSub(wire.AppendMagic(nil), "t", channel), 2500))
-	testkit.Must(n.tb, err)
-	_, err = io.ReadFull(sub, make([]byte, wire.FrameOverhead+len(wire.OK)))
-	testkit.Must(n.tb, err)
+	testkit.Result(sub.Write(wire.AppendRdy(wire.AppendSub(wire.AppendMagic(nil), "t", channel), 2500))).Must(n.tb)
+	testkit.Result(io.ReadFull(sub, make([]byte, wire.FrameOverhead+len(wire.OK)))).Must(n.tb)
 	n.tb.Cleanup(func() { sub.Close() })
 	return sub
 }
@@ -147,8 +145,7 @@ func benchPath(b *testing.B, publishers, pipeline int, limited bool, loops int) 
 		_, err := r.Discard(4 + int(binary.BigEndian.Uint32(head)))
 		testkit.Must(b, err)
 		if r.Buffered() == 0 {
-			_, err := sub.Write(fin)
-			testkit.Must(b, err)
+			testkit.Result(sub.Write(fin)).Must(b)
 			fin = fin[:0]
 		}
 	}

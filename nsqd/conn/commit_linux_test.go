@@ -75,8 +75,7 @@ func unread(t *testing.T, addr net.Addr) (bytes int) {
 			continue
 		}
 		var sent, received int
-		_, err := fmt.Sscanf(fields[4], "%X:%X", &sent, &received)
-		testkit.Must(t, err)
+		testkit.Result(fmt.Sscanf(fields[4], "%X:%X", &sent, &received)).Must(t)
 		bytes += received
 	}
 	return bytes
@@ -106,8 +105,7 @@ func connections(t *testing.T, b *benched, n int) []net.Conn {
 	for i := range conns {
 		conns[i] = b.dial()
 		t.Cleanup(func() { conns[i].Close() })
-		_, err := conns[i].Write(wire.AppendMagic(nil))
-		testkit.Must(t, err)
+		testkit.Result(conns[i].Write(wire.AppendMagic(nil))).Must(t)
 	}
 	return conns
 }
@@ -115,8 +113,7 @@ func connections(t *testing.T, b *benched, n int) []net.Conn {
 func publishes(t *testing.T, topic string, conns ...net.Conn) {
 	t.Helper()
 	for _, nc := range conns {
-		_, err := nc.Write(wire.AppendPub(nil, topic, []byte("x")))
-		testkit.Must(t, err)
+		testkit.Result(nc.Write(wire.AppendPub(nil, topic, []byte("x")))).Must(t)
 	}
 }
 

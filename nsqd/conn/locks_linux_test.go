@@ -62,8 +62,7 @@ func (n *benched) traffic(t *testing.T, topics, publishers int) func(rounds int)
 	dial := func(hello []byte) net.Conn {
 		nc := n.dial()
 		t.Cleanup(func() { nc.Close() })
-		_, err := nc.Write(hello)
-		testkit.Must(t, err)
+		testkit.Result(nc.Write(hello)).Must(t)
 		return nc
 	}
 	for i := range topics {

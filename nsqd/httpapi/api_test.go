@@ -366,8 +366,7 @@ func TestAManagedBrokerLeavesTopicsToTheLoadDistributor(t *testing.T) {
 		n.expect("POST", path, "", 403, "MANAGED")
 	}
 	n.expect("POST", "/pub?topic=t", "x", 404, "TOPIC_NOT_FOUND")
-	_, err := n.broker.CreateTopic("t")
-	testkit.Must(t, err)
+	testkit.Result(n.broker.CreateTopic("t")).Must(t)
 	for path, instead := range map[string]string{
 		"/topic/limit?topic=t&rate=1&burst=1": "srtm topic update",
 		"/topic/create?topic=u":               "srtm topic create",
@@ -393,8 +392,7 @@ func TestABodyThatDoesNotComeIsGivenUp(t *testing.T) {
 	for path, want := range map[string]string{"/pub": " 408 ", "/mpub": " 408 ", "/nope": " 404 ", "/topic/limit": " 403 "} {
 		c := testkit.Result(net.Dial("tcp", server.Listener.Addr().String())).Must(t)
 		defer c.Close()
-		_, err := fmt.Fprintf(c, "POST %s?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf", path)
-		testkit.Must(t, err)
+		testkit.Result(fmt.Fprintf(c, "POST %s?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf", path)).Must(t)
 		answer, err := io.ReadAll(c) // the server closes: what follows is no request
 		if err != nil || !strings.Contains(string(answer), want) || want == " 408 " && !strings.Contains(string(answer), "BODY_TIMEOUT") {
 			t.Errorf("%s: %q, %v", path, answer, err)
@@ -455,8 +453,7 @@ func TestBodiesTakeOnlySoMuchMemory(t *testing.T) {
 		n.http.ServeHTTP(answer, httptest.NewRequest("POST", "/pub?topic=t", slow))
 	}()
 	for _, part := range []string{"12345", "6", ""} { // when one is read, that before it counts
-		_, err := io.WriteString(in, part)
-		testkit.Must(t, err)
+		testkit.Result(io.WriteString(in, part)).Must(t)
 	}
 	n.expect("POST", "/pub?topic=t", "1234", 503, "TOO_MANY_REQUESTS")
 	n.expect("POST", "/mpub?topic=t", "1\n23", 503, "TOO_MANY_REQUESTS")

@@ -57,8 +57,7 @@ func dial(t *testing.T, address string, in ...[]byte) *peer {
 
 func (p *peer) send(in ...[]byte) {
 	p.t.Helper()
-	_, err := p.nc.Write(slices.Concat(in...))
-	testkit.Must(p.t, err)
+	testkit.Result(p.nc.Write(slices.Concat(in...))).Must(p.t)
 }
 
 func (p *peer) frame() []byte {

@@ -96,8 +96,7 @@ func (p *place) all() map[string]logged {
 	p.t.Helper()
 	dir := testkit.Result(commitlog.OpenDir(p.path("messages"), commitlog.OS())).Must(p.t)
 	defer dir.Close()
-	names, err := dir.Logs()
-	testkit.Must(p.t, err)
+	names := testkit.Result(dir.Logs()).Must(p.t)
 	all := map[string]logged{}
 	for _, name := range names {
 		l := testkit.Result(commitlog.Open(commitlog.Config{Dir: dir, Name: name})).Must(p.t)
@@ -229,8 +228,7 @@ func sorted(s string) string {
 func TestAnImportThatWasInterruptedIsDoneOnce(t *testing.T) {
 	for _, fixture := range []string{"memory", "nsq"} {
 		whole := unpack(t, fixture)
-		_, err := whole.imports()
-		testkit.Must(t, err)
+		testkit.Result(whole.imports()).Must(t)
 		want := whole.all()
 
 		p := unpack(t, fixture)
@@ -248,8 +246,7 @@ func TestAnImportThatWasInterruptedIsDoneOnce(t *testing.T) {
 			}
 		}
 		testkit.Must(t, os.WriteFile(p.path("messages/u.log/imported"), []byte(strings.Join(list, "\n")+"\n- "+p.path("was/done/before")+"\n"), 0o600))
-		_, err = p.imports()
-		testkit.Must(t, err)
+		testkit.Result(p.imports()).Must(t)
 		got := p.all()
 		for _, topic := range []string{"t", "u"} {
 			if got[topic].cursors != want[topic].cursors || got[topic].bodies("a") != want[topic].bodies("a") {
@@ -326,12 +323,11 @@ func TestWhatCannotBeReadIsKeptAndSaid(t *testing.T) {
 // which of both comes first cannot be told.
 func TestALogBesideQueuesIsRefused(t *testing.T) {
 	p := unpack(t, "memory")
-	_, err := p.imports()
-	testkit.Must(t, err)
+	testkit.Result(p.imports()).Must(t)
 	again := unpack(t, "memory")
 	testkit.Must(t, os.CopyFS(p.path("messages/t#a.queue"), os.DirFS(again.path("messages/t#a.queue"))))
 	before := p.files()
-	_, err = p.imports()
+	_, err := p.imports()
 	testkit.ErrorHas(t, err, "topic t")
 	if after := p.files(); !slices.Equal(after, before) {
 		t.Errorf("%v became %v", before, after)
@@ -385,8 +381,7 @@ func FuzzNSQ(f *testing.F) {
 			"t:c.diskqueue.000001.dat": string(message("last"))} {
 			testkit.Must(t, os.WriteFile(p.path(name), []byte(text), 0o600))
 		}
-		_, err := p.imports()
-		testkit.Must(t, err)
+		testkit.Result(p.imports()).Must(t)
 		l := p.all()["t"]
 		if n := len(l.records); n == 0 || string(l.records[n-1].Body) != "last" && !slices.ContainsFunc(l.records, func(r commitlog.Record) bool { return string(r.Body) == "last" }) {
 			t.Errorf("%+v", l)

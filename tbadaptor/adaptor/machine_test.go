@@ -53,8 +53,7 @@ func TestProposeForMembersThatAreAway(t *testing.T) {
 			c.tuner.Report(broker, share.Step{At: mono.Time(time.Second), Length: time.Second})
 		}
 		for _, id := range connected {
-			_, err := m.Hello(0, ledger.Session{Broker: id, Instance: "1"})
-			testkit.Must(t, err)
+			testkit.Result(m.Hello(0, ledger.Session{Broker: id, Instance: "1"})).Must(t)
 		}
 		return m.propose(mono.Time(time.Second), c, view)
 	}

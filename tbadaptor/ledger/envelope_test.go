@@ -527,8 +527,7 @@ func TestRetuningCostsLittleRate(t *testing.T) {
 	c.retunes(30 * time.Millisecond)
 	const seconds = 5
 	c.run(mono.Time(seconds * time.Second))
-	_, err := conforms(c.eligible, contract)
-	testkit.Must(t, err)
+	testkit.Result(conforms(c.eligible, contract)).Must(t)
 	got, all := len(c.eligible), seconds*contract.Rate.PerSecond()
 	if float64(got) < 0.8*all {
 		t.Errorf("%d messages released in %d s, the contract allows %.0f", got, seconds, all)

@@ -132,8 +132,7 @@ func TestNothingIsOnItsWayToADeadBroker(t *testing.T) {
 	tuner = tuner.Place(10e9, Sqrt, 10*time.Second, []Placed{
 		{Broker: "a", Publishers: 1, Quota: quota(80, 1), Retiring: true},
 		{Broker: "b", Publishers: 100, Quota: quota(2420, 50)}, {Broker: "c", Publishers: 100, Quota: quota(2500, 49)}})
-	_, err := tuner.Propose(10e9, quota(5000, 100), func(broker string) Holding { return Holding{Away: broker == "a"} })
-	testkit.Must(t, err)
+	testkit.Result(tuner.Propose(10e9, quota(5000, 100), func(broker string) Holding { return Holding{Away: broker == "a"} })).Must(t)
 	steady(tuner, "b", 10, 8, 2000, 0)
 	steady(tuner, "c", 10, 8, 2000, 0)
 	tuner.Join(18e9, "a", "2")

@@ -38,15 +38,13 @@ func TestEnvoy(t *testing.T) {
 		{Entries: []*ratelimit.RateLimitDescriptor_Entry{{Key: "path", Value: "/buy"}, {Key: "user", Value: "8"}}, HitsAddend: wrapperspb.UInt64(1)},
 	}}
 	envoy := service.NewRateLimitServiceClient(conn)
-	reply, err := envoy.ShouldRateLimit(t.Context(), request)
-	testkit.Must(t, err)
+	reply := testkit.Result(envoy.ShouldRateLimit(t.Context(), request)).Must(t)
 	if s := reply.GetStatuses(); reply.GetOverallCode() != service.RateLimitResponse_OVER_LIMIT || len(s) != 2 ||
 		s[0].GetCode() != service.RateLimitResponse_OK || s[0].GetLimitRemaining() != 1 || s[1].GetCode() != service.RateLimitResponse_OVER_LIMIT {
 		t.Fatalf("%v", reply)
 	}
 	request.Descriptors = request.Descriptors[:1]
-	reply, err = envoy.ShouldRateLimit(t.Context(), request)
-	testkit.Must(t, err)
+	reply = testkit.Result(envoy.ShouldRateLimit(t.Context(), request)).Must(t)
 	s, h := reply.GetStatuses()[0], reply.GetResponseHeadersToAdd()
 	if reply.GetOverallCode() != service.RateLimitResponse_OVER_LIMIT || s.GetDurationUntilReset().AsDuration().Seconds() < 1 ||
 		len(h) != 1 || h[0].GetKey() != "Retry-After" || len(reply.ProtoReflect().GetUnknown()) > 0 {

@@ -214,8 +214,7 @@ func TestManyGroups(t *testing.T) {
 		is := spec(name, 1, 10, groups(of)...)
 		is.Contract.RateMilli = int64(of) * 6
 		is.Pacing = srtmv1.PacingMode_PACING_MODE_ADVISE
-		_, err := localtest.CreateTopic(t.Context(), conn, &srtmv1.CreateTopicRequest{Spec: is})
-		testkit.Must(t, err)
+		testkit.Result(localtest.CreateTopic(t.Context(), conn, &srtmv1.CreateTopicRequest{Spec: is})).Must(t)
 	}
 	const topics = 20
 	for i := range topics {
@@ -223,8 +222,7 @@ func TestManyGroups(t *testing.T) {
 	}
 	admin := srtmv1.NewAdminServiceClient(c.Conn)
 	for seen, token := 0, ""; ; {
-		page, err := admin.ListTopics(t.Context(), &srtmv1.ListTopicsRequest{PageSize: 1000, PageToken: token})
-		testkit.Must(t, err)
+		page := testkit.Result(admin.ListTopics(t.Context(), &srtmv1.ListTopicsRequest{PageSize: 1000, PageToken: token})).Must(t)
 		seen += len(page.Topics)
 		if token = page.NextPageToken; token == "" {
 			if seen != topics {

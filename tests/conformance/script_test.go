@@ -225,8 +225,7 @@ func (y *player) step(text string) {
 		y.peer(name).send("%s\n", expand(line, y.vars))
 		return
 	}
-	w, err := words(text)
-	testkit.Must(t, err)
+	w := testkit.Result(words(text)).Must(t)
 	for i := range w {
 		w[i] = expand(w[i], y.vars)
 	}

@@ -75,8 +75,7 @@ func axe(t *testing.T) string {
 		testkit.Must(t, err)
 		if header.Name == "package/axe.min.js" {
 			var script bytes.Buffer
-			_, err := script.ReadFrom(files)
-			testkit.Must(t, err)
+			testkit.Result(script.ReadFrom(files)).Must(t)
 			return script.String()
 		}
 	}
@@ -178,8 +177,7 @@ func get[T any](b *browser, action chromedp.Action[T]) T {
 func (b *browser) scheme(name string) {
 	b.t.Helper()
 	features := []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}}
-	_, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: features})
-	testkit.Must(b.t, err)
+	testkit.Result(chromedp.Call(b.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: features})).Must(b.t)
 }
 
 // becomes waits until a script's expression is true, of whatever page there is then.
@@ -320,8 +318,7 @@ func serveWhys(t *testing.T) string {
 	ln := testkit.Listen(t)
 	server := grpc.NewServer()
 	srtmv1.RegisterAdminServiceServer(server, whys{})
-	conn, err := grpc.NewClient(ln.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	testkit.Must(t, err)
+	conn := testkit.Result(grpc.NewClient(ln.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))).Must(t)
 	shown := testkit.Result(pages.New(pages.Config{API: conn, Log: slog.New(slog.DiscardHandler)})).Must(t)
 	web := httptest.NewServer(shown)
 	ctx, cancel := context.WithCancel(context.Background())

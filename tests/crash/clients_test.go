@@ -89,8 +89,7 @@ func channel(t *testing.T, d *local.Process) (s state) {
 func subscribe(t *testing.T, address string, rdy int) net.Conn {
 	t.Helper()
 	nc := testkit.Result(dial(address)).Must(t)
-	_, err := nc.Write(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), rdy))
-	testkit.Must(t, err)
+	testkit.Result(nc.Write(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), rdy))).Must(t)
 	return nc
 }
 
@@ -213,8 +212,7 @@ func TestSlowPublishers(t *testing.T) {
 	for range 100 { // a second, and a hundred bytes of each
 		<-tick.C
 		for _, nc := range conns {
-			_, err := nc.Write([]byte{'x'})
-			testkit.Must(t, err)
+			testkit.Result(nc.Write([]byte{'x'})).Must(t)
 		}
 		_, err := good.Write(wire.AppendPub(nil, "t", []byte("x")))
 		testkit.Must(t, err)
@@ -297,8 +295,7 @@ func TestOutOfDescriptors(t *testing.T) {
 	var accepted []string
 	publish := func() string {
 		name := fmt.Sprintf("%08d", len(accepted))
-		_, err := good.Write(wire.AppendPub(nil, "t", []byte(name)))
-		testkit.Must(t, err)
+		testkit.Result(good.Write(wire.AppendPub(nil, "t", []byte(name)))).Must(t)
 		answer, err := frame(r)
 		if err != nil {
 			t.Fatalf("the connection did not live: %v", err)

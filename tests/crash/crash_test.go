@@ -116,8 +116,7 @@ func collect(t *testing.T, address, channel string, total int, patience time.Dur
 			t.Fatal(err)
 		}
 		buf = slices.Grow(buf[:0], int(binary.BigEndian.Uint32(head[:])))[:binary.BigEndian.Uint32(head[:])]
-		_, err := io.ReadFull(r, buf)
-		testkit.Must(t, err)
+		testkit.Result(io.ReadFull(r, buf)).Must(t)
 		if wire.FrameType(binary.BigEndian.Uint32(buf)) != wire.FrameMessage {
 			continue // OK, or a heartbeat: the test is shorter than two of them
 		}
@@ -125,8 +124,7 @@ func collect(t *testing.T, address, channel string, total int, patience time.Dur
 		k := [2]uint32{binary.BigEndian.Uint32(m.Body), binary.BigEndian.Uint32(m.Body[4:])}
 		got = append(got, k)
 		seen[k] = true
-		_, err = nc.Write(wire.AppendFin(nil, m.ID))
-		testkit.Must(t, err)
+		testkit.Result(nc.Write(wire.AppendFin(nil, m.ID))).Must(t)
 	}
 }
 
@@ -140,10 +138,8 @@ func crash(t *testing.T, end func(*local.Process) error, patience time.Duration,
 	d := testkit.Result(local.NSQD(localtest.Program(t, "nsqd"), dir, flags...)).Must(t)
 	sub, err := dial(d.TCP) // makes the channel, and takes nothing
 	testkit.Must(t, err)
-	_, err = sub.Write(wire.AppendSub(nil, "t", "c"))
-	testkit.Must(t, err)
-	_, err = io.ReadFull(sub, make([]byte, 10))
-	testkit.Must(t, err)
+	testkit.Result(sub.Write(wire.AppendSub(nil, "t", "c"))).Must(t)
+	testkit.Result(io.ReadFull(sub, make([]byte, 10))).Must(t)
 	var wg sync.WaitGroup
 	for i := range 8 {
 		p := &publisher{id: uint32(i)}

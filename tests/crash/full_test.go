@@ -135,8 +135,7 @@ func (p *filler) publish() string {
 	name := fmt.Sprintf("%08d", p.sent)
 	p.sent++
 	b := append([]byte(name), make([]byte, 1000)...)
-	_, err := p.nc.Write(wire.AppendPub(nil, "t", b))
-	testkit.Must(p.t, err)
+	testkit.Result(p.nc.Write(wire.AppendPub(nil, "t", b))).Must(p.t)
 	answer, err := frame(p.r)
 	if err != nil {
 		p.t.Fatalf("publish %s: %v", name, err)

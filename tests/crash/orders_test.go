@@ -123,8 +123,7 @@ func killAfterOrders(t *testing.T, flag string) {
 		case 2:
 			b = fmt.Appendf(nil, "REQ %s 0\n", m.ID)
 		}
-		_, err := sub.Write(b)
-		testkit.Must(t, err)
+		testkit.Result(sub.Write(b)).Must(t)
 	}
 	testkit.WaitFor(t, "given back", func() bool { return channel(t, d).Deferred == 2 })
 	order("/channel/delete?topic=t&channel=deleted")
@@ -163,8 +162,7 @@ func killAfterOrders(t *testing.T, flag string) {
 		if early := time.Until(due[n]); !due[n].IsZero() && early > 100*time.Millisecond { // the clocks' steps
 			t.Errorf("%d is early by %v", n, early)
 		}
-		_, err := rest.Write(wire.AppendFin(nil, m.ID))
-		testkit.Must(t, err)
+		testkit.Result(rest.Write(wire.AppendFin(nil, m.ID))).Must(t)
 	}
 	slices.Sort(got)
 	testkit.EqualSlices(t, got, []uint32{1, 2, 3, 4, 5})

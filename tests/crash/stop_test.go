@@ -44,8 +44,7 @@ func fill(t *testing.T, d *local.Process, from, to int) {
 // withChannel starts an nsqd that has the channel c of topic t.
 func withChannel(t *testing.T, dir string, flags ...string) *local.Process {
 	t.Helper()
-	d, err := local.NSQD(localtest.Program(t, "nsqd"), dir, append([]string{"--data-path=" + dir}, flags...)...)
-	testkit.Must(t, err)
+	d := testkit.Result(local.NSQD(localtest.Program(t, "nsqd"), dir, append([]string{"--data-path=" + dir}, flags...)...)).Must(t)
 	ask(t, "http://"+d.HTTP+"/topic/create?topic=t", "x")
 	ask(t, "http://"+d.HTTP+"/channel/create?topic=t&channel=c", "x")
 	return d
@@ -63,8 +62,7 @@ func obstruct(t *testing.T, d *local.Process) {
 		for _, what := range []string{says, ""} {
 			nc := testkit.Result(net.Dial("tcp", address)).Must(t)
 			t.Cleanup(func() { nc.Close() })
-			_, err := io.WriteString(nc, what)
-			testkit.Must(t, err)
+			testkit.Result(io.WriteString(nc, what)).Must(t)
 		}
 	}
 	stuck := subscribe(t, d.TCP, 2500)

@@ -129,8 +129,7 @@ func TestConsumersAreThereBeforePublishers(t *testing.T) {
 	for name, r := range readers {
 		testkit.WaitFor(t, name+" reads", func() bool { return r.count("") > 100 })
 	}
-	_, err := ask(c, srtmv1.AdminServiceClient.DrainBroker, &srtmv1.DrainBrokerRequest{BrokerId: "b1"})
-	testkit.Must(t, err)
+	testkit.Result(ask(c, srtmv1.AdminServiceClient.DrainBroker, &srtmv1.DrainBrokerRequest{BrokerId: "b1"})).Must(t)
 	to := c.brokers[1].TCP
 	for name, r := range readers {
 		testkit.WaitFor(t, name+" reads from the new broker", func() bool { return r.count(to) > 0 })

@@ -228,10 +228,8 @@ func (f *fleet) upgradeAndRollBack(old release, etcd string) {
 	f.replaceBroker(1, now)
 	f.works("all are new")
 	f.spec.Contract.Burst = 200
-	_, err := ask(f.cluster, srtmv1.AdminServiceClient.UpdateTopic, &srtmv1.UpdateTopicRequest{Spec: f.spec})
-	testkit.Must(t, err)
-	_, err = ask(f.cluster, srtmv1.AdminServiceClient.DeleteTopic, &srtmv1.DeleteTopicRequest{Name: f.topics[0]})
-	testkit.Must(t, err)
+	testkit.Result(ask(f.cluster, srtmv1.AdminServiceClient.UpdateTopic, &srtmv1.UpdateTopicRequest{Spec: f.spec})).Must(t)
+	testkit.Result(ask(f.cluster, srtmv1.AdminServiceClient.DeleteTopic, &srtmv1.DeleteTopicRequest{Name: f.topics[0]})).Must(t)
 	f.topics = f.topics[1:]
 	// A broker's messages have no way back: they are taken first.
 	f.all = f.consume("t")

@@ -277,8 +277,7 @@ func TestABrokerThatWasHeldUpKeepsItsContract(t *testing.T) {
 			l.limit()
 			nc := testkit.Result(net.Dial("tcp", l.process.TCP)).Must(l.t)
 			defer nc.Close()
-			_, err := nc.Write(wire.AppendMagic(nil))
-			testkit.Must(l.t, err)
+			testkit.Result(nc.Write(wire.AppendMagic(nil))).Must(l.t)
 			l.mpub(nc, 1)() // from here on arrival times are exact, if they can be
 			l.stop()
 			answered := l.mpub(nc, backlog)

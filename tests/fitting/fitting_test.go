@@ -96,8 +96,7 @@ func create(t *testing.T, conn grpc.ClientConnInterface) {
 	for g := range groups {
 		spec.Groups = append(spec.Groups, &srtmv1.PublisherGroup{Key: fmt.Sprint("g", g), Count: size, Rate: batch / (groups * every.Seconds()), Batch: batch})
 	}
-	_, err := localtest.CreateTopic(t.Context(), conn, &srtmv1.CreateTopicRequest{Spec: spec})
-	testkit.Must(t, err)
+	testkit.Result(localtest.CreateTopic(t.Context(), conn, &srtmv1.CreateTopicRequest{Spec: spec})).Must(t)
 }
 
 // publish has one group after the other send, until the test ends.

@@ -81,8 +81,7 @@ func TestClientsLeaveWhileThePolicyChanges(t *testing.T) {
 			defer c.Close()
 			clients = append(clients, c)
 			request := []string{"GET / HTTP/1.1\r\nHost: a\r\n\r\n", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\nhalf", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nfull"}[n%3]
-			_, err := io.WriteString(c, request)
-			testkit.Must(t, err)
+			testkit.Result(io.WriteString(c, request)).Must(t)
 		}
 		testkit.WaitFor(t, "requests that wait", func() bool {
 			c := g.status(t).Classes[0]

@@ -26,8 +26,7 @@ func TestPublish(t *testing.T) {
 	localtest.Consume(t, "t", "c", bodies, nil, broker.TCP)
 	post := func(at, path, body string) string {
 		t.Helper()
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, at+path, strings.NewReader(body))
-		testkit.Must(t, err)
+		req := testkit.Result(http.NewRequestWithContext(t.Context(), http.MethodPost, at+path, strings.NewReader(body))).Must(t)
 		req.Header.Set("X-Publisher-Id", "sensor")
 		res := testkit.Result(newClient(t).Do(req)).Must(t)
 		defer res.Body.Close()
@@ -74,8 +73,7 @@ func TestPublish(t *testing.T) {
 		{"/pub?topic=t", "stranger", "404 {\"message\":\"TOPIC_NOT_FOUND\""},
 		{"/pub?topic=t", "", "400 {\"message\":\"MISSING_PUBLISHER_ID\""},
 	} {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, g.URL+c.path, strings.NewReader("x"))
-		testkit.Must(t, err)
+		req := testkit.Result(http.NewRequestWithContext(t.Context(), http.MethodPost, g.URL+c.path, strings.NewReader("x"))).Must(t)
 		req.Header.Set("X-Publisher-Id", c.id)
 		res := testkit.Result(newClient(t).Do(req)).Must(t)
 		text, _ := io.ReadAll(res.Body)

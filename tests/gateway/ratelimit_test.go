@@ -42,8 +42,7 @@ func TestPublishSaysWhatIsLeft(t *testing.T) {
 		{"/pub?topic=t", "6", `"default";r=0;t=`, http.StatusTooManyRequests},
 		{"/pub?topic=no%20name", "6", "", http.StatusBadRequest}, // costs nothing
 	} {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, g.URL+c.path, strings.NewReader(c.body))
-		testkit.Must(t, err)
+		req := testkit.Result(http.NewRequestWithContext(t.Context(), http.MethodPost, g.URL+c.path, strings.NewReader(c.body))).Must(t)
 		req.Header.Set("X-Publisher-Id", "sensor")
 		res := testkit.Result(newClient(t).Do(req)).Must(t)
 		text, err := io.ReadAll(res.Body)

@@ -209,8 +209,7 @@ func TestChaos(t *testing.T) {
 		if what == "server of NATS" {
 			testkit.Must(t, stores[i].Kill())
 			flow()
-			stores[i], err = local.Start(program, stores[i].Flags, local.Options{Log: filepath.Join(dir, "again.log")})
-			testkit.Must(t, err)
+			stores[i] = testkit.Result(local.Start(program, stores[i].Flags, local.Options{Log: filepath.Join(dir, "again.log")})).Must(t)
 			flow()
 			continue
 		}

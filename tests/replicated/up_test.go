@@ -61,8 +61,7 @@ func TestUpReplicated(t *testing.T) {
 	// What was published is there, and nowhere else.
 	_, err = os.Stat(dir + "/nats3-data/jetstream")
 	testkit.NoError(t, err)
-	entries, err := os.ReadDir(dir)
-	testkit.Must(t, err)
+	entries := testkit.Result(os.ReadDir(dir)).Must(t)
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), "broker") && e.IsDir() {
 			logs := testkit.Result(os.ReadDir(dir + "/" + e.Name() + "/messages")).Must(t)

@@ -29,8 +29,7 @@ func zipped(t testing.TB, text string) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	w := gzip.NewWriter(&b)
-	_, err := io.WriteString(w, text)
-	testkit.Must(t, err)
+	testkit.Result(io.WriteString(w, text)).Must(t)
 	testkit.Must(t, w.Close())
 	return b.Bytes()
 }

@@ -112,8 +112,7 @@ func TestReadFile(t *testing.T) {
 	text := []byte("1,g\n2,g\n")
 	var packed bytes.Buffer
 	z := gzip.NewWriter(&packed)
-	_, err := z.Write(text)
-	testkit.Must(t, err)
+	testkit.Result(z.Write(text)).Must(t)
 	testkit.Must(t, z.Close())
 	want, err := bucket.Read("f", bytes.NewReader(text))
 	testkit.Must(t, err)

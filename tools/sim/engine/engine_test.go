@@ -149,8 +149,7 @@ func drawTrace(t *rapid.T, sources int) []schedule.Event {
 }
 
 func drawModel(t *rapid.T) engine.Model {
-	spread, err := engine.NewDist([]engine.Point{{0, 0}, {0.9, 100 * time.Microsecond}, {1, 5 * time.Millisecond}})
-	testkit.Must(t, err)
+	spread := testkit.Result(engine.NewDist([]engine.Point{{0, 0}, {0.9, 100 * time.Microsecond}, {1, 5 * time.Millisecond}})).Must(t)
 	return engine.Model{
 		Servers: rapid.IntRange(1, 3).Draw(t, "servers"),
 		Wake:    engine.Constant(time.Duration(rapid.IntRange(0, 200_000).Draw(t, "wake"))),

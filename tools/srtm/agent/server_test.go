@@ -28,9 +28,8 @@ func TestNothingIsLeft(t *testing.T) {
 		over := make(chan error, 1)
 		go func() { over <- a.Run(ctx, ln) }()
 		nc := testkit.Result(net.Dial("tcp", ln.Addr().String())).Must(t)
-		_, err := nc.Write([]byte("  V2IDENTIFY\n\x00\x00\x00\x02{}"))
-		testkit.Must(t, err)
-		_, err = nc.Read(make([]byte, 6)) // it is being served
+		testkit.Result(nc.Write([]byte("  V2IDENTIFY\n\x00\x00\x00\x02{}"))).Must(t)
+		_, err := nc.Read(make([]byte, 6)) // it is being served
 		testkit.Must(t, err)
 		cancel()
 		_, err = io.Copy(io.Discard, nc) // until it is told that this is the end

@@ -91,8 +91,7 @@ func TestEmulatorReadsLinesHoweverTheyAreCut(t *testing.T) {
 func TestEmulatorNoticesALineThatIsNone(t *testing.T) {
 	for _, line := range []string{"panic: oh", `{"type":"other"}`, `{"type":"report","offered":"many"}`, ""} {
 		var e emulator
-		_, err := e.Write([]byte(line + "\n" + `{"type":"progress"}` + "\n"))
-		testkit.Must(t, err)
+		testkit.Result(e.Write([]byte(line + "\n" + `{"type":"progress"}` + "\n"))).Must(t)
 		if e.mu.fault == nil || e.progress() == nil {
 			t.Errorf("%q: %v, %v", line, e.mu.fault, e.progress())
 		}
