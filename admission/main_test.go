@@ -82,14 +82,8 @@ func start(t *testing.T, args ...string) (web string, admin srtmv1.AdmissionAdmi
 
 // run runs a daemon until the test ends.
 func run(t *testing.T, args ...string) {
-	ctx, stop := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() {
-		done <- new(options).program().Execute(ctx, append([]string{"--attempts=10000", "--log-level=error"}, args...))
-	}()
-	t.Cleanup(func() {
-		stop()
-		testkit.NoError(t, <-done)
+	testkit.Run(t, func(ctx context.Context) error {
+		return new(options).program().Execute(ctx, append([]string{"--attempts=10000", "--log-level=error"}, args...))
 	})
 }
 

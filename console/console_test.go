@@ -137,10 +137,13 @@ func serve(t *testing.T, f *fake, set func(*Config)) (*Console, string, *http.Cl
 
 func get(t *testing.T, browser *http.Client, url string) (int, string) {
 	t.Helper()
-	r := testkit.Result(browser.Get(url)).Must(t)
+	return read(t, testkit.Result(browser.Get(url)).Must(t))
+}
+
+func read(t *testing.T, r *http.Response) (int, string) {
+	t.Helper()
 	defer r.Body.Close()
-	body := testkit.Result(io.ReadAll(r.Body)).Must(t)
-	return r.StatusCode, string(body)
+	return r.StatusCode, string(testkit.Result(io.ReadAll(r.Body)).Must(t))
 }
 
 // Nothing that others name becomes markup, on no page.

@@ -33,10 +33,7 @@ func (f *fake) DeleteTopic(_ context.Context, req *srtmv1.DeleteTopicRequest) (*
 // post sends a form as a page of the console would.
 func post(t *testing.T, browser *http.Client, base, path string, form url.Values) (int, string) {
 	t.Helper()
-	r := testkit.Result(browser.PostForm(base+path, form)).Must(t)
-	defer r.Body.Close()
-	body := testkit.Result(io.ReadAll(r.Body)).Must(t)
-	return r.StatusCode, string(body)
+	return read(t, testkit.Result(browser.PostForm(base+path, form)).Must(t))
 }
 
 // roles has a console know a reader and an operator by a header of the test's.

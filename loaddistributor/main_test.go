@@ -94,16 +94,10 @@ func TestTenants(t *testing.T) {
 	const acme, operator = "acme-0123456789abcdef", "operator-0123456789abcdef"
 	tokens := testkit.File(t, "tokens", "admin "+acme+" acme\nadmin "+operator+"\n")
 	rpcAddress, webAddress := testkit.Address(t), testkit.Address(t)
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() {
-		done <- new(options).program().Execute(ctx, []string{"--grpc-address", rpcAddress, "--http-address", webAddress, "--tcp-address=", "--store=memory", "--log-level=error",
+	testkit.Run(t, func(ctx context.Context) error {
+		return new(options).program().Execute(ctx, []string{"--grpc-address", rpcAddress, "--http-address", webAddress, "--tcp-address=", "--store=memory", "--log-level=error",
 			"--token-file", tokens, "--admission-address", testkit.Address(t), "--tenant-rate=*=10"})
-	}()
-	defer func() {
-		stop()
-		testkit.NoError(t, <-done)
-	}()
+	})
 	conn, err := grpc.NewClient(rpcAddress, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	testkit.Must(t, err)
 	defer conn.Close()

@@ -27,17 +27,16 @@ func outside(t *testing.T) string {
 	return ""
 }
 
-// call asks over HTTP and returns the status and the body.
-func call(t *testing.T, c *http.Client, method, url, token string) (int, string) {
+// ask asks over HTTP and returns the status and the body.
+func ask(t *testing.T, c *http.Client, method, url, body, token string) (int, string) {
 	t.Helper()
-	r := testkit.Result(http.NewRequestWithContext(t.Context(), method, url, strings.NewReader("x"))).Must(t)
+	r := testkit.Result(http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))).Must(t)
 	if token != "" {
 		r.Header.Set("Authorization", "Bearer "+token)
 	}
 	answer := testkit.Result(c.Do(r)).Must(t)
 	defer answer.Body.Close()
-	body := testkit.Result(io.ReadAll(answer.Body)).Must(t)
-	return answer.StatusCode, string(body)
+	return answer.StatusCode, string(testkit.Result(io.ReadAll(answer.Body)).Must(t))
 }
 
 // A client that reaches an nsqd on all interfaces can use it as NSQ's, and cannot change
@@ -49,11 +48,11 @@ func TestAContractIsNotChangedFromElsewhere(t *testing.T) {
 	testkit.Must(t, err)
 	web := client(t, nil)
 	const limit = "/topic/limit?topic=t&rate=1000000&burst=1000"
-	if code, body := call(t, web, "POST", "http://"+ip+":"+port+limit, ""); code != 403 || !strings.Contains(body, "NOT_LOCAL") {
+	if code, body := ask(t, web, "POST", "http://"+ip+":"+port+limit, "x", ""); code != 403 || !strings.Contains(body, "NOT_LOCAL") {
 		t.Errorf("from %s: %d %s", ip, code, body)
 	}
 	for _, path := range []string{"/topic/pause?topic=t", "/topic/delete?topic=t", "/topic/create?topic=t", "/pub?topic=t"} {
-		if code, body := call(t, web, "POST", "http://"+ip+":"+port+path, ""); code != 200 {
+		if code, body := ask(t, web, "POST", "http://"+ip+":"+port+path, "x", ""); code != 200 {
 			t.Errorf("%s: %d %s", path, code, body)
 		}
 	}
@@ -61,7 +60,7 @@ func TestAContractIsNotChangedFromElsewhere(t *testing.T) {
 	if s := topic.Stats(); s.Share.Rate != 1000 || s.Share.Burst != 2 {
 		t.Errorf("the contract of the flag is %+v now", s.Share)
 	}
-	if code, body := call(t, web, "POST", "http://127.0.0.1:"+port+limit, ""); code != 200 {
+	if code, body := ask(t, web, "POST", "http://127.0.0.1:"+port+limit, "x", ""); code != 200 {
 		t.Errorf("from loopback: %d %s", code, body)
 	}
 }
@@ -91,20 +90,20 @@ func TestAnAddressForAdministrators(t *testing.T) {
 			}
 			for _, path := range []string{"/topic/create?topic=t", "/topic/limit?topic=t&rate=1&burst=1", "/topic/delete?topic=t"} {
 				for at, by := range public {
-					if code, body := call(t, by, "POST", at+path, token); code != 403 || !strings.Contains(body, "ADMIN_ADDRESS") {
+					if code, body := ask(t, by, "POST", at+path, "x", token); code != 403 || !strings.Contains(body, "ADMIN_ADDRESS") {
 						t.Errorf("%s%s: %d %s", at, path, code, body)
 					}
 				}
-				if code, body := call(t, unix, "POST", "http://nsqd"+path, ""); code != c.withoutToken {
+				if code, body := ask(t, unix, "POST", "http://nsqd"+path, "x", ""); code != c.withoutToken {
 					t.Errorf("%s: %d %s", path, code, body)
 				}
-				if code, body := call(t, unix, "POST", "http://nsqd"+path, token); code != 200 && code != 404 {
+				if code, body := ask(t, unix, "POST", "http://nsqd"+path, "x", token); code != 200 && code != 404 {
 					t.Errorf("%s with a token: %d %s", path, code, body)
 				}
 			}
 			for at, by := range public {
 				for path, method := range map[string]string{"/pub?topic=t": "POST", "/mpub?topic=t": "POST", "/ping": "GET", "/info": "GET", "/stats": "GET", "/metrics": "GET"} {
-					if code, body := call(t, by, method, at+path, ""); code != 200 {
+					if code, body := ask(t, by, method, at+path, "x", ""); code != 200 {
 						t.Errorf("%s%s: %d %s", at, path, code, body)
 					}
 				}
@@ -135,9 +134,9 @@ func TestMetricsInClear(t *testing.T) {
 		} {
 			method, path, _ := strings.Cut(request, " ")
 			for i, got := range [3]func() (int, string){
-				func() (int, string) { return call(t, plain, method, "http://"+d.at.http.Addr().String()+path, "") },
-				func() (int, string) { return call(t, plain, method, "http://"+admin+path, "") },
-				func() (int, string) { return call(t, encrypted, method, "https://"+admin+path, "") },
+				func() (int, string) { return ask(t, plain, method, "http://"+d.at.http.Addr().String()+path, "x", "") },
+				func() (int, string) { return ask(t, plain, method, "http://"+admin+path, "x", "") },
+				func() (int, string) { return ask(t, encrypted, method, "https://"+admin+path, "x", "") },
 			} {
 				if code, body := got(); code != want[i] || code == 403 && !strings.Contains(body, "TLS_REQUIRED") {
 					t.Errorf("%s: %s, %d: %d %.100s, want %d", policy, request, i, code, body, want[i])

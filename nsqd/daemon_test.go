@@ -66,13 +66,9 @@ func (l *testLog) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// get asks over HTTP and returns status and body.
 func get(t *testing.T, c *http.Client, url string) (int, string) {
 	t.Helper()
-	r := testkit.Result(c.Get(url)).Must(t)
-	defer r.Body.Close()
-	body := testkit.Result(io.ReadAll(r.Body)).Must(t)
-	return r.StatusCode, string(body)
+	return ask(t, c, http.MethodGet, url, "", "")
 }
 
 func client(t *testing.T, c *tls.Config) *http.Client {
@@ -302,17 +298,9 @@ func TestSettingsAtRunTime(t *testing.T) {
 	d := start(t, "--log-level=WARN", "--lookupd-tcp-address=127.0.0.1:1")
 	c := client(t, nil)
 	base := "http://" + d.at.http.Addr().String() + "/config/"
-	put := func(name, value string) (int, string) {
-		t.Helper()
-		r := testkit.Result(http.NewRequest(http.MethodPut, base+name, strings.NewReader(value))).Must(t)
-		answer := testkit.Result(c.Do(r)).Must(t)
-		defer answer.Body.Close()
-		body := testkit.Result(io.ReadAll(answer.Body)).Must(t)
-		return answer.StatusCode, strings.TrimSpace(string(body))
-	}
 	expect := func(name, value string, status int, want string) {
 		t.Helper()
-		if code, body := put(name, value); code != status || !strings.HasPrefix(body, want) {
+		if code, body := ask(t, c, http.MethodPut, base+name, value, ""); code != status || !strings.HasPrefix(body, want) {
 			t.Errorf("PUT %s %s: %d %s", name, value, code, body)
 		}
 	}
@@ -427,10 +415,8 @@ func once(t *testing.T, data string, use func(*nsqd), args ...string) error {
 // post asks over HTTP to do something.
 func post(t *testing.T, d *nsqd, path, body string) {
 	t.Helper()
-	answer := testkit.Result(client(t, nil).Post("http://"+d.at.http.Addr().String()+path, "", strings.NewReader(body))).Must(t)
-	answer.Body.Close()
-	if answer.StatusCode != http.StatusOK {
-		t.Fatalf("%s: %s", path, answer.Status)
+	if code, answer := ask(t, client(t, nil), http.MethodPost, "http://"+d.at.http.Addr().String()+path, body, ""); code != http.StatusOK {
+		t.Fatalf("%s: %d %s", path, code, answer)
 	}
 }
 
@@ -506,13 +492,6 @@ func TestAFolderOfNSQIsTakenOver(t *testing.T) {
 func TestTopicsAndChannelsAreBounded(t *testing.T) {
 	d := start(t, "--max-topics=1", "--max-topic-channels=1")
 	c, base := client(t, nil), "http://"+d.at.http.Addr().String()
-	post := func(path string) (int, string) {
-		t.Helper()
-		r := testkit.Result(c.Post(base+path, "", strings.NewReader("x"))).Must(t)
-		defer r.Body.Close()
-		body := testkit.Result(io.ReadAll(r.Body)).Must(t)
-		return r.StatusCode, string(body)
-	}
 	for _, want := range []struct {
 		path string
 		code int
@@ -525,7 +504,7 @@ func TestTopicsAndChannelsAreBounded(t *testing.T) {
 		{"/channel/create?topic=t&channel=d", 503, "TOO_MANY_CHANNELS"},
 		{"/pub?topic=t", 200, "OK"},
 	} {
-		if code, body := post(want.path); code != want.code || !strings.Contains(body, want.text) {
+		if code, body := ask(t, c, http.MethodPost, base+want.path, "x", ""); code != want.code || !strings.Contains(body, want.text) {
 			t.Errorf("%s: %d %s, want %d %s", want.path, code, body, want.code, want.text)
 		}
 	}

@@ -40,11 +40,9 @@ func TestFaultsAreNamedTogether(t *testing.T) {
 
 func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
 	rpcAddress, webAddress := testkit.Address(t), testkit.Address(t)
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() {
-		done <- new(options).program().Execute(ctx, []string{"--grpc-address", rpcAddress, "--http-address", webAddress, "--log-level=error"})
-	}()
+	testkit.Run(t, func(ctx context.Context) error {
+		return new(options).program().Execute(ctx, []string{"--grpc-address", rpcAddress, "--http-address", webAddress, "--log-level=error"})
+	})
 	conn := testkit.Result(grpc.NewClient(rpcAddress, grpc.WithTransportCredentials(insecure.NewCredentials()))).Must(t)
 	defer conn.Close()
 	limit, cancel := context.WithTimeout(t.Context(), testkit.Hang)
@@ -68,6 +66,4 @@ func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
 			t.Errorf("%s: %d %.200s %v, want %q in it", path, r.StatusCode, body, err, want)
 		}
 	}
-	stop()
-	testkit.NoError(t, <-done)
 }

@@ -132,9 +132,7 @@ func send(t *testing.T, d *local.Process, topic string, bodies ...string) {
 
 func post(t *testing.T, d *local.Process, path, body string) {
 	t.Helper()
-	if text, status, err := localtest.Ask(http.MethodPost, "http://"+d.HTTP+path, body); err != nil || status != http.StatusOK {
-		t.Fatalf("POST %s: %d %s %v", path, status, text, err)
-	}
+	localtest.MustAsk(t, http.MethodPost, "http://"+d.HTTP+path, body)
 }
 
 // channelStats are those of a channel.
@@ -154,10 +152,7 @@ type channelStats struct {
 
 func channel(t *testing.T, d *local.Process, topic, channel string) (f channelStats, exists bool) {
 	t.Helper()
-	text, status, err := localtest.Ask(http.MethodGet, "http://"+d.HTTP+"/stats?format=json&topic="+topic, "")
-	if err != nil || status != http.StatusOK {
-		t.Fatalf("/stats: %d %v", status, err)
-	}
+	text := localtest.MustAsk(t, http.MethodGet, "http://"+d.HTTP+"/stats?format=json&topic="+topic, "")
 	var stats struct {
 		Topics []struct{ Channels []channelStats }
 	}

@@ -23,10 +23,7 @@ var named = regexp.MustCompile(`\bsrtm_[a-z0-9_]+`)
 // scrape adds what a daemon exports: a metric's type, by its name.
 func scrape(t *testing.T, address string, into map[string]string) (text string) {
 	t.Helper()
-	text, code, err := localtest.Ask(http.MethodGet, "http://"+address+"/metrics", "")
-	if err != nil || code != http.StatusOK {
-		t.Fatalf("%s: %d %v", address, code, err)
-	}
+	text = localtest.MustAsk(t, http.MethodGet, "http://"+address+"/metrics", "")
 	for line := range strings.Lines(text) {
 		if f := strings.Fields(line); len(f) == 4 && f[1] == "TYPE" {
 			into[f[2]] = f[3]

@@ -165,9 +165,7 @@ func has(t *testing.T, nsqd, topic, channel string, count int, body string) {
 
 func ask(t *testing.T, nsqd, path, body string) {
 	t.Helper()
-	if text, code, err := localtest.Ask(http.MethodPost, "http://"+nsqd+path, body); err != nil || code != http.StatusOK {
-		t.Fatalf("%s: %d %v %s", path, code, err, text)
-	}
+	localtest.MustAsk(t, http.MethodPost, "http://"+nsqd+path, body)
 }
 
 // later returns the package as its next version, with another default configuration.

@@ -54,13 +54,7 @@ func start(t testing.TB, policy string, flags ...string) *running {
 
 func (g *running) status(t testing.TB) (s status) {
 	t.Helper()
-	text, code, err := localtest.Ask(http.MethodGet, g.admin+"/status", "")
-	if err == nil && code == http.StatusOK {
-		err = json.Unmarshal([]byte(text), &s)
-	}
-	if err != nil || code != http.StatusOK {
-		t.Fatalf("%d, %v: %s", code, err, text)
-	}
+	testkit.Must(t, json.Unmarshal([]byte(localtest.MustAsk(t, http.MethodGet, g.admin+"/status", "")), &s))
 	return s
 }
 

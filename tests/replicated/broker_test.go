@@ -41,10 +41,7 @@ func TestATopicIsDeletedAndMadeAnew(t *testing.T) {
 	b := localtest.NSQD(t, "", "--durability=replicated", "--jetstream-url="+s.url(), "--broker-id=b")
 	ask := func(what string) {
 		t.Helper()
-		text, code, err := localtest.Ask(http.MethodPost, "http://"+b.HTTP+what, "x")
-		if err != nil || code != http.StatusOK {
-			t.Fatalf("%s: %d %q, %v", what, code, text, err)
-		}
+		localtest.MustAsk(t, http.MethodPost, "http://"+b.HTTP+what, "x")
 	}
 	const rounds = 10
 	for range rounds {

@@ -187,6 +187,16 @@ func (c *Cluster) joined(t testing.TB) {
 	})
 }
 
+// MustAsk is Ask of what must be answered with 200.
+func MustAsk(t testing.TB, method, url, body string) string {
+	t.Helper()
+	text, code, err := Ask(method, url, body)
+	if err != nil || code != http.StatusOK {
+		t.Fatalf("%s %s: %d %s, %v", method, url, code, text, err)
+	}
+	return text
+}
+
 // Ask makes a request over HTTP and returns the answer's body and status.
 func Ask(method, url, body string) (text string, code int, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), local.Patience)
