@@ -142,9 +142,7 @@ func (n *network) ask(m *machine, key string, cost int) (admit, answered bool) {
 	}
 	reply, err := m.http.Post("http://admission/v1/check", "application/json", bytes.NewReader(fmt.Appendf(nil, `{"checks":[{"key":%q,"cost":%d}]}`, key, cost)))
 	n.decode(reply, err, &told)
-	if len(told.Results) != 1 {
-		n.t.Fatalf("%+v", told)
-	}
+	testkit.MustEqual(n.t, len(told.Results), 1, "%+v", told)
 	r := told.Results[0]
 	if r.Admit {
 		n.admitted[key][m] += cost

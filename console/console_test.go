@@ -237,9 +237,7 @@ func TestStreamsAreBounded(t *testing.T) {
 	refused("all", "certificate third at ")
 	cancel()
 	testkit.WaitFor(t, "streams to end", func() bool { return c.streams.open() == 0 })
-	if len(c.streams.of) != 0 {
-		t.Errorf("callers are remembered: %v", c.streams.of)
-	}
+	testkit.Equal(t, len(c.streams.of), 0, "callers are remembered: %v", c.streams.of)
 }
 
 // Only names of ours are served in clear, and no page may frame another.

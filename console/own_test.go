@@ -55,9 +55,7 @@ func TestChartsOfABrokerByItself(t *testing.T) {
 	page := httptest.NewRecorder()
 	r := httptest.NewRequest(http.MethodGet, "http://localhost/ui/", nil)
 	c.ServeHTTP(page, r)
-	if strings.Count(page.Body.String(), "data-chart=") != 5 {
-		t.Errorf("%s", page.Body)
-	}
+	testkit.Equal(t, strings.Count(page.Body.String(), "data-chart="), 5, "%s", page.Body)
 	if c.round(t.Context(), 1); own.n != 1 {
 		t.Errorf("a page was loaded, and its metrics were gathered %d times", own.n)
 	}

@@ -159,9 +159,7 @@ topic-limit = ["a:1:1", "b:2.5:2:reject"]
 	if o.authAddresses.String() != "a:1,http://b:2/x" || o.authServers == nil {
 		t.Errorf("auth servers %v", o.authAddresses)
 	}
-	if o.lookupds.String() != "l:1,l:2" {
-		t.Errorf("%v", o.lookupds)
-	}
+	testkit.Equal(t, o.lookupds.String(), "l:1,l:2", "%v", o.lookupds)
 	if !slices.Equal(o.statsd.Percentiles, []float64{1, 0.99}) || o.broker.EndToEnd != 10*time.Minute {
 		t.Errorf("%v %v", o.statsd.Percentiles, o.broker.EndToEnd)
 	}

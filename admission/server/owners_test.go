@@ -232,9 +232,7 @@ func TestMovedIsTheAnswer(t *testing.T) {
 	r := newRaw(t, s[1])
 	question := r.ask(r.send()[0].Session, 1, "k")
 	before := r.send(question)[0]
-	if before.Kind != wire.Moved {
-		t.Fatalf("%+v", before)
-	}
+	testkit.MustEqual(t, before.Kind, wire.Moved, "%+v", before)
 	p := rule.Partition("k", rule.Partitions)
 	testkit.Must(t, b.store.Move(t.Context(), p, p, s[1].Addr().String()))
 	testkit.WaitFor(t, "the partition moves", owns(s[1], 1))

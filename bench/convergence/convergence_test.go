@@ -94,9 +94,7 @@ func TestARow(t *testing.T) {
 	text := testkit.Result(os.ReadFile(file)).Must(t)
 	var r Report
 	testkit.Must(t, json.Unmarshal(text, &r))
-	if len(r.Rows) != 1 {
-		t.Fatalf("%+v", r)
-	}
+	testkit.MustEqual(t, len(r.Rows), 1, "%+v", r)
 	row := r.Rows[0]
 	if row.Fit == nil || !row.Fit.Fitted || !reflect.DeepEqual(row.Fit.Rounds, []Rounds{{1, 1}}) || row.K != 1 || row.State != srtmv1.TopicState_TOPIC_STATE_ACTIVE.String() {
 		t.Errorf("%+v, %+v", row, row.Fit)

@@ -49,9 +49,7 @@ func TestTheSameSeedGivesTheSameFiles(t *testing.T) {
 			return err
 		}
 		files++
-		if read(t, filepath.Join(a, path)) != read(t, filepath.Join(b, path)) {
-			t.Errorf("%s differs", path)
-		}
+		testkit.Equal(t, read(t, filepath.Join(a, path)), read(t, filepath.Join(b, path)), "%s differs", path)
 		return nil
 	})
 	testkit.Must(t, err)
@@ -261,8 +259,6 @@ func TestSweepOfTransport(t *testing.T) {
 		t.Errorf("panels %+v", w.panels)
 	}
 	for _, r := range common("3", "", "", by) {
-		if strings.Count(r.Simulated, ";") != 2 {
-			t.Errorf("row %+v", r)
-		}
+		testkit.Equal(t, strings.Count(r.Simulated, ";"), 2, "row %+v", r)
 	}
 }

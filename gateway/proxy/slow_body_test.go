@@ -81,9 +81,7 @@ func TestSlowBodies(t *testing.T) {
 					res = &http.Response{Body: http.NoBody}
 				}
 				took := time.Since(began)
-				if res.StatusCode != test.code {
-					t.Errorf("%s after %v", res.Status, took)
-				}
+				testkit.Equal(t, res.StatusCode, test.code, "%s after %v", res.Status, took)
 				switch res.StatusCode {
 				case http.StatusRequestTimeout:
 					if took > 2*time.Minute {

@@ -103,9 +103,7 @@ func (w *world) check(t *rapid.T) {
 				}
 			}
 			v := &w.servers[i]
-			if v.free[k]+taken != v.capacity[k] {
-				t.Fatalf("server %d, resource %d: %d free, %d taken of %d", i, k, v.free[k], taken, v.capacity[k])
-			}
+			testkit.MustEqual(t, v.free[k]+taken, v.capacity[k], "server %d, resource %d: %d free and %d taken of %d", i, k, v.free[k], taken, v.capacity[k])
 			sum += v.free[k]
 		}
 		if sum != w.sum[k] {
@@ -162,9 +160,7 @@ func TestConservedAndNoDeadlock(t *testing.T) {
 			}
 		}
 		for i := range w.servers {
-			if w.servers[i].free != w.servers[i].capacity {
-				t.Fatalf("server %d has not all again", i)
-			}
+			testkit.MustEqual(t, w.servers[i].free, w.servers[i].capacity, "server %d has not all again", i)
 		}
 	})
 }

@@ -276,9 +276,7 @@ func joins(t *testing.T, conn *grpc.ClientConn, id string) error {
 			errs[i] = nil
 		}
 	}
-	if status.Code(errs[0]) != status.Code(errs[1]) {
-		t.Errorf("as %s: %v, but %v", id, errs[0], errs[1])
-	}
+	testkit.Equal(t, status.Code(errs[0]), status.Code(errs[1]), "as %s: %v, but %v", id, errs[0], errs[1])
 	return errs[0]
 }
 
@@ -368,9 +366,7 @@ func TestFailedHandshakesAreLogged(t *testing.T) {
 	go func() { done <- server.Serve(ln) }()
 	begun := time.Now()
 	err = ask(t, dial(t, ln.Addr().String(), ClientConfig{}), srtmv1.AdminService_ListTopics_FullMethodName)
-	if status.Code(err) != codes.Unavailable {
-		t.Errorf("in clear: %v", err)
-	}
+	testkit.Equal(t, status.Code(err), codes.Unavailable, "in clear: %v", err)
 	for range 20 {
 		c := testkit.Result(net.Dial("tcp", ln.Addr().String())).Must(t)
 		testkit.Result(c.Write([]byte("GET / HTTP/1.1\r\n\r\n"))).Must(t)

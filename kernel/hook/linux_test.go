@@ -614,9 +614,7 @@ func TestFilterSurvivesDeferredAccept(t *testing.T) {
 			sent := client.send(message(10))
 			a := take(t, c, 10)
 			if f.plain {
-				if a.Source != stamp.Read {
-					t.Errorf("message %d: %+v, but the base cannot be known", i, a)
-				}
+				testkit.Equal(t, a.Source, stamp.Read, "message %d: %+v, but the base cannot be known", i, a)
 				continue
 			}
 			source := stamp.Exact

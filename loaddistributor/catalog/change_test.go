@@ -179,9 +179,7 @@ func TestChangesThatAreRefused(t *testing.T) {
 		if _, err := w.Apply(e); err == nil {
 			t.Errorf("%s: it is taken", name)
 		}
-		if fingerprint(w.Catalog) != before {
-			t.Errorf("%s: it changed something", name)
-		}
+		testkit.Equal(t, fingerprint(w.Catalog), before, "%s: it changed something", name)
 	}
 	_, err := w.Apply(TopicChanging{Spec: &head, Plan: plan})
 	testkit.NoError(t, err)

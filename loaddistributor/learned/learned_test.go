@@ -289,9 +289,7 @@ func TestAFloodOfIdentitiesHarmsNobody(t *testing.T) {
 		return all
 	}, during(every("bb", 100*time.Millisecond), func(at time.Duration) bool { return at > 40*time.Second }))
 	w.run(2 * time.Minute)
-	if w.rates() != "a:10 bb:10" {
-		t.Fatalf("%d publishers", len(w.placed))
-	}
+	testkit.MustEqual(t, w.rates(), "a:10 bb:10", "%d publishers", len(w.placed))
 	if got := w.subject.Others(); got < 1000 || got > 5000 {
 		t.Fatalf("others send %v msg/s", got)
 	}
@@ -366,9 +364,7 @@ func TestAContractFollows(t *testing.T) {
 		return all
 	}, func(at time.Duration) bool { return at < 20*time.Minute }))
 	w.run(40 * time.Second)
-	if rate() != 1000 {
-		t.Fatalf("after 40 s: %+v", w.contract)
-	}
+	testkit.MustEqual(t, rate(), 1000, "after 40 s: %+v", w.contract)
 	w.run(2 * time.Minute)
 	if rate() < 24 || rate() > 26 || w.contract.Burst < 20 || w.contract.Burst > 25 {
 		t.Fatalf("20 at once each second: %+v", w.contract)
@@ -428,9 +424,7 @@ func TestWhatNobodyMeasuredIsNotZero(t *testing.T) {
 	w.run(5 * time.Minute)
 	testkit.MustEqual(t, w.contract, contract, "five minutes after a restart")
 	w.run(6 * time.Minute)
-	if w.contract.Rate != tokenbucket.PerSecond(125) {
-		t.Fatalf("another publisher is gone: %+v", w.contract)
-	}
+	testkit.MustEqual(t, w.contract.Rate, tokenbucket.PerSecond(125), "another publisher is gone: %+v", w.contract)
 	contract = w.contract
 	// Now there is evidence.
 	on = func(time.Duration) bool { return false }
@@ -489,9 +483,7 @@ func TestWhoIsInStaysIn(t *testing.T) {
 	testkit.MustEqual(t, len(w.placed), learned.Max, "publishers")
 	before := w.changes
 	w.run(time.Minute)
-	if w.changes != before {
-		t.Fatalf("%d went in a minute", w.changes-before)
-	}
+	testkit.MustEqual(t, w.changes, before, "%d went in a minute", w.changes-before)
 	if others := w.subject.Others(); others < 500 || others > 700 { // of 2000, at 0.3
 		t.Fatalf("the others send %v msg/s", others)
 	}

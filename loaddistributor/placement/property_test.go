@@ -196,9 +196,7 @@ func TestNamesOfKeysDecideNothing(t *testing.T) {
 		}
 		plan, err := placement.Place(placement.SRTM, brokers, d, nil)
 		other, err2 := placement.Place(placement.SRTM, brokers, renamed, nil)
-		if fmt.Sprint(err) != fmt.Sprint(err2) {
-			t.Fatalf("%v, renamed %v", err, err2)
-		}
+		testkit.MustEqual(t, fmt.Sprint(err), fmt.Sprint(err2), "%v, renamed %v", err, err2)
 		for i, q := range plan.Quotas {
 			if !slices.Equal(q.Publishers, other.Quotas[i].Publishers) {
 				t.Fatalf("broker %s: publishers %v, renamed %v", q.Broker, q.Publishers, other.Quotas[i].Publishers)

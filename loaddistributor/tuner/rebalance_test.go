@@ -125,9 +125,7 @@ func TestNothingComesBackSoon(t *testing.T) {
 			t.Loads[0].Exceeded, t.Loads[1].Exceeded = 0, 50
 		}
 	})
-	if len(moves) != 1 {
-		t.Errorf("%+v at %v", moves, at)
-	}
+	testkit.Equal(t, len(moves), 1, "%+v at %v", moves, at)
 }
 
 // Whatever is measured: a move is of publishers that are on its source, to

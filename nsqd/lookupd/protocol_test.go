@@ -44,9 +44,7 @@ func TestChangesLeadToWhatThereIs(t *testing.T) {
 		for _, c := range commands {
 			verb, args, _ := strings.Cut(strings.TrimSuffix(string(c), "\n"), " ")
 			topic, _, isChannel := strings.Cut(args, " ")
-			if now[args] != (verb == "UNREGISTER") {
-				t.Fatalf("%q, though that is so already", c)
-			}
+			testkit.MustEqual(t, now[args], verb == "UNREGISTER", "%q, though that is so already", c)
 			now[args] = verb == "REGISTER"
 			if verb == "REGISTER" && isChannel && !now[topic] {
 				t.Fatalf("%q before its topic", c)

@@ -158,9 +158,7 @@ func TestWhatIsLeftComesOver(t *testing.T) {
 			report := testkit.Result(p.imports()).Must(t)
 			all := p.all()
 			tl, ul := all["t"], all["u"]
-			if len(all) != 2 {
-				t.Fatalf("logs %v", all)
-			}
+			testkit.MustEqual(t, len(all), 2, "logs %v", all)
 			for _, want := range []struct{ got, want string }{
 				{tl.bodies("a"), c.a}, {tl.bodies("b"), "1 2 3 4 5 6 7 8 9 10 deferred"}, {tl.bodies("late"), "7 8 9 10 deferred"},
 				{ul.bodies(""), "ubody 1 ubody 2 ubody 3 ubody 4 ubody 5"},

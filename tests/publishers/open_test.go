@@ -36,9 +36,7 @@ func TestPublishersOfAnOpenTopicNeedToKnowNothing(t *testing.T) {
 			request.Header.Set("X-Publisher-Id", id)
 			answer := testkit.Result(http.DefaultClient.Do(request)).Must(t)
 			answer.Body.Close()
-			if answer.StatusCode != http.StatusOK {
-				t.Fatalf("%s: %s", id, answer.Status)
-			}
+			testkit.MustEqual(t, answer.StatusCode, http.StatusOK, "%s: %s", id, answer.Status)
 		}
 	}
 	r.Want(t, sent...)

@@ -134,9 +134,7 @@ func TestCalibrate(t *testing.T) {
 		t.Errorf("set %v, %v\n%s", a.set, err, out)
 	}
 
-	if a.created.GetMeasuredBrokerId() != "b1" {
-		t.Errorf("created %v", a.created)
-	}
+	testkit.Equal(t, a.created.GetMeasuredBrokerId(), "b1", "created %v", a.created)
 	post(t, "http://"+d.HTTP+"/topic/create?topic=theirs")
 	for want, args := range map[string][]string{
 		"carries theirs; --force measures all the same": {"b1"},

@@ -109,9 +109,7 @@ func TestASynchronisedGroupFiresAsOne(t *testing.T) {
 		for range 50 {
 			first, _ := stream.Next()
 			g := int(first.Source) / s.GroupSize
-			if int(first.Source)%s.GroupSize != 0 {
-				t.Fatalf("a volley starts with source %d of groups of %d", first.Source, s.GroupSize)
-			}
+			testkit.MustEqual(t, int(first.Source)%s.GroupSize, 0, "a volley starts with source %d of groups of %d", first.Source, s.GroupSize)
 			for i := 1; i < groups[g].Count; i++ {
 				e, _ := stream.Next()
 				if e.At != first.At || e.Source != first.Source+int32(i) {
@@ -208,9 +206,7 @@ func TestShardsPartitionTheStream(t *testing.T) {
 		var merged []schedule.Event
 		for shard := range of {
 			for _, e := range take(schedule.Shard(schedule.Until(s.Stream(), all[len(all)-1].At), shard, of), 400) {
-				if int(e.Source)%of != shard {
-					t.Fatalf("source %d in shard %d of %d", e.Source, shard, of)
-				}
+				testkit.MustEqual(t, int(e.Source)%of, shard, "source %d in shard %d of %d", e.Source, shard, of)
 				merged = append(merged, e)
 			}
 		}

@@ -65,9 +65,7 @@ func TestWholeWindowsDip(t *testing.T) {
 	for control, low := range map[string]bool{Paper: true, Paced: false} {
 		c := basic(control)
 		honest, _ := parts(c, Run(c))
-		if dip := honest[1] < 0.75*honest[10]; dip != low {
-			t.Errorf("%s: ToS 1 has %v of its part, 10 has %v", control, honest[1], honest[10])
-		}
+		testkit.Equal(t, honest[1] < 0.75*honest[10], low, "%s: ToS 1 has %v of its part, 10 has %v", control, honest[1], honest[10])
 	}
 }
 

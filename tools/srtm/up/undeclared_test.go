@@ -19,9 +19,7 @@ func TestTheReportShowsWhatWasLearned(t *testing.T) {
 	testkit.Must(t, r.compare(&out))
 	for line := range strings.Lines(out.String()) {
 		if strings.HasPrefix(line, "publishers") {
-			if want := "declared declared 200 learned, 8 groups"; strings.Join(strings.Fields(line)[1:], " ") != want {
-				t.Errorf("%q", line)
-			}
+			testkit.Equal(t, strings.Join(strings.Fields(line)[1:], " "), "declared declared 200 learned, 8 groups", "%q", line)
 			return
 		}
 	}
