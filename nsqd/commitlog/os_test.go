@@ -64,11 +64,13 @@ func self(t *testing.T) *exec.Cmd {
 
 // holder opens a folder and keeps it until it is killed.
 func holder(path string) error {
-	if _, err := OpenDir(path, OS()); err != nil {
+	dir, err := OpenDir(path, OS())
+	if err != nil {
 		return err
 	}
+	defer dir.Close() // not before: a folder that nothing refers to is closed when garbage is collected
 	fmt.Println("holding")
-	_, err := io.Copy(io.Discard, os.Stdin)
+	_, err = io.Copy(io.Discard, os.Stdin)
 	return err
 }
 
