@@ -20,6 +20,7 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
+	"github.com/srtm-io/srtm/nsqd/commitlog/logtest"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/nsqd/replicated"
 	"github.com/srtm-io/srtm/pacing/police"
@@ -66,17 +67,8 @@ func (f faultyFile) WriteAt(p []byte, off int64) (int, error) {
 }
 
 func newFaulty() *faulty {
-	d := &faulty{Disk: commitlog.OS()}
-	wrapped := func(open func(string) (commitlog.File, error)) func(string) (commitlog.File, error) {
-		return func(path string) (commitlog.File, error) {
-			f, err := open(path)
-			if err != nil {
-				return nil, err
-			}
-			return faultyFile{f, d}, nil
-		}
-	}
-	d.Create, d.Open = wrapped(d.Create), wrapped(d.Open)
+	d := new(faulty)
+	d.Disk = logtest.Disk(func(f commitlog.File) commitlog.File { return faultyFile{f, d} })
 	return d
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
+	"github.com/srtm-io/srtm/nsqd/commitlog/logtest"
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
@@ -37,17 +38,7 @@ var _ = Describe("the memory of messages, whatever is done to them", func() {
 		It(fmt.Sprintf("is none when they are gone, stored first: %v", through), func() {
 			for seed := range uint64(3) {
 				var isFull atomic.Bool
-				disk := commitlog.OS()
-				wrap := func(open func(string) (commitlog.File, error)) func(string) (commitlog.File, error) {
-					return func(path string) (commitlog.File, error) {
-						f, err := open(path)
-						if err != nil {
-							return nil, err
-						}
-						return full{f, &isFull}, nil
-					}
-				}
-				disk.Create, disk.Open = wrap(disk.Create), wrap(disk.Open)
+				disk := logtest.Disk(func(f commitlog.File) commitlog.File { return full{f, &isFull} })
 				path := GinkgoT().TempDir()
 				open := func() (*broker.Broker, func()) {
 					b, end := opened(path, func(c *broker.Config) { c.Capacity, c.MaxMemory = 20, 200*(100+queue.Overhead) },

@@ -16,6 +16,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
+	"github.com/srtm-io/srtm/nsqd/commitlog/logtest"
 )
 
 // counted is the system's disk, which counts writes to files and fsyncs, and holds an fsync
@@ -49,17 +50,8 @@ func (f countedFile) Sync() error {
 }
 
 func newCounted() *counted {
-	d := &counted{Disk: commitlog.OS()}
-	wrapped := func(open func(string) (commitlog.File, error)) func(string) (commitlog.File, error) {
-		return func(path string) (commitlog.File, error) {
-			f, err := open(path)
-			if err != nil {
-				return nil, err
-			}
-			return countedFile{f, d}, nil
-		}
-	}
-	d.Create, d.Open = wrapped(d.Create), wrapped(d.Open)
+	d := new(counted)
+	d.Disk = logtest.Disk(func(f commitlog.File) commitlog.File { return countedFile{f, d} })
 	return d
 }
 

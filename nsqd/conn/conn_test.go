@@ -454,34 +454,7 @@ var _ = overBoth("a connection", func() {
 
 	It("lets a publisher that pipelines read all its answers when it is stopped", func() {
 		n := start(func(b *broker.Config, _ *conn.Config) { b.Capacity = 1 << 20 })
-		p := n.dial()
-		sent := make(chan struct{})
-		go func() {
-			defer close(sent)
-			pub := wire.AppendPub(nil, "t", []byte("x"))
-			for { // until the test has read the end and closes
-				if _, err := p.nc.Write(pub); err != nil {
-					return
-				}
-			}
-		}()
-		answers := 0
-		for ; answers < 50; answers++ {
-			p.expect(wire.FrameResponse, "OK")
-		}
-		n.server.StopReading()
-		for ; ; answers++ {
-			if _, err := p.r.Peek(1); err != nil {
-				Expect(err).To(MatchError(io.EOF), "a reset may overtake answers")
-				break
-			}
-			p.expect(wire.FrameResponse, "OK")
-		}
-		Expect(p.nc.Close()).To(Succeed())
-		Eventually(sent).Should(BeClosed())
-		topic, err := n.broker.Topic([]byte("t"))
-		Expect(err).NotTo(HaveOccurred())
-		Expect(topic.Stats().Counters.Accepted).To(BeEquivalentTo(answers))
+		answeredToTheEnd(n, n.dial(), n.server.StopReading)
 	})
 
 	It("lets a subscriber read why it was refused, though it keeps sending", func() {

@@ -48,33 +48,43 @@ var _ = overBoth("Publishers that belong elsewhere", func() {
 	})
 
 	It("have every message answered that was accepted", func() {
-		n := start(func(b *broker.Config, _ *conn.Config) { b.Capacity = 10_000 })
+		n := start(func(b *broker.Config, _ *conn.Config) { b.Capacity = 1 << 20 })
 		p := identified(n, "p1", "")
-		sent := make(chan struct{})
-		go func() {
-			defer close(sent)
-			for i := 0; i < 5_000; i++ {
-				if _, err := p.nc.Write(wire.AppendPub(nil, "t", fmt.Appendf(nil, "%d", i))); err != nil {
-					return
-				}
-			}
-		}()
-		answers := 0
-		for ; answers < 50; answers++ {
-			p.expect(wire.FrameResponse, "OK")
-		}
-		Expect(n.server.DrainPublishers("t", map[string]bool{"p1": true})).To(Equal(1))
-		for ; ; answers++ {
-			if _, err := p.r.Peek(1); err != nil {
-				Expect(err).To(MatchError(io.EOF), "a reset may overtake answers")
-				break
-			}
-			p.expect(wire.FrameResponse, "OK")
-		}
-		Expect(p.nc.Close()).To(Succeed())
-		Eventually(sent).Should(BeClosed())
-		topic, err := n.broker.Topic([]byte("t"))
-		Expect(err).NotTo(HaveOccurred())
-		Expect(topic.Stats().Counters.Accepted).To(BeEquivalentTo(answers))
+		answeredToTheEnd(n, p, func() {
+			Expect(n.server.DrainPublishers("t", map[string]bool{"p1": true})).To(Equal(1))
+		})
 	})
 })
+
+// answeredToTheEnd has a publisher pipeline messages, ends it by stop, and expects an OK
+// for each message that was accepted.
+func answeredToTheEnd(n *node, p *peer, stop func()) {
+	GinkgoHelper()
+	sent := make(chan struct{})
+	go func() {
+		defer close(sent)
+		pub := wire.AppendPub(nil, "t", []byte("x"))
+		for { // until the test has read the end and closes
+			if _, err := p.nc.Write(pub); err != nil {
+				return
+			}
+		}
+	}()
+	answers := 0
+	for ; answers < 50; answers++ {
+		p.expect(wire.FrameResponse, "OK")
+	}
+	stop()
+	for ; ; answers++ {
+		if _, err := p.r.Peek(1); err != nil {
+			Expect(err).To(MatchError(io.EOF), "a reset may overtake answers")
+			break
+		}
+		p.expect(wire.FrameResponse, "OK")
+	}
+	Expect(p.nc.Close()).To(Succeed())
+	Eventually(sent).Should(BeClosed())
+	topic, err := n.broker.Topic([]byte("t"))
+	Expect(err).NotTo(HaveOccurred())
+	Expect(topic.Stats().Counters.Accepted).To(BeEquivalentTo(answers))
+}

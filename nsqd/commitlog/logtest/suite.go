@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 )
@@ -56,11 +57,20 @@ func same(a, b commitlog.Record) bool {
 		a.Source == b.Source && a.Attempts == b.Attempts && a.Due == b.Due && a.Access == b.Access
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
+// Disk is the system's, with wrap around every file that is made or opened.
+func Disk(wrap func(commitlog.File) commitlog.File) commitlog.Disk {
+	d := commitlog.OS()
+	around := func(open func(string) (commitlog.File, error)) func(string) (commitlog.File, error) {
+		return func(path string) (commitlog.File, error) {
+			f, err := open(path)
+			if err != nil {
+				return nil, err
+			}
+			return wrap(f), nil
+		}
 	}
+	d.Create, d.Open = around(d.Create), around(d.Open)
+	return d
 }
 
 // fill appends records from one number to before another, and returns their offsets.
@@ -73,7 +83,7 @@ func fill(t *testing.T, l commitlog.Log, from, to int) (offsets []commitlog.Offs
 			batch = append(batch, record(from+i))
 		}
 		first, err := l.Append(batch)
-		must(t, err)
+		testkit.Must(t, err)
 		for i := range batch {
 			if batch[i].Offset != first+commitlog.Offset(i) {
 				t.Fatalf("offset %d is %d in a batch from %d", i, batch[i].Offset, first)
@@ -91,7 +101,7 @@ func check(t *testing.T, l commitlog.Log, from commitlog.Offset, offsets []commi
 	var b commitlog.Batch
 	n := 0
 	for b.Next = from; ; {
-		must(t, l.Read(b.Next, commitlog.Limit{Records: 7, Bytes: 50}, &b))
+		testkit.Must(t, l.Read(b.Next, commitlog.Limit{Records: 7, Bytes: 50}, &b))
 		if len(b.Records) == 0 {
 			break
 		}
@@ -116,7 +126,7 @@ func testOrder(t *testing.T, s Subject) {
 	check(t, s, offsets[123], offsets[123:], 123)
 	l := s.Reopen()
 	check(t, l, offsets[7], offsets[7:], 7)
-	must(t, l.Sync(offsets[299]+1))
+	testkit.Must(t, l.Sync(offsets[299]+1))
 	offsets = append(offsets, fill(t, l, 300, 310)...)
 	check(t, l, 0, offsets, 0)
 }
@@ -129,8 +139,8 @@ func testOffsets(t *testing.T, s Subject) {
 		t.Fatalf("asked for 50, got %d, %v", first, err)
 	}
 	check(t, s, 0, []commitlog.Offset{50, 51}, 0)
-	must(t, s.SaveCursors([]byte("all done")))
-	must(t, s.Trim(52))
+	testkit.Must(t, s.SaveCursors([]byte("all done")))
+	testkit.Must(t, s.Trim(52))
 	l := s.Reopen()
 	if next, err := l.Append(nil); err != nil || next != 52 {
 		t.Fatalf("after all was trimmed, next is %d, %v", next, err)
@@ -148,12 +158,12 @@ func testLimit(t *testing.T, s Subject) {
 	fill(t, s, 0, 30)
 	var b commitlog.Batch
 	for _, c := range []struct{ records, bytes, want int }{{1, 1000, 1}, {3, 1000, 3}, {0, 1000, 1}, {3, 0, 1}, {3, len("body of 0"), 1}, {3, 2 * len("body of 0"), 2}} {
-		must(t, s.Read(0, commitlog.Limit{Records: c.records, Bytes: c.bytes}, &b))
+		testkit.Must(t, s.Read(0, commitlog.Limit{Records: c.records, Bytes: c.bytes}, &b))
 		if len(b.Records) != c.want || b.Next != commitlog.Offset(c.want) {
 			t.Errorf("%+v: %d records, next is %d", c, len(b.Records), b.Next)
 		}
 	}
-	must(t, s.Read(30, commitlog.Limit{Records: 1, Bytes: 1}, &b))
+	testkit.Must(t, s.Read(30, commitlog.Limit{Records: 1, Bytes: 1}, &b))
 	if len(b.Records) > 0 || b.Next != 30 {
 		t.Errorf("at the end: %d records, next is %d", len(b.Records), b.Next)
 	}
@@ -161,16 +171,16 @@ func testLimit(t *testing.T, s Subject) {
 
 func testTrim(t *testing.T, s Subject) {
 	offsets := fill(t, s, 0, 200)
-	must(t, s.Trim(offsets[100]))
+	testkit.Must(t, s.Trim(offsets[100]))
 	check(t, s, offsets[100], offsets[100:], 100)
 	var b commitlog.Batch
-	must(t, s.Read(0, commitlog.Limit{Records: 1, Bytes: 1}, &b))
+	testkit.Must(t, s.Read(0, commitlog.Limit{Records: 1, Bytes: 1}, &b))
 	if at := b.Records[0].Offset; at > offsets[100] {
 		t.Errorf("trimmed to %d, it begins at %d", offsets[100], at)
 	}
 	l := s.Reopen()
 	check(t, l, offsets[150], offsets[150:], 150)
-	must(t, l.Trim(1<<40))
+	testkit.Must(t, l.Trim(1<<40))
 	if at := fill(t, l, 200, 201); at[0] != offsets[199]+1 {
 		t.Errorf("trimmed beyond the end, it goes on at %d", at[0])
 	}
@@ -182,7 +192,7 @@ func testCursors(t *testing.T, s Subject) {
 		t.Fatalf("there are cursors: %q, %v", b, err)
 	}
 	for n, text := range []string{"one", "a longer one", "", "x"} {
-		must(t, l.SaveCursors([]byte(text)))
+		testkit.Must(t, l.SaveCursors([]byte(text)))
 		if n%2 == 1 {
 			l = s.Reopen()
 		}
