@@ -55,9 +55,7 @@ func TestProfileOfABurst(t *testing.T) {
 		arrivals = append(arrivals, 97*second)
 	}
 	for q, want := range map[float64]int64{1: 3, 0.99: 2, 0.98: 1, 0.5: 1} {
-		if got, err := tokenbucket.Profile(arrivals, tokenbucket.PerSecond(1000), q); err != nil || got != want {
-			t.Errorf("quantile %v: burst %d (%v), want %d", q, got, err, want)
-		}
+		testkit.Result(tokenbucket.Profile(arrivals, tokenbucket.PerSecond(1000), q)).Equal(t, want, "quantile %v: burst", q)
 	}
 }
 

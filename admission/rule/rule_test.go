@@ -44,9 +44,7 @@ func TestValidate(t *testing.T) {
 		t.Errorf("%v is no ShareError", err)
 	}
 	for _, m := range []rule.Mode{rule.Central, rule.Lease} {
-		if got, err := rule.ParseMode(m.String()); got != m || err != nil {
-			t.Errorf("mode %v: %v, %v", m, got, err)
-		}
+		testkit.Result(rule.ParseMode(m.String())).Equal(t, m, "mode")
 	}
 	if _, err := rule.ParseMode("other"); err == nil {
 		t.Error("mode other was accepted")

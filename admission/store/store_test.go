@@ -40,9 +40,7 @@ func suite(t *testing.T, database string) {
 	}
 	for i := range rules {
 		rules[i].Change = uint64(i + 1)
-		if got, err := s.Rule(ctx, rules[i].Key); err != nil || got != rules[i] {
-			t.Errorf("%+v, %v, want %+v", got, err, rules[i])
-		}
+		testkit.Result(s.Rule(ctx, rules[i].Key)).Equal(t, rules[i])
 	}
 	// All or none.
 	if _, err := s.SetRules(ctx, []rule.Rule{{Key: "fine"}, {Key: "k", Share: tokenbucket.Share{Burst: 1}}}); err == nil {
@@ -78,9 +76,7 @@ func suite(t *testing.T, database string) {
 	testkit.Result(s.DeleteRule(ctx, "user/1", now)).Must(t)
 	_, err = s.DeleteRule(ctx, "user/1", now)
 	testkit.ErrorIs(t, err, store.ErrNoRule, "deleted twice")
-	if last, err := s.LastChange(ctx); err != nil || last != 6 {
-		t.Errorf("last change %d, %v", last, err)
-	}
+	testkit.Result(s.LastChange(ctx)).Equal(t, 6, "last change")
 	rules[4].Shadow = true
 	testkit.Result(s.SetRules(ctx, rules[4:])).Must(t)
 	changes, err := s.Changes(ctx, 5, 10)
@@ -138,9 +134,7 @@ func suite(t *testing.T, database string) {
 	if c, err := savedOf(s, "never written"); err != nil || c != nil {
 		t.Errorf("%+v, %v", c, err)
 	}
-	if last, err := s.LastChange(ctx); err != nil || last != 10 {
-		t.Errorf("last change %d, %v", last, err)
-	}
+	testkit.Result(s.LastChange(ctx)).Equal(t, 10, "last change")
 }
 
 func at(wall time.Duration) func() time.Duration {
@@ -227,9 +221,7 @@ func owners(t *testing.T, database string) {
 	if err != nil || is != number || fmt.Sprint(members) != "[{b 3 2  0}]" {
 		t.Errorf("%v, %d, want %d, %v", members, is, number, err)
 	}
-	if change, err := s.LastChange(ctx); err != nil || change != before {
-		t.Errorf("no rule was edited, and the last change is %d, %v", change, err)
-	}
+	testkit.Result(s.LastChange(ctx)).Equal(t, before, "no rule was edited, and the last change")
 }
 
 func TestFollowers(t *testing.T) {

@@ -333,9 +333,7 @@ func TestProtocol(t *testing.T) {
 		testkit.Must(t, err)
 		events := bufio.NewReader(res.Body)
 		for range 3 {
-			if line, err := events.ReadString('\n'); err != nil || line != "data: x\n" {
-				t.Fatalf("%q, %v", line, err)
-			}
+			testkit.Result(events.ReadString('\n')).MustEqual(t, "data: x\n")
 			testkit.Result(events.ReadString('\n')).Must(t)
 			next <- struct{}{}
 		}
@@ -352,9 +350,7 @@ func TestProtocol(t *testing.T) {
 		}
 		for range 2 {
 			write(t, c, "hello\n")
-			if line, err := r.ReadString('\n'); err != nil || line != "echo hello\n" {
-				t.Fatalf("%q, %v", line, err)
-			}
+			testkit.Result(r.ReadString('\n')).MustEqual(t, "echo hello\n")
 			g.idle(t)
 		}
 		c.Close()

@@ -52,9 +52,7 @@ func TestUpgradeWithAChunkedBody(t *testing.T) {
 				t.Fatalf("%v, %v", res, err)
 			}
 			for _, want := range []string{"body hi\n", "echo hello\n"} {
-				if line, err := r.ReadString('\n'); err != nil || line != want {
-					t.Fatalf("%q, %v; want %q", line, err, want)
-				}
+				testkit.Result(r.ReadString('\n')).MustEqual(t, want)
 				write(t, c, "hello\n")
 			}
 			g.idle(t)

@@ -58,9 +58,7 @@ func TestALogThatNobodyReadsHoldsUpNobody(t *testing.T) {
 	w := NewLogWriter(out, 100*len(line(0)))
 	w.setNotice(func(n uint64) []byte { return fmt.Appendf(nil, "%d dropped\n", n) })
 	write := func(i int) {
-		if n, err := io.WriteString(w, line(i)); n != len(line(i)) || err != nil {
-			t.Fatalf("%d, %v", n, err)
-		}
+		testkit.Result(io.WriteString(w, line(i))).MustEqual(t, len(line(i)))
 	}
 	write(0)
 	<-out.began // it is being written; what follows waits

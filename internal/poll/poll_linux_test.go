@@ -50,9 +50,7 @@ func TestEventsBearSlotAndGeneration(t *testing.T) {
 		t.Fatalf("unwatched, but %+v", got)
 	}
 	var b [2]byte
-	if n, err := poll.Read(mine, b[:]); n != 1 || err != nil {
-		t.Fatalf("read %d, %v", n, err)
-	}
+	testkit.Result(poll.Read(mine, b[:])).MustEqual(t, 1, "read")
 	if _, err := poll.Read(mine, b[:]); !errors.Is(err, io.EOF) {
 		t.Fatalf("read at the end: %v", err)
 	}

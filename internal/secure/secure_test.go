@@ -566,9 +566,7 @@ func TestFaultsAreNamedTogether(t *testing.T) {
 			}
 		}
 	}
-	if token, err := readToken(testkit.File(t, "file", "admin "+adminToken+"\n")); token != adminToken || err != nil {
-		t.Errorf("a line of a server's file: %q, %v", token, err)
-	}
+	testkit.Result(readToken(testkit.File(t, "file", "admin "+adminToken+"\n"))).Equal(t, adminToken, "a line of a server's file")
 }
 
 func TestFlags(t *testing.T) {

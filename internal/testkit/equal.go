@@ -88,6 +88,22 @@ func (r result[V]) Must(t interface {
 	return r.value
 }
 
+// Equal reports an error, and a value that is not want. Requires: the values can be compared.
+func (r result[V]) Equal(t reporter, want V, what ...any) {
+	if r.err != nil || any(r.value) != any(want) {
+		t.Helper()
+		t.Errorf("%s, %v", differ(r.value, want, what), r.err)
+	}
+}
+
+// MustEqual is Equal that ends the test.
+func (r result[V]) MustEqual(t reporter, want V, what ...any) {
+	if r.err != nil || any(r.value) != any(want) {
+		t.Helper()
+		t.Fatalf("%s, %v", differ(r.value, want, what), r.err)
+	}
+}
+
 func differ(got, want any, what []any) string {
 	verb := "%+v"
 	if reflect.ValueOf(got).Kind() == reflect.String {

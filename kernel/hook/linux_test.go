@@ -693,18 +693,14 @@ func TestTimestampingReadsLikeAConn(t *testing.T) {
 	client := dial(t, ln, net.Dialer{})
 	nc := accept(t, ln)
 	c := s.Track(nc)
-	if n, err := c.Read(nil); n != 0 || err != nil {
-		t.Errorf("into nothing: %d, %v", n, err)
-	}
+	testkit.Result(c.Read(nil)).Equal(t, 0, "into nothing")
 	testkit.Must(t, nc.SetReadDeadline(time.Unix(1, 0)))
 	if n, err := c.Read(buf); n != 0 || !os.IsTimeout(err) {
 		t.Errorf("after the deadline: %d, %v", n, err)
 	}
 	testkit.Must(t, nc.SetReadDeadline(time.Time{}))
 	client.send(message(4))
-	if n, err := c.Read(buf); n != 4 || err != nil {
-		t.Errorf("four bytes: %d, %v", n, err)
-	}
+	testkit.Result(c.Read(buf)).Equal(t, 4, "four bytes")
 	client.CloseWrite()
 	if n, err := c.Read(buf); n != 0 || err != io.EOF {
 		t.Errorf("at the end: %d, %v", n, err)

@@ -56,16 +56,12 @@ func TestASocketIsStampedWithoutWaitingAndMovesOn(t *testing.T) {
 		if n, err := c.Read(buf); n != 0 || !errors.Is(err, ErrAgain) {
 			t.Fatalf("an empty socket: %d, %v", n, err)
 		}
-		if n, err := c.Read(nil); n != 0 || err != nil {
-			t.Fatalf("no room: %d, %v", n, err)
-		}
+		testkit.Result(c.Read(nil)).MustEqual(t, 0, "no room")
 		check := func(what string) {
 			t.Helper()
 			span := client.send(message(100))
 			start := c.Offset()
-			if n, err := c.Read(buf); n != 100 || err != nil {
-				t.Fatalf("%s: %d, %v", what, n, err)
-			}
+			testkit.Result(c.Read(buf)).MustEqual(t, 100, "%s", what)
 			if a := c.Arrival(start, c.Offset()); want == stamp.Read {
 				if a.Source != want || a.At.Before(span.from) {
 					t.Errorf("%s: %+v", what, a)

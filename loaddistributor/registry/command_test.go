@@ -82,9 +82,7 @@ func TestParse(t *testing.T) {
 
 func TestTheMagic(t *testing.T) {
 	for in, want := range map[string]int{"": 0, "  V": 0, "  V1": 4, "  V1PING\n": 4} {
-		if n, err := ParseMagic([]byte(in)); n != want || err != nil {
-			t.Errorf("%q: %d, %v; want %d", in, n, err, want)
-		}
+		testkit.Result(ParseMagic([]byte(in))).Equal(t, want, "%q", in)
 	}
 	for _, in := range []string{"x", "  V2", " V1 "} {
 		if _, err := ParseMagic([]byte(in)); err == nil || err.Error() != CodeBadProtocol {

@@ -424,9 +424,7 @@ func TestFollowersOfEtcd(t *testing.T) {
 	address := etcdtest.Start(t, etcdtest.Config{}).URL
 	open := func() *Etcd { return etcdStore(t, address, "/f/") }
 	l := lead(t, open())
-	if who, err := open().Leader(t.Context()); err != nil || who != "me:1" {
-		t.Errorf("the leader is %q, %v", who, err)
-	}
+	testkit.Result(open().Leader(t.Context())).Equal(t, "me:1", "the leader")
 	l.append(joined("b0"))
 	f := follow(t, open())
 	testkit.WaitFor(t, "the follower has the state", func() bool { return f.version() == l.cat.Version() })

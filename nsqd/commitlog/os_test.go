@@ -218,9 +218,7 @@ func TestOSDisk(t *testing.T) {
 	_, err = f.WriteAt([]byte("hello"), 3)
 	testkit.NoError(t, err)
 	testkit.NoError(t, errors.Join(f.Sync(), f.Truncate(6)))
-	if n, err := f.Size(); n != 6 || err != nil {
-		t.Errorf("size %d, %v", n, err)
-	}
+	testkit.Result(f.Size()).Equal(t, 6, "size")
 	b := make([]byte, 8)
 	if n, err := f.ReadAt(b, 0); n != 6 || string(b[:n]) != "\x00\x00\x00hel" || !errors.Is(err, io.EOF) {
 		t.Errorf("read %q, %v", b[:n], err)

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/metadata"
 )
 
@@ -15,9 +16,7 @@ func TestRetention(t *testing.T) {
 		if err != nil || got != want {
 			t.Errorf("%q: %v, %v", text, got, err)
 		}
-		if again, err := metadata.ParseRetention(got.String()); err != nil || again != got {
-			t.Errorf("%q: %v again is %v, %v", text, got, again, err)
-		}
+		testkit.Result(metadata.ParseRetention(got.String())).Equal(t, got, "%q", text)
 	}
 	for _, text := range []string{"x", "-1h", "0s", "0GB", "10", "1h,2h", "1GB,2GB", ",", "9223372036854775807KB", "1.5GB"} {
 		if got, err := metadata.ParseRetention(text); err == nil {

@@ -170,9 +170,7 @@ func TestBadSubscribers(t *testing.T) {
 		binary.BigEndian.PutUint32(b, n)
 		_, err := nc.Write(wire.AppendPub(nil, "t", b))
 		testkit.Must(t, err)
-		if answer, err := frame(r); err != nil || answer != "OK" {
-			t.Fatalf("message %d: %q %v", n, answer, err)
-		}
+		testkit.Result(frame(r)).MustEqual(t, "OK", "message %d", n)
 	}
 	good := subscribe(t, d.TCP, 200)
 	defer good.Close()
@@ -216,9 +214,7 @@ func TestSlowPublishers(t *testing.T) {
 		}
 		_, err := good.Write(wire.AppendPub(nil, "t", []byte("x")))
 		testkit.Must(t, err)
-		if answer, err := reply(good, r); err != nil || answer != "OK" {
-			t.Fatalf("%q %v", answer, err)
-		}
+		testkit.Result(reply(good, r)).MustEqual(t, "OK")
 	}
 	if now, _ := resident(d); now-before > 100<<10 {
 		t.Errorf("from %d to %d KiB: that is what they announced, not what they sent", before, now)

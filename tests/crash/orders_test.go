@@ -79,16 +79,12 @@ func killAfterOrders(t *testing.T, flag string) {
 	sub := subscribe(t, d.TCP, 0)
 	defer sub.Close()
 	answers := bufio.NewReader(sub)
-	if answer, err := reply(sub, answers); err != nil || answer != "OK" {
-		t.Fatalf("%q %v", answer, err)
-	}
+	testkit.Result(reply(sub, answers)).MustEqual(t, "OK")
 	ephemeral := testkit.Result(dial(d.TCP)).Must(t)
 	defer ephemeral.Close()
 	_, err := ephemeral.Write(wire.AppendSub(nil, "t", "e#ephemeral"))
 	testkit.Must(t, err)
-	if answer, err := reply(ephemeral, ephemeral); err != nil || answer != "OK" {
-		t.Fatalf("%q %v", answer, err)
-	}
+	testkit.Result(reply(ephemeral, ephemeral)).MustEqual(t, "OK")
 	const published, late = 6, 1500 * time.Millisecond
 	pub, err := dial(d.TCP)
 	testkit.Must(t, err)
@@ -102,9 +98,7 @@ func killAfterOrders(t *testing.T, flag string) {
 		}
 		_, err := pub.Write(b)
 		testkit.Must(t, err)
-		if answer, err := reply(pub, pub); err != nil || answer != "OK" {
-			t.Fatalf("%q %v", answer, err)
-		}
+		testkit.Result(reply(pub, pub)).MustEqual(t, "OK")
 	}
 
 	// Of those that are delivered 0 is finished, 1 is requeued for later, 2 at once.

@@ -35,9 +35,7 @@ func fill(t *testing.T, d *local.Process, from, to int) {
 		}
 		_, err := nc.Write(wire.AppendMpub(nil, "t", bodies))
 		testkit.Must(t, err)
-		if answer, err := reply(nc, r); err != nil || answer != "OK" {
-			t.Fatalf("%q %v", answer, err)
-		}
+		testkit.Result(reply(nc, r)).MustEqual(t, "OK")
 	}
 }
 

@@ -257,9 +257,7 @@ func TestSockets(t *testing.T) {
 		testkit.NoError(t, err)
 		got <- all
 	}()
-	if n, err := c.Write(want); n != len(want) || err != nil {
-		t.Errorf("%d bytes, %v", n, err)
-	}
+	testkit.Result(c.Write(want)).Equal(t, len(want))
 	testkit.Must(t, unix.Shutdown(c.fd, unix.SHUT_WR))
 	testkit.EqualSlices(t, <-got, want, "what arrives is not what was sent")
 	testkit.Must(t, far.Close())

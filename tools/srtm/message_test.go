@@ -100,13 +100,9 @@ func TestPubAndTail(t *testing.T) {
 	testkit.Must(t, os.WriteFile(file, []byte("from\n\na file"), 0o600))
 	// Each of the two publishers belongs to another broker.
 	pub := begin(t, strings.NewReader("x y\nlast\nnot published\n"), "pub", "orders", file, "-", "--id=a.1", "--count=4", "--rate=100000", at)
-	if said, err := pub.rest(); err != nil || said != "published 4 messages to orders\n" {
-		t.Errorf("%q, %v", said, err)
-	}
+	testkit.Result(pub.rest()).Equal(t, "published 4 messages to orders\n")
 	pub = begin(t, nil, "pub", "orders", "--message=again", "--count=2", "--output=json", at)
-	if said, err := pub.rest(); err != nil || said != "{\n  \"published\": 2\n}\n" {
-		t.Errorf("%q, %v", said, err)
-	}
+	testkit.Result(pub.rest()).Equal(t, "{\n  \"published\": 2\n}\n")
 	var got, from []string
 	for _, line := range tail.lines(6) {
 		var m struct {
@@ -125,9 +121,7 @@ func TestPubAndTail(t *testing.T) {
 		t.Errorf("got %q from %q, want %q", got, from, want)
 	}
 	tail.interrupt()
-	if said, err := tail.rest(); err != nil || said != "" {
-		t.Errorf("after an interrupt: %q, %v", said, err)
-	}
+	testkit.Result(tail.rest()).Equal(t, "", "after an interrupt")
 
 	// Of six in the channel one was printed before the reader was gone; that one is finished.
 	out := &broken{left: 1}
@@ -146,9 +140,7 @@ func TestPubAndTail(t *testing.T) {
 		t.Errorf("%q, %v", said, err)
 	}
 	tail = begin(t, nil, "tail", "other", direct, "--channel=c", "--count=1")
-	if text, err := tail.rest(); err != nil || text != "good\n" {
-		t.Errorf("%q, %v", text, err)
-	}
+	testkit.Result(tail.rest()).Equal(t, "good\n")
 
 	// An interrupt while there is nothing to read.
 	in, typed := io.Pipe()

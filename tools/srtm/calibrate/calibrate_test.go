@@ -98,9 +98,7 @@ func TestABrokerThatCarriesMoreThanIsTried(t *testing.T) {
 	if left := topics(t, cfg); len(left) > 0 {
 		t.Errorf("it leaves %v", left)
 	}
-	if id, err := Identity(t.Context(), cfg.HTTP, nil); id != "b1" || err != nil {
-		t.Errorf("its id is %q, %v", id, err)
-	}
+	testkit.Result(Identity(t.Context(), cfg.HTTP, nil)).Equal(t, "b1", "its id")
 }
 
 // A broker that ends connections misses every rate: nothing is blamed on the

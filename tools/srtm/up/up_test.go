@@ -78,9 +78,7 @@ func TestEmulatorReadsLinesHoweverTheyAreCut(t *testing.T) {
 	for cut := range out {
 		var e emulator
 		for _, part := range [][]byte{out[:cut], out[cut:]} {
-			if n, err := e.Write(part); n != len(part) || err != nil {
-				t.Fatalf("%d, %v", n, err)
-			}
+			testkit.Result(e.Write(part)).MustEqual(t, len(part))
 		}
 		if e.progress() == nil || e.progress().ElapsedSeconds != 3 || e.mu.report == nil || e.mu.report.Topic != "t" || e.mu.fault != nil {
 			t.Fatalf("cut at %d: %+v, %+v, %v", cut, e.progress(), e.mu.report, e.mu.fault)
