@@ -37,8 +37,7 @@ func BenchmarkPlaceAndCommit(b *testing.B) {
 func BenchmarkResolve(b *testing.B) {
 	c, s := hundred(b)
 	plan := testkit.Result(placement.Place(s.Policy, c.Snapshot(), s.Demand, nil)).Must(b)
-	placed, err := NewTopicPlaced(s, plan, "")
-	testkit.Must(b, err)
+	placed := testkit.Result(NewTopicPlaced(s, plan, "")).Must(b)
 	events := []Event{placed}
 	for _, q := range plan.Quotas {
 		events = append(events, MemberPrepared{"t", q.Broker})

@@ -561,8 +561,7 @@ func TestTheJournalOf010(t *testing.T) {
 	var keys map[string]string
 	testkit.Must(t, json.Unmarshal(text, &keys))
 	e := etcdStore(t, etcdtest.Start(t, etcdtest.Config{}).URL, "/r/")
-	client, err := e.client(t.Context())
-	testkit.Must(t, err)
+	client := testkit.Result(e.client(t.Context())).Must(t)
 	for k, v := range keys {
 		testkit.Result(client.Put(t.Context(), k, v)).Must(t)
 	}

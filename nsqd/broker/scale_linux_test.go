@@ -70,8 +70,7 @@ func BenchmarkStepBesideChannels(b *testing.B) {
 func many(t testing.TB, n int) (*broker.Broker, *broker.Topic) {
 	t.Helper()
 	b := testkit.Result(broker.New(broker.Config{Capacity: 10, MaxMsgTimeout: time.Minute, AutoCreate: true})).Must(t)
-	top, err := b.CreateTopic("t")
-	testkit.Must(t, err)
+	top := testkit.Result(b.CreateTopic("t")).Must(t)
 	for i := range n {
 		testkit.Result(top.Subscribe(fmt.Sprintf("c-%d", i), broker.Subscriber{MsgTimeout: time.Minute}, func() {})).Must(t)
 	}

@@ -58,8 +58,7 @@ func newCounted() *counted {
 // unread is how many bytes the system holds for the connections accepted at the address.
 func unread(t *testing.T, addr net.Addr) (bytes int) {
 	t.Helper()
-	text, err := os.ReadFile("/proc/net/tcp")
-	testkit.Must(t, err)
+	text := testkit.Result(os.ReadFile("/proc/net/tcp")).Must(t)
 	port := fmt.Sprintf(":%04X", addr.(*net.TCPAddr).Port)
 	for line := range strings.Lines(string(text)) {
 		fields := strings.Fields(line)

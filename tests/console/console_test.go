@@ -71,8 +71,7 @@ func axe(t *testing.T) string {
 	zipped, err := gzip.NewReader(bytes.NewReader(packed))
 	testkit.Must(t, err)
 	for files := tar.NewReader(zipped); ; {
-		header, err := files.Next()
-		testkit.Must(t, err)
+		header := testkit.Result(files.Next()).Must(t)
 		if header.Name == "package/axe.min.js" {
 			var script bytes.Buffer
 			testkit.Result(script.ReadFrom(files)).Must(t)

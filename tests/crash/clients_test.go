@@ -168,8 +168,7 @@ func TestBadSubscribers(t *testing.T) {
 	b := make([]byte, 10_000)
 	for n := range uint32(messages) {
 		binary.BigEndian.PutUint32(b, n)
-		_, err := nc.Write(wire.AppendPub(nil, "t", b))
-		testkit.Must(t, err)
+		testkit.Result(nc.Write(wire.AppendPub(nil, "t", b))).Must(t)
 		testkit.Result(frame(r)).MustEqual(t, "OK", "message %d", n)
 	}
 	good := subscribe(t, d.TCP, 200)
@@ -212,8 +211,7 @@ func TestSlowPublishers(t *testing.T) {
 		for _, nc := range conns {
 			testkit.Result(nc.Write([]byte{'x'})).Must(t)
 		}
-		_, err := good.Write(wire.AppendPub(nil, "t", []byte("x")))
-		testkit.Must(t, err)
+		testkit.Result(good.Write(wire.AppendPub(nil, "t", []byte("x")))).Must(t)
 		testkit.Result(reply(good, r)).MustEqual(t, "OK")
 	}
 	if now, _ := resident(d); now-before > 100<<10 {

@@ -82,8 +82,7 @@ func killAfterOrders(t *testing.T, flag string) {
 	testkit.Result(reply(sub, answers)).MustEqual(t, "OK")
 	ephemeral := testkit.Result(dial(d.TCP)).Must(t)
 	defer ephemeral.Close()
-	_, err := ephemeral.Write(wire.AppendSub(nil, "t", "e#ephemeral"))
-	testkit.Must(t, err)
+	testkit.Result(ephemeral.Write(wire.AppendSub(nil, "t", "e#ephemeral"))).Must(t)
 	testkit.Result(reply(ephemeral, ephemeral)).MustEqual(t, "OK")
 	const published, late = 6, 1500 * time.Millisecond
 	pub, err := dial(d.TCP)
@@ -96,8 +95,7 @@ func killAfterOrders(t *testing.T, flag string) {
 			b = wire.AppendPub([]byte("D"), fmt.Sprint("t ", late.Milliseconds()), body(0, n)[4:])
 			due[n] = time.Now().Add(late)
 		}
-		_, err := pub.Write(b)
-		testkit.Must(t, err)
+		testkit.Result(pub.Write(b)).Must(t)
 		testkit.Result(reply(pub, pub)).MustEqual(t, "OK")
 	}
 
@@ -128,8 +126,7 @@ func killAfterOrders(t *testing.T, flag string) {
 	order("/topic/delete?topic=gone")
 	testkit.Must(t, d.Kill())
 
-	d, err = local.NSQD(localtest.Program(t, "nsqd"), dir, "--data-path="+dir, flag)
-	testkit.Must(t, err)
+	d = testkit.Result(local.NSQD(localtest.Program(t, "nsqd"), dir, "--data-path="+dir, flag)).Must(t)
 	defer func() {
 		testkit.NoError(t, d.Stop())
 	}()

@@ -33,8 +33,7 @@ func fill(t *testing.T, d *local.Process, from, to int) {
 			bodies = append(bodies, b)
 			from++
 		}
-		_, err := nc.Write(wire.AppendMpub(nil, "t", bodies))
-		testkit.Must(t, err)
+		testkit.Result(nc.Write(wire.AppendMpub(nil, "t", bodies))).Must(t)
 		testkit.Result(reply(nc, r)).MustEqual(t, "OK")
 	}
 }

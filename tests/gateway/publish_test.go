@@ -16,8 +16,7 @@ import (
 // the broker's own HTTP API answers.
 func TestPublish(t *testing.T) {
 	broker := localtest.NSQD(t, "", "--max-msg-size=1048576")
-	control, err := fake.NewPlacement()
-	testkit.Must(t, err)
+	control := testkit.Result(fake.NewPlacement()).Must(t)
 	t.Cleanup(control.Close)
 	control.Place("t", broker.TCP, "sensor")
 	control.Place("other", broker.TCP, "sensor")

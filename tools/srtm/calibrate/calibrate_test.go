@@ -83,8 +83,7 @@ func TestABrokerThatCarriesMoreThanIsTried(t *testing.T) {
 	cfg := nsqd(t)
 	testkit.Must(t, cfg.Validate())
 	var told []Step
-	r, err := Run(t.Context(), cfg, func(s Step) { told = append(told, s) })
-	testkit.Must(t, err)
+	r := testkit.Result(Run(t.Context(), cfg, func(s Step) { told = append(told, s) })).Must(t)
 	if r.Mcap != 400 || r.Over != 0 || r.Limit != LimitMost || !r.Known() || !slices.Equal(told, r.Steps) {
 		t.Errorf("%+v", r)
 	}

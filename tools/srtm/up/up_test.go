@@ -72,8 +72,7 @@ func quantiles99(base time.Duration, n int) (*obs.Latency, report.Quantiles) {
 // The emulator's output may come in pieces of any size.
 func TestEmulatorReadsLinesHoweverTheyAreCut(t *testing.T) {
 	progress := testkit.Result(json.Marshal(report.Progress{Type: report.TypeProgress, ElapsedSeconds: 3})).Must(t)
-	final, err := json.Marshal(report.Report{Type: report.TypeReport, Topic: "t"})
-	testkit.Must(t, err)
+	final := testkit.Result(json.Marshal(report.Report{Type: report.TypeReport, Topic: "t"})).Must(t)
 	out := slices.Concat(progress, []byte("\n"), final, []byte("\n"))
 	for cut := range out {
 		var e emulator
