@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -508,9 +507,7 @@ func TestATermIsOverBeforeTheNextBegins(t *testing.T) {
 	first := lead(t, etcdStore(t, address, "/r/"))
 	old := first.term.(*etcdTerm)
 	before := old.Until()
-	for old.Until() == before { // it is kept up
-		runtime.Gosched()
-	}
+	testkit.WaitFor(t, "the term is kept up", func() bool { return old.Until() != before })
 	old.cancel() // nothing more is heard of it
 	next := lead(t, etcdStore(t, address, "/r/"))
 	if now := clock.Mono(); now.Before(old.Until()) {
