@@ -205,8 +205,7 @@ func TestStreamsAreBounded(t *testing.T) {
 	open := func(who string) *http.Response {
 		req, _ := http.NewRequestWithContext(ctx, http.MethodGet, base+"/ui/live/topic?name=t", nil)
 		req.Header.Set("X-Who", who)
-		r := testkit.Result(browser.Do(req)).Must(t)
-		return r
+		return testkit.Result(browser.Do(req)).Must(t)
 	}
 	taken := func(n int, who string) {
 		t.Helper()

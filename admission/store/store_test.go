@@ -236,8 +236,7 @@ func followers(t *testing.T, database string) {
 	defer s.Close()
 	join := func(m store.Member) time.Duration {
 		t.Helper()
-		floor := testkit.Result(s.Join(ctx, m, at(0))).Must(t)
-		return floor
+		return testkit.Result(s.Join(ctx, m, at(0))).Must(t)
 	}
 	renew := func(m store.Member) map[string]store.Member {
 		t.Helper()

@@ -21,8 +21,7 @@ var (
 
 func sealer(t testing.TB, keys ...wire.Key) *wire.Sealer {
 	t.Helper()
-	s := testkit.Result(wire.NewSealer(keys)).Must(t)
-	return s
+	return testkit.Result(wire.NewSealer(keys)).Must(t)
 }
 
 // The layout, byte by byte, so that others can be written by it.

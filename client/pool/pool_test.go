@@ -42,8 +42,7 @@ func newWorld(t *testing.T, cfg pool.Config) *world {
 
 func (w *world) use(id string) *pool.Shared {
 	w.Helper()
-	one := testkit.Result(w.Use(pool.Key{Topic: "t", ID: id})).Must(w)
-	return one
+	return testkit.Result(w.Use(pool.Key{Topic: "t", ID: id})).Must(w)
 }
 
 func (w *world) open(id string) (*pool.Shared, *client.Publisher) {

@@ -58,8 +58,7 @@ cpu = 1
 
 func parse(t *testing.T, text string) *policy.Policy {
 	t.Helper()
-	p := testkit.Result(policy.Parse([]byte(text))).Must(t)
-	return p
+	return testkit.Result(policy.Parse([]byte(text))).Must(t)
 }
 
 func TestParse(t *testing.T) {

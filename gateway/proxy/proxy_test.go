@@ -52,8 +52,7 @@ func serveSecured(t testing.TB, text string, change func(*Config), security secu
 
 func parse(t testing.TB, text string) *policy.Policy {
 	t.Helper()
-	p := testkit.Result(policy.Parse([]byte(text))).Must(t)
-	return p
+	return testkit.Result(policy.Parse([]byte(text))).Must(t)
 }
 
 // backend serves until the test ends.

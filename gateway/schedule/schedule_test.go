@@ -18,8 +18,7 @@ func schedulerOf(t testing.TB, cfg Config, weights ...float64) *Scheduler {
 		cfg.Classes = append(cfg.Classes, Class{Name: fmt.Sprint("c", i+1), Weight: w, Queue: 1000})
 	}
 	cfg.Servers = max(cfg.Servers, 1)
-	s := testkit.Result(New(cfg)).Must(t)
-	return s
+	return testkit.Result(New(cfg)).Must(t)
 }
 
 func arrive(t testing.TB, s *Scheduler, class int, cost ...float64) *Request {

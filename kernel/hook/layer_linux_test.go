@@ -104,8 +104,7 @@ func TestTLSIsStampedByRecord(t *testing.T) {
 func TestCompressedStreamsGetBounds(t *testing.T) {
 	s, _ := loaded(t, false, Config{})
 	deflate := func(to io.Writer) *flate.Writer {
-		w := testkit.Result(flate.NewWriter(to, flate.BestSpeed)).Must(t)
-		return w
+		return testkit.Result(flate.NewWriter(to, flate.BestSpeed)).Must(t)
 	}
 	check := func(what string, l *Layer, acked func() mono.Time, w *flate.Writer) {
 		t.Helper()

@@ -58,8 +58,7 @@ func stores(t *testing.T) map[string]func(*testing.T) func() Store {
 			dir := t.TempDir()
 			t.Cleanup(func() { testkit.Private(t, dir) })
 			return func() Store {
-				b := testkit.Result(NewBolt(filepath.Join(dir, "new", "folder"))).Must(t)
-				return b
+				return testkit.Result(NewBolt(filepath.Join(dir, "new", "folder"))).Must(t)
 			}
 		},
 		"etcd": func(t *testing.T) func() Store {
@@ -156,8 +155,7 @@ func plannedFor(t *testing.T, cat *catalog.Catalog, name string, single, grouped
 func placed(t *testing.T, cat *catalog.Catalog, name, key string, single, grouped int) catalog.Event {
 	t.Helper()
 	s, p := plannedFor(t, cat, name, single, grouped, 1+int64(single+grouped))
-	e := testkit.Result(catalog.NewTopicPlaced(s, p, key)).Must(t)
-	return e
+	return testkit.Result(catalog.NewTopicPlaced(s, p, key)).Must(t)
 }
 
 func moving(t *testing.T, cat *catalog.Catalog, name string, single, grouped int) catalog.Event {
@@ -168,8 +166,7 @@ func moving(t *testing.T, cat *catalog.Catalog, name string, single, grouped int
 	if n := len(q.Publishers) - 2; n > 0 && single == 3 {
 		p.Unplaced, q.Publishers = slices.Clone(q.Publishers[n:]), q.Publishers[:n]
 	}
-	e := testkit.Result(catalog.NewTopicMoving(s, p)).Must(t)
-	return e
+	return testkit.Result(catalog.NewTopicMoving(s, p)).Must(t)
 }
 
 // every appends each kind of event at least once, in three appends.
@@ -241,8 +238,7 @@ func (l *leader) shifted(name string, n int) catalog.Event {
 		to = "b3"
 	}
 	plan := testkit.Result(placement.Shift(topic.Plan, topic.Spec.Demand, moved, to)).Must(l.t)
-	e := testkit.Result(catalog.NewTopicChanging(topic, topic.Spec, plan)).Must(l.t)
-	return e
+	return testkit.Result(catalog.NewTopicChanging(topic, topic.Spec, plan)).Must(l.t)
 }
 
 // moved appends what ends a move.

@@ -37,8 +37,7 @@ func (c *clerk) ask(ctx context.Context, _ auth.Query) (*auth.Grant, error) {
 
 func answers(t *testing.T, text string) *auth.Grant {
 	t.Helper()
-	g := testkit.Result(auth.ParseAnswer([]byte(text))).Must(t)
-	return g
+	return testkit.Result(auth.ParseAnswer([]byte(text))).Must(t)
 }
 
 func TestAnAnswerHoldsForItsTime(t *testing.T) {

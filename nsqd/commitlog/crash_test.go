@@ -541,8 +541,7 @@ func TestPowerLossUnderConcurrentSyncs(t *testing.T) {
 		sim := newSimDisk(rand.New(rand.NewPCG(rng.Uint64(), 5)))
 		open := func() *Files {
 			dir := testkit.Result(OpenDir("/data", sim.disk())).Must(t)
-			l := testkit.Result(Open(Config{Dir: dir, Name: "q", SegmentBytes: 1 << 11, MaxBody: 1 << 12})).Must(t)
-			return l
+			return testkit.Result(Open(Config{Dir: dir, Name: "q", SegmentBytes: 1 << 11, MaxBody: 1 << 12})).Must(t)
 		}
 		l := open()
 		sim.dieAt = sim.ops + 1 + rng.IntN(300)

@@ -76,8 +76,7 @@ func FuzzDamagedSegment(f *testing.F) {
 		start := func() *Files {
 			sim.kill()
 			dir := testkit.Result(OpenDir("/data", sim.disk())).Must(t)
-			l := testkit.Result(Open(Config{Dir: dir, Name: "q", SegmentBytes: 1 << 10, MaxBody: 1 << 12})).Must(t)
-			return l
+			return testkit.Result(Open(Config{Dir: dir, Name: "q", SegmentBytes: 1 << 10, MaxBody: 1 << 12})).Must(t)
 		}
 		start() // makes the folder
 		testkit.Must(t, sim.disk().Mkdir("/data/q.log"))

@@ -90,8 +90,7 @@ func benchNode(tb testing.TB, loops int, limited bool, change ...func(*broker.Co
 
 func (n *benched) dial() net.Conn {
 	n.tb.Helper()
-	nc := testkit.Result(net.Dial("tcp", n.address)).Must(n.tb)
-	return nc
+	return testkit.Result(net.Dial("tcp", n.address)).Must(n.tb)
 }
 
 // subscriber returns a connection that has subscribed, and read the answer.

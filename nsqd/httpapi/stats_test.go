@@ -74,8 +74,7 @@ func (p *peer) ok() {
 
 func (p *peer) message() wire.Message {
 	p.t.Helper()
-	m := testkit.Result(wire.ParseMessage(p.frame())).Must(p.t)
-	return m
+	return testkit.Result(wire.ParseMessage(p.frame())).Must(p.t)
 }
 
 type object = map[string]any

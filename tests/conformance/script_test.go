@@ -282,8 +282,7 @@ func (y *player) request(method string, w []string) {
 
 func (y *player) number(text string) int {
 	y.t.Helper()
-	n := testkit.Result(strconv.Atoi(text)).Must(y.t)
-	return n
+	return testkit.Result(strconv.Atoi(text)).Must(y.t)
 }
 
 // pieces makes a body: #5 is a number of 4 bytes, batch:a,b the body of an MPUB,

@@ -50,8 +50,7 @@ func (p *peer) encrypt(config *tls.Config, fields ...string) {
 func viaHTTPS(t *testing.T, a *testkit.Authority, method, url string) reply {
 	t.Helper()
 	by := &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: a.Pool}}
-	r := testkit.Result(fetchBy(by, method, "https://"+url, []byte("x"))).Must(t)
-	return r
+	return testkit.Result(fetchBy(by, method, "https://"+url, []byte("x"))).Must(t)
 }
 
 // behind is a connection of which a reader has read ahead.

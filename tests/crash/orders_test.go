@@ -44,8 +44,7 @@ func depths(t *testing.T, d *local.Process, topic string) map[string]int {
 // message is the next one.
 func message(t *testing.T, nc net.Conn, r io.Reader) wire.Message {
 	t.Helper()
-	m := testkit.Result(nextMessage(nc, r)).Must(t)
-	return m
+	return testkit.Result(nextMessage(nc, r)).Must(t)
 }
 
 // What was answered stands after a kill: messages with their due times and attempts, and

@@ -204,8 +204,7 @@ func publisher(t *testing.T, c *client.Client, topic string, i int) *client.Publ
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	p := testkit.Result(c.Publisher(ctx, topic, fmt.Sprintf("g.%d", i))).Must(t)
-	return p
+	return testkit.Result(c.Publisher(ctx, topic, fmt.Sprintf("g.%d", i))).Must(t)
 }
 
 // clientLog is a test's log that counts the connections that a client says it lost.

@@ -22,8 +22,7 @@ import (
 // metric sums a metric of the gateway over its labels.
 func (g *running) metric(t testing.TB, name string) float64 {
 	t.Helper()
-	v := testkit.Result(localtest.Metric(&local.Process{HTTP: strings.TrimPrefix(g.admin, "http://")}, name)).Must(t)
-	return v
+	return testkit.Result(localtest.Metric(&local.Process{HTTP: strings.TrimPrefix(g.admin, "http://")}, name)).Must(t)
 }
 
 // settled waits until nothing waits, nothing is at a server, all capacity is free, and each

@@ -78,6 +78,5 @@ func TestPacingWithoutTheControlPlane(t *testing.T) {
 // released is how many messages have had their token.
 func (c *cluster) released() float64 {
 	c.t.Helper()
-	n := testkit.Result(localtest.Metric(c.Brokers[0], "srtm_nsqd_topic_messages_released_total")).Must(c.t)
-	return n
+	return testkit.Result(localtest.Metric(c.Brokers[0], "srtm_nsqd_topic_messages_released_total")).Must(c.t)
 }

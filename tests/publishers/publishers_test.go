@@ -65,8 +65,7 @@ type assignment struct {
 
 func (c *cluster) where(id string) assignment {
 	c.t.Helper()
-	a := testkit.Result(c.ask(id)).Must(c.t)
-	return a
+	return testkit.Result(c.ask(id)).Must(c.t)
 }
 
 // ask is where, for any goroutine.

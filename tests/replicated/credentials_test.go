@@ -26,8 +26,7 @@ type issuer struct {
 
 func public(t *testing.T, k nkeys.KeyPair) string {
 	t.Helper()
-	p := testkit.Result(k.PublicKey()).Must(t)
-	return p
+	return testkit.Result(k.PublicKey()).Must(t)
 }
 
 // newAccount is an account's key, and its claims as the operator has signed them.

@@ -127,8 +127,7 @@ func TestTakingAPartOver(t *testing.T) {
 		return err
 	}
 	own := func() *replicated.Log {
-		l := testkit.Result(s.connect("b").Open("t", 0)).Must(t)
-		return l
+		return testkit.Result(s.connect("b").Open("t", 0)).Must(t)
 	}
 	bodies := func(l *replicated.Log) (all []string) {
 		var batch commitlog.Batch

@@ -36,14 +36,12 @@ func zipped(t testing.TB, text string) []byte {
 
 func read(t testing.TB, rows string) *trace.Trace {
 	t.Helper()
-	tr := testkit.Result(trace.Read(strings.NewReader(head+rows), "t.csv")).Must(t)
-	return tr
+	return testkit.Result(trace.Read(strings.NewReader(head+rows), "t.csv")).Must(t)
 }
 
 func replay(t testing.TB, tr *trace.Trace, o trace.Options) *trace.Replay {
 	t.Helper()
-	r := testkit.Result(tr.Replay(o)).Must(t)
-	return r
+	return testkit.Result(tr.Replay(o)).Must(t)
 }
 
 func all(s schedule.Stream) []schedule.Event {

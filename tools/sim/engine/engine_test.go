@@ -52,14 +52,12 @@ func even(t testing.TB, contract tokenbucket.Share, k int) []tokenbucket.Share {
 	for i := range weights {
 		weights[i] = 1
 	}
-	shares := testkit.Result(share.Proportion(contract, weights)).Must(t)
-	return shares
+	return testkit.Result(share.Proportion(contract, weights)).Must(t)
 }
 
 func build(t testing.TB, models []engine.Model, topics []engine.Topic, seed uint64, observe func(engine.Delivery)) *engine.Cluster {
 	t.Helper()
-	c := testkit.Result(engine.New(models, topics, seed, observe)).Must(t)
-	return c
+	return testkit.Result(engine.New(models, topics, seed, observe)).Must(t)
 }
 
 func models(m engine.Model, k int) []engine.Model { return slices.Repeat([]engine.Model{m}, k) }

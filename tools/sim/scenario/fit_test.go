@@ -17,8 +17,7 @@ func fit(t *testing.T, topic string, o scenario.FitOptions) *scenario.FitResult 
 	s, err := scenario.Read(strings.NewReader(`{"duration_s":60,"brokers":[{"id":"b","count":6}],"topics":[{"name":"t",` + topic + `}]}`))
 	testkit.Must(t, err)
 	built := testkit.Result(scenario.Build(s)).Must(t)
-	r := testkit.Result(scenario.Fit(built, o)).Must(t)
-	return r
+	return testkit.Result(scenario.Fit(built, o)).Must(t)
 }
 
 // A row of the paper's Table 1: groups of 15 took it 558 s and three brokers.

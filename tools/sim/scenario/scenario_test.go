@@ -17,15 +17,13 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 func read(t *testing.T, text string) *scenario.Scenario {
 	t.Helper()
-	s := testkit.Result(scenario.Read(strings.NewReader(text))).Must(t)
-	return s
+	return testkit.Result(scenario.Read(strings.NewReader(text))).Must(t)
 }
 
 func simulate(t *testing.T, text string) *scenario.Report {
 	t.Helper()
 	built := testkit.Result(scenario.Build(read(t, text))).Must(t)
-	r := testkit.Result(scenario.Run(built)).Must(t)
-	return r
+	return testkit.Result(scenario.Run(built)).Must(t)
 }
 
 // The paper's figure 6(a): a topic that one broker carries with ease is delayed
