@@ -45,13 +45,14 @@ func TestMetricsExist(t *testing.T) {
 	localtest.Consume(t, "orders", "c", nsq.HandlerFunc(func(*nsq.Message) error { return nil }), func(c *nsq.Config) { c.MaxInFlight = 100 }, b.TCP)
 	producer := localtest.Producer(t, b.TCP, "a.0")
 	exported := map[string]string{}
-	testkit.WaitFor(t, "a verdict on the SLO", func() bool {
+	testkit.WaitFor(t, "a verdict on the SLO and on publishers", func() bool {
 		bodies := make([][]byte, 100)
 		for i := range bodies {
 			bodies[i] = []byte("x")
 		}
 		testkit.Must(t, producer.MultiPublish("orders", bodies))
-		return strings.Contains(scrape(t, c.Web, exported), "\nsrtm_topic_slo_met{")
+		text := scrape(t, c.Web, exported)
+		return strings.Contains(text, "\nsrtm_topic_slo_met{") && strings.Contains(text, "\nsrtm_topic_publishers_without_broker{") // looked for once a period
 	})
 	texts := []string{scrape(t, c.Web, exported), scrape(t, b.HTTP, exported)}
 
