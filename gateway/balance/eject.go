@@ -20,8 +20,7 @@ const (
 type health struct {
 	failures int // in a row
 	ejected  bool
-	first    mono.Time     // the first ejection began, while ejected
-	since    mono.Time     // this one
+	since    mono.Time     // the ejection began, while ejected
 	period   time.Duration // of it
 	trying   bool          // a probe is on its way
 
@@ -44,9 +43,6 @@ func (h *health) fail(now mono.Time, t time.Duration) {
 	if h.ejected && !h.trying || !h.ejected && h.failures < tolerated {
 		return // one of those sent before the ejection; or not enough
 	}
-	if !h.ejected {
-		h.first = now
-	}
 	h.period = min(max(2*h.period, firstPeriod), longestOf)
 	h.ejected, h.since, h.trying = true, now, false
 }
@@ -68,13 +64,6 @@ func (h *health) owed(now mono.Time, worked, t time.Duration) float64 {
 	}
 	idle := max(now.Sub(h.debtAt)-worked, 0)
 	return max(h.debt-float64(idle)/float64(t), 0)
-}
-
-// Ejected returns since when the server gets no request but probes, and for how long no probe;
-// false while it is not ejected.
-func (b *Balancer) Ejected(server int) (since mono.Time, period time.Duration, ejected bool) {
-	h := &b.servers[server].health
-	return h.first, h.period, h.ejected
 }
 
 // firstEjected returns, where every server is ejected, the one that has been for the

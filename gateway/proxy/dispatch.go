@@ -34,7 +34,6 @@ type ticket struct {
 	status int    // of the answer
 	bytes  int64  // of its body and the answer's
 	report string // what the server said of the request and itself; "": nothing
-	failed error  // why there is no answer, or half of one; nil: there is one
 	// Of the exchange: once refused.
 	drain float64 // seconds until its queue will be empty, as it goes; at most a minute
 
@@ -320,12 +319,8 @@ func (d *dispatcher) finish(t *ticket, how balance.Outcome, now mono.Time) {
 	if t.report != "" {
 		report, err = reader.ParseReport(t.report)
 	}
-	var c change
 	d.mu.Lock()
-	defer func() {
-		d.mu.Unlock()
-		d.tell(c)
-	}()
+	defer d.mu.Unlock()
 	m := &d.mu
 	switch {
 	case err != nil:
@@ -339,60 +334,18 @@ func (d *dispatcher) finish(t *ticket, how balance.Outcome, now mono.Time) {
 	if t.report != "" {
 		d.observeLocked(t.server, &report, now)
 	}
-	c = d.endedLocked(t, how, t.failed, now)
+	m.balance.Ended(t.server, now, how)
 	t.place.Remove()
 	d.sendLocked(now)
-}
-
-// change is that of a server when a request has ended, for the log. The zero change is none.
-type change struct {
-	url     string
-	ejected bool
-	lasts   time.Duration // until it gets a probe; or how long it was ejected
-	failed  error         // of the request; nil: it was status
-	status  int
-}
-
-// endedLocked has the request end at its server, and returns what that changes.
-func (d *dispatcher) endedLocked(t *ticket, how balance.Outcome, failed error, now mono.Time) change {
-	m := &d.mu
-	since, _, was := m.balance.Ejected(t.server)
-	m.balance.Ended(t.server, now, how)
-	_, period, is := m.balance.Ejected(t.server)
-	s := &m.servers[t.server]
-	switch {
-	case is == was || s.index < 0:
-		return change{}
-	case is:
-		return change{s.URL, true, period, failed, t.status}
-	}
-	return change{url: s.URL, lasts: now.Sub(since)}
-}
-
-// tell logs a change.
-func (d *dispatcher) tell(c change) {
-	switch {
-	case c.ejected:
-		if c.failed == nil {
-			c.failed = fmt.Errorf("status %d", c.status)
-		}
-		d.cfg.Log.Warn("server ejected", "url", c.url, obs.KeyReason, c.failed, "probe_after", c.lasts)
-	case c.url != "":
-		d.cfg.Log.Info("server answers again", "url", c.url, "ejected_for", c.lasts)
-	}
 }
 
 // again has a request that its server was not sent, since it could not be reached, go to
 // the best of the others, each server once, and reports whether there is one. It does not
 // wait once more, and goes also where all others are busy: beyond their capacity is at
 // most what the lost server had.
-func (d *dispatcher) again(t *ticket, unreached error, now mono.Time) bool {
-	var c change
+func (d *dispatcher) again(t *ticket, now mono.Time) bool {
 	d.mu.Lock()
-	defer func() {
-		d.mu.Unlock()
-		d.tell(c)
-	}()
+	defer d.mu.Unlock()
 	m := &d.mu
 	t.tried = append(t.tried, t.server)
 	var others []int
@@ -405,7 +358,7 @@ func (d *dispatcher) again(t *ticket, unreached error, now mono.Time) bool {
 	if number < 0 {
 		return false
 	}
-	c = d.endedLocked(t, balance.Failed, unreached, now)
+	m.balance.Ended(t.server, now, balance.Failed)
 	m.schedule.Move(&t.request, number)
 	d.sentLocked(t, number, now)
 	d.sendLocked(now)

@@ -110,7 +110,7 @@ func (x *exchange) RoundTrip(out *http.Request) (*http.Response, error) {
 	for {
 		res, err := x.rules.transport.RoundTrip(out)
 		at, _ := errors.AsType[*net.OpError](err)
-		if at == nil || at.Op != "dial" || out.Context().Err() != nil || x.body.read.Load() || !x.p.dispatcher.again(&x.ticket, err, clock.Mono()) {
+		if at == nil || at.Op != "dial" || out.Context().Err() != nil || x.body.read.Load() || !x.p.dispatcher.again(&x.ticket, clock.Mono()) {
 			return res, err
 		}
 		x.aim(out)
@@ -223,7 +223,6 @@ func (x *exchange) unanswered(w http.ResponseWriter, _ *http.Request, err error)
 	clients := x.body.failed()
 	tooLong, _ := errors.AsType[*http.MaxBytesError](clients)
 	timeout, _ := errors.AsType[net.Error](err)
-	x.failed = err
 	code, text := http.StatusBadGateway, "the server could not be reached, or ended the connection"
 	switch {
 	case clients == nil && x.r.Context().Err() != nil:
@@ -361,13 +360,9 @@ func (b *answerBody) Read(p []byte) (int, error) {
 		b.x.spoiled = true // stalled runs or has run
 		err = errStalled
 	}
-	switch err {
-	case nil:
-	case io.EOF:
+	if err == io.EOF {
 		b.x.whole = true
 		b.x.load(b.res.Trailer)
-	default:
-		b.x.failed = err
 	}
 	return n, err
 }
