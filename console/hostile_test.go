@@ -201,23 +201,6 @@ func TestListsComeInPages(t *testing.T) {
 	}
 }
 
-// piped is a listener whose connections have no buffers.
-type piped struct {
-	conns chan net.Conn
-	done  chan struct{}
-}
-
-func (p piped) Accept() (net.Conn, error) {
-	select {
-	case c := <-p.conns:
-		return c, nil
-	case <-p.done:
-		return nil, net.ErrClosed
-	}
-}
-func (p piped) Close() error   { close(p.done); return nil }
-func (p piped) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)} }
-
 // A reader of a stream that takes nothing is dropped, counted, and makes room; until then
 // it has no more kept for it than what is written at once.
 func TestSlowReaderIsDropped(t *testing.T) {
@@ -227,12 +210,12 @@ func TestSlowReaderIsDropped(t *testing.T) {
 			_, _ = io.WriteString(w, `{}`)
 		}))})
 		testkit.Must(t, err)
-		ln := piped{make(chan net.Conn), make(chan struct{})}
+		ln := testkit.NewPiped()
 		server := &http.Server{Handler: c}
 		served := make(chan struct{})
 		go func() { defer close(served); _ = server.Serve(ln) }()
 		mine, theirs := net.Pipe()
-		ln.conns <- theirs
+		ln.Conns <- theirs
 		testkit.Result(io.WriteString(mine, "GET /ui/live/ HTTP/1.1\r\nHost: localhost\r\n\r\n")).Must(t)
 		synctest.Wait()
 		testkit.Equal(t, c.streams.open(), 1, "the stream has not begun")

@@ -16,35 +16,19 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/srtm-io/srtm/internal/bidi"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
-
-// piped is a listener without a network.
-type piped struct {
-	conns chan net.Conn
-	done  chan struct{}
-}
-
-func (p piped) Accept() (net.Conn, error) {
-	select {
-	case c := <-p.conns:
-		return c, nil
-	case <-p.done:
-		return nil, net.ErrClosed
-	}
-}
-func (p piped) Close() error   { close(p.done); return nil }
-func (p piped) Addr() net.Addr { return &net.TCPAddr{} }
 
 // serving runs a server, to which dial connects, until the test's bubble ends.
 func serving(t *testing.T) (dial func(context.Context, string) (net.Conn, error), stop func()) {
-	ln := piped{make(chan net.Conn), make(chan struct{})}
+	ln := testkit.NewPiped()
 	server := grpc.NewServer(bidi.ServerOptions()...)
 	healthv1.RegisterHealthServer(server, health.NewServer())
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(ln) }()
 	return func(context.Context, string) (net.Conn, error) {
 			mine, theirs := net.Pipe()
-			ln.conns <- theirs
+			ln.Conns <- theirs
 			return mine, nil
 		}, func() {
 			server.Stop()

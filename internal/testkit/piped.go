@@ -1,0 +1,29 @@
+package testkit
+
+import "net"
+
+// Piped is a listener without a network: its connections, the far ends of net.Pipe, have
+// no buffers. Make one with NewPiped; a second Close panics.
+type Piped struct {
+	Conns chan net.Conn // what Accept returns
+	done  chan struct{}
+}
+
+// NewPiped returns a listener that is open.
+func NewPiped() Piped { return Piped{make(chan net.Conn), make(chan struct{})} }
+
+// Accept implements net.Listener.
+func (p Piped) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.Conns:
+		return c, nil
+	case <-p.done:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close implements net.Listener.
+func (p Piped) Close() error { close(p.done); return nil }
+
+// Addr implements net.Listener.
+func (p Piped) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)} }
