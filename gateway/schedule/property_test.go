@@ -200,7 +200,7 @@ func TestNoStarvation(t *testing.T) {
 					w.arrive(t, i, cost)
 				}
 			}
-			if r, _, ok := w.Next(nil); ok {
+			if r, _, ok := w.Next(first); ok {
 				w.flying = append(w.flying, r)
 				w.queued = slices.DeleteFunc(w.queued, func(q *Request) bool { return q == r })
 			} else {
@@ -254,9 +254,9 @@ func TestGuarantee(t *testing.T) {
 					w.arrive(t, i, cost)
 				}
 			}
-			before, quanta := slices.Clone(w.classes), w.quanta
-			r, _, ok := w.Next(nil)
-			if granted := int64(w.quanta - quanta); granted > 0 {
+			before := slices.Clone(w.classes)
+			r, _, ok := w.Next(first)
+			if granted := (w.classes[0].granted - before[0].granted) / before[0].quantum; granted > 0 { // of the same many quanta each, while it has requests
 				after := w.classes
 				w.classes = before
 				for i := range before {
@@ -355,8 +355,8 @@ func TestPermutation(t *testing.T) {
 				if sums := one.sum[:n]; len(slices.Compact(slices.Sorted(slices.Values(sums)))) < n {
 					return // a tie: turns are by number
 				}
-				a, at, okA := one.Next(nil)
-				b, bt, okB := two.Next(nil)
+				a, at, okA := one.Next(first)
+				b, bt, okB := two.Next(first)
 				if okA != okB || at != bt || okA && a.Value != b.Value {
 					t.Fatalf("request %d: %v at %d (%v), permuted %v at %d (%v)", i, a, at, okA, b, bt, okB)
 				}

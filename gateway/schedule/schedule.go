@@ -132,7 +132,6 @@ type Scheduler struct {
 	// By type.
 	queued, pointer, passed [MaxResources]int
 	turn                    int // the type that wins a tie
-	quanta                  uint64
 
 	// The smallest quantum, 1 to 2 of the largest request. largest is the maximum entry
 	// of this window of arrivals and of that before; recent of this one.
@@ -299,7 +298,7 @@ func (s *Scheduler) limit(c *class) {
 }
 
 // Next sends one request. pick chooses its server among those that it fits, or returns
-// -1 for none; it may not keep fits, nor change the request; nil takes the first. Call it after every arrival,
+// -1 for none; it may not keep fits, nor change the request. Call it after every arrival,
 // leaving, completion, change of capacity, and change of what pick would answer, until
 // it is not ok: then nothing goes before the next of these.
 func (s *Scheduler) Next(pick func(r *Request, fits []int) int) (r *Request, server int, ok bool) {
@@ -313,11 +312,7 @@ func (s *Scheduler) Next(pick func(r *Request, fits []int) int) (r *Request, ser
 	if r == nil || !s.fit(r) {
 		return nil, -1, false
 	}
-	server = s.fits[0]
-	if pick != nil {
-		server = pick(r, s.fits)
-	}
-	if server < 0 {
+	if server = pick(r, s.fits); server < 0 {
 		return nil, -1, false
 	}
 	s.send(r, server)
@@ -379,7 +374,6 @@ func (s *Scheduler) raise() {
 			}
 		}
 	}
-	s.quanta += uint64(fewest)
 	for i := range s.classes {
 		c := &s.classes[i]
 		if c.waiting == 0 {
