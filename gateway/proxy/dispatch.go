@@ -77,6 +77,7 @@ type server struct {
 	policy.Server           // without Target: it is of the policy no more
 	index         int       // among the policy's; -1 likewise
 	observed      mono.Time // when drift was last looked at
+	ejected       bool      // at the last tick
 }
 
 // counts are what is known of a class beyond the scheduler.
@@ -414,8 +415,9 @@ func (d *dispatcher) sentLocked(t *ticket, number int, now mono.Time) {
 	d.mu.balance.Sent(number, now)
 }
 
-// tick does what is due by time alone.
-func (d *dispatcher) tick(now mono.Time) {
+// tick does what is due by time alone, and returns the servers that were ejected since the last one,
+// or have answered again.
+func (d *dispatcher) tick(now mono.Time) (changed []server) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	m := &d.mu
@@ -428,6 +430,13 @@ func (d *dispatcher) tick(now mono.Time) {
 	}
 	m.ticked = now
 	d.sendLocked(now) // an ejection may have ended
+	for _, b := range m.balance.Stats(now, nil) {
+		if s := &m.servers[b.Server]; s.ejected != b.Ejected {
+			s.ejected = b.Ejected
+			changed = append(changed, *s)
+		}
+	}
+	return changed
 }
 
 // denied counts a request that admission refused.

@@ -94,6 +94,7 @@ func New(cfg Config) (*Proxy, error) {
 	p.base, p.end = context.WithCancel(context.Background())
 	p.faults, _ = obs.Sparse(cfg.Log)
 	p.exchanges.New = p.newExchange
+	p.buffers.New = func() any { return new([32 << 10]byte) }
 	if err := p.SetPolicy(cfg.Policy); err != nil {
 		return nil, err
 	}
@@ -140,7 +141,9 @@ func newTransport(response time.Duration) *http.Transport {
 // Run does what is due without a request, until ctx ends.
 func (p *Proxy) Run(ctx context.Context) error {
 	for clock.Sleep(ctx, tick) {
-		p.dispatcher.tick(clock.Mono())
+		for _, s := range p.dispatcher.tick(clock.Mono()) {
+			p.cfg.Log.Warn(map[bool]string{true: "server ejected", false: "server answers again"}[s.ejected], "url", s.URL)
+		}
 	}
 	p.end()
 	p.tunnels.Wait()
@@ -249,11 +252,5 @@ func (p *Proxy) admit(r *http.Request, c class, tenant string, cost int) client.
 // bufferPool lends the buffers through which bodies go.
 type bufferPool struct{ sync.Pool }
 
-func (b *bufferPool) Get() []byte {
-	if p, ok := b.Pool.Get().(*[32 << 10]byte); ok {
-		return p[:]
-	}
-	return make([]byte, 32<<10)
-}
-
+func (b *bufferPool) Get() []byte  { return b.Pool.Get().(*[32 << 10]byte)[:] }
 func (b *bufferPool) Put(p []byte) { b.Pool.Put((*[32 << 10]byte)(p)) }
