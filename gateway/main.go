@@ -4,7 +4,7 @@
 //
 // Its parts: schedule, balance, cost and policy decide and are pure; proxy carries
 // requests, publish passes messages to brokers, profile measures what URLs cost. Read
-// docs/operations.md, "The gateway", next.
+// docs/gateway.md next.
 package main
 
 import (

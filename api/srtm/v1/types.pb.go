@@ -83,7 +83,7 @@ func (OverLimitPolicy) EnumDescriptor() ([]byte, []int) {
 }
 
 // PacingMode is what brokers do about the publishers of a topic that is offered more
-// than its share ("Pacing" in docs/operations.md).
+// than its share ("Pacing" in docs/contracts.md).
 type PacingMode int32
 
 const (
