@@ -186,6 +186,7 @@ func TestCalibrations(t *testing.T) {
 func FuzzRead(f *testing.F) {
 	f.Add(`{"duration_s":1,"brokers":[{"id":"b"}],"topics":[{"name":"t","publishers":10,"rate":10}]}`)
 	f.Add(`{"duration_s":1,"brokers":[{"id":"b","count":3,"background":{"trace":{"file":"x"}}}],"topics":[{"name":"t","publishers":10,"rate":10,"adapt":{"rule":"static"}}]}`)
+	f.Add(`{}`)
 	f.Fuzz(func(t *testing.T, text string) {
 		s, err := scenario.Read(strings.NewReader(text))
 		if (err == nil) != (s != nil) {

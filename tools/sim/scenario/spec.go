@@ -161,7 +161,10 @@ func Read(r io.Reader) (*Scenario, error) {
 	if dec.More() {
 		return nil, errors.New("scenario: more than one JSON value")
 	}
-	return s, s.Complete()
+	if err := s.Complete(); err != nil {
+		return nil, err
+	}
+	return s, nil
 }
 
 // ReadFile is Read of a file. Every error names it.
