@@ -341,7 +341,7 @@ func (st *store) write() (wrote bool, err error) {
 	if err == nil {
 		t.mu.core.Written(t.shared.now(), upTo, &s.fx)
 	}
-	t.mu.core.Unref(x.batch, &s.fx)
+	s.fx.Unref(x.batch)
 	t.end(s)
 	clear(x.batch)
 	clear(x.records)

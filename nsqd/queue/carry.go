@@ -129,7 +129,7 @@ func (t *Topic) CarriedTo(now mono.Time, first Offset, carried []Carried, fx *Ef
 func (t *Topic) move(k Carried, fx *Effects) {
 	c, it := k.channel, k.it
 	c.window.done(k.from)
-	t.unref(it.msg, fx)
+	fx.unref(it.msg)
 	it.msg, it.offset = k.Message, k.Message.Offset
 	it.msg.ref()
 	fx.Held += it.msg.Size()

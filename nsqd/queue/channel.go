@@ -562,14 +562,14 @@ func (c *Channel) empty(fx *Effects) int {
 	t, n := c.topic, c.Depth()
 	c.counters.Emptied += uint64(n)
 	for i := range c.ready.len() {
-		t.unref(c.ready.at(i).msg, fx)
+		fx.unref(c.ready.at(i).msg)
 	}
 	c.ready.clear()
 	for _, it := range c.due {
 		if it.holder != nil {
 			c.endDelivery(it)
 		}
-		t.unref(it.msg, fx)
+		fx.unref(it.msg)
 	}
 	c.due = nil
 	c.inFlight.clear()
@@ -604,7 +604,7 @@ func (c *Channel) newItem(m *Message) *item {
 func (c *Channel) recycle(it *item, fx *Effects) {
 	c.topic.changes++
 	c.close(it.offset)
-	c.topic.unref(it.msg, fx)
+	fx.unref(it.msg)
 	*it = item{place: -1}
 	if len(c.free) < maxFree {
 		c.free = append(c.free, it)

@@ -105,25 +105,13 @@ func (t *Topic) inMemory(o Offset) *Message {
 	return nil
 }
 
-// unref says that a holder of the message needs it no longer.
-func (t *Topic) unref(m *Message, fx *Effects) {
-	m.refs--
-	switch {
-	case m.refs == 0:
-		fx.Free = append(fx.Free, m)
-		fx.Held -= m.Size()
-	case m.refs < 0:
-		panic("queue: message " + string(m.ID[:]) + " is given back too often")
-	}
-}
-
 // unspill ends the tail's hold on a message.
 func (t *Topic) unspill(m *Message, fx *Effects) {
 	if m.spilled {
 		m.spilled = false
 		t.underWay--
 	}
-	t.unref(m, fx)
+	fx.unref(m)
 }
 
 // needed is the offset from which on a cursor is behind.
@@ -143,7 +131,7 @@ func (t *Topic) needed() Offset {
 // TakeUnwritten appends to into what is to be written next, in order: at most so many
 // messages, and of so many bytes but for the last. The owner appends them to the log
 // at their offsets, then calls Written up to the offset returned, or nothing if that
-// failed, and Unref in either case. One caller at a time.
+// failed, and Effects.Unref in either case. One caller at a time.
 func (t *Topic) TakeUnwritten(now mono.Time, into []*Message, most, bytes int, fx *Effects) ([]*Message, Offset) {
 	upTo, from, size, under := t.tail.next, t.needed(), 0, t.underWay
 	for o := upTo; o < t.tail.end() && len(into) < most && size < bytes; o++ {
@@ -196,13 +184,6 @@ func (t *Topic) pastTail(upTo Offset, fx *Effects) {
 		t.tail.reach(upTo)
 	} else {
 		t.tail.trim()
-	}
-}
-
-// Unref says that the owner needs messages no longer that it got by TakeUnwritten.
-func (t *Topic) Unref(msgs []*Message, fx *Effects) {
-	for _, m := range msgs {
-		t.unref(m, fx)
 	}
 }
 
@@ -285,9 +266,9 @@ func (t *Topic) Refill(now mono.Time, from, upTo Offset, msgs []*Message, fx *Ef
 		t.due = min(t.due, c.Deadline())
 	}
 	for _, m := range msgs {
-		t.unref(m, fx)
+		fx.unref(m)
 	}
-	t.passing.forget(t, fx)
+	t.passing.forget(fx)
 	t.read.moved = true
 	t.changes++
 	t.advance(now, fx)

@@ -42,17 +42,17 @@ func (r *readCache) after(o Offset) *Message {
 }
 
 // drop lets the oldest message go.
-func (r *readCache) drop(t *Topic, fx *Effects) {
+func (r *readCache) drop(fx *Effects) {
 	m := r.messages.pop()
 	r.from = m.Offset + 1
 	r.bytes -= m.Size()
-	t.unref(m, fx)
+	fx.unref(m)
 }
 
 // forget lets all go.
-func (r *readCache) forget(t *Topic, fx *Effects) {
+func (r *readCache) forget(fx *Effects) {
 	for r.messages.len() > 0 {
-		r.drop(t, fx)
+		r.drop(fx)
 	}
 	r.from, r.used, r.moved = r.to, false, false
 }
@@ -64,11 +64,11 @@ func (r *readCache) add(t *Topic, from, upTo Offset, msgs []*Message, fx *Effect
 		size += m.Size()
 	}
 	if from != r.to {
-		r.forget(t, fx)
+		r.forget(fx)
 		r.from = from
 	}
 	for r.messages.len() > 0 && r.bytes+size > t.cfg.ReadAhead {
-		r.drop(t, fx)
+		r.drop(fx)
 	}
 	for _, m := range msgs {
 		if m.Offset < upTo {
@@ -82,7 +82,7 @@ func (r *readCache) add(t *Topic, from, upTo Offset, msgs []*Message, fx *Effect
 
 // ForgetRead gives back what was read for cursors close behind, which a topic in which
 // nothing happens need not hold.
-func (t *Topic) ForgetRead(fx *Effects) { t.read.forget(t, fx) }
+func (t *Topic) ForgetRead(fx *Effects) { t.read.forget(fx) }
 
 // trimRead lets go of what no cursor has yet to reach that can go on, and of all while
 // memory is tight.
@@ -102,11 +102,11 @@ func (t *Topic) trimRead(fx *Effects) {
 		}
 	}
 	if needed == r.to || t.tight {
-		t.read.forget(t, fx)
+		t.read.forget(fx)
 		return
 	}
 	for r.messages.len() > 0 && r.messages.front().Offset < needed {
-		t.read.drop(t, fx)
+		t.read.drop(fx)
 	}
 	r.from = max(r.from, needed)
 }

@@ -51,42 +51,6 @@ type OverLimit struct {
 	MaxDelay time.Duration
 }
 
-// Effects are what a step wants done. The caller owns it, passes it to a
-// step, acts on it, and calls Reset; it then costs no allocation.
-type Effects struct {
-	// Deliveries to write to consumers, in order.
-	Deliveries []Delivery
-	// Released holds when each message released had arrived and was eligible.
-	Released []Release
-	// Finished holds the messages that consumers finished.
-	Finished []*Message
-	// Disk says that there is something for TakeUnwritten, or Want.
-	Disk bool
-	// Free are messages that are not needed any longer.
-	Free []*Message
-	// Held is by how many bytes the step changed what messages take in memory:
-	// their bodies, and Overhead for each.
-	Held int
-}
-
-// Release is when a message arrived, when it had its token, and when it left.
-type Release struct {
-	Arrival, Eligible, Released mono.Time
-	Access                      time.Duration // see Message
-}
-
-// Reset empties e and keeps its memory. References to messages are dropped.
-func (e *Effects) Reset() {
-	clear(e.Deliveries)
-	e.Deliveries = e.Deliveries[:0]
-	e.Released = e.Released[:0]
-	clear(e.Finished)
-	e.Finished = e.Finished[:0]
-	clear(e.Free)
-	e.Free = e.Free[:0]
-	e.Held, e.Disk = 0, false
-}
-
 // Topic is the machine. Not safe for concurrent use; its owner holds a lock.
 //
 // Invariants, checked by checkInvariants in tests:
@@ -441,7 +405,7 @@ func (t *Topic) release(now mono.Time, fx *Effects) {
 			c.dispatch(now, fx)
 			t.due = min(t.due, c.Deadline())
 		}
-		t.unref(m, fx)
+		fx.unref(m)
 		if t.backlog.behind {
 			t.catchUp()
 		}
@@ -513,7 +477,7 @@ func (t *Topic) Empty(now mono.Time, fx *Effects) int {
 	}
 	t.avoid(l.window.end(), t.end)
 	for i := range t.waiting.len() {
-		t.unref(t.waiting.at(i), fx)
+		fx.unref(t.waiting.at(i))
 	}
 	t.waiting.clear()
 	l.absent.clear()

@@ -827,7 +827,7 @@ func (d *disk) write(top *Topic, now mono.Time, most int, works bool, fx *Effect
 		}
 		top.Written(now, upTo, fx)
 	}
-	top.Unref(msgs, fx)
+	fx.Unref(msgs)
 }
 
 // read reads what is wanted, and returns how many messages that is.
@@ -871,7 +871,7 @@ func TestALineGoesOverTheDiskInOrder(t *testing.T) {
 		d.append(m.Offset, m)
 	}
 	b.top.Written(b.now, upTo, &b.fx)
-	b.top.Unref(msgs, &b.fx)
+	b.fx.Unref(msgs)
 	b.put(nil)
 	b.put(nil)
 	if _, n, _ := b.top.Want(); n != 0 || b.top.Waiting() != 7 || b.top.Beyond() != 5 {
@@ -910,7 +910,7 @@ func TestWhatCannotBeWrittenGoesOnInMemoryInItsOrder(t *testing.T) {
 	}
 	msgs, _ := b.top.TakeUnwritten(b.now, nil, 2, 1000000, &b.fx)
 	b.top.EmptyChannel(b.now, c, &b.fx)
-	b.top.Unref(msgs, &b.fx)
+	b.fx.Unref(msgs)
 	b.check()
 	testkit.MustEqual(t, c.Depth(), 0, "depth")
 }
@@ -1040,7 +1040,7 @@ func TestEmptyingVoidsWhatIsOnItsWay(t *testing.T) {
 		d.append(m.Offset, m)
 	}
 	b.top.Written(b.now, upTo, &b.fx)
-	b.top.Unref(msgs, &b.fx)
+	b.fx.Unref(msgs)
 	b.top.Refill(b.now, from, 4, []*Message{copyOf(d.messages[0]), copyOf(d.messages[1])}, &b.fx)
 	b.check()
 	b.put(nil)
