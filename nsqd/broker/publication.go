@@ -92,7 +92,7 @@ func (t *Topic) publishLarge(now mono.Time, wall mono.Wall, p Published, bodies 
 	whole := t.through || t.most < math.MaxInt
 	s := t.begin()
 	if err = t.takes(n); err == nil {
-		err = t.mu.core.AdmitBatch(t.instant(now), n, p.Arrival.At, p.Arrival.At)
+		err = t.mu.core.Admit(t.instant(now), 0, n, p.Arrival.At, p.Arrival.At)
 	}
 	if err == nil {
 		err, p.admitted = t.police(p.From, n, p.Arrival.At), true
@@ -360,7 +360,7 @@ func (t *Topic) publishThrough(s *step, p Published) error {
 	t.mu.core.SetTight(t.tight(0))
 	err := t.takes(len(s.msgs))
 	if err == nil {
-		err = t.mu.core.Admit(t.shared.now(), s.msgs...)
+		err = t.mu.core.Admit(t.shared.now(), 0, len(s.msgs), p.Arrival.At, p.Arrival.At)
 	}
 	if err == nil && !p.admitted {
 		err = t.police(p.From, len(s.msgs), p.Arrival.At)
@@ -421,7 +421,7 @@ func (t *Topic) StoreEach(wall mono.Wall, batch []Published, errs []error) []err
 			if len(admitted) > 0 {
 				first = admitted[0]
 			}
-			err = t.mu.core.AdmitBehind(t.shared.now(), len(admitted), first.Arrival, m.Arrival)
+			err = t.mu.core.Admit(t.shared.now(), len(admitted), 1, first.Arrival, m.Arrival)
 		}
 		if err == nil {
 			err = t.police(batch[i].From, 1, m.Arrival)

@@ -150,7 +150,7 @@ func (c *crashes) publish() {
 		batch = append(batch, m)
 	}
 	if c.cfg.WriteThrough {
-		if c.top.Admit(c.now, batch...) != nil {
+		if c.top.Admit(c.now, 0, len(batch), batch[0].Arrival, batch[len(batch)-1].Arrival) != nil {
 			return
 		}
 		c.top.Appended(c.now, c.log.append(c.top.End(), batch...), &c.fx, batch...)

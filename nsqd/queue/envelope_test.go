@@ -234,7 +234,7 @@ func TestBothEnvelopesHold(t *testing.T) {
 						if !tr.top.cfg.WriteThrough && tr.top.Put(tr.now, &tr.fx, m) == nil {
 							return
 						}
-						if tr.top.cfg.WriteThrough && tr.top.Admit(tr.now, m) == nil {
+						if tr.top.cfg.WriteThrough && tr.top.Admit(tr.now, 0, 1, m.Arrival, m.Arrival) == nil {
 							tr.top.Appended(tr.now, tr.disk.append(tr.top.End(), m), &tr.fx, m)
 						}
 						tr.top.Tick(tr.now, &tr.fx) // none of these releases

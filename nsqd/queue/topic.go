@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
-	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // Config bounds a topic. Immutable.
@@ -43,14 +42,6 @@ type Config struct {
 	Rand *rand.Rand
 }
 
-// OverLimit is what becomes of a message that has no token.
-type OverLimit struct {
-	// Reject refuses a message whose access delay would exceed MaxDelay.
-	// Otherwise every message is accepted and waits.
-	Reject   bool
-	MaxDelay time.Duration
-}
-
 // Topic is the machine. Not safe for concurrent use; its owner holds a lock.
 //
 // Invariants, checked by checkInvariants in tests:
@@ -61,31 +52,11 @@ type OverLimit struct {
 //     arrival, so that none behind the head has a token before it;
 //   - if the head of the backlog is eligible and every channel has room, it is
 //     released before the step returns.
-//
-// Two envelopes. By the times at which messages have their tokens, a contract
-// (r, b) is the bucket's: b + r*dt in any interval, exactly. By the times at which
-// they leave there is none in that alone: a backlog that was paused for an hour would
-// let go at once of all that had tokens meanwhile. So a message counts as having
-// arrived no earlier than the backlog was last held up by anything but tokens (opened),
-// and if it had its token more than Config.MaxBackdating ago, then it counts as
-// having arrived so long ago, and may have to wait again. Hence every message leaves
-// within MaxBackdating of its token, and in any interval dt at most
-// b + r*(dt + MaxBackdating). What waits for the disk is not held up: with
-// Config.WriteThrough everything does, and a conforming topic must not be judged by the
-// disk's turns.
 type Topic struct {
 	// Set once.
 	cfg Config
 
-	// The contract's part. limited with a zero bucket releases nothing.
-	limited bool
-	bucket  tokenbucket.Hindsight
-	lease   lease
-	over    OverLimit
-	opened  mono.Time // see above; never falls
-	heldUp  bool      // by something else than tokens, since the step before
-	floor   mono.Time // MaxBackdating before the last step; never falls
-	waited  mono.Time // what arrived later had its token at once; never falls
+	contract
 
 	// State.
 	waiting  ring[*Message] // the part of the backlog that is in memory
@@ -135,7 +106,7 @@ func NewTopic(cfg Config) *Topic {
 	if cfg.Capacity < 1 || cfg.Rand == nil {
 		panic("queue: a topic needs a capacity of at least 1 and a source of randomness")
 	}
-	t := &Topic{cfg: cfg, due: mono.Never, opened: math.MinInt64, floor: math.MinInt64, waited: math.MinInt64, first: math.MaxUint64}
+	t := &Topic{cfg: cfg, contract: newContract(), due: mono.Never, first: math.MaxUint64}
 	t.jump(cfg.First)
 	t.front, t.backlog.window.next = t.end, t.end
 	return t
@@ -152,27 +123,6 @@ func (t *Topic) SetTight(tight bool) { t.tight = tight }
 // all channels may be done with it before it is written.
 func (t *Topic) SetRetained(retained bool) { t.retained = retained }
 
-// Limit puts the topic under a contract, with no share yet: until SetShare
-// nothing is released. If it is limited already, only the policy changes.
-func (t *Topic) Limit(over OverLimit) {
-	t.over = over
-	if !t.limited {
-		t.limited = true
-		t.waiting.sort(laterArrival)
-		t.bucket = tokenbucket.Hindsight{}
-		t.lease.set(Forever(tokenbucket.Share{}))
-	}
-}
-
-// Limited reports whether the topic has a contract.
-func (t *Topic) Limited() bool { return t.limited }
-
-// Share returns the share in force; the zero Share without one.
-func (t *Topic) Share() tokenbucket.Share { return t.bucket.Share() }
-
-// Tokens returns what the bucket holds.
-func (t *Topic) Tokens(now mono.Time) tokenbucket.Tokens { return t.bucket.Tokens(now) }
-
 // Put accepts all of msgs, in order, or none of them.
 // Errors: ErrFull, *OverLimitError. It takes ownership of the messages.
 func (t *Topic) Put(now mono.Time, fx *Effects, msgs ...*Message) error {
@@ -184,8 +134,10 @@ func (t *Topic) Put(now mono.Time, fx *Effects, msgs ...*Message) error {
 			return ErrFull
 		}
 	}
-	if err := t.Admit(now, msgs...); err != nil {
-		return err
+	if n := len(msgs); n > 0 {
+		if err := t.Admit(now, 0, n, msgs[0].Arrival, msgs[n-1].Arrival); err != nil {
+			return err
+		}
 	}
 	t.Enter(now, fx, msgs...)
 	return nil
@@ -225,62 +177,11 @@ func (t *Topic) Room(n int) bool {
 	return n <= 0 || t.diskRoom(n)
 }
 
-// Admit asks whether a topic with Config.WriteThrough would take msgs: it refuses
-// what Put refuses, and counts it. The owner then stores them and calls
-// Appended. Error: *OverLimitError.
-func (t *Topic) Admit(now mono.Time, msgs ...*Message) error {
-	if len(msgs) == 0 {
-		return nil
-	}
-	return t.AdmitBatch(now, len(msgs), msgs[0].Arrival, msgs[len(msgs)-1].Arrival)
-}
-
-// AdmitBatch is Admit of n messages that are not made yet, of which the first and
-// the last arrived then. Requires: n > 0.
-func (t *Topic) AdmitBatch(now mono.Time, n int, first, last mono.Time) error {
-	return t.admit(now, 0, n, first, last)
-}
-
-// AdmitBehind is Admit of one message behind so many that were admitted and are not
-// appended yet, of which the first arrived then.
-func (t *Topic) AdmitBehind(now mono.Time, ahead int, first, arrival mono.Time) error {
-	return t.admit(now, ahead, 1, first, arrival)
-}
-
-func (t *Topic) admit(now mono.Time, ahead, n int, first, last mono.Time) error {
-	if t.limited && t.over.Reject {
-		t.look(now)
-		if d := t.expectedDelay(ahead+n, first, last); d > t.over.MaxDelay {
-			return t.Refuse(&OverLimitError{Delay: d, Limit: t.over.MaxDelay}, n)
-		}
-	}
-	return nil
-}
-
 // Refuse counts n messages that are not accepted, because of err, which it
 // returns.
 func (t *Topic) Refuse(err error, n int) error {
 	t.counters.Refused += uint64(n)
 	return err
-}
-
-// expectedDelay is the access delay that the last of n messages would have, with
-// every message ahead of it counted, if nothing but tokens held the backlog up from
-// now on.
-func (t *Topic) expectedDelay(n int, first, last mono.Time) time.Duration {
-	if t.waiting.len() > 0 {
-		first = min(first, t.waiting.front().Arrival)
-	}
-	first, last = max(first, t.opened, t.floor), max(last, t.opened, t.floor)
-	n += t.Waiting()
-	e := t.bucket.After(int64(n), first)
-	if n == 1 {
-		e = t.bucket.Eligible(first)
-	}
-	if e == mono.Never {
-		return math.MaxInt64
-	}
-	return max(0, e.Sub(last))
 }
 
 // Tick does what is due: releases, message timeouts, deferred messages.
@@ -303,7 +204,7 @@ func (t *Topic) ReleaseDeadline() mono.Time {
 	if t.waiting.len() == 0 || !t.open() {
 		return mono.Never
 	}
-	return t.eligible(t.waiting.front())
+	return t.eligible(t.waiting.front().Arrival)
 }
 
 // ChannelDeadline is when the next message times out or ends its deferral, or
@@ -324,38 +225,6 @@ func (t *Topic) open() bool {
 	return true
 }
 
-func (t *Topic) eligible(m *Message) mono.Time {
-	if !t.limited {
-		return m.Arrival
-	}
-	at, _ := t.judgedAt(m)
-	return t.bucket.Eligible(at)
-}
-
-// judgedAt is when a message counts as having arrived, and for how long it then has
-// had a token that does not count, since it was not released in time.
-func (t *Topic) judgedAt(m *Message) (at mono.Time, late time.Duration) {
-	at = max(m.Arrival, t.opened)
-	switch {
-	case at >= t.floor:
-		return at, 0
-	case at > t.waited: // spares a broker that is behind the search, below
-		return t.floor, t.floor.Sub(at)
-	}
-	if e := t.bucket.Eligible(at); e < t.floor {
-		return t.floor, t.floor.Sub(e)
-	}
-	return at, 0
-}
-
-// look brings the bounds of judgedAt up to now.
-func (t *Topic) look(now mono.Time) {
-	t.floor = max(t.floor, now.Add(-t.cfg.MaxBackdating))
-	if t.heldUp {
-		t.opened = max(t.opened, now)
-	}
-}
-
 // advance releases from the head of the backlog while it is eligible, and has the
 // backlog filled up from behind.
 func (t *Topic) advance(now mono.Time, fx *Effects) {
@@ -365,28 +234,14 @@ func (t *Topic) advance(now mono.Time, fx *Effects) {
 }
 
 func (t *Topic) release(now mono.Time, fx *Effects) {
-	if t.limited {
-		t.lapse(now)
-	}
-	t.look(now)
+	t.lapse(now)
+	t.look(now, t.cfg.MaxBackdating)
 	if t.backlog.behind {
 		t.catchUp()
 	}
 	for t.waiting.len() > 0 && t.open() {
 		m := t.waiting.front()
-		e, ok := m.Arrival, !now.Before(m.Arrival)
-		access := time.Duration(0)
-		if t.limited {
-			at, late := t.judgedAt(m)
-			e, ok = t.bucket.Take(at, now)
-			arrived := max(m.Arrival, t.opened)
-			access = e.Sub(arrived) - late
-			if !ok {
-				t.waited = max(t.waited, arrived)
-			} else if e > at {
-				t.waited = max(t.waited, e)
-			}
-		}
+		e, access, ok := t.take(m.Arrival, now)
 		if !ok {
 			break
 		}
@@ -515,17 +370,6 @@ func (t *Topic) TakeMaxWaiting() int {
 	m := max(t.maxWaiting, t.Waiting())
 	t.maxWaiting = t.Waiting()
 	return m
-}
-
-// BurstNeeded is the burst with which no message of the last second would have
-// waited for a token, as far as is known since the last TakeMaxWaiting; 0 without
-// messages or without a limit.
-func (t *Topic) BurstNeeded() int64 {
-	used, short := t.bucket.Used()
-	if short {
-		used += int64(max(t.maxWaiting, t.Waiting()))
-	}
-	return used
 }
 
 // Counters returns the topic's counters.
