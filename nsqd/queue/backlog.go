@@ -16,7 +16,7 @@ func (t *Topic) free() int {
 		return 0
 	}
 	if t.retained && t.logged() && !t.cfg.WriteThrough {
-		return min(t.space(), max(0, t.cfg.Overflow-t.underWay))
+		return min(t.space(), max(0, t.cfg.Overflow-t.tail.underWay))
 	}
 	return t.space()
 }

@@ -92,7 +92,7 @@ func (t *Topic) Carry(now mono.Time, carried []Carried, fx *Effects) {
 		t.move(k, fx)
 		t.writeUpTo(t.end, k.Message)
 	}
-	t.carried = t.end
+	t.tail.carried = t.end
 	fx.Disk = true
 	t.goOn(now, fx)
 }
@@ -155,7 +155,7 @@ func (c *Channel) close(o Offset) {
 }
 
 // Carrying reports whether something that was carried forward is not written yet.
-func (t *Topic) Carrying() bool { return t.tail.next < t.carried }
+func (t *Topic) Carrying() bool { return t.tail.next < t.tail.carried }
 
 // Unfinished is how far the channel is ahead of the oldest message that it has not
 // finished, in messages: see Config.MaxUnfinished.

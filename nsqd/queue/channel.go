@@ -270,7 +270,7 @@ func (c *Channel) Holds(id ConsumerID) (ready, inFlight int) {
 // open reports whether the channel lets the topic release. An ephemeral one
 // always does: it would rather drop messages than hold others back.
 func (c *Channel) open() bool {
-	return c.ephemeral || !c.behind && c.space() > 0 || c.topic.diskRoom(1)
+	return c.ephemeral || !c.behind && c.space() > 0 || c.topic.tail.room(1, &c.topic.cfg, c.topic.tight)
 }
 
 // enter takes a message into memory.

@@ -487,13 +487,13 @@ func TestThroughAnyCrash(t *testing.T) {
 			c.top.Tick(c.now, &c.fx)
 			c.settle()
 		}
-		if c.top.Waiting() > 0 || c.top.Low() != c.top.End() || c.top.underWay > 0 {
+		if c.top.Waiting() > 0 || c.top.Low() != c.top.End() || c.top.tail.underWay > 0 {
 			state := fmt.Sprintf("backlog %d+%d behind %v late %d", c.top.backlog.window.next, c.top.backlog.window.slots.len(), c.top.backlog.behind, c.top.backlog.late)
 			for _, ch := range c.top.channels {
 				from, n := ch.wants()
 				state += fmt.Sprintf("; %s %d+%d behind %v late %d absent %d ready %d due %d, wants %d from %d", ch.name, ch.window.next, ch.window.slots.len(), ch.behind, ch.late, ch.absent.len(), ch.ready.len(), len(ch.due), n, from)
 			}
-			rt.Fatalf("%d wait, from %d to %d, front %d, tail from %d to %d, %d under way; %s", c.top.Waiting(), c.top.Low(), c.top.End(), c.top.front, c.top.tail.next, c.top.tail.end(), c.top.underWay, state)
+			rt.Fatalf("%d wait, from %d to %d, front %d, tail from %d to %d, %d under way; %s", c.top.Waiting(), c.top.Low(), c.top.End(), c.top.front, c.top.tail.next, c.top.tail.end(), c.top.tail.underWay, state)
 		}
 		for name, m := range c.channels {
 			ch := c.top.Channel(name)

@@ -76,7 +76,7 @@ func (t *Topic) checkLog() error {
 		}
 		return nil
 	}
-	if err := checkWindow("tail", &t.tail); err != nil {
+	if err := checkWindow("tail", &t.tail.window); err != nil {
 		return err
 	}
 	if t.tail.end() > t.end || t.front > t.end {
@@ -95,11 +95,11 @@ func (t *Topic) checkLog() error {
 			under++
 		}
 	}
-	if under != t.underWay {
-		return fmt.Errorf("%d on their way to disk, counted %d", under, t.underWay)
+	if under != t.tail.underWay {
+		return fmt.Errorf("%d on their way to disk, counted %d", under, t.tail.underWay)
 	}
 	const batch = 3 // the largest that the tests put
-	if n := t.underWay; !t.cfg.WriteThrough && n > max(t.cfg.Overflow, batch)+len(t.channels) {
+	if n := t.tail.underWay; !t.cfg.WriteThrough && n > max(t.cfg.Overflow, batch)+len(t.channels) {
 		return fmt.Errorf("%d on their way to disk, at most %d", n, t.cfg.Overflow)
 	}
 

@@ -30,13 +30,6 @@ import (
 //   - what is in the tail is held by it;
 //   - what a cursor that is behind has not taken is in the log or in the tail.
 
-// diskRoom reports whether n messages more may be on their way to disk. A batch
-// larger than what may be gets there alone, and so does whatever comes while memory
-// is tight.
-func (t *Topic) diskRoom(n int) bool {
-	return t.cfg.WriteThrough || !t.tight && t.underWay+n <= t.cfg.Overflow || t.cfg.Overflow > 0 && t.underWay == 0
-}
-
 // logged reports whether places in the log are kept.
 func (t *Topic) logged() bool { return t.cfg.Overflow > 0 }
 
@@ -53,10 +46,7 @@ func (t *Topic) spill(m *Message, fx *Effects) {
 		return
 	}
 	t.writeUpTo(m.Offset+1, m)
-	if !m.spilled {
-		m.spilled = true
-		t.underWay++
-	}
+	t.tail.count(m)
 }
 
 // writeUpTo has all written up to an offset, with last, which may be nil, for the
@@ -105,15 +95,6 @@ func (t *Topic) inMemory(o Offset) *Message {
 	return nil
 }
 
-// unspill ends the tail's hold on a message.
-func (t *Topic) unspill(m *Message, fx *Effects) {
-	if m.spilled {
-		m.spilled = false
-		t.underWay--
-	}
-	fx.unref(m)
-}
-
 // needed is the offset from which on a cursor is behind.
 func (t *Topic) needed() Offset {
 	from := t.end
@@ -133,24 +114,9 @@ func (t *Topic) needed() Offset {
 // at their offsets, then calls Written up to the offset returned, or nothing if that
 // failed, and Effects.Unref in either case. One caller at a time.
 func (t *Topic) TakeUnwritten(now mono.Time, into []*Message, most, bytes int, fx *Effects) ([]*Message, Offset) {
-	upTo, from, size, under := t.tail.next, t.needed(), 0, t.underWay
-	for o := upTo; o < t.tail.end() && len(into) < most && size < bytes; o++ {
-		if m := t.tail.get(o); m == nil {
-			// done already
-		} else if m.refs == 1 && o < from && m.Only == nil && !t.retained {
-			t.tail.done(o)
-			t.unspill(m, fx)
-		} else {
-			m.ref()
-			into = append(into, m)
-			size += m.Size()
-		}
-		upTo = o + 1
-	}
-	if len(into) == 0 {
-		t.pastTail(upTo, fx)
-	}
-	if t.underWay < under { // there is room on the way to disk again
+	under := t.tail.underWay
+	into, upTo := t.tail.take(t.needed(), t.retained, into, most, bytes, fx)
+	if t.tail.underWay < under { // there is room on the way to disk again
 		t.advance(now, fx)
 	}
 	return into, upTo
@@ -165,26 +131,11 @@ func (t *Topic) Waits(m *Message) bool { return t.backlog.window.get(m.Offset) =
 
 // Written says that all before an offset that is needed is in the log.
 func (t *Topic) Written(now mono.Time, upTo Offset, fx *Effects) {
-	t.pastTail(upTo, fx)
+	t.tail.pass(upTo, fx)
 	for _, c := range t.channels {
 		c.want(fx)
 	}
 	t.advance(now, fx) // there is room on the way to disk again
-}
-
-// pastTail moves the tail's beginning.
-func (t *Topic) pastTail(upTo Offset, fx *Effects) {
-	for t.tail.next < upTo && t.tail.slots.len() > 0 {
-		m := t.tail.slots.pop()
-		if t.tail.next++; m != nil {
-			t.unspill(m, fx)
-		}
-	}
-	if t.tail.slots.len() == 0 {
-		t.tail.reach(upTo)
-	} else {
-		t.tail.trim()
-	}
 }
 
 // Appended says that messages are in the log, from that offset on, and so accepted.
@@ -368,7 +319,7 @@ func spanned(spans []span, o Offset) bool {
 
 // Discard forgets what is to be written. Requires: Stop, and no channel has a message.
 func (t *Topic) Discard(fx *Effects) {
-	t.pastTail(t.end, fx)
+	t.tail.pass(t.end, fx)
 	t.ForgetRead(fx)
 }
 

@@ -61,14 +61,12 @@ type Topic struct {
 	// State.
 	waiting  ring[*Message] // the part of the backlog that is in memory
 	backlog  backlog
-	channels []*Channel       // by name
-	end      Offset           // of the next message
-	front    Offset           // beyond all that were released
-	tail     window[*Message] // what the log is to have and has not
-	underWay int              // messages of the tail that a cursor is behind at
+	channels []*Channel // by name
+	end      Offset     // of the next message
+	front    Offset     // beyond all that were released
+	tail     tail
 	read     readCache
 	passing  readCache // what is read beside read, for one cursor; empty but in Refill
-	carried  Offset    // up to where the tail is to be written before a snapshot
 	void     []span
 	turn     int // of Want
 	// In windows: of what was in memory in an earlier process and is not read yet, and,
@@ -174,7 +172,7 @@ func (t *Topic) Takes(n int) bool {
 // Room reports whether Put would have room for n messages now.
 func (t *Topic) Room(n int) bool {
 	n -= t.free()
-	return n <= 0 || t.diskRoom(n)
+	return n <= 0 || t.tail.room(n, &t.cfg, t.tight)
 }
 
 // Refuse counts n messages that are not accepted, because of err, which it
