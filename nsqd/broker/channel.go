@@ -122,7 +122,7 @@ func (t *Topic) EmptyChannel(name string) error {
 
 // PauseChannel stops the channel's deliveries. Errors: ErrUnknownChannel, ErrDraining.
 func (t *Topic) PauseChannel(name string) error {
-	return t.onChannel(name, func(_ mono.Time, c *queue.Channel, _ *step) { t.mu.core.PauseChannel(c) })
+	return t.onChannel(name, func(_ mono.Time, c *queue.Channel, _ *step) { c.Pause() })
 }
 
 // UnpauseChannel resumes them. Errors: ErrUnknownChannel, ErrDraining.

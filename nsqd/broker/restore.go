@@ -98,18 +98,18 @@ func (st *store) restore(wanted func(channel string) bool) error {
 	s := t.begin()
 	defer t.end(s)
 	now, core := t.shared.now(), t.mu.core
-	from, err := core.Restore(now, snapshot, st.storage().epoch.monoOf, wanted, &s.fx)
+	restoring, err := core.Restore(now, snapshot, st.storage().epoch.monoOf, wanted, &s.fx)
 	if err != nil {
 		st.report("the record of what is done with is not readable: all that is on disk is delivered again", err)
 	}
-	next, err := commitlog.Offset(0), found(core, log, commitlog.Offset(from))
+	next, err := commitlog.Offset(0), found(restoring, log)
 	if err == nil {
 		next, err = log.Append(nil)
 	}
 	if err != nil {
 		return errors.Join(err, log.Close())
 	}
-	core.Restored(now, queue.Offset(next), &s.fx)
+	restoring.Done(now, queue.Offset(next), &s.fx)
 	log.SetRetain(t.retention())
 	t.retainedLocked(log)
 	st.log.Store(log)
@@ -117,11 +117,11 @@ func (st *store) restore(wanted func(channel string) bool) error {
 	return nil
 }
 
-// found tells the machine what its log has from an offset on.
-func found(core *queue.Topic, log commitlog.Log, from commitlog.Offset) error {
-	return each(log, from, func(batch *commitlog.Batch) error {
+// found tells the machine what its log has.
+func found(restoring *queue.Restoring, log commitlog.Log) error {
+	return each(log, commitlog.Offset(restoring.From), func(batch *commitlog.Batch) error {
 		for i := range batch.Records {
-			core.Found(queue.Offset(batch.Records[i].Offset), string(batch.Records[i].Channel))
+			restoring.Found(queue.Offset(batch.Records[i].Offset), string(batch.Records[i].Channel))
 		}
 		return nil
 	})

@@ -59,11 +59,11 @@ func (t *Topic) left(log *replicated.Log) (*queue.Topic, error) {
 	st := t.store.storage()
 	core := queue.NewTopic(queue.Config{Capacity: 1, Overflow: 1, WriteThrough: true, Rand: rand.New(rand.NewPCG(0, 0))})
 	var fx queue.Effects
-	from, err := core.Restore(t.shared.now(), snapshot, st.epoch.monoOf, wire.ValidChannelName, &fx)
+	restoring, err := core.Restore(t.shared.now(), snapshot, st.epoch.monoOf, wire.ValidChannelName, &fx)
 	if err != nil {
 		t.store.report("the record of what is done with is not readable: all that the other broker had is delivered again", err)
 	}
-	return core, found(core, log, commitlog.Offset(from))
+	return core, found(restoring, log)
 }
 
 // bringIn appends to the topic what is not done of another broker's log, and lets go of it

@@ -25,16 +25,16 @@ type Carried struct {
 // Stuck appends what is to be carried forward, for the oldest part of the log to
 // become free; nothing if that would not free ratio times as many places at least, or
 // cannot be.
-func (t *Topic) Stuck(into []Carried, ratio int) []Carried {
-	low, cut := t.Low(), t.end
-	if l := &t.backlog; l.absent.len() > 0 {
+func (cs *cursors) Stuck(into []Carried, ratio int) []Carried {
+	low, cut := cs.Low(), cs.end
+	if b := &cs.backlog; b.absent.len() > 0 {
 		return into
-	} else if l.window.slots.len() > 0 {
-		cut = l.window.next
-	} else if l.behind {
-		cut = l.window.end()
+	} else if b.window.slots.len() > 0 {
+		cut = b.window.next
+	} else if b.behind {
+		cut = b.window.end()
 	}
-	for _, c := range t.channels {
+	for _, c := range cs.channels {
 		if c.absent.len() > 0 {
 			return into
 		}
@@ -47,17 +47,17 @@ func (t *Topic) Stuck(into []Carried, ratio int) []Carried {
 		most = int(cut-low) / ratio
 	}
 	begin := len(into)
-	for _, c := range t.channels {
+	for _, c := range cs.channels {
 		if !c.tracked {
 			continue
 		}
 		for o := c.window.next; o < min(cut, c.window.end()); o++ {
 			it := c.window.get(o)
-			if it == nil || t.isPending(it) {
+			if it == nil || cs.isPending(it) {
 				continue
 			}
-			if o >= t.tail.next { // or a crash could come between the two
-				t.writeUpTo(o+1, nil)
+			if o >= cs.tail.next { // or a crash could come between the two
+				cs.writeUpTo(o+1, nil)
 				return into[:begin]
 			}
 			deferred := it.holder == nil && it.place >= 0
@@ -89,22 +89,12 @@ func (t *Topic) Carry(now mono.Time, carried []Carried, fx *Effects) {
 	}
 	for _, k := range carried {
 		t.accept(k.Message)
-		t.move(k, fx)
+		k.move(fx)
 		t.writeUpTo(t.end, k.Message)
 	}
 	t.tail.carried = t.end
 	fx.Disk = true
 	t.goOn(now, fx)
-}
-
-// goOn does what channels may do now that were too far ahead.
-func (t *Topic) goOn(now mono.Time, fx *Effects) {
-	for _, c := range t.channels {
-		c.dispatch(now, fx)
-		c.want(fx)
-		t.due = min(t.due, c.Deadline())
-	}
-	t.advance(now, fx)
 }
 
 // CarriedTo says that what Stuck returned is in the log, from that offset on.
@@ -117,7 +107,7 @@ func (t *Topic) CarriedTo(now mono.Time, first Offset, carried []Carried, fx *Ef
 		switch {
 		case t.Channel(k.channel.name) != k.channel: // deleted
 		case k.channel.window.get(k.from) == k.it:
-			t.move(k, fx)
+			k.move(fx)
 		default: // done
 			k.channel.lead(k.Message.Offset, nil)
 		}
@@ -126,7 +116,7 @@ func (t *Topic) CarriedTo(now mono.Time, first Offset, carried []Carried, fx *Ef
 }
 
 // move puts an item to its message's new place.
-func (t *Topic) move(k Carried, fx *Effects) {
+func (k Carried) move(fx *Effects) {
 	c, it := k.channel, k.it
 	c.window.done(k.from)
 	fx.unref(it.msg)
@@ -134,7 +124,7 @@ func (t *Topic) move(k Carried, fx *Effects) {
 	it.msg.ref()
 	fx.Held += it.msg.Size()
 	c.lead(it.offset, it)
-	t.changes++
+	c.log.changes++
 }
 
 // lead notes what is at an offset that the channel has not reached.
@@ -154,9 +144,6 @@ func (c *Channel) close(o Offset) {
 	}
 }
 
-// Carrying reports whether something that was carried forward is not written yet.
-func (t *Topic) Carrying() bool { return t.tail.next < t.tail.carried }
-
 // Unfinished is how far the channel is ahead of the oldest message that it has not
 // finished, in messages: see Config.MaxUnfinished.
 func (c *Channel) Unfinished() int { return c.window.slots.len() }
@@ -164,14 +151,14 @@ func (c *Channel) Unfinished() int { return c.window.slots.len() }
 // Full reports whether there is more for the channel, which it does not get since it is as
 // far ahead as it may be.
 func (c *Channel) Full() bool {
-	most := c.topic.cfg.MaxUnfinished
+	most := c.log.cfg.MaxUnfinished
 	return c.behind && most > 0 && c.Unfinished() >= most
 }
 
 // FarAhead reports whether a channel is half as far ahead as it may be.
-func (t *Topic) FarAhead() bool {
-	for _, c := range t.channels {
-		if most := t.cfg.MaxUnfinished; most > 0 && 2*c.Unfinished() > most {
+func (cs *cursors) FarAhead() bool {
+	for _, c := range cs.channels {
+		if most := cs.cfg.MaxUnfinished; most > 0 && 2*c.Unfinished() > most {
 			return true
 		}
 	}

@@ -45,7 +45,7 @@ type Delivery struct {
 }
 
 // Channel is one queue of a topic: a copy of every message, each delivered to
-// one of its consumers. Its steps are the topic's methods.
+// one of its consumers. What it may cause elsewhere are steps of the topic.
 //
 // Invariants, checked by checkInvariants in tests:
 //   - every item is in exactly one place: ready, or due (in flight or deferred);
@@ -61,7 +61,8 @@ type Delivery struct {
 type Channel struct {
 	// Set once.
 	name      string
-	topic     *Topic
+	log       *log
+	backlog   *backlog // what is not released yet
 	ephemeral bool
 	tracked   bool // its place in the log is kept: it is a cursor
 	begin     mono.Time
@@ -162,22 +163,23 @@ const maxFree = 8192
 // its readers. There is no index of what is on disk by time.
 const maxDeferred = 1_000_000
 
-func newChannel(now mono.Time, name string, t *Topic) *Channel {
+func newChannel(now mono.Time, name string, l *log, b *backlog) *Channel {
 	c := &Channel{
 		name:      name,
-		topic:     t,
+		log:       l,
+		backlog:   b,
 		ephemeral: wire.Ephemeral(name),
 		begin:     now,
 		opened:    now,
 		consumers: make(map[ConsumerID]*consumer),
 	}
-	c.tracked = t.logged() && !c.ephemeral
+	c.tracked = l.logged() && !c.ephemeral
 	return c
 }
 
 // memory is how many messages more it may hold there.
 func (c *Channel) memory() int {
-	if c.topic.tight {
+	if c.log.tight {
 		if c.ready.len()+len(c.due) == 0 && c.hasCredit() && !c.paused && !c.stopped {
 			return 1 // it does not stay
 		}
@@ -188,14 +190,14 @@ func (c *Channel) memory() int {
 		exempt = maxDeferred
 	}
 	// What is given back may exceed the capacity.
-	return max(0, c.topic.cfg.Capacity-c.ready.len()-max(0, c.deferred-exempt))
+	return max(0, c.log.cfg.Capacity-c.ready.len()-max(0, c.deferred-exempt))
 }
 
 // space is how many messages it may take that it has not had.
 func (c *Channel) space() int {
 	n := c.memory()
-	if c.tracked && c.topic.cfg.MaxUnfinished > 0 {
-		n = min(n, max(0, c.topic.cfg.MaxUnfinished-c.window.slots.len()))
+	if c.tracked && c.log.cfg.MaxUnfinished > 0 {
+		n = min(n, max(0, c.log.cfg.MaxUnfinished-c.window.slots.len()))
 	}
 	return n
 }
@@ -222,6 +224,9 @@ func (c *Channel) Deferred() int { return c.deferred }
 // Deadline is when the next message times out or ends its deferral; mono.Never
 // if there is none.
 func (c *Channel) Deadline() mono.Time { return c.due.next() }
+
+// Pause stops deliveries; Topic.UnpauseChannel resumes them.
+func (c *Channel) Pause() { c.paused = true }
 
 // Paused reports whether deliveries are paused.
 func (c *Channel) Paused() bool { return c.paused }
@@ -270,7 +275,7 @@ func (c *Channel) Holds(id ConsumerID) (ready, inFlight int) {
 // open reports whether the channel lets the topic release. An ephemeral one
 // always does: it would rather drop messages than hold others back.
 func (c *Channel) open() bool {
-	return c.ephemeral || !c.behind && c.space() > 0 || c.topic.tail.room(1, &c.topic.cfg, c.topic.tight)
+	return c.ephemeral || !c.behind && c.space() > 0 || c.log.room(1)
 }
 
 // enter takes a message into memory.
@@ -316,7 +321,7 @@ func (c *Channel) dispatch(now mono.Time, fx *Effects) {
 		if c.behind {
 			c.catchUp(now)
 		}
-		if w.sample > 0 && c.topic.cfg.Rand.IntN(100) >= w.sample {
+		if w.sample > 0 && c.log.cfg.Rand.IntN(100) >= w.sample {
 			c.counters.Sampled++
 			c.recycle(it, fx)
 			c.list(w)
@@ -461,7 +466,7 @@ func (c *Channel) requeue(now mono.Time, id ConsumerID, m MessageID, delay time.
 		return err
 	}
 	c.counters.Requeued++
-	c.topic.changes++
+	c.log.changes++
 	if delay > 0 {
 		it.due = now.Add(delay)
 		c.due.push(it)
@@ -477,7 +482,7 @@ func (c *Channel) touch(now mono.Time, id ConsumerID, m MessageID) error {
 	if it == nil {
 		return ErrNotInFlight
 	}
-	it.due = min(now.Add(it.holder.timeout), it.delivered.Add(c.topic.cfg.MaxInFlight))
+	it.due = min(now.Add(it.holder.timeout), it.delivered.Add(c.log.cfg.MaxInFlight))
 	c.due.fix(int(it.place))
 	return nil
 }
@@ -559,7 +564,7 @@ func (c *Channel) removeConsumer(id ConsumerID) {
 }
 
 func (c *Channel) empty(fx *Effects) int {
-	t, n := c.topic, c.Depth()
+	n := c.Depth()
 	c.counters.Emptied += uint64(n)
 	for i := range c.ready.len() {
 		fx.unref(c.ready.at(i).msg)
@@ -580,8 +585,8 @@ func (c *Channel) empty(fx *Effects) int {
 	}
 	c.deferred, c.late, c.behind, c.estimate = 0, 0, false, false
 	c.start()
-	t.changes++
-	t.read.moved = true
+	c.log.changes++
+	c.log.read.moved = true
 	return n
 }
 
@@ -602,7 +607,7 @@ func (c *Channel) newItem(m *Message) *item {
 // recycle keeps the item for reuse, and lets its message go.
 // Requires: nothing refers to the item any more.
 func (c *Channel) recycle(it *item, fx *Effects) {
-	c.topic.changes++
+	c.log.changes++
 	c.close(it.offset)
 	fx.unref(it.msg)
 	*it = item{place: -1}

@@ -87,7 +87,7 @@ func TestAMessageWaitsForConsumersFromWhenItCouldBeHandedOver(t *testing.T) {
 		"paused channel": {do: func(b *bench) {
 			ch := b.channel("c")
 			b.consumer(ch, 1, time.Minute, 10)
-			b.top.PauseChannel(ch)
+			ch.Pause()
 			b.at(10 * ms)
 			b.put(nil)
 			b.at(20 * ms)

@@ -144,7 +144,7 @@ func (t *Topic) Limit(over OverLimit) {
 	t.over = over
 	if !t.limited {
 		t.limited = true
-		t.waiting.sort(laterArrival)
+		t.backlog.sort()
 		t.bucket = tokenbucket.Hindsight{}
 		t.lease.set(Forever(tokenbucket.Share{}))
 	}
@@ -178,6 +178,7 @@ func (t *Topic) Unlimit(now mono.Time, fx *Effects) {
 	most := tokenbucket.Share{Rate: tokenbucket.MaxRate, Burst: tokenbucket.MaxBurst}
 	t.SetShare(now, most, tokenbucket.Tokens(tokenbucket.MaxBurst)*tokenbucket.Token, fx)
 	t.limited, t.over, t.bucket = false, OverLimit{}, tokenbucket.Hindsight{}
+	t.byArrival = false
 	t.lease.set(Forever(tokenbucket.Share{}))
 	t.advance(now, fx)
 }

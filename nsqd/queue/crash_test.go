@@ -269,7 +269,7 @@ func (c *crashes) takeOver() {
 	c.lose()
 	old, left := NewTopic(c.cfg), c.log
 	var fx Effects
-	from, err := old.Restore(c.now, c.snapshot, func(w mono.Wall) mono.Time { return mono.Time(w) }, func(string) bool { return true }, &fx)
+	restoring, err := old.Restore(c.now, c.snapshot, func(w mono.Wall) mono.Time { return mono.Time(w) }, func(string) bool { return true }, &fx)
 	testkit.Must(c.rt, err)
 	only := func(m *Message) string {
 		if m.Only == nil {
@@ -278,8 +278,8 @@ func (c *crashes) takeOver() {
 		return *m.Only
 	}
 	for _, m := range left.messages {
-		if m.Offset >= from {
-			old.Found(m.Offset, only(m))
+		if m.Offset >= restoring.From {
+			restoring.Found(m.Offset, only(m))
 		}
 	}
 	c.top, c.fx, c.log, c.taken = NewTopic(c.cfg), Effects{}, disk{}, true

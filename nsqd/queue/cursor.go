@@ -4,29 +4,19 @@ import "github.com/srtm-io/srtm/internal/mono"
 
 // A channel is a cursor into its topic's log.
 
-// pends is in channels' windows where the message is not released yet.
-func (t *Topic) pends() *item {
-	if t.pending == nil {
-		t.pending = new(item)
-	}
-	return t.pending
-}
-
-func (t *Topic) isPending(it *item) bool { return it != nil && it == t.pending }
-
-// release takes a message that the topic releases.
-func (c *Channel) release(now mono.Time, m *Message, fx *Effects) {
-	t := c.topic
+// release takes a message that the topic releases, or is behind with it: then the log has to
+// have it.
+func (c *Channel) release(now mono.Time, m *Message) (behind bool) {
 	switch {
 	case !c.tracked:
 		c.counters.Messages++
 		if c.ephemeral && c.space() <= 0 {
 			c.counters.Dropped++
-			return
+			return false
 		}
 		c.enter(now, m)
 	case m.Offset < c.window.end():
-		if t.isPending(c.window.get(m.Offset)) { // else it has had it
+		if c.backlog.isPending(c.window.get(m.Offset)) { // else it has had it
 			c.counters.Messages++
 			c.window.set(m.Offset, c.enter(now, m))
 		}
@@ -34,19 +24,20 @@ func (c *Channel) release(now mono.Time, m *Message, fx *Effects) {
 		c.counters.Messages++
 		c.behind = true
 		c.late++
-		t.spill(m, fx)
+		return true
 	default:
 		c.counters.Messages++
 		c.reach(m.Offset)
 		c.window.push(c.enter(now, m))
 	}
+	return false
 }
 
 // reach makes the channel's run end at an offset: of those before it only what waits
 // still comes.
 func (c *Channel) reach(o Offset) {
-	l := &c.topic.backlog.window
-	if l.slots.len() == 0 && len(c.ahead) == 0 {
+	w := &c.backlog.window
+	if w.slots.len() == 0 && len(c.ahead) == 0 {
 		c.window.reach(o)
 		return
 	}
@@ -55,8 +46,8 @@ func (c *Channel) reach(o Offset) {
 		if it, is := c.ahead[at]; is {
 			delete(c.ahead, at)
 			c.window.push(it)
-		} else if l.get(at) != nil {
-			c.window.push(c.topic.pends())
+		} else if w.get(at) != nil {
+			c.window.push(c.backlog.pends())
 		} else {
 			c.window.push(nil)
 		}
@@ -69,10 +60,9 @@ func (c *Channel) start() {
 	if !c.tracked {
 		return
 	}
-	t := c.topic
 	c.window.slots.clear()
-	if c.window.next = t.front; t.backlog.window.slots.len() > 0 {
-		c.window.next = min(t.front, t.backlog.window.next)
+	if c.window.next = c.log.front; c.backlog.window.slots.len() > 0 {
+		c.window.next = min(c.log.front, c.backlog.window.next)
 	}
 	// order: all alike
 	for o := range c.ahead {
@@ -80,31 +70,31 @@ func (c *Channel) start() {
 			delete(c.ahead, o)
 		}
 	}
-	c.reach(t.front)
+	c.reach(c.log.front)
 }
 
 // seek puts an empty cursor at an offset before the topic's releases.
 func (c *Channel) seek(to Offset, records int, fx *Effects) {
-	t := c.topic
-	for o := t.tail.next; o < t.end; o++ {
-		m, waits := t.tail.get(o), t.backlog.window.get(o)
-		if waits != nil || m != nil && (o >= t.front || o >= to && c.takes(m)) {
+	l, b := c.log, c.backlog
+	for o := l.tail.next; o < l.end; o++ {
+		m, waits := l.tail.get(o), b.window.get(o)
+		if waits != nil || m != nil && (o >= l.front || o >= to && c.takes(m)) {
 			records++ // of what waits, below: not in the log
 		}
 	}
 	c.window.slots.clear()
-	if c.window.next = to; t.backlog.window.slots.len() > 0 {
-		c.window.next = min(to, t.backlog.window.next)
+	if c.window.next = to; b.window.slots.len() > 0 {
+		c.window.next = min(to, b.window.next)
 	}
 	c.reach(to)
-	c.behind, c.estimate, c.late = true, true, max(0, records-t.Waiting())
+	c.behind, c.estimate, c.late = true, true, max(0, records-b.Waiting())
 	c.counters.Messages += uint64(c.late)
 	fx.Disk = true
 }
 
 // caughtUp ends being behind.
 func (c *Channel) caughtUp() {
-	c.topic.read.moved = true
+	c.log.read.moved = true
 	if c.behind = false; c.estimate {
 		c.counters.Emptied += uint64(c.late)
 	} else {
@@ -115,17 +105,16 @@ func (c *Channel) caughtUp() {
 
 // wants is as of the backlog.
 func (c *Channel) wants() (from Offset, n int) {
-	t := c.topic
 	if c.stopped {
 		return 0, 0
 	}
 	n = c.memory()
 	switch {
-	case !t.tight && 2*n < t.cfg.Capacity:
+	case !c.log.tight && 2*n < c.log.cfg.Capacity:
 		return 0, 0
 	case c.absent.len() > 0:
 		return c.absent.front().offset, n
-	case c.behind && !t.known(c.window.end()):
+	case c.behind && !c.log.known(c.window.end()):
 		return c.window.end(), c.space()
 	}
 	return 0, 0
@@ -141,7 +130,7 @@ func (c *Channel) want(fx *Effects) {
 
 // takes reports whether a message that is in the log is the channel's.
 func (c *Channel) takes(m *Message) bool {
-	return m.isFor(c.name) && !c.topic.avoided(m.Offset)
+	return m.isFor(c.name) && !c.log.avoided(m.Offset)
 }
 
 func (c *Channel) refill(now mono.Time, from, upTo Offset, msgs []*Message) {
@@ -171,7 +160,7 @@ func (c *Channel) refill(now mono.Time, from, upTo Offset, msgs []*Message) {
 // next takes a message that the channel is behind with; false if there is no space.
 func (c *Channel) next(now mono.Time, m *Message) bool {
 	c.reach(m.Offset)
-	if _, is := c.ahead[m.Offset]; is || c.topic.backlog.window.get(m.Offset) != nil {
+	if _, is := c.ahead[m.Offset]; is || c.backlog.window.get(m.Offset) != nil {
 		c.reach(m.Offset + 1)
 		return true
 	}
@@ -189,19 +178,19 @@ func (c *Channel) next(now mono.Time, m *Message) bool {
 // catchUp takes what the channel is behind with and is in memory, as far as there is
 // space.
 func (c *Channel) catchUp(now mono.Time) {
-	t := c.topic
+	l := c.log
 	for c.behind && c.absent.len() == 0 {
 		o := c.window.end()
-		if o >= t.front {
+		if o >= l.front {
 			c.caughtUp()
 			return
 		}
-		if !t.known(o) {
+		if !l.known(o) {
 			return
 		}
-		switch m, none := t.next(o); {
-		case m == nil || m.Offset >= t.front:
-			c.reach(min(none, t.front))
+		switch m, none := l.next(o); {
+		case m == nil || m.Offset >= l.front:
+			c.reach(min(none, l.front))
 		case !c.takes(m):
 			c.reach(m.Offset + 1)
 		case !c.next(now, m):

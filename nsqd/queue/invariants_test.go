@@ -268,7 +268,7 @@ func (c *Channel) checkInvariants() error {
 	if credit && !c.paused && c.ready.len() > 0 {
 		return fmt.Errorf("%d messages are ready, a consumer has credit, and nothing is delivered", c.ready.len())
 	}
-	if o := c.window.end(); credit && !c.paused && !c.stopped && c.behind && c.absent.len() == 0 && o < c.topic.front && c.topic.known(o) && c.space() > 0 {
+	if o := c.window.end(); credit && !c.paused && !c.stopped && c.behind && c.absent.len() == 0 && o < c.log.front && c.log.known(o) && c.space() > 0 {
 		return fmt.Errorf("a consumer has credit, and %d is in memory and not taken", o)
 	}
 	return nil

@@ -23,12 +23,12 @@ type Unread struct {
 // then last with those that come after all that it returns: at most n of each, in order,
 // with the deliveries so far. They are the machine's.
 func (c *Channel) Peek(now mono.Time, n int, ready, last func(m *Message, attempts uint16)) Unread {
-	t := c.topic
+	l := c.log
 	for i := range min(n, c.ready.len()) {
 		it := c.ready.at(i)
 		ready(it.msg, it.attempts)
 	}
-	u := Unread{From: t.front, To: t.front, channel: c.name, not: map[Offset]bool{}, void: slices.Clone(t.void)}
+	u := Unread{From: l.front, To: l.front, channel: c.name, not: map[Offset]bool{}, void: slices.Clone(l.void)}
 	for i := range c.absent.len() {
 		if it := c.absent.at(i); len(u.Single) < n && !now.Before(it.due) {
 			u.Single, u.Attempts = append(u.Single, it.offset), append(u.Attempts, it.attempts)
@@ -38,18 +38,18 @@ func (c *Channel) Peek(now mono.Time, n int, ready, last func(m *Message, attemp
 		return u
 	}
 	u.From = c.window.end()
-	u.To = max(u.From, min(t.front, t.tail.next))
+	u.To = max(u.From, min(l.front, l.tail.next))
 	// order: a set
 	for o := range c.ahead {
 		u.not[o] = true
 	}
-	for o, l := u.From, &t.backlog.window; o < min(t.front, l.end()); o++ {
-		if l.get(o) != nil {
+	for o, w := u.From, &c.backlog.window; o < min(l.front, w.end()); o++ {
+		if w.get(o) != nil {
 			u.not[o] = true
 		}
 	}
-	for o := u.To; o < t.front && n > 0; o++ {
-		if m := t.tail.get(o); m != nil && m.isFor(c.name) && !u.not[o] && !t.avoided(o) {
+	for o := u.To; o < l.front && n > 0; o++ {
+		if m := l.tail.get(o); m != nil && m.isFor(c.name) && !u.not[o] && !l.avoided(o) {
 			last(m, m.Attempts)
 			n--
 		}

@@ -41,6 +41,9 @@ func (r *readCache) after(o Offset) *Message {
 	return r.messages.at(i)
 }
 
+// goesOn reports whether what is read from an offset on is to be kept.
+func (r *readCache) goesOn(from Offset) bool { return from == r.to || r.from == r.to || !r.used }
+
 // drop lets the oldest message go.
 func (r *readCache) drop(fx *Effects) {
 	m := r.messages.pop()
@@ -57,8 +60,9 @@ func (r *readCache) forget(fx *Effects) {
 	r.from, r.used, r.moved = r.to, false, false
 }
 
-// add takes what was read, all that there is in a part of the log.
-func (r *readCache) add(t *Topic, from, upTo Offset, msgs []*Message, fx *Effects) {
+// add takes what was read, all that there is in a part of the log, and keeps at most so many
+// bytes of what was read before.
+func (r *readCache) add(from, upTo Offset, msgs []*Message, most int, fx *Effects) {
 	size := 0
 	for _, m := range msgs {
 		size += m.Size()
@@ -67,7 +71,7 @@ func (r *readCache) add(t *Topic, from, upTo Offset, msgs []*Message, fx *Effect
 		r.forget(fx)
 		r.from = from
 	}
-	for r.messages.len() > 0 && r.bytes+size > t.cfg.ReadAhead {
+	for r.messages.len() > 0 && r.bytes+size > most {
 		r.drop(fx)
 	}
 	for _, m := range msgs {
@@ -80,55 +84,15 @@ func (r *readCache) add(t *Topic, from, upTo Offset, msgs []*Message, fx *Effect
 	r.to, r.moved = max(from, upTo), true
 }
 
-// ForgetRead gives back what was read for cursors close behind, which a topic in which
-// nothing happens need not hold.
-func (t *Topic) ForgetRead(fx *Effects) { t.read.forget(fx) }
-
-// trimRead lets go of what no cursor has yet to reach that can go on, and of all while
-// memory is tight.
-func (t *Topic) trimRead(fx *Effects) {
-	r := &t.read
-	if r.from == r.to || !r.moved && !t.tight {
-		return
-	}
+// trim lets go of what is before an offset, which no cursor has yet to reach.
+func (r *readCache) trim(needed Offset, fx *Effects) {
 	r.moved = false
-	needed := r.to
-	if l := &t.backlog; l.behind && r.has(l.window.end()) {
-		needed = l.window.end()
-	}
-	for _, c := range t.channels {
-		if c.behind && r.has(c.window.end()) && !c.paused && len(c.consumers) > 0 && !c.Full() {
-			needed = min(needed, c.window.end())
-		}
-	}
-	if needed == r.to || t.tight {
-		t.read.forget(fx)
+	if needed >= r.to {
+		r.forget(fx)
 		return
 	}
 	for r.messages.len() > 0 && r.messages.front().Offset < needed {
-		t.read.drop(fx)
+		r.drop(fx)
 	}
 	r.from = max(r.from, needed)
-}
-
-// caches reports whether what is read from an offset on is to be kept.
-func (t *Topic) caches(from Offset) bool {
-	return from == t.read.to || t.read.from == t.read.to || !t.read.used
-}
-
-// known reports whether a cursor need not read what is at an offset.
-func (t *Topic) known(o Offset) bool {
-	return o >= t.tail.next || t.read.has(o) || t.passing.has(o)
-}
-
-// next returns what a cursor that has come to an offset takes next: of what is in memory,
-// the first message from there on, or how far there is none.
-// Requires: known(o).
-func (t *Topic) next(o Offset) (m *Message, none Offset) {
-	for _, r := range []*readCache{&t.read, &t.passing} {
-		if r.has(o) {
-			return r.after(o), r.to
-		}
-	}
-	return t.tail.get(o), o + 1
 }

@@ -3,7 +3,6 @@ package queue
 import (
 	"encoding/binary"
 	"errors"
-	"math"
 
 	"github.com/srtm-io/srtm/internal/mono"
 )
@@ -32,50 +31,50 @@ var ErrSnapshot = errors.New("not a snapshot of cursors")
 
 // Snapshot appends what Restore needs, with times as wall has them. Deliveries that
 // were not handed over are none.
-func (t *Topic) Snapshot(b []byte, wall func(mono.Time) mono.Wall) []byte {
-	t.Low() // forgets spans
+func (cs *cursors) Snapshot(b []byte, wall func(mono.Time) mono.Wall) []byte {
+	cs.Low() // forgets spans
 	b = append(b, snapshotVersion)
-	b = binary.AppendUvarint(b, uint64(t.end))
-	b = binary.AppendUvarint(b, uint64(t.tail.next))
-	b = binary.AppendUvarint(b, uint64(t.front))
+	b = binary.AppendUvarint(b, uint64(cs.end))
+	b = binary.AppendUvarint(b, uint64(cs.tail.next))
+	b = binary.AppendUvarint(b, uint64(cs.front))
 
-	l := &t.backlog
-	if !l.behind {
-		l.window.reach(t.end)
+	w := &cs.backlog
+	if !w.behind {
+		w.window.reach(cs.end)
 	}
-	e := runs{last: l.window.next}
-	for i := range l.window.slots.len() {
-		if l.window.slots.at(i) != nil {
-			e.add(l.window.next + Offset(i))
+	e := runs{last: w.window.next}
+	for i := range w.window.slots.len() {
+		if w.window.slots.at(i) != nil {
+			e.add(w.window.next + Offset(i))
 		}
 	}
-	onDisk := l.late
-	if l.behind {
-		for o := max(l.window.end(), t.tail.next); o < t.end; o++ {
-			if m := t.tail.get(o); m != nil && m.Only == nil {
+	onDisk := w.late
+	if w.behind {
+		for o := max(w.window.end(), cs.tail.next); o < cs.end; o++ {
+			if m := cs.tail.get(o); m != nil && m.Only == nil {
 				onDisk--
 			}
 		}
 	}
-	b = cursorHead(b, l.window.next, l.window.end(), onDisk)
+	b = cursorHead(b, w.window.next, w.window.end(), onDisk)
 	b = e.append(b)
 
-	b = binary.AppendUvarint(b, uint64(len(t.void)))
+	b = binary.AppendUvarint(b, uint64(len(cs.void)))
 	last := Offset(0)
-	for _, v := range t.void {
+	for _, v := range cs.void {
 		b = binary.AppendUvarint(b, uint64(v.from-last))
 		b = binary.AppendUvarint(b, uint64(v.to-v.from))
 		last = v.to
 	}
 
 	n := 0
-	for _, c := range t.channels {
+	for _, c := range cs.channels {
 		if c.tracked {
 			n++
 		}
 	}
 	b = binary.AppendUvarint(b, uint64(n))
-	for _, c := range t.channels {
+	for _, c := range cs.channels {
 		if c.tracked {
 			b = c.snapshot(b, wall)
 		}
@@ -90,15 +89,15 @@ func cursorHead(b []byte, next, end Offset, late int) []byte {
 }
 
 func (c *Channel) snapshot(b []byte, wall func(mono.Time) mono.Wall) []byte {
-	t := c.topic
+	l := c.log
 	b = binary.AppendUvarint(b, uint64(len(c.name)))
 	b = append(b, c.name...)
 	onDisk := c.late
 	if !c.behind {
-		c.reach(t.front)
+		c.reach(l.front)
 	} else {
-		for o := max(c.window.end(), t.tail.next); o < t.front; o++ {
-			if m := t.tail.get(o); m != nil && c.takes(m) && t.backlog.window.get(o) == nil {
+		for o := max(c.window.end(), l.tail.next); o < l.front; o++ {
+			if m := l.tail.get(o); m != nil && c.takes(m) && c.backlog.window.get(o) == nil {
 				onDisk--
 			}
 		}
@@ -256,178 +255,6 @@ func (d *decoder) open(next, end Offset, f func(o Offset, attempts uint16, due m
 			at++
 		}
 	}
-}
-
-// Restore puts the topic where an earlier process left it; without a snapshot it has
-// had nothing of its log. The owner then calls Found with what is in the log from the
-// returned offset on, and then Restored. Channels that the snapshot has and the topic
-// has not are made if wanted says so; those that it has not begin where the releases
-// were. Error: ErrSnapshot, and it is as if there were none.
-// Requires: nothing was put; the topic has a disk.
-func (t *Topic) Restore(now mono.Time, b []byte, fromWall func(mono.Wall) mono.Time, wanted func(channel string) bool, fx *Effects) (from Offset, err error) {
-	t.backlog.behind, t.orphans = true, math.MaxUint64
-	if len(b) == 0 {
-		return 0, nil
-	}
-	if b[0] != snapshotVersion {
-		return 0, ErrSnapshot
-	}
-	t.unread = new(Message)
-	d := decoder{b: b[1:]}
-	end, written, front := Offset(d.num()), Offset(d.num()), Offset(d.num())
-	var l backlog
-	next, pos, late := d.head()
-	l.window.next = next
-	d.open(next, pos, func(o Offset, _ uint16, _ mono.Wall) {
-		l.window.reach(o)
-		l.window.push(t.unread)
-		l.absent.push(o)
-	})
-	l.window.reach(pos)
-	l.behind, l.late = true, late
-	var void []span
-	at := Offset(0)
-	for n := d.num(); n > 0 && !d.faulty; n-- {
-		at += Offset(d.num())
-		to := at + Offset(d.num())
-		void = append(void, span{at, to})
-		at = to
-	}
-	type cursor struct {
-		name   string
-		window window[*item]
-		absent ring[*item]
-		ahead  map[Offset]*item
-		late   int // twice, see Snapshot
-	}
-	var cursors []cursor
-	for n := d.num(); n > 0 && !d.faulty; n-- {
-		c := cursor{name: d.name()}
-		next, pos, late := d.head()
-		c.window.next, c.late = next, late
-		d.open(next, pos, func(o Offset, attempts uint16, due mono.Wall) {
-			c.window.reach(o)
-			if l.window.get(o) != nil {
-				c.window.push(t.pends())
-				return
-			}
-			it := &item{offset: o, place: -1, attempts: attempts}
-			if due > 0 {
-				it.due = fromWall(due)
-			}
-			c.window.push(it)
-			c.absent.push(it)
-		})
-		c.window.reach(pos)
-		at := pos
-		for n := d.num(); n > 0 && !d.faulty; n-- {
-			at += Offset(d.num())
-			var it *item
-			if d.num() > 0 {
-				it = &item{offset: at, place: -1, attempts: uint16(d.num())}
-				if due := mono.Wall(d.num()); due > 0 {
-					it.due = fromWall(due)
-				}
-				c.absent.push(it)
-			}
-			if c.ahead == nil {
-				c.ahead = make(map[Offset]*item)
-			}
-			c.ahead[at] = it
-		}
-		cursors = append(cursors, c)
-	}
-	if d.faulty || len(d.b) > 0 || written > end || front > end || pos > end {
-		return 0, ErrSnapshot
-	}
-	for _, c := range cursors { // first: a backlog that is behind by what Found has yet to tell would be taken for complete
-		if t.Channel(c.name) == nil && wanted(c.name) {
-			t.CreateChannel(now, c.name, fx)
-		}
-	}
-	t.end, t.front, t.backlog, t.void = end, front, l, void
-	t.written, t.orphans = written, end
-	for _, from := range cursors {
-		c := t.Channel(from.name)
-		if c == nil {
-			continue
-		}
-		c.window, c.absent, c.ahead, c.late, c.estimate, c.behind = from.window, from.absent, from.ahead, from.late/2, from.late%2 > 0, true
-	}
-	for _, c := range t.channels {
-		if !c.behind {
-			c.start()
-		}
-	}
-	return written, nil
-}
-
-// Found says that the log has a message at an offset, for all channels or for that
-// one. Offsets ascend.
-func (t *Topic) Found(o Offset, only string) {
-	l := &t.backlog
-	if t.found == nil {
-		t.found = make(map[Offset]bool)
-	}
-	if only != "" || o < max(t.front, l.window.end()) { // no channel had anything of what comes after
-		t.found[o] = true
-	}
-	if c := t.Channel(only); c != nil && c.tracked && o >= t.orphans {
-		c.lead(o, nil) // carried forward, and the snapshot does not know: it is at its old place still
-	}
-	if t.end = max(t.end, o+1); o >= l.window.end() {
-		switch {
-		case only == "":
-			l.late++
-			return
-		case l.late == 0 && l.absent.len() == 0: // so it is as if it were released
-			l.window.reach(o + 1)
-			t.front = o + 1
-		default:
-			return // until the backlog has passed it
-		}
-	}
-	if l.window.get(o) != nil || t.avoided(o) {
-		return
-	}
-	for _, c := range t.channels {
-		if _, is := c.ahead[o]; !is && c.tracked && o >= c.window.end() && (only == "" || only == c.name) {
-			c.behind = true
-			c.late++
-		}
-	}
-}
-
-// Restored ends what Restore began. next is the log's next offset.
-func (t *Topic) Restored(now mono.Time, next Offset, fx *Effects) {
-	// What was in memory alone went with it.
-	lost := func(o Offset) bool { return o >= t.written && !t.found[o] }
-	l := &t.backlog
-	for range l.absent.len() {
-		if o := l.absent.pop(); lost(o) {
-			t.gone(o)
-		} else {
-			l.absent.push(o)
-		}
-	}
-	t.end = max(t.end, next)
-	t.tail.next = t.end
-	t.counters.Accepted += uint64(t.Waiting())
-	for _, c := range t.channels {
-		for range c.absent.len() {
-			it := c.absent.pop()
-			if lost(it.offset) {
-				c.close(it.offset)
-				continue
-			}
-			c.absent.push(it)
-		}
-		c.counters.Messages += uint64(c.Depth())
-		c.catchUp(now)
-		c.want(fx)
-	}
-	t.found = nil
-	t.advance(now, fx)
 }
 
 // FirstSnapshot is that of a log that an import has filled: channels have had

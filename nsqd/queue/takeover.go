@@ -17,11 +17,11 @@ type Undone struct {
 // Undone appends the channels that have not finished the message at an offset, which the log
 // has for all of them or for that one, or reports that it waits for its token.
 // Requires: Restore, and Found for all that the log has; nothing else since.
-func (t *Topic) Undone(into []Undone, o Offset, only string) (of []Undone, waits bool) {
-	if only == "" && (t.backlog.window.get(o) != nil || o >= t.front) {
-		return into, !t.avoided(o)
+func (cs *cursors) Undone(into []Undone, o Offset, only string) (of []Undone, waits bool) {
+	if only == "" && (cs.backlog.window.get(o) != nil || o >= cs.front) {
+		return into, !cs.avoided(o)
 	}
-	for _, c := range t.channels {
+	for _, c := range cs.channels {
 		if !c.tracked || only != "" && only != c.name {
 			continue
 		}
@@ -32,7 +32,7 @@ func (t *Topic) Undone(into []Undone, o Offset, only string) (of []Undone, waits
 		switch {
 		case it != nil:
 			into = append(into, Undone{Channel: c.name, Attempts: it.attempts, Due: it.due})
-		case !known && !t.avoided(o):
+		case !known && !cs.avoided(o):
 			into = append(into, Undone{Channel: c.name, Fresh: true})
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
@@ -44,59 +43,18 @@ type Config struct {
 
 // Topic is the machine. Not safe for concurrent use; its owner holds a lock.
 //
-// Invariants, checked by checkInvariants in tests:
-//   - accepted == released + Waiting + emptied + lost;
-//   - a waiting message has taken no token yet: only the head of the backlog is
-//     judged, when it is released, so that a new share counts from then on;
-//   - under a contract, the part of the backlog that is in memory is in order of
-//     arrival, so that none behind the head has a token before it;
-//   - if the head of the backlog is eligible and every channel has room, it is
-//     released before the step returns.
+// Invariant, checked by checkInvariants in tests: if the head of the backlog is eligible
+// and every channel has room, it is released before the step returns. A waiting message has
+// taken no token yet: only the head is judged, when it is released, so that a new share
+// counts from then on.
 type Topic struct {
-	// Set once.
-	cfg Config
-
 	contract
+	cursors
 
-	// State.
-	waiting  ring[*Message] // the part of the backlog that is in memory
-	backlog  backlog
-	channels []*Channel // by name
-	end      Offset     // of the next message
-	front    Offset     // beyond all that were released
-	tail     tail
-	read     readCache
-	passing  readCache // what is read beside read, for one cursor; empty but in Refill
-	void     []span
-	turn     int // of Want
-	// In windows: of what was in memory in an earlier process and is not read yet, and,
-	// in a channel's, of what is not released yet.
-	unread   *Message // nil until Restore
-	pending  *item    // nil until there is one
-	passed   bool     // the backlog, something that is for one channel only
-	written  Offset   // by an earlier process; of Restore, as found
-	found    map[Offset]bool
-	orphans  Offset // likewise: what is for one channel from there on is in the log twice
-	changes  uint64
-	paused   bool
-	stopped  bool
-	due      mono.Time // no later than the deadline of any channel
-	tight    bool      // memory is short of bytes
-	retained bool      // every message is to be in the log, whether or not a cursor needs it
-	first    Offset    // the log has nothing before it that a Seek could want
-
-	counters   Counters
-	maxWaiting int // since the last TakeMaxWaiting
-}
-
-// Counters only grow.
-type Counters struct {
-	Accepted      uint64 // messages
-	AcceptedBytes uint64 // of bodies
-	Released      uint64
-	Refused       uint64 // queue full or over limit
-	Emptied       uint64 // discarded by Empty, on an operator's order
-	Lost          uint64 // could not be read back from disk
+	paused  bool
+	stopped bool
+	due     mono.Time // no later than the deadline of any channel
+	turn    int       // of Want
 }
 
 // NewTopic returns a topic without channels and without a limit.
@@ -104,22 +62,12 @@ func NewTopic(cfg Config) *Topic {
 	if cfg.Capacity < 1 || cfg.Rand == nil {
 		panic("queue: a topic needs a capacity of at least 1 and a source of randomness")
 	}
-	t := &Topic{cfg: cfg, contract: newContract(), due: mono.Never, first: math.MaxUint64}
+	t := &Topic{contract: newContract(), due: mono.Never}
+	t.log = log{cfg: &cfg, first: math.MaxUint64}
 	t.jump(cfg.First)
-	t.front, t.backlog.window.next = t.end, t.end
+	t.front, t.backlog = t.end, backlog{log: &t.log, window: window[*Message]{next: t.end}}
 	return t
 }
-
-// SetTight says whether memory is short of bytes from the next step on. Then the
-// backlogs are full, whatever their capacity: what is put goes to disk, one message
-// or batch at a time, or is refused where there is none; and of what is there,
-// one message comes back to memory where it can leave it at once. What is in
-// memory stays.
-func (t *Topic) SetTight(tight bool) { t.tight = tight }
-
-// SetRetained says whether every message is to be in the log, from the next one on, though
-// all channels may be done with it before it is written.
-func (t *Topic) SetRetained(retained bool) { t.retained = retained }
 
 // Put accepts all of msgs, in order, or none of them.
 // Errors: ErrFull, *OverLimitError. It takes ownership of the messages.
@@ -152,12 +100,10 @@ func (t *Topic) Enter(now mono.Time, fx *Effects, msgs ...*Message) {
 		if t.free() > 0 {
 			t.wait(m)
 		} else {
-			t.backlog.behind = true
-			t.backlog.late++
+			t.fallBehind()
 			t.spill(m, fx)
 		}
-		t.counters.Accepted++
-		t.counters.AcceptedBytes += uint64(len(m.Body))
+		t.accepted(m)
 	}
 	t.advance(now, fx)
 	t.maxWaiting = max(t.maxWaiting, t.Waiting())
@@ -172,22 +118,14 @@ func (t *Topic) Takes(n int) bool {
 // Room reports whether Put would have room for n messages now.
 func (t *Topic) Room(n int) bool {
 	n -= t.free()
-	return n <= 0 || t.tail.room(n, &t.cfg, t.tight)
-}
-
-// Refuse counts n messages that are not accepted, because of err, which it
-// returns.
-func (t *Topic) Refuse(err error, n int) error {
-	t.counters.Refused += uint64(n)
-	return err
+	return n <= 0 || t.log.room(n)
 }
 
 // Tick does what is due: releases, message timeouts, deferred messages.
 func (t *Topic) Tick(now mono.Time, fx *Effects) {
 	for _, c := range t.channels {
 		c.expire(now)
-		c.dispatch(now, fx)
-		c.want(fx)
+		t.serve(now, c, fx)
 	}
 	t.advance(now, fx) // last: the channels have room now
 	t.due = mono.Never
@@ -223,11 +161,35 @@ func (t *Topic) open() bool {
 	return true
 }
 
+// memory is how many messages may wait in memory. While that is tight it is one, which does
+// not stay.
+func (t *Topic) memory() int {
+	switch {
+	case !t.tight:
+		return t.cfg.Capacity
+	case t.open():
+		return 1
+	}
+	return 0
+}
+
+// wants returns what the backlog has to get from the log, and from where.
+func (t *Topic) wants() (from Offset, n int) {
+	if t.stopped {
+		return 0, 0
+	}
+	return t.backlog.wants(t.memory())
+}
+
 // advance releases from the head of the backlog while it is eligible, and has the
 // backlog filled up from behind.
 func (t *Topic) advance(now mono.Time, fx *Effects) {
 	t.release(now, fx)
-	t.lack(fx)
+	if t.backlog.behind || t.backlog.absent.len() > 0 {
+		if _, n := t.wants(); n > 0 {
+			fx.Disk = true
+		}
+	}
 	t.trimRead(fx)
 }
 
@@ -235,7 +197,7 @@ func (t *Topic) release(now mono.Time, fx *Effects) {
 	t.lapse(now)
 	t.look(now, t.cfg.MaxBackdating)
 	if t.backlog.behind {
-		t.catchUp()
+		t.backlog.catchUp(t.memory())
 	}
 	for t.waiting.len() > 0 && t.open() {
 		m := t.waiting.front()
@@ -247,61 +209,38 @@ func (t *Topic) release(now mono.Time, fx *Effects) {
 		if from := max(m.Arrival, t.cfg.Begin); from < t.opened {
 			m.Held = t.opened.Sub(from)
 		}
-		t.waiting.pop()
-		t.backlog.window.done(m.Offset)
-		t.counters.Released++
+		t.backlog.pop()
 		t.changes++
 		fx.Released = append(fx.Released, Release{Arrival: m.Arrival, Eligible: e, Released: now, Access: m.Access})
 		t.front = max(t.front, m.Offset+1)
 		for _, c := range t.channels {
-			c.release(now, m, fx)
+			if c.release(now, m) {
+				t.spill(m, fx)
+			}
 			c.dispatch(now, fx)
 			t.due = min(t.due, c.Deadline())
 		}
 		fx.unref(m)
 		if t.backlog.behind {
-			t.catchUp()
+			t.backlog.catchUp(t.memory())
 		}
 	}
-	if t.passed && !t.backlog.behind {
-		t.settleOnly(now, fx)
+	if t.passed && !t.backlog.behind && t.backlog.window.slots.len() == 0 {
+		// Channels may have what is for them alone at the end of the log.
+		t.passed, t.front = false, t.end
+		for _, c := range t.channels {
+			c.behind = c.behind || c.tracked
+			t.serve(now, c, fx)
+		}
 	}
 	t.heldUp = (t.limited || t.Waiting() > 0) && !t.open()
 }
-
-// wait takes a message into the memory part of the backlog.
-func (t *Topic) wait(m *Message) {
-	m.ref()
-	t.place(m)
-	if !t.logged() {
-		return
-	}
-	if w := &t.backlog.window; m.Offset < w.end() {
-		w.set(m.Offset, m) // it was unread
-	} else {
-		w.reach(m.Offset)
-		w.push(m)
-	}
-}
-
-// place puts a message into the memory part of the backlog: at its end, or where it
-// arrived, if there is a contract. Readers come to their messages late and in an
-// order of their own; what came first has a token first.
-func (t *Topic) place(m *Message) {
-	i := t.waiting.len()
-	if t.limited {
-		i = t.waiting.after(m, laterArrival)
-	}
-	t.waiting.insert(i, m)
-}
-
-func laterArrival(a, b *Message) bool { return b.Arrival.Before(a.Arrival) }
 
 // Pause stops releases; messages are still accepted.
 func (t *Topic) Pause() { t.paused, t.heldUp = true, true }
 
 // Stop ends releases and deliveries for good, whatever step comes after it:
-// what is held stays as it is, for Kept.
+// what is held stays as it is, for Leave.
 func (t *Topic) Stop() {
 	t.stopped = true
 	for _, c := range t.channels {
@@ -321,20 +260,7 @@ func (t *Topic) Paused() bool { return t.paused }
 // Empty discards the messages that wait in the topic and returns how many.
 // Its channels keep theirs.
 func (t *Topic) Empty(now mono.Time, fx *Effects) int {
-	n := t.Waiting()
-	l := &t.backlog
-	for o := l.window.next; o < l.window.end(); o++ { // offset by offset: void is in order
-		if l.window.get(o) != nil {
-			t.avoid(o, o+1)
-		}
-	}
-	t.avoid(l.window.end(), t.end)
-	for i := range t.waiting.len() {
-		fx.unref(t.waiting.at(i))
-	}
-	t.waiting.clear()
-	l.absent.clear()
-	*l = backlog{window: window[*Message]{next: t.end}}
+	n := t.backlog.empty(fx)
 	t.front = t.end
 	for _, c := range t.channels {
 		if !c.tracked {
@@ -350,28 +276,10 @@ func (t *Topic) Empty(now mono.Time, fx *Effects) int {
 		}
 	}
 	t.changes++
-	t.counters.Emptied += uint64(n)
 	t.read.moved = true
 	t.goOn(now, fx) // a channel may have been as far ahead as it may be
 	return n
 }
-
-// Waiting is the number of messages that wait for tokens or for a channel, in
-// memory or beyond.
-func (t *Topic) Waiting() int { return t.waiting.len() + t.Beyond() }
-
-// Beyond is how many of them are not in memory.
-func (t *Topic) Beyond() int { return t.backlog.late + t.backlog.absent.len() }
-
-// TakeMaxWaiting returns the maximum of Waiting since the last call.
-func (t *Topic) TakeMaxWaiting() int {
-	m := max(t.maxWaiting, t.Waiting())
-	t.maxWaiting = t.Waiting()
-	return m
-}
-
-// Counters returns the topic's counters.
-func (t *Topic) Counters() Counters { return t.counters }
 
 // CreateChannel returns the channel of that name and creates it if need be.
 // The first channel gets the messages that waited for one.
@@ -380,24 +288,13 @@ func (t *Topic) CreateChannel(now mono.Time, name string, fx *Effects) *Channel 
 	if found {
 		return t.channels[i]
 	}
-	c := newChannel(now, name, t)
+	c := newChannel(now, name, &t.log, &t.backlog)
 	c.start()
 	t.channels = slices.Insert(t.channels, i, c)
 	t.changes++
 	t.advance(now, fx)
 	return c
 }
-
-// Channel returns the channel of that name, or nil.
-func (t *Topic) Channel(name string) *Channel {
-	if i, found := t.find(name); found {
-		return t.channels[i]
-	}
-	return nil
-}
-
-// Channels returns the channels by name. The caller must not change the slice.
-func (t *Topic) Channels() []*Channel { return t.channels }
 
 // DeleteChannel removes the channel with all it holds. What waited only
 // because that channel was full is released.
@@ -412,12 +309,6 @@ func (t *Topic) DeleteChannel(now mono.Time, name string, fx *Effects) error {
 	t.changes++
 	t.advance(now, fx)
 	return nil
-}
-
-func (t *Topic) find(name string) (int, bool) {
-	return slices.BinarySearchFunc(t.channels, name, func(c *Channel, name string) int {
-		return strings.Compare(c.name, name)
-	})
 }
 
 // The steps of a consumer. Each may make room in a full channel, so each ends
@@ -480,9 +371,6 @@ func (t *Topic) RemoveConsumer(now mono.Time, c *Channel, id ConsumerID, fx *Eff
 	t.settle(now, c, fx)
 }
 
-// PauseChannel stops deliveries of the channel.
-func (t *Topic) PauseChannel(c *Channel) { c.paused = true }
-
 // UnpauseChannel resumes them.
 func (t *Topic) UnpauseChannel(now mono.Time, c *Channel, fx *Effects) {
 	c.paused = false
@@ -518,8 +406,21 @@ func (t *Topic) Seek(now mono.Time, c *Channel, to Offset, records int, fx *Effe
 }
 
 func (t *Topic) settle(now mono.Time, c *Channel, fx *Effects) {
+	t.serve(now, c, fx)
+	t.advance(now, fx)
+}
+
+// serve has a channel do what it may do now.
+func (t *Topic) serve(now mono.Time, c *Channel, fx *Effects) {
 	c.dispatch(now, fx)
 	t.due = min(t.due, c.Deadline())
 	c.want(fx)
+}
+
+// goOn does what channels may do now that were too far ahead.
+func (t *Topic) goOn(now mono.Time, fx *Effects) {
+	for _, c := range t.channels {
+		t.serve(now, c, fx)
+	}
 	t.advance(now, fx)
 }

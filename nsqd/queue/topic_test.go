@@ -471,7 +471,7 @@ func TestWhatWasNotHandedOverIsKeptWithoutTheAttempt(t *testing.T) {
 	b.top.Leave(&b.fx)
 	d.write(b.top, b.now, 100, true, &b.fx)
 	next := &bench{t: t}
-	next.top, next.fx = restart(t, b.top.cfg, b.top.Snapshot(nil, wallOf), 0, &d, "c")
+	next.top, next.fx = restart(t, *b.top.cfg, b.top.Snapshot(nil, wallOf), 0, &d, "c")
 	d.read(next.top, 0, &next.fx)
 	next.consumer(next.top.Channel("c"), 1, time.Second, 10)
 	next.expect("1@1:2", "2@1:1")
@@ -508,7 +508,7 @@ func TestPauseEmptyDelete(t *testing.T) {
 	b.expect()
 	b.top.Unpause(b.now, &b.fx)
 	b.expect("1@1:1")
-	b.top.PauseChannel(c)
+	c.Pause()
 	b.put(nil)
 	b.expect()
 	b.top.UnpauseChannel(b.now, c, &b.fx)
@@ -904,7 +904,7 @@ func TestWhatCannotBeWrittenGoesOnInMemoryInItsOrder(t *testing.T) {
 	b.expect("3@1:1", "4@1:1", "5@1:1", "6@1:1", "7@1:1")
 
 	// Emptied while the disk was at it.
-	b.top.PauseChannel(c)
+	c.Pause()
 	for range 4 {
 		b.put(nil)
 	}
@@ -956,18 +956,18 @@ func restart(t interface {
 		top.CreateChannel(now, c, &fx)
 	}
 	mono := func(w mono.Wall) mono.Time { return mono.Time(w) }
-	from := testkit.Result(top.Restore(now, snapshot, mono, func(string) bool { return len(channels) == 0 }, &fx)).Must(t)
+	restoring := testkit.Result(top.Restore(now, snapshot, mono, func(string) bool { return len(channels) == 0 }, &fx)).Must(t)
 	next := Offset(0)
 	for _, m := range log.messages {
-		if next = m.Offset + 1; m.Offset >= from {
+		if next = m.Offset + 1; m.Offset >= restoring.From {
 			only := ""
 			if m.Only != nil {
 				only = *m.Only
 			}
-			top.Found(m.Offset, only)
+			restoring.Found(m.Offset, only)
 		}
 	}
-	top.Restored(now, next, &fx)
+	restoring.Done(now, next, &fx)
 	testkit.Must(t, top.checkInvariants(now))
 	return top, fx
 }
@@ -990,7 +990,7 @@ func TestATopicIsRestoredAsItWasLeft(t *testing.T) {
 	d.write(b.top, b.now, 100, true, &b.fx)
 
 	next := &bench{t: t}
-	next.top, next.fx = restart(t, b.top.cfg, b.top.Snapshot(nil, wallOf), 0, &d, "c")
+	next.top, next.fx = restart(t, *b.top.cfg, b.top.Snapshot(nil, wallOf), 0, &d, "c")
 	e := next.top.Channel("c")
 	if e.Depth() != 3 || next.top.Waiting() != 1 {
 		t.Fatalf("depth %d, %d wait", e.Depth(), next.top.Waiting())
@@ -1018,7 +1018,7 @@ func TestWhatCameAfterASnapshotIsThere(t *testing.T) {
 	}
 	for _, channels := range [][]string{{"c"}, nil} {
 		next := &bench{t: t}
-		next.top, next.fx = restart(t, b.top.cfg, snapshot, 0, &d, channels...)
+		next.top, next.fx = restart(t, *b.top.cfg, snapshot, 0, &d, channels...)
 		next.consumer(next.top.Channel("c"), 1, time.Second, 10)
 		for d.read(next.top, 0, &next.fx) > 0 {
 			next.check()
@@ -1228,7 +1228,7 @@ func TestAFirstSnapshotIsOfALogThatNobodyHasRead(t *testing.T) {
 		d.append(Offset(n), m)
 	}
 	b := &bench{t: t}
-	b.top, b.fx = restart(t, withDisk(10, 10).cfg, FirstSnapshot(3, 5, []string{"a", "b"}), 0, &d, "a", "b")
+	b.top, b.fx = restart(t, *withDisk(10, 10).cfg, FirstSnapshot(3, 5, []string{"a", "b"}), 0, &d, "a", "b")
 	x, y := b.top.Channel("a"), b.top.Channel("b")
 	b.top.Pause()
 	if x.Depth() != 2 || y.Depth() != 3 {

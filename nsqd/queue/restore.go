@@ -1,0 +1,188 @@
+package queue
+
+import (
+	"math"
+
+	"github.com/srtm-io/srtm/internal/mono"
+)
+
+// Restoring is a topic that an earlier process left, of which it is still to be said what its
+// log has.
+type Restoring struct {
+	// From is the offset from which on the owner is to say what the log has.
+	From Offset
+
+	topic   *Topic
+	end     Offset // what is for one channel from there on is in the log twice
+	present map[Offset]bool
+}
+
+// Restore puts the topic where an earlier process left it; without a snapshot it has
+// had nothing of its log. The owner then calls Found with what is in the log from
+// From on, and then Done. Channels that the snapshot has and the topic
+// has not are made if wanted says so; those that it has not begin where the releases
+// were. Error: ErrSnapshot, and it is as if there were none.
+// Requires: nothing was put; the topic has a disk.
+func (t *Topic) Restore(now mono.Time, b []byte, fromWall func(mono.Wall) mono.Time, wanted func(channel string) bool, fx *Effects) (*Restoring, error) {
+	r := &Restoring{topic: t, end: math.MaxUint64, present: make(map[Offset]bool)}
+	t.backlog.behind = true
+	if len(b) == 0 {
+		return r, nil
+	}
+	if b[0] != snapshotVersion {
+		return r, ErrSnapshot
+	}
+	t.unread = new(Message)
+	d := decoder{b: b[1:]}
+	end, written, front := Offset(d.num()), Offset(d.num()), Offset(d.num())
+	next, pos, late := d.head()
+	waits := window[*Message]{next: next}
+	var absent ring[Offset]
+	d.open(next, pos, func(o Offset, _ uint16, _ mono.Wall) {
+		waits.reach(o)
+		waits.push(t.unread)
+		absent.push(o)
+	})
+	waits.reach(pos)
+	var void []span
+	at := Offset(0)
+	for n := d.num(); n > 0 && !d.faulty; n-- {
+		at += Offset(d.num())
+		to := at + Offset(d.num())
+		void = append(void, span{at, to})
+		at = to
+	}
+	type cursor struct {
+		name   string
+		window window[*item]
+		absent ring[*item]
+		ahead  map[Offset]*item
+		late   int // twice, see Snapshot
+	}
+	var cursors []cursor
+	unread := func(o Offset, attempts uint16, due mono.Wall) *item {
+		it := &item{offset: o, place: -1, attempts: attempts}
+		if due > 0 {
+			it.due = fromWall(due)
+		}
+		return it
+	}
+	for n := d.num(); n > 0 && !d.faulty; n-- {
+		c := cursor{name: d.name()}
+		next, pos, late := d.head()
+		c.window.next, c.late = next, late
+		d.open(next, pos, func(o Offset, attempts uint16, due mono.Wall) {
+			c.window.reach(o)
+			if waits.get(o) != nil {
+				c.window.push(t.pends())
+				return
+			}
+			it := unread(o, attempts, due)
+			c.window.push(it)
+			c.absent.push(it)
+		})
+		c.window.reach(pos)
+		at := pos
+		for n := d.num(); n > 0 && !d.faulty; n-- {
+			at += Offset(d.num())
+			var it *item
+			if d.num() > 0 {
+				it = unread(at, uint16(d.num()), mono.Wall(d.num()))
+				c.absent.push(it)
+			}
+			if c.ahead == nil {
+				c.ahead = make(map[Offset]*item)
+			}
+			c.ahead[at] = it
+		}
+		cursors = append(cursors, c)
+	}
+	if d.faulty || len(d.b) > 0 || written > end || front > end || pos > end {
+		return r, ErrSnapshot
+	}
+	for _, c := range cursors { // first: a backlog that is behind by what Found has yet to tell would be taken for complete
+		if t.Channel(c.name) == nil && wanted(c.name) {
+			t.CreateChannel(now, c.name, fx)
+		}
+	}
+	t.end, t.front, t.void = end, front, void
+	t.backlog.window, t.backlog.absent, t.backlog.behind, t.backlog.late = waits, absent, true, late
+	r.From, r.end = written, end
+	for _, from := range cursors {
+		c := t.Channel(from.name)
+		if c == nil {
+			continue
+		}
+		c.window, c.absent, c.ahead, c.late, c.estimate, c.behind = from.window, from.absent, from.ahead, from.late/2, from.late%2 > 0, true
+	}
+	for _, c := range t.channels {
+		if !c.behind {
+			c.start()
+		}
+	}
+	return r, nil
+}
+
+// Found says that the log has a message at an offset, for all channels or for that
+// one. Offsets ascend.
+func (r *Restoring) Found(o Offset, only string) {
+	t, b := r.topic, &r.topic.backlog
+	if only != "" || o < max(t.front, b.window.end()) { // no channel had anything of what comes after
+		r.present[o] = true
+	}
+	if c := t.Channel(only); c != nil && c.tracked && o >= r.end {
+		c.lead(o, nil) // carried forward, and the snapshot does not know: it is at its old place still
+	}
+	if t.end = max(t.end, o+1); o >= b.window.end() {
+		switch {
+		case only == "":
+			b.late++
+			return
+		case b.late == 0 && b.absent.len() == 0: // so it is as if it were released
+			b.window.reach(o + 1)
+			t.front = o + 1
+		default:
+			return // until the backlog has passed it
+		}
+	}
+	if b.window.get(o) != nil || t.avoided(o) {
+		return
+	}
+	for _, c := range t.channels {
+		if _, is := c.ahead[o]; !is && c.tracked && o >= c.window.end() && (only == "" || only == c.name) {
+			c.behind = true
+			c.late++
+		}
+	}
+}
+
+// Done ends what Restore began. next is the log's next offset.
+func (r *Restoring) Done(now mono.Time, next Offset, fx *Effects) {
+	t, b := r.topic, &r.topic.backlog
+	// What was in memory alone went with it.
+	lost := func(o Offset) bool { return o >= r.From && !r.present[o] }
+	for range b.absent.len() {
+		if o := b.absent.pop(); lost(o) {
+			b.lose(o, t.channels)
+		} else {
+			b.absent.push(o)
+		}
+	}
+	t.end = max(t.end, next)
+	t.tail.next = t.end
+	t.counters.Accepted += uint64(t.Waiting())
+	for _, c := range t.channels {
+		for range c.absent.len() {
+			it := c.absent.pop()
+			if lost(it.offset) {
+				c.close(it.offset)
+				continue
+			}
+			c.absent.push(it)
+		}
+		c.counters.Messages += uint64(c.Depth())
+		c.catchUp(now)
+		c.want(fx)
+	}
+	t.advance(now, fx)
+}
