@@ -60,14 +60,7 @@ type captured struct {
 // uncounted is the number of publishers beyond maxCapturedPublishers.
 const uncounted = math.MaxUint32
 
-// captureLocked records n messages that arrived together, if that is wanted.
-// Requires: mu held.
-func (t *Topic) captureLocked(from *Publisher, at mono.Time, n int) {
-	if c := t.mu.capture; c != nil {
-		c.add(from, at, n)
-	}
-}
-
+// add records n messages that arrived together.
 func (c *capture) add(from *Publisher, at mono.Time, n int) {
 	if from == nil {
 		from = &c.unknown

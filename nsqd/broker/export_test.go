@@ -87,7 +87,7 @@ func At(n int) Stored { return Stored{commitlog.Offset(n)} }
 func (t *Topic) LeastBacklog() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.mu.pacer.least
+	return t.mu.pacing.running.least
 }
 
 // Finish is FinishBatch of one.

@@ -11,6 +11,7 @@ import (
 	"github.com/srtm-io/srtm/pacing/fair"
 	"github.com/srtm-io/srtm/pacing/header"
 	"github.com/srtm-io/srtm/pacing/police"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // PaceMode is what a topic with a contract does about publishers that send more than
@@ -44,31 +45,43 @@ type pacer struct {
 	refused uint64 // messages, by police
 }
 
-// pacer returns that of the topic, nil where no publisher is paced. Requires: mu held.
-func (t *Topic) pacer() *pacer {
+// pacing is what a topic does about its publishers, and the pacer while it has one. Guarded by
+// Topic.mu.
+type pacing struct {
+	// Set once.
+	all  PaceMode // Config.Pacing
+	most uint8    // Config.MaxWeight
+	core *queue.Topic
+	now  func() mono.Time
+
+	mode    PaceMode // the topic's own; "": that of all
+	groups  []police.Group
+	running *pacer // of the mode, while the topic is limited; else nil
+}
+
+// pacer returns that of the topic, nil where no publisher is paced.
+func (p *pacing) pacer() *pacer {
 	switch {
-	case !t.mu.core.Limited() || t.paceMode() == PaceOff:
-		t.mu.pacer = nil
-	case t.mu.pacer == nil:
-		t.mu.pacer = &pacer{
-			level: fair.New(), table: police.New(t.weights()),
-			began: t.shared.now(), span: time.Second, least: math.MaxInt,
+	case !p.core.Limited() || p.inForce() == PaceOff:
+		p.running = nil
+	case p.running == nil:
+		p.running = &pacer{
+			level: fair.New(), table: police.New(p.weights()),
+			began: p.now(), span: time.Second, least: math.MaxInt,
 		}
 	}
-	return t.mu.pacer
+	return p.running
 }
 
-// paceMode returns the mode in force for the topic while it is limited. Requires: mu held.
-func (t *Topic) paceMode() PaceMode {
-	if all := t.shared.cfg.Pacing; all == "" || all == PaceOff {
+// inForce returns the mode for the topic while it is limited.
+func (p *pacing) inForce() PaceMode {
+	if p.all == "" || p.all == PaceOff {
 		return PaceOff
 	}
-	return cmp.Or(t.mu.pacing, t.shared.cfg.Pacing)
+	return cmp.Or(p.mode, p.all)
 }
 
-func (t *Topic) weights() police.Weights {
-	return police.Weights{Groups: t.mu.weights, Most: t.shared.cfg.MaxWeight}
-}
+func (p *pacing) weights() police.Weights { return police.Weights{Groups: p.groups, Most: p.most} }
 
 // of returns who the connection is.
 func (pc *pacer) of(p *Publisher) *police.Publisher {
@@ -82,71 +95,67 @@ func (pc *pacer) of(p *Publisher) *police.Publisher {
 }
 
 // police refuses n messages that arrived at at if that is what is to become of what
-// exceeds the publisher's part. Error: *queue.OverLimitError. Requires: mu held.
-func (t *Topic) police(p *Publisher, n int, at mono.Time) error {
-	if p == nil || !t.policing() {
+// exceeds the publisher's part. Error: *queue.OverLimitError.
+func (p *pacing) police(from *Publisher, n int, at mono.Time) error {
+	if from == nil || !p.policing() {
 		return nil
 	}
-	pc := t.mu.pacer
-	if ok, retry := pc.table.Admit(pc.of(p), n, at); !ok {
+	pc := p.running
+	if ok, retry := pc.table.Admit(pc.of(from), n, at); !ok {
 		pc.refused += uint64(n)
-		return t.mu.core.Refuse(&queue.OverLimitError{Delay: retry}, n)
+		return p.core.Refuse(&queue.OverLimitError{Delay: retry}, n)
 	}
 	return nil
 }
 
-// policing reports whether police may refuse. Requires: mu held.
-func (t *Topic) policing() bool {
-	return t.paceMode() == PacePolice && t.pacer() != nil
-}
+// policing reports whether police may refuse.
+func (p *pacing) policing() bool { return p.inForce() == PacePolice && p.pacer() != nil }
 
-// counted says that n messages were accepted. Requires: mu held.
-func (t *Topic) counted(p *Publisher, n int, at mono.Time) {
-	t.captureLocked(p, at, n)
-	if pc := t.pacer(); pc != nil && p != nil {
-		pc.of(p).Count(pc.level, n, at)
+// counted says that n messages were accepted.
+func (p *pacing) counted(from *Publisher, n int, at mono.Time) {
+	if pc := p.pacer(); pc != nil && from != nil {
+		pc.of(from).Count(pc.level, n, at)
 	}
 }
 
-// pace follows the counting of all n messages of a step, and leaves with the publisher
-// what it is to be told. Requires: mu held.
-func (t *Topic) pace(p *Publisher, n int, now mono.Time) {
-	pc := t.pacer()
-	if pc == nil || p == nil {
+// tell follows the counting of all n messages of a step, and leaves with the publisher
+// what it is to be told.
+func (p *pacing) tell(from *Publisher, n int, now mono.Time) {
+	pc := p.pacer()
+	if pc == nil || from == nil {
 		return
 	}
 	if pc.least > 0 {
-		pc.least = min(pc.least, t.backlog(n))
+		pc.least = min(pc.least, p.backlog(n))
 	}
 	if now.Sub(pc.began) >= pc.span {
-		t.endInterval(pc, now)
+		pc.endInterval(p.core.Share(), now)
 	}
 	a, span, number := pc.table.Advice()
-	if p.wish == 0 || number == p.told || !a.Paced && !p.wasPaced {
+	if from.wish == 0 || number == from.told || !a.Paced && !from.wasPaced {
 		return
 	}
-	who := pc.of(p)
+	who := pc.of(from)
 	rate, burst := pc.table.Told(who)
-	p.told, p.wasPaced = number, a.Paced
-	p.ok = header.AppendOK(p.ok[:0], header.OK{
+	from.told, from.wasPaced = number, a.Paced
+	from.ok = header.AppendOK(from.ok[:0], header.OK{
 		Paced: a.Paced, Overload: a.Overload, Weight: uint8(who.Weight()), Interval: span, Rate: rate, Burst: burst,
 	})
 }
 
 // backlog is how many messages wait for tokens, but for the last n. What is held up
-// otherwise is no fault of the publishers'. Requires: mu held.
-func (t *Topic) backlog(n int) int {
-	n = max(t.mu.core.Waiting()-n, 0)
-	if n > 0 && t.mu.core.ReleaseDeadline() == mono.Never {
+// otherwise is no fault of the publishers'.
+func (p *pacing) backlog(n int) int {
+	n = max(p.core.Waiting()-n, 0)
+	if n > 0 && p.core.ReleaseDeadline() == mono.Never {
 		return 0
 	}
 	return n
 }
 
-// endInterval ends the pacer's interval at now, and begins the next.
-func (t *Topic) endInterval(pc *pacer, now mono.Time) {
-	share := t.mu.core.Share()
-	if now.Sub(pc.began) > voidAfter*pc.span || share.Rate == 0 {
+// endInterval ends the interval at now, and begins the next.
+func (pc *pacer) endInterval(share tokenbucket.Share, now mono.Time) {
+	if pc.void(now) || share.Rate == 0 {
 		pc.level, pc.last = fair.New(), fair.Advice{}
 	} else {
 		pc.last = pc.level.Interval(now, share.Rate.PerSecond(), float64(pc.least), pc.span)
@@ -158,6 +167,9 @@ func (t *Topic) endInterval(pc *pacer, now mono.Time) {
 	pc.table.Advise(pc.last, share.Burst, pc.span, now)
 	pc.began, pc.least = now, math.MaxInt
 }
+
+// void reports whether what was known of the publishers has no meaning any more.
+func (pc *pacer) void(now mono.Time) bool { return now.Sub(pc.began) > voidAfter*pc.span }
 
 // Pace says that the connection wants to be told what it may send, as a publisher of
 // that weight, 1 to 255.
@@ -219,13 +231,13 @@ type PacedPublisher struct {
 func (t *Topic) Paced(publishers bool) Paced {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s := Paced{Mode: t.paceMode()}
-	pc := t.pacer()
+	s := Paced{Mode: t.mu.pacing.inForce()}
+	pc := t.mu.pacing.pacer()
 	if pc == nil {
 		return s
 	}
-	if now := t.shared.now(); now.Sub(pc.began) > voidAfter*pc.span {
-		t.endInterval(pc, now)
+	if now := t.shared.now(); pc.void(now) {
+		pc.endInterval(t.mu.core.Share(), now)
 	}
 	s.Advice, s.Span, s.Refused = pc.last, pc.span, pc.refused
 	if publishers {
@@ -247,8 +259,8 @@ func (t *Topic) Paced(publishers bool) Paced {
 func (t *Topic) SetPacing(mode PaceMode, weights []police.Group) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.mu.pacing, t.mu.weights = mode, weights
-	if t.mu.pacer != nil {
-		t.mu.pacer.table.SetWeights(t.weights())
+	p := &t.mu.pacing
+	if p.mode, p.groups = mode, weights; p.running != nil {
+		p.running.table.SetWeights(p.weights())
 	}
 }

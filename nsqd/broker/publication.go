@@ -95,7 +95,7 @@ func (t *Topic) publishLarge(now mono.Time, wall mono.Wall, p Published, bodies 
 		err = t.mu.core.Admit(t.instant(now), 0, n, p.Arrival.At, p.Arrival.At)
 	}
 	if err == nil {
-		err, p.admitted = t.police(p.From, n, p.Arrival.At), true
+		err, p.admitted = t.mu.pacing.police(p.From, n, p.Arrival.At), true
 	}
 	if err == nil && whole {
 		if t.mu.core.Tick(t.instant(now), &s.fx); t.tight(bytes) || !t.through && !t.mu.core.Room(n) {
@@ -221,7 +221,7 @@ func (t *Topic) accept(now mono.Time, s *step, p Published, rest bool) (err erro
 		err = open()
 	}
 	if err == nil && !full && !p.admitted {
-		err = t.police(p.From, len(s.msgs), p.Arrival.At)
+		err = t.mu.pacing.police(p.From, len(s.msgs), p.Arrival.At)
 	}
 	switch now = t.instant(now); {
 	case err != nil:
@@ -234,7 +234,7 @@ func (t *Topic) accept(now mono.Time, s *step, p Published, rest bool) (err erro
 	}
 	if err == nil {
 		t.counted(p.From, len(s.msgs), p.Arrival.At)
-		t.pace(p.From, len(s.msgs), now)
+		t.mu.pacing.tell(p.From, len(s.msgs), now)
 	} else { // they are still ours
 		s.fx.Free = append(s.fx.Free, s.msgs...)
 	}
@@ -264,7 +264,7 @@ func (t *Topic) PublishEach(now mono.Time, wall mono.Wall, batch []Published, er
 	now = t.instant(now)
 	short := t.tight(bytes) // for some of the batch; which ones is looked at one by one
 	t.mu.core.SetTight(short)
-	if t.open() == nil && !t.fullLog() && t.mu.core.Takes(len(s.msgs)) && !t.policing() { // one step for all is cheaper
+	if t.open() == nil && !t.fullLog() && t.mu.core.Takes(len(s.msgs)) && !t.mu.pacing.policing() { // one step for all is cheaper
 		t.mu.core.Enter(now, &s.fx, s.msgs...)
 		errs = append(errs, make([]error, len(s.msgs))...)
 	} else {
@@ -278,7 +278,7 @@ func (t *Topic) PublishEach(now mono.Time, wall mono.Wall, batch []Published, er
 				err = ErrBusy
 			}
 			if err == nil {
-				err = t.police(batch[i].From, 1, batch[i].Arrival.At)
+				err = t.mu.pacing.police(batch[i].From, 1, batch[i].Arrival.At)
 			}
 			if err == nil {
 				err = t.mu.core.Put(now, &s.fx, m)
@@ -305,12 +305,20 @@ func (t *Topic) PublishEach(now mono.Time, wall mono.Wall, batch []Published, er
 		t.counted(p.From, n, p.Arrival.At)
 	}
 	if len(batch) > 0 {
-		t.pace(batch[0].From, len(batch), now)
+		t.mu.pacing.tell(batch[0].From, len(batch), now)
 	}
 	clear(s.msgs)
 	s.msgs = s.msgs[:0]
 	t.end(s)
 	return errs
+}
+
+// counted says that n messages were accepted that arrived together. Requires: mu held.
+func (t *Topic) counted(from *Publisher, n int, at mono.Time) {
+	if c := t.mu.capture; c != nil {
+		c.add(from, at, n)
+	}
+	t.mu.pacing.counted(from, n, at)
 }
 
 // spilling reports whether the topic's messages are being written to disk.
@@ -363,7 +371,7 @@ func (t *Topic) publishThrough(s *step, p Published) error {
 		err = t.mu.core.Admit(t.shared.now(), 0, len(s.msgs), p.Arrival.At, p.Arrival.At)
 	}
 	if err == nil && !p.admitted {
-		err = t.police(p.From, len(s.msgs), p.Arrival.At)
+		err = t.mu.pacing.police(p.From, len(s.msgs), p.Arrival.At)
 	}
 	if err == nil {
 		for _, m := range s.msgs {
@@ -389,7 +397,7 @@ func (t *Topic) publishThrough(s *step, p Published) error {
 		st.used = true
 		t.mu.core.Appended(t.shared.now(), queue.Offset(first), &s.fx, s.msgs...)
 		t.counted(p.From, len(s.msgs), p.Arrival.At)
-		t.pace(p.From, len(s.msgs), t.shared.now())
+		t.mu.pacing.tell(p.From, len(s.msgs), t.shared.now())
 	}
 	if err != nil { // they are still ours
 		s.fx.Free = append(s.fx.Free, s.msgs...)
@@ -424,7 +432,7 @@ func (t *Topic) StoreEach(wall mono.Wall, batch []Published, errs []error) []err
 			err = t.mu.core.Admit(t.shared.now(), len(admitted), 1, first.Arrival, m.Arrival)
 		}
 		if err == nil {
-			err = t.police(batch[i].From, 1, m.Arrival)
+			err = t.mu.pacing.police(batch[i].From, 1, m.Arrival)
 		}
 		if of = append(of, err); err == nil {
 			*records = append(*records, t.record(m, false))
@@ -469,7 +477,7 @@ func (t *Topic) StoreEach(wall mono.Wall, batch []Published, errs []error) []err
 	}
 	for i := range batch {
 		if of[i] == nil {
-			t.pace(batch[i].From, len(admitted), t.shared.now())
+			t.mu.pacing.tell(batch[i].From, len(admitted), t.shared.now())
 		}
 	}
 	clear(s.msgs)

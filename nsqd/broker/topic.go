@@ -16,7 +16,6 @@ import (
 	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/nsqd/stats"
-	"github.com/srtm-io/srtm/pacing/police"
 )
 
 // Topic runs one queue.Topic: every step happens under mu, and what it causes
@@ -50,9 +49,7 @@ type Topic struct {
 		publishers int
 		capture    *capture // nil: none is wanted
 		captures   uint64   // ever begun
-		pacing     PaceMode // its own; "": Config.Pacing
-		weights    []police.Group
-		pacer      *pacer // of the mode, while the topic is limited; else nil
+		pacing     pacing
 		// endToEnd has the channels of which something was finished lately.
 		endToEnd map[*queue.Channel]*stats.Window
 	}
@@ -101,6 +98,7 @@ func newTopic(b *shared, name string, forget, current func(*Topic) bool) *Topic 
 		Begin:         b.now(),
 	})
 	t.setRetention(nil)
+	t.mu.pacing = pacing{all: b.cfg.Pacing, most: b.cfg.MaxWeight, core: t.mu.core, now: b.now}
 	t.mu.consumers = make(map[queue.ConsumerID]*Subscription)
 	t.reported.at = b.now() // the first interval begins with the topic
 	t.room.L = &t.mu
