@@ -69,7 +69,7 @@ func (t *Topic) DeleteChannel(name string) error {
 	if err != nil {
 		return err
 	}
-	t.settled() // or another of its name would have what it had, after a crash
+	t.store.settled() // or another of its name would have what it had, after a crash
 	t.deleteIfEphemeral(empty)
 	return nil
 }
@@ -116,7 +116,7 @@ func (t *Topic) EmptyChannel(name string) error {
 	err := t.onChannel(name, func(now mono.Time, c *queue.Channel, s *step) {
 		t.mu.core.EmptyChannel(now, c, &s.fx)
 	})
-	t.settled()
+	t.store.settled()
 	return err
 }
 

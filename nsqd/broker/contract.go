@@ -12,7 +12,7 @@ import (
 func (t *Topic) Limit(slo SLO, reject bool) {
 	t.do(func(mono.Time, *step) {
 		t.mu.slo = slo
-		t.latency.Store(int64(slo.Latency))
+		t.metrics.slo.Store(int64(slo.Latency))
 		t.mu.core.Limit(t.overLimit(reject))
 	})
 }

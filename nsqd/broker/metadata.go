@@ -156,7 +156,10 @@ func (b *Broker) metadata() (s metadata.State) {
 func (t *Topic) metadata() metadata.Topic {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	m := metadata.Topic{Name: t.name, Paused: t.mu.core.Paused(), Contract: t.mu.contract, Identity: t.mu.identity, Retain: t.mu.retain}
+	m := metadata.Topic{Name: t.name, Paused: t.mu.core.Paused(), Contract: t.mu.contract, Identity: t.mu.identity}
+	if t.store != nil {
+		m.Retain = t.store.retain
+	}
 	for _, c := range t.mu.core.Channels() {
 		if !wire.Ephemeral(c.Name()) {
 			m.Channels = append(m.Channels, metadata.Channel{Name: c.Name(), Paused: c.Paused()})
@@ -177,7 +180,9 @@ func (b *Broker) restoreMetadata() error {
 	for _, m := range s.Topics {
 		t := b.restoreTopic(m.Name)
 		t.identify(m.Identity)
-		t.setRetention(m.Retain)
+		if t.store != nil {
+			t.store.setRetention(m.Retain)
+		}
 		// In a cluster neither is this broker's to say.
 		if m.Paused && b.cfg.AutoCreate {
 			t.Pause()

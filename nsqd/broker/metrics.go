@@ -18,6 +18,9 @@ import (
 type metrics struct {
 	// Atomic; any goroutine adds.
 	sources [stamp.Sources]atomic.Uint64 // arrivals by source of the stamp
+	// slo is Topic.mu.slo's latency; written under Topic.mu. A stale read counts a message
+	// by the SLO of a moment ago.
+	slo atomic.Int64
 
 	mu struct {
 		sync.Mutex
@@ -108,9 +111,8 @@ func (f *metrics) released(releases []queue.Release) {
 // Delivery latency = access delay + processing delay (design, section 2). What
 // a deferred message was asked to wait is neither, nor for how long there was no
 // consumer with credit: that is counted beside it, and no SLO is owed for it.
-func (t *Topic) wrote(now mono.Time, deliveries []sent) {
-	slo := time.Duration(t.latency.Load())
-	f := &t.metrics
+func (f *metrics) wrote(now mono.Time, deliveries []sent) {
+	slo := time.Duration(f.slo.Load())
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	l := &f.mu.since

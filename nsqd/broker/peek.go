@@ -46,7 +46,7 @@ func (t *Topic) Peek(channel string, count int) ([]Peeked, error) {
 	unread := c.Peek(t.shared.now(), shown.count, shown.message, last.message)
 	t.mu.Unlock()
 
-	if err := t.peekLog(&unread, &shown); err != nil {
+	if err := t.store.peek(&unread, &shown); err != nil {
 		return shown.all, err
 	}
 	for _, m := range last.all {
@@ -81,12 +81,15 @@ func (p *peeking) record(r *commitlog.Record, attempts uint16) {
 	p.add(Peeked{r.ID, uint64(r.Offset), r.Timestamp, attempts, r.Body})
 }
 
-// peekLog finds what is unread. Requires: store.saving held.
-func (t *Topic) peekLog(u *queue.Unread, p *peeking) error {
-	if t.store == nil || t.store.log.Load() == nil {
+// peek finds what is unread; nothing in a nil store. Requires: saving held.
+func (st *store) peek(u *queue.Unread, p *peeking) error {
+	if st == nil {
 		return nil
 	}
-	log := t.store.log.Load()
+	log := st.log.Load()
+	if log == nil {
+		return nil
+	}
 	var batch commitlog.Batch
 	for i, o := range u.Single {
 		if p.full() {

@@ -172,20 +172,10 @@ func (t *Topic) put(now mono.Time, s *step, p Published) error {
 // Requires: mu held.
 func (t *Topic) takes(n int) error {
 	err := t.open()
-	if err == nil && t.fullLog() {
+	if err == nil && t.store.full() {
 		err = t.mu.core.Refuse(queue.ErrFull, n)
 	}
 	return err
-}
-
-// fullLog reports whether nothing more may be published since the topic's log is larger
-// than it may be. What was accepted is written to it all the same.
-func (t *Topic) fullLog() bool {
-	if t.store == nil || t.shared.cfg.Storage.cfg.MaxLogBytes == 0 {
-		return false
-	}
-	log, most := t.store.log.Load(), t.shared.cfg.Storage.cfg.MaxLogBytes
-	return log != nil && log.Size() >= most && log.Needed() >= most
 }
 
 // accept puts the step's messages at the end of the topic's backlog in memory, and
@@ -202,7 +192,7 @@ func (t *Topic) accept(now mono.Time, s *step, p Published, rest bool) (err erro
 		}
 		return t.open()
 	}
-	full := !rest && t.fullLog()
+	full := !rest && t.store.full()
 	room := func() bool {
 		t.mu.core.SetTight(t.tight(bytes))
 		return t.mu.core.Room(len(s.msgs))
@@ -210,7 +200,7 @@ func (t *Topic) accept(now mono.Time, s *step, p Published, rest bool) (err erro
 	t.mu.Lock()
 	// With a disk, a full backlog is one that is being written: the publisher
 	// waits for that, unless writing fails.
-	for !full && open() == nil && !room() && t.spilling() {
+	for !full && open() == nil && !room() && t.store.spilling() {
 		if p.NoWait {
 			err = ErrBusy
 			break
@@ -264,7 +254,7 @@ func (t *Topic) PublishEach(now mono.Time, wall mono.Wall, batch []Published, er
 	now = t.instant(now)
 	short := t.tight(bytes) // for some of the batch; which ones is looked at one by one
 	t.mu.core.SetTight(short)
-	if t.open() == nil && !t.fullLog() && t.mu.core.Takes(len(s.msgs)) && !t.mu.pacing.policing() { // one step for all is cheaper
+	if t.open() == nil && !t.store.full() && t.mu.core.Takes(len(s.msgs)) && !t.mu.pacing.policing() { // one step for all is cheaper
 		t.mu.core.Enter(now, &s.fx, s.msgs...)
 		errs = append(errs, make([]error, len(s.msgs))...)
 	} else {
@@ -274,7 +264,7 @@ func (t *Topic) PublishEach(now mono.Time, wall mono.Wall, batch []Published, er
 				t.mu.core.SetTight(t.tight(s.fx.Held + m.Size()))
 			}
 			// The store learns of what overflows here when the step ends.
-			if err == nil && !t.mu.core.Room(1) && (t.spilling() || s.fx.Disk) {
+			if err == nil && !t.mu.core.Room(1) && (t.store.spilling() || s.fx.Disk) {
 				err = ErrBusy
 			}
 			if err == nil {
@@ -320,10 +310,6 @@ func (t *Topic) counted(from *Publisher, n int, at mono.Time) {
 	}
 	t.mu.pacing.counted(from, n, at)
 }
-
-// spilling reports whether the topic's messages are being written to disk.
-// Requires: mu held.
-func (t *Topic) spilling() bool { return t.store != nil && t.store.running && !t.store.failing }
 
 func (b *shared) message(wall mono.Wall, p *Published) *queue.Message {
 	m := b.pool.get(len(p.Body))
@@ -375,7 +361,7 @@ func (t *Topic) publishThrough(s *step, p Published) error {
 	}
 	if err == nil {
 		for _, m := range s.msgs {
-			*records = append(*records, t.record(m, false))
+			*records = append(*records, t.shared.cfg.Storage.epoch.record(m, false))
 		}
 	}
 	t.mu.Unlock()
@@ -435,7 +421,7 @@ func (t *Topic) StoreEach(wall mono.Wall, batch []Published, errs []error) []err
 			err = t.mu.pacing.police(batch[i].From, 1, m.Arrival)
 		}
 		if of = append(of, err); err == nil {
-			*records = append(*records, t.record(m, false))
+			*records = append(*records, t.shared.cfg.Storage.epoch.record(m, false))
 			admitted = append(admitted, m)
 		} else { // it is still ours
 			s.fx.Free = append(s.fx.Free, m)

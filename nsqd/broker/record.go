@@ -6,9 +6,9 @@ import (
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
-// record is how a message is kept. Requires: topic.mu held.
-func (t *Topic) record(m *queue.Message, released bool) commitlog.Record {
-	at := t.shared.cfg.Storage.epoch.wallOf(m.Arrival)
+// record is how a message is kept. Requires: the topic's mu held.
+func (e epoch) record(m *queue.Message, released bool) commitlog.Record {
+	at := e.wallOf(m.Arrival)
 	r := commitlog.Record{
 		Offset: commitlog.Offset(m.Offset), ID: m.ID, Timestamp: m.Timestamp, Arrival: at, Source: m.Source,
 		Attempts: m.Attempts, Body: m.Body,
@@ -25,12 +25,12 @@ func (t *Topic) record(m *queue.Message, released bool) commitlog.Record {
 	return r
 }
 
-// message is what was kept; the body is copied. It arrived now, at the latest: if the
+// restored is what was kept; the body is copied. It arrived now, at the latest: if the
 // wall clock was put back since it was written, it would seem to come from the future,
 // and would wait for it.
-func (t *Topic) message(r *commitlog.Record) *queue.Message {
-	e, now := t.shared.cfg.Storage.epoch, t.shared.now()
-	m := t.shared.pool.get(len(r.Body))
+func (b *shared) restored(r *commitlog.Record) *queue.Message {
+	e, now := b.cfg.Storage.epoch, b.now()
+	m := b.pool.get(len(r.Body))
 	m.ID, m.Body = r.ID, append(m.Body, r.Body...)
 	m.Timestamp = r.Timestamp
 	m.Arrival, m.Source = e.monoOf(r.Arrival), r.Source

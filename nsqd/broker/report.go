@@ -85,7 +85,7 @@ func (t *Topic) Stats() Stats {
 		s.Tokens = core.Tokens(now)
 	}
 	if t.store != nil {
-		s.Retain = metadata.Retention(t.retention())
+		s.Retain = metadata.Retention(t.store.retention())
 		if log := t.store.log.Load(); log != nil {
 			s.Disk, s.Needed = log.Stats(), log.Needed()
 		}

@@ -110,8 +110,8 @@ func (st *store) restore(wanted func(channel string) bool) error {
 		return errors.Join(err, log.Close())
 	}
 	restoring.Done(now, queue.Offset(next), &s.fx)
-	log.SetRetain(t.retention())
-	t.retainedLocked(log)
+	log.SetRetain(st.retention())
+	st.retained(log)
 	st.log.Store(log)
 	st.used, st.saved = true, core.Changes()
 	return nil
@@ -161,7 +161,7 @@ func (st *store) persist() error {
 		if log == nil {
 			return nil
 		}
-		if log.Stats().Unreadable == 0 && !t.retains() && st.storage().cfg.Replicated == nil {
+		if log.Stats().Unreadable == 0 && !st.retains() && st.storage().cfg.Replicated == nil {
 			return log.Remove()
 		}
 	}

@@ -28,55 +28,52 @@ func (t *Topic) Retain(r *metadata.Retention) error {
 	if t.store == nil {
 		return queue.ErrNoCursor
 	}
-	t.setRetention(r)
+	t.store.setRetention(r)
 	t.shared.recorded()
 	return nil
 }
 
-func (t *Topic) setRetention(r *metadata.Retention) {
-	if t.store == nil {
-		return
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.mu.retain = r
-	retain := t.retention()
-	t.mu.core.SetRetained(retain != (commitlog.Retain{}))
-	if log := t.store.log.Load(); log != nil {
+func (st *store) setRetention(own *metadata.Retention) {
+	st.topic.mu.Lock()
+	defer st.topic.mu.Unlock()
+	st.retain = own
+	retain := st.retention()
+	st.topic.mu.core.SetRetained(retain != (commitlog.Retain{}))
+	if log := st.log.Load(); log != nil {
 		log.SetRetain(retain)
-		t.retainedLocked(log)
+		st.retained(log)
 	}
 }
 
-// retention requires mu held.
-func (t *Topic) retention() commitlog.Retain {
-	r := t.shared.cfg.Storage.cfg.Retain
-	if t.mu.retain != nil {
-		r = *t.mu.retain
+// retention is what is in force. Requires: mu held.
+func (st *store) retention() commitlog.Retain {
+	r := st.storage().cfg.Retain
+	if st.retain != nil {
+		r = *st.retain
 	}
 	return commitlog.Retain{Age: r.Age, Bytes: r.Bytes}
 }
 
-func (t *Topic) retains() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.retention() != (commitlog.Retain{})
+func (st *store) retains() bool {
+	st.topic.mu.Lock()
+	defer st.topic.mu.Unlock()
+	return st.retention() != (commitlog.Retain{})
 }
 
-// retainedLocked says what a seek may find in the log. Requires: mu held.
-func (t *Topic) retainedLocked(log *openLog) {
+// retained says what a seek may find in the log. Requires: mu held.
+func (st *store) retained(log *openLog) {
 	first := queue.Offset(math.MaxUint64)
-	if t.retention() != (commitlog.Retain{}) {
+	if st.retention() != (commitlog.Retain{}) {
 		first = queue.Offset(log.Need(math.MaxUint64))
 	}
-	t.mu.core.Retained(first)
+	st.topic.mu.core.Retained(first)
 }
 
 // opened is for a log that ensure has made.
 func (st *store) opened(log *openLog) {
 	st.topic.mu.Lock()
-	log.SetRetain(st.topic.retention())
-	st.topic.retainedLocked(log)
+	log.SetRetain(st.retention())
+	st.retained(log)
 	st.topic.mu.Unlock()
 	st.log.Store(log)
 }
@@ -102,7 +99,7 @@ func (b *Broker) trimOld() {
 func (st *store) trimOld() {
 	st.saving.Lock()
 	defer st.saving.Unlock()
-	if log := st.log.Load(); log != nil && st.topic.retains() {
+	if log := st.log.Load(); log != nil && st.retains() {
 		if err := log.Trim(0); err != nil && !errors.Is(err, commitlog.ErrClosed) {
 			st.report("log on disk not trimmed; trying again", err)
 		}
@@ -129,7 +126,7 @@ func (t *Topic) Seek(channel string, to Place) (uint64, error) {
 	at, err := st.seek(channel, to)
 	st.saving.Unlock()
 	if err == nil {
-		t.settled()
+		st.settled()
 	}
 	return uint64(at), err
 }
@@ -175,22 +172,21 @@ func (st *store) seek(channel string, to Place) (at queue.Offset, err error) {
 }
 
 // settled returns when what the topic's channels are done with will be so after a crash. It
-// does not wait for a disk that fails, which Health tells of.
-func (t *Topic) settled() {
-	if t.store == nil {
+// does not wait for a disk that fails, which Health tells of. A nil store has nothing to settle.
+func (st *store) settled() {
+	if st == nil {
 		return
 	}
-	if tried, err := t.settle(); tried && !errors.Is(err, commitlog.ErrClosed) {
-		t.store.noted(saving, err) // the store saves them again soon, and trims
+	if tried, err := st.settle(); tried && !errors.Is(err, commitlog.ErrClosed) {
+		st.noted(saving, err) // it saves them again soon, and trims
 	}
 }
 
 // settle is settled, with what became of it, unless there was nothing to be saved.
-func (t *Topic) settle() (tried bool, err error) {
-	st := t.store
+func (st *store) settle() (tried bool, err error) {
 	st.saving.Lock()
 	defer st.saving.Unlock()
-	log := st.log.Load()
+	log, t := st.log.Load(), st.topic
 	t.mu.Lock()
 	if log == nil || !st.unsaved() || t.mu.closed || t.mu.core.Carrying() {
 		t.mu.Unlock()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
+	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/nsqd/replicated"
 )
@@ -48,10 +49,11 @@ type store struct {
 	// Guarded by topic.mu.
 	running bool
 	stopped bool
-	remove  bool   // the topic was deleted: remove the log at the end
-	failing bool   // the disk does not take messages now
-	used    bool   // there is something in the log, so that cursors are to be saved
-	saved   uint64 // queue.Topic.Changes of the last snapshot
+	remove  bool                // the topic was deleted: remove the log at the end
+	retain  *metadata.Retention // the topic's own; nil: StorageConfig.Retain
+	failing bool                // the disk does not take messages now
+	used    bool                // there is something in the log, so that cursors are to be saved
+	saved   uint64              // queue.Topic.Changes of the last snapshot
 
 	// Owned by run; before it starts and after it has ended, by the one who holds
 	// the topic.
@@ -100,6 +102,20 @@ func (st *store) startLocked() {
 		st.topic.shared.workers.Go(st.run)
 	}
 }
+
+// full reports whether nothing more may be published since the log is larger than it may be.
+// What was accepted is written to it all the same. A nil store is never full.
+func (st *store) full() bool {
+	if st == nil || st.storage().cfg.MaxLogBytes == 0 {
+		return false
+	}
+	log, most := st.log.Load(), st.storage().cfg.MaxLogBytes
+	return log != nil && log.Size() >= most && log.Needed() >= most
+}
+
+// spilling reports whether the topic's messages are being written to disk; not by a nil store.
+// Requires: mu held.
+func (st *store) spilling() bool { return st != nil && st.running && !st.failing }
 
 // unsaved reports whether the snapshot is out of date. Requires: mu held.
 func (st *store) unsaved() bool { return st.used && st.saved != st.topic.mu.core.Changes() }
@@ -320,7 +336,7 @@ func (st *store) write() (wrote bool, err error) {
 	x.batch, upTo = t.mu.core.TakeUnwritten(t.shared.now(), x.batch[:0], spillBatch, spillBytes, &s.fx)
 	x.records = x.records[:0]
 	for _, m := range x.batch {
-		x.records = append(x.records, t.record(m, !t.mu.core.Waits(m)))
+		x.records = append(x.records, st.storage().epoch.record(m, !t.mu.core.Waits(m)))
 	}
 	t.end(s)
 	if len(x.batch) == 0 {
@@ -333,7 +349,7 @@ func (st *store) write() (wrote bool, err error) {
 		st.used = true
 		t.mu.Unlock()
 		if first { // or a crash would undo an order that found nothing to save
-			t.settled()
+			st.settled()
 		}
 		_, err = log.Append(x.records)
 	}
@@ -381,7 +397,7 @@ func (st *store) refill() (int, error) {
 	}
 	x.msgs = x.msgs[:0]
 	for i := range x.read.Records {
-		x.msgs = append(x.msgs, t.message(&x.read.Records[i]))
+		x.msgs = append(x.msgs, t.shared.restored(&x.read.Records[i]))
 	}
 	s := t.begin()
 	t.mu.core.Refill(t.shared.now(), from, upTo, x.msgs, &s.fx)
@@ -438,7 +454,7 @@ func (st *store) tryToSave() error {
 	st.carried = false
 	t.mu.Lock()
 	st.saved = changes
-	t.retainedLocked(log)
+	st.retained(log)
 	if low == end && t.mu.core.Changes() == changes {
 		st.used = false // until the next message is written
 	}
@@ -461,7 +477,7 @@ func (st *store) carry(log *openLog) error {
 	var records []commitlog.Record
 	if st.carried = st.carried || len(x.carried) > 0; t.through {
 		for _, k := range x.carried {
-			records = append(records, t.record(k.Message, true))
+			records = append(records, st.storage().epoch.record(k.Message, true))
 		}
 	} else {
 		t.mu.core.Carry(t.shared.now(), x.carried, &s.fx)

@@ -112,7 +112,7 @@ func (s *Subscription) Holds() (ready, inFlight int) {
 
 // Wrote records that out is on the subscriber's socket now.
 func (s *Subscription) Wrote(out *Outgoing) {
-	s.topic.wrote(s.topic.shared.now(), out.sent)
+	s.topic.metrics.wrote(s.topic.shared.now(), out.sent)
 }
 
 // Rest has the subscriber get nothing until the next Ready, and if it holds nothing, never

@@ -40,7 +40,7 @@ func (b *Broker) TakeOver(topic, from string) (n int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	core, err := t.left(log)
+	core, err := t.store.left(log)
 	if err == nil {
 		n, err = b.bringIn(t, core, log)
 	}
@@ -51,17 +51,16 @@ func (b *Broker) TakeOver(topic, from string) (n int, err error) {
 }
 
 // left finds out what is not done of another broker's log.
-func (t *Topic) left(log *replicated.Log) (*queue.Topic, error) {
+func (st *store) left(log *replicated.Log) (*queue.Topic, error) {
 	snapshot, err := log.LoadCursors()
 	if err != nil {
 		return nil, err
 	}
-	st := t.store.storage()
 	core := queue.NewTopic(queue.Config{Capacity: 1, Overflow: 1, WriteThrough: true, Rand: rand.New(rand.NewPCG(0, 0))})
 	var fx queue.Effects
-	restoring, err := core.Restore(t.shared.now(), snapshot, st.epoch.monoOf, wire.ValidChannelName, &fx)
+	restoring, err := core.Restore(st.topic.shared.now(), snapshot, st.storage().epoch.monoOf, wire.ValidChannelName, &fx)
 	if err != nil {
-		t.store.report("the record of what is done with is not readable: all that the other broker had is delivered again", err)
+		st.report("the record of what is done with is not readable: all that the other broker had is delivered again", err)
 	}
 	return core, found(restoring, log)
 }
@@ -149,7 +148,7 @@ func (t *Topic) takeIn(in *incoming) (end commitlog.Offset, err error) {
 	for i, u := range in.undone {
 		at := queue.Offset(first) + queue.Offset(i)
 		if u.Channel == "" {
-			t.mu.core.Appended(t.shared.now(), at, &s.fx, t.message(&in.records[i]))
+			t.mu.core.Appended(t.shared.now(), at, &s.fx, t.shared.restored(&in.records[i]))
 		} else {
 			t.mu.core.TakenOver(t.shared.now(), at, in.undone[i:i+1], &s.fx)
 		}
@@ -164,7 +163,7 @@ func (b *Broker) settleFor(t *Topic, end commitlog.Offset) error {
 	for {
 		err := t.store.log.Load().Sync(end)
 		if err == nil {
-			_, err = t.settle()
+			_, err = t.store.settle()
 		}
 		t.mu.Lock()
 		gone := t.open()

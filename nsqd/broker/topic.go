@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
@@ -40,9 +39,8 @@ type Topic struct {
 		core      *queue.Topic
 		consumers map[queue.ConsumerID]*Subscription
 		slo       SLO
-		contract  *metadata.Contract  // to be restored; not changed, but replaced. Nil: none, or the preset one
-		retain    *metadata.Retention // its own; nil: StorageConfig.Retain
-		identity  metadata.Identity   // of the topic, as the control plane says; zero: not known
+		contract  *metadata.Contract // to be restored; not changed, but replaced. Nil: none, or the preset one
+		identity  metadata.Identity  // of the topic, as the control plane says; zero: not known
 		closed    bool
 		held      int64 // the topic's part of Broker.held
 		// publishers is the number of open connections that have published here.
@@ -53,9 +51,6 @@ type Topic struct {
 		// endToEnd has the channels of which something was finished lately.
 		endToEnd map[*queue.Channel]*stats.Window
 	}
-	// latency is mu.slo's, for those who record latencies; atomic, written under
-	// mu. A stale read counts a message by the SLO of a moment ago.
-	latency atomic.Int64
 	// room is told when the topic's backlog may have room again, or never will.
 	room    sync.Cond // on mu
 	metrics metrics
@@ -97,7 +92,9 @@ func newTopic(b *shared, name string, forget, current func(*Topic) bool) *Topic 
 		First:         first,
 		Begin:         b.now(),
 	})
-	t.setRetention(nil)
+	if t.store != nil {
+		t.store.setRetention(nil)
+	}
 	t.mu.pacing = pacing{all: b.cfg.Pacing, most: b.cfg.MaxWeight, core: t.mu.core, now: b.now}
 	t.mu.consumers = make(map[queue.ConsumerID]*Subscription)
 	t.reported.at = b.now() // the first interval begins with the topic
@@ -289,7 +286,7 @@ func (t *Topic) retireUnused() bool {
 // Empty discards the messages that wait in the topic itself, as EmptyChannel does.
 func (t *Topic) Empty() {
 	t.do(func(now mono.Time, s *step) { t.mu.core.Empty(now, &s.fx) })
-	t.settled()
+	t.store.settled()
 }
 
 // Pause stops releases.
