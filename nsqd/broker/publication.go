@@ -228,8 +228,6 @@ func (t *Topic) accept(now mono.Time, s *step, p Published, rest bool) (err erro
 	} else { // they are still ours
 		s.fx.Free = append(s.fx.Free, s.msgs...)
 	}
-	clear(s.msgs)
-	s.msgs = s.msgs[:0]
 	t.end(s)
 	return err
 }
@@ -297,8 +295,6 @@ func (t *Topic) PublishEach(now mono.Time, wall mono.Wall, batch []Published, er
 	if len(batch) > 0 {
 		t.mu.pacing.tell(batch[0].From, len(batch), now)
 	}
-	clear(s.msgs)
-	s.msgs = s.msgs[:0]
 	t.end(s)
 	return errs
 }
@@ -348,50 +344,53 @@ var ErrStorage = errors.New("storage failed")
 func (t *Topic) publishThrough(s *step, p Published) error {
 	t.storing.Lock()
 	defer t.storing.Unlock()
-	st := t.store
-	records := t.shared.cfg.Storage.records.Get().(*[]commitlog.Record)
+	n := len(s.msgs)
 	t.mu.Lock()
 	t.mu.core.SetTight(t.tight(0))
-	err := t.takes(len(s.msgs))
+	err := t.takes(n)
 	if err == nil {
-		err = t.mu.core.Admit(t.shared.now(), 0, len(s.msgs), p.Arrival.At, p.Arrival.At)
+		err = t.mu.core.Admit(t.shared.now(), 0, n, p.Arrival.At, p.Arrival.At)
 	}
 	if err == nil && !p.admitted {
-		err = t.mu.pacing.police(p.From, len(s.msgs), p.Arrival.At)
-	}
-	if err == nil {
-		for _, m := range s.msgs {
-			*records = append(*records, t.shared.cfg.Storage.epoch.record(m, false))
-		}
-	}
-	t.mu.Unlock()
-	stored := err == nil
-	var first commitlog.Offset
-	if stored {
-		if first, err = st.append(*records); p.Stored != nil {
-			*p.Stored = Stored{first + commitlog.Offset(len(s.msgs))}
-		}
-	}
-	t.shared.cfg.Storage.putRecords(records)
-	t.mu.Lock()
-	t.mu.core.SetTight(t.tight(0))
-	switch {
-	case !stored:
-	case err != nil:
-		err = t.mu.core.Refuse(fmt.Errorf("%w: %w", ErrStorage, err), len(s.msgs))
-	default:
-		st.used = true
-		t.mu.core.Appended(t.shared.now(), queue.Offset(first), &s.fx, s.msgs...)
-		t.counted(p.From, len(s.msgs), p.Arrival.At)
-		t.mu.pacing.tell(p.From, len(s.msgs), t.shared.now())
+		err = t.mu.pacing.police(p.From, n, p.Arrival.At)
 	}
 	if err != nil { // they are still ours
 		s.fx.Free = append(s.fx.Free, s.msgs...)
+	} else {
+		var end commitlog.Offset
+		if end, err = t.writeThrough(s, s.msgs); p.Stored != nil {
+			*p.Stored = Stored{end}
+		}
+		if err == nil {
+			t.counted(p.From, n, p.Arrival.At)
+			t.mu.pacing.tell(p.From, n, t.shared.now())
+		}
 	}
-	clear(s.msgs)
-	s.msgs = s.msgs[:0]
 	t.end(s)
 	return err
+}
+
+// writeThrough stores messages at the end of the topic's log by one write, which makes them
+// accepted, and returns where they end there. Those that are refused are given back.
+// Errors: ErrStorage. Requires: storing held, and mu, which it gives up meanwhile.
+func (t *Topic) writeThrough(s *step, msgs []*queue.Message) (end commitlog.Offset, err error) {
+	storage := t.shared.cfg.Storage
+	records := storage.records.Get().(*[]commitlog.Record)
+	for _, m := range msgs {
+		*records = append(*records, storage.epoch.record(m, false))
+	}
+	t.mu.Unlock()
+	first, err := t.store.append(*records)
+	storage.putRecords(records)
+	t.mu.Lock()
+	t.mu.core.SetTight(t.tight(0))
+	if err != nil {
+		s.fx.Free = append(s.fx.Free, msgs...)
+		return 0, t.mu.core.Refuse(fmt.Errorf("%w: %w", ErrStorage, err), len(msgs))
+	}
+	t.store.used = true
+	t.mu.core.Appended(t.shared.now(), queue.Offset(first), &s.fx, msgs...)
+	return first + commitlog.Offset(len(msgs)), nil
 }
 
 // StoreEach accepts messages one by one, in order, as Publish does, by one write of all.
@@ -403,7 +402,6 @@ func (t *Topic) StoreEach(wall mono.Wall, batch []Published, errs []error) []err
 	for i := range batch {
 		s.msgs = append(s.msgs, t.shared.message(wall, &batch[i]))
 	}
-	records := t.shared.cfg.Storage.records.Get().(*[]commitlog.Record)
 	of := errs[len(errs):]
 	admitted := s.msgs[:0]
 	t.mu.Lock()
@@ -421,31 +419,17 @@ func (t *Topic) StoreEach(wall mono.Wall, batch []Published, errs []error) []err
 			err = t.mu.pacing.police(batch[i].From, 1, m.Arrival)
 		}
 		if of = append(of, err); err == nil {
-			*records = append(*records, t.shared.cfg.Storage.epoch.record(m, false))
 			admitted = append(admitted, m)
 		} else { // it is still ours
 			s.fx.Free = append(s.fx.Free, m)
 		}
 	}
-	t.mu.Unlock()
-	var first commitlog.Offset
+	var at commitlog.Offset
 	var err error
 	if len(admitted) > 0 {
-		first, err = t.store.append(*records)
+		at, err = t.writeThrough(s, admitted)
+		at -= commitlog.Offset(len(admitted))
 	}
-	t.shared.cfg.Storage.putRecords(records)
-	t.mu.Lock()
-	t.mu.core.SetTight(t.tight(0))
-	switch {
-	case len(admitted) == 0:
-	case err != nil:
-		err = t.mu.core.Refuse(fmt.Errorf("%w: %w", ErrStorage, err), len(admitted))
-		s.fx.Free = append(s.fx.Free, admitted...)
-	default:
-		t.store.used = true
-		t.mu.core.Appended(t.shared.now(), queue.Offset(first), &s.fx, admitted...)
-	}
-	end := first
 	for i := range batch {
 		p := &batch[i]
 		switch {
@@ -455,8 +439,8 @@ func (t *Topic) StoreEach(wall mono.Wall, batch []Published, errs []error) []err
 			of[i] = err
 			continue
 		}
-		if end++; p.Stored != nil {
-			*p.Stored = Stored{end}
+		if at++; p.Stored != nil {
+			*p.Stored = Stored{at}
 		}
 		t.metrics.arrived(p.Arrival.Source, 1)
 		t.counted(p.From, 1, p.Arrival.At)
@@ -466,8 +450,6 @@ func (t *Topic) StoreEach(wall mono.Wall, batch []Published, errs []error) []err
 			t.mu.pacing.tell(batch[i].From, len(admitted), t.shared.now())
 		}
 	}
-	clear(s.msgs)
-	s.msgs = s.msgs[:0]
 	t.end(s)
 	return append(errs, of...)
 }

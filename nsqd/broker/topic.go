@@ -222,6 +222,8 @@ func (t *Topic) end(s *step) {
 	for _, m := range s.fx.Free {
 		t.shared.pool.put(m)
 	}
+	clear(s.msgs)
+	s.msgs = s.msgs[:0]
 	s.listed, s.record, s.tell = false, false, false
 	s.fx.Reset()
 	clear(s.woken)
