@@ -4,9 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"math"
-	"path/filepath"
 	"slices"
 
 	"github.com/srtm-io/srtm/internal/obs"
@@ -215,11 +213,11 @@ func (l *Files) begin(buf *[]byte, batch []Record) (*segment, extent, error) {
 		id.before = uint64(l.segments[n-1].base)
 	}
 	l.mu.Unlock()
-	if err := l.ensureFolder(found); err != nil {
+	if err := l.folder.make(found); err != nil {
 		return nil, extent{}, err
 	}
-	path := filepath.Join(l.folder, segmentName(id.base))
-	file, err := l.create(path + newSuffix)
+	path := l.folder.file(segmentName(id.base))
+	file, err := l.folder.create(path + newSuffix)
 	if err != nil {
 		return nil, extent{}, err
 	}
@@ -227,14 +225,14 @@ func (l *Files) begin(buf *[]byte, batch []Record) (*segment, extent, error) {
 	buf2, e := l.encode(s, appendHeader((*buf)[:0], id), batch, headerSize)
 	*buf = buf2
 	if err = writeAll(file, *buf, 0); err == nil {
-		err = l.disk.Rename(path+newSuffix, path)
+		err = l.folder.disk.Rename(path+newSuffix, path)
 	}
 	if err != nil {
 		l.close(file)
-		return nil, e, errors.Join(err, l.disk.Remove(path+newSuffix))
+		return nil, e, errors.Join(err, l.folder.disk.Remove(path+newSuffix))
 	}
 	// If this fails, Sync tries again before it acknowledges anything.
-	unplaced := l.place(found)
+	unplaced := l.folder.place(found)
 
 	l.mu.Lock()
 	old := l.shut()
@@ -253,39 +251,6 @@ func (l *Files) begin(buf *[]byte, batch []Record) (*segment, extent, error) {
 	l.seal(old)
 	l.bound()
 	return s, e, nil
-}
-
-// ensureFolder makes the log's folder, if it is not known to be there.
-func (l *Files) ensureFolder(found bool) error {
-	if found {
-		return nil
-	}
-	if err := l.disk.Mkdir(l.folder); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	return nil
-}
-
-// create makes a file, in place of one that was left over.
-func (l *Files) create(path string) (File, error) {
-	file, err := l.disk.Create(path)
-	if errors.Is(err, fs.ErrExist) {
-		if err = l.disk.Remove(path); err == nil {
-			file, err = l.disk.Create(path)
-		}
-	}
-	return file, err
-}
-
-// place makes it durable which files the log has, and, unless that is known
-// already, its folder.
-func (l *Files) place(found bool) error {
-	if !found {
-		if err := l.disk.SyncDir(l.dir.path); err != nil {
-			return err
-		}
-	}
-	return l.disk.SyncDir(l.folder)
 }
 
 // seal writes the footer of a segment that is shut. Without it, the segment is

@@ -103,9 +103,8 @@ func (c *Config) check() error {
 type Files struct {
 	// Set once.
 	dir    *Dir
-	disk   Disk
 	name   string
-	folder string
+	folder folder
 	cfg    Config
 
 	appending sync.Mutex // one Append at a time; also held to shut the active segment
@@ -118,11 +117,7 @@ type Files struct {
 	ends  [8]reached
 	ended int // of ends, noted last
 
-	// Guarded by keeping.
-	saved  uint64 // number of the last snapshot of cursors
-	slot   int    // the file of the cursors that is overwritten next
-	firm   bool   // in a durable log: what is in the other one is durable
-	placed [2]bool
+	snapshots snapshots // guarded by keeping
 
 	mu sync.Mutex
 
@@ -204,14 +199,14 @@ func Open(cfg Config) (*Files, error) {
 	}
 	l := &Files{
 		dir:    cfg.Dir,
-		disk:   cfg.Dir.disk,
 		name:   cfg.Name,
-		folder: cfg.Dir.folder(cfg.Name),
+		folder: folder{cfg.Dir.disk, cfg.Dir.path, cfg.Dir.folder(cfg.Name)},
 		cfg:    cfg,
 		retain: cfg.Retain,
 		read:   make([]*segment, cfg.OpenFiles),
 	}
 	l.syncDone.L = &l.mu
+	l.snapshots = snapshots{folder: l.folder, durable: cfg.Durable}
 	if err := l.recover(); err != nil {
 		cfg.Dir.unclaim(cfg.Name)
 		return nil, fmt.Errorf("open log %s: %w", cfg.Name, err)

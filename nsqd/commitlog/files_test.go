@@ -146,7 +146,7 @@ func upTo(from, to Offset, but ...Offset) (ids []Offset) {
 
 func (b *bench) files() []string {
 	GinkgoHelper()
-	names, err := b.disk.List(b.l.folder)
+	names, err := b.disk.List(b.l.folder.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -154,7 +154,7 @@ func (b *bench) files() []string {
 	return names
 }
 
-func (b *bench) path(name string) string { return filepath.Join(b.l.folder, name) }
+func (b *bench) path(name string) string { return filepath.Join(b.l.folder.path, name) }
 
 // flip changes a bit of the file.
 func (b *bench) flip(name string, off int) {

@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"math"
-	"path/filepath"
 	"slices"
 
 	"github.com/srtm-io/srtm/internal/mono"
@@ -270,7 +269,7 @@ func (l *Files) quarantine(s *segment, off, bytes int64) {
 	if !rename {
 		return
 	}
-	err := l.disk.Rename(filepath.Join(l.folder, from), filepath.Join(l.folder, from+badSuffix))
+	err := l.folder.disk.Rename(l.folder.file(from), l.folder.file(from+badSuffix))
 	l.mu.Lock()
 	if err == nil {
 		s.bad = true

@@ -7,7 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strings"
 )
@@ -28,7 +27,7 @@ import (
 //
 // Requires: no other goroutine knows l.
 func (l *Files) recover() error {
-	names, err := l.disk.List(l.folder)
+	names, err := l.folder.disk.List(l.folder.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -68,6 +67,35 @@ func (l *Files) recover() error {
 	return nil
 }
 
+// recoverCursors finds the last snapshot, and what it says of the log's next offset.
+// Requires: no other goroutine knows l.
+func (l *Files) recoverCursors() error {
+	last, both, err := l.snapshots.recover()
+	if err != nil {
+		return err
+	}
+	l.next, l.savedNext = last.next, last.next
+	for slot, s := range both {
+		if s.number > 0 || s.data == nil {
+			continue
+		}
+		// The end of the process, or of the power, while it was written: the other one
+		// holds. If there is none it was lost, or was the first there ever was.
+		l.stats.Torn++
+		l.stats.TornBytes += uint64(len(s.data))
+		text, kept := "a snapshot of cursors was not written whole; the one before it holds", ""
+		if last.number == 0 {
+			text, kept = "no snapshot of cursors is intact: channels begin with what there is in the log", fmt.Sprint(cursorName, slot, badSuffix)
+			l.stats.KeepErrors++
+			if err := l.folder.disk.Rename(l.snapshots.path(slot), l.folder.file(kept)); err != nil {
+				return err
+			}
+		}
+		l.cfg.Log.Error(text, keyLog, l.name, keyFile, fmt.Sprint(cursorName, slot), "kept", kept)
+	}
+	return nil
+}
+
 // loadAll loads the segments of these bases, which ascend.
 func (l *Files) loadAll(bases []Offset, bad map[Offset]bool) error {
 	for i, base := range bases {
@@ -103,7 +131,7 @@ func (l *Files) load(base, end Offset, bad bool) (*segment, error) {
 		identity: identity{base: base, before: noSegment}, extent: extent{next: base}, end: headerSize,
 		old: true, shut: true, bad: bad, damaged: bad,
 	}
-	file, err := l.disk.Open(filepath.Join(l.folder, s.name()))
+	file, err := l.folder.disk.Open(l.folder.file(s.name()))
 	if err != nil {
 		return nil, err
 	}

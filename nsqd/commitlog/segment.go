@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"math"
-	"path/filepath"
 	"slices"
 	"sort"
 	"strconv"
@@ -120,7 +119,7 @@ func (l *Files) use(s *segment) (File, error) {
 	name := s.name()
 	l.mu.Unlock()
 
-	opened, err := l.disk.Open(filepath.Join(l.folder, name))
+	opened, err := l.folder.disk.Open(l.folder.file(name))
 	if err != nil {
 		l.done(s)
 		return nil, err

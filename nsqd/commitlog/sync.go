@@ -77,7 +77,7 @@ func (l *Files) lead(limit Offset) error {
 
 	var err error
 	if !found { // the files are those of an earlier process, which may not have got there
-		err = l.place(false)
+		err = l.folder.place(false)
 	}
 	for _, j := range jobs {
 		if err == nil {

@@ -1,0 +1,134 @@
+package commitlog
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+)
+
+const cursorName = "cursors." // and the number of the file, 0 or 1
+
+// snapshots are the two files of a log that its cursors are saved in. It overwrites the
+// older of the two. The design that lost writes a new file and
+// renames it: four changes of the folder for each snapshot, which a journal of the
+// file system has to commit, and no way to write when the disk is full.
+type snapshots struct {
+	folder  folder // set once
+	durable bool   // set once: Config.Durable
+
+	saved  uint64 // number of the last one
+	slot   int    // the file that is overwritten next
+	firm   bool   // in a durable log: what is in the other one is durable
+	placed [2]bool
+}
+
+// save replaces the last snapshot, of a log of which next is the next offset, and returns how
+// many bytes it takes. After an error the next one is written to the same file: the other is
+// what there is.
+func (c *snapshots) save(data []byte, next Offset, found bool) (size int, err error) {
+	b := appendSnapshot(make([]byte, 0, cursorExtra+len(data)), snapshot{number: c.saved + 1, next: next, data: data})
+	if err = c.folder.make(found); err == nil {
+		err = c.overwrite(c.slot, b, found)
+	}
+	if err == nil {
+		c.saved, c.slot, c.firm = c.saved+1, 1-c.slot, true
+	}
+	return len(b), err
+}
+
+// last returns what was saved last; nil if nothing was.
+func (c *snapshots) last() ([]byte, error) {
+	if c.saved == 0 {
+		return nil, nil
+	}
+	s, err := c.load(1 - c.slot)
+	return s.data, err
+}
+
+// overwrite writes one of the files of the cursors. In a durable log, the first time
+// it is a new file, which takes the other's name when it is durable: the snapshot of
+// an earlier process in the file that stays may not be, if that ended while it wrote
+// or its fsync failed.
+func (c *snapshots) overwrite(slot int, b []byte, found bool) error {
+	path := c.path(slot)
+	name := path
+	file, err := File(nil), fs.ErrNotExist
+	if c.durable && !c.firm {
+		name += newSuffix
+	} else {
+		file, err = c.folder.disk.Open(path)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		file, err = c.folder.create(name)
+	}
+	if err != nil {
+		return err
+	}
+	err = writeAll(file, b, 0)
+	if err == nil && c.durable {
+		err = file.Sync()
+	}
+	if err = errors.Join(err, file.Close()); err != nil || !c.durable {
+		return err
+	}
+	if name != path {
+		err = c.folder.disk.Rename(name, path)
+	}
+	if err == nil && !c.placed[slot] {
+		err = c.folder.place(found)
+	}
+	c.placed[slot] = err == nil
+	return err
+}
+
+func (c *snapshots) path(slot int) string {
+	return c.folder.file(fmt.Sprint(cursorName, slot))
+}
+
+// load reads one of the files of the cursors. The number is 0 if there is no
+// intact snapshot in it; the data is empty if there is nothing in it at all.
+func (c *snapshots) load(slot int) (snapshot, error) {
+	file, err := c.folder.disk.Open(c.path(slot))
+	if errors.Is(err, fs.ErrNotExist) {
+		return snapshot{}, nil
+	}
+	if err != nil {
+		return snapshot{}, err
+	}
+	size, err := file.Size()
+	b := make([]byte, min(size, cursorExtra+maxRecordLimit))
+	if err == nil {
+		var n int
+		n, err = readFull(file, b, 0)
+		b = b[:n]
+	}
+	if err = errors.Join(err, file.Close()); err != nil {
+		return snapshot{}, err
+	}
+	s, ok, err := parseSnapshot(b)
+	switch {
+	case err != nil:
+		return snapshot{}, fmt.Errorf("%s%d: %w", cursorName, slot, err)
+	case ok && s.number > 0:
+		return s, nil
+	case len(bytes.Trim(b, "\x00")) == 0:
+		return snapshot{}, nil
+	}
+	return snapshot{data: b}, nil
+}
+
+// recover finds the last snapshot, and what both files have.
+func (c *snapshots) recover() (last snapshot, both [2]snapshot, err error) {
+	for slot := range both {
+		if both[slot], err = c.load(slot); err != nil {
+			return last, both, err
+		}
+	}
+	at := 0
+	if both[1].number > both[0].number {
+		at = 1
+	}
+	c.saved, c.slot = both[at].number, 1-at
+	return both[at], both, nil
+}

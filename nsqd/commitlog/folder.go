@@ -1,0 +1,66 @@
+package commitlog
+
+import (
+	"errors"
+	"io/fs"
+	"path/filepath"
+)
+
+// folder is where a log's files are.
+type folder struct {
+	disk   Disk
+	parent string // of the Dir
+	path   string
+}
+
+// file is the path of a file in it.
+func (f folder) file(name string) string { return filepath.Join(f.path, name) }
+
+// make makes the log's folder, if it is not known to be there.
+func (f folder) make(found bool) error {
+	if found {
+		return nil
+	}
+	if err := f.disk.Mkdir(f.path); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return nil
+}
+
+// create makes a file, in place of one that was left over.
+func (f folder) create(path string) (File, error) {
+	file, err := f.disk.Create(path)
+	if errors.Is(err, fs.ErrExist) {
+		if err = f.disk.Remove(path); err == nil {
+			file, err = f.disk.Create(path)
+		}
+	}
+	return file, err
+}
+
+// place makes it durable which files the log has, and, unless that is known
+// already, its folder.
+func (f folder) place(found bool) error {
+	if !found {
+		if err := f.disk.SyncDir(f.parent); err != nil {
+			return err
+		}
+	}
+	return f.disk.SyncDir(f.path)
+}
+
+// delete deletes files.
+func (f folder) delete(names []string) (faults []error) {
+	if len(names) == 0 {
+		return nil
+	}
+	for _, name := range names {
+		if err := f.disk.Remove(f.file(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			faults = append(faults, err)
+		}
+	}
+	if err := f.disk.SyncDir(f.path); err != nil {
+		faults = append(faults, err)
+	}
+	return faults
+}
