@@ -399,23 +399,33 @@ func (b *Broker) Close() error {
 	if b.cfg.Storage == nil {
 		return nil
 	}
-	topics := b.Topics()
-	inParallel(topics, func(t *Topic) error { t.makeRoom(); return nil })
-	return errors.Join(b.metadataWriter.write(), inParallel(topics, (*Topic).persistAll))
+	stores := b.stores()
+	_ = inParallel(stores, (*store).makeRoom) // what fails because of it says so
+	return errors.Join(b.metadataWriter.write(), inParallel(stores, (*store).persist))
+}
+
+// stores returns those of the topics that have one.
+func (b *Broker) stores() (all []*store) {
+	for _, t := range b.Topics() {
+		if t.store != nil {
+			all = append(all, t.store)
+		}
+	}
+	return all
 }
 
 // writers is how many topics are written at a time: fsyncs of several files cost a
 // disk little more than that of one.
 const writers = 16
 
-// inParallel does something with each topic and returns what went wrong.
-func inParallel(topics []*Topic, do func(*Topic) error) error {
-	errs := make([]error, len(topics))
+// inParallel does something with each store and returns what went wrong.
+func inParallel(stores []*store, do func(*store) error) error {
+	errs := make([]error, len(stores))
 	var all errgroup.Group
 	all.SetLimit(writers)
-	for i, t := range topics {
+	for i, st := range stores {
 		all.Go(func() error {
-			errs[i] = do(t)
+			errs[i] = do(st)
 			return nil
 		})
 	}

@@ -148,6 +148,14 @@ func each(log commitlog.Log, from commitlog.Offset, do func(*commitlog.Batch) er
 // is lost. Without it what is finished would come again.
 const lastSaves = 10
 
+// makeRoom deletes what is needed no more on disk: what is left to the next process
+// may need the place.
+// Requires: the topic is closed, and run has ended.
+func (st *store) makeRoom() error {
+	st.scratch = new(scratch)
+	return st.tryToSave()
+}
+
 // persist leaves to the next process what is in memory, and where the cursors are.
 // Requires: the topic is closed, and run has ended.
 func (st *store) persist() error {

@@ -88,10 +88,8 @@ func (b *Broker) trimOld() {
 			return
 		case <-tick.C:
 		}
-		for _, t := range b.Topics() {
-			if t.store != nil {
-				t.store.trimOld()
-			}
+		for _, st := range b.stores() {
+			st.trimOld()
 		}
 	}
 }

@@ -199,11 +199,9 @@ func (s *Storage) bringIn() error {
 // Unreadable is how many places on the disk were found that could not be read, by this
 // process and those before it, and are kept.
 func (b *Broker) Unreadable() (n int64) {
-	for _, t := range b.Topics() {
-		if t.store != nil {
-			if log := t.store.log.Load(); log != nil {
-				n += int64(log.Stats().Unreadable)
-			}
+	for _, st := range b.stores() {
+		if log := st.log.Load(); log != nil {
+			n += int64(log.Stats().Unreadable)
 		}
 	}
 	return n

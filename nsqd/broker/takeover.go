@@ -202,11 +202,11 @@ func (b *Broker) yieldTaken() error {
 	if b.cfg.AutoCreate || b.cfg.Storage.cfg.Replicated == nil {
 		return nil
 	}
-	for _, t := range b.Topics() {
-		if t.store == nil || t.store.log.Load() != nil {
+	for _, st := range b.stores() {
+		if st.log.Load() != nil {
 			continue
 		}
-		if err := b.DeleteTopic(t.name); err != nil {
+		if err := b.DeleteTopic(st.topic.name); err != nil {
 			return err
 		}
 	}

@@ -387,25 +387,6 @@ func (t *Topic) close(remove bool) {
 	t.sharp.close()
 }
 
-// makeRoom deletes what is needed no more on disk: what is left to the next process
-// may need the place.
-// Requires: the topic is closed and the broker's workers have ended.
-func (t *Topic) makeRoom() {
-	if t.store != nil {
-		t.store.scratch = new(scratch)
-		_ = t.store.tryToSave() // what fails because of it says so
-	}
-}
-
-// persistAll leaves all that the topic has to the next process.
-// Requires: the topic is closed and the broker's workers have ended.
-func (t *Topic) persistAll() error {
-	if t.store == nil {
-		return nil
-	}
-	return t.store.persist()
-}
-
 // subscriptions returns the consumers by age. Requires: mu held.
 func (t *Topic) subscriptions() []*Subscription {
 	subs := make([]*Subscription, 0, len(t.mu.consumers))

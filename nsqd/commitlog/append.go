@@ -217,7 +217,7 @@ func (l *Files) begin(buf *[]byte, batch []Record) (*segment, extent, error) {
 		return nil, extent{}, err
 	}
 	path := l.folder.file(segmentName(id.base))
-	file, err := l.folder.create(path + newSuffix)
+	file, err := create(l.folder.disk, path+newSuffix)
 	if err != nil {
 		return nil, extent{}, err
 	}

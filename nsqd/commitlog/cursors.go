@@ -10,8 +10,7 @@ import (
 const cursorName = "cursors." // and the number of the file, 0 or 1
 
 // snapshots are the two files of a log that its cursors are saved in. It overwrites the
-// older of the two. The design that lost writes a new file and
-// renames it: four changes of the folder for each snapshot, which a journal of the
+// older of the two. The design that lost writes a new file and renames it: four changes of the folder for each snapshot, which a journal of the
 // file system has to commit, and no way to write when the disk is full.
 type snapshots struct {
 	folder  folder // set once
@@ -60,7 +59,7 @@ func (c *snapshots) overwrite(slot int, b []byte, found bool) error {
 		file, err = c.folder.disk.Open(path)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		file, err = c.folder.create(name)
+		file, err = create(c.folder.disk, name)
 	}
 	if err != nil {
 		return err

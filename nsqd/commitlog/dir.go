@@ -104,12 +104,7 @@ func (d *Dir) Logs() ([]string, error) {
 // deletes it. One caller at a time.
 func (d *Dir) Probe(bytes int) error {
 	path := filepath.Join(d.path, probeName)
-	file, err := d.disk.Create(path)
-	if errors.Is(err, fs.ErrExist) { // of a process that ended just then
-		if err = d.disk.Remove(path); err == nil {
-			file, err = d.disk.Create(path)
-		}
-	}
+	file, err := create(d.disk, path) // a process may have ended just then
 	if err != nil {
 		return fmt.Errorf("probe the disk: %w", err)
 	}

@@ -21,18 +21,19 @@ func (f folder) make(found bool) error {
 	if found {
 		return nil
 	}
-	if err := f.disk.Mkdir(f.path); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
+	err := f.disk.Mkdir(f.path)
+	if errors.Is(err, fs.ErrExist) {
+		return nil
 	}
-	return nil
+	return err
 }
 
 // create makes a file, in place of one that was left over.
-func (f folder) create(path string) (File, error) {
-	file, err := f.disk.Create(path)
+func create(disk Disk, path string) (File, error) {
+	file, err := disk.Create(path)
 	if errors.Is(err, fs.ErrExist) {
-		if err = f.disk.Remove(path); err == nil {
-			file, err = f.disk.Create(path)
+		if err = disk.Remove(path); err == nil {
+			file, err = disk.Create(path)
 		}
 	}
 	return file, err

@@ -91,10 +91,16 @@ func (b *backlog) free() int {
 // space is how many messages memory may still take, if it may have so many.
 func (b *backlog) space(most int) int { return max(0, most-b.waiting.len()) }
 
-// wait takes a message into memory.
+// wait takes a message into memory: at the end, or where it arrived, if there is a contract.
+// Readers come to their messages late and in an order of their own; what came first has a
+// token first.
 func (b *backlog) wait(m *Message) {
 	m.ref()
-	b.place(m)
+	i := b.waiting.len()
+	if b.byArrival {
+		i = b.waiting.after(m, laterArrival)
+	}
+	b.waiting.insert(i, m)
 	if !b.log.logged() {
 		return
 	}
@@ -104,17 +110,6 @@ func (b *backlog) wait(m *Message) {
 		w.reach(m.Offset)
 		w.push(m)
 	}
-}
-
-// place puts a message at the end, or where it arrived, if there is a contract. Readers
-// come to their messages late and in an order of their own; what came first has a token
-// first.
-func (b *backlog) place(m *Message) {
-	i := b.waiting.len()
-	if b.byArrival {
-		i = b.waiting.after(m, laterArrival)
-	}
-	b.waiting.insert(i, m)
 }
 
 func laterArrival(a, b *Message) bool { return b.Arrival.Before(a.Arrival) }

@@ -92,17 +92,6 @@ func (c *Channel) seek(to Offset, records int, fx *Effects) {
 	fx.Disk = true
 }
 
-// caughtUp ends being behind.
-func (c *Channel) caughtUp() {
-	c.log.read.moved = true
-	if c.behind = false; c.estimate {
-		c.counters.Emptied += uint64(c.late)
-	} else {
-		c.counters.Lost += uint64(c.late)
-	}
-	c.late, c.estimate = 0, false
-}
-
 // wants is as of the backlog.
 func (c *Channel) wants() (from Offset, n int) {
 	if c.stopped {
@@ -182,7 +171,13 @@ func (c *Channel) catchUp(now mono.Time) {
 	for c.behind && c.absent.len() == 0 {
 		o := c.window.end()
 		if o >= l.front {
-			c.caughtUp()
+			if c.estimate {
+				c.counters.Emptied += uint64(c.late)
+			} else {
+				c.counters.Lost += uint64(c.late)
+			}
+			c.behind, c.late, c.estimate = false, 0, false
+			l.read.moved = true
 			return
 		}
 		if !l.known(o) {

@@ -51,7 +51,10 @@ func (cs *cursors) spill(m *Message, fx *Effects) {
 		return
 	}
 	cs.writeUpTo(m.Offset+1, m)
-	cs.tail.count(m)
+	if !m.spilled {
+		m.spilled = true
+		cs.tail.underWay++
+	}
 }
 
 // writeUpTo has all written up to an offset, with last, which may be nil, for the

@@ -94,9 +94,7 @@ func (t *Topic) Refill(now mono.Time, from, upTo Offset, msgs []*Message, fx *Ef
 		}
 		t.due = min(t.due, c.Deadline())
 	}
-	for _, m := range msgs {
-		fx.unref(m)
-	}
+	fx.Unref(msgs)
 	t.passing.forget(fx)
 	t.read.moved = true
 	t.changes++

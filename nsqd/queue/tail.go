@@ -17,14 +17,6 @@ func (t *tail) room(n int, cfg *Config, tight bool) bool {
 	return cfg.WriteThrough || !tight && t.underWay+n <= cfg.Overflow || cfg.Overflow > 0 && t.underWay == 0
 }
 
-// count counts a message of the tail as on its way to disk.
-func (t *tail) count(m *Message) {
-	if !m.spilled {
-		m.spilled = true
-		t.underWay++
-	}
-}
-
 // release ends the tail's hold on a message.
 func (t *tail) release(m *Message, fx *Effects) {
 	if m.spilled {
