@@ -45,8 +45,8 @@ func (l *lease) set(to Lease) {
 	l.lapses = min(to.FlexUntil, to.Until)
 }
 
-// contract says when a message that waits may leave. The zero contract, with none of its
-// times, is none; limited with a zero bucket releases nothing.
+// contract says when a message that waits may leave: at once while the topic is not limited,
+// and never while it is and the bucket is zero.
 //
 // Two envelopes. By the times at which messages have their tokens, a contract
 // (r, b) is the bucket's: b + r*dt in any interval, exactly. By the times at which
