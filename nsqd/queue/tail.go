@@ -10,13 +10,6 @@ type tail struct {
 	carried  Offset // up to where it is to be written before a snapshot
 }
 
-// room reports whether n messages more may be on their way to disk. A batch
-// larger than what may be gets there alone, and so does whatever comes while memory
-// is tight.
-func (t *tail) room(n int, cfg *Config, tight bool) bool {
-	return cfg.WriteThrough || !tight && t.underWay+n <= cfg.Overflow || cfg.Overflow > 0 && t.underWay == 0
-}
-
 // release ends the tail's hold on a message.
 func (t *tail) release(m *Message, fx *Effects) {
 	if m.spilled {
