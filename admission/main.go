@@ -33,6 +33,7 @@ func (o *options) program() *daemon.Program {
 }
 
 func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) error {
+	o.peers.Log(log)
 	database, err := store.Open(ctx, o.database)
 	if err != nil {
 		return err

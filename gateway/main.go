@@ -33,8 +33,11 @@ func main() {
 // run serves until ctx ends, and then empties the queues.
 func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) error {
 	o.guard.Log(log)
+	o.control.Log(log)
+	o.brokers.Log(log)
 	var group lifecycle.Group
 	metrics := obs.NewRegistry()
+	o.guard.Measure(metrics)
 	config := o.proxy
 	config.Tokens, config.Log, config.Metrics = o.guard.Tokens(), log, metrics
 	if len(o.asks.Servers) > 0 {

@@ -85,14 +85,12 @@ func brokerTransport(c secure.ClientConfig) (http.RoundTripper, error) {
 		return nil, err
 	}
 	t := &http.Transport{TLSClientConfig: cfg, ResponseHeaderTimeout: 5 * time.Second, IdleConnTimeout: 30 * time.Second, MaxIdleConnsPerHost: 2}
-	var token secure.Bearer
-	if c.TokenFile != "" {
-		if cfg == nil {
-			return nil, fmt.Errorf("--%stoken-file: needs --%stls-ca: a token is not sent in clear", brokersPrefix, brokersPrefix)
-		}
-		if token, err = secure.TokenFile(c.TokenFile); err != nil {
-			return nil, fmt.Errorf("--%stoken-file: %w", brokersPrefix, err)
-		}
+	if c.TokenFile != "" && cfg == nil {
+		return nil, fmt.Errorf("--%stoken-file: needs --%stls-ca: a token is not sent in clear", brokersPrefix, brokersPrefix)
+	}
+	token, err := c.Token(brokersPrefix)
+	if err != nil {
+		return nil, err
 	}
 	scheme := "http"
 	if cfg != nil {

@@ -24,6 +24,7 @@ import (
 	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/lookup"
 	"github.com/srtm-io/srtm/loaddistributor/rpc"
@@ -40,6 +41,9 @@ func (o *options) program() *daemon.Program {
 }
 
 func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) error {
+	for _, trust := range []*secure.ClientConfig{&o.adaptorSecurity, &o.etcdSecurity, &o.brokerSecurity} {
+		trust.Log(log)
+	}
 	data, err := o.openStore(ctx)
 	if err != nil {
 		return lifecycle.UsageError{Err: err}

@@ -125,6 +125,8 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	if opts.tokens != nil {
 		opts.tokens.Log(log)
 	}
+	opts.control.Log(log)
+	opts.jetstreamTLS.Log(log)
 	if opts.authServers != nil {
 		api.Auth = opts.authServers.Counts
 		api.Authorise = auth.NewCache(opts.authServers.Ask, clock.Mono).Ask
@@ -138,6 +140,10 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 		d.group.Add("admission", asks.Run)
 	}
 	registry := obs.NewRegistry()
+	if opts.tls != nil {
+		opts.tls.Log(log)
+		registry.MustRegister(opts.tls.Expiry())
+	}
 
 	// The order of stopping is the reverse. What was acknowledged is stored before
 	// anything is waited for but the disk: the supervisor that stops nsqd may kill it soon. Then

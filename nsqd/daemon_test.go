@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -75,6 +76,62 @@ func client(t *testing.T, c *tls.Config) *http.Client {
 	transport := &http.Transport{TLSClientConfig: c}
 	t.Cleanup(transport.CloseIdleConnections)
 	return &http.Client{Transport: transport, Timeout: 10 * time.Second}
+}
+
+// Certificates and authorities that are replaced count for who comes then: also for one that
+// resumes an earlier session. What cannot be read changes nothing, and the expiry is a metric.
+func TestCertificatesAreReplacedWhileTheyAreUsed(t *testing.T) {
+	ours, others := testkit.NewAuthority(t), testkit.NewAuthority(t)
+	cert, key, roots := testkit.File(t, "cert", ""), testkit.File(t, "key", ""), testkit.File(t, "roots", "")
+	put := func(to, from string) {
+		t.Helper()
+		testkit.Must(t, os.WriteFile(to+".new", testkit.Result(os.ReadFile(from)).Must(t), 0o600))
+		testkit.Must(t, os.Rename(to+".new", to))
+	}
+	first := ours.Certificate("nsqd")
+	put(cert, first.CertFile)
+	put(key, first.KeyFile)
+	put(roots, ours.File)
+	d := start(t, "--tls-cert="+cert, "--tls-key="+key, "--tls-root-ca-file="+roots, "--tls-client-auth-policy=require-verify")
+	sensor := &tls.Config{ServerName: "localhost", RootCAs: x509.NewCertPool(), Certificates: []tls.Certificate{ours.Certificate("sensor").TLS}, ClientSessionCache: tls.NewLRUClientSessionCache(1)}
+	for _, file := range []string{ours.File, others.File} {
+		sensor.RootCAs.AppendCertsFromPEM(testkit.Result(os.ReadFile(file)).Must(t))
+	}
+	web := "https://" + d.at.https.Addr().String()
+	// each is by who comes; the sensor's session is resumed where it may be
+	ping := func(as *tls.Config) error {
+		r, err := (&http.Client{Transport: &http.Transport{TLSClientConfig: as, DisableKeepAlives: true}}).Get(web + "/ping")
+		if err == nil {
+			err = r.Body.Close()
+		}
+		return err
+	}
+	config := nsq.NewConfig()
+	config.TlsV1, config.TlsConfig = true, sensor
+	connected := testkit.Result(nsq.NewProducer(d.at.tcp.Addr().String(), config)).Must(t)
+	connected.SetLoggerLevel(nsq.LogLevelMax)
+	defer connected.Stop()
+	testkit.NoError(t, connected.Publish("t", []byte("x")), "at first")
+	testkit.NoError(t, ping(sensor), "HTTPS at first")
+	testkit.NoError(t, ping(sensor), "HTTPS at first, resumed")
+
+	second := others.Certificate("nsqd")
+	put(cert, second.CertFile) // half a pair
+	for range 3 {
+		testkit.NoError(t, ping(sensor), "with half a pair")
+	}
+	put(key, second.KeyFile)
+	put(roots, others.File)
+	testkit.WaitFor(t, "who has a certificate of the authority that was replaced is refused", func() bool { return ping(sensor) != nil })
+	testkit.NoError(t, connected.Publish("t", []byte("x")), "who was connected before")
+	stranger := sensor.Clone()
+	stranger.ClientSessionCache, stranger.Certificates = nil, []tls.Certificate{others.Certificate("sensor").TLS}
+	testkit.NoError(t, ping(stranger), "who has one of the new authority")
+	_, text := get(t, client(t, stranger), web+"/metrics")
+	want := fmt.Sprintf("srtm_tls_certificate_expiry_timestamp_seconds %v", float64(second.TLS.Leaf.NotAfter.Unix()))
+	if !strings.Contains(text, want) {
+		t.Errorf("/metrics has no %s", want)
+	}
 }
 
 func TestTLSFromFlags(t *testing.T) {

@@ -85,8 +85,9 @@ type options struct {
 	roots       *x509.CertPool // nil: the system's
 	authServers *auth.Servers  // nil where clients need no authorization
 	asks        admission.Config
-	tokens      *secure.Tokens // nil without --http-token-file
-	maxSeries   int            // topics and channels with metrics of their own
+	tokens      *secure.Tokens    // nil without --http-token-file
+	tls         *secure.ServerTLS // nil without --tls-cert
+	maxSeries   int               // topics and channels with metrics of their own
 }
 
 // ignored begins the help of a flag that NSQ has and that has no effect here.
@@ -368,6 +369,9 @@ func (o *options) validate() error {
 func (o *options) readTLS() error {
 	offered := o.tlsCert != ""
 	var err error
+	if o.roots, err = o.readRoots(); err != nil {
+		return err
+	}
 	switch o.tlsClients {
 	case "":
 	case authRequire, authVerify:
@@ -383,31 +387,45 @@ func (o *options) readTLS() error {
 	if o.tlsRequired != tlsOptional && !offered {
 		err = errors.Join(err, errors.New("--tls-required needs --tls-cert and --tls-key"))
 	}
-	if o.tlsRootCAs != "" {
-		pem, err := os.ReadFile(o.tlsRootCAs)
-		if err != nil {
-			return fmt.Errorf("--tls-root-ca-file: %w", err)
-		}
-		o.roots = x509.NewCertPool()
-		if !o.roots.AppendCertsFromPEM(pem) {
-			return fmt.Errorf("--tls-root-ca-file: no certificate in %s", o.tlsRootCAs)
-		}
-	}
 	if !offered || err != nil {
 		return err
 	}
+	if o.tls, err = secure.LoadTLS(o.readServerTLS, o.tlsCert, o.tlsKey, o.tlsRootCAs); err != nil {
+		return err
+	}
+	o.conn.TLS = o.tls.Config()
+	return nil
+}
+
+func (o *options) readServerTLS() (*tls.Config, error) {
+	roots, err := o.readRoots()
+	if err != nil {
+		return nil, err
+	}
 	cert, err := tls.LoadX509KeyPair(o.tlsCert, o.tlsKey)
 	if err != nil {
-		return fmt.Errorf("--tls-cert, --tls-key: %w", err)
+		return nil, fmt.Errorf("--tls-cert, --tls-key: %w", err)
 	}
-	o.conn.TLS = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: uint16(o.tlsMinVersion), ClientCAs: o.roots}
-	switch o.tlsClients {
-	case authRequire:
-		o.conn.TLS.ClientAuth = tls.RequireAnyClientCert
-	case authVerify:
-		o.conn.TLS.ClientAuth = tls.RequireAndVerifyClientCert
+	return &tls.Config{
+		Certificates: []tls.Certificate{cert}, MinVersion: uint16(o.tlsMinVersion), ClientCAs: roots,
+		ClientAuth: map[string]tls.ClientAuthType{authRequire: tls.RequireAnyClientCert, authVerify: tls.RequireAndVerifyClientCert}[o.tlsClients],
+	}, nil
+}
+
+// readRoots reads the authorities, of clients and of auth servers; nil: the system's.
+func (o *options) readRoots() (*x509.CertPool, error) {
+	if o.tlsRootCAs == "" {
+		return nil, nil
 	}
-	return nil
+	pem, err := os.ReadFile(o.tlsRootCAs)
+	if err != nil {
+		return nil, fmt.Errorf("--tls-root-ca-file: %w", err)
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("--tls-root-ca-file: no certificate in %s", o.tlsRootCAs)
+	}
+	return roots, nil
 }
 
 // managed reports whether a loaddistributor places this broker's topics.

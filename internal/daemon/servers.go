@@ -112,6 +112,7 @@ func (a *Addresses) Serve(ctx context.Context, name string, log *slog.Logger, op
 		return errors.Join(err, s.RPCListener.Close())
 	}
 	s.Watch = s.serving
+	a.Guard.Measure(s.Metrics)
 	// A half each, so that the clients of neither keep those of the other out.
 	descriptors := connlimit.Descriptors()
 	web := &connlimit.Listener{Listener: s.WebListener, Slots: &connlimit.Slots{Most: connlimit.Part(descriptors, 2, 50_000)}, Plain: !a.Guard.HTTPTLS()}

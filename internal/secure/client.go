@@ -23,7 +23,13 @@ type ClientConfig struct {
 	CAFile            string // PEM, or SystemCA; with it, TLS
 	CertFile, KeyFile string // PEM; both or neither
 	TokenFile         string // the token to show
+
+	log *atomic.Pointer[slog.Logger] // made by TLSFlags; nil: there is none
 }
+
+// Log says who is told when files were read again, or could not be. Requires: Flags or
+// TLSFlags.
+func (c *ClientConfig) Log(log *slog.Logger) { c.log.Store(log) }
 
 // Flags adds the flags, each with a prefix, such as "control-".
 func (c *ClientConfig) Flags(fs Flags, prefix, whom string) {
@@ -33,6 +39,7 @@ func (c *ClientConfig) Flags(fs Flags, prefix, whom string) {
 
 // TLSFlags is Flags for a server that takes no tokens of ours.
 func (c *ClientConfig) TLSFlags(fs Flags, prefix, whom string) {
+	c.log = &atomic.Pointer[slog.Logger]{}
 	fs.StringVar(&c.CAFile, prefix+"tls-ca", "", "PEM `file` of the authorities of the certificate of "+whom+", or \""+SystemCA+"\": with TLS")
 	fs.StringVar(&c.CertFile, prefix+"tls-cert", "", "PEM `file` of our certificate for "+whom)
 	fs.StringVar(&c.KeyFile, prefix+"tls-key", "", "PEM `file` of its key")
@@ -43,15 +50,14 @@ func (c *ClientConfig) TLSFlags(fs Flags, prefix, whom string) {
 // they have changed, for the next handshake or call.
 func (c ClientConfig) Load(prefix string) ([]grpc.DialOption, error) {
 	var errs []error
-	log := &atomic.Pointer[slog.Logger]{}
 	transport := Plain()
 	if c.CAFile != "" {
 		files := []string{c.CertFile, c.KeyFile}
 		if c.CAFile != SystemCA {
 			files = append(files, c.CAFile)
 		}
-		creds, err := newFresh(log, func() (credentials.TransportCredentials, error) {
-			cfg, err := c.TLS(prefix)
+		creds, err := newFresh(c.log, func() (credentials.TransportCredentials, error) {
+			cfg, err := c.readTLS(prefix)
 			return credentials.NewTLS(cfg), err
 		}, files...)
 		if err != nil {
@@ -59,23 +65,55 @@ func (c ClientConfig) Load(prefix string) ([]grpc.DialOption, error) {
 		} else {
 			transport = renewed(creds.get)
 		}
-	} else if _, err := c.TLS(prefix); err != nil {
+	} else if _, err := c.readTLS(prefix); err != nil {
 		errs = append(errs, err)
 	}
 	options := []grpc.DialOption{grpc.WithTransportCredentials(transport)}
-	if c.TokenFile != "" {
-		token, err := TokenFile(c.TokenFile)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("--%stoken-file: %w", prefix, err))
-		} else {
-			options = append(options, grpc.WithPerRPCCredentials(token))
-		}
+	token, err := c.Token(prefix)
+	if token != nil {
+		options = append(options, grpc.WithPerRPCCredentials(token))
 	}
-	return options, errors.Join(errs...)
+	return options, errors.Join(append(errs, err)...)
 }
 
-// TLS reads the files for it, once, without the token; nil: in clear.
+// Token is the one that TokenFile has; nil: there is no such file.
+func (c ClientConfig) Token(prefix string) (Bearer, error) {
+	if c.TokenFile == "" {
+		return nil, nil
+	}
+	token, err := freshToken(c.log, c.TokenFile)
+	if err != nil {
+		return nil, fmt.Errorf("--%stoken-file: %w", prefix, err)
+	}
+	return token, nil
+}
+
+// TLS is Load for what is not gRPC, without the token; nil: in clear. The certificate is
+// read again when it has changed. Authorities are not: crypto/tls does not say by what
+// address a server is verified that has no name.
 func (c ClientConfig) TLS(prefix string) (*tls.Config, error) {
+	cfg, err := c.readTLS(prefix)
+	if err != nil || c.CertFile == "" {
+		return cfg, err
+	}
+	pair, err := newFresh(c.log, func() (*tls.Certificate, error) { return c.readPair(prefix) }, c.CertFile, c.KeyFile)
+	if err != nil {
+		return nil, err
+	}
+	cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return pair.get(), nil }
+	return cfg, nil
+}
+
+func (c ClientConfig) readPair(prefix string) (*tls.Certificate, error) {
+	pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
+	if err != nil {
+		return nil, fmt.Errorf("--%[1]stls-cert, --%[1]stls-key: %[2]w", prefix, err)
+	}
+	return &pair, nil
+}
+
+// readTLS reads the files as they are; nil: in clear.
+func (c ClientConfig) readTLS(prefix string) (*tls.Config, error) {
 	var errs []error
 	if (c.CertFile == "") != (c.KeyFile == "") {
 		errs = append(errs, fmt.Errorf("--%[1]stls-cert and --%[1]stls-key: want both or neither", prefix))
@@ -95,11 +133,11 @@ func (c ClientConfig) TLS(prefix string) (*tls.Config, error) {
 		cfg.RootCAs = pool
 	}
 	if c.CertFile != "" && c.KeyFile != "" {
-		pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("--%[1]stls-cert, --%[1]stls-key: %[2]w", prefix, err))
+		pair, err := c.readPair(prefix)
+		if err == nil {
+			cfg.Certificates = []tls.Certificate{*pair}
 		}
-		cfg.Certificates = []tls.Certificate{pair}
+		errs = append(errs, err)
 	}
 	return cfg, errors.Join(errs...)
 }
@@ -165,8 +203,10 @@ type Bearer func() string
 
 // TokenFile returns a Bearer of the file's token, which is read again when it has
 // changed.
-func TokenFile(path string) (Bearer, error) {
-	token, err := newFresh(&atomic.Pointer[slog.Logger]{}, func() (string, error) { return readToken(path) }, path)
+func TokenFile(path string) (Bearer, error) { return freshToken(nil, path) }
+
+func freshToken(log *atomic.Pointer[slog.Logger], path string) (Bearer, error) {
+	token, err := newFresh(log, func() (string, error) { return readToken(path) }, path)
 	if err != nil {
 		return nil, err
 	}

@@ -49,8 +49,11 @@ func (s state) same(o state) bool {
 	return os.SameFile(s.info, o.info) && s.info.ModTime().Equal(o.info.ModTime()) && s.info.Size() == o.info.Size()
 }
 
-// newFresh reads the files for the first time.
+// newFresh reads the files for the first time. log may be nil.
 func newFresh[T any](log *atomic.Pointer[slog.Logger], read func() (T, error), files ...string) (*fresh[T], error) {
+	if log == nil {
+		log = &atomic.Pointer[slog.Logger]{}
+	}
 	f := &fresh[T]{read: read, now: time.Now, log: log}
 	for _, file := range files {
 		if file != "" {
@@ -67,6 +70,9 @@ func newFresh[T any](log *atomic.Pointer[slog.Logger], read func() (T, error), f
 	f.due.Store(f.now().Add(checkEvery).UnixNano())
 	return f, nil
 }
+
+// Log says who is told when the files were read again, or could not be.
+func (f *fresh[T]) Log(log *slog.Logger) { f.log.Store(log) }
 
 func (f *fresh[T]) states() []state {
 	all := make([]state, len(f.files))

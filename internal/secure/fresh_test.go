@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"crypto/tls"
 	"errors"
+	"flag"
 	"io"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -211,4 +213,49 @@ func TestAClientReadsAgain(t *testing.T) {
 	put(others)
 	testkit.WaitFor(t, "the new authority counts", func() bool { return reaches(after) == codes.Unimplemented })
 	testkit.Equal(t, reaches(before), codes.Unavailable, "a server of the authority that was replaced")
+}
+
+// Where TLS is not gRPC's, a client's certificate is that of the moment of the handshake, too.
+// What cannot be read is reported, and the certificate and the token stay.
+func TestAClientsCertificateIsReadAgain(t *testing.T) {
+	a := testkit.NewAuthority(t)
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, r.TLS.PeerCertificates[0].Subject.CommonName) // or the test says so
+	}))
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{a.Certificate("server").TLS}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: a.Pool}
+	server.StartTLS()
+	defer server.Close()
+	var cfg ClientConfig
+	fs := flag.NewFlagSet("", flag.ContinueOnError)
+	cfg.Flags(fs, "", "the server")
+	testkit.Must(t, fs.Parse([]string{
+		"--tls-ca=" + a.File, "--tls-cert=" + testkit.File(t, "cert", ""), "--tls-key=" + testkit.File(t, "key", ""), "--token-file=" + testkit.File(t, "token", adminToken),
+	}))
+	var lines testkit.Buffer
+	cfg.Log(slog.New(slog.NewTextHandler(&lines, nil)))
+	first, second := a.Certificate("first"), a.Certificate("second")
+	replace(t, cfg.CertFile, first.CertFile)
+	replace(t, cfg.KeyFile, first.KeyFile)
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: testkit.Result(cfg.TLS("")).Must(t)}}
+	shown := func() string {
+		t.Helper()
+		r := testkit.Result(client.Get(server.URL)).Must(t)
+		defer r.Body.Close()
+		return string(testkit.Result(io.ReadAll(r.Body)).Must(t))
+	}
+	testkit.Equal(t, shown(), "first", "at first")
+	replace(t, cfg.CertFile, second.CertFile)
+	testkit.WaitFor(t, "half a pair is reported", func() bool {
+		testkit.Equal(t, shown(), "first", "with half a pair")
+		return strings.Contains(lines.String(), "kept as they were")
+	})
+	replace(t, cfg.KeyFile, second.KeyFile)
+	testkit.WaitFor(t, "the new certificate counts", func() bool { return shown() == "second" })
+
+	token := testkit.Result(cfg.Token("")).Must(t)
+	testkit.Must(t, os.Remove(cfg.TokenFile))
+	testkit.WaitFor(t, "a token file that is gone is reported", func() bool {
+		testkit.Equal(t, token(), adminToken, "the token")
+		return strings.Contains(lines.String(), "no such file")
+	})
 }

@@ -577,7 +577,7 @@ func TestFlags(t *testing.T) {
 	c.Flags(fs, "control-", "the loaddistributor")
 	err := fs.Parse([]string{"--tls-cert=a", "--tls-key=b", "--tls-client-ca=c", "--token-file=d", "--http-tls", "--allow-insecure-listen",
 		"--control-tls-ca=e", "--control-tls-cert=f", "--control-tls-key=g", "--control-token-file=h"})
-	if err != nil || s != (ServerConfig{CertFile: "a", KeyFile: "b", ClientCAFile: "c", TokenFile: "d", HTTPTLS: true, Force: "true"}) || c != (ClientConfig{"e", "f", "g", "h"}) {
+	if err != nil || s != (ServerConfig{CertFile: "a", KeyFile: "b", ClientCAFile: "c", TokenFile: "d", HTTPTLS: true, Force: "true"}) || c != (ClientConfig{"e", "f", "g", "h", c.log}) {
 		t.Errorf("%+v, %+v, %v", s, c, err)
 	}
 }

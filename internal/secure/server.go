@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -90,9 +91,9 @@ func (c *ServerConfig) flags(fs *flag.FlagSet, what string, listeners []string) 
 // read again when they have changed; who is connected stays so.
 type Server struct {
 	// Set once.
-	tls     *fresh[*tls.Config] // nil: in clear
-	mutual  bool                // clients show certificates
-	tokens  *Tokens             // nil: clients need none
+	tls     *ServerTLS // nil: in clear
+	mutual  bool       // clients show certificates
+	tokens  *Tokens    // nil: clients need none
 	httpTLS bool
 	httpTip string // the flags that give HTTP TLS
 	force   string
@@ -116,7 +117,7 @@ func (c ServerConfig) Load() (*Server, error) {
 	case (c.CertFile == "") != (c.KeyFile == ""):
 		fault(errors.New("--tls-cert and --tls-key: want both or neither"))
 	case c.CertFile != "":
-		if s.tls, err = newFresh(s.log, c.readTLS, c.CertFile, c.KeyFile, c.ClientCAFile); err != nil {
+		if s.tls, err = loadTLS(s.log, c.readTLS, c.CertFile, c.KeyFile, c.ClientCAFile); err != nil {
 			fault(err)
 		}
 	case c.ClientCAFile != "":
@@ -146,6 +147,13 @@ func (s *Server) Log(log *slog.Logger) {
 	s.auditor.Store(NewAuditor(log, s.tokens != nil))
 }
 
+// Measure registers Expiry if there is TLS.
+func (s *Server) Measure(metrics prometheus.Registerer) {
+	if s.tls != nil {
+		metrics.MustRegister(s.tls.Expiry())
+	}
+}
+
 // HTTPTLS reports whether HTTP has TLS.
 func (s *Server) HTTPTLS() bool { return s.httpTLS }
 
@@ -170,9 +178,33 @@ func (c ServerConfig) readTLS() (*tls.Config, error) {
 	return cfg, errors.Join(errs...)
 }
 
-// renewedTLS has each handshake go by the files as they are then.
-func (s *Server) renewedTLS() *tls.Config {
-	return &tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return s.tls.get(), nil }}
+// ServerTLS is a server's TLS, which is read again when its files have changed. Its
+// configurations have one certificate.
+type ServerTLS struct{ *fresh[*tls.Config] }
+
+// LoadTLS has read read the files, now and when they have changed.
+func LoadTLS(read func() (*tls.Config, error), files ...string) (*ServerTLS, error) {
+	return loadTLS(&atomic.Pointer[slog.Logger]{}, read, files...)
+}
+
+func loadTLS(log *atomic.Pointer[slog.Logger], read func() (*tls.Config, error), files ...string) (*ServerTLS, error) {
+	f, err := newFresh(log, read, files...)
+	if err != nil {
+		return nil, err
+	}
+	return &ServerTLS{f}, nil
+}
+
+// Expiry is a metric. Asking for it looks at the files, too.
+func (t *ServerTLS) Expiry() prometheus.Collector {
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "srtm_tls_certificate_expiry_timestamp_seconds", Help: "When the server's TLS certificate expires, in Unix seconds.",
+	}, func() float64 { return float64(t.get().Certificates[0].Leaf.NotAfter.Unix()) })
+}
+
+// Config has each handshake go by the files as they are then.
+func (t *ServerTLS) Config() *tls.Config {
+	return &tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return t.get(), nil }}
 }
 
 func (c ServerConfig) readPool() (*x509.CertPool, error) {
@@ -232,7 +264,7 @@ func (s *Server) Check(flag, address string, safe bool, want string) error {
 func (s *Server) Options() []grpc.ServerOption {
 	options := []grpc.ServerOption{grpc.ChainUnaryInterceptor(s.auditUnary), grpc.ChainStreamInterceptor(s.auditStream)}
 	if s.tls != nil {
-		options = append(options, grpc.Creds(telling{credentials.NewTLS(s.renewedTLS()), s}))
+		options = append(options, grpc.Creds(telling{credentials.NewTLS(s.tls.Config()), s}))
 	}
 	if s.tokens != nil {
 		options = append(options, grpc.InTapHandle(s.authorise), grpc.ChainStreamInterceptor(bind))
@@ -335,7 +367,7 @@ func (s *Server) Listener(ln net.Listener) net.Listener {
 	if !s.httpTLS {
 		return ln
 	}
-	return tls.NewListener(ln, s.renewedTLS())
+	return tls.NewListener(ln, s.tls.Config())
 }
 
 // Handler returns next behind the tokens: what changes something and what is

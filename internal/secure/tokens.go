@@ -91,9 +91,6 @@ func loadTokens(log *atomic.Pointer[slog.Logger], flag, path string) (*Tokens, e
 	return &Tokens{f}, nil
 }
 
-// Log says who is told when the file was read again, or could not be.
-func (t *Tokens) Log(log *slog.Logger) { t.log.Store(log) }
-
 // Check says why the caller may not do what takes the role, and whether it is
 // known; "" if it may.
 func (t *Tokens) Check(r *http.Request, need Role) (problem string, known bool) {

@@ -51,6 +51,7 @@ var alerts = map[string][]struct {
 	"SRTMClusterNearlySold":   {{"srtm_brokers_allocated_messages_per_second 95x60\nsrtm_brokers_mcap_messages_per_second 100x60", 1}, {"srtm_brokers_allocated_messages_per_second 85x60\nsrtm_brokers_mcap_messages_per_second 100x60", 0}, {"srtm_brokers_allocated_messages_per_second 0x60\nsrtm_brokers_mcap_messages_per_second 0x60", 0}},
 	"SRTMTopicsWithoutSeries": {{`srtm_topics_without_series 4x60`, 1}, {`srtm_nsqd_names_without_series{instance="1",kind="channel"} 4x60`, 1}, {`srtm_topics_without_series 0x60`, 0}},
 	"SRTMConnectionsRefused":  {{`srtm_nsqd_connections_refused_total{instance="1"} 0+1x60`, 1}, {`srtm_nsqd_connections_refused_total{instance="1"} 1x60`, 0}},
+	"SRTMCertificateExpires":  {{`srtm_tls_certificate_expiry_timestamp_seconds{instance="1"} 608000x60`, 1}, {`srtm_tls_certificate_expiry_timestamp_seconds{instance="1"} 609000x60`, 0}},
 	"SRTMLogLost":             {{`srtm_log_lines_dropped_total{instance="1"} 0+1x60`, 1}, {`srtm_log_lines_dropped_total{instance="1"} 1x60`, 0}},
 	"SRTMDaemonDown":          {{`up{job="srtm-nsqd"} 0x60`, 1}, {`up{job="other"} 0x60` + "\n" + `up{job="srtm-nsqd"} 1x60`, 0}},
 }

@@ -125,7 +125,10 @@ func TestMetricsExist(t *testing.T) {
 }
 
 // rare are metrics that are exported only where there is something to say.
-var rare = map[string]string{"srtm_tbadaptor_share_idle_rate": "while a share is reserved for a broker whose lease is over"}
+var rare = map[string]string{
+	"srtm_tbadaptor_share_idle_rate":                "while a share is reserved for a broker whose lease is over",
+	"srtm_tls_certificate_expiry_timestamp_seconds": "with TLS",
+}
 
 // labels are those whose values are bounded: by what operators create and configure, or by
 // the program.

@@ -69,11 +69,9 @@ func (b *brokers) ask(x *call, method, path string, query url.Values, addresses 
 	}
 	client := &http.Client{Timeout: x.timeout, Transport: &http.Transport{TLSClientConfig: encrypted}}
 	defer client.CloseIdleConnections()
-	token := secure.Bearer(nil)
-	if b.trust.TokenFile != "" {
-		if token, err = secure.TokenFile(b.trust.TokenFile); err != nil {
-			return usagef("--nsqd-token-file: %v", err)
-		}
+	token, err := b.trust.Token("nsqd-")
+	if err != nil {
+		return lifecycle.UsageError{Err: err}
 	}
 	query.Set("topic", x.args[0])
 	query.Set("channel", x.args[1])

@@ -131,11 +131,9 @@ func askHTTP(ctx context.Context, address, path string, trust secure.ClientConfi
 	if _, err := url.Parse(at); err != nil {
 		return nil, usagef("%w", err)
 	}
-	var token secure.Bearer
-	if trust.TokenFile != "" {
-		if token, err = secure.TokenFile(trust.TokenFile); err != nil {
-			return nil, usagef("--token-file: %w", err)
-		}
+	token, err := trust.Token("")
+	if err != nil {
+		return nil, usagef("%w", err)
 	}
 	transport := &http.Transport{TLSClientConfig: tls, DisableKeepAlives: true}
 	return fetch(ctx, transport.RoundTrip, token, http.MethodGet, at)

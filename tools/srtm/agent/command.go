@@ -93,6 +93,7 @@ func (o *settings) validate() (Config, error) {
 		f.Add(guard.CheckPlain("--http-address", o.httpAddress))
 	}
 	cfg.DialOptions, err = o.trust.Load("")
+	o.trust.Log(log)
 	f.Add(err)
 	resend, known := resends[o.resend]
 	f.If(!known, "--resend %q is none of orderly, always, never", o.resend)
