@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/srtm-io/srtm/internal/list"
 )
 
 // Descriptors is how many files the process may have open, which the Go runtime
@@ -40,10 +42,22 @@ func Part(descriptors, parts, most int64) int {
 // Slots are the connections that listeners may have together. The zero value has
 // no bound.
 type Slots struct {
-	Most int // set once; 0: no bound
+	// Set once.
+	Most int // 0: no bound
+	// Strangers: a peer is a stranger until Known. Where there is no slot left, a new connection
+	// gets that of the stranger who connected first. So strangers who keep connecting take each
+	// other's slots, and a peer that can show who it is has until they have connected Most
+	// times. A share of the slots for each address lost to this: one stranger may have many
+	// addresses, and many brokers one.
+	Strangers bool
 
-	open    atomic.Int64
-	refused atomic.Uint64
+	open             atomic.Int64
+	refused, evicted atomic.Uint64
+
+	mu struct {
+		sync.Mutex
+		strangers list.List[*Conn] // the one that connected first in front
+	}
 }
 
 // Open is how many connections there are.
@@ -51,6 +65,42 @@ func (s *Slots) Open() int64 { return s.open.Load() }
 
 // Refused is how many connections found no slot.
 func (s *Slots) Refused() uint64 { return s.refused.Load() }
+
+// Evicted is how many connections of strangers were closed for new ones.
+func (s *Slots) Evicted() uint64 { return s.evicted.Load() }
+
+// take gives c a slot; false: there is none.
+func (s *Slots) take(c *Conn) bool {
+	full := s.open.Add(1) > int64(s.Most) && s.Most > 0
+	if full && !s.evict() {
+		s.open.Add(-1)
+		s.refused.Add(1)
+		return false
+	}
+	if s.Strangers {
+		s.mu.Lock()
+		s.mu.strangers.Push(&c.place, c)
+		c.stranger = true
+		s.mu.Unlock()
+	}
+	return true
+}
+
+// evict closes the connection of the stranger that connected first; false: there is no stranger.
+func (s *Slots) evict() bool {
+	s.mu.Lock()
+	oldest := s.mu.strangers.Front()
+	if oldest != nil {
+		oldest.knownLocked()
+	}
+	s.mu.Unlock()
+	if oldest == nil {
+		return false
+	}
+	s.evicted.Add(1)
+	_ = oldest.Close() // it is not ours
+	return true
+}
 
 // Listener is a listener whose connections take slots. One that finds none is closed.
 type Listener struct {
@@ -70,11 +120,10 @@ func (l *Listener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		if l.Slots.open.Add(1) <= int64(l.Slots.Most) || l.Slots.Most == 0 {
-			return &Conn{Conn: c, of: l.Slots}, nil
+		conn := &Conn{Conn: c, of: l.Slots}
+		if l.Slots.take(conn) {
+			return conn, nil
 		}
-		l.Slots.open.Add(-1)
-		l.Slots.refused.Add(1)
 		if l.Plain { // it fits into the socket's buffer; if not, so be it
 			_ = c.SetWriteDeadline(time.Now().Add(time.Millisecond))
 			_, _ = c.Write(busyAnswer)
@@ -88,6 +137,40 @@ type Conn struct {
 	net.Conn
 	of   *Slots
 	once sync.Once
+
+	// Guarded by of.mu.
+	stranger bool // it is in of.mu.strangers, by place
+	place    list.Element[*Conn]
+}
+
+// address is that of a connection's peer, by which Known finds the connection.
+type address struct {
+	net.Addr
+	conn *Conn
+}
+
+// RemoteAddr implements net.Conn.
+func (c *Conn) RemoteAddr() net.Addr { return address{c.Conn.RemoteAddr(), c} }
+
+// Known says that the peer at an address, as its connection has it, has shown who it is: its
+// connection keeps its slot.
+func Known(peer net.Addr) {
+	if a, ours := peer.(address); ours {
+		a.conn.known()
+	}
+}
+
+func (c *Conn) known() {
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
+	c.knownLocked()
+}
+
+func (c *Conn) knownLocked() {
+	if c.stranger {
+		c.stranger = false
+		c.place.Remove()
+	}
 }
 
 // CloseWrite is for net/http, which ends its side first where a client still sends: a
@@ -101,6 +184,9 @@ func (c *Conn) CloseWrite() error {
 
 // Close implements net.Conn.
 func (c *Conn) Close() error {
-	c.once.Do(func() { c.of.open.Add(-1) })
+	c.once.Do(func() {
+		c.of.open.Add(-1)
+		c.known() // as far as evict goes
+	})
 	return c.Conn.Close()
 }

@@ -116,12 +116,13 @@ func (a *Addresses) Serve(ctx context.Context, name string, log *slog.Logger, op
 	// A half each, so that the clients of neither keep those of the other out.
 	descriptors := connlimit.Descriptors()
 	web := &connlimit.Listener{Listener: s.WebListener, Slots: &connlimit.Slots{Most: connlimit.Part(descriptors, 2, 50_000)}, Plain: !a.Guard.HTTPTLS()}
-	rpc := &connlimit.Listener{Listener: s.RPCListener, Slots: &connlimit.Slots{Most: connlimit.Part(descriptors, 2, math.MaxInt32)}}
-	refused := func(name, help string, slots *connlimit.Slots) {
-		s.Metrics.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "srtm_" + name, Help: help}, func() float64 { return float64(slots.Refused()) }))
+	rpc := &connlimit.Listener{Listener: s.RPCListener, Slots: &connlimit.Slots{Most: connlimit.Part(descriptors, 2, math.MaxInt32), Strangers: a.Guard.Identifies()}}
+	count := func(name, help string, n func() uint64) {
+		s.Metrics.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "srtm_" + name, Help: help}, func() float64 { return float64(n()) }))
 	}
-	refused("http_connections_refused_total", "Connections to --http-address closed at once: there were as many as there may be.", web.Slots)
-	refused("grpc_connections_refused_total", "Connections to --grpc-address closed at once: there were as many as there may be.", rpc.Slots)
+	count("http_connections_refused_total", "Connections to --http-address closed at once: there were as many as there may be.", web.Slots.Refused)
+	count("grpc_connections_refused_total", "Connections to --grpc-address closed at once: there were as many as there may be.", rpc.Slots.Refused)
+	count("grpc_connections_evicted_total", "Connections to --grpc-address that had not shown who they are, closed for newer ones: there were as many as there may be.", rpc.Slots.Evicted)
 	s.AddServers = func() {
 		s.Group.Add("http", lifecycle.Serve(a.Guard.Listener(web), s.HTTP))
 		s.Group.Add("grpc", lifecycle.ServeGRPC(rpc, s.GRPC))

@@ -10,38 +10,103 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
 
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/connlimit"
+	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// Strangers that only connect to the gRPC port take no descriptor beyond their half, and no
-// connection that was there before: one more is closed at once, and counted.
-func TestConnectionsOfGRPCAreBounded(t *testing.T) {
+// few serves an API that implements nothing, with few descriptors: it returns how many
+// connections its gRPC port takes.
+func few(t *testing.T, a Addresses) (s *Servers, most int) {
 	var limit unix.Rlimit
 	testkit.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	low := limit
 	low.Cur = 64
 	testkit.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &low))
-	most := connlimit.Part(int64(low.Cur), 2, 1000)
-	defer func() { testkit.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)) }()
-
-	a := Addresses{GRPC: "127.0.0.1:0", HTTP: "127.0.0.1:0"}
+	defer func() { testkit.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)) }() // both ends are ours
+	a.GRPC, a.HTTP = "127.0.0.1:0", "127.0.0.1:0"
 	testkit.Must(t, a.Validate())
-	ctx, stop := context.WithCancel(t.Context())
-	up, ended := make(chan *Servers, 1), make(chan error, 1)
-	go func() {
-		ended <- a.Serve(ctx, "thing", slog.New(slog.DiscardHandler), nil, func(s *Servers) error {
+	up := make(chan *Servers, 1)
+	testkit.Run(t, func(ctx context.Context) error {
+		return a.Serve(ctx, "thing", slog.New(slog.DiscardHandler), nil, func(s *Servers) error {
+			srtmv1.RegisterAdminServiceServer(s.GRPC, srtmv1.UnimplementedAdminServiceServer{})
 			s.AddServers()
 			up <- s
 			return nil
 		})
-	}()
-	s := <-up
-	testkit.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)) // both ends are ours
+	})
+	return <-up, connlimit.Part(int64(low.Cur), 2, 1000)
+}
+
+func count(t *testing.T, s *Servers, name string) (n float64) {
+	for _, f := range testkit.Result(s.Metrics.Gather()).Must(t) {
+		if f.GetName() == name {
+			n = f.Metric[0].GetCounter().GetValue()
+		}
+	}
+	return n
+}
+
+// Strangers that keep connecting take the slots of each other, not those of clients that have
+// shown who they are, and such a client gets in meanwhile.
+func TestWhoIsKnownGetsInAmongStrangers(t *testing.T) {
+	const token = "admin-0123456789abcdef"
+	t.Run("by a token", func(t *testing.T) {
+		getsIn(t, secure.ServerConfig{TokenFile: testkit.File(t, "tokens", "admin "+token+"\n")},
+			grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithPerRPCCredentials(secure.Bearer(func() string { return token })))
+	})
+	t.Run("by a certificate", func(t *testing.T) {
+		a := testkit.NewAuthority(t)
+		server, client := a.Certificate("server"), a.Certificate("client")
+		getsIn(t, secure.ServerConfig{CertFile: server.CertFile, KeyFile: server.KeyFile, ClientCAFile: a.File},
+			testkit.Result(secure.ClientConfig{CAFile: a.File, CertFile: client.CertFile, KeyFile: client.KeyFile}.Load("")).Must(t)...)
+	})
+}
+
+func getsIn(t *testing.T, security secure.ServerConfig, as ...grpc.DialOption) {
+	s, most := few(t, Addresses{security: security})
+	address := s.RPCListener.Addr().String()
+	var strangers []net.Conn
+	crowd := func() {
+		for range 2 * most {
+			c, err := net.Dial("tcp", address)
+			testkit.Must(t, err)
+			strangers = append(strangers, c)
+		}
+	}
+	crowd()
+	conn, err := grpc.NewClient(address, as...)
+	testkit.Must(t, err)
+	defer conn.Close()
+	ask := func(when string) {
+		t.Helper()
+		_, err := srtmv1.NewAdminServiceClient(conn).ListTopics(t.Context(), &srtmv1.ListTopicsRequest{}, grpc.WaitForReady(true))
+		testkit.Equal(t, status.Code(err), codes.Unimplemented, "%s: %v", when, err)
+	}
+	ask("all slots were taken")
+	crowd()
+	testkit.WaitFor(t, "the strangers take each other's slots", func() bool {
+		return count(t, s, "srtm_grpc_connections_evicted_total") == float64(len(strangers)+1-most)
+	})
+	testkit.Equal(t, conn.GetState(), connectivity.Ready, "the client, after more strangers")
+	ask("after more strangers")
+	testkit.Equal(t, count(t, s, "srtm_grpc_connections_refused_total"), 0, "refused")
+	for _, c := range strangers {
+		testkit.Must(t, c.Close())
+	}
+}
+
+// Where no client shows who it is, strangers that only connect to the gRPC port take no descriptor
+// beyond their half, and no connection that was there before: one more is closed at once, and counted.
+func TestConnectionsOfGRPCAreBounded(t *testing.T) {
+	s, most := few(t, Addresses{})
 	conn, err := grpc.NewClient(s.RPCListener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	testkit.Must(t, err)
 	check := func() {
@@ -65,21 +130,9 @@ func TestConnectionsOfGRPCAreBounded(t *testing.T) {
 	if conn.GetState() != connectivity.Ready {
 		t.Errorf("the client that was there before: %v", conn.GetState())
 	}
-	families, err := s.Metrics.Gather()
-	testkit.Must(t, err)
-	refused := 0.0
-	for _, f := range families {
-		if f.GetName() == "srtm_grpc_connections_refused_total" {
-			refused = f.Metric[0].GetCounter().GetValue()
-		}
-	}
-	if refused != 1 {
-		t.Errorf("%v refused", refused)
-	}
+	testkit.Equal(t, count(t, s, "srtm_grpc_connections_refused_total"), 1, "refused")
 	for _, stranger := range strangers {
 		testkit.Must(t, stranger.Close())
 	}
 	testkit.Must(t, conn.Close())
-	stop()
-	testkit.Must(t, <-ended)
 }

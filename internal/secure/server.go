@@ -23,9 +23,11 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/tap"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/connlimit"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/refusal"
 )
@@ -227,16 +229,20 @@ func readPool(path string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
+// Identifies reports whether clients have to show who they are. Connections of gRPC on which they
+// have are then known to connlimit.
+func (s *Server) Identifies() bool { return s.mutual || s.tokens != nil }
+
 // CheckGRPC refuses an address beyond loopback, of a flag, without TLS and
 // either client certificates or tokens.
 func (s *Server) CheckGRPC(flag, address string) error {
-	return s.Check(flag, address, s.tls != nil && (s.mutual || s.tokens != nil),
+	return s.Check(flag, address, s.tls != nil && s.Identifies(),
 		"--tls-cert and --tls-key, and --tls-client-ca or --token-file")
 }
 
 // CheckHTTP is CheckGRPC for HTTP.
 func (s *Server) CheckHTTP(flag, address string) error {
-	return s.Check(flag, address, s.httpTLS && (s.mutual || s.tokens != nil), s.httpTip+", and --tls-client-ca or --token-file")
+	return s.Check(flag, address, s.httpTLS && s.Identifies(), s.httpTip+", and --tls-client-ca or --token-file")
 }
 
 // CheckPlain refuses an address beyond loopback of a protocol that has neither.
@@ -281,6 +287,9 @@ type telling struct {
 
 func (t telling) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	secured, info, err := t.TransportCredentials.ServerHandshake(conn)
+	if err == nil && t.s.mutual {
+		connlimit.Known(conn.RemoteAddr())
+	}
 	log, last, now := t.s.log.Load(), t.s.told.Load(), time.Now().Unix()
 	if err == nil || errors.Is(err, io.EOF) || log == nil || last == now || !t.s.told.CompareAndSwap(last, now) {
 		return secured, info, err
@@ -301,6 +310,9 @@ func (s *Server) authorise(ctx context.Context, call *tap.Info) (context.Context
 		header = values[0]
 	}
 	may, problem, known := s.tokens.check(header, stateOf(ctx), needs(call.FullMethodName))
+	if p, ok := peer.FromContext(ctx); ok && known {
+		connlimit.Known(p.Addr)
+	}
 	switch {
 	case problem == "" && may.broker != "":
 		return context.WithValue(ctx, boundKey{}, may.broker), nil
