@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -82,7 +83,7 @@ func Connect(ctx context.Context, cfg Config) (*Cluster, error) {
 		if err == nil || errors.As(err, &config) {
 			return c, err
 		}
-		if !said {
+		if !said && ctx.Err() == nil {
 			cfg.Log.Warn("NATS JetStream is not there yet; trying again", "for", starting, obs.KeyError, err)
 			said = true
 		}
@@ -90,16 +91,48 @@ func Connect(ctx context.Context, cfg Config) (*Cluster, error) {
 		case <-ctx.Done():
 		case <-pause.C:
 		}
-		if ctx.Err() != nil { // though the pause may be over, too: an attempt takes seconds
+		switch ctx.Err() { // though the pause may be over, too
+		case context.Canceled: // the broker is told to stop, which no server is to blame for
+			return nil, ctx.Err()
+		case context.DeadlineExceeded:
 			return nil, fmt.Errorf("%w: %w", ctx.Err(), err)
 		}
 	}
 }
 
+// dialTimeout is how long a server may take to accept a connection, and then to speak.
+const dialTimeout = 2 * time.Second
+
+// dialer dials until its context ends, which closes what it has dialled, too: nats.Connect
+// takes no context, and waits dialTimeout for each server that says nothing.
+type dialer struct{ ctx context.Context }
+
+func (d dialer) Dial(network, address string) (net.Conn, error) {
+	c, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(d.ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	return &dialled{c, context.AfterFunc(d.ctx, func() { _ = c.Close() })}, nil
+}
+
+// dialled is a connection whose end the context no longer holds.
+type dialled struct {
+	net.Conn
+	forget func() bool
+}
+
+func (d *dialled) Close() error {
+	d.forget()
+	return d.Conn.Close()
+}
+
 func connect(ctx context.Context, cfg Config) (*Cluster, error) {
+	dialing, stop := context.WithCancel(context.WithoutCancel(ctx)) // also to connect again, as long as the process lives
+	connected := context.AfterFunc(ctx, stop)
+	defer connected()
 	options := []nats.Option{
 		nats.Name("nsqd " + cfg.Part), nats.MaxReconnects(-1), nats.ReconnectWait(100 * time.Millisecond),
-		nats.ReconnectJitter(50*time.Millisecond, 50*time.Millisecond), nats.Timeout(2 * time.Second),
+		nats.ReconnectJitter(50*time.Millisecond, 50*time.Millisecond), nats.Timeout(dialTimeout), nats.SetCustomDialer(dialer{dialing}),
 		nats.PingInterval(2 * time.Second), nats.MaxPingsOutstanding(2), nats.ReconnectBufSize(-1),
 		nats.IgnoreAuthErrorAbort(), // credentials may be changed on both sides, one after the other
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
@@ -131,6 +164,10 @@ func connect(ctx context.Context, cfg Config) (*Cluster, error) {
 	if err := c.begin(ctx); err != nil {
 		nc.Close()
 		return nil, err
+	}
+	if !connected() { // ctx has ended just now, and with it what nc would connect again by
+		nc.Close()
+		return nil, ctx.Err()
 	}
 	return c, nil
 }
