@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -21,13 +22,14 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/bounded"
 )
 
 // Bounds of what brokers are asked.
 const (
 	brokerTimeout = 3 * time.Second
 	maxAnswer     = 8 << 20 // bytes
-	maxElements   = 1 << 16 // of an answer's arrays, or of its metrics: a byte or two may be a hundred decoded
+	maxElements   = bounded.MaxElements // of an answer's arrays, or of its metrics
 	maxRemembered = 64      // answers
 	maxHeld       = 4 * maxAnswer
 	maxShown      = 100     // clients of a broker on a page
@@ -186,10 +188,11 @@ func (c *Console) stats(ctx context.Context, address, topic, channel string, cli
 // decode reads a broker's answer into what v points to, unless it would take far more memory
 // than the answer itself.
 func decode(address string, body []byte, v any) error {
-	if elements(body) > maxElements {
+	err := bounded.Decode(body, maxElements, v)
+	switch {
+	case errors.Is(err, bounded.ErrElements):
 		return tooMany(address)
-	}
-	if err := json.Unmarshal(body, v); err != nil {
+	case err != nil:
 		return &problem{http.StatusBadGateway, fmt.Sprintf("%s: %v", address, err)}
 	}
 	return nil
@@ -197,27 +200,6 @@ func decode(address string, body []byte, v any) error {
 
 func tooMany(address string) error {
 	return &problem{http.StatusBadGateway, fmt.Sprintf("%s answers with more than %d entries.", address, maxElements)}
-}
-
-// elements is how many elements the arrays of a JSON text have, or a few more: each comma is
-// before an element or a member, and each bracket may be before the first one, and members are
-// those with a colon. What is no JSON may have any number, and json.Unmarshal does not begin.
-func elements(body []byte) (n int) {
-	text := false
-	for i := 0; i < len(body); i++ {
-		switch c := body[i]; {
-		case c == '"':
-			text = !text
-		case text && c == '\\':
-			i++
-		case text:
-		case c == ',' || c == '[' || c == '{':
-			n++
-		case c == ':':
-			n--
-		}
-	}
-	return n
 }
 
 // shownMetrics are those of a broker's page, and what they are called there. Those of

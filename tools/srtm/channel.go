@@ -2,10 +2,8 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"slices"
@@ -16,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/bounded"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/topics"
@@ -127,7 +126,7 @@ func fetch(ctx context.Context, do func(*http.Request) (*http.Response, error), 
 		return nil, err
 	}
 	defer res.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(res.Body, 64<<20))
+	body, err := bounded.Read(res.Body, 64<<20)
 	if err == nil && res.StatusCode != http.StatusOK {
 		err = fmt.Errorf("%s: %.300s", res.Status, strings.TrimSpace(string(body)))
 	}
@@ -169,7 +168,7 @@ are asked at --nsqd-http-address.`,
 			err = b.ask(x, http.MethodPost, "/channel/seek", url.Values{"to": {to}}, b.http, func(address string, body []byte) error {
 				o := outcome{Broker: address}
 				defer func() { all = append(all, o) }()
-				return json.Unmarshal(body, &o)
+				return bounded.Decode(body, bounded.MaxElements, &o)
 			})
 		} else {
 			r, refused := x.admin.SeekChannel(x.ctx, &srtmv1.SeekChannelRequest{Topic: x.args[0], Channel: x.args[1], To: place, BrokerId: only})
@@ -216,7 +215,7 @@ func channelPeekCommand() *cobra.Command {
 		var all []message
 		err = b.ask(x, http.MethodGet, "/channel/peek", url.Values{"count": {strconv.Itoa(count)}}, addresses, func(address string, body []byte) error {
 			var r struct{ Messages []message }
-			err := json.Unmarshal(body, &r)
+			err := bounded.Decode(body, bounded.MaxElements, &r)
 			for _, m := range r.Messages {
 				m.Broker = address
 				all = append(all, m)

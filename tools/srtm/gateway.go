@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/srtm-io/srtm/internal/bounded"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/tools/srtm/screen"
 )
@@ -71,7 +72,7 @@ its answers (T), and when one more request would be answered.`,
 			return err
 		}
 		var s gatewayStatus
-		if err := json.Unmarshal(text, &s); err != nil {
+		if err := bounded.Decode(text, bounded.MaxElements, &s); err != nil {
 			return fmt.Errorf("the gateway's status: %w", err)
 		}
 		out := screen.Safe(cmd.OutOrStdout())

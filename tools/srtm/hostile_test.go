@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"testing"
 	"unicode"
@@ -62,5 +63,39 @@ func TestNamesAreNoOrders(t *testing.T) {
 		stdout, _, err := srtm(t, "", "gateway", "status", "--gateway-address", web.Listener.Addr().String(), "--output", form)
 		testkit.Must(t, err)
 		testkit.Equal(t, obeyed(stdout), "", "%s: in %q", form, stdout)
+	}
+}
+
+// What answers with lists of nothing, or without an end, takes about the memory of its text.
+func TestHostileAnswers(t *testing.T) {
+	const size = 8 << 20
+	full := func(before, one, after string) string {
+		return before + strings.Repeat(one+",", size/(len(one)+1)) + one + after
+	}
+	for _, c := range []struct {
+		answer, want string
+		args         []string
+	}{
+		{full(`{"messages":[`, `{}`, `]}`), "too many entries", []string{"channel", "peek", "t", "c", "--nsqd-http-address"}},
+		{full(`{"classes":[`, `{}`, `]}`), "too many entries", []string{"gateway", "status", "--gateway-address"}},
+		{full(`{"topics":[`, `{}`, `]}`), "too many entries", []string{"broker", "calibrate", "--nsqd-tcp-address=127.0.0.1:1", "--nsqd-http-address"}},
+		{"", "more than", []string{"channel", "peek", "t", "c", "--nsqd-http-address"}},
+		{"", "more than", []string{"gateway", "status", "--gateway-address"}},
+	} {
+		web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			for c.answer == "" && r.Context().Err() == nil {
+				_, _ = w.Write(make([]byte, 1<<20))
+			}
+			_, _ = w.Write([]byte(c.answer))
+		}))
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, _, err := srtm(t, "", append(c.args, web.Listener.Addr().String())...)
+		runtime.ReadMemStats(&after)
+		testkit.ErrorHas(t, err, c.want, "%q", c.args)
+		if took := after.TotalAlloc - before.TotalAlloc; c.answer != "" && took > 10*size { // most of it in reading it
+			t.Errorf("%q: %d MiB were allocated for an answer of %d", c.args, took>>20, len(c.answer)>>20)
+		}
+		web.Close()
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/url"
@@ -17,6 +16,7 @@ import (
 	"github.com/nsqio/go-nsq"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/bounded"
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
@@ -35,6 +35,7 @@ type topicStats struct {
 const (
 	requestTimeout = 5 * time.Second
 	maxStats       = 64 << 20 // bytes
+	maxElements    = 1 << 20  // of a broker that carries topics: their histograms
 	maxFrame       = 1 << 20
 )
 
@@ -110,7 +111,7 @@ func (b broker) request(ctx context.Context, method, to, path string) ([]byte, e
 		return nil, err
 	}
 	defer res.Body.Close() // read: nothing can be lost
-	text, err := io.ReadAll(io.LimitReader(res.Body, maxStats))
+	text, err := bounded.Read(res.Body, maxStats)
 	if err != nil {
 		return nil, err
 	}
@@ -141,7 +142,7 @@ func parseStats(text []byte) ([]topicStats, error) {
 			} `json:"srtm"`
 		} `json:"topics"`
 	}
-	if err := json.Unmarshal(text, &s); err != nil {
+	if err := bounded.Decode(text, maxElements, &s); err != nil {
 		return nil, fmt.Errorf("/stats: %w", err)
 	}
 	var all []topicStats
