@@ -281,8 +281,8 @@ func TestWhatAFollowerSays(t *testing.T) {
 	}
 }
 
-// A leader that loses its store goes on as a follower that knows nothing yet. It says so to all
-// who ask, from then on, and refuses no connection.
+// A leader that loses its store goes on as a follower, answers what it knows, does not deny what it
+// does not, and refuses no connection.
 func TestALeaderThatLosesItsStoreAnswers(t *testing.T) {
 	etcd := etcdtest.Start(t, etcdtest.Config{})
 	way, err := local.NewProxy(strings.TrimPrefix(etcd.URL, "http://"))
@@ -292,6 +292,15 @@ func TestALeaderThatLosesItsStoreAnswers(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	m.until(t, "it leads", func() bool { return m.says(ctx, "srtm.v1.BrokerService") == "SERVING" })
+	join(ctx, t, m)
+	create, err := m.admin.CreateTopic(ctx, &srtmv1.CreateTopicRequest{Spec: &srtmv1.TopicSpec{
+		Name: "known", Contract: &srtmv1.Contract{RateMilli: 10_000, Burst: 10, Slo: &srtmv1.Slo{Quantile: 0.99, Latency: durationpb.New(time.Second)}},
+		Publishers: []*srtmv1.Publisher{{Id: "p", Rate: 1}},
+	}})
+	for err == nil {
+		_, err = create.Recv()
+	}
+	testkit.ErrorIs(t, err, io.EOF)
 	way.Cut(true)
 	refused := func(err error) {
 		if errors.Is(err, syscall.ECONNREFUSED) {
@@ -321,6 +330,8 @@ func TestALeaderThatLosesItsStoreAnswers(t *testing.T) {
 		if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "does not know yet") {
 			t.Errorf("a topic: %v", err)
 		}
+		_, err = m.placement.Resolve(ctx, &srtmv1.ResolveRequest{Topic: "known", PublisherId: "p"}, grpc.WaitForReady(true))
+		testkit.NoError(t, err, "a publisher that it knows")
 		_, err = m.admin.DeleteTopic(ctx, &srtmv1.DeleteTopicRequest{Name: "t"}, grpc.WaitForReady(true))
 		if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "does not lead") {
 			t.Errorf("a change: %v", err)

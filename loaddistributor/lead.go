@@ -39,7 +39,7 @@ const (
 // of the store.
 type role struct {
 	term   store.Term
-	cat    *catalog.Catalog
+	cat    *catalog.Catalog // of a follower: what it knew when it led; nil: it has not led
 	follow store.Store
 	leader func() string // of a follower: who leads
 }
@@ -105,7 +105,7 @@ func (o *options) etcdConfig() (store.EtcdConfig, error) {
 // and when it has lost that as a follower again, until ctx ends. A store of one
 // process has no followers, and its failure is the end.
 func alternate(ctx context.Context, opts *options, log *slog.Logger, data store.Store, serve func(context.Context, role) error) error {
-	var lost store.Term // the term before
+	var lost role // the one before
 	for {
 		var as role
 		var err error
@@ -123,7 +123,7 @@ func alternate(ctx context.Context, opts *options, log *slog.Logger, data store.
 			return errors.Join(err, resign(context.WithoutCancel(ctx), opts, as.term))
 		}
 		log.Warn("lost leadership", obs.KeyError, err)
-		lost = as.term
+		lost = as
 	}
 }
 
@@ -137,7 +137,7 @@ func resign(ctx context.Context, opts *options, term store.Term) error {
 // candidate follows until it leads. A role without a term means that ctx has
 // ended. A term that is lost is resigned meanwhile: with a store that does not answer
 // that takes as long as it may.
-func candidate(ctx context.Context, opts *options, log *slog.Logger, data store.Store, lost store.Term, serve func(context.Context, role) error) (role, error) {
+func candidate(ctx context.Context, opts *options, log *slog.Logger, data store.Store, lost role, serve func(context.Context, role) error) (role, error) {
 	following, stop := context.WithCancel(ctx)
 	defer stop()
 	var leader atomic.Pointer[string] // written by look; a stale one costs a detour
@@ -146,13 +146,13 @@ func candidate(ctx context.Context, opts *options, log *slog.Logger, data store.
 	var others sync.WaitGroup
 	others.Go(func() {
 		defer stop()
-		if lost != nil {
-			_ = resign(following, opts, lost) // or its lease ends
+		if lost.term != nil {
+			_ = resign(following, opts, lost.term) // or its lease ends
 		}
 		won <- campaign(following, opts, log, data)
 	})
 	others.Go(func() { look(following, data, &leader) })
-	err := serve(following, role{follow: data, leader: func() string { return *leader.Load() }})
+	err := serve(following, role{follow: data, cat: lost.cat, leader: func() string { return *leader.Load() }})
 	stop()
 	others.Wait()
 	as := <-won

@@ -97,8 +97,9 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
 		if as.term != nil {
 			cfg.Journal, cfg.Catalog = as.term, as.cat
 			control, err = controller.New(cfg, adaptor)
-		} else {
-			control, err = controller.NewFollower(cfg, adaptor, as.leader)
+		} else if control, err = controller.NewFollower(cfg, adaptor, as.leader); err == nil && as.cat != nil {
+			control.Reset(as.cat)
+			control.Cut(errors.New("it was led from here, and has to be read anew"))
 		}
 		if err != nil {
 			return err
