@@ -14,6 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 	"google.golang.org/grpc/codes"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
 	"github.com/srtm-io/srtm/internal/clock"
@@ -145,6 +146,18 @@ func (e *Etcd) client(ctx context.Context) (*clientv3.Client, error) {
 		l.client = client
 	}
 	return l.client, nil
+}
+
+// because adds to err, of an etcd that does not answer, what is wrong with the connection: the
+// client tries again until its context ends, and says no more than that.
+func because(ctx context.Context, client *clientv3.Client, err error) error {
+	limit, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	_, cause := healthv1.NewHealthClient(client.ActiveConnection()).Check(limit, &healthv1.HealthCheckRequest{})
+	if status.Code(cause) == codes.Unavailable {
+		err = fmt.Errorf("%w: %w", err, cause)
+	}
+	return err
 }
 
 // away reports whether err is of an etcd that does not answer.
@@ -393,7 +406,7 @@ func (e *Etcd) follow(ctx context.Context, f Follower) error {
 		limit, cancel := context.WithTimeout(ctx, e.ttl/2)
 		defer cancel()
 		if _, err := client.Get(limit, e.key("log", "")); err != nil {
-			return fmt.Errorf("etcd: no answer: %w", err)
+			return fmt.Errorf("etcd: no answer: %w", because(ctx, client, err))
 		}
 		return nil
 	}

@@ -1,0 +1,58 @@
+package main
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/srtm-io/srtm/internal/etcdtest"
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+// What is wrong between a loaddistributor and an etcd that wants certificates is in the log, and
+// is mended without a restart: by a new certificate of ours, and by one of etcd's.
+func TestCertificatesTowardsEtcd(t *testing.T) {
+	authority := testkit.NewAuthority(t)
+	etcd := etcdtest.Start(t, etcdtest.Config{Authority: authority})
+	start := func(ca, cert, key string) *testkit.Buffer {
+		t.Helper()
+		program := new(options).program()
+		_, level, err := program.Parse([]string{
+			"--store=etcd", "--etcd-endpoint=" + etcd.URL, "--etcd-lease=2s", "--flex-lease=600ms", "--clock-bound=100ms",
+			"--etcd-tls-ca=" + ca, "--etcd-tls-cert=" + cert, "--etcd-tls-key=" + key,
+			"--grpc-address=" + testkit.Address(t), "--http-address=127.0.0.1:0", "--tcp-address=",
+		}, io.Discard)
+		testkit.Must(t, err)
+		log := new(testkit.Buffer)
+		testkit.Run(t, func(ctx context.Context) error { return program.Run(ctx, slog.New(slog.NewTextHandler(log, nil)), level) })
+		return log
+	}
+	says := func(log *testkit.Buffer, what string, times int) {
+		t.Helper()
+		testkit.WaitUntil(t, func() string {
+			if strings.Count(log.String(), what) >= times {
+				return ""
+			}
+			return "not " + what + " in the log:\n" + log.String()
+		})
+	}
+	good := authority.Certificate("ld")
+	says(start(testkit.NewAuthority(t).File, good.CertFile, good.KeyFile), "signed by unknown authority", 1)
+
+	expired := authority.Expired("expired")
+	log := start(authority.File, expired.CertFile, expired.KeyFile)
+	says(log, "code = Unavailable", 1) // why, etcd says in its own log
+	for to, from := range map[string]string{expired.CertFile: good.CertFile, expired.KeyFile: good.KeyFile} {
+		testkit.Must(t, os.WriteFile(to, testkit.Result(os.ReadFile(from)).Must(t), 0o600))
+	}
+	says(log, "msg=leading", 1)
+
+	etcd.Stop()
+	says(log, "lost leadership", 1)
+	authority.Certificate("etcd") // in the place of the one that it had
+	etcd.Restart()
+	says(log, "msg=leading", 2)
+}
