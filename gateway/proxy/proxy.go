@@ -178,6 +178,8 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		code, text = http.StatusBadRequest, "Content-Length and Transfer-Encoding exclude each other"
 	case r.Method == http.MethodConnect:
 		code, text = http.StatusMethodNotAllowed, "CONNECT is for forward proxies"
+	case r.URL.Opaque != "": // a server would find a path in it that has another class
+		code, text = http.StatusBadRequest, "the request's target is neither a path nor a URL with a host"
 	case policy.Ambiguous(r.URL):
 		code, text = http.StatusBadRequest, "servers differ in what this path means: resolve its . and .. first"
 	case p.cfg.MaxBody > 0 && r.ContentLength > p.cfg.MaxBody:
