@@ -136,6 +136,10 @@ func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 	out, in := pr.Out, pr.In
 	x.aim(out)
 	out.Trailer = in.Trailer // which is filled as the body is read; the copy is not
+	if leadsToHTTP(out.Header.Get("Upgrade")) {
+		out.Header.Del("Upgrade")
+		out.Header.Del("Connection")
+	}
 	trusted := x.rules.trusts(in.RemoteAddr)
 	for name := range out.Header {
 		// As CGI and WSGI name it, for which what is no letter is an underscore.
@@ -165,6 +169,19 @@ func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 			delete(out.Header, "Authorization")
 		}
 	}
+}
+
+// leadsToHTTP reports whether one of the protocols of an Upgrade header is another form of
+// HTTP: requests would come through the tunnel that no class knows of, and that say of
+// themselves what they like. A server may ignore the header.
+func leadsToHTTP(upgrade string) bool {
+	for protocol := range strings.SplitSeq(upgrade, ",") {
+		name, _, _ := strings.Cut(strings.ToLower(strings.TrimSpace(protocol)), "/")
+		if name == "h2c" || name == "h2" || name == "http" || name == "tls" {
+			return true
+		}
+	}
+	return false
 }
 
 // Values of headers. They are shared, and not written to.

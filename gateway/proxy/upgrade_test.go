@@ -61,3 +61,27 @@ func TestUpgradeWithAChunkedBody(t *testing.T) {
 		})
 	}
 }
+
+// No client goes over to another form of HTTP with a server: its requests from there on would
+// have no class, and say of themselves what they like.
+func TestNoUpgradeToHTTP(t *testing.T) {
+	url := backend(t, func(w http.ResponseWriter, r *http.Request) {
+		if asked := r.Header.Get("Upgrade"); asked != "" {
+			w.Header().Set("Connection", "Upgrade")
+			w.Header().Set("Upgrade", asked)
+			w.WriteHeader(http.StatusSwitchingProtocols)
+		}
+	})
+	g := serve(t, one(url), nil)
+	for asked, want := range map[string]int{
+		"h2c": http.StatusOK, "H2C": http.StatusOK, "websocket , h2c": http.StatusOK, "HTTP/2.0": http.StatusOK, "TLS/1.0, HTTP/1.1": http.StatusOK,
+		"websocket": http.StatusSwitchingProtocols,
+	} {
+		c, r := g.dial(t)
+		write(t, c, "GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: "+asked+"\r\nHTTP2-Settings: AAMAAABk\r\n\r\n")
+		if res := testkit.Result(http.ReadResponse(r, nil)).Must(t); res.StatusCode != want {
+			t.Errorf("%s: %d, want %d", asked, res.StatusCode, want)
+		}
+		c.Close()
+	}
+}
