@@ -67,7 +67,11 @@ func (s *slot) upgrade(op session.Op) (err error) {
 	raw.Move(nc)
 	x := &secure{Records: raw.Records()}
 	x.tls = tls.Server(x, s.env.cfg.TLS)
-	err = s.interruptibly(func(ctx context.Context) error { return s.shakeHands(ctx, x.tls) })
+	err = s.interruptibly(func(ctx context.Context) error {
+		// TLS itself would close x, and perhaps only when that has no net.Conn any more.
+		defer context.AfterFunc(ctx, func() { nc.Close() })()
+		return s.shakeHands(x.tls)
+	})
 	x.MoveToSocket(hook.Socket{FD: s.fd})
 	if err == nil {
 		x.more = x.Buffered() > 0

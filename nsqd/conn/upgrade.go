@@ -2,7 +2,6 @@ package conn
 
 import (
 	"bufio"
-	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -87,7 +86,7 @@ func (g *goroutine) upgradeTLS() error {
 	}
 	records := raw.Records()
 	t := tls.Server(records, g.env.cfg.TLS)
-	if err := g.shakeHands(context.Background(), t); err != nil {
+	if err := g.shakeHands(t); err != nil {
 		return err
 	}
 	g.in = records.Layer(t)
@@ -103,8 +102,8 @@ func (g *goroutine) through(t *tls.Conn) {
 }
 
 // shakeHands returns what the client is told if it can be told.
-func (c *client) shakeHands(ctx context.Context, t *tls.Conn) error {
-	if err := t.HandshakeContext(ctx); err != nil {
+func (c *client) shakeHands(t *tls.Conn) error {
+	if err := t.Handshake(); err != nil {
 		var plain tls.RecordHeaderError
 		if errors.As(err, &plain) && plain.Conn != nil {
 			// A client that goes on in the clear can be told so.
