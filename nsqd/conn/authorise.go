@@ -54,9 +54,11 @@ func (c *client) authenticate(op *session.Op) error {
 func (c *client) ask() error {
 	q := auth.About(c.remote, c.cred.secret, c.stats.tls.Load())
 	var g *auth.Grant
-	err := c.interruptibly(func(ctx context.Context) (err error) {
-		g, err = c.env.cfg.Auth.Ask(ctx, q)
-		return err
+	err := c.withAnother(func() error {
+		return c.interruptibly(func(ctx context.Context) (err error) {
+			g, err = c.env.cfg.Auth.Ask(ctx, q)
+			return err
+		})
 	})
 	if err != nil {
 		c.env.log.Warn("client could not be authorised", obs.KeyRemote, c.remote, obs.KeyError, err)

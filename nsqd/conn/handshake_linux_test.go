@@ -7,6 +7,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/srtm-io/srtm/nsq/wire"
+	"github.com/srtm-io/srtm/nsqd/conn"
 )
 
 var _ = Describe("a TLS handshake of a connection on an event loop", func() {
@@ -34,5 +35,23 @@ var _ = Describe("a TLS handshake of a connection on an event loop", func() {
 			}
 			Eventually(func() int { return n.server.Stats().Connections }).Should(BeZero())
 		}
+	})
+
+	// Each has a second descriptor. As many as there are connections would be twice as many
+	// descriptors as those are reckoned to take.
+	It("counts as another connection", func() {
+		const limit = 40
+		n := startSecure(func(c *conn.Config) { c.MaxConnections = limit })
+		var all []*peer
+		for range limit {
+			all = append(all, n.dial())
+		}
+		Eventually(func() int { return n.server.Stats().Connections }).Should(Equal(limit))
+		for _, p := range all {
+			p.send(wire.AppendIdentify(nil, []byte(`{"feature_negotiation":true,"tls_v1":true}`)))
+		}
+		const few = limit/16 + 1
+		Eventually(func() int { return n.server.Stats().Connections }).Should(BeNumerically("<=", limit/2+few))
+		Expect(n.server.Stats().Refused).To(BeNumerically(">=", limit/2-few))
 	})
 })

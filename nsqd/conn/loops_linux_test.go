@@ -2,6 +2,7 @@ package conn
 
 import (
 	"math/rand/v2"
+	"runtime"
 	"testing"
 	"time"
 
@@ -46,6 +47,8 @@ func TestProcessorsThatHaveNothingToDo(t *testing.T) {
 
 // Turns are as long as their share of the thread's time; what the system took is none.
 func TestBusyIsProcessorTime(t *testing.T) {
+	runtime.LockOSThread() // or a turn may have changed threads
+	defer runtime.UnlockOSThread()
 	var e effort
 	for range 10 * sampleEvery {
 		e.begins()

@@ -13,6 +13,7 @@ type registry struct {
 	mu struct {
 		sync.Mutex
 		clients map[*client]struct{}
+		more    int // descriptors that clients have beside their sockets
 		closing bool
 	}
 	wg sync.WaitGroup // of clients
@@ -23,7 +24,7 @@ type registry struct {
 func (r *registry) enter(c *client, limit int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.mu.closing || limit > 0 && len(r.mu.clients) >= limit {
+	if r.mu.closing || limit > 0 && len(r.mu.clients)+r.mu.more >= limit {
 		r.refused.Add(1)
 		return false
 	}
@@ -34,6 +35,26 @@ func (r *registry) enter(c *client, limit int) bool {
 	r.wg.Add(1)
 	r.accepted.Add(1)
 	return true
+}
+
+// expand counts another descriptor that a client has, as if it were a connection, or refuses
+// it. Where there are as many clients as there may be, a few of them may have one. Every
+// expand that succeeds is followed by shrink.
+func (r *registry) expand(limit int) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if limit > 0 && len(r.mu.clients)+r.mu.more > limit+limit/16 {
+		r.refused.Add(1)
+		return false
+	}
+	r.mu.more++
+	return true
+}
+
+func (r *registry) shrink() {
+	r.mu.Lock()
+	r.mu.more--
+	r.mu.Unlock()
 }
 
 // left takes a client off the list that has ended.

@@ -45,10 +45,14 @@ func (x *secure) SetWriteDeadline(t time.Time) error {
 }
 
 // upgrade has TLS shake hands. Requires: the connection is away.
-func (s *slot) upgrade(op session.Op) (err error) {
+func (s *slot) upgrade(op session.Op) error {
 	if op.Kind != session.OpTLS {
 		return errLeaves
 	}
+	return s.withAnother(s.upgradeTLS)
+}
+
+func (s *slot) upgradeTLS() error {
 	nc, err := s.second()
 	if err != nil {
 		return err

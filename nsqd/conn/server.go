@@ -109,11 +109,26 @@ type env struct {
 
 // enter lists a client, or refuses it: as for registry.
 func (e *env) enter(c *client) bool {
-	if e.clients.enter(c, e.cfg.MaxConnections) {
-		return true
+	return c.told(e.clients.enter(c, e.cfg.MaxConnections))
+}
+
+// withAnother does what takes another descriptor, which counts as a connection meanwhile.
+func (c *client) withAnother(do func() error) error {
+	if !c.told(c.env.clients.expand(c.env.cfg.MaxConnections)) {
+		return errDescriptors
 	}
-	e.log.Warn("connection refused: there are as many as there may be", obs.KeyRemote, c.remote, obs.KeyCount, e.cfg.MaxConnections)
-	return false
+	defer c.env.clients.shrink()
+	return do()
+}
+
+var errDescriptors = errors.New("there are as many connections as there may be, and this one needs another")
+
+// told logs that a client is refused.
+func (c *client) told(entered bool) bool {
+	if !entered {
+		c.env.log.Warn("connection refused: there are as many as there may be", obs.KeyRemote, c.remote, obs.KeyCount, c.env.cfg.MaxConnections)
+	}
+	return entered
 }
 
 // Server accepts connections and owns their goroutines and event loops.
