@@ -9,6 +9,8 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/srtm-io/srtm/kernel/hook"
+	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/auth"
 	"github.com/srtm-io/srtm/nsqd/broker"
@@ -119,5 +121,50 @@ var _ = Describe("a connection that is away", func() {
 		p.expect(wire.FrameResponse, ContainSubstring("permission_count"))
 		p.expect(wire.FrameResponse, "OK")
 		p.expectEOF()
+	})
+})
+
+// A subscription that waits for others may outlive its descriptor, whose number is another
+// connection's then: what is published there is stamped all the same.
+var _ = Describe("a subscription whose peer has gone", func() {
+	It("leaves the connection alone that has its descriptor now", func() {
+		asked, answer := make(chan struct{}), make(chan struct{})
+		n := startWith(hook.Timestamping, func(b *broker.Config, c *conn.Config) {
+			c.Loops = 1
+			b.Channels = func(topic string) []string {
+				if topic == "slow" {
+					close(asked)
+					<-answer
+				}
+				return nil
+			}
+		})
+		gone := n.dial()
+		gone.send(wire.AppendSub(nil, "slow", "c"))
+		Eventually(asked).Should(BeClosed())
+		descriptors := func() int {
+			all, err := os.ReadDir("/proc/self/fd")
+			Expect(err).NotTo(HaveOccurred())
+			return len(all)
+		}
+		before := descriptors()
+		Expect(gone.nc.(*net.TCPConn).SetLinger(0)).To(Succeed()) // a reset
+		Expect(gone.nc.Close()).To(Succeed())
+		Eventually(descriptors).Should(Equal(before - 2))
+		var others []*peer // one of them gets the number
+		for range 4 {
+			p := n.dial()
+			p.send(wire.AppendPub(nil, "t", []byte("x")))
+			p.expect(wire.FrameResponse, "OK")
+			others = append(others, p)
+		}
+		close(answer)
+		Eventually(func() int { return n.server.Stats().Connections }).Should(Equal(len(others)))
+		unstamped := n.stamps.Info().Counters.Arrivals[stamp.Read]
+		for _, p := range others {
+			p.send(wire.AppendPub(nil, "t", []byte("x")))
+			p.expect(wire.FrameResponse, "OK")
+		}
+		Expect(n.stamps.Info().Counters.Arrivals[stamp.Read]).To(Equal(unstamped))
 	})
 })

@@ -68,7 +68,8 @@ type driver interface {
 	admits(op *session.Op, now mono.Time) error
 	// upgrade wraps the stream. Requires: the output is written, the buffer is empty.
 	upgrade(op session.Op) error
-	// subscribed follows the answer to SUB.
+	// subscribed follows the answer to SUB. From now on commands come whose times are not
+	// needed.
 	subscribed() error
 	// reply writes the session's output, or leaves that for later.
 	reply() error
@@ -329,7 +330,6 @@ func (c *client) subscribe(op *session.Op, now mono.Time) error {
 	c.sub = sub
 	c.stats.sub.Store(&subscribed{sub, string(op.Topic), string(op.Channel)})
 	c.stats.state.Store(int32(StateSubscribed))
-	c.in.Ignore() // from now on commands come whose times are not needed
 	return nil
 }
 

@@ -76,6 +76,7 @@ func (g *goroutine) notify() {
 // subscribed starts the writer: the reply to SUB goes out before the first
 // message can.
 func (g *goroutine) subscribed() error {
+	g.in.Ignore()
 	g.remember()
 	if err := g.reply(); err != nil {
 		return err

@@ -133,8 +133,16 @@ func (s *slot) notify()           { s.post() }
 func (s *slot) nonblocking() bool { return !s.away }
 
 // A loop writes by itself, when it has read what there is.
-func (s *slot) reply() error      { return nil }
-func (s *slot) subscribed() error { return nil }
+func (s *slot) reply() error { return nil }
+
+func (s *slot) subscribed() error {
+	s.closing.Lock()
+	defer s.closing.Unlock()
+	if !s.lost { // else its descriptor may be another connection's
+		s.in.Ignore()
+	}
+	return nil
+}
 
 func (s *slot) admits(op *session.Op, now mono.Time) error {
 	switch {
