@@ -46,7 +46,7 @@ type loop struct {
 	// Memory that all connections share while they have their turn.
 	buf       []byte          // read into
 	task      task            // the command in hand
-	took      int             // bytes read since the last flush of all
+	took      int             // bytes read from sockets since the last flush of all
 	fed       []*slot         // subscribers that were written messages in this turn
 	going     broker.Outgoing // written from
 	sealed    []byte          // likewise, encrypted
@@ -462,10 +462,9 @@ func (l *loop) readOnce(s *slot) {
 		l.touch(s)
 		return
 	}
-	before := s.w
-	err := s.read()
-	l.took += s.w - before
-	l.worked(s, s.w-before)
+	took, err := s.read()
+	l.took += took
+	l.worked(s, took)
 	if s.unsent() {
 		l.touch(s)
 	}

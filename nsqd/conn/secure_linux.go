@@ -114,15 +114,20 @@ func (s *slot) unread() bool {
 // unsent reports whether TLS has something to be written.
 func (s *slot) unsent() bool { return s.secure != nil && len(s.secure.out) > 0 }
 
-// read reads what there is of the stream, and notes whether there may be more.
-func (s *slot) read() error {
-	space := s.buf[s.w:]
+// read reads what there is of the stream, and notes whether there may be more. It took so many
+// bytes of the socket: those that TLS makes little of are as much work.
+func (s *slot) read() (took int, err error) {
+	x, space := s.secure, s.buf[s.w:]
+	if x == nil {
+		took, err = s.in.Read(space)
+		s.w += took
+		return took, err
+	}
+	from := x.Offset()
 	n, err := s.in.Read(space)
 	s.w += n
-	if x := s.secure; x != nil {
-		x.more = !errors.Is(err, hook.ErrAgain) && (n == len(space) || x.Buffered() > 0)
-	}
-	return err
+	x.more = !errors.Is(err, hook.ErrAgain) && (n == len(space) || x.Buffered() > 0)
+	return int(x.Offset() - from), err
 }
 
 // seal returns what is to be written to the socket for b, until the next call.
