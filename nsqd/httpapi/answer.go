@@ -12,8 +12,9 @@ import (
 // making is how many answers that list all topics are made at a time. Others wait.
 const making = 2
 
-// answers bounds the memory of those: with thousands of topics each takes megabytes until
-// its reader has taken it, and anyone may ask, over all connections at once.
+// answers bounds the memory of those, and of what peeks at messages: with thousands of topics
+// each takes megabytes until its reader has taken it, and anyone may ask, over all connections
+// at once.
 type answers struct {
 	// Set once.
 	limit int64 // bytes; 0: none

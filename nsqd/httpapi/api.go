@@ -88,7 +88,7 @@ type Config struct {
 	// their own; 0: all.
 	MaxSeries int
 	// MaxBodies is how many bytes the bodies of all requests may take in memory, and how
-	// many the answers that list all topics; 0: there is no bound.
+	// many the answers that list all topics, or messages; 0: there is no bound.
 	MaxBodies int64
 	// Connections returns how many there are for HTTP, and how many were refused.
 	Connections func() (open int64, refused uint64)
@@ -149,7 +149,7 @@ func New(cfg Config, b *broker.Broker, conns *conn.Server, stamps *hook.Stamper,
 		"/channel/unpause": order(a.onChannel((*broker.Topic).UnpauseChannel)),
 
 		"/channel/seek": post(a.seekChannel),
-		"/channel/peek": get(a.do(a.peekChannel)),
+		"/channel/peek": get(a.answers.bounded(a.do(a.peekChannel))),
 
 		"/debug/freememory":   post(freeMemory),
 		"/debug/setblockrate": {http.MethodPut: a.do(setBlockRate)},

@@ -481,7 +481,9 @@ func (u unread) Write(p []byte) (int, error) {
 // Answers that are not read take only so much memory, and one alone is always given.
 func TestAnswersTakeOnlySoMuchMemory(t *testing.T) {
 	n := startWith(t, func(c *httpapi.Config) { c.MaxBodies = 8 })
-	for i, path := range []string{"/stats?format=json", "/stats", "/metrics", "/debug/state"} {
+	n.expect("POST", "/topic/create?topic=t", "", 200, "")
+	n.expect("POST", "/channel/create?topic=t&channel=c", "", 200, "")
+	for i, path := range []string{"/stats?format=json", "/stats", "/metrics", "/debug/state", "/channel/peek?topic=t&channel=c"} {
 		writes, end, done := make(chan int), make(chan struct{}), make(chan struct{})
 		slow := unread{httptest.NewRecorder(), writes, end}
 		go func() {

@@ -66,7 +66,7 @@ func oneIf(is bool) float64 {
 var (
 	descWeb        = desc("http_connections", "Open connections for HTTP.")
 	descWebRefused = desc("http_connections_refused_total", "Connections for HTTP refused: there are as many as there may be.")
-	descAnswers    = desc("http_answers_refused_total", "Requests for stats, state and metrics refused: the answers that are not read yet take as much memory as they may.")
+	descAnswers    = desc("http_answers_refused_total", "Requests for stats, state, metrics and messages refused: the answers that are not read yet take as much memory as they may.")
 	descBodies     = desc("http_bodies_refused_total", "Requests refused: the bodies of all take as much memory as they may.")
 	descNames      = desc("names_refused_total", "Topics and channels not created: there are as many as there may be.", "kind")
 	descSlowTurns  = desc("loop_slow_turns_total", "Parts of event loops' turns that took longer than 5 ms: commands, output, timers.", "cause")
