@@ -395,8 +395,8 @@ func (s *sender) send() {
 func (s *sender) writeFailed(r *route, err error) {
 	last := r.open[len(r.open)-1]
 	r.open = r.open[:len(r.open)-1]
-	// What was answered before the break counts.
-	answers, _ := r.take() // err is as good a reason
+	// What was answered before the break counts, and so does an end in order.
+	answers, ended := r.take()
 	for _, a := range answers {
 		if len(r.open) == 0 {
 			break
@@ -411,6 +411,9 @@ func (s *sender) writeFailed(r *route, err error) {
 		r.open = append(r.open, last)
 	} else if last.state.CompareAndSwap(sent, queued) {
 		s.queue = append([]*request{last}, s.queue...)
+	}
+	if ended != nil {
+		err = ended
 	}
 	s.lose(r, err)
 }

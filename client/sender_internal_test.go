@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"testing"
 
 	"github.com/nsqio/go-nsq"
@@ -89,5 +90,29 @@ func TestWhatWasSentIsNotUnsent(t *testing.T) {
 		testkit.ErrorIs(t, end(s, r), ErrUnanswered, "%s end", name)
 		s.end()
 		b.Close()
+	}
+}
+
+// A broker that has ended in order is done, and what it has not answered is sent again, also
+// where its end is noticed only after a write that failed for it.
+func TestAnOrderlyEndBeforeAWriteThatFails(t *testing.T) {
+	c := testkit.Result(New(Config{Address: "127.0.0.1:1"})).Must(t)
+	defer c.conn.Close()
+	var log fake.Log
+	b := testkit.Result(fake.NewBroker("b", &log)).Must(t)
+	defer b.Close()
+	s := &sender{p: newPublisher(c, "t", "p"), wait: newBackoff(), retry: stopped(), drain: stopped()}
+	defer s.end()
+	s.p.assigned(&srtmv1.Assignment{TcpAddress: b.Address(), Epoch: 1})
+	s.readInbox()
+	s.connected(<-s.p.dialled)
+	open, next := &request{done: make(chan error, 1)}, &request{cmd: nsq.Publish("t", nil), done: make(chan error, 1)}
+	open.state.Store(sent)
+	s.cur.open, s.queue = []*request{open}, []*request{next}
+	s.cur.end(io.EOF)
+	s.cur.close()
+	s.send()
+	if !slices.Equal(s.queue, []*request{open, next}) {
+		t.Errorf("%d are sent again, and the one without an answer has %v", len(s.queue), <-open.done)
 	}
 }
