@@ -142,8 +142,7 @@ func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 	}
 	trusted := x.rules.trusts(in.RemoteAddr)
 	for name := range out.Header {
-		// As CGI and WSGI name it, for which what is no letter is an underscore.
-		means := http.CanonicalHeaderKey(strings.ReplaceAll(name, "_", "-"))
+		means := http.CanonicalHeaderKey(strings.Map(hyphen, name))
 		if means == classHeader || !trusted && (strings.HasPrefix(means, "X-Forwarded-") || means == "X-Real-Ip") {
 			delete(out.Header, name)
 		}
@@ -169,6 +168,15 @@ func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 			delete(out.Header, "Authorization")
 		}
 	}
+}
+
+// hyphen is for what CGI makes of a header's name, for which, by some servers, all that is
+// neither letter nor digit is an underscore.
+func hyphen(c rune) rune {
+	if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' {
+		return c
+	}
+	return '-'
 }
 
 // leadsToHTTP reports whether one of the protocols of an Upgrade header is another form of
