@@ -628,7 +628,7 @@ func (t *etcdTerm) Compact(ctx context.Context, d catalog.Dump) error {
 	// In one transaction, so that a reader at one revision finds a dump and
 	// all events after it. What precedes it goes with it.
 	next := hex(d.Version + 1)
-	_, last, err := t.store.snapshot(ctx, t.client)
+	last, err := t.lastDump(ctx)
 	if err != nil {
 		return err
 	}
@@ -649,8 +649,19 @@ func (t *etcdTerm) Compact(ctx context.Context, d catalog.Dump) error {
 	}
 	// What is deleted takes room until etcd forgets it. A follower that still reads
 	// before that begins anew.
+	ctx, cancel := context.WithTimeout(ctx, t.store.ttl)
+	defer cancel()
 	if _, err := t.client.Compact(ctx, last.since); err != nil && !errors.Is(err, rpctypes.ErrCompacted) {
 		return fmt.Errorf("etcd: forget what was before the last dump: %w", err)
 	}
 	return nil
+}
+
+// lastDump reads which dump there is, within the lease: an etcd that has gone would be waited
+// for, and nothing is appended meanwhile.
+func (t *etcdTerm) lastDump(ctx context.Context) (snapshotKey, error) {
+	ctx, cancel := context.WithTimeout(ctx, t.store.ttl)
+	defer cancel()
+	_, last, err := t.store.snapshot(ctx, t.client)
+	return last, err
 }

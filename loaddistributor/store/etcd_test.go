@@ -4,12 +4,15 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 
 	"github.com/srtm-io/srtm/internal/etcdtest"
 	"github.com/srtm-io/srtm/internal/testkit"
@@ -158,6 +161,46 @@ func TestAFollowerIsToldThatEtcdIsAway(t *testing.T) {
 		defer f.mu.Unlock()
 		return f.cuts > 0
 	})
+}
+
+// A leader that loses etcd while it writes a dump finds out that its term is over: the dump ends.
+func TestADumpDoesNotWaitForAnEtcdThatHasGone(t *testing.T) {
+	t.Parallel()
+	address := etcdtest.Start(t, etcdtest.Config{}).URL
+	for _, method := range []string{"/etcdserverpb.KV/Range", "/etcdserverpb.KV/Compact"} {
+		var gone atomic.Bool
+		e, err := NewEtcd(t.Context(), EtcdConfig{
+			Client: clientv3.Config{
+				Endpoints: []string{address}, Logger: zap.NewNop(),
+				DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(func(ctx context.Context, asked string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
+					if asked == method && gone.Load() {
+						<-ctx.Done()
+						return ctx.Err()
+					}
+					return invoke(ctx, asked, req, reply, conn, options...)
+				})},
+			},
+			Prefix: "/gone" + method + "/", Lease: time.Second,
+		})
+		testkit.Must(t, err)
+		t.Cleanup(func() { _ = e.Close() })
+		l := lead(t, e)
+		l.append(joined("b1"))
+		testkit.Must(t, l.term.Compact(t.Context(), l.cat.Dump()))
+		l.append(slices.Repeat([]catalog.Event{joined("b1")}, historyAfter)...)
+		gone.Store(true)
+		ended := make(chan error, 1)
+		go func() { ended <- l.term.Compact(context.Background(), l.cat.Dump()) }()
+		select {
+		case err := <-ended:
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%s: %v", method, err)
+			}
+		case <-time.After(patience):
+			t.Errorf("%s is waited for", method)
+		}
+		gone.Store(false)
+	}
 }
 
 // Topics and a catalog larger than what etcd takes at once are kept, and what has been
