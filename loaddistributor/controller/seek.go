@@ -32,10 +32,7 @@ func (c *Controller) SeekChannel(ctx context.Context, topic, channel string, to 
 		select {
 		case r = <-w.done:
 		case <-limit.Done():
-			r = failedSeek(ErrNoAnswer)
-			c.mu.Lock()
-			delete(w.session.seeks, w.number)
-			c.mu.Unlock()
+			r = c.mu.giveUp(w)
 		}
 		outcomes[i] = &srtmv1.SeekOutcome{BrokerId: w.session.broker, Offset: r.Offset, Reason: r.Reason, Error: r.Error}
 	}
@@ -92,6 +89,19 @@ func (s *Session) sought(r *srtmv1.SeekResult) {
 	if done := s.seeks[r.Request]; done != nil {
 		done <- r
 		delete(s.seeks, r.Request)
+	}
+}
+
+// giveUp waits for an answer no longer; it may have come all the same.
+func (st *state) giveUp(w seekWait) *srtmv1.SeekResult {
+	st.Lock()
+	defer st.Unlock()
+	select {
+	case r := <-w.done:
+		return r
+	default:
+		delete(w.session.seeks, w.number)
+		return failedSeek(ErrNoAnswer)
 	}
 }
 

@@ -96,6 +96,15 @@ var _ = Describe("A seek", func() {
 		Expect(seek("t", "main", begin, "b1")).To(Equal([]string{"b1"}))
 	})
 
+	It("says of each broker what became of it, also where another did not answer", func() {
+		ready()
+		b1.stop()
+		pose("b1", true)
+		for range 10 {
+			Expect(seek("t", "main", begin, "")).To(Equal([]string{"b1 BROKER_FAILED", "b2"}))
+		}
+	})
+
 	It("waits for no broker that does not answer, or leaves", func() {
 		ready()
 		b2.stop()
