@@ -52,7 +52,7 @@ func (c *Controller) Drain(ctx context.Context, id string, on, forced bool) (cat
 // RemoveBroker takes the caller's word that a broker is dead: it is none of the
 // cluster any more, until it joins anew. It returns what was reserved for it, and the
 // topics of which it may have had messages. Errors: catalog.ErrBrokerUnknown,
-// ErrBrokerConnected, ErrBrokerInUse; *AdaptorError.
+// ErrBrokerConnected, ErrBrokerInUse; ErrRemoving; *AdaptorError.
 func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtmv1.FreedShare, left []string, err error) {
 	if err := c.mu.following(); err != nil {
 		return nil, nil, err
@@ -62,6 +62,16 @@ func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtm
 		c.mu.Unlock()
 		return nil, nil, ErrClosing
 	}
+	if c.mu.removing[id] {
+		c.mu.Unlock()
+		return nil, nil, fmt.Errorf("remove broker %q: %w", id, ErrRemoving)
+	}
+	c.mu.removing[id] = true // it does not join meanwhile
+	defer func() {
+		c.mu.Lock()
+		delete(c.mu.removing, id)
+		c.mu.Unlock()
+	}()
 	c.mu.work.Add(1)
 	defer c.mu.work.Done()
 	b, known := c.mu.next.Broker(id)
@@ -96,7 +106,7 @@ func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtm
 		return nil, nil, &AdaptorError{err}
 	}
 	for _, name := range left {
-		// If it was deleted meanwhile, or the broker is back, nothing is done.
+		// If it was deleted meanwhile, nothing is done.
 		op := operation{name: name, target: reconcile.Target{Retire: id, Dead: true}}
 		if err := c.owners.request(ctx, op); err != nil {
 			return nil, nil, err
@@ -105,9 +115,6 @@ func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtm
 	if err := c.mu.commit(catalog.BrokerRemoved{ID: id}); err != nil {
 		return nil, nil, err
 	}
-	c.mu.Lock()
-	delete(c.mu.away, id)
-	c.mu.Unlock()
 	c.cfg.Log.Warn("broker removed, on an operator's word", obs.KeyBroker, id, "topics", len(left))
 	return r.GetFreed(), left, nil
 }

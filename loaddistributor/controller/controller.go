@@ -59,7 +59,8 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 		cfg:      &cfg,
 		pipeline: pipeline{wake: make(chan struct{}, 1), cat: cat, next: next},
 		brokers: brokers{
-			sessions: map[string]*Session{}, left: map[string]bool{}, away: map[string]time.Time{}, drainers: map[string]string{},
+			sessions: map[string]*Session{}, left: map[string]bool{}, away: map[string]time.Time{},
+			drainers: map[string]string{}, removing: map[string]bool{},
 		},
 		followed: followed{informed: make(chan struct{})},
 		topics:   topics{},

@@ -19,6 +19,8 @@ var (
 	ErrReplaced = errors.New("a newer session has the broker's id")
 	// ErrRemoved: the broker is none of the cluster any more.
 	ErrRemoved = errors.New("the broker was removed from the cluster, and what it held is others': it may join anew once it holds nothing")
+	// ErrRemoving: the broker is being removed; soon it is known whether it was.
+	ErrRemoving = errors.New("the broker is just being removed from the cluster")
 	// ErrBrokerGone: the broker's session ended before it answered.
 	ErrBrokerGone = errors.New("the broker is gone")
 	// ErrBrokerOld: the broker does not know what is asked of it.

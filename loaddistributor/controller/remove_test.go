@@ -76,6 +76,26 @@ var _ = Describe("A dead broker", func() {
 		}
 	})
 
+	It("that comes back while it is removed is told so: nothing that it holds is forgotten before", func() {
+		c = newCluster(setup{config: soon, wrap: func(a controller.Adaptor) controller.Adaptor {
+			return forgetting{a, func() {
+				c.arrive("b2", 60, agenttest.New())
+				<-time.After(time.Second) // virtual
+			}}
+		}})
+		c.join("b1", 60, agenttest.New())
+		b2 := c.join("b2", 60, agenttest.New())
+		c.join("b3", 60, agenttest.New())
+		c.mustCreate(spec("t", 100, 10))
+		b2.stop()
+		Eventually(func() int { return len(c.topic("t").Quotas) }).Should(Equal(2))
+		Eventually(func() []string { return c.broker("b2").Topics }).Should(Equal([]string{"t"}), "it may have messages")
+		Eventually(c.state("t")).Should(Equal("ACTIVE"))
+		Expect(remove("b2")).Error().NotTo(HaveOccurred())
+		Expect(c.broker("b2")).To(BeNil())
+		Eventually(func() bool { return c.broker("b2").GetConnected() }, "30s").Should(BeTrue(), "as a new one")
+	})
+
 	It("that was removed and lives is told so, gives up what it holds, and joins anew", func() {
 		begin("")
 		c.join("b1", 60, agenttest.New())
@@ -146,6 +166,17 @@ var _ = Describe("A dead broker", func() {
 		Eventually(func() []string { return c.adopting("t") }, "15s").Should(BeEmpty())
 	})
 })
+
+// forgetting is an adaptor that has forgotten a broker when then is called.
+type forgetting struct {
+	controller.Adaptor
+	then func()
+}
+
+func (f forgetting) ForgetBroker(ctx context.Context, req *srtmv1.ForgetBrokerRequest) (*srtmv1.ForgetBrokerResponse, error) {
+	defer f.then()
+	return f.Adaptor.ForgetBroker(ctx, req)
+}
 
 // adopting returns whom the topic's shares wait for.
 func (c *cluster) adopting(topic string) []string {

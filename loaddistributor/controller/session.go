@@ -50,8 +50,8 @@ type Session struct {
 // Out is what is to be sent to the broker; when it ends, so does the session.
 func (s *Session) Out() *bidi.Queue[*srtmv1.ControllerMessage] { return s.out }
 
-// Join begins a session; ErrRemoved: not before the broker has given up what it holds. One
-// that it has already ends with ErrReplaced. remote is the address that it calls from.
+// Join begins a session; ErrRemoved: not before the broker has given up what it holds;
+// ErrRemoving: not now. One that it has already ends with ErrReplaced. remote is the address that it calls from.
 func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error) {
 	if err := c.mu.following(); err != nil {
 		return nil, err
@@ -91,7 +91,10 @@ func (c *Controller) enter(s *Session, h *srtmv1.BrokerHello) (unknown []string,
 	if c.mu.closing {
 		return nil, ErrClosing
 	}
-	if c.mu.next.Removed(h.BrokerId) && !h.Anew {
+	switch {
+	case c.mu.removing[h.BrokerId]:
+		return nil, ErrRemoving
+	case c.mu.next.Removed(h.BrokerId) && !h.Anew:
 		return nil, ErrRemoved
 	}
 	if _, err := c.mu.stage(catalog.BrokerJoined{

@@ -37,6 +37,7 @@ type brokers struct {
 	left     map[string]bool      // that had a session here and have none
 	away     map[string]time.Time // that are, since when seen
 	drainers map[string]string    // who had them drained; of before this one led that is unknown
+	removing map[string]bool      // that RemoveBroker is about
 }
 
 // live is what this process knows of a topic beside the catalog. Guarded by

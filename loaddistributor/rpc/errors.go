@@ -77,6 +77,7 @@ var table = refusal.Table{
 	refusal.Is(controller.ErrNoAnswer, codes.Unavailable, ReasonBrokerFailed),
 	refusal.Is(catalog.ErrBrokerConnected, codes.FailedPrecondition, ReasonBrokerConnected),
 	refusal.Is(catalog.ErrBrokerInUse, codes.FailedPrecondition, ReasonBrokerInUse),
+	refusal.Is(controller.ErrRemoving, codes.Unavailable, ReasonBrokersUnsteady),
 	refusal.Is(controller.ErrRemoved, codes.FailedPrecondition, ReasonBrokerRemoved),
 	refusal.Is(catalog.ErrBrokerUnknown, codes.NotFound, ReasonBrokerUnknown),
 	refusal.As[*catalog.NotReadyError](codes.Unavailable, ReasonBrokerFailed),

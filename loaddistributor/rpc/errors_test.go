@@ -43,6 +43,7 @@ var domain = map[string]struct {
 	"catalog.ErrBrokerUnknown":    {catalog.ErrBrokerUnknown, codes.NotFound, ReasonBrokerUnknown},
 	"catalog.ErrBrokerConnected":  {catalog.ErrBrokerConnected, codes.FailedPrecondition, ReasonBrokerConnected},
 	"catalog.ErrBrokerInUse":      {catalog.ErrBrokerInUse, codes.FailedPrecondition, ReasonBrokerInUse},
+	"controller.ErrRemoving":      {controller.ErrRemoving, codes.Unavailable, ReasonBrokersUnsteady},
 	"controller.ErrRemoved":       {controller.ErrRemoved, codes.FailedPrecondition, ReasonBrokerRemoved},
 	"catalog.PlanError":           {&catalog.PlanError{Broker: "b", Problem: "p"}, codes.Unavailable, ReasonBrokersUnsteady},
 	"catalog.NotReadyError":       {&catalog.NotReadyError{Topic: "t", Reason: "r"}, codes.Unavailable, ReasonBrokerFailed},
