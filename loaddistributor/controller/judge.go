@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"maps"
 	"time"
 
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
@@ -11,11 +12,10 @@ import (
 // judge gives every active topic the verdict over its window.
 func (c *Controller) judge(now time.Time) {
 	c.mu.Lock()
-	for id := range c.mu.left {
-		if _, known := c.mu.cat.Broker(id); !known {
-			delete(c.mu.left, id)
-		}
-	}
+	forgotten := func(id string) bool { _, known := c.mu.cat.Broker(id); return !known }
+	maps.DeleteFunc(c.mu.left, func(id string, _ bool) bool { return forgotten(id) })
+	maps.DeleteFunc(c.mu.away, func(id string, _ time.Time) bool { return forgotten(id) })
+	maps.DeleteFunc(c.mu.drainers, func(id string, _ string) bool { return forgotten(id) })
 	if len(c.mu.topics) > c.mu.cat.Len() { // else there are few that it does not have
 		for name, l := range c.mu.topics {
 			if _, known := c.mu.cat.Active(name); !known && l.idle() {

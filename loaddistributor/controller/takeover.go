@@ -11,7 +11,7 @@ import (
 // What a broker had of a replicated topic is not lost with it: another broker, which is asked
 // in turn, takes it over.
 
-// takers is how long one broker is asked to take a topic over before it is another's turn.
+// takersTurn is how long one broker is asked to take a topic over before it is another's turn.
 const takersTurn = 30 * time.Second
 
 // taker returns the broker that is to take over what one that is gone, or may be, has of a
@@ -20,13 +20,11 @@ func (m *mover) taker(topic catalog.Topic, gone catalog.Broker, now time.Time) s
 	if topic.Spec.Durability != catalog.DurabilityReplicated || m.mu.cfg.TakeOverAfter < 0 {
 		return ""
 	}
-	since, away := m.mu.away[gone.ID]
-	switch s := m.mu.sessions[gone.ID]; {
-	case s != nil: // back without the topic: another has begun to take it over
+	if s := m.mu.sessions[gone.ID]; s != nil {
 		if s.has(topic.Spec.Name()) {
 			return ""
-		}
-	case !away || now.Sub(since) < m.mu.cfg.TakeOverAfter:
+		} // else it is back, and another has begun to take the topic over
+	} else if since, away := m.mu.away[gone.ID]; !away || now.Sub(since) < m.mu.cfg.TakeOverAfter {
 		return ""
 	}
 	var able []string
@@ -38,7 +36,9 @@ func (m *mover) taker(topic catalog.Topic, gone catalog.Broker, now time.Time) s
 	if len(able) == 0 || m.unfinished(topic, gone.ID) {
 		return ""
 	}
-	return able[int(now.Sub(since)/takersTurn)%len(able)]
+	// Not Sub, which is the greatest duration for ever of one that is back.
+	turn := (now.Unix() - m.mu.away[gone.ID].Unix()) / int64(takersTurn/time.Second)
+	return able[turn%int64(len(able))]
 }
 
 // taking is a take-over that a broker was asked for, of what one had that is away since then.

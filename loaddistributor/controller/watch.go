@@ -100,7 +100,10 @@ func (r *reader) Watch(ctx context.Context, topic string, publishers []string, s
 	defer func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		delete(r.mu.topics.at(topic).watchers, w)
+		l := r.mu.topics.at(topic)
+		if delete(l.watchers, w); len(l.watchers) == 0 && r.mu.leader != nil {
+			delete(r.mu.topics, topic) // a follower knows nothing else of it
+		}
 	}()
 
 	var told *catalog.Placement

@@ -1,0 +1,79 @@
+package controller
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+)
+
+// Nothing is kept of a broker that the catalog has forgotten: while one is away, no topic
+// counts as quiet, and the adaptor's shares are read whole.
+func TestABrokerThatIsForgottenIsNotAway(t *testing.T) {
+	c, now := idle(t, 1), time.Now()
+	c.mu.away["b9"], c.mu.left["b9"], c.mu.drainers["b9"] = now, true, "somebody"
+	c.judge(now)
+	if n := len(c.mu.away) + len(c.mu.left) + len(c.mu.drainers); n > 0 {
+		t.Errorf("%d entries are kept", n)
+	}
+}
+
+// A follower keeps nothing of a topic that nobody watches any more.
+func TestAFollowerForgetsWhoWatched(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		leader := idle(t, 1)
+		c, err := NewFollower(Config{
+			ReportInterval: time.Second, PrepareTimeout: time.Second, Window: time.Minute, Log: slog.New(slog.DiscardHandler),
+		}, nil, func() string { return "" })
+		testkit.Must(t, err)
+		c.Reset(leader.mu.cat)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 2)
+		for range 2 {
+			go func() { ended <- c.Watch(ctx, "t0", nil, func(Change) error { return nil }) }()
+		}
+		synctest.Wait()
+		if n := len(c.mu.topics.see("t0").watchers); n != 2 {
+			t.Fatalf("%d watch", n)
+		}
+		cancel()
+		<-ended
+		<-ended
+		if len(c.mu.topics) > 0 {
+			t.Errorf("it keeps %d topics", len(c.mu.topics))
+		}
+	})
+}
+
+// Brokers are asked in turn to take over what another had, also once that is back without it.
+func TestTakersHaveTurns(t *testing.T) {
+	c, now := idle(t, 1), time.Now()
+	topic := c.mu.cat.Topics("", 1)[0]
+	spec := *topic.Spec
+	spec.Durability = catalog.DurabilityReplicated
+	topic.Spec = &spec
+	topic.Plan.Quotas = append(topic.Plan.Quotas[:1:1], topic.Plan.Quotas[0])
+	topic.Plan.Quotas[0].Broker, topic.Plan.Quotas[1].Broker = "b1", "b2"
+	for _, id := range []string{"b1", "b2", "b3"} {
+		s := session(c, id)
+		s.durability = catalog.DurabilityReplicated
+		c.mu.sessions[id] = s
+	}
+	for range 2 { // it lists all it has
+		now = now.Add(time.Second)
+		testkit.Result(c.mu.sessions["b3"].reports.Take(&srtmv1.BrokerReport{}, now, nil)).Must(t)
+	}
+	asked := map[string]bool{}
+	for range 4 {
+		now = now.Add(takersTurn)
+		asked[c.mover.taker(topic, catalog.Broker{ID: "b3"}, now)] = true
+	}
+	if !asked["b1"] || !asked["b2"] || len(asked) > 2 {
+		t.Errorf("asked: %v", asked)
+	}
+}
