@@ -145,12 +145,14 @@ func listen(address string) net.Listener {
 
 // overNetwork has gRPC dial in it.
 func overNetwork() grpc.DialOption {
-	return grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
-		if l, there := network.Load(address); there {
-			return l.(*listener).DialContext(ctx)
-		}
-		return nil, syscall.ECONNREFUSED
-	})
+	return grpc.WithContextDialer(dialNetwork)
+}
+
+func dialNetwork(ctx context.Context, address string) (net.Conn, error) {
+	if l, there := network.Load(address); there {
+		return l.(*listener).DialContext(ctx)
+	}
+	return nil, syscall.ECONNREFUSED
 }
 
 // startAdaptor serves a tbadaptor of its own at the address.
