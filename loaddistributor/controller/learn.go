@@ -35,13 +35,23 @@ type learning struct {
 
 // look has open topics placed by those who publish to them.
 func (t *learning) look(now time.Time) {
-	type look struct {
-		name string
-		of   *learned.Topic
-		job  *learned.Job
+	for _, at := range t.begin(now) {
+		at.job.Think()
+		t.end(at, now)
 	}
-	var looks []look
+}
+
+// learningLook is a look at a topic that has begun.
+type learningLook struct {
+	name string
+	of   *learned.Topic
+	job  *learned.Job
+}
+
+// begin has brokers record, and returns what is to be thought about.
+func (t *learning) begin(now time.Time) (looks []learningLook) {
 	t.mu.Lock()
+	defer t.mu.Unlock()
 	for _, name := range t.mu.wanting {
 		topic, known := t.mu.cat.Topic(name)
 		l := t.mu.topics[name]
@@ -64,23 +74,29 @@ func (t *learning) look(now time.Time) {
 			t.mu.record(t.mu.sessions[o.Broker], l.learned, name, o, now)
 		}
 		if job := l.learned.Look(topic.Spec, now); job != nil {
-			looks = append(looks, look{name, l.learned, job})
+			looks = append(looks, learningLook{name, l.learned, job})
 		}
 	}
-	t.mu.Unlock()
-	for _, at := range looks {
-		at.job.Think()
-		t.mu.Lock()
-		topic, known := t.mu.cat.Topic(at.name)
-		if p := t.mu.topics.see(at.name).profile; p != nil {
-			p.take(at.of, at.job)
+	return looks
+}
+
+// end does what was thought, unless the topic of that name is another by now, or was not
+// learned of from then on.
+func (t *learning) end(at learningLook, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	topic, known := t.mu.cat.Topic(at.name)
+	l := t.mu.topics.see(at.name)
+	if !known || l.learned != at.of {
+		return
+	}
+	if l.profile != nil {
+		l.profile.take(at.of, at.job)
+	}
+	if topic.Spec.Demand.Open && topic.Open() && l.owner == nil && !t.mu.tuner.Status(at.name, now).Running {
+		if p := at.of.Act(at.job, topic.Spec, topic.Plan.K, now); p != nil {
+			t.placeBy(topic, p)
 		}
-		if known && topic.Spec.Demand.Open && topic.Open() && t.mu.topics.see(at.name).learned == at.of && !t.mu.owned(at.name) && !t.mu.closing && !t.mu.tuner.Status(at.name, now).Running {
-			if p := at.of.Act(at.job, topic.Spec, topic.Plan.K, now); p != nil {
-				t.placeBy(topic, p)
-			}
-		}
-		t.mu.Unlock()
 	}
 }
 

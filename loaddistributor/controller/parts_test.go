@@ -10,6 +10,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/learned"
 )
 
 // Nothing is kept of a broker that the catalog has forgotten: while one is away, no topic
@@ -75,5 +76,28 @@ func TestTakersHaveTurns(t *testing.T) {
 	}
 	if !asked["b1"] || !asked["b2"] || len(asked) > 2 {
 		t.Errorf("asked: %v", asked)
+	}
+}
+
+// What was thought of a topic is nothing to a profile of the next one of its name.
+func TestAProfileTakesNothingOfAnotherTopic(t *testing.T) {
+	c, now := idle(t, 1), time.Now()
+	begin := func() *profile {
+		p := &profile{numbers: map[string]int32{}, wake: make(chan struct{}, 1)}
+		c.mu.topics["t0"] = &live{profile: p}
+		c.mu.wanting = []string{"t0"}
+		return p
+	}
+	begin()
+	looks := c.learning.begin(now)
+	now = now.Add(learned.Window)
+	looks = append(looks, c.learning.begin(now)...)
+	if len(looks) != 1 {
+		t.Fatalf("%d looks after a window", len(looks))
+	}
+	p := begin()
+	c.learning.begin(now)
+	if c.learning.end(looks[0], now); p.begun {
+		t.Error("it has begun with what was recorded of another topic")
 	}
 }
