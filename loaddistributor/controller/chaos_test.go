@@ -61,6 +61,11 @@ func (l *line) dial(ctx context.Context, address string) (net.Conn, error) {
 	return c, nil
 }
 
+// option has an agent dial over the line.
+func (l *line) option(cfg *agent.Config) {
+	cfg.DialOptions = []grpc.DialOption{grpc.WithContextDialer(l.dial)}
+}
+
 // Close leaves the other end in the dark for a while.
 func (c *lineConn) Close() error {
 	c.of.mu.Lock()
@@ -138,9 +143,7 @@ func (h *chaos) begin(id string) {
 	}
 	b.began++
 	b.line = &line{conns: map[*lineConn]struct{}{}}
-	b.broker = h.c.arrive(id, 100, agenttest.New(), instance(fmt.Sprint(id, "-", b.began)), func(cfg *agent.Config) {
-		cfg.DialOptions = []grpc.DialOption{grpc.WithContextDialer(b.line.dial)}
-	})
+	b.broker = h.c.arrive(id, 100, agenttest.New(), instance(fmt.Sprint(id, "-", b.began)), b.line.option)
 }
 
 // ask has a request made, which may fail, and may not hang.

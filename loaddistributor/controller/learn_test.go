@@ -419,6 +419,21 @@ var _ = Describe("An open topic", func() {
 		Consistently(ended["t0"], "30s", "1s").ShouldNot(Receive())
 	})
 
+	It("is recorded at once by a broker whose session is another, also where the end of the former is not seen", func() {
+		c := newCluster(setup{config: slow})
+		l := &line{conns: map[*lineConn]struct{}{}}
+		node := agenttest.New()
+		c.join("b1", 1000, node, l.option)
+		c.mustCreate(unlisted("t", 100, 10))
+		Eventually(func() bool { return node.Captured("t") }).Should(BeTrue())
+		for range 4 {
+			<-time.After(7 * time.Second) // virtual; it is asked to go on every 5 s
+			l.lose(false)
+			Eventually(func() bool { return node.Captured("t") }).Should(BeFalse())
+			Eventually(func() bool { return node.Captured("t") }).WithTimeout(1500 * time.Millisecond).Should(BeTrue())
+		}
+	})
+
 	It("becomes one with a list, and open again", func() {
 		c := newCluster(setup{config: slow})
 		node := c.node("b1", 1000)

@@ -61,7 +61,7 @@ func (t *tuning) capture(e tuner.Capture) {
 	s := e.To.(*Session)
 	if e.Lasts == 0 {
 		delete(s.fitted, e.Topic)
-		if of := t.mu.topics.see(e.Topic).learned; of != nil {
+		if of := t.mu.topics.see(e.Topic).learned; of != nil && t.mu.sessions[s.broker] == s {
 			of.Ended(s.broker)
 		}
 	} else if s.fitted[e.Topic] == nil {

@@ -115,6 +115,11 @@ func (c *Controller) enter(s *Session, h *srtmv1.BrokerHello) (unknown []string,
 	if old := c.mu.sessions[s.broker]; old != nil {
 		old.end(ErrReplaced)
 	}
+	for _, name := range c.mu.wanting { // what was recorded ended with the session before
+		if of := c.mu.topics.see(name).learned; of != nil {
+			of.Ended(s.broker)
+		}
+	}
 	delete(c.mu.left, s.broker)
 	c.witness.vouch(s, h.TcpAddress, h.HttpAddress)
 	s.recall()

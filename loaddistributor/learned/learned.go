@@ -279,7 +279,7 @@ func (t *Topic) Missing() (missing, recorded uint64) {
 	return t.missing + c.Lost + c.Late + c.Holed, t.recorded + c.Captured
 }
 
-// Ended says that a broker records no more, because another has asked it not to.
+// Ended says that a broker records no more: its session is another, or a fit has asked it not to.
 func (t *Topic) Ended(broker string) {
 	if f := t.feeds[broker]; f != nil {
 		f.begun, f.asked = false, time.Time{}
