@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing/synctest"
 	"time"
 
@@ -196,9 +197,9 @@ func (h *chaos) happen() {
 			return err
 		})
 	case n < 42:
-		ids := []string{fmt.Sprint("g.", h.rng.IntN(20)), fmt.Sprint("g.", h.rng.IntN(20))}
+		ids := []string{fmt.Sprint("g.", h.rng.IntN(20)), fmt.Sprint("g.", h.rng.IntN(20))}[:1+h.rng.IntN(2)]
 		h.ask("move "+topic+" to "+id, func(ctx context.Context, c *cluster) error {
-			_, err := c.admin.MovePublishers(ctx, &srtmv1.MovePublishersRequest{Topic: topic, BrokerId: id, PublisherIds: ids[:1+h.rng.IntN(2)]})
+			_, err := c.admin.MovePublishers(ctx, &srtmv1.MovePublishersRequest{Topic: topic, BrokerId: id, PublisherIds: ids})
 			return err
 		})
 	case n < 50:
@@ -252,8 +253,9 @@ func (h *chaos) happen() {
 		<-time.After(time.Duration(h.rng.IntN(1500)) * time.Millisecond)
 		h.adaptor, _ = startAdaptor(listen(h.setup.adaptorAddress))
 	case n < 97 && b.broker != nil:
+		var asked atomic.Int64
 		fails := func(string) error {
-			if h.rng.IntN(2) == 0 {
+			if asked.Add(1)%2 == 0 {
 				return errInjected
 			}
 			return nil
