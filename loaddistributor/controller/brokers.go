@@ -19,15 +19,25 @@ import (
 // Calibrate gives a broker an mcap, msg/s, that stands over the one it says hello
 // with; 0 ends that. catalog.ErrBrokerUnknown if there is none.
 func (c *Controller) Calibrate(id string, mcap int64) (catalog.Broker, error) {
-	return c.setBroker(id, catalog.BrokerCalibrated{ID: id, Mcap: mcap})
+	return c.setBroker(id, catalog.BrokerCalibrated{ID: id, Mcap: mcap}, nil)
 }
 
-// setBroker commits an event of a broker and returns the broker.
-func (c *Controller) setBroker(id string, e catalog.Event) (catalog.Broker, error) {
+// setBroker commits an event of a broker and returns the broker. noted is called with the
+// lock held, before the event is shown; nil: it is not.
+func (c *Controller) setBroker(id string, e catalog.Event, noted func()) (catalog.Broker, error) {
 	if err := c.mu.following(); err != nil {
 		return catalog.Broker{}, err
 	}
-	if err := c.mu.commit(e); err != nil {
+	c.mu.Lock()
+	t, err := c.mu.stage(e)
+	if err == nil && noted != nil {
+		noted()
+	}
+	c.mu.Unlock()
+	if err == nil {
+		err = t.wait()
+	}
+	if err != nil {
 		return catalog.Broker{}, err
 	}
 	c.mu.RLock()
@@ -40,13 +50,8 @@ func (c *Controller) setBroker(id string, e catalog.Event) (catalog.Broker, erro
 // any cost (srtmv1.DrainBrokerRequest); not on ends that. It returns at once.
 // catalog.ErrBrokerUnknown if there is none.
 func (c *Controller) Drain(ctx context.Context, id string, on, forced bool) (catalog.Broker, error) {
-	b, err := c.setBroker(id, catalog.BrokerDraining{ID: id, Draining: on, Forced: forced})
-	if err == nil {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.mu.drainers[id] = secure.Caller(ctx)
-	}
-	return b, err
+	e := catalog.BrokerDraining{ID: id, Draining: on, Forced: forced}
+	return c.setBroker(id, e, func() { c.mu.drainers[id] = secure.Caller(ctx) })
 }
 
 // RemoveBroker takes the caller's word that a broker is dead: it is none of the

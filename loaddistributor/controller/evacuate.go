@@ -62,7 +62,7 @@ func (m *mover) look(now time.Time) {
 
 // leaves reports whether topics are to leave a broker, and notes since when it is away.
 func (m *mover) leaves(b catalog.Broker, now time.Time) bool {
-	if !b.Draining {
+	if decided, _ := m.mu.next.Broker(b.ID); !decided.Draining {
 		delete(m.mu.drainers, b.ID)
 	}
 	switch since, away := m.mu.away[b.ID]; {

@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"log/slog"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -99,5 +100,42 @@ func TestAProfileTakesNothingOfAnotherTopic(t *testing.T) {
 	c.learning.begin(now)
 	if c.learning.end(looks[0], now); p.begun {
 		t.Error("it has begun with what was recorded of another topic")
+	}
+}
+
+// Whoever sees that a broker drains knows who asked for it.
+func TestWhoHasABrokerDrainedIsKnownAtOnce(t *testing.T) {
+	c := idle(t, 1)
+	stop, ended := make(chan struct{}), make(chan error, 1)
+	commits := &committer{c.mu, nil, slog.New(slog.DiscardHandler), nil}
+	go func() { ended <- commits.run(stop) }()
+	defer func() {
+		close(stop)
+		testkit.Must(t, <-ended)
+	}()
+	for range 50 {
+		known := make(chan bool)
+		go func() {
+			for {
+				c.mu.RLock()
+				b, _ := c.mu.cat.Broker("b1")
+				_, by := c.mu.drainers["b1"]
+				c.mu.RUnlock()
+				if b.Draining {
+					known <- by
+					return
+				}
+				runtime.Gosched()
+			}
+		}()
+		testkit.Result(c.Drain(t.Context(), "b1", true, false)).Must(t)
+		if !<-known {
+			t.Fatal("it is not known")
+		}
+		testkit.Result(c.Drain(t.Context(), "b1", false, false)).Must(t)
+		c.mover.look(time.Now())
+		if len(c.mu.drainers) > 0 {
+			t.Fatal("it is known of one that does not drain")
+		}
 	}
 }
