@@ -3,7 +3,7 @@
 // where to go. It moves no message; while it is away, brokers go on.
 //
 // Its parts: rpc and lookup are the ways in, controller commits what placement
-// decides to catalog, fitting judges. Read docs/ARCHITECTURE.md next.
+// decides to catalog, tuner judges. Read docs/ARCHITECTURE.md next.
 package main
 
 import (

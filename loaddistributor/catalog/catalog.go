@@ -97,7 +97,7 @@ type Broker struct {
 }
 
 // Absorption is what a broker got through within Latency: Burst messages at once,
-// and Rate beside them; see fitting.Absorption.
+// and Rate beside them; see tuner.Absorption.
 type Absorption struct {
 	Latency time.Duration
 	Rate    int64 // milli-msg/s

@@ -31,9 +31,9 @@ const compactAfter = 10_000
 // dumpAgain is after what weight of events a dump that failed is tried again.
 const dumpAgain = 1000
 
-// weight is 1 for an event, and 1 for each 30 publishers that it names, some 2.4 KB; a change
-// that is kept as such is short, and has 1 for each 1,000 publishers of its topic instead,
-// for what it takes to read.
+// weight is that of an event which names a topic's publishers: 1, and 1 more for each 30 of
+// them, some 2.4 KB. A change that is kept as such names few; it has 1 more for each 1,000
+// publishers of its topic, for what it takes to read.
 func weight(spec *catalog.Spec) int { return 1 + len(spec.Demand.Publishers)/30 }
 
 func eventsWeight(batch []staged) (sum int) {

@@ -31,7 +31,7 @@ type Controller struct {
 	metrics    metrics
 }
 
-// New checks the configuration.
+// New checks the configuration, and returns a controller that does nothing before it is Run.
 func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("controller: %w", err)

@@ -17,7 +17,7 @@ import (
 // what is undone when it fails, is in loaddistributor/reconcile. Then brokers are told
 // which publishers moved away: they end those connections at a message boundary, which
 // brings publishers back that do not watch; and once more a moment later. Those that watch
-// have a grace to follow before (disconnect.go). A broker that has no publisher left retires:
+// have a grace to follow before (moves.go). A broker that has no publisher left retires:
 // once its consumers have had what it holds, it is told to remove the topic, which it does
 // unless something has come meanwhile. After a crash once the topic has moved, a publisher that
 // does not watch stays where it is, and is served there.

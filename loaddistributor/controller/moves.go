@@ -97,7 +97,7 @@ const drainPiece = 1000
 
 // remindAfter is when a broker is told again. A stock publisher may have been
 // told of its old broker just before the move, and have come there just after
-// the broker has let the others go: nothing else would bring it back.
+// the broker has disconnected the others: nothing else would bring it back.
 const remindAfter = 2 * time.Second
 
 // followGrace is how long publishers that a client watches have to follow a move
@@ -107,7 +107,7 @@ const remindAfter = 2 * time.Second
 // move by the end of their connection.
 const followGrace = time.Second
 
-// reminder is publishers that a broker is to be told to let go, or told again.
+// reminder is publishers that a broker is to be told to disconnect, or told again.
 type reminder struct {
 	broker string
 	ids    []string

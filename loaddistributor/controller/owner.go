@@ -101,8 +101,8 @@ func (o *owners) change(own *owner, op operation) error {
 	return err
 }
 
-// request has an operation done, and returns what has come of it. Once it has begun it
-// goes on when ctx ends.
+// request has an operation done, and returns what has come of it. Once it has begun, the end
+// of ctx does not end it.
 func (o *owners) request(ctx context.Context, op operation) error {
 	if err := o.mu.following(); err != nil {
 		return err

@@ -17,7 +17,7 @@ import (
 // while the proposal is made, and maxProfiles how many are made at a time.
 const maxProfiled, maxProfiles = 2_000_000, 4
 
-// profile is what is recorded for Profile. Guarded by Controller.mu.
+// profile is what is recorded for Profile. Guarded by state's lock.
 type profile struct {
 	trace             []tuner.Arrival
 	numbers           map[string]int32
@@ -29,8 +29,8 @@ type profile struct {
 	windows           int // whole ones, since it began
 }
 
-// tearsFor is in how many windows publishers become known, for which the record begins
-// anew. A profile does so, too: what is missing in between would pass for silence.
+// tearsFor is how many windows it takes for publishers to become known. For each that does the
+// record begins anew, and with it a profile: what is missing in between would pass for silence.
 const tearsFor = 4
 
 // take adds a window.

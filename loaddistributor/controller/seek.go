@@ -47,6 +47,7 @@ type seekWait struct {
 	done    <-chan *srtmv1.SeekResult
 }
 
+// orderSeek asks all of the brokers, or none.
 func (c *Controller) orderSeek(topic, channel string, to *srtmv1.Place, only string) (waits []seekWait, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

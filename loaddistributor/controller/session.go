@@ -32,9 +32,9 @@ type Session struct {
 	reports  *reports.Broker
 	// Those of its hello that the catalog did not know, nor knows of as deleted.
 	unknown map[string]bool
-	// Those of its hello that it has not been prepared for since, until which it releases
-	// nothing, whatever its share; those that it does not list any more; and those that were
-	// created there since without being prepared.
+	// Topics that it may have to be prepared for: those of its hello, of which it releases
+	// nothing before, whatever its share; those that it does not list any more; and those that
+	// were created there without us.
 	unprepared map[string]bool
 	// Of the unknown ones, what the broker keeps of them, once it has said so; without a
 	// topic: nothing.

@@ -52,7 +52,7 @@ type live struct {
 	turns     *string               // with scarce tokens: whose turn the adaptor was told it is (contracts.go)
 	reserved  string                // what shares it lacks because of brokers that are gone
 	unsynced  bool                  // the adaptor may have the shares of a move that was undone
-	reminders []reminder            // publishers that brokers are to be told to let go
+	reminders []reminder            // publishers that brokers are to be told to disconnect
 	record    entrusted             // what brokers keep of it
 	waiting   string                // why it is not rebuilt yet
 	learns    bool                  // of one that is open

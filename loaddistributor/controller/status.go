@@ -22,7 +22,7 @@ import (
 const sharesTimeout = time.Second
 
 // reader answers what can be read, on a follower too. It is embedded for its exported
-// methods.
+// methods, which take the lock; the others require it, for reading.
 type reader struct {
 	// Set once.
 	cfg     *Config

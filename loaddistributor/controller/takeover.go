@@ -41,13 +41,13 @@ func (m *mover) taker(topic catalog.Topic, gone catalog.Broker, now time.Time) s
 	return able[turn%int64(len(able))]
 }
 
-// taking is a take-over that a broker was asked for, of what one had that is away since then.
+// taking is a take-over: which broker was asked, and since when the one that had it is away.
 type taking struct {
 	by   string
 	away time.Time
 }
 
-// takes notes that a broker is asked to take over what another had.
+// takes notes that a broker is asked.
 func (m *mover) takes(topic, gone, by string) {
 	l := m.mu.topics.at(topic)
 	if l.taking == nil {
@@ -56,9 +56,9 @@ func (m *mover) takes(topic, gone, by string) {
 	l.taking[gone] = taking{by, m.mu.away[gone]}
 }
 
-// unfinished reports whether who was to take over what a broker had, and may have got the
-// beginning of it, is gone itself: then that is taken over first, so that what each
-// publisher sent stays in order.
+// unfinished reports whether the broker that was to take over, and may have got the beginning
+// of it, is gone itself: what that one has is taken over first, so that what each publisher
+// sent stays in order.
 func (m *mover) unfinished(topic catalog.Topic, gone string) bool {
 	t := m.mu.topics.see(topic.Spec.Name()).taking[gone]
 	return t.by != "" && t.away.Equal(m.mu.away[gone]) && m.mu.sessions[t.by] == nil && slices.Contains(topic.Holders(), t.by)

@@ -134,8 +134,8 @@ func (b *brokers) takeOver(s *Session, r request, from string) {
 	}}})
 }
 
-// result takes a broker's answer. refused is what it does not do, unless who asked decides
-// what follows.
+// result takes a broker's answer. refused is the request that it refuses, unless the owner
+// that asked decides what follows.
 func (st *state) result(s *Session, p *srtmv1.PrepareResult, now time.Time) (refused *request, err error) {
 	r := s.requests[p.Request]
 	switch {

@@ -44,7 +44,7 @@ const (
 	unknownPart = 0.01
 )
 
-// Trace merges the records of a topic's brokers. Make it with New.
+// Trace merges the records of a topic's brokers. Make it with NewTrace.
 //
 // Invariant: what Take returns is in order of time, over all calls.
 type Trace struct {
@@ -84,12 +84,12 @@ type Counts struct {
 	Refused uint64
 }
 
-// Error says what is wrong with a piece.
+// PieceError says what is wrong with a piece.
 type PieceError struct{ Field, Problem string }
 
 func (e *PieceError) Error() string { return e.Field + ": " + e.Problem }
 
-// New returns a trace that begins at origin, which is its time 0. index says which
+// NewTrace returns a trace that begins at origin, which is its time 0. index says which
 // of the topic's publishers has the id.
 func NewTrace(origin mono.Wall, index func(id string) (int, bool)) *Trace {
 	return &Trace{origin: origin, taken: origin, index: index, feeds: map[string]*feed{}}
