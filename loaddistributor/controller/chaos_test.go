@@ -8,6 +8,7 @@ import (
 	"net"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing/synctest"
@@ -106,6 +107,7 @@ type chaos struct {
 	brokers  map[string]*chaosBroker
 	ids      []string
 	topics   []string
+	ports    sync.Map // by broker: what a probe finds; none: nothing answers
 	requests sync.WaitGroup
 	log      []string
 }
@@ -120,13 +122,25 @@ func newChaos(seed uint64) *chaos {
 		rng: rand.New(rand.NewPCG(seed, 0)), data: &store.Memory{}, brokers: map[string]*chaosBroker{},
 		ids: []string{"b1", "b2", "b3", "b4"}, topics: []string{"t1", "t2", "t3"},
 	}
-	ln := listen("127.0.0.1:0")
-	h.setup = setup{data: h.data, adaptorAddress: ln.Addr().String(), prepareTimeout: time.Second, config: func(cfg *controller.Config) {
+	h.setup = setup{data: h.data, prepareTimeout: time.Second, config: func(cfg *controller.Config) {
 		h.gate = &journalGate{}
 		gatedJournal(h.gate)(cfg)
 		cfg.EvacuateAfter, cfg.ConsumerWait, cfg.Fitting = 500*time.Millisecond, 500*time.Millisecond, tuner.ModeFast
+		if seed%3 == 0 {
+			cfg.Fitting, cfg.FittingRound = tuner.ModePaper, 200*time.Millisecond
+		}
+		if seed%5 > 0 {
+			cfg.Probe = func(_ context.Context, address string) (accepts, refuses bool) {
+				is, _ := h.ports.Load(strings.SplitN(address, ".", 2)[0])
+				return is == "accepts", is == "refuses"
+			}
+		}
 	}}
-	h.adaptor, _ = startAdaptor(ln)
+	if seed%4 > 0 { // else the leader has the adaptor in its process
+		ln := listen("127.0.0.1:0")
+		h.setup.adaptorAddress = ln.Addr().String()
+		h.adaptor, _ = startAdaptor(ln)
+	}
 	h.c = newCluster(h.setup)
 	h.setup.address = h.c.address
 	for _, id := range h.ids {
@@ -143,8 +157,18 @@ func (h *chaos) begin(id string) {
 		h.brokers[id] = b
 	}
 	b.began++
+	h.ports.Store(id, "accepts")
 	b.line = &line{conns: map[*lineConn]struct{}{}}
 	b.broker = h.c.arrive(id, 100, agenttest.New(), instance(fmt.Sprint(id, "-", b.began)), b.line.option)
+}
+
+// reach ends that a broker is cut off.
+func (h *chaos) reach(id string) {
+	b := h.brokers[id]
+	b.line.mu.Lock()
+	defer b.line.mu.Unlock()
+	b.line.down = false
+	h.ports.Store(id, "accepts")
 }
 
 // ask has a request made, which may fail, and may not hang.
@@ -169,8 +193,12 @@ func (h *chaos) note(format string, args ...any) {
 
 func pick[E any](rng *rand.Rand, of []E) E { return of[rng.IntN(len(of))] }
 
+// spec is one of the topic; t3 is an open one.
 func (h *chaos) spec(name string) *srtmv1.TopicSpec {
 	s := spec(name, int64(20+20*h.rng.IntN(chaosRate/20)), int64(5+h.rng.IntN(chaosBurst-4)))
+	if name == "t3" {
+		s.Groups = nil
+	}
 	if h.rng.IntN(3) == 0 {
 		s.Contract.Slo.Latency = durationpb.New(6 * time.Millisecond)
 	}
@@ -223,6 +251,7 @@ func (h *chaos) happen() {
 		})
 	case n < 68 && b.broker != nil:
 		h.note("%s ends", id)
+		h.ports.Store(id, "refuses")
 		b.stop()
 		b.broker = nil
 	case n < 76 && b.broker == nil:
@@ -231,12 +260,12 @@ func (h *chaos) happen() {
 	case n < 84 && b.broker != nil:
 		down := h.rng.IntN(2) == 0
 		h.note("%s is cut off: %v", id, down)
-		b.line.lose(down)
+		if b.line.lose(down); down {
+			h.ports.Delete(id)
+		}
 	case n < 88 && b.broker != nil:
 		h.note("%s is reached again", id)
-		b.line.mu.Lock()
-		b.line.down = false
-		b.line.mu.Unlock()
+		h.reach(id)
 	case n < 90:
 		h.note("the leader ends")
 		h.c.stop()
@@ -247,7 +276,7 @@ func (h *chaos) happen() {
 		<-time.After(time.Duration(h.rng.IntN(50)) * time.Millisecond)
 		h.c.stop()
 		h.c = newCluster(h.setup)
-	case n < 94:
+	case n < 94 && h.adaptor != nil:
 		h.note("the adaptor restarts")
 		h.adaptor.stop()
 		<-time.After(time.Duration(h.rng.IntN(1500)) * time.Millisecond)
@@ -285,7 +314,7 @@ func (h *chaos) carry(much bool) {
 				b.node.Measure(name, nil)
 				continue
 			}
-			b.node.Measure(name, measured(200, 0, 0))
+			b.node.Measure(name, measured(200, h.rng.IntN(2)*h.rng.IntN(20), 0))
 			b.node.Arrive(name, 0, agenttest.Arrival{At: mono.Wall(time.Now().UnixNano()), Publisher: "g.0"})
 		}
 	}
@@ -369,9 +398,7 @@ func (h *chaos) run() {
 		if b.broker == nil {
 			h.begin(id)
 		}
-		b.line.mu.Lock()
-		b.line.down = false
-		b.line.mu.Unlock()
+		h.reach(id)
 		b.node.Sabotage(nil, nil)
 	}
 	asked := make(chan struct{})
@@ -410,7 +437,9 @@ var _ = Describe("A cluster to which everything happens at once", func() {
 				h.run()
 			}()
 			h.c.stop()
-			h.adaptor.stop()
+			if h.adaptor != nil {
+				h.adaptor.stop()
+			}
 			for _, b := range h.brokers {
 				b.stop()
 			}
