@@ -88,10 +88,11 @@ func (t *tuning) look(now time.Time) {
 // view is a topic as the tuner sees it, for as long as mu is held.
 func (t *tuning) view(topic catalog.Topic) tuner.Topic {
 	name, spec := topic.Spec.Name(), topic.Spec
+	l := t.mu.topics.see(name)
 	return tuner.Topic{
 		Setup: tuner.Setup{Policy: spec.Policy, Demand: spec.Demand, Quantile: spec.SLO.Quantile, Latency: spec.SLO.Latency, Start: topic.Plan},
 		Name:  name, Epoch: topic.Placement.Epoch(), Holders: topic.Holders, Index: topic.Placement.Index,
-		Changing: t.mu.owned(name), Over: t.mu.topics.see(name).condition.IsOver(), Missed: t.mu.topics.see(name).condition.IsMissed(),
+		Changing: l.owner != nil, Over: l.condition.IsOver(), Missed: l.condition.IsMissed(),
 		Reports: func(broker string) (all []tuner.Report) {
 			if is := t.mu.reported(broker).Topic(name); is != nil {
 				for _, r := range is.Within(time.Time{}) {

@@ -345,8 +345,8 @@ func (s *Server) DrainBroker(ctx context.Context, req *srtmv1.DrainBrokerRequest
 
 // SetBrokerCapacity implements srtmv1.AdminServiceServer.
 func (s *Server) SetBrokerCapacity(_ context.Context, req *srtmv1.SetBrokerCapacityRequest) (*srtmv1.SetBrokerCapacityResponse, error) {
-	if req.Mcap < 0 || req.Mcap > MaxMcap {
-		return nil, toStatus(faults{{Field: "mcap", Problem: fmt.Sprintf("%d msg/s is outside 0 to %d", req.Mcap, MaxMcap)}})
+	if req.Mcap < 0 || req.Mcap > maxMcap {
+		return nil, toStatus(faults{{Field: "mcap", Problem: fmt.Sprintf("%d msg/s is outside 0 to %d", req.Mcap, maxMcap)}})
 	}
 	b, err := s.controller.Calibrate(req.BrokerId, req.Mcap)
 	if err != nil {

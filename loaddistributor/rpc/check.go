@@ -23,14 +23,14 @@ import (
 
 // Limits of a request; those of publishers and groups are placement's.
 const (
-	// MaxChannels is how many channels a topic may be created with.
-	MaxChannels = 1000
-	// MaxLatency is the maximum SLO latency, in which one measures in minutes.
-	MaxLatency = 10 * time.Minute
-	// MaxKey is the length of an idempotency key in bytes.
-	MaxKey = 128
-	// MaxMcap is far beyond any broker, in msg/s, and far from overflow in sums.
-	MaxMcap = 1_000_000_000
+	// maxChannels is how many channels a topic may be created with.
+	maxChannels = 1000
+	// maxLatency is the maximum SLO latency, in which one measures in minutes.
+	maxLatency = 10 * time.Minute
+	// maxKey is the length of an idempotency key in bytes.
+	maxKey = 128
+	// maxMcap is far beyond any broker, in msg/s, and far from overflow in sums.
+	maxMcap = 1_000_000_000
 	// maxWatched is how many publishers one Watch may name.
 	maxWatched = 100_000
 	// maxPaths is how many fields an update may name: more than there are.
@@ -40,8 +40,8 @@ const (
 // checkCreate converts a request, or returns all its faults.
 func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 	var bad faults
-	if len(req.IdempotencyKey) > MaxKey {
-		bad.Add("idempotency_key", "has %d bytes, at most %d", len(req.IdempotencyKey), MaxKey)
+	if len(req.IdempotencyKey) > maxKey {
+		bad.Add("idempotency_key", "has %d bytes, at most %d", len(req.IdempotencyKey), maxKey)
 	}
 	p := req.Spec
 	if p == nil {
@@ -142,8 +142,8 @@ func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 	if !slices.Contains(placement.Policies(), spec.Policy) {
 		bad.Add("spec.placement_policy", "%.80q is not one of %s", spec.Policy, strings.Join(placement.Policies(), ", "))
 	}
-	if len(p.Channels) > MaxChannels {
-		bad.Add("spec.channels", "%d, at most %d", len(p.Channels), MaxChannels)
+	if len(p.Channels) > maxChannels {
+		bad.Add("spec.channels", "%d, at most %d", len(p.Channels), maxChannels)
 	} else {
 		seen := map[string]bool{}
 		for i, name := range p.Channels {
@@ -253,8 +253,8 @@ func checkContract(bad *faults, p *srtmv1.Contract, spec *catalog.Spec) (sound b
 			bad.Add("spec.contract.slo.latency", "is missing")
 		case err != nil:
 			bad.Add("spec.contract.slo.latency", "%v", err)
-		case p.Slo.Latency.AsDuration() <= 0 || p.Slo.Latency.AsDuration() > MaxLatency:
-			bad.Add("spec.contract.slo.latency", "%v is not above 0 and up to %v", p.Slo.Latency.AsDuration(), MaxLatency)
+		case p.Slo.Latency.AsDuration() <= 0 || p.Slo.Latency.AsDuration() > maxLatency:
+			bad.Add("spec.contract.slo.latency", "%v is not above 0 and up to %v", p.Slo.Latency.AsDuration(), maxLatency)
 		}
 		spec.SLO = catalog.SLO{Quantile: p.Slo.Quantile, Latency: p.Slo.Latency.AsDuration()}
 	}
@@ -281,8 +281,8 @@ func checkHello(h *srtmv1.BrokerHello) error {
 	if len(h.Version) > 128 {
 		bad.Add("hello.version", "has %d bytes, at most 128", len(h.Version))
 	}
-	if h.Mcap < 1 || h.Mcap > MaxMcap {
-		bad.Add("hello.mcap", "%d msg/s is outside 1 to %d", h.Mcap, MaxMcap)
+	if h.Mcap < 1 || h.Mcap > maxMcap {
+		bad.Add("hello.mcap", "%d msg/s is outside 1 to %d", h.Mcap, maxMcap)
 	}
 	if len(h.Hostname) > 255 {
 		bad.Add("hello.hostname", "has %d bytes, at most 255", len(h.Hostname))

@@ -116,7 +116,7 @@ func TestFaultsOfARequest(t *testing.T) {
 		{"no such pacing", func(s *spec) { s.Pacing = 9 }, []string{"spec.pacing"}},
 		{"a weight that is too great", func(s *spec) { s.Groups[1].Weight = 256 }, []string{"spec.groups[1].weight"}},
 		{"bad channels", func(s *spec) { s.Channels = []string{"a", "", "a", "x y"} }, []string{"spec.channels[1]", "spec.channels[2]", "spec.channels[3]"}},
-		{"too many channels", func(s *spec) { s.Channels = make([]string, MaxChannels+1) }, []string{"spec.channels"}},
+		{"too many channels", func(s *spec) { s.Channels = make([]string, maxChannels+1) }, []string{"spec.channels"}},
 		{"everything at once", func(s *spec) {
 			s.Name, s.PlacementPolicy, s.ShareRule = "!", "x", "y"
 			s.Contract = &srtmv1.Contract{}

@@ -21,8 +21,8 @@ type Bolt struct {
 	path string
 }
 
-// BoltFile is the name of the file in the data path.
-const BoltFile = "loaddistributor.db"
+// boltFile is the name of the file in the data path.
+const boltFile = "loaddistributor.db"
 
 // Buckets of the file. events has a key for each event, its version in eight
 // bytes, most significant first; snapshot has two keys, the dump and its additions,
@@ -45,7 +45,7 @@ func NewBolt(dir string) (*Bolt, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("data path: %w", err)
 	}
-	return &Bolt{path: filepath.Join(dir, BoltFile)}, nil
+	return &Bolt{path: filepath.Join(dir, boltFile)}, nil
 }
 
 // Lead implements Store: it waits for the file's lock.

@@ -534,7 +534,7 @@ func TestAFileOfAnotherRelease(t *testing.T) {
 	l := lead(t, b)
 	l.append(joined("b1"))
 	l.resign()
-	db := testkit.Result(bbolt.Open(filepath.Join(dir, BoltFile), 0o600, nil)).Must(t)
+	db := testkit.Result(bbolt.Open(filepath.Join(dir, boltFile), 0o600, nil)).Must(t)
 	testkit.Must(t, db.Update(func(tx *bbolt.Tx) error {
 		return tx.Bucket(bucketEvents).Put(versionKey(2), []byte(`{"v":3,"kind":"restarted","data":{}}`))
 	}))
