@@ -105,13 +105,20 @@ func (s *Server) decideLent(key []byte, cost int64, peek bool, v *table.Verdict)
 	s.leases.mu.Lock()
 	defer s.leases.mu.Unlock()
 	k := s.leases.keys[string(key)]
-	if k == nil || !s.owners.Load().mine[rule.Partition(key, rule.Partitions)] {
-		return // returned or moved meanwhile; the shard had nothing, and has denied
+	p := rule.Partition(key, rule.Partitions)
+	if k == nil || !s.owners.Load().mine[p] {
+		return // returned or moved meanwhile; the shard has denied
 	}
 	never := v.Denied && v.Retry == math.MaxInt64
 	admit, left, retry := k.Admit(cost, s.cfg.Now().Mono, peek)
 	if v.Admit, v.Denied, v.Left = admit || v.Shadow, !admit, left; !never {
 		v.Retry = retry
+	}
+	if !admit && !peek {
+		sh := &s.shards[p%shards]
+		sh.Lock()
+		sh.keys.Denied(key)
+		sh.Unlock()
 	}
 }
 

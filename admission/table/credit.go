@@ -71,8 +71,11 @@ func (s *Shard) Unread(by Reader, credits []Credit) {
 func (s *Shard) Restart() { copy(s.changed[Sender], s.changed[Saver]) }
 
 func (s *Shard) credit(e *slot, now Now) Credit {
-	b := e.bucket()
-	return Credit{Key: s.key(e), Credits: b.Tokens(now.Mono), At: now.Wall}
+	c := Credit{Key: s.key(e), At: now.Wall}
+	if b := e.bucket(); e.flags&lent == 0 {
+		c.Credits = b.Tokens(now.Mono)
+	}
+	return c
 }
 
 // Held is what a key may have at now that held c under a rule: what it held and what

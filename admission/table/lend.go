@@ -5,8 +5,8 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Lend takes what a key's bucket holds from it, for another process to decide by (admission/
-// lease), until Return. It reports false for a key that the shard does not have.
+// Lend takes what a key's bucket holds, and earns until Return, from it, for another to decide
+// by (admission/lease). It reports false for a key that the shard does not have.
 func (s *Shard) Lend(key []byte, now mono.Time) (contract tokenbucket.Share, credits tokenbucket.Tokens, ok bool) {
 	_, i, ok := find(s, key)
 	if !ok {
@@ -14,6 +14,13 @@ func (s *Shard) Lend(key []byte, now mono.Time) (contract tokenbucket.Share, cre
 	}
 	s.slot(i).flags |= lent
 	return s.slot(i).share(), s.empty(i, 0, now), true
+}
+
+// Denied counts a request for a key that is lent, which was denied.
+func (s *Shard) Denied(key []byte) {
+	if _, i, ok := find(s, key); ok {
+		s.slot(i).deny()
+	}
 }
 
 // Return ends Lend.

@@ -25,7 +25,13 @@ func TestLend(t *testing.T) {
 	if v := s.Ask(key, 1, at, false); v.Admit || !v.Lent || !v.Leased {
 		t.Errorf("%+v of a key that is lent", v)
 	}
-	s.Changed(table.Saver, nil, nil, 0, 1, table.Now{Mono: at})
+	// Nor does it earn anything meanwhile, for those who ask or for the store.
+	if v := s.Ask(key, 1, at.Add(time.Minute), false); v.Admit || !v.Denied || !v.Lent {
+		t.Errorf("%+v of a key that is lent for a minute", v)
+	}
+	if credits, _ := s.Changed(table.Saver, nil, nil, 0, 1, table.Now{Mono: at.Add(time.Minute)}); len(credits) != 1 || credits[0].Credits != 0 {
+		t.Errorf("a key that is lent holds %+v", credits)
+	}
 	if later := at.Add(time.Hour); s.Learn("other", &rule.Rule{}, 0, later) {
 		t.Error("a key that is lent was evicted")
 	}

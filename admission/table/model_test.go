@@ -61,6 +61,9 @@ func (m *model) Ask(key string, cost int64, now mono.Time, peek bool) table.Verd
 	}
 	b := e.bucket
 	admit, retry := b.Admit(cost, now)
+	if e.lent {
+		admit, b = false, tokenbucket.Bucket{}
+	}
 	v := table.Verdict{
 		Known: true, Admit: admit || e.rule.Shadow, Denied: !admit, Shadow: e.rule.Shadow, Default: e.byDefault(), Strict: e.rule.Strict,
 		FailOpen: e.rule.FailOpen, Leased: e.rule.Mode == rule.Lease, Lent: e.lent,
@@ -75,7 +78,7 @@ func (m *model) Ask(key string, cost int64, now mono.Time, peek bool) table.Verd
 	case admit:
 		e.bucket = b
 		m.touch(e)
-	default:
+	case !v.Lent || v.Unsure:
 		e.denied++
 	}
 	return v
@@ -162,7 +165,11 @@ func (m *model) some(from, n int32, is func(e *row) bool, f func(e *row)) (next 
 }
 
 func (e *row) credit(now table.Now) table.Credit {
-	return table.Credit{Key: e.key, Credits: e.bucket.Tokens(now.Mono), At: now.Wall}
+	c := table.Credit{Key: e.key, At: now.Wall}
+	if !e.lent {
+		c.Credits = e.bucket.Tokens(now.Mono)
+	}
+	return c
 }
 
 func (m *model) Changed(by table.Reader, to []table.Credit, of func(int) bool, from, n int32, now table.Now) ([]table.Credit, int32) {

@@ -59,7 +59,7 @@ type Verdict struct {
 	Strict   bool
 	FailOpen bool
 	Leased   bool
-	Lent     bool          // another than the shard decides, see Lend
+	Lent     bool          // denied, but for Shadow: another than the shard decides, see Lend
 	Unsure   bool          // denied since another may decide for the key, too
 	Left     int64         // credits, rounded down
 	Retry    time.Duration // if denied: until the bucket would have the cost; math.MaxInt64 if never
@@ -74,6 +74,9 @@ func (s *Shard) Ask(key []byte, cost int64, now mono.Time, peek bool) Verdict {
 	e := s.slot(i)
 	b := e.bucket()
 	admit, retry := b.Admit(cost, now)
+	if e.flags&lent != 0 {
+		admit, b = false, tokenbucket.Bucket{}
+	}
 	v := Verdict{
 		Known: true, Admit: admit || e.flags&shadow != 0, Denied: !admit,
 		Shadow: e.flags&shadow != 0, Default: e.flags&byDefault != 0,
@@ -89,10 +92,16 @@ func (s *Shard) Ask(key []byte, cost int64, now mono.Time, peek bool) Verdict {
 	case admit:
 		e.state = b.State()
 		s.touch(i)
-	case e.denied < math.MaxUint32:
-		e.denied++
+	case !v.Lent || v.Unsure:
+		e.deny()
 	}
 	return v
+}
+
+func (e *slot) deny() {
+	if e.denied < math.MaxUint32 {
+		e.denied++
+	}
 }
 
 func (s *Shard) touch(i int32) {
