@@ -91,8 +91,11 @@ func (c *Client) SetServers(addresses []string) error {
 	var next []*link
 	var errs []error
 	for _, address := range addresses {
-		i := slices.IndexFunc(old, func(l *link) bool { return l.address == address })
-		if i >= 0 {
+		same := func(l *link) bool { return l.address == address }
+		if slices.ContainsFunc(next, same) {
+			continue
+		}
+		if i := slices.IndexFunc(old, same); i >= 0 {
 			next = append(next, old[i])
 			continue
 		}

@@ -175,6 +175,18 @@ func TestAnotherServerIsCutOff(t *testing.T) {
 	}
 }
 
+// Servers that are named twice are asked as one is.
+func TestServersThatAreNamedTwice(t *testing.T) {
+	to := serve(t, rule.Rule{Key: "key", Share: tokenbucket.Share{Rate: 1, Burst: 10}}).String()
+	c := dial(t, client.Config{Servers: []string{to, to}, Attempts: 10_000})
+	for range 2 {
+		testkit.Must(t, c.SetServers([]string{to, to}))
+		if d := c.Ask(t.Context(), "key", 1); !d.Admit {
+			t.Errorf("%+v", d)
+		}
+	}
+}
+
 func TestLimit(t *testing.T) {
 	to := serve(t, rule.Rule{Key: "user/1", Share: tokenbucket.Share{Rate: 100, Burst: 1}})
 	c := dial(t, client.Config{Servers: []string{to.String()}, Attempts: 10_000})
