@@ -80,7 +80,7 @@ func readDescriptors(r *envoy.RateLimitRequest) ([]question, error) {
 
 // descriptorKey is domain|k=v|..., with "%", "|", control characters and the "=" of a k
 // as %XX: no value that a caller chooses makes the key of other entries. Of one that is
-// too long the end gives way to a hash of all.
+// too long the end gives way to a hash of all, after a "%" as no other key has one.
 func descriptorKey(domain string, entries []*envoy.RateLimitDescriptor_Entry) string {
 	var b strings.Builder
 	add := func(text, special string) {
@@ -102,7 +102,7 @@ func descriptorKey(domain string, entries []*envoy.RateLimitDescriptor_Entry) st
 	key := b.String()
 	if len(key) > rule.MaxKey {
 		sum := sha256.Sum256([]byte(key))
-		key = fmt.Sprintf("%s~%x", strings.ToValidUTF8(key[:rule.MaxKey-33], ""), sum[:16])
+		key = fmt.Sprintf("%s%%~%x", strings.ToValidUTF8(key[:rule.MaxKey-34], ""), sum[:16])
 	}
 	return key
 }

@@ -59,6 +59,10 @@ func TestDescriptorsDoNotMeet(t *testing.T) {
 		}
 		seen[key] = what
 	}
+	// One whose value is the end of a long one's key.
+	long := []*envoy.RateLimitDescriptor_Entry{{Key: "k", Value: strings.Repeat("x", 300)}}
+	check("d", &envoy.RateLimitDescriptor_Entry{Key: "k", Value: strings.TrimPrefix(descriptorKey("d", long), "d|k=")})
+	check("d", long...)
 	for _, domain := range words {
 		check(domain)
 		for _, one := range all {
