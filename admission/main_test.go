@@ -143,6 +143,13 @@ func TestTheDaemon(t *testing.T) {
 		{"/qos?key=a&cost=-1", "", `400 cost "-1": want 0 to 4294967295 credits`},
 		{"/v1/check", `{"checks":[{"key":"user/2","cost":3},{"key":"ip/1"}]}`, `200 {"admit":true,"results":[{"key":"user/2","admit":true,"left":2,"retry_after_ms":0},{"key":"ip/1","admit":true,"left":0,"retry_after_ms":0,"default":true}]}`},
 		{"/v1/check", `{"checks":[{"key":"ip/1","cost":1},{"key":"nobody","cost":1}]}`, `200 {"admit":false,"results":[{"key":"ip/1","admit":true,"left":0,"retry_after_ms":0,"default":true,"shadow":true},{"key":"nobody","admit":false,"left":0,"retry_after_ms":-1,"default":true}]}`},
+		{"/qos?key=user/2&cost=%zz", "", `400 invalid URL escape "%zz"`},
+		{"/qos?key=user/2&cost=4;", "", `400 invalid semicolon separator in query`},
+		{"/v1/check", "{\"checks\":[{\"key\":\"ip/\xff\"}]}", `400 not UTF-8`}, // or two keys would become one
+		{"/v1/check", `{"checks":[{"key":"user/2","cost":-1}]}`, `400 json: cannot unmarshal number -1 into Go struct field .checks.cost of type uint32`},
+		{"/v1/check", `{"checks":[{"key":"user/2","cost":1e99}]}`, `400 json: cannot unmarshal number 1e99 into Go struct field .checks.cost of type uint32`},
+		{"/v1/check", `null`, `400 0 checks: want 1 to 100`},
+		{"/v1/check", `[`, `400 unexpected EOF`},
 		{"/v1/check", `{"checks":[]}`, `400 0 checks: want 1 to 100`},
 		{"/v1/check", `{"checks":[{"key":"user/2"},{"key":""}]}`, `400 checks[1].key: key of 0 bytes: want 1 to 256`},
 		{"/v1/check", `{"checks":[{"key":"user/2"}]}{}`, `400 more than one JSON value`},

@@ -1,14 +1,17 @@
 package router
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math"
 	"net/http"
+	"net/url"
 	"strconv"
 	"time"
+	"unicode/utf8"
 
 	"github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/admission/rule"
@@ -41,17 +44,7 @@ func MountHTTP(mux *http.ServeMux, a *Asker) {
 // one asks key and cost of a GET, and has the decision told.
 func (a *Asker) one(tell func(http.ResponseWriter, client.Decision)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		values := r.URL.Query()
-		q := question{values.Get("key"), 1}
-		err := rule.ValidKey(q.key)
-		if err != nil {
-			err = fmt.Errorf("key: %w", err)
-		} else if text := values.Get("cost"); text != "" {
-			n, bad := strconv.ParseUint(text, 10, 32)
-			if q.cost = uint32(n); bad != nil {
-				err = fmt.Errorf("cost %q: want 0 to %d credits", text, uint32(math.MaxUint32))
-			}
-		}
+		q, err := readQuery(r.URL.RawQuery)
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
@@ -64,6 +57,24 @@ func (a *Asker) one(tell func(http.ResponseWriter, client.Decision)) http.Handle
 		}
 		tell(w, d)
 	}
+}
+
+func readQuery(query string) (q question, err error) {
+	values, err := url.ParseQuery(query)
+	if err != nil {
+		return q, err
+	}
+	q = question{values.Get("key"), 1}
+	if err := rule.ValidKey(q.key); err != nil {
+		return q, fmt.Errorf("key: %w", err)
+	}
+	if text := values.Get("cost"); text != "" {
+		n, err := strconv.ParseUint(text, 10, 32)
+		if q.cost = uint32(n); err != nil {
+			return q, fmt.Errorf("cost %q: want 0 to %d credits", text, uint32(math.MaxUint32))
+		}
+	}
+	return q, nil
 }
 
 // rateLimit sets RateLimit and RateLimit-Policy (draft-ietf-httpapi-ratelimit-headers-10)
@@ -123,7 +134,14 @@ func (a *Asker) check(w http.ResponseWriter, r *http.Request) {
 }
 
 func readChecks(body io.Reader) ([]question, error) {
-	d := json.NewDecoder(body)
+	text, err := io.ReadAll(body)
+	if err != nil {
+		return nil, err
+	}
+	if !utf8.Valid(text) { // the decoder would put one character for all that is none
+		return nil, errors.New("not UTF-8")
+	}
+	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
 	var request checks
 	if err := d.Decode(&request); err != nil {
