@@ -27,8 +27,7 @@ type loop struct {
 
 // session is an asker that has proved its address.
 type session struct {
-	id   uint64
-	hour uint64        // in which it was issued
+	id   uint64        // while it is known there is no other for its address
 	last time.Duration // when it last asked, wall clock; the loop's
 
 	mu      sync.Mutex // lookups end questions, too
@@ -76,22 +75,18 @@ func (l *loop) handle(d []byte, from rawfd.Address) (a wire.Answer, keyID uint16
 	asker := l.sessions[from]
 	if q.Kind == wire.Hello || asker == nil || asker.id != q.Session {
 		at := from.AddrPort()
-		hour, good := l.cookies.Good(q.Session, at, l.now.Wall)
-		switch {
-		case q.Kind == wire.Hello || !good:
+		if q.Kind == wire.Hello || asker != nil || !l.cookies.Good(q.Session, at, l.now.Wall) {
 			s.metrics.hellos.Inc()
-			a.Kind, a.Session = wire.Issued, l.cookies.Issue(at, l.now.Wall)
+			if a.Kind, a.Session = wire.Issued, l.cookies.Issue(at, l.now.Wall); asker != nil {
+				a.Session = asker.id
+			}
 			return a, keyID, true
-		case asker != nil && hour <= asker.hour:
-			s.metrics.old.Inc()
-			return a, 0, false
 		}
-		if asker = l.admit(from); asker == nil {
+		if asker = l.admit(from, q.Session); asker == nil {
 			s.metrics.busy.Inc()
 			a.Kind = wire.Busy
 			return a, keyID, true
 		}
-		asker.id, asker.hour = q.Session, hour
 	}
 	asker.last = l.now.Wall
 
@@ -155,9 +150,9 @@ func (s *Server) answer(key []byte, asker *session, number uint64, v *table.Verd
 
 // admit takes an asker in, nil if there is no room: there is that of those that have
 // asked nothing for so long that their sessions are over.
-func (l *loop) admit(from rawfd.Address) *session {
+func (l *loop) admit(from rawfd.Address, id uint64) *session {
 	limit := max(1, l.server.cfg.MaxSessions/l.server.cfg.Loops)
-	if len(l.sessions) >= limit && l.sessions[from] == nil {
+	if len(l.sessions) >= limit {
 		for other, asker := range l.sessions {
 			if l.now.Wall-asker.last > 2*wire.SessionLife {
 				delete(l.sessions, other)
@@ -167,7 +162,7 @@ func (l *loop) admit(from rawfd.Address) *session {
 			return nil
 		}
 	}
-	asker := new(session)
+	asker := &session{id: id}
 	l.sessions[from] = asker
 	return asker
 }

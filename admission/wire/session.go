@@ -36,17 +36,9 @@ func (s *Sessions) Issue(from netip.AddrPort, now time.Duration) uint64 {
 }
 
 // Good reports whether the session was issued to the address in this hour or the
-// one before, and in which: an asker that has shown a later one does not come back to
-// an earlier one, but one who replays it does.
-func (s *Sessions) Good(session uint64, from netip.AddrPort, now time.Duration) (issued uint64, ok bool) {
-	h := hour(now)
-	switch session {
-	case s.of(from, h):
-		return h, true
-	case s.of(from, h-1):
-		return h - 1, true
-	}
-	return 0, false
+// one before.
+func (s *Sessions) Good(session uint64, from netip.AddrPort, now time.Duration) bool {
+	return session == s.of(from, hour(now)) || session == s.of(from, hour(now)-1)
 }
 
 func hour(now time.Duration) uint64 { return uint64(now / SessionLife) }
