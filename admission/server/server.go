@@ -101,6 +101,7 @@ type Server struct {
 	ahead  atomic.Int64 // of the store's time before the wall clock, see now
 	sure   atomic.Int64 // until when no other server can own what is here, by Boot and the store
 	held   atomic.Int64 // partitions
+	askers atomic.Int64 // sessions of all loops
 	woken  atomic.Int64 // mono.Time
 
 	saving  sync.Mutex // guards me; held where credits or owners are written

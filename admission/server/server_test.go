@@ -491,4 +491,17 @@ func TestSessionsAreBounded(t *testing.T) {
 	if !decided(late) {
 		t.Error("no room after the others' sessions were over")
 	}
+
+	// There is room for as many where the kernel gives one loop more than another.
+	b.cfg.Loops, b.cfg.MaxSessions, b.cfg.Advertise = 2, 16, "two"
+	b.cfg.Address = "127.0.0.1:0"
+	s, _ = b.start()
+	known := 0
+	for range b.cfg.MaxSessions + 5 {
+		r := newRaw(t, s)
+		if r.send(r.ask(r.send()[0].Session, 1, "key"))[0].Kind != wire.Busy {
+			known++
+		}
+	}
+	testkit.Equal(t, known, b.cfg.MaxSessions, "askers known")
 }

@@ -149,16 +149,18 @@ func (s *Server) answer(key []byte, asker *session, number uint64, v *table.Verd
 }
 
 // admit takes an asker in, nil if there is no room: there is that of those that have
-// asked nothing for so long that their sessions are over.
+// asked this loop nothing for so long that their sessions are over.
 func (l *loop) admit(from rawfd.Address, id uint64) *session {
-	limit := max(1, l.server.cfg.MaxSessions/l.server.cfg.Loops)
-	if len(l.sessions) >= limit {
+	known, limit := &l.server.askers, int64(l.server.cfg.MaxSessions)
+	if known.Add(1) > limit {
 		for other, asker := range l.sessions {
 			if l.now.Wall-asker.last > 2*wire.SessionLife {
 				delete(l.sessions, other)
+				known.Add(-1)
 			}
 		}
-		if len(l.sessions) >= limit {
+		if known.Load() > limit {
+			known.Add(-1)
 			return nil
 		}
 	}
