@@ -11,10 +11,11 @@ import (
 	"github.com/srtm-io/srtm/admission/table"
 )
 
-// memory is a store in memory, of rules that stay. What it does is what store.Store
+// memory is a store in memory. What it does is what store.Store
 // says that it does, by other means: a property of servers holds on both.
 type memory struct {
 	rules   map[string]rule.Rule
+	edits   []store.Change // in order
 	credits map[string]table.Credit
 	members map[string]store.Member
 	at      map[string]time.Duration // of members
@@ -28,10 +29,33 @@ func newMemory(rules []rule.Rule) *memory {
 		rules: map[string]rule.Rule{}, credits: map[string]table.Credit{}, members: map[string]store.Member{},
 		at: map[string]time.Duration{}, parts: make([]store.Partition, rule.Partitions),
 	}
-	for _, r := range rules {
-		m.rules[r.Key] = r
-	}
+	_, _ = m.SetRules(context.Background(), rules)
 	return m
+}
+
+// edit notes the next one.
+func (m *memory) edit(r rule.Rule, deleted bool) {
+	r.Change = uint64(len(m.edits)) + 1
+	m.edits = append(m.edits, store.Change{Rule: r, Deleted: deleted})
+	if m.rules[r.Key] = r; deleted {
+		delete(m.rules, r.Key)
+	}
+}
+
+func (m *memory) SetRules(_ context.Context, rules []rule.Rule) (uint64, error) {
+	for _, r := range rules {
+		m.edit(r, false)
+	}
+	return uint64(len(m.edits)), nil
+}
+
+func (m *memory) DeleteRule(_ context.Context, key string, _ time.Time) (uint64, error) {
+	r, ok := m.rules[key]
+	if !ok {
+		return 0, store.ErrNoRule
+	}
+	m.edit(r, true)
+	return uint64(len(m.edits)), nil
 }
 
 func millis(d time.Duration) time.Duration {
@@ -56,9 +80,21 @@ func those[T any](all map[string]T, keys []string) map[string]T {
 	return some
 }
 
-func (m *memory) Defaults(context.Context) ([]rule.Rule, error)                { return nil, nil }
-func (m *memory) LastChange(context.Context) (uint64, error)                   { return 0, nil }
-func (m *memory) Changes(context.Context, uint64, int) ([]store.Change, error) { return nil, nil }
+func (m *memory) Defaults(context.Context) (all []rule.Rule, err error) {
+	for _, r := range m.rules {
+		if r.Default() {
+			all = append(all, r)
+		}
+	}
+	return all, nil
+}
+
+func (m *memory) LastChange(context.Context) (uint64, error) { return uint64(len(m.edits)), nil }
+
+// Changes has all edits of a rule, of which store.Store has the last.
+func (m *memory) Changes(_ context.Context, after uint64, n int) ([]store.Change, error) {
+	return m.edits[after:min(after+uint64(n), uint64(len(m.edits)))], nil
+}
 
 func (m *memory) mine(me store.Member) bool {
 	is, ok := m.members[me.Address]

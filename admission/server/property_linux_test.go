@@ -34,6 +34,8 @@ import (
 type records interface {
 	Store
 	Move(ctx context.Context, first, last int, to string) error
+	SetRules(ctx context.Context, rules []rule.Rule) (change uint64, err error)
+	DeleteRule(ctx context.Context, key string, now time.Time) (change uint64, err error)
 }
 
 // world is servers on one store that are driven step by step, in one goroutine and in
@@ -152,6 +154,7 @@ func (n *node) HandOver(ctx context.Context, me store.Member, to string, partiti
 
 func (n *node) Join(ctx context.Context, me store.Member, wall func() time.Duration) (floor time.Duration, err error) {
 	err = n.do(func() error {
+		n.w.now += time.Millisecond // by which the store's time goes on at least
 		floor, err = n.records.Join(ctx, me, wall)
 		n.inherits(n.recovered)
 		return err
@@ -162,6 +165,7 @@ func (n *node) Join(ctx context.Context, me store.Member, wall func() time.Durat
 
 func (n *node) Claim(ctx context.Context, me, from, follower store.Member, wall time.Duration) (floor time.Duration, err error) {
 	err = n.do(func() error {
+		n.w.now += time.Millisecond
 		floor, err = n.records.Claim(ctx, me, from, follower, wall)
 		if err == nil && from.Follower == me.Instance {
 			n.inherits(n)
@@ -190,6 +194,7 @@ func (n *node) Owners(ctx context.Context) (all []store.Partition, number uint64
 }
 
 func (n *node) Leave(ctx context.Context, me store.Member) error {
+	n.w.now += time.Millisecond
 	return n.do(func() error { return n.records.Leave(ctx, me) })
 }
 
@@ -208,6 +213,11 @@ func (n *node) Credits(ctx context.Context, keys []string) (c map[string]table.C
 		n.w.deep = false
 	}
 	return c, err
+}
+
+func (n *node) Changes(ctx context.Context, after uint64, most int) (changes []store.Change, err error) {
+	err = n.do(func() error { changes, err = n.records.Changes(ctx, after, most); return err })
+	return changes, err
 }
 
 // inherits has a server answer for what a follower knew, and saved, that was admitted in the
@@ -400,7 +410,7 @@ func (w *world) step() {
 		w.start(rapid.SampledFrom(names).Draw(w.t, "name"))
 		return
 	}
-	switch what := rapid.IntRange(0, 24).Draw(w.t, "what"); {
+	switch what := rapid.IntRange(0, 26).Draw(w.t, "what"); {
 	case what < 3:
 		w.pass(4 * time.Second)
 	case what < 8: // questions, of which some arrive, some twice, or late, or not
@@ -449,6 +459,19 @@ func (w *world) step() {
 				w.questions(n)
 			}
 		}
+	case what == 25: // of the same share, whether it is the key's own or a default
+		r := rapid.SampledFrom(rulesOf()).Draw(w.t, "rule")
+		var err error
+		if r.Default() || w.chance(2, "own") {
+			_, err = w.records.SetRules(ctx, []rule.Rule{r})
+		} else {
+			_, err = w.records.DeleteRule(ctx, r.Key, time.Unix(0, 0))
+		}
+		if err != nil && !errors.Is(err, store.ErrNoRule) {
+			w.t.Fatal(err)
+		}
+	case what == 26:
+		_ = n.poll(ctx)
 	case what > 20 && what < 24:
 		_ = n.replicateOnce(ctx)
 	case len(w.nodes) < 8: // a name may be another's, who lives on
@@ -575,14 +598,19 @@ func run(t *rapid.T, records records) {
 
 func rulesOf() (all []rule.Rule) {
 	for _, key := range keys {
-		all = append(all, rule.Rule{Key: key, Share: shares[key], Strict: strings.HasPrefix(key, "strict")})
+		for _, mode := range []rule.Mode{rule.Lease, rule.Central} { // of which the last stays
+			r := rule.Rule{Key: key, Share: shares[key], Strict: strings.HasPrefix(key, "strict"), Mode: mode}
+			all = append(all, r)
+			r.Key += "*"
+			all = append(all, r)
+		}
 	}
 	return all
 }
 
 // The guarantee of the package, of servers that are started, stopped, killed, replaced and
 // cut off, with a store whose answers are late or lost, while partitions move, and
-// datagrams are lost, repeated and reordered.
+// datagrams are lost, repeated and reordered, and rules are edited.
 func TestPromise(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) { run(t, newMemory(rulesOf())) })
 }

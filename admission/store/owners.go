@@ -71,7 +71,8 @@ func (s *Store) own(ctx context.Context, f func(do execute, tx *sql.Tx) error) e
 }
 
 // latest returns a time after all that the store has, and not before wall: the
-// store's time never goes back, whatever clocks do.
+// store's time never goes back, whatever clocks do. It is ahead of them by a millisecond for
+// each change of owners that takes less.
 func latest(ctx context.Context, tx *sql.Tx, wall time.Duration) (int64, error) {
 	var at int64
 	err := tx.QueryRowContext(ctx, `SELECT max(at_ms) FROM (SELECT at_ms FROM admission UNION ALL SELECT at_ms FROM servers) AS t`).Scan(&at)
