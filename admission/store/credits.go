@@ -20,16 +20,11 @@ const rowsAtOnce = 32
 // their number: what it holds of a partition that it has handed over, without having
 // heard so, is old. Errors: ErrFenced; ErrMoved.
 func (s *Store) SaveCredits(ctx context.Context, me Member, owners uint64, credits []table.Credit) error {
-	return s.transact(ctx, func(tx *sql.Tx) error {
-		err := save(ctx, tx, me, credits)
-		var is uint64 // after save's lock, which a hand-over has, too
-		if err == nil {
-			err = tx.QueryRowContext(ctx, `SELECT owners FROM admission`).Scan(&is)
+	return s.transact(ctx, func(t *tx) {
+		t.save(me, credits)
+		if is := t.get(`SELECT owners FROM admission`); uint64(is) != owners { // after save's lock, which a hand-over has, too
+			t.fail(ErrMoved)
 		}
-		if err == nil && is != owners {
-			err = ErrMoved
-		}
-		return err
 	})
 }
 
@@ -40,16 +35,13 @@ func millis(d time.Duration) int64 {
 
 // save holds a lock on the server's row to the end, so that a server whose partitions
 // another one takes writes before that or not at all.
-func save(ctx context.Context, tx *sql.Tx, me Member, credits []table.Credit) error {
+func (t *tx) save(me Member, credits []table.Credit) {
 	var at time.Duration
 	for _, c := range credits {
 		at = max(at, c.At)
 	}
-	err := one(tx.ExecContext(ctx, `UPDATE servers SET at_ms = CASE WHEN at_ms > $1 THEN at_ms ELSE $1 END WHERE address = $2 AND instance = $3`,
-		millis(at), me.Address, me.Instance))
-	if err != nil {
-		return err
-	}
+	t.must(ErrFenced, `UPDATE servers SET at_ms = CASE WHEN at_ms > $1 THEN at_ms ELSE $1 END WHERE address = $2 AND instance = $3`,
+		millis(at), me.Address, me.Instance)
 	for some := range slices.Chunk(credits, rowsAtOnce) {
 		var rows strings.Builder
 		var args []any
@@ -57,13 +49,10 @@ func save(ctx context.Context, tx *sql.Tx, me Member, credits []table.Credit) er
 			fmt.Fprintf(&rows, ",($%d,$%d,$%d)", 3*i+1, 3*i+2, 3*i+3)
 			args = append(args, c.Key, int64(c.Credits), millis(c.At))
 		}
-		if _, err := tx.ExecContext(ctx, `INSERT INTO credits (key, credit_milli, at_ms) VALUES `+rows.String()[1:]+`
+		t.do(`INSERT INTO credits (key, credit_milli, at_ms) VALUES `+rows.String()[1:]+`
 			ON CONFLICT (key) DO UPDATE SET credit_milli = excluded.credit_milli, at_ms = excluded.at_ms
-			WHERE excluded.at_ms > credits.at_ms OR excluded.at_ms = credits.at_ms AND excluded.credit_milli < credits.credit_milli`, args...); err != nil {
-			return err
-		}
+			WHERE excluded.at_ms > credits.at_ms OR excluded.at_ms = credits.at_ms AND excluded.credit_milli < credits.credit_milli`, args...)
 	}
-	return nil
 }
 
 // Credits returns what keys held when that was last written, by key: of one of which it

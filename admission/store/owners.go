@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -46,51 +47,28 @@ var (
 	ErrNoServer = errors.New("no such server")
 )
 
-// one returns ErrFenced where a statement changed nothing.
-func one(result sql.Result, err error) error {
-	if err == nil {
-		var n int64
-		if n, err = result.RowsAffected(); err == nil && n == 0 {
-			return ErrFenced
-		}
-	}
-	return err
-}
-
-type execute func(query string, args ...any) (sql.Result, error)
-
 // own changes owners: one transaction at a time.
-func (s *Store) own(ctx context.Context, f func(do execute, tx *sql.Tx) error) error {
-	return s.transact(ctx, func(tx *sql.Tx) error {
-		do := func(query string, args ...any) (sql.Result, error) { return tx.ExecContext(ctx, query, args...) }
-		if _, err := do(`UPDATE admission SET owners = owners + 1`); err != nil {
-			return err
-		}
-		return f(do, tx)
+func (s *Store) own(ctx context.Context, f func(t *tx)) error {
+	return s.transact(ctx, func(t *tx) {
+		t.do(`UPDATE admission SET owners = owners + 1`)
+		f(t)
 	})
 }
 
 // latest returns a time after all that the store has, and not before wall: the
 // store's time never goes back, whatever clocks do. It is ahead of them by a millisecond for
 // each change of owners that takes less.
-func latest(ctx context.Context, tx *sql.Tx, wall time.Duration) (int64, error) {
-	var at int64
-	err := tx.QueryRowContext(ctx, `SELECT max(at_ms) FROM (SELECT at_ms FROM admission UNION ALL SELECT at_ms FROM servers) AS t`).Scan(&at)
+func (t *tx) latest(wall time.Duration) (at int64) {
+	at = t.get(`SELECT max(at_ms) FROM (SELECT at_ms FROM admission UNION ALL SELECT at_ms FROM servers) AS t`)
 	at = max(at+1, millis(wall))
-	if err == nil {
-		_, err = tx.ExecContext(ctx, `UPDATE admission SET at_ms = $1`, at)
+	if t.do(`UPDATE admission SET at_ms = $1`, at); t.err != nil {
+		return 0
 	}
-	return at, err
+	return at
 }
 
-// known locks a member's row.
-func known(do execute, address string) error {
-	err := one(do(`UPDATE servers SET at_ms = at_ms WHERE address = $1`, address))
-	if errors.Is(err, ErrFenced) {
-		err = ErrNoServer
-	}
-	return err
-}
+// lock is of a member's row, whoever it is.
+const lock = `UPDATE servers SET at_ms = at_ms WHERE address = $1`
 
 const take = `UPDATE partitions SET server = $1, epoch = epoch + 1, target = '', lost_ms = CASE WHEN $2 > lost_ms THEN $2 ELSE lost_ms END WHERE server = $3`
 
@@ -101,35 +79,19 @@ const take = `UPDATE partitions SET server = $1, epoch = epoch + 1, target = '',
 // its follower's, unless that is the one that me names, which has ended its word.
 func (s *Store) Join(ctx context.Context, me Member, wall func() time.Duration) (time.Duration, error) {
 	var at int64
-	err := s.own(ctx, func(do execute, tx *sql.Tx) (err error) {
-		before := known(do, me.Address)
-		if before != nil && !errors.Is(before, ErrNoServer) {
-			return before
-		}
-		if at, err = latest(ctx, tx, wall()); err != nil {
-			return err
-		}
-		lost := int64(0)
-		if before == nil {
-			var follower int64
-			if err := tx.QueryRowContext(ctx, `SELECT follower FROM servers WHERE address = $1`, me.Address).Scan(&follower); err != nil {
-				return err
-			}
+	err := s.own(ctx, func(t *tx) {
+		before, lost := t.do(lock, me.Address), int64(0)
+		at = t.latest(wall())
+		if before > 0 {
+			follower := t.get(`SELECT follower FROM servers WHERE address = $1`, me.Address)
 			if lost = at + Lease.Milliseconds(); follower != 0 && follower != me.Follower {
 				lost = at + FollowerLease.Milliseconds()
 			}
 		}
-		if _, err := do(`DELETE FROM servers WHERE address = $1`, me.Address); err != nil {
-			return err
-		}
-		if _, err := do(`INSERT INTO servers (address, instance, beat, at_ms, replicate, follower) VALUES ($1, $2, 1, $3, $4, 0)`, me.Address, me.Instance, at, me.Replicate); err != nil {
-			return err
-		}
-		if _, err := do(take, me.Address, lost, me.Address); err != nil {
-			return err
-		}
-		_, err = do(take, me.Address, int64(0), "")
-		return err
+		t.do(`DELETE FROM servers WHERE address = $1`, me.Address)
+		t.do(`INSERT INTO servers (address, instance, beat, at_ms, replicate, follower) VALUES ($1, $2, 1, $3, $4, 0)`, me.Address, me.Instance, at, me.Replicate)
+		t.do(take, me.Address, lost, me.Address)
+		t.do(take, me.Address, int64(0), "")
 	})
 	return time.Duration(at) * time.Millisecond, err
 }
@@ -137,8 +99,12 @@ func (s *Store) Join(ctx context.Context, me Member, wall func() time.Duration) 
 // Renew says that a server lives and who follows it, and returns who else is a member and
 // a number that changes with the owners. Error: ErrFenced.
 func (s *Store) Renew(ctx context.Context, me Member) (members []Member, owners uint64, err error) {
-	if err := one(s.db.ExecContext(ctx, `UPDATE servers SET beat = beat + 1, follower = $1 WHERE address = $2 AND instance = $3`, me.Follower, me.Address, me.Instance)); err != nil {
+	result, err := s.db.ExecContext(ctx, `UPDATE servers SET beat = beat + 1, follower = $1 WHERE address = $2 AND instance = $3`, me.Follower, me.Address, me.Instance)
+	if err != nil {
 		return nil, 0, err
+	}
+	if n, err := result.RowsAffected(); err != nil || n == 0 {
+		return nil, 0, cmp.Or(err, ErrFenced)
 	}
 	if members, err = s.Members(ctx); err == nil {
 		err = s.db.QueryRowContext(ctx, `SELECT owners FROM admission`).Scan(&owners)
@@ -156,11 +122,9 @@ func (s *Store) Members(ctx context.Context) ([]Member, error) {
 
 // Leave ends a membership after a last check-point: nothing is lost.
 func (s *Store) Leave(ctx context.Context, me Member) error {
-	return s.own(ctx, func(do execute, tx *sql.Tx) error {
-		if _, err := latest(ctx, tx, 0); err != nil {
-			return err
-		}
-		return one(do(`DELETE FROM servers WHERE address = $1 AND instance = $2`, me.Address, me.Instance))
+	return s.own(ctx, func(t *tx) {
+		t.latest(0)
+		t.must(ErrFenced, `DELETE FROM servers WHERE address = $1 AND instance = $2`, me.Address, me.Instance)
 	})
 }
 
@@ -170,32 +134,21 @@ func (s *Store) Leave(ctx context.Context, me Member) error {
 // heard of again, or another has taken them.
 func (s *Store) Claim(ctx context.Context, me, from, follower Member, wall time.Duration) (time.Duration, error) {
 	var at int64
-	err := s.own(ctx, func(do execute, tx *sql.Tx) (err error) {
-		if err := one(do(`UPDATE servers SET at_ms = at_ms WHERE address = $1 AND instance = $2`, me.Address, me.Instance)); err != nil {
-			return err
-		}
-		if at, err = latest(ctx, tx, wall); err != nil {
-			return err
-		}
+	err := s.own(ctx, func(t *tx) {
+		t.must(ErrFenced, `UPDATE servers SET at_ms = at_ms WHERE address = $1 AND instance = $2`, me.Address, me.Instance)
+		at = t.latest(wall)
 		if follower.Instance != 0 { // which renews before this or sees it
-			err = one(do(`UPDATE servers SET at_ms = at_ms WHERE instance = $1 AND beat = $2`, follower.Instance, follower.Beat))
+			t.must(ErrMoved, `UPDATE servers SET at_ms = at_ms WHERE instance = $1 AND beat = $2`, follower.Instance, follower.Beat)
 		}
 		lost := at
-		if err != nil {
-		} else if from.Instance == 0 {
+		if from.Instance == 0 {
 			lost = 0
-			err = one(do(`UPDATE admission SET change = change
-				WHERE NOT EXISTS (SELECT 1 FROM servers WHERE address = $1) AND EXISTS (SELECT 1 FROM partitions WHERE server = $1)`, from.Address))
+			t.must(ErrMoved, `UPDATE admission SET change = change
+				WHERE NOT EXISTS (SELECT 1 FROM servers WHERE address = $1) AND EXISTS (SELECT 1 FROM partitions WHERE server = $1)`, from.Address)
 		} else {
-			err = one(do(`DELETE FROM servers WHERE address = $1 AND instance = $2 AND beat = $3`, from.Address, from.Instance, from.Beat))
+			t.must(ErrMoved, `DELETE FROM servers WHERE address = $1 AND instance = $2 AND beat = $3`, from.Address, from.Instance, from.Beat)
 		}
-		if err == nil {
-			_, err = do(take, me.Address, lost, from.Address)
-		}
-		if errors.Is(err, ErrFenced) {
-			return ErrMoved
-		}
-		return err
+		t.do(take, me.Address, lost, from.Address)
 	})
 	return time.Duration(at) * time.Millisecond, err
 }
@@ -218,30 +171,20 @@ func (s *Store) Owners(ctx context.Context) (all []Partition, owners uint64, err
 // Move asks the owners of the partitions first to last to move them to a server.
 // Error: ErrNoServer.
 func (s *Store) Move(ctx context.Context, first, last int, to string) error {
-	return s.own(ctx, func(do execute, _ *sql.Tx) error {
-		if err := known(do, to); err != nil {
-			return err
-		}
-		_, err := do(`UPDATE partitions SET target = CASE WHEN server = $1 THEN '' ELSE $1 END WHERE p BETWEEN $2 AND $3`, to, first, last)
-		return err
+	return s.own(ctx, func(t *tx) {
+		t.must(ErrNoServer, lock, to)
+		t.do(`UPDATE partitions SET target = CASE WHEN server = $1 THEN '' ELSE $1 END WHERE p BETWEEN $2 AND $3`, to, first, last)
 	})
 }
 
 // HandOver gives partitions, and what their keys hold, to another server, all or
 // none. Errors: ErrFenced; ErrNoServer.
 func (s *Store) HandOver(ctx context.Context, me Member, to string, partitions []int, credits []table.Credit) error {
-	return s.own(ctx, func(do execute, tx *sql.Tx) error {
-		if err := save(ctx, tx, me, credits); err != nil {
-			return err
-		}
-		if err := known(do, to); err != nil {
-			return err
-		}
+	return s.own(ctx, func(t *tx) {
+		t.save(me, credits)
+		t.must(ErrNoServer, lock, to)
 		for _, p := range partitions {
-			if _, err := do(`UPDATE partitions SET server = $1, epoch = epoch + 1, target = '' WHERE p = $2 AND server = $3`, to, p, me.Address); err != nil {
-				return err
-			}
+			t.do(`UPDATE partitions SET server = $1, epoch = epoch + 1, target = '' WHERE p = $2 AND server = $3`, to, p, me.Address)
 		}
-		return nil
 	})
 }

@@ -41,20 +41,15 @@ func (s *Store) SetRules(ctx context.Context, rules []rule.Rule) (change uint64,
 			return 0, err
 		}
 	}
-	err = s.transact(ctx, func(tx *sql.Tx) error {
+	err = s.transact(ctx, func(t *tx) {
 		for i := range rules {
-			if change, err = next(ctx, tx); err != nil {
-				return err
-			}
 			r := &rules[i]
-			if _, err := tx.ExecContext(ctx, `INSERT INTO rules (`+columns+`, deleted_ms) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, NULL)
+			change = t.next()
+			t.do(`INSERT INTO rules (`+columns+`, deleted_ms) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, NULL)
 				ON CONFLICT (key) DO UPDATE SET rate_milli = excluded.rate_milli, capacity = excluded.capacity, mode = excluded.mode,
 				strict = excluded.strict, shadow = excluded.shadow, fail_open = excluded.fail_open, change = excluded.change, deleted_ms = NULL`,
-				r.Key, int64(r.Share.Rate), r.Share.Burst, r.Mode.String(), r.Strict, r.Shadow, r.FailOpen, int64(change)); err != nil {
-				return err
-			}
+				r.Key, int64(r.Share.Rate), r.Share.Burst, r.Mode.String(), r.Strict, r.Shadow, r.FailOpen, int64(change))
 		}
-		return nil
 	})
 	return change, err
 }
@@ -62,27 +57,16 @@ func (s *Store) SetRules(ctx context.Context, rules []rule.Rule) (change uint64,
 // DeleteRule deletes a rule. Its key falls back to the defaults; what it holds stays,
 // as far as it fits. Error: ErrNoRule.
 func (s *Store) DeleteRule(ctx context.Context, key string, now time.Time) (change uint64, err error) {
-	err = s.transact(ctx, func(tx *sql.Tx) error {
-		if change, err = next(ctx, tx); err != nil {
-			return err
-		}
-		done, err := tx.ExecContext(ctx, `UPDATE rules SET change = $1, deleted_ms = $2 WHERE key = $3 AND deleted_ms IS NULL`, int64(change), now.UnixMilli(), key)
-		if err != nil {
-			return err
-		}
-		if n, err := done.RowsAffected(); err != nil || n == 0 {
-			return errors.Join(err, ErrNoRule)
-		}
-		_, err = tx.ExecContext(ctx, `DELETE FROM rules WHERE deleted_ms < $1`, now.Add(-Remembered).UnixMilli())
-		return err
+	err = s.transact(ctx, func(t *tx) {
+		change = t.next()
+		t.must(ErrNoRule, `UPDATE rules SET change = $1, deleted_ms = $2 WHERE key = $3 AND deleted_ms IS NULL`, int64(change), now.UnixMilli(), key)
+		t.do(`DELETE FROM rules WHERE deleted_ms < $1`, now.Add(-Remembered).UnixMilli())
 	})
 	return change, err
 }
 
-func next(ctx context.Context, tx *sql.Tx) (uint64, error) {
-	var n int64
-	err := tx.QueryRowContext(ctx, `UPDATE admission SET change = change + 1 RETURNING change`).Scan(&n)
-	return uint64(n), err
+func (t *tx) next() uint64 {
+	return uint64(t.get(`UPDATE admission SET change = change + 1 RETURNING change`))
 }
 
 // Rule returns the rule of that key. Error: ErrNoRule.

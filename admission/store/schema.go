@@ -82,46 +82,77 @@ func Open(ctx context.Context, database string) (*Store, error) {
 func (s *Store) Close() error { return s.db.Close() }
 
 func (s *Store) prepare(ctx context.Context) error {
-	return s.transact(ctx, func(tx *sql.Tx) error {
+	return s.transact(ctx, func(t *tx) {
 		if s.postgres { // two servers that start at once
-			if _, err := tx.ExecContext(ctx, `SELECT pg_advisory_xact_lock(4193)`); err != nil {
-				return err
-			}
+			t.do(`SELECT pg_advisory_xact_lock(4193)`)
 		}
 		for _, statement := range schema {
-			if _, err := tx.ExecContext(ctx, statement); err != nil {
-				return err
-			}
+			t.do(statement)
 		}
-		var is int
-		switch err := tx.QueryRowContext(ctx, `SELECT version FROM admission`).Scan(&is); {
-		case err == sql.ErrNoRows:
-			if _, err = tx.ExecContext(ctx, `INSERT INTO admission (version, change, owners, at_ms) VALUES ($1, 0, 0, 0)`, version); err == nil {
-				_, err = tx.ExecContext(ctx, fmt.Sprintf(`WITH RECURSIVE n (p) AS (SELECT 0 UNION ALL SELECT p + 1 FROM n WHERE p < %d)
-					INSERT INTO partitions (p, server, epoch, lost_ms, target) SELECT p, '', 0, 0, '' FROM n`, rule.Partitions-1))
-			}
-			return err
-		case err != nil:
-			return err
-		case is != version:
-			return fmt.Errorf("its tables have version %d, this program knows %d", is, version)
+		if t.do(`INSERT INTO admission (version, change, owners, at_ms) SELECT CAST($1 AS BIGINT), 0, 0, 0 WHERE NOT EXISTS (SELECT 1 FROM admission)`, version) > 0 {
+			t.do(fmt.Sprintf(`WITH RECURSIVE n (p) AS (SELECT 0 UNION ALL SELECT p + 1 FROM n WHERE p < %d)
+				INSERT INTO partitions (p, server, epoch, lost_ms, target) SELECT p, '', 0, 0, '' FROM n`, rule.Partitions-1))
 		}
-		return nil
+		if is := t.get(`SELECT version FROM admission`); is != version {
+			t.fail(fmt.Errorf("its tables have version %d, this program knows %d", is, version))
+		}
 	})
 }
 
-func (s *Store) transact(ctx context.Context, f func(tx *sql.Tx) error) error {
-	tx, err := s.db.BeginTx(ctx, nil)
+// tx is a transaction that ends with its first error: what comes after that does nothing.
+type tx struct {
+	*sql.Tx
+	ctx context.Context
+	err error
+}
+
+func (t *tx) fail(err error) {
+	if t.err == nil {
+		t.err = err
+	}
+}
+
+// do returns how many rows a statement has changed.
+func (t *tx) do(query string, args ...any) (rows int64) {
+	if t.err != nil {
+		return 0
+	}
+	result, err := t.ExecContext(t.ctx, query, args...)
+	if err == nil {
+		rows, err = result.RowsAffected()
+	}
+	t.err = err
+	return rows
+}
+
+// must fails if a statement has changed nothing.
+func (t *tx) must(or error, query string, args ...any) {
+	if t.do(query, args...) == 0 {
+		t.fail(or)
+	}
+}
+
+// get returns the number that a query asks for.
+func (t *tx) get(query string, args ...any) (n int64) {
+	if t.err == nil {
+		t.err = t.QueryRowContext(t.ctx, query, args...).Scan(&n)
+	}
+	return n
+}
+
+func (s *Store) transact(ctx context.Context, f func(t *tx)) error {
+	begun, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
 	}
-	if err = f(tx); err == nil {
-		err = tx.Commit()
+	t := &tx{Tx: begun, ctx: ctx}
+	if f(t); t.err == nil {
+		t.err = t.Commit()
 	} else {
-		tx.Rollback()
+		t.Rollback()
 	}
-	if errors.Is(err, sql.ErrTxDone) && ctx.Err() != nil { // which has ended it
+	if errors.Is(t.err, sql.ErrTxDone) && ctx.Err() != nil { // which has ended it
 		return ctx.Err()
 	}
-	return err
+	return t.err
 }

@@ -17,12 +17,11 @@ func TestATransactionEndsWithItsContext(t *testing.T) {
 	}
 	defer s.Close()
 	ctx, cancel := context.WithCancel(t.Context())
-	err = s.transact(ctx, func(tx *sql.Tx) error {
+	err = s.transact(ctx, func(t *tx) {
 		cancel()
-		for { // until it is noticed
-			if _, err := tx.ExecContext(context.WithoutCancel(ctx), `SELECT 1`); err != nil {
-				return err
-			}
+		t.ctx = context.WithoutCancel(ctx)
+		for t.err == nil { // until it is noticed
+			t.do(`SELECT 1`)
 		}
 	})
 	if !errors.Is(err, context.Canceled) || errors.Is(err, sql.ErrTxDone) {
