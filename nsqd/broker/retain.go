@@ -164,7 +164,9 @@ func (st *store) seek(channel string, to Place) (at queue.Offset, err error) {
 		} else {
 			at = max(at, first)
 		}
-		err = core.Seek(now, c, at, records, &s.fx)
+		if err = core.Seek(now, c, at, records, &s.fx); err == nil && log != nil {
+			st.used = true // all was done before, perhaps, and nothing to be saved
+		}
 	})
 	return at, errors.Join(seekErr, err)
 }

@@ -401,6 +401,21 @@ var _ = Describe("an order that was answered", func() {
 		Expect(err).To(MatchError(broker.ErrUnknownTopic))
 	})
 
+	It("stands after a crash: a seek where all was done and the topic rested", func() {
+		for _, through := range []bool{false, true} {
+			path := GinkgoT().TempDir()
+			b, _ := retaining(path, through)
+			t := topic(b, "t")
+			finishedAll(t, "c", 0, 100).sub.Close()
+			Eventually(t.Spilling).Should(BeZero())
+			_, err := t.Seek("c", broker.Place{Offset: 50})
+			Expect(err).NotTo(HaveOccurred())
+			b.Recorded()
+			b, _ = retaining(crashed(path), through)
+			Expect(held(b, "c")).To(Equal(50), "through the disk: %v", through)
+		}
+	})
+
 	It("waits for the removal of a topic's log", func() {
 		disk := commitlog.OS()
 		var removed atomic.Bool
