@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/queue"
@@ -133,6 +134,7 @@ func (t *Topic) Seek(channel string, to Place) (uint64, error) {
 func (st *store) seek(channel string, to Place) (at queue.Offset, err error) {
 	t, log := st.topic, st.log.Load()
 	at = queue.Offset(to.Offset)
+	logged := false // a message of that time is in the log
 	switch {
 	case to.Begin:
 		at = 0
@@ -143,14 +145,17 @@ func (st *store) seek(channel string, to Place) (at queue.Offset, err error) {
 		if found, err = log.At(to.Time); err != nil {
 			return 0, err
 		}
-		at = queue.Offset(found)
+		at, logged = queue.Offset(found), found < log.Stats().Next
 	}
 	seekErr := t.onChannel(channel, func(now mono.Time, c *queue.Channel, s *step) {
 		core := t.mu.core
 		first, records := core.InLog(), 0
 		switch {
-		case to.Time != 0 && (log == nil || at >= core.InLog()):
-			at = core.At(to.Time) // it is in memory
+		case wire.Ephemeral(channel): // before the log is told what is needed
+			err = queue.ErrNoCursor
+			return
+		case to.Time != 0 && !logged:
+			at = core.At(to.Time) // it is in memory, or yet to come
 		case !to.Begin && !to.End && at > core.End():
 			err = fmt.Errorf("offset %d, the topic ends at %d: %w", at, core.End(), ErrSeek)
 			return

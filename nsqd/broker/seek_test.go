@@ -146,6 +146,25 @@ var _ = Describe("a channel that seeks", func() {
 		Expect(inFlight(t)).To(BeZero())
 	})
 
+	It("begins at a time in memory also where the log has none of what is before it", func() {
+		disk := newFaulty()
+		b, _ := opened(GinkgoT().TempDir(), func(*broker.Config) {}, func(c *broker.StorageConfig) { c.Disk = &disk.Disk })
+		Expect(b.Restore()).To(Succeed())
+		t := topic(b, "t")
+		Expect(t.CreateChannel("c")).To(Succeed())
+		publishAll(t, 0, 30)
+		again(t, "c", 30)
+		disk.unwritable.Store(true)
+		publishAll(t, 30, 60) // on their way to the log, and finished before they are there
+		again(t, "c", 30)
+		disk.unwritable.Store(false)
+		Eventually(t.Spilling).Should(BeZero())
+		publishAll(t, 60, 68)
+		_, err := t.Seek("c", broker.Place{Time: clock.Wall() + mono.Wall(time.Hour)})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(inFlight(t)).To(BeZero())
+	})
+
 	It("stays paused, and refuses where there is no log", func() {
 		b, _ := retaining(GinkgoT().TempDir(), true)
 		t := topic(b, "t")
@@ -254,9 +273,13 @@ var _ = Describe("retention", func() {
 		publishAll(t, 0, 300)
 		Eventually(r.count).Should(Equal(300))
 		r.sub.Close()
+		Eventually(t.Spilling).Should(BeZero())
+		Expect(t.CreateChannel("e#ephemeral")).To(Succeed())
+		_, err := t.Seek("e#ephemeral", broker.Place{Begin: true})
+		Expect(err).To(MatchError(queue.ErrNoCursor))
 		for i := 0; ; i++ {
 			if errors.Is(publish(t, "x"), queue.ErrFull) {
-				Expect(i).To(BeNumerically(">", 10))
+				Expect(i).To(BeNumerically(">", 10), "a seek that was refused needs nothing")
 				break
 			}
 			Expect(i).To(BeNumerically("<", 100))
