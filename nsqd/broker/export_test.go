@@ -32,6 +32,9 @@ func (t *Topic) Spilling() (n int) {
 // Tick does what is due at the broker's time, as the topic's alarms have it done.
 func (t *Topic) Tick() { t.tick(t.shared.now()) }
 
+// TrimOld is what the broker does every minute.
+func (t *Topic) TrimOld() { t.store.trimOld() }
+
 // FailTrims has the topic's log delete nothing.
 func (t *Topic) FailTrims(err error) {
 	log := *t.store.log.Load()

@@ -111,7 +111,11 @@ func (st *store) restore(wanted func(channel string) bool) error {
 	}
 	restoring.Done(now, queue.Offset(next), &s.fx)
 	log.SetRetain(st.retention())
-	st.retained(log)
+	st.retained(log) // before Low, which forgets what no seek can want
+	// The log does not know yet what is done with: all of it would count as needed.
+	if err := log.Trim(commitlog.Offset(core.Low())); err != nil {
+		st.report("log on disk not trimmed; trying again", err)
+	}
 	st.log.Store(log)
 	st.used, st.saved = true, core.Changes()
 	return nil

@@ -98,7 +98,7 @@ func (b *Broker) trimOld() {
 func (st *store) trimOld() {
 	st.saving.Lock()
 	defer st.saving.Unlock()
-	if log := st.log.Load(); log != nil && st.retains() {
+	if log := st.log.Load(); log != nil {
 		if err := log.Trim(0); err != nil && !errors.Is(err, commitlog.ErrClosed) {
 			st.report("log on disk not trimmed; trying again", err)
 		}

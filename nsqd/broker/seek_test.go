@@ -266,20 +266,42 @@ var _ = Describe("retention", func() {
 		Consistently(func() int { return t.Stats().Channels[0].Ready }, "300ms").Should(Equal(100))
 	})
 
+	It("ends by itself in a topic that rests, after a restart and when there is none any more", func() {
+		path := GinkgoT().TempDir()
+		set := func(c *broker.StorageConfig) {
+			c.SegmentBytes, c.Retain = 1<<10, metadata.Retention{Bytes: 4 << 10}
+		}
+		b, end := retaining(path, true, set)
+		finishedAll(topic(b, "t"), "c", 0, 300).sub.Close()
+		end()
+		b, end = retaining(path, true, set, func(c *broker.StorageConfig) { c.Retain.Bytes = 2 << 10 })
+		topic(b, "t").TrimOld()
+		Expect(logFiles(path, "t")).To(BeNumerically("<=", 3))
+		Expect(topic(b, "t").Retain(&metadata.Retention{})).To(Succeed())
+		topic(b, "t").TrimOld()
+		Expect(logFiles(path, "t")).To(BeZero())
+		end()
+	})
+
 	It("does not count for --max-log-bytes", func() {
-		b, _ := retaining(GinkgoT().TempDir(), true, func(c *broker.StorageConfig) { c.SegmentBytes, c.MaxLogBytes = 1<<10, 3<<10 })
+		path := GinkgoT().TempDir()
+		set := func(c *broker.StorageConfig) { c.SegmentBytes, c.MaxLogBytes = 1<<10, 3<<10 }
+		b, end := retaining(path, true, set)
 		t := topic(b, "t")
 		r := read(t, "c", 100, true)
 		publishAll(t, 0, 300)
 		Eventually(r.count).Should(Equal(300))
 		r.sub.Close()
 		Eventually(t.Spilling).Should(BeZero())
+		end()
+		b, _ = retaining(path, true, set)
+		t = topic(b, "t")
 		Expect(t.CreateChannel("e#ephemeral")).To(Succeed())
 		_, err := t.Seek("e#ephemeral", broker.Place{Begin: true})
 		Expect(err).To(MatchError(queue.ErrNoCursor))
 		for i := 0; ; i++ {
 			if errors.Is(publish(t, "x"), queue.ErrFull) {
-				Expect(i).To(BeNumerically(">", 10), "a seek that was refused needs nothing")
+				Expect(i).To(BeNumerically(">", 10), "neither a restart nor a seek that was refused needs anything")
 				break
 			}
 			Expect(i).To(BeNumerically("<", 100))
