@@ -222,7 +222,7 @@ func (b *backlog) catchUp(most int) {
 // empty discards what waits, and returns how many messages that was.
 func (b *backlog) empty(fx *Effects) int {
 	n, l := b.Waiting(), b.log
-	for o := b.window.next; o < b.window.end(); o++ { // offset by offset: void is in order
+	for o := b.window.next; o < b.window.end(); o++ {
 		if b.window.get(o) != nil {
 			l.avoid(o, o+1)
 		}

@@ -106,6 +106,7 @@ func (t *Topic) CarriedTo(now mono.Time, first Offset, carried []Carried, fx *Ef
 		t.jump(t.end + 1)
 		switch {
 		case t.Channel(k.channel.name) != k.channel: // deleted
+			t.avoid(k.Message.Offset, k.Message.Offset+1)
 		case k.channel.window.get(k.from) == k.it:
 			k.move(fx)
 		default: // done

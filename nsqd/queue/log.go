@@ -1,6 +1,9 @@
 package queue
 
-import "sort"
+import (
+	"slices"
+	"sort"
+)
 
 // log is what a topic's messages are: one log, in order of acceptance, into which the
 // backlog and each channel are cursors (see there). This is what cursors share of it: how
@@ -113,21 +116,25 @@ func (l *log) next(o Offset) (m *Message, none Offset) {
 	return l.tail.get(o), o + 1
 }
 
-// span is a run of offsets that were emptied out of the backlog: who is behind finds
-// messages there that were never released.
+// span is a run of offsets that were emptied out of the backlog, or carried forward for a
+// channel that is gone: who is behind finds messages there that are nobody's.
 type span struct{ from, to Offset }
 
 // maxVoid is how many spans are remembered for a Seek alone. What was emptied before them
 // comes again.
 const maxVoid = 1000
 
-// avoid notes such offsets. Requires: in order.
+// avoid notes such offsets.
 func (l *log) avoid(from, to Offset) {
-	if n := len(l.void); n > 0 && l.void[n-1].to >= from {
-		l.void[n-1].to = max(l.void[n-1].to, to)
-	} else if from < to {
-		l.void = append(l.void, span{from, to})
+	if from >= to {
+		return
 	}
+	i := sort.Search(len(l.void), func(i int) bool { return l.void[i].to >= from })
+	end := i
+	for ; end < len(l.void) && l.void[end].from <= to; end++ { // they touch
+		from, to = min(from, l.void[end].from), max(to, l.void[end].to)
+	}
+	l.void = slices.Replace(l.void, i, end, span{from, to})
 }
 
 func (l *log) avoided(o Offset) bool { return spanned(l.void, o) }

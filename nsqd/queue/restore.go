@@ -110,7 +110,11 @@ func (t *Topic) Restore(now mono.Time, b []byte, fromWall func(mono.Wall) mono.T
 	r.From, r.end = written, end
 	for _, from := range cursors {
 		c := t.Channel(from.name)
-		if c == nil {
+		if c == nil { // deleted since
+			// order: a set
+			for o := range from.ahead {
+				t.avoid(o, o+1)
+			}
 			continue
 		}
 		c.window, c.absent, c.ahead, c.late, c.estimate, c.behind = from.window, from.absent, from.ahead, from.late/2, from.late%2 > 0, true
@@ -130,8 +134,12 @@ func (r *Restoring) Found(o Offset, only string) {
 	if only != "" || o < max(t.front, b.window.end()) { // no channel had anything of what comes after
 		r.present[o] = true
 	}
-	if c := t.Channel(only); c != nil && c.tracked && o >= r.end {
-		c.lead(o, nil) // carried forward, and the snapshot does not know: it is at its old place still
+	if only != "" && o >= r.end { // carried forward, and the snapshot does not know: it is at its old place still
+		if c := t.Channel(only); c == nil {
+			t.avoid(o, o+1)
+		} else if c.tracked {
+			c.lead(o, nil)
+		}
 	}
 	if t.end = max(t.end, o+1); o >= b.window.end() {
 		switch {

@@ -54,6 +54,8 @@ func (t *Topic) TakenOver(now mono.Time, first Offset, undone []Undone, fx *Effe
 			c.behind = true // what comes later waits until it is read
 			c.counters.Messages++
 			c.want(fx)
+		} else {
+			t.avoid(o, o+1)
 		}
 	}
 	t.changes++

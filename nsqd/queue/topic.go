@@ -303,8 +303,12 @@ func (t *Topic) DeleteChannel(now mono.Time, name string, fx *Effects) error {
 	if !found {
 		return ErrUnknownChannel
 	}
-	t.channels[i].stopped = true // the owner may still have it
-	t.channels[i].empty(fx)
+	c := t.channels[i]
+	c.stopped = true // the owner may still have it
+	for _, o := range c.aheadOffsets() {
+		t.avoid(o, o+1) // another of its name would get it
+	}
+	c.empty(fx)
 	t.channels = slices.Delete(t.channels, i, i+1)
 	t.changes++
 	t.advance(now, fx)

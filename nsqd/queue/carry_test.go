@@ -1,0 +1,103 @@
+package queue
+
+import (
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+// What was carried forward for a channel that is deleted, in any order of the two, and
+// whether or not the process ends, is not for another channel of that name.
+func TestWhatWasCarriedForwardEndsWithItsChannel(t *testing.T) {
+	type all struct {
+		*bench
+		d       disk
+		carried []Carried
+	}
+	again := func(a *all) {
+		testkit.Must(t, a.top.DeleteChannel(a.now, "c", &a.fx))
+		a.channel("c")
+	}
+	appended := func(a *all) Offset {
+		var msgs []*Message
+		for _, k := range a.carried {
+			msgs = append(msgs, k.Message)
+		}
+		return a.d.append(a.top.End(), msgs...)
+	}
+	carry := func(a *all) { a.top.CarriedTo(a.now, appended(a), a.carried, &a.fx) }
+	crash := func(a *all, snapshot []byte, channels ...string) {
+		a.top, a.fx = restart(t, *a.top.cfg, snapshot, a.now, &a.d, channels...)
+		a.top.Pause()
+	}
+	for name, do := range map[string]func(a *all){
+		"deleted after it": func(a *all) { carry(a); again(a) },
+		"finished, and deleted": func(a *all) {
+			carry(a)
+			a.top.EmptyChannel(a.now, a.top.Channel("c"), &a.fx)
+			again(a)
+		},
+		"deleted meanwhile": func(a *all) {
+			first := appended(a)
+			again(a)
+			a.top.CarriedTo(a.now, first, a.carried, &a.fx)
+		},
+		"deleted, and a crash": func(a *all) {
+			carry(a)
+			testkit.Must(t, a.top.DeleteChannel(a.now, "c", &a.fx))
+			crash(a, a.top.Snapshot(nil, wallOf), "a")
+			a.channel("c")
+		},
+		"deleted, and a crash before that was saved": func(a *all) {
+			carry(a)
+			crash(a, a.top.Snapshot(nil, wallOf), "a")
+			a.channel("c")
+		},
+		"deleted, and a crash before any of it was saved": func(a *all) {
+			snapshot := a.top.Snapshot(nil, wallOf)
+			carry(a)
+			crash(a, snapshot, "a")
+			a.channel("c")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := *withDisk(1, 10).cfg
+			cfg.WriteThrough = true
+			a := &all{bench: &bench{t: t, top: NewTopic(cfg)}}
+			put := func(n int) {
+				m := message(n, a.now)
+				a.top.Appended(a.now, a.d.append(a.top.End(), m), &a.fx, m)
+			}
+			other := a.channel("a")
+			a.consumer(other, 0, time.Minute, 1)
+			c := a.channel("c")
+			a.consumer(c, 1, time.Minute, 1)
+			put(1)
+			a.expect("1@0:1", "1@1:1")
+			a.finish(other, 0, 1, nil)
+			a.top.RemoveConsumer(a.now, other, 0, &a.fx)
+			a.top.RemoveConsumer(a.now, c, 1, &a.fx)
+			a.top.Pause()
+			put(2)
+			a.carried = a.top.Stuck(nil, 1)
+			testkit.MustEqual(t, len(a.carried), 1, "to be carried forward")
+			do(a)
+			put(3)
+			a.top.Unpause(a.now, &a.fx)
+			put(4)
+			read := func() {
+				for a.d.read(a.top, a.now, &a.fx) > 0 {
+					a.check()
+				}
+			}
+			read() // for the topic; the channel, which has no room, reads what is carried, too
+			a.consumer(a.top.Channel("c"), 2, time.Minute, 10)
+			read()
+			a.expect("2@2:1", "3@2:1", "4@2:1")
+			if c := a.top.Channel("c"); c.Depth() != 3 || c.Counters().Lost > 0 {
+				t.Errorf("depth %d, %+v", c.Depth(), c.Counters())
+			}
+		})
+	}
+}
