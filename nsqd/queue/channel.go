@@ -73,7 +73,7 @@ type Channel struct {
 	ahead     map[Offset]*item // what is beyond the window's end, see carry.go; nil: done
 	behind    bool
 	late      int         // released messages from the window's end on
-	estimate  bool        // late is one, since a Seek
+	estimate  bool        // late is one, since a Seek; at least 1, or the channel could be taken for empty
 	ready     ring[*item] // what is in memory and may be delivered
 	due       dueHeap     // in flight: by timeout; deferred: by end of deferral
 	inFlight  flights

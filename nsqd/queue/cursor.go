@@ -87,7 +87,7 @@ func (c *Channel) seek(to Offset, records int, fx *Effects) {
 		c.window.next = min(to, b.window.next)
 	}
 	c.reach(to)
-	c.behind, c.estimate, c.late = true, true, max(0, records-b.Waiting())
+	c.behind, c.estimate, c.late = true, true, max(1, records-b.Waiting())
 	c.counters.Messages += uint64(c.late)
 	fx.Disk = true
 }
@@ -156,8 +156,9 @@ func (c *Channel) next(now mono.Time, m *Message) bool {
 	if c.space() <= 0 {
 		return false
 	}
-	if c.late--; c.late < 0 { // more than an earlier process knew of
-		c.late = 0
+	if c.late > 1 || c.late == 1 && !c.estimate {
+		c.late--
+	} else { // more than was estimated, or than an earlier process knew of
 		c.counters.Messages++
 	}
 	c.window.push(c.enter(now, m))

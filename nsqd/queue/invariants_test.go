@@ -175,8 +175,8 @@ func (t *Topic) checkLog() error {
 		if n := c.ready.len() + len(c.due) + c.absent.len(); n != open {
 			return fmt.Errorf("channel %s has %d messages and %d in its window", c.name, n, open)
 		}
-		if c.late < 0 || c.late > 0 && !c.behind {
-			return fmt.Errorf("channel %s is late by %d, behind %v", c.name, c.late, c.behind)
+		if c.late < 0 || c.late > 0 && !c.behind || c.estimate && c.late == 0 {
+			return fmt.Errorf("channel %s is late by %d, behind %v, estimated %v", c.name, c.late, c.behind, c.estimate)
 		}
 	}
 	return nil

@@ -117,7 +117,8 @@ func (t *Topic) Restore(now mono.Time, b []byte, fromWall func(mono.Wall) mono.T
 			}
 			continue
 		}
-		c.window, c.absent, c.ahead, c.late, c.estimate, c.behind = from.window, from.absent, from.ahead, from.late/2, from.late%2 > 0, true
+		c.window, c.absent, c.ahead, c.behind = from.window, from.absent, from.ahead, true
+		c.late, c.estimate = max(from.late/2, from.late%2), from.late%2 > 0
 	}
 	for _, c := range t.channels {
 		if !c.behind {
