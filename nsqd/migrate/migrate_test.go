@@ -305,6 +305,23 @@ func TestWhatCannotBeReadIsKeptAndSaid(t *testing.T) {
 			testkit.NoError(t, err)
 		}
 	})
+	t.Run("of NSQ, written in part", func(t *testing.T) {
+		whole := testkit.Result(os.ReadFile(unpack(t, "nsq").path("t:a.diskqueue.meta.dat"))).Must(t)
+		p := unpack(t, "nsq")
+		testkit.Result(p.imports()).Must(t)
+		must := strings.Fields(p.all()["t"].bodies("a"))
+		for n := range whole {
+			p := unpack(t, "nsq")
+			testkit.Must(t, os.WriteFile(p.path("t:a.diskqueue.meta.dat"), whole[:n], 0o600))
+			testkit.Result(p.imports()).Must(t)
+			got := strings.Fields(p.all()["t"].bodies("a"))
+			for _, body := range must {
+				if !slices.Contains(got, body) {
+					t.Errorf("%q, of %q: %q is not there, only %q", whole[:n], whole, body, got)
+				}
+			}
+		}
+	})
 	t.Run("topics of NSQ", func(t *testing.T) {
 		p := unpack(t, "nsq")
 		testkit.Must(t, os.WriteFile(p.path("nsqd.dat"), []byte("{"), 0o600))

@@ -194,8 +194,8 @@ func readNSQMeta(path string) (number uint64, place int64, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	var depth int64
-	if n, err := fmt.Sscanf(string(text), "%d\n%d,%d\n", &depth, &number, &place); n != 3 || err != nil || place < 0 {
+	var depth, end, endPlace int64 // the end is read, too, lest a place of which digits are missing be taken for whole
+	if n, err := fmt.Sscanf(string(text), "%d\n%d,%d\n%d,%d\n", &depth, &number, &place, &end, &endPlace); n != 5 || err != nil || place < 0 {
 		return 0, 0, fmt.Errorf("%s: %w: all messages that are there come again", path, commitlog.ErrUnreadable)
 	}
 	return number, place, nil
