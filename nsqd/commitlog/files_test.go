@@ -368,6 +368,21 @@ var _ = Describe("a log in files", func() {
 			Expect(b.from(0)[0]).To(Equal(Offset(27)))
 		})
 
+		It("retains for no longer what a clock that was wrong has dated in the future, and what came after it", func() {
+			late := of(0)
+			late.Timestamp = mono.Wall(time.Hour)
+			_, err := b.l.Append([]Record{late})
+			Expect(err).NotTo(HaveOccurred())
+			b.fill(1, 29)
+			b.l.SetRetain(Retain{Age: 15 * time.Second})
+			b.now = mono.Wall(29 * time.Second)
+			Expect(b.l.Trim(30)).To(Succeed())
+			Expect(b.from(0)[0]).To(BeZero(), "the second segment's last is 12 s old")
+			b.now = mono.Wall(35 * time.Second)
+			Expect(b.l.Trim(30)).To(Succeed())
+			Expect(b.from(0)[0]).To(Equal(Offset(18)))
+		})
+
 		It("works on a full disk", func() {
 			b.fill(0, 29)
 			b.sim.capacity = b.sim.used()

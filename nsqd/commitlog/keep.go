@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
@@ -68,7 +69,7 @@ func (l *Files) free(all bool) error {
 	for ; n < end; n++ {
 		s := l.segments[n]
 		stays := (retain.Age > 0 || retain.Bytes > 0) &&
-			(retain.Age == 0 || time.Duration(now-s.last) <= retain.Age) && (retain.Bytes == 0 || left-s.size() < retain.Bytes)
+			(retain.Age == 0 || time.Duration(now-l.dated(n, now)) <= retain.Age) && (retain.Bytes == 0 || left-s.size() < retain.Bytes)
 		if s.next > l.trimmed || stays {
 			break
 		}
@@ -90,6 +91,18 @@ func (l *Files) free(all bool) error {
 		}
 	}
 	return l.delete(doomed)
+}
+
+// dated is the time of a segment's last record. One of the future, which a clock gave that
+// was wrong then, is no later than what came after it, or would keep all of that, too.
+// Requires: mu held.
+func (l *Files) dated(i int, now mono.Wall) mono.Wall {
+	for _, s := range l.segments[i:] {
+		if s.last <= now {
+			return s.last
+		}
+	}
+	return now
 }
 
 // delete deletes files of the log.
