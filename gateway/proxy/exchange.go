@@ -9,6 +9,7 @@ import (
 	"net/http/httputil"
 	"net/netip"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -136,7 +137,7 @@ func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 	out, in := pr.Out, pr.In
 	x.aim(out)
 	out.Trailer = in.Trailer // which is filled as the body is read; the copy is not
-	if leadsToHTTP(out.Header.Get("Upgrade")) {
+	if upgrade := out.Header.Get("Upgrade"); upgrade != "" && leadsToHTTP.MatchString(upgrade) {
 		out.Header.Del("Upgrade")
 		out.Header.Del("Connection")
 	}
@@ -179,18 +180,10 @@ func hyphen(c rune) rune {
 	return '-'
 }
 
-// leadsToHTTP reports whether one of the protocols of an Upgrade header is another form of
+// leadsToHTTP matches an Upgrade header of which one of the protocols is another form of
 // HTTP: requests would come through the tunnel that no class knows of, and that say of
 // themselves what they like. A server may ignore the header.
-func leadsToHTTP(upgrade string) bool {
-	for protocol := range strings.SplitSeq(upgrade, ",") {
-		name, _, _ := strings.Cut(strings.ToLower(strings.TrimSpace(protocol)), "/")
-		if name == "h2c" || name == "h2" || name == "http" || name == "tls" {
-			return true
-		}
-	}
-	return false
-}
+var leadsToHTTP = regexp.MustCompile(`(?i)(^|,)\s*(h2c?|http|tls)\s*(/|,|$)`)
 
 // Values of headers. They are shared, and not written to.
 var (
