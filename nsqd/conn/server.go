@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -105,6 +106,7 @@ type env struct {
 	fins    sync.Pool     // of *finBatch, empty
 	buffers buffers
 	room    room
+	unpacks chan struct{} // as many as may be decompressing at a time: all processors but one
 }
 
 // enter lists a client, or refuses it: as for registry.
@@ -153,6 +155,7 @@ func New(cfg Config, b *broker.Broker, stamps *hook.Stamper, log *slog.Logger) (
 	s := &Server{env: env{cfg: cfg, broker: b, stamps: stamps}}
 	s.log, s.endLog = obs.Sparse(log)
 	s.room.most = cfg.MaxBodies
+	s.unpacks = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)-1))
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.batches.New = func() any { return new(pubBatch) }
 	s.fins.New = func() any { return new(finBatch) }

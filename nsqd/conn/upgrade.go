@@ -118,7 +118,8 @@ func (c *client) shakeHands(t *tls.Conn) error {
 
 func (g *goroutine) unpack(open func(*bufio.Reader) io.Reader, p compress.Packer) {
 	g.unpacking = &unpackReader{g: g, under: g.in}
-	g.in = g.in.Layer(open(bufio.NewReaderSize(g.unpacking, unpackBuffer)))
+	plain := open(bufio.NewReaderSize(g.unpacking, unpackBuffer))
+	g.in = g.in.Layer(unpacked{plain, g.env.unpacks})
 	g.writeMu.Lock()
 	g.packer = p
 	g.writeMu.Unlock()
@@ -138,6 +139,20 @@ func (g *goroutine) remember() {
 // is the session's or the server's.
 var errEnded = errors.New("connection is to end")
 
+// unpacked is a decompressor's output. While it is made it takes a processor, of which one is
+// left to the event loops: what decompresses to nothing, or to little, is not paid for by
+// pace, and 2 MB/s of it may keep a processor busy.
+type unpacked struct {
+	io.Reader
+	turns chan struct{}
+}
+
+func (u unpacked) Read(b []byte) (int, error) {
+	u.turns <- struct{}{}
+	defer func() { <-u.turns }()
+	return u.Reader.Read(b)
+}
+
 // unpackReader reads for a decompressor, to which an error of its source is final:
 // it deals with deadlines itself, in the middle of the decompressor's Read.
 type unpackReader struct {
@@ -149,6 +164,9 @@ type unpackReader struct {
 }
 
 func (p *unpackReader) Read(b []byte) (int, error) {
+	turns := p.g.env.unpacks
+	<-turns // waiting takes no processor
+	defer func() { turns <- struct{}{} }()
 	for {
 		n, err := p.under.Read(b)
 		p.came += n
