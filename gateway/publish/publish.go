@@ -10,6 +10,7 @@ import (
 	"errors"
 	"net/http"
 	"time"
+	"unicode/utf8"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/client/pool"
 	"github.com/srtm-io/srtm/internal/nsqhttp"
+	"github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
@@ -113,6 +115,9 @@ func (s *Service) publish(h http.Header, r *http.Request, held *nsqhttp.Body, te
 	}
 	if k.ID = cmp.Or(r.Header.Get(header), tenant); k.ID == "" {
 		return nsqhttp.BadRequest("MISSING_PUBLISHER_ID", "the request has no %s, and the caller no tenant", header)
+	}
+	if len(k.ID) > session.MaxIdentityText || !utf8.ValidString(k.ID) { // no broker would take it
+		return nsqhttp.BadRequest("INVALID_PUBLISHER_ID", "a publisher's id is UTF-8 of at most %d bytes", session.MaxIdentityText)
 	}
 	shared, err := s.publishers.Use(k)
 	if err != nil {

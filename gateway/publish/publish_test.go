@@ -98,3 +98,17 @@ func TestRateLimitHeaders(t *testing.T) {
 		}
 	}
 }
+
+// An id that no broker takes would keep a place and dial for 5 s, or be a fault of ours.
+func TestPublisherIDs(t *testing.T) {
+	s := newService(t, 0, prometheus.NewRegistry())
+	for _, id := range []string{strings.Repeat("x", 257), "\xff"} {
+		w := httptest.NewRecorder()
+		r := httptest.NewRequest(http.MethodPost, "/pub?topic=t", strings.NewReader("x"))
+		r.Header.Set("X-Publisher-Id", id)
+		s.Serve(w, r, "", func(int) admission.Decision { return admission.Decision{Admit: true, Left: -1} })
+		if w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), "INVALID_PUBLISHER_ID") {
+			t.Errorf("%.10q: %d %s", id, w.Code, w.Body)
+		}
+	}
+}
