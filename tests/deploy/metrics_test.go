@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nsqio/go-nsq"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
@@ -70,6 +71,11 @@ func TestMetricsExist(t *testing.T) {
 				t.Errorf("%s: no daemon exports %s", file, name)
 			}
 		}
+		for _, one := range regexp.MustCompile(`- alert:|"expr":`).Split(read(t, file), -1)[1:] {
+			if label := foreign(one, texts); label != "" {
+				t.Errorf("%s: no metric has the label %s in\n%s", file, label, one)
+			}
+		}
 	}
 
 	// A daemon of each kind beside those.
@@ -80,6 +86,15 @@ func TestMetricsExist(t *testing.T) {
 	write(t, policy, read(t, filepath.Join(top, "deploy", "conf", "gateway-policy.toml")))
 	localtest.Run(t, localtest.Program(t, "gateway"), ports[6]+"/healthz", "--http-address="+ports[5], "--admin-address="+ports[6], "--policy="+policy)
 	texts = append(texts, scrape(t, ports[1], exported), scrape(t, ports[3], exported), scrape(t, ports[6], exported))
+	for _, text := range texts { // by Prometheus' own parser and rules
+		problems, err := promlint.New(strings.NewReader(text)).Lint()
+		testkit.NoError(t, err)
+		for _, p := range problems {
+			if strings.HasPrefix(p.Metric, "srtm_") {
+				t.Errorf("%s: %s", p.Metric, p.Text)
+			}
+		}
+	}
 	for name, kind := range exported {
 		if !strings.HasPrefix(name, "srtm_") {
 			continue
@@ -122,6 +137,47 @@ func TestMetricsExist(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Where an expression, what is said of it, and a sample name labels.
+var (
+	grouped  = regexp.MustCompile(`\b(?:by|on|without) \(([^)]*)\)`)
+	selected = regexp.MustCompile(`([a-z_]+)(?:=|!=|=~|!~)\\?"`)
+	said     = regexp.MustCompile(`{{\s*(?:\$labels\.)?([a-z_]+)\s*}}`)
+	sample   = regexp.MustCompile(`(?m)^(srtm_[a-z0-9_]+){(.*)}`)
+)
+
+// foreign returns a label that an alert or a panel names and none of its metrics has, nor
+// Prometheus gives; "": there is none. Of a metric without a sample nothing is known.
+func foreign(one string, texts []string) string {
+	has := map[string]bool{"instance": true, "job": true}
+	for _, name := range named.FindAllString(one, -1) {
+		seen := false
+		for _, text := range texts {
+			seen = seen || strings.Contains(text, "\n"+name+"{") || strings.Contains(text, "\n"+name+" ")
+			for _, s := range sample.FindAllStringSubmatch(text, -1) {
+				for _, l := range selected.FindAllStringSubmatch(s[2], -1) {
+					has[l[1]] = has[l[1]] || s[1] == name
+				}
+			}
+		}
+		if !seen {
+			return ""
+		}
+	}
+	var names []string
+	for _, list := range grouped.FindAllStringSubmatch(one, -1) {
+		names = append(names, strings.Split(list[1], ", ")...)
+	}
+	for _, name := range append(selected.FindAllStringSubmatch(one, -1), said.FindAllStringSubmatch(one, -1)...) {
+		names = append(names, name[1])
+	}
+	for _, name := range names {
+		if !has[name] {
+			return name
+		}
+	}
+	return ""
 }
 
 // rare are metrics that are exported only where there is something to say.
