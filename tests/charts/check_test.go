@@ -3,6 +3,7 @@ package charts
 import (
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -171,7 +172,35 @@ func TestChartWithOtherValues(t *testing.T) {
 	}
 }
 
-func TestCompose(t *testing.T) {
+// The programs know all flags that the chart and the compose file give them.
+func TestFlagsExist(t *testing.T) {
+	objects, err := render(t, map[string]any{"loaddistributor": etcd, "tls": map[string]any{"secretName": "tls"}, "tokens": map[string]any{"secretName": "tokens"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var commands [][]string
+	for _, pod := range []corev1.PodTemplateSpec{objects["StatefulSet/r-broker"].(*appsv1.StatefulSet).Spec.Template, objects["Deployment/r-loaddistributor"].(*appsv1.Deployment).Spec.Template} {
+		commands = append(commands, slices.Concat(pod.Spec.Containers[0].Command, pod.Spec.Containers[0].Args))
+	}
+	for _, s := range composed(t).Services {
+		commands = append(commands, s.Command)
+	}
+	dir := t.TempDir()
+	build := exec.Command("go", "build", "-o", dir, "./nsqd", "./loaddistributor")
+	build.Dir = filepath.Dir(deploy)
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, c := range commands {
+		// They are read one after the other, and what the last one asks for is all that is done.
+		if out, err := exec.Command(filepath.Join(dir, c[0]), append(c[1:], "--help")...).CombinedOutput(); err != nil {
+			t.Errorf("%q: %v\n%s", c, err, out)
+		}
+	}
+}
+
+func composed(t *testing.T) *types.Project {
+	t.Helper()
 	file := filepath.Join(deploy, "compose.yaml")
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -183,6 +212,11 @@ func TestCompose(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return project
+}
+
+func TestCompose(t *testing.T) {
+	project := composed(t)
 	if names := project.ServiceNames(); !slices.Equal(names, []string{"broker1", "broker2", "loaddistributor"}) {
 		t.Fatalf("services %q", names)
 	}
