@@ -456,7 +456,8 @@ func (e TopicRemoved) apply(c *Catalog) ([]Effect, error) {
 	for _, id := range e.Left {
 		c.brokers[id].leftovers[e.Topic] = true
 	}
-	if e.ContractLeft {
+	// A broker that holds a former topic of the name may tell the adaptor of that, too.
+	if e.ContractLeft || slices.ContainsFunc(c.byID, func(b *broker) bool { return b.leftovers[e.Topic] }) {
 		c.contracts[e.Topic] = true
 	}
 	delete(c.topics, e.Topic)

@@ -89,6 +89,13 @@ func (l *line) lose(down bool) {
 	}
 }
 
+// reach ends that it is cut.
+func (l *line) reach() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.down = false
+}
+
 // chaosBroker is a process, or one that has ended.
 type chaosBroker struct {
 	*broker // nil: it has ended
@@ -164,10 +171,7 @@ func (h *chaos) begin(id string) {
 
 // reach ends that a broker is cut off.
 func (h *chaos) reach(id string) {
-	b := h.brokers[id]
-	b.line.mu.Lock()
-	defer b.line.mu.Unlock()
-	b.line.down = false
+	h.brokers[id].line.reach()
 	h.ports.Store(id, "accepts")
 }
 

@@ -259,6 +259,30 @@ var _ = Describe("An adaptor of its own", func() {
 		}).Should(Equal(tokenbucket.Share{Rate: 100_000, Burst: 10}))
 	})
 
+	It("that restarts, and then hears of a topic from a broker that was away when it was deleted, forgets it", func() {
+		ln, data := listen("127.0.0.1:0"), &store.Memory{}
+		address := ln.Addr().String()
+		first, _ := startAdaptor(ln)
+		c := newCluster(setup{adaptorAddress: address, data: data})
+		l := &line{conns: map[*lineConn]struct{}{}}
+		b1 := c.join("b1", 60, agenttest.New(), l.option)
+		c.mustCreate(spec("t", 50, 5))
+		l.lose(true)
+		Eventually(func() bool { return c.broker("b1").Connected }).Should(BeFalse())
+		c.mustDelete("t")
+		By("failing to create another one of the name meanwhile")
+		b2 := c.join("b2", 60, agenttest.New())
+		Expect(<-c.creating(context.Background(), spec("t", 50, 5), "")).To(HaveOccurred())
+		c.stop()
+		first.stop()
+		_, second := startAdaptor(listen(address))
+		l.reach()
+		Eventually(func() []string { return second.State().Connected }, "30s").Should(ContainElement("b1"), "it hears of it first")
+		c = newCluster(setup{adaptorAddress: address, data: data, address: c.address})
+		Eventually(func() bool { return c.broker("b1").Connected }, "30s").Should(BeTrue())
+		c.nothingLeft("t", b1, b2)
+	})
+
 	It("that is away while a topic is deleted is told when it is back", func() {
 		ln := listen("127.0.0.1:0")
 		address := ln.Addr().String()
