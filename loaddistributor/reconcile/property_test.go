@@ -26,6 +26,7 @@ type world struct {
 	has    map[string]bool // brokers that hold the topic
 	uses   map[string]bool // and that refuse to remove it unless they must
 	shares map[string]bool // what the adaptor has shared out, by broker; nil: no contract
+	held   map[string]bool // brokers that have a share, and tell an adaptor that has restarted
 	torn   bool            // it failed, or the controller did, so that it may be behind
 	// The controller, gone after a crash.
 	m       *Topic
@@ -48,7 +49,7 @@ var brokers = []string{"b1", "b2", "b3", "b4"}
 
 func newWorld(t *rapid.T) *world {
 	w := &world{T: t, cat: catalog.New(), clock: time.Unix(1e9, 0), rng: rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1)),
-		has: map[string]bool{}, uses: map[string]bool{}}
+		has: map[string]bool{}, uses: map[string]bool{}, held: map[string]bool{}}
 	for _, id := range brokers {
 		w.must(catalog.BrokerJoined{ID: id, Instance: id, TCPAddress: id, HTTPAddress: id, Mcap: 100})
 	}
@@ -186,6 +187,9 @@ func (w *world) perform(fail bool) {
 		}
 		if w.torn = fail; !fail {
 			w.shares = shares
+			for id := range shares {
+				w.held[id] = w.has[id] && w.up(id)
+			}
 		}
 		w.tell(Granted{slices.Sorted(maps.Keys(shares)), err})
 	case Drop:
@@ -194,6 +198,7 @@ func (w *world) perform(fail bool) {
 		}
 		if !fail {
 			w.shares = nil
+			maps.DeleteFunc(w.held, func(id string, _ bool) bool { return w.up(id) })
 		}
 		w.tell(Granted{Err: err})
 	case LookShares:
@@ -226,7 +231,7 @@ func (w *world) perform(fail bool) {
 			w.check()
 		}
 		if w.m.target.Dead {
-			delete(w.has, w.m.target.Retire) // it joins anew with nothing, or not at all
+			w.lose(w.m.target.Retire) // it joins anew with nothing, or not at all
 		}
 		switch e.Event.(type) {
 		case catalog.TopicActivated, catalog.TopicMoved, catalog.TopicDeleting:
@@ -236,6 +241,25 @@ func (w *world) perform(fail bool) {
 			}
 		}
 		w.tell(Written{Topic: w.topic(), Err: err})
+	}
+}
+
+// lose has a broker give up the topic, and its share with it.
+func (w *world) lose(id string) {
+	delete(w.has, id)
+	delete(w.held, id)
+}
+
+// forget has the adaptor restart, and know what brokers tell.
+func (w *world) forget() {
+	w.shares, w.torn = nil, true
+	for _, id := range brokers {
+		if w.held[id] {
+			if w.shares == nil {
+				w.shares = map[string]bool{}
+			}
+			w.shares[id] = true
+		}
 	}
 }
 
@@ -261,8 +285,11 @@ func (w *world) answer(i int, refuse bool) {
 	case refuse && !q.remove, q.unused && w.uses[q.broker]:
 		err = errors.New("refused")
 	case q.remove:
-		delete(w.has, q.broker)
+		w.lose(q.broker)
 	default:
+		if w.cat.LeftOn(name, q.broker) {
+			w.lose(q.broker) // what it had was another topic
+		}
 		if w.has[q.broker] = true; w.cat.Expects(name, q.broker) {
 			w.must(catalog.MemberPrepared{Topic: name, Broker: q.broker})
 		}
@@ -314,7 +341,7 @@ func (w *world) toggle(id string) {
 	// Its session's work, as the controller assigns it.
 	remove, prepare := w.cat.Work(id)
 	for range remove {
-		delete(w.has, id)
+		w.lose(id)
 		w.must(catalog.LeftoverRemoved{Topic: name, Broker: id})
 	}
 	for range prepare {
@@ -430,7 +457,8 @@ func TestATopicUnderControl(t *testing.T) {
 				}
 				w.tell(Answered{"b9", errors.New("late")})
 			},
-			"crash": func(*rapid.T) { w.crash() },
+			"crash":   func(*rapid.T) { w.crash() },
+			"adaptor": func(*rapid.T) { w.forget() },
 		})
 
 		// What goes wrong ends; what is under way comes to its end, and then the topic is
