@@ -79,6 +79,21 @@ func TestDefaults(t *testing.T) {
 	})
 }
 
+// That there are many defaults does not make the next one slower: this took minutes once.
+func TestManyDefaults(t *testing.T) {
+	var d rule.Defaults
+	const many = 100_000
+	for i := range many {
+		d.Set(rule.Rule{Key: fmt.Sprintf("tenant/%d/*", i)})
+	}
+	for i := range many - 1 {
+		d.Delete(fmt.Sprintf("tenant/%d/*", i))
+	}
+	for _, key := range []string{"tenant/7/x", fmt.Sprintf("tenant/%d/x", many-1)} {
+		testkit.Equal(t, d.For(key).Key != "", key != "tenant/7/x", "a default of %s", key)
+	}
+}
+
 func TestPartition(t *testing.T) {
 	// The check value of CRC-32/IEEE is 0xcbf43926.
 	testkit.Equal(t, rule.Partition("123456789", 4096), 0xcbf43926%4096, "partition")
