@@ -154,8 +154,10 @@ func (l *replicas) some(process int64, n int) (some []table.Sent) {
 func (l *replicas) saved(process int64, some []table.Sent) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, sent := range some {
-		delete(l.of[process].keys, sent.Key)
+	if r := l.of[process]; r != nil {
+		for _, sent := range some {
+			delete(r.keys, sent.Key)
+		}
 	}
 }
 

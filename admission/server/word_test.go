@@ -6,6 +6,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/srtm-io/srtm/admission/table"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
@@ -27,6 +28,17 @@ func TestWord(t *testing.T) {
 	} {
 		testkit.Equal(t, test.r.word(0, mono.Time(test.age)), test.want, "%s", test.what)
 	}
+}
+
+// A server that stops forgets all, also what it saves meanwhile for another.
+func TestWhatIsForgottenIsSaved(t *testing.T) {
+	l := &replicas{max: 1}
+	l.become(1)
+	l.process(2).keys.Put(table.Sent{Credit: table.Credit{Key: "k"}})
+	some := l.some(2, 1)
+	l.become(0)
+	l.saved(2, some)
+	testkit.Equal(t, len(l.some(2, 1)), 0, "keys of a process that was forgotten")
 }
 
 // Clocks that run apart by less than a sixtieth: an owner has stopped strict keys before
