@@ -58,4 +58,11 @@ func TestLend(t *testing.T) {
 	if v := s.Ask(key, 1, at.Add(time.Minute), true); v.Admit {
 		t.Errorf("%+v before it earned anything", v)
 	}
+	r.Share = tokenbucket.Share{Rate: 1e9, Burst: 100}
+	s.Follow("k", &r, at.Add(time.Second)) // an edit does not have it begin earlier
+	for after, admit := range map[time.Duration]bool{59 * time.Second: false, 61 * time.Second: true} {
+		if v := s.Ask(key, 1, at.Add(after), true); v.Admit != admit {
+			t.Errorf("%+v after %v", v, after)
+		}
+	}
 }

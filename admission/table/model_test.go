@@ -130,6 +130,10 @@ func (m *model) Follow(key string, r *rule.Rule, now mono.Time) bool {
 	if r.Change >= e.rule.Change {
 		e.rule = *r
 		if e.bucket.Share() != r.Share {
+			b := e.bucket
+			if _, wait := b.Admit(0, now); wait != math.MaxInt64 {
+				now = now.Add(wait)
+			}
 			e.bucket.Retune(now, r.Share, 0)
 			m.touch(e)
 		}

@@ -196,6 +196,9 @@ func (s *Shard) apply(i int32, key string, r *rule.Rule, now mono.Time) {
 	}
 	e.follow(key, r)
 	if b := e.bucket(); b.Share() != r.Share {
+		if _, wait := b.Admit(0, now); wait != math.MaxInt64 { // of one that only begins later, see Learn
+			now = now.Add(wait)
+		}
 		b.Retune(now, r.Share, 0)
 		e.setBucket(&b)
 		s.touch(i)
