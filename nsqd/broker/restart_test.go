@@ -170,6 +170,33 @@ var _ = Describe("what an earlier process has left", func() {
 		}).WithPolling(200 * time.Millisecond).Should(Equal([]int{total / 2, 0, -1}))
 	})
 
+	It("does not come again when it was finished in memory, though the process is killed while it stores the rest", func() {
+		path, killed := GinkgoT().TempDir(), ""
+		disk := commitlog.OS()
+		rename := disk.Rename
+		disk.Rename = func(from, to string) error {
+			err := rename(from, to)
+			if filepath.Ext(to) == ".seg" {
+				killed = crashed(path)
+			}
+			return err
+		}
+		b, stop := opened(path, func(c *broker.Config) { c.Capacity = 100 }, func(c *broker.StorageConfig) { c.Disk = &disk })
+		Expect(b.Restore()).To(Succeed())
+		t := topic(b, "t")
+		Expect(t.CreateChannel("unread")).To(Succeed())
+		r := read(t, "c", 100, true)
+		publishAll(t, 0, 10)
+		Eventually(r.count).Should(Equal(10))
+		Eventually(func() int { return held(b, "c") }).Should(BeZero())
+		b.Recorded()
+		r.sub.Close()
+		stop()
+		b, _ = restored(killed, 100, false)
+		Expect(held(b, "unread")).To(Equal(10))
+		Expect(held(b, "c")).To(BeZero())
+	})
+
 	It("is left as it is by a start that fails", func() {
 		for _, channels := range [][]string{{"c"}, nil} {
 			path := left(channels...)

@@ -193,7 +193,7 @@ func (st *store) settle() (tried bool, err error) {
 	defer st.saving.Unlock()
 	log, t := st.log.Load(), st.topic
 	t.mu.Lock()
-	if log == nil || !st.unsaved() || t.mu.closed || t.mu.core.Carrying() {
+	if log == nil || !st.unsaved() || st.remove || t.mu.core.Carrying() {
 		t.mu.Unlock()
 		return false, nil
 	}
