@@ -29,7 +29,9 @@ func newMemory(rules []rule.Rule) *memory {
 		rules: map[string]rule.Rule{}, credits: map[string]table.Credit{}, members: map[string]store.Member{},
 		at: map[string]time.Duration{}, parts: make([]store.Partition, rule.Partitions),
 	}
-	_, _ = m.SetRules(context.Background(), rules)
+	for _, r := range rules {
+		m.rules[r.Key] = r
+	}
 	return m
 }
 
