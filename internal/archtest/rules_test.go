@@ -42,7 +42,7 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"gateway/..."},
-		Only: []string{"admission/client", "api/...", "client/...", "gateway/...", "internal/...", "kernel/stamp", "nsq/wire", "tokenbucket"},
+		Only: []string{"admission/client", "api/...", "client/...", "gateway/...", "internal/...", "kernel/stamp", "nsq/...", "tokenbucket"},
 		Why:  "a gateway is a client of brokers and of admission like any other",
 	},
 	{
