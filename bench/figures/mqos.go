@@ -42,7 +42,7 @@ func mqosExample(w *harness) error {
 	}
 	var first *schedule.Request
 	for i, paper := range []string{"cpu's sub-scheduler first; (6, 5, 3) from 100s and 60s", "the network's next", "the disk's next"} {
-		r, _, ok := s.Next(nil)
+		r, _, ok := s.Next(schedule.First)
 		if !ok {
 			return fmt.Errorf("request %d was not sent", i+1)
 		}

@@ -15,7 +15,7 @@ func busy(t testing.TB, mode Mode) (step func()) {
 	var flying []*Request
 	drain := func() {
 		for {
-			r, _, ok := s.Next(first)
+			r, _, ok := s.Next(First)
 			if !ok {
 				return
 			}

@@ -15,13 +15,13 @@ func TestTypeWithoutRequestsHoldsUpNone(t *testing.T) {
 	s := schedulerOf(t, Config{Resources: 3}, 1)
 	arrive(t, s, 0, 9, 1, 1)
 	for range 10 { // at a tie all types have their turn
-		s.Next(first)
+		s.Next(First)
 	}
 	g.Expect(s.Classes()[0].InFlight).To(Equal(1))
 	arrive(t, s, 0, 9, 1, 1)
 	sent := 0
 	for range 100 {
-		if _, _, ok := s.Next(first); ok {
+		if _, _, ok := s.Next(First); ok {
 			sent++
 		}
 	}
@@ -39,7 +39,7 @@ func TestNoDeadlock(t *testing.T) {
 	for range 100 {
 		r := arrive(t, s, 0, 6, 5)
 		for range 10 {
-			if _, _, ok := s.Next(first); ok {
+			if _, _, ok := s.Next(First); ok {
 				sent++
 				s.Done(r, nil)
 			}
@@ -62,7 +62,7 @@ func TestNoTypeStarves(t *testing.T) {
 		arrive(t, s, 0, 4, 0, 5)
 	}
 	for len(flying) < 5 {
-		if r, _, ok := s.Next(first); ok {
+		if r, _, ok := s.Next(First); ok {
 			flying = append(flying, r)
 		}
 	}
@@ -72,7 +72,7 @@ func TestNoTypeStarves(t *testing.T) {
 	for range 500 {
 		arrive(t, s, 0, 4, 5, 0)
 		arrive(t, s, 0, 4, 0, 5)
-		if r, _, ok := s.Next(first); ok {
+		if r, _, ok := s.Next(First); ok {
 			flying = append(flying, r)
 			if r.kind == 0 {
 				ofFirst++
@@ -103,7 +103,7 @@ func TestWeightsUnderLoad(t *testing.T) {
 	}
 	for range 3000 {
 		for {
-			r, _, ok := s.Next(first)
+			r, _, ok := s.Next(First)
 			if !ok {
 				break
 			}

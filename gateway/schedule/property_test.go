@@ -200,7 +200,7 @@ func TestNoStarvation(t *testing.T) {
 					w.arrive(t, i, cost)
 				}
 			}
-			if r, _, ok := w.Next(first); ok {
+			if r, _, ok := w.Next(First); ok {
 				w.flying = append(w.flying, r)
 				w.queued = slices.DeleteFunc(w.queued, func(q *Request) bool { return q == r })
 			} else {
@@ -255,7 +255,7 @@ func TestGuarantee(t *testing.T) {
 				}
 			}
 			before := slices.Clone(w.classes)
-			r, _, ok := w.Next(first)
+			r, _, ok := w.Next(First)
 			if granted := (w.classes[0].granted - before[0].granted) / before[0].quantum; granted > 0 { // of the same many quanta each, while it has requests
 				after := w.classes
 				w.classes = before
@@ -355,8 +355,8 @@ func TestPermutation(t *testing.T) {
 				if sums := one.sum[:n]; len(slices.Compact(slices.Sorted(slices.Values(sums)))) < n {
 					return // a tie: turns are by number
 				}
-				a, at, okA := one.Next(first)
-				b, bt, okB := two.Next(first)
+				a, at, okA := one.Next(First)
+				b, bt, okB := two.Next(First)
 				if okA != okB || at != bt || okA && a.Value != b.Value {
 					t.Fatalf("request %d: %v at %d (%v), permuted %v at %d (%v)", i, a, at, okA, b, bt, okB)
 				}

@@ -28,9 +28,6 @@ func arrive(t testing.TB, s *Scheduler, class int, cost ...float64) *Request {
 	return r
 }
 
-// first is a pick of the first server that fits.
-func first(_ *Request, fits []int) int { return fits[0] }
-
 // The paper's figure 6: three resources, weights 6:3:1, quanta 60, 30 and 10. The text
 // gives the first request, the order of the types, and that the first response returns
 // at the end; the vectors of the second and third are such that this order comes out.
@@ -55,7 +52,7 @@ func TestWorkedExample(t *testing.T) {
 		{network, Vector{91, 93, 90}, Vector{51, 53, 50}},
 		{disk, Vector{89, 85, 86}, Vector{49, 45, 46}},
 	} {
-		got, server, ok := s.Next(first)
+		got, server, ok := s.Next(First)
 		g.Expect(ok).To(BeTrue())
 		g.Expect(server).To(Equal(0))
 		g.Expect(got).To(BeIdenticalTo(step.want))
@@ -104,7 +101,7 @@ func TestBaselines(t *testing.T) {
 			arrive(t, s, 1, 6, 50)
 		}
 		for range 50 {
-			r, _, ok := s.Next(first)
+			r, _, ok := s.Next(First)
 			if !ok {
 				break
 			}
@@ -150,12 +147,12 @@ func TestServers(t *testing.T) {
 	s.SetCapacity(0, Vector{20})
 	early := arrive(t, s, 0, 70)
 	arrive(t, s, 0, 70)
-	_, _, ok = s.Next(first)
+	_, _, ok = s.Next(First)
 	g.Expect(ok).To(BeTrue())
-	_, _, ok = s.Next(first)
+	_, _, ok = s.Next(First)
 	g.Expect(ok).To(BeFalse())
 	s.Done(early, nil)
-	_, _, ok = s.Next(first)
+	_, _, ok = s.Next(First)
 	g.Expect(ok).To(BeTrue())
 }
 
@@ -169,7 +166,7 @@ func TestClassesAdvanceTogether(t *testing.T) {
 	}
 	var flying []*Request
 	for range 5000 {
-		for r, _, ok := s.Next(first); ok; r, _, ok = s.Next(first) {
+		for r, _, ok := s.Next(First); ok; r, _, ok = s.Next(First) {
 			flying = append(flying, r)
 			arrive(t, s, r.Class, r.Cost...)
 		}
@@ -185,7 +182,7 @@ func TestAdopt(t *testing.T) {
 	g := NewWithT(t)
 	old := schedulerOf(t, Config{Resources: 1}, 1)
 	r := arrive(t, old, 0, 30)
-	_, _, ok := old.Next(first)
+	_, _, ok := old.Next(First)
 	g.Expect(ok).To(BeTrue())
 	s := schedulerOf(t, Config{Resources: 1, Servers: 2}, 1, 1)
 	r.Class = 1

@@ -31,7 +31,7 @@ func arrive(t *testing.T, s *paperScheduler, class int, cost ...float64) *visit 
 }
 
 func next(s *paperScheduler) *visit {
-	if r, _, ok := s.Next(nil); ok {
+	if r, _, ok := s.Next(schedule.First); ok {
 		return r.Value.(*visit)
 	}
 	return nil

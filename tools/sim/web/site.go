@@ -185,7 +185,7 @@ func (s *site) ask(c *visit) {
 // resource: the paper's scheduler never rests.
 func (s *site) trigger() {
 	for missed := 0; missed < len(s.stations); {
-		r, _, ok := s.scheduler.Next(nil)
+		r, _, ok := s.scheduler.Next(schedule.First)
 		if !ok {
 			missed++
 			continue
