@@ -28,9 +28,9 @@ import (
 // Bounds of what brokers are asked.
 const (
 	brokerTimeout = 3 * time.Second
-	maxAnswer     = 8 << 20 // bytes
+	maxAnswer     = 8 << 20             // bytes
 	maxElements   = bounded.MaxElements // of an answer's arrays, or of its metrics
-	maxRemembered = 64      // answers
+	maxRemembered = 64                  // answers
 	maxHeld       = 4 * maxAnswer
 	maxShown      = 100     // clients of a broker on a page
 	maxPeeked     = 4 << 10 // bytes of a message's body on a page

@@ -27,7 +27,9 @@ func TestCertificatesTowardsEtcd(t *testing.T) {
 		}, io.Discard)
 		testkit.Must(t, err)
 		log := new(testkit.Buffer)
-		testkit.Run(t, func(ctx context.Context) error { return program.Run(ctx, slog.New(slog.NewTextHandler(log, nil)), level) })
+		testkit.Run(t, func(ctx context.Context) error {
+			return program.Run(ctx, slog.New(slog.NewTextHandler(log, nil)), level)
+		})
 		return log
 	}
 	says := func(log *testkit.Buffer, what string, times int) {
