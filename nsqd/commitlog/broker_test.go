@@ -59,6 +59,8 @@ type lives struct {
 	log      []string
 
 	sim *commitlog.SimDisk
+	bad bool // operations on it fail at times
+	was bool // they have in this life
 	st  *broker.Storage
 	b   *broker.Broker
 	top *broker.Topic
@@ -87,15 +89,22 @@ func (l *lives) fatalf(format string, args ...any) {
 
 func (l *lives) now() time.Duration { return time.Since(l.begin) }
 
-// ok says whether something was done, for which there is no excuse but that the power
-// is gone.
+// ok says whether something was done for good, for which there is no excuse but that the
+// power is gone or the disk fails.
 func (l *lives) ok(what string, err error) bool {
 	dead := l.sim.Dead()
-	l.note("%s: %v, power gone: %v", what, err, dead)
-	if err != nil && !dead {
+	l.note("%s: %v, power gone: %v, disk fails: %v", what, err, dead, l.bad)
+	if err != nil && !dead && !l.bad {
 		l.fatalf("%s: %v", what, err)
 	}
-	return !dead
+	return !dead && !l.bad
+}
+
+// fails has the disk fail at times, or no longer.
+func (l *lives) fails(percent int) {
+	l.bad, l.was = percent > 0, l.was || percent > 0
+	l.sim.Fail(percent, l.fsync) // without fsync nothing is said of a system that forgets what it could not write
+	l.note("%d %% of what the disk does fails", percent)
 }
 
 func (l *lives) open() {
@@ -212,10 +221,9 @@ func (l *lives) publish() {
 		if err == nil {
 			err = l.top.Sync(stored)
 		}
-		l.waits[l.n] = l.paused
 		// An answer is one although the power went right after it.
 		if l.ok(fmt.Sprint("publish ", l.n, " for ", p.Defer), err) || err == nil {
-			l.durable[l.n] = l.through || l.fsync
+			l.waits[l.n], l.durable[l.n] = l.paused, l.through || l.fsync
 			for _, c := range l.channels {
 				c.owed[l.n] = true
 			}
@@ -380,7 +388,7 @@ func (l *lives) step() {
 	case 16:
 		if name := "c" + strconv.Itoa(l.rng.IntN(2)); l.channels[name] == nil {
 			l.subscribe(name)
-		} else {
+		} else if !l.bad { // or it may come back with what it had
 			delete(l.channels, name)
 			err := l.top.DeleteChannel(name)
 			l.b.Recorded()
@@ -406,7 +414,11 @@ func (l *lives) step() {
 		c.last = 0
 		clear(c.held)
 	case 18:
-		l.sim.DieSoon(1 + l.rng.IntN(25))
+		if l.rng.IntN(2) == 0 {
+			l.sim.DieSoon(1 + l.rng.IntN(25))
+		} else {
+			l.fails(l.rng.IntN(2) * (1 + l.rng.IntN(60)))
+		}
 	case 19:
 		if l.rng.IntN(2) == 0 {
 			l.sim.Die()
@@ -442,8 +454,10 @@ func (l *lives) discards(c *channelOwner, ok bool) {
 
 // stop ends the process in order.
 func (l *lives) stop() {
+	l.fails(0)
 	err := l.close()
-	if !l.ok("stop", err) {
+	var undurable *commitlog.SyncError // of an earlier fsync, which was told of then
+	if errors.As(err, &undurable) && l.was || !l.ok("stop", err) {
 		l.crash()
 		return
 	}
@@ -457,6 +471,7 @@ func (l *lives) stop() {
 // crash ends the process without a word: what it had in memory alone is gone.
 func (l *lives) crash() {
 	l.note("crash")
+	l.fails(0)
 	recorded, err := os.ReadFile(l.metadata)
 	l.sim.Die()
 	_ = l.close()
@@ -478,6 +493,7 @@ func (l *lives) crash() {
 }
 
 func (l *lives) next() {
+	l.was = false
 	<-time.After(time.Millisecond) // ids are of the wall clock, here a virtual one
 	for _, c := range l.channels {
 		c.last = 0
@@ -520,6 +536,7 @@ func (l *lives) run(steps int) {
 	}
 	// All of it comes in the end.
 	l.note("the end")
+	l.fails(0)
 	l.top.Unpause()
 	left := func() (n int) {
 		for _, c := range l.channels {
@@ -581,7 +598,7 @@ func TestWhatWasEmptiedInMemoryStaysSoThroughACrash(t *testing.T) {
 }
 
 // The broker's store over real logs, with the power lost, or the process killed, at any
-// write, fsync or rename: what was answered as accepted comes to each channel, in
+// write, fsync or rename, and any of them failing: what was answered as accepted comes to each channel, in
 // order, with its attempts and not before its time; nothing comes again that was
 // finished before the last snapshot; what was emptied, deleted or sought stays so.
 func TestABrokerThroughAnyCrash(t *testing.T) {

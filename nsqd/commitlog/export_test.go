@@ -1,5 +1,7 @@
 package commitlog
 
+import "syscall"
+
 // SimDisk is simDisk, for tests of those who use a log.
 type SimDisk = simDisk
 
@@ -38,4 +40,18 @@ func (d *SimDisk) Kill() {
 	d.mu.Lock()
 	d.dead, d.dieAt = false, 0
 	d.mu.Unlock()
+}
+
+// Fail has so many of a hundred operations fail from now on: the disk is full, or broken.
+// Unless it forgets, what an fsync fails for still reads as it was written.
+func (d *SimDisk) Fail(percent int, forgets bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.mindful = !forgets
+	d.fault = func(string, string) error {
+		if d.rng.IntN(100) >= percent {
+			return nil
+		}
+		return []error{syscall.EIO, syscall.ENOSPC}[d.rng.IntN(2)]
+	}
 }
