@@ -371,6 +371,9 @@ func (l *lives) step() {
 		ok := l.ok("empty "+name, l.top.EmptyChannel(name))
 		l.discards(c, ok)
 	case 15:
+		if l.was { // what could not be read when the topic was unpaused waits there still
+			return
+		}
 		l.top.Empty()
 		ok := l.ok("empty the topic", nil)
 		for n := range l.waits {
