@@ -25,7 +25,7 @@ func TestABrokerThatIsForgottenIsNotAway(t *testing.T) {
 	}
 }
 
-// A follower keeps nothing of a topic that nobody watches any more.
+// A follower keeps nothing of a topic that no client watches any more.
 func TestAFollowerForgetsWhoWatched(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		leader := idle(t, 1)
@@ -103,7 +103,7 @@ func TestAProfileTakesNothingOfAnotherTopic(t *testing.T) {
 	}
 }
 
-// Whoever sees that a broker drains knows who asked for it.
+// A caller that sees that a broker drains knows who asked for it.
 func TestWhoHasABrokerDrainedIsKnownAtOnce(t *testing.T) {
 	c := idle(t, 1)
 	stop, ended := make(chan struct{}), make(chan error, 1)

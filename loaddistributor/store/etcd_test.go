@@ -126,7 +126,7 @@ func TestEtcdComesLate(t *testing.T) {
 // dial timeout.
 func TestDialingEndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	ln := testkit.Listen(t) // and nobody accepts
+	ln := testkit.Listen(t) // which accepts nothing
 	ctx, stop := context.WithCancel(t.Context())
 	cfg := EtcdConfig{
 		Client: clientv3.Config{Endpoints: []string{"http://" + ln.Addr().String()}, Username: "u", Password: "p", DialTimeout: time.Hour, Logger: zap.NewNop()},

@@ -25,7 +25,7 @@ type silent struct {
 func (s silent) Read(b []byte) (int, error) { return s.computing.Read(b) }
 
 // A decompressor works while it has a turn, of which there are as many as processors but one,
-// and has none while it waits for bytes: connections that are idle keep nobody waiting.
+// and has none while it waits for bytes: connections that are idle keep no other waiting.
 func TestDecompressorsTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := &env{unpacks: make(chan struct{}, 1)}

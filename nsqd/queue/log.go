@@ -117,7 +117,7 @@ func (l *log) next(o Offset) (m *Message, none Offset) {
 }
 
 // span is a run of offsets that were emptied out of the backlog, or carried forward for a
-// channel that is gone: who is behind finds messages there that are nobody's.
+// channel that is gone: who is behind finds messages there that no channel gets.
 type span struct{ from, to Offset }
 
 // maxVoid is how many spans are remembered for a Seek alone. What was emptied before them
