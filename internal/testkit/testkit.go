@@ -161,21 +161,37 @@ func Listen(t testing.TB) net.Listener {
 }
 
 // Serve has a server, such as one of gRPC, serve until t ends, and returns its address.
+// It returns when the server accepts: one of gRPC that is stopped before says so as an error.
 func Serve(t testing.TB, server interface {
 	Serve(net.Listener) error
 	Stop()
 }) (address string) {
 	t.Helper()
-	ln := Listen(t)
+	ln := &awaited{Listener: Listen(t), accepts: make(chan struct{})}
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(ln) }()
+	select {
+	case <-ln.accepts:
+	case err := <-done:
+		t.Fatalf("serve: %v", err)
+	}
 	t.Cleanup(func() {
 		server.Stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		NoError(t, <-done)
 	})
 	return ln.Addr().String()
+}
+
+// awaited is a listener that tells when a server first accepts.
+type awaited struct {
+	net.Listener
+	accepts chan struct{}
+	once    sync.Once
+}
+
+func (l *awaited) Accept() (net.Conn, error) {
+	l.once.Do(func() { close(l.accepts) })
+	return l.Listener.Accept()
 }
 
 // Run has run go on until t ends, or stop is called, which waits for it. An error of it

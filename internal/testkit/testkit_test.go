@@ -266,6 +266,29 @@ func TestRunEndsWithTheTest(t *testing.T) {
 	}
 }
 
+// slow is a server that takes its time to start, and that it was stopped before is an error.
+type slow struct{ stopped chan struct{} }
+
+func (s slow) Serve(ln net.Listener) error {
+	for range 1000 {
+		runtime.Gosched()
+	}
+	select {
+	case <-s.stopped:
+		return errors.New("stopped before it served")
+	default:
+	}
+	go func() { <-s.stopped; ln.Close() }()
+	_, _ = ln.Accept()
+	return nil
+}
+
+func (s slow) Stop() { close(s.stopped) }
+
+func TestAServerAcceptsBeforeItIsStopped(t *testing.T) {
+	t.Run("that takes its time", func(t *testing.T) { testkit.Serve(t, slow{make(chan struct{})}) })
+}
+
 func TestWhatNeverComes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, asked := new(recorder), 0
