@@ -215,16 +215,16 @@ var _ = Describe("a publisher", func() {
 
 	It("says what it waited for when its time is over", func() {
 		a.Close()
-		short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
-		defer cancel()
-		_, err := c.Publisher(short, topic, "p")
-		Expect(err).To(MatchError(context.DeadlineExceeded))
-		Expect(err).To(MatchError(ContainSubstring("connect to broker " + a.Address())))
+		briefly := func() error {
+			short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+			defer cancel()
+			_, err := c.Publisher(short, topic, "p")
+			return err
+		}
+		// A machine may be too busy to come as far as the broker in that time.
+		Eventually(briefly).Should(And(MatchError(context.DeadlineExceeded), MatchError(ContainSubstring("connect to broker "+a.Address()))))
 		placement.Close()
-		short, cancel = context.WithTimeout(ctx, 100*time.Millisecond)
-		defer cancel()
-		_, err = c.Publisher(short, topic, "p")
-		Expect(err).To(MatchError(context.DeadlineExceeded))
+		Expect(briefly()).To(MatchError(context.DeadlineExceeded))
 	})
 
 	It("hands on a refusal, and goes on", func() {
@@ -642,15 +642,17 @@ var _ = Describe("a publisher", func() {
 				ids = append(ids, fmt.Sprintf("r%02d", i))
 			}
 			place(a, ids...)
+			began := time.Now()
 			for _, id := range ids {
 				open(id)
 			}
 			Eventually(func() int { _, open := placement.Watches(); return open }).Should(Equal(1))
 			place(b, ids...)
 			Eventually(b.Clients).Should(Equal(ids))
-			opened, openNow := placement.Watches()
-			Expect(openNow).To(Equal(1))
-			Expect(opened).To(BeNumerically("<", len(ids)), "streams are not opened one by one")
+			Eventually(func() int { _, open := placement.Watches(); return open }).Should(Equal(1), "the one before ends")
+			opened, _ := placement.Watches()
+			// On a busy machine publishers come one by one.
+			Expect(opened).To(BeNumerically("<=", 1+time.Since(began)/client.JoinPause), "a stream waits for more to join before the next is opened")
 		})
 		It("does not let one publisher's removal touch the others", func() {
 			p, q := open("p"), open("q")
