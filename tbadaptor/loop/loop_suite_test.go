@@ -36,7 +36,7 @@ func TestLoop(t *testing.T) {
 
 func config() loop.Config {
 	return loop.Config{
-		Period: 10 * time.Millisecond, Window: time.Second, AckTimeout: 10 * time.Second, Leases: loop.DefaultLeases(),
+		Period: 10 * time.Millisecond, Window: time.Second, AckTimeout: testkit.Hang, Leases: loop.DefaultLeases(),
 		Log: slog.New(slog.NewTextHandler(GinkgoWriter, nil)),
 	}
 }

