@@ -71,11 +71,13 @@ var _ = overBoth("a peer that is slow", func() {
 		}
 		Eventually(func() int { return n.server.Stats().Connections }).Should(Equal(1), "the dead one is cut")
 		other := n.dial()
-		other.send(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), 2500))
+		other.send(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), 1)) // no more than sockets take, or it has to be quick, too
 		other.expect(wire.FrameResponse, "OK")
 		seen := map[uint32]bool{}
 		for range total {
-			seen[binary.BigEndian.Uint32(other.message().Body)] = true
+			m := other.message()
+			seen[binary.BigEndian.Uint32(m.Body)] = true
+			other.send(wire.AppendFin(nil, m.ID))
 		}
 		Expect(seen).To(HaveLen(total))
 	})
