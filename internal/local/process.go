@@ -380,7 +380,7 @@ func (p *Process) Stop() error {
 	}
 	// Where it hangs, a Go program says when it is told to quit.
 	_ = p.Signal(syscall.SIGQUIT) // an error means that it has ended
-	timer.Reset(min(p.within, 5*time.Second))
+	timer.Reset(10 * time.Second) // a busy machine lets it wait, too
 	select {
 	case <-p.done:
 	case <-timer.C:
