@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -103,7 +102,7 @@ func dial(t *testing.T, args ...string) (web string, admin srtmv1.AdmissionAdmin
 	return web, admin, conn
 }
 
-var web = &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+var web = &http.Client{Timeout: testkit.Hang, Transport: &http.Transport{DisableKeepAlives: true}}
 
 // get returns code, body, and the headers that a caller acts on.
 func get(t *testing.T, url, post string) string {

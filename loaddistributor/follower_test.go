@@ -307,7 +307,7 @@ func TestALeaderThatLosesItsStoreAnswers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	client := &http.Client{Timeout: testkit.Hang, Transport: &http.Transport{DisableKeepAlives: true}}
 	m.until(t, "it leads no more", func() bool {
 		for _, address := range []string{m.rpc, m.web} {
 			conn, err := net.Dial("tcp", address)

@@ -128,7 +128,7 @@ func TestTenants(t *testing.T) {
 
 func get(t *testing.T, url string) (int, []byte) {
 	t.Helper()
-	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	client := &http.Client{Timeout: testkit.Hang, Transport: &http.Transport{DisableKeepAlives: true}}
 	r := testkit.Result(client.Get(url)).Must(t)
 	defer r.Body.Close()
 	body := testkit.Result(io.ReadAll(r.Body)).Must(t)

@@ -75,7 +75,7 @@ func get(t *testing.T, c *http.Client, url string) (int, string) {
 func client(t *testing.T, c *tls.Config) *http.Client {
 	transport := &http.Transport{TLSClientConfig: c}
 	t.Cleanup(transport.CloseIdleConnections)
-	return &http.Client{Transport: transport, Timeout: 10 * time.Second}
+	return &http.Client{Transport: transport, Timeout: testkit.Hang}
 }
 
 // Certificates and authorities that are replaced count for who comes then: also for one that
@@ -233,7 +233,7 @@ func TestUnixSockets(t *testing.T) {
 			if err != nil || bytes.Count(out, []byte("OK")) != 2 || !bytes.Contains(out, []byte("E_INVALID")) {
 				t.Errorf("%q %v", out, err)
 			}
-			c := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			c := &http.Client{Timeout: testkit.Hang, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 				return (&net.Dialer{}).DialContext(ctx, "unix", web)
 			}}}
 			code, body := get(t, c, "http://nsqd/info")

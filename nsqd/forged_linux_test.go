@@ -62,7 +62,7 @@ func TestForgedStampsReleaseNothingSooner(t *testing.T) {
 	publish(bytes.Repeat(one, messages), messages)
 
 	var lines []string
-	for give := time.Now().Add(20 * time.Second); len(lines) < messages+1; runtime.Gosched() {
+	for give := time.Now().Add(testkit.Hang); len(lines) < messages+1; runtime.Gosched() {
 		text, err := os.ReadFile(trace)
 		if err != nil || time.Now().After(give) {
 			t.Fatalf("%d messages have left, %v", len(lines), err)

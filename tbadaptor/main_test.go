@@ -57,7 +57,7 @@ func TestTheDaemonServesUntilItIsStopped(t *testing.T) {
 	testkit.Must(t, err)
 	_, err = grants.ListShares(limit, &srtmv1.ListSharesRequest{})
 	testkit.Must(t, err)
-	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	client := &http.Client{Timeout: testkit.Hang, Transport: &http.Transport{DisableKeepAlives: true}}
 	for path, want := range map[string]string{"/healthz": "ok", "/metrics": "srtm_tbadaptor_sessions 0", "/debug/state": `"topics"`} {
 		r := testkit.Result(client.Get("http://" + webAddress + path)).Must(t)
 		body, err := io.ReadAll(r.Body)

@@ -21,7 +21,7 @@ func script(t *testing.T, dir, name, text string) {
 }
 
 func config(dir string) ClusterConfig {
-	return ClusterConfig{Brokers: 2, Mcap: 10, BinDir: dir, LogDir: dir, StartTimeout: 20 * time.Second}
+	return ClusterConfig{Brokers: 2, Mcap: 10, BinDir: dir, LogDir: dir, StartTimeout: testkit.Hang}
 }
 
 func TestAProcessThatDiesAtOnceIsNamedWithItsLastWords(t *testing.T) {

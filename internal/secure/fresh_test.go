@@ -107,7 +107,7 @@ func TestCredentialsAreReplacedWhileTheyAreUsed(t *testing.T) {
 	ln, web := testkit.Listen(t), testkit.Listen(t)
 	done := make(chan error, 2)
 	go func() { done <- rpc.Serve(ln) }()
-	pages := &http.Server{Handler: s.Handler(http.NotFoundHandler()), ReadHeaderTimeout: time.Second, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0)}
+	pages := &http.Server{Handler: s.Handler(http.NotFoundHandler()), ReadHeaderTimeout: testkit.Hang, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0)}
 	go func() { done <- pages.Serve(s.Listener(web)) }()
 	t.Cleanup(func() {
 		rpc.Stop()

@@ -140,7 +140,7 @@ func (s *sender) send(p []byte) span {
 // acked waits until the peer's kernel has acknowledged everything.
 func (s *sender) acked() mono.Time {
 	s.t.Helper()
-	for give := time.Now().Add(20 * time.Second); ; runtime.Gosched() {
+	for give := time.Now().Add(testkit.Hang); ; runtime.Gosched() {
 		var left int
 		var inner error
 		err := s.raw.Control(func(fd uintptr) { left, inner = unix.IoctlGetInt(int(fd), unix.TIOCOUTQ) })

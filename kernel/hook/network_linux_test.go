@@ -148,7 +148,7 @@ func (n *network) connect(s *Stamper, address string) (client *sender, server ne
 	n.t.Helper()
 	var ln net.Listener
 	n.in(n.to, func() { ln = listen(n.t, s, "tcp", address) })
-	n.in(n.from, func() { client = dial(n.t, ln, net.Dialer{Timeout: 20 * time.Second}) })
+	n.in(n.from, func() { client = dial(n.t, ln, net.Dialer{Timeout: testkit.Hang}) })
 	return client, accept(n.t, ln)
 }
 

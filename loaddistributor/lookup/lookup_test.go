@@ -11,7 +11,6 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/nsqio/go-nsq"
 
@@ -161,7 +160,7 @@ func TestAStockConsumerFindsTheBrokers(t *testing.T) {
 	defer server.Close()
 
 	cfg := nsq.NewConfig()
-	cfg.DialTimeout = 5 * time.Second
+	cfg.DialTimeout = testkit.Hang
 	consumer := testkit.Result(nsq.NewConsumer("orders", "test", cfg)).Must(t)
 	consumer.SetLoggerLevel(nsq.LogLevelMax)
 	consumer.AddHandler(nsq.HandlerFunc(func(*nsq.Message) error { return nil }))

@@ -162,7 +162,7 @@ func text(status int, body string) func(http.ResponseWriter) {
 }
 
 func config(addresses ...string) auth.Config {
-	return auth.Config{Addresses: addresses, Method: http.MethodGet, ConnectTimeout: 2 * time.Second, RequestTimeout: 5 * time.Second}
+	return auth.Config{Addresses: addresses, Method: http.MethodGet, ConnectTimeout: testkit.Hang, RequestTimeout: testkit.Hang}
 }
 
 func servers(t *testing.T, c auth.Config) *auth.Servers {

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"sync/atomic"
-	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -40,8 +39,6 @@ func numbered(i, size int) []byte {
 	return append(fmt.Appendf(nil, "%08d", i), make([]byte, size-8)...)
 }
 
-const patience = 20 * time.Second
-
 var _ = Describe("the memory of messages", func() {
 	batch := func(t *broker.Topic, b broker.Bodies, noWait bool) error {
 		now := clock.Mono()
@@ -67,8 +64,8 @@ var _ = Describe("the memory of messages", func() {
 		Expect(t.DeleteChannel("c")).To(Succeed())
 		Expect(held(b)).To(BeEquivalentTo(5*each), "the other channel has them")
 		r := read(t, "d", 10, true)
-		Eventually(r.count).WithTimeout(patience).Should(Equal(5))
-		Eventually(func() int64 { return held(b) }).WithTimeout(patience).Should(BeZero())
+		Eventually(r.count).Should(Equal(5))
+		Eventually(func() int64 { return held(b) }).Should(BeZero())
 		t.Pause()
 		Expect(publish(t, body)).To(Succeed())
 		t.Empty()
@@ -100,7 +97,7 @@ var _ = Describe("the memory of messages", func() {
 		Expect(modest.Stats().Counters.Refused).To(BeEquivalentTo(600))
 		By("a reader that makes room")
 		read(greedy, "c", 10, true)
-		Eventually(func() int { return greedy.Stats().Waiting }).WithTimeout(patience).Should(BeZero())
+		Eventually(func() int { return greedy.Stats().Waiting }).Should(BeZero())
 		Expect(publish(greedy, body)).To(Succeed())
 	})
 
@@ -122,14 +119,14 @@ var _ = Describe("the memory of messages", func() {
 		for range 100 {
 			Expect(publish(other, body)).To(Succeed())
 		}
-		Eventually(quick.count).WithTimeout(patience).Should(Equal(100))
+		Eventually(quick.count).Should(Equal(100))
 		By("being read")
 		r := read(t, "c", 10, true)
-		Eventually(r.count).WithTimeout(patience).Should(Equal(messages))
+		Eventually(r.count).Should(Equal(messages))
 		for i, d := range r.deliveries() {
 			Expect(bytes.HasPrefix(d.Body, fmt.Appendf(nil, "%08d", i))).To(BeTrue(), "message %d is %s", i, d.Body[:8])
 		}
-		Eventually(func() int64 { return held(b) }).WithTimeout(patience).Should(BeZero())
+		Eventually(func() int64 { return held(b) }).Should(BeZero())
 	})
 
 	It("is not needed twice to write it, now or at the end", func() {
@@ -155,7 +152,7 @@ var _ = Describe("the memory of messages", func() {
 		Expect(b.Restore()).To(Succeed())
 		for _, name := range []string{"t60", "t1"} {
 			r := read(topic(b, name), "c", 10, true)
-			Eventually(r.count).WithTimeout(patience).Should(Equal(messages))
+			Eventually(r.count).Should(Equal(messages))
 			for i, d := range r.deliveries() {
 				Expect(bytes.HasPrefix(d.Body, fmt.Appendf(nil, "%08d", i))).To(BeTrue(), "message %d is %s", i, d.Body[:8])
 			}
@@ -171,14 +168,14 @@ var _ = Describe("the memory of messages", func() {
 		// The backlog's 10, at most 100 on their way or one slice, and a slice in hand.
 		Expect(w.most).To(BeNumerically("<=", (10+2*256)*(10+queue.Overhead)))
 		r := read(t, "c", 100, true)
-		Eventually(r.count).WithTimeout(patience).Should(Equal(w.n))
+		Eventually(r.count).Should(Equal(w.n))
 		var got []string
 		for _, d := range r.deliveries() {
 			got = append(got, string(d.Body[:8]))
 		}
 		slices.Sort(got)
 		Expect(slices.Compact(got)).To(HaveLen(w.n))
-		Eventually(func() int64 { return held(b) }).WithTimeout(patience).Should(BeZero())
+		Eventually(func() int64 { return held(b) }).Should(BeZero())
 	})
 })
 

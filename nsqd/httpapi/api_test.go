@@ -108,7 +108,7 @@ func startOn(t *testing.T, storage *broker.Storage, set func(*httpapi.Config)) *
 		testkit.NoError(t, b.Close())
 	})
 	stamps := testkit.Result(hook.Open(hook.Off, hook.Config{}, log)).Must(t)
-	conns := testkit.Result(conn.New(conn.Config{Session: &sc, WriteTimeout: time.Second}, b, stamps, log)).Must(t)
+	conns := testkit.Result(conn.New(conn.Config{Session: &sc, WriteTimeout: testkit.Hang}, b, stamps, log)).Must(t)
 	return &node{t: t, broker: b, conns: conns, http: httpapi.New(config, b, conns, stamps, prometheus.NewRegistry(), log), lines: lines}
 }
 

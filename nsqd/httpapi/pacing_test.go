@@ -28,7 +28,7 @@ func TestPacingOverHTTP(t *testing.T) {
 	testkit.Must(t, err)
 	t.Cleanup(func() { b.Close() })
 	stamps := testkit.Result(hook.Open(hook.Off, hook.Config{}, log)).Must(t)
-	conns := testkit.Result(conn.New(conn.Config{Session: &sc, WriteTimeout: time.Second}, b, stamps, log)).Must(t)
+	conns := testkit.Result(conn.New(conn.Config{Session: &sc, WriteTimeout: testkit.Hang}, b, stamps, log)).Must(t)
 	registry := prometheus.NewRegistry()
 	api := httpapi.New(httpapi.Config{Session: &sc}, b, conns, stamps, registry, log)
 	ask := func(method, path, body string) *httptest.ResponseRecorder {

@@ -229,7 +229,7 @@ var node = lookupd.Node{BroadcastAddress: "node1", Hostname: "h", TCPPort: 4150,
 func config(c *catalog) lookupd.Config {
 	return lookupd.Config{
 		Node: node, Topics: c.list,
-		ConnectTimeout: 5 * time.Second, RequestTimeout: 5 * time.Second,
+		ConnectTimeout: testkit.Hang, RequestTimeout: testkit.Hang,
 		PingInterval: time.Hour, RetryAfter: 10 * time.Millisecond,
 		Log: slog.New(slog.NewTextHandler(GinkgoWriter, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
@@ -244,7 +244,6 @@ func run(cfg lookupd.Config, addresses ...string) *lookupd.Announcer {
 }
 
 var _ = Describe("an announcer", func() {
-	const soon = 10 * time.Second
 	var c *catalog
 
 	BeforeEach(func() {
@@ -255,7 +254,7 @@ var _ = Describe("an announcer", func() {
 	It("tells a daemon who it is and what there is, and then what changes", func() {
 		d := startDaemon("127.0.0.1:0")
 		a := run(config(c), d.address())
-		Eventually(d.registered).WithTimeout(soon).Should(Equal([]string{"t", "t a", "t b", "u"}))
+		Eventually(d.registered).Should(Equal([]string{"t", "t a", "t b", "u"}))
 		Expect(d.said()).To(Equal([]string{"IDENTIFY", "REGISTER t", "REGISTER t a", "REGISTER t b", "REGISTER u"}))
 		d.mu.Lock()
 		for _, r := range d.mu.conns {
@@ -265,12 +264,12 @@ var _ = Describe("an announcer", func() {
 
 		c.set(topic("t", "a", "c#ephemeral"), topic("v", "x"))
 		a.Notify()
-		Eventually(d.registered).WithTimeout(soon).Should(Equal([]string{"t", "t a", "t c#ephemeral", "v", "v x"}))
+		Eventually(d.registered).Should(Equal([]string{"t", "t a", "t c#ephemeral", "v", "v x"}))
 		Expect(d.said()).To(Equal([]string{"UNREGISTER u", "UNREGISTER t b", "REGISTER t c#ephemeral", "REGISTER v", "REGISTER v x"}))
 
 		c.set()
 		a.Notify()
-		Eventually(d.registered).WithTimeout(soon).Should(BeEmpty())
+		Eventually(d.registered).Should(BeEmpty())
 		Expect(d.said()).To(Equal([]string{"UNREGISTER v x", "UNREGISTER v", "UNREGISTER t c#ephemeral", "UNREGISTER t a", "UNREGISTER t"}))
 		Expect(a.State()).To(Equal([]lookupd.State{{Address: d.address(), Connected: true}}))
 	})
@@ -283,17 +282,17 @@ var _ = Describe("an announcer", func() {
 		c.set(many...)
 		d := startDaemon("127.0.0.1:0")
 		run(config(c), d.address())
-		Eventually(func() int { return len(d.registered()) }).WithTimeout(soon).Should(Equal(20_000))
+		Eventually(func() int { return len(d.registered()) }).Should(Equal(20_000))
 	})
 
 	It("tells everything again to a daemon that lost it", func() {
 		d := startDaemon("127.0.0.1:0")
 		a := run(config(c), d.address())
-		Eventually(d.registered).WithTimeout(soon).Should(HaveLen(4))
+		Eventually(d.registered).Should(HaveLen(4))
 		d.said()
 		c.set(topic("t"))
 		d.cut()
-		Eventually(d.registered).WithTimeout(soon).Should(Equal([]string{"t"}))
+		Eventually(d.registered).Should(Equal([]string{"t"}))
 		Expect(d.said()).To(Equal([]string{"IDENTIFY", "REGISTER t"}))
 		Eventually(func() uint64 { return a.State()[0].Failures }).Should(BeEquivalentTo(1))
 	})
@@ -310,9 +309,9 @@ var _ = Describe("an announcer", func() {
 				return s.Failures
 			}
 			return 0
-		}).WithTimeout(soon).Should(BeNumerically(">=", 2))
+		}).Should(BeNumerically(">=", 2))
 		d := startDaemon(address)
-		Eventually(d.registered).WithTimeout(soon).Should(HaveLen(4))
+		Eventually(d.registered).Should(HaveLen(4))
 	})
 
 	It("keeps in touch while nothing changes", func() {
@@ -320,24 +319,24 @@ var _ = Describe("an announcer", func() {
 		cfg := config(c)
 		cfg.PingInterval = 5 * time.Millisecond
 		run(cfg, d.address())
-		Eventually(d.pings).WithTimeout(soon).Should(BeNumerically(">=", 3))
+		Eventually(d.pings).Should(BeNumerically(">=", 3))
 		Expect(d.registered()).To(HaveLen(4))
 	})
 
 	It("informs the daemons it is given at run time, and no others any more", func() {
 		d, e := startDaemon("127.0.0.1:0"), startDaemon("127.0.0.1:0")
 		a := run(config(c), d.address())
-		Eventually(d.registered).WithTimeout(soon).Should(HaveLen(4))
+		Eventually(d.registered).Should(HaveLen(4))
 		Expect(a.SetAddresses([]string{d.address(), e.address()})).To(Succeed())
-		Eventually(e.registered).WithTimeout(soon).Should(HaveLen(4))
+		Eventually(e.registered).Should(HaveLen(4))
 		Expect(a.SetAddresses([]string{e.address()})).To(Succeed())
-		Eventually(d.registered).WithTimeout(soon).Should(BeEmpty())
+		Eventually(d.registered).Should(BeEmpty())
 		Expect(a.Addresses()).To(Equal([]string{e.address()}))
 		Expect(a.SetAddresses([]string{d.address(), "nonsense", ":"})).To(MatchError(And(ContainSubstring(`"nonsense"`), ContainSubstring(`":"`))))
 		Expect(a.Addresses()).To(Equal([]string{e.address()}))
 		Expect(a.SetAddresses(nil)).To(Succeed())
-		Eventually(e.registered).WithTimeout(soon).Should(BeEmpty())
-		Eventually(a.State).WithTimeout(soon).Should(BeEmpty())
+		Eventually(e.registered).Should(BeEmpty())
+		Eventually(a.State).Should(BeEmpty())
 		c.set(topic("t"))
 		a.Notify()
 	})
@@ -351,9 +350,9 @@ var _ = Describe("an announcer", func() {
 			cfg.Log = slog.New(slog.NewTextHandler(log, nil))
 			cfg.RequestTimeout = 50 * time.Millisecond
 			run(cfg, d.address())
-			Eventually(log.String).WithTimeout(soon).Should(ContainSubstring(want))
+			Eventually(log.String).Should(ContainSubstring(want))
 			d.replies(nil)
-			Eventually(d.registered).WithTimeout(soon).Should(HaveLen(4))
+			Eventually(d.registered).Should(HaveLen(4))
 		},
 		Entry("an error", func(c string) string {
 			if c == "REGISTER t a" {
@@ -403,7 +402,7 @@ var _ = Describe("an announcer", func() {
 			cfg.Log = slog.New(slog.NewTextHandler(log, nil))
 			cfg.RequestTimeout = 20 * time.Millisecond
 			run(cfg, ln.Addr().String())
-			Eventually(log.String).WithTimeout(soon).Should(ContainSubstring(want))
+			Eventually(log.String).Should(ContainSubstring(want))
 		},
 		Entry("says nothing", nil, "no answer within 20ms"),
 		Entry("speaks HTTP", []byte("HTTP/1.1 400 Bad Request\r\n\r\n"), "is longer than"),
@@ -452,7 +451,7 @@ var _ = Describe("an announcer", func() {
 			Eventually(func() bool {
 				s := a.State()
 				return len(s) == len(webs) && !slices.ContainsFunc(s, func(s lookupd.State) bool { return !s.Connected })
-			}).WithTimeout(soon).Should(BeTrue())
+			}).Should(BeTrue())
 			Expect(a.Channels(context.Background(), "t#ephemeral")).To(Equal([]string{"a", "b"}))
 		})
 
