@@ -39,6 +39,13 @@ var (
 	_ = Describe("a fleet on the portable poller", func() { behaviour(true) })
 )
 
+// readyAtOnce asks a fleet that may not have tried yet.
+func readyAtOnce(ctx context.Context, f *fleet.Fleet) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Millisecond)
+	defer cancel()
+	return f.Ready(ctx)
+}
+
 func behaviour(portable bool) {
 	var (
 		log     *fake.Log
@@ -63,7 +70,7 @@ func behaviour(portable bool) {
 		a, b = newBroker("a"), newBroker("b")
 		spec = schedule.Spec{Publishers: 20, Rate: 50, Batch: 1, Process: schedule.Poisson, Size: 100, Seed: 42}
 		length = 100 * time.Millisecond
-		cfg = fleet.Config{Topic: topic, Run: run, Address: a.Address(), Portable: portable, Capture: true}
+		cfg = fleet.Config{Topic: topic, Run: run, Address: a.Address(), Portable: portable, Capture: true, Drain: testkit.Hang}
 	})
 	start := func() {
 		GinkgoHelper()
@@ -381,11 +388,10 @@ func behaviour(portable bool) {
 	It("says who is missing when not everyone gets a connection", func() {
 		a.Close()
 		start()
-		ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
-		defer cancel()
-		err := f.Ready(ctx)
-		Expect(err).To(MatchError(context.DeadlineExceeded))
-		Expect(err).To(MatchError(SatisfyAll(ContainSubstring("0 of 20 publishers connected"), ContainSubstring("refused"))))
+		Eventually(func() error { return readyAtOnce(ctx, f) }).Should(And(
+			MatchError(context.DeadlineExceeded),
+			MatchError(And(ContainSubstring("0 of 20 publishers connected"), ContainSubstring("refused"))),
+		))
 		f.Stop()
 		finish()
 		Expect(f.Ready(context.Background())).To(MatchError(ContainSubstring("stopped before")))
@@ -547,7 +553,7 @@ func behaviour(portable bool) {
 		})
 
 		It("skips what is due while a publisher has no place", func() {
-			spec.Publishers, spec.Rate, length = 1, 1000, 200*time.Millisecond
+			spec.Publishers, spec.Rate = 1, 1000
 			start()
 			f.Assign([]fleet.Assignment{{Address: a.Address(), Epoch: 1}})
 			ready()
@@ -557,6 +563,8 @@ func behaviour(portable bool) {
 			Eventually(func() uint64 { return f.Stats().Skipped }).Should(BeNumerically(">", 20))
 			f.Assign([]fleet.Assignment{{Address: b.Address(), Epoch: 1}}) // older
 			f.Assign([]fleet.Assignment{{Address: b.Address(), Epoch: 3}})
+			more()
+			f.Stop()
 			s := finish()
 			Expect(s.Accepted).To(BeNumerically("==", s.Offered-s.Skipped))
 			Expect(s.Lost).To(BeZero())
@@ -565,7 +573,7 @@ func behaviour(portable bool) {
 		})
 
 		It("answers for what was under way when a publisher lost its place", func() {
-			spec.Publishers, spec.Rate, length = 1, 1000, 100*time.Millisecond
+			spec.Publishers, spec.Rate = 1, 1000
 			start()
 			f.Assign([]fleet.Assignment{{Address: a.Address(), Epoch: 1}})
 			ready()
@@ -575,6 +583,7 @@ func behaviour(portable bool) {
 			f.Assign([]fleet.Assignment{{Epoch: 2}})
 			Eventually(func() uint64 { return f.Stats().Skipped }).Should(BeNumerically(">", 3))
 			a.Hold(false)
+			f.Stop()
 			s := finish()
 			Expect(s.Accepted).To(Equal(s.Sent))
 			Expect(s.Unanswered).To(BeZero())
@@ -617,11 +626,11 @@ var _ = Describe("New", func() {
 	It("gives up an address that is none", func() {
 		f, err := fleet.New(fleet.Config{Sources: []schedule.Source{{ID: "a"}}, Address: "nowhere"})
 		Expect(err).NotTo(HaveOccurred())
-		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
-		defer cancel()
+		ctx, cancel := context.WithCancel(context.Background())
 		var running sync.WaitGroup
 		running.Go(func() { _ = f.Run(ctx) })
-		Expect(f.Ready(ctx)).To(MatchError(ContainSubstring("missing port")))
+		Eventually(func() error { return readyAtOnce(ctx, f) }).Should(MatchError(ContainSubstring("missing port")))
+		cancel()
 		running.Wait()
 	})
 })
