@@ -54,12 +54,7 @@ func (p *pair) start(i int) {
 	p.s[i], p.stop[i] = p.bench.start()
 	rpc := grpc.NewServer()
 	srtmv1.RegisterAdmissionReplicationServer(rpc, p.s[i])
-	served := make(chan error, 1)
-	go func() { served <- rpc.Serve(ln) }()
-	p.t.Cleanup(func() {
-		rpc.Stop()
-		testkit.NoError(p.t, <-served)
-	})
+	testkit.ServeOn(p.t, ln, rpc)
 }
 
 func newPair(t *testing.T, rules ...rule.Rule) *pair { return newBench(t, rules...).pair() }

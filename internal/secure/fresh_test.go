@@ -104,19 +104,13 @@ func TestCredentialsAreReplacedWhileTheyAreUsed(t *testing.T) {
 	healthy := health.NewServer()
 	healthv1.RegisterHealthServer(rpc, healthy)
 	srtmv1.RegisterAdminServiceServer(rpc, srtmv1.UnimplementedAdminServiceServer{})
-	ln, web := testkit.Listen(t), testkit.Listen(t)
-	done := make(chan error, 2)
-	go func() { done <- rpc.Serve(ln) }()
+	at, web := testkit.Serve(t, rpc), testkit.Listen(t)
+	done := make(chan error, 1)
 	pages := &http.Server{Handler: s.Handler(http.NotFoundHandler()), ReadHeaderTimeout: testkit.Hang, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0)}
 	go func() { done <- pages.Serve(s.Listener(web)) }()
 	t.Cleanup(func() {
-		rpc.Stop()
 		pages.Close()
-		for range 2 {
-			if err := <-done; err != nil && !errors.Is(err, http.ErrServerClosed) {
-				t.Error(err)
-			}
-		}
+		testkit.ErrorIs(t, <-done, http.ErrServerClosed)
 	})
 
 	ca, token := testkit.File(t, "file", ""), testkit.File(t, "file", adminToken)
@@ -129,7 +123,7 @@ func TestCredentialsAreReplacedWhileTheyAreUsed(t *testing.T) {
 			t.Errorf("%s: %v, want %v", who, err, want)
 		}
 	}
-	first := dial(t, ln.Addr().String(), trust)
+	first := dial(t, at, trust)
 	reaches(first, codes.Unimplemented, "at first")
 	watch, err := healthv1.NewHealthClient(first).Watch(t.Context(), &healthv1.HealthCheckRequest{})
 	testkit.Must(t, err)
@@ -159,13 +153,13 @@ func TestCredentialsAreReplacedWhileTheyAreUsed(t *testing.T) {
 	newServer, newClient := others.Certificate("server"), others.Certificate("client")
 	replace(t, cfg.CertFile, newServer.CertFile)
 	later()
-	reaches(dial(t, ln.Addr().String(), trust), codes.Unimplemented, "with half of the new pair")
+	reaches(dial(t, at, trust), codes.Unimplemented, "with half of the new pair")
 	replace(t, cfg.KeyFile, newServer.KeyFile)
 	replace(t, cfg.ClientCAFile, others.File)
 	later()
-	reaches(dial(t, ln.Addr().String(), trust), codes.Unavailable, "who trusts the old authority")
+	reaches(dial(t, at, trust), codes.Unavailable, "who trusts the old authority")
 	newTrust := ClientConfig{CAFile: others.File, CertFile: newClient.CertFile, KeyFile: newClient.KeyFile, TokenFile: token}
-	second := dial(t, ln.Addr().String(), newTrust)
+	second := dial(t, at, newTrust)
 	reaches(second, codes.Unimplemented, "who trusts the new one")
 	if err := errors.Join(answers(others, newClient)); err != nil {
 		t.Errorf("HTTP with the new certificate: %v", err)

@@ -161,17 +161,28 @@ func Listen(t testing.TB) net.Listener {
 }
 
 // Serve has a server, such as one of gRPC, serve until t ends, and returns its address.
-// It returns when the server accepts: one of gRPC that is stopped before says so as an error.
 func Serve(t testing.TB, server interface {
 	Serve(net.Listener) error
 	Stop()
 }) (address string) {
 	t.Helper()
-	ln := &awaited{Listener: Listen(t), accepts: make(chan struct{})}
+	ln := Listen(t)
+	ServeOn(t, ln, server)
+	return ln.Addr().String()
+}
+
+// ServeOn is Serve on a listener. It returns when the server accepts: one of gRPC that is
+// stopped before says so as an error.
+func ServeOn(t testing.TB, ln net.Listener, server interface {
+	Serve(net.Listener) error
+	Stop()
+}) {
+	t.Helper()
+	accepting := &awaited{Listener: ln, accepts: make(chan struct{})}
 	done := make(chan error, 1)
-	go func() { done <- server.Serve(ln) }()
+	go func() { done <- server.Serve(accepting) }()
 	select {
-	case <-ln.accepts:
+	case <-accepting.accepts:
 	case err := <-done:
 		t.Fatalf("serve: %v", err)
 	}
@@ -179,7 +190,6 @@ func Serve(t testing.TB, server interface {
 		server.Stop()
 		NoError(t, <-done)
 	})
-	return ln.Addr().String()
 }
 
 // awaited is a listener that tells when a server first accepts.
