@@ -259,6 +259,33 @@ var _ = Describe("An adaptor of its own", func() {
 		}).Should(Equal(tokenbucket.Share{Rate: 100_000, Burst: 10}))
 	})
 
+	It("that restarts in the middle of a move divides a static topic as the move wants it", func() {
+		ln := listen("127.0.0.1:0")
+		address := ln.Addr().String()
+		first, _ := startAdaptor(ln)
+		restart := &afterUpdate{}
+		c := newCluster(setup{adaptorAddress: address, wrap: restart.wrap})
+		c.join("b1", 100, agenttest.New())
+		c.join("b2", 100, agenttest.New())
+		c.mustCreate(spec("t", 100, 10))
+		from := places(c, "t", 1)[0]
+		to := map[string]string{"b1": "b2", "b2": "b1"}[from]
+		group := func(from, to int) (ids []string) {
+			for i := range to - from {
+				ids = append(ids, fmt.Sprintf("g.%d", from+i))
+			}
+			return ids
+		}
+		c.mustMove("t", to, group(0, 50)...)
+		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{"b1": "50000/5", "b2": "50000/5"}))
+		restart.then = func() {
+			first.stop()
+			startAdaptor(listen(address))
+		}
+		c.mustMove("t", to, group(50, 80)...)
+		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{from: "20000/2", to: "80000/8"}))
+	})
+
 	It("that restarts, and then hears of a topic from a broker that was away when it was deleted, forgets it", func() {
 		ln, data := listen("127.0.0.1:0"), &store.Memory{}
 		address := ln.Addr().String()
@@ -298,6 +325,23 @@ var _ = Describe("An adaptor of its own", func() {
 		c.nothingLeft("t", b1)
 	})
 })
+
+// afterUpdate does something when the adaptor has accepted another division.
+type afterUpdate struct {
+	controller.Adaptor
+	then func() // nil: nothing
+}
+
+func (u *afterUpdate) wrap(a controller.Adaptor) controller.Adaptor { u.Adaptor = a; return u }
+
+func (u *afterUpdate) SetContract(ctx context.Context, req *srtmv1.SetContractRequest) (*srtmv1.SetContractResponse, error) {
+	r, err := u.Adaptor.SetContract(ctx, req)
+	if then := u.then; req.Update && err == nil && then != nil {
+		u.then = nil
+		then()
+	}
+	return r, err
+}
 
 var _ = Describe("Deleting a topic", func() {
 	It("removes it everywhere, and its name can be used again", func() {

@@ -115,10 +115,15 @@ func (m *Machine) Update(now mono.Time, c *Contract) ([]ledger.Grant, error) {
 	return grants, err
 }
 
-// Restore takes back a contract that may be in use. Errors: as of Ledger.Adopt.
+// Restore takes back a contract that may be in use; one that is known it leaves as it is.
+// Errors: as of Ledger.Adopt.
 func (m *Machine) Restore(now mono.Time, c *Contract) ([]ledger.Grant, error) {
 	m.Strict(c.Strict)
-	grants, err := m.Adopt(c.Topic, m.terms(c), c.quotas(), c.Awaited)
+	adopt := m.Adopt // what its rule has found stays
+	if c.Rule == share.Static && m.topics[c.Topic] == nil {
+		adopt = m.Change // what brokers hold may be from the middle of a move
+	}
+	grants, err := adopt(c.Topic, m.terms(c), c.quotas(), c.Awaited)
 	if err == nil && m.topics[c.Topic] == nil {
 		m.place(now, c)
 		c.settled = true // it was before the restart

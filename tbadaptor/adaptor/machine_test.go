@@ -187,3 +187,33 @@ func TestSharesFollowTheLoad(t *testing.T) {
 		t.Errorf("b2 is silent: %+v", view.Members)
 	}
 }
+
+// An adaptor that restarts in the middle of a move finds brokers with the former division,
+// or with something between the two. Where a rule has tuned it, it stays; the division of a
+// static topic is what was ordered last.
+func TestWhatARestartFindsInTheMiddleOfAMove(t *testing.T) {
+	s := func(rate tokenbucket.Rate, burst int64) tokenbucket.Share {
+		return tokenbucket.Share{Rate: rate * 1000, Burst: burst}
+	}
+	wanted := map[string][2]int64{"b1": {30, 3}, "b2": {60, 6}}
+	for _, test := range []struct {
+		name, rule string
+		b1, b2     tokenbucket.Share // held
+		want       map[string][2]int64
+	}{
+		{"static, before it", share.Static, s(60, 6), s(30, 3), wanted},
+		{"static, between decrease and increase", share.Static, s(30, 3), s(30, 3), wanted},
+		{"static, after it", share.Static, s(30, 3), s(60, 6), wanted},
+		{"tuned", share.Sqrt, s(60, 6), s(30, 3), map[string][2]int64{"b1": {60, 6}, "b2": {30, 3}}},
+	} {
+		b := start(t)
+		b.settle(b.Restore(b.now, &Contract{Topic: "t", Rule: test.rule, Total: s(90, 9), Placed: []share.Placed{
+			{Broker: "b1", Publishers: 30, Quota: s(30, 3)}, {Broker: "b2", Publishers: 60, Quota: s(60, 6)},
+		}}))
+		for id, holds := range map[string]tokenbucket.Share{"b1": test.b1, "b2": test.b2} {
+			b.settle(b.Hello(b.now, ledger.Session{Broker: id, Instance: id, Held: []ledger.Held{{Topic: "t", Share: holds, Epoch: 7}}}))
+		}
+		t.Log(test.name)
+		b.is(test.want)
+	}
+}

@@ -236,11 +236,12 @@ var _ = Describe("A broker that comes back", func() {
 
 var _ = Describe("Adopting a contract", func() {
 	adopt := func(req *srtmv1.SetContractRequest) *srtmv1.SetContractRequest { req.Adopt = true; return req }
+	tuned := func(req *srtmv1.SetContractRequest) *srtmv1.SetContractRequest { req.ShareRule = share.Sqrt; return req }
 
 	It("waits for every member's hello, and then leaves tuned shares as they are", func() {
 		a := newAdaptor(config())
 		b1 := a.join("b1", "i", held("t", 70, 80_000, 9))
-		Expect(<-a.set(ctx, adopt(contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 50_000, 5))))).To(Succeed())
+		Expect(<-a.set(ctx, adopt(tuned(contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 50_000, 5)))))).To(Succeed())
 		Expect(a.server.State().Adopting).To(Equal([]string{"t"}))
 		Expect(names(a)).To(Equal([]string{"t"}))
 		Consistently(b1.grants, "20ms").ShouldNot(Receive())
@@ -249,16 +250,16 @@ var _ = Describe("Adopting a contract", func() {
 		Consistently(b1.grants, "20ms").ShouldNot(Receive())
 		Expect(b2.grants).NotTo(Receive())
 		Expect(a.acknowledged("t")).To(Equal(map[string][2]int64{"b1": {80_000, 9}, "b2": {20_000, 1}}))
-		Expect(<-a.set(ctx, adopt(contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 50_000, 5))))).To(Succeed())
+		Expect(<-a.set(ctx, adopt(tuned(contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 50_000, 5)))))).To(Succeed())
 		Consistently(b1.grants, "10ms").ShouldNot(Receive(), "a contract it knows is left as it is")
-		Expect(<-a.set(ctx, adopt(contract("t", 200_000, 10, members("b1", 200_000, 10))))).To(fails(codes.FailedPrecondition, loop.ReasonConflict))
+		Expect(<-a.set(ctx, adopt(tuned(contract("t", 200_000, 10, members("b1", 200_000, 10)))))).To(fails(codes.FailedPrecondition, loop.ReasonConflict))
 	})
 
 	It("gives what was on its way, or ended with a lease, to all by what they hold, and takes from none", func() {
 		a := newAdaptor(config())
 		b1 := a.join("b1", "i", held("t", 70, 60_000, 6)) // of 80 and 20
 		b2 := a.join("b2", "i", held("t", 71, 15_000, 2))
-		Expect(<-a.set(ctx, adopt(contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 50_000, 5))))).To(Succeed())
+		Expect(<-a.set(ctx, adopt(tuned(contract("t", 100_000, 10, members("b1", 50_000, 5, "b2", 50_000, 5)))))).To(Succeed())
 		Expect(b1.granted().Share).To(HaveField("RateMilli", BeEquivalentTo(80_000)))
 		Expect(b2.granted().Share).To(HaveField("RateMilli", BeEquivalentTo(20_000)))
 	})
