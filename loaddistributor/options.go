@@ -248,13 +248,6 @@ func (o *options) mandate(as role, now mono.Time) *mandate {
 	return m
 }
 
-// retry asks a tbadaptor again that says it does not lead: at its start and at this
-// process's, it does within a moment.
-const retry = `{"methodConfig": [{
-	"name": [{"service": "srtm.v1.GrantService", "method": "SetContract"}, {"service": "srtm.v1.GrantService", "method": "RemoveContract"}],
-	"retryPolicy": {"maxAttempts": 5, "initialBackoff": "0.1s", "maxBackoff": "1s", "backoffMultiplier": 2, "retryableStatusCodes": ["UNAVAILABLE"]}
-}]}`
-
 // dial makes a connection that comes back by itself. It does not wait.
 func dial(address string, options []grpc.DialOption) (*grpc.ClientConn, error) {
 	return grpc.NewClient(address, append([]grpc.DialOption{
@@ -263,7 +256,6 @@ func dial(address string, options []grpc.DialOption) (*grpc.ClientConn, error) {
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
 			MinConnectTimeout: 2 * time.Second,
 		}),
-		grpc.WithDefaultServiceConfig(retry),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
 	}, options...)...)
 }

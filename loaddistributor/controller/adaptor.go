@@ -10,6 +10,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/targets"
 )
 
 // Adaptor is the GrantService, embedded (tbadaptor/loop.Server is one) or
@@ -22,33 +23,59 @@ type Adaptor interface {
 	ReportEnd(context.Context, *srtmv1.ReportEndRequest) (*srtmv1.ReportEndResponse, error)
 }
 
-// Remote is an adaptor in another process. While it is away, calls wait for it
-// until their context ends.
+// Remote is an adaptor in another process. While none is there that leads, calls wait for
+// it until their context ends.
 type Remote struct{ Client srtmv1.GrantServiceClient }
 
 // SetContract implements Adaptor.
 func (r Remote) SetContract(ctx context.Context, in *srtmv1.SetContractRequest) (*srtmv1.SetContractResponse, error) {
-	return r.Client.SetContract(ctx, in, grpc.WaitForReady(true))
+	return await(ctx, in, r.Client.SetContract)
 }
 
 // RemoveContract implements Adaptor.
 func (r Remote) RemoveContract(ctx context.Context, in *srtmv1.RemoveContractRequest) (*srtmv1.RemoveContractResponse, error) {
-	return r.Client.RemoveContract(ctx, in, grpc.WaitForReady(true))
+	return await(ctx, in, r.Client.RemoveContract)
 }
 
 // ListShares implements Adaptor.
 func (r Remote) ListShares(ctx context.Context, in *srtmv1.ListSharesRequest) (*srtmv1.ListSharesResponse, error) {
-	return r.Client.ListShares(ctx, in, grpc.WaitForReady(true))
+	return await(ctx, in, r.Client.ListShares)
 }
 
 // ForgetBroker implements Adaptor.
 func (r Remote) ForgetBroker(ctx context.Context, in *srtmv1.ForgetBrokerRequest) (*srtmv1.ForgetBrokerResponse, error) {
-	return r.Client.ForgetBroker(ctx, in, grpc.WaitForReady(true))
+	return await(ctx, in, r.Client.ForgetBroker)
 }
 
 // ReportEnd implements Adaptor.
 func (r Remote) ReportEnd(ctx context.Context, in *srtmv1.ReportEndRequest) (*srtmv1.ReportEndResponse, error) {
-	return r.Client.ReportEnd(ctx, in, grpc.WaitForReady(true))
+	return await(ctx, in, r.Client.ReportEnd)
+}
+
+// Pauses between two calls of an adaptor that does not lead.
+const (
+	firstPause   = 50 * time.Millisecond
+	longestPause = 400 * time.Millisecond
+)
+
+// await makes a call until an adaptor has decided, which is harmless to repeat. If ctx ends
+// first, the error says what there was instead.
+func await[In, Out any](ctx context.Context, in *In, call func(context.Context, *In, ...grpc.CallOption) (*Out, error)) (*Out, error) {
+	for pause := firstPause; ; pause = min(2*pause, longestPause) {
+		out, err := call(ctx, in, grpc.WaitForReady(true))
+		if !absent(err) || !clock.Sleep(ctx, pause) {
+			return out, err
+		}
+	}
+}
+
+// absent reports whether err says that there is no adaptor that leads. A status without
+// details is of gRPC itself: the connection broke. One that has just begun leads within
+// seconds, once the loaddistributor may lend it the right to; after one that shuts down
+// another comes. With other details an adaptor has decided, and will not decide otherwise.
+func absent(err error) bool {
+	s, reason := status.Convert(err), targets.Reason(err)
+	return s.Code() == codes.Unavailable && (len(s.Details()) == 0 || reason == "NOT_LEADING" || reason == "SHUTTING_DOWN")
 }
 
 // ledger is an adaptor that is given so long to answer.
@@ -57,24 +84,14 @@ type ledger struct {
 	patience time.Duration
 }
 
-// set requires a request of contractRequest. While the adaptor is away it is asked again.
+// set requires a request of contractRequest.
 func (l ledger) set(ctx context.Context, req *srtmv1.SetContractRequest) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, l.patience, ErrNoAnswer)
+	ctx, cancel := context.WithTimeout(ctx, l.patience)
 	defer cancel()
-	for delay := 50 * time.Millisecond; ; delay *= 2 {
-		_, err := l.SetContract(ctx, req)
-		if err == nil {
-			return nil
-		}
-		// A status without details is of gRPC itself: the connection broke. With
-		// details the adaptor has decided, and will not decide otherwise.
-		if s := status.Convert(err); s.Code() != codes.Unavailable || len(s.Details()) > 0 {
-			return &AdaptorError{err}
-		}
-		if !clock.Sleep(ctx, delay) {
-			return &AdaptorError{err}
-		}
+	if _, err := l.SetContract(ctx, req); err != nil {
+		return &AdaptorError{err}
 	}
+	return nil
 }
 
 // drop has the adaptor forget a contract.

@@ -144,7 +144,7 @@ func (c *change) ask(brokers []string, send func(*Session, request)) {
 	}
 }
 
-// grant sets a contract at the adaptor; while the adaptor is away it tries again.
+// grant sets a contract at the adaptor.
 func (c *change) grant(g reconcile.Grant) reconcile.Granted {
 	c.mu.Lock()
 	req, err := c.mu.contractRequest(g.Spec, g.Plan, g.Retiring)

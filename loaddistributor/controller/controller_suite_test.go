@@ -156,9 +156,13 @@ func dialNetwork(ctx context.Context, address string) (net.Conn, error) {
 }
 
 // startAdaptor serves a tbadaptor of its own at the address.
-func startAdaptor(ln net.Listener) (*part, *loop.Server) {
+func startAdaptor(ln net.Listener, options ...func(*loop.Config)) (*part, *loop.Server) {
 	GinkgoHelper()
-	adaptor, err := loop.New(loop.Config{Period: 20 * time.Millisecond, Window: time.Second, AckTimeout: 5 * time.Second, Leases: loop.DefaultLeases(), Log: logger()})
+	cfg := loop.Config{Period: 20 * time.Millisecond, Window: time.Second, AckTimeout: 5 * time.Second, Leases: loop.DefaultLeases(), Log: logger()}
+	for _, option := range options {
+		option(&cfg)
+	}
+	adaptor, err := loop.New(cfg)
 	Expect(err).NotTo(HaveOccurred())
 	server := grpc.NewServer(bidi.ServerOptions()...)
 	srtmv1.RegisterGrantServiceServer(server, adaptor)

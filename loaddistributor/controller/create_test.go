@@ -319,15 +319,6 @@ var _ = Describe("Creating a topic", func() {
 			c.mustCreate(spec("t", 50, 5))
 		})
 
-		It("rides out a short absence of the adaptor", func() {
-			gate := &gate{}
-			c := newCluster(setup{wrap: gate.wrap})
-			c.join("b1", 60, agenttest.New())
-			gate.set(status.Error(codes.Unavailable, "connection refused"))
-			gate.after(2, func() { gate.set(nil) })
-			c.mustCreate(spec("t", 50, 5))
-		})
-
 		It("is rolled back when its caller leaves", func() {
 			c := newCluster(setup{})
 			b1 := c.join("b1", 60, agenttest.New())
@@ -482,11 +473,8 @@ func fits(err error) *srtmv1.Fits {
 // gate is an adaptor that fails SetContract when it is told to.
 type gate struct {
 	controller.Adaptor
-	mu    sync.Mutex
-	err   error
-	calls int
-	at    int
-	then  func()
+	mu  sync.Mutex
+	err error
 }
 
 func (g *gate) wrap(a controller.Adaptor) controller.Adaptor { g.Adaptor = a; return g }
@@ -497,26 +485,10 @@ func (g *gate) set(err error) {
 	g.err = err
 }
 
-// after calls f once n more calls have failed.
-func (g *gate) after(n int, f func()) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.at, g.then = g.calls+n, f
-}
-
 func (g *gate) SetContract(ctx context.Context, req *srtmv1.SetContractRequest) (*srtmv1.SetContractResponse, error) {
 	g.mu.Lock()
-	g.calls++
-	err, then := g.err, g.then
-	if then != nil && g.calls >= g.at {
-		g.then = nil
-	} else {
-		then = nil
-	}
+	err := g.err
 	g.mu.Unlock()
-	if then != nil {
-		defer then()
-	}
 	if err != nil {
 		return nil, err
 	}

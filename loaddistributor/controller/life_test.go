@@ -21,6 +21,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/store"
 	"github.com/srtm-io/srtm/nsqd/agent"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
+	"github.com/srtm-io/srtm/tbadaptor/loop"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -284,6 +285,44 @@ var _ = Describe("An adaptor of its own", func() {
 		}
 		c.mustMove("t", to, group(50, 80)...)
 		Eventually(func() map[string]string { return c.shares("t") }).Should(Equal(map[string]string{from: "20000/2", to: "80000/8"}))
+	})
+
+	// As the daemon is: it waits for a mandate, which the loaddistributor lends it when that
+	// of the process before must be over.
+	It("that restarts is waited for, whenever a topic is created meanwhile", func() {
+		lent := func(cfg *loop.Config) { cfg.Lent = true }
+		lead := func(a *loop.Server, term uint64) {
+			is, err := a.Lead(context.Background(), &srtmv1.LeadRequest{})
+			Expect(err).NotTo(HaveOccurred())
+			is, err = a.Lead(context.Background(), &srtmv1.LeadRequest{Instance: is.Instance, Stamp: is.Stamp, Lease: durationpb.New(time.Hour), Term: term})
+			Expect(err).NotTo(HaveOccurred())
+			Expect(is.Leads).To(BeTrue())
+		}
+		ln := listen("127.0.0.1:0")
+		address := ln.Addr().String()
+		adaptor, server := startAdaptor(ln, lent)
+		lead(server, 1)
+		c := newCluster(setup{adaptorAddress: address})
+		c.join("b1", 600, agenttest.New())
+		for restart := range 10 {
+			created := []<-chan error{}
+			create := func() {
+				name := fmt.Sprintf("t%d-%d", restart, len(created))
+				created = append(created, c.creating(context.Background(), spec(name, 1, 1), ""))
+			}
+			create()
+			adaptor.stop()
+			create()
+			adaptor, server = startAdaptor(listen(address), lent)
+			for range 8 {
+				<-time.After(400 * time.Millisecond)
+				create()
+			}
+			lead(server, uint64(restart)+2)
+			for _, one := range created {
+				Expect(<-one).To(Succeed())
+			}
+		}
 	})
 
 	It("that restarts, and then hears of a topic from a broker that was away when it was deleted, forgets it", func() {

@@ -29,6 +29,9 @@ import (
 const (
 	firstBackoff = 100 * time.Millisecond
 	maxBackoff   = 5 * time.Second
+	// standbyBackoff is the most while nobody leads: within seconds somebody does, and
+	// creations of topics wait for that and then for this broker's hello.
+	standbyBackoff = 500 * time.Millisecond
 
 	// A link's queue towards the other side. Reports use half of it and are
 	// dropped beyond that; a reply that finds it full cuts the session, for the
@@ -141,6 +144,7 @@ func (k reconnector[Req, Res]) run(ctx context.Context) {
 			// Behind one address there may be several, of which another leads.
 			conns[at].Close()
 			conns[at], _ = dial(address, k.options) // it has parsed before
+			delay = min(delay, standbyBackoff)
 		}
 		if time.Since(began) > maxBackoff {
 			delay = firstBackoff
