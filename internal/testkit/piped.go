@@ -1,16 +1,23 @@
 package testkit
 
-import "net"
+import (
+	"net"
+	"sync"
+)
 
 // Piped is a listener without a network: its connections, the far ends of net.Pipe, have
-// no buffers. Make one with NewPiped; a second Close panics.
+// no buffers. Make one with NewPiped.
 type Piped struct {
 	Conns chan net.Conn // what Accept returns
 	done  chan struct{}
+	close func()
 }
 
 // NewPiped returns a listener that is open.
-func NewPiped() Piped { return Piped{make(chan net.Conn), make(chan struct{})} }
+func NewPiped() Piped {
+	done := make(chan struct{})
+	return Piped{make(chan net.Conn), done, sync.OnceFunc(func() { close(done) })}
+}
 
 // Accept implements net.Listener.
 func (p Piped) Accept() (net.Conn, error) {
@@ -23,7 +30,7 @@ func (p Piped) Accept() (net.Conn, error) {
 }
 
 // Close implements net.Listener.
-func (p Piped) Close() error { close(p.done); return nil }
+func (p Piped) Close() error { p.close(); return nil }
 
 // Addr implements net.Listener.
 func (p Piped) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)} }

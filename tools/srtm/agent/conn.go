@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -49,6 +50,8 @@ type conn struct {
 
 	// Owned by the reader.
 	targets map[pool.Key]*pool.Shared
+	room    int64       // bytes of a.receiving
+	late    *time.Timer // ends the connection if what they are for does not come whole; nil without
 
 	mu struct {
 		sync.Mutex
@@ -129,7 +132,8 @@ func (c *conn) linger() {
 // read takes commands until the connection ends; nil is an orderly end.
 func (c *conn) read(base context.Context) error {
 	var buf []byte
-	chunk := make([]byte, 16<<10)
+	chunk := make([]byte, chunkSize)
+	defer c.leaveRoom()
 	for {
 		n, o, over := c.step(buf)
 		switch {
@@ -140,6 +144,9 @@ func (c *conn) read(base context.Context) error {
 			c.submit(base, o)
 		}
 		if buf = buf[n:]; n > 0 {
+			if c.leaveRoom() {
+				buf = bytes.Clone(buf) // do not keep what a large publish needed
+			}
 			continue
 		}
 		select {
@@ -147,19 +154,67 @@ func (c *conn) read(base context.Context) error {
 			return nil
 		default:
 		}
-		if len(buf) == 0 {
-			buf = nil // do not keep what a large publish needed
+		if err := c.makeRoom(base, buf); err != nil {
+			return nil // the agent stops
 		}
 		n, err := c.nc.Read(chunk)
 		buf = append(buf, chunk[:n]...)
 		switch {
 		case n > 0 || err == nil:
-		case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
-			return nil // a deadline is how stop and the writer end it
+		case errors.Is(err, os.ErrDeadlineExceeded): // that is how stop and the writer end it
+		case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
+			return nil
 		default:
 			return fmt.Errorf("read: %w", err)
 		}
 	}
+}
+
+// chunkSize is what a connection reads at once, in bytes. What it holds of a command that has
+// not come whole counts if the command is larger.
+const chunkSize = 16 << 10
+
+// errLate: a producer began to send a large command and did not go on.
+var errLate = wire.NewError(wire.CodePubFailed, "not accepted: it did not come whole in time")
+
+// makeRoom waits until the rest of a command that begins with buf may be read. A large one has
+// room for all of it, so that those who have some need no more and do not wait for each other;
+// it is given up if it has not come whole in time.
+func (c *conn) makeRoom(base context.Context, buf []byte) error {
+	c.mu.Lock()
+	need := max(c.mu.session.Need(), len(buf)+1)
+	c.mu.Unlock()
+	if need <= chunkSize || c.room > 0 {
+		return nil
+	}
+	if wire.PeekVerb(buf) == wire.VerbMpub { // which says message by message what it needs
+		need = c.a.protocol.Limits.MaxCommandSize()
+	}
+	c.stalled.Store(true)
+	defer c.stalled.Store(false)
+	room := min(int64(need), c.a.cfg.MaxBuffer)
+	if err := c.a.receiving.Acquire(base, room); err != nil {
+		return err
+	}
+	c.room = room
+	c.late = time.AfterFunc(c.a.cfg.PublishTimeout, func() {
+		c.mu.Lock()
+		c.mu.session.Refuse(errLate)
+		c.mu.Unlock()
+		c.stop()
+	})
+	return nil
+}
+
+// leaveRoom gives back what makeRoom took, and reports whether that was anything.
+func (c *conn) leaveRoom() bool {
+	if c.room == 0 {
+		return false
+	}
+	c.late.Stop()
+	c.a.receiving.Release(c.room)
+	c.room = 0
+	return true
 }
 
 // sizeLength is what a batch adds to each of its messages, in bytes.
@@ -199,6 +254,9 @@ func (c *conn) step(buf []byte) (n int, o *order, over bool) {
 // submit sends a publish to its broker, when there is room, and hands the order on;
 // whatever else is waited for, since the next command's meaning depends on it.
 func (c *conn) submit(base context.Context, o *order) {
+	if c.late != nil {
+		c.late.Stop()
+	}
 	c.stalled.Store(true)
 	defer c.stalled.Store(false)
 	if o.size > 0 { // nothing would wait in line all the same

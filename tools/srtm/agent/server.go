@@ -36,7 +36,7 @@ type Config struct {
 	// client_id.
 	PublisherID string
 	// PublishTimeout bounds a publish: the wait for a broker, retries and the
-	// answer. It is refused then.
+	// answer, and before that a large one's coming whole. It is refused then.
 	PublishTimeout time.Duration
 	// Resend says which publishes without an answer are sent again.
 	Resend client.Resend
@@ -47,8 +47,8 @@ type Config struct {
 	// MaxOutstanding bounds the unanswered publishes of a connection, and of a
 	// publisher; more are not read.
 	MaxOutstanding int
-	// MaxBuffer bounds the bytes of all publishes under way; producers wait
-	// beyond.
+	// MaxBuffer bounds the bytes of all publishes under way, and those of all large ones that
+	// are being received; producers wait beyond.
 	MaxBuffer int64
 	// IdleTimeout is how long a publisher that no connection uses is kept.
 	IdleTimeout time.Duration
@@ -99,8 +99,9 @@ type Agent struct {
 	cfg        Config
 	protocol   session.Config
 	publishers *pool.Pool
-	buffer     *semaphore.Weighted
-	log        *slog.Logger // of what producers do
+	receiving  *semaphore.Weighted // of large commands that are not whole, or wait for buffer
+	buffer     *semaphore.Weighted // of publishes under way
+	log        *slog.Logger        // of what producers do
 	endLog     func()
 
 	// Atomic: producers, with those that are being refused; counted by their goroutines,
@@ -121,7 +122,8 @@ func New(cfg Config) (*Agent, error) {
 	if err != nil {
 		return nil, fmt.Errorf("agent: %w", err)
 	}
-	a := &Agent{cfg: cfg, protocol: protocol(), publishers: publishers, buffer: semaphore.NewWeighted(cfg.MaxBuffer)}
+	a := &Agent{cfg: cfg, protocol: protocol(), publishers: publishers}
+	a.receiving, a.buffer = semaphore.NewWeighted(cfg.MaxBuffer), semaphore.NewWeighted(cfg.MaxBuffer)
 	a.log, a.endLog = obs.Sparse(cfg.Log)
 	a.metrics = newMetrics(cfg.Metrics, func() int { return int(a.conns.Load()) }, publishers.Len)
 	return a, nil

@@ -1,11 +1,15 @@
 package agent_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"io"
 	"net"
 	"runtime"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/testkit"
@@ -49,4 +53,61 @@ func TestNothingIsLeft(t *testing.T) {
 			runtime.Gosched()
 		}
 	}
+}
+
+// Commands that do not come whole take no more room than there is, and not for good: who waits
+// for it gets it.
+func TestCommandsThatDoNotComeWhole(t *testing.T) {
+	const body, messages = 1 << 20, 1 << 18
+	pub := append([]byte("  V2PUB t\n"), binary.BigEndian.AppendUint32(nil, body)...)
+	mpub := append([]byte("  V2MPUB t\n"), binary.BigEndian.AppendUint32(nil, 4+5*messages)...)
+	mpub = append(binary.BigEndian.AppendUint32(mpub, messages), bytes.Repeat([]byte("\x00\x00\x00\x01x"), messages-1)...)
+	for name, command := range map[string][]byte{"PUB": append(pub, make([]byte, body-1)...), "MPUB": mpub} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				cfg := agent.DefaultConfig()
+				cfg.Loaddistributor, cfg.MaxBuffer = "127.0.0.1:1", 6<<20
+				a := testkit.Result(agent.New(cfg)).Must(t)
+				ctx, cancel := context.WithCancel(t.Context())
+				ln := testkit.NewPiped()
+				over := make(chan error, 1)
+				go func() { over <- a.Run(ctx, ln) }()
+				const producers = 20
+				var read atomic.Int64
+				var refused atomic.Int32
+				for range producers {
+					mine, theirs := net.Pipe()
+					ln.Conns <- counted{theirs, &read}
+					go func() { _, _ = mine.Write(command) }() // as far as it is read
+					go func() {
+						answer, _ := io.ReadAll(mine)
+						if bytes.Contains(answer, []byte("E_PUB_FAILED")) {
+							refused.Add(1)
+						}
+					}()
+					defer mine.Close()
+				}
+				synctest.Wait()
+				if n := read.Load(); n > cfg.MaxBuffer {
+					t.Errorf("%d KiB were read", n>>10)
+				}
+				time.Sleep(2 * producers * cfg.PublishTimeout)
+				testkit.Equal(t, refused.Load(), producers, "producers that were told")
+				cancel()
+				testkit.Must(t, <-over)
+			})
+		})
+	}
+}
+
+// counted counts what is read from it.
+type counted struct {
+	net.Conn
+	read *atomic.Int64
+}
+
+func (c counted) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.read.Add(int64(n))
+	return n, err
 }
