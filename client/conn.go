@@ -18,6 +18,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/frames"
 	"github.com/srtm-io/srtm/nsq/wire"
+	"github.com/srtm-io/srtm/pacing/header"
 )
 
 // maxFrame bounds what a broker may say to a publisher at once, in bytes.
@@ -184,16 +185,22 @@ func (c *conn) ask(cmd *nsq.Command, err error) ([]byte, error) {
 }
 
 func (c *conn) answer() ([]byte, error) {
-	kind, data, err := frames.Read(c.r, maxFrame)
-	switch {
-	case err != nil:
-		return nil, err
-	case kind == wire.FrameError:
-		return nil, refused(data)
-	case kind != wire.FrameResponse:
-		return nil, errUnasked
+	for {
+		kind, data, err := frames.Read(c.r, maxFrame)
+		switch {
+		case err != nil:
+			return nil, err
+		case kind == wire.FrameError:
+			return nil, refused(data)
+		case kind != wire.FrameResponse:
+			return nil, errUnasked
+		case string(data) != wire.Heartbeat: // which may come while an auth server is asked
+			return data, nil
+		}
+		if err := c.write(nsq.Nop()); err != nil {
+			return nil, err
+		}
 	}
-	return data, nil
 }
 
 // upgraded takes a broker's word that a layer works.
@@ -247,6 +254,8 @@ func (c *conn) read(r *route) {
 			r.answered(answer{refused(data)})
 		case string(data) == wire.Heartbeat:
 			err = c.write(nsq.Nop())
+		case !header.IsOK(data):
+			err = fmt.Errorf("broker answered %.40q", data)
 		default:
 			r.said(data)
 		}

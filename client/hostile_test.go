@@ -39,21 +39,27 @@ func (p *peer) hello() (identify string) {
 	return p.command()
 }
 
-// command reads a command with a body, and returns both.
-func (p *peer) command() string {
+// line reads a line.
+func (p *peer) line() string {
 	var line []byte
 	for one := []byte{0}; one[0] != '\n'; line = append(line, one[0]) {
 		if _, err := io.ReadFull(p.r, one); err != nil {
 			return ""
 		}
 	}
+	return string(line)
+}
+
+// command reads a command with a body, and returns both.
+func (p *peer) command() string {
+	line := p.line()
 	size := make([]byte, 4)
 	if _, err := io.ReadFull(p.r, size); err != nil {
 		return ""
 	}
 	body := make([]byte, binary.BigEndian.Uint32(size))
 	_, _ = io.ReadFull(p.r, body)
-	return string(line) + string(body)
+	return line + string(body)
 }
 
 func (p *peer) say(text string) { _, _ = p.w.Write(wire.AppendResponse(nil, text)) }
@@ -275,4 +281,46 @@ type flusher struct {
 func (f flusher) Write(p []byte) (int, error) {
 	n, err := f.w.Write(p)
 	return n, errors.Join(err, f.w.Flush())
+}
+
+// A heartbeat is no answer to AUTH: the answer that comes after it would be taken for that to
+// the first publish.
+func TestHeartbeatDuringAuth(t *testing.T) {
+	cfg := client.Config{NSQ: client.DefaultNSQConfig()}
+	cfg.NSQ.AuthSecret = "s3cret"
+	got := make(chan string, 2)
+	open := hostile(t, cfg, func(p *peer) {
+		p.hello()
+		p.say(`{"auth_required":true}`)
+		p.command()
+		p.say(wire.Heartbeat) // NSQ's nsqd does, while its auth server thinks
+		got <- p.line()
+		p.say(`{"identity":"me"}`)
+		got <- p.command()
+		p.say("OK")
+		_, _ = io.Copy(io.Discard, p)
+	})
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Hang)
+	defer cancel()
+	p := testkit.Result(open(ctx)).Must(t)
+	testkit.NoError(t, p.Publish(ctx, []byte("1")))
+	testkit.Equal(t, <-got, "NOP\n")
+	testkit.Equal(t, <-got, "PUB t\n1")
+}
+
+// What is no OK accepts nothing.
+func TestAnotherAnswer(t *testing.T) {
+	for _, text := range []string{"", "CLOSE_WAIT", `{"a":1}`} {
+		open := hostile(t, client.Config{}, func(p *peer) {
+			p.hello()
+			p.say("OK")
+			p.command()
+			p.say(text)
+			_, _ = io.Copy(io.Discard, p)
+		})
+		ctx, cancel := context.WithTimeout(context.Background(), testkit.Hang)
+		defer cancel()
+		p := testkit.Result(open(ctx)).Must(t)
+		testkit.ErrorIs(t, p.Publish(ctx, []byte("1")), client.ErrUnanswered, "%q", text)
+	}
 }
