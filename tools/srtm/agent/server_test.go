@@ -91,7 +91,7 @@ func TestCommandsThatDoNotComeWhole(t *testing.T) {
 				if n := read.Load(); n > cfg.MaxBuffer {
 					t.Errorf("%d KiB were read", n>>10)
 				}
-				time.Sleep(2 * producers * cfg.PublishTimeout)
+				<-time.After(2 * producers * cfg.PublishTimeout)
 				testkit.Equal(t, refused.Load(), producers, "producers that were told")
 				cancel()
 				testkit.Must(t, <-over)
