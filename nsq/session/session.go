@@ -106,7 +106,7 @@ func (s *Session) StepInto(in []byte, now mono.Time, op *Op) (n int) {
 		*op = s.stepUpgrade(in)
 		return 0
 	}
-	if s.restricted() {
+	if s.Restricted() {
 		if fault := s.barred(wire.PeekVerb(in)); fault != nil {
 			s.refuse(fault)
 			return 0
@@ -168,10 +168,10 @@ func (s *Session) stepMagic(in []byte, now mono.Time) int {
 	return n
 }
 
-// restricted reports whether the client has yet to do what the server requires
+// Restricted reports whether the client has yet to do what the server requires
 // of all: until then most commands are refused by their verb, before a body is
 // waited for that a client could send.
-func (s *Session) restricted() bool {
+func (s *Session) Restricted() bool {
 	return s.cfg.TLSRequired && !s.encrypted || s.cfg.AuthRequired && !s.authorised
 }
 
@@ -246,7 +246,7 @@ func (s *Session) admit(cmd *wire.Command, now mono.Time, op *Op) *wire.Error {
 		switch {
 		case s.cfg.TLSRequired && !s.encrypted:
 			return notNow(cmd.Verb, "before TLS, which is required: IDENTIFY with tls_v1")
-		case s.restricted():
+		case s.Restricted():
 			return wire.NewError(wire.CodeAuthFirst, "PACE needs AUTH first")
 		}
 		op.Kind, op.Ready = OpPace, cmd.Ready

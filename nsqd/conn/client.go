@@ -50,6 +50,9 @@ type client struct {
 	severed  atomic.Bool                        // end without regard to anything
 	asking   atomic.Pointer[context.CancelFunc] // ends what is asked for it; nil: nothing is
 
+	// Guarded by env.clients.mu.
+	standing
+
 	stats connStats // for display
 }
 
@@ -236,6 +239,7 @@ func (c *client) carryOut(t *task, now mono.Time) error {
 			return err
 		}
 		c.sess.Answer(op, err)
+		c.shown()
 	case op.Kind.Publishes():
 		topic, err := c.publish(t, now)
 		if errors.Is(err, broker.ErrBusy) {
@@ -249,12 +253,22 @@ func (c *client) carryOut(t *task, now mono.Time) error {
 		c.settle()
 		err := c.do(op, now)
 		c.sess.Answer(op, err)
+		if op.Kind == session.OpAuth {
+			c.shown()
+		}
 	}
 	c.r += t.n
 	if op.Kind == session.OpSub && c.sub != nil {
 		return on.subscribed()
 	}
 	return nil
+}
+
+// shown looks whether the client has shown what is required of all.
+func (c *client) shown() {
+	if !c.sess.Restricted() {
+		c.env.clients.known(c)
+	}
 }
 
 // do acts on the broker.

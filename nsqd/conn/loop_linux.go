@@ -392,7 +392,11 @@ func (l *loop) open(s *slot) {
 	if s.in == nil { // else it comes from another loop
 		s.in = l.env.stamps.TrackSocket(hook.Socket{FD: s.fd})
 	}
-	if err := l.watch(s); err != nil {
+	err := l.watch(s)
+	if err == nil && s.severed.Load() {
+		err = net.ErrClosed
+	}
+	if err != nil {
 		l.fail(s, err)
 		return
 	}

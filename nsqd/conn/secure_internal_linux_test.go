@@ -86,3 +86,22 @@ func TestATurnEndsByWhatIsReadOfTheSocket(t *testing.T) {
 		t.Errorf("%d bytes of %d were read at once", read, len(g.out))
 	}
 }
+
+// A connection that is cut before its loop has seen it ends with its first turn.
+func TestCutOnArrival(t *testing.T) {
+	protocol := session.DefaultConfig()
+	b := testkit.Result(broker.New(broker.Config{Capacity: 10, MaxMsgTimeout: time.Minute})).Must(t)
+	defer b.Close()
+	log := slog.New(slog.DiscardHandler)
+	stamps := testkit.Result(hook.Open(hook.Off, hook.Config{}, log)).Must(t)
+	server := testkit.Result(New(Config{Session: &protocol, WriteTimeout: testkit.Hang}, b, stamps, log)).Must(t)
+	defer server.endLog()
+	l := testkit.Result(newLoop(&loops{env: &server.env}, 0)).Must(t)
+	defer l.close()
+	ends := testkit.Result(unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)).Must(t)
+	defer unix.Close(ends[0])
+	l.take(ends[1], "client")
+	server.clients.each((*client).cut)
+	l.takeInbox()
+	testkit.Equal(t, server.clients.len(), 0, "connections")
+}

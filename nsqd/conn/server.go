@@ -111,12 +111,12 @@ type env struct {
 
 // enter lists a client, or refuses it: as for registry.
 func (e *env) enter(c *client) bool {
-	return c.told(e.clients.enter(c, e.cfg.MaxConnections))
+	return c.told(e.clients.enter(c, e.cfg.MaxConnections, e.cfg.Session.TLSRequired || e.cfg.Session.AuthRequired))
 }
 
 // withAnother does what takes another descriptor, which counts as a connection meanwhile.
 func (c *client) withAnother(do func() error) error {
-	if !c.told(c.env.clients.expand(c.env.cfg.MaxConnections)) {
+	if !c.told(c.env.clients.expand(c, c.env.cfg.MaxConnections)) {
 		return errDescriptors
 	}
 	defer c.env.clients.shrink()
@@ -125,8 +125,12 @@ func (c *client) withAnother(do func() error) error {
 
 var errDescriptors = errors.New("there are as many connections as there may be, and this one needs another")
 
-// told logs that a client is refused.
-func (c *client) told(entered bool) bool {
+// told cuts who is out for a client, or logs that there is no place for it.
+func (c *client) told(out *client, entered bool) bool {
+	if out != nil {
+		c.env.log.Info("connection closed for another: it has not shown yet what is required", obs.KeyRemote, out.remote)
+		out.cut()
+	}
 	if !entered {
 		c.env.log.Warn("connection refused: there are as many as there may be", obs.KeyRemote, c.remote, obs.KeyCount, c.env.cfg.MaxConnections)
 	}
@@ -299,6 +303,7 @@ type Stats struct {
 	Connections int    // open now
 	Accepted    uint64 // since the start
 	Refused     uint64 // over the limit, or accept failed
+	Evicted     uint64 // strangers, for others
 	Faults      uint64 // closed for a fatal protocol error
 	Crowded     uint64 // of those, over MaxBodies
 	// SlowTurns counts the parts of event loops' turns that took longer than 5 ms,
@@ -316,7 +321,7 @@ type LoopStats struct {
 
 // Stats returns the server's counters.
 func (s *Server) Stats() Stats {
-	st := Stats{Connections: s.clients.len(), Accepted: s.clients.accepted.Load(), Refused: s.clients.refused.Load(), Faults: s.faults.Load(), Crowded: s.room.refused.Load()}
+	st := Stats{Connections: s.clients.len(), Accepted: s.clients.accepted.Load(), Refused: s.clients.refused.Load(), Evicted: s.clients.evicted.Load(), Faults: s.faults.Load(), Crowded: s.room.refused.Load()}
 	for c := range s.slow {
 		st.SlowTurns[c] = s.slow[c].Load()
 	}

@@ -1,0 +1,53 @@
+package conn_test
+
+import (
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/srtm-io/srtm/nsq/wire"
+	"github.com/srtm-io/srtm/nsqd/conn"
+)
+
+// Strangers, who have not shown what is required of all, take each other's places where there
+// are no others: one who shows it in time gets in, and stays.
+var _ = overBoth("a storm of strangers", func() {
+	DescribeTable("keeps no other client out", func(require func(*conn.Config), show func(*secure, *peer)) {
+		const limit = 32
+		n := startSecure(func(c *conn.Config) {
+			c.MaxConnections = limit
+			require(c)
+		})
+		storm := func() {
+			GinkgoHelper()
+			for range 3 * limit {
+				p := n.dial()
+				p.send(wire.AppendIdentify(nil, []byte(`{"feature_negotiation":true,"tls_v1":true}`)))
+				_, _ = p.r.ReadByte() // the answer, or the end
+			}
+		}
+		publishes := func(p *peer) {
+			GinkgoHelper()
+			p.send(wire.AppendPub(nil, "t", []byte("x")))
+			p.expect(wire.FrameResponse, "OK")
+		}
+		storm()
+		p := n.dial()
+		show(n, p)
+		publishes(p)
+		storm()
+		publishes(p)
+		Expect(n.server.Stats().Evicted).To(BeNumerically(">=", 4*limit))
+		Eventually(func() int { return n.server.Stats().Connections }).Should(BeNumerically("<=", limit))
+	},
+		Entry("TLS", func(c *conn.Config) { c.Session.TLSRequired = true }, func(n *secure, p *peer) { p.upgrade(n, wrapping{tls: true}, "") }),
+		Entry("AUTH", func(c *conn.Config) {
+			auth := new(authServer)
+			auth.permits(`"publish"`, ".*", ".*")
+			c.Session.AuthRequired, c.Auth = true, auth
+		}, func(_ *secure, p *peer) {
+			p.identify(wrapping{}, "")
+			p.send([]byte("AUTH\n\x00\x00\x00\x06secret"))
+			p.expect(wire.FrameResponse, ContainSubstring("permission_count"))
+		}),
+	)
+})
