@@ -129,7 +129,8 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	opts.jetstreamTLS.Log(log)
 	if opts.authServers != nil {
 		api.Auth = opts.authServers.Counts
-		api.Authorise = auth.NewCache(opts.authServers.Ask, clock.Mono).Ask
+		most := min(auth.MaxWaiting, max(1, opts.maxHTTPConnections/2))
+		api.Authorise = auth.NewCache(opts.authServers.Ask, clock.Mono, most).Ask
 	}
 	if len(opts.asks.Servers) > 0 {
 		asks, err := admission.New(opts.asks)

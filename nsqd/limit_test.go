@@ -7,6 +7,7 @@ import (
 	"math"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -85,4 +86,41 @@ func TestHTTPConnectionsAreBounded(t *testing.T) {
 		}
 	}
 	operator.Close()
+}
+
+// Publishers that wait for a slow auth server leave half of the HTTP connections, and of the
+// files that are reserved, to others.
+func TestPublishersThatWaitForAuth(t *testing.T) {
+	const connections = 8
+	asked, over := make(chan struct{}, 2*connections), make(chan struct{})
+	slow := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked <- struct{}{}; <-over }))
+	defer slow.Close()
+	defer close(over)
+	d := start(t, fmt.Sprint("--max-http-connections=", connections), "--auth-http-address="+slow.Listener.Addr().String())
+	answers := make(chan string, connections)
+	for i := range connections {
+		nc := testkit.Result(net.Dial("tcp", d.at.http.Addr().String())).Must(t)
+		defer nc.Close()
+		testkit.Result(fmt.Fprintf(nc, "POST /pub?topic=t HTTP/1.1\r\nHost: nsqd\r\nAuthorization: Bearer secret%d\r\nContent-Length: 1\r\n\r\nx", i)).Must(t)
+		go func() {
+			r, err := http.ReadResponse(bufio.NewReader(nc), nil)
+			if err == nil {
+				body, _ := io.ReadAll(r.Body)
+				answers <- string(body)
+			}
+		}()
+	}
+	for range connections / 2 {
+		<-asked
+	}
+	for range connections / 2 {
+		select {
+		case answer := <-answers:
+			if !strings.Contains(answer, "AUTH_BUSY") {
+				t.Error(answer)
+			}
+		case <-asked:
+			t.Fatal("more than half of the connections wait")
+		}
+	}
 }

@@ -13,14 +13,12 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-const (
-	// maxGrants is how many answers a Cache remembers; beyond, it forgets one of
-	// them, whose client is asked for again.
-	maxGrants = 4096
-	// maxWaiting is how many may wait for auth servers at once; beyond, ErrBusy.
-	// A server that is slow must not keep all requests that there may be.
-	maxWaiting = 256
-)
+// maxGrants is how many answers a Cache remembers; beyond, it forgets one of
+// them, whose client is asked for again.
+const maxGrants = 4096
+
+// MaxWaiting is how many should wait for auth servers at once, of any number of requests.
+const MaxWaiting = 256
 
 // ErrBusy: as many wait for auth servers as may.
 var ErrBusy = errors.New("too many wait for the auth servers")
@@ -34,8 +32,9 @@ var errAbandoned = errors.New("the question was abandoned")
 // concurrent use.
 type Cache struct {
 	// Set once.
-	ask func(context.Context, Query) (*Grant, error)
-	now func() mono.Time
+	ask  func(context.Context, Query) (*Grant, error)
+	now  func() mono.Time
+	most int64 // that wait
 
 	asked   singleflight.Group
 	waiting atomic.Int64
@@ -51,9 +50,11 @@ type known struct {
 	expires mono.Time
 }
 
-// NewCache returns a cache before ask, Servers.Ask for instance.
-func NewCache(ask func(context.Context, Query) (*Grant, error), now func() mono.Time) *Cache {
-	c := &Cache{ask: ask, now: now}
+// NewCache returns a cache before ask, Servers.Ask for instance. Beyond so many that wait,
+// which may each take a descriptor, it answers ErrBusy: a server that is slow must not keep all
+// requests that there may be.
+func NewCache(ask func(context.Context, Query) (*Grant, error), now func() mono.Time, most int) *Cache {
+	c := &Cache{ask: ask, now: now, most: int64(most)}
 	c.mu.known = make(map[Query]known)
 	return c
 }
@@ -86,7 +87,7 @@ func (c *Cache) remembered(q Query) *Grant {
 // wait asks, or waits for the one who asks the same.
 func (c *Cache) wait(ctx context.Context, q Query) (*Grant, error) {
 	defer c.waiting.Add(-1)
-	if c.waiting.Add(1) > maxWaiting {
+	if c.waiting.Add(1) > c.most {
 		return nil, ErrBusy
 	}
 	key := fmt.Sprintf("%q %v %q %q", q.RemoteIP, q.TLS, q.CommonName, q.Secret)
