@@ -247,6 +247,7 @@ func TestAnswersThatAreNone(t *testing.T) {
 		"403":         text(403, all),
 		"201":         text(201, all),
 		"more than":   text(200, all+strings.Repeat(" ", 1<<20)),
+		"entries":     text(200, rules(strings.Repeat("{},", 300_000)+"{}")),
 		"EOF":         func(w http.ResponseWriter) { panic(http.ErrAbortHandler) },
 		"unexpected ": text(200, all[:20]),
 	} {
@@ -255,6 +256,32 @@ func TestAnswersThatAreNone(t *testing.T) {
 			t.Errorf("%s: %v %v", name, g, err)
 		}
 	}
+}
+
+// The secret is in the question, and for no other server than those that were named.
+func TestRedirects(t *testing.T) {
+	elsewhere := serve(t, httptest.NewServer, text(200, all))
+	for _, status := range []int{301, 302, 303, 307, 308} {
+		for _, method := range []string{"GET", "POST"} {
+			s := serve(t, httptest.NewServer, func(w http.ResponseWriter) {
+				w.Header().Set("Location", elsewhere.URL+"/auth")
+				w.WriteHeader(status)
+			})
+			cfg := config(s.URL)
+			cfg.Method = method
+			_, err := servers(t, cfg).Ask(t.Context(), query)
+			testkit.ErrorHas(t, err, "redirects", "%s %d", method, status)
+		}
+	}
+	testkit.Equal(t, elsewhere.asked.Load(), 0, "questions to another server")
+
+	// Within a server it may go on.
+	mux := http.NewServeMux()
+	mux.Handle("/auth", http.RedirectHandler("/auth/", http.StatusTemporaryRedirect))
+	mux.HandleFunc("/auth/", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, all) })
+	s := httptest.NewServer(mux)
+	defer s.Close()
+	testkit.Result(servers(t, config(s.URL)).Ask(t.Context(), query)).Must(t)
 }
 
 func TestHTTPSIsVerified(t *testing.T) {

@@ -1,11 +1,12 @@
 package auth
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"regexp"
 	"time"
+
+	"github.com/srtm-io/srtm/internal/bounded"
 )
 
 // Permission is what a client wants to do.
@@ -86,7 +87,7 @@ type answer struct {
 // it. An answer that permits nothing is valid.
 func ParseAnswer(body []byte) (*Grant, error) {
 	var a answer
-	if err := json.Unmarshal(body, &a); err != nil {
+	if err := bounded.Decode(body, bounded.MaxElements, &a); err != nil {
 		return nil, fmt.Errorf("auth server's answer: %w", err)
 	}
 	var errs []error

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/bounded"
 	"github.com/srtm-io/srtm/internal/faults"
 )
 
@@ -93,8 +94,10 @@ func serverURL(address string) (*url.URL, error) {
 	return &url.URL{Scheme: "http", Host: address, Path: "/auth"}, nil
 }
 
-// maxAnswer bounds an answer in bytes.
-const maxAnswer = 1 << 20
+const (
+	maxAnswer    = 1 << 20 // bytes
+	maxRedirects = 10      // of a question
+)
 
 // Servers asks auth servers. Make it with New. Safe for concurrent use.
 type Servers struct {
@@ -141,7 +144,8 @@ func New(cfg Config) (*Servers, error) {
 	}
 	dialer := &net.Dialer{Timeout: cfg.ConnectTimeout}
 	s.http = &http.Client{
-		Timeout: cfg.RequestTimeout,
+		Timeout:       cfg.RequestTimeout,
+		CheckRedirect: keepSecret,
 		Transport: &http.Transport{
 			DialContext:           dialer.DialContext,
 			TLSClientConfig:       cfg.TLS,
@@ -208,16 +212,27 @@ func (s *Servers) ask(ctx context.Context, u url.URL, q Query) (*Grant, error) {
 		return nil, withoutURL(err)
 	}
 	defer response.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("read the answer: %w", err)
-	case response.StatusCode != http.StatusOK:
+	if response.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("answers %s", response.Status)
-	case len(text) > maxAnswer:
-		return nil, fmt.Errorf("answers with more than %d bytes", maxAnswer)
+	}
+	text, err := bounded.Read(response.Body, maxAnswer)
+	if err != nil {
+		return nil, err
 	}
 	return ParseAnswer(text)
+}
+
+// keepSecret follows a redirect within a server: the question has a secret, which goes along
+// with the form, and in the header Referer.
+func keepSecret(next *http.Request, before []*http.Request) error {
+	first := before[0].URL
+	switch {
+	case next.URL.Host != first.Host, first.Scheme == "https" && next.URL.Scheme != "https":
+		return fmt.Errorf("redirects to %s://%s", next.URL.Scheme, next.URL.Host)
+	case len(before) > maxRedirects:
+		return fmt.Errorf("redirects more than %d times", maxRedirects)
+	}
+	return nil
 }
 
 // withoutURL strips the URL from an error of net/http: the secret is in it.

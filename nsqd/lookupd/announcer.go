@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
@@ -16,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/bounded"
 	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/obs"
 )
@@ -91,10 +91,14 @@ func New(cfg Config, addresses []string) (*Announcer, error) {
 	a := &Announcer{cfg: cfg, updated: make(chan struct{}, 1)}
 	a.mu.addresses = slices.Clone(addresses)
 	dialer := &net.Dialer{Timeout: cfg.ConnectTimeout}
-	a.http = &http.Client{Timeout: cfg.RequestTimeout, Transport: &http.Transport{
-		DialContext:       dialer.DialContext,
-		DisableKeepAlives: true, // it is asked rarely: when a topic is new
-	}}
+	a.http = &http.Client{
+		Timeout:       cfg.RequestTimeout,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		Transport: &http.Transport{
+			DialContext:       dialer.DialContext,
+			DisableKeepAlives: true, // it is asked rarely: when a topic is new
+		},
+	}
 	return a, nil
 }
 
@@ -237,16 +241,16 @@ func (a *Announcer) channelsOf(ctx context.Context, web, topic string) ([]string
 		return nil, err
 	}
 	defer response.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(response.Body, maxListing+1))
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("read the answer: %w", err)
-	case response.StatusCode == http.StatusNotFound:
+	switch response.StatusCode {
+	case http.StatusOK:
+	case http.StatusNotFound:
 		return nil, nil // it does not know the topic
-	case response.StatusCode != http.StatusOK:
+	default:
 		return nil, fmt.Errorf("answers %s", response.Status)
-	case len(body) > maxListing:
-		return nil, fmt.Errorf("answers with more than %d bytes", maxListing)
+	}
+	body, err := bounded.Read(response.Body, maxListing)
+	if err != nil {
+		return nil, err
 	}
 	return parseChannels(body)
 }

@@ -432,6 +432,11 @@ var _ = Describe("an announcer", func() {
 		}
 
 		It("asks all daemons and gives what they say together", func() {
+			other := listing(200, `{"channels":["another's"]}`)
+			elsewhere := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				http.Redirect(w, r, other.URL+r.URL.String(), http.StatusFound)
+			}))
+			DeferCleanup(elsewhere.Close)
 			webs := []*httptest.Server{
 				listing(200, `{"channels":["b","e#ephemeral"]}`),
 				listing(200, `{"channels":["a","b"]}`),
@@ -439,6 +444,8 @@ var _ = Describe("an announcer", func() {
 				listing(500, `oh`),
 				listing(200, `nonsense`),
 				listing(200, `{"channels":["`+strings.Repeat("x", 5<<20)+`"]}`),
+				listing(200, `{"channels":["many"`+strings.Repeat(`,""`, 1<<20)+`]}`),
+				elsewhere,
 				nil,
 			}
 			var addresses []string

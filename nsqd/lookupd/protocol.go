@@ -9,6 +9,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/srtm-io/srtm/internal/bounded"
 )
 
 // Node is what a node says of itself. Ports are -1 where it has none.
@@ -135,7 +137,6 @@ func expectOK(answer []byte) error {
 type identity struct {
 	BroadcastAddress string `json:"broadcast_address"`
 	HTTPPort         int    `json:"http_port"`
-	Version          string `json:"version"`
 }
 
 func parseIdentity(answer []byte) (identity, error) {
@@ -154,7 +155,7 @@ func parseChannels(body []byte) ([]string, error) {
 	var answer struct {
 		Channels []string `json:"channels"`
 	}
-	if err := json.Unmarshal(body, &answer); err != nil {
+	if err := bounded.Decode(body, bounded.MaxElements, &answer); err != nil {
 		return nil, fmt.Errorf("answers /channels with %q: %w", clip(body), err)
 	}
 	return answer.Channels, nil
