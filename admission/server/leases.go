@@ -32,12 +32,12 @@ type leases struct {
 
 // own is told which partitions are those that it was before, and decided here, before
 // anything is decided for the others.
-func (l *leases) own(kept *[rule.Partitions]bool, t *owners, now table.Now) {
+func (l *leases) own(kept *[rule.Partitions]bool, before, t *owners, now table.Now) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	maps.DeleteFunc(l.keys, func(key string, _ *lease.Key) bool { return !kept[rule.Partition(key, rule.Partitions)] })
 	for p := range kept {
-		if is := &t.all[p]; t.mine[p] && !kept[p] && is.Epoch > 1 {
+		if is := &t.all[p]; t.mine[p] && !kept[p] && (is.Epoch > 1 || before.instance != 0) {
 			l.quiet[p] = now.Mono.Add(max(0, is.Lost-now.Wall) + lease.Quiet)
 		}
 	}

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/admission/rule"
-	"github.com/srtm-io/srtm/admission/store"
 	"github.com/srtm-io/srtm/admission/table"
 	"github.com/srtm-io/srtm/admission/wire"
 	"github.com/srtm-io/srtm/internal/rawfd"
@@ -185,14 +184,16 @@ func (s *Server) learn(ctx context.Context, keys []*lookup) {
 		if c, ok := credits[k.key]; ok {
 			credit = &c
 		}
-		s.place(k, credit, owners.all[rule.Partition(k.key, rule.Partitions)])
+		s.place(k, credit, owners)
 	}
 }
 
 // place puts a key into its shard, unless that is full, or the partition is not what it
-// was when its credit was read, or another may still decide for the key. Requires: rules held.
-func (s *Server) place(k *lookup, credit *table.Credit, was store.Partition) {
+// was before its credit was read, or another may still decide for the key. Requires: rules held.
+func (s *Server) place(k *lookup, credit *table.Credit, before *owners) {
 	r := s.ruleOf(k.key, k.own, 0)
+	p := rule.Partition(k.key, rule.Partitions)
+	was := before.all[p]
 	if credit != nil {
 		s.advance(credit.At) // or what is written next would pass for older
 	}
@@ -208,11 +209,10 @@ func (s *Server) place(k *lookup, credit *table.Credit, was store.Partition) {
 	if r.Mode == rule.Lease {
 		from, credit = s.leases.since(k.key, credit, now)
 	}
-	p := rule.Partition(k.key, rule.Partitions)
 	sh := &s.shards[p%shards]
 	sh.Lock()
 	defer sh.Unlock()
-	if t := s.owners.Load(); !t.mine[p] || t.all[p].Epoch != was.Epoch {
+	if t := s.owners.Load(); !t.mine[p] || t.all[p].Epoch != was.Epoch || t.instance != before.instance {
 		k.err = errNotPlaced
 		return
 	}

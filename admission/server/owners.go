@@ -27,9 +27,10 @@ const (
 
 // owners is a table of who owns what. Never changed: each version is a new one.
 type owners struct {
-	number uint64 // of the store
-	all    []store.Partition
-	mine   [rule.Partitions]bool // decided here
+	instance int64  // of this process, that read it: what another one had is void
+	number   uint64 // of the store
+	all      []store.Partition
+	mine     [rule.Partitions]bool // decided here
 }
 
 // now is the time, whose wall clock is the store's: it never goes back, nor behind what
@@ -46,7 +47,7 @@ func (s *Server) advance(floor time.Duration) {
 	}
 }
 
-// join has the server own what it owned before.
+// join has the server own what it owned before, and reads the rules.
 func (s *Server) join(ctx context.Context) error {
 	s.replicas.become(s.me.Instance)
 	if s.cfg.Dial != nil {
@@ -63,6 +64,9 @@ func (s *Server) join(ctx context.Context) error {
 	}
 	s.advance(floor)
 	s.sure.Store(int64(boot.Add(strictOver)))
+	if err := s.readDefaults(ctx); err != nil {
+		return err
+	}
 	return s.readOwners(ctx)
 }
 
@@ -94,7 +98,7 @@ func (s *Server) tendOnce(ctx context.Context) error {
 	defer s.saving.Unlock()
 	err := s.renew(ctx)
 	if errors.Is(err, store.ErrFenced) {
-		s.cfg.Log.Warn("another server has taken over: starting again", "err", err)
+		s.cfg.Log.Warn("starting again", "err", err)
 		err = s.rejoin(ctx)
 	}
 	return err
@@ -103,8 +107,9 @@ func (s *Server) tendOnce(ctx context.Context) error {
 // rejoin begins anew. What this process holds is void: until the store's answers have
 // come it is no member, and writes nothing.
 func (s *Server) rejoin(ctx context.Context) error {
-	s.owners.Store(&owners{all: s.owners.Load().all})
-	s.me.Instance = newInstance()
+	before := s.owners.Load()
+	s.owners.Store(&owners{instance: before.instance, all: before.all})
+	s.me.Instance, s.me.Beat = newInstance(), 0
 	ctx, cancel := context.WithTimeout(ctx, storeDeadline)
 	defer cancel()
 	err := s.join(ctx)
@@ -127,6 +132,7 @@ func (s *Server) renew(ctx context.Context) error {
 		return err
 	}
 	s.sure.Store(int64(boot.Add(strictOver)))
+	s.me.Beat = member(members, s.me.Instance).Beat
 	s.replicas.members(members, boot)
 	s.chosen(follower)
 	t := s.owners.Load()
@@ -226,14 +232,14 @@ func (s *Server) readOwners(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	old, next := s.owners.Load(), &owners{number: number, all: all}
+	old, next := s.owners.Load(), &owners{instance: s.me.Instance, number: number, all: all}
 	var kept [rule.Partitions]bool
 	var drop [shards]bool
 	held := 0
 	for i, p := range all {
 		next.mine[i] = p.Owner == s.me.Address
 		had := len(old.all) > 0 && old.all[i].Owner == s.me.Address
-		kept[i] = next.mine[i] && had && old.all[i].Epoch == p.Epoch
+		kept[i] = next.mine[i] && had && old.all[i].Epoch == p.Epoch && old.instance == next.instance
 		drop[i%shards] = drop[i%shards] || had && !kept[i]
 		if next.mine[i] {
 			held++
@@ -252,7 +258,7 @@ func (s *Server) readOwners(ctx context.Context) error {
 			})
 		}
 	}
-	s.leases.own(&kept, next, s.now())
+	s.leases.own(&kept, old, next, s.now())
 	s.owners.Store(next)
 	s.held.Store(int64(held))
 	s.frozen = false

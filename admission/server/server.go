@@ -138,7 +138,7 @@ type Server struct {
 	metrics    metrics
 }
 
-// New opens the sockets and reads the defaults. Run must follow, or Close.
+// New opens the sockets and becomes a member. Run must follow, or Close.
 func New(ctx context.Context, cfg Config) (*Server, error) {
 	if !rawfd.SharesPort {
 		cfg.Loops = 1
@@ -174,9 +174,6 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	for i := range s.shards {
 		s.shards[i].keys = table.New((cfg.MaxKeys + shards - 1) / shards)
 		s.shards[i].keys.Alone = s.alone
-	}
-	if err := s.readDefaults(ctx); err != nil {
-		return nil, fmt.Errorf("admission store: %w", err)
 	}
 	now := cfg.Now()
 	s.polled.Store(int64(now.Mono))

@@ -55,6 +55,7 @@ func (c *clock) pass(d time.Duration) {
 // bench is a store, servers on it one after the other, and their time.
 type bench struct {
 	t     *testing.T
+	path  string // of the store
 	store *store.Store
 	clock clock
 	cfg   server.Config
@@ -62,9 +63,10 @@ type bench struct {
 
 func newBench(t *testing.T, rules ...rule.Rule) *bench {
 	t.Helper()
-	s := testkit.Result(store.Open(t.Context(), filepath.Join(t.TempDir(), "admission.db"))).Must(t)
+	path := filepath.Join(t.TempDir(), "admission.db")
+	s := testkit.Result(store.Open(t.Context(), path)).Must(t)
 	t.Cleanup(func() { s.Close() })
-	b := &bench{t: t, store: s}
+	b := &bench{t: t, path: path, store: s}
 	b.set(rules...)
 	b.cfg = server.Config{Address: "127.0.0.1:0", Loops: 2, Store: s, Now: b.clock.Now, Checkpoint: time.Hour, Poll: time.Hour, Renew: time.Hour, Advertise: "one"}
 	return b

@@ -36,7 +36,10 @@ func every(ctx context.Context, period time.Duration, f func(context.Context)) {
 	}
 }
 
+// readDefaults begins anew: nothing that was read of rules before counts.
 func (s *Server) readDefaults(ctx context.Context) error {
+	s.polling.Lock()
+	defer s.polling.Unlock()
 	// The number first: an edit that comes between is read, and read again.
 	change, err := s.cfg.Store.LastChange(ctx)
 	if err != nil {
@@ -48,6 +51,7 @@ func (s *Server) readDefaults(ctx context.Context) error {
 	}
 	s.rules.Lock()
 	defer s.rules.Unlock()
+	s.rules.defaults, s.rules.change = rule.Defaults{}, 0
 	for _, r := range rules {
 		s.rules.defaults.Set(r)
 	}

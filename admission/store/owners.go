@@ -39,8 +39,9 @@ type Partition struct {
 }
 
 var (
-	// ErrFenced says that this process owns nothing any more: another took its place.
-	ErrFenced = errors.New("another server has taken over")
+	// ErrFenced says that this process owns nothing any more: another took its place, or the
+	// store was put back to what it was before.
+	ErrFenced = errors.New("another server has taken over, or the store was put back")
 	// ErrMoved says that the owners have changed since they were read.
 	ErrMoved = errors.New("the owners have changed")
 	// ErrNoServer says that no server has that address.
@@ -96,10 +97,12 @@ func (s *Store) Join(ctx context.Context, me Member, wall func() time.Duration) 
 	return time.Duration(at) * time.Millisecond, err
 }
 
-// Renew says that a server lives and who follows it, and returns who else is a member and
-// a number that changes with the owners. Error: ErrFenced.
+// Renew says that a server lives and who follows it, and returns who is a member and
+// a number that changes with the owners. me has the beat that the server knows of. A store that
+// has an earlier one was put back to a copy of it: numbers of edits and of owners mean others
+// there. Error: ErrFenced.
 func (s *Store) Renew(ctx context.Context, me Member) (members []Member, owners uint64, err error) {
-	result, err := s.db.ExecContext(ctx, `UPDATE servers SET beat = beat + 1, follower = $1 WHERE address = $2 AND instance = $3`, me.Follower, me.Address, me.Instance)
+	result, err := s.db.ExecContext(ctx, `UPDATE servers SET beat = beat + 1, follower = $1 WHERE address = $2 AND instance = $3 AND beat >= $4`, me.Follower, me.Address, me.Instance, me.Beat)
 	if err != nil {
 		return nil, 0, err
 	}

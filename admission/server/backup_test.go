@@ -1,0 +1,90 @@
+package server_test
+
+import (
+	"database/sql"
+	"fmt"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/srtm-io/srtm/admission/rule"
+	"github.com/srtm-io/srtm/admission/server"
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+// backup copies a store, and returns what puts it back to that while servers go on.
+func (b *bench) backup() (restore func()) {
+	b.t.Helper()
+	other := testkit.Result(sql.Open("sqlite", "file:"+b.path+"?_pragma=busy_timeout(5000)&_txlock=immediate")).Must(b.t)
+	b.t.Cleanup(func() { other.Close() })
+	other.SetMaxOpenConns(1) // which has the copy attached
+	copied := filepath.Join(b.t.TempDir(), "copy.db")
+	do := func(statement string, args ...any) {
+		b.t.Helper()
+		testkit.Result(other.Exec(statement, args...)).Must(b.t)
+	}
+	do(`VACUUM INTO ?`, copied)
+	return func() {
+		b.t.Helper()
+		do(`ATTACH ? AS copy`, copied)
+		back := `BEGIN IMMEDIATE;`
+		for _, of := range []string{"admission", "rules", "credits", "servers", "partitions"} {
+			back += fmt.Sprintf("DELETE FROM %s; INSERT INTO %[1]s SELECT * FROM copy.%[1]s;", of)
+		}
+		do(back + `COMMIT`)
+	}
+}
+
+// A server whose store is put back to what it was goes by its rules, and by edits of them
+// whose numbers it has seen before.
+func TestTheStoreIsPutBack(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		joins bool // the server, after the copy was made
+		edits int  // after the store was put back; before that there were 4
+	}{{"no edit since", false, 0}, {"few edits since", false, 2}, {"many edits since", false, 8}, {"to before the server began", true, 2}} {
+		t.Run(test.name, func(t *testing.T) {
+			b := newBench(t, rule.Rule{Key: "own", Share: share(1, 5)}, rule.Rule{Key: "gone", Share: share(1, 5)}, rule.Rule{Key: "d/*", Share: share(1, 5)})
+			link := &cable{Store: b.store}
+			b.cfg.Store, b.cfg.Renew, b.cfg.Poll = link, 20*time.Millisecond, 20*time.Millisecond
+			var s *server.Server
+			var restore func()
+			if test.joins {
+				restore = b.backup()
+			}
+			s, _ = b.start()
+			c := b.client(s)
+			holds := func(want map[string]int64) {
+				t.Helper()
+				testkit.WaitFor(t, fmt.Sprintf("keys hold %v", want), func() bool {
+					b.clock.pass(time.Hour) // all are full
+					for key, left := range want {
+						if c.Peek(t.Context(), key, 0).Left != left {
+							return false
+						}
+					}
+					return true
+				})
+			}
+			holds(map[string]int64{"own": 5, "gone": 5, "d/1": 5, "new": 0})
+			if !test.joins {
+				restore = b.backup()
+			}
+			link.renewed(t)
+			b.set(rule.Rule{Key: "own", Share: share(1, 50)}, rule.Rule{Key: "new", Share: share(1, 50)}, rule.Rule{Key: "d/*", Share: share(1, 50)})
+			testkit.Result(b.store.DeleteRule(t.Context(), "gone", time.Unix(0, 0))).Must(t)
+			holds(map[string]int64{"own": 50, "gone": 0, "d/1": 50, "new": 50})
+			restore()
+			want := map[string]int64{"own": 5, "gone": 5, "d/1": 5, "new": 0}
+			for i := range test.edits {
+				key := []string{"d/*", "gone"}[i%2]
+				b.set(rule.Rule{Key: key, Share: share(1, 7)})
+				want[map[string]string{"d/*": "d/1", "gone": "gone"}[key]] = 7
+			}
+			holds(want)
+			b.set(rule.Rule{Key: "own", Share: share(1, 9)})
+			want["own"] = 9
+			holds(want)
+		})
+	}
+}
