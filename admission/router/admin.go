@@ -3,7 +3,6 @@ package router
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -24,7 +23,7 @@ const (
 // Rules is what Admin and Asker need of store.Store.
 type Rules interface {
 	SetRules(ctx context.Context, rules []rule.Rule) (change uint64, err error)
-	DeleteRule(ctx context.Context, key string, now time.Time) (change uint64, err error)
+	DeleteRule(ctx context.Context, key string) (change uint64, err error)
 	Rule(ctx context.Context, key string) (rule.Rule, error)
 	Rules(ctx context.Context, prefix, after string, n int) ([]rule.Rule, error)
 	Defaults(ctx context.Context) ([]rule.Rule, error)
@@ -77,7 +76,7 @@ func (a *Admin) GetRule(ctx context.Context, r *srtmv1.GetRuleRequest) (*srtmv1.
 
 // DeleteRule implements the service.
 func (a *Admin) DeleteRule(ctx context.Context, r *srtmv1.DeleteRuleRequest) (*srtmv1.DeleteRuleResponse, error) {
-	change, err := a.rules.DeleteRule(ctx, r.GetKey(), time.Now())
+	change, err := a.rules.DeleteRule(ctx, r.GetKey())
 	return &srtmv1.DeleteRuleResponse{Change: change}, failed(err)
 }
 

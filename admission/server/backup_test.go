@@ -72,7 +72,7 @@ func TestTheStoreIsPutBack(t *testing.T) {
 			}
 			link.renewed(t)
 			b.set(rule.Rule{Key: "own", Share: share(1, 50)}, rule.Rule{Key: "new", Share: share(1, 50)}, rule.Rule{Key: "d/*", Share: share(1, 50)})
-			testkit.Result(b.store.DeleteRule(t.Context(), "gone", time.Unix(0, 0))).Must(t)
+			testkit.Result(b.store.DeleteRule(t.Context(), "gone")).Must(t)
 			holds(map[string]int64{"own": 50, "gone": 0, "d/1": 50, "new": 50})
 			restore()
 			want := map[string]int64{"own": 5, "gone": 5, "d/1": 5, "new": 0}

@@ -51,7 +51,7 @@ func (m *memory) SetRules(_ context.Context, rules []rule.Rule) (uint64, error) 
 	return uint64(len(m.edits)), nil
 }
 
-func (m *memory) DeleteRule(_ context.Context, key string, _ time.Time) (uint64, error) {
+func (m *memory) DeleteRule(_ context.Context, key string) (uint64, error) {
 	r, ok := m.rules[key]
 	if !ok {
 		return 0, store.ErrNoRule

@@ -35,7 +35,7 @@ type records interface {
 	Store
 	Move(ctx context.Context, first, last int, to string) error
 	SetRules(ctx context.Context, rules []rule.Rule) (change uint64, err error)
-	DeleteRule(ctx context.Context, key string, now time.Time) (change uint64, err error)
+	DeleteRule(ctx context.Context, key string) (change uint64, err error)
 }
 
 // world is servers on one store that are driven step by step, in one goroutine and in
@@ -465,7 +465,7 @@ func (w *world) step() {
 		if r.Default() || w.chance(2, "own") {
 			_, err = w.records.SetRules(ctx, []rule.Rule{r})
 		} else {
-			_, err = w.records.DeleteRule(ctx, r.Key, time.Unix(0, 0))
+			_, err = w.records.DeleteRule(ctx, r.Key)
 		}
 		if err != nil && !errors.Is(err, store.ErrNoRule) {
 			w.t.Fatal(err)

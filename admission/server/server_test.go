@@ -212,7 +212,7 @@ func TestEdits(t *testing.T) {
 			t.Errorf("%s after the edit: %+v", key, d)
 		}
 	}
-	testkit.Result(b.store.DeleteRule(t.Context(), "old", time.Unix(0, int64(b.clock.Now().Wall)))).Must(t)
+	testkit.Result(b.store.DeleteRule(t.Context(), "old")).Must(t)
 	sure(t, c, "another", 1)
 	if d := sure(t, c, "old", 1); d.Admit || !d.ByDefault || d.RetryAfter != -1 {
 		t.Errorf("after its rule was deleted: %+v", d)

@@ -15,8 +15,8 @@ import (
 // ErrNoRule says that a key has no rule of its own.
 var ErrNoRule = errors.New("no such rule")
 
-// Remembered is how long a deleted rule is kept, so that servers hear of it. One that
-// did not reach its store for longer must start again.
+// Remembered is how long a deleted rule is kept, by the database's clock, so that servers hear
+// of it. One that did not reach its store for longer must start again.
 const Remembered = 30 * 24 * time.Hour
 
 const columns = `key, rate_milli, capacity, mode, strict, shadow, fail_open, change`
@@ -56,11 +56,15 @@ func (s *Store) SetRules(ctx context.Context, rules []rule.Rule) (change uint64,
 
 // DeleteRule deletes a rule. Its key falls back to the defaults; what it holds stays,
 // as far as it fits. Error: ErrNoRule.
-func (s *Store) DeleteRule(ctx context.Context, key string, now time.Time) (change uint64, err error) {
+func (s *Store) DeleteRule(ctx context.Context, key string) (change uint64, err error) {
+	now := `unixepoch() * 1000`
+	if s.postgres {
+		now = `CAST(extract(epoch FROM now()) * 1000 AS BIGINT)`
+	}
 	err = s.transact(ctx, func(t *tx) {
 		change = t.next()
-		t.must(ErrNoRule, `UPDATE rules SET change = $1, deleted_ms = $2 WHERE key = $3 AND deleted_ms IS NULL`, int64(change), now.UnixMilli(), key)
-		t.do(`DELETE FROM rules WHERE deleted_ms < $1`, now.Add(-Remembered).UnixMilli())
+		t.must(ErrNoRule, `UPDATE rules SET change = $1, deleted_ms = `+now+` WHERE key = $2 AND deleted_ms IS NULL`, int64(change), key)
+		t.do(`DELETE FROM rules WHERE deleted_ms < `+now+` - $1`, Remembered.Milliseconds())
 	})
 	return change, err
 }
