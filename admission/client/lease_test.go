@@ -14,7 +14,7 @@ import (
 )
 
 func leased(key string, rate tokenbucket.Rate, capacity int64) rule.Rule {
-	return rule.Rule{Key: key, Share: tokenbucket.Share{Rate: rate * 1000, Burst: capacity}, Mode: rule.Lease}
+	return rule.Rule{Key: key, Share: tokenbucket.Share{Rate: rate * 1000, Burst: capacity}, Leased: true}
 }
 
 // Three clients hold parts, and a fourth asks; through a network that loses, repeats and

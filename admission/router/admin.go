@@ -56,7 +56,7 @@ func (a *Admin) SetRules(ctx context.Context, r *srtmv1.SetRulesRequest) (*srtmv
 		switch p.GetMode() {
 		case srtmv1.AdmissionMode_ADMISSION_MODE_UNSPECIFIED, srtmv1.AdmissionMode_ADMISSION_MODE_CENTRAL:
 		case srtmv1.AdmissionMode_ADMISSION_MODE_LEASE:
-			rules[i].Mode = rule.Lease
+			rules[i].Leased = true
 		default:
 			return nil, invalid(fmt.Sprintf("rules[%d].mode", i), fmt.Sprintf("%d is none", p.GetMode()))
 		}
@@ -144,7 +144,7 @@ func (a *Admin) MovePartitions(ctx context.Context, r *srtmv1.MovePartitionsRequ
 
 func ruleProto(r rule.Rule) *srtmv1.AdmissionRule {
 	mode := srtmv1.AdmissionMode_ADMISSION_MODE_CENTRAL
-	if r.Mode == rule.Lease {
+	if r.Leased {
 		mode = srtmv1.AdmissionMode_ADMISSION_MODE_LEASE
 	}
 	return &srtmv1.AdmissionRule{

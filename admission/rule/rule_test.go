@@ -1,7 +1,6 @@
 package rule_test
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -32,22 +31,11 @@ func TestValidate(t *testing.T) {
 		{"no refill", rule.Rule{Key: "k", Share: tokenbucket.Share{Burst: 5}}, "refill 0"},
 		{"no capacity", rule.Rule{Key: "k", Share: tokenbucket.Share{Rate: 5}}, "capacity 0: want 1 to 1000000000 credits"},
 		{"too fast", rule.Rule{Key: "k", Share: tokenbucket.Share{Rate: 1e13, Burst: 1}}, "refill 10000000000: want 0.001 to 1000000000 credits per second"},
-		{"mode", rule.Rule{Key: "k", Mode: 7}, "mode 7"},
 	} {
 		err := test.r.Validate()
 		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v, want %q", test.name, err, test.want)
 		}
-	}
-	var share *tokenbucket.ShareError
-	if err := (&rule.Rule{Key: "k", Share: tokenbucket.Share{Rate: -1, Burst: 1}}).Validate(); !errors.As(err, &share) {
-		t.Errorf("%v is no ShareError", err)
-	}
-	for _, m := range []rule.Mode{rule.Central, rule.Lease} {
-		testkit.Result(rule.ParseMode(m.String())).Equal(t, m, "mode")
-	}
-	if _, err := rule.ParseMode("other"); err == nil {
-		t.Error("mode other was accepted")
 	}
 }
 

@@ -28,7 +28,7 @@ type division struct {
 
 func divide(t *testing.T, holders int, capacity int64) *division {
 	t.Helper()
-	r := rule.Rule{Key: "key", Share: share(100, capacity), Mode: rule.Lease}
+	r := rule.Rule{Key: "key", Share: share(100, capacity), Leased: true}
 	d := &division{bench: newBench(t, r), referee: tokenbucket.NewFull(r.Share, 0), clients: map[*server.Server]*client.Client{}}
 	d.cfg.Renew = 5 * time.Millisecond
 	for i := range holders {
@@ -167,7 +167,7 @@ func TestLeases(t *testing.T) {
 		testkit.Must(t, d.server.FollowRules(t.Context()))
 		d.live(3*time.Second, 0, 1)
 	}
-	edit(rule.Rule{Key: "key", Share: share(10, 6), Mode: rule.Lease})
+	edit(rule.Rule{Key: "key", Share: share(10, 6), Leased: true})
 	d.referee = tokenbucket.NewFull(share(10, 6), d.now())
 	if got := d.live(10*time.Second, 0, 1); got[0]+got[1]+got[2] < 80 {
 		t.Errorf("%v of 100", got)

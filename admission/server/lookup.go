@@ -206,7 +206,7 @@ func (s *Server) place(k *lookup, credit *table.Credit, before *owners) {
 		credit = &table.Credit{Key: k.key, At: was.Lost}
 	}
 	from := now.Mono
-	if r.Mode == rule.Lease {
+	if r.Leased {
 		from, credit = s.leases.since(k.key, credit, now)
 	}
 	sh := &s.shards[p%shards]

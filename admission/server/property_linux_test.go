@@ -598,8 +598,8 @@ func run(t *rapid.T, records records) {
 
 func rulesOf() (all []rule.Rule) {
 	for _, key := range keys {
-		for _, mode := range []rule.Mode{rule.Lease, rule.Central} { // of which the last stays
-			r := rule.Rule{Key: key, Share: shares[key], Strict: strings.HasPrefix(key, "strict"), Mode: mode}
+		for _, leased := range []bool{true, false} { // of which the last stays
+			r := rule.Rule{Key: key, Share: shares[key], Strict: strings.HasPrefix(key, "strict"), Leased: leased}
 			all = append(all, r)
 			r.Key += "*"
 			all = append(all, r)

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/admission/rule"
-	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // ErrNoRule says that a key has no rule of its own.
@@ -21,15 +20,12 @@ const Remembered = 30 * 24 * time.Hour
 
 const columns = `key, rate_milli, capacity, mode, strict, shadow, fail_open, change`
 
+var modes = map[bool]string{false: "central", true: "lease"} // by Leased
+
 func scan(row *sql.Rows, more ...any) (r rule.Rule, err error) {
-	var rate, burst, change int64
 	var mode string
-	err = row.Scan(append([]any{&r.Key, &rate, &burst, &mode, &r.Strict, &r.Shadow, &r.FailOpen, &change}, more...)...)
-	if err != nil {
-		return rule.Rule{}, err
-	}
-	r.Share, r.Change = tokenbucket.Share{Rate: tokenbucket.Rate(rate), Burst: burst}, uint64(change)
-	r.Mode, err = rule.ParseMode(mode)
+	err = row.Scan(append([]any{&r.Key, &r.Share.Rate, &r.Share.Burst, &mode, &r.Strict, &r.Shadow, &r.FailOpen, &r.Change}, more...)...)
+	r.Leased = mode == modes[true]
 	return r, err
 }
 
@@ -48,7 +44,7 @@ func (s *Store) SetRules(ctx context.Context, rules []rule.Rule) (change uint64,
 			t.do(`INSERT INTO rules (`+columns+`, deleted_ms) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, NULL)
 				ON CONFLICT (key) DO UPDATE SET rate_milli = excluded.rate_milli, capacity = excluded.capacity, mode = excluded.mode,
 				strict = excluded.strict, shadow = excluded.shadow, fail_open = excluded.fail_open, change = excluded.change, deleted_ms = NULL`,
-				r.Key, int64(r.Share.Rate), r.Share.Burst, r.Mode.String(), r.Strict, r.Shadow, r.FailOpen, int64(change))
+				r.Key, int64(r.Share.Rate), r.Share.Burst, modes[r.Leased], r.Strict, r.Shadow, r.FailOpen, int64(change))
 		}
 	})
 	return change, err
@@ -134,10 +130,9 @@ func (s *Store) Changes(ctx context.Context, after uint64, n int) ([]Change, err
 }
 
 // LastChange returns the number of the last edit.
-func (s *Store) LastChange(ctx context.Context) (uint64, error) {
-	var n int64
-	err := s.db.QueryRowContext(ctx, `SELECT change FROM admission`).Scan(&n)
-	return uint64(n), err
+func (s *Store) LastChange(ctx context.Context) (n uint64, err error) {
+	err = s.db.QueryRowContext(ctx, `SELECT change FROM admission`).Scan(&n)
+	return n, err
 }
 
 func (s *Store) rules(ctx context.Context, which string, args ...any) ([]rule.Rule, error) {

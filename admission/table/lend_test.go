@@ -14,7 +14,7 @@ import (
 func TestLend(t *testing.T) {
 	s, key, at := table.New(1), []byte("k"), mono.Time(time.Hour)
 	contract := tokenbucket.Share{Rate: 1000, Burst: 5}
-	r := rule.Rule{Key: "k", Share: contract, Mode: rule.Lease}
+	r := rule.Rule{Key: "k", Share: contract, Leased: true}
 	if _, _, ok := s.Lend(key, at); ok {
 		t.Error("a key that is not there was lent")
 	}
@@ -42,14 +42,14 @@ func TestLend(t *testing.T) {
 	if v := s.Ask(key, 2, at.Add(time.Minute), false); !v.Admit || v.Lent || v.Left != 0 {
 		t.Errorf("%+v after its return", v)
 	}
-	r.Mode = rule.Central
+	r.Leased = false
 	if s.Follow("k", &r, at); !s.Contract("k").IsZero() || !s.Contract("none").IsZero() {
 		t.Error("a key that is not leased is to be divided")
 	}
 
 	// One whose credits only begin later holds none before, lent or not.
 	s = table.New(1)
-	r.Mode = rule.Lease
+	r.Leased = true
 	s.Learn("k", &r, 0, at.Add(time.Minute))
 	if _, credits, _ := s.Lend(key, at); credits != 0 {
 		t.Errorf("lent with %d credits", credits)

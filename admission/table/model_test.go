@@ -66,7 +66,7 @@ func (m *model) Ask(key string, cost int64, now mono.Time, peek bool) table.Verd
 	}
 	v := table.Verdict{
 		Known: true, Admit: admit || e.rule.Shadow, Denied: !admit, Shadow: e.rule.Shadow, Default: e.byDefault(), Strict: e.rule.Strict,
-		FailOpen: e.rule.FailOpen, Leased: e.rule.Mode == rule.Lease, Lent: e.lent,
+		FailOpen: e.rule.FailOpen, Leased: e.rule.Leased, Lent: e.lent,
 		Left: int64(max(0, b.Tokens(now)) / tokenbucket.Token), Retry: retry,
 	}
 	if (v.Strict || v.Leased || v.Lent) && !m.alone() {
@@ -182,7 +182,7 @@ func (m *model) Changed(by table.Reader, to []table.Credit, of func(int) bool, f
 			return
 		}
 		e.changed[by] = false
-		if e.rule.Strict || e.rule.Mode == rule.Lease || e.lent || !e.full(now.Mono) {
+		if e.rule.Strict || e.rule.Leased || e.lent || !e.full(now.Mono) {
 			to = append(to, e.credit(now))
 		}
 	})
@@ -224,9 +224,9 @@ func TestShardIsItsModel(t *testing.T) {
 		drawRule := func(key string) *rule.Rule {
 			change++
 			return &rule.Rule{
-				Key:   rapid.SampledFrom([]string{key, "", "1/*"}).Draw(t, "rule of"),
-				Share: tokenbucket.Share{Rate: tokenbucket.Rate(rapid.Int64Range(1, 5000).Draw(t, "A")), Burst: rapid.Int64Range(1, 5).Draw(t, "C")},
-				Mode:  rule.Mode(rapid.IntRange(0, 20).Draw(t, "mode") / 20), Strict: rapid.IntRange(0, 20).Draw(t, "strict") == 0,
+				Key:    rapid.SampledFrom([]string{key, "", "1/*"}).Draw(t, "rule of"),
+				Share:  tokenbucket.Share{Rate: tokenbucket.Rate(rapid.Int64Range(1, 5000).Draw(t, "A")), Burst: rapid.Int64Range(1, 5).Draw(t, "C")},
+				Leased: rapid.IntRange(0, 20).Draw(t, "leased") == 20, Strict: rapid.IntRange(0, 20).Draw(t, "strict") == 0,
 				Shadow: rapid.Bool().Draw(t, "shadow"), FailOpen: rapid.Bool().Draw(t, "open"),
 				Change: change - min(change, rapid.Uint64Range(0, 2).Draw(t, "late")),
 			}

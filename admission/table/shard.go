@@ -140,7 +140,7 @@ func (e *slot) follow(key string, r *rule.Rule) {
 	for _, f := range []struct {
 		set bool
 		as  flags
-	}{{r.Key != key || r.Default(), byDefault}, {r.Shadow, shadow}, {r.Strict, strict}, {r.FailOpen, failOpen}, {r.Mode == rule.Lease, leased}} {
+	}{{r.Key != key || r.Default(), byDefault}, {r.Shadow, shadow}, {r.Strict, strict}, {r.FailOpen, failOpen}, {r.Leased, leased}} {
 		if f.set {
 			e.flags |= f.as
 		}

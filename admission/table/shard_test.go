@@ -93,7 +93,7 @@ func TestWhatARuleSays(t *testing.T) {
 	if v := s.Ask([]byte("nobody's"), 1, 0, false); v.Admit || !v.Default || v.Retry != math.MaxInt64 {
 		t.Errorf("without any rule: %+v", v)
 	}
-	s.Learn("shadow", &rule.Rule{Key: "shadow", Shadow: true, Strict: true, FailOpen: true, Mode: rule.Lease}, 0, 0)
+	s.Learn("shadow", &rule.Rule{Key: "shadow", Shadow: true, Strict: true, FailOpen: true, Leased: true}, 0, 0)
 	if v := s.Ask([]byte("shadow"), 1, 0, false); !v.Admit || !v.Denied || !v.Shadow || v.Default || !v.Strict || !v.FailOpen || !v.Leased {
 		t.Errorf("shadow: %+v", v)
 	}
