@@ -13,14 +13,13 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/keepalive"
 
 	"github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/admission/server"
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/secure"
+	"github.com/srtm-io/srtm/internal/targets"
 )
 
 // options are everything that can be configured, by flag or by file.
@@ -129,13 +128,7 @@ func (o *options) serverConfig(s server.Store, log *slog.Logger, metrics prometh
 
 // dial reaches another server.
 func (o *options) dial(address string) (srtmv1.AdmissionReplicationClient, func() error, error) {
-	conn, err := grpc.NewClient(address, append([]grpc.DialOption{
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
-			MinConnectTimeout: time.Second,
-		}),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
-	}, o.peerOptions...)...)
+	conn, err := targets.Keep(address, time.Second, o.peerOptions...)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -4,9 +4,13 @@ import (
 	"fmt"
 	"net"
 	"strings"
+	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/grpc/status"
@@ -37,6 +41,21 @@ func Dial(list string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	m := manual.NewBuilderWithScheme("several")
 	m.InitialState(state)
 	return grpc.NewClient("several:///"+all[0], append(options, grpc.WithResolvers(m))...)
+}
+
+// Keep is Dial for a server that needs the other one for as long as it runs: soon after a failure,
+// and at least each wait, it tries to connect again.
+func Keep(list string, wait time.Duration, options ...grpc.DialOption) (*grpc.ClientConn, error) {
+	return Dial(list, append([]grpc.DialOption{
+		grpc.WithTransportCredentials(insecure.NewCredentials()), // if options say nothing else
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: wait},
+			MinConnectTimeout: min(wait, 2*time.Second),
+		}),
+		// Ten seconds is the minimum that gRPC allows a client. With keepalive set it also gives
+		// up a connection whose bytes stay unacknowledged for Timeout.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
+	}, options...)...)
 }
 
 // notLeader is the reason, in an error's ErrorInfo, of a server that does not

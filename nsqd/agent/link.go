@@ -13,14 +13,10 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
-	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/targets"
@@ -120,7 +116,7 @@ func (k reconnector[Req, Res]) run(ctx context.Context) {
 	conns := make([]*grpc.ClientConn, len(k.addresses))
 	for i, address := range k.addresses {
 		var err error
-		if conns[i], err = dial(address, k.options); err != nil {
+		if conns[i], err = targets.Keep(address, maxBackoff, k.options...); err != nil {
 			// Only a target that does not parse; Config.Validate or the hello let it through.
 			k.log.Error("session impossible", obs.KeyName, k.name, obs.KeyAddress, address, obs.KeyError, err)
 			return
@@ -143,7 +139,7 @@ func (k reconnector[Req, Res]) run(ctx context.Context) {
 		if targets.Reason(err) == notLeading {
 			// Behind one address there may be several, of which another leads.
 			conns[at].Close()
-			conns[at], _ = dial(address, k.options) // it has parsed before
+			conns[at], _ = targets.Keep(address, maxBackoff, k.options...) // it has parsed before
 			delay = min(delay, standbyBackoff)
 		}
 		if time.Since(began) > maxBackoff {
@@ -164,22 +160,6 @@ func (k reconnector[Req, Res]) run(ctx context.Context) {
 		clock.Sleep(ctx, wait)
 		delay = min(delay*8/5, maxBackoff)
 	}
-}
-
-// dial makes a connection that comes back by itself. It does not wait.
-func dial(address string, options []grpc.DialOption) (*grpc.ClientConn, error) {
-	return grpc.NewClient(address, append([]grpc.DialOption{
-		bidi.Receive(),
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: firstBackoff, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxBackoff},
-			MinConnectTimeout: 2 * time.Second,
-		}),
-		// Ten seconds is the minimum that gRPC allows a client. Sooner notice of a
-		// dead host comes from the reports: with keepalive set, gRPC gives up a
-		// connection whose bytes stay unacknowledged for Timeout.
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
-	}, options...)...)
 }
 
 // next returns which address to try after a failure at one of them: the leader's
