@@ -470,8 +470,9 @@ func (st *store) carry(log *openLog) error {
 		defer t.storing.Unlock()
 	}
 	files := log.Stats().Segments
+	failing := st.faults.Load()&(1<<saving) != 0 // first something is to succeed that takes no room
 	s := t.begin()
-	if files > carryAfter || t.mu.core.FarAhead() {
+	if !failing && !t.mu.closed && (files > carryAfter || t.mu.core.FarAhead()) {
 		x.carried = t.mu.core.Stuck(x.carried[:0], carryRatio)
 	}
 	var records []commitlog.Record
@@ -489,9 +490,15 @@ func (st *store) carry(log *openLog) error {
 		if err != nil {
 			return err
 		}
+		if st.storage().cfg.Fsync { // before the snapshot says that the old places are done
+			err = log.Sync(first + commitlog.Offset(len(records)))
+		}
 		s := t.begin()
-		t.mu.core.CarriedTo(t.shared.now(), queue.Offset(first), x.carried, &s.fx)
+		t.mu.core.CarriedTo(t.shared.now(), queue.Offset(first), x.carried, err == nil, &s.fx)
 		t.end(s)
+		if err != nil {
+			return err
+		}
 	}
 	for {
 		t.mu.Lock()

@@ -600,6 +600,64 @@ func TestWhatWasEmptiedInMemoryStaysSoThroughACrash(t *testing.T) {
 	})
 }
 
+// What is carried forward is in stable storage at its new place before its old one goes.
+func TestWhatIsCarriedForwardStaysThroughALossOfPower(t *testing.T) {
+	carried := 0
+	for n := range 60 {
+		path := t.TempDir()
+		synctest.Test(t, func(t *testing.T) {
+			l := &lives{
+				rng: rand.New(rand.NewPCG(uint64(n), 1)), fsync: true, sizes: [2]int{1000, 0}, begin: time.Now(), metadata: filepath.Join(path, "metadata.json"),
+				sim: commitlog.NewSimDisk(rand.New(rand.NewPCG(uint64(n), 2))), channels: map[string]*channelOwner{},
+			}
+			l.open()
+			defer func() { _ = l.close() }()
+			sub := testkit.Result(l.top.Subscribe("c", broker.Subscriber{MsgTimeout: time.Minute}, func() {})).Must(t)
+			testkit.Must(t, sub.Ready(1000))
+			l.b.Recorded()
+			publish := func(after time.Duration) {
+				var stored broker.Stored
+				testkit.Must(t, l.top.Publish(l.b.Now(), mono.Wall(time.Now().UnixNano()), broker.Published{
+					Body: []byte("x"), Arrival: stamp.Arrival{At: l.b.Now()}, Defer: after, Stored: &stored,
+				}))
+				testkit.Must(t, l.top.Sync(stored))
+			}
+			publish(time.Hour)
+			for range 300 {
+				publish(0)
+			}
+			var out broker.Outgoing
+			for finished := 0; finished < 300; {
+				out.Reset()
+				sub.Take(&out, 1<<20)
+				sub.Wrote(&out)
+				for in := out.Frames; len(in) > 0; finished++ {
+					_, data, size, err := wire.ParseFrame(in, 1<<20)
+					testkit.Must(t, err)
+					in = in[size:]
+					m := testkit.Result(wire.ParseMessage(data)).Must(t)
+					testkit.Must(t, sub.FinishBatch(l.b.Now(), []wire.MessageID{m.ID}, nil)[0])
+				}
+				synctest.Wait()
+			}
+			l.sim.DieSoon(1 + n)
+			<-time.After(time.Second) // of virtual time, in which it is carried
+			synctest.Wait()
+			if l.top.Stats().Disk.First > 0 {
+				carried++
+			}
+			l.crash()
+			synctest.Wait()
+			if c := l.top.Stats().Channels[0]; c.Deferred+c.Beyond+c.Ready == 0 {
+				t.Errorf("operation %d: of the message that was accepted, and is deferred, there is %+v", n, c)
+			}
+		})
+	}
+	if carried == 0 {
+		t.Error("nothing was carried forward")
+	}
+}
+
 // The broker's store over real logs, with the power lost, or the process killed, at any
 // write, fsync or rename, and any of them failing: what was answered as accepted comes to each channel, in
 // order, with its attempts and not before its time; nothing comes again that was

@@ -97,9 +97,10 @@ func (t *Topic) Carry(now mono.Time, carried []Carried, fx *Effects) {
 	t.goOn(now, fx)
 }
 
-// CarriedTo says that what Stuck returned is in the log, from that offset on.
+// CarriedTo says that what Stuck returned is in the log, from that offset on; unless it is
+// stored, it does not count there, and stays where it was.
 // Requires: Config.WriteThrough; nothing was appended by others since.
-func (t *Topic) CarriedTo(now mono.Time, first Offset, carried []Carried, fx *Effects) {
+func (t *Topic) CarriedTo(now mono.Time, first Offset, carried []Carried, stored bool, fx *Effects) {
 	t.jump(first)
 	for _, k := range carried {
 		k.Message.Offset = t.end
@@ -107,9 +108,9 @@ func (t *Topic) CarriedTo(now mono.Time, first Offset, carried []Carried, fx *Ef
 		switch {
 		case t.Channel(k.channel.name) != k.channel: // deleted
 			t.avoid(k.Message.Offset, k.Message.Offset+1)
-		case k.channel.window.get(k.from) == k.it:
+		case stored && k.channel.window.get(k.from) == k.it:
 			k.move(fx)
-		default: // done
+		default: // done, or not stored
 			k.channel.lead(k.Message.Offset, nil)
 		}
 	}

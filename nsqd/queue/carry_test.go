@@ -26,7 +26,7 @@ func TestWhatWasCarriedForwardEndsWithItsChannel(t *testing.T) {
 		}
 		return a.d.append(a.top.End(), msgs...)
 	}
-	carry := func(a *all) { a.top.CarriedTo(a.now, appended(a), a.carried, &a.fx) }
+	carry := func(a *all) { a.top.CarriedTo(a.now, appended(a), a.carried, true, &a.fx) }
 	crash := func(a *all, snapshot []byte, channels ...string) {
 		a.top, a.fx = restart(t, *a.top.cfg, snapshot, a.now, &a.d, channels...)
 		a.top.Pause()
@@ -41,7 +41,7 @@ func TestWhatWasCarriedForwardEndsWithItsChannel(t *testing.T) {
 		"deleted meanwhile": func(a *all) {
 			first := appended(a)
 			again(a)
-			a.top.CarriedTo(a.now, first, a.carried, &a.fx)
+			a.top.CarriedTo(a.now, first, a.carried, true, &a.fx)
 		},
 		"deleted, and a crash": func(a *all) {
 			carry(a)

@@ -449,7 +449,7 @@ func TestThroughAnyCrash(t *testing.T) {
 				if rng.IntN(2) == 0 {
 					steps["finish"]()
 				}
-				c.top.CarriedTo(c.now, first, carried, &c.fx)
+				c.top.CarriedTo(c.now, first, carried, rng.IntN(4) > 0, &c.fx)
 			},
 			"save": c.save,
 			"stop": func() {
