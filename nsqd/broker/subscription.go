@@ -97,7 +97,7 @@ func (s *Subscription) Take(out *Outgoing, most int) (open bool) {
 		}
 	}
 	if s.channel.Stalled(s.id) {
-		s.outbox.keep(s.channel.IsCurrent)
+		s.outbox.keep(queue.Delivery.IsCurrent)
 		s.topic.mu.core.Resume(now, s.channel, s.id, &st.fx)
 	}
 	return true

@@ -1,7 +1,6 @@
 package queue
 
 import (
-	"maps"
 	"slices"
 
 	"github.com/srtm-io/srtm/internal/mono"
@@ -10,7 +9,7 @@ import (
 // A message that a channel does not get done with, since it is deferred for an hour or
 // in flight for days, would keep all of the log that came after it. So it is carried
 // forward: appended again, for that channel alone, and done at its old place. Its new
-// place may be one that the channel has not reached: then it is in Channel.ahead until
+// place may be one that the channel has not reached: then it is in cursor.ahead until
 // it has.
 
 // Carried is such a message.
@@ -129,34 +128,6 @@ func (k Carried) move(fx *Effects) {
 	c.log.changes++
 }
 
-// lead notes what is at an offset that the channel has not reached.
-func (c *Channel) lead(o Offset, it *item) {
-	if c.ahead == nil {
-		c.ahead = make(map[Offset]*item)
-	}
-	c.ahead[o] = it
-}
-
-// close says that the channel is done with the message at an offset.
-func (c *Channel) close(o Offset) {
-	if o < c.window.end() {
-		c.window.done(o)
-	} else if c.tracked {
-		c.lead(o, nil)
-	}
-}
-
-// Unfinished is how far the channel is ahead of the oldest message that it has not
-// finished, in messages: see Config.MaxUnfinished.
-func (c *Channel) Unfinished() int { return c.window.slots.len() }
-
-// Full reports whether there is more for the channel, which it does not get since it is as
-// far ahead as it may be.
-func (c *Channel) Full() bool {
-	most := c.log.cfg.MaxUnfinished
-	return c.behind && most > 0 && c.Unfinished() >= most
-}
-
 // FarAhead reports whether a channel is half as far ahead as it may be.
 func (cs *cursors) FarAhead() bool {
 	for _, c := range cs.channels {
@@ -166,5 +137,3 @@ func (cs *cursors) FarAhead() bool {
 	}
 	return false
 }
-
-func (c *Channel) aheadOffsets() []Offset { return slices.Sorted(maps.Keys(c.ahead)) }

@@ -86,7 +86,7 @@ func (c *crashes) wants() bool {
 
 func (c *crashes) delivered(d Delivery) {
 	for _, ch := range c.top.channels {
-		if ch.consumers[d.Consumer] == nil {
+		if ch.byID[d.Consumer] == nil {
 			continue
 		}
 		m, n := c.channels[ch.name], number(d.Message)
@@ -371,7 +371,7 @@ func TestThroughAnyCrash(t *testing.T) {
 			"read":  func() { c.log.read(c.top, c.now, &c.fx) },
 			"ready": func() {
 				for _, ch := range c.top.channels {
-					for id := range ch.consumers {
+					for _, id := range ch.ConsumerIDs() {
 						_ = c.top.SetReady(c.now, ch, id, rng.IntN(4), &c.fx)
 						c.top.Resume(c.now, ch, id, &c.fx) // it had two of one message, and finished the other
 					}

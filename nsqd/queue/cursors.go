@@ -202,7 +202,7 @@ func (cs *cursors) trimRead(fx *Effects) {
 			needed = o
 		}
 		for _, c := range cs.channels {
-			if o := c.window.end(); c.behind && r.has(o) && !c.paused && len(c.consumers) > 0 && !c.Full() {
+			if o := c.window.end(); c.behind && r.has(o) && !c.paused && c.Consumers() > 0 && !c.Full() {
 				needed = min(needed, o)
 			}
 		}

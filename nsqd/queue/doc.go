@@ -25,10 +25,11 @@
 // the broker reads it.
 //
 // A message's way from PUB to FIN is Topic.Put and release, contract, which says when it has
-// its token, and Channel. Each of the rest is for what is beyond memory: log, tail and
-// readCache, of which nothing knows who reads; backlog, the topic's own cursor; and cursors,
-// which is these and the channels. An arrow goes from the topic to its parts, and from a
-// channel to the backlog and the log; none goes back.
+// its token, and Channel, which has items, the messages in memory, and consumers. Each of the
+// rest is for what is beyond memory: log, tail and readCache, of which nothing knows who reads;
+// backlog, the topic's own cursor; cursor, a channel's; and cursors, which is these and the
+// channels. An arrow goes from the topic and a channel to their parts, and from a cursor to the
+// backlog and the log; none goes back.
 //
 // It must not know connections or frames. Read nsqd/broker next.
 package queue

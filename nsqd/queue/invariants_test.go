@@ -195,74 +195,15 @@ func (c *Channel) checkInvariants() error {
 	if out := n.Finished + n.Emptied + n.Sampled + n.Dropped + n.Lost; n.Messages != out+uint64(c.Depth()) {
 		return fmt.Errorf("%d messages != %d out + %d in", n.Messages, out, c.Depth())
 	}
-	held := map[*consumer]int{}
-	deferred := 0
-	for i, it := range c.due {
-		if int(it.place) != i {
-			return fmt.Errorf("item %d thinks it is at %d", i, it.place)
-		}
-		if parent := (i - 1) / 2; c.due[parent].due > it.due {
-			return fmt.Errorf("heap order broken at %d", i)
-		}
-		if it.holder == nil {
-			if it.turn != 0 || it.handed {
-				return fmt.Errorf("%s has no holder, and turn %d, handed %v", it.msg.ID, it.turn, it.handed)
-			}
-			deferred++
-			continue
-		}
-		if it.turn == 0 {
-			return fmt.Errorf("%s is held without a turn", it.msg.ID)
-		}
-		held[it.holder]++
-		if c.inFlight.get(&it.msg.ID, it.holder.id) == nil {
-			return fmt.Errorf("%s is held but not in flight", it.msg.ID)
-		}
+	held, err := c.items.check()
+	if err == nil {
+		err = c.consumers.check(held)
 	}
-	if deferred != c.deferred {
-		return fmt.Errorf("%d deferred, counted %d", deferred, c.deferred)
-	}
-	if c.inFlight.n+deferred != len(c.due) {
-		return fmt.Errorf("%d in flight + %d deferred != %d due", c.inFlight.n, deferred, len(c.due))
-	}
-	listed := map[*consumer]int{}
-	for d := range c.credited {
-		ring := &c.credited[d]
-		for i := range ring.n {
-			w := ring.buf[(ring.head+i)&(len(ring.buf)-1)]
-			listed[w]++
-			if w.distance != Distance(d) {
-				return fmt.Errorf("consumer %d at distance %d is listed at %d", w.id, w.distance, d)
-			}
-		}
-	}
-	for d := range c.credited {
-		if n := c.credited[d].len(); n > max(1, 2*(len(c.consumers)+1)) {
-			return fmt.Errorf("%d are listed of %d consumers", n, len(c.consumers))
-		}
-	}
-	for id, w := range c.consumers {
-		n := 0
-		for it := w.held; it != nil; it = it.next {
-			if n++; it.holder != w || it.next != nil && it.next.prev != it {
-				return fmt.Errorf("the list of what consumer %d holds is broken at %d", id, n)
-			}
-		}
-		if n != w.inFlight {
-			return fmt.Errorf("consumer %d counts %d, lists %d", id, w.inFlight, n)
-		}
+	if err != nil {
+		return err
 	}
 	credit := false
-	for id, w := range c.consumers {
-		if w.inFlight != held[w] {
-			return fmt.Errorf("consumer %d counts %d, holds %d", id, w.inFlight, held[w])
-		}
-		if want := btoi(w.listed); listed[w] != want {
-			return fmt.Errorf("consumer %d is listed %d times, want %d", id, listed[w], want)
-		}
-		if w.credit() && !w.listed {
-			return fmt.Errorf("consumer %d has credit and is not listed", id)
-		}
+	for _, w := range c.byID {
 		credit = credit || w.credit()
 	}
 	if credit && !c.paused && c.ready.len() > 0 {
@@ -270,6 +211,74 @@ func (c *Channel) checkInvariants() error {
 	}
 	if o := c.window.end(); credit && !c.paused && !c.stopped && c.behind && c.absent.len() == 0 && o < c.log.front && c.log.known(o) && c.space() > 0 {
 		return fmt.Errorf("a consumer has credit, and %d is in memory and not taken", o)
+	}
+	return nil
+}
+
+// check returns how many each consumer holds, or what is broken.
+func (s *items) check() (held map[*consumer]int, err error) {
+	held = map[*consumer]int{}
+	n := 0
+	for i, it := range s.due {
+		if int(it.place) != i {
+			return nil, fmt.Errorf("item %d thinks it is at %d", i, it.place)
+		}
+		if parent := (i - 1) / 2; s.due[parent].due > it.due {
+			return nil, fmt.Errorf("heap order broken at %d", i)
+		}
+		if it.holder == nil {
+			if it.turn != 0 || it.handed {
+				return nil, fmt.Errorf("%s has no holder, and turn %d, handed %v", it.msg.ID, it.turn, it.handed)
+			}
+			continue
+		}
+		if it.turn == 0 {
+			return nil, fmt.Errorf("%s is held without a turn", it.msg.ID)
+		}
+		n++
+		held[it.holder]++
+		if s.inFlight.get(&it.msg.ID, it.holder.id) == nil {
+			return nil, fmt.Errorf("%s is held but not in flight", it.msg.ID)
+		}
+	}
+	if n != s.inFlight.n {
+		return nil, fmt.Errorf("%d are held, %d in flight", n, s.inFlight.n)
+	}
+	return held, nil
+}
+
+// check returns what is broken if each consumer holds so many items.
+func (cs *consumers) check(held map[*consumer]int) error {
+	listed := map[*consumer]int{}
+	for d := range cs.credited {
+		ring := &cs.credited[d]
+		for i := range ring.len() {
+			w := ring.at(i)
+			listed[w]++
+			if w.distance != Distance(d) {
+				return fmt.Errorf("consumer %d at distance %d is listed at %d", w.id, w.distance, d)
+			}
+		}
+		if n := ring.len(); n > 2*(len(cs.byID)+1) {
+			return fmt.Errorf("%d are listed of %d consumers", n, len(cs.byID))
+		}
+	}
+	for id, w := range cs.byID {
+		n := 0
+		for it := w.held; it != nil; it = it.next {
+			if n++; it.holder != w || it.next != nil && it.next.prev != it {
+				return fmt.Errorf("the list of what consumer %d holds is broken at %d", id, n)
+			}
+		}
+		if n != w.inFlight || n != held[w] {
+			return fmt.Errorf("consumer %d counts %d, lists %d, holds %d", id, w.inFlight, n, held[w])
+		}
+		if want := btoi(w.listed); listed[w] != want {
+			return fmt.Errorf("consumer %d is listed %d times, want %d", id, listed[w], want)
+		}
+		if w.credit() && !w.listed {
+			return fmt.Errorf("consumer %d has credit and is not listed", id)
+		}
 	}
 	return nil
 }

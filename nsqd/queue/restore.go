@@ -52,49 +52,10 @@ func (t *Topic) Restore(now mono.Time, b []byte, fromWall func(mono.Wall) mono.T
 		void = append(void, span{at, to})
 		at = to
 	}
-	type cursor struct {
-		name   string
-		window window[*item]
-		absent ring[*item]
-		ahead  map[Offset]*item
-		late   int // twice, see Snapshot
-	}
 	var cursors []cursor
-	unread := func(o Offset, attempts uint16, due mono.Wall) *item {
-		it := &item{offset: o, place: -1, attempts: attempts}
-		if due > 0 {
-			it.due = fromWall(due)
-		}
-		return it
-	}
 	for n := d.num(); n > 0 && !d.faulty; n-- {
-		c := cursor{name: d.name()}
-		next, pos, late := d.head()
-		c.window.next, c.late = next, late
-		d.open(next, pos, func(o Offset, attempts uint16, due mono.Wall) {
-			c.window.reach(o)
-			if waits.get(o) != nil {
-				c.window.push(t.pends())
-				return
-			}
-			it := unread(o, attempts, due)
-			c.window.push(it)
-			c.absent.push(it)
-		})
-		c.window.reach(pos)
-		at := pos
-		for n := d.num(); n > 0 && !d.faulty; n-- {
-			at += Offset(d.num())
-			var it *item
-			if d.num() > 0 {
-				it = unread(at, uint16(d.num()), mono.Wall(d.num()))
-				c.absent.push(it)
-			}
-			if c.ahead == nil {
-				c.ahead = make(map[Offset]*item)
-			}
-			c.ahead[at] = it
-		}
+		c := newCursor(d.name(), &t.log, &t.backlog)
+		c.restore(&d, &waits, fromWall)
 		cursors = append(cursors, c)
 	}
 	if d.faulty || len(d.b) > 0 || written > end || front > end || pos > end {
@@ -109,16 +70,15 @@ func (t *Topic) Restore(now mono.Time, b []byte, fromWall func(mono.Wall) mono.T
 	t.backlog.window, t.backlog.absent, t.backlog.behind, t.backlog.late = waits, absent, true, late
 	r.From, r.end = written, end
 	for _, from := range cursors {
-		c := t.Channel(from.name)
-		if c == nil { // deleted since
-			// order: a set
-			for o := range from.ahead {
-				t.avoid(o, o+1)
-			}
+		if c := t.Channel(from.name); c != nil {
+			c.cursor = from
 			continue
 		}
-		c.window, c.absent, c.ahead, c.behind = from.window, from.absent, from.ahead, true
-		c.late, c.estimate = max(from.late/2, from.late%2), from.late%2 > 0
+		// It was deleted since.
+		// order: a set
+		for o := range from.ahead {
+			t.avoid(o, o+1)
+		}
 	}
 	for _, c := range t.channels {
 		if !c.behind {
@@ -126,6 +86,39 @@ func (t *Topic) Restore(now mono.Time, b []byte, fromWall func(mono.Wall) mono.T
 		}
 	}
 	return r, nil
+}
+
+// restore reads what snapshot wrote, of a backlog in which messages wait at those offsets.
+func (c *cursor) restore(d *decoder, waits *window[*Message], fromWall func(mono.Wall) mono.Time) {
+	absent := func(o Offset, attempts uint16, due mono.Wall) *item {
+		it := &item{offset: o, place: -1, attempts: attempts}
+		if due > 0 {
+			it.due = fromWall(due)
+		}
+		c.absent.push(it)
+		return it
+	}
+	next, pos, late := d.head()
+	c.behind, c.late, c.estimate = true, max(late/2, late%2), late%2 > 0
+	c.window.next = next
+	d.open(next, pos, func(o Offset, attempts uint16, due mono.Wall) {
+		c.window.reach(o)
+		if waits.get(o) != nil {
+			c.window.push(c.backlog.pends())
+		} else {
+			c.window.push(absent(o, attempts, due))
+		}
+	})
+	c.window.reach(pos)
+	at := pos
+	for n := d.num(); n > 0 && !d.faulty; n-- {
+		at += Offset(d.num())
+		var it *item
+		if d.num() > 0 {
+			it = absent(at, uint16(d.num()), mono.Wall(d.num()))
+		}
+		c.lead(at, it)
+	}
 }
 
 // Found says that the log has a message at an offset, for all channels or for that

@@ -88,7 +88,7 @@ func cursorHead(b []byte, next, end Offset, late int) []byte {
 	return binary.AppendUvarint(b, uint64(max(0, late)))
 }
 
-func (c *Channel) snapshot(b []byte, wall func(mono.Time) mono.Wall) []byte {
+func (c *cursor) snapshot(b []byte, wall func(mono.Time) mono.Wall) []byte {
 	l := c.log
 	b = binary.AppendUvarint(b, uint64(len(c.name)))
 	b = append(b, c.name...)
@@ -143,7 +143,7 @@ func (it *item) state(wall func(mono.Time) mono.Wall) (attempts uint16, at mono.
 	attempts = it.attempts
 	switch {
 	case it.holder != nil: // the next process delivers it at once
-		if !it.handed { // as in endDelivery
+		if !it.handed { // as in consumer.release
 			attempts--
 		}
 	case it.due > 0 && (it.place >= 0 || it.msg == nil): // deferred, or absent

@@ -362,11 +362,8 @@ func (t *Topic) SetReady(now mono.Time, c *Channel, id ConsumerID, n int, fx *Ef
 
 // Resume gives a stalled consumer credit again: it takes its deliveries.
 func (t *Topic) Resume(now mono.Time, c *Channel, id ConsumerID, fx *Effects) {
-	if w := c.consumers[id]; w != nil {
-		w.stalled = false
-		c.list(w)
-		t.settle(now, c, fx)
-	}
+	c.resume(id)
+	t.settle(now, c, fx)
 }
 
 // RemoveConsumer gives back all that the consumer holds.
@@ -403,7 +400,9 @@ func (t *Topic) Seek(now mono.Time, c *Channel, to Offset, records int, fx *Effe
 	}
 	c.empty(fx)
 	if c.opened = now; to < t.front { // it is not the broker that was late with what comes again
-		c.seek(to, records, fx)
+		c.seek(to, records)
+		c.counters.Messages += uint64(c.late)
+		fx.Disk = true
 	}
 	t.settle(now, c, fx)
 	return nil

@@ -101,7 +101,7 @@ func (b *bench) deliveries() []Delivery {
 func (b *bench) hand(d Delivery, want bool) {
 	b.t.Helper()
 	for _, c := range b.top.channels {
-		if c.consumers[d.Consumer] != nil {
+		if c.byID[d.Consumer] != nil {
 			if got := c.MarkSent(d); got != want {
 				b.t.Fatalf("handing %d to consumer %d: %v, want %v", number(d.Message), d.Consumer, got, want)
 			}
@@ -726,7 +726,7 @@ func TestRandomStepsKeepTheInvariants(t *testing.T) {
 					}
 				}
 				if ch.Stalled(id) {
-					outbox[id] = slices.DeleteFunc(outbox[id], func(d Delivery) bool { return !ch.IsCurrent(d) })
+					outbox[id] = slices.DeleteFunc(outbox[id], func(d Delivery) bool { return !d.IsCurrent() })
 					top.Resume(now, ch, id, &fx)
 				}
 			},

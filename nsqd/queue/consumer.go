@@ -1,0 +1,206 @@
+package queue
+
+import (
+	"maps"
+	"slices"
+	"time"
+)
+
+// Distance is how far a consumer is from the broker.
+type Distance uint8
+
+// The distances. Where they are not measured, all consumers are near.
+const (
+	Near      Distance = iota // in the broker's zone
+	Neighbour                 // in another zone of its region
+	Far                       // elsewhere
+)
+
+// Distances is how many there are.
+const Distances = int(Far) + 1
+
+// ConsumerID names a consumer; the broker gives each subscription its own.
+type ConsumerID uint64
+
+type consumer struct {
+	id       ConsumerID
+	timeout  time.Duration
+	sample   int // percent of messages to deliver; 0: all
+	ready    int
+	inFlight int
+	held     *item // the list of what it holds, the last delivered first; nil: nothing
+	distance Distance
+	listed   bool // is in consumers.credited
+	stalled  bool // see consumers
+}
+
+func (c *consumer) credit() bool { return c.inFlight < c.ready && !c.stalled }
+
+// take gives an item to the consumer, and release takes it away.
+func (c *consumer) take(it *item) {
+	it.holder, it.next = c, c.held
+	if c.held != nil {
+		c.held.prev = it
+	}
+	c.held = it
+	c.inFlight++
+}
+
+func (c *consumer) release(it *item) {
+	if it.prev != nil {
+		it.prev.next = it.next
+	} else {
+		c.held = it.next
+	}
+	if it.next != nil {
+		it.next.prev = it.prev
+	}
+	it.holder, it.prev, it.next = nil, nil, nil
+	c.inFlight--
+	if !it.handed {
+		// The delivery came to nothing. A client library gives a message up after so
+		// many attempts, which this was none of.
+		it.attempts--
+		c.stalled = true
+	}
+	it.turn, it.handed = 0, false
+}
+
+// consumers are a channel's, and whose turn it is.
+//
+// Invariants, checked by check in tests:
+//   - a consumer's inFlight is the number of items that it holds, <= its ready
+//     at the time each was delivered;
+//   - a consumer that did not take a delivery before it came to nothing is
+//     stalled, and has no credit until it takes one: deliveries that are
+//     not taken do not pile up, they are at most twice the maximum ready;
+//   - a consumer with credit is in the ring of those with credit of its distance, once; it may
+//     also list consumers that lost their credit since, or are gone, which are
+//     skipped.
+type consumers struct {
+	byID     map[ConsumerID]*consumer
+	credited [Distances]ring[*consumer] // FIFOs, so that consumers take turns
+}
+
+// Consumers is the number of consumers.
+func (cs *consumers) Consumers() int { return len(cs.byID) }
+
+// Readers is how many of them may hold a message: their RDY is not 0.
+func (cs *consumers) Readers() (n int) {
+	// order: a sum
+	for _, w := range cs.byID {
+		if w.ready > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// ConsumerIDs are the consumers, the oldest first.
+func (cs *consumers) ConsumerIDs() []ConsumerID { return slices.Sorted(maps.Keys(cs.byID)) }
+
+// AddConsumer registers a consumer without credit. timeout is how long it may
+// hold a message; sample is the percentage of messages it wants, 0 for all: the
+// others are finished in its turn without being delivered. A message
+// goes to the nearest consumer with credit.
+// Requires: the id is not in use.
+func (cs *consumers) AddConsumer(id ConsumerID, timeout time.Duration, sample int, distance Distance) {
+	if cs.byID[id] != nil {
+		panic("queue: consumer id in use")
+	}
+	cs.byID[id] = &consumer{id: id, timeout: timeout, sample: sample, distance: distance}
+}
+
+// remove forgets a consumer, and returns what it holds, the last delivered first.
+func (cs *consumers) remove(id ConsumerID) (held []*item) {
+	w := cs.byID[id]
+	if w == nil {
+		return nil
+	}
+	delete(cs.byID, id)
+	w.ready = 0
+	// Subscribers that come and go must not pile up there, nor each of them look
+	// through all.
+	if ring := &cs.credited[w.distance]; w.listed && ring.len() > 2*len(cs.byID) {
+		for range ring.len() {
+			if h := ring.pop(); cs.byID[h.id] == h {
+				ring.push(h)
+			} else {
+				h.listed = false
+			}
+		}
+	}
+	for it := w.held; it != nil; it = it.next {
+		held = append(held, it)
+	}
+	return held
+}
+
+// Holds returns the ready count and the number of messages in flight of a
+// consumer; zeros if there is no such consumer.
+func (cs *consumers) Holds(id ConsumerID) (ready, inFlight int) {
+	if w := cs.byID[id]; w != nil {
+		return w.ready, w.inFlight
+	}
+	return 0, 0
+}
+
+// Stalled reports whether a delivery to the consumer came to nothing since its
+// last Resume.
+func (cs *consumers) Stalled(id ConsumerID) bool {
+	w := cs.byID[id]
+	return w != nil && w.stalled
+}
+
+func (cs *consumers) resume(id ConsumerID) {
+	if w := cs.byID[id]; w != nil {
+		w.stalled = false
+		cs.list(w)
+	}
+}
+
+func (cs *consumers) setReady(id ConsumerID, n int) error {
+	w := cs.byID[id]
+	if w == nil {
+		return ErrUnknownConsumer
+	}
+	w.ready = n
+	cs.list(w)
+	return nil
+}
+
+// list lists w if it has credit.
+func (cs *consumers) list(w *consumer) {
+	if w.credit() && !w.listed {
+		w.listed = true
+		cs.credited[w.distance].push(w)
+	}
+}
+
+// nearest takes the nearest consumer with credit off the list of those with credit, of
+// several the one whose turn it is; nil if none has credit.
+func (cs *consumers) nearest() *consumer {
+	for d := range cs.credited {
+		for ring := &cs.credited[d]; ring.len() > 0; {
+			w := ring.pop()
+			w.listed = false
+			if w.credit() {
+				return w
+			}
+		}
+	}
+	return nil
+}
+
+// hasCredit reports whether any consumer has credit.
+func (cs *consumers) hasCredit() bool {
+	for d := range cs.credited {
+		for ring := &cs.credited[d]; ring.len() > 0; {
+			if ring.front().credit() {
+				return true
+			}
+			ring.pop().listed = false
+		}
+	}
+	return false
+}
