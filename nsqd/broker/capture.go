@@ -34,7 +34,7 @@ type capture struct {
 	id     uint64 // of the captures of this topic
 	toWall int64  // a mono.Time and this is a mono.Wall
 
-	// Guarded by Topic.mu.
+	// Guarded by runner.mu.
 	piece   []captured
 	numbers map[string]uint32       // of publishers, by name
 	owned   map[police.Identity]int // how many of them, by owner
@@ -110,38 +110,47 @@ func (c *capture) number(p *Publisher) uint32 {
 	return n
 }
 
+// recorder has the capture of a topic's arrivals.
+type recorder struct {
+	*runner // set once
+
+	// Guarded by mu.
+	capture  *capture // nil: none is wanted
+	captures uint64   // ever begun
+}
+
 // Capture begins to record arrivals, anew if they are recorded already.
 // Requires: mono and wall are the same moment.
-func (t *Topic) Capture(mono mono.Time, wall mono.Wall) {
+func (r *recorder) Capture(mono mono.Time, wall mono.Wall) {
 	c := &capture{toWall: int64(wall) - int64(mono), numbers: map[string]uint32{}, owned: map[police.Identity]int{}}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.mu.captures++
-	c.id = t.mu.captures
-	t.mu.capture = c
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.captures++
+	c.id = r.captures
+	r.capture = c
 }
 
 // EndCapture drops what is recorded, and records no more.
-func (t *Topic) EndCapture() {
-	t.mu.Lock()
-	t.mu.capture = nil
-	t.mu.Unlock()
+func (r *recorder) EndCapture() {
+	r.mu.Lock()
+	r.capture = nil
+	r.mu.Unlock()
 }
 
 // Arrivals returns what was recorded since the last call; nil if nothing is being
 // recorded. There is one caller at a time.
-func (t *Topic) Arrivals() *srtmv1.Arrivals {
-	t.mu.Lock()
-	c := t.mu.capture
+func (r *recorder) Arrivals() *srtmv1.Arrivals {
+	r.mu.Lock()
+	c := r.capture
 	if c == nil {
-		t.mu.Unlock()
+		r.mu.Unlock()
 		return nil
 	}
 	piece := c.piece
 	c.piece = c.spare[:0]
-	a := &srtmv1.Arrivals{Topic: t.name, Publishers: c.named, Owners: c.vouched, Lost: c.lost, Others: c.others, First: !c.taken}
+	a := &srtmv1.Arrivals{Topic: r.name, Publishers: c.named, Owners: c.vouched, Lost: c.lost, Others: c.others, First: !c.taken}
 	c.named, c.vouched, c.lost, c.others, c.taken = nil, nil, 0, 0, true
-	t.mu.Unlock()
+	r.mu.Unlock()
 
 	c.spare = piece
 	if len(piece) == 0 {

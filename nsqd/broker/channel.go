@@ -86,7 +86,7 @@ func (t *Topic) removeChannel(now mono.Time, c *queue.Channel, s *step) {
 		panic("broker: " + err.Error())
 	}
 	t.shared.channels.Add(-1)
-	delete(t.mu.endToEnd, c)
+	delete(t.endToEnd, c)
 	s.listed = true
 }
 
@@ -97,13 +97,13 @@ func (t *Topic) finished(now mono.Time, c *queue.Channel, messages []*queue.Mess
 	if span == 0 || len(messages) == 0 {
 		return
 	}
-	w := t.mu.endToEnd[c]
+	w := t.endToEnd[c]
 	if w == nil {
-		if t.mu.endToEnd == nil {
-			t.mu.endToEnd = make(map[*queue.Channel]*stats.Window)
+		if t.endToEnd == nil {
+			t.endToEnd = make(map[*queue.Channel]*stats.Window)
 		}
 		w = new(stats.Window)
-		t.mu.endToEnd[c] = w
+		t.endToEnd[c] = w
 	}
 	for _, m := range messages {
 		w.Record(now, span, now.Sub(m.Arrival))
@@ -130,21 +130,4 @@ func (t *Topic) UnpauseChannel(name string) error {
 	return t.onChannel(name, func(now mono.Time, c *queue.Channel, s *step) {
 		t.mu.core.UnpauseChannel(now, c, &s.fx)
 	})
-}
-
-// onChannel takes a step that is about a channel, and whose end is recorded.
-func (t *Topic) onChannel(name string, f func(now mono.Time, c *queue.Channel, s *step)) (err error) {
-	t.do(func(now mono.Time, s *step) {
-		c := t.mu.core.Channel(name)
-		switch {
-		case c == nil:
-			err = fmt.Errorf("channel %q: %w", name, ErrUnknownChannel)
-		case t.mu.closed: // the next process would not know
-			err = t.open()
-		default:
-			s.record = true // it may have been paused or unpaused
-			f(now, c, s)
-		}
-	})
-	return err
 }

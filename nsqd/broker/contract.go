@@ -7,23 +7,32 @@ import (
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
+// terms are what a topic promises: its contract and its SLO.
+type terms struct {
+	*runner // set once
+
+	// Guarded by mu.
+	slo      SLO
+	contract *metadata.Contract // to be restored; not changed, but replaced. Nil: none, or the preset one
+}
+
 // Limit puts the topic under a contract without a share: it accepts, but
 // releases nothing until a share comes. A topic that is limited keeps its share.
-func (t *Topic) Limit(slo SLO, reject bool) {
+func (t *terms) Limit(slo SLO, reject bool) {
 	t.do(func(mono.Time, *step) {
-		t.mu.slo = slo
+		t.slo = slo
 		t.metrics.slo.Store(int64(slo.Latency))
 		t.mu.core.Limit(t.overLimit(reject))
 	})
 }
 
-func (t *Topic) overLimit(reject bool) queue.OverLimit {
+func (t *terms) overLimit(reject bool) queue.OverLimit {
 	return queue.OverLimit{Reject: reject, MaxDelay: t.shared.cfg.RejectAfter}
 }
 
 // SetLeased replaces the share for as long as the lease says, with granted tokens moved to
 // it, and returns the tokens given up. The topic is limited from then on.
-func (t *Topic) SetLeased(share tokenbucket.Share, lease queue.Lease, granted tokenbucket.Tokens) (released tokenbucket.Tokens) {
+func (t *terms) SetLeased(share tokenbucket.Share, lease queue.Lease, granted tokenbucket.Tokens) (released tokenbucket.Tokens) {
 	t.do(func(now mono.Time, s *step) {
 		if !t.mu.core.Limited() {
 			t.mu.core.Limit(t.overLimit(false))
@@ -35,7 +44,7 @@ func (t *Topic) SetLeased(share tokenbucket.Share, lease queue.Lease, granted to
 
 // Renew moves the ends of the share's lease, and reports whether it has a
 // flexible part that has not lapsed.
-func (t *Topic) Renew(flexUntil, until mono.Time) (flex bool) {
+func (t *terms) Renew(flexUntil, until mono.Time) (flex bool) {
 	t.do(func(now mono.Time, s *step) {
 		flex = t.mu.core.Limited() && t.mu.core.Renew(now, flexUntil, until, &s.fx)
 	})
@@ -47,35 +56,35 @@ func (t *Topic) Renew(flexUntil, until mono.Time) (flex bool) {
 // an empty bucket: what a full one would let go may have been let go before, by the
 // same topic under the same contract before it was deleted or the broker restarted.
 // After a restart the contract is the same, but for that of Config.Presets.
-func (t *Topic) Contract(c tokenbucket.Share, reject bool) {
+func (t *terms) Contract(c tokenbucket.Share, reject bool) {
 	t.do(func(_ mono.Time, s *step) {
-		t.mu.contract = &metadata.Contract{RateMilli: int64(c.Rate), Burst: c.Burst, Reject: reject}
-		t.agree(*t.mu.contract, s)
+		t.contract = &metadata.Contract{RateMilli: int64(c.Rate), Burst: c.Burst, Reject: reject}
+		t.agree(*t.contract, s)
 		s.record = true
 	})
 }
 
 // RemoveContract ends what Contract began; what waited for tokens is released. After a
 // restart there is no contract, but for that of Config.Presets.
-func (t *Topic) RemoveContract() {
+func (t *terms) RemoveContract() {
 	t.do(func(now mono.Time, s *step) {
-		t.mu.contract = nil
+		t.contract = nil
 		t.mu.core.Unlimit(now, &s.fx)
 		s.record = true
 	})
 }
 
 // agree puts the topic under c. Requires: mu held.
-func (t *Topic) agree(c metadata.Contract, s *step) {
+func (t *terms) agree(c metadata.Contract, s *step) {
 	t.mu.core.Limit(t.overLimit(c.Reject))
 	t.mu.core.SetShare(t.shared.now(), c.Share(), 0, &s.fx)
 }
 
 // restoreContract is Contract of an earlier process. One that is preset stands.
-func (t *Topic) restoreContract(c *metadata.Contract) {
+func (t *terms) restoreContract(c *metadata.Contract) {
 	t.do(func(_ mono.Time, s *step) {
 		if !t.mu.core.Limited() {
-			t.mu.contract = c
+			t.contract = c
 			t.agree(*c, s)
 		}
 	})

@@ -23,7 +23,7 @@ func (t *Topic) Held(channel string) (held *queue.Message) {
 func (t *Topic) Spilling() (n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.store != nil && t.store.running {
+	if t.store != nil && t.disk.running {
 		n++
 	}
 	return n
@@ -90,7 +90,7 @@ func At(n int) Stored { return Stored{commitlog.Offset(n)} }
 func (t *Topic) LeastBacklog() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.mu.pacing.running.least
+	return t.pacing.running.least
 }
 
 // Finish is FinishBatch of one.

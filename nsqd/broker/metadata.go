@@ -156,7 +156,7 @@ func (b *Broker) metadata() (s metadata.State) {
 func (t *Topic) metadata() metadata.Topic {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	m := metadata.Topic{Name: t.name, Paused: t.mu.core.Paused(), Contract: t.mu.contract, Identity: t.mu.identity}
+	m := metadata.Topic{Name: t.name, Paused: t.mu.core.Paused(), Contract: t.contract, Identity: t.identity}
 	if t.store != nil {
 		m.Retain = t.store.retain
 	}

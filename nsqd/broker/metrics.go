@@ -18,7 +18,7 @@ import (
 type metrics struct {
 	// Atomic; any goroutine adds.
 	sources [stamp.Sources]atomic.Uint64 // arrivals by source of the stamp
-	// slo is Topic.mu.slo's latency; written under Topic.mu. A stale read counts a message
+	// slo is terms.slo's latency; written under runner.mu. A stale read counts a message
 	// by the SLO of a moment ago.
 	slo atomic.Int64
 

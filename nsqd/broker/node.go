@@ -84,10 +84,10 @@ func (n *Node) Identity(topic string) *srtmv1.TopicIdentity {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.mu.identity == (metadata.Identity{}) {
+	if t.identity == (metadata.Identity{}) {
 		return nil
 	}
-	return &srtmv1.TopicIdentity{Log: t.mu.identity.Log, Created: t.mu.identity.Created}
+	return &srtmv1.TopicIdentity{Log: t.identity.Log, Created: t.identity.Created}
 }
 
 // Prepared reports whether there is the topic, and Prepare has limited it.
@@ -105,8 +105,8 @@ func (n *Node) Prepared(topic string) bool {
 func (t *Topic) identify(as metadata.Identity) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	was := t.mu.identity
-	t.mu.identity = as
+	was := t.identity
+	t.identity = as
 	return was != as
 }
 

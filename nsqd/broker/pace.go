@@ -31,7 +31,7 @@ const voidAfter = 10
 
 // pacer says what a topic's publishers may send, each by its weight, so that together
 // they send its share and no more. It is of the publishers that came since it was made,
-// and has nothing that outlives it. Guarded by Topic.mu.
+// and has nothing that outlives it. Guarded by runner.mu.
 type pacer struct {
 	level *fair.Level
 	table *police.Table
@@ -46,7 +46,7 @@ type pacer struct {
 }
 
 // pacing is what a topic does about its publishers, and the pacer while it has one. Guarded by
-// Topic.mu.
+// runner.mu.
 type pacing struct {
 	// Set once.
 	all  PaceMode // Config.Pacing
@@ -174,8 +174,8 @@ func (pc *pacer) void(now mono.Time) bool { return now.Sub(pc.began) > voidAfter
 // Pace says that the connection wants to be told what it may send, as a publisher of
 // that weight, 1 to 255.
 func (p *Publisher) Pace(weight uint8) {
-	p.topic.mu.Lock()
-	defer p.topic.mu.Unlock()
+	p.to.mu.Lock()
+	defer p.to.mu.Unlock()
 	if p.wish = weight; p.pacer != nil {
 		p.pacer.table.Wish(p.paced, weight)
 	}
@@ -191,8 +191,8 @@ type Told struct {
 
 // Told returns it as it is now, of a publisher that has published.
 func (p *Publisher) Told() Told {
-	p.topic.mu.Lock()
-	defer p.topic.mu.Unlock()
+	p.to.mu.Lock()
+	defer p.to.mu.Unlock()
 	if p.pacer == nil || !p.pacer.last.Paced {
 		return Told{}
 	}
@@ -228,16 +228,16 @@ type PacedPublisher struct {
 }
 
 // Paced returns it as it is now, with the publishers, by identity, if they are asked for.
-func (t *Topic) Paced(publishers bool) Paced {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	s := Paced{Mode: t.mu.pacing.inForce()}
-	pc := t.mu.pacing.pacer()
+func (in *intake) Paced(publishers bool) Paced {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	s := Paced{Mode: in.pacing.inForce()}
+	pc := in.pacing.pacer()
 	if pc == nil {
 		return s
 	}
-	if now := t.shared.now(); pc.void(now) {
-		pc.endInterval(t.mu.core.Share(), now)
+	if now := in.shared.now(); pc.void(now) {
+		pc.endInterval(in.mu.core.Share(), now)
 	}
 	s.Advice, s.Span, s.Refused = pc.last, pc.span, pc.refused
 	if publishers {
@@ -256,10 +256,10 @@ func (t *Topic) Paced(publishers bool) Paced {
 }
 
 // SetPacing replaces the topic's mode and what its publishers are entitled to.
-func (t *Topic) SetPacing(mode PaceMode, weights []police.Group) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	p := &t.mu.pacing
+func (in *intake) SetPacing(mode PaceMode, weights []police.Group) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	p := &in.pacing
 	if p.mode, p.groups = mode, weights; p.running != nil {
 		p.running.table.SetWeights(p.weights())
 	}

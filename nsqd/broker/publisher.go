@@ -9,10 +9,10 @@ import (
 // Publisher is a connection that publishes to a topic.
 type Publisher struct {
 	// Set once.
-	topic  *Topic
+	to     *intake
 	visits bool
 
-	// Guarded by topic.mu.
+	// Guarded by to.mu.
 	clientID string
 	host     string
 	// number is the publisher's in the capture of the id named; 0: not looked up
@@ -35,9 +35,9 @@ type Publisher struct {
 // AddPublisher counts a connection that publishes here until it leaves, which
 // may be called once. clientID is that of its IDENTIFY, empty without; host is where it
 // comes from; as is who is paced.
-func (t *Topic) AddPublisher(clientID, host string, as police.Identity) *Publisher {
-	t.addPublisher(1)
-	return &Publisher{topic: t, clientID: clientID, host: host, identity: as}
+func (in *intake) AddPublisher(clientID, host string, as police.Identity) *Publisher {
+	in.addPublisher(1)
+	return &Publisher{to: in, clientID: clientID, host: host, identity: as}
 }
 
 // name is who it is to the control plane: its client_id, by which it is placed, else how
@@ -64,14 +64,14 @@ func (p *Publisher) owner() police.Identity {
 
 // Visit is AddPublisher for a publish that is no connection's, such as by HTTP: it is
 // paced, and not one of the topic's publishers.
-func (t *Topic) Visit(as police.Identity) *Publisher {
-	return &Publisher{topic: t, identity: as, visits: true}
+func (in *intake) Visit(as police.Identity) *Publisher {
+	return &Publisher{to: in, identity: as, visits: true}
 }
 
 // Leave takes the connection off the topic's publishers.
 func (p *Publisher) Leave() {
 	if !p.visits {
-		p.topic.addPublisher(-1)
+		p.to.addPublisher(-1)
 	}
 	p.unpace(p.identity)
 }
@@ -79,10 +79,10 @@ func (p *Publisher) Leave() {
 // unpace takes the connection off what the pacer knows it as, and gives it another
 // identity.
 func (p *Publisher) unpace(as police.Identity) {
-	p.topic.mu.Lock()
-	defer p.topic.mu.Unlock()
+	p.to.mu.Lock()
+	defer p.to.mu.Unlock()
 	if p.pacer != nil {
-		p.pacer.table.Leave(p.paced, p.topic.shared.now())
+		p.pacer.table.Leave(p.paced, p.to.shared.now())
 	}
 	p.pacer, p.paced, p.identity = nil, nil, as
 }
@@ -90,13 +90,13 @@ func (p *Publisher) unpace(as police.Identity) {
 // Rename gives it another client_id: IDENTIFY may come late, and more than once.
 func (p *Publisher) Rename(clientID string, as police.Identity) {
 	p.unpace(as)
-	p.topic.mu.Lock()
+	p.to.mu.Lock()
 	p.clientID, p.named = clientID, 0
-	p.topic.mu.Unlock()
+	p.to.mu.Unlock()
 }
 
-func (t *Topic) addPublisher(n int) {
-	t.mu.Lock()
-	t.mu.publishers += n
-	t.mu.Unlock()
+func (in *intake) addPublisher(n int) {
+	in.mu.Lock()
+	in.publishers += n
+	in.mu.Unlock()
 }

@@ -75,11 +75,11 @@ func (t *Topic) Stats() Stats {
 		Beyond:      core.Beyond(),
 		Memory:      t.mu.held,
 		Counters:    core.Counters(),
-		Publishers:  t.mu.publishers,
+		Publishers:  t.publishers,
 		Subscribers: len(t.mu.consumers),
 		Limited:     core.Limited(),
 		Share:       core.Share(),
-		SLO:         t.mu.slo,
+		SLO:         t.slo,
 	}
 	if s.Limited {
 		s.Tokens = core.Tokens(now)
@@ -103,7 +103,7 @@ func (t *Topic) Stats() Stats {
 			Counters:   c.Counters(),
 			Consumers:  c.Consumers(),
 		}
-		if w := t.mu.endToEnd[c]; w != nil {
+		if w := t.endToEnd[c]; w != nil {
 			cs.EndToEnd = w.Summary(now, t.shared.cfg.EndToEnd)
 		}
 		s.Channels = append(s.Channels, cs)
@@ -171,7 +171,7 @@ func (t *Topic) still() bool {
 var channelsSeed = maphash.MakeSeed()
 
 func (t *Topic) levelsLocked() levels {
-	is := levels{publishers: t.mu.publishers, subscribers: len(t.mu.consumers), prepared: t.mu.core.Limited()}
+	is := levels{publishers: t.publishers, subscribers: len(t.mu.consumers), prepared: t.mu.core.Limited()}
 	for _, c := range t.mu.core.Channels() {
 		is.depth += uint64(c.Depth())
 		is.channels = is.channels*31 + maphash.String(channelsSeed, c.Name()) + uint64(c.Readers())

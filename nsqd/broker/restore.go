@@ -86,8 +86,7 @@ func (b *Broker) restoreTopic(name string) *Topic {
 
 // restore brings back what an earlier process left in the log.
 func (st *store) restore(wanted func(channel string) bool) error {
-	t := st.topic
-	log, err := st.storage().open(t.name)
+	log, err := st.storage().open(st.name)
 	if err != nil {
 		return err
 	}
@@ -95,9 +94,9 @@ func (st *store) restore(wanted func(channel string) bool) error {
 	if err != nil {
 		return errors.Join(err, log.Close())
 	}
-	s := t.begin()
-	defer t.end(s)
-	now, core := t.shared.now(), t.mu.core
+	s := st.begin()
+	defer st.end(s)
+	now, core := st.shared.now(), st.mu.core
 	restoring, err := core.Restore(now, snapshot, st.storage().epoch.monoOf, wanted, &s.fx)
 	if err != nil {
 		st.report("the record of what is done with is not readable: all that is on disk is delivered again", err)
@@ -117,7 +116,7 @@ func (st *store) restore(wanted func(channel string) bool) error {
 		st.report("log on disk not trimmed; trying again", err)
 	}
 	st.log.Store(log)
-	st.used, st.saved = true, core.Changes()
+	st.disk.used, st.disk.saved = true, core.Changes()
 	return nil
 }
 
@@ -163,12 +162,11 @@ func (st *store) makeRoom() error {
 // persist leaves to the next process what is in memory, and where the cursors are.
 // Requires: the topic is closed, and run has ended.
 func (st *store) persist() error {
-	t := st.topic
 	st.scratch = new(scratch)
-	s := t.begin()
-	t.mu.core.Leave(&s.fx)
-	held, _ := t.heldLocked(0)
-	t.end(s)
+	s := st.begin()
+	st.mu.core.Leave(&s.fx)
+	held, _ := st.heldLocked(0)
+	st.end(s)
 	if log := st.log.Load(); held == 0 {
 		if log == nil {
 			return nil
@@ -187,15 +185,15 @@ func (st *store) persist() error {
 	if err != nil {
 		return err
 	}
-	t.mu.Lock()
-	st.used, st.saved = true, t.mu.core.Changes()-1
-	t.mu.Unlock()
+	st.mu.Lock()
+	st.disk.used, st.disk.saved = true, st.mu.core.Changes()-1
+	st.mu.Unlock()
 	err = st.tryToSave()
 	for tries := 1; errors.Is(err, replicated.ErrUnavailable) && tries < lastSaves; tries++ {
 		err = st.tryToSave()
 	}
 	if errors.Is(err, errUntrimmed) { // the next process does
-		st.storage().cfg.Log.Warn("old messages are not deleted", obs.KeyTopic, t.name, obs.KeyError, err)
+		st.storage().cfg.Log.Warn("old messages are not deleted", obs.KeyTopic, st.name, obs.KeyError, err)
 		err = nil
 	}
 	return errors.Join(err, log.Close())
@@ -203,11 +201,10 @@ func (st *store) persist() error {
 
 // lost says that messages cannot be stored, and how many of them are nowhere else.
 func (st *store) lost(err error) error {
-	t := st.topic
-	t.mu.Lock()
-	n := t.mu.core.Unstored()
-	t.mu.Unlock()
-	err = fmt.Errorf("%d messages of %s are lost: %w", n, t.name, err)
+	st.mu.Lock()
+	n := st.mu.core.Unstored()
+	st.mu.Unlock()
+	err = fmt.Errorf("%d messages of %s are lost: %w", n, st.name, err)
 	if log := st.log.Load(); log != nil {
 		err = errors.Join(err, st.tryToSave(), log.Close())
 	}

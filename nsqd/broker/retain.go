@@ -35,11 +35,11 @@ func (t *Topic) Retain(r *metadata.Retention) error {
 }
 
 func (st *store) setRetention(own *metadata.Retention) {
-	st.topic.mu.Lock()
-	defer st.topic.mu.Unlock()
+	st.mu.Lock()
+	defer st.mu.Unlock()
 	st.retain = own
 	retain := st.retention()
-	st.topic.mu.core.SetRetained(retain != (commitlog.Retain{}))
+	st.mu.core.SetRetained(retain != (commitlog.Retain{}))
 	if log := st.log.Load(); log != nil {
 		log.SetRetain(retain)
 		st.retained(log)
@@ -56,8 +56,8 @@ func (st *store) retention() commitlog.Retain {
 }
 
 func (st *store) retains() bool {
-	st.topic.mu.Lock()
-	defer st.topic.mu.Unlock()
+	st.mu.Lock()
+	defer st.mu.Unlock()
 	return st.retention() != (commitlog.Retain{})
 }
 
@@ -67,15 +67,15 @@ func (st *store) retained(log *openLog) {
 	if st.retention() != (commitlog.Retain{}) {
 		first = queue.Offset(log.Need(math.MaxUint64))
 	}
-	st.topic.mu.core.Retained(first)
+	st.mu.core.Retained(first)
 }
 
 // opened is for a log that ensure has made.
 func (st *store) opened(log *openLog) {
-	st.topic.mu.Lock()
+	st.mu.Lock()
 	log.SetRetain(st.retention())
 	st.retained(log)
-	st.topic.mu.Unlock()
+	st.mu.Unlock()
 	st.log.Store(log)
 }
 
@@ -132,7 +132,7 @@ func (t *Topic) Seek(channel string, to Place) (uint64, error) {
 
 // seek requires saving held: nothing is trimmed meanwhile.
 func (st *store) seek(channel string, to Place) (at queue.Offset, err error) {
-	t, log := st.topic, st.log.Load()
+	log := st.log.Load()
 	at = queue.Offset(to.Offset)
 	logged := false // a message of that time is in the log
 	switch {
@@ -147,8 +147,8 @@ func (st *store) seek(channel string, to Place) (at queue.Offset, err error) {
 		}
 		at, logged = queue.Offset(found), found < log.Stats().Next
 	}
-	seekErr := t.onChannel(channel, func(now mono.Time, c *queue.Channel, s *step) {
-		core := t.mu.core
+	seekErr := st.onChannel(channel, func(now mono.Time, c *queue.Channel, s *step) {
+		core := st.mu.core
 		first, records := core.InLog(), 0
 		switch {
 		case wire.Ephemeral(channel): // before the log is told what is needed
@@ -170,7 +170,7 @@ func (st *store) seek(channel string, to Place) (at queue.Offset, err error) {
 			at = max(at, first)
 		}
 		if err = core.Seek(now, c, at, records, &s.fx); err == nil && log != nil {
-			st.used = true // all was done before, perhaps, and nothing to be saved
+			st.disk.used = true // all was done before, perhaps, and nothing to be saved
 		}
 	})
 	return at, errors.Join(seekErr, err)
@@ -191,13 +191,13 @@ func (st *store) settled() {
 func (st *store) settle() (tried bool, err error) {
 	st.saving.Lock()
 	defer st.saving.Unlock()
-	log, t := st.log.Load(), st.topic
-	t.mu.Lock()
-	if log == nil || !st.unsaved() || st.remove || t.mu.core.Carrying() {
-		t.mu.Unlock()
+	log := st.log.Load()
+	st.mu.Lock()
+	if log == nil || !st.unsaved() || st.remove || st.mu.core.Carrying() {
+		st.mu.Unlock()
 		return false, nil
 	}
-	snapshot := t.mu.core.Snapshot(nil, st.storage().epoch.wallOf)
-	t.mu.Unlock()
+	snapshot := st.mu.core.Snapshot(nil, st.storage().epoch.wallOf)
+	st.mu.Unlock()
 	return true, log.SaveCursors(snapshot)
 }

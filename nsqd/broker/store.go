@@ -23,20 +23,21 @@ import (
 // and refuses, until writing works again; it tries for ever.
 //
 // Invariants:
-//   - with WriteThrough, publishers append under Topic.storing; else run alone does, each
+//   - with WriteThrough, publishers append under storing; else run alone does, each
 //     message at its offset, in order;
 //   - cursors are saved at a moment at which all that they say was open is in the log,
 //     or in memory alone;
 //   - what is deleted from the log is done for all.
 type store struct {
 	// Set once.
-	topic *Topic
-	wake  chan struct{} // 1 deep: there is something to write, to get or to save
-	stop  chan struct{} // closed under topic.mu, once
-	gone  chan struct{} // closed when the log of a topic that was deleted is removed, or could not be
+	*runner
+	current func() bool   // whether the topic is the one of its name
+	fenced  func()        // another broker owns what the log has by now
+	stop    chan struct{} // closed under mu, once
+	gone    chan struct{} // closed when the log of a topic that was deleted is removed, or could not be
 
 	// saving orders what reads where the cursors are and acts on it: saving and trimming,
-	// and a seek. Taken before Topic.storing.
+	// and a seek. Taken before storing.
 	saving sync.Mutex
 
 	// log is nil until first used; set once, by ensure or Restore.
@@ -46,14 +47,10 @@ type store struct {
 	// bit.
 	faults atomic.Uint32
 
-	// Guarded by topic.mu.
-	running bool
-	stopped bool
+	// Guarded by mu.
 	remove  bool                // the topic was deleted: remove the log at the end
 	retain  *metadata.Retention // the topic's own; nil: StorageConfig.Retain
 	failing bool                // the disk does not take messages now
-	used    bool                // there is something in the log, so that cursors are to be saved
-	saved   uint64              // queue.Topic.Changes of the last snapshot
 
 	// Owned by run; before it starts and after it has ended, by the one who holds
 	// the topic.
@@ -91,16 +88,11 @@ const (
 	carryRatio = 100
 )
 
-func newStore(t *Topic) *store {
-	return &store{topic: t, wake: make(chan struct{}, 1), stop: make(chan struct{}), gone: make(chan struct{})}
-}
-
-// startLocked runs the store if it does not run. Requires: mu held, open.
-func (st *store) startLocked() {
-	if !st.running && !st.stopped {
-		st.running = true
-		st.topic.shared.workers.Go(st.run)
-	}
+// newStore makes the disk of a runner.
+func newStore(r *runner, current func() bool, fenced func()) *store {
+	st := &store{runner: r, current: current, fenced: fenced, stop: make(chan struct{}), gone: make(chan struct{})}
+	r.disk = &disk{run: st.run, workers: &r.shared.workers, wake: make(chan struct{}, 1)}
+	return st
 }
 
 // full reports whether nothing more may be published since the log is larger than it may be.
@@ -115,31 +107,21 @@ func (st *store) full() bool {
 
 // spilling reports whether the topic's messages are being written to disk; not by a nil store.
 // Requires: mu held.
-func (st *store) spilling() bool { return st != nil && st.running && !st.failing }
-
-// unsaved reports whether the snapshot is out of date. Requires: mu held.
-func (st *store) unsaved() bool { return st.used && st.saved != st.topic.mu.core.Changes() }
+func (st *store) spilling() bool { return st != nil && st.disk.running && !st.failing }
 
 // endLocked stops the store; with remove its log is deleted. Requires: mu held.
 func (st *store) endLocked(remove bool) {
-	if st.stopped {
+	d := st.disk
+	if d.stopped {
 		return
 	}
-	st.stopped, st.remove = true, remove
+	if remove && st.log.Load() != nil {
+		d.start() // if only to remove the log, outside the lock
+	}
+	d.stopped, st.remove = true, remove
 	close(st.stop)
-	if remove && !st.running && st.log.Load() != nil {
-		st.running = true // only to remove the log, outside the lock
-		st.topic.shared.workers.Go(st.run)
-	}
-	if remove && !st.running {
+	if remove && !d.running {
 		close(st.gone)
-	}
-}
-
-func (st *store) notify() {
-	select {
-	case st.wake <- struct{}{}:
-	default:
 	}
 }
 
@@ -154,9 +136,9 @@ func (st *store) run() {
 	for more := true; more; {
 		select {
 		case <-st.stop:
-			st.end()
+			st.conclude()
 			return
-		case <-st.wake:
+		case <-st.disk.wake:
 		case <-retry.C:
 		case <-save.C:
 			saves = false
@@ -168,29 +150,29 @@ func (st *store) run() {
 		for st.turn() {
 			select {
 			case <-st.stop:
-				st.end()
+				st.conclude()
 				return
 			default:
 			}
 		}
-		st.topic.mu.Lock()
+		st.mu.Lock()
 		failing := st.failing
 		if st.unsaved() && !saves {
 			save.Reset(max(saveInterval, time.Duration(len(st.scratch.snapshot))*time.Second/savePace))
 			saves = true
 		}
-		_, want, _ := st.topic.mu.core.Want()
+		_, want, _ := st.mu.core.Want()
 		// Stopped since the last look: it ends above, where the log is removed.
-		more = st.stopped || failing || saves || want > 0 || st.topic.mu.core.Unwritten()
+		more = st.disk.stopped || failing || saves || want > 0 || st.mu.core.Unwritten()
 		if !more {
 			st.scratch = nil
 		}
-		st.running = more // last: from now on there may be another
-		st.topic.mu.Unlock()
+		st.disk.running = more // last: from now on there may be another
+		st.mu.Unlock()
 		if log := st.log.Load(); !more && log != nil {
-			s := st.topic.begin()
-			st.topic.mu.core.ForgetRead(&s.fx)
-			st.topic.end(s)
+			s := st.begin()
+			st.mu.core.ForgetRead(&s.fx)
+			st.end(s)
 			_ = log.Rest() // it is closed, or says so itself
 		}
 		if failing {
@@ -199,11 +181,11 @@ func (st *store) run() {
 	}
 }
 
-// end removes the log if that is wanted; otherwise it is left to persist.
-func (st *store) end() {
-	st.topic.mu.Lock()
+// conclude removes the log if that is wanted; otherwise it is left to persist.
+func (st *store) conclude() {
+	st.mu.Lock()
 	remove := st.remove
-	st.topic.mu.Unlock()
+	st.mu.Unlock()
 	if !remove {
 		return
 	}
@@ -213,7 +195,7 @@ func (st *store) end() {
 			st.report("log on disk not removed", err)
 		}
 	}
-	st.storage().health.forget(st.topic.name)
+	st.storage().health.forget(st.name)
 }
 
 // turn writes one batch and gets one back. It reports whether there may be
@@ -236,11 +218,10 @@ func (st *store) turn() (more bool) {
 
 // setFailing returns what it was before.
 func (st *store) setFailing(is bool) (was bool) {
-	t := st.topic
-	t.mu.Lock()
+	st.mu.Lock()
 	was, st.failing = st.failing, is
-	t.mu.Unlock()
-	t.room.Broadcast()
+	st.mu.Unlock()
+	st.room.Broadcast()
 	return was
 }
 
@@ -254,19 +235,19 @@ func (st *store) fault(what string, err error) (more bool) {
 }
 
 func (st *store) report(what string, err error) {
-	st.storage().log.Error(what, obs.KeyTopic, st.topic.name, obs.KeyError, err)
+	st.storage().log.Error(what, obs.KeyTopic, st.name, obs.KeyError, err)
 }
 
 // noted says how the topic's last attempt at something ended.
 func (st *store) noted(what concern, err error) {
 	if errors.Is(err, replicated.ErrFenced) {
-		st.topic.shared.fenced(st.topic)
+		st.fenced()
 	}
 	bit := uint32(1) << what
 	if err == nil && st.faults.Load()&bit == 0 {
 		return
 	}
-	st.storage().health.note(place{st.topic.name, what}, err)
+	st.storage().health.note(place{st.name, what}, err)
 	if err == nil {
 		st.faults.And(^bit)
 	} else if first := st.faults.Or(bit)&bit == 0; first && what == publishing { // the store reports the others
@@ -274,7 +255,7 @@ func (st *store) noted(what concern, err error) {
 	}
 }
 
-func (st *store) storage() *Storage { return st.topic.shared.cfg.Storage }
+func (st *store) storage() *Storage { return st.shared.cfg.Storage }
 
 // ensure opens the log. One caller at a time.
 func (st *store) ensure() (*openLog, error) {
@@ -283,11 +264,11 @@ func (st *store) ensure() (*openLog, error) {
 	}
 	for {
 		closes := st.storage().closes()
-		log, err := st.storage().open(st.topic.name)
+		log, err := st.storage().open(st.name)
 		switch {
 		case err == nil:
 			next, err := log.Append(nil)
-			if err == nil && queue.Offset(next) == st.storage().kept[st.topic.name] {
+			if err == nil && queue.Offset(next) == st.storage().kept[st.name] {
 				st.opened(log)
 				return log, nil
 			}
@@ -305,7 +286,7 @@ func (st *store) ensure() (*openLog, error) {
 		}
 		// An earlier life of the topic is removing its files; or a later one has its own
 		// already.
-		if !st.topic.current(st.topic) {
+		if !st.current() {
 			return nil, ErrGone
 		}
 		select {
@@ -316,7 +297,7 @@ func (st *store) ensure() (*openLog, error) {
 	}
 }
 
-// append is for who publishes to the disk. One caller at a time: Topic.storing.
+// append is for who publishes to the disk. One caller at a time: storing.
 func (st *store) append(records []commitlog.Record) (first commitlog.Offset, err error) {
 	log, err := st.ensure()
 	if err == nil {
@@ -330,61 +311,61 @@ func (st *store) append(records []commitlog.Record) (first commitlog.Offset, err
 
 // write writes a batch, if there is any.
 func (st *store) write() (wrote bool, err error) {
-	t, x := st.topic, st.scratch
-	s := t.begin()
+	x := st.scratch
+	s := st.begin()
 	var upTo queue.Offset
-	x.batch, upTo = t.mu.core.TakeUnwritten(t.shared.now(), x.batch[:0], spillBatch, spillBytes, &s.fx)
+	x.batch, upTo = st.mu.core.TakeUnwritten(st.shared.now(), x.batch[:0], spillBatch, spillBytes, &s.fx)
 	x.records = x.records[:0]
 	for _, m := range x.batch {
-		x.records = append(x.records, st.storage().epoch.record(m, !t.mu.core.Waits(m)))
+		x.records = append(x.records, st.storage().epoch.record(m, !st.mu.core.Waits(m)))
 	}
-	t.end(s)
+	st.end(s)
 	if len(x.batch) == 0 {
 		return false, nil
 	}
 	log, err := st.ensure()
 	if err == nil {
-		t.mu.Lock()
-		first := !st.used
-		st.used = true
-		t.mu.Unlock()
+		st.mu.Lock()
+		first := !st.disk.used
+		st.disk.used = true
+		st.mu.Unlock()
 		if first { // or a crash would undo an order that found nothing to save
 			st.settled()
 		}
 		_, err = log.Append(x.records)
 	}
-	s = t.begin()
+	s = st.begin()
 	if err == nil {
-		t.mu.core.Written(t.shared.now(), upTo, &s.fx)
+		st.mu.core.Written(st.shared.now(), upTo, &s.fx)
 	}
 	s.fx.Unref(x.batch)
-	t.end(s)
+	st.end(s)
 	clear(x.batch)
 	clear(x.records)
-	t.room.Broadcast()
+	st.room.Broadcast()
 	return err == nil, err
 }
 
 // refill gets back what is wanted, and returns how many messages that were.
 func (st *store) refill() (int, error) {
-	t, x := st.topic, st.scratch
+	x := st.scratch
 	log := st.log.Load()
 	if log == nil {
 		return 0, nil
 	}
-	t.mu.Lock()
-	t.mu.core.SetTight(t.tight(0))
-	from, want, end := t.mu.core.Want()
+	st.mu.Lock()
+	st.mu.core.SetTight(st.tight(0))
+	from, want, end := st.mu.core.Want()
 	bytes := st.storage().readAhead()
-	if t.shared.cfg.MaxMemory > 0 && want > 1 {
+	if st.shared.cfg.MaxMemory > 0 && want > 1 {
 		// Half of what is left for bodies, half for what messages take beside them.
-		half := max(0, int(t.fiveTimesLeft()/10))
+		half := max(0, int(st.fiveTimesLeft()/10))
 		bytes, want = min(bytes, half), min(want, max(1, half/queue.Overhead))
 		ahead := int64(bytes + want*queue.Overhead) // other topics read at the same time
-		t.shared.held.Add(ahead)
-		defer t.shared.held.Add(-ahead)
+		st.shared.held.Add(ahead)
+		defer st.shared.held.Add(-ahead)
 	}
-	t.mu.Unlock()
+	st.mu.Unlock()
 	if want == 0 {
 		return 0, nil
 	}
@@ -397,11 +378,11 @@ func (st *store) refill() (int, error) {
 	}
 	x.msgs = x.msgs[:0]
 	for i := range x.read.Records {
-		x.msgs = append(x.msgs, t.shared.restored(&x.read.Records[i]))
+		x.msgs = append(x.msgs, st.shared.restored(&x.read.Records[i]))
 	}
-	s := t.begin()
-	t.mu.core.Refill(t.shared.now(), from, upTo, x.msgs, &s.fx)
-	t.end(s)
+	s := st.begin()
+	st.mu.core.Refill(st.shared.now(), from, upTo, x.msgs, &s.fx)
+	st.end(s)
 	clear(x.msgs)
 	return max(1, len(x.msgs)), nil
 }
@@ -423,21 +404,21 @@ var errUntrimmed = errors.New("what is done with is not deleted")
 func (st *store) tryToSave() error {
 	st.saving.Lock()
 	defer st.saving.Unlock()
-	t, x := st.topic, st.scratch
+	x := st.scratch
 	log := st.log.Load()
-	t.mu.Lock()
+	st.mu.Lock()
 	if log == nil || !st.unsaved() {
-		t.mu.Unlock()
+		st.mu.Unlock()
 		return nil
 	}
-	t.mu.Unlock()
+	st.mu.Unlock()
 	if err := st.carry(log); err != nil {
 		return err
 	}
-	t.mu.Lock()
-	changes, low, end := t.mu.core.Changes(), t.mu.core.Low(), t.mu.core.End()
-	x.snapshot = t.mu.core.Snapshot(x.snapshot[:0], st.storage().epoch.wallOf)
-	t.mu.Unlock()
+	st.mu.Lock()
+	changes, low, end := st.mu.core.Changes(), st.mu.core.Low(), st.mu.core.End()
+	x.snapshot = st.mu.core.Snapshot(x.snapshot[:0], st.storage().epoch.wallOf)
+	st.mu.Unlock()
 	err := log.SaveCursors(x.snapshot)
 	if err != nil && st.carried {
 		return err // an older snapshot needs what was carried forward where it was
@@ -452,38 +433,38 @@ func (st *store) tryToSave() error {
 		return fmt.Errorf("%w: %w", errUntrimmed, trimmed)
 	}
 	st.carried = false
-	t.mu.Lock()
-	st.saved = changes
+	st.mu.Lock()
+	st.disk.saved = changes
 	st.retained(log)
-	if low == end && t.mu.core.Changes() == changes {
-		st.used = false // until the next message is written
+	if low == end && st.mu.core.Changes() == changes {
+		st.disk.used = false // until the next message is written
 	}
-	t.mu.Unlock()
+	st.mu.Unlock()
 	return nil
 }
 
 // carry carries forward what keeps much of the log, if it is little.
 func (st *store) carry(log *openLog) error {
-	t, x := st.topic, st.scratch
-	if t.through { // no publisher appends meanwhile
-		t.storing.Lock()
-		defer t.storing.Unlock()
+	x := st.scratch
+	if st.through { // no publisher appends meanwhile
+		st.storing.Lock()
+		defer st.storing.Unlock()
 	}
 	files := log.Stats().Segments
 	failing := st.faults.Load()&(1<<saving) != 0 // first something is to succeed that takes no room
-	s := t.begin()
-	if !failing && !t.mu.closed && (files > carryAfter || t.mu.core.FarAhead()) {
-		x.carried = t.mu.core.Stuck(x.carried[:0], carryRatio)
+	s := st.begin()
+	if !failing && !st.mu.closed && (files > carryAfter || st.mu.core.FarAhead()) {
+		x.carried = st.mu.core.Stuck(x.carried[:0], carryRatio)
 	}
 	var records []commitlog.Record
-	if st.carried = st.carried || len(x.carried) > 0; t.through {
+	if st.carried = st.carried || len(x.carried) > 0; st.through {
 		for _, k := range x.carried {
 			records = append(records, st.storage().epoch.record(k.Message, true))
 		}
 	} else {
-		t.mu.core.Carry(t.shared.now(), x.carried, &s.fx)
+		st.mu.core.Carry(st.shared.now(), x.carried, &s.fx)
 	}
-	t.end(s)
+	st.end(s)
 	defer func() { clear(x.carried); x.carried = x.carried[:0] }()
 	if len(records) > 0 {
 		first, err := log.Append(records)
@@ -493,17 +474,17 @@ func (st *store) carry(log *openLog) error {
 		if st.storage().cfg.Fsync { // before the snapshot says that the old places are done
 			err = log.Sync(first + commitlog.Offset(len(records)))
 		}
-		s := t.begin()
-		t.mu.core.CarriedTo(t.shared.now(), queue.Offset(first), x.carried, err == nil, &s.fx)
-		t.end(s)
+		s := st.begin()
+		st.mu.core.CarriedTo(st.shared.now(), queue.Offset(first), x.carried, err == nil, &s.fx)
+		st.end(s)
 		if err != nil {
 			return err
 		}
 	}
 	for {
-		t.mu.Lock()
-		more := t.mu.core.Carrying()
-		t.mu.Unlock()
+		st.mu.Lock()
+		more := st.mu.core.Carrying()
+		st.mu.Unlock()
 		if !more {
 			return nil
 		}

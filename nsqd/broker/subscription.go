@@ -20,7 +20,7 @@ type Subscription struct {
 	// closed. It must not block, and is called without any lock held.
 	notify func()
 
-	// Guarded by topic.mu.
+	// Guarded by the topic's mu.
 	outbox  outbox
 	closed  bool
 	resting bool // it gets nothing any more
@@ -192,7 +192,7 @@ func (s *Subscription) Close() {
 	t.deleteIfEphemeral(empty)
 }
 
-// detach ends the subscription. Requires: topic.mu held.
+// detach ends the subscription. Requires: mu held.
 func (t *Topic) detach(s *Subscription) {
 	s.closed = true
 	s.outbox = outbox{}

@@ -58,7 +58,7 @@ func (st *store) left(log *replicated.Log) (*queue.Topic, error) {
 	}
 	core := queue.NewTopic(queue.Config{Capacity: 1, Overflow: 1, WriteThrough: true, Rand: rand.New(rand.NewPCG(0, 0))})
 	var fx queue.Effects
-	restoring, err := core.Restore(st.topic.shared.now(), snapshot, st.storage().epoch.monoOf, wire.ValidChannelName, &fx)
+	restoring, err := core.Restore(st.shared.now(), snapshot, st.storage().epoch.monoOf, wire.ValidChannelName, &fx)
 	if err != nil {
 		st.report("the record of what is done with is not readable: all that the other broker had is delivered again", err)
 	}
@@ -77,7 +77,7 @@ func (b *Broker) bringIn(t *Topic, core *queue.Topic, log *replicated.Log) (n in
 	return n, each(log, 0, func(batch *commitlog.Batch) error {
 		in.of(core, t.store.storage().epoch, batch.Records)
 		if len(in.records) > 0 {
-			end, err := t.takeIn(&in)
+			end, err := t.store.takeIn(&in)
 			if err != nil {
 				return err
 			}
@@ -126,16 +126,16 @@ func (in *incoming) of(core *queue.Topic, e epoch, records []commitlog.Record) {
 }
 
 // takeIn puts messages at the end of the topic's log, and returns where that ends.
-func (t *Topic) takeIn(in *incoming) (end commitlog.Offset, err error) {
-	t.storing.Lock()
-	defer t.storing.Unlock()
-	t.mu.Lock()
-	err = t.open()
-	t.mu.Unlock()
+func (st *store) takeIn(in *incoming) (end commitlog.Offset, err error) {
+	st.storing.Lock()
+	defer st.storing.Unlock()
+	st.mu.Lock()
+	err = st.open()
+	st.mu.Unlock()
 	if err != nil {
 		return 0, err
 	}
-	log, err := t.store.ensure()
+	log, err := st.ensure()
 	if err != nil {
 		return 0, err
 	}
@@ -143,17 +143,17 @@ func (t *Topic) takeIn(in *incoming) (end commitlog.Offset, err error) {
 	if err != nil {
 		return 0, err
 	}
-	s := t.begin()
-	t.store.used = true
+	s := st.begin()
+	st.disk.used = true
 	for i, u := range in.undone {
 		at := queue.Offset(first) + queue.Offset(i)
 		if u.Channel == "" {
-			t.mu.core.Appended(t.shared.now(), at, &s.fx, t.shared.restored(&in.records[i]))
+			st.mu.core.Appended(st.shared.now(), at, &s.fx, st.shared.restored(&in.records[i]))
 		} else {
-			t.mu.core.TakenOver(t.shared.now(), at, in.undone[i:i+1], &s.fx)
+			st.mu.core.TakenOver(st.shared.now(), at, in.undone[i:i+1], &s.fx)
 		}
 	}
-	t.end(s)
+	st.end(s)
 	return first + commitlog.Offset(len(in.records)), nil
 }
 
@@ -206,7 +206,7 @@ func (b *Broker) yieldTaken() error {
 		if st.log.Load() != nil {
 			continue
 		}
-		if err := b.DeleteTopic(st.topic.name); err != nil {
+		if err := b.DeleteTopic(st.name); err != nil {
 			return err
 		}
 	}
