@@ -290,7 +290,13 @@ func (b *Broker) DeleteUnused(name string) error {
 	if err != nil {
 		return err
 	}
-	if !b.forgetUnused(t) {
+	t.storing.Lock() // else a message could be on its way to the disk
+	forgotten := b.forget(t, func() bool {
+		held, _ := t.heldLocked(0)
+		return held == 0 && t.publishers == 0
+	})
+	t.storing.Unlock()
+	if !forgotten {
 		return fmt.Errorf("topic %q: %w", name, ErrInUse)
 	}
 	t.close(true)
@@ -298,27 +304,18 @@ func (b *Broker) DeleteUnused(name string) error {
 	return nil
 }
 
-// forgetUnused is forget for DeleteUnused.
-func (b *Broker) forgetUnused(t *Topic) bool {
-	t.storing.Lock() // else a message could be on its way to the disk
-	defer t.storing.Unlock()
+// forget removes t from the table and closes it for good if unneeded says so, in one step, so
+// that it is not found there any more, and cannot be subscribed to by one who has it already. It
+// reports whether it did; then the caller calls close. unneeded is called with t.mu held.
+func (b *Broker) forget(t *Topic, unneeded func() bool) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.mu.closed || b.mu.topics[t.name] != t || !t.retireUnused() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if b.mu.closed || b.mu.topics[t.name] != t || t.mu.closed || !unneeded() {
 		return false
 	}
-	delete(b.mu.topics, t.name)
-	return true
-}
-
-// forget removes t from the table if it can be retired, in one step, so that
-// it is not found there any more, and cannot be subscribed to by one who has it already.
-func (b *Broker) forget(t *Topic) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.mu.topics[t.name] != t || !t.retire() {
-		return false
-	}
+	t.mu.closed = true
 	delete(b.mu.topics, t.name)
 	return true
 }

@@ -61,16 +61,12 @@ func (t *Topic) ChannelNames() []string {
 // DeleteChannel removes a channel with all it holds and ends its
 // subscriptions. Errors: ErrUnknownChannel, ErrDraining.
 func (t *Topic) DeleteChannel(name string) error {
-	empty := false
-	err := t.onChannel(name, func(now mono.Time, c *queue.Channel, s *step) {
-		t.removeChannel(now, c, s)
-		empty = len(t.mu.core.Channels()) == 0
-	})
+	err := t.onChannel(name, func(now mono.Time, c *queue.Channel, s *step) { t.removeChannel(now, c, s) })
 	if err != nil {
 		return err
 	}
 	t.store.settled() // or another of its name would have what it had, after a crash
-	t.deleteIfEphemeral(empty)
+	t.deleteIfEphemeral()
 	return nil
 }
 

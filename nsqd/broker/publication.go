@@ -104,12 +104,7 @@ func (in *intake) publishLarge(now mono.Time, wall mono.Wall, p Published, bodie
 	n, bytes := bodies.Len(), bodies.Bytes()+bodies.Len()*queue.Overhead
 	whole := in.through || in.most < math.MaxInt
 	s := in.begin()
-	if err = in.takes(n); err == nil {
-		err = in.mu.core.Admit(in.instant(now), 0, n, p.Arrival.At, p.Arrival.At)
-	}
-	if err == nil {
-		err, p.admitted = in.pacing.police(p.From, n, p.Arrival.At), true
-	}
+	err, p.admitted = in.admit(in.instant(now), 0, n, p.Arrival.At, &p), true
 	if err == nil && whole {
 		if in.mu.core.Tick(in.instant(now), &s.fx); in.tight(bytes) || !in.through && !in.mu.core.Room(n) {
 			err = in.mu.core.Refuse(queue.ErrFull, n)
@@ -134,10 +129,7 @@ func (in *intake) publishLarge(now mono.Time, wall mono.Wall, p Published, bodie
 	rest := false
 	put := func() {
 		<-in.shared.large
-		n := len(s.msgs)
-		if err = in.accept(now, s, p, rest); err == nil {
-			in.metrics.arrived(p.Arrival.Source, n)
-		}
+		err = in.accept(now, s, p, rest)
 		s, rest = in.shared.steps.Get().(*step), true
 	}
 	bodies.Each(func(body []byte) {
@@ -161,24 +153,17 @@ func (in *intake) publishLarge(now mono.Time, wall mono.Wall, p Published, bodie
 
 // put accepts the step's messages, or none, and ends the step.
 func (in *intake) put(now mono.Time, s *step, p Published) error {
-	n := len(s.msgs)
-	var err error
-	if in.through {
-		if p.NoWait {
-			for _, m := range s.msgs {
-				in.shared.pool.put(m)
-			}
-			in.discard(s)
-			return ErrBusy
-		}
-		err = in.publishThrough(s, p)
-	} else {
-		err = in.accept(now, s, p, false)
+	switch {
+	case !in.through:
+		return in.accept(now, s, p, false)
+	case !p.NoWait:
+		return in.publishThrough(s, p)
 	}
-	if err == nil {
-		in.metrics.arrived(p.Arrival.Source, n)
+	for _, m := range s.msgs {
+		in.shared.pool.put(m)
 	}
-	return err
+	in.discard(s)
+	return ErrBusy
 }
 
 // takes is open for n messages that are published, which a log that is full refuses.
@@ -187,6 +172,19 @@ func (in *intake) takes(n int) error {
 	err := in.open()
 	if err == nil && in.store.full() {
 		err = in.mu.core.Refuse(queue.ErrFull, n)
+	}
+	return err
+}
+
+// admit is takes, where neither the contract nor police refuses n messages of p, behind
+// messages that are admitted and not appended yet: see queue.Topic.Admit. Requires: mu held.
+func (in *intake) admit(now mono.Time, ahead, n int, first mono.Time, p *Published) error {
+	err := in.takes(n)
+	if err == nil {
+		err = in.mu.core.Admit(now, ahead, n, first, p.Arrival.At)
+	}
+	if err == nil && !p.admitted {
+		err = in.pacing.police(p.From, n, p.Arrival.At)
 	}
 	return err
 }
@@ -236,7 +234,7 @@ func (in *intake) accept(now mono.Time, s *step, p Published, rest bool) (err er
 		err = in.mu.core.Put(now, &s.fx, s.msgs...)
 	}
 	if err == nil {
-		in.counted(p.From, len(s.msgs), p.Arrival.At)
+		in.counted(&p, len(s.msgs))
 		in.pacing.tell(p.From, len(s.msgs), now)
 	} else { // they are still ours
 		s.fx.Free = append(s.fx.Free, s.msgs...)
@@ -302,8 +300,7 @@ func (in *intake) PublishEach(now mono.Time, wall mono.Wall, batch []Published, 
 		for dealt+i+n < len(errs) && errs[dealt+i+n] == nil && batch[i+n].From == p.From && batch[i+n].Arrival == p.Arrival {
 			n++ // of one segment
 		}
-		in.metrics.arrived(p.Arrival.Source, n)
-		in.counted(p.From, n, p.Arrival.At)
+		in.counted(p, n)
 	}
 	if len(batch) > 0 {
 		in.pacing.tell(batch[0].From, len(batch), now)
@@ -312,12 +309,13 @@ func (in *intake) PublishEach(now mono.Time, wall mono.Wall, batch []Published, 
 	return errs
 }
 
-// counted says that n messages were accepted that arrived together. Requires: mu held.
-func (in *intake) counted(from *Publisher, n int, at mono.Time) {
+// counted says that n messages were accepted, which are like p. Requires: mu held.
+func (in *intake) counted(p *Published, n int) {
+	in.metrics.arrived(p.Arrival.Source, n)
 	if c := in.capture; c != nil {
-		c.add(from, at, n)
+		c.add(p.From, p.Arrival.At, n)
 	}
-	in.pacing.counted(from, n, at)
+	in.pacing.counted(p.From, n, p.Arrival.At)
 }
 
 func (b *shared) message(wall mono.Wall, p *Published) *queue.Message {
@@ -349,13 +347,7 @@ func (in *intake) publishThrough(s *step, p Published) error {
 	n := len(s.msgs)
 	in.mu.Lock()
 	in.mu.core.SetTight(in.tight(0))
-	err := in.takes(n)
-	if err == nil {
-		err = in.mu.core.Admit(in.shared.now(), 0, n, p.Arrival.At, p.Arrival.At)
-	}
-	if err == nil && !p.admitted {
-		err = in.pacing.police(p.From, n, p.Arrival.At)
-	}
+	err := in.admit(in.shared.now(), 0, n, p.Arrival.At, &p)
 	if err != nil { // they are still ours
 		s.fx.Free = append(s.fx.Free, s.msgs...)
 	} else {
@@ -364,7 +356,7 @@ func (in *intake) publishThrough(s *step, p Published) error {
 			*p.Stored = Stored{end}
 		}
 		if err == nil {
-			in.counted(p.From, n, p.Arrival.At)
+			in.counted(&p, n)
 			in.pacing.tell(p.From, n, in.shared.now())
 		}
 	}
@@ -409,17 +401,11 @@ func (in *intake) StoreEach(wall mono.Wall, batch []Published, errs []error) []e
 	in.mu.Lock()
 	in.mu.core.SetTight(in.tight(0))
 	for i, m := range s.msgs {
-		err := in.takes(1)
-		if err == nil {
-			first := m
-			if len(admitted) > 0 {
-				first = admitted[0]
-			}
-			err = in.mu.core.Admit(in.shared.now(), len(admitted), 1, first.Arrival, m.Arrival)
+		first := m
+		if len(admitted) > 0 {
+			first = admitted[0]
 		}
-		if err == nil {
-			err = in.pacing.police(batch[i].From, 1, m.Arrival)
-		}
+		err := in.admit(in.shared.now(), len(admitted), 1, first.Arrival, &batch[i])
 		if of = append(of, err); err == nil {
 			admitted = append(admitted, m)
 		} else { // it is still ours
@@ -444,8 +430,7 @@ func (in *intake) StoreEach(wall mono.Wall, batch []Published, errs []error) []e
 		if at++; p.Stored != nil {
 			*p.Stored = Stored{at}
 		}
-		in.metrics.arrived(p.Arrival.Source, 1)
-		in.counted(p.From, 1, p.Arrival.At)
+		in.counted(p, 1)
 	}
 	for i := range batch {
 		if of[i] == nil {

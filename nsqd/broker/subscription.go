@@ -183,13 +183,11 @@ func (s *Subscription) Close() {
 	now := t.shared.now()
 	t.mu.core.RemoveConsumer(now, s.channel, s.id, &st.fx)
 	t.detach(s)
-	empty := false
 	if wire.Ephemeral(s.channel.Name()) && s.channel.Consumers() == 0 {
 		t.removeChannel(now, s.channel, st)
-		empty = len(t.mu.core.Channels()) == 0
 	}
 	t.end(st)
-	t.deleteIfEphemeral(empty)
+	t.deleteIfEphemeral()
 }
 
 // detach ends the subscription. Requires: mu held.

@@ -19,7 +19,7 @@ import (
 // their subscriptions.
 type Topic struct {
 	// Set once.
-	forget func(*Topic) bool // takes it off the broker's table, if nothing needs it
+	forget func(t *Topic, unneeded func() bool) bool // see Broker.forget
 
 	runner
 	intake
@@ -40,7 +40,7 @@ type SLO struct {
 	Latency  time.Duration // of delivery
 }
 
-func newTopic(b *shared, name string, forget, current func(*Topic) bool) *Topic {
+func newTopic(b *shared, name string, forget func(*Topic, func() bool) bool, current func(*Topic) bool) *Topic {
 	t := &Topic{forget: forget}
 	r := &t.runner
 	r.name, r.shared = name, b
@@ -80,40 +80,14 @@ func newTopic(b *shared, name string, forget, current func(*Topic) bool) *Topic 
 	return t
 }
 
-// deleteIfEphemeral removes an ephemeral topic that has lost its last channel.
-// empty is a hint from a step that is over: what counts is what is there now.
-func (t *Topic) deleteIfEphemeral(empty bool) {
-	if empty && wire.Ephemeral(t.name) && t.forget(t) {
+// deleteIfEphemeral removes an ephemeral topic if nothing needs it: it has no channel, and no
+// contract, which the control plane or an operator believes to be kept.
+func (t *Topic) deleteIfEphemeral() {
+	unneeded := func() bool { return len(t.mu.core.Channels()) == 0 && !t.mu.core.Limited() }
+	if wire.Ephemeral(t.name) && t.forget(t, unneeded) {
 		t.close(true)
 		t.shared.changed()
 	}
-}
-
-// retire closes the topic for good if nothing needs it: it has no channel,
-// and no contract, which the control plane or an operator believes to be kept. It reports
-// whether it did; then the caller calls close.
-func (t *Topic) retire() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.mu.closed || len(t.mu.core.Channels()) > 0 || t.mu.core.Limited() {
-		return false
-	}
-	t.mu.closed = true
-	return true
-}
-
-// retireUnused closes the topic for good if it holds no message and no
-// connection publishes to it, and reports whether it did; then the caller calls
-// close. Requires: storing held.
-func (t *Topic) retireUnused() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	held, _ := t.heldLocked(0)
-	if t.mu.closed || held > 0 || t.publishers > 0 {
-		return false
-	}
-	t.mu.closed = true
-	return true
 }
 
 // Empty discards the messages that wait in the topic itself, as EmptyChannel does.
@@ -140,14 +114,11 @@ func (t *Topic) Unpause() {
 
 // keep has all that the topic holds stored, if it has a disk, while it goes on.
 func (t *Topic) keep() {
-	if t.store == nil {
-		return
-	}
-	s := t.begin()
-	if !t.mu.closed {
-		t.mu.core.Keep(&s.fx)
-	}
-	t.end(s)
+	t.do(func(_ mono.Time, s *step) {
+		if t.store != nil && !t.mu.closed {
+			t.mu.core.Keep(&s.fx)
+		}
+	})
 }
 
 // close ends the topic: its subscriptions are told, its alarms and store

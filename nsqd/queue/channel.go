@@ -220,15 +220,14 @@ func (c *Channel) MarkSent(d Delivery) bool {
 	return true
 }
 
-func (c *Channel) finish(id ConsumerID, m MessageID, fx *Effects) (*Message, error) {
+func (c *Channel) finish(id ConsumerID, m MessageID, fx *Effects) error {
 	it, err := c.take(id, m)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		c.counters.Finished++
+		fx.Finished = append(fx.Finished, it.msg)
+		c.done(it, fx)
 	}
-	c.counters.Finished++
-	msg := it.msg
-	c.done(it, fx)
-	return msg, nil
+	return err
 }
 
 func (c *Channel) requeue(now mono.Time, id ConsumerID, m MessageID, delay time.Duration) error {

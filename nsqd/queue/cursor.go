@@ -146,26 +146,24 @@ func (c *cursor) takes(m *Message) bool {
 // release takes a message that the topic releases, or is behind with it: then the log has to
 // have it.
 func (c *Channel) release(now mono.Time, m *Message) (behind bool) {
+	if m.Offset < c.window.end() && !c.backlog.isPending(c.window.get(m.Offset)) {
+		return false // it has had it
+	}
+	c.counters.Messages++
 	switch {
 	case !c.tracked:
-		c.counters.Messages++
 		if c.ephemeral && c.space() <= 0 {
 			c.counters.Dropped++
 			return false
 		}
 		c.enter(now, m)
 	case m.Offset < c.window.end():
-		if c.backlog.isPending(c.window.get(m.Offset)) { // else it has had it
-			c.counters.Messages++
-			c.window.set(m.Offset, c.enter(now, m))
-		}
+		c.window.set(m.Offset, c.enter(now, m))
 	case c.behind || c.space() <= 0:
-		c.counters.Messages++
 		c.behind = true
 		c.late++
 		return true
 	default:
-		c.counters.Messages++
 		c.reach(m.Offset)
 		c.window.push(c.enter(now, m))
 	}

@@ -92,17 +92,40 @@ func (cs *cursors) Leave(fx *Effects) {
 	cs.writeUpTo(cs.end, nil)
 }
 
-// Unstored is how many messages are nowhere but in memory.
-func (cs *cursors) Unstored() (n int) {
+// memoryAlone yields the messages that are nowhere but in memory, in order.
+func (cs *cursors) memoryAlone(yield func(*Message) bool) {
+	from := cs.tail.next
 	if cs.tail.slots.len() == 0 {
-		cs.tail.reach(cs.oldest())
+		from = max(from, cs.oldest())
 	}
-	for o := cs.tail.next; o < cs.end; o++ {
-		if cs.tail.get(o) != nil || cs.inMemory(o) != nil {
-			n++
+	for o := from; o < cs.end; o++ {
+		m := cs.tail.get(o)
+		if m == nil {
+			m = cs.inMemory(o)
+		}
+		if m != nil && !yield(m) {
+			return
 		}
 	}
+}
+
+// Unstored is how many messages are nowhere but in memory.
+func (cs *cursors) Unstored() (n int) {
+	for range cs.memoryAlone {
+		n++
+	}
 	return n
+}
+
+// At is the offset of the first message from a time of publication on that is in memory
+// alone, or the end.
+func (cs *cursors) At(time mono.Wall) Offset {
+	for m := range cs.memoryAlone {
+		if m.Timestamp >= time {
+			return m.Offset
+		}
+	}
+	return cs.end
 }
 
 // oldest is an offset before which no cursor has anything in memory.
@@ -131,25 +154,6 @@ func (cs *cursors) inMemory(o Offset) *Message {
 		}
 	}
 	return nil
-}
-
-// At is the offset of the first message from a time of publication on that is in memory
-// alone, or the end.
-func (cs *cursors) At(time mono.Wall) Offset {
-	from := cs.tail.next
-	if cs.tail.slots.len() == 0 {
-		from = max(from, cs.oldest())
-	}
-	for o := from; o < cs.end; o++ {
-		m := cs.tail.get(o)
-		if m == nil {
-			m = cs.inMemory(o)
-		}
-		if m != nil && m.Timestamp >= time {
-			return o
-		}
-	}
-	return cs.end
 }
 
 // needed is the offset from which on a cursor is behind.

@@ -322,11 +322,7 @@ func (t *Topic) DeleteChannel(now mono.Time, name string, fx *Effects) error {
 // what became of each. Error: ErrNotInFlight.
 func (t *Topic) FinishBatch(now mono.Time, c *Channel, id ConsumerID, batch []MessageID, fx *Effects, errs []error) []error {
 	for _, m := range batch {
-		msg, err := c.finish(id, m, fx)
-		if err == nil {
-			fx.Finished = append(fx.Finished, msg)
-		}
-		errs = append(errs, err)
+		errs = append(errs, c.finish(id, m, fx))
 	}
 	t.settle(now, c, fx)
 	return errs

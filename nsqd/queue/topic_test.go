@@ -21,13 +21,8 @@ import (
 
 // Finish is FinishBatch of one, with its error.
 func (t *Topic) Finish(now mono.Time, c *Channel, id ConsumerID, m MessageID, fx *Effects) error {
-	msg, err := c.finish(id, m, fx)
-	if err != nil {
-		return err
-	}
-	fx.Finished = append(fx.Finished, msg)
-	t.settle(now, c, fx)
-	return nil
+	ids, errs := [1]MessageID{m}, [1]error{}
+	return t.FinishBatch(now, c, id, ids[:], fx, errs[:0])[0]
 }
 
 func newTest(capacity int) *Topic {
