@@ -236,7 +236,10 @@ var _ = Describe("A broker that comes back", func() {
 
 var _ = Describe("Adopting a contract", func() {
 	adopt := func(req *srtmv1.SetContractRequest) *srtmv1.SetContractRequest { req.Adopt = true; return req }
-	tuned := func(req *srtmv1.SetContractRequest) *srtmv1.SetContractRequest { req.ShareRule = share.Sqrt; return req }
+	tuned := func(req *srtmv1.SetContractRequest) *srtmv1.SetContractRequest {
+		req.ShareRule = share.Sqrt
+		return req
+	}
 
 	It("waits for every member's hello, and then leaves tuned shares as they are", func() {
 		a := newAdaptor(config())
