@@ -47,7 +47,9 @@ var ofInbox = []string{"nsqd/conn.(*loop).enqueue", "nsqd/conn.(*loop).takeInbox
 
 // ofTopic reports whether the function uses a lock that each topic has its own of.
 func ofTopic(function string) bool {
-	return strings.HasPrefix(function, "nsqd/broker.(*Topic).") || strings.HasPrefix(function, "nsqd/broker.(*metrics).")
+	return slices.ContainsFunc([]string{"Topic", "runner", "intake", "metrics"}, func(of string) bool {
+		return strings.HasPrefix(function, "nsqd/broker.(*"+of+").")
+	})
 }
 
 // pipeline is how many messages a publisher sends before it reads the answers.
