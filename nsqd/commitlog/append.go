@@ -46,7 +46,7 @@ func (l *Files) Append(batch []Record) (Offset, error) {
 		r := &batch[i]
 		if len(r.Body) > l.cfg.MaxBody || len(r.Channel) > MaxChannel || int(r.Source) >= stamp.Sources {
 			return 0, fmt.Errorf("append to log %s: %w: a body of %d bytes, allowed are %d; a channel's name of %d, allowed are %d; source %d",
-				l.name, ErrRecord, len(r.Body), l.cfg.MaxBody, len(r.Channel), MaxChannel, r.Source)
+				l.cfg.Name, ErrRecord, len(r.Body), l.cfg.MaxBody, len(r.Channel), MaxChannel, r.Source)
 		}
 		size += sizeOf(r)
 	}
@@ -69,30 +69,30 @@ func (l *Files) Append(batch []Record) (Offset, error) {
 			*o = next
 		}
 		if next = batch[i].Offset + 1; next == 0 {
-			return 0, fmt.Errorf("append to log %s: %w: no offset after it", l.name, ErrRecord)
+			return 0, fmt.Errorf("append to log %s: %w: no offset after it", l.cfg.Name, ErrRecord)
 		}
 	}
 	first := batch[0].Offset
 	if next-first > math.MaxUint32 {
-		return 0, fmt.Errorf("append to log %s: %w: offsets from %d to %d in one batch", l.name, ErrRecord, first, next-1)
+		return 0, fmt.Errorf("append to log %s: %w: offsets from %d to %d in one batch", l.cfg.Name, ErrRecord, first, next-1)
 	}
 
 	l.mu.Lock()
-	s := l.active
+	s := l.segments.active
 	if s != nil && (s.shut || s.end+size > l.cfg.SegmentBytes && s.records > 0 || next-s.base > math.MaxUint32) {
 		s = nil
 	}
-	l.resting = false
+	l.segments.resting = false
 	from := int64(0)
 	if s != nil {
 		from = s.end
 	}
 	l.mu.Unlock()
 
-	buf := l.dir.buffers.Get().(*[]byte)
+	buf := l.cfg.Dir.buffers.Get().(*[]byte)
 	defer func() {
 		if cap(*buf) <= maxBuffer {
-			l.dir.buffers.Put(buf)
+			l.cfg.Dir.buffers.Put(buf)
 		}
 	}()
 	var err error
@@ -113,7 +113,7 @@ func (l *Files) Append(batch []Record) (Offset, error) {
 		} else {
 			l.stats.AppendErrors++
 		}
-		return 0, fmt.Errorf("append to log %s: %w", l.name, err)
+		return 0, fmt.Errorf("append to log %s: %w", l.cfg.Name, err)
 	}
 	s.end = from + int64(len(*buf))
 	if s.records == 0 {
@@ -126,7 +126,7 @@ func (l *Files) Append(batch []Record) (Offset, error) {
 		s.marks = append(s.marks, l.scratch...)
 		s.marked = l.scratch[n-1].at
 	}
-	l.bytes += int64(len(*buf))
+	l.segments.bytes += int64(len(*buf))
 	l.stats.Appended += uint64(len(batch))
 	l.stats.AppendedBytes += uint64(size)
 	return first, nil
@@ -208,9 +208,9 @@ func writeAll(file File, b []byte, off int64) error {
 func (l *Files) begin(buf *[]byte, batch []Record) (*segment, extent, error) {
 	l.mu.Lock()
 	found := l.found
-	id := identity{base: batch[0].Offset, before: noSegment, salt: l.dir.salt(), maxRecord: uint32(maxData(l.cfg.MaxBody))}
-	if n := len(l.segments); n > 0 {
-		id.before = uint64(l.segments[n-1].base)
+	id := identity{base: batch[0].Offset, before: noSegment, salt: l.cfg.Dir.salt(), maxRecord: uint32(maxData(l.cfg.MaxBody))}
+	if n := len(l.segments.all); n > 0 {
+		id.before = uint64(l.segments.all[n-1].base)
 	}
 	l.mu.Unlock()
 	if err := l.folder.make(found); err != nil {
@@ -228,24 +228,24 @@ func (l *Files) begin(buf *[]byte, batch []Record) (*segment, extent, error) {
 		err = l.folder.disk.Rename(path+newSuffix, path)
 	}
 	if err != nil {
-		l.close(file)
+		closeAll(file)
 		return nil, e, errors.Join(err, l.folder.disk.Remove(path+newSuffix))
 	}
 	// If this fails, Sync tries again before it acknowledges anything.
 	unplaced := l.folder.place(found)
 
 	l.mu.Lock()
-	old := l.shut()
+	old := l.segments.shut()
 	s.next = id.base
-	l.segments = append(l.segments, s)
-	l.active = s
+	l.segments.all = append(l.segments.all, s)
+	l.segments.active = s
 	l.found = unplaced == nil
 	if unplaced != nil {
 		l.stats.KeepErrors++
 	}
 	l.mu.Unlock()
 	if unplaced != nil {
-		l.cfg.Log.Warn("folder of a log could not be synced", keyLog, l.name, obs.KeyError, unplaced)
+		l.cfg.Log.Warn("folder of a log could not be synced", keyLog, l.cfg.Name, obs.KeyError, unplaced)
 	}
 
 	l.seal(old)
@@ -281,7 +281,7 @@ func (l *Files) seal(s *segment) {
 		l.mu.Lock()
 		l.stats.KeepErrors++
 		l.mu.Unlock()
-		l.cfg.Log.Warn("segment stays without a footer", keyLog, l.name, keyFile, segmentName(s.base), obs.KeyError, err)
+		l.cfg.Log.Warn("segment stays without a footer", keyLog, l.cfg.Name, keyFile, segmentName(s.base), obs.KeyError, err)
 	}
 }
 
@@ -299,12 +299,12 @@ func finish(file File, id identity, e extent, end int64) error {
 // Requires: appending held.
 func (l *Files) bound() {
 	l.mu.Lock()
-	i := len(l.segments) - 2 - maxUnsynced
-	if i < 0 || !l.segments[i].dirty() {
+	i := len(l.segments.all) - 2 - maxUnsynced
+	if i < 0 || !l.segments.all[i].dirty() {
 		l.mu.Unlock()
 		return
 	}
-	base, next := l.segments[i].base, l.segments[i].next
+	base, next := l.segments.all[i].base, l.segments.all[i].next
 	l.mu.Unlock()
 	_ = l.syncTo(next, base)
 }

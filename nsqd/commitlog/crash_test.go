@@ -139,7 +139,7 @@ func (u *user) excuse(err error) {
 
 // doubts notes the records of segments of which an fsync failed.
 func (u *user) doubts() {
-	for _, s := range u.l.segments {
+	for _, s := range u.l.segments.all {
 		if s.fault != nil {
 			for o := range u.at {
 				if o >= s.base && o < s.next && !u.durable[o] {
@@ -306,7 +306,7 @@ func (u *user) trim() {
 		return
 	}
 	for o := range u.at {
-		if o < u.trimmed && (len(u.l.segments) == 0 || o < u.l.segments[0].base) {
+		if o < u.trimmed && (len(u.l.segments.all) == 0 || o < u.l.segments.all[0].base) {
 			delete(u.at, o)
 			delete(u.durable, o)
 			delete(u.doubtful, o)

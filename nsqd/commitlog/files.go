@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"log/slog"
-	"slices"
-	"sort"
 	"sync"
 	"time"
 
@@ -102,8 +100,6 @@ func (c *Config) check() error {
 // Lock order: appending, reading, keeping, mu.
 type Files struct {
 	// Set once.
-	dir    *Dir
-	name   string
 	folder folder
 	cfg    Config
 
@@ -113,30 +109,19 @@ type Files struct {
 
 	scratch []mark // guarded by appending
 
-	// Guarded by reading.
-	ends  [8]reached
-	ended int // of ends, noted last
-
+	ends      ends      // guarded by reading
 	snapshots snapshots // guarded by keeping
 
 	mu sync.Mutex
 
 	// Guarded by mu.
-
-	// Invariant: bases ascend, and each segment's next is not above the base after
-	// it; all but active are shut; next, or what it may be told from after a crash, is
-	// in the last one or in the snapshot of the cursors.
-	segments  []*segment
-	active    *segment // the last of segments, if it may be appended to
-	bytes     int64    // of segments
+	segments  segments
 	next      Offset
 	savedNext Offset // next, when cursors were saved
 	trimmed   Offset // what is before it is not needed
 	retain    Retain
-	resting   bool // nothing was appended or read since
 	found     bool // the folder and the files in it that hold records would be found after a loss of power
 	closed    bool
-	read      []*segment // OpenFiles of them or nil, that were read last, the latest first
 
 	syncing  bool      // an fsync is under way, by one of the callers of Sync
 	syncDone sync.Cond // it ended
@@ -198,12 +183,10 @@ func Open(cfg Config) (*Files, error) {
 		return nil, fmt.Errorf("open log %s: %w", cfg.Name, err)
 	}
 	l := &Files{
-		dir:    cfg.Dir,
-		name:   cfg.Name,
-		folder: folder{cfg.Dir.disk, cfg.Dir.path, cfg.Dir.folder(cfg.Name)},
-		cfg:    cfg,
-		retain: cfg.Retain,
-		read:   make([]*segment, cfg.OpenFiles),
+		folder:   folder{cfg.Dir.disk, cfg.Dir.path, cfg.Dir.folder(cfg.Name)},
+		cfg:      cfg,
+		retain:   cfg.Retain,
+		segments: segments{read: make([]*segment, cfg.OpenFiles)},
 	}
 	l.syncDone.L = &l.mu
 	l.snapshots = snapshots{folder: l.folder, durable: cfg.Durable}
@@ -214,17 +197,14 @@ func Open(cfg Config) (*Files, error) {
 	return l, nil
 }
 
-// Name returns the log's name.
-func (l *Files) Name() string { return l.name }
-
 // Stats returns the log's counters and sizes.
 func (l *Files) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.stats
-	s.Next, s.First, s.Bytes = l.next, l.next, l.bytes
-	s.Segments = len(l.segments)
-	for i, seg := range l.segments {
+	s.Next, s.First, s.Bytes = l.next, l.next, l.segments.bytes
+	s.Segments = len(l.segments.all)
+	for i, seg := range l.segments.all {
 		if i == 0 {
 			s.First = seg.base
 		}
@@ -240,14 +220,14 @@ func (l *Files) Stats() Stats {
 func (l *Files) Size() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.bytes
+	return l.segments.bytes
 }
 
 // Needed is the part of Size that is not retained alone.
 func (l *Files) Needed() (bytes int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, s := range l.segments[l.at(l.trimmed):] {
+	for _, s := range l.segments.all[l.segments.at(l.trimmed):] {
 		bytes += s.size()
 	}
 	return bytes
@@ -267,17 +247,17 @@ func (l *Files) Need(from Offset) (first Offset) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.trimmed = min(l.trimmed, from)
-	if len(l.segments) == 0 {
+	if len(l.segments.all) == 0 {
 		return l.next
 	}
-	return l.segments[0].base
+	return l.segments.all[0].base
 }
 
 // Records is how many there may be from an offset on: the part of a segment is estimated.
 func (l *Files) Records(from Offset) (n int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, s := range l.segments[l.at(from):] {
+	for _, s := range l.segments.all[l.segments.at(from):] {
 		if s.base < from { // it is all of one density
 			n += int64(float64(s.records) * float64(s.next-from) / float64(s.next-s.base))
 		} else {
@@ -285,37 +265,6 @@ func (l *Files) Records(from Offset) (n int64) {
 		}
 	}
 	return n
-}
-
-// at returns the index of the first segment with an offset that is o or a later
-// one: where to look for it.
-// Requires: mu held.
-func (l *Files) at(o Offset) int {
-	return sort.Search(len(l.segments), func(i int) bool { return l.segments[i].next > o })
-}
-
-// drop takes the first n segments out of the log, and returns their files to be
-// closed.
-// Requires: mu held.
-func (l *Files) drop(n int) []File {
-	var files []File
-	for _, s := range l.segments[:n] {
-		s.dropped = true
-		l.bytes -= s.size()
-		if s == l.active {
-			l.active = nil
-		}
-		for i, other := range l.read {
-			if other == s {
-				l.read[i] = nil
-			}
-		}
-		if file := l.surplus(s); file != nil {
-			files = append(files, file)
-		}
-	}
-	l.segments = slices.Delete(l.segments, 0, n)
-	return files
 }
 
 // Rest gives back what a log that is not in use need not hold: its files, after it
@@ -333,16 +282,16 @@ func (l *Files) Rest() error {
 	_ = l.Sync(next) // a file is not closed before; an error concerns those who ask for it, and was logged
 
 	l.mu.Lock()
-	l.resting = true
-	clear(l.read)
+	l.segments.resting = true
+	clear(l.segments.read)
 	var files []File
-	for _, s := range l.segments {
-		if file := l.surplus(s); file != nil {
+	for _, s := range l.segments.all {
+		if file := l.segments.surplus(s); file != nil {
 			files = append(files, file)
 		}
 	}
 	l.mu.Unlock()
-	l.close(files...)
+	closeAll(files...)
 	return nil
 }
 
@@ -360,23 +309,23 @@ func (l *Files) Close() error {
 		l.mu.Unlock()
 		return ErrClosed
 	}
-	active, next := l.shut(), l.next
+	active, next := l.segments.shut(), l.next
 	l.mu.Unlock()
 
 	// With a footer there is nothing to recover when the log is opened again.
 	l.seal(active)
 	synced := l.syncTo(next, noSegment)
 	l.mu.Lock()
-	for _, s := range l.segments {
+	for _, s := range l.segments.all {
 		if synced == nil && s.fault != nil && s.next > l.trimmed {
-			synced = &SyncError{Log: l.name, First: s.base, Err: s.fault}
+			synced = &SyncError{Log: l.cfg.Name, First: s.base, Err: s.fault}
 		}
 	}
 	l.mu.Unlock()
 	l.end()
-	l.dir.unclaim(l.name)
+	l.cfg.Dir.unclaim(l.cfg.Name)
 	if synced != nil {
-		return fmt.Errorf("close log %s: %w", l.name, synced)
+		return fmt.Errorf("close log %s: %w", l.cfg.Name, synced)
 	}
 	return nil
 }
@@ -397,26 +346,15 @@ func (l *Files) Remove() error {
 		l.mu.Unlock()
 		return ErrClosed
 	}
-	l.shut()
+	l.segments.shut()
 	l.mu.Unlock()
 	l.end()
-	err := l.dir.remove(l.name)
-	l.dir.unclaim(l.name)
+	err := l.cfg.Dir.remove(l.cfg.Name)
+	l.cfg.Dir.unclaim(l.cfg.Name)
 	if err != nil {
-		return fmt.Errorf("remove log %s: %w", l.name, err)
+		return fmt.Errorf("remove log %s: %w", l.cfg.Name, err)
 	}
 	return nil
-}
-
-// shut ends appending to the active segment, which it returns, or nil.
-// Requires: appending and mu held.
-func (l *Files) shut() *segment {
-	s := l.active
-	if s != nil {
-		s.shut = true
-		l.active = nil
-	}
-	return s
 }
 
 // end marks the log as closed and closes its files.
@@ -427,8 +365,8 @@ func (l *Files) end() {
 	for l.syncing {
 		l.syncDone.Wait()
 	}
-	files := l.drop(len(l.segments))
+	files := l.segments.drop(len(l.segments.all))
 	l.mu.Unlock()
 	l.syncDone.Broadcast() // others who wait for a sync
-	l.close(files...)
+	closeAll(files...)
 }

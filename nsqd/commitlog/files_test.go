@@ -528,7 +528,7 @@ var _ = Describe("a log in files", func() {
 		It("bounds the segments that are not synced, and the files that are open", func() {
 			b.fill(0, 299)
 			dirty := 0
-			for _, s := range b.l.segments {
+			for _, s := range b.l.segments.all {
 				if s.dirty() {
 					dirty++
 				}
@@ -715,7 +715,7 @@ var _ = Describe("damage", func() {
 	})
 
 	It("at the end of the last segment does not have its offsets given again", func() {
-		last := b.l.segments[3]
+		last := b.l.segments.all[3]
 		b.sim.kill()
 		b.sim.edit(b.path(seg4), func(c []byte) []byte {
 			c[headerSize+size+60] ^= 1

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
@@ -32,7 +31,7 @@ func (l *Files) Trim(before Offset) error {
 		return ErrClosed
 	}
 	if err := l.free(all); err != nil {
-		return fmt.Errorf("trim log %s: %w", l.name, err)
+		return fmt.Errorf("trim log %s: %w", l.cfg.Name, err)
 	}
 	return nil
 }
@@ -40,7 +39,7 @@ func (l *Files) Trim(before Offset) error {
 // spentLocked reports whether no segment is needed, not even to tell the next offset.
 // Requires: mu held.
 func (l *Files) spentLocked() bool {
-	return len(l.segments) > 0 && l.trimmed >= l.next && l.savedNext >= l.next
+	return len(l.segments.all) > 0 && l.trimmed >= l.next && l.savedNext >= l.next
 }
 
 // free deletes the segments that are trimmed and need not be retained; with all, the last one as well if it is not needed
@@ -50,11 +49,11 @@ func (l *Files) spentLocked() bool {
 func (l *Files) free(all bool) error {
 	l.mu.Lock()
 	all = all && l.spentLocked()
-	end := len(l.segments)
+	end := len(l.segments.all)
 	if !all {
 		end-- // its name and what is in it tell the next offset
 	}
-	if end < 1 || l.segments[0].next > l.trimmed {
+	if end < 1 || l.segments.all[0].next > l.trimmed {
 		l.mu.Unlock()
 		return nil // most of the time
 	}
@@ -63,13 +62,13 @@ func (l *Files) free(all bool) error {
 	now := l.cfg.Now()
 
 	l.mu.Lock()
-	n, left := 0, l.bytes
+	n, left := 0, l.segments.bytes
 	var doomed []string
 	var kept []*segment
 	for ; n < end; n++ {
-		s := l.segments[n]
+		s := l.segments.all[n]
 		stays := (retain.Age > 0 || retain.Bytes > 0) &&
-			(retain.Age == 0 || time.Duration(now-l.dated(n, now)) <= retain.Age) && (retain.Bytes == 0 || left-s.size() < retain.Bytes)
+			(retain.Age == 0 || time.Duration(now-l.segments.dated(n, now)) <= retain.Age) && (retain.Bytes == 0 || left-s.size() < retain.Bytes)
 		if s.next > l.trimmed || stays {
 			break
 		}
@@ -80,29 +79,17 @@ func (l *Files) free(all bool) error {
 			doomed = append(doomed, s.name())
 		}
 	}
-	files := l.drop(n)
+	files := l.segments.drop(n)
 	l.stats.Trimmed += uint64(n)
 	l.mu.Unlock()
-	l.close(files...)
+	closeAll(files...)
 	for _, s := range kept {
 		path := l.folder.file(segmentName(s.base))
 		if err := l.folder.disk.Rename(path+badSuffix, path+keptSuffix); err != nil { // it comes again at the next start
-			l.cfg.Log.Warn("damaged segment could not be renamed", keyLog, l.name, keyFile, s.name(), obs.KeyError, err)
+			l.cfg.Log.Warn("damaged segment could not be renamed", keyLog, l.cfg.Name, keyFile, s.name(), obs.KeyError, err)
 		}
 	}
 	return l.delete(doomed)
-}
-
-// dated is the time of a segment's last record. One of the future, which a clock gave that
-// was wrong then, is no later than what came after it, or would keep all of that, too.
-// Requires: mu held.
-func (l *Files) dated(i int, now mono.Wall) mono.Wall {
-	for _, s := range l.segments[i:] {
-		if s.last <= now {
-			return s.last
-		}
-	}
-	return now
 }
 
 // delete deletes files of the log.
@@ -127,14 +114,14 @@ func (l *Files) SaveCursors(b []byte) error {
 		return ErrClosed
 	}
 	if len(b) > maxRecordLimit {
-		return fmt.Errorf("save cursors of log %s: %w: %d bytes, allowed are %d", l.name, ErrRecord, len(b), maxRecordLimit)
+		return fmt.Errorf("save cursors of log %s: %w: %d bytes, allowed are %d", l.cfg.Name, ErrRecord, len(b), maxRecordLimit)
 	}
 	size, err := l.snapshots.save(b, next, found)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err != nil { // the next one is written to the same file: the other is what there is
 		l.stats.KeepErrors++
-		return fmt.Errorf("save cursors of log %s: %w", l.name, noSpace(err))
+		return fmt.Errorf("save cursors of log %s: %w", l.cfg.Name, noSpace(err))
 	}
 	l.stats.Saves++
 	l.stats.SavedBytes += uint64(size)
@@ -154,7 +141,7 @@ func (l *Files) LoadCursors() ([]byte, error) {
 	}
 	b, err := l.snapshots.last()
 	if err != nil {
-		return nil, fmt.Errorf("load cursors of log %s: %w", l.name, err)
+		return nil, fmt.Errorf("load cursors of log %s: %w", l.cfg.Name, err)
 	}
 	return b, nil
 }

@@ -24,7 +24,7 @@ const (
 func (l *Files) Read(from Offset, limit Limit, into *Batch) error {
 	l.reading.Lock()
 	defer l.reading.Unlock()
-	hint := l.reached(from)
+	hint := l.ends.of(from)
 	into.Records, into.Next = into.Records[:0], from
 	limit.Records, limit.Bytes = max(1, limit.Records), max(1, limit.Bytes)
 	for {
@@ -34,9 +34,9 @@ func (l *Files) Read(from Offset, limit Limit, into *Batch) error {
 			return ErrClosed
 		}
 		s := (*segment)(nil)
-		for i := l.at(from); i < len(l.segments); i++ {
-			if l.segments[i].end > headerSize && l.segments[i].records > 0 {
-				s = l.segments[i]
+		for i := l.segments.at(from); i < len(l.segments.all); i++ {
+			if l.segments.all[i].end > headerSize && l.segments.all[i].records > 0 {
+				s = l.segments.all[i]
 				break
 			}
 		}
@@ -51,10 +51,10 @@ func (l *Files) Read(from Offset, limit Limit, into *Batch) error {
 		c.window = s.window(limit)
 		next := s.next
 		s.users++
-		l.resting = false
-		left := l.warm(s)
+		l.segments.resting = false
+		left := l.segments.warm(s)
 		l.mu.Unlock()
-		l.close(left)
+		closeAll(left)
 
 		err := l.readSegment(s, &c, into)
 		l.done(s)
@@ -73,7 +73,7 @@ func (l *Files) Read(from Offset, limit Limit, into *Batch) error {
 		switch {
 		case err != nil:
 			into.Records = into.Records[:0]
-			return fmt.Errorf("read log %s: %w", l.name, err)
+			return fmt.Errorf("read log %s: %w", l.cfg.Name, err)
 		case len(into.Records) > 0:
 			into.Next = into.Records[len(into.Records)-1].Offset + 1
 			*hint = reached{s, mark{into.Next, c.at}}
@@ -90,16 +90,21 @@ type reached struct {
 	mark
 }
 
-// reached returns the place that was noted for an offset, or else the one to note it in: as
-// many cursors as there are places may read in turn. Requires: reading held.
-func (l *Files) reached(o Offset) *reached {
-	for i := range l.ends {
-		if l.ends[i].segment != nil && l.ends[i].offset == o {
-			return &l.ends[i]
+// ends are places that were reached: as many cursors as there are may read in turn.
+type ends struct {
+	places [8]reached
+	last   int // of places, noted last
+}
+
+// of returns the place that was noted for an offset, or else the one to note it in.
+func (e *ends) of(o Offset) *reached {
+	for i := range e.places {
+		if p := &e.places[i]; p.segment != nil && p.offset == o {
+			return p
 		}
 	}
-	l.ended = (l.ended + 1) % len(l.ends)
-	return &l.ends[l.ended]
+	e.last = (e.last + 1) % len(e.places)
+	return &e.places[e.last]
 }
 
 // window is how much to read at a time for so many records.
@@ -200,7 +205,7 @@ func (l *Files) giveUp(s *segment, at, end int64) {
 		l.mu.Unlock()
 		return
 	}
-	l.bytes -= s.end - at
+	l.segments.bytes -= s.end - at
 	s.end = at
 	l.mu.Unlock()
 	l.quarantine(s, at, end-at)
@@ -211,7 +216,7 @@ func (l *Files) giveUp(s *segment, at, end int64) {
 func (l *Files) At(t mono.Wall) (Offset, error) {
 	l.mu.Lock()
 	from, next, closed := l.next, l.next, l.closed
-	for _, s := range l.segments {
+	for _, s := range l.segments.all {
 		if s.records > 0 && s.last >= t {
 			from = s.base
 			break
@@ -264,7 +269,7 @@ func (l *Files) quarantine(s *segment, off, bytes int64) {
 	if !first {
 		level = slog.LevelDebug // one line for each segment, however many gaps it has
 	}
-	l.cfg.Log.Log(context.Background(), level, "records of a segment are damaged and are skipped; its file is kept", keyLog, l.name,
+	l.cfg.Log.Log(context.Background(), level, "records of a segment are damaged and are skipped; its file is kept", keyLog, l.cfg.Name,
 		keyFile, from+badSuffix, keyOffset, off, keyBytes, bytes)
 	if !rename {
 		return
@@ -278,6 +283,6 @@ func (l *Files) quarantine(s *segment, off, bytes int64) {
 	}
 	l.mu.Unlock()
 	if err != nil {
-		l.cfg.Log.Error("damaged segment could not be renamed", keyLog, l.name, keyFile, from, obs.KeyError, err)
+		l.cfg.Log.Error("damaged segment could not be renamed", keyLog, l.cfg.Name, keyFile, from, obs.KeyError, err)
 	}
 }

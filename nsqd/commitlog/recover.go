@@ -57,10 +57,10 @@ func (l *Files) recover() error {
 	if err := l.loadAll(slices.Sorted(maps.Keys(bad)), bad); err != nil {
 		return err
 	}
-	for i, s := range l.segments {
-		l.bytes += s.size()
+	for i, s := range l.segments.all {
+		l.segments.bytes += s.size()
 		// What the last process did not fsync is among the last of them.
-		if s.durable = s.next; i >= len(l.segments)-maxUnsynced-2 {
+		if s.durable = s.next; i >= len(l.segments.all)-maxUnsynced-2 {
 			s.durable = s.base
 		}
 	}
@@ -91,7 +91,7 @@ func (l *Files) recoverCursors() error {
 				return err
 			}
 		}
-		l.cfg.Log.Error(text, keyLog, l.name, keyFile, fmt.Sprint(cursorName, slot), "kept", kept)
+		l.cfg.Log.Error(text, keyLog, l.cfg.Name, keyFile, fmt.Sprint(cursorName, slot), "kept", kept)
 	}
 	return nil
 }
@@ -109,18 +109,18 @@ func (l *Files) loadAll(bases []Offset, bad map[Offset]bool) error {
 		}
 		if i > 0 && s.before != noSegment && s.before > uint64(bases[i-1]) {
 			l.stats.Missing++
-			l.cfg.Log.Warn("segments are missing: their deletion was not finished, or they are lost", keyLog, l.name,
+			l.cfg.Log.Warn("segments are missing: their deletion was not finished, or they are lost", keyLog, l.cfg.Name,
 				keyFile, segmentName(Offset(s.before)))
 		}
 		s.next = min(s.next, end) // it may be an estimate
-		l.segments = append(l.segments, s)
+		l.segments.all = append(l.segments.all, s)
 		l.next = max(l.next, s.next)
 	}
 	// Those that others come after stay, so that none is missing next time.
 	var empty []string
-	for n := len(l.segments); n > 0 && l.segments[n-1].records == 0 && !l.segments[n-1].damaged; n-- {
-		empty = append(empty, l.segments[n-1].name())
-		l.segments = l.segments[:n-1]
+	for n := len(l.segments.all); n > 0 && l.segments.all[n-1].records == 0 && !l.segments.all[n-1].damaged; n-- {
+		empty = append(empty, l.segments.all[n-1].name())
+		l.segments.all = l.segments.all[:n-1]
 	}
 	return l.delete(empty)
 }
@@ -197,7 +197,7 @@ func (l *Files) inspect(s *segment, end Offset, file File) error {
 			s.next += Offset((k.end - f.end) / (recordExtra + dataHeader))
 		}
 		if known && s.records > 0 {
-			l.cfg.Log.Warn("segment with damage is still to be read", keyLog, l.name, keyFile, s.name(), keyRecords, s.records)
+			l.cfg.Log.Warn("segment with damage is still to be read", keyLog, l.cfg.Name, keyFile, s.name(), keyRecords, s.records)
 		}
 		s.surveyed = true
 		return nil
@@ -266,7 +266,7 @@ func identify(base Offset, file File, size int64) (known, error) {
 func (l *Files) torn(s *segment, off, bytes int64) {
 	l.stats.Torn++
 	l.stats.TornBytes += uint64(bytes)
-	l.cfg.Log.Warn("end of a segment was not written whole, and is cut", keyLog, l.name, keyFile, s.name(), keyOffset, off, keyBytes, bytes)
+	l.cfg.Log.Warn("end of a segment was not written whole, and is cut", keyLog, l.cfg.Name, keyFile, s.name(), keyOffset, off, keyBytes, bytes)
 }
 
 // found is what a walk over all records of a segment found.

@@ -132,7 +132,7 @@ func (l *Files) use(s *segment) (File, error) {
 		return opened, nil
 	}
 	l.mu.Unlock()
-	l.close(opened) // another opened it in the meantime
+	closeAll(opened) // another opened it in the meantime
 	return file, nil
 }
 
@@ -140,51 +140,14 @@ func (l *Files) use(s *segment) (File, error) {
 func (l *Files) done(s *segment) {
 	l.mu.Lock()
 	s.users--
-	file := l.surplus(s)
+	file := l.segments.surplus(s)
 	l.mu.Unlock()
-	l.close(file)
+	closeAll(file)
 }
 
-// warm says that s is being read, and returns the file to close of the one that
-// was read least recently, if there are too many.
-// Requires: mu held.
-func (l *Files) warm(s *segment) File {
-	at := len(l.read) - 1
-	if i := slices.Index(l.read, s); i >= 0 {
-		at = i
-	}
-	old := l.read[at]
-	copy(l.read[1:at+1], l.read[:at])
-	l.read[0] = s
-	if old == nil || old == s {
-		return nil
-	}
-	return l.surplus(old)
-}
-
-// surplus takes the file out of s if it need not stay open, for the caller to
-// close; it stays open where the log is read or appended to, and as long as an
-// fsync is due: closing it could let the system forget that writing failed.
-// Requires: mu held.
-func (l *Files) surplus(s *segment) File {
-	switch {
-	case s.file == nil || s.users > 0:
-		return nil
-	case s.dropped:
-	case s.dirty():
-		return nil
-	case l.resting:
-	case s == l.active, slices.Contains(l.read, s):
-		return nil
-	}
-	file := s.file
-	s.file = nil
-	return file
-}
-
-// close closes files that need no sync. An error would be one of writing, and
+// closeAll closes files that need no sync. An error would be one of writing, and
 // there is nothing to write.
-func (l *Files) close(files ...File) {
+func closeAll(files ...File) {
 	for _, file := range files {
 		if file != nil {
 			_ = file.Close()

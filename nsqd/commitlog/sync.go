@@ -1,9 +1,7 @@
 package commitlog
 
 import (
-	"cmp"
 	"fmt"
-	"slices"
 
 	"github.com/srtm-io/srtm/internal/obs"
 )
@@ -24,12 +22,12 @@ func (l *Files) syncTo(upTo, limit Offset) error {
 		if l.closed {
 			return ErrClosed
 		}
-		s := l.lastBefore(upTo)
+		s := l.segments.lastBefore(upTo)
 		switch {
 		case s == nil, s.durable >= min(upTo, s.next):
 			return nil
 		case s.fault != nil:
-			return &SyncError{Log: l.name, First: s.base, Err: s.fault}
+			return &SyncError{Log: l.cfg.Name, First: s.base, Err: s.fault}
 		}
 		if !waited {
 			l.stats.Syncs++
@@ -40,18 +38,6 @@ func (l *Files) syncTo(upTo, limit Offset) error {
 			return err
 		}
 	}
-}
-
-// lastBefore is the last segment that begins before an offset, or nil: what is before that
-// segment was fsynced before it, or was in an error. One that was just begun may have no
-// records yet.
-// Requires: mu held.
-func (l *Files) lastBefore(o Offset) *segment {
-	i, _ := slices.BinarySearchFunc(l.segments, o, func(s *segment, o Offset) int { return cmp.Compare(s.base, o) })
-	if i == 0 {
-		return nil
-	}
-	return l.segments[i-1]
 }
 
 // lead fsyncs all dirty segments up to a base, in order. The error is one of opening
@@ -66,7 +52,7 @@ func (l *Files) lead(limit Offset) error {
 	}
 	var few [2]job
 	jobs := few[:0]
-	for _, s := range l.segments[l.at(l.unsynced):] {
+	for _, s := range l.segments.all[l.segments.at(l.unsynced):] {
 		if s.dirty() && s.base <= limit {
 			s.users++
 			jobs = append(jobs, job{s, s.next})
@@ -90,9 +76,9 @@ func (l *Files) lead(limit Offset) error {
 	if err == nil {
 		l.found = true
 	} else {
-		err = fmt.Errorf("sync log %s: %w", l.name, err)
+		err = fmt.Errorf("sync log %s: %w", l.cfg.Name, err)
 	}
-	for _, s := range l.segments[l.at(l.unsynced):] {
+	for _, s := range l.segments.all[l.segments.at(l.unsynced):] {
 		l.unsynced = s.base
 		if s.dirty() {
 			break
@@ -128,7 +114,7 @@ func (l *Files) sync(s *segment, next Offset) error {
 	}
 	l.mu.Unlock()
 	if err != nil {
-		l.cfg.Log.Error("records may not be durable: fsync failed", keyLog, l.name, keyFile, segmentName(s.base),
+		l.cfg.Log.Error("records may not be durable: fsync failed", keyLog, l.cfg.Name, keyFile, segmentName(s.base),
 			keyOffset, uint64(next), obs.KeyError, err)
 	}
 	return nil
