@@ -35,51 +35,58 @@ const (
 	commitBytes = 1 << 20
 )
 
-// joinCommit has the held operation carried out with others to the same topic, if it can
+// commits are those of a loop. Owned by its goroutine.
+type commits struct {
+	all       []*commit // that have something to do
+	spare     *commit   // for the next one; nil: none
+	committer committer
+}
+
+// join has the held operation carried out with others to the same topic, if it can
 // be: it waits for the disk and nothing else.
-func (l *loop) joinCommit(s *slot) bool {
+func (cs *commits) join(s *slot) bool {
 	op := &s.held.op
-	if !op.Kind.Publishes() || l.env.cfg.Auth != nil || s.r+s.held.n < s.w || s.pubs.batch != nil || len(s.pubs.unsettled) > 0 {
+	if !op.Kind.Publishes() || s.env.cfg.Auth != nil || s.r+s.held.n < s.w || s.pubs.batch != nil || len(s.pubs.unsettled) > 0 {
 		return false
 	}
 	to := s.target(op.Topic)
 	if to == nil || !to.topic.Durable() {
 		return false
 	}
-	i := slices.IndexFunc(l.commits, func(c *commit) bool { return c.topic == to.topic })
+	i := slices.IndexFunc(cs.all, func(c *commit) bool { return c.topic == to.topic })
 	if i < 0 {
-		i = len(l.commits)
-		c := l.spare
-		if l.spare = nil; c == nil {
+		i = len(cs.all)
+		c := cs.spare
+		if cs.spare = nil; c == nil {
 			c = new(commit)
 		}
 		c.topic = to.topic
-		l.commits = append(l.commits, c)
+		cs.all = append(cs.all, c)
 	}
-	c := l.commits[i]
+	c := cs.all[i]
 	c.mu.Lock()
 	c.mu.waiting = append(c.mu.waiting, s)
 	c.mu.Unlock()
 	return true
 }
 
-// startCommits starts those that have something to do, and forgets those that have not.
-func (l *loop) startCommits() {
-	l.commits = slices.DeleteFunc(l.commits, func(c *commit) bool {
+// start starts those that have something to do, and forgets those that have not.
+func (cs *commits) start(offloaded *sync.WaitGroup) {
+	cs.all = slices.DeleteFunc(cs.all, func(c *commit) bool {
 		c.mu.Lock()
 		running := c.mu.running
 		start := !running && len(c.mu.waiting) > 0
 		c.mu.running = running || start
 		c.mu.Unlock()
-		if start && !l.committer.take(l, c) {
-			l.offloaded.Go(func() {
+		if start && !cs.committer.take(offloaded, c) {
+			offloaded.Go(func() {
 				for c.carryOut() {
 				}
 			})
 		}
 		idle := !running && !start
 		if idle {
-			c.topic, l.spare = nil, c
+			c.topic, cs.spare = nil, c
 		}
 		return idle
 	})
@@ -99,14 +106,14 @@ type committer struct {
 }
 
 // take has it carry c out, or reports false. For the loop.
-func (k *committer) take(l *loop, c *commit) bool {
+func (k *committer) take(offloaded *sync.WaitGroup, c *commit) bool {
 	if k.poller == nil {
 		p, err := poll.New()
 		if err != nil {
 			return false
 		}
 		k.poller = p
-		l.offloaded.Go(k.run)
+		offloaded.Go(k.run)
 	}
 	if !k.busy.CompareAndSwap(nil, c) {
 		return false

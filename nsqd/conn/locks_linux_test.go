@@ -43,7 +43,7 @@ func TestBusyTopicsMeetOnNoLock(t *testing.T) {
 }
 
 // ofInbox are the functions that use the lock of a loop's inbox.
-var ofInbox = []string{"nsqd/conn.(*loop).enqueue", "nsqd/conn.(*loop).takeInbox", "nsqd/conn.(*loop).run"}
+var ofInbox = []string{"nsqd/conn.(*inbox).put", "nsqd/conn.(*inbox).take", "nsqd/conn.(*inbox).next", "nsqd/conn.(*inbox).awake"}
 
 // ofTopic reports whether the function uses a lock that each topic has its own of.
 func ofTopic(function string) bool {

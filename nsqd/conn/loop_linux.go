@@ -51,22 +51,11 @@ type loop struct {
 	going     broker.Outgoing // written from
 	sealed    []byte          // likewise, encrypted
 	offloaded sync.WaitGroup
-	commits   []*commit // that have something to do
-	spare     *commit   // for the next one; nil: none
-	committer committer
+	commits   commits
 
 	effort effort
 	leaver order // to: connections go there, until none is left
-	seen   seen  // under loops.mu
-
-	inbox struct {
-		sync.Mutex
-		slots  []*slot
-		order  order // to: nil, or to be carried out
-		asleep bool  // the goroutine waits, or is about to
-		stop   bool
-	}
-	taken []*slot // inbox.slots of the turn before
+	inbox  inbox
 }
 
 // Sizes, in bytes.
@@ -183,40 +172,14 @@ func newLoop(g *loops, number int) (*loop, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &loop{env: g.env, group: g, number: number, poller: p, buf: g.env.buffers.get(loopBuffer)}, nil
+	return &loop{env: g.env, group: g, number: number, poller: p, inbox: inbox{poller: p}, buf: g.env.buffers.get(loopBuffer)}, nil
 }
 
 // post has the connection's loop look at it. Any goroutine may call it, at any
 // time; it does not block. Who sets queued may use s.loop until it is in that inbox.
 func (s *slot) post() {
 	if !s.queued.Swap(true) {
-		s.loop.enqueue(s)
-	}
-}
-
-// enqueue puts a connection into the inbox. Requires: the caller set s.queued.
-func (l *loop) enqueue(s *slot) {
-	l.inbox.Lock()
-	l.inbox.slots = append(l.inbox.slots, s)
-	l.wakeLocked()
-	l.inbox.Unlock()
-}
-
-// order has the loop carry something out at the end of a turn. Requires: it has
-// carried out what it was told before.
-func (l *loop) order(o order) {
-	l.inbox.Lock()
-	l.inbox.order = o
-	l.wakeLocked()
-	l.inbox.Unlock()
-}
-
-// wakeLocked ends the loop's wait, if there is one. The write is made under the
-// lock, so that the descriptor is not closed meanwhile; it does not block.
-func (l *loop) wakeLocked() {
-	if l.inbox.asleep {
-		l.inbox.asleep = false
-		l.poller.Wake()
+		s.loop.inbox.put(s)
 	}
 }
 
@@ -232,34 +195,18 @@ func (l *loop) take(fd int, remote string) {
 	s.post()
 }
 
-// stop ends the loop. Requires: it has no connection any more.
-func (l *loop) stop() {
-	l.inbox.Lock()
-	l.inbox.stop = true
-	l.wakeLocked()
-	l.inbox.Unlock()
-}
-
 // run serves until stop, or until it was told to end and has no connection any more.
 func (l *loop) run() {
 	defer l.close()
 	for {
-		l.inbox.Lock()
-		o := l.inbox.order
-		l.inbox.order = order{}
-		idle := len(l.inbox.slots) == 0 && o.to == nil
-		if l.inbox.stop || l.leaver.to != nil && idle && l.effort.connections.Load() == 0 {
-			l.inbox.Unlock()
+		o, idle, ended := l.inbox.next()
+		if ended || l.leaver.to != nil && idle && l.effort.connections.Load() == 0 {
 			return
 		}
-		l.inbox.asleep = idle
-		l.inbox.Unlock()
 		l.poller.Alarm(l.due.next())
 		events := l.poller.Wait(idle)
 		if idle {
-			l.inbox.Lock()
-			l.inbox.asleep = false
-			l.inbox.Unlock()
+			l.inbox.awake()
 		}
 		began := clock.Mono()
 		l.effort.begins()
@@ -271,7 +218,7 @@ func (l *loop) run() {
 		}
 		carriedOut := clock.Mono()
 		l.takeInbox()
-		l.startCommits() // of what was read in either
+		l.commits.start(&l.offloaded) // of what was read in either
 		l.flushAll()
 		l.forget()
 		now := clock.Mono()
@@ -316,13 +263,10 @@ func (l *loop) forget() {
 
 // close frees what the loop has.
 func (l *loop) close() {
-	l.committer.stop()
+	l.commits.committer.stop()
 	l.offloaded.Wait()
-	l.committer.close()
-	l.inbox.Lock()
-	defer l.inbox.Unlock()
-	l.inbox.asleep = false // there is no wait to be ended
-	l.poller.Close()
+	l.commits.committer.close()
+	l.inbox.close()
 	if l.leaver.to != nil {
 		l.group.done()
 	}
@@ -348,10 +292,8 @@ func (l *loop) serve(e *poll.Event) {
 
 // takeInbox looks at the connections that were posted.
 func (l *loop) takeInbox() {
-	l.inbox.Lock()
-	l.inbox.slots, l.taken = l.taken[:0], l.inbox.slots
-	l.inbox.Unlock()
-	for _, s := range l.taken {
+	taken := l.inbox.take()
+	for _, s := range taken {
 		s.queued.Store(false) // first: what is posted from now on is news
 		s.deliver = true
 		switch {
@@ -372,7 +314,7 @@ func (l *loop) takeInbox() {
 			}
 		}
 	}
-	clear(l.taken)
+	clear(taken)
 }
 
 // open begins to serve a connection.
@@ -400,7 +342,7 @@ func (l *loop) open(s *slot) {
 		l.fail(s, err)
 		return
 	}
-	l.schedule(s)
+	l.due.noLater(s, s.due())
 	l.touch(s) // it may be to end already
 }
 
@@ -468,7 +410,7 @@ func (l *loop) readOnce(s *slot) {
 	}
 	took, err := s.read()
 	l.took += took
-	l.worked(s, took)
+	l.effort.worked(s, took)
 	if s.unsent() {
 		l.touch(s)
 	}
@@ -512,7 +454,7 @@ func (l *loop) consumed(s *slot, err error) {
 		l.finish(s, err, false)
 		return
 	}
-	l.schedule(s)
+	l.due.noLater(s, s.due())
 	if len(s.sess.Output()) > 0 || s.ended() {
 		l.touch(s)
 	}
@@ -557,7 +499,7 @@ func (l *loop) offload(s *slot) {
 	l.lend(s)
 	s.away, s.parted = true, false
 	s.back.Store(false)
-	if l.joinCommit(s) {
+	if l.commits.join(s) {
 		return
 	}
 	l.offloaded.Go(func() {
@@ -596,13 +538,7 @@ func (l *loop) leaves(s *slot, events uint32) {
 	case events&unix.EPOLLRDHUP != 0 && !s.parted:
 		s.parted = true
 		s.until = clock.Mono().Add(lingerTime)
-		if s.place < 0 {
-			s.at = s.until
-			heap.Push(&l.due, s)
-		} else if s.until.Before(s.at) {
-			s.at = s.until
-			heap.Fix(&l.due, s.place)
-		}
+		l.due.noLater(s, s.until)
 		if l.watch(s) != nil {
 			l.abandon(s)
 		}
@@ -725,7 +661,7 @@ func (l *loop) flush(s *slot) error {
 			return err
 		}
 		n, err := poll.Write(s.fd, out)
-		l.worked(s, n)
+		l.effort.worked(s, n)
 		if err == nil && n < len(out) {
 			err = l.owe(s, out[n:])
 		}
@@ -754,7 +690,7 @@ func (l *loop) flush(s *slot) error {
 		if err != nil {
 			return err
 		}
-		l.worked(s, n)
+		l.effort.worked(s, n)
 		if n < len(out) {
 			s.owed, *g = *g, s.owed
 			if err := l.owe(s, out[n:]); err != nil {
@@ -788,7 +724,7 @@ func (l *loop) wrote(s *slot, g *broker.Outgoing) {
 func (l *loop) owe(s *slot, rest []byte) error {
 	s.pending = append([]byte(nil), rest...)
 	s.writeBy = clock.Mono().Add(l.env.cfg.WriteTimeout)
-	l.schedule(s)
+	l.due.noLater(s, s.due())
 	return l.watch(s)
 }
 
@@ -815,7 +751,7 @@ func (l *loop) writable(s *slot) {
 		}
 		l.touch(s)
 	}
-	l.schedule(s)
+	l.due.noLater(s, s.due())
 	if err := l.watch(s); err != nil {
 		l.fail(s, err)
 		return
@@ -871,7 +807,7 @@ func (l *loop) parting(s *slot) {
 	if closing, _ := s.sess.Closing(); closing {
 		s.left = lingerBytes
 	}
-	l.schedule(s)
+	l.due.noLater(s, s.due())
 	if l.watch(s) != nil {
 		l.shut(s)
 	}
@@ -970,22 +906,8 @@ func (l *loop) give(s *slot, to *loop) bool {
 	}
 	l.leave(s)
 	s.phase, s.loop = arriving, to
-	to.enqueue(s)
+	to.inbox.put(s)
 	return true
-}
-
-// schedule sees to it that expire looks at the connection in time. A time that
-// moves back is left as it is: looking is cheap.
-func (l *loop) schedule(s *slot) {
-	at := s.due()
-	switch {
-	case s.place < 0 && at != mono.Never:
-		s.at = at
-		heap.Push(&l.due, s)
-	case s.place >= 0 && at < s.at:
-		s.at = at
-		heap.Fix(&l.due, s.place)
-	}
 }
 
 // deadline is when something is to be done about the connection.
@@ -1046,6 +968,19 @@ func (h dueHeap) next() mono.Time {
 		return mono.Never
 	}
 	return h[0].at
+}
+
+// noLater sees to it that expire looks at the connection in time. A time that
+// moves back is left as it is: looking is cheap.
+func (h *dueHeap) noLater(s *slot, at mono.Time) {
+	switch {
+	case s.place < 0 && at != mono.Never:
+		s.at = at
+		heap.Push(h, s)
+	case s.place >= 0 && at < s.at:
+		s.at = at
+		heap.Fix(h, s.place)
+	}
 }
 
 func (h dueHeap) Len() int           { return len(h) }

@@ -43,7 +43,7 @@ func newLoops(ctx context.Context, e *env, minLoops, maxLoops int) (*loops, erro
 	for range minLoops {
 		if err := g.start(); err != nil {
 			for _, l := range g.all {
-				l.stop()
+				l.inbox.end()
 			}
 			return nil, err
 		}
@@ -72,11 +72,11 @@ func (g *loops) take(fd int, remote string) {
 	defer g.mu.Unlock() // so that no loop ends that is just being given one
 	to := g.all[0]
 	for _, l := range g.all {
-		if l.expected() < to.expected() {
+		if l.effort.expected() < to.effort.expected() {
 			to = l
 		}
 	}
-	to.seen.fresh++
+	to.effort.seen.fresh++
 	to.take(fd, remote)
 }
 
@@ -96,7 +96,7 @@ func (g *loops) look(now mono.Time) {
 	loads := make([]loopLoad, len(g.all))
 	high := 0.
 	for i, l := range g.all {
-		loads[i] = l.look(now)
+		loads[i] = l.effort.look(now)
 		high = max(high, loads[i].busy)
 	}
 	idle := -1.
@@ -119,13 +119,13 @@ func (g *loops) do(c change) {
 		}
 	case moveWork:
 		g.ordered.Store(true)
-		g.all[c.from].order(order{to: g.all[c.to], part: c.part})
+		g.all[c.from].inbox.tell(order{to: g.all[c.to], part: c.part})
 		return
 	case endLoop:
 		g.ordered.Store(true)
 		l := g.all[c.from]
 		g.ending = l
-		l.order(order{to: g.all[c.to], ends: true})
+		l.inbox.tell(order{to: g.all[c.to], ends: true})
 		last := len(g.all) - 1
 		g.all[c.from] = g.all[last]
 		g.all[last], g.all = nil, g.all[:last]
@@ -142,10 +142,10 @@ func (g *loops) done() { g.ordered.Store(false) }
 func (g *loops) stop() {
 	g.mu.Lock()
 	for _, l := range g.all {
-		l.stop()
+		l.inbox.end()
 	}
 	if g.ending != nil {
-		g.ending.stop()
+		g.ending.inbox.end()
 	}
 	g.mu.Unlock()
 	g.wg.Wait()
@@ -213,6 +213,8 @@ type effort struct {
 	turns   uint32
 	cpu     time.Duration // of the thread, when a turn began that is a sample
 	sampled struct{ wall, cpu time.Duration }
+
+	seen seen // under loops.mu
 }
 
 // sampleEvery: the thread is asked for its processor time in so many turns once.
@@ -249,8 +251,7 @@ func (e *effort) ends(took time.Duration) {
 }
 
 // worked counts n bytes that were read or written for a connection.
-func (l *loop) worked(s *slot, n int) {
-	e := &l.effort
+func (e *effort) worked(s *slot, n int) {
 	e.work.add(n, e.work.epoch)
 	e.turn += uint32(n + workOfCall)
 	s.work.add(n, e.work.epoch)
@@ -267,22 +268,21 @@ type seen struct {
 }
 
 // look returns what the loop did since the last one. Under loops.mu.
-func (l *loop) look(now mono.Time) loopLoad {
-	e := &l.effort
-	busy, done, last := e.busy.Load(), e.done.Load(), l.seen
+func (e *effort) look(now mono.Time) loopLoad {
+	busy, done, last := e.busy.Load(), e.done.Load(), e.seen
 	load := loopLoad{connections: int(e.connections.Load()), largest: math.Float64frombits(e.largest.Load())}
 	if last.at != 0 && last.at.Before(now) {
 		load.busy = min(1, float64(busy-last.busy)/float64(now.Sub(last.at)))
 		load.work = float64(done-last.done) / now.Sub(last.at).Seconds()
 	}
-	l.seen = seen{at: now, done: done, busy: busy, load: load.busy}
+	e.seen = seen{at: now, done: done, busy: busy, load: load.busy}
 	e.epoch.Add(1)
 	return load
 }
 
 // expected is how busy the loop is, as far as is known, with what it was given since.
 // Under loops.mu.
-func (l *loop) expected() float64 { return l.seen.load + float64(l.seen.fresh)/100 }
+func (e *effort) expected() float64 { return e.seen.load + float64(e.seen.fresh)/100 }
 
 // processors tells how many of those that this process may run on have nothing to do.
 type processors struct {

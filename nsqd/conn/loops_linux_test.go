@@ -21,7 +21,7 @@ func (s *Server) Shuffle(random *rand.Rand, most int) bool {
 		return false
 	}
 	for _, l := range g.all {
-		l.look(mono.Time(1)) // what was done in the turns before is known
+		l.effort.look(mono.Time(1)) // what was done in the turns before is known
 	}
 	n := len(g.all)
 	c := change{kind: startLoop}

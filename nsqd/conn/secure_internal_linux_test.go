@@ -59,7 +59,7 @@ func TestATurnEndsByWhatIsReadOfTheSocket(t *testing.T) {
 	testkit.Must(t, nc.SetDeadline(time.Now().Add(testkit.Hang)))
 
 	l.take(ends[1], "")
-	s := l.inbox.slots[0]
+	s := l.inbox.mu.slots[0]
 	l.takeInbox()
 	defer l.fail(s, nil)
 	upgraded := make(chan error)
