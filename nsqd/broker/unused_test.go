@@ -12,6 +12,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/pacing/police"
@@ -98,7 +99,7 @@ var _ = Describe("removing a topic that is not used", func() {
 			t := topic(b, "t")
 			defer consume(t, &read)()
 			Eventually(read.Load).Should(Equal(accepted.Load()))
-		}, SpecTimeout(time.Minute)) // it takes less than a second
+		}, SpecTimeout(testkit.Hang)) // it takes less than a second
 	}
 })
 
