@@ -20,9 +20,6 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// patience is how long to wait for what must happen.
-const patience = 30 * time.Second
-
 // Config is whom the server serves; the zero value: all clients, in clear.
 type Config struct {
 	// Authority signs the server's certificate, and those that clients must show.
@@ -107,7 +104,7 @@ func (s *Server) start() error {
 }
 
 func (s *Server) client() (*clientv3.Client, error) {
-	return clientv3.New(clientv3.Config{Endpoints: []string{s.URL}, DialTimeout: patience, TLS: s.tls, Logger: zap.NewNop()})
+	return clientv3.New(clientv3.Config{Endpoints: []string{s.URL}, DialTimeout: testkit.Hang, TLS: s.tls, Logger: zap.NewNop()})
 }
 
 // Stop ends the server, which keeps what it has.
@@ -134,7 +131,7 @@ func (s *Server) protect(cfg Config) {
 	c, err := s.client()
 	testkit.Must(s.t, err)
 	defer c.Close()
-	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(s.t.Context(), testkit.Hang)
 	defer cancel()
 	all := clientv3.PermissionType(clientv3.PermReadWrite)
 	for _, do := range []func() error{

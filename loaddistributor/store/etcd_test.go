@@ -44,10 +44,10 @@ func newSafe(t *testing.T) *safe {
 func (s *safe) config() EtcdConfig {
 	return EtcdConfig{
 		Client: clientv3.Config{
-			Endpoints: []string{s.url}, Username: safeUser, Password: safePassword, DialTimeout: patience, Logger: zap.NewNop(),
+			Endpoints: []string{s.url}, Username: safeUser, Password: safePassword, DialTimeout: testkit.Hang, Logger: zap.NewNop(),
 			TLS: &tls.Config{RootCAs: s.authority.Pool, Certificates: []tls.Certificate{s.client.TLS}, MinVersion: tls.VersionTLS12},
 		},
-		Prefix: safePrefix, Lease: time.Second,
+		Prefix: safePrefix, Lease: time.Minute,
 	}
 }
 
@@ -104,16 +104,12 @@ func TestEtcdComesLate(t *testing.T) {
 		t.Error("an etcd that is not there has a leader")
 	}
 	etcdtest.Start(t, etcdtest.Config{Authority: s.authority, User: safeUser, Password: safePassword, Prefix: safePrefix, Address: address})
-	limit := time.Now().Add(patience)
-	for {
-		_, err := e.Leader(t.Context())
-		if err == nil {
-			break
+	testkit.WaitUntil(t, func() string {
+		if _, err := e.Leader(t.Context()); err != nil {
+			return err.Error()
 		}
-		if time.Now().After(limit) {
-			t.Fatal(err)
-		}
-	}
+		return ""
+	})
 	l := lead(t, e)
 	l.append(joined("b1"))
 	l.resign()
@@ -143,7 +139,7 @@ func TestDialingEndsWithItsContext(t *testing.T) {
 		if !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
-	case <-time.After(patience):
+	case <-time.After(testkit.Hang):
 		t.Error("it goes on")
 	}
 }
@@ -180,7 +176,7 @@ func TestADumpDoesNotWaitForAnEtcdThatHasGone(t *testing.T) {
 					return invoke(ctx, asked, req, reply, conn, options...)
 				})},
 			},
-			Prefix: "/gone" + method + "/", Lease: time.Second,
+			Prefix: "/gone" + method + "/", Lease: 3 * time.Second,
 		})
 		testkit.Must(t, err)
 		t.Cleanup(func() { _ = e.Close() })
@@ -196,7 +192,7 @@ func TestADumpDoesNotWaitForAnEtcdThatHasGone(t *testing.T) {
 			if !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("%s: %v", method, err)
 			}
-		case <-time.After(patience):
+		case <-time.After(testkit.Hang):
 			t.Errorf("%s is waited for", method)
 		}
 		gone.Store(false)
