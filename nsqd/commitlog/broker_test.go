@@ -568,10 +568,9 @@ func (l *lives) run(steps int) {
 func TestWhatWasEmptiedInMemoryStaysSoThroughACrash(t *testing.T) {
 	path := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
-		rng := rand.New(rand.NewPCG(1, 1))
 		l := &lives{
-			rng: rng, sizes: [2]int{2, 0}, begin: time.Now(), metadata: filepath.Join(path, "metadata.json"), sim: commitlog.NewSimDisk(rng),
-			channels: map[string]*channelOwner{},
+			rng: rand.New(rand.NewPCG(1, 1)), sizes: [2]int{2, 0}, begin: time.Now(), metadata: filepath.Join(path, "metadata.json"),
+			sim: commitlog.NewSimDisk(rand.New(rand.NewPCG(1, 2))), channels: map[string]*channelOwner{},
 		}
 		l.open()
 		defer func() { _ = l.close() }()
