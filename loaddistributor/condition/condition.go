@@ -34,7 +34,8 @@ type Topic struct {
 
 	excess  tuner.Excess
 	seen    map[string]time.Time // the newest report that excess knows, by broker
-	counted time.Time            // the last look
+	counted time.Time            // the last look, or that there was no need of
+	passed  time.Time            // the last that there was no need of
 	// unaccepted is what the stranded would have sent meanwhile, if all send alike, at the
 	// rate that was declared, in the window.
 	unaccepted []unaccepted
@@ -73,7 +74,7 @@ func (d *Topic) Look(topic catalog.Topic, by Evidence, now time.Time) []catalog.
 }
 
 // Passed notes that there was nothing to look at until now.
-func (d *Topic) Passed(now time.Time) { d.counted = now }
+func (d *Topic) Passed(now time.Time) { d.counted, d.passed = now, now }
 
 // silent reports whether nothing came, went or waited in the window.
 func (by Evidence) silent(topic catalog.Topic, now time.Time) bool {
@@ -100,7 +101,7 @@ func (d *Topic) offered(topic catalog.Topic, by Evidence, now time.Time) {
 			offered += float64(r.Stats.Offered + r.Stats.Refused)
 			span += r.Stats.Interval.AsDuration()
 			if r.At.After(d.seen[q.Broker]) {
-				if r.Stats.Offered > 0 || r.At.After(d.counted) { // else it was quiet then: a full bucket gets no fuller
+				if r.Stats.Offered > 0 || r.At.After(d.passed) { // else it was quiet then: a full bucket gets no fuller
 					n += float64(r.Stats.Offered) // what was refused waits for nothing
 					took += r.Stats.Interval.AsDuration()
 				}

@@ -84,6 +84,32 @@ func TestWhatIsFound(t *testing.T) {
 	}
 }
 
+// A report counts though it has the time of the last look, or an earlier one, and was taken
+// after it: else a topic that offers nothing any more would never have made up for what it did.
+func TestReportsThatComeJustAfterALook(t *testing.T) {
+	topic, now := active(t), time.Now()
+	d, broker := New(), reports.NewBroker(time.Second, 10*time.Second)
+	by := Evidence{
+		Reported: func(string) *reports.Topic { return broker.Topic("t") },
+		Gone:     func(string) bool { return false },
+		Window:   10 * time.Second,
+	}
+	for _, c := range []struct {
+		offered uint64 // msg/s
+		over    bool
+	}{{150, true}, {0, false}} {
+		for range 30 {
+			now = now.Add(time.Second)
+			d.Look(topic, by, now)
+			_, err := broker.Take(&srtmv1.BrokerReport{Topics: []*srtmv1.TopicStats{{
+				Topic: "t", Interval: durationpb.New(time.Second), Offered: c.offered, Delivered: 100,
+			}}}, now, func(string) bool { return true })
+			testkit.Must(t, err)
+		}
+		testkit.Equal(t, d.IsOver(), c.over, "over its contract, at %d msg/s", c.offered)
+	}
+}
+
 func TestNumbersForPeople(t *testing.T) {
 	for x, want := range map[float64]string{0: "0", 999: "999", 1475: "1,475", 1_234_567.8: "1,234,568"} {
 		if got := thousands(x); got != want {
