@@ -14,6 +14,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/loaddistributor/controller"
 )
 
 // An adaptor that is lent to as loop.Server is, by a clock of its own.
@@ -119,7 +120,8 @@ func TestATbadaptorThatStartsIsAskedAgain(t *testing.T) {
 	conn, err := dial(ln.Addr().String(), []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())})
 	testkit.Must(t, err)
 	defer conn.Close()
-	if _, err := srtmv1.NewGrantServiceClient(conn).SetContract(t.Context(), &srtmv1.SetContractRequest{Topic: "t"}); err != nil || adaptor.asked.Load() != 2 {
+	remote := controller.Remote{Client: srtmv1.NewGrantServiceClient(conn)}
+	if _, err := remote.SetContract(t.Context(), &srtmv1.SetContractRequest{Topic: "t"}); err != nil || adaptor.asked.Load() != 2 {
 		t.Errorf("after %d calls: %v", adaptor.asked.Load(), err)
 	}
 }
