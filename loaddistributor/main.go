@@ -122,7 +122,7 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
 			self.Self.TCPPort = port(nodes)
 		}
 		directory := lookup.NewDirectory(control, self)
-		lookup.Mount(s.Mux, directory, obs.NSQ)
+		lookup.Mount(s.Mux, directory, obs.NSQ, s.Metrics)
 		lookup.MountPublisher(s.Mux, control)
 		obs.Mount(s.Mux, s.Metrics, func() any { return state(control, embedded) }, func() error {
 			if informed, _ := control.Informed(); !informed {

@@ -94,7 +94,7 @@ func (d *Directory) nodes() []node {
 	all := []node{}
 	known := map[place]bool{}
 	add := func(p producer, topics []string) {
-		one := node{producer: p, Topics: list(topics), Tombstones: make([]bool, len(topics))}
+		one := node{producer: p, Topics: orEmpty(topics), Tombstones: make([]bool, len(topics))}
 		for i, topic := range topics {
 			one.Tombstones[i] = d.mu.registry.Tombstoned(now, topic, p.BroadcastAddress, p.HTTPPort)
 		}
@@ -189,8 +189,8 @@ func (d *Directory) change(do func(*registry.Registry) error) error {
 	return do(d.mu.registry)
 }
 
-// list makes JSON say [] and not null.
-func list(names []string) []string {
+// orEmpty makes JSON say [] and not null.
+func orEmpty(names []string) []string {
 	if names == nil {
 		return []string{}
 	}

@@ -1,12 +1,12 @@
 package lookup
 
 import (
-	"encoding/json"
 	"errors"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/srtm-io/srtm/loaddistributor/registry"
 	"github.com/srtm-io/srtm/nsq/wire"
@@ -21,7 +21,8 @@ type fault struct {
 // Paths are those that NSQ's clients read.
 var Paths = []string{"/lookup", "/topics", "/channels", "/nodes", "/info"}
 
-// Mount adds nsqlookupd's routes to mux. version is what /info says.
+// Mount adds nsqlookupd's routes to mux. version is what /info says. A nil registerer leaves
+// the metrics out.
 //
 //	GET  /ping                                OK
 //	GET  /info                                {"version"}
@@ -41,26 +42,27 @@ var Paths = []string{"/lookup", "/topics", "/channels", "/nodes", "/info"}
 // (400), METHOD_NOT_ALLOWED (405), and NOT_FOUND (404) for what no other route
 // of mux takes. Answers are bare, as of nsqlookupd 1.x, and say so in a header,
 // for clients that know the wrapped ones of before.
-func Mount(mux *http.ServeMux, dir *Directory, version string) {
+func Mount(mux *http.ServeMux, dir *Directory, version string, metrics prometheus.Registerer) {
+	answers := newAnswers(metrics)
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		refuse(w, fault{http.StatusNotFound, "NOT_FOUND"})
 	})
-	route(mux, http.MethodGet, "/ping", func(w http.ResponseWriter, _ url.Values) {
+	route(mux, http.MethodGet, "/ping", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		_, _ = w.Write([]byte("OK")) // the client is gone
 	})
-	route(mux, http.MethodGet, "/info", func(w http.ResponseWriter, _ url.Values) {
+	route(mux, http.MethodGet, "/info", func(w http.ResponseWriter, _ *http.Request) {
 		reply(w, map[string]any{"version": version})
 	})
-	route(mux, http.MethodGet, "/topics", func(w http.ResponseWriter, _ url.Values) {
-		reply(w, map[string]any{"topics": list(dir.topics())})
+	route(mux, http.MethodGet, "/topics", func(w http.ResponseWriter, r *http.Request) {
+		answers.listing(w, r, func() any { return map[string]any{"topics": orEmpty(dir.topics())} })
 	})
-	route(mux, http.MethodGet, "/nodes", func(w http.ResponseWriter, _ url.Values) {
-		reply(w, map[string]any{"producers": dir.nodes()})
+	route(mux, http.MethodGet, "/nodes", func(w http.ResponseWriter, r *http.Request) {
+		answers.listing(w, r, func() any { return map[string]any{"producers": dir.nodes()} })
 	})
 	asking(mux, "/channels", func(w http.ResponseWriter, topic string) {
 		_, channels, _ := dir.lookup(topic)
-		reply(w, map[string]any{"channels": list(channels)})
+		answers.reply(w, map[string]any{"channels": orEmpty(channels)})
 	})
 	asking(mux, "/lookup", func(w http.ResponseWriter, topic string) {
 		producers, channels, found := dir.lookup(topic)
@@ -68,7 +70,7 @@ func Mount(mux *http.ServeMux, dir *Directory, version string) {
 			refuse(w, fault{http.StatusNotFound, "TOPIC_NOT_FOUND"})
 			return
 		}
-		reply(w, map[string]any{"channels": list(channels), "producers": producers})
+		answers.reply(w, map[string]any{"channels": orEmpty(channels), "producers": producers})
 	})
 	changing(mux, "/topic/create", []string{"topic"}, true, func(args []string) error {
 		return dir.change(func(r *registry.Registry) error { return r.CreateTopic(args[0]) })
@@ -89,10 +91,10 @@ func Mount(mux *http.ServeMux, dir *Directory, version string) {
 }
 
 // route answers one method of a path.
-func route(mux *http.ServeMux, method, path string, do func(http.ResponseWriter, url.Values)) {
+func route(mux *http.ServeMux, method, path string, do http.HandlerFunc) {
 	mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == method {
-			do(w, r.URL.Query())
+			do(w, r)
 			return
 		}
 		allowed := []string{method, http.MethodOptions}
@@ -106,7 +108,8 @@ func route(mux *http.ServeMux, method, path string, do func(http.ResponseWriter,
 
 // asking answers a question about a topic, whatever its name.
 func asking(mux *http.ServeMux, path string, do func(w http.ResponseWriter, topic string)) {
-	route(mux, http.MethodGet, path, func(w http.ResponseWriter, query url.Values) {
+	route(mux, http.MethodGet, path, func(w http.ResponseWriter, r *http.Request) {
+		query := r.URL.Query()
 		if !query.Has("topic") {
 			refuse(w, fault{http.StatusBadRequest, "MISSING_ARG_TOPIC"})
 			return
@@ -118,7 +121,8 @@ func asking(mux *http.ServeMux, path string, do func(w http.ResponseWriter, topi
 // changing takes a request with the named arguments, checked to be names if
 // they are to become some.
 func changing(mux *http.ServeMux, path string, names []string, check bool, do func(args []string) error) {
-	route(mux, http.MethodPost, path, func(w http.ResponseWriter, query url.Values) {
+	route(mux, http.MethodPost, path, func(w http.ResponseWriter, r *http.Request) {
+		query := r.URL.Query()
 		var args []string
 		for _, name := range names {
 			if !query.Has(name) {
@@ -149,15 +153,13 @@ const (
 	bare        = "nsq; version=1.0"
 )
 
-func refuse(w http.ResponseWriter, f fault) { write(w, f.status, map[string]any{"message": f.code}) }
+func refuse(w http.ResponseWriter, f fault) {
+	write(w, f.status, encode(map[string]any{"message": f.code}))
+}
 
-func reply(w http.ResponseWriter, body any) { write(w, http.StatusOK, body) }
+func reply(w http.ResponseWriter, body any) { write(w, http.StatusOK, encode(body)) }
 
-func write(w http.ResponseWriter, status int, body any) {
-	encoded, err := json.Marshal(body)
-	if err != nil {
-		panic("lookup: an answer that does not encode: " + err.Error())
-	}
+func write(w http.ResponseWriter, status int, encoded []byte) {
 	w.Header().Set(contentType, bare)
 	w.Header().Set("Content-Type", "application/json; charset=utf-8")
 	w.WriteHeader(status)

@@ -64,7 +64,7 @@ func node(id, tcp, http, hostname string, topics ...string) controller.Node {
 
 func handler(d directory) http.Handler {
 	mux := http.NewServeMux()
-	lookup.Mount(mux, lookup.NewDirectory(d, registry.Config{}), "0.1.0")
+	lookup.Mount(mux, lookup.NewDirectory(d, registry.Config{}), "0.1.0", nil)
 	return mux
 }
 
@@ -116,7 +116,7 @@ func (l listless) TopicNames() []string {
 func TestALookupDoesNotListTheCluster(t *testing.T) {
 	d := directory{nodes: []controller.Node{node("b1", "b1.example:4150", "b1.example:4151", "host1", "orders")}}
 	mux := http.NewServeMux()
-	lookup.Mount(mux, lookup.NewDirectory(listless{d, t}, registry.Config{}), "0.1.0")
+	lookup.Mount(mux, lookup.NewDirectory(listless{d, t}, registry.Config{}), "0.1.0", nil)
 	for target, code := range map[string]int{
 		"/lookup?topic=orders": 200, "/lookup?topic=nobody": 404, "/channels?topic=orders": 200, "/channels?topic=nobody": 200,
 	} {

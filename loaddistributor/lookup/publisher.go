@@ -3,7 +3,6 @@ package lookup
 import (
 	"errors"
 	"net/http"
-	"net/url"
 	"strings"
 
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
@@ -36,7 +35,8 @@ type assignment struct {
 // that leaves it out; 503 NOT_READ_YET likewise, from a loaddistributor that has
 // just come.
 func MountPublisher(mux *http.ServeMux, resolver Resolver) {
-	route(mux, http.MethodGet, "/publisher", func(w http.ResponseWriter, query url.Values) {
+	route(mux, http.MethodGet, "/publisher", func(w http.ResponseWriter, r *http.Request) {
+		query := r.URL.Query()
 		for _, arg := range []string{"topic", "id"} {
 			if query.Get(arg) == "" {
 				refuse(w, fault{http.StatusBadRequest, "MISSING_ARG_" + strings.ToUpper(arg)})

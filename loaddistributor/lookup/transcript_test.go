@@ -236,7 +236,7 @@ func serve(t *testing.T, cluster lookup.Cluster, cfg registry.Config) target {
 	t.Helper()
 	dir := lookup.NewDirectory(cluster, cfg)
 	mux := http.NewServeMux()
-	lookup.Mount(mux, dir, "0.1.0")
+	lookup.Mount(mux, dir, "0.1.0", nil)
 	web := httptest.NewServer(mux)
 	t.Cleanup(web.Close)
 	ln := testkit.Listen(t)
