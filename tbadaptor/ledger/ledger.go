@@ -35,7 +35,8 @@ type Ledger struct {
 
 type broker struct {
 	instance  string
-	past      []string // instances before it, oldest first, at most maxPast
+	said      mono.Time // of its newest hello
+	past      []string  // instances before it, oldest first, at most maxPast
 	connected bool
 	policy    Policy
 	// renewed is when its lease was last renewed.
@@ -230,7 +231,9 @@ func (l *Ledger) Remove(name string) []Grant {
 // any more, the new one what it reports (the bases that the old one left it).
 // The broker's lease is renewed, for shares that have not lapsed before.
 //
-// It fails with ErrReplaced if a later instance has already said hello.
+// It fails with ErrReplaced if a later instance has already said hello, or this one has
+// since: a hello may be overtaken by that of another connection, and what it says was held
+// may be less than what has been granted, and acknowledged, since.
 func (l *Ledger) Hello(s Session, now mono.Time) ([]Grant, error) {
 	id, instance := s.Broker, s.Instance
 	reported, err := checkSession(s)
@@ -242,10 +245,10 @@ func (l *Ledger) Hello(s Session, now mono.Time) ([]Grant, error) {
 		b = &broker{}
 		l.brokers[id] = b
 	}
-	if slices.Contains(b.past, instance) {
+	same := b.instance == instance
+	if slices.Contains(b.past, instance) || same && s.Said < b.said {
 		return nil, fmt.Errorf("hello of broker %q, instance %q: %w", id, instance, ErrReplaced)
 	}
-	same := b.instance == instance
 	if !same && b.instance != "" {
 		b.past = append(b.past, b.instance)
 		b.past = b.past[max(0, len(b.past)-maxPast):]
@@ -253,7 +256,7 @@ func (l *Ledger) Hello(s Session, now mono.Time) ([]Grant, error) {
 	// Its report may be older than the end of its lease, which it has seen, too,
 	// by now: what ended with that does not come back.
 	flexOver, allOver := same && b.flexOver, same && b.baseOver && b.policy == Strict
-	b.instance, b.connected, b.policy = instance, true, s.Policy
+	b.instance, b.said, b.connected, b.policy = instance, s.Said, true, s.Policy
 	b.renewed, b.waning, b.flexOver, b.baseOver = now, false, false, false
 	if !same {
 		b.heard = 0

@@ -18,7 +18,7 @@ var policies = map[string]ledger.Policy{"available": ledger.Available, "strict":
 
 // Scenarios of testdata. Shares are r_l/b_l in milli-msg/s and messages, tokens in
 // thousandths; what a hello says is held may have a flexible part, as in
-// t=1000/5+200/1@7, and the policy stands after the instance. "clock 3s a" lets so much
+// t=1000/5+200/1@7, and the policy stands after the instance, then said=7 if it has a time. "clock 3s a" lets so much
 // time pass, in which a's lease was kept up; "restart" loses the ledger's memory. What is refused changes nothing.
 func TestScenarios(t *testing.T) {
 	testkit.Scenarios(t, "*.txt", func(t *testing.T) func([]string) (string, error) {
@@ -96,6 +96,9 @@ func (s *script) command(name string, args []string) (grants []ledger.Grant, err
 		rest := args[2:]
 		if len(rest) > 0 && policies[rest[0]] > 0 {
 			hello.Policy, rest = policies[rest[0]], rest[1:]
+		}
+		if said, some := cut(&rest, "said="); some {
+			s.scan(said, &hello.Said)
 		}
 		for _, a := range rest {
 			topic, holds, _ := strings.Cut(a, "=")

@@ -212,13 +212,20 @@ func (w *world) hello(n *node) {
 		}
 	}
 	w.hellos = append(w.hellos, helloMsg{ledger.Session{
-		Broker: n.id, Instance: fmt.Sprintf("%s.%d", n.id, n.starts), Policy: n.policy, Held: held,
+		Broker: n.id, Instance: fmt.Sprintf("%s.%d", n.id, n.starts), Said: mono.Time(n.session), Policy: n.policy, Held: held,
 	}, n.session, n.starts, w.now})
 }
 
-// hear is a hello arriving, unless the broker has given that session up.
+// hear is a hello arriving, perhaps after the broker has given that session up, and perhaps
+// after that of a later one.
 func (w *world) hear(t *rapid.T, h helloMsg) {
-	if w.node(h.Broker).session != h.session {
+	if w.heard[h.Broker] > h.session {
+		if w.process[h.Broker] != h.process {
+			return // what the ledger relies on
+		}
+		if err := w.call(t, func(l *ledger.Ledger) ([]ledger.Grant, error) { return l.Hello(h.Session, w.now) }); !errors.Is(err, ledger.ErrReplaced) {
+			t.Fatalf("a hello of session %d after that of %d: %v", h.session, w.heard[h.Broker], err)
+		}
 		return
 	}
 	w.heard[h.Broker], w.process[h.Broker] = h.session, h.process

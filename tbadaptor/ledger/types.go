@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -32,7 +33,9 @@ type Session struct {
 	Broker string
 	// Instance is new with every process.
 	Instance string
-	Policy   Policy
+	// Said is when it said so, by its own clock; 0: not known.
+	Said   mono.Time
+	Policy Policy
 	// Held is everything it holds.
 	Held []Held
 }
@@ -152,7 +155,8 @@ type MemberView struct {
 var (
 	// ErrUnknownTopic: no contract is set for the topic.
 	ErrUnknownTopic = errors.New("no contract is set for the topic")
-	// ErrReplaced: the instance that says hello was replaced by a later one.
+	// ErrReplaced: the instance that says hello was replaced by a later one, or said another
+	// hello after this one.
 	ErrReplaced = errors.New("the instance was replaced by a later one")
 	// ErrConnected: the broker is connected, so it cannot be forgotten.
 	ErrConnected = errors.New("the broker is connected")
