@@ -358,6 +358,9 @@ func (l *Ledger) Expire(now mono.Time) (lapses []Lapse, grants []Grant) {
 	}
 	for _, id := range slices.Sorted(maps.Keys(l.brokers)) {
 		b := l.brokers[id]
+		if b.instance == "" && b.renewed == 0 {
+			continue // it has not been heard, and Strict is all that was said of it
+		}
 		past := func(lease time.Duration) bool {
 			return lease > 0 && now.Sub(b.renewed) > lease+l.leases.ClockBound
 		}

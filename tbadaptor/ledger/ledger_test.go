@@ -84,7 +84,7 @@ type script struct {
 }
 
 func (s *script) command(name string, args []string) (grants []ledger.Grant, err error) {
-	need := map[string]int{"hello": 2, "bye": 1, "forget": 1, "ended": 2, "set": 2, "adopt": 2, "change": 2, "propose": 1, "remove": 1, "ack": 4, "outstanding": 1, "renew": 1, "clock": 1, "view": 0}
+	need := map[string]int{"hello": 2, "bye": 1, "forget": 1, "ended": 2, "set": 2, "adopt": 2, "change": 2, "propose": 1, "remove": 1, "ack": 4, "outstanding": 1, "renew": 1, "clock": 1, "strict": 1, "view": 0}
 	if n, known := need[name]; !known || len(args) < n {
 		s.bad = fmt.Errorf("bad command %s %q", name, args)
 		return nil, nil
@@ -178,6 +178,9 @@ func (s *script) command(name string, args []string) (grants []ledger.Grant, err
 		return l.Ack(args[0], args[1], epoch, s.share(args[3]), released)
 	case "outstanding":
 		return l.Outstanding(args[0]), nil
+	case "strict":
+		l.Strict(args)
+		return nil, nil
 	}
 	s.out.WriteString(s.view())
 	return nil, nil
