@@ -240,24 +240,45 @@ func (p part) subject() string { return "srtm.log." + token(p.topic) + "." + tok
 func (p part) cursors() string { return "srtm.cursors." + token(p.topic) + "." + token(p.broker) }
 
 // Topics returns those of which there is a part that is this broker's, and deletes the
-// streams of those that were taken over.
+// streams of those that were taken over. It waits for each stream's leader: only that one
+// knows whether there is anything in it.
 func (c *Cluster) Topics() (topics []string, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), connecting)
 	defer cancel()
-	names := c.js.ListStreams(ctx, jetstream.WithStreamListSubject("srtm.log.*."+token(c.cfg.Part)))
-	for info := range names.Info() {
-		if len(info.Config.Subjects) != 1 {
-			continue
+	names := c.js.StreamNames(ctx, jetstream.WithStreamListSubject("srtm.log.*."+token(c.cfg.Part)))
+	for name := range names.Name() {
+		info, err := c.info(ctx, name)
+		if err != nil {
+			return nil, fmt.Errorf("stream %s: %w", name, err)
 		}
 		switch parts := strings.Split(info.Config.Subjects[0], "."); {
 		case len(parts) != 4:
 		case info.State.Msgs == 0:
-			err = errors.Join(err, c.delete(ctx, info.Config.Name))
+			if err := c.delete(ctx, name); err != nil {
+				return nil, err
+			}
 		default:
 			topics = append(topics, untoken(parts[2]))
 		}
 	}
-	return topics, errors.Join(err, names.Err())
+	return topics, names.Err()
+}
+
+// info asks a stream's leader about it, until there is one or ctx is done.
+func (c *Cluster) info(ctx context.Context, stream string) (*jetstream.StreamInfo, error) {
+	for {
+		try, cancel := context.WithTimeout(ctx, time.Second) // who has no leader may not answer
+		found, err := c.js.Stream(try, stream)
+		cancel()
+		if err == nil {
+			return found.CachedInfo(), nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(minWait):
+		}
+	}
 }
 
 func (c *Cluster) delete(ctx context.Context, stream string) error {
@@ -353,7 +374,12 @@ func (l *Log) Remove() error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if !l.foreign() {
-		return errors.Join(l.cluster.delete(ctx, l.part.stream()), l.removeCursors(ctx))
+		h, _, err := l.last(ctx)
+		switch {
+		case errors.Is(err, jetstream.ErrStreamNotFound), err == nil && (h.owner == l.owner || h.owner == owner{}):
+			return errors.Join(l.cluster.delete(ctx, l.part.stream()), l.removeCursors(ctx))
+		}
+		return err
 	}
 	l.mu.Lock()
 	newest := l.newest()
