@@ -48,6 +48,8 @@ type Cluster struct {
 	js      jetstream.JetStream
 	cursors jetstream.Stream
 	pending atomic.Int64 // bytes that wait to be stored, of all logs
+	// blockSize is the size from which on a block takes no further record; set once.
+	blockSize int
 
 	mu     sync.Mutex
 	opened map[part]*Log
@@ -192,15 +194,13 @@ func (c *Cluster) begin(ctx context.Context) (err error) {
 	if most := c.nc.MaxPayload(); most < need {
 		return errConfig{fmt.Errorf("NATS takes messages of %d bytes (max_payload), a message of %d needs %d: set max_payload there, or --max-msg-size here", most, c.cfg.MaxBody, need)}
 	}
+	c.blockSize = min(maxBlock, int(c.nc.MaxPayload())-1024)
 	if c.js, err = jetstream.New(c.nc, jetstream.WithPublishAsyncTimeout(patience/2), jetstream.WithPublishAsyncMaxPending(1<<16)); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience/2) // who has no leader does not answer
 	defer cancel()
-	c.cursors, err = c.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
-		Name: cursorStream, Subjects: []string{"srtm.cursors.>"}, Description: "where the channels of SRTM's topics are",
-		Replicas: c.cfg.Replicas, Storage: jetstream.FileStorage, MaxMsgsPerSubject: 1,
-	})
+	c.cursors, err = c.makeCursors(ctx)
 	switch {
 	case errors.Is(err, jetstream.ErrJetStreamNotEnabled), errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount),
 		errors.Is(err, nats.ErrNoResponders): // who has it and no leader does not answer
@@ -213,6 +213,23 @@ func (c *Cluster) begin(ctx context.Context) (err error) {
 
 // Close ends the connection. The logs must be closed.
 func (c *Cluster) Close() { c.nc.Close() }
+
+func (c *Cluster) makeCursors(ctx context.Context) (jetstream.Stream, error) {
+	return c.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
+		Name: cursorStream, Subjects: []string{"srtm.cursors.>"}, Description: "where the channels of SRTM's topics are",
+		Replicas: c.cfg.Replicas, Storage: jetstream.FileStorage, MaxMsgsPerSubject: 1,
+	})
+}
+
+// remakeCursors makes the stream of cursors again if an operator has deleted it.
+func (c *Cluster) remakeCursors(ctx context.Context) {
+	if _, err := c.js.Stream(ctx, cursorStream); !errors.Is(err, jetstream.ErrStreamNotFound) {
+		return
+	}
+	if _, err := c.makeCursors(ctx); err == nil {
+		c.cfg.Log.Warn("the stream of cursors was deleted: it is made again", "stream", cursorStream)
+	}
+}
 
 // Ready reports why nothing could be stored now; nil: it could.
 func (c *Cluster) Ready() error {
@@ -382,7 +399,7 @@ func (l *Log) Remove() error {
 		return err
 	}
 	l.mu.Lock()
-	newest := l.newest()
+	newest := l.marks.newest()
 	l.mu.Unlock()
 	if err := l.stream.Purge(ctx, jetstream.WithPurgeSequence(newest+1)); err != nil {
 		return err

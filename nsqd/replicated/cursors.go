@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -173,6 +174,9 @@ func (l *Log) SaveCursors(snapshot []byte) error {
 		case errors.Is(err, ErrFenced):
 			l.fail(ErrFenced)
 		case errors.Is(err, jetstream.ErrNoStreamResponse):
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			l.cluster.remakeCursors(ctx)
 			err = fmt.Errorf("%w: %w", ErrUnavailable, err)
 		}
 		return fmt.Errorf("save cursors of topic %s: %w", l.part, err)
@@ -228,8 +232,13 @@ func (l *Log) saveCursors(snapshot []byte, next commitlog.Offset) error {
 // this owner, behind which the next try comes. Or another owner has claimed the part.
 func (l *Log) lookAtHead(ctx context.Context, epoch uint64, mine []byte) (stored bool, err error) {
 	m, err := l.cluster.cursors.GetLastMsgForSubject(ctx, l.part.cursors()+".head")
-	if errors.Is(err, jetstream.ErrMsgNotFound) { // and removed it
-		return false, ErrFenced
+	if errors.Is(err, jetstream.ErrMsgNotFound) { // another owner has removed it, or an operator
+		h, _, err := l.last(ctx)
+		if err == nil && h.owner != l.owner || errors.Is(err, jetstream.ErrStreamNotFound) {
+			err = ErrFenced
+		}
+		l.cursors.seq = 0
+		return false, err
 	}
 	if err != nil {
 		return false, err

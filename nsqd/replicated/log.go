@@ -13,7 +13,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
@@ -38,8 +37,8 @@ const (
 	// all: then Append waits. A log of which nothing waits may always append a batch.
 	maxPending    = 32 << 20
 	maxPendingAll = 512 << 20
-	// blockSize is the size from which on a block takes no further record.
-	blockSize = 256 << 10
+	// maxBlock is the largest block of several records.
+	maxBlock = 256 << 10
 	// blockCost is what a stream takes for a block besides its subject and data, at most:
 	// its own header, and the one with the sequence expected.
 	blockCost = 100
@@ -79,6 +78,7 @@ type Log struct {
 	failing error            // why nothing is stored now
 	since   time.Time        // when that began
 	marks   marks
+	gaps    map[uint64]bool // sequences of blocks that are gone though they were not trimmed
 	retain  commitlog.Retain
 	stats   commitlog.Stats
 	trimmed commitlog.Offset // what Trim was told
@@ -90,9 +90,8 @@ type block struct {
 	head
 	data    []byte
 	records int
-	sealed  bool      // it takes no further record
-	sent    bool      // since what was stored was last found out
-	start   mono.Wall // timestamp of its first record
+	sealed  bool // it takes no further record
+	sent    bool // since what was stored was last found out
 	began   time.Time
 }
 
@@ -112,7 +111,7 @@ func open(c *Cluster, p part, epoch uint64) (*Log, error) {
 	l := &Log{
 		cluster: c, stream: stream, part: p,
 		owner: owner{epoch: epoch, nonce: rand.Uint64()},
-		wake:  make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
+		gaps:  make(map[uint64]bool), wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
 	}
 	l.changed = sync.NewCond(&l.mu)
 	last, err := l.claim(ctx)
@@ -165,9 +164,9 @@ func (l *Log) claim(ctx context.Context) (last uint64, err error) {
 		l.stats.Bytes = int64(info.State.Bytes)
 		l.marks.first = info.State.FirstSeq
 		l.marks.add(mark{offset: next, seq: ack.Sequence})
-		if h, err := parseHead(oldest.Data); err == nil {
-			l.stats.First = h.first
-			l.marks.add(mark{offset: h.first, seq: oldest.Sequence})
+		if k, err := markOf(oldest); err == nil {
+			l.stats.First = k.offset
+			l.marks.add(k)
 		}
 		return ack.Sequence, nil
 	}
@@ -184,7 +183,7 @@ func (l *Log) oldest(ctx context.Context) (*jetstream.StreamInfo, *jetstream.Raw
 		if info.State.Msgs == 0 {
 			return nil, nil, ErrFenced
 		}
-		m, err := l.get(ctx, info.State.FirstSeq)
+		m, err := l.stream.GetMsg(ctx, info.State.FirstSeq)
 		if errors.Is(err, jetstream.ErrMsgNotFound) {
 			continue // the owner before has let go of it in between
 		}
@@ -192,22 +191,40 @@ func (l *Log) oldest(ctx context.Context) (*jetstream.StreamInfo, *jetstream.Raw
 	}
 }
 
-// last returns the newest block of the stream, and its sequence; that of the stream if
-// it has none.
+// last returns the newest block of the stream, if it has any, and the stream's last sequence,
+// which is that of another if that was deleted.
 func (l *Log) last(ctx context.Context) (head, uint64, error) {
-	m, err := l.stream.GetLastMsgForSubject(ctx, l.part.subject())
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
+	for tries := 1; ; tries++ {
 		info, err := l.stream.Info(ctx)
 		if err != nil {
 			return head{}, 0, err
 		}
-		return head{}, info.State.LastSeq, nil
+		m, err := l.stream.GetLastMsgForSubject(ctx, l.part.subject())
+		switch {
+		case errors.Is(err, jetstream.ErrMsgNotFound):
+			if info.State.Msgs == 0 || tries == sureGone {
+				return head{}, info.State.LastSeq, nil
+			}
+		case err != nil:
+			return head{}, 0, err
+		case m.Sequence >= info.State.LastSeq || tries == sureGone:
+			h, err := parseHead(m.Data)
+			return h, max(m.Sequence, info.State.LastSeq), err
+		}
+		pause(ctx)
 	}
-	if err != nil {
-		return head{}, 0, err
+}
+
+// sureGone is how often a stream, or a block of it, must not be found to be gone: a server
+// that has just started, or leads since just now, may not know it yet.
+const sureGone = 5
+
+// pause is the time between two of these.
+func pause(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(maxWait / sureGone):
 	}
-	h, err := parseHead(m.Data)
-	return h, m.Sequence, err
 }
 
 // wrongSequence reports whether a block was refused since another was stored before it.
@@ -267,8 +284,8 @@ func (l *Log) append(r *commitlog.Record) {
 	if n := len(l.pending); n > 0 {
 		b = l.pending[n-1]
 	}
-	if b == nil || b.sealed || len(b.data)+size > blockSize || r.Offset-b.first > math.MaxUint32 {
-		b = &block{head: head{owner: l.owner, first: r.Offset}, start: r.Timestamp, began: time.Now()}
+	if b == nil || b.sealed || len(b.data)+size > l.cluster.blockSize || r.Offset-b.first > math.MaxUint32 {
+		b = &block{head: head{owner: l.owner, first: r.Offset}, began: time.Now()}
 		b.data = b.append(make([]byte, 0, blockHeader+size))
 		l.hold(len(b.data))
 		l.pending = append(l.pending, b)
@@ -353,7 +370,9 @@ func (l *Log) Close() error {
 // fail ends the log for good.
 func (l *Log) fail(err error) {
 	l.mu.Lock()
-	l.err = err
+	if !errors.Is(l.err, commitlog.ErrClosed) {
+		l.err = err
+	}
 	l.mu.Unlock()
 	l.changed.Broadcast()
 }

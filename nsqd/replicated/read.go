@@ -6,14 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"slices"
-	"sort"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 )
@@ -22,7 +21,7 @@ import (
 type mark struct {
 	offset commitlog.Offset // its first
 	seq    uint64
-	time   mono.Wall // of its first record; 0: not known
+	time   mono.Wall // when it was stored, by JetStream's clock; 0: not known
 }
 
 // marks are some of the stream's, in order, so that a place is found with few requests.
@@ -36,6 +35,7 @@ const mostMarks = 1 << 14
 func (m *marks) add(k mark) {
 	i, known := slices.BinarySearchFunc(m.all, k.seq, func(m mark, seq uint64) int { return cmp.Compare(m.seq, seq) })
 	if known {
+		m.all[i].time = max(m.all[i].time, k.time)
 		return
 	}
 	m.all = slices.Insert(m.all, i, k)
@@ -50,41 +50,58 @@ func (m *marks) add(k mark) {
 	}
 }
 
-// around returns the sequences between which the last block is that begins at or before a
-// place: it is lo, or one after it and before hi.
-func (m *marks) around(after func(mark) bool) (lo, hi uint64) {
-	i := sort.Search(len(m.all), func(i int) bool { return after(m.all[i]) })
-	lo, hi = m.first, m.all[len(m.all)-1].seq+1
-	if i > 0 {
-		lo = m.all[i-1].seq
-	}
-	if i < len(m.all) {
-		hi = m.all[i].seq
-	}
-	return max(lo, m.first), hi
+// order tells the marks before a place from those after it; neither is one of which that is
+// not known.
+type order func(mark) (before, after bool)
+
+// upTo is the place of the last block that begins at an offset or before it.
+func upTo(o commitlog.Offset) order {
+	return func(k mark) (before, after bool) { return k.offset <= o, k.offset > o }
 }
+
+// storedBy is the place of the last block that was stored by a time. The dates of records
+// would not do: a message that was carried forward or taken over is older than what comes
+// before it, and the clock that dated one may have been wrong.
+func storedBy(t mono.Wall) order {
+	return func(k mark) (before, after bool) { return k.time > 0 && k.time <= t, k.time > t }
+}
+
+// around returns the sequences between which the last block before a place is: it is lo, or
+// one after it and before hi.
+func (m *marks) around(at order) (lo, hi uint64) {
+	lo, hi = m.first, m.newest()+1
+	for _, k := range m.all {
+		before, after := at(k)
+		if after {
+			return lo, k.seq
+		}
+		if before {
+			lo = max(lo, k.seq)
+		}
+	}
+	return lo, hi
+}
+
+// newest is the sequence of the newest block.
+func (m *marks) newest() uint64 { return m.all[len(m.all)-1].seq }
 
 // trim forgets what is before a sequence.
 func (m *marks) trim(first uint64) {
 	m.first = first
-	m.all = m.all[sort.Search(len(m.all), func(i int) bool { return m.all[i].seq >= first }):]
+	m.all = slices.DeleteFunc(m.all, func(k mark) bool { return k.seq < first })
 }
 
-func (l *Log) get(ctx context.Context, seq uint64) (*jetstream.RawStreamMsg, error) {
-	return l.stream.GetMsg(ctx, seq)
-}
-
-// place returns the sequence of the last block for which after does not hold, of those that
-// are stored; the first block if it holds for all.
-func (l *Log) place(ctx context.Context, after func(mark) bool) (uint64, error) {
+// place returns the sequence of the last block before a place, of those that are stored; of
+// the first one if there is none.
+func (l *Log) place(ctx context.Context, at order) (uint64, error) {
 	l.mu.Lock()
-	lo, hi := l.marks.around(after)
+	lo, hi := l.marks.around(at)
 	l.mu.Unlock()
 	for hi-lo > 1 {
 		mid := lo + (hi-lo)/2
-		m, err := l.get(ctx, mid)
-		if errors.Is(err, jetstream.ErrMsgNotFound) { // purged by an owner before
-			lo = mid
+		m, err := l.stream.GetMsg(ctx, mid, jetstream.WithGetMsgSubject(l.part.subject())) // or the next one, where some are gone
+		if errors.Is(err, jetstream.ErrMsgNotFound) || err == nil && m.Sequence >= hi {
+			hi = mid
 			continue
 		}
 		if err != nil {
@@ -97,10 +114,10 @@ func (l *Log) place(ctx context.Context, after func(mark) bool) (uint64, error) 
 		l.mu.Lock()
 		l.marks.add(k)
 		l.mu.Unlock()
-		if after(k) {
+		if _, after := at(k); after {
 			hi = mid
 		} else {
-			lo = mid
+			lo = m.Sequence
 		}
 	}
 	return lo, nil
@@ -108,14 +125,7 @@ func (l *Log) place(ctx context.Context, after func(mark) bool) (uint64, error) 
 
 func markOf(m *jetstream.RawStreamMsg) (mark, error) {
 	h, err := parseHead(m.Data)
-	k := mark{offset: h.first, seq: m.Sequence}
-	if err == nil {
-		for r := range records(m.Data, h) {
-			k.time = r.Timestamp
-			break
-		}
-	}
-	return k, err
+	return mark{offset: h.first, seq: m.Sequence, time: mono.Wall(m.Time.UnixNano())}, err
 }
 
 // readers is how many blocks are asked for at a time.
@@ -137,7 +147,7 @@ func (l *Log) Read(from commitlog.Offset, limit commitlog.Limit, into *commitlog
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	for l.mu.Lock(); into.Next < l.durable && !c.full && !errors.Is(l.err, commitlog.ErrClosed); l.mu.Lock() {
-		durable, newest := l.durable, l.newest()
+		durable, newest := l.durable, l.marks.newest()
 		l.mu.Unlock()
 		if err := l.readStream(ctx, newest, &c); err != nil {
 			return err
@@ -193,47 +203,66 @@ func (c *cut) block(b []byte, h head) {
 	c.full = c.records <= 0 || c.bytes <= 0
 }
 
-// newest is the sequence of the newest block. Requires: mu held.
-func (l *Log) newest() uint64 { return l.marks.all[len(l.marks.all)-1].seq }
-
 // fetch returns up to n blocks from a sequence on, up to the newest: nil for what was
-// trimmed.
+// trimmed, or is gone.
 func (l *Log) fetch(ctx context.Context, seq, newest uint64, n int) ([]*jetstream.RawStreamMsg, error) {
 	msgs := make([]*jetstream.RawStreamMsg, min(uint64(n), newest+1-min(seq, newest+1)))
-	all, asking := errgroup.WithContext(ctx)
-	for i := range msgs {
-		all.Go(func() (err error) {
-			msgs[i], err = l.get(asking, seq+uint64(i))
-			if errors.Is(err, jetstream.ErrMsgNotFound) {
-				return nil
+	get := func(of func(seq uint64) bool, get func(context.Context, uint64) (*jetstream.RawStreamMsg, error)) error {
+		all, asking := errgroup.WithContext(ctx)
+		for i := range msgs {
+			if at := seq + uint64(i); msgs[i] == nil && of(at) {
+				all.Go(func() (err error) {
+					msgs[i], err = get(asking, at)
+					return err
+				})
 			}
-			return err
-		})
+		}
+		return all.Wait()
 	}
-	if err := all.Wait(); err != nil {
-		return nil, err
+	if err := get(func(uint64) bool { return true }, l.get); err != nil || !slices.Contains(msgs, nil) {
+		return msgs, err
 	}
-	last := len(msgs) - 1
-	for last >= 0 && msgs[last] != nil {
-		last--
-	}
-	if last < 0 {
-		return msgs, nil
-	}
-	// Trimmed, by another owner maybe: or else it is missing.
 	info, err := l.stream.Info(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if first := info.State.FirstSeq; first <= seq+uint64(last) {
-		return nil, fmt.Errorf("block %d: %w, the first one is %d", seq+uint64(last), jetstream.ErrMsgNotFound, first)
+	// Else it was trimmed, by another owner maybe.
+	return msgs, get(func(seq uint64) bool { return seq >= info.State.FirstSeq }, l.getAgain)
+}
+
+// get returns a block, nil if it is not found.
+func (l *Log) get(ctx context.Context, seq uint64) (*jetstream.RawStreamMsg, error) {
+	m, err := l.stream.GetMsg(ctx, seq)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return nil, nil
 	}
-	return msgs, nil
+	return m, err
+}
+
+// getAgain is get for one that was not found, nor trimmed: an operator has deleted it, or the
+// servers could not read it. Then it is counted.
+func (l *Log) getAgain(ctx context.Context, seq uint64) (m *jetstream.RawStreamMsg, err error) {
+	l.mu.Lock()
+	known := l.gaps[seq]
+	l.mu.Unlock()
+	for tries := 1; !known && m == nil && err == nil; tries++ {
+		if tries == sureGone {
+			l.log().Error("a block of the stream is gone: its messages are skipped", "sequence", seq)
+			l.mu.Lock()
+			l.gaps[seq] = true
+			l.stats.Unreadable++
+			l.mu.Unlock()
+			break
+		}
+		pause(ctx)
+		m, err = l.get(ctx, seq)
+	}
+	return m, err
 }
 
 // readStream reads what is stored, up to the newest block.
 func (l *Log) readStream(ctx context.Context, newest uint64, c *cut) error {
-	seq, err := l.place(ctx, func(k mark) bool { return k.offset > c.into.Next })
+	seq, err := l.place(ctx, upTo(c.into.Next))
 	if err != nil {
 		return err
 	}
@@ -295,18 +324,20 @@ func (l *Log) Trim(before commitlog.Offset) error {
 		return nil
 	}
 	l.purged = time.Now()
-	bytes, first, newest := l.stats.Bytes, l.marks.first, l.newest()
+	bytes, first, newest := l.stats.Bytes, l.marks.first, l.marks.newest()
 	if most := l.cluster.cfg.MaxBytes; most > 0 && bytes+int64(l.bytes) > most-most/4 {
 		retain = commitlog.Retain{} // it makes room for what is published
 	}
 	l.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	seq, err := l.place(ctx, func(k mark) bool { return k.offset > to })
+	seq, err := l.place(ctx, upTo(to))
 	if err == nil && retain.Age > 0 {
-		old := clock.Wall() - mono.Wall(retain.Age)
+		var info *jetstream.StreamInfo
 		var aged uint64
-		aged, err = l.place(ctx, func(k mark) bool { return k.time == 0 || k.time > old })
+		if info, err = l.stream.Info(ctx); err == nil {
+			aged, err = l.place(ctx, storedBy(mono.Wall(info.TimeStamp.Add(-retain.Age).UnixNano())))
+		}
 		seq = min(seq, aged)
 	}
 	if blocks := newest - first + 1; retain.Bytes > 0 && blocks > 0 { // blocks are taken to be alike
@@ -327,7 +358,7 @@ func (l *Log) Trim(before commitlog.Offset) error {
 		l.fail(ErrFenced)
 		return ErrFenced
 	}
-	m, err := l.get(ctx, info.State.FirstSeq)
+	m, err := l.stream.GetMsg(ctx, info.State.FirstSeq)
 	if err != nil {
 		return err
 	}
@@ -337,22 +368,26 @@ func (l *Log) Trim(before commitlog.Offset) error {
 	}
 	l.mu.Lock()
 	l.marks.trim(info.State.FirstSeq)
+	maps.DeleteFunc(l.gaps, func(seq uint64, _ bool) bool { return seq < info.State.FirstSeq })
 	l.stats.First, l.stats.Bytes = h.first, int64(info.State.Bytes)
 	l.stats.Trimmed++
 	l.mu.Unlock()
 	return nil
 }
 
+// maxSkew is how far the clocks of brokers and of NATS' servers may differ.
+const maxSkew = mono.Wall(10 * time.Second)
+
 // At is of commitlog.Files.
 func (l *Log) At(t mono.Wall) (commitlog.Offset, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	seq, err := l.place(ctx, func(k mark) bool { return k.time == 0 || k.time >= t })
+	seq, err := l.place(ctx, storedBy(t-maxSkew))
 	if err != nil {
 		return 0, err
 	}
 	l.mu.Lock()
-	newest := l.newest()
+	newest := l.marks.newest()
 	l.mu.Unlock()
 	for b, err := range l.blocks(ctx, seq, newest) {
 		if err != nil {

@@ -107,7 +107,7 @@ func (l *Log) stored(b *block, seq uint64) {
 	l.failing = nil
 	l.stats.Bytes += int64(len(b.data) + len(l.part.subject()) + blockCost)
 	l.stats.Fsyncs++
-	l.marks.add(mark{offset: b.first, seq: seq, time: b.start})
+	l.marks.add(mark{offset: b.first, seq: seq})
 	l.mu.Unlock()
 	l.changed.Broadcast()
 }
@@ -115,9 +115,6 @@ func (l *Log) stored(b *block, seq uint64) {
 const (
 	minWait = 50 * time.Millisecond
 	maxWait = time.Second
-	// sureGone is how often a stream must not be found to be gone: a server that has just
-	// started may not know it yet.
-	sureGone = 5
 )
 
 // recover finds out, after a block was not acknowledged, which are stored after the last one
@@ -187,11 +184,11 @@ func (l *Log) recover(acked uint64, cause error, wait *time.Duration) (last uint
 func (l *Log) ours(ctx context.Context, after, newest uint64) (next commitlog.Offset, err error) {
 	for seq := after + 1; seq <= newest; seq++ {
 		m, err := l.get(ctx, seq)
-		if errors.Is(err, jetstream.ErrMsgNotFound) {
-			break
-		}
 		if err != nil {
 			return 0, err
+		}
+		if m == nil {
+			break
 		}
 		h, err := parseHead(m.Data)
 		if err != nil || h.owner != l.owner {

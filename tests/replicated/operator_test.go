@@ -1,13 +1,18 @@
 package replicated_test
 
 import (
+	"bytes"
 	"fmt"
 	"log/slog"
 	"testing"
+	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/replicated"
@@ -44,6 +49,13 @@ func contents(t *testing.T, l *replicated.Log) (all []string) {
 	}
 }
 
+func numbered(from, to int) (all []string) {
+	for n := from; n < to; n++ {
+		all = append(all, fmt.Sprint("message ", n))
+	}
+	return all
+}
+
 // A broker that stood still is told to delete a topic that another is taking over from it,
 // which it does not know: what the other has yet to bring in stays.
 func TestWhatIsTakenOverIsNotRemovedByWhoHadIt(t *testing.T) {
@@ -55,6 +67,83 @@ func TestWhatIsTakenOverIsNotRemovedByWhoHadIt(t *testing.T) {
 	testkit.Must(t, own.Remove())
 	testkit.EqualSlices(t, contents(t, taker), []string{"accepted"}, "to be brought in")
 	testkit.Must(t, taker.Remove())
+}
+
+// Blocks are no larger than what NATS takes.
+func TestBlocksFitIntoMaxPayload(t *testing.T) {
+	s := startServers(t, 1, func(o *server.Options) { o.MaxPayload = 64 << 10 })
+	c := testkit.Result(replicated.Connect(t.Context(), replicated.Config{
+		URL: s.url(), Replicas: 1, Part: "b", MaxBody: 10 << 10, Log: slog.New(slog.DiscardHandler),
+	})).Must(t)
+	t.Cleanup(c.Close)
+	l := testkit.Result(c.Open("t", 0)).Must(t)
+	var batch []commitlog.Record
+	for range 100 {
+		batch = append(batch, commitlog.Record{Body: bytes.Repeat([]byte("x"), 10<<10)})
+	}
+	store(t, l, batch...)
+	testkit.Equal(t, len(contents(t, l)), 100, "messages")
+	testkit.Must(t, l.Remove())
+}
+
+// What was dated wrongly, or long ago since it was carried forward or taken over, does not
+// end the retention of what came before it, nor hide it from a seek.
+func TestDatesThatMislead(t *testing.T) {
+	s := startServers(t, 1)
+	c := s.connect("b")
+	for name, odd := range map[string]mono.Wall{"past": 1, "future": clock.Wall() + mono.Wall(1000*time.Hour)} {
+		l := testkit.Result(c.Open(name, 0)).Must(t)
+		began := clock.Wall()
+		want := numbered(0, 33)
+		for n, body := range want {
+			date := clock.Wall()
+			if n == 16 {
+				date = odd
+			}
+			store(t, l, commitlog.Record{Body: []byte(body), Timestamp: date})
+		}
+		testkit.Equal(t, testkit.Result(l.At(began)).Must(t), 0, "the first message since the beginning, with one of the %s", name)
+		l.SetRetain(commitlog.Retain{Age: time.Hour})
+		testkit.Must(t, l.Trim(33))
+		testkit.EqualSlices(t, contents(t, l), want, "retained, with one of the %s", name)
+		testkit.Must(t, l.Remove())
+	}
+}
+
+// Cursors that an operator has deleted are saved anew.
+func TestCursorsAreDeleted(t *testing.T) {
+	s := startServers(t, 1)
+	c := s.connect("b")
+	l := testkit.Result(c.Open("t", 0)).Must(t)
+	testkit.Must(t, l.SaveCursors([]byte("cursors")))
+	testkit.Must(t, s.operator().DeleteStream(t.Context(), "SRTM_CURSORS"))
+	s.connect("c")
+	testkit.Must(t, l.SaveCursors([]byte("more cursors")))
+	store(t, l, commitlog.Record{Body: []byte("x")})
+	testkit.Must(t, l.Close())
+	l = testkit.Result(c.Open("t", 0)).Must(t)
+	testkit.Equal(t, string(testkit.Result(l.LoadCursors()).Must(t)), "more cursors", "what is found")
+	testkit.Must(t, l.Remove())
+}
+
+// What is gone from the middle of a stream, or from its end, is stepped over.
+func TestBlocksAreDeleted(t *testing.T) {
+	s := startServers(t, 1)
+	c := s.connect("b")
+	l := testkit.Result(c.Open("t", 0)).Must(t)
+	for _, body := range numbered(0, 10) {
+		store(t, l, commitlog.Record{Body: []byte(body)})
+	}
+	stream := testkit.Result(s.operator().Stream(t.Context(), "SRTM_LOG=t=b")).Must(t)
+	info := testkit.Result(stream.Info(t.Context())).Must(t)
+	testkit.Must(t, stream.DeleteMsg(t.Context(), info.State.LastSeq-5))
+	testkit.EqualSlices(t, contents(t, l), append(numbered(0, 4), numbered(5, 10)...), "what is read")
+	testkit.Must(t, stream.DeleteMsg(t.Context(), info.State.LastSeq))
+	testkit.Must(t, l.Close())
+	l = testkit.Result(c.Open("t", 0)).Must(t)
+	store(t, l, commitlog.Record{Body: []byte("after")})
+	testkit.EqualSlices(t, contents(t, l), append(append(numbered(0, 4), numbered(5, 9)...), "after"), "what is read")
+	testkit.Must(t, l.Remove())
 }
 
 // A stream of which every server is away is not taken for an empty one.
