@@ -99,6 +99,14 @@ func (h *health) published() {
 	maps.DeleteFunc(h.faults, func(p place, _ error) bool { return p.what == publishing })
 }
 
+// probe reports whether what keeps messages takes some now.
+func (s *Storage) probe() error {
+	if s.cfg.Replicated != nil {
+		return s.cfg.Replicated.Stores()
+	}
+	return s.dir.Probe(probeSize)
+}
+
 // Health returns why the disk does not do what it should, or nil. While only
 // publishers were refused, the disk is asked again, at most once a second, so that
 // a broker without publishers does not seem ill for ever.
@@ -107,7 +115,7 @@ func (b *Broker) Health() error {
 	if st == nil {
 		return nil
 	}
-	if st.health.stale(clock.Mono()) && st.dir.Probe(probeSize) == nil {
+	if st.health.stale(clock.Mono()) && st.probe() == nil {
 		st.health.published()
 	}
 	if err := b.metadataWriter.fault(); err != nil {

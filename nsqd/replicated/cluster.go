@@ -239,6 +239,25 @@ func (c *Cluster) Ready() error {
 	return nil
 }
 
+// Stores reports why something that was appended is not stored at present; nil: all is, or is
+// on its way.
+func (c *Cluster) Stores() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, l := range c.opened {
+		if l == nil { // it is being opened
+			continue
+		}
+		l.mu.Lock()
+		err := l.failing
+		l.mu.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // token makes a token of a subject, and a part of a stream's name, of a name of letters,
 // digits, '.', '_' and '-'.
 func token(name string) string { return strings.ReplaceAll(name, ".", "=") }

@@ -14,6 +14,7 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/replicated"
 )
@@ -124,6 +125,35 @@ func TestCursorsAreDeleted(t *testing.T) {
 	l = testkit.Result(c.Open("t", 0)).Must(t)
 	testkit.Equal(t, string(testkit.Result(l.LoadCursors()).Must(t)), "more cursors", "what is found")
 	testkit.Must(t, l.Remove())
+}
+
+// A broker is not healthy while JetStream does not take what is published.
+func TestAStreamRefuses(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)
+	b, topic, _ := startBroker(t, s, "b")
+	publish := func() error {
+		var stored broker.Stored
+		testkit.Must(t, topic.PublishBatch(clock.Mono(), clock.Wall(), broker.Published{Stored: &stored}, bodies{"message"}))
+		return topic.Sync(stored)
+	}
+	testkit.Must(t, publish())
+	js := s.operator()
+	change := func(most int32) {
+		stream := testkit.Result(js.Stream(t.Context(), "SRTM_LOG=t=b")).Must(t)
+		config := stream.CachedInfo().Config
+		config.MaxMsgSize = most
+		_, err := js.UpdateStream(t.Context(), config)
+		testkit.Must(t, err)
+	}
+	change(10)
+	testkit.ErrorIs(t, publish(), broker.ErrStorage)
+	if b.Health() == nil {
+		t.Error("the broker is healthy")
+	}
+	change(-1)
+	within(t, "the broker is healthy", func() bool { return b.Health() == nil })
+	testkit.Must(t, publish())
 }
 
 // What is gone from the middle of a stream, or from its end, is stepped over.
