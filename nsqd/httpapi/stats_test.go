@@ -242,7 +242,7 @@ func TestStatsText(t *testing.T) {
 		"/topic/limit?topic=t&rate=1000000&burst=1000", "/topic/create?topic=stopped", "/topic/pause?topic=stopped"} {
 		n.expect("POST", path, "", 200, "")
 	}
-	sub := dial(t, address, wire.AppendIdentify(nil, []byte(`{"client_id":"sub"}`)))
+	sub := dial(t, address, wire.AppendIdentify(nil, []byte(`{"client_id":"s\nu\u001bb"}`)))
 	sub.ok()
 	sub.send(wire.AppendSub(nil, "t", "c"), wire.AppendRdy(nil, 1))
 	sub.ok()

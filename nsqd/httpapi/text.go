@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"strings"
 	"time"
+	"unicode"
 )
 
 // text is /stats for people, in NSQ's columns, since scripts cut them out; what
@@ -84,12 +85,19 @@ func paused(p bool, indent string) string {
 	return indent + "   "
 }
 
-// name is the client's id and port: its address where it has no id.
+// name is the client's id and port: its address where it has no id. A line break in the id
+// would begin a line that is not ours.
 func (c clientJSON) name() string {
+	name := strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return -1
+		}
+		return r
+	}, c.ClientID)
 	if i := strings.LastIndexByte(c.RemoteAddress, ':'); i >= 0 {
-		return c.ClientID + c.RemoteAddress[i:]
+		return name + c.RemoteAddress[i:]
 	}
-	return c.ClientID
+	return name
 }
 
 func (c clientJSON) age(now time.Time) time.Duration {
