@@ -122,7 +122,7 @@ func (o *options) monitor() *daemon.Program {
 		return errors.Join(err, o.guard.CheckHTTP("--http-address", o.httpAddress))
 	}
 	run := func(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) error {
-		at, serve, err := daemon.ListenHTTP("--http-address", o.httpAddress, o.guard, obs.JSON(func() (any, error) { return m.Read() }))
+		at, serve, err := daemon.ListenHTTP("--http-address", o.httpAddress, o.guard, obs.JSON(func() (any, error) { return m.Read() }), log)
 		if err != nil {
 			return err
 		}

@@ -64,7 +64,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 	mux := http.NewServeMux()
 	obs.Mount(mux, metrics, func() any { return p.Status() }, p.Healthy)
 	mux.Handle("GET /status", obs.JSON(func() (any, error) { return p.Status(), nil }))
-	admin, serveAdmin, err := daemon.ListenHTTP("--admin-address", o.adminAddress, o.guard, mux)
+	admin, serveAdmin, err := daemon.ListenHTTP("--admin-address", o.adminAddress, o.guard, mux, log)
 	if err != nil {
 		return err
 	}

@@ -118,7 +118,7 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 		return nil, err
 	}
 	api := httpapi.Config{
-		Node: node, Session: &opts.session, Managed: opts.managed(), BodyTimeout: bodyTimeout,
+		Node: node, Session: &opts.session, Managed: opts.managed(),
 		Lookupds: d.announcer.State, Settings: d.settings(), Percentiles: opts.statsd.Percentiles, Tokens: opts.tokens,
 		MaxSeries: opts.maxSeries, MaxBodies: opts.conn.MaxBodies, Connections: d.at.connections,
 	}
@@ -189,7 +189,7 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	routes := whole
 	var web []func(context.Context) error
 	if d.at.admin != nil {
-		admin := d.web(whole)
+		admin := lifecycle.HTTP(whole, log)
 		if _, mixed := d.at.admin.(either); mixed {
 			admin = serveEither(admin, port(d.at.admin))
 		}
@@ -201,10 +201,10 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 		if opts.encrypted() {
 			plain = httpapi.TLSRequired(port(d.at.https))
 		}
-		web = append(web, lifecycle.Serve(d.at.http, d.web(plain)))
+		web = append(web, lifecycle.Serve(d.at.http, lifecycle.HTTP(plain, log)))
 	}
 	if d.at.https != nil {
-		web = append(web, lifecycle.Serve(d.at.https, d.web(routes)))
+		web = append(web, lifecycle.Serve(d.at.https, lifecycle.HTTP(routes, log)))
 	}
 	if len(web) > 0 {
 		d.group.Add("http", lifecycle.Together(web...))
@@ -294,20 +294,6 @@ func (d *nsqd) lookupdConfig(n httpapi.Node) lookupd.Config {
 		RetryAfter:     lookupd.DefaultRetryAfter,
 		Seed:           uint64(time.Now().UnixNano()),
 		Log:            d.log,
-	}
-}
-
-// bodyTimeout is how long a client may take to send the body of a publish.
-const bodyTimeout = time.Minute
-
-// web is an HTTP server that slow clients cannot hold up for ever.
-func (d *nsqd) web(h http.Handler) *http.Server {
-	return &http.Server{
-		Handler:           h,
-		ReadHeaderTimeout: 5 * time.Second,
-		WriteTimeout:      2 * time.Minute, // a profile of half a minute fits
-		IdleTimeout:       time.Minute,
-		ErrorLog:          slog.NewLogLogger(d.log.Handler(), slog.LevelDebug), // clients' mistakes
 	}
 }
 

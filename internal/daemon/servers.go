@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
@@ -97,11 +96,7 @@ func (a *Addresses) Serve(ctx context.Context, name string, log *slog.Logger, op
 		options = append(options, tracing)
 	}
 	s := &Servers{
-		GRPC: grpc.NewServer(slices.Concat(bidi.ServerOptions(), options, a.Guard.Options())...), Mux: http.NewServeMux(),
-		HTTP: &http.Server{
-			ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 2 * time.Minute, IdleTimeout: time.Minute,
-			ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug), // clients' mistakes
-		},
+		GRPC: grpc.NewServer(slices.Concat(bidi.ServerOptions(), options, a.Guard.Options())...), Mux: http.NewServeMux(), HTTP: lifecycle.HTTP(nil, log),
 		Metrics: obs.NewRegistry(), Traces: provider, Health: health.NewServer(),
 	}
 	var err error
@@ -181,12 +176,11 @@ const maxOperators = 256
 
 // ListenHTTP listens at the address of a flag, for operators. It returns where that is,
 // and a part that serves handler there to those whom the guard lets in.
-func ListenHTTP(flag, address string, guard *secure.Server, handler http.Handler) (net.Addr, func(context.Context) error, error) {
+func ListenHTTP(flag, address string, guard *secure.Server, handler http.Handler, log *slog.Logger) (net.Addr, func(context.Context) error, error) {
 	ln, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, nil, fmt.Errorf("%s: %w", flag, err)
 	}
 	limited := &connlimit.Listener{Listener: ln, Slots: &connlimit.Slots{Most: maxOperators}, Plain: !guard.HTTPTLS()}
-	server := &http.Server{Handler: guard.Handler(handler), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute}
-	return ln.Addr(), lifecycle.Serve(guard.Listener(limited), server), nil
+	return ln.Addr(), lifecycle.Serve(guard.Listener(limited), lifecycle.HTTP(guard.Handler(handler), log)), nil
 }

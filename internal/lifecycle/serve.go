@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"sync"
@@ -72,6 +73,20 @@ func ServeConns(ctx context.Context, what string, ln net.Listener, failed func(e
 				serve(own, conn)
 			})
 		}
+	}
+}
+
+// HTTP returns a server of handler whose clients hold nothing up for ever by what they do not
+// send or do not read, a body that no handler wants included.
+func HTTP(handler http.Handler, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler:           handler,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       time.Minute,
+		MaxHeaderBytes:    64 << 10,
+		WriteTimeout:      2 * time.Minute, // a profile of half a minute fits
+		IdleTimeout:       time.Minute,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug), // clients' mistakes
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
@@ -45,6 +46,43 @@ func fetch(client *http.Client) string {
 		return "cut off"
 	}
 	return string(body)
+}
+
+// What a client may cost that sends or reads nothing, or much.
+func TestHTTPClientsThatHoldUp(t *testing.T) {
+	for _, c := range []struct{ name, says, want string }{
+		{"nothing", "", ""},
+		{"half a header", "GET / HTTP/1.1\r\nHost: ", ""},
+		{"a huge header", "GET / HTTP/1.1\r\nHost: x\r\nX: " + strings.Repeat("x", 100_000), " 431 "},
+		{"no body", "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n", " 200 "},
+		{"a body without end", "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n", " 200 "},
+		{"no body after 100", "POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n", " 200 "},
+		{"nothing more", "GET / HTTP/1.1\r\nHost: x\r\n\r\n", " 200 "},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ln := inMemory()
+				ctx, stop := context.WithCancel(t.Context())
+				stopped := make(chan error, 1)
+				server := HTTP(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), slog.New(slog.DiscardHandler))
+				go func() { stopped <- Serve(ln, server)(ctx) }()
+				nc := testkit.Result(ln.DialContext(t.Context())).Must(t)
+				began := time.Now()
+				go func() { _, _ = io.WriteString(nc, c.says) }() // what is not read is refused
+				testkit.Must(t, nc.SetReadDeadline(began.Add(time.Hour)))
+				answer, _ := io.ReadAll(nc)
+				if took := time.Since(began); took > 2*time.Minute {
+					t.Errorf("the connection is open after %v", took)
+				}
+				if !strings.Contains(string(answer), c.want) || c.want == "" && len(answer) > 0 {
+					t.Errorf("%q", answer)
+				}
+				nc.Close()
+				stop()
+				testkit.Must(t, <-stopped)
+			})
+		})
+	}
 }
 
 func TestServeLetsRequestsFinish(t *testing.T) {

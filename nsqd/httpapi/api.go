@@ -65,8 +65,6 @@ type Config struct {
 	// Managed says that the topics' limits come from the control plane, so that
 	// none may be set here.
 	Managed bool
-	// BodyTimeout is how long a client may take to send a body; 0: for ever.
-	BodyTimeout time.Duration
 	// Agent returns the control-plane session's state; nil without one.
 	Agent func() any
 	// Percentiles of the end-to-end latencies to show, in (0, 1].
@@ -166,9 +164,6 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) { a.serve(w, r, 
 // serve answers at an address that is public, beside one for administrators, or not.
 func (a *API) serve(w http.ResponseWriter, r *http.Request, public bool) {
 	w.Header().Set("X-NSQ-Content-Type", "nsq; version=1.0")
-	if r.ContentLength != 0 { // of a request that is refused, too: the server reads on
-		a.limitBody(w)
-	}
 	if !administrative(r) {
 		a.route(w, r)
 		return
@@ -255,15 +250,6 @@ func (a *API) recorded(h handler) handler {
 			a.broker.Recorded()
 		}
 		return body, err
-	}
-}
-
-// limitBody bounds the time that the request's body may take to come.
-func (a *API) limitBody(w http.ResponseWriter) {
-	if a.cfg.BodyTimeout > 0 {
-		// What has no such deadline (a recorder, in tests) needs none either.
-		// The server sets its own before the next request.
-		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(a.cfg.BodyTimeout))
 	}
 }
 

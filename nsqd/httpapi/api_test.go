@@ -81,7 +81,6 @@ func startOn(t *testing.T, storage *broker.Storage, set func(*httpapi.Config)) *
 		Node:    httpapi.Node{Version: "test", Release: "SRTM test", BroadcastAddress: "b.example", Hostname: "h", BrokerID: "b1", TCPPort: 4150, HTTPPort: 4151, StartTime: time.Unix(1, 0)},
 		Session: &web,
 
-		BodyTimeout: 50 * time.Millisecond,
 		Percentiles: []float64{1, 0.5},
 		Settings: map[string]httpapi.Setting{
 			"limit": {
@@ -387,7 +386,9 @@ func TestAManagedBrokerLeavesTopicsToTheLoadDistributor(t *testing.T) {
 // it has sent for as long as it likes.
 func TestABodyThatDoesNotComeIsGivenUp(t *testing.T) {
 	n := start(t, false)
-	server := httptest.NewServer(n.http)
+	server := httptest.NewUnstartedServer(n.http)
+	server.Config.ReadTimeout = 50 * time.Millisecond
+	server.Start()
 	defer server.Close()
 	for path, want := range map[string]string{"/pub": " 408 ", "/mpub": " 408 ", "/nope": " 404 ", "/topic/limit": " 403 "} {
 		c := testkit.Result(net.Dial("tcp", server.Listener.Addr().String())).Must(t)

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"os"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -135,7 +134,7 @@ func (o *settings) run(ctx context.Context) error {
 		shown = web.Addr().String()
 		mux := http.NewServeMux()
 		obs.Mount(mux, metrics, a.State, nil)
-		group.Add("http", lifecycle.Serve(web, &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}))
+		group.Add("http", lifecycle.Serve(web, lifecycle.HTTP(mux, cfg.Log)))
 	}
 	group.Add("agent", func(ctx context.Context) error { return a.Run(ctx, ln) })
 	cfg.Log.Info("agent is up", obs.KeyVersion, obs.Version(), obs.KeyAddress, ln.Addr().String(), "http", shown, "loaddistributor", cfg.Loaddistributor)
