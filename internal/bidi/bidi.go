@@ -265,6 +265,7 @@ func ServerOptions() []grpc.ServerOption {
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 2 * time.Second, Timeout: 2 * time.Second, MaxConnectionIdle: IdleTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.MaxRecvMsgSize(MaxMessage),
+		grpc.MaxHeaderListSize(64 << 10), // instead of 16 MiB, for each connection of strangers, too
 		grpc.WaitForHandlers(true),
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -11,9 +12,12 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/testkit"
@@ -94,6 +98,21 @@ func TestAConnectionWithoutACallIsClosed(t *testing.T) {
 		<-time.After(10 * bidi.IdleTimeout)
 		if open.Load() != 1 || dialled.Load() != 3 {
 			t.Errorf("with a call: %d of %d connections are open", open.Load(), dialled.Load())
+		}
+	})
+}
+
+// Headers are kept whole before anything is known of who sends them.
+func TestHugeHeaders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dial, stop := serving(t)
+		defer stop()
+		conn := testkit.Result(grpc.NewClient("passthrough:server", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(dial))).Must(t)
+		defer conn.Close()
+		for size, want := range map[int]codes.Code{10_000: codes.OK, 100_000: codes.Internal} {
+			ctx := metadata.AppendToOutgoingContext(t.Context(), "x", strings.Repeat("x", size))
+			_, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{})
+			testkit.Equal(t, status.Code(err), want, "%d bytes: %v", size, err)
 		}
 	})
 }
