@@ -43,16 +43,12 @@ func (l *leases) own(kept *[rule.Partitions]bool, before, t *owners, now table.N
 	}
 }
 
-// since is from when on a leased key earns credits, and by which it has been asked for
-// since. It may have had any before.
-func (l *leases) since(key string, credit *table.Credit, now table.Now) (mono.Time, *table.Credit) {
+// since is from when on leased keys of a partition earn credits: what they had before may be
+// held elsewhere. 0: it is not.
+func (l *leases) since(partition int) mono.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	quiet := l.quiet[rule.Partition(key, rule.Partitions)]
-	if end := now.Wall + quiet.Sub(now.Mono); quiet != 0 && (credit == nil || credit.At < end) {
-		credit = &table.Credit{Key: key, At: end}
-	}
-	return max(now.Mono, quiet), credit
+	return l.quiet[partition]
 }
 
 // grant answers a holder. It reports false where there is nothing to be granted.
@@ -115,10 +111,7 @@ func (s *Server) decideLent(key []byte, cost int64, peek bool, v *table.Verdict)
 		v.Retry = retry
 	}
 	if !admit && !peek {
-		sh := &s.shards[p%shards]
-		sh.Lock()
-		sh.keys.Denied(key)
-		sh.Unlock()
+		s.lockedShard(p%shards, func(keys *table.Shard) { keys.Denied(key) })
 	}
 }
 

@@ -202,21 +202,26 @@ func (s *Server) place(k *lookup, credit *table.Credit, before *owners) {
 		k.err = errNotPlaced
 		return
 	}
-	if r.Strict && was.Lost != 0 && (credit == nil || credit.At < was.Lost) {
-		credit = &table.Credit{Key: k.key, At: was.Lost}
-	}
 	from := now.Mono
+	var empty time.Duration // wall clock: when it held nothing, whatever is stored of before; 0: there is no such time
+	if r.Strict {
+		empty = was.Lost
+	}
 	if r.Leased {
-		from, credit = s.leases.since(k.key, credit, now)
+		if quiet := s.leases.since(p); quiet != 0 {
+			from, empty = max(from, quiet), max(empty, now.Wall+quiet.Sub(now.Mono))
+		}
 	}
-	sh := &s.shards[p%shards]
-	sh.Lock()
-	defer sh.Unlock()
-	if t := s.owners.Load(); !t.mine[p] || t.all[p].Epoch != was.Epoch || t.instance != before.instance {
-		k.err = errNotPlaced
-		return
+	if empty != 0 && (credit == nil || credit.At < empty) {
+		credit = &table.Credit{Key: k.key, At: empty}
 	}
-	k.full = !sh.keys.Learn(k.key, r, table.Held(credit, r, now), from)
+	s.lockedShard(p%shards, func(keys *table.Shard) {
+		if t := s.owners.Load(); t.mine[p] && t.all[p].Epoch == was.Epoch && t.instance == before.instance {
+			k.full = !keys.Learn(k.key, r, table.Held(credit, r, now), from)
+		} else {
+			k.err = errNotPlaced
+		}
+	})
 }
 
 // ruleOf returns the key's own rule, or if that is nil the default, as of a change or a later

@@ -73,23 +73,13 @@ func (s *Server) join(ctx context.Context) error {
 // reconcile renews the lease, takes what silent members owned, and hands over what is to
 // move.
 func (s *Server) reconcile(ctx context.Context) {
-	ticker := time.NewTicker(s.cfg.Renew)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		case <-s.wake:
-		}
-		err := s.tendOnce(ctx)
-		if errors.Is(err, context.DeadlineExceeded) {
-			s.wakeUp()
-		}
-		if err != nil && ctx.Err() == nil {
-			s.metrics.leaseErrors.Inc()
-			s.cfg.Log.Warn("the lease could not be renewed", "err", err)
-		}
+	err := s.tendOnce(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		s.wakeUp()
+	}
+	if err != nil && ctx.Err() == nil {
+		s.metrics.leaseErrors.Inc()
+		s.cfg.Log.Warn("the lease could not be renewed", "err", err)
 	}
 }
 

@@ -130,7 +130,7 @@ type Server struct {
 	saved      atomic.Int64  // the same for check-points
 	savedTo    atomic.Int64  // wall clock, ms: what changed before is in the store
 	replicated atomic.Int64  // mono.Time: what changed before is with the follower, if there is one
-	swept      string        // the last key that sweep looked at; checkpoints'
+	swept      string        // the last key that sweep looked at; keep's
 	batch      int           // credits of the next batch; guarded by saving
 	lookups    lookups
 	leases     leases
@@ -254,12 +254,12 @@ func (s *Server) Run(ctx context.Context) error {
 	for range lookupWorkers {
 		working.Go(func() { s.lookUp(work) })
 	}
-	working.Go(func() { s.follow(work) })
-	working.Go(func() { s.checkpoints(work) })
-	working.Go(func() { s.reconcile(work) })
-	working.Go(func() { every(work, lookLeases, s.tendLeases) })
+	working.Go(func() { every(work, s.cfg.Poll, nil, s.follow) })
+	working.Go(func() { every(work, s.cfg.Checkpoint, nil, s.keep) })
+	working.Go(func() { every(work, s.cfg.Renew, s.wake, s.reconcile) })
+	working.Go(func() { every(work, lookLeases, nil, s.tendLeases) })
 	if s.cfg.Dial != nil {
-		working.Go(func() { every(work, s.cfg.Send, s.replicate) })
+		working.Go(func() { every(work, s.cfg.Send, nil, s.replicate) })
 	}
 	<-ctx.Done()
 	for _, l := range s.loops {

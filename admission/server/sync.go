@@ -22,8 +22,8 @@ const (
 	storeDeadline = 1500 * time.Millisecond
 )
 
-// every calls f each period, until ctx ends.
-func every(ctx context.Context, period time.Duration, f func(context.Context)) {
+// every calls f each period, and when it is woken, until ctx ends.
+func every(ctx context.Context, period time.Duration, wake <-chan struct{}, f func(context.Context)) {
 	ticker := time.NewTicker(period)
 	defer ticker.Stop()
 	for {
@@ -31,8 +31,9 @@ func every(ctx context.Context, period time.Duration, f func(context.Context)) {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-			f(ctx)
+		case <-wake:
 		}
+		f(ctx)
 	}
 }
 
@@ -61,12 +62,10 @@ func (s *Server) readDefaults(ctx context.Context) error {
 
 // follow brings edits of rules to the keys that are here.
 func (s *Server) follow(ctx context.Context) {
-	every(ctx, s.cfg.Poll, func(ctx context.Context) {
-		if err := s.poll(ctx); err != nil && ctx.Err() == nil {
-			s.metrics.pollErrors.Inc()
-			s.cfg.Log.Warn("rules could not be read; keeping those that are known", "err", err)
-		}
-	})
+	if err := s.poll(ctx); err != nil && ctx.Err() == nil {
+		s.metrics.pollErrors.Inc()
+		s.cfg.Log.Warn("rules could not be read; keeping those that are known", "err", err)
+	}
 }
 
 // poll is done by one at a time: the follower, and lookups that see that an edit is not
@@ -120,16 +119,14 @@ func (s *Server) followEdits(changes []store.Change) {
 	}
 }
 
-// checkpoints saves what keys hold.
-func (s *Server) checkpoints(ctx context.Context) {
-	every(ctx, s.cfg.Checkpoint, func(ctx context.Context) {
-		if err := s.checkpoint(ctx, storeDeadline); err != nil && ctx.Err() == nil {
-			s.metrics.saveErrors.Inc()
-			s.cfg.Log.Warn("a check-point failed; trying again with the next", "err", err)
-		} else if err := s.sweep(ctx); err != nil && ctx.Err() == nil {
-			s.cfg.Log.Warn("keys that are full could not be forgotten", "err", err)
-		}
-	})
+// keep saves what keys hold.
+func (s *Server) keep(ctx context.Context) {
+	if err := s.checkpoint(ctx, storeDeadline); err != nil && ctx.Err() == nil {
+		s.metrics.saveErrors.Inc()
+		s.cfg.Log.Warn("a check-point failed; trying again with the next", "err", err)
+	} else if err := s.sweep(ctx); err != nil && ctx.Err() == nil {
+		s.cfg.Log.Warn("keys that are full could not be forgotten", "err", err)
+	}
 }
 
 // sweep forgets the credits of keys that are full, of the next some in the store: a key
