@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -64,9 +63,6 @@ type Client struct {
 func New(cfg Config) (*Client, error) {
 	if len(cfg.Servers) == 0 {
 		return nil, errors.New("no admission server is named")
-	}
-	if len(cfg.Servers) > rule.Partitions {
-		return nil, fmt.Errorf("%d admission servers: want at most %d", len(cfg.Servers), rule.Partitions)
 	}
 	cfg.Attempts = cmp.Or(cfg.Attempts, DefaultAttempts)
 	c := &Client{cfg: cfg}

@@ -94,21 +94,18 @@ type lookup struct {
 
 // lookUp is a worker.
 func (s *Server) lookUp(ctx context.Context) {
-	sealers := make(map[*loop]*wire.Sealer, len(s.loops))
-	for _, l := range s.loops {
-		sealers[l], _ = wire.NewSealer(s.cfg.Keys) // which were good at the start
-	}
+	sealer, _ := wire.NewSealer(s.cfg.Keys) // which were good at the start
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case key := <-s.lookups.queue:
-			s.lookUpAll(ctx, s.lookups.next(key), sealers)
+			s.lookUpAll(ctx, s.lookups.next(key), sealer)
 		}
 	}
 }
 
-func (s *Server) lookUpAll(ctx context.Context, keys []*lookup, sealers map[*loop]*wire.Sealer) {
+func (s *Server) lookUpAll(ctx context.Context, keys []*lookup, sealer *wire.Sealer) {
 	limited, cancel := context.WithTimeout(ctx, lookupDeadline)
 	s.learn(limited, keys)
 	cancel()
@@ -121,7 +118,7 @@ func (s *Server) lookUpAll(ctx context.Context, keys []*lookup, sealers map[*loo
 			failed = k.err
 		}
 		for _, p := range s.lookups.take(k.key) {
-			s.conclude(k, p, sealers[p.loop])
+			s.conclude(k, p, sealer)
 		}
 	}
 	if failed != nil {

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"math"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -46,6 +48,8 @@ func (s *Server) advance(floor time.Duration) {
 	for was := s.ahead.Load(); was < by && !s.ahead.CompareAndSwap(was, by); was = s.ahead.Load() {
 	}
 }
+
+func newInstance() int64 { return 1 + rand.Int64N(math.MaxInt64) }
 
 // join has the server own what it owned before, and reads the rules.
 func (s *Server) join(ctx context.Context) error {

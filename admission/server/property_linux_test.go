@@ -527,7 +527,7 @@ func (w *world) lookUps(n *node) {
 
 // lookUp looks a key up, and those that wait behind it, and the askers read their answers.
 func (w *world) lookUp(n *node, key string) {
-	n.lookUpAll(context.Background(), n.lookups.next(key), map[*loop]*wire.Sealer{n.loops[0]: n.loops[0].sealer})
+	n.lookUpAll(context.Background(), n.lookups.next(key), n.loops[0].sealer)
 	raw, err := w.asker.SyscallConn()
 	testkit.Must(w.t, err)
 	for size := 1; size > 0; { // what was sent on loopback is there

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -191,12 +190,6 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	}
 	s.metrics.init(s, cfg.Metrics)
 	return s, nil
-}
-
-func newInstance() int64 {
-	var b [8]byte
-	rand.Read(b[:])
-	return int64(binary.BigEndian.Uint64(b[:])>>1) + 1
 }
 
 // listen opens a socket for each loop before any is read, since the kernel spreads

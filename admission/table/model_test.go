@@ -65,11 +65,11 @@ func (m *model) Ask(key string, cost int64, now mono.Time, peek bool) table.Verd
 		admit, b = false, tokenbucket.Bucket{}
 	}
 	v := table.Verdict{
-		Known: true, Admit: admit || e.rule.Shadow, Denied: !admit, Shadow: e.rule.Shadow, Default: e.byDefault(), Strict: e.rule.Strict,
+		Known: true, Admit: admit || e.rule.Shadow, Denied: !admit, Shadow: e.rule.Shadow, Default: e.byDefault(),
 		FailOpen: e.rule.FailOpen, Leased: e.rule.Leased, Lent: e.lent,
 		Left: int64(max(0, b.Tokens(now)) / tokenbucket.Token), Retry: retry,
 	}
-	if (v.Strict || v.Leased || v.Lent) && !m.alone() {
+	if (e.rule.Strict || v.Leased || v.Lent) && !m.alone() {
 		admit, v.Unsure = false, true
 		v.Admit, v.Denied, v.Retry = v.Shadow, true, time.Second
 	}

@@ -56,7 +56,6 @@ type Verdict struct {
 	Denied   bool // the bucket has not got the cost
 	Shadow   bool
 	Default  bool // the rule is a default, or there is none
-	Strict   bool
 	FailOpen bool
 	Leased   bool
 	Lent     bool          // denied, but for Shadow: another than the shard decides, see Lend
@@ -80,7 +79,7 @@ func (s *Shard) Ask(key []byte, cost int64, now mono.Time, peek bool) Verdict {
 	v := Verdict{
 		Known: true, Admit: admit || e.flags&shadow != 0, Denied: !admit,
 		Shadow: e.flags&shadow != 0, Default: e.flags&byDefault != 0,
-		Strict: e.flags&strict != 0, FailOpen: e.flags&failOpen != 0, Leased: e.flags&leased != 0, Lent: e.flags&lent != 0,
+		FailOpen: e.flags&failOpen != 0, Leased: e.flags&leased != 0, Lent: e.flags&lent != 0,
 		Left: int64(max(0, b.Tokens(now)) / tokenbucket.Token), Retry: retry,
 	}
 	if e.flags&(strict|leased|lent) != 0 && s.Alone != nil && !s.Alone() {

@@ -94,7 +94,7 @@ func TestWhatARuleSays(t *testing.T) {
 		t.Errorf("without any rule: %+v", v)
 	}
 	s.Learn("shadow", &rule.Rule{Key: "shadow", Shadow: true, Strict: true, FailOpen: true, Leased: true}, 0, 0)
-	if v := s.Ask([]byte("shadow"), 1, 0, false); !v.Admit || !v.Denied || !v.Shadow || v.Default || !v.Strict || !v.FailOpen || !v.Leased {
+	if v := s.Ask([]byte("shadow"), 1, 0, false); !v.Admit || !v.Denied || !v.Shadow || v.Default || !v.FailOpen || !v.Leased {
 		t.Errorf("shadow: %+v", v)
 	}
 	// A rule comes, an older version of it late, and it goes.
