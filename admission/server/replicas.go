@@ -227,18 +227,19 @@ func (s *Server) surrender(ctx context.Context, process int64) error {
 		if len(some) == 0 {
 			return nil
 		}
-		err := s.saveHeld(ctx, func(t *owners) (credits []table.Credit) {
-			for _, sent := range some { // in the epoch before it was another server's, or it is older than it says
-				if t.all[rule.Partition(sent.Key, rule.Partitions)].Epoch == sent.Epoch {
-					credits = append(credits, sent.Credit)
-				}
+		var credits []table.Credit
+		t := s.owners.Load()
+		for _, sent := range some { // in the epoch before it was another server's, or it is older than it says
+			if t.all[rule.Partition(sent.Key, rule.Partitions)].Epoch == sent.Epoch {
+				credits = append(credits, sent.Credit)
 			}
-			return credits
-		})
-		if err != nil {
+		}
+		switch err := s.save(ctx, t, credits); {
+		case err == nil:
+			s.replicas.saved(process, some)
+		case !errors.Is(err, store.ErrMoved):
 			return err
 		}
-		s.replicas.saved(process, some)
 	}
 }
 
@@ -358,15 +359,7 @@ func (s *Server) replicateOnce(ctx context.Context) error {
 		s.replicated.Store(began)
 		return nil
 	}
-	var credits []table.Credit
-	for at := (cursor{}); at.shard < shards; {
-		start, t := at, s.owners.Load()
-		credits = s.changed(table.Sender, credits[:0], creditsAtOnce, &at)
-		if t != s.owners.Load() { // it is not known of which epoch they are
-			s.unread(table.Sender, credits)
-			at = start
-			continue
-		}
+	send := func(t *owners, credits []table.Credit) error {
 		q := &srtmv1.ReplicateRequest{Owner: me, Follower: follower.Instance, SavedMs: s.savedTo.Load()}
 		for i := range credits {
 			if p := rule.Partition(credits[i].Key, rule.Partitions); t.mine[p] {
@@ -374,21 +367,26 @@ func (s *Server) replicateOnce(ctx context.Context) error {
 			}
 		}
 		limited, cancel := context.WithTimeout(ctx, replicateDeadline)
+		defer cancel()
 		boot := s.cfg.Boot()
 		a, err := client.Replicate(limited, q)
-		cancel()
 		if err != nil {
-			s.unread(table.Sender, credits)
 			return fmt.Errorf("replicate to %s: %w", follower.Address, err)
 		}
 		s.metrics.sent.Add(float64(len(q.Credits)))
 		s.metrics.refused.Add(float64(a.GetRefused()))
 		until := boot.Add(min(strictOver, time.Duration(a.GetLeaseMs())*time.Millisecond))
 		l.mu.Lock()
+		defer l.mu.Unlock()
 		if l.follower.Instance == follower.Instance && until > boot {
 			l.word.Store(max(l.word.Load(), int64(until)))
 		}
-		l.mu.Unlock()
+		return nil
+	}
+	for at := (cursor{}); at.shard < shards; {
+		if err := s.tell(table.Sender, creditsAtOnce, &at, send); err != nil {
+			return err
+		}
 	}
 	s.replicated.Store(began)
 	return nil

@@ -316,17 +316,31 @@ type cursor struct {
 	slot  int32
 }
 
-// changed appends what changed for a reader until there is that of n keys, or the pass ends.
-func (s *Server) changed(by table.Reader, to []table.Credit, n int, at *cursor) []table.Credit {
-	for at.shard < shards && len(to) < n {
+// tell has a reader told what changed of up to n keys, from at on, which it moves. What could not
+// be told counts as changed again, and as not looked at if the owners changed meanwhile.
+func (s *Server) tell(by table.Reader, n int, at *cursor, send func(*owners, []table.Credit) error) error {
+	start, t := *at, s.owners.Load()
+	var credits []table.Credit
+	for at.shard < shards && len(credits) < n {
 		s.lockedShard(at.shard, func(keys *table.Shard) {
-			to, at.slot = keys.Changed(by, to, nil, at.slot, int32(n-len(to)), s.now())
+			credits, at.slot = keys.Changed(by, credits, nil, at.slot, int32(n-len(credits)), s.now())
 		})
 		if at.slot == 0 {
 			at.shard++
 		}
 	}
-	return to
+	err := store.ErrMoved
+	if t == s.owners.Load() { // else it is not known of which epoch they are
+		err = send(t, credits)
+	}
+	if err != nil {
+		s.unread(by, credits)
+	}
+	if errors.Is(err, store.ErrMoved) {
+		*at = start
+		return nil
+	}
+	return err
 }
 
 func (s *Server) unread(by table.Reader, credits []table.Credit) {

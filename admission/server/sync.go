@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -161,58 +162,48 @@ func (s *Server) sweep(ctx context.Context) error {
 // checkpoint saves all that changed since the last one. What could not be saved counts
 // as changed again. A batch has so much time; between them the lease can be renewed.
 func (s *Server) checkpoint(ctx context.Context, limit time.Duration) error {
-	var credits []table.Credit
 	began := s.now().Wall.Milliseconds()
 	for at := (cursor{}); at.shard < shards; {
-		start := at
-		err := s.save(ctx, limit, func(*owners) []table.Credit {
-			s.unread(table.Saver, credits) // those of the attempt before: again, with what is still here
-			at = start
-			credits = s.changed(table.Saver, credits[:0], s.batch, &at)
-			return credits
-		})
-		if err != nil {
-			s.unread(table.Saver, credits)
+		if err := s.saveBatch(ctx, limit, &at); err != nil {
 			return err
 		}
-		s.metrics.savedCredits.Add(float64(len(credits)))
-		credits = credits[:0]
 	}
 	s.saved.Store(int64(s.cfg.Now().Mono))
 	s.savedTo.Store(began)
 	return nil
 }
 
-func (s *Server) save(ctx context.Context, limit time.Duration, batch func(*owners) []table.Credit) error {
+func (s *Server) saveBatch(ctx context.Context, limit time.Duration, at *cursor) error {
 	s.saving.Lock()
 	defer s.saving.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	return s.saveHeld(ctx, batch)
+	return s.tell(table.Saver, s.batch, at, func(t *owners, credits []table.Credit) error {
+		err := s.save(ctx, t, credits)
+		if err == nil {
+			s.metrics.savedCredits.Add(float64(len(credits)))
+		}
+		return err
+	})
 }
 
-// saveHeld saves a batch, which it asks for anew where the owners have changed. The next one is
-// half as large if that fails, since it may have taken too long. Requires: saving held.
-func (s *Server) saveHeld(ctx context.Context, batch func(*owners) []table.Credit) error {
-	for {
-		t := s.owners.Load()
-		credits := batch(t)
-		if len(credits) == 0 {
-			return nil
-		}
-		err := s.cfg.Store.SaveCredits(ctx, s.me, t.number, credits)
-		switch {
-		case err == nil:
-			s.batch = min(creditsAtOnce, 2*s.batch)
-			return nil
-		case !errors.Is(err, store.ErrMoved):
-			s.batch = max(1, s.batch/2)
-			return err
-		}
-		if err := s.readOwners(ctx); err != nil {
-			return err
-		}
+// save saves what keys hold, by a table of owners. The next batch is half as large if that fails,
+// since it may have taken too long. Where the owners have changed it reads them. Error:
+// store.ErrMoved. Requires: saving held.
+func (s *Server) save(ctx context.Context, t *owners, credits []table.Credit) error {
+	if len(credits) == 0 {
+		return nil
 	}
+	err := s.cfg.Store.SaveCredits(ctx, s.me, t.number, credits)
+	switch {
+	case err == nil:
+		s.batch = min(creditsAtOnce, 2*s.batch)
+	case errors.Is(err, store.ErrMoved):
+		return cmp.Or(s.readOwners(ctx), err)
+	default:
+		s.batch = max(1, s.batch/2)
+	}
+	return err
 }
 
 // State is what /debug/state shows.
