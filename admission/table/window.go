@@ -16,17 +16,9 @@ type Window[A any] struct {
 
 type windowSlot[A any] struct {
 	number uint64
-	state  windowState
+	stands Standing // Fresh: the slot is free
 	answer A
 }
-
-type windowState uint8
-
-const (
-	windowFree windowState = iota
-	windowBegun
-	windowAnswered
-)
 
 // Standing is what a Window knows of a question.
 type Standing uint8
@@ -53,28 +45,25 @@ func (w *Window[A]) Begin(number uint64) (Standing, A) {
 		w.grow()
 	}
 	s := w.at(number)
-	if s.state != windowFree && s.number == number {
-		if s.state == windowBegun {
-			return Pending, none
-		}
-		return Answered, s.answer
+	if s.stands != Fresh && s.number == number {
+		return s.stands, s.answer
 	}
-	*s = windowSlot[A]{number: number, state: windowBegun}
+	*s = windowSlot[A]{number: number, stands: Pending}
 	w.newest = max(w.newest, number)
 	return Fresh, none
 }
 
 // End keeps the answer to a question that was Fresh.
 func (w *Window[A]) End(number uint64, a A) {
-	if s := w.at(number); s.number == number && s.state == windowBegun {
-		s.state, s.answer = windowAnswered, a
+	if s := w.at(number); s.number == number && s.stands == Pending {
+		s.stands, s.answer = Answered, a
 	}
 }
 
 // Cancel forgets a question that was Fresh and was not decided: sent again, it is new.
 func (w *Window[A]) Cancel(number uint64) {
-	if s := w.at(number); s.number == number && s.state == windowBegun {
-		s.state = windowFree
+	if s := w.at(number); s.number == number && s.stands == Pending {
+		s.stands = Fresh
 	}
 }
 
@@ -84,14 +73,14 @@ func (w *Window[A]) at(number uint64) *windowSlot[A] {
 
 // taken reports whether the slot has another number.
 func (s *windowSlot[A]) taken(number uint64) bool {
-	return s.state != windowFree && s.number != number
+	return s.stands != Fresh && s.number != number
 }
 
 func (w *Window[A]) grow() {
 	old := w.slots
 	w.slots = make([]windowSlot[A], min(WindowSize, max(64, 4*len(old))))
 	for _, s := range old {
-		if s.state != windowFree {
+		if s.stands != Fresh {
 			*w.at(s.number) = s
 		}
 	}
