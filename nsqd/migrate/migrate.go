@@ -92,8 +92,12 @@ func (t topics) of(name string) lines {
 // were left in order come over exactly; of those of a process that was killed, channels
 // may get messages again.
 func Import(cfg Config) (Report, error) {
+	state, err := metadata.Read(cfg.Metadata)
+	if err != nil {
+		return Report{}, err
+	}
 	im := importer{Config: cfg}
-	err := im.run()
+	err = im.run(state)
 	if im.locked != nil {
 		_ = im.locked.Close() // it was only locked
 	}
@@ -109,16 +113,12 @@ type importer struct {
 	locked *os.File // Data, if there is something of NSQ's nsqd
 }
 
-func (im *importer) run() error {
+func (im *importer) run(state metadata.State) error {
 	if err := im.finish(); err != nil {
 		return err
 	}
 	topics := topics{}
 	if err := im.findOurs(topics); err != nil {
-		return err
-	}
-	state, err := metadata.Read(im.Metadata)
-	if err != nil {
 		return err
 	}
 	merged, nsq, err := im.findNSQ(topics, state)

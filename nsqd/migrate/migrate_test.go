@@ -367,6 +367,17 @@ func TestAFolderThatNSQUsesIsRefused(t *testing.T) {
 	testkit.NoError(t, err)
 }
 
+// The broker's own file is not of another nsqd, so the error must not say so.
+func TestDamagedMetadataIsNoImport(t *testing.T) {
+	p := newPlace(t)
+	testkit.Must(t, os.WriteFile(p.path("metadata.json"), []byte("{x"), 0o600))
+	_, err := p.imports()
+	testkit.ErrorIs(t, err, metadata.ErrDamaged)
+	if strings.Contains(err.Error(), "import") {
+		t.Error(err)
+	}
+}
+
 func TestNothingIsNothing(t *testing.T) {
 	p := newPlace(t)
 	testkit.Must(t, os.WriteFile(p.path("nsqd.dat"), []byte(`{"topics":[{"name":"e","channels":[{"name":"c","paused":true},{"name":"x#ephemeral"}]},{"name":"y#ephemeral"}],"version":"1.3.0"}`), 0o600))
