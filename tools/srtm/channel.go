@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/url"
 	"slices"
@@ -122,6 +123,9 @@ func fetch(ctx context.Context, do func(*http.Request) (*http.Response, error), 
 		r.Header.Set("Authorization", "Bearer "+token())
 	}
 	res, err := do(r)
+	if dial := (*net.OpError)(nil); errors.As(err, &dial) && dial.Op == "dial" {
+		return nil, unanswered(dial.Error())
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -273,11 +273,13 @@ func TestDescribeWithoutFigures(t *testing.T) {
 	}, Groups: []*srtmv1.LearnedGroup{{Key: "learned-1", Count: 2, Members: []*srtmv1.LearnedMember{
 		{Id: "p1", Firings: 100, Joint: 98, Expected: 1.5, Width: durationpb.New(time.Millisecond)},
 	}}}}
+	bare.Spec.Auto = &srtmv1.AutoContract{MaxBurst: 500}
 	testkit.Must(t, describe(&out, bare))
 	if s := out.String(); !strings.Contains(s, "b2      5000") || strings.Contains(s, "p99  ") {
 		t.Errorf("it shows\n%s", s)
 	}
 	for _, want := range []string{
+		"follows   b 1 to 500; it is being measured, and provisional\n",
 		"open: 3 publishers learned, the 1 of the highest rates shown; others send 0.5 msg/s\nnote: do this\n",
 		"p1         learned-1  10.0   10.0       1970-01-01 00:00:00 UTC  b1      b2\n",
 		"learned-1  2           98 of 100       1.5        1ms\n",

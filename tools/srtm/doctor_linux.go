@@ -31,7 +31,8 @@ var (
 		use  string
 	}{
 		{4150, "nsqd, NSQ"}, {4151, "nsqd, HTTP"}, {4160, "loaddistributor, NSQ's registration"}, {4161, "loaddistributor, HTTP"},
-		{4170, "loaddistributor, gRPC"}, {4180, "tbadaptor, gRPC"}, {4181, "tbadaptor, HTTP"}, {4195, "gateway, HTTP"},
+		{4170, "loaddistributor, gRPC"}, {4180, "tbadaptor, gRPC"}, {4181, "tbadaptor, HTTP"},
+		{4190, "srtm agent, HTTP"}, {4191, "admission, HTTP"}, {4192, "admission, gRPC"}, {4195, "gateway, HTTP"}, {4196, "gateway, operators"},
 	}
 )
 

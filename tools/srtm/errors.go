@@ -26,7 +26,7 @@ func explain(err error) error {
 	switch s.Code() {
 	case codes.Unavailable:
 		if _, dial, is := strings.Cut(s.Message(), "Error while dialing: "); is { // gRPC's words around it do not help
-			return fmt.Errorf("no server answers there; is it running? %s", strings.TrimSuffix(dial, `"`))
+			return unanswered(strings.TrimSuffix(dial, `"`))
 		}
 		return fmt.Errorf("the server did not do it: %s", s.Message())
 	case codes.Unimplemented:
@@ -52,6 +52,11 @@ func explain(err error) error {
 		return errors.Join(faults...)
 	}
 	return errors.New(s.Message())
+}
+
+// unanswered says that nothing listens where dial failed.
+func unanswered(dial string) error {
+	return fmt.Errorf("no server answers there; is it running? %s", dial)
 }
 
 // wouldFit continues what is infeasible.

@@ -45,4 +45,8 @@ http://a:1  ejected  4          40    5       2.50ms  12.50ms  33%`
 		t.Error(got)
 	}
 	testkit.Equal(t, do(), "error: 401 Unauthorized: who are you?")
+	server.Close()
+	if got := do(); !strings.HasPrefix(got, "error: no server answers there; is it running? dial tcp 127.0.0.1:") {
+		t.Error(got)
+	}
 }

@@ -25,14 +25,15 @@ type wanted struct {
 	lasts, within time.Duration
 }
 
-func (w *wanted) flags(cmd *cobra.Command) {
+// flags are told apart from others of the command by when, which begins their help.
+func (w *wanted) flags(cmd *cobra.Command, when string) {
 	f := cmd.Flags()
-	f.DurationVar(&w.lasts, "for", time.Minute, "how long to record arrivals, 10s to 24h; it ends sooner with 2,000,000 messages")
-	f.DurationVar(&w.within, "within", 0, "longest access delay of the wanted --quantile, up to 1h")
-	f.Float64Var(&w.Quantile, "quantile", 0.99, "`fraction` of messages that wait for a token no longer than --within")
-	f.Float64Var(&w.Confidence, "confidence", 0.95, "`probability` that b is enough, 0.5 to 1")
-	f.Float64Var(&w.Headroom, "headroom", 1.1, "r over the mean rate, above 1")
-	f.Uint32Var(&w.Brokers, "brokers", 4, "for how many brokers to say what splitting costs, 1 to 32")
+	f.DurationVar(&w.lasts, "for", time.Minute, when+"how long to record arrivals, 10s to 24h; it ends sooner with 2,000,000 messages")
+	f.DurationVar(&w.within, "within", 0, when+"longest access delay of the wanted --quantile, up to 1h")
+	f.Float64Var(&w.Quantile, "quantile", 0.99, when+"`fraction` of messages that wait for a token no longer than --within")
+	f.Float64Var(&w.Confidence, "confidence", 0.95, when+"`probability` that b is enough, 0.5 to 1")
+	f.Float64Var(&w.Headroom, "headroom", 1.1, when+"r over the mean rate, above 1")
+	f.Uint32Var(&w.Brokers, "brokers", 4, when+"for how many brokers to say what splitting costs, 1 to 32")
 }
 
 func (w *wanted) request(name string) *srtmv1.ProfileTopicRequest {
@@ -61,7 +62,7 @@ wrong. It changes nothing. docs/operations.md has an example.`,
 		p, err := x.profile(w.request(x.args[0]))
 		return x.show(p, err, func() error { return describeProfile(x.out, &w, p) })
 	})
-	w.flags(cmd)
+	w.flags(cmd, "")
 	return cmd
 }
 

@@ -95,7 +95,7 @@ topic describe --output json prints; then only --idempotency-key may be given be
 	})
 	n.flags(cmd)
 	cmd.Flags().StringVar(&n.suggest, "suggest", "", "take r and b as srtm topic profile proposes them, of a trace `file` (an arrival time in seconds a line, perhaps a comma and the publisher), or else of the topic of that name")
-	n.wanted.flags(cmd)
+	n.wanted.flags(cmd, "with --suggest: ")
 	cmd.Flags().StringVar(&n.idempotency, "idempotency-key", "", "`key` under which the same command may be repeated")
 	return cmd
 }
@@ -389,7 +389,14 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 		if a.GetMeasured() {
 			state = "as measured"
 		}
-		fmt.Fprintf(w, "follows   r up to %s msg/s, b %d to %d (0: stays); %s\n", thousandths(a.GetMaxRateMilli()), a.GetMinBurst(), a.GetMaxBurst(), state)
+		var what []string
+		if r := a.GetMaxRateMilli(); r > 0 {
+			what = append(what, "r up to "+thousandths(r)+" msg/s")
+		}
+		if b := a.GetMaxBurst(); b > 0 {
+			what = append(what, fmt.Sprintf("b %d to %d", max(1, a.GetMinBurst()), b))
+		}
+		fmt.Fprintf(w, "follows   %s; %s\n", strings.Join(what, ", "), state)
 	}
 	if status.GetMoving() != "" {
 		fmt.Fprintf(w, "moving    waits, %s\n", status.GetMoving())
