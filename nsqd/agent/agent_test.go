@@ -258,6 +258,10 @@ var _ = Describe("The agent", func() {
 		r := result(control)
 		Expect(r.Request).To(BeEquivalentTo(2))
 		Expect(r.Error).To(ContainSubstring("quantile 1"))
+		durable := prepare(7, "u")
+		durable.GetPrepare().Durability = srtmv1.Durability_DURABILITY_FSYNC
+		control.send(durable)
+		Expect(result(control).Error).To(HavePrefix("the topic wants --durability=fsync, and this broker has "))
 
 		node.Sabotage(func(string) error { return errors.New("disk full") }, func(string) error { return errors.New("still read") })
 		control.send(prepare(3, "u"))

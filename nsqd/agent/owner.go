@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -345,13 +346,18 @@ func (o *owner) outlived(p *srtmv1.PrepareTopic) bool {
 	return p.DeletedBefore || has.GetLog() == is.Log && has.GetCreated() < is.Created
 }
 
+// flagOf is a durability as flags have it.
+func flagOf(d srtmv1.Durability) string {
+	return strings.ToLower(strings.TrimPrefix(d.String(), "DURABILITY_"))
+}
+
 func (o *owner) prepare(p *srtmv1.PrepareTopic) error {
 	q, latency := p.GetSlo().GetQuantile(), p.GetSlo().GetLatency().AsDuration()
 	if !(q > 0 && q < 1) || latency <= 0 {
 		return fmt.Errorf("SLO with quantile %v and latency %v: want one in (0, 1) and one above 0", q, latency)
 	}
 	if d := p.Durability; d != srtmv1.Durability_DURABILITY_UNSPECIFIED && d != o.cfg.Durability {
-		return fmt.Errorf("the topic is to have %s: this broker has %s (--durability)", d, o.cfg.Durability)
+		return fmt.Errorf("the topic wants --durability=%s, and this broker has %s", flagOf(d), flagOf(o.cfg.Durability))
 	}
 	if o.outlived(p) {
 		o.cfg.Log.Warn("the topic was deleted and created anew while this broker could not be told: what it held of the old one is deleted", obs.KeyTopic, p.Topic)

@@ -57,7 +57,8 @@ func greedyCommand() *cobra.Command {
 		Long: `greedy connects publishers that each send the next message as soon as they may: they
 ask their broker for their pace (PACE) with their weight, and keep to it. With weight 0
 they do not ask, as stock producers. It reports what was accepted of each weight, and how
-that compares with the weight's part of all.`,
+that compares with the weight's part of all. A broker grants at most nsqd --max-weight
+(1 unless it is set), or the weight of the publisher's group in a cluster.`,
 		Example: `  iotpub greedy --nsqd-tcp-address 127.0.0.1:4150 --publishers 50 --weight 1,2,4,8,10
   iotpub greedy --loaddistributor-address 127.0.0.1:4170 --topic sensors --id-prefix pool --publishers 10 --weight 1`,
 		Args: noArguments,
