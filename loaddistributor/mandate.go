@@ -76,7 +76,7 @@ func (m *mandate) lend(ctx context.Context, log *slog.Logger, own store.Term, cl
 		}
 		if now := err == nil && r.Leads; now != leads {
 			leads = now
-			log.Warn("the tbadaptor", "acts", leads, obs.KeyError, err, "wait", max(0, m.until.Sub(clock.Mono())))
+			tellActs(log, leads, err, max(0, m.until.Sub(clock.Mono())))
 		}
 		if err == nil && !r.Leads && (m.holder == r.Instance || !m.at.Before(m.until)) {
 			continue // it may be lent at once
@@ -88,4 +88,16 @@ func (m *mandate) lend(ctx context.Context, log *slog.Logger, own store.Term, cl
 		}
 	}
 	return nil
+}
+
+// tellActs logs whether the tbadaptor acts, or why not: another one may, for wait.
+func tellActs(log *slog.Logger, acts bool, err error, wait time.Duration) {
+	switch {
+	case acts:
+		log.Info("the tbadaptor acts")
+	case err != nil:
+		log.Warn("the tbadaptor does not answer", obs.KeyError, err)
+	default:
+		log.Info("the tbadaptor does not act yet", "wait", wait)
+	}
 }

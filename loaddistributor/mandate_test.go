@@ -1,7 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"log/slog"
+	"regexp"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -109,6 +113,20 @@ func (s *starting) SetContract(context.Context, *srtmv1.SetContractRequest) (*sr
 		return nil, status.Error(codes.Unavailable, "this adaptor does not lead any more")
 	}
 	return &srtmv1.SetContractResponse{}, nil
+}
+
+// What the log says is a sentence, with an error only where there is one.
+func TestTheLogSaysWhetherTheAdaptorActs(t *testing.T) {
+	var out bytes.Buffer
+	log := slog.New(slog.NewTextHandler(&out, nil))
+	tellActs(log, false, nil, time.Second)
+	tellActs(log, true, nil, 0)
+	tellActs(log, false, errors.New("refused"), time.Second)
+	text := regexp.MustCompile("(?m)^time=[^ ]* ").ReplaceAllString(out.String(), "")
+	testkit.Equal(t, text, `level=INFO msg="the tbadaptor does not act yet" wait=1s
+level=INFO msg="the tbadaptor acts"
+level=WARN msg="the tbadaptor does not answer" error=refused
+`)
 }
 
 func TestATbadaptorThatStartsIsAskedAgain(t *testing.T) {

@@ -145,7 +145,7 @@ func (cr *creation) place(p planning) (catalog.Event, error) {
 		return nil, err
 	}
 	demand := cr.spec.Demand
-	cr.progress(Progress{Placing: true, Message: fmt.Sprintf("placing %d msg/s on %d brokers", demand.Rate, len(p.brokers))})
+	cr.progress(Progress{Placing: true, Message: fmt.Sprintf("placing %d msg/s (brokers to choose from: %d)", demand.Rate, len(p.brokers))})
 	var plan placement.Plan
 	var err error
 	if cr.on == "" {

@@ -181,7 +181,9 @@ func (r *run) measure(ctx context.Context) error {
 		group.SetLimit(1) // Go waits for the one before
 	}
 	for i, p := range specs {
-		p.title = fmt.Sprintf("%s (phase %d of %d)", p.name, i+1, len(specs))
+		if p.title = p.name; !r.together {
+			p.title += fmt.Sprintf(" (phase %d of %d)", i+1, len(specs))
+		}
 		group.Go(func() error {
 			if ctx.Err() == nil && (r.together || i == 0 || errs[i-1] == nil) {
 				results[i], errs[i] = r.phase(ctx, p)
