@@ -419,7 +419,12 @@ func (l *loop) readOnce(s *slot) {
 		l.keep(s)
 	case err != nil:
 		l.keep(s)
-		l.hungUp(s, err)
+		if isEnd(err) {
+			err = nil
+		} else {
+			err = fmt.Errorf("read: %w", err)
+		}
+		l.finish(s, err, false)
 	default:
 		err := s.consume(&l.task)
 		if errors.Is(err, errWaits) || errors.Is(err, errLeaves) {
@@ -427,16 +432,6 @@ func (l *loop) readOnce(s *slot) {
 		}
 		l.consumed(s, err)
 	}
-}
-
-// hungUp ends a connection that cannot be read any more.
-func (l *loop) hungUp(s *slot, err error) {
-	if isEnd(err) {
-		err = nil
-	} else {
-		err = fmt.Errorf("read: %w", err)
-	}
-	l.finish(s, err, false)
 }
 
 // consumed goes on after consume.
