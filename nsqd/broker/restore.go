@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
@@ -163,10 +164,8 @@ func (st *store) makeRoom() error {
 // Requires: the topic is closed, and run has ended.
 func (st *store) persist() error {
 	st.scratch = new(scratch)
-	s := st.begin()
-	st.mu.core.Leave(&s.fx)
-	held, _ := st.heldLocked(0)
-	st.end(s)
+	st.do(func(_ mono.Time, s *step) { st.mu.core.Leave(&s.fx) })
+	held, _ := st.held(0)
 	if log := st.log.Load(); held == 0 {
 		if log == nil {
 			return nil

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/metadata"
@@ -170,9 +171,7 @@ func (st *store) run() {
 		st.disk.running = more // last: from now on there may be another
 		st.mu.Unlock()
 		if log := st.log.Load(); !more && log != nil {
-			s := st.begin()
-			st.mu.core.ForgetRead(&s.fx)
-			st.end(s)
+			st.do(func(_ mono.Time, s *step) { st.mu.core.ForgetRead(&s.fx) })
 			_ = log.Rest() // it is closed, or says so itself
 		}
 		if failing {
@@ -380,9 +379,7 @@ func (st *store) refill() (int, error) {
 	for i := range x.read.Records {
 		x.msgs = append(x.msgs, st.shared.restored(&x.read.Records[i]))
 	}
-	s := st.begin()
-	st.mu.core.Refill(st.shared.now(), from, upTo, x.msgs, &s.fx)
-	st.end(s)
+	st.do(func(now mono.Time, s *step) { st.mu.core.Refill(now, from, upTo, x.msgs, &s.fx) })
 	clear(x.msgs)
 	return max(1, len(x.msgs)), nil
 }
