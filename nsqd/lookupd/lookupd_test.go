@@ -348,7 +348,6 @@ var _ = Describe("an announcer", func() {
 			log := new(testkit.Buffer)
 			cfg := config(c)
 			cfg.Log = slog.New(slog.NewTextHandler(log, nil))
-			cfg.RequestTimeout = 50 * time.Millisecond
 			run(cfg, d.address())
 			Eventually(log.String).Should(ContainSubstring(want))
 			d.replies(nil)
@@ -400,7 +399,9 @@ var _ = Describe("an announcer", func() {
 			log := new(testkit.Buffer)
 			cfg := config(c)
 			cfg.Log = slog.New(slog.NewTextHandler(log, nil))
-			cfg.RequestTimeout = 20 * time.Millisecond
+			if talk == nil { // else it is to be heard, however busy this machine
+				cfg.RequestTimeout = 20 * time.Millisecond
+			}
 			run(cfg, ln.Addr().String())
 			Eventually(log.String).Should(ContainSubstring(want))
 		},
