@@ -101,6 +101,13 @@ func TestTraces(t *testing.T) {
 	}
 	served(t, use) // off: nothing is sent
 	served(t, use, "--trace-endpoint=http://"+address)
+	// A daemon that stops does not wait for ever until its spans are taken.
+	testkit.WaitFor(t, "both spans", func() bool {
+		got.mu.Lock()
+		defer got.mu.Unlock()
+		return len(got.all) >= 2
+	})
+	server.Stop() // nothing more comes
 	if len(got.all) != 2 || got.services[0] != "thing" {
 		t.Fatalf("%d spans of %q: %v", len(got.all), got.services, got.all)
 	}
