@@ -22,7 +22,7 @@ import (
 )
 
 // forever is how long to wait for messages that must come.
-const forever = 20 * time.Second
+const forever = testkit.Hang
 
 func TestMain(m *testing.M) { localtest.Main(m) }
 
