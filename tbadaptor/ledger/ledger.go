@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -299,6 +300,10 @@ func (l *Ledger) Hello(s Session, now mono.Time) ([]Grant, error) {
 	return append(grants, l.hear(id)...), nil
 }
 
+// MaxEpoch bounds what a broker may say of its grants, so that no grant's epoch ever begins
+// at 0 again: all brokers would take it for an old one.
+const MaxEpoch = math.MaxInt64
+
 func checkSession(s Session) (map[string]Held, error) {
 	if s.Broker == "" || s.Instance == "" {
 		return nil, fmt.Errorf("hello of broker %q, instance %q: both are required", s.Broker, s.Instance)
@@ -320,8 +325,8 @@ func checkSession(s Session) (map[string]Held, error) {
 		if s.Policy == Leaseless && !(h.Flex == tokenbucket.Share{}) {
 			return nil, fmt.Errorf("hello of broker %q: topic %q: a flexible part, and no leases", s.Broker, h.Topic)
 		}
-		if h.Epoch == 0 {
-			return nil, fmt.Errorf("hello of broker %q: topic %q: a share without an epoch", s.Broker, h.Topic)
+		if h.Epoch == 0 || h.Epoch > MaxEpoch {
+			return nil, fmt.Errorf("hello of broker %q: topic %q: epoch %d is of no grant", s.Broker, h.Topic, h.Epoch)
 		}
 		reported[h.Topic] = h
 	}

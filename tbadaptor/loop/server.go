@@ -408,8 +408,8 @@ func checkHello(h *srtmv1.NodeHello) ([]ledger.Held, error) {
 		} else if flex.Rate < 0 || flex.Burst < 0 || base.Validate() != nil || h.Policy == srtmv1.LeasePolicy_LEASE_POLICY_UNSPECIFIED && base != share {
 			bad.Add(at("flex"), "%v cannot be a part of the share", one.Flex)
 		}
-		if one.Epoch == 0 {
-			bad.Add(at("epoch"), "0 is no grant's")
+		if one.Epoch == 0 || one.Epoch > ledger.MaxEpoch {
+			bad.Add(at("epoch"), "%d is no grant's", one.Epoch)
 		}
 		held = append(held, ledger.Held{Topic: one.Topic, Share: share, Flex: flex, Epoch: one.Epoch})
 	}
