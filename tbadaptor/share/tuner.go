@@ -32,6 +32,9 @@ const (
 	handover = 100 * time.Millisecond
 	// stragglers is the part of them that may follow only once their connection ends.
 	stragglers = 0.15
+	// maxComing bounds the messages that are expected, so that whatever brokers report
+	// the sum over all of them, and of what waits, is a number.
+	maxComing = 1 << 40
 	// seenAfter is how many steps of a broker's own must have been seen, with half of
 	// what is expected in them, before it is judged by them; or a window without.
 	seenAfter = 3
@@ -88,7 +91,7 @@ func (t *Tuner) Place(now mono.Time, rule string, window time.Duration, placed [
 		default:
 			m.instance, m.backlog = old.instance, old.backlog
 			if p.Retiring {
-				m.coming, m.asked = int64(t.recent(old, now)*handover.Seconds()), now
+				m.coming, m.asked = int64(min(t.recent(old, now)*handover.Seconds(), maxComing)), now
 				m.expected = t.recent(old, now) * stragglers
 			}
 		}

@@ -1,8 +1,12 @@
 package share
 
 import (
+	"errors"
+	"slices"
 	"testing"
 	"time"
+
+	"pgregory.net/rapid"
 
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
@@ -259,4 +263,62 @@ func TestARisingRateIsServedAtOnce(t *testing.T) {
 	if by := proposed(t, tuner, 14); by["a"].Rate < 2_500_000 || by["b"].Rate < 2_100_000 {
 		t.Errorf("a sends 2,000 msg/s, and 400 messages wait: %v", by)
 	}
+}
+
+// Whatever brokers report, as far as the adaptor takes it, and whoever moves or is away: the
+// shares are the contract, and the only reason that there are none is that it is too small.
+func TestWhateverBrokersReportTheSharesAreTheContract(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var tuner *Tuner
+		now := mono.Time(0)
+		huge := []uint64{0, 1, 100, 1 << 40, 1<<62 - 1, 1 << 62}
+		count := func(name string) uint64 { return rapid.SampledFrom(huge).Draw(t, name) }
+		total := tokenbucket.Share{
+			Rate:  tokenbucket.Rate(rapid.SampledFrom([]int64{6, 5_000_000, int64(tokenbucket.MaxRate)}).Draw(t, "r")),
+			Burst: rapid.SampledFrom([]int64{6, 100, tokenbucket.MaxBurst}).Draw(t, "b"),
+		}
+		held := map[string]tokenbucket.Share{}
+		for range rapid.IntRange(1, 4).Draw(t, "epochs") {
+			var placed []Placed
+			for _, broker := range []string{"a", "b", "c", "d", "e", "f"} {
+				if publishers := rapid.IntRange(-1, 2).Draw(t, "publishers"); publishers >= 0 {
+					placed = append(placed, Placed{Broker: broker, Publishers: max(1, publishers), Retiring: publishers == 0})
+				}
+			}
+			if len(placed) == 0 {
+				continue
+			}
+			quotas := testkit.Result(Proportion(total, slices.Repeat([]int64{1}, len(placed)))).Must(t)
+			for i := range placed {
+				placed[i].Quota = quotas[i]
+			}
+			tuner = tuner.Place(now, rapid.SampledFrom([]string{Proportional, Robust, Sqrt}).Draw(t, "rule"), time.Second, placed)
+			for range rapid.IntRange(0, 6).Draw(t, "rounds") {
+				for _, p := range placed {
+					length := rapid.SampledFrom([]time.Duration{1, time.Millisecond, time.Second, time.Hour}).Draw(t, "step")
+					now = now.Add(rapid.SampledFrom([]time.Duration{0, 1, length}).Draw(t, "later"))
+					tuner.Report(p.Broker, Step{
+						At: now, Length: length, Offered: count("offered"), MaxBacklog: int64(count("most")), Backlog: int64(count("waits")), Peak: int64(count("peak")),
+					})
+				}
+				away := rapid.SampledFrom([]string{"", "a", "b"}).Draw(t, "away")
+				shares, err := tuner.Propose(now, total, func(broker string) Holding {
+					return Holding{Away: broker == away, Target: held[broker], Reserved: held[broker]}
+				})
+				if errors.As(err, new(*TooSmall)) || err == nil && shares == nil {
+					continue
+				}
+				testkit.Must(t, err)
+				var sum tokenbucket.Share
+				clear(held)
+				for _, a := range shares {
+					testkit.Must(t, a.Share.Validate())
+					held[a.Broker] = a.Share
+					sum.Rate += a.Share.Rate
+					sum.Burst += a.Share.Burst
+				}
+				testkit.Equal(t, sum, total, "the shares sum to")
+			}
+		}
+	})
 }
