@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"path/filepath"
 	"slices"
@@ -105,6 +106,38 @@ var _ = Describe("what an earlier process has left", func() {
 		// Where none is slow, nothing is left.
 		Expect(t.DeleteChannel("slow")).To(Succeed())
 		Eventually(func() ([]string, error) { return filepath.Glob(filepath.Join(path, "*", "*.seg")) }).Should(BeEmpty())
+	})
+
+	It("is not counted as lost where it was finished and deleted, though that could not be recorded", func() {
+		small := func(c *broker.StorageConfig) { c.SegmentBytes, c.WriteThrough = 1<<10, true }
+		for _, waits := range []bool{false, true} {
+			path := GinkgoT().TempDir()
+			b, _ := opened(path, func(*broker.Config) {}, small)
+			Expect(b.Restore()).To(Succeed())
+			t := topic(b, "t")
+			Expect(t.CreateChannel("c")).To(Succeed())
+			if waits {
+				t.Pause()
+			}
+			publishAll(t, 0, total)
+			Eventually(t.Spilling).Should(BeZero()) // it is recorded
+			t.FailSaves(math.MaxInt, syscall.EIO)
+			t.Unpause()
+			r := read(t, "c", 50, true)
+			Eventually(r.count).Should(Equal(total))
+			Eventually(func() ([]string, error) { return filepath.Glob(filepath.Join(path, "*", "*.seg")) }).Should(BeEmpty())
+			b, _ = opened(crashed(path), func(*broker.Config) {}, small)
+			Expect(b.Restore()).To(Succeed())
+			t = topic(b, "t")
+			t.Unpause()
+			again := read(t, "c", 50, true)
+			Eventually(func() bool { s := t.Stats(); return s.Waiting == 0 && held(b, "c") == 0 && s.Channels[0].Beyond == 0 }).Should(BeTrue())
+			Expect(again.count()).To(BeNumerically("<", 20))
+			s := t.Stats()
+			Expect(s.Counters.Lost).To(BeZero())
+			Expect(s.Channels[0].Counters.Lost).To(BeZero())
+			Expect(s.Channels[0].Counters.Messages).To(BeEquivalentTo(again.count()))
+		}
 	})
 
 	It("is stored before it is drained, as soon as the disk takes it", func() {

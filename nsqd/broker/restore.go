@@ -98,7 +98,7 @@ func (st *store) restore(wanted func(channel string) bool) error {
 	s := st.begin()
 	defer st.end(s)
 	now, core := st.shared.now(), st.mu.core
-	restoring, err := core.Restore(now, snapshot, st.storage().epoch.monoOf, wanted, &s.fx)
+	restoring, err := core.Restore(now, snapshot, queue.Offset(log.Stats().First), st.storage().epoch.monoOf, wanted, &s.fx)
 	if err != nil {
 		st.report("the record of what is done with is not readable: all that is on disk is delivered again", err)
 	}

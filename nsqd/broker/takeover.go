@@ -58,7 +58,7 @@ func (st *store) left(log *replicated.Log) (*queue.Topic, error) {
 	}
 	core := queue.NewTopic(queue.Config{Capacity: 1, Overflow: 1, WriteThrough: true, Rand: rand.New(rand.NewPCG(0, 0))})
 	var fx queue.Effects
-	restoring, err := core.Restore(st.shared.now(), snapshot, st.storage().epoch.monoOf, wire.ValidChannelName, &fx)
+	restoring, err := core.Restore(st.shared.now(), snapshot, queue.Offset(log.Stats().First), st.storage().epoch.monoOf, wire.ValidChannelName, &fx)
 	if err != nil {
 		st.report("the record of what is done with is not readable: all that the other broker had is delivered again", err)
 	}

@@ -13,17 +13,19 @@ type Restoring struct {
 	From Offset
 
 	topic   *Topic
-	end     Offset // what is for one channel from there on is in the log twice
-	present map[Offset]bool
+	written Offset          // from there on the snapshot does not say what the log has
+	end     Offset          // what is for one channel from there on is in the log twice
+	present map[Offset]bool // from written on
 }
 
 // Restore puts the topic where an earlier process left it; without a snapshot it has
 // had nothing of its log. The owner then calls Found with what is in the log from
 // From on, and then Done. Channels that the snapshot has and the topic
 // has not are made if wanted says so; those that it has not begin where the releases
-// were. Error: ErrSnapshot, and it is as if there were none.
+// were. The log has nothing before first: what an older snapshot than the last trim says was
+// there is done. Error: ErrSnapshot, and it is as if there were none.
 // Requires: nothing was put; the topic has a disk.
-func (t *Topic) Restore(now mono.Time, b []byte, fromWall func(mono.Wall) mono.Time, wanted func(channel string) bool, fx *Effects) (*Restoring, error) {
+func (t *Topic) Restore(now mono.Time, b []byte, first Offset, fromWall func(mono.Wall) mono.Time, wanted func(channel string) bool, fx *Effects) (*Restoring, error) {
 	r := &Restoring{topic: t, end: math.MaxUint64, present: make(map[Offset]bool)}
 	t.backlog.behind = true
 	if len(b) == 0 {
@@ -39,6 +41,9 @@ func (t *Topic) Restore(now mono.Time, b []byte, fromWall func(mono.Wall) mono.T
 	waits := window[*Message]{next: next}
 	var absent ring[Offset]
 	d.open(next, pos, func(o Offset, _ uint16, _ mono.Wall) {
+		if o < first {
+			return
+		}
 		waits.reach(o)
 		waits.push(t.unread)
 		absent.push(o)
@@ -55,7 +60,7 @@ func (t *Topic) Restore(now mono.Time, b []byte, fromWall func(mono.Wall) mono.T
 	var cursors []cursor
 	for n := d.num(); n > 0 && !d.faulty; n-- {
 		c := newCursor(d.name(), &t.log, &t.backlog)
-		c.restore(&d, &waits, fromWall)
+		c.restore(&d, &waits, first, fromWall)
 		cursors = append(cursors, c)
 	}
 	if d.faulty || len(d.b) > 0 || written > end || front > end || pos > end {
@@ -68,8 +73,18 @@ func (t *Topic) Restore(now mono.Time, b []byte, fromWall func(mono.Wall) mono.T
 	}
 	t.end, t.front, t.void = end, front, void
 	t.backlog.window, t.backlog.absent, t.backlog.behind, t.backlog.late = waits, absent, true, late
-	r.From, r.end = written, end
+	r.From, r.written, r.end = written, written, end
+	uncounted := late > 0 && pos < first // how many messages a cursor is behind with: some went since
+	for _, c := range cursors {
+		uncounted = uncounted || c.late > 0 && c.window.end() < first
+	}
+	if uncounted {
+		r.From, t.backlog.late = min(written, first), 0
+	}
 	for _, from := range cursors {
+		if uncounted {
+			from.late, from.estimate = 0, false
+		}
 		if c := t.Channel(from.name); c != nil {
 			c.cursor = from
 			continue
@@ -88,9 +103,13 @@ func (t *Topic) Restore(now mono.Time, b []byte, fromWall func(mono.Wall) mono.T
 	return r, nil
 }
 
-// restore reads what snapshot wrote, of a backlog in which messages wait at those offsets.
-func (c *cursor) restore(d *decoder, waits *window[*Message], fromWall func(mono.Wall) mono.Time) {
+// restore reads what snapshot wrote, of a backlog in which messages wait at those offsets. What
+// is before first is done.
+func (c *cursor) restore(d *decoder, waits *window[*Message], first Offset, fromWall func(mono.Wall) mono.Time) {
 	absent := func(o Offset, attempts uint16, due mono.Wall) *item {
+		if o < first {
+			return nil
+		}
 		it := &item{offset: o, place: -1, attempts: attempts}
 		if due > 0 {
 			it.due = fromWall(due)
@@ -102,6 +121,9 @@ func (c *cursor) restore(d *decoder, waits *window[*Message], fromWall func(mono
 	c.behind, c.late, c.estimate = true, max(late/2, late%2), late%2 > 0
 	c.window.next = next
 	d.open(next, pos, func(o Offset, attempts uint16, due mono.Wall) {
+		if o < first {
+			return
+		}
 		c.window.reach(o)
 		if waits.get(o) != nil {
 			c.window.push(c.backlog.pends())
@@ -125,7 +147,7 @@ func (c *cursor) restore(d *decoder, waits *window[*Message], fromWall func(mono
 // one. Offsets ascend.
 func (r *Restoring) Found(o Offset, only string) {
 	t, b := r.topic, &r.topic.backlog
-	if only != "" || o < max(t.front, b.window.end()) { // no channel had anything of what comes after
+	if o >= r.written && (only != "" || o < max(t.front, b.window.end())) { // no channel had anything of what comes after
 		r.present[o] = true
 	}
 	if only != "" && o >= r.end { // carried forward, and the snapshot does not know: it is at its old place still
@@ -162,7 +184,7 @@ func (r *Restoring) Found(o Offset, only string) {
 func (r *Restoring) Done(now mono.Time, next Offset, fx *Effects) {
 	t, b := r.topic, &r.topic.backlog
 	// What was in memory alone went with it.
-	lost := func(o Offset) bool { return o >= r.From && !r.present[o] }
+	lost := func(o Offset) bool { return o >= r.written && !r.present[o] }
 	for range b.absent.len() {
 		if o := b.absent.pop(); lost(o) {
 			b.lose(o, t.channels)

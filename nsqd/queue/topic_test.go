@@ -802,7 +802,18 @@ func copyOf(m *Message) *Message {
 }
 
 // disk is a log on one.
-type disk struct{ messages []*Message }
+type disk struct {
+	messages []*Message
+	first    Offset // what was before it is trimmed
+}
+
+// next is the offset after all that was written.
+func (d *disk) next() Offset {
+	if n := len(d.messages); n > 0 {
+		return d.messages[n-1].Offset + 1
+	}
+	return d.first
+}
 
 func (d *disk) append(first Offset, msgs ...*Message) Offset {
 	for i, m := range msgs {
@@ -951,10 +962,9 @@ func restart(t interface {
 		top.CreateChannel(now, c, &fx)
 	}
 	mono := func(w mono.Wall) mono.Time { return mono.Time(w) }
-	restoring := testkit.Result(top.Restore(now, snapshot, mono, func(string) bool { return len(channels) == 0 }, &fx)).Must(t)
-	next := Offset(0)
+	restoring := testkit.Result(top.Restore(now, snapshot, log.first, mono, func(string) bool { return len(channels) == 0 }, &fx)).Must(t)
 	for _, m := range log.messages {
-		if next = m.Offset + 1; m.Offset >= restoring.From {
+		if m.Offset >= restoring.From {
 			only := ""
 			if m.Only != nil {
 				only = *m.Only
@@ -962,7 +972,7 @@ func restart(t interface {
 			restoring.Found(m.Offset, only)
 		}
 	}
-	restoring.Done(now, next, &fx)
+	restoring.Done(now, log.next(), &fx)
 	testkit.Must(t, top.checkInvariants(now))
 	return top, fx
 }
