@@ -4,6 +4,5 @@
 //
 // The file is JSON, for people to look at, with a checksum over what counts: it
 // is replaced as a whole, and one that was damaged or edited is an error, never
-// half a list. What NSQ's nsqd left in a folder is told from ours in foreign.go.
-// Read state.go next.
+// half a list. Read state.go next.
 package metadata

@@ -424,6 +424,19 @@ func (l *line) advance() (err error) {
 	return err
 }
 
+// is returns an error unless there is a file (kind 0) or folder, or a link to one. Another
+// thing with its name may never end, or is on a disk that is away.
+func is(kind fs.FileMode, path string) error {
+	info, err := os.Stat(path)
+	if err == nil && info.Mode().Type() != kind {
+		err = fmt.Errorf("it is %v", info.Mode())
+	}
+	if err != nil {
+		return fmt.Errorf("%s cannot be read; mend it, or move it away: %w", path, err)
+	}
+	return nil
+}
+
 // valid reports whether a topic, and a channel if there is one, may have these names and
 // is kept on a disk.
 func valid(topic, channel string) bool {

@@ -378,6 +378,87 @@ func TestDamagedMetadataIsNoImport(t *testing.T) {
 	}
 }
 
+// Files of NSQ's, and folders of ours, may be links to another disk.
+func TestLinksAreFollowed(t *testing.T) {
+	for _, fixture := range []string{"nsq", "through"} {
+		whole := unpack(t, fixture)
+		testkit.Result(whole.imports()).Must(t)
+		p, elsewhere := unpack(t, fixture), t.TempDir()
+		for _, pattern := range []string{"*.dat", "messages/*.queue"} {
+			for _, path := range testkit.Result(filepath.Glob(p.path(pattern))).Must(t) {
+				to := filepath.Join(elsewhere, filepath.Base(path))
+				testkit.Must(t, os.Rename(path, to))
+				testkit.Must(t, os.Symlink(to, path))
+			}
+		}
+		there := testkit.Result(os.ReadDir(elsewhere)).Must(t)
+		testkit.Result(p.imports()).Must(t)
+		for _, channel := range []string{"a", "b", "late"} {
+			testkit.Equal(t, p.all()["t"].bodies(channel), whole.all()["t"].bodies(channel), "%s: what channel %s gets", fixture, channel)
+		}
+		testkit.EqualSlices(t, p.files(), whole.files(), "%s: files", fixture)
+		testkit.Equal(t, len(testkit.Result(os.ReadDir(elsewhere)).Must(t)), len(there), "%s: what was linked to", fixture)
+	}
+}
+
+// What has a name of NSQ's and is no file is refused by name, and changes nothing: a link may
+// be to a disk that is away.
+func TestWhatIsNoFileIsRefused(t *testing.T) {
+	for name, make := range map[string]func(path string) error{
+		"a link to what is not there": func(path string) error { return os.Symlink("/not/there", path) },
+		"a link to itself":            func(path string) error { return os.Symlink(path, path) },
+		"a pipe":                      func(path string) error { return syscall.Mkfifo(path, 0o600) },
+		"a link to a device":          func(path string) error { return os.Symlink("/dev/zero", path) },
+		"a folder":                    func(path string) error { return os.Mkdir(path, 0o700) },
+	} {
+		for _, file := range []string{"nsqd.dat", "t:b.diskqueue.meta.dat", "t:b.diskqueue.000000.dat", "messages/v#.queue"} {
+			if file == "messages/v#.queue" && name == "a folder" {
+				continue
+			}
+			p := unpack(t, "nsq")
+			testkit.Must(t, os.RemoveAll(p.path(file)))
+			testkit.Must(t, make(p.path(file)))
+			before := p.files()
+			_, err := p.imports()
+			testkit.ErrorHas(t, err, p.path(file), "%s is %s", file, name)
+			testkit.EqualSlices(t, p.files(), before, "files, where %s is %s", file, name)
+		}
+	}
+}
+
+// NSQ's numbers have six digits at least: another name is none of its files, which are read
+// once.
+func TestNumbersThatNSQDoesNotWrite(t *testing.T) {
+	p := unpack(t, "nsq")
+	for _, number := range []string{"0", "7", "0000000"} {
+		text := testkit.Result(os.ReadFile(p.path("t:b.diskqueue.000000.dat"))).Must(t)
+		testkit.Must(t, os.WriteFile(p.path("t:b.diskqueue."+number+".dat"), text, 0o600))
+	}
+	testkit.Result(p.imports()).Must(t)
+	testkit.Equal(t, sorted(p.all()["t"].bodies("b")), sorted("1 2 3 4 5 6 7 8 9 10 deferred"), "what channel b gets")
+	testkit.Equal(t, strings.Count(p.logs.String(), "level=ERROR"), 3, "lines of the log")
+}
+
+// A queue of which the end is missing, or a file in the middle, is not taken for whole.
+func TestWhatIsMissingIsSaid(t *testing.T) {
+	meta := func(p *place, text string) error {
+		return os.WriteFile(p.path("t:b.diskqueue.meta.dat"), []byte(text), 0o600)
+	}
+	for name, change := range map[string]func(p *place) error{
+		"the file is cut before the place to go on at": func(p *place) error { return meta(p, "5\n0,100000\n0,200000\n") },
+		"a file in the middle is missing": func(p *place) error {
+			return os.Remove(p.path("t:b.diskqueue.000001.dat"))
+		},
+		"the last file is missing":      func(p *place) error { return meta(p, "5\n0,0\n3,100\n") },
+		"a place that no one can write": func(p *place) error { return meta(p, "5\n"+strings.Repeat("0", 1<<20)+"0,0\n3,0\n") },
+	} {
+		p := unpack(t, "nsq")
+		testkit.Must(t, change(p))
+		report := testkit.Result(p.imports()).Must(t)
+		testkit.Equal(t, report.Unreadable, 1, "unreadable, where %s", name)
+	}
+}
+
 func TestNothingIsNothing(t *testing.T) {
 	p := newPlace(t)
 	testkit.Must(t, os.WriteFile(p.path("nsqd.dat"), []byte(`{"topics":[{"name":"e","channels":[{"name":"c","paused":true},{"name":"x#ephemeral"}]},{"name":"y#ephemeral"}],"version":"1.3.0"}`), 0o600))

@@ -33,6 +33,12 @@ import (
 // That a message was deferred is not in it.
 const nsqTopics = "nsqd.dat"
 
+// The largest files of topics, and of a place, that are read.
+const (
+	maxTopics = 256 << 20
+	maxMeta   = 1 << 10
+)
+
 var nsqFile = regexp.MustCompile(`^(.+)\.diskqueue\.([0-9]+|meta)\.dat$`)
 
 // nsqHeader is what a message has before its body.
@@ -56,13 +62,17 @@ func (im *importer) findNSQ(topics topics, known metadata.State) (merged metadat
 	queues := map[string]*nsqQueue{}
 	for _, e := range entries {
 		m := nsqFile.FindStringSubmatch(e.Name())
-		if m == nil || !e.Type().IsRegular() {
+		if m == nil {
 			continue
 		}
 		topic, channel, both := strings.Cut(m[1], ":")
-		if !valid(topic, channel) || both && channel == "" {
+		n, err := strconv.ParseUint(m[2], 10, 64)
+		if !valid(topic, channel) || both && channel == "" || m[2] != "meta" && (err != nil || m[2] != nsqNumber(n)) {
 			im.Logger.Error("there is a file of messages that is no topic's or channel's of NSQ's nsqd; it is left alone", "file", e.Name())
 			continue
+		}
+		if err := is(0, filepath.Join(im.Data, e.Name())); err != nil {
+			return known, nil, err
 		}
 		q := queues[m[1]]
 		if q == nil {
@@ -71,11 +81,11 @@ func (im *importer) findNSQ(topics topics, known metadata.State) (merged metadat
 		}
 		if m[2] == "meta" {
 			q.meta = true
-		} else if n, err := strconv.ParseUint(m[2], 10, 64); err == nil {
+		} else {
 			q.files = append(q.files, n)
 		}
 	}
-	if _, err := os.Stat(filepath.Join(im.Data, nsqTopics)); len(queues) > 0 || err == nil {
+	if _, err := os.Lstat(filepath.Join(im.Data, nsqTopics)); len(queues) > 0 || err == nil {
 		if err := im.lock(); err != nil {
 			return known, nil, err
 		}
@@ -89,6 +99,23 @@ func (im *importer) findNSQ(topics topics, known metadata.State) (merged metadat
 		return merged, nil, err
 	}
 	return merged, []string{doneSuffix + " " + filepath.Join(im.Data, nsqTopics)}, nil
+}
+
+// nsqNumber is a file's number, as it is in its name.
+func nsqNumber(n uint64) string { return fmt.Sprintf("%06d", n) }
+
+// read reads a file that has at most so many bytes.
+func read(path string, most int64) ([]byte, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close() // it was only read
+	b, err := io.ReadAll(io.LimitReader(file, most+1))
+	if err == nil && int64(len(b)) > most {
+		err = fmt.Errorf("%s has more than %d bytes", path, most)
+	}
+	return b, err
 }
 
 // lock makes sure, until the import ends, that no NSQ's nsqd uses the folder: that one
@@ -108,10 +135,14 @@ func (im *importer) lock() error {
 // nsqTopics adds the topics and channels of nsqd.dat to those that are known. What is
 // known is as it is.
 func (im *importer) nsqTopics(known metadata.State) (merged metadata.State, there bool, err error) {
-	text, err := os.ReadFile(filepath.Join(im.Data, nsqTopics))
-	if errors.Is(err, fs.ErrNotExist) {
+	path := filepath.Join(im.Data, nsqTopics)
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return known, false, nil
 	}
+	if err := is(0, path); err != nil {
+		return known, false, err
+	}
+	text, err := read(path, maxTopics)
 	var state struct {
 		Topics []struct {
 			Name     string
@@ -126,7 +157,7 @@ func (im *importer) nsqTopics(known metadata.State) (merged metadata.State, ther
 		err = json.Unmarshal(text, &state)
 	}
 	if err != nil { // its channels would not get what they should
-		return known, false, fmt.Errorf("%s cannot be read; mend it, or move it away: %w", filepath.Join(im.Data, nsqTopics), err)
+		return known, false, fmt.Errorf("%s cannot be read; mend it, or move it away: %w", path, err)
 	}
 	merged.Topics = slices.Clone(known.Topics)
 	for _, t := range state.Topics {
@@ -165,40 +196,60 @@ func (im *importer) nsq(name string, q *nsqQueue) source {
 	}
 	slices.Sort(q.files)
 	for _, n := range q.files {
-		s.paths = append(s.paths, path(fmt.Sprintf("%06d", n)))
+		s.paths = append(s.paths, path(nsqNumber(n)))
 	}
 	s.records = func(yield func(commitlog.Record, error) bool) {
-		number, place := uint64(0), int64(0)
+		var from nsqPlaces
 		if q.meta {
 			var err error
-			if number, place, err = readNSQMeta(path("meta")); err != nil && !yield(commitlog.Record{}, err) {
+			if from, err = readNSQMeta(path("meta")); err != nil && !yield(commitlog.Record{}, err) {
 				return
 			}
 		}
-		for _, n := range q.files {
-			from := int64(0)
-			if n == number {
-				from = place
+		missing := func(n, before uint64) bool {
+			return n >= before || yield(commitlog.Record{}, fmt.Errorf("%s: %w: it is missing, and all before number %d", path(nsqNumber(n)), commitlog.ErrUnreadable, before))
+		}
+		next := from.number
+		for i, n := range q.files {
+			if n < from.number {
+				continue
 			}
-			if n >= number && !readNSQ(path(fmt.Sprintf("%06d", n)), from, im.maxBody(), yield) {
+			if i == 0 && from.number == 0 { // it is not known, perhaps, which were read
+				next = n
+			}
+			place := int64(0)
+			if n == from.number {
+				place = from.place
+			}
+			if !missing(next, n) || !readNSQ(path(nsqNumber(n)), place, im.maxBody(), yield) {
 				return
 			}
+			next = n + 1
 		}
+		if from.endPlace > 0 {
+			from.end++
+		}
+		missing(next, from.end)
 	}
 	return s
 }
 
-// readNSQMeta returns from where a queue is to be read.
-func readNSQMeta(path string) (number uint64, place int64, err error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return 0, 0, err
+// nsqPlaces are from where a queue is to be read, and where it ends.
+type nsqPlaces struct {
+	number, end     uint64 // of files
+	place, endPlace int64
+}
+
+func readNSQMeta(path string) (p nsqPlaces, err error) {
+	text, err := read(path, maxMeta)
+	var depth int64 // the end is read, too, lest a place of which digits are missing be taken for whole
+	if err == nil {
+		_, err = fmt.Sscanf(string(text), "%d\n%d,%d\n%d,%d\n", &depth, &p.number, &p.place, &p.end, &p.endPlace)
 	}
-	var depth, end, endPlace int64 // the end is read, too, lest a place of which digits are missing be taken for whole
-	if n, err := fmt.Sscanf(string(text), "%d\n%d,%d\n%d,%d\n", &depth, &number, &place, &end, &endPlace); n != 5 || err != nil || place < 0 {
-		return 0, 0, fmt.Errorf("%s: %w: all messages that are there come again", path, commitlog.ErrUnreadable)
+	if err != nil || p.place < 0 {
+		return nsqPlaces{}, fmt.Errorf("%s: %w: all messages that are there come again", path, commitlog.ErrUnreadable)
 	}
-	return number, place, nil
+	return p, nil
 }
 
 // readNSQ goes through the messages of a file, and reports whether to go on with the
@@ -210,8 +261,15 @@ func readNSQ(path string, from int64, maxBody int, yield func(commitlog.Record, 
 		return yield(commitlog.Record{}, err) && false
 	}
 	defer file.Close() // it was only read
-	if _, err := file.Seek(from, io.SeekStart); err != nil {
+	info, err := file.Stat()
+	if err == nil {
+		_, err = file.Seek(from, io.SeekStart)
+	}
+	if err != nil {
 		return yield(commitlog.Record{}, err) && false
+	}
+	if from > info.Size() {
+		return yield(commitlog.Record{}, fmt.Errorf("%s: %w: it ends at %d, and was read up to %d", path, commitlog.ErrUnreadable, info.Size(), from))
 	}
 	r := bufio.NewReaderSize(file, 1<<20)
 	var head [4 + nsqHeader]byte
@@ -222,7 +280,7 @@ func readNSQ(path string, from int64, maxBody int, yield func(commitlog.Record, 
 			return true
 		}
 		size := int64(binary.BigEndian.Uint32(head[:]))
-		lost := err != nil || size < nsqHeader || size-nsqHeader > int64(maxBody)
+		lost := err != nil || size < nsqHeader || size-nsqHeader > int64(maxBody) || size > info.Size()-at
 		if !lost {
 			body = slices.Grow(body[:0], int(size-nsqHeader))[:size-nsqHeader]
 			_, err = io.ReadFull(r, body)

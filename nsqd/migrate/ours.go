@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"iter"
 	"os"
 	"path/filepath"
@@ -31,11 +32,14 @@ func (im *importer) findOurs(topics topics) error {
 	}
 	for _, e := range entries {
 		name, ok := strings.CutSuffix(e.Name(), oldSuffix)
-		if !ok || !e.IsDir() {
+		if !ok || !strings.Contains(name, "#") && !e.IsDir() {
 			continue
 		}
+		path := filepath.Join(im.Messages, e.Name())
+		if err := is(fs.ModeDir, path); err != nil {
+			return err
+		}
 		if of, aside := strings.CutSuffix(name, oldUnreadable); aside && strings.Contains(of, "#") {
-			path := filepath.Join(im.Messages, e.Name())
 			for range commitlog.OldQueue(commitlog.OS(), path) {
 				im.report.Unreadable++
 			}
