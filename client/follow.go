@@ -29,12 +29,13 @@ import (
 func Follow(ctx context.Context, conn grpc.ClientConnInterface, topic string, ids []string, report func([]*srtmv1.Assignment)) error {
 	wait := newBackoff()
 	for {
-		err := followOnce(ctx, conn, topic, ids, func(a []*srtmv1.Assignment) {
-			wait.reset()
-			report(a)
-		})
+		began := time.Now()
+		err := followOnce(ctx, conn, topic, ids, report)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
+		}
+		if time.Since(began) > lastBackoff { // else it may be one whose streams end at once
+			wait.reset()
 		}
 		switch status.Code(err) {
 		case codes.NotFound:

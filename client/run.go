@@ -296,12 +296,12 @@ func (s *sender) receive(r *route) {
 		first := r.open[0]
 		r.open = r.open[1:]
 		settle(first, a)
-		s.wait.reset() // it is a broker that works
 		if a.refused != nil && wire.ErrorCode(a.refused.Code).Fatal() {
 			// It ends the connection next; what is written now would be lost.
 			ended = a.refused
 			break
 		}
+		s.wait.reset() // it is a broker that works
 	}
 	if ended != nil {
 		s.lose(r, ended)

@@ -6,8 +6,11 @@ import (
 	"io"
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/nsqio/go-nsq"
+	"google.golang.org/grpc"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/client/fake"
@@ -115,4 +118,74 @@ func TestAnOrderlyEndBeforeAWriteThatFails(t *testing.T) {
 	if !slices.Equal(s.queue, []*request{open, next}) {
 		t.Errorf("%d are sent again, and the one without an answer has %v", len(s.queue), <-open.done)
 	}
+}
+
+// A broker that refuses for good and hangs up, again and again, is not dialled a hundred times
+// a second for each publisher.
+func TestABrokerThatRefusesIsDialledLess(t *testing.T) {
+	c := testkit.Result(New(Config{Address: "127.0.0.1:1"})).Must(t)
+	defer c.conn.Close()
+	var log fake.Log
+	b := testkit.Result(fake.NewBroker("b", &log)).Must(t)
+	defer b.Close()
+	s := &sender{p: newPublisher(c, "t", "p"), wait: newBackoff(), retry: stopped(), drain: stopped()}
+	defer s.end()
+	s.p.assigned(&srtmv1.Assignment{TcpAddress: b.Address(), Epoch: 1})
+	s.readInbox()
+	answers := func(a answer) {
+		s.connect()
+		if s.dialling {
+			s.connected(<-s.p.dialled)
+		}
+		s.cur.open = []*request{{done: make(chan error, 1)}}
+		s.cur.answered(a)
+		s.receive(s.cur)
+	}
+	for range 8 {
+		answers(answer{&RefusedError{Code: "E_BAD_TOPIC"}})
+	}
+	testkit.Equal(t, s.wait.next, lastBackoff)
+	answers(answer{&RefusedError{Code: "E_RATE_LIMITED"}})
+	testkit.Equal(t, s.wait.next, firstBackoff, "from one that works")
+}
+
+// brief has streams that end after one assignment.
+type brief struct {
+	grpc.ClientConnInterface
+	streams int
+}
+
+func (b *brief) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+	b.streams++
+	return &briefStream{}, nil
+}
+
+type briefStream struct {
+	grpc.ClientStream
+	told bool
+}
+
+func (*briefStream) SendMsg(any) error { return nil }
+func (*briefStream) CloseSend() error  { return nil }
+func (s *briefStream) RecvMsg(m any) error {
+	if s.told {
+		return io.EOF
+	}
+	s.told = true
+	m.(*srtmv1.WatchResponse).Assignments = []*srtmv1.Assignment{{}}
+	return nil
+}
+
+// Nor is a loaddistributor whose streams end as soon as they have said something.
+func TestStreamsThatEndAtOnceAreOpenedLess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var conn brief
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		err := Follow(ctx, &conn, "t", nil, func([]*srtmv1.Assignment) {})
+		testkit.ErrorIs(t, err, context.DeadlineExceeded)
+		if conn.streams > 100 {
+			t.Errorf("%d streams in a minute", conn.streams)
+		}
+	})
 }
