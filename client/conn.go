@@ -32,9 +32,10 @@ const maxFrame = 16 << 10
 // collected, and no context ends its handshake.
 type conn struct {
 	// set once
-	cfg *nsq.Config
-	nc  net.Conn // the socket
-	r   io.Reader
+	cfg    *nsq.Config
+	nc     net.Conn // the socket
+	r      io.Reader
+	unbind func() bool // from the context that ends it
 
 	mu struct { // of writes
 		sync.Mutex
@@ -44,7 +45,7 @@ type conn struct {
 }
 
 // connect dials, identifies, upgrades and authenticates, in at most DialTimeout and
-// ReadTimeout, while ctx lasts.
+// ReadTimeout. The connection ends with ctx, whatever is being written.
 func connect(ctx context.Context, address string, cfg *nsq.Config) (*conn, error) {
 	dialer := net.Dialer{LocalAddr: cfg.LocalAddr, Timeout: cfg.DialTimeout}
 	nc, err := dialer.DialContext(ctx, "tcp", address)
@@ -53,7 +54,7 @@ func connect(ctx context.Context, address string, cfg *nsq.Config) (*conn, error
 	}
 	c := &conn{cfg: cfg, nc: nc}
 	c.layer(nc, nc, nil)
-	stop := context.AfterFunc(ctx, c.close)
+	c.unbind = context.AfterFunc(ctx, func() { _ = nc.Close() }) // as close
 	err = nc.SetDeadline(time.Now().Add(cfg.ReadTimeout))
 	if err == nil {
 		err = c.greet(ctx, address)
@@ -61,7 +62,7 @@ func connect(ctx context.Context, address string, cfg *nsq.Config) (*conn, error
 	if err == nil {
 		err = nc.SetDeadline(time.Time{})
 	}
-	if !stop() {
+	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
 	if err != nil {
@@ -72,7 +73,10 @@ func connect(ctx context.Context, address string, cfg *nsq.Config) (*conn, error
 }
 
 // close ends the connection. What waits for it fails.
-func (c *conn) close() { _ = c.nc.Close() } // what it could report is that it is closed
+func (c *conn) close() {
+	c.unbind()
+	_ = c.nc.Close() // what it could report is that it is closed
+}
 
 // layer has all that follows pass through r and w.
 func (c *conn) layer(r io.Reader, w io.Writer, flush func() error) {

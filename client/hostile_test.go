@@ -324,3 +324,35 @@ func TestAnotherAnswer(t *testing.T) {
 		testkit.ErrorIs(t, p.Publish(ctx, []byte("1")), client.ErrUnanswered, "%q", text)
 	}
 }
+
+// Nor does a write to a broker that reads nothing hold up the end of its publisher.
+func TestCloseDoesNotWaitForAWrite(t *testing.T) {
+	cfg := client.Config{NSQ: client.DefaultNSQConfig()}
+	cfg.NSQ.WriteTimeout = 5 * time.Minute
+	begun, over := make(chan struct{}), make(chan struct{})
+	open := hostile(t, cfg, func(p *peer) {
+		p.hello()
+		p.say("OK")
+		p.line()
+		close(begun)
+		<-over
+	})
+	defer close(over)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Hang)
+	defer cancel()
+	p := testkit.Result(open(ctx)).Must(t)
+	failed := make(chan error, 3)
+	for range cap(failed) {
+		go func() { failed <- p.Publish(ctx, make([]byte, 32<<20)) }()
+	}
+	<-begun
+	short, end := context.WithTimeout(ctx, 100*time.Millisecond)
+	defer end()
+	testkit.ErrorIs(t, p.Close(short), context.DeadlineExceeded)
+	for range cap(failed) {
+		err := <-failed
+		if !errors.Is(err, client.ErrClosed) && !errors.Is(err, client.ErrUnanswered) {
+			t.Error(err)
+		}
+	}
+}

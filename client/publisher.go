@@ -33,12 +33,11 @@ type Publisher struct {
 	dialled  chan dialled    // at most one dial is under way
 	isReady  chan struct{}   // closed by run at the first route
 	closing  chan struct{}   // closed by Close: take no more requests
-	kill     chan struct{}   // closed by Close: give up what is open
 	over     chan struct{}   // closed when run has returned
-	dialling context.Context // ends when run gives up
+	life     context.Context // of the dial and the connections; ends when they are given up
 	giveUp   context.CancelFunc
 	conns    sync.WaitGroup // the dial, and what reads connections
-	once     struct{ closing, kill sync.Once }
+	close    sync.Once      // of closing
 
 	broker atomic.Pointer[string] // written by run; a stale address is for people only
 
@@ -84,9 +83,9 @@ func newPublisher(c *Client, topic, id string) *Publisher {
 		limit: c.cfg.MaxOutstanding, resend: c.cfg.Resend, drain: c.cfg.DrainTimeout,
 		log:      c.log.With("topic", topic, "publisher", id),
 		requests: make(chan *request), notify: make(chan struct{}, 1), dialled: make(chan dialled, 1),
-		isReady: make(chan struct{}), closing: make(chan struct{}), kill: make(chan struct{}), over: make(chan struct{}),
+		isReady: make(chan struct{}), closing: make(chan struct{}), over: make(chan struct{}),
 	}
-	p.dialling, p.giveUp = context.WithCancel(context.Background())
+	p.life, p.giveUp = context.WithCancel(context.Background())
 	var notify func(Pace)
 	if tell := c.cfg.OnPace; tell != nil {
 		notify = func(is Pace) { tell(p, is) }
@@ -135,12 +134,12 @@ func wrap(err error) error {
 // with ErrUnanswered, what was not with ErrClosed, and Close returns the
 // context's error. A second Close waits like the first.
 func (p *Publisher) Close(ctx context.Context) error {
-	p.once.closing.Do(func() { close(p.closing) })
+	p.close.Do(func() { close(p.closing) })
 	var err error
 	select {
 	case <-p.over:
 	case <-ctx.Done():
-		p.once.kill.Do(func() { close(p.kill) })
+		p.giveUp()
 		<-p.over
 		err = fmt.Errorf("client: close publisher %q: %w", p.id, ctx.Err())
 	}
@@ -152,8 +151,8 @@ func (p *Publisher) Close(ctx context.Context) error {
 
 // abandon closes without draining.
 func (p *Publisher) abandon() {
-	p.once.closing.Do(func() { close(p.closing) })
-	p.once.kill.Do(func() { close(p.kill) })
+	p.close.Do(func() { close(p.closing) })
+	p.giveUp()
 	<-p.over
 }
 

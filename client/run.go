@@ -73,7 +73,7 @@ func (p *Publisher) run() {
 				s.lose(s.cur, fmt.Errorf("no last answer within %v", p.drain))
 			}
 		case <-closing:
-		case <-p.kill:
+		case <-p.life.Done():
 			return
 		}
 		s.receive(s.cur)
@@ -219,7 +219,7 @@ func (s *sender) connect() {
 	s.dialling = true
 	p, address, weight := s.p, s.target, s.weight()
 	p.conns.Go(func() {
-		r, err := dial(p.dialling, address, p.cfg, p.limit, weight, p.pacer.advise, p.notify, &p.conns)
+		r, err := dial(p.life, address, p.cfg, p.limit, weight, p.pacer.advise, p.notify, &p.conns)
 		p.dialled <- dialled{r, err}
 	})
 }
