@@ -1,12 +1,12 @@
 package auth
 
 import (
-	"errors"
 	"fmt"
 	"regexp"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/bounded"
+	"github.com/srtm-io/srtm/internal/faults"
 )
 
 // Permission is what a client wants to do.
@@ -90,13 +90,8 @@ func ParseAnswer(body []byte) (*Grant, error) {
 	if err := bounded.Decode(body, bounded.MaxElements, &a); err != nil {
 		return nil, fmt.Errorf("auth server's answer: %w", err)
 	}
-	var errs []error
-	fault := func(format string, args ...any) {
-		errs = append(errs, fmt.Errorf("auth server's answer: "+format, args...))
-	}
-	if a.TTL <= 0 {
-		fault("ttl of %d seconds is not positive", a.TTL)
-	}
+	var errs faults.List
+	errs.If(a.TTL <= 0, "ttl of %d seconds is not positive", a.TTL)
 	g := &Grant{
 		Identity:    a.Identity,
 		IdentityURL: a.IdentityURL,
@@ -105,9 +100,7 @@ func ParseAnswer(body []byte) (*Grant, error) {
 	}
 	pattern := func(i int, what, text string) *regexp.Regexp {
 		re, err := regexp.Compile(text)
-		if err != nil {
-			fault("authorization %d: %s: %w", i, what, err)
-		}
+		errs.If(err != nil, "authorization %d: %s: %w", i, what, err)
 		return re
 	}
 	for i, from := range a.Authorizations {
@@ -119,7 +112,7 @@ func ParseAnswer(body []byte) (*Grant, error) {
 			case "subscribe":
 				r.permissions |= Subscribe
 			default:
-				fault("authorization %d: permission %q is neither publish nor subscribe", i, p)
+				errs.Add(fmt.Errorf("authorization %d: permission %q is neither publish nor subscribe", i, p))
 			}
 		}
 		r.topic = pattern(i, "topic", from.Topic)
@@ -127,8 +120,8 @@ func ParseAnswer(body []byte) (*Grant, error) {
 			r.channels = append(r.channels, pattern(i, "channel", c))
 		}
 	}
-	if len(errs) > 0 {
-		return nil, errors.Join(errs...)
+	if err := errs.Err(); err != nil {
+		return nil, fmt.Errorf("auth server's answer: %w", err)
 	}
 	return g, nil
 }

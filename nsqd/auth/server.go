@@ -136,10 +136,7 @@ func New(cfg Config) (*Servers, error) {
 	}
 	s := &Servers{method: cfg.Method}
 	for _, a := range cfg.Addresses {
-		u, err := serverURL(a)
-		if err != nil {
-			return nil, err
-		}
+		u, _ := serverURL(a) // Validate has seen it
 		s.urls = append(s.urls, u)
 	}
 	dialer := &net.Dialer{Timeout: cfg.ConnectTimeout}

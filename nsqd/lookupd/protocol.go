@@ -130,7 +130,7 @@ func expectOK(answer []byte) error {
 	if string(answer) == "OK" {
 		return nil
 	}
-	return fmt.Errorf("answers %q", clip(answer))
+	return fmt.Errorf("answers %.200q", answer)
 }
 
 // identity is what a daemon says of itself in answer to IDENTIFY.
@@ -142,7 +142,7 @@ type identity struct {
 func parseIdentity(answer []byte) (identity, error) {
 	var id identity
 	if err := json.Unmarshal(answer, &id); err != nil {
-		return identity{}, fmt.Errorf("answers IDENTIFY with %q: %w", clip(answer), err)
+		return identity{}, fmt.Errorf("answers IDENTIFY with %.200q: %w", answer, err)
 	}
 	if id.HTTPPort < 0 || id.HTTPPort > 65535 {
 		return identity{}, fmt.Errorf("answers IDENTIFY with HTTP port %d", id.HTTPPort)
@@ -156,10 +156,7 @@ func parseChannels(body []byte) ([]string, error) {
 		Channels []string `json:"channels"`
 	}
 	if err := bounded.Decode(body, bounded.MaxElements, &answer); err != nil {
-		return nil, fmt.Errorf("answers /channels with %q: %w", clip(body), err)
+		return nil, fmt.Errorf("answers /channels with %.200q: %w", body, err)
 	}
 	return answer.Channels, nil
 }
-
-// clip keeps what a peer says short enough for a log line.
-func clip(b []byte) []byte { return b[:min(len(b), 200)] }

@@ -37,9 +37,9 @@ type conn struct {
 	nc    net.Conn
 	begun chan *order // reader -> await
 	done  chan *order // await -> writer
-	stops sync.Once
-	halt  chan struct{} // closed by stop
 
+	// Atomic: set by stop, read by the reader.
+	stopped atomic.Bool
 	// Atomic: set by the reader while it waits for room, read by the writer,
 	// which then must not take the producer for silent.
 	stalled atomic.Bool
@@ -77,7 +77,7 @@ type order struct {
 
 func newConn(a *Agent, nc net.Conn) *conn {
 	c := &conn{
-		a: a, nc: nc, targets: map[pool.Key]*pool.Shared{}, halt: make(chan struct{}),
+		a: a, nc: nc, targets: map[pool.Key]*pool.Shared{},
 		begun: make(chan *order, a.cfg.MaxOutstanding),
 		done:  make(chan *order),
 	}
@@ -113,7 +113,7 @@ func (c *conn) run(base context.Context) {
 
 // stop has the reader read no more.
 func (c *conn) stop() {
-	c.stops.Do(func() { close(c.halt) })
+	c.stopped.Store(true)
 	_ = c.nc.SetReadDeadline(time.Unix(1, 0)) // fails only when closed
 }
 
@@ -149,10 +149,8 @@ func (c *conn) read(base context.Context) error {
 			}
 			continue
 		}
-		select {
-		case <-c.halt:
+		if c.stopped.Load() {
 			return nil
-		default:
 		}
 		if err := c.makeRoom(base, buf); err != nil {
 			return nil // the agent stops
