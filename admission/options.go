@@ -2,9 +2,7 @@ package main
 
 import (
 	"cmp"
-	"errors"
 	"flag"
-	"fmt"
 	"log/slog"
 	"path/filepath"
 	"runtime"
@@ -18,6 +16,7 @@ import (
 	"github.com/srtm-io/srtm/admission/server"
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/daemon"
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/targets"
 )
@@ -71,52 +70,35 @@ func (o *options) flags(fs *flag.FlagSet) {
 }
 
 func (o *options) validate() error {
-	errs := []error{
-		daemon.OneOf("role", o.role, "all", "server", "router"),
-		daemon.Within("checkpoint", o.server.Checkpoint, 10*time.Millisecond, time.Minute),
-		daemon.Within("poll", o.server.Poll, 10*time.Millisecond, time.Minute),
-	}
+	var f faults.List
+	f.Add(daemon.OneOf("role", o.role, "all", "server", "router"))
+	f.Add(daemon.OneOf("default-reply", o.defaultReply, "deny", "admit"))
+	f.Add(daemon.OneOf("full-reply", o.fullReply, "deny", "admit"))
+	f.Add(daemon.Within("checkpoint", o.server.Checkpoint, 10*time.Millisecond, time.Minute))
+	f.Add(daemon.Within("poll", o.server.Poll, 10*time.Millisecond, time.Minute))
+	f.If(o.server.Loops < 1, "--udp-loops %d: want 1 or more", o.server.Loops)
+	f.If(o.server.MaxKeys < 1, "--max-keys %d: want 1 or more", o.server.MaxKeys)
+	f.If(o.server.MaxSessions < 1, "--max-sessions %d: want 1 or more", o.server.MaxSessions)
+	f.If(o.asks.Attempts < 1, "--attempts %d: want 1 or more", o.asks.Attempts)
+	asks := len(o.asks.Servers) > 0
+	f.If(asks && o.serves(), "--server is for --role=router")
+	f.If(!asks && !o.serves(), "--role=router needs --server")
+	f.If(o.database != "" && !strings.HasPrefix(o.database, "postgres://") && !strings.HasPrefix(o.database, "postgresql://"),
+		"--database: want postgres://..., or --data-path for SQLite")
+	o.database = cmp.Or(o.database, filepath.Join(o.dataPath, "admission.db"))
+	o.asks.DefaultAdmit, o.server.AdmitFull = o.defaultReply == "admit", o.fullReply == "admit"
 	var err error
-	fault := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	switch asks := len(o.asks.Servers) > 0; {
-	case asks && o.serves():
-		fault("--server is for --role=router")
-	case !asks && !o.serves():
-		fault("--role=router needs --server")
-	}
-	if o.asks.DefaultAdmit, err = client.ParseReply(o.defaultReply); err != nil {
-		fault("--default-reply %w", err)
-	}
-	if o.server.AdmitFull, err = client.ParseReply(o.fullReply); err != nil {
-		fault("--full-reply %w", err)
-	}
-	if o.database != "" && !strings.HasPrefix(o.database, "postgres://") && !strings.HasPrefix(o.database, "postgresql://") {
-		fault("--database: want postgres://..., or --data-path for SQLite")
-	}
-	if o.database == "" {
-		o.database = filepath.Join(o.dataPath, "admission.db")
-	}
-	for _, n := range []struct {
-		flag string
-		n    int
-	}{{"udp-loops", o.server.Loops}, {"max-keys", o.server.MaxKeys}, {"max-sessions", o.server.MaxSessions}, {"attempts", o.asks.Attempts}} {
-		if n.n < 1 {
-			fault("--%s %d: want 1 or more", n.flag, n.n)
-		}
-	}
 	if o.macKeyFile != "" {
-		if o.asks.Keys, err = client.ReadKeys(o.macKeyFile); err != nil {
-			fault("--mac-key-file: %w", err)
-		}
+		o.asks.Keys, err = client.ReadKeys(o.macKeyFile)
+		f.If(err != nil, "--mac-key-file: %w", err)
 	}
-	if o.peerOptions, err = o.peers.Load("peer-"); err != nil {
-		errs = append(errs, err)
-	}
-	errs = append(errs, o.at.Validate())
+	o.peerOptions, err = o.peers.Load("peer-")
+	f.Add(err)
+	f.Add(o.at.Validate())
 	if o.serves() && o.at.Guard != nil {
-		errs = append(errs, o.at.Guard.Check("--udp-address", o.server.Address, o.macKeyFile != "", "--mac-key-file"))
+		f.Add(o.at.Guard.Check("--udp-address", o.server.Address, o.macKeyFile != "", "--mac-key-file"))
 	}
-	return errors.Join(errs...)
+	return f.Err()
 }
 
 func (o *options) serverConfig(s server.Store, log *slog.Logger, metrics prometheus.Registerer, grpcAddress string) server.Config {
