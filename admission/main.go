@@ -19,6 +19,7 @@ import (
 	"github.com/srtm-io/srtm/admission/store"
 	"github.com/srtm-io/srtm/api/srtm/envoy"
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/obs"
 )
@@ -76,8 +77,6 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 
 // followServers has the asker ask the servers that are in the store, until ctx ends.
 func followServers(ctx context.Context, database *store.Store, asker *client.Client, log *slog.Logger) error {
-	ticker := time.NewTicker(server.DefaultRenew)
-	defer ticker.Stop()
 	for {
 		members, err := database.Members(ctx)
 		var addresses []string
@@ -90,10 +89,8 @@ func followServers(ctx context.Context, database *store.Store, asker *client.Cli
 		if err != nil && ctx.Err() == nil {
 			log.Warn("the servers could not be read; asking those that are known", "err", err)
 		}
-		select {
-		case <-ctx.Done():
+		if !clock.Sleep(ctx, server.DefaultRenew) {
 			return nil
-		case <-ticker.C:
 		}
 	}
 }

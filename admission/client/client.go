@@ -13,6 +13,7 @@ import (
 
 	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/admission/wire"
+	"github.com/srtm-io/srtm/internal/clock"
 )
 
 // Config is how a Client asks.
@@ -192,10 +193,8 @@ func (c *Client) askOwner(ctx context.Context, p int, q wire.Question) (a answer
 			c.owners[p].CompareAndSwap(known, heard)
 			continue
 		}
-		select { // the new owner has not heard of it yet, or we have not of the new owner
-		case <-ctx.Done():
+		if !clock.Sleep(ctx, longest) { // the new owner has not heard of it yet, or we have not of the new owner
 			return a, false
-		case <-time.After(longest):
 		}
 	}
 	c.owners[p].Store(0) // what was heard may be of a store that is no more
