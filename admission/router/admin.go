@@ -12,6 +12,7 @@ import (
 	"github.com/srtm-io/srtm/admission/store"
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/refusal"
+	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -49,16 +50,13 @@ func (a *Admin) SetRules(ctx context.Context, r *srtmv1.SetRulesRequest) (*srtmv
 	}
 	rules := make([]rule.Rule, len(r.GetRules()))
 	for i, p := range r.GetRules() {
+		leased, known := leasedByMode.Value(p.GetMode())
+		if !known {
+			return nil, invalid(fmt.Sprintf("rules[%d].mode", i), fmt.Sprintf("%d is none", p.GetMode()))
+		}
 		rules[i] = rule.Rule{
 			Key: p.GetKey(), Share: tokenbucket.Share{Rate: tokenbucket.Rate(p.GetRefillMilli()), Burst: p.GetCapacity()},
-			Strict: p.GetStrict(), Shadow: p.GetShadow(), FailOpen: p.GetFailOpen(),
-		}
-		switch p.GetMode() {
-		case srtmv1.AdmissionMode_ADMISSION_MODE_UNSPECIFIED, srtmv1.AdmissionMode_ADMISSION_MODE_CENTRAL:
-		case srtmv1.AdmissionMode_ADMISSION_MODE_LEASE:
-			rules[i].Leased = true
-		default:
-			return nil, invalid(fmt.Sprintf("rules[%d].mode", i), fmt.Sprintf("%d is none", p.GetMode()))
+			Leased: leased, Strict: p.GetStrict(), Shadow: p.GetShadow(), FailOpen: p.GetFailOpen(),
 		}
 		if err := rules[i].Validate(); err != nil {
 			return nil, invalid(fmt.Sprintf("rules[%d]", i), err.Error())
@@ -142,13 +140,14 @@ func (a *Admin) MovePartitions(ctx context.Context, r *srtmv1.MovePartitionsRequ
 	return &srtmv1.MovePartitionsResponse{}, failed(a.rules.Move(ctx, first, last, r.GetServer()))
 }
 
+var leasedByMode = shareproto.Enum[srtmv1.AdmissionMode, bool]{
+	srtmv1.AdmissionMode_ADMISSION_MODE_CENTRAL: false, // as none is
+	srtmv1.AdmissionMode_ADMISSION_MODE_LEASE:   true,
+}
+
 func ruleProto(r rule.Rule) *srtmv1.AdmissionRule {
-	mode := srtmv1.AdmissionMode_ADMISSION_MODE_CENTRAL
-	if r.Leased {
-		mode = srtmv1.AdmissionMode_ADMISSION_MODE_LEASE
-	}
 	return &srtmv1.AdmissionRule{
-		Key: r.Key, RefillMilli: int64(r.Share.Rate), Capacity: r.Share.Burst, Mode: mode,
+		Key: r.Key, RefillMilli: int64(r.Share.Rate), Capacity: r.Share.Burst, Mode: leasedByMode.Number(r.Leased),
 		Strict: r.Strict, Shadow: r.Shadow, FailOpen: r.FailOpen, Change: r.Change,
 	}
 }
