@@ -48,10 +48,7 @@ func (o *options) flags(fs *flag.FlagSet) {
 	fs.StringVar(&o.server.Replicate, "advertise-grpc", "", "`host:port` at which other servers reach --grpc-address, to replicate what keys hold (default: --grpc-address)")
 	o.peers.Flags(fs, "peer-", "other servers")
 	fs.IntVar(&o.server.Loops, "udp-loops", runtime.GOMAXPROCS(0), "how many sockets and goroutines answer questions")
-	fs.Func("server", "UDP `host:port` of a server to ask, for --role=router, until the store has said which there are; repeat it for several", func(s string) error {
-		o.asks.Servers = append(o.asks.Servers, s)
-		return nil
-	})
+	fs.Var((*daemon.List)(&o.asks.Servers), "server", "UDP `host:port` of a server to ask, for --role=router, until the store has said which there are; repeat it for several")
 	fs.StringVar(&o.macKeyFile, "mac-key-file", "", "`file` of keys that authenticate datagrams: lines of a number (0 to 65535) and a secret in hex (16 bytes or more); the first one signs, all are accepted")
 	fs.IntVar(&o.server.MaxKeys, "max-keys", server.DefaultMaxKeys, "how many keys may be in memory; each takes about 93 bytes with a key of 20 characters, 200 in the process")
 	fs.IntVar(&o.server.MaxSessions, "max-sessions", server.DefaultMaxSessions, "how many askers are known at a time; each takes up to 100 KB")
