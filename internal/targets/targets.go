@@ -43,8 +43,8 @@ func Dial(list string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	return grpc.NewClient("several:///"+all[0], append(options, grpc.WithResolvers(m))...)
 }
 
-// Keep is Dial for a server that needs the other one for as long as it runs: soon after a failure,
-// and at least each wait, it tries to connect again.
+// Keep is Dial for a server that needs the other one for as long as it runs. It tries to connect
+// again soon after a failure, and after that at least once in wait.
 func Keep(list string, wait time.Duration, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	return Dial(list, append([]grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()), // if options say nothing else
@@ -52,8 +52,9 @@ func Keep(list string, wait time.Duration, options ...grpc.DialOption) (*grpc.Cl
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: wait},
 			MinConnectTimeout: min(wait, 2*time.Second),
 		}),
-		// Ten seconds is the minimum that gRPC allows a client. With keepalive set it also gives
-		// up a connection whose bytes stay unacknowledged for Timeout.
+		// Ten seconds is the minimum that gRPC allows a client. Who sends notices a dead host
+		// sooner: with keepalive set, gRPC gives up a connection whose bytes stay
+		// unacknowledged for Timeout.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
 	}, options...)...)
 }
