@@ -39,7 +39,7 @@ func (o *options) routes() bool { return o.role != "server" }
 func (o *options) flags(fs *flag.FlagSet) {
 	o.asks.DefaultFor = map[string]bool{}
 	o.at.HTTP, o.at.GRPC = "127.0.0.1:4191", "127.0.0.1:4192"
-	o.at.Flags(fs, "rules (srtm admission)", "/qos, /auth, /v1/check, metrics, profiles", "udp-address")
+	o.at.Flags(fs, "rules (srtm admission), Envoy's rate limit service", "/qos, /auth, /v1/check, metrics, profiles", "udp-address")
 	fs.StringVar(&o.role, "role", "all", "`what` this process does: server (decides, over UDP), router (asks servers, for HTTP and gRPC), or all")
 	fs.StringVar(&o.dataPath, "data-path", "", "`directory` for admission.db, the SQLite store (default: the working directory)")
 	fs.StringVar(&o.database, "database", "", "`URL` of a PostgreSQL store (postgres://...), in place of SQLite")
@@ -60,7 +60,7 @@ func (o *options) flags(fs *flag.FlagSet) {
 		o.asks.DefaultFor[prefix] = admit
 		return err
 	})
-	fs.IntVar(&o.asks.Attempts, "attempts", client.DefaultAttempts, "how `often` a question is sent before the default reply; the waits are 100 us to 5 ms, by what answers take")
+	fs.IntVar(&o.asks.Attempts, "attempts", client.DefaultAttempts, "how many `times` a question is sent before the default reply; the waits are 100 us to 5 ms, by what answers take")
 	fs.BoolVar(&o.asks.PaperTimers, "paper", false, "ask again after 100 us each time, as the Janus paper does, and not by what answers take")
 	fs.DurationVar(&o.server.Checkpoint, "checkpoint", server.DefaultCheckpoint, "how often what keys hold is saved: what a key was admitted since then, at most its capacity, it may be admitted again after a crash, unless its rule is strict")
 	fs.DurationVar(&o.server.Poll, "poll", server.DefaultPoll, "how often edited rules are looked for")

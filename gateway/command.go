@@ -143,7 +143,7 @@ func (o *options) profile() *daemon.Program {
 		fs.StringVar(&cfg.Monitor, "monitor", "http://127.0.0.1:4197/", "`URL` of the gateway monitor beside it")
 		fs.Var((*daemon.List)(&cfg.URLs), "url", "`URL` or path to measure; may be repeated (default: those of --sitemap)")
 		fs.StringVar(&cfg.Sitemap, "sitemap", "", "`URL` or path of a sitemap (default none: what links lead to, on the same host, up to 200 pages)")
-		fs.IntVar(&cfg.Repeat, "repeat", 20, "how `often` each is asked for by itself, and as often at 2 and 4 at once")
+		fs.IntVar(&cfg.Repeat, "repeat", 20, "how many `times` each is asked for by itself, and as often at 2 and 4 at once")
 	}
 	validate := func() (err error) {
 		if cfg.Server, err = url.Parse(server); err != nil || cfg.Server.Scheme != "http" && cfg.Server.Scheme != "https" {

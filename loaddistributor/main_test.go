@@ -55,12 +55,12 @@ func TestParse(t *testing.T) {
 func TestFaultsAreNamedTogether(t *testing.T) {
 	err := new(options).program().Execute(t.Context(), []string{
 		"--report-interval=1ms", "--prepare-timeout=0", "--window=0", "--log-level=loud", "--store=tape", "--tbadaptor-address=nowhere",
-		"--inactive-producer-timeout=0", "--fitting=slow", "--fitting-round=2h",
+		"--inactive-producer-timeout=0", "--fitting=slow", "--fitting-round=2h", "--takeover-after=-1s",
 	})
 	if !errors.As(err, new(lifecycle.UsageError)) {
 		t.Fatalf("got %v", err)
 	}
-	for _, part := range []string{"report interval", "prepare timeout", "window", "loud", "--tbadaptor-address", "--inactive-producer-timeout", "--store", "--fitting", "fitting rounds"} {
+	for _, part := range []string{"report interval", "prepare timeout", "window", "loud", "--tbadaptor-address", "--inactive-producer-timeout", "--store", "--fitting", "fitting rounds", "--takeover-after"} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("%v\ndoes not say %q", err, part)
 		}

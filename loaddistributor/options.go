@@ -187,6 +187,9 @@ func (o *options) validate() (err error) {
 			errs = append(errs, fmt.Errorf("--flex-lease %v and --clock-bound %v together must be shorter than --etcd-lease %v", leases.Flex, leases.ClockBound, o.etcdLease))
 		}
 	}
+	if o.takeOverAfter < 0 {
+		errs = append(errs, fmt.Errorf("--takeover-after %v is negative", o.takeOverAfter))
+	}
 	if o.inactiveProducer <= 0 || o.tombstoneLifetime <= 0 {
 		errs = append(errs, fmt.Errorf("--inactive-producer-timeout %v and --tombstone-lifetime %v must be positive", o.inactiveProducer, o.tombstoneLifetime))
 	}

@@ -104,7 +104,7 @@ func (c Config) Validate() error {
 		errs = append(errs, fmt.Errorf("leases of %v and %v: want 10ms to 24h", c.Leases.Flex, c.Leases.Session))
 	}
 	if c.Flex < 0 || c.Flex > 1000 {
-		errs = append(errs, fmt.Errorf("%d thousandths of shares on leases: want 0 to 1000", c.Flex))
+		errs = append(errs, fmt.Errorf("flexible part of %g %% of shares: want 0 to 100", float64(c.Flex)/10))
 	}
 	if c.Log == nil {
 		errs = append(errs, errors.New("no logger"))

@@ -105,7 +105,7 @@ publishers and that of brokers, each by itself).`,
 	flags := cmd.Flags()
 	flags.StringVar(&file, "file", "", "the scenario, a JSON file; - reads standard input")
 	flags.StringVar(&policy, "policy", placement.SRTM, "placement policy: "+strings.Join(placement.Policies(), ", "))
-	flags.StringVar(&output, "output", "table", "format of the answer: json or table")
+	flags.StringVar(&output, "output", "table", "`form` of the output: json or table")
 	flags.Uint64Var(&seed, "seed", 1, "seed of the policies that place publishers at random")
 	return cmd
 }
