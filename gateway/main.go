@@ -101,7 +101,7 @@ func (o *options) follow(ctx context.Context, p *proxy.Proxy, log *slog.Logger) 
 		switch {
 		case err != nil && err.Error() != said:
 			said = err.Error()
-			log.Warn("policy has changed and is kept as it was", "file", o.policyFile, obs.KeyError, err)
+			log.Warn("the changed policy has faults; the one before stays in force", "file", o.policyFile, obs.KeyError, err)
 		case err == nil && to != nil:
 			said = ""
 			log.Info("policy read again", "file", o.policyFile, "classes", len(to.Classes), "servers", len(to.Servers))

@@ -111,7 +111,7 @@ func (f *fresh[T]) look() {
 	switch {
 	case log == nil:
 	case err != nil:
-		log.Warn("credentials have changed and are kept as they were", obs.KeyError, err)
+		log.Warn("the changed credentials have faults; those before stay in force", obs.KeyError, err)
 	default:
 		log.Info("credentials read again", "files", f.files)
 	}

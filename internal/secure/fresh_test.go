@@ -78,7 +78,7 @@ func TestFresh(t *testing.T) {
 	testkit.Equal(t, f.get(), "two", "it is looked at too soon")
 	at = at.Add(time.Nanosecond)
 	step("but then", "three", 6)
-	if all := lines.String(); strings.Count(all, "read again") != 3 || strings.Count(all, "kept as they were") != 2 || !strings.Contains(all, "it is bad") {
+	if all := lines.String(); strings.Count(all, "read again") != 3 || strings.Count(all, "stay in force") != 2 || !strings.Contains(all, "it is bad") {
 		t.Errorf("logged\n%s", all)
 	}
 	_, err = newFresh(log, func() (int, error) { return 0, io.EOF })
@@ -241,7 +241,7 @@ func TestAClientsCertificateIsReadAgain(t *testing.T) {
 	replace(t, cfg.CertFile, second.CertFile)
 	testkit.WaitFor(t, "half a pair is reported", func() bool {
 		testkit.Equal(t, shown(), "first", "with half a pair")
-		return strings.Contains(lines.String(), "kept as they were")
+		return strings.Contains(lines.String(), "stay in force")
 	})
 	replace(t, cfg.KeyFile, second.KeyFile)
 	testkit.WaitFor(t, "the new certificate counts", func() bool { return shown() == "second" })
