@@ -387,7 +387,9 @@ var _ = Describe("Creating a topic", func() {
 		}
 		Expect(created).To(Equal(3))
 		Expect(try("other", "o", 30)).To(Succeed())
-		Expect(errors.As(try("third", "p", 31), new(*controller.QuotaError))).To(BeTrue())
+		err := try("third", "p", 31)
+		Expect(errors.As(err, new(*controller.QuotaError))).To(BeTrue())
+		Expect(err).To(MatchError(ContainSubstring("31 msg/s beside the 0 msg/s of its other topics are more than 30 msg/s")))
 		Expect(try("", "q", 500)).To(Succeed(), "an operator's")
 		grow := func(to int64) error {
 			_, err := c.control.Update(context.Background(), "o", 0, func(present *catalog.Spec) (*catalog.Spec, error) {

@@ -173,7 +173,7 @@ func (st *state) checkTenant(spec *catalog.Spec) error {
 	held := tokenbucket.Rate(st.next.TenantRate(spec.Tenant, spec.Name()))
 	st.RUnlock()
 	if want := tokenbucket.Rate(spec.Demand.RateMilli); held+want > limit {
-		return &QuotaError{Tenant: spec.Tenant, Problem: fmt.Sprintf("%v msg/s beside the %v msg/s of its other topics are more than %v msg/s", want, held, limit)}
+		return &QuotaError{Tenant: spec.Tenant, Problem: fmt.Sprintf("%s msg/s beside the %s msg/s of its other topics are more than %s msg/s", want.Text(), held.Text(), limit.Text())}
 	}
 	return nil
 }
