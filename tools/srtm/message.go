@@ -41,6 +41,23 @@ func (n *nsqClient) flags(cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
+// authSecret reads a secret of any length, or that of a line with a role, as token files
+// have them.
+func authSecret(path string) (string, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return "", err
+	}
+	if words := strings.Fields(string(text)); len(words) == 1 {
+		return words[0], nil
+	}
+	token, err := secure.TokenFile(path)
+	if err != nil {
+		return "", err
+	}
+	return token(), nil
+}
+
 func (n *nsqClient) config() (*nsq.Config, error) {
 	cfg := client.DefaultNSQConfig()
 	cfg.UserAgent = "srtm"
@@ -53,11 +70,10 @@ func (n *nsqClient) config() (*nsq.Config, error) {
 		}
 	}
 	if n.secret != "" {
-		secret, err := secure.TokenFile(n.secret)
-		if err != nil {
+		var err error
+		if cfg.AuthSecret, err = authSecret(n.secret); err != nil {
 			return nil, usagef("--auth-secret-file: %v", err)
 		}
-		cfg.AuthSecret = secret()
 	}
 	if err := cfg.Validate(); err != nil {
 		return nil, usagef("--nsq-opt: %v", err)

@@ -167,6 +167,18 @@ func TestPubAndTail(t *testing.T) {
 	}
 }
 
+// What a secret is like, the auth server says.
+func TestSecretsOfAnyLength(t *testing.T) {
+	for text, want := range map[string]string{"good\n": "good", "read-only 0123456789abcdef\n": "0123456789abcdef"} {
+		n := nsqClient{secret: testkit.File(t, "secret", text)}
+		cfg := testkit.Result(n.config()).Must(t)
+		testkit.Equal(t, cfg.AuthSecret, want)
+	}
+	n := nsqClient{secret: testkit.File(t, "secret", "\n")}
+	_, err := n.config()
+	testkit.ErrorHas(t, err, "--auth-secret-file: ")
+}
+
 func TestProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var errs, out testkit.Buffer
