@@ -5,6 +5,7 @@
 package adaptor
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -31,6 +32,10 @@ type Machine struct {
 	*ledger.Ledger
 	cfg    Config               // set once
 	topics map[string]*Contract // in the ledger
+	// placed are the names of topics by the brokers that they are placed on, following
+	// those that are looked at while their publishers move: of 100,000 topics a few.
+	placed    map[string]map[string]bool
+	following map[string]bool
 }
 
 // Contract is a topic's contract and who is to keep it.
@@ -52,7 +57,8 @@ type Contract struct {
 // New returns a machine without brokers and contracts. Requires: epoch is as for
 // ledger.New.
 func New(epoch uint64, cfg Config) *Machine {
-	return &Machine{Ledger: ledger.New(epoch, cfg.Leases), cfg: cfg, topics: map[string]*Contract{}}
+	return &Machine{Ledger: ledger.New(epoch, cfg.Leases), cfg: cfg, topics: map[string]*Contract{},
+		placed: map[string]map[string]bool{}, following: map[string]bool{}}
 }
 
 // Contract returns the topic's, nil if none is set.
@@ -82,6 +88,32 @@ func (m *Machine) place(now mono.Time, c *Contract) {
 	c.tuner = old.Place(now, c.Rule, m.cfg.Window, c.Placed)
 }
 
+// hold has c be the topic's contract; nil: it has none.
+func (m *Machine) hold(topic string, c *Contract) {
+	if old := m.topics[topic]; old != nil {
+		for _, p := range old.Placed {
+			if delete(m.placed[p.Broker], topic); len(m.placed[p.Broker]) == 0 {
+				delete(m.placed, p.Broker)
+			}
+		}
+		delete(m.topics, topic)
+	}
+	delete(m.following, topic)
+	if c == nil {
+		return
+	}
+	m.topics[topic] = c
+	for _, p := range c.Placed {
+		if p.Retiring {
+			m.following[topic] = true
+		}
+		if m.placed[p.Broker] == nil {
+			m.placed[p.Broker] = map[string]bool{}
+		}
+		m.placed[p.Broker][topic] = true
+	}
+}
+
 // Set puts a contract in force that is new. A repetition of one that is known does
 // nothing, and returns that one. Errors: as of Ledger.SetContract.
 func (m *Machine) Set(now mono.Time, c *Contract) (inForce *Contract, grants []ledger.Grant, err error) {
@@ -92,7 +124,7 @@ func (m *Machine) Set(now mono.Time, c *Contract) (inForce *Contract, grants []l
 		return known, grants, nil
 	}
 	m.place(now, c)
-	m.topics[c.Topic] = c
+	m.hold(c.Topic, c)
 	return c, grants, nil
 }
 
@@ -110,7 +142,7 @@ func (m *Machine) Update(now mono.Time, c *Contract) ([]ledger.Grant, error) {
 	grants, err := m.Change(c.Topic, m.terms(c), first, c.Awaited)
 	if err == nil {
 		c.settled = true // its members may be tuned: what they lack is on its way
-		m.topics[c.Topic] = c
+		m.hold(c.Topic, c)
 	}
 	return grants, err
 }
@@ -127,14 +159,14 @@ func (m *Machine) Restore(now mono.Time, c *Contract) ([]ledger.Grant, error) {
 	if err == nil && m.topics[c.Topic] == nil {
 		m.place(now, c)
 		c.settled = true // it was before the restart
-		m.topics[c.Topic] = c
+		m.hold(c.Topic, c)
 	}
 	return grants, err
 }
 
 // Remove ends a contract.
 func (m *Machine) Remove(topic string) []ledger.Grant {
-	delete(m.topics, topic)
+	m.hold(topic, nil)
 	return m.Ledger.Remove(topic)
 }
 
@@ -154,8 +186,8 @@ func (m *Machine) Hello(now mono.Time, s ledger.Session) ([]ledger.Grant, error)
 		return nil, err
 	}
 	// order: each by itself
-	for _, c := range m.topics {
-		c.tuner.Join(now, s.Broker, s.Instance)
+	for topic := range m.placed[s.Broker] {
+		m.topics[topic].tuner.Join(now, s.Broker, s.Instance)
 	}
 	return grants, nil
 }
@@ -169,21 +201,24 @@ func (m *Machine) Report(broker, topic string, s share.Step) {
 
 // PlacedOn returns the topics that the broker is a member of, by name.
 func (m *Machine) PlacedOn(broker string) []string {
-	return m.those(func(c *Contract) bool { return c.tuner.Has(broker) })
+	return slices.Sorted(maps.Keys(m.placed[broker]))
 }
 
 // Adaptive returns the topics whose rule is to be asked, by name; following: only
 // those whose publishers have just moved.
-func (m *Machine) Adaptive(now mono.Time, following bool) []string {
-	return m.those(func(c *Contract) bool {
-		return c.Rule != share.Static && (!following || c.tuner.Following(now)) && m.Settled(c)
-	})
-}
-
-func (m *Machine) those(which func(*Contract) bool) (topics []string) {
-	// order: sorted below
-	for topic, c := range m.topics {
-		if which(c) {
+func (m *Machine) Adaptive(now mono.Time, following bool) (topics []string) {
+	// order: each by itself
+	for topic := range m.following {
+		if !m.topics[topic].tuner.Following(now) {
+			delete(m.following, topic)
+		}
+	}
+	among := maps.Keys(m.topics)
+	if following {
+		among = maps.Keys(m.following)
+	}
+	for topic := range among { // order: sorted below
+		if c := m.topics[topic]; c.Rule != share.Static && m.Settled(c) {
 			topics = append(topics, topic)
 		}
 	}

@@ -2,6 +2,7 @@ package adaptor
 
 import (
 	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -216,4 +217,41 @@ func TestWhatARestartFindsInTheMiddleOfAMove(t *testing.T) {
 		t.Log(test.name)
 		b.is(test.want)
 	}
+}
+
+func TestTopicsByBrokerFollowTheContracts(t *testing.T) {
+	b := start(t, "b1", "b2", "b3")
+	placed := func(retiring string, ids ...string) *Contract {
+		c := &Contract{Topic: "t", Rule: share.Sqrt, Total: tokenbucket.Share{Rate: 90_000, Burst: 9}}
+		for _, id := range ids {
+			part := tokenbucket.Share{Rate: c.Total.Rate / tokenbucket.Rate(len(ids)), Burst: c.Total.Burst / int64(len(ids))}
+			c.Placed = append(c.Placed, share.Placed{Broker: id, Publishers: 10, Quota: part, Retiring: id == retiring})
+		}
+		return c
+	}
+	is := func(when string, following bool, ids ...string) {
+		t.Helper()
+		var on []string
+		for _, id := range []string{"b1", "b2", "b3"} {
+			if slices.Contains(b.PlacedOn(id), "t") {
+				on = append(on, id)
+			}
+		}
+		if !slices.Equal(on, ids) {
+			t.Errorf("%s: placed on %v, want %v", when, on, ids)
+		}
+		testkit.Equal(t, slices.Contains(b.Adaptive(b.now, true), "t"), following, "%s: its publishers are followed", when)
+	}
+	_, grants, err := b.Set(b.now, placed("", "b1", "b2"))
+	b.settle(grants, err)
+	is("set", false, "b1", "b2")
+	b.settle(b.Update(b.now, placed("b1", "b1", "b2", "b3")))
+	is("b1's publishers move", true, "b1", "b2", "b3")
+	b.now = b.now.Add(share.Drain)
+	is("they have moved", false, "b1", "b2", "b3")
+	b.settle(b.Update(b.now, placed("b2", "b2", "b3")))
+	is("b2's move", true, "b2", "b3")
+	b.settle(b.Remove("t"), nil)
+	is("removed", false)
+	testkit.Equal(t, len(b.placed)+len(b.following), 0, "what is left of it")
 }

@@ -1,7 +1,6 @@
 package ledger
 
 import (
-	"maps"
 	"slices"
 
 	"github.com/srtm-io/srtm/tbadaptor/share"
@@ -71,20 +70,9 @@ func (l *Ledger) await(t *topic, brokers []string) {
 	for _, id := range brokers {
 		if i, there := slices.BinarySearch(t.awaited, id); !there && !l.heard[id] {
 			t.awaited = slices.Insert(t.awaited, i, id)
+			l.awaiting.add(id, t)
 		}
 	}
-}
-
-// allAwaited returns the brokers that any topic awaits, by id.
-func (l *Ledger) allAwaited() []string {
-	set := map[string]bool{}
-	// order: into a set
-	for _, t := range l.topics {
-		for _, id := range t.awaited {
-			set[id] = true
-		}
-	}
-	return slices.Sorted(maps.Keys(set))
 }
 
 // hear notes that it is known what a broker holds, and resumes what waited for it.
@@ -93,12 +81,10 @@ func (l *Ledger) hear(id string) (grants []Grant) {
 		return nil
 	}
 	l.heard[id] = true
-	for _, name := range slices.Sorted(maps.Keys(l.topics)) {
-		t := l.topics[name]
-		if i, there := slices.BinarySearch(t.awaited, id); there {
-			t.awaited = slices.Delete(t.awaited, i, i+1)
-			grants = append(grants, l.resume(t)...)
-		}
+	for _, t := range l.awaiting.of(id) {
+		l.awaiting.remove(id, t)
+		t.awaited = slices.DeleteFunc(t.awaited, func(awaited string) bool { return awaited == id })
+		grants = append(grants, l.resume(t)...)
 	}
 	return grants
 }

@@ -29,7 +29,7 @@ func (l *Ledger) checkInvariants() error {
 // checkForm is what holds even where brokers reported more than the contract,
 // after the ledger's memory was lost.
 func (l *Ledger) checkForm() error {
-	members := 0
+	members, awaited := 0, 0
 	for _, name := range slices.Sorted(maps.Keys(l.topics)) {
 		t := l.topics[name]
 		if t.name != name {
@@ -55,6 +55,12 @@ func (l *Ledger) checkForm() error {
 				return fmt.Errorf("topic %q, broker %q: %w", name, m.broker, err)
 			}
 		}
+		awaited += len(t.awaited)
+		for _, id := range t.awaited {
+			if l.awaiting[id][name] != t || l.heard[id] {
+				return fmt.Errorf("topic %q, broker %q: not among those that await it, or heard", name, id)
+			}
+		}
 		if target.Rate > t.contract.Rate || target.Burst > t.contract.Burst {
 			return fmt.Errorf("topic %q: targets sum to %+v of %+v", name, target, t.contract)
 		}
@@ -69,8 +75,12 @@ func (l *Ledger) checkForm() error {
 			return fmt.Errorf("broker %q: an empty set of memberships", id)
 		}
 	}
-	if members != 0 {
-		return fmt.Errorf("%d memberships are of no member", -members)
+	// order: they are counted
+	for _, of := range l.awaiting {
+		awaited -= len(of)
+	}
+	if members != 0 || awaited != 0 {
+		return fmt.Errorf("%d memberships are of no member, %d topics await nobody", -members, -awaited)
 	}
 	return nil
 }

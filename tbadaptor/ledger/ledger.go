@@ -24,11 +24,12 @@ type Ledger struct {
 	epoch   uint64 // of the newest grant
 	brokers map[string]*broker
 	topics  map[string]*topic
-	// memberships are the topics, by name, that each broker is a member of, so that
-	// one of a thousand brokers is not looked for in every topic.
+	// memberships are the topics that each broker is a member of, awaiting those that
+	// await it, so that one of a thousand brokers is not looked for in every topic.
 	//
-	// Invariant: memberships[b][t.name] == t just if t.member(b) != nil.
-	memberships map[string]map[string]*topic
+	// Invariant: memberships[b][t.name] == t just if t.member(b) != nil, and
+	// awaiting[b][t.name] == t just if b is in t.awaited.
+	memberships, awaiting byBroker
 	// heard has the brokers that have said what they hold, or were forgotten,
 	// since New: what another one holds, an earlier ledger granted.
 	heard map[string]bool
@@ -53,6 +54,29 @@ type broker struct {
 	flexOver bool
 	// baseOver: it was Strict and uses nothing any more, or it is presumed dead.
 	baseOver bool
+}
+
+// byBroker is topics by broker and name.
+type byBroker map[string]map[string]*topic
+
+func (m byBroker) add(id string, t *topic) {
+	if m[id] == nil {
+		m[id] = map[string]*topic{}
+	}
+	m[id][t.name] = t
+}
+
+func (m byBroker) remove(id string, t *topic) {
+	delete(m[id], t.name)
+	if len(m[id]) == 0 {
+		delete(m, id)
+	}
+}
+
+// of returns a broker's topics, by name; they may come and go while the caller goes
+// through them.
+func (m byBroker) of(id string) []*topic {
+	return slices.SortedFunc(maps.Values(m[id]), func(a, b *topic) int { return cmp.Compare(a.name, b.name) })
 }
 
 // maxPast bounds how many replaced instances of a broker are remembered, to
@@ -122,7 +146,7 @@ func New(epoch uint64, leases Leases) *Ledger {
 	if err := leases.Validate(); err != nil {
 		panic("ledger: " + err.Error())
 	}
-	return &Ledger{leases: leases, epoch: epoch, brokers: map[string]*broker{}, topics: map[string]*topic{}, memberships: map[string]map[string]*topic{}, heard: map[string]bool{}}
+	return &Ledger{leases: leases, epoch: epoch, brokers: map[string]*broker{}, topics: map[string]*topic{}, memberships: byBroker{}, awaiting: byBroker{}, heard: map[string]bool{}}
 }
 
 // SetContract puts a contract that is new under the ledger's care, with the shares
@@ -275,7 +299,7 @@ func (l *Ledger) Hello(s Session, now mono.Time) ([]Grant, error) {
 		}
 	}
 	var grants []Grant
-	for _, t := range l.topicsOf(id) {
+	for _, t := range l.memberships.of(id) {
 		h, holds := reported[t.name]
 		m := t.member(id)
 		if p := m.pending; p.Epoch != 0 {
@@ -354,7 +378,8 @@ func (l *Ledger) Renew(id string, now mono.Time) (renewed bool, grants []Grant) 
 // reserved goes to others. A broker that is awaited has been silent at least since
 // the first call.
 func (l *Ledger) Expire(now mono.Time) (lapses []Lapse, grants []Grant) {
-	for _, id := range l.allAwaited() {
+	// order: each by itself
+	for id := range l.awaiting {
 		if b := l.brokers[id]; b == nil {
 			l.brokers[id] = &broker{policy: Available, renewed: now}
 		} else if b.instance == "" && b.renewed == 0 {
@@ -406,16 +431,10 @@ func (l *Ledger) clear(id string) {
 
 // advanceAll is advance for all topics of a broker.
 func (l *Ledger) advanceAll(id string) (grants []Grant) {
-	for _, t := range l.topicsOf(id) {
+	for _, t := range l.memberships.of(id) {
 		grants = append(grants, l.advance(t)...)
 	}
 	return grants
-}
-
-// topicsOf returns the topics that a broker is a member of, by name; they may
-// come and go while the caller goes through them.
-func (l *Ledger) topicsOf(id string) []*topic {
-	return slices.SortedFunc(maps.Values(l.memberships[id]), func(a, b *topic) int { return cmp.Compare(a.name, b.name) })
 }
 
 // Disconnect ends a broker's session. It keeps what it holds and what it was
@@ -450,19 +469,16 @@ func (l *Ledger) Forget(id string) ([]Freed, []Grant, error) {
 
 // freeing returns what is reserved for a broker, by topic, and whether a topic knows it.
 func (l *Ledger) freeing(id string) (freed []Freed, known bool) {
-	for _, name := range slices.Sorted(maps.Keys(l.topics)) {
-		t := l.topics[name]
-		m := t.member(id)
-		_, awaited := slices.BinarySearch(t.awaited, id)
-		known = known || m != nil || awaited
-		switch {
-		case awaited:
-			freed = append(freed, Freed{Topic: name, Unknown: true})
-		case m != nil && !l.reserve(m).IsZero():
-			freed = append(freed, Freed{Topic: name, Share: l.reserve(m)})
+	for _, t := range l.memberships.of(id) {
+		if reserved := l.reserve(t.member(id)); !reserved.IsZero() && l.awaiting[id][t.name] == nil {
+			freed = append(freed, Freed{Topic: t.name, Share: reserved})
 		}
 	}
-	return freed, known
+	for _, t := range l.awaiting.of(id) {
+		freed = append(freed, Freed{Topic: t.name, Unknown: true})
+	}
+	slices.SortFunc(freed, func(a, b Freed) int { return cmp.Compare(a.Topic, b.Topic) })
+	return freed, len(l.memberships[id])+len(l.awaiting[id]) > 0
 }
 
 // Heard says that the broker has got the renewal that was sent then, and that a process
@@ -652,7 +668,7 @@ func (l *Ledger) advance(t *topic) []Grant {
 	t.members = slices.DeleteFunc(t.members, func(m *member) bool {
 		gone := m.target.IsZero() && m.acked.share.IsZero() && m.pending.Epoch == 0
 		if gone {
-			l.leave(t, m.broker)
+			l.memberships.remove(m.broker, t)
 		}
 		return gone
 	})
@@ -806,19 +822,8 @@ func (l *Ledger) insert(t *topic, id string) *member {
 	i, _ := t.find(id)
 	m := &member{broker: id}
 	t.members = slices.Insert(t.members, i, m)
-	if l.memberships[id] == nil {
-		l.memberships[id] = map[string]*topic{}
-	}
-	l.memberships[id][t.name] = t
+	l.memberships.add(id, t)
 	return m
-}
-
-// leave is for a broker that is about to be a member no more.
-func (l *Ledger) leave(t *topic, id string) {
-	delete(l.memberships[id], t.name)
-	if len(l.memberships[id]) == 0 {
-		delete(l.memberships, id)
-	}
 }
 
 // holders returns the brokers that may be using something of t, sorted.

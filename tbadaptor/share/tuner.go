@@ -141,9 +141,6 @@ func (t *Tuner) Following(now mono.Time) bool {
 	return slices.ContainsFunc(t.members, func(m *tuned) bool { return m.Retiring && now.Sub(m.since) < Drain })
 }
 
-// Has reports whether the broker is placed.
-func (t *Tuner) Has(broker string) bool { return t.find(broker) != nil }
-
 // Join says that a broker is there, and which process. What was seen of another
 // process of its id does not tell what this one will have.
 func (t *Tuner) Join(now mono.Time, broker, instance string) {
