@@ -213,11 +213,13 @@ func (m *Machine) Adaptive(now mono.Time, following bool) (topics []string) {
 			delete(m.following, topic)
 		}
 	}
+	// order: sorted below
 	among := maps.Keys(m.topics)
 	if following {
+		// order: likewise
 		among = maps.Keys(m.following)
 	}
-	for topic := range among { // order: sorted below
+	for topic := range among {
 		if c := m.topics[topic]; c.Rule != share.Static && m.Settled(c) {
 			topics = append(topics, topic)
 		}

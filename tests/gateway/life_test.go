@@ -34,7 +34,9 @@ func TestPolicyIsReadAgain(t *testing.T) {
 	}
 	testkit.MustEqual(t, class(), "first")
 	rewrite(t, g.policy, policy("second")+"nonsense = \n")
-	testkit.WaitFor(t, "word of the fault", func() bool { return strings.Contains(g.Output(), "the changed policy has faults; the one before stays in force") })
+	testkit.WaitFor(t, "word of the fault", func() bool {
+		return strings.Contains(g.Output(), "the changed policy has faults; the one before stays in force")
+	})
 	testkit.Equal(t, class(), "first")
 	testkit.Must(t, os.Remove(g.policy))
 	rewrite(t, g.policy, policy("third"))
