@@ -181,10 +181,18 @@ func (s *Storage) logConfig() commitlog.Config {
 
 func (s *Storage) readAhead() int { return cmp.Or(s.cfg.ReadAhead, DefaultReadAhead) }
 
+// errFiles: they would be in files, which a broker that replicates does not read.
+var errFiles = errors.New("they are not imported while topics are replicated; have them delivered with another --durability first, or move them away")
+
 // bringIn makes logs of what an earlier release or NSQ's nsqd has left.
 func (s *Storage) bringIn() error {
+	var unwanted error
+	if s.cfg.Replicated != nil {
+		unwanted = errFiles
+	}
 	report, err := migrate.Import(migrate.Config{
-		Data: cmp.Or(s.cfg.Data, s.cfg.Path), Messages: s.cfg.Path, Metadata: s.cfg.Metadata,
+		Unwanted: unwanted,
+		Data:     cmp.Or(s.cfg.Data, s.cfg.Path), Messages: s.cfg.Path, Metadata: s.cfg.Metadata,
 		Dir: s.dir, Log: s.logConfig(), Logger: s.cfg.Log,
 		Cursors: func(t migrate.Topic) []byte {
 			return queue.FirstSnapshot(queue.Offset(t.Released), queue.Offset(t.Next), t.Channels)

@@ -30,7 +30,9 @@ type Config struct {
 	Log commitlog.Config
 	// Cursors encodes the first snapshot of a topic's log.
 	Cursors func(Topic) []byte
-	Logger  *slog.Logger
+	// Unwanted is why messages cannot be brought in: if there are any it is the error.
+	Unwanted error
+	Logger   *slog.Logger
 }
 
 // Topic is one that was brought in. Each of its channels begins at the beginning of
@@ -124,6 +126,9 @@ func (im *importer) run(state metadata.State) error {
 	merged, nsq, err := im.findNSQ(topics, state)
 	if err != nil {
 		return err
+	}
+	if im.Unwanted != nil && len(topics) > 0 {
+		return fmt.Errorf("%s has messages of %s: %w", im.Data, strings.Join(slices.Sorted(maps.Keys(topics)), ", "), im.Unwanted)
 	}
 	if nsq != nil {
 		if err := metadata.Write(im.Metadata, merged); err != nil {

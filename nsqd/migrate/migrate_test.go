@@ -62,6 +62,8 @@ type place struct {
 	t    *testing.T
 	data string
 	logs bytes.Buffer
+
+	unwanted error
 }
 
 func newPlace(t *testing.T) *place {
@@ -79,9 +81,10 @@ func (p *place) imports() (migrate.Report, error) {
 	defer dir.Close()
 	return migrate.Import(migrate.Config{
 		Data: p.data, Messages: p.path("messages"), Metadata: p.path("metadata.json"), Dir: dir,
-		Log:     commitlog.Config{SegmentBytes: 1 << 10, MaxBody: 1000, Durable: true},
-		Cursors: func(t migrate.Topic) []byte { return fmt.Append(nil, t.Name, t.Channels, t.Released, t.Next) },
-		Logger:  slog.New(slog.NewTextHandler(&p.logs, nil)),
+		Log:      commitlog.Config{SegmentBytes: 1 << 10, MaxBody: 1000, Durable: true},
+		Unwanted: p.unwanted,
+		Cursors:  func(t migrate.Topic) []byte { return fmt.Append(nil, t.Name, t.Channels, t.Released, t.Next) },
+		Logger:   slog.New(slog.NewTextHandler(&p.logs, nil)),
 	})
 }
 
@@ -456,6 +459,18 @@ func TestWhatIsMissingIsSaid(t *testing.T) {
 		testkit.Must(t, change(p))
 		report := testkit.Result(p.imports()).Must(t)
 		testkit.Equal(t, report.Unreadable, 1, "unreadable, where %s", name)
+	}
+}
+
+// Where messages cannot be brought in they stay as they are.
+func TestMessagesThatAreNotWantedAreRefused(t *testing.T) {
+	for _, fixture := range []string{"nsq", "memory"} {
+		p := unpack(t, fixture)
+		p.unwanted = errors.New("not here")
+		before := p.files()
+		_, err := p.imports()
+		testkit.ErrorIs(t, err, p.unwanted)
+		testkit.EqualSlices(t, p.files(), before, "%s: files", fixture)
 	}
 }
 

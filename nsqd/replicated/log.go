@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -99,6 +100,9 @@ type block struct {
 func open(c *Cluster, p part, epoch uint64) (*Log, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
+	if there, err := c.js.Stream(ctx, p.stream()); err == nil && !slices.Contains(there.CachedInfo().Config.Subjects, p.subject()) {
+		return nil, fmt.Errorf("open the stream of topic %s: %s has it already, as %q", p, p.stream(), there.CachedInfo().Config.Subjects)
+	}
 	stream, err := c.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
 		Name: p.stream(), Subjects: []string{p.subject()},
 		Description: "what a broker of SRTM carries of topic " + p.topic,
@@ -127,6 +131,10 @@ func open(c *Cluster, p part, epoch uint64) (*Log, error) {
 func (l *Log) claim(ctx context.Context) (last uint64, err error) {
 	for epoch := l.owner.epoch; ; {
 		h, last, err := l.last(ctx)
+		if errors.Is(err, jetstream.ErrStreamNotFound) && ctx.Err() == nil {
+			pause(ctx) // it was made just now, and another server does not know it yet
+			continue
+		}
 		if err != nil {
 			return 0, err
 		}

@@ -111,6 +111,18 @@ func TestDatesThatMislead(t *testing.T) {
 	}
 }
 
+// Topic a.b of broker c and topic a of broker b.c would have one stream.
+func TestPartsOfOneName(t *testing.T) {
+	s := startServers(t, 1)
+	l := testkit.Result(s.connect("c").Open("a.b", 0)).Must(t)
+	store(t, l, commitlog.Record{Body: []byte("accepted")})
+	_, err := s.connect("b.c").Open("a", 0)
+	testkit.ErrorHas(t, err, "SRTM_LOG=a=b=c")
+	store(t, l, commitlog.Record{Body: []byte("and more")})
+	testkit.EqualSlices(t, contents(t, l), []string{"accepted", "and more"}, "what the first has")
+	testkit.Must(t, l.Remove())
+}
+
 // Cursors that an operator has deleted are saved anew.
 func TestCursorsAreDeleted(t *testing.T) {
 	s := startServers(t, 1)
