@@ -170,7 +170,7 @@ func (l *Log) claim(ctx context.Context) (last uint64, err error) {
 		}
 		l.next, l.durable = next, next
 		l.stats.Bytes = int64(info.State.Bytes)
-		l.marks.first = info.State.FirstSeq
+		l.marks.first, l.marks.claim = info.State.FirstSeq, ack.Sequence
 		l.marks.add(mark{offset: next, seq: ack.Sequence})
 		if k, err := markOf(oldest); err == nil {
 			l.stats.First = k.offset

@@ -22,12 +22,15 @@ type mark struct {
 	offset commitlog.Offset // its first
 	seq    uint64
 	time   mono.Wall // when it was stored, by JetStream's clock; 0: not known
+	size   int64     // of what this owner has stored, up to its end; 0: not known
 }
 
 // marks are some of the stream's, in order, so that a place is found with few requests.
 type marks struct {
 	all   []mark
 	first uint64 // sequence before which there is nothing
+	claim uint64 // from there on this owner has stored all
+	size  int64  // of that, in bytes
 }
 
 const mostMarks = 1 << 14
@@ -80,6 +83,21 @@ func (m *marks) around(at order) (lo, hi uint64) {
 		}
 	}
 	return lo, hi
+}
+
+// holding returns the sequence from which on the stream, of so many bytes in all, holds this
+// many at least. Blocks of owners before are taken to be alike.
+func (m *marks) holding(bytes, all int64) uint64 {
+	for _, k := range slices.Backward(m.all) {
+		if k.size > 0 && m.size-k.size >= bytes {
+			return k.seq + 1
+		}
+	}
+	before, size := int64(m.claim)-int64(m.first), all-m.size
+	if before <= 0 || size <= 0 {
+		return m.first
+	}
+	return m.claim - uint64(min(before, int64(float64(bytes-m.size)/float64(size)*float64(before))+1))
 }
 
 // newest is the sequence of the newest block.
@@ -340,9 +358,10 @@ func (l *Log) Trim(before commitlog.Offset) error {
 		}
 		seq = min(seq, aged)
 	}
-	if blocks := newest - first + 1; retain.Bytes > 0 && blocks > 0 { // blocks are taken to be alike
-		kept := uint64(float64(retain.Bytes)/(float64(bytes)/float64(blocks))) + 1
-		seq = min(seq, newest+1-min(kept, newest+1))
+	if retain.Bytes > 0 {
+		l.mu.Lock()
+		seq = min(seq, l.marks.holding(retain.Bytes, bytes))
+		l.mu.Unlock()
 	}
 	if err != nil || seq <= first {
 		return err

@@ -105,9 +105,11 @@ func (l *Log) stored(b *block, seq uint64) {
 	l.stats.StoredSeconds += time.Since(b.began).Seconds()
 	l.durable = b.next
 	l.failing = nil
-	l.stats.Bytes += int64(len(b.data) + len(l.part.subject()) + blockCost)
+	size := int64(len(b.data) + len(l.part.subject()) + blockCost)
+	l.stats.Bytes += size
 	l.stats.Fsyncs++
-	l.marks.add(mark{offset: b.first, seq: seq})
+	l.marks.size += size
+	l.marks.add(mark{offset: b.first, seq: seq, size: l.marks.size})
 	l.mu.Unlock()
 	l.changed.Broadcast()
 }

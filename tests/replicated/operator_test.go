@@ -111,6 +111,37 @@ func TestDatesThatMislead(t *testing.T) {
 	}
 }
 
+// What is retained by size has that size at least, also where blocks are not alike, and but for
+// one block no more.
+func TestRetentionBySize(t *testing.T) {
+	s := startServers(t, 1)
+	c := s.connect("b")
+	for _, reopened := range []bool{false, true} {
+		l := testkit.Result(c.Open("t", 0)).Must(t)
+		const large, small = 20, 100
+		for n := range large + small {
+			size := 100 << 10
+			if n >= large {
+				size = 100
+			}
+			store(t, l, commitlog.Record{Body: make([]byte, size)})
+		}
+		if reopened {
+			testkit.Must(t, l.Close())
+			l = testkit.Result(c.Open("t", 0)).Must(t)
+			for range large {
+				store(t, l, commitlog.Record{Body: make([]byte, 100<<10)})
+			}
+		}
+		l.SetRetain(commitlog.Retain{Bytes: 1 << 20})
+		testkit.Must(t, l.Trim(large+small+large))
+		if size := l.Size(); size < 1<<20 || size > 1<<20+2*100<<10 {
+			t.Errorf("%d bytes are left", size)
+		}
+		testkit.Must(t, l.Remove())
+	}
+}
+
 // Topic a.b of broker c and topic a of broker b.c would have one stream.
 func TestPartsOfOneName(t *testing.T) {
 	s := startServers(t, 1)
