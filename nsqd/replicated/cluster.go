@@ -34,13 +34,6 @@ type Config struct {
 	Log      *slog.Logger
 }
 
-func (c Config) maxBytes() int64 {
-	if c.MaxBytes <= 0 {
-		return -1
-	}
-	return c.MaxBytes
-}
-
 // Cluster is a connection to JetStream.
 type Cluster struct {
 	cfg     Config

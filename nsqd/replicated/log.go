@@ -1,6 +1,7 @@
 package replicated
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -89,11 +90,10 @@ type Log struct {
 // block is one that is not stored yet.
 type block struct {
 	head
-	data    []byte
-	records int
-	sealed  bool // it takes no further record
-	sent    bool // since what was stored was last found out
-	began   time.Time
+	data   []byte
+	sealed bool // it takes no further record
+	sent   bool // since what was stored was last found out
+	began  time.Time
 }
 
 // open claims a part for an owner with this epoch; 0: one after the last owner's.
@@ -107,7 +107,7 @@ func open(c *Cluster, p part, epoch uint64) (*Log, error) {
 		Name: p.stream(), Subjects: []string{p.subject()},
 		Description: "what a broker of SRTM carries of topic " + p.topic,
 		Replicas:    c.cfg.Replicas, Storage: jetstream.FileStorage, Discard: jetstream.DiscardNew,
-		MaxBytes: c.cfg.maxBytes(), Duplicates: time.Second,
+		MaxBytes: cmp.Or(c.cfg.MaxBytes, -1), Duplicates: time.Second,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open the stream of topic %s: %w", p, err)
@@ -300,7 +300,6 @@ func (l *Log) append(r *commitlog.Record) {
 	}
 	from := len(b.data)
 	b.data = appendRecord(b.data, r, b.first)
-	b.records++
 	b.next = r.Offset + 1
 	l.hold(len(b.data) - from)
 	l.next = b.next

@@ -3,6 +3,7 @@ package replicated
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -25,19 +26,18 @@ func (l *Log) send(last uint64) {
 	defer close(l.done)
 	var flying []flight
 	for wait := time.Duration(0); ; {
-		failed := error(nil)
+		var failed error
 		for len(flying) < window && failed == nil {
 			b := l.take()
 			if b == nil {
 				break
 			}
-			ack, err := l.cluster.js.PublishMsgAsync(&nats.Msg{Subject: l.part.subject(), Data: b.data},
+			var ack jetstream.PubAckFuture
+			ack, failed = l.cluster.js.PublishMsgAsync(&nats.Msg{Subject: l.part.subject(), Data: b.data},
 				jetstream.WithExpectLastSequence(last+uint64(len(flying))), jetstream.WithRetryAttempts(0))
-			if err != nil {
-				failed = err
-				break
+			if failed == nil {
+				flying = append(flying, flight{b, ack})
 			}
-			flying = append(flying, flight{b, ack})
 		}
 		if failed == nil && len(flying) == 0 {
 			select {
@@ -52,9 +52,7 @@ func (l *Log) send(last uint64) {
 			case ack := <-flying[0].ack.Ok():
 				last = ack.Sequence
 				l.stored(flying[0].block, last)
-				copy(flying, flying[1:])
-				flying[len(flying)-1] = flight{}
-				flying = flying[:len(flying)-1]
+				flying = slices.Delete(flying, 0, 1)
 				wait = 0
 				continue
 			case failed = <-flying[0].ack.Err():
