@@ -42,7 +42,7 @@ var _ = Describe("a publisher", func() {
 	)
 	broker := func(name string) *fake.Broker {
 		GinkgoHelper()
-		b, err := fake.NewBroker(name, log)
+		b, err := fake.NewBrokerAt(name, log, testkit.Address(GinkgoTB())) // of no one else while it is away
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(b.Close)
 		return b
@@ -51,7 +51,7 @@ var _ = Describe("a publisher", func() {
 		log = &fake.Log{}
 		a, b = broker("a"), broker("b")
 		var err error
-		placement, err = fake.NewPlacement()
+		placement, err = fake.NewPlacementAt(testkit.Address(GinkgoTB()))
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(func() { placement.Close() })
 		placement.Place(topic, a.Address(), "p", "q")

@@ -298,10 +298,7 @@ var _ = Describe("an announcer", func() {
 	})
 
 	It("waits for a daemon that is not there yet", func() {
-		ln, err := net.Listen("tcp", "127.0.0.1:0")
-		Expect(err).NotTo(HaveOccurred())
-		address := ln.Addr().String()
-		Expect(ln.Close()).To(Succeed())
+		address := testkit.Address(GinkgoTB())
 		a := run(config(c), address)
 		Eventually(func() uint64 {
 			for _, s := range a.State() {

@@ -81,7 +81,7 @@ var _ = Describe("an agent", func() {
 	)
 	broker := func(name string) *fake.Broker {
 		GinkgoHelper()
-		b, err := fake.NewBroker(name, log)
+		b, err := fake.NewBrokerAt(name, log, testkit.Address(GinkgoTB())) // of no one else while it is away
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(b.Close)
 		return b
