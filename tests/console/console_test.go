@@ -40,7 +40,7 @@ import (
 )
 
 // patience is how long a page may take on a busy machine.
-const patience = 30 * time.Second
+const patience = testkit.Hang
 
 func TestMain(m *testing.M) { localtest.Main(m) }
 
