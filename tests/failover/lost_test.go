@@ -46,7 +46,7 @@ func TestBackupAndRestore(t *testing.T) {
 	c.create(spec)
 	all := c.consume("t")
 	cl := newClient(t, c)
-	done := pace(t, cl, "t", publishers, each, 50*time.Millisecond)
+	done := pace(t, cl, "t", publishers, each, 50*time.Millisecond, nil)
 	testkit.WaitFor(t, "they publish", func() bool { return all.count() > publishers*each/10 })
 	before := c.topic("t")
 	do(commands[0])
@@ -60,8 +60,7 @@ func TestBackupAndRestore(t *testing.T) {
 	}
 	late := publisher(t, cl, "t", publishers)
 	testkit.NoError(t, late.Publish(t.Context(), body(publishers, 0)))
-	<-done
-	finish(t, cl, all, publishers*each+1)
+	finish(t, cl, all, append(<-done, 1))
 }
 
 // The store is lost, and the loaddistributor starts with an empty one: publishers go on
@@ -74,12 +73,12 @@ func TestPublishersOutliveALostStore(t *testing.T) {
 	c.create(spec)
 	all := c.consume("t")
 	cl := newClient(t, c)
-	done := pace(t, cl, "t", publishers, each, 50*time.Millisecond)
+	done := pace(t, cl, "t", publishers, each, 50*time.Millisecond, nil)
 	testkit.WaitFor(t, "they publish", func() bool { return all.count() > publishers*each/10 })
 	c.kill(0)
 	testkit.Must(t, os.Remove(filepath.Join(c.dirs[0], "loaddistributor.db")))
 	c.start(0)
-	<-done
-	finish(t, cl, all, publishers*each)
-	all.once(t, publishers, each)
+	sent := <-done
+	finish(t, cl, all, sent)
+	all.once(t, sent)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,18 +15,21 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// pace has each of some publishers of a topic send a message at every tick, until it
-// has sent each of them, and closes the channel that it returns.
-func pace(t *testing.T, cl *client.Client, topic string, publishers, each int, tick time.Duration) <-chan struct{} {
+// pace has each of some publishers of a topic send a message at every tick: so many, and
+// more until the test has had the time for what it does meanwhile (nil: it has). The
+// channel that it returns then tells how many each has sent.
+func pace(t *testing.T, cl *client.Client, topic string, publishers, each int, tick time.Duration, had func() bool) <-chan []int {
 	t.Helper()
 	var working sync.WaitGroup
+	sent := make([]int, publishers)
 	for i := range publishers {
 		p := publisher(t, cl, topic, i)
 		working.Go(func() {
 			ticker := time.NewTicker(tick)
 			defer ticker.Stop()
-			for n := range each {
+			for n := 0; n < each || had != nil && !had() && n < 100*each; n++ {
 				<-ticker.C
+				sent[i]++
 				if err := p.Publish(t.Context(), body(i, n)); err != nil {
 					t.Errorf("publisher %d, message %d: %v", i, n, err)
 					return
@@ -33,17 +37,21 @@ func pace(t *testing.T, cl *client.Client, topic string, publishers, each int, t
 			}
 		})
 	}
-	done := make(chan struct{})
-	go func() { working.Wait(); close(done) }()
+	done := make(chan []int, 1)
+	go func() { working.Wait(); done <- sent }()
 	return done
 }
 
 // finish closes the client and waits until all is delivered.
-func finish(t *testing.T, cl *client.Client, all *consumer, messages int) {
+func finish(t *testing.T, cl *client.Client, all *consumer, sent []int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	testkit.NoError(t, cl.Close(ctx))
+	messages := 0
+	for _, n := range sent {
+		messages += n
+	}
 	testkit.WaitFor(t, fmt.Sprintf("%d messages are delivered", messages), func() bool { return all.count() >= messages })
 }
 
@@ -69,34 +77,34 @@ func TestATopicIsUpdatedUnderLoad(t *testing.T) {
 	c.create(specs[0])
 	all := c.consume("t")
 	cl := newClient(t, c)
-	done := pace(t, cl, "t", publishers, each, 10*time.Millisecond)
+	var updates atomic.Int32
+	done := pace(t, cl, "t", publishers, each, 10*time.Millisecond, func() bool { return int(updates.Load()) >= len(specs) })
 	ticker := time.NewTicker(100 * time.Millisecond)
 	defer ticker.Stop()
 	var last *srtmv1.TopicSpec
-	updates := 0
-	for running := true; running; {
+	var sent []int
+	for sent == nil {
 		select {
-		case <-done:
-			running = false
+		case sent = <-done:
 		case <-ticker.C:
-			updates++
-			last = specs[updates%len(specs)]
+			n := int(updates.Add(1))
+			last = specs[n%len(specs)]
 			if _, err := ask(c, srtmv1.AdminServiceClient.UpdateTopic, &srtmv1.UpdateTopicRequest{Spec: last}); err != nil {
-				t.Errorf("update %d: %v", updates, err)
+				t.Errorf("update %d: %v", n, err)
 			}
 		}
 	}
-	if updates < len(specs) {
-		t.Fatalf("only %d updates while messages were published", updates)
+	if n := int(updates.Load()); n < len(specs) {
+		t.Fatalf("only %d updates while messages were published", n)
 	}
-	finish(t, cl, all, publishers*each)
-	all.once(t, publishers, each)
+	finish(t, cl, all, sent)
+	all.once(t, sent)
 	is, want := c.topic("t").GetSpec(), last
 	if is.GetContract().GetRateMilli() != want.Contract.RateMilli || is.GetContract().GetBurst() != want.Contract.Burst ||
 		is.GetContract().GetSlo().GetLatency().AsDuration() != want.Contract.Slo.Latency.AsDuration() || len(is.GetGroups()) != 1 || is.Groups[0].GetCount() != want.Groups[0].Count {
 		t.Errorf("it is %v, want %v", is, want)
 	}
-	t.Logf("%d updates, %d releases within %d msg/s, burst %d", updates, c.envelope("t", most, deepest), most, deepest)
+	t.Logf("%d updates, %d releases within %d msg/s, burst %d", updates.Load(), c.envelope("t", most, deepest), most, deepest)
 }
 
 // A topic with one token moves from broker to broker: the token goes with it, once
@@ -110,39 +118,40 @@ func TestATopicWithOneTokenMoves(t *testing.T) {
 			c.create(contract("t", rate, burst, publishers))
 			all := c.consume("t")
 			cl := newClient(t, c)
-			done := pace(t, cl, "t", publishers, each, 20*time.Millisecond)
+			var moves atomic.Int32
+			done := pace(t, cl, "t", publishers, each, 20*time.Millisecond, func() bool { return moves.Load() >= 3 })
 			var ids []string
 			for i := range publishers {
 				ids = append(ids, fmt.Sprintf("g.%d", i))
 			}
 			ticker := time.NewTicker(time.Second)
 			defer ticker.Stop()
-			moves := 0
-			for running := true; running; {
+			var sent []int
+			for sent == nil {
 				select {
-				case <-done:
-					running = false
+				case sent = <-done:
 				case <-ticker.C:
-					to := fmt.Sprintf("b%d", 1+(moves+1)%3)
-					testkit.WaitFor(t, fmt.Sprintf("move %d to %s is done", moves, to), func() bool {
+					n := moves.Load()
+					to := fmt.Sprintf("b%d", 1+(n+1)%3)
+					testkit.WaitFor(t, fmt.Sprintf("move %d to %s is done", n, to), func() bool {
 						err := c.move(ids, to)
 						if err != nil {
-							t.Logf("move %d to %s: %v", moves, to, err)
+							t.Logf("move %d to %s: %v", n, to, err)
 						}
 						return err == nil
 					})
-					if moves++; killed {
+					if moves.Add(1); killed {
 						c.kill(0)
 						c.start(0)
 					}
 				}
 			}
-			if moves < 3 {
-				t.Fatalf("only %d moves while messages were published", moves)
+			if n := moves.Load(); n < 3 {
+				t.Fatalf("only %d moves while messages were published", n)
 			}
-			finish(t, cl, all, publishers*each)
-			all.once(t, publishers, each)
-			t.Logf("%d moves, %d releases within %d msg/s, burst %d", moves, c.envelope("t", rate, burst), rate, burst)
+			finish(t, cl, all, sent)
+			all.once(t, sent)
+			t.Logf("%d moves, %d releases within %d msg/s, burst %d", moves.Load(), c.envelope("t", rate, burst), rate, burst)
 		})
 	}
 }
