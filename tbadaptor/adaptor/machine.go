@@ -32,9 +32,11 @@ type Machine struct {
 	*ledger.Ledger
 	cfg    Config               // set once
 	topics map[string]*Contract // in the ledger
-	// placed are the names of topics by the brokers that they are placed on, following
-	// those that are looked at while their publishers move: of 100,000 topics a few.
+	// placed are the names of topics by the brokers that they are placed on; adaptive those
+	// whose rule is to be asked, and following those that are looked at while their
+	// publishers move: of 100,000 topics a few.
 	placed    map[string]map[string]bool
+	adaptive  map[string]bool
 	following map[string]bool
 }
 
@@ -58,7 +60,7 @@ type Contract struct {
 // ledger.New.
 func New(epoch uint64, cfg Config) *Machine {
 	return &Machine{Ledger: ledger.New(epoch, cfg.Leases), cfg: cfg, topics: map[string]*Contract{},
-		placed: map[string]map[string]bool{}, following: map[string]bool{}}
+		placed: map[string]map[string]bool{}, adaptive: map[string]bool{}, following: map[string]bool{}}
 }
 
 // Contract returns the topic's, nil if none is set.
@@ -98,11 +100,15 @@ func (m *Machine) hold(topic string, c *Contract) {
 		}
 		delete(m.topics, topic)
 	}
+	delete(m.adaptive, topic)
 	delete(m.following, topic)
 	if c == nil {
 		return
 	}
 	m.topics[topic] = c
+	if c.Rule != share.Static {
+		m.adaptive[topic] = true
+	}
 	for _, p := range c.Placed {
 		if p.Retiring {
 			m.following[topic] = true
@@ -213,14 +219,12 @@ func (m *Machine) Adaptive(now mono.Time, following bool) (topics []string) {
 			delete(m.following, topic)
 		}
 	}
-	// order: sorted below
-	among := maps.Keys(m.topics)
+	among := m.adaptive
 	if following {
-		// order: likewise
-		among = maps.Keys(m.following)
+		among = m.following
 	}
-	for topic := range among {
-		if c := m.topics[topic]; c.Rule != share.Static && m.Settled(c) {
+	for topic := range among { // order: sorted below
+		if m.adaptive[topic] && m.Settled(m.topics[topic]) {
 			topics = append(topics, topic)
 		}
 	}
@@ -248,6 +252,10 @@ func (m *Machine) Tune(now mono.Time, topic string) (grants []ledger.Grant, resu
 	view, _ := m.Topic(topic)
 	if len(view.Awaited) > 0 {
 		return nil, Awaiting, nil
+	}
+	if len(c.Placed) == 1 && len(view.Members) == 1 && view.Members[0].Target == c.Total {
+		delete(m.adaptive, topic) // there is nothing to divide until it is placed anew
+		return nil, WithinBand, nil
 	}
 	target, err := m.propose(now, c, view)
 	switch {

@@ -255,3 +255,58 @@ func TestTopicsByBrokerFollowTheContracts(t *testing.T) {
 	is("removed", false)
 	testkit.Equal(t, len(b.placed)+len(b.following), 0, "what is left of it")
 }
+
+// Of 100,000 topics most are on one broker, which is to have all: their rules have nothing to
+// say, and cost nothing.
+func TestTopicsOnOneBrokerRest(t *testing.T) {
+	b := start(t, "b1", "b2")
+	total := tokenbucket.Share{Rate: 90_000, Burst: 9}
+	half := tokenbucket.Share{Rate: 45_000, Burst: 4}
+	one := func(id string) *Contract {
+		return &Contract{Topic: "t", Rule: share.Sqrt, Total: total, Placed: []share.Placed{{Broker: id, Publishers: 10, Quota: total}}}
+	}
+	is := func(when string, rests bool) {
+		t.Helper()
+		testkit.Equal(t, len(b.Adaptive(b.now, false)) == 0, rests, "%s: it rests", when)
+	}
+	offered := map[string]int64{"b1": 40}
+	_, grants, err := b.Set(b.now, one("b1"))
+	b.settle(grants, err)
+	is("set", false)
+	for range 5 {
+		b.second(offered)
+	}
+	is("on one broker", true)
+	b.is(map[string][2]int64{"b1": {90, 9}})
+
+	b.settle(b.Update(b.now, &Contract{Topic: "t", Rule: share.Sqrt, Total: total, Placed: []share.Placed{
+		{Broker: "b1", Publishers: 10, Quota: half, Retiring: true}, {Broker: "b2", Publishers: 10, Quota: tokenbucket.Share{Rate: 45_000, Burst: 5}},
+	}}))
+	is("on two", false)
+	b.second(offered)
+	is("on two for a second", false)
+	b.settle(b.Update(b.now, one("b2")))
+	is("on the other", false)
+	b.second(nil)
+	is("on the other for a second", true)
+	b.is(map[string][2]int64{"b2": {90, 9}})
+
+	// Another process of it has nothing, and gets all.
+	b.settle(b.Hello(b.now, ledger.Session{Broker: "b2", Instance: "another"}))
+	b.is(map[string][2]int64{"b2": {90, 9}})
+
+	// After a restart of ours brokers hold what there was in the middle of a move.
+	b = start(t)
+	b.settle(b.Restore(b.now, one("b1")))
+	for id, holds := range map[string]tokenbucket.Share{"b1": half, "b2": {Rate: 45_000, Burst: 5}} {
+		b.settle(b.Hello(b.now, ledger.Session{Broker: id, Instance: id, Held: []ledger.Held{{Topic: "t", Share: holds, Epoch: 7}}}))
+	}
+	is("restored", false)
+	for range 3 {
+		b.second(offered)
+	}
+	b.is(map[string][2]int64{"b1": {90, 9}})
+	is("restored for a while", true)
+	b.settle(b.Remove("t"), nil)
+	testkit.Equal(t, len(b.adaptive), 0, "what is left of it")
+}
