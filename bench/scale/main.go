@@ -119,7 +119,7 @@ func (b *bench) found(what, format string, args ...any) {
 // create creates topics until there are so many.
 func (b *bench) create(ctx context.Context, upTo int) error {
 	from, began, took := b.created, time.Now(), obs.NewLatency()
-	before, err := b.process(ctx)
+	before, err := b.process(ctx, b.cluster.Lookup)
 	if err != nil {
 		return err
 	}
@@ -145,7 +145,7 @@ func (b *bench) create(ctx context.Context, upTo int) error {
 		return fmt.Errorf("create topics: %w", err)
 	}
 	b.created = upTo
-	after, err := b.process(ctx)
+	after, err := b.process(ctx, b.cluster.Lookup)
 	if err != nil {
 		return err
 	}
@@ -176,19 +176,21 @@ func (b *bench) topic(ctx context.Context, name string, publishers int) error {
 // rest does nothing, and then lists one topic again and again: the caller waits for any
 // lock that is held.
 func (b *bench) rest(ctx context.Context) error {
-	before, err := b.process(ctx)
-	if err != nil {
+	before, err := b.process(ctx, b.cluster.Lookup)
+	adaptorBefore, err2 := b.process(ctx, b.cluster.Adaptor)
+	if err := errors.Join(err, err2); err != nil {
 		return err
 	}
 	began := time.Now()
 	if !clock.Sleep(ctx, b.idle) {
 		return ctx.Err()
 	}
-	after, err := b.process(ctx)
-	if err != nil {
+	after, err := b.process(ctx, b.cluster.Lookup)
+	adaptor, err2 := b.process(ctx, b.cluster.Adaptor)
+	if err := errors.Join(err, err2); err != nil {
 		return err
 	}
-	cpu := (after.cpu - before.cpu) / time.Since(began).Seconds()
+	percent := 100 / time.Since(began).Seconds()
 	took := obs.NewLatency()
 	began = time.Now()
 	for i := range int(b.idle.Seconds() * asks) {
@@ -201,8 +203,8 @@ func (b *bench) rest(ctx context.Context) error {
 		}
 		took.Record(time.Since(due))
 	}
-	b.found(fmt.Sprintf("%d idle topics", b.created), "CPU of the loaddistributor %.1f %% of a core, %.0f MB; a call, %d a second, is answered after p50 %.2f ms, p99 %.2f ms, p99.9 %.2f ms",
-		cpu*100, after.bytes/1e6, asks, ms(took.Quantile(.5)), ms(took.Quantile(.99)), ms(took.Quantile(.999)))
+	b.found(fmt.Sprintf("%d idle topics", b.created), "CPU of the loaddistributor %.1f %% of a core, of the tbadaptor %.1f %%; %.0f and %.0f MB; a call, %d a second, is answered after p50 %.2f ms, p99 %.2f ms, p99.9 %.2f ms",
+		(after.cpu-before.cpu)*percent, (adaptor.cpu-adaptorBefore.cpu)*percent, after.bytes/1e6, adaptor.bytes/1e6, asks, ms(took.Quantile(.5)), ms(took.Quantile(.99)), ms(took.Quantile(.999)))
 	return nil
 }
 
@@ -236,7 +238,7 @@ func (b *bench) large(ctx context.Context) error {
 		}
 		took.Record(time.Since(began))
 	}
-	after, err := b.process(ctx)
+	after, err := b.process(ctx, b.cluster.Lookup)
 	if err != nil {
 		return err
 	}
@@ -244,15 +246,15 @@ func (b *bench) large(ctx context.Context) error {
 	return nil
 }
 
-// used is what the loaddistributor took: seconds of CPU, and memory now.
+// used is what a process took: seconds of CPU, and memory now.
 type used struct{ cpu, bytes float64 }
 
-func (b *bench) process(ctx context.Context) (u used, err error) {
-	all, err := host.Metrics(ctx, b.cluster.Lookup)
+func (b *bench) process(ctx context.Context, address string) (u used, err error) {
+	all, err := host.Metrics(ctx, address)
 	for name, to := range map[string]*float64{"process_cpu_seconds_total": &u.cpu, "process_resident_memory_bytes": &u.bytes} {
 		v, there := all[name]
 		if !there && err == nil {
-			err = fmt.Errorf("the loaddistributor has no metric %s", name)
+			err = fmt.Errorf("%s has no metric %s", address, name)
 		}
 		*to = v
 	}

@@ -47,9 +47,10 @@ func (c ClusterConfig) Validate() error {
 // Cluster is a running cluster.
 type Cluster struct {
 	// Set once.
-	Conn   *grpc.ClientConn // to the loaddistributor
-	GRPC   string           // its address
-	Lookup string           // host:port of its nsqlookupd-compatible HTTP
+	Conn    *grpc.ClientConn // to the loaddistributor
+	GRPC    string           // its address
+	Lookup  string           // host:port of its nsqlookupd-compatible HTTP
+	Adaptor string           // host:port of the tbadaptor's HTTP
 
 	Admission *grpc.ClientConn // nil: there is none
 
@@ -68,7 +69,7 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{GRPC: addresses[0], Lookup: addresses[1]}
+	c := &Cluster{GRPC: addresses[0], Lookup: addresses[1], Adaptor: addresses[3]}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, c.Stop())
@@ -81,7 +82,7 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 	}
 	adaptor, brokerFlags := addresses[2], slices.Clone(cfg.BrokerFlags)
 	programs := []program{
-		{"tbadaptor", "tbadaptor", []string{"--grpc-address", adaptor, "--http-address", addresses[3]}},
+		{"tbadaptor", "tbadaptor", []string{"--grpc-address", adaptor, "--http-address", c.Adaptor}},
 		{"loaddistributor", "loaddistributor", append([]string{
 			"--grpc-address", c.GRPC, "--http-address", c.Lookup, "--tcp-address=", "--store=memory", "--tbadaptor-address", adaptor,
 		}, cfg.LoaddistributorFlags...)},
