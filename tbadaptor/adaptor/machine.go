@@ -223,7 +223,8 @@ func (m *Machine) Adaptive(now mono.Time, following bool) (topics []string) {
 	if following {
 		among = m.following
 	}
-	for topic := range among { // order: sorted below
+	// order: sorted below
+	for topic := range among {
 		if m.adaptive[topic] && m.Settled(m.topics[topic]) {
 			topics = append(topics, topic)
 		}
