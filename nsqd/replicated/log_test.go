@@ -42,3 +42,29 @@ func TestAllLogsTogetherAreBounded(t *testing.T) {
 		}
 	})
 }
+
+// What is retained by size is that size at least, whatever owners before have stored.
+func TestFromWhereOnSoMuchIsHeld(t *testing.T) {
+	// This owner has stored 10 blocks of 100 bytes, from sequence 21 on.
+	m := marks{first: 1, claim: 21, size: 1000, all: []mark{{seq: 1}, {seq: 21}}}
+	for i := range 10 {
+		m.add(mark{seq: uint64(22 + i), size: int64(100 * (i + 1))})
+	}
+	for _, test := range []struct {
+		bytes, all int64
+		want       uint64
+	}{
+		{100, 3000, 31},
+		{250, 3000, 29},
+		{900, 3000, 23},
+		{990, 3000, 20}, // all of its own, and a block of 100 before
+		{1000, 1020, 20},
+		{990, 1001, 20}, // 20 blocks of owners before have one byte
+		{1500, 3000, 15},
+		{3000, 3000, 1},
+		{5000, 3000, 1},
+		{1500, 1000, 1}, // the others are gone
+	} {
+		testkit.Equal(t, m.holding(test.bytes, test.all), test.want, "%d of %d bytes", test.bytes, test.all)
+	}
+}

@@ -97,7 +97,8 @@ func (m *marks) holding(bytes, all int64) uint64 {
 	if before <= 0 || size <= 0 {
 		return m.first
 	}
-	return m.claim - uint64(min(before, int64(float64(bytes-m.size)/float64(size)*float64(before))+1))
+	more := float64(max(0, bytes-m.size)) / float64(size)
+	return m.claim - uint64(min(before, int64(more*float64(before))+1))
 }
 
 // newest is the sequence of the newest block.
