@@ -280,14 +280,18 @@ func (c *Cluster) Topics() (topics []string, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("stream %s: %w", name, err)
 		}
-		switch parts := strings.Split(info.Config.Subjects[0], "."); {
-		case len(parts) != 4:
+		p := part{broker: c.cfg.Part}
+		if parts := strings.Split(strings.Join(info.Config.Subjects, " "), "."); len(parts) == 4 {
+			p.topic = untoken(parts[2])
+		}
+		switch {
+		case name != p.stream() || !slices.Equal(info.Config.Subjects, []string{p.subject()}): // it is somebody else's
 		case info.State.Msgs == 0:
 			if err := c.delete(ctx, name); err != nil {
 				return nil, err
 			}
 		default:
-			topics = append(topics, untoken(parts[2]))
+			topics = append(topics, p.topic)
 		}
 	}
 	return topics, names.Err()

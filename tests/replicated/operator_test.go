@@ -154,6 +154,17 @@ func TestPartsOfOneName(t *testing.T) {
 	testkit.Must(t, l.Remove())
 }
 
+// A stream of somebody else is no topic of a broker's, and not the broker's to delete, though
+// its subjects take in the broker's.
+func TestAStreamThatIsNoTopics(t *testing.T) {
+	s := startServers(t, 1)
+	for _, subjects := range [][]string{{"srtm.log.*.b"}, {"srtm.log.t.b", "audit"}} {
+		testkit.Result(s.operator().CreateStream(t.Context(), jetstream.StreamConfig{Name: "AUDIT", Subjects: subjects})).Must(t)
+		testkit.EqualSlices(t, testkit.Result(s.connect("b").Topics()).Must(t), nil, "topics beside %q", subjects)
+		testkit.NoError(t, s.operator().DeleteStream(t.Context(), "AUDIT"), "it is there")
+	}
+}
+
 // Cursors that an operator has deleted are saved anew.
 func TestCursorsAreDeleted(t *testing.T) {
 	s := startServers(t, 1)
