@@ -96,18 +96,23 @@ func TestWhatWasSentIsNotUnsent(t *testing.T) {
 	}
 }
 
+// newSender returns the sender of a publisher that is assigned to a broker, not run.
+func newSender(t *testing.T) *sender {
+	c := testkit.Result(New(Config{Address: "127.0.0.1:1"})).Must(t)
+	t.Cleanup(func() { c.conn.Close() })
+	b := testkit.Result(fake.NewBroker("b", new(fake.Log))).Must(t)
+	t.Cleanup(b.Close)
+	s := &sender{p: newPublisher(c, "t", "p"), wait: newBackoff(), retry: stopped(), drain: stopped()}
+	t.Cleanup(s.end)
+	s.p.assigned(&srtmv1.Assignment{TcpAddress: b.Address(), Epoch: 1})
+	s.readInbox()
+	return s
+}
+
 // A broker that has ended in order is done, and what it has not answered is sent again, also
 // where its end is noticed only after a write that failed for it.
 func TestAnOrderlyEndBeforeAWriteThatFails(t *testing.T) {
-	c := testkit.Result(New(Config{Address: "127.0.0.1:1"})).Must(t)
-	defer c.conn.Close()
-	var log fake.Log
-	b := testkit.Result(fake.NewBroker("b", &log)).Must(t)
-	defer b.Close()
-	s := &sender{p: newPublisher(c, "t", "p"), wait: newBackoff(), retry: stopped(), drain: stopped()}
-	defer s.end()
-	s.p.assigned(&srtmv1.Assignment{TcpAddress: b.Address(), Epoch: 1})
-	s.readInbox()
+	s := newSender(t)
 	s.connected(<-s.p.dialled)
 	open, next := &request{done: make(chan error, 1)}, &request{cmd: nsq.Publish("t", nil), done: make(chan error, 1)}
 	open.state.Store(sent)
@@ -123,15 +128,7 @@ func TestAnOrderlyEndBeforeAWriteThatFails(t *testing.T) {
 // A broker that refuses for good and hangs up, again and again, is not dialled a hundred times
 // a second for each publisher.
 func TestABrokerThatRefusesIsDialledLess(t *testing.T) {
-	c := testkit.Result(New(Config{Address: "127.0.0.1:1"})).Must(t)
-	defer c.conn.Close()
-	var log fake.Log
-	b := testkit.Result(fake.NewBroker("b", &log)).Must(t)
-	defer b.Close()
-	s := &sender{p: newPublisher(c, "t", "p"), wait: newBackoff(), retry: stopped(), drain: stopped()}
-	defer s.end()
-	s.p.assigned(&srtmv1.Assignment{TcpAddress: b.Address(), Epoch: 1})
-	s.readInbox()
+	s := newSender(t)
 	answers := func(a answer) {
 		s.connect()
 		if s.dialling {
