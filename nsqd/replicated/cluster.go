@@ -262,7 +262,10 @@ type part struct{ topic, broker string }
 
 func (p part) String() string { return p.topic + " of broker " + p.broker }
 
-func (p part) stream() string { return "SRTM_LOG=" + token(p.topic) + "=" + token(p.broker) }
+// logStream begins the names of streams of logs.
+const logStream = "SRTM_LOG="
+
+func (p part) stream() string { return logStream + token(p.topic) + "=" + token(p.broker) }
 
 func (p part) subject() string { return "srtm.log." + token(p.topic) + "." + token(p.broker) }
 
@@ -276,16 +279,16 @@ func (c *Cluster) Topics() (topics []string, err error) {
 	defer cancel()
 	names := c.js.StreamNames(ctx, jetstream.WithStreamListSubject("srtm.log.*."+token(c.cfg.Part)))
 	for name := range names.Name() {
+		topic := strings.TrimSuffix(strings.TrimPrefix(name, logStream), "="+token(c.cfg.Part))
+		p := part{untoken(topic), c.cfg.Part}
+		if name != p.stream() { // it is somebody else's
+			continue
+		}
 		info, err := c.info(ctx, name)
-		if err != nil {
-			return nil, fmt.Errorf("stream %s: %w", name, err)
-		}
-		p := part{broker: c.cfg.Part}
-		if parts := strings.Split(strings.Join(info.Config.Subjects, " "), "."); len(parts) == 4 {
-			p.topic = untoken(parts[2])
-		}
 		switch {
-		case name != p.stream() || !slices.Equal(info.Config.Subjects, []string{p.subject()}): // it is somebody else's
+		case err != nil:
+			return nil, fmt.Errorf("stream %s: %w", name, err)
+		case !slices.Equal(info.Config.Subjects, []string{p.subject()}): // likewise
 		case info.State.Msgs == 0:
 			if err := c.delete(ctx, name); err != nil {
 				return nil, err
