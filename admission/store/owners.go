@@ -68,7 +68,7 @@ func (t *tx) latest(wall time.Duration) (at int64) {
 	return at
 }
 
-// lock is of a member's row, whoever it is.
+// lock is of a member's row, whichever server it is.
 const lock = `UPDATE servers SET at_ms = at_ms WHERE address = $1`
 
 const take = `UPDATE partitions SET server = $1, epoch = epoch + 1, target = '', lost_ms = CASE WHEN $2 > lost_ms THEN $2 ELSE lost_ms END WHERE server = $3`

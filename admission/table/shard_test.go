@@ -26,7 +26,7 @@ func TestAsk(t *testing.T) {
 	s := table.New(10)
 	key := []byte("user/1")
 	if v := s.Ask(key, 1, 0, false); v.Known {
-		t.Fatalf("%+v of a key that nobody taught it", v)
+		t.Fatalf("%+v of a key that it was not taught", v)
 	}
 	r := &rule.Rule{Key: "user/1", Share: tokenbucket.Share{Rate: 1000, Burst: 3}}
 	if !s.Learn("user/1", r, table.Held(nil, r, at(0)), 0) {

@@ -8,7 +8,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
-// Who connects while nobody serves the socket is accepted by who serves it next.
+// A client that connects while no process serves the socket is accepted by the next one that does.
 func TestListenersAreKept(t *testing.T) {
 	kept := Listeners{}
 	first, err := kept.Listen("--address", "127.0.0.1:0")

@@ -30,7 +30,7 @@ type answers struct {
 	most   int           // bytes
 	making chan struct{} // has an element for each list that is being made
 
-	cut atomic.Uint64 // written by whoever cuts, read for metrics
+	cut atomic.Uint64 // written by the answers that cut, read for metrics
 
 	mu struct {
 		sync.Mutex
@@ -125,7 +125,7 @@ func (a *answers) takeLocked(one *written) {
 	a.mu.bytes -= one.bytes
 }
 
-// end has nobody use the answer's connection any more; short: and its write fail.
+// end sees to it that the answer's connection is not used any more; short: and that its write fails.
 func (one *written) end(short bool) {
 	one.ending.Lock()
 	defer one.ending.Unlock()

@@ -25,7 +25,7 @@ import (
 const (
 	firstBackoff = 100 * time.Millisecond
 	maxBackoff   = 5 * time.Second
-	// standbyBackoff is the most while nobody leads: within seconds somebody does, and
+	// standbyBackoff is the most while no server leads: within seconds one does, and
 	// creations of topics wait for that and then for this broker's hello.
 	standbyBackoff = 500 * time.Millisecond
 

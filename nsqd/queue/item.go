@@ -113,7 +113,7 @@ func (s *items) takeDue(now mono.Time) (again []*item) {
 	return again
 }
 
-// forget lets go of all messages, which are nobody's any longer.
+// forget lets go of all messages, which no consumer has any longer.
 func (s *items) forget(fx *Effects) {
 	for i := range s.ready.len() {
 		fx.unref(s.ready.at(i).msg)

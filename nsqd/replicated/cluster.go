@@ -281,7 +281,7 @@ func (c *Cluster) Topics() (topics []string, err error) {
 	for name := range names.Name() {
 		topic := strings.TrimSuffix(strings.TrimPrefix(name, logStream), "="+token(c.cfg.Part))
 		p := part{untoken(topic), c.cfg.Part}
-		if name != p.stream() { // it is somebody else's
+		if name != p.stream() { // it is an operator's, or another broker's
 			continue
 		}
 		info, err := c.info(ctx, name)

@@ -80,7 +80,7 @@ func (l *Ledger) checkForm() error {
 		awaited -= len(of)
 	}
 	if members != 0 || awaited != 0 {
-		return fmt.Errorf("%d memberships are of no member, %d topics await nobody", -members, -awaited)
+		return fmt.Errorf("%d memberships are of no member, %d topics await no broker", -members, -awaited)
 	}
 	return nil
 }

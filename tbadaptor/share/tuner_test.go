@@ -265,7 +265,7 @@ func TestARisingRateIsServedAtOnce(t *testing.T) {
 	}
 }
 
-// Whatever brokers report, as far as the adaptor takes it, and whoever moves or is away: the
+// Whatever brokers report, as far as the adaptor takes it, and whichever of them moves or is away: the
 // shares are the contract, and the only reason that there are none is that it is too small.
 func TestWhateverBrokersReportTheSharesAreTheContract(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

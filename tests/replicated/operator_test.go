@@ -154,8 +154,8 @@ func TestPartsOfOneName(t *testing.T) {
 	testkit.Must(t, l.Remove())
 }
 
-// A stream of somebody else is no topic of a broker's, and not the broker's to delete, though
-// its subjects take in the broker's.
+// An operator's stream whose subjects take in a broker's is no topic of the broker's, and not the
+// broker's to delete.
 func TestAStreamThatIsNoTopics(t *testing.T) {
 	s := startServers(t, 1)
 	for _, subjects := range [][]string{{"srtm.log.*.b"}, {"srtm.log.t.b", "audit"}} {
