@@ -75,16 +75,10 @@ func TestHTTPConnectionsAreBounded(t *testing.T) {
 		}
 	}
 	first.Close()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for end := time.Now().Add(10 * time.Second); ; <-tick.C {
-		if _, code, _ := ask(d.at.http); code == 200 {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("no room after the first connection was closed")
-		}
-	}
+	testkit.WaitFor(t, "room after the first connection was closed", func() bool {
+		_, code, _ := ask(d.at.http)
+		return code == 200
+	})
 	operator.Close()
 }
 

@@ -88,11 +88,9 @@ func play(t *testing.T, at target) map[string]string {
 		}
 		if name == "b" && words == "close" {
 			// The end of a connection has no answer: wait until it shows.
-			for end := time.Now().Add(10 * time.Second); strings.Contains(ask(t, http.MethodGet, "http://"+at.http+"/nodes"), "10.0.0.2"); {
-				if time.Now().After(end) {
-					t.Fatal("a node that has gone is still shown")
-				}
-			}
+			testkit.WaitFor(t, "a node that has gone is shown no more", func() bool {
+				return !strings.Contains(ask(t, http.MethodGet, "http://"+at.http+"/nodes"), "10.0.0.2")
+			})
 			got = ask(t, http.MethodGet, "http://"+at.http+"/topics")
 		}
 		answers[fmt.Sprintf("%03d %s", i, line)] = got
@@ -268,14 +266,13 @@ func TestTranscriptOfNSQLookupd(t *testing.T) {
 		_ = cmd.Process.Kill() // it may have ended
 		_ = cmd.Wait()         // of a process that was killed
 	}()
-	for end := time.Now().Add(10 * time.Second); ; {
-		if conn, err := net.Dial("tcp", theirs.http); err == nil {
+	testkit.WaitFor(t, "theirs listens", func() bool {
+		conn, err := net.Dial("tcp", theirs.http)
+		if err == nil {
 			conn.Close()
-			break
-		} else if time.Now().After(end) {
-			t.Fatal(err)
 		}
-	}
+		return err == nil
+	})
 	got, want := play(t, serve(t, directory{}, registry.Config{})), play(t, theirs)
 	for i, line := range script {
 		key := fmt.Sprintf("%03d %s", i, line)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/queue"
@@ -65,7 +66,7 @@ func opened(path string, change func(*broker.Config), set ...func(*broker.Storag
 // publishAll publishes the numbers, waiting where the topic is full.
 func publishAll(t *broker.Topic, from, to int) {
 	GinkgoHelper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(testkit.Hang)
 	for i := from; i < to; i++ {
 		err := publish(t, strconv.Itoa(i))
 		for ; errors.Is(err, queue.ErrFull) && time.Now().Before(deadline); err = publish(t, strconv.Itoa(i)) {

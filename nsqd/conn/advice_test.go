@@ -6,6 +6,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/conn"
@@ -20,7 +21,7 @@ var _ = overBoth("pacing", func() {
 		t, err := n.broker.CreateTopic("t")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(t.CreateChannel("c")).To(Succeed())
-		t.Contract(tokenbucket.Share{Rate: tokenbucket.PerSecond(1000), Burst: 1}, false)
+		t.Contract(tokenbucket.Share{Rate: tokenbucket.PerSecond(100), Burst: 1}, false)
 		publish := func(times int) {
 			var in []byte
 			for range times {
@@ -33,7 +34,7 @@ var _ = overBoth("pacing", func() {
 				all = append(all, text)
 			}
 		}
-		for end := time.Now().Add(10 * time.Second); !t.Paced(false).Paced && time.Now().Before(end); {
+		for end := time.Now().Add(testkit.Hang); !t.Paced(false).Paced && time.Now().Before(end); {
 			publish(1)
 			publish(20)
 		}
