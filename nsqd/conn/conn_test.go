@@ -479,10 +479,8 @@ var _ = overBoth("a connection", func() {
 		sub.send(wire.AppendRdy(wire.AppendSub(nil, "t", "c"), 10))
 		sub.expect(wire.FrameResponse, "OK")
 		p := n.dial()
-		for range 2 {
-			p.send(wire.AppendPub(nil, "t", []byte("x")))
-			p.expect(wire.FrameResponse, "OK")
-		}
+		p.send(wire.AppendMpub(nil, "t", make2D(2)))
+		p.expect(wire.FrameResponse, "OK")
 		sub.message()
 		sub.message()
 		topic, err := n.broker.Topic([]byte("t"))
