@@ -31,6 +31,8 @@ var (
 	ErrDraining = errors.New("broker is shutting down")
 	// ErrInUse: the topic holds messages, or connections publish to it.
 	ErrInUse = errors.New("in use")
+	// ErrAway: the topic's stream has not answered since the broker started. It is ErrStorage, too.
+	ErrAway = fmt.Errorf("%w: nothing has answered for the topic's stream since the broker started", ErrStorage)
 	// ErrBusy: the caller would have to wait, and said that it may not.
 	ErrBusy = errors.New("would have to wait")
 	// ErrBadName: a topic or channel name outside the protocol's rules.
@@ -256,8 +258,8 @@ func (b *Broker) Refused() (topics, channels uint64) {
 
 // DeleteTopic removes a topic with all it holds and ends its subscriptions. It returns
 // when its log is removed from the disk, if that can be.
-// Errors: ErrUnknownTopic; ErrDraining once the broker is closed, since its topics
-// are being left to the next process.
+// Errors: ErrUnknownTopic; ErrAway, since it would be back; ErrDraining once the broker is
+// closed, since its topics are being left to the next process.
 func (b *Broker) DeleteTopic(name string) error {
 	b.mu.Lock()
 	if b.mu.closed {
@@ -265,6 +267,10 @@ func (b *Broker) DeleteTopic(name string) error {
 		return ErrDraining
 	}
 	t := b.mu.topics[name]
+	if t != nil && t.isAway() {
+		b.mu.Unlock()
+		return ErrAway
+	}
 	delete(b.mu.topics, name)
 	if t != nil {
 		t.stop() // before there can be another of its name, with a bucket of its own
@@ -293,7 +299,7 @@ func (b *Broker) DeleteUnused(name string) error {
 	t.storing.Lock() // else a message could be on its way to the disk
 	forgotten := b.forget(t, func() bool {
 		held, _ := t.heldLocked(0)
-		return held == 0 && t.publishers == 0
+		return held == 0 && t.publishers == 0 && !t.awayLocked()
 	})
 	t.storing.Unlock()
 	if !forgotten {

@@ -33,6 +33,7 @@ const (
 	spilling   concern = iota // the store tries again by itself, and so notes the end of it
 	saving                    // likewise
 	publishing                // tried again by the next publisher, if there is one
+	restoring                 // tried again by Broker.restoreAway
 )
 
 // probeEvery is how often the disk is asked, at most; probeSize with how many

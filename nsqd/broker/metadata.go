@@ -146,17 +146,17 @@ func (k *metadataWriter) end() {
 // metadata is what the next process is to know.
 func (b *Broker) metadata() (s metadata.State) {
 	for _, t := range b.Topics() {
-		if !wire.Ephemeral(t.name) {
-			s.Topics = append(s.Topics, t.metadata())
+		if m, record := t.metadata(); record {
+			s.Topics = append(s.Topics, m)
 		}
 	}
 	return s
 }
 
-func (t *Topic) metadata() metadata.Topic {
+func (t *Topic) metadata() (m metadata.Topic, record bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	m := metadata.Topic{Name: t.name, Paused: t.mu.core.Paused(), Contract: t.contract, Identity: t.identity}
+	m = metadata.Topic{Name: t.name, Paused: t.mu.core.Paused(), Contract: t.contract, Identity: t.identity}
 	if t.store != nil {
 		m.Retain = t.store.retain
 	}
@@ -165,7 +165,7 @@ func (t *Topic) metadata() metadata.Topic {
 			m.Channels = append(m.Channels, metadata.Channel{Name: c.Name(), Paused: c.Paused()})
 		}
 	}
-	return m
+	return m, !wire.Ephemeral(t.name) && !(t.awayLocked() && t.store.unrecorded)
 }
 
 // restoreMetadata makes the topics and channels of the file, without messages.

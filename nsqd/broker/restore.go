@@ -3,6 +3,7 @@ package broker
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
@@ -25,7 +26,7 @@ func (b *Broker) Restore() error {
 	if err := b.restoreMetadata(); err != nil {
 		return err
 	}
-	names, err := st.logs()
+	names, away, err := st.logs()
 	if err != nil {
 		return fmt.Errorf("restore: %w", err)
 	}
@@ -34,15 +35,22 @@ func (b *Broker) Restore() error {
 			st.cfg.Log.Warn("storage has a log that is no topic's; it is left alone", "log", name)
 			continue
 		}
-		if err := b.restoreLog(name); err != nil {
+		switch err := b.restoreLog(name); {
+		case err != nil && st.cfg.Replicated != nil:
+			away = append(away, name)
+		case err != nil:
 			return fmt.Errorf("restore topic %s: %w", name, err)
 		}
+	}
+	for _, name := range away {
+		b.await(name)
 	}
 	if err := b.yieldTaken(); err != nil {
 		return fmt.Errorf("restore: %w", err)
 	}
 	b.metadataWriter.begin()
 	b.workers.Go(b.trimOld)
+	b.workers.Go(b.restoreAway)
 	return nil
 }
 
@@ -65,7 +73,8 @@ func (b *Broker) restoreLog(name string) error {
 		}
 	}
 	t := b.restoreTopic(name)
-	return t.store.restore(func(channel string) bool { return !recorded && wire.ValidChannelName(channel) })
+	t.store.unrecorded = !recorded // no other goroutine has it yet
+	return t.store.restore()
 }
 
 // restoreTopic is CreateTopic without asking other brokers for the topic's channels.
@@ -85,50 +94,107 @@ func (b *Broker) restoreTopic(name string) *Topic {
 	return t
 }
 
-// restore brings back what an earlier process left in the log.
-func (st *store) restore(wanted func(channel string) bool) error {
+// restore brings back what an earlier process left in the log. Where that was away the topic is in
+// use by now, so the log is read before the machine is told.
+func (st *store) restore() error {
 	log, err := st.storage().open(st.name)
 	if err != nil {
 		return err
 	}
-	snapshot, err := log.LoadCursors()
-	if err != nil {
+	if err := st.restoreFrom(log); err != nil {
 		return errors.Join(err, log.Close())
 	}
-	s := st.begin()
-	defer st.end(s)
-	now, core := st.shared.now(), st.mu.core
-	restoring, err := core.Restore(now, snapshot, queue.Offset(log.Stats().First), st.storage().epoch.monoOf, wanted, &s.fx)
-	if err != nil {
-		st.report("the record of what is done with is not readable: all that is on disk is delivered again", err)
-	}
-	next, err := commitlog.Offset(0), found(restoring, log)
-	if err == nil {
-		next, err = log.Append(nil)
-	}
-	if err != nil {
-		return errors.Join(err, log.Close())
-	}
-	restoring.Done(now, queue.Offset(next), &s.fx)
-	log.SetRetain(st.retention())
-	st.retained(log) // before Low, which forgets what no seek can want
+	st.saving.Lock()
+	defer st.saving.Unlock()
+	st.mu.Lock()
+	low := st.mu.core.Low()
+	st.mu.Unlock()
 	// The log does not know yet what is done with: all of it would count as needed.
-	if err := log.Trim(commitlog.Offset(core.Low())); err != nil {
+	if err := log.Trim(commitlog.Offset(low)); err != nil {
 		st.report("log on disk not trimmed; trying again", err)
 	}
-	st.log.Store(log)
-	st.disk.used, st.disk.saved = true, core.Changes()
 	return nil
 }
 
-// found tells the machine what its log has.
-func found(restoring *queue.Restoring, log commitlog.Log) error {
-	return each(log, commitlog.Offset(restoring.From), func(batch *commitlog.Batch) error {
+func (st *store) restoreFrom(log *openLog) error {
+	left, err := st.remains(log)
+	if err != nil {
+		return err
+	}
+	next, err := log.Append(nil)
+	if err != nil {
+		return err
+	}
+	s := st.begin()
+	defer st.end(s)
+	if st.mu.closed {
+		return ErrGone
+	}
+	now, core := st.shared.now(), st.mu.core
+	wanted := func(channel string) bool { return st.unrecorded && wire.ValidChannelName(channel) }
+	restoring, _ := left.restore(core, now, st.storage().epoch, wanted, &s.fx)
+	restoring.Done(now, queue.Offset(next), &s.fx)
+	log.SetRetain(st.retention())
+	st.retained(log) // before Low, which forgets what no seek can want
+	st.log.Store(log)
+	st.disk.used, st.disk.saved = true, core.Changes()
+	st.disk.away, st.unrecorded = false, false
+	return nil
+}
+
+// remains are what was left in a log.
+type remains struct {
+	snapshot []byte
+	first    queue.Offset // the log has nothing before it
+	runs     []run        // of what the snapshot does not tell
+}
+
+// run is offsets, one after the other, at which a log has messages: for all channels, or for
+// that one only.
+type run struct {
+	from, to queue.Offset
+	only     string
+}
+
+// remains reads what was left in a log.
+func (st *store) remains(log topicLog) (left remains, err error) {
+	if left.snapshot, err = log.LoadCursors(); err != nil {
+		return left, err
+	}
+	left.first = queue.Offset(log.Stats().First)
+	var fx queue.Effects
+	restoring, err := left.restore(aside(), st.shared.now(), st.storage().epoch, wire.ValidChannelName, &fx)
+	if err != nil {
+		st.report("the record of what is done with is not readable: all that the log has is delivered again", err)
+	}
+	return left, each(log, commitlog.Offset(restoring.From), func(batch *commitlog.Batch) error {
 		for i := range batch.Records {
-			restoring.Found(queue.Offset(batch.Records[i].Offset), string(batch.Records[i].Channel))
+			r := &batch.Records[i]
+			at, n := queue.Offset(r.Offset), len(left.runs)
+			if n > 0 && left.runs[n-1].to == at && left.runs[n-1].only == string(r.Channel) {
+				left.runs[n-1].to++
+			} else {
+				left.runs = append(left.runs, run{at, at + 1, string(r.Channel)})
+			}
 		}
 		return nil
 	})
+}
+
+// aside is a machine that is no topic's, to find out what a log has.
+func aside() *queue.Topic {
+	return queue.NewTopic(queue.Config{Capacity: 1, Overflow: 1, WriteThrough: true, Rand: rand.New(rand.NewPCG(0, 0))})
+}
+
+// restore tells a machine what was left. The error is as of queue.Topic.Restore.
+func (l *remains) restore(core *queue.Topic, now mono.Time, e epoch, wanted func(channel string) bool, fx *queue.Effects) (*queue.Restoring, error) {
+	restoring, err := core.Restore(now, l.snapshot, l.first, e.monoOf, wanted, fx)
+	for _, r := range l.runs {
+		for at := r.from; at < r.to; at++ {
+			restoring.Found(at, r.only)
+		}
+	}
+	return restoring, err
 }
 
 // each reads a log from an offset to its end.

@@ -48,6 +48,7 @@ type disk struct {
 	// Guarded by runner.mu.
 	running bool
 	stopped bool
+	away    bool   // what is in the log is not restored yet, and nothing is taken until it is
 	used    bool   // there is something in the log, so that cursors are to be saved
 	saved   uint64 // queue.Topic.Changes of the last snapshot
 }
@@ -217,8 +218,19 @@ func (r *runner) open() error {
 		return ErrDraining
 	case r.mu.closed:
 		return ErrGone
+	case r.awayLocked():
+		return ErrAway
 	}
 	return nil
+}
+
+// awayLocked requires mu held.
+func (r *runner) awayLocked() bool { return r.disk != nil && r.disk.away }
+
+func (r *runner) isAway() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.awayLocked()
 }
 
 // held returns how many messages the topic and its channels hold, each channel
@@ -260,7 +272,7 @@ func (r *runner) onChannel(name string, f func(now mono.Time, c *queue.Channel, 
 		switch {
 		case c == nil:
 			err = fmt.Errorf("channel %q: %w", name, ErrUnknownChannel)
-		case r.mu.closed: // the next process would not know
+		case r.mu.closed, r.awayLocked(): // the next process, or what comes back, would not know
 			err = r.open()
 		default:
 			s.record = true // it may have been paused or unpaused

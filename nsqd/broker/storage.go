@@ -157,11 +157,11 @@ func (s *Storage) closes() <-chan struct{} {
 	return s.dir.Closes()
 }
 
-// logs are those that an earlier process has left.
-func (s *Storage) logs() ([]string, error) {
-	names, err := s.dir.Logs()
+// logs are those that an earlier process has left; it cannot be known yet what is in those away.
+func (s *Storage) logs() (names, away []string, err error) {
+	names, err = s.dir.Logs()
 	if err != nil || s.cfg.Replicated == nil {
-		return names, err
+		return names, nil, err
 	}
 	if len(names) > 0 {
 		s.cfg.Log.Warn("logs in files are not read while topics are replicated", "path", s.cfg.Path, obs.KeyCount, len(names))

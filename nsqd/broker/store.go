@@ -52,6 +52,9 @@ type store struct {
 	remove  bool                // the topic was deleted: remove the log at the end
 	retain  *metadata.Retention // the topic's own; nil: StorageConfig.Retain
 	failing bool                // the disk does not take messages now
+	// unrecorded says that the topic was not recorded by an earlier process: it gets the channels
+	// that its log tells of, and is not recorded before it has them.
+	unrecorded bool
 
 	// Owned by run; before it starts and after it has ended, by the one who holds
 	// the topic.

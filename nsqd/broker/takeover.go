@@ -3,7 +3,6 @@ package broker
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/obs"
@@ -52,17 +51,10 @@ func (b *Broker) TakeOver(topic, from string) (n int, err error) {
 
 // left finds out what is not done of another broker's log.
 func (st *store) left(log *replicated.Log) (*queue.Topic, error) {
-	snapshot, err := log.LoadCursors()
-	if err != nil {
-		return nil, err
-	}
-	core := queue.NewTopic(queue.Config{Capacity: 1, Overflow: 1, WriteThrough: true, Rand: rand.New(rand.NewPCG(0, 0))})
-	var fx queue.Effects
-	restoring, err := core.Restore(st.shared.now(), snapshot, queue.Offset(log.Stats().First), st.storage().epoch.monoOf, wire.ValidChannelName, &fx)
-	if err != nil {
-		st.report("the record of what is done with is not readable: all that the other broker had is delivered again", err)
-	}
-	return core, found(restoring, log)
+	left, err := st.remains(log)
+	core, fx := aside(), queue.Effects{}
+	_, _ = left.restore(core, st.shared.now(), st.storage().epoch, wire.ValidChannelName, &fx) // remains has told of a fault
+	return core, err
 }
 
 // bringIn appends to the topic what is not done of another broker's log, and lets go of it
@@ -203,7 +195,7 @@ func (b *Broker) yieldTaken() error {
 		return nil
 	}
 	for _, st := range b.stores() {
-		if st.log.Load() != nil {
+		if st.log.Load() != nil || st.isAway() {
 			continue
 		}
 		if err := b.DeleteTopic(st.name); err != nil {

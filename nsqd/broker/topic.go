@@ -90,10 +90,17 @@ func (t *Topic) deleteIfEphemeral() {
 	}
 }
 
-// Empty discards the messages that wait in the topic itself, as EmptyChannel does.
-func (t *Topic) Empty() {
-	t.do(func(now mono.Time, s *step) { t.mu.core.Empty(now, &s.fx) })
+// Empty discards the messages that wait in the topic itself, as EmptyChannel does. Error: ErrAway.
+func (t *Topic) Empty() (err error) {
+	t.do(func(now mono.Time, s *step) {
+		if t.awayLocked() {
+			err = ErrAway
+			return
+		}
+		t.mu.core.Empty(now, &s.fx)
+	})
 	t.store.settled()
+	return err
 }
 
 // Pause stops releases.

@@ -114,7 +114,7 @@ func (a *API) deleteTopic(r *http.Request) (string, error) {
 func (a *API) emptyTopic(r *http.Request) (string, error) {
 	t, err := a.named(r.URL.Query())
 	if err == nil {
-		t.Empty()
+		err = t.Empty()
 	}
 	return "", err
 }

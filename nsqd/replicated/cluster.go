@@ -15,6 +15,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
@@ -272,32 +273,64 @@ func (p part) subject() string { return "srtm.log." + token(p.topic) + "." + tok
 func (p part) cursors() string { return "srtm.cursors." + token(p.topic) + "." + token(p.broker) }
 
 // Topics returns those of which there is a part that is this broker's, and deletes the
-// streams of those that were taken over. It waits for each stream's leader: only that one
-// knows whether there is anything in it.
-func (c *Cluster) Topics() (topics []string, err error) {
+// streams of those that were taken over. It waits for each stream's leader, for some seconds:
+// only that one knows whether there is anything in it. Those of which it does not answer are away.
+func (c *Cluster) Topics() (topics, away []string, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), connecting)
 	defer cancel()
 	names := c.js.StreamNames(ctx, jetstream.WithStreamListSubject("srtm.log.*."+token(c.cfg.Part)))
+	var parts []part
 	for name := range names.Name() {
 		topic := strings.TrimSuffix(strings.TrimPrefix(name, logStream), "="+token(c.cfg.Part))
-		p := part{untoken(topic), c.cfg.Part}
-		if name != p.stream() { // it is an operator's, or another broker's
-			continue
+		if p := (part{untoken(topic), c.cfg.Part}); name == p.stream() { // else it is an operator's, or another broker's
+			parts = append(parts, p)
 		}
-		info, err := c.info(ctx, name)
+	}
+	if err := names.Err(); err != nil {
+		return nil, nil, err
+	}
+	has, errs := make([]bool, len(parts)), make([]error, len(parts))
+	var all errgroup.Group
+	all.SetLimit(readers)
+	for i, p := range parts {
+		all.Go(func() error {
+			has[i], errs[i] = c.has(ctx, p)
+			return nil
+		})
+	}
+	_ = all.Wait()
+	for i, p := range parts {
 		switch {
-		case err != nil:
-			return nil, fmt.Errorf("stream %s: %w", name, err)
-		case !slices.Equal(info.Config.Subjects, []string{p.subject()}): // likewise
-		case info.State.Msgs == 0:
-			if err := c.delete(ctx, name); err != nil {
-				return nil, err
-			}
-		default:
+		case errs[i] != nil:
+			away = append(away, p.topic)
+		case has[i]:
 			topics = append(topics, p.topic)
 		}
 	}
-	return topics, names.Err()
+	return topics, away, nil
+}
+
+// Has reports whether there is anything of this broker's part of a topic; if not, it deletes the
+// stream. The error says why that cannot be known now.
+func (c *Cluster) Has(topic string) (bool, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	return c.has(ctx, part{topic, c.cfg.Part})
+}
+
+func (c *Cluster) has(ctx context.Context, p part) (bool, error) {
+	info, err := c.info(ctx, p.stream())
+	switch {
+	case errors.Is(err, jetstream.ErrStreamNotFound):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("stream %s: %w", p.stream(), err)
+	case !slices.Equal(info.Config.Subjects, []string{p.subject()}): // it is an operator's, or another broker's
+		return false, nil
+	case info.State.Msgs == 0:
+		return false, c.delete(ctx, p.stream())
+	}
+	return true, nil
 }
 
 // info asks a stream's leader about it, until there is one or ctx is done.

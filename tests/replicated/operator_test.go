@@ -160,7 +160,9 @@ func TestAStreamThatIsNoTopics(t *testing.T) {
 	s := startServers(t, 1)
 	for _, subjects := range [][]string{{"srtm.log.*.b"}, {"srtm.log.t.b", "audit"}} {
 		testkit.Result(s.operator().CreateStream(t.Context(), jetstream.StreamConfig{Name: "AUDIT", Subjects: subjects})).Must(t)
-		testkit.EqualSlices(t, testkit.Result(s.connect("b").Topics()).Must(t), nil, "topics beside %q", subjects)
+		topics, away, err := s.connect("b").Topics()
+		testkit.Must(t, err)
+		testkit.EqualSlices(t, append(topics, away...), nil, "topics beside %q", subjects)
 		testkit.NoError(t, s.operator().DeleteStream(t.Context(), "AUDIT"), "it is there")
 	}
 }
@@ -186,12 +188,7 @@ func TestAStreamRefuses(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 1)
 	b, topic, _ := startBroker(t, s, "b")
-	publish := func() error {
-		var stored broker.Stored
-		testkit.Must(t, topic.PublishBatch(clock.Mono(), clock.Wall(), broker.Published{Stored: &stored}, bodies{"message"}))
-		return topic.Sync(stored)
-	}
-	testkit.Must(t, publish())
+	testkit.Must(t, publish(topic, "message"))
 	js := s.operator()
 	change := func(most int32) {
 		stream := testkit.Result(js.Stream(t.Context(), "SRTM_LOG=t=b")).Must(t)
@@ -201,13 +198,13 @@ func TestAStreamRefuses(t *testing.T) {
 		testkit.Must(t, err)
 	}
 	change(10)
-	testkit.ErrorIs(t, publish(), broker.ErrStorage)
+	testkit.ErrorIs(t, publish(topic, "message"), broker.ErrStorage)
 	if b.Health() == nil {
 		t.Error("the broker is healthy")
 	}
 	change(-1)
 	within(t, "the broker is healthy", func() bool { return b.Health() == nil })
-	testkit.Must(t, publish())
+	testkit.Must(t, publish(topic, "message"))
 }
 
 // What is gone from the middle of a stream, or from its end, is stepped over.
@@ -230,7 +227,8 @@ func TestBlocksAreDeleted(t *testing.T) {
 	testkit.Must(t, l.Remove())
 }
 
-// A stream of which every server is away is not taken for an empty one.
+// A stream of which every server is away is not taken for an empty one: its topic takes nothing
+// until it is back, with all that it had, and others go on.
 func TestAllServersOfAStreamAreAway(t *testing.T) {
 	t.Parallel()
 	s := startServers(t, 3)
@@ -259,23 +257,44 @@ func TestAllServersOfAStreamAreAway(t *testing.T) {
 		testkit.Must(t, l.Close())
 		at = where("SRTM_LOG=" + topic + "=b")
 	}
-	c.Close()
-	away := int(at[1] - '0')
-	s.stop(away)
-	s.ready()
-	c = connect()
-	if topics, err := c.Topics(); err == nil {
-		t.Errorf("there are %v, with the servers away that %s is on", topics, topic)
-	}
-	s.start(away)
-	s.ready()
-	within(t, "the server is back", func() bool {
-		l, err := c.Open(topic, 0)
-		if err != nil {
-			return false
+	dir := t.TempDir()
+	b, end := restoredBroker(t, c, dir, true)
+	testkit.Must(t, testkit.Result(b.Topic([]byte(topic))).Must(t).CreateChannel("c"))
+	want := 1
+	for life, folder := range []string{dir, t.TempDir()} { // the second: its disk is lost
+		end()
+		c.Close()
+		away := int(at[1] - '0')
+		s.stop(away)
+		s.ready()
+		c = connect()
+		b, end = restoredBroker(t, c, folder, true)
+		it := testkit.Result(b.CreateTopic(topic)).Must(t)
+		testkit.ErrorIs(t, publish(it, "meanwhile"), broker.ErrAway)
+		testkit.ErrorIs(t, b.Health(), broker.ErrStorage)
+		testkit.ErrorIs(t, b.DeleteTopic(topic), broker.ErrAway)
+		testkit.ErrorIs(t, b.DeleteUnused(topic), broker.ErrInUse)
+		waiting := testkit.Result(it.Subscribe("c", broker.Subscriber{MsgTimeout: time.Minute}, func() {})).Must(t)
+		testkit.Must(t, waiting.Ready(1))
+		other := testkit.Result(b.CreateTopic("other")).Must(t)
+		within(t, "another topic takes messages", func() bool { return publish(other, "meanwhile") == nil })
+		s.start(away)
+		s.ready()
+		within(t, "the broker is healthy", func() bool { return b.Health() == nil })
+		within(t, "a consumer that waited gets a message", func() bool {
+			_, held := waiting.Holds()
+			return held == 1
+		})
+		channels := it.Stats().Channels
+		if len(channels) != 1 || channels[0].Ready+channels[0].InFlight != want {
+			t.Errorf("life %d: %+v is back, want %d messages", life, channels, want)
 		}
-		testkit.EqualSlices(t, contents(t, l), []string{"accepted"}, "what there is of the topic")
-		testkit.Must(t, l.Close())
-		return true
-	})
+		waiting.Close()
+		testkit.Must(t, publish(it, "after"))
+		want++
+	}
+	end()
+	l := testkit.Result(c.Open(topic, 0)).Must(t)
+	testkit.EqualSlices(t, contents(t, l), []string{"accepted", "after", "after"}, "what there is of the topic")
+	testkit.Must(t, l.Close())
 }

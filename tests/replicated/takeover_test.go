@@ -201,22 +201,41 @@ func (b bodies) Each(do func([]byte)) {
 // t with the channel c.
 func startBroker(t *testing.T, s *servers, id string) (*broker.Broker, *broker.Topic, *replicated.Cluster) {
 	t.Helper()
-	c, dir, log := s.connect(id), t.TempDir(), slog.New(slog.DiscardHandler)
-	storage, err := broker.OpenStorage(broker.StorageConfig{
-		Path: filepath.Join(dir, "messages"), Metadata: filepath.Join(dir, "metadata.json"),
-		Overflow: 1000, MaxRecord: 1 << 20, Replicated: c, Log: log,
-	})
-	testkit.Must(t, err)
-	b, err := broker.New(broker.Config{Capacity: 100, MaxMsgTimeout: time.Minute, AutoCreate: true, Storage: storage})
-	testkit.Must(t, err)
-	testkit.Must(t, b.Restore())
+	c := s.connect(id)
+	b, _ := restoredBroker(t, c, t.TempDir(), true)
 	topic := testkit.Result(b.CreateTopic("t")).Must(t)
 	testkit.Must(t, topic.CreateChannel("c"))
-	t.Cleanup(func() {
-		_ = b.Close() // one that has lost its connection cannot say what it has
-		testkit.Must(t, storage.Close())
-	})
 	return b, topic, c
+}
+
+// restoredBroker is a broker in this process that goes on with what is in the folder and the
+// cluster; alone: no loaddistributor says which topics it has.
+func restoredBroker(t *testing.T, c *replicated.Cluster, dir string, alone bool) (b *broker.Broker, end func()) {
+	t.Helper()
+	storage, err := broker.OpenStorage(broker.StorageConfig{
+		Path: filepath.Join(dir, "messages"), Metadata: filepath.Join(dir, "metadata.json"),
+		Overflow: 1000, MaxRecord: 1 << 20, Replicated: c, Log: slog.New(slog.DiscardHandler),
+	})
+	testkit.Must(t, err)
+	b, err = broker.New(broker.Config{Capacity: 100, MaxMsgTimeout: time.Minute, AutoCreate: alone, Storage: storage})
+	testkit.Must(t, err)
+	end = sync.OnceFunc(func() {
+		_ = b.Close() // one that has lost its connection cannot say what it has
+		testkit.NoError(t, storage.Close())
+	})
+	t.Cleanup(end)
+	testkit.Must(t, b.Restore())
+	return b, end
+}
+
+// publish has a message stored in a topic.
+func publish(t *broker.Topic, body string) error {
+	var stored broker.Stored
+	err := t.PublishBatch(clock.Mono(), clock.Wall(), broker.Published{Stored: &stored}, bodies{body})
+	if err == nil {
+		err = t.Sync(stored)
+	}
+	return err
 }
 
 // A broker that takes over ends in the middle of it: the next one takes over from both, and
