@@ -90,7 +90,12 @@ func (b *Broker) trimOld() {
 		case <-tick.C:
 		}
 		for _, st := range b.stores() {
-			st.trimOld()
+			select {
+			case <-b.closing: // streams that do not answer take their time
+				return
+			default:
+				st.trimOld()
+			}
 		}
 	}
 }

@@ -451,7 +451,7 @@ func (l *Log) Remove() error {
 		return err
 	}
 	l.mu.Lock()
-	newest := l.marks.newest()
+	newest := l.marks.last
 	l.mu.Unlock()
 	if err := l.stream.Purge(ctx, jetstream.WithPurgeSequence(newest+1)); err != nil {
 		return err

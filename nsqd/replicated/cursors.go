@@ -233,8 +233,8 @@ func (l *Log) saveCursors(snapshot []byte, next commitlog.Offset) error {
 func (l *Log) lookAtHead(ctx context.Context, epoch uint64, mine []byte) (stored bool, err error) {
 	m, err := l.cluster.cursors.GetLastMsgForSubject(ctx, l.part.cursors()+".head")
 	if errors.Is(err, jetstream.ErrMsgNotFound) { // another owner has removed it, or an operator
-		h, _, err := l.last(ctx)
-		if err == nil && h.owner != l.owner || errors.Is(err, jetstream.ErrStreamNotFound) {
+		h, last, err := l.last(ctx)
+		if err == nil && !l.owns(h, last) || errors.Is(err, jetstream.ErrStreamNotFound) {
 			err = ErrFenced
 		}
 		l.cursors.seq = 0

@@ -84,7 +84,8 @@ type Log struct {
 	retain  commitlog.Retain
 	stats   commitlog.Stats
 	trimmed commitlog.Offset // what Trim was told
-	purged  time.Time
+	purged  time.Time        // when Trim did that last
+	looked  time.Time        // when the stream was looked at last
 }
 
 // block is one that is not stored yet.
@@ -160,7 +161,9 @@ func (l *Log) claim(ctx context.Context) (last uint64, err error) {
 		var info *jetstream.StreamInfo
 		var oldest *jetstream.RawStreamMsg
 		if err == nil {
-			info, oldest, err = l.oldest(ctx)
+			if info, oldest, err = l.oldest(ctx); err == nil && oldest == nil {
+				err = ErrFenced // another owner has claimed it since, and emptied it
+			}
 		}
 		if epoch == 0 && errors.Is(err, ErrFenced) {
 			continue // another owner has claimed it in between
@@ -180,16 +183,12 @@ func (l *Log) claim(ctx context.Context) (last uint64, err error) {
 	}
 }
 
-// oldest returns the stream's oldest block, and its state then. After a claim there is
-// none only if another owner has claimed the part since, and emptied it: ErrFenced.
+// oldest returns the stream's oldest block, nil if it is empty, and its state then.
 func (l *Log) oldest(ctx context.Context) (*jetstream.StreamInfo, *jetstream.RawStreamMsg, error) {
 	for {
 		info, err := l.stream.Info(ctx)
-		if err != nil {
-			return nil, nil, err
-		}
-		if info.State.Msgs == 0 {
-			return nil, nil, ErrFenced
+		if err != nil || info.State.Msgs == 0 {
+			return info, nil, err
 		}
 		m, err := l.stream.GetMsg(ctx, info.State.FirstSeq)
 		if errors.Is(err, jetstream.ErrMsgNotFound) {
@@ -221,6 +220,14 @@ func (l *Log) last(ctx context.Context) (head, uint64, error) {
 		}
 		pause(ctx)
 	}
+}
+
+// owns reports whether the part is this owner's, by what last has returned: also where an
+// operator has purged the stream, and none has claimed it since.
+func (l *Log) owns(newest head, last uint64) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return newest.owner == l.owner || newest.owner == owner{} && last == l.marks.last
 }
 
 // sureGone is how often a stream, or a block of it, must not be found to be gone: a server

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 )
 
@@ -29,6 +30,7 @@ type mark struct {
 type marks struct {
 	all   []mark
 	first uint64 // sequence before which there is nothing
+	last  uint64 // of the newest block
 	claim uint64 // from there on this owner has stored all
 	size  int64  // of that, in bytes
 }
@@ -36,6 +38,7 @@ type marks struct {
 const mostMarks = 1 << 14
 
 func (m *marks) add(k mark) {
+	m.last = max(m.last, k.seq)
 	i, known := slices.BinarySearchFunc(m.all, k.seq, func(m mark, seq uint64) int { return cmp.Compare(m.seq, seq) })
 	if known {
 		m.all[i].time = max(m.all[i].time, k.time)
@@ -72,7 +75,7 @@ func storedBy(t mono.Wall) order {
 // around returns the sequences between which the last block before a place is: it is lo, or
 // one after it and before hi.
 func (m *marks) around(at order) (lo, hi uint64) {
-	lo, hi = m.first, m.newest()+1
+	lo, hi = m.first, m.last+1
 	for _, k := range m.all {
 		before, after := at(k)
 		if after {
@@ -100,9 +103,6 @@ func (m *marks) holding(bytes, all int64) uint64 {
 	more := float64(max(0, bytes-m.size)) / float64(size)
 	return m.claim - uint64(min(before, int64(more*float64(before))+1))
 }
-
-// newest is the sequence of the newest block.
-func (m *marks) newest() uint64 { return m.all[len(m.all)-1].seq }
 
 // trim forgets what is before a sequence.
 func (m *marks) trim(first uint64) {
@@ -166,7 +166,7 @@ func (l *Log) Read(from commitlog.Offset, limit commitlog.Limit, into *commitlog
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	for l.mu.Lock(); into.Next < l.durable && !c.full && !errors.Is(l.err, commitlog.ErrClosed); l.mu.Lock() {
-		durable, newest := l.durable, l.marks.newest()
+		durable, newest := l.durable, l.marks.last
 		l.mu.Unlock()
 		if err := l.readStream(ctx, newest, &c); err != nil {
 			return err
@@ -241,12 +241,12 @@ func (l *Log) fetch(ctx context.Context, seq, newest uint64, n int) ([]*jetstrea
 	if err := get(func(uint64) bool { return true }, l.get); err != nil || !slices.Contains(msgs, nil) {
 		return msgs, err
 	}
-	info, err := l.stream.Info(ctx)
+	first, err := l.look(ctx)
 	if err != nil {
 		return nil, err
 	}
-	// Else it was trimmed, by another owner maybe.
-	return msgs, get(func(seq uint64) bool { return seq >= info.State.FirstSeq }, l.getAgain)
+	// Else it was trimmed, by another owner maybe, or purged.
+	return msgs, get(func(seq uint64) bool { return seq >= first }, l.getAgain)
 }
 
 // get returns a block, nil if it is not found.
@@ -318,7 +318,9 @@ func (l *Log) blocks(ctx context.Context, seq, newest uint64) iter.Seq2[block, e
 					return
 				}
 			}
-			seq += uint64(len(msgs))
+			l.mu.Lock()
+			seq = max(seq+uint64(len(msgs)), l.marks.first) // all before it may have been purged
+			l.mu.Unlock()
 		}
 	}
 }
@@ -326,6 +328,58 @@ func (l *Log) blocks(ctx context.Context, seq, newest uint64) iter.Seq2[block, e
 // purgeEvery is how often the stream is asked to let go of something, at most; one that is
 // taken over, at once: it says how far that has come.
 const purgeEvery = time.Second
+
+// lookEvery is how often Trim looks at the stream though there is nothing to be trimmed.
+const lookEvery = time.Minute
+
+// look takes note of where the stream begins, and how much is in it, and returns the sequence of
+// its first block. What is gone and was not trimmed, an operator has purged: it is counted.
+func (l *Log) look(ctx context.Context) (seq uint64, err error) {
+	l.mu.Lock()
+	first, newest := l.durable, l.marks.last // first: of a stream that is empty
+	l.mu.Unlock()
+	info, m, err := l.oldest(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if l.foreign() && info.State.LastSeq > newest { // its broker is back
+		l.fail(ErrFenced)
+		return 0, ErrFenced
+	}
+	if m != nil {
+		h, err := parseHead(m.Data)
+		if err != nil {
+			return 0, err
+		}
+		first = h.first
+	}
+	seq = info.State.FirstSeq
+	purged := func() uint64 { return uint64(first - min(first, max(l.stats.First, l.trimmed))) }
+	l.mu.Lock()
+	n := purged()
+	l.mu.Unlock()
+	if n > 0 {
+		if h, last, err := l.last(ctx); err != nil || !l.owns(h, last) { // another owner may have trimmed it
+			return seq, err
+		}
+	}
+	l.mu.Lock()
+	if seq < l.marks.first { // another has looked since
+		l.mu.Unlock()
+		return seq, nil
+	}
+	n = purged()
+	l.stats.Unreadable += n
+	l.looked = time.Now()
+	l.marks.trim(seq)
+	maps.DeleteFunc(l.gaps, func(at uint64, _ bool) bool { return at < seq })
+	l.stats.First, l.stats.Bytes = first, int64(info.State.Bytes)
+	l.mu.Unlock()
+	if n > 0 {
+		l.log().Error("the stream was purged: its messages are gone", obs.KeyCount, n)
+	}
+	return seq, nil
+}
 
 // Trim is of commitlog.Log. The newest block stays, which says how far the log is.
 func (l *Log) Trim(before commitlog.Offset) error {
@@ -338,18 +392,25 @@ func (l *Log) Trim(before commitlog.Offset) error {
 	}
 	l.trimmed = max(l.trimmed, min(before, l.next))
 	to, retain := min(l.trimmed, l.durable), l.retain
-	if to <= l.stats.First || !l.foreign() && time.Since(l.purged) < purgeEvery {
+	nothing := to <= l.stats.First || !l.foreign() && time.Since(l.purged) < purgeEvery
+	if nothing && time.Since(l.looked) < lookEvery {
 		l.mu.Unlock()
 		return nil
 	}
-	l.purged = time.Now()
-	bytes, first, newest := l.stats.Bytes, l.marks.first, l.marks.newest()
+	bytes, first := l.stats.Bytes, l.marks.first
 	if most := l.cluster.cfg.MaxBytes; most > 0 && bytes+int64(l.bytes) > most-most/4 {
 		retain = commitlog.Retain{} // it makes room for what is published
+	}
+	if !nothing {
+		l.purged = time.Now()
 	}
 	l.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
+	if nothing {
+		_, err := l.look(ctx)
+		return err
+	}
 	seq, err := l.place(ctx, upTo(to))
 	if err == nil && retain.Age > 0 {
 		var info *jetstream.StreamInfo
@@ -370,26 +431,10 @@ func (l *Log) Trim(before commitlog.Offset) error {
 	if err := l.stream.Purge(ctx, jetstream.WithPurgeSequence(seq)); err != nil {
 		return fmt.Errorf("trim topic %s: %w", l.part, err)
 	}
-	info, err := l.stream.Info(ctx)
-	if err != nil {
-		return err
-	}
-	if l.foreign() && info.State.LastSeq > newest { // its broker is back
-		l.fail(ErrFenced)
-		return ErrFenced
-	}
-	m, err := l.stream.GetMsg(ctx, info.State.FirstSeq)
-	if err != nil {
-		return err
-	}
-	h, err := parseHead(m.Data)
-	if err != nil {
+	if _, err := l.look(ctx); err != nil {
 		return err
 	}
 	l.mu.Lock()
-	l.marks.trim(info.State.FirstSeq)
-	maps.DeleteFunc(l.gaps, func(seq uint64, _ bool) bool { return seq < info.State.FirstSeq })
-	l.stats.First, l.stats.Bytes = h.first, int64(info.State.Bytes)
 	l.stats.Trimmed++
 	l.mu.Unlock()
 	return nil
@@ -407,7 +452,7 @@ func (l *Log) At(t mono.Wall) (commitlog.Offset, error) {
 		return 0, err
 	}
 	l.mu.Lock()
-	newest := l.marks.newest()
+	newest := l.marks.last
 	l.mu.Unlock()
 	for b, err := range l.blocks(ctx, seq, newest) {
 		if err != nil {

@@ -139,8 +139,8 @@ func (l *Log) recover(acked uint64, cause error, wait *time.Duration) (last uint
 		l.changed.Broadcast() // who waits in Append asks for how long it fails
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		h, last, err := l.last(ctx)
-		upTo := h.next
-		if err == nil && h.owner != l.owner {
+		owns, upTo := l.owns(h, last), h.next
+		if err == nil && !owns {
 			upTo, err = l.ours(ctx, acked, last)
 		}
 		cancel()
@@ -169,7 +169,7 @@ func (l *Log) recover(acked uint64, cause error, wait *time.Duration) (last uint
 		for i, b := range found { // they were stored one after the other
 			l.stored(b, acked+1+uint64(i))
 		}
-		if h.owner != l.owner {
+		if !owns {
 			l.log().Warn("another broker has claimed the topic's part", "epoch", h.owner.epoch)
 			l.fail(ErrFenced)
 			return 0, false

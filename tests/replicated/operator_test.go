@@ -207,6 +207,76 @@ func TestAStreamRefuses(t *testing.T) {
 	testkit.Must(t, publish(topic, "message"))
 }
 
+// A topic whose stream an operator purges, and the cursors with it, goes on, and says how much
+// is gone.
+func TestAStreamIsPurged(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)
+	c := testkit.Result(replicated.Connect(t.Context(), replicated.Config{
+		URL: s.url(), Replicas: 1, Part: "b", MaxBody: 1 << 20, MaxBytes: 1 << 20, Log: slog.New(slog.DiscardHandler),
+	})).Must(t)
+	t.Cleanup(c.Close)
+	l := testkit.Result(c.Open("t", 0)).Must(t)
+	js := s.operator()
+	stream := testkit.Result(js.Stream(t.Context(), "SRTM_LOG=t=b")).Must(t)
+	lost := 0
+	check := func(gone int, want ...string) {
+		t.Helper()
+		lost += gone
+		testkit.EqualSlices(t, contents(t, l), want, "what is read")
+		testkit.Equal(t, l.Stats().Unreadable, uint64(lost), "messages that are gone")
+	}
+	for _, body := range numbered(0, 100) {
+		store(t, l, commitlog.Record{Body: []byte(body)})
+	}
+	testkit.Must(t, stream.Purge(t.Context(), jetstream.WithPurgeKeep(2)))
+	check(98, numbered(98, 100)...)
+
+	testkit.Must(t, stream.Purge(t.Context()))
+	check(2)
+	testkit.Must(t, l.Trim(50)) // no more than what is gone
+	testkit.Must(t, l.SaveCursors([]byte("cursors")))
+	cursors := testkit.Result(js.Stream(t.Context(), "SRTM_CURSORS")).Must(t)
+	testkit.Must(t, cursors.Purge(t.Context()))
+	testkit.Must(t, l.SaveCursors([]byte("more cursors")))
+	store(t, l, commitlog.Record{Body: []byte("after")})
+	check(0, "after")
+
+	body := bytes.Repeat([]byte("x"), 100<<10)
+	stored := 1 // of them
+	var last commitlog.Offset
+	var full error
+	for full == nil {
+		last = testkit.Result(l.Append([]commitlog.Record{{Body: body}})).Must(t)
+		if full = l.Sync(last + 1); full == nil {
+			stored++
+		}
+	}
+	testkit.ErrorHas(t, full, "maximum bytes")
+	testkit.Must(t, stream.Purge(t.Context()))
+	within(t, "there is room", func() bool { return l.Sync(last+1) == nil })
+	check(stored, string(body))
+	testkit.Must(t, stream.Purge(t.Context()))
+	testkit.Must(t, l.Close())
+	l = testkit.Result(c.Open("t", 0)).Must(t)
+	store(t, l, commitlog.Record{Body: []byte("the last")})
+	lost = 0
+	check(0, "the last")
+	testkit.Must(t, l.Remove())
+}
+
+// What was purged takes no room, though none reads.
+func TestAFullStreamIsPurged(t *testing.T) {
+	s := startServers(t, 1)
+	l := testkit.Result(s.connect("b").Open("t", 0)).Must(t)
+	store(t, l, commitlog.Record{Body: make([]byte, 1<<20)})
+	testkit.Must(t, testkit.Result(s.operator().Stream(t.Context(), "SRTM_LOG=t=b")).Must(t).Purge(t.Context()))
+	testkit.Must(t, l.Trim(0))
+	testkit.Equal(t, l.Size(), 0, "bytes")
+	testkit.Equal(t, l.Stats().Unreadable, 1, "messages that are gone")
+	testkit.Must(t, l.Remove())
+}
+
 // What is gone from the middle of a stream, or from its end, is stepped over.
 func TestBlocksAreDeleted(t *testing.T) {
 	s := startServers(t, 1)
