@@ -87,7 +87,9 @@ func (t *Topic) Stats() Stats {
 	if t.store != nil {
 		s.Retain = metadata.Retention(t.store.retention())
 		if log := t.store.log.Load(); log != nil {
-			s.Disk, s.Needed = log.Stats(), log.Needed()
+			if s.Disk, s.Needed = log.Stats(), log.Needed(); t.store.missing {
+				s.Disk.Missing++
+			}
 		}
 	}
 	for _, c := range core.Channels() {

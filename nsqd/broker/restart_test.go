@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -137,6 +138,48 @@ var _ = Describe("what an earlier process has left", func() {
 			Expect(s.Counters.Lost).To(BeZero())
 			Expect(s.Channels[0].Counters.Lost).To(BeZero())
 			Expect(s.Channels[0].Counters.Messages).To(BeEquivalentTo(again.count()))
+		}
+	})
+
+	It("is said to be missing where its files were deleted, cut or emptied, and the rest comes", func() {
+		for name, damage := range map[string]func(files []string) error{
+			"the first deleted": func(files []string) error { return os.Remove(files[0]) },
+			"all deleted": func(files []string) error {
+				for _, f := range files {
+					if err := os.Remove(f); err != nil {
+						return err
+					}
+				}
+				return nil
+			},
+			"one in the middle deleted": func(files []string) error { return os.Remove(files[2]) },
+			"one in the middle cut":     func(files []string) error { return os.Truncate(files[2], 500) },
+			"the first emptied":         func(files []string) error { return os.Truncate(files[0], 0) },
+			"the last emptied":          func(files []string) error { return os.Truncate(files[len(files)-1], 0) },
+		} {
+			By(name)
+			path := GinkgoT().TempDir()
+			b, stop := opened(path, func(*broker.Config) {}, func(c *broker.StorageConfig) { c.SegmentBytes, c.WriteThrough = 1<<10, true })
+			Expect(b.Restore()).To(Succeed())
+			Expect(topic(b, "t").CreateChannel("c")).To(Succeed())
+			publishAll(topic(b, "t"), 0, total)
+			stop()
+			files, err := filepath.Glob(filepath.Join(path, "t.log", "*.seg"))
+			Expect(err).NotTo(HaveOccurred())
+			Expect(len(files)).To(BeNumerically(">", 3))
+			Expect(damage(files)).To(Succeed())
+			b, stop = restored(path, 50, false)
+			Expect(topic(b, "t").Stats().Disk.Missing).To(BeEquivalentTo(1))
+			r := read(topic(b, "t"), "c", 50, true)
+			Eventually(func() bool {
+				s := topic(b, "t").Stats()
+				return s.Waiting == 0 && held(b, "c") == 0 && s.Channels[0].Beyond == 0
+			}).Should(BeTrue())
+			Expect(r.count()).To(BeNumerically("<", total))
+			published := r.count()
+			publishAll(topic(b, "t"), 0, 10)
+			Eventually(r.count).Should(Equal(published + 10))
+			stop()
 		}
 	})
 

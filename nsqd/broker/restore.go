@@ -133,6 +133,11 @@ func (st *store) restoreFrom(log *openLog) error {
 	now, core := st.shared.now(), st.mu.core
 	wanted := func(channel string) bool { return st.unrecorded && wire.ValidChannelName(channel) }
 	restoring, _ := left.restore(core, now, st.storage().epoch, wanted, &s.fx)
+	if n := left.first - restoring.Needed; n > 0 {
+		st.missing = true
+		st.storage().log.Error("messages that were not done with are missing: their files were deleted, or what was done with was not recorded",
+			obs.KeyTopic, st.name, "from", uint64(restoring.Needed), "to", uint64(left.first), "at_most", uint64(n))
+	}
 	restoring.Done(now, queue.Offset(next), &s.fx)
 	log.SetRetain(st.retention())
 	st.retained(log) // before Low, which forgets what no seek can want

@@ -50,6 +50,7 @@ type store struct {
 
 	// Guarded by mu.
 	remove  bool                // the topic was deleted: remove the log at the end
+	missing bool                // messages before the log's first, when it was restored
 	retain  *metadata.Retention // the topic's own; nil: StorageConfig.Retain
 	failing bool                // the disk does not take messages now
 	// unrecorded says that the topic was not recorded by an earlier process: it gets the channels

@@ -168,7 +168,7 @@ type Stats struct {
 	Quarantined  uint64 // segments with damage, now named .bad
 	LostBytes    uint64 // of those, that were skipped
 	Unreadable   uint64 // places in them, each of at least one record; one for each file that an earlier process has set aside
-	Missing      uint64 // segments that should be there and are not
+	Missing      uint64 // places where records should be and are not
 }
 
 // Open opens a log, after what a loss of power left of it if need be. It creates

@@ -738,6 +738,27 @@ var _ = Describe("damage", func() {
 		Expect(b.logs.String()).To(ContainSubstring("missing"))
 	})
 
+	DescribeTable("that is the end of a file, or all of it, gone is counted and said",
+		func(name string, left int, torn int, said string, from, to Offset) {
+			lost := upTo(from, to-1)
+			Expect(b.l.SaveCursors(nil)).To(Succeed())
+			b.close()
+			b.sim.edit(b.path(name), func(c []byte) []byte { return c[:left] })
+			b.open()
+			Expect(b.from(0)).To(Equal(upTo(0, 29, lost...)))
+			Expect(b.l.Stats().Missing).To(Equal(uint64(1)))
+			Expect(b.l.Stats().Torn).To(BeEquivalentTo(torn))
+			Expect(b.logs.String()).To(ContainSubstring(fmt.Sprintf("missing: %s\" log=q from=%d to=%d at_most=%d", said, from, to, to-from)))
+			b.fill(30, 32)
+			Expect(b.from(0)).To(Equal(upTo(0, 32, lost...)))
+		},
+		Entry("behind a record", seg2, headerSize+7*size, 0, "the end of their file was cut", Offset(16), Offset(18)),
+		Entry("within a record", seg2, headerSize+7*size+10, 1, "the end of their file was cut", Offset(16), Offset(18)),
+		Entry("all", seg2, 0, 1, "the end of their file was cut", Offset(9), Offset(18)),
+		Entry("of the last file", seg4, headerSize+size, 0, "there were more when cursors were saved, unless the power went just then", Offset(28), Offset(30)),
+		Entry("all of the last file", seg4, 0, 1, "there were more when cursors were saved, unless the power went just then", Offset(27), Offset(30)),
+	)
+
 	It("is not what a later version wrote", func() {
 		Expect(b.l.SaveCursors([]byte("x"))).To(Succeed())
 		b.close()

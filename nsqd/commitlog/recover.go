@@ -24,6 +24,8 @@ import (
 //   - The next offset is after that of each record which can be read or, in a segment
 //     with damage at its end, could have been written there; and not before that in
 //     the snapshot of the cursors.
+//   - Where records should be and are not, since a file was cut, emptied or deleted, that is
+//     logged and counted, and the log goes on without them.
 //
 // Requires: no other goroutine knows l.
 func (l *Files) recover() error {
@@ -107,10 +109,13 @@ func (l *Files) loadAll(bases []Offset, bad map[Offset]bool) error {
 		if err != nil {
 			return fmt.Errorf("segment %d: %w", base, err)
 		}
-		if i > 0 && s.before != noSegment && s.before > uint64(bases[i-1]) {
-			l.stats.Missing++
-			l.cfg.Log.Warn("segments are missing: their deletion was not finished, or they are lost", keyLog, l.cfg.Name,
-				keyFile, segmentName(Offset(s.before)))
+		if i > 0 {
+			switch last := l.segments.all[i-1]; {
+			case s.before != noSegment && s.before > uint64(last.base):
+				l.missing("files are missing: their deletion was not finished, or they are lost", last.next, base)
+			case !last.sealed && !last.damaged && last.next < base:
+				l.missing("records are missing: the end of their file was cut", last.next, base)
+			}
 		}
 		s.next = min(s.next, end) // it may be an estimate
 		l.segments.all = append(l.segments.all, s)
@@ -122,7 +127,16 @@ func (l *Files) loadAll(bases []Offset, bad map[Offset]bool) error {
 		empty = append(empty, l.segments.all[n-1].name())
 		l.segments.all = l.segments.all[:n-1]
 	}
+	if n := len(l.segments.all); n > 0 && l.segments.all[n-1].next < l.savedNext {
+		l.missing("records are missing: there were more when cursors were saved, unless the power went just then", l.segments.all[n-1].next, l.savedNext)
+	}
 	return l.delete(empty)
+}
+
+// missing notes that none is there of the records that were given offsets from one to another.
+func (l *Files) missing(text string, from, to Offset) {
+	l.stats.Missing++
+	l.cfg.Log.Error(text, keyLog, l.cfg.Name, "from", uint64(from), "to", uint64(to), "at_most", uint64(to-from))
 }
 
 // load looks at a segment's file. The segment after it begins at the offset end.
@@ -157,7 +171,6 @@ func (l *Files) inspect(s *segment, end Offset, file File) error {
 		switch {
 		case err != nil:
 			return err
-		case size == 0 && !s.bad:
 		case !s.bad && (size < headerSize || empty): // a segment that was just begun
 			if err := file.Truncate(0); err != nil {
 				return err
@@ -170,7 +183,7 @@ func (l *Files) inspect(s *segment, end Offset, file File) error {
 		}
 		return nil
 	}
-	s.identity, s.layout, s.end, s.extent = k.identity, k.layout(), k.end, k.extent
+	s.identity, s.layout, s.end, s.extent, s.sealed = k.identity, k.layout(), k.end, k.extent, k.footer
 	if k.header && k.footer && !s.bad {
 		return nil
 	}

@@ -33,6 +33,7 @@ type segment struct {
 	layout
 	old      bool // of an earlier process
 	surveyed bool // all of it was read then, and its damage counted
+	sealed   bool // it had its footer when it was found
 
 	// Guarded by Files.appending.
 	ragged   bool  // there may be bytes after end, of an Append that failed or reserved

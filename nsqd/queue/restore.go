@@ -11,6 +11,10 @@ import (
 type Restoring struct {
 	// From is the offset from which on the owner is to say what the log has.
 	From Offset
+	// Needed is the first offset that a cursor needs by the snapshot. What is between it and
+	// the log's first message was lost; or done and deleted, and the snapshot that said so
+	// was lost.
+	Needed Offset
 
 	topic   *Topic
 	written Offset          // from there on the snapshot does not say what the log has
@@ -26,7 +30,7 @@ type Restoring struct {
 // there is done. Error: ErrSnapshot, and it is as if there were none.
 // Requires: nothing was put; the topic has a disk.
 func (t *Topic) Restore(now mono.Time, b []byte, first Offset, fromWall func(mono.Wall) mono.Time, wanted func(channel string) bool, fx *Effects) (*Restoring, error) {
-	r := &Restoring{topic: t, end: math.MaxUint64, present: make(map[Offset]bool)}
+	r := &Restoring{Needed: first, topic: t, end: math.MaxUint64, present: make(map[Offset]bool)}
 	t.backlog.behind = true
 	if len(b) == 0 {
 		return r, nil
@@ -40,8 +44,9 @@ func (t *Topic) Restore(now mono.Time, b []byte, first Offset, fromWall func(mon
 	next, pos, late := d.head()
 	waits := window[*Message]{next: next}
 	var absent ring[Offset]
+	needed := first
 	d.open(next, pos, func(o Offset, _ uint16, _ mono.Wall) {
-		if o < first {
+		if needed = min(needed, o); o < first {
 			return
 		}
 		waits.reach(o)
@@ -49,6 +54,9 @@ func (t *Topic) Restore(now mono.Time, b []byte, first Offset, fromWall func(mon
 		absent.push(o)
 	})
 	waits.reach(pos)
+	if late > 0 {
+		needed = min(needed, pos)
+	}
 	var void []span
 	at := Offset(0)
 	for n := d.num(); n > 0 && !d.faulty; n-- {
@@ -60,7 +68,9 @@ func (t *Topic) Restore(now mono.Time, b []byte, first Offset, fromWall func(mon
 	var cursors []cursor
 	for n := d.num(); n > 0 && !d.faulty; n-- {
 		c := newCursor(d.name(), &t.log, &t.backlog)
-		c.restore(&d, &waits, first, fromWall)
+		if low := c.restore(&d, &waits, first, fromWall); t.Channel(c.name) != nil || wanted(c.name) {
+			needed = min(needed, low)
+		}
 		cursors = append(cursors, c)
 	}
 	if d.faulty || len(d.b) > 0 || written > end || front > end || pos > end {
@@ -73,7 +83,9 @@ func (t *Topic) Restore(now mono.Time, b []byte, first Offset, fromWall func(mon
 	}
 	t.end, t.front, t.void = end, front, void
 	t.backlog.window, t.backlog.absent, t.backlog.behind, t.backlog.late = waits, absent, true, late
-	r.From, r.written, r.end = written, written, end
+	if r.From, r.written, r.end = written, written, end; needed < written {
+		r.Needed = needed
+	}
 	uncounted := late > 0 && pos < first // how many messages a cursor is behind with: some went since
 	for _, c := range cursors {
 		uncounted = uncounted || c.late > 0 && c.window.end() < first
@@ -104,10 +116,12 @@ func (t *Topic) Restore(now mono.Time, b []byte, first Offset, fromWall func(mon
 }
 
 // restore reads what snapshot wrote, of a backlog in which messages wait at those offsets. What
-// is before first is done.
-func (c *cursor) restore(d *decoder, waits *window[*Message], first Offset, fromWall func(mono.Wall) mono.Time) {
+// is before first is done. It returns first, or an offset before it that is the first that
+// the channel needs.
+func (c *cursor) restore(d *decoder, waits *window[*Message], first Offset, fromWall func(mono.Wall) mono.Time) (needed Offset) {
+	needed = first
 	absent := func(o Offset, attempts uint16, due mono.Wall) *item {
-		if o < first {
+		if needed = min(needed, o); o < first {
 			return nil
 		}
 		it := &item{offset: o, place: -1, attempts: attempts}
@@ -120,8 +134,11 @@ func (c *cursor) restore(d *decoder, waits *window[*Message], first Offset, from
 	next, pos, late := d.head()
 	c.behind, c.late, c.estimate = true, max(late/2, late%2), late%2 > 0
 	c.window.next = next
+	if late > 0 {
+		needed = min(needed, pos)
+	}
 	d.open(next, pos, func(o Offset, attempts uint16, due mono.Wall) {
-		if o < first {
+		if needed = min(needed, o); o < first {
 			return
 		}
 		c.window.reach(o)
@@ -141,6 +158,7 @@ func (c *cursor) restore(d *decoder, waits *window[*Message], first Offset, from
 		}
 		c.lead(at, it)
 	}
+	return needed
 }
 
 // Found says that the log has a message at an offset, for all channels or for that
