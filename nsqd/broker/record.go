@@ -51,8 +51,10 @@ func (b *shared) restored(r *commitlog.Record) *queue.Message {
 	return m
 }
 
-// epoch is one moment on both clocks. Wall-clock steps while the process runs
-// do not matter: it is the same moment for writing and for reading.
+// epoch is one moment on both clocks. Wall-clock steps while the process runs do not matter
+// to records: Storage.epoch is the same moment for writing and for reading. When cursors are
+// saved it is that moment: who reads them is another process, which goes by the wall clock
+// as it is by then.
 type epoch struct {
 	mono mono.Time
 	wall mono.Wall

@@ -202,7 +202,7 @@ func (st *store) settle() (tried bool, err error) {
 		st.mu.Unlock()
 		return false, nil
 	}
-	snapshot := st.mu.core.Snapshot(nil, st.storage().epoch.wallOf)
+	snapshot := st.mu.core.Snapshot(nil, st.storage().moment().wallOf)
 	st.mu.Unlock()
 	return true, log.SaveCursors(snapshot)
 }

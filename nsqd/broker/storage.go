@@ -90,14 +90,20 @@ func OpenStorage(cfg StorageConfig) (*Storage, error) {
 		return nil, fmt.Errorf("storage: %w", err)
 	}
 	cfg.Fsync = cfg.Fsync || cfg.Replicated != nil
-	mono, wall := clock.Mono(), clock.Wall()
-	if cfg.Clocks != nil {
-		mono, wall = cfg.Clocks()
+	if cfg.Clocks == nil {
+		cfg.Clocks = func() (mono.Time, mono.Wall) { return clock.Mono(), clock.Wall() }
 	}
-	s := &Storage{cfg: cfg, dir: dir, epoch: epoch{mono: mono, wall: wall}, kept: make(map[string]queue.Offset)}
+	s := &Storage{cfg: cfg, dir: dir, kept: make(map[string]queue.Offset)}
+	s.epoch = s.moment()
 	s.log, s.endLog = obs.Sparse(cfg.Log)
 	s.records.New = func() any { return new([]commitlog.Record) }
 	return s, nil
+}
+
+// moment is the present one.
+func (s *Storage) moment() epoch {
+	mono, wall := s.cfg.Clocks()
+	return epoch{mono: mono, wall: wall}
 }
 
 // putRecords gives a slice of records back.

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -400,6 +401,35 @@ var _ = Describe("a broker whose machine's clock was put", func() {
 				Eventually(w.count).Should(Equal(50))
 				Expect(bodies(w)).To(Equal(numbers(0, 50)))
 				Eventually(func() int { return topic(b, "t").Stats().Channels[0].Deferred }).Should(Equal(1), "it is not due by either clock")
+			})
+
+			It(fmt.Sprintf("by %v while it ran has what is deferred due when it was to be (fsync %t)", step, fsync), func() {
+				path, set := GinkgoT().TempDir(), new(atomic.Int64)
+				begin := func() (b *broker.Broker, stop func()) {
+					GinkgoHelper()
+					b, stop = opened(path, func(*broker.Config) {}, func(c *broker.StorageConfig) {
+						c.Fsync = fsync
+						c.Clocks = func() (mono.Time, mono.Wall) { return clock.Mono(), clock.Wall() + mono.Wall(set.Load()) }
+					})
+					Expect(b.Restore()).To(Succeed())
+					return b, stop
+				}
+				b, stop := begin()
+				t := topic(b, "t")
+				Expect(t.CreateChannel("c")).To(Succeed())
+				for body, after := range map[string]time.Duration{"soon": time.Millisecond, "later": 50 * time.Minute} {
+					now := b.Now()
+					Expect(t.Publish(now, 1, broker.Published{Body: []byte(body), Arrival: stamp.Arrival{At: now}, Defer: after})).To(Succeed())
+				}
+				Eventually(func() int { return t.Stats().Waiting }).Should(BeZero())
+				set.Store(int64(step))
+				stop()
+				b, _ = begin()
+				r := read(topic(b, "t"), "c", 50, true)
+				Eventually(r.count).Should(BeNumerically(">=", 1))
+				Eventually(func() int { return topic(b, "t").Stats().Channels[0].InFlight }).Should(BeZero())
+				Expect(bodies(r)).To(Equal([]string{"soon"}))
+				Expect(topic(b, "t").Stats().Channels[0].Deferred).To(Equal(1))
 			})
 		}
 	}

@@ -418,7 +418,7 @@ func (st *store) tryToSave() error {
 	}
 	st.mu.Lock()
 	changes, low, end := st.mu.core.Changes(), st.mu.core.Low(), st.mu.core.End()
-	x.snapshot = st.mu.core.Snapshot(x.snapshot[:0], st.storage().epoch.wallOf)
+	x.snapshot = st.mu.core.Snapshot(x.snapshot[:0], st.storage().moment().wallOf)
 	st.mu.Unlock()
 	err := log.SaveCursors(x.snapshot)
 	if err != nil && st.carried {
