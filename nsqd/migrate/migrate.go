@@ -203,13 +203,26 @@ func (im *importer) dispose(list []string) error {
 		case suffix == deleted:
 			err = os.RemoveAll(path)
 		default:
-			err = os.Rename(path, path+suffix)
+			err = setAside(path, path+suffix)
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
 	return nil
+}
+
+// setAside renames a file or folder. What an earlier import left under that name stays: then
+// the name has a number.
+func setAside(path, name string) error {
+	for n, to := 1, name; ; n++ {
+		if _, err := os.Lstat(to); errors.Is(err, fs.ErrNotExist) {
+			return os.Rename(path, to)
+		} else if err != nil {
+			return err
+		}
+		to = fmt.Sprintf("%s.%d", name, n)
+	}
 }
 
 // topic writes a topic's log, and takes it and what it was made of into effect.

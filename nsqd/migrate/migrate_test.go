@@ -352,6 +352,28 @@ func TestALogBesideQueuesIsRefused(t *testing.T) {
 	}
 }
 
+// Who goes back to NSQ's nsqd and comes again has the files of each time.
+func TestWhatWasSetAsideStays(t *testing.T) {
+	p, want := unpack(t, "nsq"), map[string]string{}
+	for _, suffix := range []string{".imported", ".imported.1", ".imported.2"} {
+		again := unpack(t, "nsq")
+		for _, file := range again.files() {
+			text := testkit.Result(os.ReadFile(again.path(file))).Must(t)
+			if strings.HasSuffix(file, "nsqd.dat") {
+				text = append(text, strings.Repeat(" ", len(suffix))...) // the same to JSON
+			}
+			testkit.Must(t, os.WriteFile(p.path(file), text, 0o600))
+			want[file+suffix] = string(text)
+		}
+		testkit.Result(p.imports()).Must(t)
+		testkit.Must(t, os.RemoveAll(p.path("messages"))) // all was delivered
+		testkit.Must(t, os.Mkdir(p.path("messages"), 0o700))
+	}
+	for file, text := range want {
+		testkit.Equal(t, string(testkit.Result(os.ReadFile(p.path(file))).Must(t)), text, "%s", file)
+	}
+}
+
 func TestAFolderThatNSQUsesIsRefused(t *testing.T) {
 	p := unpack(t, "nsq")
 	folder, err := os.Open(p.data)

@@ -44,7 +44,7 @@ func (im *importer) findOurs(topics topics) error {
 				im.report.Unreadable++
 			}
 			im.Logger.Error("messages that an earlier release could not read are kept", "in", path+unreadSuffix)
-			if err := os.Rename(path, path+unreadSuffix); err != nil {
+			if err := setAside(path, path+unreadSuffix); err != nil {
 				return err
 			}
 			continue
