@@ -60,7 +60,7 @@ func New(now mono.Time, epoch uint64, name string, contract tokenbucket.Share, t
 	k := &Key{name: name, tuned: now, joins: 1, machine: adaptor.New(epoch, adaptor.Config{
 		Leases: ledger.Leases{Flex: Length, Session: Length, ClockBound: clockBound}, Window: window,
 	})}
-	s := ledger.Session{Broker: owner, Instance: owner}
+	s := ledger.Session{Broker: owner, Said: mono.Said{Process: owner}}
 	if !contract.IsZero() {
 		s.Held = []ledger.Held{{Topic: name, Share: contract, Epoch: epoch}}
 		k.own.Retune(now, contract, tokens)
@@ -153,7 +153,7 @@ func (k *Key) Renew(now mono.Time, h wire.Held, offered uint32) (g wire.Grant, o
 		return g, false
 	}
 	if !k.machine.Connected(m.broker) {
-		s := ledger.Session{Broker: m.broker, Instance: strconv.Itoa(k.joins), Policy: ledger.Strict}
+		s := ledger.Session{Broker: m.broker, Said: mono.Said{Process: strconv.Itoa(k.joins)}, Policy: ledger.Strict}
 		if h.Epoch > 0 {
 			s.Held = []ledger.Held{{Topic: k.name, Share: h.Share, Epoch: h.Epoch}}
 		}

@@ -32,3 +32,23 @@ func (a Time) Before(b Time) bool { return a < b }
 // Wall is a reading of CLOCK_REALTIME in nanoseconds since the Unix epoch. It
 // may step; it is only for people and for the NSQ message header.
 type Wall int64
+
+// Said is when a process said something: hello, to whom it may reach late, after what it
+// said on another connection, or after what a later process says under its name.
+type Said struct {
+	// Process is another one for each.
+	Process string
+	// Started is when the process began, by its wall clock; 0: not known.
+	Started Wall
+	// At is the process' own time, which no step of a clock sets back.
+	At Time
+}
+
+// Before reports whether a is known to have been said before b. Of two processes it is
+// known from when they began, as far as nobody set the clock back in between.
+func (a Said) Before(b Said) bool {
+	if a.Process == b.Process {
+		return a.At < b.At
+	}
+	return a.Started != 0 && b.Started != 0 && a.Started < b.Started
+}

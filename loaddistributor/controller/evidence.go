@@ -87,7 +87,7 @@ func (w *witness) vouch(s *Session, tcp, web string) {
 // and if there is has its shares and publishers go to others at once. Requires: mu held.
 func (w *witness) examine(s *Session) {
 	b, _ := w.mu.next.Broker(s.broker)
-	if !s.vouched || w.mu.closing || b.Instance != s.instance {
+	if !s.vouched || w.mu.closing || b.Instance != s.said.Process {
 		return
 	}
 	w.mu.work.Go(func() {
@@ -120,11 +120,11 @@ func (w *witness) examine(s *Session) {
 
 // ended is for a session whose process has ended.
 func (w *witness) ended(s *Session) {
-	w.mu.cfg.Log.Warn("the broker's process has ended: its ports refuse", obs.KeyBroker, s.broker, obs.KeyInstance, s.instance)
+	w.mu.cfg.Log.Warn("the broker's process has ended: its ports refuse", obs.KeyBroker, s.broker, obs.KeyInstance, s.said.Process)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	for {
-		_, err := w.adaptor.ReportEnd(ctx, &srtmv1.ReportEndRequest{BrokerId: s.broker, Instance: s.instance})
+		_, err := w.adaptor.ReportEnd(ctx, &srtmv1.ReportEndRequest{BrokerId: s.broker, Instance: s.said.Process})
 		if err == nil {
 			break
 		}

@@ -755,6 +755,52 @@ var _ = Describe("The stats of a topic", func() {
 	})
 })
 
+var _ = Describe("A broker's hello", func() {
+	type hello struct {
+		instance string
+		started  int64
+		stamp    uint64
+	}
+	var c *cluster
+	join := func(h hello) (*controller.Session, error) {
+		return c.control.Join(&srtmv1.BrokerHello{
+			BrokerId: "b", Instance: h.instance, Started: h.started, Stamp: h.stamp, TcpAddress: "b:1", HttpAddress: "b:2", Mcap: 10,
+		}, "")
+	}
+	lives := func(s *controller.Session) error {
+		return c.control.Handle(s, &srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Report{Report: &srtmv1.BrokerReport{}}})
+	}
+	DescribeTable("that comes while there is a session", func(first, second hello, taken bool) {
+		c = newCluster(setup{})
+		before, err := join(first)
+		Expect(err).NotTo(HaveOccurred())
+		after, err := join(second)
+		if !taken {
+			Expect(err).To(MatchError(controller.ErrReplaced))
+			Expect(lives(before)).To(Succeed())
+			return
+		}
+		Expect(err).NotTo(HaveOccurred())
+		Expect(lives(after)).To(Succeed())
+		Expect(lives(before)).To(MatchError(controller.ErrReplaced))
+	},
+		Entry("of a process after it", hello{"one", 10, 5}, hello{"two", 20, 1}, true),
+		Entry("of a process before it", hello{"two", 20, 1}, hello{"one", 10, 5}, false),
+		Entry("of the same process, later", hello{"one", 10, 5}, hello{"one", 10, 6}, true),
+		Entry("of the same process, before it", hello{"one", 10, 5}, hello{"one", 10, 4}, false),
+		Entry("of a process that says no time", hello{"two", 20, 5}, hello{"one", 0, 0}, true),
+		Entry("of the same process that says no time", hello{"one", 0, 0}, hello{"one", 0, 0}, true),
+	)
+
+	It("of a process that began by a clock that was set back is taken once there is no session", func() {
+		c = newCluster(setup{})
+		before, err := join(hello{"one", 20, 1})
+		Expect(err).NotTo(HaveOccurred())
+		c.control.Leave(before)
+		Expect(join(hello{"two", 10, 1})).Error().NotTo(HaveOccurred())
+	})
+})
+
 var _ = Describe("The directory", func() {
 	It("lists placed topics once they are active, and others while they are reported", func() {
 		c := newCluster(setup{})

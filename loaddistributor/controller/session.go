@@ -9,6 +9,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/bidi"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/reports"
@@ -21,10 +22,11 @@ const messageQueue = 100_000
 // Session is one broker's membership.
 type Session struct {
 	// Set once.
-	broker, instance, remote string
-	canSeek                  bool
-	durability               catalog.Durability
-	out                      *bidi.Queue[*srtmv1.ControllerMessage]
+	broker, remote string
+	said           mono.Said // its hello, and which instance did
+	canSeek        bool
+	durability     catalog.Durability
+	out            *bidi.Queue[*srtmv1.ControllerMessage]
 
 	// Guarded by state's lock.
 	requests map[uint64]*request
@@ -51,13 +53,15 @@ type Session struct {
 func (s *Session) Out() *bidi.Queue[*srtmv1.ControllerMessage] { return s.out }
 
 // Join begins a session; ErrRemoved: not before the broker has given up what it holds;
-// ErrRemoving: not now. One that it has already ends with ErrReplaced. remote is the address that it calls from.
+// ErrRemoving: not now; ErrReplaced: it has one with a later hello. Another that it has ends
+// with ErrReplaced. remote is the address that it calls from.
 func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error) {
 	if err := c.mu.following(); err != nil {
 		return nil, err
 	}
 	s := &Session{
-		broker: h.BrokerId, instance: h.Instance, remote: remote, canSeek: h.Seeks,
+		broker: h.BrokerId, remote: remote, canSeek: h.Seeks,
+		said:       mono.Said{Process: h.Instance, Started: mono.Wall(h.Started), At: mono.Time(h.Stamp)},
 		out:        bidi.NewQueue[*srtmv1.ControllerMessage](messageQueue),
 		requests:   map[uint64]*request{},
 		seeks:      map[uint64]chan<- *srtmv1.SeekResult{},
@@ -75,7 +79,7 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 	if err != nil {
 		return nil, err
 	}
-	c.cfg.Log.Info("broker joined", obs.KeyBroker, s.broker, obs.KeyInstance, s.instance,
+	c.cfg.Log.Info("broker joined", obs.KeyBroker, s.broker, obs.KeyInstance, s.said.Process,
 		obs.KeyAddress, h.TcpAddress, "mcap", h.Mcap, "topics", len(h.Topics))
 	if len(unknown) > 0 {
 		c.cfg.Log.Warn("a broker holds topics that this loaddistributor does not know: they are not of this cluster, or the store was lost or is not the one it was",
@@ -97,6 +101,10 @@ func (c *Controller) enter(s *Session, h *srtmv1.BrokerHello) (unknown []string,
 	case c.mu.next.Removed(h.BrokerId) && !h.Anew:
 		return nil, ErrRemoved
 	}
+	old := c.mu.sessions[s.broker]
+	if old != nil && s.said.Before(old.said) {
+		return nil, ErrReplaced
+	}
 	if _, err := c.mu.stage(catalog.BrokerJoined{
 		ID: h.BrokerId, Instance: h.Instance, TCPAddress: h.TcpAddress, HTTPAddress: h.HttpAddress,
 		Hostname: h.Hostname, Version: h.Version, Mcap: h.Mcap,
@@ -112,7 +120,7 @@ func (c *Controller) enter(s *Session, h *srtmv1.BrokerHello) (unknown []string,
 			s.unknown[name] = true
 		}
 	}
-	if old := c.mu.sessions[s.broker]; old != nil {
+	if old != nil {
 		old.end(ErrReplaced)
 	}
 	for _, name := range c.mu.wanting { // what was recorded ended with the session before
@@ -141,7 +149,7 @@ func (c *Controller) Leave(s *Session) {
 	_, err := c.mu.stage(catalog.BrokerLeft{ID: s.broker})
 	c.mu.Unlock()
 	_ = must("a session without a broker in the catalog", err) // the next controller finds it gone
-	c.cfg.Log.Info("broker left", obs.KeyBroker, s.broker, obs.KeyInstance, s.instance)
+	c.cfg.Log.Info("broker left", obs.KeyBroker, s.broker, obs.KeyInstance, s.said.Process)
 }
 
 // end fails what the session still owes.

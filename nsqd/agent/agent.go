@@ -20,7 +20,9 @@ import (
 	"google.golang.org/grpc"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/faults"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/targets"
 )
 
@@ -122,6 +124,7 @@ type core struct {
 	node    Node
 	metrics *metrics
 	seed    uint64
+	started mono.Wall
 	bases   []Base // of the process before
 	alone   bool   // the process before ended without the adaptor
 	// Work for the owner, from the sessions. It has no buffer: a session reads
@@ -184,6 +187,7 @@ func New(cfg Config, node Node) (*Agent, error) {
 	a := &Agent{core: core{
 		cfg:     cfg,
 		node:    node,
+		started: clock.Wall(),
 		metrics: newMetrics(cfg.Metrics),
 		seed:    binary.LittleEndian.Uint64(random[:]),
 		events:  make(chan func(*owner)),

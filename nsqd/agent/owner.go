@@ -137,7 +137,7 @@ func (o *owner) controlUp(l *controlLink) {
 		BrokerId: cfg.BrokerID, Instance: cfg.Instance,
 		TcpAddress: cfg.TCPAddress, HttpAddress: cfg.HTTPAddress,
 		Version: cfg.Version, Mcap: cfg.Mcap, Topics: topics, Hostname: cfg.Hostname, Anew: o.anew, Seeks: true,
-		Durability: o.cfg.Durability,
+		Durability: o.cfg.Durability, Started: int64(o.started), Stamp: uint64(clock.Mono()),
 	}}})
 }
 
@@ -409,7 +409,7 @@ func (o *owner) grantUp(ctx context.Context, l *grantLink) {
 	o.lease.Asked, o.lease.Sent = now, 0
 	l.reply(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Hello{Hello: &srtmv1.NodeHello{
 		BrokerId: o.cfg.BrokerID, Instance: o.cfg.Instance,
-		Held: o.held(), Policy: policyProto[o.cfg.Policy], Stamp: uint64(now), Term: o.term,
+		Held: o.held(), Policy: policyProto[o.cfg.Policy], Stamp: uint64(now), Term: o.term, Started: int64(o.started),
 	}}})
 	o.publish()
 }

@@ -73,8 +73,9 @@
 // is not above the one in force not at all. A broker's id belongs to one process
 // at a time (a lock on its data path), so a new instance means that the old one
 // holds nothing any more; the new one starts with the old one's bases, if it is
-// Available and the old one was alone, and with empty buckets. No first hello of an
-// instance comes after that of a later one. A base that shrinks is on the disk before
+// Available and the old one was alone, and with empty buckets. A first hello of an
+// instance comes after that of a later one only while the later one has a session: by
+// when the two started it is then told apart, and refused. A base that shrinks is on the disk before
 // it is acknowledged. A broker ends its old session before it says hello in a new
 // one: a grant of an old session that it had not applied at its hello, it never
 // will. Two monotonic clocks come apart by at most ClockBound in Session; a host

@@ -36,8 +36,7 @@ type Ledger struct {
 }
 
 type broker struct {
-	instance  string
-	said      mono.Time // of its newest hello
+	said      mono.Said // its newest hello, and which instance did
 	past      []string  // instances before it, oldest first, at most maxPast
 	connected bool
 	policy    Policy
@@ -80,7 +79,8 @@ func (m byBroker) of(id string) []*topic {
 }
 
 // maxPast bounds how many replaced instances of a broker are remembered, to
-// refuse a hello that was overtaken by its successor's.
+// refuse a hello that was overtaken by its successor's though they do not say when they
+// started, or the clock was set back.
 const maxPast = 8
 
 type topic struct {
@@ -256,11 +256,13 @@ func (l *Ledger) Remove(name string) []Grant {
 // any more, the new one what it reports (the bases that the old one left it).
 // The broker's lease is renewed, for shares that have not lapsed before.
 //
-// It fails with ErrReplaced if a later instance has already said hello, or this one has
-// since: a hello may be overtaken by that of another connection, and what it says was held
-// may be less than what has been granted, and acknowledged, since.
+// It fails with ErrReplaced if this instance has said a later hello, if a later instance has
+// a session, or if one is known to have taken this one's place: a hello may be overtaken by
+// that of another connection, and what it says was held may be less than what has been
+// granted, and acknowledged, since. Of two instances the one that started later is the later
+// one, but only while it has a session: else the clock may have been set back in between.
 func (l *Ledger) Hello(s Session, now mono.Time) ([]Grant, error) {
-	id, instance := s.Broker, s.Instance
+	id := s.Broker
 	reported, err := checkSession(s)
 	if err != nil {
 		return nil, err
@@ -270,18 +272,19 @@ func (l *Ledger) Hello(s Session, now mono.Time) ([]Grant, error) {
 		b = &broker{}
 		l.brokers[id] = b
 	}
-	same := b.instance == instance
-	if slices.Contains(b.past, instance) || same && s.Said < b.said {
-		return nil, fmt.Errorf("hello of broker %q, instance %q: %w", id, instance, ErrReplaced)
+	same := b.said.Process == s.Said.Process
+	if s.Said.Before(b.said) && (same || b.connected) ||
+		slices.Contains(b.past, s.Said.Process) && (b.connected || !b.said.Before(s.Said)) {
+		return nil, fmt.Errorf("hello of broker %q, instance %q: %w", id, s.Said.Process, ErrReplaced)
 	}
-	if !same && b.instance != "" {
-		b.past = append(b.past, b.instance)
+	if !same && b.said.Process != "" {
+		b.past = append(b.past, b.said.Process)
 		b.past = b.past[max(0, len(b.past)-maxPast):]
 	}
 	// Its report may be older than the end of its lease, which it has seen, too,
 	// by now: what ended with that does not come back.
 	flexOver, allOver := same && b.flexOver, same && b.baseOver && b.policy == Strict
-	b.instance, b.said, b.connected, b.policy = instance, s.Said, true, s.Policy
+	b.said, b.connected, b.policy = s.Said, true, s.Policy
 	b.renewed, b.waning, b.flexOver, b.baseOver = now, false, false, false
 	if !same {
 		b.heard = 0
@@ -329,8 +332,8 @@ func (l *Ledger) Hello(s Session, now mono.Time) ([]Grant, error) {
 const MaxEpoch = math.MaxInt64
 
 func checkSession(s Session) (map[string]Held, error) {
-	if s.Broker == "" || s.Instance == "" {
-		return nil, fmt.Errorf("hello of broker %q, instance %q: both are required", s.Broker, s.Instance)
+	if s.Broker == "" || s.Said.Process == "" {
+		return nil, fmt.Errorf("hello of broker %q, instance %q: both are required", s.Broker, s.Said.Process)
 	}
 	reported := make(map[string]Held, len(s.Held))
 	for _, h := range s.Held {
@@ -382,13 +385,13 @@ func (l *Ledger) Expire(now mono.Time) (lapses []Lapse, grants []Grant) {
 	for id := range l.awaiting {
 		if b := l.brokers[id]; b == nil {
 			l.brokers[id] = &broker{policy: Available, renewed: now}
-		} else if b.instance == "" && b.renewed == 0 {
+		} else if b.said.Process == "" && b.renewed == 0 {
 			b.renewed = now
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(l.brokers)) {
 		b := l.brokers[id]
-		if b.instance == "" && b.renewed == 0 {
+		if b.said.Process == "" && b.renewed == 0 {
 			continue // it has not been heard, and Strict is all that was said of it
 		}
 		past := func(lease time.Duration) bool {
@@ -500,7 +503,7 @@ func (l *Ledger) Ended(id, instance string, now mono.Time) ([]Freed, []Grant, er
 	b := l.brokers[id]
 	var err error
 	switch {
-	case b == nil || b.instance != instance:
+	case b == nil || b.said.Process != instance:
 		err = ErrUnknownBroker
 	case b.connected:
 		err = ErrConnected
@@ -525,7 +528,7 @@ func (l *Ledger) Strict(ids []string) {
 		case l.heard[id]:
 		case b == nil:
 			l.brokers[id] = &broker{policy: Strict}
-		case b.instance == "":
+		case b.said.Process == "":
 			b.policy = Strict
 		}
 	}

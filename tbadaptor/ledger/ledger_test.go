@@ -92,13 +92,16 @@ func (s *script) command(name string, args []string) (grants []ledger.Grant, err
 	l := s.ledger
 	switch name {
 	case "hello":
-		hello := ledger.Session{Broker: args[0], Instance: args[1]}
+		hello := ledger.Session{Broker: args[0], Said: mono.Said{Process: args[1]}}
 		rest := args[2:]
 		if len(rest) > 0 && policies[rest[0]] > 0 {
 			hello.Policy, rest = policies[rest[0]], rest[1:]
 		}
+		if started, some := cut(&rest, "started="); some {
+			s.scan(started, &hello.Said.Started)
+		}
 		if said, some := cut(&rest, "said="); some {
-			s.scan(said, &hello.Said)
+			s.scan(said, &hello.Said.At)
 		}
 		for _, a := range rest {
 			topic, holds, _ := strings.Cut(a, "=")

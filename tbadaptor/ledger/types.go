@@ -31,10 +31,8 @@ func (g Grant) Base() tokenbucket.Share { return g.Share.Less(g.Flex) }
 // Session is what a broker says of itself at the beginning of a session.
 type Session struct {
 	Broker string
-	// Instance is new with every process.
-	Instance string
-	// Said is when it said so, by its own clock; 0: not known.
-	Said   mono.Time
+	// Said is when it said so, and which process did: its instance.
+	Said   mono.Said
 	Policy Policy
 	// Held is everything it holds.
 	Held []Held
@@ -155,9 +153,8 @@ type MemberView struct {
 var (
 	// ErrUnknownTopic: no contract is set for the topic.
 	ErrUnknownTopic = errors.New("no contract is set for the topic")
-	// ErrReplaced: the instance that says hello was replaced by a later one, or said another
-	// hello after this one.
-	ErrReplaced = errors.New("the instance was replaced by a later one")
+	// ErrReplaced: a later hello than this one was heard, of the same instance or another.
+	ErrReplaced = errors.New("a later hello was heard")
 	// ErrConnected: the broker is connected, so it cannot be forgotten.
 	ErrConnected = errors.New("the broker is connected")
 	// ErrMayGoOn: a process after the one that has ended might use its bases.

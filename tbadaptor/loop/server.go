@@ -353,7 +353,7 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (bidi.Session[srtmv1.NodeMessage, 
 	err = s.change(reasonHello, func(m *adaptor.Machine) ([]ledger.Grant, error) {
 		policy, _ := policies.Value(hello.Policy) // checkHello knows it
 		grants, err := m.Hello(clock.Mono(), ledger.Session{
-			Broker: hello.BrokerId, Instance: hello.Instance, Said: mono.Time(hello.Stamp), Policy: policy, Held: held,
+			Broker: hello.BrokerId, Said: mono.Said{Process: hello.Instance, Started: mono.Wall(hello.Started), At: mono.Time(hello.Stamp)}, Policy: policy, Held: held,
 		})
 		if err != nil {
 			return nil, err

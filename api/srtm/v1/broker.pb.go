@@ -190,7 +190,12 @@ type BrokerHello struct {
 	// It answers SeekOrder.
 	Seeks bool `protobuf:"varint,10,opt,name=seeks,proto3" json:"seeks,omitempty"`
 	// Its --durability. With REPLICATED it answers TakeOver.
-	Durability    Durability `protobuf:"varint,11,opt,name=durability,proto3,enum=srtm.v1.Durability" json:"durability,omitempty"`
+	Durability Durability `protobuf:"varint,11,opt,name=durability,proto3,enum=srtm.v1.Durability" json:"durability,omitempty"`
+	// When the process started: ns since the Unix epoch by its clock. 0: of a version that
+	// does not say it.
+	Started int64 `protobuf:"varint,12,opt,name=started,proto3" json:"started,omitempty"`
+	// Grows with each hello of the process.
+	Stamp         uint64 `protobuf:"varint,13,opt,name=stamp,proto3" json:"stamp,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -300,6 +305,20 @@ func (x *BrokerHello) GetDurability() Durability {
 		return x.Durability
 	}
 	return Durability_DURABILITY_UNSPECIFIED
+}
+
+func (x *BrokerHello) GetStarted() int64 {
+	if x != nil {
+		return x.Started
+	}
+	return 0
+}
+
+func (x *BrokerHello) GetStamp() uint64 {
+	if x != nil {
+		return x.Stamp
+	}
+	return 0
 }
 
 // BrokerReport lists every topic of the broker, idle ones too: a topic that is
@@ -1667,7 +1686,7 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\arecords\x18\x05 \x01(\v2\x15.srtm.v1.TopicRecordsH\x00R\arecords\x126\n" +
 	"\vseek_result\x18\x06 \x01(\v2\x13.srtm.v1.SeekResultH\x00R\n" +
 	"seekResultB\t\n" +
-	"\amessage\"\xcb\x02\n" +
+	"\amessage\"\xfb\x02\n" +
 	"\vBrokerHello\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12\x1f\n" +
@@ -1683,7 +1702,9 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	" \x01(\bR\x05seeks\x123\n" +
 	"\n" +
 	"durability\x18\v \x01(\x0e2\x13.srtm.v1.DurabilityR\n" +
-	"durability\"U\n" +
+	"durability\x12\x18\n" +
+	"\astarted\x18\f \x01(\x03R\astarted\x12\x14\n" +
+	"\x05stamp\x18\r \x01(\x04R\x05stamp\"U\n" +
 	"\fBrokerReport\x12+\n" +
 	"\x06topics\x18\x01 \x03(\v2\x13.srtm.v1.TopicStatsR\x06topics\x12\x18\n" +
 	"\achanges\x18\x02 \x01(\bR\achanges\"\xea\x01\n" +

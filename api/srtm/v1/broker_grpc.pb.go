@@ -30,7 +30,8 @@ const (
 type BrokerServiceClient interface {
 	// Session is one broker's membership: it lasts as long as the stream. The
 	// first message of each side is its hello. A second session with the same
-	// id replaces the first, which ends with ABORTED.
+	// id replaces the first, which ends with ABORTED; one whose hello is older than the
+	// first's, by `started` or within a process by `stamp`, is refused with ABORTED.
 	Session(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[BrokerMessage, ControllerMessage], error)
 }
 
@@ -63,7 +64,8 @@ type BrokerService_SessionClient = grpc.BidiStreamingClient[BrokerMessage, Contr
 type BrokerServiceServer interface {
 	// Session is one broker's membership: it lasts as long as the stream. The
 	// first message of each side is its hello. A second session with the same
-	// id replaces the first, which ends with ABORTED.
+	// id replaces the first, which ends with ABORTED; one whose hello is older than the
+	// first's, by `started` or within a process by `stamp`, is refused with ABORTED.
 	Session(grpc.BidiStreamingServer[BrokerMessage, ControllerMessage]) error
 	mustEmbedUnimplementedBrokerServiceServer()
 }

@@ -483,7 +483,9 @@ type NodeHello struct {
 	Stamp uint64 `protobuf:"varint,5,opt,name=stamp,proto3" json:"stamp,omitempty"`
 	// The highest term that it was told; an adaptor of an older one refuses the
 	// session with FAILED_PRECONDITION.
-	Term          uint64 `protobuf:"varint,6,opt,name=term,proto3" json:"term,omitempty"`
+	Term uint64 `protobuf:"varint,6,opt,name=term,proto3" json:"term,omitempty"`
+	// As of a BrokerHello.
+	Started       int64 `protobuf:"varint,7,opt,name=started,proto3" json:"started,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -556,6 +558,13 @@ func (x *NodeHello) GetStamp() uint64 {
 func (x *NodeHello) GetTerm() uint64 {
 	if x != nil {
 		return x.Term
+	}
+	return 0
+}
+
+func (x *NodeHello) GetStarted() int64 {
+	if x != nil {
+		return x.Started
 	}
 	return 0
 }
@@ -2047,14 +2056,15 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\x04flex\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04flex\x123\n" +
 	"\asession\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\asession\x12\x12\n" +
 	"\x04term\x18\x04 \x01(\x04R\x04term\x12\x12\n" +
-	"\x04sent\x18\x05 \x01(\x04R\x04sent\"\xc4\x01\n" +
+	"\x04sent\x18\x05 \x01(\x04R\x04sent\"\xde\x01\n" +
 	"\tNodeHello\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12&\n" +
 	"\x04held\x18\x03 \x03(\v2\x12.srtm.v1.HeldShareR\x04held\x12,\n" +
 	"\x06policy\x18\x04 \x01(\x0e2\x14.srtm.v1.LeasePolicyR\x06policy\x12\x14\n" +
 	"\x05stamp\x18\x05 \x01(\x04R\x05stamp\x12\x12\n" +
-	"\x04term\x18\x06 \x01(\x04R\x04term\"\x81\x01\n" +
+	"\x04term\x18\x06 \x01(\x04R\x04term\x12\x18\n" +
+	"\astarted\x18\a \x01(\x03R\astarted\"\x81\x01\n" +
 	"\tHeldShare\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12$\n" +
 	"\x05share\x18\x02 \x01(\v2\x0e.srtm.v1.ShareR\x05share\x12\x14\n" +

@@ -39,7 +39,8 @@ const (
 type GrantServiceClient interface {
 	// Session is one broker's: reports and acknowledgements in, grants out. The
 	// first message is its NodeHello. A second session with the same id
-	// replaces the first, which ends with ABORTED.
+	// replaces the first, which ends with ABORTED; one whose hello is older than the
+	// first's, by `started` or within a process by `stamp`, is refused with ABORTED.
 	Session(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[NodeMessage, GrantMessage], error)
 	// SetContract puts a contract under the adaptor's care and returns when
 	// every member has acknowledged its first share, or fails with UNAVAILABLE
@@ -159,7 +160,8 @@ func (c *grantServiceClient) Lead(ctx context.Context, in *LeadRequest, opts ...
 type GrantServiceServer interface {
 	// Session is one broker's: reports and acknowledgements in, grants out. The
 	// first message is its NodeHello. A second session with the same id
-	// replaces the first, which ends with ABORTED.
+	// replaces the first, which ends with ABORTED; one whose hello is older than the
+	// first's, by `started` or within a process by `stamp`, is refused with ABORTED.
 	Session(grpc.BidiStreamingServer[NodeMessage, GrantMessage]) error
 	// SetContract puts a contract under the adaptor's care and returns when
 	// every member has acknowledged its first share, or fails with UNAVAILABLE

@@ -255,7 +255,7 @@ func (s *study) join(i int) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.led.Hello(ledger.Session{Broker: broker(i), Instance: "1"}, 0)
+	_, err = s.led.Hello(ledger.Session{Broker: broker(i), Said: mono.Said{Process: "1"}}, 0)
 	return err
 }
 
@@ -409,7 +409,7 @@ func (s *study) rejoins(id string) error {
 			return err
 		}
 		s.led.Disconnect(id)
-		if _, err := s.led.Hello(ledger.Session{Broker: id, Instance: "1", Held: held}, 0); err != nil {
+		if _, err := s.led.Hello(ledger.Session{Broker: id, Said: mono.Said{Process: "1"}, Held: held}, 0); err != nil {
 			return err
 		}
 		_, err := s.cat.Apply(catalog.BrokerJoined{ID: id, Instance: b.Instance, TCPAddress: b.TCPAddress, HTTPAddress: b.HTTPAddress, Mcap: b.Mcap})
