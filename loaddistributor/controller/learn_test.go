@@ -381,6 +381,24 @@ var _ = Describe("An open topic", func() {
 		}
 	})
 
+	It("is profiled with the silence before and after a burst", func() {
+		c := newCluster(setup{config: slow})
+		node := c.node("b1", 1000)
+		c.mustCreate(unlisted("t", 100, 10))
+		done := make(chan controller.Profiled, 1)
+		go func() {
+			defer GinkgoRecover()
+			p, err := c.control.Profile(context.Background(), "t", time.Minute, sizing.Wanted{}, func(int) error { return nil })
+			Expect(err).NotTo(HaveOccurred())
+			done <- p
+		}()
+		<-time.After(40 * time.Second)
+		node.Arrive("t", 0, slices.Repeat([]agenttest.Arrival{{At: clock.Wall(), Publisher: "p"}}, 600)...)
+		p := <-done
+		Expect(p.Messages).To(Equal(600))
+		Expect(p.Mean).To(BeNumerically("~", 10, 0.5))
+	})
+
 	It("is profiled until no caller waits for it, or it is gone; four at a time", func() {
 		c := newCluster(setup{config: slow})
 		c.node("b1", 1000)

@@ -20,6 +20,7 @@ const maxProfiled, maxProfiles = 2_000_000, 4
 // profile is what is recorded for Profile. Guarded by state's lock.
 type profile struct {
 	trace             []tuner.Arrival
+	from, until       mono.Time // what it is of, silence included
 	numbers           map[string]int32
 	missing, recorded uint64        // before it began
 	lost              float64       // part of the messages since then
@@ -41,10 +42,11 @@ func (p *profile) take(of *learned.Topic, job *learned.Job) {
 	}
 	missing, recorded := of.Missing()
 	if !p.begun { // of a window that had begun before
-		p.begun, p.missing, p.recorded = true, missing, recorded
+		p.begun, p.missing, p.recorded, p.from = true, missing, recorded, job.Until()
 		return
 	}
 	p.windows++
+	p.until = job.Until()
 	if all := missing - p.missing + recorded - p.recorded; all > 0 {
 		p.lost = float64(missing-p.missing) / float64(all)
 	}
@@ -56,6 +58,8 @@ func (p *profile) take(of *learned.Topic, job *learned.Job) {
 		}
 		if len(p.trace) < maxProfiled {
 			p.trace = append(p.trace, tuner.Arrival{At: at, Publisher: n})
+		} else {
+			p.until = min(p.until, at)
 		}
 	})
 	select {
@@ -140,7 +144,7 @@ func (c *Controller) Profile(ctx context.Context, name string, lasts time.Durati
 	c.mu.Lock()
 	end()
 	c.mu.Unlock()
-	proposal, err := sizing.Propose(p.trace, w, rand.New(rand.NewPCG(c.cfg.Seed, uint64(len(p.trace)))))
+	proposal, err := sizing.Propose(p.trace, p.from, p.until, w, rand.New(rand.NewPCG(c.cfg.Seed, uint64(len(p.trace)))))
 	if err != nil {
 		return Profiled{}, fmt.Errorf("topic %s, %d messages recorded: %w", name, len(p.trace), err)
 	}

@@ -497,8 +497,9 @@ type Job struct {
 	learner  *correlation.Learner
 	learns   bool
 	torn     bool
-	offered  float64 // msg/s
-	measured bool    // by all brokers
+	until    mono.Time // of the record that arrivals are the end of
+	offered  float64   // msg/s
+	measured bool      // by all brokers
 
 	// Which burst the window needed at a rate, msg/s, so that a quantile of messages waits for
 	// no token; 0: it is not asked for.
@@ -513,6 +514,7 @@ func (t *Topic) Look(spec *catalog.Spec, now time.Time) *Job {
 	}
 	t.close(now)
 	j := &Job{arrivals: t.trace.Take(mono.Wall(now.UnixNano())), numbers: t.numbers, learner: t.learner, offered: t.offered, measured: t.measured}
+	j.until = t.trace.Taken()
 	if spec.Auto != (catalog.Auto{}) {
 		j.rate, j.quantile = tokenbucket.Rate(spec.Demand.RateMilli).PerSecond(), spec.SLO.Quantile
 	}
@@ -533,6 +535,10 @@ func (j *Job) Arrivals(f func(id string, at mono.Time)) {
 		f(j.numbers[a.Publisher], a.At)
 	}
 }
+
+// Until returns the end of the time in which all messages that were recorded are among the
+// Arrivals of this job and of those before.
+func (j *Job) Until() mono.Time { return j.until }
 
 // Torn reports whether the record began anew after these arrivals: some are missing between
 // them and the next.

@@ -4,7 +4,8 @@
 // # The rate
 //
 // r is Headroom times the mean rate (the SRTM paper's section 6 takes 1.1): a bucket of less
-// than the mean queues without bound, whatever its burst.
+// than the mean queues without bound, whatever its burst. The mean is that of the record, the
+// silence before its first message and after its last one included.
 //
 // # The burst
 //
@@ -113,25 +114,30 @@ type Proposal struct {
 // ErrShort: there are too few messages to say anything.
 var ErrShort = fmt.Errorf("fewer than %d messages, or all at one instant", MinMessages)
 
-// Propose returns a contract for a trace, which is in order of time. Errors: the first of
-// Wanted.Faults, ErrShort, and *tokenbucket.ShareError where the trace needs more than
+// Propose returns a contract for a trace, which is in order of time, and was recorded from and
+// until then; where less is known than when its messages were, from the first to the last.
+// Errors: the first of Wanted.Faults, ErrShort, and *tokenbucket.ShareError where the trace needs more than
 // there can be.
-func Propose(trace []tuner.Arrival, w Wanted, rng *rand.Rand) (*Proposal, error) {
+func Propose(trace []tuner.Arrival, from, until mono.Time, w Wanted, rng *rand.Rand) (*Proposal, error) {
 	for field, problem := range w.Faults() {
 		return nil, fmt.Errorf("%s: %s", field, problem)
 	}
 	w = w.withDefaults()
-	if len(trace) < MinMessages || trace[len(trace)-1].At <= trace[0].At {
+	if len(trace) < MinMessages {
 		return nil, ErrShort
 	}
-	p := &Proposal{Messages: len(trace), Span: trace[len(trace)-1].At.Sub(trace[0].At)}
+	from, until = min(from, trace[0].At), max(until, trace[len(trace)-1].At)
+	if from == until {
+		return nil, ErrShort
+	}
+	p := &Proposal{Messages: len(trace), Span: until.Sub(from)}
 	p.Mean = float64(len(trace)-1) / p.Span.Seconds()
 	p.Rate = tokenbucket.PerSecond(w.Headroom * p.Mean)
 	if err := (tokenbucket.Share{Rate: p.Rate, Burst: 1}).Validate(); err != nil {
 		return nil, err
 	}
 	p.Needed = Burst(trace, p.Rate.PerSecond(), w.Quantile, w.Within)
-	p.Burst = burst(confident(trace, p.Rate, w, rng), p.Rate.PerSecond(), w.Within)
+	p.Burst = burst(confident(trace, from, until, p.Rate, w, rng), p.Rate.PerSecond(), w.Within)
 	p.Burst = max(p.Burst, p.Needed)
 	if err := p.Share.Validate(); err != nil {
 		return nil, err
@@ -175,10 +181,9 @@ func burst(work, rate float64, within time.Duration) int64 {
 }
 
 // confident returns the quantile of work that a part w.Confidence of draws does not exceed.
-func confident(trace []tuner.Arrival, rate tokenbucket.Rate, w Wanted, rng *rand.Rand) float64 {
+func confident(trace []tuner.Arrival, from, until mono.Time, rate tokenbucket.Rate, w Wanted, rng *rand.Rand) float64 {
 	// block i has the messages bounds[i] to bounds[i+1].
-	from := trace[0].At
-	length := float64(trace[len(trace)-1].At-from)/Blocks + 1e-3
+	length := float64(until-from)/Blocks + 1e-3
 	bounds, i := make([]int, Blocks+1), 0
 	for b := range bounds {
 		for i < len(trace) && float64(trace[i].At-from) < float64(b)*length {

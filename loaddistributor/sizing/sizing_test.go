@@ -19,6 +19,11 @@ import (
 
 func source(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 1)) }
 
+// propose is Propose where all that is known is when the messages were.
+func propose(trace []tuner.Arrival, w sizing.Wanted, rng *rand.Rand) (*sizing.Proposal, error) {
+	return sizing.Propose(trace, mono.Never, -mono.Never, w, rng)
+}
+
 // poisson is so many publishers of 10 msg/s together, each batch messages at a time.
 func poisson(seed uint64, publishers, batch int, span time.Duration) (trace []tuner.Arrival) {
 	rng := source(seed)
@@ -37,7 +42,7 @@ func poisson(seed uint64, publishers, batch int, span time.Duration) (trace []tu
 
 // The example of docs/operations.md.
 func TestTheExampleOfTheOperationsGuide(t *testing.T) {
-	p, err := sizing.Propose(poisson(1, 100, 5, time.Minute), sizing.Wanted{Within: 2 * time.Millisecond}, source(2))
+	p, err := propose(poisson(1, 100, 5, time.Minute), sizing.Wanted{Within: 2 * time.Millisecond}, source(2))
 	testkit.Must(t, err)
 	text := fmt.Sprintf("r %s msg/s, b %d, needed %d, mean %.1f\n", p.Rate.Text(), p.Burst, p.Needed, p.Mean)
 	for _, s := range p.Splits {
@@ -66,7 +71,7 @@ func TestBurstIsThatOfTheBucket(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		trace := poisson(rapid.Uint64().Draw(t, "seed"), 20, rapid.IntRange(1, 40).Draw(t, "batch"), 5*time.Second)
 		w := sizing.Wanted{Brokers: 2, Quantile: rapid.SampledFrom([]float64{0.5, 0.9, 0.99, 0.999}).Draw(t, "quantile")}
-		p, err := sizing.Propose(trace, w, source(1))
+		p, err := propose(trace, w, source(1))
 		if errors.Is(err, sizing.ErrShort) {
 			return
 		}
@@ -103,7 +108,7 @@ func TestTheConfidenceIsKept(t *testing.T) {
 	for seed := range uint64(trials) {
 		trace := poisson(seed, 20, 8, time.Minute)
 		for _, confidence := range []float64{0.5, 0.9} {
-			p := testkit.Result(sizing.Propose(trace, sizing.Wanted{Confidence: confidence, Brokers: 1}, source(seed))).Must(t)
+			p := testkit.Result(propose(trace, sizing.Wanted{Confidence: confidence, Brokers: 1}, source(seed))).Must(t)
 			b := tokenbucket.NewFull(p.Share, at[0])
 			late := 0
 			for _, d := range tokenbucket.Replay(at, &b) {
@@ -124,12 +129,12 @@ func TestTheConfidenceIsKept(t *testing.T) {
 func TestWhatIsWrongIsRefused(t *testing.T) {
 	trace := poisson(1, 20, 1, time.Minute)
 	for _, w := range []sizing.Wanted{{Quantile: 1}, {Quantile: -1}, {Within: -1}, {Confidence: 1}, {Headroom: 1}, {Brokers: 33}} {
-		if _, err := sizing.Propose(trace, w, source(1)); err == nil {
+		if _, err := propose(trace, w, source(1)); err == nil {
 			t.Errorf("%+v is taken", w)
 		}
 	}
 	for _, short := range [][]tuner.Arrival{nil, trace[:10], slices.Repeat(trace[:1], 1000)} {
-		_, err := sizing.Propose(short, sizing.Wanted{}, source(1))
+		_, err := propose(short, sizing.Wanted{}, source(1))
 		testkit.ErrorIs(t, err, sizing.ErrShort, "%d messages", len(short))
 	}
 }
@@ -140,10 +145,25 @@ func TestASlowTopicHasFiniteDelays(t *testing.T) {
 	for i := range sizing.MinMessages {
 		trace = append(trace, tuner.Arrival{At: mono.Time(time.Duration(i) * 172 * time.Second)})
 	}
-	p := testkit.Result(sizing.Propose(trace, sizing.Wanted{}, source(1))).Must(t)
+	p := testkit.Result(propose(trace, sizing.Wanted{}, source(1))).Must(t)
 	for _, e := range p.Errors {
 		if e.Rate <= 0 || e.Mean < 0 || e.Quantile < 0 || e.Mean > e.Quantile+trace[len(trace)-1].At.Sub(trace[0].At) {
 			t.Errorf("%s: %+v of %+v", e.What, e.Delays, e.Share)
 		}
+	}
+}
+
+// A burst in a minute of which all is known, and the same with nothing known but the burst.
+func TestSilenceBeforeAndAfterABurstCounts(t *testing.T) {
+	var trace []tuner.Arrival
+	for i := range 600 {
+		trace = append(trace, tuner.Arrival{At: mono.Time(20*time.Second + time.Duration(i)*time.Microsecond)})
+	}
+	minute := testkit.Result(sizing.Propose(trace, 0, mono.Time(time.Minute), sizing.Wanted{}, source(1))).Must(t)
+	if minute.Mean > 10 || minute.Rate > tokenbucket.PerSecond(11) || minute.Span != time.Minute || minute.Burst < 590 {
+		t.Errorf("%+v", minute)
+	}
+	if alone := testkit.Result(propose(trace, sizing.Wanted{}, source(1))).Must(t); alone.Mean < 999_999 {
+		t.Errorf("alone: %+v", alone)
 	}
 }

@@ -122,6 +122,9 @@ func (t *Trace) Skip(now mono.Wall) {
 	t.holes = slices.DeleteFunc(t.holes, func(s span) bool { return s.to <= t.taken })
 }
 
+// Taken returns until when all that was recorded was taken.
+func (t *Trace) Taken() mono.Time { return mono.Time(t.taken - t.origin) }
+
 // Counts returns what happened so far.
 func (t *Trace) Counts() Counts { return t.counts }
 

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/sizing"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tools/sim/bucket"
@@ -140,7 +141,7 @@ func (x *call) suggest(n *newTopic, spec *srtmv1.TopicSpec) error {
 		trace[i] = tuner.Arrival{At: a.At, Publisher: publisher}
 	}
 	slices.SortStableFunc(trace, func(a, b tuner.Arrival) int { return cmp.Compare(a.At, b.At) })
-	p, err := sizing.Propose(trace, sizing.Wanted{
+	p, err := sizing.Propose(trace, mono.Never, -mono.Never, sizing.Wanted{
 		Quantile: n.wanted.Quantile, Within: n.wanted.within, Confidence: n.wanted.Confidence, Headroom: n.wanted.Headroom, Brokers: 1,
 	}, rand.New(rand.NewPCG(1, uint64(len(trace)))))
 	if err != nil {
