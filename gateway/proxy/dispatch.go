@@ -31,6 +31,7 @@ type ticket struct {
 	granted chan struct{} // holds one token: target is set, or refused is
 	// Of the exchange: once granted.
 	target *url.URL
+	sends  int    // connections that it was given, so that the server may have received it as often
 	status int    // of the answer
 	bytes  int64  // of its body and the answer's
 	report string // what the server said of the request and itself; "": nothing
@@ -78,6 +79,7 @@ type server struct {
 	index         int       // among the policy's; -1 likewise
 	observed      mono.Time // when drift was last looked at
 	ejected       bool      // at the last tick
+	resent        uint64    // beyond the first time of each request
 }
 
 // counts are what is known of a class beyond the scheduler.
@@ -336,6 +338,7 @@ func (d *dispatcher) finish(t *ticket, how balance.Outcome, now mono.Time) {
 		d.observeLocked(t.server, &report, now)
 	}
 	m.balance.Ended(t.server, now, how)
+	m.servers[t.server].resent += uint64(max(t.sends-1, 0))
 	t.place.Remove()
 	d.sendLocked(now)
 }

@@ -6,8 +6,10 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/http/httputil"
 	"net/netip"
+	"net/url"
 	"os"
 	"regexp"
 	"slices"
@@ -36,6 +38,8 @@ type exchange struct {
 	http.ResponseWriter // the client's
 	p                   *Proxy
 	reverse             httputil.ReverseProxy
+	attempt             func() (io.ReadCloser, error) // newAttempt
+	gotConn             func(httptrace.GotConnInfo)   // counts sends
 	answer              answerBody
 
 	ticket
@@ -55,6 +59,7 @@ func (p *Proxy) newExchange() any {
 	x := &exchange{p: p, ticket: ticket{granted: make(chan struct{}, 1)}}
 	x.answer = answerBody{x: x, timer: time.AfterFunc(time.Hour, x.answer.stalled)}
 	x.answer.timer.Stop()
+	x.attempt, x.gotConn = x.newAttempt, func(httptrace.GotConnInfo) { x.sends++ }
 	x.reverse = httputil.ReverseProxy{
 		Transport: x, Rewrite: x.rewrite, ModifyResponse: x.answered, ErrorHandler: x.unanswered,
 		BufferPool: &p.buffers, ErrorLog: slog.NewLogLogger(p.faults.Handler(), slog.LevelDebug),
@@ -66,7 +71,7 @@ func (p *Proxy) newExchange() any {
 func (p *Proxy) release(x *exchange) {
 	if !x.spoiled && !x.tunnel {
 		answer := answerBody{x: x, timer: x.answer.timer}
-		*x = exchange{p: p, ticket: ticket{granted: x.granted, tried: x.tried[:0]}, answer: answer, reverse: x.reverse}
+		*x = exchange{p: p, ticket: ticket{granted: x.granted, tried: x.tried[:0]}, answer: answer, reverse: x.reverse, attempt: x.attempt, gotConn: x.gotConn}
 		p.exchanges.Put(x)
 	}
 }
@@ -107,15 +112,50 @@ func (x *exchange) outcome() balance.Outcome {
 func (x *exchange) RoundTrip(out *http.Request) (*http.Response, error) {
 	if out.Body != nil {
 		out.Body = io.NopCloser(out.Body) // a transport closes it also where it has not read it
+	} else {
+		out.GetBody = x.attempt
 	}
+	trace := httptrace.ContextClientTrace(out.Context())
+	if trace == nil { // ReverseProxy has one for each request
+		trace = &httptrace.ClientTrace{}
+		out = out.WithContext(httptrace.WithClientTrace(out.Context(), trace))
+	}
+	trace.GotConn = x.gotConn
 	for {
 		res, err := x.rules.transport.RoundTrip(out)
 		at, _ := errors.AsType[*net.OpError](err)
-		if at == nil || at.Op != "dial" || out.Context().Err() != nil || x.body.read.Load() || !x.p.dispatcher.again(&x.ticket, clock.Mono()) {
+		if at == nil || at.Op != "dial" || x.sends > 0 || out.Context().Err() != nil || x.body.read.Load() || !x.p.dispatcher.again(&x.ticket, clock.Mono()) {
 			return res, err
 		}
 		x.aim(out)
 	}
+}
+
+// maxSends is how often a request is sent, at most. A transport sends one without a body,
+// of a method that changes nothing, again where the server ends a kept connection without
+// an answer, since it may have done so before the request came; without this bound it would
+// do so on every connection that is kept, and end them all where it is the request that the
+// server does not survive.
+const maxSends = 4
+
+var errHungUp = errors.New("the server has ended several connections without an answer")
+
+// mayAttempt is the Proxy of transports, which they ask before each attempt: nothing else
+// keeps them from the next.
+func mayAttempt(out *http.Request) (*url.URL, error) {
+	if out.GetBody == nil {
+		return nil, nil
+	}
+	_, err := out.GetBody()
+	return nil, err
+}
+
+// newAttempt is the GetBody of a request that has no body.
+func (x *exchange) newAttempt() (io.ReadCloser, error) {
+	if x.sends >= maxSends {
+		return nil, errHungUp
+	}
+	return http.NoBody, nil
 }
 
 // aim has a request go to the server that the ticket names.

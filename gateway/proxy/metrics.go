@@ -11,6 +11,7 @@ var (
 	estimate = prometheus.NewDesc("srtm_gateway_estimated_ratio_total", "What a class would have been charged of a resource by estimates alone; beside used_ratio_total it says how good they are.", []string{"class", "resource"}, nil)
 	deficit  = prometheus.NewDesc("srtm_gateway_deficit_ratio", "What a class may take of a resource before the next quanta are granted, as a ratio of the largest server's; below 0 it is in debt.", []string{"class", "resource"}, nil)
 	ended    = prometheus.NewDesc("srtm_gateway_server_requests_total", "Requests that were sent to a server and have ended: answered, failed by the server, or aborted by the client.", []string{"server", "result"}, nil)
+	resent   = prometheus.NewDesc("srtm_gateway_server_resent_total", "Times that a request was sent to a server again, since it had ended a kept connection without an answer.", []string{"server"}, nil)
 	atServer = prometheus.NewDesc("srtm_gateway_server_in_flight", "Requests that are at a server: this gateway's, and those that the server has of others.", []string{"server", "of"}, nil)
 	interval = prometheus.NewDesc("srtm_gateway_server_departure_seconds", "Mean time between two answers of a server while it is busy.", []string{"server"}, nil)
 	expected = prometheus.NewDesc("srtm_gateway_server_answer_seconds", "When a server is expected to answer one more request.", []string{"server"}, nil)
@@ -48,6 +49,7 @@ func (p *Proxy) Collect(metrics chan<- prometheus.Metric) {
 		for result, v := range map[string]uint64{"answered": b.Departed, "failed": b.Failed, "aborted": b.Aborted} {
 			add(ended, counter, float64(v), b.URL, result)
 		}
+		add(resent, counter, float64(b.Resent), b.URL)
 		add(atServer, gauge, float64(b.InFlight), b.URL, "own")
 		add(atServer, gauge, float64(b.Others), b.URL, "others")
 		add(interval, gauge, b.Interval.Seconds(), b.URL)

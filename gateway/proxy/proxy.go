@@ -125,6 +125,7 @@ func (p *Proxy) SetPolicy(to *policy.Policy) error {
 
 func newTransport(response time.Duration) *http.Transport {
 	return &http.Transport{
+		Proxy:                  mayAttempt,
 		DialContext:            (&net.Dialer{Timeout: 5 * time.Second}).DialContext,
 		Protocols:              bothProtocols(),
 		TLSHandshakeTimeout:    5 * time.Second,

@@ -7,8 +7,11 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
+	"github.com/srtm-io/srtm/gateway/balance"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
@@ -97,5 +100,71 @@ func TestWhatWasSentIsNotSentAgain(t *testing.T) {
 	g.idle(t)
 	if s := g.Status(); s.Servers[0].Sent+s.Servers[1].Sent != 1 {
 		t.Errorf("%+v", s.Servers)
+	}
+}
+
+// keepers is a server that has kept n connections, on which it answered, and hangs up at
+// /poison without an answer. poisoned counts; refuse has it accept no more.
+func keepers(t *testing.T, n int) (url string, keep func(*gateway), poisoned *atomic.Int64, refuse func()) {
+	poisoned = new(atomic.Int64)
+	arrived, all := make(chan struct{}), make(chan struct{})
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/poison" {
+			poisoned.Add(1)
+			panic(http.ErrAbortHandler)
+		}
+		arrived <- struct{}{}
+		<-all
+	}))
+	t.Cleanup(s.Close)
+	keep = func(g *gateway) {
+		var clients sync.WaitGroup
+		for range n {
+			clients.Go(func() { g.get(t, "/") })
+		}
+		for range n {
+			<-arrived
+		}
+		close(all)
+		clients.Wait()
+		g.idle(t)
+	}
+	return s.URL, keep, poisoned, func() { _ = s.Listener.Close() }
+}
+
+// A server that hangs up on a request may have closed a connection that was idle; one that
+// does it again and again means the request.
+func TestWhatServersHangUpOnIsSentAgainAFewTimes(t *testing.T) {
+	url, keep, poisoned, _ := keepers(t, 10)
+	g := serve(t, several(url), nil)
+	keep(g)
+	if res, _ := g.get(t, "/poison"); res.StatusCode != http.StatusBadGateway {
+		t.Error(res.Status)
+	}
+	testkit.Equal(t, poisoned.Load(), 4, "times it was sent")
+	g.idle(t)
+	if s := g.Status().Servers[0]; s.Sent != 11 || s.Failed != 1 || s.Resent != 3 {
+		t.Errorf("%+v", s)
+	}
+	if res, _ := g.get(t, "/poison", "Content-Length: 1", "", "x"); res.StatusCode != http.StatusBadGateway || poisoned.Load() != 5 {
+		t.Errorf("with a body: %s, %d", res.Status, poisoned.Load()-4)
+	}
+}
+
+// What a server may have received goes to no other, also when it accepts no connection
+// any more: it may be the request that ended it.
+func TestWhatAServerHungUpOnGoesToNoOther(t *testing.T) {
+	url, keep, poisoned, refuse := keepers(t, 2)
+	g := serve(t, several(url), func(c *Config) { c.Balance = balance.RoundRobin })
+	keep(g)
+	refuse()
+	var elsewhere atomic.Int64
+	other := backend(t, func(http.ResponseWriter, *http.Request) { elsewhere.Add(1) })
+	testkit.Must(t, g.SetPolicy(parse(t, several(url, other))))
+	for asked := int64(1); poisoned.Load() == 0; asked++ {
+		res, _ := g.get(t, "/poison")
+		if n := poisoned.Load(); n > 0 && (res.StatusCode != http.StatusBadGateway || n != 2 || elsewhere.Load() == asked) {
+			t.Errorf("%s, sent %d times, and %d of %d elsewhere", res.Status, n, elsewhere.Load(), asked)
+		}
 	}
 }

@@ -44,6 +44,7 @@ type ServerStatus struct {
 	AnswerMs        float64            `json:"answer_ms"`         // (1+Q)*T
 	Capacity        map[string]float64 `json:"capacity"`
 	Free            map[string]float64 `json:"free"`
+	Resent          uint64             `json:"resent"` // times that requests were sent again
 }
 
 // Status returns the state, as of now.
@@ -70,7 +71,7 @@ func (p *Proxy) Status() Status {
 	for _, b := range m.balance.Stats(clock.Mono(), nil) {
 		v := m.schedule.Server(b.Server)
 		s.Servers = append(s.Servers, ServerStatus{
-			URL: m.servers[b.Server].URL, Stat: b, MeanDepartureMs: ms(b.Interval), AnswerMs: ms(b.Answer), Capacity: byName(v.Capacity), Free: byName(v.Free),
+			URL: m.servers[b.Server].URL, Stat: b, MeanDepartureMs: ms(b.Interval), AnswerMs: ms(b.Answer), Capacity: byName(v.Capacity), Free: byName(v.Free), Resent: m.servers[b.Server].resent,
 		})
 	}
 	return s
