@@ -18,6 +18,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/net/http/httpguts"
+
 	"github.com/srtm-io/srtm/gateway/balance"
 	"github.com/srtm-io/srtm/gateway/cost"
 	"github.com/srtm-io/srtm/internal/clock"
@@ -177,14 +179,14 @@ func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 	out, in := pr.Out, pr.In
 	x.aim(out)
 	out.Trailer = in.Trailer // which is filled as the body is read; the copy is not
+	dropTrailers(out.Trailer)
 	if upgrade := out.Header.Get("Upgrade"); upgrade != "" && leadsToHTTP.MatchString(upgrade) {
 		out.Header.Del("Upgrade")
 		out.Header.Del("Connection")
 	}
 	trusted := x.rules.trusts(in.RemoteAddr)
 	for name := range out.Header {
-		means := http.CanonicalHeaderKey(strings.Map(hyphen, name))
-		if means == classHeader || !trusted && (strings.HasPrefix(means, "X-Forwarded-") || means == "X-Real-Ip") {
+		if means := meaning(name); means == classHeader || !trusted && forwards(means) {
 			delete(out.Header, name)
 		}
 	}
@@ -210,6 +212,25 @@ func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 		}
 	}
 }
+
+// dropTrailers leaves of a client's trailers what a server that adds them to the headers may
+// have there: nothing that frames, routes or authenticates the request, nor what rewrite
+// drops or sets. A trusted peer has it in its headers; its trailers are its client's.
+func dropTrailers(all http.Header) {
+	for name := range all {
+		if means := meaning(name); means == classHeader || forwards(means) || !httpguts.ValidTrailerHeader(means) {
+			delete(all, name)
+		}
+	}
+}
+
+// forwards reports whether a header of that meaning says for whom a peer speaks.
+func forwards(means string) bool {
+	return strings.HasPrefix(means, "X-Forwarded-") || means == "X-Real-Ip" || means == "Forwarded"
+}
+
+// meaning is the canonical name of the header as which servers may read this one.
+func meaning(name string) string { return http.CanonicalHeaderKey(strings.Map(hyphen, name)) }
 
 // hyphen is for what CGI makes of a header's name, for which, by some servers, all that is
 // neither letter nor digit is an underscore.
@@ -353,6 +374,7 @@ func (x *exchange) Write(p []byte) (int, error) {
 // still read when the handler has returned.
 type requestBody struct {
 	io.ReadCloser
+	of      *http.Request
 	control *http.ResponseController
 	limit   time.Duration
 	rate    int64         // bytes a second; 0: only limit holds
@@ -374,6 +396,7 @@ func (b *requestBody) Read(p []byte) (int, error) {
 	case err == io.EOF:
 		// Or the server's own read, which looks for the client's end, would time out.
 		_ = b.control.SetReadDeadline(time.Time{})
+		dropTrailers(b.of.Trailer) // with them came also some that were not announced
 	case err != nil:
 		b.err.Store(&err)
 	}

@@ -165,7 +165,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if p.cfg.MaxBody > 0 {
 			r.Body = http.MaxBytesReader(w, r.Body, p.cfg.MaxBody)
 		}
-		body = &requestBody{ReadCloser: r.Body, control: http.NewResponseController(w), limit: rules.policy.Timeouts.Body, rate: c.MinBodyRate}
+		body = &requestBody{ReadCloser: r.Body, of: r, control: http.NewResponseController(w), limit: rules.policy.Timeouts.Body, rate: c.MinBodyRate}
 		r.Body = body
 		body.limitNext(time.Now()) // what is refused unread, net/http reads
 	}

@@ -259,6 +259,10 @@ func TestProtocol(t *testing.T) {
 			fmt.Fprintf(w, "%s %s", body, r.Trailer.Get("X-Up"))
 			w.Header().Set("X-Announced", "a")
 			w.Header().Set(http.TrailerPrefix+"X-Sudden", "s")
+		case "/trailers":
+			announced := fmt.Sprint(r.Trailer)
+			_, _ = io.Copy(io.Discard, r.Body)
+			fmt.Fprint(w, announced, " ", r.Trailer)
 		case "/continue":
 			body, _ := io.ReadAll(r.Body)
 			fmt.Fprintf(w, "%s", body)
@@ -297,6 +301,19 @@ func TestProtocol(t *testing.T) {
 		res, body := answer(t, r)
 		if body != "hi u" || res.Trailer.Get("X-Announced") != "a" || res.Trailer.Get("X-Sudden") != "s" {
 			t.Errorf("%q, %v", body, res.Trailer)
+		}
+	})
+	t.Run("forged trailers", func(t *testing.T) {
+		for _, peers := range []string{"", `trusted_peers = ["127.0.0.0/8"]`} { // who may pass on what its clients say
+			g := serve(t, one(url, peers), nil)
+			for _, announced := range []string{"X-Up", "X-Up, X-Forwarded-For, X_Real.IP, SRTM-Class, Forwarded, Authorization, Host"} {
+				c, r := g.dial(t)
+				write(t, c, "POST /trailers HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nTrailer: "+announced+"\r\n\r\n2\r\nhi\r\n0\r\nX-Up: u\r\nX-Forwarded-For: 192.0.2.1\r\n"+
+					"x-forwarded-tls-client-cert: x\r\nX_Real.IP: 192.0.2.1\r\nSRTM-Class: paid\r\nForwarded: for=192.0.2.1\r\nAuthorization: Bearer x\r\nHost: b\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n")
+				if _, body := answer(t, r); body != "map[X-Up:[]] map[X-Up:[u]]" {
+					t.Errorf("%q, announced %q: %s", peers, announced, body)
+				}
+			}
 		}
 	})
 	t.Run("100-continue", func(t *testing.T) {
