@@ -129,18 +129,30 @@ func (p *Policy) CostOf(urlPath string) []float64 {
 // it could be of one class here and another's there: /paid/..;/free is below /paid/, but
 // Tomcat, which drops what follows a semicolon, serves /free, and so does IIS, for which
 // a backslash is a slash, with /paid/..\free. An empty element counts for ".." with some
-// and not with others, as does an encoded slash. Browsers resolve dots before they send.
+// and not with others, as does an encoded slash. Above the root there is nothing, or, where
+// a server's URL has a path, something else: at http://a/app, /../app/paid is what is
+// /paid here. Browsers resolve dots before they send.
 //
 // Not ambiguous is what has no such element: classes are matched by the bytes that come,
 // in their case, decoded once. A server that ignores case, drops parameters (/report;x/),
 // takes a backslash for a slash, or decodes twice serves more paths as /report/ than are
 // of the class of /report/; Classify is no access control for it.
 func Ambiguous(u *url.URL) bool {
-	if !strings.ContainsAny(u.Path, `;\`) && !strings.Contains(u.Path, "//") && !strings.Contains(strings.ToLower(u.RawPath), "%2f") {
+	differ := strings.ContainsAny(u.Path, `;\`) || strings.Contains(u.Path, "//") || strings.Contains(strings.ToLower(u.RawPath), "%2f")
+	if !differ && !strings.Contains(u.Path, "/..") {
 		return false
 	}
+	depth := 0
 	for element := range strings.FieldsFuncSeq(u.Path, func(c rune) bool { return c == '/' || c == '\\' }) {
-		if name, _, _ := strings.Cut(element, ";"); name == "." || name == ".." {
+		switch name, _, _ := strings.Cut(element, ";"); name {
+		default:
+			depth++
+			continue
+		case "..":
+			depth--
+		case ".":
+		}
+		if differ || depth < 0 {
 			return true
 		}
 	}

@@ -225,6 +225,15 @@ func TestAmbiguousPaths(t *testing.T) {
 		"/paid//../../free":        true,
 		"/free%2f..%2fpaid/":       true, // one element, strictly
 		"/free%2F../paid/":         true,
+		"/../app/paid":             true, // /app/paid, or below a server's own /app: /app/../app/paid
+		"/%2e%2e/app/paid":         true,
+		"/%2E./app/paid":           true,
+		"/x/../../app/paid":        true,
+		"/./../app/paid":           true,
+		"/..":                      true,
+		"http://a/../app/paid":     true,
+		"/x/y/../../paid":          false,
+		"/..x/...":                 false,
 		"/":                        false,
 		"/paid/../free":            false, // it is of the class of /free
 		"/paid/%2e%2e/free":        false,

@@ -179,9 +179,9 @@ func TestFaultyServers(t *testing.T) {
 // What a lenient server would serve as another class' does not get to one.
 func TestAmbiguousPathIsRefused(t *testing.T) {
 	url := backend(t, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.RequestURI) })
-	g := serve(t, "[[class]]\nname = \"paid\"\nmatch = [{ path = \"/paid/\" }]\n"+fmt.Sprintf("[[server]]\nurl = %q", url), nil)
-	for path, want := range map[string]int{"/paid/..;/free": 400, "/paid/..%5cfree": 400, "/paid/..\\free": 400, "/paid/x;y=1": 200, "/paid/../free": 200} {
-		if res, body := g.get(t, path); res.StatusCode != want || want == 200 && body != path {
+	g := serve(t, "[[class]]\nname = \"paid\"\nmatch = [{ path = \"/paid/\" }]\n"+fmt.Sprintf("[[server]]\nurl = %q", url+"/app"), nil)
+	for path, want := range map[string]int{"/../app/paid/x": 400, "/x/%2e%2e/../app/paid/x": 400, "/paid/..;/free": 400, "/paid/..%5cfree": 400, "/paid/..\\free": 400, "/paid/x;y=1": 200, "/paid/../free": 200} {
+		if res, body := g.get(t, path); res.StatusCode != want || want == 200 && body != "/app"+path {
 			t.Errorf("%s: %s %q", path, res.Status, body)
 		}
 	}
