@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,6 +16,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/client/fake"
+	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
 
@@ -183,6 +186,82 @@ func TestStreamsThatEndAtOnceAreOpenedLess(t *testing.T) {
 		testkit.ErrorIs(t, err, context.DeadlineExceeded)
 		if conn.streams > 100 {
 			t.Errorf("%d streams in a minute", conn.streams)
+		}
+	})
+}
+
+// placing says of a publisher, in its n-th stream, that its epoch is n.
+type placing struct {
+	srtmv1.UnimplementedPlacementServiceServer
+	streams atomic.Uint64
+}
+
+func (p *placing) Watch(_ *srtmv1.WatchRequest, to grpc.ServerStreamingServer[srtmv1.WatchResponse]) error {
+	err := to.Send(&srtmv1.WatchResponse{Assignments: []*srtmv1.Assignment{{Epoch: p.streams.Add(1)}}})
+	<-to.Context().Done()
+	return err
+}
+
+// losable is a connection whose other end is out of reach once it is lost, which nothing says.
+type losable struct {
+	net.Conn
+	lost   *atomic.Bool
+	closed context.Context
+	close  context.CancelFunc
+}
+
+func (l losable) Read(b []byte) (int, error) {
+	n, err := l.Conn.Read(b)
+	if l.lost.Load() {
+		<-l.closed.Done()
+		return 0, net.ErrClosed
+	}
+	return n, err
+}
+
+func (l losable) Write(b []byte) (int, error) {
+	if l.lost.Load() {
+		return len(b), nil
+	}
+	return l.Conn.Write(b)
+}
+
+func (l losable) Close() error {
+	l.close()
+	return l.Conn.Close()
+}
+
+// A loaddistributor whose host is gone answers nothing, and refuses nothing.
+func TestALoaddistributorThatIsOutOfReachIsLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ln := testkit.NewPiped()
+		server := grpc.NewServer(bidi.ServerOptions()...)
+		srtmv1.RegisterPlacementServiceServer(server, &placing{})
+		testkit.ServeOn(t, ln, server)
+		var lost atomic.Bool // the first connection
+		firstly := &lost
+		c := testkit.Result(New(Config{Address: "passthrough:server", DialOptions: []grpc.DialOption{
+			grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
+				mine, theirs := net.Pipe()
+				ln.Conns <- theirs
+				closed, end := context.WithCancel(context.Background())
+				conn := losable{mine, firstly, closed, end}
+				firstly = &atomic.Bool{}
+				return conn, nil
+			}),
+		}})).Must(t)
+		defer c.conn.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		began, epoch := time.Now(), uint64(0)
+		err := Follow(ctx, c.conn, "t", nil, func(told []*srtmv1.Assignment) {
+			if epoch = told[0].Epoch; epoch == 2 {
+				cancel()
+			}
+			lost.Store(true)
+		})
+		if took := time.Since(began); epoch != 2 || took > 20*time.Second {
+			t.Errorf("after %v it is told of epoch %d: %v", took, epoch, err)
 		}
 	})
 }

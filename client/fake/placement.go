@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/bidi"
 )
 
 // Placement is a loaddistributor as publishers see it. Its methods are safe for
@@ -52,7 +53,7 @@ func NewPlacementAt(address string) (*Placement, error) {
 	if err != nil {
 		return nil, fmt.Errorf("placement: %w", err)
 	}
-	p := &Placement{ln: ln, srv: grpc.NewServer()}
+	p := &Placement{ln: ln, srv: grpc.NewServer(bidi.ServerOptions()...)}
 	p.mu.topics = map[string]*placed{}
 	srtmv1.RegisterPlacementServiceServer(p.srv, p)
 	p.all.Go(func() {

@@ -22,9 +22,16 @@ import (
 func Split(list string) []string { return strings.Split(list, ",") }
 
 // Dial returns a connection to one of the addresses, which looks for another
-// when it breaks. It connects when it is first needed.
+// when it breaks, and, during a call, when the server's host is gone. It connects
+// when it is first needed.
 func Dial(list string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
-	options = append([]grpc.DialOption{bidi.Receive()}, options...)
+	options = append([]grpc.DialOption{
+		bidi.Receive(),
+		// Ten seconds is the minimum that gRPC allows a client. Who sends notices a dead host
+		// sooner: with keepalive set, gRPC gives up a connection whose bytes stay
+		// unacknowledged for Timeout.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
+	}, options...)
 	all := Split(list)
 	if len(all) == 1 {
 		return grpc.NewClient(list, options...)
@@ -52,10 +59,6 @@ func Keep(list string, wait time.Duration, options ...grpc.DialOption) (*grpc.Cl
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: wait},
 			MinConnectTimeout: min(wait, 2*time.Second),
 		}),
-		// Ten seconds is the minimum that gRPC allows a client. Who sends notices a dead host
-		// sooner: with keepalive set, gRPC gives up a connection whose bytes stay
-		// unacknowledged for Timeout.
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
 	}, options...)...)
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/secure"
+	"github.com/srtm-io/srtm/internal/targets"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/tools/iotpub/greedy"
 )
@@ -114,7 +115,7 @@ func (r *greedyRun) run(ctx context.Context) (_ *greedyReport, err error) {
 		if err != nil {
 			return nil, err
 		}
-		conn, err := grpc.NewClient(r.loaddistributor, options...)
+		conn, err := targets.Dial(r.loaddistributor, options...)
 		if err != nil {
 			return nil, err
 		}

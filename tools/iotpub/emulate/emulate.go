@@ -15,8 +15,6 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
-
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/internal/clock"
@@ -24,6 +22,7 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
+	"github.com/srtm-io/srtm/internal/targets"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/tools/iotpub/fleet"
 	"github.com/srtm-io/srtm/tools/iotpub/load"
@@ -324,7 +323,7 @@ func (r *run) follow(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	conn, err := grpc.NewClient(r.cfg.Loaddistributor, options...)
+	conn, err := targets.Dial(r.cfg.Loaddistributor, options...)
 	if err != nil {
 		return err
 	}
