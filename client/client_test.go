@@ -242,6 +242,17 @@ var _ = Describe("a publisher", func() {
 		Expect(p.Publish(ctx, []byte("yes"))).To(Succeed())
 	})
 
+	It("does not send what every broker hangs up for", func() {
+		p := open("p")
+		Expect(p.Publish(ctx, nil)).To(MatchError("client: not sent: the message is empty"))
+		Expect(p.DeferredPublish(ctx, time.Second, []byte{})).To(MatchError("client: not sent: the message is empty"))
+		Expect(p.DeferredPublish(ctx, -1, []byte("x"))).To(MatchError("client: not sent: deferred by -1ns"))
+		Expect(p.MultiPublish(ctx, [][]byte{[]byte("x"), nil})).To(MatchError("client: not sent: message 2 of 2 is empty"))
+		Expect(p.MultiPublish(ctx, nil)).To(MatchError("client: not sent: there is no message"))
+		Expect(p.Publish(ctx, []byte("1"))).To(Succeed())
+		Expect(read()).To(Equal([]string{"a:1"}))
+	})
+
 	It("connects again after a fatal refusal", func() {
 		a.Refuse(func(_ string, body []byte) *wire.Error {
 			if string(body) == "no" {

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -23,7 +24,7 @@ type Pending struct {
 // publishes as Config.MaxOutstanding are unanswered, while there is no broker, or, with
 // PacingWait, for its turn. ctx is that of the whole publish.
 func (p *Publisher) BeginPublish(ctx context.Context, body []byte) Pending {
-	return p.begin(ctx, 1, nsq.Publish(p.topic, slices.Clone(body)))
+	return p.begin(ctx, nsq.Publish(p.topic, slices.Clone(body)), body)
 }
 
 // BeginMultiPublish is the same of MultiPublish.
@@ -32,25 +33,37 @@ func (p *Publisher) BeginMultiPublish(ctx context.Context, bodies [][]byte) Pend
 	if err != nil {
 		return Pending{err: fmt.Errorf("client: %w", err)}
 	}
-	return p.begin(ctx, len(bodies), cmd)
+	return p.begin(ctx, cmd, bodies...)
 }
 
 // BeginDeferredPublish is the same of DeferredPublish.
 func (p *Publisher) BeginDeferredPublish(ctx context.Context, delay time.Duration, body []byte) Pending {
-	return p.begin(ctx, 1, nsq.DeferredPublish(p.topic, delay, slices.Clone(body)))
+	if delay < 0 {
+		return Pending{err: fmt.Errorf("client: not sent: deferred by %v", delay)}
+	}
+	return p.begin(ctx, nsq.DeferredPublish(p.topic, delay, slices.Clone(body)), body)
 }
 
-// begin hands a command of n messages to run.
-func (p *Publisher) begin(ctx context.Context, n int, cmd *nsq.Command) Pending {
+// begin hands the command of these messages to run, unless a broker would hang up for it, on
+// all whose publishes are under way.
+func (p *Publisher) begin(ctx context.Context, cmd *nsq.Command, bodies ...[]byte) Pending {
 	select {
 	case <-p.closing:
 		return Pending{err: fmt.Errorf("client: %w", ErrClosed)}
 	default:
 	}
+	switch i := slices.IndexFunc(bodies, func(b []byte) bool { return len(b) == 0 }); {
+	case len(bodies) == 0:
+		return Pending{err: errors.New("client: not sent: there is no message")}
+	case i >= 0 && len(bodies) == 1:
+		return Pending{err: errors.New("client: not sent: the message is empty")}
+	case i >= 0:
+		return Pending{err: fmt.Errorf("client: not sent: message %d of %d is empty", i+1, len(bodies))}
+	}
 	if err := ctx.Err(); err != nil {
 		return Pending{err: fmt.Errorf("client: not sent: %w", err)}
 	}
-	if err := p.pacer.wait(ctx, n, p.closing); err != nil {
+	if err := p.pacer.wait(ctx, len(bodies), p.closing); err != nil {
 		return Pending{err: err}
 	}
 	r := &request{cmd: cmd, done: make(chan error, 1)}

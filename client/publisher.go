@@ -96,19 +96,20 @@ func newPublisher(c *Client, topic, id string) *Publisher {
 
 func (p *Publisher) start() { go p.run() }
 
-// Publish sends one message and waits for the broker to accept it. The package
-// comment says what the error means. body is copied.
+// Publish sends one message, which must not be empty, and waits for the broker to
+// accept it. The package comment says what the error means. body is copied.
 func (p *Publisher) Publish(ctx context.Context, body []byte) error {
 	return p.BeginPublish(ctx, body).Wait()
 }
 
-// MultiPublish sends messages that are accepted all or none.
+// MultiPublish sends messages, at least one and none of them empty, that are accepted all
+// or none.
 func (p *Publisher) MultiPublish(ctx context.Context, bodies [][]byte) error {
 	return p.BeginMultiPublish(ctx, bodies).Wait()
 }
 
 // DeferredPublish sends a message that is delivered after the delay, which
-// counts in whole milliseconds.
+// counts in whole milliseconds and must not be negative.
 func (p *Publisher) DeferredPublish(ctx context.Context, delay time.Duration, body []byte) error {
 	return p.BeginDeferredPublish(ctx, delay, body).Wait()
 }
