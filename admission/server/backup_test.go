@@ -10,6 +10,7 @@ import (
 	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/admission/server"
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // backup copies a store, and returns what puts it back to that while servers go on.
@@ -87,4 +88,48 @@ func TestTheStoreIsPutBack(t *testing.T) {
 			holds(want)
 		})
 	}
+}
+
+// A copy that is younger than the last renewal is noticed as well, with the first that is written
+// after the store was put back, if that is the last: a strict key is not admitted again what it was since.
+func TestTheStoreIsPutBackToAYoungCopy(t *testing.T) {
+	for _, writes := range []bool{true, false} {
+		b := newBench(t, rule.Rule{Key: "key", Share: tokenbucket.Share{Rate: 1, Burst: 10}, Strict: true}, rule.Rule{Key: "other", Share: share(1, 5)})
+		b.cfg.Checkpoint = 20 * time.Millisecond
+		s, stop := b.start()
+		c := b.client(s)
+		holds := func(want tokenbucket.Tokens) {
+			t.Helper()
+			testkit.WaitFor(t, "the credits are saved", func() bool {
+				return testkit.Result(b.store.Credits(t.Context(), []string{"key"})).Must(t)["key"].Credits == want*tokenbucket.Token
+			})
+		}
+		sure(t, c, "key", 3)
+		holds(7)
+		restore := b.backup()
+		sure(t, c, "key", 4)
+		holds(3)
+		restore()
+		if writes {
+			sure(t, c, "other", 1)
+			testkit.WaitFor(t, "the server begins anew", func() bool {
+				all, _, err := b.store.Owners(t.Context())
+				return err == nil && all[0].Epoch == 2
+			})
+		}
+		stop()
+		s, _ = b.start()
+		b.clock.pass(10 * time.Second)
+		testkit.Equal(t, sure(t, b.client(s), "key", 1).Admit, false, "writes %v: admitted more than the capacity", writes)
+	}
+}
+
+// An edit that a server follows is not in a copy from before, which is noticed, too.
+func TestAnEditThatIsFollowedIsABeat(t *testing.T) {
+	b := newBench(t)
+	link := &cable{Store: b.store}
+	b.cfg.Store, b.cfg.Poll = link, 20*time.Millisecond
+	b.start()
+	b.set(rule.Rule{Key: "key", Share: share(1, 5)})
+	testkit.WaitFor(t, "a renewal", func() bool { return link.renewals.Load() > 0 })
 }

@@ -100,10 +100,17 @@ func (m *memory) Changes(_ context.Context, after uint64, n int) ([]store.Change
 
 func (m *memory) mine(me store.Member) bool {
 	is, ok := m.members[me.Address]
-	return ok && is.Instance == me.Instance
+	return ok && is.Instance == me.Instance && is.Beat >= me.Beat
+}
+
+func (m *memory) beat(me store.Member) {
+	is := m.members[me.Address]
+	is.Beat++
+	m.members[me.Address] = is
 }
 
 func (m *memory) save(me store.Member, credits []table.Credit) {
+	m.beat(me)
 	for _, c := range credits {
 		c.At = millis(c.At)
 		m.at[me.Address] = max(m.at[me.Address], c.At)
@@ -188,8 +195,8 @@ func (m *memory) Renew(_ context.Context, me store.Member) (members []store.Memb
 	if !m.mine(me) {
 		return nil, 0, store.ErrFenced
 	}
+	m.beat(me)
 	is := m.members[me.Address]
-	is.Beat++
 	is.Follower = me.Follower
 	m.members[me.Address] = is
 	members, _ = m.Members(context.Background())
@@ -212,6 +219,7 @@ func (m *memory) Claim(_ context.Context, me, from, follower store.Member, wall 
 		return 0, store.ErrMoved
 	}
 	m.number++
+	m.beat(me)
 	at, lost := m.time(wall), time.Duration(0)
 	if there {
 		lost = at

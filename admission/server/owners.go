@@ -66,6 +66,7 @@ func (s *Server) join(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	s.me.Beat = 1
 	s.advance(floor)
 	s.sure.Store(int64(boot.Add(strictOver)))
 	if err := s.readDefaults(ctx); err != nil {
@@ -103,7 +104,7 @@ func (s *Server) tendOnce(ctx context.Context) error {
 func (s *Server) rejoin(ctx context.Context) error {
 	before := s.owners.Load()
 	s.owners.Store(&owners{instance: before.instance, all: before.all})
-	s.me.Instance, s.me.Beat = newInstance(), 0
+	s.me.Instance = newInstance()
 	ctx, cancel := context.WithTimeout(ctx, storeDeadline)
 	defer cancel()
 	err := s.join(ctx)
@@ -212,6 +213,7 @@ func (s *Server) claim(ctx context.Context, silent []replaced, now table.Now) (c
 		if err != nil {
 			return claimed, err
 		}
+		s.me.Beat++
 		s.advance(floor)
 		s.cfg.Log.Warn("took over the partitions of a silent server", "server", r.owner.Address, "left", r.owner.Instance == 0)
 		claimed = true
@@ -291,6 +293,7 @@ func (s *Server) handOver(ctx context.Context, members []store.Member) error {
 		s.atOnce = max(1, s.atOnce/2)
 		return err // with the next renewal the store says whose they are
 	}
+	s.me.Beat++
 	s.atOnce = min(movedAtOnce, 2*s.atOnce)
 	s.cfg.Log.Info("partitions moved", "to", to, "partitions", len(moving), "keys", len(credits))
 	s.wakeUp() // there may be more

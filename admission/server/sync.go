@@ -81,7 +81,9 @@ func (s *Server) poll(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		s.followEdits(changes)
+		if s.followEdits(changes); len(changes) > 0 {
+			s.wakeUp() // a beat, so that to a copy from before them the store cannot be put back unnoticed
+		}
 		if len(changes) < changesAtOnce {
 			s.polled.Store(int64(s.cfg.Now().Mono))
 			return nil
@@ -197,7 +199,10 @@ func (s *Server) save(ctx context.Context, t *owners, credits []table.Credit) er
 	err := s.cfg.Store.SaveCredits(ctx, s.me, t.number, credits)
 	switch {
 	case err == nil:
+		s.me.Beat++
 		s.batch = min(creditsAtOnce, 2*s.batch)
+	case errors.Is(err, store.ErrFenced):
+		s.wakeUp()
 	case errors.Is(err, store.ErrMoved):
 		return cmp.Or(s.readOwners(ctx), err)
 	default:

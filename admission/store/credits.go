@@ -33,15 +33,14 @@ func millis(d time.Duration) int64 {
 	return int64((d + time.Millisecond - 1) / time.Millisecond)
 }
 
-// save holds a lock on the server's row to the end, so that a server whose partitions
-// another one takes writes before that or not at all.
+// save begins with a beat, whose lock is held to the end: a server whose partitions another
+// one takes writes before that or not at all.
 func (t *tx) save(me Member, credits []table.Credit) {
 	var at time.Duration
 	for _, c := range credits {
 		at = max(at, c.At)
 	}
-	t.must(ErrFenced, `UPDATE servers SET at_ms = CASE WHEN at_ms > $1 THEN at_ms ELSE $1 END WHERE address = $2 AND instance = $3`,
-		millis(at), me.Address, me.Instance)
+	t.beat(me, at)
 	for some := range slices.Chunk(credits, rowsAtOnce) {
 		var rows strings.Builder
 		var args []any

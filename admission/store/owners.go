@@ -10,8 +10,10 @@ import (
 	"github.com/srtm-io/srtm/admission/table"
 )
 
-// Member is a server at work, or one that was killed. Its beat grows while it lives:
-// others judge that by their own clocks, so that no two clocks are compared.
+// Member is a server at work, or one that was killed. Its beat grows while it lives, by one with all
+// that it writes: others judge that by their own clocks, so that no two clocks are compared. A store
+// that has an earlier beat than the server knows of was put back to a copy of it: numbers of edits and of
+// owners mean others there, and nothing is written.
 type Member struct {
 	Address        string
 	Instance, Beat int64  // Instance: of the process; 0 where a server has stopped
@@ -47,6 +49,12 @@ var (
 	// ErrNoServer says that no server has that address.
 	ErrNoServer = errors.New("no such server")
 )
+
+// beat is of a server's write, of what it held up to a time.
+func (t *tx) beat(me Member, at time.Duration) {
+	t.must(ErrFenced, `UPDATE servers SET beat = beat + 1, at_ms = CASE WHEN at_ms > $1 THEN at_ms ELSE $1 END
+		WHERE address = $2 AND instance = $3 AND beat >= $4`, millis(at), me.Address, me.Instance, me.Beat)
+}
 
 // own changes owners: one transaction at a time.
 func (s *Store) own(ctx context.Context, f func(t *tx)) error {
@@ -98,9 +106,7 @@ func (s *Store) Join(ctx context.Context, me Member, wall func() time.Duration) 
 }
 
 // Renew says that a server lives and who follows it, and returns who is a member and
-// a number that changes with the owners. me has the beat that the server knows of. A store that
-// has an earlier one was put back to a copy of it: numbers of edits and of owners mean others
-// there. Error: ErrFenced.
+// a number that changes with the owners. Error: ErrFenced.
 func (s *Store) Renew(ctx context.Context, me Member) (members []Member, owners uint64, err error) {
 	result, err := s.db.ExecContext(ctx, `UPDATE servers SET beat = beat + 1, follower = $1 WHERE address = $2 AND instance = $3 AND beat >= $4`, me.Follower, me.Address, me.Instance, me.Beat)
 	if err != nil {
@@ -127,7 +133,8 @@ func (s *Store) Members(ctx context.Context) ([]Member, error) {
 func (s *Store) Leave(ctx context.Context, me Member) error {
 	return s.own(ctx, func(t *tx) {
 		t.latest(0)
-		t.must(ErrFenced, `DELETE FROM servers WHERE address = $1 AND instance = $2`, me.Address, me.Instance)
+		t.beat(me, 0)
+		t.do(`DELETE FROM servers WHERE address = $1`, me.Address)
 	})
 }
 
@@ -138,7 +145,7 @@ func (s *Store) Leave(ctx context.Context, me Member) error {
 func (s *Store) Claim(ctx context.Context, me, from, follower Member, wall time.Duration) (time.Duration, error) {
 	var at int64
 	err := s.own(ctx, func(t *tx) {
-		t.must(ErrFenced, `UPDATE servers SET at_ms = at_ms WHERE address = $1 AND instance = $2`, me.Address, me.Instance)
+		t.beat(me, 0)
 		at = t.latest(wall)
 		if follower.Instance != 0 { // which renews before this or sees it
 			t.must(ErrMoved, `UPDATE servers SET at_ms = at_ms WHERE instance = $1 AND beat = $2`, follower.Instance, follower.Beat)

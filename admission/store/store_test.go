@@ -222,7 +222,7 @@ func owners(t *testing.T, database string) {
 		t.Errorf("%+v, %v", all[:11], err)
 	}
 	members, is, err := s.Renew(ctx, b)
-	if err != nil || is != number || fmt.Sprint(members) != "[{b 3 2  0}]" {
+	if err != nil || is != number || fmt.Sprint(members) != "[{b 3 6  0}]" {
 		t.Errorf("%v, %d, want %d, %v", members, is, number, err)
 	}
 	testkit.Result(s.LastChange(ctx)).Equal(t, before, "no rule was edited, and the last change")
