@@ -25,6 +25,7 @@ type leases struct {
 	ctx    context.Context // of those that are renewed
 	stop   func()
 	asking sync.WaitGroup // for them
+	now    func() mono.Time
 
 	mu    sync.RWMutex
 	byKey map[string]*Lease
@@ -32,7 +33,7 @@ type leases struct {
 
 func (l *leases) init() {
 	l.ctx, l.stop = context.WithCancel(context.Background())
-	l.byKey = make(map[string]*Lease)
+	l.byKey, l.now = make(map[string]*Lease), clock.Mono
 }
 
 // end returns when nothing is renewed any more.
@@ -116,7 +117,7 @@ func (l *Lease) failsOpen() bool {
 func (l *Lease) Admit(cost uint32) Decision {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	now := clock.Mono()
+	now := l.client.leases.now()
 	l.used = now
 	if !l.asking {
 		l.asking = l.client.leases.start(l)
@@ -124,7 +125,7 @@ func (l *Lease) Admit(cost uint32) Decision {
 	admit, held, retry := l.part.Admit(int64(cost), now)
 	d := Decision{Admit: admit, Leased: true}
 	switch {
-	case !held:
+	case !held || !l.part.Holds(l.client.leases.now()): // the process may have stood still meanwhile
 		d.Unanswered, d.Admit = true, l.flags&wire.FailOpen != 0
 	case admit:
 		d.Left = l.part.Left(now)

@@ -7,8 +7,10 @@ import (
 	"testing"
 
 	"github.com/srtm-io/srtm/admission/client"
+	"github.com/srtm-io/srtm/admission/lease"
 	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -104,6 +106,26 @@ func TestLease(t *testing.T) {
 		testkit.Equal(t, testing.AllocsPerRun(1000, func() { l.Admit(1) }), 0, "allocations to admit")
 		testkit.Equal(t, testing.AllocsPerRun(1000, func() { c.Decide(ctx, "much", 1) }), 0, "allocations to decide")
 	})
+}
+
+// A process that stands still in the middle of a decision until its lease is over, when others may
+// have what it held, admits nothing by it.
+func TestAProcessStandsStill(t *testing.T) {
+	c := dial(t, client.Config{Servers: []string{serve(t, leased("key", 100, 100)).String()}})
+	var still atomic.Bool
+	c.SetClock(func() mono.Time {
+		now := clock.Mono()
+		if still.Load() {
+			c.SetClock(func() mono.Time { return now.Add(lease.Length) })
+		}
+		return now
+	})
+	l := c.Lease("key")
+	testkit.WaitFor(t, "a lease", func() bool { return l.Admit(1).Admit })
+	still.Store(true)
+	if d := l.Admit(1); d.Admit || !d.Unanswered {
+		t.Errorf("%+v", d)
+	}
 }
 
 func TestNothingIsHeldWithoutAnOwner(t *testing.T) {

@@ -28,11 +28,15 @@ func NewPart(name string, id uint64) *Part {
 	return p
 }
 
+// Holds reports whether what Take was given has not ended: what Admit said counts only if that is
+// so when it is told.
+func (p *Part) Holds(now mono.Time) bool { return now.Before(p.until) }
+
 // Admit decides by what is held; held is false if that is nothing, or less than n at any
 // time. Requires: as of tokenbucket.Bucket.Admit, and n at most 2^32-1.
 func (p *Part) Admit(n int64, now mono.Time) (admit, held bool, retry time.Duration) {
 	p.offered += uint64(n)
-	if !now.Before(p.until) || n > p.bucket.Share().Burst {
+	if !p.Holds(now) || n > p.bucket.Share().Burst {
 		return false, false, 0
 	}
 	admit, retry = p.bucket.Admit(n, now)

@@ -107,6 +107,9 @@ func (s *Server) decideLent(key []byte, cost int64, peek bool, v *table.Verdict)
 	}
 	never := v.Denied && v.Retry == math.MaxInt64
 	admit, left, retry := k.Admit(cost, s.cfg.Now().Mono, peek)
+	if !s.alone() { // any more: what was waited for, or the process stood still
+		admit, v.Unsure, retry = false, true, time.Second
+	}
 	if v.Admit, v.Denied, v.Left = admit || v.Shadow, !admit, left; !never {
 		v.Retry = retry
 	}

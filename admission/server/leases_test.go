@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"net"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -132,6 +133,29 @@ func (d *division) live(t time.Duration, asking ...int) (sum []int) {
 		d.server.LookAtLeases(d.t.Context())
 	}
 	return sum
+}
+
+// An owner that stands still in the middle of a decision until another may decide for the key admits
+// nothing by what it had left of it.
+func TestAnOwnerStandsStill(t *testing.T) {
+	d := divide(t, 1, 60)
+	var still, stood atomic.Bool
+	d.cfg.Renew = time.Hour
+	d.cfg.Boot = func() mono.Time {
+		now := d.now()
+		if stood.Load() {
+			now = now.Add(time.Minute)
+		}
+		stood.Store(still.Load())
+		return now
+	}
+	d.begin()
+	c := d.of(d.server)
+	sure(t, c, "key", 1)
+	d.ask(d.server, 0)
+	testkit.Equal(t, sure(t, c, "key", 1).Admit, true, "admitted before")
+	still.Store(true)
+	testkit.Equal(t, sure(t, c, "key", 1), client.Decision{Leased: true, RetryAfter: time.Second})
 }
 
 func TestLeases(t *testing.T) {
