@@ -5,5 +5,8 @@ import "context"
 // LookAtLeases does what is otherwise done every 200 ms.
 func (s *Server) LookAtLeases(ctx context.Context) { s.tendLeases(ctx) }
 
+// Checkpoint does what is otherwise done every Config.Checkpoint.
+func (s *Server) Checkpoint(ctx context.Context) { s.keep(ctx) }
+
 // FollowRules does what is otherwise done every Config.Poll.
 func (s *Server) FollowRules(ctx context.Context) error { return s.poll(ctx) }

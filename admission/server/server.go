@@ -129,7 +129,8 @@ type Server struct {
 	saved      atomic.Int64  // the same for check-points
 	savedTo    atomic.Int64  // wall clock, ms: what changed before is in the store
 	replicated atomic.Int64  // mono.Time: what changed before is with the follower, if there is one
-	swept      string        // the last key that sweep looked at; keep's
+	swept      string        // the last key that sweep looked at; keep's, as what follows
+	unswept    int           // how many keys it is to look at
 	batch      int           // credits of the next batch; guarded by saving
 	lookups    lookups
 	leases     leases

@@ -291,8 +291,7 @@ func TestOneName(t *testing.T) {
 	}
 }
 
-// What is full in the store is forgotten there, whatever else there is; not of a strict
-// key.
+// What is full in the store is forgotten there, whatever else there is.
 func TestFullKeysAreForgotten(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "d/*", Share: share(10, 1)}, rule.Rule{Key: "own", Share: share(10, 10)},
 		rule.Rule{Key: "slow", Share: tokenbucket.Share{Rate: 1, Burst: 1}}, rule.Rule{Key: "strict", Share: share(10, 10), Strict: true})
@@ -317,12 +316,37 @@ func TestFullKeysAreForgotten(t *testing.T) {
 	}
 	testkit.WaitFor(t, "all are saved", func() bool { return len(saved()) == len(keys) })
 	b.clock.pass(time.Second)
-	testkit.WaitFor(t, "those that are full are forgotten", func() bool { return len(saved()) == 2 })
-	testkit.EqualSlices(t, saved(), []string{"slow", "strict"}, "left")
+	testkit.WaitFor(t, "those that are full are forgotten", func() bool { return len(saved()) == 1 })
+	testkit.EqualSlices(t, saved(), []string{"slow"}, "left")
 	if d := sure(t, c, "own", 10); !d.Admit {
 		t.Errorf("%+v", d)
 	}
-	testkit.WaitFor(t, "what is no longer full is saved again", func() bool { return len(saved()) == 3 })
+	testkit.WaitFor(t, "what is no longer full is saved again", func() bool { return len(saved()) == 2 })
+}
+
+// However many keys are new with each check-point, the store has no more than those that are not full
+// and some.
+func TestTheStoreDoesNotGrowForEver(t *testing.T) {
+	const keys = 2000
+	b := newBench(t, rule.Rule{Key: "*", Share: share(1, 1), Strict: true})
+	s, _ := b.start()
+	c := b.client(s)
+	for round := range 5 {
+		var asking sync.WaitGroup
+		for i := range 50 {
+			asking.Go(func() {
+				for k := range keys / 50 {
+					c.Ask(t.Context(), fmt.Sprint(round, "/", i, "/", k), 1)
+				}
+			})
+		}
+		asking.Wait()
+		s.Checkpoint(t.Context())
+		b.clock.pass(time.Second)
+	}
+	if left := len(testkit.Result(b.store.Saved(t.Context(), "", 5*keys)).Must(t)); left > 2*keys {
+		t.Errorf("the store has %d keys", left)
+	}
 }
 
 func TestNoRoom(t *testing.T) {

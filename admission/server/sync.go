@@ -127,17 +127,32 @@ func (s *Server) keep(ctx context.Context) {
 	if err := s.checkpoint(ctx, storeDeadline); err != nil && ctx.Err() == nil {
 		s.metrics.saveErrors.Inc()
 		s.cfg.Log.Warn("a check-point failed; trying again with the next", "err", err)
-	} else if err := s.sweep(ctx); err != nil && ctx.Err() == nil {
+	} else if err := s.sweepAll(ctx); err != nil && ctx.Err() == nil {
 		s.cfg.Log.Warn("keys that are full could not be forgotten", "err", err)
 	}
 }
 
-// sweep forgets the credits of keys that are full, of the next some in the store: a key
-// that was never saved is full, too. Those of strict keys stay, for without them a
-// new owner begins empty.
-func (s *Server) sweep(ctx context.Context) error {
+// sweepAll looks at two keys in the store for each that was saved, and at some if none was, so that
+// the store does not grow for ever.
+func (s *Server) sweepAll(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, storeDeadline)
 	defer cancel()
+	for {
+		if err := s.sweep(ctx); err != nil {
+			return err
+		}
+		if s.swept == "" {
+			s.unswept = 0
+		}
+		if s.unswept <= 0 {
+			return nil
+		}
+	}
+}
+
+// sweep forgets the credits of keys that are full, of the next some in the store: a key
+// that was never saved is full, too, or a strict one as full as it can be.
+func (s *Server) sweep(ctx context.Context) error {
 	saved, err := s.cfg.Store.Saved(ctx, s.swept, sweptAtOnce)
 	if err != nil {
 		return err
@@ -150,10 +165,14 @@ func (s *Server) sweep(ctx context.Context) error {
 	s.rules.RLock()
 	for i := range saved {
 		k := &saved[i]
+		if !mine[rule.Partition(k.Key, rule.Partitions)] {
+			continue
+		}
+		s.unswept--
 		if !k.Own {
 			k.Rule = s.rules.defaults.For(k.Key)
 		}
-		if !k.Rule.Strict && mine[rule.Partition(k.Key, rule.Partitions)] && table.Held(&k.Credit, &k.Rule, now) >= table.Held(nil, &k.Rule, now) {
+		if table.Held(&k.Credit, &k.Rule, now) >= table.Held(nil, &k.Rule, now) {
 			full = append(full, k.Credit)
 		}
 	}
@@ -184,6 +203,7 @@ func (s *Server) saveBatch(ctx context.Context, limit time.Duration, at *cursor)
 		err := s.save(ctx, t, credits)
 		if err == nil {
 			s.metrics.savedCredits.Add(float64(len(credits)))
+			s.unswept += 2 * len(credits)
 		}
 		return err
 	})

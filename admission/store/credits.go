@@ -92,15 +92,14 @@ func (s *Store) Saved(ctx context.Context, after string, n int) ([]Saved, error)
 // Forget removes what keys held, unless it was written again meanwhile: they count as
 // full.
 func (s *Store) Forget(ctx context.Context, credits []table.Credit) error {
-	for some := range slices.Chunk(credits, rowsAtOnce) {
-		query, args := `DELETE FROM credits WHERE (key, credit_milli, at_ms) IN (VALUES `, []any{}
-		for i, c := range some {
-			query += fmt.Sprintf("($%d,%d,%d),", i+1, int64(c.Credits), c.At.Milliseconds())
-			args = append(args, c.Key)
+	return s.transact(ctx, func(t *tx) {
+		for some := range slices.Chunk(credits, rowsAtOnce) {
+			query, args := `DELETE FROM credits WHERE (key, credit_milli, at_ms) IN (VALUES `, []any{}
+			for i, c := range some {
+				query += fmt.Sprintf("($%d,%d,%d),", i+1, int64(c.Credits), c.At.Milliseconds())
+				args = append(args, c.Key)
+			}
+			t.do(query[:len(query)-1]+")", args...)
 		}
-		if _, err := s.db.ExecContext(ctx, query[:len(query)-1]+")", args...); err != nil {
-			return err
-		}
-	}
-	return nil
+	})
 }
