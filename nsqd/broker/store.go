@@ -275,8 +275,8 @@ func (st *store) ensure() (*openLog, error) {
 				st.opened(log)
 				return log, nil
 			}
-			if err == nil && st.storage().cfg.Replicated != nil && log.Stats().Records > 0 {
-				// A takeover of it was under way.
+			if err == nil && !st.removes(log) {
+				// A takeover of it was under way, or another process of this name has it.
 				return nil, errors.Join(errors.New("the topic's part has messages of before it was given up"), log.Close())
 			}
 			// Nothing of it was restored: what is in it is an earlier topic's of that name.
@@ -298,6 +298,14 @@ func (st *store) ensure() (*openLog, error) {
 		case <-closes:
 		}
 	}
+}
+
+// removes reports whether a log that was opened, and of which nothing was restored, is to be
+// removed. Of a replicated one only what this broker was to remove before; and where a
+// loaddistributor has topics taken over, nothing.
+func (st *store) removes(log *openLog) bool {
+	l, is := log.topicLog.(*replicated.Log)
+	return !is || log.Stats().Records == 0 || st.shared.cfg.AutoCreate && l.Left()
 }
 
 // append is for who publishes to the disk. One caller at a time: storing.

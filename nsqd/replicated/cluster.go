@@ -47,6 +47,9 @@ type Cluster struct {
 
 	mu     sync.Mutex
 	opened map[part]*Log
+	// left are the nonces of whom the newest block may be, of parts that this process was to
+	// remove and could not: its owner's, and of one who claimed it to remove it.
+	left   map[part][2]uint64
 	closes chan struct{} // closed and replaced when one is closed
 }
 
@@ -156,7 +159,7 @@ func connect(ctx context.Context, cfg Config) (*Cluster, error) {
 		}
 		return nil, err
 	}
-	c := &Cluster{cfg: cfg, nc: nc, opened: make(map[part]*Log), closes: make(chan struct{})}
+	c := &Cluster{cfg: cfg, nc: nc, opened: make(map[part]*Log), left: make(map[part][2]uint64), closes: make(chan struct{})}
 	if err := c.begin(ctx); err != nil {
 		nc.Close()
 		return nil, err
@@ -446,7 +449,14 @@ func (l *Log) Remove() error {
 		h, _, err := l.last(ctx)
 		switch {
 		case errors.Is(err, jetstream.ErrStreamNotFound), err == nil && (h.owner == l.owner || h.owner == owner{}):
-			return errors.Join(l.cluster.delete(ctx, l.part.stream()), l.removeCursors(ctx))
+			err = errors.Join(l.cluster.delete(ctx, l.part.stream()), l.removeCursors(ctx))
+		}
+		if err != nil {
+			l.cluster.leave(l.part, l.owner, l.owner)
+		} else {
+			l.cluster.mu.Lock()
+			delete(l.cluster.left, l.part)
+			l.cluster.mu.Unlock()
 		}
 		return err
 	}
@@ -462,6 +472,26 @@ func (l *Log) Remove() error {
 	}
 	return errors.Join(err, l.removeCursors(ctx))
 }
+
+// leave notes that the newest block of a part that is to be removed is one of these owners', unless
+// another has claimed it since.
+func (c *Cluster) leave(p part, one, other owner) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.left[p] = [2]uint64{one.nonce, other.nonce}
+}
+
+// leftBy reports whether a part is to be removed whose newest block is this owner's.
+func (c *Cluster) leftBy(p part, newest owner) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	left, is := c.left[p]
+	return is && slices.Contains(left[:], newest.nonce)
+}
+
+// Left reports whether all that there was when the part was claimed is of a log that this process
+// was to remove, and could not.
+func (l *Log) Left() bool { return l.left }
 
 // foreign reports whether the part is another broker's, and taken over.
 func (l *Log) foreign() bool { return l.part.broker != l.cluster.cfg.Part }

@@ -62,6 +62,7 @@ type Log struct {
 	stream  jetstream.Stream
 	part    part
 	owner   owner
+	left    bool // see Left; set by claim
 
 	wake chan struct{} // 1 deep: there is something to send
 	stop chan struct{} // closed by Close
@@ -150,6 +151,9 @@ func (l *Log) claim(ctx context.Context) (last uint64, err error) {
 			return 0, err
 		}
 		next := max(h.next, found.next)
+		if l.left = l.cluster.leftBy(l.part, h.owner); l.left {
+			l.cluster.leave(l.part, h.owner, l.owner) // also if it is not known whether this is stored
+		}
 		mine := head{owner: l.owner, first: next, next: next}
 		ack, err := l.cluster.js.Publish(ctx, l.part.subject(), mine.append(nil), jetstream.WithExpectLastSequence(last))
 		if wrongSequence(err) {

@@ -335,3 +335,65 @@ func TestABrokerThatWasTakenOverYields(t *testing.T) {
 	default:
 	}
 }
+
+// deletedWithoutServers is a broker with the topic t, and its connection, that was told to delete
+// the topic, with one message, while no server was there.
+func deletedWithoutServers(t *testing.T, s *servers, alone bool) (*broker.Broker, *replicated.Cluster) {
+	t.Helper()
+	c := s.connect("b")
+	b, _ := restoredBroker(t, c, t.TempDir(), alone)
+	testkit.Must(t, publish(testkit.Result(b.CreateTopic("t")).Must(t), "old"))
+	s.stop(0)
+	testkit.Must(t, b.DeleteTopic("t"))
+	s.start(0)
+	s.ready()
+	other := testkit.Result(b.CreateTopic("other")).Must(t)
+	within(t, "another topic takes messages", func() bool { return publish(other, "x") == nil })
+	return b, c
+}
+
+// A topic that is made anew has nothing of one that was deleted while its stream was away.
+func TestATopicIsDeletedWithoutServers(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)
+	b, c := deletedWithoutServers(t, s, true)
+	anew := testkit.Result(b.CreateTopic("t")).Must(t)
+	within(t, "it takes messages", func() bool { return publish(anew, "new") == nil })
+	testkit.Must(t, b.Close())
+	l := testkit.Result(c.Open("t", 0)).Must(t)
+	testkit.EqualSlices(t, contents(t, l), []string{"new"}, "what it has")
+	testkit.Must(t, l.Remove())
+}
+
+// What another process of the broker's name has claimed since is not removed.
+func TestWhatWasDeletedWithoutServersIsAnothers(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)
+	b, _ := deletedWithoutServers(t, s, true)
+	other := s.connect("b")
+	l := testkit.Result(other.Open("t", 0)).Must(t)
+	store(t, l, commitlog.Record{Body: []byte("of another")})
+	anew := testkit.Result(b.CreateTopic("t")).Must(t)
+	for range 2 {
+		testkit.ErrorIs(t, publish(anew, "new"), broker.ErrStorage)
+	}
+	testkit.Must(t, l.Close())
+	l = testkit.Result(other.Open("t", 0)).Must(t)
+	testkit.EqualSlices(t, contents(t, l), []string{"old", "of another"}, "what the other has")
+	testkit.Must(t, l.Remove())
+}
+
+// A broker of a cluster does not remove what it was told to delete while no server was there:
+// another may be about to take it over.
+func TestWhatWasDeletedWithoutServersIsLeft(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)
+	b, _ := deletedWithoutServers(t, s, false)
+	anew := testkit.Result(b.CreateTopic("t")).Must(t)
+	for range 2 {
+		testkit.ErrorIs(t, publish(anew, "new"), broker.ErrStorage)
+	}
+	taker := testkit.Result(s.connect("c").TakeOver("t", "b")).Must(t)
+	testkit.EqualSlices(t, contents(t, taker), []string{"old"}, "to be brought in")
+	testkit.Must(t, taker.Remove())
+}
