@@ -39,7 +39,7 @@ type Class struct {
 	Match []Match
 
 	Queue      int           // requests that wait, at most; 1000
-	QueueBytes int64         `toml:"queue_bytes"` // of their headers and declared bodies, at most; 64 MiB
+	QueueBytes int64         `toml:"queue_bytes"` // that they take, with 1 KiB each, their headers as they are kept, and declared bodies, at most; 64 MiB
 	Wait       time.Duration // how long each waits, at most; 2 s
 
 	// MinBodyRate is how many bytes a second of a body a client sends, at least, on the

@@ -398,10 +398,16 @@ func TestQueueBounds(t *testing.T) {
 			t.Errorf("%s, %v, %q", res.Status, res.Header, body)
 		}
 	}
+	var many strings.Builder // which take 1 MB, of 60 KB
+	for i := range 9000 {
+		fmt.Fprintf(&many, "%x:\r\n", i)
+	}
 	for _, c := range []struct {
 		name, bound string
 		waiting     int
-	}{{"count", `queue = 1`, 1}, {"bytes", `queue_bytes = 300`, 1}, {"wait", `wait = "1ms"`, 0}} {
+		header      string
+	}{{"count", `queue = 1`, 1, "X: x"}, {"bytes", `queue_bytes = 3000`, 1, "X: " + strings.Repeat("x", 2000)}, {"many headers", `queue_bytes = 1_000_000`, 1, strings.TrimSpace(many.String())},
+		{"endless body", `queue_bytes = 3000`, 1, "Content-Length: 9223372036854775807"}, {"wait", `wait = "1ms"`, 0, "X: x"}} {
 		t.Run(c.name, func(t *testing.T) {
 			wait := ""
 			if c.name != "wait" {
@@ -425,7 +431,7 @@ func TestQueueBounds(t *testing.T) {
 				ask()
 			}
 			testkit.WaitFor(t, "one waits", func() bool { return g.Status().Classes[0].Queued == c.waiting })
-			refused(t, g, "X: "+strings.Repeat("x", 300))
+			refused(t, g, c.header)
 			s := g.Status().Classes[0]
 			if c.waiting > 0 && s.Full != 1 || c.waiting == 0 && s.Late != 1 {
 				t.Errorf("%+v", s)
