@@ -150,11 +150,21 @@ func appendPattern(key []byte, method, path string) []byte {
 // Estimate fills v, as long as Resources, with what a request is expected to take.
 // known are the policy's units by its resources; nil: it has none.
 func (t *Table) Estimate(v schedule.Vector, r *Route, known []float64) {
-	by := r
-	if !r.sampled {
-		by = &t.all
-	}
+	by := t.taught(r)
 	t.vector(v, r, known, by.seconds, by.bytes, &Report{})
+}
+
+// Expected is how long a request is expected to be at its server.
+func (t *Table) Expected(r *Route) time.Duration {
+	return time.Duration(t.taught(r).seconds * float64(time.Second))
+}
+
+// taught is r, or what every request has taught where none of r has been answered.
+func (t *Table) taught(r *Route) *Route {
+	if r.sampled {
+		return r
+	}
+	return &t.all
 }
 
 // vector fills v from what was reported of the request, else of those before it, else

@@ -315,7 +315,8 @@ func (t *ticket) wait() error {
 }
 
 // finish settles a request that enter has let through, once: it is charged what it has
-// taken, however it ended.
+// taken, however it ended. One that its client took back unanswered has taken what is
+// expected of it, at least.
 func (d *dispatcher) finish(t *ticket, how balance.Outcome, now mono.Time) {
 	reader := d.reader.Load()
 	report, err := cost.Report{InFlight: -1}, error(nil)
@@ -331,8 +332,15 @@ func (d *dispatcher) finish(t *ticket, how balance.Outcome, now mono.Time) {
 	case reader != m.cost: // it is of the resources of another policy
 		report = cost.Report{InFlight: -1}
 	}
+	took := now.Sub(t.started)
+	if how == balance.Aborted && t.status == 0 {
+		took = max(took, m.cost.Expected(t.route)) // few servers stop when nobody waits any more
+	}
 	teaches := how == balance.Answered && t.status < http.StatusBadRequest
-	m.cost.Settle(m.vector, t.route, m.policy.CostOf(t.r.URL.Path), now.Sub(t.started), t.bytes, &report, teaches)
+	m.cost.Settle(m.vector, t.route, m.policy.CostOf(t.r.URL.Path), took, t.bytes, &report, teaches)
+	if t.sends == 0 {
+		clear(m.vector) // no server has it
+	}
 	m.schedule.Done(&t.request, m.vector)
 	if t.report != "" {
 		d.observeLocked(t.server, &report, now)

@@ -68,6 +68,9 @@ func TestNoServerIsReached(t *testing.T) {
 		t.Error(res.Status)
 	}
 	g.idle(t)
+	if used := g.Status().Classes[0].Used["cpu"]; used > 0.01 {
+		t.Errorf("its class was charged %v %%, and no server worked on it", used)
+	}
 	for _, v := range g.Status().Servers {
 		if v.Sent != 1 || v.Failed != 1 {
 			t.Errorf("%+v", v)

@@ -107,6 +107,33 @@ func TestSlowBodies(t *testing.T) {
 	}
 }
 
+// Who takes requests back before they are answered pays what others pay for them: the
+// server goes on.
+func TestRequestsTakenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, dial := inMemory(t, func(http.ResponseWriter, *http.Request) { <-time.After(time.Second) })
+		ask := func() net.Conn {
+			c := dial()
+			testkit.Result(io.WriteString(c, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")).Must(t)
+			return c
+		}
+		used := func() float64 { return g.Status().Classes[1].Used["time"] }
+		c := ask()
+		testkit.Result(http.ReadResponse(bufio.NewReader(c), nil)).Must(t)
+		_ = c.Close()
+		synctest.Wait()
+		once := used()
+		c = ask()
+		<-time.After(10 * time.Millisecond)
+		_ = c.Close()
+		synctest.Wait()
+		if s := g.Status().Servers[0]; s.Departed != 1 || s.Aborted != 1 || used() != 2*once {
+			t.Errorf("%v %% once, then %v %% in all; %+v", once, used(), s)
+		}
+		<-time.After(time.Second) // the server has ended, too
+	})
+}
+
 // inMemory is a gateway in front of one server, without sockets.
 func inMemory(t *testing.T, h http.HandlerFunc) (p *Proxy, dial func() net.Conn) {
 	p, err := New(Config{
