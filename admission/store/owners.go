@@ -165,6 +165,8 @@ func (s *Store) Claim(ctx context.Context, me, from, follower Member, wall time.
 
 // Owners returns all partitions, and the number that changes with them.
 func (s *Store) Owners(ctx context.Context) (all []Partition, owners uint64, err error) {
+	ctx, done := patient(ctx)
+	defer done(&err)
 	// The number first: a change that comes between is read, and read again.
 	if err := s.db.QueryRowContext(ctx, `SELECT owners FROM admission`).Scan(&owners); err != nil {
 		return nil, 0, err

@@ -180,6 +180,27 @@ func open(t *testing.T, url string) *store.Store {
 	return db
 }
 
+// A database that is reached and says nothing does not hold who has all the time.
+func TestPostgreSQLIsSilent(t *testing.T) {
+	t.Parallel()
+	far := newNetwork(t)
+	far.Inside(func() { testkit.PostgreSQL(t, far.address) })
+	db := open(t, "postgres://srtm@"+far.address+"/postgres?sslmode=disable")
+	t.Cleanup(far.heal)
+	read := func(ctx context.Context) error { _, err := db.Defaults(ctx); return err }
+	write := func(ctx context.Context) error { _, err := db.SetRules(ctx, rules); return err }
+	for _, do := range []func(context.Context) error{read, write} {
+		far.heal()
+		testkit.WaitFor(t, "an answer", func() bool { return do(t.Context()) == nil })
+		far.cut()
+		ctx, cancel := context.WithTimeout(t.Context(), testkit.Hang)
+		defer cancel()
+		if err := do(ctx); err == nil || err.Error() != "the database has not answered within 10s" {
+			t.Error(err)
+		}
+	}
+}
+
 // An owner, its follower and PostgreSQL, of which each two can be cut off from each other.
 // While the owner hears of one of the others it goes on with strict keys, and no server takes over; when of
 // none, the follower does.

@@ -37,7 +37,7 @@ func (s *Store) SetRules(ctx context.Context, rules []rule.Rule) (change uint64,
 			return 0, err
 		}
 	}
-	err = s.transact(ctx, func(t *tx) {
+	err = s.edit(ctx, func(t *tx) {
 		for i := range rules {
 			r := &rules[i]
 			change = t.next()
@@ -57,12 +57,22 @@ func (s *Store) DeleteRule(ctx context.Context, key string) (change uint64, err 
 	if s.postgres {
 		now = `CAST(extract(epoch FROM now()) * 1000 AS BIGINT)`
 	}
-	err = s.transact(ctx, func(t *tx) {
+	err = s.edit(ctx, func(t *tx) {
 		change = t.next()
 		t.must(ErrNoRule, `UPDATE rules SET change = $1, deleted_ms = `+now+` WHERE key = $2 AND deleted_ms IS NULL`, int64(change), key)
 		t.do(`DELETE FROM rules WHERE deleted_ms < `+now+` - $1`, Remembered.Milliseconds())
 	})
 	return change, err
+}
+
+func (s *Store) edit(ctx context.Context, f func(t *tx)) error {
+	select {
+	case s.editing <- struct{}{}:
+		defer func() { <-s.editing }()
+		return s.transact(ctx, f)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 func (t *tx) next() uint64 {
@@ -141,6 +151,8 @@ func (s *Store) rules(ctx context.Context, which string, args ...any) ([]rule.Ru
 
 // list returns what one makes of each row.
 func list[A any](ctx context.Context, db *sql.DB, one func(*sql.Rows) (A, error), query string, args ...any) (all []A, err error) {
+	ctx, done := patient(ctx)
+	defer done(&err)
 	rows, err := db.QueryContext(ctx, query, args...)
 	if err != nil {
 		return nil, err

@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
@@ -36,16 +37,24 @@ var schema = []string{
 		p INTEGER PRIMARY KEY, server TEXT NOT NULL, epoch BIGINT NOT NULL, lost_ms BIGINT NOT NULL, target TEXT NOT NULL)`,
 }
 
+const (
+	maxConnections = 16               // to PostgreSQL; who needs one more waits
+	patience       = 10 * time.Second // with a database that says nothing; callers may have less
+)
+
+var errSilent = fmt.Errorf("the database has not answered within %v", patience)
+
 // Store is safe for concurrent use.
 type Store struct {
 	db       *sql.DB
 	postgres bool
+	editing  chan struct{} // of one: edits of rules, so that those that wait for each other have no connections
 }
 
 // Open opens the store and makes its tables if need be. database is the URL of a
 // PostgreSQL database (postgres://...), or the path of a SQLite file.
 func Open(ctx context.Context, database string) (*Store, error) {
-	s := &Store{postgres: strings.HasPrefix(database, "postgres://") || strings.HasPrefix(database, "postgresql://")}
+	s := &Store{editing: make(chan struct{}, 1), postgres: strings.HasPrefix(database, "postgres://") || strings.HasPrefix(database, "postgresql://")}
 	var err error
 	if s.postgres {
 		var cfg *pgx.ConnConfig
@@ -55,6 +64,7 @@ func Open(ctx context.Context, database string) (*Store, error) {
 				_, err := conn.Exec(ctx, `SET idle_in_transaction_session_timeout = '2s'`)
 				return err
 			}))
+			s.db.SetMaxOpenConns(maxConnections)
 		}
 	} else {
 		f, err := os.OpenFile(database, os.O_RDWR|os.O_CREATE, 0o600) // SQLite's would be for all to read
@@ -140,7 +150,20 @@ func (t *tx) get(query string, args ...any) (n int64) {
 	return n
 }
 
-func (s *Store) transact(ctx context.Context, f func(t *tx)) error {
+// patient bounds what a database is asked; done says so in place of what came of it.
+func patient(ctx context.Context) (limited context.Context, done func(*error)) {
+	limited, cancel := context.WithTimeoutCause(ctx, patience, errSilent)
+	return limited, func(err *error) {
+		if limited.Err() != nil && (errors.Is(*err, sql.ErrTxDone) || errors.Is(*err, limited.Err())) {
+			*err = context.Cause(limited)
+		}
+		cancel()
+	}
+}
+
+func (s *Store) transact(ctx context.Context, f func(t *tx)) (err error) {
+	ctx, done := patient(ctx)
+	defer done(&err)
 	begun, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
@@ -150,9 +173,6 @@ func (s *Store) transact(ctx context.Context, f func(t *tx)) error {
 		t.err = t.Commit()
 	} else {
 		t.Rollback()
-	}
-	if errors.Is(t.err, sql.ErrTxDone) && ctx.Err() != nil { // which has ended it
-		return ctx.Err()
 	}
 	return t.err
 }
