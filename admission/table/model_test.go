@@ -107,7 +107,7 @@ func (m *model) evict(now mono.Time) bool {
 	for range m.slots {
 		i := m.hand
 		m.hand = (m.hand + 1) % len(m.slots)
-		if e := m.slots[i]; e != nil && !e.changed[table.Saver] && !e.rule.Strict && !e.lent && e.full(now) {
+		if e := m.slots[i]; e != nil && !e.changed[table.Saver] && !e.lent && e.full(now) {
 			m.Forget(e.key)
 			return true
 		}

@@ -19,9 +19,9 @@ import (
 // Invariants:
 //   - index has exactly the slots that are used, by their keys;
 //   - changed has exactly those whose bucket changed since Changed returned it;
-//   - a bucket leaves only when it is full, since then it is what a new one would be,
-//     or by Forget, or with its partition. One with a strict rule stays, for a new one
-//     might have to begin empty, and one that is lent.
+//   - a bucket leaves only when it is full, since then it is what a new one would be, or
+//     if that has to begin empty has no less, or by Forget, or with its partition. One that
+//     is lent stays.
 type Shard struct {
 	max     int // keys
 	seed    maphash.Seed
@@ -151,7 +151,7 @@ func (s *Shard) evict(now mono.Time) bool {
 	for range min(s.used, 4*page) {
 		i := s.hand
 		s.hand = (s.hand + 1) % s.used
-		if e := s.slot(i); e.flags&(inUse|strict|lent) == inUse && !s.changed[Saver].has(i) && e.full(now) {
+		if e := s.slot(i); e.flags&(inUse|lent) == inUse && !s.changed[Saver].has(i) && e.full(now) {
 			s.drop(i)
 			return true
 		}

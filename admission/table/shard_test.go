@@ -327,3 +327,12 @@ func BenchmarkAsk(b *testing.B) {
 		s.Ask(key, 1, now, false)
 	}
 }
+
+// Strict keys that are full make room for others: a shard of many would refuse new ones for ever.
+func TestStrictKeysMakeRoom(t *testing.T) {
+	s := table.New(1)
+	for _, key := range []string{"a", "b"} {
+		r := &rule.Rule{Key: key, Strict: true, Share: tokenbucket.Share{Rate: 1000, Burst: 1}}
+		testkit.Equal(t, s.Learn(key, r, tokenbucket.Token, 0), true, key)
+	}
+}
