@@ -353,14 +353,6 @@ func (c *Cluster) info(ctx context.Context, stream string) (*jetstream.StreamInf
 	}
 }
 
-func (c *Cluster) delete(ctx context.Context, stream string) error {
-	err := c.js.DeleteStream(ctx, stream)
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return nil
-	}
-	return err
-}
-
 // Open claims this broker's part of a topic with an epoch; 0: with the one after the last
 // owner's. The error is commitlog.ErrInUse when this process has it, ErrFenced when an owner
 // of a greater epoch has.
@@ -374,7 +366,7 @@ func (c *Cluster) TakeOver(topic, broker string) (*Log, error) {
 	p := part{topic, broker}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	stream, err := c.js.Stream(ctx, p.stream())
+	stream, err := c.stream(ctx, p.stream())
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound) || err == nil && stream.CachedInfo().State.Msgs == 0:
 		return nil, fmt.Errorf("topic %s: %w", p, ErrNoPart)
@@ -463,10 +455,10 @@ func (l *Log) Remove() error {
 	l.mu.Lock()
 	newest := l.marks.last
 	l.mu.Unlock()
-	if err := l.stream.Purge(ctx, jetstream.WithPurgeSequence(newest+1)); err != nil {
+	if err := purge(ctx, l.stream, jetstream.WithPurgeSequence(newest+1)); err != nil {
 		return err
 	}
-	info, err := l.stream.Info(ctx)
+	info, err := infoOf(ctx, l.stream)
 	if err == nil && info.State.LastSeq > newest {
 		err = ErrFenced
 	}

@@ -88,7 +88,7 @@ func (l *Log) chunkSubject(number uint64, i int) string {
 // find returns the newest head and its snapshot, and the head's sequence in the stream; 0:
 // there is none.
 func (l *Log) findCursors(ctx context.Context) (h cursorHead, body []byte, seq uint64, err error) {
-	m, err := l.cluster.cursors.GetLastMsgForSubject(ctx, l.part.cursors()+".head")
+	m, err := newest(ctx, l.cluster.cursors, l.part.cursors()+".head")
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		return h, nil, 0, nil
 	}
@@ -99,7 +99,7 @@ func (l *Log) findCursors(ctx context.Context) (h cursorHead, body []byte, seq u
 		return h, nil, 0, err
 	}
 	for i := range h.chunks {
-		chunk, err := l.cluster.cursors.GetLastMsgForSubject(ctx, l.chunkSubject(h.number, int(i)))
+		chunk, err := newest(ctx, l.cluster.cursors, l.chunkSubject(h.number, int(i)))
 		if errors.Is(err, jetstream.ErrMsgNotFound) {
 			body = nil
 			break
@@ -132,7 +132,7 @@ func (l *Log) claimCursors(ctx context.Context) error {
 		if h.chunks == 0 {
 			msg = append(msg, body...)
 		}
-		ack, err := l.cluster.js.Publish(ctx, l.part.cursors()+".head", msg, jetstream.WithExpectLastSequencePerSubject(seq))
+		ack, err := l.cluster.claimed(ctx, l.part.cursors()+".head", msg, jetstream.WithExpectLastSequencePerSubject(seq))
 		if wrongSequence(err) {
 			continue
 		}
@@ -231,7 +231,7 @@ func (l *Log) saveCursors(snapshot []byte, next commitlog.Offset) error {
 // earlier try, whose acknowledgement was lost. That may also have stored another snapshot of
 // this owner, behind which the next try comes. Or another owner has claimed the part.
 func (l *Log) lookAtHead(ctx context.Context, epoch uint64, mine []byte) (stored bool, err error) {
-	m, err := l.cluster.cursors.GetLastMsgForSubject(ctx, l.part.cursors()+".head")
+	m, err := newest(ctx, l.cluster.cursors, l.part.cursors()+".head")
 	if errors.Is(err, jetstream.ErrMsgNotFound) { // another owner has removed it, or an operator
 		h, last, err := l.last(ctx)
 		if err == nil && !l.owns(h, last) || errors.Is(err, jetstream.ErrStreamNotFound) {
@@ -259,12 +259,12 @@ func (l *Log) removeCursors(ctx context.Context) error {
 	l.keeping.Lock()
 	defer l.keeping.Unlock()
 	head, upTo := l.part.cursors()+".head", jetstream.WithPurgeSequence(l.cursors.seq+1)
-	if err := l.cluster.cursors.Purge(ctx, jetstream.WithPurgeSubject(head), upTo); err != nil {
+	if err := purge(ctx, l.cluster.cursors, jetstream.WithPurgeSubject(head), upTo); err != nil {
 		return err
 	}
-	_, err := l.cluster.cursors.GetLastMsgForSubject(ctx, head)
+	_, err := newest(ctx, l.cluster.cursors, head)
 	if !errors.Is(err, jetstream.ErrMsgNotFound) {
 		return err // of another owner, who may need what the head names
 	}
-	return l.cluster.cursors.Purge(ctx, jetstream.WithPurgeSubject(l.part.cursors()+".>"), upTo)
+	return purge(ctx, l.cluster.cursors, jetstream.WithPurgeSubject(l.part.cursors()+".>"), upTo)
 }

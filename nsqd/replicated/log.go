@@ -102,15 +102,16 @@ type block struct {
 func open(c *Cluster, p part, epoch uint64) (*Log, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	if there, err := c.js.Stream(ctx, p.stream()); err == nil && !slices.Contains(there.CachedInfo().Config.Subjects, p.subject()) {
+	if there, err := c.stream(ctx, p.stream()); err == nil && !slices.Contains(there.CachedInfo().Config.Subjects, p.subject()) {
 		return nil, fmt.Errorf("open the stream of topic %s: %s has it already, as %q", p, p.stream(), there.CachedInfo().Config.Subjects)
 	}
-	stream, err := c.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
+	config := jetstream.StreamConfig{
 		Name: p.stream(), Subjects: []string{p.subject()},
 		Description: "what a broker of SRTM carries of topic " + p.topic,
 		Replicas:    c.cfg.Replicas, Storage: jetstream.FileStorage, Discard: jetstream.DiscardNew,
 		MaxBytes: cmp.Or(c.cfg.MaxBytes, -1), Duplicates: time.Second,
-	})
+	}
+	stream, err := ask(ctx, func(ctx context.Context) (jetstream.Stream, error) { return c.js.CreateOrUpdateStream(ctx, config) })
 	if err != nil {
 		return nil, fmt.Errorf("open the stream of topic %s: %w", p, err)
 	}
@@ -155,7 +156,7 @@ func (l *Log) claim(ctx context.Context) (last uint64, err error) {
 			l.cluster.leave(l.part, h.owner, l.owner) // also if it is not known whether this is stored
 		}
 		mine := head{owner: l.owner, first: next, next: next}
-		ack, err := l.cluster.js.Publish(ctx, l.part.subject(), mine.append(nil), jetstream.WithExpectLastSequence(last))
+		ack, err := l.cluster.claimed(ctx, l.part.subject(), mine.append(nil), jetstream.WithExpectLastSequence(last))
 		if wrongSequence(err) {
 			continue // another owner has stored a block, or claims it at the same time
 		}
@@ -190,11 +191,11 @@ func (l *Log) claim(ctx context.Context) (last uint64, err error) {
 // oldest returns the stream's oldest block, nil if it is empty, and its state then.
 func (l *Log) oldest(ctx context.Context) (*jetstream.StreamInfo, *jetstream.RawStreamMsg, error) {
 	for {
-		info, err := l.stream.Info(ctx)
+		info, err := infoOf(ctx, l.stream)
 		if err != nil || info.State.Msgs == 0 {
 			return info, nil, err
 		}
-		m, err := l.stream.GetMsg(ctx, info.State.FirstSeq)
+		m, err := message(ctx, l.stream, info.State.FirstSeq)
 		if errors.Is(err, jetstream.ErrMsgNotFound) {
 			continue // the owner before has let go of it in between
 		}
@@ -206,11 +207,11 @@ func (l *Log) oldest(ctx context.Context) (*jetstream.StreamInfo, *jetstream.Raw
 // which is that of another if that was deleted.
 func (l *Log) last(ctx context.Context) (head, uint64, error) {
 	for tries := 1; ; tries++ {
-		info, err := l.stream.Info(ctx)
+		info, err := infoOf(ctx, l.stream)
 		if err != nil {
 			return head{}, 0, err
 		}
-		m, err := l.stream.GetLastMsgForSubject(ctx, l.part.subject())
+		m, err := newest(ctx, l.stream, l.part.subject())
 		switch {
 		case errors.Is(err, jetstream.ErrMsgNotFound):
 			if info.State.Msgs == 0 || tries == sureGone {

@@ -118,7 +118,7 @@ func (l *Log) place(ctx context.Context, at order) (uint64, error) {
 	l.mu.Unlock()
 	for hi-lo > 1 {
 		mid := lo + (hi-lo)/2
-		m, err := l.stream.GetMsg(ctx, mid, jetstream.WithGetMsgSubject(l.part.subject())) // or the next one, where some are gone
+		m, err := message(ctx, l.stream, mid, jetstream.WithGetMsgSubject(l.part.subject())) // or the next one, where some are gone
 		if errors.Is(err, jetstream.ErrMsgNotFound) || err == nil && m.Sequence >= hi {
 			hi = mid
 			continue
@@ -251,7 +251,7 @@ func (l *Log) fetch(ctx context.Context, seq, newest uint64, n int) ([]*jetstrea
 
 // get returns a block, nil if it is not found.
 func (l *Log) get(ctx context.Context, seq uint64) (*jetstream.RawStreamMsg, error) {
-	m, err := l.stream.GetMsg(ctx, seq)
+	m, err := message(ctx, l.stream, seq)
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		return nil, nil
 	}
@@ -415,7 +415,7 @@ func (l *Log) Trim(before commitlog.Offset) error {
 	if err == nil && retain.Age > 0 {
 		var info *jetstream.StreamInfo
 		var aged uint64
-		if info, err = l.stream.Info(ctx); err == nil {
+		if info, err = infoOf(ctx, l.stream); err == nil {
 			aged, err = l.place(ctx, storedBy(mono.Wall(info.TimeStamp.Add(-retain.Age).UnixNano())))
 		}
 		seq = min(seq, aged)
@@ -428,7 +428,7 @@ func (l *Log) Trim(before commitlog.Offset) error {
 	if err != nil || seq <= first {
 		return err
 	}
-	if err := l.stream.Purge(ctx, jetstream.WithPurgeSequence(seq)); err != nil {
+	if err := purge(ctx, l.stream, jetstream.WithPurgeSequence(seq)); err != nil {
 		return fmt.Errorf("trim topic %s: %w", l.part, err)
 	}
 	if _, err := l.look(ctx); err != nil {

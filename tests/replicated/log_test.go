@@ -203,6 +203,51 @@ func TestTakingAPartOver(t *testing.T) {
 	testkit.Must(t, l.Remove())
 }
 
+// Answers are lost, one of each kind: a take-over, and a deletion, asks again.
+func TestAnswersAreLost(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)
+	own, other := s.connect("b"), s.connect("c")
+	nc := testkit.Result(nats.Connect(s.url())).Must(t)
+	t.Cleanup(nc.Close)
+	account := s.all[0].GlobalAccount()
+	takeOver := func() {
+		taker := testkit.Result(other.TakeOver("t", "b")).Must(t)
+		testkit.EqualSlices(t, contents(t, taker), []string{"accepted"}, "to be taken over")
+		testkit.Must(t, taker.Remove())
+	}
+	for subject, do := range map[string]func(){
+		"$JS.API.STREAM.INFO.SRTM_LOG=t=b":    takeOver,
+		"$JS.API.STREAM.UPDATE.SRTM_LOG=t=b":  takeOver,
+		"$JS.API.STREAM.MSG.GET.SRTM_LOG=t=b": takeOver,
+		"$JS.API.STREAM.MSG.GET.SRTM_CURSORS": takeOver,
+		"srtm.log.t.b":                        takeOver,
+		"srtm.cursors.t.b.head":               takeOver,
+		"$JS.API.STREAM.PURGE.SRTM_LOG=t=b":   takeOver,
+		"$JS.API.STREAM.PURGE.SRTM_CURSORS":   takeOver,
+		"$JS.API.STREAM.DELETE.SRTM_LOG=t=b": func() {
+			l := testkit.Result(own.Open("t", 0)).Must(t)
+			testkit.Must(t, l.Remove())
+		},
+	} {
+		l := testkit.Result(own.Open("t", 0)).Must(t)
+		store(t, l, commitlog.Record{Body: []byte("accepted")})
+		testkit.Must(t, l.Close())
+		lost := make(chan struct{})
+		found := sync.OnceFunc(func() {
+			account.RemoveMapping(subject)
+			close(lost)
+		})
+		sub := testkit.Result(nc.Subscribe("lost", func(*nats.Msg) { found() })).Must(t)
+		testkit.Must(t, nc.Flush())
+		testkit.Must(t, account.AddMapping(subject, "lost"))
+		do()
+		<-lost
+		testkit.Must(t, sub.Unsubscribe())
+		testkit.Must(t, nc.Flush())
+	}
+}
+
 // A broker that comes back claims its part while another, which has taken it over, empties it.
 func TestAPartIsClaimedWhileItIsEmptied(t *testing.T) {
 	s := startServers(t, 1)

@@ -1,0 +1,64 @@
+package replicated
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// answering is how long an answer may take before the request is made again.
+const answering = time.Second
+
+// ask makes a request about a stream until it is answered, or ctx is done: one about a stream that
+// is being made or deleted, or has no leader, may never be. Requires: to make it twice is as good as once.
+func ask[T any](ctx context.Context, request func(context.Context) (T, error)) (T, error) {
+	for {
+		try, cancel := context.WithTimeout(ctx, answering)
+		answer, err := request(try)
+		unanswered := err != nil && try.Err() != nil
+		cancel()
+		if !unanswered || ctx.Err() != nil {
+			return answer, err
+		}
+	}
+}
+
+func infoOf(ctx context.Context, s jetstream.Stream) (*jetstream.StreamInfo, error) {
+	return ask(ctx, func(ctx context.Context) (*jetstream.StreamInfo, error) { return s.Info(ctx) })
+}
+
+func message(ctx context.Context, s jetstream.Stream, seq uint64, opts ...jetstream.GetMsgOpt) (*jetstream.RawStreamMsg, error) {
+	return ask(ctx, func(ctx context.Context) (*jetstream.RawStreamMsg, error) { return s.GetMsg(ctx, seq, opts...) })
+}
+
+func newest(ctx context.Context, s jetstream.Stream, subject string) (*jetstream.RawStreamMsg, error) {
+	return ask(ctx, func(ctx context.Context) (*jetstream.RawStreamMsg, error) {
+		return s.GetLastMsgForSubject(ctx, subject)
+	})
+}
+
+func purge(ctx context.Context, s jetstream.Stream, opts ...jetstream.StreamPurgeOpt) error {
+	_, err := ask(ctx, func(ctx context.Context) (struct{}, error) { return struct{}{}, s.Purge(ctx, opts...) })
+	return err
+}
+
+func (c *Cluster) stream(ctx context.Context, name string) (jetstream.Stream, error) {
+	return ask(ctx, func(ctx context.Context) (jetstream.Stream, error) { return c.js.Stream(ctx, name) })
+}
+
+func (c *Cluster) delete(ctx context.Context, stream string) error {
+	_, err := ask(ctx, func(ctx context.Context) (struct{}, error) { return struct{}{}, c.js.DeleteStream(ctx, stream) })
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil
+	}
+	return err
+}
+
+// claimed publishes a claim. Of one whose answer was lost, the next try finds that it was made.
+func (c *Cluster) claimed(ctx context.Context, subject string, claim []byte, after jetstream.PublishOpt) (*jetstream.PubAck, error) {
+	return ask(ctx, func(ctx context.Context) (*jetstream.PubAck, error) {
+		return c.js.Publish(ctx, subject, claim, after)
+	})
+}
