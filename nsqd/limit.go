@@ -13,8 +13,8 @@ const perConnection = 16 << 10
 
 // fit sets the numbers of connections that are not given to what the process may
 // have of descriptors and of memory, in bytes; math.MaxInt64: it is not limited. Half
-// of the descriptors that are spare is for HTTP, the rest for files of messages, timers
-// of contracts, and what else is open.
+// of the descriptors that are spare is for HTTP, a quarter for files of messages that stay
+// open, the rest for those in use, timers of contracts, and what else is open.
 func (o *options) fit(descriptors, memory int64) {
 	spare := connlimit.Spare(descriptors)
 	if o.conn.MaxConnections == 0 {
@@ -23,6 +23,7 @@ func (o *options) fit(descriptors, memory int64) {
 	if o.maxHTTPConnections == 0 {
 		o.maxHTTPConnections = int(max(1, spare/2))
 	}
+	o.storage.MaxOpenFiles = int(max(1, spare/4))
 }
 
 // softLimit is the limit of memory to set, in bytes, of --memory-limit or by default;

@@ -30,6 +30,9 @@ type StorageConfig struct {
 	// commitlog's default. ReadAhead is how many bytes of bodies are read at a time for a
 	// cursor that is behind, at most unless one message is larger; 0: DefaultReadAhead.
 	OpenFiles, ReadAhead int
+	// MaxOpenFiles is how many files of messages of all topics are open at a time, beside
+	// those in use; 0: they are not bounded.
+	MaxOpenFiles int
 	// MaxUnfinished is how far a channel may be ahead of the oldest message that it has
 	// not finished, in messages; 0: it is not bounded.
 	MaxUnfinished int
@@ -89,6 +92,7 @@ func OpenStorage(cfg StorageConfig) (*Storage, error) {
 	if err != nil {
 		return nil, fmt.Errorf("storage: %w", err)
 	}
+	dir.Bound(cfg.MaxOpenFiles)
 	cfg.Fsync = cfg.Fsync || cfg.Replicated != nil
 	if cfg.Clocks == nil {
 		cfg.Clocks = func() (mono.Time, mono.Wall) { return clock.Mono(), clock.Wall() }

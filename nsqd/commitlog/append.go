@@ -50,6 +50,7 @@ func (l *Files) Append(batch []Record) (Offset, error) {
 		}
 		size += sizeOf(r)
 	}
+	l.cfg.Dir.spare()
 	l.appending.Lock()
 	defer l.appending.Unlock()
 
@@ -231,6 +232,7 @@ func (l *Files) begin(buf *[]byte, batch []Record) (*segment, extent, error) {
 		closeAll(file)
 		return nil, e, errors.Join(err, l.folder.disk.Remove(path+newSuffix))
 	}
+	l.cfg.Dir.opened(l)
 	// If this fails, Sync tries again before it acknowledges anything.
 	unplaced := l.folder.place(found)
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 )
 
 const (
@@ -32,10 +33,14 @@ type Dir struct {
 	unlock  func() error
 	salt    func() uint64
 	buffers sync.Pool // of *[]byte, for records on their way to a file
+	most    int64     // files of logs that are open, about; 0: they are not bounded
+
+	files atomic.Int64 // that are open; who opens and closes them writes it. A stale read bounds a bit later
 
 	mu struct {
 		sync.Mutex
 		closed bool
+		opened []*Files            // those with listed set, the first opened first: they may have open files
 		open   map[string]struct{} // names of logs
 		closes chan struct{}       // closed and replaced when one is closed
 	}
@@ -61,6 +66,47 @@ func OpenDir(path string, disk Disk) (*Dir, error) {
 		return nil, errors.Join(fmt.Errorf("finish removal of a log: %w", err), unlock())
 	}
 	return d, nil
+}
+
+// Bound has about so many files of all logs open at most, beside those in use: one more
+// has a log of those that opened theirs first close all it has, after an fsync if need be.
+// Requires: no log was opened yet.
+func (d *Dir) Bound(files int) { d.most = int64(files) }
+
+// opened notes that a log has opened a file.
+func (d *Dir) opened(l *Files) {
+	d.files.Add(1)
+	if d.most == 0 {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !l.listed {
+		l.listed = true
+		d.mu.opened = append(d.mu.opened, l)
+	}
+}
+
+// spare makes room for a file, as far as logs are not in use just then.
+// Requires: no lock held, since it waits for fsyncs.
+func (d *Dir) spare() {
+	if d.most == 0 || d.files.Load() < d.most {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for n := len(d.mu.opened); n > 0 && len(d.mu.opened) > 0 && d.files.Load() >= d.most; n-- {
+		l := d.mu.opened[0]
+		d.mu.opened = d.mu.opened[1:]
+		l.listed = false
+		d.mu.Unlock()
+		rests := l.tryRest()
+		d.mu.Lock()
+		if !rests && !l.listed {
+			l.listed = true
+			d.mu.opened = append(d.mu.opened, l)
+		}
+	}
 }
 
 // makeFolder makes the folder, and those above it that do not exist.
@@ -154,10 +200,13 @@ func (d *Dir) claim(name string) error {
 	return nil
 }
 
-func (d *Dir) unclaim(name string) {
+func (d *Dir) unclaim(l *Files) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	delete(d.mu.open, name)
+	if l.listed {
+		d.mu.opened = slices.DeleteFunc(d.mu.opened, func(o *Files) bool { return o == l })
+	}
+	delete(d.mu.open, l.cfg.Name)
 	close(d.mu.closes)
 	d.mu.closes = make(chan struct{})
 }

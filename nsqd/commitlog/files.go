@@ -108,6 +108,7 @@ type Files struct {
 	keeping   sync.Mutex // one Trim or SaveCursors at a time
 
 	scratch []mark // guarded by appending
+	listed  bool   // in Dir.mu.opened; guarded by Dir.mu
 
 	ends      ends      // guarded by reading
 	snapshots snapshots // guarded by keeping
@@ -186,12 +187,12 @@ func Open(cfg Config) (*Files, error) {
 		folder:   folder{cfg.Dir.disk, cfg.Dir.path, cfg.Dir.folder(cfg.Name)},
 		cfg:      cfg,
 		retain:   cfg.Retain,
-		segments: segments{read: make([]*segment, cfg.OpenFiles)},
+		segments: segments{read: make([]*segment, cfg.OpenFiles), files: &cfg.Dir.files},
 	}
 	l.syncDone.L = &l.mu
 	l.snapshots = snapshots{folder: l.folder, durable: cfg.Durable}
 	if err := l.recover(); err != nil {
-		cfg.Dir.unclaim(cfg.Name)
+		cfg.Dir.unclaim(l)
 		return nil, fmt.Errorf("open log %s: %w", cfg.Name, err)
 	}
 	return l, nil
@@ -280,7 +281,35 @@ func (l *Files) Rest() error {
 	next := l.next
 	l.mu.Unlock()
 	_ = l.Sync(next) // a file is not closed before; an error concerns those who ask for it, and was logged
+	l.rest()
+	return nil
+}
 
+// tryRest is Rest, unless the log is being appended to, and does not sync what an earlier
+// process has left. It reports whether there is nothing more to close.
+func (l *Files) tryRest() bool {
+	if !l.appending.TryLock() {
+		return false
+	}
+	defer l.appending.Unlock()
+	l.mu.Lock()
+	next, dirty, closed := l.next, false, l.closed
+	for _, s := range l.segments.all {
+		dirty = dirty || s.file != nil && s.dirty() && !s.old
+	}
+	l.mu.Unlock()
+	if closed {
+		return true
+	}
+	if dirty {
+		_ = l.Sync(next) // as in Rest
+	}
+	l.rest()
+	return l.Stats().OpenFiles == 0
+}
+
+// rest closes the files that are not in use. Requires: appending held.
+func (l *Files) rest() {
 	l.mu.Lock()
 	l.segments.resting = true
 	clear(l.segments.read)
@@ -292,7 +321,6 @@ func (l *Files) Rest() error {
 	}
 	l.mu.Unlock()
 	closeAll(files...)
-	return nil
 }
 
 // Close makes the log durable, and closes it even if there is an error.
@@ -323,7 +351,7 @@ func (l *Files) Close() error {
 	}
 	l.mu.Unlock()
 	l.end()
-	l.cfg.Dir.unclaim(l.cfg.Name)
+	l.cfg.Dir.unclaim(l)
 	if synced != nil {
 		return fmt.Errorf("close log %s: %w", l.cfg.Name, synced)
 	}
@@ -350,7 +378,7 @@ func (l *Files) Remove() error {
 	l.mu.Unlock()
 	l.end()
 	err := l.cfg.Dir.remove(l.cfg.Name)
-	l.cfg.Dir.unclaim(l.cfg.Name)
+	l.cfg.Dir.unclaim(l)
 	if err != nil {
 		return fmt.Errorf("remove log %s: %w", l.cfg.Name, err)
 	}

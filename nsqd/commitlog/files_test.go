@@ -887,6 +887,36 @@ var _ = Describe("a folder of logs", func() {
 		Expect(err).To(MatchError(And(ContainSubstring("Dir"), ContainSubstring("name"), ContainSubstring("SegmentBytes"), ContainSubstring("MaxBody"), ContainSubstring("Retain"))))
 	})
 
+	It("has no more files open than it may, whatever the number of logs", func() {
+		b := newBench()
+		b.close()
+		var logs []*Files
+		for process := range Offset(3) {
+			b.dir = testkit.Result(OpenDir("/data", b.disk)).Must(ginkgo.GinkgoT())
+			b.dir.Bound(20)
+			logs = nil
+			for i := range 50 {
+				b.cfg.Dir, b.cfg.Name = b.dir, fmt.Sprint("log", i)
+				b.l = testkit.Result(Open(b.cfg)).Must(ginkgo.GinkgoT())
+				Expect(b.from(0)).To(HaveLen(25 * int(process)))
+				logs = append(logs, b.l)
+				Expect(b.sim.open).To(BeNumerically("<=", 20+5))
+			}
+			for _, b.l = range logs {
+				b.fill(25*process, 25*process+24)
+				Expect(b.from(0)).To(HaveLen(25 * int(process+1)))
+				Expect(b.sim.open).To(BeNumerically("<=", 20+5))
+			}
+			for _, l := range logs {
+				Expect(l.Close()).To(Succeed())
+			}
+			Expect(b.sim.open).To(BeZero())
+			Expect(b.dir.files.Load()).To(BeZero())
+			Expect(b.dir.mu.opened).To(BeEmpty())
+			Expect(b.dir.Close()).To(Succeed())
+		}
+	})
+
 	It("has each log open once, and itself", func() {
 		b := newBench()
 		_, err := Open(b.cfg)

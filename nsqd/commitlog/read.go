@@ -22,6 +22,7 @@ const (
 
 // Read is of Log. Damaged records are no error, but are skipped: see Files.
 func (l *Files) Read(from Offset, limit Limit, into *Batch) error {
+	l.cfg.Dir.spare()
 	l.reading.Lock()
 	defer l.reading.Unlock()
 	hint := l.ends.of(from)

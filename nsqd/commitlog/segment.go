@@ -130,6 +130,7 @@ func (l *Files) use(s *segment) (File, error) {
 	if file == nil {
 		s.file = opened
 		l.mu.Unlock()
+		l.cfg.Dir.opened(l)
 		return opened, nil
 	}
 	l.mu.Unlock()

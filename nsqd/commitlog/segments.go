@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"sort"
+	"sync/atomic"
 
 	"github.com/srtm-io/srtm/internal/mono"
 )
@@ -19,6 +20,8 @@ type segments struct {
 	bytes   int64      // of all
 	resting bool       // nothing was appended or read since
 	read    []*segment // Config.OpenFiles of them or nil, that were read last, the latest first
+
+	files *atomic.Int64 // set once: Dir.files
 }
 
 // at returns the index of the first segment with an offset that is o or a later
@@ -101,13 +104,14 @@ func (l *segments) warm(s *segment) File {
 
 // surplus takes the file out of s if it need not stay open, for the caller to
 // close; it stays open where the log is read or appended to, and as long as an
-// fsync is due: closing it could let the system forget that writing failed.
+// fsync of what was written here is due: closing it could let the system forget that
+// writing failed.
 func (l *segments) surplus(s *segment) File {
 	switch {
 	case s.file == nil || s.users > 0:
 		return nil
 	case s.dropped:
-	case s.dirty():
+	case s.dirty() && !s.old:
 		return nil
 	case l.resting:
 	case s == l.active, slices.Contains(l.read, s):
@@ -115,5 +119,6 @@ func (l *segments) surplus(s *segment) File {
 	}
 	file := s.file
 	s.file = nil
+	l.files.Add(-1)
 	return file
 }
