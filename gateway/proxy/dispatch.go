@@ -66,6 +66,7 @@ type dispatcher struct {
 		cost     *cost.Table        // also in reader
 		servers  []server           // by number, of schedule and balance
 		classes  []counts           // by number, of policy and schedule
+		byName   map[string]int     // numbers of classes
 		tickets  list.List[*ticket] // all that are queued or sent
 		ticked   mono.Time
 
@@ -117,47 +118,75 @@ func newDispatcher(cfg Config) *dispatcher {
 	return d
 }
 
+// next is a policy as configure has made it ready.
+type next struct {
+	policy   *policy.Policy
+	cost     *cost.Table
+	schedule *schedule.Scheduler
+	classes  []counts
+	byName   map[string]int // classes
+	byURL    map[string]int // the policy's servers
+}
+
+// prepare makes a policy ready for so many servers that are known already. With thousands of
+// classes it takes a while, in which requests go on: it touches nothing of theirs.
+func (d *dispatcher) prepare(to *policy.Policy, known int) (*next, error) {
+	var capacities [][]float64
+	n := &next{policy: to, byName: map[string]int{}, byURL: map[string]int{}}
+	for i, s := range to.Servers {
+		capacities = append(capacities, s.Capacity)
+		n.byURL[s.URL] = i
+	}
+	n.cost = cost.New(to.Resources, capacities, max(d.cfg.Gateways, 1))
+	mode, err := modeOf(d.cfg.Scheduler, n.cost.Resources())
+	if err != nil {
+		return nil, err
+	}
+	// The servers are as many as there may be numbers.
+	config := schedule.Config{Resources: len(n.cost.Resources()), Mode: mode, Servers: max(known+len(to.Servers), 1)}
+	for i, c := range to.Classes {
+		config.Classes = append(config.Classes, schedule.Class{Name: c.Name, Weight: float64(c.Weight), Queue: c.Queue, QueueBytes: c.QueueBytes})
+		n.classes = append(n.classes, counts{waits: obs.NewLatency()})
+		n.byName[c.Name] = i
+	}
+	if n.schedule, err = schedule.New(config); err != nil {
+		return nil, err
+	}
+	for i := range config.Servers {
+		n.schedule.SetCapacity(i, nil) // until it is known whose number that is
+	}
+	return n, nil
+}
+
 // configure goes over to another policy. What waits goes on waiting, in its order and
 // under its class' name, and what is at a server stays there. On an error nothing has
-// changed.
+// changed. Requires: one at a time, which is why what it has seen of servers stays so.
 func (d *dispatcher) configure(to *policy.Policy, now mono.Time) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	m := &d.mu
-	var capacities [][]float64
-	for _, s := range to.Servers {
-		capacities = append(capacities, s.Capacity)
-	}
-	table := cost.New(to.Resources, capacities, max(d.cfg.Gateways, 1))
-	mode, err := modeOf(d.cfg.Scheduler, table.Resources())
+	m.Lock()
+	known := len(m.servers)
+	m.Unlock()
+	n, err := d.prepare(to, known)
 	if err != nil {
 		return err
 	}
-	var classes []counts
-	// The servers are as many as there may be numbers.
-	config := schedule.Config{Resources: len(table.Resources()), Mode: mode, Servers: max(len(m.servers)+len(to.Servers), 1)}
-	for _, c := range to.Classes {
-		config.Classes = append(config.Classes, schedule.Class{Name: c.Name, Weight: float64(c.Weight), Queue: c.Queue, QueueBytes: c.QueueBytes})
-		known := counts{waits: obs.NewLatency()}
-		if n := classOf(m.policy, c.Name); n >= 0 {
-			known = m.classes[n]
+	m.Lock()
+	defer m.Unlock()
+	for name, i := range n.byName { // order: each by itself
+		if was, stays := m.byName[name]; stays {
+			n.classes[i] = m.classes[was]
 		}
-		classes = append(classes, known)
 	}
-	next, err := schedule.New(config)
-	if err != nil {
-		return err
-	}
-	// From here on nothing fails.
 	old := m.schedule
-	m.schedule, m.policy, m.cost, m.classes, m.vector = next, to, table, classes, make(schedule.Vector, config.Resources)
-	d.reader.Store(table)
-	d.renumberLocked(now, config.Servers)
+	m.schedule, m.policy, m.cost, m.classes, m.byName = n.schedule, to, n.cost, n.classes, n.byName
+	m.vector = make(schedule.Vector, len(n.cost.Resources()))
+	d.reader.Store(n.cost)
+	d.renumberLocked(now, n.byURL)
 	for t := range m.tickets.All() {
 		waits := old.Leave(&t.request)
 		d.fillLocked(t)
 		if !waits {
-			next.Adopt(&t.request, t.server)
+			m.schedule.Adopt(&t.request, t.server)
 		} else if t.refused = d.arriveLocked(t); t.refused != nil {
 			t.place.Remove()
 			t.granted <- struct{}{}
@@ -169,21 +198,20 @@ func (d *dispatcher) configure(to *policy.Policy, now mono.Time) error {
 
 // renumberLocked has the servers of the policy take part, and no others. One that was
 // there before keeps its number and what is known of it.
-func (d *dispatcher) renumberLocked(now mono.Time, numbers int) {
+func (d *dispatcher) renumberLocked(now mono.Time, byURL map[string]int) {
 	m := &d.mu
-	for n := range numbers {
-		m.schedule.SetCapacity(n, nil)
-	}
+	numbers := slices.Repeat([]int{-1}, len(m.policy.Servers))
 	for n := range m.servers {
 		s := &m.servers[n]
-		s.index = slices.IndexFunc(m.policy.Servers, func(t policy.Server) bool { return t.URL == s.URL })
-		if s.index < 0 && s.Target != nil {
+		if i, stays := byURL[s.URL]; stays {
+			s.index, numbers[i] = i, n
+		} else if s.Target != nil {
 			m.balance.Remove(n)
 			*s = server{index: -1}
 		}
 	}
 	for i, of := range m.policy.Servers {
-		n := slices.IndexFunc(m.servers, func(s server) bool { return s.index == i })
+		n := numbers[i]
 		if n < 0 {
 			if n = m.balance.Add(now); n == len(m.servers) {
 				m.servers = append(m.servers, server{})
@@ -197,8 +225,8 @@ func (d *dispatcher) renumberLocked(now mono.Time, numbers int) {
 // fillLocked sets what the scheduler is to know of a request.
 func (d *dispatcher) fillLocked(t *ticket) {
 	m := &d.mu
-	class := classOf(m.policy, t.class.Name)
-	if class < 0 { // the policy has changed since it was classified
+	class, known := m.byName[t.class.Name]
+	if !known { // the policy has changed since it was classified
 		class = len(m.policy.Classes) - 1
 	}
 	t.route = m.cost.Route(t.r.Method, t.r.URL.Path)
@@ -221,10 +249,6 @@ func (d *dispatcher) refusedLocked(t *ticket) *counts {
 	c := &d.mu.classes[t.request.Class]
 	t.drain = min(float64(d.mu.schedule.Queued(t.request.Class))/max(c.rate, 1e-9), 60)
 	return c
-}
-
-func classOf(p *policy.Policy, name string) int {
-	return slices.IndexFunc(p.Classes, func(c policy.Class) bool { return c.Name == name })
 }
 
 // modeOf reads the name of a scheduler.
@@ -454,7 +478,7 @@ func (d *dispatcher) tick(now mono.Time) (changed []server) {
 func (d *dispatcher) denied(class string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if i := classOf(d.mu.policy, class); i >= 0 {
+	if i, known := d.mu.byName[class]; known {
 		d.mu.classes[i].Denied++
 	}
 }
