@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,11 +33,14 @@ const (
 	ResendNever
 )
 
-// Config is a client's. It is copied; its zero value but for Address is usable.
+// Config is a client's. It is copied; its zero value but for Address or Broker is usable.
 type Config struct {
 	// Address is the loaddistributor's gRPC host:port, or those of several, with
 	// commas: any of them can say where a publisher belongs.
 	Address string
+	// Broker is the TCP host:port of the one broker to publish to, in place of Address: it
+	// need not be in a cluster.
+	Broker string
 	// DialOptions are added to the default, a connection without TLS: credentials, by
 	// grpc.WithTransportCredentials, and a token, by Token or TokenFile.
 	DialOptions []grpc.DialOption
@@ -102,8 +106,8 @@ type membership struct {
 
 // New returns a client. It connects when it is first needed.
 func New(cfg Config) (*Client, error) {
-	if cfg.Address == "" {
-		return nil, errors.New("client: no address of a loaddistributor")
+	if (cfg.Address == "") == (cfg.Broker == "") {
+		return nil, errors.New("client: want the address of a loaddistributor, or of a broker")
 	}
 	if cfg.MaxOutstanding < 0 || cfg.DrainTimeout < 0 || cfg.Resend > ResendNever || cfg.Pacing > PacingOff {
 		return nil, fmt.Errorf("client: max outstanding %d and drain timeout %v must not be negative, resend %d must be 0 .. %d, pacing %d 0 .. %d",
@@ -131,7 +135,7 @@ func New(cfg Config) (*Client, error) {
 		c.log = slog.New(slog.DiscardHandler)
 	}
 	var err error
-	if c.conn, err = targets.Dial(cfg.Address, cfg.DialOptions...); err != nil {
+	if c.conn, err = targets.Dial(cmp.Or(cfg.Address, cfg.Broker), cfg.DialOptions...); err != nil { // it is not used with Broker
 		return nil, fmt.Errorf("client: %w", err)
 	}
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())
@@ -148,9 +152,12 @@ func (c *Client) Publisher(ctx context.Context, topic, id string) (*Publisher, e
 	if !nsq.IsValidTopicName(topic) {
 		return nil, fmt.Errorf("client: topic %q is no valid name", topic)
 	}
-	a, err := resolve(ctx, c.conn, topic, id)
-	if err != nil {
-		return nil, fmt.Errorf("client: %w", err)
+	a := &srtmv1.Assignment{TcpAddress: c.cfg.Broker}
+	if c.cfg.Broker == "" {
+		var err error
+		if a, err = resolve(ctx, c.conn, topic, id); err != nil {
+			return nil, fmt.Errorf("client: %w", err)
+		}
 	}
 	p := newPublisher(c, topic, id)
 	p.assigned(a) // first: what the watch says is newer
@@ -228,6 +235,13 @@ func (c *Client) watch(m *membership) {
 		ids, changed := c.members(m)
 		if len(ids) == 0 {
 			return
+		}
+		if c.cfg.Broker != "" { // they stay there
+			select {
+			case <-changed:
+			case <-c.ctx.Done():
+			}
+			continue
 		}
 		ctx, cancel := context.WithCancelCause(c.ctx)
 		over := make(chan struct{})

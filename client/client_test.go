@@ -745,6 +745,18 @@ var _ = Describe("a publisher", func() {
 		})
 	})
 
+	It("needs no loaddistributor where it is told its broker", func() {
+		c, err := client.New(client.Config{Broker: b.Address()})
+		Expect(err).NotTo(HaveOccurred())
+		for _, id := range []string{"x", "y"} {
+			p, err := c.Publisher(ctx, topic, id)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(p.Publish(ctx, []byte(id))).To(Succeed())
+		}
+		Expect(read()).To(Equal([]string{"b:x", "b:y"}))
+		Expect(c.Close(ctx)).To(Succeed())
+	})
+
 	It("comes with a client of its own for those who need one only", func() {
 		p, err := client.NewPublisher(ctx, cfg, topic, "p")
 		Expect(err).NotTo(HaveOccurred())
@@ -759,7 +771,7 @@ var _ = Describe("a publisher", func() {
 var _ = Describe("New", func() {
 	It("refuses a configuration with faults", func() {
 		_, err := client.New(client.Config{})
-		Expect(err).To(MatchError(ContainSubstring("no address")))
+		Expect(err).To(MatchError(ContainSubstring("want the address")))
 		_, err = client.New(client.Config{Address: "x:1", MaxOutstanding: -1})
 		Expect(err).To(MatchError(ContainSubstring("max outstanding -1")))
 		bad := nsq.NewConfig()

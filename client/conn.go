@@ -21,21 +21,27 @@ import (
 	"github.com/srtm-io/srtm/pacing/header"
 )
 
-// maxFrame bounds what a broker may say to a publisher at once, in bytes.
-const maxFrame = 16 << 10
+// What a broker may say at once, in bytes: to a publisher, and to a subscriber.
+const (
+	maxFrame   = 16 << 10
+	maxMessage = 64 << 20
+)
 
-// conn is a connection to a broker that knows who we are.
+// Conn is a connection to a broker that knows who we are, for what a Publisher is not for.
 //
 // go-nsq's Conn believes what a broker says: it allocates up to 2 GB for a frame, panics at
 // an empty answer to IDENTIFY, speaks in clear where TLS was asked for and is not granted,
 // and never ends where it was sent a message. It closes its descriptor when garbage is
 // collected, and no context ends its handshake.
-type conn struct {
+type Conn struct {
 	// set once
-	cfg    *nsq.Config
-	nc     net.Conn // the socket
-	r      io.Reader
-	unbind func() bool // from the context that ends it
+	cfg      *nsq.Config
+	nc       net.Conn // the socket
+	r        io.Reader
+	unbind   func() bool // from the context that ends it
+	maxReady int         // what the broker takes as RDY; 0: it does not say
+
+	most int // bytes of a frame; owned by the reader
 
 	mu struct { // of writes
 		sync.Mutex
@@ -44,17 +50,17 @@ type conn struct {
 	}
 }
 
-// connect dials, identifies, upgrades and authenticates, in at most DialTimeout and
+// Dial connects, identifies, upgrades and authenticates, in at most DialTimeout and
 // ReadTimeout. The connection ends with ctx, whatever is being written.
-func connect(ctx context.Context, address string, cfg *nsq.Config) (*conn, error) {
+func Dial(ctx context.Context, address string, cfg *nsq.Config) (*Conn, error) {
 	dialer := net.Dialer{LocalAddr: cfg.LocalAddr, Timeout: cfg.DialTimeout}
 	nc, err := dialer.DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{cfg: cfg, nc: nc}
+	c := &Conn{cfg: cfg, nc: nc, most: maxFrame}
 	c.layer(nc, nc, nil)
-	c.unbind = context.AfterFunc(ctx, func() { _ = nc.Close() }) // as close
+	c.unbind = context.AfterFunc(ctx, func() { _ = nc.Close() }) // as Close
 	err = nc.SetDeadline(time.Now().Add(cfg.ReadTimeout))
 	if err == nil {
 		err = c.greet(ctx, address)
@@ -66,26 +72,27 @@ func connect(ctx context.Context, address string, cfg *nsq.Config) (*conn, error
 		err = context.Cause(ctx)
 	}
 	if err != nil {
-		c.close()
+		c.Close()
 		return nil, err
 	}
+	c.r = bufio.NewReader(c.r)
 	return c, nil
 }
 
-// close ends the connection. What waits for it fails.
-func (c *conn) close() {
+// Close ends the connection. What waits for it fails.
+func (c *Conn) Close() {
 	c.unbind()
 	_ = c.nc.Close() // what it could report is that it is closed
 }
 
 // layer has all that follows pass through r and w.
-func (c *conn) layer(r io.Reader, w io.Writer, flush func() error) {
+func (c *Conn) layer(r io.Reader, w io.Writer, flush func() error) {
 	c.r = r // not buffered: what follows an answer may be of the next layer
 	c.mu.w, c.mu.flush = bufio.NewWriter(w), flush
 }
 
 // greet says who we are, and does what the broker grants of what was asked for.
-func (c *conn) greet(ctx context.Context, address string) error {
+func (c *Conn) greet(ctx context.Context, address string) error {
 	if _, err := c.nc.Write(wire.AppendMagic(nil)); err != nil {
 		return err
 	}
@@ -98,12 +105,14 @@ func (c *conn) greet(ctx context.Context, address string) error {
 		Deflate      bool `json:"deflate"`
 		Snappy       bool `json:"snappy"`
 		AuthRequired bool `json:"auth_required"`
+		MaxReady     int  `json:"max_rdy_count"`
 	}
 	if string(answer) != wire.OK { // that of one that does not negotiate
 		if err := json.Unmarshal(answer, &granted); err != nil {
 			return fmt.Errorf("identify: %w", err)
 		}
 	}
+	c.maxReady = granted.MaxReady
 	var under net.Conn = c.nc
 	switch {
 	case c.cfg.TlsV1 && !granted.TLS:
@@ -160,7 +169,7 @@ func (c *conn) greet(ctx context.Context, address string) error {
 }
 
 // identify is the command that says who we are.
-func (c *conn) identify() (*nsq.Command, error) {
+func (c *Conn) identify() (*nsq.Command, error) {
 	cfg := c.cfg
 	ms := func(d time.Duration) int64 {
 		if d == -1 {
@@ -178,17 +187,17 @@ func (c *conn) identify() (*nsq.Command, error) {
 }
 
 // ask writes a command and returns the answer. Only while nothing reads.
-func (c *conn) ask(cmd *nsq.Command, err error) ([]byte, error) {
+func (c *Conn) ask(cmd *nsq.Command, err error) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := c.write(cmd); err != nil {
+	if err := c.Send(cmd); err != nil {
 		return nil, err
 	}
 	return c.answer()
 }
 
-func (c *conn) answer() ([]byte, error) {
+func (c *Conn) answer() ([]byte, error) {
 	for {
 		kind, data, err := frames.Read(c.r, maxFrame)
 		switch {
@@ -201,14 +210,14 @@ func (c *conn) answer() ([]byte, error) {
 		case string(data) != wire.Heartbeat: // which may come while an auth server is asked
 			return data, nil
 		}
-		if err := c.write(nsq.Nop()); err != nil {
+		if err := c.Send(nsq.Nop()); err != nil {
 			return nil, err
 		}
 	}
 }
 
 // upgraded takes a broker's word that a layer works.
-func (c *conn) upgraded(what string) error {
+func (c *Conn) upgraded(what string) error {
 	answer, err := c.answer()
 	if err == nil && string(answer) != wire.OK {
 		err = fmt.Errorf("the broker says %.40q", answer)
@@ -219,9 +228,9 @@ func (c *conn) upgraded(what string) error {
 	return nil
 }
 
-// write writes a command. After an error part of it may have been sent, but not its end,
+// Send writes a command, from any goroutine. After an error part of it may have been sent, but not its end,
 // unless there is a compressor.
-func (c *conn) write(cmd *nsq.Command) error {
+func (c *Conn) Send(cmd *nsq.Command) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	err := c.nc.SetWriteDeadline(time.Now().Add(c.cfg.WriteTimeout))
@@ -237,27 +246,56 @@ func (c *conn) write(cmd *nsq.Command) error {
 	return err
 }
 
+// Next returns what the broker says next but heartbeats, which it answers. One goroutine at a
+// time calls it. After an error the connection is of no use.
+func (c *Conn) Next() (kind wire.FrameType, data []byte, err error) {
+	for {
+		if err = c.nc.SetReadDeadline(time.Now().Add(c.cfg.ReadTimeout)); err == nil {
+			kind, data, err = frames.Read(c.r, c.most)
+		}
+		if err != nil || kind != wire.FrameResponse || string(data) != wire.Heartbeat {
+			return kind, data, err
+		}
+		if err := c.Send(nsq.Nop()); err != nil {
+			return 0, nil, err
+		}
+	}
+}
+
+// Subscribe has messages of a channel come, of which at most so many as are ready, or as
+// the broker allows, are not finished at a time.
+func (c *Conn) Subscribe(topic, channel string, ready int) error {
+	c.most = maxMessage
+	if err := c.Send(nsq.Subscribe(topic, channel)); err != nil {
+		return err
+	}
+	kind, data, err := c.Next()
+	switch {
+	case err != nil:
+		return err
+	case kind == wire.FrameError:
+		return refused(data)
+	case string(data) != wire.OK:
+		return fmt.Errorf("broker answered %.40q", data)
+	case c.maxReady > 0:
+		ready = min(ready, c.maxReady)
+	}
+	return c.Send(nsq.Ready(ready))
+}
+
 // errUnasked: a broker sent a message to a publisher.
 var errUnasked = errors.New("broker sent a message to a publisher")
 
 // read tells r what the broker says, until the connection ends, and then why.
-func (c *conn) read(r *route) {
-	in := bufio.NewReader(c.r)
+func (c *Conn) read(r *route) {
 	for {
-		err := c.nc.SetReadDeadline(time.Now().Add(c.cfg.ReadTimeout))
-		var kind wire.FrameType
-		var data []byte
-		if err == nil {
-			kind, data, err = frames.Read(in, maxFrame)
-		}
+		kind, data, err := c.Next()
 		switch {
 		case err != nil:
 		case kind == wire.FrameMessage:
 			err = errUnasked
 		case kind == wire.FrameError:
 			r.answered(answer{refused(data)})
-		case string(data) == wire.Heartbeat:
-			err = c.write(nsq.Nop())
 		case !header.IsOK(data):
 			err = fmt.Errorf("broker answered %.40q", data)
 		default:

@@ -44,4 +44,5 @@
 //
 // The package must not know how brokers are chosen. Subscribers need nothing
 // of it: they use go-nsq with the loaddistributor's HTTP address as lookupd.
+// Conn is for one that trusts no broker.
 package client

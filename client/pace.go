@@ -142,7 +142,7 @@ func (r *route) askPace(ctx context.Context, weight uint8) error {
 	r.in.asked = asked
 	r.in.Unlock()
 	cmd := &nsq.Command{Name: []byte("PACE"), Params: [][]byte{[]byte(strconv.Itoa(header.Version)), []byte(strconv.Itoa(int(weight)))}}
-	if err := r.conn.write(cmd); err != nil {
+	if err := r.conn.Send(cmd); err != nil {
 		return fmt.Errorf("ask broker %s for its pace: %w", r.address, err)
 	}
 	timer := time.NewTimer(askTimeout)

@@ -23,7 +23,7 @@ type route struct {
 	// set once
 	address string
 	paced   bool // the broker was asked what may be sent
-	conn    *conn
+	conn    *Conn
 	notify  chan<- struct{} // holds one token: there is something to take
 	advise  func(header.OK)
 
@@ -53,7 +53,7 @@ func dial(ctx context.Context, address string, cfg *nsq.Config, limit int, weigh
 	r := &route{address: address, paced: weight > 0, notify: notify, advise: advise}
 	r.in.limit = limit
 	var err error
-	if r.conn, err = connect(ctx, address, cfg); err != nil {
+	if r.conn, err = Dial(ctx, address, cfg); err != nil {
 		return nil, fmt.Errorf("connect to broker %s: %w", address, err)
 	}
 	all.Go(func() { r.conn.read(r) })
@@ -67,7 +67,7 @@ func dial(ctx context.Context, address string, cfg *nsq.Config, limit int, weigh
 }
 
 // close ends the connection.
-func (r *route) close() { r.conn.close() }
+func (r *route) close() { r.conn.Close() }
 
 // take returns what has come in since.
 func (r *route) take() (answers []answer, ended error) {

@@ -381,7 +381,7 @@ func (s *sender) send() {
 			s.queue = s.queue[1:]
 			cur := s.cur
 			cur.open = append(cur.open, r)
-			if err := cur.conn.write(cmd); err != nil {
+			if err := cur.conn.Send(cmd); err != nil {
 				s.writeFailed(cur, err)
 			}
 		}
