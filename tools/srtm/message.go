@@ -9,9 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -24,6 +26,7 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/secure"
+	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/tools/srtm/screen"
 )
 
@@ -61,8 +64,6 @@ func authSecret(path string) (string, error) {
 func (n *nsqClient) config() (*nsq.Config, error) {
 	cfg := client.DefaultNSQConfig()
 	cfg.UserAgent = "srtm"
-	cfg.MaxAttempts = 0 // go-nsq would finish what came more often, unseen
-	cfg.LookupdPollInterval = brokersPause
 	for _, o := range n.options {
 		name, value, _ := strings.Cut(o, "=")
 		if err := cfg.Set(name, value); err != nil {
@@ -137,57 +138,25 @@ further, and waits for the answers to what it has sent, at most 5 s.`,
 	return p.flags(cmd)
 }
 
-// publisher is where messages go: begin hands one on, and wait returns what became of it.
-type publisher struct {
-	begin func(ctx context.Context, body []byte) (wait func() error)
-	close func(ctx context.Context) error
-}
-
-func (p *publication) open(x *call) (*publisher, error) {
+// open opens the publisher.
+func (p *publication) open(x *call) (*client.Publisher, error) {
 	cfg, err := p.config()
 	if err != nil {
 		return nil, err
 	}
-	topic := x.args[0]
+	of := client.Config{NSQ: cfg, MaxOutstanding: pubAhead}
+	topic, id := x.args[0], p.id
 	if len(p.addresses) > 0 {
-		cfg.ClientID = cmp.Or(p.id, cfg.ClientID)
-		direct, err := nsq.NewProducer(p.addresses[0], cfg)
-		if err != nil {
-			return nil, err
-		}
-		direct.SetLogger(nil, nsq.LogLevelMax)
-		return &publisher{
-			begin: func(ctx context.Context, body []byte) func() error {
-				done := make(chan *nsq.ProducerTransaction, 1)
-				if err := direct.PublishAsync(topic, body, done); err != nil {
-					return func() error { return err }
-				}
-				return func() error {
-					select {
-					case t := <-done:
-						return t.Error
-					case <-ctx.Done():
-						return fmt.Errorf("sent but not answered: %w", ctx.Err())
-					}
-				}
-			},
-			close: func(context.Context) error { direct.Stop(); return nil },
-		}, nil
-	}
-	id := p.id
-	if id == "" {
-		if id, err = firstPublisher(x, topic); err != nil {
-			return nil, err
+		of.Broker, id = p.addresses[0], cmp.Or(id, cfg.ClientID)
+	} else {
+		of.Address, of.DialOptions = x.address, x.options
+		if id == "" {
+			if id, err = firstPublisher(x, topic); err != nil {
+				return nil, err
+			}
 		}
 	}
-	lib, err := client.NewPublisher(x.ctx, client.Config{Address: x.address, DialOptions: x.options, NSQ: cfg, MaxOutstanding: pubAhead}, topic, id)
-	if err != nil {
-		return nil, err
-	}
-	return &publisher{
-		begin: func(ctx context.Context, body []byte) func() error { return lib.BeginPublish(ctx, body).Wait },
-		close: lib.Close,
-	}, nil
+	return client.NewPublisher(x.ctx, of, topic, id)
 }
 
 // firstPublisher is the id of a publisher that the topic was created with.
@@ -259,7 +228,7 @@ sending:
 			if !pace.wait(reading) {
 				break sending
 			}
-			waits <- to.begin(patient, body)
+			waits <- to.BeginPublish(patient, body).Wait
 		case <-reading.Done():
 			break sending
 		}
@@ -270,7 +239,7 @@ sending:
 		fault = context.Cause(reading)
 	}
 	stop(nil) // the reader
-	err = errors.Join(fault, to.close(patient))
+	err = errors.Join(fault, to.Close(patient))
 	return errors.Join(err, x.say(map[string]int64{"published": accepted}, nil, "published %d messages to %s\n", accepted, x.args[0]))
 }
 
@@ -353,16 +322,25 @@ func (p *pace) wait(ctx context.Context) bool {
 // brokersPause is between two looks at which brokers have the topic.
 const brokersPause = time.Second
 
+// tailAhead bounds what a broker has delivered and tail has not printed.
+const tailAhead = 200
+
 // tail is what `tail` was told, and what it has done.
 type tail struct {
 	nsqClient
 	channel string
 	count   int64
 
-	x       *call
-	printed int64         // by the one handler
-	fault   error         // of printing; set before over is closed
-	over    chan struct{} // closed by the handler: nothing more is printed
+	x   *call
+	cfg *nsq.Config
+	end context.CancelFunc // nothing more is printed
+
+	out struct { // of the output
+		sync.Mutex
+		printed int64
+		over    bool
+		fault   error // of printing
+	}
 }
 
 func tailCommand() *cobra.Command {
@@ -401,29 +379,32 @@ func (t *tail) run(x *call) error {
 	// A reader that is gone is an error of printing, not the end of the process: what
 	// was not printed goes back.
 	defer lifecycle.KeepPipes()()
-	cfg, err := t.config()
-	if err != nil {
+	var err error
+	if t.cfg, err = t.config(); err != nil {
 		return err
 	}
-	cfg.MaxInFlight = 200
-	if t.count > 0 {
-		cfg.MaxInFlight = int(min(t.count, 200))
+	if !nsq.IsValidTopicName(x.args[0]) {
+		return usagef("topic %q is no valid name", x.args[0])
 	}
-	channel := cmp.Or(t.channel, "tail."+rand.Text()[:10]+"#ephemeral")
-	c, err := nsq.NewConsumer(x.args[0], channel, cfg)
-	if err != nil {
-		return usagef("%v", err)
-	}
-	c.SetLogger(complaints{screen.Safe(x.cmd.ErrOrStderr())}, nsq.LogLevelError)
-	t.x, t.over = x, make(chan struct{})
-	c.AddHandler(t)
-	err = t.follow(c)
-	c.Stop() // returns what is not finished
-	<-c.StopChan
+	t.x, t.channel = x, cmp.Or(t.channel, "tail."+rand.Text()[:10]+"#ephemeral")
+	ctx, end := context.WithCancel(x.cmd.Context())
+	defer end()
+	t.end = end
+	// What was printed is worth being finished.
+	patient, give := context.WithCancel(context.WithoutCancel(ctx))
+	defer give()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(pubGrace, give) })()
+	ended := make(chan error, 1)
+	go func() { ended <- t.follow(ctx, patient) }()
 	select {
-	case <-t.over:
-		err = t.fault
-	default:
+	case err = <-ended:
+	case <-patient.Done(): // a write to a pipe that nobody reads cannot be ended
+		return nil
+	}
+	t.out.Lock()
+	defer t.out.Unlock()
+	if t.out.over {
+		err = t.out.fault
 	}
 	if errors.Is(err, syscall.EPIPE) || errors.Is(err, io.ErrClosedPipe) {
 		return nil
@@ -431,60 +412,125 @@ func (t *tail) run(x *call) error {
 	return err
 }
 
-// complaints are where go-nsq's lines go.
-type complaints struct{ w io.Writer }
-
-func (c complaints) Output(_ int, line string) error {
-	_, err := fmt.Fprintln(c.w, "srtm tail:", line)
-	return err
+// consumer is one broker's.
+type consumer struct {
+	leave context.CancelFunc
+	told  chan error // takes why it is not subscribed or nil, and if it was, why no longer
 }
 
-// follow keeps the consumer connected to the brokers that have the topic, until the
-// command ends or nothing more is to be printed.
-func (t *tail) follow(c *nsq.Consumer) error {
-	ctx := t.x.cmd.Context()
-	connected := map[string]bool{}
+// follow consumes from the brokers that have the topic, until ctx ends, or none of the
+// first can be consumed from.
+func (t *tail) follow(ctx, patient context.Context) error {
+	var all sync.WaitGroup
+	defer all.Wait()
+	connected := map[string]consumer{}
 	said := ""
 	for first := true; ; first = false {
 		addresses, err := t.brokers(ctx)
-		for _, a := range addresses {
-			if connected[a] {
-				continue
-			}
-			if fault := c.ConnectToNSQD(a); fault != nil && !errors.Is(fault, nsq.ErrAlreadyConnected) {
-				err = errors.Join(err, fmt.Errorf("broker %s: %w", a, fault))
-				continue
-			}
-			connected[a] = true
-		}
-		if len(addresses) > 0 {
-			for a := range connected {
-				if !slices.Contains(addresses, a) {
-					_ = c.DisconnectFromNSQD(a) // it may have ended by itself
-					delete(connected, a)
+		for _, a := range slices.Sorted(maps.Keys(connected)) {
+			select {
+			case fault := <-connected[a].told:
+				connected[a].leave()
+				delete(connected, a)
+				err = errors.Join(err, fault)
+			default:
+				if len(addresses) > 0 && !slices.Contains(addresses, a) {
+					connected[a].leave()
 				}
 			}
+		}
+		for _, a := range addresses {
+			if _, is := connected[a]; is {
+				continue
+			}
+			here, leave := context.WithCancel(ctx)
+			c := consumer{leave, make(chan error, 2)}
+			all.Go(func() { t.consume(here, patient, a, c.told) })
+			if fault := <-c.told; fault != nil {
+				leave()
+				err = errors.Join(err, fault)
+				continue
+			}
+			connected[a] = c
 		}
 		switch {
 		case err == nil:
 			said = ""
+		case ctx.Err() != nil:
 		case first && len(connected) == 0:
 			return err
 		case err.Error() != said:
 			said = err.Error()
 			fmt.Fprintf(screen.Safe(t.x.cmd.ErrOrStderr()), "srtm tail goes on with %d brokers: %v\n", len(connected), explain(err))
 		}
-		timer := time.NewTimer(brokersPause)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return nil
-		case <-t.over:
-			timer.Stop()
+		if !clock.Sleep(ctx, brokersPause) {
 			return nil
 		}
 	}
+}
+
+// consume prints what a broker delivers, until ctx ends: then what was printed is finished,
+// which takes until patient ends at most, and what was not goes back.
+func (t *tail) consume(ctx, patient context.Context, address string, told chan<- error) {
+	fail := func(err error) { told <- fmt.Errorf("broker %s: %w", address, err) }
+	life, hangUp := context.WithCancel(patient)
+	defer hangUp()
+	subscribed := context.AfterFunc(ctx, hangUp)
+	conn, err := client.Dial(life, address, t.cfg)
+	if err != nil {
+		fail(err)
+		return
+	}
+	defer conn.Close()
+	if err := conn.Subscribe(t.x.args[0], t.channel, int(min(cmp.Or(t.count, tailAhead), tailAhead))); err != nil {
+		fail(err)
+		return
+	}
+	told <- nil
+	if subscribed() {
+		defer context.AfterFunc(ctx, func() { _ = conn.Send(nsq.StartClose()) })() // where it cannot be sent, Next fails
+	}
+	for {
+		kind, data, err := conn.Next()
+		switch {
+		case err != nil:
+		case kind == wire.FrameMessage:
+			var m *nsq.Message
+			if m, err = nsq.DecodeMessage(data); err == nil {
+				err = t.take(conn, address, m)
+			}
+		case kind == wire.FrameError:
+			if fault := wire.ParseError(data); fault.Fatal {
+				err = fault
+			}
+		case string(data) == wire.CloseWait:
+			told <- nil
+			return
+		}
+		if err != nil {
+			fail(err)
+			return
+		}
+	}
+}
+
+// take prints a message and finishes it, unless nothing more is to be printed.
+func (t *tail) take(from *client.Conn, address string, m *nsq.Message) error {
+	t.out.Lock()
+	defer t.out.Unlock()
+	if t.out.over || t.x.cmd.Context().Err() != nil {
+		return nil
+	}
+	t.out.fault = t.print(address, m)
+	var err error
+	if t.out.fault == nil {
+		t.out.printed++
+		err = from.Send(nsq.Finish(m.ID))
+	}
+	if t.out.over = t.out.fault != nil || t.out.printed == t.count; t.out.over {
+		t.end()
+	}
+	return err
 }
 
 // brokers are the addresses of those that have the topic now.
@@ -506,28 +552,7 @@ func (t *tail) brokers(ctx context.Context) (addresses []string, err error) {
 	return addresses, err
 }
 
-// HandleMessage prints a message. go-nsq calls it for one after the other.
-func (t *tail) HandleMessage(m *nsq.Message) error {
-	m.DisableAutoResponse()
-	select {
-	case <-t.over:
-		m.RequeueWithoutBackoff(0)
-		return nil
-	default:
-	}
-	if t.fault = t.print(m); t.fault != nil {
-		m.RequeueWithoutBackoff(0)
-		close(t.over)
-		return nil
-	}
-	m.Finish()
-	if t.printed++; t.printed == t.count {
-		close(t.over)
-	}
-	return nil
-}
-
-func (t *tail) print(m *nsq.Message) error {
+func (t *tail) print(address string, m *nsq.Message) error {
 	text := append(m.Body, '\n')
 	if t.x.output == formJSON {
 		var err error
@@ -537,7 +562,7 @@ func (t *tail) print(m *nsq.Message) error {
 			Timestamp int64  `json:"timestamp"` // Unix ns
 			Attempts  uint16 `json:"attempts"`
 			Body      []byte `json:"body"`
-		}{m.NSQDAddress, string(m.ID[:]), m.Timestamp, m.Attempts, m.Body})
+		}{address, string(m.ID[:]), m.Timestamp, m.Attempts, m.Body})
 		if err != nil {
 			return err
 		}

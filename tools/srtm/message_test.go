@@ -23,6 +23,7 @@ import (
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
+	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/tools/srtm/screen"
 )
 
@@ -163,6 +164,55 @@ func TestPubAndTail(t *testing.T) {
 	for _, args := range [][]string{{"pub", "none", at}, {"tail", "none", at}, {"pub", "orders", "--id=nobody", at}, {"pub", "orders", dir + "/none", at}} {
 		if _, _, err := srtm(t, "", args...); err == nil {
 			t.Errorf("%q succeeded", args)
+		}
+	}
+}
+
+// What listens at a broker's address ends an attempt, not the process, gets no secret in clear
+// where TLS is asked for, and holds up no interrupt.
+func TestHostileBrokers(t *testing.T) {
+	secret := testkit.File(t, "secret", "s3cret\n")
+	frame := func(text string) string { return string(wire.AppendResponse(nil, text)) }
+	for name, answer := range map[string]string{
+		"nothing in a frame": frame(""), "a frame of 2 GB": "\x7f\xff\xff\xff\x00\x00\x00\x00", "no TLS": frame(`{"auth_required":true}`), "silence": "",
+	} {
+		for _, command := range []string{"pub", "tail"} {
+			t.Run(command+", "+name, func(t *testing.T) {
+				ln, ended := testkit.Listen(t), make(chan struct{})
+				var heard testkit.Buffer
+				once := make(chan struct{}, 1) // it was answered, and has hung up if that is no answer
+				go func() {
+					defer close(ended)
+					for {
+						nc, err := ln.Accept()
+						if err != nil {
+							return
+						}
+						for !strings.Contains(heard.String(), "IDENTIFY") && err == nil {
+							_, err = io.CopyN(&heard, nc, 1)
+						}
+						_, _ = io.WriteString(nc, answer)
+						if answer != "" {
+							_, _ = io.Copy(&heard, nc)
+						}
+						select {
+						case once <- struct{}{}:
+						default:
+						}
+						_, _ = io.Copy(&heard, nc)
+						nc.Close()
+					}
+				}()
+				c := begin(t, strings.NewReader("x\n"), command, "t", "--nsqd-tcp-address="+ln.Addr().String(), "--nsq-opt=tls_v1=true", "--auth-secret-file="+secret)
+				<-once
+				c.interrupt()
+				said, err := c.rest()
+				ln.Close()
+				<-ended
+				if err == nil && command == "pub" || strings.Contains(heard.String(), "s3cret") {
+					t.Errorf("it said %q to the broker, and %q, %v", heard.String(), said, err)
+				}
+			})
 		}
 	}
 }
