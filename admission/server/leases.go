@@ -73,7 +73,7 @@ func (s *Server) grant(q *wire.Question) (a wire.Answer, g wire.Grant, ok bool) 
 		var contract tokenbucket.Share
 		var credits tokenbucket.Tokens
 		var known bool
-		s.locked(string(q.Key), func(keys *table.Shard) { contract, credits, known = keys.Lend(q.Key, now.Mono) })
+		s.shards.locked(string(q.Key), func(keys *table.Shard) { contract, credits, known = keys.Lend(q.Key, now.Mono) })
 		if !known {
 			return a, g, false
 		}
@@ -114,7 +114,7 @@ func (s *Server) decideLent(key []byte, cost int64, peek bool, v *table.Verdict)
 		v.Retry = retry
 	}
 	if !admit && !peek {
-		s.lockedShard(p%shards, func(keys *table.Shard) { keys.Denied(key) })
+		s.shards.at(p%shardCount, func(keys *table.Shard) { keys.Denied(key) })
 	}
 }
 
@@ -138,10 +138,10 @@ func (s *Server) tendLease(key string) {
 	now := s.cfg.Now().Mono
 	var contract tokenbucket.Share
 	if !now.Before(s.leases.quiet[rule.Partition(key, rule.Partitions)]) {
-		s.locked(key, func(keys *table.Shard) { contract = keys.Contract(key) })
+		s.shards.locked(key, func(keys *table.Shard) { contract = keys.Contract(key) })
 	}
 	if tokens, whole := k.Step(now, contract); whole {
-		s.locked(key, func(keys *table.Shard) { keys.Return(key, tokens, now) })
+		s.shards.locked(key, func(keys *table.Shard) { keys.Return(key, tokens, now) })
 		delete(s.leases.keys, key)
 	}
 }

@@ -212,7 +212,7 @@ func (s *Server) place(k *lookup, credit *table.Credit, before *owners) {
 	if empty != 0 && (credit == nil || credit.At < empty) {
 		credit = &table.Credit{Key: k.key, At: empty}
 	}
-	s.lockedShard(p%shards, func(keys *table.Shard) {
+	s.shards.at(p%shardCount, func(keys *table.Shard) {
 		if t := s.owners.Load(); t.mine[p] && t.all[p].Epoch == was.Epoch && t.instance == before.instance {
 			k.full = !keys.Learn(k.key, r, table.Held(credit, r, now), from)
 		} else {

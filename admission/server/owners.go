@@ -230,13 +230,13 @@ func (s *Server) readOwners(ctx context.Context) error {
 	}
 	old, next := s.owners.Load(), &owners{instance: s.me.Instance, number: number, all: all}
 	var kept [rule.Partitions]bool
-	var drop [shards]bool
+	var drop [shardCount]bool
 	held := 0
 	for i, p := range all {
 		next.mine[i] = p.Owner == s.me.Address
 		had := len(old.all) > 0 && old.all[i].Owner == s.me.Address
 		kept[i] = next.mine[i] && had && old.all[i].Epoch == p.Epoch && old.instance == next.instance
-		drop[i%shards] = drop[i%shards] || had && !kept[i]
+		drop[i%shardCount] = drop[i%shardCount] || had && !kept[i]
 		if next.mine[i] {
 			held++
 		}
@@ -249,7 +249,7 @@ func (s *Server) readOwners(ctx context.Context) error {
 	s.owners.Store(&none)
 	for i := range s.shards {
 		if drop[i] {
-			s.inTurns(i, func(keys *table.Shard, from int32) int32 {
+			s.shards.inTurns(i, func(keys *table.Shard, from int32) int32 {
 				return keys.Drop(func(p int) bool { return !kept[p] }, from, slotsAtOnce)
 			})
 		}
@@ -284,12 +284,12 @@ func (s *Server) handOver(ctx context.Context, members []store.Member) error {
 	s.owners.Store(&frozen)
 	s.frozen = true
 	var credits []table.Credit // since the last check-point
-	s.allInTurns(func(keys *table.Shard, from int32) (next int32) {
+	s.shards.allInTurns(func(keys *table.Shard, from int32) (next int32) {
 		credits, next = keys.Changed(table.Saver, credits, of, from, slotsAtOnce, s.now())
 		return next
 	})
 	if err := s.cfg.Store.HandOver(ctx, s.me, to, slices.Sorted(maps.Keys(moving)), credits); err != nil {
-		s.unread(table.Saver, credits)
+		s.shards.unread(table.Saver, credits)
 		s.atOnce = max(1, s.atOnce/2)
 		return err // with the next renewal the store says whose they are
 	}

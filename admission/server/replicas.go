@@ -337,7 +337,7 @@ func (s *Server) chosen(next store.Member) {
 	}
 	s.cfg.Log.Info("another server follows this one", "server", next.Address)
 	for i := range s.shards {
-		s.lockedShard(i, (*table.Shard).Restart)
+		s.shards.at(i, (*table.Shard).Restart)
 	}
 }
 
@@ -383,7 +383,7 @@ func (s *Server) replicateOnce(ctx context.Context) error {
 		}
 		return nil
 	}
-	for at := (cursor{}); at.shard < shards; {
+	for at := (cursor{}); at.shard < shardCount; {
 		if err := s.tell(table.Sender, creditsAtOnce, &at, send); err != nil {
 			return err
 		}

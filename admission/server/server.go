@@ -84,7 +84,6 @@ const (
 )
 
 const (
-	shards       = 64
 	lastDeadline = 5 * time.Second // of the last check-point
 )
 
@@ -111,10 +110,7 @@ type Server struct {
 	frozen  bool                       // by a hand-over of which it is not known what came
 	atOnce  int                        // partitions of the next one
 
-	shards [shards]struct {
-		sync.Mutex
-		keys *table.Shard
-	}
+	shards shards
 	// rules guards the defaults, and change is written under it. A lookup holds it (read) while it
 	// puts keys here whose rules are as of change: an edit after that is followed by them, too.
 	// It is not held while the store is asked, which may take as long as it does.
@@ -172,7 +168,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	}
 	s.owners.Store(new(owners))
 	for i := range s.shards {
-		s.shards[i].keys = table.New((cfg.MaxKeys + shards - 1) / shards)
+		s.shards[i].keys = table.New((cfg.MaxKeys + shardCount - 1) / shardCount)
 		s.shards[i].keys.Alone = s.alone
 	}
 	now := cfg.Now()
@@ -292,25 +288,6 @@ func (s *Server) Healthy() error {
 	return nil
 }
 
-// locked calls f with the shard of a key.
-func (s *Server) locked(key string, f func(keys *table.Shard)) {
-	s.lockedShard(rule.Partition(key, rule.Partitions)%shards, f)
-}
-
-func (s *Server) lockedShard(i int, f func(keys *table.Shard)) {
-	sh := &s.shards[i]
-	sh.Lock()
-	defer sh.Unlock()
-	f(sh.keys)
-}
-
-// inTurns calls f for all slots of a shard. Others get the lock in between.
-func (s *Server) inTurns(i int, f func(keys *table.Shard, from int32) (next int32)) {
-	for from, more := int32(0), true; more; more = from != 0 {
-		s.lockedShard(i, func(keys *table.Shard) { from = f(keys, from) })
-	}
-}
-
 // cursor is where a pass over all shards goes on: slot of shard.
 type cursor struct {
 	shard int
@@ -322,8 +299,8 @@ type cursor struct {
 func (s *Server) tell(by table.Reader, n int, at *cursor, send func(*owners, []table.Credit) error) error {
 	start, t := *at, s.owners.Load()
 	var credits []table.Credit
-	for at.shard < shards && len(credits) < n {
-		s.lockedShard(at.shard, func(keys *table.Shard) {
+	for at.shard < shardCount && len(credits) < n {
+		s.shards.at(at.shard, func(keys *table.Shard) {
 			credits, at.slot = keys.Changed(by, credits, nil, at.slot, int32(n-len(credits)), s.now())
 		})
 		if at.slot == 0 {
@@ -335,26 +312,13 @@ func (s *Server) tell(by table.Reader, n int, at *cursor, send func(*owners, []t
 		err = send(t, credits)
 	}
 	if err != nil {
-		s.unread(by, credits)
+		s.shards.unread(by, credits)
 	}
 	if errors.Is(err, store.ErrMoved) {
 		*at = start
 		return nil
 	}
 	return err
-}
-
-func (s *Server) unread(by table.Reader, credits []table.Credit) {
-	for i := range credits {
-		s.locked(credits[i].Key, func(keys *table.Shard) { keys.Unread(by, credits[i:i+1]) })
-	}
-}
-
-// allInTurns is inTurns for each shard.
-func (s *Server) allInTurns(f func(keys *table.Shard, from int32) (next int32)) {
-	for i := range s.shards {
-		s.inTurns(i, f)
-	}
 }
 
 // alone reports that no other can decide meanwhile: so the store or the follower has said.
@@ -368,7 +332,7 @@ func (s *Server) alone() bool {
 // handed over has all that was decided.
 func (s *Server) decide(key []byte, cost uint32, now mono.Time, peek bool) (v table.Verdict, here bool) {
 	p := rule.Partition(key, rule.Partitions)
-	sh := &s.shards[p%shards]
+	sh := &s.shards[p%shardCount]
 	sh.Lock()
 	if here = s.owners.Load().mine[p]; here {
 		v = sh.keys.Ask(key, int64(cost), now, peek)

@@ -112,11 +112,11 @@ func (s *Server) followEdits(changes []store.Change) {
 		if changes[i].Deleted {
 			own = nil
 		}
-		s.locked(r.Key, func(keys *table.Shard) { keys.Follow(r.Key, s.ruleOf(r.Key, own, r.Change), s.cfg.Now().Mono) })
+		s.shards.locked(r.Key, func(keys *table.Shard) { keys.Follow(r.Key, s.ruleOf(r.Key, own, r.Change), s.cfg.Now().Mono) })
 	}
 	s.rules.Unlock()
 	if defaults { // those that are new by then have the new ones
-		s.allInTurns(func(keys *table.Shard, from int32) int32 {
+		s.shards.allInTurns(func(keys *table.Shard, from int32) int32 {
 			return keys.Undefault(&s.rules.defaults, s.rules.change, from, slotsAtOnce, s.cfg.Now().Mono)
 		})
 	}
@@ -184,7 +184,7 @@ func (s *Server) sweep(ctx context.Context) error {
 // as changed again. A batch has so much time; between them the lease can be renewed.
 func (s *Server) checkpoint(ctx context.Context, limit time.Duration) error {
 	began := s.now().Wall.Milliseconds()
-	for at := (cursor{}); at.shard < shards; {
+	for at := (cursor{}); at.shard < shardCount; {
 		if err := s.saveBatch(ctx, limit, &at); err != nil {
 			return err
 		}
@@ -248,21 +248,14 @@ type State struct {
 func (s *Server) State() State {
 	now := s.cfg.Now().Mono
 	ago := func(at int64) string { return now.Sub(mono.Time(at)).Round(time.Millisecond).String() }
-	state := State{Keys: s.keys(), Partitions: s.held.Load(), Leased: s.leases.len(), Change: s.change.Load(), Polled: ago(s.polled.Load()), Saved: ago(s.saved.Load())}
+	state := State{Keys: s.shards.len(), Partitions: s.held.Load(), Leased: s.leases.len(), Change: s.change.Load(), Polled: ago(s.polled.Load()), Saved: ago(s.saved.Load())}
 	s.replicas.mu.Lock()
 	state.Lag = now.Sub(mono.Time(s.replicated.Load())).Seconds()
 	state.Follower = s.replicas.follower.Address
 	s.replicas.mu.Unlock()
-	s.allInTurns(func(keys *table.Shard, from int32) (next int32) {
+	s.shards.allInTurns(func(keys *table.Shard, from int32) (next int32) {
 		state.MostDenied, next = keys.MostDenied(state.MostDenied, 20, from, slotsAtOnce)
 		return next
 	})
 	return state
-}
-
-func (s *Server) keys() (n int) {
-	for i := range s.shards {
-		s.lockedShard(i, func(keys *table.Shard) { n += keys.Len() })
-	}
-	return n
 }

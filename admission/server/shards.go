@@ -1,0 +1,55 @@
+package server
+
+import (
+	"sync"
+
+	"github.com/srtm-io/srtm/admission/rule"
+	"github.com/srtm-io/srtm/admission/table"
+)
+
+const shardCount = 64
+
+// shards have the keys, each those of some partitions.
+type shards [shardCount]struct {
+	sync.Mutex
+	keys *table.Shard
+}
+
+// locked calls f with the shard of a key.
+func (s *shards) locked(key string, f func(keys *table.Shard)) {
+	s.at(rule.Partition(key, rule.Partitions)%shardCount, f)
+}
+
+func (s *shards) at(i int, f func(keys *table.Shard)) {
+	sh := &s[i]
+	sh.Lock()
+	defer sh.Unlock()
+	f(sh.keys)
+}
+
+// inTurns calls f for all slots of a shard. Others get the lock in between.
+func (s *shards) inTurns(i int, f func(keys *table.Shard, from int32) (next int32)) {
+	for from, more := int32(0), true; more; more = from != 0 {
+		s.at(i, func(keys *table.Shard) { from = f(keys, from) })
+	}
+}
+
+// allInTurns is inTurns for each shard.
+func (s *shards) allInTurns(f func(keys *table.Shard, from int32) (next int32)) {
+	for i := range s {
+		s.inTurns(i, f)
+	}
+}
+
+func (s *shards) unread(by table.Reader, credits []table.Credit) {
+	for i := range credits {
+		s.locked(credits[i].Key, func(keys *table.Shard) { keys.Unread(by, credits[i:i+1]) })
+	}
+}
+
+func (s *shards) len() (n int) {
+	for i := range s {
+		s.at(i, func(keys *table.Shard) { n += keys.Len() })
+	}
+	return n
+}
