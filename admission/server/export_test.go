@@ -3,10 +3,10 @@ package server
 import "context"
 
 // LookAtLeases does what is otherwise done every 200 ms.
-func (s *Server) LookAtLeases(ctx context.Context) { s.tendLeases(ctx) }
+func (s *Server) LookAtLeases(ctx context.Context) { s.leases.tend(ctx) }
 
 // Checkpoint does what is otherwise done every Config.Checkpoint.
 func (s *Server) Checkpoint(ctx context.Context) { s.keep(ctx) }
 
 // FollowRules does what is otherwise done every Config.Poll.
-func (s *Server) FollowRules(ctx context.Context) error { return s.poll(ctx) }
+func (s *Server) FollowRules(ctx context.Context) error { return s.rules.poll(ctx) }

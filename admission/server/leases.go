@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/srtm-io/srtm/admission/lease"
@@ -28,6 +29,12 @@ type leases struct {
 	// quiet is until when another owner's leases may last, of the partitions that had one
 	// before; until lease.Quiet before that it may live on and grant.
 	quiet [rule.Partitions]mono.Time
+
+	// set once
+	shards *shards
+	owners *atomic.Pointer[owners]
+	alone  func() bool
+	now    func() table.Now // the store's
 }
 
 // own is told which partitions are those that it was before, and decided here, before
@@ -52,36 +59,35 @@ func (l *leases) since(partition int) mono.Time {
 }
 
 // grant answers a holder. It reports false where there is nothing to be granted.
-func (s *Server) grant(q *wire.Question) (a wire.Answer, g wire.Grant, ok bool) {
-	v, _ := s.decide(q.Key, 0, s.cfg.Now().Mono, true)
+func (l *leases) grant(q *wire.Question, v *table.Verdict) (a wire.Answer, g wire.Grant, ok bool) {
 	if !v.Leased {
 		return a, g, false
 	}
 	p := rule.Partition(q.Key, rule.Partitions)
-	s.leases.mu.Lock()
-	defer s.leases.mu.Unlock()
-	now := s.cfg.Now()
-	quiet := s.leases.quiet[p]
-	if !s.owners.Load().mine[p] || !s.alone() || now.Mono.Before(quiet.Add(-lease.Quiet)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.now()
+	quiet := l.quiet[p]
+	if !l.owners.Load().mine[p] || !l.alone() || now.Mono.Before(quiet.Add(-lease.Quiet)) {
 		return a, g, false
 	}
-	k := s.leases.keys[string(q.Key)]
+	k := l.keys[string(q.Key)]
 	if k == nil {
-		if len(s.leases.keys) >= maxLeased {
+		if len(l.keys) >= maxLeased {
 			return a, g, false
 		}
 		var contract tokenbucket.Share
 		var credits tokenbucket.Tokens
 		var known bool
-		s.shards.locked(string(q.Key), func(keys *table.Shard) { contract, credits, known = keys.Lend(q.Key, now.Mono) })
+		l.shards.locked(string(q.Key), func(keys *table.Shard) { contract, credits, known = keys.Lend(q.Key, now.Mono) })
 		if !known {
 			return a, g, false
 		}
 		if now.Mono.Before(quiet) {
 			contract = tokenbucket.Share{}
 		}
-		k = lease.New(now.Mono, uint64(s.now().Wall), string(q.Key), contract, credits)
-		s.leases.keys[string(q.Key)] = k
+		k = lease.New(now.Mono, uint64(now.Wall), string(q.Key), contract, credits)
+		l.keys[string(q.Key)] = k
 	}
 	if g, ok = k.Renew(now.Mono, q.Held, q.Cost); !ok {
 		return a, g, false
@@ -96,53 +102,53 @@ func (s *Server) grant(q *wire.Question) (a wire.Answer, g wire.Grant, ok bool) 
 	return a, g, true
 }
 
-// decideLent corrects a verdict by what the owner holds of the key.
-func (s *Server) decideLent(key []byte, cost int64, peek bool, v *table.Verdict) {
-	s.leases.mu.Lock()
-	defer s.leases.mu.Unlock()
-	k := s.leases.keys[string(key)]
+// decide corrects a verdict by what the owner holds of the key.
+func (l *leases) decide(key []byte, cost int64, peek bool, v *table.Verdict) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	k := l.keys[string(key)]
 	p := rule.Partition(key, rule.Partitions)
-	if k == nil || !s.owners.Load().mine[p] {
+	if k == nil || !l.owners.Load().mine[p] {
 		return // returned or moved meanwhile; the shard has denied
 	}
 	never := v.Denied && v.Retry == math.MaxInt64
-	admit, left, retry := k.Admit(cost, s.cfg.Now().Mono, peek)
-	if !s.alone() { // any more: what was waited for, or the process stood still
+	admit, left, retry := k.Admit(cost, l.now().Mono, peek)
+	if !l.alone() { // any more: what was waited for, or the process stood still
 		admit, v.Unsure, retry = false, true, time.Second
 	}
 	if v.Admit, v.Denied, v.Left = admit || v.Shadow, !admit, left; !never {
 		v.Retry = retry
 	}
 	if !admit && !peek {
-		s.shards.at(p%shardCount, func(keys *table.Shard) { keys.Denied(key) })
+		l.shards.at(p%shardCount, func(keys *table.Shard) { keys.Denied(key) })
 	}
 }
 
-// tendLeases looks at one key after the other.
-func (s *Server) tendLeases(context.Context) {
-	s.leases.mu.Lock()
-	keys := slices.Collect(maps.Keys(s.leases.keys)) // order: each by itself
-	s.leases.mu.Unlock()
+// tend looks at one key after the other.
+func (l *leases) tend(context.Context) {
+	l.mu.Lock()
+	keys := slices.Collect(maps.Keys(l.keys)) // order: each by itself
+	l.mu.Unlock()
 	for _, key := range keys {
-		s.tendLease(key)
+		l.tendOne(key)
 	}
 }
 
-func (s *Server) tendLease(key string) {
-	s.leases.mu.Lock()
-	defer s.leases.mu.Unlock()
-	k := s.leases.keys[key]
+func (l *leases) tendOne(key string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	k := l.keys[key]
 	if k == nil {
 		return
 	}
-	now := s.cfg.Now().Mono
+	now := l.now().Mono
 	var contract tokenbucket.Share
-	if !now.Before(s.leases.quiet[rule.Partition(key, rule.Partitions)]) {
-		s.shards.locked(key, func(keys *table.Shard) { contract = keys.Contract(key) })
+	if !now.Before(l.quiet[rule.Partition(key, rule.Partitions)]) {
+		l.shards.locked(key, func(keys *table.Shard) { contract = keys.Contract(key) })
 	}
 	if tokens, whole := k.Step(now, contract); whole {
-		s.shards.locked(key, func(keys *table.Shard) { keys.Return(key, tokens, now) })
-		delete(s.leases.keys, key)
+		l.shards.locked(key, func(keys *table.Shard) { keys.Return(key, tokens, now) })
+		delete(l.keys, key)
 	}
 }
 

@@ -150,26 +150,26 @@ func (s *Server) learn(ctx context.Context, keys []*lookup) {
 		names[i] = k.key
 	}
 	last, err := s.cfg.Store.LastChange(ctx)
-	if err == nil && last != s.change.Load() { // an edit of the defaults counts at once for keys that are new
-		err = s.poll(ctx)
+	if err == nil && last != s.rules.followed.Load() { // an edit of the defaults counts at once for keys that are new
+		err = s.rules.poll(ctx)
 	}
 	var rules map[string]rule.Rule
 	var credits map[string]table.Credit
 	for {
-		change := s.change.Load()
+		change := s.rules.followed.Load()
 		if err == nil {
 			rules, err = s.cfg.Store.RulesOf(ctx, names)
 		}
 		if err == nil {
 			credits, err = s.cfg.Store.Credits(ctx, names)
 		}
-		s.rules.RLock()
-		if err != nil || s.change.Load() == change {
+		s.rules.mu.RLock()
+		if err != nil || s.rules.followed.Load() == change {
 			break
 		}
-		s.rules.RUnlock() // an edit was followed meanwhile, and what was read may be older: again, until ctx ends
+		s.rules.mu.RUnlock() // an edit was followed meanwhile, and what was read may be older: again, until ctx ends
 	}
-	defer s.rules.RUnlock()
+	defer s.rules.mu.RUnlock()
 	for _, k := range keys {
 		if k.err = err; err != nil {
 			continue
@@ -186,9 +186,9 @@ func (s *Server) learn(ctx context.Context, keys []*lookup) {
 }
 
 // place puts a key into its shard, unless that is full, or the partition is not what it
-// was before its credit was read, or another may still decide for the key. Requires: rules held.
+// was before its credit was read, or another may still decide for the key. Requires: rules.mu held.
 func (s *Server) place(k *lookup, credit *table.Credit, before *owners) {
-	r := s.ruleOf(k.key, k.own, 0)
+	r := s.rules.of(k.key, k.own, 0)
 	p := rule.Partition(k.key, rule.Partitions)
 	was := before.all[p]
 	if credit != nil {
@@ -219,15 +219,4 @@ func (s *Server) place(k *lookup, credit *table.Credit, before *owners) {
 			k.err = errNotPlaced
 		}
 	})
-}
-
-// ruleOf returns the key's own rule, or if that is nil the default, as of a change or a later
-// one. Requires: rules held.
-func (s *Server) ruleOf(key string, own *rule.Rule, change uint64) *rule.Rule {
-	if own != nil {
-		return own
-	}
-	d := s.rules.defaults.For(key)
-	d.Change = max(change, s.rules.change)
-	return &d
 }

@@ -129,7 +129,7 @@ func TestLookupsHoldUpNothing(t *testing.T) {
 	slow.changes = []store.Change{{Rule: rated("here", 20, 1)}, {Rule: rated("new", 30, 2)}}
 	slow.memory.rules["new"] = slow.changes[1].Rule
 	followed := make(chan error)
-	go func() { followed <- s.poll(t.Context()) }()
+	go func() { followed <- s.rules.poll(t.Context()) }()
 	select {
 	case err = <-followed:
 	case <-time.After(30 * time.Second):

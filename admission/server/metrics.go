@@ -57,7 +57,7 @@ func (m *metrics) init(s *Server, reg prometheus.Registerer) {
 	age := func(of *atomic.Int64) func() float64 {
 		return func() float64 { return s.cfg.Now().Mono.Sub(mono.Time(of.Load())).Seconds() }
 	}
-	gauge("rules_age_seconds", "Time since edited rules were last looked for with success.", age(&s.polled))
+	gauge("rules_age_seconds", "Time since edited rules were last looked for with success.", age(&s.rules.polled))
 	gauge("checkpoint_age_seconds", "Time since the last check-point.", age(&s.saved))
 	gauge("replication_lag_seconds", "Time since all that had changed was last with the follower, if there is one.", age(&s.replicated))
 	gauge("partitions", "Partitions of keys, of 4096, that this server owns.", func() float64 { return float64(s.held.Load()) })

@@ -69,7 +69,7 @@ func (s *Server) join(ctx context.Context) error {
 	s.me.Beat = 1
 	s.advance(floor)
 	s.sure.Store(int64(boot.Add(strictOver)))
-	if err := s.readDefaults(ctx); err != nil {
+	if err := s.rules.read(ctx); err != nil {
 		return err
 	}
 	return s.readOwners(ctx)

@@ -471,7 +471,7 @@ func (w *world) step() {
 			w.t.Fatal(err)
 		}
 	case what == 26:
-		_ = n.poll(ctx)
+		_ = n.rules.poll(ctx)
 	case what > 20 && what < 24:
 		_ = n.replicateOnce(ctx)
 	case len(w.nodes) < 8: // a name may be another's, who lives on

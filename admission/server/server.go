@@ -110,24 +110,14 @@ type Server struct {
 	frozen  bool                       // by a hand-over of which it is not known what came
 	atOnce  int                        // partitions of the next one
 
-	shards shards
-	// rules guards the defaults, and change is written under it. A lookup holds it (read) while it
-	// puts keys here whose rules are as of change: an edit after that is followed by them, too.
-	// It is not held while the store is asked, which may take as long as it does.
-	rules struct {
-		sync.RWMutex
-		defaults rule.Defaults
-		change   uint64 // when they last changed
-	}
-	polling    sync.Mutex    // taken before rules
-	change     atomic.Uint64 // the last edit that is followed
-	polled     atomic.Int64  // when edits were last looked for with success, mono.Time
-	saved      atomic.Int64  // the same for check-points
-	savedTo    atomic.Int64  // wall clock, ms: what changed before is in the store
-	replicated atomic.Int64  // mono.Time: what changed before is with the follower, if there is one
-	swept      string        // the last key that sweep looked at; keep's, as what follows
-	unswept    int           // how many keys it is to look at
-	batch      int           // credits of the next batch; guarded by saving
+	shards     shards
+	saved      atomic.Int64 // the same for check-points
+	savedTo    atomic.Int64 // wall clock, ms: what changed before is in the store
+	replicated atomic.Int64 // mono.Time: what changed before is with the follower, if there is one
+	swept      string       // the last key that sweep looked at; keep's, as what follows
+	unswept    int          // how many keys it is to look at
+	batch      int          // credits of the next batch; guarded by saving
+	rules      rules
 	lookups    lookups
 	leases     leases
 	replicas   replicas
@@ -171,8 +161,10 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 		s.shards[i].keys = table.New((cfg.MaxKeys + shardCount - 1) / shardCount)
 		s.shards[i].keys.Alone = s.alone
 	}
+	s.rules.store, s.rules.shards, s.rules.now, s.rules.edited = cfg.Store, &s.shards, cfg.Now, s.wakeUp
+	s.leases.shards, s.leases.owners, s.leases.alone, s.leases.now = &s.shards, &s.owners, s.alone, s.now
 	now := cfg.Now()
-	s.polled.Store(int64(now.Mono))
+	s.rules.polled.Store(int64(now.Mono))
 	s.saved.Store(int64(now.Mono))
 	s.replicated.Store(int64(now.Mono))
 	secret := make([]byte, 32)
@@ -247,7 +239,7 @@ func (s *Server) Run(ctx context.Context) error {
 	working.Go(func() { every(work, s.cfg.Poll, nil, s.follow) })
 	working.Go(func() { every(work, s.cfg.Checkpoint, nil, s.keep) })
 	working.Go(func() { every(work, s.cfg.Renew, s.wake, s.reconcile) })
-	working.Go(func() { every(work, lookLeases, nil, s.tendLeases) })
+	working.Go(func() { every(work, lookLeases, nil, s.leases.tend) })
 	if s.cfg.Dial != nil {
 		working.Go(func() { every(work, s.cfg.Send, nil, s.replicate) })
 	}
@@ -279,7 +271,7 @@ func (s *Server) Run(ctx context.Context) error {
 // for a while, so that it may miss edits.
 func (s *Server) Healthy() error {
 	now := int64(s.cfg.Now().Mono)
-	if age := time.Duration(now - s.polled.Load()); age > 10*s.cfg.Poll+5*time.Second {
+	if age := time.Duration(now - s.rules.polled.Load()); age > 10*s.cfg.Poll+5*time.Second {
 		return fmt.Errorf("rules were last read %v ago", age.Round(time.Second))
 	}
 	if age := time.Duration(now - s.saved.Load()); age > 10*s.cfg.Checkpoint+5*time.Second {
@@ -339,7 +331,7 @@ func (s *Server) decide(key []byte, cost uint32, now mono.Time, peek bool) (v ta
 	}
 	sh.Unlock()
 	if v.Lent && !v.Unsure {
-		s.decideLent(key, int64(cost), peek, &v)
+		s.leases.decide(key, int64(cost), peek, &v)
 	}
 	return v, here
 }

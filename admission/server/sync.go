@@ -38,87 +38,11 @@ func every(ctx context.Context, period time.Duration, wake <-chan struct{}, f fu
 	}
 }
 
-// readDefaults begins anew: nothing that was read of rules before counts.
-func (s *Server) readDefaults(ctx context.Context) error {
-	s.polling.Lock()
-	defer s.polling.Unlock()
-	// The number first: an edit that comes between is read, and read again.
-	change, err := s.cfg.Store.LastChange(ctx)
-	if err != nil {
-		return err
-	}
-	rules, err := s.cfg.Store.Defaults(ctx)
-	if err != nil {
-		return err
-	}
-	s.rules.Lock()
-	defer s.rules.Unlock()
-	s.rules.defaults, s.rules.change = rule.Defaults{}, 0
-	for _, r := range rules {
-		s.rules.defaults.Set(r)
-	}
-	s.change.Store(change)
-	return nil
-}
-
 // follow brings edits of rules to the keys that are here.
 func (s *Server) follow(ctx context.Context) {
-	if err := s.poll(ctx); err != nil && ctx.Err() == nil {
+	if err := s.rules.poll(ctx); err != nil && ctx.Err() == nil {
 		s.metrics.pollErrors.Inc()
 		s.cfg.Log.Warn("rules could not be read; keeping those that are known", "err", err)
-	}
-}
-
-// poll is done by one at a time: the follower, and lookups that see that an edit is not
-// followed yet.
-func (s *Server) poll(ctx context.Context) error {
-	s.polling.Lock()
-	defer s.polling.Unlock()
-	for {
-		limited, cancel := context.WithTimeout(ctx, storeDeadline)
-		changes, err := s.cfg.Store.Changes(limited, s.change.Load(), changesAtOnce)
-		cancel()
-		if err != nil {
-			return err
-		}
-		if s.followEdits(changes); len(changes) > 0 {
-			s.wakeUp() // a beat, so that to a copy from before them the store cannot be put back unnoticed
-		}
-		if len(changes) < changesAtOnce {
-			s.polled.Store(int64(s.cfg.Now().Mono))
-			return nil
-		}
-	}
-}
-
-// followEdits requires polling held: nothing else changes the defaults.
-func (s *Server) followEdits(changes []store.Change) {
-	defaults := false
-	s.rules.Lock()
-	for i := range changes {
-		r := &changes[i].Rule
-		s.change.Store(r.Change)
-		if r.Default() {
-			defaults = true
-			s.rules.change = r.Change
-			if changes[i].Deleted {
-				s.rules.defaults.Delete(r.Key)
-			} else {
-				s.rules.defaults.Set(*r)
-			}
-			continue
-		}
-		own := r
-		if changes[i].Deleted {
-			own = nil
-		}
-		s.shards.locked(r.Key, func(keys *table.Shard) { keys.Follow(r.Key, s.ruleOf(r.Key, own, r.Change), s.cfg.Now().Mono) })
-	}
-	s.rules.Unlock()
-	if defaults { // those that are new by then have the new ones
-		s.shards.allInTurns(func(keys *table.Shard, from int32) int32 {
-			return keys.Undefault(&s.rules.defaults, s.rules.change, from, slotsAtOnce, s.cfg.Now().Mono)
-		})
 	}
 }
 
@@ -162,7 +86,7 @@ func (s *Server) sweep(ctx context.Context) error {
 	}
 	var full []table.Credit
 	now, mine := s.now(), &s.owners.Load().mine
-	s.rules.RLock()
+	s.rules.mu.RLock()
 	for i := range saved {
 		k := &saved[i]
 		if !mine[rule.Partition(k.Key, rule.Partitions)] {
@@ -176,7 +100,7 @@ func (s *Server) sweep(ctx context.Context) error {
 			full = append(full, k.Credit)
 		}
 	}
-	s.rules.RUnlock()
+	s.rules.mu.RUnlock()
 	return s.cfg.Store.Forget(ctx, full)
 }
 
@@ -248,7 +172,7 @@ type State struct {
 func (s *Server) State() State {
 	now := s.cfg.Now().Mono
 	ago := func(at int64) string { return now.Sub(mono.Time(at)).Round(time.Millisecond).String() }
-	state := State{Keys: s.shards.len(), Partitions: s.held.Load(), Leased: s.leases.len(), Change: s.change.Load(), Polled: ago(s.polled.Load()), Saved: ago(s.saved.Load())}
+	state := State{Keys: s.shards.len(), Partitions: s.held.Load(), Leased: s.leases.len(), Change: s.rules.followed.Load(), Polled: ago(s.rules.polled.Load()), Saved: ago(s.saved.Load())}
 	s.replicas.mu.Lock()
 	state.Lag = now.Sub(mono.Time(s.replicated.Load())).Seconds()
 	state.Follower = s.replicas.follower.Address

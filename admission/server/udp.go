@@ -91,7 +91,8 @@ func (l *loop) handle(d []byte, from rawfd.Address) (a wire.Answer, keyID uint16
 	asker.last = l.now.Wall
 
 	if q.Kind == wire.Lease {
-		if a, g, ok := s.grant(&q); ok {
+		v, _ := s.decide(q.Key, 0, l.now.Mono, true)
+		if a, g, ok := s.leases.grant(&q, &v); ok {
 			l.conn.Queue(l.sealer.AppendGrant(l.out[:0], a, g, keyID), from)
 			return a, 0, false
 		}
