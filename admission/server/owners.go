@@ -131,7 +131,8 @@ func (s *Server) renew(ctx context.Context) error {
 	s.replicas.members(members, boot)
 	s.chosen(follower)
 	t := s.owners.Load()
-	claimed, err := s.claim(ctx, s.silent(members, t, now.Mono, s.now().Mono), now)
+	unheard := func(m store.Member) bool { return s.replicas.silent(m, s.cfg.Boot()) }
+	claimed, err := s.claim(ctx, s.watched.silent(s.me, members, t, now.Mono, s.now().Mono, unheard), now)
 	if err != nil {
 		return err
 	}
@@ -146,9 +147,16 @@ func (s *Server) renew(ctx context.Context) error {
 // replaced is an owner that is silent, and its follower, where that must be so, too.
 type replaced struct{ owner, follower store.Member }
 
+// watched are members, and since when each is as it is.
+type watched struct {
+	since   map[store.Member]mono.Time
+	looked  mono.Time      // when members were last read
+	members []store.Member // as of then
+}
+
 // watch keeps since when each member has been as it is, and each owner and follower that is
 // none, which has nothing but its address or its instance.
-func (s *Server) watch(members []store.Member, t *owners, read mono.Time) {
+func (w *watched) watch(members []store.Member, t *owners, read mono.Time) {
 	is := map[store.Member]bool{}
 	addresses := map[string]bool{}
 	for _, m := range members {
@@ -162,38 +170,38 @@ func (s *Server) watch(members []store.Member, t *owners, read mono.Time) {
 			is[store.Member{Address: owner}] = true
 		}
 	}
-	maps.DeleteFunc(s.since, func(m store.Member, _ mono.Time) bool { return !is[m] })
+	maps.DeleteFunc(w.since, func(m store.Member, _ mono.Time) bool { return !is[m] })
 	for m := range is { // order: each by itself
-		if _, known := s.since[m]; !known {
-			s.since[m] = read
+		if _, known := w.since[m]; !known {
+			w.since[m] = read
 		}
 	}
-	s.looked, s.members = read, members
+	w.looked, w.members = read, members
 }
 
-// silent takes the time before and after members were read, and returns the owners that this
-// server may replace: those that were seen without a sign of life for as long as a lease
+// silent takes the time before and after members were read, and returns the owners that me
+// may replace: those that it has not heard, and that were seen without a sign of life for as long as a lease
 // takes, and that this one follows, or another that is silent for that one's lease, or none.
 // Of several servers that may the first one does.
-func (s *Server) silent(members []store.Member, t *owners, now, read mono.Time) (over []replaced) {
-	if now.Sub(s.looked) > strictOver { // who could not be heard was not silent
-		clear(s.since)
+func (w *watched) silent(me store.Member, members []store.Member, t *owners, now, read mono.Time, unheard func(owner store.Member) bool) (over []replaced) {
+	if now.Sub(w.looked) > strictOver { // who could not be heard was not silent
+		clear(w.since)
 	}
-	s.watch(members, t, read)
-	for m, since := range s.since { // order: sorted below
-		if m.Address == "" || m.Address == s.me.Address || now.Sub(since) <= leaseOver {
+	w.watch(members, t, read)
+	for m, since := range w.since { // order: sorted below
+		if m.Address == "" || m.Address == me.Address || now.Sub(since) <= leaseOver {
 			continue
 		}
 		var follower store.Member
-		if m.Follower != 0 && m.Follower != s.me.Instance {
+		if m.Follower != 0 && m.Follower != me.Instance {
 			follower = member(members, m.Follower)
 			known := follower
 			known.Instance = m.Follower // of one that is gone, too
-			if now.Sub(s.since[known]) <= store.FollowerLease {
+			if now.Sub(w.since[known]) <= store.FollowerLease {
 				continue
 			}
 		}
-		if s.replicas.silent(m, s.cfg.Boot()) {
+		if unheard(m) {
 			over = append(over, replaced{m, follower})
 		}
 	}

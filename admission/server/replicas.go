@@ -161,8 +161,8 @@ func (l *replicas) saved(process int64, some []table.Sent) {
 	}
 }
 
-func (s *Server) meant(instance int64) error {
-	if instance != s.replicas.me || instance == 0 {
+func (l *replicas) meant(instance int64) error {
+	if instance != l.me || instance == 0 {
 		return status.Error(codes.FailedPrecondition, "this is another process")
 	}
 	return nil
@@ -173,7 +173,7 @@ func (s *Server) Replicate(_ context.Context, q *srtmv1.ReplicateRequest) (*srtm
 	l := &s.replicas
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if err := s.meant(q.GetFollower()); err != nil {
+	if err := l.meant(q.GetFollower()); err != nil {
 		return nil, err
 	}
 	r := l.process(q.GetOwner())
@@ -200,7 +200,7 @@ func (s *Server) Replicate(_ context.Context, q *srtmv1.ReplicateRequest) (*srtm
 func (s *Server) Recover(q *srtmv1.RecoverRequest, to srtmv1.AdmissionReplication_RecoverServer) error {
 	l := &s.replicas
 	l.mu.Lock()
-	err := s.meant(q.GetFollower())
+	err := l.meant(q.GetFollower())
 	if err == nil {
 		r := l.process(q.GetOwner())
 		r.ended, r.heard = true, s.cfg.Boot()
@@ -303,9 +303,10 @@ func (s *Server) choose() (next store.Member) {
 		return next
 	}
 	l := &s.replicas
-	for i := range s.members {
-		m := &s.members[i]
-		if m.Instance != s.me.Instance && m.Replicate != "" && s.looked.Sub(s.since[*m]) <= leaseOver &&
+	w := &s.watched
+	for i := range w.members {
+		m := &w.members[i]
+		if m.Instance != s.me.Instance && m.Replicate != "" && w.looked.Sub(w.since[*m]) <= leaseOver &&
 			(next.Instance == 0 || next.Address < s.me.Address && m.Address > s.me.Address) {
 			next = *m // in order: the first one, or the first after this server
 		}

@@ -104,11 +104,9 @@ type Server struct {
 
 	saving  sync.Mutex // guards me; held where credits or owners are written
 	me      store.Member
-	since   map[store.Member]mono.Time // owned by reconcile, as what follows: see watch
-	looked  mono.Time                  // when members were last read
-	members []store.Member             // as of then
-	frozen  bool                       // by a hand-over of which it is not known what came
-	atOnce  int                        // partitions of the next one
+	watched watched // owned by reconcile, as what follows
+	frozen  bool    // by a hand-over of which it is not known what came
+	atOnce  int     // partitions of the next one
 
 	shards     shards
 	saved      atomic.Int64 // the same for check-points
@@ -152,7 +150,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 		}
 	}
 	s := &Server{
-		cfg: cfg, wake: make(chan struct{}, 1), since: make(map[store.Member]mono.Time), atOnce: movedAtOnce, batch: creditsAtOnce,
+		cfg: cfg, wake: make(chan struct{}, 1), watched: watched{since: make(map[store.Member]mono.Time)}, atOnce: movedAtOnce, batch: creditsAtOnce,
 		lookups: lookups{waiting: make(map[string][]pending), queue: make(chan string, maxLookups)},
 		leases:  leases{keys: make(map[string]*lease.Key)}, replicas: replicas{max: cfg.MaxKeys},
 	}
