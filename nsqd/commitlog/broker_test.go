@@ -440,14 +440,15 @@ func (l *lives) doubt(n int) {
 }
 
 // discards says that a channel need have nothing of what was released, and if that is
-// so for good must not.
+// so for good must not. Where the disk failed, what the channel never had may wait in the
+// topic: refused though it is stored, or not read when the topic was unpaused.
 func (l *lives) discards(c *channelOwner, ok bool) {
 	for n := 1; n <= l.n; n++ {
 		if l.waits[n] {
 			continue
 		}
 		delete(c.owed, n)
-		if p := c.now[n]; ok {
+		if p := c.now[n]; ok && (!l.was || p.attempts > 0) {
 			p.done = true
 			c.now[n], c.saved[n] = p, p
 		}
