@@ -2,6 +2,8 @@ package replicated_test
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"testing"
@@ -330,15 +332,18 @@ func TestAllServersOfAStreamAreAway(t *testing.T) {
 	dir := t.TempDir()
 	b, end := restoredBroker(t, c, dir, true)
 	testkit.Must(t, testkit.Result(b.Topic([]byte(topic))).Must(t).CreateChannel("c"))
+	server := int(at[1] - '0')
+	again := func(folder string, alone bool) {
+		c.Close()
+		s.stop(server)
+		s.ready()
+		c = connect()
+		b, end = restoredBroker(t, c, folder, alone)
+	}
 	want := 1
 	for life, folder := range []string{dir, t.TempDir()} { // the second: its disk is lost
 		end()
-		c.Close()
-		away := int(at[1] - '0')
-		s.stop(away)
-		s.ready()
-		c = connect()
-		b, end = restoredBroker(t, c, folder, true)
+		again(folder, true)
 		it := testkit.Result(b.CreateTopic(topic)).Must(t)
 		testkit.ErrorIs(t, publish(it, "meanwhile"), broker.ErrAway)
 		testkit.ErrorIs(t, b.Health(), broker.ErrStorage)
@@ -348,7 +353,7 @@ func TestAllServersOfAStreamAreAway(t *testing.T) {
 		testkit.Must(t, waiting.Ready(1))
 		other := testkit.Result(b.CreateTopic("other")).Must(t)
 		within(t, "another topic takes messages", func() bool { return publish(other, "meanwhile") == nil })
-		s.start(away)
+		s.start(server)
 		s.ready()
 		within(t, "the broker is healthy", func() bool { return b.Health() == nil })
 		within(t, "a consumer that waited gets a message", func() bool {
@@ -367,4 +372,17 @@ func TestAllServersOfAStreamAreAway(t *testing.T) {
 	l := testkit.Result(c.Open(topic, 0)).Must(t)
 	testkit.EqualSlices(t, contents(t, l), []string{"accepted", "after", "after"}, "what there is of the topic")
 	testkit.Must(t, l.Close())
+
+	again(dir, false)
+	testkit.Result(b.Topic([]byte(topic))).Must(t)
+	js := s.operator()
+	within(t, "its stream is gone", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		return errors.Is(js.DeleteStream(ctx, "SRTM_LOG="+topic+"=b"), jetstream.ErrStreamNotFound)
+	})
+	within(t, "a broker of a cluster has the topic no longer", func() bool {
+		_, err := b.Topic([]byte(topic))
+		return errors.Is(err, broker.ErrUnknownTopic)
+	})
 }
