@@ -60,7 +60,8 @@ type store struct {
 	// Owned by run; before it starts and after it has ended, by the one who holds
 	// the topic.
 	scratch *scratch
-	carried bool // something was carried forward since the last snapshot
+	carried bool          // something was carried forward since the last snapshot
+	locked  time.Duration // how long mu was held to make that
 }
 
 // scratch is what a store needs while it runs.
@@ -73,6 +74,13 @@ type scratch struct {
 	carried  []queue.Carried
 }
 
+// savePause is how long it takes from a save to the next one. The snapshot was of so many
+// bytes, and made under the topic's lock for so long: others have that for saveRatio times
+// as long in between, however slow the processor is, up to maxSavePause.
+func savePause(snapshot int, locked time.Duration) time.Duration {
+	return max(saveInterval, time.Duration(snapshot)*time.Second/savePace, min(saveRatio*locked, maxSavePause))
+}
+
 // DefaultReadAhead is for StorageConfig.ReadAhead.
 const DefaultReadAhead = 4 << 20
 
@@ -82,10 +90,12 @@ const (
 	spillRetry = 250 * time.Millisecond
 
 	// saveInterval is how often it is recorded which messages are done with, at most,
-	// and files are deleted; after a crash those since then are delivered again. A
-	// snapshot of more than savePace bytes a second waits for longer.
+	// and files are deleted; after a crash those since then are delivered again: see
+	// savePause.
 	saveInterval = 200 * time.Millisecond
-	savePace     = 8 << 20
+	savePace     = 8 << 20 // bytes a second
+	saveRatio    = 20
+	maxSavePause = 10 * time.Second
 
 	// What keeps more than carryAfter files is carried forward, if it is at most one in
 	// carryRatio of the messages since.
@@ -135,7 +145,7 @@ func (st *store) run() {
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()
 	retry.Stop()
-	save := time.NewTimer(saveInterval)
+	save := time.NewTimer(savePause(0, st.locked))
 	defer save.Stop()
 	saves := true // the timer is set
 	for more := true; more; {
@@ -149,7 +159,7 @@ func (st *store) run() {
 			saves = false
 			if err := st.save(); err != nil {
 				saves = true
-				save.Reset(saveInterval)
+				save.Reset(savePause(0, st.locked))
 			}
 		}
 		for st.turn() {
@@ -163,7 +173,7 @@ func (st *store) run() {
 		st.mu.Lock()
 		failing := st.failing
 		if st.unsaved() && !saves {
-			save.Reset(max(saveInterval, time.Duration(len(st.scratch.snapshot))*time.Second/savePace))
+			save.Reset(savePause(len(st.scratch.snapshot), st.locked))
 			saves = true
 		}
 		_, want, _ := st.mu.core.Want()
@@ -425,8 +435,10 @@ func (st *store) tryToSave() error {
 		return err
 	}
 	st.mu.Lock()
+	began := st.shared.now()
 	changes, low, end := st.mu.core.Changes(), st.mu.core.Low(), st.mu.core.End()
 	x.snapshot = st.mu.core.Snapshot(x.snapshot[:0], st.storage().moment().wallOf)
+	st.locked = st.shared.now().Sub(began)
 	st.mu.Unlock()
 	err := log.SaveCursors(x.snapshot)
 	if err != nil && st.carried {
