@@ -78,8 +78,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 	group.Add("policy", func(ctx context.Context) error { return o.follow(ctx, p, log) })
 	group.Add("http", func(ctx context.Context) error {
 		defer lifecycle.Hold(ctx)() // emptying the queues may take all of the time that a daemon has
-		srv := p.Server(o.maxHeader)
-		return lifecycle.ServeWithin(p.Listener(web, o.guard), srv, o.proxy.Policy.Timeouts.Drain)(ctx)
+		return lifecycle.ServeWithin(p.Listener(web, o.guard), p.Server(o.maxHeader), p.Drain)(ctx)
 	})
 	tell(log, config.Policy)
 	log.Info("gateway is up", obs.KeyVersion, obs.Version(), "http", web.Addr().String(), "admin", admin.String(),

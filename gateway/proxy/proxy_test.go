@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -45,7 +46,7 @@ func serveSecured(t testing.TB, text string, change func(*Config), security secu
 	ln := testkit.Listen(t)
 	var group lifecycle.Group
 	group.Add("proxy", p.Run)
-	group.Add("http", lifecycle.ServeWithin(p.Listener(ln, guard), p.Server(64<<10), testkit.Hang))
+	group.Add("http", lifecycle.ServeWithin(p.Listener(ln, guard), p.Server(64<<10), func() time.Duration { return testkit.Hang }))
 	testkit.Run(t, group.Run)
 	return &gateway{p, ln.Addr().String()}
 }
@@ -655,6 +656,8 @@ func TestSetPolicy(t *testing.T) {
 	if s := g.Status(); len(s.Servers) != 1 || s.Servers[0].URL != other {
 		t.Errorf("%+v", s.Servers)
 	}
+	testkit.Must(t, g.SetPolicy(parse(t, one(other, "[timeouts]\ndrain = \"5s\""))))
+	testkit.Equal(t, g.Drain(), 5*time.Second, "to empty the queues")
 }
 
 // A request that a policy has refused may hear of it only after the next policy, which has

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"time"
 
 	"github.com/srtm-io/srtm/internal/connlimit"
 	"github.com/srtm-io/srtm/internal/framing"
@@ -27,6 +28,9 @@ func (p *Proxy) Server(maxHeader int) *http.Server {
 		},
 	}
 }
+
+// Drain is how long the queues have to empty, by the policy that there is now.
+func (p *Proxy) Drain() time.Duration { return p.rules.Load().policy.Timeouts.Drain }
 
 // bothProtocols are HTTP/1.1 and 2, the latter to servers with TLS only: in clear HTTP/1.1 comes first.
 func bothProtocols() *http.Protocols {

@@ -94,12 +94,12 @@ func HTTP(handler http.Handler, log *slog.Logger) *http.Server {
 // accepting, waits up to Grace for requests under way, and cuts off the rest,
 // which is not an error. It closes ln.
 func Serve(ln net.Listener, srv *http.Server) func(context.Context) error {
-	return ServeWithin(ln, srv, Grace)
+	return ServeWithin(ln, srv, func() time.Duration { return Grace })
 }
 
-// ServeWithin is Serve with another bound than Grace. Near StopLimit or beyond it, the
-// daemon has to Hold.
-func ServeWithin(ln net.Listener, srv *http.Server, grace time.Duration) func(context.Context) error {
+// ServeWithin is Serve with another bound than Grace: what grace returns when the part is told
+// to stop. Near StopLimit or beyond it, the daemon has to Hold.
+func ServeWithin(ln net.Listener, srv *http.Server, grace func() time.Duration) func(context.Context) error {
 	return func(ctx context.Context) error {
 		served := make(chan error, 1)
 		go func() { served <- srv.Serve(ln) }()
@@ -109,7 +109,7 @@ func ServeWithin(ln net.Listener, srv *http.Server, grace time.Duration) func(co
 			return errors.Join(fmt.Errorf("serve HTTP on %v: %w", ln.Addr(), err), srv.Close())
 		case <-ctx.Done():
 		}
-		graceful, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
+		graceful, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace())
 		defer cancel()
 		err := srv.Shutdown(graceful)
 		if errors.Is(err, context.DeadlineExceeded) {
