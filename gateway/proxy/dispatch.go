@@ -100,7 +100,7 @@ const (
 	tick = 100 * time.Millisecond // ejections end within
 	// drift is looked at as often, at most, however many answers have reports.
 	observeEvery = 100 * time.Millisecond
-	// A client whose body is not yet read is looked after as often, while it waits.
+	// A client of HTTP/1 is looked after as often, while it waits.
 	lookEvery = 500 * time.Millisecond
 	// Weight of one tick in a class' rate: it forgets in about two seconds.
 	rateWeight = 0.05
@@ -316,7 +316,7 @@ func (t *ticket) wait() error {
 	late := time.NewTimer(t.class.Wait)
 	defer late.Stop()
 	var look <-chan time.Time
-	client := unread(t.r)
+	client := connection(t.r)
 	if client != nil {
 		ticker := time.NewTicker(lookEvery)
 		defer ticker.Stop()

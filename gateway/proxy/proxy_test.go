@@ -177,6 +177,13 @@ func TestAbort(t *testing.T) {
 		third.Close()
 		fourth.Close()
 		testkit.WaitFor(t, "both have left", func() bool { return g.Status().Classes[0].Left == 3 })
+		// Nor where the next request has begun.
+		fifth, _ := g.dial(t)
+		write(t, fifth, "GET /x HTTP/1.1\r\nHost: a\r\n\r\n")
+		testkit.WaitFor(t, "it waits", func() bool { return g.Status().Classes[0].Queued == 1 })
+		write(t, fifth, "G")
+		fifth.Close()
+		testkit.WaitFor(t, "it has left", func() bool { return g.Status().Classes[0].Left == 4 })
 		first.Close()
 		g.idle(t)
 		if s := server(); s.Sent != 1 || s.Aborted != 1 || s.Failed != 0 {

@@ -57,11 +57,11 @@ type connKey struct{}
 // hangs is a connection that knows whether its client has gone.
 type hangs interface{ HungUp() bool }
 
-// unread returns the connection of a request that net/http does not look after: in
-// HTTP/1, while there may be more of a body to read. Otherwise it ends the request's
-// context when the client has gone.
-func unread(r *http.Request) hangs {
-	if r.ProtoMajor != 1 || r.Body == nil || r.Body == http.NoBody {
+// connection returns that of a request of HTTP/1, on which net/http does not always look
+// for the client's end: not while there may be more of a body to read, nor once the next
+// request has begun. In HTTP/2 it ends the request's context when the client has gone.
+func connection(r *http.Request) hangs {
+	if r.ProtoMajor != 1 {
 		return nil
 	}
 	c := r.Context().Value(connKey{})
