@@ -164,6 +164,7 @@ func (x *exchange) newAttempt() (io.ReadCloser, error) {
 func (x *exchange) aim(out *http.Request) {
 	target := x.target
 	out.URL.Path, out.URL.RawPath = x.r.URL.Path, x.r.URL.RawPath
+	out.URL.RawQuery = x.r.URL.RawQuery // ReverseProxy drops what Go does not parse; nothing here depends on it
 	if target.Path == "" {
 		out.URL.Scheme, out.URL.Host = target.Scheme, target.Host
 	} else {

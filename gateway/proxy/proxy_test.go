@@ -390,6 +390,18 @@ func TestProtocol(t *testing.T) {
 	}
 }
 
+// A query is the server's to read, also where Go would not parse it.
+func TestQueriesPassAsTheyCame(t *testing.T) {
+	url := backend(t, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.RequestURI) })
+	for _, at := range []string{url, url + "/app"} {
+		g := serve(t, one(at), nil)
+		for _, query := range []string{"a=1;b=2", "a=50%&b=%zz", "a;b", "a=%2f+%20&&=", ""} {
+			_, got := g.get(t, "/x?"+query)
+			testkit.Equal(t, got, strings.TrimPrefix(at, url)+"/x?"+query, "what the server was asked for")
+		}
+	}
+}
+
 // What has no place, or no more time, is refused with when to come again.
 func TestQueueBounds(t *testing.T) {
 	arrived, release := make(chan struct{}, 10), make(chan struct{})
