@@ -14,6 +14,10 @@ import (
 // datagramsAtOnce is how many questions a loop takes and answers in two system calls.
 const datagramsAtOnce = 32
 
+// idleSession is after what silence an asker gives up its place for another: no copy of what it sent
+// is on its way any more (RFC 793: a segment lives 2 minutes).
+const idleSession = 2 * time.Minute
+
 // loop reads a socket and answers.
 type loop struct {
 	server   *Server
@@ -150,12 +154,12 @@ func (s *Server) answer(key []byte, asker *session, number uint64, v *table.Verd
 }
 
 // admit takes an asker in, nil if there is no room: there is that of those that have
-// asked this loop nothing for so long that their sessions are over.
+// asked this loop nothing for long.
 func (l *loop) admit(from rawfd.Address, id uint64) *session {
 	known, limit := &l.server.askers, int64(l.server.cfg.MaxSessions)
 	if known.Add(1) > limit {
 		for other, asker := range l.sessions {
-			if l.now.Wall-asker.last > 2*wire.SessionLife {
+			if l.now.Wall-asker.last > idleSession {
 				delete(l.sessions, other)
 				known.Add(-1)
 			}
