@@ -65,7 +65,9 @@ func (s *Store) DeleteRule(ctx context.Context, key string) (change uint64, err 
 	return change, err
 }
 
-func (s *Store) edit(ctx context.Context, f func(t *tx)) error {
+func (s *Store) edit(ctx context.Context, f func(t *tx)) (err error) {
+	ctx, done := patient(ctx)
+	defer done(&err)
 	select {
 	case s.editing <- struct{}{}:
 		defer func() { <-s.editing }()
