@@ -110,7 +110,11 @@ func (c *change) do(effect reconcile.Effect) reconcile.Event {
 		end(granted.Err)
 		return granted
 	case reconcile.Drop:
-		return reconcile.Granted{Err: c.adaptor.drop(name)}
+		c.mu.RLock()
+		t, _ := c.mu.cat.Topic(name)
+		away := slices.ContainsFunc(t.Holders(), func(id string) bool { return c.mu.sessions[id] == nil })
+		c.mu.RUnlock()
+		return reconcile.Granted{Away: away, Err: c.adaptor.drop(name)}
 	case reconcile.LookShares:
 		shares, _ := c.adaptor.shares(context.Background(), name, sharesTimeout) // none, if it does not answer
 		maps.DeleteFunc(shares, func(_ string, m *srtmv1.MemberShare) bool { return m.Acknowledged.GetRateMilli() == 0 })

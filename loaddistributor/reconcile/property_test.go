@@ -191,7 +191,7 @@ func (w *world) perform(fail bool) {
 				w.held[id] = w.has[id] && w.up(id)
 			}
 		}
-		w.tell(Granted{slices.Sorted(maps.Keys(shares)), err})
+		w.tell(Granted{Members: slices.Sorted(maps.Keys(shares)), Err: err})
 	case Drop:
 		if t.Spec != nil && t.State != catalog.Deleting && t.State != catalog.Preparing {
 			w.Fatalf("the contract of a topic goes that is %v", t.State)
@@ -200,7 +200,7 @@ func (w *world) perform(fail bool) {
 			w.shares = nil
 			maps.DeleteFunc(w.held, func(id string, _ bool) bool { return w.up(id) })
 		}
-		w.tell(Granted{Err: err})
+		w.tell(Granted{Away: slices.ContainsFunc(t.Holders(), func(id string) bool { return !w.up(id) }), Err: err})
 	case LookShares:
 		held := []string{}
 		if !fail {

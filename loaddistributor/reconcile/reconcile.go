@@ -122,9 +122,11 @@ type Answered struct {
 	Err    error
 }
 
-// Granted answers Grant and Drop. Members have a share to come.
+// Granted answers Grant and Drop. Members have a share to come. Away: a broker was not there
+// that may hold a share, and tell an adaptor that restarts of it.
 type Granted struct {
 	Members []string
+	Away    bool
 	Err     error
 }
 
@@ -616,7 +618,7 @@ func (t *Topic) takeGrant(e Granted) []Effect {
 		}
 		return []Effect{Note{Text: "share update failed; keeping current", Err: e.Err, Warn: true}}
 	}
-	t.stale = false
+	t.stale = e.Away
 	t.seen()
 	return nil
 }
