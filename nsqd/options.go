@@ -335,7 +335,8 @@ func (o *options) validate() error {
 		{"max-unfinished", int64(o.storage.MaxUnfinished), 0, math.MaxInt64}, {"max-log-bytes", o.storage.MaxLogBytes, 0, math.MaxInt64},
 		{"broadcast-tcp-port", int64(o.broadcastTCPPort), 0, 65535}, {"broadcast-http-port", int64(o.broadcastHTTPPort), 0, 65535},
 		{"sync-every", o.syncEvery, 1, math.MaxInt64}, {"node-id", int64(o.nodeID), 0, nodeIDs - 1},
-		{"max-weight", int64(o.maxWeight), 1, 255},
+		{"max-weight", int64(o.maxWeight), 1, 255}, {"io-loops", int64(o.conn.Loops), 0, maxLoops},
+		{"max-msg-size", int64(s.Limits.MaxMessageSize), math.MinInt64, commitlog.LargestBody}, // from 1 on: of Limits
 	} {
 		errs.If(n.n < n.min, "--%s %d is less than %d", n.flag, n.n, n.min)
 		errs.If(n.n > n.max, "--%s %d is more than %d", n.flag, n.n, n.max)

@@ -88,6 +88,7 @@ func TestBadFlagsAreNamedAllAtOnce(t *testing.T) {
 		{"--tls-required=maybe", []string{`"maybe"`, "tcp-https"}},
 		{"--io-loops=many", []string{`"many"`}},
 		{"--io-loops=-1", []string{`"-1"`}},
+		{"--io-loops=1000000 --max-msg-size=1073741824", []string{"--io-loops 1000000 is more than 1024", "--max-msg-size 1073741824 is more than"}},
 		{"--tls-min-version=tls2", []string{`"tls2"`}},
 		{"--tls-cert=a --tls-key=b --tls-client-auth-policy=ask", []string{`"ask"`, "require-verify"}},
 		{"--tls-client-auth-policy=require", []string{"--tls-client-auth-policy needs"}},

@@ -115,7 +115,10 @@ func (v *tlsVersion) Set(s string) error {
 // ioLoops is how many event loops there are: a number, or autoLoops.
 type ioLoops conn.Config
 
-const autoLoops = "auto"
+const (
+	autoLoops = "auto"
+	maxLoops  = 1024 // each has memory of its own
+)
 
 func (l *ioLoops) String() string {
 	if l.MaxLoops > l.Loops {

@@ -36,7 +36,7 @@ type Config struct {
 	// only when the records of one Append are. At least 1 KiB; 0 means
 	// DefaultSegmentBytes.
 	SegmentBytes int64
-	// MaxBody is the maximum length of a record's body in bytes, less than 1 GiB; 0
+	// MaxBody is the maximum length of a record's body in bytes, at most LargestBody; 0
 	// means DefaultMaxBody. It may change from one opening to the next: longer
 	// records that are there already can still be read.
 	MaxBody int
@@ -76,7 +76,7 @@ func (c *Config) check() error {
 	errs.If(c.Dir == nil, "no Dir")
 	errs.If(!validName(c.Name), "%w %q", ErrName, c.Name)
 	errs.If(c.SegmentBytes < 1<<10, "SegmentBytes is %d, at least %d is needed", c.SegmentBytes, 1<<10)
-	errs.If(c.MaxBody < 0 || maxData(c.MaxBody) > maxRecordLimit, "MaxBody is %d, allowed are 1 to %d", c.MaxBody, maxRecordLimit-maxData(0))
+	errs.If(c.MaxBody < 0 || c.MaxBody > LargestBody, "MaxBody is %d, allowed are 1 to %d", c.MaxBody, LargestBody)
 	errs.If(c.OpenFiles < 0, "OpenFiles is %d", c.OpenFiles)
 	errs.If(c.Retain.Age < 0 || c.Retain.Bytes < 0, "Retain is %v and %d B: less than nothing", c.Retain.Age, c.Retain.Bytes)
 	return errs.Err()

@@ -105,6 +105,9 @@ const (
 // and sums of a few of them within 32 bits.
 const maxRecordLimit = 1 << 30
 
+// LargestBody is the most that Config.MaxBody may be: a little less than 1 GiB.
+const LargestBody = maxRecordLimit - dataHeader - 8 - 8 - 1 - MaxChannel
+
 // maxData is the maximum length of a record with a body of so many bytes.
 func maxData(body int) int { return dataHeader + 8 + 8 + 1 + MaxChannel + body }
 
