@@ -256,6 +256,11 @@ const (
 	IdleTimeout      = time.Minute // without a call
 )
 
+// MaxStreams is how many calls a connection may have open; a client of gRPC's has the next one
+// wait. A broker has one to each server, a program of publishers one for each topic that it
+// follows, of which there may be 10,000.
+const MaxStreams = 12_000
+
 // ServerOptions are those of every gRPC server of ours: a peer whose host is
 // gone is noticed within seconds, and a client may ask as often as the Go
 // client does.
@@ -265,6 +270,7 @@ func ServerOptions() []grpc.ServerOption {
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 2 * time.Second, Timeout: 2 * time.Second, MaxConnectionIdle: IdleTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.MaxRecvMsgSize(MaxMessage),
+		grpc.MaxConcurrentStreams(MaxStreams),
 		grpc.MaxHeaderListSize(64 << 10), // instead of 16 MiB, for each connection of strangers, too
 		grpc.WaitForHandlers(true),
 	}

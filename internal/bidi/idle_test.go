@@ -2,6 +2,7 @@ package bidi_test
 
 import (
 	"context"
+	"encoding/binary"
 	"io"
 	"net"
 	"strings"
@@ -114,6 +115,32 @@ func TestHugeHeaders(t *testing.T) {
 			_, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{})
 			testkit.Equal(t, status.Code(err), want, "%d bytes: %v", size, err)
 		}
+	})
+}
+
+// A connection may have only so many calls open: each takes goroutines and memory here.
+func TestTheCallsOfAConnectionAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dial, stop := serving(t)
+		defer stop()
+		conn, _ := dial(t.Context(), "")
+		defer conn.Close()
+		frame := make([]byte, 9+6*16) // a header and settings
+		n := testkit.Result(io.ReadAtLeast(conn, frame, 9)).Must(t)
+		length, kind := int(frame[0])<<16|int(frame[1])<<8|int(frame[2]), frame[3]
+		if kind != 4 || length > len(frame)-9 {
+			t.Fatalf("the server begins with %x", frame[:n])
+		}
+		if n < 9+length {
+			_ = testkit.Result(io.ReadFull(conn, frame[n:9+length])).Must(t)
+		}
+		got := uint32(0)
+		for s := frame[9 : 9+length]; len(s) > 0; s = s[6:] {
+			if binary.BigEndian.Uint16(s) == 3 { // SETTINGS_MAX_CONCURRENT_STREAMS
+				got = binary.BigEndian.Uint32(s[2:])
+			}
+		}
+		testkit.Equal(t, got, bidi.MaxStreams, "streams")
 	})
 }
 
