@@ -255,6 +255,9 @@ var (
 
 // answered is told of the head of an answer that is not 1xx, or 101.
 func (x *exchange) answered(res *http.Response) error {
+	if res.StatusCode < http.StatusContinue {
+		return errNoStatus
+	}
 	x.status = res.StatusCode
 	x.load(res.Header)
 	delete(res.Trailer, cost.Header)
@@ -445,11 +448,16 @@ func (b *answerBody) Read(p []byte) (int, error) {
 	if err == io.EOF {
 		b.x.whole = true
 		b.x.load(b.res.Trailer)
+		delete(b.res.Trailer, classHeader)
 	}
 	return n, err
 }
 
-var errStalled = errors.New("the server stopped in the middle of its answer")
+// What a server did wrong.
+var (
+	errStalled  = errors.New("the server stopped in the middle of its answer")
+	errNoStatus = errors.New("the server answered with a status below 100")
+)
 
 // tunnel is the server's end of an upgraded connection. ReverseProxy lets one side end
 // before the other, which may then be silent for limit: it may have no more to say, and

@@ -402,6 +402,29 @@ func TestQueriesPassAsTheyCame(t *testing.T) {
 	}
 }
 
+// What is no answer, or says more than it may, does not get to the client.
+func TestOddAnswers(t *testing.T) {
+	url := backend(t, func(w http.ResponseWriter, r *http.Request) {
+		c, rw, err := http.NewResponseController(w).Hijack()
+		testkit.NoError(t, err)
+		defer c.Close()
+		text := "HTTP/1.1 " + strings.TrimPrefix(r.URL.Path, "/") + " Odd\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nSrtm-Class: forged\r\nX-Sum: 1\r\n\r\n"
+		testkit.Result(rw.WriteString(text)).Must(t)
+		testkit.NoError(t, rw.Flush())
+	})
+	g := serve(t, one(url), nil)
+	for path, want := range map[string]int{"/000": http.StatusBadGateway, "/099": http.StatusBadGateway, "/200": http.StatusOK, "/299": 299} {
+		res, body := g.get(t, path)
+		if res.StatusCode != want || want < 300 && (body != "ok" || res.Trailer.Get("Srtm-Class") != "" || res.Trailer.Get("X-Sum") != "1") {
+			t.Errorf("%s: %s, %q, %v", path, res.Status, body, res.Trailer)
+		}
+	}
+	g.idle(t)
+	if s := g.Status().Servers[0]; s.Failed != 2 || s.Departed != 2 {
+		t.Errorf("%+v", s)
+	}
+}
+
 // What has no place, or no more time, is refused with when to come again.
 func TestQueueBounds(t *testing.T) {
 	arrived, release := make(chan struct{}, 10), make(chan struct{})
