@@ -2,7 +2,6 @@ package replicated
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -46,14 +45,6 @@ func purge(ctx context.Context, s jetstream.Stream, opts ...jetstream.StreamPurg
 
 func (c *Cluster) stream(ctx context.Context, name string) (jetstream.Stream, error) {
 	return ask(ctx, func(ctx context.Context) (jetstream.Stream, error) { return c.js.Stream(ctx, name) })
-}
-
-func (c *Cluster) delete(ctx context.Context, stream string) error {
-	_, err := ask(ctx, func(ctx context.Context) (struct{}, error) { return struct{}{}, c.js.DeleteStream(ctx, stream) })
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return nil
-	}
-	return err
 }
 
 // claimed publishes a claim. Of one whose answer was lost, the next try finds that it was made.

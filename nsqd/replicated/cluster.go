@@ -292,12 +292,15 @@ func (c *Cluster) Topics() (topics, away []string, err error) {
 	if err := names.Err(); err != nil {
 		return nil, nil, err
 	}
-	has, errs := make([]bool, len(parts)), make([]error, len(parts))
+	infos, errs := make([]*jetstream.StreamInfo, len(parts)), make([]error, len(parts))
 	var all errgroup.Group
 	all.SetLimit(readers)
 	for i, p := range parts {
 		all.Go(func() error {
-			has[i], errs[i] = c.has(ctx, p)
+			infos[i], errs[i] = c.has(ctx, p)
+			if is := infos[i]; is != nil && is.State.Msgs == 0 {
+				infos[i], errs[i] = nil, c.delete(ctx, p.stream())
+			}
 			return nil
 		})
 	}
@@ -306,34 +309,34 @@ func (c *Cluster) Topics() (topics, away []string, err error) {
 		switch {
 		case errs[i] != nil:
 			away = append(away, p.topic)
-		case has[i]:
+		case infos[i] != nil:
 			topics = append(topics, p.topic)
 		}
 	}
 	return topics, away, nil
 }
 
-// Has reports whether there is anything of this broker's part of a topic; if not, it deletes the
-// stream. The error says why that cannot be known now.
+// Has reports whether there is anything of this broker's part of a topic. The error says why
+// that cannot be known now.
 func (c *Cluster) Has(topic string) (bool, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	return c.has(ctx, part{topic, c.cfg.Part})
+	info, err := c.has(ctx, part{topic, c.cfg.Part})
+	return info != nil && info.State.Msgs > 0, err
 }
 
-func (c *Cluster) has(ctx context.Context, p part) (bool, error) {
+// has is what a part's stream is; nil: there is none.
+func (c *Cluster) has(ctx context.Context, p part) (*jetstream.StreamInfo, error) {
 	info, err := c.info(ctx, p.stream())
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound):
-		return false, nil
+		return nil, nil
 	case err != nil:
-		return false, fmt.Errorf("stream %s: %w", p.stream(), err)
+		return nil, fmt.Errorf("stream %s: %w", p.stream(), err)
 	case !slices.Equal(info.Config.Subjects, []string{p.subject()}): // it is an operator's, or another broker's
-		return false, nil
-	case info.State.Msgs == 0:
-		return false, c.delete(ctx, p.stream())
+		return nil, nil
 	}
-	return true, nil
+	return info, nil
 }
 
 // info asks a stream's leader about it, until there is one or ctx is done.
@@ -351,6 +354,15 @@ func (c *Cluster) info(ctx context.Context, stream string) (*jetstream.StreamInf
 		case <-time.After(minWait):
 		}
 	}
+}
+
+// delete is not to be asked for again without a look at whose the stream is by then.
+func (c *Cluster) delete(ctx context.Context, stream string) error {
+	err := c.js.DeleteStream(ctx, stream)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil
+	}
+	return err
 }
 
 // Open claims this broker's part of a topic with an epoch; 0: with the one after the last
@@ -438,10 +450,18 @@ func (l *Log) Remove() error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if !l.foreign() {
-		h, _, err := l.last(ctx)
-		switch {
-		case errors.Is(err, jetstream.ErrStreamNotFound), err == nil && (h.owner == l.owner || h.owner == owner{}):
-			err = errors.Join(l.cluster.delete(ctx, l.part.stream()), l.removeCursors(ctx))
+		deleted, err := ask(ctx, func(ctx context.Context) (bool, error) {
+			h, _, err := l.last(ctx)
+			switch {
+			case errors.Is(err, jetstream.ErrStreamNotFound):
+				return true, nil
+			case err != nil || h.owner != l.owner && h.owner != owner{}:
+				return false, err
+			}
+			return true, l.cluster.delete(ctx, l.part.stream())
+		})
+		if deleted {
+			err = errors.Join(err, l.removeCursors(ctx))
 		}
 		if err != nil {
 			l.cluster.leave(l.part, l.owner, l.owner)
