@@ -12,7 +12,8 @@ import (
 )
 
 // MaxGone bounds the brokers that are remembered although they are away and
-// nothing depends on them; beyond it the one that left first is forgotten.
+// nothing depends on them; beyond it the one that left first is forgotten, of those that
+// left at once (Restarted) the first by id.
 const MaxGone = 1000
 
 // State of a topic. The wire's PLACING has no counterpart here: a topic exists
@@ -336,7 +337,7 @@ func (c *Catalog) forgetGone() {
 	if len(gone) <= MaxGone {
 		return
 	}
-	slices.SortFunc(gone, func(a, b *broker) int { return cmp.Compare(a.leftAt, b.leftAt) })
+	slices.SortFunc(gone, func(a, b *broker) int { return cmp.Or(cmp.Compare(a.leftAt, b.leftAt), cmp.Compare(a.ID, b.ID)) })
 	for _, b := range gone[:len(gone)-MaxGone] {
 		c.dropBroker(b.ID)
 	}

@@ -161,6 +161,22 @@ func TestBrokersThatAreGoneAreForgottenInTheEnd(t *testing.T) {
 	}
 }
 
+// All catalogs of one log must forget the same ones.
+func TestOfBrokersThatWentAtOnceTheFirstByIDIsForgotten(t *testing.T) {
+	w := newWorld(t)
+	for i := range MaxGone + 5 {
+		testkit.Result(w.Apply(joined(fmt.Sprintf("b%04d", i), 1))).Must(t)
+	}
+	w.must(Restarted{})
+	w.must(joined("last", 1))
+	w.must(BrokerLeft{"last"})
+	w.check()
+	all := w.Brokers()
+	if len(all) != MaxGone || all[0].ID != "b0006" || all[MaxGone-1].ID != "last" {
+		t.Errorf("%d are remembered, %s to %s", len(all), all[0].ID, all[len(all)-1].ID)
+	}
+}
+
 // Whatever happens in whatever order: the invariants hold after every event, a
 // refused event changes nothing, epochs only grow, nothing was placed beyond
 // an mcap, and replaying what was accepted gives the same state.
