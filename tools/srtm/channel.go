@@ -67,7 +67,10 @@ func (b *brokers) ask(x *call, method, path string, query url.Values, addresses 
 	if err != nil {
 		return lifecycle.UsageError{Err: err}
 	}
-	client := &http.Client{Timeout: x.timeout, Transport: &http.Transport{TLSClientConfig: encrypted}}
+	client := &http.Client{
+		Timeout: x.timeout, Transport: &http.Transport{TLSClientConfig: encrypted},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // the token is for no one else
+	}
 	defer client.CloseIdleConnections()
 	token, err := b.trust.Token("nsqd-")
 	if err != nil {

@@ -65,6 +65,18 @@ func TestChannelsOfABrokerWithTLS(t *testing.T) {
 	testkit.EqualSlices(t, tokens, []string{"/ping ", "/channel/peek Bearer 0123456789abcdef"}, "asked")
 }
 
+// A token is for the address that it was meant for: Go's client takes it along to other ports
+// of a host, and to its subdomains.
+func TestTokensFollowNoRedirect(t *testing.T) {
+	elsewhere, asked := node(t, `{"messages":[]}`)
+	broker := httptest.NewServer(http.RedirectHandler("http://"+elsewhere+"/channel/peek", http.StatusTemporaryRedirect))
+	t.Cleanup(broker.Close)
+	file := testkit.File(t, "token", "0123456789abcdef\n")
+	_, _, err := srtm(t, "", "channel", "peek", "t", "c", "--nsqd-http-address="+broker.URL, "--nsqd-token-file="+file)
+	testkit.ErrorHas(t, err, "307")
+	testkit.EqualSlices(t, *asked, nil, "asked elsewhere")
+}
+
 func TestChannelsOfAllBrokers(t *testing.T) {
 	b1, first := node(t, `{"offset":7,"messages":[{"id":"0123","offset":7,"timestamp":1000000001,"attempts":2,"body":"AP8="}]}`)
 	b2, second := node(t, "")
