@@ -149,8 +149,8 @@ func supervise(ctx context.Context, name string, run func(context.Context) error
 }
 
 // PrintError writes "name: error", and of several errors, joined, each on a line
-// of its own, in one write.
+// of its own, in one write. What others have said in it is printable.
 func PrintError(w io.Writer, name string, err error) {
 	prefix := name + ": "
-	fmt.Fprintln(w, prefix+strings.ReplaceAll(err.Error(), "\n", "\n"+prefix))
+	fmt.Fprintln(w, prefix+strings.ReplaceAll(obs.Printable(err.Error()), "\n", "\n"+prefix))
 }

@@ -136,6 +136,13 @@ func TestMainReportsBadUsage(t *testing.T) {
 	}
 }
 
+// An error may have what a server said, which a terminal must not obey.
+func TestErrorsAreNoOrders(t *testing.T) {
+	var said bytes.Buffer
+	PrintError(&said, "x", errors.Join(errors.New("a\x1b]0;owned\a\u009b2J\rb"), errors.New("\x9bc")))
+	testkit.Equal(t, said.String(), "x: a\\u001b]0;owned\\u0007\\u009b2J\\u000db\nx: \\u009bc\n")
+}
+
 func TestExitCodes(t *testing.T) {
 	plain := errors.New("no such disk")
 	for _, c := range []struct {

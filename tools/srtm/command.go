@@ -77,7 +77,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 // printable is an error in which a server may have had its say.
 type printable struct{ error }
 
-func (p printable) Error() string { return screen.Printable(p.error.Error()) }
+func (p printable) Error() string { return obs.Printable(p.error.Error()) }
 func (p printable) Unwrap() error { return p.error }
 
 // command returns the command tree, fresh: cobra keeps state in it.
@@ -115,6 +115,7 @@ func (c *cli) completes(cmd *cobra.Command, do func(*call) error) *cobra.Command
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		p := startProgress(cmd, "waiting for the "+strings.TrimSuffix(c.addressFlag, "-address"))
 		defer p.stop()
+		cmd.SetErr(screen.Safe(cmd.ErrOrStderr()))
 		return c.call(cmd.Context(), func(x *call) error {
 			x.cmd, x.args, x.out, x.progress = cmd, args, screen.Safe(p.before(cmd.OutOrStdout(), true)), p
 			return do(x)
@@ -312,7 +313,7 @@ func table[M any](w io.Writer, head string, all []M, cells func(M) []any) error 
 	for _, m := range all {
 		separator := "\n"
 		for _, cell := range cells(m) {
-			fmt.Fprint(t, separator, strings.ReplaceAll(screen.Printable(fmt.Sprint(cell)), "\n", `\n`))
+			fmt.Fprint(t, separator, strings.ReplaceAll(obs.Printable(fmt.Sprint(cell)), "\n", `\n`))
 			separator = "\t"
 		}
 	}

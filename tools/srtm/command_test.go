@@ -46,6 +46,7 @@ type admin struct {
 	refuse     error
 	sought     []*srtmv1.SeekChannelRequest
 	publishers []string // of the topic; a page has one
+	says       string   // while a topic is created
 }
 
 func (a *admin) CreateTopic(r *srtmv1.CreateTopicRequest, s grpc.ServerStreamingServer[srtmv1.CreateTopicResponse]) error {
@@ -53,7 +54,7 @@ func (a *admin) CreateTopic(r *srtmv1.CreateTopicRequest, s grpc.ServerStreaming
 	if a.refuse != nil {
 		return a.refuse
 	}
-	if err := s.Send(&srtmv1.CreateTopicResponse{State: srtmv1.TopicState_TOPIC_STATE_PLACING, Message: "2 brokers"}); err != nil {
+	if err := s.Send(&srtmv1.CreateTopicResponse{State: srtmv1.TopicState_TOPIC_STATE_PLACING, Message: cmp.Or(a.says, "2 brokers")}); err != nil {
 		return err
 	}
 	t := topic()

@@ -59,6 +59,9 @@ func TestNamesAreNoOrders(t *testing.T) {
 			t.Errorf("%q: a line of its own: %s", args, stdout)
 		}
 	}
+	_, stderr, err := srtm(t, serve(t, &admin{says: name}), "topic", "create", "x", "--rate", "1", "--burst", "1")
+	testkit.Must(t, err)
+	testkit.Equal(t, obeyed(stderr), "", "in %q", stderr)
 	for _, form := range []string{"table", "json"} {
 		stdout, _, err := srtm(t, "", "gateway", "status", "--gateway-address", web.Listener.Addr().String(), "--output", form)
 		testkit.Must(t, err)

@@ -27,7 +27,6 @@ import (
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/nsq/wire"
-	"github.com/srtm-io/srtm/tools/srtm/screen"
 )
 
 // nsqClient is how pub and tail speak to brokers.
@@ -461,7 +460,7 @@ func (t *tail) follow(ctx, patient context.Context) error {
 			return err
 		case err.Error() != said:
 			said = err.Error()
-			fmt.Fprintf(screen.Safe(t.x.cmd.ErrOrStderr()), "srtm tail goes on with %d brokers: %v\n", len(connected), explain(err))
+			fmt.Fprintf(t.x.cmd.ErrOrStderr(), "srtm tail goes on with %d brokers: %v\n", len(connected), explain(err))
 		}
 		if !clock.Sleep(ctx, brokersPause) {
 			return nil

@@ -7,10 +7,10 @@ import (
 	"io"
 	"os"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 
 	"golang.org/x/term"
+
+	"github.com/srtm-io/srtm/internal/obs"
 )
 
 // Screen is a part of a terminal, or what stands for one where there is none.
@@ -37,31 +37,14 @@ func New(w io.Writer) *Screen {
 	return s
 }
 
-// Printable is text without what a terminal would obey: control characters but for line
-// feeds are written as \u001b. In JSON, where they are in strings, it says the same.
-func Printable(text string) string {
-	var b strings.Builder
-	for i, r := range text {
-		switch {
-		case r == utf8.RuneError && text[i] >= 0x80 && text[i] < 0xa0: // a control character of other encodings
-			fmt.Fprintf(&b, `\u%04x`, text[i])
-		case r != '\n' && unicode.IsControl(r):
-			fmt.Fprintf(&b, `\u%04x`, r)
-		default:
-			b.WriteRune(r)
-		}
-	}
-	return b.String()
-}
-
-// Safe returns w for text that others have written, of which only what is Printable comes
+// Safe returns w for text that others have written, of which only what is printable comes
 // there.
 func Safe(w io.Writer) io.Writer { return safe{w} }
 
 type safe struct{ w io.Writer }
 
 func (s safe) Write(p []byte) (int, error) {
-	if _, err := io.WriteString(s.w, Printable(string(p))); err != nil {
+	if _, err := io.WriteString(s.w, obs.Printable(string(p))); err != nil {
 		return 0, err
 	}
 	return len(p), nil
@@ -70,7 +53,7 @@ func (s safe) Write(p []byte) (int, error) {
 // Draw shows lines in place of those that it showed before, cut to what fits. Without a
 // terminal it prints them after those.
 func (s *Screen) Draw(text string) error {
-	text = Printable(text)
+	text = obs.Printable(text)
 	if s.Terminal {
 		text = clip(text, s.Size)
 	}
