@@ -60,12 +60,10 @@ func (c *Console) onHolders(ctx context.Context, form url.Values, path string, q
 	if err != nil {
 		return "", err
 	}
-	var errs []error
-	for _, id := range sortedKeys(found) {
-		_, err := c.ask(ctx, c.cfg.Brokers, http.MethodPost, found[id], path+"?"+q.Encode())
-		errs = append(errs, err)
-	}
-	if err := errors.Join(errs...); err != nil {
+	if err := errors.Join(each(found, func(_, address string) error {
+		_, err := c.ask(ctx, c.cfg.Brokers, http.MethodPost, address, path+"?"+q.Encode())
+		return err
+	})...); err != nil {
 		return "", &problem{http.StatusBadGateway, err.Error()}
 	}
 	return fmt.Sprintf("%s on %d of %d brokers.", done, len(found), len(found)), nil

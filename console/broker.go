@@ -19,6 +19,7 @@ import (
 
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/singleflight"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
@@ -342,6 +343,26 @@ func (c *Console) holders(ctx context.Context, topic string) (map[string]string,
 	return found, nil
 }
 
+// maxAsked is how many brokers are asked at a time.
+const maxAsked = 16
+
+// each asks brokers, by address, all at once: one that is stalled takes as long as
+// brokerTimeout, and so do many of them. It returns what they answered, by their ids' order.
+func each[A any](found map[string]string, ask func(id, address string) A) []A {
+	ids := sortedKeys(found)
+	answers := make([]A, len(ids))
+	var group errgroup.Group
+	group.SetLimit(maxAsked)
+	for i, id := range ids {
+		group.Go(func() error {
+			answers[i] = ask(id, found[id])
+			return nil
+		})
+	}
+	_ = group.Wait() // it has no errors
+	return answers
+}
+
 // channel shows a channel on all brokers of its topic.
 func (c *Console) channel(ctx context.Context, q url.Values, _ user) (view, error) {
 	d := channelData{Topic: q.Get("topic"), Channel: q.Get("channel"), Cluster: c.cfg.API != nil}
@@ -350,9 +371,9 @@ func (c *Console) channel(ctx context.Context, q url.Values, _ user) (view, erro
 	if err != nil {
 		return view{}, err
 	}
-	for _, id := range sortedKeys(found) {
+	d.Holders = each(found, func(id, address string) holder {
 		h := holder{Broker: id, Trouble: "it has no such channel"}
-		s, err := c.stats(ctx, found[id], d.Topic, d.Channel, true)
+		s, err := c.stats(ctx, address, d.Topic, d.Channel, true)
 		if err != nil {
 			h.Trouble = err.Error()
 		}
@@ -360,15 +381,20 @@ func (c *Console) channel(ctx context.Context, q url.Values, _ user) (view, erro
 			for _, ch := range t.Channels {
 				h.Trouble, h.brokerChannel = "", ch
 				h.Clients = h.Clients[:min(len(h.Clients), maxShown)]
-				if there++; ch.Paused {
-					paused++
-				}
-				d.Depth += ch.Depth + ch.BackendDepth
-				d.InFlight += ch.InFlight
-				d.Deferred += ch.Deferred
 			}
 		}
-		d.Holders = append(d.Holders, h)
+		return h
+	})
+	for _, h := range d.Holders {
+		if h.Trouble != "" {
+			continue
+		}
+		if there++; h.Paused {
+			paused++
+		}
+		d.Depth += h.Depth + h.BackendDepth
+		d.InFlight += h.InFlight
+		d.Deferred += h.Deferred
 	}
 	d.Paused = there > 0 && paused == there
 	return view{Template: "channel", Title: fmt.Sprintf("Channel %s of %s", d.Channel, d.Topic), Data: d}, nil
@@ -417,21 +443,24 @@ func (c *Console) peek(ctx context.Context, q url.Values, u user) (view, error) 
 		return view{}, err
 	}
 	ask := url.Values{"topic": {d.Topic}, "channel": {d.Channel}, "count": {"5"}}
-	for _, id := range sortedKeys(found) {
-		var r struct {
-			Messages []peeked `json:"messages"`
+	type next struct {
+		Messages []peeked `json:"messages"`
+		err      error
+	}
+	for _, of := range each(found, func(id, address string) (r next) {
+		var body []byte
+		if body, r.err = c.ask(ctx, c.cfg.Brokers, http.MethodGet, address, "/channel/peek?"+ask.Encode()); r.err == nil {
+			r.err = decode(address, body, &r)
 		}
-		body, err := c.ask(ctx, c.cfg.Brokers, http.MethodGet, found[id], "/channel/peek?"+ask.Encode())
-		if err == nil {
-			err = decode(found[id], body, &r)
+		for i := range r.Messages {
+			r.Messages[i].Broker = id
 		}
-		if err != nil {
-			d.Trouble = append(d.Trouble, err.Error())
+		return r
+	}) {
+		if of.err != nil {
+			d.Trouble = append(d.Trouble, of.err.Error())
 		}
-		for _, m := range r.Messages {
-			m.Broker = id
-			d.Messages = append(d.Messages, m)
-		}
+		d.Messages = append(d.Messages, of.Messages...)
 	}
 	c.told("peek", u, nil, "topic", d.Topic, "channel", d.Channel)
 	return view{Template: "peek", Title: fmt.Sprintf("Next of channel %s of %s", d.Channel, d.Topic), Data: d}, nil

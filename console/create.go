@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -118,13 +119,16 @@ func specOf(form url.Values) (*srtmv1.TopicSpec, []string) {
 		return v
 	}
 	rate, burst, quantile := number("rate"), number("burst"), number("quantile")
+	if burst != math.Trunc(burst) {
+		faults = append(faults, fmt.Sprintf("burst: %v is not a whole number", burst))
+	}
 	latency, err := time.ParseDuration(strings.TrimSpace(form.Get("latency")))
 	if err != nil {
 		faults = append(faults, fmt.Sprintf("latency: %q is not a duration such as 100ms", form.Get("latency")))
 	}
 	spec := &srtmv1.TopicSpec{
 		Name: strings.TrimSpace(form.Get("name")), PlacementPolicy: form.Get("policy"), ShareRule: form.Get("rule"), Channels: strings.Fields(form.Get("channels")),
-		Contract: &srtmv1.Contract{RateMilli: int64(rate * 1000), Burst: int64(burst), Slo: &srtmv1.Slo{Quantile: quantile, Latency: durationpb.New(latency)}},
+		Contract: &srtmv1.Contract{RateMilli: int64(math.Round(rate * 1000)), Burst: int64(burst), Slo: &srtmv1.Slo{Quantile: quantile, Latency: durationpb.New(latency)}},
 	}
 	for line := range strings.Lines(form.Get("groups")) {
 		if line = strings.TrimSpace(line); line == "" {

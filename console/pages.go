@@ -24,8 +24,8 @@ const perPage = 50
 var functions = template.FuncMap{
 	"count":      func(v any) string { return thousands(fmt.Sprint(v)) },
 	"rate":       func(v float64) string { return thousands(strconv.FormatFloat(v, 'f', -1, 64)) },
-	"measured":   func(v float32) string { return thousands(strconv.FormatFloat(float64(v), 'f', 0, 32)) },
-	"measured32": func(v float64) string { return thousands(strconv.FormatFloat(v, 'f', 0, 64)) },
+	"measured":   func(v float32) string { return measured(float64(v)) },
+	"measured32": measured,
 	"milli":      func(v int64) string { return thousands(strconv.FormatFloat(float64(v)/1000, 'f', -1, 64)) },
 	"ms":         func(v float32) string { return why.Duration(time.Duration(float64(v) * 1e6)) },
 	"duration":   why.Duration,
@@ -62,6 +62,14 @@ func query(path string, pairs ...string) string {
 		return path
 	}
 	return path + "?" + q.Encode()
+}
+
+// measured is a rate in msg/s: in whole ones, or where it is small to a hundredth.
+func measured(v float64) string {
+	if v >= 10 || v <= 0 {
+		return thousands(strconv.FormatFloat(v, 'f', 0, 64))
+	}
+	return strings.TrimRight(strings.TrimRight(strconv.FormatFloat(v, 'f', 2, 64), "0"), ".")
 }
 
 // thousands puts narrow spaces into a number.

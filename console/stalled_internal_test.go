@@ -1,0 +1,75 @@
+package console
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+// listing is an API that lists so many brokers with a topic.
+type listing struct {
+	srtmv1.AdminServiceClient
+	count int
+}
+
+func (l listing) ListBrokers(context.Context, *srtmv1.ListBrokersRequest, ...grpc.CallOption) (*srtmv1.ListBrokersResponse, error) {
+	var reply srtmv1.ListBrokersResponse
+	for i := range l.count {
+		reply.Brokers = append(reply.Brokers, &srtmv1.Broker{Id: fmt.Sprintf("b%02d", i), HttpAddress: fmt.Sprintf("b%d:1", i), Topics: []string{"t"}, Connected: true})
+	}
+	return &reply, nil
+}
+
+// Brokers that do not answer take a page the time of one.
+func TestStalledBrokersAreWaitedForAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &Console{admin: listing{count: maxAsked}, cfg: Config{Log: slog.New(slog.DiscardHandler), Brokers: roundTripper(func(r *http.Request) (*http.Response, error) {
+			<-r.Context().Done()
+			return nil, r.Context().Err()
+		})}}
+		q := url.Values{"topic": {"t"}, "channel": {"c"}}
+		for what, ask := range map[string]func() int{
+			"channel": func() int {
+				return len(testkit.Result(c.channel(t.Context(), q, user{})).Must(t).Data.(channelData).Holders)
+			},
+			"peek": func() int { return len(testkit.Result(c.peek(t.Context(), q, user{})).Must(t).Data.(peekData).Trouble) },
+			"pause": func() int {
+				_, err := c.onHolders(t.Context(), q, "/channel/pause", q, "Paused")
+				testkit.ErrorHas(t, err, "b15:1 does not answer")
+				return maxAsked
+			},
+		} {
+			began := time.Now()
+			testkit.Equal(t, ask(), maxAsked, "%s: brokers", what)
+			testkit.Equal(t, time.Since(began), brokerTimeout, "%s", what)
+		}
+	})
+}
+
+// A rate that is not zero is not shown as such.
+func TestSmallRates(t *testing.T) {
+	measured := functions["measured32"].(func(float64) string)
+	for rate, want := range map[float64]string{0: "0", 0.016: "0.02", 0.5: "0.5", 3: "3", 9.999: "10", 12.4: "12"} {
+		testkit.Equal(t, measured(rate), want, "%v", rate)
+	}
+}
+
+// What was typed is what is asked for.
+func TestNumbersOfTheForm(t *testing.T) {
+	form := url.Values{"name": {"t"}, "rate": {"1.001"}, "burst": {"7"}, "quantile": {"0.99"}, "latency": {"20ms"}}
+	spec, faults := specOf(form)
+	testkit.Equal(t, spec.Contract.RateMilli, 1001, "%v", faults)
+	form.Set("burst", "7.5")
+	_, faults = specOf(form)
+	testkit.EqualSlices(t, faults, []string{"burst: 7.5 is not a whole number"}, "faults")
+}
