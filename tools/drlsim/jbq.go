@@ -26,6 +26,9 @@ type jbqServer struct {
 	web.Summary
 }
 
+// maxJBQ bounds the virtual time, in seconds.
+const maxJBQ = 1_000_000
+
 func jbqCommand() *cobra.Command {
 	var cluster string
 	var seed uint64
@@ -60,6 +63,9 @@ it does not say of them is assumed (docs/evaluation.md).`,
 		}
 		if rate > 0 {
 			c.Rate = rate
+		}
+		if float64(c.Requests)/c.Rate > maxJBQ {
+			return answer{}, usagef("requests: %d at %v/s take longer than %d s", requests, rate, maxJBQ)
 		}
 		var results []jbqResult
 		for _, way := range web.Ways() {

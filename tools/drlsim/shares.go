@@ -68,7 +68,7 @@ of 1.1 times would have in 100 ms. It prints the 99th percentiles of its thirds.
 	cmd.Flags().IntVar(&split, "split", 2, "`brokers` that the file's publishers are spread over")
 	return leaf(cmd, func(cmd *cobra.Command) (answer, error) {
 		switch {
-		case faster <= 0 || split < 1 || split > 100:
+		case !(faster > 0) || split < 1 || split > 100:
 			return answer{}, usagef("--faster %v and --split %d: want more than 0, and 1 to 100", faster, split)
 		case seeds < 1 || seeds > 1000:
 			return answer{}, usagef("--seeds %d: want 1 to 1000", seeds)
@@ -207,20 +207,27 @@ func sharesRecorded(cmd *cobra.Command, file string, faster float64, split int, 
 	}}, nil
 }
 
+// maxSpan bounds a trace that rules follow step by step, in seconds.
+const maxSpan = 30 * 24 * 3600
+
 // recorded makes a scenario of a trace.
 func recorded(name string, trace []bucket.Arrival, faster float64, split int) (shares.Scenario, error) {
 	if !slices.IsSortedFunc(trace, func(a, b bucket.Arrival) int { return int(min(1, max(-1, a.At-b.At))) }) {
 		return shares.Scenario{}, fmt.Errorf("%s: its lines are not sorted by time", name)
 	}
 	first, last := trace[0].At, trace[len(trace)-1].At
-	span := time.Duration(float64(last.Sub(first)) / faster)
-	if span < 30*time.Second {
-		return shares.Scenario{}, fmt.Errorf("%s: lasts %v, want 30s for rules to follow it", name, span)
+	lasts := last.Sub(first).Seconds() / faster
+	if !(lasts >= 30 && lasts <= maxSpan) {
+		return shares.Scenario{}, fmt.Errorf("%s: lasts %.6g s, want 30 for rules to follow it, and %d at most", name, lasts, maxSpan)
 	}
-	rate := 1.1 * float64(len(trace)) / span.Seconds()
+	span := time.Duration(lasts * 1e9)
+	rate := 1.1 * float64(len(trace)) / lasts
 	sc := shares.Scenario{Name: name, Contract: tokenbucket.Share{
 		Rate: tokenbucket.PerSecond(rate), Burst: int64(rate/10) + 30*int64(split),
 	}}
+	if sc.Contract.Rate < tokenbucket.Rate(split) {
+		return shares.Scenario{}, fmt.Errorf("%s: %.6g messages per second are too few for %d brokers", name, float64(len(trace))/lasts, split)
+	}
 	sc.Start = shares.Evenly(sc.Contract, split)
 	placed := map[string]int{}
 	for i, a := range trace {

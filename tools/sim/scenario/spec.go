@@ -138,8 +138,10 @@ type Adapt struct {
 // Bounds of a scenario.
 const (
 	MaxSeconds = 1e6
-	MaxBrokers = 100_000
-	maxSize    = 64 << 20
+	// MaxMessages bounds what is simulated, but for traces: a day's work.
+	MaxMessages = 1e11
+	MaxBrokers  = 100_000
+	maxSize     = 64 << 20
 )
 
 // Read parses and validates a scenario. Unknown fields are faults; all faults
@@ -250,7 +252,7 @@ func (s *Scenario) Validate() error {
 	f.If(!(s.Duration > 0 && s.Duration <= MaxSeconds), "duration_s: %v is not above 0, up to %g", s.Duration, MaxSeconds)
 	f.If(!(s.Warmup >= 0 && s.Warmup <= MaxSeconds), "warmup_s: %v is not in 0 to %g", s.Warmup, MaxSeconds)
 	f.If(len(s.Brokers) == 0, "brokers: there is none")
-	n := 0
+	n, messages := 0, 0.0
 	ids := map[string]bool{}
 	for i, b := range s.Brokers {
 		at := fmt.Sprintf("brokers[%d]", i)
@@ -271,6 +273,7 @@ func (s *Scenario) Validate() error {
 		f.If(b.Allocated < 0, "%s.allocated: %d is negative", at, b.Allocated)
 		if b.Background != nil {
 			b.Background.validate(&f, at+".background")
+			messages += float64(max(1, b.Count)) * b.Background.messages(s.Warmup+s.Duration)
 		}
 	}
 	f.If(n > MaxBrokers, "brokers: %d, at most %d", n, MaxBrokers)
@@ -281,9 +284,14 @@ func (s *Scenario) Validate() error {
 		f.If(t.Name == "" || names[t.Name], "%s.name: %q is empty or not its own", at, t.Name)
 		names[t.Name] = true
 		t.validate(&f, at, n)
+		messages += t.messages(s.Warmup + s.Duration)
 	}
+	f.If(messages > MaxMessages, "%.3g messages, want %g at most", messages, MaxMessages)
 	return f.Err()
 }
+
+// messages is about how many it sends in so many seconds; 0 of a trace.
+func (l Load) messages(seconds float64) float64 { return float64(l.Publishers) * l.Rate * seconds }
 
 // names are the ids of the brokers that b stands for.
 func (b Broker) names() []string {
