@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/srtm-io/srtm/internal/etcdtest"
+	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
@@ -92,9 +93,7 @@ func TestWhomEtcdRefuses(t *testing.T) {
 // A process with a password starts while etcd is away, as one without does.
 func TestEtcdComesLate(t *testing.T) {
 	t.Parallel()
-	ln := testkit.Listen(t)
-	address := ln.Addr().String()
-	ln.Close()
+	address := testkit.Result(local.Ports(1)).Must(t)[0]
 	s := &safe{authority: testkit.NewAuthority(t), url: "https://" + address}
 	s.client = s.authority.Certificate("client")
 	cfg := s.config()
