@@ -25,6 +25,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/metadata"
+	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
 // progress is how far a channel is with a message.
@@ -220,6 +221,10 @@ func (l *lives) publish() {
 		err := l.top.Publish(l.b.Now(), mono.Wall(time.Now().UnixNano()), p)
 		if err == nil {
 			err = l.top.Sync(stored)
+		}
+		if l.was && errors.Is(err, queue.ErrFull) { // also for a while after the disk has failed
+			l.note("publish %d: %v", l.n, err)
+			continue
 		}
 		// An answer is one although the power went right after it.
 		if l.ok(fmt.Sprint("publish ", l.n, " for ", p.Defer), err) || err == nil {
