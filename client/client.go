@@ -106,8 +106,11 @@ type membership struct {
 
 // New returns a client. It connects when it is first needed.
 func New(cfg Config) (*Client, error) {
-	if (cfg.Address == "") == (cfg.Broker == "") {
-		return nil, errors.New("client: want the address of a loaddistributor, or of a broker")
+	switch {
+	case cfg.Address == "" && cfg.Broker == "":
+		return nil, errors.New("client: no address of a loaddistributor or broker")
+	case cfg.Address != "" && cfg.Broker != "":
+		return nil, errors.New("client: addresses of both a loaddistributor and a broker")
 	}
 	if cfg.MaxOutstanding < 0 || cfg.DrainTimeout < 0 || cfg.Resend > ResendNever || cfg.Pacing > PacingOff {
 		return nil, fmt.Errorf("client: max outstanding %d and drain timeout %v must not be negative, resend %d must be 0 .. %d, pacing %d 0 .. %d",
