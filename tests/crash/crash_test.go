@@ -2,12 +2,14 @@ package crash
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -323,4 +325,59 @@ func TestKillInMemoryModeLosesAtMostWhatMemoryHeld(t *testing.T) {
 		}
 	}
 	account(t, publishers, got)
+}
+
+// A page of the end of the log that was lost costs the messages that were in it, and no other.
+func TestATornEndCostsItsMessagesAlone(t *testing.T) {
+	const record = 56 // bytes of a message of 8, at least
+	for _, flag := range []string{"--durability=fsync", "--mem-queue-size=0"} {
+		t.Run(flag, func(t *testing.T) {
+			rng, dir := testkit.Rand(t), t.TempDir()
+			flags := []string{"--data-path=" + dir, "--mem-queue-size=100", flag}
+			d := testkit.Result(local.NSQD(localtest.Program(t, "nsqd"), dir, flags...)).Must(t)
+			sub, err := dial(d.TCP) // makes the channel, and takes nothing
+			testkit.Must(t, err)
+			defer sub.Close()
+			testkit.Result(sub.Write(wire.AppendSub(nil, "t", "c"))).Must(t)
+			testkit.Result(io.ReadFull(sub, make([]byte, 10))).Must(t)
+			p := new(publisher)
+			var wg sync.WaitGroup
+			wg.Go(func() { testkit.NoError(t, p.run(d.TCP, 20)) })
+			enough := 500 + rng.IntN(1000)
+			testkit.WaitFor(t, "messages stored", func() bool { return channel(t, d).Depth > enough })
+			testkit.Must(t, d.Kill())
+			wg.Wait()
+
+			files := testkit.Result(filepath.Glob(filepath.Join(dir, "messages", "t.log", "*.seg"))).Must(t)
+			last := slices.Max(files)
+			written := len(bytes.TrimRight(testkit.Result(os.ReadFile(last)).Must(t), "\x00")) // zeros are written ahead
+			cut := 1 + rng.IntN(min(8<<10, written-1))
+			testkit.Must(t, os.Truncate(last, int64(written-cut)))
+
+			again := testkit.Result(local.NSQD(localtest.Program(t, "nsqd"), dir, flags...)).Must(t)
+			var got []uint32
+			rest := subscribe(t, again.TCP, 500)
+			defer rest.Close()
+			wg.Go(func() {
+				_ = take(rest, func(m wire.Message) error { // until the end
+					got = append(got, binary.BigEndian.Uint32(m.Body[4:]))
+					return nil
+				})
+			})
+			testkit.WaitFor(t, "all taken", func() bool {
+				s := channel(t, again)
+				return s.Clients == 1 && s.Depth == 0 && s.InFlight == 0
+			})
+			testkit.NoError(t, again.Stop())
+			wg.Wait()
+			for i, n := range got {
+				if n != uint32(i) {
+					t.Fatalf("message %d is number %d", i, n)
+				}
+			}
+			if lost := int(p.accepted) - len(got); lost > cut/record+1 {
+				t.Errorf("%d of %d are lost with %d bytes", lost, p.accepted, cut)
+			}
+		})
+	}
 }
