@@ -18,6 +18,7 @@ import (
 	"testing"
 
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
 	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/migrate"
@@ -529,6 +530,40 @@ func FuzzNSQ(f *testing.F) {
 		l := p.all()["t"]
 		if n := len(l.records); n == 0 || string(l.records[n-1].Body) != "last" && !slices.ContainsFunc(l.records, func(r commitlog.Record) bool { return string(r.Body) == "last" }) {
 			t.Errorf("%+v", l)
+		}
+	})
+}
+
+// So may those that say which topics there are and what was read. What a file that is imported
+// has is there; one that is not is as it was.
+func FuzzNSQState(f *testing.F) {
+	message := append(append(binary.BigEndian.AppendUint32(nil, 30), make([]byte, 10)...), "0123456789abcdefbody"...)
+	for _, topics := range []string{`{"topics":[{"name":"t","paused":true,"channels":[{"name":"c","paused":false}]}],"version":"1.3.0"}`, `{"topics":[{"name":"a b"},{"name":"t"},{"name":"t"}]}`, "{", ""} {
+		for _, meta := range []string{"1\n0,0\n0,34\n", "1\n0,34\n1,0\n", "1\n3,0\n0,34\n", "-1\n-1,-1\n-1,-1\n", "1\n0,", ""} {
+			f.Add([]byte(topics), []byte(meta))
+		}
+	}
+	f.Fuzz(func(t *testing.T, topics, meta []byte) {
+		p := newPlace(t)
+		for name, text := range map[string][]byte{"nsqd.dat": topics, "t:c.diskqueue.meta.dat": meta, "t:c.diskqueue.000000.dat": message} {
+			testkit.Must(t, os.WriteFile(p.path(name), text, 0o600))
+		}
+		before := p.files()
+		if _, err := p.imports(); err != nil {
+			testkit.EqualSlices(t, p.files(), before, "files after %v", err)
+			return
+		}
+		for _, file := range before {
+			if _, err := os.Stat(p.path(file)); err == nil {
+				t.Errorf("%s is there after the import", file)
+			}
+		}
+		state, err := metadata.Read(p.path("metadata.json"))
+		testkit.Must(t, err)
+		for _, topic := range state.Topics {
+			if !wire.ValidTopicName(topic.Name) {
+				t.Errorf("a topic %q", topic.Name)
+			}
 		}
 	})
 }
