@@ -25,16 +25,19 @@ func TestHeapPopsInOrder(t *testing.T) {
 }
 
 // slowDeal is what deal does, by a look at every broker for every publisher.
-func slowDeal(a *assignment, order []int) {
+func slowDeal(a *assignment, order []int, counts []int64) {
 	for _, i := range order {
-		most := 0
+		most := -1
 		for l := range a.quotas {
-			if a.deficit[l] > a.deficit[most] {
+			if (counts == nil || counts[l] > 0) && (most < 0 || a.deficit[l] > a.deficit[most]) {
 				most = l
 			}
 		}
 		a.where[i] = most
 		a.deficit[most] -= a.rates[i]
+		if counts != nil {
+			counts[most]--
+		}
 	}
 }
 
@@ -49,9 +52,16 @@ func TestDealIsAsBeforeTheHeap(t *testing.T) {
 		fast, slow := newAssignment(Demand{Publishers: publishers}, quotas), newAssignment(Demand{Publishers: publishers}, quotas)
 		_, pool := fast.groups()
 		fast.expect(pool)
-		fast.deal(pool, nil)
 		slow.expect(pool)
-		slowDeal(slow, pool)
+		var counts []int64
+		if rapid.Bool().Draw(t, "counted") {
+			counts = make([]int64, len(quotas))
+			for range publishers {
+				counts[rapid.IntRange(0, len(quotas)-1).Draw(t, "broker")]++
+			}
+		}
+		fast.deal(pool, slices.Clone(counts))
+		slowDeal(slow, pool, counts)
 		if !slices.Equal(fast.where, slow.where) {
 			t.Fatalf("%v, want %v", fast.where, slow.where)
 		}
