@@ -192,7 +192,9 @@ func (l *lives) subscribe(name string) {
 			for n := 1; n <= l.n; n++ {
 				switch {
 				case l.waits[n]:
-					c.owed[n] = l.durable[n]
+					if durable, accepted := l.durable[n]; accepted {
+						c.owed[n] = durable
+					}
 				case n <= l.known:
 					c.now[n], c.saved[n] = progress{done: true}, progress{done: true}
 				}
@@ -218,6 +220,7 @@ func (l *lives) publish() {
 		if p.Defer > 0 {
 			l.due[l.n] = l.now() + p.Defer
 		}
+		l.waits[l.n] = l.paused // one that is refused may be there, too
 		err := l.top.Publish(l.b.Now(), mono.Wall(time.Now().UnixNano()), p)
 		if err == nil {
 			err = l.top.Sync(stored)
@@ -228,7 +231,7 @@ func (l *lives) publish() {
 		}
 		// An answer is one although the power went right after it.
 		if l.ok(fmt.Sprint("publish ", l.n, " for ", p.Defer), err) || err == nil {
-			l.waits[l.n], l.durable[l.n] = l.paused, l.through || l.fsync
+			l.durable[l.n] = l.through || l.fsync
 			for _, c := range l.channels {
 				c.owed[l.n] = true
 			}
