@@ -43,8 +43,11 @@ type channelOwner struct {
 	now  map[int]progress
 	// saved is what a crash leaves of now at least.
 	saved map[int]progress
-	held  map[int]wire.MessageID // in flight, as far as it knows
-	last  int                    // delivered first in this life
+	// discarded are those that a seek or an order to empty has done with since it was saved.
+	discarded map[int]bool
+
+	held map[int]wire.MessageID // in flight, as far as it knows
+	last int                    // delivered first in this life
 }
 
 // lives is a broker over a disk that fails, those after it, and a model that knows
@@ -187,7 +190,7 @@ func (l *lives) subscribe(name string) {
 	l.b.Recorded()
 	c := l.channels[name]
 	if c == nil {
-		c = &channelOwner{owed: map[int]bool{}, now: map[int]progress{}, saved: map[int]progress{}}
+		c = &channelOwner{owed: map[int]bool{}, now: map[int]progress{}, saved: map[int]progress{}, discarded: map[int]bool{}}
 		if len(l.channels) > 0 {
 			for n := 1; n <= l.n; n++ {
 				switch {
@@ -328,6 +331,7 @@ func (l *lives) saved() {
 	}
 	for _, c := range l.channels {
 		c.saved = maps.Clone(c.now)
+		clear(c.discarded)
 	}
 }
 
@@ -363,6 +367,7 @@ func (l *lives) step() {
 			}
 			for name, c := range l.channels {
 				c.saved = changes[name]
+				clear(c.discarded)
 			}
 		}
 	case 13:
@@ -458,7 +463,7 @@ func (l *lives) discards(c *channelOwner, ok bool) {
 		delete(c.owed, n)
 		if p := c.now[n]; ok && (!l.was || p.attempts > 0) {
 			p.done = true
-			c.now[n], c.saved[n] = p, p
+			c.now[n], c.saved[n], c.discarded[n] = p, p, true
 		}
 	}
 	clear(c.held)
@@ -499,6 +504,12 @@ func (l *lives) crash() {
 				delete(c.owed, n)
 			}
 		}
+		if l.was && !l.through && !l.fsync { // written since, for another channel, but not that this one need not have it
+			for n := range c.discarded {
+				delete(c.saved, n)
+			}
+		}
+		clear(c.discarded)
 		c.now = maps.Clone(c.saved)
 	}
 	l.next()
