@@ -771,7 +771,9 @@ var _ = Describe("a publisher", func() {
 var _ = Describe("New", func() {
 	It("refuses a configuration with faults", func() {
 		_, err := client.New(client.Config{})
-		Expect(err).To(MatchError(ContainSubstring("want the address")))
+		Expect(err).To(MatchError(ContainSubstring("no address")))
+		_, err = client.New(client.Config{Address: "x:1", Broker: "y:1"})
+		Expect(err).To(MatchError(ContainSubstring("addresses of both")))
 		_, err = client.New(client.Config{Address: "x:1", MaxOutstanding: -1})
 		Expect(err).To(MatchError(ContainSubstring("max outstanding -1")))
 		bad := nsq.NewConfig()
