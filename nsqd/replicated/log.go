@@ -141,15 +141,15 @@ func (l *Log) claim(ctx context.Context) (last uint64, err error) {
 		if err != nil {
 			return 0, err
 		}
-		switch {
-		case epoch == 0: // later than that of any owner that was, also if nothing is left of it
-			l.owner.epoch = max(h.owner.epoch, uint64(clock.Wall())) + 1
-		case epoch < h.owner.epoch:
-			return 0, fmt.Errorf("%w: epoch %d, it is at %d", ErrFenced, epoch, h.owner.epoch)
-		}
 		found, _, _, err := l.findCursors(ctx)
 		if err != nil {
 			return 0, err
+		}
+		switch {
+		case epoch == 0: // later than that of any owner that was, also if nothing is left of it
+			l.owner.epoch = max(h.owner.epoch, found.epoch, uint64(clock.Wall())) + 1
+		case epoch < h.owner.epoch:
+			return 0, fmt.Errorf("%w: epoch %d, it is at %d", ErrFenced, epoch, h.owner.epoch)
 		}
 		next := max(h.next, found.next)
 		if l.left = l.cluster.leftBy(l.part, h.owner); l.left {

@@ -267,6 +267,21 @@ func TestAStreamIsPurged(t *testing.T) {
 	testkit.Must(t, l.Remove())
 }
 
+// A part whose owner's clock was ahead is claimed also when a purge has left its cursors alone.
+func TestAStreamOfAnOwnerAheadIsPurged(t *testing.T) {
+	t.Parallel()
+	s := startServers(t, 1)
+	c := s.connect("b")
+	l := testkit.Result(c.Open("t", uint64(clock.Wall()+mono.Wall(time.Hour)))).Must(t)
+	store(t, l, commitlog.Record{Body: []byte("purged")})
+	testkit.Must(t, l.Close())
+	testkit.Must(t, testkit.Result(s.operator().Stream(t.Context(), "SRTM_LOG=t=b")).Must(t).Purge(t.Context()))
+	l = testkit.Result(c.Open("t", 0)).Must(t)
+	store(t, l, commitlog.Record{Body: []byte("after")})
+	testkit.EqualSlices(t, contents(t, l), []string{"after"}, "what there is")
+	testkit.Must(t, l.Remove())
+}
+
 // What was purged takes no room, though none reads.
 func TestAFullStreamIsPurged(t *testing.T) {
 	s := startServers(t, 1)
