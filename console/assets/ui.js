@@ -83,7 +83,7 @@
     const stop = () => { source?.close(); source = null; };
     const start = () => {
       if (source || document.hidden) return;
-      const newest = [...topics.values()].map((t) => t.samples.at(-1)?.[0] ?? 0);
+      const newest = charts.map((c) => topics.get(c.topic)?.samples.at(-1)?.[0] ?? 0); // 0: the stream has all of it
       const since = newest.length ? Math.min(...newest) : 0;
       const path = live.dataset.live;
       source = new EventSource(path + (path.includes("?") ? "&" : "?") + "since=" + since);
@@ -105,12 +105,18 @@
     start();
   }
 
+  // ask takes what there is of a topic. What is not answered the stream makes up for.
+  async function ask(name) {
+    try {
+      const answer = await fetch("/ui/data?topic=" + encodeURIComponent(name), { signal: AbortSignal.timeout(5000) });
+      if (answer.ok) take(await answer.json());
+    } catch (err) {
+      console.warn("no samples of " + name, err);
+    }
+  }
+
   async function begin() {
     document.querySelectorAll(".chart").forEach((box) => charts.push(new Chart(box)));
-    for (const name of new Set(charts.map((c) => c.topic))) {
-      const answer = await fetch("/ui/data?topic=" + encodeURIComponent(name));
-      if (answer.ok) take(await answer.json());
-    }
     const redraw = () => charts.forEach((c) => c.draw());
     addEventListener("resize", redraw);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
@@ -119,6 +125,7 @@
       document.querySelectorAll("[data-quantile]").forEach((b) => b.setAttribute("aria-pressed", String(b === button)));
       charts.forEach((c) => c.draw());
     }));
+    await Promise.all([...new Set(charts.map((c) => c.topic))].map(ask));
     const live = document.getElementById("live");
     if (live) listen(live);
   }
