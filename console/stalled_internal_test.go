@@ -56,6 +56,50 @@ func TestStalledBrokersAreWaitedForAtOnce(t *testing.T) {
 	})
 }
 
+// sampled is an API that has every topic.
+type sampled struct{ listing }
+
+func (sampled) ListTopics(context.Context, *srtmv1.ListTopicsRequest, ...grpc.CallOption) (*srtmv1.ListTopicsResponse, error) {
+	return &srtmv1.ListTopicsResponse{}, nil
+}
+
+func (sampled) GetTopic(_ context.Context, r *srtmv1.GetTopicRequest, _ ...grpc.CallOption) (*srtmv1.GetTopicResponse, error) {
+	return &srtmv1.GetTopicResponse{Topic: &srtmv1.Topic{Spec: &srtmv1.TopicSpec{Name: r.Name}}}, nil
+}
+
+// stalledShares never answers.
+type stalledShares struct{ srtmv1.GrantServiceClient }
+
+func (stalledShares) ListShares(ctx context.Context, _ *srtmv1.ListSharesRequest, _ ...grpc.CallOption) (*srtmv1.ListSharesResponse, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// Pages hear at once how topics are while nobody says what shares they have, which all
+// topics together wait for no longer than one.
+func TestStalledSharesDelayNoPage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &Console{admin: sampled{}, grants: stalledShares{}}
+		c.watched.init()
+		began, changed := time.Now(), c.watched.changes()
+		for i := range maxTracked {
+			c.watched.topics[fmt.Sprint(i)] = &tracked{viewed: began}
+		}
+		round := make(chan struct{})
+		go func() {
+			defer close(round)
+			c.round(t.Context(), 0)
+		}()
+		<-changed
+		testkit.Equal(t, time.Since(began), 0, "until pages heard")
+		for i := range maxTracked {
+			testkit.Equal(t, len(c.watched.rows(fmt.Sprint(i), 0).Samples), 1, "samples of %d", i)
+		}
+		<-round
+		testkit.Equal(t, time.Since(began), callTimeout, "a round")
+	})
+}
+
 // A rate that is not zero is not shown as such.
 func TestSmallRates(t *testing.T) {
 	measured := functions["measured32"].(func(float64) string)

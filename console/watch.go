@@ -172,6 +172,16 @@ func (c *Console) round(ctx context.Context, n int) {
 	close(w.changed)
 	w.changed = make(chan struct{})
 	w.mu.Unlock()
+	// Pages hear of shares with the next round: whoever has them may be stalled.
+	limited, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	for _, name := range due {
+		group.Go(func() error {
+			c.sampleShares(limited, name)
+			return nil
+		})
+	}
+	_ = group.Wait()
 }
 
 // list asks for brokers and, where that is not too often for so many, for all topics.
@@ -229,9 +239,12 @@ func (c *Console) follow(ctx context.Context, name string) known {
 	}
 	w.mu.Unlock()
 	if t == nil {
-		if err := c.sample(ctx, name); err != nil {
+		limited, cancel := context.WithTimeout(ctx, callTimeout)
+		defer cancel()
+		if err := c.sample(limited, name); err != nil {
 			return known{Trouble: problemOf(err).text}
 		}
+		c.sampleShares(limited, name)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -245,17 +258,11 @@ func (c *Console) follow(ctx context.Context, name string) known {
 	return k
 }
 
-// sample asks how a topic is. It returns why there is nothing to be said of it.
+// sample asks how a topic is, but for its shares. It returns why there is nothing to be said of it.
 func (c *Console) sample(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	reply, err := c.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: name, OmitPublishers: true})
-	var shares *srtmv1.TopicShares
-	if err == nil && c.grants != nil {
-		if held, err := c.grants.ListShares(ctx, &srtmv1.ListSharesRequest{Topic: name, History: shareEvents}); err == nil && len(held.Topics) == 1 {
-			shares = held.Topics[0]
-		}
-	}
 	now := time.Now()
 	w := &c.watched
 	w.mu.Lock()
@@ -280,12 +287,29 @@ func (c *Console) sample(ctx context.Context, name string) error {
 		w.topics[name] = t
 		w.shrink(now)
 	}
-	t.learn(now, reply.Topic, shares)
+	t.learn(now, reply.Topic)
 	return nil
 }
 
+// sampleShares asks for the shares of a topic.
+func (c *Console) sampleShares(ctx context.Context, name string) {
+	if c.grants == nil {
+		return
+	}
+	var shares *srtmv1.TopicShares
+	if held, err := c.grants.ListShares(ctx, &srtmv1.ListSharesRequest{Topic: name, History: shareEvents}); err == nil && len(held.Topics) == 1 {
+		shares = held.Topics[0]
+	}
+	w := &c.watched
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if t := w.topics[name]; t != nil && t.Trouble == "" { // else they stay as the topic was last
+		t.Shares = shares
+	}
+}
+
 // learn adds what was said of a topic to its history.
-func (t *tracked) learn(now time.Time, topic *srtmv1.Topic, shares *srtmv1.TopicShares) {
+func (t *tracked) learn(now time.Time, topic *srtmv1.Topic) {
 	s := topic.GetStatus()
 	state := topics.State(topic.State)
 	if topic.Reason != "" {
@@ -301,7 +325,7 @@ func (t *tracked) learn(now time.Time, topic *srtmv1.Topic, shares *srtmv1.Topic
 	if t.quotas != nil && !maps.Equal(quotas, t.quotas) {
 		t.series.Note(history.Event{At: now.UnixMilli(), Kind: "move", Text: movedText(t.quotas, quotas, topic)})
 	}
-	t.known, t.quotas = known{Topic: topic, Shares: shares}, quotas
+	t.known, t.quotas = known{Topic: topic, Shares: t.Shares}, quotas
 	held := map[string]float32{}
 	for _, b := range s.GetBrokers() {
 		held[b.BrokerId] = float32(b.GetShare().GetRateMilli()) / 1000
