@@ -76,6 +76,8 @@ const (
 	stays = 2
 	// ahead is r over the highest rate, of a contract that follows.
 	ahead = 1.25
+	// steps is for how many rates, each ahead times the one before, a window's burst is kept.
+	steps = 16
 	// recordBytes is what a publisher takes in a store beside its id and its key.
 	recordBytes = 64
 	// minRate is the lowest rate that is reported, msg/s.
@@ -439,21 +441,43 @@ func (t *Topic) close(now time.Time) {
 
 // size is what a window would have needed.
 type size struct {
-	rate  float64 // msg/s
+	rate   float64 // msg/s
+	bursts []need
+}
+
+// need is the burst that it takes at a rate.
+type need struct {
+	rate  tokenbucket.Rate
 	burst int64
+}
+
+// at returns the burst that is enough at a rate: that of the highest rate known up to it.
+func (s size) at(rate tokenbucket.Rate) int64 {
+	burst := int64(1)
+	for i, n := range s.bursts { // in order of rate
+		if i == 0 || n.rate <= rate {
+			burst = n.burst
+		}
+	}
+	return burst
+}
+
+// follows is the rate of a contract for so many msg/s.
+func follows(rate float64) tokenbucket.Rate {
+	return max(tokenbucket.PerSecond(round(ahead*max(rate, minRate))), 1000)
 }
 
 // sized takes what the last window would have needed, if it is evidence: of a window that
 // not all brokers reported only that it was at least so much is known.
 func (t *Topic) sized(j *Job, is tokenbucket.Share, measured bool) {
 	if t.sizes == nil && measured { // before a restart
-		t.sizes = slices.Repeat([]size{{is.Rate.PerSecond() / ahead, is.Burst}}, Sizes)
+		t.sizes = slices.Repeat([]size{{is.Rate.PerSecond() / ahead, []need{{is.Rate, is.Burst}}}}, Sizes)
 	}
-	is.Rate = tokenbucket.PerSecond(is.Rate.PerSecond() / ahead)
+	s := size{j.offered, j.bursts}
 	switch {
 	case j.offered > 0:
 		t.quiet = 0
-		if !j.measured && j.offered <= is.Rate.PerSecond() && j.burst <= is.Burst {
+		if !j.measured && j.offered <= is.Rate.PerSecond()/ahead && s.at(is.Rate) <= is.Burst {
 			return
 		}
 	case !j.measured || len(t.sizes) == 0:
@@ -463,7 +487,7 @@ func (t *Topic) sized(j *Job, is tokenbucket.Share, measured bool) {
 			return
 		}
 	}
-	t.sizes = append(t.sizes[max(0, len(t.sizes)-Sizes+1):], size{j.offered, j.burst})
+	t.sizes = append(t.sizes[max(0, len(t.sizes)-Sizes+1):], s)
 }
 
 // contract is what follows from the windows known; that which is, if nothing does. Each of
@@ -474,10 +498,13 @@ func (t *Topic) contract(is tokenbucket.Share, auto catalog.Auto, brokers int, n
 	}
 	to, rate, burst := is, 0.0, int64(1)
 	for _, s := range t.sizes {
-		rate, burst = max(rate, s.rate), max(burst, s.burst)
+		rate = max(rate, s.rate)
 	}
 	if auto.MaxRate > 0 {
-		to.Rate = min(tokenbucket.Rate(auto.MaxRate), max(tokenbucket.PerSecond(round(ahead*max(rate, minRate))), 1000))
+		to.Rate = min(tokenbucket.Rate(auto.MaxRate), follows(rate))
+	}
+	for _, s := range t.sizes {
+		burst = max(burst, s.at(to.Rate))
 	}
 	if auto.MaxBurst > 0 {
 		to.Burst = min(max(burst, auto.MinBurst, int64(brokers)), auto.MaxBurst)
@@ -501,10 +528,11 @@ type Job struct {
 	offered  float64   // msg/s
 	measured bool      // by all brokers
 
-	// Which burst the window needed at a rate, msg/s, so that a quantile of messages waits for
-	// no token; 0: it is not asked for.
-	rate, quantile float64
-	burst          int64
+	// Which bursts the window needed, so that a quantile of messages waits for no token: at the
+	// contract's rate, and at those below it that the contract may fall to; 0: none is asked for.
+	rate     tokenbucket.Rate
+	quantile float64
+	bursts   []need
 }
 
 // Look ends the window if it is over, and returns what is to be thought about; nil: nothing.
@@ -516,7 +544,7 @@ func (t *Topic) Look(spec *catalog.Spec, now time.Time) *Job {
 	j := &Job{arrivals: t.trace.Take(mono.Wall(now.UnixNano())), numbers: t.numbers, learner: t.learner, offered: t.offered, measured: t.measured}
 	j.until = t.trace.Taken()
 	if spec.Auto != (catalog.Auto{}) {
-		j.rate, j.quantile = tokenbucket.Rate(spec.Demand.RateMilli).PerSecond(), spec.SLO.Quantile
+		j.rate, j.quantile = tokenbucket.Rate(spec.Demand.RateMilli), spec.SLO.Quantile
 	}
 	if t.renumber && (!t.whole || t.turn < 4) || len(t.numbers) > followed { // it tears the record
 		j.torn = true
@@ -555,7 +583,12 @@ func (j *Job) Think() {
 		j.learner.Learn()
 	}
 	if j.rate > 0 && len(j.arrivals) > 0 {
-		j.burst = sizing.Burst(j.arrivals, j.rate, j.quantile, 0)
+		rate := follows(j.offered)
+		for n := 0; n < steps && rate < j.rate; n++ {
+			j.bursts = append(j.bursts, need{rate, sizing.Burst(j.arrivals, rate.PerSecond(), j.quantile, 0)})
+			rate = tokenbucket.Rate(ahead * float64(rate))
+		}
+		j.bursts = append(j.bursts, need{j.rate, sizing.Burst(j.arrivals, j.rate.PerSecond(), j.quantile, 0)})
 	}
 }
 
@@ -574,7 +607,7 @@ func (t *Topic) Act(j *Job, spec *catalog.Spec, brokers int, now time.Time) *Pro
 	placed, contract := spec.Demand.Publishers, tokenbucket.Share{Rate: tokenbucket.Rate(spec.Demand.RateMilli), Burst: spec.Demand.Burst}
 	t.sized(j, contract, spec.Auto.Measured)
 	to := t.contract(contract, spec.Auto, brokers, now)
-	follows := spec.Auto != (catalog.Auto{}) && len(t.sizes) >= Peaks
+	known := spec.Auto != (catalog.Auto{}) && len(t.sizes) >= Peaks
 	limit := to.Rate.PerSecond()
 	if j.learns {
 		t.group()
@@ -601,13 +634,13 @@ func (t *Topic) Act(j *Job, spec *catalog.Spec, brokers int, now time.Time) *Pro
 		changed = changed || !known || old.Key != p.Key
 		apart += math.Abs(old.Rate - scale*p.Rate)
 	}
-	if !(to != contract || follows && !spec.Auto.Measured || apart > differs*before || changed && now.Sub(t.placed) >= Pause) || t.room < 0 {
+	if !(to != contract || known && !spec.Auto.Measured || apart > differs*before || changed && now.Sub(t.placed) >= Pause) || t.room < 0 {
 		return nil
 	}
 	next := *spec
 	next.Demand.RateMilli, next.Demand.Rate, next.Demand.Burst = int64(to.Rate), (int64(to.Rate)+999)/1000, to.Burst
 	next.Demand.Publishers, next.Since = nil, nil
-	next.Auto.Measured = spec.Auto.Measured || follows
+	next.Auto.Measured = spec.Auto.Measured || known
 	at := map[string]string{}
 	for _, p := range learned {
 		if _, known := was[p.ID]; !known {

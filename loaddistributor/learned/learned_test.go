@@ -381,6 +381,19 @@ func TestAContractFollows(t *testing.T) {
 	}
 }
 
+// At a rate that needs no burst none is seen, and the rate falls to one that does.
+func TestTheBurstIsThatOfTheRateLearned(t *testing.T) {
+	w := newWorld(t, 100_000, "b1")
+	w.contract.Burst = 500
+	w.auto = catalog.Auto{MaxRate: 1_000_000_000, MinBurst: 1, MaxBurst: 500}
+	w.brokers["b1"].sources = append(w.brokers["b1"].sources, // 100 msg/s, within a tenth of each second
+		during(every("a", time.Millisecond), func(at time.Duration) bool { return at%time.Second < 100*time.Millisecond }))
+	w.run(65 * time.Second)
+	if rate := w.contract.Rate.PerSecond(); rate < 110 || rate > 130 || w.contract.Burst < 85 || w.contract.Burst > 110 {
+		t.Fatalf("%+v", w.contract)
+	}
+}
+
 // A new leader has measured nothing yet, and the brokers are on their way to it: what was
 // known stands, until they say that nothing is sent.
 func TestWhatNobodyMeasuredIsNotZero(t *testing.T) {
