@@ -76,6 +76,8 @@ const (
 	stays = 2
 	// ahead is r over the highest rate, of a contract that follows.
 	ahead = 1.25
+	// holes is the part of a window's messages that may be missing.
+	holes = 0.01
 	// steps is for how many rates, each ahead times the one before, a window's burst is kept.
 	steps = 16
 	// recordBytes is what a publisher takes in a store beside its id and its key.
@@ -139,6 +141,7 @@ type Topic struct {
 	trace             *tuner.Trace
 	numbers           []string // publishers by their number in trace; 0 stands for the others
 	missing, recorded uint64   // in traces before
+	missed, had       uint64   // likewise, up to the last window's end
 	// renumber: there are new ones, which have no number in the records under way.
 	renumber bool
 	learner  *correlation.Learner
@@ -443,6 +446,7 @@ func (t *Topic) close(now time.Time) {
 type size struct {
 	rate   float64 // msg/s
 	bursts []need
+	holed  bool // more of its messages than holes are missing: it needed at least so much
 }
 
 // need is the burst that it takes at a rate.
@@ -471,9 +475,9 @@ func follows(rate float64) tokenbucket.Rate {
 // not all brokers reported only that it was at least so much is known.
 func (t *Topic) sized(j *Job, is tokenbucket.Share, measured bool) {
 	if t.sizes == nil && measured { // before a restart
-		t.sizes = slices.Repeat([]size{{is.Rate.PerSecond() / ahead, []need{{is.Rate, is.Burst}}}}, Sizes)
+		t.sizes = slices.Repeat([]size{{is.Rate.PerSecond() / ahead, []need{{is.Rate, is.Burst}}, false}}, Sizes)
 	}
-	s := size{j.offered, j.bursts}
+	s := size{j.offered, j.bursts, j.holed}
 	switch {
 	case j.offered > 0:
 		t.quiet = 0
@@ -496,7 +500,7 @@ func (t *Topic) contract(is tokenbucket.Share, auto catalog.Auto, brokers int, n
 	if len(t.sizes) < Peaks || auto == (catalog.Auto{}) {
 		return is
 	}
-	to, rate, burst := is, 0.0, int64(1)
+	to, rate, burst, holed := is, 0.0, int64(1), 0
 	for _, s := range t.sizes {
 		rate = max(rate, s.rate)
 	}
@@ -505,6 +509,12 @@ func (t *Topic) contract(is tokenbucket.Share, auto catalog.Auto, brokers int, n
 	}
 	for _, s := range t.sizes {
 		burst = max(burst, s.at(to.Rate))
+		if s.holed {
+			holed++
+		}
+	}
+	if 2*holed > len(t.sizes) {
+		burst = max(burst, is.Burst)
 	}
 	if auto.MaxBurst > 0 {
 		to.Burst = min(max(burst, auto.MinBurst, int64(brokers)), auto.MaxBurst)
@@ -527,6 +537,7 @@ type Job struct {
 	until    mono.Time // of the record that arrivals are the end of
 	offered  float64   // msg/s
 	measured bool      // by all brokers
+	holed    bool
 
 	// Which bursts the window needed, so that a quantile of messages waits for no token: at the
 	// contract's rate, and at those below it that the contract may fall to; 0: none is asked for.
@@ -543,6 +554,9 @@ func (t *Topic) Look(spec *catalog.Spec, now time.Time) *Job {
 	t.close(now)
 	j := &Job{arrivals: t.trace.Take(mono.Wall(now.UnixNano())), numbers: t.numbers, learner: t.learner, offered: t.offered, measured: t.measured}
 	j.until = t.trace.Taken()
+	missing, recorded := t.Missing()
+	j.holed = float64(missing-t.missed) > holes*float64(missing-t.missed+recorded-t.had)
+	t.missed, t.had = missing, recorded
 	if spec.Auto != (catalog.Auto{}) {
 		j.rate, j.quantile = tokenbucket.Rate(spec.Demand.RateMilli), spec.SLO.Quantile
 	}

@@ -43,7 +43,8 @@ type recorder struct {
 	on      bool
 	mute    bool // it says nothing
 	numbers map[string]uint32
-	bound   int // publishers it tells apart; 0: all
+	bound   int           // publishers it tells apart; 0: all
+	slow    time.Duration // its clock, behind the loaddistributor's
 	sources []func(from, to time.Time) []message
 	orders  int
 }
@@ -168,7 +169,7 @@ func (r *recorder) record(w *world, broker string, from time.Time) {
 		}
 		gap := uint64(0)
 		if last.IsZero() {
-			p.Start = mono.Wall(m.at.UnixNano())
+			p.Start = mono.Wall(m.at.Add(-r.slow).UnixNano())
 		} else {
 			gap = uint64(m.at.Sub(last))
 		}
@@ -390,6 +391,20 @@ func TestTheBurstIsThatOfTheRateLearned(t *testing.T) {
 		during(every("a", time.Millisecond), func(at time.Duration) bool { return at%time.Second < 100*time.Millisecond }))
 	w.run(65 * time.Second)
 	if rate := w.contract.Rate.PerSecond(); rate < 110 || rate > 130 || w.contract.Burst < 85 || w.contract.Burst > 110 {
+		t.Fatalf("%+v", w.contract)
+	}
+}
+
+// The times of a broker whose clock is behind are over: of the burst nothing is known, of the rate all.
+func TestABurstThatWasNotSeenIsNotSmall(t *testing.T) {
+	w := newWorld(t, 1000, "b1")
+	w.contract.Burst = 500
+	w.auto = catalog.Auto{MaxRate: 1_000_000, MinBurst: 1, MaxBurst: 500}
+	b1 := w.brokers["b1"]
+	b1.slow = 5 * time.Second
+	b1.sources = append(b1.sources, every("a", 10*time.Millisecond), every("bb", 20*time.Millisecond))
+	w.run(20 * time.Minute)
+	if rate := w.contract.Rate.PerSecond(); rate < 180 || rate > 190 || w.contract.Burst != 500 {
 		t.Fatalf("%+v", w.contract)
 	}
 }
