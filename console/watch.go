@@ -172,7 +172,7 @@ func (c *Console) round(ctx context.Context, n int) {
 	close(w.changed)
 	w.changed = make(chan struct{})
 	w.mu.Unlock()
-	// Pages hear of shares with the next round: whoever has them may be stalled.
+	// Pages hear of shares with the next round: the tbadaptor, which has them, may be stalled.
 	limited, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	for _, name := range due {

@@ -124,8 +124,8 @@ func (l *leases) decide(key []byte, cost int64, peek bool, v *table.Verdict) {
 	}
 }
 
-// tend looks at one key after the other.
-func (l *leases) tend(context.Context) {
+// reconcile looks at one key after the other.
+func (l *leases) reconcile(context.Context) {
 	l.mu.Lock()
 	keys := slices.Collect(maps.Keys(l.keys)) // order: each by itself
 	l.mu.Unlock()

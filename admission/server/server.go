@@ -237,7 +237,7 @@ func (s *Server) Run(ctx context.Context) error {
 	working.Go(func() { every(work, s.cfg.Poll, nil, s.follow) })
 	working.Go(func() { every(work, s.cfg.Checkpoint, nil, s.keep) })
 	working.Go(func() { every(work, s.cfg.Renew, s.wake, s.reconcile) })
-	working.Go(func() { every(work, lookLeases, nil, s.leases.tend) })
+	working.Go(func() { every(work, lookLeases, nil, s.leases.reconcile) })
 	if s.cfg.Dial != nil {
 		working.Go(func() { every(work, s.cfg.Send, nil, s.replicate) })
 	}

@@ -358,7 +358,7 @@ func (d *dispatcher) finish(t *ticket, how balance.Outcome, now mono.Time) {
 	}
 	took := now.Sub(t.started)
 	if how == balance.Aborted && t.status == 0 {
-		took = max(took, m.cost.Expected(t.route)) // few servers stop when nobody waits any more
+		took = max(took, m.cost.Expected(t.route)) // few servers stop when the client waits no more
 	}
 	teaches := how == balance.Answered && t.status < http.StatusBadRequest
 	m.cost.Settle(m.vector, t.route, m.policy.CostOf(t.r.URL.Path), took, t.bytes, &report, teaches)

@@ -92,7 +92,7 @@ func TestASecondSignalKills(t *testing.T) {
 	for _, second := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
 		t.Run(second.String(), func(t *testing.T) {
 			if signal.Ignored(second) {
-				t.Skip("whoever started this has daemons ignore the signal, as shells do for what runs in the background")
+				t.Skip("the parent process has this one ignore the signal, as shells do for what runs in the background")
 			}
 			cmd, out, _ := start(t, "stuck")
 			expectLine(t, out, "up")

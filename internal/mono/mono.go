@@ -45,7 +45,7 @@ type Said struct {
 }
 
 // Before reports whether a is known to have been said before b. Of two processes it is
-// known from when they began, as far as nobody set the clock back in between.
+// known from when they began, unless the clock was set back in between.
 func (a Said) Before(b Said) bool {
 	if a.Process == b.Process {
 		return a.At < b.At

@@ -397,7 +397,7 @@ func (t *tail) run(x *call) error {
 	go func() { ended <- t.follow(ctx, patient) }()
 	select {
 	case err = <-ended:
-	case <-patient.Done(): // a write to a pipe that nobody reads cannot be ended
+	case <-patient.Done(): // a write to a pipe without a reader cannot be ended
 		return nil
 	}
 	t.out.Lock()
