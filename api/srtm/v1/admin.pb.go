@@ -1996,8 +1996,11 @@ type LearnedPublisher struct {
 	LastHeard  *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=last_heard,json=lastHeard,proto3" json:"last_heard,omitempty"`
 	// Where it belongs, and where most of its messages come; empty: not heard since this
 	// loaddistributor leads.
-	BrokerId      string `protobuf:"bytes,7,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
-	SendsTo       string `protobuf:"bytes,8,opt,name=sends_to,json=sendsTo,proto3" json:"sends_to,omitempty"`
+	BrokerId string `protobuf:"bytes,7,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
+	SendsTo  string `protobuf:"bytes,8,opt,name=sends_to,json=sendsTo,proto3" json:"sends_to,omitempty"`
+	// The id of the broker that forwards its messages; empty: the publisher is connected to the
+	// broker that it sends to.
+	Forwarder     string `protobuf:"bytes,9,opt,name=forwarder,proto3" json:"forwarder,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2084,6 +2087,13 @@ func (x *LearnedPublisher) GetBrokerId() string {
 func (x *LearnedPublisher) GetSendsTo() string {
 	if x != nil {
 		return x.SendsTo
+	}
+	return ""
+}
+
+func (x *LearnedPublisher) GetForwarder() string {
+	if x != nil {
+		return x.Forwarder
 	}
 	return ""
 }
@@ -4072,7 +4082,7 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\vothers_rate\x18\x03 \x01(\x01R\n" +
 	"othersRate\x12-\n" +
 	"\x06groups\x18\x04 \x03(\v2\x15.srtm.v1.LearnedGroupR\x06groups\x12\x14\n" +
-	"\x05notes\x18\x05 \x03(\tR\x05notes\"\xa5\x02\n" +
+	"\x05notes\x18\x05 \x03(\tR\x05notes\"\xc3\x02\n" +
 	"\x10LearnedPublisher\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12'\n" +
 	"\x0fcorrelation_key\x18\x02 \x01(\tR\x0ecorrelationKey\x12\x12\n" +
@@ -4083,7 +4093,8 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"last_heard\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\tlastHeard\x12\x1b\n" +
 	"\tbroker_id\x18\a \x01(\tR\bbrokerId\x12\x19\n" +
-	"\bsends_to\x18\b \x01(\tR\asendsTo\"\x8f\x01\n" +
+	"\bsends_to\x18\b \x01(\tR\asendsTo\x12\x1c\n" +
+	"\tforwarder\x18\t \x01(\tR\tforwarder\"\x8f\x01\n" +
 	"\fLearnedGroup\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\rR\x05count\x12%\n" +

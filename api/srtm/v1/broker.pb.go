@@ -412,7 +412,10 @@ type Arrivals struct {
 	Others uint64 `protobuf:"varint,8,opt,name=others,proto3" json:"others,omitempty"`
 	// For each of `publishers`, whom an auth server or a certificate says it is, with "auth:"
 	// or "cert:" before it; empty: none does. Not set by brokers of 0.1.0.
-	Owners        []string `protobuf:"bytes,9,rep,name=owners,proto3" json:"owners,omitempty"`
+	Owners []string `protobuf:"bytes,9,rep,name=owners,proto3" json:"owners,omitempty"`
+	// For each of `publishers`, the id of the broker that forwards its messages; empty: the
+	// publisher is connected to this broker.
+	Forwarders    []string `protobuf:"bytes,10,rep,name=forwarders,proto3" json:"forwarders,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -506,6 +509,13 @@ func (x *Arrivals) GetOthers() uint64 {
 func (x *Arrivals) GetOwners() []string {
 	if x != nil {
 		return x.Owners
+	}
+	return nil
+}
+
+func (x *Arrivals) GetForwarders() []string {
+	if x != nil {
+		return x.Forwarders
 	}
 	return nil
 }
@@ -783,6 +793,10 @@ type ControllerHello struct {
 	ReportInterval *durationpb.Duration `protobuf:"bytes,2,opt,name=report_interval,json=reportInterval,proto3" json:"report_interval,omitempty"`
 	// Reports may leave out what is as it was: BrokerReport.changes.
 	ReportChanges bool `protobuf:"varint,3,opt,name=report_changes,json=reportChanges,proto3" json:"report_changes,omitempty"`
+	// With this secret, brokers prove to each other that they are brokers of this cluster, when
+	// one forwards what others publish. It changes when another loaddistributor leads: a broker
+	// accepts the one before, too.
+	ForwardKey    []byte `protobuf:"bytes,4,opt,name=forward_key,json=forwardKey,proto3" json:"forward_key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -838,6 +852,13 @@ func (x *ControllerHello) GetReportChanges() bool {
 	return false
 }
 
+func (x *ControllerHello) GetForwardKey() []byte {
+	if x != nil {
+		return x.ForwardKey
+	}
+	return nil
+}
+
 // PrepareTopic: create the topic and its channels, limited, without a share
 // (nothing is released until a grant comes). Repeating it is harmless.
 type PrepareTopic struct {
@@ -862,7 +883,10 @@ type PrepareTopic struct {
 	// Of the topic's groups, key ("pool" where it is empty), count and weight.
 	Weights []*PublisherGroup `protobuf:"bytes,10,rep,name=weights,proto3" json:"weights,omitempty"`
 	// Unset: whatever the broker's is. Another than the broker's is refused.
-	Durability    Durability `protobuf:"varint,11,opt,name=durability,proto3,enum=srtm.v1.Durability" json:"durability,omitempty"`
+	Durability Durability `protobuf:"varint,11,opt,name=durability,proto3,enum=srtm.v1.Durability" json:"durability,omitempty"`
+	// The topic has moved away from the broker. The broker delivers what it has and takes no more
+	// messages of the topic. A broker that forwards passes them on.
+	Retiring      bool `protobuf:"varint,12,opt,name=retiring,proto3" json:"retiring,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -972,6 +996,13 @@ func (x *PrepareTopic) GetDurability() Durability {
 		return x.Durability
 	}
 	return Durability_DURABILITY_UNSPECIFIED
+}
+
+func (x *PrepareTopic) GetRetiring() bool {
+	if x != nil {
+		return x.Retiring
+	}
+	return false
 }
 
 // KeepRecord: what the loaddistributor knows of a topic, to be kept with it for as long
@@ -1707,7 +1738,7 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\x05stamp\x18\r \x01(\x04R\x05stamp\"U\n" +
 	"\fBrokerReport\x12+\n" +
 	"\x06topics\x18\x01 \x03(\v2\x13.srtm.v1.TopicStatsR\x06topics\x12\x18\n" +
-	"\achanges\x18\x02 \x01(\bR\achanges\"\xea\x01\n" +
+	"\achanges\x18\x02 \x01(\bR\achanges\"\x8a\x02\n" +
 	"\bArrivals\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1e\n" +
 	"\n" +
@@ -1719,7 +1750,11 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\x04lost\x18\x06 \x01(\x04R\x04lost\x12\x14\n" +
 	"\x05first\x18\a \x01(\bR\x05first\x12\x16\n" +
 	"\x06others\x18\b \x01(\x04R\x06others\x12\x16\n" +
-	"\x06owners\x18\t \x03(\tR\x06owners\"?\n" +
+	"\x06owners\x18\t \x03(\tR\x06owners\x12\x1e\n" +
+	"\n" +
+	"forwarders\x18\n" +
+	" \x03(\tR\n" +
+	"forwarders\"?\n" +
 	"\rPrepareResult\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
 	"\x05error\x18\x02 \x01(\tR\x05error\"\x84\x04\n" +
@@ -1735,11 +1770,13 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\x06recall\x18\f \x01(\v2\x15.srtm.v1.RecallTopicsH\x00R\x06recall\x12(\n" +
 	"\x04seek\x18\r \x01(\v2\x12.srtm.v1.SeekOrderH\x00R\x04seek\x120\n" +
 	"\ttake_over\x18\x0e \x01(\v2\x11.srtm.v1.TakeOverH\x00R\btakeOverB\t\n" +
-	"\amessage\"\xa1\x01\n" +
+	"\amessage\"\xc2\x01\n" +
 	"\x0fControllerHello\x12#\n" +
 	"\rgrant_address\x18\x01 \x01(\tR\fgrantAddress\x12B\n" +
 	"\x0freport_interval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x0ereportInterval\x12%\n" +
-	"\x0ereport_changes\x18\x03 \x01(\bR\rreportChanges\"\xbb\x03\n" +
+	"\x0ereport_changes\x18\x03 \x01(\bR\rreportChanges\x12\x1f\n" +
+	"\vforward_key\x18\x04 \x01(\fR\n" +
+	"forwardKey\"\xd7\x03\n" +
 	"\fPrepareTopic\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
 	"\x05topic\x18\x02 \x01(\tR\x05topic\x12\x1a\n" +
@@ -1755,7 +1792,8 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	" \x03(\v2\x17.srtm.v1.PublisherGroupR\aweights\x123\n" +
 	"\n" +
 	"durability\x18\v \x01(\x0e2\x13.srtm.v1.DurabilityR\n" +
-	"durability\":\n" +
+	"durability\x12\x1a\n" +
+	"\bretiring\x18\f \x01(\bR\bretiring\":\n" +
 	"\n" +
 	"KeepRecord\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x16\n" +

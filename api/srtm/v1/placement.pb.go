@@ -124,9 +124,12 @@ func (x *Assignment) GetPacing() bool {
 }
 
 type ResolveRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
-	PublisherId   string                 `protobuf:"bytes,2,opt,name=publisher_id,json=publisherId,proto3" json:"publisher_id,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Topic       string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	PublisherId string                 `protobuf:"bytes,2,opt,name=publisher_id,json=publisherId,proto3" json:"publisher_id,omitempty"`
+	// Create the topic if it does not exist, as --default-topic of the loaddistributor says, and
+	// answer when it is active. Where --auto-create is off, the answer is NOT_FOUND.
+	Create        bool `protobuf:"varint,3,opt,name=create,proto3" json:"create,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -173,6 +176,13 @@ func (x *ResolveRequest) GetPublisherId() string {
 		return x.PublisherId
 	}
 	return ""
+}
+
+func (x *ResolveRequest) GetCreate() bool {
+	if x != nil {
+		return x.Create
+	}
+	return false
 }
 
 type ResolveResponse struct {
@@ -349,10 +359,11 @@ const file_srtm_v1_placement_proto_rawDesc = "" +
 	"\fhttp_address\x18\x04 \x01(\tR\vhttpAddress\x12\x14\n" +
 	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12\x18\n" +
 	"\aunknown\x18\x06 \x01(\bR\aunknown\x12\x16\n" +
-	"\x06pacing\x18\a \x01(\bR\x06pacing\"I\n" +
+	"\x06pacing\x18\a \x01(\bR\x06pacing\"a\n" +
 	"\x0eResolveRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12!\n" +
-	"\fpublisher_id\x18\x02 \x01(\tR\vpublisherId\"F\n" +
+	"\fpublisher_id\x18\x02 \x01(\tR\vpublisherId\x12\x16\n" +
+	"\x06create\x18\x03 \x01(\bR\x06create\"F\n" +
 	"\x0fResolveResponse\x123\n" +
 	"\n" +
 	"assignment\x18\x01 \x01(\v2\x13.srtm.v1.AssignmentR\n" +
