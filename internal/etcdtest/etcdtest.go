@@ -5,10 +5,6 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
-	"os/exec"
-	"path/filepath"
-	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -47,7 +43,7 @@ type Server struct {
 // Start runs a server until the test ends.
 func Start(t testing.TB, cfg Config) *Server {
 	t.Helper()
-	s := &Server{t: t, program: build(t), dir: t.TempDir()}
+	s := &Server{t: t, program: testkit.Tool(t, "go.etcd.io/etcd/server/v3"), dir: t.TempDir()}
 	if cfg.Authority != nil {
 		operator := cfg.Authority.Certificate("operator")
 		s.tls = &tls.Config{RootCAs: cfg.Authority.Pool, Certificates: []tls.Certificate{operator.TLS}, MinVersion: tls.VersionTLS12}
@@ -148,27 +144,4 @@ func (s *Server) protect(cfg Config) {
 	} {
 		testkit.Must(s.t, do())
 	}
-}
-
-// programs has the path of etcd's own server, by the repository's root. Once it is built
-// the go command, which takes its time to say so, is asked no more.
-var programs sync.Map
-
-// build returns the path of etcd's own server, which the go command keeps in its
-// cache: the module of the tests requires it, so that no program of ours does.
-func build(t testing.TB) string {
-	t.Helper()
-	root := testkit.Root(t)
-	if path, built := programs.Load(root); built {
-		return path.(string)
-	}
-	cmd := exec.CommandContext(t.Context(), "go", "tool", "-n", "go.etcd.io/etcd/server/v3")
-	cmd.Dir = filepath.Join(root, "tests")
-	output, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("build etcd: %v\n%s", err, cmd.Stderr)
-	}
-	path := strings.TrimSpace(string(output))
-	programs.Store(root, path)
-	return path
 }

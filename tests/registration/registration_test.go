@@ -15,21 +15,12 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-// envNSQD names an nsqd that is not ours.
-const envNSQD = "SRTM_REGISTRATION_NSQD"
-
 func TestMain(m *testing.M) { localtest.Main(m) }
 
-// each runs a test with each nsqd that there is.
+// each runs a test with our nsqd and with NSQ's own.
 func each(t *testing.T, test func(t *testing.T, nsqd string)) {
 	t.Run("ours", func(t *testing.T) { test(t, localtest.Program(t, "nsqd")) })
-	t.Run("another", func(t *testing.T) {
-		path := os.Getenv(envNSQD)
-		if path == "" {
-			t.Skipf("no %s: registration is tested with our nsqd only", envNSQD)
-		}
-		test(t, path)
-	})
+	t.Run("upstream", func(t *testing.T) { test(t, testkit.Upstream(t, "nsqd")) })
 }
 
 // site is a loaddistributor, and where it is.
