@@ -35,7 +35,7 @@ VCS := $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo auto || ec
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help packages programs test-packages test-deploy build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance test-clients archtest faults chaos-replicated upgrade generate fuzz fuzz-short bench bench-full scaling scale bench-replicated bench-admission bench-gateway calibrate convergence figures cover clean no-race-note soak stress trouble
+.PHONY: help packages programs upstream test-packages test-deploy build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance test-clients archtest faults chaos-replicated upgrade generate fuzz fuzz-short bench bench-full scaling scale bench-replicated bench-admission bench-gateway calibrate convergence figures cover clean no-race-note soak stress trouble
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -140,7 +140,7 @@ tidy: ## fail when a go.mod or go.sum is not tidy
 console-assets: ## fetch the scripts that the console embeds again, by version and hash (needs npm)
 	console/fetch-assets.sh
 
-conformance: no-race-note ## raw bytes against our nsqd, or another (SRTM_CONFORMANCE_NSQD=path)
+conformance: no-race-note ## raw bytes against our nsqd and NSQ's own, or another (SRTM_CONFORMANCE_NSQD=path)
 	$(GO) test $(RACE) -count=1 -timeout=$(TIMEOUT) ./tests/conformance
 
 # Most of their time they wait, so more of them run at a time than there are
@@ -211,16 +211,21 @@ fuzz: ## fuzz every target for FUZZTIME (60s)
 fuzz-short: ## fuzz every target for 5 seconds
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=5s
 
-# Brokers beside ours that are installed take part in the comparison; others are
-# named: make bench PEERS=--nsq=upstream=/path/to/nsqd. docs/performance.md has all.
-PEERS ?=
+# Upstream's nsqd is built from the module that tests/go.mod pins. Other brokers take part in
+# the comparison where they are installed. docs/performance.md has all.
+UPSTREAM = build/upstream/nsqd
+PEERS   ?= --nsq=upstream=$(UPSTREAM)
 
-bench: build ## run every benchmark (BENCHTIME=1x COUNT=1), and ours beside other brokers (PEERS=)
+upstream: ## NSQ's own nsqd, nsqlookupd and nsqadmin, into build/upstream
+	@mkdir -p build/upstream
+	GOWORK=off CGO_ENABLED=0 $(GO) build -C tests -trimpath -o ../build/upstream/ $(addprefix github.com/nsqio/nsq/apps/,nsqd nsqlookupd nsqadmin)
+
+bench: build upstream ## run every benchmark (BENCHTIME=1x COUNT=1), and ours beside other brokers (PEERS=)
 	@mkdir -p build
 	$(GO) run ./bench/peer --rounds=1 --duration=3s --nats=bin/nats-server --json=build/peers.json $(PEERS)
 	$(GO) test -run='^$$' -bench=. -benchmem -benchtime=$(BENCHTIME) -count=$(COUNT) -timeout=$(TIMEOUT) $(PACKAGES)
 
-bench-full: build ## ours beside other brokers in every scenario, into docs/performance/peers.md: 25 minutes (PEERS=, ARGS=)
+bench-full: build upstream ## ours beside other brokers in every scenario, into docs/performance/peers.md: 25 minutes (PEERS=, ARGS=)
 	@mkdir -p build
 	$(GO) build -o build/ ./bench/peer ./bench/floor
 	build/peer --set=full --floor=build/floor --nats=bin/nats-server --json=build/peers.json --markdown=docs/performance/peers.md $(PEERS) $(ARGS)
@@ -235,10 +240,10 @@ scale: build ## the control plane with 10,000 topics and with a million publishe
 	build/bench-scale $(ARGS) > build/control-plane.md
 	mv build/control-plane.md docs/performance/control-plane.md
 
-bench-replicated: build ## memory, fsync, replicated, JetStream itself and upstream (ARGS=--upstream=/path/to/nsqd), into docs/performance/replicated.md: 6 minutes
+bench-replicated: build upstream ## memory, fsync, replicated, JetStream itself and upstream, into docs/performance/replicated.md: 6 minutes
 	@mkdir -p build
 	$(GO) build -o build/bench-replicated ./bench/replicated
-	build/bench-replicated $(ARGS) > build/replicated.md
+	build/bench-replicated --upstream=$(UPSTREAM) $(ARGS) > build/replicated.md
 	mv build/replicated.md docs/performance/replicated.md
 
 bench-admission: build ## admission's decisions beside bare servers, Redis, nginx and HAProxy: 2 minutes (ARGS=)

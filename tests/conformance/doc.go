@@ -6,7 +6,8 @@
 //
 // What runs is chosen by environment:
 //
-//	(nothing)                    builds this repository's nsqd and starts it
+//	(nothing)                    builds this repository's nsqd and starts it, and then
+//	                             NSQ's own (upstream_test.go)
 //	SRTM_CONFORMANCE_NSQD=path   starts that nsqd instead, of whatever origin
 //	SRTM_CONFORMANCE_TCP=addr    uses one that runs already; with
 //	SRTM_CONFORMANCE_HTTP=addr   this one. Cases that need flags are skipped
