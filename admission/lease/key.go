@@ -138,7 +138,7 @@ func (k *Key) follow(now mono.Time, contract tokenbucket.Share) {
 	case contract == k.contract, known && view.Removing && !contract.IsZero(): // again once all have given it up
 	case contract.IsZero():
 		k.contract = contract
-		k.settle(now, k.machine.Remove(k.name))
+		k.settle(now, k.machine.Remove(k.name, nil, nil))
 	default:
 		k.contract = contract
 		k.place(now)

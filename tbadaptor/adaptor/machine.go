@@ -170,10 +170,12 @@ func (m *Machine) Restore(now mono.Time, c *Contract) ([]ledger.Grant, error) {
 	return grants, err
 }
 
-// Remove ends a contract.
-func (m *Machine) Remove(topic string) []ledger.Grant {
+// Remove ends a contract. The brokers in awaited may hold shares that an earlier ledger
+// granted; those in strict have that policy.
+func (m *Machine) Remove(topic string, awaited, strict []string) []ledger.Grant {
 	m.hold(topic, nil)
-	return m.Ledger.Remove(topic)
+	m.Strict(strict)
+	return m.Ledger.Remove(topic, awaited)
 }
 
 // Settled reports whether every member of c has had its first share.

@@ -251,7 +251,7 @@ func TestTopicsByBrokerFollowTheContracts(t *testing.T) {
 	is("they have moved", false, "b1", "b2", "b3")
 	b.settle(b.Update(b.now, placed("b2", "b2", "b3")))
 	is("b2's move", true, "b2", "b3")
-	b.settle(b.Remove("t"), nil)
+	b.settle(b.Remove("t", nil, nil), nil)
 	is("removed", false)
 	testkit.Equal(t, len(b.placed)+len(b.following), 0, "what is left of it")
 }
@@ -307,6 +307,6 @@ func TestTopicsOnOneBrokerRest(t *testing.T) {
 	}
 	b.is(map[string][2]int64{"b1": {90, 9}})
 	is("restored for a while", true)
-	b.settle(b.Remove("t"), nil)
+	b.settle(b.Remove("t", nil, nil), nil)
 	testkit.Equal(t, len(b.adaptive), 0, "what is left of it")
 }

@@ -90,12 +90,15 @@
 // for Flex + ClockBound and its base for Session + ClockBound; of an Available one
 // its base until it is back.
 //
-// The memory is not durable: who keeps contracts keeps, too, who is Freed or Strict. After its loss brokers report what they hold, which
-// counts as reserved, even where the sum exceeds the contract; then nothing grows
-// until decreases have brought it back. A contract that is brought back, or changed
-// before that, grants nothing until all brokers that are named with it have said
-// what they hold (Adopt, Change). A broker (r_l, b_l) that was no member
-// any more, had not acknowledged it, and is not named, is not waited for: until it
+// The memory is not durable. The owner of the contracts keeps, too, which brokers are Freed
+// or Strict, and which brokers may still hold shares of a contract that was lowered or
+// removed. After a loss of memory brokers report what they hold. The reports count as
+// reserved, even where their sum exceeds the contract; then nothing grows until decreases
+// have brought the sum back. A contract that is brought back, or changed before that, lets
+// no share grow until all brokers that are named with it have said what they hold (Adopt,
+// Change). Decreases never wait for that. A removed contract is not forgotten before the
+// brokers that are named with the removal were heard (Remove). A broker (r_l, b_l) that was
+// no member any more, had not acknowledged it, and is not named, is not waited for: until it
 // says hello, at most b_l + r_l*dt messages more than the contract leave in any dt. So it is
 // with an Available broker that Forget or PresumeDead took for dead and that
 // lives: its base is its b_l, r_l.

@@ -51,7 +51,11 @@ func (l *Ledger) checkForm() error {
 			if l.memberships[m.broker][name] != t {
 				return fmt.Errorf("topic %q, broker %q: not among its memberships", name, m.broker)
 			}
-			if err := l.checkMember(t, m); err != nil {
+			err := l.checkMember(t, m)
+			if err == nil {
+				err = l.checkDecrease(t, m)
+			}
+			if err != nil {
 				return fmt.Errorf("topic %q, broker %q: %w", name, m.broker, err)
 			}
 		}
@@ -81,6 +85,19 @@ func (l *Ledger) checkForm() error {
 	}
 	if members != 0 || awaited != 0 {
 		return fmt.Errorf("%d memberships are of no member, %d topics await no broker", -members, -awaited)
+	}
+	return nil
+}
+
+// checkDecrease returns an error if m could have been granted a smaller share and was not:
+// nothing that is unknown of other brokers makes a decrease wait.
+func (l *Ledger) checkDecrease(t *topic, m *member) error {
+	kept := t.keep && len(t.awaited) > 0 && !l.exceeded(t)
+	if t.contract.IsZero() && !t.removing || kept && !t.removing || !l.Connected(m.broker) || l.brokers[m.broker].waning || m.pending.Epoch != 0 {
+		return nil
+	}
+	if smaller(m.acked.share, m.target) != m.acked.share {
+		return fmt.Errorf("holds %+v, its target is %+v, and no grant is on the way; awaited: %v", m.acked.share, m.target, t.awaited)
 	}
 	return nil
 }

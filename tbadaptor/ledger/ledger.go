@@ -92,11 +92,11 @@ type topic struct {
 	pool     tokenbucket.Tokens
 	members  []*member // sorted by broker
 	// awaited are the brokers that may hold a part of an adopted contract and have
-	// not been heard, sorted. While there are any, nothing is granted, but taken back
-	// where the contract was removed. Then, with keep, what brokers hold stays theirs
-	// where it makes up the contract.
+	// not been heard, sorted. While there are any, shares only shrink.
 	awaited []string
-	keep    bool
+	// keep: shares stay as the brokers report them, if these make up the contract. So
+	// nothing shrinks while brokers are awaited, unless the reports exceed the contract.
+	keep bool
 }
 
 type member struct {
@@ -237,13 +237,19 @@ func (l *Ledger) Propose(name string, target []share.Assigned) ([]Grant, error) 
 	return l.advance(t), nil
 }
 
-// Remove ends a contract: every broker's share becomes zero. The ledger forgets
-// the topic when the last of them has acknowledged that. Harmless if unknown.
-func (l *Ledger) Remove(name string) []Grant {
+// Remove ends a contract: every broker's share becomes zero. The ledger forgets the topic
+// once every broker has acknowledged that. The brokers in others may hold shares that an
+// earlier ledger granted: the ledger also waits until each of them was heard, was forgotten,
+// or has lost its lease. Harmless if the topic is unknown.
+func (l *Ledger) Remove(name string, others []string) []Grant {
 	t := l.topics[name]
 	if t == nil {
-		return nil
+		if t = (&topic{name: name}); !slices.ContainsFunc(others, func(id string) bool { return !l.heard[id] }) {
+			return nil
+		}
+		l.topics[name] = t
 	}
+	l.await(t, others)
 	t.removing = true
 	t.initial = nil
 	l.aim(t, nil)
@@ -656,6 +662,17 @@ func (l *Ledger) view(t *topic) TopicView {
 	return v
 }
 
+// Ends returns when everything that a Strict broker holds is over, unless its lease is
+// renewed before. known is false for a broker that goes on, and for one whose lease has not
+// begun: an awaited one before Expire.
+func (l *Ledger) Ends(id string) (at mono.Time, known bool) {
+	b := l.brokers[id]
+	if b == nil || b.policy != Strict || b.baseOver || l.leases.Session == 0 || b.said.Process == "" && b.renewed == 0 {
+		return 0, false
+	}
+	return b.renewed.Add(l.leases.Session + l.leases.ClockBound), true
+}
+
 // Connected reports whether the broker has a session.
 func (l *Ledger) Connected(id string) bool {
 	b := l.brokers[id]
@@ -664,9 +681,16 @@ func (l *Ledger) Connected(id string) bool {
 
 // advance grants what can be granted now, and forgets members, and in the end
 // the topic, that hold nothing and are meant to hold nothing.
+//
+// While a broker is awaited, what it holds is unknown: then members only fall to their
+// targets, and nothing grows.
 func (l *Ledger) advance(t *topic) []Grant {
-	if len(t.awaited) > 0 && !t.removing {
-		return nil
+	adopting := len(t.awaited) > 0 && !t.removing
+	if adopting && t.keep {
+		if !l.exceeded(t) {
+			return nil
+		}
+		t.keep = false // whatever the awaited brokers hold, the shares do not make up the contract
 	}
 	t.members = slices.DeleteFunc(t.members, func(m *member) bool {
 		gone := m.target.IsZero() && m.acked.share.IsZero() && m.pending.Epoch == 0
@@ -686,27 +710,30 @@ func (l *Ledger) advance(t *topic) []Grant {
 	// Every connected member that owes no acknowledgement falls to its target
 	// where it is above, and asks for the rest where it is below.
 	var moves []*move
-	awaited := false // a decrease is, or is about to be, on its way
+	decreasing := adopting // a decrease is, or is about to be, on its way
 	for _, m := range t.members {
 		if !l.Connected(m.broker) || l.brokers[m.broker].waning {
 			continue
 		}
 		if p := m.pending; p.Epoch != 0 {
-			awaited = awaited || p.Share.Rate < m.acked.share.Rate || p.Share.Burst < m.acked.share.Burst
+			decreasing = decreasing || p.Share.Rate < m.acked.share.Rate || p.Share.Burst < m.acked.share.Burst
 			continue
 		}
 		if m.acked.share == m.target && m.acked.base == l.base(t, m, m.target) {
 			continue
 		}
 		v := &move{member: m, next: smaller(m.acked.share, m.target)}
-		awaited = awaited || v.next != m.acked.share
+		decreasing = decreasing || v.next != m.acked.share
 		moves = append(moves, v)
 	}
 	free := l.free(t)
 	// Invariant (3), where a broker reported more than we knew of.
 	t.pool = min(t.pool, tokenbucket.Tokens(free.Burst)*tokenbucket.Token)
-	rates := allot(int64(free.Rate), !awaited, moves, func(v *move) int64 { return int64(v.member.target.Rate - v.next.Rate) })
-	bursts := allot(free.Burst, !awaited, moves, func(v *move) int64 { return v.member.target.Burst - v.next.Burst })
+	if adopting {
+		free = tokenbucket.Share{}
+	}
+	rates := allot(int64(free.Rate), !decreasing, moves, func(v *move) int64 { return int64(v.member.target.Rate - v.next.Rate) })
+	bursts := allot(free.Burst, !decreasing, moves, func(v *move) int64 { return v.member.target.Burst - v.next.Burst })
 
 	var grants []Grant
 	for i, v := range moves {
@@ -788,11 +815,23 @@ func allot(free int64, last bool, moves []*move, need func(*move) int64) []int64
 
 // free returns what of the contract is reserved for no broker; never negative.
 func (l *Ledger) free(t *topic) tokenbucket.Share {
-	free := t.contract
+	left := l.left(t)
+	return tokenbucket.Share{Rate: max(0, left.Rate), Burst: max(0, left.Burst)}
+}
+
+// left is free, but negative where more is reserved than the contract.
+func (l *Ledger) left(t *topic) tokenbucket.Share {
+	left := t.contract
 	for _, m := range t.members {
-		free = free.Less(l.reserve(m))
+		left = left.Less(l.reserve(m))
 	}
-	return tokenbucket.Share{Rate: max(0, free.Rate), Burst: max(0, free.Burst)}
+	return left
+}
+
+// exceeded reports whether brokers may be using more than the contract.
+func (l *Ledger) exceeded(t *topic) bool {
+	left := l.left(t)
+	return left.Rate < 0 || left.Burst < 0
 }
 
 // aim sets the members' targets. Requires: target sorted and checked.

@@ -84,7 +84,7 @@ type script struct {
 }
 
 func (s *script) command(name string, args []string) (grants []ledger.Grant, err error) {
-	need := map[string]int{"hello": 2, "bye": 1, "forget": 1, "ended": 2, "set": 2, "adopt": 2, "change": 2, "propose": 1, "remove": 1, "ack": 4, "outstanding": 1, "renew": 1, "clock": 1, "strict": 1, "view": 0}
+	need := map[string]int{"hello": 2, "bye": 1, "forget": 1, "ended": 2, "set": 2, "adopt": 2, "change": 2, "propose": 1, "remove": 1, "ack": 4, "outstanding": 1, "renew": 1, "clock": 1, "strict": 1, "ends": 1, "view": 0}
 	if n, known := need[name]; !known || len(args) < n {
 		s.bad = fmt.Errorf("bad command %s %q", name, args)
 		return nil, nil
@@ -171,7 +171,12 @@ func (s *script) command(name string, args []string) (grants []ledger.Grant, err
 	case "propose":
 		return l.Propose(args[0], s.target(args[1:]))
 	case "remove":
-		return l.Remove(args[0]), nil
+		var others []string
+		rest := args[1:]
+		if ids, some := cut(&rest, "others="); some {
+			others = strings.Split(ids, ",")
+		}
+		return l.Remove(args[0], others), nil
 	case "ack":
 		var epoch uint64
 		var released tokenbucket.Tokens
@@ -183,6 +188,10 @@ func (s *script) command(name string, args []string) (grants []ledger.Grant, err
 		return l.Outstanding(args[0]), nil
 	case "strict":
 		l.Strict(args)
+		return nil, nil
+	case "ends":
+		at, known := l.Ends(args[0])
+		fmt.Fprintf(&s.out, "ends in %v, known=%v\n", max(0, at.Sub(s.now)), known)
 		return nil, nil
 	}
 	s.out.WriteString(s.view())

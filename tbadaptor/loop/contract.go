@@ -152,7 +152,7 @@ func (s *Server) set(ctx context.Context, c *adaptor.Contract) error {
 // removeLocked ends a contract, and forgets its history. Requires: mu held.
 func (s *Server) removeLocked(topic string) []ledger.Grant {
 	delete(s.mu.histories, topic)
-	return s.mu.machine.Remove(topic)
+	return s.mu.machine.Remove(topic, nil, nil)
 }
 
 // settle waits until every member of c has acknowledged its share.
