@@ -28,8 +28,20 @@ func main() { daemon.Main(new(options).program()) }
 
 func (o *options) program() *daemon.Program {
 	return &daemon.Program{
-		Name: "admission", About: "admission answers whether a key may go on, from exact token buckets.",
-		Flags: o.flags, Validate: o.validate, Run: o.run,
+		Name: "admission", About: "admission answers whether a request of a key is within the key's rate, from exact token buckets.",
+		Examples: `  admission --data-path=/var/lib/admission
+  admission --database=postgres://admission@db.example.com/admission --udp-address=10.0.0.5:4193 \
+    --mac-key-file=/etc/srtm/mac.keys`,
+		Groups: o.groups(),
+		First: []string{
+			"http-address", "grpc-address", "udp-address", "role", "server", "data-path", "database", "mac-key-file", "max-keys", "default-reply",
+			"tls-cert", "tls-key", "token-file", "config",
+		},
+		Values: map[string]string{
+			"database": "postgres://admission@db.example.com/admission", "server": "127.0.0.1:4193", "default-reply-for": "tenant/=admit",
+			"trace-endpoint": "http://127.0.0.1:4317", "allow-insecure-listen": "grpc-address", "checkpoint": "1s",
+		},
+		Validate: o.validate, Run: o.run,
 	}
 }
 

@@ -36,23 +36,39 @@ type options struct {
 func (o *options) serves() bool { return o.role != "router" }
 func (o *options) routes() bool { return o.role != "server" }
 
-func (o *options) flags(fs *flag.FlagSet) {
+func (o *options) groups() []daemon.Group {
 	o.asks.DefaultFor = map[string]bool{}
 	o.at.HTTP, o.at.GRPC = "127.0.0.1:4191", "127.0.0.1:4192"
-	o.at.Flags(fs, "rules (srtm admission), Envoy's rate limit service", "/qos, /auth, /v1/check, metrics, profiles", "udp-address")
-	fs.StringVar(&o.role, "role", "all", "`what` this process does: server (decides, over UDP), router (asks servers, for HTTP and gRPC), or all")
-	fs.StringVar(&o.dataPath, "data-path", "", "`directory` for admission.db, the SQLite store (default: the working directory)")
-	fs.StringVar(&o.database, "database", "", "`URL` of a PostgreSQL store (postgres://...), in place of SQLite")
+	return append(o.at.Groups("rules (srtm admission), Envoy's rate limit service", "/qos, /auth, /v1/check, metrics, profiles", "udp-address"),
+		daemon.Group{Title: daemon.Listen, Flags: o.addressFlags},
+		daemon.Group{Title: "Rules and keys", Flags: o.serverFlags},
+		daemon.Group{Title: "Questions to servers", Flags: o.askFlags},
+		daemon.Group{Title: daemon.Security, Flags: o.securityFlags},
+	)
+}
+
+func (o *options) addressFlags(fs *flag.FlagSet) {
 	fs.StringVar(&o.server.Address, "udp-address", "127.0.0.1:4193", "`host:port` for UDP: questions; beyond loopback with --mac-key-file only")
 	fs.StringVar(&o.server.Advertise, "advertise", "", "`host:port` at which routers and other servers reach --udp-address, and this server's name in the store, where it is to stay the same (default: --udp-address)")
 	fs.StringVar(&o.server.Replicate, "advertise-grpc", "", "`host:port` at which other servers reach --grpc-address, to replicate what keys hold (default: --grpc-address)")
-	o.peers.Flags(fs, "peer-", "other servers")
-	fs.IntVar(&o.server.Loops, "udp-loops", runtime.GOMAXPROCS(0), "how many sockets and goroutines answer questions")
-	fs.Var((*daemon.List)(&o.asks.Servers), "server", "UDP `host:port` of a server to ask, for --role=router, until the store has said which there are; repeat it for several")
-	fs.StringVar(&o.macKeyFile, "mac-key-file", "", "`file` of keys that authenticate datagrams: lines of a number (0 to 65535) and a secret in hex (16 bytes or more); the first one signs, all are accepted")
+}
+
+func (o *options) serverFlags(fs *flag.FlagSet) {
+	fs.StringVar(&o.role, "role", "all", "`what` this process does: server (decides, over UDP), router (asks servers, for HTTP and gRPC), or all")
+	fs.StringVar(&o.dataPath, "data-path", "", "`directory` for admission.db, the SQLite store (default: the working directory)")
+	fs.StringVar(&o.database, "database", "", "`URL` of a PostgreSQL store (postgres://...), in place of SQLite")
+	fs.DurationVar(&o.server.Checkpoint, "checkpoint", server.DefaultCheckpoint, "how often what keys hold is saved: what a key was admitted since then, at most its capacity, it may be admitted again after a crash, unless its rule is strict")
+	fs.DurationVar(&o.server.Poll, "poll", server.DefaultPoll, "how often edited rules are looked for")
 	fs.IntVar(&o.server.MaxKeys, "max-keys", server.DefaultMaxKeys, "how many keys may be in memory; each takes about 93 bytes with a key of 20 characters, 200 in the process")
 	fs.IntVar(&o.server.MaxSessions, "max-sessions", server.DefaultMaxSessions, "how many askers are known at a time; each takes up to 100 KB")
 	fs.StringVar(&o.fullReply, "full-reply", "deny", "`reply` to keys for which there is no room: deny or admit")
+	fs.IntVar(&o.server.Loops, "udp-loops", runtime.GOMAXPROCS(0), "how many sockets and goroutines answer questions")
+}
+
+func (o *options) askFlags(fs *flag.FlagSet) {
+	fs.Var((*daemon.List)(&o.asks.Servers), "server", "UDP `host:port` of a server to ask, for --role=router, until the store has said which there are; repeat it for several")
+	fs.IntVar(&o.asks.Attempts, "attempts", client.DefaultAttempts, "how many `times` a question is sent before the default reply; the waits are 100 us to 5 ms, by what answers take")
+	fs.BoolVar(&o.asks.PaperTimers, "paper", false, "ask again after 100 us each time, as the Janus paper does, and not by what answers take")
 	fs.StringVar(&o.defaultReply, "default-reply", "deny", "`reply` where no server answers: deny or admit")
 	fs.Func("default-reply-for", "`prefix=reply` for keys with that prefix where no server answers; repeat it for several", func(s string) error {
 		prefix, reply, _ := strings.Cut(s, "=")
@@ -60,10 +76,11 @@ func (o *options) flags(fs *flag.FlagSet) {
 		o.asks.DefaultFor[prefix] = admit
 		return err
 	})
-	fs.IntVar(&o.asks.Attempts, "attempts", client.DefaultAttempts, "how many `times` a question is sent before the default reply; the waits are 100 us to 5 ms, by what answers take")
-	fs.BoolVar(&o.asks.PaperTimers, "paper", false, "ask again after 100 us each time, as the Janus paper does, and not by what answers take")
-	fs.DurationVar(&o.server.Checkpoint, "checkpoint", server.DefaultCheckpoint, "how often what keys hold is saved: what a key was admitted since then, at most its capacity, it may be admitted again after a crash, unless its rule is strict")
-	fs.DurationVar(&o.server.Poll, "poll", server.DefaultPoll, "how often edited rules are looked for")
+}
+
+func (o *options) securityFlags(fs *flag.FlagSet) {
+	fs.StringVar(&o.macKeyFile, "mac-key-file", "", "`file` of keys that authenticate datagrams: lines of a number (0 to 65535) and a secret in hex (16 bytes or more); the first one signs, all are accepted")
+	o.peers.Flags(fs, "peer-", "other servers")
 }
 
 func (o *options) validate() error {

@@ -6,9 +6,11 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,23 +19,46 @@ import (
 	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/spelling"
 )
 
 // command runs the gateway, or what its first argument names.
 func command(ctx context.Context, args []string) error {
 	o := &options{}
-	p := &daemon.Program{Name: "gateway", About: about, Flags: o.flags, Validate: o.validate, Run: o.run}
+	p := &daemon.Program{
+		Name: "gateway", About: about, Groups: o.groups(), Validate: o.validate, Run: o.run,
+		Examples: `  gateway --policy=/etc/srtm/gateway.toml
+  gateway --policy=/etc/srtm/gateway.toml --http-address=0.0.0.0:443 --tls-cert=/etc/srtm/cert.pem \
+    --tls-key=/etc/srtm/key.pem`,
+		First: []string{
+			"http-address", "admin-address", "policy", "profiles", "balance", "scheduler", "max-connections", "max-body-bytes",
+			"loaddistributor-address", "tls-cert", "tls-key", "token-file", "config",
+		},
+		Values: map[string]string{
+			"loaddistributor-address": "127.0.0.1:4170", "policy": "/etc/srtm/gateway.toml", "profiles": "/etc/srtm/profiles.toml",
+			"balance": "jbq", "allow-insecure-listen": "http-address",
+		},
+	}
 	if len(args) == 0 || strings.HasPrefix(args[0], "-") {
 		return p.Execute(ctx, args)
 	}
-	command := map[string]func() *daemon.Program{"check": o.check, "explain": o.explain, "profile": o.profile, "monitor": o.monitor}[args[0]]
+	commands := map[string]func() *daemon.Program{"check": o.check, "explain": o.explain, "profile": o.profile, "monitor": o.monitor}
+	command := commands[args[0]]
 	if command == nil {
-		return lifecycle.UsageError{Err: fmt.Errorf("%q: want check, explain, profile or monitor, or flags alone", args[0])}
+		return lifecycle.UsageError{Err: fmt.Errorf("%q: want check, explain, profile or monitor, or flags alone%s",
+			args[0], spelling.Hint("", args[0], slices.Collect(maps.Keys(commands))))}
 	}
 	p = command()
 	p.Name = "gateway " + args[0]
 	return p.Execute(ctx, args[1:])
 }
+
+// flagsOf is the groups of a command with few flags.
+func flagsOf(flags func(*flag.FlagSet)) []daemon.Group {
+	return []daemon.Group{{Title: "Flags", Flags: flags}}
+}
+
+var policyValue = map[string]string{"policy": "/etc/srtm/gateway.toml"}
 
 func (o *options) policyFlag(fs *flag.FlagSet) {
 	fs.StringVar(&o.policyFile, "policy", "", "TOML `file` of classes, servers and costs")
@@ -41,7 +66,8 @@ func (o *options) policyFlag(fs *flag.FlagSet) {
 
 func (o *options) check() *daemon.Program {
 	return &daemon.Program{
-		About: "gateway check says what is wrong with a policy.", Flags: o.policyFlag, Validate: o.validatePolicy,
+		About: "gateway check says what is wrong with a policy.", Examples: "  gateway check --policy=/etc/srtm/gateway.toml",
+		Groups: flagsOf(o.policyFlag), Values: policyValue, Validate: o.validatePolicy,
 		Run: func(context.Context, *slog.Logger, *slog.LevelVar) error {
 			p := o.proxy.Policy
 			for _, warning := range p.Warnings {
@@ -102,7 +128,12 @@ func (o *options) explain() *daemon.Program {
 		}
 		return nil
 	}
-	return &daemon.Program{About: "gateway explain says of what class a request would be, why, and what it is taken to cost.", Argument: "url", Flags: flags, Validate: validate, Run: run}
+	return &daemon.Program{
+		About:    "gateway explain says of what class a request would be, why, and what it is taken to cost.",
+		Examples: "  gateway explain --policy=/etc/srtm/gateway.toml --tenant=acme /reports/2026",
+		Argument: "url", Groups: flagsOf(flags), Validate: validate, Run: run,
+		Values: map[string]string{"policy": policyValue["policy"], "url": "/reports/2026", "tenant": "acme", "header": "Accept: text/html"},
+	}
 }
 
 func (o *options) monitor() *daemon.Program {
@@ -130,8 +161,10 @@ func (o *options) monitor() *daemon.Program {
 		return serve(ctx)
 	}
 	return &daemon.Program{
-		About: "gateway monitor tells gateway profile what the web server beside it uses: cpu in milliseconds, disk and net in kilobytes.",
-		Flags: flags, Validate: validate, Run: run,
+		About:    "gateway monitor tells gateway profile what the web server beside it uses: cpu in milliseconds, disk\nand net in kilobytes.",
+		Examples: "  gateway monitor --cgroup=/sys/fs/cgroup/system.slice/nginx.service",
+		Groups:   flagsOf(flags), Validate: validate, Run: run,
+		Values: map[string]string{"interface": "eth0", "allow-insecure-listen": "http-address"},
 	}
 }
 
@@ -159,7 +192,9 @@ func (o *options) profile() *daemon.Program {
 		return r.Write(os.Stdout)
 	}
 	return &daemon.Program{
-		About: "gateway profile measures what a web server's pages take, asking for them (GET) one by one, and what the server has, and\nwrites it as a policy has it.",
-		Flags: flags, Validate: validate, Run: run,
+		About:    "gateway profile measures what a web server's pages take, asking for them (GET) one by one, and what\nthe server has, and writes it as a policy has it.",
+		Examples: "  gateway profile --server=http://10.0.0.8:80 --monitor=http://10.0.0.8:4197/ > profiles.toml",
+		Groups:   flagsOf(flags), Validate: validate, Run: run,
+		Values: map[string]string{"server": "http://10.0.0.8:80", "url": "/reports/2026", "sitemap": "/sitemap.xml"},
 	}
 }

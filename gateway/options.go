@@ -37,23 +37,45 @@ type options struct {
 	publishers                publishers.Config
 }
 
-func (o *options) flags(fs *flag.FlagSet) {
+func (o *options) groups() []daemon.Group {
+	return []daemon.Group{
+		{Title: daemon.Listen, Flags: o.addressFlags},
+		{Title: "Classes and servers", Flags: o.policyFlags},
+		{Title: daemon.Limits, Flags: o.limitFlags},
+		{Title: daemon.Cluster, Flags: o.clusterFlags},
+		{Title: daemon.Security, Flags: o.securityFlags},
+		{Title: daemon.Ask, Flags: func(fs *flag.FlagSet) { o.asks.Flags(fs, "for classes with an admission key") }},
+	}
+}
+
+func (o *options) addressFlags(fs *flag.FlagSet) {
 	fs.StringVar(&o.httpAddress, "http-address", "127.0.0.1:4195", "`host:port` for clients")
 	fs.StringVar(&o.adminAddress, "admin-address", "127.0.0.1:4196", "`host:port` for operators: /status, metrics, profiles, state")
+}
+
+func (o *options) policyFlags(fs *flag.FlagSet) {
 	fs.StringVar(&o.policyFile, "policy", "", "TOML `file` of classes, servers and costs; it is read again when it has changed")
 	fs.StringVar(&o.profiles, "profiles", "", "TOML `file` of more costs, which gateway profile has written; read again like --policy")
 	fs.Var(&o.proxy.Balance, "balance", "`how` a server is chosen: jbq (the least expected answer time; the default), busy (the fewest requests), rr (each in turn)")
 	fs.StringVar(&o.proxy.Scheduler, "scheduler", "mqos", "`how` classes share the servers: mqos (each resource), single:RESOURCE (that one), none (first come, first served)")
 	fs.IntVar(&o.proxy.Gateways, "gateways", 1, "how many gateways share these servers: each takes its part of every capacity")
+}
+
+func (o *options) limitFlags(fs *flag.FlagSet) {
 	fs.IntVar(&o.maxHeader, "max-header-bytes", 64<<10, "`bytes` of a request's header, at most")
 	fs.IntVar(&o.proxy.MaxConnections, "max-connections", 0, "maximum number of `connections` of clients at --http-address; one more is answered 503 (with TLS: not at all) and closed (default 3/8 of the descriptor limit, of a large one half less 5000, at most 50000)")
 	fs.Int64Var(&o.proxy.MaxBody, "max-body-bytes", 0, "`bytes` of a request's body, at most (default: no bound)")
 	fs.Int64Var(&o.maxPublish, "max-publish-bytes", 256<<20, "`bytes` of the bodies of all requests to /pub and /mpub that are under way, at most (0: no bound)")
-	o.security.HTTPFlags(fs, "http-address", "admin-address")
+}
+
+func (o *options) clusterFlags(fs *flag.FlagSet) {
 	fs.StringVar(&o.publishers.Address, "loaddistributor-address", "", "gRPC `host:port` of the loaddistributor, or of several with commas, by which what is posted to /pub and /mpub finds its broker (default none: it goes to a server)")
+}
+
+func (o *options) securityFlags(fs *flag.FlagSet) {
+	o.security.HTTPFlags(fs, "http-address", "admin-address")
 	o.control.Flags(fs, controlPrefix, "the loaddistributor")
 	o.brokers.TLSFlags(fs, brokerPrefix, "brokers")
-	o.asks.Flags(fs, "for classes with an admission key")
 }
 
 func (o *options) validate() error {

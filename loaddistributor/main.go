@@ -36,7 +36,18 @@ func main() { daemon.Main(new(options).program()) }
 func (o *options) program() *daemon.Program {
 	return &daemon.Program{
 		Name: "loaddistributor", About: "loaddistributor is SRTM's placement controller, and an nsqlookupd.",
-		Banner: obs.Banner("nsqlookupd"), Flags: o.flags, Validate: o.validate, Run: o.run,
+		Examples: `  loaddistributor --data-path=/var/lib/loaddistributor
+  loaddistributor --store=etcd --etcd-endpoint=http://10.0.0.7:2379 \
+    --advertise-address=10.0.0.5:4170`,
+		Banner: obs.Banner("nsqlookupd"), Groups: o.groups(), Validate: o.validate, Run: o.run,
+		First: []string{
+			"grpc-address", "http-address", "tcp-address", "store", "data-path", "etcd-endpoint", "advertise-address", "evacuate-after", "fitting",
+			"rebalance", "tbadaptor-address", "tls-cert", "tls-key", "token-file", "config",
+		},
+		Values: map[string]string{
+			"tenant-rate": "acme=5000", "etcd-endpoint": "http://127.0.0.1:2379", "tbadaptor-address": "127.0.0.1:4180", "console-host": "console.example.com",
+			"trace-endpoint": "http://127.0.0.1:4317", "allow-insecure-listen": "grpc-address", "advertise-address": "10.0.0.5:4170",
+		},
 	}
 }
 

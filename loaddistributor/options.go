@@ -89,33 +89,56 @@ const (
 // what it knew: longer than any of the pauses between their attempts.
 const grace = 15 * time.Second
 
-func (o *options) flags(fs *flag.FlagSet) {
+func (o *options) groups() []daemon.Group {
 	o.at.GRPC, o.at.HTTP = "127.0.0.1:4170", "127.0.0.1:4161"
-	o.at.Flags(fs, "operators, publishers, brokers", "NSQ's lookup, metrics, profiles", "tcp-address")
+	return append(o.at.Groups("operators, publishers, brokers", "NSQ's lookup, metrics, profiles", "tcp-address"),
+		daemon.Group{Title: daemon.Listen, Flags: o.addressFlags},
+		daemon.Group{Title: daemon.Storage, Flags: o.storeFlags},
+		daemon.Group{Title: "Brokers", Flags: o.brokerFlags},
+		daemon.Group{Title: "Placement and fitting", Flags: o.placementFlags},
+		daemon.Group{Title: "Shares", Flags: o.shareFlags},
+		daemon.Group{Title: "Tenants", Flags: o.tenantFlags},
+		daemon.Group{Title: daemon.Security, Flags: o.securityFlags},
+		daemon.Group{Title: daemon.Ask, Flags: func(fs *flag.FlagSet) {
+			o.asks.Flags(fs, "for tenant/T/admin before a caller of tenant T creates or updates a topic or moves publishers")
+		}},
+		daemon.Group{Title: daemon.Ignored, Flags: o.ignoredFlags},
+	)
+}
+
+func (o *options) addressFlags(fs *flag.FlagSet) {
 	fs.StringVar(&o.tcpAddress, "tcp-address", "127.0.0.1:4160", "`host:port` where nodes register as with nsqlookupd; empty for none")
 	fs.StringVar(&o.broadcastAddress, "broadcast-address", "", "`host` that registering nodes are told to ask over HTTP (default the hostname)")
-	fs.DurationVar(&o.inactiveProducer, "inactive-producer-timeout", registry.DefaultInactiveAfter, "how long a registered node that says nothing is still shown")
-	fs.DurationVar(&o.tombstoneLifetime, "tombstone-lifetime", registry.DefaultTombstoneFor, "how long a tombstone hides a producer")
-	fs.StringVar(&o.tbadaptorAddress, "tbadaptor-address", "", "gRPC `host:port` of a tbadaptor, as brokers reach it too (default none: embedded in this process)")
-	fs.BoolVar(&o.openLookup, "open-lookup", false, "with --token-file, answer what NSQ clients look up (GET /lookup, /topics, /channels, /nodes, /info) without a token")
-	fs.DurationVar(&o.tbadaptorLease, "tbadaptor-lease", 3*time.Second, "how long the tbadaptor of --tbadaptor-address acts without a word from here, and another one in its place has to wait; the same for all loaddistributors of a store")
-	o.adaptorSecurity.Flags(fs, adaptorPrefix, "the tbadaptor of --tbadaptor-address")
+	fs.StringVar(&o.advertise, "advertise-address", "", "gRPC `host:port` that followers send others to while this process leads (default --grpc-address)")
+	fs.BoolVar(&o.console, "console", true, "serve the web console at /ui/ of --http-address")
+	fs.Var(&o.consoleHosts, "console-host", "`name` beyond localhost by which browsers may ask for the console without TLS; may be repeated")
+}
+
+func (o *options) storeFlags(fs *flag.FlagSet) {
 	fs.StringVar(&o.store, "store", storeBolt, "where topics and placements are kept: bbolt (a file), etcd (shared by several, one leads) or memory (lost at the end)")
 	fs.StringVar(&o.dataPath, "data-path", ".", "`folder` of --store=bbolt")
-	fs.StringVar(&o.advertise, "advertise-address", "", "gRPC `host:port` that followers send others to while this process leads (default --grpc-address)")
 	fs.Var(&o.etcdEndpoints, "etcd-endpoint", "`URL` of an etcd member, for --store=etcd; may be repeated")
 	fs.StringVar(&o.etcdPrefix, "etcd-prefix", "/srtm/loaddistributor/", "`prefix` of all keys in etcd")
 	fs.DurationVar(&o.etcdLease, "etcd-lease", 5*time.Second, "how long a leader that says nothing still leads; whole seconds, more than --flex-lease and --clock-bound together")
 	fs.StringVar(&o.etcdUser, "etcd-user", "", "`user` of etcd's, with --etcd-password-file")
 	fs.StringVar(&o.etcdPasswordFile, "etcd-password-file", "", "`file` with the user's password")
-	o.etcdSecurity.TLSFlags(fs, etcdPrefix, "etcd")
+}
+
+func (o *options) brokerFlags(fs *flag.FlagSet) {
 	fs.DurationVar(&o.reportInterval, "report-interval", controller.DefaultReportInterval, "how often brokers report")
-	fs.DurationVar(&o.prepareTimeout, "prepare-timeout", controller.DefaultPrepareTimeout, "how long brokers, and then the adaptor, may take to create a topic")
-	fs.DurationVar(&o.window, "window", controller.DefaultWindow, "length of the sliding window of stats and loads")
-	fs.DurationVar(&o.consumerWait, "consumer-wait", controller.DefaultConsumerWait, "how long a move waits for a consumer of each channel at the brokers that are new to the topic, before publishers are sent there")
 	fs.DurationVar(&o.takeOverAfter, "takeover-after", 5*time.Second, "how long a broker may be away before another takes over its replicated topics; 8 s after a start of the loaddistributor if that is more; 0: never taken over")
 	fs.DurationVar(&o.evacuateAfter, "evacuate-after", controller.DefaultEvacuateAfter, "how long a broker may be away before its publishers are placed elsewhere; 8 s after a start of the loaddistributor if that is more, and at once if its process is seen to have ended")
 	fs.BoolVar(&o.deathEvidence, "death-evidence", true, "take it for proof that a broker's process has ended if its session ends and both its ports, which had accepted, refuse connections: its shares go to others at once. Set it to false where something else than the broker's own host may answer for its address")
+	fs.DurationVar(&o.inactiveProducer, "inactive-producer-timeout", registry.DefaultInactiveAfter, "how long a registered node that says nothing is still shown")
+	fs.DurationVar(&o.tombstoneLifetime, "tombstone-lifetime", registry.DefaultTombstoneFor, "how long a tombstone hides a producer")
+}
+
+func (o *options) placementFlags(fs *flag.FlagSet) {
+	fs.DurationVar(&o.prepareTimeout, "prepare-timeout", controller.DefaultPrepareTimeout, "how long brokers, and then the adaptor, may take to create a topic")
+	fs.DurationVar(&o.window, "window", controller.DefaultWindow, "length of the sliding window of stats and loads")
+	fs.DurationVar(&o.consumerWait, "consumer-wait", controller.DefaultConsumerWait, "how long a move waits for a consumer of each channel at the brokers that are new to the topic, before publishers are sent there")
+	fs.StringVar(&o.fitting, "fitting", tuner.ModeFast, "`how` new topics are fitted by measurement: fast (spread over more brokers until a test of processing delays passes), paper (rounds that search for the publishers each broker holds; the others are silent meanwhile) or off")
+	fs.DurationVar(&o.fittingRound, "fitting-round", tuner.DefaultRound, "length of a round of --fitting=paper")
 	fs.StringVar(&o.rebalance, "rebalance", "dry-run", "`what` to do when a broker misses a topic's SLO and its bucket is not to blame: on (move publishers), dry-run (log what would move) or off")
 	fs.DurationVar(&o.rebalanceRules.Sustained, "rebalance-after", tuner.DefaultSustained, "how long that has to last")
 	fs.DurationVar(&o.rebalanceRules.Cooldown, "rebalance-cooldown", tuner.DefaultCooldown, "pause after each such move of a topic")
@@ -124,11 +147,17 @@ func (o *options) flags(fs *flag.FlagSet) {
 	for _, name := range []string{"rebalance", "rebalance-after", "rebalance-cooldown", "rebalance-step", "rebalance-capture"} {
 		daemon.Alias(fs, name, strings.Replace(name, "rebalance", "relief", 1), "its name until 0.2")
 	}
-	fs.StringVar(&o.fitting, "fitting", tuner.ModeFast, "`how` new topics are fitted by measurement: fast (spread over more brokers until a test of processing delays passes), paper (rounds that search for the publishers each broker holds; the others are silent meanwhile) or off")
-	fs.DurationVar(&o.fittingRound, "fitting-round", tuner.DefaultRound, "length of a round of --fitting=paper")
+	fs.Uint64Var(&o.seed, "seed", 0, "`seed` of the placement policies that draw at random (default drawn and logged)")
+}
+
+func (o *options) shareFlags(fs *flag.FlagSet) {
+	fs.StringVar(&o.tbadaptorAddress, "tbadaptor-address", "", "gRPC `host:port` of a tbadaptor, as brokers reach it too (default none: embedded in this process)")
+	fs.DurationVar(&o.tbadaptorLease, "tbadaptor-lease", 3*time.Second, "how long the tbadaptor of --tbadaptor-address acts without a word from here, and another one in its place has to wait; the same for all loaddistributors of a store")
 	fs.DurationVar(&o.sharePeriod, "share-period", loop.DefaultPeriod, "how often the embedded tbadaptor proposes shares")
 	o.leases = loop.AddLeaseFlags(fs)
-	o.asks.Flags(fs, "for tenant/T/admin before a caller of tenant T creates or updates a topic or moves publishers")
+}
+
+func (o *options) tenantFlags(fs *flag.FlagSet) {
 	o.tenantRates = map[string]tokenbucket.Rate{}
 	fs.Func("tenant-rate", "`tenant=rate`, in msg/s: the sum of a tenant's contracts; * stands for tenants that are not named; repeat it for several (default no bound)", func(s string) error {
 		tenant, text, _ := strings.Cut(s, "=")
@@ -139,10 +168,16 @@ func (o *options) flags(fs *flag.FlagSet) {
 		o.tenantRates[tenant] = tokenbucket.PerSecond(rate)
 		return nil
 	})
-	fs.Uint64Var(&o.seed, "seed", 0, "`seed` of the placement policies that draw at random (default drawn and logged)")
-	fs.BoolVar(&o.console, "console", true, "serve the web console at /ui/ of --http-address")
-	fs.Var(&o.consoleHosts, "console-host", "`name` beyond localhost by which browsers may ask for the console without TLS; may be repeated")
+}
+
+func (o *options) securityFlags(fs *flag.FlagSet) {
+	fs.BoolVar(&o.openLookup, "open-lookup", false, "with --token-file, answer what NSQ clients look up (GET /lookup, /topics, /channels, /nodes, /info) without a token")
+	o.adaptorSecurity.Flags(fs, adaptorPrefix, "the tbadaptor of --tbadaptor-address")
+	o.etcdSecurity.TLSFlags(fs, etcdPrefix, "etcd")
 	o.brokerSecurity.Flags(fs, brokersPrefix, "brokers' HTTP, which the console asks")
+}
+
+func (o *options) ignoredFlags(fs *flag.FlagSet) {
 	fs.String("log-prefix", "[nsqlookupd] ", "accepted for compatibility; ignored: log lines are structured and have no prefix")
 	fs.Bool("verbose", false, "accepted for compatibility; ignored, as by nsqlookupd: use --log-level")
 }

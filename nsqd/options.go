@@ -96,29 +96,138 @@ const ignored = "accepted for compatibility; ignored"
 func (o *options) program() *daemon.Program {
 	return &daemon.Program{
 		Name: "nsqd", About: "nsqd is SRTM's broker. It speaks the NSQ protocol and enforces rate contracts.",
-		Banner: obs.Banner("nsqd"), Flags: o.flags, Validate: o.validate, Run: o.run,
+		Examples: `  nsqd --data-path=/var/lib/nsqd
+  nsqd --data-path=/var/lib/nsqd --topic-limit=orders:100:20
+  nsqd --data-path=/var/lib/nsqd --loaddistributor-address=ld.example.com:4170`,
+		Banner: obs.Banner("nsqd"), Groups: o.groups(), Validate: o.validate, Run: o.run,
+		First: []string{
+			"tcp-address", "http-address", "broadcast-address", "loaddistributor-address", "broker-id", "mcap", "lookupd-tcp-address", "topic-limit",
+			"data-path", "durability", "mem-queue-size", "max-msg-size", "tls-cert", "tls-key", "config",
+		},
+		Values: map[string]string{
+			"topic-limit": "orders:100:20", "retain": "24h,10GB", "jetstream-url": "nats://127.0.0.1:4222", "enable-experiment": topologyAware,
+			"e2e-processing-latency-percentile": "0.99", "tls-client-auth-policy": authVerify, "jetstream-max-bytes": "1073741824",
+			"statsd-address": "127.0.0.1:8125", "loaddistributor-address": "127.0.0.1:4170", "lookupd-tcp-address": "127.0.0.1:4160",
+			"auth-http-address": "127.0.0.1:4181", "topology-region": "eu-west", "topology-zone": "a",
+		},
 	}
 }
 
-func (o *options) flags(fs *flag.FlagSet) {
+// Titles of nsqd's own groups of flags.
+const (
+	clients    = "NSQ clients"
+	statistics = "Statistics for NSQ and statsd"
+)
+
+func (o *options) groups() []daemon.Group {
 	o.session, o.tlsMinVersion = session.DefaultConfig(), tls10
 	_ = (*ioLoops)(&o.conn).Set(autoLoops)
-	s := &o.session
+	return []daemon.Group{
+		{Title: daemon.Listen, Flags: o.addressFlags},
+		{Title: daemon.Cluster, Flags: o.clusterFlags},
+		{Title: daemon.Contract, Flags: o.contractFlags},
+		{Title: daemon.Storage, Flags: o.storageFlags},
+		{Title: daemon.Limits, Flags: o.limitFlags},
+		{Title: daemon.Security, Flags: o.securityFlags},
+		{Title: clients, Flags: o.clientFlags},
+		{Title: statistics, Flags: o.statsFlags},
+		{Title: daemon.Ask, Flags: func(fs *flag.FlagSet) {
+			o.asks.Flags(fs, "for tenant/T/http, a credit a message, before /pub and /mpub of a caller of tenant T")
+		}},
+		{Title: daemon.Ignored, Flags: o.ignoredFlags},
+	}
+}
+
+func (o *options) addressFlags(fs *flag.FlagSet) {
 	fs.StringVar(&o.tcpAddress, "tcp-address", "0.0.0.0:4150", "`host:port`, or path of a Unix socket, for NSQ clients")
 	fs.StringVar(&o.httpAddress, "http-address", "0.0.0.0:4151", "`host:port`, or path of a Unix socket, for HTTP; empty: none")
 	fs.StringVar(&o.httpsAddress, "https-address", "0.0.0.0:4152", "`host:port` for HTTPS, served if there is a --tls-cert; empty: none")
 	fs.StringVar(&o.adminAddress, "admin-http-address", "", "`host:port`, or path of a Unix socket, for HTTP with all routes; at the other addresses those that change something, other than by publishing, and /debug/ are then refused (default none: they serve all)")
-	o.asks.Flags(fs, "for tenant/T/http, a credit a message, before /pub and /mpub of a caller of tenant T")
-	fs.BoolVar(&o.console, "console", true, "serve a web console of a broker without a loaddistributor at /ui/: at --admin-http-address if there is one, else wherever HTTP is served")
-	fs.StringVar(&o.tokenFile, "http-token-file", "", "`file` of tokens, lines of a role and a token: these HTTP routes then take one of role admin, at every address (default none: any client may use NSQ's, and clients on this host /topic/limit)")
 	fs.StringVar(&o.broadcastAddress, "broadcast-address", "", "`host` that clients are told to dial (default the hostname)")
 	fs.IntVar(&o.broadcastTCPPort, "broadcast-tcp-port", 0, "TCP `port` that clients are told to dial (default that of --tcp-address)")
 	fs.IntVar(&o.broadcastHTTPPort, "broadcast-http-port", 0, "HTTP `port` that clients are told to dial (default that of --http-address)")
-	fs.Func("enable-experiment", "`name` of an experiment of NSQ to take part in: "+topologyAware, o.experiment)
+	fs.BoolVar(&o.console, "console", true, "serve a web console of a broker without a loaddistributor at /ui/: at --admin-http-address if there is one, else wherever HTTP is served")
+}
+
+func (o *options) clusterFlags(fs *flag.FlagSet) {
+	fs.StringVar(&o.agent.LoadDistributor, "loaddistributor-address", "", "gRPC `host:port` of the loaddistributor to join, or of several with commas (default none: a standalone broker)")
+	fs.StringVar(&o.agent.BrokerID, "broker-id", "", "`id` of this broker in its cluster, stable across restarts (default broadcast address and TCP port)")
+	fs.Int64Var(&o.agent.Mcap, "mcap", 20_000, "maximum rate, in `msg/s`, that this broker carries within the SLO")
+	fs.StringVar((*string)(&o.agent.Policy), "policy", string(agent.Available), "what to do when the lease on shares is gone: available (go on with the bases) or strict (stop)")
+	fs.Var(&o.lookupds, "lookupd-tcp-address", "`host:port` of an nsqlookupd to register with; may be repeated")
+	daemon.Alias(fs, "lookupd-tcp-address", "nsqlookupd-tcp-addresses", "its name in NSQ's configuration files")
+	fs.DurationVar(&o.conn.NudgeAfter, "nudge-consumers-after", 20*time.Second, "how long a consumer must have been connected before its connection may be ended for it to ask nsqlookupd again, when its topic moves; at least its LookupdPollInterval x LookupdPollJitter, for go-nsq does not ask before")
 	fs.StringVar(&o.region, "topology-region", "", "`region` this broker runs in: with the experiment, messages go to the nearest consumers")
 	fs.StringVar(&o.zone, "topology-zone", "", "`zone` of that region")
+	fs.Func("enable-experiment", "`name` of an experiment of NSQ to take part in: "+topologyAware, o.experiment)
+}
+
+func (o *options) contractFlags(fs *flag.FlagSet) {
+	fs.Func("topic-limit", "contract of a topic of a standalone broker, as `topic:rate:burst[:delay|reject]` in msg/s and messages; its bucket is empty at the start, and whenever the topic is created anew; may be repeated", o.topicLimit)
+	fs.DurationVar(&o.broker.MaxBackdating, "max-backdating", 250*time.Millisecond, "how far before its release a message of a topic with a contract may have had its token, at most 1s: with rate r and burst b at most b + r*(t + this) messages leave in any time t. A broker's own stall is not the publishers' fault, so up to this one delays nothing that conforms; beyond, the contract in real time comes first")
+	fs.DurationVar(&o.broker.RejectAfter, "reject-after", 0, "with policy reject: refuse a message whose access delay would be longer; 0: one that would have to wait at all")
+	fs.StringVar((*string)(&o.broker.Pacing), "pacing", string(broker.PaceAdvise), "`mode` of topics with a contract that have none of their own: off (of all topics); advise (publishers that send PACE are told what they may send, by weight, while there is more than the contract); or police (what is more than that is refused, of all publishers)")
+	fs.IntVar(&o.maxWeight, "max-weight", 1, "maximum `weight`, 1 to 255, of a publisher to which its topic gives none")
+	fs.StringVar((*string)(&o.stamps), "arrival-stamps", string(hook.Auto), "`source` of arrival times: auto, ebpf, sotimestamp or off")
+	fs.IntVar(&o.hook.MaxConns, "arrival-stamps-connections", 0, "maximum number of `publishers` that ebpf follows at once (default 16384)")
+	fs.StringVar(&o.hook.PinDir, "arrival-stamps-dir", "", "`folder` in a BPF file system with the program that --pin-arrival-stamps left there, which needs no privileges (default none: load it)")
+	fs.StringVar(&o.pinFor, "pin-arrival-stamps", "", "as root: leave the program for `user` (name, uid or uid:gid) in --arrival-stamps-dir, and exit")
+	fs.StringVar(&o.releaseTrace, "release-trace", "", "`file` to append a line to for every message that leaves a topic: topic, arrival, eligible, released, in ns of the monotonic clock (default none)")
+}
+
+func (o *options) storageFlags(fs *flag.FlagSet) {
+	fs.StringVar(&o.dataPath, "data-path", "", "`folder` of this broker alone: topics, channels, messages beyond --mem-queue-size and those held when it ends (default the working folder)")
+	fs.StringVar(&o.durability, "durability", durabilityMemory, "durability `guarantee` of an OK: memory (the message survives a clean end of the broker), fsync (it is on stable storage), or replicated (it is on most of --jetstream-replicas servers of NATS JetStream)")
+	fs.IntVar(&o.memQueueSize, "mem-queue-size", 10_000, "maximum number of `messages` held in memory per topic and per channel, those beyond go to disk; 0: every message is written before it is accepted")
+	fs.Int64Var(&o.storage.SegmentBytes, "max-bytes-per-file", commitlog.DefaultSegmentBytes, "size at which a file of messages is full, in `bytes`")
+	fs.IntVar(&o.storage.MaxUnfinished, "max-unfinished", 1_000_000, "how far a channel goes on past the oldest message that it has not finished, in `messages`; it then gets no more until that is finished, and the others go on; 0: no limit")
+	fs.Int64Var(&o.storage.MaxLogBytes, "max-log-bytes", 0, "size of a topic's log on disk from which on publishers are refused (E_QUEUE_FULL, HTTP 503), in `bytes`; what is only retained does not count; 0: no limit")
+	fs.Var(&o.storage.Retain, "retain", "`time or size` of a topic that stays on disk after all its channels have finished it, for channel/seek: a duration (24h), a size (10GB, or up to a file of --max-bytes-per-file more), or both with a comma, until either is exceeded; POST /topic/retain sets it for one topic. What is not finished stays in any case (default 0: nothing)")
+	fs.IntVar(&o.storage.OpenFiles, "open-files-per-topic", commitlog.DefaultOpenFiles, "maximum number of a topic's `files` of messages that stay open since they were read last, beside the one that is written; one more closes another")
+	fs.IntVar(&o.storage.ReadAhead, "read-ahead-bytes", broker.DefaultReadAhead, "maximum size of the messages that are read from disk at a time for a topic or channel that is behind, and that stay in memory for channels close behind it, in `bytes`; a larger message is read alone")
+	fs.StringVar(&o.jetstream.URL, "jetstream-url", "", "`url` of NATS servers with JetStream for --durability=replicated, of several with commas, as nats://a:4222,nats://b:4222")
+	fs.IntVar(&o.jetstream.Replicas, "jetstream-replicas", 3, "how many `servers` of NATS keep each message, 1 to 5")
+	fs.StringVar(&o.jetstream.Credentials, "jetstream-creds", "", "`file` with credentials for NATS, as nsc writes them")
+	fs.Int64Var(&o.jetstream.MaxBytes, "jetstream-max-bytes", 0, "size of a topic's stream, in `bytes`, at least 1 MiB; publishers are refused (E_QUEUE_FULL) when seven eighths are full, and what is only retained goes before; 0: what NATS allows")
+	fs.DurationVar(&o.drainTimeout, "drain-timeout", 0, "how long to go on delivering after SIGTERM, while what memory holds is stored")
+}
+
+func (o *options) limitFlags(fs *flag.FlagSet) {
+	s := &o.session
 	fs.IntVar(&s.Limits.MaxMessageSize, "max-msg-size", s.Limits.MaxMessageSize, "maximum size of a message, in `bytes`")
 	fs.IntVar(&s.Limits.MaxBodySize, "max-body-size", s.Limits.MaxBodySize, "maximum size of an MPUB's body, in `bytes`; IDENTIFY and AUTH have at most 64 KiB of it")
+	fs.IntVar(&o.conn.MaxConnections, "max-connections", 0, "maximum number of client `connections`; one more is closed (default what the descriptor limit leaves beside HTTP and files, and one for each 16 KiB of the memory limit)")
+	fs.IntVar(&o.maxHTTPConnections, "max-http-connections", 0, "maximum number of `connections` for HTTP and HTTPS together, and as many again at --admin-http-address; one more is answered 503 and closed (default an eighth of the descriptor limit, at most 5000)")
+	fs.Int64Var(&o.memoryLimit, "memory-limit", 0, "soft limit of the memory of the Go runtime, in `bytes`: near it garbage is collected more often (default three quarters of what the machine or its cgroup has); GOMEMLIMIT in the environment goes before")
+	fs.Int64Var(&o.broker.MaxMemory, "max-memory-bytes", 0, "maximum size of all messages held in memory, in `bytes`, of each its body and 256; a topic that holds four times what is left goes on as one with --mem-queue-size messages (default half of the memory limit)")
+	fs.IntVar(&o.broker.MaxTopics, "max-topics", 50_000, "maximum number of `topics`, 0: no limit; one more is refused (E_PUB_FAILED or E_SUB_FAILED, HTTP 503), but none that is on disk at the start")
+	fs.IntVar(&o.broker.MaxTopicChannels, "max-topic-channels", 10_000, "maximum number of `channels` of a topic, 0: no limit; as --max-topics")
+	fs.IntVar(&o.broker.MaxChannels, "max-channels", 100_000, "maximum number of `channels` of all topics, 0: no limit; as --max-topics")
+	fs.IntVar(&o.broker.MaxChannelConsumers, "max-channel-consumers", 0, "maximum number of `consumers` of a channel (default no limit)")
+	fs.IntVar(&o.maxSeries, "max-series", 5000, "how many `topics` and channels, in the order of their names, have metrics of their own in /metrics, 0: all; a topic has about 90 lines, a channel 11")
+	fs.DurationVar(&o.conn.WriteTimeout, "write-timeout", 30*time.Second, "close a client that takes nothing for so long")
+	fs.Var((*ioLoops)(&o.conn), "io-loops", "`number` of event loops that serve connections, on Linux; auto: 1, and up to one for each processor while one has too much to do and a processor nothing; 0: a goroutine for each connection")
+}
+
+func (o *options) securityFlags(fs *flag.FlagSet) {
+	fs.StringVar(&o.tlsCert, "tls-cert", "", "PEM `file` with the certificate for TLS; goes with --tls-key")
+	fs.StringVar(&o.tlsKey, "tls-key", "", "PEM `file` with its private key")
+	fs.StringVar(&o.tlsRootCAs, "tls-root-ca-file", "", "PEM `file` with the authorities that clients' certificates are verified by (default the system's)")
+	fs.Var(&o.tlsRequired, "tls-required", "`whether` clients without TLS are refused: true, false, or tcp-https (they may still use plain HTTP)")
+	fs.Var(&o.tlsMinVersion, "tls-min-version", "minimum `version` of TLS: tls1.0, tls1.1, tls1.2, tls1.3 (ssl3.0 counts as tls1.0)")
+	fs.StringVar(&o.tlsClients, "tls-client-auth-policy", "", "`policy` on clients' certificates: require (any), require-verify; either one implies --tls-required")
+	fs.Var(&o.authAddresses, "auth-http-address", "`host:port`, or URL, of an auth server that clients need permission of, over HTTP too (Authorization: Bearer SECRET); may be repeated, then any of them will do")
+	daemon.Alias(fs, "auth-http-address", "auth-http-addresses", "its name in NSQ's configuration files")
+	fs.StringVar(&o.auth.Method, "auth-http-request-method", "get", "`method` of requests to auth servers: get or post")
+	fs.DurationVar(&o.auth.ConnectTimeout, "http-client-connect-timeout", 2*time.Second, "how long to wait for a connection to an auth server or an nsqlookupd")
+	fs.DurationVar(&o.auth.RequestTimeout, "http-client-request-timeout", 5*time.Second, "how long to wait for its answer")
+	fs.StringVar(&o.tokenFile, "http-token-file", "", "`file` of tokens, lines of a role and a token: these HTTP routes then take one of role admin, at every address (default none: any client may use NSQ's, and clients on this host /topic/limit)")
+	o.jetstreamTLS.TLSFlags(fs, "jetstream-", "NATS")
+	o.control.Flags(fs, controlPrefix, "the loaddistributor and the tbadaptor")
+}
+
+func (o *options) clientFlags(fs *flag.FlagSet) {
+	s := &o.session
 	fs.DurationVar(&s.MsgTimeout, "msg-timeout", s.MsgTimeout, "how long a subscriber may hold a message that it does not finish")
 	fs.DurationVar(&s.MaxMsgTimeout, "max-msg-timeout", s.MaxMsgTimeout, "maximum message timeout a client may ask for")
 	fs.DurationVar(&s.Limits.MaxReqTimeout, "max-req-timeout", s.Limits.MaxReqTimeout, "maximum delay of a requeue")
@@ -131,64 +240,12 @@ func (o *options) flags(fs *flag.FlagSet) {
 	fs.DurationVar(&s.MinOutputBufferTimeout, "min-output-buffer-timeout", s.MinOutputBufferTimeout, "minimum output buffer timeout a client may ask for")
 	fs.DurationVar(&s.MaxOutputBufferTimeout, "max-output-buffer-timeout", s.MaxOutputBufferTimeout, "maximum output buffer timeout a client may ask for")
 	fs.IntVar(&s.MaxOutputBufferSize, "max-output-buffer-size", s.MaxOutputBufferSize, "maximum output buffer a client may ask for, in `bytes`")
-	fs.DurationVar(&o.conn.NudgeAfter, "nudge-consumers-after", 20*time.Second, "how long a consumer must have been connected before its connection may be ended for it to ask nsqlookupd again, when its topic moves; at least its LookupdPollInterval x LookupdPollJitter, for go-nsq does not ask before")
-	fs.IntVar(&o.conn.MaxConnections, "max-connections", 0, "maximum number of client `connections`; one more is closed (default what the descriptor limit leaves beside HTTP and files, and one for each 16 KiB of the memory limit)")
-	fs.IntVar(&o.maxHTTPConnections, "max-http-connections", 0, "maximum number of `connections` for HTTP and HTTPS together, and as many again at --admin-http-address; one more is answered 503 and closed (default an eighth of the descriptor limit, at most 5000)")
-	fs.DurationVar(&o.conn.WriteTimeout, "write-timeout", 30*time.Second, "close a client that takes nothing for so long")
-	fs.Var((*ioLoops)(&o.conn), "io-loops", "`number` of event loops that serve connections, on Linux; auto: 1, and up to one for each processor while one has too much to do and a processor nothing; 0: a goroutine for each connection")
-	fs.StringVar((*string)(&o.stamps), "arrival-stamps", string(hook.Auto), "`source` of arrival times: auto, ebpf, sotimestamp or off")
-	fs.IntVar(&o.hook.MaxConns, "arrival-stamps-connections", 0, "maximum number of `publishers` that ebpf follows at once (default 16384)")
-	fs.StringVar(&o.hook.PinDir, "arrival-stamps-dir", "", "`folder` in a BPF file system with the program that --pin-arrival-stamps left there, which needs no privileges (default none: load it)")
-	fs.StringVar(&o.pinFor, "pin-arrival-stamps", "", "as root: leave the program for `user` (name, uid or uid:gid) in --arrival-stamps-dir, and exit")
-	fs.StringVar(&o.releaseTrace, "release-trace", "", "`file` to append a line to for every message that leaves a topic: topic, arrival, eligible, released, in ns of the monotonic clock (default none)")
-	fs.StringVar(&o.tlsCert, "tls-cert", "", "PEM `file` with the certificate for TLS; goes with --tls-key")
-	fs.StringVar(&o.tlsKey, "tls-key", "", "PEM `file` with its private key")
-	fs.StringVar(&o.tlsRootCAs, "tls-root-ca-file", "", "PEM `file` with the authorities that clients' certificates are verified by (default the system's)")
-	fs.Var(&o.tlsRequired, "tls-required", "`whether` clients without TLS are refused: true, false, or tcp-https (they may still use plain HTTP)")
-	fs.Var(&o.tlsMinVersion, "tls-min-version", "minimum `version` of TLS: tls1.0, tls1.1, tls1.2, tls1.3 (ssl3.0 counts as tls1.0)")
-	fs.StringVar(&o.tlsClients, "tls-client-auth-policy", "", "`policy` on clients' certificates: require (any), require-verify; either one implies --tls-required")
 	fs.BoolVar(&s.Snappy, "snappy", s.Snappy, "let clients have Snappy compression")
 	fs.BoolVar(&s.Deflate, "deflate", s.Deflate, "let clients have DEFLATE compression")
 	fs.IntVar(&s.MaxDeflateLevel, "max-deflate-level", s.MaxDeflateLevel, "maximum DEFLATE `level` a client can have, 1 to 9; more takes more CPU")
-	fs.Var(&o.lookupds, "lookupd-tcp-address", "`host:port` of an nsqlookupd to register with; may be repeated")
-	daemon.Alias(fs, "lookupd-tcp-address", "nsqlookupd-tcp-addresses", "its name in NSQ's configuration files")
-	fs.Var(&o.authAddresses, "auth-http-address", "`host:port`, or URL, of an auth server that clients need permission of, over HTTP too (Authorization: Bearer SECRET); may be repeated, then any of them will do")
-	daemon.Alias(fs, "auth-http-address", "auth-http-addresses", "its name in NSQ's configuration files")
-	fs.StringVar(&o.auth.Method, "auth-http-request-method", "get", "`method` of requests to auth servers: get or post")
-	fs.DurationVar(&o.auth.ConnectTimeout, "http-client-connect-timeout", 2*time.Second, "how long to wait for a connection to an auth server or an nsqlookupd")
-	fs.DurationVar(&o.auth.RequestTimeout, "http-client-request-timeout", 5*time.Second, "how long to wait for its answer")
-	fs.IntVar(&o.memQueueSize, "mem-queue-size", 10_000, "maximum number of `messages` held in memory per topic and per channel, those beyond go to disk; 0: every message is written before it is accepted")
-	fs.StringVar(&o.dataPath, "data-path", "", "`folder` of this broker alone: topics, channels, messages beyond --mem-queue-size and those held when it ends (default the working folder)")
-	fs.IntVar(&o.storage.MaxUnfinished, "max-unfinished", 1_000_000, "how far a channel goes on past the oldest message that it has not finished, in `messages`; it then gets no more until that is finished, and the others go on; 0: no limit")
-	fs.Int64Var(&o.storage.MaxLogBytes, "max-log-bytes", 0, "size of a topic's log on disk from which on publishers are refused (E_QUEUE_FULL, HTTP 503), in `bytes`; what is only retained does not count; 0: no limit")
-	fs.Var(&o.storage.Retain, "retain", "`time or size` of a topic that stays on disk after all its channels have finished it, for channel/seek: a duration (24h), a size (10GB, or up to a file of --max-bytes-per-file more), or both with a comma, until either is exceeded; POST /topic/retain sets it for one topic. What is not finished stays in any case (default 0: nothing)")
-	fs.IntVar(&o.storage.OpenFiles, "open-files-per-topic", commitlog.DefaultOpenFiles, "maximum number of a topic's `files` of messages that stay open since they were read last, beside the one that is written; one more closes another")
-	fs.IntVar(&o.storage.ReadAhead, "read-ahead-bytes", broker.DefaultReadAhead, "maximum size of the messages that are read from disk at a time for a topic or channel that is behind, and that stay in memory for channels close behind it, in `bytes`; a larger message is read alone")
-	fs.Int64Var(&o.storage.SegmentBytes, "max-bytes-per-file", commitlog.DefaultSegmentBytes, "size at which a file of messages is full, in `bytes`")
-	fs.StringVar(&o.durability, "durability", durabilityMemory, "durability `guarantee` of an OK: memory (the message survives a clean end of the broker), fsync (it is on stable storage), or replicated (it is on most of --jetstream-replicas servers of NATS JetStream)")
-	fs.StringVar(&o.jetstream.URL, "jetstream-url", "", "`url` of NATS servers with JetStream for --durability=replicated, of several with commas, as nats://a:4222,nats://b:4222")
-	fs.IntVar(&o.jetstream.Replicas, "jetstream-replicas", 3, "how many `servers` of NATS keep each message, 1 to 5")
-	fs.StringVar(&o.jetstream.Credentials, "jetstream-creds", "", "`file` with credentials for NATS, as nsc writes them")
-	fs.Int64Var(&o.jetstream.MaxBytes, "jetstream-max-bytes", 0, "size of a topic's stream, in `bytes`, at least 1 MiB; publishers are refused (E_QUEUE_FULL) when seven eighths are full, and what is only retained goes before; 0: what NATS allows")
-	o.jetstreamTLS.TLSFlags(fs, "jetstream-", "NATS")
-	fs.IntVar(&o.broker.MaxChannelConsumers, "max-channel-consumers", 0, "maximum number of `consumers` of a channel (default no limit)")
-	fs.IntVar(&o.broker.MaxTopics, "max-topics", 50_000, "maximum number of `topics`, 0: no limit; one more is refused (E_PUB_FAILED or E_SUB_FAILED, HTTP 503), but none that is on disk at the start")
-	fs.IntVar(&o.broker.MaxTopicChannels, "max-topic-channels", 10_000, "maximum number of `channels` of a topic, 0: no limit; as --max-topics")
-	fs.IntVar(&o.broker.MaxChannels, "max-channels", 100_000, "maximum number of `channels` of all topics, 0: no limit; as --max-topics")
-	fs.IntVar(&o.maxSeries, "max-series", 5000, "how many `topics` and channels, in the order of their names, have metrics of their own in /metrics, 0: all; a topic has about 90 lines, a channel 11")
-	fs.Func("topic-limit", "contract of a topic of a standalone broker, as `topic:rate:burst[:delay|reject]` in msg/s and messages; its bucket is empty at the start, and whenever the topic is created anew; may be repeated", o.topicLimit)
-	fs.DurationVar(&o.broker.MaxBackdating, "max-backdating", 250*time.Millisecond, "how far before its release a message of a topic with a contract may have had its token, at most 1s: with rate r and burst b at most b + r*(t + this) messages leave in any time t. A broker's own stall is not the publishers' fault, so up to this one delays nothing that conforms; beyond, the contract in real time comes first")
-	fs.DurationVar(&o.broker.RejectAfter, "reject-after", 0, "with policy reject: refuse a message whose access delay would be longer; 0: one that would have to wait at all")
-	fs.StringVar((*string)(&o.broker.Pacing), "pacing", string(broker.PaceAdvise), "`mode` of topics with a contract that have none of their own: off (of all topics); advise (publishers that send PACE are told what they may send, by weight, while there is more than the contract); or police (what is more than that is refused, of all publishers)")
-	fs.IntVar(&o.maxWeight, "max-weight", 1, "maximum `weight`, 1 to 255, of a publisher to which its topic gives none")
-	fs.DurationVar(&o.drainTimeout, "drain-timeout", 0, "how long to go on delivering after SIGTERM, while what memory holds is stored")
-	fs.Int64Var(&o.memoryLimit, "memory-limit", 0, "soft limit of the memory of the Go runtime, in `bytes`: near it garbage is collected more often (default three quarters of what the machine or its cgroup has); GOMEMLIMIT in the environment goes before")
-	fs.Int64Var(&o.broker.MaxMemory, "max-memory-bytes", 0, "maximum size of all messages held in memory, in `bytes`, of each its body and 256; a topic that holds four times what is left goes on as one with --mem-queue-size messages (default half of the memory limit)")
-	fs.StringVar(&o.agent.LoadDistributor, "loaddistributor-address", "", "gRPC `host:port` of the loaddistributor to join, or of several with commas (default none: a standalone broker)")
-	o.control.Flags(fs, controlPrefix, "the loaddistributor and the tbadaptor")
-	fs.StringVar(&o.agent.BrokerID, "broker-id", "", "`id` of this broker in its cluster, stable across restarts (default broadcast address and TCP port)")
-	fs.StringVar((*string)(&o.agent.Policy), "policy", string(agent.Available), "what to do when the lease on shares is gone: available (go on with the bases) or strict (stop)")
-	fs.Int64Var(&o.agent.Mcap, "mcap", 20_000, "maximum rate, in `msg/s`, that this broker carries within the SLO")
+}
+
+func (o *options) statsFlags(fs *flag.FlagSet) {
 	fs.Func("e2e-processing-latency-percentile", "`fraction` in (0, 1] of messages whose latency from arrival to FIN is shown and sent to statsd; may be repeated, or a list with commas (default none)", o.percentiles)
 	daemon.Alias(fs, "e2e-processing-latency-percentile", "e2e-processing-latency-percentiles", "its name in NSQ's configuration files")
 	fs.DurationVar(&o.e2eWindow, "e2e-processing-latency-window-time", 10*time.Minute, "how far back those latencies go")
@@ -198,6 +255,9 @@ func (o *options) flags(fs *flag.FlagSet) {
 	fs.BoolVar(&o.statsd.Memory, "statsd-mem-stats", true, "push metrics of memory and garbage collection, too")
 	fs.IntVar(&o.statsd.PacketSize, "statsd-udp-packet-size", 508, "maximum size of a packet to statsd, in `bytes`")
 	fs.BoolVar(&o.statsdExclude, "statsd-exclude-ephemeral", false, "do not push metrics of ephemeral topics and channels")
+}
+
+func (o *options) ignoredFlags(fs *flag.FlagSet) {
 	fs.Int64Var(&o.syncEvery, "sync-every", 2500, "`messages`; "+ignored+": --durability says when they are on stable storage")
 	fs.DurationVar(&o.syncTimeout, "sync-timeout", 2*time.Second, ignored+", likewise")
 	fs.IntVar(&o.nodeID, "node-id", nodeID(hostname()), "`number` in [0, 1024) for NSQ's message ids (default a hash of the hostname); "+ignored)

@@ -186,7 +186,9 @@ topic-limit = ["a:1:1", "b:2.5:2:reject"]
 func TestEveryFlagOfNSQ(t *testing.T) {
 	var o options
 	fs := flag.NewFlagSet("nsqd", flag.ContinueOnError)
-	o.flags(fs)
+	for _, g := range o.program().Groups {
+		g.Flags(fs)
+	}
 	for name, want := range map[string]string{
 		"auth-http-address": "", "auth-http-request-method": "get", "broadcast-address": "", "broadcast-http-port": "0", "broadcast-tcp-port": "0",
 		"data-path": "", "deflate": "true", "e2e-processing-latency-percentile": "", "e2e-processing-latency-window-time": "10m0s",

@@ -32,12 +32,23 @@ type options struct {
 }
 
 func (o *options) program() *daemon.Program {
-	return &daemon.Program{Name: "tbadaptor", About: "tbadaptor is SRTM's share adaptor.", Flags: o.flags, Validate: o.validate, Run: o.run}
+	o.at.GRPC, o.at.HTTP = "127.0.0.1:4180", "127.0.0.1:4181"
+	return &daemon.Program{
+		Name: "tbadaptor", About: "tbadaptor is SRTM's share adaptor as a process of its own.",
+		Examples: `  tbadaptor
+  tbadaptor --grpc-address=10.0.0.5:4180 --tls-cert=/etc/srtm/cert.pem --tls-key=/etc/srtm/key.pem \
+    --tls-client-ca=/etc/srtm/ca.pem`,
+		Groups: append(o.at.Groups("brokers and the loaddistributor", "metrics, profiles"), daemon.Group{Title: "Shares", Flags: o.flags}),
+		First: []string{
+			"grpc-address", "http-address", "period", "window", "flex-lease", "session-lease", "tls-cert", "tls-key", "tls-client-ca", "token-file",
+			"config",
+		},
+		Values:   map[string]string{"trace-endpoint": "http://127.0.0.1:4317", "allow-insecure-listen": "grpc-address"},
+		Validate: o.validate, Run: o.run,
+	}
 }
 
 func (o *options) flags(fs *flag.FlagSet) {
-	o.at.GRPC, o.at.HTTP = "127.0.0.1:4180", "127.0.0.1:4181"
-	o.at.Flags(fs, "brokers and the loaddistributor", "metrics, profiles")
 	fs.DurationVar(&o.period, "period", loop.DefaultPeriod, "how often shares are proposed")
 	fs.DurationVar(&o.window, "window", loop.DefaultWindow, "how far back the loads reach that proposals go by")
 	fs.DurationVar(&o.ackTimeout, "ack-timeout", loop.DefaultAckTimeout, "how long brokers may take to acknowledge a new contract's shares")

@@ -30,13 +30,24 @@ func readWith(t *testing.T, argument string, args ...string) (options, string, e
 	t.Helper()
 	var o options
 	var out bytes.Buffer
-	fs := flag.NewFlagSet("thing", flag.ContinueOnError)
-	fs.StringVar(&o.address, "http-address", "x:1", "`host:port`")
-	fs.DurationVar(&o.interval, "interval", time.Second, "how often")
-	fs.IntVar(&o.count, "count", 3, "how many")
-	fs.Var(&o.names, "name", "a name; may be repeated")
-	Alias(fs, "name", "names", "its former name")
-	err := parse(fs, args, "thing does it.", "thing v1.2.3", argument, &out)
+	p := Program{
+		Name: "thing", About: "thing does it.", Banner: "thing v1.2.3", Examples: "  thing --count=4", Argument: argument, First: []string{"http-address", "count"},
+		Groups: []Group{
+			{Listen, func(fs *flag.FlagSet) { fs.StringVar(&o.address, "http-address", "x:1", "`host:port` to serve at") }},
+			{Limits, func(fs *flag.FlagSet) {
+				fs.DurationVar(&o.interval, "interval", time.Second, "how often it is done: "+strings.Repeat("again and ", 20))
+				fs.IntVar(&o.count, "count", 3, "how many")
+			}},
+			{Listen, func(fs *flag.FlagSet) {
+				fs.Var(&o.names, "name", "a `name`; may be repeated")
+				Alias(fs, "name", "names", "its former name")
+			}},
+		},
+		Validate: func() error {
+			return errors.Join(Within("count", o.count, 1, 10), errors.Join(Within("interval", o.interval, time.Second, time.Hour)))
+		},
+	}
+	_, _, err := p.Parse(args, &out)
 	return o, out.String(), err
 }
 
@@ -71,7 +82,9 @@ func TestArgument(t *testing.T) {
 			t.Errorf("%q: %s %d, %v, want %s", args, &o.names, o.count, err, want)
 		}
 	}
-	for want, args := range map[string][]string{`unexpected argument "a"`: {"a", "b"}, `"": is empty`: {""}} {
+	for want, args := range map[string][]string{
+		`unexpected argument "b": flags begin with --, as in --help`: {"a", "b"}, `"": is empty (for example --name=name)`: {""},
+	} {
 		if _, _, err := readWith(t, "name", args...); err == nil || err.Error() != want {
 			t.Errorf("%q: %v, want %s", args, err, want)
 		}
@@ -81,9 +94,32 @@ func TestArgument(t *testing.T) {
 func TestHelpAndVersion(t *testing.T) {
 	_, out, err := read(t, "--help")
 	testkit.ErrorIs(t, err, errDone, "--help")
-	for _, part := range []string{"thing does it.", "Usage: thing [flags]", "-http-address", "-config", "-version"} {
+	want := `thing does it.
+
+Usage: thing [flags]
+
+Examples:
+  thing --count=4
+
+Addresses:
+  --http-address host:port      host:port to serve at (default x:1)
+
+Limits:
+  --count int                   how many (default 3)
+
+thing --help=all shows all 10 flags.
+`
+	testkit.Equal(t, out, want, "--help")
+	_, out, err = read(t, "--nope", "-h=all")
+	testkit.ErrorIs(t, err, errDone, "--help=all")
+	for _, part := range []string{"  --name name                   a name; may be repeated\n", "--names", "\nConfiguration and log:\n  --config file", "how often it is done: again and"} {
 		if !strings.Contains(out, part) {
-			t.Errorf("--help does not say %q:\n%s", part, out)
+			t.Errorf("--help=all does not say %q:\n%s", part, out)
+		}
+	}
+	for line := range strings.Lines(out) {
+		if len(line) > helpWidth+1 {
+			t.Errorf("a line of %d characters: %s", len(line)-1, line)
 		}
 	}
 	if _, out, err = read(t, "--version"); !errors.Is(err, errDone) || !strings.HasPrefix(out, "thing v1.2.3\nSRTM ") {
@@ -97,13 +133,22 @@ func TestFaults(t *testing.T) {
 		args []string
 		want []string
 	}{
-		{"an unknown flag", []string{"--nope"}, []string{"nope"}},
-		{"a bad value", []string{"--count", "x"}, []string{"count", `"x"`}},
+		{"an unknown flag", []string{"--nope"}, []string{"--nope: there is no such flag"}},
+		{"a mistyped flag", []string{"--cuont=3"}, []string{"--cuont: there is no such flag; did you mean --count?"}},
+		{"a bad value", []string{"--count", "x"}, []string{`--count: "x": want a whole number (for example --count=3)`}},
+		{"no value", []string{"--interval"}, []string{"--interval: has no value (for example --interval=1s)"}},
+		{"everything wrong with the command line at once", []string{"--nope", "1", "--count=x", "--interval=2", "what", "--log-level=loud", "--help=some", "--version=no"},
+			[]string{
+				"--nope: there is no such flag", `--count: "x": want a whole number`, `--interval: "2": want a duration with a unit (for example --interval=1s)`,
+				`unexpected argument "what"`, `"loud"`, `"some": want --help or --help=all`, `--version: "no": want true or false`,
+			}},
+		{"values that are no faults of form", []string{"--count=11", "--interval=1ms", "--nope"},
+			[]string{"--count 11: want 1 to 10 (for example --count=3)", "--interval 1ms: want 1s to 1h0m0s (for example --interval=1s)", "--nope"}},
 		{"an argument", []string{"what"}, []string{`"what"`}},
 		{"no such file", []string{"--config", filepath.Join(t.TempDir(), "none.toml")}, []string{"none.toml"}},
 		{"no TOML", []string{"--config", testkit.File(t, "c.toml", "a = ")}, []string{"c.toml"}},
-		{"everything wrong with the file at once", []string{"--config", testkit.File(t, "c.toml", "nope = 1\ncount = \"x\"\nversion = true\n[name]\na = 1\n")},
-			[]string{`unknown setting "nope"`, "count:", `unknown setting "version"`, "name is no plain value"}},
+		{"everything wrong with the file at once", []string{"--config", testkit.File(t, "c.toml", "nope = 1\ncuont = 2\ncount = \"x\"\nversion = true\n[name]\na = 1\n")},
+			[]string{`unknown setting "nope"`, `unknown setting "cuont"; did you mean count?`, `c.toml: count: "x": want a whole number (for example --count=3)`, `unknown setting "version"`, "name is no plain value"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, out, err := read(t, test.args...)
@@ -118,6 +163,36 @@ func TestFaults(t *testing.T) {
 			testkit.Equal(t, out, "", "printed")
 		})
 	}
+}
+
+// Configuration files of NSQ have numbers of milliseconds for durations, also as strings. On
+// the command line NSQ's flags need a unit.
+func TestDurationsOfTheFileMayBeMilliseconds(t *testing.T) {
+	for text, want := range map[string]time.Duration{
+		`60000`: time.Minute, `"1500"`: 1500 * time.Millisecond, `"2m"`: 2 * time.Minute, `3600000.0`: time.Hour,
+	} {
+		o, _, err := read(t, "--config", testkit.File(t, "c.toml", "interval = "+text))
+		testkit.Must(t, err)
+		testkit.Equal(t, o.interval, want, "interval = %s", text)
+	}
+	for _, text := range []string{`9223372036854775807`, `1.5`, `true`, `"1x"`, `-1`} {
+		if _, _, err := read(t, "--config", testkit.File(t, "c.toml", "interval = "+text)); err == nil || !strings.Contains(err.Error(), "interval") {
+			t.Errorf("interval = %s: %v", text, err)
+		}
+	}
+	o, _, err := read(t, "--config", testkit.File(t, "c.toml", "count = 7.0\nhttp_address = 7"))
+	testkit.Must(t, err)
+	testkit.Equal(t, o.count, 7, "a number of no duration")
+}
+
+// A refused value is one fault: not also a fault of the default that stays instead.
+func TestOneFaultOfAFlagIsSaidOnce(t *testing.T) {
+	_, _, err := read(t, "--count=11", "--count=x")
+	testkit.Equal(t, fmt.Sprint(err), `--count: "x": want a whole number (for example --count=3)`)
+	_, _, err = read(t, "--interval=1")
+	testkit.Equal(t, fmt.Sprint(err), `--interval: "1": want a duration with a unit (for example --interval=1s)`)
+	_, _, err = read(t, "--config", testkit.File(t, "c.toml", "count = 'y'"), "--count=x")
+	testkit.Equal(t, fmt.Sprint(err), `--count: "x": want a whole number (for example --count=3)`)
 }
 
 func TestWithin(t *testing.T) {

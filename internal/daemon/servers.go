@@ -38,13 +38,20 @@ type Addresses struct {
 	traces   string // an endpoint; "": calls are not traced
 }
 
-// Flags adds --grpc-address and --http-address with what they say they are for, and
-// those of security: others are the flags of the daemon's other listeners.
-func (a *Addresses) Flags(fs *flag.FlagSet, forGRPC, forHTTP string, others ...string) {
-	fs.StringVar(&a.GRPC, "grpc-address", a.GRPC, "`host:port` for gRPC: "+forGRPC)
-	fs.StringVar(&a.HTTP, "http-address", a.HTTP, "`host:port` for HTTP: "+forHTTP)
-	fs.StringVar(&a.traces, "trace-endpoint", "", "`URL` of an OpenTelemetry collector's OTLP/gRPC port, http://host:4317 or https://...: trace gRPC calls (default none)")
-	a.security.Flags(fs, append([]string{"grpc-address", "http-address"}, others...)...)
+// Groups returns the flags of the listeners, and those of security. forGRPC and forHTTP
+// say in --help what the listeners are for; others are the flags of the daemon's other
+// listeners.
+func (a *Addresses) Groups(forGRPC, forHTTP string, others ...string) []Group {
+	return []Group{
+		{Listen, func(fs *flag.FlagSet) {
+			fs.StringVar(&a.GRPC, "grpc-address", a.GRPC, "`host:port` for gRPC: "+forGRPC)
+			fs.StringVar(&a.HTTP, "http-address", a.HTTP, "`host:port` for HTTP: "+forHTTP)
+			fs.StringVar(&a.traces, "trace-endpoint", "", "`URL` of an OpenTelemetry collector's OTLP/gRPC port, http://host:4317 or https://...: trace gRPC calls (default none)")
+		}},
+		{Security, func(fs *flag.FlagSet) {
+			a.security.Flags(fs, append([]string{"grpc-address", "http-address"}, others...)...)
+		}},
+	}
 }
 
 // Validate reads the files of security, and returns all that is wrong.

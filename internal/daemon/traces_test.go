@@ -61,7 +61,9 @@ func served(t *testing.T, use func(*grpc.ClientConn), flags ...string) {
 	t.Helper()
 	a := Addresses{GRPC: "127.0.0.1:0", HTTP: "127.0.0.1:0"}
 	fs := flag.NewFlagSet("thing", flag.ContinueOnError)
-	a.Flags(fs, "", "")
+	for _, g := range a.Groups("", "") {
+		g.Flags(fs)
+	}
 	testkit.Must(t, fs.Parse(flags))
 	testkit.Must(t, a.Validate())
 	ctx, stop := context.WithCancel(t.Context())

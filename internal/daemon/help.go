@@ -1,0 +1,184 @@
+package daemon
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Group is flags that belong together. The part of the program that uses them defines them.
+type Group struct {
+	Title string
+	Flags func(*flag.FlagSet)
+}
+
+// Titles of groups that several daemons have.
+const (
+	Listen   = "Addresses"
+	Cluster  = "Cluster"
+	Contract = "Contracts"
+	Storage  = "Storage"
+	Limits   = "Limits"
+	Security = "TLS and tokens"
+	Ask      = "Admission service"
+	Basics   = "Configuration and log"
+	Ignored  = "Accepted for compatibility; ignored"
+)
+
+// filledGroup is a group with the names of its flags, in alphabetical order.
+type filledGroup struct {
+	title string
+	names []string
+}
+
+// fill has every group define its flags. Groups of the same title become one.
+func fill(fs *flag.FlagSet, groups []Group) (filled []filledGroup) {
+	known := map[string]bool{}
+	for _, g := range groups {
+		g.Flags(fs)
+		i := slices.IndexFunc(filled, func(f filledGroup) bool { return f.title == g.Title })
+		if i < 0 {
+			i = len(filled)
+			filled = append(filled, filledGroup{title: g.Title})
+		}
+		fs.VisitAll(func(f *flag.Flag) {
+			if !known[f.Name] {
+				known[f.Name] = true
+				filled[i].names = append(filled[i].names, f.Name)
+			}
+		})
+		slices.Sort(filled[i].names)
+	}
+	return filled
+}
+
+// Names of the flags that every daemon has.
+const (
+	configFlag  = "config"
+	helpFlag    = "help"
+	versionFlag = "version"
+)
+
+// The values of --help.
+const (
+	helpNone  = ""
+	helpFirst = "true" // the flags that matter first
+	helpAll   = "all"
+)
+
+// helpValue is the value of --help.
+type helpValue string
+
+func (h *helpValue) String() string { return string(*h) }
+
+// IsBoolFlag makes the flag alone mean helpFirst.
+func (h *helpValue) IsBoolFlag() bool { return true }
+
+// Set takes helpFirst or helpAll.
+func (h *helpValue) Set(s string) error {
+	if s != helpFirst && s != helpAll {
+		return fmt.Errorf("%q: want --help or --help=all", s)
+	}
+	*h = helpValue(s)
+	return nil
+}
+
+const (
+	helpWidth  = 100 // of a line
+	helpColumn = 32  // where the text of a flag begins
+)
+
+// help prints how the program is called.
+func (c *commandLine) help(out io.Writer, which helpValue) {
+	fmt.Fprintf(out, "%s\n\nUsage: %s [flags]\n", c.About, c.Name)
+	if c.Argument != "" {
+		fmt.Fprintf(out, "       %s [flags] %s\n", c.Name, strings.ToUpper(c.Argument))
+	}
+	fmt.Fprintf(out, "\nExamples:\n%s\n", strings.TrimRight(c.Examples, "\n"))
+	total, shown := 0, 0
+	for _, g := range c.groups {
+		titled := false
+		for _, name := range g.names {
+			if total++; which != helpAll && len(c.First) > 0 && !slices.Contains(c.First, name) {
+				continue
+			}
+			shown++
+			if !titled {
+				fmt.Fprintf(out, "\n%s:\n", g.title)
+				titled = true
+			}
+			printFlag(out, c.fs.Lookup(name))
+		}
+	}
+	if shown < total {
+		fmt.Fprintf(out, "\n%s --help=all shows all %d flags.\n", c.Name, total)
+	}
+}
+
+// printFlag prints the name of a flag, the name of its value, and its text beside them.
+func printFlag(out io.Writer, f *flag.Flag) {
+	value, text := flag.UnquoteUsage(f)
+	head := "  --" + f.Name
+	if value != "" {
+		head += " " + value
+	}
+	if !slices.Contains([]string{"", "0", "0s", "false"}, f.DefValue) && !strings.Contains(text, "(default ") {
+		text += " (default " + f.DefValue + ")"
+	}
+	if len(head) >= helpColumn-1 {
+		fmt.Fprintln(out, head)
+		head = ""
+	}
+	for _, line := range wrap(text, helpWidth-helpColumn) {
+		fmt.Fprintf(out, "%-*s%s\n", helpColumn, head, line)
+		head = ""
+	}
+}
+
+// wrap breaks a text into lines of at most so many bytes, unless a word is longer.
+func wrap(text string, width int) (lines []string) {
+	line := ""
+	for word := range strings.FieldsSeq(text) {
+		if line != "" && len(line)+1+len(word) > width {
+			lines = append(lines, line)
+			line = ""
+		}
+		if line != "" {
+			line += " "
+		}
+		line += word
+	}
+	return append(lines, line)
+}
+
+// examples are right values by the name of a flag's value, for flags without a default.
+var examples = map[string]string{
+	"host:port": "127.0.0.1:4150", "host": "broker1.example.com", "port": "4150", "bytes": "1048576", "file": "/etc/srtm/file",
+	"folder": "/var/lib/srtm", "directory": "/var/lib/srtm", "URL": "http://127.0.0.1:4317", "url": "http://127.0.0.1:4317", "user": "srtm",
+	"reply": "deny", "id": "broker1", "name": "name", "prefix": "prefix",
+}
+
+// example returns a right value of a flag: one of the program's, the flag's default, or one
+// of examples.
+func (c *commandLine) example(f *flag.Flag) string {
+	if example := c.Values[canonical(f)]; example != "" {
+		return example
+	}
+	if !slices.Contains([]string{"", "0", "0s", "[]"}, f.DefValue) {
+		return f.DefValue
+	}
+	value, _ := flag.UnquoteUsage(f)
+	if example := examples[value]; example != "" {
+		return example
+	}
+	switch kind(f).(type) {
+	case int, int64, uint, uint64, float64:
+		return "1000"
+	case time.Duration:
+		return "30s"
+	}
+	return ""
+}

@@ -1,0 +1,233 @@
+package daemon
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/BurntSushi/toml"
+
+	"github.com/srtm-io/srtm/internal/faults"
+	"github.com/srtm-io/srtm/internal/spelling"
+)
+
+// errDone means that --help or --version was answered: there is nothing to run.
+var errDone = errors.New("done")
+
+// commandLine is the arguments of a daemon while they are read. All faults are collected,
+// so that whoever starts the daemon sees each of them once.
+type commandLine struct {
+	*Program
+	fs     *flag.FlagSet
+	groups []filledGroup
+	faults faults.List
+	bad    map[string]bool // flags whose value was refused; their defaults say nothing
+}
+
+// fault adds what is wrong with a flag, with an example of a right value.
+func (c *commandLine) fault(f *flag.Flag, format string, args ...any) {
+	c.bad[canonical(f)] = true
+	c.faults = append(c.faults, fmt.Errorf("%w%s", fmt.Errorf(format, args...), c.forExample(f)))
+}
+
+// forExample continues a fault of a flag.
+func (c *commandLine) forExample(f *flag.Flag) string {
+	if example := c.example(f); example != "" {
+		return " (for example --" + f.Name + "=" + example + ")"
+	}
+	return ""
+}
+
+// set gives a flag a value. where names the place of the value.
+func (c *commandLine) set(f *flag.Flag, where, value string) {
+	before := f.Value.String()
+	if err := c.fs.Set(f.Name, value); err != nil {
+		if kind(f) != nil {
+			_ = f.Value.Set(before) // package flag sets 0 where it refuses
+		}
+		c.fault(f, "%s: %w", where, plainly(f, value, err))
+	}
+}
+
+// plainly replaces the errors of package flag, which name neither the value nor what is
+// wanted.
+func plainly(f *flag.Flag, value string, err error) error {
+	if !slices.Contains([]string{"parse error", "value out of range"}, err.Error()) {
+		return err
+	}
+	want := "a value of another form"
+	switch kind(f).(type) {
+	case bool:
+		want = "true or false"
+	case int, int64:
+		want = "a whole number"
+	case uint, uint64:
+		want = "a whole number, not negative"
+	case float64:
+		want = "a number"
+	case time.Duration:
+		want = "a duration with a unit"
+	}
+	return fmt.Errorf("%q: want %s", value, want)
+}
+
+// kind returns a value of the flag's type, nil if the flag does not tell its type.
+func kind(f *flag.Flag) any {
+	value := f.Value
+	if a, ok := value.(*alias); ok {
+		value = a.Value
+	}
+	if g, ok := value.(flag.Getter); ok {
+		return g.Get()
+	}
+	return nil
+}
+
+// read sets the flags that args name, and returns the other arguments.
+func (c *commandLine) read(args []string) (rest []string) {
+	for len(args) > 0 {
+		arg := args[0]
+		args = args[1:]
+		if arg == "--" {
+			return append(rest, args...)
+		}
+		name, isFlag := strings.CutPrefix(arg, "-")
+		if !isFlag || name == "" {
+			rest = append(rest, arg)
+			continue
+		}
+		name, value, given := strings.Cut(strings.TrimPrefix(name, "-"), "=")
+		if name == "h" {
+			name = helpFlag
+		}
+		f := c.fs.Lookup(name)
+		if f == nil {
+			c.bad[spelling.Nearest(name, c.names())] = true
+			c.faults.If(true, "--%s: there is no such flag%s", name, spelling.Hint("--", name, c.names()))
+			if !given && len(args) > 0 && !strings.HasPrefix(args[0], "-") {
+				args = args[1:] // probably its value
+			}
+			continue
+		}
+		if !given && !isBool(f) {
+			if len(args) == 0 {
+				c.fault(f, "--%s: has no value", name)
+				return rest
+			}
+			value, args = args[0], args[1:]
+		} else if !given {
+			value = "true"
+		}
+		c.set(f, "--"+name, value)
+	}
+	return rest
+}
+
+func isBool(f *flag.Flag) bool {
+	b, ok := f.Value.(interface{ IsBoolFlag() bool })
+	return ok && b.IsBoolFlag()
+}
+
+// names returns the flags and settings that there are.
+func (c *commandLine) names() (names []string) {
+	c.fs.VisitAll(func(f *flag.Flag) { names = append(names, f.Name) })
+	return names
+}
+
+// readFile sets the flags that the file names and the command line does not, and reports
+// whether the file could be read.
+func (c *commandLine) readFile(path string) (read bool) {
+	given := map[string]bool{}
+	c.fs.Visit(func(f *flag.Flag) { given[canonical(f)] = true })
+	maps.Copy(given, c.bad)
+	var file map[string]any
+	if _, err := toml.DecodeFile(path, &file); err != nil {
+		c.faults.If(true, "--config %s: %w", path, err)
+		return false
+	}
+	for _, key := range slices.Sorted(maps.Keys(file)) {
+		name := strings.ReplaceAll(key, "_", "-")
+		setting := c.fs.Lookup(name)
+		if name == configFlag || name == versionFlag || name == helpFlag || setting == nil {
+			c.faults.If(true, "--config %s: unknown setting %q%s", path, key, spelling.Hint("", name, c.names()))
+			continue
+		}
+		if given[canonical(setting)] {
+			continue
+		}
+		values, isList := file[key].([]any)
+		if !isList {
+			values = []any{file[key]}
+		}
+		for _, v := range values {
+			text, plain := settingText(setting, v)
+			if !plain {
+				c.fault(setting, "--config %s: %s is no plain value", path, key)
+				continue
+			}
+			c.set(setting, "--config "+path+": "+key, text)
+		}
+	}
+	return true
+}
+
+// settingText returns a value of the file as it would stand on the command line. A duration
+// that is a number, or a string of digits, is in milliseconds: configuration files of NSQ
+// have such durations.
+func settingText(setting *flag.Flag, v any) (text string, plain bool) {
+	switch v := v.(type) {
+	case map[string]any, []any, []map[string]any:
+		return "", false
+	case float64:
+		text = strconv.FormatFloat(v, 'f', -1, 64)
+	default:
+		text = fmt.Sprint(v)
+	}
+	if _, is := kind(setting).(time.Duration); is && wholeNumber.MatchString(text) {
+		text += "ms"
+	}
+	return text, true
+}
+
+var wholeNumber = regexp.MustCompile(`^-?[0-9]+$`)
+
+// flagName is a flag in an error's text.
+var flagName = regexp.MustCompile(`--([a-z0-9-]*[a-z0-9])`)
+
+// judge adds the faults that validate has found, each with an example for the first flag
+// that its text names. A fault of a flag whose value was refused already is left out.
+func (c *commandLine) judge(err error) {
+	for _, one := range flatten(err) {
+		var named *flag.Flag
+		if match := flagName.FindStringSubmatch(one.Error()); match != nil {
+			named = c.fs.Lookup(match[1])
+		}
+		switch {
+		case named == nil:
+			c.faults.Add(one)
+		case !c.bad[canonical(named)]:
+			c.faults = append(c.faults, fmt.Errorf("%w%s", one, c.forExample(named)))
+		}
+	}
+}
+
+// flatten returns the errors that err joins.
+func flatten(err error) (all []error) {
+	if err == nil {
+		return nil
+	}
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return []error{err}
+	}
+	for _, one := range joined.Unwrap() {
+		all = append(all, flatten(one)...)
+	}
+	return all
+}
