@@ -63,6 +63,7 @@ type Record struct {
 	//	*Record_Additions
 	//	*Record_Topic
 	//	*Record_TopicChanging
+	//	*Record_SharesUnconfirmed
 	Kind          isRecord_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -339,6 +340,15 @@ func (x *Record) GetTopicChanging() *Change {
 	return nil
 }
 
+func (x *Record) GetSharesUnconfirmed() *Unconfirmed {
+	if x != nil {
+		if x, ok := x.Kind.(*Record_SharesUnconfirmed); ok {
+			return x.SharesUnconfirmed
+		}
+	}
+	return nil
+}
+
 type isRecord_Kind interface {
 	isRecord_Kind()
 }
@@ -447,6 +457,10 @@ type Record_TopicChanging struct {
 	TopicChanging *Change `protobuf:"bytes,106,opt,name=topic_changing,json=topicChanging,proto3,oneof"`
 }
 
+type Record_SharesUnconfirmed struct {
+	SharesUnconfirmed *Unconfirmed `protobuf:"bytes,120,opt,name=shares_unconfirmed,json=sharesUnconfirmed,proto3,oneof"`
+}
+
 func (*Record_BrokerJoined) isRecord_Kind() {}
 
 func (*Record_BrokerLeft) isRecord_Kind() {}
@@ -498,6 +512,8 @@ func (*Record_Additions) isRecord_Kind() {}
 func (*Record_Topic) isRecord_Kind() {}
 
 func (*Record_TopicChanging) isRecord_Kind() {}
+
+func (*Record_SharesUnconfirmed) isRecord_Kind() {}
 
 // Event is of every kind that names things and orders nothing.
 type Event struct {
@@ -617,6 +633,120 @@ func (x *Event) GetStrict() bool {
 	return false
 }
 
+// Unconfirmed has the shares that brokers may still use of a topic, alive or deleted, whose
+// contract was lowered or removed.
+type Unconfirmed struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,120,opt,name=topic,proto3" json:"topic,omitempty"`
+	Shares        []*UnconfirmedShare    `protobuf:"bytes,121,rep,name=shares,proto3" json:"shares,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Unconfirmed) Reset() {
+	*x = Unconfirmed{}
+	mi := &file_srtm_journal_journal_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Unconfirmed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Unconfirmed) ProtoMessage() {}
+
+func (x *Unconfirmed) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_journal_journal_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Unconfirmed.ProtoReflect.Descriptor instead.
+func (*Unconfirmed) Descriptor() ([]byte, []int) {
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Unconfirmed) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *Unconfirmed) GetShares() []*UnconfirmedShare {
+	if x != nil {
+		return x.Shares
+	}
+	return nil
+}
+
+type UnconfirmedShare struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Broker        string                 `protobuf:"bytes,120,opt,name=broker,proto3" json:"broker,omitempty"`
+	RateMilli     int64                  `protobuf:"varint,121,opt,name=rate_milli,json=rateMilli,proto3" json:"rate_milli,omitempty"`
+	Burst         int64                  `protobuf:"varint,122,opt,name=burst,proto3" json:"burst,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnconfirmedShare) Reset() {
+	*x = UnconfirmedShare{}
+	mi := &file_srtm_journal_journal_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnconfirmedShare) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnconfirmedShare) ProtoMessage() {}
+
+func (x *UnconfirmedShare) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_journal_journal_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnconfirmedShare.ProtoReflect.Descriptor instead.
+func (*UnconfirmedShare) Descriptor() ([]byte, []int) {
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *UnconfirmedShare) GetBroker() string {
+	if x != nil {
+		return x.Broker
+	}
+	return ""
+}
+
+func (x *UnconfirmedShare) GetRateMilli() int64 {
+	if x != nil {
+		return x.RateMilli
+	}
+	return 0
+}
+
+func (x *UnconfirmedShare) GetBurst() int64 {
+	if x != nil {
+		return x.Burst
+	}
+	return 0
+}
+
 type Broker struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Id       string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -641,7 +771,7 @@ type Broker struct {
 
 func (x *Broker) Reset() {
 	*x = Broker{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[2]
+	mi := &file_srtm_journal_journal_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -653,7 +783,7 @@ func (x *Broker) String() string {
 func (*Broker) ProtoMessage() {}
 
 func (x *Broker) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[2]
+	mi := &file_srtm_journal_journal_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -666,7 +796,7 @@ func (x *Broker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Broker.ProtoReflect.Descriptor instead.
 func (*Broker) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{2}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Broker) GetId() string {
@@ -780,7 +910,7 @@ type Absorbed struct {
 
 func (x *Absorbed) Reset() {
 	*x = Absorbed{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[3]
+	mi := &file_srtm_journal_journal_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -792,7 +922,7 @@ func (x *Absorbed) String() string {
 func (*Absorbed) ProtoMessage() {}
 
 func (x *Absorbed) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[3]
+	mi := &file_srtm_journal_journal_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -805,7 +935,7 @@ func (x *Absorbed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Absorbed.ProtoReflect.Descriptor instead.
 func (*Absorbed) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{3}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Absorbed) GetBroker() string {
@@ -847,7 +977,7 @@ type Order struct {
 
 func (x *Order) Reset() {
 	*x = Order{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[4]
+	mi := &file_srtm_journal_journal_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -859,7 +989,7 @@ func (x *Order) String() string {
 func (*Order) ProtoMessage() {}
 
 func (x *Order) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[4]
+	mi := &file_srtm_journal_journal_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -872,7 +1002,7 @@ func (x *Order) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Order.ProtoReflect.Descriptor instead.
 func (*Order) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{4}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Order) GetSpec() *Spec {
@@ -915,7 +1045,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[5]
+	mi := &file_srtm_journal_journal_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -927,7 +1057,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[5]
+	mi := &file_srtm_journal_journal_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -940,7 +1070,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{5}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Change) GetSpec() *Spec {
@@ -1015,7 +1145,7 @@ type Spec struct {
 
 func (x *Spec) Reset() {
 	*x = Spec{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[6]
+	mi := &file_srtm_journal_journal_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1027,7 +1157,7 @@ func (x *Spec) String() string {
 func (*Spec) ProtoMessage() {}
 
 func (x *Spec) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[6]
+	mi := &file_srtm_journal_journal_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1040,7 +1170,7 @@ func (x *Spec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Spec.ProtoReflect.Descriptor instead.
 func (*Spec) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{6}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Spec) GetName() string {
@@ -1181,7 +1311,7 @@ type Auto struct {
 
 func (x *Auto) Reset() {
 	*x = Auto{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[7]
+	mi := &file_srtm_journal_journal_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1193,7 +1323,7 @@ func (x *Auto) String() string {
 func (*Auto) ProtoMessage() {}
 
 func (x *Auto) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[7]
+	mi := &file_srtm_journal_journal_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1206,7 +1336,7 @@ func (x *Auto) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Auto.ProtoReflect.Descriptor instead.
 func (*Auto) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{7}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Auto) GetMaxRateMilli() int64 {
@@ -1249,7 +1379,7 @@ type Publisher struct {
 
 func (x *Publisher) Reset() {
 	*x = Publisher{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[8]
+	mi := &file_srtm_journal_journal_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1261,7 +1391,7 @@ func (x *Publisher) String() string {
 func (*Publisher) ProtoMessage() {}
 
 func (x *Publisher) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[8]
+	mi := &file_srtm_journal_journal_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1274,7 +1404,7 @@ func (x *Publisher) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Publisher.ProtoReflect.Descriptor instead.
 func (*Publisher) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{8}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Publisher) GetId() string {
@@ -1318,7 +1448,7 @@ type Group struct {
 
 func (x *Group) Reset() {
 	*x = Group{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[9]
+	mi := &file_srtm_journal_journal_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1330,7 +1460,7 @@ func (x *Group) String() string {
 func (*Group) ProtoMessage() {}
 
 func (x *Group) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[9]
+	mi := &file_srtm_journal_journal_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1343,7 +1473,7 @@ func (x *Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Group.ProtoReflect.Descriptor instead.
 func (*Group) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{9}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Group) GetKey() string {
@@ -1393,7 +1523,7 @@ type Plan struct {
 
 func (x *Plan) Reset() {
 	*x = Plan{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[10]
+	mi := &file_srtm_journal_journal_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1405,7 +1535,7 @@ func (x *Plan) String() string {
 func (*Plan) ProtoMessage() {}
 
 func (x *Plan) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[10]
+	mi := &file_srtm_journal_journal_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1418,7 +1548,7 @@ func (x *Plan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan.ProtoReflect.Descriptor instead.
 func (*Plan) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{10}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Plan) GetPolicy() string {
@@ -1458,7 +1588,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[11]
+	mi := &file_srtm_journal_journal_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1470,7 +1600,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[11]
+	mi := &file_srtm_journal_journal_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1483,7 +1613,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{11}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Quota) GetBroker() string {
@@ -1540,7 +1670,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[12]
+	mi := &file_srtm_journal_journal_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1552,7 +1682,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[12]
+	mi := &file_srtm_journal_journal_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1565,7 +1695,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{12}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Snapshot) GetVersion() uint64 {
@@ -1611,13 +1741,14 @@ type Additions struct {
 	Forgotten     []string          `protobuf:"bytes,104,rep,name=forgotten,proto3" json:"forgotten,omitempty"`
 	Strict        []string          `protobuf:"bytes,105,rep,name=strict,proto3" json:"strict,omitempty"`
 	Removed       map[string]uint64 `protobuf:"bytes,106,rep,name=removed,proto3" json:"removed,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	Unconfirmed   []*Unconfirmed    `protobuf:"bytes,120,rep,name=unconfirmed,proto3" json:"unconfirmed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Additions) Reset() {
 	*x = Additions{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[13]
+	mi := &file_srtm_journal_journal_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1629,7 +1760,7 @@ func (x *Additions) String() string {
 func (*Additions) ProtoMessage() {}
 
 func (x *Additions) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[13]
+	mi := &file_srtm_journal_journal_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1642,7 +1773,7 @@ func (x *Additions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Additions.ProtoReflect.Descriptor instead.
 func (*Additions) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{13}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Additions) GetVersion() uint64 {
@@ -1694,6 +1825,13 @@ func (x *Additions) GetRemoved() map[string]uint64 {
 	return nil
 }
 
+func (x *Additions) GetUnconfirmed() []*Unconfirmed {
+	if x != nil {
+		return x.Unconfirmed
+	}
+	return nil
+}
+
 // Kept is a topic that is kept elsewhere.
 type Kept struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1706,7 +1844,7 @@ type Kept struct {
 
 func (x *Kept) Reset() {
 	*x = Kept{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[14]
+	mi := &file_srtm_journal_journal_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1718,7 +1856,7 @@ func (x *Kept) String() string {
 func (*Kept) ProtoMessage() {}
 
 func (x *Kept) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[14]
+	mi := &file_srtm_journal_journal_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1731,7 +1869,7 @@ func (x *Kept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kept.ProtoReflect.Descriptor instead.
 func (*Kept) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{14}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Kept) GetLog() uint64 {
@@ -1777,7 +1915,7 @@ type Topic struct {
 
 func (x *Topic) Reset() {
 	*x = Topic{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[15]
+	mi := &file_srtm_journal_journal_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1789,7 +1927,7 @@ func (x *Topic) String() string {
 func (*Topic) ProtoMessage() {}
 
 func (x *Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[15]
+	mi := &file_srtm_journal_journal_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1802,7 +1940,7 @@ func (x *Topic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Topic.ProtoReflect.Descriptor instead.
 func (*Topic) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{15}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Topic) GetSpec() *Spec {
@@ -1886,7 +2024,7 @@ var File_srtm_journal_journal_proto protoreflect.FileDescriptor
 
 const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\n" +
-	"\x1asrtm/journal/journal.proto\x12\fsrtm.journal\"\xc6\f\n" +
+	"\x1asrtm/journal/journal.proto\x12\fsrtm.journal\"\x92\r\n" +
 	"\x06Record\x12;\n" +
 	"\rbroker_joined\x18\x01 \x01(\v2\x14.srtm.journal.BrokerH\x00R\fbrokerJoined\x126\n" +
 	"\vbroker_left\x18\x02 \x01(\v2\x13.srtm.journal.EventH\x00R\n" +
@@ -1917,7 +2055,8 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\x0fbroker_restored\x18g \x01(\v2\x14.srtm.journal.BrokerH\x00R\x0ebrokerRestored\x127\n" +
 	"\tadditions\x18h \x01(\v2\x17.srtm.journal.AdditionsH\x00R\tadditions\x12*\n" +
 	"\x05topic\x18i \x01(\v2\x12.srtm.journal.KeptH\x00R\x05topic\x12=\n" +
-	"\x0etopic_changing\x18j \x01(\v2\x14.srtm.journal.ChangeH\x00R\rtopicChangingB\x06\n" +
+	"\x0etopic_changing\x18j \x01(\v2\x14.srtm.journal.ChangeH\x00R\rtopicChanging\x12J\n" +
+	"\x12shares_unconfirmed\x18x \x01(\v2\x19.srtm.journal.UnconfirmedH\x00R\x11sharesUnconfirmedB\x06\n" +
 	"\x04kind\"\x84\x02\n" +
 	"\x05Event\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x16\n" +
@@ -1929,7 +2068,15 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\x06forced\x18d \x01(\bR\x06forced\x12\x12\n" +
 	"\x04mcap\x18\a \x01(\x03R\x04mcap\x12\x1c\n" +
 	"\tforgotten\x18e \x01(\bR\tforgotten\x12\x16\n" +
-	"\x06strict\x18f \x01(\bR\x06strict\"\x81\x03\n" +
+	"\x06strict\x18f \x01(\bR\x06strict\"[\n" +
+	"\vUnconfirmed\x12\x14\n" +
+	"\x05topic\x18x \x01(\tR\x05topic\x126\n" +
+	"\x06shares\x18y \x03(\v2\x1e.srtm.journal.UnconfirmedShareR\x06shares\"_\n" +
+	"\x10UnconfirmedShare\x12\x16\n" +
+	"\x06broker\x18x \x01(\tR\x06broker\x12\x1d\n" +
+	"\n" +
+	"rate_milli\x18y \x01(\x03R\trateMilli\x12\x14\n" +
+	"\x05burst\x18z \x01(\x03R\x05burst\"\x81\x03\n" +
 	"\x06Broker\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12\x10\n" +
@@ -2032,7 +2179,7 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12.\n" +
 	"\abrokers\x18\x02 \x03(\v2\x14.srtm.journal.BrokerR\abrokers\x12+\n" +
 	"\x06topics\x18\x03 \x03(\v2\x13.srtm.journal.TopicR\x06topics\x12\x1c\n" +
-	"\tcontracts\x18\x04 \x03(\tR\tcontracts\"\xfb\x02\n" +
+	"\tcontracts\x18\x04 \x03(\tR\tcontracts\"\xb8\x03\n" +
 	"\tAdditions\x12\x18\n" +
 	"\aversion\x18d \x01(\x04R\aversion\x12\x10\n" +
 	"\x03log\x18e \x01(\x04R\x03log\x12\x14\n" +
@@ -2040,7 +2187,8 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\acreated\x18g \x03(\v2$.srtm.journal.Additions.CreatedEntryR\acreated\x12\x1c\n" +
 	"\tforgotten\x18h \x03(\tR\tforgotten\x12\x16\n" +
 	"\x06strict\x18i \x03(\tR\x06strict\x12>\n" +
-	"\aremoved\x18j \x03(\v2$.srtm.journal.Additions.RemovedEntryR\aremoved\x1a:\n" +
+	"\aremoved\x18j \x03(\v2$.srtm.journal.Additions.RemovedEntryR\aremoved\x12;\n" +
+	"\vunconfirmed\x18x \x03(\v2\x19.srtm.journal.UnconfirmedR\vunconfirmed\x1a:\n" +
 	"\fCreatedEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\x1a:\n" +
@@ -2077,35 +2225,37 @@ func file_srtm_journal_journal_proto_rawDescGZIP() []byte {
 	return file_srtm_journal_journal_proto_rawDescData
 }
 
-var file_srtm_journal_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_srtm_journal_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_srtm_journal_journal_proto_goTypes = []any{
-	(*Record)(nil),    // 0: srtm.journal.Record
-	(*Event)(nil),     // 1: srtm.journal.Event
-	(*Broker)(nil),    // 2: srtm.journal.Broker
-	(*Absorbed)(nil),  // 3: srtm.journal.Absorbed
-	(*Order)(nil),     // 4: srtm.journal.Order
-	(*Change)(nil),    // 5: srtm.journal.Change
-	(*Spec)(nil),      // 6: srtm.journal.Spec
-	(*Auto)(nil),      // 7: srtm.journal.Auto
-	(*Publisher)(nil), // 8: srtm.journal.Publisher
-	(*Group)(nil),     // 9: srtm.journal.Group
-	(*Plan)(nil),      // 10: srtm.journal.Plan
-	(*Quota)(nil),     // 11: srtm.journal.Quota
-	(*Snapshot)(nil),  // 12: srtm.journal.Snapshot
-	(*Additions)(nil), // 13: srtm.journal.Additions
-	(*Kept)(nil),      // 14: srtm.journal.Kept
-	(*Topic)(nil),     // 15: srtm.journal.Topic
-	nil,               // 16: srtm.journal.Quota.GroupsEntry
-	nil,               // 17: srtm.journal.Additions.CreatedEntry
-	nil,               // 18: srtm.journal.Additions.RemovedEntry
+	(*Record)(nil),           // 0: srtm.journal.Record
+	(*Event)(nil),            // 1: srtm.journal.Event
+	(*Unconfirmed)(nil),      // 2: srtm.journal.Unconfirmed
+	(*UnconfirmedShare)(nil), // 3: srtm.journal.UnconfirmedShare
+	(*Broker)(nil),           // 4: srtm.journal.Broker
+	(*Absorbed)(nil),         // 5: srtm.journal.Absorbed
+	(*Order)(nil),            // 6: srtm.journal.Order
+	(*Change)(nil),           // 7: srtm.journal.Change
+	(*Spec)(nil),             // 8: srtm.journal.Spec
+	(*Auto)(nil),             // 9: srtm.journal.Auto
+	(*Publisher)(nil),        // 10: srtm.journal.Publisher
+	(*Group)(nil),            // 11: srtm.journal.Group
+	(*Plan)(nil),             // 12: srtm.journal.Plan
+	(*Quota)(nil),            // 13: srtm.journal.Quota
+	(*Snapshot)(nil),         // 14: srtm.journal.Snapshot
+	(*Additions)(nil),        // 15: srtm.journal.Additions
+	(*Kept)(nil),             // 16: srtm.journal.Kept
+	(*Topic)(nil),            // 17: srtm.journal.Topic
+	nil,                      // 18: srtm.journal.Quota.GroupsEntry
+	nil,                      // 19: srtm.journal.Additions.CreatedEntry
+	nil,                      // 20: srtm.journal.Additions.RemovedEntry
 }
 var file_srtm_journal_journal_proto_depIdxs = []int32{
-	2,  // 0: srtm.journal.Record.broker_joined:type_name -> srtm.journal.Broker
+	4,  // 0: srtm.journal.Record.broker_joined:type_name -> srtm.journal.Broker
 	1,  // 1: srtm.journal.Record.broker_left:type_name -> srtm.journal.Event
 	1,  // 2: srtm.journal.Record.broker_draining:type_name -> srtm.journal.Event
 	1,  // 3: srtm.journal.Record.broker_calibrated:type_name -> srtm.journal.Event
-	3,  // 4: srtm.journal.Record.broker_absorbed:type_name -> srtm.journal.Absorbed
-	4,  // 5: srtm.journal.Record.topic_placed:type_name -> srtm.journal.Order
+	5,  // 4: srtm.journal.Record.broker_absorbed:type_name -> srtm.journal.Absorbed
+	6,  // 5: srtm.journal.Record.topic_placed:type_name -> srtm.journal.Order
 	1,  // 6: srtm.journal.Record.member_prepared:type_name -> srtm.journal.Event
 	1,  // 7: srtm.journal.Record.topic_activated:type_name -> srtm.journal.Event
 	1,  // 8: srtm.journal.Record.slo_judged:type_name -> srtm.journal.Event
@@ -2113,45 +2263,48 @@ var file_srtm_journal_journal_proto_depIdxs = []int32{
 	1,  // 10: srtm.journal.Record.topic_removed:type_name -> srtm.journal.Event
 	1,  // 11: srtm.journal.Record.leftover_removed:type_name -> srtm.journal.Event
 	1,  // 12: srtm.journal.Record.leftover_contract_removed:type_name -> srtm.journal.Event
-	4,  // 13: srtm.journal.Record.topic_moving:type_name -> srtm.journal.Order
+	6,  // 13: srtm.journal.Record.topic_moving:type_name -> srtm.journal.Order
 	1,  // 14: srtm.journal.Record.topic_moved:type_name -> srtm.journal.Event
 	1,  // 15: srtm.journal.Record.topic_move_aborted:type_name -> srtm.journal.Event
 	1,  // 16: srtm.journal.Record.member_retired:type_name -> srtm.journal.Event
 	1,  // 17: srtm.journal.Record.restarted:type_name -> srtm.journal.Event
-	12, // 18: srtm.journal.Record.snapshot:type_name -> srtm.journal.Snapshot
+	14, // 18: srtm.journal.Record.snapshot:type_name -> srtm.journal.Snapshot
 	1,  // 19: srtm.journal.Record.broker_noted:type_name -> srtm.journal.Event
 	1,  // 20: srtm.journal.Record.broker_removed:type_name -> srtm.journal.Event
-	15, // 21: srtm.journal.Record.topic_restored:type_name -> srtm.journal.Topic
-	2,  // 22: srtm.journal.Record.broker_restored:type_name -> srtm.journal.Broker
-	13, // 23: srtm.journal.Record.additions:type_name -> srtm.journal.Additions
-	14, // 24: srtm.journal.Record.topic:type_name -> srtm.journal.Kept
-	5,  // 25: srtm.journal.Record.topic_changing:type_name -> srtm.journal.Change
-	3,  // 26: srtm.journal.Broker.absorbed:type_name -> srtm.journal.Absorbed
-	6,  // 27: srtm.journal.Order.spec:type_name -> srtm.journal.Spec
-	10, // 28: srtm.journal.Order.plan:type_name -> srtm.journal.Plan
-	6,  // 29: srtm.journal.Change.spec:type_name -> srtm.journal.Spec
-	10, // 30: srtm.journal.Change.plan:type_name -> srtm.journal.Plan
-	8,  // 31: srtm.journal.Change.publishers:type_name -> srtm.journal.Publisher
-	8,  // 32: srtm.journal.Spec.publishers:type_name -> srtm.journal.Publisher
-	9,  // 33: srtm.journal.Spec.groups:type_name -> srtm.journal.Group
-	7,  // 34: srtm.journal.Spec.auto:type_name -> srtm.journal.Auto
-	11, // 35: srtm.journal.Plan.quotas:type_name -> srtm.journal.Quota
-	16, // 36: srtm.journal.Quota.groups:type_name -> srtm.journal.Quota.GroupsEntry
-	2,  // 37: srtm.journal.Snapshot.brokers:type_name -> srtm.journal.Broker
-	15, // 38: srtm.journal.Snapshot.topics:type_name -> srtm.journal.Topic
-	17, // 39: srtm.journal.Additions.created:type_name -> srtm.journal.Additions.CreatedEntry
-	18, // 40: srtm.journal.Additions.removed:type_name -> srtm.journal.Additions.RemovedEntry
-	15, // 41: srtm.journal.Kept.topic:type_name -> srtm.journal.Topic
-	6,  // 42: srtm.journal.Topic.spec:type_name -> srtm.journal.Spec
-	6,  // 43: srtm.journal.Topic.ordered:type_name -> srtm.journal.Spec
-	10, // 44: srtm.journal.Topic.plan:type_name -> srtm.journal.Plan
-	6,  // 45: srtm.journal.Topic.next_spec:type_name -> srtm.journal.Spec
-	10, // 46: srtm.journal.Topic.next_plan:type_name -> srtm.journal.Plan
-	47, // [47:47] is the sub-list for method output_type
-	47, // [47:47] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	17, // 21: srtm.journal.Record.topic_restored:type_name -> srtm.journal.Topic
+	4,  // 22: srtm.journal.Record.broker_restored:type_name -> srtm.journal.Broker
+	15, // 23: srtm.journal.Record.additions:type_name -> srtm.journal.Additions
+	16, // 24: srtm.journal.Record.topic:type_name -> srtm.journal.Kept
+	7,  // 25: srtm.journal.Record.topic_changing:type_name -> srtm.journal.Change
+	2,  // 26: srtm.journal.Record.shares_unconfirmed:type_name -> srtm.journal.Unconfirmed
+	3,  // 27: srtm.journal.Unconfirmed.shares:type_name -> srtm.journal.UnconfirmedShare
+	5,  // 28: srtm.journal.Broker.absorbed:type_name -> srtm.journal.Absorbed
+	8,  // 29: srtm.journal.Order.spec:type_name -> srtm.journal.Spec
+	12, // 30: srtm.journal.Order.plan:type_name -> srtm.journal.Plan
+	8,  // 31: srtm.journal.Change.spec:type_name -> srtm.journal.Spec
+	12, // 32: srtm.journal.Change.plan:type_name -> srtm.journal.Plan
+	10, // 33: srtm.journal.Change.publishers:type_name -> srtm.journal.Publisher
+	10, // 34: srtm.journal.Spec.publishers:type_name -> srtm.journal.Publisher
+	11, // 35: srtm.journal.Spec.groups:type_name -> srtm.journal.Group
+	9,  // 36: srtm.journal.Spec.auto:type_name -> srtm.journal.Auto
+	13, // 37: srtm.journal.Plan.quotas:type_name -> srtm.journal.Quota
+	18, // 38: srtm.journal.Quota.groups:type_name -> srtm.journal.Quota.GroupsEntry
+	4,  // 39: srtm.journal.Snapshot.brokers:type_name -> srtm.journal.Broker
+	17, // 40: srtm.journal.Snapshot.topics:type_name -> srtm.journal.Topic
+	19, // 41: srtm.journal.Additions.created:type_name -> srtm.journal.Additions.CreatedEntry
+	20, // 42: srtm.journal.Additions.removed:type_name -> srtm.journal.Additions.RemovedEntry
+	2,  // 43: srtm.journal.Additions.unconfirmed:type_name -> srtm.journal.Unconfirmed
+	17, // 44: srtm.journal.Kept.topic:type_name -> srtm.journal.Topic
+	8,  // 45: srtm.journal.Topic.spec:type_name -> srtm.journal.Spec
+	8,  // 46: srtm.journal.Topic.ordered:type_name -> srtm.journal.Spec
+	12, // 47: srtm.journal.Topic.plan:type_name -> srtm.journal.Plan
+	8,  // 48: srtm.journal.Topic.next_spec:type_name -> srtm.journal.Spec
+	12, // 49: srtm.journal.Topic.next_plan:type_name -> srtm.journal.Plan
+	50, // [50:50] is the sub-list for method output_type
+	50, // [50:50] is the sub-list for method input_type
+	50, // [50:50] is the sub-list for extension type_name
+	50, // [50:50] is the sub-list for extension extendee
+	0,  // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_srtm_journal_journal_proto_init() }
@@ -2186,6 +2339,7 @@ func file_srtm_journal_journal_proto_init() {
 		(*Record_Additions)(nil),
 		(*Record_Topic)(nil),
 		(*Record_TopicChanging)(nil),
+		(*Record_SharesUnconfirmed)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2193,7 +2347,7 @@ func file_srtm_journal_journal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_journal_journal_proto_rawDesc), len(file_srtm_journal_journal_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   19,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -112,6 +112,9 @@ const (
 	// Active, but a broker of it is gone or its SLO is being missed.
 	TopicState_TOPIC_STATE_DEGRADED TopicState = 4
 	TopicState_TOPIC_STATE_DELETING TopicState = 5
+	// Active, or degraded. The contract was lowered, and brokers may still use more than it
+	// (Topic.lowering).
+	TopicState_TOPIC_STATE_LOWERING TopicState = 6
 )
 
 // Enum value maps for TopicState.
@@ -123,6 +126,7 @@ var (
 		3: "TOPIC_STATE_ACTIVE",
 		4: "TOPIC_STATE_DEGRADED",
 		5: "TOPIC_STATE_DELETING",
+		6: "TOPIC_STATE_LOWERING",
 	}
 	TopicState_value = map[string]int32{
 		"TOPIC_STATE_UNSPECIFIED": 0,
@@ -131,6 +135,7 @@ var (
 		"TOPIC_STATE_ACTIVE":      3,
 		"TOPIC_STATE_DEGRADED":    4,
 		"TOPIC_STATE_DELETING":    5,
+		"TOPIC_STATE_LOWERING":    6,
 	}
 )
 
@@ -1231,6 +1236,146 @@ func (x *AutoContract) GetMeasured() bool {
 	return false
 }
 
+// Lowering tells which brokers may release more messages than a contract allows: the contract
+// was lowered or removed, and these brokers have not confirmed a smaller share. All others
+// together keep to the contract.
+type Lowering struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// By id.
+	Brokers       []*UnconfirmedShare `protobuf:"bytes,1,rep,name=brokers,proto3" json:"brokers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Lowering) Reset() {
+	*x = Lowering{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Lowering) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Lowering) ProtoMessage() {}
+
+func (x *Lowering) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Lowering.ProtoReflect.Descriptor instead.
+func (*Lowering) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *Lowering) GetBrokers() []*UnconfirmedShare {
+	if x != nil {
+		return x.Brokers
+	}
+	return nil
+}
+
+// UnconfirmedShare is a share that a broker may still use.
+type UnconfirmedShare struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	BrokerId string                 `protobuf:"bytes,1,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
+	// The most that the broker may use.
+	Share *Share `protobuf:"bytes,2,opt,name=share,proto3" json:"share,omitempty"`
+	// The broker has a session with the adaptor, and is about to confirm.
+	Connected bool        `protobuf:"varint,3,opt,name=connected,proto3" json:"connected,omitempty"`
+	Policy    LeasePolicy `protobuf:"varint,4,opt,name=policy,proto3,enum=srtm.v1.LeasePolicy" json:"policy,omitempty"`
+	// When the share ends with the lease of the broker. A broker that renews its lease before
+	// then confirms at once. Unset: the share has no end if the policy is not STRICT; else the
+	// adaptor does not know the end yet.
+	Until *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=until,proto3" json:"until,omitempty"`
+	// The most messages that get their tokens at the broker until then: burst + rate x the time
+	// that is left. 0: until is unset.
+	MostMessages  int64 `protobuf:"varint,6,opt,name=most_messages,json=mostMessages,proto3" json:"most_messages,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnconfirmedShare) Reset() {
+	*x = UnconfirmedShare{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnconfirmedShare) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnconfirmedShare) ProtoMessage() {}
+
+func (x *UnconfirmedShare) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnconfirmedShare.ProtoReflect.Descriptor instead.
+func (*UnconfirmedShare) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *UnconfirmedShare) GetBrokerId() string {
+	if x != nil {
+		return x.BrokerId
+	}
+	return ""
+}
+
+func (x *UnconfirmedShare) GetShare() *Share {
+	if x != nil {
+		return x.Share
+	}
+	return nil
+}
+
+func (x *UnconfirmedShare) GetConnected() bool {
+	if x != nil {
+		return x.Connected
+	}
+	return false
+}
+
+func (x *UnconfirmedShare) GetPolicy() LeasePolicy {
+	if x != nil {
+		return x.Policy
+	}
+	return LeasePolicy_LEASE_POLICY_UNSPECIFIED
+}
+
+func (x *UnconfirmedShare) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
+func (x *UnconfirmedShare) GetMostMessages() int64 {
+	if x != nil {
+		return x.MostMessages
+	}
+	return 0
+}
+
 // BrokerQuota is what a placement gives one broker of a topic.
 type BrokerQuota struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
@@ -1248,7 +1393,7 @@ type BrokerQuota struct {
 
 func (x *BrokerQuota) Reset() {
 	*x = BrokerQuota{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[15]
+	mi := &file_srtm_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1260,7 +1405,7 @@ func (x *BrokerQuota) String() string {
 func (*BrokerQuota) ProtoMessage() {}
 
 func (x *BrokerQuota) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[15]
+	mi := &file_srtm_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1273,7 +1418,7 @@ func (x *BrokerQuota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrokerQuota.ProtoReflect.Descriptor instead.
 func (*BrokerQuota) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *BrokerQuota) GetBrokerId() string {
@@ -1329,7 +1474,7 @@ type BrokerTopicStatus struct {
 
 func (x *BrokerTopicStatus) Reset() {
 	*x = BrokerTopicStatus{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[16]
+	mi := &file_srtm_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1341,7 +1486,7 @@ func (x *BrokerTopicStatus) String() string {
 func (*BrokerTopicStatus) ProtoMessage() {}
 
 func (x *BrokerTopicStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[16]
+	mi := &file_srtm_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1354,7 +1499,7 @@ func (x *BrokerTopicStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrokerTopicStatus.ProtoReflect.Descriptor instead.
 func (*BrokerTopicStatus) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *BrokerTopicStatus) GetBrokerId() string {
@@ -1441,7 +1586,7 @@ type TopicStatus struct {
 
 func (x *TopicStatus) Reset() {
 	*x = TopicStatus{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[17]
+	mi := &file_srtm_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1453,7 +1598,7 @@ func (x *TopicStatus) String() string {
 func (*TopicStatus) ProtoMessage() {}
 
 func (x *TopicStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[17]
+	mi := &file_srtm_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1466,7 +1611,7 @@ func (x *TopicStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicStatus.ProtoReflect.Descriptor instead.
 func (*TopicStatus) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *TopicStatus) GetWindow() *durationpb.Duration {
@@ -1580,7 +1725,7 @@ type Fit struct {
 
 func (x *Fit) Reset() {
 	*x = Fit{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[18]
+	mi := &file_srtm_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1592,7 +1737,7 @@ func (x *Fit) String() string {
 func (*Fit) ProtoMessage() {}
 
 func (x *Fit) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[18]
+	mi := &file_srtm_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1605,7 +1750,7 @@ func (x *Fit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fit.ProtoReflect.Descriptor instead.
 func (*Fit) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Fit) GetEnded() bool {
@@ -1667,7 +1812,7 @@ type FitTrial struct {
 
 func (x *FitTrial) Reset() {
 	*x = FitTrial{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[19]
+	mi := &file_srtm_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1679,7 +1824,7 @@ func (x *FitTrial) String() string {
 func (*FitTrial) ProtoMessage() {}
 
 func (x *FitTrial) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[19]
+	mi := &file_srtm_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1692,7 +1837,7 @@ func (x *FitTrial) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FitTrial.ProtoReflect.Descriptor instead.
 func (*FitTrial) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *FitTrial) GetBegan() *timestamppb.Timestamp {
@@ -1762,7 +1907,7 @@ type FitRounds struct {
 
 func (x *FitRounds) Reset() {
 	*x = FitRounds{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[20]
+	mi := &file_srtm_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1774,7 +1919,7 @@ func (x *FitRounds) String() string {
 func (*FitRounds) ProtoMessage() {}
 
 func (x *FitRounds) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[20]
+	mi := &file_srtm_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1787,7 +1932,7 @@ func (x *FitRounds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FitRounds.ProtoReflect.Descriptor instead.
 func (*FitRounds) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *FitRounds) GetK() uint32 {
@@ -1815,14 +1960,16 @@ type Topic struct {
 	Epoch  uint64       `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Status *TopicStatus `protobuf:"bytes,6,opt,name=status,proto3" json:"status,omitempty"`
 	// Of an open topic, from GetTopic; the leader knows.
-	Learned       *Learned `protobuf:"bytes,7,opt,name=learned,proto3" json:"learned,omitempty"`
+	Learned *Learned `protobuf:"bytes,7,opt,name=learned,proto3" json:"learned,omitempty"`
+	// Set in the state LOWERING, from CreateTopic, GetTopic, UpdateTopic and ListTopics.
+	Lowering      *Lowering `protobuf:"bytes,20,opt,name=lowering,proto3" json:"lowering,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Topic) Reset() {
 	*x = Topic{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[21]
+	mi := &file_srtm_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1834,7 +1981,7 @@ func (x *Topic) String() string {
 func (*Topic) ProtoMessage() {}
 
 func (x *Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[21]
+	mi := &file_srtm_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1847,7 +1994,7 @@ func (x *Topic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Topic.ProtoReflect.Descriptor instead.
 func (*Topic) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Topic) GetSpec() *TopicSpec {
@@ -1899,6 +2046,13 @@ func (x *Topic) GetLearned() *Learned {
 	return nil
 }
 
+func (x *Topic) GetLowering() *Lowering {
+	if x != nil {
+		return x.Lowering
+	}
+	return nil
+}
+
 // Learned is what an open topic's brokers have found out about its publishers.
 type Learned struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1919,7 +2073,7 @@ type Learned struct {
 
 func (x *Learned) Reset() {
 	*x = Learned{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[22]
+	mi := &file_srtm_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1931,7 +2085,7 @@ func (x *Learned) String() string {
 func (*Learned) ProtoMessage() {}
 
 func (x *Learned) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[22]
+	mi := &file_srtm_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1944,7 +2098,7 @@ func (x *Learned) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Learned.ProtoReflect.Descriptor instead.
 func (*Learned) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Learned) GetPublishers() []*LearnedPublisher {
@@ -2007,7 +2161,7 @@ type LearnedPublisher struct {
 
 func (x *LearnedPublisher) Reset() {
 	*x = LearnedPublisher{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[23]
+	mi := &file_srtm_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2019,7 +2173,7 @@ func (x *LearnedPublisher) String() string {
 func (*LearnedPublisher) ProtoMessage() {}
 
 func (x *LearnedPublisher) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[23]
+	mi := &file_srtm_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2032,7 +2186,7 @@ func (x *LearnedPublisher) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedPublisher.ProtoReflect.Descriptor instead.
 func (*LearnedPublisher) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *LearnedPublisher) GetId() string {
@@ -2112,7 +2266,7 @@ type LearnedGroup struct {
 
 func (x *LearnedGroup) Reset() {
 	*x = LearnedGroup{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[24]
+	mi := &file_srtm_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2124,7 +2278,7 @@ func (x *LearnedGroup) String() string {
 func (*LearnedGroup) ProtoMessage() {}
 
 func (x *LearnedGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[24]
+	mi := &file_srtm_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2137,7 +2291,7 @@ func (x *LearnedGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedGroup.ProtoReflect.Descriptor instead.
 func (*LearnedGroup) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *LearnedGroup) GetKey() string {
@@ -2184,7 +2338,7 @@ type LearnedMember struct {
 
 func (x *LearnedMember) Reset() {
 	*x = LearnedMember{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[25]
+	mi := &file_srtm_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2196,7 +2350,7 @@ func (x *LearnedMember) String() string {
 func (*LearnedMember) ProtoMessage() {}
 
 func (x *LearnedMember) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[25]
+	mi := &file_srtm_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2209,7 +2363,7 @@ func (x *LearnedMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedMember.ProtoReflect.Descriptor instead.
 func (*LearnedMember) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LearnedMember) GetId() string {
@@ -2284,7 +2438,7 @@ type Broker struct {
 
 func (x *Broker) Reset() {
 	*x = Broker{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[26]
+	mi := &file_srtm_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2296,7 +2450,7 @@ func (x *Broker) String() string {
 func (*Broker) ProtoMessage() {}
 
 func (x *Broker) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[26]
+	mi := &file_srtm_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2309,7 +2463,7 @@ func (x *Broker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Broker.ProtoReflect.Descriptor instead.
 func (*Broker) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Broker) GetId() string {
@@ -2431,7 +2585,7 @@ type DrainWait struct {
 
 func (x *DrainWait) Reset() {
 	*x = DrainWait{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[27]
+	mi := &file_srtm_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2443,7 +2597,7 @@ func (x *DrainWait) String() string {
 func (*DrainWait) ProtoMessage() {}
 
 func (x *DrainWait) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[27]
+	mi := &file_srtm_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2456,7 +2610,7 @@ func (x *DrainWait) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainWait.ProtoReflect.Descriptor instead.
 func (*DrainWait) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DrainWait) GetTopic() string {
@@ -2498,7 +2652,7 @@ type Infeasible struct {
 
 func (x *Infeasible) Reset() {
 	*x = Infeasible{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[28]
+	mi := &file_srtm_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2510,7 +2664,7 @@ func (x *Infeasible) String() string {
 func (*Infeasible) ProtoMessage() {}
 
 func (x *Infeasible) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[28]
+	mi := &file_srtm_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2523,7 +2677,7 @@ func (x *Infeasible) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Infeasible.ProtoReflect.Descriptor instead.
 func (*Infeasible) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Infeasible) GetBound() string {
@@ -2574,7 +2728,7 @@ type Fits struct {
 
 func (x *Fits) Reset() {
 	*x = Fits{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[29]
+	mi := &file_srtm_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2586,7 +2740,7 @@ func (x *Fits) String() string {
 func (*Fits) ProtoMessage() {}
 
 func (x *Fits) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[29]
+	mi := &file_srtm_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2599,7 +2753,7 @@ func (x *Fits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fits.ProtoReflect.Descriptor instead.
 func (*Fits) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Fits) GetRate() int64 {
@@ -2660,7 +2814,7 @@ type CreateTopicRequest struct {
 
 func (x *CreateTopicRequest) Reset() {
 	*x = CreateTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[30]
+	mi := &file_srtm_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2672,7 +2826,7 @@ func (x *CreateTopicRequest) String() string {
 func (*CreateTopicRequest) ProtoMessage() {}
 
 func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[30]
+	mi := &file_srtm_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2685,7 +2839,7 @@ func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicRequest.ProtoReflect.Descriptor instead.
 func (*CreateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CreateTopicRequest) GetSpec() *TopicSpec {
@@ -2729,7 +2883,7 @@ type CreateTopicResponse struct {
 
 func (x *CreateTopicResponse) Reset() {
 	*x = CreateTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[31]
+	mi := &file_srtm_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2741,7 +2895,7 @@ func (x *CreateTopicResponse) String() string {
 func (*CreateTopicResponse) ProtoMessage() {}
 
 func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[31]
+	mi := &file_srtm_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2754,7 +2908,7 @@ func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicResponse.ProtoReflect.Descriptor instead.
 func (*CreateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CreateTopicResponse) GetState() TopicState {
@@ -2795,7 +2949,7 @@ type GetTopicRequest struct {
 
 func (x *GetTopicRequest) Reset() {
 	*x = GetTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[32]
+	mi := &file_srtm_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2807,7 +2961,7 @@ func (x *GetTopicRequest) String() string {
 func (*GetTopicRequest) ProtoMessage() {}
 
 func (x *GetTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[32]
+	mi := &file_srtm_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2820,7 +2974,7 @@ func (x *GetTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopicRequest.ProtoReflect.Descriptor instead.
 func (*GetTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *GetTopicRequest) GetName() string {
@@ -2862,7 +3016,7 @@ type GetTopicResponse struct {
 
 func (x *GetTopicResponse) Reset() {
 	*x = GetTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[33]
+	mi := &file_srtm_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2874,7 +3028,7 @@ func (x *GetTopicResponse) String() string {
 func (*GetTopicResponse) ProtoMessage() {}
 
 func (x *GetTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[33]
+	mi := &file_srtm_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2887,7 +3041,7 @@ func (x *GetTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopicResponse.ProtoReflect.Descriptor instead.
 func (*GetTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GetTopicResponse) GetTopic() *Topic {
@@ -2916,7 +3070,7 @@ type ListTopicsRequest struct {
 
 func (x *ListTopicsRequest) Reset() {
 	*x = ListTopicsRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[34]
+	mi := &file_srtm_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2928,7 +3082,7 @@ func (x *ListTopicsRequest) String() string {
 func (*ListTopicsRequest) ProtoMessage() {}
 
 func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[34]
+	mi := &file_srtm_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2941,7 +3095,7 @@ func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsRequest.ProtoReflect.Descriptor instead.
 func (*ListTopicsRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListTopicsRequest) GetPageSize() int32 {
@@ -2971,7 +3125,7 @@ type ListTopicsResponse struct {
 
 func (x *ListTopicsResponse) Reset() {
 	*x = ListTopicsResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[35]
+	mi := &file_srtm_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2983,7 +3137,7 @@ func (x *ListTopicsResponse) String() string {
 func (*ListTopicsResponse) ProtoMessage() {}
 
 func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[35]
+	mi := &file_srtm_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2996,7 +3150,7 @@ func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsResponse.ProtoReflect.Descriptor instead.
 func (*ListTopicsResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListTopicsResponse) GetTopics() []*Topic {
@@ -3022,7 +3176,7 @@ type DeleteTopicRequest struct {
 
 func (x *DeleteTopicRequest) Reset() {
 	*x = DeleteTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[36]
+	mi := &file_srtm_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3034,7 +3188,7 @@ func (x *DeleteTopicRequest) String() string {
 func (*DeleteTopicRequest) ProtoMessage() {}
 
 func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[36]
+	mi := &file_srtm_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3047,7 +3201,7 @@ func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DeleteTopicRequest) GetName() string {
@@ -3058,14 +3212,17 @@ func (x *DeleteTopicRequest) GetName() string {
 }
 
 type DeleteTopicResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Brokers that may still release messages under the contract of the deleted topic. A topic
+	// of the same name cannot be created before. Unset: there are none.
+	Lowering      *Lowering `protobuf:"bytes,1,opt,name=lowering,proto3" json:"lowering,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DeleteTopicResponse) Reset() {
 	*x = DeleteTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[37]
+	mi := &file_srtm_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3077,7 +3234,7 @@ func (x *DeleteTopicResponse) String() string {
 func (*DeleteTopicResponse) ProtoMessage() {}
 
 func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[37]
+	mi := &file_srtm_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3090,7 +3247,14 @@ func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *DeleteTopicResponse) GetLowering() *Lowering {
+	if x != nil {
+		return x.Lowering
+	}
+	return nil
 }
 
 type ListBrokersRequest struct {
@@ -3105,7 +3269,7 @@ type ListBrokersRequest struct {
 
 func (x *ListBrokersRequest) Reset() {
 	*x = ListBrokersRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[38]
+	mi := &file_srtm_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3117,7 +3281,7 @@ func (x *ListBrokersRequest) String() string {
 func (*ListBrokersRequest) ProtoMessage() {}
 
 func (x *ListBrokersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[38]
+	mi := &file_srtm_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3130,7 +3294,7 @@ func (x *ListBrokersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBrokersRequest.ProtoReflect.Descriptor instead.
 func (*ListBrokersRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListBrokersRequest) GetPageSize() int32 {
@@ -3159,7 +3323,7 @@ type ListBrokersResponse struct {
 
 func (x *ListBrokersResponse) Reset() {
 	*x = ListBrokersResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[39]
+	mi := &file_srtm_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3171,7 +3335,7 @@ func (x *ListBrokersResponse) String() string {
 func (*ListBrokersResponse) ProtoMessage() {}
 
 func (x *ListBrokersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[39]
+	mi := &file_srtm_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3184,7 +3348,7 @@ func (x *ListBrokersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBrokersResponse.ProtoReflect.Descriptor instead.
 func (*ListBrokersResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListBrokersResponse) GetBrokers() []*Broker {
@@ -3224,7 +3388,7 @@ type UpdateTopicRequest struct {
 
 func (x *UpdateTopicRequest) Reset() {
 	*x = UpdateTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[40]
+	mi := &file_srtm_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3236,7 +3400,7 @@ func (x *UpdateTopicRequest) String() string {
 func (*UpdateTopicRequest) ProtoMessage() {}
 
 func (x *UpdateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[40]
+	mi := &file_srtm_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3249,7 +3413,7 @@ func (x *UpdateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateTopicRequest.ProtoReflect.Descriptor instead.
 func (*UpdateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *UpdateTopicRequest) GetSpec() *TopicSpec {
@@ -3282,7 +3446,7 @@ type UpdateTopicResponse struct {
 
 func (x *UpdateTopicResponse) Reset() {
 	*x = UpdateTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[41]
+	mi := &file_srtm_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3294,7 +3458,7 @@ func (x *UpdateTopicResponse) String() string {
 func (*UpdateTopicResponse) ProtoMessage() {}
 
 func (x *UpdateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[41]
+	mi := &file_srtm_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3307,7 +3471,7 @@ func (x *UpdateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateTopicResponse.ProtoReflect.Descriptor instead.
 func (*UpdateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *UpdateTopicResponse) GetTopic() *Topic {
@@ -3334,7 +3498,7 @@ type DrainBrokerRequest struct {
 
 func (x *DrainBrokerRequest) Reset() {
 	*x = DrainBrokerRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[42]
+	mi := &file_srtm_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3346,7 +3510,7 @@ func (x *DrainBrokerRequest) String() string {
 func (*DrainBrokerRequest) ProtoMessage() {}
 
 func (x *DrainBrokerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[42]
+	mi := &file_srtm_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3359,7 +3523,7 @@ func (x *DrainBrokerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBrokerRequest.ProtoReflect.Descriptor instead.
 func (*DrainBrokerRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DrainBrokerRequest) GetBrokerId() string {
@@ -3392,7 +3556,7 @@ type DrainBrokerResponse struct {
 
 func (x *DrainBrokerResponse) Reset() {
 	*x = DrainBrokerResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[43]
+	mi := &file_srtm_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3404,7 +3568,7 @@ func (x *DrainBrokerResponse) String() string {
 func (*DrainBrokerResponse) ProtoMessage() {}
 
 func (x *DrainBrokerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[43]
+	mi := &file_srtm_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3417,7 +3581,7 @@ func (x *DrainBrokerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBrokerResponse.ProtoReflect.Descriptor instead.
 func (*DrainBrokerResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{43}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *DrainBrokerResponse) GetBroker() *Broker {
@@ -3440,7 +3604,7 @@ type MovePublishersRequest struct {
 
 func (x *MovePublishersRequest) Reset() {
 	*x = MovePublishersRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[44]
+	mi := &file_srtm_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3452,7 +3616,7 @@ func (x *MovePublishersRequest) String() string {
 func (*MovePublishersRequest) ProtoMessage() {}
 
 func (x *MovePublishersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[44]
+	mi := &file_srtm_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3465,7 +3629,7 @@ func (x *MovePublishersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovePublishersRequest.ProtoReflect.Descriptor instead.
 func (*MovePublishersRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{44}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *MovePublishersRequest) GetTopic() string {
@@ -3498,7 +3662,7 @@ type MovePublishersResponse struct {
 
 func (x *MovePublishersResponse) Reset() {
 	*x = MovePublishersResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[45]
+	mi := &file_srtm_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3510,7 +3674,7 @@ func (x *MovePublishersResponse) String() string {
 func (*MovePublishersResponse) ProtoMessage() {}
 
 func (x *MovePublishersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[45]
+	mi := &file_srtm_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3523,7 +3687,7 @@ func (x *MovePublishersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovePublishersResponse.ProtoReflect.Descriptor instead.
 func (*MovePublishersResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{45}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *MovePublishersResponse) GetTopic() *Topic {
@@ -3544,7 +3708,7 @@ type SetBrokerCapacityRequest struct {
 
 func (x *SetBrokerCapacityRequest) Reset() {
 	*x = SetBrokerCapacityRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[46]
+	mi := &file_srtm_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3556,7 +3720,7 @@ func (x *SetBrokerCapacityRequest) String() string {
 func (*SetBrokerCapacityRequest) ProtoMessage() {}
 
 func (x *SetBrokerCapacityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[46]
+	mi := &file_srtm_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3569,7 +3733,7 @@ func (x *SetBrokerCapacityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBrokerCapacityRequest.ProtoReflect.Descriptor instead.
 func (*SetBrokerCapacityRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{46}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SetBrokerCapacityRequest) GetBrokerId() string {
@@ -3595,7 +3759,7 @@ type SetBrokerCapacityResponse struct {
 
 func (x *SetBrokerCapacityResponse) Reset() {
 	*x = SetBrokerCapacityResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[47]
+	mi := &file_srtm_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3607,7 +3771,7 @@ func (x *SetBrokerCapacityResponse) String() string {
 func (*SetBrokerCapacityResponse) ProtoMessage() {}
 
 func (x *SetBrokerCapacityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[47]
+	mi := &file_srtm_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3620,7 +3784,7 @@ func (x *SetBrokerCapacityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBrokerCapacityResponse.ProtoReflect.Descriptor instead.
 func (*SetBrokerCapacityResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{47}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *SetBrokerCapacityResponse) GetBroker() *Broker {
@@ -3639,7 +3803,7 @@ type RemoveBrokerRequest struct {
 
 func (x *RemoveBrokerRequest) Reset() {
 	*x = RemoveBrokerRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[48]
+	mi := &file_srtm_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3651,7 +3815,7 @@ func (x *RemoveBrokerRequest) String() string {
 func (*RemoveBrokerRequest) ProtoMessage() {}
 
 func (x *RemoveBrokerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[48]
+	mi := &file_srtm_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3664,7 +3828,7 @@ func (x *RemoveBrokerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBrokerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBrokerRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{48}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RemoveBrokerRequest) GetBrokerId() string {
@@ -3686,7 +3850,7 @@ type RemoveBrokerResponse struct {
 
 func (x *RemoveBrokerResponse) Reset() {
 	*x = RemoveBrokerResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[49]
+	mi := &file_srtm_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3698,7 +3862,7 @@ func (x *RemoveBrokerResponse) String() string {
 func (*RemoveBrokerResponse) ProtoMessage() {}
 
 func (x *RemoveBrokerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[49]
+	mi := &file_srtm_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3711,7 +3875,7 @@ func (x *RemoveBrokerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBrokerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBrokerResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{49}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RemoveBrokerResponse) GetFreed() []*FreedShare {
@@ -3742,7 +3906,7 @@ type SeekChannelRequest struct {
 
 func (x *SeekChannelRequest) Reset() {
 	*x = SeekChannelRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[50]
+	mi := &file_srtm_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3754,7 +3918,7 @@ func (x *SeekChannelRequest) String() string {
 func (*SeekChannelRequest) ProtoMessage() {}
 
 func (x *SeekChannelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[50]
+	mi := &file_srtm_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3767,7 +3931,7 @@ func (x *SeekChannelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekChannelRequest.ProtoReflect.Descriptor instead.
 func (*SeekChannelRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{50}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *SeekChannelRequest) GetTopic() string {
@@ -3808,7 +3972,7 @@ type SeekChannelResponse struct {
 
 func (x *SeekChannelResponse) Reset() {
 	*x = SeekChannelResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[51]
+	mi := &file_srtm_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3820,7 +3984,7 @@ func (x *SeekChannelResponse) String() string {
 func (*SeekChannelResponse) ProtoMessage() {}
 
 func (x *SeekChannelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[51]
+	mi := &file_srtm_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3833,7 +3997,7 @@ func (x *SeekChannelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekChannelResponse.ProtoReflect.Descriptor instead.
 func (*SeekChannelResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{51}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *SeekChannelResponse) GetBrokers() []*SeekOutcome {
@@ -3863,7 +4027,7 @@ type SeekOutcome struct {
 
 func (x *SeekOutcome) Reset() {
 	*x = SeekOutcome{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[52]
+	mi := &file_srtm_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3875,7 +4039,7 @@ func (x *SeekOutcome) String() string {
 func (*SeekOutcome) ProtoMessage() {}
 
 func (x *SeekOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[52]
+	mi := &file_srtm_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3888,7 +4052,7 @@ func (x *SeekOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekOutcome.ProtoReflect.Descriptor instead.
 func (*SeekOutcome) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{52}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *SeekOutcome) GetBrokerId() string {
@@ -4006,7 +4170,16 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x0emax_rate_milli\x18\x01 \x01(\x03R\fmaxRateMilli\x12\x1b\n" +
 	"\tmin_burst\x18\x02 \x01(\x03R\bminBurst\x12\x1b\n" +
 	"\tmax_burst\x18\x03 \x01(\x03R\bmaxBurst\x12\x1a\n" +
-	"\bmeasured\x18\x04 \x01(\bR\bmeasured\"\xf9\x01\n" +
+	"\bmeasured\x18\x04 \x01(\bR\bmeasured\"?\n" +
+	"\bLowering\x123\n" +
+	"\abrokers\x18\x01 \x03(\v2\x19.srtm.v1.UnconfirmedShareR\abrokers\"\xf8\x01\n" +
+	"\x10UnconfirmedShare\x12\x1b\n" +
+	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12$\n" +
+	"\x05share\x18\x02 \x01(\v2\x0e.srtm.v1.ShareR\x05share\x12\x1c\n" +
+	"\tconnected\x18\x03 \x01(\bR\tconnected\x12,\n" +
+	"\x06policy\x18\x04 \x01(\x0e2\x14.srtm.v1.LeasePolicyR\x06policy\x120\n" +
+	"\x05until\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12#\n" +
+	"\rmost_messages\x18\x06 \x01(\x03R\fmostMessages\"\xf9\x01\n" +
 	"\vBrokerQuota\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x12\n" +
 	"\x04rate\x18\x02 \x01(\x03R\x04rate\x12\x1e\n" +
@@ -4065,7 +4238,7 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\t_forecast\"1\n" +
 	"\tFitRounds\x12\f\n" +
 	"\x01k\x18\x01 \x01(\rR\x01k\x12\x16\n" +
-	"\x06rounds\x18\x02 \x01(\rR\x06rounds\"\x90\x02\n" +
+	"\x06rounds\x18\x02 \x01(\rR\x06rounds\"\xbf\x02\n" +
 	"\x05Topic\x12&\n" +
 	"\x04spec\x18\x01 \x01(\v2\x12.srtm.v1.TopicSpecR\x04spec\x12)\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x13.srtm.v1.TopicStateR\x05state\x12\x16\n" +
@@ -4073,7 +4246,8 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x06quotas\x18\x04 \x03(\v2\x14.srtm.v1.BrokerQuotaR\x06quotas\x12\x14\n" +
 	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12,\n" +
 	"\x06status\x18\x06 \x01(\v2\x14.srtm.v1.TopicStatusR\x06status\x12*\n" +
-	"\alearned\x18\a \x01(\v2\x10.srtm.v1.LearnedR\alearned\"\xc0\x01\n" +
+	"\alearned\x18\a \x01(\v2\x10.srtm.v1.LearnedR\alearned\x12-\n" +
+	"\blowering\x18\x14 \x01(\v2\x11.srtm.v1.LoweringR\blowering\"\xc0\x01\n" +
 	"\aLearned\x129\n" +
 	"\n" +
 	"publishers\x18\x01 \x03(\v2\x19.srtm.v1.LearnedPublisherR\n" +
@@ -4170,8 +4344,9 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x06topics\x18\x01 \x03(\v2\x0e.srtm.v1.TopicR\x06topics\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"(\n" +
 	"\x12DeleteTopicRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"\x15\n" +
-	"\x13DeleteTopicResponse\"P\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"D\n" +
+	"\x13DeleteTopicResponse\x12-\n" +
+	"\blowering\x18\x01 \x01(\v2\x11.srtm.v1.LoweringR\blowering\"P\n" +
 	"\x12ListBrokersRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
@@ -4230,7 +4405,7 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x1bMOVE_REASON_CONTRACT_CHANGE\x10\x05\x12\x18\n" +
 	"\x14MOVE_REASON_OPERATOR\x10\x06\x12\x19\n" +
 	"\x15MOVE_REASON_TAKE_OVER\x10\a\x12\x13\n" +
-	"\x0fMOVE_REASON_FIT\x10\b*\xa9\x01\n" +
+	"\x0fMOVE_REASON_FIT\x10\b*\xc3\x01\n" +
 	"\n" +
 	"TopicState\x12\x1b\n" +
 	"\x17TOPIC_STATE_UNSPECIFIED\x10\x00\x12\x17\n" +
@@ -4238,7 +4413,8 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x15TOPIC_STATE_PREPARING\x10\x02\x12\x16\n" +
 	"\x12TOPIC_STATE_ACTIVE\x10\x03\x12\x18\n" +
 	"\x14TOPIC_STATE_DEGRADED\x10\x04\x12\x18\n" +
-	"\x14TOPIC_STATE_DELETING\x10\x052\xa2\t\n" +
+	"\x14TOPIC_STATE_DELETING\x10\x05\x12\x18\n" +
+	"\x14TOPIC_STATE_LOWERING\x10\x062\xa2\t\n" +
 	"\fAdminService\x12J\n" +
 	"\vCreateTopic\x12\x1b.srtm.v1.CreateTopicRequest\x1a\x1c.srtm.v1.CreateTopicResponse0\x01\x12?\n" +
 	"\bGetTopic\x12\x18.srtm.v1.GetTopicRequest\x1a\x19.srtm.v1.GetTopicResponse\x12E\n" +
@@ -4270,7 +4446,7 @@ func file_srtm_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_srtm_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
+var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
 var file_srtm_v1_admin_proto_goTypes = []any{
 	(MoveReason)(0),                    // 0: srtm.v1.MoveReason
 	(TopicState)(0),                    // 1: srtm.v1.TopicState
@@ -4289,160 +4465,169 @@ var file_srtm_v1_admin_proto_goTypes = []any{
 	(*ImportClusterResponse)(nil),      // 14: srtm.v1.ImportClusterResponse
 	(*TopicSpec)(nil),                  // 15: srtm.v1.TopicSpec
 	(*AutoContract)(nil),               // 16: srtm.v1.AutoContract
-	(*BrokerQuota)(nil),                // 17: srtm.v1.BrokerQuota
-	(*BrokerTopicStatus)(nil),          // 18: srtm.v1.BrokerTopicStatus
-	(*TopicStatus)(nil),                // 19: srtm.v1.TopicStatus
-	(*Fit)(nil),                        // 20: srtm.v1.Fit
-	(*FitTrial)(nil),                   // 21: srtm.v1.FitTrial
-	(*FitRounds)(nil),                  // 22: srtm.v1.FitRounds
-	(*Topic)(nil),                      // 23: srtm.v1.Topic
-	(*Learned)(nil),                    // 24: srtm.v1.Learned
-	(*LearnedPublisher)(nil),           // 25: srtm.v1.LearnedPublisher
-	(*LearnedGroup)(nil),               // 26: srtm.v1.LearnedGroup
-	(*LearnedMember)(nil),              // 27: srtm.v1.LearnedMember
-	(*Broker)(nil),                     // 28: srtm.v1.Broker
-	(*DrainWait)(nil),                  // 29: srtm.v1.DrainWait
-	(*Infeasible)(nil),                 // 30: srtm.v1.Infeasible
-	(*Fits)(nil),                       // 31: srtm.v1.Fits
-	(*CreateTopicRequest)(nil),         // 32: srtm.v1.CreateTopicRequest
-	(*CreateTopicResponse)(nil),        // 33: srtm.v1.CreateTopicResponse
-	(*GetTopicRequest)(nil),            // 34: srtm.v1.GetTopicRequest
-	(*GetTopicResponse)(nil),           // 35: srtm.v1.GetTopicResponse
-	(*ListTopicsRequest)(nil),          // 36: srtm.v1.ListTopicsRequest
-	(*ListTopicsResponse)(nil),         // 37: srtm.v1.ListTopicsResponse
-	(*DeleteTopicRequest)(nil),         // 38: srtm.v1.DeleteTopicRequest
-	(*DeleteTopicResponse)(nil),        // 39: srtm.v1.DeleteTopicResponse
-	(*ListBrokersRequest)(nil),         // 40: srtm.v1.ListBrokersRequest
-	(*ListBrokersResponse)(nil),        // 41: srtm.v1.ListBrokersResponse
-	(*UpdateTopicRequest)(nil),         // 42: srtm.v1.UpdateTopicRequest
-	(*UpdateTopicResponse)(nil),        // 43: srtm.v1.UpdateTopicResponse
-	(*DrainBrokerRequest)(nil),         // 44: srtm.v1.DrainBrokerRequest
-	(*DrainBrokerResponse)(nil),        // 45: srtm.v1.DrainBrokerResponse
-	(*MovePublishersRequest)(nil),      // 46: srtm.v1.MovePublishersRequest
-	(*MovePublishersResponse)(nil),     // 47: srtm.v1.MovePublishersResponse
-	(*SetBrokerCapacityRequest)(nil),   // 48: srtm.v1.SetBrokerCapacityRequest
-	(*SetBrokerCapacityResponse)(nil),  // 49: srtm.v1.SetBrokerCapacityResponse
-	(*RemoveBrokerRequest)(nil),        // 50: srtm.v1.RemoveBrokerRequest
-	(*RemoveBrokerResponse)(nil),       // 51: srtm.v1.RemoveBrokerResponse
-	(*SeekChannelRequest)(nil),         // 52: srtm.v1.SeekChannelRequest
-	(*SeekChannelResponse)(nil),        // 53: srtm.v1.SeekChannelResponse
-	(*SeekOutcome)(nil),                // 54: srtm.v1.SeekOutcome
-	nil,                                // 55: srtm.v1.BrokerQuota.GroupsEntry
-	(*timestamppb.Timestamp)(nil),      // 56: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),        // 57: google.protobuf.Duration
-	(*Share)(nil),                      // 58: srtm.v1.Share
-	(*Contract)(nil),                   // 59: srtm.v1.Contract
-	(*Publisher)(nil),                  // 60: srtm.v1.Publisher
-	(*PublisherGroup)(nil),             // 61: srtm.v1.PublisherGroup
-	(PacingMode)(0),                    // 62: srtm.v1.PacingMode
-	(Durability)(0),                    // 63: srtm.v1.Durability
-	(*TopicStats)(nil),                 // 64: srtm.v1.TopicStats
-	(*fieldmaskpb.FieldMask)(nil),      // 65: google.protobuf.FieldMask
-	(*FreedShare)(nil),                 // 66: srtm.v1.FreedShare
-	(*Place)(nil),                      // 67: srtm.v1.Place
+	(*Lowering)(nil),                   // 17: srtm.v1.Lowering
+	(*UnconfirmedShare)(nil),           // 18: srtm.v1.UnconfirmedShare
+	(*BrokerQuota)(nil),                // 19: srtm.v1.BrokerQuota
+	(*BrokerTopicStatus)(nil),          // 20: srtm.v1.BrokerTopicStatus
+	(*TopicStatus)(nil),                // 21: srtm.v1.TopicStatus
+	(*Fit)(nil),                        // 22: srtm.v1.Fit
+	(*FitTrial)(nil),                   // 23: srtm.v1.FitTrial
+	(*FitRounds)(nil),                  // 24: srtm.v1.FitRounds
+	(*Topic)(nil),                      // 25: srtm.v1.Topic
+	(*Learned)(nil),                    // 26: srtm.v1.Learned
+	(*LearnedPublisher)(nil),           // 27: srtm.v1.LearnedPublisher
+	(*LearnedGroup)(nil),               // 28: srtm.v1.LearnedGroup
+	(*LearnedMember)(nil),              // 29: srtm.v1.LearnedMember
+	(*Broker)(nil),                     // 30: srtm.v1.Broker
+	(*DrainWait)(nil),                  // 31: srtm.v1.DrainWait
+	(*Infeasible)(nil),                 // 32: srtm.v1.Infeasible
+	(*Fits)(nil),                       // 33: srtm.v1.Fits
+	(*CreateTopicRequest)(nil),         // 34: srtm.v1.CreateTopicRequest
+	(*CreateTopicResponse)(nil),        // 35: srtm.v1.CreateTopicResponse
+	(*GetTopicRequest)(nil),            // 36: srtm.v1.GetTopicRequest
+	(*GetTopicResponse)(nil),           // 37: srtm.v1.GetTopicResponse
+	(*ListTopicsRequest)(nil),          // 38: srtm.v1.ListTopicsRequest
+	(*ListTopicsResponse)(nil),         // 39: srtm.v1.ListTopicsResponse
+	(*DeleteTopicRequest)(nil),         // 40: srtm.v1.DeleteTopicRequest
+	(*DeleteTopicResponse)(nil),        // 41: srtm.v1.DeleteTopicResponse
+	(*ListBrokersRequest)(nil),         // 42: srtm.v1.ListBrokersRequest
+	(*ListBrokersResponse)(nil),        // 43: srtm.v1.ListBrokersResponse
+	(*UpdateTopicRequest)(nil),         // 44: srtm.v1.UpdateTopicRequest
+	(*UpdateTopicResponse)(nil),        // 45: srtm.v1.UpdateTopicResponse
+	(*DrainBrokerRequest)(nil),         // 46: srtm.v1.DrainBrokerRequest
+	(*DrainBrokerResponse)(nil),        // 47: srtm.v1.DrainBrokerResponse
+	(*MovePublishersRequest)(nil),      // 48: srtm.v1.MovePublishersRequest
+	(*MovePublishersResponse)(nil),     // 49: srtm.v1.MovePublishersResponse
+	(*SetBrokerCapacityRequest)(nil),   // 50: srtm.v1.SetBrokerCapacityRequest
+	(*SetBrokerCapacityResponse)(nil),  // 51: srtm.v1.SetBrokerCapacityResponse
+	(*RemoveBrokerRequest)(nil),        // 52: srtm.v1.RemoveBrokerRequest
+	(*RemoveBrokerResponse)(nil),       // 53: srtm.v1.RemoveBrokerResponse
+	(*SeekChannelRequest)(nil),         // 54: srtm.v1.SeekChannelRequest
+	(*SeekChannelResponse)(nil),        // 55: srtm.v1.SeekChannelResponse
+	(*SeekOutcome)(nil),                // 56: srtm.v1.SeekOutcome
+	nil,                                // 57: srtm.v1.BrokerQuota.GroupsEntry
+	(*timestamppb.Timestamp)(nil),      // 58: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),        // 59: google.protobuf.Duration
+	(*Share)(nil),                      // 60: srtm.v1.Share
+	(*Contract)(nil),                   // 61: srtm.v1.Contract
+	(*Publisher)(nil),                  // 62: srtm.v1.Publisher
+	(*PublisherGroup)(nil),             // 63: srtm.v1.PublisherGroup
+	(PacingMode)(0),                    // 64: srtm.v1.PacingMode
+	(Durability)(0),                    // 65: srtm.v1.Durability
+	(LeasePolicy)(0),                   // 66: srtm.v1.LeasePolicy
+	(*TopicStats)(nil),                 // 67: srtm.v1.TopicStats
+	(*fieldmaskpb.FieldMask)(nil),      // 68: google.protobuf.FieldMask
+	(*FreedShare)(nil),                 // 69: srtm.v1.FreedShare
+	(*Place)(nil),                      // 70: srtm.v1.Place
 }
 var file_srtm_v1_admin_proto_depIdxs = []int32{
 	4,  // 0: srtm.v1.ListPublisherMovesResponse.moves:type_name -> srtm.v1.PublisherMove
-	56, // 1: srtm.v1.PublisherMove.time:type_name -> google.protobuf.Timestamp
+	58, // 1: srtm.v1.PublisherMove.time:type_name -> google.protobuf.Timestamp
 	0,  // 2: srtm.v1.PublisherMove.reason:type_name -> srtm.v1.MoveReason
-	57, // 3: srtm.v1.ProfileTopicRequest.lasts:type_name -> google.protobuf.Duration
-	57, // 4: srtm.v1.ProfileTopicRequest.within:type_name -> google.protobuf.Duration
+	59, // 3: srtm.v1.ProfileTopicRequest.lasts:type_name -> google.protobuf.Duration
+	59, // 4: srtm.v1.ProfileTopicRequest.within:type_name -> google.protobuf.Duration
 	7,  // 5: srtm.v1.ProfileTopicResponse.profile:type_name -> srtm.v1.Profile
-	58, // 6: srtm.v1.Profile.share:type_name -> srtm.v1.Share
-	57, // 7: srtm.v1.Profile.span:type_name -> google.protobuf.Duration
+	60, // 6: srtm.v1.Profile.share:type_name -> srtm.v1.Share
+	59, // 7: srtm.v1.Profile.span:type_name -> google.protobuf.Duration
 	9,  // 8: srtm.v1.Profile.splits:type_name -> srtm.v1.SplitCost
 	10, // 9: srtm.v1.Profile.wrong:type_name -> srtm.v1.WrongContract
-	57, // 10: srtm.v1.AccessDelays.mean:type_name -> google.protobuf.Duration
-	57, // 11: srtm.v1.AccessDelays.quantile:type_name -> google.protobuf.Duration
+	59, // 10: srtm.v1.AccessDelays.mean:type_name -> google.protobuf.Duration
+	59, // 11: srtm.v1.AccessDelays.quantile:type_name -> google.protobuf.Duration
 	8,  // 12: srtm.v1.SplitCost.delays:type_name -> srtm.v1.AccessDelays
-	58, // 13: srtm.v1.WrongContract.share:type_name -> srtm.v1.Share
+	60, // 13: srtm.v1.WrongContract.share:type_name -> srtm.v1.Share
 	8,  // 14: srtm.v1.WrongContract.delays:type_name -> srtm.v1.AccessDelays
-	59, // 15: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
-	60, // 16: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
-	61, // 17: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
-	62, // 18: srtm.v1.TopicSpec.pacing:type_name -> srtm.v1.PacingMode
+	61, // 15: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
+	62, // 16: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
+	63, // 17: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
+	64, // 18: srtm.v1.TopicSpec.pacing:type_name -> srtm.v1.PacingMode
 	16, // 19: srtm.v1.TopicSpec.auto:type_name -> srtm.v1.AutoContract
-	63, // 20: srtm.v1.TopicSpec.durability:type_name -> srtm.v1.Durability
-	55, // 21: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
-	58, // 22: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
-	58, // 23: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
-	64, // 24: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
-	64, // 25: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
-	57, // 26: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
-	18, // 27: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
-	64, // 28: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
-	20, // 29: srtm.v1.TopicStatus.fit:type_name -> srtm.v1.Fit
-	56, // 30: srtm.v1.TopicStatus.without_broker_since:type_name -> google.protobuf.Timestamp
-	4,  // 31: srtm.v1.TopicStatus.moves:type_name -> srtm.v1.PublisherMove
-	22, // 32: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
-	57, // 33: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
-	21, // 34: srtm.v1.Fit.trials:type_name -> srtm.v1.FitTrial
-	56, // 35: srtm.v1.FitTrial.began:type_name -> google.protobuf.Timestamp
-	17, // 36: srtm.v1.FitTrial.quotas:type_name -> srtm.v1.BrokerQuota
-	57, // 37: srtm.v1.FitTrial.quantile:type_name -> google.protobuf.Duration
-	15, // 38: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
-	1,  // 39: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
-	17, // 40: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
-	19, // 41: srtm.v1.Topic.status:type_name -> srtm.v1.TopicStatus
-	24, // 42: srtm.v1.Topic.learned:type_name -> srtm.v1.Learned
-	25, // 43: srtm.v1.Learned.publishers:type_name -> srtm.v1.LearnedPublisher
-	26, // 44: srtm.v1.Learned.groups:type_name -> srtm.v1.LearnedGroup
-	56, // 45: srtm.v1.LearnedPublisher.since:type_name -> google.protobuf.Timestamp
-	56, // 46: srtm.v1.LearnedPublisher.last_heard:type_name -> google.protobuf.Timestamp
-	27, // 47: srtm.v1.LearnedGroup.members:type_name -> srtm.v1.LearnedMember
-	57, // 48: srtm.v1.LearnedMember.width:type_name -> google.protobuf.Duration
-	29, // 49: srtm.v1.Broker.waits:type_name -> srtm.v1.DrainWait
-	31, // 50: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
-	15, // 51: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	1,  // 52: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
-	23, // 53: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
-	23, // 54: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
-	23, // 55: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
-	28, // 56: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
-	15, // 57: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	65, // 58: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
-	23, // 59: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
-	28, // 60: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
-	23, // 61: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
-	28, // 62: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
-	66, // 63: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
-	67, // 64: srtm.v1.SeekChannelRequest.to:type_name -> srtm.v1.Place
-	54, // 65: srtm.v1.SeekChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
-	32, // 66: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
-	34, // 67: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
-	36, // 68: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
-	38, // 69: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
-	40, // 70: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
-	42, // 71: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
-	44, // 72: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
-	46, // 73: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
-	48, // 74: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
-	50, // 75: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
-	52, // 76: srtm.v1.AdminService.SeekChannel:input_type -> srtm.v1.SeekChannelRequest
-	11, // 77: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
-	13, // 78: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
-	5,  // 79: srtm.v1.AdminService.ProfileTopic:input_type -> srtm.v1.ProfileTopicRequest
-	2,  // 80: srtm.v1.AdminService.ListPublisherMoves:input_type -> srtm.v1.ListPublisherMovesRequest
-	33, // 81: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
-	35, // 82: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
-	37, // 83: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
-	39, // 84: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
-	41, // 85: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
-	43, // 86: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
-	45, // 87: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
-	47, // 88: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
-	49, // 89: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
-	51, // 90: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
-	53, // 91: srtm.v1.AdminService.SeekChannel:output_type -> srtm.v1.SeekChannelResponse
-	12, // 92: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
-	14, // 93: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
-	6,  // 94: srtm.v1.AdminService.ProfileTopic:output_type -> srtm.v1.ProfileTopicResponse
-	3,  // 95: srtm.v1.AdminService.ListPublisherMoves:output_type -> srtm.v1.ListPublisherMovesResponse
-	81, // [81:96] is the sub-list for method output_type
-	66, // [66:81] is the sub-list for method input_type
-	66, // [66:66] is the sub-list for extension type_name
-	66, // [66:66] is the sub-list for extension extendee
-	0,  // [0:66] is the sub-list for field type_name
+	65, // 20: srtm.v1.TopicSpec.durability:type_name -> srtm.v1.Durability
+	18, // 21: srtm.v1.Lowering.brokers:type_name -> srtm.v1.UnconfirmedShare
+	60, // 22: srtm.v1.UnconfirmedShare.share:type_name -> srtm.v1.Share
+	66, // 23: srtm.v1.UnconfirmedShare.policy:type_name -> srtm.v1.LeasePolicy
+	58, // 24: srtm.v1.UnconfirmedShare.until:type_name -> google.protobuf.Timestamp
+	57, // 25: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
+	60, // 26: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
+	60, // 27: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
+	67, // 28: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
+	67, // 29: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
+	59, // 30: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
+	20, // 31: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
+	67, // 32: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
+	22, // 33: srtm.v1.TopicStatus.fit:type_name -> srtm.v1.Fit
+	58, // 34: srtm.v1.TopicStatus.without_broker_since:type_name -> google.protobuf.Timestamp
+	4,  // 35: srtm.v1.TopicStatus.moves:type_name -> srtm.v1.PublisherMove
+	24, // 36: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
+	59, // 37: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
+	23, // 38: srtm.v1.Fit.trials:type_name -> srtm.v1.FitTrial
+	58, // 39: srtm.v1.FitTrial.began:type_name -> google.protobuf.Timestamp
+	19, // 40: srtm.v1.FitTrial.quotas:type_name -> srtm.v1.BrokerQuota
+	59, // 41: srtm.v1.FitTrial.quantile:type_name -> google.protobuf.Duration
+	15, // 42: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
+	1,  // 43: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
+	19, // 44: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
+	21, // 45: srtm.v1.Topic.status:type_name -> srtm.v1.TopicStatus
+	26, // 46: srtm.v1.Topic.learned:type_name -> srtm.v1.Learned
+	17, // 47: srtm.v1.Topic.lowering:type_name -> srtm.v1.Lowering
+	27, // 48: srtm.v1.Learned.publishers:type_name -> srtm.v1.LearnedPublisher
+	28, // 49: srtm.v1.Learned.groups:type_name -> srtm.v1.LearnedGroup
+	58, // 50: srtm.v1.LearnedPublisher.since:type_name -> google.protobuf.Timestamp
+	58, // 51: srtm.v1.LearnedPublisher.last_heard:type_name -> google.protobuf.Timestamp
+	29, // 52: srtm.v1.LearnedGroup.members:type_name -> srtm.v1.LearnedMember
+	59, // 53: srtm.v1.LearnedMember.width:type_name -> google.protobuf.Duration
+	31, // 54: srtm.v1.Broker.waits:type_name -> srtm.v1.DrainWait
+	33, // 55: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
+	15, // 56: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	1,  // 57: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
+	25, // 58: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
+	25, // 59: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
+	25, // 60: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
+	17, // 61: srtm.v1.DeleteTopicResponse.lowering:type_name -> srtm.v1.Lowering
+	30, // 62: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
+	15, // 63: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	68, // 64: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
+	25, // 65: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
+	30, // 66: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
+	25, // 67: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
+	30, // 68: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
+	69, // 69: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
+	70, // 70: srtm.v1.SeekChannelRequest.to:type_name -> srtm.v1.Place
+	56, // 71: srtm.v1.SeekChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
+	34, // 72: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
+	36, // 73: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
+	38, // 74: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
+	40, // 75: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
+	42, // 76: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
+	44, // 77: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
+	46, // 78: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
+	48, // 79: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
+	50, // 80: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
+	52, // 81: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
+	54, // 82: srtm.v1.AdminService.SeekChannel:input_type -> srtm.v1.SeekChannelRequest
+	11, // 83: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
+	13, // 84: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
+	5,  // 85: srtm.v1.AdminService.ProfileTopic:input_type -> srtm.v1.ProfileTopicRequest
+	2,  // 86: srtm.v1.AdminService.ListPublisherMoves:input_type -> srtm.v1.ListPublisherMovesRequest
+	35, // 87: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
+	37, // 88: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
+	39, // 89: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
+	41, // 90: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
+	43, // 91: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
+	45, // 92: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
+	47, // 93: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
+	49, // 94: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
+	51, // 95: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
+	53, // 96: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
+	55, // 97: srtm.v1.AdminService.SeekChannel:output_type -> srtm.v1.SeekChannelResponse
+	12, // 98: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
+	14, // 99: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
+	6,  // 100: srtm.v1.AdminService.ProfileTopic:output_type -> srtm.v1.ProfileTopicResponse
+	3,  // 101: srtm.v1.AdminService.ListPublisherMoves:output_type -> srtm.v1.ListPublisherMovesResponse
+	87, // [87:102] is the sub-list for method output_type
+	72, // [72:87] is the sub-list for method input_type
+	72, // [72:72] is the sub-list for extension type_name
+	72, // [72:72] is the sub-list for extension extendee
+	0,  // [0:72] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_admin_proto_init() }
@@ -4452,16 +4637,16 @@ func file_srtm_v1_admin_proto_init() {
 	}
 	file_srtm_v1_grant_proto_init()
 	file_srtm_v1_types_proto_init()
-	file_srtm_v1_admin_proto_msgTypes[16].OneofWrappers = []any{}
-	file_srtm_v1_admin_proto_msgTypes[17].OneofWrappers = []any{}
+	file_srtm_v1_admin_proto_msgTypes[18].OneofWrappers = []any{}
 	file_srtm_v1_admin_proto_msgTypes[19].OneofWrappers = []any{}
+	file_srtm_v1_admin_proto_msgTypes[21].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_admin_proto_rawDesc), len(file_srtm_v1_admin_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   54,
+			NumMessages:   56,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -55,7 +55,9 @@ type AdminServiceClient interface {
 	//	RESOURCE_EXHAUSTED   Infeasible: the brokers cannot carry it
 	//	FAILED_PRECONDITION  the idempotency key is taken by another request
 	//	UNAVAILABLE          a broker or the adaptor did not answer in time;
-	//	                     nothing is left behind
+	//	                     nothing is left behind. CONTRACT_BUSY, with a Lowering:
+	//	                     brokers may still use the contract of a deleted topic of the
+	//	                     name
 	//
 	// A caller that goes away before the end takes its topic with it, unless
 	// another has joined it; whether it was in time, GetTopic tells.
@@ -66,7 +68,8 @@ type AdminServiceClient interface {
 	// DeleteTopic withdraws the shares and removes the topic from its brokers,
 	// with the messages it still holds; a broker that is away is told when it is
 	// back. It waits for a creation under way, and goes on when the caller
-	// leaves. NOT_FOUND when there is no such topic.
+	// leaves. The answer names brokers that have not given up their shares.
+	// NOT_FOUND when there is no such topic.
 	DeleteTopic(ctx context.Context, in *DeleteTopicRequest, opts ...grpc.CallOption) (*DeleteTopicResponse, error)
 	ListBrokers(ctx context.Context, in *ListBrokersRequest, opts ...grpc.CallOption) (*ListBrokersResponse, error)
 	// UpdateTopic changes an active topic's specification: of contract, SLO,
@@ -82,6 +85,10 @@ type AdminServiceClient interface {
 	// proportions of their group and of the rates want them. Another policy, though,
 	// places the topic anew. Where the new specification does not keep the SLO, a fit
 	// may move publishers later.
+	//
+	// A contract that is lowered is in force when the call returns, at all brokers that are
+	// connected. The state of the topic is LOWERING as long as other brokers may use more;
+	// Topic.lowering names them.
 	//
 	// Repeating it is harmless.
 	//
@@ -362,7 +369,9 @@ type AdminServiceServer interface {
 	//	RESOURCE_EXHAUSTED   Infeasible: the brokers cannot carry it
 	//	FAILED_PRECONDITION  the idempotency key is taken by another request
 	//	UNAVAILABLE          a broker or the adaptor did not answer in time;
-	//	                     nothing is left behind
+	//	                     nothing is left behind. CONTRACT_BUSY, with a Lowering:
+	//	                     brokers may still use the contract of a deleted topic of the
+	//	                     name
 	//
 	// A caller that goes away before the end takes its topic with it, unless
 	// another has joined it; whether it was in time, GetTopic tells.
@@ -373,7 +382,8 @@ type AdminServiceServer interface {
 	// DeleteTopic withdraws the shares and removes the topic from its brokers,
 	// with the messages it still holds; a broker that is away is told when it is
 	// back. It waits for a creation under way, and goes on when the caller
-	// leaves. NOT_FOUND when there is no such topic.
+	// leaves. The answer names brokers that have not given up their shares.
+	// NOT_FOUND when there is no such topic.
 	DeleteTopic(context.Context, *DeleteTopicRequest) (*DeleteTopicResponse, error)
 	ListBrokers(context.Context, *ListBrokersRequest) (*ListBrokersResponse, error)
 	// UpdateTopic changes an active topic's specification: of contract, SLO,
@@ -389,6 +399,10 @@ type AdminServiceServer interface {
 	// proportions of their group and of the rates want them. Another policy, though,
 	// places the topic anew. Where the new specification does not keep the SLO, a fit
 	// may move publishers later.
+	//
+	// A contract that is lowered is in force when the call returns, at all brokers that are
+	// connected. The state of the topic is LOWERING as long as other brokers may use more;
+	// Topic.lowering names them.
 	//
 	// Repeating it is harmless.
 	//

@@ -1250,8 +1250,13 @@ func (*SetContractResponse) Descriptor() ([]byte, []int) {
 }
 
 type RemoveContractRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// Brokers that may hold shares of the contract. An adaptor that has restarted keeps the
+	// name busy until each of them has said what it holds, was forgotten or has lost its lease.
+	Awaited []string `protobuf:"bytes,2,rep,name=awaited,proto3" json:"awaited,omitempty"`
+	// The awaited brokers that are known to be STRICT.
+	Strict        []string `protobuf:"bytes,3,rep,name=strict,proto3" json:"strict,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1291,6 +1296,20 @@ func (x *RemoveContractRequest) GetTopic() string {
 		return x.Topic
 	}
 	return ""
+}
+
+func (x *RemoveContractRequest) GetAwaited() []string {
+	if x != nil {
+		return x.Awaited
+	}
+	return nil
+}
+
+func (x *RemoveContractRequest) GetStrict() []string {
+	if x != nil {
+		return x.Strict
+	}
+	return nil
 }
 
 type RemoveContractResponse struct {
@@ -1705,8 +1724,13 @@ type TopicShares struct {
 	// The latest changes, oldest first.
 	History []*ShareChange `protobuf:"bytes,5,rep,name=history,proto3" json:"history,omitempty"`
 	// Brokers that must say what they hold, since the adaptor has restarted, before
-	// anything of the topic is granted; by id.
-	Awaited       []string `protobuf:"bytes,6,rep,name=awaited,proto3" json:"awaited,omitempty"`
+	// any share of the topic grows; by id.
+	Awaited []string `protobuf:"bytes,6,rep,name=awaited,proto3" json:"awaited,omitempty"`
+	// The contract was removed. Brokers may still use shares of it.
+	Removing bool `protobuf:"varint,7,opt,name=removing,proto3" json:"removing,omitempty"`
+	// When everything that a STRICT broker holds is over, unless its lease is renewed before;
+	// by id, of members and awaited brokers.
+	Ends          map[string]*timestamppb.Timestamp `protobuf:"bytes,8,rep,name=ends,proto3" json:"ends,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1779,6 +1803,20 @@ func (x *TopicShares) GetHistory() []*ShareChange {
 func (x *TopicShares) GetAwaited() []string {
 	if x != nil {
 		return x.Awaited
+	}
+	return nil
+}
+
+func (x *TopicShares) GetRemoving() bool {
+	if x != nil {
+		return x.Removing
+	}
+	return false
+}
+
+func (x *TopicShares) GetEnds() map[string]*timestamppb.Timestamp {
+	if x != nil {
+		return x.Ends
 	}
 	return nil
 }
@@ -2115,9 +2153,11 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	" \x01(\bR\x06update\x12\x18\n" +
 	"\aawaited\x18\v \x03(\tR\aawaited\x12\x16\n" +
 	"\x06strict\x18\f \x03(\tR\x06strict\"\x15\n" +
-	"\x13SetContractResponse\"-\n" +
+	"\x13SetContractResponse\"_\n" +
 	"\x15RemoveContractRequest\x12\x14\n" +
-	"\x05topic\x18\x01 \x01(\tR\x05topic\"\x18\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x18\n" +
+	"\aawaited\x18\x02 \x03(\tR\aawaited\x12\x16\n" +
+	"\x06strict\x18\x03 \x03(\tR\x06strict\"\x18\n" +
 	"\x16RemoveContractResponse\"l\n" +
 	"\x11ListSharesRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x18\n" +
@@ -2139,7 +2179,7 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\x12ListSharesResponse\x12,\n" +
 	"\x06topics\x18\x01 \x03(\v2\x14.srtm.v1.TopicSharesR\x06topics\x12\x14\n" +
 	"\x05freed\x18\x02 \x03(\tR\x05freed\x12\x1a\n" +
-	"\brevision\x18\x03 \x01(\x04R\brevision\"\xeb\x01\n" +
+	"\brevision\x18\x03 \x01(\x04R\brevision\"\x90\x03\n" +
 	"\vTopicShares\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12-\n" +
 	"\bcontract\x18\x02 \x01(\v2\x11.srtm.v1.ContractR\bcontract\x12.\n" +
@@ -2147,7 +2187,12 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\n" +
 	"share_rule\x18\x04 \x01(\tR\tshareRule\x12.\n" +
 	"\ahistory\x18\x05 \x03(\v2\x14.srtm.v1.ShareChangeR\ahistory\x12\x18\n" +
-	"\aawaited\x18\x06 \x03(\tR\aawaited\"\x8b\x02\n" +
+	"\aawaited\x18\x06 \x03(\tR\aawaited\x12\x1a\n" +
+	"\bremoving\x18\a \x01(\bR\bremoving\x122\n" +
+	"\x04ends\x18\b \x03(\v2\x1e.srtm.v1.TopicShares.EndsEntryR\x04ends\x1aS\n" +
+	"\tEndsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x120\n" +
+	"\x05value\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05value:\x028\x01\"\x8b\x02\n" +
 	"\vShareChange\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x1b\n" +
 	"\tbroker_id\x18\x02 \x01(\tR\bbrokerId\x12$\n" +
@@ -2199,7 +2244,7 @@ func file_srtm_v1_grant_proto_rawDescGZIP() []byte {
 }
 
 var file_srtm_v1_grant_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_srtm_v1_grant_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_srtm_v1_grant_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_srtm_v1_grant_proto_goTypes = []any{
 	(LeasePolicy)(0),               // 0: srtm.v1.LeasePolicy
 	(*LeadRequest)(nil),            // 1: srtm.v1.LeadRequest
@@ -2229,69 +2274,72 @@ var file_srtm_v1_grant_proto_goTypes = []any{
 	(*TopicShares)(nil),            // 25: srtm.v1.TopicShares
 	(*ShareChange)(nil),            // 26: srtm.v1.ShareChange
 	(*MemberShare)(nil),            // 27: srtm.v1.MemberShare
-	(*durationpb.Duration)(nil),    // 28: google.protobuf.Duration
-	(*Share)(nil),                  // 29: srtm.v1.Share
-	(*Contract)(nil),               // 30: srtm.v1.Contract
-	(*timestamppb.Timestamp)(nil),  // 31: google.protobuf.Timestamp
+	nil,                            // 28: srtm.v1.TopicShares.EndsEntry
+	(*durationpb.Duration)(nil),    // 29: google.protobuf.Duration
+	(*Share)(nil),                  // 30: srtm.v1.Share
+	(*Contract)(nil),               // 31: srtm.v1.Contract
+	(*timestamppb.Timestamp)(nil),  // 32: google.protobuf.Timestamp
 }
 var file_srtm_v1_grant_proto_depIdxs = []int32{
-	28, // 0: srtm.v1.LeadRequest.lease:type_name -> google.protobuf.Duration
+	29, // 0: srtm.v1.LeadRequest.lease:type_name -> google.protobuf.Duration
 	6,  // 1: srtm.v1.NodeMessage.hello:type_name -> srtm.v1.NodeHello
 	8,  // 2: srtm.v1.NodeMessage.ack:type_name -> srtm.v1.GrantAck
 	9,  // 3: srtm.v1.NodeMessage.report:type_name -> srtm.v1.NodeReport
 	4,  // 4: srtm.v1.NodeMessage.renew:type_name -> srtm.v1.LeaseRequest
-	28, // 5: srtm.v1.Lease.flex:type_name -> google.protobuf.Duration
-	28, // 6: srtm.v1.Lease.session:type_name -> google.protobuf.Duration
+	29, // 5: srtm.v1.Lease.flex:type_name -> google.protobuf.Duration
+	29, // 6: srtm.v1.Lease.session:type_name -> google.protobuf.Duration
 	7,  // 7: srtm.v1.NodeHello.held:type_name -> srtm.v1.HeldShare
 	0,  // 8: srtm.v1.NodeHello.policy:type_name -> srtm.v1.LeasePolicy
-	29, // 9: srtm.v1.HeldShare.share:type_name -> srtm.v1.Share
-	29, // 10: srtm.v1.HeldShare.flex:type_name -> srtm.v1.Share
-	29, // 11: srtm.v1.GrantAck.share:type_name -> srtm.v1.Share
+	30, // 9: srtm.v1.HeldShare.share:type_name -> srtm.v1.Share
+	30, // 10: srtm.v1.HeldShare.flex:type_name -> srtm.v1.Share
+	30, // 11: srtm.v1.GrantAck.share:type_name -> srtm.v1.Share
 	10, // 12: srtm.v1.NodeReport.topics:type_name -> srtm.v1.TopicLoad
-	28, // 13: srtm.v1.TopicLoad.step:type_name -> google.protobuf.Duration
+	29, // 13: srtm.v1.TopicLoad.step:type_name -> google.protobuf.Duration
 	12, // 14: srtm.v1.GrantMessage.grant:type_name -> srtm.v1.Grant
 	5,  // 15: srtm.v1.GrantMessage.lease:type_name -> srtm.v1.Lease
-	29, // 16: srtm.v1.Grant.share:type_name -> srtm.v1.Share
-	29, // 17: srtm.v1.Grant.flex:type_name -> srtm.v1.Share
-	29, // 18: srtm.v1.Member.share:type_name -> srtm.v1.Share
-	30, // 19: srtm.v1.SetContractRequest.contract:type_name -> srtm.v1.Contract
+	30, // 16: srtm.v1.Grant.share:type_name -> srtm.v1.Share
+	30, // 17: srtm.v1.Grant.flex:type_name -> srtm.v1.Share
+	30, // 18: srtm.v1.Member.share:type_name -> srtm.v1.Share
+	31, // 19: srtm.v1.SetContractRequest.contract:type_name -> srtm.v1.Contract
 	13, // 20: srtm.v1.SetContractRequest.members:type_name -> srtm.v1.Member
 	23, // 21: srtm.v1.ForgetBrokerResponse.freed:type_name -> srtm.v1.FreedShare
 	23, // 22: srtm.v1.ReportEndResponse.freed:type_name -> srtm.v1.FreedShare
-	29, // 23: srtm.v1.FreedShare.share:type_name -> srtm.v1.Share
+	30, // 23: srtm.v1.FreedShare.share:type_name -> srtm.v1.Share
 	25, // 24: srtm.v1.ListSharesResponse.topics:type_name -> srtm.v1.TopicShares
-	30, // 25: srtm.v1.TopicShares.contract:type_name -> srtm.v1.Contract
+	31, // 25: srtm.v1.TopicShares.contract:type_name -> srtm.v1.Contract
 	27, // 26: srtm.v1.TopicShares.members:type_name -> srtm.v1.MemberShare
 	26, // 27: srtm.v1.TopicShares.history:type_name -> srtm.v1.ShareChange
-	31, // 28: srtm.v1.ShareChange.time:type_name -> google.protobuf.Timestamp
-	29, // 29: srtm.v1.ShareChange.share:type_name -> srtm.v1.Share
-	29, // 30: srtm.v1.ShareChange.flex:type_name -> srtm.v1.Share
-	29, // 31: srtm.v1.MemberShare.granted:type_name -> srtm.v1.Share
-	29, // 32: srtm.v1.MemberShare.acknowledged:type_name -> srtm.v1.Share
-	29, // 33: srtm.v1.MemberShare.base:type_name -> srtm.v1.Share
-	29, // 34: srtm.v1.MemberShare.target:type_name -> srtm.v1.Share
-	29, // 35: srtm.v1.MemberShare.reserved:type_name -> srtm.v1.Share
-	0,  // 36: srtm.v1.MemberShare.policy:type_name -> srtm.v1.LeasePolicy
-	31, // 37: srtm.v1.MemberShare.away_since:type_name -> google.protobuf.Timestamp
-	3,  // 38: srtm.v1.GrantService.Session:input_type -> srtm.v1.NodeMessage
-	14, // 39: srtm.v1.GrantService.SetContract:input_type -> srtm.v1.SetContractRequest
-	16, // 40: srtm.v1.GrantService.RemoveContract:input_type -> srtm.v1.RemoveContractRequest
-	18, // 41: srtm.v1.GrantService.ListShares:input_type -> srtm.v1.ListSharesRequest
-	19, // 42: srtm.v1.GrantService.ForgetBroker:input_type -> srtm.v1.ForgetBrokerRequest
-	21, // 43: srtm.v1.GrantService.ReportEnd:input_type -> srtm.v1.ReportEndRequest
-	1,  // 44: srtm.v1.GrantService.Lead:input_type -> srtm.v1.LeadRequest
-	11, // 45: srtm.v1.GrantService.Session:output_type -> srtm.v1.GrantMessage
-	15, // 46: srtm.v1.GrantService.SetContract:output_type -> srtm.v1.SetContractResponse
-	17, // 47: srtm.v1.GrantService.RemoveContract:output_type -> srtm.v1.RemoveContractResponse
-	24, // 48: srtm.v1.GrantService.ListShares:output_type -> srtm.v1.ListSharesResponse
-	20, // 49: srtm.v1.GrantService.ForgetBroker:output_type -> srtm.v1.ForgetBrokerResponse
-	22, // 50: srtm.v1.GrantService.ReportEnd:output_type -> srtm.v1.ReportEndResponse
-	2,  // 51: srtm.v1.GrantService.Lead:output_type -> srtm.v1.LeadResponse
-	45, // [45:52] is the sub-list for method output_type
-	38, // [38:45] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	28, // 28: srtm.v1.TopicShares.ends:type_name -> srtm.v1.TopicShares.EndsEntry
+	32, // 29: srtm.v1.ShareChange.time:type_name -> google.protobuf.Timestamp
+	30, // 30: srtm.v1.ShareChange.share:type_name -> srtm.v1.Share
+	30, // 31: srtm.v1.ShareChange.flex:type_name -> srtm.v1.Share
+	30, // 32: srtm.v1.MemberShare.granted:type_name -> srtm.v1.Share
+	30, // 33: srtm.v1.MemberShare.acknowledged:type_name -> srtm.v1.Share
+	30, // 34: srtm.v1.MemberShare.base:type_name -> srtm.v1.Share
+	30, // 35: srtm.v1.MemberShare.target:type_name -> srtm.v1.Share
+	30, // 36: srtm.v1.MemberShare.reserved:type_name -> srtm.v1.Share
+	0,  // 37: srtm.v1.MemberShare.policy:type_name -> srtm.v1.LeasePolicy
+	32, // 38: srtm.v1.MemberShare.away_since:type_name -> google.protobuf.Timestamp
+	32, // 39: srtm.v1.TopicShares.EndsEntry.value:type_name -> google.protobuf.Timestamp
+	3,  // 40: srtm.v1.GrantService.Session:input_type -> srtm.v1.NodeMessage
+	14, // 41: srtm.v1.GrantService.SetContract:input_type -> srtm.v1.SetContractRequest
+	16, // 42: srtm.v1.GrantService.RemoveContract:input_type -> srtm.v1.RemoveContractRequest
+	18, // 43: srtm.v1.GrantService.ListShares:input_type -> srtm.v1.ListSharesRequest
+	19, // 44: srtm.v1.GrantService.ForgetBroker:input_type -> srtm.v1.ForgetBrokerRequest
+	21, // 45: srtm.v1.GrantService.ReportEnd:input_type -> srtm.v1.ReportEndRequest
+	1,  // 46: srtm.v1.GrantService.Lead:input_type -> srtm.v1.LeadRequest
+	11, // 47: srtm.v1.GrantService.Session:output_type -> srtm.v1.GrantMessage
+	15, // 48: srtm.v1.GrantService.SetContract:output_type -> srtm.v1.SetContractResponse
+	17, // 49: srtm.v1.GrantService.RemoveContract:output_type -> srtm.v1.RemoveContractResponse
+	24, // 50: srtm.v1.GrantService.ListShares:output_type -> srtm.v1.ListSharesResponse
+	20, // 51: srtm.v1.GrantService.ForgetBroker:output_type -> srtm.v1.ForgetBrokerResponse
+	22, // 52: srtm.v1.GrantService.ReportEnd:output_type -> srtm.v1.ReportEndResponse
+	2,  // 53: srtm.v1.GrantService.Lead:output_type -> srtm.v1.LeadResponse
+	47, // [47:54] is the sub-list for method output_type
+	40, // [40:47] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_grant_proto_init() }
@@ -2316,7 +2364,7 @@ func file_srtm_v1_grant_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_grant_proto_rawDesc), len(file_srtm_v1_grant_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   27,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -47,7 +47,9 @@ type GrantServiceClient interface {
 	// and leaves nothing behind. Repeating it with the same contract and
 	// members is harmless.
 	SetContract(ctx context.Context, in *SetContractRequest, opts ...grpc.CallOption) (*SetContractResponse, error)
-	// RemoveContract forgets it; members get an empty share. Harmless if unknown.
+	// RemoveContract ends a contract: members get an empty share. The adaptor forgets the topic
+	// once all brokers have given up their shares; until then SetContract fails with
+	// UNAVAILABLE, CONTRACT_BUSY. Harmless if unknown.
 	RemoveContract(ctx context.Context, in *RemoveContractRequest, opts ...grpc.CallOption) (*RemoveContractResponse, error)
 	ListShares(ctx context.Context, in *ListSharesRequest, opts ...grpc.CallOption) (*ListSharesResponse, error)
 	// ForgetBroker takes the caller's word that the broker's process has ended and
@@ -168,7 +170,9 @@ type GrantServiceServer interface {
 	// and leaves nothing behind. Repeating it with the same contract and
 	// members is harmless.
 	SetContract(context.Context, *SetContractRequest) (*SetContractResponse, error)
-	// RemoveContract forgets it; members get an empty share. Harmless if unknown.
+	// RemoveContract ends a contract: members get an empty share. The adaptor forgets the topic
+	// once all brokers have given up their shares; until then SetContract fails with
+	// UNAVAILABLE, CONTRACT_BUSY. Harmless if unknown.
 	RemoveContract(context.Context, *RemoveContractRequest) (*RemoveContractResponse, error)
 	ListShares(context.Context, *ListSharesRequest) (*ListSharesResponse, error)
 	// ForgetBroker takes the caller's word that the broker's process has ended and
