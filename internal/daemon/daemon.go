@@ -13,6 +13,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/secure"
 )
 
 // Program is a daemon, as its main.go describes it.
@@ -44,8 +45,10 @@ func Main(program *Program) {
 }
 
 // Execute runs the daemon with these arguments until ctx ends. What is wrong with
-// them is a lifecycle.UsageError that names everything.
+// them is a lifecycle.UsageError that names everything. From then on neither a closed
+// terminal nor a log that cannot be written ends the process.
 func (p *Program) Execute(ctx context.Context, args []string) error {
+	lifecycle.Survive()
 	log, level, err := p.Parse(args, os.Stdout)
 	switch {
 	case errors.Is(err, errDone):
@@ -53,7 +56,17 @@ func (p *Program) Execute(ctx context.Context, args []string) error {
 	case err != nil:
 		return lifecycle.UsageError{Err: err}
 	}
+	defer ReloadAtHangup(log)()
 	return p.Run(ctx, log, level)
+}
+
+// ReloadAtHangup has the daemon read its token files and certificates again at each SIGHUP,
+// until stop is called: see secure.ReadAgain.
+func ReloadAtHangup(log *slog.Logger) (stop func()) {
+	return lifecycle.OnHangup(func() {
+		secure.ReadAgain()
+		log.Info("SIGHUP: token files and certificates are read again at their next use")
+	})
 }
 
 // Parse reads the flags and the file, without running anything. It prints what

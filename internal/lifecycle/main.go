@@ -51,6 +51,39 @@ func KeepPipes() (restore func()) {
 	return func() { signal.Reset(syscall.SIGPIPE) }
 }
 
+// Survive keeps the process running when its terminal closes (SIGHUP), and when the reader of
+// its standard error or output ends (SIGPIPE): such a write fails with EPIPE instead. A
+// supervisor takes both signals for a clean exit and would not restart the process.
+func Survive() {
+	signal.Ignore(syscall.SIGHUP)
+	KeepPipes()
+}
+
+// OnHangup calls reload at each SIGHUP, on one goroutine, until stop is called. Signals that
+// arrive during a call cause one more call. stop waits for the goroutine. From then on the
+// process ignores SIGHUP.
+func OnHangup(reload func()) (stop func()) {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGHUP)
+	stopped := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-signals:
+				reload()
+			case <-stopped:
+				return
+			}
+		}
+	})
+	return sync.OnceFunc(func() {
+		signal.Ignore(syscall.SIGHUP)
+		close(stopped)
+		wg.Wait()
+	})
+}
+
 // UsageError marks an error as the caller's: a bad flag, a bad configuration.
 type UsageError struct{ Err error }
 

@@ -15,6 +15,13 @@ import (
 // that nothing runs where nothing is asked.
 const checkEvery = time.Second
 
+// demands counts the calls of ReadAgain.
+var demands atomic.Uint64
+
+// ReadAgain has all token files and certificates of the process read again at their next
+// use, also files that look unchanged.
+func ReadAgain() { demands.Add(1) }
+
 // fresh is what was read from files, and is read again when they have changed. A
 // file that cannot be read, or half a pair, leaves what there was: the next look
 // that finds another state tries again. Methods are for any goroutine.
@@ -34,6 +41,8 @@ type fresh[T any] struct {
 	looking atomic.Bool
 	// seen is the state of the files that was tried last. Written by the goroutine that looks.
 	seen atomic.Pointer[[]state]
+	// demand is the value of demands at the last look. Written by the goroutine that looks.
+	demand atomic.Uint64
 }
 
 // state is what tells a file from the one it was.
@@ -55,6 +64,7 @@ func newFresh[T any](log *atomic.Pointer[slog.Logger], read func() (T, error), f
 		log = &atomic.Pointer[slog.Logger]{}
 	}
 	f := &fresh[T]{read: read, now: time.Now, log: log}
+	f.demand.Store(demands.Load())
 	for _, file := range files {
 		if file != "" {
 			f.files = append(f.files, file)
@@ -87,7 +97,7 @@ func (f *fresh[T]) states() []state {
 // asked then.
 func (f *fresh[T]) get() T {
 	now := f.now()
-	if due := f.due.Load(); now.UnixNano() >= due && f.due.CompareAndSwap(due, now.Add(checkEvery).UnixNano()) {
+	if due := f.due.Load(); now.UnixNano() >= due && f.due.CompareAndSwap(due, now.Add(checkEvery).UnixNano()) || f.demand.Load() != demands.Load() {
 		f.look()
 	}
 	return *f.value.Load()
@@ -98,8 +108,10 @@ func (f *fresh[T]) look() {
 		return
 	}
 	defer f.looking.Store(false)
+	demand := demands.Load()
+	demanded := f.demand.Swap(demand) != demand
 	states := f.states()
-	if slices.EqualFunc(states, *f.seen.Load(), state.same) {
+	if !demanded && slices.EqualFunc(states, *f.seen.Load(), state.same) {
 		return
 	}
 	f.seen.Store(&states)

@@ -78,7 +78,11 @@ func TestFresh(t *testing.T) {
 	testkit.Equal(t, f.get(), "two", "it is looked at too soon")
 	at = at.Add(time.Nanosecond)
 	step("but then", "three", 6)
-	if all := lines.String(); strings.Count(all, "read again") != 3 || strings.Count(all, "stay in force") != 2 || !strings.Contains(all, "it is bad") {
+	ReadAgain()
+	at = at.Add(-2 * checkEvery)
+	step("an operator demands it, though it looks unchanged and was looked at just then", "three", 7)
+	step("once", "three", 7)
+	if all := lines.String(); strings.Count(all, "read again") != 4 || strings.Count(all, "stay in force") != 2 || !strings.Contains(all, "it is bad") {
 		t.Errorf("logged\n%s", all)
 	}
 	_, err = newFresh(log, func() (int, error) { return 0, io.EOF })

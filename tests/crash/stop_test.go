@@ -107,3 +107,19 @@ func kill(t *testing.T, d *local.Process) {
 	t.Helper()
 	testkit.Must(t, d.Kill())
 }
+
+// A terminal that closes, or a supervisor that reloads, does not end a broker.
+func TestHangupKeepsWhatIsInMemory(t *testing.T) {
+	const messages = 100
+	dir := t.TempDir()
+	d := withChannel(t, dir, "--mem-queue-size=1000")
+	fill(t, d, 0, messages)
+	signal(t, d, syscall.SIGHUP)
+	testkit.WaitFor(t, "a line about the signal", func() bool { return strings.Contains(d.Output(), "SIGHUP") })
+	testkit.Equal(t, channel(t, d).Depth, messages, "messages after SIGHUP")
+	signal(t, d, syscall.SIGTERM)
+	<-d.Done()
+	d = withChannel(t, dir)
+	testkit.Equal(t, channel(t, d).Depth, messages, "messages after SIGHUP and SIGTERM")
+	kill(t, d)
+}

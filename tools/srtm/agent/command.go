@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/srtm-io/srtm/client"
+	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
@@ -109,10 +110,12 @@ func (o *settings) validate() (Config, error) {
 
 // run serves until ctx ends.
 func (o *settings) run(ctx context.Context) error {
+	lifecycle.Survive()
 	cfg, err := o.validate()
 	if err != nil {
 		return lifecycle.UsageError{Err: err}
 	}
+	defer daemon.ReloadAtHangup(cfg.Log)()
 	metrics := obs.NewRegistry()
 	cfg.Metrics = metrics
 	a, err := New(cfg)

@@ -1,6 +1,7 @@
 package up
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -77,7 +78,11 @@ machine does not carry are reported and are no failure.`,
 				return fmt.Errorf("folder for logs: %w", err)
 			}
 			r := &run{options: o, load: l, nats: nats, stdout: cmd.OutOrStdout(), view: newView(cmd, o.output)}
-			err = r.all(cmd.Context())
+			// A terminal that closes ends the cluster as Ctrl-C does.
+			ctx, stop := context.WithCancel(cmd.Context())
+			defer stop()
+			defer lifecycle.OnHangup(stop)()
+			err = r.all(ctx)
 			switch {
 			case keep:
 			case err != nil:
