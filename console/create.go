@@ -30,7 +30,7 @@ type createData struct {
 
 // formDefaults are those of the form.
 var formDefaults = url.Values{
-	"rate": {"1000"}, "burst": {"100"}, "quantile": {"0.99"}, "latency": {"100ms"}, "policy": {"srtm"}, "rule": {"sqrt"}, "channels": {"main"},
+	"rate": {"1000"}, "burst": {"100"}, "quantile": {fmt.Sprint(topics.DefaultQuantile)}, "latency": {topics.DefaultLatency.String()}, "policy": {"srtm"}, "rule": {"sqrt"}, "channels": {"main"},
 }
 
 // createPage shows the form, filled from its query.

@@ -116,6 +116,7 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
 			return err
 		}
 		services := rpc.New(control)
+		services.Reserve(o.reservation)
 		if len(o.asks.Servers) > 0 {
 			asks, err := client.New(o.asks)
 			if err != nil {

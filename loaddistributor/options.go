@@ -27,6 +27,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/registry"
+	"github.com/srtm-io/srtm/loaddistributor/rpc"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tbadaptor/loop"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -68,6 +69,7 @@ type options struct {
 	sharePeriod       time.Duration
 	seed              uint64
 	asks              client.Config
+	reservation       rpc.Reservation // of a topic that is created without a contract
 	tenantRates       map[string]tokenbucket.Rate
 	console           bool
 	consoleHosts      daemon.List
@@ -134,6 +136,9 @@ func (o *options) brokerFlags(fs *flag.FlagSet) {
 }
 
 func (o *options) placementFlags(fs *flag.FlagSet) {
+	o.reservation = rpc.DefaultReservation
+	fs.Int64Var(&o.reservation.Rate, "default-topic-rate", o.reservation.Rate, "contract rate r, in `msg/s`, of a topic that is created without --rate and --burst, until its traffic is measured; at most half of the largest broker's capacity")
+	fs.Int64Var(&o.reservation.Burst, "default-topic-burst", o.reservation.Burst, "contract burst b of such a topic, in `messages`")
 	fs.DurationVar(&o.prepareTimeout, "prepare-timeout", controller.DefaultPrepareTimeout, "how long brokers, and then the adaptor, may take to create a topic")
 	fs.DurationVar(&o.window, "window", controller.DefaultWindow, "length of the sliding window of stats and loads")
 	fs.DurationVar(&o.consumerWait, "consumer-wait", controller.DefaultConsumerWait, "how long a move waits for a consumer of each channel at the brokers that are new to the topic, before publishers are sent there")
@@ -221,6 +226,9 @@ func (o *options) validate() (err error) {
 		if leases := o.loopConfig(log, nil).Leases; o.tbadaptorAddress == "" && leases.Flex+leases.ClockBound >= o.etcdLease {
 			errs = append(errs, fmt.Errorf("--flex-lease %v and --clock-bound %v together must be shorter than --etcd-lease %v", leases.Flex, leases.ClockBound, o.etcdLease))
 		}
+	}
+	for field, problem := range o.reservation.Faults() {
+		errs = append(errs, fmt.Errorf("--default-topic-%s %s", field, problem))
 	}
 	if o.takeOverAfter < 0 {
 		errs = append(errs, fmt.Errorf("--takeover-after %v is negative", o.takeOverAfter))

@@ -1,6 +1,7 @@
 package controller_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -15,9 +16,11 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/learned"
+	"github.com/srtm-io/srtm/loaddistributor/rpc"
 	"github.com/srtm-io/srtm/loaddistributor/sizing"
 	"github.com/srtm-io/srtm/loaddistributor/store"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
@@ -171,7 +174,7 @@ var _ = Describe("An open topic", func() {
 		node := c.node("b1", 1000)
 		s := unlisted("t", 0, 0)
 		created := c.mustCreate(s, "key")
-		Expect([]int64{created.Spec.Contract.RateMilli, created.Spec.Contract.Burst}).To(Equal([]int64{500_000, 500}), "half of the broker's")
+		Expect([]int64{created.Spec.Contract.RateMilli, created.Spec.Contract.Burst}).To(Equal([]int64{500_000, 500}), "half of the broker's, which is less than the default")
 		Expect(c.mustCreate(s, "key").Epoch).To(Equal(created.Epoch))
 		publish(40, at(node), "p")
 		Expect(c.topic("t").Spec.Auto.Measured).To(BeFalse())
@@ -191,6 +194,24 @@ var _ = Describe("An open topic", func() {
 		bad.Auto = &srtmv1.AutoContract{MaxRateMilli: 5000, MinBurst: 20, MaxBurst: 10}
 		_, _, err := again.create(context.Background(), bad, "")
 		Expect(err).To(HaveOccurred())
+	})
+
+	It("reserves the loaddistributor's default until it is measured", func() {
+		c := newCluster(setup{})
+		bare := &srtmv1.TopicSpec{Name: "early"}
+		_, _, err := c.create(context.Background(), bare, "")
+		Expect(infeasible(err)).To(Equal([]any{"brokers", int64(1), int64(0)}), "no fault of a contract that was not given")
+		c.node("b1", 20_000)
+		for i, contract := range []*srtmv1.Contract{nil, {}, {Slo: &srtmv1.Slo{Quantile: 0.9}}} {
+			name := fmt.Sprintf("bare%d", i)
+			created := c.mustCreate(&srtmv1.TopicSpec{Name: name, Contract: contract}, "")
+			is := created.Spec.Contract
+			Expect([]int64{is.RateMilli, is.Burst}).To(Equal([]int64{1000 * rpc.DefaultReservation.Rate, rpc.DefaultReservation.Burst}))
+			Expect([]int64{created.Spec.Auto.MaxRateMilli, created.Spec.Auto.MaxBurst}).To(Equal([]int64{10_000_000, 10_000}), "half of the broker's capacity")
+			Expect(is.Slo.Latency.AsDuration()).To(Equal(topics.DefaultLatency))
+			Expect(is.Slo.Quantile).To(Equal(cmp.Or(contract.GetSlo().GetQuantile(), topics.DefaultQuantile)))
+		}
+		Expect(c.broker("b1").Allocated).To(Equal(3 * rpc.DefaultReservation.Rate))
 	})
 
 	It("stays as it was measured when another leads, until that one has measured less", func() {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"slices"
 	"sort"
 	"strconv"
@@ -77,10 +78,39 @@ func (s *Server) CreateTopic(req *srtmv1.CreateTopicRequest, stream grpc.ServerS
 	return stream.Send(&srtmv1.CreateTopicResponse{State: p.State, Message: p.Reason, Topic: p})
 }
 
-// limited gives a creation that has an SLO alone limits for its contract.
+// Reservation is the contract of a topic whose creation names neither r nor b, until the
+// topic's traffic is measured.
+type Reservation struct {
+	Rate, Burst int64 // messages per second; messages
+}
+
+// DefaultReservation is what a Server reserves unless Reserve says otherwise. It is a small
+// part of a broker's default capacity, and enough for a file that is published by hand.
+var DefaultReservation = Reservation{Rate: 1000, Burst: 1000}
+
+// Faults returns all that is wrong with the reservation, in the names of its fields.
+func (r Reservation) Faults() iter.Seq2[string, string] {
+	return func(yield func(string, string) bool) {
+		if r.Rate < 1 || r.Rate > placement.MaxRate {
+			if !yield("rate", fmt.Sprintf("%d: want 1 to %d msg/s", r.Rate, placement.MaxRate)) {
+				return
+			}
+		}
+		if r.Burst < 1 || r.Burst > tokenbucket.MaxBurst {
+			yield("burst", fmt.Sprintf("%d: want 1 to %d messages", r.Burst, tokenbucket.MaxBurst))
+		}
+	}
+}
+
+// Reserve sets the contract of topics whose creation names none. It is called before Register.
+func (s *Server) Reserve(r Reservation) { s.reservation = r }
+
+// limited completes a creation that names neither r nor b: the contract begins as
+// s.reservation and then follows what is measured, up to half of the largest broker's
+// capacity and a second's messages of that. A smaller broker bounds the beginning, too.
 func (s *Server) limited(req *srtmv1.CreateTopicRequest) *srtmv1.CreateTopicRequest {
 	spec := req.GetSpec()
-	if c := spec.GetContract(); c == nil || c.RateMilli != 0 || c.Burst != 0 || spec.Auto != nil ||
+	if c := spec.GetContract(); spec == nil || c.GetRateMilli() != 0 || c.GetBurst() != 0 || spec.Auto != nil ||
 		len(spec.Publishers)+len(spec.Groups) > 0 || req.MeasuredBrokerId != "" {
 		return req
 	}
@@ -90,11 +120,18 @@ func (s *Server) limited(req *srtmv1.CreateTopicRequest) *srtmv1.CreateTopicRequ
 			largest = max(largest, b.Mcap)
 		}
 	}
-	if largest < 2 {
-		return req
+	begin := s.reservation
+	most := max(largest/2, 1)
+	if largest == 0 { // placement will say that there is no broker
+		most = begin.Rate
 	}
+	begin.Rate, begin.Burst = min(begin.Rate, most), min(begin.Burst, most)
 	req = proto.CloneOf(req)
-	req.Spec.Auto = &srtmv1.AutoContract{MaxRateMilli: largest / 2 * 1000, MinBurst: 1, MaxBurst: min(largest/2, tokenbucket.MaxBurst)}
+	if req.Spec.Contract == nil {
+		req.Spec.Contract = &srtmv1.Contract{}
+	}
+	req.Spec.Contract.RateMilli, req.Spec.Contract.Burst = 1000*begin.Rate, begin.Burst
+	req.Spec.Auto = &srtmv1.AutoContract{MaxRateMilli: 1000 * most, MinBurst: 1, MaxBurst: min(most, tokenbucket.MaxBurst)}
 	return req
 }
 

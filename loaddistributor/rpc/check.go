@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
@@ -25,8 +26,6 @@ import (
 const (
 	// maxChannels is how many channels a topic may be created with.
 	maxChannels = 1000
-	// maxLatency is the maximum SLO latency, in which one measures in minutes.
-	maxLatency = 10 * time.Minute
 	// maxKey is the length of an idempotency key in bytes.
 	maxKey = 128
 	// maxMcap is far beyond any broker, in msg/s, and far from overflow in sums.
@@ -234,30 +233,25 @@ func checkContract(bad *faults, p *srtmv1.Contract, spec *catalog.Spec) (sound b
 	}
 	sound = true
 	if r := p.RateMilli; r < int64(tokenbucket.MinRate) || r > int64(tokenbucket.MaxRate) {
-		bad.Add("spec.contract.rate_milli", "%d, which is %s msg/s, is outside %d to %d, which is %s to %s msg/s",
-			r, tokenbucket.Rate(r).Text(), tokenbucket.MinRate, tokenbucket.MaxRate, tokenbucket.MinRate.Text(), tokenbucket.MaxRate.Text())
+		bad.Add("spec.contract.rate_milli", "%s msg/s is outside %s to %s msg/s", tokenbucket.Rate(r).Text(), tokenbucket.MinRate.Text(), tokenbucket.MaxRate.Text())
 		sound = false
 	}
 	if b := p.Burst; b < tokenbucket.MinBurst || b > tokenbucket.MaxBurst {
 		bad.Add("spec.contract.burst", "%d messages is outside %d to %d", b, tokenbucket.MinBurst, tokenbucket.MaxBurst)
 		sound = false
 	}
-	if p.Slo == nil {
-		bad.Add("spec.contract.slo", "is missing")
-	} else {
-		if q := p.Slo.Quantile; !(q > 0 && q < 1) { // NaN too
-			bad.Add("spec.contract.slo.quantile", "%v is not between 0 and 1", q)
-		}
-		switch err := p.Slo.Latency.CheckValid(); {
-		case p.Slo.Latency == nil:
-			bad.Add("spec.contract.slo.latency", "is missing")
-		case err != nil:
-			bad.Add("spec.contract.slo.latency", "%v", err)
-		case p.Slo.Latency.AsDuration() <= 0 || p.Slo.Latency.AsDuration() > maxLatency:
-			bad.Add("spec.contract.slo.latency", "%v is not above 0 and up to %v", p.Slo.Latency.AsDuration(), maxLatency)
-		}
-		spec.SLO = catalog.SLO{Quantile: p.Slo.Quantile, Latency: p.Slo.Latency.AsDuration()}
+	slo := topics.CompleteSLO(p.Slo)
+	if q := slo.Quantile; !(q > 0 && q < 1) { // NaN too
+		bad.Add("spec.contract.slo.quantile", "%v is not between 0 and 1", q)
 	}
+	err := slo.Latency.CheckValid()
+	if err == nil {
+		err = topics.CheckLatency(slo.Latency.AsDuration())
+	}
+	if err != nil {
+		bad.Add("spec.contract.slo.latency", "%v", err)
+	}
+	spec.SLO = catalog.SLO{Quantile: slo.Quantile, Latency: slo.Latency.AsDuration()}
 	var known bool
 	if spec.OverLimit, known = controller.OverLimits.Value(p.OverLimit); !known {
 		bad.Add("spec.contract.over_limit", "%d is no policy", p.OverLimit)

@@ -83,11 +83,14 @@ func TestFaultsOfARequest(t *testing.T) {
 		{"r beyond all", func(s *spec) { s.Contract.RateMilli = math.MaxInt64 }, []string{"spec.contract.rate_milli"}},
 		{"b of 0", func(s *spec) { s.Contract.Burst = 0 }, []string{"spec.contract.burst"}},
 		{"b beyond all", func(s *spec) { s.Contract.Burst = math.MaxInt64 }, []string{"spec.contract.burst"}},
-		{"no SLO", func(s *spec) { s.Contract.Slo = nil }, []string{"spec.contract.slo"}},
-		{"a quantile of 0", func(s *spec) { s.Contract.Slo.Quantile = 0 }, []string{"spec.contract.slo.quantile"}},
+		{"no SLO, which has a default", func(s *spec) { s.Contract.Slo = nil }, nil},
+		{"no quantile, which has a default", func(s *spec) { s.Contract.Slo.Quantile = 0 }, nil},
+		{"a quantile below 0", func(s *spec) { s.Contract.Slo.Quantile = -0.1 }, []string{"spec.contract.slo.quantile"}},
 		{"a quantile of 1", func(s *spec) { s.Contract.Slo.Quantile = 1 }, []string{"spec.contract.slo.quantile"}},
 		{"a quantile that is no number", func(s *spec) { s.Contract.Slo.Quantile = math.NaN() }, []string{"spec.contract.slo.quantile"}},
-		{"no latency", func(s *spec) { s.Contract.Slo.Latency = nil }, []string{"spec.contract.slo.latency"}},
+		{"no latency, which has a default", func(s *spec) { s.Contract.Slo.Latency = nil }, nil},
+		{"a latency below what a broker measures", func(s *spec) { s.Contract.Slo.Latency = durationpb.New(99 * time.Microsecond) }, []string{"spec.contract.slo.latency"}},
+		{"a latency above what a broker measures", func(s *spec) { s.Contract.Slo.Latency = durationpb.New(61 * time.Second) }, []string{"spec.contract.slo.latency"}},
 		{"a latency of 0", func(s *spec) { s.Contract.Slo.Latency = durationpb.New(0) }, []string{"spec.contract.slo.latency"}},
 		{"a latency below 0", func(s *spec) { s.Contract.Slo.Latency = durationpb.New(-1) }, []string{"spec.contract.slo.latency"}},
 		{"a latency of hours", func(s *spec) { s.Contract.Slo.Latency = durationpb.New(time.Hour) }, []string{"spec.contract.slo.latency"}},
@@ -124,7 +127,7 @@ func TestFaultsOfARequest(t *testing.T) {
 			s.Groups[0].Count = -1
 			s.Channels = []string{"!"}
 		}, []string{
-			"spec.name", "spec.contract.rate_milli", "spec.contract.burst", "spec.contract.slo", "spec.publishers[0].rate",
+			"spec.name", "spec.contract.rate_milli", "spec.contract.burst", "spec.publishers[0].rate",
 			"spec.groups[0].count", "spec.placement_policy", "spec.channels[0]", "spec.share_rule",
 		}},
 	} {

@@ -27,6 +27,8 @@ type Server struct {
 	controller *controller.Controller
 	sessions   *bidi.Server
 	admission  Admission // nil: tenants change as much as they like
+
+	reservation Reservation
 }
 
 // Admission is what is needed of admission/client.
@@ -57,7 +59,7 @@ func (s *Server) permit(ctx context.Context) error {
 
 // New returns a Server in front of c.
 func New(c *controller.Controller) *Server {
-	return &Server{controller: c, sessions: bidi.NewServer()}
+	return &Server{controller: c, sessions: bidi.NewServer(), reservation: DefaultReservation}
 }
 
 // Register adds the services to a gRPC server.

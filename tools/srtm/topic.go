@@ -53,7 +53,7 @@ func topicCreateCommand() *cobra.Command {
 		Short: "Create a topic with a contract, and wait until it is active",
 		Long: `create places a topic: NAME gets a contract of --rate msg/s and a burst of
 --burst messages, and an SLO, by default that 99 % of its messages are delivered
-within 1 ms. It returns when publishers may connect.
+within 100 ms. It returns when publishers may connect.
 
 Publishers are declared in groups, KEY:COUNT:RATE[:BATCH[:WEIGHT]], where KEY is the
 correlation key of publishers that tend to send together (empty: none), RATE is each
@@ -64,8 +64,10 @@ Without publishers the topic is open: a client that publishes to one of its brok
 publisher. Who they are, what they send and which of them send together is learned from
 what they do, and describe shows it. With --auto-rate-limit and --auto-burst its contract
 follows what is measured, too, within what they say; until a minute of traffic is known it
-is --rate and --burst, or without them the limits. Without any of the four, the limits are half
-of the largest broker's capacity, and a second's messages of that.
+is --rate and --burst, or without them the limits. Without any of the four, it begins with
+--default-topic-rate and --default-topic-burst of the loaddistributor (1000 msg/s and 1000
+messages), and the limits are half of the largest broker's capacity, and a second's messages
+of that.
 
 --file reads the whole specification as JSON, the TopicSpec of the API or what srtm
 topic describe --output json prints; then only --idempotency-key may be given besides.`,
@@ -198,8 +200,8 @@ func (n *newTopic) flags(cmd *cobra.Command) {
 	f.Int64Var(&contract.Burst, "burst", 0, "contract burst b, in `messages`")
 	f.StringVar(&n.autoBurst, "auto-burst", "", "of an open topic: b follows what is measured, within `MIN:MAX` messages")
 	f.Float64Var(&n.autoRate, "auto-rate-limit", 0, "of an open topic: r follows what is measured, up to so many `msg/s`")
-	f.Float64Var(&contract.Slo.Quantile, "slo-quantile", 0.99, "`fraction` of messages delivered within --slo-latency")
-	f.DurationVar(&n.latency, "slo-latency", time.Millisecond, "delivery latency of the SLO")
+	f.Float64Var(&contract.Slo.Quantile, "slo-quantile", topics.DefaultQuantile, "`fraction` of messages delivered within --slo-latency")
+	f.DurationVar(&n.latency, "slo-latency", topics.DefaultLatency, "delivery latency of the SLO, 100us to 1m")
 	f.StringVar(&n.overLimit, "over-limit", "delay", "what becomes of messages without a token: delay or reject")
 	f.StringVar(&n.said.PlacementPolicy, "policy", "srtm", "placement `policy`: srtm, maxmin, conc or loadbalance")
 	f.StringVar(&n.said.ShareRule, "share-rule", share.Default, "how shares are retuned: static, proportional, robust or sqrt")

@@ -205,7 +205,7 @@ type Contract struct {
 	RateMilli int64 `protobuf:"varint,1,opt,name=rate_milli,json=rateMilli,proto3" json:"rate_milli,omitempty"`
 	// b, in messages; 1 .. 10^9, and at least the number of brokers used.
 	Burst int64 `protobuf:"varint,2,opt,name=burst,proto3" json:"burst,omitempty"`
-	// Required.
+	// Unset: 99 % within 100 ms, also for one of its fields.
 	Slo *Slo `protobuf:"bytes,3,opt,name=slo,proto3" json:"slo,omitempty"`
 	// What a broker does with a message that has no token.
 	OverLimit     OverLimitPolicy `protobuf:"varint,4,opt,name=over_limit,json=overLimit,proto3,enum=srtm.v1.OverLimitPolicy" json:"over_limit,omitempty"`
@@ -276,9 +276,9 @@ func (x *Contract) GetOverLimit() OverLimitPolicy {
 // the message at the broker's kernel to the write to the subscriber's socket.
 type Slo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// In (0, 1), e.g. 0.99.
+	// In (0, 1); 0, which is unset: 0.99.
 	Quantile float64 `protobuf:"fixed64,1,opt,name=quantile,proto3" json:"quantile,omitempty"`
-	// > 0.
+	// 100 us to 1 min, which is what brokers can measure; unset: 100 ms.
 	Latency       *durationpb.Duration `protobuf:"bytes,2,opt,name=latency,proto3" json:"latency,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -15,6 +15,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/tools/iotpub/emulate"
 	"github.com/srtm-io/srtm/tools/iotpub/load"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
@@ -71,7 +72,9 @@ func (c Config) Validate() error {
 		f.If(err != nil, "address %q: want host:port", a)
 	}
 	f.If(!(c.SLO.Quantile > 0 && c.SLO.Quantile <= 0.9999), "SLO quantile %v: want above 0 and up to 0.9999", c.SLO.Quantile)
-	f.If(c.SLO.Latency < 100*time.Microsecond || c.SLO.Latency > time.Minute, "SLO latency %v: want 100us to 1m", c.SLO.Latency)
+	if err := topics.CheckLatency(c.SLO.Latency); err != nil {
+		f.If(true, "--slo-latency: %w", err)
+	}
 	f.If(c.Settle < 100*time.Millisecond || c.Settle > time.Minute, "settling for %v: want 100ms to 1m", c.Settle)
 	f.If(c.Step < 100*time.Millisecond || c.Step > time.Minute, "steps of %v: want 100ms to 1m", c.Step)
 	f.If(c.Limit < c.Settle+c.Step, "a limit of %v is less than a step takes", c.Limit)

@@ -62,8 +62,8 @@ func nsqd(t *testing.T, flags ...string) Config {
 	}
 }
 
-// topics returns the names of the broker's topics.
-func topics(t *testing.T, cfg Config) []string {
+// topicsOf returns the names of the broker's topics.
+func topicsOf(t *testing.T, cfg Config) []string {
 	t.Helper()
 	all := testkit.Result(broker{address: cfg.HTTP}.topics(t.Context())).Must(t)
 	names := []string{}
@@ -94,7 +94,7 @@ func TestABrokerThatCarriesMoreThanIsTried(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 	}
-	if left := topics(t, cfg); len(left) > 0 {
+	if left := topicsOf(t, cfg); len(left) > 0 {
 		t.Errorf("it leaves %v", left)
 	}
 	testkit.Result(Identity(t.Context(), cfg.HTTP, nil)).Equal(t, "b1", "its id")
@@ -114,7 +114,7 @@ func TestABrokerThatKeepsNothing(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 	}
-	if left := topics(t, cfg); len(left) > 0 {
+	if left := topicsOf(t, cfg); len(left) > 0 {
 		t.Errorf("it leaves %v", left)
 	}
 }
@@ -132,7 +132,7 @@ func TestABrokerThatCarriesTopics(t *testing.T) {
 	if !errors.As(err, &carries) || !slices.Equal(carries.Topics, []string{"theirs"}) || len(steps) != 1 {
 		t.Errorf("%v after %d steps", err, len(steps))
 	}
-	testkit.EqualSlices(t, topics(t, cfg), []string{"theirs"}, "it leaves")
+	testkit.EqualSlices(t, topicsOf(t, cfg), []string{"theirs"}, "it leaves")
 
 	steps = nil
 	if _, err := Run(t.Context(), cfg, keep); !errors.As(err, &carries) || len(steps) != 0 {
@@ -142,7 +142,7 @@ func TestABrokerThatCarriesTopics(t *testing.T) {
 	if r, err := Run(t.Context(), cfg, keep); err != nil || r.Mcap != 400 {
 		t.Errorf("forced: %+v, %v", r, err)
 	}
-	testkit.EqualSlices(t, topics(t, cfg), []string{"theirs"}, "it leaves")
+	testkit.EqualSlices(t, topicsOf(t, cfg), []string{"theirs"}, "it leaves")
 }
 
 // An interrupt leaves nothing, whenever it comes.
@@ -159,7 +159,7 @@ func TestAnInterrupt(t *testing.T) {
 	}()
 	ticker := time.NewTicker(5 * time.Millisecond)
 	defer ticker.Stop()
-	for len(topics(t, cfg)) == 0 {
+	for len(topicsOf(t, cfg)) == 0 {
 		select {
 		case <-ticker.C:
 		case err := <-done:
@@ -168,7 +168,7 @@ func TestAnInterrupt(t *testing.T) {
 	}
 	cancel(stop)
 	testkit.ErrorIs(t, <-done, stop)
-	if left := topics(t, cfg); len(left) > 0 {
+	if left := topicsOf(t, cfg); len(left) > 0 {
 		t.Errorf("it leaves %v", left)
 	}
 }
@@ -189,7 +189,7 @@ func TestNoTimeLeft(t *testing.T) {
 
 func TestConfigFaults(t *testing.T) {
 	err := Config{TCP: "x", HTTP: ":", Search: search.Config{First: 1, Least: 1, Most: 1, Tolerance: 0.1, Steps: 1}}.Validate()
-	for _, part := range []string{`address "x"`, "quantile 0", "latency 0s", "settling for 0s", "steps of 0s", "0 workers"} {
+	for _, part := range []string{`address "x"`, "quantile 0", "--slo-latency: 0s", "settling for 0s", "steps of 0s", "0 workers"} {
 		if err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("%v does not say %q", err, part)
 		}

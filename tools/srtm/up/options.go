@@ -10,6 +10,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/tools/iotpub/load"
 )
 
@@ -106,7 +107,9 @@ func (o *options) validate() error {
 	f.If(o.mcap < 1, "--mcap %d msg/s: want at least 1", o.mcap)
 	f.If(o.duration < 2*time.Second, "--duration %v: want at least 2s", o.duration)
 	f.If(!(o.quantile > 0 && o.quantile < 1), "--slo-quantile %v: want more than 0 and less than 1", o.quantile)
-	f.If(o.slo < 0 || o.slo > 0 && o.slo < time.Microsecond, "--slo %v: want 0, or at least 1us", o.slo)
+	if err := topics.CheckLatency(o.slo); o.slo != 0 && err != nil {
+		f.If(true, "--slo: %w", err)
+	}
 	f.If(o.burst < 0, "--burst %d messages: want 0 or more", o.burst)
 	f.If(o.burst > 0 && o.burst < int64(o.brokers), "--burst %d messages: want at least one for each of %d brokers", o.burst, o.brokers)
 	f.If(o.calibration < 0 || o.calibration > 0 && o.calibration < time.Second, "--calibration %v: want 0, or at least 1s", o.calibration)
