@@ -118,7 +118,7 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 		return nil, err
 	}
 	api := httpapi.Config{
-		Node: node, Session: &opts.session, Managed: opts.managed(),
+		Node: node, Session: &opts.session, Managed: opts.managed(), TopologyAware: opts.topologyAware && opts.region != "",
 		Lookupds: d.announcer.State, Settings: d.settings(), Percentiles: opts.statsd.Percentiles, Tokens: opts.tokens,
 		MaxSeries: opts.maxSeries, MaxBodies: opts.conn.MaxBodies, Connections: d.at.connections,
 	}
@@ -368,7 +368,7 @@ func (d *nsqd) disconnectAtEnd(ctx context.Context) error {
 	grace, cancel := context.WithTimeout(context.Background(), clientsGrace)
 	defer cancel()
 	if err := d.conns.Shutdown(grace); err != nil {
-		d.log.Warn("clients did not end in time", obs.KeyError, err) // their failure, not ours
+		d.log.Warn("clients did not disconnect in time; their connections are cut", "limit", clientsGrace, obs.KeyError, err) // their failure, not ours
 	}
 	return nil
 }

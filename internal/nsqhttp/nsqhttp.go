@@ -128,9 +128,24 @@ func delay(q url.Values, limits wire.Limits) (time.Duration, error) {
 	return time.Duration(ms) * time.Millisecond, nil
 }
 
+// plain returns a fault unless the request's body is as it is to be published. Consumers get
+// no header that would tell them how to decode a message.
+func plain(r *http.Request) error {
+	for _, coding := range r.Header.Values("Content-Encoding") {
+		if coding != "" && !strings.EqualFold(coding, "identity") {
+			return Refuse(http.StatusUnsupportedMediaType, "ENCODING_NOT_SUPPORTED",
+				"Content-Encoding %.40q: messages are stored as they come; send the body without Content-Encoding, or decode it in the consumer and leave the header out", coding)
+		}
+	}
+	return nil
+}
+
 // ReadPub reads a request to /pub: its body is one message, and defer=<ms> defers it.
 func ReadPub(r *http.Request, limits wire.Limits) (topic string, body []byte, wait time.Duration, err error) {
 	q := r.URL.Query()
+	if err = plain(r); err != nil {
+		return "", nil, 0, err
+	}
 	if body, err = ReadBody(r, limits.MaxMessageSize, "MSG_TOO_BIG"); err != nil {
 		return "", nil, 0, err
 	}
@@ -151,10 +166,19 @@ type Messages interface {
 	Each(func(body []byte))
 }
 
+// isBinary reports whether a request to /mpub has the parameter binary with any other value
+// than false and 0. NSQ's nsqd takes every other value, also an empty one, for true.
+func isBinary(q url.Values) bool {
+	return q.Has("binary") && q.Get("binary") != "false" && q.Get("binary") != "0"
+}
+
 // ReadMpub reads a request to /mpub: its body has one message a line, or with
 // binary=true is the body of an MPUB.
 func ReadMpub(r *http.Request, limits wire.Limits) (topic string, batch Messages, wait time.Duration, err error) {
 	q := r.URL.Query()
+	if err = plain(r); err != nil {
+		return "", nil, 0, err
+	}
 	body, err := ReadBody(r, limits.MaxBodySize, "BODY_TOO_BIG")
 	if err != nil {
 		return "", nil, 0, err
@@ -165,13 +189,10 @@ func ReadMpub(r *http.Request, limits wire.Limits) (topic string, batch Messages
 	if wait, err = delay(q, limits); err != nil {
 		return "", nil, 0, err
 	}
-	switch binary := q.Get("binary"); binary {
-	case "true", "1":
+	if isBinary(q) {
 		batch, err = binaryBatch(body, limits)
-	case "", "false", "0":
+	} else {
 		batch, err = splitLines(body, limits.MaxMessageSize)
-	default:
-		err = BadRequest("INVALID_BINARY", "binary %q is neither true nor false", binary)
 	}
 	return topic, batch, wait, err
 }

@@ -484,5 +484,9 @@ func (s *Session) Tick(now mono.Time) {
 // driver that lets what it says wait unread, which is not the client's silence.
 func (s *Session) Heard(now mono.Time) { s.heard = max(s.heard, now) }
 
+// LastCommand returns when the last command came, or the connection began. Late ticks move
+// the time forward.
+func (s *Session) LastCommand() mono.Time { return s.heard }
+
 // Identity returns what IDENTIFY negotiated, or the defaults before it.
 func (s *Session) Identity() Identity { return s.identity }

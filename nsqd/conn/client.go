@@ -130,6 +130,13 @@ func (c *client) abort() {
 	}
 }
 
+// lingerUntil returns when a connection that ends in order at now stops lingering. The peer
+// has lingerTime to read the replies to its last commands. A peer that has sent no command
+// for so long has had that time, so its connection does not linger.
+func (c *client) lingerUntil(now mono.Time) mono.Time {
+	return min(now, c.sess.LastCommand()).Add(lingerTime)
+}
+
 // release gives back what the connection has in the broker.
 func (c *client) release() {
 	if c.sub != nil {

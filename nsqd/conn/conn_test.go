@@ -277,6 +277,7 @@ var _ = overBoth("a connection", func() {
 			p.expect(wire.FrameResponse, "OK")
 			Expect(string(consumers[name].message().Body)).To(Equal(name), "message %d", i)
 		}
+		Expect(n.broker.Topics()[0].Stats().Channels[0].Counters.ByDistance).To(Equal([queue.Distances]uint64{1, 1, 1}))
 	})
 
 	It("refuses a consumer too many", func() {

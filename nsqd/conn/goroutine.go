@@ -145,7 +145,8 @@ func (g *goroutine) linger() {
 	if closing, _ := g.sess.Closing(); closing {
 		left = lingerBytes
 	}
-	for until := time.Now().Add(lingerTime); left > 0 && time.Now().Before(until); {
+	now := clock.Mono()
+	for until := time.Now().Add(g.lingerUntil(now).Sub(now)); left > 0 && time.Now().Before(until); {
 		if g.nc.SetReadDeadline(until) != nil {
 			return
 		}

@@ -796,8 +796,12 @@ func (l *loop) parting(s *slot) {
 		l.shut(s)
 		return
 	}
+	now := clock.Mono()
+	if s.until = s.lingerUntil(now); !now.Before(s.until) {
+		l.shut(s)
+		return
+	}
 	s.phase = lingering
-	s.until = clock.Mono().Add(lingerTime)
 	s.left = int64(math.MaxInt64)
 	if closing, _ := s.sess.Closing(); closing {
 		s.left = lingerBytes

@@ -67,6 +67,8 @@ type Config struct {
 	Managed bool
 	// Agent returns the control-plane session's state; nil without one.
 	Agent func() any
+	// TopologyAware says that consumers have distances, so that deliveries are counted by them.
+	TopologyAware bool
 	// Percentiles of the end-to-end latencies to show, in (0, 1].
 	Percentiles []float64
 	// Lookupds returns the nsqlookupd daemons that are kept informed.

@@ -14,6 +14,7 @@ import (
 	"github.com/srtm-io/srtm/kernel/stamp"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/conn"
+	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/nsqd/stats"
 )
 
@@ -77,7 +78,20 @@ type channelJSON struct {
 	Clients      []clientJSON `json:"clients"` // null if they were not asked for
 	Paused       bool         `json:"paused"`
 	EndToEnd     endToEndJSON `json:"e2e_processing_latency"`
-	SRTM         cursorJSON   `json:"srtm"`
+	// Deliveries by the distance of the consumer; all are global without the experiment.
+	ZoneLocal   uint64     `json:"zone_local_msg_count,omitempty"`
+	RegionLocal uint64     `json:"region_local_msg_count,omitempty"`
+	Global      uint64     `json:"global_msg_count,omitempty"`
+	SRTM        cursorJSON `json:"srtm"`
+}
+
+// setDeliveries sets the counts of deliveries by distance.
+func (c *channelJSON) setDeliveries(n queue.ChannelCounters, topologyAware bool) {
+	if !topologyAware {
+		c.Global = n.Delivered
+		return
+	}
+	c.ZoneLocal, c.RegionLocal, c.Global = n.ByDistance[queue.Near], n.ByDistance[queue.Neighbour], n.ByDistance[queue.Far]
 }
 
 type cursorJSON struct {
@@ -123,6 +137,8 @@ type clientJSON struct {
 	AuthIdentity  string         `json:"auth_identity,omitempty"`
 	AuthURL       string         `json:"auth_identity_url,omitempty"`
 	PubCounts     []pubCountJSON `json:"pub_counts,omitempty"`
+	Zone          string         `json:"topology_zone"`
+	Region        string         `json:"topology_region"`
 
 	TLS            bool   `json:"tls"`
 	TLSCipherSuite string `json:"tls_cipher_suite"`
@@ -153,6 +169,8 @@ func clientOf(c conn.Info) clientJSON {
 		Deflate:       c.Deflate,
 		Snappy:        c.Snappy,
 		UserAgent:     c.UserAgent,
+		Zone:          c.Zone,
+		Region:        c.Region,
 	}
 	if g := c.Grant; g != nil {
 		j.Authed, j.AuthIdentity, j.AuthURL = true, g.Identity, g.IdentityURL
@@ -281,6 +299,7 @@ func (a *API) topicStats(s broker.Stats) topicJSON {
 			EndToEnd:     endToEnd(c.EndToEnd, a.cfg.Percentiles),
 			SRTM:         cursorJSON{c.Unfinished, c.Full},
 		})
+		t.Channels[len(t.Channels)-1].setDeliveries(c.Counters, a.cfg.TopologyAware)
 	}
 	t.EndToEnd = endToEnd(all, a.cfg.Percentiles)
 	return t

@@ -92,7 +92,7 @@ func (n *node) json(path string) object {
 func TestStatsOfClients(t *testing.T) {
 	n := start(t, false)
 	address := n.serve()
-	sub := dial(t, address, wire.AppendIdentify(nil, []byte(`{"client_id":"sub","hostname":"sub.example","user_agent":"probe/1.0"}`)))
+	sub := dial(t, address, wire.AppendIdentify(nil, []byte(`{"client_id":"sub","hostname":"sub.example","user_agent":"probe/1.0","topology_region":"r1","topology_zone":"z1"}`)))
 	sub.ok()
 	sub.send(wire.AppendSub(nil, "t", "c"), wire.AppendRdy(nil, 1))
 	sub.ok()
@@ -112,13 +112,13 @@ func TestStatsOfClients(t *testing.T) {
 	host := "127.0.0.1"
 	want := map[string]object{
 		"sub": {"client_id": "sub", "hostname": "sub.example", "version": "V2", "state": 3., "ready_count": 1., "in_flight_count": 1.,
-			"message_count": 3., "finish_count": 1., "requeue_count": 1., "sample_rate": 0., "deflate": false, "snappy": false, "user_agent": "probe/1.0",
+			"message_count": 3., "finish_count": 1., "requeue_count": 1., "sample_rate": 0., "deflate": false, "snappy": false, "user_agent": "probe/1.0", "topology_region": "r1", "topology_zone": "z1",
 			"tls": false, "tls_cipher_suite": "", "tls_version": "", "tls_negotiated_protocol": "", "tls_negotiated_protocol_is_mutual": false},
 		"leaving": {"client_id": host, "hostname": host, "version": "V2", "state": 4., "ready_count": 0., "in_flight_count": 0.,
-			"message_count": 0., "finish_count": 0., "requeue_count": 0., "sample_rate": 0., "deflate": false, "snappy": false, "user_agent": "",
+			"message_count": 0., "finish_count": 0., "requeue_count": 0., "sample_rate": 0., "deflate": false, "snappy": false, "user_agent": "", "topology_region": "", "topology_zone": "",
 			"tls": false, "tls_cipher_suite": "", "tls_version": "", "tls_negotiated_protocol": "", "tls_negotiated_protocol_is_mutual": false},
 		"pub": {"client_id": host, "hostname": host, "version": "V2", "state": 0., "ready_count": 0., "in_flight_count": 0.,
-			"message_count": 0., "finish_count": 0., "requeue_count": 0., "sample_rate": 0., "deflate": false, "snappy": false, "user_agent": "",
+			"message_count": 0., "finish_count": 0., "requeue_count": 0., "sample_rate": 0., "deflate": false, "snappy": false, "user_agent": "", "topology_region": "", "topology_zone": "",
 			"pub_counts": []any{object{"topic": "t", "count": 3.}, object{"topic": "u", "count": 2.}},
 			"tls":        false, "tls_cipher_suite": "", "tls_version": "", "tls_negotiated_protocol": "", "tls_negotiated_protocol_is_mutual": false},
 	}
@@ -157,7 +157,7 @@ func TestStatsOfClients(t *testing.T) {
 				return fmt.Sprint(latency)
 			}
 		}
-		if c["client_count"] != 1. || c["in_flight_count"] != 1. || c["depth"] != 1. || c["requeue_count"] != 1. {
+		if c["client_count"] != 1. || c["in_flight_count"] != 1. || c["depth"] != 1. || c["requeue_count"] != 1. || c["global_msg_count"] != 3. {
 			return fmt.Sprint(c)
 		}
 		for _, problem := range []string{

@@ -20,8 +20,11 @@ func Read(path string) (State, error) {
 		return State{}, fmt.Errorf("read metadata: %w", err)
 	}
 	s, err := Parse(b)
+	if errors.Is(err, ErrVersion) {
+		return State{}, fmt.Errorf("%s: %w; start the nsqd that wrote it, or a later one", path, err)
+	}
 	if err != nil {
-		return State{}, fmt.Errorf("%s: %w", path, err)
+		return State{}, fmt.Errorf("%s: %w; restore it from a backup, or move it away: topics and channels with messages then come back, without pauses and contracts", path, err)
 	}
 	return s, nil
 }

@@ -68,6 +68,15 @@ const (
 	deleted  = "-"
 )
 
+// unreadable is commitlog.ErrUnreadable of a place in one file of a source.
+type unreadable struct {
+	path string // "": the place is in no file that there is
+	err  error
+}
+
+func (u unreadable) Error() string { return u.err.Error() }
+func (u unreadable) Unwrap() error { return u.err }
+
 // source is what one line, a topic's own or a channel's, left in one place.
 type source struct {
 	records iter.Seq2[commitlog.Record, error] // ErrUnreadable: of a place that is stepped over
@@ -427,10 +436,16 @@ func (w *writer) newLine(channel string, sources []source) *line {
 	return l
 }
 
+// unreadable counts and logs a place that could not be read, and marks its file. If the error
+// names no file, it marks all files of the source.
 func (w *writer) unreadable(s source, channel string, err error) {
 	w.lost++
-	for _, path := range s.paths {
-		w.unread[path] = true
+	if u, named := errors.AsType[unreadable](err); !named {
+		for _, path := range s.paths {
+			w.unread[path] = true
+		}
+	} else if u.path != "" {
+		w.unread[u.path] = true
 	}
 	w.Logger.Error("messages that another nsqd has left are not readable; the file is kept", obs.KeyTopic, w.topic, obs.KeyChannel, channel,
 		"suffix", unreadSuffix, obs.KeyError, err)

@@ -309,6 +309,16 @@ func TestWhatCannotBeReadIsKeptAndSaid(t *testing.T) {
 			testkit.NoError(t, err)
 		}
 	})
+	t.Run("of NSQ, one message of several files", func(t *testing.T) {
+		p := unpack(t, "nsq")
+		flip(t, p.path("t:b.diskqueue.000000.dat"), 1) // a length
+		testkit.Result(p.imports()).Must(t)
+		for _, file := range p.files() {
+			if is, want := strings.HasSuffix(file, ".unreadable"), strings.HasPrefix(file, "t:b.diskqueue.000000.dat."); strings.Contains(file, "diskqueue") && is != want {
+				t.Errorf("%s, of %q: only the file with the message is unreadable", file, p.files())
+			}
+		}
+	})
 	t.Run("of NSQ, written in part", func(t *testing.T) {
 		whole := testkit.Result(os.ReadFile(unpack(t, "nsq").path("t:a.diskqueue.meta.dat"))).Must(t)
 		p := unpack(t, "nsq")

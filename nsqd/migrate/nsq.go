@@ -207,7 +207,7 @@ func (im *importer) nsq(name string, q *nsqQueue) source {
 			}
 		}
 		missing := func(n, before uint64) bool {
-			return n >= before || yield(commitlog.Record{}, fmt.Errorf("%s: %w: it is missing, and all before number %d", path(nsqNumber(n)), commitlog.ErrUnreadable, before))
+			return n >= before || yield(commitlog.Record{}, unreadable{err: fmt.Errorf("%s: %w: it is missing, and all before number %d", path(nsqNumber(n)), commitlog.ErrUnreadable, before)})
 		}
 		next := from.number
 		for i, n := range q.files {
@@ -247,7 +247,7 @@ func readNSQMeta(path string) (p nsqPlaces, err error) {
 		_, err = fmt.Sscanf(string(text), "%d\n%d,%d\n%d,%d\n", &depth, &p.number, &p.place, &p.end, &p.endPlace)
 	}
 	if err != nil || p.place < 0 {
-		return nsqPlaces{}, fmt.Errorf("%s: %w: all messages that are there come again", path, commitlog.ErrUnreadable)
+		return nsqPlaces{}, unreadable{path, fmt.Errorf("%s: %w: all messages that are there come again", path, commitlog.ErrUnreadable)}
 	}
 	return p, nil
 }
@@ -269,7 +269,7 @@ func readNSQ(path string, from int64, maxBody int, yield func(commitlog.Record, 
 		return yield(commitlog.Record{}, err) && false
 	}
 	if from > info.Size() {
-		return yield(commitlog.Record{}, fmt.Errorf("%s: %w: it ends at %d, and was read up to %d", path, commitlog.ErrUnreadable, info.Size(), from))
+		return yield(commitlog.Record{}, unreadable{path, fmt.Errorf("%s: %w: it ends at %d, and was read up to %d", path, commitlog.ErrUnreadable, info.Size(), from)})
 	}
 	r := bufio.NewReaderSize(file, 1<<20)
 	var head [4 + nsqHeader]byte
@@ -290,7 +290,7 @@ func readNSQ(path string, from int64, maxBody int, yield func(commitlog.Record, 
 			return yield(commitlog.Record{}, err) && false
 		}
 		if lost {
-			return yield(commitlog.Record{}, fmt.Errorf("%s: %w: from %d on", path, commitlog.ErrUnreadable, at))
+			return yield(commitlog.Record{}, unreadable{path, fmt.Errorf("%s: %w: from %d on", path, commitlog.ErrUnreadable, at)})
 		}
 		at += 4 + size
 		timestamp := mono.Wall(binary.BigEndian.Uint64(head[4:]))

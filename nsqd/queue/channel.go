@@ -50,15 +50,16 @@ type Channel struct {
 
 // ChannelCounters only grow.
 type ChannelCounters struct {
-	Messages  uint64 // put into the channel
-	Requeued  uint64 // by REQ
-	TimedOut  uint64
-	Finished  uint64
-	Emptied   uint64
-	Dropped   uint64 // had no room, and the channel is ephemeral
-	Lost      uint64 // could not be read back from disk
-	Sampled   uint64 // left out because the consumer whose turn it was takes a sample
-	Delivered uint64 // handed over, for the first time and again
+	Messages   uint64 // put into the channel
+	Requeued   uint64 // by REQ
+	TimedOut   uint64
+	Finished   uint64
+	Emptied    uint64
+	Dropped    uint64            // had no room, and the channel is ephemeral
+	Lost       uint64            // could not be read back from disk
+	Sampled    uint64            // left out because the consumer whose turn it was takes a sample
+	Delivered  uint64            // handed over, for the first time and again
+	ByDistance [Distances]uint64 // of Delivered, by the distance of the consumer
 }
 
 // maxDeferred is how many deferred messages a channel with a disk holds in memory
@@ -217,6 +218,7 @@ func (c *Channel) MarkSent(d Delivery) bool {
 	}
 	d.it.handed = true
 	c.counters.Delivered++
+	c.counters.ByDistance[d.it.holder.distance]++
 	return true
 }
 
