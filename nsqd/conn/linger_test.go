@@ -50,7 +50,7 @@ func TestIdleClientDoesNotDelayShutdown(t *testing.T) {
 				_, err := far.Write(append(wire.AppendMagic(nil), "PUB t\n\x00\x00\x00\x01x"...))
 				testkit.Must(t, err)
 				synctest.Wait()
-				time.Sleep(c.idle) // virtual
+				<-time.After(c.idle) // virtual
 				began := time.Now()
 				cancel()
 				testkit.Must(t, s.Shutdown(context.Background()))
