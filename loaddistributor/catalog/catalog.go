@@ -55,6 +55,8 @@ type Topic struct {
 	// Retiring brokers were members, or were to be, and may still hold messages;
 	// by id.
 	Retiring []string
+	// Unconfirmed is what brokers may still use beyond the contract (SharesUnconfirmed).
+	Unconfirmed []UnconfirmedShare
 }
 
 // Next is the plan of a move that is being prepared. It is immutable.
@@ -130,6 +132,8 @@ type Catalog struct {
 	keys    map[string]string // idempotency key -> topic
 	// Contracts of removed topics that the adaptor may still hold.
 	contracts map[string]bool
+	// unconfirmed shares by topic (SharesUnconfirmed); never empty.
+	unconfirmed map[string][]UnconfirmedShare
 	// removed brokers that have not joined anew, with the version of the removal; of
 	// more than MaxGone the first are not known any more.
 	removed map[string]uint64
@@ -169,8 +173,8 @@ func New() *Catalog {
 		topics:    map[string]*topic{},
 		brokers:   map[string]*broker{},
 		keys:      map[string]string{},
-		contracts: map[string]bool{},
-		removed:   map[string]uint64{},
+		contracts: map[string]bool{}, unconfirmed: map[string][]UnconfirmedShare{},
+		removed: map[string]uint64{},
 	}
 }
 
@@ -288,7 +292,39 @@ func (e BrokerNoted) apply(c *Catalog) ([]Effect, error) {
 		return nil, err
 	}
 	b.Forgotten, b.Strict = e.Forgotten, e.Strict
+	if e.Forgotten {
+		c.confirm(e.ID)
+	}
 	return nil, nil
+}
+
+func (e SharesUnconfirmed) apply(c *Catalog) ([]Effect, error) {
+	for i, s := range e.Shares {
+		if s.Broker == "" || i > 0 && e.Shares[i-1].Broker >= s.Broker {
+			return nil, fmt.Errorf("unconfirmed shares of topic %s: broker %q is without a name, or out of order", e.Topic, s.Broker)
+		}
+		if err := s.Share.Validate(); err != nil {
+			return nil, fmt.Errorf("unconfirmed share of topic %s on broker %s: %w", e.Topic, s.Broker, err)
+		}
+	}
+	if len(e.Shares) == 0 {
+		delete(c.unconfirmed, e.Topic)
+		c.forgetGone()
+	} else {
+		c.unconfirmed[e.Topic] = e.Shares
+	}
+	return nil, nil
+}
+
+// confirm notes that a broker uses no share of any topic.
+func (c *Catalog) confirm(id string) {
+	// order: each topic is changed on its own
+	for name, shares := range c.unconfirmed {
+		left := slices.DeleteFunc(slices.Clone(shares), func(s UnconfirmedShare) bool { return s.Broker == id })
+		if c.unconfirmed[name] = left; len(left) == 0 {
+			delete(c.unconfirmed, name)
+		}
+	}
 }
 
 func (e BrokerRemoved) apply(c *Catalog) ([]Effect, error) {
@@ -301,6 +337,7 @@ func (e BrokerRemoved) apply(c *Catalog) ([]Effect, error) {
 	case len(b.topics)+len(b.retiring) > 0:
 		return nil, fmt.Errorf("remove broker %q: %w: %s", e.ID, ErrBrokerInUse, strings.Join(append(sorted(b.topics), sorted(b.retiring)...), ", "))
 	}
+	c.confirm(e.ID)
 	c.dropBroker(e.ID)
 	c.removed[e.ID] = c.version
 	if len(c.removed) > MaxGone {
@@ -327,10 +364,17 @@ func (e BrokerLeft) apply(c *Catalog) ([]Effect, error) {
 // forgetGone keeps at most MaxGone brokers that are away and that nothing
 // depends on.
 func (c *Catalog) forgetGone() {
+	uses := map[string]bool{}
+	// order: a set
+	for _, shares := range c.unconfirmed {
+		for _, s := range shares {
+			uses[s.Broker] = true
+		}
+	}
 	var gone []*broker
 	// order: sorted below
 	for _, b := range c.brokers {
-		if !b.Connected && len(b.topics)+len(b.retiring)+len(b.leftovers) == 0 {
+		if !b.Connected && !uses[b.ID] && len(b.topics)+len(b.retiring)+len(b.leftovers) == 0 {
 			gone = append(gone, b)
 		}
 	}
@@ -412,6 +456,7 @@ func (e TopicActivated) apply(c *Catalog) ([]Effect, error) {
 	}
 	before := c.states(one(e.Topic))
 	t.phase = Active
+	delete(c.unconfirmed, e.Topic) // the adaptor gives a new contract to none before that
 	return c.changes(before), nil
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // spec orders a topic of publishers that send 1 msg/s each, half of them in a
@@ -240,6 +241,9 @@ func TestAnyHistory(t *testing.T) {
 					}
 				}
 			case 14:
+				if b, _ := c.Broker(broker); !b.Forgotten {
+					_ = apply(SharesUnconfirmed{name, []UnconfirmedShare{{broker, tokenbucket.Share{Rate: 1000, Burst: rapid.Int64Range(0, 2).Draw(t, "unconfirmed")}}}})
+				}
 				_ = apply(BrokerNoted{broker, rapid.Bool().Draw(t, "forgotten"), rapid.Bool().Draw(t, "strict")})
 				if apply(BrokerRemoved{broker}) == nil && !c.Removed(broker) {
 					t.Fatalf("%s was removed", broker)
@@ -386,6 +390,45 @@ func TestLoadRefusesWhatCannotBe(t *testing.T) {
 		change(&d)
 		if _, err := Load(d); err == nil {
 			t.Errorf("%s was loaded", name)
+		}
+	}
+}
+
+// What brokers may still use of a contract outlives its topic, until a new topic of the name
+// is active, or it is known that the broker holds nothing.
+func TestUnconfirmedSharesOutliveTheirTopic(t *testing.T) {
+	held := func(brokers ...string) (shares []UnconfirmedShare) {
+		for _, id := range brokers {
+			shares = append(shares, UnconfirmedShare{id, tokenbucket.Share{Rate: 300_000, Burst: 20}})
+		}
+		return shares
+	}
+	w := newWorld(t)
+	all := func(events ...Event) {
+		for _, e := range events {
+			w.must(e)
+		}
+	}
+	all(joined("a", 100), joined("b", 100))
+	all(w.plan(spec("t", 4, 10)), SharesUnconfirmed{"t", held("a", "b")}, TopicDeleting{"t"}, TopicRemoved{Topic: "t"}, BrokerLeft{"a"}, BrokerLeft{"b"})
+	testkit.Equal(t, fmt.Sprint(w.UnconfirmedTopics(), w.Unconfirmed("t")), fmt.Sprint([]string{"t"}, held("a", "b")), "the topic is deleted")
+	again := testkit.Result(Load(w.Dump())).Must(t)
+	testkit.Equal(t, fmt.Sprint(again.Unconfirmed("t")), fmt.Sprint(held("a", "b")), "after a restart")
+	w.must(BrokerNoted{ID: "a", Forgotten: true})
+	testkit.Equal(t, fmt.Sprint(w.Unconfirmed("t")), fmt.Sprint(held("b")), "a holds nothing")
+	w.must(BrokerRemoved{"b"})
+	testkit.Equal(t, len(w.UnconfirmedTopics()), 0, "and b was removed")
+
+	all(joined("a", 100), SharesUnconfirmed{"t", held("a")})
+	all(w.plan(spec("t", 4, 10)), MemberPrepared{"t", "a"})
+	testkit.Equal(t, fmt.Sprint(w.Unconfirmed("t")), fmt.Sprint(held("a")), "a topic of the name is being created")
+	w.must(TopicActivated{"t"})
+	testkit.Equal(t, len(w.UnconfirmedTopics()), 0, "it is active")
+	all(SharesUnconfirmed{"t", held("a")}, SharesUnconfirmed{Topic: "t"})
+	testkit.Equal(t, len(w.UnconfirmedTopics()), 0, "all have confirmed")
+	for _, bad := range [][]UnconfirmedShare{held("b", "a"), held("a", "a"), held(""), {{"a", tokenbucket.Share{Rate: 1}}}} {
+		if _, err := w.Apply(SharesUnconfirmed{"t", bad}); err == nil {
+			t.Errorf("accepted: %+v", bad)
 		}
 	}
 }

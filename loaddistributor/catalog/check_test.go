@@ -67,6 +67,16 @@ func (c *Catalog) check() {
 	if !slices.IsSortedFunc(c.byID, func(a, b *broker) int { return cmp.Compare(a.ID, b.ID) }) || len(c.byID) != len(c.brokers) {
 		panic(fmt.Sprintf("%d brokers, by id %v", len(c.brokers), c.byID))
 	}
+	for name, shares := range c.unconfirmed {
+		for _, s := range shares {
+			if b := c.brokers[s.Broker]; b != nil && b.Forgotten {
+				panic(fmt.Sprintf("topic %s: broker %s holds nothing, and %+v is unconfirmed", name, s.Broker, s.Share))
+			}
+		}
+		if len(shares) == 0 {
+			panic(fmt.Sprintf("topic %s: no unconfirmed shares are kept", name))
+		}
+	}
 	for id, b := range c.brokers {
 		if b.Allocated != allocated[id] || b.ID != id {
 			panic(fmt.Sprintf("broker %s: allocated %d, its quotas sum to %d", id, b.Allocated, allocated[id]))

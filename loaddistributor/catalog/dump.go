@@ -20,6 +20,8 @@ type Dump struct {
 	Topics    []TopicDump       // by name
 	Contracts []string          // that the adaptor may still hold; sorted
 	Removed   map[string]uint64 // brokers, with the version at which they were
+	// Unconfirmed shares, by topic (SharesUnconfirmed).
+	Unconfirmed []SharesUnconfirmed
 }
 
 // BrokerDump is a broker of a Dump. What it carries follows from the topics.
@@ -47,6 +49,9 @@ type TopicDump struct {
 func (c *Catalog) Dump() Dump {
 	d := Dump{Version: c.version, Log: c.log, Ahead: c.ahead, Contracts: sorted(c.contracts), Removed: map[string]uint64{}}
 	maps.Copy(d.Removed, c.removed)
+	for _, name := range sorted(c.unconfirmed) {
+		d.Unconfirmed = append(d.Unconfirmed, SharesUnconfirmed{name, c.unconfirmed[name]})
+	}
 	for _, b := range c.Brokers() {
 		known := c.brokers[b.ID]
 		b.Allocated = 0
@@ -99,6 +104,11 @@ func Load(d Dump) (*Catalog, error) {
 	maps.Copy(c.removed, d.Removed)
 	for _, name := range d.Contracts {
 		c.contracts[name] = true
+	}
+	for _, one := range d.Unconfirmed {
+		if _, err := one.apply(c); err != nil {
+			return nil, fmt.Errorf("load: %w", err)
+		}
 	}
 	return c, nil
 }

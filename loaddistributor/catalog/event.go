@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // Event is something that happened, or that the controller decided; Apply
@@ -97,6 +98,21 @@ type BrokerAbsorbed struct {
 type BrokerNoted struct {
 	ID                string
 	Forgotten, Strict bool
+}
+
+// SharesUnconfirmed says which brokers may still use shares of a topic, alive or deleted,
+// beyond its contract, and how much: the contract was lowered or removed, and the adaptor,
+// whose memory is not durable, has no word from them. It replaces what was said before;
+// without Shares all brokers have confirmed.
+type SharesUnconfirmed struct {
+	Topic  string
+	Shares []UnconfirmedShare // by broker
+}
+
+// UnconfirmedShare is the most that a broker may still use.
+type UnconfirmedShare struct {
+	Broker string
+	Share  tokenbucket.Share
 }
 
 // BrokerRemoved: a broker that is away, and on which no topic is placed, is none of

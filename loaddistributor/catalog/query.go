@@ -41,7 +41,7 @@ func (c *Catalog) view(t *topic) *Topic {
 	state, reason := c.state(t)
 	v := &Topic{
 		Spec: t.spec, Ordered: t.ordered, Key: t.key, State: state, Reason: reason, Created: t.created,
-		Plan: t.plan, Placement: t.placement, Retiring: sorted(t.retiring),
+		Plan: t.plan, Placement: t.placement, Retiring: sorted(t.retiring), Unconfirmed: c.unconfirmed[t.spec.Name()],
 	}
 	if t.next != nil {
 		v.Next = &t.next.Next
@@ -248,6 +248,13 @@ func (c *Catalog) Work(id string) (remove, prepare []string) {
 	slices.Sort(prepare)
 	return remove, prepare
 }
+
+// Unconfirmed returns the shares of a topic, alive or deleted, that brokers may still use
+// beyond its contract, by broker.
+func (c *Catalog) Unconfirmed(topic string) []UnconfirmedShare { return c.unconfirmed[topic] }
+
+// UnconfirmedTopics returns the topics that have such shares, by name.
+func (c *Catalog) UnconfirmedTopics() []string { return sorted(c.unconfirmed) }
 
 // LeftoverContracts returns the removed topics whose contract the adaptor may
 // still hold, by name.

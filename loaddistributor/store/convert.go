@@ -45,7 +45,26 @@ func fromDump(d catalog.Dump) (*journal.Snapshot, *journal.Additions) {
 			more.Created[t.Spec.Name()] = t.Created
 		}
 	}
+	for _, one := range d.Unconfirmed {
+		more.Unconfirmed = append(more.Unconfirmed, fromUnconfirmed(one))
+	}
 	return s, more
+}
+
+func fromUnconfirmed(e catalog.SharesUnconfirmed) *journal.Unconfirmed {
+	m := &journal.Unconfirmed{Topic: e.Topic}
+	for _, s := range e.Shares {
+		m.Shares = append(m.Shares, &journal.UnconfirmedShare{Broker: s.Broker, RateMilli: int64(s.Share.Rate), Burst: s.Share.Burst})
+	}
+	return m
+}
+
+func toUnconfirmed(m *journal.Unconfirmed) catalog.SharesUnconfirmed {
+	e := catalog.SharesUnconfirmed{Topic: m.GetTopic()}
+	for _, s := range m.GetShares() {
+		e.Shares = append(e.Shares, catalog.UnconfirmedShare{Broker: s.GetBroker(), Share: tokenbucket.Share{Rate: tokenbucket.Rate(s.GetRateMilli()), Burst: s.GetBurst()}})
+	}
+	return e
 }
 
 func toDump(s *journal.Snapshot, more *journal.Additions) (catalog.Dump, error) {
@@ -66,6 +85,9 @@ func toDump(s *journal.Snapshot, more *journal.Additions) (catalog.Dump, error) 
 		}
 		one.Created = more.Created[one.Spec.Name()]
 		d.Topics = append(d.Topics, one)
+	}
+	for _, m := range more.Unconfirmed {
+		d.Unconfirmed = append(d.Unconfirmed, toUnconfirmed(m))
 	}
 	return d, nil
 }

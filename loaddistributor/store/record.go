@@ -172,6 +172,8 @@ func encodeEvent(e catalog.Event) ([]byte, error) {
 		})
 	case catalog.BrokerAbsorbed:
 		return encode("broker_absorbed", fromAbsorption(e.ID, e.Absorption))
+	case catalog.SharesUnconfirmed:
+		return encode("shares_unconfirmed", fromUnconfirmed(e))
 	case catalog.TopicPlaced:
 		return encode("topic_placed", &journal.Order{Spec: fromSpec(e.Spec), Plan: fromPlan(e.Plan, e.Spec), Key: e.Key})
 	case catalog.TopicMoving:
@@ -238,6 +240,8 @@ func toEvent(name string, m proto.Message) (catalog.Event, error) {
 		}, nil
 	case *journal.Absorbed:
 		return catalog.BrokerAbsorbed{ID: m.Broker, Absorption: toAbsorption(m)}, nil
+	case *journal.Unconfirmed:
+		return toUnconfirmed(m), nil
 	case *journal.Topic:
 		d, err := toTopic(m)
 		return catalog.TopicRestored{TopicDump: d}, err

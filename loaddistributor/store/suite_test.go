@@ -25,6 +25,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -214,6 +215,8 @@ func (l *leader) every() {
 	l.append(joined("b3"), joined("b4"))
 	l.active("many", 0, 1000)
 	l.append(l.shifted("many", 2))
+	l.append(catalog.SharesUnconfirmed{Topic: "gone", Shares: []catalog.UnconfirmedShare{{Broker: "b1", Share: tokenbucket.Share{Rate: 5000, Burst: 3}}}},
+		catalog.SharesUnconfirmed{Topic: "t", Shares: []catalog.UnconfirmedShare{{Broker: "b1", Share: tokenbucket.Share{Rate: 1, Burst: 1}}}}, catalog.SharesUnconfirmed{Topic: "t"})
 }
 
 // active appends what makes a topic active.
