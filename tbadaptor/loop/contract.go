@@ -45,6 +45,7 @@ func (s *Server) SetContract(ctx context.Context, req *srtmv1.SetContractRequest
 		s.cfg.Log.Warn("contract not set", obs.KeyTopic, c.Topic, "adopt", req.Adopt, obs.KeyError, err)
 		return nil, toStatus(err)
 	}
+	s.expire(clock.Mono()) // the leases of awaited brokers begin
 	s.cfg.Log.Info("contract set", obs.KeyTopic, c.Topic, "adopt", req.Adopt, "rule", c.Rule, "members", len(c.Placed))
 	return &srtmv1.SetContractResponse{}, nil
 }
@@ -145,14 +146,14 @@ func (s *Server) set(ctx context.Context, c *adaptor.Contract) error {
 		if m.Contract(c.Topic) != c {
 			return nil, nil // removed, and perhaps set again, meanwhile
 		}
-		return s.removeLocked(c.Topic), nil
+		return s.removeLocked(c.Topic, nil, nil), nil
 	}))
 }
 
 // removeLocked ends a contract, and forgets its history. Requires: mu held.
-func (s *Server) removeLocked(topic string) []ledger.Grant {
+func (s *Server) removeLocked(topic string, awaited, strict []string) []ledger.Grant {
 	delete(s.mu.histories, topic)
-	return s.mu.machine.Remove(topic, nil, nil)
+	return s.mu.machine.Remove(topic, awaited, strict)
 }
 
 // settle waits until every member of c has acknowledged its share.
@@ -198,14 +199,29 @@ func lacking(v ledger.TopicView) []string {
 
 // RemoveContract implements srtmv1.GrantServiceServer.
 func (s *Server) RemoveContract(_ context.Context, req *srtmv1.RemoveContractRequest) (*srtmv1.RemoveContractResponse, error) {
-	err := s.change(reasonRemoved, func(m *adaptor.Machine) ([]ledger.Grant, error) {
-		return s.removeLocked(req.Topic), nil
+	var bad badRequest
+	bad.Name("topic", req.Topic)
+	for i, broker := range req.Awaited {
+		bad.Name(fmt.Sprintf("awaited[%d]", i), broker)
+	}
+	if err := bad.Err(); err != nil {
+		return nil, toStatus(err)
+	}
+	err := s.change(reasonRemoved, func(*adaptor.Machine) ([]ledger.Grant, error) {
+		return s.removeLocked(req.Topic, req.Awaited, req.Strict), nil
 	})
 	if err != nil {
 		return nil, toStatus(err)
 	}
+	s.expire(clock.Mono()) // the leases of awaited brokers begin
 	s.cfg.Log.Info("contract removed", obs.KeyTopic, req.Topic)
-	return &srtmv1.RemoveContractResponse{}, nil
+	response := &srtmv1.RemoveContractResponse{}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if v, known := s.mu.machine.Topic(req.Topic); known {
+		response.Shares = s.sharesLocked(v, 0)
+	}
+	return response, nil
 }
 
 // ForgetBroker implements srtmv1.GrantServiceServer.
@@ -272,9 +288,7 @@ func (s *Server) ListShares(_ context.Context, req *srtmv1.ListSharesRequest) (*
 	}
 	response := &srtmv1.ListSharesResponse{Freed: s.mu.machine.Freed(), Revision: s.mu.revision}
 	for _, v := range views {
-		if !v.Removing {
-			response.Topics = append(response.Topics, s.sharesLocked(v, req.History))
-		}
+		response.Topics = append(response.Topics, s.sharesLocked(v, req.History))
 	}
 	return response, nil
 }
@@ -282,7 +296,18 @@ func (s *Server) ListShares(_ context.Context, req *srtmv1.ListSharesRequest) (*
 // sharesLocked shows v. A topic that brokers hold and that was not set has no contract.
 // Requires: mu held.
 func (s *Server) sharesLocked(v ledger.TopicView, history uint32) *srtmv1.TopicShares {
-	p := &srtmv1.TopicShares{Topic: v.Topic, History: s.mu.histories[v.Topic].latest(history), Awaited: v.Awaited}
+	p := &srtmv1.TopicShares{Topic: v.Topic, History: s.mu.histories[v.Topic].latest(history), Awaited: v.Awaited, Removing: v.Removing}
+	ends := func(broker string) {
+		if at, known := s.mu.machine.Ends(broker); known {
+			if p.Ends == nil {
+				p.Ends = map[string]*timestamppb.Timestamp{}
+			}
+			p.Ends[broker] = timestamppb.New(time.Now().Add(at.Sub(clock.Mono())))
+		}
+	}
+	for _, broker := range v.Awaited {
+		ends(broker)
+	}
 	for _, m := range v.Members {
 		one := &srtmv1.MemberShare{
 			BrokerId: m.Broker,
@@ -299,6 +324,7 @@ func (s *Server) sharesLocked(v ledger.TopicView, history uint32) *srtmv1.TopicS
 			one.AwaySince = timestamppb.New(since)
 		}
 		p.Members = append(p.Members, one)
+		ends(m.Broker)
 	}
 	if c := s.mu.machine.Contract(v.Topic); c != nil {
 		p.Contract, p.ShareRule = &srtmv1.Contract{RateMilli: int64(c.Total.Rate), Burst: c.Total.Burst}, c.Rule

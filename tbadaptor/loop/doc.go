@@ -7,6 +7,6 @@
 // After a restart the ledger is empty and brokers go on with what they hold.
 // They say so in their hellos, and the loaddistributor brings the contracts
 // back with SetContract.adopt. Such a contract is handed to the ledger only
-// when every member of it has said hello: until then no share changes,
+// when every member of it has said hello: until then no share grows,
 // since one that has not called may be using any part of the contract.
 package loop

@@ -532,7 +532,9 @@ func names(a *adaptor) []string {
 	Expect(err).NotTo(HaveOccurred())
 	var list []string
 	for _, t := range r.Topics {
-		list = append(list, t.Topic)
+		if !t.Removing {
+			list = append(list, t.Topic)
+		}
 	}
 	return list
 }

@@ -1313,7 +1313,9 @@ func (x *RemoveContractRequest) GetStrict() []string {
 }
 
 type RemoveContractResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The shares that brokers have not given up yet. Unset: none.
+	Shares        *TopicShares `protobuf:"bytes,1,opt,name=shares,proto3" json:"shares,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1346,6 +1348,13 @@ func (x *RemoveContractResponse) ProtoReflect() protoreflect.Message {
 // Deprecated: Use RemoveContractResponse.ProtoReflect.Descriptor instead.
 func (*RemoveContractResponse) Descriptor() ([]byte, []int) {
 	return file_srtm_v1_grant_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *RemoveContractResponse) GetShares() *TopicShares {
+	if x != nil {
+		return x.Shares
+	}
+	return nil
 }
 
 type ListSharesRequest struct {
@@ -2157,8 +2166,9 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\x15RemoveContractRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x18\n" +
 	"\aawaited\x18\x02 \x03(\tR\aawaited\x12\x16\n" +
-	"\x06strict\x18\x03 \x03(\tR\x06strict\"\x18\n" +
-	"\x16RemoveContractResponse\"l\n" +
+	"\x06strict\x18\x03 \x03(\tR\x06strict\"F\n" +
+	"\x16RemoveContractResponse\x12,\n" +
+	"\x06shares\x18\x01 \x01(\v2\x14.srtm.v1.TopicSharesR\x06shares\"l\n" +
 	"\x11ListSharesRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x18\n" +
 	"\ahistory\x18\x02 \x01(\rR\ahistory\x12'\n" +
@@ -2302,44 +2312,45 @@ var file_srtm_v1_grant_proto_depIdxs = []int32{
 	30, // 18: srtm.v1.Member.share:type_name -> srtm.v1.Share
 	31, // 19: srtm.v1.SetContractRequest.contract:type_name -> srtm.v1.Contract
 	13, // 20: srtm.v1.SetContractRequest.members:type_name -> srtm.v1.Member
-	23, // 21: srtm.v1.ForgetBrokerResponse.freed:type_name -> srtm.v1.FreedShare
-	23, // 22: srtm.v1.ReportEndResponse.freed:type_name -> srtm.v1.FreedShare
-	30, // 23: srtm.v1.FreedShare.share:type_name -> srtm.v1.Share
-	25, // 24: srtm.v1.ListSharesResponse.topics:type_name -> srtm.v1.TopicShares
-	31, // 25: srtm.v1.TopicShares.contract:type_name -> srtm.v1.Contract
-	27, // 26: srtm.v1.TopicShares.members:type_name -> srtm.v1.MemberShare
-	26, // 27: srtm.v1.TopicShares.history:type_name -> srtm.v1.ShareChange
-	28, // 28: srtm.v1.TopicShares.ends:type_name -> srtm.v1.TopicShares.EndsEntry
-	32, // 29: srtm.v1.ShareChange.time:type_name -> google.protobuf.Timestamp
-	30, // 30: srtm.v1.ShareChange.share:type_name -> srtm.v1.Share
-	30, // 31: srtm.v1.ShareChange.flex:type_name -> srtm.v1.Share
-	30, // 32: srtm.v1.MemberShare.granted:type_name -> srtm.v1.Share
-	30, // 33: srtm.v1.MemberShare.acknowledged:type_name -> srtm.v1.Share
-	30, // 34: srtm.v1.MemberShare.base:type_name -> srtm.v1.Share
-	30, // 35: srtm.v1.MemberShare.target:type_name -> srtm.v1.Share
-	30, // 36: srtm.v1.MemberShare.reserved:type_name -> srtm.v1.Share
-	0,  // 37: srtm.v1.MemberShare.policy:type_name -> srtm.v1.LeasePolicy
-	32, // 38: srtm.v1.MemberShare.away_since:type_name -> google.protobuf.Timestamp
-	32, // 39: srtm.v1.TopicShares.EndsEntry.value:type_name -> google.protobuf.Timestamp
-	3,  // 40: srtm.v1.GrantService.Session:input_type -> srtm.v1.NodeMessage
-	14, // 41: srtm.v1.GrantService.SetContract:input_type -> srtm.v1.SetContractRequest
-	16, // 42: srtm.v1.GrantService.RemoveContract:input_type -> srtm.v1.RemoveContractRequest
-	18, // 43: srtm.v1.GrantService.ListShares:input_type -> srtm.v1.ListSharesRequest
-	19, // 44: srtm.v1.GrantService.ForgetBroker:input_type -> srtm.v1.ForgetBrokerRequest
-	21, // 45: srtm.v1.GrantService.ReportEnd:input_type -> srtm.v1.ReportEndRequest
-	1,  // 46: srtm.v1.GrantService.Lead:input_type -> srtm.v1.LeadRequest
-	11, // 47: srtm.v1.GrantService.Session:output_type -> srtm.v1.GrantMessage
-	15, // 48: srtm.v1.GrantService.SetContract:output_type -> srtm.v1.SetContractResponse
-	17, // 49: srtm.v1.GrantService.RemoveContract:output_type -> srtm.v1.RemoveContractResponse
-	24, // 50: srtm.v1.GrantService.ListShares:output_type -> srtm.v1.ListSharesResponse
-	20, // 51: srtm.v1.GrantService.ForgetBroker:output_type -> srtm.v1.ForgetBrokerResponse
-	22, // 52: srtm.v1.GrantService.ReportEnd:output_type -> srtm.v1.ReportEndResponse
-	2,  // 53: srtm.v1.GrantService.Lead:output_type -> srtm.v1.LeadResponse
-	47, // [47:54] is the sub-list for method output_type
-	40, // [40:47] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	25, // 21: srtm.v1.RemoveContractResponse.shares:type_name -> srtm.v1.TopicShares
+	23, // 22: srtm.v1.ForgetBrokerResponse.freed:type_name -> srtm.v1.FreedShare
+	23, // 23: srtm.v1.ReportEndResponse.freed:type_name -> srtm.v1.FreedShare
+	30, // 24: srtm.v1.FreedShare.share:type_name -> srtm.v1.Share
+	25, // 25: srtm.v1.ListSharesResponse.topics:type_name -> srtm.v1.TopicShares
+	31, // 26: srtm.v1.TopicShares.contract:type_name -> srtm.v1.Contract
+	27, // 27: srtm.v1.TopicShares.members:type_name -> srtm.v1.MemberShare
+	26, // 28: srtm.v1.TopicShares.history:type_name -> srtm.v1.ShareChange
+	28, // 29: srtm.v1.TopicShares.ends:type_name -> srtm.v1.TopicShares.EndsEntry
+	32, // 30: srtm.v1.ShareChange.time:type_name -> google.protobuf.Timestamp
+	30, // 31: srtm.v1.ShareChange.share:type_name -> srtm.v1.Share
+	30, // 32: srtm.v1.ShareChange.flex:type_name -> srtm.v1.Share
+	30, // 33: srtm.v1.MemberShare.granted:type_name -> srtm.v1.Share
+	30, // 34: srtm.v1.MemberShare.acknowledged:type_name -> srtm.v1.Share
+	30, // 35: srtm.v1.MemberShare.base:type_name -> srtm.v1.Share
+	30, // 36: srtm.v1.MemberShare.target:type_name -> srtm.v1.Share
+	30, // 37: srtm.v1.MemberShare.reserved:type_name -> srtm.v1.Share
+	0,  // 38: srtm.v1.MemberShare.policy:type_name -> srtm.v1.LeasePolicy
+	32, // 39: srtm.v1.MemberShare.away_since:type_name -> google.protobuf.Timestamp
+	32, // 40: srtm.v1.TopicShares.EndsEntry.value:type_name -> google.protobuf.Timestamp
+	3,  // 41: srtm.v1.GrantService.Session:input_type -> srtm.v1.NodeMessage
+	14, // 42: srtm.v1.GrantService.SetContract:input_type -> srtm.v1.SetContractRequest
+	16, // 43: srtm.v1.GrantService.RemoveContract:input_type -> srtm.v1.RemoveContractRequest
+	18, // 44: srtm.v1.GrantService.ListShares:input_type -> srtm.v1.ListSharesRequest
+	19, // 45: srtm.v1.GrantService.ForgetBroker:input_type -> srtm.v1.ForgetBrokerRequest
+	21, // 46: srtm.v1.GrantService.ReportEnd:input_type -> srtm.v1.ReportEndRequest
+	1,  // 47: srtm.v1.GrantService.Lead:input_type -> srtm.v1.LeadRequest
+	11, // 48: srtm.v1.GrantService.Session:output_type -> srtm.v1.GrantMessage
+	15, // 49: srtm.v1.GrantService.SetContract:output_type -> srtm.v1.SetContractResponse
+	17, // 50: srtm.v1.GrantService.RemoveContract:output_type -> srtm.v1.RemoveContractResponse
+	24, // 51: srtm.v1.GrantService.ListShares:output_type -> srtm.v1.ListSharesResponse
+	20, // 52: srtm.v1.GrantService.ForgetBroker:output_type -> srtm.v1.ForgetBrokerResponse
+	22, // 53: srtm.v1.GrantService.ReportEnd:output_type -> srtm.v1.ReportEndResponse
+	2,  // 54: srtm.v1.GrantService.Lead:output_type -> srtm.v1.LeadResponse
+	48, // [48:55] is the sub-list for method output_type
+	41, // [41:48] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_grant_proto_init() }
