@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // OverLimit is what a broker does with a message that has no token.
@@ -74,6 +75,11 @@ type Auto struct {
 
 // Name returns the topic's name.
 func (s *Spec) Name() string { return s.Demand.Topic }
+
+// Contract returns (r, b).
+func (s *Spec) Contract() tokenbucket.Share {
+	return tokenbucket.Share{Rate: tokenbucket.Rate(s.Demand.RateMilli), Burst: s.Demand.Burst}
+}
 
 // Keeping returns a specification with that durability.
 func (s *Spec) Keeping(d Durability) *Spec {

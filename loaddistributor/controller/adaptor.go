@@ -69,6 +69,10 @@ func await[In, Out any](ctx context.Context, in *In, call func(context.Context, 
 	}
 }
 
+// reasonBusy is the adaptor's ErrorInfo where brokers may still use the contract of a removed
+// topic.
+const reasonBusy = "CONTRACT_BUSY"
+
 // absent reports whether err says that there is no adaptor that leads. A status without
 // details is of gRPC itself: the connection broke. One that has just begun leads within
 // seconds, once the loaddistributor may lend it the right to; after one that shuts down
@@ -94,16 +98,17 @@ func (l ledger) set(ctx context.Context, req *srtmv1.SetContractRequest) error {
 	return nil
 }
 
-// drop has the adaptor forget a contract.
-func (l ledger) drop(topic string) error {
+// drop has the adaptor end a contract, and returns the shares that brokers have not given up;
+// nil: none. The awaited brokers may use shares of it, the strict ones until their lease ends.
+func (l ledger) drop(topic string, awaited, strict []string) (*srtmv1.TopicShares, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), l.patience)
 	defer cancel()
-	_, err := l.RemoveContract(ctx, &srtmv1.RemoveContractRequest{Topic: topic})
-	return err
+	r, err := l.RemoveContract(ctx, &srtmv1.RemoveContractRequest{Topic: topic, Awaited: awaited, Strict: strict})
+	return r.GetShares(), err
 }
 
-// shares returns what is known of the brokers' shares of a topic, by broker.
-func (l ledger) shares(ctx context.Context, topic string, patience time.Duration) (map[string]*srtmv1.MemberShare, error) {
+// topic returns what the adaptor knows of a topic; nil: nothing.
+func (l ledger) topic(ctx context.Context, topic string, patience time.Duration) (*srtmv1.TopicShares, error) {
 	if l.Adaptor == nil {
 		return nil, nil
 	}
@@ -113,11 +118,18 @@ func (l ledger) shares(ctx context.Context, topic string, patience time.Duration
 	if err != nil {
 		return nil, &AdaptorError{err}
 	}
-	by := map[string]*srtmv1.MemberShare{}
-	for _, t := range r.Topics {
-		for _, m := range t.Members {
-			by[m.BrokerId] = m
-		}
+	if len(r.Topics) == 0 {
+		return nil, nil
 	}
-	return by, nil
+	return r.Topics[0], nil
+}
+
+// shares returns what is known of the brokers' shares of a topic, by broker.
+func (l ledger) shares(ctx context.Context, topic string, patience time.Duration) (map[string]*srtmv1.MemberShare, error) {
+	t, err := l.topic(ctx, topic, patience)
+	by := map[string]*srtmv1.MemberShare{}
+	for _, m := range t.GetMembers() {
+		by[m.BrokerId] = m
+	}
+	return by, err
 }

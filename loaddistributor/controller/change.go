@@ -13,6 +13,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/targets"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
@@ -113,18 +114,22 @@ func (c *change) do(effect reconcile.Effect) reconcile.Event {
 		c.mu.RLock()
 		t, _ := c.mu.cat.Topic(name)
 		away := slices.ContainsFunc(t.Holders(), func(id string) bool { return c.mu.sessions[id] == nil })
+		awaited, strict := c.mu.mayHold(name)
 		c.mu.RUnlock()
-		return reconcile.Granted{Away: away, Err: c.adaptor.drop(name)}
+		_, err := c.adaptor.drop(name, awaited, strict)
+		return reconcile.Granted{Away: away, Err: err}
 	case reconcile.LookShares:
 		shares, _ := c.adaptor.shares(context.Background(), name, sharesTimeout) // none, if it does not answer
 		maps.DeleteFunc(shares, func(_ string, m *srtmv1.MemberShare) bool { return m.Acknowledged.GetRateMilli() == 0 })
 		return reconcile.Shares{Held: slices.Collect(maps.Keys(shares))}
+	case reconcile.LookUnconfirmed:
+		return c.unconfirmed(effect)
 	case reconcile.LookConsumers:
 		return c.consumers(effect)
 	case reconcile.Nudge:
 		c.nudge(effect)
 	case reconcile.Write:
-		return c.write(effect.Event)
+		return c.write(effect)
 	case reconcile.Moved:
 		c.moved(effect.From, effect.To)
 	case reconcile.Note:
@@ -157,7 +162,15 @@ func (c *change) grant(g reconcile.Grant) reconcile.Granted {
 		return reconcile.Granted{Err: err}
 	}
 	req.Update, req.Adopt = g.Update, g.Adopt
-	err = c.adaptor.set(c.op.ctx, req)
+	if !g.Update && !g.Adopt {
+		err = c.release()
+	}
+	if err == nil {
+		err = c.adaptor.set(c.op.ctx, req)
+	}
+	if targets.Reason(err) == reasonBusy {
+		err = &BusyError{Topic: c.op.name, Lowering: c.reader.Lowering(context.Background(), c.op.name)}
+	}
 	c.mu.Lock()
 	if l := c.mu.topics.at(c.op.name); err != nil {
 		l.turns = nil // to be told again
@@ -170,6 +183,26 @@ func (c *change) grant(g reconcile.Grant) reconcile.Granted {
 		granted.Members = append(granted.Members, m.BrokerId)
 	}
 	return granted
+}
+
+// release has the adaptor wait for the brokers that may still use the contract of a former topic
+// of the name, in case it has restarted since that was deleted.
+func (c *change) release() error {
+	c.mu.RLock()
+	kept := c.mu.next.Unconfirmed(c.op.name)
+	var awaited, strict []string
+	for _, s := range kept {
+		awaited = append(awaited, s.Broker)
+		if b, _ := c.mu.next.Broker(s.Broker); b.Strict {
+			strict = append(strict, s.Broker)
+		}
+	}
+	c.mu.RUnlock()
+	if len(kept) == 0 {
+		return nil
+	}
+	_, err := c.adaptor.drop(c.op.name, awaited, strict)
+	return err
 }
 
 // consumers looks who reads a topic that moves.
@@ -201,14 +234,22 @@ func (c *change) nudge(n reconcile.Nudge) {
 }
 
 // write makes an event durable.
-func (c *change) write(e catalog.Event) reconcile.Written {
+func (c *change) write(w reconcile.Write) reconcile.Written {
+	e := w.Event
 	c.mu.Lock()
 	var t ticket
 	var err error
 	before, _ := c.mu.next.Topic(c.op.name)
 	_, activates := e.(catalog.TopicActivated)
 	if err = context.Cause(c.op.ctx); err == nil || !activates { // no caller waits for it any more
-		t, err = c.mu.stage(e)
+		err = nil
+		if w.Unconfirmed != nil {
+			_, err = c.mu.stage(*w.Unconfirmed)
+			err = must("the unconfirmed shares of "+c.op.name, err)
+		}
+		if err == nil {
+			t, err = c.mu.stage(e)
+		}
 	}
 	c.mu.Unlock()
 	if err == nil {

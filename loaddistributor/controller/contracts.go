@@ -69,7 +69,7 @@ type agreement struct{ revision, version uint64 }
 func (c *contracts) compare(ctx context.Context) error {
 	c.mu.RLock()
 	leftovers := c.mu.cat.LeftoverContracts()
-	version, topics := c.mu.next.Version(), c.mu.cat.Len()
+	version, topics := c.mu.next.Version(), c.mu.cat.Len()+len(c.mu.next.UnconfirmedTopics())
 	steady := len(leftovers)+len(c.mu.away)+len(c.mu.staged) == 0
 	c.mu.RUnlock()
 	if topics+len(leftovers) == 0 {
@@ -104,6 +104,9 @@ func (c *contracts) compare(ctx context.Context) error {
 	}
 	c.noteReserved(has)
 	c.noteBrokers(ctx, shares)
+	if !c.noteUnconfirmed(shares.Topics) {
+		steady = false
+	}
 	for _, name := range wanted {
 		known := has[name] != nil
 		if known {
@@ -114,8 +117,12 @@ func (c *contracts) compare(ctx context.Context) error {
 		}
 		steady = false
 		// What it knows already is what a controller left behind that did not live to
-		// commit the move, or did not live to take it back.
-		if err := c.seeTo(operation{name: name, target: reconcile.Target{Shared: true, Adopt: !known}}); err != nil {
+		// commit the move, or did not live to take it back. Shares that may be of a former
+		// contract are not adopted.
+		c.mu.RLock()
+		adopt := !known && len(c.mu.next.Unconfirmed(name)) == 0
+		c.mu.RUnlock()
+		if err := c.seeTo(operation{name: name, target: reconcile.Target{Shared: true, Adopt: adopt}}); err != nil {
 			return err
 		}
 	}
@@ -177,7 +184,7 @@ func (c *contracts) noteReserved(has map[string]*srtmv1.TopicShares) {
 		}
 		for _, id := range t.Awaited {
 			if at, gone := away[id]; gone && time.Since(at) >= c.cfg.EvacuateAfter {
-				list = append(list, fmt.Sprintf("no share changes before %s, gone since %s or earlier, says what it holds"+remedy, id, condition.Moment(at), id))
+				list = append(list, fmt.Sprintf("no share grows before %s, gone since %s or earlier, says what it holds"+remedy, id, condition.Moment(at), id))
 			}
 		}
 		if list != nil {
@@ -320,11 +327,16 @@ func (st *state) contractRequest(spec *catalog.Spec, plan placement.Plan, retiri
 		}
 		req.Members = append(req.Members, &srtmv1.Member{BrokerId: id, Share: shareproto.To(rest[i]), Retiring: true})
 	}
-	req.Awaited = waiting
 	ids := slices.Clone(waiting)
 	for _, m := range req.Members {
 		ids = append(ids, m.BrokerId)
 	}
+	for _, s := range st.next.Unconfirmed(spec.Name()) {
+		if b, _ := st.next.Broker(s.Broker); !slices.Contains(ids, s.Broker) && !b.Forgotten {
+			waiting, ids = append(waiting, s.Broker), append(ids, s.Broker)
+		}
+	}
+	req.Awaited = waiting
 	for _, id := range ids {
 		if b, _ := st.next.Broker(id); b.Strict {
 			req.Strict = append(req.Strict, id)

@@ -77,10 +77,11 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	}
 	ledger, metrics, soon := ledger{adaptor, cfg.PrepareTimeout}, newMetrics(cfg.Metrics), make(chan struct{}, 1)
 	tracer := cfg.Traces.Tracer("github.com/srtm-io/srtm/loaddistributor/controller")
-	owners := &owners{&cfg, st, ledger, &planner{mu: st, rng: rand.New(rand.NewPCG(cfg.Seed, 0))}, tracer}
+	read := reader{&cfg, st, ledger}
+	owners := &owners{&cfg, st, ledger, &planner{mu: st, rng: rand.New(rand.NewPCG(cfg.Seed, 0))}, &read, tracer}
 	tuning := &tuning{&cfg, st, ledger, owners, metrics, tracer}
 	c := &Controller{
-		reader: reader{&cfg, st, ledger},
+		reader: read,
 		owners: owners, tuning: tuning, mover: &mover{st, owners}, learning: &learning{&cfg, st, owners, tuning}, witness: &witness{st, ledger, soon},
 		soon: soon, metrics: metrics,
 	}

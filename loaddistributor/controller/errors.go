@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 	"github.com/srtm-io/srtm/loaddistributor/reports"
 )
@@ -77,6 +78,23 @@ type AdaptorError struct{ Cause error }
 
 func (e *AdaptorError) Error() string { return fmt.Sprintf("adaptor: %v", e.Cause) }
 func (e *AdaptorError) Unwrap() error { return e.Cause }
+
+// BusyError: brokers may still use the contract of a deleted topic of the name.
+type BusyError struct {
+	Topic    string
+	Lowering *srtmv1.Lowering // nil: which brokers is not known
+}
+
+func (e *BusyError) Error() string {
+	text := fmt.Sprintf("the contract of a deleted topic %s may still be in use", e.Topic)
+	if e.Lowering != nil {
+		text += ": " + LoweringText(e.Lowering)
+	}
+	return text
+}
+
+// errForgotten: the adaptor has restarted.
+var errForgotten = errors.New("the adaptor does not know the contract")
 
 // BadMessage: a broker's message has a fault.
 type BadMessage = reports.Fault

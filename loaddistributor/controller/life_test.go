@@ -110,7 +110,7 @@ var _ = Describe("A broker of a topic", func() {
 		c.stop()
 		c = newCluster(setup{data: data, address: address, config: func(cfg *controller.Config) { cfg.EvacuateAfter = 20 * time.Second }})
 		Eventually(c.state("t"), "30s").Should(MatchRegexp(
-			"^DEGRADED: broker b2 is gone; 50 of 100 publishers have no broker, since 20.*; the SLO is missed; no share changes before b2, gone since 20.* or earlier, says what it holds; restart it, or `srtm share forget b2`$"))
+			"^DEGRADED: broker b2 is gone; 50 of 100 publishers have no broker, since 20.*; the SLO is missed; no share grows before b2, gone since 20.* or earlier, says what it holds; restart it, or `srtm share forget b2`$"))
 		r := c.forget("b2")
 		Expect(r[0].Share).To(BeNil())
 		Eventually(c.state("t")).Should(HavePrefix("DEGRADED: broker b2 is gone"))

@@ -44,6 +44,7 @@ type owners struct {
 	mu      *state
 	adaptor ledger
 	planner *planner
+	reader  *reader
 	tracer  trace.Tracer
 }
 

@@ -28,6 +28,10 @@ type world struct {
 	shares map[string]bool // what the adaptor has shared out, by broker; nil: no contract
 	held   map[string]bool // brokers that have a share, and tell an adaptor that has restarted
 	torn   bool            // it failed, or the controller did, so that it may be behind
+	// granted are the brokers that the adaptor gave a share and that have not given it up. over
+	// are those of them that may use more than the contract, because they were away when it was
+	// lowered or removed; lowered are those that will be over once the topic has moved.
+	granted, over, lowered map[string]bool
 	// The controller, gone after a crash.
 	m       *Topic
 	effects []Effect
@@ -49,7 +53,8 @@ var brokers = []string{"b1", "b2", "b3", "b4"}
 
 func newWorld(t *rapid.T) *world {
 	w := &world{T: t, cat: catalog.New(), clock: time.Unix(1e9, 0), rng: rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1)),
-		has: map[string]bool{}, uses: map[string]bool{}, held: map[string]bool{}}
+		has: map[string]bool{}, uses: map[string]bool{}, held: map[string]bool{},
+		granted: map[string]bool{}, over: map[string]bool{}, lowered: map[string]bool{}}
 	for _, id := range brokers {
 		w.must(catalog.BrokerJoined{ID: id, Instance: id, TCPAddress: id, HTTPAddress: id, Mcap: 100})
 	}
@@ -185,7 +190,19 @@ func (w *world) perform(fail bool) {
 				w.Fatalf("nothing for broker %s, which may need it", id)
 			}
 		}
+		if t.State == catalog.Preparing && len(w.over) > 0 {
+			fail, err = true, errors.New("busy")
+		}
 		if w.torn = fail; !fail {
+			w.lowered = map[string]bool{}
+			for _, id := range brokers {
+				switch {
+				case w.up(id) && shares[id] && w.has[id]:
+					w.granted[id] = true
+				case w.granted[id] && !w.up(id) && e.Spec.Demand.RateMilli < t.Spec.Demand.RateMilli:
+					w.lowered[id] = true
+				}
+			}
 			w.shares = shares
 			for id := range shares {
 				w.held[id] = w.has[id] && w.up(id)
@@ -197,6 +214,13 @@ func (w *world) perform(fail bool) {
 			w.Fatalf("the contract of a topic goes that is %v", t.State)
 		}
 		if !fail {
+			for _, id := range brokers {
+				if w.granted[id] && w.up(id) {
+					delete(w.granted, id)
+				} else if w.granted[id] {
+					w.over[id] = true
+				}
+			}
 			w.shares = nil
 			maps.DeleteFunc(w.held, func(id string, _ bool) bool { return w.up(id) })
 		}
@@ -207,6 +231,17 @@ func (w *world) perform(fail bool) {
 			held = slices.Sorted(maps.Keys(w.shares))
 		}
 		w.tell(Shares{held})
+	case LookUnconfirmed:
+		if moving := t.Next != nil; moving != !e.Contract.IsZero() {
+			w.Fatalf("a contract of %+v of a topic that is %v", e.Contract, t.State)
+		}
+		var list []catalog.UnconfirmedShare
+		for _, id := range brokers {
+			if w.over[id] || w.lowered[id] || fail && slices.Contains(e.Holders, id) {
+				list = append(list, catalog.UnconfirmedShare{Broker: id, Share: e.Former})
+			}
+		}
+		w.tell(Unconfirmed{list, w.rng.IntN(4) == 0})
 	case LookConsumers:
 		read := map[string][]string{}
 		for _, id := range brokers {
@@ -227,8 +262,12 @@ func (w *world) perform(fail bool) {
 				}
 			}
 		}
+		if e.Unconfirmed != nil {
+			w.must(*e.Unconfirmed)
+		}
 		if _, err = w.cat.Apply(e.Event); err == nil {
 			w.check()
+			w.confirmed(e.Event)
 		}
 		if w.m.target.Dead {
 			w.lose(w.m.target.Retire) // it joins anew with nothing, or not at all
@@ -244,8 +283,30 @@ func (w *world) perform(fail bool) {
 	}
 }
 
+// confirmed looks whether the brokers that may use more than the contract are kept with what
+// is acknowledged.
+func (w *world) confirmed(e catalog.Event) {
+	w.Helper()
+	switch e.(type) {
+	case catalog.TopicMoved:
+		maps.Copy(w.over, w.lowered)
+	case catalog.TopicRemoved:
+	default:
+		return
+	}
+	clear(w.lowered)
+	for id := range w.over {
+		if !slices.ContainsFunc(w.cat.Unconfirmed(name), func(s catalog.UnconfirmedShare) bool { return s.Broker == id }) {
+			w.Fatalf("broker %s may use more than the contract after %T, and that is not kept: %+v", id, e, w.cat.Unconfirmed(name))
+		}
+	}
+}
+
 // lose has a broker give up the topic, and its share with it.
 func (w *world) lose(id string) {
+	for _, shares := range []map[string]bool{w.granted, w.over, w.lowered} {
+		delete(shares, id)
+	}
 	delete(w.has, id)
 	delete(w.held, id)
 }
@@ -338,6 +399,8 @@ func (w *world) toggle(id string) {
 		return
 	}
 	w.must(catalog.BrokerJoined{ID: id, Instance: id, TCPAddress: id, HTTPAddress: id, Mcap: 100})
+	delete(w.over, id) // it is granted what it is to have
+	delete(w.lowered, id)
 	// Its session's work, as the controller assigns it.
 	remove, prepare := w.cat.Work(id)
 	for range remove {

@@ -15,12 +15,16 @@
 //	moving     active, and has a         the new brokers have it; consumers read      standing
 //	           next plan                 there; the contract is shared out as the
 //	                                     next plan says; the new brokers have their
-//	                                     shares; TopicMoved; publishers are told
+//	                                     shares; a contract that is lowered is in force
+//	                                     on all connected brokers; TopicMoved, with those
+//	                                     that may use more; publishers are told
 //	returning  moving, and that failed   new brokers remove it unless they use it;    standing
 //	                                     TopicMoveAborted, with those that do
 //	leaving    to be deleted             TopicDeleting                                deleting
 //	deleting   deleting, or creating     the adaptor forgets the contract; brokers    gone
-//	           failed                    remove it; TopicRemoved, with who did not
+//	           failed                    remove it; connected brokers give up their
+//	                                     shares; TopicRemoved, with the brokers that
+//	                                     have not
 //	retiring   on a broker that it       the broker removes it; MemberRetired         standing
 //	           has left
 //	standing   as it is to be            the contract is shared out as its plan
@@ -49,6 +53,7 @@ import (
 
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // Target is what a topic is to be.
@@ -81,6 +86,7 @@ const (
 	consumersPause = 20 * time.Millisecond
 	sharesPause    = 2 * time.Millisecond
 	sharesWait     = time.Second
+	confirmWait    = time.Second // for connected brokers to confirm smaller shares
 )
 
 var (
@@ -132,6 +138,12 @@ type Granted struct {
 
 // Shares answers LookShares: brokers that have acknowledged a share.
 type Shares struct{ Held []string }
+
+// Unconfirmed answers LookUnconfirmed. Soon: some of the shares are about to be confirmed.
+type Unconfirmed struct {
+	Shares []catalog.UnconfirmedShare
+	Soon   bool
+}
 
 // Consumers answers LookConsumers.
 type Consumers struct {
@@ -192,6 +204,14 @@ type Drop struct{}
 // LookShares wants Shares.
 type LookShares struct{}
 
+// LookUnconfirmed wants Unconfirmed: the shares that brokers may still use beyond Contract;
+// of a topic that is gone, Contract is zero. A holder of which the adaptor knows nothing may
+// use up to Former.
+type LookUnconfirmed struct {
+	Contract, Former tokenbucket.Share
+	Holders          []string
+}
+
 // LookConsumers wants Consumers. Fresh brokers are new to the topic.
 type LookConsumers struct {
 	Plan  placement.Plan // the present one
@@ -205,8 +225,12 @@ type Nudge struct {
 	Channels []string
 }
 
-// Write wants the event to be durable: Written.
-type Write struct{ Event catalog.Event }
+// Write wants the event to be durable: Written. Unconfirmed is to be durable no later than
+// Event; nil: there is none.
+type Write struct {
+	Event       catalog.Event
+	Unconfirmed *catalog.SharesUnconfirmed
+}
 
 // Moved: publishers belong to other brokers than before.
 type Moved struct{ From, To catalog.Topic }
@@ -238,24 +262,25 @@ const (
 type difference uint8
 
 const (
-	none       difference = iota
-	unplanned             // there is no plan
-	unprepared            // brokers lack the topic
-	unread                // its consumers do not read it on the new brokers
-	ungranted             // the adaptor has another contract, or shares it out otherwise
-	unshared              // the new brokers lack their shares
-	unremoved             // brokers have the topic that are not to have it
-	unwritten             // the journal lacks what has come of it
+	none        difference = iota
+	unplanned              // there is no plan
+	unprepared             // brokers lack the topic
+	unread                 // its consumers do not read it on the new brokers
+	ungranted              // the adaptor has another contract, or shares it out otherwise
+	unshared               // the new brokers lack their shares
+	unremoved              // brokers have the topic that are not to have it
+	unconfirmed            // brokers may use more than the contract
+	unwritten              // the journal lacks what has come of it
 )
 
 // seenTo is the order of the phases, as the package comment has it.
 var seenTo = [...][]difference{
 	planning:   {unplanned},
 	creating:   {unprepared, ungranted, unwritten},
-	moving:     {unprepared, unread, ungranted, unshared, unwritten},
+	moving:     {unprepared, unread, ungranted, unshared, unconfirmed, unwritten},
 	returning:  {unremoved, unwritten},
 	leaving:    {unwritten},
-	deleting:   {ungranted, unremoved, unwritten},
+	deleting:   {ungranted, unremoved, unconfirmed, unwritten},
 	retiring:   {unremoved, unwritten},
 	standing:   {ungranted},
 	forgetting: {ungranted, unwritten},
@@ -272,13 +297,15 @@ type Topic struct {
 	// What is so.
 	is      catalog.Topic // as decided
 	planned bool
-	lack    []string        // brokers of the plan that have not said that they have it
-	told    bool            // the adaptor may have heard of the change
-	stale   bool            // the adaptor may have another contract than the topic
-	failed  error           // why the target is not reached
-	members []string        // brokers with a share to come
-	left    []string        // brokers that have not removed the topic
-	read    map[string]bool // channels that had consumers
+	lack    []string                   // brokers of the plan that have not said that they have it
+	told    bool                       // the adaptor may have heard of the change
+	stale   bool                       // the adaptor may have another contract than the topic
+	failed  error                      // why the target is not reached
+	members []string                   // brokers with a share to come
+	left    []string                   // brokers that have not removed the topic
+	excess  []catalog.UnconfirmedShare // what brokers may use beyond the contract
+	looked  bool                       // excess is known
+	read    map[string]bool            // channels that had consumers
 	closing bool
 
 	// What is being seen to.
@@ -439,12 +466,15 @@ func (t *Topic) begin(now time.Time) []Effect {
 		default:
 			return t.ask(t.is.Holders(), Remove{t.is.Holders(), false}, now)
 		}
+	case unconfirmed:
+		t.until = now.Add(confirmWait)
+		return t.lookUnconfirmed()
 	case unwritten:
 		if t.phase == forgetting && t.target.Held {
 			t.seen()
 			return nil
 		}
-		return []Effect{Write{t.outcome()}}
+		return []Effect{Write{t.outcome(), t.excessNow()}}
 	}
 	return nil
 }
@@ -497,6 +527,30 @@ func (t *Topic) outcome() catalog.Event {
 	}
 }
 
+// lookUnconfirmed looks for shares beyond the contract, where there may be any.
+func (t *Topic) lookUnconfirmed() []Effect {
+	look := LookUnconfirmed{Former: t.is.Spec.Contract(), Holders: t.is.Holders()}
+	if t.phase == moving {
+		look.Contract = t.is.Next.Spec.Contract()
+		if look.Contract.Rate >= look.Former.Rate && look.Contract.Burst >= look.Former.Burst && len(t.is.Unconfirmed) == 0 {
+			t.seen()
+			return nil
+		}
+	} else if !t.told {
+		t.seen() // this topic was granted nothing; what is known of a former one stands
+		return nil
+	}
+	return []Effect{look}
+}
+
+// excessNow returns the event that notes excess; nil: nothing changes.
+func (t *Topic) excessNow() *catalog.SharesUnconfirmed {
+	if !t.looked || t.phase != moving && t.phase != deleting || len(t.excess)+len(t.is.Unconfirmed) == 0 {
+		return nil
+	}
+	return &catalog.SharesUnconfirmed{Topic: t.name, Shares: t.excess}
+}
+
 func (t *Topic) take(e Event, now time.Time) []Effect {
 	switch e := e.(type) {
 	case Planned:
@@ -518,6 +572,10 @@ func (t *Topic) take(e Event, now time.Time) []Effect {
 		if t.seeing == unshared {
 			return t.takeShares(e, now)
 		}
+	case Unconfirmed:
+		if t.seeing == unconfirmed {
+			t.takeUnconfirmed(e, now)
+		}
 	case Consumers:
 		if t.seeing == unread {
 			return t.takeConsumers(e, now)
@@ -535,7 +593,7 @@ func (t *Topic) take(e Event, now time.Time) []Effect {
 			return t.giveUp(e.Cause)
 		}
 	case Closing:
-		if t.closing = true; t.seeing == unread || t.seeing == unshared {
+		if t.closing = true; t.seeing == unread || t.seeing == unshared || t.seeing == unconfirmed && t.looked {
 			t.seen()
 		}
 	}
@@ -639,6 +697,16 @@ func (t *Topic) takeShares(e Shares, now time.Time) []Effect {
 	return nil
 }
 
+// takeUnconfirmed waits until all brokers have confirmed that are about to.
+func (t *Topic) takeUnconfirmed(e Unconfirmed, now time.Time) {
+	t.excess, t.looked = e.Shares, true
+	if !e.Soon || !now.Before(t.until) || t.closing {
+		t.seen()
+		return
+	}
+	t.due = now.Add(sharesPause)
+}
+
 func (t *Topic) takeWritten(e Written) []Effect {
 	was, p := t.is, t.phase
 	switch {
@@ -675,6 +743,8 @@ func (t *Topic) tick() []Effect {
 		return t.lookConsumers()
 	case unshared:
 		return []Effect{LookShares{}}
+	case unconfirmed:
+		return t.lookUnconfirmed()
 	}
 	return nil
 }

@@ -74,7 +74,7 @@ func (s *Server) CreateTopic(req *srtmv1.CreateTopicRequest, stream grpc.ServerS
 	if err != nil {
 		return toStatus(err)
 	}
-	p := topicProto(topic)
+	p := s.topicNow(stream.Context(), topic)
 	return stream.Send(&srtmv1.CreateTopicResponse{State: p.State, Message: p.Reason, Topic: p})
 }
 
@@ -153,7 +153,7 @@ func (s *Server) GetTopic(ctx context.Context, req *srtmv1.GetTopicRequest) (*sr
 			Spec: &srtmv1.TopicSpec{Name: topic.Spec.Name(), Publishers: publishersProto(publishers)}, Epoch: topic.Placement.Epoch(),
 		}}, nil
 	}
-	p := topicProto(topic)
+	p := s.topicNow(ctx, topic)
 	p.Spec.Publishers = publishersProto(publishers)
 	p.Status = s.controller.Status(ctx, topic)
 	most := learned.Max
@@ -217,7 +217,7 @@ func (s *Server) ListTopics(_ context.Context, req *srtmv1.ListTopicsRequest) (*
 	topics := s.controller.Topics(after, size+1)
 	response := &srtmv1.ListTopicsResponse{}
 	for i, bytes := 0, 0; i < min(size, len(topics)) && bytes < fullPage; i++ {
-		topic := topicProto(topics[i])
+		topic := lowered(topicProto(topics[i]), s.controller.Kept(topics[i]))
 		response.Topics = append(response.Topics, topic)
 		bytes += proto.Size(topic)
 	}
@@ -285,7 +285,10 @@ func (s *Server) ListPublisherMoves(_ context.Context, req *srtmv1.ListPublisher
 
 // DeleteTopic implements srtmv1.AdminServiceServer.
 func (s *Server) DeleteTopic(ctx context.Context, req *srtmv1.DeleteTopicRequest) (*srtmv1.DeleteTopicResponse, error) {
-	return &srtmv1.DeleteTopicResponse{}, toStatus(s.controller.Delete(ctx, req.Name))
+	if err := s.controller.Delete(ctx, req.Name); err != nil {
+		return nil, toStatus(err)
+	}
+	return &srtmv1.DeleteTopicResponse{Lowering: s.controller.Lowering(ctx, req.Name)}, nil
 }
 
 // ListBrokers implements srtmv1.AdminServiceServer.
@@ -333,7 +336,7 @@ func (s *Server) UpdateTopic(ctx context.Context, req *srtmv1.UpdateTopicRequest
 	if err != nil {
 		return nil, toStatus(err)
 	}
-	return &srtmv1.UpdateTopicResponse{Topic: topicProto(topic)}, nil
+	return &srtmv1.UpdateTopicResponse{Topic: s.topicNow(ctx, topic)}, nil
 }
 
 // updated is the specification that a request makes of the present one. Requires:
@@ -419,7 +422,7 @@ func (s *Server) MovePublishers(ctx context.Context, req *srtmv1.MovePublishersR
 	if err != nil {
 		return nil, toStatus(err)
 	}
-	return &srtmv1.MovePublishersResponse{Topic: topicProto(topic)}, nil
+	return &srtmv1.MovePublishersResponse{Topic: s.topicNow(ctx, topic)}, nil
 }
 
 // SeekChannel implements srtmv1.AdminServiceServer.
@@ -457,6 +460,25 @@ func topicProto(t catalog.Topic) *srtmv1.Topic {
 	for _, q := range t.Plan.Quotas {
 		p.Quotas = append(p.Quotas, quotaProto(q, t.Spec.Demand))
 	}
+	return p
+}
+
+// topicNow is topicProto with what the adaptor knows of brokers that may use more than the
+// contract.
+func (s *Server) topicNow(ctx context.Context, t catalog.Topic) *srtmv1.Topic {
+	return lowered(topicProto(t), s.controller.Lowering(ctx, t.Spec.Name()))
+}
+
+// lowered shows a topic in the state LOWERING; nil: as it is.
+func lowered(p *srtmv1.Topic, l *srtmv1.Lowering) *srtmv1.Topic {
+	if l == nil || p.State != srtmv1.TopicState_TOPIC_STATE_ACTIVE && p.State != srtmv1.TopicState_TOPIC_STATE_DEGRADED {
+		return p
+	}
+	text := controller.LoweringText(l)
+	if p.Reason != "" {
+		text += "; " + p.Reason
+	}
+	p.State, p.Reason, p.Lowering = srtmv1.TopicState_TOPIC_STATE_LOWERING, text, l
 	return p
 }
 

@@ -33,6 +33,7 @@ const (
 	ReasonInfeasible       = "INFEASIBLE"
 	ReasonBrokerFailed     = "BROKER_FAILED"
 	ReasonAdaptorFailed    = "ADAPTOR_FAILED"
+	ReasonContractBusy     = "CONTRACT_BUSY" // with a Lowering, if known
 	ReasonBrokersUnsteady  = "BROKERS_UNSTEADY"
 	ReasonShuttingDown     = "SHUTTING_DOWN"
 	ReasonBrokerUnknown    = "BROKER_UNKNOWN"
@@ -81,6 +82,7 @@ var table = refusal.Table{
 	refusal.Is(controller.ErrRemoved, codes.FailedPrecondition, ReasonBrokerRemoved),
 	refusal.Is(catalog.ErrBrokerUnknown, codes.NotFound, ReasonBrokerUnknown),
 	refusal.As[*catalog.NotReadyError](codes.Unavailable, ReasonBrokerFailed),
+	refusal.As[*controller.BusyError](codes.Unavailable, ReasonContractBusy),
 	refusal.As[*controller.AdaptorError](codes.Unavailable, ReasonAdaptorFailed),
 	refusal.Is(controller.ErrUnsteady, codes.Unavailable, ReasonBrokersUnsteady),
 	refusal.As[*catalog.PlanError](codes.Unavailable, ReasonBrokersUnsteady),
@@ -101,6 +103,7 @@ func describe(err error, info *errdetails.ErrorInfo) []protoadapt.MessageV1 {
 		message    *controller.BadMessage
 		infeasible *placement.Infeasible
 		quota      *controller.QuotaError
+		busy       *controller.BusyError
 	)
 	switch {
 	case errors.As(err, &elsewhere) && elsewhere.Leader != "":
@@ -113,6 +116,8 @@ func describe(err error, info *errdetails.ErrorInfo) []protoadapt.MessageV1 {
 		return []protoadapt.MessageV1{faults{{Field: message.Field, Problem: message.Problem}}.Details()}
 	case errors.As(err, &quota) && quota.RetryAfter > 0:
 		return []protoadapt.MessageV1{&errdetails.RetryInfo{RetryDelay: durationpb.New(quota.RetryAfter)}}
+	case errors.As(err, &busy) && busy.Lowering != nil:
+		return []protoadapt.MessageV1{busy.Lowering}
 	case errors.As(err, &infeasible):
 		return []protoadapt.MessageV1{infeasibleProto(infeasible)}
 	}

@@ -60,6 +60,7 @@ var domain = map[string]struct {
 	"controller.QuotaError":       {&controller.QuotaError{Tenant: "t", Problem: "p", RetryAfter: 1}, codes.ResourceExhausted, ReasonQuotaExceeded},
 	"controller.BrokerError":      {&controller.BrokerError{Broker: "b", Cause: controller.ErrNoAnswer}, codes.Unavailable, ReasonBrokerFailed},
 	"controller.RefusedError":     {&controller.RefusedError{Text: "t"}, codes.Unavailable, ReasonBrokerFailed},
+	"controller.BusyError":        {&controller.BusyError{Topic: "t", Lowering: &srtmv1.Lowering{}}, codes.Unavailable, ReasonContractBusy},
 	"controller.AdaptorError":     {&controller.AdaptorError{Cause: status.Error(codes.FailedPrecondition, "no")}, codes.Unavailable, ReasonAdaptorFailed},
 	"reports.Fault":               {&controller.BadMessage{Field: "f", Problem: "p"}, codes.InvalidArgument, ReasonBadRequest},
 	"placement.FieldError":        {placement.FieldErrors{{Field: "rate", Problem: "p"}}, codes.InvalidArgument, ReasonBadRequest},

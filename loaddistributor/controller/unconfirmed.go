@@ -1,0 +1,269 @@
+package controller
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/shareproto"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/reconcile"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// A broker that is cut off does not hear that a contract was lowered or removed. It uses its
+// former share until its lease ends, or with the policy "available" until it is reached. So
+// the catalog keeps these shares from before the change is acknowledged (reconcile) until the
+// adaptor knows that they are confirmed (contracts.noteUnconfirmed). While there are any:
+//
+//   - the answers of the API name them (reader.Lowering);
+//   - an adaptor that has restarted takes no share of the topic as it is reported, but
+//     lowers all to the contract, and waits for the brokers (contractRequest, mayHold);
+//   - no topic of the name is created (change.grant).
+
+// excess returns the shares that brokers may use beyond a contract, by what the adaptor knows
+// of the topic and by what is kept of earlier changes.
+func excess(shares *srtmv1.TopicShares, look reconcile.LookUnconfirmed, kept []catalog.UnconfirmedShare) (u reconcile.Unconfirmed) {
+	former := map[string]tokenbucket.Share{}
+	for _, s := range kept {
+		former[s.Broker] = s.Share
+	}
+	awaited := map[string]tokenbucket.Share{}
+	var sum tokenbucket.Share
+	add := func(s tokenbucket.Share) { sum.Rate, sum.Burst = sum.Rate+s.Rate, sum.Burst+s.Burst }
+	for _, id := range shares.GetAwaited() {
+		s, known := former[id]
+		if !known && slices.Contains(look.Holders, id) {
+			s = look.Former
+		}
+		if !s.IsZero() {
+			awaited[id] = s
+			add(s)
+		}
+	}
+	for _, m := range shares.GetMembers() {
+		add(shareproto.From(m.Reserved))
+	}
+	beyond := sum.Rate > look.Contract.Rate || sum.Burst > look.Contract.Burst
+	for _, m := range shares.GetMembers() {
+		if _, waits := awaited[m.BrokerId]; waits {
+			continue
+		}
+		reserved, target := shareproto.From(m.Reserved), shareproto.From(m.Target)
+		_, known := former[m.BrokerId]
+		// A broker that is to have nothing stays until it has given up all: an adaptor that
+		// restarts would not wait for it.
+		if (reserved.Rate > target.Rate || reserved.Burst > target.Burst) && (beyond || known && target.IsZero()) {
+			u.Shares = append(u.Shares, catalog.UnconfirmedShare{Broker: m.BrokerId, Share: reserved})
+			u.Soon = u.Soon || m.Connected
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(awaited)) {
+		u.Shares = append(u.Shares, catalog.UnconfirmedShare{Broker: id, Share: awaited[id]})
+	}
+	slices.SortFunc(u.Shares, func(a, b catalog.UnconfirmedShare) int { return cmp.Compare(a.Broker, b.Broker) })
+	return u
+}
+
+// unconfirmed looks for the shares that brokers may use beyond the contract of a topic that
+// changes. Without an answer of the adaptor every holder may use the former contract.
+func (c *change) unconfirmed(look reconcile.LookUnconfirmed) reconcile.Unconfirmed {
+	name := c.op.name
+	c.mu.RLock()
+	kept := c.mu.next.Unconfirmed(name)
+	awaited, strict := c.mu.mayHold(name)
+	c.mu.RUnlock()
+	var shares *srtmv1.TopicShares
+	var err error
+	if gone := look.Contract.IsZero(); gone {
+		// Once more: an adaptor that has restarted since does not know the brokers.
+		shares, err = c.adaptor.drop(name, awaited, strict)
+	} else if shares, err = c.adaptor.topic(context.Background(), name, sharesTimeout); err == nil && shares.GetContract() == nil {
+		err = errForgotten
+	}
+	if err != nil {
+		shares = &srtmv1.TopicShares{Awaited: awaited}
+		u := excess(shares, look, kept)
+		u.Soon = true
+		return u
+	}
+	u := excess(shares, look, kept)
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	for _, id := range shares.GetAwaited() { // the broker is about to reach the adaptor, too
+		u.Soon = u.Soon || c.mu.sessions[id] != nil
+	}
+	return u
+}
+
+// mayHold returns the brokers that may use shares of a topic, alive or deleted, by id, and
+// which of them are strict. Requires: the lock held, for reading.
+func (st *state) mayHold(name string) (ids, strict []string) {
+	if topic, known := st.next.Topic(name); known {
+		ids = topic.Holders()
+	}
+	for _, s := range st.next.Unconfirmed(name) {
+		ids = append(ids, s.Broker)
+	}
+	slices.Sort(ids)
+	ids = slices.DeleteFunc(slices.Compact(ids), func(id string) bool {
+		b, _ := st.next.Broker(id)
+		return b.Forgotten
+	})
+	for _, id := range ids {
+		if b, _ := st.next.Broker(id); b.Strict {
+			strict = append(strict, id)
+		}
+	}
+	return ids, strict
+}
+
+// noteUnconfirmed keeps what the adaptor knows of shares beyond contracts, and tells an adaptor
+// that has restarted which brokers may still use a removed contract. done: nothing has changed.
+func (c *contracts) noteUnconfirmed(shares []*srtmv1.TopicShares) (done bool) {
+	by := map[string]*srtmv1.TopicShares{}
+	c.mu.RLock()
+	names := c.mu.next.UnconfirmedTopics()
+	c.mu.RUnlock()
+	for _, t := range shares {
+		var sum tokenbucket.Share
+		for _, m := range t.Members {
+			sum.Rate, sum.Burst = sum.Rate+tokenbucket.Rate(m.Reserved.GetRateMilli()), sum.Burst+m.Reserved.GetBurst()
+		}
+		if by[t.Topic] = t; t.Contract != nil && (int64(sum.Rate) > t.Contract.RateMilli || sum.Burst > t.Contract.Burst) {
+			names = append(names, t.Topic)
+		}
+	}
+	slices.Sort(names)
+	done = true
+	for _, name := range slices.Compact(names) {
+		changed, err := c.noteTopic(name, by[name])
+		if err != nil {
+			c.cfg.Log.Warn("cannot tell the adaptor which brokers may use a removed contract; retrying", obs.KeyTopic, name, obs.KeyError, err)
+		}
+		done = done && !changed && err == nil
+	}
+	return done
+}
+
+// noteTopic is noteUnconfirmed for one topic. shares is nil where the adaptor knows none.
+func (c *contracts) noteTopic(name string, shares *srtmv1.TopicShares) (changed bool, err error) {
+	c.mu.RLock()
+	owned := c.mu.owned(name)
+	topic, known := c.mu.next.Topic(name)
+	awaited, strict := c.mu.mayHold(name)
+	c.mu.RUnlock()
+	var look reconcile.LookUnconfirmed
+	switch {
+	case owned:
+		return false, nil // its owner looks
+	case known:
+		if shares.GetContract() == nil {
+			return false, nil // the contract is brought back first
+		}
+		look.Contract = topic.Spec.Contract()
+	case !shares.GetRemoving():
+		if shares, err = c.adaptor.drop(name, awaited, strict); err != nil {
+			return false, err
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	kept := c.mu.next.Unconfirmed(name)
+	now := excess(shares, look, kept).Shares
+	if again, still := c.mu.next.Topic(name); c.mu.owned(name) || still != known || again.Spec != topic.Spec || slices.Equal(now, kept) {
+		return false, nil
+	}
+	_, err = c.mu.stage(catalog.SharesUnconfirmed{Topic: name, Shares: now})
+	return true, must("the unconfirmed shares of topic "+name, err)
+}
+
+// Lowering returns the brokers that may use more than a topic's contract, or the contract of a
+// deleted topic; nil: there are none.
+func (r *reader) Lowering(ctx context.Context, name string) *srtmv1.Lowering {
+	r.mu.RLock()
+	kept := r.mu.cat.Unconfirmed(name)
+	topic, known := r.mu.cat.Topic(name)
+	r.mu.RUnlock()
+	if len(kept) == 0 {
+		return nil
+	}
+	shares, err := r.adaptor.topic(ctx, name, sharesTimeout)
+	if err != nil {
+		r.cfg.Log.Debug("lowering without shares", obs.KeyTopic, name, obs.KeyError, err)
+	}
+	var look reconcile.LookUnconfirmed
+	if known {
+		look.Contract = topic.Spec.Contract()
+	}
+	// The adaptor may have restarted, and does not know the topic yet.
+	if knows := shares.GetRemoving() || known && shares.GetContract() != nil; knows {
+		kept = excess(shares, look, kept).Shares
+	}
+	return r.lowering(kept, shares, time.Now())
+}
+
+// Kept is Lowering by what the catalog keeps, without asking the adaptor.
+func (r *reader) Kept(topic catalog.Topic) *srtmv1.Lowering {
+	return r.lowering(topic.Unconfirmed, nil, time.Now())
+}
+
+// lowering tells what brokers may do with unconfirmed shares; nil: there are none.
+func (r *reader) lowering(unconfirmed []catalog.UnconfirmedShare, shares *srtmv1.TopicShares, now time.Time) *srtmv1.Lowering {
+	if len(unconfirmed) == 0 {
+		return nil
+	}
+	members := map[string]*srtmv1.MemberShare{}
+	for _, m := range shares.GetMembers() {
+		members[m.BrokerId] = m
+	}
+	p := &srtmv1.Lowering{}
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	for _, s := range unconfirmed {
+		one := &srtmv1.UnconfirmedShare{BrokerId: s.Broker, Share: shareproto.To(s.Share), Policy: srtmv1.LeasePolicy_LEASE_POLICY_AVAILABLE}
+		if b, _ := r.mu.cat.Broker(s.Broker); b.Strict {
+			one.Policy = srtmv1.LeasePolicy_LEASE_POLICY_STRICT
+		}
+		if m := members[s.Broker]; m != nil && !slices.Contains(shares.GetAwaited(), s.Broker) {
+			one.Policy, one.Connected = m.Policy, m.Connected
+		}
+		if end := shares.GetEnds()[s.Broker]; end != nil && one.Policy == srtmv1.LeasePolicy_LEASE_POLICY_STRICT {
+			one.Until = end
+			left := max(0, end.AsTime().Sub(now).Seconds())
+			one.MostMessages = s.Share.Burst + int64(math.Ceil(s.Share.Rate.PerSecond()*left))
+		}
+		p.Brokers = append(p.Brokers, one)
+	}
+	return p
+}
+
+// LoweringText says for people which brokers may use more than a contract.
+func LoweringText(l *srtmv1.Lowering) string {
+	var list []string
+	for _, b := range l.GetBrokers() {
+		s := shareproto.From(b.Share)
+		text := fmt.Sprintf("broker %s may use %s msg/s and burst %d", b.BrokerId, s.Rate.Text(), s.Burst)
+		switch {
+		case b.Until != nil:
+			text += fmt.Sprintf(" until %s (policy strict), at most %d messages", b.Until.AsTime().UTC().Format("2006-01-02 15:04:05 UTC"), b.MostMessages)
+		case b.Connected:
+			text += " until it confirms the smaller share"
+		case b.Policy == srtmv1.LeasePolicy_LEASE_POLICY_STRICT:
+			text += " until its lease ends (policy strict)"
+		case b.Policy == srtmv1.LeasePolicy_LEASE_POLICY_AVAILABLE:
+			text += fmt.Sprintf(", with no end: policy available; reach it, restart it, or `srtm share forget %s`", b.BrokerId)
+		default:
+			text += fmt.Sprintf(", with no end: it has no lease; reach it, restart it, or `srtm share forget %s`", b.BrokerId)
+		}
+		list = append(list, text)
+	}
+	return strings.Join(list, "; ")
+}

@@ -1,0 +1,258 @@
+package controller_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/loaddistributor/store"
+	"github.com/srtm-io/srtm/nsqd/agent"
+	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
+)
+
+// cable is a broker's way to the control plane.
+type cable struct {
+	mu    sync.Mutex
+	cut   bool
+	conns []net.Conn
+}
+
+var errCut = errors.New("the cable is cut")
+
+func (c *cable) dial(ctx context.Context, address string) (net.Conn, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.cut {
+		return nil, errCut
+	}
+	conn, err := dialNetwork(ctx, address)
+	if err == nil {
+		c.conns = append(c.conns, conn)
+	}
+	return conn, err
+}
+
+// set cuts the cable, or mends it.
+func (c *cable) set(cut bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cut = cut
+	for _, conn := range c.conns {
+		_ = conn.Close()
+	}
+	c.conns = nil
+}
+
+// through has a broker reach the control plane through the cable.
+func (c *cable) through(cfg *agent.Config) {
+	cfg.DialOptions = []grpc.DialOption{grpc.WithContextDialer(c.dial)}
+}
+
+func strictly(cfg *agent.Config) { cfg.Policy = agent.Strict }
+
+// unconfirmed are the brokers that may use more than a contract, with what each may use.
+func unconfirmed(l *srtmv1.Lowering) map[string]int64 {
+	all := map[string]int64{}
+	for _, b := range l.GetBrokers() {
+		all[b.BrokerId] = b.Share.GetRateMilli()
+	}
+	return all
+}
+
+func busyFor(err error) map[string]int64 {
+	for _, d := range status.Convert(err).Details() {
+		if l, is := d.(*srtmv1.Lowering); is {
+			return unconfirmed(l)
+		}
+	}
+	return nil
+}
+
+var _ = Describe("A contract that is lowered", func() {
+	var (
+		data  *store.Memory
+		c     *cluster
+		away  cable
+		lower = spec("t", 60, 6)
+	)
+	// begin creates a topic of 150 msg/s on three brokers, b1 behind the cable.
+	begin := func(options ...func(*agent.Config)) {
+		data, away = &store.Memory{}, cable{}
+		c = newCluster(setup{data: data})
+		c.join("b1", 60, agenttest.New(), append(options, away.through)...)
+		c.node("b2", 60)
+		c.node("b3", 60)
+		c.mustCreate(spec("t", 150, 15))
+		Expect(c.shares("t")).To(HaveLen(3))
+	}
+	restart := func() {
+		address := c.address
+		c.stop()
+		c = newCluster(setup{data: data, address: address})
+		Eventually(func() bool { return c.broker("b2").Connected && c.broker("b3").Connected }).Should(BeTrue())
+	}
+	gone := func() {
+		away.set(true)
+		Eventually(func() bool { return c.broker("b1").Connected }).Should(BeFalse())
+	}
+	others := func() (sum int64) {
+		response, err := c.grants.ListShares(context.Background(), &srtmv1.ListSharesRequest{Topic: "t"})
+		Expect(err).NotTo(HaveOccurred())
+		for _, t := range response.Topics {
+			for _, m := range t.Members {
+				if m.BrokerId != "b1" {
+					sum += m.Acknowledged.GetRateMilli()
+				}
+			}
+		}
+		return sum
+	}
+
+	It("is in force on all brokers when the update returns", func() {
+		begin()
+		topic, err := c.update(lower)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(topic.State).To(Equal(srtmv1.TopicState_TOPIC_STATE_ACTIVE))
+		Expect(topic.Lowering).To(BeNil())
+		var sum int64
+		response, err := c.grants.ListShares(context.Background(), &srtmv1.ListSharesRequest{Topic: "t"})
+		Expect(err).NotTo(HaveOccurred())
+		for _, m := range response.Topics[0].Members {
+			sum += m.Reserved.GetRateMilli()
+		}
+		Expect(sum).To(BeNumerically("<=", 60_000))
+	})
+
+	It("names the brokers that cannot be reached, through restarts, until they confirm", func() {
+		begin()
+		gone()
+		topic, err := c.update(lower)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(others()).To(BeNumerically("<=", 60_000), "connected brokers have confirmed")
+		Expect(topic.State).To(Equal(srtmv1.TopicState_TOPIC_STATE_LOWERING))
+		Expect(unconfirmed(topic.Lowering)).To(Equal(map[string]int64{"b1": 50_000}))
+		Expect(topic.Lowering.Brokers[0].Until).To(BeNil())
+		Expect(topic.Lowering.Brokers[0].Policy).To(Equal(srtmv1.LeasePolicy_LEASE_POLICY_AVAILABLE))
+		Expect(topic.Reason).To(HavePrefix("broker b1 may use 50 msg/s and burst 5, with no end: policy available; reach it, restart it, or `srtm share forget b1`"))
+
+		for range 2 {
+			restart()
+			Eventually(c.state("t")).Should(HavePrefix("LOWERING: broker b1 may use 50 msg/s and burst 5, with no end"))
+			Expect(others()).To(BeNumerically("<=", 60_000))
+		}
+		page, err := c.admin.ListTopics(context.Background(), &srtmv1.ListTopicsRequest{})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(page.Topics[0].State).To(Equal(srtmv1.TopicState_TOPIC_STATE_LOWERING))
+		away.set(false)
+		Eventually(c.state("t"), "30s").Should(Equal("ACTIVE"))
+		restart()
+		Consistently(c.state("t")).ShouldNot(HavePrefix("LOWERING"))
+	})
+
+	It("is in force on connected brokers while the adaptor, which has restarted, awaits another", func() {
+		begin()
+		gone()
+		restart() // from here on nothing is known of b1's share
+		topic, err := c.update(lower)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(others()).To(BeNumerically("<=", 60_000))
+		Expect(topic.State).To(Equal(srtmv1.TopicState_TOPIC_STATE_LOWERING))
+		Expect(unconfirmed(topic.Lowering)).To(Equal(map[string]int64{"b1": 150_000}), "as much as the former contract")
+		c.forget("b1")
+		Eventually(c.state("t")).ShouldNot(HavePrefix("LOWERING"))
+	})
+
+	It("says when a strict broker stops, which then has stopped", func() {
+		begin(strictly)
+		gone()
+		topic, err := c.update(lower)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(topic.State).To(Equal(srtmv1.TopicState_TOPIC_STATE_LOWERING))
+		b1 := topic.Lowering.Brokers[0]
+		left := time.Until(b1.Until.AsTime())
+		Expect(left).To(BeNumerically("~", 30*time.Second, time.Second))
+		Expect(b1.MostMessages).To(BeNumerically("~", 5+50*left.Seconds(), 2))
+		<-time.After(left - time.Second)
+		Expect(c.state("t")()).To(HavePrefix("LOWERING"))
+		<-time.After(time.Second + 200*time.Millisecond)
+		Eventually(c.state("t"), "1s").ShouldNot(HavePrefix("LOWERING"))
+	})
+
+	It("says after a restart when a strict broker stops", func() {
+		begin(strictly)
+		<-time.After(time.Second) // the policy is kept
+		gone()
+		restart()
+		topic, err := c.update(lower)
+		Expect(err).NotTo(HaveOccurred())
+		b1 := topic.Lowering.Brokers[0]
+		Expect(b1.Policy).To(Equal(srtmv1.LeasePolicy_LEASE_POLICY_STRICT))
+		Expect(time.Until(b1.Until.AsTime())).To(BeNumerically("~", 30*time.Second, 5*time.Second))
+		<-time.After(time.Until(b1.Until.AsTime()) + 300*time.Millisecond)
+		Eventually(c.state("t"), "1s").ShouldNot(HavePrefix("LOWERING"))
+	})
+
+	It("that is removed keeps its name busy, through restarts, until all have given it up", func() {
+		begin()
+		gone()
+		deleted, err := c.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(unconfirmed(deleted.Lowering)).To(Equal(map[string]int64{"b1": 50_000}))
+		for range 3 {
+			_, _, err := c.create(context.Background(), lower, "")
+			Expect(err).To(failsWith(codes.Unavailable))
+			Expect(err).To(MatchError(ContainSubstring("the contract of a deleted topic t may still be in use: broker b1 may use 50 msg/s and burst 5")))
+			Expect(busyFor(err)).To(Equal(map[string]int64{"b1": 50_000}))
+			restart()
+		}
+		away.set(false)
+		Eventually(func() error { _, _, err := c.create(context.Background(), lower, ""); return err }, "30s").Should(Succeed())
+		Expect(c.topic("t").Lowering).To(BeNil())
+	})
+
+	It("that is removed after a restart of the adaptor waits for a broker that has said nothing since", func() {
+		begin()
+		gone()
+		restart()
+		deleted, err := c.admin.DeleteTopic(context.Background(), &srtmv1.DeleteTopicRequest{Name: "t"})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(unconfirmed(deleted.Lowering)).To(Equal(map[string]int64{"b1": 150_000}))
+		_, _, err = c.create(context.Background(), lower, "")
+		Expect(busyFor(err)).To(Equal(map[string]int64{"b1": 150_000}))
+		restart()
+		c.forget("b1")
+		c.mustCreate(lower)
+	})
+
+	It("is in force on connected brokers after a restart of a tbadaptor of its own", func() {
+		data, away = &store.Memory{}, cable{}
+		adaptors := listen("127.0.0.1:0")
+		address := adaptors.Addr().String()
+		adaptor, _ := startAdaptor(adaptors)
+		c = newCluster(setup{data: data, adaptorAddress: address})
+		c.join("b1", 60, agenttest.New(), away.through)
+		c.node("b2", 60)
+		c.node("b3", 60)
+		c.mustCreate(spec("t", 150, 15))
+		c.mustCreate(spec("u", 30, 3))
+		gone()
+		Expect(c.update(lower)).To(HaveField("State", srtmv1.TopicState_TOPIC_STATE_LOWERING))
+		c.mustDelete("u")
+		adaptor.stop()
+		startAdaptor(listen(address))
+		Eventually(others).Should(BeNumerically(">", 0))
+		Consistently(c.state("t")).Should(HavePrefix("LOWERING: broker b1 may use 50 msg/s"))
+		Expect(others()).To(BeNumerically("<=", 60_000))
+		away.set(false)
+		Eventually(c.state("t"), "30s").Should(Equal("ACTIVE"))
+	})
+})
