@@ -3,7 +3,7 @@ package queue
 // backlog is the topic's own cursor, behind which messages wait for tokens or for a channel.
 //
 // Invariants, checked by checkInvariants in tests:
-//   - accepted == released + Waiting + emptied + lost;
+//   - accepted == released + expired + Waiting + emptied + lost;
 //   - under a contract, what is in memory is in order of arrival, so that none behind the
 //     head has a token before it.
 type backlog struct {
@@ -29,7 +29,8 @@ type backlog struct {
 type Counters struct {
 	Accepted      uint64 // messages
 	AcceptedBytes uint64 // of bodies
-	Released      uint64
+	Released      uint64 // by a token, or without a contract
+	Expired       uint64 // left without a token: TTL over
 	Refused       uint64 // queue full or over limit
 	Emptied       uint64 // discarded by Empty, on an operator's order
 	Lost          uint64 // could not be read back from disk

@@ -70,7 +70,7 @@ func (cs *cursors) Stuck(into []Carried, ratio int) []Carried {
 			}
 			m := *it.msg
 			m.Body, m.Only, m.Attempts = slices.Clone(m.Body), &c.name, it.attempts
-			if deferred {
+			if deferred && it.turn == 0 {
 				m.Defer = max(0, it.due.Sub(m.Arrival))
 			}
 			m.refs, m.spilled = 0, false

@@ -40,6 +40,9 @@ type Channel struct {
 	cursor
 	items
 	consumers
+	own     Expiry // the channel's settings
+	expiry  Expiry // in force: own within the topic's
+	burying int    // messages that the owner has as dead letters
 	paused  bool
 	stopped bool      // with the topic, or deleted
 	starved bool      // since the step before, messages wait for a consumer
@@ -60,6 +63,10 @@ type ChannelCounters struct {
 	Sampled    uint64            // left out because the consumer whose turn it was takes a sample
 	Delivered  uint64            // handed over, for the first time and again
 	ByDistance [Distances]uint64 // of Delivered, by the distance of the consumer
+
+	Expired      uint64 // discarded: TTL over
+	GivenUp      uint64 // discarded: too many failed deliveries, and no dead letter topic
+	DeadLettered uint64 // moved to a dead letter topic after too many failed deliveries
 }
 
 // maxDeferred is how many deferred messages a channel with a disk holds in memory
@@ -115,6 +122,16 @@ func (c *Channel) Pause() { c.paused = true }
 // Paused reports whether deliveries are paused.
 func (c *Channel) Paused() bool { return c.paused }
 
+// Deadline is when the next message times out, ends its deferral or expires; mono.Never if
+// there is none.
+func (c *Channel) Deadline() mono.Time {
+	at := c.items.Deadline()
+	if c.expiry.TTL > 0 && c.ready.len() > 0 && !c.stopped {
+		at = min(at, c.expiry.end(c.ready.front().msg.Arrival))
+	}
+	return at
+}
+
 // Counters returns the channel's counters.
 func (c *Channel) Counters() ChannelCounters { return c.counters }
 
@@ -140,6 +157,10 @@ func (c *Channel) dispatch(now mono.Time, fx *Effects) {
 	if c.starved {
 		c.opened, c.starved = now, false
 	}
+	expires := c.expiry != Expiry{} && !c.stopped
+	if expires {
+		c.discardExpired(now, fx)
+	}
 	if c.paused || c.stopped {
 		c.starved = c.Ready() > 0
 		return
@@ -148,6 +169,11 @@ func (c *Channel) dispatch(now mono.Time, fx *Effects) {
 		c.catchUp(now)
 	}
 	for c.ready.len() > 0 {
+		if expires {
+			if c.discardExpired(now, fx); c.ready.len() == 0 {
+				break
+			}
+		}
 		w := c.nearest()
 		if w == nil {
 			c.starved = true
@@ -264,6 +290,7 @@ func (c *Channel) expire(now mono.Time) {
 			c.counters.TimedOut++
 			c.endDelivery(it)
 		}
+		c.unbury(it)
 		c.ready.push(it)
 	}
 }
@@ -283,6 +310,7 @@ func (c *Channel) empty(fx *Effects) int {
 		if it.holder != nil {
 			c.endDelivery(it)
 		}
+		c.unbury(it)
 	}
 	c.forget(fx)
 	c.cursor.empty()

@@ -42,6 +42,8 @@ type crashes struct {
 	ordered  bool // nothing is put in another order than that of acceptance
 	consumer ConsumerID
 	n        int // messages accepted
+	expiry   Expiry
+	dead     []Dead // that the owner has not stored yet
 
 	channels map[string]*channelModel
 	kept     map[string]map[int]bool // done, when the snapshot was saved
@@ -58,6 +60,7 @@ type crashes struct {
 func (c *crashes) settle() {
 	for {
 		deliveries := slices.Clone(c.fx.Deliveries)
+		c.dead = append(c.dead, c.fx.Dead...)
 		c.disk = c.disk || c.fx.Disk
 		c.fx.Reset()
 		if wants := c.wants(); wants && !c.disk {
@@ -67,7 +70,10 @@ func (c *crashes) settle() {
 		}
 		testkit.Must(c.rt, c.top.checkInvariants(c.now))
 		if len(deliveries) == 0 {
-			return
+			if len(c.dead) == 0 || c.rng.IntN(3) == 0 {
+				return
+			}
+			c.bury(c.rng.IntN(len(c.dead)), c.rng.IntN(3) > 0)
 		}
 		for _, d := range deliveries {
 			c.delivered(d)
@@ -94,6 +100,12 @@ func (c *crashes) delivered(d Delivery) {
 		if !ch.MarkSent(d) {
 			return
 		}
+		if c.expiry.MaxAttempts > 0 && int(d.Attempts) > c.expiry.MaxAttempts {
+			c.rt.Fatalf("channel %s gets %d for the %dth time", ch.name, n, d.Attempts)
+		}
+		if c.expiry.ended(d.Message.Arrival, d.it.delivered) {
+			c.rt.Fatalf("channel %s gets %d, whose TTL is over", ch.name, n)
+		}
 		c.released[n] = true
 		switch {
 		case m.done[n]:
@@ -116,6 +128,20 @@ func (c *crashes) delivered(d Delivery) {
 			c.finish(ch, d.Consumer, d.Message.ID, n)
 		}
 	}
+}
+
+// bury does what an owner does with a dead letter.
+func (c *crashes) bury(i int, stored bool) {
+	d := c.dead[i]
+	c.dead = slices.Delete(c.dead, i, i+1)
+	n, name := number(d.Message), d.Channel()
+	if int(d.Attempts) < c.expiry.MaxAttempts {
+		c.rt.Fatalf("channel %s gives %d up after %d attempts", name, n, d.Attempts)
+	}
+	if m := c.channels[name]; m != nil && stored {
+		delete(m.owed, n) // it is at home elsewhere, whatever becomes of it here
+	}
+	c.top.Bury(c.now, d, stored, time.Millisecond, &c.fx)
 }
 
 func (c *crashes) finish(ch *Channel, consumer ConsumerID, id MessageID, n int) {
@@ -162,7 +188,7 @@ func (c *crashes) publish() {
 		c.n++
 		c.offsets[c.n] = m.Offset
 		for _, m := range c.channels {
-			m.owed[c.n] = true
+			m.owed[c.n] = c.expiry.TTL == 0
 		}
 	}
 }
@@ -232,7 +258,7 @@ func (c *crashes) seek() {
 			delete(m.done, n)
 			delete(m.owed, n)
 			if there {
-				m.owed[n] = true
+				m.owed[n] = c.expiry.TTL == 0
 			}
 		}
 	}
@@ -243,13 +269,14 @@ func (c *crashes) seek() {
 
 // begin is the next process.
 func (c *crashes) begin() {
+	c.dead = nil
 	top, fx := restart(c.rt, c.cfg, c.snapshot, c.now, &c.log, slices.Sorted(maps.Keys(c.channels))...)
 	c.top, c.fx = top, fx
 	c.retain()
+	c.limit()
 	for name := range c.channels {
 		c.make(name)
 	}
-	c.limit()
 }
 
 func (c *crashes) retain() {
@@ -259,6 +286,7 @@ func (c *crashes) retain() {
 }
 
 func (c *crashes) limit() {
+	c.top.SetExpiry(c.now, c.expiry, &c.fx)
 	if !c.ordered {
 		c.top.Limit(OverLimit{})
 		c.top.SetShare(c.now, tokenbucket.Share{Rate: tokenbucket.PerSecond(5000), Burst: 5}, 0, &c.fx)
@@ -292,12 +320,12 @@ func (c *crashes) takeOver() {
 			restoring.Found(m.Offset, only(m))
 		}
 	}
-	c.top, c.fx, c.log, c.taken = NewTopic(c.cfg), Effects{}, disk{}, true
+	c.top, c.fx, c.log, c.taken, c.dead = NewTopic(c.cfg), Effects{}, disk{}, true, nil
 	c.retain()
+	c.limit()
 	for name := range c.channels {
 		c.make(name)
 	}
-	c.limit()
 	for _, m := range left.messages {
 		undone, waits := old.Undone(nil, m.Offset, only(m))
 		if waits {
@@ -374,6 +402,11 @@ func TestThroughAnyCrash(t *testing.T) {
 			MaxInFlight:   time.Minute,
 			MaxBackdating: 20 * time.Millisecond,
 			Rand:          rng,
+		}
+		c.expiry = Expiry{
+			TTL:         time.Duration(rapid.SampledFrom([]int{0, 0, 3, 20}).Draw(rt, "ttl")) * time.Millisecond,
+			MaxAttempts: rapid.SampledFrom([]int{0, 0, 1, 3}).Draw(rt, "attempts"),
+			DeadLetters: true,
 		}
 		c.top = NewTopic(c.cfg)
 		c.retain()
@@ -504,6 +537,9 @@ func TestThroughAnyCrash(t *testing.T) {
 		for range 2000 {
 			steps["finish"]()
 			steps["ready"]()
+			for len(c.dead) > 0 {
+				c.bury(0, true)
+			}
 			c.settle()
 			c.log.write(c.top, c.now, 10, true, &c.fx)
 			c.log.read(c.top, c.now, &c.fx)

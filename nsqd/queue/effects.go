@@ -15,6 +15,8 @@ type Effects struct {
 	Released []Release
 	// Finished holds the messages that consumers finished.
 	Finished []*Message
+	// Dead holds messages that failed too often, for the owner to store elsewhere.
+	Dead []Dead
 	// Disk says that there is something for TakeUnwritten, or Want.
 	Disk bool
 	// Free are messages that are not needed any longer.
@@ -37,6 +39,8 @@ func (e *Effects) Reset() {
 	e.Released = e.Released[:0]
 	clear(e.Finished)
 	e.Finished = e.Finished[:0]
+	clear(e.Dead)
+	e.Dead = e.Dead[:0]
 	clear(e.Free)
 	e.Free = e.Free[:0]
 	e.Held, e.Disk = 0, false

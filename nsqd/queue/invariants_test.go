@@ -10,8 +10,8 @@ import (
 // Channel state.
 func (t *Topic) checkInvariants(now mono.Time) error {
 	c := t.counters
-	if c.Accepted != c.Released+c.Emptied+c.Lost+uint64(t.Waiting()) {
-		return fmt.Errorf("accepted %d != released %d + emptied %d + waiting %d", c.Accepted, c.Released, c.Emptied, t.Waiting())
+	if c.Accepted != c.Released+c.Expired+c.Emptied+c.Lost+uint64(t.Waiting()) {
+		return fmt.Errorf("accepted %d != released %d + expired %d + emptied %d + waiting %d", c.Accepted, c.Released, c.Expired, c.Emptied, t.Waiting())
 	}
 	if t.waiting.len() > t.cfg.Capacity {
 		return fmt.Errorf("%d wait, capacity %d", t.waiting.len(), t.cfg.Capacity)
@@ -192,8 +192,17 @@ func checkWindow[T comparable](name string, w *window[T]) error {
 
 func (c *Channel) checkInvariants() error {
 	n := c.counters
-	if out := n.Finished + n.Emptied + n.Sampled + n.Dropped + n.Lost; n.Messages != out+uint64(c.Depth()) {
+	if out := n.Finished + n.Emptied + n.Sampled + n.Dropped + n.Lost + n.Expired + n.GivenUp + n.DeadLettered; n.Messages != out+uint64(c.Depth()) {
 		return fmt.Errorf("%d messages != %d out + %d in", n.Messages, out, c.Depth())
+	}
+	burying := 0
+	for _, it := range c.due {
+		if it.holder == nil && it.turn != 0 {
+			burying++
+		}
+	}
+	if burying != c.burying || burying > maxBurying {
+		return fmt.Errorf("the owner has %d dead letters, counted %d", burying, c.burying)
 	}
 	held, err := c.items.check()
 	if err == nil {
@@ -227,8 +236,8 @@ func (s *items) check() (held map[*consumer]int, err error) {
 			return nil, fmt.Errorf("heap order broken at %d", i)
 		}
 		if it.holder == nil {
-			if it.turn != 0 || it.handed {
-				return nil, fmt.Errorf("%s has no holder, and turn %d, handed %v", it.msg.ID, it.turn, it.handed)
+			if it.handed {
+				return nil, fmt.Errorf("%s has no holder and is handed over", it.msg.ID)
 			}
 			continue
 		}

@@ -17,7 +17,7 @@ type item struct {
 	holder     *consumer // nil: ready or deferred
 	prev, next *item     // of those that holder holds
 	chain      *item     // of flights
-	turn       uint64    // of the present delivery, never used twice; 0 without a holder
+	turn       uint64    // of the present delivery or dead letter, never used twice; else 0
 	place      int32     // in due; -1 when not there
 	attempts   uint16    // deliveries, those apart that came to nothing
 	handed     bool      // the present delivery was

@@ -146,6 +146,7 @@ func (it *item) state(wall func(mono.Time) mono.Wall) (attempts uint16, at mono.
 		if !it.handed { // as in consumer.release
 			attempts--
 		}
+	case it.turn != 0: // a dead letter that is not stored: the next process hands it out at once
 	case it.due > 0 && (it.place >= 0 || it.msg == nil): // deferred, or absent
 		at = wall(it.due)
 	}

@@ -51,6 +51,7 @@ type Topic struct {
 	contract
 	cursors
 
+	expiry  Expiry
 	paused  bool
 	stopped bool
 	due     mono.Time // no later than the deadline of any channel
@@ -140,7 +141,8 @@ func (t *Topic) ReleaseDeadline() mono.Time {
 	if t.waiting.len() == 0 || !t.open() {
 		return mono.Never
 	}
-	return t.eligible(t.waiting.front().Arrival)
+	arrival := t.waiting.front().Arrival
+	return min(t.eligible(arrival), t.expiry.end(arrival))
 }
 
 // ChannelDeadline is when the next message times out or ends its deferral, or
@@ -201,17 +203,25 @@ func (t *Topic) release(now mono.Time, fx *Effects) {
 	}
 	for t.waiting.len() > 0 && t.open() {
 		m := t.waiting.front()
-		e, access, ok := t.take(m.Arrival, now)
-		if !ok {
-			break
+		if t.expiry.ended(m.Arrival, now) {
+			// Each channel discards it: no channel has a longer TTL than the topic.
+			m.Access, m.Held, m.Released = 0, 0, now
+			t.backlog.pop()
+			t.counters.Released--
+			t.counters.Expired++
+		} else {
+			e, access, ok := t.take(m.Arrival, now)
+			if !ok {
+				break
+			}
+			m.Access, m.Held, m.Released = access, 0, now
+			if from := max(m.Arrival, t.cfg.Begin); from < t.opened {
+				m.Held = t.opened.Sub(from)
+			}
+			t.backlog.pop()
+			fx.Released = append(fx.Released, Release{Arrival: m.Arrival, Eligible: e, Released: now, Access: m.Access})
 		}
-		m.Access, m.Held, m.Released = access, 0, now
-		if from := max(m.Arrival, t.cfg.Begin); from < t.opened {
-			m.Held = t.opened.Sub(from)
-		}
-		t.backlog.pop()
 		t.changes++
-		fx.Released = append(fx.Released, Release{Arrival: m.Arrival, Eligible: e, Released: now, Access: m.Access})
 		t.front = max(t.front, m.Offset+1)
 		for _, c := range t.channels {
 			if c.release(now, m) {
@@ -289,6 +299,7 @@ func (t *Topic) CreateChannel(now mono.Time, name string, fx *Effects) *Channel 
 		return t.channels[i]
 	}
 	c := newChannel(now, name, &t.log, &t.backlog)
+	c.expiry = t.expiry
 	c.start()
 	t.channels = slices.Insert(t.channels, i, c)
 	t.changes++
