@@ -95,6 +95,7 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	if !opts.managed() { // there, the loaddistributor names the channels
 		config.Channels = func(topic string) []string { return d.announcer.Channels(d.asking, topic) }
 	}
+	config.Log = d.log
 	if d.broker, err = broker.New(config); err != nil {
 		return nil, err
 	}

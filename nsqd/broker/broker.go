@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -96,6 +97,12 @@ type Config struct {
 	EndToEnd time.Duration
 	// Storage takes what does not fit into memory; nil: nothing does.
 	Storage *Storage
+	// DeadLetter publishes a message to a topic that this broker does not carry, and returns
+	// when the message is accepted. Nil: dead letters stay in their channel until the broker
+	// carries the topic.
+	DeadLetter func(ctx context.Context, topic string, body []byte) error
+	// Log says which dead letters cannot be stored; nil: it is not said.
+	Log *slog.Logger
 	// Trace records every release; nil: they are not recorded.
 	Trace *Trace
 	// Seed of the draws for sampling subscribers.
@@ -140,6 +147,7 @@ func New(cfg Config) (*Broker, error) {
 	}
 	b := &Broker{shared: newShared(cfg), closing: make(chan struct{})}
 	b.fenced = b.yield
+	b.letters = newDeadLetters(&b.workers, cfg.Log, b.publishDeadLetter)
 	if cfg.Storage != nil {
 		b.metadataWriter = newMetadataWriter(cfg.Storage.cfg, &b.workers, b.metadata)
 	}
@@ -392,6 +400,7 @@ func (b *Broker) Close() error {
 		return nil
 	}
 	close(b.closing)
+	b.letters.end()
 	for _, t := range b.Topics() {
 		t.close(false)
 	}

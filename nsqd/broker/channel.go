@@ -5,6 +5,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/nsq/wire"
+	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/nsqd/stats"
 )
@@ -41,6 +42,7 @@ func (t *Topic) channel(now mono.Time, name string, s *step, restored bool) (*qu
 			return nil, fmt.Errorf("channel %q of topic %q, %d channels, %d in all: %w", name, t.name, own-1, all-1, ErrTooManyChannels)
 		}
 		c = t.mu.core.CreateChannel(now, name, &s.fx)
+		t.applyExpiry(now, c, s)
 		s.listed = true
 	}
 	return c, nil
@@ -82,6 +84,9 @@ func (t *Topic) removeChannel(now mono.Time, c *queue.Channel, s *step) {
 		panic("broker: " + err.Error())
 	}
 	t.shared.channels.Add(-1)
+	if t.shared.cfg.AutoCreate { // in a cluster the control plane decides
+		t.mu.expiry.set(c.Name(), metadata.Expiry{})
+	}
 	delete(t.endToEnd, c)
 	s.listed = true
 }

@@ -157,6 +157,7 @@ func (t *Topic) metadata() (m metadata.Topic, record bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	m = metadata.Topic{Name: t.name, Paused: t.mu.core.Paused(), Contract: t.contract, Identity: t.identity}
+	m.Expiry, m.Expiries = t.mu.expiry.recorded()
 	if t.store != nil {
 		m.Retain = t.store.retain
 	}
@@ -183,6 +184,7 @@ func (b *Broker) restoreMetadata() error {
 		if t.store != nil {
 			t.store.setRetention(m.Retain)
 		}
+		t.restoreExpiry(m.Expiry, m.Expiries)
 		// In a cluster neither is this broker's to say.
 		if m.Paused && b.cfg.AutoCreate {
 			t.Pause()

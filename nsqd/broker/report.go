@@ -30,6 +30,7 @@ type Stats struct {
 	Publishers  int
 	Subscribers int
 	Retain      metadata.Retention // in force
+	Expiry      metadata.Expiry
 
 	Disk   commitlog.Stats // zero where nothing is on disk
 	Needed int64           // bytes of Disk.Bytes, not only retained
@@ -58,6 +59,7 @@ type ChannelStats struct {
 	// messages; Full says that it gets no more because of that: StorageConfig.MaxUnfinished.
 	Unfinished int
 	Full       bool
+	Expiry     metadata.Expiry // in force
 	Counters   queue.ChannelCounters
 	Consumers  int
 	EndToEnd   stats.Summary // arrival to FIN, lately; empty where not measured
@@ -80,6 +82,7 @@ func (t *Topic) Stats() Stats {
 		Limited:     core.Limited(),
 		Share:       core.Share(),
 		SLO:         t.slo,
+		Expiry:      t.mu.expiry.topic,
 	}
 	if s.Limited {
 		s.Tokens = core.Tokens(now)
@@ -102,6 +105,7 @@ func (t *Topic) Stats() Stats {
 			Deferred:   c.Deferred(),
 			Unfinished: c.Unfinished(),
 			Full:       c.Full(),
+			Expiry:     t.mu.expiry.of(c.Name()),
 			Counters:   c.Counters(),
 			Consumers:  c.Consumers(),
 		}

@@ -28,6 +28,7 @@ type runner struct {
 		consumers map[queue.ConsumerID]*Subscription
 		closed    bool
 		held      int64 // the topic's part of Broker.held
+		expiry    expiry
 	}
 	// room is told when the topic's backlog may have room again, or never will.
 	room    sync.Cond // on mu
@@ -135,6 +136,11 @@ func (r *runner) discard(s *step) {
 // end hands deliveries to their subscriptions, releases the lock, and then
 // wakes writers and sets alarms.
 func (r *runner) end(s *step) {
+	for i := 0; i < len(s.fx.Dead); i++ { // a refused letter may have others handed out
+		if d := s.fx.Dead[i]; !r.shared.letters.add(r.letter(d)) {
+			r.mu.core.Bury(r.shared.now(), d, false, deadLetterRetry, &s.fx)
+		}
+	}
 	var sub *Subscription // of the delivery before: often it is the same
 	for _, d := range s.fx.Deliveries {
 		if sub == nil || sub.id != d.Consumer {

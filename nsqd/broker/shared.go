@@ -21,6 +21,7 @@ type shared struct {
 	steps          sync.Pool       // of *step, between two uses
 	metadataWriter *metadataWriter // nil without a Storage
 	fenced         func(*Topic)    // another broker owns what its log has by now
+	letters        *deadLetters
 	// large has room for those who make messages of a large batch: a processor
 	// is left to those who wait for events.
 	large chan struct{}

@@ -142,6 +142,9 @@ func New(cfg Config, b *broker.Broker, conns *conn.Server, stamps *hook.Stamper,
 
 		"/topic/retain": {http.MethodPost: a.do(a.recorded(a.retainTopic)), http.MethodDelete: a.do(a.recorded(a.unretainTopic))},
 
+		"/topic/expiry":   {http.MethodPost: a.do(a.recorded(a.expireTopic)), http.MethodDelete: a.do(a.recorded(a.unexpireTopic))},
+		"/channel/expiry": {http.MethodPost: a.do(a.recorded(a.expireChannel)), http.MethodDelete: a.do(a.recorded(a.unexpireChannel))},
+
 		"/channel/create":  order(a.onChannel((*broker.Topic).CreateChannel)),
 		"/channel/delete":  order(a.onChannel((*broker.Topic).DeleteChannel)),
 		"/channel/empty":   post(a.onChannel((*broker.Topic).EmptyChannel)),

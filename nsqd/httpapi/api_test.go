@@ -556,6 +556,12 @@ func TestCursorsOverHTTP(t *testing.T) {
 	n.expect("GET", "/channel/peek?topic=t&channel=c", "", 200, `{"messages":[]}`)
 	n.expect("POST", "/channel/seek?topic=t&channel=c&to=2026-01-02T15:04:05Z", "", 200, `{"offset":0}`)
 	n.expect("POST", "/channel/seek?topic=t&channel=c&to=begin", "", 200, `{"offset":0}`)
+	n.expect("POST", "/topic/expiry?topic=t&ttl=1h&max_attempts=5&dead_letter=t.dead", "", 200, "")
+	n.expect("GET", "/stats?format=json", "", 200, `"expiry":{"ttl_seconds":3600,"max_attempts":5,"dead_letter":"t.dead"}`)
+	n.expect("POST", "/channel/expiry?topic=t&channel=c&ttl=90s", "", 200, "")
+	n.expect("GET", "/stats?format=json", "", 200, `"expiry":{"ttl_seconds":90,"max_attempts":5,"dead_letter":"t.dead"}`)
+	n.expect("DELETE", "/channel/expiry?topic=t&channel=c", "", 200, "")
+	n.expect("DELETE", "/topic/expiry?topic=t", "", 200, "")
 	n.expect("DELETE", "/topic/retain?topic=t", "", 200, "")
 	n.expect("GET", "/stats?format=json", "", 200, `"retain":"0"`)
 	for path, code := range map[string]string{
@@ -569,6 +575,13 @@ func TestCursorsOverHTTP(t *testing.T) {
 		"POST /topic/retain?topic=t&retain=1h,2h":            "400 INVALID_RETAIN",
 		"POST /topic/retain?topic=t&retain=99999999999999TB": "400 INVALID_RETAIN",
 		"POST /topic/retain?topic=u&retain=1h":               "404 TOPIC_NOT_FOUND",
+		"POST /topic/expiry?topic=t":                         "400 MISSING_ARG_EXPIRY",
+		"POST /topic/expiry?topic=t&ttl=soon":                "400 INVALID_TTL",
+		"POST /topic/expiry?topic=t&ttl=1ns":                 "400 INVALID_EXPIRY",
+		"POST /topic/expiry?topic=t&max_attempts=0":          "400 INVALID_MAX_ATTEMPTS",
+		"POST /topic/expiry?topic=t&dead_letter=d":           "400 INVALID_EXPIRY",
+		"POST /topic/expiry?topic=u&ttl=1h":                  "404 TOPIC_NOT_FOUND",
+		"POST /channel/expiry?topic=t&channel=d&ttl=1h":      "404 CHANNEL_NOT_FOUND",
 		"GET /channel/peek?topic=t&channel=c&count=0":        "400 INVALID_COUNT",
 		"GET /channel/peek?topic=t&channel=c&count=1001":     "400 INVALID_COUNT",
 		"GET /channel/peek?topic=t&channel=d":                "404 CHANNEL_NOT_FOUND",

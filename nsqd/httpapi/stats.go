@@ -97,6 +97,11 @@ func (c *channelJSON) setDeliveries(n queue.ChannelCounters, topologyAware bool)
 type cursorJSON struct {
 	Unfinished int  `json:"unfinished"`  // messages that it is ahead of the oldest that is not finished
 	Full       bool `json:"cursor_full"` // it gets no more because of that: --max-unfinished
+
+	Expiry       *expiryJSON `json:"expiry,omitempty"` // in force; absent where messages stay until they are finished
+	Expired      uint64      `json:"expired"`          // messages
+	GivenUp      uint64      `json:"given_up"`
+	DeadLettered uint64      `json:"dead_lettered"`
 }
 
 type endToEndJSON struct {
@@ -203,6 +208,8 @@ type limitJSON struct {
 	Publisher int               `json:"publishers"`
 	Memory    int64             `json:"memory_bytes"` // that messages take in memory
 	Retain    string            `json:"retain"`       // as --retain
+	Expiry    *expiryJSON       `json:"expiry,omitempty"`
+	Expired   uint64            `json:"expired"` // messages that left without a token: TTL over
 }
 
 type sloJSON struct {
@@ -276,6 +283,8 @@ func (a *API) topicStats(s broker.Stats) topicJSON {
 			Publisher: s.Publishers,
 			Memory:    s.Memory,
 			Retain:    s.Retain.String(),
+			Expiry:    expiryOf(s.Expiry),
+			Expired:   s.Counters.Expired,
 		},
 	}
 	for i, n := range s.Sources {
@@ -297,7 +306,10 @@ func (a *API) topicStats(s broker.Stats) topicJSON {
 			ClientCount:  c.Consumers,
 			Paused:       c.Paused,
 			EndToEnd:     endToEnd(c.EndToEnd, a.cfg.Percentiles),
-			SRTM:         cursorJSON{c.Unfinished, c.Full},
+			SRTM: cursorJSON{
+				Unfinished: c.Unfinished, Full: c.Full, Expiry: expiryOf(c.Expiry),
+				Expired: c.Counters.Expired, GivenUp: c.Counters.GivenUp, DeadLettered: c.Counters.DeadLettered,
+			},
 		})
 		t.Channels[len(t.Channels)-1].setDeliveries(c.Counters, a.cfg.TopologyAware)
 	}

@@ -2,10 +2,13 @@ package metadata
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"maps"
+	"slices"
 
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -24,6 +27,9 @@ type Topic struct {
 	Channels []Channel  `json:"channels,omitempty"` // by name
 	Identity Identity   `json:"identity,omitzero"`  // zero: not known
 	Retain   *Retention `json:"retain,omitempty"`   // nil: as the node's default says
+	Expiry   *Expiry    `json:"expiry,omitempty"`   // nil: messages do not expire
+	// Expiries has the settings of channels, also of those that do not exist yet.
+	Expiries map[string]Expiry `json:"expiries,omitempty"`
 }
 
 // Identity is which topic of its name a topic is, as the control plane says.
@@ -135,6 +141,15 @@ func (s State) validate() error {
 		}
 		if err := t.Retain.validate(); err != nil {
 			return fmt.Errorf("topic %q: %w", t.Name, err)
+		}
+		if err := t.Expiry.validate(t.Name); err != nil {
+			return fmt.Errorf("topic %q: %w", t.Name, err)
+		}
+		for _, name := range slices.Sorted(maps.Keys(t.Expiries)) {
+			e := t.Expiries[name]
+			if err := e.validate(t.Name); err != nil || !wire.ValidChannelName(name) {
+				return fmt.Errorf("topic %q: channel %q: %w", t.Name, name, cmp.Or(err, errors.New("not a name")))
+			}
 		}
 		for j, c := range t.Channels {
 			if !wire.ValidChannelName(c.Name) || wire.Ephemeral(c.Name) {

@@ -1,12 +1,13 @@
 package queue
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// Expiry says when a message that nobody finished is given up. The zero Expiry keeps every
+// Expiry says when a message that no consumer finished is given up. The zero Expiry keeps every
 // message until a consumer finishes it.
 type Expiry struct {
 	// TTL is the life of a message from its arrival; the time of a deferral counts. A channel
@@ -26,13 +27,10 @@ type Expiry struct {
 // channel can shorten the topic's TTL and not lengthen it, so that a message whose TTL is over
 // in the topic is over in each channel.
 func (e Expiry) within(t Expiry) Expiry {
-	if t.TTL > 0 && (e.TTL == 0 || e.TTL > t.TTL) {
+	if e.TTL == 0 || t.TTL > 0 && t.TTL < e.TTL {
 		e.TTL = t.TTL
 	}
-	if e.MaxAttempts == 0 {
-		e.MaxAttempts, e.DeadLetters = t.MaxAttempts, t.DeadLetters
-	}
-	return e
+	return Expiry{e.TTL, cmp.Or(e.MaxAttempts, t.MaxAttempts), e.DeadLetters || t.DeadLetters}
 }
 
 // ended reports whether the TTL of a message that arrived then is over.

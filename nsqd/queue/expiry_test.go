@@ -109,7 +109,7 @@ func TestAChannelShortensTheTopicsTTLAndDoesNotLengthenIt(t *testing.T) {
 	for _, c := range []struct{ own, want Expiry }{
 		{Expiry{}, topic},
 		{Expiry{TTL: time.Second}, Expiry{time.Second, 3, true}},
-		{Expiry{TTL: time.Hour, MaxAttempts: 9}, Expiry{time.Minute, 9, false}},
+		{Expiry{TTL: time.Hour, MaxAttempts: 9}, Expiry{time.Minute, 9, true}},
 	} {
 		testkit.Equal(t, c.own.within(topic), c.want, fmt.Sprint(c.own))
 	}

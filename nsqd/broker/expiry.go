@@ -1,0 +1,116 @@
+package broker
+
+import (
+	"fmt"
+	"maps"
+
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/nsqd/metadata"
+	"github.com/srtm-io/srtm/nsqd/queue"
+)
+
+// expiry has the settings of a topic and of its channels that say when messages are given up.
+type expiry struct {
+	topic    metadata.Expiry
+	channels map[string]metadata.Expiry // also of channels that do not exist yet
+}
+
+// of returns what is in force in a channel.
+func (e *expiry) of(channel string) metadata.Expiry { return e.channels[channel].Within(e.topic) }
+
+// set replaces the settings of a channel; the zero Expiry removes them.
+func (e *expiry) set(channel string, to metadata.Expiry) {
+	if !to.On() {
+		delete(e.channels, channel)
+		return
+	}
+	if e.channels == nil {
+		e.channels = make(map[string]metadata.Expiry)
+	}
+	e.channels[channel] = to
+}
+
+// recorded returns what the metadata file keeps.
+func (e *expiry) recorded() (topic *metadata.Expiry, channels map[string]metadata.Expiry) {
+	if e.topic.On() {
+		own := e.topic
+		topic = &own
+	}
+	return topic, maps.Clone(e.channels)
+}
+
+// validate reports what no topic of that name may have.
+func (e *expiry) validate(topic string) error {
+	if err := e.topic.Validate(topic); err != nil {
+		return err
+	}
+	if e.topic.DeadLetter != "" && e.topic.MaxAttempts == 0 {
+		return metadata.ErrNoAttempts
+	}
+	for name, own := range e.channels { // order: any fault is one
+		if err := own.Validate(topic); err != nil {
+			return fmt.Errorf("channel %q: %w", name, err)
+		}
+		if own.DeadLetter != "" && e.of(name).MaxAttempts == 0 {
+			return fmt.Errorf("channel %q: %w", name, metadata.ErrNoAttempts)
+		}
+	}
+	return nil
+}
+
+func ofQueue(e metadata.Expiry) queue.Expiry {
+	return queue.Expiry{TTL: e.TTL, MaxAttempts: e.MaxAttempts, DeadLetters: e.DeadLetter != ""}
+}
+
+// SetExpiry sets when messages of the topic are given up, those that wait now included. The
+// zero Expiry keeps them. Error: the settings contradict each other or are out of range.
+func (t *Topic) SetExpiry(to metadata.Expiry) error {
+	return t.expire(func(e *expiry) { e.topic = to })
+}
+
+// SetChannelExpiry sets when messages of a channel are given up. The channel need not exist.
+// The zero Expiry leaves the topic's. Errors: as SetExpiry.
+func (t *Topic) SetChannelExpiry(channel string, to metadata.Expiry) error {
+	return t.expire(func(e *expiry) { e.set(channel, to) })
+}
+
+// SetExpiries replaces the settings of the topic and of all its channels. Errors: as SetExpiry.
+func (t *Topic) SetExpiries(topic metadata.Expiry, channels map[string]metadata.Expiry) error {
+	return t.expire(func(e *expiry) { e.topic, e.channels = topic, maps.Clone(channels) })
+}
+
+// expire changes the settings, or nothing.
+func (t *Topic) expire(change func(*expiry)) (err error) {
+	t.do(func(now mono.Time, s *step) {
+		next := expiry{t.mu.expiry.topic, maps.Clone(t.mu.expiry.channels)}
+		change(&next)
+		if err = next.validate(t.name); err != nil || t.mu.closed {
+			return
+		}
+		if next.topic == t.mu.expiry.topic && maps.Equal(next.channels, t.mu.expiry.channels) {
+			return
+		}
+		t.mu.expiry, s.record = next, true
+		t.mu.core.SetExpiry(now, ofQueue(next.topic), &s.fx)
+		for _, c := range t.mu.core.Channels() {
+			t.applyExpiry(now, c, s)
+		}
+	})
+	return err
+}
+
+// applyExpiry gives a channel the settings that are its own. Requires: mu held.
+func (t *Topic) applyExpiry(now mono.Time, c *queue.Channel, s *step) {
+	if own := ofQueue(t.mu.expiry.channels[c.Name()]); own != c.Expiry() {
+		t.mu.core.SetChannelExpiry(now, c, own, &s.fx)
+	}
+}
+
+// restoreExpiry takes the settings of an earlier process, which were valid.
+func (t *Topic) restoreExpiry(topic *metadata.Expiry, channels map[string]metadata.Expiry) {
+	var own metadata.Expiry
+	if topic != nil {
+		own = *topic
+	}
+	_ = t.SetExpiries(own, channels)
+}

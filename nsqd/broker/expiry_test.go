@@ -1,0 +1,185 @@
+package broker_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/metadata"
+)
+
+// letter is the body of a dead letter as its consumers read it.
+type letter struct {
+	Topic, Channel, ID, Body string
+	Attempts                 int
+	Timestamp                int64
+	Base64                   []byte `json:"body_base64"`
+}
+
+func parse(body []byte) (l letter) {
+	GinkgoHelper()
+	Expect(json.Unmarshal(body, &l)).To(Succeed())
+	return l
+}
+
+// failAll requeues every message of a channel at once, until the spec ends.
+func failAll(t *broker.Topic, channel string) {
+	GinkgoHelper()
+	r := read(t, channel, 1, false)
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	DeferCleanup(func() {
+		close(stop)
+		<-stopped
+	})
+	go func() {
+		defer close(stopped)
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for seen := 0; ; {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+			}
+			for _, d := range r.deliveries()[seen:] {
+				seen++
+				_ = r.sub.Requeue(d.ID, 0)
+			}
+		}
+	}()
+}
+
+func channelOf(t *broker.Topic, name string) broker.ChannelStats {
+	GinkgoHelper()
+	for _, c := range t.Stats().Channels {
+		if c.Name == name {
+			return c
+		}
+	}
+	Fail("there is no channel " + name)
+	return broker.ChannelStats{}
+}
+
+var _ = Describe("a message that is given up", func() {
+	for _, through := range []bool{false, true} {
+		It(fmt.Sprintf("goes to the dead letter topic with its channel and attempts, through the disk: %v", through), func() {
+			b, _ := opened(GinkgoT().TempDir(), func(*broker.Config) {}, func(c *broker.StorageConfig) { c.WriteThrough, c.Fsync = through, through })
+			Expect(b.Restore()).To(Succeed())
+			t := topic(b, "t")
+			Expect(t.SetExpiry(metadata.Expiry{MaxAttempts: 3, DeadLetter: "t.dead"})).To(Succeed())
+			failAll(t, "c")
+			Expect(publish(t, "poison")).To(Succeed())
+			Expect(publish(t, "\xff\x00")).To(Succeed())
+			dead := read(topic(b, "t.dead"), "d", 10, true)
+			Eventually(dead.count).Should(Equal(2))
+			for _, m := range dead.deliveries() {
+				l := parse(m.Body)
+				Expect(l.Topic).To(Equal("t"))
+				Expect(l.Channel).To(Equal("c"))
+				Expect(l.Attempts).To(Equal(3))
+				Expect(l.ID).To(HaveLen(16))
+				Expect(l.Timestamp).NotTo(BeZero())
+				Expect(l.Body + string(l.Base64)).To(Or(Equal("poison"), Equal("\xff\x00")))
+			}
+			Eventually(func() uint64 { return channelOf(t, "c").Counters.DeadLettered }).Should(BeEquivalentTo(2))
+			Expect(inFlight(t)).To(BeZero())
+		})
+	}
+
+	It("stays in its channel while the dead letter topic refuses, and goes there after a restart", func() {
+		path := GinkgoT().TempDir()
+		var tries atomic.Int64
+		refusing := func(c *broker.Config) {
+			c.AutoCreate = false
+			c.DeadLetter = func(context.Context, string, []byte) error {
+				tries.Add(1)
+				return errors.New("refused")
+			}
+		}
+		b, end := opened(path, refusing)
+		Expect(b.Restore()).To(Succeed())
+		t := topic(b, "t")
+		Expect(t.SetExpiry(metadata.Expiry{MaxAttempts: 1, DeadLetter: "elsewhere"})).To(Succeed())
+		failAll(t, "c")
+		Expect(publish(t, "poison")).To(Succeed())
+		Eventually(tries.Load).Should(BeEquivalentTo(1))
+		Eventually(func() int { return channelOf(t, "c").Deferred }).Should(Equal(1))
+		end()
+
+		got := make(chan string, 1)
+		b, _ = opened(path, func(c *broker.Config) {
+			c.AutoCreate = false
+			c.DeadLetter = func(_ context.Context, topic string, body []byte) error {
+				got <- topic + ": " + parse(body).Body
+				return nil
+			}
+		})
+		Expect(b.Restore()).To(Succeed())
+		Eventually(got).Should(Receive(Equal("elsewhere: poison")))
+		t = topic(b, "t")
+		Eventually(func() uint64 { return channelOf(t, "c").Counters.DeadLettered }).Should(BeEquivalentTo(1))
+	})
+
+	It("is counted where there is no dead letter topic", func() {
+		b, _ := opened(GinkgoT().TempDir(), func(*broker.Config) {})
+		Expect(b.Restore()).To(Succeed())
+		t := topic(b, "t")
+		Expect(t.SetChannelExpiry("c", metadata.Expiry{MaxAttempts: 2})).To(Succeed())
+		failAll(t, "c")
+		Expect(publish(t, "poison")).To(Succeed())
+		Eventually(func() uint64 { return channelOf(t, "c").Counters.GivenUp }).Should(BeEquivalentTo(1))
+		Expect(channelOf(t, "c").Counters.Delivered).To(BeEquivalentTo(2))
+	})
+
+	It("expires without a consumer", func() {
+		b, _ := opened(GinkgoT().TempDir(), func(*broker.Config) {})
+		Expect(b.Restore()).To(Succeed())
+		t := topic(b, "t")
+		Expect(t.CreateChannel("c")).To(Succeed())
+		Expect(t.SetExpiry(metadata.Expiry{TTL: 5 * time.Millisecond})).To(Succeed())
+		publishAll(t, 0, 500) // more than memory takes
+		Eventually(func() uint64 { return channelOf(t, "c").Counters.Expired }).Should(BeEquivalentTo(500))
+		Expect(inFlight(t)).To(BeZero())
+	})
+
+	It("is given up by the same settings after a restart", func() {
+		path := GinkgoT().TempDir()
+		b, end := opened(path, func(*broker.Config) {})
+		Expect(b.Restore()).To(Succeed())
+		t := topic(b, "t")
+		of := metadata.Expiry{TTL: time.Hour, MaxAttempts: 3, DeadLetter: "t.dead"}
+		Expect(t.SetExpiry(of)).To(Succeed())
+		Expect(t.CreateChannel("c")).To(Succeed())
+		Expect(t.SetChannelExpiry("c", metadata.Expiry{TTL: time.Minute})).To(Succeed())
+		end()
+		b, _ = opened(path, func(*broker.Config) {})
+		Expect(b.Restore()).To(Succeed())
+		t = topic(b, "t")
+		Expect(t.Stats().Expiry).To(Equal(of))
+		Expect(channelOf(t, "c").Expiry).To(Equal(metadata.Expiry{TTL: time.Minute, MaxAttempts: 3, DeadLetter: "t.dead"}))
+	})
+
+	It("has no settings that contradict each other", func() {
+		b, _ := opened(GinkgoT().TempDir(), func(*broker.Config) {})
+		Expect(b.Restore()).To(Succeed())
+		t := topic(b, "t")
+		for text, e := range map[string]metadata.Expiry{
+			"dead_letter needs max_attempts": {DeadLetter: "d"},
+			"the topic itself":               {MaxAttempts: 1, DeadLetter: "t"},
+			"not the name of a topic":        {MaxAttempts: 1, DeadLetter: "a b"},
+			"ttl 1ns is outside":             {TTL: 1},
+			"max_attempts 65536 is outside":  {MaxAttempts: 65536},
+		} {
+			Expect(t.SetExpiry(e)).To(MatchError(ContainSubstring(text)))
+			Expect(t.Stats().Expiry).To(Equal(metadata.Expiry{}))
+		}
+		Expect(t.SetChannelExpiry("c", metadata.Expiry{DeadLetter: "d"})).To(MatchError(metadata.ErrNoAttempts))
+	})
+})
