@@ -19,6 +19,10 @@
 //
 // What the paper has otherwise, and what comes of it: tools/sim/web's paperScheduler.
 //
+// A class that begins to wait gets the quantum of the round, which the others got before,
+// and goes next: at most one quantum a round. Besides RACs, SetLimit bounds how many
+// requests a server has.
+//
 // Guarantee: while G quanta are granted, a class that always has requests waiting takes
 // of every resource at most G quanta of its own and a cap, a quantum and the largest
 // request; and, of a resource that holds it back each time that quanta are granted and

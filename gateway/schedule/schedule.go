@@ -68,6 +68,9 @@ type Config struct {
 	// Resources, 1 to MaxResources, and Servers, at least 1, are counts.
 	Resources, Servers int
 	Mode               Mode
+	// Measured has the bit of each resource that no request waits for: what is free of it
+	// only decides which type goes next. SetLimit bounds the requests of a server.
+	Measured uint
 }
 
 // ErrQueueFull refuses a request of a class of which as many wait as may.
@@ -91,6 +94,7 @@ type Request struct {
 	server  int
 	waiting bool
 	sent    bool // and at its server
+	apart   bool // it does not count for the limit of its server
 }
 
 // class is the scheduler's side of a Class.
@@ -103,13 +107,15 @@ type class struct {
 	bytes    int64
 	inFlight int
 	granted  int64
+	round    uint64 // the last in which quanta were granted to it
 	// Invariant: deficit <= quantum + largest, and <= 0 while nothing waits.
 	deficit, used, estimated [MaxResources]int64
 }
 
 type server struct {
-	capacity, free [MaxResources]int64
-	closed         bool // it takes no request
+	capacity, free  [MaxResources]int64
+	closed          bool // it takes no request
+	inFlight, limit int
 }
 
 // Scheduler holds the requests that wait and knows of those at the servers. Make it
@@ -117,12 +123,13 @@ type server struct {
 // what Classes and Server return.
 //
 // Invariant: of each server and resource, free plus what its requests take is the
-// capacity.
+// capacity. Next sends no request to a server that has as many as its limit.
 type Scheduler struct {
 	// Set once.
 	cfg Config
-	// managed are the resources that are scheduled by.
-	managed []int
+	// managed are the resources that are scheduled by, and awaited those of them that
+	// requests wait for.
+	managed, awaited []int
 
 	classes []class
 	servers []server
@@ -131,7 +138,8 @@ type Scheduler struct {
 	waiting int
 	// By type.
 	queued, pointer, passed [MaxResources]int
-	turn                    int // the type that wins a tie
+	turn                    int    // the type that wins a tie
+	round                   uint64 // how often quanta were granted
 
 	// The smallest quantum, 1 to 2 of the largest request. largest is the maximum entry
 	// of this window of arrivals and of that before; recent of this one.
@@ -169,6 +177,9 @@ func New(cfg Config) (*Scheduler, error) {
 	for k := range cfg.Resources {
 		if cfg.Mode == MQoS || cfg.Mode == Single(k) {
 			s.managed = append(s.managed, k)
+			if cfg.Measured&(1<<k) == 0 {
+				s.awaited = append(s.awaited, k)
+			}
 		}
 	}
 	for i, c := range cfg.Classes {
@@ -177,6 +188,7 @@ func New(cfg Config) (*Scheduler, error) {
 	s.setQuantum(10 * one)
 	for i := range s.servers {
 		s.SetCapacity(i, slices.Repeat(Vector{100}, cfg.Resources))
+		s.SetLimit(i, math.MaxInt)
 	}
 	return s, nil
 }
@@ -230,7 +242,24 @@ func (s *Scheduler) Arrive(r *Request) error {
 	s.queue(r).Push(&r.place, r)
 	s.count(r, 1)
 	s.measure(r)
+	if c.waiting == 1 && c.round != s.round {
+		s.catchUp(r)
+	}
 	return nil
+}
+
+// catchUp grants a class that has begun to wait the quantum of this round, which the
+// others got before, and lets it go next: a class that asks for little need not wait
+// until the others have used up theirs.
+func (s *Scheduler) catchUp(r *Request) {
+	c := &s.classes[r.Class]
+	c.round = s.round
+	c.granted += c.quantum
+	for _, k := range s.managed {
+		c.deficit[k] += c.quantum
+	}
+	s.limit(c)
+	s.pointer[r.kind] = r.Class
 }
 
 // measure keeps the quanta 1 to 2 times as large as the largest request.
@@ -377,11 +406,13 @@ func (s *Scheduler) raise() {
 			}
 		}
 	}
+	s.round++
 	for i := range s.classes {
 		c := &s.classes[i]
 		if c.waiting == 0 {
 			continue
 		}
+		c.round = s.round
 		c.granted += fewest * c.quantum
 		for _, k := range s.managed {
 			c.deficit[k] += fewest * c.quantum
@@ -397,12 +428,12 @@ func (s *Scheduler) fit(r *Request) bool {
 next:
 	for i := range s.servers {
 		v := &s.servers[i]
-		for _, k := range s.managed {
+		for _, k := range s.awaited {
 			if v.free[k] < r.cost[k] && v.free[k] < v.capacity[k] {
 				continue next
 			}
 		}
-		if !v.closed {
+		if !v.closed && (v.inFlight < v.limit || s.cfg.Mode == None) {
 			s.fits = append(s.fits, i)
 		}
 	}
@@ -427,7 +458,7 @@ func (s *Scheduler) send(r *Request, to int) {
 
 // occupy counts r at a server.
 func (s *Scheduler) occupy(r *Request, at int) {
-	r.sent, r.server = true, at
+	r.sent, r.apart, r.server = true, false, at
 	c := &s.classes[r.Class]
 	c.inFlight++
 	s.hold(r, 1)
@@ -439,6 +470,9 @@ func (s *Scheduler) occupy(r *Request, at int) {
 
 // hold takes what r takes from its server, or with times -1 gives it back.
 func (s *Scheduler) hold(r *Request, times int64) {
+	if !r.apart {
+		s.servers[r.server].inFlight += int(times)
+	}
 	for k := range s.cfg.Resources {
 		s.servers[r.server].free[k] -= times * r.cost[k]
 		s.sum[k] -= times * r.cost[k]
@@ -460,6 +494,15 @@ func (s *Scheduler) Move(r *Request, server int) {
 func (s *Scheduler) Adopt(r *Request, server int) {
 	r.kind = s.take(r.Cost, 100, &r.cost)
 	s.occupy(r, server)
+}
+
+// SetApart makes room for another request at the server of r, where r stays: it is a
+// stream, which may take hours and little of the server.
+func (s *Scheduler) SetApart(r *Request) {
+	if r.sent && !r.apart {
+		r.apart = true
+		s.servers[r.server].inFlight--
+	}
 }
 
 // Done ends the stay of r at its server, once; any more does nothing. measured is what
@@ -500,6 +543,12 @@ func (s *Scheduler) SetCapacity(server int, percent Vector) {
 	v.closed = v.capacity == [MaxResources]int64{}
 }
 
+// SetLimit sets how many requests a server may have. Requests beyond a lower limit stay.
+func (s *Scheduler) SetLimit(server, most int) { s.servers[server].limit = most }
+
+// InFlight is the number of requests at a server that count for its limit.
+func (s *Scheduler) InFlight(server int) int { return s.servers[server].inFlight }
+
 // ClassStats is the state of a class. Vectors are in percent of the reference server.
 type ClassStats struct {
 	Name     string `json:"name"`
@@ -520,6 +569,9 @@ type ServerStats struct{ Capacity, Free Vector }
 
 // Queued is the number of requests of a class that wait.
 func (s *Scheduler) Queued(class int) int { return s.classes[class].waiting }
+
+// Waiting is the number of requests that wait.
+func (s *Scheduler) Waiting() int { return s.waiting }
 
 // Server returns the state of one.
 func (s *Scheduler) Server(i int) ServerStats {
