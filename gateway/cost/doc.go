@@ -5,9 +5,9 @@
 // corrects its capacity.
 //
 // Units are the operator's: a capacity has them per second, a request's cost as such. A
-// request holds its percentage while it is served, and work is over when it is done, so
-// 100 percent is the work of Window: as much is at a server at a time, which bounds how
-// long requests wait there, where classes count for nothing.
+// request holds its percentage while it is served. 100 percent is the work of Window. A
+// configured capacity bounds how much work is at a server at a time. How many requests are
+// there is decided by gateway/limit.
 //
 // It is pure, and one lock of its caller guards it. Read Table next, then ParseReport.
 package cost

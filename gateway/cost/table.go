@@ -9,8 +9,7 @@ import (
 )
 
 const (
-	// Window is how much work is at a server at a time: 100 percent is what the
-	// reference server does meanwhile.
+	// Window is how much work 100 percent are: what the reference server does meanwhile.
 	Window = 200 * time.Millisecond
 	// MaxRoutes is of how many patterns costs are learned, at most. Those that were not
 	// asked for while half as many others were are forgotten.
@@ -56,6 +55,9 @@ type Table struct {
 
 // Route is what requests of a pattern cost.
 type Route struct {
+	// Hash tells routes apart, with a few collisions.
+	Hash uint32
+
 	key     string
 	sampled bool
 	seconds float64
@@ -99,6 +101,17 @@ func New(resources []string, capacities [][]float64, gateways int) *Table {
 // Resources are the names by which requests are scheduled.
 func (t *Table) Resources() []string { return t.names }
 
+// Measured has the bit of each resource without a configured capacity: what is free
+// of it is a guess, for which no request should wait.
+func (t *Table) Measured() (set uint) {
+	for k, from := range t.from {
+		if from < 0 {
+			set |= 1 << k
+		}
+	}
+	return set
+}
+
 // Capacity is what the scheduler is told of a server; drift is in it.
 func (t *Table) Capacity(server int) schedule.Vector {
 	v := slices.Clone(t.shares[server])
@@ -117,13 +130,22 @@ func (t *Table) Route(method, path string) *Route {
 		return r
 	}
 	if r = t.old[string(t.key)]; r == nil {
-		r = &Route{key: string(t.key)}
+		r = &Route{Hash: hash(t.key), key: string(t.key)}
 	}
 	if len(t.routes) == MaxRoutes/2 {
 		t.routes, t.old = map[string]*Route{}, t.routes
 	}
 	t.routes[r.key] = r
 	return r
+}
+
+// hash is FNV-1a.
+func hash(key []byte) uint32 {
+	h := uint32(2166136261)
+	for _, c := range key {
+		h = (h ^ uint32(c)) * 16777619
+	}
+	return h
 }
 
 // appendPattern writes the method and the path, with * for each segment that looks like

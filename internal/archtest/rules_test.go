@@ -146,14 +146,14 @@ var arrows = []Arrow{
 	{
 		From: []string{"tools/..."},
 		Only: []string{
-			"api/...", "client/...", "gateway/balance", "gateway/cost", "gateway/schedule", "internal/...", "loaddistributor/catalog", "loaddistributor/correlation", "loaddistributor/placement", "loaddistributor/sizing", "loaddistributor/tuner",
+			"api/...", "client/...", "gateway/balance", "gateway/cost", "gateway/limit", "gateway/schedule", "internal/...", "loaddistributor/catalog", "loaddistributor/correlation", "loaddistributor/placement", "loaddistributor/sizing", "loaddistributor/tuner",
 			"nsq/session", "nsq/wire", "pacing/...", "tbadaptor/adaptor", "tbadaptor/holder", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/...",
 		},
 		Why: "tools use a cluster as any other client does: by its API, its protocol, and the pure packages",
 	},
 	{
 		From: []string{"tools/drlsim", "tools/sim/..."},
-		Only: []string{"gateway/balance", "gateway/cost", "gateway/schedule", "internal/faults", "internal/fifo", "internal/heap", "internal/lifecycle", "internal/obs", "internal/mono", "loaddistributor/catalog", "loaddistributor/correlation", "loaddistributor/placement", "loaddistributor/tuner", "pacing/...", "tbadaptor/adaptor", "tbadaptor/holder", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/iotpub/schedule", "tools/iotpub/trace", "tools/sim/..."},
+		Only: []string{"gateway/balance", "gateway/cost", "gateway/limit", "gateway/schedule", "internal/faults", "internal/fifo", "internal/heap", "internal/lifecycle", "internal/obs", "internal/mono", "loaddistributor/catalog", "loaddistributor/correlation", "loaddistributor/placement", "loaddistributor/tuner", "pacing/...", "tbadaptor/adaptor", "tbadaptor/holder", "tbadaptor/ledger", "tbadaptor/share", "tokenbucket", "tools/iotpub/schedule", "tools/iotpub/trace", "tools/sim/..."},
 		Why:  "the simulator runs the cores that production runs, and nothing of theirs that waits or sends",
 	},
 	{

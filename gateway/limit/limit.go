@@ -1,0 +1,307 @@
+package limit
+
+import (
+	"math"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/mono"
+)
+
+const (
+	first = 8.0     // the limit of a server of which nothing is known
+	most  = 1 << 16 // the greatest limit
+
+	// Bases.
+	slots     = 64   // routes with a base of their own; further routes share the slots
+	clip      = 3.0  // a latency counts for at most so many bases
+	early     = 8    // so many latencies teach when the server is new,
+	alone     = 4    // if the request left with so few in flight
+	surely    = 32   // so many latencies make bases that are not in doubt
+	slower    = 1.4  // latency over base, without waiting, by which all bases grow
+	faster    = 0.6  // the same by which they shrink
+	trustPart = 0.5  // of the trusted knee is in flight without waiting
+	trustKept = 0.8  // of the trusted knee from one probe to the next
+	probePart = 0.75 // of the knee is in flight during a probe
+	period    = 32   // batches between two probes
+	hurried   = 2    // the same, while the bases are in doubt
+
+	// Rounds.
+	longRound = 8    // answers in a round, at least
+	fading    = 0.75 // what earlier rounds count, from one to the next
+	idle      = 1.06 // latency over base below which the server may do more
+	busy      = 1.25 // the same above which it is saturated
+	growth    = 1.25 // of the knee, beyond the trusted one
+	headMost  = 4.0  // requests beyond the knee, besides 1/32 of it
+
+	// Without answers.
+	stuckAfter = time.Second
+	stuckMost  = 32.0
+)
+
+// Limit is how many requests one server may have in flight. Make it with New. It is not
+// safe for concurrent use, and no method allocates.
+type Limit struct {
+	least float64 // set once
+
+	// Invariant: least <= limit <= most, and probing is 0 or in 1 .. limit.
+	limit   float64
+	knee    float64 // requests that are being served when the server is saturated
+	trusted float64 // the knee when the bases were last known to be right
+	opening bool    // the limit doubles until latencies grow
+	held    bool    // they have in the last round
+
+	bases [slots]base
+	known int // latencies that have taught, up to surely
+	// speed is latency over base of requests that did not wait, lately: far from 1, the
+	// whole server has become slower or faster.
+	speed float64
+
+	now, past round // of this round, and of the rounds before it, fading
+
+	// While probing > 0, at most so many requests are in flight. left is how many are yet
+	// to go until a probe begins or ends.
+	probing, left int
+	fallen        bool // the knee fell by much: the next probe comes early
+
+	answered mono.Time // when the last answer came, or the limit grew without one
+	took     float64   // seconds until the end of an answer, on average
+}
+
+// base is the latency of a route's requests that do not wait.
+type base struct {
+	seconds float64
+	samples int
+	// ratio is latency over base lately, as speed, and recent the latency lately, however
+	// long: what the base becomes if the ratio is far from 1.
+	ratio, recent float64
+}
+
+// round sums what answers say of requests that may have waited. Times are seconds.
+type round struct {
+	answers, bound, inFlight float64 // bound left while others waited
+	base, waited, took       float64
+}
+
+func (r *round) add(o *round, times float64) {
+	r.answers += times * o.answers
+	r.bound += times * o.bound
+	r.inFlight += times * o.inFlight
+	r.base += times * o.base
+	r.waited += times * o.waited
+	r.took += times * o.took
+}
+
+// ratio is latency over base.
+func (r *round) ratio() float64 {
+	if r.base == 0 {
+		return 1
+	}
+	return 1 + r.waited/r.base
+}
+
+// served is how many of the requests in flight did not wait.
+func (r *round) served() float64 {
+	return r.inFlight / r.answers * (1 - max(r.waited, 0)/r.took)
+}
+
+// Sample is what the sender of a request keeps from Sent to Answered.
+type Sample struct {
+	inFlight int32
+	free     bool // it left with so few in flight that it does not wait
+	bound    bool // it left while others waited
+}
+
+// New returns the limit of a server that may always have so many requests in flight.
+func New(least int) *Limit {
+	l := &Limit{least: float64(max(least, 1)), knee: 1, opening: true, speed: 1, left: period * int(first)}
+	l.set(first)
+	return l
+}
+
+func (l *Limit) set(to float64) { l.limit = min(max(to, l.least), most) }
+
+// Most is how many requests may be in flight.
+func (l *Limit) Most() int {
+	if l.probing > 0 {
+		return l.probing
+	}
+	return int(l.limit)
+}
+
+// Knee is how many requests are being served when the server is saturated.
+func (l *Limit) Knee() float64 { return l.knee }
+
+// free is how many may be in flight without any waiting.
+func (l *Limit) free() int { return int(max(1, probePart*l.knee, trustPart*l.trusted) + 0.25) }
+
+// doubtful reports whether the bases may be wrong.
+func (l *Limit) doubtful() bool {
+	ratio := l.past.ratio()
+	return l.known < surely || l.speed > 1.3 || l.speed < 0.7 || ratio < 0.85 || ratio > 2.2
+}
+
+// Sent records that a request goes to the server, with which inFlight are there, and
+// whether others wait that could go there, too.
+func (l *Limit) Sent(inFlight int, waiting bool, now mono.Time) Sample {
+	if l.answered == 0 {
+		l.answered = now
+	}
+	s := Sample{inFlight: int32(min(inFlight, math.MaxInt32)), free: inFlight <= l.free()}
+	if l.probing > 0 {
+		s.free = s.free && l.left > l.probing
+		if inFlight <= l.probing {
+			l.left--
+		}
+		if l.left <= 0 {
+			l.probing, l.left = 0, period*int(l.limit)
+		}
+		return s
+	}
+	s.bound = waiting || inFlight >= int(l.limit)
+	if l.left--; l.left <= 0 && inFlight >= int(l.limit) && !l.opening {
+		l.probe()
+	}
+	return s
+}
+
+// probe lets fewer requests be in flight until two batches of them have gone. The first
+// batch teaches: it is answered, by and large, before more are in flight again.
+func (l *Limit) probe() {
+	if free := l.free(); free < int(l.limit) {
+		l.probing, l.left = free, 2*free+1
+	} else { // all requests go like that
+		l.left = period * int(l.limit)
+		l.trusted *= trustKept
+	}
+	if !l.doubtful() && !l.fallen {
+		l.trusted = max(l.knee, trustKept*l.trusted)
+	}
+	l.fallen = false
+}
+
+// Answered records the answer to a request. slot tells routes apart. latency is the time
+// until the head of the answer, took the time until its end.
+func (l *Limit) Answered(s Sample, slot uint32, latency, took time.Duration, now mono.Time) {
+	l.answered = now
+	seconds := max(latency.Seconds(), 1e-7)
+	whole := max(took.Seconds(), seconds)
+	if l.took == 0 {
+		l.took = whole
+	}
+	l.took += (whole - l.took) / 16
+	b := &l.bases[slot%slots]
+	teaches := s.free || l.opening && l.known < early && s.inFlight <= alone
+	if b.samples == 0 {
+		if teaches {
+			*b = base{seconds, 1, 1, seconds}
+		}
+		return
+	}
+	raw := seconds
+	seconds = min(seconds, clip*b.seconds)
+	if !s.free {
+		r := &l.now
+		r.answers++
+		r.inFlight += float64(s.inFlight)
+		if s.bound {
+			r.bound++
+		}
+		r.base += b.seconds
+		r.waited += seconds - b.seconds
+		r.took += whole
+	}
+	if teaches {
+		l.teach(b, raw, seconds)
+	}
+	if l.now.answers >= max(longRound, l.limit) {
+		l.turn()
+	}
+}
+
+// teach takes a latency without waiting, whole and as it counts. A server of many workers
+// teaches more often, so that each latency counts for less.
+func (l *Limit) teach(b *base, whole, seconds float64) {
+	free, ratio := float64(l.free()), seconds/b.seconds
+	b.samples++
+	l.known = min(l.known+1, surely)
+	b.seconds += max(1/min(max(4*free, 16), 512), 1/float64(b.samples)) * (seconds - b.seconds)
+	b.recent += (whole - b.recent) / 4
+	memory := min(max(free, 12), 64)
+	b.ratio += (ratio - b.ratio) / memory
+	l.speed += (ratio - l.speed) / memory
+	if far(l.speed) {
+		for i := range l.bases {
+			l.bases[i].seconds *= l.speed
+			l.bases[i].ratio = 1
+		}
+		l.speed = 1
+		b.begin()
+	} else if far(b.ratio) {
+		b.begin()
+	}
+}
+
+// begin has a base learn quickly again, from what it saw last.
+func (b *base) begin() { b.seconds, b.ratio, b.samples = b.recent, 1, 2 }
+
+// far reports whether latencies and bases differ by more than chance.
+func far(ratio float64) bool { return ratio > slower || ratio < faster }
+
+// turn ends a round and sets the limit by what it has shown.
+func (l *Limit) turn() {
+	last := l.now
+	l.now = round{}
+	if l.opening {
+		l.open(&last)
+		return
+	}
+	last.add(&l.past, fading)
+	l.past = last
+	served, ratio := last.served(), last.ratio()
+	bound := last.bound > last.answers/2
+	switch {
+	case bound && ratio >= 0.85 && ratio < idle && l.speed > 0.92:
+		served = max(served, l.knee) * (1 + (growth-1)/2)
+	case ratio < 0.85 || !bound && (served > l.knee || ratio < 1.1):
+		served = l.knee // the bases are wrong, or there was not enough to do
+	case served < 0.6*l.knee:
+		l.fallen = true
+	}
+	if l.trusted > 0 {
+		served = min(served, max(growth*l.trusted, l.trusted+1))
+	}
+	l.knee = max(1, served)
+	if l.fallen || l.doubtful() || l.knee > 1.1*l.trusted {
+		l.left = min(l.left, hurried*int(l.limit))
+	}
+	l.set(l.knee + min(max(1, math.Sqrt(l.knee)), headMost) + l.knee/32)
+}
+
+// open doubles the limit while latencies stay as they are. Two rounds of longer latencies
+// end that: one of them may be chance.
+func (l *Limit) open(last *round) {
+	ratio, served := last.ratio(), last.served()
+	switch {
+	case ratio < busy:
+		l.held = false
+		if l.knee = max(l.knee, served); last.bound > last.answers/2 {
+			l.set(2 * l.limit)
+		}
+	case !l.held:
+		l.held = true
+	default:
+		l.opening, l.knee = false, max(1, served)
+		l.set(l.knee + 1)
+	}
+}
+
+// Tick lets the limit grow slowly while requests wait for this server and it answers none:
+// what it has may take long without being work, as streams do.
+func (l *Limit) Tick(now mono.Time) {
+	patience := max(stuckAfter, time.Duration(2*l.took*float64(time.Second)))
+	if l.answered == 0 || now.Sub(l.answered) < patience || l.limit >= stuckMost {
+		return
+	}
+	l.answered = now
+	l.set(min(1.5*l.limit, stuckMost))
+}
