@@ -14,6 +14,7 @@ import (
 
 	"github.com/srtm-io/srtm/gateway/balance"
 	"github.com/srtm-io/srtm/gateway/cost"
+	"github.com/srtm-io/srtm/gateway/limit"
 	"github.com/srtm-io/srtm/gateway/policy"
 	"github.com/srtm-io/srtm/gateway/schedule"
 	"github.com/srtm-io/srtm/internal/clock"
@@ -31,10 +32,11 @@ type ticket struct {
 	granted chan struct{} // holds one token: target is set, or refused is
 	// Of the exchange: once granted.
 	target *url.URL
-	sends  int    // connections that it was given, so that the server may have received it as often
-	status int    // of the answer
-	bytes  int64  // of its body and the answer's
-	report string // what the server said of the request and itself; "": nothing
+	sends  int          // connections that it was given, so that the server may have received it as often
+	status int          // of the answer
+	head   atomic.Int64 // a mono.Time: when the head of the answer came; 0: it has not. tick reads it
+	bytes  int64        // of its body and the answer's
+	report string       // what the server said of the request and itself; "": nothing
 	// Of the exchange: once refused.
 	drain float64 // seconds until its queue will be empty, as it goes; at most a minute
 
@@ -45,6 +47,8 @@ type ticket struct {
 	tried            []int // servers that could not be reached, before server
 	refused          error // by a change of the policy
 	route            *cost.Route
+	sample           limit.Sample
+	apart            bool                  // it is a stream, and does not count for its server's limit
 	place            list.Element[*ticket] // in tickets
 }
 
@@ -80,7 +84,8 @@ type server struct {
 	index         int       // among the policy's; -1 likewise
 	observed      mono.Time // when drift was last looked at
 	ejected       bool      // at the last tick
-	resent        uint64    // beyond the first time of each request
+	limit         *limit.Limit
+	resent        uint64 // beyond the first time of each request
 }
 
 // counts are what is known of a class beyond the scheduler.
@@ -102,6 +107,9 @@ const (
 	observeEvery = 100 * time.Millisecond
 	// A client of HTTP/1 is looked after as often, while it waits.
 	lookEvery = 500 * time.Millisecond
+	// An answer that takes so long after its head is a stream, for which the server has no
+	// place of its own.
+	streamAfter = time.Second
 	// Weight of one tick in a class' rate: it forgets in about two seconds.
 	rateWeight = 0.05
 )
@@ -143,7 +151,7 @@ func (d *dispatcher) prepare(to *policy.Policy, known int) (*next, error) {
 		return nil, err
 	}
 	// The servers are as many as there may be numbers.
-	config := schedule.Config{Resources: len(n.cost.Resources()), Mode: mode, Servers: max(known+len(to.Servers), 1)}
+	config := schedule.Config{Resources: len(n.cost.Resources()), Mode: mode, Servers: max(known+len(to.Servers), 1), Measured: n.cost.Measured()}
 	for i, c := range to.Classes {
 		config.Classes = append(config.Classes, schedule.Class{Name: c.Name, Weight: float64(c.Weight), Queue: c.Queue, QueueBytes: c.QueueBytes})
 		n.classes = append(n.classes, counts{waits: obs.NewLatency()})
@@ -187,6 +195,9 @@ func (d *dispatcher) configure(to *policy.Policy, now mono.Time) error {
 		d.fillLocked(t)
 		if !waits {
 			m.schedule.Adopt(&t.request, t.server)
+			if t.apart {
+				m.schedule.SetApart(&t.request)
+			}
 		} else if t.refused = d.arriveLocked(t); t.refused != nil {
 			t.place.Remove()
 			t.granted <- struct{}{}
@@ -207,7 +218,7 @@ func (d *dispatcher) renumberLocked(now mono.Time, byURL map[string]int) {
 			s.index, numbers[i] = i, n
 		} else if s.Target != nil {
 			m.balance.Remove(n)
-			*s = server{index: -1}
+			*s = server{index: -1, limit: s.limit} // which its last requests still use
 		}
 	}
 	for i, of := range m.policy.Servers {
@@ -216,9 +227,10 @@ func (d *dispatcher) renumberLocked(now mono.Time, byURL map[string]int) {
 			if n = m.balance.Add(now); n == len(m.servers) {
 				m.servers = append(m.servers, server{})
 			}
-			m.servers[n] = server{Server: of, index: i}
+			m.servers[n] = server{Server: of, index: i, limit: limit.New(len(m.cost.Resources()))}
 		}
 		m.schedule.SetCapacity(n, m.cost.Capacity(i))
+		m.schedule.SetLimit(n, m.servers[n].limit.Most())
 	}
 }
 
@@ -356,7 +368,8 @@ func (d *dispatcher) finish(t *ticket, how balance.Outcome, now mono.Time) {
 	case reader != m.cost: // it is of the resources of another policy
 		report = cost.Report{InFlight: -1}
 	}
-	took := now.Sub(t.started)
+	served := now.Sub(t.started)
+	took := served
 	if how == balance.Aborted && t.status == 0 {
 		took = max(took, m.cost.Expected(t.route)) // few servers stop when the client waits no more
 	}
@@ -370,6 +383,7 @@ func (d *dispatcher) finish(t *ticket, how balance.Outcome, now mono.Time) {
 		d.observeLocked(t.server, &report, now)
 	}
 	m.balance.Ended(t.server, now, how)
+	d.learnLimitLocked(t, how, served, now)
 	m.servers[t.server].resent += uint64(max(t.sends-1, 0))
 	t.place.Remove()
 	d.sendLocked(now)
@@ -446,8 +460,58 @@ func (d *dispatcher) sendLocked(now mono.Time) {
 
 // sentLocked has a request at a server.
 func (d *dispatcher) sentLocked(t *ticket, number int, now mono.Time) {
-	t.server, t.target, t.started = number, d.mu.servers[number].Target, now
-	d.mu.balance.Sent(number, now)
+	m := &d.mu
+	s := &m.servers[number]
+	t.server, t.target, t.started = number, s.Target, now
+	m.balance.Sent(number, now)
+	t.sample = s.limit.Sent(m.schedule.InFlight(number), m.schedule.Waiting() > 0, now)
+	m.schedule.SetLimit(number, s.limit.Most())
+}
+
+// learnLimitLocked tells a server's limit how long a request took. Answers that refuse have
+// a latency of their own: they are a route apart.
+func (d *dispatcher) learnLimitLocked(t *ticket, how balance.Outcome, took time.Duration, now mono.Time) {
+	s := &d.mu.servers[t.server]
+	head := mono.Time(t.head.Load())
+	if how != balance.Answered || head == 0 || t.apart {
+		return
+	}
+	slot := t.route.Hash
+	if t.status >= http.StatusBadRequest {
+		slot++
+	}
+	s.limit.Answered(t.sample, slot, head.Sub(t.started), took, now)
+	d.mu.schedule.SetLimit(t.server, s.limit.Most())
+}
+
+// stream makes room for another request at the server of one whose answer is a stream.
+func (d *dispatcher) stream(t *ticket) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.setApartLocked(t)
+	d.sendLocked(clock.Mono())
+}
+
+func (d *dispatcher) setApartLocked(t *ticket) {
+	t.apart = true
+	d.mu.schedule.SetApart(&t.request)
+}
+
+// relieveLocked lets servers have more requests, if those that they have are streams or have
+// been without an answer for long.
+func (d *dispatcher) relieveLocked(now mono.Time) {
+	m := &d.mu
+	for t := range m.tickets.All() {
+		if head := mono.Time(t.head.Load()); head != 0 && !t.apart && now.Sub(head) >= streamAfter {
+			d.setApartLocked(t)
+		}
+	}
+	for n := range m.servers {
+		if s := &m.servers[n]; s.index >= 0 && m.schedule.Waiting() > 0 && m.schedule.InFlight(n) >= s.limit.Most() {
+			s.limit.Tick(now)
+			m.schedule.SetLimit(n, s.limit.Most())
+		}
+	}
 }
 
 // tick does what is due by time alone, and returns the servers that were ejected since the last one,
@@ -464,6 +528,7 @@ func (d *dispatcher) tick(now mono.Time) (changed []server) {
 		}
 	}
 	m.ticked = now
+	d.relieveLocked(now)
 	d.sendLocked(now) // an ejection may have ended
 	for _, b := range m.balance.Stats(now, nil) {
 		if s := &m.servers[b.Server]; s.ejected != b.Ejected {

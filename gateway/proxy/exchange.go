@@ -259,6 +259,7 @@ func (x *exchange) answered(res *http.Response) error {
 		return errNoStatus
 	}
 	x.status = res.StatusCode
+	x.head.Store(int64(clock.Mono()))
 	x.load(res.Header)
 	delete(res.Trailer, cost.Header)
 	delete(res.Header, classHeader)
@@ -275,6 +276,9 @@ func (x *exchange) answered(res *http.Response) error {
 			res.Body = &tunnel{ReadWriteCloser: server, client: client, limit: x.rules.policy.Timeouts.Response}
 		}
 		return nil
+	}
+	if strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
+		x.p.dispatcher.stream(&x.ticket)
 	}
 	x.answer.ReadCloser, x.answer.res, x.answer.limit = res.Body, res, x.rules.policy.Timeouts.Response
 	res.Body = &x.answer

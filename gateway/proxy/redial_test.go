@@ -138,7 +138,7 @@ func keepers(t *testing.T, n int) (url string, keep func(*gateway), poisoned *at
 // A server that hangs up on a request may have closed a connection that was idle; one that
 // does it again and again means the request.
 func TestWhatServersHangUpOnIsSentAgainAFewTimes(t *testing.T) {
-	url, keep, poisoned, _ := keepers(t, 10)
+	url, keep, poisoned, _ := keepers(t, 8)
 	g := serve(t, several(url), nil)
 	keep(g)
 	if res, _ := g.get(t, "/poison"); res.StatusCode != http.StatusBadGateway {
@@ -146,7 +146,7 @@ func TestWhatServersHangUpOnIsSentAgainAFewTimes(t *testing.T) {
 	}
 	testkit.Equal(t, poisoned.Load(), 4, "times it was sent")
 	g.idle(t)
-	if s := g.Status().Servers[0]; s.Sent != 11 || s.Failed != 1 || s.Resent != 3 {
+	if s := g.Status().Servers[0]; s.Sent != 9 || s.Failed != 1 || s.Resent != 3 {
 		t.Errorf("%+v", s)
 	}
 	if res, _ := g.get(t, "/poison", "Content-Length: 1", "", "x"); res.StatusCode != http.StatusBadGateway || poisoned.Load() != 5 {

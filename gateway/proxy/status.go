@@ -40,6 +40,7 @@ type ClassStatus struct {
 type ServerStatus struct {
 	URL string `json:"url"`
 	balance.Stat
+	Limit           int                `json:"limit"`             // requests that it may have in flight now
 	MeanDepartureMs float64            `json:"mean_departure_ms"` // T
 	AnswerMs        float64            `json:"answer_ms"`         // (1+Q)*T
 	Capacity        map[string]float64 `json:"capacity"`
@@ -71,7 +72,7 @@ func (p *Proxy) Status() Status {
 	for _, b := range m.balance.Stats(clock.Mono(), nil) {
 		v := m.schedule.Server(b.Server)
 		s.Servers = append(s.Servers, ServerStatus{
-			URL: m.servers[b.Server].URL, Stat: b, MeanDepartureMs: ms(b.Interval), AnswerMs: ms(b.Answer), Capacity: byName(v.Capacity), Free: byName(v.Free), Resent: m.servers[b.Server].resent,
+			URL: m.servers[b.Server].URL, Stat: b, Limit: m.servers[b.Server].limit.Most(), MeanDepartureMs: ms(b.Interval), AnswerMs: ms(b.Answer), Capacity: byName(v.Capacity), Free: byName(v.Free), Resent: m.servers[b.Server].resent,
 		})
 	}
 	return s
