@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -57,6 +59,11 @@ func TestFaultsAreNamedTogether(t *testing.T) {
 		{[]string{"--server=127.0.0.1:1"}, "--server is for"},
 		{[]string{"--role=router", "--server=127.0.0.1:1", "--default-reply-for=open/=admit"}, ""},
 		{[]string{"--default-reply-for=open/"}, "want deny or admit"},
+		{[]string{"--wait=0s"}, "--wait"},
+		{[]string{"--wait=6s", "--lookup-wait=5s"}, "--wait"},
+		{[]string{"--lookup-wait=0.5ms"}, "--lookup-wait"},
+		{[]string{"--wait=2s"}, "--wait 2s: want at most --lookup-wait (1s)"},
+		{[]string{"--wait=2s", "--role=router", "--server=127.0.0.1:1"}, ""},
 		{[]string{"--udp-address=192.0.2.1:4193"}, "--udp-address 192.0.2.1:4193 is beyond loopback, which takes --mac-key-file"},
 		{[]string{"--udp-address=192.0.2.1:4193", "--mac-key-file=" + good}, ""},
 		{[]string{"--mac-key-file=" + testkit.File(t, "file", "# none\n")}, "has no key"},
@@ -82,7 +89,7 @@ func start(t *testing.T, args ...string) (web string, admin srtmv1.AdmissionAdmi
 // run runs a daemon until the test ends.
 func run(t *testing.T, args ...string) {
 	testkit.Run(t, func(ctx context.Context) error {
-		return new(options).program().Execute(ctx, append([]string{"--attempts=10000", "--log-level=error"}, args...))
+		return new(options).program().Execute(ctx, append([]string{"--attempts=10000", "--wait=5s", "--lookup-wait=5s", "--log-level=error"}, args...))
 	})
 }
 
@@ -115,8 +122,27 @@ func get(t *testing.T, url, post string) string {
 	reply := testkit.Result(web.Do(r)).Must(t)
 	defer reply.Body.Close()
 	body := testkit.Result(io.ReadAll(reply.Body)).Must(t)
-	return strings.TrimSpace(fmt.Sprintf("%d %s %s %s", reply.StatusCode, strings.TrimSpace(string(body)), reply.Header.Get("RateLimit"), reply.Header.Get("Retry-After")))
+	text := fmt.Sprintf("%d %s %s %s", reply.StatusCode, strings.TrimSpace(string(body)), reply.Header.Get("RateLimit"), reply.Header.Get("Retry-After"))
+	if reply.StatusCode == http.StatusBadRequest {
+		return strings.TrimSpace(text)
+	}
+	return hundreds(t, strings.TrimSpace(text))
 }
+
+// hundreds rounds the times at the end of an answer up to hundreds of seconds: they are still to come.
+func hundreds(t *testing.T, text string) string {
+	return seconds.ReplaceAllStringFunc(text, func(times string) string {
+		return number.ReplaceAllStringFunc(times, func(s string) string {
+			n := testkit.Result(strconv.Atoi(s)).Must(t)
+			return strconv.Itoa((n + 99) / 100 * 100)
+		})
+	})
+}
+
+var (
+	seconds = regexp.MustCompile(`t=\d{3,}|w=\d{3,}| \d{3,}$`)
+	number  = regexp.MustCompile(`\d+`)
+)
 
 func TestTheDaemon(t *testing.T) {
 	at, admin := start(t, "--data-path", t.TempDir(), "--udp-address", "127.0.0.1:0")
@@ -129,15 +155,26 @@ func TestTheDaemon(t *testing.T) {
 		&srtmv1.AdmissionRule{Key: "user/1", RefillMilli: 1, Capacity: 2},
 		&srtmv1.AdmissionRule{Key: "user/2", RefillMilli: 1, Capacity: 5},
 		&srtmv1.AdmissionRule{Key: "ip/*", RefillMilli: 1, Capacity: 1, Shadow: true},
+		&srtmv1.AdmissionRule{Key: "month/&cost=0", RefillMilli: 1000, RefillPeriodS: 30 * 86_400, Capacity: 1},
 	))
 	long := strings.Repeat("k", 257)
 	for _, test := range []struct{ path, post, want string }{
-		{"/qos?key=user/1", "", `200 TRUE "default";r=1`},
-		{"/qos?key=user/1&cost=2", "", `200 FALSE "default";r=0;t=1000 1000`},
-		{"/auth?key=user/1", "", `204  "default";r=0`},
+		{"/qos?key=user/1", "", `200 TRUE "default";r=1;t=1000`},
+		{"/qos?key=user/1&cost=2", "", `200 FALSE "default";r=1;t=1000 1000`},
+		{"/auth?key=user/1", "", `204  "default";r=0;t=2000`},
 		{"/auth?key=user/1", "", `403 denied "default";r=0;t=1000 1000`},
 		{"/qos?key=nobody", "", `200 FALSE "default";r=0`},
-		{"/qos", "", `400 key: key of 0 bytes: want 1 to 256`},
+		{"/qos", "", `400 key: want the parameter key, or one header Admission-Key; there are 0`},
+		{"/qos?key=", "", `400 key: key of 0 bytes: want 1 to 256`},
+		{"/auth?key=user/1&deny=429", "", `429 denied "default";r=0;t=1000 1000`},
+		{"/auth?key=user/1&deny=500", "", `400 deny "500": want 403 or 429`},
+		{"/auth?cost=1&key=user/1&cost=0", "", `400 cost is given 2 times`},
+		{"/qos?key=user/1&key=user/2", "", `400 key is given 2 times`},
+		{"/auth?deny=429&deny=403&key=user/1", "", `400 deny is given 2 times`},
+		{"/qos?key=user/1&cost=", "", `400 cost "": want 0 to 4294967295 credits`},
+		{"/qos?key=user/1&cost=4294967296", "", `400 cost "4294967296": want 0 to 4294967295 credits`},
+		{"/qos?key=user/1&cost=1.5", "", `400 cost "1.5": want 0 to 4294967295 credits`},
+		{"/qos?key=user/1&cost=5", "", `200 FALSE "default";r=0;t=2000`},
 		{"/auth?key=" + long, "", `400 key: key of 257 bytes: want 1 to 256`},
 		{"/qos?key=a&cost=-1", "", `400 cost "-1": want 0 to 4294967295 credits`},
 		{"/v1/check", `{"checks":[{"key":"user/2","cost":3},{"key":"ip/1"}]}`, `200 {"admit":true,"results":[{"key":"user/2","admit":true,"left":2,"retry_after_ms":0},{"key":"ip/1","admit":true,"left":0,"retry_after_ms":0,"default":true}]}`},
@@ -155,12 +192,33 @@ func TestTheDaemon(t *testing.T) {
 		{"/v1/check", `{"checks":[{"key":"user/2"}],"more":1}`, `400 json: unknown field "more"`},
 		{"/v1/check", `{"checks":[` + strings.Repeat(`{"key":"user/2"},`, 100) + `{"key":"user/2"}]}`, `400 101 checks: want 1 to 100`},
 		{"/v1/check", `{"checks":[{"key":"` + strings.Repeat("k", 70_000) + `"}]}`, `413 http: request body too large`},
-		{"/qos?key=user/2&cost=2", "", `200 TRUE "default";r=0`}, // what was refused took nothing
+		{"/qos?key=user/2&cost=2", "", `200 TRUE "default";r=0;t=5000`}, // what was refused took nothing
 		{"/healthz", "", "200 ok"},
 	} {
 		testkit.Equal(t, get(t, at+test.path, test.post), test.want, "%.60s %.60s", test.path, test.post)
 	}
-	for _, want := range []string{`srtm_admission_decisions_total{reason="rule",verdict="admit"} 4`, `srtm_admission_router_replies_total{by="server",verdict="deny"}`} {
+	// The key of a header is taken as it is, and where the URL has none.
+	for _, test := range []struct {
+		query string
+		keys  []string
+		want  string
+	}{
+		{"?cost=1", []string{"month/&cost=0"}, `204 "default";r=0;t=2592000 "default";q=1;w=2592000`},
+		{"", []string{"month/&cost=0"}, `429 "default";r=0;t=2592000 "default";q=1;w=2592000 2592000`},
+		{"?cost=0&key=user/2", []string{"month/&cost=0"}, `204 "default";r=0;t=5000 "default";q=5;w=5000`},
+		{"", []string{"a", "b"}, `400`},
+	} {
+		r := testkit.Result(http.NewRequest("GET", "http://"+at+"/auth"+test.query, nil)).Must(t)
+		r.Header["Admission-Key"] = test.keys
+		if test.query == "" {
+			r.URL.RawQuery = "deny=429"
+		}
+		reply := testkit.Result(web.Do(r)).Must(t)
+		reply.Body.Close()
+		h := reply.Header
+		testkit.Equal(t, hundreds(t, strings.TrimSpace(fmt.Sprintf("%d %s %s %s", reply.StatusCode, h.Get("RateLimit"), h.Get("RateLimit-Policy"), h.Get("Retry-After")))), test.want, "%s %s", test.query, test.keys)
+	}
+	for _, want := range []string{`srtm_admission_decisions_total{reason="rule",verdict="admit"}`, `srtm_admission_router_replies_total{by="server",verdict="deny"}`} {
 		if got := get(t, at+"/metrics", ""); !strings.Contains(got, want) {
 			t.Errorf("no %s in the metrics", want)
 		}
@@ -198,7 +256,7 @@ func TestTheDaemon(t *testing.T) {
 			break
 		}
 	}
-	testkit.Equal(t, strings.Join(keys, " "), "ip/*,true,ADMISSION_MODE_CENTRAL,3 leased,false,ADMISSION_MODE_LEASE,4 user/1,false,ADMISSION_MODE_CENTRAL,1", "rules")
+	testkit.Equal(t, strings.Join(keys, " "), "ip/*,true,ADMISSION_MODE_CENTRAL,3 leased,false,ADMISSION_MODE_LEASE,5 month/&cost=0,false,ADMISSION_MODE_CENTRAL,4 user/1,false,ADMISSION_MODE_CENTRAL,1", "rules")
 	if r, err := admin.Ask(t.Context(), &srtmv1.AskRequest{Key: "ip/2", Cost: 1, Peek: true}); err != nil || !r.GetAdmit() || !r.GetByDefault() || r.GetShadow() {
 		t.Errorf("%v, %v", r, err)
 	}
@@ -228,17 +286,17 @@ func TestRulesAreShown(t *testing.T) {
 	long := entry("user", strings.Repeat("x", 300))
 	for i, test := range []struct {
 		request *envoy.RateLimitRequest
-		want    string // of all and each: code, left; Retry-After
+		want    string // of all and each: code, left, reset in hundreds of seconds; Retry-After
 	}{
 		{&envoy.RateLimitRequest{Domain: "shop", HitsAddend: 2, Descriptors: []*envoy.RateLimitDescriptor{
 			{Entries: []*envoy.RateLimitDescriptor_Entry{entry("path", "/a|b"), entry("user", "7")}},
 			{Entries: []*envoy.RateLimitDescriptor_Entry{long}, HitsAddend: wrapperspb.UInt64(1)},
-		}}, "OK OK,1 OK,0 "},
+		}}, "OK OK,1,1 OK,0,10 "},
 		{&envoy.RateLimitRequest{Domain: "shop", Descriptors: []*envoy.RateLimitDescriptor{
 			{Entries: []*envoy.RateLimitDescriptor_Entry{entry("path", "/a|b"), entry("user", "7")}},
 			{Entries: []*envoy.RateLimitDescriptor_Entry{long}},
-		}}, "OVER_LIMIT OK,0 OVER_LIMIT,0 1000"},
-		{&envoy.RateLimitRequest{Domain: "shop", Descriptors: []*envoy.RateLimitDescriptor{{HitsAddend: wrapperspb.UInt64(1 << 40)}}}, "OVER_LIMIT OVER_LIMIT,0 "},
+		}}, "OVER_LIMIT OK,0,1 OVER_LIMIT,0,10 1000"},
+		{&envoy.RateLimitRequest{Domain: "shop", Descriptors: []*envoy.RateLimitDescriptor{{HitsAddend: wrapperspb.UInt64(1 << 40)}}}, "OVER_LIMIT OVER_LIMIT,0,0 "},
 		{&envoy.RateLimitRequest{Domain: "shop"}, "InvalidArgument"},
 		{&envoy.RateLimitRequest{Descriptors: []*envoy.RateLimitDescriptor{{}}}, "InvalidArgument"},
 		{&envoy.RateLimitRequest{Domain: "shop", Descriptors: []*envoy.RateLimitDescriptor{{IsNegativeHits: true}}}, "InvalidArgument"},
@@ -248,7 +306,7 @@ func TestRulesAreShown(t *testing.T) {
 		if err == nil {
 			got = reply.GetOverallCode().String()
 			for _, s := range reply.GetStatuses() {
-				got += fmt.Sprintf(" %v,%d", s.GetCode(), s.GetLimitRemaining())
+				got += fmt.Sprintf(" %v,%d,%d", s.GetCode(), s.GetLimitRemaining(), (s.GetDurationUntilReset().GetSeconds()+99)/100)
 			}
 			got += " "
 			for _, h := range reply.GetResponseHeadersToAdd() {
@@ -261,7 +319,7 @@ func TestRulesAreShown(t *testing.T) {
 		reply, err := asks.ShouldRateLimit(t.Context(), &envoy.RateLimitRequest{Domain: "shop", Descriptors: []*envoy.RateLimitDescriptor{{Entries: []*envoy.RateLimitDescriptor_Entry{entry("path", "/a|b"), entry("user", "7")}}}})
 		testkit.Must(t, err)
 		limit := reply.GetStatuses()[0].GetCurrentLimit()
-		return limit.GetRequestsPerUnit() == 1 && limit.GetUnit() == envoy.RateLimitResponse_RateLimit_MINUTE
+		return limit.GetRequestsPerUnit() == 108 && limit.GetUnit() == envoy.RateLimitResponse_RateLimit_HOUR
 	})
 }
 
@@ -277,7 +335,7 @@ func TestRoles(t *testing.T) {
 	routerWeb, admin := start(t, "--role=router", "--data-path", data, "--server", udp, "--mac-key-file", key)
 	_, err := admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: "k", RefillMilli: 1, Capacity: 2}}})
 	testkit.Must(t, err)
-	testkit.Equal(t, get(t, routerWeb+"/qos?key=k", ""), `200 TRUE "default";r=1`)
+	testkit.Equal(t, get(t, routerWeb+"/qos?key=k", ""), `200 TRUE "default";r=1;t=1000`)
 	strangerWeb, _ := start(t, "--role=router", "--data-path", data, "--server", udp, "--mac-key-file", other, "--attempts=2", "--default-reply-for=k=admit")
 	_, err = admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: "open", FailOpen: true}}})
 	testkit.Must(t, err)
@@ -299,7 +357,7 @@ func TestPartitionsMove(t *testing.T) {
 	at, admin := start(t, "--data-path", data, "--udp-address", "127.0.0.1:0")
 	_, err := admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: "k", RefillMilli: 1, Capacity: 3, Strict: true}}})
 	testkit.Must(t, err)
-	testkit.MustEqual(t, get(t, at+"/qos?key=k", ""), `200 TRUE "default";r=2`)
+	testkit.MustEqual(t, get(t, at+"/qos?key=k", ""), `200 TRUE "default";r=2;t=1000`)
 	name := testkit.Address(t)
 	other, _ := start(t, "--data-path", data, "--udp-address", name)
 	testkit.Result(admin.MovePartitions(t.Context(), &srtmv1.MovePartitionsRequest{Last: 4095, Server: name})).Must(t)
@@ -310,7 +368,7 @@ func TestPartitionsMove(t *testing.T) {
 	})
 	for i, web := range []string{other, at} { // which still asks the first server, and hears where to go
 		testkit.WaitFor(t, "an answer", func() bool { return strings.Contains(get(t, web+"/qos?key=k&cost=0", ""), "r=") })
-		testkit.Equal(t, get(t, web+"/qos?key=k", ""), fmt.Sprintf(`200 TRUE "default";r=%d`, 1-i))
+		testkit.Equal(t, get(t, web+"/qos?key=k", ""), fmt.Sprintf(`200 TRUE "default";r=%d;t=%d`, 1-i, 2000+1000*i))
 	}
 }
 
@@ -319,7 +377,7 @@ func TestPartitionsMove(t *testing.T) {
 func TestAnOwnerIsKilled(t *testing.T) {
 	t.Parallel()
 	data, at, name := t.TempDir(), testkit.Address(t), testkit.Address(t)
-	owner := exec.Command(os.Args[0], "--data-path", data, "--http-address", at, "--grpc-address", testkit.Address(t), "--udp-address", name, "--checkpoint=10ms", "--attempts=10000", "--log-level=error")
+	owner := exec.Command(os.Args[0], "--data-path", data, "--http-address", at, "--grpc-address", testkit.Address(t), "--udp-address", name, "--checkpoint=10ms", "--attempts=10000", "--wait=5s", "--lookup-wait=5s", "--log-level=error")
 	owner.Env = append(os.Environ(), daemonEnv+"=1")
 	owner.Stderr = os.Stderr
 	testkit.Must(t, owner.Start())
@@ -338,7 +396,7 @@ func TestAnOwnerIsKilled(t *testing.T) {
 	}})
 	testkit.Must(t, err)
 	for _, key := range []string{"k", "strict"} {
-		testkit.MustEqual(t, get(t, at+"/qos?cost=7&key="+key, ""), `200 TRUE "default";r=3`)
+		testkit.MustEqual(t, get(t, at+"/qos?cost=7&key="+key, ""), `200 TRUE "default";r=3;t=7000`)
 	}
 	testkit.WaitFor(t, "check-points", func() bool {
 		_, after, _ := strings.Cut(get(t, at+"/metrics", ""), "\nsrtm_admission_checkpoint_keys_total ")
@@ -346,8 +404,8 @@ func TestAnOwnerIsKilled(t *testing.T) {
 	})
 	kill()
 	for _, test := range []struct{ ask, want string }{
-		{"k&cost=0", `200 TRUE "default";r=3`}, {"k&cost=4", "200 FALSE"}, {"k&cost=3", `200 TRUE "default";r=0`},
-		{"strict&cost=0", `200 TRUE "default";r=0`}, {"strict", "200 FALSE"},
+		{"k&cost=0", `200 TRUE "default";r=3;t=7000`}, {"k&cost=4", "200 FALSE"}, {"k&cost=3", `200 TRUE "default";r=0;t=10000`},
+		{"strict&cost=0", `200 TRUE "default";r=0;t=10000`}, {"strict", "200 FALSE"},
 	} {
 		var got string
 		testkit.WaitFor(t, "another server", func() bool {

@@ -59,15 +59,17 @@ func (o *options) serverFlags(fs *flag.FlagSet) {
 	fs.StringVar(&o.database, "database", "", "`URL` of a PostgreSQL store (postgres://...), in place of SQLite")
 	fs.DurationVar(&o.server.Checkpoint, "checkpoint", server.DefaultCheckpoint, "how often what keys hold is saved: what a key was admitted since then, at most its capacity, it may be admitted again after a crash, unless its rule is strict")
 	fs.DurationVar(&o.server.Poll, "poll", server.DefaultPoll, "how often edited rules are looked for")
+	fs.DurationVar(&o.server.Lookup, "lookup-wait", server.DefaultLookup, "for how `long` a question waits at most for its key to be looked up, whatever its asker would wait, 1ms to 5s")
 	fs.IntVar(&o.server.MaxKeys, "max-keys", server.DefaultMaxKeys, "how many keys may be in memory; each takes about 93 bytes with a key of 20 characters, 200 in the process")
-	fs.IntVar(&o.server.MaxSessions, "max-sessions", server.DefaultMaxSessions, "how many askers are known at a time; each takes up to 100 KB")
+	fs.IntVar(&o.server.MaxSessions, "max-sessions", server.DefaultMaxSessions, "how many askers are known at a time; each takes up to 200 KB")
 	fs.StringVar(&o.fullReply, "full-reply", "deny", "`reply` to keys for which there is no room: deny or admit")
 	fs.IntVar(&o.server.Loops, "udp-loops", runtime.GOMAXPROCS(0), "how many sockets and goroutines answer questions")
 }
 
 func (o *options) askFlags(fs *flag.FlagSet) {
 	fs.Var((*daemon.List)(&o.asks.Servers), "server", "UDP `host:port` of a server to ask, for --role=router, until the store has said which there are; repeat it for several")
-	fs.IntVar(&o.asks.Attempts, "attempts", client.DefaultAttempts, "how many `times` a question is sent before the default reply; the waits are 100 us to 5 ms, by what answers take")
+	fs.IntVar(&o.asks.Attempts, "attempts", client.DefaultAttempts, "how many `times` a question is sent to a server that gives no sign of life, before the default reply; the waits are 100 us to 5 ms, by what answers take")
+	fs.DurationVar(&o.asks.Wait, "wait", client.DefaultWait, "for how `long` a decision waits for a server that looks the key up in its store, before the default reply, 1ms to 5s and at most --lookup-wait; an answer that comes later is not charged")
 	fs.BoolVar(&o.asks.PaperTimers, "paper", false, "ask again after 100 us each time, as the Janus paper does, and not by what answers take")
 	fs.StringVar(&o.defaultReply, "default-reply", "deny", "`reply` where no server answers: deny or admit")
 	fs.Func("default-reply-for", "`prefix=reply` for keys with that prefix where no server answers; repeat it for several", func(s string) error {
@@ -90,6 +92,9 @@ func (o *options) validate() error {
 	f.Add(daemon.OneOf("full-reply", o.fullReply, "deny", "admit"))
 	f.Add(daemon.Within("checkpoint", o.server.Checkpoint, 10*time.Millisecond, time.Minute))
 	f.Add(daemon.Within("poll", o.server.Poll, 10*time.Millisecond, time.Minute))
+	f.Add(daemon.Within("wait", o.asks.Wait, time.Millisecond, client.MaxWait))
+	f.Add(daemon.Within("lookup-wait", o.server.Lookup, time.Millisecond, client.MaxWait))
+	f.If(o.serves() && o.routes() && o.asks.Wait > o.server.Lookup, "--wait %v: want at most --lookup-wait (%v), by when the server has given up", o.asks.Wait, o.server.Lookup)
 	f.If(o.server.Loops < 1, "--udp-loops %d: want 1 or more", o.server.Loops)
 	f.If(o.server.MaxKeys < 1, "--max-keys %d: want 1 or more", o.server.MaxKeys)
 	f.If(o.server.MaxSessions < 1, "--max-sessions %d: want 1 or more", o.server.MaxSessions)

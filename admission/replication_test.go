@@ -64,7 +64,7 @@ func TestReplicationTakesACertificate(t *testing.T) {
 	_, err := admin.SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: "k", RefillMilli: 1, Capacity: 10}}})
 	testkit.Must(t, err)
 	testkit.WaitFor(t, "the follower", func() bool { return stateOf(t, owner).Follower != "" })
-	testkit.MustEqual(t, get(t, owner+"/qos?key=k&cost=7", ""), `200 TRUE "default";r=3`)
+	testkit.MustEqual(t, get(t, owner+"/qos?key=k&cost=7", ""), `200 TRUE "default";r=3;t=7000`)
 	admitted := clock.Mono()
 	testkit.WaitFor(t, "replication", func() bool {
 		since := clock.Mono().Sub(admitted) // read before Lag is: what was sent last began later

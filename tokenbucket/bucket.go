@@ -162,6 +162,15 @@ func (b *Bucket) Admit(n int64, now mono.Time) (ok bool, retry time.Duration) {
 	return false, max(mono.Time(zero.ceilDiv(rate)), b.since).Sub(now)
 }
 
+// FullAfter returns how long after now the bucket is full, if no message takes any tokens.
+// It is math.MaxInt64 without a share.
+func (b *Bucket) FullAfter(now mono.Time) time.Duration {
+	if b.share.Rate == 0 {
+		return math.MaxInt64
+	}
+	return max(0, max(mono.Time(b.zero.add(b.cap).ceilDiv(int64(b.share.Rate))), b.since).Sub(now))
+}
+
 // judge returns the eligible time of a message that arrived at at, and what
 // zero is once its token is taken.
 func (b *Bucket) judge(at mono.Time) (e mono.Time, zero int128) {

@@ -14,6 +14,20 @@ const (
 	firstGuess = time.Millisecond // before the first answer
 )
 
+// DefaultWait is how long a decision waits for a server that looks the key up. MaxWait is the longest
+// wait that operators may set: a server refunds no question that is older than that.
+const (
+	DefaultWait = 500 * time.Millisecond
+	MaxWait     = 5 * time.Second
+)
+
+// A server that looks a key up answers by itself. The client sends the question again after shortestRest,
+// then after twice as long each time: the answer may be lost, or the server had no room for the question.
+const (
+	shortestRest = 10 * time.Millisecond
+	longestRest  = 100 * time.Millisecond
+)
+
 // roundTrip estimates how long an answer takes (RFC 6298, section 2).
 type roundTrip struct{ smoothed, variation time.Duration }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -27,9 +28,13 @@ type Config struct {
 	DefaultAdmit bool
 	// DefaultFor is that for keys with a prefix; of several the longest counts.
 	DefaultFor map[string]bool
-	// Attempts is how often a question is sent at most; 0 is DefaultAttempts, which take
-	// up to 20 ms.
+	// Attempts is how often a question is sent to a server that gives no sign of life; 0 is
+	// DefaultAttempts, which take up to 20 ms.
 	Attempts int
+	// Wait is how long a decision takes at most: so long it waits for a server that looks the
+	// key up. The question carries what is left of it, and the server does not charge it later.
+	// A context that ends sooner shortens it. 0 is DefaultWait, and more than MaxWait is for tests.
+	Wait time.Duration
 	// Local is asked first: a server in this process, which may know the answer. nil: none.
 	Local func(key string, cost uint32, peek bool) (a wire.Answer, ok bool)
 	// PaperTimers sends again after 100 us each time, as the Janus paper does.
@@ -43,8 +48,9 @@ type Decision struct {
 	Shadow     bool          // admitted although the rule would have denied
 	Leased     bool          // the rule has askers hold a part of it, see Decide
 	Unanswered bool          // no server decided: Admit is the default reply
-	Left       int64         // whole credits, if admitted
-	RetryAfter time.Duration // if denied: when the credits would be there; -1 for never, 0 for unknown
+	Left       int64         // whole credits that the key has left
+	RetryAfter time.Duration // if denied: until the key has the cost; -1 for never, 0 for unknown
+	Full       time.Duration // until the key has all its credits again; 0 for unknown, or if RetryAfter is more than 0
 }
 
 // maxMoves is how many servers one question goes to that do not own its key.
@@ -66,6 +72,10 @@ func New(cfg Config) (*Client, error) {
 		return nil, errors.New("no admission server is named")
 	}
 	cfg.Attempts = cmp.Or(cfg.Attempts, DefaultAttempts)
+	cfg.Wait = cmp.Or(cfg.Wait, DefaultWait)
+	if cfg.Wait < 0 {
+		return nil, fmt.Errorf("a decision that waits %v: want more than 0", cfg.Wait)
+	}
 	c := &Client{cfg: cfg}
 	c.leases.init()
 	c.links.Store(new([]*link))
@@ -128,19 +138,25 @@ func (c *Client) Close() {
 	}
 }
 
-// Ask takes cost credits of the key's, if it has them. It always decides: where no
-// server answers in time, or ctx ends, by the default reply.
+// Ask takes cost credits of the key's, if it has them. It always decides: if no server answers
+// within Config.Wait, or ctx ends, by the default reply. A denial takes no credits: if no answer
+// has come, the server is told.
 // Requires: rule.ValidKey(key); what is none is denied.
 func (c *Client) Ask(ctx context.Context, key string, cost uint32) Decision {
-	return c.ask(ctx, key, cost, 0)
+	return c.AskOr(ctx, key, cost, c.Fallback)
+}
+
+// AskOr is Ask with another default reply.
+func (c *Client) AskOr(ctx context.Context, key string, cost uint32, admit func(key string) bool) Decision {
+	return c.ask(ctx, key, cost, 0, admit)
 }
 
 // Peek is Ask, and takes nothing.
 func (c *Client) Peek(ctx context.Context, key string, cost uint32) Decision {
-	return c.ask(ctx, key, cost, wire.Peek)
+	return c.ask(ctx, key, cost, wire.Peek, c.Fallback)
 }
 
-func (c *Client) ask(ctx context.Context, key string, cost uint32, flags uint8) Decision {
+func (c *Client) ask(ctx context.Context, key string, cost uint32, flags uint8, admit func(key string) bool) Decision {
 	if rule.ValidKey(key) != nil {
 		return Decision{}
 	}
@@ -150,34 +166,51 @@ func (c *Client) ask(ctx context.Context, key string, cost uint32, flags uint8) 
 		a.Answer, ok = c.cfg.Local(key, cost, flags&wire.Peek != 0)
 	}
 	if !ok {
-		a, ok = c.askOwner(ctx, rule.Partition(key, rule.Partitions), wire.Question{Kind: wire.Ask, Flags: flags, Cost: cost, Key: []byte(key)})
+		q := wire.Question{Kind: wire.Ask, Flags: flags, Cost: cost, Key: []byte(key)}
+		if a, ok = c.askOwner(ctx, rule.Partition(key, rule.Partitions), q, c.patience(ctx)); !ok {
+			d := Decision{Admit: admit(key), Unanswered: true}
+			if !d.Admit && a.from != nil && flags&wire.Peek == 0 {
+				a.from.cancel(a.Number, cost, key)
+			}
+			return d
+		}
 	}
-	if !ok {
-		return Decision{Admit: c.fallback(key), Unanswered: true}
+	d := Decision{
+		Admit: a.Flags&wire.Admit != 0, ByDefault: a.Flags&wire.ByDefault != 0, Shadow: a.Flags&wire.Shadow != 0, Leased: a.Flags&wire.Leased != 0,
+		Left: int64(a.Value),
 	}
-	d := Decision{Admit: a.Flags&wire.Admit != 0, ByDefault: a.Flags&wire.ByDefault != 0, Shadow: a.Flags&wire.Shadow != 0, Leased: a.Flags&wire.Leased != 0}
+	wait := time.Duration(min(a.Wait, math.MaxInt64/uint64(time.Millisecond))) * time.Millisecond
 	switch {
 	case d.Admit:
-		d.Left = int64(a.Value)
-	case a.Value == math.MaxUint32:
-		d.RetryAfter = -1
+		d.Full = wait
+	case a.Flags&wire.Never != 0:
+		d.Full, d.RetryAfter = wait, -1
 	default:
-		d.RetryAfter = time.Duration(a.Value) * time.Millisecond
+		d.RetryAfter = wait
 	}
 	return d
+}
+
+// patience returns when a decision that begins now ends.
+func (c *Client) patience(ctx context.Context) time.Time {
+	until := time.Now().Add(c.cfg.Wait)
+	if d, limited := ctx.Deadline(); limited && d.Before(until) {
+		return d
+	}
+	return until
 }
 
 // askOwner asks who is thought to own the partition, and then who that one says does.
 // Where no answer comes the next question goes to another server, which may know a new
 // owner; this one does not, for it may have been charged.
-func (c *Client) askOwner(ctx context.Context, p int, q wire.Question) (a answer, ok bool) {
+func (c *Client) askOwner(ctx context.Context, p int, q wire.Question, until time.Time) (a answer, ok bool) {
 	for range maxMoves {
 		links, known := *c.links.Load(), c.owners[p].Load()
 		i := slices.IndexFunc(links, func(l *link) bool { return l.hash == uint32(known) })
 		if i < 0 {
 			i = p * len(links) / rule.Partitions
 		}
-		a, ok = links[i].ask(ctx, q)
+		a, ok = links[i].ask(ctx, q, until)
 		switch heard := uint64(a.Epoch)<<32 | uint64(a.Value); {
 		case !ok:
 			if ctx.Err() == nil {
@@ -194,14 +227,15 @@ func (c *Client) askOwner(ctx context.Context, p int, q wire.Question) (a answer
 			continue
 		}
 		if !clock.Sleep(ctx, longest) { // the new owner has not heard of it yet, or we have not of the new owner
-			return a, false
+			return answer{}, false
 		}
 	}
 	c.owners[p].Store(0) // what was heard may be of a store that is no more
-	return a, false
+	return answer{}, false
 }
 
-func (c *Client) fallback(key string) bool {
+// Fallback returns the default reply to a question about a key.
+func (c *Client) Fallback(key string) bool {
 	admit, length := c.cfg.DefaultAdmit, -1
 	for prefix, reply := range c.cfg.DefaultFor {
 		if len(prefix) > length && strings.HasPrefix(key, prefix) {

@@ -115,7 +115,7 @@ func lossy(t *testing.T, to netip.AddrPort) string {
 func TestEachQuestionIsChargedOnce(t *testing.T) {
 	const questions = 400
 	to := serve(t, rule.Rule{Key: "key", Share: tokenbucket.Share{Rate: 1, Burst: 1000}})
-	c := dial(t, client.Config{Servers: []string{lossy(t, to)}, Attempts: 10_000})
+	c := dial(t, client.Config{Servers: []string{lossy(t, to)}, Attempts: 10_000, Wait: testkit.Hang})
 	var asking sync.WaitGroup
 	for range 8 {
 		asking.Go(func() {
@@ -127,7 +127,7 @@ func TestEachQuestionIsChargedOnce(t *testing.T) {
 		})
 	}
 	asking.Wait()
-	sure := dial(t, client.Config{Servers: []string{to.String()}, Attempts: 10_000})
+	sure := dial(t, client.Config{Servers: []string{to.String()}, Attempts: 10_000, Wait: testkit.Hang})
 	testkit.Equal(t, sure.Peek(t.Context(), "key", 0).Left, 1000-questions, "credits left of 1000 after %d questions", questions)
 }
 
@@ -143,13 +143,13 @@ func TestNobodyAnswers(t *testing.T) {
 		}
 	}
 	// However long it would ask, it ends with the context and with Close.
-	c := dial(t, client.Config{Servers: []string{silent.LocalAddr().String()}, DefaultAdmit: true, Attempts: 1 << 30})
+	c := dial(t, client.Config{Servers: []string{silent.LocalAddr().String()}, DefaultAdmit: true, Attempts: 1 << 30, Wait: testkit.Hang})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if d := c.Ask(ctx, "key", 1); !d.Admit || !d.Unanswered {
 		t.Errorf("%+v", d)
 	}
-	closed := testkit.Result(client.New(client.Config{Servers: []string{silent.LocalAddr().String()}, Attempts: 1 << 30})).Must(t)
+	closed := testkit.Result(client.New(client.Config{Servers: []string{silent.LocalAddr().String()}, Attempts: 1 << 30, Wait: testkit.Hang})).Must(t)
 	done := make(chan client.Decision)
 	go func() { done <- closed.Ask(t.Context(), "key", 1) }()
 	closed.Close() // before it asks, or while
@@ -163,7 +163,7 @@ func TestAnotherServerIsCutOff(t *testing.T) {
 	owner := serve(t, rule.Rule{Key: "key1", Share: tokenbucket.Share{Rate: 1, Burst: 10}}).String()
 	silent := testkit.Result(net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})).Must(t)
 	defer silent.Close()
-	c := dial(t, client.Config{Servers: []string{owner}, Attempts: 1000})
+	c := dial(t, client.Config{Servers: []string{owner}, Attempts: 1000, Wait: testkit.Hang})
 	if d := c.Ask(t.Context(), "key1", 1); !d.Admit {
 		t.Fatalf("%+v", d)
 	}
@@ -178,7 +178,7 @@ func TestAnotherServerIsCutOff(t *testing.T) {
 // Servers that are named twice are asked as one is.
 func TestServersThatAreNamedTwice(t *testing.T) {
 	to := serve(t, rule.Rule{Key: "key", Share: tokenbucket.Share{Rate: 1, Burst: 10}}).String()
-	c := dial(t, client.Config{Servers: []string{to, to}, Attempts: 10_000})
+	c := dial(t, client.Config{Servers: []string{to, to}, Attempts: 10_000, Wait: testkit.Hang})
 	for range 2 {
 		testkit.Must(t, c.SetServers([]string{to, to}))
 		if d := c.Ask(t.Context(), "key", 1); !d.Admit {
@@ -189,7 +189,7 @@ func TestServersThatAreNamedTwice(t *testing.T) {
 
 func TestLimit(t *testing.T) {
 	to := serve(t, rule.Rule{Key: "user/1", Share: tokenbucket.Share{Rate: 100, Burst: 1}})
-	c := dial(t, client.Config{Servers: []string{to.String()}, Attempts: 10_000})
+	c := dial(t, client.Config{Servers: []string{to.String()}, Attempts: 10_000, Wait: testkit.Hang})
 	h := c.Limit(func(r *http.Request) string { return r.Header.Get("User") }, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))
 	for i, want := range []struct {
 		user  string

@@ -4,8 +4,10 @@
 //	d := c.Ask(ctx, "user/17", 1)
 //	if !d.Admit { ... d.RetryAfter ... }
 //
-// It asks the server that owns the key over UDP (client.go, link.go), sends a
-// question up to five times, each of which the server charges once, and falls back to
-// a default reply (attempts.go). Of keys whose rule is leased it holds a part, and decides by
-// that without asking (lease.go, Decide). Limit is a net/http middleware (middleware.go).
+// The client asks the server that owns the key over UDP (client.go, link.go). It sends a question
+// up to five times (attempts.go), and the server charges the question once. A server that looks
+// the key up says so, and the client waits for it up to Config.Wait. Otherwise the client falls
+// back to a default reply, and tells the server of a denial. For keys whose rule is leased the
+// client holds a part, and decides by that part without asking (lease.go, Decide). Limit is a
+// net/http middleware (middleware.go).
 package client

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/srtm-io/srtm/admission/wire"
 )
@@ -26,6 +27,19 @@ func (c *Config) Flags(fs *flag.FlagSet, purpose string) {
 		c.DefaultAdmit, err = ParseReply(s)
 		return err
 	})
+	fs.Func("admission-wait", "for how `long` a decision waits for a server that looks the key up in its store, 1ms to 5s (default 500ms); an answer that comes later is not charged", func(s string) (err error) {
+		if c.Wait, err = time.ParseDuration(s); err == nil {
+			err = checkWait(c.Wait)
+		}
+		return err
+	})
+}
+
+func checkWait(wait time.Duration) error {
+	if wait < time.Millisecond || wait > MaxWait {
+		return fmt.Errorf("a decision that waits %v: want 1ms to %v", wait, MaxWait)
+	}
+	return nil
 }
 
 // Run closes the client when ctx ends.

@@ -178,9 +178,10 @@ func (l *Lease) run() {
 
 // renew asks the owner. It reports whether that is to be told at once what came of it.
 func (l *Lease) renew(asked mono.Time, q wire.Question) (again bool) {
+	asking := time.Now()
 	ctx, cancel := context.WithTimeout(l.client.leases.ctx, lateAnswer)
 	defer cancel()
-	a, ok := l.client.askOwner(ctx, rule.Partition(l.key, rule.Partitions), q)
+	a, ok := l.client.askOwner(ctx, rule.Partition(l.key, rule.Partitions), q, asking.Add(lateAnswer))
 	if !ok {
 		return false
 	}

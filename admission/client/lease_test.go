@@ -62,7 +62,7 @@ func TestClientsShareARule(t *testing.T) {
 func TestLease(t *testing.T) {
 	to := serve(t, leased("key", 100, 100), leased("much", 1e9, 1e9), rule.Rule{Key: "central", Share: tokenbucket.Share{Rate: 1, Burst: 10}})
 	dials := func(t *testing.T) *client.Client {
-		return dial(t, client.Config{Servers: []string{to.String()}, Attempts: 10_000})
+		return dial(t, client.Config{Servers: []string{to.String()}, Attempts: 10_000, Wait: testkit.Hang})
 	}
 
 	t.Run("is taken and given back", func(t *testing.T) {
@@ -153,7 +153,7 @@ func TestNothingIsHeldWithoutAnOwner(t *testing.T) {
 // What a decision costs by what is held.
 func BenchmarkAdmit(b *testing.B) {
 	to := serve(b, leased("key", 1e9, 1e9))
-	c := testkit.Result(client.New(client.Config{Servers: []string{to.String()}, Attempts: 10_000})).Must(b)
+	c := testkit.Result(client.New(client.Config{Servers: []string{to.String()}, Attempts: 10_000, Wait: testkit.Hang})).Must(b)
 	b.Cleanup(c.Close)
 	l := c.Lease("key")
 	testkit.WaitFor(b, "a lease", func() bool { return !l.Admit(1).Unanswered })

@@ -38,15 +38,21 @@ type link struct {
 type call struct {
 	q      wire.Question
 	sent   int
+	silent int // copies since the server gave a sign of life
+	rests  int // times that the server said that the question waits
+	rest   bool
 	issued int // sessions
 	first  time.Time
+	until  time.Time   // the end of the asker's patience
 	end    chan answer // of one
 }
 
-// answer is one of a server's, and what it grants.
+// answer is one of a server's, and what it grants. If no answer came, it says which question
+// went to which link.
 type answer struct {
 	wire.Answer
 	grant wire.Grant
+	from  *link
 }
 
 func dial(address string, cfg Config) (*link, error) {
@@ -76,9 +82,9 @@ func (l *link) close() {
 	l.read.Wait()
 }
 
-// ask reports false if no server decided.
-func (l *link) ask(ctx context.Context, q wire.Question) (answer, bool) {
-	c := &call{q: q, end: make(chan answer, 1)}
+// ask reports false if no server decided until then.
+func (l *link) ask(ctx context.Context, q wire.Question, until time.Time) (answer, bool) {
+	c := &call{q: q, until: until, end: make(chan answer, 1)}
 	l.mu.Lock()
 	if len(l.waiting) >= maxOutstanding {
 		l.mu.Unlock()
@@ -97,12 +103,12 @@ func (l *link) ask(ctx context.Context, q wire.Question) (answer, bool) {
 			return a, true
 		case <-timer.C:
 			l.mu.Lock()
-			if c.sent < l.attempts {
-				timer.Reset(l.send(c))
-				l.mu.Unlock()
+			wait, more := l.again(c)
+			l.mu.Unlock()
+			if more {
+				timer.Reset(wait)
 				continue
 			}
-			l.mu.Unlock()
 		case <-ctx.Done():
 		case <-l.done:
 		}
@@ -113,23 +119,56 @@ func (l *link) ask(ctx context.Context, q wire.Question) (answer, bool) {
 		case a := <-c.end:
 			return a, true
 		default:
-			return answer{}, false
+			return answer{Answer: wire.Answer{Number: c.q.Number}, from: l}, false
 		}
 	}
+}
+
+// again sends the question another time, if the server has not said that the question waits, and
+// returns how long to wait then. It reports false when the asker has waited long enough, or no copy
+// had a sign of life from the server. Requires: mu held.
+func (l *link) again(c *call) (wait time.Duration, more bool) {
+	left := time.Until(c.until)
+	switch {
+	case left <= 0:
+		return 0, false
+	case c.rest:
+		c.rest = false
+		c.rests++
+		return min(left, shortestRest<<min(c.rests-1, 10), longestRest), true
+	case c.silent >= l.attempts:
+		return 0, false
+	}
+	return l.send(c), true
 }
 
 // send sends the question, and returns how long to wait for the answer. An error
 // such as a refused port counts as lost. Requires: mu held.
 func (l *link) send(c *call) time.Duration {
+	now := time.Now()
 	if c.sent == 0 {
-		c.first = time.Now()
+		c.first = now
 	} else {
 		c.q.Flags |= wire.Retry
 	}
 	c.sent++
+	c.silent++
 	c.q.Session = l.session
+	left := c.until.Sub(now)
+	// The answer takes a while, too.
+	c.q.Wait = uint32(max(0, (left - l.trip.wait(1, l.paper)).Milliseconds()))
 	l.conn.Write(l.sealer.AppendQuestion(l.out[:0], c.q))
-	return l.trip.wait(c.sent, l.paper)
+	return max(0, min(left, l.trip.wait(c.silent, l.paper)))
+}
+
+// cancel tells the server that a question was denied for want of an answer.
+func (l *link) cancel(number uint64, cost uint32, key string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.session == 0 { // the server has decided none
+		return
+	}
+	l.conn.Write(l.sealer.AppendQuestion(l.out[:0], wire.Question{Kind: wire.Cancel, Session: l.session, Number: number, Cost: cost, Key: []byte(key)}))
 }
 
 func (l *link) receive(sealer *wire.Sealer) {
@@ -143,7 +182,7 @@ func (l *link) receive(sealer *wire.Sealer) {
 			continue
 		}
 		if a, g, err := sealer.ParseAnswer(in[:n]); err == nil {
-			l.got(answer{a, g})
+			l.got(answer{a, g, l})
 		}
 	}
 }
@@ -159,11 +198,18 @@ func (l *link) got(a answer) {
 		if c.q.Session != a.Session && c.issued < DefaultAttempts { // asked without it, which does not count as lost
 			c.issued++
 			c.sent--
+			c.silent--
 			l.send(c)
 		}
-	case a.Kind != wire.Busy && a.Session == c.q.Session:
-		if c.q.Flags&wire.Retry == 0 {
+	case a.Session != c.q.Session || a.Kind == wire.Busy:
+	case a.Kind == wire.Waiting && l.paper: // whose client waits for no look-up
+	default:
+		if c.q.Flags&wire.Retry == 0 && c.rests == 0 && !c.rest {
 			l.trip.saw(time.Since(c.first))
+		}
+		if a.Kind == wire.Waiting {
+			c.rest, c.silent = true, 0
+			return
 		}
 		delete(l.waiting, a.Number)
 		c.end <- a

@@ -1,9 +1,9 @@
 package client
 
 import (
-	"math"
 	"net/http"
 	"strconv"
+	"time"
 )
 
 // Limit decides (Decide) each request before next gets it, and answers 429 Too Many Requests
@@ -22,23 +22,36 @@ func (c *Client) Limit(key func(*http.Request) string, next http.Handler) http.H
 	})
 }
 
-// RateLimit sets RateLimit (draft-ietf-httpapi-ratelimit-headers-10) to what is left, and of
-// a denial Retry-After.
+// RateLimit sets RateLimit (draft-ietf-httpapi-ratelimit-headers-10) to what is left and when to
+// expect more, and of a denial Retry-After.
 func RateLimit(h http.Header, d Decision) {
 	limit := `"default";r=` + strconv.FormatInt(d.Left, 10)
+	if d.Admit || d.RetryAfter >= 0 || d.Full > 0 || d.Left > 0 { // else the key has no rule
+		limit += ";t=" + strconv.FormatInt(Reset(d), 10)
+	}
 	if !d.Admit {
 		RetryAfter(h, d)
-		if after := h.Get("Retry-After"); after != "" {
-			limit += ";t=" + after
-		}
 	}
 	h.Set("RateLimit", limit)
+}
+
+// Reset returns when the key has the cost of a question that was denied, or otherwise all its credits
+// again: in whole seconds, rounded up, at least 1.
+func Reset(d Decision) (seconds int64) {
+	if d.RetryAfter > 0 {
+		return wholeSeconds(d.RetryAfter)
+	}
+	return wholeSeconds(d.Full)
 }
 
 // RetryAfter sets Retry-After (RFC 9110, section 10.2.3), in whole seconds, at least
 // 1, of a decision that denied, unless the credits never come.
 func RetryAfter(h http.Header, d Decision) {
 	if d.RetryAfter >= 0 {
-		h.Set("Retry-After", strconv.Itoa(max(1, int(math.Ceil(d.RetryAfter.Seconds())))))
+		h.Set("Retry-After", strconv.FormatInt(wholeSeconds(d.RetryAfter), 10))
 	}
+}
+
+func wholeSeconds(d time.Duration) int64 {
+	return max(1, int64((d-1)/time.Second)+1)
 }

@@ -55,7 +55,7 @@ func (a *Admin) SetRules(ctx context.Context, r *srtmv1.SetRulesRequest) (*srtmv
 			return nil, invalid(fmt.Sprintf("rules[%d].mode", i), fmt.Sprintf("%d is none", p.GetMode()))
 		}
 		rules[i] = rule.Rule{
-			Key: p.GetKey(), Share: tokenbucket.Share{Rate: tokenbucket.Rate(p.GetRefillMilli()), Burst: p.GetCapacity()},
+			Key: p.GetKey(), Share: tokenbucket.Share{Rate: tokenbucket.Rate(p.GetRefillMilli()), Burst: p.GetCapacity()}, Period: p.GetRefillPeriodS(),
 			Leased: leased, Strict: p.GetStrict(), Shadow: p.GetShadow(), FailOpen: p.GetFailOpen(),
 		}
 		if err := rules[i].Validate(); err != nil {
@@ -147,7 +147,7 @@ var leasedByMode = shareproto.Enum[srtmv1.AdmissionMode, bool]{
 
 func ruleProto(r rule.Rule) *srtmv1.AdmissionRule {
 	return &srtmv1.AdmissionRule{
-		Key: r.Key, RefillMilli: int64(r.Share.Rate), Capacity: r.Share.Burst, Mode: leasedByMode.Number(r.Leased),
+		Key: r.Key, RefillMilli: int64(r.Share.Rate), RefillPeriodS: r.Period, Capacity: r.Share.Burst, Mode: leasedByMode.Number(r.Leased),
 		Strict: r.Strict, Shadow: r.Shadow, FailOpen: r.FailOpen, Change: r.Change,
 	}
 }

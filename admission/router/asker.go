@@ -27,6 +27,7 @@ const (
 type question struct {
 	key  string
 	cost uint32
+	deny int // status of a denial by /auth
 }
 
 // Asker asks for HTTP and Envoy, and counts what they are told. It looks rules up for
@@ -66,11 +67,10 @@ func (a *Asker) askAll(ctx context.Context, questions []question) []client.Decis
 }
 
 func (a *Asker) ask(ctx context.Context, q question) client.Decision {
-	d := a.client.Ask(ctx, q.key, q.cost)
+	d := a.client.AskOr(ctx, q.key, q.cost, func(key string) bool { return a.client.Fallback(key) || a.rule(ctx, key).FailOpen })
 	verdict, by := "deny", "server"
 	if d.Unanswered {
 		by = "fallback"
-		d.Admit = d.Admit || a.rule(ctx, q.key).FailOpen
 	}
 	if d.Admit {
 		verdict = "admit"

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"math"
+	"math/bits"
 	"net/http"
 	"strings"
 
@@ -13,7 +14,6 @@ import (
 	"github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/api/srtm/envoy"
-	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // Envoy serves RateLimitService.
@@ -34,15 +34,14 @@ func (e *Envoy) ShouldRateLimit(ctx context.Context, r *envoy.RateLimitRequest) 
 	reply := &envoy.RateLimitResponse{OverallCode: envoy.RateLimitResponse_OK}
 	var longest client.Decision // of the denials
 	for i, d := range e.asker.askAll(ctx, questions) {
-		s := &envoy.RateLimitResponse_DescriptorStatus{
-			Code: envoy.RateLimitResponse_OK, LimitRemaining: uint32(min(d.Left, math.MaxUint32)),
-			CurrentLimit: perUnit(e.asker.rule(ctx, questions[i].key).Share.Rate),
+		s := &envoy.RateLimitResponse_DescriptorStatus{Code: envoy.RateLimitResponse_OK}
+		rule := e.asker.rule(ctx, questions[i].key)
+		if s.CurrentLimit = perUnit(&rule); s.CurrentLimit != nil {
+			s.LimitRemaining = uint32(min(d.Left, int64(s.CurrentLimit.RequestsPerUnit)))
+			s.DurationUntilReset = &durationpb.Duration{Seconds: client.Reset(d)} // Envoy drops what is below a second
 		}
 		if !d.Admit {
 			s.Code, reply.OverallCode = envoy.RateLimitResponse_OVER_LIMIT, envoy.RateLimitResponse_OVER_LIMIT
-			if d.RetryAfter > 0 {
-				s.DurationUntilReset = durationpb.New(d.RetryAfter)
-			}
 			if longest.RetryAfter >= 0 && (d.RetryAfter < 0 || d.RetryAfter > longest.RetryAfter) {
 				longest = d
 			}
@@ -70,7 +69,7 @@ func readDescriptors(r *envoy.RateLimitRequest) ([]question, error) {
 		if d.GetIsNegativeHits() {
 			return nil, invalid(fmt.Sprintf("descriptors[%d].is_negative_hits", i), "credits are not given back")
 		}
-		questions[i] = question{descriptorKey(r.GetDomain(), d.GetEntries()), max(1, r.GetHitsAddend())}
+		questions[i] = question{key: descriptorKey(r.GetDomain(), d.GetEntries()), cost: max(1, r.GetHitsAddend())}
 		if own := d.GetHitsAddend(); own != nil {
 			questions[i].cost = uint32(min(own.GetValue(), math.MaxUint32))
 		}
@@ -107,14 +106,32 @@ func descriptorKey(domain string, entries []*envoy.RateLimitDescriptor_Entry) st
 	return key
 }
 
-// perUnit is a rate in the shortest unit in which it is 1 or more.
-func perUnit(rate tokenbucket.Rate) *envoy.RateLimitResponse_RateLimit {
-	unit := envoy.RateLimitResponse_RateLimit_SECOND
-	for _, seconds := range []int64{1, 60, 3600, 86_400} {
-		if n := int64(rate) * seconds / 1000; n > 0 {
-			return &envoy.RateLimitResponse_RateLimit{RequestsPerUnit: uint32(min(n, math.MaxUint32)), Unit: unit}
+// perUnit returns a rule's refill in the shortest unit in which that is its capacity or more, so that
+// what is left of the capacity is not more than the limit. nil: the rule refills less than 1 a year.
+func perUnit(r *rule.Rule) *envoy.RateLimitResponse_RateLimit {
+	var limit *envoy.RateLimitResponse_RateLimit
+	share, scale := r.Bucket()
+	for _, u := range units {
+		high, low := bits.Mul64(uint64(share.Rate), u.seconds)
+		if high >= 1000*uint64(scale) {
+			break
 		}
-		unit++
+		n, _ := bits.Div64(high, low, 1000*uint64(scale))
+		if n == 0 {
+			continue
+		}
+		limit = &envoy.RateLimitResponse_RateLimit{RequestsPerUnit: uint32(min(n, math.MaxUint32)), Unit: u.unit}
+		if n >= uint64(r.Share.Burst) {
+			break
+		}
 	}
-	return nil
+	return limit
+}
+
+var units = []struct {
+	unit    envoy.RateLimitResponse_RateLimit_Unit
+	seconds uint64
+}{
+	{envoy.RateLimitResponse_RateLimit_SECOND, 1}, {envoy.RateLimitResponse_RateLimit_MINUTE, 60}, {envoy.RateLimitResponse_RateLimit_HOUR, 3600},
+	{envoy.RateLimitResponse_RateLimit_DAY, 86_400}, {envoy.RateLimitResponse_RateLimit_MONTH, 30 * 86_400}, {envoy.RateLimitResponse_RateLimit_YEAR, 365 * 86_400},
 }

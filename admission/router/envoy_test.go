@@ -10,6 +10,7 @@ import (
 	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/api/srtm/envoy"
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // Whatever Envoy was made to send is refused, or asks about keys that can have rules.
@@ -71,5 +72,23 @@ func TestDescriptorsDoNotMeet(t *testing.T) {
 				check(domain, one, other)
 			}
 		}
+	}
+}
+
+// A limit is the rule's refill, and at least its capacity where any unit is that long.
+func TestLimitsHoldTheCapacity(t *testing.T) {
+	for _, test := range []struct {
+		milli, period, capacity int64
+		want                    string
+	}{
+		{5000, 1, 5, "5 SECOND"}, {2000, 1, 10, "120 MINUTE"}, {100_000, 86_400, 100, "100 DAY"}, {1000, 3600, 1, "1 HOUR"}, {1000, 604_800, 1, "4 MONTH"},
+		{1, 1, 1e9, "31536 YEAR"}, {1e12, 1, 1e9, "1000000000 SECOND"}, {1, 31_536_000, 1, "<nil>"}, {0, 1, 0, "<nil>"},
+	} {
+		r := rule.Rule{Share: tokenbucket.Share{Rate: tokenbucket.Rate(test.milli), Burst: test.capacity}, Period: test.period}
+		got := "<nil>"
+		if limit := perUnit(&r); limit != nil {
+			got = fmt.Sprint(limit.GetRequestsPerUnit(), " ", limit.GetUnit())
+		}
+		testkit.Equal(t, got, test.want, "%+v", test)
 	}
 }

@@ -22,7 +22,7 @@ const maxBody = 64 << 10 // bytes
 // MountHTTP adds /qos, /auth and /v1/check to mux.
 func MountHTTP(mux *http.ServeMux, a *Asker) {
 	// The paper's: 200 with TRUE or FALSE and nothing else.
-	mux.HandleFunc("GET /qos", a.one(func(w http.ResponseWriter, d client.Decision) {
+	mux.HandleFunc("GET /qos", a.one(func(w http.ResponseWriter, _ question, d client.Decision) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		text := "FALSE"
 		if d.Admit {
@@ -30,21 +30,21 @@ func MountHTTP(mux *http.ServeMux, a *Asker) {
 		}
 		_, _ = io.WriteString(w, text) // the client may be gone
 	}))
-	// For nginx's auth_request.
-	mux.HandleFunc("GET /auth", a.one(func(w http.ResponseWriter, d client.Decision) {
+	// For nginx's auth_request, which takes no other denial than 403. Others ask for deny=429.
+	mux.HandleFunc("GET /auth", a.one(func(w http.ResponseWriter, q question, d client.Decision) {
 		if d.Admit {
 			w.WriteHeader(http.StatusNoContent)
 			return
 		}
-		http.Error(w, "denied", http.StatusForbidden)
+		http.Error(w, "denied", q.deny)
 	}))
 	mux.HandleFunc("POST /v1/check", a.check)
 }
 
 // one asks key and cost of a GET, and has the decision told.
-func (a *Asker) one(tell func(http.ResponseWriter, client.Decision)) http.HandlerFunc {
+func (a *Asker) one(tell func(http.ResponseWriter, question, client.Decision)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		q, err := readQuery(r.URL.RawQuery)
+		q, err := readQuery(r)
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
@@ -55,24 +55,48 @@ func (a *Asker) one(tell func(http.ResponseWriter, client.Decision)) http.Handle
 		if !d.Unanswered { // else it is not known
 			rateLimit(h, d, a.rule(r.Context(), q.key))
 		}
-		tell(w, d)
+		tell(w, q, d)
 	}
 }
 
-func readQuery(query string) (q question, err error) {
-	values, err := url.ParseQuery(query)
+// keyHeader has the key of a request without the parameter key. A key that is made from what a
+// client sends belongs there: in a URL, a client's "&cost=0" would be a parameter of its own.
+const keyHeader = "Admission-Key"
+
+func readQuery(r *http.Request) (q question, err error) {
+	values, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
 		return q, err
 	}
-	q = question{values.Get("key"), 1}
+	for _, name := range []string{"key", "cost", "deny"} {
+		if n := len(values[name]); n > 1 {
+			return q, fmt.Errorf("%s is given %d times", name, n)
+		}
+	}
+	q = question{key: values.Get("key"), cost: 1, deny: http.StatusForbidden}
+	if !values.Has("key") {
+		keys := r.Header.Values(keyHeader)
+		if len(keys) != 1 {
+			return q, fmt.Errorf("key: want the parameter key, or one header %s; there are %d", keyHeader, len(keys))
+		}
+		q.key = keys[0]
+	}
 	if err := rule.ValidKey(q.key); err != nil {
 		return q, fmt.Errorf("key: %w", err)
 	}
-	if text := values.Get("cost"); text != "" {
+	if values.Has("cost") {
+		text := values.Get("cost")
 		n, err := strconv.ParseUint(text, 10, 32)
 		if q.cost = uint32(n); err != nil {
 			return q, fmt.Errorf("cost %q: want 0 to %d credits", text, uint32(math.MaxUint32))
 		}
+	}
+	switch text := values.Get("deny"); text {
+	case "", "403":
+	case "429":
+		q.deny = http.StatusTooManyRequests
+	default:
+		return q, fmt.Errorf("deny %q: want 403 or 429", text)
 	}
 	return q, nil
 }
@@ -82,10 +106,11 @@ func readQuery(query string) (q question, err error) {
 // to fill, in whole seconds: so no more than its quota is admitted in a window, but for
 // what the bucket held before.
 func rateLimit(h http.Header, d client.Decision, r rule.Rule) {
-	client.RateLimit(h, d)
 	if r.Share.Rate > 0 {
-		h.Set("RateLimit-Policy", fmt.Sprintf(`"default";q=%d;w=%d`, r.Share.Burst, (1000*r.Share.Burst-1)/int64(r.Share.Rate)+1))
+		h.Set("RateLimit-Policy", fmt.Sprintf(`"default";q=%d;w=%d`, r.Share.Burst, r.FillTime()))
+		d.Left = min(d.Left, r.Share.Burst) // the server may know a newer rule
 	}
+	client.RateLimit(h, d)
 }
 
 type checks struct {
@@ -158,7 +183,7 @@ func readChecks(body io.Reader) ([]question, error) {
 		if err := rule.ValidKey(c.Key); err != nil {
 			return nil, fmt.Errorf("checks[%d].key: %w", i, err)
 		}
-		questions[i] = question{c.Key, 1}
+		questions[i] = question{key: c.Key, cost: 1}
 		if c.Cost != nil {
 			questions[i].cost = *c.Cost
 		}

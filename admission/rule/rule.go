@@ -6,6 +6,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/srtm-io/srtm/internal/refill"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -18,9 +19,11 @@ type Rule struct {
 	// in "*" is a default: it stands for each key without a rule of its own that
 	// begins with what precedes the "*", and each such key has a bucket of its own.
 	Key string
-	// Share is the refill in milli-credits per second and the capacity in credits.
+	// Share is the refill in milli-credits per period and the capacity in credits.
 	// The zero Share denies everything.
 	Share tokenbucket.Share
+	// Period is the refill's, in seconds. 0 is 1.
+	Period int64
 	// Leased: holders decide by shares of the rule that the key's owner leases to them. Else
 	// the server that owns the key's partition decides each request.
 	Leased bool
@@ -47,6 +50,9 @@ func (r *Rule) Validate() error {
 	if r.Share.Rate == 0 && r.Share.Burst > 0 {
 		return errors.New("refill 0 with a capacity: the bucket would empty once and deny for ever; use 0 and 0 to deny")
 	}
+	if r.Period < 0 || r.Period > refill.MaxSeconds {
+		return fmt.Errorf("refill period %d: want 1 to %d seconds", r.Period, int64(refill.MaxSeconds))
+	}
 	err := r.Share.Validate()
 	if e, ok := errors.AsType[*tokenbucket.ShareError](err); ok { // in a rule's words
 		if e.Field == "rate" {
@@ -55,7 +61,42 @@ func (r *Rule) Validate() error {
 		}
 		return fmt.Errorf("capacity %d: want %d to %d credits", e.Value, e.Min, e.Max)
 	}
+	if err != nil || r.Share.IsZero() {
+		return err
+	}
+	_, scale, err := r.Refill().Bucket(r.Share.Burst)
+	if err == nil && r.Leased && scale > 1 {
+		err = fmt.Errorf("refill %s: that of a leased rule has a step of 0.001 credits per second", r.Refill())
+	}
 	return err
+}
+
+// Refill returns the rule's refill.
+func (r *Rule) Refill() refill.Refill {
+	return refill.Refill{Milli: int64(r.Share.Rate), Seconds: max(1, r.Period)}
+}
+
+// Bucket returns the share of the key's bucket, and how many of its tokens are one credit.
+// A rule that Validate refuses has the zero Share.
+func (r *Rule) Bucket() (share tokenbucket.Share, scale int64) {
+	if r.Share.Rate <= 0 || r.Share.Burst <= 0 {
+		return share, 1
+	}
+	if r.Period <= 1 {
+		return r.Share, 1
+	}
+	share, scale, err := r.Refill().Bucket(r.Share.Burst)
+	if err != nil {
+		return tokenbucket.Share{}, 1
+	}
+	return share, scale
+}
+
+// FillTime returns how many seconds an empty bucket takes to fill, rounded up. Requires: the rule
+// is valid, and its Share is not zero.
+func (r *Rule) FillTime() (seconds int64) {
+	share, _ := r.Bucket()
+	return (1000*share.Burst-1)/int64(share.Rate) + 1
 }
 
 // ValidKey says what is wrong with a key.

@@ -31,6 +31,12 @@ func TestValidate(t *testing.T) {
 		{"no refill", rule.Rule{Key: "k", Share: tokenbucket.Share{Burst: 5}}, "refill 0"},
 		{"no capacity", rule.Rule{Key: "k", Share: tokenbucket.Share{Rate: 5}}, "capacity 0: want 1 to 1000000000 credits"},
 		{"too fast", rule.Rule{Key: "k", Share: tokenbucket.Share{Rate: 1e13, Burst: 1}}, "refill 10000000000: want 0.001 to 1000000000 credits per second"},
+		{"a day", rule.Rule{Key: "k", Share: tokenbucket.Share{Rate: 100_000, Burst: 100}, Period: 86_400}, ""},
+		{"no period", rule.Rule{Key: "k", Share: tokenbucket.Share{Rate: 1, Burst: 1}, Period: -1}, "refill period -1: want 1 to 31622400 seconds"},
+		{"two years", rule.Rule{Key: "k", Share: tokenbucket.Share{Rate: 1, Burst: 1}, Period: 2 * 366 * 86_400}, "refill period"},
+		{"not exact", rule.Rule{Key: "k", Share: tokenbucket.Share{Rate: 1157, Burst: 2e6}, Period: 1000}, "refill 0.001157 cannot be kept exactly: at a capacity of 2000000 its step is 0.00001 credits per second"},
+		{"leased a day", rule.Rule{Key: "k", Share: tokenbucket.Share{Rate: 1000, Burst: 1}, Period: 86_400, Leased: true}, "step of 0.001 credits per second"},
+		{"leased", rule.Rule{Key: "k", Share: tokenbucket.Share{Rate: 86_400, Burst: 1}, Period: 86_400, Leased: true}, ""},
 	} {
 		err := test.r.Validate()
 		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {

@@ -155,7 +155,9 @@ func TestAnOwnerStandsStill(t *testing.T) {
 	d.ask(d.server, 0)
 	testkit.Equal(t, sure(t, c, "key", 1).Admit, true, "admitted before")
 	still.Store(true)
-	testkit.Equal(t, sure(t, c, "key", 1), client.Decision{Leased: true, RetryAfter: time.Second})
+	got := sure(t, c, "key", 1)
+	got.Left = 0 // not what it is about
+	testkit.Equal(t, got, client.Decision{Leased: true, RetryAfter: time.Second})
 }
 
 func TestLeases(t *testing.T) {

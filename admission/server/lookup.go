@@ -3,21 +3,22 @@ package server
 import (
 	"context"
 	"errors"
+	"math"
 	"sync"
 	"time"
 
 	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/admission/table"
 	"github.com/srtm-io/srtm/admission/wire"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/rawfd"
 )
 
 const (
-	lookupWorkers  = 4
-	maxLookups     = 4096 // keys being looked up
-	maxPending     = 64   // questions that wait for one of them
-	keysAtOnce     = 128  // that the store is asked for
-	lookupDeadline = time.Second
+	lookupWorkers = 4
+	maxLookups    = 4096 // keys being looked up
+	maxPending    = 64   // questions that wait for one of them
+	keysAtOnce    = 128  // that the store is asked for
 )
 
 // errNotPlaced says that a partition moved while its key was looked up, or that a strict
@@ -33,6 +34,7 @@ type pending struct {
 	number uint64
 	cost   uint32
 	peek   bool
+	until  mono.Time // the asker has denied it after that: it is not charged any more
 }
 
 // lookups are the keys that the store is asked for, each once.
@@ -42,23 +44,31 @@ type lookups struct {
 	queue   chan string // keys of waiting that no worker has yet
 }
 
-// add has a question wait for its key; false if there is no room, or if the key is none,
-// for which a store would fail, and the others that it is asked for with it.
-func (l *lookups) add(key string, p pending) bool {
+// added says what came of lookups.add.
+type added int
+
+const (
+	waits  added = iota
+	noRoom       // the key is looked up, or others are; too many questions wait
+	noKey        // not a valid key: a store would refuse it, and the keys that it is asked for with it
+)
+
+// add has a question wait for its key.
+func (l *lookups) add(key string, p pending) added {
 	if rule.ValidKey(key) != nil {
-		return false
+		return noKey
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	questions, known := l.waiting[key]
 	if !known && len(l.waiting) >= maxLookups || len(questions) >= maxPending {
-		return false
+		return noRoom
 	}
 	l.waiting[key] = append(questions, p)
 	if !known {
 		l.queue <- key // has room: no more keys wait than it holds
 	}
-	return true
+	return waits
 }
 
 func (l *lookups) take(key string) []pending {
@@ -106,7 +116,7 @@ func (s *Server) lookUp(ctx context.Context) {
 }
 
 func (s *Server) lookUpAll(ctx context.Context, keys []*lookup, sealer *wire.Sealer) {
-	limited, cancel := context.WithTimeout(ctx, lookupDeadline)
+	limited, cancel := context.WithTimeout(ctx, s.cfg.Lookup)
 	s.learn(limited, keys)
 	cancel()
 	var failed error
@@ -126,18 +136,23 @@ func (s *Server) lookUpAll(ctx context.Context, keys []*lookup, sealer *wire.Sea
 	}
 }
 
-// conclude answers a question whose key was looked up.
+// conclude answers a question whose key was looked up. It decides nothing that the asker has
+// denied meanwhile.
 func (s *Server) conclude(k *lookup, p pending, sealer *wire.Sealer) {
-	v, here := table.Verdict{}, true
+	v, here, charged := table.Verdict{}, true, uint32(0)
+	now := s.cfg.Now().Mono
 	switch {
 	case k.err != nil:
+	case p.until.Before(now):
+		s.metrics.late.Inc()
 	case k.full:
-		v = table.Verdict{Known: true, Default: true, Admit: s.cfg.AdmitFull, Denied: !s.cfg.AdmitFull}
+		v = table.Verdict{Known: true, Default: true, Admit: s.cfg.AdmitFull, Denied: !s.cfg.AdmitFull, Full: math.MaxInt64}
 		s.metrics.full.Inc()
 	default:
-		v, here = s.decide([]byte(k.key), p.cost, s.cfg.Now().Mono, p.peek) // or it was evicted at once
+		v, here = s.decide([]byte(k.key), p.cost, now, p.peek) // or it was evicted at once
+		charged = chargeOf(&v, p.cost, p.peek)
 	}
-	a := s.answer([]byte(k.key), p.asker, p.number, &v, here)
+	a := s.answer([]byte(k.key), p.asker, p.number, &v, here, charged, now)
 	var buf [wire.AnswerSize]byte
 	p.loop.conn.Send(sealer.AppendAnswer(buf[:0], a, p.keyID), p.from)
 }

@@ -44,12 +44,12 @@ func TestKeysAreLookedUpTogether(t *testing.T) {
 	s, err := New(t.Context(), Config{Address: "127.0.0.1:0", Advertise: "one", Store: a, Now: func() table.Now { return table.Now{Wall: time.Hour} }})
 	testkit.Must(t, err)
 	for i := range keys {
-		if key := fmt.Sprint("key/", i); !s.lookups.add(key, pending{}) {
+		if key := fmt.Sprint("key/", i); s.lookups.add(key, pending{}) != waits {
 			t.Fatalf("no room for %s", key)
 		}
 	}
 	for _, none := range []string{"", "\xff", "a\nb"} {
-		if s.lookups.add(none, pending{}) {
+		if s.lookups.add(none, pending{}) != noKey {
 			t.Errorf("the store would be asked for %q", none)
 		}
 	}

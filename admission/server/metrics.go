@@ -14,10 +14,10 @@ import (
 type metrics struct {
 	admitted, denied, admittedDefault, deniedDefault, shadow, full prometheus.Counter
 
-	malformed, badMAC, hellos, again, old, busy, moved prometheus.Counter
-	lookups, lookupErrors, pollErrors, saveErrors      prometheus.Counter
-	savedCredits, leaseErrors                          prometheus.Counter
-	sent, refused, sendErrors                          prometheus.Counter
+	malformed, badMAC, hellos, again, old, busy, moved, waiting, late, cancelled prometheus.Counter
+	lookups, lookupErrors, pollErrors, saveErrors                                prometheus.Counter
+	savedCredits, leaseErrors                                                    prometheus.Counter
+	sent, refused, sendErrors                                                    prometheus.Counter
 }
 
 func (m *metrics) init(s *Server, reg prometheus.Registerer) {
@@ -36,11 +36,12 @@ func (m *metrics) init(s *Server, reg prometheus.Registerer) {
 	m.shadow = decisions.WithLabelValues("admit", "shadow")
 	datagrams := auto.NewCounterVec(prometheus.CounterOpts{
 		Name: "srtm_admission_datagrams_total",
-		Help: "Datagrams that were not decided, by reason: malformed, mac (wrong, or by an unknown key), hello (a session was issued), again (answered or being decided already), old (no longer remembered), busy (no room, no store, or being moved), moved (another server owns the key).",
+		Help: "Datagrams that were not decided, by reason: malformed, mac (wrong, or by an unknown key), hello (a session was issued), again (answered or being decided already), old (no longer remembered), busy (no room, no store, or being moved), moved (another server owns the key), waiting (its key is looked up), late (looked up when its asker had denied it: not charged), cancelled (its asker had no answer in time, and denied it).",
 	}, []string{"reason"})
 	m.malformed, m.badMAC = datagrams.WithLabelValues("malformed"), datagrams.WithLabelValues("mac")
 	m.hellos, m.again = datagrams.WithLabelValues("hello"), datagrams.WithLabelValues("again")
 	m.old, m.busy, m.moved = datagrams.WithLabelValues("old"), datagrams.WithLabelValues("busy"), datagrams.WithLabelValues("moved")
+	m.waiting, m.late, m.cancelled = datagrams.WithLabelValues("waiting"), datagrams.WithLabelValues("late"), datagrams.WithLabelValues("cancelled")
 	m.leaseErrors = counter("lease_errors_total", "Renewals of the server's lease on its partitions that failed; without one for 5 s it denies strict keys.")
 	m.full = counter("keys_without_room_total", "Requests answered by --full-reply, since there was no room for their key.")
 	m.lookups = counter("lookups_total", "Keys looked up in the store.")

@@ -150,7 +150,7 @@ func owns(s *server.Server, n int64) func() bool {
 }
 
 func (b *bench) both(s [2]*server.Server) *client.Client {
-	c, err := client.New(client.Config{Servers: []string{s[1].Addr().String(), s[0].Addr().String()}, Attempts: 10_000})
+	c, err := client.New(client.Config{Servers: []string{s[1].Addr().String(), s[0].Addr().String()}, Attempts: 10_000, Wait: testkit.Hang})
 	testkit.Must(b.t, err)
 	b.t.Cleanup(c.Close)
 	return c

@@ -54,6 +54,7 @@ type world struct {
 	flight   []datagram
 	requests []*request
 	charges  map[string][]*charge // by key
+	denied   map[uint64]bool      // numbers of questions that their asker has denied, and cancelled
 	deep     bool                 // a step within one
 	late     []func()             // what was sent to a follower, and comes again
 }
@@ -75,12 +76,13 @@ type node struct {
 
 // charge is what a server took for a request that it admitted.
 type charge struct {
-	cost  int64
-	at    time.Duration
-	saved bool
-	node  *node
-	epoch uint32 // of the key's partition, as the node knew it
-	with  *node  // the follower that was sent what the key held after it
+	cost   int64
+	at     time.Duration
+	saved  bool
+	node   *node
+	epoch  uint32 // of the key's partition, as the node knew it
+	with   *node  // the follower that was sent what the key held after it
+	number uint64 // of the question
 }
 
 // request is what a client wants decided once: it goes on to another server if one says
@@ -382,7 +384,10 @@ func (w *world) got(d datagram, a wire.Answer) {
 		if a.Flags&wire.Admit == 0 || d.request.cost == 0 {
 			return
 		}
-		c := &charge{cost: int64(d.request.cost), at: w.now, node: n, epoch: n.epoch(d.request.key)}
+		if w.denied[d.number] {
+			w.t.Fatalf("question %d is admitted after its asker has denied it", d.number)
+		}
+		c := &charge{cost: int64(d.request.cost), at: w.now, node: n, epoch: n.epoch(d.request.key), number: d.number}
 		w.charges[d.request.key] = append(w.charges[d.request.key], c)
 		n.unsaved[d.request.key] = append(n.unsaved[d.request.key], c)
 		d.request.charged++
@@ -417,6 +422,9 @@ func (w *world) step() {
 		w.questions(n)
 	case what < 9:
 		w.arrive()
+		if w.chance(2, "cancel") {
+			w.cancel()
+		}
 		w.lookUps(n)
 	case what < 12:
 		_ = n.tendOnce(ctx) // what fails is tried again
@@ -508,10 +516,27 @@ func (w *world) arrive() {
 	if d.node.dead {
 		return
 	}
-	q := wire.Question{Kind: wire.Ask, Session: d.session, Number: d.number, Cost: d.request.cost, Key: []byte(d.request.key)}
+	wait := uint32(rapid.SampledFrom([]int{0, 100, 10_000}).Draw(w.t, "wait"))
+	q := wire.Question{Kind: wire.Ask, Session: d.session, Number: d.number, Cost: d.request.cost, Wait: wait, Key: []byte(d.request.key)}
 	if a, _, ok := d.node.loops[0].handle(w.sealer.AppendQuestion(nil, q), w.from); ok {
 		w.got(d, a)
 	}
+}
+
+// cancel has an asker deny a question, one of the last, as if no answer had come. What the question was
+// charged is not admitted. The server is told, perhaps after others were charged.
+func (w *world) cancel() {
+	first := max(1, w.number-min(w.number, 4))
+	d := w.asked[rapid.Uint64Range(first, max(first, w.number)).Draw(w.t, "cancelled")]
+	if d.node == nil || d.node.dead || d.node.session == 0 || w.denied[d.number] {
+		return
+	}
+	w.denied[d.number] = true
+	q := wire.Question{Kind: wire.Cancel, Session: d.node.session, Number: d.number, Cost: d.request.cost, Key: []byte(d.request.key)}
+	if a, _, ok := d.node.loops[0].handle(w.sealer.AppendQuestion(nil, q), w.from); ok {
+		w.t.Fatalf("%+v is the answer to a question that was cancelled", a)
+	}
+	delete(d.node.answers, d.number)
 }
 
 func (w *world) lookUps(n *node) {
@@ -564,7 +589,7 @@ func (w *world) check() {
 	testkit.Must(w.t, err)
 	for key, share := range shares {
 		p := owners[rule.Partition(key, rule.Partitions)]
-		known := w.charges[key]
+		known := slices.DeleteFunc(slices.Clone(w.charges[key]), func(c *charge) bool { return w.denied[c.number] })
 		if strings.HasPrefix(key, "loose") {
 			known = slices.DeleteFunc(slices.Clone(known), func(c *charge) bool {
 				return !c.saved && (c.node.dead || p.Owner != c.node.name || p.Epoch != c.epoch)
@@ -583,7 +608,7 @@ func run(t *rapid.T, records records) {
 	asker := testkit.Result(net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})).Must(t)
 	defer asker.Close()
 	from := testkit.Result(addressOf(asker)).Must(t)
-	w := &world{t: t, records: records, asker: asker, from: from, charges: map[string][]*charge{}, asked: map[uint64]datagram{}}
+	w := &world{t: t, records: records, asker: asker, from: from, charges: map[string][]*charge{}, asked: map[uint64]datagram{}, denied: map[uint64]bool{}}
 	w.sealer = testkit.Result(wire.NewSealer(nil)).Must(t)
 	defer func() {
 		for _, n := range w.nodes {

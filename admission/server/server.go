@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"net/netip"
 	"sync"
@@ -57,6 +58,7 @@ type Config struct {
 	Checkpoint  time.Duration // between check-points; DefaultCheckpoint
 	Poll        time.Duration // between looks for edited rules; DefaultPoll
 	Renew       time.Duration // between renewals of the lease on partitions; DefaultRenew
+	Lookup      time.Duration // that a question waits at most for its key to be looked up; DefaultLookup
 	Store       Store
 	Log         *slog.Logger
 	Metrics     prometheus.Registerer // nil: none
@@ -80,6 +82,7 @@ const (
 	DefaultCheckpoint  = time.Second
 	DefaultPoll        = time.Second
 	DefaultRenew       = 2 * time.Second
+	DefaultLookup      = time.Second
 	DefaultSend        = 100 * time.Millisecond
 )
 
@@ -134,6 +137,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	cfg.Poll = cmp.Or(cfg.Poll, DefaultPoll)
 	cfg.Renew = cmp.Or(cfg.Renew, DefaultRenew)
 	cfg.Send = cmp.Or(cfg.Send, DefaultSend)
+	cfg.Lookup = cmp.Or(cfg.Lookup, DefaultLookup)
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
@@ -334,21 +338,35 @@ func (s *Server) decide(key []byte, cost uint32, now mono.Time, peek bool) (v ta
 	return v, here
 }
 
+// refund gives back what a question was charged at a time, if its key is here. A later failover may have
+// restored the key without the charge, but none is over that soon.
+func (s *Server) refund(key []byte, cost uint32, charged, now mono.Time) {
+	age := now.Sub(charged)
+	if cost == 0 || age > strictOver {
+		return
+	}
+	p := rule.Partition(key, rule.Partitions)
+	s.shards.at(p%shardCount, func(keys *table.Shard) {
+		if s.owners.Load().mine[p] {
+			keys.Refund(key, int64(cost), age, now)
+		}
+	})
+}
+
 // Local is an answer for who asks in this process, ok if the key is decided here and no
 // store need be asked. It is for client.Config.
 func (s *Server) Local(key string, cost uint32, peek bool) (a wire.Answer, ok bool) {
 	v, here := s.decide([]byte(key), cost, s.cfg.Now().Mono, peek)
 	if !here || !v.Known {
-		return a, false
+		return wire.Answer{}, false
 	}
 	s.metrics.decided(&v)
-	a.Kind = wire.Reply
-	a.Flags, a.Value = answerOf(&v)
-	return a, true
+	return answerOf(&v), true
 }
 
-// answerOf is what an asker is told of a verdict.
-func answerOf(v *table.Verdict) (flags uint8, value uint32) {
+// answerOf returns the answer to a question that was decided.
+func answerOf(v *table.Verdict) wire.Answer {
+	var flags uint8
 	if v.Default {
 		flags |= wire.ByDefault
 	}
@@ -358,8 +376,17 @@ func answerOf(v *table.Verdict) (flags uint8, value uint32) {
 	if v.Leased {
 		flags |= wire.Leased
 	}
-	if v.Admit {
-		return flags | wire.Admit, uint32(max(0, v.Left))
+	a := wire.Answer{Kind: wire.Reply, Value: uint32(max(0, v.Left))}
+	switch {
+	case v.Admit:
+		flags |= wire.Admit
+	case v.Retry == math.MaxInt64:
+		flags |= wire.Never
+	default:
+		a.Wait = table.Millis(v.Retry)
 	}
-	return flags, v.RetryMillis()
+	if a.Flags = flags; flags&(wire.Admit|wire.Never) != 0 && v.Full != math.MaxInt64 {
+		a.Wait = table.Millis(v.Full)
+	}
+	return a
 }

@@ -86,7 +86,7 @@ func (b *bench) start() (s *server.Server, stop func()) {
 
 func (b *bench) client(s *server.Server, keys ...wire.Key) *client.Client {
 	b.t.Helper()
-	c := testkit.Result(client.New(client.Config{Servers: []string{s.Addr().String()}, Keys: keys, Attempts: 10_000})).Must(b.t)
+	c := testkit.Result(client.New(client.Config{Servers: []string{s.Addr().String()}, Keys: keys, Attempts: 10_000, Wait: testkit.Hang})).Must(b.t)
 	b.t.Cleanup(c.Close)
 	return c
 }
@@ -111,7 +111,7 @@ func TestLocal(t *testing.T) {
 	b := newBench(t, rule.Rule{Key: "key", Share: share(1, 4)})
 	s, stop := b.start()
 	byLocal := 0
-	c, err := client.New(client.Config{Servers: []string{s.Addr().String()}, Attempts: 10_000, Local: func(key string, cost uint32, peek bool) (wire.Answer, bool) {
+	c, err := client.New(client.Config{Servers: []string{s.Addr().String()}, Attempts: 10_000, Wait: testkit.Hang, Local: func(key string, cost uint32, peek bool) (wire.Answer, bool) {
 		a, ok := s.Local(key, cost, peek)
 		if ok {
 			byLocal++
@@ -127,12 +127,12 @@ func TestLocal(t *testing.T) {
 		cost  uint32
 		want  client.Decision
 	}{
-		{c, 0, 1, client.Decision{Admit: true, Left: 3}}, // the store is asked for the key
-		{c, 1, 1, client.Decision{Admit: true, Left: 2}},
-		{other, 1, 1, client.Decision{Admit: true, Left: 1}},
-		{c, 2, 1, client.Decision{Admit: true}},
+		{c, 0, 1, client.Decision{Admit: true, Left: 3, Full: time.Second}}, // the store is asked for the key
+		{c, 1, 1, client.Decision{Admit: true, Left: 2, Full: 2 * time.Second}},
+		{other, 1, 1, client.Decision{Admit: true, Left: 1, Full: 3 * time.Second}},
+		{c, 2, 1, client.Decision{Admit: true, Full: 4 * time.Second}},
 		{c, 3, 1, client.Decision{RetryAfter: time.Second}},
-		{c, 4, 5, client.Decision{RetryAfter: -1}},
+		{c, 4, 5, client.Decision{RetryAfter: -1, Full: 4 * time.Second}},
 	} {
 		if got := sure(t, test.by, "key", test.cost); got != test.want || byLocal != test.local {
 			t.Errorf("%d: %+v, %d without a datagram; want %+v, %d", i, got, byLocal, test.want, test.local)
@@ -140,7 +140,7 @@ func TestLocal(t *testing.T) {
 	}
 	b.clock.pass(time.Second)
 	for range 2 {
-		if d := c.Peek(t.Context(), "key", 1); d != (client.Decision{Admit: true}) || byLocal < 5 {
+		if d := c.Peek(t.Context(), "key", 1); d != (client.Decision{Admit: true, Full: 4 * time.Second}) || byLocal < 5 {
 			t.Errorf("peek: %+v", d)
 		}
 	}
@@ -159,16 +159,16 @@ func TestDecisions(t *testing.T) {
 		cost uint32
 		want client.Decision
 	}{
-		{"user/1", 1, client.Decision{Admit: true, Left: 1}},
-		{"user/1", 1, client.Decision{Admit: true}},
+		{"user/1", 1, client.Decision{Admit: true, Left: 1, Full: time.Second}},
+		{"user/1", 1, client.Decision{Admit: true, Full: 2 * time.Second}},
 		{"user/1", 1, client.Decision{RetryAfter: time.Second}},
-		{"user/1", 3, client.Decision{RetryAfter: -1}},
-		{"ip/1", 1, client.Decision{Admit: true, ByDefault: true}},
-		{"ip/2", 1, client.Decision{Admit: true, ByDefault: true}},
+		{"user/1", 3, client.Decision{RetryAfter: -1, Full: 2 * time.Second}},
+		{"ip/1", 1, client.Decision{Admit: true, ByDefault: true, Full: 100 * time.Millisecond}},
+		{"ip/2", 1, client.Decision{Admit: true, ByDefault: true, Full: 100 * time.Millisecond}},
 		{"ip/1", 1, client.Decision{ByDefault: true, RetryAfter: 100 * time.Millisecond}},
 		{"stranger", 1, client.Decision{ByDefault: true, RetryAfter: -1}},
-		{"new", 1, client.Decision{Admit: true}},
-		{"new", 1, client.Decision{Admit: true, Shadow: true}},
+		{"new", 1, client.Decision{Admit: true, Full: time.Second}},
+		{"new", 1, client.Decision{Admit: true, Shadow: true, Full: time.Second}},
 		{"", 1, client.Decision{}},
 	} {
 		d := client.Decision{}

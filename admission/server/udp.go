@@ -8,6 +8,7 @@ import (
 
 	"github.com/srtm-io/srtm/admission/table"
 	"github.com/srtm-io/srtm/admission/wire"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/rawfd"
 )
 
@@ -41,9 +42,19 @@ type session struct {
 // answered is what is kept of an answer: the rest is in the question. There are up to
 // table.WindowSize for each asker.
 type answered struct {
-	kind         wire.Kind
-	flags        uint8
-	value, epoch uint32
+	kind    wire.Kind
+	flags   uint8
+	value   uint32
+	charged uint32    // credits, see cancel
+	at      mono.Time // when they were taken
+	last    uint64    // the answer's Wait, or its Epoch
+}
+
+func (k *answered) answer(a wire.Answer) wire.Answer {
+	if a.Kind, a.Flags, a.Value, a.Wait = k.kind, k.flags, k.value, k.last; a.Kind == wire.Moved {
+		a.Wait, a.Epoch = 0, uint32(k.last)
+	}
+	return a
 }
 
 func (l *loop) run() {
@@ -103,58 +114,112 @@ func (l *loop) handle(d []byte, from rawfd.Address) (a wire.Answer, keyID uint16
 		q.Cost, q.Flags = 0, q.Flags|wire.Peek // decided as by Ask
 	}
 
+	if q.Kind == wire.Cancel {
+		s.cancel(&q, asker, l.now.Mono)
+		return a, 0, false
+	}
 	asker.mu.Lock()
 	standing, before := asker.answers.Begin(q.Number)
 	asker.mu.Unlock()
 	switch standing {
 	case table.Answered:
 		s.metrics.again.Inc()
-		a.Kind, a.Flags, a.Value, a.Epoch = before.kind, before.flags, before.value, before.epoch
-		return a, keyID, true
+		return before.answer(a), keyID, true
 	case table.Pending:
 		s.metrics.again.Inc()
-		return a, 0, false
+		a.Kind = wire.Waiting
+		return a, keyID, true
 	case table.Old:
 		s.metrics.old.Inc()
 		return a, 0, false
 	}
 	peek := q.Flags&wire.Peek != 0
 	v, here := s.decide(q.Key, q.Cost, l.now.Mono, peek)
-	if !v.Known && here && s.lookups.add(string(q.Key), pending{loop: l, asker: asker, from: from, keyID: keyID, number: q.Number, cost: q.Cost, peek: peek}) {
-		return a, 0, false
+	if v.Known || !here {
+		return s.answer(q.Key, asker, q.Number, &v, here, chargeOf(&v, q.Cost, peek), l.now.Mono), keyID, true
 	}
-	return s.answer(q.Key, asker, q.Number, &v, here), keyID, true
+	wait := min(time.Duration(q.Wait)*time.Millisecond, s.cfg.Lookup)
+	a.Kind = wire.Waiting
+	switch s.lookups.add(string(q.Key), pending{
+		loop: l, asker: asker, from: from, keyID: keyID, number: q.Number, cost: q.Cost, peek: peek, until: l.now.Mono.Add(wait),
+	}) {
+	case noKey:
+		a.Kind = wire.Busy
+		fallthrough
+	case noRoom: // the asker asks again, if it has the time
+		asker.mu.Lock()
+		asker.answers.Cancel(q.Number)
+		asker.mu.Unlock()
+	}
+	if a.Kind == wire.Busy {
+		s.metrics.busy.Inc()
+	} else {
+		s.metrics.waiting.Inc()
+	}
+	return a, keyID, true
 }
 
-// answer makes the answer to a question by its verdict, and keeps it. Of a key that is not
-// known here, yet, that is busy, and forgets the question, which may come again. Or it is
-// where the key is decided, which is kept: the asker has asked there when a copy that was
-// late comes, and this server may own the key then.
-func (s *Server) answer(key []byte, asker *session, number uint64, v *table.Verdict, here bool) wire.Answer {
-	a := wire.Answer{Kind: wire.Busy, Session: asker.id, Number: number}
+// chargeOf returns what a verdict takes of the key's bucket in this server.
+func chargeOf(v *table.Verdict, cost uint32, peek bool) uint32 {
+	if v.Denied || peek || v.Leased || v.Lent {
+		return 0
+	}
+	return cost
+}
+
+// cancel has a question take nothing, for an asker that has denied it for want of an answer. A copy of
+// the question that comes later is not decided, either.
+func (s *Server) cancel(q *wire.Question, asker *session, now mono.Time) {
+	s.metrics.cancelled.Inc()
+	asker.mu.Lock()
+	standing, before := asker.answers.Begin(q.Number)
+	if standing != table.Old {
+		asker.answers.Replace(q.Number, answered{kind: wire.Busy})
+	}
+	asker.mu.Unlock()
+	if standing == table.Answered {
+		s.refund(q.Key, before.charged, before.at, now)
+	}
+}
+
+// answer makes the answer to a question by its verdict, and keeps it. If the key is not known here,
+// the answer is busy, and the server forgets the question, which may come again. If another server
+// owns the key, the answer names that server and is kept: the asker has asked there when a late copy
+// comes, and this server may own the key then. A question that was cancelled meanwhile gets back
+// what it was charged.
+func (s *Server) answer(key []byte, asker *session, number uint64, v *table.Verdict, here bool, charged uint32, now mono.Time) wire.Answer {
+	a := wire.Answer{Kind: wire.Busy}
 	if v.Known {
-		a.Kind = wire.Reply
-		a.Flags, a.Value = answerOf(v)
+		a = answerOf(v)
 		s.metrics.decided(v)
 	} else if !here {
 		a = s.elsewhere(key, a)
 	}
-	asker.mu.Lock()
-	defer asker.mu.Unlock()
-	switch a.Kind {
-	case wire.Busy:
+	a.Session, a.Number = asker.id, number
+	if a.Kind == wire.Busy {
 		s.metrics.busy.Inc()
+		asker.mu.Lock()
 		asker.answers.Cancel(number)
+		asker.mu.Unlock()
 		return a
-	case wire.Moved:
-		s.metrics.moved.Inc()
 	}
-	asker.answers.End(number, answered{a.Kind, a.Flags, a.Value, a.Epoch})
+	kept := answered{kind: a.Kind, flags: a.Flags, value: a.Value, last: a.Wait, charged: charged, at: now}
+	if a.Kind == wire.Moved {
+		s.metrics.moved.Inc()
+		kept.last = uint64(a.Epoch)
+	}
+	asker.mu.Lock()
+	ended := asker.answers.End(number, kept)
+	asker.mu.Unlock()
+	if !ended {
+		s.refund(key, charged, now, now)
+		return wire.Answer{Kind: wire.Busy, Session: asker.id, Number: number}
+	}
 	return a
 }
 
-// admit takes an asker in, nil if there is no room: there is that of those that have
-// asked this loop nothing for long.
+// admit creates a session for a new asker. If the session table is full, admit first evicts sessions
+// of this loop that have been idle for idleSession. It returns nil if the table is still full.
 func (l *loop) admit(from rawfd.Address, id uint64) *session {
 	known, limit := &l.server.askers, int64(l.server.cfg.MaxSessions)
 	if known.Add(1) > limit {

@@ -82,10 +82,10 @@ type Saved struct {
 func (s *Store) Saved(ctx context.Context, after string, n int) ([]Saved, error) {
 	return list(ctx, s.db, func(row *sql.Rows) (k Saved, err error) {
 		var at int64
-		err = row.Scan(&k.Key, &k.Credits, &at, &k.Own, &k.Rule.Share.Rate, &k.Rule.Share.Burst, &k.Rule.Strict)
+		err = row.Scan(&k.Key, &k.Credits, &at, &k.Own, &k.Rule.Share.Rate, &k.Rule.Period, &k.Rule.Share.Burst, &k.Rule.Strict)
 		k.At, k.Rule.Key = time.Duration(at)*time.Millisecond, k.Key
 		return k, err
-	}, `SELECT c.key, credit_milli, at_ms, r.key IS NOT NULL AND r.key NOT LIKE '%*', coalesce(rate_milli, 0), coalesce(capacity, 0), coalesce(strict, FALSE)
+	}, `SELECT c.key, credit_milli, at_ms, r.key IS NOT NULL AND r.key NOT LIKE '%*', coalesce(rate_milli, 0), coalesce(period_s, 0), coalesce(capacity, 0), coalesce(strict, FALSE)
 		FROM credits c LEFT JOIN rules r ON r.key = c.key AND deleted_ms IS NULL WHERE c.key > $1 ORDER BY c.key LIMIT $2`, after, n)
 }
 

@@ -91,7 +91,7 @@ func serve(t *testing.T, db *store.Store, name string, ln net.Listener) (s *serv
 		t.Cleanup(rpc.Stop)
 	}
 	end := testkit.Run(t, s.Run)
-	c = testkit.Result(client.New(client.Config{Servers: []string{s.Addr().String()}, Attempts: 10_000})).Must(t)
+	c = testkit.Result(client.New(client.Config{Servers: []string{s.Addr().String()}, Attempts: 10_000, Wait: testkit.Hang})).Must(t)
 	stop = sync.OnceFunc(func() {
 		c.Close()
 		end()

@@ -73,7 +73,7 @@ func (s *Shard) Restart() { copy(s.changed[Sender], s.changed[Saver]) }
 func (s *Shard) credit(e *slot, now Now) Credit {
 	c := Credit{Key: s.key(e), At: now.Wall}
 	if b := e.bucket(); e.flags&lent == 0 {
-		c.Credits = b.Tokens(now.Mono)
+		c.Credits = b.Tokens(now.Mono) / tokenbucket.Tokens(e.scale)
 	}
 	return c
 }
@@ -87,7 +87,8 @@ func Held(c *Credit, r *rule.Rule, now Now) tokenbucket.Tokens {
 		return full
 	}
 	age := max(0, now.Wall-c.At)
-	b := tokenbucket.New(r.Share, now.Mono)
-	b.Retune(now.Mono, r.Share, max(0, c.Credits))
-	return min(full, b.Tokens(now.Mono.Add(age)))
+	share, scale := r.Bucket()
+	b := tokenbucket.New(share, now.Mono)
+	b.Retune(now.Mono, share, max(0, c.Credits)*tokenbucket.Tokens(scale))
+	return min(full, b.Tokens(now.Mono.Add(age))/tokenbucket.Tokens(scale))
 }

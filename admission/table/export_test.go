@@ -1,6 +1,17 @@
 package table
 
-import "math/bits"
+import (
+	"math/bits"
+
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// Credit returns what a key holds. Requires: the shard has it.
+func (s *Shard) Credit(key string, now mono.Time) tokenbucket.Tokens {
+	_, i, _ := find(s, key)
+	return s.credit(s.slot(i), Now{Mono: now}).Credits
+}
 
 // Dirty is how many keys Changed has to return, or more.
 func (s *Shard) Dirty() (n int) {

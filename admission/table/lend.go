@@ -27,7 +27,7 @@ func (s *Shard) Denied(key []byte) {
 func (s *Shard) Return(key string, credits tokenbucket.Tokens, now mono.Time) {
 	if _, i, ok := find(s, key); ok {
 		s.slot(i).flags &^= lent
-		s.empty(i, credits, now)
+		s.empty(i, tokenbucket.Tokens(s.slot(i).scaled(int64(credits))), now)
 	}
 }
 

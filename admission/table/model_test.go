@@ -60,18 +60,26 @@ func (m *model) Ask(key string, cost int64, now mono.Time, peek bool) table.Verd
 		return table.Verdict{}
 	}
 	b := e.bucket
-	admit, retry := b.Admit(cost, now)
+	share, scale := e.rule.Bucket()
+	admit, retry := b.Admit(cost*scale, now)
 	if e.lent {
 		admit, b = false, tokenbucket.Bucket{}
 	}
 	v := table.Verdict{
 		Known: true, Admit: admit || e.rule.Shadow, Denied: !admit, Shadow: e.rule.Shadow, Default: e.byDefault(),
-		FailOpen: e.rule.FailOpen, Leased: e.rule.Leased, Lent: e.lent,
-		Left: int64(max(0, b.Tokens(now)) / tokenbucket.Token), Retry: retry,
+		FailOpen: e.rule.FailOpen, Leased: e.rule.Leased, Lent: e.lent, Retry: retry,
 	}
 	if (e.rule.Strict || v.Leased || v.Lent) && !m.alone() {
 		admit, v.Unsure = false, true
 		v.Admit, v.Denied, v.Retry = v.Shadow, true, time.Second
+		if b = e.bucket; e.lent {
+			b = tokenbucket.Bucket{}
+		}
+	}
+	v.Left = int64(max(0, b.Tokens(now))/tokenbucket.Token) / scale
+	whole := b
+	if _, v.Full = whole.Admit(share.Burst, now); e.lent {
+		v.Full = math.MaxInt64
 	}
 	switch {
 	case peek:
@@ -98,7 +106,8 @@ func (m *model) Learn(key string, r *rule.Rule, credits tokenbucket.Tokens, now 
 		m.slots = append(m.slots, nil)
 	}
 	e := &row{key: key, rule: *r}
-	e.bucket.Retune(now, r.Share, max(0, credits))
+	share, scale := r.Bucket()
+	e.bucket.Retune(now, share, max(0, credits)*tokenbucket.Tokens(scale))
 	m.slots[i], m.index[key] = e, i
 	return true
 }
@@ -128,13 +137,18 @@ func (m *model) Follow(key string, r *rule.Rule, now mono.Time) bool {
 		return false
 	}
 	if r.Change >= e.rule.Change {
+		_, before := e.rule.Bucket()
 		e.rule = *r
-		if e.bucket.Share() != r.Share {
+		if share, scale := r.Bucket(); e.bucket.Share() != share || before != scale {
 			b := e.bucket
 			if _, wait := b.Admit(0, now); wait != math.MaxInt64 {
 				now = now.Add(wait)
 			}
-			e.bucket.Retune(now, r.Share, 0)
+			var more tokenbucket.Tokens
+			if before != scale {
+				more = e.bucket.Retune(now, tokenbucket.Share{}, 0) / tokenbucket.Tokens(before) * tokenbucket.Tokens(scale)
+			}
+			e.bucket.Retune(now, share, more)
 			m.touch(e)
 		}
 	}
@@ -171,7 +185,8 @@ func (m *model) some(from, n int32, is func(e *row) bool, f func(e *row)) (next 
 func (e *row) credit(now table.Now) table.Credit {
 	c := table.Credit{Key: e.key, At: now.Wall}
 	if !e.lent {
-		c.Credits = e.bucket.Tokens(now.Mono)
+		_, scale := e.rule.Bucket()
+		c.Credits = e.bucket.Tokens(now.Mono) / tokenbucket.Tokens(scale)
 	}
 	return c
 }
@@ -223,10 +238,12 @@ func TestShardIsItsModel(t *testing.T) {
 		}
 		drawRule := func(key string) *rule.Rule {
 			change++
+			period := rapid.SampledFrom([]int64{0, 0, 1, 7, 60}).Draw(t, "period")
 			return &rule.Rule{
+				Period: period,
 				Key:    rapid.SampledFrom([]string{key, "", "1/*"}).Draw(t, "rule of"),
 				Share:  tokenbucket.Share{Rate: tokenbucket.Rate(rapid.Int64Range(1, 5000).Draw(t, "A")), Burst: rapid.Int64Range(1, 5).Draw(t, "C")},
-				Leased: rapid.IntRange(0, 20).Draw(t, "leased") == 20, Strict: rapid.IntRange(0, 20).Draw(t, "strict") == 0,
+				Leased: period == 0 && rapid.IntRange(0, 20).Draw(t, "leased") == 20, Strict: rapid.IntRange(0, 20).Draw(t, "strict") == 0,
 				Shadow: rapid.Bool().Draw(t, "shadow"), FailOpen: rapid.Bool().Draw(t, "open"),
 				Change: change - min(change, rapid.Uint64Range(0, 2).Draw(t, "late")),
 			}
@@ -318,7 +335,8 @@ func TestShardIsItsModel(t *testing.T) {
 				s.Return(key, 1500, now.Mono)
 				if e := m.get(key); e != nil {
 					e.lent = false
-					m.set(e, 1500, now.Mono)
+					_, scale := e.rule.Bucket()
+					m.set(e, 1500*tokenbucket.Tokens(scale), now.Mono)
 				}
 			case 14:
 				r := drawRule("2/*")
@@ -363,6 +381,53 @@ func TestShardIsItsModel(t *testing.T) {
 	if longest < 4<<14 {
 		t.Errorf("no more than %d bytes of keys at once", longest)
 	}
+}
+
+// A request that was charged and given back leaves the key with at most what it would have had
+// without the request, and soon after with nearly that.
+func TestRefundIsNoCredit(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		r := &rule.Rule{
+			Key:    "key",
+			Share:  tokenbucket.Share{Rate: tokenbucket.Rate(rapid.Int64Range(1, 5000).Draw(t, "A")), Burst: rapid.Int64Range(1, 20).Draw(t, "C")},
+			Period: rapid.SampledFrom([]int64{1, 7, 3600}).Draw(t, "period"),
+		}
+		charged, never := table.New(1), table.New(1)
+		now := mono.Time(rapid.Int64Range(0, 1e12).Draw(t, "start"))
+		credits := tokenbucket.Tokens(rapid.Int64Range(0, 20_000).Draw(t, "credits"))
+		charged.Learn("key", r, credits, now)
+		never.Learn("key", r, credits, now)
+		held := func(s *table.Shard) tokenbucket.Tokens { return s.Credit("key", now) }
+		fill := int64(1e12) * r.Share.Burst * r.Period / int64(r.Share.Rate)
+		pass := func() { now += mono.Time(rapid.Int64Range(0, fill).Draw(t, "ns")) }
+		both := func() {
+			for range rapid.IntRange(0, 5).Draw(t, "others") {
+				pass()
+				cost := rapid.Int64Range(0, r.Share.Burst).Draw(t, "other cost")
+				if charged.Ask([]byte("key"), cost, now, false).Admit && !never.Ask([]byte("key"), cost, now, false).Admit {
+					t.Fatalf("cost %d is admitted only where another was refunded", cost)
+				}
+			}
+		}
+		both()
+		pass()
+		cost, took := rapid.Int64Range(1, r.Share.Burst).Draw(t, "cost"), now
+		if !charged.Ask([]byte("key"), cost, now, false).Admit {
+			return
+		}
+		both()
+		pass()
+		before, age := held(charged), now.Sub(took)
+		charged.Refund([]byte("key"), cost, age, now)
+		if is, most := held(charged), held(never); is > most {
+			t.Fatalf("it holds %d after the refund, %d without the request", is, most)
+		}
+		earned := tokenbucket.Tokens(float64(r.Share.Rate) * age.Seconds() / float64(r.Period))
+		if is, least := held(charged), min(before+tokenbucket.Tokens(cost)*tokenbucket.Token-earned-2, tokenbucket.Tokens(r.Share.Burst)*tokenbucket.Token); is < least {
+			t.Fatalf("it holds %d after the refund of %d after %v, and %d before; want %d", is, cost, age, before, least)
+		}
+		both()
+	})
 }
 
 // Keys that come and go leave nothing behind.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"hash/maphash"
 	"math"
+	"math/bits"
 	"slices"
 	"time"
 
@@ -60,7 +61,8 @@ type Verdict struct {
 	Leased   bool
 	Lent     bool          // denied, but for Shadow: another than the shard decides, see Lend
 	Unsure   bool          // denied since another may decide for the key, too
-	Left     int64         // credits, rounded down
+	Left     int64         // credits after the request, rounded down
+	Full     time.Duration // until the bucket is full; math.MaxInt64 if never
 	Retry    time.Duration // if denied: until the bucket would have the cost; math.MaxInt64 if never
 }
 
@@ -72,19 +74,22 @@ func (s *Shard) Ask(key []byte, cost int64, now mono.Time, peek bool) Verdict {
 	}
 	e := s.slot(i)
 	b := e.bucket()
-	admit, retry := b.Admit(cost, now)
+	admit, retry := b.Admit(e.scaled(cost), now)
+	unsure := e.flags&(strict|leased|lent) != 0 && s.Alone != nil && !s.Alone()
+	switch {
+	case unsure:
+		admit, b, retry = false, e.bucket(), time.Second
+	case e.flags&lent != 0:
+		admit = false
+	}
 	if e.flags&lent != 0 {
-		admit, b = false, tokenbucket.Bucket{}
+		b = tokenbucket.Bucket{}
 	}
 	v := Verdict{
 		Known: true, Admit: admit || e.flags&shadow != 0, Denied: !admit,
 		Shadow: e.flags&shadow != 0, Default: e.flags&byDefault != 0,
-		FailOpen: e.flags&failOpen != 0, Leased: e.flags&leased != 0, Lent: e.flags&lent != 0,
-		Left: int64(max(0, b.Tokens(now)) / tokenbucket.Token), Retry: retry,
-	}
-	if e.flags&(strict|leased|lent) != 0 && s.Alone != nil && !s.Alone() {
-		admit, v.Unsure = false, true
-		v.Admit, v.Denied, v.Retry = v.Shadow, true, time.Second
+		FailOpen: e.flags&failOpen != 0, Leased: e.flags&leased != 0, Lent: e.flags&lent != 0, Unsure: unsure,
+		Left: int64(max(0, b.Tokens(now))/tokenbucket.Token) / int64(e.scale), Full: b.FullAfter(now), Retry: retry,
 	}
 	switch {
 	case peek:
@@ -122,10 +127,11 @@ func (s *Shard) Learn(key string, r *rule.Rule, credits tokenbucket.Tokens, now 
 	}
 	i := s.newSlot()
 	at, _, _ := find(s, key) // after evict, which may have moved it
-	var b tokenbucket.Bucket
-	b.Retune(now, r.Share, max(0, credits))
+	share, scale := r.Bucket()
 	e := s.slot(i)
-	*e = slot{flags: inUse, key: s.keep(key)}
+	*e = slot{flags: inUse, key: s.keep(key), scale: uint16(scale)}
+	var b tokenbucket.Bucket
+	b.Retune(now, share, tokenbucket.Tokens(e.scaled(int64(max(0, credits)))))
 	e.setBucket(&b)
 	e.follow(key, r)
 	s.index[at] = i
@@ -194,11 +200,47 @@ func (s *Shard) apply(i int32, key string, r *rule.Rule, now mono.Time) {
 		return
 	}
 	e.follow(key, r)
-	if b := e.bucket(); b.Share() != r.Share {
-		if _, wait := b.Admit(0, now); wait != math.MaxInt64 { // of one that only begins later, see Learn
-			now = now.Add(wait)
-		}
-		b.Retune(now, r.Share, 0)
+	share, scale := r.Bucket()
+	b := e.bucket()
+	if b.Share() == share && int64(e.scale) == scale {
+		return
+	}
+	if _, wait := b.Admit(0, now); wait != math.MaxInt64 { // of one that only begins later, see Learn
+		now = now.Add(wait)
+	}
+	if int64(e.scale) != scale { // its tokens are other parts of a credit
+		held := b.Retune(now, tokenbucket.Share{}, 0) / tokenbucket.Tokens(e.scale)
+		e.scale = uint16(scale)
+		b.Retune(now, share, tokenbucket.Tokens(e.scaled(int64(held))))
+	} else {
+		b.Retune(now, share, 0)
+	}
+	e.setBucket(&b)
+	s.touch(i)
+}
+
+// Refund gives back what a request took that its asker denied all the same, an age ago. It leaves
+// out what the bucket may have earned since: had the request not been, a full bucket would not have
+// earned that. So the bucket holds at most what it would hold without the request, unless its rule
+// was edited meanwhile to a lower refill.
+func (s *Shard) Refund(key []byte, cost int64, age time.Duration, now mono.Time) {
+	_, i, ok := find(s, key)
+	if !ok || s.slot(i).flags&(leased|lent) != 0 {
+		return
+	}
+	e := s.slot(i)
+	b := e.bucket()
+	high, low := bits.Mul64(uint64(e.rate), uint64(max(0, age)))
+	if high >= uint64(time.Second) {
+		return
+	}
+	earned, rest := bits.Div64(high, low, uint64(time.Second)) // thousandths of tokens
+	if rest > 0 {
+		earned++
+	}
+	if all := uint64(e.scaled(cost)) * uint64(tokenbucket.Token); all > earned {
+		back := all - earned
+		b.Retune(now, b.Share(), tokenbucket.Tokens(back))
 		e.setBucket(&b)
 		s.touch(i)
 	}
@@ -268,12 +310,11 @@ func (s *Shard) MostDenied(most []Denied, many int, from, n int32) (_ []Denied, 
 	return most, next
 }
 
-// RetryMillis is Retry in milliseconds, rounded up; math.MaxUint32 for what does not
-// fit or never comes.
-func (v *Verdict) RetryMillis() uint32 {
-	ms := v.Retry / time.Millisecond
-	if v.Retry%time.Millisecond > 0 {
+// Millis returns d in milliseconds, rounded up.
+func Millis(d time.Duration) uint64 {
+	ms := d / time.Millisecond
+	if d%time.Millisecond > 0 {
 		ms++
 	}
-	return uint32(min(ms, math.MaxUint32))
+	return uint64(max(0, ms))
 }

@@ -55,11 +55,7 @@ func TestAsk(t *testing.T) {
 			t.Errorf("question %d: %+v, want %+v", i, v, test)
 		}
 	}
-	v := table.Verdict{Retry: time.Millisecond + 1}
-	testkit.Equal(t, v.RetryMillis(), 2, "retry after, ms")
-	if v.Retry = math.MaxInt64; v.RetryMillis() != math.MaxUint32 {
-		t.Errorf("never is %d ms", v.RetryMillis())
-	}
+	testkit.Equal(t, table.Millis(time.Millisecond+1), 2, "ms")
 }
 
 // While another may decide for a strict key it is denied, and not charged; others are judged.
@@ -335,4 +331,24 @@ func TestStrictKeysMakeRoom(t *testing.T) {
 		r := &rule.Rule{Key: key, Strict: true, Share: tokenbucket.Share{Rate: 1000, Burst: 1}}
 		testkit.Equal(t, s.Learn(key, r, tokenbucket.Token, 0), true, key)
 	}
+}
+
+// A year of questions at odd times: a key whose rule refills 100 a day has been admitted its capacity and
+// 36,500 more at the end, and not one less or more.
+func TestRefillDoesNotDrift(t *testing.T) {
+	s, key := table.New(1), []byte("key")
+	s.Learn("key", &rule.Rule{Key: "key", Share: tokenbucket.Share{Rate: 100_000, Burst: 100}, Period: 86_400}, 100*tokenbucket.Token, 0)
+	const year = mono.Time(365 * 24 * time.Hour)
+	admitted, last := 0, mono.Time(0)
+	for now := mono.Time(0); now < year; now += 317*mono.Time(time.Second) + 12_345_679 {
+		for s.Ask(key, 1, now, false).Admit {
+			admitted++
+		}
+		last = now
+	}
+	testkit.Equal(t, admitted, 100+int(int64(last)/int64(864*time.Second)), "admitted in a year")
+	v := s.Ask(key, 1, year, false)
+	testkit.Equal(t, v.Admit, true, "at the end of the year, to the nanosecond")
+	testkit.Equal(t, s.Ask(key, 1, year, false).Retry, 864*time.Second, "until the next")
+	testkit.Equal(t, s.Ask(key, 1, year+mono.Time(864*time.Second)-1, false).Admit, false, "a nanosecond before it")
 }

@@ -21,6 +21,7 @@ type slot struct {
 	denied uint32 // requests, since the key was learned; stops at its maximum
 	key    uint32 // where it is, see keep; of a free slot: the next free one, plus 1
 	flags  flags
+	scale  uint16 // tokens of the bucket in one credit, see refill.Bucket; 0 of a free slot
 }
 
 type flags uint16
@@ -36,6 +37,9 @@ const (
 )
 
 func (s *Shard) slot(i int32) *slot { return &s.pages[i/page][i%page] }
+
+// scaled returns credits, or thousandths of them, in the bucket's tokens.
+func (e *slot) scaled(credits int64) int64 { return credits * int64(e.scale) }
 
 func (e *slot) share() tokenbucket.Share {
 	return tokenbucket.Share{Rate: e.rate, Burst: int64(e.burst)}

@@ -53,9 +53,19 @@ func (w *Window[A]) Begin(number uint64) (Standing, A) {
 	return Fresh, none
 }
 
-// End keeps the answer to a question that was Fresh.
-func (w *Window[A]) End(number uint64, a A) {
-	if s := w.at(number); s.number == number && s.stands == Pending {
+// End keeps the answer to a question that is Pending. It reports false for any other.
+func (w *Window[A]) End(number uint64, a A) bool {
+	s := w.at(number)
+	if s.number != number || s.stands != Pending {
+		return false
+	}
+	s.stands, s.answer = Answered, a
+	return true
+}
+
+// Replace keeps an answer to a question that was begun, in place of any that it had.
+func (w *Window[A]) Replace(number uint64, a A) {
+	if s := w.at(number); s.number == number && s.stands != Fresh {
 		s.stands, s.answer = Answered, a
 	}
 }

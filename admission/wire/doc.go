@@ -1,15 +1,22 @@
-// Package wire is admission's datagrams, big-endian, over UDP: a question of 44
-// bytes and a key, and an answer of 44 bytes, so that no answer is longer than what
-// asked for it.
+// Package wire is admission's datagrams, big-endian, over UDP: a question of 48
+// bytes and a key, and an answer of 48 bytes. No answer is longer than its question.
 //
 //	question                                 answer
-//	 0 u8  0xAD    1 u8 version 1             0 u8 0xAD    1 u8 1
-//	 2 u8  kind: 0 hello 1 ask 6 lease        2 u8 kind: 2 answer 3 hello 4 moved 5 busy 7 granted
-//	 3 u8  flags: 1 retry 2 peek              3 u8 flags: 1 admit 2 default 4 shadow 8 leased 16 fail open
+//	 0 u8  0xAD    1 u8 version 2             0 u8 0xAD    1 u8 2
+//	 2 u8  kind: 0 hello 1 ask                2 u8 kind: 2 reply 3 session 4 moved 5 busy
+//	       6 lease 9 cancel                         7 granted 8 waiting
+//	 3 u8  flags: 1 retry 2 peek              3 u8 flags: 1 admit 2 default 4 shadow 8 leased
+//	                                              16 fail open 32 never
 //	 4 u64 session   12 u64 number            4 u64 session   12 u64 number
-//	20 u32 cost      24 u16 MAC key id       20 u32 retry after, ms; if admitted, credits left
-//	26 u16 key length  28 key                24 u32 epoch of the owner table
-//	 + 16  MAC                               28  16 MAC
+//	20 u32 cost      24 u32 wait, ms         20 u32 credits left; if moved, hash of the owner
+//	28 u16 MAC key id                        24 u64 ms until the bucket is full, or if denied until
+//	30 u16 key length  32 key                       it has the cost; if moved, the owner's epoch
+//	 + 16  MAC                               32  16 MAC
+//
+// The wait of a question is how long its asker waits for the answer. A server that has to look
+// the key up says so with waiting, and decides within that time or not at all. An asker that
+// denies a question for want of an answer sends cancel, with the question's number, key and cost:
+// the server does not charge the question, or gives its cost back. Nothing answers a cancel.
 //
 // A lease question has 40 bytes more before its MAC, u64 each: holder, and of what it
 // holds epoch, rate (milli-credits/s), burst, released (milli-credits). Granted has 32:

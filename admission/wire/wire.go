@@ -4,15 +4,16 @@ import (
 	"encoding/binary"
 	"errors"
 	"hash/crc32"
+	"math"
 
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 const (
 	magic   = 0xAD
-	version = 1
+	version = 2
 
-	headSize = 28
+	headSize = 32
 	macSize  = 16
 
 	heldSize    = 40
@@ -42,6 +43,8 @@ const (
 	Busy    Kind = 5 // to the same: not decided; ask again later, or elsewhere
 	Lease   Kind = 6 // which share of this key may I hold? Cost: credits wanted since the last one
 	Granted Kind = 7 // to Lease: this one, see Grant
+	Waiting Kind = 8 // to Ask: the server looks the key up; the question is decided within its wait
+	Cancel  Kind = 9 // the asker has denied the question of this number: do not charge it, or give its cost back
 )
 
 // Flags of a question.
@@ -57,6 +60,7 @@ const (
 	Shadow          // the rule would have denied; of Granted: it admits whatever is held
 	Leased          // the rule has holders decide: ask by Lease
 	FailOpen        // a client that holds nothing and reaches no server admits
+	Never           // of a denial: the bucket will not have the cost at any time
 )
 
 // Question is a datagram to a server.
@@ -66,6 +70,7 @@ type Question struct {
 	Session uint64
 	Number  uint64
 	Cost    uint32
+	Wait    uint32 // of Ask: for how long from now an answer is of use, milliseconds
 	Key     []byte // as parsed, a part of the datagram
 	Held    Held   // of Lease
 }
@@ -84,8 +89,9 @@ type Answer struct {
 	Flags   uint8
 	Session uint64
 	Number  uint64
-	Value   uint32 // milliseconds until a retry makes sense; if admitted, credits left; if Moved, HashOf the owner
-	Epoch   uint32 // if Moved: of the partition, grows with each change of its owner
+	Value   uint32 // of Reply: credits left; of Granted: milliseconds; of Moved: HashOf the owner
+	Wait    uint64 // of Reply: milliseconds until the bucket is full, or if denied and not Never until it has the cost
+	Epoch   uint32 // of Moved: the partition's, which grows with each change of its owner
 }
 
 // HashOf is CRC-32/IEEE of a server's address, by which Moved names the owner.
@@ -108,7 +114,7 @@ var (
 // AppendQuestion appends the datagram of q. Requires: len(q.Key) <= MaxKey.
 func (s *Sealer) AppendQuestion(to []byte, q Question) []byte {
 	from := len(to)
-	to = appendHead(to, Answer{q.Kind, q.Flags, q.Session, q.Number, q.Cost, uint32(s.id())<<16 | uint32(len(q.Key))})
+	to = appendHead(to, head{q.Kind, q.Flags, q.Session, q.Number, q.Cost, uint64(q.Wait)<<32 | uint64(s.id())<<16 | uint64(len(q.Key))})
 	to = append(to, q.Key...)
 	if h := &q.Held; q.Kind == Lease {
 		to = appendShare(binary.BigEndian.AppendUint64(to, h.Holder), h.Epoch, h.Share, h.Released)
@@ -122,15 +128,15 @@ func (s *Sealer) ParseQuestion(d []byte) (q Question, keyID uint16, err error) {
 	if len(d) < MinQuestion || len(d) > MaxQuestion || d[0] != magic || d[1] != version {
 		return q, 0, ErrMalformed
 	}
-	head := parseHead(d)
-	keyID = uint16(head.Epoch >> 16)
-	n := int(uint16(head.Epoch))
-	q = Question{Kind: head.Kind, Flags: head.Flags, Session: head.Session, Number: head.Number, Cost: head.Value}
+	h := parseHead(d)
+	keyID = uint16(h.last >> 16)
+	n := int(uint16(h.last))
+	q = Question{Kind: h.kind, Flags: h.flags, Session: h.session, Number: h.number, Cost: h.value, Wait: uint32(h.last >> 32)}
 	held := 0
 	if q.Kind == Lease {
 		held = heldSize
 	}
-	if q.Kind > Ask && q.Kind != Lease || q.Flags&^(Retry|Peek) != 0 || headSize+n+held+macSize != len(d) ||
+	if q.Kind > Ask && q.Kind != Lease && q.Kind != Cancel || q.Flags&^(Retry|Peek) != 0 || headSize+n+held+macSize != len(d) ||
 		n > MaxKey || (q.Kind == Hello) != (n == 0) {
 		return Question{}, 0, ErrMalformed
 	}
@@ -149,33 +155,49 @@ func (s *Sealer) ParseQuestion(d []byte) (q Question, keyID uint16, err error) {
 // AppendAnswer appends the datagram of a, sealed by the key that the question had.
 func (s *Sealer) AppendAnswer(to []byte, a Answer, keyID uint16) []byte {
 	from := len(to)
-	return s.seal(appendHead(to, a), from, keyID)
+	return s.seal(appendHead(to, a.head()), from, keyID)
 }
 
 // AppendGrant is AppendAnswer of a Granted.
 func (s *Sealer) AppendGrant(to []byte, a Answer, g Grant, keyID uint16) []byte {
 	from := len(to)
-	return s.seal(appendShare(appendHead(to, a), g.Epoch, g.Share, g.Tokens), from, keyID)
+	return s.seal(appendShare(appendHead(to, a.head()), g.Epoch, g.Share, g.Tokens), from, keyID)
 }
 
-// appendHead appends the head of a datagram: an answer. A question has its cost for Value, and
-// for Epoch the id of the MAC key and the length of its key.
-func appendHead(to []byte, a Answer) []byte {
-	to = append(to, magic, version, byte(a.Kind), a.Flags)
-	to = binary.BigEndian.AppendUint64(to, a.Session)
-	to = binary.BigEndian.AppendUint64(to, a.Number)
-	to = binary.BigEndian.AppendUint32(to, a.Value)
-	return binary.BigEndian.AppendUint32(to, a.Epoch)
+// head is how each datagram begins. The last 8 bytes of a question's are its Wait, the id of its
+// MAC key and the length of its key; of an answer's, its Wait or its Epoch.
+type head struct {
+	kind            Kind
+	flags           uint8
+	session, number uint64
+	value           uint32
+	last            uint64
 }
 
-func parseHead(d []byte) Answer {
-	return Answer{
-		Kind:    Kind(d[2]),
-		Flags:   d[3],
-		Session: binary.BigEndian.Uint64(d[4:]),
-		Number:  binary.BigEndian.Uint64(d[12:]),
-		Value:   binary.BigEndian.Uint32(d[20:]),
-		Epoch:   binary.BigEndian.Uint32(d[24:]),
+func (a *Answer) head() head {
+	h := head{a.Kind, a.Flags, a.Session, a.Number, a.Value, a.Wait}
+	if a.Kind == Moved {
+		h.last = uint64(a.Epoch)
+	}
+	return h
+}
+
+func appendHead(to []byte, h head) []byte {
+	to = append(to, magic, version, byte(h.kind), h.flags)
+	to = binary.BigEndian.AppendUint64(to, h.session)
+	to = binary.BigEndian.AppendUint64(to, h.number)
+	to = binary.BigEndian.AppendUint32(to, h.value)
+	return binary.BigEndian.AppendUint64(to, h.last)
+}
+
+func parseHead(d []byte) head {
+	return head{
+		kind:    Kind(d[2]),
+		flags:   d[3],
+		session: binary.BigEndian.Uint64(d[4:]),
+		number:  binary.BigEndian.Uint64(d[12:]),
+		value:   binary.BigEndian.Uint32(d[20:]),
+		last:    binary.BigEndian.Uint64(d[24:]),
 	}
 }
 
@@ -195,11 +217,11 @@ func share(d []byte) (epoch uint64, share tokenbucket.Share, tokens tokenbucket.
 // ParseAnswer parses an answer to a question of this sealer's, and of a Granted the grant.
 // Errors: ErrMalformed, ErrMAC.
 func (s *Sealer) ParseAnswer(d []byte) (a Answer, g Grant, err error) {
-	if len(d) < AnswerSize || d[0] != magic || d[1] != version || d[3]&^(Admit|ByDefault|Shadow|Leased|FailOpen) != 0 {
+	if len(d) < AnswerSize || d[0] != magic || d[1] != version || d[3]&^(Admit|ByDefault|Shadow|Leased|FailOpen|Never) != 0 {
 		return a, g, ErrMalformed
 	}
 	switch kind := Kind(d[2]); {
-	case len(d) == AnswerSize && kind >= Reply && kind <= Busy, len(d) == GrantSize && kind == Granted:
+	case len(d) == AnswerSize && (kind >= Reply && kind <= Busy || kind == Waiting), len(d) == GrantSize && kind == Granted:
 	default:
 		return a, g, ErrMalformed
 	}
@@ -209,5 +231,15 @@ func (s *Sealer) ParseAnswer(d []byte) (a Answer, g Grant, err error) {
 	if len(d) == GrantSize {
 		g.Epoch, g.Share, g.Tokens = share(d[headSize:])
 	}
-	return parseHead(d), g, nil
+	h := parseHead(d)
+	a = Answer{Kind: h.kind, Flags: h.flags, Session: h.session, Number: h.number, Value: h.value}
+	if a.Kind == Moved {
+		if h.last > math.MaxUint32 {
+			return Answer{}, Grant{}, ErrMalformed
+		}
+		a.Epoch = uint32(h.last)
+	} else {
+		a.Wait = h.last
+	}
+	return a, g, nil
 }

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 func TestEachIsMeasured(t *testing.T) {
 	const rate, length = 200, 200 * time.Millisecond
 	pool, pipelined := Load{rate, length, 4}, Load{rate, length, 1}
-	udp, web, err := Admission(t.Context(), localtest.Folder(t, "admission"), t.TempDir(), Generous(), "--attempts=10000")
+	udp, web, err := Admission(t.Context(), localtest.Folder(t, "admission"), t.TempDir(), Generous(), "--attempts=10000", "--wait=5s", "--lookup-wait=5s")
 	testkit.Must(t, err)
 	t.Cleanup(func() { udp.Stop() })
 	started := func(s *Server, err error) *Server {

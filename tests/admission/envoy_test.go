@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 func TestEnvoy(t *testing.T) {
 	at := localtest.Ports(t, 3)
 	localtest.Run(t, localtest.Program(t, "admission"), at[0]+"/healthz", "--data-path="+t.TempDir(),
-		"--http-address="+at[0], "--grpc-address="+at[1], "--udp-address="+at[2], "--attempts=10000")
+		"--http-address="+at[0], "--grpc-address="+at[1], "--udp-address="+at[2], "--attempts=10000", "--wait=5s", "--lookup-wait=5s")
 	conn := testkit.Result(grpc.NewClient(at[1], grpc.WithTransportCredentials(insecure.NewCredentials()))).Must(t)
 	defer conn.Close()
 	_, err := srtmv1.NewAdmissionAdminClient(conn).SetRules(t.Context(), &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{

@@ -12,8 +12,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/refill"
 	"github.com/srtm-io/srtm/internal/topics"
-	"github.com/srtm-io/srtm/tokenbucket"
 	"github.com/srtm-io/srtm/tools/srtm/plan"
 )
 
@@ -37,14 +37,15 @@ func admissionLeaf(cmd *cobra.Command, do func(*call, srtmv1.AdmissionAdminClien
 var oneKey = between(1, 1, "one key")
 
 func ruleSetCommand() *cobra.Command {
-	var refill float64
+	var rate string
 	var r srtmv1.AdmissionRule
 	var prefix, mode string
 	cmd := admissionLeaf(&cobra.Command{
-		Use:   "set KEY --refill CREDITS/S --capacity CREDITS",
+		Use:   "set KEY --refill CREDITS[/PERIOD] --capacity CREDITS",
 		Short: "Add or replace a rule",
 		Example: `  srtm admission rule set user/17 --refill 100 --capacity 10
   srtm admission rule set 'ip/*' --refill 5 --capacity 20     # each address by itself
+  srtm admission rule set 'free/*' --refill 100/day --capacity 100
   srtm admission rule set user/18                             # denied altogether`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("default") && len(args) == 0 {
@@ -56,6 +57,11 @@ func ruleSetCommand() *cobra.Command {
 			if r.Mode, _ = named[srtmv1.AdmissionMode](srtmv1.AdmissionMode_value, "ADMISSION_MODE_", mode); r.Mode == 0 {
 				return usagef("--mode %q: want central or lease", mode)
 			}
+			of, err := refill.Parse(rate)
+			if err != nil {
+				return usagef("--refill: %w", err)
+			}
+			r.RefillMilli, r.RefillPeriodS = of.Milli, of.Seconds
 			return nil
 		},
 	}, func(x *call, a srtmv1.AdmissionAdminClient) error {
@@ -63,7 +69,6 @@ func ruleSetCommand() *cobra.Command {
 		if x.cmd.Flags().Changed("default") {
 			keys = append(keys, prefix+"*")
 		}
-		r.RefillMilli = int64(tokenbucket.PerSecond(refill))
 		var request srtmv1.SetRulesRequest
 		for _, key := range keys {
 			rule := proto.CloneOf(&r)
@@ -73,7 +78,7 @@ func ruleSetCommand() *cobra.Command {
 		_, err := a.SetRules(x.ctx, &request)
 		return err
 	})
-	cmd.Flags().Float64Var(&refill, "refill", 0, "credits `per second`, 0.001 to 1e9; 0 with --capacity 0 denies")
+	cmd.Flags().StringVar(&rate, "refill", "0", "`credits` per second, or with a period 100/day, 1/hour, 5/10m (second, minute, hour, day, week or a duration); kept exactly, or refused; 0 with --capacity 0 denies")
 	cmd.Flags().Int64Var(&r.Capacity, "capacity", 0, "`credits` that the bucket holds, 1 to 1e9")
 	cmd.Flags().BoolVar(&r.Strict, "strict", false, "never above the rule, through any failure: rather deny")
 	cmd.Flags().BoolVar(&r.Shadow, "shadow", false, "decide and count, and admit all the same")
@@ -106,7 +111,7 @@ func ruleListCommand() *cobra.Command {
 }
 
 func (x *call) rules(rules []*srtmv1.AdmissionRule, err error) error {
-	return list(x, rules, err, "KEY\tREFILL/S\tCAPACITY\tOPTIONS", func(r *srtmv1.AdmissionRule) []any {
+	return list(x, rules, err, "KEY\tREFILL\tCAPACITY\tOPTIONS", func(r *srtmv1.AdmissionRule) []any {
 		var more []string
 		for _, f := range []struct {
 			set  bool
@@ -116,7 +121,7 @@ func (x *call) rules(rules []*srtmv1.AdmissionRule, err error) error {
 				more = append(more, f.name)
 			}
 		}
-		return []any{r.GetKey(), thousandths(r.GetRefillMilli()), r.GetCapacity(), strings.Join(more, ",")}
+		return []any{r.GetKey(), refill.Refill{Milli: r.GetRefillMilli(), Seconds: max(1, r.GetRefillPeriodS())}.String(), r.GetCapacity(), strings.Join(more, ",")}
 	})
 }
 
@@ -240,9 +245,9 @@ func verdictText(r *srtmv1.AskResponse) string {
 	case r.GetAdmit():
 		text = fmt.Sprintf("admitted, %d credits left", r.GetLeft())
 	case r.GetRetryAfterMs() < 0:
-		text = "denied; at this cost it never is admitted"
+		text = fmt.Sprintf("denied, %d credits left; at this cost it never is admitted", r.GetLeft())
 	default:
-		text = fmt.Sprintf("denied, retry after %d ms", r.GetRetryAfterMs())
+		text = fmt.Sprintf("denied, %d credits left, retry after %d ms", r.GetLeft(), r.GetRetryAfterMs())
 	}
 	if r.GetByDefault() {
 		text += " (by default: the key has no rule of its own)"

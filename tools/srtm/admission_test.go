@@ -87,16 +87,19 @@ func TestAdmissionCommands(t *testing.T) {
 	do("", append(set, "user/1", "--refill", "0.5", "--capacity", "10", "--strict")...)
 	do("", append(set, "--default", "ip/", "--refill", "100", "--capacity", "20", "--shadow")...)
 	do("", append(set, "denied")...)
+	do("", append(set, "free/1", "--refill", "100/day", "--capacity", "100")...)
 	do("error: srtm admission rule set: want one key, got 0 arguments", set...)
-	const list = `KEY     REFILL/S  CAPACITY  OPTIONS
-user/1  0.5       10        strict
-ip/*    100       20        shadow
-denied  0         0`
+	do(`error: --refill: refill "1/month": want a period of 1s to 366 days after the /: second, minute, hour, day, week or a duration as 36h`, append(set, "k", "--refill", "1/month")...)
+	const list = `KEY     REFILL   CAPACITY  OPTIONS
+user/1  0.5      10        strict
+ip/*    100      20        shadow
+denied  0        0         
+free/1  100/day  100`
 	do(list, "admission", "rule", "list")
-	do("KEY     REFILL/S  CAPACITY  OPTIONS\ndenied  0         0", "admission", "rule", "get", "denied")
+	do("KEY     REFILL  CAPACITY  OPTIONS\ndenied  0       0", "admission", "rule", "get", "denied")
 	do("error: no such rule", "admission", "rule", "get", "other")
 	do("", append(set, "tenant/a", "--default", "tenant/", "--refill", "1", "--capacity", "2")...)
-	do("KEY       REFILL/S  CAPACITY  OPTIONS\ntenant/*  1         2", "admission", "rule", "get", "tenant/*")
+	do("KEY       REFILL  CAPACITY  OPTIONS\ntenant/*  1       2", "admission", "rule", "get", "tenant/*")
 	service.all = slices.DeleteFunc(service.all, func(r *srtmv1.AdmissionRule) bool { return strings.HasPrefix(r.GetKey(), "tenant/") })
 
 	// What list writes, import reads.
@@ -104,7 +107,7 @@ denied  0         0`
 	testkit.Must(t, run(t.Context(), []string{"admission", "rule", "list", "--output", "json", "--admission-address", address}, nil, &exported, &exported))
 	service.all = nil
 	var out bytes.Buffer
-	if err := run(t.Context(), []string{"admission", "rule", "import", "-", "--admission-address", address}, &exported, &out, &out); err != nil || out.String() != "3 rules set\n" {
+	if err := run(t.Context(), []string{"admission", "rule", "import", "-", "--admission-address", address}, &exported, &out, &out); err != nil || out.String() != "4 rules set\n" {
 		t.Errorf("%s, %v", &out, err)
 	}
 	do(list, "admission", "rule", "list")
@@ -123,10 +126,10 @@ denied  0         0`
 	for want, reply := range map[string]*srtmv1.AskResponse{
 		"admitted, 7 credits left":                      {Admit: true, Left: 7},
 		"admitted, though the rule would deny (shadow)": {Admit: true, Shadow: true},
-		"denied, retry after 20 ms":                     {RetryAfterMs: 20},
-		"denied; at this cost it never is admitted (by default: the key has no rule of its own)": {RetryAfterMs: -1, ByDefault: true},
-		"denied by --default-reply: no server answered":                                          {Unanswered: true},
-		"admitted by --default-reply: no server answered":                                        {Unanswered: true, Admit: true},
+		"denied, 0 credits left, retry after 20 ms":     {RetryAfterMs: 20},
+		"denied, 0 credits left; at this cost it never is admitted (by default: the key has no rule of its own)": {RetryAfterMs: -1, ByDefault: true},
+		"denied by --default-reply: no server answered":                                                          {Unanswered: true},
+		"admitted by --default-reply: no server answered":                                                        {Unanswered: true, Admit: true},
 	} {
 		service.reply = reply
 		do(want, "admission", "ask", "k", "--cost", "3", "--peek")

@@ -82,6 +82,8 @@ const (
 	RateLimitResponse_RateLimit_MINUTE  RateLimitResponse_RateLimit_Unit = 2
 	RateLimitResponse_RateLimit_HOUR    RateLimitResponse_RateLimit_Unit = 3
 	RateLimitResponse_RateLimit_DAY     RateLimitResponse_RateLimit_Unit = 4
+	RateLimitResponse_RateLimit_MONTH   RateLimitResponse_RateLimit_Unit = 5 // 30 days
+	RateLimitResponse_RateLimit_YEAR    RateLimitResponse_RateLimit_Unit = 6 // 365 days
 )
 
 // Enum value maps for RateLimitResponse_RateLimit_Unit.
@@ -92,6 +94,8 @@ var (
 		2: "MINUTE",
 		3: "HOUR",
 		4: "DAY",
+		5: "MONTH",
+		6: "YEAR",
 	}
 	RateLimitResponse_RateLimit_Unit_value = map[string]int32{
 		"UNKNOWN": 0,
@@ -99,6 +103,8 @@ var (
 		"MINUTE":  2,
 		"HOUR":    3,
 		"DAY":     4,
+		"MONTH":   5,
+		"YEAR":    6,
 	}
 )
 
@@ -422,10 +428,13 @@ func (x *RateLimitResponse_RateLimit) GetUnit() RateLimitResponse_RateLimit_Unit
 type RateLimitResponse_DescriptorStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Code  RateLimitResponse_Code `protobuf:"varint,1,opt,name=code,proto3,enum=envoy.service.ratelimit.v3.RateLimitResponse_Code" json:"code,omitempty"`
-	// How fast the rule refills; absent where none is known.
-	CurrentLimit   *RateLimitResponse_RateLimit `protobuf:"bytes,2,opt,name=current_limit,json=currentLimit,proto3" json:"current_limit,omitempty"`
-	LimitRemaining uint32                       `protobuf:"varint,3,opt,name=limit_remaining,json=limitRemaining,proto3" json:"limit_remaining,omitempty"`
-	// If denied: until the credits would be there.
+	// How fast the rule refills, in the shortest unit in which that is its capacity or more;
+	// absent where no rule is known.
+	CurrentLimit *RateLimitResponse_RateLimit `protobuf:"bytes,2,opt,name=current_limit,json=currentLimit,proto3" json:"current_limit,omitempty"`
+	// Credits left, at most requests_per_unit.
+	LimitRemaining uint32 `protobuf:"varint,3,opt,name=limit_remaining,json=limitRemaining,proto3" json:"limit_remaining,omitempty"`
+	// If denied: until the credits would be there, otherwise until the bucket is full. Whole
+	// seconds, rounded up, at least 1.
 	DurationUntilReset *durationpb.Duration `protobuf:"bytes,4,opt,name=duration_until_reset,json=durationUntilReset,proto3" json:"duration_until_reset,omitempty"`
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
@@ -558,14 +567,14 @@ const file_srtm_envoy_ratelimit_proto_rawDesc = "" +
 	"\x10is_negative_hits\x18\x04 \x01(\bR\x0eisNegativeHits\x1a/\n" +
 	"\x05Entry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value\"\x8f\a\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"\xa4\a\n" +
 	"\x11RateLimitResponse\x12U\n" +
 	"\foverall_code\x18\x01 \x01(\x0e22.envoy.service.ratelimit.v3.RateLimitResponse.CodeR\voverallCode\x12Z\n" +
 	"\bstatuses\x18\x02 \x03(\v2>.envoy.service.ratelimit.v3.RateLimitResponse.DescriptorStatusR\bstatuses\x12k\n" +
-	"\x17response_headers_to_add\x18\x03 \x03(\v24.envoy.service.ratelimit.v3.RateLimitResponse.HeaderR\x14responseHeadersToAdd\x1a\xc9\x01\n" +
+	"\x17response_headers_to_add\x18\x03 \x03(\v24.envoy.service.ratelimit.v3.RateLimitResponse.HeaderR\x14responseHeadersToAdd\x1a\xde\x01\n" +
 	"\tRateLimit\x12*\n" +
 	"\x11requests_per_unit\x18\x01 \x01(\rR\x0frequestsPerUnit\x12P\n" +
-	"\x04unit\x18\x02 \x01(\x0e2<.envoy.service.ratelimit.v3.RateLimitResponse.RateLimit.UnitR\x04unit\">\n" +
+	"\x04unit\x18\x02 \x01(\x0e2<.envoy.service.ratelimit.v3.RateLimitResponse.RateLimit.UnitR\x04unit\"S\n" +
 	"\x04Unit\x12\v\n" +
 	"\aUNKNOWN\x10\x00\x12\n" +
 	"\n" +
@@ -573,7 +582,9 @@ const file_srtm_envoy_ratelimit_proto_rawDesc = "" +
 	"\n" +
 	"\x06MINUTE\x10\x02\x12\b\n" +
 	"\x04HOUR\x10\x03\x12\a\n" +
-	"\x03DAY\x10\x04\x1a\xae\x02\n" +
+	"\x03DAY\x10\x04\x12\t\n" +
+	"\x05MONTH\x10\x05\x12\b\n" +
+	"\x04YEAR\x10\x06\x1a\xae\x02\n" +
 	"\x10DescriptorStatus\x12F\n" +
 	"\x04code\x18\x01 \x01(\x0e22.envoy.service.ratelimit.v3.RateLimitResponse.CodeR\x04code\x12\\\n" +
 	"\rcurrent_limit\x18\x02 \x01(\v27.envoy.service.ratelimit.v3.RateLimitResponse.RateLimitR\fcurrentLimit\x12'\n" +

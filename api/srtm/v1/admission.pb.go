@@ -374,7 +374,7 @@ type AdmissionRule struct {
 	// default: for each key that begins with what precedes the "*" and has no rule of
 	// its own, a bucket of its own. Of several the longest counts.
 	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	// Milli-credits per second, 1 to 1e12; 0 with capacity 0 denies everything.
+	// Milli-credits per period, 1 to 1e12; 0 with capacity 0 denies everything.
 	RefillMilli int64 `protobuf:"varint,2,opt,name=refill_milli,json=refillMilli,proto3" json:"refill_milli,omitempty"`
 	// Credits, 1 to 1e9.
 	Capacity int64         `protobuf:"varint,3,opt,name=capacity,proto3" json:"capacity,omitempty"`
@@ -387,7 +387,10 @@ type AdmissionRule struct {
 	// A router that reaches no server admits.
 	FailOpen bool `protobuf:"varint,7,opt,name=fail_open,json=failOpen,proto3" json:"fail_open,omitempty"`
 	// Of its last edit; ignored by SetRules.
-	Change        uint64 `protobuf:"varint,8,opt,name=change,proto3" json:"change,omitempty"`
+	Change uint64 `protobuf:"varint,8,opt,name=change,proto3" json:"change,omitempty"`
+	// The refill's period in seconds, 1 to 31622400; 0 is 1. INVALID_ARGUMENT where the
+	// refill cannot be kept exactly; the error names the step.
+	RefillPeriodS int64 `protobuf:"varint,9,opt,name=refill_period_s,json=refillPeriodS,proto3" json:"refill_period_s,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -474,6 +477,13 @@ func (x *AdmissionRule) GetFailOpen() bool {
 func (x *AdmissionRule) GetChange() uint64 {
 	if x != nil {
 		return x.Change
+	}
+	return 0
+}
+
+func (x *AdmissionRule) GetRefillPeriodS() int64 {
+	if x != nil {
+		return x.RefillPeriodS
 	}
 	return 0
 }
@@ -1138,7 +1148,7 @@ type AskResponse struct {
 	Shadow bool `protobuf:"varint,3,opt,name=shadow,proto3" json:"shadow,omitempty"`
 	// No server decided: admit is the default reply.
 	Unanswered bool `protobuf:"varint,4,opt,name=unanswered,proto3" json:"unanswered,omitempty"`
-	// Whole credits, if admitted.
+	// Whole credits that the key has left.
 	Left int64 `protobuf:"varint,5,opt,name=left,proto3" json:"left,omitempty"`
 	// Milliseconds, if denied: until the credits would be there; -1 for never.
 	RetryAfterMs  int64 `protobuf:"varint,6,opt,name=retry_after_ms,json=retryAfterMs,proto3" json:"retry_after_ms,omitempty"`
@@ -1240,7 +1250,7 @@ const file_srtm_v1_admission_proto_rawDesc = "" +
 	"\x05owner\x18\x01 \x01(\x03R\x05owner\x12\x1a\n" +
 	"\bfollower\x18\x02 \x01(\x03R\bfollower\"E\n" +
 	"\x0fRecoverResponse\x122\n" +
-	"\acredits\x18\x01 \x03(\v2\x18.srtm.v1.AdmissionCreditR\acredits\"\xf1\x01\n" +
+	"\acredits\x18\x01 \x03(\v2\x18.srtm.v1.AdmissionCreditR\acredits\"\x99\x02\n" +
 	"\rAdmissionRule\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12!\n" +
 	"\frefill_milli\x18\x02 \x01(\x03R\vrefillMilli\x12\x1a\n" +
@@ -1249,7 +1259,8 @@ const file_srtm_v1_admission_proto_rawDesc = "" +
 	"\x06strict\x18\x05 \x01(\bR\x06strict\x12\x16\n" +
 	"\x06shadow\x18\x06 \x01(\bR\x06shadow\x12\x1b\n" +
 	"\tfail_open\x18\a \x01(\bR\bfailOpen\x12\x16\n" +
-	"\x06change\x18\b \x01(\x04R\x06change\"o\n" +
+	"\x06change\x18\b \x01(\x04R\x06change\x12&\n" +
+	"\x0frefill_period_s\x18\t \x01(\x03R\rrefillPeriodS\"o\n" +
 	"\x13AdmissionPartitions\x12\x14\n" +
 	"\x05first\x18\x01 \x01(\x05R\x05first\x12\x12\n" +
 	"\x04last\x18\x02 \x01(\x05R\x04last\x12\x16\n" +
