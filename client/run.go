@@ -218,8 +218,14 @@ func (s *sender) connect() {
 	s.retry.Stop()
 	s.dialling = true
 	p, address, weight := s.p, s.target, s.weight()
+	cfg := p.cfg
+	if p.as != "" {
+		vouched := *cfg
+		vouched.AuthSecret = p.client.cfg.Vouch(p.as)
+		cfg = &vouched
+	}
 	p.conns.Go(func() {
-		r, err := dial(p.life, address, p.cfg, p.limit, weight, p.pacer.advise, p.notify, &p.conns)
+		r, err := dial(p.life, address, cfg, p.limit, weight, p.pacer.advise, p.notify, &p.conns)
 		p.dialled <- dialled{r, err}
 	})
 }
@@ -282,6 +288,16 @@ func settle(r *request, a answer) {
 	}
 }
 
+// errElsewhere: the broker does not have the topic now. It refused the oldest open request and
+// carries out nothing that was sent after that request, so all of them may be sent again.
+var errElsewhere = errors.New("the topic is not on this broker now")
+
+// movedAway reports whether the answer says that the broker does not have the topic. Where a
+// loaddistributor says which broker has the topic, that passes.
+func (s *sender) movedAway(a answer) bool {
+	return a.refused != nil && a.refused.Code == string(wire.CodeBadTopic) && s.p.client.cfg.Broker == ""
+}
+
 // receive settles what a route's broker has answered.
 func (s *sender) receive(r *route) {
 	if r == nil {
@@ -291,6 +307,10 @@ func (s *sender) receive(r *route) {
 	for _, a := range answers {
 		if len(r.open) == 0 {
 			ended = errSurplus
+			break
+		}
+		if s.movedAway(a) {
+			ended = errElsewhere
 			break
 		}
 		first := r.open[0]
@@ -338,10 +358,11 @@ func (s *sender) lose(r *route, cause error) {
 		return
 	}
 	p.log.Warn("connection lost", "address", r.address, "count", len(r.open), "error", cause)
-	again := p.resend == ResendAlways || p.resend == ResendOrderly && orderly(cause)
+	elsewhere := errors.Is(cause, errElsewhere)
+	again := elsewhere || p.resend == ResendAlways || p.resend == ResendOrderly && orderly(cause)
 	var queue []*request
 	for _, req := range r.open {
-		req.again = true
+		req.again = !elsewhere
 		switch {
 		case !again:
 			req.done <- fmt.Errorf("%w: broker %s: %w", ErrUnanswered, r.address, cause)
@@ -399,6 +420,10 @@ func (s *sender) writeFailed(r *route, err error) {
 	answers, ended := r.take()
 	for _, a := range answers {
 		if len(r.open) == 0 {
+			break
+		}
+		if s.movedAway(a) {
+			ended = errElsewhere
 			break
 		}
 		settle(r.open[0], a)

@@ -33,7 +33,7 @@ func TestMovedWhileItRetires(t *testing.T) {
 	from, to := brokers["old"], brokers["new"]
 	c := testkit.Result(New(Config{Address: "127.0.0.1:1"})).Must(t)
 	defer c.conn.Close()
-	p := newPublisher(c, "t", "p")
+	p := newPublisher(c, "t", "p", "")
 	s := &sender{p: p, wait: newBackoff(), retry: stopped(), drain: stopped()}
 	defer s.end()
 	epoch := uint64(0)
@@ -85,7 +85,7 @@ func TestWhatWasSentIsNotUnsent(t *testing.T) {
 	} {
 		var log fake.Log
 		b := testkit.Result(fake.NewBroker("b", &log)).Must(t)
-		s := &sender{p: newPublisher(c, "t", "p"), wait: newBackoff(), retry: stopped(), drain: stopped()}
+		s := &sender{p: newPublisher(c, "t", "p", ""), wait: newBackoff(), retry: stopped(), drain: stopped()}
 		s.p.assigned(&srtmv1.Assignment{TcpAddress: b.Address(), Epoch: 1})
 		s.readInbox()
 		s.connected(<-s.p.dialled)
@@ -105,7 +105,7 @@ func newSender(t *testing.T) *sender {
 	t.Cleanup(func() { c.conn.Close() })
 	b := testkit.Result(fake.NewBroker("b", new(fake.Log))).Must(t)
 	t.Cleanup(b.Close)
-	s := &sender{p: newPublisher(c, "t", "p"), wait: newBackoff(), retry: stopped(), drain: stopped()}
+	s := &sender{p: newPublisher(c, "t", "p", ""), wait: newBackoff(), retry: stopped(), drain: stopped()}
 	t.Cleanup(s.end)
 	s.p.assigned(&srtmv1.Assignment{TcpAddress: b.Address(), Epoch: 1})
 	s.readInbox()

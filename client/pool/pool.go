@@ -1,6 +1,7 @@
-// Package pool shares publishers among those who publish as them, such as an agent's
-// connections or a gateway's requests: each is opened once, for all who use it, and
-// closed when it was not used for a while. Read Pool next.
+// Package pool publishes for others: for the producers of an agent, the requests of a gateway
+// or of a broker, and the clients of a broker whose topics are elsewhere. Its publishers are
+// shared: each is opened by the first who uses it, and closed when it was not used for a while.
+// Read Pool next, then Line.
 package pool
 
 import (
@@ -18,15 +19,19 @@ import (
 // ErrFull refuses a publisher where as many are in use as there may be.
 var ErrFull = errors.New("too many publishers")
 
-// Config is a pool's. Each is needed.
+// Config is a pool's. All but the bytes is needed.
 type Config struct {
 	Max        int           // publishers at a time
 	Idle       time.Duration // one that was not used for so long is closed
 	OpenWithin time.Duration // to find a publisher's broker and to connect
+	// MaxBytes bounds the publishes under way, with Overhead for each, and MaxBrokerBytes those
+	// to one broker. Others wait. A larger publish waits until it is the only one. 0: no bound.
+	MaxBytes, MaxBrokerBytes int64
 }
 
-// Key names a publisher.
-type Key struct{ Topic, ID string }
+// Key names a publisher: its topic, its id, and for whom it publishes if it is a broker's
+// (client.PublisherFor).
+type Key struct{ Topic, ID, As string }
 
 // Pool is publishers that are opened by the first who uses them. Make it with New; it is
 // safe for concurrent use.
@@ -38,6 +43,7 @@ type Pool struct {
 	ctx    context.Context // of openings and closings
 	cancel context.CancelFunc
 	all    sync.WaitGroup // openings and closings; Add under mu, while not closed
+	room   room           // of publishes under way
 
 	mu struct {
 		sync.Mutex
@@ -66,7 +72,7 @@ func New(of client.Config, cfg Config) (*Pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Pool{client: c, cfg: cfg, log: of.Logger}
+	p := &Pool{client: c, cfg: cfg, log: of.Logger, room: newRoom(cfg.MaxBytes, cfg.MaxBrokerBytes)}
 	if p.log == nil {
 		p.log = slog.New(slog.DiscardHandler)
 	}
@@ -112,10 +118,10 @@ func (p *Pool) open(k Key, one *Shared, before chan struct{}) {
 		case <-ctx.Done():
 		}
 	}
-	publisher, err := p.client.Publisher(ctx, k.Topic, k.ID)
+	publisher, err := p.client.PublisherFor(ctx, k.Topic, k.ID, k.As)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if one.publisher, one.err = publisher, err; err != nil {
+	if one.publisher, one.err = publisher, err; err != nil && p.mu.publishers[k] == one {
 		delete(p.mu.publishers, k)
 	}
 	close(one.opened)
@@ -164,24 +170,37 @@ func (p *Pool) closeIdleLocked(since time.Time) {
 		}
 		select {
 		case <-one.opened:
+			p.closeLocked(k, one)
 		default:
-			continue
 		}
-		delete(p.mu.publishers, k)
-		closed := make(chan struct{})
-		p.mu.closing[k] = closed
-		p.all.Go(func() {
-			// No caller waits for what is unanswered; who opens it next waits for this.
-			ctx, cancel := context.WithTimeout(p.ctx, p.cfg.OpenWithin/2)
-			defer cancel()
-			if err := one.publisher.Close(ctx); err != nil {
-				p.log.Warn("publisher does not close", "topic", k.Topic, "publisher", k.ID, "error", err)
-			}
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			delete(p.mu.closing, k)
-			close(closed)
-		})
+	}
+}
+
+// closeLocked closes an open publisher. The next use of its key opens another.
+func (p *Pool) closeLocked(k Key, one *Shared) {
+	delete(p.mu.publishers, k)
+	closed := make(chan struct{})
+	p.mu.closing[k] = closed
+	p.all.Go(func() {
+		// The next user of the key waits for this.
+		ctx, cancel := context.WithTimeout(p.ctx, p.cfg.OpenWithin/2)
+		defer cancel()
+		if err := one.publisher.Close(ctx); err != nil {
+			p.log.Warn("publisher does not close", "topic", k.Topic, "publisher", k.ID, "error", err)
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.mu.closing, k)
+		close(closed)
+	})
+}
+
+// discard closes a publisher whose topic is gone: the topic may be created anew for the next.
+func (p *Pool) discard(k Key, one *Shared) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.mu.publishers[k] == one && !p.mu.closed {
+		p.closeLocked(k, one)
 	}
 }
 

@@ -146,3 +146,57 @@ func TestIdlePublishersAreClosed(t *testing.T) {
 	cancel()
 	<-ran
 }
+
+// What is under way to a slow broker is bounded, and leaves room for what goes to another. Order
+// is kept.
+func TestASlowBrokerLeavesRoomForOthers(t *testing.T) {
+	const body = 1000
+	w := newWorld(t, pool.Config{Max: 10, Idle: time.Hour, OpenWithin: testkit.Hang, MaxBytes: 8 * (body + pool.Overhead), MaxBrokerBytes: 2 * (body + pool.Overhead)})
+	other := testkit.Result(fake.NewBroker("b", &fake.Log{})).Must(t)
+	t.Cleanup(other.Close)
+	w.placement.Place("u", other.Address(), "p")
+	w.broker.Hold(true)
+	slow, fast := w.Line(), w.Line()
+	defer slow.Close()
+	defer fast.Close()
+	message := func(n byte) pool.Message {
+		m := pool.Message{Body: make([]byte, body)}
+		m.Body[0] = n
+		return m
+	}
+	var pending []pool.Pending
+	for n := range byte(2) {
+		pending = append(pending, slow.Begin(t.Context(), pool.Key{Topic: "t", ID: "p"}, message(n+1)))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	third := slow.Begin(ctx, pool.Key{Topic: "t", ID: "p"}, message(3))
+	testkit.ErrorIs(t, third.Wait(), context.DeadlineExceeded, "there is room for two")
+	testkit.MustEqual(t, third.Failed(), true)
+	for n := range byte(20) {
+		is := fast.Begin(t.Context(), pool.Key{Topic: "u", ID: "p"}, message(n+1))
+		testkit.NoError(t, is.Wait())
+	}
+	w.broker.Hold(false)
+	for i := range pending {
+		testkit.NoError(t, pending[i].Wait())
+	}
+	large := slow.Begin(t.Context(), pool.Key{Topic: "t", ID: "p"}, pool.Message{Body: make([]byte, 100*body)})
+	testkit.NoError(t, large.Wait(), "larger than the bound, and alone")
+}
+
+// A topic that is gone and comes back is found again.
+func TestATopicThatComesBack(t *testing.T) {
+	w := newWorld(t, pool.Config{Max: 10, Idle: time.Hour, OpenWithin: testkit.Hang})
+	line := w.Line()
+	defer line.Close()
+	publish := func() error {
+		is := line.Begin(t.Context(), pool.Key{Topic: "t", ID: "p"}, pool.Message{Body: []byte("x")})
+		return is.Wait()
+	}
+	testkit.Must(t, publish())
+	w.placement.Delete("t")
+	testkit.WaitFor(t, "the end of the topic", func() bool { return errors.Is(publish(), client.ErrUnknown) })
+	w.placement.Place("t", w.broker.Address(), "p")
+	testkit.NoError(t, publish())
+}

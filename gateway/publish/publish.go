@@ -7,7 +7,6 @@ package publish
 import (
 	"cmp"
 	"context"
-	"errors"
 	"net/http"
 	"time"
 	"unicode/utf8"
@@ -31,10 +30,6 @@ const (
 	answerWithin  = 10 * time.Second
 	closeWithin   = time.Second
 )
-
-// perMessage is what each message of a batch takes beside itself, in bytes: in the list of
-// them, and for its length in what goes to the broker.
-const perMessage = 24 + 4
 
 // header has the publisher's id.
 const header = "X-Publisher-Id"
@@ -78,7 +73,7 @@ func (s *Service) Serve(w http.ResponseWriter, r *http.Request, tenant string, c
 	defer body.Release()
 	r.Body = body
 	if err := s.publish(w.Header(), r, body, tenant, charge); err != nil {
-		asFault(err).Write(w)
+		pool.Fault(err).Write(w)
 		return
 	}
 	nsqhttp.WriteText(w, "OK")
@@ -98,7 +93,7 @@ func (s *Service) publish(h http.Header, r *http.Request, held *nsqhttp.Body, te
 		messages = batch.Len()
 		// The list of them, and the command that goes to the broker: of lines of one
 		// byte each, many times the body.
-		err = held.Grow(batch.Bytes() + messages*perMessage)
+		err = held.Grow(batch.Bytes() + messages*pool.PerMessage)
 	}
 	switch {
 	case err != nil || messages == 0:
@@ -119,51 +114,15 @@ func (s *Service) publish(h http.Header, r *http.Request, held *nsqhttp.Body, te
 	if len(k.ID) > session.MaxIdentityText || !utf8.ValidString(k.ID) { // no broker would take it
 		return nsqhttp.BadRequest("INVALID_PUBLISHER_ID", "a publisher's id is UTF-8 of at most %d bytes", session.MaxIdentityText)
 	}
-	shared, err := s.publishers.Use(k)
-	if err != nil {
-		return err
-	}
-	defer s.publishers.Release(shared)
-	publisher, err := shared.Publisher(r.Context())
-	if err != nil {
-		return err
-	}
+	line := s.publishers.Line()
+	defer line.Close()
 	// What was sent is not given up with the request: its answer would be lost.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), answerWithin)
 	defer cancel()
-	switch {
-	case batch != nil:
-		bodies := make([][]byte, 0, messages)
-		batch.Each(func(body []byte) { bodies = append(bodies, body) })
-		return publisher.MultiPublish(ctx, bodies)
-	case wait > 0:
-		return publisher.DeferredPublish(ctx, wait, body)
+	m := pool.Message{Body: body, Defer: wait}
+	if batch != nil {
+		m.Batch = batch
 	}
-	return publisher.Publish(ctx, body)
-}
-
-func asFault(err error) *nsqhttp.Fault {
-	if f, ok := errors.AsType[*nsqhttp.Fault](err); ok {
-		return f
-	}
-	is := &nsqhttp.Fault{Status: http.StatusServiceUnavailable, Detail: err.Error()}
-	refused, _ := errors.AsType[*client.RefusedError](err)
-	switch {
-	case refused != nil:
-		return nsqhttp.Refused(wire.ErrorCode(refused.Code), refused.Error())
-	case errors.Is(err, client.ErrUnknown):
-		is.Status, is.Message = http.StatusNotFound, "TOPIC_NOT_FOUND"
-	case errors.Is(err, client.ErrUnanswered):
-		is.Status, is.Message = http.StatusGatewayTimeout, "UNANSWERED"
-		is.Detail += ": it may have been accepted, or not"
-	case errors.Is(err, pool.ErrFull):
-		is.Message = "TOO_MANY_PUBLISHERS"
-	case errors.Is(err, client.ErrClosed):
-		is.Message = "EXITING"
-	case errors.Is(err, context.DeadlineExceeded):
-		is.Message, is.RetryAfter = "NO_BROKER", time.Second
-	default:
-		is.Status, is.Message = http.StatusInternalServerError, "INTERNAL_ERROR"
-	}
-	return is
+	is := line.Begin(ctx, k, m)
+	return is.Wait()
 }

@@ -74,8 +74,14 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"nsqd/..."},
-		Only: []string{"admission/client", "api/...", "console", "kernel/...", "nsq/...", "pacing/...", "tbadaptor/holder", "tokenbucket", "internal/...", "nsqd/..."},
+		Only: []string{"admission/client", "client/...", "api/...", "console", "kernel/...", "nsq/...", "pacing/...", "tbadaptor/holder", "tokenbucket", "internal/...", "nsqd/..."},
 		Why:  "a broker carries messages whether or not there is a control plane, and knows of it only the API and what holding a share means",
+	},
+	{
+		From:   []string{"nsqd/..."},
+		Except: []string{"nsqd/forward"},
+		Never:  []string{"client"},
+		Why:    "a broker publishes at other brokers by nsqd/forward alone; others see what is published and what has become of it",
 	},
 	{
 		From:  []string{"nsqd/broker"},
@@ -134,7 +140,7 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"client/..."},
-		Only: []string{"api/...", "client/...", "internal/...", "nsq/wire", "pacing/..."},
+		Only: []string{"api/...", "client/...", "internal/...", "nsq/origin", "nsq/wire", "pacing/..."},
 		Why:  "a library that applications import brings only the API, the codec and its pace along",
 	},
 	{
@@ -235,6 +241,7 @@ var pure = Purity{
 		"crypto/hmac":     "computes",
 		"crypto/sha256":   "computes",
 		"encoding/binary": "computes; its Read and Write need an io.Reader or Writer, which nothing pure has",
+		"encoding/hex":    "computes; the same",
 		"encoding/json":   "computes; the same",
 		"errors":          "computes",
 		"fmt":             "what prints is banned below",

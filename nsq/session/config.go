@@ -45,6 +45,9 @@ type Config struct {
 	Deflate         bool // offered
 	MaxDeflateLevel int  // in [1, 9]; what a client asks for above it is cut
 
+	// Forwarded lets brokers AUTH that publish for clients of theirs (nsq/origin), whether or not
+	// others must.
+	Forwarded    bool
 	AuthRequired bool   // a client must AUTH before it publishes or subscribes
 	Version      string // told to clients
 }

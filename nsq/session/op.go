@@ -88,6 +88,12 @@ type Op struct {
 	Reply []byte
 }
 
+// Failed returns the code that says that the operation could not be carried out.
+func (k OpKind) Failed() wire.ErrorCode {
+	_, code := k.about()
+	return code
+}
+
 // Publishes reports whether the operation publishes: those may be Done later,
 // in their order.
 func (k OpKind) Publishes() bool { return k == OpPub || k == OpMpub || k == OpDpub }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/nsq/origin"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
@@ -268,7 +269,7 @@ func (s *Session) admit(cmd *wire.Command, now mono.Time, op *Op) *wire.Error {
 		op.Kind = OpIdentify
 
 	case wire.VerbAuth:
-		if !s.cfg.AuthRequired {
+		if !s.cfg.AuthRequired && !(s.cfg.Forwarded && origin.Is(cmd.Body)) {
 			return wire.NewError(wire.CodeAuthDisabled, "AUTH is not enabled")
 		}
 		if s.authorised {

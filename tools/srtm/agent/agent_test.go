@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/srtm-io/srtm/client/fake"
+	"github.com/srtm-io/srtm/client/pool"
 	"github.com/srtm-io/srtm/internal/frames"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsq/wire"
@@ -427,7 +428,7 @@ var _ = Describe("an agent", func() {
 
 		It("has producers wait for each other", func() {
 			a.Hold(true)
-			body := strings.Repeat("x", 1<<20)
+			body := strings.Repeat("x", 1<<20-pool.Overhead)
 			var all []raw
 			for range 8 {
 				r := open("p")

@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/srtm-io/srtm/client"
 	"github.com/srtm-io/srtm/client/pool"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
@@ -49,9 +48,9 @@ type conn struct {
 	over atomic.Bool
 
 	// Owned by the reader.
-	targets map[pool.Key]*pool.Shared
-	room    int64       // bytes of a.receiving
-	late    *time.Timer // ends the connection if what they are for does not come whole; nil without
+	line *pool.Line
+	room int64       // bytes of a.receiving
+	late *time.Timer // ends the connection if what they are for does not come whole; nil without
 
 	mu struct {
 		sync.Mutex
@@ -61,14 +60,12 @@ type conn struct {
 
 // order is a command under way.
 type order struct {
-	op   session.Op // what it publishes is the reader's until submit has handed it on, and then gone
-	key  pool.Key
-	size int64 // in bytes, of what it publishes as it goes to the broker
+	op  session.Op // what it publishes is the reader's until submit has handed it on, and then gone
+	key pool.Key
 
 	// Set by the reader, then by await.
-	ctx     context.Context
 	cancel  context.CancelFunc
-	pending client.Pending
+	pending pool.Pending
 	begins  bool // pending is set
 	err     error
 
@@ -77,7 +74,7 @@ type order struct {
 
 func newConn(a *Agent, nc net.Conn) *conn {
 	c := &conn{
-		a: a, nc: nc, targets: map[pool.Key]*pool.Shared{},
+		a: a, nc: nc, line: a.publishers.Line(),
 		begun: make(chan *order, a.cfg.MaxOutstanding),
 		done:  make(chan *order),
 	}
@@ -99,9 +96,7 @@ func (c *conn) run(base context.Context) {
 	}
 	c.linger()
 	_ = c.nc.Close() // it is over either way
-	for _, one := range c.targets {
-		c.a.publishers.Release(one)
-	}
+	c.line.Close()
 	var fault *wire.Error
 	switch {
 	case errors.As(err, &fault):
@@ -215,9 +210,6 @@ func (c *conn) leaveRoom() bool {
 	return true
 }
 
-// sizeLength is what a batch adds to each of its messages, in bytes.
-const sizeLength = 4
-
 // bare is a command without what it refers to.
 func bare(op session.Op) session.Op {
 	return session.Op{Kind: op.Kind, ID: op.ID, Defer: op.Defer}
@@ -239,12 +231,9 @@ func (c *conn) step(buf []byte) (n int, o *order, over bool) {
 	if !op.Kind.Publishes() {
 		return n, &order{op: bare(op), settled: make(chan struct{})}, false
 	}
-	o = &order{op: op, key: pool.Key{Topic: string(op.Topic), ID: c.a.cfg.PublisherID}, size: int64(len(op.Body))}
+	o = &order{op: op, key: pool.Key{Topic: string(op.Topic), ID: c.a.cfg.PublisherID}}
 	if o.key.ID == "" {
 		o.key.ID = s.Identity().ClientID
-	}
-	if op.Kind == session.OpMpub {
-		o.size = int64(op.Batch.Bytes() + sizeLength*op.Batch.Len())
 	}
 	return n, o, false
 }
@@ -257,12 +246,7 @@ func (c *conn) submit(base context.Context, o *order) {
 	}
 	c.stalled.Store(true)
 	defer c.stalled.Store(false)
-	if o.size > 0 { // nothing would wait in line all the same
-		if err := c.a.buffer.Acquire(base, o.size); err != nil {
-			o.size, o.err = 0, fmt.Errorf("not sent: %w", err) // the agent stops
-		}
-	}
-	if o.op.Kind.Publishes() && o.err == nil {
+	if o.op.Kind.Publishes() {
 		c.begin(base, o)
 	}
 	o.op = bare(o.op)
@@ -272,56 +256,29 @@ func (c *conn) submit(base context.Context, o *order) {
 	}
 }
 
-// begin sends a publish to its broker.
-func (c *conn) begin(base context.Context, o *order) {
-	o.ctx, o.cancel = context.WithTimeout(base, c.a.cfg.PublishTimeout)
-	p, err := c.publisher(o)
-	if err != nil {
-		o.err = err
-		return
-	}
-	o.begins = true
-	switch o.op.Kind {
-	case session.OpPub:
-		o.pending = p.BeginPublish(o.ctx, o.op.Body)
-	case session.OpMpub:
-		bodies := make([][]byte, 0, o.op.Batch.Len())
-		o.op.Batch.Each(func(body []byte) { bodies = append(bodies, body) })
-		o.pending = p.BeginMultiPublish(o.ctx, bodies)
-	case session.OpDpub:
-		o.pending = p.BeginDeferredPublish(o.ctx, o.op.Defer, o.op.Body)
-	}
-}
-
 // errOver: the connection ended before the publish was sent.
 var errOver = errors.New("not sent: the connection is over")
 
 // errNameless: neither the producer nor the configuration says who publishes.
 var errNameless = errors.New("not sent: no client_id in IDENTIFY, and no publisher id is configured")
 
-// publisher returns who sends o.
-func (c *conn) publisher(o *order) (*client.Publisher, error) {
+// begin sends a publish to its broker.
+func (c *conn) begin(base context.Context, o *order) {
 	switch {
 	case c.over.Load():
-		return nil, errOver
+		o.err = errOver
+		return
 	case o.key.ID == "":
-		return nil, errNameless
+		o.err = errNameless
+		return
 	}
-	one := c.targets[o.key]
-	if one == nil {
-		var err error
-		if one, err = c.a.publishers.Use(o.key); err != nil {
-			return nil, fmt.Errorf("not sent: %w", err)
-		}
-		c.targets[o.key] = one
+	var ctx context.Context
+	ctx, o.cancel = context.WithTimeout(base, c.a.cfg.PublishTimeout)
+	m := pool.Message{Body: o.op.Body, Defer: o.op.Defer}
+	if o.op.Kind == session.OpMpub {
+		m.Batch = &o.op.Batch
 	}
-	p, err := one.Publisher(o.ctx)
-	if err != nil { // the next publish tries anew
-		delete(c.targets, o.key)
-		c.a.publishers.Release(one)
-		return nil, fmt.Errorf("not sent: %w", err)
-	}
-	return p, nil
+	o.pending, o.begins = c.line.Begin(ctx, o.key, m), true
 }
 
 // await takes the brokers' answers.
@@ -334,7 +291,6 @@ func (c *conn) await() {
 		if o.cancel != nil {
 			o.cancel()
 		}
-		c.a.buffer.Release(o.size)
 		c.done <- o
 	}
 }
@@ -381,38 +337,22 @@ func (c *conn) settle(o *order) {
 	}
 }
 
+// failed has the code of each publish that could not be carried out.
+var failed = map[session.OpKind]wire.ErrorCode{
+	session.OpPub: wire.CodePubFailed, session.OpMpub: wire.CodeMpubFailed, session.OpDpub: wire.CodeDpubFailed,
+}
+
 // verdict counts a publish and returns what its producer is told.
 func (c *conn) verdict(o *order) error {
-	a, err := c.a, o.err
-	if err == nil {
-		a.publishes.WithLabelValues(accepted).Inc()
-		return nil
+	result := pool.Result(o.err)
+	c.a.publishes.WithLabelValues(result).Inc()
+	if result == pool.Unsent && !c.over.Load() {
+		c.a.log.Warn("publish failed", obs.KeyTopic, o.key.Topic, obs.KeyPublisher, o.key.ID, obs.KeyError, o.err)
 	}
-	if answer, ok := errors.AsType[*client.RefusedError](err); ok {
-		a.publishes.WithLabelValues(refused).Inc()
-		return wire.NewError(wire.ErrorCode(answer.Code), answer.Text)
+	if errors.Is(o.err, errNameless) {
+		return wire.Wrap(failed[o.op.Kind], "not accepted: "+errNameless.Error(), o.err)
 	}
-	code := map[session.OpKind]wire.ErrorCode{
-		session.OpPub: wire.CodePubFailed, session.OpMpub: wire.CodeMpubFailed, session.OpDpub: wire.CodeDpubFailed,
-	}[o.op.Kind]
-	if errors.Is(err, client.ErrUnanswered) {
-		a.publishes.WithLabelValues(unanswered).Inc()
-		return wire.Wrap(code, "sent but not answered: it may have been accepted", err)
-	}
-	a.publishes.WithLabelValues(unsent).Inc()
-	if !c.over.Load() {
-		a.log.Warn("publish failed", obs.KeyTopic, o.key.Topic, obs.KeyPublisher, o.key.ID, obs.KeyError, err)
-	}
-	text := "not accepted"
-	switch {
-	case errors.Is(err, client.ErrUnknown):
-		text += ": topic or publisher is unknown"
-	case errors.Is(err, context.DeadlineExceeded):
-		text += " in time"
-	case errors.Is(err, errNameless), errors.Is(err, pool.ErrFull):
-		text += ": " + err.Error()
-	}
-	return wire.Wrap(code, text, err)
+	return pool.Verdict(failed[o.op.Kind], o.err)
 }
 
 func (c *conn) deadline() mono.Time {

@@ -3,14 +3,8 @@ package agent
 import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
-)
 
-// What becomes of publishes.
-const (
-	accepted   = "accepted"
-	refused    = "refused"
-	unanswered = "unanswered"
-	unsent     = "unsent"
+	"github.com/srtm-io/srtm/client/pool"
 )
 
 type metrics struct {
@@ -34,7 +28,7 @@ func newMetrics(r prometheus.Registerer, connections, publishers func() int) met
 			Help: "Publishes by what became of them: accepted by a broker; refused by it; unanswered, so that it may have accepted them; unsent.",
 		}, []string{"result"}),
 	}
-	for _, result := range []string{accepted, refused, unanswered, unsent} {
+	for _, result := range pool.Results {
 		m.publishes.WithLabelValues(result) // 0 is shown, too
 	}
 	return m

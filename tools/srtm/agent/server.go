@@ -99,8 +99,7 @@ type Agent struct {
 	cfg        Config
 	protocol   session.Config
 	publishers *pool.Pool
-	receiving  *semaphore.Weighted // of large commands that are not whole, or wait for buffer
-	buffer     *semaphore.Weighted // of publishes under way
+	receiving  *semaphore.Weighted // of large commands that are not whole, or wait for room in the pool
 	log        *slog.Logger        // of what producers do
 	endLog     func()
 
@@ -117,13 +116,13 @@ func New(cfg Config) (*Agent, error) {
 	}
 	publishers, err := pool.New(client.Config{
 		Address: cfg.Loaddistributor, DialOptions: cfg.DialOptions, NSQ: cfg.NSQ,
-		MaxOutstanding: cfg.MaxOutstanding, Resend: cfg.Resend, Logger: cfg.Log,
-	}, pool.Config{Max: cfg.MaxPublishers, Idle: cfg.IdleTimeout, OpenWithin: cfg.PublishTimeout})
+		MaxOutstanding: cfg.MaxOutstanding, Resend: cfg.Resend, Create: true, Logger: cfg.Log,
+	}, pool.Config{Max: cfg.MaxPublishers, Idle: cfg.IdleTimeout, OpenWithin: cfg.PublishTimeout, MaxBytes: cfg.MaxBuffer})
 	if err != nil {
 		return nil, fmt.Errorf("agent: %w", err)
 	}
 	a := &Agent{cfg: cfg, protocol: protocol(), publishers: publishers}
-	a.receiving, a.buffer = semaphore.NewWeighted(cfg.MaxBuffer), semaphore.NewWeighted(cfg.MaxBuffer)
+	a.receiving = semaphore.NewWeighted(cfg.MaxBuffer)
 	a.log, a.endLog = obs.Sparse(cfg.Log)
 	a.metrics = newMetrics(cfg.Metrics, func() int { return int(a.conns.Load()) }, publishers.Len)
 	return a, nil

@@ -1,0 +1,78 @@
+package pool
+
+import (
+	"context"
+	"math"
+	"sync"
+
+	"golang.org/x/sync/semaphore"
+)
+
+// room bounds the bytes of publishes under way: of all, and of those to each broker, so that
+// those to a slow broker leave room for the others.
+type room struct {
+	// Set once.
+	most, each int64 // bytes
+	all        *semaphore.Weighted
+
+	mu *struct {
+		sync.Mutex
+		brokers map[string]*share // by address; those in use
+	}
+}
+
+// share is what is under way to one broker, or waits for that.
+type share struct {
+	bytes *semaphore.Weighted
+	users int // guarded by room.mu
+}
+
+func newRoom(most, each int64) room {
+	if most == 0 {
+		most = math.MaxInt64
+	}
+	if each == 0 {
+		each = most
+	}
+	r := room{most: most, each: each, all: semaphore.NewWeighted(most)}
+	r.mu = &struct {
+		sync.Mutex
+		brokers map[string]*share
+	}{brokers: map[string]*share{}}
+	return r
+}
+
+// acquire waits for room for so many bytes to a broker, and returns what gives it back. A
+// publish that is larger than the bound waits until it is the only one.
+func (r *room) acquire(ctx context.Context, broker string, bytes int64) (release func(), err error) {
+	r.mu.Lock()
+	of := r.mu.brokers[broker]
+	if of == nil {
+		of = &share{bytes: semaphore.NewWeighted(r.each)}
+		r.mu.brokers[broker] = of
+	}
+	of.users++
+	r.mu.Unlock()
+	leave := func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if of.users--; of.users == 0 {
+			delete(r.mu.brokers, broker)
+		}
+	}
+	own, total := min(bytes, r.each), min(bytes, r.most)
+	if err := of.bytes.Acquire(ctx, own); err != nil {
+		leave()
+		return nil, err
+	}
+	if err := r.all.Acquire(ctx, total); err != nil {
+		of.bytes.Release(own)
+		leave()
+		return nil, err
+	}
+	return func() {
+		r.all.Release(total)
+		of.bytes.Release(own)
+		leave()
+	}, nil
+}

@@ -1,0 +1,86 @@
+// Package origin says for whom a broker publishes. A broker that forwards what its clients
+// publish shows the origin to the target broker as the secret of AUTH:
+//
+//	srtm-forward MAC JSON
+//
+// JSON is the Origin. MAC is the HMAC-SHA-256 of JSON in hexadecimal, with a key that the
+// loaddistributor gives to brokers alone: a client cannot make one. AUTH follows TLS, so an
+// origin is as secret on its way as the secrets of clients. The package knows nothing of brokers.
+package origin
+
+import (
+	"bytes"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+)
+
+// Origin is a publisher as the broker knows it that the publisher is connected to. Origins
+// are comparable.
+type Origin struct {
+	ClientID string `json:"client_id,omitempty"` // of IDENTIFY
+	// Kind and ID are the publisher's identity: an AUTH identity, a certificate's name, a client_id
+	// or an address.
+	Kind string `json:"kind,omitempty"`
+	ID   string `json:"id,omitempty"`
+	Host string `json:"host,omitempty"` // the publisher's address
+	// Broker is the id of the broker that forwards.
+	Broker string `json:"broker"`
+	// Visits says that the publisher has no connection: each message is a request of its own.
+	Visits bool `json:"visits,omitempty"`
+}
+
+// prefix begins the secret.
+const prefix = "srtm-forward "
+
+// Errors of Parse.
+var (
+	errForm   = errors.New("not of the form srtm-forward MAC JSON")
+	errForged = errors.New("the MAC is of no broker of this cluster")
+)
+
+// String returns the JSON of o, which Secret takes.
+func (o Origin) String() string {
+	text, _ := json.Marshal(o) // strings and a bool
+	return string(text)
+}
+
+// Secret returns the secret of AUTH for the String of an Origin.
+func Secret(key []byte, origin string) string {
+	return prefix + hex.EncodeToString(mac(key, []byte(origin))) + " " + origin
+}
+
+// Is reports whether a secret of AUTH says for whom a broker publishes. The secret may be forged.
+func Is(secret []byte) bool { return bytes.HasPrefix(secret, []byte(prefix)) }
+
+// Parse returns the origin that a secret shows, if the secret was made with one of the keys.
+func Parse(secret []byte, keys ...[]byte) (Origin, error) {
+	rest, is := bytes.CutPrefix(secret, []byte(prefix))
+	shown, text, found := bytes.Cut(rest, []byte(" "))
+	sum := make([]byte, sha256.Size)
+	if !is || !found || len(shown) != hex.EncodedLen(len(sum)) {
+		return Origin{}, errForm
+	}
+	if _, err := hex.Decode(sum, shown); err != nil {
+		return Origin{}, errForm
+	}
+	for _, key := range keys {
+		if len(key) == 0 || !hmac.Equal(sum, mac(key, text)) {
+			continue
+		}
+		var o Origin
+		if err := json.Unmarshal(text, &o); err != nil {
+			return Origin{}, errForm
+		}
+		return o, nil
+	}
+	return Origin{}, errForged
+}
+
+func mac(key, text []byte) []byte {
+	h := hmac.New(sha256.New, key)
+	h.Write(text)
+	return h.Sum(nil)
+}
