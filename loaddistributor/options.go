@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	crand "crypto/rand"
 	"errors"
 	"flag"
 	"fmt"
@@ -262,7 +263,7 @@ func (o *options) controllerConfig(log *slog.Logger, metrics prometheus.Register
 		Fitting: measure, FittingRound: o.fittingRound,
 		ReportInterval: o.reportInterval, PrepareTimeout: o.prepareTimeout, Window: o.window,
 		EvacuateAfter: o.evacuateAfter, TakeOverAfter: cmp.Or(o.takeOverAfter, -1), ConsumerWait: o.consumerWait, Rebalance: mode, RebalanceRules: o.rebalanceRules,
-		Grace: grace, GrantAddress: o.tbadaptorAddress, Followed: o.store == storeEtcd, TenantRates: o.tenantRates, Seed: o.seed, Log: log, Metrics: metrics,
+		ForwardKey: []byte(crand.Text()), Grace: grace, GrantAddress: o.tbadaptorAddress, Followed: o.store == storeEtcd, TenantRates: o.tenantRates, Seed: o.seed, Log: log, Metrics: metrics,
 	}
 }
 

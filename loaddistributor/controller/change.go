@@ -267,6 +267,9 @@ func (c *change) write(w reconcile.Write) reconcile.Written {
 	switch e := e.(type) {
 	case catalog.TopicMoveAborted:
 		c.mu.topics.at(c.op.name).unsynced = true // until the adaptor is told
+		if topic, known := c.mu.next.Topic(c.op.name); known {
+			c.mu.retire(c.op.name, topic.Spec, topic.Retiring, time.Now())
+		}
 	case catalog.MemberRetired:
 		c.cfg.Log.Info("topic gone from broker", obs.KeyTopic, c.op.name, obs.KeyBroker, e.Broker)
 	case catalog.TopicRemoved:
@@ -296,6 +299,10 @@ func (c *change) removed(topic catalog.Topic, left []string) {
 
 // moved has those told who are concerned: brokers, and people.
 func (c *change) moved(from, to catalog.Topic) {
+	c.mu.Lock() // before publishers learn of the move: what they send to the old brokers is passed on
+	c.mu.retire(c.op.name, to.Spec, to.Retiring, time.Now())
+	c.mu.retire(c.op.name, to.Spec, slices.DeleteFunc(slices.Clone(from.Retiring), func(id string) bool { return to.Plan.On(id) < 0 }), time.Now())
+	c.mu.Unlock()
 	publishers := c.disconnect(from.Placement, to.Placement)
 	trace.SpanFromContext(c.op.ctx).SetAttributes(attribute.Int("publishers", publishers), attribute.Int64(obs.KeyEpoch, int64(to.Placement.Epoch())))
 	c.cfg.Log.Info("topic moved", obs.KeyTopic, c.op.name, obs.KeyReason, c.op.cause.why, "publishers", publishers, obs.KeyEpoch, to.Placement.Epoch(),

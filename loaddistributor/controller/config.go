@@ -57,6 +57,9 @@ type Config struct {
 	Grace time.Duration
 	// Where brokers get their grants, host:port; empty: where they reach us.
 	GrantAddress string
+	// ForwardKey is what brokers show each other when one forwards to another; empty: brokers do
+	// not forward.
+	ForwardKey []byte
 	// Fitting is how new topics are fitted: tuner.ModeFast, tuner.ModePaper, or
 	// empty for not at all. FittingRound is how long a round of the paper's lasts;
 	// 0: tuner.DefaultRound.

@@ -165,7 +165,7 @@ func (r *reader) Learned(topic catalog.Topic, most int) *srtmv1.Learned {
 		if i < most {
 			p.Publishers = append(p.Publishers, &srtmv1.LearnedPublisher{
 				Id: one.ID, CorrelationKey: one.Key, Rate: one.Now, PlacedRate: one.Rate,
-				Since: timestamppb.New(one.Since), LastHeard: timestamppb.New(one.Heard), BrokerId: to, SendsTo: one.Broker,
+				Since: timestamppb.New(one.Since), LastHeard: timestamppb.New(one.Heard), BrokerId: to, SendsTo: one.Broker, Forwarder: one.Forwarder,
 			})
 		}
 	}

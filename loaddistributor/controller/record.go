@@ -18,8 +18,9 @@ import (
 
 // fitted is a record that the tuner has asked a broker for.
 type fitted struct {
-	begun              bool     // what was under way before is over
-	publishers, owners []string // that the broker has named in it
+	begun bool // what was under way before is over
+	// Those that the broker has named in it, who answers for each, and which broker forwards.
+	publishers, owners, forwarders []string
 }
 
 // capture asks for the arrivals of a topic, for so long.
@@ -39,7 +40,7 @@ func (st *state) record(s *Session, of *learned.Topic, topic string, o learned.O
 		s.capture(topic, 0)
 	case f != nil && o.Anew:
 		if f.begun {
-			st.count(s, of, topic, tuner.Piece{First: true, Publishers: slices.Clone(f.publishers)}, f.owners, 0, now)
+			st.count(s, of, topic, tuner.Piece{First: true, Publishers: slices.Clone(f.publishers)}, f.owners, f.forwarders, 0, now)
 		}
 		return
 	case f != nil && o.Lasts == 0:
@@ -49,8 +50,8 @@ func (st *state) record(s *Session, of *learned.Topic, topic string, o learned.O
 }
 
 // count has a piece of a record learned from.
-func (st *state) count(s *Session, of *learned.Topic, topic string, piece tuner.Piece, owners []string, others uint64, now time.Time) {
-	if err := of.Count(s.broker, piece, owners, others, now); err != nil {
+func (st *state) count(s *Session, of *learned.Topic, topic string, piece tuner.Piece, owners, forwarders []string, others uint64, now time.Time) {
+	if err := of.Count(s.broker, piece, owners, forwarders, others, now); err != nil {
 		st.cfg.Log.Warn("a record of arrivals is not to be trusted", obs.KeyTopic, topic, obs.KeyBroker, s.broker, obs.KeyError, err)
 	}
 }
@@ -83,9 +84,10 @@ func (t *tuning) measure(s *Session, a *srtmv1.Arrivals, now time.Time) {
 	}
 	if f != nil && f.begun {
 		f.publishers, f.owners = append(f.publishers, a.Publishers...), append(f.owners, a.Owners...)
+		f.forwarders = append(f.forwarders, a.Forwarders...)
 	}
 	if of := t.mu.topics.see(a.Topic).learned; of != nil {
-		t.mu.count(s, of, a.Topic, piece, a.Owners, a.Others, now)
+		t.mu.count(s, of, a.Topic, piece, a.Owners, a.Forwarders, a.Others, now)
 	}
 	if f == nil || f.begun {
 		t.do(t.mu.tuner.Measure(s, s.broker, a.Topic, piece, now))

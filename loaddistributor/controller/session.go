@@ -73,7 +73,7 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 	}
 	s.durability, _ = Durabilities.Value(h.Durability)
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Hello{Hello: &srtmv1.ControllerHello{
-		GrantAddress: c.cfg.GrantAddress, ReportInterval: durationpb.New(c.cfg.ReportInterval), ReportChanges: true,
+		GrantAddress: c.cfg.GrantAddress, ReportInterval: durationpb.New(c.cfg.ReportInterval), ReportChanges: true, ForwardKey: c.cfg.ForwardKey,
 	}}})
 	unknown, err := c.enter(s, h)
 	if err != nil {

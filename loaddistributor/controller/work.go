@@ -113,9 +113,19 @@ func (st *state) prepare(s *Session, r request, spec *catalog.Spec) {
 	if is, _ := st.next.Topic(r.topic); is.Created > 0 {
 		order.Identity = &srtmv1.TopicIdentity{Log: st.next.Log(), Created: is.Created}
 		order.DeletedBefore = st.next.LeftOn(r.topic, s.broker)
+		order.Retiring = slices.Contains(is.Retiring, s.broker)
 	}
 	order.Record = st.text(st.next, r.topic)
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Prepare{Prepare: order}})
+}
+
+// retire tells brokers that are connected whether the topic retires from them.
+func (st *state) retire(name string, spec *catalog.Spec, brokers []string, now time.Time) {
+	for _, id := range brokers {
+		if s := st.sessions[id]; s != nil {
+			st.prepare(s, request{topic: name, sent: now}, spec)
+		}
+	}
 }
 
 // remove sends a RemoveTopic; unused: only if the topic is not used.

@@ -101,6 +101,7 @@ type Publisher struct {
 	Since     time.Time
 	Heard     time.Time // last
 	Broker    string    // where most of its messages came
+	Forwarder string    // the broker that forwards for it there, as last named; "": none
 }
 
 // publisher is one that is followed.
@@ -294,8 +295,9 @@ func (t *Topic) Ended(broker string) {
 // Count takes a piece of a broker's record, of which others messages are of publishers
 // that the broker does not tell apart. owners are who answers for those that it names, if
 // known; one of another owner than the first of that id is given another name in the piece.
+// forwarders are the brokers that forward for those that it names.
 // What is wrong with it ends the record.
-func (t *Topic) Count(broker string, piece tuner.Piece, owners []string, others uint64, now time.Time) error {
+func (t *Topic) Count(broker string, piece tuner.Piece, owners, forwarders []string, others uint64, now time.Time) error {
 	f := t.feeds[broker]
 	if f == nil || !piece.First && !f.begun {
 		return nil // of a record that is over
@@ -313,8 +315,15 @@ func (t *Topic) Count(broker string, piece tuner.Piece, owners []string, others 
 		f.flush(t)
 		f.begun, f.heard = true, now
 	}
-	for _, id := range piece.Publishers {
-		f.named = append(f.named, t.follow(id, now))
+	for i, id := range piece.Publishers {
+		p := t.follow(id, now)
+		if p != nil {
+			p.Forwarder = ""
+			if i < len(forwarders) {
+				p.Forwarder = forwarders[i]
+			}
+		}
+		f.named = append(f.named, p)
 		f.counts = append(f.counts, 0)
 	}
 	for _, n := range piece.From {

@@ -100,7 +100,7 @@ func (w *world) run(d time.Duration) {
 					r.on = false
 				} else if o.Anew || !r.on {
 					r.on, r.numbers = true, map[string]uint32{}
-					testkit.Must(w.t, w.subject.Count(o.Broker, tuner.Piece{First: true}, nil, 0, from))
+					testkit.Must(w.t, w.subject.Count(o.Broker, tuner.Piece{First: true}, nil, nil, 0, from))
 				}
 			}
 			if job := w.subject.Look(w.spec(), from); job != nil {
@@ -177,7 +177,7 @@ func (r *recorder) record(w *world, broker string, from time.Time) {
 		p.Gaps, p.From = append(p.Gaps, gap), append(p.From, n)
 	}
 	p.Lost = others
-	testkit.Must(w.t, w.subject.Count(broker, p, nil, others, w.now))
+	testkit.Must(w.t, w.subject.Count(broker, p, nil, nil, others, w.now))
 }
 
 func (w *world) rates() string {
@@ -574,7 +574,7 @@ func BenchmarkMessage(b *testing.B) {
 		named = append(named, fmt.Sprintf("publisher-%d", i))
 	}
 	subject.Orders([]string{"b1"}, false, now)
-	testkit.Must(b, subject.Count("b1", tuner.Piece{First: true, Publishers: named}, nil, 0, now))
+	testkit.Must(b, subject.Count("b1", tuner.Piece{First: true, Publishers: named}, nil, nil, 0, now))
 	b.ReportAllocs()
 	for n := 0; b.Loop(); n++ {
 		if n%(rate/4) != 0 {
@@ -591,10 +591,10 @@ func BenchmarkMessage(b *testing.B) {
 		now = now.Add(time.Second / 4)
 		for _, o := range subject.Orders([]string{"b1"}, false, now) {
 			if o.Anew {
-				_ = subject.Count("b1", tuner.Piece{First: true, Publishers: named}, nil, 0, now)
+				_ = subject.Count("b1", tuner.Piece{First: true, Publishers: named}, nil, nil, 0, now)
 			}
 		}
-		testkit.Must(b, subject.Count("b1", p, nil, 0, now))
+		testkit.Must(b, subject.Count("b1", p, nil, nil, 0, now))
 		spec := &catalog.Spec{Demand: placement.Demand{RateMilli: 1e9, Burst: 1}}
 		if job := subject.Look(spec, now); job != nil {
 			job.Think()
@@ -611,7 +611,7 @@ func TestAnIdIsItsOwners(t *testing.T) {
 		t.Helper()
 		p := tuner.Piece{First: true, Publishers: []string{id}, Start: mono.Wall(now.UnixNano()), Gaps: []uint64{0}, From: []uint32{0}}
 		subject.Orders([]string{"b1", "b2", "b3"}, false, now)
-		testkit.Must(t, subject.Count(broker, p, []string{owner}, 0, now))
+		testkit.Must(t, subject.Count(broker, p, []string{owner}, nil, 0, now))
 	}
 	known := func() (ids []string) {
 		for _, p := range subject.Publishers() {
@@ -631,5 +631,5 @@ func TestAnIdIsItsOwners(t *testing.T) {
 		t.Fatalf("%q", got)
 	}
 	// The broker of 0.1.0 does not say.
-	testkit.Must(t, subject.Count("b3", tuner.Piece{First: true, Publishers: []string{"a"}}, nil, 0, now))
+	testkit.Must(t, subject.Count("b3", tuner.Piece{First: true, Publishers: []string{"a"}}, nil, nil, 0, now))
 }

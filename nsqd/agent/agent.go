@@ -57,8 +57,11 @@ type Config struct {
 	// NudgeConsumers has consumers of these channels ask again where the topic is,
 	// and does not wait for it; it returns how many. nil: there are none.
 	NudgeConsumers func(topic string, channels map[string]bool) int
-	Policy         Policy // empty: Available
-	Store          Store  // of bases; nil: they end with the process
+	// ForwardKey takes the secret by which brokers know each other, and does not wait. nil: this
+	// broker does not forward, and takes messages of topics that retire from it.
+	ForwardKey func(key []byte)
+	Policy     Policy // empty: Available
+	Store      Store  // of bases; nil: they end with the process
 	// DialOptions are for connections to the loaddistributor and the tbadaptor:
 	// credentials. nil: in clear.
 	DialOptions []grpc.DialOption

@@ -25,6 +25,10 @@ type Node interface {
 	// their part, and what the groups of them may weigh.
 	Pace(topic string, mode srtmv1.PacingMode, weights []*srtmv1.PublisherGroup)
 
+	// Retire says whether the topic has moved to other brokers: then it takes no more messages
+	// here, and what is published is passed on. It does nothing without such a topic.
+	Retire(topic string, retired bool)
+
 	// Identity returns what the topic was last prepared with; nil: it has none, or
 	// there is no such topic.
 	Identity(topic string) *srtmv1.TopicIdentity

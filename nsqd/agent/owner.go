@@ -309,6 +309,9 @@ func (o *owner) result(l *controlLink, request uint64, err error) {
 func (o *owner) welcome(l *controlLink, h *srtmv1.ControllerHello) {
 	log := o.cfg.Log
 	o.anew, o.takesChanges = false, h.GetReportChanges()
+	if key := h.GetForwardKey(); len(key) > 0 && o.cfg.ForwardKey != nil {
+		o.cfg.ForwardKey(key)
+	}
 	o.metrics.connected.WithLabelValues(controlSession).Set(1)
 	if d := h.GetReportInterval().AsDuration(); d >= minReportInterval && d <= maxReportInterval {
 		if d != o.interval {
@@ -372,6 +375,9 @@ func (o *owner) prepare(p *srtmv1.PrepareTopic) error {
 		return err
 	}
 	o.node.Pace(p.Topic, p.Pacing, p.Weights)
+	if o.cfg.ForwardKey != nil {
+		o.node.Retire(p.Topic, p.Retiring)
+	}
 	if len(p.Record) > 0 {
 		o.keep(p.Topic, p.Record)
 	}

@@ -24,6 +24,8 @@ import (
 var (
 	// ErrGone: the topic, channel or subscription was deleted meanwhile.
 	ErrGone = errors.New("deleted")
+	// ErrRetired: the topic has moved to other brokers and takes no more messages here.
+	ErrRetired = errors.New("the topic has moved to other brokers")
 	// ErrUnknownTopic: there is no such topic and none may be created here.
 	ErrUnknownTopic = errors.New("no such topic on this broker")
 	// ErrUnknownChannel: the topic has no such channel.
@@ -295,7 +297,7 @@ func (b *Broker) DeleteTopic(name string) error {
 	return nil
 }
 
-// DeleteUnused is DeleteTopic of a topic that holds no message and that no
+// DeleteUnused is DeleteTopic of a topic that holds no message, and that is retired or that no
 // connection publishes to; any other stays as it is. What is published meanwhile
 // is either held, so that the topic stays, or not accepted.
 // Errors: ErrUnknownTopic, ErrInUse.
@@ -307,7 +309,7 @@ func (b *Broker) DeleteUnused(name string) error {
 	t.storing.Lock() // else a message could be on its way to the disk
 	forgotten := b.forget(t, func() bool {
 		held, _ := t.heldLocked(0)
-		return held == 0 && t.publishers == 0 && !t.awayLocked()
+		return held == 0 && (t.publishers == 0 || t.mu.retired) && !t.awayLocked()
 	})
 	t.storing.Unlock()
 	if !forgotten {

@@ -41,6 +41,7 @@ type capture struct {
 	owners  []police.Identity       // by number
 	named   []string                // those that no piece has named
 	vouched []string                // for each of named: by whom
+	through []string                // for each of named: the broker that forwards for it
 	lost    uint64                  // since the last piece
 	others  uint64                  // of those: of publishers that are not told apart
 	taken   bool                    // a piece was
@@ -106,7 +107,7 @@ func (c *capture) number(p *Publisher) uint32 {
 	if owner.Kind != "addr" {
 		vouched = strings.ToValidUTF8(owner.Kind+":"+owner.ID, "?")
 	}
-	c.vouched = append(c.vouched, vouched)
+	c.vouched, c.through = append(c.vouched, vouched), append(c.through, p.forwarder)
 	return n
 }
 
@@ -148,8 +149,8 @@ func (r *recorder) Arrivals() *srtmv1.Arrivals {
 	}
 	piece := c.piece
 	c.piece = c.spare[:0]
-	a := &srtmv1.Arrivals{Topic: r.name, Publishers: c.named, Owners: c.vouched, Lost: c.lost, Others: c.others, First: !c.taken}
-	c.named, c.vouched, c.lost, c.others, c.taken = nil, nil, 0, 0, true
+	a := &srtmv1.Arrivals{Topic: r.name, Publishers: c.named, Owners: c.vouched, Forwarders: c.through, Lost: c.lost, Others: c.others, First: !c.taken}
+	c.named, c.vouched, c.through, c.lost, c.others, c.taken = nil, nil, nil, 0, 0, true
 	r.mu.Unlock()
 
 	c.spare = piece

@@ -75,6 +75,13 @@ func (n *Node) Pace(topic string, mode srtmv1.PacingMode, weights []*srtmv1.Publ
 	t.SetPacing(modes[mode], groups)
 }
 
+// Retire is Topic.Retire.
+func (n *Node) Retire(topic string, retired bool) {
+	if t, err := n.broker().Topic([]byte(topic)); err == nil {
+		t.Retire(retired)
+	}
+}
+
 // Identity returns what Prepare was last given for a topic; nil: nothing, or there is
 // no topic.
 func (n *Node) Identity(topic string) *srtmv1.TopicIdentity {

@@ -41,7 +41,7 @@ type Published struct {
 }
 
 // Publish accepts one message.
-// Errors: queue.ErrFull, *queue.OverLimitError, ErrGone, ErrDraining, ErrBusy.
+// Errors: queue.ErrFull, *queue.OverLimitError, ErrGone, ErrRetired, ErrDraining, ErrBusy.
 func (in *intake) Publish(now mono.Time, wall mono.Wall, p Published) error {
 	s := in.shared.steps.Get().(*step)
 	s.msgs = append(s.msgs, in.shared.message(wall, &p))
@@ -72,7 +72,7 @@ func (in *intake) PublishBatch(now mono.Time, wall mono.Wall, p Published, bodie
 	if n := bodies.Len(); n > in.most {
 		s := in.begin()
 		defer in.end(s)
-		if err := in.open(); err != nil {
+		if err := in.takesPublishes(); err != nil {
 			return err
 		}
 		return in.mu.core.Refuse(queue.ErrFull, n)
@@ -166,10 +166,10 @@ func (in *intake) put(now mono.Time, s *step, p Published) error {
 	return ErrBusy
 }
 
-// takes is open for n messages that are published, which a log that is full refuses.
+// takes is takesPublishes for n messages that are published, which a log that is full refuses.
 // Requires: mu held.
 func (in *intake) takes(n int) error {
-	err := in.open()
+	err := in.takesPublishes()
 	if err == nil && in.store.full() {
 		err = in.mu.core.Refuse(queue.ErrFull, n)
 	}
@@ -201,7 +201,7 @@ func (in *intake) accept(now mono.Time, s *step, p Published, rest bool) (err er
 		if rest && !in.mu.closed {
 			return nil
 		}
-		return in.open()
+		return in.takesPublishes()
 	}
 	full := !rest && in.store.full()
 	room := func() bool {
@@ -245,7 +245,7 @@ func (in *intake) accept(now mono.Time, s *step, p Published, rest bool) (err er
 
 // PublishEach accepts messages one by one, in order, under one hold of the lock,
 // and appends to errs what became of each: nil, or an error of Publish. It
-// leaves off after ErrBusy or ErrGone, and answers ErrBusy where Publish waits:
+// leaves off after ErrBusy, ErrGone or ErrRetired, and answers ErrBusy where Publish waits:
 // always, if the topic's messages go through the disk.
 func (in *intake) PublishEach(now mono.Time, wall mono.Wall, batch []Published, errs []error) []error {
 	if in.through {
@@ -263,7 +263,7 @@ func (in *intake) PublishEach(now mono.Time, wall mono.Wall, batch []Published, 
 	now = in.instant(now)
 	short := in.tight(bytes) // for some of the batch; which ones is looked at one by one
 	in.mu.core.SetTight(short)
-	if in.open() == nil && !in.store.full() && in.mu.core.Takes(len(s.msgs)) && !in.pacing.policing() { // one step for all is cheaper
+	if in.takesPublishes() == nil && !in.store.full() && in.mu.core.Takes(len(s.msgs)) && !in.pacing.policing() { // one step for all is cheaper
 		in.mu.core.Enter(now, &s.fx, s.msgs...)
 		errs = append(errs, make([]error, len(s.msgs))...)
 	} else {
@@ -286,7 +286,7 @@ func (in *intake) PublishEach(now mono.Time, wall mono.Wall, batch []Published, 
 			if err != nil {
 				s.fx.Free = append(s.fx.Free, m)
 			}
-			if err == ErrBusy || err == ErrGone {
+			if err == ErrBusy || err == ErrGone || err == ErrRetired {
 				s.fx.Free = append(s.fx.Free, s.msgs[i+1:]...)
 				break
 			}

@@ -13,8 +13,9 @@ type Publisher struct {
 	visits bool
 
 	// Guarded by to.mu.
-	clientID string
-	host     string
+	clientID  string
+	host      string
+	forwarder string // the broker that forwards for it; "": it is connected here
 	// number is the publisher's in the capture of the id named; 0: not looked up
 	// yet. It is once for each capture, not with each message.
 	named  uint64
@@ -32,6 +33,9 @@ type Publisher struct {
 	ok []byte // what it is to be told
 }
 
+// Forwarded says which broker forwards what the publisher publishes. It is called before that.
+func (p *Publisher) Forwarded(by string) { p.forwarder = by }
+
 // AddPublisher counts a connection that publishes here until it leaves, which
 // may be called once. clientID is that of its IDENTIFY, empty without; host is where it
 // comes from; as is who is paced.
@@ -40,17 +44,20 @@ func (in *intake) AddPublisher(clientID, host string, as police.Identity) *Publi
 	return &Publisher{to: in, clientID: clientID, host: host, identity: as}
 }
 
-// name is who it is to the control plane: its client_id, by which it is placed, else how
-// it is known otherwise, as "auth:", "cert:" or "addr:" and that. A client_id that looks
-// like that gets "client:" before it. Empty: not known. A capture tells owners apart.
-func (p *Publisher) name() string {
-	switch kind, _, found := strings.Cut(p.clientID, ":"); {
+// name is PublisherName. A capture tells owners apart.
+func (p *Publisher) name() string { return PublisherName(p.clientID, p.identity) }
+
+// PublisherName is what the control plane calls a publisher: its client_id, by which it is placed.
+// Without a client_id, the name is "auth:", "cert:" or "addr:" and the identity. A client_id that
+// looks like that gets "client:" before it. Empty: the publisher is not known.
+func PublisherName(clientID string, identity police.Identity) string {
+	switch kind, _, found := strings.Cut(clientID, ":"); {
 	case found && (kind == "auth" || kind == "cert" || kind == "addr" || kind == "client"):
-		return "client:" + p.clientID
-	case p.clientID != "" || p.identity.ID == "":
-		return p.clientID
+		return "client:" + clientID
+	case clientID != "" || identity.ID == "":
+		return clientID
 	default:
-		return strings.ToValidUTF8(p.identity.Kind+":"+p.identity.ID, "?") // of a certificate, say
+		return strings.ToValidUTF8(identity.Kind+":"+identity.ID, "?") // of a certificate, say
 	}
 }
 

@@ -27,6 +27,7 @@ type runner struct {
 		core      *queue.Topic
 		consumers map[queue.ConsumerID]*Subscription
 		closed    bool
+		retired   bool  // the topic has moved away: what it holds is delivered, nothing is taken
 		held      int64 // the topic's part of Broker.held
 		expiry    expiry
 	}
@@ -228,6 +229,15 @@ func (r *runner) open() error {
 		return ErrAway
 	}
 	return nil
+}
+
+// takesPublishes is open for what is published.
+func (r *runner) takesPublishes() error {
+	err := r.open()
+	if err == nil && r.mu.retired {
+		return ErrRetired
+	}
+	return err
 }
 
 // awayLocked requires mu held.

@@ -119,6 +119,21 @@ func (t *Topic) Unpause() {
 	})
 }
 
+// Retire says whether the topic has moved to other brokers, and takes no more messages here.
+func (t *Topic) Retire(retired bool) {
+	t.mu.Lock()
+	t.mu.retired = retired
+	t.room.Broadcast() // to those who wait to publish
+	t.mu.Unlock()
+}
+
+// Retired reports whether the topic was retired.
+func (t *Topic) Retired() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.mu.retired
+}
+
 // keep has all that the topic holds stored, if it has a disk, while it goes on.
 func (t *Topic) keep() {
 	t.do(func(_ mono.Time, s *step) {

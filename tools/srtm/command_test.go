@@ -282,7 +282,7 @@ func TestDescribeWithoutFigures(t *testing.T) {
 	for _, want := range []string{
 		"follows   b 1 to 500; it is being measured, and provisional\n",
 		"open: 3 publishers learned, the 1 of the highest rates shown; others send 0.5 msg/s\nnote: do this\n",
-		"p1         learned-1  10.0   10.0       1970-01-01 00:00:00 UTC  b1      b2\n",
+		"p1         learned-1  10.0   10.0       1970-01-01 00:00:00 UTC  b1      b2        -\n",
 		"learned-1  2           98 of 100       1.5        1ms\n",
 	} {
 		if !strings.Contains(out.String(), want) {

@@ -454,10 +454,10 @@ func describeLearned(w io.Writer, l *srtmv1.Learned) error {
 	for _, note := range l.GetNotes() {
 		fmt.Fprintf(w, "note: %s\n", note)
 	}
-	err := table(w, "PUBLISHER\tKEY\tMSG/S\tPLACED AS\tSINCE\tBROKER\tSENDS TO", l.GetPublishers(), func(p *srtmv1.LearnedPublisher) []any {
+	err := table(w, "PUBLISHER\tKEY\tMSG/S\tPLACED AS\tSINCE\tBROKER\tSENDS TO\tTHROUGH", l.GetPublishers(), func(p *srtmv1.LearnedPublisher) []any {
 		return []any{
 			p.GetId(), cmp.Or(p.GetCorrelationKey(), "-"), tenths(p.GetRate()), tenths(p.GetPlacedRate()),
-			p.GetSince().AsTime().Format("2006-01-02 15:04:05 UTC"), p.GetBrokerId(), cmp.Or(p.GetSendsTo(), "-"),
+			p.GetSince().AsTime().Format("2006-01-02 15:04:05 UTC"), p.GetBrokerId(), cmp.Or(p.GetSendsTo(), "-"), cmp.Or(p.GetForwarder(), "-"),
 		}
 	})
 	if err != nil || len(l.GetGroups()) == 0 {

@@ -24,6 +24,7 @@ type Topic struct {
 	Quantile  float64
 	OverLimit srtmv1.OverLimitPolicy
 	Pacing    srtmv1.PacingMode
+	Retired   bool
 	Share     tokenbucket.Share
 	Identity  *srtmv1.TopicIdentity
 	// Base is what is left of it at FlexUntil; nothing is at Until.
@@ -131,6 +132,15 @@ func (n *Node) Pace(name string, mode srtmv1.PacingMode, _ []*srtmv1.PublisherGr
 	defer n.mu.Unlock()
 	if t, ok := n.mu.topics[name]; ok {
 		t.Pacing = mode
+	}
+}
+
+// Retire implements agent.Node.
+func (n *Node) Retire(name string, retired bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if t, ok := n.mu.topics[name]; ok {
+		t.Retired = retired
 	}
 }
 
