@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	admission "github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/console"
 	"github.com/srtm-io/srtm/internal/clock"
@@ -26,6 +28,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/auth"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/conn"
+	"github.com/srtm-io/srtm/nsqd/forward"
 	"github.com/srtm-io/srtm/nsqd/httpapi"
 	"github.com/srtm-io/srtm/nsqd/lookupd"
 	"github.com/srtm-io/srtm/nsqd/replicated"
@@ -100,6 +103,12 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 		return nil, err
 	}
 	opts.conn.MaxBodies = opts.broker.MaxMemory / 4
+	registry := obs.NewRegistry()
+	if opts.forwards() {
+		if opts.conn.Forward, err = d.forwarder(registry); err != nil {
+			return nil, err
+		}
+	}
 	if d.conns, err = conn.New(opts.conn, d.broker, d.stamps, log); err != nil {
 		return nil, err
 	}
@@ -107,6 +116,9 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 		return nil, err
 	}
 	node := opts.node(address(d.at.tcp), address(d.at.http))
+	if opts.conn.Forward != nil {
+		opts.conn.Forward.Name(node.BrokerID)
+	}
 	if d.announcer, err = lookupd.New(d.lookupdConfig(node), opts.lookupds); err != nil {
 		return nil, lifecycle.UsageError{Err: err}
 	}
@@ -121,7 +133,7 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	api := httpapi.Config{
 		Node: node, Session: &opts.session, Managed: opts.managed(), TopologyAware: opts.topologyAware && opts.region != "",
 		Lookupds: d.announcer.State, Settings: d.settings(), Percentiles: opts.statsd.Percentiles, Tokens: opts.tokens,
-		MaxSeries: opts.maxSeries, MaxBodies: opts.conn.MaxBodies, Connections: d.at.connections,
+		Forward: opts.conn.Forward, MaxSeries: opts.maxSeries, MaxBodies: opts.conn.MaxBodies, Connections: d.at.connections,
 	}
 	if opts.tokens != nil {
 		opts.tokens.Log(log)
@@ -141,7 +153,6 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 		api.Admission = asks
 		d.group.Add("admission", asks.Run)
 	}
-	registry := obs.NewRegistry()
 	if opts.tls != nil {
 		opts.tls.Log(log)
 		registry.MustRegister(opts.tls.Expiry())
@@ -163,6 +174,9 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 		membership.HTTPAddress = net.JoinHostPort(node.BroadcastAddress, strconv.Itoa(node.BroadcastHTTPPort))
 		if membership.Durability = opts.kept(); d.jetstream != nil {
 			membership.TakeOver = d.broker.TakeOver
+		}
+		if opts.conn.Forward != nil {
+			membership.ForwardKey = opts.conn.Forward.SetKey
 		}
 		membership.DrainPublishers, membership.NudgeConsumers = d.conns.DrainPublishers, d.conns.NudgeConsumers
 		membership.Store, membership.Log, membership.Metrics = bases, log, registry
@@ -213,6 +227,9 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	if pages != nil {
 		d.group.Add("console", pages.Run)
 	}
+	if opts.conn.Forward != nil {
+		d.group.Add("forward", opts.conn.Forward.Run)
+	}
 	d.group.Add("clients", d.disconnectAtEnd)
 	d.group.Add("tcp", func(ctx context.Context) error { return d.conns.Serve(ctx, d.at.tcp) })
 	d.group.Add("nsqlookupd", d.announcer.Run)
@@ -231,6 +248,22 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	}
 	d.group.Add("broker", d.storeAtEnd)
 	return d, nil
+}
+
+// minForwarded is how many bytes may be forwarded at a time, at least.
+const minForwarded = 64 << 20
+
+// forwarder publishes at other brokers of the cluster.
+func (d *nsqd) forwarder(metrics *prometheus.Registry) (*forward.Forwarder, error) {
+	f, err := forward.New(forward.Config{
+		LoadDistributor: d.opts.agent.LoadDistributor, DialOptions: d.opts.agent.DialOptions,
+		TLS: d.opts.brokerTLS(), MaxPublishers: d.opts.maxForwards, MaxBytes: max(minForwarded, d.opts.broker.MaxMemory/16),
+		Log: d.log, Metrics: metrics,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("forward: %w", err)
+	}
+	return f, nil
 }
 
 // stats are those of all topics.

@@ -69,6 +69,7 @@ type options struct {
 	control                                 secure.ClientConfig // towards the loaddistributor and the tbadaptor
 
 	outputBuffering, durability, dataPath  string
+	forward                                string
 	jetstream                              replicated.Config
 	jetstreamTLS                           secure.ClientConfig
 	clientTimeout, drainTimeout, e2eWindow time.Duration
@@ -87,6 +88,7 @@ type options struct {
 	asks        admission.Config
 	tokens      *secure.Tokens    // nil without --http-token-file
 	tls         *secure.ServerTLS // nil without --tls-cert
+	maxForwards int               // connections to other brokers; 0: main sets it
 	maxSeries   int               // topics and channels with metrics of their own
 }
 
@@ -152,6 +154,7 @@ func (o *options) addressFlags(fs *flag.FlagSet) {
 func (o *options) clusterFlags(fs *flag.FlagSet) {
 	fs.StringVar(&o.agent.LoadDistributor, "loaddistributor-address", "", "gRPC `host:port` of the loaddistributor to join, or of several with commas (default none: a standalone broker)")
 	fs.StringVar(&o.agent.BrokerID, "broker-id", "", "`id` of this broker in its cluster, stable across restarts (default broadcast address and TCP port)")
+	fs.StringVar(&o.forward, "forward", forwardOn, "in a cluster, what becomes of publishes to topics that are on other brokers: `on` (they are forwarded there) or off (they are refused)")
 	fs.Int64Var(&o.agent.Mcap, "mcap", 20_000, "maximum rate, in `msg/s`, that this broker carries within the SLO")
 	fs.StringVar((*string)(&o.agent.Policy), "policy", string(agent.Available), "what to do when the lease on shares is gone: available (go on with the bases) or strict (stop)")
 	fs.Var(&o.lookupds, "lookupd-tcp-address", "`host:port` of an nsqlookupd to register with; may be repeated")
@@ -277,7 +280,7 @@ func (o *options) kept() srtmv1.Durability {
 	}[o.durability]
 }
 
-// Values of --durability, --output-buffering and --tls-client-auth-policy.
+// Values of --durability, --output-buffering, --forward and --tls-client-auth-policy.
 const (
 	durabilityMemory     = "memory"
 	durabilityFsync      = "fsync"
@@ -285,6 +288,9 @@ const (
 
 	bufferEager  = "eager"
 	bufferStrict = "strict"
+
+	forwardOn  = "on"
+	forwardOff = "off"
 
 	authRequire = "require"
 	authVerify  = "require-verify"
@@ -339,6 +345,7 @@ func (o *options) validate() error {
 	s.TLS = o.conn.TLS != nil
 	s.TLSRequired = s.TLS && o.tlsRequired != tlsOptional
 	s.AuthRequired = o.authServers != nil
+	s.Forwarded = o.forwards()
 	s.Version, s.Limits.Pace = obs.NSQ, o.broker.Pacing != broker.PaceOff
 	errs.Add(s.Validate())
 	o.conn.Session = s
@@ -381,6 +388,7 @@ func (o *options) validate() error {
 	errs.If(o.jetstream.Replicas < 1 || o.jetstream.Replicas > 5, "--jetstream-replicas %d is not 1 to 5", o.jetstream.Replicas)
 	errs.If(o.jetstream.MaxBytes != 0 && o.jetstream.MaxBytes < 1<<20, "--jetstream-max-bytes %d is neither 0 nor at least %d", o.jetstream.MaxBytes, 1<<20)
 	errs.Add(daemon.OneOf("pacing", string(b.Pacing), string(broker.PaceOff), string(broker.PaceAdvise), string(broker.PacePolice)))
+	errs.Add(daemon.OneOf("forward", o.forward, forwardOn, forwardOff))
 	errs.Add(daemon.OneOf("policy", string(o.agent.Policy), string(agent.Available), string(agent.Strict)))
 	errs.If(o.tcpAddress == "", "--tcp-address is empty")
 	errs.If(conn.IsPath(o.httpsAddress), "--https-address %q is not a host:port", o.httpsAddress)
@@ -491,6 +499,26 @@ func (o *options) readRoots() (*x509.CertPool, error) {
 
 // managed reports whether a loaddistributor places this broker's topics.
 func (o *options) managed() bool { return o.agent.LoadDistributor != "" }
+
+// forwards reports whether publishes to topics on other brokers are forwarded.
+func (o *options) forwards() bool { return o.managed() && o.forward == forwardOn }
+
+// brokerTLS is for connections to other brokers; nil: they are in clear. Brokers of a cluster
+// are taken to be alike: where this one requires TLS, or has the authority of certificates, the
+// others offer it. They show the certificates that they have as servers.
+func (o *options) brokerTLS() *tls.Config {
+	if o.conn.TLS == nil || o.tlsRequired == tlsOptional && o.roots == nil {
+		return nil
+	}
+	own := o.conn.TLS
+	return &tls.Config{RootCAs: o.roots, GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		present, err := own.GetConfigForClient(nil) // the file may have changed
+		if err != nil {
+			return nil, err
+		}
+		return &present.Certificates[0], nil
+	}}
+}
 
 // encrypted reports whether HTTP without TLS is refused.
 func (o *options) encrypted() bool { return o.conn.TLS != nil && o.tlsRequired == tlsForAll }

@@ -9,6 +9,7 @@ import (
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/nsq/origin"
 	"github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/auth"
@@ -28,6 +29,9 @@ type credentials struct {
 
 // authenticate carries out AUTH.
 func (c *client) authenticate(op *session.Op) error {
+	if c.env.cfg.Forward != nil && origin.Is(op.Body) {
+		return c.publishesFor(op)
+	}
 	c.cred.secret = string(op.Body)
 	if err := c.ask(); err != nil {
 		return err
@@ -80,7 +84,7 @@ func (c *client) remoteIP() string {
 // grant that has expired is asked for again. Of a publish, that there was one to
 // the topic before settles it: the grant is still the same.
 func (c *client) permit(op *session.Op, now mono.Time) error {
-	if c.env.cfg.Auth == nil {
+	if c.env.cfg.Auth == nil || c.pubs.origin != nil { // the broker that forwards has asked
 		return nil
 	}
 	if !now.Before(c.cred.expires) {

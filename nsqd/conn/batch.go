@@ -69,21 +69,26 @@ func (c *client) flushBatch(now mono.Time) error {
 	for r.next < len(r.pubs) {
 		r.errs = r.topic.PublishEach(now, c.wall, r.pubs[r.next:], r.errs[:0])
 		for _, err := range r.errs {
-			kind, name := r.kinds[r.next], r.topic.Name()
+			name := r.topic.Name()
+			op.Kind, op.Reply = r.kinds[r.next], nil
 			switch {
 			case err == nil:
 				add(&r.count.count, 1)
-			case errors.Is(err, broker.ErrBusy), errors.Is(err, broker.ErrGone):
-				// Alone it can wait, or go to the topic's next life.
+			case errors.Is(err, broker.ErrBusy), errors.Is(err, broker.ErrGone), errors.Is(err, broker.ErrRetired):
+				// Alone it can wait, or go to the topic's next life, or to another broker.
 				p := r.pubs[r.next]
 				p.NoWait = c.on().nonblocking()
-				if _, err = c.hand([]byte(name), p, nil, now); errors.Is(err, broker.ErrBusy) {
+				t, err := c.hand([]byte(name), p, nil, now)
+				if errors.Is(err, broker.ErrBusy) {
 					return errWaits
 				}
+				r.next++
+				c.published(&op, t, err)
+				continue
 			default:
 				err = refusal([]byte(name), err)
 			}
-			if op.Kind, op.Reply = kind, nil; err == nil && c.pubs.weight > 0 {
+			if err == nil && c.pubs.weight > 0 {
 				op.Reply = r.as.Advice()
 			}
 			c.sess.Answer(&op, err)

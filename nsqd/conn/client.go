@@ -143,6 +143,7 @@ func (c *client) release() {
 		c.sub.Close()
 	}
 	c.leaveTopics()
+	c.abandonForwarded()
 }
 
 // ended reports whether nothing more is to be read.
@@ -284,9 +285,12 @@ func (c *client) do(op *session.Op, now mono.Time) error {
 	case session.OpIdentify:
 		id := c.sess.Identity()
 		c.stats.identity.Store(&id)
-		for _, to := range c.pubs.targets {
-			to.as.Rename(id.ClientID, c.identity())
+		if c.pubs.origin == nil {
+			for _, to := range c.pubs.targets {
+				to.as.Rename(id.ClientID, c.identity())
+			}
 		}
+		c.endForwarding() // it was of another publisher
 		return nil
 	case session.OpAuth:
 		return c.authenticate(op)

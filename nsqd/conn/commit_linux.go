@@ -167,7 +167,9 @@ func (c *commit) carryOut() bool {
 	c.store()
 	for _, s := range c.slots { // the fsync of the first is that of all
 		s.settle()
-		s.held = task{}
+		if !errors.Is(s.err, errWaits) {
+			s.held = task{}
+		}
 	}
 	for _, s := range c.slots { // together, or the loop would be woken for the first
 		s.back.Store(true)
@@ -183,7 +185,9 @@ func (c *commit) store() {
 	for _, s := range c.slots {
 		op, to := &s.held.op, s.target(s.held.op.Topic)
 		if op.Kind == session.OpMpub || to == nil || to.topic != c.topic { // or it was deleted
+			s.pubs.committing = true
 			s.err = s.carryOut(&s.held, now)
+			s.pubs.committing = false
 			continue
 		}
 		s.flushFins(now)
@@ -204,8 +208,10 @@ func (c *commit) storeBatch(now mono.Time) {
 	c.errs = c.topic.StoreEach(clock.Wall(), c.pubs, c.errs[:0])
 	for i, s := range c.stored {
 		switch err := c.errs[i]; {
-		case errors.Is(err, broker.ErrGone): // alone it goes to the topic's next life
-			s.err = s.carryOut(&s.held, now)
+		case errors.Is(err, broker.ErrGone), errors.Is(err, broker.ErrRetired):
+			// Alone it goes to the topic's next life, or to another broker.
+			s.leaveTopic(c.topic)
+			s.err = errWaits
 			continue
 		case err != nil:
 			s.published(&s.held.op, c.topic, refusal(s.held.op.Topic, err))

@@ -10,6 +10,7 @@ import (
 	"github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/forward"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/pacing/police"
 )
@@ -22,6 +23,7 @@ type publisher struct {
 	stored    broker.Stored // of the last publish that its topic stored
 	mpub      wire.Batch    // the MPUB in hand: broker.Bodies, without an allocation
 	weight    uint8         // of PACE; 0: it was not sent
+	forwarding
 }
 
 // target is a topic that the connection publishes to: it saves the look-up, and
@@ -72,16 +74,22 @@ func (c *client) publishTo(name []byte) (*target, error) {
 		find = c.env.broker.Topic // others may have to be asked before it is created
 	}
 	t, err := find(name)
+	if err == nil && t.Retired() {
+		err = broker.ErrRetired
+	}
 	switch {
 	case err != nil && c.on().nonblocking():
 		return nil, broker.ErrBusy
+	case err != nil && c.passesOn(err):
+		return nil, errElsewhere
 	case err != nil:
 		return nil, refusal(name, err)
 	}
+	c.settleForwarded() // it may have been elsewhere until now: what was sent there comes first
 	if len(c.pubs.targets) == maxTargets {
 		c.leaveTopic(c.pubs.targets[0].topic)
 	}
-	as := t.AddPublisher(c.sess.Identity().ClientID, c.remoteIP(), c.identity())
+	as := c.addPublisher(t)
 	if c.pubs.weight > 0 {
 		as.Pace(c.pubs.weight)
 	}
@@ -92,6 +100,9 @@ func (c *client) publishTo(name []byte) (*target, error) {
 // identity is who publishes: whom an auth server, or a certificate, says it is, else
 // what it says itself, else its host.
 func (c *client) identity() police.Identity {
+	if o := c.pubs.origin; o != nil {
+		return police.Identity{Kind: o.Kind, ID: o.ID}
+	}
 	state := c.stats.tls.Load()
 	switch {
 	case c.cred.grant != nil && c.cred.grant.Identity != "":
@@ -124,8 +135,9 @@ func (c *client) leaveTopic(t *broker.Topic) {
 	})
 }
 
-// leaveTopics leaves all of them.
+// leaveTopics leaves all of them, and those that are elsewhere.
 func (c *client) leaveTopics() {
+	c.endForwarding()
 	for _, is := range c.pubs.targets {
 		is.as.Leave()
 	}
@@ -133,10 +145,14 @@ func (c *client) leaveTopics() {
 }
 
 // hand gives a message, or with bodies a batch, to the topic of that name, which
-// it returns. ErrBusy only if p says NoWait.
+// it returns; nil: it was forwarded, and what comes of that is in pubs.sent. ErrBusy only if p
+// says NoWait, or for the committer.
 func (c *client) hand(name []byte, p broker.Published, bodies *wire.Batch, now mono.Time) (*broker.Topic, error) {
 	for {
 		to, err := c.publishTo(name)
+		if errors.Is(err, errElsewhere) {
+			return nil, c.forward(name, &p, bodies)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -157,33 +173,38 @@ func (c *client) hand(name []byte, p broker.Published, bodies *wire.Batch, now m
 			return t, nil
 		case errors.Is(err, broker.ErrBusy):
 			return t, err
-		case !errors.Is(err, broker.ErrGone):
+		case !errors.Is(err, broker.ErrGone) && !errors.Is(err, broker.ErrRetired):
 			return t, refusal(name, err)
 		}
-		c.leaveTopic(t) // deleted since it was looked up
+		c.leaveTopic(t) // deleted, or moved away, since it was looked up
 	}
 }
 
 // unsettled is a publish that is not answered yet: it, or one before it, has to
-// be durable first.
+// be durable first, or was forwarded and is not answered by its broker.
 type unsettled struct {
 	kind  session.OpKind
-	topic *broker.Topic // where err is nil
-	at    broker.Stored // likewise
+	topic *broker.Topic // nil: it was forwarded, or refused
+	at    broker.Stored // in topic
+	sent  *forward.Pending
 	err   error
 }
 
 // published answers a publish: at once, unless the topic keeps its messages on
 // disk; then together with those behind it, so that they share one fsync.
 func (c *client) published(op *session.Op, t *broker.Topic, err error) {
-	if len(c.pubs.unsettled) == 0 && (err != nil || !t.Durable()) {
+	sent := c.pubs.takeSent()
+	if len(c.pubs.unsettled) == 0 && sent == nil && (err != nil || !t.Durable()) {
 		if err == nil {
 			op.Reply = c.advice(t)
 		}
 		c.sess.Answer(op, err)
 		return
 	}
-	c.pubs.unsettled = append(c.pubs.unsettled, unsettled{kind: op.Kind, topic: t, at: c.pubs.stored, err: err})
+	c.pubs.unsettled = append(c.pubs.unsettled, unsettled{kind: op.Kind, topic: t, at: c.pubs.stored, sent: sent, err: err})
+	if sent != nil && sent.Failed() { // it may end the connection, and what follows would not be answered
+		c.settle()
+	}
 }
 
 // advice returns what a publish to the topic is answered with instead of OK; nil: it is
@@ -200,17 +221,23 @@ func (c *client) advice(t *broker.Topic) []byte {
 	return nil
 }
 
-// settle makes the publishes durable that wait for it, and answers them.
+// settle makes the publishes durable that wait for it, waits for the answers to those that were
+// forwarded, and answers all of them.
 func (c *client) settle() {
 	if len(c.pubs.unsettled) == 0 {
 		return
 	}
+	c.pubs.away = false
 	for _, u := range c.pubs.unsettled {
-		if u.err == nil && u.topic.Durable() {
+		op := session.Op{Kind: u.kind}
+		switch {
+		case u.err != nil:
+		case u.sent != nil:
+			u.err = u.sent.Verdict(u.kind.Failed())
+		case u.topic.Durable():
 			u.err = refusal([]byte(u.topic.Name()), u.topic.Sync(u.at)) // the first has the others' fsync done, too
 		}
-		op := session.Op{Kind: u.kind}
-		if u.err == nil {
+		if u.err == nil && u.topic != nil {
 			op.Reply = c.advice(u.topic)
 		}
 		c.sess.Done(op, u.err)
@@ -232,7 +259,7 @@ func refusal(topic []byte, err error) error {
 		return wire.Wrap(wire.CodeQueueFull, fmt.Sprintf("topic %q is full", topic), err)
 	case errors.Is(err, broker.ErrStorage):
 		return wire.Wrap(wire.CodeQueueFull, fmt.Sprintf("topic %q cannot be stored now", topic), err)
-	case errors.Is(err, broker.ErrUnknownTopic):
+	case errors.Is(err, broker.ErrUnknownTopic), errors.Is(err, broker.ErrRetired):
 		return wire.Wrap(wire.CodeBadTopic, fmt.Sprintf("topic %q is not on this broker: publish to srtm agent on your host, which finds the right one, or to the tcp_address that the loaddistributor's GET /publisher?topic=%[1]s&id= has for you", topic), err)
 	case errors.Is(err, broker.ErrTooManyConsumers):
 		return wire.Wrap(wire.CodeSubFailed, "SUB failed, the channel has as many consumers as it may", err)

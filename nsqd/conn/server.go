@@ -19,6 +19,7 @@ import (
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/forward"
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
@@ -31,6 +32,8 @@ type Config struct {
 	// Auth gives the authorization that Session.AuthRequired asks for; nil where it does
 	// not.
 	Auth Authoriser
+	// Forward publishes what clients publish to topics that are elsewhere; nil: that is refused.
+	Forward *forward.Forwarder
 	// StrictBuffering delays a subscriber's messages by its own
 	// output_buffer_timeout, as NSQ does. Otherwise that timeout is an upper
 	// bound and messages are written as soon as no more are ready: client

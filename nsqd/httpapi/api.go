@@ -25,6 +25,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/auth"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/conn"
+	"github.com/srtm-io/srtm/nsqd/forward"
 	"github.com/srtm-io/srtm/nsqd/lookupd"
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
@@ -65,6 +66,8 @@ type Config struct {
 	// Managed says that the topics' limits come from the control plane, so that
 	// none may be set here.
 	Managed bool
+	// Forward publishes what is for topics on other brokers; nil: that is refused.
+	Forward *forward.Forwarder
 	// Agent returns the control-plane session's state; nil without one.
 	Agent func() any
 	// TopologyAware says that consumers have distances, so that deliveries are counted by them.

@@ -1,13 +1,17 @@
 package httpapi
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 
+	"github.com/srtm-io/srtm/client/pool"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/nsqhttp"
 	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/forward"
 )
 
 // pub takes the body as one message.
@@ -20,7 +24,7 @@ func (a *API) pub(r *http.Request) (string, error) {
 		return "", err
 	}
 	arrival := a.stamps.Now()
-	return a.publish(r, name, func(t *broker.Topic, from *broker.Publisher, at *broker.Stored) error {
+	return a.publish(r, name, pool.Message{Body: body, Defer: wait}, func(t *broker.Topic, from *broker.Publisher, at *broker.Stored) error {
 		return t.Publish(arrival.At, clock.Wall(), broker.Published{Body: body, Arrival: arrival, Defer: wait, From: from, Stored: at})
 	})
 }
@@ -38,17 +42,20 @@ func (a *API) mpub(r *http.Request) (string, error) {
 		return "", err
 	}
 	arrival := a.stamps.Now()
-	return a.publish(r, name, func(t *broker.Topic, from *broker.Publisher, at *broker.Stored) error {
+	return a.publish(r, name, pool.Message{Batch: batch, Defer: wait}, func(t *broker.Topic, from *broker.Publisher, at *broker.Stored) error {
 		return t.PublishBatch(arrival.At, clock.Wall(), broker.Published{Arrival: arrival, Defer: wait, From: from, Stored: at}, batch)
 	})
 }
 
 // publish finds or creates the topic and puts something into it, looking again
-// if the topic was deleted in between.
-func (a *API) publish(r *http.Request, name string, put func(*broker.Topic, *broker.Publisher, *broker.Stored) error) (string, error) {
+// if the topic was deleted in between. If the topic is elsewhere, the message is forwarded.
+func (a *API) publish(r *http.Request, name string, m pool.Message, put func(*broker.Topic, *broker.Publisher, *broker.Stored) error) (string, error) {
 	var at broker.Stored
 	for {
 		t, err := a.broker.TopicForClient([]byte(name))
+		if errors.Is(err, broker.ErrUnknownTopic) && a.cfg.Forward != nil {
+			return a.forward(r, name, m)
+		}
 		if err != nil {
 			return "", fmt.Errorf("topic %q: %w", name, err)
 		}
@@ -61,8 +68,26 @@ func (a *API) publish(r *http.Request, name string, put func(*broker.Topic, *bro
 		if err == nil {
 			err = t.Sync(at)
 		}
-		if !errors.Is(err, broker.ErrGone) {
+		switch {
+		case errors.Is(err, broker.ErrRetired):
+			return a.forward(r, name, m)
+		case !errors.Is(err, broker.ErrGone):
 			return "OK", err
 		}
 	}
+}
+
+// forward publishes at the broker that has the topic.
+func (a *API) forward(r *http.Request, name string, m pool.Message) (string, error) {
+	if m.Batch != nil && m.Defer > 0 { // NSQ's protocol has no such command
+		return "", nsqhttp.BadRequest("INVALID_DEFER", "a batch for a topic on another broker cannot be deferred")
+	}
+	host, _, _ := net.SplitHostPort(r.RemoteAddr)
+	line := a.cfg.Forward.Line(forward.Publisher{Identity: publisherOf(r), Host: host, Visits: true})
+	defer line.Close()
+	// What was sent is not given up with the request: its answer would be lost.
+	if err := line.Begin(context.WithoutCancel(r.Context()), name, m).Wait(); err != nil {
+		return "", pool.Fault(err)
+	}
+	return "OK", nil
 }

@@ -1,0 +1,225 @@
+// Package forward publishes what a broker's clients publish to topics that are not on the
+// broker: at the broker that carries the publisher, as that publisher. So a client that knows
+// one broker alone can publish to every topic of the cluster. It knows nothing of connections
+// and requests, and of what this broker carries. Read Forwarder next.
+//
+// The target broker sees the real publisher: the origin of each connection is vouched for with a
+// key that the loaddistributor gives to brokers (nsq/origin). A broker never forwards what
+// another forwards to it, so a message has one extra hop at most.
+package forward
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+	"google.golang.org/grpc"
+
+	"github.com/srtm-io/srtm/client"
+	"github.com/srtm-io/srtm/client/pool"
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/nsq/origin"
+	"github.com/srtm-io/srtm/nsq/wire"
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/pacing/police"
+)
+
+const (
+	// within bounds a forwarded publish: the search for its broker, the creation of its topic,
+	// and the answer. A connection sends no heartbeats meanwhile: it is less than the
+	// interval of clients' heartbeats by default, 30 s.
+	within = 10 * time.Second
+	// idle is how long a connection to another broker is kept that nothing is published on.
+	idle = time.Minute
+	// closeWithin bounds the wait for last answers at the end.
+	closeWithin = time.Second
+	// maxTargets is how many brokers have metrics of their own.
+	maxTargets = 64
+)
+
+// Config is a Forwarder's.
+type Config struct {
+	LoadDistributor string            // gRPC host:port, or several with commas
+	DialOptions     []grpc.DialOption // for connections to it
+	// TLS is for connections to brokers; nil: they are in clear.
+	TLS *tls.Config
+	// MaxPublishers bounds the connections to other brokers: each publisher of a topic has one.
+	MaxPublishers int
+	// MaxBytes bounds the publishes under way. A broker has a quarter at most.
+	MaxBytes int64
+	Log      *slog.Logger
+	Metrics  prometheus.Registerer
+}
+
+// Forwarder publishes at other brokers. Make it with New and Run it.
+type Forwarder struct {
+	brokerID string // of this broker; set by Name
+
+	// Set once.
+	publishers *pool.Pool
+	endLog     func()
+
+	// Atomic: the agent writes. A stale reading makes another broker refuse a connection, which
+	// is then dialled again.
+	keys atomic.Pointer[keys]
+	metrics
+}
+
+// keys are the secrets of the loaddistributor that leads and of the one before.
+type keys struct{ present, last []byte }
+
+// New returns a Forwarder that connects when it is first needed.
+func New(cfg Config) (*Forwarder, error) {
+	f := &Forwarder{}
+	cfg.Log, f.endLog = obs.Sparse(cfg.Log) // any client can open publishers
+	f.keys.Store(&keys{})
+	model := client.DefaultNSQConfig()
+	model.UserAgent = "srtm-forward/" + obs.Release
+	model.TlsV1, model.TlsConfig = cfg.TLS != nil, cfg.TLS
+	var err error
+	f.publishers, err = pool.New(client.Config{
+		Address: cfg.LoadDistributor, DialOptions: cfg.DialOptions, NSQ: model, Pacing: client.PacingOff, Create: true, Logger: cfg.Log,
+		Vouch: func(as string) string { return origin.Secret(f.keys.Load().present, as) },
+	}, pool.Config{Max: cfg.MaxPublishers, Idle: idle, OpenWithin: within, MaxBytes: cfg.MaxBytes, MaxBrokerBytes: cfg.MaxBytes / 4})
+	if err != nil {
+		return nil, err
+	}
+	f.metrics = newMetrics(cfg.Metrics, f.publishers.Len)
+	return f, nil
+}
+
+// Name sets the id of this broker, which others see. It is called before anything is published.
+func (f *Forwarder) Name(brokerID string) { f.brokerID = brokerID }
+
+// Run closes connections that are idle, and when ctx ends all of them.
+func (f *Forwarder) Run(ctx context.Context) error {
+	defer f.endLog()
+	f.publishers.Run(ctx)
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeWithin)
+	defer cancel()
+	if err := f.publishers.Close(last); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return nil
+}
+
+// SetKey replaces the secret by which brokers know each other. The one before still counts.
+func (f *Forwarder) SetKey(key []byte) {
+	if was := f.keys.Load(); string(was.present) != string(key) {
+		f.keys.Store(&keys{present: key, last: was.present})
+	}
+}
+
+// Origin returns for whom another broker publishes, which shows the secret.
+func (f *Forwarder) Origin(secret []byte) (origin.Origin, error) {
+	k := f.keys.Load()
+	return origin.Parse(secret, k.present, k.last)
+}
+
+// State is what is open, for people.
+func (f *Forwarder) State() []pool.State { return f.publishers.States() }
+
+// Publisher is a publisher that is connected to this broker.
+type Publisher struct {
+	ClientID string          // of IDENTIFY
+	Identity police.Identity // whom pacing knows it as
+	Host     string
+	Visits   bool // it has no connection: what it publishes is a request
+}
+
+// Line forwards what one publisher publishes, in its order. Make it with Forwarder.Line.
+type Line struct {
+	// Set once.
+	of       *Forwarder
+	line     *pool.Line
+	name, as string
+}
+
+// Line returns a line for a publisher. Only Pending.Wait may be called beside its methods.
+func (f *Forwarder) Line(p Publisher) *Line {
+	o := origin.Origin{ClientID: p.ClientID, Kind: p.Identity.Kind, ID: p.Identity.ID, Host: p.Host, Broker: f.brokerID, Visits: p.Visits}
+	return &Line{of: f, line: f.publishers.Line(), name: broker.PublisherName(p.ClientID, p.Identity), as: o.String()}
+}
+
+// Close gives back what the line has. What is pending goes on.
+func (l *Line) Close() { l.line.Close() }
+
+// Begin publishes a message, up to the wait for the answer. It may wait for the topic's broker, and
+// for room among what is under way. If ctx ends, it is not known whether the message is accepted.
+// The message is the caller's again when Begin returns.
+func (l *Line) Begin(ctx context.Context, topic string, m pool.Message) *Pending {
+	began := clock.Mono()
+	ctx, cancel := context.WithTimeout(ctx, within)
+	return &Pending{
+		Pending: l.line.Begin(ctx, pool.Key{Topic: topic, ID: l.name, As: l.as}, m),
+		metrics: &l.of.metrics, topic: topic, began: began, cancel: cancel,
+	}
+}
+
+// Pending is a message under way.
+type Pending struct {
+	pool.Pending
+	metrics *metrics
+	topic   string
+	began   mono.Time
+	cancel  context.CancelFunc
+}
+
+// Wait returns what has become of the message, as pool.Pending. Call it once.
+func (p *Pending) Wait() error {
+	err := p.Pending.Wait()
+	p.cancel()
+	p.metrics.note(p.Target(), pool.Result(err), clock.Mono().Sub(p.began))
+	return err
+}
+
+// Verdict waits, and returns what an NSQ client is told. failed is the code of its command.
+func (p *Pending) Verdict(failed wire.ErrorCode) error {
+	err := p.Wait()
+	if errors.Is(err, client.ErrUnknown) {
+		return wire.Wrap(wire.CodeBadTopic, fmt.Sprintf("topic %q does not exist in the cluster, or has a list of publishers without this one: see srtm topic create and srtm topic describe", p.topic), err)
+	}
+	return pool.Verdict(failed, err)
+}
+
+// Abandon gives the message up, which may be accepted or not. It is called in place of Wait.
+func (p *Pending) Abandon() {
+	p.cancel()
+	_ = p.Wait() // at once
+}
+
+type metrics struct {
+	forwarded *prometheus.CounterVec
+	took      prometheus.Histogram
+	targets   *targets
+}
+
+func newMetrics(r prometheus.Registerer, publishers func() int) metrics {
+	auto := promauto.With(r)
+	auto.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_nsqd_forward_publishers", Help: "Connections to other brokers on which publishes are forwarded."},
+		func() float64 { return float64(publishers()) })
+	return metrics{
+		forwarded: auto.NewCounterVec(prometheus.CounterOpts{
+			Name: "srtm_nsqd_forwarded_total",
+			Help: "Publishes that were forwarded to another broker (target, its address; none: no broker was found; other: one of many), by what became of them: accepted; refused; unanswered, so that they may have been accepted; unsent.",
+		}, []string{"target", "result"}),
+		took: auto.NewHistogram(prometheus.HistogramOpts{
+			Name: "srtm_nsqd_forward_seconds", Help: "What forwarding adds to a publish: from its arrival here to the other broker's answer.",
+			Buckets: prometheus.ExponentialBuckets(0.0001, 2, 18),
+		}),
+		targets: newTargets(),
+	}
+}
+
+func (m *metrics) note(target, result string, took time.Duration) {
+	m.forwarded.WithLabelValues(m.targets.label(target), result).Inc()
+	m.took.Observe(took.Seconds())
+}
