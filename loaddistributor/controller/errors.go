@@ -6,6 +6,7 @@ import (
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	texts "github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 	"github.com/srtm-io/srtm/loaddistributor/reports"
 )
@@ -88,7 +89,7 @@ type BusyError struct {
 func (e *BusyError) Error() string {
 	text := fmt.Sprintf("the contract of a deleted topic %s may still be in use", e.Topic)
 	if e.Lowering != nil {
-		text += ": " + LoweringText(e.Lowering)
+		text += ": " + texts.Lowering(e.Lowering)
 	}
 	return text
 }

@@ -3,11 +3,9 @@ package controller
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"maps"
 	"math"
 	"slices"
-	"strings"
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
@@ -243,27 +241,4 @@ func (r *reader) lowering(unconfirmed []catalog.UnconfirmedShare, shares *srtmv1
 		p.Brokers = append(p.Brokers, one)
 	}
 	return p
-}
-
-// LoweringText says for people which brokers may use more than a contract.
-func LoweringText(l *srtmv1.Lowering) string {
-	var list []string
-	for _, b := range l.GetBrokers() {
-		s := shareproto.From(b.Share)
-		text := fmt.Sprintf("broker %s may use %s msg/s and burst %d", b.BrokerId, s.Rate.Text(), s.Burst)
-		switch {
-		case b.Until != nil:
-			text += fmt.Sprintf(" until %s (policy strict), at most %d messages", b.Until.AsTime().UTC().Format("2006-01-02 15:04:05 UTC"), b.MostMessages)
-		case b.Connected:
-			text += " until it confirms the smaller share"
-		case b.Policy == srtmv1.LeasePolicy_LEASE_POLICY_STRICT:
-			text += " until its lease ends (policy strict)"
-		case b.Policy == srtmv1.LeasePolicy_LEASE_POLICY_AVAILABLE:
-			text += fmt.Sprintf(", with no end: policy available; reach it, restart it, or `srtm share forget %s`", b.BrokerId)
-		default:
-			text += fmt.Sprintf(", with no end: it has no lease; reach it, restart it, or `srtm share forget %s`", b.BrokerId)
-		}
-		list = append(list, text)
-	}
-	return strings.Join(list, "; ")
 }

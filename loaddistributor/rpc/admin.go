@@ -21,6 +21,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/shareproto"
+	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/learned"
@@ -474,7 +475,7 @@ func lowered(p *srtmv1.Topic, l *srtmv1.Lowering) *srtmv1.Topic {
 	if l == nil || p.State != srtmv1.TopicState_TOPIC_STATE_ACTIVE && p.State != srtmv1.TopicState_TOPIC_STATE_DEGRADED {
 		return p
 	}
-	text := controller.LoweringText(l)
+	text := topics.Lowering(l)
 	if p.Reason != "" {
 		text += "; " + p.Reason
 	}

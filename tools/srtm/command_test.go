@@ -28,6 +28,7 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
+	"github.com/srtm-io/srtm/internal/topics"
 )
 
 func TestMain(m *testing.M) { localtest.Main(m) }
@@ -46,6 +47,7 @@ type admin struct {
 	refuse     error
 	sought     []*srtmv1.SeekChannelRequest
 	publishers []string // of the topic; a page has one
+	lowering   int      // how often the topic is still lowering when it is looked at
 	says       string   // while a topic is created
 }
 
@@ -66,7 +68,7 @@ func (a *admin) GetTopic(_ context.Context, r *srtmv1.GetTopicRequest) (*srtmv1.
 	if r.GetName() != "sensors" {
 		return nil, status.Errorf(codes.NotFound, "no topic %q", r.GetName())
 	}
-	t := topic()
+	t := a.lowered(topic())
 	if r.GetPageSize() > 0 && len(a.publishers) > 0 { // pages of one
 		n, _ := strconv.Atoi(r.GetPageToken())
 		next := ""
@@ -93,12 +95,25 @@ func (a *admin) DeleteTopic(_ context.Context, r *srtmv1.DeleteTopicRequest) (*s
 	if a.delete != nil {
 		a.delete(a.deleted)
 	}
-	return &srtmv1.DeleteTopicResponse{}, nil
+	return &srtmv1.DeleteTopicResponse{Lowering: a.lowered(topic()).Lowering}, nil
 }
 
 func (a *admin) UpdateTopic(_ context.Context, r *srtmv1.UpdateTopicRequest) (*srtmv1.UpdateTopicResponse, error) {
 	a.updated = r
-	return &srtmv1.UpdateTopicResponse{Topic: topic()}, nil
+	return &srtmv1.UpdateTopicResponse{Topic: a.lowered(topic())}, nil
+}
+
+// lowered has a topic lowering as long as the test wants.
+func (a *admin) lowered(t *srtmv1.Topic) *srtmv1.Topic {
+	if a.lowering > 0 {
+		a.lowering--
+		t.Lowering = &srtmv1.Lowering{Brokers: []*srtmv1.UnconfirmedShare{
+			{BrokerId: "b1", Share: &srtmv1.Share{RateMilli: 50_000, Burst: 5}, Policy: srtmv1.LeasePolicy_LEASE_POLICY_STRICT, Until: timestamppb.New(time.Unix(1_795_000_000, 0)), MostMessages: 1234},
+			{BrokerId: "b2", Share: &srtmv1.Share{RateMilli: 2_500, Burst: 1}, Policy: srtmv1.LeasePolicy_LEASE_POLICY_AVAILABLE},
+		}}
+		t.State, t.Reason = srtmv1.TopicState_TOPIC_STATE_LOWERING, topics.Lowering(t.Lowering)
+	}
+	return t
 }
 
 func (a *admin) MovePublishers(_ context.Context, r *srtmv1.MovePublishersRequest) (*srtmv1.MovePublishersResponse, error) {

@@ -356,8 +356,17 @@ func topicDescribeCommand() *cobra.Command {
 
 func topicDeleteCommand() *cobra.Command {
 	return leaf(&cobra.Command{Use: "delete NAME", Short: "Delete a topic with the messages it still holds", Args: oneName}, func(x *call) error {
-		_, err := x.admin.DeleteTopic(x.ctx, &srtmv1.DeleteTopicRequest{Name: x.args[0]})
-		return x.say(map[string]string{"deleted": x.args[0]}, err, "topic %s is deleted\n", x.args[0])
+		r, err := x.admin.DeleteTopic(x.ctx, &srtmv1.DeleteTopicRequest{Name: x.args[0]})
+		result, text := map[string]any{"deleted": x.args[0]}, ""
+		if l := r.GetLowering(); l != nil {
+			lowering, err := encode(l)
+			if err != nil {
+				return err
+			}
+			result["lowering"] = lowering
+			text = "its contract may still be in use, and no topic of the name can be created before that ends: " + topics.Lowering(l) + "\n"
+		}
+		return x.say(result, err, "topic %s is deleted\n%s", x.args[0], text)
 	})
 }
 

@@ -2,17 +2,21 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/topics"
 )
 
@@ -29,6 +33,7 @@ func topicUpdateCommand() *cobra.Command {
 	var r *srtmv1.UpdateTopicRequest
 	var whole bool
 	var epoch uint64
+	var wait time.Duration
 	cmd := leaf(&cobra.Command{
 		Use:   "update NAME",
 		Short: "Change a topic's contract, SLO, publishers or channels",
@@ -44,7 +49,11 @@ since (see --epoch). [] removes all of a list.
 becomes the default. It says first what that is.
 
 Publishers stay where they are as long as their brokers carry them; those that move
-finish on their old broker first. When it does not fit, the topic stays as it was.`,
+finish on their old broker first. When it does not fit, the topic stays as it was.
+
+A contract that is lowered is in force on all brokers that can be reached when update
+returns. The state is "lowering" while other brokers may use more; it names each, what
+it may use, and when that ends. --wait waits for it.`,
 		Example: `  srtm topic update sensors --rate 22000 --burst 60
   srtm topic describe sensors --output json | srtm topic update sensors --file -`,
 		Args: n.nameOrFile,
@@ -57,6 +66,9 @@ finish on their old broker first. When it does not fit, the topic stays as it wa
 			}
 			if err == nil && cmd.Flags().Changed("epoch") {
 				r.ExpectedEpoch = epoch
+			}
+			if err == nil && wait < 0 {
+				err = usagef("--wait %v is negative", wait)
 			}
 			return err
 		},
@@ -77,13 +89,52 @@ finish on their old broker first. When it does not fit, the topic stays as it wa
 		if err == nil {
 			said("replaced; removed")
 		}
-		return x.describe(updated.GetTopic(), err)
+		topic := updated.GetTopic()
+		if err != nil || topic.GetState() != srtmv1.TopicState_TOPIC_STATE_LOWERING {
+			return x.describe(topic, err)
+		}
+		if !x.cmd.Flags().Changed("wait") {
+			fmt.Fprintln(x.cmd.ErrOrStderr(), "the contract is not in force on all brokers yet: see the state; --wait waits for it")
+			return x.describe(topic, nil)
+		}
+		topic, late := x.lowered(topic, wait)
+		return errors.Join(x.describe(topic, nil), late)
 	})
 	n.flags(cmd)
+	cmd.Flags().DurationVar(&wait, "wait", 0, "wait until a lowered contract is in force on all brokers, for so long; without a value within --timeout")
+	cmd.Flags().Lookup("wait").NoOptDefVal = "0s"
 	cmd.Flags().BoolVar(&whole, "replace", false, "replace the whole specification")
 	cmd.Flags().Uint64Var(&epoch, "epoch", 0, "`epoch` that the topic must have, as describe shows it; 0: any. Without it that of --file, or with --replace the present one")
 	return cmd
 }
+
+// lowered waits until no broker may use more than the contract, and returns the topic as it is
+// then.
+func (x *call) lowered(topic *srtmv1.Topic, limit time.Duration) (*srtmv1.Topic, error) {
+	ctx := x.ctx
+	if limit > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(x.cmd.Context(), limit)
+		defer cancel()
+	}
+	for topic.GetState() == srtmv1.TopicState_TOPIC_STATE_LOWERING {
+		x.progress.say("%s", topics.Lowering(topic.GetLowering()))
+		if !clock.Sleep(ctx, loweringPause) {
+			return topic, fmt.Errorf("topic %s is updated, and its contract is not in force on all brokers", topic.GetSpec().GetName())
+		}
+		now, err := x.topicSummary(ctx, topic.GetSpec().GetName())
+		switch {
+		case err == nil:
+			topic = now
+		case ctx.Err() == nil:
+			return topic, err
+		}
+	}
+	return topic, nil
+}
+
+// loweringPause is how long lowered waits between two looks.
+const loweringPause = 500 * time.Millisecond
 
 // change is the request for what the flags or the file say.
 func (n *newTopic) change(cmd *cobra.Command, args []string) (*srtmv1.UpdateTopicRequest, error) {

@@ -144,3 +144,39 @@ func realCluster(t *testing.T, mcap int64, flags ...string) *local.Cluster {
 	})
 	return c
 }
+
+func TestAnUpdateSaysWhichBrokersMayUseMore(t *testing.T) {
+	const why = "broker b1 may use 50 msg/s and burst 5 until 2026-11-18 11:06:40 UTC (policy strict), at most 1234 messages; " +
+		"broker b2 may use 2.5 msg/s and burst 1, with no end: policy available; reach it, restart it, or `srtm share forget b2`"
+	a := &admin{}
+	address := serve(t, a)
+	update := func(lowering int, flags ...string) (out, said string, err error) {
+		a.lowering = lowering
+		return srtm(t, address, append([]string{"topic", "update", "sensors", "--rate=5"}, flags...)...)
+	}
+	out, said, err := update(1)
+	if err != nil || !strings.Contains(out, "state     lowering ("+why+")") || !strings.Contains(said, "--wait waits for it") {
+		t.Errorf("%v\n%s%s", err, out, said)
+	}
+	out, said, err = update(3, "--wait")
+	if err != nil || !strings.Contains(out, "state     active") || strings.Contains(said, "--wait") || a.lowering != 0 {
+		t.Errorf("%v, %d\n%s%s", err, a.lowering, out, said)
+	}
+	out, _, err = update(1000, "--wait=1ms")
+	if err == nil || !strings.Contains(err.Error(), "topic sensors is updated, and its contract is not in force on all brokers") || !strings.Contains(out, why) {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if _, _, err = update(0, "--wait=-1s"); !errors.As(err, new(lifecycle.UsageError)) {
+		t.Error(err)
+	}
+	a.lowering = 1
+	out, _, err = srtm(t, address, "topic", "delete", "sensors")
+	if want := "topic sensors is deleted\nits contract may still be in use, and no topic of the name can be created before that ends: " + why + "\n"; err != nil || out != want {
+		t.Errorf("%v\n%s, want\n%s", err, out, want)
+	}
+	a.lowering = 1
+	out, _, err = srtm(t, address, "topic", "delete", "sensors", "--output=json")
+	if err != nil || !strings.Contains(out, `"broker_id": "b2"`) {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
