@@ -40,6 +40,7 @@ func (o *options) program() *daemon.Program {
 		Values: map[string]string{
 			"database": "postgres://admission@db.example.com/admission", "server": "127.0.0.1:4193", "default-reply-for": "tenant/=admit",
 			"trace-endpoint": "http://127.0.0.1:4317", "allow-insecure-listen": "grpc-address", "checkpoint": "1s",
+			"advertise": "10.0.0.5:4193", "advertise-grpc": "10.0.0.5:4192",
 		},
 		Validate: o.validate, Run: o.run,
 	}

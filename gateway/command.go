@@ -35,7 +35,7 @@ func command(ctx context.Context, args []string) error {
 			"loaddistributor-address", "tls-cert", "tls-key", "token-file", "config",
 		},
 		Values: map[string]string{
-			"loaddistributor-address": "127.0.0.1:4170", "policy": "/etc/srtm/gateway.toml", "profiles": "/etc/srtm/profiles.toml",
+			"policy": "/etc/srtm/gateway.toml", "profiles": "/etc/srtm/profiles.toml",
 			"balance": "jbq", "allow-insecure-listen": "http-address",
 		},
 	}

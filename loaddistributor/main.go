@@ -45,7 +45,7 @@ func (o *options) program() *daemon.Program {
 			"rebalance", "tbadaptor-address", "tls-cert", "tls-key", "token-file", "config",
 		},
 		Values: map[string]string{
-			"tenant-rate": "acme=5000", "etcd-endpoint": "http://127.0.0.1:2379", "tbadaptor-address": "127.0.0.1:4180", "console-host": "console.example.com",
+			"tenant-rate": "acme=5000", "etcd-endpoint": "http://127.0.0.1:2379", "console-host": "console.example.com",
 			"trace-endpoint": "http://127.0.0.1:4317", "allow-insecure-listen": "grpc-address", "advertise-address": "10.0.0.5:4170",
 		},
 	}

@@ -109,8 +109,7 @@ func (o *options) program() *daemon.Program {
 		Values: map[string]string{
 			"topic-limit": "orders:100:20", "retain": "24h,10GB", "jetstream-url": "nats://127.0.0.1:4222", "enable-experiment": topologyAware,
 			"e2e-processing-latency-percentile": "0.99", "tls-client-auth-policy": authVerify, "jetstream-max-bytes": "1073741824",
-			"statsd-address": "127.0.0.1:8125", "loaddistributor-address": "127.0.0.1:4170", "lookupd-tcp-address": "127.0.0.1:4160",
-			"auth-http-address": "127.0.0.1:4181", "topology-region": "eu-west", "topology-zone": "a",
+			"statsd-address": "127.0.0.1:8125", "auth-http-address": "http://127.0.0.1:8080/auth", "topology-region": "eu-west", "topology-zone": "a",
 		},
 	}
 }

@@ -62,16 +62,16 @@ func TestBadFlagsAreNamedAllAtOnce(t *testing.T) {
 	}{
 		{"--no-such-flag", []string{"no-such-flag"}},
 		{"stray", []string{`"stray"`}},
-		{"--mem-queue-size=-1 --output-buffering=loud --arrival-stamps=guess", []string{"capacity -1", `"loud"`, `"guess"`}},
+		{"--mem-queue-size=-1 --output-buffering=loud --arrival-stamps=guess", []string{"--mem-queue-size -1", `"loud"`, `"guess"`}},
 		{"--arrival-stamps=off --arrival-stamps-dir=/x", []string{"--arrival-stamps-dir is of no use with --arrival-stamps=off"}},
 		{"--arrival-stamps-connections=-1 --pin-arrival-stamps=me", []string{"connections -1", "--pin-arrival-stamps needs"}},
 		{"--arrival-stamps-connections=2000000", []string{"2000000", "1048576"}},
 		{"--http-token-file=/does/not/exist", []string{"--http-token-file: open /does/not/exist"}},
 		{"--max-msg-size=-1 --max-rdy-count=0", []string{"-1", "0"}},
-		{"--msg-timeout=1h --max-msg-timeout=1m", []string{"message timeout"}},
-		{"--write-timeout=0s --drain-timeout=-1s --max-connections=-1", []string{"write timeout", "drain-timeout", "connections"}},
-		{"--max-backdating=-1s", []string{"max backdating -1s", "1s"}},
-		{"--max-backdating=1001ms", []string{"max backdating 1.001s is outside [0, 1s]"}},
+		{"--msg-timeout=1h --max-msg-timeout=1m", []string{"--msg-timeout 1h"}},
+		{"--write-timeout=0s --drain-timeout=-1s --max-connections=-1", []string{"--write-timeout 0s", "drain-timeout", "connections"}},
+		{"--max-backdating=-1s", []string{"--max-backdating -1s", "1s"}},
+		{"--max-backdating=1001ms", []string{"--max-backdating 1.001s is outside [0, 1s]"}},
 		{"--drain-timeout=30s", []string{"--drain-timeout 30s", "27s"}},
 		{"--broadcast-tcp-port=70000", []string{"70000"}},
 		{"--loaddistributor-address=x:1 --mcap=0 --topic-limit=t:1:1", []string{"--mcap 0", "--topic-limit"}},
@@ -92,36 +92,41 @@ func TestBadFlagsAreNamedAllAtOnce(t *testing.T) {
 		{"--tls-min-version=tls2", []string{`"tls2"`}},
 		{"--tls-cert=a --tls-key=b --tls-client-auth-policy=ask", []string{`"ask"`, "require-verify"}},
 		{"--tls-client-auth-policy=require", []string{"--tls-client-auth-policy needs"}},
-		{"--max-deflate-level=0", []string{"deflate level 0"}},
-		{"--max-deflate-level=10 --max-defer-timeout=-1s", []string{"deflate level 10", "-1s"}},
+		{"--max-deflate-level=0", []string{"--max-deflate-level 0"}},
+		{"--max-deflate-level=10 --max-defer-timeout=-1s", []string{"--max-deflate-level 10", "-1s"}},
 		{"--tcp-address= --memory-limit=-1", []string{"--tcp-address", "--memory-limit -1"}},
 		{"--https-address=/a/path", []string{"--https-address"}},
 		{"--loaddistributor-address=x:1 --tcp-address=/a/path --http-address=", []string{"--tcp-address", "--http-address"}},
-		{"--max-channel-consumers=-1", []string{"-1 consumers"}},
-		{"--lookupd-tcp-address=nowhere --lookupd-tcp-address=a:", []string{`"nowhere"`, `"a:"`}},
+		{"--max-channel-consumers=-1", []string{"--max-channel-consumers -1"}},
+		{"--lookupd-tcp-address=no:wh:ere --lookupd-tcp-address=a:", []string{`"no:wh:ere"`, `"a:"`}},
 		{"--http-client-connect-timeout=0s --http-client-request-timeout=-1s", []string{"--http-client-connect-timeout 0s", "--http-client-request-timeout -1s"}},
 		{"--log-level=loud", []string{`"loud"`}},
 		{"--e2e-processing-latency-percentile=1.5", []string{`"1.5"`}},
 		{"--e2e-processing-latency-percentile=0.5,0", []string{`"0"`}},
 		{"--e2e-processing-latency-percentile=NaN --e2e-processing-latency-window-time=0s", []string{`"NaN"`}},
 		{"--e2e-processing-latency-window-time=0s", []string{"window-time 0s"}},
-		{"--statsd-address=nowhere --statsd-interval=0s --statsd-udp-packet-size=0", []string{`"nowhere"`, "interval 0s", "packets of 0"}},
+		{"--statsd-address=no:wh:ere --statsd-interval=0s --statsd-udp-packet-size=0", []string{`"no:wh:ere"`, "--statsd-interval 0s", "--statsd-udp-packet-size 0"}},
 		{"--data-path=/does/not/exist --max-bytes-per-file=0 --sync-every=0 --sync-timeout=0s", []string{"--data-path", "--max-bytes-per-file 0", "--sync-every 0", "--sync-timeout 0s"}},
 		{"--data-path=options.go", []string{"not a folder"}},
 		{"--node-id=1024", []string{"--node-id 1024"}},
 		{"--id=-1", []string{"--node-id -1"}},
 		{"--worker-id=x", []string{`"x"`}},
 		{"--enable-experiment=teleport", []string{`"teleport"`}},
-		{"--enable-experiment=topology-aware-consumption --topology-zone=z", []string{`zone "z" of no region`}},
+		{"--enable-experiment=topology-aware-consumption --topology-zone=z", []string{`--topology-zone "z"`}},
 		{"--auth-http-address=nowhere --auth-http-request-method=put", []string{`"nowhere"`, `"PUT"`}},
 		{"--auth-http-address=", []string{"empty"}},
-		{"--auth-http-address=a:1 --http-client-connect-timeout=0s --http-client-request-timeout=-1s", []string{"connect timeout 0s", "request timeout -1s"}},
+		{"--auth-http-address=a:1 --http-client-connect-timeout=0s --http-client-request-timeout=-1s", []string{"--http-client-connect-timeout 0s", "--http-client-request-timeout -1s"}},
 		{"--config=/does/not/exist", []string{"/does/not/exist"}},
 	} {
 		_, err := parse(strings.Fields(c.args)...)
 		if err == nil {
 			t.Errorf("%s: accepted", c.args)
 			continue
+		}
+		for fault := range strings.Lines(err.Error()) {
+			if !strings.Contains(fault, "--") {
+				t.Errorf("%s: a fault names no flag: %s", c.args, fault)
+			}
 		}
 		for _, want := range c.want {
 			if !strings.Contains(err.Error(), want) {

@@ -104,6 +104,11 @@ func (p *Program) Parse(args []string, out io.Writer) (*slog.Logger, *slog.Level
 	}
 	whole := config == "" || c.readFile(config)
 	log, variable, err := obs.NewLogger(obs.Stderr, level, format)
+	if _, wrong := obs.ParseLevel(level); wrong != nil {
+		err = fmt.Errorf("--log-level: %w", err)
+	} else if err != nil {
+		err = fmt.Errorf("--log-format: %w", err)
+	}
 	c.judge(err)
 	if whole { // else what the file says is missing
 		c.judge(p.Validate())

@@ -60,6 +60,18 @@ func TestFlagsWinOverTheFileWhichWinsOverDefaults(t *testing.T) {
 	}
 }
 
+// A host alone is at the port that the flag has by default.
+func TestDefaultPort(t *testing.T) {
+	for value, want := range map[string]string{"localhost": "localhost:1", "localhost:2": "localhost:2", "::1": "[::1]:1", "": "", "/run/s": "/run/s"} {
+		o, _, err := read(t, "--http-address="+value)
+		testkit.Must(t, err)
+		testkit.Equal(t, o.address, want, "%q", value)
+		o, _, err = read(t, "--config", testkit.File(t, "c.toml", fmt.Sprintf("http_address = %q", value)))
+		testkit.Must(t, err)
+		testkit.Equal(t, o.address, want, "%q in the file", value)
+	}
+}
+
 // An alias is its flag: the command line wins over the file by either name.
 func TestAlias(t *testing.T) {
 	former, present := testkit.File(t, "c.toml", `names = ["a", "b"]`), testkit.File(t, "c.toml", `name = ["a", "b"]`)

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/srtm-io/srtm/internal/targets"
 )
 
 // Group is flags that belong together. The part of the program that uses them defines them.
@@ -156,16 +158,24 @@ func wrap(text string, width int) (lines []string) {
 
 // examples are right values by the name of a flag's value, for flags without a default.
 var examples = map[string]string{
-	"host:port": "127.0.0.1:4150", "host": "broker1.example.com", "port": "4150", "bytes": "1048576", "file": "/etc/srtm/file",
+	"host": "broker1.example.com", "port": "4150", "bytes": "1048576", "file": "/etc/srtm/file",
 	"folder": "/var/lib/srtm", "directory": "/var/lib/srtm", "URL": "http://127.0.0.1:4317", "url": "http://127.0.0.1:4317", "user": "srtm",
 	"reply": "deny", "id": "broker1", "name": "name", "prefix": "prefix",
 }
 
+// others are where other daemons of SRTM listen by default, by the flag that takes their address.
+var others = map[string]string{
+	"loaddistributor-address": "127.0.0.1:" + targets.LoaddistributorPort, "tbadaptor-address": "127.0.0.1:" + targets.TBAdaptorPort,
+	"admission-address": "127.0.0.1:" + targets.AdmissionUDPPort, "lookupd-tcp-address": "127.0.0.1:" + targets.NSQLookupdPort,
+}
+
 // example returns a right value of a flag: one of the program's, the flag's default, or one
-// of examples.
+// of others and examples.
 func (c *commandLine) example(f *flag.Flag) string {
-	if example := c.Values[canonical(f)]; example != "" {
-		return example
+	for _, values := range []map[string]string{c.Values, others} {
+		if example := values[canonical(f)]; example != "" {
+			return example
+		}
 	}
 	if !slices.Contains([]string{"", "0", "0s", "[]"}, f.DefValue) {
 		return f.DefValue

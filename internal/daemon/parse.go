@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"maps"
+	"net"
 	"regexp"
 	"slices"
 	"strconv"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/spelling"
+	"github.com/srtm-io/srtm/internal/targets"
 )
 
 // errDone means that --help or --version was answered: there is nothing to run.
@@ -47,12 +49,26 @@ func (c *commandLine) forExample(f *flag.Flag) string {
 // set gives a flag a value. where names the place of the value.
 func (c *commandLine) set(f *flag.Flag, where, value string) {
 	before := f.Value.String()
+	value = c.withPort(f, value)
 	if err := c.fs.Set(f.Name, value); err != nil {
 		if kind(f) != nil {
 			_ = f.Value.Set(before) // package flag sets 0 where it refuses
 		}
 		c.fault(f, "%s: %w", where, plainly(f, value, err))
 	}
+}
+
+// withPort adds the default port to the value of a flag that takes host:port: the port of the
+// flag's default or example.
+func (c *commandLine) withPort(f *flag.Flag, value string) string {
+	if name, _ := flag.UnquoteUsage(f); name != "host:port" {
+		return value
+	}
+	_, port, err := net.SplitHostPort(c.example(f))
+	if err != nil {
+		return value // the flag has no default port
+	}
+	return targets.WithPort(value, port)
 }
 
 // plainly replaces the errors of package flag, which name neither the value nor what is

@@ -18,6 +18,37 @@ import (
 	"github.com/srtm-io/srtm/internal/bidi"
 )
 
+// Ports that SRTM's daemons listen at by default.
+const (
+	LoaddistributorPort = "4170" // gRPC
+	TBAdaptorPort       = "4180" // gRPC
+	AdmissionPort       = "4192" // gRPC
+	AdmissionUDPPort    = "4193"
+	NSQPort             = "4150" // TCP, of nsqd
+	NSQHTTPPort         = "4151" // of nsqd
+	NSQLookupdPort      = "4160" // TCP
+)
+
+// WithPort returns a list of addresses with commas in which each host without a port has this
+// one. URLs and paths of sockets stay as they are.
+func WithPort(list, port string) string {
+	all := Split(list)
+	for i, address := range all {
+		if address == "" || port == "" || strings.Contains(address, "/") {
+			continue
+		}
+		if _, _, err := net.SplitHostPort(address); err == nil {
+			continue
+		}
+		host := strings.TrimSuffix(strings.TrimPrefix(address, "["), "]")
+		if strings.Contains(host, ":") && net.ParseIP(host) == nil {
+			continue // no address, which its user says
+		}
+		all[i] = net.JoinHostPort(host, port)
+	}
+	return strings.Join(all, ",")
+}
+
 // Split returns the addresses of a list with commas.
 func Split(list string) []string { return strings.Split(list, ",") }
 

@@ -567,7 +567,7 @@ var _ = Describe("Fitting", func() {
 		n[1].Measure("t", measured(100, 0, 0))
 		Eventually(func() bool { return c.fit("t").GetEnded() }).Should(BeTrue())
 		ctx, request := provider.Tracer("test").Start(context.Background(), "request")
-		_, err := c.control.MovePublishers(ctx, "t", []string{"g1.0"}, "b3")
+		_, err := c.control.MovePublishers(ctx, "t", controller.Publishers{IDs: []string{"g1.0"}}, "b3")
 		Expect(err).To(HaveOccurred())
 		Expect(c.control.Delete(ctx, "t")).To(Succeed())
 		request.End()

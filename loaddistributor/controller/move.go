@@ -55,26 +55,61 @@ func (c *Controller) Update(ctx context.Context, name string, expected uint64, c
 	})
 }
 
+// Publishers selects publishers of a topic: those with the IDs, or, without IDs, all that
+// Group and From do not exclude.
+type Publishers struct {
+	IDs   []string
+	Group *string // the correlation key; nil: of any
+	From  string  // the broker that has them; "": any
+}
+
+// of returns the indices of the selected publishers. Errors: catalog.ErrPublisherUnknown, also
+// if there are none.
+func (w Publishers) of(topic catalog.Topic) (selected []int, err error) {
+	name := topic.Spec.Name()
+	for _, id := range w.IDs {
+		i, ok := topic.Placement.Index(id)
+		if !ok {
+			return nil, fmt.Errorf("topic %s, publisher %q: %w", name, id, catalog.ErrPublisherUnknown)
+		}
+		selected = append(selected, i)
+	}
+	if len(w.IDs) > 0 {
+		return selected, nil
+	}
+	for i, p := range topic.Spec.Demand.Expand() {
+		if (w.Group == nil || p.Key == *w.Group) && (w.From == "" || topic.Placement.At(i).Broker == w.From) {
+			selected = append(selected, i)
+		}
+	}
+	if len(selected) > 0 {
+		return selected, nil
+	}
+	which := "topic " + name
+	if w.Group != nil {
+		which += fmt.Sprintf(", group %q", *w.Group)
+	}
+	if w.From != "" {
+		which += fmt.Sprintf(", broker %q", w.From)
+	}
+	return nil, fmt.Errorf("%s: there are no publishers: %w", which, catalog.ErrPublisherUnknown)
+}
+
 // MovePublishers moves publishers of a topic to a broker, which may be new to
 // it. Errors: catalog.ErrTopicUnknown, ErrPublisherUnknown, ErrTopicState,
 // ErrBrokerUnknown; *placement.Infeasible, *BrokerError, *AdaptorError.
-func (c *Controller) MovePublishers(ctx context.Context, name string, ids []string, to string) (catalog.Topic, error) {
+func (c *Controller) MovePublishers(ctx context.Context, name string, which Publishers, to string) (catalog.Topic, error) {
 	return c.relocate(ctx, name, cause{srtmv1.MoveReason_MOVE_REASON_OPERATOR, "publishers", secure.Caller(ctx)}, func(p planning) (*catalog.Spec, placement.Plan, error) {
 		topic, brokers := p.topic, p.brokers
 		at := slices.IndexFunc(brokers, func(b placement.Broker) bool { return b.ID == to })
 		if at < 0 {
 			return nil, placement.Plan{}, fmt.Errorf("broker %q is away, draining or unknown: %w", to, catalog.ErrBrokerUnknown)
 		}
-		var moved []int
-		for _, id := range ids {
-			i, ok := topic.Placement.Index(id)
-			if !ok {
-				return nil, placement.Plan{}, fmt.Errorf("topic %s, publisher %q: %w", name, id, catalog.ErrPublisherUnknown)
-			}
-			if topic.Placement.At(i).Broker != to {
-				moved = append(moved, i)
-			}
+		moved, err := which.of(topic)
+		if err != nil {
+			return nil, placement.Plan{}, err
 		}
+		moved = slices.DeleteFunc(moved, func(i int) bool { return topic.Placement.At(i).Broker == to })
 		if len(moved) == 0 {
 			return nil, placement.Plan{}, reconcile.ErrSettled
 		}

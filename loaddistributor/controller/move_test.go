@@ -702,6 +702,42 @@ var _ = Describe("Moving publishers", func() {
 		Expect(c.move("t", "b2", "g.100")).Error().To(failsWith(codes.NotFound))
 	})
 
+	It("selects them by group and by broker", func() {
+		c := newCluster(setup{})
+		c.node("b1", 600)
+		s := spec("t", 100, 20)
+		s.Groups = []*srtmv1.PublisherGroup{{Key: "g", Count: 30, Rate: 1}, {Key: "h", Count: 20, Rate: 1}, {Count: 10, Rate: 1}}
+		c.mustCreate(s)
+		c.node("b2", 600)
+		c.node("b3", 600)
+		for _, step := range []struct {
+			what   string
+			want   map[string]int
+			choose func(*srtmv1.MovePublishersRequest)
+		}{
+			{"a group", map[string]int{"b1": 30, "b2": 30}, func(r *srtmv1.MovePublishersRequest) { r.Group = proto.String("g") }},
+			{"those without a key", map[string]int{"b1": 20, "b2": 40}, func(r *srtmv1.MovePublishersRequest) { r.Group = proto.String("") }},
+			{"a group of a broker", map[string]int{"b1": 20, "b2": 10, "b3": 30}, func(r *srtmv1.MovePublishersRequest) {
+				r.Group, r.FromBrokerId, r.BrokerId = proto.String("g"), "b2", "b3"
+			}},
+			{"a broker's", map[string]int{"b2": 30, "b3": 30}, func(r *srtmv1.MovePublishersRequest) { r.FromBrokerId = "b1" }},
+			{"all", map[string]int{"b2": 60}, func(r *srtmv1.MovePublishersRequest) { r.All = true }},
+		} {
+			r := &srtmv1.MovePublishersRequest{Topic: "t", BrokerId: "b2"}
+			step.choose(r)
+			Expect(c.admin.MovePublishers(context.Background(), r)).Error().NotTo(HaveOccurred(), step.what)
+			Expect(c.where("t", 60)).To(Equal(step.want), step.what)
+		}
+		for code, r := range map[codes.Code]*srtmv1.MovePublishersRequest{
+			codes.NotFound:        {Topic: "t", BrokerId: "b2", FromBrokerId: "b1"},
+			codes.InvalidArgument: {Topic: "t", BrokerId: "b2", All: true, PublisherIds: []string{"g.0"}},
+		} {
+			Expect(c.admin.MovePublishers(context.Background(), r)).Error().To(failsWith(code))
+		}
+		Expect(c.admin.MovePublishers(context.Background(), &srtmv1.MovePublishersRequest{Topic: "t", BrokerId: "b2", Group: proto.String("none")})).
+			Error().To(MatchError(ContainSubstring(`topic t, group "none": there are no publishers`)))
+	})
+
 	It("lets those go again who have come late, but not those who have come back", func() {
 		c := newCluster(setup{})
 		gone := make(chan []string, 10)

@@ -408,10 +408,17 @@ const maxMoved = 10_000
 // MovePublishers implements srtmv1.AdminServiceServer.
 func (s *Server) MovePublishers(ctx context.Context, req *srtmv1.MovePublishersRequest) (*srtmv1.MovePublishersResponse, error) {
 	var bad faults
-	if n := len(req.PublisherIds); n < 1 || n > maxMoved {
-		bad.Add("publisher_ids", "%d, want 1 to %d", n, maxMoved)
+	selected := req.All || req.Group != nil || req.FromBrokerId != ""
+	switch n := len(req.PublisherIds); {
+	case selected && n > 0:
+		bad.Add("publisher_ids", "goes with none of all, group and from_broker_id")
+	case !selected && (n < 1 || n > maxMoved):
+		bad.Add("publisher_ids", "%d, want 1 to %d, or one of all, group and from_broker_id", n, maxMoved)
 	}
 	bad.Name("broker_id", req.BrokerId)
+	if req.FromBrokerId != "" {
+		bad.Name("from_broker_id", req.FromBrokerId)
+	}
 	err := bad.Err()
 	if err == nil {
 		err = s.permit(ctx)
@@ -419,7 +426,8 @@ func (s *Server) MovePublishers(ctx context.Context, req *srtmv1.MovePublishersR
 	if err != nil {
 		return nil, toStatus(err)
 	}
-	topic, err := s.controller.MovePublishers(ctx, req.Topic, req.PublisherIds, req.BrokerId)
+	which := controller.Publishers{IDs: req.PublisherIds, Group: req.Group, From: req.FromBrokerId}
+	topic, err := s.controller.MovePublishers(ctx, req.Topic, which, req.BrokerId)
 	if err != nil {
 		return nil, toStatus(err)
 	}

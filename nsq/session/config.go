@@ -79,18 +79,18 @@ func (c *Config) Validate() error {
 		errs.If(d < lo || d > hi, "%s %v is outside [%v, %v]", what, d, lo, hi)
 	}
 	const day = 24 * time.Hour
-	within("maximum heartbeat interval", c.MaxHeartbeatInterval, MinHeartbeatInterval, day)
-	within("heartbeat interval", c.HeartbeatInterval, MinHeartbeatInterval, max(c.MaxHeartbeatInterval, MinHeartbeatInterval))
-	within("maximum message timeout", c.MaxMsgTimeout, time.Millisecond, 365*day)
-	within("message timeout", c.MsgTimeout, time.Millisecond, max(c.MaxMsgTimeout, time.Millisecond))
-	within("minimum output buffer timeout", c.MinOutputBufferTimeout, time.Millisecond, max(c.MaxOutputBufferTimeout, time.Millisecond))
-	within("maximum output buffer timeout", c.MaxOutputBufferTimeout, time.Millisecond, day)
-	within("output buffer timeout", c.OutputBufferTimeout, c.MinOutputBufferTimeout, max(c.MaxOutputBufferTimeout, c.MinOutputBufferTimeout))
+	within("--max-heartbeat-interval", c.MaxHeartbeatInterval, MinHeartbeatInterval, day)
+	within("half of --client-timeout, the heartbeat interval", c.HeartbeatInterval, MinHeartbeatInterval, max(c.MaxHeartbeatInterval, MinHeartbeatInterval))
+	within("--max-msg-timeout", c.MaxMsgTimeout, time.Millisecond, 365*day)
+	within("--msg-timeout", c.MsgTimeout, time.Millisecond, max(c.MaxMsgTimeout, time.Millisecond))
+	within("--min-output-buffer-timeout", c.MinOutputBufferTimeout, time.Millisecond, max(c.MaxOutputBufferTimeout, time.Millisecond))
+	within("--max-output-buffer-timeout", c.MaxOutputBufferTimeout, time.Millisecond, day)
+	within("--output-buffer-timeout", c.OutputBufferTimeout, c.MinOutputBufferTimeout, max(c.MaxOutputBufferTimeout, c.MinOutputBufferTimeout))
 	unbounded := c.MaxOutputBufferSize < MinOutputBufferSize || c.MaxOutputBufferSize > 1<<30
-	errs.If(unbounded, "maximum output buffer size of %d bytes is outside [%d, %d]", c.MaxOutputBufferSize, MinOutputBufferSize, 1<<30)
+	errs.If(unbounded, "--max-output-buffer-size %d bytes is outside [%d, %d]", c.MaxOutputBufferSize, MinOutputBufferSize, 1<<30)
 	errs.If(!unbounded && (c.OutputBufferSize < MinOutputBufferSize || c.OutputBufferSize > c.MaxOutputBufferSize),
 		"output buffer size of %d bytes is outside [%d, %d]", c.OutputBufferSize, MinOutputBufferSize, c.MaxOutputBufferSize)
-	errs.If(c.MaxDeflateLevel < 1 || c.MaxDeflateLevel > 9, "maximum deflate level %d is outside [1, 9]", c.MaxDeflateLevel)
-	errs.If(c.TLSRequired && !c.TLS, "TLS is required and not offered")
+	errs.If(c.MaxDeflateLevel < 1 || c.MaxDeflateLevel > 9, "--max-deflate-level %d is outside [1, 9]", c.MaxDeflateLevel)
+	errs.If(c.TLSRequired && !c.TLS, "--tls-required needs --tls-cert and --tls-key")
 	return errs.Err()
 }

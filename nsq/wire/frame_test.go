@@ -145,7 +145,7 @@ func TestLimitsValidate(t *testing.T) {
 	if err == nil {
 		t.Fatal("five faults were taken")
 	}
-	for _, want := range []string{"message size", "body size", "requeue timeout", "defer timeout", "RDY"} {
+	for _, want := range []string{"--max-msg-size", "--max-body-size", "--max-req-timeout", "--max-defer-timeout", "--max-rdy-count"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q does not speak of the %s", err, want)
 		}

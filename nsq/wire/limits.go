@@ -44,12 +44,12 @@ func DefaultLimits() Limits {
 func (l Limits) Validate() error {
 	var errs faults.List
 	errs.If(l.MaxMessageSize < 1 || l.MaxMessageSize > math.MaxInt32-MessageOverhead,
-		"maximum message size of %d bytes is outside [1, %d]", l.MaxMessageSize, math.MaxInt32-MessageOverhead)
+		"--max-msg-size %d bytes is outside [1, %d]", l.MaxMessageSize, math.MaxInt32-MessageOverhead)
 	errs.If(l.MaxBodySize < 1 || l.MaxBodySize > math.MaxInt32,
-		"maximum body size of %d bytes is outside [1, %d]", l.MaxBodySize, math.MaxInt32)
-	errs.If(l.MaxReqTimeout < 0, "maximum requeue timeout %v is negative", l.MaxReqTimeout)
-	errs.If(l.MaxDeferTimeout < 0, "maximum defer timeout %v is negative", l.MaxDeferTimeout)
-	errs.If(l.MaxRdy < 1, "maximum RDY count %d is below 1", l.MaxRdy)
+		"--max-body-size %d bytes is outside [1, %d]", l.MaxBodySize, math.MaxInt32)
+	errs.If(l.MaxReqTimeout < 0, "--max-req-timeout %v is negative", l.MaxReqTimeout)
+	errs.If(l.MaxDeferTimeout < 0, "--max-defer-timeout %v is negative", l.MaxDeferTimeout)
+	errs.If(l.MaxRdy < 1, "--max-rdy-count %d is below 1", l.MaxRdy)
 	return errs.Err()
 }
 

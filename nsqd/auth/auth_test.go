@@ -329,13 +329,13 @@ func TestAskingEndsWithItsContext(t *testing.T) {
 
 func TestConfigFaults(t *testing.T) {
 	err := auth.Config{Method: "PUT"}.Validate()
-	for _, want := range []string{"no auth server", `"PUT"`, "connect timeout", "request timeout"} {
+	for _, want := range []string{"no auth server", `"PUT"`, "--http-client-connect-timeout", "--http-client-request-timeout"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not say %s", err, want)
 		}
 	}
 	for _, address := range []string{"", "host", "host:", "ftp://host/", "http://", "http://[", "unix:///x"} {
-		testkit.ErrorHas(t, config(address).Validate(), fmt.Sprintf("auth server %q", address), "%q", address)
+		testkit.ErrorHas(t, config(address).Validate(), fmt.Sprintf("--auth-http-address %q", address), "%q", address)
 		if _, err := auth.New(config(address)); err == nil {
 			t.Errorf("%q is taken", address)
 		}

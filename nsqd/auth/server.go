@@ -65,11 +65,11 @@ func (c Config) Validate() error {
 	errs.If(len(c.Addresses) == 0, "there is no auth server")
 	for _, a := range c.Addresses {
 		_, err := serverURL(a)
-		errs.If(err != nil, "auth server %q: %w", a, err)
+		errs.If(err != nil, "--auth-http-address %q: %w", a, err)
 	}
-	errs.If(c.Method != http.MethodGet && c.Method != http.MethodPost, "method %q of auth requests is neither GET nor POST", c.Method)
-	errs.If(c.ConnectTimeout <= 0, "connect timeout %v is not positive", c.ConnectTimeout)
-	errs.If(c.RequestTimeout <= 0, "request timeout %v is not positive", c.RequestTimeout)
+	errs.If(c.Method != http.MethodGet && c.Method != http.MethodPost, "--auth-http-request-method %q is neither GET nor POST", c.Method)
+	errs.If(c.ConnectTimeout <= 0, "--http-client-connect-timeout %v is not positive", c.ConnectTimeout)
+	errs.If(c.RequestTimeout <= 0, "--http-client-request-timeout %v is not positive", c.RequestTimeout)
 	return errs.Err()
 }
 

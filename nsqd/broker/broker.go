@@ -116,14 +116,14 @@ type Config struct {
 // Validate reports all problems at once.
 func (c Config) Validate() error {
 	var errs faults.List
-	errs.If(c.Capacity < 1, "capacity %d is less than 1 message", c.Capacity)
-	errs.If(c.MaxMemory < 0, "maximum of %d bytes of messages in memory is negative", c.MaxMemory)
-	errs.If(c.MaxMsgTimeout <= 0, "max message timeout %v is not positive", c.MaxMsgTimeout)
-	errs.If(c.RejectAfter < 0, "reject-after %v is negative", c.RejectAfter)
-	errs.If(c.MaxBackdating < 0 || c.MaxBackdating > tokenbucket.Horizon, "max backdating %v is outside [0, %v]", c.MaxBackdating, tokenbucket.Horizon)
-	errs.If(c.MaxChannelConsumers < 0, "maximum of %d consumers of a channel is negative", c.MaxChannelConsumers)
-	errs.If(c.MaxTopics < 0 || c.MaxTopicChannels < 0 || c.MaxChannels < 0, "maximum of %d topics, %d channels of a topic and %d channels: none may be negative", c.MaxTopics, c.MaxTopicChannels, c.MaxChannels)
-	errs.If(c.EndToEnd < 0, "end-to-end latencies over a window of %v", c.EndToEnd)
+	errs.If(c.Capacity < 1, "--mem-queue-size %d is less than 1 message", c.Capacity)
+	errs.If(c.MaxMemory < 0, "--max-memory-bytes %d is negative", c.MaxMemory)
+	errs.If(c.MaxMsgTimeout <= 0, "--max-msg-timeout %v is not positive", c.MaxMsgTimeout)
+	errs.If(c.RejectAfter < 0, "--reject-after %v is negative", c.RejectAfter)
+	errs.If(c.MaxBackdating < 0 || c.MaxBackdating > tokenbucket.Horizon, "--max-backdating %v is outside [0, %v]", c.MaxBackdating, tokenbucket.Horizon)
+	errs.If(c.MaxChannelConsumers < 0, "--max-channel-consumers %d is negative", c.MaxChannelConsumers)
+	errs.If(c.MaxTopics < 0 || c.MaxTopicChannels < 0 || c.MaxChannels < 0, "--max-topics %d, --max-topic-channels %d and --max-channels %d: none may be negative", c.MaxTopics, c.MaxTopicChannels, c.MaxChannels)
+	errs.If(c.EndToEnd < 0, "--e2e-processing-latency-window-time %v is negative", c.EndToEnd)
 	return errs.Err()
 }
 

@@ -73,12 +73,12 @@ func (c Config) Validate() error {
 		errs.If(c.Session.TLS != (c.TLS != nil), "sessions offer TLS: %v, a TLS configuration is there: %v", c.Session.TLS, c.TLS != nil)
 		errs.If(c.Session.AuthRequired != (c.Auth != nil), "sessions require AUTH: %v, there is an auth client: %v", c.Session.AuthRequired, c.Auth != nil)
 	}
-	errs.If(c.Zone != "" && c.Region == "", "zone %q of no region", c.Zone)
-	errs.If(c.WriteTimeout <= 0, "write timeout %v is not positive", c.WriteTimeout)
-	errs.If(c.NudgeAfter < 0, "consumers are nudged after %v", c.NudgeAfter)
-	errs.If(c.Loops < 0, "%d event loops", c.Loops)
+	errs.If(c.Zone != "" && c.Region == "", "--topology-zone %q needs --topology-region", c.Zone)
+	errs.If(c.WriteTimeout <= 0, "--write-timeout %v is not positive", c.WriteTimeout)
+	errs.If(c.NudgeAfter < 0, "--nudge-consumers-after %v is negative", c.NudgeAfter)
+	errs.If(c.Loops < 0, "--io-loops %d is negative", c.Loops)
 	errs.If(c.MaxBodies < 0, "%d bytes of commands at most", c.MaxBodies)
-	errs.If(c.MaxConnections < 0, "%d connections at most", c.MaxConnections)
+	errs.If(c.MaxConnections < 0, "--max-connections %d is negative", c.MaxConnections)
 	return errs.Err()
 }
 

@@ -63,7 +63,7 @@ func ValidateAddresses(addresses []string) error {
 	var errs faults.List
 	for _, a := range addresses {
 		_, port, err := net.SplitHostPort(a)
-		errs.If(err != nil || port == "", "nsqlookupd %q is not host:port", a)
+		errs.If(err != nil || port == "", "--lookupd-tcp-address %q is not host:port", a)
 	}
 	return errs.Err()
 }

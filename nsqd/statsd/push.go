@@ -30,9 +30,9 @@ type Config struct {
 func (c Config) Validate() error {
 	var errs faults.List
 	_, port, err := net.SplitHostPort(c.Address)
-	errs.If(err != nil || port == "", "statsd at %q: want host:port", c.Address)
-	errs.If(c.Interval <= 0, "statsd interval %v is not positive", c.Interval)
-	errs.If(c.PacketSize < 1 || c.PacketSize > 65507, "statsd packets of %d bytes: want 1 to 65507", c.PacketSize)
+	errs.If(err != nil || port == "", "--statsd-address %q: want host:port", c.Address)
+	errs.If(c.Interval <= 0, "--statsd-interval %v is not positive", c.Interval)
+	errs.If(c.PacketSize < 1 || c.PacketSize > 65507, "--statsd-udp-packet-size %d bytes: want 1 to 65507", c.PacketSize)
 	errs.If(c.Topics == nil || c.Log == nil, "statsd: topics and a log are needed")
 	return errs.Err()
 }

@@ -3594,10 +3594,16 @@ func (x *DrainBrokerResponse) GetBroker() *Broker {
 type MovePublishersRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
-	// 1 .. 10,000.
+	// 1 .. 10,000; or none, and one of the following fields.
 	PublisherIds []string `protobuf:"bytes,2,rep,name=publisher_ids,json=publisherIds,proto3" json:"publisher_ids,omitempty"`
 	// Where to; it need not carry the topic yet.
-	BrokerId      string `protobuf:"bytes,3,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
+	BrokerId string `protobuf:"bytes,3,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
+	// All publishers of the topic that are not excluded by group and from_broker_id.
+	All bool `protobuf:"varint,4,opt,name=all,proto3" json:"all,omitempty"`
+	// The publishers with this correlation key; empty: those without one.
+	Group *string `protobuf:"bytes,5,opt,name=group,proto3,oneof" json:"group,omitempty"`
+	// The publishers that this broker has.
+	FromBrokerId  string `protobuf:"bytes,6,opt,name=from_broker_id,json=fromBrokerId,proto3" json:"from_broker_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3649,6 +3655,27 @@ func (x *MovePublishersRequest) GetPublisherIds() []string {
 func (x *MovePublishersRequest) GetBrokerId() string {
 	if x != nil {
 		return x.BrokerId
+	}
+	return ""
+}
+
+func (x *MovePublishersRequest) GetAll() bool {
+	if x != nil {
+		return x.All
+	}
+	return false
+}
+
+func (x *MovePublishersRequest) GetGroup() string {
+	if x != nil && x.Group != nil {
+		return *x.Group
+	}
+	return ""
+}
+
+func (x *MovePublishersRequest) GetFromBrokerId() string {
+	if x != nil {
+		return x.FromBrokerId
 	}
 	return ""
 }
@@ -4366,11 +4393,15 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x04undo\x18\x02 \x01(\bR\x04undo\x12\x14\n" +
 	"\x05force\x18\x03 \x01(\bR\x05force\">\n" +
 	"\x13DrainBrokerResponse\x12'\n" +
-	"\x06broker\x18\x01 \x01(\v2\x0f.srtm.v1.BrokerR\x06broker\"o\n" +
+	"\x06broker\x18\x01 \x01(\v2\x0f.srtm.v1.BrokerR\x06broker\"\xcc\x01\n" +
 	"\x15MovePublishersRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12#\n" +
 	"\rpublisher_ids\x18\x02 \x03(\tR\fpublisherIds\x12\x1b\n" +
-	"\tbroker_id\x18\x03 \x01(\tR\bbrokerId\">\n" +
+	"\tbroker_id\x18\x03 \x01(\tR\bbrokerId\x12\x10\n" +
+	"\x03all\x18\x04 \x01(\bR\x03all\x12\x19\n" +
+	"\x05group\x18\x05 \x01(\tH\x00R\x05group\x88\x01\x01\x12$\n" +
+	"\x0efrom_broker_id\x18\x06 \x01(\tR\ffromBrokerIdB\b\n" +
+	"\x06_group\">\n" +
 	"\x16MovePublishersResponse\x12$\n" +
 	"\x05topic\x18\x01 \x01(\v2\x0e.srtm.v1.TopicR\x05topic\"K\n" +
 	"\x18SetBrokerCapacityRequest\x12\x1b\n" +
@@ -4640,6 +4671,7 @@ func file_srtm_v1_admin_proto_init() {
 	file_srtm_v1_admin_proto_msgTypes[18].OneofWrappers = []any{}
 	file_srtm_v1_admin_proto_msgTypes[19].OneofWrappers = []any{}
 	file_srtm_v1_admin_proto_msgTypes[21].OneofWrappers = []any{}
+	file_srtm_v1_admin_proto_msgTypes[46].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
