@@ -193,6 +193,17 @@ func (n *Node) Grant(topic string, share, base tokenbucket.Share, flexUntil, unt
 	return t.SetLeased(share, queue.Lease{Base: base, FlexUntil: flexUntil, Until: until}, granted), nil
 }
 
+// HoldFrom has no message of a limited topic leave from then on, until a later HoldFrom moves
+// that time.
+func (n *Node) HoldFrom(at mono.Time) {
+	b := n.broker()
+	if was := mono.Time(b.holdFrom.Swap(int64(at))); was < at && !b.now().Before(was) {
+		for _, t := range b.Topics() { // what was held up leaves
+			t.tick(b.now())
+		}
+	}
+}
+
 // Renew is Topic.Renew; false without such a topic.
 func (n *Node) Renew(topic string, flexUntil, until mono.Time) (flex bool) {
 	t, err := n.broker().Topic([]byte(topic))

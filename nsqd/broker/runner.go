@@ -102,6 +102,7 @@ func (r *runner) begin() *step {
 	s := r.shared.steps.Get().(*step)
 	r.mu.Lock()
 	r.mu.core.SetTight(r.tight(0))
+	r.mu.core.HoldFrom(mono.Time(r.shared.holdFrom.Load()))
 	return s
 }
 

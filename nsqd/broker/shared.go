@@ -30,6 +30,7 @@ type shared struct {
 	batches sync.RWMutex
 
 	// Atomic.
+	holdFrom     atomic.Int64  // mono.Time from which limited topics release nothing; Node.HoldFrom writes it, each step of a topic reads it
 	held         atomic.Int64  // bytes of messages in memory; each step of a topic adds its part
 	lastID       atomic.Uint64 // of messages; any goroutine adds
 	lastConsumer atomic.Uint64 // likewise
@@ -43,6 +44,7 @@ type shared struct {
 
 func newShared(cfg Config) *shared {
 	s := &shared{cfg: cfg, now: cfg.Now, large: make(chan struct{}, max(1, runtime.GOMAXPROCS(0)-1))}
+	s.holdFrom.Store(int64(mono.Never))
 	if s.now == nil {
 		s.now = clock.Mono
 	}

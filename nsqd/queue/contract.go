@@ -60,18 +60,20 @@ func (l *lease) set(to Lease) {
 // Config.WriteThrough everything does, and a conforming topic must not be judged by the
 // disk's turns.
 type contract struct {
-	limited bool
-	bucket  tokenbucket.Hindsight
-	lease   lease
-	over    OverLimit
-	opened  mono.Time // see above; never falls
-	heldUp  bool      // by something else than tokens, since the step before
-	floor   mono.Time // MaxBackdating before the last step; never falls
-	waited  mono.Time // what arrived later had its token at once; never falls
+	limited  bool
+	bucket   tokenbucket.Hindsight
+	lease    lease
+	over     OverLimit
+	holdFrom mono.Time // no message of a limited topic leaves from then on
+	onHold   bool      // that held the backlog up in the newest step
+	opened   mono.Time // see above; never falls
+	heldUp   bool      // by something else than tokens, since the step before
+	floor    mono.Time // MaxBackdating before the last step; never falls
+	waited   mono.Time // what arrived later had its token at once; never falls
 }
 
 func newContract() contract {
-	return contract{opened: math.MinInt64, floor: math.MinInt64, waited: math.MinInt64}
+	return contract{holdFrom: mono.Never, opened: math.MinInt64, floor: math.MinInt64, waited: math.MinInt64}
 }
 
 // Limited reports whether the topic has a contract.
@@ -163,6 +165,17 @@ func (c *contract) lapse(now mono.Time) {
 		to = Forever(tokenbucket.Share{})
 	}
 	l.set(to)
+}
+
+// HoldFrom has no message leave from then on while the topic is limited, until a later
+// HoldFrom moves that time. What waits is held up, as by a pause, and the bucket earns tokens.
+// Requires: a Tick follows if the time before has passed.
+func (c *contract) HoldFrom(at mono.Time) { c.holdFrom = at }
+
+// mayLeave reports whether messages may leave at now, tokens apart.
+func (c *contract) mayLeave(now mono.Time) bool {
+	c.onHold = c.limited && !now.Before(c.holdFrom)
+	return !c.onHold
 }
 
 // The steps of a contract.

@@ -21,7 +21,7 @@ func (t *Topic) checkInvariants(now mono.Time) error {
 			return fmt.Errorf("%s of %d waits before %s of %d", a.ID, a.Arrival, b.ID, b.Arrival)
 		}
 	}
-	if t.waiting.len() > 0 && t.open() && !now.Before(t.eligible(t.waiting.front().Arrival)) {
+	if t.waiting.len() > 0 && t.open() && !t.onHold && !now.Before(t.eligible(t.waiting.front().Arrival)) {
 		return fmt.Errorf("the head of the backlog is eligible at %d and still waits at %d", t.eligible(t.waiting.front().Arrival), now)
 	}
 	if err := t.checkLog(); err != nil {

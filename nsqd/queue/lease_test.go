@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -91,4 +92,29 @@ func TestAShareWhoseLeaseIsOverIsWorthItsBase(t *testing.T) {
 	if got, want := b.top.ReleaseDeadline(), after(3*time.Second); got != want {
 		t.Errorf("the next token is there at %v, want %v", time.Duration(got), time.Duration(want))
 	}
+}
+
+// A topic on hold releases nothing, asks for no tick, and counts what waited as arrived when the
+// hold ends; a topic without a contract is not held.
+func TestHoldReleasesNothing(t *testing.T) {
+	b := leased(t)
+	b.top.SetShare(0, tokenbucket.Share{Rate: tokenbucket.PerSecond(10), Burst: 2}, 0, &b.fx)
+	b.top.HoldFrom(after(time.Second))
+	b.now = after(3 * time.Second)
+	b.put(nil)
+	b.put(nil)
+	b.put(nil)
+	b.expect()
+	testkit.Equal(t, b.top.ReleaseDeadline(), mono.Never, "deadline on hold")
+
+	b.now = after(4 * time.Second)
+	b.top.HoldFrom(after(5 * time.Second))
+	b.top.Tick(b.now, &b.fx)
+	b.expect("1@1:1", "2@1:1")
+	testkit.Equal(t, b.top.ReleaseDeadline(), after(4100*time.Millisecond), "deadline after the hold")
+
+	b.top.HoldFrom(0)
+	b.top.Unlimit(b.now, &b.fx)
+	b.put(nil)
+	b.expect("3@1:1", "4@1:1")
 }

@@ -43,7 +43,8 @@ type Config struct {
 
 // Topic is the machine. Not safe for concurrent use; its owner holds a lock.
 //
-// Invariant, checked by checkInvariants in tests: if the head of the backlog is eligible
+// Invariant, checked by checkInvariants in tests: if the head of the backlog is eligible,
+// the topic is not on hold
 // and every channel has room, it is released before the step returns. A waiting message has
 // taken no token yet: only the head is judged, when it is released, so that a new share
 // counts from then on.
@@ -138,7 +139,7 @@ func (t *Topic) Tick(now mono.Time, fx *Effects) {
 // ReleaseDeadline is when the head of the backlog gets its token; mono.Never if
 // nothing waits for that. Tick must be called then.
 func (t *Topic) ReleaseDeadline() mono.Time {
-	if t.waiting.len() == 0 || !t.open() {
+	if t.waiting.len() == 0 || !t.open() || t.onHold {
 		return mono.Never
 	}
 	arrival := t.waiting.front().Arrival
@@ -201,7 +202,8 @@ func (t *Topic) release(now mono.Time, fx *Effects) {
 	if t.backlog.behind {
 		t.backlog.catchUp(t.memory())
 	}
-	for t.waiting.len() > 0 && t.open() {
+	leaves := t.mayLeave(now)
+	for leaves && t.waiting.len() > 0 && t.open() {
 		m := t.waiting.front()
 		if t.expiry.ended(m.Arrival, now) {
 			// Each channel discards it: no channel has a longer TTL than the topic.
@@ -243,7 +245,7 @@ func (t *Topic) release(now mono.Time, fx *Effects) {
 			t.serve(now, c, fx)
 		}
 	}
-	t.heldUp = (t.limited || t.Waiting() > 0) && !t.open()
+	t.heldUp = (t.limited || t.Waiting() > 0) && !(leaves && t.open())
 }
 
 // Pause stops releases; messages are still accepted.
