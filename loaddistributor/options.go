@@ -258,11 +258,12 @@ func (o *options) controllerConfig(log *slog.Logger, metrics prometheus.Register
 	if o.deathEvidence {
 		probe = controller.Dial
 	}
+	leases := o.loopConfig(log, nil).Leases
 	return controller.Config{
 		Probe:   probe,
 		Fitting: measure, FittingRound: o.fittingRound,
 		ReportInterval: o.reportInterval, PrepareTimeout: o.prepareTimeout, Window: o.window,
-		EvacuateAfter: o.evacuateAfter, TakeOverAfter: cmp.Or(o.takeOverAfter, -1), ConsumerWait: o.consumerWait, Rebalance: mode, RebalanceRules: o.rebalanceRules,
+		EvacuateAfter: o.evacuateAfter, IDLease: leases.Flex + leases.ClockBound, TakeOverAfter: cmp.Or(o.takeOverAfter, -1), ConsumerWait: o.consumerWait, Rebalance: mode, RebalanceRules: o.rebalanceRules,
 		ForwardKey: []byte(crand.Text()), Grace: grace, GrantAddress: o.tbadaptorAddress, Followed: o.store == storeEtcd, TenantRates: o.tenantRates, Seed: o.seed, Log: log, Metrics: metrics,
 	}
 }

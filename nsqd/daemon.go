@@ -179,6 +179,10 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 			membership.ForwardKey = opts.conn.Forward.SetKey
 		}
 		membership.DrainPublishers, membership.NudgeConsumers = d.conns.DrainPublishers, d.conns.NudgeConsumers
+		membership.DataPath, membership.Lock = opts.dataPath, d.storage.LockID()
+		if whole, err := filepath.Abs(opts.dataPath); err == nil { // else it is shown as given
+			membership.DataPath = whole
+		}
 		membership.Store, membership.Log, membership.Metrics = bases, log, registry
 		if control, err = agent.New(membership, d.broker.Node()); err != nil {
 			return nil, lifecycle.UsageError{Err: err}

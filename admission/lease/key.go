@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/admission/wire"
+	"github.com/srtm-io/srtm/internal/identity"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tbadaptor/adaptor"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
@@ -153,7 +154,7 @@ func (k *Key) Renew(now mono.Time, h wire.Held, offered uint32) (g wire.Grant, o
 		return g, false
 	}
 	if !k.machine.Connected(m.broker) {
-		s := ledger.Session{Broker: m.broker, Said: mono.Said{Process: strconv.Itoa(k.joins)}, Policy: ledger.Strict}
+		s := ledger.Session{Broker: m.broker, Said: mono.Said{Process: strconv.Itoa(k.joins)}, Place: identity.Place{Lock: m.broker}, Policy: ledger.Strict}
 		if h.Epoch > 0 {
 			s.Held = []ledger.Held{{Topic: k.name, Share: h.Share, Epoch: h.Epoch}}
 		}

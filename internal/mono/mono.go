@@ -33,22 +33,12 @@ func (a Time) Before(b Time) bool { return a < b }
 // may step; it is only for people and for the NSQ message header.
 type Wall int64
 
-// Said is when a process said something: hello, to whom it may reach late, after what it
-// said on another connection, or after what a later process says under its name.
+// Said is when a process said something. What it said may reach its peer after what the
+// process said later on another connection.
 type Said struct {
-	// Process is another one for each.
+	// Process is the instance; each process has another one.
 	Process string
-	// Started is when the process began, by its wall clock; 0: not known.
-	Started Wall
-	// At is the process' own time, which no step of a clock sets back.
+	// At is the process' own time, which no step of a clock sets back. Processes of one host,
+	// between two starts of its kernel, count the same time.
 	At Time
-}
-
-// Before reports whether a is known to have been said before b. Of two processes it is
-// known from when they began, unless the clock was set back in between.
-func (a Said) Before(b Said) bool {
-	if a.Process == b.Process {
-		return a.At < b.At
-	}
-	return a.Started != 0 && b.Started != 0 && a.Started < b.Started
 }

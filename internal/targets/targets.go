@@ -103,16 +103,17 @@ const (
 // Leader reports whether err is the answer of a server that does not lead, and
 // who does, if it knows.
 func Leader(err error) (address string, elsewhere bool) {
-	if info := info(err); info.GetReason() == notLeader {
+	if info := Info(err); info.GetReason() == notLeader {
 		return info.Metadata[leaderKey], true
 	}
 	return "", false
 }
 
 // Reason returns that of an error's ErrorInfo, or nothing.
-func Reason(err error) string { return info(err).GetReason() }
+func Reason(err error) string { return Info(err).GetReason() }
 
-func info(err error) *errdetails.ErrorInfo {
+// Info returns the ErrorInfo of a gRPC error; nil: it has none.
+func Info(err error) *errdetails.ErrorInfo {
 	for _, d := range status.Convert(err).Details() {
 		if info, ok := d.(*errdetails.ErrorInfo); ok {
 			return info

@@ -85,6 +85,8 @@ type Broker struct {
 	ID, Instance            string
 	TCPAddress, HTTPAddress string
 	Hostname, Version       string
+	// Folder is the data folder of the process, Lock as of identity.Place.
+	Folder, Lock string
 	// Mcap is Calibrated, or Configured where that is 0: what it said hello with.
 	Mcap, Configured, Calibrated int64 // msg/s
 	Allocated                    int64 // msg/s
@@ -238,7 +240,7 @@ func (e BrokerJoined) apply(c *Catalog) ([]Effect, error) {
 	moved := b.TCPAddress != e.TCPAddress || b.HTTPAddress != e.HTTPAddress
 	b.Broker = Broker{
 		ID: e.ID, Instance: e.Instance, TCPAddress: e.TCPAddress, HTTPAddress: e.HTTPAddress,
-		Hostname: e.Hostname, Version: e.Version, Allocated: b.Allocated, Connected: true, Draining: b.Draining, Forced: b.Forced,
+		Hostname: e.Hostname, Version: e.Version, Folder: e.Folder, Lock: e.Lock, Allocated: b.Allocated, Connected: true, Draining: b.Draining, Forced: b.Forced,
 		Mcap: cmp.Or(b.Calibrated, e.Mcap), Configured: e.Mcap, Calibrated: b.Calibrated, Strict: b.Strict,
 	}
 	if known.Hostname == e.Hostname && known.Version == e.Version && known.Mcap == b.Mcap {

@@ -25,6 +25,7 @@ type BrokerJoined struct {
 	ID, Instance            string
 	TCPAddress, HTTPAddress string
 	Hostname, Version       string
+	Folder, Lock            string // as of Broker
 	// Maximum rate within the SLO, msg/s; > 0. It may be lower than what is
 	// allocated already: that degrades the topics, and nothing new is placed.
 	Mcap int64

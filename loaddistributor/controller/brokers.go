@@ -120,6 +120,9 @@ func (c *Controller) RemoveBroker(ctx context.Context, id string) (freed []*srtm
 	if err := c.mu.commit(catalog.BrokerRemoved{ID: id}); err != nil {
 		return nil, nil, err
 	}
+	c.mu.Lock()
+	delete(c.mu.holders, id) // the operator's word that its process has ended
+	c.mu.Unlock()
 	c.cfg.Log.Warn("broker removed, on an operator's word", obs.KeyBroker, id, "topics", len(left))
 	return r.GetFreed(), left, nil
 }

@@ -46,6 +46,9 @@ type Config struct {
 	// How long a move waits for consumers to come to the brokers that are new to the
 	// topic; 0: DefaultConsumerWait.
 	ConsumerWait time.Duration
+	// How long a broker's id stays with a process that is silent and that may live; 0:
+	// DefaultIDLease.
+	IDLease time.Duration
 	// Probe finds out whether a broker's process has ended; nil: that is never known.
 	Probe Probe
 	// What becomes of moves that relieve overloaded brokers, and when they are
@@ -96,6 +99,7 @@ func (c Config) Validate() error {
 		{"prepare timeout", c.PrepareTimeout, time.Millisecond, time.Hour},
 		{"window", c.Window, 10 * time.Millisecond, time.Hour},
 		{"wait for consumers", cmp.Or(c.ConsumerWait, DefaultConsumerWait), time.Millisecond, time.Hour},
+		{"lease of a broker's id", cmp.Or(c.IDLease, DefaultIDLease), time.Millisecond, 24 * time.Hour},
 		{"evacuation", cmp.Or(c.EvacuateAfter, DefaultEvacuateAfter), 10 * time.Millisecond, 24 * time.Hour},
 	} {
 		if d.value < d.min || d.value > d.max {

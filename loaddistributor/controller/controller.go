@@ -11,6 +11,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace/noop"
 
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
@@ -37,6 +38,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 		return nil, fmt.Errorf("controller: %w", err)
 	}
 	cfg.EvacuateAfter = cmp.Or(cfg.EvacuateAfter, DefaultEvacuateAfter)
+	cfg.IDLease = cmp.Or(cfg.IDLease, DefaultIDLease)
 	cfg.ConsumerWait = cmp.Or(cfg.ConsumerWait, DefaultConsumerWait)
 	cfg.FittingRound = cmp.Or(cfg.FittingRound, tuner.DefaultRound)
 	if cfg.Traces == nil {
@@ -59,7 +61,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 		cfg:      &cfg,
 		pipeline: pipeline{wake: make(chan struct{}, 1), cat: cat, next: next},
 		brokers: brokers{
-			sessions: map[string]*Session{}, left: map[string]bool{}, away: map[string]time.Time{},
+			sessions: map[string]*Session{}, holders: map[string]*holder{}, left: map[string]bool{}, away: map[string]time.Time{},
 			drainers: map[string]string{}, removing: map[string]bool{},
 		},
 		followed: followed{informed: make(chan struct{})},
@@ -72,6 +74,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 		empty:  empty,
 	}
 	for _, b := range cat.Brokers() {
+		st.holders[b.ID] = holds(b, clock.Mono())
 		// A broker that was without a loaddistributor for long calls no sooner.
 		st.away[b.ID] = time.Now().Add(max(0, returnWithin-cfg.EvacuateAfter))
 	}

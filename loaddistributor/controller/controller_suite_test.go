@@ -287,7 +287,7 @@ func (c *cluster) arrive(id string, mcap int64, node *agenttest.Node, options ..
 	GinkgoHelper()
 	cfg := agent.Config{
 		LoadDistributor: c.address, BrokerID: id, TCPAddress: id + ".example:4150", HTTPAddress: id + ".example:4151",
-		Mcap: mcap, Version: "1.2.3", DialOptions: []grpc.DialOption{overNetwork()}, Hostname: id + ".example", Log: logger().With("agent", id),
+		Mcap: mcap, Version: "1.2.3", DialOptions: []grpc.DialOption{overNetwork()}, Hostname: id + ".example", Lock: "lock of " + id, Log: logger().With("agent", id),
 	}
 	for _, option := range options {
 		option(&cfg)

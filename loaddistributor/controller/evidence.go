@@ -120,6 +120,11 @@ func (w *witness) examine(s *Session) {
 
 // ended is for a session whose process has ended.
 func (w *witness) ended(s *Session) {
+	w.mu.Lock()
+	if h := w.mu.holders[s.broker]; h != nil {
+		h.End(s.said.Process)
+	}
+	w.mu.Unlock()
 	w.mu.cfg.Log.Warn("the broker's process has ended: its ports refuse", obs.KeyBroker, s.broker, obs.KeyInstance, s.said.Process)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()

@@ -14,7 +14,9 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/identity"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/rpc"
@@ -755,28 +757,35 @@ var _ = Describe("The stats of a topic", func() {
 	})
 })
 
-var _ = Describe("A broker's hello", func() {
+var _ = Describe("A broker's id", func() {
 	type hello struct {
-		instance string
-		started  int64
-		stamp    uint64
+		instance, lock string
+		stamp          uint64
 	}
+	var data *store.Memory
 	var c *cluster
 	join := func(h hello) (*controller.Session, error) {
 		return c.control.Join(&srtmv1.BrokerHello{
-			BrokerId: "b", Instance: h.instance, Started: h.started, Stamp: h.stamp, TcpAddress: "b:1", HttpAddress: "b:2", Mcap: 10,
+			BrokerId: "b", Instance: h.instance, Lock: h.lock, Stamp: h.stamp, TcpAddress: h.instance + ":1", HttpAddress: "b:2", Mcap: 10, DataPath: "/" + h.instance,
 		}, "")
 	}
 	lives := func(s *controller.Session) error {
 		return c.control.Handle(s, &srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Report{Report: &srtmv1.BrokerReport{}}})
 	}
-	DescribeTable("that comes while there is a session", func(first, second hello, taken bool) {
-		c = newCluster(setup{})
+	used := func() OmegaMatcher { return BeAssignableToTypeOf(new(identity.InUse)) }
+	lost := func() OmegaMatcher { return BeAssignableToTypeOf(new(identity.Lost)) }
+	begin := func() {
+		data = &store.Memory{}
+		c = newCluster(setup{data: data})
+	}
+
+	DescribeTable("while there is a session", func(first, second hello, refusal OmegaMatcher) {
+		begin()
 		before, err := join(first)
 		Expect(err).NotTo(HaveOccurred())
 		after, err := join(second)
-		if !taken {
-			Expect(err).To(MatchError(controller.ErrReplaced))
+		if refusal != nil {
+			Expect(err).To(refusal)
 			Expect(lives(before)).To(Succeed())
 			return
 		}
@@ -784,20 +793,46 @@ var _ = Describe("A broker's hello", func() {
 		Expect(lives(after)).To(Succeed())
 		Expect(lives(before)).To(MatchError(controller.ErrReplaced))
 	},
-		Entry("of a process after it", hello{"one", 10, 5}, hello{"two", 20, 1}, true),
-		Entry("of a process before it", hello{"two", 20, 1}, hello{"one", 10, 5}, false),
-		Entry("of the same process, later", hello{"one", 10, 5}, hello{"one", 10, 6}, true),
-		Entry("of the same process, before it", hello{"one", 10, 5}, hello{"one", 10, 4}, false),
-		Entry("of a process that says no time", hello{"two", 20, 5}, hello{"one", 0, 0}, true),
-		Entry("of the same process that says no time", hello{"one", 0, 0}, hello{"one", 0, 0}, true),
+		Entry("goes to a process that holds the lock of the data folder", hello{"one", "l", 5}, hello{"two", "l", 6}, nil),
+		Entry("does not go to the process before", hello{"two", "l", 6}, hello{"one", "l", 5}, lost()),
+		Entry("does not go to a process with another data folder", hello{"one", "l", 5}, hello{"two", "m", 6}, used()),
+		Entry("does not go to a process without a lock", hello{"one", "", 5}, hello{"two", "", 6}, used()),
+		Entry("goes to a later session of the process", hello{"one", "l", 5}, hello{"one", "l", 6}, nil),
+		Entry("does not go to an earlier session of the process", hello{"one", "l", 5}, hello{"one", "l", 4}, MatchError(identity.ErrReplaced)),
+		Entry("goes to a session of a process that says no time", hello{"one", "", 0}, hello{"one", "", 0}, nil),
 	)
 
-	It("of a process that began by a clock that was set back is taken once there is no session", func() {
-		c = newCluster(setup{})
-		before, err := join(hello{"one", 20, 1})
-		Expect(err).NotTo(HaveOccurred())
-		c.control.Leave(before)
-		Expect(join(hello{"two", 10, 1})).Error().NotTo(HaveOccurred())
+	It("is shown with the process that was refused, and the owner is asked to answer", func() {
+		begin()
+		first := testkit.Result(join(hello{"one", "l", 5})).Must(GinkgoTB())
+		_, err := join(hello{"two", "m", 6})
+		Expect(err).To(MatchError(And(ContainSubstring("one:1"), ContainSubstring("/one"), ContainSubstring("two:1"), ContainSubstring("/two"))))
+		refused, some := c.control.Refused("b")
+		Expect(some).To(BeTrue())
+		Expect(refused.Place.Address).To(Equal("two:1"))
+		Expect(refused.Place.Folder).To(Equal("/two"))
+		Expect(refused.Count).To(BeEquivalentTo(1))
+		Expect(c.control.Handle(first, &srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Records{Records: &srtmv1.TopicRecords{}}})).To(Succeed())
+	})
+
+	It("stays with a process whose session is over until its lease is", func() {
+		begin()
+		first := testkit.Result(join(hello{"one", "l", 5})).Must(GinkgoTB())
+		c.control.Leave(first)
+		Expect(join(hello{"two", "m", 6})).Error().To(used())
+		Eventually(func() error { _, err := join(hello{"two", "m", 6}); return err }).Should(Succeed())
+		Expect(join(hello{"one", "l", 99})).Error().To(lost(), "nothing that the old process says counts")
+	})
+
+	It("stays with a process through a restart of the loaddistributor", func() {
+		begin()
+		first := testkit.Result(join(hello{"one", "l", 5})).Must(GinkgoTB())
+		Eventually(c.control.Brokers).Should(HaveLen(1))
+		c.control.Leave(first)
+		c.stop()
+		c = newCluster(setup{data: data})
+		Expect(join(hello{"two", "m", 6})).Error().To(used())
+		Expect(join(hello{"one", "l", 6})).Error().NotTo(HaveOccurred())
 	})
 })
 

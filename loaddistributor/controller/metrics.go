@@ -36,10 +36,11 @@ var (
 
 // metrics are what is counted; the collector shows the rest.
 type metrics struct {
-	ended    *prometheus.HistogramVec // fits, by outcome
-	arrivals *prometheus.CounterVec   // by result
-	refused  prometheus.Counter
-	undumped prometheus.Counter
+	ended     *prometheus.HistogramVec // fits, by outcome
+	arrivals  *prometheus.CounterVec   // by result
+	refused   prometheus.Counter
+	undumped  prometheus.Counter
+	strangers prometheus.Counter // processes refused because of their broker id
 	// Moves that were proposed, and brokers whose buckets were found to be to blame.
 	proposed, bucketLimited func()
 }
@@ -62,8 +63,9 @@ func newMetrics(reg prometheus.Registerer) metrics {
 		arrivals: auto.NewCounterVec(prometheus.CounterOpts{
 			Name: "srtm_fit_arrivals_total", Help: "Messages of the arrivals recorded for fits: used, or left out since their publisher is unknown, they were lost by a broker, came late, or another broker's were missing (holed).",
 		}, []string{"result"}),
-		refused:  counter("srtm_fit_pieces_refused_total", "Pieces of brokers' records of arrivals that cannot be true."),
-		undumped: counter("srtm_store_dumps_failed_total", "Dumps of the catalog that the store could not take in the place of its events, which it keeps then."),
+		refused:   counter("srtm_fit_pieces_refused_total", "Pieces of brokers' records of arrivals that cannot be true."),
+		strangers: counter("srtm_loaddistributor_broker_ids_refused_total", "Processes refused because their broker id belongs to another process."),
+		undumped:  counter("srtm_store_dumps_failed_total", "Dumps of the catalog that the store could not take in the place of its events, which it keeps then."),
 		proposed: renamed("srtm_rebalance_moves_proposed_total", "srtm_relief_moves_proposed_total",
 			"Moves away from overloaded brokers that were due, carried out or not."),
 		bucketLimited: renamed("srtm_rebalance_bucket_limited_total", "srtm_relief_blamed_on_bucket_total",

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/loaddistributor/rpc"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 )
@@ -38,6 +39,7 @@ var _ = Describe("A seek", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Expect(stream.Send(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Hello{Hello: &srtmv1.BrokerHello{
 			BrokerId: id, Instance: "i", TcpAddress: id + ":1", HttpAddress: id + ":2", Mcap: 60, Topics: []string{"t"}, Seeks: seeks,
+			Lock: "lock of " + id, Stamp: uint64(clock.Mono()),
 		}}})).To(Succeed())
 		Expect(stream.Recv()).Error().NotTo(HaveOccurred())
 		got := make(chan *srtmv1.SeekOrder, 10)

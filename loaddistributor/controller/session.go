@@ -9,6 +9,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/bidi"
+	"github.com/srtm-io/srtm/internal/identity"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
@@ -23,7 +24,8 @@ const messageQueue = 100_000
 type Session struct {
 	// Set once.
 	broker, remote string
-	said           mono.Said // its hello, and which instance did
+	said           mono.Said // its hello, and which process said it
+	place          identity.Place
 	canSeek        bool
 	durability     catalog.Durability
 	out            *bidi.Queue[*srtmv1.ControllerMessage]
@@ -52,16 +54,21 @@ type Session struct {
 // Out is what is to be sent to the broker; when it ends, so does the session.
 func (s *Session) Out() *bidi.Queue[*srtmv1.ControllerMessage] { return s.out }
 
-// Join begins a session; ErrRemoved: not before the broker has given up what it holds;
-// ErrRemoving: not now; ErrReplaced: it has one with a later hello. Another that it has ends
-// with ErrReplaced. remote is the address that it calls from.
+// Join begins a session of a broker; remote is the address that the broker calls from.
+// Another session of the same process, and one of a process that is proven to have ended,
+// ends with ErrReplaced. Errors:
+//   - ErrRemoved: the broker may join once it has given up what it holds;
+//   - ErrRemoving: the broker may join later;
+//   - identity.ErrReplaced: the process has said a later hello;
+//   - *identity.InUse, *identity.Lost: the id belongs to another process.
 func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error) {
 	if err := c.mu.following(); err != nil {
 		return nil, err
 	}
 	s := &Session{
 		broker: h.BrokerId, remote: remote, canSeek: h.Seeks,
-		said:       mono.Said{Process: h.Instance, Started: mono.Wall(h.Started), At: mono.Time(h.Stamp)},
+		said:       mono.Said{Process: h.Instance, At: mono.Time(h.Stamp)},
+		place:      PlaceOf(h),
 		out:        bidi.NewQueue[*srtmv1.ControllerMessage](messageQueue),
 		requests:   map[uint64]*request{},
 		seeks:      map[uint64]chan<- *srtmv1.SeekResult{},
@@ -75,8 +82,15 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Hello{Hello: &srtmv1.ControllerHello{
 		GrantAddress: c.cfg.GrantAddress, ReportInterval: durationpb.New(c.cfg.ReportInterval), ReportChanges: true, ForwardKey: c.cfg.ForwardKey,
 	}}})
+	c.mu.RLock()
+	before := ""
+	if h := c.mu.holders[s.broker]; h != nil {
+		before = h.refused.instance
+	}
+	c.mu.RUnlock()
 	unknown, err := c.enter(s, h)
 	if err != nil {
+		c.logRefusal(s, err, before)
 		return nil, err
 	}
 	c.cfg.Log.Info("broker joined", obs.KeyBroker, s.broker, obs.KeyInstance, s.said.Process,
@@ -101,13 +115,12 @@ func (c *Controller) enter(s *Session, h *srtmv1.BrokerHello) (unknown []string,
 	case c.mu.next.Removed(h.BrokerId) && !h.Anew:
 		return nil, ErrRemoved
 	}
-	old := c.mu.sessions[s.broker]
-	if old != nil && s.said.Before(old.said) {
-		return nil, ErrReplaced
+	if err := c.mu.claim(s, c.cfg.IDLease); err != nil {
+		return nil, err
 	}
 	if _, err := c.mu.stage(catalog.BrokerJoined{
 		ID: h.BrokerId, Instance: h.Instance, TCPAddress: h.TcpAddress, HTTPAddress: h.HttpAddress,
-		Hostname: h.Hostname, Version: h.Version, Mcap: h.Mcap,
+		Hostname: h.Hostname, Version: h.Version, Mcap: h.Mcap, Folder: h.DataPath, Lock: h.Lock,
 	}); err != nil {
 		return nil, err
 	}
@@ -120,7 +133,8 @@ func (c *Controller) enter(s *Session, h *srtmv1.BrokerHello) (unknown []string,
 			s.unknown[name] = true
 		}
 	}
-	if old != nil {
+	c.mu.take(s)
+	if old := c.mu.sessions[s.broker]; old != nil {
 		old.end(ErrReplaced)
 	}
 	for _, name := range c.mu.wanting { // what was recorded ended with the session before
@@ -202,6 +216,7 @@ func (st *state) lockedFor(s *Session, f func() error) error {
 	if st.sessions[s.broker] != s {
 		return ErrReplaced
 	}
+	st.hear(s)
 	return f()
 }
 

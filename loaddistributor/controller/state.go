@@ -33,6 +33,7 @@ type state struct {
 // brokers are what is known of those beside the catalog, by id.
 type brokers struct {
 	sessions map[string]*Session
+	holders  map[string]*holder   // whom the ids belong to
 	requests uint64               // the last number given to a request
 	left     map[string]bool      // that had a session here and have none
 	away     map[string]time.Time // that are, since when seen

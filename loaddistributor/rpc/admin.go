@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/secure"
@@ -450,7 +451,16 @@ func (s *Server) brokerProto(b catalog.Broker) *srtmv1.Broker {
 		Mcap: b.Mcap, Allocated: b.Allocated, Connected: b.Connected, Version: b.Version,
 		ConfiguredMcap: b.Configured, CalibratedMcap: b.Calibrated,
 		Draining: b.Draining, Forced: b.Forced, Topics: s.controller.BrokerTopics(b.ID), Waits: waits, SafeToStop: safe,
-		OfferedRate: s.controller.Offered(b.ID),
+		OfferedRate: s.controller.Offered(b.ID), DataPath: b.Folder, Refused: refusedProto(s.controller.Refused(b.ID)),
+	}
+}
+
+func refusedProto(r controller.Refusal, some bool) *srtmv1.RefusedProcess {
+	if !some {
+		return nil
+	}
+	return &srtmv1.RefusedProcess{
+		TcpAddress: r.Place.Address, Hostname: r.Place.Host, DataPath: r.Place.Folder, Last: timestamppb.New(r.Last), Count: r.Count,
 	}
 }
 

@@ -278,8 +278,6 @@ func checkHello(h *srtmv1.BrokerHello) error {
 	if h.Mcap < 1 || h.Mcap > maxMcap {
 		bad.Add("hello.mcap", "%d msg/s is outside 1 to %d", h.Mcap, maxMcap)
 	}
-	if len(h.Hostname) > 255 {
-		bad.Add("hello.hostname", "has %d bytes, at most 255", len(h.Hostname))
-	}
+	controller.PlaceOf(h).Check(bad.Add)
 	return bad.Err()
 }

@@ -158,6 +158,8 @@ func TestFaultsOfAHello(t *testing.T) {
 		"hello.version":      func(h *srtmv1.BrokerHello) { h.Version = strings.Repeat("v", 129) },
 		"hello.mcap":         func(h *srtmv1.BrokerHello) { h.Mcap = 0 },
 		"hello.hostname":     func(h *srtmv1.BrokerHello) { h.Hostname = strings.Repeat("h", 256) },
+		"hello.data_path":    func(h *srtmv1.BrokerHello) { h.DataPath = strings.Repeat("d", 4097) },
+		"hello.lock":         func(h *srtmv1.BrokerHello) { h.Lock = strings.Repeat("l", 256) },
 	} {
 		h := hello()
 		spoil(h)

@@ -12,6 +12,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/bidi"
+	"github.com/srtm-io/srtm/internal/identity"
 	"github.com/srtm-io/srtm/internal/refusal"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
@@ -71,6 +72,9 @@ var table = refusal.Table{
 	refusal.Is(controller.ErrNotCommitted, codes.Unavailable, ReasonNotCommitted),
 	refusal.Is(catalog.ErrUnread, codes.Unavailable, ReasonUnread),
 	refusal.Is(controller.ErrReplaced, codes.Aborted, ReasonSessionReplaced),
+	refusal.Is(identity.ErrReplaced, codes.Aborted, ReasonSessionReplaced),
+	refusal.As[*identity.InUse](codes.AlreadyExists, identity.ReasonInUse),
+	refusal.As[*identity.Lost](codes.Aborted, identity.ReasonLost),
 	refusal.As[*controller.BrokerError](codes.Unavailable, ReasonBrokerFailed),
 	refusal.As[*controller.RefusedError](codes.Unavailable, ReasonBrokerFailed),
 	refusal.Is(controller.ErrBrokerGone, codes.Unavailable, ReasonBrokerFailed),
@@ -104,8 +108,11 @@ func describe(err error, info *errdetails.ErrorInfo) []protoadapt.MessageV1 {
 		infeasible *placement.Infeasible
 		quota      *controller.QuotaError
 		busy       *controller.BusyError
+		used       *identity.InUse
 	)
 	switch {
+	case errors.As(err, &used):
+		info.Metadata = used.Metadata()
 	case errors.As(err, &elsewhere) && elsewhere.Leader != "":
 		info.Metadata = map[string]string{"leader": elsewhere.Leader}
 	case errors.As(err, &epoch):

@@ -98,7 +98,7 @@ func fromBroker(b catalog.BrokerDump) *journal.Broker {
 		Id: k.ID, Instance: k.Instance, Tcp: k.TCPAddress, Http: k.HTTPAddress, Hostname: k.Hostname,
 		Version: k.Version, Mcap: k.Configured, Connected: k.Connected, Draining: k.Draining, Forced: k.Forced,
 		Leftovers: b.Leftovers, LeftAt: b.LeftAt, Calibrated: k.Calibrated,
-		Absorbed: fromAbsorption("", k.Absorbed),
+		Absorbed: fromAbsorption("", k.Absorbed), DataPath: k.Folder, Lock: k.Lock,
 	}
 }
 
@@ -111,7 +111,7 @@ func toBroker(b *journal.Broker) catalog.BrokerDump {
 			ID: b.Id, Instance: b.Instance, TCPAddress: b.Tcp, HTTPAddress: b.Http, Hostname: b.Hostname,
 			Version: b.Version, Connected: b.Connected, Draining: b.Draining, Forced: b.Forced,
 			Mcap: cmp.Or(b.Calibrated, b.Mcap), Configured: b.Mcap, Calibrated: b.Calibrated,
-			Absorbed: toAbsorption(b.Absorbed),
+			Absorbed: toAbsorption(b.Absorbed), Folder: b.DataPath, Lock: b.Lock,
 		},
 		Leftovers: b.Leftovers, LeftAt: b.LeftAt,
 	}

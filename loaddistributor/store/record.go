@@ -168,7 +168,7 @@ func encodeEvent(e catalog.Event) ([]byte, error) {
 	case catalog.BrokerJoined:
 		return encode("broker_joined", &journal.Broker{
 			Id: e.ID, Instance: e.Instance, Tcp: e.TCPAddress, Http: e.HTTPAddress,
-			Hostname: e.Hostname, Version: e.Version, Mcap: e.Mcap,
+			Hostname: e.Hostname, Version: e.Version, Mcap: e.Mcap, DataPath: e.Folder, Lock: e.Lock,
 		})
 	case catalog.BrokerAbsorbed:
 		return encode("broker_absorbed", fromAbsorption(e.ID, e.Absorption))
@@ -236,7 +236,7 @@ func toEvent(name string, m proto.Message) (catalog.Event, error) {
 		}
 		return catalog.BrokerJoined{
 			ID: m.Id, Instance: m.Instance, TCPAddress: m.Tcp, HTTPAddress: m.Http,
-			Hostname: m.Hostname, Version: m.Version, Mcap: m.Mcap,
+			Hostname: m.Hostname, Version: m.Version, Mcap: m.Mcap, Folder: m.DataPath, Lock: m.Lock,
 		}, nil
 	case *journal.Absorbed:
 		return catalog.BrokerAbsorbed{ID: m.Broker, Absorption: toAbsorption(m)}, nil

@@ -20,7 +20,6 @@ import (
 	"google.golang.org/grpc"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/targets"
@@ -44,6 +43,8 @@ type Config struct {
 	TCPAddress      string // host:port that publishers and subscribers dial
 	HTTPAddress     string // host:port
 	Hostname        string // for people; empty: the machine's
+	DataPath        string // for people
+	Lock            string // identity.Place.Lock
 	Mcap            int64  // maximum rate within the SLO, msg/s; > 0
 	Version         string
 	// DrainPublishers ends the connections of publishers that belong elsewhere
@@ -127,12 +128,12 @@ type core struct {
 	node    Node
 	metrics *metrics
 	seed    uint64
-	started mono.Wall
 	bases   []Base // of the process before
 	alone   bool   // the process before ended without the adaptor
 	// Work for the owner, from the sessions. It has no buffer: a session reads
 	// no further while the owner is busy, which pushes back on the sender.
 	events chan func(*owner)
+	pulse  *pulse // nil: the policy is Strict
 	// Written by the owner once per report and per change of a session; a
 	// stale one is only shown.
 	state atomic.Pointer[State]
@@ -190,13 +191,17 @@ func New(cfg Config, node Node) (*Agent, error) {
 	a := &Agent{core: core{
 		cfg:     cfg,
 		node:    node,
-		started: clock.Wall(),
 		metrics: newMetrics(cfg.Metrics),
 		seed:    binary.LittleEndian.Uint64(random[:]),
 		events:  make(chan func(*owner)),
 	}}
 	if cfg.Policy == "" {
 		a.cfg.Policy = Available
+	}
+	if a.cfg.Policy != Strict {
+		a.pulse = &pulse{hold: node.HoldFrom, kick: make(chan struct{}, 1), woke: func(ctx context.Context, now mono.Time) {
+			a.do(ctx, func(o *owner) { o.woke(now) })
+		}}
 	}
 	if cfg.Store != nil {
 		var err error
@@ -216,7 +221,8 @@ func (a *Agent) State() State { return *a.state.Load() }
 
 // Run keeps the sessions up until ctx ends, and then returns nil. It calls the
 // node from one goroutine only, and not after it has returned; what was
-// granted stays in force. It may be called once.
+// granted stays in force. If the broker's id belongs to another process, Run gives up all
+// shares and returns *TakenError. Run may be called once.
 func (a *Agent) Run(ctx context.Context) error {
 	if a.started.Swap(true) {
 		return errors.New("agent: Run was called twice")
@@ -228,8 +234,10 @@ func (a *Agent) Run(ctx context.Context) error {
 
 	o := newOwner(&a.core, ctx, &sessions)
 	sessions.Go(func() { a.controlReconnector(ctx).run(ctx) })
-	o.run(ctx)
-	return nil
+	if a.pulse != nil {
+		sessions.Go(func() { a.pulse.run(ctx) })
+	}
+	return o.run(ctx)
 }
 
 // do hands f to the owner; it does nothing when ctx ends first.

@@ -68,6 +68,9 @@ func (o *owner) setAlarm() {
 		due = min(due, max(o.lease.Alone(), o.retry))
 	}
 	due = min(due, o.holdings.Due(o.lease.Ends()))
+	if o.woken != 0 {
+		due = min(due, o.goesOn())
+	}
 	wait := time.Hour
 	if due != mono.Never {
 		wait = min(wait, max(0, due.Sub(clock.Mono())))
@@ -77,6 +80,10 @@ func (o *owner) setAlarm() {
 
 // keepLease asks for the lease to be renewed, and ends what has ended.
 func (o *owner) keepLease(now mono.Time) {
+	if o.woken != 0 && !now.Before(o.goesOn()) {
+		o.cfg.Log.Warn("the adaptor does not answer: messages leave again, by the bases of shares")
+		o.runs(now)
+	}
 	if o.grants != nil && !now.Before(o.lease.Request()) {
 		o.lease.Asked = now
 		o.grants.reply(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Renew{Renew: &srtmv1.LeaseRequest{
@@ -110,6 +117,12 @@ func (o *owner) renewed(m *srtmv1.Lease, now mono.Time) {
 		o.cfg.Log.Error("lease refused: it makes no sense", "stamp", m.Stamp, "flex", flex, "session", session)
 		return
 	}
+	if o.pulse != nil {
+		o.pulse.length.Store(int64(flex))
+	}
+	if o.woken != 0 && at >= o.woken {
+		o.runs(at)
+	}
 	o.lapse(now) // before it is renewed: what is over does not come back
 	o.lease.Renew(at, flex, session)
 	o.lease.Heard = now
@@ -132,6 +145,24 @@ func (o *owner) renewed(m *srtmv1.Lease, now mono.Time) {
 			o.lapsed(topic)
 		}
 	}
+}
+
+// woke acts on a pulse that found that the process had not run: no message leaves before the
+// adaptor has renewed the lease. An adaptor that does not answer for as long as it takes to
+// be alone is waited for no longer: as the policy says, the broker goes on.
+func (o *owner) woke(now mono.Time) {
+	o.cfg.Log.Warn("this process did not run for a while: no message leaves before the adaptor has answered")
+	o.woken = now
+	o.lease.Asked = min(o.lease.Asked, now.Add(-o.lease.Length)) // a request is due
+}
+
+// goesOn is until when the adaptor is waited for.
+func (o *owner) goesOn() mono.Time { return o.woken.Add(2 * o.lease.Length) }
+
+// runs has messages leave again: the broker's id was this process' at that time.
+func (o *owner) runs(at mono.Time) {
+	o.woken = 0
+	o.pulse.verify(at)
 }
 
 // lapse ends what the lease has ended by now.

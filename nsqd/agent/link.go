@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/identity"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/targets"
 )
@@ -28,6 +29,9 @@ const (
 	// standbyBackoff is the most while no server leads: within seconds one does, and
 	// creations of topics wait for that and then for this broker's hello.
 	standbyBackoff = 500 * time.Millisecond
+	// claimBackoff is the pause while the broker's id belongs to another process that may
+	// have ended: its lease is over within seconds.
+	claimBackoff = 300 * time.Millisecond
 
 	// A link's queue towards the other side. Reports use half of it and are
 	// dropped beyond that; a reply that finds it full cuts the session, for the
@@ -45,6 +49,7 @@ var (
 	errSlow    = errors.New("the other side does not read: too many replies wait")
 	errOldTerm = errors.New("an adaptor of a later term has led since")
 	errRemoved = errors.New("the broker was removed from the cluster")
+	errTaken   = errors.New("the broker's id belongs to another process")
 )
 
 // link is one session's way out. The owner puts, a sender of the reconnector writes.
@@ -111,7 +116,10 @@ const notLeading = "NOT_LEADING"
 
 // run has sessions until ctx ends. Between two it waits: longer and longer
 // up to maxBackoff while sessions fail at once, with jitter so that brokers do
-// not return all together.
+// not return all together. It follows a server's word that another one leads without a wait
+// as often as there are addresses, and then waits as well: servers that name each other
+// would be asked again and again. It logs the end of a session once, and the same failure
+// at the same address again only after a session.
 func (k reconnector[Req, Res]) run(ctx context.Context) {
 	conns := make([]*grpc.ClientConn, len(k.addresses))
 	for i, address := range k.addresses {
@@ -124,17 +132,23 @@ func (k reconnector[Req, Res]) run(ctx context.Context) {
 		defer func() { conns[i].Close() }()
 	}
 
-	at := 0
+	at, hops := 0, 0
 	delay := firstBackoff
+	logged := map[string]string{} // the newest failure, by address
 	for ctx.Err() == nil {
 		began := time.Now()
 		address := k.addresses[at]
 		err := k.reach(ctx, conns[at])
+		welcome := false
 		if err == nil {
-			err = k.session(ctx, conns[at], address)
+			welcome, err = k.session(ctx, conns[at], address)
 		}
 		if ctx.Err() != nil {
 			return
+		}
+		if welcome {
+			hops = 0
+			clear(logged)
 		}
 		if targets.Reason(err) == notLeading {
 			// Behind one address there may be several, of which another leads.
@@ -145,32 +159,43 @@ func (k reconnector[Req, Res]) run(ctx context.Context) {
 		if time.Since(began) > maxBackoff {
 			delay = firstBackoff
 		}
-		level := slog.LevelWarn
+		level, failure := slog.LevelWarn, err.Error()
 		switch status.Code(err) {
 		case codes.Aborted, codes.InvalidArgument, codes.FailedPrecondition, codes.PermissionDenied, codes.Unauthenticated:
-			// Another process has our id, or our hello or token is wrong: hurrying does not help.
+			// Our hello or token is wrong: hurrying does not help.
 			level, delay = slog.LevelError, maxBackoff
 		}
-		var known bool
-		if at, known = next(k.addresses, at, err); known {
-			level, delay = slog.LevelInfo, firstBackoff // it was not its business
+		if targets.Reason(err) == identity.ReasonInUse {
+			level, delay, failure = slog.LevelInfo, claimBackoff, identity.ReasonInUse
 		}
-		wait := time.Duration(float64(delay) * (0.5 + k.rng.Float64()))
-		k.log.Log(ctx, level, "session ended", obs.KeyName, k.name, obs.KeyAddress, address, obs.KeyError, err, "retry", wait)
+		pause := delay
+		var named, elsewhere bool
+		if at, named, elsewhere = next(k.addresses, at, err); elsewhere {
+			level, delay = slog.LevelInfo, min(delay, standbyBackoff)
+			if pause = delay; named && hops < len(k.addresses) {
+				hops++
+				pause = firstBackoff
+			}
+		}
+		wait := time.Duration(float64(pause) * (0.5 + k.rng.Float64()))
+		if logged[address] != failure {
+			logged[address] = failure
+			k.log.Log(ctx, level, "session ended", obs.KeyName, k.name, obs.KeyAddress, address, obs.KeyError, err, "retry", wait)
+		}
 		clock.Sleep(ctx, wait)
 		delay = min(delay*8/5, maxBackoff)
 	}
 }
 
-// next returns which address to try after a failure at one of them: the leader's
-// if the failure names it, or else the one that follows. known: it is the
-// answer of one that does not lead.
-func next(addresses []string, at int, err error) (i int, known bool) {
-	leader, known := targets.Leader(err)
+// next returns which address to try after a failure at one of them: the leader's if the
+// failure names it, or else the one that follows. named: the failure names another of the
+// addresses. elsewhere: the failure is the answer of a server that does not lead.
+func next(addresses []string, at int, err error) (i int, named, elsewhere bool) {
+	leader, elsewhere := targets.Leader(err)
 	if i := slices.Index(addresses, leader); i >= 0 && i != at {
-		return i, true
+		return i, true, true
 	}
-	return (at + 1) % len(addresses), known
+	return (at + 1) % len(addresses), false, elsewhere
 }
 
 var errUnreachable = errors.New("not reachable")
@@ -202,8 +227,9 @@ func (k reconnector[Req, Res]) reach(ctx context.Context, conn *grpc.ClientConn)
 	}
 }
 
-// session runs one session and returns why it ended, after its goroutine has.
-func (k reconnector[Req, Res]) session(ctx context.Context, conn *grpc.ClientConn, address string) error {
+// session runs one session and returns why it ended, after its goroutine has. welcome: the
+// other side sent something.
+func (k reconnector[Req, Res]) session(ctx context.Context, conn *grpc.ClientConn, address string) (welcome bool, err error) {
 	ctx, cut := context.WithCancelCause(ctx)
 	var sender sync.WaitGroup
 	defer sender.Wait()
@@ -211,7 +237,7 @@ func (k reconnector[Req, Res]) session(ctx context.Context, conn *grpc.ClientCon
 
 	stream, err := k.open(ctx, conn)
 	if err != nil {
-		return fmt.Errorf("open session: %w", err)
+		return false, fmt.Errorf("open session: %w", err)
 	}
 	l := &link[Req]{address: address, out: make(chan queued[Req], linkQueue), cut: cut}
 	sender.Go(func() {
@@ -237,8 +263,9 @@ func (k reconnector[Req, Res]) session(ctx context.Context, conn *grpc.ClientCon
 				err = errors.New("the other side ended it")
 			}
 			k.down(l, err)
-			return err
+			return welcome, err
 		}
+		welcome = true
 		k.in(l, m)
 	}
 }

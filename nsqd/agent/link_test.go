@@ -45,23 +45,23 @@ func TestWhichAddressIsNext(t *testing.T) {
 		return fmt.Errorf("open session: %w", s.Err())
 	}
 	for name, c := range map[string]struct {
-		at    int
-		err   error
-		next  int
-		known bool
+		at               int
+		err              error
+		next             int
+		named, elsewhere bool
 	}{
-		"it broke":                      {0, errors.New("broken"), 1, false},
-		"the last one broke":            {2, errUnreachable, 0, false},
-		"a follower names the leader":   {0, follower("c:1"), 2, true},
-		"a follower names itself":       {1, follower("b:1"), 2, true},
-		"a follower names a stranger":   {1, follower("z:1"), 2, true},
-		"a follower knows of no leader": {2, follower(""), 0, true},
+		"it broke":                      {0, errors.New("broken"), 1, false, false},
+		"the last one broke":            {2, errUnreachable, 0, false, false},
+		"a follower names the leader":   {0, follower("c:1"), 2, true, true},
+		"a follower names itself":       {1, follower("b:1"), 2, false, true},
+		"a follower names a stranger":   {1, follower("z:1"), 2, false, true},
+		"a follower knows of no leader": {2, follower(""), 0, false, true},
 	} {
-		if i, known := next(three, c.at, c.err); i != c.next || known != c.known {
-			t.Errorf("%s: %d, %v, want %d, %v", name, i, known, c.next, c.known)
+		if i, named, elsewhere := next(three, c.at, c.err); i != c.next || named != c.named || elsewhere != c.elsewhere {
+			t.Errorf("%s: %d, %v, %v, want %d, %v, %v", name, i, named, elsewhere, c.next, c.named, c.elsewhere)
 		}
 	}
-	if i, _ := next([]string{"a:1"}, 0, follower("b:1")); i != 0 {
+	if i, _, _ := next([]string{"a:1"}, 0, follower("b:1")); i != 0 {
 		t.Errorf("the only one is not next, but %d", i)
 	}
 }

@@ -62,6 +62,10 @@ type Node interface {
 	// such topic.
 	Renew(topic string, flexUntil, until mono.Time) (flex bool)
 
+	// HoldFrom has no message of a prepared topic leave from then on, until a later HoldFrom
+	// moves that time; at first none is held. It may be called beside any other method.
+	HoldFrom(at mono.Time)
+
 	// Report returns what happened since the last call (since the start, at the
 	// first), one entry for every topic that exists now, limited or not, idle or
 	// not, with TopicStats.channels and unprepared set. Unless all are wanted, it may leave topics out

@@ -69,7 +69,10 @@ type owner struct {
 	stopGrants   context.CancelFunc // ends the reconnector of grantAddress
 
 	controlError, grantsError string // why the last session ended
-	reconnectors              uint64 // started, for their seeds
+	controlClaim, grantsClaim claim
+	taken                     error     // *TakenError: run is to end
+	woken                     mono.Time // when the pulse found that the process had not run; 0: it runs
+	reconnectors              uint64    // started, for their seeds
 }
 
 func newOwner(c *core, ctx context.Context, sessions *sync.WaitGroup) *owner {
@@ -82,7 +85,9 @@ func newOwner(c *core, ctx context.Context, sessions *sync.WaitGroup) *owner {
 	}
 }
 
-func (o *owner) run(ctx context.Context) {
+// run returns nil when ctx ends, and *TakenError when the broker's id belongs to another
+// process.
+func (o *owner) run(ctx context.Context) error {
 	o.ticker = time.NewTicker(o.interval)
 	defer o.ticker.Stop()
 	defer func() { o.stopGrants() }()
@@ -109,7 +114,11 @@ func (o *owner) run(ctx context.Context) {
 			o.saveAgain()
 			o.publish()
 		case <-ctx.Done():
-			return
+			return nil
+		}
+		if o.taken != nil {
+			o.publish()
+			return o.taken
 		}
 	}
 }
@@ -133,11 +142,12 @@ func (o *owner) controlUp(l *controlLink) {
 	topics := o.node.Topics()
 	slices.Sort(topics)
 	o.control, o.changes, o.takesChanges = l, false, false
+	o.controlClaim.said = clock.Mono()
 	l.reply(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Hello{Hello: &srtmv1.BrokerHello{
 		BrokerId: cfg.BrokerID, Instance: cfg.Instance,
 		TcpAddress: cfg.TCPAddress, HttpAddress: cfg.HTTPAddress,
 		Version: cfg.Version, Mcap: cfg.Mcap, Topics: topics, Hostname: cfg.Hostname, Anew: o.anew, Seeks: true,
-		Durability: o.cfg.Durability, Started: int64(o.started), Stamp: uint64(clock.Mono()),
+		Durability: o.cfg.Durability, Stamp: uint64(o.controlClaim.said), DataPath: cfg.DataPath, Lock: cfg.Lock,
 	}}})
 }
 
@@ -147,8 +157,9 @@ func (o *owner) controlDown(l *controlLink, err error) {
 		o.endCaptures()
 		o.controlError = err.Error()
 		if targets.Reason(err) == brokerRemoved {
-			o.giveUp()
+			o.leave()
 		}
+		o.refused(&o.controlClaim, err, clock.Mono())
 		o.metrics.connected.WithLabelValues(controlSession).Set(0)
 		o.publish()
 	}
@@ -158,10 +169,15 @@ func (o *owner) controlDown(l *controlLink, err error) {
 // an operator has removed it.
 const brokerRemoved = "BROKER_REMOVED"
 
-// giveUp ends every share, here and on the disk: they are others' now. Then the broker
-// may join anew.
-func (o *owner) giveUp() {
+// leave ends every share, for others hold them now. Then the broker may join anew.
+func (o *owner) leave() {
 	o.cfg.Log.Error("this broker was removed from the cluster: it gives up all it holds, and joins anew", "topics", len(o.holdings.Topics()))
+	o.anew = o.giveUp(errRemoved)
+}
+
+// giveUp ends every share, here and on the disk, and reports whether none is left. It ends
+// the grant session with cause, whose hello said what was held.
+func (o *owner) giveUp(cause error) (none bool) {
 	for _, topic := range o.holdings.Topics() {
 		if o.holdings.Of(topic).Prepared {
 			// An unknown topic has no share.
@@ -169,15 +185,16 @@ func (o *owner) giveUp() {
 		}
 		o.holdings.Removed(topic)
 	}
-	o.anew = true
+	none = true
 	for topic := range maps.Clone(o.disk) {
-		o.anew = o.save(topic) && o.anew
+		none = o.save(topic) && none
 	}
 	clear(o.unsaved)
-	if o.grants != nil { // its hello said what is over now
-		o.grants.cut(errRemoved)
+	if o.grants != nil {
+		o.grants.cut(cause)
 		o.grantsOver()
 	}
+	return none
 }
 
 func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
@@ -309,6 +326,7 @@ func (o *owner) result(l *controlLink, request uint64, err error) {
 func (o *owner) welcome(l *controlLink, h *srtmv1.ControllerHello) {
 	log := o.cfg.Log
 	o.anew, o.takesChanges = false, h.GetReportChanges()
+	o.controlClaim.accepted()
 	if key := h.GetForwardKey(); len(key) > 0 && o.cfg.ForwardKey != nil {
 		o.cfg.ForwardKey(key)
 	}
@@ -413,9 +431,11 @@ func (o *owner) grantUp(ctx context.Context, l *grantLink) {
 	now := clock.Mono()
 	o.lapse(now)
 	o.lease.Asked, o.lease.Sent = now, 0
+	o.grantsClaim.said = now
 	l.reply(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Hello{Hello: &srtmv1.NodeHello{
 		BrokerId: o.cfg.BrokerID, Instance: o.cfg.Instance,
-		Held: o.held(), Policy: policyProto[o.cfg.Policy], Stamp: uint64(now), Term: o.term, Started: int64(o.started),
+		Held: o.held(), Policy: policyProto[o.cfg.Policy], Stamp: uint64(now), Term: o.term,
+		TcpAddress: o.cfg.TCPAddress, Hostname: o.cfg.Hostname, DataPath: o.cfg.DataPath, Lock: o.cfg.Lock,
 	}}})
 	o.publish()
 }
@@ -424,6 +444,7 @@ func (o *owner) grantDown(l *grantLink, err error) {
 	if o.grants == l {
 		o.grantsError = err.Error()
 		o.grantsOver()
+		o.refused(&o.grantsClaim, err, clock.Mono())
 		o.publish()
 	}
 }
@@ -446,6 +467,7 @@ func (o *owner) grantIn(l *grantLink, m *srtmv1.GrantMessage) {
 		o.grantsOver()
 		return
 	}
+	o.grantsClaim.accepted()
 	if renewed := m.GetLease(); renewed != nil {
 		o.renewed(renewed, clock.Mono())
 		return

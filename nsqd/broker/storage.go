@@ -104,6 +104,9 @@ func OpenStorage(cfg StorageConfig) (*Storage, error) {
 	return s, nil
 }
 
+// LockID is commitlog.LockID of the folder that is locked.
+func (s *Storage) LockID() string { return commitlog.LockID(s.cfg.Path) }
+
 // moment is the present one.
 func (s *Storage) moment() epoch {
 	mono, wall := s.cfg.Clocks()

@@ -121,6 +121,22 @@ func lockFolder(path string) (func() error, error) {
 	return f.Close, nil
 }
 
+// LockID names the lock on the folder of an open Dir, on this boot of the kernel: the file
+// that is locked, and the boot. Two processes whose folders have one LockID never held the
+// lock at the same time, so the earlier one has ended. A copy of the folder has another
+// LockID. Empty: the kernel does not tell its boots apart.
+func LockID(path string) string {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	file, err := fileID(filepath.Join(path, lockName))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(boot)) + "/" + file
+}
+
 func owner(lock *os.File) string {
 	var b [20]byte
 	n, _ := lock.ReadAt(b[:], 0)

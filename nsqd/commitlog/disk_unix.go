@@ -4,6 +4,7 @@ package commitlog
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"syscall"
 )
@@ -18,6 +19,15 @@ func lockFile(f *os.File) error {
 			return os.NewSyscallError("flock", err)
 		}
 	}
+}
+
+// fileID names a file among all files of this kernel that are in use.
+func fileID(path string) (string, error) {
+	var s syscall.Stat_t
+	if err := syscall.Stat(path, &s); err != nil {
+		return "", os.NewSyscallError("stat", err)
+	}
+	return fmt.Sprintf("%x/%x", s.Dev, s.Ino), nil
 }
 
 func isNoSpace(err error) bool {

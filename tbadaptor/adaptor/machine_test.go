@@ -292,6 +292,7 @@ func TestTopicsOnOneBrokerRest(t *testing.T) {
 	b.is(map[string][2]int64{"b2": {90, 9}})
 
 	// Another process of it has nothing, and gets all.
+	b.settle(b.Disconnect("b2"), nil)
 	b.settle(b.Hello(b.now, ledger.Session{Broker: "b2", Said: mono.Said{Process: "another"}}))
 	b.is(map[string][2]int64{"b2": {90, 9}})
 

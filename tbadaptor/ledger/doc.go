@@ -19,8 +19,17 @@
 //
 // What becomes of a base is the broker's policy. A Strict broker stops when it
 // was not renewed for Session, and soon after that its base is free. An Available
-// broker goes on, and so its base stays its own until a new process says hello
-// under its id, an operator says Forget, or it is presumed dead.
+// broker goes on, and so its base stays its own until its id belongs to a later process,
+// an operator says Forget, or it is presumed dead.
+//
+// # One id, one process
+//
+// A broker's id belongs to one process at a time (internal/identity). While that process may
+// live, Hello refuses every other process. The end of a process is proven by the lock on its
+// data folder, which the next process holds, by Ended and by Forget. Without proof the id is
+// free once the lease is over: of a Strict broker Session + ClockBound after the last renewal, of
+// any other one Flex + ClockBound. Once the id belongs to a later process, nothing that the
+// earlier one says changes the ledger.
 //
 // Where it is proven that a process has Ended, all it held is free at once, base and
 // all. For that a process must not go on with the bases of the one before, unless that
@@ -70,12 +79,10 @@
 // # What it relies on
 //
 // A broker applies grants of a topic in order of epoch, and a grant whose epoch
-// is not above the one in force not at all. A broker's id belongs to one process
-// at a time (a lock on its data path), so a new instance means that the old one
-// holds nothing any more; the new one starts with the old one's bases, if it is
-// Available and the old one was alone, and with empty buckets. A first hello of an
-// instance comes after that of a later one only while the later one has a session: by
-// when the two started it is then told apart, and refused. A base that shrinks is on the disk before
+// is not above the one in force not at all. A new instance that has the
+// id means that the old one holds nothing any more. The new one starts with the old one's
+// bases, if it is Available and the old one was alone, and with empty buckets. An old one that
+// was frozen releases nothing before the adaptor has answered it (nsqd/agent). A base that shrinks is on the disk before
 // it is acknowledged. A broker ends its old session before it says hello in a new
 // one: a grant of an old session that it had not applied at its hello, it never
 // will. Two monotonic clocks come apart by at most ClockBound in Session; a host
@@ -100,6 +107,6 @@
 // brokers that are named with the removal were heard (Remove). A broker (r_l, b_l) that was
 // no member any more, had not acknowledged it, and is not named, is not waited for: until it
 // says hello, at most b_l + r_l*dt messages more than the contract leave in any dt. So it is
-// with an Available broker that Forget or PresumeDead took for dead and that
-// lives: its base is its b_l, r_l.
+// with an Available broker that Forget or PresumeDead took for dead and that lives, and with
+// one that runs, cut off, while another process gets its id: its base is its b_l, r_l.
 package ledger

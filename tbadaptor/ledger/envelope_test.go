@@ -12,6 +12,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/srtm-io/srtm/internal/identity"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/queue"
@@ -219,7 +220,7 @@ func (c *cluster) drain(b *broker) {
 func (c *cluster) hello(b *broker) {
 	b.session++
 	c.drain(b)
-	s := ledger.Session{Broker: b.id, Said: mono.Said{Process: fmt.Sprintf("%s.%d", b.id, b.starts)}, Policy: b.policy}
+	s := ledger.Session{Broker: b.id, Said: mono.Said{Process: fmt.Sprintf("%s.%d", b.id, b.starts)}, Place: identity.Place{Lock: b.id}, Policy: b.policy}
 	if held := b.topic.Share(); !held.IsZero() {
 		base := tokenbucket.Share{Rate: min(held.Rate, b.base.Rate), Burst: min(held.Burst, b.base.Burst)}
 		flex := tokenbucket.Share{Rate: held.Rate - base.Rate, Burst: held.Burst - base.Burst}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/identity"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -36,8 +37,7 @@ type Ledger struct {
 }
 
 type broker struct {
-	said      mono.Said // its newest hello, and which instance did
-	past      []string  // instances before it, oldest first, at most maxPast
+	owner     identity.Owner // the process that the id belongs to
 	connected bool
 	policy    Policy
 	// renewed is when its lease was last renewed.
@@ -77,11 +77,6 @@ func (m byBroker) remove(id string, t *topic) {
 func (m byBroker) of(id string) []*topic {
 	return slices.SortedFunc(maps.Values(m[id]), func(a, b *topic) int { return cmp.Compare(a.name, b.name) })
 }
-
-// maxPast bounds how many replaced instances of a broker are remembered, to
-// refuse a hello that was overtaken by its successor's though they do not say when they
-// started, or the clock was set back.
-const maxPast = 8
 
 type topic struct {
 	name     string
@@ -262,11 +257,12 @@ func (l *Ledger) Remove(name string, others []string) []Grant {
 // any more, the new one what it reports (the bases that the old one left it).
 // The broker's lease is renewed, for shares that have not lapsed before.
 //
-// It fails with ErrReplaced if this instance has said a later hello, if a later instance has
-// a session, or if one is known to have taken this one's place: a hello may be overtaken by
-// that of another connection, and what it says was held may be less than what has been
-// granted, and acknowledged, since. Of two instances the one that started later is the later
-// one, but only while it has a session: else the clock may have been set back in between.
+// A broker's id belongs to one process at a time (internal/identity). Hello fails with
+// identity.ErrReplaced if the process has said a later hello, which may have overtaken this
+// one; with *identity.InUse if the id belongs to another process that may live; with
+// *identity.Lost if the id belongs to a later process. A process may live while the process
+// has a session, and then until its lease is over: that of a Strict broker's base,
+// and that of the flexible parts of any other one, whose bases go to the process after it.
 func (l *Ledger) Hello(s Session, now mono.Time) ([]Grant, error) {
 	id := s.Broker
 	reported, err := checkSession(s)
@@ -276,21 +272,18 @@ func (l *Ledger) Hello(s Session, now mono.Time) ([]Grant, error) {
 	b := l.brokers[id]
 	if b == nil {
 		b = &broker{}
-		l.brokers[id] = b
 	}
-	same := b.said.Process == s.Said.Process
-	if s.Said.Before(b.said) && (same || b.connected) ||
-		slices.Contains(b.past, s.Said.Process) && (b.connected || !b.said.Before(s.Said)) {
-		return nil, fmt.Errorf("hello of broker %q, instance %q: %w", id, s.Said.Process, ErrReplaced)
+	process := identity.Process{Said: s.Said, Place: s.Place}
+	if err := b.owner.Check(id, process, l.mayLive(b, now), now.Sub(b.renewed)); err != nil {
+		return nil, fmt.Errorf("hello of broker %q, instance %q: %w", id, s.Said.Process, err)
 	}
-	if !same && b.said.Process != "" {
-		b.past = append(b.past, b.said.Process)
-		b.past = b.past[max(0, len(b.past)-maxPast):]
-	}
+	same := b.owner.Said.Process == s.Said.Process
+	b.owner.Take(process)
+	l.brokers[id] = b
 	// Its report may be older than the end of its lease, which it has seen, too,
 	// by now: what ended with that does not come back.
 	flexOver, allOver := same && b.flexOver, same && b.baseOver && b.policy == Strict
-	b.said, b.connected, b.policy = s.Said, true, s.Policy
+	b.connected, b.policy = true, s.Policy
 	b.renewed, b.waning, b.flexOver, b.baseOver = now, false, false, false
 	if !same {
 		b.heard = 0
@@ -331,6 +324,21 @@ func (l *Ledger) Hello(s Session, now mono.Time) ([]Grant, error) {
 		grants = append(grants, l.advance(t)...)
 	}
 	return append(grants, l.hear(id)...), nil
+}
+
+// mayLive reports whether the process that a broker's id belongs to may live at now, if
+// nothing proves its end.
+func (l *Ledger) mayLive(b *broker, now mono.Time) bool {
+	lease := l.leases.Flex
+	switch {
+	case b.baseOver:
+		return false
+	case b.policy == Leaseless:
+		return b.connected
+	case b.policy == Strict:
+		lease = l.leases.Session
+	}
+	return b.connected || now.Sub(b.renewed) <= lease+l.leases.ClockBound
 }
 
 // MaxEpoch bounds what a broker may say of its grants, so that no grant's epoch ever begins
@@ -391,13 +399,13 @@ func (l *Ledger) Expire(now mono.Time) (lapses []Lapse, grants []Grant) {
 	for id := range l.awaiting {
 		if b := l.brokers[id]; b == nil {
 			l.brokers[id] = &broker{policy: Available, renewed: now}
-		} else if b.said.Process == "" && b.renewed == 0 {
+		} else if b.owner.Said.Process == "" && b.renewed == 0 {
 			b.renewed = now
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(l.brokers)) {
 		b := l.brokers[id]
-		if b.said.Process == "" && b.renewed == 0 {
+		if b.owner.Said.Process == "" && b.renewed == 0 {
 			continue // it has not been heard, and Strict is all that was said of it
 		}
 		past := func(lease time.Duration) bool {
@@ -509,7 +517,7 @@ func (l *Ledger) Ended(id, instance string, now mono.Time) ([]Freed, []Grant, er
 	b := l.brokers[id]
 	var err error
 	switch {
-	case b == nil || b.said.Process != instance:
+	case b == nil || b.owner.Said.Process != instance:
 		err = ErrUnknownBroker
 	case b.connected:
 		err = ErrConnected
@@ -521,6 +529,7 @@ func (l *Ledger) Ended(id, instance string, now mono.Time) ([]Freed, []Grant, er
 		return nil, nil, fmt.Errorf("end of broker %q, instance %q: %w", id, instance, err)
 	}
 	freed, _ := l.freeing(id)
+	b.owner.End(instance)
 	b.flexOver, b.baseOver = true, true
 	l.clear(id)
 	return freed, l.advanceAll(id), nil
@@ -534,7 +543,7 @@ func (l *Ledger) Strict(ids []string) {
 		case l.heard[id]:
 		case b == nil:
 			l.brokers[id] = &broker{policy: Strict}
-		case b.said.Process == "":
+		case b.owner.Said.Process == "":
 			b.policy = Strict
 		}
 	}
@@ -667,7 +676,7 @@ func (l *Ledger) view(t *topic) TopicView {
 // begun: an awaited one before Expire.
 func (l *Ledger) Ends(id string) (at mono.Time, known bool) {
 	b := l.brokers[id]
-	if b == nil || b.policy != Strict || b.baseOver || l.leases.Session == 0 || b.said.Process == "" && b.renewed == 0 {
+	if b == nil || b.policy != Strict || b.baseOver || l.leases.Session == 0 || b.owner.Said.Process == "" && b.renewed == 0 {
 		return 0, false
 	}
 	return b.renewed.Add(l.leases.Session + l.leases.ClockBound), true

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/identity"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
@@ -18,7 +19,7 @@ var policies = map[string]ledger.Policy{"available": ledger.Available, "strict":
 
 // Scenarios of testdata. Shares are r_l/b_l in milli-msg/s and messages, tokens in
 // thousandths; what a hello says is held may have a flexible part, as in
-// t=1000/5+200/1@7, and the policy stands after the instance, then said=7 if it has a time. "clock 3s a" lets so much
+// t=1000/5+200/1@7, and the policy stands after the instance, then lock=x if its data folder is not the id's, and said=7 if it has a time. "clock 3s a" lets so much
 // time pass, in which a's lease was kept up; "restart" loses the ledger's memory. What is refused changes nothing.
 func TestScenarios(t *testing.T) {
 	testkit.Scenarios(t, "*.txt", func(t *testing.T) func([]string) (string, error) {
@@ -63,9 +64,13 @@ func kind(err error) string {
 		return " (busy)"
 	case errors.As(err, new(*ledger.Conflict)):
 		return " (conflict)"
+	case errors.As(err, new(*identity.InUse)):
+		return " (in use)"
+	case errors.As(err, new(*identity.Lost)):
+		return " (lost)"
 	}
 	for name, sentinel := range map[string]error{
-		"unknown topic": ledger.ErrUnknownTopic, "unknown broker": ledger.ErrUnknownBroker, "replaced": ledger.ErrReplaced,
+		"unknown topic": ledger.ErrUnknownTopic, "unknown broker": ledger.ErrUnknownBroker, "replaced": identity.ErrReplaced,
 		"connected": ledger.ErrConnected, "may go on": ledger.ErrMayGoOn,
 	} {
 		if errors.Is(err, sentinel) {
@@ -92,13 +97,13 @@ func (s *script) command(name string, args []string) (grants []ledger.Grant, err
 	l := s.ledger
 	switch name {
 	case "hello":
-		hello := ledger.Session{Broker: args[0], Said: mono.Said{Process: args[1]}}
+		hello := ledger.Session{Broker: args[0], Said: mono.Said{Process: args[1]}, Place: identity.Place{Lock: args[0]}}
 		rest := args[2:]
 		if len(rest) > 0 && policies[rest[0]] > 0 {
 			hello.Policy, rest = policies[rest[0]], rest[1:]
 		}
-		if started, some := cut(&rest, "started="); some {
-			s.scan(started, &hello.Said.Started)
+		if lock, some := cut(&rest, "lock="); some {
+			hello.Place.Lock = lock
 		}
 		if said, some := cut(&rest, "said="); some {
 			s.scan(said, &hello.Said.At)

@@ -11,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/srtm-io/srtm/internal/identity"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
@@ -213,7 +214,8 @@ func (w *world) hello(n *node) {
 	}
 	w.hellos = append(w.hellos, helloMsg{ledger.Session{
 		Broker: n.id, Policy: n.policy, Held: held,
-		Said: mono.Said{Process: fmt.Sprintf("%s.%d", n.id, n.starts), Started: mono.Wall(n.starts), At: mono.Time(n.session)},
+		Said:  mono.Said{Process: fmt.Sprintf("%s.%d", n.id, n.starts), At: mono.Time(n.session)},
+		Place: identity.Place{Lock: n.id},
 	}, n.session, n.starts, w.now})
 }
 
@@ -221,10 +223,8 @@ func (w *world) hello(n *node) {
 // after that of a later one.
 func (w *world) hear(t *rapid.T, h helloMsg) {
 	if w.heard[h.Broker] > h.session {
-		if w.process[h.Broker] != h.process && !w.ledger.Connected(h.Broker) {
-			return // what the ledger relies on
-		}
-		if err := w.call(t, func(l *ledger.Ledger) ([]ledger.Grant, error) { return l.Hello(h.Session, w.now) }); !errors.Is(err, ledger.ErrReplaced) {
+		err := w.call(t, func(l *ledger.Ledger) ([]ledger.Grant, error) { return l.Hello(h.Session, w.now) })
+		if !errors.Is(err, identity.ErrReplaced) && !errors.As(err, new(*identity.Lost)) {
 			t.Fatalf("a hello of session %d after that of %d: %v", h.session, w.heard[h.Broker], err)
 		}
 		return

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/identity"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -31,8 +32,10 @@ func (g Grant) Base() tokenbucket.Share { return g.Share.Less(g.Flex) }
 // Session is what a broker says of itself at the beginning of a session.
 type Session struct {
 	Broker string
-	// Said is when it said so, and which process did: its instance.
-	Said   mono.Said
+	// Said is when the broker said so, and which process of the broker did.
+	Said mono.Said
+	// Place is where the process runs.
+	Place  identity.Place
 	Policy Policy
 	// Held is everything it holds.
 	Held []Held
@@ -153,8 +156,6 @@ type MemberView struct {
 var (
 	// ErrUnknownTopic: no contract is set for the topic.
 	ErrUnknownTopic = errors.New("no contract is set for the topic")
-	// ErrReplaced: a later hello than this one was heard, of the same instance or another.
-	ErrReplaced = errors.New("a later hello was heard")
 	// ErrConnected: the broker is connected, so it cannot be forgotten.
 	ErrConnected = errors.New("the broker is connected")
 	// ErrMayGoOn: a process after the one that has ended might use its bases.

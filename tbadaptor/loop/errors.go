@@ -5,9 +5,12 @@ import (
 	"fmt"
 	"strings"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/protoadapt"
 
 	"github.com/srtm-io/srtm/internal/bidi"
+	"github.com/srtm-io/srtm/internal/identity"
 	"github.com/srtm-io/srtm/internal/refusal"
 	"github.com/srtm-io/srtm/tbadaptor/ledger"
 )
@@ -70,7 +73,9 @@ var table = refusal.Table{
 	refusal.Is(errOldTerm, codes.FailedPrecondition, ReasonOldTerm),
 	refusal.Is(errOwnTerm, codes.FailedPrecondition, ReasonOldTerm),
 	refusal.Is(errReplaced, codes.Aborted, ReasonReplaced),
-	refusal.Is(ledger.ErrReplaced, codes.Aborted, ReasonReplaced),
+	refusal.Is(identity.ErrReplaced, codes.Aborted, ReasonReplaced),
+	refusal.As[*identity.InUse](codes.AlreadyExists, identity.ReasonInUse),
+	refusal.As[*identity.Lost](codes.Aborted, identity.ReasonLost),
 	refusal.Is(errLapsed, codes.Unavailable, ReasonLapsed),
 	refusal.Is(ledger.ErrConnected, codes.FailedPrecondition, ReasonConnected),
 	refusal.Is(ledger.ErrMayGoOn, codes.FailedPrecondition, ReasonMayGoOn),
@@ -85,4 +90,11 @@ var table = refusal.Table{
 }
 
 // toStatus is the one place where errors get their gRPC codes.
-func toStatus(err error) error { return table.Status(err, nil) }
+func toStatus(err error) error { return table.Status(err, describe) }
+
+func describe(err error, info *errdetails.ErrorInfo) []protoadapt.MessageV1 {
+	if used := (*identity.InUse)(nil); errors.As(err, &used) {
+		info.Metadata = used.Metadata()
+	}
+	return nil
+}

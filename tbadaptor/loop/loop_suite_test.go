@@ -106,7 +106,7 @@ func (a *adaptor) open() *node {
 func (a *adaptor) join(id, instance string, held ...*srtmv1.HeldShare) *node {
 	GinkgoHelper()
 	n := a.open()
-	n.say(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Hello{Hello: &srtmv1.NodeHello{BrokerId: id, Instance: instance, Held: held}}})
+	n.say(&srtmv1.NodeMessage{Message: &srtmv1.NodeMessage_Hello{Hello: &srtmv1.NodeHello{BrokerId: id, Instance: instance, Lock: id, Held: held}}})
 	Eventually(func() []string { return a.server.State().Connected }).Should(ContainElement(id))
 	return n
 }

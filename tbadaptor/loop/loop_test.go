@@ -3,6 +3,8 @@ package loop_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -16,7 +18,9 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/identity"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tbadaptor/loop"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 )
@@ -172,7 +176,7 @@ var _ = Describe("A session", func() {
 		Eventually(n.ended).Should(Receive(fails(codes.InvalidArgument, loop.ReasonBadRequest)))
 	})
 
-	It("is replaced by a newer one, and an older process cannot take it back", func() {
+	It("is replaced by a process with the lock of the same data folder, and an older process cannot take it back", func() {
 		a := newAdaptor(config())
 		first := a.join("b1", "one")
 		second := a.join("b1", "two")
@@ -180,8 +184,28 @@ var _ = Describe("A session", func() {
 		Expect(a.server.State().Connected).To(Equal([]string{"b1"}), "the end of the first did not end the second")
 		late := a.open()
 		hello(late, &srtmv1.NodeHello{BrokerId: "b1", Instance: "one"})
-		Eventually(late.ended).Should(Receive(fails(codes.Aborted, loop.ReasonReplaced)))
+		Eventually(late.ended).Should(Receive(fails(codes.Aborted, identity.ReasonLost)))
 		Consistently(second.ended, "10ms").ShouldNot(Receive())
+	})
+
+	It("refuses another process while the first one has its session, and names both", func() {
+		cfg := config()
+		log := new(testkit.Buffer)
+		cfg.Log = slog.New(slog.NewTextHandler(log, nil))
+		a := newAdaptor(cfg)
+		first := a.open()
+		hello(first, &srtmv1.NodeHello{BrokerId: "b1", Instance: "one", TcpAddress: "h1:4150", Hostname: "h1", DataPath: "/one", Lock: "L1"})
+		Eventually(func() []string { return a.server.State().Connected }).Should(ContainElement("b1"))
+		for range 2 {
+			second := a.open()
+			hello(second, &srtmv1.NodeHello{BrokerId: "b1", Instance: "two", TcpAddress: "h2:4150", Hostname: "h2", DataPath: "/two", Lock: "L2"})
+			var err error
+			Eventually(second.ended).Should(Receive(&err))
+			Expect(err).To(fails(codes.AlreadyExists, identity.ReasonInUse))
+			Expect(err).To(MatchError(And(ContainSubstring("h1:4150"), ContainSubstring("/one"), ContainSubstring("h2:4150"), ContainSubstring("/two"))))
+		}
+		Consistently(first.ended, "10ms").ShouldNot(Receive())
+		Expect(strings.Count(log.String(), "broker refused")).To(Equal(1), "a process is logged once")
 	})
 
 	It("ends when an acknowledgement contradicts the ledger, and the next one is in line again", func() {

@@ -18,6 +18,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/identity"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/shareproto"
@@ -130,6 +131,7 @@ type Server struct {
 		machine   *adaptor.Machine
 		sessions  map[string]*session  // by broker
 		away      map[string]time.Time // by broker that has had a session, since when
+		refused   map[string]string    // the instance refused last, by the broker whose id belongs to another
 		histories map[string]*history  // by topic
 		// Closed and made anew with every change of the ledger, which revision counts.
 		changed  chan struct{}
@@ -176,6 +178,7 @@ func (s *Server) emptyLocked() {
 	s.mu.machine = adaptor.New(uint64(clock.Wall()), adaptor.Config{Leases: s.cfg.Leases, Flex: s.cfg.Flex, Window: s.cfg.Window})
 	s.mu.histories = map[string]*history{}
 	s.mu.away = map[string]time.Time{}
+	s.mu.refused = map[string]string{}
 	s.mu.revision = uint64(clock.Wall()) // beyond those of others that led
 }
 
@@ -351,9 +354,10 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (bidi.Session[srtmv1.NodeMessage, 
 	}
 	open := &session{broker: hello.BrokerId, out: bidi.NewQueue[*srtmv1.GrantMessage](grantQueue)}
 	err = s.change(reasonHello, func(m *adaptor.Machine) ([]ledger.Grant, error) {
-		policy, _ := policies.Value(hello.Policy) // checkHello knows it
+		policy, _ := policies.Value(hello.Policy) // checkHello has refused unknown values
 		grants, err := m.Hello(clock.Mono(), ledger.Session{
-			Broker: hello.BrokerId, Said: mono.Said{Process: hello.Instance, Started: mono.Wall(hello.Started), At: mono.Time(hello.Stamp)}, Policy: policy, Held: held,
+			Broker: hello.BrokerId, Said: mono.Said{Process: hello.Instance, At: mono.Time(hello.Stamp)}, Policy: policy, Held: held,
+			Place: placeOf(hello),
 		})
 		if err != nil {
 			return nil, err
@@ -371,6 +375,7 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (bidi.Session[srtmv1.NodeMessage, 
 		return grants, nil
 	})
 	if err != nil {
+		s.refused(hello, err)
 		return none, err
 	}
 	s.cfg.Log.Info("broker joined", obs.KeyBroker, open.broker, obs.KeyInstance, hello.Instance, "held", len(held), obs.KeyPolicy, hello.Policy)
@@ -379,6 +384,24 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (bidi.Session[srtmv1.NodeMessage, 
 		Handle: func(m *srtmv1.NodeMessage) error { return s.handle(open, m) },
 		Over:   func() { s.over(open) },
 	}, nil
+}
+
+// refused logs the first refusal of each process whose broker id belongs to another one.
+func (s *Server) refused(hello *srtmv1.NodeHello, err error) {
+	if !errors.As(err, new(*identity.InUse)) && !errors.As(err, new(*identity.Lost)) {
+		return
+	}
+	s.mu.Lock()
+	logged := s.mu.refused[hello.BrokerId] == hello.Instance
+	s.mu.refused[hello.BrokerId] = hello.Instance
+	s.mu.Unlock()
+	if !logged {
+		s.cfg.Log.Error("broker refused: its id belongs to another process", obs.KeyBroker, hello.BrokerId, obs.KeyInstance, hello.Instance, obs.KeyError, err)
+	}
+}
+
+func placeOf(h *srtmv1.NodeHello) identity.Place {
+	return identity.Place{Address: h.TcpAddress, Host: h.Hostname, Folder: h.DataPath, Lock: h.Lock}
 }
 
 func checkHello(h *srtmv1.NodeHello) ([]ledger.Held, error) {
@@ -390,6 +413,7 @@ func checkHello(h *srtmv1.NodeHello) ([]ledger.Held, error) {
 	if h.Instance == "" || len(h.Instance) > 128 {
 		bad.Add("hello.instance", "%d bytes: want 1 to 128", len(h.Instance))
 	}
+	placeOf(h).Check(bad.Add)
 	held := make([]ledger.Held, 0, len(h.Held))
 	topics := map[string]bool{}
 	for i, one := range h.Held {

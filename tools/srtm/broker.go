@@ -113,6 +113,11 @@ func brokerOf(r *srtmv1.ListBrokersResponse, id string) *srtmv1.Broker {
 	return nil
 }
 
+// refusedProcess names a process that was refused a broker's id.
+func refusedProcess(r *srtmv1.RefusedProcess) string {
+	return fmt.Sprintf("nsqd at %s (host %s, %s) %v ago", r.GetTcpAddress(), r.GetHostname(), r.GetDataPath(), time.Since(r.GetLast().AsTime()).Round(time.Second))
+}
+
 // maxMcap is the maximum capacity the API takes, msg/s.
 const maxMcap = 1_000_000_000
 
@@ -178,7 +183,8 @@ func brokerListCommand() *cobra.Command {
 		Long: `list shows every broker that has joined: its capacity mcap and what of it is
 allocated to topics, both in msg/s, and whether its session is up. "mcap set" says
 that its capacity was set (calibrate, capacity), and is not what it is configured
-with.`,
+with. "refused" names a process that said hello with the id of the broker within the last
+ten minutes, while the id belonged to another process.`,
 	}, func(x *call) error {
 		r, err := x.admin.ListBrokers(x.ctx, &srtmv1.ListBrokersRequest{})
 		return list(x, r.GetBrokers(), err, "BROKER\tTCP\tHTTP\tMCAP\tALLOCATED\tFREE\tSTATE\tVERSION", func(b *srtmv1.Broker) []any {
@@ -196,6 +202,9 @@ with.`,
 			}
 			if b.GetCalibratedMcap() != 0 {
 				state += ", mcap set"
+			}
+			if r := b.GetRefused(); r != nil {
+				state += ", refused " + refusedProcess(r)
 			}
 			return []any{b.GetId(), b.GetTcpAddress(), b.GetHttpAddress(), b.GetMcap(), b.GetAllocated(), b.GetMcap() - b.GetAllocated(), state, b.GetVersion()}
 		})

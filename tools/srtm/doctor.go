@@ -172,6 +172,10 @@ func (d *doctor) cluster(x *call) {
 		if !b.GetConnected() {
 			d.add(check, failed, "start nsqd there, or look into its log for loaddistributor; srtm broker remove "+b.GetId()+" if it is gone for good", "is not connected to the loaddistributor")
 		}
+		if r := b.GetRefused(); r != nil {
+			d.add(check+" id", failed, "give that nsqd a --broker-id of its own, or stop it", "belongs to nsqd at %s (%s); refused was %s",
+				b.GetTcpAddress(), b.GetDataPath(), refusedProcess(r))
+		}
 		dialer := net.Dialer{Timeout: doctorPatience}
 		conn, err := dialer.DialContext(x.ctx, "tcp", b.GetTcpAddress())
 		if err != nil {

@@ -765,6 +765,8 @@ type Broker struct {
 	// Stands over mcap, msg/s. 0: nothing does.
 	Calibrated    int64     `protobuf:"varint,12,opt,name=calibrated,proto3" json:"calibrated,omitempty"`
 	Absorbed      *Absorbed `protobuf:"bytes,13,opt,name=absorbed,proto3" json:"absorbed,omitempty"`
+	DataPath      string    `protobuf:"bytes,101,opt,name=data_path,json=dataPath,proto3" json:"data_path,omitempty"`
+	Lock          string    `protobuf:"bytes,102,opt,name=lock,proto3" json:"lock,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -895,6 +897,20 @@ func (x *Broker) GetAbsorbed() *Absorbed {
 		return x.Absorbed
 	}
 	return nil
+}
+
+func (x *Broker) GetDataPath() string {
+	if x != nil {
+		return x.DataPath
+	}
+	return ""
+}
+
+func (x *Broker) GetLock() string {
+	if x != nil {
+		return x.Lock
+	}
+	return ""
 }
 
 type Absorbed struct {
@@ -2076,7 +2092,7 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\x06broker\x18x \x01(\tR\x06broker\x12\x1d\n" +
 	"\n" +
 	"rate_milli\x18y \x01(\x03R\trateMilli\x12\x14\n" +
-	"\x05burst\x18z \x01(\x03R\x05burst\"\x81\x03\n" +
+	"\x05burst\x18z \x01(\x03R\x05burst\"\xb2\x03\n" +
 	"\x06Broker\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12\x10\n" +
@@ -2094,7 +2110,9 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\n" +
 	"calibrated\x18\f \x01(\x03R\n" +
 	"calibrated\x122\n" +
-	"\babsorbed\x18\r \x01(\v2\x16.srtm.journal.AbsorbedR\babsorbed\"v\n" +
+	"\babsorbed\x18\r \x01(\v2\x16.srtm.journal.AbsorbedR\babsorbed\x12\x1b\n" +
+	"\tdata_path\x18e \x01(\tR\bdataPath\x12\x12\n" +
+	"\x04lock\x18f \x01(\tR\x04lock\"v\n" +
 	"\bAbsorbed\x12\x16\n" +
 	"\x06broker\x18\x01 \x01(\tR\x06broker\x12\x1d\n" +
 	"\n" +

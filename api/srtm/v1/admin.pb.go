@@ -2431,7 +2431,12 @@ type Broker struct {
 	SafeToStop bool `protobuf:"varint,14,opt,name=safe_to_stop,json=safeToStop,proto3" json:"safe_to_stop,omitempty"`
 	// What clients sent to it in the interval of its newest report, all topics together,
 	// msg/s; 0 without a session. The leader knows.
-	OfferedRate   float64 `protobuf:"fixed64,15,opt,name=offered_rate,json=offeredRate,proto3" json:"offered_rate,omitempty"`
+	OfferedRate float64 `protobuf:"fixed64,15,opt,name=offered_rate,json=offeredRate,proto3" json:"offered_rate,omitempty"`
+	// The latest process that was refused because the id belongs to another one; unset:
+	// none in the last ten minutes. The leader knows.
+	Refused *RefusedProcess `protobuf:"bytes,20,opt,name=refused,proto3" json:"refused,omitempty"`
+	// The data folder of the process that the id belongs to, for people.
+	DataPath      string `protobuf:"bytes,21,opt,name=data_path,json=dataPath,proto3" json:"data_path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2571,6 +2576,99 @@ func (x *Broker) GetOfferedRate() float64 {
 	return 0
 }
 
+func (x *Broker) GetRefused() *RefusedProcess {
+	if x != nil {
+		return x.Refused
+	}
+	return nil
+}
+
+func (x *Broker) GetDataPath() string {
+	if x != nil {
+		return x.DataPath
+	}
+	return ""
+}
+
+// RefusedProcess is a process that said hello with the id of another one.
+type RefusedProcess struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	TcpAddress string                 `protobuf:"bytes,1,opt,name=tcp_address,json=tcpAddress,proto3" json:"tcp_address,omitempty"`
+	Hostname   string                 `protobuf:"bytes,2,opt,name=hostname,proto3" json:"hostname,omitempty"`
+	DataPath   string                 `protobuf:"bytes,3,opt,name=data_path,json=dataPath,proto3" json:"data_path,omitempty"`
+	Last       *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=last,proto3" json:"last,omitempty"`
+	// Its hellos, and those of other processes that were refused within ten minutes of each
+	// other.
+	Count         uint64 `protobuf:"varint,5,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefusedProcess) Reset() {
+	*x = RefusedProcess{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefusedProcess) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefusedProcess) ProtoMessage() {}
+
+func (x *RefusedProcess) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefusedProcess.ProtoReflect.Descriptor instead.
+func (*RefusedProcess) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *RefusedProcess) GetTcpAddress() string {
+	if x != nil {
+		return x.TcpAddress
+	}
+	return ""
+}
+
+func (x *RefusedProcess) GetHostname() string {
+	if x != nil {
+		return x.Hostname
+	}
+	return ""
+}
+
+func (x *RefusedProcess) GetDataPath() string {
+	if x != nil {
+		return x.DataPath
+	}
+	return ""
+}
+
+func (x *RefusedProcess) GetLast() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Last
+	}
+	return nil
+}
+
+func (x *RefusedProcess) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
 // DrainWait is why a draining broker still has a topic.
 type DrainWait struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2585,7 +2683,7 @@ type DrainWait struct {
 
 func (x *DrainWait) Reset() {
 	*x = DrainWait{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[29]
+	mi := &file_srtm_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2597,7 +2695,7 @@ func (x *DrainWait) String() string {
 func (*DrainWait) ProtoMessage() {}
 
 func (x *DrainWait) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[29]
+	mi := &file_srtm_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2610,7 +2708,7 @@ func (x *DrainWait) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainWait.ProtoReflect.Descriptor instead.
 func (*DrainWait) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DrainWait) GetTopic() string {
@@ -2652,7 +2750,7 @@ type Infeasible struct {
 
 func (x *Infeasible) Reset() {
 	*x = Infeasible{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[30]
+	mi := &file_srtm_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2664,7 +2762,7 @@ func (x *Infeasible) String() string {
 func (*Infeasible) ProtoMessage() {}
 
 func (x *Infeasible) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[30]
+	mi := &file_srtm_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2677,7 +2775,7 @@ func (x *Infeasible) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Infeasible.ProtoReflect.Descriptor instead.
 func (*Infeasible) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Infeasible) GetBound() string {
@@ -2728,7 +2826,7 @@ type Fits struct {
 
 func (x *Fits) Reset() {
 	*x = Fits{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[31]
+	mi := &file_srtm_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2740,7 +2838,7 @@ func (x *Fits) String() string {
 func (*Fits) ProtoMessage() {}
 
 func (x *Fits) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[31]
+	mi := &file_srtm_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2753,7 +2851,7 @@ func (x *Fits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fits.ProtoReflect.Descriptor instead.
 func (*Fits) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Fits) GetRate() int64 {
@@ -2814,7 +2912,7 @@ type CreateTopicRequest struct {
 
 func (x *CreateTopicRequest) Reset() {
 	*x = CreateTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[32]
+	mi := &file_srtm_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2826,7 +2924,7 @@ func (x *CreateTopicRequest) String() string {
 func (*CreateTopicRequest) ProtoMessage() {}
 
 func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[32]
+	mi := &file_srtm_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2839,7 +2937,7 @@ func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicRequest.ProtoReflect.Descriptor instead.
 func (*CreateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CreateTopicRequest) GetSpec() *TopicSpec {
@@ -2883,7 +2981,7 @@ type CreateTopicResponse struct {
 
 func (x *CreateTopicResponse) Reset() {
 	*x = CreateTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[33]
+	mi := &file_srtm_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2895,7 +2993,7 @@ func (x *CreateTopicResponse) String() string {
 func (*CreateTopicResponse) ProtoMessage() {}
 
 func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[33]
+	mi := &file_srtm_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2908,7 +3006,7 @@ func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicResponse.ProtoReflect.Descriptor instead.
 func (*CreateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *CreateTopicResponse) GetState() TopicState {
@@ -2949,7 +3047,7 @@ type GetTopicRequest struct {
 
 func (x *GetTopicRequest) Reset() {
 	*x = GetTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[34]
+	mi := &file_srtm_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2961,7 +3059,7 @@ func (x *GetTopicRequest) String() string {
 func (*GetTopicRequest) ProtoMessage() {}
 
 func (x *GetTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[34]
+	mi := &file_srtm_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2974,7 +3072,7 @@ func (x *GetTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopicRequest.ProtoReflect.Descriptor instead.
 func (*GetTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GetTopicRequest) GetName() string {
@@ -3016,7 +3114,7 @@ type GetTopicResponse struct {
 
 func (x *GetTopicResponse) Reset() {
 	*x = GetTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[35]
+	mi := &file_srtm_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3028,7 +3126,7 @@ func (x *GetTopicResponse) String() string {
 func (*GetTopicResponse) ProtoMessage() {}
 
 func (x *GetTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[35]
+	mi := &file_srtm_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3041,7 +3139,7 @@ func (x *GetTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopicResponse.ProtoReflect.Descriptor instead.
 func (*GetTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *GetTopicResponse) GetTopic() *Topic {
@@ -3070,7 +3168,7 @@ type ListTopicsRequest struct {
 
 func (x *ListTopicsRequest) Reset() {
 	*x = ListTopicsRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[36]
+	mi := &file_srtm_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3082,7 +3180,7 @@ func (x *ListTopicsRequest) String() string {
 func (*ListTopicsRequest) ProtoMessage() {}
 
 func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[36]
+	mi := &file_srtm_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3095,7 +3193,7 @@ func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsRequest.ProtoReflect.Descriptor instead.
 func (*ListTopicsRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListTopicsRequest) GetPageSize() int32 {
@@ -3125,7 +3223,7 @@ type ListTopicsResponse struct {
 
 func (x *ListTopicsResponse) Reset() {
 	*x = ListTopicsResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[37]
+	mi := &file_srtm_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3137,7 +3235,7 @@ func (x *ListTopicsResponse) String() string {
 func (*ListTopicsResponse) ProtoMessage() {}
 
 func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[37]
+	mi := &file_srtm_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3150,7 +3248,7 @@ func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsResponse.ProtoReflect.Descriptor instead.
 func (*ListTopicsResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListTopicsResponse) GetTopics() []*Topic {
@@ -3176,7 +3274,7 @@ type DeleteTopicRequest struct {
 
 func (x *DeleteTopicRequest) Reset() {
 	*x = DeleteTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[38]
+	mi := &file_srtm_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3188,7 +3286,7 @@ func (x *DeleteTopicRequest) String() string {
 func (*DeleteTopicRequest) ProtoMessage() {}
 
 func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[38]
+	mi := &file_srtm_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3201,7 +3299,7 @@ func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DeleteTopicRequest) GetName() string {
@@ -3222,7 +3320,7 @@ type DeleteTopicResponse struct {
 
 func (x *DeleteTopicResponse) Reset() {
 	*x = DeleteTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[39]
+	mi := &file_srtm_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3234,7 +3332,7 @@ func (x *DeleteTopicResponse) String() string {
 func (*DeleteTopicResponse) ProtoMessage() {}
 
 func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[39]
+	mi := &file_srtm_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3247,7 +3345,7 @@ func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DeleteTopicResponse) GetLowering() *Lowering {
@@ -3269,7 +3367,7 @@ type ListBrokersRequest struct {
 
 func (x *ListBrokersRequest) Reset() {
 	*x = ListBrokersRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[40]
+	mi := &file_srtm_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3281,7 +3379,7 @@ func (x *ListBrokersRequest) String() string {
 func (*ListBrokersRequest) ProtoMessage() {}
 
 func (x *ListBrokersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[40]
+	mi := &file_srtm_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3294,7 +3392,7 @@ func (x *ListBrokersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBrokersRequest.ProtoReflect.Descriptor instead.
 func (*ListBrokersRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListBrokersRequest) GetPageSize() int32 {
@@ -3323,7 +3421,7 @@ type ListBrokersResponse struct {
 
 func (x *ListBrokersResponse) Reset() {
 	*x = ListBrokersResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[41]
+	mi := &file_srtm_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3335,7 +3433,7 @@ func (x *ListBrokersResponse) String() string {
 func (*ListBrokersResponse) ProtoMessage() {}
 
 func (x *ListBrokersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[41]
+	mi := &file_srtm_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3348,7 +3446,7 @@ func (x *ListBrokersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBrokersResponse.ProtoReflect.Descriptor instead.
 func (*ListBrokersResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ListBrokersResponse) GetBrokers() []*Broker {
@@ -3388,7 +3486,7 @@ type UpdateTopicRequest struct {
 
 func (x *UpdateTopicRequest) Reset() {
 	*x = UpdateTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[42]
+	mi := &file_srtm_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3400,7 +3498,7 @@ func (x *UpdateTopicRequest) String() string {
 func (*UpdateTopicRequest) ProtoMessage() {}
 
 func (x *UpdateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[42]
+	mi := &file_srtm_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3413,7 +3511,7 @@ func (x *UpdateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateTopicRequest.ProtoReflect.Descriptor instead.
 func (*UpdateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *UpdateTopicRequest) GetSpec() *TopicSpec {
@@ -3446,7 +3544,7 @@ type UpdateTopicResponse struct {
 
 func (x *UpdateTopicResponse) Reset() {
 	*x = UpdateTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[43]
+	mi := &file_srtm_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3458,7 +3556,7 @@ func (x *UpdateTopicResponse) String() string {
 func (*UpdateTopicResponse) ProtoMessage() {}
 
 func (x *UpdateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[43]
+	mi := &file_srtm_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3471,7 +3569,7 @@ func (x *UpdateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateTopicResponse.ProtoReflect.Descriptor instead.
 func (*UpdateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{43}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *UpdateTopicResponse) GetTopic() *Topic {
@@ -3498,7 +3596,7 @@ type DrainBrokerRequest struct {
 
 func (x *DrainBrokerRequest) Reset() {
 	*x = DrainBrokerRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[44]
+	mi := &file_srtm_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3510,7 +3608,7 @@ func (x *DrainBrokerRequest) String() string {
 func (*DrainBrokerRequest) ProtoMessage() {}
 
 func (x *DrainBrokerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[44]
+	mi := &file_srtm_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3523,7 +3621,7 @@ func (x *DrainBrokerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBrokerRequest.ProtoReflect.Descriptor instead.
 func (*DrainBrokerRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{44}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *DrainBrokerRequest) GetBrokerId() string {
@@ -3556,7 +3654,7 @@ type DrainBrokerResponse struct {
 
 func (x *DrainBrokerResponse) Reset() {
 	*x = DrainBrokerResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[45]
+	mi := &file_srtm_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3568,7 +3666,7 @@ func (x *DrainBrokerResponse) String() string {
 func (*DrainBrokerResponse) ProtoMessage() {}
 
 func (x *DrainBrokerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[45]
+	mi := &file_srtm_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3581,7 +3679,7 @@ func (x *DrainBrokerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBrokerResponse.ProtoReflect.Descriptor instead.
 func (*DrainBrokerResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{45}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DrainBrokerResponse) GetBroker() *Broker {
@@ -3610,7 +3708,7 @@ type MovePublishersRequest struct {
 
 func (x *MovePublishersRequest) Reset() {
 	*x = MovePublishersRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[46]
+	mi := &file_srtm_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3622,7 +3720,7 @@ func (x *MovePublishersRequest) String() string {
 func (*MovePublishersRequest) ProtoMessage() {}
 
 func (x *MovePublishersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[46]
+	mi := &file_srtm_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3635,7 +3733,7 @@ func (x *MovePublishersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovePublishersRequest.ProtoReflect.Descriptor instead.
 func (*MovePublishersRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{46}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *MovePublishersRequest) GetTopic() string {
@@ -3689,7 +3787,7 @@ type MovePublishersResponse struct {
 
 func (x *MovePublishersResponse) Reset() {
 	*x = MovePublishersResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[47]
+	mi := &file_srtm_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3701,7 +3799,7 @@ func (x *MovePublishersResponse) String() string {
 func (*MovePublishersResponse) ProtoMessage() {}
 
 func (x *MovePublishersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[47]
+	mi := &file_srtm_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3714,7 +3812,7 @@ func (x *MovePublishersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovePublishersResponse.ProtoReflect.Descriptor instead.
 func (*MovePublishersResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{47}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *MovePublishersResponse) GetTopic() *Topic {
@@ -3735,7 +3833,7 @@ type SetBrokerCapacityRequest struct {
 
 func (x *SetBrokerCapacityRequest) Reset() {
 	*x = SetBrokerCapacityRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[48]
+	mi := &file_srtm_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3747,7 +3845,7 @@ func (x *SetBrokerCapacityRequest) String() string {
 func (*SetBrokerCapacityRequest) ProtoMessage() {}
 
 func (x *SetBrokerCapacityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[48]
+	mi := &file_srtm_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3760,7 +3858,7 @@ func (x *SetBrokerCapacityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBrokerCapacityRequest.ProtoReflect.Descriptor instead.
 func (*SetBrokerCapacityRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{48}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *SetBrokerCapacityRequest) GetBrokerId() string {
@@ -3786,7 +3884,7 @@ type SetBrokerCapacityResponse struct {
 
 func (x *SetBrokerCapacityResponse) Reset() {
 	*x = SetBrokerCapacityResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[49]
+	mi := &file_srtm_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3798,7 +3896,7 @@ func (x *SetBrokerCapacityResponse) String() string {
 func (*SetBrokerCapacityResponse) ProtoMessage() {}
 
 func (x *SetBrokerCapacityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[49]
+	mi := &file_srtm_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3811,7 +3909,7 @@ func (x *SetBrokerCapacityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBrokerCapacityResponse.ProtoReflect.Descriptor instead.
 func (*SetBrokerCapacityResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{49}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *SetBrokerCapacityResponse) GetBroker() *Broker {
@@ -3830,7 +3928,7 @@ type RemoveBrokerRequest struct {
 
 func (x *RemoveBrokerRequest) Reset() {
 	*x = RemoveBrokerRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[50]
+	mi := &file_srtm_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3842,7 +3940,7 @@ func (x *RemoveBrokerRequest) String() string {
 func (*RemoveBrokerRequest) ProtoMessage() {}
 
 func (x *RemoveBrokerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[50]
+	mi := &file_srtm_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3855,7 +3953,7 @@ func (x *RemoveBrokerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBrokerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBrokerRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{50}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RemoveBrokerRequest) GetBrokerId() string {
@@ -3877,7 +3975,7 @@ type RemoveBrokerResponse struct {
 
 func (x *RemoveBrokerResponse) Reset() {
 	*x = RemoveBrokerResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[51]
+	mi := &file_srtm_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3889,7 +3987,7 @@ func (x *RemoveBrokerResponse) String() string {
 func (*RemoveBrokerResponse) ProtoMessage() {}
 
 func (x *RemoveBrokerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[51]
+	mi := &file_srtm_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3902,7 +4000,7 @@ func (x *RemoveBrokerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBrokerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBrokerResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{51}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RemoveBrokerResponse) GetFreed() []*FreedShare {
@@ -3933,7 +4031,7 @@ type SeekChannelRequest struct {
 
 func (x *SeekChannelRequest) Reset() {
 	*x = SeekChannelRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[52]
+	mi := &file_srtm_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3945,7 +4043,7 @@ func (x *SeekChannelRequest) String() string {
 func (*SeekChannelRequest) ProtoMessage() {}
 
 func (x *SeekChannelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[52]
+	mi := &file_srtm_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3958,7 +4056,7 @@ func (x *SeekChannelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekChannelRequest.ProtoReflect.Descriptor instead.
 func (*SeekChannelRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{52}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *SeekChannelRequest) GetTopic() string {
@@ -3999,7 +4097,7 @@ type SeekChannelResponse struct {
 
 func (x *SeekChannelResponse) Reset() {
 	*x = SeekChannelResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[53]
+	mi := &file_srtm_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4011,7 +4109,7 @@ func (x *SeekChannelResponse) String() string {
 func (*SeekChannelResponse) ProtoMessage() {}
 
 func (x *SeekChannelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[53]
+	mi := &file_srtm_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4024,7 +4122,7 @@ func (x *SeekChannelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekChannelResponse.ProtoReflect.Descriptor instead.
 func (*SeekChannelResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{53}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *SeekChannelResponse) GetBrokers() []*SeekOutcome {
@@ -4054,7 +4152,7 @@ type SeekOutcome struct {
 
 func (x *SeekOutcome) Reset() {
 	*x = SeekOutcome{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[54]
+	mi := &file_srtm_v1_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4066,7 +4164,7 @@ func (x *SeekOutcome) String() string {
 func (*SeekOutcome) ProtoMessage() {}
 
 func (x *SeekOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[54]
+	mi := &file_srtm_v1_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4079,7 +4177,7 @@ func (x *SeekOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekOutcome.ProtoReflect.Descriptor instead.
 func (*SeekOutcome) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{54}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *SeekOutcome) GetBrokerId() string {
@@ -4306,7 +4404,7 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\afirings\x18\x02 \x01(\rR\afirings\x12\x14\n" +
 	"\x05joint\x18\x03 \x01(\rR\x05joint\x12\x1a\n" +
 	"\bexpected\x18\x04 \x01(\x01R\bexpected\x12/\n" +
-	"\x05width\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x05width\"\xd3\x03\n" +
+	"\x05width\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x05width\"\xa3\x04\n" +
 	"\x06Broker\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vtcp_address\x18\x02 \x01(\tR\n" +
@@ -4325,7 +4423,16 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x05waits\x18\r \x03(\v2\x12.srtm.v1.DrainWaitR\x05waits\x12 \n" +
 	"\fsafe_to_stop\x18\x0e \x01(\bR\n" +
 	"safeToStop\x12!\n" +
-	"\foffered_rate\x18\x0f \x01(\x01R\vofferedRate\"Q\n" +
+	"\foffered_rate\x18\x0f \x01(\x01R\vofferedRate\x121\n" +
+	"\arefused\x18\x14 \x01(\v2\x17.srtm.v1.RefusedProcessR\arefused\x12\x1b\n" +
+	"\tdata_path\x18\x15 \x01(\tR\bdataPath\"\xb0\x01\n" +
+	"\x0eRefusedProcess\x12\x1f\n" +
+	"\vtcp_address\x18\x01 \x01(\tR\n" +
+	"tcpAddress\x12\x1a\n" +
+	"\bhostname\x18\x02 \x01(\tR\bhostname\x12\x1b\n" +
+	"\tdata_path\x18\x03 \x01(\tR\bdataPath\x12.\n" +
+	"\x04last\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x04last\x12\x14\n" +
+	"\x05count\x18\x05 \x01(\x04R\x05count\"Q\n" +
 	"\tDrainWait\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x16\n" +
@@ -4477,7 +4584,7 @@ func file_srtm_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_srtm_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
+var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
 var file_srtm_v1_admin_proto_goTypes = []any{
 	(MoveReason)(0),                    // 0: srtm.v1.MoveReason
 	(TopicState)(0),                    // 1: srtm.v1.TopicState
@@ -4510,90 +4617,91 @@ var file_srtm_v1_admin_proto_goTypes = []any{
 	(*LearnedGroup)(nil),               // 28: srtm.v1.LearnedGroup
 	(*LearnedMember)(nil),              // 29: srtm.v1.LearnedMember
 	(*Broker)(nil),                     // 30: srtm.v1.Broker
-	(*DrainWait)(nil),                  // 31: srtm.v1.DrainWait
-	(*Infeasible)(nil),                 // 32: srtm.v1.Infeasible
-	(*Fits)(nil),                       // 33: srtm.v1.Fits
-	(*CreateTopicRequest)(nil),         // 34: srtm.v1.CreateTopicRequest
-	(*CreateTopicResponse)(nil),        // 35: srtm.v1.CreateTopicResponse
-	(*GetTopicRequest)(nil),            // 36: srtm.v1.GetTopicRequest
-	(*GetTopicResponse)(nil),           // 37: srtm.v1.GetTopicResponse
-	(*ListTopicsRequest)(nil),          // 38: srtm.v1.ListTopicsRequest
-	(*ListTopicsResponse)(nil),         // 39: srtm.v1.ListTopicsResponse
-	(*DeleteTopicRequest)(nil),         // 40: srtm.v1.DeleteTopicRequest
-	(*DeleteTopicResponse)(nil),        // 41: srtm.v1.DeleteTopicResponse
-	(*ListBrokersRequest)(nil),         // 42: srtm.v1.ListBrokersRequest
-	(*ListBrokersResponse)(nil),        // 43: srtm.v1.ListBrokersResponse
-	(*UpdateTopicRequest)(nil),         // 44: srtm.v1.UpdateTopicRequest
-	(*UpdateTopicResponse)(nil),        // 45: srtm.v1.UpdateTopicResponse
-	(*DrainBrokerRequest)(nil),         // 46: srtm.v1.DrainBrokerRequest
-	(*DrainBrokerResponse)(nil),        // 47: srtm.v1.DrainBrokerResponse
-	(*MovePublishersRequest)(nil),      // 48: srtm.v1.MovePublishersRequest
-	(*MovePublishersResponse)(nil),     // 49: srtm.v1.MovePublishersResponse
-	(*SetBrokerCapacityRequest)(nil),   // 50: srtm.v1.SetBrokerCapacityRequest
-	(*SetBrokerCapacityResponse)(nil),  // 51: srtm.v1.SetBrokerCapacityResponse
-	(*RemoveBrokerRequest)(nil),        // 52: srtm.v1.RemoveBrokerRequest
-	(*RemoveBrokerResponse)(nil),       // 53: srtm.v1.RemoveBrokerResponse
-	(*SeekChannelRequest)(nil),         // 54: srtm.v1.SeekChannelRequest
-	(*SeekChannelResponse)(nil),        // 55: srtm.v1.SeekChannelResponse
-	(*SeekOutcome)(nil),                // 56: srtm.v1.SeekOutcome
-	nil,                                // 57: srtm.v1.BrokerQuota.GroupsEntry
-	(*timestamppb.Timestamp)(nil),      // 58: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),        // 59: google.protobuf.Duration
-	(*Share)(nil),                      // 60: srtm.v1.Share
-	(*Contract)(nil),                   // 61: srtm.v1.Contract
-	(*Publisher)(nil),                  // 62: srtm.v1.Publisher
-	(*PublisherGroup)(nil),             // 63: srtm.v1.PublisherGroup
-	(PacingMode)(0),                    // 64: srtm.v1.PacingMode
-	(Durability)(0),                    // 65: srtm.v1.Durability
-	(LeasePolicy)(0),                   // 66: srtm.v1.LeasePolicy
-	(*TopicStats)(nil),                 // 67: srtm.v1.TopicStats
-	(*fieldmaskpb.FieldMask)(nil),      // 68: google.protobuf.FieldMask
-	(*FreedShare)(nil),                 // 69: srtm.v1.FreedShare
-	(*Place)(nil),                      // 70: srtm.v1.Place
+	(*RefusedProcess)(nil),             // 31: srtm.v1.RefusedProcess
+	(*DrainWait)(nil),                  // 32: srtm.v1.DrainWait
+	(*Infeasible)(nil),                 // 33: srtm.v1.Infeasible
+	(*Fits)(nil),                       // 34: srtm.v1.Fits
+	(*CreateTopicRequest)(nil),         // 35: srtm.v1.CreateTopicRequest
+	(*CreateTopicResponse)(nil),        // 36: srtm.v1.CreateTopicResponse
+	(*GetTopicRequest)(nil),            // 37: srtm.v1.GetTopicRequest
+	(*GetTopicResponse)(nil),           // 38: srtm.v1.GetTopicResponse
+	(*ListTopicsRequest)(nil),          // 39: srtm.v1.ListTopicsRequest
+	(*ListTopicsResponse)(nil),         // 40: srtm.v1.ListTopicsResponse
+	(*DeleteTopicRequest)(nil),         // 41: srtm.v1.DeleteTopicRequest
+	(*DeleteTopicResponse)(nil),        // 42: srtm.v1.DeleteTopicResponse
+	(*ListBrokersRequest)(nil),         // 43: srtm.v1.ListBrokersRequest
+	(*ListBrokersResponse)(nil),        // 44: srtm.v1.ListBrokersResponse
+	(*UpdateTopicRequest)(nil),         // 45: srtm.v1.UpdateTopicRequest
+	(*UpdateTopicResponse)(nil),        // 46: srtm.v1.UpdateTopicResponse
+	(*DrainBrokerRequest)(nil),         // 47: srtm.v1.DrainBrokerRequest
+	(*DrainBrokerResponse)(nil),        // 48: srtm.v1.DrainBrokerResponse
+	(*MovePublishersRequest)(nil),      // 49: srtm.v1.MovePublishersRequest
+	(*MovePublishersResponse)(nil),     // 50: srtm.v1.MovePublishersResponse
+	(*SetBrokerCapacityRequest)(nil),   // 51: srtm.v1.SetBrokerCapacityRequest
+	(*SetBrokerCapacityResponse)(nil),  // 52: srtm.v1.SetBrokerCapacityResponse
+	(*RemoveBrokerRequest)(nil),        // 53: srtm.v1.RemoveBrokerRequest
+	(*RemoveBrokerResponse)(nil),       // 54: srtm.v1.RemoveBrokerResponse
+	(*SeekChannelRequest)(nil),         // 55: srtm.v1.SeekChannelRequest
+	(*SeekChannelResponse)(nil),        // 56: srtm.v1.SeekChannelResponse
+	(*SeekOutcome)(nil),                // 57: srtm.v1.SeekOutcome
+	nil,                                // 58: srtm.v1.BrokerQuota.GroupsEntry
+	(*timestamppb.Timestamp)(nil),      // 59: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),        // 60: google.protobuf.Duration
+	(*Share)(nil),                      // 61: srtm.v1.Share
+	(*Contract)(nil),                   // 62: srtm.v1.Contract
+	(*Publisher)(nil),                  // 63: srtm.v1.Publisher
+	(*PublisherGroup)(nil),             // 64: srtm.v1.PublisherGroup
+	(PacingMode)(0),                    // 65: srtm.v1.PacingMode
+	(Durability)(0),                    // 66: srtm.v1.Durability
+	(LeasePolicy)(0),                   // 67: srtm.v1.LeasePolicy
+	(*TopicStats)(nil),                 // 68: srtm.v1.TopicStats
+	(*fieldmaskpb.FieldMask)(nil),      // 69: google.protobuf.FieldMask
+	(*FreedShare)(nil),                 // 70: srtm.v1.FreedShare
+	(*Place)(nil),                      // 71: srtm.v1.Place
 }
 var file_srtm_v1_admin_proto_depIdxs = []int32{
 	4,  // 0: srtm.v1.ListPublisherMovesResponse.moves:type_name -> srtm.v1.PublisherMove
-	58, // 1: srtm.v1.PublisherMove.time:type_name -> google.protobuf.Timestamp
+	59, // 1: srtm.v1.PublisherMove.time:type_name -> google.protobuf.Timestamp
 	0,  // 2: srtm.v1.PublisherMove.reason:type_name -> srtm.v1.MoveReason
-	59, // 3: srtm.v1.ProfileTopicRequest.lasts:type_name -> google.protobuf.Duration
-	59, // 4: srtm.v1.ProfileTopicRequest.within:type_name -> google.protobuf.Duration
+	60, // 3: srtm.v1.ProfileTopicRequest.lasts:type_name -> google.protobuf.Duration
+	60, // 4: srtm.v1.ProfileTopicRequest.within:type_name -> google.protobuf.Duration
 	7,  // 5: srtm.v1.ProfileTopicResponse.profile:type_name -> srtm.v1.Profile
-	60, // 6: srtm.v1.Profile.share:type_name -> srtm.v1.Share
-	59, // 7: srtm.v1.Profile.span:type_name -> google.protobuf.Duration
+	61, // 6: srtm.v1.Profile.share:type_name -> srtm.v1.Share
+	60, // 7: srtm.v1.Profile.span:type_name -> google.protobuf.Duration
 	9,  // 8: srtm.v1.Profile.splits:type_name -> srtm.v1.SplitCost
 	10, // 9: srtm.v1.Profile.wrong:type_name -> srtm.v1.WrongContract
-	59, // 10: srtm.v1.AccessDelays.mean:type_name -> google.protobuf.Duration
-	59, // 11: srtm.v1.AccessDelays.quantile:type_name -> google.protobuf.Duration
+	60, // 10: srtm.v1.AccessDelays.mean:type_name -> google.protobuf.Duration
+	60, // 11: srtm.v1.AccessDelays.quantile:type_name -> google.protobuf.Duration
 	8,  // 12: srtm.v1.SplitCost.delays:type_name -> srtm.v1.AccessDelays
-	60, // 13: srtm.v1.WrongContract.share:type_name -> srtm.v1.Share
+	61, // 13: srtm.v1.WrongContract.share:type_name -> srtm.v1.Share
 	8,  // 14: srtm.v1.WrongContract.delays:type_name -> srtm.v1.AccessDelays
-	61, // 15: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
-	62, // 16: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
-	63, // 17: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
-	64, // 18: srtm.v1.TopicSpec.pacing:type_name -> srtm.v1.PacingMode
+	62, // 15: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
+	63, // 16: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
+	64, // 17: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
+	65, // 18: srtm.v1.TopicSpec.pacing:type_name -> srtm.v1.PacingMode
 	16, // 19: srtm.v1.TopicSpec.auto:type_name -> srtm.v1.AutoContract
-	65, // 20: srtm.v1.TopicSpec.durability:type_name -> srtm.v1.Durability
+	66, // 20: srtm.v1.TopicSpec.durability:type_name -> srtm.v1.Durability
 	18, // 21: srtm.v1.Lowering.brokers:type_name -> srtm.v1.UnconfirmedShare
-	60, // 22: srtm.v1.UnconfirmedShare.share:type_name -> srtm.v1.Share
-	66, // 23: srtm.v1.UnconfirmedShare.policy:type_name -> srtm.v1.LeasePolicy
-	58, // 24: srtm.v1.UnconfirmedShare.until:type_name -> google.protobuf.Timestamp
-	57, // 25: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
-	60, // 26: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
-	60, // 27: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
-	67, // 28: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
-	67, // 29: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
-	59, // 30: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
+	61, // 22: srtm.v1.UnconfirmedShare.share:type_name -> srtm.v1.Share
+	67, // 23: srtm.v1.UnconfirmedShare.policy:type_name -> srtm.v1.LeasePolicy
+	59, // 24: srtm.v1.UnconfirmedShare.until:type_name -> google.protobuf.Timestamp
+	58, // 25: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
+	61, // 26: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
+	61, // 27: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
+	68, // 28: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
+	68, // 29: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
+	60, // 30: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
 	20, // 31: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
-	67, // 32: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
+	68, // 32: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
 	22, // 33: srtm.v1.TopicStatus.fit:type_name -> srtm.v1.Fit
-	58, // 34: srtm.v1.TopicStatus.without_broker_since:type_name -> google.protobuf.Timestamp
+	59, // 34: srtm.v1.TopicStatus.without_broker_since:type_name -> google.protobuf.Timestamp
 	4,  // 35: srtm.v1.TopicStatus.moves:type_name -> srtm.v1.PublisherMove
 	24, // 36: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
-	59, // 37: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
+	60, // 37: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
 	23, // 38: srtm.v1.Fit.trials:type_name -> srtm.v1.FitTrial
-	58, // 39: srtm.v1.FitTrial.began:type_name -> google.protobuf.Timestamp
+	59, // 39: srtm.v1.FitTrial.began:type_name -> google.protobuf.Timestamp
 	19, // 40: srtm.v1.FitTrial.quotas:type_name -> srtm.v1.BrokerQuota
-	59, // 41: srtm.v1.FitTrial.quantile:type_name -> google.protobuf.Duration
+	60, // 41: srtm.v1.FitTrial.quantile:type_name -> google.protobuf.Duration
 	15, // 42: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
 	1,  // 43: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
 	19, // 44: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
@@ -4602,63 +4710,65 @@ var file_srtm_v1_admin_proto_depIdxs = []int32{
 	17, // 47: srtm.v1.Topic.lowering:type_name -> srtm.v1.Lowering
 	27, // 48: srtm.v1.Learned.publishers:type_name -> srtm.v1.LearnedPublisher
 	28, // 49: srtm.v1.Learned.groups:type_name -> srtm.v1.LearnedGroup
-	58, // 50: srtm.v1.LearnedPublisher.since:type_name -> google.protobuf.Timestamp
-	58, // 51: srtm.v1.LearnedPublisher.last_heard:type_name -> google.protobuf.Timestamp
+	59, // 50: srtm.v1.LearnedPublisher.since:type_name -> google.protobuf.Timestamp
+	59, // 51: srtm.v1.LearnedPublisher.last_heard:type_name -> google.protobuf.Timestamp
 	29, // 52: srtm.v1.LearnedGroup.members:type_name -> srtm.v1.LearnedMember
-	59, // 53: srtm.v1.LearnedMember.width:type_name -> google.protobuf.Duration
-	31, // 54: srtm.v1.Broker.waits:type_name -> srtm.v1.DrainWait
-	33, // 55: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
-	15, // 56: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	1,  // 57: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
-	25, // 58: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
-	25, // 59: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
-	25, // 60: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
-	17, // 61: srtm.v1.DeleteTopicResponse.lowering:type_name -> srtm.v1.Lowering
-	30, // 62: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
-	15, // 63: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	68, // 64: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
-	25, // 65: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
-	30, // 66: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
-	25, // 67: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
-	30, // 68: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
-	69, // 69: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
-	70, // 70: srtm.v1.SeekChannelRequest.to:type_name -> srtm.v1.Place
-	56, // 71: srtm.v1.SeekChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
-	34, // 72: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
-	36, // 73: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
-	38, // 74: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
-	40, // 75: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
-	42, // 76: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
-	44, // 77: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
-	46, // 78: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
-	48, // 79: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
-	50, // 80: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
-	52, // 81: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
-	54, // 82: srtm.v1.AdminService.SeekChannel:input_type -> srtm.v1.SeekChannelRequest
-	11, // 83: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
-	13, // 84: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
-	5,  // 85: srtm.v1.AdminService.ProfileTopic:input_type -> srtm.v1.ProfileTopicRequest
-	2,  // 86: srtm.v1.AdminService.ListPublisherMoves:input_type -> srtm.v1.ListPublisherMovesRequest
-	35, // 87: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
-	37, // 88: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
-	39, // 89: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
-	41, // 90: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
-	43, // 91: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
-	45, // 92: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
-	47, // 93: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
-	49, // 94: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
-	51, // 95: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
-	53, // 96: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
-	55, // 97: srtm.v1.AdminService.SeekChannel:output_type -> srtm.v1.SeekChannelResponse
-	12, // 98: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
-	14, // 99: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
-	6,  // 100: srtm.v1.AdminService.ProfileTopic:output_type -> srtm.v1.ProfileTopicResponse
-	3,  // 101: srtm.v1.AdminService.ListPublisherMoves:output_type -> srtm.v1.ListPublisherMovesResponse
-	87, // [87:102] is the sub-list for method output_type
-	72, // [72:87] is the sub-list for method input_type
-	72, // [72:72] is the sub-list for extension type_name
-	72, // [72:72] is the sub-list for extension extendee
-	0,  // [0:72] is the sub-list for field type_name
+	60, // 53: srtm.v1.LearnedMember.width:type_name -> google.protobuf.Duration
+	32, // 54: srtm.v1.Broker.waits:type_name -> srtm.v1.DrainWait
+	31, // 55: srtm.v1.Broker.refused:type_name -> srtm.v1.RefusedProcess
+	59, // 56: srtm.v1.RefusedProcess.last:type_name -> google.protobuf.Timestamp
+	34, // 57: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
+	15, // 58: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	1,  // 59: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
+	25, // 60: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
+	25, // 61: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
+	25, // 62: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
+	17, // 63: srtm.v1.DeleteTopicResponse.lowering:type_name -> srtm.v1.Lowering
+	30, // 64: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
+	15, // 65: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	69, // 66: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
+	25, // 67: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
+	30, // 68: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
+	25, // 69: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
+	30, // 70: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
+	70, // 71: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
+	71, // 72: srtm.v1.SeekChannelRequest.to:type_name -> srtm.v1.Place
+	57, // 73: srtm.v1.SeekChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
+	35, // 74: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
+	37, // 75: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
+	39, // 76: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
+	41, // 77: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
+	43, // 78: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
+	45, // 79: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
+	47, // 80: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
+	49, // 81: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
+	51, // 82: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
+	53, // 83: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
+	55, // 84: srtm.v1.AdminService.SeekChannel:input_type -> srtm.v1.SeekChannelRequest
+	11, // 85: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
+	13, // 86: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
+	5,  // 87: srtm.v1.AdminService.ProfileTopic:input_type -> srtm.v1.ProfileTopicRequest
+	2,  // 88: srtm.v1.AdminService.ListPublisherMoves:input_type -> srtm.v1.ListPublisherMovesRequest
+	36, // 89: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
+	38, // 90: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
+	40, // 91: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
+	42, // 92: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
+	44, // 93: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
+	46, // 94: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
+	48, // 95: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
+	50, // 96: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
+	52, // 97: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
+	54, // 98: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
+	56, // 99: srtm.v1.AdminService.SeekChannel:output_type -> srtm.v1.SeekChannelResponse
+	12, // 100: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
+	14, // 101: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
+	6,  // 102: srtm.v1.AdminService.ProfileTopic:output_type -> srtm.v1.ProfileTopicResponse
+	3,  // 103: srtm.v1.AdminService.ListPublisherMoves:output_type -> srtm.v1.ListPublisherMovesResponse
+	89, // [89:104] is the sub-list for method output_type
+	74, // [74:89] is the sub-list for method input_type
+	74, // [74:74] is the sub-list for extension type_name
+	74, // [74:74] is the sub-list for extension extendee
+	0,  // [0:74] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_admin_proto_init() }
@@ -4678,7 +4788,7 @@ func file_srtm_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_admin_proto_rawDesc), len(file_srtm_v1_admin_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   56,
+			NumMessages:   57,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -191,11 +191,14 @@ type BrokerHello struct {
 	Seeks bool `protobuf:"varint,10,opt,name=seeks,proto3" json:"seeks,omitempty"`
 	// Its --durability. With REPLICATED it answers TakeOver.
 	Durability Durability `protobuf:"varint,11,opt,name=durability,proto3,enum=srtm.v1.Durability" json:"durability,omitempty"`
-	// When the process started: ns since the Unix epoch by its clock. 0: of a version that
-	// does not say it.
-	Started int64 `protobuf:"varint,12,opt,name=started,proto3" json:"started,omitempty"`
-	// Grows with each hello of the process.
-	Stamp         uint64 `protobuf:"varint,13,opt,name=stamp,proto3" json:"stamp,omitempty"`
+	// Grows with each hello of the process, and from one process to the next of one `lock`.
+	Stamp uint64 `protobuf:"varint,13,opt,name=stamp,proto3" json:"stamp,omitempty"`
+	// The data folder, for people.
+	DataPath string `protobuf:"bytes,20,opt,name=data_path,json=dataPath,proto3" json:"data_path,omitempty"`
+	// Names the lock that the process holds on its data folder, on this boot of its kernel:
+	// of two processes with the same name the one with the lower stamp has ended. Empty: not
+	// known.
+	Lock          string `protobuf:"bytes,21,opt,name=lock,proto3" json:"lock,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -307,18 +310,25 @@ func (x *BrokerHello) GetDurability() Durability {
 	return Durability_DURABILITY_UNSPECIFIED
 }
 
-func (x *BrokerHello) GetStarted() int64 {
-	if x != nil {
-		return x.Started
-	}
-	return 0
-}
-
 func (x *BrokerHello) GetStamp() uint64 {
 	if x != nil {
 		return x.Stamp
 	}
 	return 0
+}
+
+func (x *BrokerHello) GetDataPath() string {
+	if x != nil {
+		return x.DataPath
+	}
+	return ""
+}
+
+func (x *BrokerHello) GetLock() string {
+	if x != nil {
+		return x.Lock
+	}
+	return ""
 }
 
 // BrokerReport lists every topic of the broker, idle ones too: a topic that is
@@ -1717,7 +1727,7 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\arecords\x18\x05 \x01(\v2\x15.srtm.v1.TopicRecordsH\x00R\arecords\x126\n" +
 	"\vseek_result\x18\x06 \x01(\v2\x13.srtm.v1.SeekResultH\x00R\n" +
 	"seekResultB\t\n" +
-	"\amessage\"\xfb\x02\n" +
+	"\amessage\"\x92\x03\n" +
 	"\vBrokerHello\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12\x1f\n" +
@@ -1733,9 +1743,10 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	" \x01(\bR\x05seeks\x123\n" +
 	"\n" +
 	"durability\x18\v \x01(\x0e2\x13.srtm.v1.DurabilityR\n" +
-	"durability\x12\x18\n" +
-	"\astarted\x18\f \x01(\x03R\astarted\x12\x14\n" +
-	"\x05stamp\x18\r \x01(\x04R\x05stamp\"U\n" +
+	"durability\x12\x14\n" +
+	"\x05stamp\x18\r \x01(\x04R\x05stamp\x12\x1b\n" +
+	"\tdata_path\x18\x14 \x01(\tR\bdataPath\x12\x12\n" +
+	"\x04lock\x18\x15 \x01(\tR\x04lock\"U\n" +
 	"\fBrokerReport\x12+\n" +
 	"\x06topics\x18\x01 \x03(\v2\x13.srtm.v1.TopicStatsR\x06topics\x12\x18\n" +
 	"\achanges\x18\x02 \x01(\bR\achanges\"\x8a\x02\n" +

@@ -29,9 +29,15 @@ const (
 // BrokerService is how a broker (nsqd) joins the loaddistributor.
 type BrokerServiceClient interface {
 	// Session is one broker's membership: it lasts as long as the stream. The
-	// first message of each side is its hello. A second session with the same
-	// id replaces the first, which ends with ABORTED; one whose hello is older than the
-	// first's, by `started` or within a process by `stamp`, is refused with ABORTED.
+	// first message of each side is its hello. A second session of the same process
+	// replaces the first, which ends with ABORTED. A hello that is older than the
+	// process's newest one, by `stamp`, is refused with ABORTED.
+	//
+	// An id belongs to one process at a time. Another process is refused with
+	// ALREADY_EXISTS, BROKER_ID_IN_USE, while the first one may live: it has a session,
+	// or was heard within its lease, and nothing proves its end. The ErrorInfo then has
+	// "heard_ms", for how long the first one was silent. A process whose id belongs
+	// to a later one is refused with ABORTED, BROKER_ID_LOST, for good.
 	Session(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[BrokerMessage, ControllerMessage], error)
 }
 
@@ -63,9 +69,15 @@ type BrokerService_SessionClient = grpc.BidiStreamingClient[BrokerMessage, Contr
 // BrokerService is how a broker (nsqd) joins the loaddistributor.
 type BrokerServiceServer interface {
 	// Session is one broker's membership: it lasts as long as the stream. The
-	// first message of each side is its hello. A second session with the same
-	// id replaces the first, which ends with ABORTED; one whose hello is older than the
-	// first's, by `started` or within a process by `stamp`, is refused with ABORTED.
+	// first message of each side is its hello. A second session of the same process
+	// replaces the first, which ends with ABORTED. A hello that is older than the
+	// process's newest one, by `stamp`, is refused with ABORTED.
+	//
+	// An id belongs to one process at a time. Another process is refused with
+	// ALREADY_EXISTS, BROKER_ID_IN_USE, while the first one may live: it has a session,
+	// or was heard within its lease, and nothing proves its end. The ErrorInfo then has
+	// "heard_ms", for how long the first one was silent. A process whose id belongs
+	// to a later one is refused with ABORTED, BROKER_ID_LOST, for good.
 	Session(grpc.BidiStreamingServer[BrokerMessage, ControllerMessage]) error
 	mustEmbedUnimplementedBrokerServiceServer()
 }

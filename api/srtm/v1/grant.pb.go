@@ -485,7 +485,10 @@ type NodeHello struct {
 	// session with FAILED_PRECONDITION.
 	Term uint64 `protobuf:"varint,6,opt,name=term,proto3" json:"term,omitempty"`
 	// As of a BrokerHello.
-	Started       int64 `protobuf:"varint,7,opt,name=started,proto3" json:"started,omitempty"`
+	TcpAddress    string `protobuf:"bytes,20,opt,name=tcp_address,json=tcpAddress,proto3" json:"tcp_address,omitempty"`
+	Hostname      string `protobuf:"bytes,21,opt,name=hostname,proto3" json:"hostname,omitempty"`
+	DataPath      string `protobuf:"bytes,22,opt,name=data_path,json=dataPath,proto3" json:"data_path,omitempty"`
+	Lock          string `protobuf:"bytes,23,opt,name=lock,proto3" json:"lock,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -562,11 +565,32 @@ func (x *NodeHello) GetTerm() uint64 {
 	return 0
 }
 
-func (x *NodeHello) GetStarted() int64 {
+func (x *NodeHello) GetTcpAddress() string {
 	if x != nil {
-		return x.Started
+		return x.TcpAddress
 	}
-	return 0
+	return ""
+}
+
+func (x *NodeHello) GetHostname() string {
+	if x != nil {
+		return x.Hostname
+	}
+	return ""
+}
+
+func (x *NodeHello) GetDataPath() string {
+	if x != nil {
+		return x.DataPath
+	}
+	return ""
+}
+
+func (x *NodeHello) GetLock() string {
+	if x != nil {
+		return x.Lock
+	}
+	return ""
 }
 
 type HeldShare struct {
@@ -2103,15 +2127,19 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\x04flex\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04flex\x123\n" +
 	"\asession\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\asession\x12\x12\n" +
 	"\x04term\x18\x04 \x01(\x04R\x04term\x12\x12\n" +
-	"\x04sent\x18\x05 \x01(\x04R\x04sent\"\xde\x01\n" +
+	"\x04sent\x18\x05 \x01(\x04R\x04sent\"\xb2\x02\n" +
 	"\tNodeHello\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12&\n" +
 	"\x04held\x18\x03 \x03(\v2\x12.srtm.v1.HeldShareR\x04held\x12,\n" +
 	"\x06policy\x18\x04 \x01(\x0e2\x14.srtm.v1.LeasePolicyR\x06policy\x12\x14\n" +
 	"\x05stamp\x18\x05 \x01(\x04R\x05stamp\x12\x12\n" +
-	"\x04term\x18\x06 \x01(\x04R\x04term\x12\x18\n" +
-	"\astarted\x18\a \x01(\x03R\astarted\"\x81\x01\n" +
+	"\x04term\x18\x06 \x01(\x04R\x04term\x12\x1f\n" +
+	"\vtcp_address\x18\x14 \x01(\tR\n" +
+	"tcpAddress\x12\x1a\n" +
+	"\bhostname\x18\x15 \x01(\tR\bhostname\x12\x1b\n" +
+	"\tdata_path\x18\x16 \x01(\tR\bdataPath\x12\x12\n" +
+	"\x04lock\x18\x17 \x01(\tR\x04lock\"\x81\x01\n" +
 	"\tHeldShare\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12$\n" +
 	"\x05share\x18\x02 \x01(\v2\x0e.srtm.v1.ShareR\x05share\x12\x14\n" +

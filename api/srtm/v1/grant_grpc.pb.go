@@ -38,9 +38,9 @@ const (
 // over.
 type GrantServiceClient interface {
 	// Session is one broker's: reports and acknowledgements in, grants out. The
-	// first message is its NodeHello. A second session with the same id
-	// replaces the first, which ends with ABORTED; one whose hello is older than the
-	// first's, by `started` or within a process by `stamp`, is refused with ABORTED.
+	// first message is its NodeHello. Which process an id belongs to, and what others
+	// are answered, is as of BrokerService.Session; a STRICT broker's id is its own until its
+	// session lease is over.
 	Session(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[NodeMessage, GrantMessage], error)
 	// SetContract puts a contract under the adaptor's care and returns when
 	// every member has acknowledged its first share, or fails with UNAVAILABLE
@@ -161,9 +161,9 @@ func (c *grantServiceClient) Lead(ctx context.Context, in *LeadRequest, opts ...
 // over.
 type GrantServiceServer interface {
 	// Session is one broker's: reports and acknowledgements in, grants out. The
-	// first message is its NodeHello. A second session with the same id
-	// replaces the first, which ends with ABORTED; one whose hello is older than the
-	// first's, by `started` or within a process by `stamp`, is refused with ABORTED.
+	// first message is its NodeHello. Which process an id belongs to, and what others
+	// are answered, is as of BrokerService.Session; a STRICT broker's id is its own until its
+	// session lease is over.
 	Session(grpc.BidiStreamingServer[NodeMessage, GrantMessage]) error
 	// SetContract puts a contract under the adaptor's care and returns when
 	// every member has acknowledged its first share, or fails with UNAVAILABLE

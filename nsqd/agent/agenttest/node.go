@@ -46,6 +46,7 @@ type Node struct {
 		remove  func(topic string) error
 		used    map[string]bool
 		fewer   bool // topics than in the last report
+		hold    mono.Time
 	}
 }
 
@@ -249,6 +250,20 @@ func (n *Node) Grant(name string, share, base tokenbucket.Share, flexUntil, unti
 	t.Grants++
 	t.lapse()
 	return released, nil
+}
+
+// HoldFrom implements agent.Node.
+func (n *Node) HoldFrom(at mono.Time) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.mu.hold = at
+}
+
+// Held returns from when on no message leaves; 0: HoldFrom was not called.
+func (n *Node) Held() mono.Time {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.mu.hold
 }
 
 // Renew implements agent.Node.

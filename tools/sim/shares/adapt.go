@@ -6,6 +6,7 @@ import (
 	"sort"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/identity"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tbadaptor/adaptor"
 	"github.com/srtm-io/srtm/tbadaptor/holder"
@@ -148,7 +149,7 @@ func (w *world) start(now mono.Time, n *node) error {
 }
 
 func (w *world) hello(now mono.Time, n *node) error {
-	s := ledger.Session{Broker: n.id, Said: mono.Said{Process: fmt.Sprint(n.starts)}, Policy: ledger.Available, Held: n.held.Reconcile([]string{topic})}
+	s := ledger.Session{Broker: n.id, Said: mono.Said{Process: fmt.Sprint(n.starts)}, Place: identity.Place{Lock: n.id}, Policy: ledger.Available, Held: n.held.Reconcile([]string{topic})}
 	n.lease.Renew(now, leases.Flex, leases.Session)
 	grants, err := w.machine.Hello(now, s)
 	return w.apply(now, grants, err)

@@ -1,0 +1,163 @@
+// Package identity decides which process a broker's id belongs to. An id belongs to one
+// process at a time: two that shared one would each use a share that was granted once.
+// The package is pure. It knows no session and no lease: its callers,
+// loaddistributor/controller and tbadaptor/ledger, say whether the process that has the id
+// may still live. nsqd/agent acts on what it answers.
+package identity
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/mono"
+)
+
+// Reasons of refusals, in gRPC's ErrorInfo.
+const (
+	ReasonInUse = "BROKER_ID_IN_USE"
+	ReasonLost  = "BROKER_ID_LOST"
+)
+
+// HeardKey is the key in the ErrorInfo of ReasonInUse under which is for how many
+// milliseconds the process that has the id was silent.
+const HeardKey = "heard_ms"
+
+// Process is one process of a broker, as its hello describes the process.
+type Process struct {
+	Said  mono.Said // this hello
+	Place Place
+}
+
+// Place is where a process runs.
+type Place struct {
+	Address string // host:port for clients, for people
+	Host    string // for people
+	Folder  string // the data folder, for people
+	// Lock names the lock that the process holds on its data folder. Two processes with one
+	// Lock never live at once. Empty: not known.
+	Lock string
+}
+
+// Bounds of the fields of a Place, in bytes.
+const (
+	maxShort  = 255
+	maxFolder = 4096
+)
+
+// Check calls fault for each field that is too long.
+func (p Place) Check(fault func(field, format string, args ...any)) {
+	for _, f := range []struct {
+		name, value string
+		most        int
+	}{
+		{"tcp_address", p.Address, maxFolder}, {"hostname", p.Host, maxShort}, {"data_path", p.Folder, maxFolder}, {"lock", p.Lock, maxShort},
+	} {
+		if len(f.value) > f.most {
+			fault("hello."+f.name, "has %d bytes, at most %d", len(f.value), f.most)
+		}
+	}
+}
+
+// String names the process for an operator.
+func (p Place) String() string {
+	var parts []string
+	if p.Host != "" {
+		parts = append(parts, "host "+p.Host)
+	}
+	if p.Folder != "" {
+		parts = append(parts, "data folder "+p.Folder)
+	}
+	s := "nsqd"
+	if p.Address != "" {
+		s += " at " + p.Address
+	}
+	if len(parts) > 0 {
+		s += " (" + strings.Join(parts, ", ") + ")"
+	}
+	return s
+}
+
+// Owner is the process that an id belongs to. The zero Owner is of an id that belongs to
+// no process.
+type Owner struct {
+	Process
+	past  []string // instances before the process, oldest first, at most maxPast
+	ended bool     // the process' end is proven
+}
+
+// maxPast bounds how many instances of one id are remembered, to refuse what they say
+// after another process has the id.
+const maxPast = 8
+
+// ErrReplaced: the process has said a later hello.
+var ErrReplaced = errors.New("a later hello of the same process was heard")
+
+// InUse refuses a process, as its id belongs to another process that may live.
+type InUse struct {
+	ID             string
+	Owner, Refused Place
+	Heard          time.Duration // since the owner was heard
+}
+
+func (e *InUse) Error() string {
+	return fmt.Sprintf("broker id %q is in use: it belongs to %s, heard %v ago; refused is %s",
+		e.ID, e.Owner, e.Heard.Round(time.Millisecond), e.Refused)
+}
+
+// Metadata returns the metadata of the refusal's ErrorInfo.
+func (e *InUse) Metadata() map[string]string {
+	return map[string]string{HeardKey: strconv.FormatInt(e.Heard.Milliseconds(), 10)}
+}
+
+// Lost refuses a process, as its id belongs to a later process.
+type Lost struct {
+	ID             string
+	Owner, Refused Place
+}
+
+func (e *Lost) Error() string {
+	return fmt.Sprintf("broker id %q belongs to a later process now, %s; refused is %s", e.ID, e.Owner, e.Refused)
+}
+
+// Check says whether the id may belong to p from now on. lives says whether the owner may
+// live, as far as its sessions and leases tell, and silent for how long the owner was not
+// heard. The owner's lock on its data folder, which p holds now, proves that the owner has
+// ended, and so does Ended. Errors: ErrReplaced, *InUse, *Lost.
+func (o *Owner) Check(id string, p Process, lives bool, silent time.Duration) error {
+	same := o.Said.Process == p.Said.Process
+	handedOn := o.Place.Lock != "" && o.Place.Lock == p.Place.Lock
+	switch {
+	case o.Said.Process == "":
+		return nil
+	case same && p.Said.At < o.Said.At:
+		return ErrReplaced
+	case same:
+		return nil
+	case slices.Contains(o.past, p.Said.Process), handedOn && p.Said.At < o.Said.At:
+		return &Lost{ID: id, Owner: o.Place, Refused: p.Place}
+	case handedOn, o.ended, !lives:
+		return nil
+	}
+	return &InUse{ID: id, Owner: o.Place, Refused: p.Place, Heard: silent}
+}
+
+// Take has the id belong to p. Requires: Check allowed it.
+func (o *Owner) Take(p Process) {
+	if was := o.Said.Process; was != "" && was != p.Said.Process {
+		o.past = append(o.past, was)
+		o.past = o.past[max(0, len(o.past)-maxPast):]
+	}
+	o.Process, o.ended = p, false
+}
+
+// End records that the process of that instance has ended. It does nothing if the id
+// belongs to another process.
+func (o *Owner) End(instance string) {
+	if o.Said.Process == instance {
+		o.ended = true
+	}
+}

@@ -1,0 +1,66 @@
+package agent
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+
+	"google.golang.org/grpc/status"
+
+	"github.com/srtm-io/srtm/internal/identity"
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/internal/targets"
+)
+
+// This file has the owner's reaction to a control plane that refuses the broker's id
+// (internal/identity).
+
+// TakenError ends the agent: the broker's id belongs to another process.
+type TakenError struct{ Problem string }
+
+func (e *TakenError) Error() string {
+	return e.Problem + ". This process stops. To run both, give one of them another --broker-id; to replace the other one, stop it first"
+}
+
+// claim is what became of the hellos of one session.
+type claim struct {
+	said    mono.Time // the newest hello
+	refused mono.Time // the first refusal since the last hello that was accepted; 0: none
+}
+
+func (c *claim) accepted() { c.refused = 0 }
+
+// heardMargin is for how long after the first refusal the other process must have been heard
+// for it to count as alive: what came late of a process that has ended is not that late.
+const heardMargin = 500 * time.Millisecond
+
+// refused acts on the end of a session that was refused because the broker's id belongs to
+// another process. At the first refusal the owner gives up every share, for the other process
+// may use them. If the id belongs to a later process, this process ends. If the other process
+// may have ended, this one says hello again: the other one's session may be half open, and
+// its lease not over yet. Once the other process was heard after the first refusal, the other
+// process lives, and this one ends.
+func (o *owner) refused(c *claim, err error, now mono.Time) {
+	reason := targets.Reason(err)
+	if reason != identity.ReasonInUse && reason != identity.ReasonLost {
+		return
+	}
+	problem := status.Convert(err).Message()
+	if c.refused == 0 {
+		c.refused = now
+		o.cfg.Log.Warn("the broker id belongs to another process; this one gives up its shares", obs.KeyBroker, o.cfg.BrokerID, obs.KeyError, problem, "topics", len(o.holdings.Topics()))
+		o.giveUp(errTaken)
+	}
+	if reason == identity.ReasonLost {
+		o.taken = &TakenError{problem}
+		return
+	}
+	silent, bad := strconv.ParseInt(targets.Info(err).GetMetadata()[identity.HeardKey], 10, 64)
+	if bad != nil || silent < 0 {
+		return // nothing is known of the other one
+	}
+	if heard := c.said.Add(-time.Duration(silent) * time.Millisecond); heard.Sub(c.refused) > heardMargin {
+		o.taken = &TakenError{fmt.Sprintf("%s, and it lives: it was heard since this one asked first", problem)}
+	}
+}
