@@ -57,6 +57,7 @@ type Topic struct {
 	Retiring []string
 	// Unconfirmed is what brokers may still use beyond the contract (SharesUnconfirmed).
 	Unconfirmed []UnconfirmedShare
+	Channels    []Channel // durable ones, by name
 }
 
 // Next is the plan of a move that is being prepared. It is immutable.
@@ -152,6 +153,7 @@ type topic struct {
 	prepared  []bool // by member
 	next      *next  // nil unless it moves
 	retiring  map[string]bool
+	channels  []Channel // by name; immutable, a change replaces it
 }
 
 // next is where a topic moves to.
@@ -403,6 +405,11 @@ func (e TopicPlaced) apply(c *Catalog) ([]Effect, error) {
 	}
 	members := c.endpoints(e.Plan)
 	t.created = c.version
+	for _, name := range e.Spec.Channels {
+		t.channels = append(t.channels, Channel{Name: name, Created: c.version})
+	}
+	slices.SortFunc(t.channels, func(a, b Channel) int { return cmp.Compare(a.Name, b.Name) })
+	t.channels = slices.Compact(t.channels)
 	t.prepared = make([]bool, len(members))
 	t.placement = &Placement{epoch: c.epoch(), members: members, spread: e.spread, paced: e.Spec.Pacing.on()}
 	c.insert(t)

@@ -42,7 +42,8 @@ type TopicDump struct {
 	Prepared      []bool // by quota
 	Next          *Next  // nil: it does not move
 	NextPrepared  []bool
-	Retiring      []string // sorted
+	Retiring      []string  // sorted
+	Channels      []Channel // by name
 }
 
 // Dump returns the state.
@@ -72,7 +73,7 @@ func (c *Catalog) DumpTopic(name string) (d TopicDump, ok bool) {
 	}
 	d = TopicDump{
 		Spec: t.spec, Ordered: t.ordered, Key: t.key, Phase: t.phase, Created: t.created, Plan: t.plan,
-		Epoch: t.placement.epoch, Prepared: slices.Clone(t.prepared), Retiring: sorted(t.retiring),
+		Epoch: t.placement.epoch, Prepared: slices.Clone(t.prepared), Retiring: sorted(t.retiring), Channels: t.channels,
 	}
 	if t.next != nil {
 		d.Next, d.NextPrepared = &t.next.Next, slices.Clone(t.next.prepared)
@@ -135,13 +136,18 @@ func (c *Catalog) load(d TopicDump) error {
 	case d.Key != "" && c.keys[d.Key] != "":
 		return wrong("its key is that of %s too", c.keys[d.Key])
 	}
+	for i, one := range d.Channels {
+		if one.Name == "" || one.Created == 0 || one.Created > c.version || i > 0 && d.Channels[i-1].Name >= one.Name {
+			return wrong("channel %q, created at %d, at version %d, is not after %q", one.Name, one.Created, c.version, d.Channels[max(0, i-1)].Name)
+		}
+	}
 	spread, err := newSpread(d.Spec, d.Plan)
 	if err != nil {
 		return fmt.Errorf("load topic %s: %w", name, err)
 	}
 	t := &topic{
 		spec: d.Spec, ordered: d.Ordered, key: d.Key, phase: d.Phase, created: d.Created, plan: d.Plan,
-		prepared: slices.Clone(d.Prepared), retiring: map[string]bool{},
+		prepared: slices.Clone(d.Prepared), retiring: map[string]bool{}, channels: d.Channels,
 	}
 	if d.Next != nil {
 		if d.Next.Spec == nil || d.Next.Spec.Name() != name || len(d.NextPrepared) != len(d.Next.Plan.Quotas) {
@@ -196,6 +202,10 @@ func (e TopicRestored) apply(c *Catalog) ([]Effect, error) {
 	c.ahead = max(c.ahead, d.Epoch+epochGap)
 	if c.keys[d.Key] != "" {
 		d.Key = ""
+	}
+	d.Channels = slices.Clone(d.Channels)
+	for i := range d.Channels {
+		d.Channels[i].Created = c.version // of this log
 	}
 	d.Phase, d.Created, d.Epoch, d.Prepared = Active, c.version, c.epoch(), make([]bool, len(d.Plan.Quotas))
 	if err := c.load(d); err != nil {

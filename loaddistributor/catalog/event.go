@@ -182,6 +182,7 @@ var (
 	ErrTopicExists      = errors.New("topic exists")
 	ErrTopicUnknown     = errors.New("no such topic")
 	ErrTopicState       = errors.New("the topic's state does not allow it")
+	ErrChannelUnknown   = errors.New("no such channel in the topic")
 	ErrPublisherUnknown = errors.New("no such publisher in the topic")
 	ErrNotActive        = errors.New("the topic is not active")
 	// ErrUnplaced: the publisher has no broker now, because a fit finds out how many

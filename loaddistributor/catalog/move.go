@@ -85,7 +85,7 @@ func (e TopicMoving) apply(c *Catalog) ([]Effect, error) {
 
 // sameForBrokers reports whether what a PrepareTopic says is the same in both.
 func sameForBrokers(a, b *Spec) bool {
-	return a.SLO == b.SLO && a.OverLimit == b.OverLimit && a.Pacing == b.Pacing && slices.Equal(a.Channels, b.Channels) && slices.Equal(a.Weighted(), b.Weighted())
+	return a.SLO == b.SLO && a.OverLimit == b.OverLimit && a.Pacing == b.Pacing && slices.Equal(a.Weighted(), b.Weighted())
 }
 
 func (e TopicMoved) apply(c *Catalog) ([]Effect, error) {

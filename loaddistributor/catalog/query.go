@@ -41,7 +41,7 @@ func (c *Catalog) view(t *topic) *Topic {
 	state, reason := c.state(t)
 	v := &Topic{
 		Spec: t.spec, Ordered: t.ordered, Key: t.key, State: state, Reason: reason, Created: t.created,
-		Plan: t.plan, Placement: t.placement, Retiring: sorted(t.retiring), Unconfirmed: c.unconfirmed[t.spec.Name()],
+		Plan: t.plan, Placement: t.placement, Retiring: sorted(t.retiring), Unconfirmed: c.unconfirmed[t.spec.Name()], Channels: t.channels,
 	}
 	if t.next != nil {
 		v.Next = &t.next.Next

@@ -122,7 +122,7 @@ var phases = map[string]catalog.State{"preparing": catalog.Preparing, "active": 
 func fromTopic(t catalog.TopicDump) *journal.Topic {
 	one := &journal.Topic{
 		Spec: fromSpec(t.Spec), Key: t.Key, Phase: t.Phase.String(), Plan: fromPlan(t.Plan, t.Spec),
-		Epoch: t.Epoch, Prepared: t.Prepared, Retiring: t.Retiring,
+		Epoch: t.Epoch, Prepared: t.Prepared, Retiring: t.Retiring, Channels: fromChannels(t.Channels),
 	}
 	if t.Ordered != t.Spec {
 		one.Ordered = fromSpec(t.Ordered)
@@ -136,7 +136,7 @@ func fromTopic(t catalog.TopicDump) *journal.Topic {
 func toTopic(t *journal.Topic) (catalog.TopicDump, error) {
 	d := catalog.TopicDump{
 		Key: t.GetKey(), Phase: phases[t.GetPhase()], Plan: toPlan(t.GetPlan()), Epoch: t.GetEpoch(),
-		Prepared: t.GetPrepared(), Retiring: t.GetRetiring(),
+		Prepared: t.GetPrepared(), Retiring: t.GetRetiring(), Channels: toChannels(t.GetChannels()),
 	}
 	var err error
 	if d.Spec, err = toSpec(t.GetSpec()); err != nil {
@@ -158,6 +158,20 @@ func toTopic(t *journal.Topic) (catalog.TopicDump, error) {
 		d.Next, d.NextPrepared = &catalog.Next{Spec: s, Plan: toPlan(t.NextPlan)}, t.NextPrepared
 	}
 	return d, nil
+}
+
+func fromChannels(all []catalog.Channel) (p []*journal.Channel) {
+	for _, one := range all {
+		p = append(p, &journal.Channel{Name: one.Name, Created: one.Created, Paused: one.Paused})
+	}
+	return p
+}
+
+func toChannels(p []*journal.Channel) (all []catalog.Channel) {
+	for _, one := range p {
+		all = append(all, catalog.Channel{Name: one.GetName(), Created: one.GetCreated(), Paused: one.GetPaused()})
+	}
+	return all
 }
 
 func fromSpec(s *catalog.Spec) *journal.Spec {

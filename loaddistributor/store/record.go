@@ -187,6 +187,12 @@ func encodeEvent(e catalog.Event) ([]byte, error) {
 		return encode("topic_restored", fromTopic(e.TopicDump))
 	case catalog.BrokerRestored:
 		return encode("broker_restored", fromBroker(e.BrokerDump))
+	case catalog.ChannelsCreated:
+		return encode("channels_created", &journal.Channels{Topic: e.Topic, Channels: fromChannels(e.Channels)})
+	case catalog.ChannelsPaused:
+		return encode("channels_paused", &journal.Channels{Topic: e.Topic, Channels: fromChannels(e.Channels)})
+	case catalog.ChannelsDeleted:
+		return encode("channels_deleted", &journal.Channels{Topic: e.Topic, Channels: fromChannels(e.Channels)})
 	}
 	for name, like := range plain {
 		if reflect.TypeOf(like) == reflect.TypeOf(e) {
@@ -247,6 +253,15 @@ func toEvent(name string, m proto.Message) (catalog.Event, error) {
 		return catalog.TopicRestored{TopicDump: d}, err
 	case *journal.Change:
 		return toChange(m)
+	case *journal.Channels:
+		switch channels := toChannels(m.Channels); name {
+		case "channels_paused":
+			return catalog.ChannelsPaused{Topic: m.Topic, Channels: channels}, nil
+		case "channels_deleted":
+			return catalog.ChannelsDeleted{Topic: m.Topic, Channels: channels}, nil
+		default:
+			return catalog.ChannelsCreated{Topic: m.Topic, Channels: channels}, nil
+		}
 	case *journal.Order:
 		s, err := toSpec(m.Spec)
 		if err != nil {

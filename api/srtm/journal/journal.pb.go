@@ -64,6 +64,9 @@ type Record struct {
 	//	*Record_Topic
 	//	*Record_TopicChanging
 	//	*Record_SharesUnconfirmed
+	//	*Record_ChannelsCreated
+	//	*Record_ChannelsPaused
+	//	*Record_ChannelsDeleted
 	Kind          isRecord_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -349,6 +352,33 @@ func (x *Record) GetSharesUnconfirmed() *Unconfirmed {
 	return nil
 }
 
+func (x *Record) GetChannelsCreated() *Channels {
+	if x != nil {
+		if x, ok := x.Kind.(*Record_ChannelsCreated); ok {
+			return x.ChannelsCreated
+		}
+	}
+	return nil
+}
+
+func (x *Record) GetChannelsPaused() *Channels {
+	if x != nil {
+		if x, ok := x.Kind.(*Record_ChannelsPaused); ok {
+			return x.ChannelsPaused
+		}
+	}
+	return nil
+}
+
+func (x *Record) GetChannelsDeleted() *Channels {
+	if x != nil {
+		if x, ok := x.Kind.(*Record_ChannelsDeleted); ok {
+			return x.ChannelsDeleted
+		}
+	}
+	return nil
+}
+
 type isRecord_Kind interface {
 	isRecord_Kind()
 }
@@ -461,6 +491,18 @@ type Record_SharesUnconfirmed struct {
 	SharesUnconfirmed *Unconfirmed `protobuf:"bytes,120,opt,name=shares_unconfirmed,json=sharesUnconfirmed,proto3,oneof"`
 }
 
+type Record_ChannelsCreated struct {
+	ChannelsCreated *Channels `protobuf:"bytes,107,opt,name=channels_created,json=channelsCreated,proto3,oneof"`
+}
+
+type Record_ChannelsPaused struct {
+	ChannelsPaused *Channels `protobuf:"bytes,108,opt,name=channels_paused,json=channelsPaused,proto3,oneof"`
+}
+
+type Record_ChannelsDeleted struct {
+	ChannelsDeleted *Channels `protobuf:"bytes,109,opt,name=channels_deleted,json=channelsDeleted,proto3,oneof"`
+}
+
 func (*Record_BrokerJoined) isRecord_Kind() {}
 
 func (*Record_BrokerLeft) isRecord_Kind() {}
@@ -514,6 +556,12 @@ func (*Record_Topic) isRecord_Kind() {}
 func (*Record_TopicChanging) isRecord_Kind() {}
 
 func (*Record_SharesUnconfirmed) isRecord_Kind() {}
+
+func (*Record_ChannelsCreated) isRecord_Kind() {}
+
+func (*Record_ChannelsPaused) isRecord_Kind() {}
+
+func (*Record_ChannelsDeleted) isRecord_Kind() {}
 
 // Event is of every kind that names things and orders nothing.
 type Event struct {
@@ -913,6 +961,120 @@ func (x *Broker) GetLock() string {
 	return ""
 }
 
+// Channels are of a topic.
+type Channels struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,100,opt,name=topic,proto3" json:"topic,omitempty"`
+	Channels      []*Channel             `protobuf:"bytes,101,rep,name=channels,proto3" json:"channels,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Channels) Reset() {
+	*x = Channels{}
+	mi := &file_srtm_journal_journal_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Channels) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Channels) ProtoMessage() {}
+
+func (x *Channels) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_journal_journal_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Channels.ProtoReflect.Descriptor instead.
+func (*Channels) Descriptor() ([]byte, []int) {
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Channels) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *Channels) GetChannels() []*Channel {
+	if x != nil {
+		return x.Channels
+	}
+	return nil
+}
+
+type Channel struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,100,opt,name=name,proto3" json:"name,omitempty"`
+	// The version at which it was created. Not of an event.
+	Created       uint64 `protobuf:"varint,101,opt,name=created,proto3" json:"created,omitempty"`
+	Paused        bool   `protobuf:"varint,102,opt,name=paused,proto3" json:"paused,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Channel) Reset() {
+	*x = Channel{}
+	mi := &file_srtm_journal_journal_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Channel) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Channel) ProtoMessage() {}
+
+func (x *Channel) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_journal_journal_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Channel.ProtoReflect.Descriptor instead.
+func (*Channel) Descriptor() ([]byte, []int) {
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Channel) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Channel) GetCreated() uint64 {
+	if x != nil {
+		return x.Created
+	}
+	return 0
+}
+
+func (x *Channel) GetPaused() bool {
+	if x != nil {
+		return x.Paused
+	}
+	return false
+}
+
 type Absorbed struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Empty in a snapshot.
@@ -926,7 +1088,7 @@ type Absorbed struct {
 
 func (x *Absorbed) Reset() {
 	*x = Absorbed{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[5]
+	mi := &file_srtm_journal_journal_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -938,7 +1100,7 @@ func (x *Absorbed) String() string {
 func (*Absorbed) ProtoMessage() {}
 
 func (x *Absorbed) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[5]
+	mi := &file_srtm_journal_journal_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -951,7 +1113,7 @@ func (x *Absorbed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Absorbed.ProtoReflect.Descriptor instead.
 func (*Absorbed) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{5}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Absorbed) GetBroker() string {
@@ -993,7 +1155,7 @@ type Order struct {
 
 func (x *Order) Reset() {
 	*x = Order{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[6]
+	mi := &file_srtm_journal_journal_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1005,7 +1167,7 @@ func (x *Order) String() string {
 func (*Order) ProtoMessage() {}
 
 func (x *Order) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[6]
+	mi := &file_srtm_journal_journal_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1018,7 +1180,7 @@ func (x *Order) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Order.ProtoReflect.Descriptor instead.
 func (*Order) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{6}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Order) GetSpec() *Spec {
@@ -1061,7 +1223,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[7]
+	mi := &file_srtm_journal_journal_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1073,7 +1235,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[7]
+	mi := &file_srtm_journal_journal_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1086,7 +1248,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{7}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Change) GetSpec() *Spec {
@@ -1161,7 +1323,7 @@ type Spec struct {
 
 func (x *Spec) Reset() {
 	*x = Spec{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[8]
+	mi := &file_srtm_journal_journal_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1173,7 +1335,7 @@ func (x *Spec) String() string {
 func (*Spec) ProtoMessage() {}
 
 func (x *Spec) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[8]
+	mi := &file_srtm_journal_journal_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1186,7 +1348,7 @@ func (x *Spec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Spec.ProtoReflect.Descriptor instead.
 func (*Spec) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{8}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Spec) GetName() string {
@@ -1327,7 +1489,7 @@ type Auto struct {
 
 func (x *Auto) Reset() {
 	*x = Auto{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[9]
+	mi := &file_srtm_journal_journal_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1339,7 +1501,7 @@ func (x *Auto) String() string {
 func (*Auto) ProtoMessage() {}
 
 func (x *Auto) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[9]
+	mi := &file_srtm_journal_journal_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1352,7 +1514,7 @@ func (x *Auto) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Auto.ProtoReflect.Descriptor instead.
 func (*Auto) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{9}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Auto) GetMaxRateMilli() int64 {
@@ -1395,7 +1557,7 @@ type Publisher struct {
 
 func (x *Publisher) Reset() {
 	*x = Publisher{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[10]
+	mi := &file_srtm_journal_journal_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1407,7 +1569,7 @@ func (x *Publisher) String() string {
 func (*Publisher) ProtoMessage() {}
 
 func (x *Publisher) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[10]
+	mi := &file_srtm_journal_journal_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1420,7 +1582,7 @@ func (x *Publisher) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Publisher.ProtoReflect.Descriptor instead.
 func (*Publisher) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{10}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Publisher) GetId() string {
@@ -1464,7 +1626,7 @@ type Group struct {
 
 func (x *Group) Reset() {
 	*x = Group{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[11]
+	mi := &file_srtm_journal_journal_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1476,7 +1638,7 @@ func (x *Group) String() string {
 func (*Group) ProtoMessage() {}
 
 func (x *Group) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[11]
+	mi := &file_srtm_journal_journal_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1489,7 +1651,7 @@ func (x *Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Group.ProtoReflect.Descriptor instead.
 func (*Group) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{11}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Group) GetKey() string {
@@ -1539,7 +1701,7 @@ type Plan struct {
 
 func (x *Plan) Reset() {
 	*x = Plan{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[12]
+	mi := &file_srtm_journal_journal_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1551,7 +1713,7 @@ func (x *Plan) String() string {
 func (*Plan) ProtoMessage() {}
 
 func (x *Plan) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[12]
+	mi := &file_srtm_journal_journal_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1564,7 +1726,7 @@ func (x *Plan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan.ProtoReflect.Descriptor instead.
 func (*Plan) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{12}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Plan) GetPolicy() string {
@@ -1604,7 +1766,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[13]
+	mi := &file_srtm_journal_journal_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1616,7 +1778,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[13]
+	mi := &file_srtm_journal_journal_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1629,7 +1791,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{13}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Quota) GetBroker() string {
@@ -1686,7 +1848,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[14]
+	mi := &file_srtm_journal_journal_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1698,7 +1860,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[14]
+	mi := &file_srtm_journal_journal_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1711,7 +1873,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{14}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Snapshot) GetVersion() uint64 {
@@ -1764,7 +1926,7 @@ type Additions struct {
 
 func (x *Additions) Reset() {
 	*x = Additions{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[15]
+	mi := &file_srtm_journal_journal_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1776,7 +1938,7 @@ func (x *Additions) String() string {
 func (*Additions) ProtoMessage() {}
 
 func (x *Additions) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[15]
+	mi := &file_srtm_journal_journal_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1789,7 +1951,7 @@ func (x *Additions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Additions.ProtoReflect.Descriptor instead.
 func (*Additions) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{15}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Additions) GetVersion() uint64 {
@@ -1860,7 +2022,7 @@ type Kept struct {
 
 func (x *Kept) Reset() {
 	*x = Kept{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[16]
+	mi := &file_srtm_journal_journal_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1872,7 +2034,7 @@ func (x *Kept) String() string {
 func (*Kept) ProtoMessage() {}
 
 func (x *Kept) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[16]
+	mi := &file_srtm_journal_journal_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1885,7 +2047,7 @@ func (x *Kept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kept.ProtoReflect.Descriptor instead.
 func (*Kept) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{16}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Kept) GetLog() uint64 {
@@ -1921,17 +2083,18 @@ type Topic struct {
 	Epoch    uint64 `protobuf:"varint,6,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Prepared []bool `protobuf:"varint,7,rep,packed,name=prepared,proto3" json:"prepared,omitempty"`
 	// Unset: it does not move.
-	NextSpec      *Spec    `protobuf:"bytes,8,opt,name=next_spec,json=nextSpec,proto3" json:"next_spec,omitempty"`
-	NextPlan      *Plan    `protobuf:"bytes,9,opt,name=next_plan,json=nextPlan,proto3" json:"next_plan,omitempty"`
-	NextPrepared  []bool   `protobuf:"varint,10,rep,packed,name=next_prepared,json=nextPrepared,proto3" json:"next_prepared,omitempty"`
-	Retiring      []string `protobuf:"bytes,11,rep,name=retiring,proto3" json:"retiring,omitempty"`
+	NextSpec      *Spec      `protobuf:"bytes,8,opt,name=next_spec,json=nextSpec,proto3" json:"next_spec,omitempty"`
+	NextPlan      *Plan      `protobuf:"bytes,9,opt,name=next_plan,json=nextPlan,proto3" json:"next_plan,omitempty"`
+	NextPrepared  []bool     `protobuf:"varint,10,rep,packed,name=next_prepared,json=nextPrepared,proto3" json:"next_prepared,omitempty"`
+	Retiring      []string   `protobuf:"bytes,11,rep,name=retiring,proto3" json:"retiring,omitempty"`
+	Channels      []*Channel `protobuf:"bytes,100,rep,name=channels,proto3" json:"channels,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Topic) Reset() {
 	*x = Topic{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[17]
+	mi := &file_srtm_journal_journal_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1943,7 +2106,7 @@ func (x *Topic) String() string {
 func (*Topic) ProtoMessage() {}
 
 func (x *Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[17]
+	mi := &file_srtm_journal_journal_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1956,7 +2119,7 @@ func (x *Topic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Topic.ProtoReflect.Descriptor instead.
 func (*Topic) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{17}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Topic) GetSpec() *Spec {
@@ -2036,11 +2199,18 @@ func (x *Topic) GetRetiring() []string {
 	return nil
 }
 
+func (x *Topic) GetChannels() []*Channel {
+	if x != nil {
+		return x.Channels
+	}
+	return nil
+}
+
 var File_srtm_journal_journal_proto protoreflect.FileDescriptor
 
 const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\n" +
-	"\x1asrtm/journal/journal.proto\x12\fsrtm.journal\"\x92\r\n" +
+	"\x1asrtm/journal/journal.proto\x12\fsrtm.journal\"\xdf\x0e\n" +
 	"\x06Record\x12;\n" +
 	"\rbroker_joined\x18\x01 \x01(\v2\x14.srtm.journal.BrokerH\x00R\fbrokerJoined\x126\n" +
 	"\vbroker_left\x18\x02 \x01(\v2\x13.srtm.journal.EventH\x00R\n" +
@@ -2072,7 +2242,10 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\tadditions\x18h \x01(\v2\x17.srtm.journal.AdditionsH\x00R\tadditions\x12*\n" +
 	"\x05topic\x18i \x01(\v2\x12.srtm.journal.KeptH\x00R\x05topic\x12=\n" +
 	"\x0etopic_changing\x18j \x01(\v2\x14.srtm.journal.ChangeH\x00R\rtopicChanging\x12J\n" +
-	"\x12shares_unconfirmed\x18x \x01(\v2\x19.srtm.journal.UnconfirmedH\x00R\x11sharesUnconfirmedB\x06\n" +
+	"\x12shares_unconfirmed\x18x \x01(\v2\x19.srtm.journal.UnconfirmedH\x00R\x11sharesUnconfirmed\x12C\n" +
+	"\x10channels_created\x18k \x01(\v2\x16.srtm.journal.ChannelsH\x00R\x0fchannelsCreated\x12A\n" +
+	"\x0fchannels_paused\x18l \x01(\v2\x16.srtm.journal.ChannelsH\x00R\x0echannelsPaused\x12C\n" +
+	"\x10channels_deleted\x18m \x01(\v2\x16.srtm.journal.ChannelsH\x00R\x0fchannelsDeletedB\x06\n" +
 	"\x04kind\"\x84\x02\n" +
 	"\x05Event\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x16\n" +
@@ -2112,7 +2285,14 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"calibrated\x122\n" +
 	"\babsorbed\x18\r \x01(\v2\x16.srtm.journal.AbsorbedR\babsorbed\x12\x1b\n" +
 	"\tdata_path\x18e \x01(\tR\bdataPath\x12\x12\n" +
-	"\x04lock\x18f \x01(\tR\x04lock\"v\n" +
+	"\x04lock\x18f \x01(\tR\x04lock\"S\n" +
+	"\bChannels\x12\x14\n" +
+	"\x05topic\x18d \x01(\tR\x05topic\x121\n" +
+	"\bchannels\x18e \x03(\v2\x15.srtm.journal.ChannelR\bchannels\"O\n" +
+	"\aChannel\x12\x12\n" +
+	"\x04name\x18d \x01(\tR\x04name\x12\x18\n" +
+	"\acreated\x18e \x01(\x04R\acreated\x12\x16\n" +
+	"\x06paused\x18f \x01(\bR\x06paused\"v\n" +
 	"\bAbsorbed\x12\x16\n" +
 	"\x06broker\x18\x01 \x01(\tR\x06broker\x12\x1d\n" +
 	"\n" +
@@ -2216,7 +2396,7 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\x04Kept\x12\x10\n" +
 	"\x03log\x18d \x01(\x04R\x03log\x12\x18\n" +
 	"\acreated\x18e \x01(\x04R\acreated\x12)\n" +
-	"\x05topic\x18f \x01(\v2\x13.srtm.journal.TopicR\x05topic\"\x90\x03\n" +
+	"\x05topic\x18f \x01(\v2\x13.srtm.journal.TopicR\x05topic\"\xc3\x03\n" +
 	"\x05Topic\x12&\n" +
 	"\x04spec\x18\x01 \x01(\v2\x12.srtm.journal.SpecR\x04spec\x12,\n" +
 	"\aordered\x18\x02 \x01(\v2\x12.srtm.journal.SpecR\aordered\x12\x10\n" +
@@ -2229,7 +2409,8 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\tnext_plan\x18\t \x01(\v2\x12.srtm.journal.PlanR\bnextPlan\x12#\n" +
 	"\rnext_prepared\x18\n" +
 	" \x03(\bR\fnextPrepared\x12\x1a\n" +
-	"\bretiring\x18\v \x03(\tR\bretiringJ\x04\b\f\x10\rR\x06missedB*Z(github.com/srtm-io/srtm/api/srtm/journalb\x06proto3"
+	"\bretiring\x18\v \x03(\tR\bretiring\x121\n" +
+	"\bchannels\x18d \x03(\v2\x15.srtm.journal.ChannelR\bchannelsJ\x04\b\f\x10\rR\x06missedB*Z(github.com/srtm-io/srtm/api/srtm/journalb\x06proto3"
 
 var (
 	file_srtm_journal_journal_proto_rawDescOnce sync.Once
@@ -2243,37 +2424,39 @@ func file_srtm_journal_journal_proto_rawDescGZIP() []byte {
 	return file_srtm_journal_journal_proto_rawDescData
 }
 
-var file_srtm_journal_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_srtm_journal_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_srtm_journal_journal_proto_goTypes = []any{
 	(*Record)(nil),           // 0: srtm.journal.Record
 	(*Event)(nil),            // 1: srtm.journal.Event
 	(*Unconfirmed)(nil),      // 2: srtm.journal.Unconfirmed
 	(*UnconfirmedShare)(nil), // 3: srtm.journal.UnconfirmedShare
 	(*Broker)(nil),           // 4: srtm.journal.Broker
-	(*Absorbed)(nil),         // 5: srtm.journal.Absorbed
-	(*Order)(nil),            // 6: srtm.journal.Order
-	(*Change)(nil),           // 7: srtm.journal.Change
-	(*Spec)(nil),             // 8: srtm.journal.Spec
-	(*Auto)(nil),             // 9: srtm.journal.Auto
-	(*Publisher)(nil),        // 10: srtm.journal.Publisher
-	(*Group)(nil),            // 11: srtm.journal.Group
-	(*Plan)(nil),             // 12: srtm.journal.Plan
-	(*Quota)(nil),            // 13: srtm.journal.Quota
-	(*Snapshot)(nil),         // 14: srtm.journal.Snapshot
-	(*Additions)(nil),        // 15: srtm.journal.Additions
-	(*Kept)(nil),             // 16: srtm.journal.Kept
-	(*Topic)(nil),            // 17: srtm.journal.Topic
-	nil,                      // 18: srtm.journal.Quota.GroupsEntry
-	nil,                      // 19: srtm.journal.Additions.CreatedEntry
-	nil,                      // 20: srtm.journal.Additions.RemovedEntry
+	(*Channels)(nil),         // 5: srtm.journal.Channels
+	(*Channel)(nil),          // 6: srtm.journal.Channel
+	(*Absorbed)(nil),         // 7: srtm.journal.Absorbed
+	(*Order)(nil),            // 8: srtm.journal.Order
+	(*Change)(nil),           // 9: srtm.journal.Change
+	(*Spec)(nil),             // 10: srtm.journal.Spec
+	(*Auto)(nil),             // 11: srtm.journal.Auto
+	(*Publisher)(nil),        // 12: srtm.journal.Publisher
+	(*Group)(nil),            // 13: srtm.journal.Group
+	(*Plan)(nil),             // 14: srtm.journal.Plan
+	(*Quota)(nil),            // 15: srtm.journal.Quota
+	(*Snapshot)(nil),         // 16: srtm.journal.Snapshot
+	(*Additions)(nil),        // 17: srtm.journal.Additions
+	(*Kept)(nil),             // 18: srtm.journal.Kept
+	(*Topic)(nil),            // 19: srtm.journal.Topic
+	nil,                      // 20: srtm.journal.Quota.GroupsEntry
+	nil,                      // 21: srtm.journal.Additions.CreatedEntry
+	nil,                      // 22: srtm.journal.Additions.RemovedEntry
 }
 var file_srtm_journal_journal_proto_depIdxs = []int32{
 	4,  // 0: srtm.journal.Record.broker_joined:type_name -> srtm.journal.Broker
 	1,  // 1: srtm.journal.Record.broker_left:type_name -> srtm.journal.Event
 	1,  // 2: srtm.journal.Record.broker_draining:type_name -> srtm.journal.Event
 	1,  // 3: srtm.journal.Record.broker_calibrated:type_name -> srtm.journal.Event
-	5,  // 4: srtm.journal.Record.broker_absorbed:type_name -> srtm.journal.Absorbed
-	6,  // 5: srtm.journal.Record.topic_placed:type_name -> srtm.journal.Order
+	7,  // 4: srtm.journal.Record.broker_absorbed:type_name -> srtm.journal.Absorbed
+	8,  // 5: srtm.journal.Record.topic_placed:type_name -> srtm.journal.Order
 	1,  // 6: srtm.journal.Record.member_prepared:type_name -> srtm.journal.Event
 	1,  // 7: srtm.journal.Record.topic_activated:type_name -> srtm.journal.Event
 	1,  // 8: srtm.journal.Record.slo_judged:type_name -> srtm.journal.Event
@@ -2281,48 +2464,53 @@ var file_srtm_journal_journal_proto_depIdxs = []int32{
 	1,  // 10: srtm.journal.Record.topic_removed:type_name -> srtm.journal.Event
 	1,  // 11: srtm.journal.Record.leftover_removed:type_name -> srtm.journal.Event
 	1,  // 12: srtm.journal.Record.leftover_contract_removed:type_name -> srtm.journal.Event
-	6,  // 13: srtm.journal.Record.topic_moving:type_name -> srtm.journal.Order
+	8,  // 13: srtm.journal.Record.topic_moving:type_name -> srtm.journal.Order
 	1,  // 14: srtm.journal.Record.topic_moved:type_name -> srtm.journal.Event
 	1,  // 15: srtm.journal.Record.topic_move_aborted:type_name -> srtm.journal.Event
 	1,  // 16: srtm.journal.Record.member_retired:type_name -> srtm.journal.Event
 	1,  // 17: srtm.journal.Record.restarted:type_name -> srtm.journal.Event
-	14, // 18: srtm.journal.Record.snapshot:type_name -> srtm.journal.Snapshot
+	16, // 18: srtm.journal.Record.snapshot:type_name -> srtm.journal.Snapshot
 	1,  // 19: srtm.journal.Record.broker_noted:type_name -> srtm.journal.Event
 	1,  // 20: srtm.journal.Record.broker_removed:type_name -> srtm.journal.Event
-	17, // 21: srtm.journal.Record.topic_restored:type_name -> srtm.journal.Topic
+	19, // 21: srtm.journal.Record.topic_restored:type_name -> srtm.journal.Topic
 	4,  // 22: srtm.journal.Record.broker_restored:type_name -> srtm.journal.Broker
-	15, // 23: srtm.journal.Record.additions:type_name -> srtm.journal.Additions
-	16, // 24: srtm.journal.Record.topic:type_name -> srtm.journal.Kept
-	7,  // 25: srtm.journal.Record.topic_changing:type_name -> srtm.journal.Change
+	17, // 23: srtm.journal.Record.additions:type_name -> srtm.journal.Additions
+	18, // 24: srtm.journal.Record.topic:type_name -> srtm.journal.Kept
+	9,  // 25: srtm.journal.Record.topic_changing:type_name -> srtm.journal.Change
 	2,  // 26: srtm.journal.Record.shares_unconfirmed:type_name -> srtm.journal.Unconfirmed
-	3,  // 27: srtm.journal.Unconfirmed.shares:type_name -> srtm.journal.UnconfirmedShare
-	5,  // 28: srtm.journal.Broker.absorbed:type_name -> srtm.journal.Absorbed
-	8,  // 29: srtm.journal.Order.spec:type_name -> srtm.journal.Spec
-	12, // 30: srtm.journal.Order.plan:type_name -> srtm.journal.Plan
-	8,  // 31: srtm.journal.Change.spec:type_name -> srtm.journal.Spec
-	12, // 32: srtm.journal.Change.plan:type_name -> srtm.journal.Plan
-	10, // 33: srtm.journal.Change.publishers:type_name -> srtm.journal.Publisher
-	10, // 34: srtm.journal.Spec.publishers:type_name -> srtm.journal.Publisher
-	11, // 35: srtm.journal.Spec.groups:type_name -> srtm.journal.Group
-	9,  // 36: srtm.journal.Spec.auto:type_name -> srtm.journal.Auto
-	13, // 37: srtm.journal.Plan.quotas:type_name -> srtm.journal.Quota
-	18, // 38: srtm.journal.Quota.groups:type_name -> srtm.journal.Quota.GroupsEntry
-	4,  // 39: srtm.journal.Snapshot.brokers:type_name -> srtm.journal.Broker
-	17, // 40: srtm.journal.Snapshot.topics:type_name -> srtm.journal.Topic
-	19, // 41: srtm.journal.Additions.created:type_name -> srtm.journal.Additions.CreatedEntry
-	20, // 42: srtm.journal.Additions.removed:type_name -> srtm.journal.Additions.RemovedEntry
-	2,  // 43: srtm.journal.Additions.unconfirmed:type_name -> srtm.journal.Unconfirmed
-	17, // 44: srtm.journal.Kept.topic:type_name -> srtm.journal.Topic
-	8,  // 45: srtm.journal.Topic.spec:type_name -> srtm.journal.Spec
-	8,  // 46: srtm.journal.Topic.ordered:type_name -> srtm.journal.Spec
-	12, // 47: srtm.journal.Topic.plan:type_name -> srtm.journal.Plan
-	8,  // 48: srtm.journal.Topic.next_spec:type_name -> srtm.journal.Spec
-	12, // 49: srtm.journal.Topic.next_plan:type_name -> srtm.journal.Plan
-	50, // [50:50] is the sub-list for method output_type
-	50, // [50:50] is the sub-list for method input_type
-	50, // [50:50] is the sub-list for extension type_name
-	50, // [50:50] is the sub-list for extension extendee
-	0,  // [0:50] is the sub-list for field type_name
+	5,  // 27: srtm.journal.Record.channels_created:type_name -> srtm.journal.Channels
+	5,  // 28: srtm.journal.Record.channels_paused:type_name -> srtm.journal.Channels
+	5,  // 29: srtm.journal.Record.channels_deleted:type_name -> srtm.journal.Channels
+	3,  // 30: srtm.journal.Unconfirmed.shares:type_name -> srtm.journal.UnconfirmedShare
+	7,  // 31: srtm.journal.Broker.absorbed:type_name -> srtm.journal.Absorbed
+	6,  // 32: srtm.journal.Channels.channels:type_name -> srtm.journal.Channel
+	10, // 33: srtm.journal.Order.spec:type_name -> srtm.journal.Spec
+	14, // 34: srtm.journal.Order.plan:type_name -> srtm.journal.Plan
+	10, // 35: srtm.journal.Change.spec:type_name -> srtm.journal.Spec
+	14, // 36: srtm.journal.Change.plan:type_name -> srtm.journal.Plan
+	12, // 37: srtm.journal.Change.publishers:type_name -> srtm.journal.Publisher
+	12, // 38: srtm.journal.Spec.publishers:type_name -> srtm.journal.Publisher
+	13, // 39: srtm.journal.Spec.groups:type_name -> srtm.journal.Group
+	11, // 40: srtm.journal.Spec.auto:type_name -> srtm.journal.Auto
+	15, // 41: srtm.journal.Plan.quotas:type_name -> srtm.journal.Quota
+	20, // 42: srtm.journal.Quota.groups:type_name -> srtm.journal.Quota.GroupsEntry
+	4,  // 43: srtm.journal.Snapshot.brokers:type_name -> srtm.journal.Broker
+	19, // 44: srtm.journal.Snapshot.topics:type_name -> srtm.journal.Topic
+	21, // 45: srtm.journal.Additions.created:type_name -> srtm.journal.Additions.CreatedEntry
+	22, // 46: srtm.journal.Additions.removed:type_name -> srtm.journal.Additions.RemovedEntry
+	2,  // 47: srtm.journal.Additions.unconfirmed:type_name -> srtm.journal.Unconfirmed
+	19, // 48: srtm.journal.Kept.topic:type_name -> srtm.journal.Topic
+	10, // 49: srtm.journal.Topic.spec:type_name -> srtm.journal.Spec
+	10, // 50: srtm.journal.Topic.ordered:type_name -> srtm.journal.Spec
+	14, // 51: srtm.journal.Topic.plan:type_name -> srtm.journal.Plan
+	10, // 52: srtm.journal.Topic.next_spec:type_name -> srtm.journal.Spec
+	14, // 53: srtm.journal.Topic.next_plan:type_name -> srtm.journal.Plan
+	6,  // 54: srtm.journal.Topic.channels:type_name -> srtm.journal.Channel
+	55, // [55:55] is the sub-list for method output_type
+	55, // [55:55] is the sub-list for method input_type
+	55, // [55:55] is the sub-list for extension type_name
+	55, // [55:55] is the sub-list for extension extendee
+	0,  // [0:55] is the sub-list for field type_name
 }
 
 func init() { file_srtm_journal_journal_proto_init() }
@@ -2358,6 +2546,9 @@ func file_srtm_journal_journal_proto_init() {
 		(*Record_Topic)(nil),
 		(*Record_TopicChanging)(nil),
 		(*Record_SharesUnconfirmed)(nil),
+		(*Record_ChannelsCreated)(nil),
+		(*Record_ChannelsPaused)(nil),
+		(*Record_ChannelsDeleted)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2365,7 +2556,7 @@ func file_srtm_journal_journal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_journal_journal_proto_rawDesc), len(file_srtm_journal_journal_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   21,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -4781,7 +4781,7 @@ func file_srtm_v1_admin_proto_init() {
 	file_srtm_v1_admin_proto_msgTypes[18].OneofWrappers = []any{}
 	file_srtm_v1_admin_proto_msgTypes[19].OneofWrappers = []any{}
 	file_srtm_v1_admin_proto_msgTypes[21].OneofWrappers = []any{}
-	file_srtm_v1_admin_proto_msgTypes[46].OneofWrappers = []any{}
+	file_srtm_v1_admin_proto_msgTypes[47].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
