@@ -47,7 +47,8 @@ type nsqd struct {
 	broker    *broker.Broker
 	conns     *conn.Server
 	announcer *lookupd.Announcer
-	trace     *os.File // nil: no release trace
+	control   *agent.Agent // nil: standalone
+	trace     *os.File     // nil: no release trace
 	group     lifecycle.Group
 	asking    context.Context // of what is asked of others before a topic is made; until the end begins
 	askNoMore context.CancelFunc
@@ -99,6 +100,9 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 		config.Channels = func(topic string) []string { return d.announcer.Channels(d.asking, topic) }
 	}
 	config.Log = d.log
+	if opts.managed() {
+		config.Confirm = d.confirmChannel
+	}
 	if d.broker, err = broker.New(config); err != nil {
 		return nil, err
 	}
@@ -162,7 +166,6 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	// anything is waited for but the disk: the supervisor that stops nsqd may kill it soon. Then
 	// the control plane and nsqlookupd let go, connections are no longer accepted, clients
 	// are disconnected, and last the metrics stop being served.
-	var control *agent.Agent
 	if opts.managed() {
 		bases, err := agent.OpenFiles(filepath.Join(opts.dataPath, "shares"))
 		if err != nil {
@@ -184,10 +187,11 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 			membership.DataPath = whole
 		}
 		membership.Store, membership.Log, membership.Metrics = bases, log, registry
-		if control, err = agent.New(membership, d.broker.Node()); err != nil {
+		if d.control, err = agent.New(membership, d.broker.Node()); err != nil {
 			return nil, lifecycle.UsageError{Err: err}
 		}
-		api.Agent = func() any { return control.State() }
+		api.Agent = func() any { return d.control.State() }
+		api.ChangeChannel = d.changeChannel
 	}
 	all := httpapi.New(api, d.broker, d.conns, d.stamps, registry, log)
 	whole := http.Handler(all)
@@ -247,8 +251,8 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 		}
 		d.group.Add("statsd", pusher.Run)
 	}
-	if control != nil {
-		d.group.Add("agent", control.Run)
+	if d.control != nil {
+		d.group.Add("agent", d.control.Run)
 	}
 	d.group.Add("broker", d.storeAtEnd)
 	return d, nil

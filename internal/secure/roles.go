@@ -54,6 +54,7 @@ var methods = map[string]Role{
 	srtmv1.AdminService_GetTopic_FullMethodName:           ReadOnly,
 	srtmv1.AdminService_ListTopics_FullMethodName:         ReadOnly,
 	srtmv1.AdminService_ListBrokers_FullMethodName:        ReadOnly,
+	srtmv1.AdminService_ListChannels_FullMethodName:       ReadOnly,
 	srtmv1.AdminService_ListPublisherMoves_FullMethodName: ReadOnly,
 	srtmv1.PlacementService_Resolve_FullMethodName:        ReadOnly,
 	srtmv1.PlacementService_Watch_FullMethodName:          ReadOnly,

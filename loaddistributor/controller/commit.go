@@ -242,6 +242,7 @@ func (c *committer) show(batch []staged) {
 		}
 		changes = append(changes, changed...)
 	}
+	c.mu.tellChannels()
 	c.mu.Unlock()
 	logChanges(c.log, changes)
 	for _, s := range batch {
@@ -278,6 +279,10 @@ func (st *state) apply(e catalog.Event) (changes []catalog.StateChanged, err err
 		case catalog.StateChanged:
 			st.wakeWatchers(effect.Topic)
 			changes = append(changes, effect)
+		case catalog.ChannelsChanged:
+			if st.leader == nil { // a follower has no broker to tell
+				st.noteChannels(effect)
+			}
 		}
 	}
 	if joined, ok := e.(catalog.BrokerJoined); ok {

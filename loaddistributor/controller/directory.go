@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 // Node is a connected broker with the topics it has.
@@ -91,7 +92,8 @@ func (r *reader) TopicNames() []string {
 }
 
 // Producers returns the connected brokers that have the topic, by id, and its
-// channels, sorted. found: a broker has it, or it is placed and active.
+// channels, sorted: of a placed topic the durable ones of the catalog and ephemeral ones that
+// brokers report. found: a broker has it, or it is placed and active.
 func (r *reader) Producers(topic string) (nodes []Node, channels []string, found bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -101,15 +103,17 @@ func (r *reader) Producers(topic string) (nodes []Node, channels []string, found
 		if !placed.Open() {
 			return nil, nil, false
 		}
-		for _, channel := range placed.Spec.Channels {
-			set[channel] = true
+		for _, channel := range placed.Channels {
+			set[channel.Name] = true
 		}
 	}
 	for _, id := range r.mu.connected() {
 		reported := r.mu.reported(id)
 		if t := reported.Topic(topic); t != nil {
 			for _, channel := range t.Channels {
-				set[channel] = true
+				if !managed || wire.Ephemeral(channel) { // the catalog has the durable ones
+					set[channel] = true
+				}
 			}
 		}
 		if managed && r.mu.cat.Shows(topic, id) || !managed && reported.Has(topic) {

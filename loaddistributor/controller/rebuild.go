@@ -48,8 +48,9 @@ func (st *state) text(cat *catalog.Catalog, topic string) []byte {
 	if had := st.topics.see(topic).record; had.epoch == dump.Epoch {
 		return had.text
 	}
-	// Which members are prepared is of the session, and a move is not done yet.
-	dump.Prepared, dump.Next, dump.NextPrepared = make([]bool, len(dump.Prepared)), nil, nil
+	// Which members are prepared is of the session, and a move is not done yet. Channels come
+	// back from the brokers themselves: each has all of them.
+	dump.Prepared, dump.Next, dump.NextPrepared, dump.Channels = make([]bool, len(dump.Prepared)), nil, nil, nil
 	text, err := store.EncodeTopic(cat.Log(), dump)
 	if err != nil || len(text) > maxRecord {
 		text = nil

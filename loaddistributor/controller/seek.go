@@ -8,17 +8,24 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/nsq/wire"
 )
 
 // SeekChannel has the brokers of a topic, or the one that only names, move a channel, and
-// returns what became of it on each, by id. Before any is asked: catalog.ErrTopicUnknown,
-// catalog.ErrBrokerUnknown, *BadMessage, ErrBrokerGone, ErrBrokerOld.
+// returns what became of it on each, by id. Without a place the brokers discard what the
+// channel holds. A broker that does not have the channel has nothing to move: it is left out
+// unless no broker has the channel. Before any is asked: catalog.ErrTopicUnknown,
+// ErrChannelUnknown, ErrBrokerUnknown, *BadMessage, ErrBrokerGone, ErrBrokerOld.
 func (c *Controller) SeekChannel(ctx context.Context, topic, channel string, to *srtmv1.Place, only string) ([]*srtmv1.SeekOutcome, error) {
 	if err := c.mu.following(); err != nil {
 		return nil, err
 	}
-	if _, err := c.Topic(topic); err != nil {
+	is, err := c.Topic(topic)
+	if err != nil {
 		return nil, err
+	}
+	if _, found := is.Channel(channel); !found && !wire.Ephemeral(channel) {
+		return nil, fmt.Errorf("topic %s, channel %q: %w", topic, channel, catalog.ErrChannelUnknown)
 	}
 	waits, err := c.orderSeek(topic, channel, to, only)
 	if err != nil {
@@ -35,6 +42,14 @@ func (c *Controller) SeekChannel(ctx context.Context, topic, channel string, to 
 			r = c.mu.giveUp(w)
 		}
 		outcomes[i] = &srtmv1.SeekOutcome{BrokerId: w.session.broker, Offset: r.Offset, Reason: r.Reason, Error: r.Error}
+	}
+	lacks := func(o *srtmv1.SeekOutcome) bool { return o.Reason == "CHANNEL_UNKNOWN" }
+	if slices.ContainsFunc(outcomes, func(o *srtmv1.SeekOutcome) bool { return !lacks(o) }) {
+		outcomes = slices.DeleteFunc(outcomes, lacks)
+	}
+	if to == nil {
+		c.cfg.Log.Info("channel emptied", obs.KeyTopic, topic, obs.KeyChannel, channel, "brokers", len(waits))
+		return outcomes, nil
 	}
 	c.cfg.Log.Info("channel moved", obs.KeyTopic, topic, obs.KeyChannel, channel, "to", to.String(), "brokers", len(waits))
 	return outcomes, nil
@@ -79,7 +94,7 @@ func (c *Controller) orderSeek(topic, channel string, to *srtmv1.Place, only str
 		waits[i].number, waits[i].done = c.mu.requests, done
 		w.session.seeks[c.mu.requests] = done
 		w.session.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Seek{Seek: &srtmv1.SeekOrder{
-			Request: c.mu.requests, Topic: topic, Channel: channel, To: to,
+			Request: c.mu.requests, Topic: topic, Channel: channel, To: to, Empty: to == nil,
 		}}})
 	}
 	return waits, nil

@@ -70,7 +70,8 @@ var _ = Describe("A seek", func() {
 		Expect(seek("t", "main", begin, "")).To(Equal([]string{"b1", "b2"}))
 		Expect(seek("t", "main", offset, "b2")).To(Equal([]string{"b2"}))
 		b1.node.Drop("t")
-		Expect(seek("t", "other", begin, "")).To(Equal([]string{"b1 TOPIC_UNKNOWN", "b2 CHANNEL_UNKNOWN"}))
+		Expect(seek("t", "main", begin, "")).To(Equal([]string{"b1 TOPIC_UNKNOWN", "b2"}))
+		Expect(seek("t", "other", begin, "")).Error().To(fails(codes.NotFound, rpc.ReasonChannelUnknown))
 	})
 
 	It("is refused before any broker is asked", func() {

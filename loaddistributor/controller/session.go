@@ -33,6 +33,7 @@ type Session struct {
 	// Guarded by state's lock.
 	requests map[uint64]*request
 	seeks    map[uint64]chan<- *srtmv1.SeekResult // not answered yet; room for the one answer
+	orders   []*channelOrder                      // not answered yet, oldest first
 	reports  *reports.Broker
 	// Those of its hello that the catalog did not know, nor knows of as deleted.
 	unknown map[string]bool
@@ -170,9 +171,17 @@ func (c *Controller) Leave(s *Session) {
 func (s *Session) end(cause error) {
 	s.out.End(cause)
 	for _, number := range slices.Sorted(maps.Keys(s.requests)) {
-		s.requests[number].answer(s.broker, ErrBrokerGone)
+		r := s.requests[number]
+		r.settle(s.broker)
+		r.answer(s.broker, ErrBrokerGone)
 	}
 	clear(s.requests)
+	for _, order := range s.orders {
+		for _, w := range order.waits {
+			w.settle(s.broker)
+		}
+	}
+	s.orders = nil
 	for number, done := range s.seeks {
 		done <- failedSeek(ErrBrokerGone)
 		delete(s.seeks, number)
@@ -185,7 +194,12 @@ func (c *Controller) Handle(s *Session, m *srtmv1.BrokerMessage) error {
 	switch m := m.Message.(type) {
 	case *srtmv1.BrokerMessage_PrepareResult:
 		var refused *request
-		err := c.mu.lockedFor(s, func() (err error) { refused, err = c.mu.result(s, m.PrepareResult, now); return err })
+		var left []string
+		err := c.mu.lockedFor(s, func() (err error) { refused, left, err = c.mu.result(s, m.PrepareResult, now); return err })
+		if len(left) > 0 {
+			c.cfg.Log.Error("a broker has more channels of a topic than a topic may have: they stay on that broker alone",
+				obs.KeyBroker, s.broker, obs.KeyCount, len(left), "first", left[0])
+		}
 		if refused != nil {
 			c.cfg.Log.Warn("broker refused", obs.KeyBroker, s.broker, obs.KeyTopic, refused.topic,
 				"remove", refused.remove, obs.KeyError, &RefusedError{m.PrepareResult.Error})
@@ -203,6 +217,15 @@ func (c *Controller) Handle(s *Session, m *srtmv1.BrokerMessage) error {
 		return c.mu.lockedFor(s, func() error { c.mu.keep(s, parsed); return nil })
 	case *srtmv1.BrokerMessage_SeekResult:
 		return c.mu.lockedFor(s, func() error { s.sought(m.SeekResult); return nil })
+	case *srtmv1.BrokerMessage_ChannelRequest:
+		return c.mu.lockedFor(s, func() error { return c.mu.channelRequest(s, m.ChannelRequest) })
+	case *srtmv1.BrokerMessage_ChannelsApplied:
+		var faults []*srtmv1.ChannelFault
+		err := c.mu.lockedFor(s, func() (err error) { faults, err = c.mu.applied(s, m.ChannelsApplied); return err })
+		for _, f := range faults {
+			c.cfg.Log.Warn("broker cannot change channels; trying again", obs.KeyBroker, s.broker, obs.KeyError, &RefusedError{f.Error})
+		}
+		return err
 	case *srtmv1.BrokerMessage_Hello:
 		return &BadMessage{Field: "hello", Problem: "a session has one hello"}
 	}

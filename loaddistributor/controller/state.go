@@ -17,6 +17,7 @@ type state struct {
 	pipeline
 	brokers
 	followed
+	channels
 
 	topics   topics
 	wanting  []string // those that a tick has something to do for, sorted, by the last round of judge

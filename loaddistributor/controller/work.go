@@ -22,7 +22,18 @@ type request struct {
 	owners bool
 	sent   time.Time
 	// For the owner that waits; room for the one answer. nil: none waits.
-	done chan<- reconcile.Answered
+	done     chan<- reconcile.Answered
+	prepares bool           // a PrepareTopic
+	answered bool           // the broker has answered, and the answer is not taken yet, or is a refusal
+	waits    []*channelWait // for the broker's channels
+}
+
+// settle has those wait for this broker no longer who need its channels.
+func (r *request) settle(broker string) {
+	for _, w := range r.waits {
+		w.settle(broker)
+	}
+	r.waits = nil
 }
 
 // answer never blocks: done has room.
@@ -61,8 +72,9 @@ func (st *state) assign(s *Session, now time.Time) {
 		if now.Sub(r.sent) < st.cfg.PrepareTimeout {
 			asked[work{r.topic, r.remove}] = true
 		} else {
-			r.answer(s.broker, ErrNoAnswer)
 			delete(s.requests, number)
+			r.settle(s.broker)
+			r.answer(s.broker, ErrNoAnswer)
 		}
 	}
 	remove, prepare := st.cat.Work(s.broker)
@@ -102,8 +114,10 @@ func (b *brokers) expect(s *Session, r request) (number uint64) {
 // prepare sends a PrepareTopic.
 func (st *state) prepare(s *Session, r request, spec *catalog.Spec) {
 	contract := ContractProto(spec)
+	r.prepares = true
+	shown, _ := st.cat.Topic(r.topic)
 	order := &srtmv1.PrepareTopic{
-		Request: st.expect(s, r), Topic: r.topic, Channels: spec.Channels,
+		Request: st.expect(s, r), Topic: r.topic, Channels: channelsProto(shown.Channels), ChannelsVersion: st.cat.Version(),
 		Slo: contract.Slo, OverLimit: contract.OverLimit,
 		Pacing: Pacings.Number(spec.Pacing), Durability: Durabilities.Number(spec.Durability),
 	}
@@ -111,7 +125,7 @@ func (st *state) prepare(s *Session, r request, spec *catalog.Spec) {
 		order.Weights = append(order.Weights, &srtmv1.PublisherGroup{Key: g.Name(), Count: int32(g.Count), Weight: uint32(g.Weight)})
 	}
 	if is, _ := st.next.Topic(r.topic); is.Created > 0 {
-		order.Identity = &srtmv1.TopicIdentity{Log: st.next.Log(), Created: is.Created}
+		order.Identity = st.identity(is)
 		order.DeletedBefore = st.next.LeftOn(r.topic, s.broker)
 		order.Retiring = slices.Contains(is.Retiring, s.broker)
 	}
@@ -145,26 +159,47 @@ func (b *brokers) takeOver(s *Session, r request, from string) {
 }
 
 // result takes a broker's answer. refused is the request that it refuses, unless the owner
-// that asked decides what follows.
-func (st *state) result(s *Session, p *srtmv1.PrepareResult, now time.Time) (refused *request, err error) {
+// that asked decides what follows. left are channels of the broker that are too many.
+func (st *state) result(s *Session, p *srtmv1.PrepareResult, now time.Time) (refused *request, left []string, err error) {
+	if err := checkChannels("prepare_result.channels", p.Channels); err != nil {
+		return nil, nil, err
+	}
 	r := s.requests[p.Request]
 	switch {
 	case r == nil && p.Request > st.requests:
-		return nil, &BadMessage{Field: "prepare_result.request", Problem: fmt.Sprintf("%d was never asked", p.Request)}
-	case r == nil:
-		return nil, nil // late: it has been asked again
-	case p.Error != "":
+		return nil, nil, &BadMessage{Field: "prepare_result.request", Problem: fmt.Sprintf("%d was never asked", p.Request)}
+	case r == nil, r.answered:
+		return nil, nil, nil // late: it has been asked again
+	}
+	r.answered = true
+	r.settle(s.broker)
+	if p.Error != "" {
 		r.answer(s.broker, &RefusedError{p.Error})
-	default:
-		r.answer(s.broker, nil)
+		if !r.owners {
+			r.done, r.sent = nil, now // it stays, so that what is refused is not asked again at once
+			return r, nil, nil
+		}
+		delete(s.requests, p.Request)
+		return nil, nil, nil
 	}
-	if p.Error != "" && !r.owners {
-		r.done, r.sent = nil, now // it stays, so that what is refused is not asked again at once
-		return r, nil
+	if !r.prepares || len(p.Channels) == 0 {
+		return nil, nil, st.done(s, p.Request, r)
 	}
-	delete(s.requests, p.Request)
+	// The topic is not prepared before its other brokers have the channels of this one.
+	left = st.takeIn(r.topic, p.Channels, func() {
+		if s.requests[p.Request] == r { // else it was given up
+			_ = st.done(s, p.Request, r)
+		}
+	})
+	return nil, left, nil
+}
+
+// done ends a request that the broker has carried out.
+func (st *state) done(s *Session, number uint64, r *request) (err error) {
+	r.answer(s.broker, nil)
+	delete(s.requests, number)
 	if r.owners {
-		return nil, nil
+		return nil
 	}
 	delete(s.unprepared, r.topic)
 	switch {
@@ -173,5 +208,5 @@ func (st *state) result(s *Session, p *srtmv1.PrepareResult, now time.Time) (ref
 	case st.next.Expects(r.topic, s.broker):
 		_, err = st.stage(catalog.MemberPrepared{Topic: r.topic, Broker: s.broker})
 	}
-	return nil, must("result of a connected member refused", err)
+	return must("result of a connected member refused", err)
 }

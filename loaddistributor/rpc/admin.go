@@ -335,10 +335,22 @@ func (s *Server) UpdateTopic(ctx context.Context, req *srtmv1.UpdateTopicRequest
 		}
 		return spec, err
 	})
+	if err == nil && namesChannels(req) {
+		// Also those that were deleted since the topic was declared with them.
+		_, err = s.controller.ChangeChannel(ctx, req.Spec.Name, srtmv1.ChannelChange_CHANNEL_CHANGE_CREATE, req.Spec.Channels...)
+	}
+	if err == nil {
+		topic, err = s.controller.Topic(req.Spec.Name)
+	}
 	if err != nil {
 		return nil, toStatus(err)
 	}
 	return &srtmv1.UpdateTopicResponse{Topic: s.topicNow(ctx, topic)}, nil
+}
+
+// namesChannels reports whether an update names channels.
+func namesChannels(req *srtmv1.UpdateTopicRequest) bool {
+	return len(req.Spec.Channels) > 0 && (req.UpdateMask == nil || slices.Contains(req.UpdateMask.Paths, "channels"))
 }
 
 // updated is the specification that a request makes of the present one. Requires:
@@ -444,6 +456,63 @@ func (s *Server) SeekChannel(ctx context.Context, req *srtmv1.SeekChannelRequest
 	return &srtmv1.SeekChannelResponse{Brokers: outcomes}, toStatus(err)
 }
 
+// ListChannels implements srtmv1.AdminServiceServer.
+func (s *Server) ListChannels(_ context.Context, req *srtmv1.ListChannelsRequest) (*srtmv1.ListChannelsResponse, error) {
+	channels, err := s.controller.Channels(req.Topic)
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	return &srtmv1.ListChannelsResponse{Channels: channels}, nil
+}
+
+// changeChannel changes a channel of a topic, and returns the brokers that do so later.
+func (s *Server) changeChannel(ctx context.Context, change srtmv1.ChannelChange, topic, channel string) (pending []string, err error) {
+	if err = checkChannel(topic, channel); err == nil {
+		err = s.permit(ctx)
+	}
+	if err == nil {
+		pending, err = s.controller.ChangeChannel(ctx, topic, change, channel)
+	}
+	return pending, toStatus(err)
+}
+
+// CreateChannel implements srtmv1.AdminServiceServer.
+func (s *Server) CreateChannel(ctx context.Context, req *srtmv1.CreateChannelRequest) (*srtmv1.CreateChannelResponse, error) {
+	pending, err := s.changeChannel(ctx, srtmv1.ChannelChange_CHANNEL_CHANGE_CREATE, req.Topic, req.Channel)
+	return &srtmv1.CreateChannelResponse{Pending: pending}, err
+}
+
+// PauseChannel implements srtmv1.AdminServiceServer.
+func (s *Server) PauseChannel(ctx context.Context, req *srtmv1.PauseChannelRequest) (*srtmv1.PauseChannelResponse, error) {
+	pending, err := s.changeChannel(ctx, srtmv1.ChannelChange_CHANNEL_CHANGE_PAUSE, req.Topic, req.Channel)
+	return &srtmv1.PauseChannelResponse{Pending: pending}, err
+}
+
+// UnpauseChannel implements srtmv1.AdminServiceServer.
+func (s *Server) UnpauseChannel(ctx context.Context, req *srtmv1.UnpauseChannelRequest) (*srtmv1.UnpauseChannelResponse, error) {
+	pending, err := s.changeChannel(ctx, srtmv1.ChannelChange_CHANNEL_CHANGE_UNPAUSE, req.Topic, req.Channel)
+	return &srtmv1.UnpauseChannelResponse{Pending: pending}, err
+}
+
+// DeleteChannel implements srtmv1.AdminServiceServer.
+func (s *Server) DeleteChannel(ctx context.Context, req *srtmv1.DeleteChannelRequest) (*srtmv1.DeleteChannelResponse, error) {
+	pending, err := s.changeChannel(ctx, srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE, req.Topic, req.Channel)
+	return &srtmv1.DeleteChannelResponse{Pending: pending}, err
+}
+
+// EmptyChannel implements srtmv1.AdminServiceServer.
+func (s *Server) EmptyChannel(ctx context.Context, req *srtmv1.EmptyChannelRequest) (*srtmv1.EmptyChannelResponse, error) {
+	err := checkChannel(req.Topic, req.Channel)
+	if err == nil {
+		err = s.permit(ctx)
+	}
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	outcomes, err := s.controller.SeekChannel(ctx, req.Topic, req.Channel, nil, "")
+	return &srtmv1.EmptyChannelResponse{Brokers: outcomes}, toStatus(err)
+}
+
 func (s *Server) brokerProto(b catalog.Broker) *srtmv1.Broker {
 	waits, safe := s.controller.DrainWaits(b.ID)
 	return &srtmv1.Broker{
@@ -476,6 +545,8 @@ func topicProto(t catalog.Topic) *srtmv1.Topic {
 	p := &srtmv1.Topic{
 		Spec: specProto(t.Spec), State: states.Number(t.State), Reason: t.Reason, Epoch: t.Placement.Epoch(),
 	}
+	// A channel that the topic was declared with may be deleted since.
+	p.Spec.Channels = slices.DeleteFunc(slices.Clone(p.Spec.Channels), func(name string) bool { _, found := t.Channel(name); return !found })
 	for _, q := range t.Plan.Quotas {
 		p.Quotas = append(p.Quotas, quotaProto(q, t.Spec.Demand))
 	}

@@ -208,6 +208,16 @@ func checkSeek(req *srtmv1.SeekChannelRequest) error {
 	return bad.Err()
 }
 
+// checkChannel returns all faults of a request that changes a channel.
+func checkChannel(topic, channel string) error {
+	var bad faults
+	if topic == "" {
+		bad.Add("topic", "is missing")
+	}
+	bad.Name("channel", channel)
+	return bad.Err()
+}
+
 // checkProfile returns what is wanted, or all faults of a request.
 func checkProfile(req *srtmv1.ProfileTopicRequest) (sizing.Wanted, error) {
 	var bad faults

@@ -28,6 +28,8 @@ const (
 	ReasonTopicBusy        = "TOPIC_BUSY"
 	ReasonTopicNotActive   = "TOPIC_NOT_ACTIVE"
 	ReasonTopicChanged     = "TOPIC_CHANGED" // metadata "epoch": the present one
+	ReasonChannelUnknown   = "CHANNEL_UNKNOWN"
+	ReasonTooManyChannels  = "TOO_MANY_CHANNELS"
 	ReasonPublisherUnknown = "PUBLISHER_UNKNOWN"
 	ReasonNotPlaced        = "PUBLISHER_NOT_PLACED"
 	ReasonKeyReused        = "IDEMPOTENCY_KEY_REUSED"
@@ -62,6 +64,8 @@ var table = refusal.Table{
 	refusal.Is(catalog.ErrKeyReused, codes.FailedPrecondition, ReasonKeyReused),
 	refusal.Is(catalog.ErrTopicExists, codes.AlreadyExists, ReasonTopicExists),
 	refusal.Is(catalog.ErrTopicUnknown, codes.NotFound, ReasonTopicUnknown),
+	refusal.Is(catalog.ErrChannelUnknown, codes.NotFound, ReasonChannelUnknown),
+	refusal.As[*catalog.ChannelsError](codes.ResourceExhausted, ReasonTooManyChannels),
 	refusal.Is(catalog.ErrPublisherUnknown, codes.NotFound, ReasonPublisherUnknown),
 	refusal.Is(catalog.ErrUnplaced, codes.FailedPrecondition, ReasonNotPlaced),
 	refusal.Is(catalog.ErrNotActive, codes.FailedPrecondition, ReasonTopicNotActive),

@@ -36,6 +36,8 @@ var domain = map[string]struct {
 	"catalog.ErrTopicExists":      {catalog.ErrTopicExists, codes.AlreadyExists, ReasonTopicExists},
 	"catalog.ErrTopicUnknown":     {catalog.ErrTopicUnknown, codes.NotFound, ReasonTopicUnknown},
 	"catalog.ErrTopicState":       {catalog.ErrTopicState, codes.FailedPrecondition, ReasonTopicBusy},
+	"catalog.ErrChannelUnknown":   {catalog.ErrChannelUnknown, codes.NotFound, ReasonChannelUnknown},
+	"catalog.ChannelsError":       {&catalog.ChannelsError{Topic: "t", Present: 1, New: 1}, codes.ResourceExhausted, ReasonTooManyChannels},
 	"catalog.ErrPublisherUnknown": {catalog.ErrPublisherUnknown, codes.NotFound, ReasonPublisherUnknown},
 	"catalog.ErrNotActive":        {catalog.ErrNotActive, codes.FailedPrecondition, ReasonTopicNotActive},
 	"catalog.ErrUnplaced":         {catalog.ErrUnplaced, codes.FailedPrecondition, ReasonNotPlaced},

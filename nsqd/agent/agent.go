@@ -137,6 +137,9 @@ type core struct {
 	// Written by the owner once per report and per change of a session; a
 	// stale one is only shown.
 	state atomic.Pointer[State]
+	// connected: the control plane has a session of this broker. Written by the owner; a
+	// stale one has a caller wait for the limit of its wait.
+	connected atomic.Bool
 }
 
 // State is what /debug/state shows of the agent.
@@ -258,6 +261,7 @@ type metrics struct {
 	lapses    prometheus.Counter
 	captures  prometheus.Gauge
 	captured  *prometheus.CounterVec // messages, by result
+	channels  *prometheus.CounterVec // that were reported, by result
 }
 
 // newMetrics registers them with reg, which may be nil.
@@ -272,6 +276,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		grants:    counters("grants_total", "Grants received, by what became of them.", "result"),
 		lapses:    auto.NewCounter(prometheus.CounterOpts{Name: "srtm_agent_lapses_total", Help: "Shares of which a part, or all, ended with the lease."}),
 		captures:  auto.NewGauge(prometheus.GaugeOpts{Name: "srtm_agent_captures", Help: "Topics whose arrivals are recorded for the control plane."}),
+		channels:  counters("channels_reported_total", "Channels that clients created here and that were reported to the control plane, by what the client was told after: settled (all connected brokers of the topic have the channel), unsettled (that took too long) or refused.", "result"),
 		captured:  counters("captured_messages_total", "Messages whose arrivals were to be recorded, by what became of the record: sent or lost.", "result"),
 	}
 }

@@ -161,7 +161,7 @@ func welcome(grants string, interval time.Duration) *srtmv1.ControllerMessage {
 
 func prepare(request uint64, topic string) *srtmv1.ControllerMessage {
 	return &srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_Prepare{Prepare: &srtmv1.PrepareTopic{
-		Request: request, Topic: topic, Channels: []string{"c"},
+		Request: request, Topic: topic, Channels: []*srtmv1.TopicChannel{{Name: "c", Created: 1}}, ChannelsVersion: 1,
 		Slo: &srtmv1.Slo{Quantile: 0.9, Latency: durationpb.New(time.Millisecond)},
 	}}}
 }

@@ -197,7 +197,7 @@ var _ = Describe("The lease", func() {
 		stop()
 
 		next := agenttest.New()
-		Expect(next.Prepare("t", nil, time.Second, 0.5, 0, nil)).To(Succeed())
+		Expect(next.Prepare("t", nil, 0, time.Second, 0.5, 0, nil)).Error().NotTo(HaveOccurred())
 		node = next
 		p.stop()
 		stop = start(agent.Available, "i2")
@@ -256,7 +256,7 @@ var _ = Describe("The lease", func() {
 		stop()
 
 		node = agenttest.New()
-		Expect(node.Prepare("t", nil, time.Second, 0.5, 0, nil)).To(Succeed())
+		Expect(node.Prepare("t", nil, 0, time.Second, 0.5, 0, nil)).Error().NotTo(HaveOccurred())
 		p = newPlane()
 		stop = start(agent.Available, "i2")
 		Eventually(share).Should(Equal(base))

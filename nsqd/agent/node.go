@@ -17,9 +17,22 @@ type Node interface {
 	// already gets the missing channels, the SLO and the policy, and keeps its
 	// messages and, if it is limited, its share; one that was not limited
 	// becomes limited, with an empty share. quantile lies in (0, 1), slo is
-	// positive. identity, unless it is nil, is kept with the topic. The error goes to
-	// the operator who creates the topic.
-	Prepare(topic string, channels []string, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy, identity *srtmv1.TopicIdentity) error
+	// positive. identity, unless it is nil, is kept with the topic. The topic then has
+	// the durable channels that are given, of a version of the catalog, and those that
+	// are returned: durable channels that were created here and that the control plane
+	// has not named since. The error goes to the operator who creates the topic.
+	Prepare(topic string, channels []*srtmv1.TopicChannel, version uint64, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy, identity *srtmv1.TopicIdentity) (unknown []*srtmv1.TopicChannel, err error)
+
+	// ChangeChannels creates, pauses and deletes durable channels of a topic. It does
+	// nothing, and succeeds, when there is no such topic, or another one of its name.
+	ChangeChannels(order *srtmv1.ChannelOrder) error
+
+	// Settled notes that all connected brokers of the topic have these channels.
+	Settled(topic string, channels []string)
+
+	// Recorded returns when the channels, as they were when it was called, will be the
+	// same after a crash. Any goroutine may call it.
+	Recorded()
 
 	// Pace replaces what a prepared topic does about publishers that send more than
 	// their part, and what the groups of them may weigh.
@@ -45,9 +58,10 @@ type Node interface {
 	// connection publishes to. Any other stays, whole, and that is an error.
 	RemoveUnused(topic string) error
 
-	// Seek has a channel of a topic go on from another place, and returns when that
-	// stands after a crash; the SeekResult lacks the request.
-	Seek(topic, channel string, to *srtmv1.Place) *srtmv1.SeekResult
+	// Seek has a channel of a topic go on from another place or, with empty, discard
+	// what it holds. It returns when that stands after a crash. The SeekResult lacks
+	// the request.
+	Seek(topic, channel string, to *srtmv1.Place, empty bool) *srtmv1.SeekResult
 
 	// Grant replaces the share of a prepared topic. The bucket keeps the tokens
 	// it has and adds granted, cut to the new burst (tokenbucket.Bucket.Retune);

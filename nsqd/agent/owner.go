@@ -57,8 +57,9 @@ type owner struct {
 	captures map[string]mono.Time // topics whose arrivals are wanted, until when; empty while control is nil
 	flushed  mono.Time            // when pieces of them were last sent
 	flush    *time.Timer          // for the next
-	control  *controlLink         // nil while down
-	grants   *grantLink           // nil while down
+	channels channels
+	control  *controlLink // nil while down
+	grants   *grantLink   // nil while down
 	ticker   *time.Ticker
 	interval time.Duration
 	last     time.Time // when the node was last asked for a report
@@ -81,6 +82,7 @@ func newOwner(c *core, ctx context.Context, sessions *sync.WaitGroup) *owner {
 		holdings: holder.New(), lease: holder.Lease{Strict: c.cfg.Policy == Strict},
 		disk: map[string]Base{}, unsaved: map[string]tokenbucket.Tokens{},
 		kept:     map[string][]byte{},
+		channels: newChannels(),
 		captures: map[string]mono.Time{}, interval: DefaultReportInterval, stopGrants: func() {},
 	}
 }
@@ -96,6 +98,11 @@ func (o *owner) run(ctx context.Context) error {
 	o.flush = time.NewTimer(time.Hour)
 	defer o.flush.Stop()
 	defer func() { o.endCaptures() }()
+	defer func() {
+		o.connected.Store(false)
+		o.channelsDown()
+		o.channels.retry.Stop()
+	}()
 	o.last = time.Now()
 	o.resume()
 	o.publish()
@@ -106,6 +113,8 @@ func (o *owner) run(ctx context.Context) error {
 			o.keepLease(clock.Mono())
 		case <-o.flush.C:
 			o.flushCaptures(clock.Mono())
+		case <-o.channels.retry.C:
+			o.requestChannels()
 		case f := <-o.events:
 			f(o)
 		case <-o.ticker.C:
@@ -143,6 +152,7 @@ func (o *owner) controlUp(l *controlLink) {
 	slices.Sort(topics)
 	o.control, o.changes, o.takesChanges = l, false, false
 	o.controlClaim.said = clock.Mono()
+	o.connected.Store(true)
 	l.reply(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Hello{Hello: &srtmv1.BrokerHello{
 		BrokerId: cfg.BrokerID, Instance: cfg.Instance,
 		TcpAddress: cfg.TCPAddress, HttpAddress: cfg.HTTPAddress,
@@ -154,6 +164,8 @@ func (o *owner) controlUp(l *controlLink) {
 func (o *owner) controlDown(l *controlLink, err error) {
 	if o.control == l {
 		o.control = nil
+		o.connected.Store(false)
+		o.channelsDown()
 		o.endCaptures()
 		o.controlError = err.Error()
 		if targets.Reason(err) == brokerRemoved {
@@ -202,7 +214,8 @@ func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
 	case *srtmv1.ControllerMessage_Hello:
 		o.welcome(l, m.Hello)
 	case *srtmv1.ControllerMessage_Prepare:
-		o.result(l, m.Prepare.Request, o.prepare(m.Prepare))
+		unknown, err := o.prepare(m.Prepare)
+		o.resultWith(l, m.Prepare.Request, unknown, err)
 	case *srtmv1.ControllerMessage_Remove:
 		remove := o.node.Remove
 		if m.Remove.IfUnused {
@@ -222,9 +235,13 @@ func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
 	case *srtmv1.ControllerMessage_Recall:
 		l.reply(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_Records{Records: o.recall(m.Recall.Topics)}})
 	case *srtmv1.ControllerMessage_Seek:
-		r := o.node.Seek(m.Seek.Topic, m.Seek.Channel, m.Seek.To)
+		r := o.node.Seek(m.Seek.Topic, m.Seek.Channel, m.Seek.To, m.Seek.Empty)
 		r.Request = m.Seek.Request
 		l.reply(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_SeekResult{SeekResult: r}})
+	case *srtmv1.ControllerMessage_ChannelOrder:
+		o.changeChannels(m.ChannelOrder)
+	case *srtmv1.ControllerMessage_ChannelAnswer:
+		o.channelAnswer(m.ChannelAnswer)
 	case *srtmv1.ControllerMessage_TakeOver:
 		o.takeOver(l, m.TakeOver)
 	case *srtmv1.ControllerMessage_Drain:
@@ -313,8 +330,11 @@ func setOf(names []string) map[string]bool {
 	return set
 }
 
-func (o *owner) result(l *controlLink, request uint64, err error) {
-	r := &srtmv1.PrepareResult{Request: request}
+func (o *owner) result(l *controlLink, request uint64, err error) { o.resultWith(l, request, nil, err) }
+
+// resultWith is result with channels that the control plane does not know.
+func (o *owner) resultWith(l *controlLink, request uint64, unknown []*srtmv1.TopicChannel, err error) {
+	r := &srtmv1.PrepareResult{Request: request, Channels: unknown}
 	if err != nil {
 		r.Error = err.Error()
 	}
@@ -372,25 +392,25 @@ func flagOf(d srtmv1.Durability) string {
 	return strings.ToLower(strings.TrimPrefix(d.String(), "DURABILITY_"))
 }
 
-func (o *owner) prepare(p *srtmv1.PrepareTopic) error {
+func (o *owner) prepare(p *srtmv1.PrepareTopic) (unknown []*srtmv1.TopicChannel, err error) {
 	q, latency := p.GetSlo().GetQuantile(), p.GetSlo().GetLatency().AsDuration()
 	if !(q > 0 && q < 1) || latency <= 0 {
-		return fmt.Errorf("SLO with quantile %v and latency %v: want one in (0, 1) and one above 0", q, latency)
+		return nil, fmt.Errorf("SLO with quantile %v and latency %v: want one in (0, 1) and one above 0", q, latency)
 	}
 	if d := p.Durability; d != srtmv1.Durability_DURABILITY_UNSPECIFIED && d != o.cfg.Durability {
-		return fmt.Errorf("the topic wants --durability=%s, and this broker has %s", flagOf(d), flagOf(o.cfg.Durability))
+		return nil, fmt.Errorf("the topic wants --durability=%s, and this broker has %s", flagOf(d), flagOf(o.cfg.Durability))
 	}
 	if o.outlived(p) {
 		o.cfg.Log.Warn("the topic was deleted and created anew while this broker could not be told: what it held of the old one is deleted", obs.KeyTopic, p.Topic)
 		if err := o.node.Remove(p.Topic); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	if !o.node.Prepared(p.Topic) {
 		o.holdings.Missing(p.Topic)
 	}
-	if err := o.node.Prepare(p.Topic, p.Channels, latency, q, p.OverLimit, p.Identity); err != nil {
-		return err
+	if unknown, err = o.node.Prepare(p.Topic, p.Channels, p.ChannelsVersion, latency, q, p.OverLimit, p.Identity); err != nil {
+		return nil, err
 	}
 	o.node.Pace(p.Topic, p.Pacing, p.Weights)
 	if o.cfg.ForwardKey != nil {
@@ -403,7 +423,7 @@ func (o *owner) prepare(p *srtmv1.PrepareTopic) error {
 		o.apply(g)
 		o.save(p.Topic)
 	}
-	return nil
+	return unknown, nil
 }
 
 func (a *core) grantReconnector(ctx context.Context, address string, n uint64) reconnector[srtmv1.NodeMessage, srtmv1.GrantMessage] {

@@ -91,6 +91,12 @@ type Config struct {
 	// take its time, no lock is held. Names that are not valid are passed over.
 	// Nil: none.
 	Channels func(topic string) []string
+	// Confirm reports a durable channel to the control plane, with the version at which that
+	// created it, 0: not yet. It returns when all connected brokers of the topic have the
+	// channel, or when that takes too long. ErrTooManyChannels: the topic may not have the
+	// channel. Any other error: that is not known. No lock is held. Nil: there is no control
+	// plane.
+	Confirm func(topic, channel string, created uint64) error
 	// Changed is called after topics or channels have come or gone, with no
 	// lock held, by any goroutine. It must not block. Nil: it is not wanted.
 	Changed func()

@@ -208,7 +208,7 @@ var _ = Describe("a broker", func() {
 		idle := topic(b, "idle")
 		Expect(idle.CreateChannel("z")).To(Succeed())
 		node := b.Node()
-		Expect(node.Prepare("t", []string{"c"}, time.Nanosecond, 0.99, srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_DELAY, nil)).To(Succeed())
+		Expect(node.Prepare("t", told("c"), 1, time.Nanosecond, 0.99, srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_DELAY, nil)).Error().NotTo(HaveOccurred())
 		released, err := grant(node, "t", tokenbucket.Share{Rate: tokenbucket.PerSecond(1e6), Burst: 100}, 100*tokenbucket.Token)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(released).To(BeZero())
@@ -292,7 +292,7 @@ var _ = Describe("a broker", func() {
 		By("preparing one, and creating it anew")
 		prepare := func() {
 			GinkgoHelper()
-			Expect(b.Node().Prepare("new", nil, time.Second, 0.99, srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_DELAY, nil)).To(Succeed())
+			Expect(b.Node().Prepare("new", nil, 0, time.Second, 0.99, srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_DELAY, nil)).Error().NotTo(HaveOccurred())
 		}
 		unprepared := func() bool {
 			GinkgoHelper()
@@ -316,7 +316,7 @@ var _ = Describe("a broker", func() {
 		b := start(nil)
 		t := topic(b, "t")
 		node := b.Node()
-		Expect(node.Prepare("t", []string{"c"}, time.Millisecond, 0.99, srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_DELAY, nil)).To(Succeed())
+		Expect(node.Prepare("t", told("c"), 1, time.Millisecond, 0.99, srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_DELAY, nil)).Error().NotTo(HaveOccurred())
 		r := read(t, "c", 100, true)
 		Expect(publish(t, "x")).To(Succeed())
 		_, err := grant(node, "t", tokenbucket.Share{Rate: tokenbucket.PerSecond(50), Burst: 1}, 0) // a token after 20 ms
@@ -418,7 +418,7 @@ var _ = Describe("a broker", func() {
 	It("keeps a managed topic stopped until a share comes", func() {
 		b := start(nil)
 		node := b.Node()
-		Expect(node.Prepare("t", []string{"c"}, time.Millisecond, 0.99, srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_UNSPECIFIED, nil)).To(Succeed())
+		Expect(node.Prepare("t", told("c"), 1, time.Millisecond, 0.99, srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_UNSPECIFIED, nil)).Error().NotTo(HaveOccurred())
 		t := topic(b, "t")
 		r := read(t, "c", 10, true)
 		Expect(publish(t, "x")).To(Succeed())
@@ -428,7 +428,7 @@ var _ = Describe("a broker", func() {
 		Expect(err).NotTo(HaveOccurred())
 		Eventually(r.count).Should(Equal(1))
 
-		Expect(node.Prepare("t", []string{"c", "d"}, time.Second, 0.9, srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT, nil)).To(Succeed())
+		Expect(node.Prepare("t", told("c", "d"), 1, time.Second, 0.9, srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT, nil)).Error().NotTo(HaveOccurred())
 		s := t.Stats()
 		Expect(s.Share).To(Equal(share), "preparing again keeps the share")
 		Expect(s.Channels).To(HaveLen(2))
@@ -440,13 +440,13 @@ var _ = Describe("a broker", func() {
 		_, err := grant(node, "nowhere", tokenbucket.Share{Rate: 1, Burst: 1}, 0)
 		Expect(err).To(MatchError(broker.ErrUnknownTopic))
 		Expect(node.Topics()).To(BeEmpty())
-		Expect(node.Prepare("t", nil, time.Second, 0.9, 0, nil)).To(Succeed())
+		Expect(node.Prepare("t", nil, 0, time.Second, 0.9, 0, nil)).Error().NotTo(HaveOccurred())
 		_, err = grant(node, "t", tokenbucket.Share{Rate: -1, Burst: 1}, 0)
 		Expect(err).To(HaveOccurred())
 		_, err = grant(node, "t", tokenbucket.Share{Rate: 1, Burst: 1}, -5)
 		Expect(err).To(HaveOccurred())
-		Expect(node.Prepare("bad name", nil, time.Second, 0.9, 0, nil)).To(MatchError(broker.ErrBadName))
-		Expect(node.Prepare("t", []string{"bad name"}, time.Second, 0.9, 0, nil)).To(MatchError(broker.ErrBadName))
+		Expect(node.Prepare("bad name", nil, 0, time.Second, 0.9, 0, nil)).Error().To(MatchError(broker.ErrBadName))
+		Expect(node.Prepare("t", told("bad name"), 1, time.Second, 0.9, 0, nil)).Error().To(MatchError(broker.ErrBadName))
 		Expect(node.Topics()).To(Equal([]string{"t"}))
 		Expect(node.Remove("t")).To(Succeed())
 		Expect(node.Remove("t")).To(Succeed())

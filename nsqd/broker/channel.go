@@ -10,9 +10,15 @@ import (
 	"github.com/srtm-io/srtm/nsqd/stats"
 )
 
-// CreateChannel creates the channel if need be.
+// CreateChannel creates the channel if need be. In a cluster it returns as Config.Confirm does.
 // Errors: ErrBadName, ErrGone, ErrDraining, ErrTooManyChannels.
-func (t *Topic) CreateChannel(name string) error { return t.createChannel(name, false) }
+func (t *Topic) CreateChannel(name string) error {
+	err := t.createChannel(name, false)
+	if err == nil {
+		err = t.confirm(name)
+	}
+	return err
+}
 
 // createChannel creates more than there may be of those that are restored.
 func (t *Topic) createChannel(name string, restored bool) error {
@@ -87,6 +93,7 @@ func (t *Topic) removeChannel(now mono.Time, c *queue.Channel, s *step) {
 	if t.shared.cfg.AutoCreate { // in a cluster the control plane decides
 		t.mu.expiry.set(c.Name(), metadata.Expiry{})
 	}
+	delete(t.memberships, c.Name())
 	delete(t.endToEnd, c)
 	s.listed = true
 }

@@ -148,7 +148,7 @@ var _ = Describe("an ephemeral topic", func() {
 var _ = Describe("an ephemeral topic under a contract", func() {
 	It("stays without channels, since the adaptor that granted the contract counts on it", func() {
 		b := start(nil)
-		Expect(b.Node().Prepare("t#ephemeral", nil, time.Second, 0.9, 0, nil)).To(Succeed())
+		Expect(b.Node().Prepare("t#ephemeral", nil, 0, time.Second, 0.9, 0, nil)).Error().NotTo(HaveOccurred())
 		r := read(topic(b, "t#ephemeral"), "c#ephemeral", 1, true)
 		r.sub.Close()
 		Expect(b.Node().Topics()).To(Equal([]string{"t#ephemeral"}))

@@ -163,7 +163,7 @@ func (t *Topic) metadata() (m metadata.Topic, record bool) {
 	}
 	for _, c := range t.mu.core.Channels() {
 		if !wire.Ephemeral(c.Name()) {
-			m.Channels = append(m.Channels, metadata.Channel{Name: c.Name(), Paused: c.Paused()})
+			m.Channels = append(m.Channels, metadata.Channel{Name: c.Name(), Paused: c.Paused(), Created: t.memberships[c.Name()].created})
 		}
 	}
 	return m, !wire.Ephemeral(t.name) && !(t.awayLocked() && t.store.unrecorded)
@@ -196,6 +196,7 @@ func (b *Broker) restoreMetadata() error {
 			if err := t.createChannel(c.Name, true); err != nil {
 				return fmt.Errorf("restore channel %s of topic %s: %w", c.Name, m.Name, err)
 			}
+			t.restoreMembership(c.Name, c.Created)
 			if c.Paused {
 				if err := t.PauseChannel(c.Name); err != nil {
 					return fmt.Errorf("restore channel %s of topic %s: %w", c.Name, m.Name, err)

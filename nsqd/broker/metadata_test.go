@@ -133,8 +133,8 @@ var _ = Describe("what a broker records besides messages", func() {
 		path := GinkgoT().TempDir()
 		b, stop := stored(path, false)
 		is := &srtmv1.TopicIdentity{Log: 1 << 63, Created: 7}
-		Expect(b.Node().Prepare("t", []string{"c"}, time.Second, 0.9, 0, is)).To(Succeed())
-		Expect(b.Node().Prepare("t", nil, time.Second, 0.9, 0, nil)).To(Succeed())
+		Expect(b.Node().Prepare("t", told("c"), 1, time.Second, 0.9, 0, is)).Error().NotTo(HaveOccurred())
+		Expect(b.Node().Prepare("t", nil, 0, time.Second, 0.9, 0, nil)).Error().NotTo(HaveOccurred())
 		Expect(publish(topic(b, "t"), "old")).To(Succeed())
 		stop()
 		b = storedWith(path, func(c *broker.Config) { c.AutoCreate = false })

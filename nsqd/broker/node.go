@@ -38,25 +38,51 @@ func (n *Node) Report(all bool) (stats []*srtmv1.TopicStats, changes bool) {
 }
 
 // Prepare creates a topic and its channels, limited and without a share. A
-// topic that is there keeps its messages and its share. identity: nil for as it is.
+// topic that is there keeps its messages and its share. identity: nil for as it is. The topic
+// then has the durable channels that are given, of a version of the catalog, and those that
+// are returned, which the control plane does not know.
 // Errors: ErrBadName, ErrDraining, ErrGone.
-func (n *Node) Prepare(topic string, channels []string, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy, identity *srtmv1.TopicIdentity) error {
+func (n *Node) Prepare(topic string, channels []*srtmv1.TopicChannel, version uint64, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy, identity *srtmv1.TopicIdentity) (unknown []*srtmv1.TopicChannel, err error) {
+	_, absent := n.broker().Topic([]byte(topic))
 	t, err := n.broker().CreateTopic(topic)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	// The limit comes first: with a channel but no limit, messages would leave.
 	t.Limit(SLO{Quantile: quantile, Latency: slo}, overLimit == srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT)
 	if identity != nil && t.identify(metadata.Identity{Log: identity.Log, Created: identity.Created}) {
 		n.broker().recorded()
 	}
-	for _, c := range channels {
-		if err := t.CreateChannel(c); err != nil {
-			return err
-		}
+	unknown, changed, err := t.become(channels, version)
+	if changed && absent == nil {
+		n.broker().Recorded() // the topic may release messages to them at once
 	}
-	return nil
+	return unknown, err
 }
+
+// ChangeChannels carries a ChannelOrder out. It does nothing without the topic, or if the topic
+// is another one of its name. Errors: ErrDraining, ErrBadName.
+func (n *Node) ChangeChannels(order *srtmv1.ChannelOrder) error {
+	t, err := n.broker().Topic([]byte(order.Topic))
+	if err != nil {
+		return nil
+	}
+	_, err = t.change(metadata.Identity{Log: order.GetIdentity().GetLog(), Created: order.GetIdentity().GetCreated()}, order.Channels, order.Deleted, order.Version)
+	if errors.Is(err, ErrGone) {
+		return nil
+	}
+	return err
+}
+
+// Settled notes that all connected brokers of the topic have these channels.
+func (n *Node) Settled(topic string, channels []string) {
+	if t, err := n.broker().Topic([]byte(topic)); err == nil {
+		t.settled(channels)
+	}
+}
+
+// Recorded is Broker.Recorded.
+func (n *Node) Recorded() { n.broker().Recorded() }
 
 // Pace is Topic.SetPacing.
 func (n *Node) Pace(topic string, mode srtmv1.PacingMode, weights []*srtmv1.PublisherGroup) {
@@ -114,6 +140,9 @@ func (t *Topic) identify(as metadata.Identity) bool {
 	defer t.mu.Unlock()
 	was := t.identity
 	t.identity = as
+	if was.Log != as.Log {
+		clear(t.memberships) // versions of another log say nothing
+	}
 	return was != as
 }
 
@@ -136,8 +165,8 @@ func (n *Node) RemoveUnused(topic string) error {
 	return nil
 }
 
-// Seek is Topic.Seek.
-func (n *Node) Seek(topic, channel string, to *srtmv1.Place) *srtmv1.SeekResult {
+// Seek is Topic.Seek or, with empty, Topic.EmptyChannel.
+func (n *Node) Seek(topic, channel string, to *srtmv1.Place, empty bool) *srtmv1.SeekResult {
 	p, err := Place{}, error(nil)
 	switch to := to.GetTo().(type) {
 	case *srtmv1.Place_Begin:
@@ -149,14 +178,20 @@ func (n *Node) Seek(topic, channel string, to *srtmv1.Place) *srtmv1.SeekResult 
 	case *srtmv1.Place_Offset:
 		p.Offset = to.Offset
 	default:
-		err = errors.New("this release does not know that place")
+		if !empty {
+			err = errors.New("this release does not know that place")
+		}
 	}
 	r := &srtmv1.SeekResult{}
 	var t *Topic
 	if err == nil {
 		t, err = n.broker().Topic([]byte(topic))
 	}
-	if err == nil {
+	switch {
+	case err != nil:
+	case empty:
+		err = t.EmptyChannel(channel)
+	default:
 		r.Offset, err = t.Seek(channel, p)
 	}
 	if err == nil {

@@ -196,7 +196,7 @@ var _ = Describe("a channel that seeks", func() {
 		finishedAll(t, "c", 0, 20).sub.Close()
 		Expect(t.CreateChannel("e#ephemeral")).To(Succeed())
 		seek := func(topic, channel string, to *srtmv1.Place) string {
-			r := b.Node().Seek(topic, channel, to)
+			r := b.Node().Seek(topic, channel, to, false)
 			Expect(r.Error == "").To(Equal(r.Reason == ""))
 			return fmt.Sprint(r.Offset, r.Reason)
 		}

@@ -37,7 +37,8 @@ type Subscriber struct {
 }
 
 // Subscribe adds a consumer to the channel, which is created if need be. While
-// the broker drains it still does: what is held may yet be taken.
+// the broker drains it still does: what is held may yet be taken. In a cluster it returns as
+// Config.Confirm does.
 // Errors: ErrBadName, ErrGone, ErrTooManyChannels, ErrTooManyConsumers, ErrDraining
 // once the broker is closed.
 func (t *Topic) Subscribe(channel string, about Subscriber, notify func()) (*Subscription, error) {
@@ -45,7 +46,15 @@ func (t *Topic) Subscribe(channel string, about Subscriber, notify func()) (*Sub
 	if created && t.Durable() {
 		t.shared.Recorded() // or a crash could lose it with the copies that it was to get
 	}
-	return sub, err
+	if err != nil {
+		return nil, err
+	}
+	if err := t.confirm(channel); err != nil {
+		sub.Close()
+		t.discardUnknown(channel)
+		return nil, err
+	}
+	return sub, nil
 }
 
 func (t *Topic) subscribe(channel string, about Subscriber, notify func()) (sub *Subscription, created bool, err error) {

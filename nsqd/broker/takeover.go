@@ -61,7 +61,7 @@ func (st *store) left(log *replicated.Log) (*queue.Topic, error) {
 // there.
 func (b *Broker) bringIn(t *Topic, core *queue.Topic, log *replicated.Log) (n int, err error) {
 	for _, c := range core.Channels() {
-		if err := t.CreateChannel(c.Name()); err != nil {
+		if err := t.createChannel(c.Name(), true); err != nil {
 			return 0, err
 		}
 	}

@@ -27,6 +27,8 @@ type Topic struct {
 
 	// Guarded by mu.
 	identity metadata.Identity // of the topic, as the control plane says; zero: not known
+	// memberships has what the control plane knows of the durable channels, by name.
+	memberships map[string]membership
 	// endToEnd has the channels of which something was finished lately.
 	endToEnd map[*queue.Channel]*stats.Window
 

@@ -68,6 +68,11 @@ type Config struct {
 	Managed bool
 	// Forward publishes what is for topics on other brokers; nil: that is refused.
 	Forward *forward.Forwarder
+	// ChangeChannel has the control plane change a durable channel on all brokers of its topic,
+	// and returns when the connected ones have. ErrControl: that is not known. ErrUnmanaged: the
+	// topic is this broker's alone. broker.ErrUnknownChannel: the topic has no such channel.
+	// Nil: without a control plane.
+	ChangeChannel func(ctx context.Context, topic, channel string, change ChannelChange) error
 	// Agent returns the control-plane session's state; nil without one.
 	Agent func() any
 	// TopologyAware says that consumers have distances, so that deliveries are counted by them.
@@ -149,10 +154,10 @@ func New(cfg Config, b *broker.Broker, conns *conn.Server, stamps *hook.Stamper,
 		"/channel/expiry": {http.MethodPost: a.do(a.recorded(a.expireChannel)), http.MethodDelete: a.do(a.recorded(a.unexpireChannel))},
 
 		"/channel/create":  order(a.onChannel((*broker.Topic).CreateChannel)),
-		"/channel/delete":  order(a.onChannel((*broker.Topic).DeleteChannel)),
+		"/channel/delete":  order(a.onChannels(DeleteChannel, (*broker.Topic).DeleteChannel)),
 		"/channel/empty":   post(a.onChannel((*broker.Topic).EmptyChannel)),
-		"/channel/pause":   order(a.onChannel((*broker.Topic).PauseChannel)),
-		"/channel/unpause": order(a.onChannel((*broker.Topic).UnpauseChannel)),
+		"/channel/pause":   order(a.onChannels(PauseChannel, (*broker.Topic).PauseChannel)),
+		"/channel/unpause": order(a.onChannels(UnpauseChannel, (*broker.Topic).UnpauseChannel)),
 
 		"/channel/seek": post(a.seekChannel),
 		"/channel/peek": get(a.answers.bounded(a.do(a.peekChannel))),
@@ -278,6 +283,7 @@ var refusals = []struct {
 	{broker.ErrStorage, http.StatusServiceUnavailable, "STORAGE_FAILED"},
 	{queue.ErrFull, http.StatusServiceUnavailable, "QUEUE_FULL"},
 	{broker.ErrDraining, http.StatusServiceUnavailable, "EXITING"},
+	{ErrControl, http.StatusServiceUnavailable, "CONTROL_PLANE_FAILED"},
 }
 
 func asFault(err error) *fault {

@@ -407,7 +407,6 @@ func TestAManagedBrokerLeavesTopicsToTheLoadDistributor(t *testing.T) {
 	}
 	n.expect("GET", "/stats?format=json", "", 200, `"paused":false`)
 	n.expect("POST", "/channel/create?topic=t&channel=c", "", 200, "")
-	n.expect("POST", "/channel/pause?topic=t&channel=c", "", 200, "")
 	n.expect("POST", "/topic/empty?topic=t", "", 200, "")
 }
 
@@ -593,4 +592,51 @@ func TestCursorsOverHTTP(t *testing.T) {
 	}
 	n.expect("POST", "/channel/create?topic=t&channel=e%23ephemeral", "", 200, "")
 	n.expect("POST", "/channel/seek?topic=t&channel=e%23ephemeral&to=end", "", 400, "NO_CURSOR")
+}
+
+// In a cluster a channel is changed by the control plane, on all brokers of its topic. What is
+// ephemeral, or the control plane does not have, is this broker's.
+func TestAManagedBrokerHasChannelsChangedByTheControlPlane(t *testing.T) {
+	var asked []string
+	var answer error
+	n := startWith(t, func(c *httpapi.Config) {
+		c.Managed = true
+		c.ChangeChannel = func(_ context.Context, topic, channel string, change httpapi.ChannelChange) error {
+			asked = append(asked, fmt.Sprint(topic, " ", channel, " ", change))
+			return answer
+		}
+	})
+	topic := testkit.Result(n.broker.CreateTopic("t")).Must(t)
+	for _, channel := range []string{"c", "e#ephemeral"} {
+		testkit.Must(t, topic.CreateChannel(channel))
+	}
+	paths := []string{"/channel/pause", "/channel/unpause", "/channel/delete"}
+	for _, path := range paths {
+		n.expect("POST", path+"?topic=t&channel=c", "", 200, "")
+	}
+	testkit.EqualSlices(t, asked, []string{"t c 0", "t c 1", "t c 2"}, "what the control plane was asked")
+	testkit.EqualSlices(t, topic.ChannelNames(), []string{"c", "e#ephemeral"}, "channels that only the control plane deletes")
+	for _, refusal := range []struct {
+		err    error
+		status int
+		code   string
+	}{
+		{fmt.Errorf("channel: %w", httpapi.ErrControl), 503, "CONTROL_PLANE_FAILED"},
+		{broker.ErrUnknownChannel, 404, "CHANNEL_NOT_FOUND"},
+	} {
+		answer = refusal.err
+		for _, path := range paths {
+			n.expect("POST", path+"?topic=t&channel=c", "", refusal.status, refusal.code)
+		}
+	}
+	asked = nil
+	for _, path := range paths {
+		n.expect("POST", path+"?topic=t&channel=e%23ephemeral", "", 200, "")
+	}
+	testkit.Equal(t, len(asked), 0, "questions about an ephemeral channel")
+	answer = httpapi.ErrUnmanaged
+	for _, path := range paths {
+		n.expect("POST", path+"?topic=t&channel=c", "", 200, "")
+	}
+	testkit.Equal(t, len(topic.ChannelNames()), 0, "channels")
 }

@@ -32,7 +32,7 @@ func (a *API) named(q url.Values) (*broker.Topic, error) {
 }
 
 // pauseChannels is for who would pause a topic of a cluster.
-const pauseChannels = "it would be paused on this broker only, and go on where it moves; pause its channels on each of its brokers"
+const pauseChannels = "it would be paused on this broker only, and go on where it moves; pause its channels"
 
 // onTopic is a handler of one existing topic.
 func (a *API) onTopic(do func(*broker.Topic)) handler {
@@ -50,8 +50,49 @@ func (a *API) onTopic(do func(*broker.Topic)) handler {
 	}
 }
 
-// onChannel is a handler of one channel of an existing topic.
+// ChannelChange is a change of a channel on all brokers of its topic.
+type ChannelChange uint8
+
+// The changes.
+const (
+	PauseChannel ChannelChange = iota
+	UnpauseChannel
+	DeleteChannel
+)
+
+var (
+	// ErrControl: the control plane is not connected, or has not done what was asked in time.
+	ErrControl = errors.New("the control plane has not made the change")
+	// ErrUnmanaged: the control plane does not have the topic on this broker.
+	ErrUnmanaged = errors.New("the topic is this broker's alone")
+)
+
+// onChannels is a handler of one channel of an existing topic, on all brokers of the topic.
+// here is for an ephemeral channel and for a topic of this broker alone. To delete a channel of
+// the cluster that is gone already succeeds: NSQ's tools ask each broker of the topic.
+func (a *API) onChannels(change ChannelChange, here func(*broker.Topic, string) error) handler {
+	if a.cfg.ChangeChannel == nil {
+		return a.onChannel(here)
+	}
+	return a.onChannelRequest(func(r *http.Request, t *broker.Topic, channel string) error {
+		if wire.Ephemeral(channel) || wire.Ephemeral(t.Name()) {
+			return here(t, channel)
+		}
+		err := a.cfg.ChangeChannel(r.Context(), t.Name(), channel, change)
+		if errors.Is(err, ErrUnmanaged) {
+			return here(t, channel)
+		}
+		return err
+	})
+}
+
+// onChannel is onChannelRequest for what happens on this broker only.
 func (a *API) onChannel(do func(*broker.Topic, string) error) handler {
+	return a.onChannelRequest(func(_ *http.Request, t *broker.Topic, channel string) error { return do(t, channel) })
+}
+
+// onChannelRequest is a handler of one channel of an existing topic.
+func (a *API) onChannelRequest(do func(*http.Request, *broker.Topic, string) error) handler {
 	return func(r *http.Request) (string, error) {
 		q := r.URL.Query()
 		name, err := nsqhttp.TopicArgument(q, "INVALID_ARG_TOPIC")
@@ -69,7 +110,7 @@ func (a *API) onChannel(do func(*broker.Topic, string) error) handler {
 		if err != nil {
 			return "", err
 		}
-		return "", do(t, channel)
+		return "", do(r, t, channel)
 	}
 }
 

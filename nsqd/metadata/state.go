@@ -54,6 +54,9 @@ func (c *Contract) Share() tokenbucket.Share {
 type Channel struct {
 	Name   string `json:"name"`
 	Paused bool   `json:"paused,omitempty"`
+	// Created is the catalog's version at which the channel was created. It is of the log that
+	// the topic's identity names. 0: the control plane does not know of the channel.
+	Created uint64 `json:"created,omitempty"`
 }
 
 // The errors of Parse, wrapped.

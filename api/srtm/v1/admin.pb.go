@@ -1041,7 +1041,8 @@ type TopicSpec struct {
 	Groups     []*PublisherGroup `protobuf:"bytes,4,rep,name=groups,proto3" json:"groups,omitempty"`
 	// loadbalance, conc, maxmin or srtm; empty means srtm.
 	PlacementPolicy string `protobuf:"bytes,5,opt,name=placement_policy,json=placementPolicy,proto3" json:"placement_policy,omitempty"`
-	// Channels to create on every broker of the topic before it is active.
+	// Channels to create with the topic, or with an update; ListChannels has all. Deleting one
+	// is DeleteChannel: a channel that an update does not name stays.
 	Channels []string `protobuf:"bytes,6,rep,name=channels,proto3" json:"channels,omitempty"`
 	// How shares are retuned: "static", "proportional", "robust" or "sqrt"; empty
 	// means sqrt.
@@ -4132,6 +4133,580 @@ func (x *SeekChannelResponse) GetBrokers() []*SeekOutcome {
 	return nil
 }
 
+type ListChannelsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListChannelsRequest) Reset() {
+	*x = ListChannelsRequest{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListChannelsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListChannelsRequest) ProtoMessage() {}
+
+func (x *ListChannelsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListChannelsRequest.ProtoReflect.Descriptor instead.
+func (*ListChannelsRequest) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *ListChannelsRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+type ListChannelsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// By name.
+	Channels      []*TopicChannel `protobuf:"bytes,1,rep,name=channels,proto3" json:"channels,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListChannelsResponse) Reset() {
+	*x = ListChannelsResponse{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListChannelsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListChannelsResponse) ProtoMessage() {}
+
+func (x *ListChannelsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListChannelsResponse.ProtoReflect.Descriptor instead.
+func (*ListChannelsResponse) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *ListChannelsResponse) GetChannels() []*TopicChannel {
+	if x != nil {
+		return x.Channels
+	}
+	return nil
+}
+
+type CreateChannelRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Channel       string                 `protobuf:"bytes,2,opt,name=channel,proto3" json:"channel,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateChannelRequest) Reset() {
+	*x = CreateChannelRequest{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateChannelRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateChannelRequest) ProtoMessage() {}
+
+func (x *CreateChannelRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateChannelRequest.ProtoReflect.Descriptor instead.
+func (*CreateChannelRequest) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *CreateChannelRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *CreateChannelRequest) GetChannel() string {
+	if x != nil {
+		return x.Channel
+	}
+	return ""
+}
+
+type CreateChannelResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Brokers of the topic that have not applied the change yet, by id.
+	Pending       []string `protobuf:"bytes,1,rep,name=pending,proto3" json:"pending,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateChannelResponse) Reset() {
+	*x = CreateChannelResponse{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateChannelResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateChannelResponse) ProtoMessage() {}
+
+func (x *CreateChannelResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateChannelResponse.ProtoReflect.Descriptor instead.
+func (*CreateChannelResponse) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *CreateChannelResponse) GetPending() []string {
+	if x != nil {
+		return x.Pending
+	}
+	return nil
+}
+
+type PauseChannelRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Channel       string                 `protobuf:"bytes,2,opt,name=channel,proto3" json:"channel,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PauseChannelRequest) Reset() {
+	*x = PauseChannelRequest{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PauseChannelRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PauseChannelRequest) ProtoMessage() {}
+
+func (x *PauseChannelRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PauseChannelRequest.ProtoReflect.Descriptor instead.
+func (*PauseChannelRequest) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *PauseChannelRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *PauseChannelRequest) GetChannel() string {
+	if x != nil {
+		return x.Channel
+	}
+	return ""
+}
+
+type PauseChannelResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As of CreateChannelResponse.
+	Pending       []string `protobuf:"bytes,1,rep,name=pending,proto3" json:"pending,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PauseChannelResponse) Reset() {
+	*x = PauseChannelResponse{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PauseChannelResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PauseChannelResponse) ProtoMessage() {}
+
+func (x *PauseChannelResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PauseChannelResponse.ProtoReflect.Descriptor instead.
+func (*PauseChannelResponse) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *PauseChannelResponse) GetPending() []string {
+	if x != nil {
+		return x.Pending
+	}
+	return nil
+}
+
+type UnpauseChannelRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Channel       string                 `protobuf:"bytes,2,opt,name=channel,proto3" json:"channel,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnpauseChannelRequest) Reset() {
+	*x = UnpauseChannelRequest{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnpauseChannelRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnpauseChannelRequest) ProtoMessage() {}
+
+func (x *UnpauseChannelRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnpauseChannelRequest.ProtoReflect.Descriptor instead.
+func (*UnpauseChannelRequest) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *UnpauseChannelRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *UnpauseChannelRequest) GetChannel() string {
+	if x != nil {
+		return x.Channel
+	}
+	return ""
+}
+
+type UnpauseChannelResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As of CreateChannelResponse.
+	Pending       []string `protobuf:"bytes,1,rep,name=pending,proto3" json:"pending,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnpauseChannelResponse) Reset() {
+	*x = UnpauseChannelResponse{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnpauseChannelResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnpauseChannelResponse) ProtoMessage() {}
+
+func (x *UnpauseChannelResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnpauseChannelResponse.ProtoReflect.Descriptor instead.
+func (*UnpauseChannelResponse) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *UnpauseChannelResponse) GetPending() []string {
+	if x != nil {
+		return x.Pending
+	}
+	return nil
+}
+
+type DeleteChannelRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Channel       string                 `protobuf:"bytes,2,opt,name=channel,proto3" json:"channel,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteChannelRequest) Reset() {
+	*x = DeleteChannelRequest{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteChannelRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteChannelRequest) ProtoMessage() {}
+
+func (x *DeleteChannelRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteChannelRequest.ProtoReflect.Descriptor instead.
+func (*DeleteChannelRequest) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *DeleteChannelRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *DeleteChannelRequest) GetChannel() string {
+	if x != nil {
+		return x.Channel
+	}
+	return ""
+}
+
+type DeleteChannelResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As of CreateChannelResponse.
+	Pending       []string `protobuf:"bytes,1,rep,name=pending,proto3" json:"pending,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteChannelResponse) Reset() {
+	*x = DeleteChannelResponse{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteChannelResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteChannelResponse) ProtoMessage() {}
+
+func (x *DeleteChannelResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteChannelResponse.ProtoReflect.Descriptor instead.
+func (*DeleteChannelResponse) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *DeleteChannelResponse) GetPending() []string {
+	if x != nil {
+		return x.Pending
+	}
+	return nil
+}
+
+type EmptyChannelRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Channel       string                 `protobuf:"bytes,2,opt,name=channel,proto3" json:"channel,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EmptyChannelRequest) Reset() {
+	*x = EmptyChannelRequest{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EmptyChannelRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EmptyChannelRequest) ProtoMessage() {}
+
+func (x *EmptyChannelRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EmptyChannelRequest.ProtoReflect.Descriptor instead.
+func (*EmptyChannelRequest) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *EmptyChannelRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *EmptyChannelRequest) GetChannel() string {
+	if x != nil {
+		return x.Channel
+	}
+	return ""
+}
+
+type EmptyChannelResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// By broker_id; without offsets.
+	Brokers       []*SeekOutcome `protobuf:"bytes,1,rep,name=brokers,proto3" json:"brokers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EmptyChannelResponse) Reset() {
+	*x = EmptyChannelResponse{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EmptyChannelResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EmptyChannelResponse) ProtoMessage() {}
+
+func (x *EmptyChannelResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EmptyChannelResponse.ProtoReflect.Descriptor instead.
+func (*EmptyChannelResponse) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *EmptyChannelResponse) GetBrokers() []*SeekOutcome {
+	if x != nil {
+		return x.Brokers
+	}
+	return nil
+}
+
 // SeekOutcome is what became of a seek on one broker.
 type SeekOutcome struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
@@ -4152,7 +4727,7 @@ type SeekOutcome struct {
 
 func (x *SeekOutcome) Reset() {
 	*x = SeekOutcome{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[55]
+	mi := &file_srtm_v1_admin_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4164,7 +4739,7 @@ func (x *SeekOutcome) String() string {
 func (*SeekOutcome) ProtoMessage() {}
 
 func (x *SeekOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[55]
+	mi := &file_srtm_v1_admin_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4177,7 +4752,7 @@ func (x *SeekOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekOutcome.ProtoReflect.Descriptor instead.
 func (*SeekOutcome) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{55}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *SeekOutcome) GetBrokerId() string {
@@ -4527,6 +5102,35 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x02to\x18\x03 \x01(\v2\x0e.srtm.v1.PlaceR\x02to\x12\x1b\n" +
 	"\tbroker_id\x18\x04 \x01(\tR\bbrokerId\"E\n" +
 	"\x13SeekChannelResponse\x12.\n" +
+	"\abrokers\x18\x01 \x03(\v2\x14.srtm.v1.SeekOutcomeR\abrokers\"+\n" +
+	"\x13ListChannelsRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\"I\n" +
+	"\x14ListChannelsResponse\x121\n" +
+	"\bchannels\x18\x01 \x03(\v2\x15.srtm.v1.TopicChannelR\bchannels\"F\n" +
+	"\x14CreateChannelRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x18\n" +
+	"\achannel\x18\x02 \x01(\tR\achannel\"1\n" +
+	"\x15CreateChannelResponse\x12\x18\n" +
+	"\apending\x18\x01 \x03(\tR\apending\"E\n" +
+	"\x13PauseChannelRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x18\n" +
+	"\achannel\x18\x02 \x01(\tR\achannel\"0\n" +
+	"\x14PauseChannelResponse\x12\x18\n" +
+	"\apending\x18\x01 \x03(\tR\apending\"G\n" +
+	"\x15UnpauseChannelRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x18\n" +
+	"\achannel\x18\x02 \x01(\tR\achannel\"2\n" +
+	"\x16UnpauseChannelResponse\x12\x18\n" +
+	"\apending\x18\x01 \x03(\tR\apending\"F\n" +
+	"\x14DeleteChannelRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x18\n" +
+	"\achannel\x18\x02 \x01(\tR\achannel\"1\n" +
+	"\x15DeleteChannelResponse\x12\x18\n" +
+	"\apending\x18\x01 \x03(\tR\apending\"E\n" +
+	"\x13EmptyChannelRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x18\n" +
+	"\achannel\x18\x02 \x01(\tR\achannel\"F\n" +
+	"\x14EmptyChannelResponse\x12.\n" +
 	"\abrokers\x18\x01 \x03(\v2\x14.srtm.v1.SeekOutcomeR\abrokers\"p\n" +
 	"\vSeekOutcome\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x16\n" +
@@ -4552,7 +5156,7 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x12TOPIC_STATE_ACTIVE\x10\x03\x12\x18\n" +
 	"\x14TOPIC_STATE_DEGRADED\x10\x04\x12\x18\n" +
 	"\x14TOPIC_STATE_DELETING\x10\x05\x12\x18\n" +
-	"\x14TOPIC_STATE_LOWERING\x10\x062\xa2\t\n" +
+	"\x14TOPIC_STATE_LOWERING\x10\x062\xfc\f\n" +
 	"\fAdminService\x12J\n" +
 	"\vCreateTopic\x12\x1b.srtm.v1.CreateTopicRequest\x1a\x1c.srtm.v1.CreateTopicResponse0\x01\x12?\n" +
 	"\bGetTopic\x12\x18.srtm.v1.GetTopicRequest\x1a\x19.srtm.v1.GetTopicResponse\x12E\n" +
@@ -4565,7 +5169,13 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x0eMovePublishers\x12\x1e.srtm.v1.MovePublishersRequest\x1a\x1f.srtm.v1.MovePublishersResponse\x12Z\n" +
 	"\x11SetBrokerCapacity\x12!.srtm.v1.SetBrokerCapacityRequest\x1a\".srtm.v1.SetBrokerCapacityResponse\x12K\n" +
 	"\fRemoveBroker\x12\x1c.srtm.v1.RemoveBrokerRequest\x1a\x1d.srtm.v1.RemoveBrokerResponse\x12H\n" +
-	"\vSeekChannel\x12\x1b.srtm.v1.SeekChannelRequest\x1a\x1c.srtm.v1.SeekChannelResponse\x12P\n" +
+	"\vSeekChannel\x12\x1b.srtm.v1.SeekChannelRequest\x1a\x1c.srtm.v1.SeekChannelResponse\x12K\n" +
+	"\fListChannels\x12\x1c.srtm.v1.ListChannelsRequest\x1a\x1d.srtm.v1.ListChannelsResponse\x12N\n" +
+	"\rCreateChannel\x12\x1d.srtm.v1.CreateChannelRequest\x1a\x1e.srtm.v1.CreateChannelResponse\x12K\n" +
+	"\fPauseChannel\x12\x1c.srtm.v1.PauseChannelRequest\x1a\x1d.srtm.v1.PauseChannelResponse\x12Q\n" +
+	"\x0eUnpauseChannel\x12\x1e.srtm.v1.UnpauseChannelRequest\x1a\x1f.srtm.v1.UnpauseChannelResponse\x12N\n" +
+	"\rDeleteChannel\x12\x1d.srtm.v1.DeleteChannelRequest\x1a\x1e.srtm.v1.DeleteChannelResponse\x12K\n" +
+	"\fEmptyChannel\x12\x1c.srtm.v1.EmptyChannelRequest\x1a\x1d.srtm.v1.EmptyChannelResponse\x12P\n" +
 	"\rExportCluster\x12\x1d.srtm.v1.ExportClusterRequest\x1a\x1e.srtm.v1.ExportClusterResponse0\x01\x12P\n" +
 	"\rImportCluster\x12\x1d.srtm.v1.ImportClusterRequest\x1a\x1e.srtm.v1.ImportClusterResponse(\x01\x12M\n" +
 	"\fProfileTopic\x12\x1c.srtm.v1.ProfileTopicRequest\x1a\x1d.srtm.v1.ProfileTopicResponse0\x01\x12]\n" +
@@ -4584,7 +5194,7 @@ func file_srtm_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_srtm_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
+var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
 var file_srtm_v1_admin_proto_goTypes = []any{
 	(MoveReason)(0),                    // 0: srtm.v1.MoveReason
 	(TopicState)(0),                    // 1: srtm.v1.TopicState
@@ -4643,65 +5253,78 @@ var file_srtm_v1_admin_proto_goTypes = []any{
 	(*RemoveBrokerResponse)(nil),       // 54: srtm.v1.RemoveBrokerResponse
 	(*SeekChannelRequest)(nil),         // 55: srtm.v1.SeekChannelRequest
 	(*SeekChannelResponse)(nil),        // 56: srtm.v1.SeekChannelResponse
-	(*SeekOutcome)(nil),                // 57: srtm.v1.SeekOutcome
-	nil,                                // 58: srtm.v1.BrokerQuota.GroupsEntry
-	(*timestamppb.Timestamp)(nil),      // 59: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),        // 60: google.protobuf.Duration
-	(*Share)(nil),                      // 61: srtm.v1.Share
-	(*Contract)(nil),                   // 62: srtm.v1.Contract
-	(*Publisher)(nil),                  // 63: srtm.v1.Publisher
-	(*PublisherGroup)(nil),             // 64: srtm.v1.PublisherGroup
-	(PacingMode)(0),                    // 65: srtm.v1.PacingMode
-	(Durability)(0),                    // 66: srtm.v1.Durability
-	(LeasePolicy)(0),                   // 67: srtm.v1.LeasePolicy
-	(*TopicStats)(nil),                 // 68: srtm.v1.TopicStats
-	(*fieldmaskpb.FieldMask)(nil),      // 69: google.protobuf.FieldMask
-	(*FreedShare)(nil),                 // 70: srtm.v1.FreedShare
-	(*Place)(nil),                      // 71: srtm.v1.Place
+	(*ListChannelsRequest)(nil),        // 57: srtm.v1.ListChannelsRequest
+	(*ListChannelsResponse)(nil),       // 58: srtm.v1.ListChannelsResponse
+	(*CreateChannelRequest)(nil),       // 59: srtm.v1.CreateChannelRequest
+	(*CreateChannelResponse)(nil),      // 60: srtm.v1.CreateChannelResponse
+	(*PauseChannelRequest)(nil),        // 61: srtm.v1.PauseChannelRequest
+	(*PauseChannelResponse)(nil),       // 62: srtm.v1.PauseChannelResponse
+	(*UnpauseChannelRequest)(nil),      // 63: srtm.v1.UnpauseChannelRequest
+	(*UnpauseChannelResponse)(nil),     // 64: srtm.v1.UnpauseChannelResponse
+	(*DeleteChannelRequest)(nil),       // 65: srtm.v1.DeleteChannelRequest
+	(*DeleteChannelResponse)(nil),      // 66: srtm.v1.DeleteChannelResponse
+	(*EmptyChannelRequest)(nil),        // 67: srtm.v1.EmptyChannelRequest
+	(*EmptyChannelResponse)(nil),       // 68: srtm.v1.EmptyChannelResponse
+	(*SeekOutcome)(nil),                // 69: srtm.v1.SeekOutcome
+	nil,                                // 70: srtm.v1.BrokerQuota.GroupsEntry
+	(*timestamppb.Timestamp)(nil),      // 71: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),        // 72: google.protobuf.Duration
+	(*Share)(nil),                      // 73: srtm.v1.Share
+	(*Contract)(nil),                   // 74: srtm.v1.Contract
+	(*Publisher)(nil),                  // 75: srtm.v1.Publisher
+	(*PublisherGroup)(nil),             // 76: srtm.v1.PublisherGroup
+	(PacingMode)(0),                    // 77: srtm.v1.PacingMode
+	(Durability)(0),                    // 78: srtm.v1.Durability
+	(LeasePolicy)(0),                   // 79: srtm.v1.LeasePolicy
+	(*TopicStats)(nil),                 // 80: srtm.v1.TopicStats
+	(*fieldmaskpb.FieldMask)(nil),      // 81: google.protobuf.FieldMask
+	(*FreedShare)(nil),                 // 82: srtm.v1.FreedShare
+	(*Place)(nil),                      // 83: srtm.v1.Place
+	(*TopicChannel)(nil),               // 84: srtm.v1.TopicChannel
 }
 var file_srtm_v1_admin_proto_depIdxs = []int32{
 	4,  // 0: srtm.v1.ListPublisherMovesResponse.moves:type_name -> srtm.v1.PublisherMove
-	59, // 1: srtm.v1.PublisherMove.time:type_name -> google.protobuf.Timestamp
+	71, // 1: srtm.v1.PublisherMove.time:type_name -> google.protobuf.Timestamp
 	0,  // 2: srtm.v1.PublisherMove.reason:type_name -> srtm.v1.MoveReason
-	60, // 3: srtm.v1.ProfileTopicRequest.lasts:type_name -> google.protobuf.Duration
-	60, // 4: srtm.v1.ProfileTopicRequest.within:type_name -> google.protobuf.Duration
+	72, // 3: srtm.v1.ProfileTopicRequest.lasts:type_name -> google.protobuf.Duration
+	72, // 4: srtm.v1.ProfileTopicRequest.within:type_name -> google.protobuf.Duration
 	7,  // 5: srtm.v1.ProfileTopicResponse.profile:type_name -> srtm.v1.Profile
-	61, // 6: srtm.v1.Profile.share:type_name -> srtm.v1.Share
-	60, // 7: srtm.v1.Profile.span:type_name -> google.protobuf.Duration
+	73, // 6: srtm.v1.Profile.share:type_name -> srtm.v1.Share
+	72, // 7: srtm.v1.Profile.span:type_name -> google.protobuf.Duration
 	9,  // 8: srtm.v1.Profile.splits:type_name -> srtm.v1.SplitCost
 	10, // 9: srtm.v1.Profile.wrong:type_name -> srtm.v1.WrongContract
-	60, // 10: srtm.v1.AccessDelays.mean:type_name -> google.protobuf.Duration
-	60, // 11: srtm.v1.AccessDelays.quantile:type_name -> google.protobuf.Duration
+	72, // 10: srtm.v1.AccessDelays.mean:type_name -> google.protobuf.Duration
+	72, // 11: srtm.v1.AccessDelays.quantile:type_name -> google.protobuf.Duration
 	8,  // 12: srtm.v1.SplitCost.delays:type_name -> srtm.v1.AccessDelays
-	61, // 13: srtm.v1.WrongContract.share:type_name -> srtm.v1.Share
+	73, // 13: srtm.v1.WrongContract.share:type_name -> srtm.v1.Share
 	8,  // 14: srtm.v1.WrongContract.delays:type_name -> srtm.v1.AccessDelays
-	62, // 15: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
-	63, // 16: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
-	64, // 17: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
-	65, // 18: srtm.v1.TopicSpec.pacing:type_name -> srtm.v1.PacingMode
+	74, // 15: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
+	75, // 16: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
+	76, // 17: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
+	77, // 18: srtm.v1.TopicSpec.pacing:type_name -> srtm.v1.PacingMode
 	16, // 19: srtm.v1.TopicSpec.auto:type_name -> srtm.v1.AutoContract
-	66, // 20: srtm.v1.TopicSpec.durability:type_name -> srtm.v1.Durability
+	78, // 20: srtm.v1.TopicSpec.durability:type_name -> srtm.v1.Durability
 	18, // 21: srtm.v1.Lowering.brokers:type_name -> srtm.v1.UnconfirmedShare
-	61, // 22: srtm.v1.UnconfirmedShare.share:type_name -> srtm.v1.Share
-	67, // 23: srtm.v1.UnconfirmedShare.policy:type_name -> srtm.v1.LeasePolicy
-	59, // 24: srtm.v1.UnconfirmedShare.until:type_name -> google.protobuf.Timestamp
-	58, // 25: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
-	61, // 26: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
-	61, // 27: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
-	68, // 28: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
-	68, // 29: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
-	60, // 30: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
+	73, // 22: srtm.v1.UnconfirmedShare.share:type_name -> srtm.v1.Share
+	79, // 23: srtm.v1.UnconfirmedShare.policy:type_name -> srtm.v1.LeasePolicy
+	71, // 24: srtm.v1.UnconfirmedShare.until:type_name -> google.protobuf.Timestamp
+	70, // 25: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
+	73, // 26: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
+	73, // 27: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
+	80, // 28: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
+	80, // 29: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
+	72, // 30: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
 	20, // 31: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
-	68, // 32: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
+	80, // 32: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
 	22, // 33: srtm.v1.TopicStatus.fit:type_name -> srtm.v1.Fit
-	59, // 34: srtm.v1.TopicStatus.without_broker_since:type_name -> google.protobuf.Timestamp
+	71, // 34: srtm.v1.TopicStatus.without_broker_since:type_name -> google.protobuf.Timestamp
 	4,  // 35: srtm.v1.TopicStatus.moves:type_name -> srtm.v1.PublisherMove
 	24, // 36: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
-	60, // 37: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
+	72, // 37: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
 	23, // 38: srtm.v1.Fit.trials:type_name -> srtm.v1.FitTrial
-	59, // 39: srtm.v1.FitTrial.began:type_name -> google.protobuf.Timestamp
+	71, // 39: srtm.v1.FitTrial.began:type_name -> google.protobuf.Timestamp
 	19, // 40: srtm.v1.FitTrial.quotas:type_name -> srtm.v1.BrokerQuota
-	60, // 41: srtm.v1.FitTrial.quantile:type_name -> google.protobuf.Duration
+	72, // 41: srtm.v1.FitTrial.quantile:type_name -> google.protobuf.Duration
 	15, // 42: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
 	1,  // 43: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
 	19, // 44: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
@@ -4710,13 +5333,13 @@ var file_srtm_v1_admin_proto_depIdxs = []int32{
 	17, // 47: srtm.v1.Topic.lowering:type_name -> srtm.v1.Lowering
 	27, // 48: srtm.v1.Learned.publishers:type_name -> srtm.v1.LearnedPublisher
 	28, // 49: srtm.v1.Learned.groups:type_name -> srtm.v1.LearnedGroup
-	59, // 50: srtm.v1.LearnedPublisher.since:type_name -> google.protobuf.Timestamp
-	59, // 51: srtm.v1.LearnedPublisher.last_heard:type_name -> google.protobuf.Timestamp
+	71, // 50: srtm.v1.LearnedPublisher.since:type_name -> google.protobuf.Timestamp
+	71, // 51: srtm.v1.LearnedPublisher.last_heard:type_name -> google.protobuf.Timestamp
 	29, // 52: srtm.v1.LearnedGroup.members:type_name -> srtm.v1.LearnedMember
-	60, // 53: srtm.v1.LearnedMember.width:type_name -> google.protobuf.Duration
+	72, // 53: srtm.v1.LearnedMember.width:type_name -> google.protobuf.Duration
 	32, // 54: srtm.v1.Broker.waits:type_name -> srtm.v1.DrainWait
 	31, // 55: srtm.v1.Broker.refused:type_name -> srtm.v1.RefusedProcess
-	59, // 56: srtm.v1.RefusedProcess.last:type_name -> google.protobuf.Timestamp
+	71, // 56: srtm.v1.RefusedProcess.last:type_name -> google.protobuf.Timestamp
 	34, // 57: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
 	15, // 58: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
 	1,  // 59: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
@@ -4726,49 +5349,63 @@ var file_srtm_v1_admin_proto_depIdxs = []int32{
 	17, // 63: srtm.v1.DeleteTopicResponse.lowering:type_name -> srtm.v1.Lowering
 	30, // 64: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
 	15, // 65: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	69, // 66: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
+	81, // 66: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
 	25, // 67: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
 	30, // 68: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
 	25, // 69: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
 	30, // 70: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
-	70, // 71: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
-	71, // 72: srtm.v1.SeekChannelRequest.to:type_name -> srtm.v1.Place
-	57, // 73: srtm.v1.SeekChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
-	35, // 74: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
-	37, // 75: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
-	39, // 76: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
-	41, // 77: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
-	43, // 78: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
-	45, // 79: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
-	47, // 80: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
-	49, // 81: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
-	51, // 82: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
-	53, // 83: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
-	55, // 84: srtm.v1.AdminService.SeekChannel:input_type -> srtm.v1.SeekChannelRequest
-	11, // 85: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
-	13, // 86: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
-	5,  // 87: srtm.v1.AdminService.ProfileTopic:input_type -> srtm.v1.ProfileTopicRequest
-	2,  // 88: srtm.v1.AdminService.ListPublisherMoves:input_type -> srtm.v1.ListPublisherMovesRequest
-	36, // 89: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
-	38, // 90: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
-	40, // 91: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
-	42, // 92: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
-	44, // 93: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
-	46, // 94: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
-	48, // 95: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
-	50, // 96: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
-	52, // 97: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
-	54, // 98: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
-	56, // 99: srtm.v1.AdminService.SeekChannel:output_type -> srtm.v1.SeekChannelResponse
-	12, // 100: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
-	14, // 101: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
-	6,  // 102: srtm.v1.AdminService.ProfileTopic:output_type -> srtm.v1.ProfileTopicResponse
-	3,  // 103: srtm.v1.AdminService.ListPublisherMoves:output_type -> srtm.v1.ListPublisherMovesResponse
-	89, // [89:104] is the sub-list for method output_type
-	74, // [74:89] is the sub-list for method input_type
-	74, // [74:74] is the sub-list for extension type_name
-	74, // [74:74] is the sub-list for extension extendee
-	0,  // [0:74] is the sub-list for field type_name
+	82, // 71: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
+	83, // 72: srtm.v1.SeekChannelRequest.to:type_name -> srtm.v1.Place
+	69, // 73: srtm.v1.SeekChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
+	84, // 74: srtm.v1.ListChannelsResponse.channels:type_name -> srtm.v1.TopicChannel
+	69, // 75: srtm.v1.EmptyChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
+	35, // 76: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
+	37, // 77: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
+	39, // 78: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
+	41, // 79: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
+	43, // 80: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
+	45, // 81: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
+	47, // 82: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
+	49, // 83: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
+	51, // 84: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
+	53, // 85: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
+	55, // 86: srtm.v1.AdminService.SeekChannel:input_type -> srtm.v1.SeekChannelRequest
+	57, // 87: srtm.v1.AdminService.ListChannels:input_type -> srtm.v1.ListChannelsRequest
+	59, // 88: srtm.v1.AdminService.CreateChannel:input_type -> srtm.v1.CreateChannelRequest
+	61, // 89: srtm.v1.AdminService.PauseChannel:input_type -> srtm.v1.PauseChannelRequest
+	63, // 90: srtm.v1.AdminService.UnpauseChannel:input_type -> srtm.v1.UnpauseChannelRequest
+	65, // 91: srtm.v1.AdminService.DeleteChannel:input_type -> srtm.v1.DeleteChannelRequest
+	67, // 92: srtm.v1.AdminService.EmptyChannel:input_type -> srtm.v1.EmptyChannelRequest
+	11, // 93: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
+	13, // 94: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
+	5,  // 95: srtm.v1.AdminService.ProfileTopic:input_type -> srtm.v1.ProfileTopicRequest
+	2,  // 96: srtm.v1.AdminService.ListPublisherMoves:input_type -> srtm.v1.ListPublisherMovesRequest
+	36, // 97: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
+	38, // 98: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
+	40, // 99: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
+	42, // 100: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
+	44, // 101: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
+	46, // 102: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
+	48, // 103: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
+	50, // 104: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
+	52, // 105: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
+	54, // 106: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
+	56, // 107: srtm.v1.AdminService.SeekChannel:output_type -> srtm.v1.SeekChannelResponse
+	58, // 108: srtm.v1.AdminService.ListChannels:output_type -> srtm.v1.ListChannelsResponse
+	60, // 109: srtm.v1.AdminService.CreateChannel:output_type -> srtm.v1.CreateChannelResponse
+	62, // 110: srtm.v1.AdminService.PauseChannel:output_type -> srtm.v1.PauseChannelResponse
+	64, // 111: srtm.v1.AdminService.UnpauseChannel:output_type -> srtm.v1.UnpauseChannelResponse
+	66, // 112: srtm.v1.AdminService.DeleteChannel:output_type -> srtm.v1.DeleteChannelResponse
+	68, // 113: srtm.v1.AdminService.EmptyChannel:output_type -> srtm.v1.EmptyChannelResponse
+	12, // 114: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
+	14, // 115: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
+	6,  // 116: srtm.v1.AdminService.ProfileTopic:output_type -> srtm.v1.ProfileTopicResponse
+	3,  // 117: srtm.v1.AdminService.ListPublisherMoves:output_type -> srtm.v1.ListPublisherMovesResponse
+	97, // [97:118] is the sub-list for method output_type
+	76, // [76:97] is the sub-list for method input_type
+	76, // [76:76] is the sub-list for extension type_name
+	76, // [76:76] is the sub-list for extension extendee
+	0,  // [0:76] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_admin_proto_init() }
@@ -4788,7 +5425,7 @@ func file_srtm_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_admin_proto_rawDesc), len(file_srtm_v1_admin_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   57,
+			NumMessages:   69,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -30,6 +30,12 @@ const (
 	AdminService_SetBrokerCapacity_FullMethodName  = "/srtm.v1.AdminService/SetBrokerCapacity"
 	AdminService_RemoveBroker_FullMethodName       = "/srtm.v1.AdminService/RemoveBroker"
 	AdminService_SeekChannel_FullMethodName        = "/srtm.v1.AdminService/SeekChannel"
+	AdminService_ListChannels_FullMethodName       = "/srtm.v1.AdminService/ListChannels"
+	AdminService_CreateChannel_FullMethodName      = "/srtm.v1.AdminService/CreateChannel"
+	AdminService_PauseChannel_FullMethodName       = "/srtm.v1.AdminService/PauseChannel"
+	AdminService_UnpauseChannel_FullMethodName     = "/srtm.v1.AdminService/UnpauseChannel"
+	AdminService_DeleteChannel_FullMethodName      = "/srtm.v1.AdminService/DeleteChannel"
+	AdminService_EmptyChannel_FullMethodName       = "/srtm.v1.AdminService/EmptyChannel"
 	AdminService_ExportCluster_FullMethodName      = "/srtm.v1.AdminService/ExportCluster"
 	AdminService_ImportCluster_FullMethodName      = "/srtm.v1.AdminService/ImportCluster"
 	AdminService_ProfileTopic_FullMethodName       = "/srtm.v1.AdminService/ProfileTopic"
@@ -134,6 +140,31 @@ type AdminServiceClient interface {
 	//	UNAVAILABLE          a broker that is to do it is away (BROKER_FAILED)
 	//	FAILED_PRECONDITION  one is of an older release (BROKER_TOO_OLD)
 	SeekChannel(ctx context.Context, in *SeekChannelRequest, opts ...grpc.CallOption) (*SeekChannelResponse, error)
+	// ListChannels returns the durable channels of a topic, by name. NOT_FOUND when there is no
+	// such topic.
+	ListChannels(ctx context.Context, in *ListChannelsRequest, opts ...grpc.CallOption) (*ListChannelsResponse, error)
+	// CreateChannel creates a durable channel on all brokers of a topic. One that is there stays.
+	//
+	//	INVALID_ARGUMENT     the name is none, or is ephemeral
+	//	NOT_FOUND            there is no such topic
+	//	RESOURCE_EXHAUSTED   the topic has as many channels as it may (TOO_MANY_CHANNELS)
+	//
+	// CreateChannel, PauseChannel, UnpauseChannel and DeleteChannel answer when the change is
+	// committed and the connected brokers have applied it. A broker that is disconnected applies
+	// the change before it serves the topic again: `pending` names it.
+	CreateChannel(ctx context.Context, in *CreateChannelRequest, opts ...grpc.CallOption) (*CreateChannelResponse, error)
+	// PauseChannel stops the deliveries of a channel on all brokers of the topic. Repeating it is
+	// harmless. NOT_FOUND when there is no such topic or channel (CHANNEL_UNKNOWN).
+	PauseChannel(ctx context.Context, in *PauseChannelRequest, opts ...grpc.CallOption) (*PauseChannelResponse, error)
+	// UnpauseChannel resumes them. Errors as PauseChannel.
+	UnpauseChannel(ctx context.Context, in *UnpauseChannelRequest, opts ...grpc.CallOption) (*UnpauseChannelResponse, error)
+	// DeleteChannel deletes a channel with all it holds, on all brokers of the topic. Errors as
+	// PauseChannel.
+	DeleteChannel(ctx context.Context, in *DeleteChannelRequest, opts ...grpc.CallOption) (*DeleteChannelResponse, error)
+	// EmptyChannel discards what a channel holds on all brokers of the topic, those that it is
+	// moving away from too. Each broker has its own outcome, which may be an error. NOT_FOUND as
+	// PauseChannel; UNAVAILABLE as SeekChannel, before any broker is asked.
+	EmptyChannel(ctx context.Context, in *EmptyChannelRequest, opts ...grpc.CallOption) (*EmptyChannelResponse, error)
 	// ExportCluster returns all that the store has, topics with their publishers and
 	// placements, brokers with what was said of them, as text for ImportCluster of the
 	// same or a later release. It has no messages and no shares: brokers have those.
@@ -283,6 +314,66 @@ func (c *adminServiceClient) SeekChannel(ctx context.Context, in *SeekChannelReq
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(SeekChannelResponse)
 	err := c.cc.Invoke(ctx, AdminService_SeekChannel_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) ListChannels(ctx context.Context, in *ListChannelsRequest, opts ...grpc.CallOption) (*ListChannelsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListChannelsResponse)
+	err := c.cc.Invoke(ctx, AdminService_ListChannels_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) CreateChannel(ctx context.Context, in *CreateChannelRequest, opts ...grpc.CallOption) (*CreateChannelResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CreateChannelResponse)
+	err := c.cc.Invoke(ctx, AdminService_CreateChannel_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) PauseChannel(ctx context.Context, in *PauseChannelRequest, opts ...grpc.CallOption) (*PauseChannelResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PauseChannelResponse)
+	err := c.cc.Invoke(ctx, AdminService_PauseChannel_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) UnpauseChannel(ctx context.Context, in *UnpauseChannelRequest, opts ...grpc.CallOption) (*UnpauseChannelResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UnpauseChannelResponse)
+	err := c.cc.Invoke(ctx, AdminService_UnpauseChannel_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) DeleteChannel(ctx context.Context, in *DeleteChannelRequest, opts ...grpc.CallOption) (*DeleteChannelResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteChannelResponse)
+	err := c.cc.Invoke(ctx, AdminService_DeleteChannel_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) EmptyChannel(ctx context.Context, in *EmptyChannelRequest, opts ...grpc.CallOption) (*EmptyChannelResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(EmptyChannelResponse)
+	err := c.cc.Invoke(ctx, AdminService_EmptyChannel_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -448,6 +539,31 @@ type AdminServiceServer interface {
 	//	UNAVAILABLE          a broker that is to do it is away (BROKER_FAILED)
 	//	FAILED_PRECONDITION  one is of an older release (BROKER_TOO_OLD)
 	SeekChannel(context.Context, *SeekChannelRequest) (*SeekChannelResponse, error)
+	// ListChannels returns the durable channels of a topic, by name. NOT_FOUND when there is no
+	// such topic.
+	ListChannels(context.Context, *ListChannelsRequest) (*ListChannelsResponse, error)
+	// CreateChannel creates a durable channel on all brokers of a topic. One that is there stays.
+	//
+	//	INVALID_ARGUMENT     the name is none, or is ephemeral
+	//	NOT_FOUND            there is no such topic
+	//	RESOURCE_EXHAUSTED   the topic has as many channels as it may (TOO_MANY_CHANNELS)
+	//
+	// CreateChannel, PauseChannel, UnpauseChannel and DeleteChannel answer when the change is
+	// committed and the connected brokers have applied it. A broker that is disconnected applies
+	// the change before it serves the topic again: `pending` names it.
+	CreateChannel(context.Context, *CreateChannelRequest) (*CreateChannelResponse, error)
+	// PauseChannel stops the deliveries of a channel on all brokers of the topic. Repeating it is
+	// harmless. NOT_FOUND when there is no such topic or channel (CHANNEL_UNKNOWN).
+	PauseChannel(context.Context, *PauseChannelRequest) (*PauseChannelResponse, error)
+	// UnpauseChannel resumes them. Errors as PauseChannel.
+	UnpauseChannel(context.Context, *UnpauseChannelRequest) (*UnpauseChannelResponse, error)
+	// DeleteChannel deletes a channel with all it holds, on all brokers of the topic. Errors as
+	// PauseChannel.
+	DeleteChannel(context.Context, *DeleteChannelRequest) (*DeleteChannelResponse, error)
+	// EmptyChannel discards what a channel holds on all brokers of the topic, those that it is
+	// moving away from too. Each broker has its own outcome, which may be an error. NOT_FOUND as
+	// PauseChannel; UNAVAILABLE as SeekChannel, before any broker is asked.
+	EmptyChannel(context.Context, *EmptyChannelRequest) (*EmptyChannelResponse, error)
 	// ExportCluster returns all that the store has, topics with their publishers and
 	// placements, brokers with what was said of them, as text for ImportCluster of the
 	// same or a later release. It has no messages and no shares: brokers have those.
@@ -516,6 +632,24 @@ func (UnimplementedAdminServiceServer) RemoveBroker(context.Context, *RemoveBrok
 }
 func (UnimplementedAdminServiceServer) SeekChannel(context.Context, *SeekChannelRequest) (*SeekChannelResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SeekChannel not implemented")
+}
+func (UnimplementedAdminServiceServer) ListChannels(context.Context, *ListChannelsRequest) (*ListChannelsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListChannels not implemented")
+}
+func (UnimplementedAdminServiceServer) CreateChannel(context.Context, *CreateChannelRequest) (*CreateChannelResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateChannel not implemented")
+}
+func (UnimplementedAdminServiceServer) PauseChannel(context.Context, *PauseChannelRequest) (*PauseChannelResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PauseChannel not implemented")
+}
+func (UnimplementedAdminServiceServer) UnpauseChannel(context.Context, *UnpauseChannelRequest) (*UnpauseChannelResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method UnpauseChannel not implemented")
+}
+func (UnimplementedAdminServiceServer) DeleteChannel(context.Context, *DeleteChannelRequest) (*DeleteChannelResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteChannel not implemented")
+}
+func (UnimplementedAdminServiceServer) EmptyChannel(context.Context, *EmptyChannelRequest) (*EmptyChannelResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method EmptyChannel not implemented")
 }
 func (UnimplementedAdminServiceServer) ExportCluster(*ExportClusterRequest, grpc.ServerStreamingServer[ExportClusterResponse]) error {
 	return status.Error(codes.Unimplemented, "method ExportCluster not implemented")
@@ -741,6 +875,114 @@ func _AdminService_SeekChannel_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_ListChannels_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListChannelsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ListChannels(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ListChannels_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ListChannels(ctx, req.(*ListChannelsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_CreateChannel_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateChannelRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).CreateChannel(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_CreateChannel_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).CreateChannel(ctx, req.(*CreateChannelRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_PauseChannel_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PauseChannelRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).PauseChannel(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_PauseChannel_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).PauseChannel(ctx, req.(*PauseChannelRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_UnpauseChannel_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UnpauseChannelRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).UnpauseChannel(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_UnpauseChannel_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).UnpauseChannel(ctx, req.(*UnpauseChannelRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_DeleteChannel_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteChannelRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).DeleteChannel(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_DeleteChannel_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).DeleteChannel(ctx, req.(*DeleteChannelRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_EmptyChannel_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(EmptyChannelRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).EmptyChannel(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_EmptyChannel_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).EmptyChannel(ctx, req.(*EmptyChannelRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _AdminService_ExportCluster_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(ExportClusterRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -834,6 +1076,30 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "SeekChannel",
 			Handler:    _AdminService_SeekChannel_Handler,
+		},
+		{
+			MethodName: "ListChannels",
+			Handler:    _AdminService_ListChannels_Handler,
+		},
+		{
+			MethodName: "CreateChannel",
+			Handler:    _AdminService_CreateChannel_Handler,
+		},
+		{
+			MethodName: "PauseChannel",
+			Handler:    _AdminService_PauseChannel_Handler,
+		},
+		{
+			MethodName: "UnpauseChannel",
+			Handler:    _AdminService_UnpauseChannel_Handler,
+		},
+		{
+			MethodName: "DeleteChannel",
+			Handler:    _AdminService_DeleteChannel_Handler,
+		},
+		{
+			MethodName: "EmptyChannel",
+			Handler:    _AdminService_EmptyChannel_Handler,
 		},
 		{
 			MethodName: "ListPublisherMoves",

@@ -22,6 +22,61 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type ChannelChange int32
+
+const (
+	ChannelChange_CHANNEL_CHANGE_UNSPECIFIED ChannelChange = 0
+	ChannelChange_CHANNEL_CHANGE_CREATE      ChannelChange = 1
+	ChannelChange_CHANNEL_CHANGE_DELETE      ChannelChange = 2
+	ChannelChange_CHANNEL_CHANGE_PAUSE       ChannelChange = 3
+	ChannelChange_CHANNEL_CHANGE_UNPAUSE     ChannelChange = 4
+)
+
+// Enum value maps for ChannelChange.
+var (
+	ChannelChange_name = map[int32]string{
+		0: "CHANNEL_CHANGE_UNSPECIFIED",
+		1: "CHANNEL_CHANGE_CREATE",
+		2: "CHANNEL_CHANGE_DELETE",
+		3: "CHANNEL_CHANGE_PAUSE",
+		4: "CHANNEL_CHANGE_UNPAUSE",
+	}
+	ChannelChange_value = map[string]int32{
+		"CHANNEL_CHANGE_UNSPECIFIED": 0,
+		"CHANNEL_CHANGE_CREATE":      1,
+		"CHANNEL_CHANGE_DELETE":      2,
+		"CHANNEL_CHANGE_PAUSE":       3,
+		"CHANNEL_CHANGE_UNPAUSE":     4,
+	}
+)
+
+func (x ChannelChange) Enum() *ChannelChange {
+	p := new(ChannelChange)
+	*p = x
+	return p
+}
+
+func (x ChannelChange) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ChannelChange) Descriptor() protoreflect.EnumDescriptor {
+	return file_srtm_v1_broker_proto_enumTypes[0].Descriptor()
+}
+
+func (ChannelChange) Type() protoreflect.EnumType {
+	return &file_srtm_v1_broker_proto_enumTypes[0]
+}
+
+func (x ChannelChange) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ChannelChange.Descriptor instead.
+func (ChannelChange) EnumDescriptor() ([]byte, []int) {
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{0}
+}
+
 type BrokerMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Message:
@@ -32,6 +87,8 @@ type BrokerMessage struct {
 	//	*BrokerMessage_Arrivals
 	//	*BrokerMessage_Records
 	//	*BrokerMessage_SeekResult
+	//	*BrokerMessage_ChannelRequest
+	//	*BrokerMessage_ChannelsApplied
 	Message       isBrokerMessage_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -128,6 +185,24 @@ func (x *BrokerMessage) GetSeekResult() *SeekResult {
 	return nil
 }
 
+func (x *BrokerMessage) GetChannelRequest() *ChannelRequest {
+	if x != nil {
+		if x, ok := x.Message.(*BrokerMessage_ChannelRequest); ok {
+			return x.ChannelRequest
+		}
+	}
+	return nil
+}
+
+func (x *BrokerMessage) GetChannelsApplied() *ChannelsApplied {
+	if x != nil {
+		if x, ok := x.Message.(*BrokerMessage_ChannelsApplied); ok {
+			return x.ChannelsApplied
+		}
+	}
+	return nil
+}
+
 type isBrokerMessage_Message interface {
 	isBrokerMessage_Message()
 }
@@ -156,6 +231,14 @@ type BrokerMessage_SeekResult struct {
 	SeekResult *SeekResult `protobuf:"bytes,6,opt,name=seek_result,json=seekResult,proto3,oneof"`
 }
 
+type BrokerMessage_ChannelRequest struct {
+	ChannelRequest *ChannelRequest `protobuf:"bytes,7,opt,name=channel_request,json=channelRequest,proto3,oneof"`
+}
+
+type BrokerMessage_ChannelsApplied struct {
+	ChannelsApplied *ChannelsApplied `protobuf:"bytes,8,opt,name=channels_applied,json=channelsApplied,proto3,oneof"`
+}
+
 func (*BrokerMessage_Hello) isBrokerMessage_Message() {}
 
 func (*BrokerMessage_PrepareResult) isBrokerMessage_Message() {}
@@ -167,6 +250,10 @@ func (*BrokerMessage_Arrivals) isBrokerMessage_Message() {}
 func (*BrokerMessage_Records) isBrokerMessage_Message() {}
 
 func (*BrokerMessage_SeekResult) isBrokerMessage_Message() {}
+
+func (*BrokerMessage_ChannelRequest) isBrokerMessage_Message() {}
+
+func (*BrokerMessage_ChannelsApplied) isBrokerMessage_Message() {}
 
 type BrokerHello struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -535,7 +622,10 @@ type PrepareResult struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Request uint64                 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`
 	// Empty when done; else why not, safe to show to an operator.
-	Error         string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	Error string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	// Of a PrepareTopic: durable channels that the topic has on this broker and that the order
+	// does not name. The catalog takes them in.
+	Channels      []*TopicChannel `protobuf:"bytes,3,rep,name=channels,proto3" json:"channels,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -584,6 +674,13 @@ func (x *PrepareResult) GetError() string {
 	return ""
 }
 
+func (x *PrepareResult) GetChannels() []*TopicChannel {
+	if x != nil {
+		return x.Channels
+	}
+	return nil
+}
+
 type ControllerMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Message:
@@ -598,6 +695,8 @@ type ControllerMessage struct {
 	//	*ControllerMessage_Recall
 	//	*ControllerMessage_Seek
 	//	*ControllerMessage_TakeOver
+	//	*ControllerMessage_ChannelOrder
+	//	*ControllerMessage_ChannelAnswer
 	Message       isControllerMessage_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -730,6 +829,24 @@ func (x *ControllerMessage) GetTakeOver() *TakeOver {
 	return nil
 }
 
+func (x *ControllerMessage) GetChannelOrder() *ChannelOrder {
+	if x != nil {
+		if x, ok := x.Message.(*ControllerMessage_ChannelOrder); ok {
+			return x.ChannelOrder
+		}
+	}
+	return nil
+}
+
+func (x *ControllerMessage) GetChannelAnswer() *ChannelAnswer {
+	if x != nil {
+		if x, ok := x.Message.(*ControllerMessage_ChannelAnswer); ok {
+			return x.ChannelAnswer
+		}
+	}
+	return nil
+}
+
 type isControllerMessage_Message interface {
 	isControllerMessage_Message()
 }
@@ -774,6 +891,14 @@ type ControllerMessage_TakeOver struct {
 	TakeOver *TakeOver `protobuf:"bytes,14,opt,name=take_over,json=takeOver,proto3,oneof"`
 }
 
+type ControllerMessage_ChannelOrder struct {
+	ChannelOrder *ChannelOrder `protobuf:"bytes,15,opt,name=channel_order,json=channelOrder,proto3,oneof"`
+}
+
+type ControllerMessage_ChannelAnswer struct {
+	ChannelAnswer *ChannelAnswer `protobuf:"bytes,16,opt,name=channel_answer,json=channelAnswer,proto3,oneof"`
+}
+
 func (*ControllerMessage_Hello) isControllerMessage_Message() {}
 
 func (*ControllerMessage_Prepare) isControllerMessage_Message() {}
@@ -793,6 +918,10 @@ func (*ControllerMessage_Recall) isControllerMessage_Message() {}
 func (*ControllerMessage_Seek) isControllerMessage_Message() {}
 
 func (*ControllerMessage_TakeOver) isControllerMessage_Message() {}
+
+func (*ControllerMessage_ChannelOrder) isControllerMessage_Message() {}
+
+func (*ControllerMessage_ChannelAnswer) isControllerMessage_Message() {}
 
 type ControllerHello struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -876,7 +1005,6 @@ type PrepareTopic struct {
 	// Echoed in the PrepareResult.
 	Request   uint64          `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`
 	Topic     string          `protobuf:"bytes,2,opt,name=topic,proto3" json:"topic,omitempty"`
-	Channels  []string        `protobuf:"bytes,3,rep,name=channels,proto3" json:"channels,omitempty"`
 	Slo       *Slo            `protobuf:"bytes,4,opt,name=slo,proto3" json:"slo,omitempty"`
 	OverLimit OverLimitPolicy `protobuf:"varint,5,opt,name=over_limit,json=overLimit,proto3,enum=srtm.v1.OverLimitPolicy" json:"over_limit,omitempty"`
 	// Which topic of that name this is; unset: not known. The broker keeps it with the
@@ -896,9 +1024,15 @@ type PrepareTopic struct {
 	Durability Durability `protobuf:"varint,11,opt,name=durability,proto3,enum=srtm.v1.Durability" json:"durability,omitempty"`
 	// The topic has moved away from the broker. The broker delivers what it has and takes no more
 	// messages of the topic. A broker that forwards passes them on.
-	Retiring      bool `protobuf:"varint,12,opt,name=retiring,proto3" json:"retiring,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Retiring bool `protobuf:"varint,12,opt,name=retiring,proto3" json:"retiring,omitempty"`
+	// All durable channels of the topic. The broker creates those that it lacks, and pauses
+	// them as they say. It deletes a channel that it was told of and that is not here, and one
+	// that was deleted and created anew since. `channels_version` is the catalog's version that
+	// they are of: what a broker was told of by a later one stays.
+	Channels        []*TopicChannel `protobuf:"bytes,20,rep,name=channels,proto3" json:"channels,omitempty"`
+	ChannelsVersion uint64          `protobuf:"varint,21,opt,name=channels_version,json=channelsVersion,proto3" json:"channels_version,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *PrepareTopic) Reset() {
@@ -943,13 +1077,6 @@ func (x *PrepareTopic) GetTopic() string {
 		return x.Topic
 	}
 	return ""
-}
-
-func (x *PrepareTopic) GetChannels() []string {
-	if x != nil {
-		return x.Channels
-	}
-	return nil
 }
 
 func (x *PrepareTopic) GetSlo() *Slo {
@@ -1015,6 +1142,364 @@ func (x *PrepareTopic) GetRetiring() bool {
 	return false
 }
 
+func (x *PrepareTopic) GetChannels() []*TopicChannel {
+	if x != nil {
+		return x.Channels
+	}
+	return nil
+}
+
+func (x *PrepareTopic) GetChannelsVersion() uint64 {
+	if x != nil {
+		return x.ChannelsVersion
+	}
+	return 0
+}
+
+// ChannelOrder: these channels of the topic have changed. The broker answers with
+// ChannelsApplied. A broker that does not have the topic, or another one of its name, does
+// nothing: PrepareTopic brings it all channels.
+type ChannelOrder struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Grows within a session.
+	Request uint64 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`
+	Topic   string `protobuf:"bytes,2,opt,name=topic,proto3" json:"topic,omitempty"`
+	// Of the topic, as in PrepareTopic.
+	Identity *TopicIdentity `protobuf:"bytes,3,opt,name=identity,proto3" json:"identity,omitempty"`
+	// The catalog's version.
+	Version uint64 `protobuf:"varint,4,opt,name=version,proto3" json:"version,omitempty"`
+	// Created, paused or unpaused.
+	Channels []*TopicChannel `protobuf:"bytes,5,rep,name=channels,proto3" json:"channels,omitempty"`
+	// Names. A channel that was created at a later version stays.
+	Deleted       []string `protobuf:"bytes,6,rep,name=deleted,proto3" json:"deleted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChannelOrder) Reset() {
+	*x = ChannelOrder{}
+	mi := &file_srtm_v1_broker_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChannelOrder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChannelOrder) ProtoMessage() {}
+
+func (x *ChannelOrder) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_broker_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChannelOrder.ProtoReflect.Descriptor instead.
+func (*ChannelOrder) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ChannelOrder) GetRequest() uint64 {
+	if x != nil {
+		return x.Request
+	}
+	return 0
+}
+
+func (x *ChannelOrder) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *ChannelOrder) GetIdentity() *TopicIdentity {
+	if x != nil {
+		return x.Identity
+	}
+	return nil
+}
+
+func (x *ChannelOrder) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *ChannelOrder) GetChannels() []*TopicChannel {
+	if x != nil {
+		return x.Channels
+	}
+	return nil
+}
+
+func (x *ChannelOrder) GetDeleted() []string {
+	if x != nil {
+		return x.Deleted
+	}
+	return nil
+}
+
+// ChannelsApplied answers all ChannelOrders of the session up to `request`: what they say
+// stands after a crash.
+type ChannelsApplied struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Request uint64                 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`
+	// Orders among them that the broker could not carry out.
+	Faults        []*ChannelFault `protobuf:"bytes,2,rep,name=faults,proto3" json:"faults,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChannelsApplied) Reset() {
+	*x = ChannelsApplied{}
+	mi := &file_srtm_v1_broker_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChannelsApplied) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChannelsApplied) ProtoMessage() {}
+
+func (x *ChannelsApplied) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_broker_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChannelsApplied.ProtoReflect.Descriptor instead.
+func (*ChannelsApplied) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ChannelsApplied) GetRequest() uint64 {
+	if x != nil {
+		return x.Request
+	}
+	return 0
+}
+
+func (x *ChannelsApplied) GetFaults() []*ChannelFault {
+	if x != nil {
+		return x.Faults
+	}
+	return nil
+}
+
+type ChannelFault struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Request uint64                 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`
+	// For people.
+	Error         string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChannelFault) Reset() {
+	*x = ChannelFault{}
+	mi := &file_srtm_v1_broker_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChannelFault) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChannelFault) ProtoMessage() {}
+
+func (x *ChannelFault) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_broker_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChannelFault.ProtoReflect.Descriptor instead.
+func (*ChannelFault) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ChannelFault) GetRequest() uint64 {
+	if x != nil {
+		return x.Request
+	}
+	return 0
+}
+
+func (x *ChannelFault) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+// ChannelRequest: clients of this broker have created channels of a topic, or ask for another
+// change of them. Repeating it is harmless.
+type ChannelRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Echoed in the ChannelAnswer.
+	Request       uint64          `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`
+	Topic         string          `protobuf:"bytes,2,opt,name=topic,proto3" json:"topic,omitempty"`
+	Change        ChannelChange   `protobuf:"varint,3,opt,name=change,proto3,enum=srtm.v1.ChannelChange" json:"change,omitempty"`
+	Channels      []*TopicChannel `protobuf:"bytes,4,rep,name=channels,proto3" json:"channels,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChannelRequest) Reset() {
+	*x = ChannelRequest{}
+	mi := &file_srtm_v1_broker_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChannelRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChannelRequest) ProtoMessage() {}
+
+func (x *ChannelRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_broker_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChannelRequest.ProtoReflect.Descriptor instead.
+func (*ChannelRequest) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ChannelRequest) GetRequest() uint64 {
+	if x != nil {
+		return x.Request
+	}
+	return 0
+}
+
+func (x *ChannelRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *ChannelRequest) GetChange() ChannelChange {
+	if x != nil {
+		return x.Change
+	}
+	return ChannelChange_CHANNEL_CHANGE_UNSPECIFIED
+}
+
+func (x *ChannelRequest) GetChannels() []*TopicChannel {
+	if x != nil {
+		return x.Channels
+	}
+	return nil
+}
+
+// ChannelAnswer answers a ChannelRequest once the change is committed and all brokers of the
+// topic that are connected have applied it.
+type ChannelAnswer struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Request uint64                 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`
+	// Empty when done. TOPIC_UNKNOWN: the catalog does not have the topic on this broker;
+	// TOO_MANY_CHANNELS: of the channels, those in `refused` were not created; FAILED.
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// For people.
+	Error         string   `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	Refused       []string `protobuf:"bytes,4,rep,name=refused,proto3" json:"refused,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChannelAnswer) Reset() {
+	*x = ChannelAnswer{}
+	mi := &file_srtm_v1_broker_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChannelAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChannelAnswer) ProtoMessage() {}
+
+func (x *ChannelAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_broker_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChannelAnswer.ProtoReflect.Descriptor instead.
+func (*ChannelAnswer) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ChannelAnswer) GetRequest() uint64 {
+	if x != nil {
+		return x.Request
+	}
+	return 0
+}
+
+func (x *ChannelAnswer) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *ChannelAnswer) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *ChannelAnswer) GetRefused() []string {
+	if x != nil {
+		return x.Refused
+	}
+	return nil
+}
+
 // KeepRecord: what the loaddistributor knows of a topic, to be kept with it for as long
 // as it is there, after a restart too, and given back with TopicRecords. It is not for
 // the broker to read. It may be lost in a crash of the machine. It has no answer.
@@ -1029,7 +1514,7 @@ type KeepRecord struct {
 
 func (x *KeepRecord) Reset() {
 	*x = KeepRecord{}
-	mi := &file_srtm_v1_broker_proto_msgTypes[8]
+	mi := &file_srtm_v1_broker_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1041,7 +1526,7 @@ func (x *KeepRecord) String() string {
 func (*KeepRecord) ProtoMessage() {}
 
 func (x *KeepRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_broker_proto_msgTypes[8]
+	mi := &file_srtm_v1_broker_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1054,7 +1539,7 @@ func (x *KeepRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepRecord.ProtoReflect.Descriptor instead.
 func (*KeepRecord) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{8}
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *KeepRecord) GetTopic() string {
@@ -1081,7 +1566,7 @@ type RecallTopics struct {
 
 func (x *RecallTopics) Reset() {
 	*x = RecallTopics{}
-	mi := &file_srtm_v1_broker_proto_msgTypes[9]
+	mi := &file_srtm_v1_broker_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1093,7 +1578,7 @@ func (x *RecallTopics) String() string {
 func (*RecallTopics) ProtoMessage() {}
 
 func (x *RecallTopics) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_broker_proto_msgTypes[9]
+	mi := &file_srtm_v1_broker_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1106,7 +1591,7 @@ func (x *RecallTopics) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallTopics.ProtoReflect.Descriptor instead.
 func (*RecallTopics) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{9}
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RecallTopics) GetTopics() []string {
@@ -1127,7 +1612,7 @@ type TopicRecords struct {
 
 func (x *TopicRecords) Reset() {
 	*x = TopicRecords{}
-	mi := &file_srtm_v1_broker_proto_msgTypes[10]
+	mi := &file_srtm_v1_broker_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1139,7 +1624,7 @@ func (x *TopicRecords) String() string {
 func (*TopicRecords) ProtoMessage() {}
 
 func (x *TopicRecords) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_broker_proto_msgTypes[10]
+	mi := &file_srtm_v1_broker_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1152,7 +1637,7 @@ func (x *TopicRecords) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicRecords.ProtoReflect.Descriptor instead.
 func (*TopicRecords) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{10}
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *TopicRecords) GetRecords() []*TopicRecord {
@@ -1173,7 +1658,7 @@ type TopicRecord struct {
 
 func (x *TopicRecord) Reset() {
 	*x = TopicRecord{}
-	mi := &file_srtm_v1_broker_proto_msgTypes[11]
+	mi := &file_srtm_v1_broker_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1185,7 +1670,7 @@ func (x *TopicRecord) String() string {
 func (*TopicRecord) ProtoMessage() {}
 
 func (x *TopicRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_broker_proto_msgTypes[11]
+	mi := &file_srtm_v1_broker_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1198,7 +1683,7 @@ func (x *TopicRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicRecord.ProtoReflect.Descriptor instead.
 func (*TopicRecord) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{11}
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *TopicRecord) GetTopic() string {
@@ -1228,7 +1713,7 @@ type TopicIdentity struct {
 
 func (x *TopicIdentity) Reset() {
 	*x = TopicIdentity{}
-	mi := &file_srtm_v1_broker_proto_msgTypes[12]
+	mi := &file_srtm_v1_broker_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1240,7 +1725,7 @@ func (x *TopicIdentity) String() string {
 func (*TopicIdentity) ProtoMessage() {}
 
 func (x *TopicIdentity) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_broker_proto_msgTypes[12]
+	mi := &file_srtm_v1_broker_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1253,7 +1738,7 @@ func (x *TopicIdentity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicIdentity.ProtoReflect.Descriptor instead.
 func (*TopicIdentity) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{12}
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *TopicIdentity) GetLog() uint64 {
@@ -1285,7 +1770,7 @@ type RemoveTopic struct {
 
 func (x *RemoveTopic) Reset() {
 	*x = RemoveTopic{}
-	mi := &file_srtm_v1_broker_proto_msgTypes[13]
+	mi := &file_srtm_v1_broker_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1297,7 +1782,7 @@ func (x *RemoveTopic) String() string {
 func (*RemoveTopic) ProtoMessage() {}
 
 func (x *RemoveTopic) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_broker_proto_msgTypes[13]
+	mi := &file_srtm_v1_broker_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1310,7 +1795,7 @@ func (x *RemoveTopic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveTopic.ProtoReflect.Descriptor instead.
 func (*RemoveTopic) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{13}
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RemoveTopic) GetRequest() uint64 {
@@ -1349,7 +1834,7 @@ type DrainPublishers struct {
 
 func (x *DrainPublishers) Reset() {
 	*x = DrainPublishers{}
-	mi := &file_srtm_v1_broker_proto_msgTypes[14]
+	mi := &file_srtm_v1_broker_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1361,7 +1846,7 @@ func (x *DrainPublishers) String() string {
 func (*DrainPublishers) ProtoMessage() {}
 
 func (x *DrainPublishers) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_broker_proto_msgTypes[14]
+	mi := &file_srtm_v1_broker_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1374,7 +1859,7 @@ func (x *DrainPublishers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainPublishers.ProtoReflect.Descriptor instead.
 func (*DrainPublishers) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{14}
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DrainPublishers) GetTopic() string {
@@ -1407,7 +1892,7 @@ type NudgeConsumers struct {
 
 func (x *NudgeConsumers) Reset() {
 	*x = NudgeConsumers{}
-	mi := &file_srtm_v1_broker_proto_msgTypes[15]
+	mi := &file_srtm_v1_broker_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1419,7 +1904,7 @@ func (x *NudgeConsumers) String() string {
 func (*NudgeConsumers) ProtoMessage() {}
 
 func (x *NudgeConsumers) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_broker_proto_msgTypes[15]
+	mi := &file_srtm_v1_broker_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1432,7 +1917,7 @@ func (x *NudgeConsumers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NudgeConsumers.ProtoReflect.Descriptor instead.
 func (*NudgeConsumers) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{15}
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *NudgeConsumers) GetTopic() string {
@@ -1465,7 +1950,7 @@ type CaptureArrivals struct {
 
 func (x *CaptureArrivals) Reset() {
 	*x = CaptureArrivals{}
-	mi := &file_srtm_v1_broker_proto_msgTypes[16]
+	mi := &file_srtm_v1_broker_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1477,7 +1962,7 @@ func (x *CaptureArrivals) String() string {
 func (*CaptureArrivals) ProtoMessage() {}
 
 func (x *CaptureArrivals) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_broker_proto_msgTypes[16]
+	mi := &file_srtm_v1_broker_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1490,7 +1975,7 @@ func (x *CaptureArrivals) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureArrivals.ProtoReflect.Descriptor instead.
 func (*CaptureArrivals) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{16}
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CaptureArrivals) GetTopic() string {
@@ -1512,17 +1997,19 @@ func (x *CaptureArrivals) GetLasts() *durationpb.Duration {
 type SeekOrder struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Echoed in the SeekResult.
-	Request       uint64 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`
-	Topic         string `protobuf:"bytes,2,opt,name=topic,proto3" json:"topic,omitempty"`
-	Channel       string `protobuf:"bytes,3,opt,name=channel,proto3" json:"channel,omitempty"`
-	To            *Place `protobuf:"bytes,4,opt,name=to,proto3" json:"to,omitempty"`
+	Request uint64 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`
+	Topic   string `protobuf:"bytes,2,opt,name=topic,proto3" json:"topic,omitempty"`
+	Channel string `protobuf:"bytes,3,opt,name=channel,proto3" json:"channel,omitempty"`
+	To      *Place `protobuf:"bytes,4,opt,name=to,proto3" json:"to,omitempty"`
+	// In place of `to`: discard what the channel holds.
+	Empty         bool `protobuf:"varint,5,opt,name=empty,proto3" json:"empty,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SeekOrder) Reset() {
 	*x = SeekOrder{}
-	mi := &file_srtm_v1_broker_proto_msgTypes[17]
+	mi := &file_srtm_v1_broker_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1534,7 +2021,7 @@ func (x *SeekOrder) String() string {
 func (*SeekOrder) ProtoMessage() {}
 
 func (x *SeekOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_broker_proto_msgTypes[17]
+	mi := &file_srtm_v1_broker_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1547,7 +2034,7 @@ func (x *SeekOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekOrder.ProtoReflect.Descriptor instead.
 func (*SeekOrder) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{17}
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SeekOrder) GetRequest() uint64 {
@@ -1578,6 +2065,13 @@ func (x *SeekOrder) GetTo() *Place {
 	return nil
 }
 
+func (x *SeekOrder) GetEmpty() bool {
+	if x != nil {
+		return x.Empty
+	}
+	return false
+}
+
 // TakeOver: bring in what a broker that is gone kept of a replicated topic, which this one
 // has. The PrepareResult comes when all of it is stored here and gone there; asked again
 // meanwhile, the broker refuses, and afterwards there is nothing any more, which is no
@@ -1594,7 +2088,7 @@ type TakeOver struct {
 
 func (x *TakeOver) Reset() {
 	*x = TakeOver{}
-	mi := &file_srtm_v1_broker_proto_msgTypes[18]
+	mi := &file_srtm_v1_broker_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1606,7 +2100,7 @@ func (x *TakeOver) String() string {
 func (*TakeOver) ProtoMessage() {}
 
 func (x *TakeOver) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_broker_proto_msgTypes[18]
+	mi := &file_srtm_v1_broker_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1619,7 +2113,7 @@ func (x *TakeOver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeOver.ProtoReflect.Descriptor instead.
 func (*TakeOver) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{18}
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *TakeOver) GetRequest() uint64 {
@@ -1658,7 +2152,7 @@ type SeekResult struct {
 
 func (x *SeekResult) Reset() {
 	*x = SeekResult{}
-	mi := &file_srtm_v1_broker_proto_msgTypes[19]
+	mi := &file_srtm_v1_broker_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1670,7 +2164,7 @@ func (x *SeekResult) String() string {
 func (*SeekResult) ProtoMessage() {}
 
 func (x *SeekResult) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_broker_proto_msgTypes[19]
+	mi := &file_srtm_v1_broker_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1683,7 +2177,7 @@ func (x *SeekResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekResult.ProtoReflect.Descriptor instead.
 func (*SeekResult) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{19}
+	return file_srtm_v1_broker_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SeekResult) GetRequest() uint64 {
@@ -1718,7 +2212,7 @@ var File_srtm_v1_broker_proto protoreflect.FileDescriptor
 
 const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\n" +
-	"\x14srtm/v1/broker.proto\x12\asrtm.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x13srtm/v1/types.proto\"\xd6\x02\n" +
+	"\x14srtm/v1/broker.proto\x12\asrtm.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x13srtm/v1/types.proto\"\xe1\x03\n" +
 	"\rBrokerMessage\x12,\n" +
 	"\x05hello\x18\x01 \x01(\v2\x14.srtm.v1.BrokerHelloH\x00R\x05hello\x12?\n" +
 	"\x0eprepare_result\x18\x02 \x01(\v2\x16.srtm.v1.PrepareResultH\x00R\rprepareResult\x12/\n" +
@@ -1726,7 +2220,9 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\barrivals\x18\x04 \x01(\v2\x11.srtm.v1.ArrivalsH\x00R\barrivals\x121\n" +
 	"\arecords\x18\x05 \x01(\v2\x15.srtm.v1.TopicRecordsH\x00R\arecords\x126\n" +
 	"\vseek_result\x18\x06 \x01(\v2\x13.srtm.v1.SeekResultH\x00R\n" +
-	"seekResultB\t\n" +
+	"seekResult\x12B\n" +
+	"\x0fchannel_request\x18\a \x01(\v2\x17.srtm.v1.ChannelRequestH\x00R\x0echannelRequest\x12E\n" +
+	"\x10channels_applied\x18\b \x01(\v2\x18.srtm.v1.ChannelsAppliedH\x00R\x0fchannelsAppliedB\t\n" +
 	"\amessage\"\x92\x03\n" +
 	"\vBrokerHello\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x1a\n" +
@@ -1765,10 +2261,11 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\n" +
 	"forwarders\x18\n" +
 	" \x03(\tR\n" +
-	"forwarders\"?\n" +
+	"forwarders\"r\n" +
 	"\rPrepareResult\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
-	"\x05error\x18\x02 \x01(\tR\x05error\"\x84\x04\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\x121\n" +
+	"\bchannels\x18\x03 \x03(\v2\x15.srtm.v1.TopicChannelR\bchannels\"\x83\x05\n" +
 	"\x11ControllerMessage\x120\n" +
 	"\x05hello\x18\x01 \x01(\v2\x18.srtm.v1.ControllerHelloH\x00R\x05hello\x121\n" +
 	"\aprepare\x18\x02 \x01(\v2\x15.srtm.v1.PrepareTopicH\x00R\aprepare\x12.\n" +
@@ -1780,18 +2277,19 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\x04keep\x18\v \x01(\v2\x13.srtm.v1.KeepRecordH\x00R\x04keep\x12/\n" +
 	"\x06recall\x18\f \x01(\v2\x15.srtm.v1.RecallTopicsH\x00R\x06recall\x12(\n" +
 	"\x04seek\x18\r \x01(\v2\x12.srtm.v1.SeekOrderH\x00R\x04seek\x120\n" +
-	"\ttake_over\x18\x0e \x01(\v2\x11.srtm.v1.TakeOverH\x00R\btakeOverB\t\n" +
+	"\ttake_over\x18\x0e \x01(\v2\x11.srtm.v1.TakeOverH\x00R\btakeOver\x12<\n" +
+	"\rchannel_order\x18\x0f \x01(\v2\x15.srtm.v1.ChannelOrderH\x00R\fchannelOrder\x12?\n" +
+	"\x0echannel_answer\x18\x10 \x01(\v2\x16.srtm.v1.ChannelAnswerH\x00R\rchannelAnswerB\t\n" +
 	"\amessage\"\xc2\x01\n" +
 	"\x0fControllerHello\x12#\n" +
 	"\rgrant_address\x18\x01 \x01(\tR\fgrantAddress\x12B\n" +
 	"\x0freport_interval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x0ereportInterval\x12%\n" +
 	"\x0ereport_changes\x18\x03 \x01(\bR\rreportChanges\x12\x1f\n" +
 	"\vforward_key\x18\x04 \x01(\fR\n" +
-	"forwardKey\"\xd7\x03\n" +
+	"forwardKey\"\x9f\x04\n" +
 	"\fPrepareTopic\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
-	"\x05topic\x18\x02 \x01(\tR\x05topic\x12\x1a\n" +
-	"\bchannels\x18\x03 \x03(\tR\bchannels\x12\x1e\n" +
+	"\x05topic\x18\x02 \x01(\tR\x05topic\x12\x1e\n" +
 	"\x03slo\x18\x04 \x01(\v2\f.srtm.v1.SloR\x03slo\x127\n" +
 	"\n" +
 	"over_limit\x18\x05 \x01(\x0e2\x18.srtm.v1.OverLimitPolicyR\toverLimit\x122\n" +
@@ -1804,7 +2302,32 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\n" +
 	"durability\x18\v \x01(\x0e2\x13.srtm.v1.DurabilityR\n" +
 	"durability\x12\x1a\n" +
-	"\bretiring\x18\f \x01(\bR\bretiring\":\n" +
+	"\bretiring\x18\f \x01(\bR\bretiring\x121\n" +
+	"\bchannels\x18\x14 \x03(\v2\x15.srtm.v1.TopicChannelR\bchannels\x12)\n" +
+	"\x10channels_version\x18\x15 \x01(\x04R\x0fchannelsVersionJ\x04\b\x03\x10\x04\"\xd9\x01\n" +
+	"\fChannelOrder\x12\x18\n" +
+	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
+	"\x05topic\x18\x02 \x01(\tR\x05topic\x122\n" +
+	"\bidentity\x18\x03 \x01(\v2\x16.srtm.v1.TopicIdentityR\bidentity\x12\x18\n" +
+	"\aversion\x18\x04 \x01(\x04R\aversion\x121\n" +
+	"\bchannels\x18\x05 \x03(\v2\x15.srtm.v1.TopicChannelR\bchannels\x12\x18\n" +
+	"\adeleted\x18\x06 \x03(\tR\adeleted\"Z\n" +
+	"\x0fChannelsApplied\x12\x18\n" +
+	"\arequest\x18\x01 \x01(\x04R\arequest\x12-\n" +
+	"\x06faults\x18\x02 \x03(\v2\x15.srtm.v1.ChannelFaultR\x06faults\">\n" +
+	"\fChannelFault\x12\x18\n" +
+	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\"\xa3\x01\n" +
+	"\x0eChannelRequest\x12\x18\n" +
+	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
+	"\x05topic\x18\x02 \x01(\tR\x05topic\x12.\n" +
+	"\x06change\x18\x03 \x01(\x0e2\x16.srtm.v1.ChannelChangeR\x06change\x121\n" +
+	"\bchannels\x18\x04 \x03(\v2\x15.srtm.v1.TopicChannelR\bchannels\"q\n" +
+	"\rChannelAnswer\x12\x18\n" +
+	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\x12\x18\n" +
+	"\arefused\x18\x04 \x03(\tR\arefused\":\n" +
 	"\n" +
 	"KeepRecord\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x16\n" +
@@ -1832,12 +2355,13 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\bchannels\x18\x02 \x03(\tR\bchannels\"X\n" +
 	"\x0fCaptureArrivals\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12/\n" +
-	"\x05lasts\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05lasts\"u\n" +
+	"\x05lasts\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05lasts\"\x8b\x01\n" +
 	"\tSeekOrder\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
 	"\x05topic\x18\x02 \x01(\tR\x05topic\x12\x18\n" +
 	"\achannel\x18\x03 \x01(\tR\achannel\x12\x1e\n" +
-	"\x02to\x18\x04 \x01(\v2\x0e.srtm.v1.PlaceR\x02to\"`\n" +
+	"\x02to\x18\x04 \x01(\v2\x0e.srtm.v1.PlaceR\x02to\x12\x14\n" +
+	"\x05empty\x18\x05 \x01(\bR\x05empty\"`\n" +
 	"\bTakeOver\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
 	"\x05topic\x18\x02 \x01(\tR\x05topic\x12$\n" +
@@ -1847,7 +2371,13 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x14\n" +
-	"\x05error\x18\x04 \x01(\tR\x05error2R\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error*\x9b\x01\n" +
+	"\rChannelChange\x12\x1e\n" +
+	"\x1aCHANNEL_CHANGE_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15CHANNEL_CHANGE_CREATE\x10\x01\x12\x19\n" +
+	"\x15CHANNEL_CHANGE_DELETE\x10\x02\x12\x18\n" +
+	"\x14CHANNEL_CHANGE_PAUSE\x10\x03\x12\x1a\n" +
+	"\x16CHANNEL_CHANGE_UNPAUSE\x10\x042R\n" +
 	"\rBrokerService\x12A\n" +
 	"\aSession\x12\x16.srtm.v1.BrokerMessage\x1a\x1a.srtm.v1.ControllerMessage(\x010\x01B,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
 
@@ -1863,73 +2393,92 @@ func file_srtm_v1_broker_proto_rawDescGZIP() []byte {
 	return file_srtm_v1_broker_proto_rawDescData
 }
 
-var file_srtm_v1_broker_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_srtm_v1_broker_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_srtm_v1_broker_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_srtm_v1_broker_proto_goTypes = []any{
-	(*BrokerMessage)(nil),       // 0: srtm.v1.BrokerMessage
-	(*BrokerHello)(nil),         // 1: srtm.v1.BrokerHello
-	(*BrokerReport)(nil),        // 2: srtm.v1.BrokerReport
-	(*Arrivals)(nil),            // 3: srtm.v1.Arrivals
-	(*PrepareResult)(nil),       // 4: srtm.v1.PrepareResult
-	(*ControllerMessage)(nil),   // 5: srtm.v1.ControllerMessage
-	(*ControllerHello)(nil),     // 6: srtm.v1.ControllerHello
-	(*PrepareTopic)(nil),        // 7: srtm.v1.PrepareTopic
-	(*KeepRecord)(nil),          // 8: srtm.v1.KeepRecord
-	(*RecallTopics)(nil),        // 9: srtm.v1.RecallTopics
-	(*TopicRecords)(nil),        // 10: srtm.v1.TopicRecords
-	(*TopicRecord)(nil),         // 11: srtm.v1.TopicRecord
-	(*TopicIdentity)(nil),       // 12: srtm.v1.TopicIdentity
-	(*RemoveTopic)(nil),         // 13: srtm.v1.RemoveTopic
-	(*DrainPublishers)(nil),     // 14: srtm.v1.DrainPublishers
-	(*NudgeConsumers)(nil),      // 15: srtm.v1.NudgeConsumers
-	(*CaptureArrivals)(nil),     // 16: srtm.v1.CaptureArrivals
-	(*SeekOrder)(nil),           // 17: srtm.v1.SeekOrder
-	(*TakeOver)(nil),            // 18: srtm.v1.TakeOver
-	(*SeekResult)(nil),          // 19: srtm.v1.SeekResult
-	(Durability)(0),             // 20: srtm.v1.Durability
-	(*TopicStats)(nil),          // 21: srtm.v1.TopicStats
-	(*durationpb.Duration)(nil), // 22: google.protobuf.Duration
-	(*Slo)(nil),                 // 23: srtm.v1.Slo
-	(OverLimitPolicy)(0),        // 24: srtm.v1.OverLimitPolicy
-	(PacingMode)(0),             // 25: srtm.v1.PacingMode
-	(*PublisherGroup)(nil),      // 26: srtm.v1.PublisherGroup
-	(*Place)(nil),               // 27: srtm.v1.Place
+	(ChannelChange)(0),          // 0: srtm.v1.ChannelChange
+	(*BrokerMessage)(nil),       // 1: srtm.v1.BrokerMessage
+	(*BrokerHello)(nil),         // 2: srtm.v1.BrokerHello
+	(*BrokerReport)(nil),        // 3: srtm.v1.BrokerReport
+	(*Arrivals)(nil),            // 4: srtm.v1.Arrivals
+	(*PrepareResult)(nil),       // 5: srtm.v1.PrepareResult
+	(*ControllerMessage)(nil),   // 6: srtm.v1.ControllerMessage
+	(*ControllerHello)(nil),     // 7: srtm.v1.ControllerHello
+	(*PrepareTopic)(nil),        // 8: srtm.v1.PrepareTopic
+	(*ChannelOrder)(nil),        // 9: srtm.v1.ChannelOrder
+	(*ChannelsApplied)(nil),     // 10: srtm.v1.ChannelsApplied
+	(*ChannelFault)(nil),        // 11: srtm.v1.ChannelFault
+	(*ChannelRequest)(nil),      // 12: srtm.v1.ChannelRequest
+	(*ChannelAnswer)(nil),       // 13: srtm.v1.ChannelAnswer
+	(*KeepRecord)(nil),          // 14: srtm.v1.KeepRecord
+	(*RecallTopics)(nil),        // 15: srtm.v1.RecallTopics
+	(*TopicRecords)(nil),        // 16: srtm.v1.TopicRecords
+	(*TopicRecord)(nil),         // 17: srtm.v1.TopicRecord
+	(*TopicIdentity)(nil),       // 18: srtm.v1.TopicIdentity
+	(*RemoveTopic)(nil),         // 19: srtm.v1.RemoveTopic
+	(*DrainPublishers)(nil),     // 20: srtm.v1.DrainPublishers
+	(*NudgeConsumers)(nil),      // 21: srtm.v1.NudgeConsumers
+	(*CaptureArrivals)(nil),     // 22: srtm.v1.CaptureArrivals
+	(*SeekOrder)(nil),           // 23: srtm.v1.SeekOrder
+	(*TakeOver)(nil),            // 24: srtm.v1.TakeOver
+	(*SeekResult)(nil),          // 25: srtm.v1.SeekResult
+	(Durability)(0),             // 26: srtm.v1.Durability
+	(*TopicStats)(nil),          // 27: srtm.v1.TopicStats
+	(*TopicChannel)(nil),        // 28: srtm.v1.TopicChannel
+	(*durationpb.Duration)(nil), // 29: google.protobuf.Duration
+	(*Slo)(nil),                 // 30: srtm.v1.Slo
+	(OverLimitPolicy)(0),        // 31: srtm.v1.OverLimitPolicy
+	(PacingMode)(0),             // 32: srtm.v1.PacingMode
+	(*PublisherGroup)(nil),      // 33: srtm.v1.PublisherGroup
+	(*Place)(nil),               // 34: srtm.v1.Place
 }
 var file_srtm_v1_broker_proto_depIdxs = []int32{
-	1,  // 0: srtm.v1.BrokerMessage.hello:type_name -> srtm.v1.BrokerHello
-	4,  // 1: srtm.v1.BrokerMessage.prepare_result:type_name -> srtm.v1.PrepareResult
-	2,  // 2: srtm.v1.BrokerMessage.report:type_name -> srtm.v1.BrokerReport
-	3,  // 3: srtm.v1.BrokerMessage.arrivals:type_name -> srtm.v1.Arrivals
-	10, // 4: srtm.v1.BrokerMessage.records:type_name -> srtm.v1.TopicRecords
-	19, // 5: srtm.v1.BrokerMessage.seek_result:type_name -> srtm.v1.SeekResult
-	20, // 6: srtm.v1.BrokerHello.durability:type_name -> srtm.v1.Durability
-	21, // 7: srtm.v1.BrokerReport.topics:type_name -> srtm.v1.TopicStats
-	6,  // 8: srtm.v1.ControllerMessage.hello:type_name -> srtm.v1.ControllerHello
-	7,  // 9: srtm.v1.ControllerMessage.prepare:type_name -> srtm.v1.PrepareTopic
-	13, // 10: srtm.v1.ControllerMessage.remove:type_name -> srtm.v1.RemoveTopic
-	14, // 11: srtm.v1.ControllerMessage.drain:type_name -> srtm.v1.DrainPublishers
-	16, // 12: srtm.v1.ControllerMessage.capture:type_name -> srtm.v1.CaptureArrivals
-	15, // 13: srtm.v1.ControllerMessage.nudge:type_name -> srtm.v1.NudgeConsumers
-	8,  // 14: srtm.v1.ControllerMessage.keep:type_name -> srtm.v1.KeepRecord
-	9,  // 15: srtm.v1.ControllerMessage.recall:type_name -> srtm.v1.RecallTopics
-	17, // 16: srtm.v1.ControllerMessage.seek:type_name -> srtm.v1.SeekOrder
-	18, // 17: srtm.v1.ControllerMessage.take_over:type_name -> srtm.v1.TakeOver
-	22, // 18: srtm.v1.ControllerHello.report_interval:type_name -> google.protobuf.Duration
-	23, // 19: srtm.v1.PrepareTopic.slo:type_name -> srtm.v1.Slo
-	24, // 20: srtm.v1.PrepareTopic.over_limit:type_name -> srtm.v1.OverLimitPolicy
-	12, // 21: srtm.v1.PrepareTopic.identity:type_name -> srtm.v1.TopicIdentity
-	25, // 22: srtm.v1.PrepareTopic.pacing:type_name -> srtm.v1.PacingMode
-	26, // 23: srtm.v1.PrepareTopic.weights:type_name -> srtm.v1.PublisherGroup
-	20, // 24: srtm.v1.PrepareTopic.durability:type_name -> srtm.v1.Durability
-	11, // 25: srtm.v1.TopicRecords.records:type_name -> srtm.v1.TopicRecord
-	22, // 26: srtm.v1.CaptureArrivals.lasts:type_name -> google.protobuf.Duration
-	27, // 27: srtm.v1.SeekOrder.to:type_name -> srtm.v1.Place
-	0,  // 28: srtm.v1.BrokerService.Session:input_type -> srtm.v1.BrokerMessage
-	5,  // 29: srtm.v1.BrokerService.Session:output_type -> srtm.v1.ControllerMessage
-	29, // [29:30] is the sub-list for method output_type
-	28, // [28:29] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	2,  // 0: srtm.v1.BrokerMessage.hello:type_name -> srtm.v1.BrokerHello
+	5,  // 1: srtm.v1.BrokerMessage.prepare_result:type_name -> srtm.v1.PrepareResult
+	3,  // 2: srtm.v1.BrokerMessage.report:type_name -> srtm.v1.BrokerReport
+	4,  // 3: srtm.v1.BrokerMessage.arrivals:type_name -> srtm.v1.Arrivals
+	16, // 4: srtm.v1.BrokerMessage.records:type_name -> srtm.v1.TopicRecords
+	25, // 5: srtm.v1.BrokerMessage.seek_result:type_name -> srtm.v1.SeekResult
+	12, // 6: srtm.v1.BrokerMessage.channel_request:type_name -> srtm.v1.ChannelRequest
+	10, // 7: srtm.v1.BrokerMessage.channels_applied:type_name -> srtm.v1.ChannelsApplied
+	26, // 8: srtm.v1.BrokerHello.durability:type_name -> srtm.v1.Durability
+	27, // 9: srtm.v1.BrokerReport.topics:type_name -> srtm.v1.TopicStats
+	28, // 10: srtm.v1.PrepareResult.channels:type_name -> srtm.v1.TopicChannel
+	7,  // 11: srtm.v1.ControllerMessage.hello:type_name -> srtm.v1.ControllerHello
+	8,  // 12: srtm.v1.ControllerMessage.prepare:type_name -> srtm.v1.PrepareTopic
+	19, // 13: srtm.v1.ControllerMessage.remove:type_name -> srtm.v1.RemoveTopic
+	20, // 14: srtm.v1.ControllerMessage.drain:type_name -> srtm.v1.DrainPublishers
+	22, // 15: srtm.v1.ControllerMessage.capture:type_name -> srtm.v1.CaptureArrivals
+	21, // 16: srtm.v1.ControllerMessage.nudge:type_name -> srtm.v1.NudgeConsumers
+	14, // 17: srtm.v1.ControllerMessage.keep:type_name -> srtm.v1.KeepRecord
+	15, // 18: srtm.v1.ControllerMessage.recall:type_name -> srtm.v1.RecallTopics
+	23, // 19: srtm.v1.ControllerMessage.seek:type_name -> srtm.v1.SeekOrder
+	24, // 20: srtm.v1.ControllerMessage.take_over:type_name -> srtm.v1.TakeOver
+	9,  // 21: srtm.v1.ControllerMessage.channel_order:type_name -> srtm.v1.ChannelOrder
+	13, // 22: srtm.v1.ControllerMessage.channel_answer:type_name -> srtm.v1.ChannelAnswer
+	29, // 23: srtm.v1.ControllerHello.report_interval:type_name -> google.protobuf.Duration
+	30, // 24: srtm.v1.PrepareTopic.slo:type_name -> srtm.v1.Slo
+	31, // 25: srtm.v1.PrepareTopic.over_limit:type_name -> srtm.v1.OverLimitPolicy
+	18, // 26: srtm.v1.PrepareTopic.identity:type_name -> srtm.v1.TopicIdentity
+	32, // 27: srtm.v1.PrepareTopic.pacing:type_name -> srtm.v1.PacingMode
+	33, // 28: srtm.v1.PrepareTopic.weights:type_name -> srtm.v1.PublisherGroup
+	26, // 29: srtm.v1.PrepareTopic.durability:type_name -> srtm.v1.Durability
+	28, // 30: srtm.v1.PrepareTopic.channels:type_name -> srtm.v1.TopicChannel
+	18, // 31: srtm.v1.ChannelOrder.identity:type_name -> srtm.v1.TopicIdentity
+	28, // 32: srtm.v1.ChannelOrder.channels:type_name -> srtm.v1.TopicChannel
+	11, // 33: srtm.v1.ChannelsApplied.faults:type_name -> srtm.v1.ChannelFault
+	0,  // 34: srtm.v1.ChannelRequest.change:type_name -> srtm.v1.ChannelChange
+	28, // 35: srtm.v1.ChannelRequest.channels:type_name -> srtm.v1.TopicChannel
+	17, // 36: srtm.v1.TopicRecords.records:type_name -> srtm.v1.TopicRecord
+	29, // 37: srtm.v1.CaptureArrivals.lasts:type_name -> google.protobuf.Duration
+	34, // 38: srtm.v1.SeekOrder.to:type_name -> srtm.v1.Place
+	1,  // 39: srtm.v1.BrokerService.Session:input_type -> srtm.v1.BrokerMessage
+	6,  // 40: srtm.v1.BrokerService.Session:output_type -> srtm.v1.ControllerMessage
+	40, // [40:41] is the sub-list for method output_type
+	39, // [39:40] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_broker_proto_init() }
@@ -1945,6 +2494,8 @@ func file_srtm_v1_broker_proto_init() {
 		(*BrokerMessage_Arrivals)(nil),
 		(*BrokerMessage_Records)(nil),
 		(*BrokerMessage_SeekResult)(nil),
+		(*BrokerMessage_ChannelRequest)(nil),
+		(*BrokerMessage_ChannelsApplied)(nil),
 	}
 	file_srtm_v1_broker_proto_msgTypes[5].OneofWrappers = []any{
 		(*ControllerMessage_Hello)(nil),
@@ -1957,19 +2508,22 @@ func file_srtm_v1_broker_proto_init() {
 		(*ControllerMessage_Recall)(nil),
 		(*ControllerMessage_Seek)(nil),
 		(*ControllerMessage_TakeOver)(nil),
+		(*ControllerMessage_ChannelOrder)(nil),
+		(*ControllerMessage_ChannelAnswer)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_broker_proto_rawDesc), len(file_srtm_v1_broker_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   20,
+			NumEnums:      1,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_srtm_v1_broker_proto_goTypes,
 		DependencyIndexes: file_srtm_v1_broker_proto_depIdxs,
+		EnumInfos:         file_srtm_v1_broker_proto_enumTypes,
 		MessageInfos:      file_srtm_v1_broker_proto_msgTypes,
 	}.Build()
 	File_srtm_v1_broker_proto = out.File

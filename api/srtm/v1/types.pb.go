@@ -850,6 +850,69 @@ func (x *TopicStats) GetUnprepared() bool {
 	return false
 }
 
+// TopicChannel is a durable channel of a topic.
+type TopicChannel struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The catalog's version at which the channel was created. It tells channels of one name
+	// apart. 0: the catalog does not have the channel.
+	Created       uint64 `protobuf:"varint,2,opt,name=created,proto3" json:"created,omitempty"`
+	Paused        bool   `protobuf:"varint,3,opt,name=paused,proto3" json:"paused,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopicChannel) Reset() {
+	*x = TopicChannel{}
+	mi := &file_srtm_v1_types_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopicChannel) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopicChannel) ProtoMessage() {}
+
+func (x *TopicChannel) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_types_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopicChannel.ProtoReflect.Descriptor instead.
+func (*TopicChannel) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_types_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *TopicChannel) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *TopicChannel) GetCreated() uint64 {
+	if x != nil {
+		return x.Created
+	}
+	return 0
+}
+
+func (x *TopicChannel) GetPaused() bool {
+	if x != nil {
+		return x.Paused
+	}
+	return false
+}
+
 // Place is where in a topic's log a channel is to go on. One must be set.
 type Place struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -866,7 +929,7 @@ type Place struct {
 
 func (x *Place) Reset() {
 	*x = Place{}
-	mi := &file_srtm_v1_types_proto_msgTypes[7]
+	mi := &file_srtm_v1_types_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -878,7 +941,7 @@ func (x *Place) String() string {
 func (*Place) ProtoMessage() {}
 
 func (x *Place) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_types_proto_msgTypes[7]
+	mi := &file_srtm_v1_types_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -891,7 +954,7 @@ func (x *Place) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Place.ProtoReflect.Descriptor instead.
 func (*Place) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_types_proto_rawDescGZIP(), []int{7}
+	return file_srtm_v1_types_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Place) GetTo() isPlace_To {
@@ -1036,7 +1099,11 @@ const file_srtm_v1_types_proto_rawDesc = "" +
 	"\fburst_needed\x18\x13 \x01(\x04R\vburstNeeded\x12\x1e\n" +
 	"\n" +
 	"unprepared\x18\x15 \x01(\bR\n" +
-	"unprepared\"\xb5\x01\n" +
+	"unprepared\"T\n" +
+	"\fTopicChannel\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\acreated\x18\x02 \x01(\x04R\acreated\x12\x16\n" +
+	"\x06paused\x18\x03 \x01(\bR\x06paused\"\xb5\x01\n" +
 	"\x05Place\x12.\n" +
 	"\x05begin\x18\x01 \x01(\v2\x16.google.protobuf.EmptyH\x00R\x05begin\x12*\n" +
 	"\x03end\x18\x02 \x01(\v2\x16.google.protobuf.EmptyH\x00R\x03end\x120\n" +
@@ -1073,7 +1140,7 @@ func file_srtm_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_srtm_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_srtm_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_srtm_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_srtm_v1_types_proto_goTypes = []any{
 	(OverLimitPolicy)(0),          // 0: srtm.v1.OverLimitPolicy
 	(PacingMode)(0),               // 1: srtm.v1.PacingMode
@@ -1085,23 +1152,24 @@ var file_srtm_v1_types_proto_goTypes = []any{
 	(*PublisherGroup)(nil),        // 7: srtm.v1.PublisherGroup
 	(*Histogram)(nil),             // 8: srtm.v1.Histogram
 	(*TopicStats)(nil),            // 9: srtm.v1.TopicStats
-	(*Place)(nil),                 // 10: srtm.v1.Place
-	(*durationpb.Duration)(nil),   // 11: google.protobuf.Duration
-	(*emptypb.Empty)(nil),         // 12: google.protobuf.Empty
-	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
+	(*TopicChannel)(nil),          // 10: srtm.v1.TopicChannel
+	(*Place)(nil),                 // 11: srtm.v1.Place
+	(*durationpb.Duration)(nil),   // 12: google.protobuf.Duration
+	(*emptypb.Empty)(nil),         // 13: google.protobuf.Empty
+	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
 }
 var file_srtm_v1_types_proto_depIdxs = []int32{
 	4,  // 0: srtm.v1.Contract.slo:type_name -> srtm.v1.Slo
 	0,  // 1: srtm.v1.Contract.over_limit:type_name -> srtm.v1.OverLimitPolicy
-	11, // 2: srtm.v1.Slo.latency:type_name -> google.protobuf.Duration
-	11, // 3: srtm.v1.TopicStats.interval:type_name -> google.protobuf.Duration
+	12, // 2: srtm.v1.Slo.latency:type_name -> google.protobuf.Duration
+	12, // 3: srtm.v1.TopicStats.interval:type_name -> google.protobuf.Duration
 	8,  // 4: srtm.v1.TopicStats.access:type_name -> srtm.v1.Histogram
 	8,  // 5: srtm.v1.TopicStats.processing:type_name -> srtm.v1.Histogram
 	8,  // 6: srtm.v1.TopicStats.delivery:type_name -> srtm.v1.Histogram
 	8,  // 7: srtm.v1.TopicStats.consumer:type_name -> srtm.v1.Histogram
-	12, // 8: srtm.v1.Place.begin:type_name -> google.protobuf.Empty
-	12, // 9: srtm.v1.Place.end:type_name -> google.protobuf.Empty
-	13, // 10: srtm.v1.Place.time:type_name -> google.protobuf.Timestamp
+	13, // 8: srtm.v1.Place.begin:type_name -> google.protobuf.Empty
+	13, // 9: srtm.v1.Place.end:type_name -> google.protobuf.Empty
+	14, // 10: srtm.v1.Place.time:type_name -> google.protobuf.Timestamp
 	11, // [11:11] is the sub-list for method output_type
 	11, // [11:11] is the sub-list for method input_type
 	11, // [11:11] is the sub-list for extension type_name
@@ -1114,7 +1182,7 @@ func file_srtm_v1_types_proto_init() {
 	if File_srtm_v1_types_proto != nil {
 		return
 	}
-	file_srtm_v1_types_proto_msgTypes[7].OneofWrappers = []any{
+	file_srtm_v1_types_proto_msgTypes[8].OneofWrappers = []any{
 		(*Place_Begin)(nil),
 		(*Place_End)(nil),
 		(*Place_Time)(nil),
@@ -1126,7 +1194,7 @@ func file_srtm_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_types_proto_rawDesc), len(file_srtm_v1_types_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   8,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

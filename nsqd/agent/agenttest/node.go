@@ -20,6 +20,8 @@ import (
 type Topic struct {
 	Limited   bool
 	Channels  []string // sorted
+	Paused    []string // of them, sorted
+	Settled   []string // of them, sorted
 	SLO       time.Duration
 	Quantile  float64
 	OverLimit srtmv1.OverLimitPolicy
@@ -54,8 +56,9 @@ type topic struct {
 	Topic
 	bucket  tokenbucket.Bucket
 	stats   *srtmv1.TopicStats
-	listed  bool     // as it is, in a report
-	capture *capture // nil: none is asked for
+	listed  bool              // as it is, in a report
+	capture *capture          // nil: none is asked for
+	told    map[string]uint64 // by channel: the version of its creation that Prepare or an order named
 
 	captures int // begun
 }
@@ -146,12 +149,12 @@ func (n *Node) Retire(name string, retired bool) {
 }
 
 // Prepare implements agent.Node.
-func (n *Node) Prepare(name string, channels []string, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy, identity *srtmv1.TopicIdentity) error {
+func (n *Node) Prepare(name string, channels []*srtmv1.TopicChannel, version uint64, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy, identity *srtmv1.TopicIdentity) (unknown []*srtmv1.TopicChannel, err error) {
 	n.mu.Lock()
 	first := n.mu.prepare
 	n.mu.Unlock()
 	if err := first(name); err != nil {
-		return err
+		return nil, err
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -167,10 +170,83 @@ func (n *Node) Prepare(name string, channels []string, slo time.Duration, quanti
 	t.listed = false
 	t.Limited, t.SLO, t.Quantile, t.OverLimit = true, slo, quantile, overLimit
 	if identity != nil {
+		if identity.Log != t.Identity.GetLog() {
+			clear(t.told)
+		}
 		t.Identity = identity
 	}
-	t.Channels = slices.Compact(slices.Sorted(slices.Values(append(slices.Clone(t.Channels), channels...))))
+	wanted := map[string]bool{}
+	for _, c := range channels {
+		wanted[c.Name] = true
+	}
+	var deleted []string
+	for _, name := range t.Channels {
+		if !wanted[name] {
+			deleted = append(deleted, name)
+		}
+	}
+	t.change(channels, deleted, version)
+	for _, name := range t.Channels {
+		if !wanted[name] {
+			unknown = append(unknown, &srtmv1.TopicChannel{Name: name, Paused: slices.Contains(t.Paused, name)})
+		}
+	}
+	return unknown, nil
+}
+
+// change does what broker.Topic does with channels.
+func (t *topic) change(channels []*srtmv1.TopicChannel, deleted []string, version uint64) {
+	if t.told == nil {
+		t.told = map[string]uint64{}
+	}
+	all, paused := map[string]bool{}, map[string]bool{}
+	for _, name := range t.Channels {
+		all[name] = true
+	}
+	for _, name := range t.Paused {
+		paused[name] = true
+	}
+	for _, name := range deleted {
+		if created := t.told[name]; created > 0 && created <= version {
+			delete(all, name)
+			delete(t.told, name)
+		}
+	}
+	for _, c := range channels {
+		all[c.Name], paused[c.Name], t.told[c.Name] = true, c.Paused, c.Created
+	}
+	maps.DeleteFunc(paused, func(name string, is bool) bool { return !is || !all[name] })
+	t.Channels, t.Paused = slices.Sorted(maps.Keys(all)), slices.Sorted(maps.Keys(paused))
+}
+
+// ChangeChannels implements agent.Node.
+func (n *Node) ChangeChannels(order *srtmv1.ChannelOrder) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if t := n.mu.topics[order.Topic]; t != nil && proto.Equal(t.Identity, order.Identity) {
+		t.change(order.Channels, order.Deleted, order.Version)
+	}
 	return nil
+}
+
+// Settled implements agent.Node.
+func (n *Node) Settled(name string, channels []string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if t := n.mu.topics[name]; t != nil {
+		t.Settled = slices.Compact(slices.Sorted(slices.Values(append(slices.Clone(t.Settled), channels...))))
+	}
+}
+
+// Recorded implements agent.Node.
+func (n *Node) Recorded() {}
+
+// Subscribe creates a channel of a topic, as a client does that subscribes.
+func (n *Node) Subscribe(name, channel string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	t := n.mu.topics[name]
+	t.Channels = slices.Compact(slices.Sorted(slices.Values(append(slices.Clone(t.Channels), channel))))
 }
 
 // Prepared implements agent.Node.
@@ -224,7 +300,7 @@ func (n *Node) RemoveUnused(name string) error {
 var ErrNotPrepared = errors.New("the topic is not prepared")
 
 // Seek implements agent.Node: the channel, if there is one, is at offset 7.
-func (n *Node) Seek(name, channel string, _ *srtmv1.Place) *srtmv1.SeekResult {
+func (n *Node) Seek(name, channel string, _ *srtmv1.Place, _ bool) *srtmv1.SeekResult {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if t := n.mu.topics[name]; t == nil {

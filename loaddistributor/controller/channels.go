@@ -1,0 +1,431 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/nsq/wire"
+)
+
+// A broker gets all channels of a topic with PrepareTopic, and each later change with a
+// ChannelOrder. Both show what is committed, and go out in the order of the commits. So an
+// order that follows a PrepareTopic in the session has what that did not have.
+//
+// Every holder of the topic gets the order. A broker without a session gets the channels with
+// its next PrepareTopic.
+
+// channelOrder is a ChannelOrder that the broker has not answered yet.
+type channelOrder struct {
+	number uint64
+	topic  string
+	waits  []*channelWait
+}
+
+// maxChannelOrders bounds the orders that a broker has not answered.
+const maxChannelOrders = 100_000
+
+// channelWait waits until brokers have applied what is committed of a topic's channels.
+// Guarded by state's lock.
+type channelWait struct {
+	topic   string
+	version uint64 // of the catalog, which must be shown first
+	begun   bool
+	brokers map[string]int // answers that are missing, by broker
+	over    func()         // called once, with the lock held, when all have answered
+}
+
+// settle notes an answer of a broker, or the end of its session.
+func (w *channelWait) settle(broker string) {
+	if w.brokers[broker]--; w.brokers[broker] <= 0 {
+		delete(w.brokers, broker)
+	}
+	if len(w.brokers) == 0 && w.begun {
+		w.over()
+	}
+}
+
+// channels is what goes on about channels beside the catalog. Guarded by state's lock.
+type channels struct {
+	changed map[string]map[string]bool // by topic: names, of events that are applied and not told yet
+	waiting []*channelWait             // for a version of the catalog, oldest first
+}
+
+// noteChannels notes what is to be told of a topic's channels.
+func (ch *channels) noteChannels(e catalog.ChannelsChanged) {
+	if ch.changed == nil {
+		ch.changed = map[string]map[string]bool{}
+	}
+	names := ch.changed[e.Topic]
+	if names == nil {
+		names = make(map[string]bool, len(e.Names))
+		ch.changed[e.Topic] = names
+	}
+	for _, name := range e.Names {
+		names[name] = true
+	}
+}
+
+// tellChannels tells the brokers of each topic which of its channels have changed, and has
+// those wait for their answers who waited for the commit.
+func (st *state) tellChannels() {
+	for _, name := range slices.Sorted(maps.Keys(st.channels.changed)) {
+		topic, known := st.cat.Topic(name)
+		if !known {
+			continue
+		}
+		names := slices.Sorted(maps.Keys(st.channels.changed[name]))
+		for _, id := range topic.Holders() {
+			if s := st.sessions[id]; s != nil {
+				st.orderChannels(s, topic, names)
+			}
+		}
+	}
+	st.channels.changed = nil
+	for len(st.waiting) > 0 && st.waiting[0].version <= st.cat.Version() {
+		st.awaitBrokers(st.waiting[0])
+		st.waiting = st.waiting[1:]
+	}
+}
+
+// orderChannels tells a broker of channels as the catalog has them.
+func (st *state) orderChannels(s *Session, topic catalog.Topic, names []string) {
+	if len(s.orders) >= maxChannelOrders {
+		s.out.End(ErrNoAnswer)
+		return
+	}
+	st.requests++
+	order := &srtmv1.ChannelOrder{Request: st.requests, Topic: topic.Spec.Name(), Identity: st.identity(topic), Version: st.cat.Version()}
+	for _, name := range names {
+		if c, found := topic.Channel(name); found {
+			order.Channels = append(order.Channels, channelProto(c))
+		} else {
+			order.Deleted = append(order.Deleted, name)
+		}
+	}
+	s.orders = append(s.orders, &channelOrder{number: order.Request, topic: order.Topic})
+	s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_ChannelOrder{ChannelOrder: order}})
+}
+
+// identity is of a topic, for brokers; nil: it is not known.
+func (st *state) identity(topic catalog.Topic) *srtmv1.TopicIdentity {
+	if topic.Created == 0 {
+		return nil
+	}
+	return &srtmv1.TopicIdentity{Log: st.next.Log(), Created: topic.Created}
+}
+
+func channelProto(c catalog.Channel) *srtmv1.TopicChannel {
+	return &srtmv1.TopicChannel{Name: c.Name, Created: c.Created, Paused: c.Paused}
+}
+
+// channelsProto is for PrepareTopic and for those who list them.
+func channelsProto(all []catalog.Channel) []*srtmv1.TopicChannel {
+	list := make([]*srtmv1.TopicChannel, len(all))
+	for i, c := range all {
+		list[i] = channelProto(c)
+	}
+	return list
+}
+
+// settleChannels has over called, with the lock held, once all that is staged now of a topic's
+// channels is committed and the connected brokers of the topic have applied it.
+func (st *state) settleChannels(topic string, over func()) *channelWait {
+	w := &channelWait{topic: topic, version: st.next.Version(), over: over}
+	if st.cat.Version() >= w.version {
+		st.awaitBrokers(w)
+	} else {
+		st.waiting = append(st.waiting, w)
+	}
+	return w
+}
+
+// awaitBrokers has w wait for what connected brokers of the topic were asked.
+func (st *state) awaitBrokers(w *channelWait) {
+	w.brokers = map[string]int{}
+	topic, known := st.cat.Topic(w.topic)
+	if known {
+		for _, id := range topic.Holders() {
+			if s := st.sessions[id]; s != nil {
+				w.await(s)
+			}
+		}
+	}
+	if w.begun = true; len(w.brokers) == 0 {
+		w.over()
+	}
+}
+
+func (w *channelWait) await(s *Session) {
+	for _, r := range s.requests {
+		if r.topic == w.topic && r.prepares && !r.answered {
+			r.waits = append(r.waits, w)
+			w.brokers[s.broker]++
+		}
+	}
+	for i := len(s.orders) - 1; i >= 0; i-- { // the answer to the last is one to all
+		if s.orders[i].topic == w.topic {
+			s.orders[i].waits = append(s.orders[i].waits, w)
+			w.brokers[s.broker]++
+			return
+		}
+	}
+}
+
+// applied takes a broker's answer to orders. An order that it could not carry out is brought
+// to it again with PrepareTopic.
+func (st *state) applied(s *Session, m *srtmv1.ChannelsApplied) (faults []*srtmv1.ChannelFault, err error) {
+	if m.Request > st.requests {
+		return nil, &BadMessage{Field: "channels_applied.request", Problem: fmt.Sprintf("%d was never asked", m.Request)}
+	}
+	failed := map[uint64]*srtmv1.ChannelFault{}
+	for _, f := range m.Faults {
+		failed[f.GetRequest()] = f
+	}
+	for len(s.orders) > 0 && s.orders[0].number <= m.Request {
+		order := s.orders[0]
+		s.orders = s.orders[1:]
+		if f := failed[order.number]; f != nil {
+			faults = append(faults, f)
+			s.unprepared[order.topic] = true
+		}
+		for _, w := range order.waits {
+			w.settle(s.broker)
+		}
+	}
+	return faults, nil
+}
+
+// checkChannels returns the first fault of channels that a broker names.
+func checkChannels(field string, list []*srtmv1.TopicChannel) error {
+	if n := len(list); n > catalog.MaxChannels {
+		return &BadMessage{Field: field, Problem: fmt.Sprintf("%d, at most %d", n, catalog.MaxChannels)}
+	}
+	seen := make(map[string]bool, len(list))
+	for i, c := range list {
+		if name := c.GetName(); !wire.ValidChannelName(name) || wire.Ephemeral(name) || seen[name] {
+			return &BadMessage{Field: fmt.Sprintf("%s[%d]", field, i), Problem: fmt.Sprintf("%.80q is no name of a durable channel, or appears twice", name)}
+		}
+		seen[c.GetName()] = true
+	}
+	return nil
+}
+
+// createChannels stages those of the channels that the topic does not have, as many as it may
+// have, and returns the names of the others. Requires: the catalog has the topic.
+func (st *state) createChannels(topic catalog.Topic, list []*srtmv1.TopicChannel) (refused []string, err error) {
+	var fresh []catalog.Channel
+	for _, c := range list {
+		switch _, found := topic.Channel(c.GetName()); {
+		case found:
+		case len(topic.Channels)+len(fresh) >= catalog.MaxChannels:
+			refused = append(refused, c.GetName())
+		default:
+			fresh = append(fresh, catalog.Channel{Name: c.GetName(), Paused: c.GetPaused()})
+		}
+	}
+	if fresh != nil {
+		_, err = st.stage(catalog.ChannelsCreated{Topic: topic.Spec.Name(), Channels: fresh})
+	}
+	return refused, err
+}
+
+// takeIn takes channels into the catalog that a broker has of a topic, and calls over once the
+// brokers of the topic have them. It returns those that are too many.
+func (st *state) takeIn(topic string, list []*srtmv1.TopicChannel, over func()) (refused []string) {
+	is, known := st.next.Topic(topic)
+	if !known || is.State == catalog.Deleting {
+		over()
+		return nil
+	}
+	refused, err := st.createChannels(is, list)
+	if err != nil { // only the end of the journal: the next controller hears of them, too
+		over()
+		return refused
+	}
+	st.settleChannels(topic, over)
+	return refused
+}
+
+// channelRequest takes what clients of a broker have done to channels, or ask for.
+func (st *state) channelRequest(s *Session, m *srtmv1.ChannelRequest) error {
+	if err := checkChannels("channel_request.channels", m.Channels); err != nil {
+		return err
+	}
+	answer := &srtmv1.ChannelAnswer{Request: m.Request}
+	put := func() {
+		s.out.Put(&srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_ChannelAnswer{ChannelAnswer: answer}})
+	}
+	refuse := func(reason, text string) {
+		answer.Reason, answer.Error = reason, text
+		put()
+	}
+	topic, known := st.next.Topic(m.Topic)
+	if !known || topic.State == catalog.Deleting || !st.next.Holds(m.Topic, s.broker) {
+		refuse("TOPIC_UNKNOWN", fmt.Sprintf("the control plane does not have topic %s on this broker", m.Topic))
+		return nil
+	}
+	var err error
+	if m.Change == srtmv1.ChannelChange_CHANNEL_CHANGE_CREATE {
+		if answer.Refused, err = st.createChannels(topic, m.Channels); len(answer.Refused) > 0 {
+			answer.Reason = "TOO_MANY_CHANNELS"
+			answer.Error = fmt.Sprintf("topic %s has %d channels, as many as a topic may have", m.Topic, catalog.MaxChannels)
+		}
+		// Channels that the catalog has already: the broker does not know it.
+		if shown, known := st.cat.Topic(m.Topic); known {
+			var names []string
+			for _, c := range m.Channels {
+				if is, found := shown.Channel(c.GetName()); found && is.Created != c.GetCreated() {
+					names = append(names, c.GetName())
+				}
+			}
+			if names != nil {
+				st.orderChannels(s, shown, names)
+			}
+		}
+	} else {
+		err = st.changeChannels(topic, m.Change, m.Channels)
+	}
+	switch {
+	case errors.Is(err, catalog.ErrChannelUnknown):
+		refuse("CHANNEL_UNKNOWN", err.Error())
+	case err != nil:
+		refuse("FAILED", err.Error())
+	default:
+		st.settleChannels(m.Topic, put)
+	}
+	return nil
+}
+
+// changeChannels stages a pause, an unpause or a deletion, as far as it changes something.
+// Deletion of a channel that is not there changes nothing.
+func (st *state) changeChannels(topic catalog.Topic, change srtmv1.ChannelChange, list []*srtmv1.TopicChannel) error {
+	name := topic.Spec.Name()
+	var changed []catalog.Channel
+	pause := change == srtmv1.ChannelChange_CHANNEL_CHANGE_PAUSE
+	for _, c := range list {
+		is, found := topic.Channel(c.GetName())
+		switch change {
+		case srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE:
+			if found {
+				changed = append(changed, catalog.Channel{Name: is.Name})
+			}
+		case srtmv1.ChannelChange_CHANNEL_CHANGE_PAUSE, srtmv1.ChannelChange_CHANNEL_CHANGE_UNPAUSE:
+			if !found {
+				return fmt.Errorf("topic %s, channel %q: %w", name, c.GetName(), catalog.ErrChannelUnknown)
+			}
+			if is.Paused != pause {
+				changed = append(changed, catalog.Channel{Name: is.Name, Paused: pause})
+			}
+		default:
+			return fmt.Errorf("topic %s: this release does not know change %d of channels", name, change)
+		}
+	}
+	if changed == nil {
+		return nil
+	}
+	var err error
+	if change == srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE {
+		_, err = st.stage(catalog.ChannelsDeleted{Topic: name, Channels: changed})
+	} else {
+		_, err = st.stage(catalog.ChannelsPaused{Topic: name, Channels: changed})
+	}
+	return err
+}
+
+// Channels returns the durable channels of a topic, by name. Errors: catalog.ErrTopicUnknown,
+// ErrUnread.
+func (r *reader) Channels(topic string) ([]*srtmv1.TopicChannel, error) {
+	is, err := r.Topic(topic)
+	return channelsProto(is.Channels), err
+}
+
+// ChangeChannel creates, pauses, unpauses or deletes channels of a topic. It returns when the
+// change is committed and the connected brokers of the topic have applied it, or
+// Config.PrepareTimeout is over. pending are the brokers of the topic that apply it later, by
+// id. Errors: *NotLeaderError, ErrClosing, ErrNotCommitted; catalog.ErrTopicUnknown,
+// ErrTopicState, ErrChannelUnknown; *catalog.ChannelsError.
+func (c *Controller) ChangeChannel(ctx context.Context, topic string, change srtmv1.ChannelChange, names ...string) (pending []string, err error) {
+	if err := c.mu.following(); err != nil {
+		return nil, err
+	}
+	list := make([]*srtmv1.TopicChannel, len(names))
+	for i, name := range names {
+		list[i] = &srtmv1.TopicChannel{Name: name}
+	}
+	over := make(chan struct{})
+	c.mu.Lock()
+	w, err := c.mu.orderChange(topic, change, list, func() { close(over) })
+	c.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	limit, cancel := context.WithTimeout(ctx, c.cfg.PrepareTimeout)
+	defer cancel()
+	select {
+	case <-over:
+	case <-limit.Done():
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !w.begun {
+		if err := context.Cause(ctx); err != nil {
+			return nil, err
+		}
+		return nil, ErrNotCommitted
+	}
+	is, _ := c.mu.cat.Topic(topic)
+	if is.Spec == nil {
+		return nil, nil // deleted meanwhile, and the channels with it
+	}
+	for _, id := range is.Holders() {
+		if w.brokers[id] > 0 || c.mu.sessions[id] == nil {
+			pending = append(pending, id)
+		}
+	}
+	c.cfg.Log.Info("channel changed", obs.KeyTopic, topic, obs.KeyChannel, names, "change", change.String(), "pending", pending)
+	return pending, nil
+}
+
+// orderChange stages a change that an operator asks for.
+func (st *state) orderChange(topic string, change srtmv1.ChannelChange, list []*srtmv1.TopicChannel, over func()) (*channelWait, error) {
+	if st.closing {
+		return nil, ErrClosing
+	}
+	if st.halted != nil {
+		return nil, st.halted
+	}
+	is, known := st.next.Topic(topic)
+	switch {
+	case !known:
+		return nil, fmt.Errorf("topic %s: %w", topic, catalog.ErrTopicUnknown)
+	case is.State == catalog.Deleting:
+		return nil, fmt.Errorf("topic %s is %v: %w", topic, is.State, catalog.ErrTopicState)
+	}
+	if change == srtmv1.ChannelChange_CHANNEL_CHANGE_CREATE {
+		fresh := slices.DeleteFunc(slices.Clone(list), func(c *srtmv1.TopicChannel) bool { _, found := is.Channel(c.Name); return found })
+		if len(is.Channels)+len(fresh) > catalog.MaxChannels {
+			return nil, &catalog.ChannelsError{Topic: topic, Present: len(is.Channels), New: len(fresh)}
+		}
+		if _, err := st.createChannels(is, fresh); err != nil {
+			return nil, err
+		}
+		return st.settleChannels(topic, over), nil
+	}
+	if change == srtmv1.ChannelChange_CHANNEL_CHANGE_DELETE {
+		for _, c := range list {
+			if _, found := is.Channel(c.Name); !found {
+				return nil, fmt.Errorf("topic %s, channel %q: %w", topic, c.Name, catalog.ErrChannelUnknown)
+			}
+		}
+	}
+	if err := st.changeChannels(is, change, list); err != nil {
+		return nil, err
+	}
+	return st.settleChannels(topic, over), nil
+}

@@ -1,0 +1,305 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/obs"
+)
+
+// Channels are of the topic, on all of its brokers. What clients do to channels here is
+// requested of the control plane (ChannelRequest). What the control plane decides comes back as
+// a ChannelOrder, which ChannelsApplied answers once it is recorded.
+
+// How long the answer to a client waits for the control plane: that to a client that creates a
+// channel, and that to one that pauses, unpauses or deletes a channel.
+const (
+	confirmWait = time.Second
+	changeWait  = 5 * time.Second
+)
+
+// Why the control plane has not done what was requested of it.
+var (
+	// ErrDisconnected: there is no session with the control plane.
+	ErrDisconnected = errors.New("the control plane is not connected")
+	// ErrUnanswered: the control plane, or another broker of the topic, has not answered in
+	// time. The change may be made.
+	ErrUnanswered = errors.New("the control plane has not answered in time")
+	// ErrTopicUnknown: the control plane does not have the topic on this broker.
+	ErrTopicUnknown = errors.New("the control plane does not have the topic on this broker")
+	// ErrChannelUnknown: the topic has no such channel.
+	ErrChannelUnknown = errors.New("no such channel in the topic")
+	// ErrTooManyChannels: the topic has as many channels as it may.
+	ErrTooManyChannels = errors.New("the topic has as many channels as it may")
+)
+
+const (
+	// requestsPerTopic is how many requests to create channels of one topic are under way.
+	// More channels wait and go together.
+	requestsPerTopic = 8
+	// requestRetry is after what time a request is tried again for which the session has no
+	// room.
+	requestRetry = 10 * time.Millisecond
+)
+
+type topicChannel struct{ topic, channel string }
+
+// inquiry is one question to the control plane. Those who wait for the answer share it.
+type inquiry struct {
+	created uint64
+	done    chan struct{} // closed with the answer
+	err     error         // set before
+}
+
+func (q *inquiry) end(err error) {
+	q.err = err
+	close(q.done)
+}
+
+// channelRequest is a request that is not answered.
+type channelRequest struct {
+	topic string
+	names []string // to be created; nil: another change
+	other *inquiry
+}
+
+// channels is what the owner knows of requests and orders about channels. It is of the session:
+// a new one brings all channels with PrepareTopic, in both directions.
+type channels struct {
+	requests uint64                     // the last number
+	open     map[uint64]*channelRequest // requests that are not answered
+	perTopic map[string]int             // of open, to create channels
+	creating map[topicChannel]*inquiry  // channels that clients create; the names in open, and in waiting
+	waiting  map[string][]string        // by topic: names that are in no request yet
+	retry    *time.Timer                // for waiting
+
+	upTo      uint64 // the last order
+	faults    []*srtmv1.ChannelFault
+	recording bool // a goroutine waits until orders are recorded
+	recorded  uint64
+}
+
+func newChannels() channels {
+	c := channels{retry: time.NewTimer(time.Hour)}
+	c.reset()
+	return c
+}
+
+func (c *channels) reset() {
+	c.open, c.perTopic, c.creating, c.waiting = map[uint64]*channelRequest{}, map[string]int{}, map[topicChannel]*inquiry{}, map[string][]string{}
+	c.upTo, c.recorded, c.faults = 0, 0, nil
+}
+
+// Confirm reports a channel that a client has created, or found here, to the control plane.
+// created is what the control plane said of it last, 0: nothing. Confirm returns when the
+// control plane and all connected brokers of the topic have the channel. It does not wait
+// without a session, and it does not wait for longer than a second: an error that is not
+// ErrTooManyChannels says that the answer to the client promises less.
+func (a *Agent) Confirm(topic, channel string, created uint64) error {
+	if !a.connected.Load() {
+		return ErrDisconnected
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), confirmWait)
+	defer cancel()
+	err := a.inquire(ctx, func(o *owner) *inquiry { return o.confirm(topicChannel{topic, channel}, created) })
+	result := "unsettled"
+	switch {
+	case err == nil:
+		result = "settled"
+	case errors.Is(err, ErrTooManyChannels):
+		result = "refused"
+	case errors.Is(err, ErrUnanswered):
+		a.cfg.Log.Warn("a client may use a channel that not all brokers of the topic are known to have", obs.KeyTopic, topic, obs.KeyChannel, channel, obs.KeyError, err)
+	}
+	a.metrics.channels.WithLabelValues(result).Inc()
+	return err
+}
+
+// ChangeChannel has the control plane pause, unpause or delete a channel on all brokers of its
+// topic. It returns when the connected ones have done so.
+// Errors: ErrDisconnected, ErrUnanswered, ErrTopicUnknown, ErrChannelUnknown; the control
+// plane's.
+func (a *Agent) ChangeChannel(ctx context.Context, topic, channel string, change srtmv1.ChannelChange) error {
+	if !a.connected.Load() {
+		return ErrDisconnected
+	}
+	ctx, cancel := context.WithTimeout(ctx, changeWait)
+	defer cancel()
+	return a.inquire(ctx, func(o *owner) *inquiry { return o.changeChannel(topic, channel, change) })
+}
+
+// inquire has the owner ask the control plane, and waits for the answer.
+func (a *Agent) inquire(ctx context.Context, ask func(*owner) *inquiry) error {
+	asked := make(chan *inquiry, 1)
+	a.do(ctx, func(o *owner) { asked <- ask(o) })
+	var q *inquiry
+	select {
+	case q = <-asked:
+	case <-ctx.Done():
+		return ErrUnanswered
+	}
+	select {
+	case <-q.done:
+		return q.err
+	case <-ctx.Done():
+		return ErrUnanswered
+	}
+}
+
+func failed(err error) *inquiry {
+	q := &inquiry{done: make(chan struct{})}
+	q.end(err)
+	return q
+}
+
+func (o *owner) confirm(of topicChannel, created uint64) *inquiry {
+	if o.control == nil {
+		return failed(ErrDisconnected)
+	}
+	q := o.channels.creating[of]
+	if q == nil {
+		q = &inquiry{created: created, done: make(chan struct{})}
+		o.channels.creating[of] = q
+		o.channels.waiting[of.topic] = append(o.channels.waiting[of.topic], of.channel)
+		o.requestChannels()
+	}
+	return q
+}
+
+// requestChannels requests what waits, as far as there is room.
+func (o *owner) requestChannels() {
+	if o.control == nil {
+		return
+	}
+	c := &o.channels
+	for topic, names := range c.waiting {
+		if c.perTopic[topic] >= requestsPerTopic {
+			continue // the next answer makes room
+		}
+		if len(o.control.out) >= reportsQueue {
+			c.retry.Reset(requestRetry)
+			return
+		}
+		delete(c.waiting, topic)
+		c.perTopic[topic]++
+		request := &srtmv1.ChannelRequest{Topic: topic, Change: srtmv1.ChannelChange_CHANNEL_CHANGE_CREATE}
+		for _, name := range names {
+			request.Channels = append(request.Channels, &srtmv1.TopicChannel{Name: name, Created: c.creating[topicChannel{topic, name}].created})
+		}
+		o.request(request, &channelRequest{topic: topic, names: names})
+	}
+}
+
+// request requires a session.
+func (o *owner) request(m *srtmv1.ChannelRequest, open *channelRequest) {
+	o.channels.requests++
+	m.Request = o.channels.requests
+	o.channels.open[m.Request] = open
+	o.control.reply(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_ChannelRequest{ChannelRequest: m}})
+}
+
+func (o *owner) changeChannel(topic, channel string, change srtmv1.ChannelChange) *inquiry {
+	switch {
+	case o.control == nil:
+		return failed(ErrDisconnected)
+	case len(o.control.out) >= reportsQueue:
+		return failed(ErrUnanswered)
+	}
+	q := &inquiry{done: make(chan struct{})}
+	o.request(&srtmv1.ChannelRequest{Topic: topic, Change: change, Channels: []*srtmv1.TopicChannel{{Name: channel}}}, &channelRequest{topic: topic, other: q})
+	return q
+}
+
+// channelAnswer is the control plane's answer to a request.
+func (o *owner) channelAnswer(m *srtmv1.ChannelAnswer) {
+	c := &o.channels
+	r := c.open[m.Request]
+	if r == nil {
+		return // of another session
+	}
+	delete(c.open, m.Request)
+	var err error
+	switch m.Reason {
+	case "":
+	case "TOPIC_UNKNOWN":
+		err = ErrTopicUnknown
+	case "CHANNEL_UNKNOWN":
+		err = ErrChannelUnknown
+	case "TOO_MANY_CHANNELS":
+		err = ErrTooManyChannels
+	default:
+		err = fmt.Errorf("refused: %s", m.Error)
+	}
+	if r.other != nil {
+		r.other.end(err)
+		return
+	}
+	if c.perTopic[r.topic]--; c.perTopic[r.topic] == 0 {
+		delete(c.perTopic, r.topic)
+	}
+	var settled []string
+	for _, name := range r.names {
+		of := topicChannel{r.topic, name}
+		q := c.creating[of]
+		delete(c.creating, of)
+		if err != nil && (len(m.Refused) == 0 || slices.Contains(m.Refused, name)) {
+			q.end(err)
+			continue
+		}
+		settled = append(settled, name)
+		defer q.end(nil)
+	}
+	if settled != nil {
+		o.node.Settled(r.topic, settled)
+	}
+	o.requestChannels()
+}
+
+// channelsDown ends what is asked of a session that is over.
+func (o *owner) channelsDown() {
+	c := &o.channels
+	for _, r := range c.open {
+		if r.other != nil {
+			r.other.end(ErrDisconnected)
+		}
+	}
+	for _, q := range c.creating {
+		q.end(ErrDisconnected)
+	}
+	c.reset()
+}
+
+// changeChannels carries an order out.
+func (o *owner) changeChannels(m *srtmv1.ChannelOrder) {
+	if err := o.node.ChangeChannels(m); err != nil {
+		o.channels.faults = append(o.channels.faults, &srtmv1.ChannelFault{Request: m.Request, Error: err.Error()})
+	}
+	o.channels.upTo = m.Request
+	o.acknowledgeChannels()
+}
+
+// acknowledgeChannels answers all orders so far, once they are recorded: one answer for as
+// many as come meanwhile.
+func (o *owner) acknowledgeChannels() {
+	c := &o.channels
+	if c.recording || c.recorded == c.upTo || o.control == nil {
+		return
+	}
+	c.recording = true
+	l, answer := o.control, &srtmv1.ChannelsApplied{Request: c.upTo, Faults: c.faults}
+	c.faults = nil
+	o.sessions.Go(func() {
+		o.node.Recorded()
+		o.do(o.ctx, func(o *owner) {
+			if o.channels.recording = false; o.control == l {
+				o.channels.recorded = answer.Request
+				l.reply(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_ChannelsApplied{ChannelsApplied: answer}})
+			}
+			o.acknowledgeChannels()
+		})
+	})
+}

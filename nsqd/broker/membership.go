@@ -1,0 +1,184 @@
+package broker
+
+import (
+	"errors"
+	"fmt"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/nsq/wire"
+	"github.com/srtm-io/srtm/nsqd/metadata"
+	"github.com/srtm-io/srtm/nsqd/queue"
+)
+
+// In a cluster the durable channels of a topic are those of the control plane's catalog.
+// become and change bring the topic's channels to what the catalog says. confirm reports a
+// channel that a client creates here.
+
+// membership is what the control plane knows of a durable channel.
+type membership struct {
+	// created is the catalog's version at which the channel was created. 0: the control plane
+	// has not said that it knows of the channel.
+	created uint64
+	// settled: when this was noted, all connected brokers of the topic had the channel.
+	settled bool
+}
+
+// confirm reports a durable channel, unless all brokers of the topic are known to have it.
+// Error: ErrTooManyChannels. Any other failure is the cluster's: the channel is here, and
+// the control plane learns of it with the next session.
+func (t *Topic) confirm(channel string) error {
+	report := t.shared.cfg.Confirm
+	if report == nil || wire.Ephemeral(channel) || wire.Ephemeral(t.name) {
+		return nil
+	}
+	t.mu.Lock()
+	is := t.memberships[channel]
+	t.mu.Unlock()
+	if is.settled {
+		return nil
+	}
+	if err := report(t.name, channel, is.created); errors.Is(err, ErrTooManyChannels) {
+		return fmt.Errorf("channel %q of topic %q: %w", channel, t.name, err)
+	}
+	return nil
+}
+
+// discardUnknown removes a channel again that the control plane does not want, unless another
+// consumer has it.
+func (t *Topic) discardUnknown(channel string) {
+	_ = t.onChannel(channel, func(now mono.Time, c *queue.Channel, s *step) {
+		if c.Consumers() == 0 && t.memberships[channel].created == 0 {
+			t.removeChannel(now, c, s)
+		}
+	}) // else it is gone
+}
+
+// settled notes that all connected brokers of the topic have these channels.
+func (t *Topic) settled(channels []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, name := range channels {
+		if is, known := t.memberships[name]; known {
+			t.note(name, membership{is.created, true})
+		}
+	}
+}
+
+// note requires mu held.
+func (t *Topic) note(channel string, is membership) {
+	if t.memberships == nil {
+		t.memberships = map[string]membership{}
+	}
+	t.memberships[channel] = is
+}
+
+// restoreMembership is for a channel that an earlier process has left.
+func (t *Topic) restoreMembership(channel string, created uint64) {
+	if created == 0 {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.note(channel, membership{created, true})
+}
+
+// become gives the topic the channels that the catalog has of it at a version. It returns the
+// channels that the control plane does not know of. Errors: ErrBadName, ErrGone, ErrDraining.
+func (t *Topic) become(all []*srtmv1.TopicChannel, version uint64) (unknown []*srtmv1.TopicChannel, changed bool, err error) {
+	wanted := make(map[string]bool, len(all))
+	for _, c := range all {
+		wanted[c.GetName()] = true
+	}
+	var deleted []string
+	t.mu.Lock()
+	for _, c := range t.mu.core.Channels() {
+		if !wanted[c.Name()] && !wire.Ephemeral(c.Name()) {
+			deleted = append(deleted, c.Name())
+		}
+	}
+	identity := t.identity
+	t.mu.Unlock()
+	if changed, err = t.change(identity, all, deleted, version); err != nil {
+		return nil, changed, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, c := range t.mu.core.Channels() {
+		if !wanted[c.Name()] && !wire.Ephemeral(c.Name()) {
+			unknown = append(unknown, &srtmv1.TopicChannel{Name: c.Name(), Paused: c.Paused()})
+		}
+	}
+	return unknown, changed, nil
+}
+
+// change creates channels and pauses them as the catalog says, and deletes channels that the
+// catalog has no more at a version. A channel that was deleted and created anew loses what it
+// held. What stays:
+//   - a channel that the control plane has not heard of: its deletion is of an earlier one;
+//   - a channel of a later version: the catalog's store has gone back.
+//
+// It does nothing if the topic is of another identity. It returns when what was deleted does
+// not come back after a crash. Errors: ErrBadName, ErrGone, ErrDraining.
+func (t *Topic) change(identity metadata.Identity, channels []*srtmv1.TopicChannel, deleted []string, version uint64) (changed bool, err error) {
+	for _, c := range channels {
+		if !wire.ValidChannelName(c.GetName()) {
+			return false, fmt.Errorf("channel %q: %w", c.GetName(), ErrBadName)
+		}
+	}
+	if changed = t.removeOutlived(identity, channels, deleted, version); changed {
+		t.store.settled() // or the next of its name would have what it had, after a crash
+	}
+	s := t.begin()
+	defer t.end(s)
+	if t.mu.closed {
+		return changed, t.open()
+	}
+	if t.identity != identity {
+		return changed, nil
+	}
+	now := t.shared.now()
+	for _, told := range channels {
+		c, err := t.channel(now, told.GetName(), s, true)
+		if err != nil {
+			return changed, err
+		}
+		switch {
+		case told.GetPaused() && !c.Paused():
+			c.Pause()
+			s.record = true
+		case !told.GetPaused() && c.Paused():
+			t.mu.core.UnpauseChannel(now, c, &s.fx)
+			s.record = true
+		}
+		if is := t.memberships[c.Name()]; is.created != told.GetCreated() {
+			t.note(c.Name(), membership{created: told.GetCreated()})
+			s.record = true
+		}
+	}
+	return changed || s.listed || s.record, nil
+}
+
+// removeOutlived removes the channels that the catalog has no more, and those that it has anew.
+func (t *Topic) removeOutlived(identity metadata.Identity, channels []*srtmv1.TopicChannel, deleted []string, version uint64) (removed bool) {
+	s := t.begin()
+	defer t.end(s)
+	if t.mu.closed || t.identity != identity {
+		return false
+	}
+	now := t.shared.now()
+	outlived := func(name string, before uint64) {
+		c, created := t.mu.core.Channel(name), t.memberships[name].created
+		if c != nil && created > 0 && created < before {
+			t.removeChannel(now, c, s)
+			removed = true
+		}
+	}
+	for _, c := range channels {
+		outlived(c.GetName(), c.GetCreated())
+	}
+	for _, name := range deleted {
+		outlived(name, version+1)
+	}
+	return removed
+}
