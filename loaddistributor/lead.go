@@ -174,7 +174,7 @@ func campaign(ctx context.Context, opts *options, log *slog.Logger, data store.S
 			return role{}
 		}
 		if !failing {
-			log.Warn("the store does not let this process lead; trying on", obs.KeyError, err)
+			log.Warn("cannot lead through the store; retrying", obs.KeyError, err)
 			failing = true
 		}
 		if !clock.Sleep(ctx, leadPause) {

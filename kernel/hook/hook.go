@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math/bits"
 	"net"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -367,4 +368,10 @@ func (s *Stamper) sourceName() string {
 }
 
 // oneLine joins the lines of a joined error.
-func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+func oneLine(err error) string {
+	return strings.ReplaceAll(memlock.ReplaceAllString(err.Error(), ""), "\n", "; ")
+}
+
+// memlock is advice of the BPF library to developers. An operator reads what is missing in
+// docs/arrival-stamps.md and from srtm doctor.
+var memlock = regexp.MustCompile(` ?\(MEMLOCK may be too low[^)]*\)`)

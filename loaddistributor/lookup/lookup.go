@@ -16,6 +16,7 @@ import (
 type fault struct {
 	status int
 	code   string
+	detail string // what to do; "": nothing is known
 }
 
 // Paths are those that NSQ's clients read.
@@ -45,7 +46,7 @@ var Paths = []string{"/lookup", "/topics", "/channels", "/nodes", "/info"}
 func Mount(mux *http.ServeMux, dir *Directory, version string, metrics prometheus.Registerer) {
 	answers := newAnswers(metrics)
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		refuse(w, fault{http.StatusNotFound, "NOT_FOUND"})
+		refuse(w, fault{http.StatusNotFound, "NOT_FOUND", ""})
 	})
 	route(mux, http.MethodGet, "/ping", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
@@ -67,7 +68,7 @@ func Mount(mux *http.ServeMux, dir *Directory, version string, metrics prometheu
 	asking(mux, "/lookup", func(w http.ResponseWriter, topic string) {
 		producers, channels, found := dir.lookup(topic)
 		if !found {
-			refuse(w, fault{http.StatusNotFound, "TOPIC_NOT_FOUND"})
+			refuse(w, fault{http.StatusNotFound, "TOPIC_NOT_FOUND", ""})
 			return
 		}
 		answers.reply(w, map[string]any{"channels": orEmpty(channels), "producers": producers})
@@ -101,7 +102,7 @@ func route(mux *http.ServeMux, method, path string, do http.HandlerFunc) {
 		slices.Sort(allowed)
 		w.Header().Set("Allow", strings.Join(allowed, ", "))
 		if r.Method != http.MethodOptions {
-			refuse(w, fault{http.StatusMethodNotAllowed, "METHOD_NOT_ALLOWED"})
+			refuse(w, fault{http.StatusMethodNotAllowed, "METHOD_NOT_ALLOWED", ""})
 		}
 	})
 }
@@ -111,7 +112,7 @@ func asking(mux *http.ServeMux, path string, do func(w http.ResponseWriter, topi
 	route(mux, http.MethodGet, path, func(w http.ResponseWriter, r *http.Request) {
 		query := r.URL.Query()
 		if !query.Has("topic") {
-			refuse(w, fault{http.StatusBadRequest, "MISSING_ARG_TOPIC"})
+			refuse(w, fault{http.StatusBadRequest, "MISSING_ARG_TOPIC", ""})
 			return
 		}
 		do(w, query.Get("topic"))
@@ -126,21 +127,21 @@ func changing(mux *http.ServeMux, path string, names []string, check bool, do fu
 		var args []string
 		for _, name := range names {
 			if !query.Has(name) {
-				refuse(w, fault{http.StatusBadRequest, "MISSING_ARG_" + strings.ToUpper(name)})
+				refuse(w, fault{http.StatusBadRequest, "MISSING_ARG_" + strings.ToUpper(name), ""})
 				return
 			}
 			arg := query.Get(name)
 			if check && !wire.ValidTopicName(arg) {
-				refuse(w, fault{http.StatusBadRequest, "INVALID_ARG_" + strings.ToUpper(name)})
+				refuse(w, fault{http.StatusBadRequest, "INVALID_ARG_" + strings.ToUpper(name), ""})
 				return
 			}
 			args = append(args, arg)
 		}
 		switch err := do(args); {
 		case errors.Is(err, registry.ErrChannelUnknown):
-			refuse(w, fault{http.StatusNotFound, "CHANNEL_NOT_FOUND"})
+			refuse(w, fault{http.StatusNotFound, "CHANNEL_NOT_FOUND", ""})
 		case err != nil:
-			refuse(w, fault{http.StatusInsufficientStorage, "TOO_MANY_NAMES"})
+			refuse(w, fault{http.StatusInsufficientStorage, "TOO_MANY_NAMES", ""})
 		default:
 			w.Header().Set(contentType, bare)
 		}
@@ -154,7 +155,11 @@ const (
 )
 
 func refuse(w http.ResponseWriter, f fault) {
-	write(w, f.status, encode(map[string]any{"message": f.code}))
+	answer := map[string]any{"message": f.code}
+	if f.detail != "" {
+		answer["detail"] = f.detail
+	}
+	write(w, f.status, encode(answer))
 }
 
 func reply(w http.ResponseWriter, body any) { write(w, http.StatusOK, encode(body)) }

@@ -39,7 +39,7 @@ func MountPublisher(mux *http.ServeMux, resolver Resolver) {
 		query := r.URL.Query()
 		for _, arg := range []string{"topic", "id"} {
 			if query.Get(arg) == "" {
-				refuse(w, fault{http.StatusBadRequest, "MISSING_ARG_" + strings.ToUpper(arg)})
+				refuse(w, fault{http.StatusBadRequest, "MISSING_ARG_" + strings.ToUpper(arg), "the query needs topic and id: id is the publisher's, as in srtm topic describe, or for an open topic any name"})
 				return
 			}
 		}
@@ -49,7 +49,7 @@ func MountPublisher(mux *http.ServeMux, resolver Resolver) {
 			reply(w, assignment{topic, a.Publisher, a.Broker, a.TCPAddress, a.HTTPAddress, a.Epoch})
 			return
 		}
-		why := fault{http.StatusInternalServerError, "INTERNAL_ERROR"}
+		why := fault{status: http.StatusInternalServerError, code: "INTERNAL_ERROR"}
 		for _, refusal := range refusals {
 			if errors.Is(err, refusal.of) {
 				why = refusal.fault
@@ -67,9 +67,9 @@ var refusals = []struct {
 	of error
 	fault
 }{
-	{catalog.ErrTopicUnknown, fault{http.StatusNotFound, "TOPIC_NOT_FOUND"}},
-	{catalog.ErrPublisherUnknown, fault{http.StatusNotFound, "PUBLISHER_NOT_FOUND"}},
-	{catalog.ErrNotActive, fault{http.StatusServiceUnavailable, "TOPIC_NOT_ACTIVE"}},
-	{catalog.ErrUnplaced, fault{http.StatusServiceUnavailable, "PUBLISHER_NOT_PLACED"}},
-	{catalog.ErrUnread, fault{http.StatusServiceUnavailable, "NOT_READ_YET"}},
+	{catalog.ErrTopicUnknown, fault{http.StatusNotFound, "TOPIC_NOT_FOUND", "create it with srtm topic create; srtm topic list shows what there is"}},
+	{catalog.ErrPublisherUnknown, fault{http.StatusNotFound, "PUBLISHER_NOT_FOUND", "the topic was created with other publishers: srtm topic describe shows them"}},
+	{catalog.ErrNotActive, fault{http.StatusServiceUnavailable, "TOPIC_NOT_ACTIVE", "it is being created or deleted; ask again"}},
+	{catalog.ErrUnplaced, fault{http.StatusServiceUnavailable, "PUBLISHER_NOT_PLACED", "the topic is being fitted; ask again"}},
+	{catalog.ErrUnread, fault{http.StatusServiceUnavailable, "NOT_READ_YET", "this loaddistributor has just started; ask again"}},
 }

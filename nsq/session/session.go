@@ -221,7 +221,11 @@ func (s *Session) admit(cmd *wire.Command, now mono.Time, op *Op) *wire.Error {
 
 	case wire.VerbRdy, wire.VerbFin, wire.VerbReq, wire.VerbTouch, wire.VerbCls:
 		if s.state == connected {
-			return notNow(cmd.Verb, "before SUB")
+			fault := notNow(cmd.Verb, "before SUB")
+			if cmd.Verb == wire.VerbCls {
+				fault.Cause = ErrClosedUnsubscribed
+			}
+			return fault
 		}
 		switch cmd.Verb {
 		case wire.VerbRdy:
@@ -297,6 +301,10 @@ func upgradesOf(id *Identity) (u [2]OpKind) {
 func invalid(format string, args ...any) *wire.Error {
 	return wire.NewError(wire.CodeInvalid, fmt.Sprintf(format, args...))
 }
+
+// ErrClosedUnsubscribed is the cause of the refusal of CLS from a client that does not subscribe.
+// Some client libraries send CLS whenever they close, also as producers.
+var ErrClosedUnsubscribed = errors.New("CLS of a client that does not subscribe")
 
 func notNow(v wire.Verb, when string) *wire.Error {
 	return wire.NewError(wire.CodeInvalid, v.String()+" "+when)

@@ -430,8 +430,8 @@ var _ = Describe("The agent", func() {
 		a, err := agent.New(cfg, node)
 		Expect(err).NotTo(HaveOccurred())
 		run(a)
-		Eventually(lines).Should(And(ContainSubstring("level=WARN"), ContainSubstring("not reachable"), ContainSubstring(p.address)))
-		Consistently(lines, "300ms").ShouldNot(MatchRegexp("(?s)not reachable.*not reachable"))
+		Eventually(lines).Should(And(ContainSubstring("level=WARN"), ContainSubstring("cannot connect"), ContainSubstring("connection refused"), ContainSubstring(p.address)))
+		Consistently(lines, "300ms").ShouldNot(MatchRegexp("(?s)cannot connect; retrying.*cannot connect; retrying"))
 	})
 
 	It("comes back when a session breaks, with what it holds", func() {

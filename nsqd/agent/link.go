@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/identity"
@@ -198,7 +200,22 @@ func next(addresses []string, at int, err error) (i int, named, elsewhere bool) 
 	return (at + 1) % len(addresses), false, elsewhere
 }
 
-var errUnreachable = errors.New("not reachable")
+var errUnreachable = errors.New("cannot connect")
+
+// failure returns why the connection is in transient failure: gRPC tells only those who call.
+func (k reconnector[Req, Res]) failure(ctx context.Context, conn *grpc.ClientConn) error {
+	err := conn.Invoke(ctx, "/grpc.health.v1.Health/Check", &emptypb.Empty{}, &emptypb.Empty{})
+	if err == nil || status.Code(err) != codes.Unavailable {
+		return errUnreachable // it may be connected meanwhile
+	}
+	why := status.Convert(err).Message()
+	if _, dial, is := strings.Cut(why, "Error while dialing: "); is {
+		why = strings.TrimSuffix(dial, `"`)
+	} else if strings.Contains(why, "HTTP/1.1 header") || strings.Contains(why, "frame too large") {
+		why = "no gRPC server answers there; is the port right?"
+	}
+	return fmt.Errorf("%w: %s", errUnreachable, why)
+}
 
 // reach waits until the other side is reachable, or ctx ends; where there are
 // others it does not wait long. A session waits for that as well, but says
@@ -213,11 +230,12 @@ func (k reconnector[Req, Res]) reach(ctx context.Context, conn *grpc.ClientConn)
 		case connectivity.Idle:
 			conn.Connect()
 		case connectivity.TransientFailure:
-			if len(k.addresses) > 1 {
-				return errUnreachable
-			}
-			if !told {
-				k.log.Warn("not reachable; trying on", obs.KeyName, k.name, obs.KeyAddress, k.addresses[0])
+			if len(k.addresses) > 1 || !told {
+				why := k.failure(ctx, conn)
+				if len(k.addresses) > 1 {
+					return why
+				}
+				k.log.Warn("cannot connect; retrying", obs.KeyName, k.name, obs.KeyAddress, k.addresses[0], obs.KeyError, why)
 				told = true
 			}
 		}

@@ -260,7 +260,7 @@ func refusal(topic []byte, err error) error {
 	case errors.Is(err, broker.ErrStorage):
 		return wire.Wrap(wire.CodeQueueFull, fmt.Sprintf("topic %q cannot be stored now", topic), err)
 	case errors.Is(err, broker.ErrUnknownTopic), errors.Is(err, broker.ErrRetired):
-		return wire.Wrap(wire.CodeBadTopic, fmt.Sprintf("topic %q is not on this broker: publish to srtm agent on your host, which finds the right one, or to the tcp_address that the loaddistributor's GET /publisher?topic=%[1]s&id= has for you", topic), err)
+		return wire.Wrap(wire.CodeBadTopic, fmt.Sprintf("topic %q is not on this broker: create it with srtm topic create %[1]s; if it exists, publish through srtm agent, or to the tcp_address of the loaddistributor's GET /publisher?topic=%[1]s&id=PUBLISHER", topic), err)
 	case errors.Is(err, broker.ErrTooManyConsumers):
 		return wire.Wrap(wire.CodeSubFailed, "SUB failed, the channel has as many consumers as it may", err)
 	case errors.Is(err, broker.ErrTooManyChannels):

@@ -286,6 +286,12 @@ var refusals = []struct {
 	{ErrControl, http.StatusServiceUnavailable, "CONTROL_PLANE_FAILED"},
 }
 
+// hints are what to do about refusals, by their code.
+var hints = map[string]string{
+	"TOPIC_NOT_FOUND":   "GET /stats lists the topics here; POST /topic/create?topic=NAME creates one on a broker of no cluster, srtm topic create in a cluster",
+	"CHANNEL_NOT_FOUND": "GET /stats lists the channels; POST /channel/create?topic=NAME&channel=NAME creates one",
+}
+
 func asFault(err error) *fault {
 	if f, ok := errors.AsType[*fault](err); ok {
 		return f
@@ -295,7 +301,11 @@ func asFault(err error) *fault {
 	}
 	for _, r := range refusals {
 		if errors.Is(err, r.is) {
-			return &fault{Status: r.status, Message: r.code, Detail: err.Error()}
+			detail := err.Error()
+			if hint := hints[r.code]; hint != "" {
+				detail += "; " + hint
+			}
+			return &fault{Status: r.status, Message: r.code, Detail: detail}
 		}
 	}
 	return &fault{Status: http.StatusInternalServerError, Message: "INTERNAL_ERROR", Detail: err.Error()}

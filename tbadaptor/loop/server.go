@@ -378,7 +378,7 @@ func (s *Server) begin(m *srtmv1.NodeMessage) (bidi.Session[srtmv1.NodeMessage, 
 		s.refused(hello, err)
 		return none, err
 	}
-	s.cfg.Log.Info("broker joined", obs.KeyBroker, open.broker, obs.KeyInstance, hello.Instance, "held", len(held), obs.KeyPolicy, hello.Policy)
+	s.cfg.Log.Info("broker's share session opened", obs.KeyBroker, open.broker, obs.KeyInstance, hello.Instance, "held", len(held), obs.KeyPolicy, hello.Policy)
 	return bidi.Session[srtmv1.NodeMessage, srtmv1.GrantMessage]{
 		Out:    open.out,
 		Handle: func(m *srtmv1.NodeMessage) error { return s.handle(open, m) },
@@ -493,7 +493,7 @@ func (s *Server) over(open *session) {
 		return m.Disconnect(open.broker), nil
 	})
 	if err == nil {
-		s.cfg.Log.Info("broker left", obs.KeyBroker, open.broker)
+		s.cfg.Log.Info("broker's share session ended", obs.KeyBroker, open.broker)
 	}
 }
 

@@ -88,7 +88,7 @@ func TestAdmissionCommands(t *testing.T) {
 	do("", append(set, "--default", "ip/", "--refill", "100", "--capacity", "20", "--shadow")...)
 	do("", append(set, "denied")...)
 	do("", append(set, "free/1", "--refill", "100/day", "--capacity", "100")...)
-	do("error: srtm admission rule set: want one key, got 0 arguments", set...)
+	do("error: srtm admission rule set: want one key, got 0 arguments; for example:\n  srtm admission rule set user/17 --refill 100 --capacity 10", set...)
 	do(`error: --refill: refill "1/month": want a period of 1s to 366 days after the /: second, minute, hour, day, week or a duration as 36h`, append(set, "k", "--refill", "1/month")...)
 	const list = `KEY     REFILL   CAPACITY  OPTIONS
 user/1  0.5      10        strict

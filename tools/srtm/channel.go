@@ -127,7 +127,7 @@ func fetch(ctx context.Context, do func(*http.Request) (*http.Response, error), 
 	}
 	res, err := do(r)
 	if dial := (*net.OpError)(nil); errors.As(err, &dial) && dial.Op == "dial" {
-		return nil, unanswered(dial.Error())
+		return nil, dial // the URL around it does not help
 	}
 	if err != nil {
 		return nil, err
@@ -203,12 +203,20 @@ func channelPeekCommand() *cobra.Command {
 	var b brokers
 	var count int
 	type message struct {
+		ID        string `json:"id"`
+		Offset    uint64 `json:"offset"`
+		Timestamp int64  `json:"timestamp"` // Unix ns
+		Attempts  uint16 `json:"attempts"`
+		Body      []byte `json:"body"` // as the broker has it, base64
+	}
+	type shown struct {
 		Broker    string `json:"broker"`
 		ID        string `json:"id"`
 		Offset    uint64 `json:"offset"`
 		Timestamp int64  `json:"timestamp"` // Unix ns
 		Attempts  uint16 `json:"attempts"`
-		Body      []byte `json:"body"`
+		bodyJSON
+		body []byte
 	}
 	cmd := leaf(&cobra.Command{
 		Use:   "peek TOPIC CHANNEL",
@@ -219,18 +227,17 @@ func channelPeekCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		var all []message
+		var all []shown
 		err = b.ask(x, http.MethodGet, "/channel/peek", url.Values{"count": {strconv.Itoa(count)}}, addresses, func(address string, body []byte) error {
 			var r struct{ Messages []message }
 			err := bounded.Decode(body, bounded.MaxElements, &r)
 			for _, m := range r.Messages {
-				m.Broker = address
-				all = append(all, m)
+				all = append(all, shown{address, m.ID, m.Offset, m.Timestamp, m.Attempts, bodyOf(m.Body), m.Body})
 			}
 			return err
 		})
-		return errors.Join(err, list(x, all, nil, "BROKER\tOFFSET\tPUBLISHED\tATTEMPTS\tID\tBODY", func(m message) []any {
-			return []any{m.Broker, m.Offset, time.Unix(0, m.Timestamp).UTC().Format(time.RFC3339Nano), m.Attempts, m.ID, strconv.Quote(string(m.Body))}
+		return errors.Join(err, list(x, all, nil, "BROKER\tOFFSET\tPUBLISHED\tATTEMPTS\tID\tBODY", func(m shown) []any {
+			return []any{m.Broker, m.Offset, time.Unix(0, m.Timestamp).UTC().Format(time.RFC3339Nano), m.Attempts, m.ID, strconv.Quote(string(m.body))}
 		}))
 	})
 	cmd.Flags().IntVar(&count, "count", 10, "`messages` of each broker, 1 to 1000; their bodies are at most 1 MiB in sum, beside the first")

@@ -119,7 +119,7 @@ func TestChannelsOfAllBrokers(t *testing.T) {
 	}
 	testkit.Equal(t, (*first)[1], "GET /channel/peek?channel=c&count=3&topic=t Bearer 0123456789abcdef", "asked")
 	out, _, err = srtm(t, "", "channel", "peek", "t", "c", "--output=json", "--nsqd-http-address", b1)
-	if err != nil || !strings.Contains(out, `"body": "AP8="`) {
+	if err != nil || !strings.Contains(out, `"body_base64": "AP8="`) {
 		t.Errorf("%v\n%s", err, out)
 	}
 

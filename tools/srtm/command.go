@@ -64,6 +64,10 @@ type call struct {
 // run executes a command line.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) error {
 	root := command()
+	if err := checkLine(root, args); err != nil {
+		return lifecycle.UsageError{Err: err}
+	}
+	root = command() // cobra keeps state in it
 	root.SetArgs(args)
 	root.SetIn(stdin)
 	root.SetOut(stdout)
@@ -87,12 +91,27 @@ admission service and gateways through their own.
 
 Exit code: 0; 1 on failure; 2 if the command line is wrong; 3 if a topic cannot
 be placed on the brokers there are.`,
-		admissionCommand(), agent.Command(), topicCommand(), channelCommand(), brokerCommand(), shareCommand(), clusterCommand(), gatewayCommand(), pubCommand(), tailCommand(), topCommand(), doctorCommand(), plan.Command(), up.Command())
+		commandsOf("try", up.Command(), doctorCommand(), topCommand())...)
+	root.AddCommand(commandsOf("messages", pubCommand(), tailCommand(), channelCommand(), agent.Command())...)
+	root.AddCommand(commandsOf("topics", topicCommand(), shareCommand(), plan.Command())...)
+	root.AddCommand(commandsOf("servers", brokerCommand(), clusterCommand(), admissionCommand(), gatewayCommand())...)
+	root.AddGroup(
+		&cobra.Group{ID: "try", Title: "Try and look"}, &cobra.Group{ID: "messages", Title: "Messages"},
+		&cobra.Group{ID: "topics", Title: "Topics and contracts"}, &cobra.Group{ID: "servers", Title: "Servers"},
+	)
 	takeNoArguments(root)
+	useHelp(root)
 	root.Version, root.SilenceUsage, root.SilenceErrors = obs.Version(), true, true
 	root.SetVersionTemplate("srtm, {{.Version}}\n")
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return lifecycle.UsageError{Err: err} })
 	return root
+}
+
+// commandsOf puts commands into a group of the root's.
+func commandsOf(group string, commands ...*cobra.Command) []*cobra.Command {
+	for _, c := range commands {
+		c.GroupID = group
+	}
+	return commands
 }
 
 // parent returns a command that only has subcommands.
@@ -116,10 +135,15 @@ func (c *cli) completes(cmd *cobra.Command, do func(*call) error) *cobra.Command
 		p := startProgress(cmd, "waiting for the "+strings.TrimSuffix(c.addressFlag, "-address"))
 		defer p.stop()
 		cmd.SetErr(screen.Safe(cmd.ErrOrStderr()))
-		return c.call(cmd.Context(), func(x *call) error {
+		err := c.call(cmd.Context(), func(x *call) error {
 			x.cmd, x.args, x.out, x.progress = cmd, args, screen.Safe(p.before(cmd.OutOrStdout(), true)), p
 			return do(x)
 		})
+		if err == nil {
+			return nil
+		}
+		file := cmd.Flags().Lookup("file")
+		return &callError{err, c.address, c.addressFlag, file != nil && file.Changed}
 	}
 	return cmd
 }
@@ -129,10 +153,13 @@ func (c *cli) completes(cmd *cobra.Command, do func(*call) error) *cobra.Command
 func takeNoArguments(cmd *cobra.Command) {
 	if cmd.Args == nil {
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return usagef("%s: unexpected argument %q", cmd.CommandPath(), args[0])
+			switch {
+			case len(args) == 0:
+				return nil
+			case cmd.HasAvailableSubCommands():
+				return unknownCommand(cmd, args[0])
 			}
-			return nil
+			return usagef("%q: %s takes no arguments, only flags; see %[2]s --help", args[0], cmd.CommandPath())
 		}
 	}
 	for _, sub := range cmd.Commands() {
@@ -144,7 +171,7 @@ func takeNoArguments(cmd *cobra.Command) {
 func between(minimum, maximum int, want string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) < minimum || len(args) > maximum {
-			return usagef("%s: want %s, got %d arguments", cmd.CommandPath(), want, len(args))
+			return usagef("%s: want %s, got %d arguments; for example:\n%s", cmd.CommandPath(), want, len(args), firstLine(cmd.Example))
 		}
 		return nil
 	}
@@ -172,6 +199,12 @@ func (c *cli) flagsTo(cmd *cobra.Command, server, address, usage string, timeout
 	c.trust.Flags(cmd.Flags(), "", "the "+server)
 	cmd.Flags().StringVar(&c.output, "output", formTable, "`form` of the output: json or table")
 	cmd.Flags().DurationVar(&c.timeout, "timeout", timeout, "how long to wait for the "+server)
+	offer(cmd, "output", formTable, formJSON)
+}
+
+// defaultPorts are those of the servers' addresses, by flag.
+var defaultPorts = map[string]string{
+	"loaddistributor-address": targets.LoaddistributorPort, "admission-address": targets.AdmissionPort,
 }
 
 // patience is how long a server is waited for by default.
@@ -199,6 +232,7 @@ func (c *cli) call(ctx context.Context, do func(*call) error) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
+	c.address = targets.WithPort(c.address, defaultPorts[c.addressFlag])
 	to := c.address
 	for attempt := 0; ; attempt++ {
 		err := c.once(ctx, to, do)

@@ -400,19 +400,28 @@ func TestRefusalsAreExplained(t *testing.T) {
 			with(status.New(codes.InvalidArgument, "2 faults"), &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{
 				{Field: "spec.contract.burst", Description: "0 is less than 1"}, {Field: "spec.name", Description: "is empty"},
 			}}),
-			"spec.contract.burst: 0 is less than 1\nspec.name: is empty", 1,
+			"--burst: 0 is less than 1\nthe topic's name: is empty", 1,
 		},
-		{with(status.New(codes.ResourceExhausted, "no room"), &srtmv1.Infeasible{Bound: "rcap", Need: 9, Have: 5}), "infeasible: rcap: need 9, have 5", 3},
+		{with(status.New(codes.ResourceExhausted, "no room"), &srtmv1.Infeasible{Bound: "rcap", Need: 9, Have: 5}), "infeasible: 9 msg/s asked for, the brokers have 5 left", 3},
+		{with(status.New(codes.ResourceExhausted, "no room"), &srtmv1.Infeasible{Bound: "brokers", Need: 1}),
+			"infeasible: there are no brokers that could carry it; start nsqd with --loaddistributor-address (srtm broker list shows the brokers)", 3},
 		{with(status.New(codes.ResourceExhausted, "no room"), &srtmv1.Infeasible{Bound: "rcap", Need: 9, Have: 5, Fits: &srtmv1.Fits{Rate: 5, MoreBrokers: 2, BrokerMcap: 3}}),
-			"infeasible: rcap: need 9, have 5; what would fit: r up to 5 msg/s, or 2 more brokers of 3 msg/s", 3},
+			"infeasible: 9 msg/s asked for, the brokers have 5 left; what would fit: r up to 5 msg/s, or 2 more brokers of 3 msg/s", 3},
 		{status.Error(codes.AlreadyExists, "topic pumps exists"), "topic pumps exists", 1},
 		{status.Error(codes.Unimplemented, "unknown service srtm.v1.GrantService"),
-			"the server there does not offer this; is the address another program's? unknown service srtm.v1.GrantService", 1},
-		{status.Error(codes.Unavailable, "broker b1 did not answer"), "the server did not do it: broker b1 did not answer", 1},
+			"the server at ADDRESS does not offer this; is another program there (--loaddistributor-address)? unknown service srtm.v1.GrantService", 1},
+		{status.Error(codes.Unavailable, "broker b1 did not answer"), "request failed: broker b1 did not answer", 1},
 		{status.Error(codes.Unavailable, `connection error: desc = "transport: Error while dialing: dial tcp 127.0.0.1:4170: connect: connection refused"`),
-			"no server answers there; is it running? dial tcp 127.0.0.1:4170: connect: connection refused", 1},
+			"cannot connect to ADDRESS: nothing listens there; start it, or name another address (--loaddistributor-address)", 1},
+		{status.Error(codes.Unavailable, "connection error: desc = \"error reading server preface: http2: frame too large, note that the frame header looked like an HTTP/1.1 header\""),
+			"cannot connect to ADDRESS: an HTTP server answers there; name the gRPC port, by default 4170 (loaddistributor) or 4192 (admission) (--loaddistributor-address)", 1},
+		{status.Error(codes.Unavailable, "connection error: desc = \"error reading server preface: EOF: spoken to in clear, the server ended the connection: it may take TLS\""),
+			"cannot connect to ADDRESS: the server ended the connection; it may take TLS (--tls-ca), or be another program (--loaddistributor-address)", 1},
+		{status.Error(codes.Unauthenticated, "no token"), "no token; show a token with --token-file, or a certificate with --tls-cert and --tls-key", 1},
 	} {
-		_, _, err := srtm(t, serve(t, &admin{refuse: c.refuse}), "topic", "create", "pumps", "--rate=1", "--burst=1")
+		address := serve(t, &admin{refuse: c.refuse})
+		_, _, err := srtm(t, address, "topic", "create", "pumps", "--rate=1", "--burst=1")
+		c.want = strings.ReplaceAll(c.want, "ADDRESS", address)
 		if err == nil || err.Error() != c.want {
 			t.Errorf("%v, want %s", err, c.want)
 		}

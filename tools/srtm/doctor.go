@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -47,6 +48,7 @@ const (
 type doctor struct {
 	data  []string // folders
 	certs []string // files
+	all   bool     // show also what is ok
 	found []finding
 }
 
@@ -61,9 +63,11 @@ listens on the ports of SRTM, the space of --data-path, and the certificates of 
 of the --tls flags; and of the cluster, whether the loaddistributor and the brokers answer,
 the certificate that the loaddistributor shows, and by how much the brokers' clocks differ
 from this one (only differences of more than about two seconds are seen). It changes nothing.
+It shows what is not ok, and with --all or --output json everything.
 
 Exit code: 0, also with warnings; 1 if a check failed.`,
-		Example: `  srtm doctor --data-path /var/lib/srtm/nsqd`,
+		Example: `  srtm doctor --data-path /var/lib/srtm/nsqd
+  srtm doctor --all`,
 	}, func(x *call) error {
 		d.found = nil
 		d.machine()
@@ -82,12 +86,23 @@ Exit code: 0, also with warnings; 1 if a check failed.`,
 				bad++
 			}
 		}
-		err := list(x, d.found, nil, "CHECK\tSTATE\tFOUND\tWHAT TO DO", func(f finding) []any { return []any{f.Check, f.State, f.Found, f.Do} })
+		shown := d.found
+		if !d.all && x.output == formTable {
+			shown = slices.DeleteFunc(slices.Clone(shown), func(f finding) bool { return f.State == well || f.State == skipped })
+		}
+		if hidden := len(d.found) - len(shown); hidden > 0 {
+			defer fmt.Fprintf(x.out, "%d checks are ok or skipped; --all shows them\n", hidden)
+			if len(shown) == 0 {
+				return nil
+			}
+		}
+		err := list(x, shown, nil, "CHECK\tSTATE\tFOUND\tWHAT TO DO", func(f finding) []any { return []any{f.Check, f.State, f.Found, f.Do} })
 		if err == nil && bad > 0 {
 			err = lifecycle.ExitError{Code: 1}
 		}
 		return err
 	})
+	cmd.Flags().BoolVar(&d.all, "all", false, "show also what is ok")
 	cmd.Flags().StringArrayVar(&d.data, "data-path", nil, "`folder` of a daemon whose space is looked at; may be repeated")
 	cmd.Flags().StringArrayVar(&d.certs, "cert", nil, "PEM `file` with certificates whose expiry is looked at; may be repeated")
 	return cmd

@@ -3,6 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
+	"regexp"
+	"strconv"
 	"strings"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -15,37 +17,90 @@ import (
 	"github.com/srtm-io/srtm/tools/srtm/plan"
 )
 
-// explain turns a gRPC error into what an operator wants to read: the message,
-// or every fault of the request.
+// callError is an error of a call, with what its explanation needs to know of the command line.
+type callError struct {
+	error
+	address, addressFlag string
+	file                 bool // the request is from --file, whose fields its user knows
+}
+
+func (c *callError) Unwrap() error { return c.error }
+
+// meanings are what errors of libraries mean to an operator, by a part of their text: at that
+// address is what, and what to do.
+var meanings = []struct{ part, is string }{
+	{"connection refused", "nothing listens there; start it, or name another address"},
+	{"no such host", "the name has no address; check the spelling"},
+	{"looked like an HTTP/1.1 header", "an HTTP server answers there; name the gRPC port, by default 4170 (loaddistributor) or 4192 (admission)"},
+	{"frame too large", "no gRPC server answers there; name the gRPC port, by default 4170 (loaddistributor) or 4192 (admission)"},
+	{"size 1213486160", "an HTTP server answers there; name the broker's TCP port, by default 4150"}, // "HTTP" as a size
+	{"malformed HTTP response", "no HTTP server answers there; name the broker's HTTP port, by default 4151"},
+	{"it may take TLS", "the server ended the connection; it may take TLS (--tls-ca), or be another program"},
+	{"first record does not look like a TLS handshake", "the server speaks no TLS there; leave --tls-ca out, or name another port"},
+	{"certificate signed by unknown authority", "its certificate is of another authority; name the authority's file with --tls-ca"},
+	{"i/o timeout", "no answer; a firewall may drop the packets"},
+}
+
+// meaning returns what an error's text means, and the reason in short; "" if it is not known.
+func meaning(text string) string {
+	for _, m := range meanings {
+		if strings.Contains(text, m.part) {
+			return m.is
+		}
+	}
+	return ""
+}
+
+// explain turns an error into what an operator wants to read: what failed, why, and what to
+// do. A request's faults are named by the flags that made it.
 func explain(err error) error {
+	if err == nil {
+		return nil
+	}
 	var remote interface{ GRPCStatus() *status.Status }
 	if !errors.As(err, &remote) {
+		if what := meaning(err.Error()); what != "" && !errors.As(err, new(lifecycle.UsageError)) {
+			return fmt.Errorf("%w: %s", err, what)
+		}
 		return err
+	}
+	var call *callError
+	if !errors.As(err, &call) {
+		call = &callError{address: "the server", addressFlag: "loaddistributor-address"}
 	}
 	s := remote.GRPCStatus()
 	switch s.Code() {
 	case codes.Unavailable:
-		if _, dial, is := strings.Cut(s.Message(), "Error while dialing: "); is { // gRPC's words around it do not help
-			return unanswered(strings.TrimSuffix(dial, `"`))
+		if what := meaning(s.Message()); what != "" {
+			return fmt.Errorf("cannot connect to %s: %s (--%s)", call.address, what, call.addressFlag)
 		}
-		return fmt.Errorf("the server did not do it: %s", s.Message())
+		if _, dial, is := strings.Cut(s.Message(), "Error while dialing: "); is { // gRPC's words around it do not help
+			return fmt.Errorf("cannot connect to %s: %s (--%s)", call.address, strings.TrimSuffix(dial, `"`), call.addressFlag)
+		}
+		return fmt.Errorf("request failed: %s", s.Message())
 	case codes.Unimplemented:
-		return fmt.Errorf("the server there does not offer this; is the address another program's? %s", s.Message())
+		return fmt.Errorf("the server at %s does not offer this; is another program there (--%s)? %s", call.address, call.addressFlag, s.Message())
 	case codes.DeadlineExceeded:
-		return fmt.Errorf("the server did not answer in time (see --timeout): %s", s.Message())
+		if what := meaning(s.Message()); what != "" {
+			return fmt.Errorf("cannot connect to %s: %s (--%s)", call.address, what, call.addressFlag)
+		}
+		return fmt.Errorf("no answer from %s in time (--timeout): %s", call.address, s.Message())
+	case codes.Unauthenticated:
+		return fmt.Errorf("%s; show a token with --token-file, or a certificate with --tls-cert and --tls-key", s.Message())
 	}
 	var faults []error
 	for _, d := range s.Details() {
 		switch d := d.(type) {
 		case *errdetails.BadRequest:
 			for _, v := range d.GetFieldViolations() {
-				faults = append(faults, fmt.Errorf("%s: %s", v.GetField(), v.GetDescription()))
+				field := v.GetField()
+				if !call.file {
+					field = flagOf(field)
+				}
+				faults = append(faults, fmt.Errorf("%s: %s", field, v.GetDescription()))
 			}
 		case *srtmv1.Infeasible:
-			return lifecycle.ExitError{
-				Code: plan.CodeInfeasible,
-				Err:  fmt.Errorf("infeasible: %s: need %d, have %d%s", d.GetBound(), d.GetNeed(), d.GetHave(), wouldFit(d.GetFits())),
-			}
+			return lifecycle.ExitError{Code: plan.CodeInfeasible, Err: infeasible(d)}
 		}
 	}
 	if len(faults) > 0 {
@@ -54,18 +109,46 @@ func explain(err error) error {
 	return errors.New(s.Message())
 }
 
-// unanswered says that nothing listens where dial failed.
-func unanswered(dial string) error {
-	return fmt.Errorf("no server answers there; is it running? %s", dial)
+// infeasible says why there is no room for a topic, and what would have room.
+func infeasible(p *srtmv1.Infeasible) error {
+	f := p.GetFits()
+	err := &placement.Infeasible{Bound: p.GetBound(), Need: p.GetNeed(), Have: p.GetHave(), Fits: placement.Fits{
+		Rate: f.GetRate(), Burst: f.GetBurst(), Publishers: f.GetPublishers(), MoreBrokers: f.GetMoreBrokers(), Mcap: f.GetBrokerMcap(),
+	}}
+	if p.GetBound() == "brokers" && p.GetHave() == 0 {
+		return fmt.Errorf("%w that could carry it; start nsqd with --loaddistributor-address (srtm broker list shows the brokers)", err)
+	}
+	return err
 }
 
-// wouldFit continues what is infeasible.
-func wouldFit(f *srtmv1.Fits) string {
-	fits := placement.Fits{
-		Rate: f.GetRate(), Burst: f.GetBurst(), Publishers: f.GetPublishers(), MoreBrokers: f.GetMoreBrokers(), Mcap: f.GetBrokerMcap(),
-	}.String()
-	if fits == "" {
-		return ""
+// fieldFlags are the flags that make the fields of requests beside those of fieldOf.
+var fieldFlags = map[string]string{
+	"publisher_ids": "--publisher-id", "broker_id": "the broker", "from_broker_id": "--from", "expected_epoch": "--epoch",
+	"idempotency_key": "--idempotency-key", "spec.durability": "--durability", "spec.name": "the topic's name", "name": "the topic's name",
+	"topic": "the topic's name", "channel": "the channel's name", "to": "--to", "to.time": "--to", "mcap": "--mcap", "spec.contract": "--rate and --burst",
+	"spec.auto": "--auto-rate-limit and --auto-burst", "spec.auto.max_rate_milli": "--auto-rate-limit", "spec.auto.max_burst": "--auto-burst",
+}
+
+// listed is a field of an element of a list.
+var listed = regexp.MustCompile(`^spec\.(group|publisher|channel)s\[([0-9]+)\](?:\.(.*))?$`)
+
+// flagOf returns the flag that makes a field of a request; the field if there is none.
+func flagOf(field string) string {
+	if flag := fieldFlags[field]; flag != "" {
+		return flag
 	}
-	return "; what would fit: " + fits
+	for flag, of := range fieldOf {
+		if "spec."+of == field && of != "auto" {
+			return "--" + flag
+		}
+	}
+	if m := listed.FindStringSubmatch(field); m != nil {
+		i, _ := strconv.Atoi(m[2]) // digits
+		text := fmt.Sprintf("--%s, number %d", m[1], i+1)
+		if m[3] != "" {
+			text += ", " + strings.ReplaceAll(m[3], "_", " ")
+		}
+		return text
+	}
+	return field
 }

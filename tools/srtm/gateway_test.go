@@ -46,7 +46,7 @@ http://a:1  ejected  4          40    5       2.50ms  12.50ms  33%`
 	}
 	testkit.Equal(t, do(), "error: 401 Unauthorized: who are you?")
 	server.Close()
-	if got := do(); !strings.HasPrefix(got, "error: no server answers there; is it running? dial tcp 127.0.0.1:") {
+	if got := do(); !strings.HasPrefix(got, "error: dial tcp 127.0.0.1:") || !strings.HasSuffix(got, "nothing listens there; start it, or name another address") {
 		t.Error(got)
 	}
 }

@@ -10,12 +10,14 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"os"
 	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
+	"unicode/utf8"
 
 	"github.com/nsqio/go-nsq"
 	"github.com/spf13/cobra"
@@ -193,11 +195,21 @@ func (p *publication) run(x *call) error {
 
 	waits := make(chan func() error, pubAhead) // bounded: more publishes wait
 	answered := make(chan int64)
+	// While a publish has no answer, the broker has --timeout for the next one.
+	silent := errors.New("")
+	watch := time.AfterFunc(math.MaxInt64, func() {
+		stop(silent)
+		give()
+	})
+	defer watch.Stop()
 	go func() {
 		accepted := int64(0)
 		failed := false
 		for wait := range waits {
-			if err := wait(); err == nil {
+			watch.Reset(x.timeout)
+			err := wait()
+			watch.Stop()
+			if err == nil {
 				accepted++
 				x.progress.say("%d messages published", accepted)
 			} else if !failed {
@@ -235,7 +247,9 @@ sending:
 	close(waits)
 	accepted := <-answered
 	if x.cmd.Context().Err() == nil && reading.Err() != nil {
-		fault = context.Cause(reading)
+		if fault = context.Cause(reading); errors.Is(fault, silent) {
+			fault = fmt.Errorf("no answer from broker %s for %v (see --timeout): it may have stopped, or its disk may be stuck", to.Broker(), x.timeout)
+		}
 	}
 	stop(nil) // the reader
 	err = errors.Join(fault, to.Close(patient))
@@ -348,9 +362,10 @@ func tailCommand() *cobra.Command {
 		Use:   "tail TOPIC",
 		Short: "Print the messages of a topic as they come, a line each",
 		Long: `tail prints each message, and a line feed, as it is delivered by any of the topic's
-brokers; --output json prints a line of JSON with its body in base64. It has an ephemeral
-channel of its own, which is gone when it ends, and takes nothing from other consumers;
-with --channel it is one of the consumers of that channel.
+brokers; --output json prints a line of JSON with its body as text, or as body_base64 if it
+is not UTF-8. It has an ephemeral channel of its own, which is gone
+when it ends, and takes nothing from other consumers; with --channel it is one of the
+consumers of that channel.
 
 What was printed is finished; what was delivered and not printed goes back to the
 channel. It ends at --count, at an interrupt, and when the reader of its output is gone.`,
@@ -460,7 +475,7 @@ func (t *tail) follow(ctx, patient context.Context) error {
 			return err
 		case err.Error() != said:
 			said = err.Error()
-			fmt.Fprintf(t.x.cmd.ErrOrStderr(), "srtm tail goes on with %d brokers: %v\n", len(connected), explain(err))
+			fmt.Fprintf(t.x.cmd.ErrOrStderr(), "srtm tail: %v; reading from %d brokers and retrying\n", explain(err), len(connected))
 		}
 		if !clock.Sleep(ctx, brokersPause) {
 			return nil
@@ -551,6 +566,20 @@ func (t *tail) brokers(ctx context.Context) (addresses []string, err error) {
 	return addresses, err
 }
 
+// bodyJSON is the body of a message in JSON: text if it is UTF-8, else base64.
+type bodyJSON struct {
+	Text   *string `json:"body,omitempty"`
+	Base64 []byte  `json:"body_base64,omitempty"`
+}
+
+func bodyOf(body []byte) bodyJSON {
+	if !utf8.Valid(body) {
+		return bodyJSON{Base64: body}
+	}
+	text := string(body)
+	return bodyJSON{Text: &text}
+}
+
 func (t *tail) print(address string, m *nsq.Message) error {
 	text := append(m.Body, '\n')
 	if t.x.output == formJSON {
@@ -560,8 +589,8 @@ func (t *tail) print(address string, m *nsq.Message) error {
 			ID        string `json:"id"`
 			Timestamp int64  `json:"timestamp"` // Unix ns
 			Attempts  uint16 `json:"attempts"`
-			Body      []byte `json:"body"`
-		}{address, string(m.ID[:]), m.Timestamp, m.Attempts, m.Body})
+			bodyJSON
+		}{address, string(m.ID[:]), m.Timestamp, m.Attempts, bodyOf(m.Body)})
 		if err != nil {
 			return err
 		}

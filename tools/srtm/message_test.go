@@ -108,13 +108,13 @@ func TestPubAndTail(t *testing.T) {
 	for _, line := range tail.lines(6) {
 		var m struct {
 			Broker, ID string
-			Body       []byte
+			Body       string
 			Attempts   int
 		}
 		if err := json.Unmarshal([]byte(line), &m); err != nil || len(m.ID) != 16 || m.Attempts != 1 {
 			t.Errorf("%s: %v", line, err)
 		}
-		got, from = append(got, string(m.Body)), append(from, m.Broker)
+		got, from = append(got, m.Body), append(from, m.Broker)
 	}
 	slices.Sort(got)
 	slices.Sort(from)

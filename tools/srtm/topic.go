@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/tbadaptor/share"
@@ -57,8 +58,9 @@ within 100 ms. It returns when publishers may connect.
 
 Publishers are declared in groups, KEY:COUNT:RATE[:BATCH[:WEIGHT]], where KEY is the
 correlation key of publishers that tend to send together (empty: none), RATE is each
-publisher's in msg/s and WEIGHT, 1 to 255, its part where the topic is paced; or one by one, ID:KEY:RATE[:BATCH]. A group's
-publishers have the ids KEY.0, KEY.1, ... (pool.0, ... without a key).
+publisher's in msg/s and WEIGHT, 1 to 255, its part where the topic is paced; or one by one,
+ID:KEY:RATE[:BATCH]. A group's publishers have the ids KEY.0, KEY.1, ... (pool.0, ... without
+a key).
 
 Without publishers the topic is open: a client that publishes to one of its brokers is a
 publisher. Who they are, what they send and which of them send together is learned from
@@ -109,15 +111,31 @@ func (x *call) describe(t *srtmv1.Topic, err error) error {
 
 func topicMoveCommand() *cobra.Command {
 	var r srtmv1.MovePublishersRequest
+	var group string
 	cmd := leaf(&cobra.Command{
-		Use:     "move NAME",
-		Short:   "Move publishers of a topic to a broker",
-		Long:    `move takes the publishers' part of the contract along. Nothing is lost or doubled.`,
-		Example: `  srtm topic move sensors --to b2 --publisher-id north.7 --publisher-id north.8`,
-		Args:    oneName,
-		PreRunE: func(_ *cobra.Command, args []string) error {
-			if r.Topic = args[0]; r.BrokerId == "" || len(r.PublisherIds) == 0 {
-				return usagef("--to and --publisher-id are required")
+		Use:   "move NAME",
+		Short: "Move publishers of a topic to a broker",
+		Long: `move takes the publishers' part of the contract along. Nothing is lost or doubled.
+
+Name the publishers with --publisher-id, or select them: --all, --group, --from, or --group
+and --from together.`,
+		Example: `  srtm topic move sensors --to b2 --publisher-id north.7 --publisher-id north.8
+  srtm topic move sensors --to b2 --group north --from b1
+  srtm topic move sensors --to b2 --all`,
+		Args: oneName,
+		PreRunE: func(cmd *cobra.Command, args []string) error {
+			r.Topic = args[0]
+			if cmd.Flags().Changed("group") {
+				r.Group = &group
+			}
+			var f faults.List
+			f.If(r.BrokerId == "", "--to is missing: it names the broker (for example --to=b2)")
+			selected := r.All || r.Group != nil || r.FromBrokerId != ""
+			f.If(!selected && len(r.PublisherIds) == 0, "which publishers? want --all, --group, --from or --publisher-id (for example --publisher-id=north.7)")
+			f.If(selected && len(r.PublisherIds) > 0, "--publisher-id goes with none of --all, --group and --from")
+			f.If(r.All && (r.Group != nil || r.FromBrokerId != ""), "--all goes with neither --group nor --from")
+			if err := f.Err(); err != nil {
+				return usagef("%w", err)
 			}
 			return nil
 		},
@@ -126,6 +144,9 @@ func topicMoveCommand() *cobra.Command {
 		return x.describe(moved.GetTopic(), err)
 	})
 	cmd.Flags().StringVar(&r.BrokerId, "to", "", "`broker` to move them to")
+	cmd.Flags().BoolVar(&r.All, "all", false, "move all publishers of the topic")
+	cmd.Flags().StringVar(&group, "group", "", "move the publishers with this correlation `key`; \"\": those without one")
+	cmd.Flags().StringVar(&r.FromBrokerId, "from", "", "move the publishers that this `broker` has")
 	cmd.Flags().StringArrayVar(&r.PublisherIds, "publisher-id", nil, "`id` of a publisher; may be repeated")
 	return cmd
 }

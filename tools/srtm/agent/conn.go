@@ -99,6 +99,7 @@ func (c *conn) run(base context.Context) {
 	c.line.Close()
 	var fault *wire.Error
 	switch {
+	case errors.Is(err, session.ErrClosedUnsubscribed): // a producer's way to close
 	case errors.As(err, &fault):
 		log.Warn("producer refused", obs.KeyError, err)
 	case err != nil:

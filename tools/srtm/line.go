@@ -1,0 +1,170 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/srtm-io/srtm/internal/faults"
+	"github.com/srtm-io/srtm/internal/spelling"
+)
+
+// checkLine returns all faults of a command line: of its flags, and if there are none, nothing.
+// What is wrong with arguments and the values' meaning the command itself finds; of a line
+// with faults, checkLine asks the command for those faults too.
+func checkLine(root *cobra.Command, args []string) error {
+	cmd, rest, err := root.Find(args)
+	if err != nil || cmd.DisableFlagParsing || slices.Contains(rest, "--help") || slices.Contains(rest, "-h") || slices.Contains([]string{cobra.ShellCompRequestCmd, cobra.ShellCompNoDescRequestCmd}, first(args)) {
+		return nil // the command's execution says it
+	}
+	if word := first(rest); cmd.HasAvailableSubCommands() && word != "" && !strings.HasPrefix(word, "-") {
+		return unknownCommand(cmd, word)
+	}
+	var all faults.List
+	bad := map[string]bool{}
+	for range len(args) + 1 {
+		err := cmd.ParseFlags(rest)
+		if err == nil {
+			break
+		}
+		text, flag, from, n := flagFault(cmd, err, rest)
+		all.If(true, "%s", text)
+		bad[flag] = true
+		if n == 0 {
+			return all.Err()
+		}
+		rest = slices.Delete(slices.Clone(rest), from, from+n)
+		root = command() // flags keep what they were set to
+		path := strings.Fields(cmd.CommandPath())[1:]
+		if cmd, _, err = root.Find(path); err != nil {
+			return all.Err()
+		}
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	also := cmd.ValidateArgs(cmd.Flags().Args())
+	if also == nil && cmd.PreRunE != nil {
+		also = cmd.PreRunE(cmd, cmd.Flags().Args())
+	}
+	if also != nil && !slices.ContainsFunc(strings.Fields(also.Error()), func(word string) bool {
+		return bad[strings.Trim(strings.TrimPrefix(word, "--"), ":;,")]
+	}) {
+		all.Add(also)
+	}
+	return all.Err()
+}
+
+func first(args []string) string {
+	if len(args) == 0 {
+		return ""
+	}
+	return args[0]
+}
+
+// flagFault says what an error of pflag means, of which flag it is, and which n words of the
+// line from an index on made it.
+func flagFault(cmd *cobra.Command, err error, line []string) (text, flag string, from, n int) {
+	var unknown *pflag.NotExistError
+	var value *pflag.InvalidValueError
+	var missing *pflag.ValueRequiredError
+	var syntax *pflag.InvalidSyntaxError
+	words := func(name string, has func(rest string) bool) {
+		for i, word := range line {
+			given, rest, joined := strings.Cut(strings.TrimLeft(word, "-"), "=")
+			if !strings.HasPrefix(word, "-") || given != name {
+				continue
+			}
+			n = 1
+			if !joined && i+1 < len(line) && !strings.HasPrefix(line[i+1], "-") {
+				rest, n = line[i+1], 2
+			}
+			if from = i; has(rest) {
+				return
+			}
+		}
+	}
+	any := func(string) bool { return true }
+	switch {
+	case errors.As(err, &unknown):
+		flag = unknown.GetSpecifiedName()
+		var names []string
+		cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+		words(flag, any)
+		return fmt.Sprintf("--%s: %s has no such flag%s", flag, cmd.CommandPath(), spelling.Hint("--", flag, names)), spelling.Nearest(flag, names), from, n
+	case errors.As(err, &value):
+		f := value.GetFlag()
+		words(f.Name, func(rest string) bool { return rest == value.GetValue() })
+		if f.NoOptDefVal != "" && n == 2 {
+			n = 1 // such a flag takes no word after it
+		}
+		what := fmt.Sprintf("--%s %q: %s", f.Name, value.GetValue(), wantedOf(f))
+		if wantedOf(f) == "" {
+			what = fmt.Sprintf("--%s: %v", f.Name, value.Unwrap()) // the value says it all
+		}
+		return what + forExample(f), f.Name, from, n
+	case errors.As(err, &missing):
+		f := missing.GetFlag()
+		words(f.Name, any)
+		return fmt.Sprintf("--%s: has no value%s", f.Name, forExample(f)), f.Name, from, n
+	case errors.As(err, &syntax):
+		from = slices.Index(line, syntax.GetSpecifiedFlag())
+		return err.Error(), "", max(from, 0), min(from+1, 1)
+	}
+	return err.Error(), "", 0, 0
+}
+
+// wantedOf says what the value of a flag should be; "" if its type does not tell.
+func wantedOf(f *pflag.Flag) string {
+	switch kind := f.Value.Type(); kind {
+	case "bool":
+		return "want true or false"
+	case "int", "int32", "int64":
+		return "want a whole number"
+	case "uint", "uint16", "uint32", "uint64":
+		return "want a whole number, not negative"
+	case "float64":
+		return "want a number"
+	case "duration":
+		return "want a duration with a unit"
+	}
+	return ""
+}
+
+// forExample continues a fault of a flag.
+func forExample(f *pflag.Flag) string {
+	example := f.DefValue
+	if slices.Contains([]string{"", "0", "0s", "[]"}, example) {
+		if example = map[string]string{"duration": "30s", "bool": "true"}[f.Value.Type()]; strings.Contains(f.Value.Type(), "int") || f.Value.Type() == "float64" {
+			example = "100"
+		}
+	}
+	if example == "" {
+		return ""
+	}
+	return " (for example --" + f.Name + "=" + example + ")"
+}
+
+// unknownCommand says that a command has no such subcommand.
+func unknownCommand(cmd *cobra.Command, name string) error {
+	var names []string
+	for _, sub := range cmd.Commands() {
+		if sub.IsAvailableCommand() {
+			names = append(names, sub.Name())
+		}
+	}
+	hint := spelling.Hint(cmd.CommandPath()+" ", name, names)
+	if hint == "" {
+		hint = "; want one of " + strings.Join(names, ", ")
+	}
+	return usagef("%q: %s has no such command%s", name, cmd.CommandPath(), hint)
+}
+
+func firstLine(text string) string {
+	line, _, _ := strings.Cut(text, "\n")
+	return line
+}
