@@ -59,11 +59,11 @@ func Open(ctx context.Context, database string) (*Store, error) {
 	if s.postgres {
 		var cfg *pgx.ConnConfig
 		if cfg, err = pgx.ParseConfig(database); err == nil {
-			s.db = stdlib.OpenDB(*cfg, stdlib.OptionAfterConnect(func(ctx context.Context, conn *pgx.Conn) error {
-				// What a server that was cut off has locked is free before its lease is over.
-				_, err := conn.Exec(ctx, `SET idle_in_transaction_session_timeout = '2s'`)
-				return err
-			}))
+			// A pooler such as PgBouncer may give each transaction another connection to the
+			// database. So nothing is kept in one: no prepared statements, and no setting but
+			// for a transaction.
+			cfg.DefaultQueryExecMode = pgx.QueryExecModeExec
+			s.db = stdlib.OpenDB(*cfg)
 			s.db.SetMaxOpenConns(maxConnections)
 		}
 	} else {
@@ -169,6 +169,9 @@ func (s *Store) transact(ctx context.Context, f func(t *tx)) (err error) {
 		return err
 	}
 	t := &tx{Tx: begun, ctx: ctx}
+	if s.postgres { // what a server that was cut off has locked is free before its lease is over
+		t.do(`SET LOCAL idle_in_transaction_session_timeout = '2s'`)
+	}
 	if f(t); t.err == nil {
 		t.err = t.Commit()
 	} else {
