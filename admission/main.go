@@ -90,6 +90,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 
 // followServers has the asker ask the servers that are in the store, until ctx ends.
 func followServers(ctx context.Context, database *store.Store, asker *client.Client, log *slog.Logger) error {
+	outage := obs.NewOutage(log, "the servers could not be read; asking those that are known")
 	for {
 		members, err := database.Members(ctx)
 		var addresses []string
@@ -99,8 +100,8 @@ func followServers(ctx context.Context, database *store.Store, asker *client.Cli
 		if err == nil {
 			err = asker.SetServers(addresses)
 		}
-		if err != nil && ctx.Err() == nil {
-			log.Warn("the servers could not be read; asking those that are known", "err", err)
+		if ctx.Err() == nil {
+			outage.Note(err)
 		}
 		if !clock.Sleep(ctx, server.DefaultRenew) {
 			return nil

@@ -131,8 +131,8 @@ func (s *Server) lookUpAll(ctx context.Context, keys []*lookup, sealer *wire.Sea
 			s.conclude(k, p, sealer)
 		}
 	}
-	if failed != nil {
-		s.cfg.Log.Warn("keys could not be looked up", "err", failed)
+	if ctx.Err() == nil {
+		s.outages.lookups.Note(failed)
 	}
 }
 

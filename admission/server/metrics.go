@@ -61,6 +61,7 @@ func (m *metrics) init(s *Server, reg prometheus.Registerer) {
 	gauge("rules_age_seconds", "Time since edited rules were last looked for with success.", age(&s.rules.polled))
 	gauge("checkpoint_age_seconds", "Time since the last check-point.", age(&s.saved))
 	gauge("replication_lag_seconds", "Time since all that had changed was last with the follower, if there is one.", age(&s.replicated))
+	gauge("certain_seconds", "For how long decisions on strict keys are certain yet; below 0 since when they are denied.", func() float64 { return s.certainUntil().Sub(s.cfg.Boot()).Seconds() })
 	gauge("partitions", "Partitions of keys, of 4096, that this server owns.", func() float64 { return float64(s.held.Load()) })
 	gauge("keys", "Keys in memory.", func() float64 { return float64(s.shards.len()) })
 	gauge("leased_keys", "Keys of which a part is held elsewhere, or was until lately.", func() float64 { return float64(s.leases.len()) })

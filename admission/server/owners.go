@@ -14,7 +14,9 @@ import (
 	"github.com/srtm-io/srtm/admission/store"
 	"github.com/srtm-io/srtm/admission/table"
 	"github.com/srtm-io/srtm/admission/wire"
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/obs"
 )
 
 const (
@@ -25,6 +27,8 @@ const (
 	// movedAtOnce is how many partitions are handed over together, and half as many after
 	// each time that this took too long: meanwhile they stop, and the lease is not renewed.
 	movedAtOnce = 1024
+	// renewAgain is how long a server waits after a renewal that failed at once.
+	renewAgain = 200 * time.Millisecond
 )
 
 // owners is a table of who owns what. Never changed: each version is a new one.
@@ -76,15 +80,34 @@ func (s *Server) join(ctx context.Context) error {
 }
 
 // reconcile renews the lease, takes what silent members owned, and hands over what is to
-// move.
+// move. After a failure it tries again soon: what is left of the lease may be enough.
 func (s *Server) reconcile(ctx context.Context) {
 	err := s.tendOnce(ctx)
-	if errors.Is(err, context.DeadlineExceeded) {
-		s.wakeUp()
+	if ctx.Err() != nil {
+		return
 	}
-	if err != nil && ctx.Err() == nil {
+	s.outages.renewals.Note(err)
+	before := s.unrenewed.Load()
+	if err == nil {
+		s.unrenewed.Store(nil)
+	} else {
 		s.metrics.leaseErrors.Inc()
-		s.cfg.Log.Warn("the lease could not be renewed", "err", err)
+		u := &unrenewed{since: s.cfg.Boot(), err: err}
+		if before != nil {
+			u.since = before.since
+		}
+		s.unrenewed.Store(u)
+	}
+	switch certain := s.alone(); {
+	case certain && s.uncertain:
+		s.cfg.Log.Info("strict keys are decided again")
+		s.uncertain = false
+	case !certain && !s.uncertain:
+		s.cfg.Log.Error("strict keys are denied until the lease on the partitions is renewed", "certain_until", s.wallAt(s.certainUntil()), obs.KeyError, err)
+		s.uncertain = true
+	}
+	if err != nil && (errors.Is(err, context.DeadlineExceeded) || clock.Sleep(ctx, renewAgain)) {
+		s.wakeUp()
 	}
 }
 

@@ -4,9 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/srtm-io/srtm/admission/client"
 	"github.com/srtm-io/srtm/admission/rule"
@@ -15,6 +19,7 @@ import (
 	"github.com/srtm-io/srtm/admission/table"
 	"github.com/srtm-io/srtm/admission/wire"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -443,4 +448,59 @@ func TestAServerLeaves(t *testing.T) {
 	if !d.Admit { // 3 and what it earned in 6 s and more
 		t.Errorf("%+v", d)
 	}
+}
+
+// A store that is read and takes no writes: strict keys are decided as long as the lease runs, and
+// /healthz tells until when; then they are denied, and it says so.
+func TestTheStoreTakesNoWrites(t *testing.T) {
+	b := newBench(t, rule.Rule{Key: "strict", Share: share(1, 10), Strict: true}, rule.Rule{Key: "key", Share: share(1, 10)})
+	var log testkit.Buffer
+	registry := prometheus.NewRegistry()
+	c := &cable{Store: b.store}
+	b.cfg.Store, b.cfg.Renew, b.cfg.Poll, b.cfg.Checkpoint = c, 5*time.Millisecond, 5*time.Millisecond, 5*time.Millisecond
+	b.cfg.Log, b.cfg.Metrics = slog.New(slog.NewTextHandler(&log, nil)), registry
+	s, _ := b.start()
+	ask := b.client(s)
+	certain := func() float64 { return testkit.Metric(t, registry, "srtm_admission_certain_seconds") }
+	admits := func(key string, want bool) {
+		t.Helper()
+		if d := sure(t, ask, key, 1); d.Admit != want {
+			t.Errorf("%s: %+v", key, d)
+		}
+	}
+	health := func(want string) {
+		t.Helper()
+		testkit.WaitFor(t, "health: "+want, func() bool {
+			err := s.Healthy()
+			return err != nil && strings.Contains(err.Error(), want)
+		})
+	}
+	admits("strict", true)
+	testkit.Equal(t, s.Healthy(), nil)
+	testkit.Equal(t, certain(), 5.0, "seconds")
+
+	c.unreached.Store(true)
+	health("has not been renewed for 0s")
+	b.clock.pass(4 * time.Second)
+	admits("strict", true)
+	err := s.Healthy()
+	_, well := errors.AsType[obs.Notice](err)
+	testkit.Equal(t, well, true, "a notice: %v", err)
+	health("has not been renewed for 4s; decisions on strict keys are certain until 22:13:25Z")
+	testkit.Equal(t, certain(), 1.0, "seconds")
+
+	b.clock.pass(2 * time.Second)
+	admits("strict", false)
+	admits("key", true)
+	health("strict keys are denied: decisions on them were certain until 22:13:25Z, and the lease on the partitions has not been renewed for 6s: cut off")
+	testkit.Equal(t, certain(), -1.0, "seconds")
+	testkit.WaitFor(t, "a line of the log", func() bool {
+		return strings.Contains(log.String(), "strict keys are denied until the lease on the partitions is renewed")
+	})
+
+	// The store is tried again at once, and not after a period.
+	c.unreached.Store(false)
+	testkit.WaitFor(t, "a renewal", func() bool { return s.Healthy() == nil })
+	admits("strict", true)
+	testkit.WaitFor(t, "a line of the log", func() bool { return strings.Contains(log.String(), "strict keys are decided again") })
 }

@@ -332,8 +332,7 @@ func (s *Server) chosen(next store.Member) {
 		l.rely(next, client, hangUp)
 	}
 	l.mu.Unlock()
-	if err != nil {
-		s.cfg.Log.Warn("the follower cannot be reached", "server", next.Address, "err", err)
+	if s.outages.follower.Note(err); err != nil {
 		return
 	}
 	s.cfg.Log.Info("another server follows this one", "server", next.Address)

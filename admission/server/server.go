@@ -24,6 +24,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/rawfd"
 )
 
@@ -123,6 +124,31 @@ type Server struct {
 	leases     leases
 	replicas   replicas
 	metrics    metrics
+	outages    outages
+	unrenewed  atomic.Pointer[unrenewed] // nil: the last renewal succeeded
+	uncertain  bool                      // strict keys are denied, as the log has said; reconcile's
+}
+
+// outages are what the store may fail to do.
+type outages struct {
+	lookups, polls, checkpoints, sweeps, renewals, follower *obs.Outage
+}
+
+func newOutages(log *slog.Logger) outages {
+	return outages{
+		lookups:     obs.NewOutage(log, "keys could not be looked up; who asks for them gets the default reply"),
+		polls:       obs.NewOutage(log, "rules could not be read; keeping those that are known"),
+		checkpoints: obs.NewOutage(log, "a check-point failed; trying again with the next"),
+		sweeps:      obs.NewOutage(log, "keys that are full could not be forgotten"),
+		renewals:    obs.NewOutage(log, "the lease on the partitions could not be renewed; trying again"),
+		follower:    obs.NewOutage(log, "the follower cannot be reached"),
+	}
+}
+
+// unrenewed is why the lease is not being renewed.
+type unrenewed struct {
+	since mono.Time // by Boot: when the first renewal failed
+	err   error     // of the last one
 }
 
 // New opens the sockets and becomes a member. Run must follow, or Close.
@@ -157,6 +183,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 		cfg: cfg, wake: make(chan struct{}, 1), watched: watched{since: make(map[store.Member]mono.Time)}, atOnce: movedAtOnce, batch: creditsAtOnce,
 		lookups: lookups{waiting: make(map[string][]pending), queue: make(chan string, maxLookups)},
 		leases:  leases{keys: make(map[string]*lease.Key)}, replicas: replicas{max: cfg.MaxKeys},
+		outages: newOutages(cfg.Log),
 	}
 	s.owners.Store(new(owners))
 	for i := range s.shards {
@@ -269,17 +296,41 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// Healthy says why the server should not be asked: it has heard nothing of its store
-// for a while, so that it may miss edits.
+// Healthy says why the server should not be asked: strict keys are denied, since the lease on the
+// partitions is over, or the server has heard nothing of its store for a while, so that it may miss
+// edits. It returns an obs.Notice while the lease cannot be renewed and is not over.
 func (s *Server) Healthy() error {
 	now := int64(s.cfg.Now().Mono)
+	u, boot, until := s.unrenewed.Load(), s.cfg.Boot(), s.certainUntil()
+	if until.Before(boot) {
+		err := fmt.Errorf("strict keys are denied: decisions on them were certain until %s", s.wallAt(until))
+		if u != nil {
+			err = fmt.Errorf("%w, and the lease on the partitions has not been renewed for %v: %w", err, boot.Sub(u.since).Round(time.Second), u.err)
+		}
+		return err
+	}
 	if age := time.Duration(now - s.rules.polled.Load()); age > 10*s.cfg.Poll+5*time.Second {
 		return fmt.Errorf("rules were last read %v ago", age.Round(time.Second))
 	}
 	if age := time.Duration(now - s.saved.Load()); age > 10*s.cfg.Checkpoint+5*time.Second {
 		return fmt.Errorf("the last check-point was %v ago", age.Round(time.Second))
 	}
+	if u != nil {
+		return obs.Notice(fmt.Sprintf("the lease on the partitions has not been renewed for %v; decisions on strict keys are certain until %s, and then denied: %v",
+			boot.Sub(u.since).Round(time.Second), s.wallAt(until), u.err))
+	}
 	return nil
+}
+
+// certainUntil returns until when no other server can decide, by Boot: so the store or the follower
+// has said.
+func (s *Server) certainUntil() mono.Time {
+	return mono.Time(max(s.sure.Load(), s.replicas.word.Load()))
+}
+
+// wallAt returns an instant of Boot as people read it.
+func (s *Server) wallAt(at mono.Time) string {
+	return time.Unix(0, int64(s.cfg.Now().Wall+at.Sub(s.cfg.Boot()))).UTC().Format("15:04:05Z")
 }
 
 // cursor is where a pass over all shards goes on: slot of shard.
@@ -317,7 +368,7 @@ func (s *Server) tell(by table.Reader, n int, at *cursor, send func(*owners, []t
 
 // alone reports that no other can decide meanwhile: so the store or the follower has said.
 func (s *Server) alone() bool {
-	now := int64(s.cfg.Boot())
+	now := int64(s.cfg.Boot()) // before the rest is read
 	return now <= s.sure.Load() || now <= s.replicas.word.Load()
 }
 

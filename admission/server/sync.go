@@ -40,19 +40,27 @@ func every(ctx context.Context, period time.Duration, wake <-chan struct{}, f fu
 
 // follow brings edits of rules to the keys that are here.
 func (s *Server) follow(ctx context.Context) {
-	if err := s.rules.poll(ctx); err != nil && ctx.Err() == nil {
+	err := s.rules.poll(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	if s.outages.polls.Note(err); err != nil {
 		s.metrics.pollErrors.Inc()
-		s.cfg.Log.Warn("rules could not be read; keeping those that are known", "err", err)
 	}
 }
 
 // keep saves what keys hold.
 func (s *Server) keep(ctx context.Context) {
-	if err := s.checkpoint(ctx, storeDeadline); err != nil && ctx.Err() == nil {
+	err := s.checkpoint(ctx, storeDeadline)
+	if ctx.Err() != nil {
+		return
+	}
+	if s.outages.checkpoints.Note(err); err != nil {
 		s.metrics.saveErrors.Inc()
-		s.cfg.Log.Warn("a check-point failed; trying again with the next", "err", err)
-	} else if err := s.sweepAll(ctx); err != nil && ctx.Err() == nil {
-		s.cfg.Log.Warn("keys that are full could not be forgotten", "err", err)
+		return
+	}
+	if err = s.sweepAll(ctx); ctx.Err() == nil {
+		s.outages.sweeps.Note(err)
 	}
 }
 

@@ -2,9 +2,12 @@ package server_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -186,4 +189,33 @@ func TestADenialTakesNothing(t *testing.T) {
 		t.Fatalf("%+v", d)
 	}
 	testkit.WaitFor(t, "the charge", func() bool { return sure(t, other, "user/1", 0).Left == 3 })
+}
+
+// broken is a store that says nothing about keys.
+type broken struct{ server.Store }
+
+func (broken) RulesOf(context.Context, []string) (map[string]rule.Rule, error) {
+	return nil, errors.New("the database system is shutting down")
+}
+
+// However many keys cannot be looked up, the log says it once in a while.
+func TestOneCauseIsOneLine(t *testing.T) {
+	const keys = 200
+	b, _ := slowBench(t, func() {})
+	var log testkit.Buffer
+	registry := prometheus.NewRegistry()
+	b.cfg.Store, b.cfg.Log, b.cfg.Metrics = broken{b.store}, slog.New(slog.NewTextHandler(&log, nil)), registry
+	s, _ := b.start()
+	c := asker(t, client.DefaultWait, s.Addr().String())
+	began := time.Now()
+	for i := range keys {
+		if d := c.Ask(t.Context(), fmt.Sprint("user/", i), 1); d.Admit || !d.Unanswered {
+			t.Fatalf("%+v", d)
+		}
+	}
+	testkit.WaitFor(t, "failures", func() bool { return testkit.Metric(t, registry, "srtm_admission_lookup_errors_total") >= keys })
+	lines := strings.Count(log.String(), "keys could not be looked up")
+	if most := 1 + int(time.Since(began)/(10*time.Second)); lines < 1 || lines > most {
+		t.Errorf("%d lines, want 1 to %d:\n%s", lines, most, log.String())
+	}
 }

@@ -3,6 +3,7 @@ package obs
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/pprof"
@@ -38,8 +39,8 @@ func NewRegistry() *prometheus.Registry {
 
 // Mount adds the routes that every daemon has to mux: /metrics from reg,
 // /debug/pprof/, /debug/state with state() as JSON, and /healthz, which
-// answers 200 "ok" or 503 with the error of health(). A nil state leaves its
-// route out; a nil health is always well. Both are called once a request, from
+// answers 200 "ok" or 503 with the error of health(); a Notice is 200 "ok" with
+// a line more. A nil state leaves its route out; a nil health is always well. Both are called once a request, from
 // many goroutines.
 //
 // Profiles and state are for operators: bind the mux to loopback by default.
@@ -59,16 +60,27 @@ func Mount(mux *http.ServeMux, reg *prometheus.Registry, state func() any, healt
 		mux.Handle("GET /debug/state", JSON(func() (any, error) { return state(), nil }))
 	}
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		text := "ok\n"
 		if health != nil {
-			if err := health(); err != nil {
+			err := health()
+			notice, well := errors.AsType[Notice](err)
+			switch {
+			case well:
+				text += string(notice) + "\n"
+			case err != nil:
 				http.Error(w, err.Error(), http.StatusServiceUnavailable)
 				return
 			}
 		}
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		_, _ = w.Write([]byte("ok\n"))
+		_, _ = w.Write([]byte(text))
 	})
 }
+
+// Notice is what /healthz says of a daemon that is well, but will not be if something goes on.
+type Notice string
+
+func (n Notice) Error() string { return string(n) }
 
 // JSON answers with state() as JSON, or 503 with its error.
 func JSON(state func() (any, error)) http.Handler {
