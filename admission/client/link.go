@@ -41,7 +41,8 @@ type call struct {
 	silent int // copies since the server gave a sign of life
 	rests  int // times that the server said that the question waits
 	rest   bool
-	issued int // sessions
+	busy   bool // the server has said so: it decides nothing now, and is not waited for
+	issued int  // sessions
 	first  time.Time
 	until  time.Time   // the end of the asker's patience
 	end    chan answer // of one
@@ -201,14 +202,18 @@ func (l *link) got(a answer) {
 			c.silent--
 			l.send(c)
 		}
-	case a.Session != c.q.Session || a.Kind == wire.Busy:
+	case a.Session != c.q.Session:
+	case a.Kind == wire.Busy:
+		c.busy, c.rest = true, false
 	case a.Kind == wire.Waiting && l.paper: // whose client waits for no look-up
 	default:
 		if c.q.Flags&wire.Retry == 0 && c.rests == 0 && !c.rest {
 			l.trip.saw(time.Since(c.first))
 		}
 		if a.Kind == wire.Waiting {
-			c.rest, c.silent = true, 0
+			if !c.busy {
+				c.rest, c.silent = true, 0
+			}
 			return
 		}
 		delete(l.waiting, a.Number)

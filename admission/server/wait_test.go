@@ -47,7 +47,7 @@ func slowBench(t *testing.T, pass func()) (*bench, *slow) {
 
 func asker(t *testing.T, wait time.Duration, address string) *client.Client {
 	t.Helper()
-	c := testkit.Result(client.New(client.Config{Servers: []string{address}, Wait: wait})).Must(t)
+	c := testkit.Result(client.New(client.Config{Servers: []string{address}, Attempts: 100, Wait: wait})).Must(t)
 	t.Cleanup(c.Close)
 	return c
 }
@@ -122,7 +122,7 @@ func TestTheServersBound(t *testing.T) {
 	b, _ := slowBench(t, func() { asked <- struct{}{}; <-began })
 	b.cfg.Lookup = 30 * time.Second
 	s, _ := b.start()
-	c := asker(t, testkit.Hang, s.Addr().String())
+	c := b.client(s)
 	decided := make(chan client.Decision)
 	go func() { decided <- c.Ask(t.Context(), "user/1", 1) }()
 	<-asked
@@ -206,7 +206,8 @@ func TestOneCauseIsOneLine(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	b.cfg.Store, b.cfg.Log, b.cfg.Metrics = broken{b.store}, slog.New(slog.NewTextHandler(&log, nil)), registry
 	s, _ := b.start()
-	c := asker(t, client.DefaultWait, s.Addr().String())
+	c := testkit.Result(client.New(client.Config{Servers: []string{s.Addr().String()}})).Must(t)
+	defer c.Close()
 	began := time.Now()
 	for i := range keys {
 		if d := c.Ask(t.Context(), fmt.Sprint("user/", i), 1); d.Admit || !d.Unanswered {
