@@ -87,11 +87,12 @@ func Stream(request func(i int64) string, answered func(*bufio.Reader) error) Pr
 // the answer. admission/wire has the layout.
 func UDP(s *Server, l Load, echo bool) (Result, error) {
 	question := func(kind byte, session, number uint64, key string) []byte {
-		q := append([]byte{0xAD, 1, kind, 0}, make([]byte, 24)...)
+		q := append([]byte{0xAD, 2, kind, 0}, make([]byte, 28)...)
 		binary.BigEndian.PutUint64(q[4:], session)
 		binary.BigEndian.PutUint64(q[12:], number)
 		binary.BigEndian.PutUint32(q[20:], 1)
-		binary.BigEndian.PutUint16(q[26:], uint16(len(key)))
+		binary.BigEndian.PutUint32(q[24:], uint32(patience.Milliseconds()))
+		binary.BigEndian.PutUint16(q[30:], uint16(len(key)))
 		return append(append(q, key...), make([]byte, 16)...)
 	}
 	return Ask(s, l, Protocol{Lossy: true, Dialogue: func(conn net.Conn) (func(int64) []byte, func(*bufio.Reader, int64) (int64, error), error) {
@@ -120,7 +121,7 @@ func UDP(s *Server, l Load, echo bool) (Result, error) {
 					}
 					to := binary.BigEndian.Uint64(buf[12:])
 					switch {
-					case n < 44 || !echo && buf[2] != 2: // not decided: lost, after patience
+					case n < 48 || !echo && buf[2] != 2: // not decided: lost, after patience
 					case l.Connections == 1:
 						return int64(to - first), nil
 					case to == number:

@@ -27,11 +27,11 @@ func TestOutage(t *testing.T) {
 		for range 1001 { // for 25 s, in which it works now and then
 			o.Note(errors.New("cut off"))
 			o.Note(nil)
-			time.Sleep(25 * time.Millisecond)
+			<-time.After(25 * time.Millisecond) // virtual
 		}
 		for range 30 { // for 15 s
 			o.Note(nil)
-			time.Sleep(500 * time.Millisecond)
+			<-time.After(500 * time.Millisecond)
 		}
 		o.Note(errors.New("again"))
 		testkit.Equal(t, strings.TrimSpace(text.String()), strings.TrimSpace(`
