@@ -32,7 +32,7 @@ func Parse(text []byte) (*Policy, error) {
 		Class          []toml.Primitive
 		Server, Cost   []map[string]any
 	}
-	file.Timeouts = Timeouts{Header: 10 * time.Second, Body: 30 * time.Second, Idle: time.Minute, Response: time.Minute, Drain: 30 * time.Second}
+	file.Timeouts = Timeouts{Header: 10 * time.Second, Body: 30 * time.Second, Idle: time.Minute, ServerIdle: 30 * time.Second, Response: time.Minute, Drain: 30 * time.Second}
 	if len(text) > maxFile {
 		return nil, fmt.Errorf("more than %d bytes", maxFile)
 	}
@@ -47,8 +47,8 @@ func Parse(text []byte) (*Policy, error) {
 	for _, name := range file.TrustedHeaders {
 		r.TrustedHeaders = append(r.TrustedHeaders, textproto.CanonicalMIMEHeaderKey(name))
 	}
-	for i, d := range []time.Duration{r.Timeouts.Header, r.Timeouts.Body, r.Timeouts.Idle, r.Timeouts.Response, r.Timeouts.Drain} {
-		bounds(r, "timeouts", 0, []string{"header", "body", "idle", "response", "drain"}[i], d, time.Millisecond, time.Hour)
+	for i, d := range []time.Duration{r.Timeouts.Header, r.Timeouts.Body, r.Timeouts.Idle, r.Timeouts.ServerIdle, r.Timeouts.Response, r.Timeouts.Drain} {
+		bounds(r, "timeouts", 0, []string{"header", "body", "idle", "server_idle", "response", "drain"}[i], d, time.Millisecond, time.Hour)
 	}
 	for i, table := range file.Class {
 		c := newClass("")
@@ -68,8 +68,8 @@ func Parse(text []byte) (*Policy, error) {
 	if !slices.ContainsFunc(r.Classes, func(c Class) bool { return len(c.Match) == 0 }) {
 		r.Classes = append(r.Classes, newClass(Default))
 	}
-	r.resources("server", "url", file.Server)
-	r.resources("cost", "path", file.Cost)
+	r.resources("server", file.Server, "url", "host", "ca_file")
+	r.resources("cost", file.Cost, "path")
 	slices.Sort(r.Resources)
 	for i, s := range file.Server {
 		r.server(i, s)
@@ -181,11 +181,11 @@ func (r *reader) class(n int, c *Class) {
 	}
 }
 
-// resources finds the names in tables of a kind: every key but the one that is none.
-func (r *reader) resources(kind, none string, tables []map[string]any) {
+// resources finds the names in tables of a kind: every key but those that are none.
+func (r *reader) resources(kind string, tables []map[string]any, none ...string) {
 	for n, table := range tables {
 		for _, name := range slices.Sorted(maps.Keys(table)) {
-			if name == none || slices.Contains(r.Resources, name) {
+			if slices.Contains(none, name) || slices.Contains(r.Resources, name) {
 				continue
 			}
 			if len(name) > 32 || strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789_") != "" {
@@ -202,12 +202,33 @@ func (r *reader) server(n int, table map[string]any) {
 	text, _ := table["url"].(string)
 	text = strings.TrimRight(text, "/")
 	u, err := url.Parse(text)
+	h2c := err == nil && u.Scheme == "h2c"
+	if h2c {
+		u.Scheme = "http"
+	}
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
-		r.fault("server", n, "url", "%q is no http or https URL of a host and, at most, a path", text)
+		r.fault("server", n, "url", "%q is no http, https or h2c URL of a host and, at most, a path", text)
 	} else if slices.ContainsFunc(r.Servers, func(s Server) bool { return s.URL == text }) {
 		r.fault("server", n, "url", "%q is the URL of another server, too", text)
 	}
-	r.Servers = append(r.Servers, Server{URL: text, Target: u, Capacity: r.units("server", n, table)})
+	reach := Reach{H2C: h2c, Host: r.text("server", n, table, "host"), CAFile: r.text("server", n, table, "ca_file")}
+	if strings.ContainsFunc(reach.Host, func(c rune) bool { return c <= ' ' || c > '~' || c == '/' || c == '@' }) {
+		r.fault("server", n, "host", "%q is no host name", reach.Host)
+	}
+	if reach.CAFile != "" && err == nil && u.Scheme != "https" {
+		r.fault("server", n, "ca_file", "is for https alone")
+	}
+	r.Servers = append(r.Servers, Server{URL: text, Target: u, Reach: reach, Capacity: r.units("server", n, table)})
+}
+
+// text returns a string of a table, "" if it is not given.
+func (r *reader) text(kind string, n int, table map[string]any, key string) string {
+	v, given := table[key]
+	text, ok := v.(string)
+	if given && (!ok || text == "") {
+		r.fault(kind, n, key, "%.100q is no text", fmt.Sprint(v))
+	}
+	return text
 }
 
 // units returns the numbers of a server or a cost, by resource.

@@ -67,10 +67,18 @@ type Match struct {
 
 // Server is one [[server]].
 type Server struct {
-	URL    string // http or https, without query and fragment
+	URL    string // http, https or h2c, without query and fragment
 	Target *url.URL
+	Reach  Reach
 	// Capacity in units a second, by Resources; 0 where it is not given.
 	Capacity []float64
+}
+
+// Reach is how a server is reached, beyond its URL.
+type Reach struct {
+	H2C    bool   // HTTP/2 in clear, and nothing else
+	Host   string // of each request, and of the server's certificate; "": the client's, and the URL's
+	CAFile string // PEM certificates that vouch for the server's; "": those of the system
 }
 
 // Cost is one [[cost]]: what a request to a path takes.
@@ -81,11 +89,13 @@ type Cost struct {
 
 // Timeouts end what takes too long, 1 ms to 1 h.
 type Timeouts struct {
-	Header   time.Duration // to read a request's header; 10 s
-	Body     time.Duration // between two reads of a request's body, see also MinBodyRate; 30 s
-	Idle     time.Duration // of a connection between requests; 1 min
-	Response time.Duration // until a server has sent its header; 1 min
-	Drain    time.Duration // to empty the queues at the end; 30 s
+	Header time.Duration // to read a request's header; 10 s
+	Body   time.Duration // between two reads of a request's body, see also MinBodyRate; 30 s
+	Idle   time.Duration // of a client's connection between requests; 1 min
+	// ServerIdle is how long a connection to a server is kept between requests; 30 s.
+	ServerIdle time.Duration `toml:"server_idle"`
+	Response   time.Duration // until a server has sent its header; 1 min
+	Drain      time.Duration // to empty the queues at the end; 30 s
 }
 
 // Classify returns the class of a request, as an index into Classes, and the rule that

@@ -31,12 +31,14 @@ type ticket struct {
 	class   class         // as it was when the request came
 	granted chan struct{} // holds one token: target is set, or refused is
 	// Of the exchange: once granted.
-	target *url.URL
-	sends  int          // connections that it was given, so that the server may have received it as often
-	status int          // of the answer
-	head   atomic.Int64 // a mono.Time: when the head of the answer came; 0: it has not. tick reads it
-	bytes  int64        // of its body and the answer's
-	report string       // what the server said of the request and itself; "": nothing
+	target    *url.URL
+	host      string // to ask for; "": the client's
+	transport *http.Transport
+	sends     int          // connections that it was given, so that the server may have received it as often
+	status    int          // of the answer
+	head      atomic.Int64 // a mono.Time: when the head of the answer came; 0: it has not. tick reads it
+	bytes     int64        // of its body and the answer's
+	report    string       // what the server said of the request and itself; "": nothing
 	// Of the exchange: once refused.
 	drain float64 // seconds until its queue will be empty, as it goes; at most a minute
 
@@ -85,6 +87,7 @@ type server struct {
 	observed      mono.Time // when drift was last looked at
 	ejected       bool      // at the last tick
 	limit         *limit.Limit
+	transport     *http.Transport
 	resent        uint64 // beyond the first time of each request
 }
 
@@ -169,7 +172,7 @@ func (d *dispatcher) prepare(to *policy.Policy, known int) (*next, error) {
 // configure goes over to another policy. What waits goes on waiting, in its order and
 // under its class' name, and what is at a server stays there. On an error nothing has
 // changed. Requires: one at a time, which is why what it has seen of servers stays so.
-func (d *dispatcher) configure(to *policy.Policy, now mono.Time) error {
+func (d *dispatcher) configure(to *policy.Policy, transports map[policy.Reach]*http.Transport, now mono.Time) error {
 	m := &d.mu
 	m.Lock()
 	known := len(m.servers)
@@ -190,6 +193,9 @@ func (d *dispatcher) configure(to *policy.Policy, now mono.Time) error {
 	m.vector = make(schedule.Vector, len(n.cost.Resources()))
 	d.reader.Store(n.cost)
 	d.renumberLocked(now, n.byURL)
+	for n := range m.servers {
+		m.servers[n].transport = transports[m.servers[n].Reach]
+	}
 	for t := range m.tickets.All() {
 		waits := old.Leave(&t.request)
 		d.fillLocked(t)
@@ -215,7 +221,7 @@ func (d *dispatcher) renumberLocked(now mono.Time, byURL map[string]int) {
 	for n := range m.servers {
 		s := &m.servers[n]
 		if i, stays := byURL[s.URL]; stays {
-			s.index, numbers[i] = i, n
+			s.index, s.Server, numbers[i] = i, m.policy.Servers[i], n
 		} else if s.Target != nil {
 			m.balance.Remove(n)
 			*s = server{index: -1, limit: s.limit} // which its last requests still use
@@ -462,7 +468,7 @@ func (d *dispatcher) sendLocked(now mono.Time) {
 func (d *dispatcher) sentLocked(t *ticket, number int, now mono.Time) {
 	m := &d.mu
 	s := &m.servers[number]
-	t.server, t.target, t.started = number, s.Target, now
+	t.server, t.target, t.host, t.transport, t.started = number, s.Target, s.Reach.Host, s.transport, now
 	m.balance.Sent(number, now)
 	t.sample = s.limit.Sent(m.schedule.InFlight(number), m.schedule.Waiting() > 0, now)
 	m.schedule.SetLimit(number, s.limit.Most())

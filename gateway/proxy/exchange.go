@@ -124,7 +124,7 @@ func (x *exchange) RoundTrip(out *http.Request) (*http.Response, error) {
 	}
 	trace.GotConn = x.gotConn
 	for {
-		res, err := x.rules.transport.RoundTrip(out)
+		res, err := x.transport.RoundTrip(out)
 		at, _ := errors.AsType[*net.OpError](err)
 		if at == nil || at.Op != "dial" || x.sends > 0 || out.Context().Err() != nil || x.body.read.Load() || !x.p.dispatcher.again(&x.ticket, clock.Mono()) {
 			return res, err
@@ -160,17 +160,30 @@ func (x *exchange) newAttempt() (io.ReadCloser, error) {
 	return http.NoBody, nil
 }
 
-// aim has a request go to the server that the ticket names.
+// aim has a request go to the server that the ticket names. Its path goes as it came, byte
+// by byte: Go encodes anew what it does not take for a valid path, so that is passed as
+// Opaque.
 func (x *exchange) aim(out *http.Request) {
 	target := x.target
-	out.URL.Path, out.URL.RawPath = x.r.URL.Path, x.r.URL.RawPath
+	out.URL.Path, out.URL.RawPath, out.URL.Opaque = x.r.URL.Path, x.r.URL.RawPath, ""
 	out.URL.RawQuery = x.r.URL.RawQuery // ReverseProxy drops what Go does not parse; nothing here depends on it
 	if target.Path == "" {
 		out.URL.Scheme, out.URL.Host = target.Scheme, target.Host
 	} else {
 		(&httputil.ProxyRequest{In: x.r, Out: out}).SetURL(target)
 	}
-	out.Host = x.r.Host
+	if raw := x.r.URL.RawPath; raw != "" {
+		if target.Path != "" {
+			raw = target.EscapedPath() + raw
+		}
+		if strings.HasPrefix(raw, "//") {
+			raw = "//" + target.Host + raw // Opaque begins with an authority then
+		}
+		out.URL.Opaque = raw
+	}
+	if out.Host = x.r.Host; x.host != "" {
+		out.Host = x.host
+	}
 }
 
 // rewrite makes the request to the server of the client's. What a client may not say of
@@ -262,6 +275,9 @@ func (x *exchange) answered(res *http.Response) error {
 	x.head.Store(int64(clock.Mono()))
 	x.load(res.Header)
 	delete(res.Trailer, cost.Header)
+	if len(res.Trailer) > 0 && x.r.ProtoMajor == 1 && x.r.Method != http.MethodHead {
+		delete(res.Header, "Content-Length") // HTTP/1.1 has trailers behind chunks alone
+	}
 	delete(res.Header, classHeader)
 	x.mark()
 	if res.StatusCode == http.StatusSwitchingProtocols {
@@ -359,10 +375,22 @@ func (x *exchange) WriteHeader(code int) {
 		delete(x.Header(), classHeader)
 		bound(x.ResponseWriter, x.rules.policy.Timeouts.Response/2)
 		x.deadline = 0
-	} else {
-		x.bound()
+		x.ResponseWriter.WriteHeader(code)
+		return
+	}
+	x.bound()
+	h := x.Header()
+	if _, given := h["Content-Type"]; !given {
+		h["Content-Type"] = nil // or net/http guesses one
+	}
+	early := x.body.pending()
+	if early {
+		h.Set("Connection", "close")
 	}
 	x.ResponseWriter.WriteHeader(code)
+	if early {
+		_ = http.NewResponseController(x.ResponseWriter).Flush() // its client waits for this, perhaps; Write says what is wrong
+	}
 }
 
 // Write implements http.ResponseWriter.
@@ -374,60 +402,6 @@ func (x *exchange) Write(p []byte) (int, error) {
 		x.writeErr = err
 	}
 	return n, err
-}
-
-// requestBody is what a client sends, in time: a read takes at most limit, and all
-// together at most that and a second for each rate bytes. Only reads count, so a server
-// that takes its time is not the client's fault. It is not pooled: the transport may
-// still read when the handler has returned.
-type requestBody struct {
-	io.ReadCloser
-	of      *http.Request
-	control *http.ResponseController
-	limit   time.Duration
-	rate    int64         // bytes a second; 0: only limit holds
-	waited  time.Duration // in all reads; owned by who reads
-	// Written by the transport's goroutine, which may still be at it.
-	read  atomic.Bool
-	bytes atomic.Int64
-	err   atomic.Pointer[error]
-}
-
-func (b *requestBody) Read(p []byte) (int, error) {
-	b.read.Store(true)
-	began := time.Now()
-	b.limitNext(began)
-	n, err := b.ReadCloser.Read(p)
-	b.waited += time.Since(began)
-	b.bytes.Add(int64(n))
-	switch {
-	case err == io.EOF:
-		// Or the server's own read, which looks for the client's end, would time out.
-		_ = b.control.SetReadDeadline(time.Time{})
-		dropTrailers(b.of.Trailer) // with them came also some that were not announced
-	case err != nil:
-		b.err.Store(&err)
-	}
-	return n, err
-}
-
-// limitNext bounds the next read, also that of net/http, which reads what a handler
-// has left. The server sets its own bound before the next request.
-func (b *requestBody) limitNext(now time.Time) {
-	limit := b.limit
-	if b.rate > 0 {
-		left := (b.limit - b.waited).Seconds() + float64(b.bytes.Load())/float64(b.rate)
-		limit = time.Duration(min(left, limit.Seconds()) * float64(time.Second))
-	}
-	_ = b.control.SetReadDeadline(now.Add(limit))
-}
-
-// failed returns why reading failed, nil if it has not.
-func (b *requestBody) failed() error {
-	if err := b.err.Load(); err != nil {
-		return *err
-	}
-	return nil
 }
 
 // answerBody is what a server sends: between two bytes at most limit.

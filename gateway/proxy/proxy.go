@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"math"
@@ -74,9 +75,9 @@ type Proxy struct {
 
 // rules are a policy as requests are held to it. Immutable.
 type rules struct {
-	policy    *policy.Policy
-	classes   []class
-	transport *http.Transport
+	policy     *policy.Policy
+	classes    []class
+	transports map[policy.Reach]*http.Transport
 }
 
 type class struct {
@@ -105,37 +106,41 @@ func New(cfg Config) (*Proxy, error) {
 // SetPolicy has all requests from here on, and those that wait, held to another policy.
 // On an error nothing has changed.
 func (p *Proxy) SetPolicy(to *policy.Policy) error {
-	next := &rules{policy: to, transport: newTransport(to.Timeouts.Response)}
+	next := &rules{policy: to, transports: map[policy.Reach]*http.Transport{}}
 	for i := range to.Classes {
 		next.classes = append(next.classes, class{&to.Classes[i], []string{to.Classes[i].Name}})
 	}
 	old := p.rules.Load()
-	if old != nil && old.policy.Timeouts.Response == to.Timeouts.Response {
-		next.transport = old.transport
+	for _, s := range to.Servers {
+		if next.transports[s.Reach] != nil {
+			continue
+		}
+		if old != nil && old.policy.Timeouts == to.Timeouts && s.Reach.CAFile == "" && old.transports[s.Reach] != nil {
+			next.transports[s.Reach] = old.transports[s.Reach]
+			continue
+		}
+		transport, err := newTransport(s.Reach, to.Timeouts)
+		if err != nil {
+			return fmt.Errorf("server %s: %w", s.URL, err)
+		}
+		next.transports[s.Reach] = transport
 	}
-	if err := p.dispatcher.configure(to, clock.Mono()); err != nil {
+	if err := p.dispatcher.configure(to, next.transports, clock.Mono()); err != nil {
 		return err
 	}
 	p.rules.Store(next)
-	if old != nil && old.transport != next.transport {
-		old.transport.CloseIdleConnections()
+	if old != nil {
+		old.closeIdle(next)
 	}
 	return nil
 }
 
-func newTransport(response time.Duration) *http.Transport {
-	return &http.Transport{
-		Proxy:                  mayAttempt,
-		DialContext:            (&net.Dialer{Timeout: 5 * time.Second}).DialContext,
-		Protocols:              bothProtocols(),
-		TLSHandshakeTimeout:    5 * time.Second,
-		ExpectContinueTimeout:  time.Second,
-		ResponseHeaderTimeout:  response,
-		MaxIdleConns:           4096,
-		MaxIdleConnsPerHost:    512,
-		IdleConnTimeout:        30 * time.Second,
-		DisableCompression:     true, // it is between the client and the server
-		MaxResponseHeaderBytes: 256 << 10,
+// closeIdle closes the idle connections of all transports that the other rules do not use.
+func (s *rules) closeIdle(but *rules) {
+	for reach, transport := range s.transports {
+		if but == nil || but.transports[reach] != transport {
+			transport.CloseIdleConnections()
+		}
 	}
 }
 
@@ -148,7 +153,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	}
 	p.end()
 	p.tunnels.Wait()
-	p.rules.Load().transport.CloseIdleConnections()
+	p.rules.Load().closeIdle(nil)
 	return nil
 }
 
@@ -161,13 +166,15 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body := &noBody
 	if r.Body != nil && r.Body != http.NoBody {
 		// net/http knows by its own body how much of it is left, and not to read it all.
-		defer func(own io.ReadCloser) { r.Body = own }(r.Body)
+		defer func(own io.ReadCloser) {
+			body.leave()
+			r.Body = own
+		}(r.Body)
 		if p.cfg.MaxBody > 0 {
 			r.Body = http.MaxBytesReader(w, r.Body, p.cfg.MaxBody)
 		}
-		body = &requestBody{ReadCloser: r.Body, of: r, control: http.NewResponseController(w), limit: rules.policy.Timeouts.Body, rate: c.MinBodyRate}
+		body = newBody(w, r, rules.policy.Timeouts.Body, c.MinBodyRate)
 		r.Body = body
-		body.limitNext(time.Now()) // what is refused unread, net/http reads
 	}
 	conn, _ := r.Context().Value(connKey{}).(net.Conn)
 	code, text := 0, ""
@@ -175,6 +182,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case framing.Twice(conn, r):
 		// What follows may be anything: it is not read.
 		w.Header().Set("Connection", "close")
+		body.over.Store(true)
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now())
 		code, text = http.StatusBadRequest, "Content-Length and Transfer-Encoding exclude each other"
 	case r.Method == http.MethodConnect:
@@ -186,7 +194,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case p.cfg.MaxBody > 0 && r.ContentLength > p.cfg.MaxBody:
 		code, text = http.StatusRequestEntityTooLarge, "the body has more than "+strconv.FormatInt(p.cfg.MaxBody, 10)+" bytes"
 	case p.cfg.Publish != nil && r.Method == http.MethodPost && (r.URL.Path == "/pub" || r.URL.Path == "/mpub"):
-		p.cfg.Publish.Serve(w, r, tenant, func(messages int) client.Decision { return p.admit(r, c, tenant, messages) })
+		p.cfg.Publish.Serve(earlyWriter{w, body}, r, tenant, func(messages int) client.Decision { return p.admit(r, c, tenant, messages) })
 		bound(w, rules.policy.Timeouts.Response) // net/http has yet to send it
 		return
 	default:
@@ -198,7 +206,10 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if code != 0 {
 		w.Header()[classHeader] = c.header
 		bound(w, rules.policy.Timeouts.Response)
-		http.Error(w, text, code)
+		if !body.over.Load() {
+			body.drain()
+		}
+		http.Error(earlyWriter{w, body}, text, code)
 		return
 	}
 	x := p.exchanges.Get().(*exchange)
@@ -219,6 +230,7 @@ func (p *Proxy) pass(x *exchange) {
 	case err == errGone || x.r.Context().Err() != nil:
 		panic(http.ErrAbortHandler) // it may have ended but its own side, and would read a 200
 	default:
+		x.body.drain()
 		x.Header().Set("Retry-After", strconv.Itoa(max(1, int(math.Ceil(x.drain)))))
 		x.refuse(http.StatusServiceUnavailable, err.Error())
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/srtm-io/srtm/gateway/policy"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/testkit"
 )
@@ -143,7 +144,7 @@ func inMemory(t *testing.T, h http.HandlerFunc) (p *Proxy, dial func() net.Conn)
 	testkit.Must(t, err)
 	guard := testkit.Result(secure.ServerConfig{}.Load()).Must(t)
 	front, back := pipes(make(chan net.Conn)), pipes(make(chan net.Conn))
-	transport := p.rules.Load().transport
+	transport := p.rules.Load().transports[policy.Reach{}]
 	transport.DialContext = func(context.Context, string, string) (net.Conn, error) { return back.dial(), nil }
 	web, server := p.Server(64<<10), &http.Server{Handler: h}
 	go func() { _ = web.Serve(p.Listener(front, guard)) }()

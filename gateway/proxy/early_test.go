@@ -1,0 +1,182 @@
+package proxy
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/srtm-io/srtm/internal/testkit"
+)
+
+// rawServer answers each connection as a test likes, until the test ends.
+func rawServer(t testing.TB, serve func(c net.Conn, r *bufio.Reader)) string {
+	t.Helper()
+	ln := testkit.Listen(t)
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				serve(c, bufio.NewReader(c))
+			}()
+		}
+	}()
+	return "http://" + ln.Addr().String()
+}
+
+// readHead returns the lines of a request's head, "" once the connection has ended.
+func readHead(r *bufio.Reader) string {
+	var head strings.Builder
+	for {
+		line, err := r.ReadString('\n')
+		if err != nil {
+			return ""
+		}
+		head.WriteString(line)
+		if line == "\r\n" {
+			return head.String()
+		}
+	}
+}
+
+const slowest = "[timeouts]\nbody = \"1h\"\nresponse = \"1h\"\n"
+
+// A server that does not wait for the body is not kept waiting, nor is its client: no
+// timeout can end these requests.
+func TestAnswerBeforeTheEndOfTheBodyIsRelayedAtOnce(t *testing.T) {
+	done := make(chan struct{})
+	defer close(done)
+	url := rawServer(t, func(c net.Conn, r *bufio.Reader) {
+		for readHead(r) != "" {
+			_, _ = io.WriteString(c, "HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno")
+			<-done
+		}
+	})
+	g := serve(t, slowest+"[[server]]\nurl = \""+url+"\"", nil)
+	for name, request := range map[string]string{
+		"nothing of it":   "Content-Length: 100000\r\n\r\n",
+		"a part of it":    "Content-Length: 10000000\r\n\r\n" + strings.Repeat("x", 100000),
+		"chunks":          "Transfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n",
+		"asks first":      "Expect: 100-continue\r\nContent-Length: 5\r\n\r\n",
+		"closes anyway":   "Connection: close\r\nContent-Length: 100000\r\n\r\n",
+		"declares little": "Content-Length: 10\r\n\r\nabc",
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, r := g.dial(t)
+			write(t, c, "POST / HTTP/1.1\r\nHost: a\r\n"+request)
+			res, body := answer(t, r)
+			if res.StatusCode != http.StatusRequestEntityTooLarge || body != "no" || !res.Close {
+				t.Errorf("%s, %q, closes %v", res.Status, body, res.Close)
+			}
+			if _, err := io.Copy(io.Discard, r); err != nil && !strings.Contains(err.Error(), "reset") {
+				t.Error("the connection does not end", err)
+			}
+		})
+	}
+	g.idle(t)
+}
+
+// What is refused by the gateway itself does not wait for the body either; a small one that
+// has come does not end the connection.
+func TestRefusalDoesNotWaitForTheBody(t *testing.T) {
+	g := serve(t, slowest+"[[server]]\nurl = \"http://127.0.0.1:1\"", func(c *Config) { c.MaxBody = 1 << 20 })
+	c, r := g.dial(t)
+	write(t, c, "POST /a/..;/b HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello")
+	if res, _ := answer(t, r); res.StatusCode != http.StatusBadRequest || res.Close {
+		t.Errorf("a small body: %s, closes %v", res.Status, res.Close)
+	}
+	write(t, c, "POST /a/..;/b HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n")
+	if res, _ := answer(t, r); res.StatusCode != http.StatusBadRequest || !res.Close {
+		t.Errorf("a body that does not come: %s, closes %v", res.Status, res.Close)
+	}
+}
+
+// Both sides may stream at the same time.
+func TestServerAnswersWhileItReads(t *testing.T) {
+	url := backend(t, func(w http.ResponseWriter, r *http.Request) {
+		control := http.NewResponseController(w)
+		testkit.NoError(t, control.EnableFullDuplex())
+		testkit.NoError(t, control.Flush())
+		lines := bufio.NewReader(r.Body)
+		for {
+			line, err := lines.ReadString('\n')
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(w, "heard "+line)
+			testkit.NoError(t, control.Flush())
+		}
+	})
+	g := serve(t, slowest+"[[server]]\nurl = \""+url+"\"", nil)
+	c, r := g.dial(t)
+	write(t, c, "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+	res := testkit.Result(http.ReadResponse(r, nil)).Must(t)
+	lines := bufio.NewReader(res.Body)
+	for i := range 3 {
+		write(t, c, fmt.Sprintf("2\r\n%d\n\r\n", i))
+		testkit.Equal(t, testkit.Result(lines.ReadString('\n')).Must(t), fmt.Sprintf("heard %d\n", i), "while the body goes on")
+	}
+	write(t, c, "0\r\n\r\n")
+	if rest, err := io.ReadAll(lines); err != nil || len(rest) > 0 {
+		t.Errorf("%q, %v", rest, err)
+	}
+	g.idle(t)
+}
+
+// A server that answers and closes with a part of the body unread resets the connection.
+func TestAnswerOfAServerThatClosesInTheMiddleOfTheBody(t *testing.T) {
+	long := strings.Repeat("n", 60000)
+	url := rawServer(t, func(c net.Conn, r *bufio.Reader) {
+		if readHead(r) != "" {
+			_, _ = fmt.Fprintf(c, "HTTP/1.1 401 Unauthorized\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", len(long), long)
+		}
+	})
+	g := serve(t, slowest+"[[server]]\nurl = \""+url+"\"", nil)
+	for i := range 30 {
+		c, r := g.dial(t)
+		write(t, c, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 400000\r\n\r\n")
+		go func() { _, _ = io.WriteString(c, strings.Repeat("x", 400000)) }()
+		res, body := answer(t, r)
+		if res.StatusCode != http.StatusUnauthorized || body != long {
+			t.Fatalf("request %d: %s, %d bytes", i, res.Status, len(body))
+		}
+		c.Close()
+	}
+}
+
+// What a server leaves out, the gateway does not guess, and paths pass byte for byte.
+func TestBytesThatPassUnchanged(t *testing.T) {
+	heads := make(chan string, 1)
+	url := rawServer(t, func(c net.Conn, r *bufio.Reader) {
+		for {
+			head := readHead(r)
+			if head == "" {
+				return
+			}
+			heads <- head
+			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nX-Empty:\r\nContent-Length: 6\r\n\r\n<html>")
+		}
+	})
+	for _, base := range []string{"", "/app%2Fx"} {
+		g := serve(t, "[[server]]\nurl = \""+url+base+"\"", nil)
+		for _, path := range []string{"/", "/q/%2F/x", "/q/%2F/x|y", `/q/%2F/"x"`, "/q/%2F/{x}", "/q/%2F/\xc3\xa9", "/q/a%3Bb|c", "/a|b", "/a^b`", "/%e4%E4", "/a//b|", "//a/b|c", "//a/b", "/x?", "/x?a=%zz&b;c=|", "/%7Euser", "/a%2fb", "/\xff", "/a+b%20c"} {
+			res, _ := g.get(t, path, "X-None:")
+			head := <-heads
+			target := strings.Split(head, " ")[1]
+			if rest, absolute := strings.CutPrefix(target, url); absolute { // which every server understands
+				target = rest
+			}
+			testkit.Equal(t, target, base+path, "path")
+			if _, given := res.Header["Content-Type"]; given || len(res.Header["X-Empty"]) != 1 || !strings.Contains(head, "\r\nX-None: \r\n") {
+				t.Errorf("%v, for %q", res.Header, head)
+			}
+		}
+	}
+}
