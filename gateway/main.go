@@ -10,6 +10,7 @@ package main
 import (
 	"context"
 	"fmt"
+	stdlog "log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -35,6 +36,11 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 	o.guard.Log(log)
 	o.control.Log(log)
 	o.brokers.Log(log)
+	// What net/http writes by package log, as of a server that answers unasked.
+	others, told := obs.Sparse(log)
+	defer told()
+	stdlog.SetFlags(0)
+	stdlog.SetOutput(slog.NewLogLogger(others.Handler(), slog.LevelWarn).Writer())
 	var group lifecycle.Group
 	metrics := obs.NewRegistry()
 	o.guard.Measure(metrics)

@@ -75,6 +75,7 @@ type server struct {
 	Counts
 
 	// JBQ.
+	refusals  int           // failures and refusals since the last answer
 	interval  time.Duration // T, while samples > 0
 	samples   uint64
 	began     mono.Time // start of the busy period, while InFlight > 0
@@ -158,8 +159,11 @@ func (b *Balancer) Pick(now mono.Time, fits []int) int {
 			}
 		}
 	}
-	if best < 0 {
+	switch {
+	case best < 0:
 		best = b.firstEjected(fits)
+	case b.kind == JBQ && b.preferred(best, fits, now):
+		best = -1
 	}
 	return best
 }
@@ -206,13 +210,16 @@ type Outcome uint8
 // The outcomes.
 const (
 	Answered Outcome = iota
+	Refused          // by an answer that may take less than what was asked for
 	Failed           // by the server
 	Aborted          // by its client, which says nothing of the server
 )
 
 // Ended says that a request has ended. A failure is no departure: a server is not fast by
 // refusing. What counts as one is the caller's to say: no connection, no answer in time,
-// half an answer, and a status that means that another server might have done better.
+// half an answer, and a status that means that another server might have done better. A
+// refusal (as one that says that there is no such page, or no permission) teaches nothing of
+// the speed either, but the server is well.
 func (b *Balancer) Ended(server int, now mono.Time, how Outcome) {
 	s := &b.servers[server]
 	s.end(server)
@@ -222,9 +229,19 @@ func (b *Balancer) Ended(server int, now mono.Time, how Outcome) {
 		s.trying = false
 	case Failed:
 		s.Failed++
+		s.refusals++
 		s.fail(now, b.intervalOf(s))
+		b.reckon()
+	case Refused:
+		s.Departed++
+		s.refusals++
+		took := now.Sub(max(s.departure, s.began))
+		s.refuse(now, took, b.intervalOf(s))
+		s.departure, s.sampled = now, now
+		b.reckon()
 	default:
 		s.Departed++
+		s.refusals = 0
 		took := now.Sub(max(s.departure, s.began))
 		s.succeed(now, took, b.intervalOf(s))
 		s.learn(took)
@@ -273,11 +290,33 @@ func (b *Balancer) answer(s *server, now mono.Time) float64 {
 	return (1 + float64(s.InFlight+s.elsewhere(now)) + s.owed(now, 0, t)) * float64(t)
 }
 
+// intervalOf is T. A server that does nothing but refuse is taken to be no faster than the
+// median of the others: what it was fast at is another thing.
 func (b *Balancer) intervalOf(s *server) time.Duration {
-	if s.samples == 0 {
+	switch {
+	case s.samples == 0:
 		return b.guess
+	case s.refusals >= tolerated:
+		return max(s.interval, b.guess)
 	}
 	return s.interval
+}
+
+// preferred reports whether a server that is not among those that fit, since it has as many
+// requests as it may, would answer sooner than one that is owed for refusals. To wait for it
+// keeps the one that refuses from getting all that the others have no room for.
+func (b *Balancer) preferred(to int, fits []int, now mono.Time) bool {
+	s := &b.servers[to]
+	if s.owed(now, 0, b.intervalOf(s)) == 0 {
+		return false
+	}
+	answer := b.answer(s, now)
+	for i := range b.servers {
+		if o := &b.servers[i]; o.present && !o.ejected && o.InFlight > 0 && b.answer(o, now) < answer && !slices.Contains(fits, i) {
+			return true
+		}
+	}
+	return false
 }
 
 func (s *server) elsewhere(now mono.Time) int {
@@ -310,15 +349,17 @@ func (s *server) end(server int) {
 	s.InFlight--
 }
 
-// reckon sets guess, while there is a server that has no sample.
+// reckon sets guess, while there is a server that has no sample, or refuses.
 func (b *Balancer) reckon() {
 	b.scratch = b.scratch[:0]
 	some := false
 	for i := range b.servers {
-		if s := &b.servers[i]; s.present && s.samples > 0 {
-			b.scratch = append(b.scratch, s.interval)
-		} else if s.present {
+		switch s := &b.servers[i]; {
+		case !s.present:
+		case s.samples == 0 || s.refusals >= tolerated:
 			some = true
+		default:
+			b.scratch = append(b.scratch, s.interval)
 		}
 	}
 	if !some {

@@ -88,7 +88,7 @@ type model struct {
 
 type event struct {
 	server int
-	what   byte // 's'ent, 'd'eparted, 'f'ailed, 'a'borted, 'r'eported
+	what   byte // 's'ent, 'd'eparted, 'q': refused, 'f'ailed, 'a'borted, 'r'eported
 	others int
 	at     mono.Time
 }
@@ -108,7 +108,7 @@ func (m *model) inFlight(server int) int {
 		switch e.what {
 		case 's':
 			q++
-		case 'd', 'f', 'a':
+		case 'd', 'q', 'f', 'a':
 			q--
 		}
 	}
@@ -127,6 +127,9 @@ func (m *model) interval(server int) (t float64, ok bool) {
 			}
 		case 'f', 'a':
 			q--
+		case 'q':
+			q--
+			departed = e.at
 		case 'd':
 			q--
 			n++
@@ -138,13 +141,32 @@ func (m *model) interval(server int) (t float64, ok bool) {
 	return t, n > 0
 }
 
-func (m *model) t(server int) float64 {
-	if t, ok := m.interval(server); ok {
-		return t
+// refuses reports whether all of a server's last five answers or more were failures and refusals.
+func (m *model) refuses(server int) bool {
+	row := 0
+	for _, e := range m.of(server) {
+		switch e.what {
+		case 'd':
+			row = 0
+		case 'q', 'f':
+			row++
+		}
 	}
+	return row >= 5
+}
+
+func (m *model) t(server int) float64 {
+	own, ok := m.interval(server)
+	if ok && !m.refuses(server) {
+		return own
+	}
+	return max(own, m.median())
+}
+
+func (m *model) median() float64 {
 	var known []float64
 	for i := range m.n {
-		if t, ok := m.interval(i); ok {
+		if t, ok := m.interval(i); ok && !m.refuses(i) {
 			known = append(known, t)
 		}
 	}
@@ -168,7 +190,7 @@ func (m *model) ejected(server int) (out bool, since mono.Time, period time.Dura
 			trying = trying || out
 		case 'a':
 			trying = false
-		case 'd':
+		case 'd', 'q':
 			row = 0
 			if out && trying {
 				out, period, trying = false, 0, false
@@ -204,7 +226,7 @@ func (m *model) answer(server int, now mono.Time) float64 {
 			if sent++; sent == 1 {
 				began = e.at
 			}
-		case 'd':
+		case 'd', 'q':
 			// What it worked, it did not work off.
 			took := e.at.Sub(max(began, departed))
 			owed = max(owed-max(float64(e.at.Sub(last)-took), 0)/before.t(server), 0)
@@ -212,6 +234,9 @@ func (m *model) answer(server int, now mono.Time) float64 {
 			sent--
 			if out, _, _, trying := before.ejected(server); out && trying {
 				owed = 0
+			}
+			if e.what == 'q' {
+				owed += max(1-float64(took)/before.t(server), 0)
 			}
 		case 'r':
 			others, until = e.others, e.at.Add(time.Second)
@@ -238,7 +263,7 @@ func (m *model) idle(server int, now mono.Time) time.Duration {
 					sampled = e.at
 				}
 			}
-		case 'd':
+		case 'd', 'q':
 			q--
 			sampled = e.at
 		case 'f', 'a':
@@ -343,13 +368,15 @@ func TestReplayAgainstASlowModel(t *testing.T) {
 				if m.inFlight(server) == 0 {
 					t.Skip("idle")
 				}
-				how := rapid.SampledFrom([]byte("ddfffra")).Draw(t, "how")
+				how := rapid.SampledFrom([]byte("ddqqfffra")).Draw(t, "how")
 				e := event{server: server, what: how, at: now}
 				switch how {
 				case 'd', 'f':
 					b.Ended(server, now, outcome(how == 'f'))
 				case 'a':
 					b.Ended(server, now, balance.Aborted)
+				case 'q':
+					b.Ended(server, now, balance.Refused)
 				case 'r':
 					n := rapid.IntRange(0, 20).Draw(t, "in flight")
 					e.others = max(n-m.inFlight(server), 0)
@@ -427,6 +454,81 @@ func TestWhoFailsFastGainsNoTraffic(t *testing.T) {
 				t.Errorf("a server that never answers got %d requests in a minute", after[1])
 			}
 		})
+	}
+}
+
+// A server that refuses at once may have an even part of the requests and no more, also where
+// the others have as many as they may and it would always be the one with room.
+func TestWhoRefusesFastGetsAnEvenPartAtMost(t *testing.T) {
+	const limit = 4
+	for _, before := range []bool{true, false} { // it had answered before, and quickly
+		for _, load := range []int{1, 3, 12, 100} {
+			b := balance.New(balance.JBQ, 3, rng())
+			type under struct {
+				server int
+				end    mono.Time
+			}
+			var now mono.Time
+			var all []under
+			var free [3]mono.Time
+			var got [3]float64
+			if before {
+				for range 20 {
+					b.Sent(1, now)
+					now = now.Add(time.Millisecond)
+					b.Ended(1, now, balance.Answered)
+				}
+			}
+			for end := now.Add(time.Minute); now < end; {
+				for len(all) < load {
+					var fits []int
+					for _, s := range b.Stats(now, nil) {
+						if s.InFlight < limit {
+							fits = append(fits, s.Server)
+						}
+					}
+					server, ok := b.Probe(now, fits)
+					if !ok {
+						server = b.Pick(now, fits)
+					}
+					if server < 0 {
+						break
+					}
+					b.Sent(server, now)
+					got[server]++
+					if server == 1 {
+						all = append(all, under{server, now.Add(100 * time.Microsecond)})
+					} else {
+						free[server] = max(now, free[server]).Add(10 * time.Millisecond)
+						all = append(all, under{server, free[server]})
+					}
+				}
+				if len(all) == 0 {
+					t.Fatal("nothing goes, and nothing is under way")
+				}
+				slices.SortStableFunc(all, func(a, b under) int { return int(a.end - b.end) })
+				now = max(now, all[0].end)
+				how := balance.Answered
+				if all[0].server == 1 {
+					how = balance.Refused
+				}
+				b.Ended(all[0].server, now, how)
+				all = all[1:]
+			}
+			if share := got[1] / (got[0] + got[1] + got[2]); share > .37 {
+				t.Errorf("%d requests at a time: the server that refuses got %.2f of %v", load, share, got)
+			}
+		}
+	}
+}
+
+// A server alone gets all there is, whatever it answers.
+func TestWhoRefusesAloneGetsAll(t *testing.T) {
+	b := balance.New(balance.JBQ, 1, rng())
+	for i := range 1000 {
+		testkit.MustEqual(t, b.Pick(at(0), []int{0}), 0, "request %d", i)
+		b.Sent(0, 0)
+		b.Ended(0, 0, balance.Refused)
 	}
 }
 
@@ -592,10 +694,11 @@ func TestNothingAllocates(t *testing.T) {
 			now += 1000
 			b.Probe(now, fits)
 			b.Sent(b.Pick(now, every), now)
-			s := b.Pick(now, fits)
-			b.Sent(s, now)
-			b.Reported(s, 5, now)
-			b.Ended(s, now, outcome(now%7000 == 0))
+			if s := b.Pick(now, fits); s >= 0 {
+				b.Sent(s, now)
+				b.Reported(s, 5, now)
+				b.Ended(s, now, outcome(now%7000 == 0))
+			}
 			b.Stats(now, dst)
 		}), 0, "%v: allocations", kind)
 	}

@@ -47,6 +47,13 @@ func (h *health) fail(now mono.Time, t time.Duration) {
 	h.ejected, h.since, h.trying = true, now, false
 }
 
+// refuse counts a refusal that took worked: it is owed the rest of what an answer would
+// have taken. The server is well.
+func (h *health) refuse(now mono.Time, worked, t time.Duration) {
+	h.succeed(now, worked, t)
+	h.debt, h.debtAt = h.debt+max(1-float64(worked)/float64(t), 0), now
+}
+
 // succeed counts an answer that took worked.
 func (h *health) succeed(now mono.Time, worked, t time.Duration) {
 	h.failures = 0

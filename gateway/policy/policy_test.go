@@ -123,7 +123,7 @@ func TestFaultsHaveTheirLine(t *testing.T) {
 		{"match in a table of its own", class + "[[class.match]]\npath = \"a\"\n", "line 1: class.match: \"a\" matches nothing"},
 		{"unclean path", class + "match = [{ path = \"/a/../b\" }]\n", `line 3: class.match: "/a/../b" matches nothing`},
 		{"header", class + "match = [{ header = \"X-Plan\" }]\n", `line 3: class.match: header "X-Plan" is not of the form "Name: value"`},
-		{"url", "[[server]]\nurl = \"ftp://x\"\n", `line 2: server.url: "ftp://x" is no http or https URL`},
+		{"url", "[[server]]\nurl = \"ftp://x\"\n", `line 2: server.url: "ftp://x" is no http, https or h2c URL`},
 		{"url with a password", "[[server]]\nurl = \"http://a:b@x\"\n", "line 2: "},
 		{"no url", "[[server]]\ncpu = 1\n", "line 1: server.url"},
 		{"url twice", "[[server]]\nurl = \"http://x\"\n[[server]]\nurl = \"http://x/\"\n", "line 4: server.url"},
@@ -297,4 +297,23 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+func TestHowServersAreReached(t *testing.T) {
+	p, err := policy.Parse([]byte("[timeouts]\nserver_idle = \"5s\"\n[[server]]\nurl = \"h2c://a:1\"\ncpu = 3\n[[server]]\nurl = \"https://b\"\nhost = \"c\"\nca_file = \"d.pem\""))
+	testkit.Must(t, err)
+	testkit.Equal(t, p.Servers[0].Reach, policy.Reach{H2C: true}, "of h2c")
+	testkit.Equal(t, p.Servers[0].Target.Scheme, "http", "scheme of h2c")
+	testkit.Equal(t, p.Servers[1].Reach, policy.Reach{Host: "c", CAFile: "d.pem"}, "of https")
+	testkit.Equal(t, p.Timeouts.ServerIdle, 5*time.Second, "idle time of connections to servers")
+	testkit.Equal(t, len(p.Resources), 1, "resources")
+	for fault, text := range map[string]string{
+		`line 3: server.host: "a b" is no host name`: "[[server]]\nurl = \"http://a\"\nhost = \"a b\"",
+		"line 3: server.ca_file: is for https alone": "[[server]]\nurl = \"http://a\"\nca_file = \"x\"",
+		"line 3: server.host: \"7\" is no text":          "[[server]]\nurl = \"http://a\"\nhost = 7",
+	} {
+		if _, err := policy.Parse([]byte(text)); err == nil || err.Error() != fault {
+			t.Errorf("%q: %v, want %s", text, err, fault)
+		}
+	}
 }

@@ -3,6 +3,7 @@ package proxy
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net/http"
 	"net/url"
@@ -32,12 +33,15 @@ type ticket struct {
 	granted chan struct{} // holds one token: target is set, or refused is
 	// Of the exchange: once granted.
 	target    *url.URL
+	url       string // of the server, as the policy has it
+	faults    *slog.Logger
 	host      string // to ask for; "": the client's
 	transport *http.Transport
 	sends     int          // connections that it was given, so that the server may have received it as often
 	status    int          // of the answer
 	head      atomic.Int64 // a mono.Time: when the head of the answer came; 0: it has not. tick reads it
 	bytes     int64        // of its body and the answer's
+	reason    string       // why the server failed
 	report    string       // what the server said of the request and itself; "": nothing
 	// Of the exchange: once refused.
 	drain float64 // seconds until its queue will be empty, as it goes; at most a minute
@@ -87,6 +91,8 @@ type server struct {
 	observed      mono.Time // when drift was last looked at
 	ejected       bool      // at the last tick
 	limit         *limit.Limit
+	faults        *slog.Logger // what it does wrong, at a limited rate
+	reason        string       // of its last failure
 	transport     *http.Transport
 	resent        uint64 // beyond the first time of each request
 }
@@ -224,7 +230,7 @@ func (d *dispatcher) renumberLocked(now mono.Time, byURL map[string]int) {
 			s.index, s.Server, numbers[i] = i, m.policy.Servers[i], n
 		} else if s.Target != nil {
 			m.balance.Remove(n)
-			*s = server{index: -1, limit: s.limit} // which its last requests still use
+			*s = server{index: -1, limit: s.limit, faults: s.faults} // which its last requests still use
 		}
 	}
 	for i, of := range m.policy.Servers {
@@ -234,6 +240,7 @@ func (d *dispatcher) renumberLocked(now mono.Time, byURL map[string]int) {
 				m.servers = append(m.servers, server{})
 			}
 			m.servers[n] = server{Server: of, index: i, limit: limit.New(len(m.cost.Resources()))}
+			m.servers[n].faults, _ = obs.Sparse(d.cfg.Log)
 		}
 		m.schedule.SetCapacity(n, m.cost.Capacity(i))
 		m.schedule.SetLimit(n, m.servers[n].limit.Most())
@@ -379,7 +386,7 @@ func (d *dispatcher) finish(t *ticket, how balance.Outcome, now mono.Time) {
 	if how == balance.Aborted && t.status == 0 {
 		took = max(took, m.cost.Expected(t.route)) // few servers stop when the client waits no more
 	}
-	teaches := how == balance.Answered && t.status < http.StatusBadRequest
+	teaches := how == balance.Answered
 	m.cost.Settle(m.vector, t.route, m.policy.CostOf(t.r.URL.Path), took, t.bytes, &report, teaches)
 	if t.sends == 0 {
 		clear(m.vector) // no server has it
@@ -389,6 +396,9 @@ func (d *dispatcher) finish(t *ticket, how balance.Outcome, now mono.Time) {
 		d.observeLocked(t.server, &report, now)
 	}
 	m.balance.Ended(t.server, now, how)
+	if how == balance.Failed {
+		m.servers[t.server].reason = t.reason
+	}
 	d.learnLimitLocked(t, how, served, now)
 	m.servers[t.server].resent += uint64(max(t.sends-1, 0))
 	t.place.Remove()
@@ -415,6 +425,7 @@ func (d *dispatcher) again(t *ticket, now mono.Time) bool {
 		return false
 	}
 	m.balance.Ended(t.server, now, balance.Failed)
+	m.servers[t.server].reason = t.reason
 	m.schedule.Move(&t.request, number)
 	d.sentLocked(t, number, now)
 	d.sendLocked(now)
@@ -469,6 +480,7 @@ func (d *dispatcher) sentLocked(t *ticket, number int, now mono.Time) {
 	m := &d.mu
 	s := &m.servers[number]
 	t.server, t.target, t.host, t.transport, t.started = number, s.Target, s.Reach.Host, s.transport, now
+	t.url, t.faults = s.URL, s.faults
 	m.balance.Sent(number, now)
 	t.sample = s.limit.Sent(m.schedule.InFlight(number), m.schedule.Waiting() > 0, now)
 	m.schedule.SetLimit(number, s.limit.Most())
@@ -479,11 +491,11 @@ func (d *dispatcher) sentLocked(t *ticket, number int, now mono.Time) {
 func (d *dispatcher) learnLimitLocked(t *ticket, how balance.Outcome, took time.Duration, now mono.Time) {
 	s := &d.mu.servers[t.server]
 	head := mono.Time(t.head.Load())
-	if how != balance.Answered || head == 0 || t.apart {
+	if how != balance.Answered && how != balance.Refused || head == 0 || t.apart {
 		return
 	}
 	slot := t.route.Hash
-	if t.status >= http.StatusBadRequest {
+	if how == balance.Refused {
 		slot++
 	}
 	s.limit.Answered(t.sample, slot, head.Sub(t.started), took, now)

@@ -1,8 +1,12 @@
 package proxy
 
 import (
+	"bufio"
+	"io"
 	"log/slog"
+	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -30,6 +34,12 @@ func (l *warnings) count(text string) int {
 	return strings.Count(l.text.String(), text)
 }
 
+func (l *warnings) all() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
 // The log has one line when a server is ejected, however many requests fail meanwhile, and one
 // when it answers again.
 func TestEjectionsAreLogged(t *testing.T) {
@@ -43,7 +53,7 @@ func TestEjectionsAreLogged(t *testing.T) {
 	g := serve(t, several(ill), func(c *Config) {
 		c.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	})
-	ejected, again := `msg="server ejected" url=`+ill+"\n", `msg="server answers again" url=`+ill+"\n"
+	ejected, again := `msg="server ejected: it failed several requests in a row, and gets none until a trial succeeds" url=`+ill+` reason="answered with status 503"`+"\n", `msg="server answers again" url=`+ill+"\n"
 	for range 8 { // 5 eject it, and then it gets one at a time, since there is no other
 		g.get(t, "/")
 	}
@@ -52,5 +62,60 @@ func TestEjectionsAreLogged(t *testing.T) {
 	well.Store(true)
 	g.get(t, "/")
 	testkit.WaitFor(t, "the log says that it answers", func() bool { return log.count(again) > 0 })
-	testkit.Equal(t, log.count("server"), 2, "lines of it in all")
+	testkit.Equal(t, log.count("server ejected")+log.count("server answers"), 2, "lines of it in all")
+}
+
+// Each failure says which server failed, and why, in words that tell what to do.
+func TestCausesOfFailuresAreLogged(t *testing.T) {
+	var log warnings
+	serveLogged := func(urls ...string) *gateway {
+		return serve(t, several(urls...), func(c *Config) {
+			c.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
+		})
+	}
+	refused := testkit.Listen(t)
+	refusedURL := "http://" + refused.Addr().String()
+	testkit.Must(t, refused.Close())
+	answers := func(text string) string {
+		return rawServer(t, func(c net.Conn, r *bufio.Reader) {
+			if readHead(r) != "" {
+				_, _ = io.WriteString(c, text)
+			}
+		})
+	}
+	secured := httptest.NewTLSServer(http.NotFoundHandler())
+	secured.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)
+	t.Cleanup(secured.Close)
+	for reason, url := range map[string]string{
+		"connection refused: nothing listens there":             refusedURL,
+		"its answer is no HTTP/1.1: is the URL's scheme right?": answers("220 smtp ready\r\n"),
+		"ended the connection without an answer":                answers(""),
+		"ended the connection in the middle of its answer":      answers("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc"),
+		"the header of its answer is too large":                 answers("HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 300<<10) + "\r\n\r\n"),
+		"its certificate is not trusted: see ca_file and host":  secured.URL,
+		"HTTP/2 failed: does the server speak it?":              "h2c" + strings.TrimPrefix(answers("HTTP/1.1 400 Bad Request\r\n\r\n"), "http"),
+	} {
+		g := serveLogged(url)
+		for range 3 {
+			c, r := g.dial(t)
+			write(t, c, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\nx")
+			_, _ = io.Copy(io.Discard, io.LimitReader(r, 1)) // some of it, or the end
+		}
+		g.idle(t)
+		line := `msg="a server failed a request" url=` + url + ` reason="` + reason + `"`
+		if !strings.Contains(reason, ":") && !strings.Contains(reason, " ") {
+			line = strings.ReplaceAll(line, `"`, "")
+		}
+		if log.count(line) != 3 {
+			t.Errorf("%d lines of %s:\n%s", log.count(line), line, log.all())
+		}
+	}
+	// At a limited rate, whatever the number of requests.
+	g := serveLogged(refusedURL)
+	for range 100 {
+		g.get(t, "/")
+	}
+	if n := log.count("connection refused: nothing listens there"); n > 3+40 {
+		t.Errorf("%d lines", n)
+	}
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/srtm-io/srtm/gateway/cost"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
 )
 
@@ -52,9 +53,11 @@ type exchange struct {
 	whole    bool      // its answer has come to the end
 	deadline mono.Time // when that of writing is set anew
 
-	writeErr error // why the client did not get all
-	tunnel   bool  // settled when it became one
-	spoiled  bool  // something of it may still be in use: not to be pooled
+	writeErr error  // why the client did not get all
+	cause    error  // why the server failed
+	grpc     string // the grpc-status of the answer; "": it has none
+	tunnel   bool   // settled when it became one
+	spoiled  bool   // something of it may still be in use: not to be pooled
 }
 
 func (p *Proxy) newExchange() any {
@@ -92,8 +95,22 @@ func (x *exchange) serve() {
 }
 
 func (x *exchange) settle(how balance.Outcome) {
+	if how == balance.Failed {
+		if x.reason = reasonOf(x.cause, x.status); x.cause == nil && x.grpc != "" {
+			x.reason = "answered with grpc-status " + x.grpc[:min(len(x.grpc), 2)]
+		}
+		if x.cause != nil {
+			x.blame(x.cause)
+		}
+	}
 	x.bytes += x.body.bytes.Load()
 	x.p.dispatcher.finish(&x.ticket, how, clock.Mono())
+}
+
+// blame logs what a server did wrong with a request.
+func (x *exchange) blame(err error) {
+	text := err.Error()
+	x.faults.Warn("a server failed a request", "url", x.url, obs.KeyReason, reasonOf(err, x.status), obs.KeyError, text[:min(len(text), 300)])
 }
 
 // outcome says whose doing the end was. What a client breaks off or does not take says
@@ -101,7 +118,11 @@ func (x *exchange) settle(how balance.Outcome) {
 // that say that no server can.
 func (x *exchange) outcome() balance.Outcome {
 	switch {
-	case x.whole && (x.status < 500 || x.status == http.StatusNotImplemented || x.status == http.StatusHTTPVersionNotSupported):
+	case x.whole && (x.status >= 500 && x.status != http.StatusNotImplemented && x.status != http.StatusHTTPVersionNotSupported || grpcFails(x.grpc)):
+		return balance.Failed
+	case x.whole && (x.status >= http.StatusBadRequest || x.grpc != "" && x.grpc != "0"):
+		return balance.Refused
+	case x.whole:
 		return balance.Answered
 	case !x.whole && (x.writeErr != nil || x.body.failed() != nil || x.r.Context().Err() != nil):
 		return balance.Aborted
@@ -126,9 +147,15 @@ func (x *exchange) RoundTrip(out *http.Request) (*http.Response, error) {
 	for {
 		res, err := x.transport.RoundTrip(out)
 		at, _ := errors.AsType[*net.OpError](err)
-		if at == nil || at.Op != "dial" || x.sends > 0 || out.Context().Err() != nil || x.body.read.Load() || !x.p.dispatcher.again(&x.ticket, clock.Mono()) {
+		if at == nil || at.Op != "dial" || x.sends > 0 || out.Context().Err() != nil || x.body.read.Load() {
 			return res, err
 		}
+		faults, url := x.faults, x.url
+		x.reason = reasonOf(err, 0)
+		if !x.p.dispatcher.again(&x.ticket, clock.Mono()) {
+			return res, err
+		}
+		faults.Warn("cannot connect to a server; another one gets the request", "url", url, obs.KeyReason, x.reason, obs.KeyError, err)
 		x.aim(out)
 	}
 }
@@ -139,8 +166,6 @@ func (x *exchange) RoundTrip(out *http.Request) (*http.Response, error) {
 // do so on every connection that is kept, and end them all where it is the request that the
 // server does not survive.
 const maxSends = 4
-
-var errHungUp = errors.New("the server has ended several connections without an answer")
 
 // mayAttempt is the Proxy of transports, which they ask before each attempt: nothing else
 // keeps them from the next.
@@ -275,6 +300,7 @@ func (x *exchange) answered(res *http.Response) error {
 	x.head.Store(int64(clock.Mono()))
 	x.load(res.Header)
 	delete(res.Trailer, cost.Header)
+	x.grpcStatus(res.Header, res.Header)
 	if len(res.Trailer) > 0 && x.r.ProtoMajor == 1 && x.r.Method != http.MethodHead {
 		delete(res.Header, "Content-Length") // HTTP/1.1 has trailers behind chunks alone
 	}
@@ -309,6 +335,19 @@ func (x *exchange) load(h http.Header) {
 	}
 }
 
+// grpcStatus takes the status of gRPC from a header or a trailer.
+func (x *exchange) grpcStatus(header, of http.Header) {
+	if status := of["Grpc-Status"]; len(status) > 0 && strings.HasPrefix(header.Get("Content-Type"), "application/grpc") {
+		x.grpc = status[0]
+	}
+}
+
+// grpcFails reports whether a status of gRPC is one for which HTTP has 500, 503 and their
+// like: unknown, internal, unavailable, and data loss. A deadline is the client's.
+func grpcFails(status string) bool {
+	return status == "2" || status == "13" || status == "14" || status == "15"
+}
+
 // mark says in the header of the answer to the client what the gateway did.
 func (x *exchange) mark() {
 	h := x.Header()
@@ -336,8 +375,11 @@ func (x *exchange) unanswered(w http.ResponseWriter, _ *http.Request, err error)
 		code, text = http.StatusRequestTimeout, "the body did not come in time"
 	case clients != nil:
 		code, text = http.StatusBadRequest, "the body could not be read"
-	case timeout != nil && timeout.Timeout():
-		code, text = http.StatusGatewayTimeout, "the server did not answer in time"
+	default:
+		x.cause = err
+		if timeout != nil && timeout.Timeout() {
+			code, text = http.StatusGatewayTimeout, "the server did not answer in time"
+		}
 	}
 	x.refuse(code, text)
 }
@@ -423,19 +465,17 @@ func (b *answerBody) Read(p []byte) (int, error) {
 		b.x.spoiled = true // stalled runs or has run
 		err = errStalled
 	}
+	if err != nil && err != io.EOF {
+		b.x.cause = err
+	}
 	if err == io.EOF {
 		b.x.whole = true
 		b.x.load(b.res.Trailer)
+		b.x.grpcStatus(b.res.Header, b.res.Trailer)
 		delete(b.res.Trailer, classHeader)
 	}
 	return n, err
 }
-
-// What a server did wrong.
-var (
-	errStalled  = errors.New("the server stopped in the middle of its answer")
-	errNoStatus = errors.New("the server answered with a status below 100")
-)
 
 // tunnel is the server's end of an upgraded connection. ReverseProxy lets one side end
 // before the other, which may then be silent for limit: it may have no more to say, and

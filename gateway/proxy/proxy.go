@@ -148,7 +148,11 @@ func (s *rules) closeIdle(but *rules) {
 func (p *Proxy) Run(ctx context.Context) error {
 	for clock.Sleep(ctx, tick) {
 		for _, s := range p.dispatcher.tick(clock.Mono()) {
-			p.cfg.Log.Warn(map[bool]string{true: "server ejected", false: "server answers again"}[s.ejected], "url", s.URL)
+			if s.ejected {
+				p.cfg.Log.Warn("server ejected: it failed several requests in a row, and gets none until a trial succeeds", "url", s.URL, obs.KeyReason, s.reason)
+			} else {
+				p.cfg.Log.Warn("server answers again", "url", s.URL)
+			}
 		}
 	}
 	p.end()
