@@ -310,7 +310,7 @@ func TestHowServersAreReached(t *testing.T) {
 	for fault, text := range map[string]string{
 		`line 3: server.host: "a b" is no host name`: "[[server]]\nurl = \"http://a\"\nhost = \"a b\"",
 		"line 3: server.ca_file: is for https alone": "[[server]]\nurl = \"http://a\"\nca_file = \"x\"",
-		"line 3: server.host: \"7\" is no text":          "[[server]]\nurl = \"http://a\"\nhost = 7",
+		"line 3: server.host: \"7\" is no text":      "[[server]]\nurl = \"http://a\"\nhost = 7",
 	} {
 		if _, err := policy.Parse([]byte(text)); err == nil || err.Error() != fault {
 			t.Errorf("%q: %v, want %s", text, err, fault)
