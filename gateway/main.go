@@ -10,7 +10,6 @@ package main
 import (
 	"context"
 	"fmt"
-	stdlog "log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -39,8 +38,8 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 	// What net/http writes by package log, as of a server that answers unasked.
 	others, told := obs.Sparse(log)
 	defer told()
-	stdlog.SetFlags(0)
-	stdlog.SetOutput(slog.NewLogLogger(others.Handler(), slog.LevelWarn).Writer())
+	slog.SetLogLoggerLevel(slog.LevelWarn)
+	slog.SetDefault(others)
 	var group lifecycle.Group
 	metrics := obs.NewRegistry()
 	o.guard.Measure(metrics)
