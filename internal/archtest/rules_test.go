@@ -324,7 +324,10 @@ var shuns = []Shun{
 		Why: whyStatus,
 	},
 	{Path: "log/slog", Name: "Default", From: []string{"..."}, Why: "loggers are injected"},
-	{Path: "log/slog", Name: "SetDefault", From: []string{"..."}, Why: "loggers are injected"},
+	{
+		Path: "log/slog", Name: "SetDefault", From: []string{"..."}, Except: []string{"gateway"},
+		Why: "loggers are injected; only the gateway's main takes what net/http writes by package log",
+	},
 }
 
 const whyStatus = "codes are chosen in loaddistributor/rpc, from one table"
