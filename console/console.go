@@ -220,7 +220,7 @@ func (c *Console) show(w http.ResponseWriter, r *http.Request, status int, v vie
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(status)
-	_, _ = w.Write([]byte(all)) // the reader is gone
+	_, _ = w.Write([]byte(below(prefixOf(r), all))) // the reader is gone
 }
 
 // render executes a template, whose output is safe HTML.
@@ -228,6 +228,15 @@ func (c *Console) render(name string, f frame) (template.HTML, error) {
 	var b bytes.Buffer
 	err := c.templates.ExecuteTemplate(&b, name, f)
 	return template.HTML(b.String()), err
+}
+
+// below puts the prefix of a proxy before all links to pages: they begin with Prefix behind
+// a quote, which no other text can have.
+func below(prefix string, text template.HTML) template.HTML {
+	if prefix == "" {
+		return text
+	}
+	return template.HTML(strings.ReplaceAll(string(text), `"`+Prefix, `"`+prefix+Prefix))
 }
 
 // fail shows an error.

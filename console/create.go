@@ -86,7 +86,7 @@ func (c *Console) create(w http.ResponseWriter, r *http.Request) {
 		}
 		c.show(w, r, http.StatusOK, createView(d))
 	default:
-		http.Redirect(w, r, query("/ui/topic", "name", spec.Name), http.StatusSeeOther)
+		http.Redirect(w, r, prefixOf(r)+query("/ui/topic", "name", spec.Name), http.StatusSeeOther)
 	}
 }
 

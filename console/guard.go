@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -175,7 +176,7 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if p := c.may(r, need); p != nil {
 		if p.status == http.StatusUnauthorized && !changes && !strings.HasPrefix(r.URL.Path, "/ui/live") && r.Header.Get("Authorization") == "" {
-			http.Redirect(w, r, "/ui/login", http.StatusSeeOther)
+			http.Redirect(w, r, prefixOf(r)+"/ui/login", http.StatusSeeOther)
 			return
 		}
 		c.fail(w, r, p)
@@ -226,12 +227,25 @@ func (c *Console) cookie(w http.ResponseWriter, r *http.Request) string {
 	return setCookie(w, r)
 }
 
+// proxyPrefix is a path as proxies have it: no element is empty, or made of dots alone.
+var proxyPrefix = regexp.MustCompile(`^(/\.*[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+$`)
+
+// prefixOf returns the path below which a proxy serves the console, "" for none. A client
+// that makes one up gets links that lead nowhere, and nothing of another host.
+func prefixOf(r *http.Request) string {
+	prefix := strings.TrimSuffix(r.Header.Get("X-Forwarded-Prefix"), "/")
+	if len(prefix) > 200 || !proxyPrefix.MatchString(prefix) {
+		return ""
+	}
+	return prefix
+}
+
 func setCookie(w http.ResponseWriter, r *http.Request) string {
 	b := make([]byte, 32)
 	_, _ = rand.Read(b) // never fails
 	value := hex.EncodeToString(b)
 	http.SetCookie(w, &http.Cookie{
-		Name: cookieName, Value: value, Path: Prefix, HttpOnly: true,
+		Name: cookieName, Value: value, Path: prefixOf(r) + Prefix, HttpOnly: true,
 		Secure:   r.TLS != nil || r.Header.Get("X-Forwarded-Proto") == "https", // a client that lies loses the cookie
 		SameSite: http.SameSiteStrictMode,
 	})
@@ -266,11 +280,11 @@ func (c *Console) login(w http.ResponseWriter, r *http.Request) {
 	}
 	c.sessions.close(userOf(r.Context()).cookie)
 	c.sessions.open(setCookie(w, r), token, time.Now()) // a new one: the old may be known to others
-	http.Redirect(w, r, Prefix, http.StatusSeeOther)
+	http.Redirect(w, r, prefixOf(r)+Prefix, http.StatusSeeOther)
 }
 
 func (c *Console) logout(w http.ResponseWriter, r *http.Request) {
 	c.sessions.close(userOf(r.Context()).cookie)
 	setCookie(w, r)
-	http.Redirect(w, r, Prefix, http.StatusSeeOther)
+	http.Redirect(w, r, prefixOf(r)+Prefix, http.StatusSeeOther)
 }

@@ -105,7 +105,7 @@ func (c *Console) stream(of viewer) http.HandlerFunc {
 				live, _ = c.render("trouble", frame{view: view{Data: problemOf(err).text}}) // a template of one line
 			}
 			if live != last {
-				event(&b, "live", string(live))
+				event(&b, "live", string(below(prefixOf(r), live)))
 				last = live
 			}
 			for _, topic := range v.Topics {

@@ -5,6 +5,7 @@
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const PARTS = ["access", "broker", "consumer"]; // as in a row of samples, from its 8th column
   const HUES = [210, 30, 130, 280, 0, 180, 330, 60, 240, 90];
+  const source = new URL("../data", document.currentScript.src).href; // also where a proxy serves the pages below a prefix
   const topics = new Map(); // name -> {brokers, samples}
   const charts = [];
   let quantile = 1;
@@ -108,7 +109,7 @@
   // ask takes what there is of a topic. What is not answered the stream makes up for.
   async function ask(name) {
     try {
-      const answer = await fetch("/ui/data?topic=" + encodeURIComponent(name), { signal: AbortSignal.timeout(5000) });
+      const answer = await fetch(source + "?topic=" + encodeURIComponent(name), { signal: AbortSignal.timeout(5000) });
       if (answer.ok) take(await answer.json());
     } catch (err) {
       console.warn("no samples of " + name, err);
