@@ -15,7 +15,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/http/httpguts"
@@ -57,7 +56,9 @@ type exchange struct {
 	cause    error  // why the server failed
 	grpc     string // the grpc-status of the answer; "": it has none
 	tunnel   bool   // settled when it became one
-	spoiled  bool   // something of it may still be in use: not to be pooled
+	// websocket is the tunnel of one; nil: it is none.
+	websocket *tunnel
+	spoiled   bool // something of it may still be in use: not to be pooled
 }
 
 func (p *Proxy) newExchange() any {
@@ -86,6 +87,7 @@ func (p *Proxy) release(x *exchange) {
 func (x *exchange) serve() {
 	defer func() {
 		if x.tunnel {
+			x.p.tunnels.remove(x.websocket)
 			x.p.tunnels.Done()
 		} else {
 			x.settle(x.outcome())
@@ -315,7 +317,12 @@ func (x *exchange) answered(res *http.Response) error {
 		x.settle(balance.Answered)
 		server, ours := res.Body.(io.ReadWriteCloser)
 		if client, known := x.r.Context().Value(connKey{}).(net.Conn); ours && known {
-			res.Body = &tunnel{ReadWriteCloser: server, client: client, limit: x.rules.policy.Timeouts.Response}
+			t := &tunnel{ReadWriteCloser: server, client: client, limit: x.rules.policy.Timeouts.Response, websocket: strings.EqualFold(res.Header.Get("Upgrade"), "websocket")}
+			if t.websocket {
+				x.websocket = t
+				x.p.tunnels.add(t)
+			}
+			res.Body = t
 		}
 		return nil
 	}
@@ -475,50 +482,6 @@ func (b *answerBody) Read(p []byte) (int, error) {
 		delete(b.res.Trailer, classHeader)
 	}
 	return n, err
-}
-
-// tunnel is the server's end of an upgraded connection. ReverseProxy lets one side end
-// before the other, which may then be silent for limit: it may have no more to say, and
-// no way to learn that its peer is gone.
-type tunnel struct {
-	io.ReadWriteCloser
-	client net.Conn
-	limit  time.Duration
-	last   atomic.Pointer[time.Timer] // ends it, from when one side has ended
-}
-
-func (t *tunnel) Read(p []byte) (int, error) {
-	n, err := t.ReadWriteCloser.Read(p)
-	t.moved(err != nil)
-	return n, err
-}
-
-func (t *tunnel) Write(p []byte) (int, error) {
-	t.moved(false)
-	return t.ReadWriteCloser.Write(p)
-}
-
-// CloseWrite tells the server that the client has ended.
-func (t *tunnel) CloseWrite() error {
-	t.moved(true)
-	if half, ok := t.ReadWriteCloser.(interface{ CloseWrite() error }); ok {
-		return half.CloseWrite()
-	}
-	return errors.ErrUnsupported
-}
-
-func (t *tunnel) moved(ended bool) {
-	if last := t.last.Load(); last != nil {
-		last.Reset(t.limit)
-	} else if ended {
-		t.last.Store(time.AfterFunc(t.limit, func() { _ = t.Close() }))
-	}
-}
-
-// Close ends both sides: ReverseProxy closes only this one when the gateway ends, which
-// a client that has yet to end would not notice.
-func (t *tunnel) Close() error {
-	return errors.Join(t.client.Close(), t.ReadWriteCloser.Close())
 }
 
 // trusts reports whether a peer may say whom it speaks for.

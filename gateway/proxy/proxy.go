@@ -67,7 +67,7 @@ type Proxy struct {
 	faults     *slog.Logger    // what clients and servers can cause
 	base       context.Context // ends after requests have; tunnels end with it
 	end        context.CancelFunc
-	tunnels    sync.WaitGroup
+	tunnels    tunnels
 
 	// Written by SetPolicy; a request reads it once.
 	rules atomic.Pointer[rules]
@@ -155,6 +155,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 			}
 		}
 	}
+	p.tunnels.leave()
 	p.end()
 	p.tunnels.Wait()
 	p.rules.Load().closeIdle(nil)

@@ -26,7 +26,8 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // gateway is a Proxy that serves.
 type gateway struct {
 	*Proxy
-	at string // host:port
+	at   string // host:port
+	stop func()
 }
 
 // serve runs a Proxy with a policy until the test ends. change may be nil.
@@ -47,8 +48,7 @@ func serveSecured(t testing.TB, text string, change func(*Config), security secu
 	var group lifecycle.Group
 	group.Add("proxy", p.Run)
 	group.Add("http", lifecycle.ServeWithin(p.Listener(ln, guard), p.Server(64<<10), func() time.Duration { return testkit.Hang }))
-	testkit.Run(t, group.Run)
-	return &gateway{p, ln.Addr().String()}
+	return &gateway{p, ln.Addr().String(), testkit.Run(t, group.Run)}
 }
 
 func parse(t testing.TB, text string) *policy.Policy {
