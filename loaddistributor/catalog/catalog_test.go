@@ -360,7 +360,7 @@ func fingerprint(c *Catalog) string {
 	fmt.Fprintln(&b, c.version, c.ahead, c.names, c.keys, c.contracts)
 	for name := range c.names.after("") {
 		t := c.topics[name]
-		fmt.Fprintln(&b, name, t.key, t.phase, t.plan, *t.placement, t.prepared, t.next, t.retiring)
+		fmt.Fprintln(&b, name, t.key, t.phase, t.plan, *t.placement, t.prepared, t.next, t.retiring, t.channels)
 	}
 	for _, broker := range c.Brokers() {
 		x := c.brokers[broker.ID]

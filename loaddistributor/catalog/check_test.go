@@ -32,6 +32,11 @@ func (c *Catalog) check() {
 				panic(fmt.Sprintf("topic %s is prepared on %s, which is gone", name, q.Broker))
 			}
 		}
+		for i, one := range t.channels {
+			if one.Name == "" || one.Created == 0 || one.Created > c.version || i > 0 && t.channels[i-1].Name >= one.Name {
+				panic(fmt.Sprintf("topic %s at version %d: channels %v", name, c.version, t.channels))
+			}
+		}
 		for _, id := range t.holders() {
 			allocated[id] += t.reserved(id)
 			b := c.brokers[id]

@@ -37,6 +37,8 @@ func TestScenarios(t *testing.T) {
 					switch e := effect.(type) {
 					case PlacementChanged:
 						s.say("placement of %s changed", e.Topic)
+					case ChannelsChanged:
+						s.say("channels of %s changed: %d, %s ...", e.Topic, len(e.Names), strings.Join(e.Names[:min(len(e.Names), 5)], " "))
 					case StateChanged:
 						s.say("%s: %v -> %v %s", e.Topic, e.From, e.To, e.Reason)
 					}
@@ -54,6 +56,7 @@ func TestScenarios(t *testing.T) {
 func kind(err error) string {
 	for name, is := range map[string]bool{
 		"topic exists": errors.Is(err, ErrTopicExists), "topic unknown": errors.Is(err, ErrTopicUnknown), "state": errors.Is(err, ErrTopicState),
+		"channel unknown": errors.Is(err, ErrChannelUnknown), "too many channels": errors.As(err, new(*ChannelsError)),
 		"publisher unknown": errors.Is(err, ErrPublisherUnknown), "not active": errors.Is(err, ErrNotActive), "unplaced": errors.Is(err, ErrUnplaced),
 		"key reused": errors.Is(err, ErrKeyReused), "broker unknown": errors.Is(err, ErrBrokerUnknown), "broker connected": errors.Is(err, ErrBrokerConnected),
 		"broker in use": errors.Is(err, ErrBrokerInUse), "plan": errors.As(err, new(*PlanError)), "not ready": errors.As(err, new(*NotReadyError)),
@@ -67,7 +70,8 @@ func kind(err error) string {
 
 type script struct {
 	*Catalog
-	out strings.Builder
+	before Dump
+	out    strings.Builder
 }
 
 func (s *script) say(format string, args ...any) {
@@ -107,6 +111,22 @@ func joins(args []string) BrokerJoined {
 		}
 	}
 	return e
+}
+
+// channelsOf reads names, behind which a "!" says that the channel is paused, and a range such as
+// n*3 for n0 to n2.
+func channelsOf(args []string) (channels []Channel) {
+	for _, arg := range args {
+		name, paused := strings.CutSuffix(arg, "!")
+		if prefix, count, many := strings.Cut(name, "*"); many {
+			for i := range number(count) {
+				channels = append(channels, Channel{Name: fmt.Sprint(prefix, i), Paused: paused})
+			}
+			continue
+		}
+		channels = append(channels, Channel{Name: name, Paused: paused})
+	}
+	return channels
 }
 
 // planned is a plan of quotas as b1=5:0,1 says: 5 msg/s and the publishers 0 and 1; or,
@@ -170,6 +190,25 @@ var commands = map[string]func(*script, []string) (Event, error){
 		}
 		return e, nil
 	},
+	"channels-created": func(_ *script, a []string) (Event, error) { return ChannelsCreated{a[0], channelsOf(a[1:])}, nil },
+	"channels-paused":  func(_ *script, a []string) (Event, error) { return ChannelsPaused{a[0], channelsOf(a[1:])}, nil },
+	"channels-deleted": func(_ *script, a []string) (Event, error) { return ChannelsDeleted{a[0], channelsOf(a[1:])}, nil },
+	"channels": func(s *script, a []string) (Event, error) {
+		t, _ := s.Topic(a[0])
+		for _, one := range t.Channels {
+			s.say("%s, created at %d, paused %v", one.Name, one.Created, one.Paused)
+		}
+		return nil, nil
+	},
+	"restore": func(s *script, a []string) (Event, error) { // a topic that was removed, from the dump of before
+		for _, d := range s.before.Topics {
+			if d.Spec.Name() == a[0] {
+				return TopicRestored{d}, nil
+			}
+		}
+		return nil, ErrTopicUnknown
+	},
+	"dump":             func(s *script, _ []string) (Event, error) { s.before = s.Dump(); return nil, nil },
 	"removed-leftover": func(_ *script, a []string) (Event, error) { return LeftoverRemoved{a[0], a[1]}, nil },
 	"removed-contract": func(_ *script, a []string) (Event, error) { return LeftoverContractRemoved{a[0]}, nil },
 	"drain": func(_ *script, a []string) (Event, error) {

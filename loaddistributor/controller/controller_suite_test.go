@@ -265,8 +265,9 @@ func dial(address string) *grpc.ClientConn {
 // broker is a node in memory that its agent has joined to a cluster.
 type broker struct {
 	*part
-	id   string
-	node *agenttest.Node
+	id    string
+	node  *agenttest.Node
+	agent *agent.Agent
 }
 
 // join starts a broker and waits until it can be placed on, and granted to.
@@ -294,7 +295,7 @@ func (c *cluster) arrive(id string, mcap int64, node *agenttest.Node, options ..
 	}
 	a, err := agent.New(cfg, node)
 	Expect(err).NotTo(HaveOccurred())
-	return &broker{part: start(a.Run), id: id, node: node}
+	return &broker{part: start(a.Run), id: id, node: node, agent: a}
 }
 
 // hang has the broker's next Prepare not return before release, which the end

@@ -8,8 +8,9 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
-// maxChannels bounds the channels that a report names for one topic.
-const maxChannels = 10_000
+// maxChannels bounds the channels that a report names for one topic: as many durable ones as a
+// topic may have, and as many ephemeral ones.
+const maxChannels = 20_000
 
 // Fault: a field of a message cannot be.
 type Fault struct{ Field, Problem string }

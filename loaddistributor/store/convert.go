@@ -40,7 +40,12 @@ func fromDump(d catalog.Dump) (*journal.Snapshot, *journal.Additions) {
 		s.Brokers = append(s.Brokers, fromBroker(b))
 	}
 	for _, t := range d.Topics {
-		s.Topics = append(s.Topics, fromTopic(t))
+		one := fromTopic(t)
+		if len(one.Channels) > 0 {
+			more.Channels = append(more.Channels, &journal.Channels{Topic: t.Spec.Name(), Channels: one.Channels})
+			one.Channels = nil
+		}
+		s.Topics = append(s.Topics, one)
 		if t.Created > 0 {
 			more.Created[t.Spec.Name()] = t.Created
 		}
@@ -78,12 +83,16 @@ func toDump(s *journal.Snapshot, more *journal.Additions) (catalog.Dump, error) 
 		one.Broker.Forgotten, one.Broker.Strict = slices.Contains(more.Forgotten, one.Broker.ID), slices.Contains(more.Strict, one.Broker.ID)
 		d.Brokers = append(d.Brokers, one)
 	}
+	channels := make(map[string][]*journal.Channel, len(more.Channels))
+	for _, m := range more.Channels {
+		channels[m.GetTopic()] = m.GetChannels()
+	}
 	for _, t := range s.Topics {
 		one, err := toTopic(t)
 		if err != nil {
 			return d, err
 		}
-		one.Created = more.Created[one.Spec.Name()]
+		one.Created, one.Channels = more.Created[one.Spec.Name()], toChannels(channels[one.Spec.Name()])
 		d.Topics = append(d.Topics, one)
 	}
 	for _, m := range more.Unconfirmed {

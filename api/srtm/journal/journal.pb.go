@@ -1916,10 +1916,12 @@ type Additions struct {
 	// By topic.
 	Created map[string]uint64 `protobuf:"bytes,103,rep,name=created,proto3" json:"created,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	// Brokers: as broker_noted says, and with the version at which they were removed.
-	Forgotten     []string          `protobuf:"bytes,104,rep,name=forgotten,proto3" json:"forgotten,omitempty"`
-	Strict        []string          `protobuf:"bytes,105,rep,name=strict,proto3" json:"strict,omitempty"`
-	Removed       map[string]uint64 `protobuf:"bytes,106,rep,name=removed,proto3" json:"removed,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
-	Unconfirmed   []*Unconfirmed    `protobuf:"bytes,120,rep,name=unconfirmed,proto3" json:"unconfirmed,omitempty"`
+	Forgotten []string          `protobuf:"bytes,104,rep,name=forgotten,proto3" json:"forgotten,omitempty"`
+	Strict    []string          `protobuf:"bytes,105,rep,name=strict,proto3" json:"strict,omitempty"`
+	Removed   map[string]uint64 `protobuf:"bytes,106,rep,name=removed,proto3" json:"removed,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// Of topics that have any.
+	Channels      []*Channels    `protobuf:"bytes,107,rep,name=channels,proto3" json:"channels,omitempty"`
+	Unconfirmed   []*Unconfirmed `protobuf:"bytes,120,rep,name=unconfirmed,proto3" json:"unconfirmed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1999,6 +2001,13 @@ func (x *Additions) GetStrict() []string {
 func (x *Additions) GetRemoved() map[string]uint64 {
 	if x != nil {
 		return x.Removed
+	}
+	return nil
+}
+
+func (x *Additions) GetChannels() []*Channels {
+	if x != nil {
+		return x.Channels
 	}
 	return nil
 }
@@ -2083,10 +2092,11 @@ type Topic struct {
 	Epoch    uint64 `protobuf:"varint,6,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Prepared []bool `protobuf:"varint,7,rep,packed,name=prepared,proto3" json:"prepared,omitempty"`
 	// Unset: it does not move.
-	NextSpec      *Spec      `protobuf:"bytes,8,opt,name=next_spec,json=nextSpec,proto3" json:"next_spec,omitempty"`
-	NextPlan      *Plan      `protobuf:"bytes,9,opt,name=next_plan,json=nextPlan,proto3" json:"next_plan,omitempty"`
-	NextPrepared  []bool     `protobuf:"varint,10,rep,packed,name=next_prepared,json=nextPrepared,proto3" json:"next_prepared,omitempty"`
-	Retiring      []string   `protobuf:"bytes,11,rep,name=retiring,proto3" json:"retiring,omitempty"`
+	NextSpec     *Spec    `protobuf:"bytes,8,opt,name=next_spec,json=nextSpec,proto3" json:"next_spec,omitempty"`
+	NextPlan     *Plan    `protobuf:"bytes,9,opt,name=next_plan,json=nextPlan,proto3" json:"next_plan,omitempty"`
+	NextPrepared []bool   `protobuf:"varint,10,rep,packed,name=next_prepared,json=nextPrepared,proto3" json:"next_prepared,omitempty"`
+	Retiring     []string `protobuf:"bytes,11,rep,name=retiring,proto3" json:"retiring,omitempty"`
+	// Not in a snapshot: additions have them.
 	Channels      []*Channel `protobuf:"bytes,100,rep,name=channels,proto3" json:"channels,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2377,7 +2387,7 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12.\n" +
 	"\abrokers\x18\x02 \x03(\v2\x14.srtm.journal.BrokerR\abrokers\x12+\n" +
 	"\x06topics\x18\x03 \x03(\v2\x13.srtm.journal.TopicR\x06topics\x12\x1c\n" +
-	"\tcontracts\x18\x04 \x03(\tR\tcontracts\"\xb8\x03\n" +
+	"\tcontracts\x18\x04 \x03(\tR\tcontracts\"\xec\x03\n" +
 	"\tAdditions\x12\x18\n" +
 	"\aversion\x18d \x01(\x04R\aversion\x12\x10\n" +
 	"\x03log\x18e \x01(\x04R\x03log\x12\x14\n" +
@@ -2385,7 +2395,8 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\acreated\x18g \x03(\v2$.srtm.journal.Additions.CreatedEntryR\acreated\x12\x1c\n" +
 	"\tforgotten\x18h \x03(\tR\tforgotten\x12\x16\n" +
 	"\x06strict\x18i \x03(\tR\x06strict\x12>\n" +
-	"\aremoved\x18j \x03(\v2$.srtm.journal.Additions.RemovedEntryR\aremoved\x12;\n" +
+	"\aremoved\x18j \x03(\v2$.srtm.journal.Additions.RemovedEntryR\aremoved\x122\n" +
+	"\bchannels\x18k \x03(\v2\x16.srtm.journal.ChannelsR\bchannels\x12;\n" +
 	"\vunconfirmed\x18x \x03(\v2\x19.srtm.journal.UnconfirmedR\vunconfirmed\x1a:\n" +
 	"\fCreatedEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -2498,19 +2509,20 @@ var file_srtm_journal_journal_proto_depIdxs = []int32{
 	19, // 44: srtm.journal.Snapshot.topics:type_name -> srtm.journal.Topic
 	21, // 45: srtm.journal.Additions.created:type_name -> srtm.journal.Additions.CreatedEntry
 	22, // 46: srtm.journal.Additions.removed:type_name -> srtm.journal.Additions.RemovedEntry
-	2,  // 47: srtm.journal.Additions.unconfirmed:type_name -> srtm.journal.Unconfirmed
-	19, // 48: srtm.journal.Kept.topic:type_name -> srtm.journal.Topic
-	10, // 49: srtm.journal.Topic.spec:type_name -> srtm.journal.Spec
-	10, // 50: srtm.journal.Topic.ordered:type_name -> srtm.journal.Spec
-	14, // 51: srtm.journal.Topic.plan:type_name -> srtm.journal.Plan
-	10, // 52: srtm.journal.Topic.next_spec:type_name -> srtm.journal.Spec
-	14, // 53: srtm.journal.Topic.next_plan:type_name -> srtm.journal.Plan
-	6,  // 54: srtm.journal.Topic.channels:type_name -> srtm.journal.Channel
-	55, // [55:55] is the sub-list for method output_type
-	55, // [55:55] is the sub-list for method input_type
-	55, // [55:55] is the sub-list for extension type_name
-	55, // [55:55] is the sub-list for extension extendee
-	0,  // [0:55] is the sub-list for field type_name
+	5,  // 47: srtm.journal.Additions.channels:type_name -> srtm.journal.Channels
+	2,  // 48: srtm.journal.Additions.unconfirmed:type_name -> srtm.journal.Unconfirmed
+	19, // 49: srtm.journal.Kept.topic:type_name -> srtm.journal.Topic
+	10, // 50: srtm.journal.Topic.spec:type_name -> srtm.journal.Spec
+	10, // 51: srtm.journal.Topic.ordered:type_name -> srtm.journal.Spec
+	14, // 52: srtm.journal.Topic.plan:type_name -> srtm.journal.Plan
+	10, // 53: srtm.journal.Topic.next_spec:type_name -> srtm.journal.Spec
+	14, // 54: srtm.journal.Topic.next_plan:type_name -> srtm.journal.Plan
+	6,  // 55: srtm.journal.Topic.channels:type_name -> srtm.journal.Channel
+	56, // [56:56] is the sub-list for method output_type
+	56, // [56:56] is the sub-list for method input_type
+	56, // [56:56] is the sub-list for extension type_name
+	56, // [56:56] is the sub-list for extension extendee
+	0,  // [0:56] is the sub-list for field type_name
 }
 
 func init() { file_srtm_journal_journal_proto_init() }
