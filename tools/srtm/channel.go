@@ -23,7 +23,11 @@ import (
 )
 
 func channelCommand() *cobra.Command {
-	return parent("channel", "Channels of a topic, on all of its brokers", "", channelSeekCommand(), channelPeekCommand())
+	cmd := parent("channel", "Channels of a topic, on all of its brokers", "", channelListCommand(), channelEmptyCommand(), channelSeekCommand(), channelPeekCommand())
+	for _, change := range channelChanges {
+		cmd.AddCommand(change.command())
+	}
+	return cmd
 }
 
 // brokers are those of a topic, asked over HTTP.

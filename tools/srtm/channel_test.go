@@ -139,3 +139,32 @@ func TestChannelsOfAllBrokers(t *testing.T) {
 		t.Errorf("asked %q and %v", (*first)[before:], a.sought[asked:])
 	}
 }
+
+func TestChangesOfChannels(t *testing.T) {
+	a := &admin{}
+	address := serve(t, a)
+	for _, c := range []struct{ verb, want string }{
+		{"create", "channel c of topic t is created\n"}, {"pause", "channel c of topic t is paused\nbrokers that will apply it when they are back: b2, b3\n"},
+		{"unpause", "channel c of topic t is resumed\n"}, {"delete", "channel c of topic t is deleted\n"}, {"empty", "channel c of topic t is empty on b1\n"},
+	} {
+		out, _, err := srtm(t, address, "channel", c.verb, "t", "c")
+		if failed := c.verb == "empty"; out != c.want || (err != nil) != failed || failed && err.Error() != "broker b2: BROKER_FAILED: it left" {
+			t.Errorf("%s: %q, %v", c.verb, out, err)
+		}
+		if want := c.verb + " t c"; a.changed[len(a.changed)-1] != want {
+			t.Errorf("asked %q, want %s", a.changed, want)
+		}
+	}
+	out, _, err := srtm(t, address, "channel", "list", "t")
+	testkit.Must(t, err)
+	testkit.Equal(t, out, "CHANNEL  STATE\nalerts   paused\nbilling  active\n")
+	out, _, err = srtm(t, address, "channel", "pause", "t", "c", "--output=json")
+	testkit.Must(t, err)
+	testkit.Equal(t, out, "{\n  \"paused\": \"c\",\n  \"pending\": [\n    \"b2\",\n    \"b3\"\n  ]\n}\n")
+	a.refuse = status.Error(codes.NotFound, "no such channel")
+	for _, verb := range []string{"create", "pause", "unpause", "delete", "empty"} {
+		if out, _, err := srtm(t, address, "channel", verb, "t", "c"); err == nil || err.Error() != "no such channel" || out != "" {
+			t.Errorf("%s: %q, %v", verb, out, err)
+		}
+	}
+}

@@ -199,7 +199,6 @@ func (c *cli) flagsTo(cmd *cobra.Command, server, address, usage string, timeout
 	c.trust.Flags(cmd.Flags(), "", "the "+server)
 	cmd.Flags().StringVar(&c.output, "output", formTable, "`form` of the output: json or table")
 	cmd.Flags().DurationVar(&c.timeout, "timeout", timeout, "how long to wait for the "+server)
-	offer(cmd, "output", formTable, formJSON)
 }
 
 // defaultPorts are those of the servers' addresses, by flag.

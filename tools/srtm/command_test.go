@@ -41,6 +41,7 @@ type admin struct {
 	delete     func(topic string) // nil: nothing else is done
 	updated    *srtmv1.UpdateTopicRequest
 	moved      *srtmv1.MovePublishersRequest
+	changed    []string // channels
 	drained    *srtmv1.DrainBrokerRequest
 	set        *srtmv1.SetBrokerCapacityRequest
 	brokers    []*srtmv1.Broker // nil: those of the golden files
@@ -114,6 +115,35 @@ func (a *admin) lowered(t *srtmv1.Topic) *srtmv1.Topic {
 		t.State, t.Reason = srtmv1.TopicState_TOPIC_STATE_LOWERING, topics.Lowering(t.Lowering)
 	}
 	return t
+}
+
+func (a *admin) ListChannels(context.Context, *srtmv1.ListChannelsRequest) (*srtmv1.ListChannelsResponse, error) {
+	return &srtmv1.ListChannelsResponse{Channels: []*srtmv1.TopicChannel{{Name: "alerts", Paused: true}, {Name: "billing"}}}, a.refuse
+}
+
+func (a *admin) PauseChannel(_ context.Context, r *srtmv1.PauseChannelRequest) (*srtmv1.PauseChannelResponse, error) {
+	a.changed = append(a.changed, "pause "+r.GetTopic()+" "+r.GetChannel())
+	return &srtmv1.PauseChannelResponse{Pending: []string{"b2", "b3"}}, a.refuse
+}
+
+func (a *admin) CreateChannel(_ context.Context, r *srtmv1.CreateChannelRequest) (*srtmv1.CreateChannelResponse, error) {
+	a.changed = append(a.changed, "create "+r.GetTopic()+" "+r.GetChannel())
+	return &srtmv1.CreateChannelResponse{}, a.refuse
+}
+
+func (a *admin) UnpauseChannel(_ context.Context, r *srtmv1.UnpauseChannelRequest) (*srtmv1.UnpauseChannelResponse, error) {
+	a.changed = append(a.changed, "unpause "+r.GetTopic()+" "+r.GetChannel())
+	return &srtmv1.UnpauseChannelResponse{}, a.refuse
+}
+
+func (a *admin) DeleteChannel(_ context.Context, r *srtmv1.DeleteChannelRequest) (*srtmv1.DeleteChannelResponse, error) {
+	a.changed = append(a.changed, "delete "+r.GetTopic()+" "+r.GetChannel())
+	return &srtmv1.DeleteChannelResponse{}, a.refuse
+}
+
+func (a *admin) EmptyChannel(_ context.Context, r *srtmv1.EmptyChannelRequest) (*srtmv1.EmptyChannelResponse, error) {
+	a.changed = append(a.changed, "empty "+r.GetTopic()+" "+r.GetChannel())
+	return &srtmv1.EmptyChannelResponse{Brokers: []*srtmv1.SeekOutcome{{BrokerId: "b1"}, {BrokerId: "b2", Reason: "BROKER_FAILED", Error: "it left"}}}, a.refuse
 }
 
 func (a *admin) MovePublishers(_ context.Context, r *srtmv1.MovePublishersRequest) (*srtmv1.MovePublishersResponse, error) {

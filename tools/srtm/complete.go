@@ -8,6 +8,8 @@ import (
 	"github.com/spf13/cobra"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
+	"github.com/srtm-io/srtm/tbadaptor/share"
 )
 
 // completeWithin bounds what a shell waits for names.
@@ -28,19 +30,31 @@ func (c *cli) complete(cmd *cobra.Command, args []string, _ string) (names []str
 	if word == "FILE" {
 		return nil, cobra.ShellCompDirectiveDefault
 	}
+	if word == "NAME" && cmd.Name() != "create" {
+		word = "TOPIC"
+	}
+	return c.names(cmd, word, args), cobra.ShellCompDirectiveNoFileComp
+}
+
+// names returns what there is of a kind: TOPIC, CHANNEL (of the topic that is the first
+// argument) or BROKER. Without an answer there is nothing to offer.
+func (c *cli) names(cmd *cobra.Command, kind string, args []string) (names []string) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), completeWithin)
 	defer cancel()
 	c.output = formTable
-	// Without an answer there is nothing to offer.
 	_ = c.call(ctx, func(x *call) error {
 		switch {
-		case word == "TOPIC", word == "NAME" && cmd.Name() != "create":
+		case kind == "TOPIC":
 			r, err := x.admin.ListTopics(x.ctx, &srtmv1.ListTopicsRequest{PageSize: 1000})
 			for _, t := range r.GetTopics() {
 				names = append(names, t.GetSpec().GetName())
 			}
 			return err
-		case word == "BROKER":
+		case kind == "CHANNEL" && len(args) > 0:
+			var err error
+			names, err = x.channelNames(x.ctx, args[0])
+			return err
+		case kind == "BROKER":
 			r, err := x.admin.ListBrokers(x.ctx, &srtmv1.ListBrokersRequest{})
 			for _, b := range r.GetBrokers() {
 				names = append(names, b.GetId())
@@ -49,5 +63,50 @@ func (c *cli) complete(cmd *cobra.Command, args []string, _ string) (names []str
 		}
 		return nil
 	})
-	return names, cobra.ShellCompDirectiveNoFileComp
+	return names
+}
+
+// flagValues are the values of flags that have few.
+var flagValues = map[string][]string{
+	"output": {formTable, formJSON}, "over-limit": {"delay", "reject"}, "policy": placement.Policies(), "share-rule": share.Rules(),
+	"durability": {"memory", "fsync", "replicated"}, "pacing": {"off", "advise", "police"}, "resend": {"orderly", "always", "never"},
+	"log-level": {"debug", "info", "warn", "error"}, "log-format": {"text", "json"},
+}
+
+// offerValues has a shell complete the values of flags.
+func offerValues(cmd *cobra.Command) {
+	for flag, values := range flagValues {
+		if _, has := cmd.GetFlagCompletionFunc(flag); !has && cmd.LocalFlags().Lookup(flag) != nil {
+			offer(cmd, flag, values...)
+		}
+	}
+}
+
+// flagNames are what flags name, by command and flag.
+var flagNames = map[[2]string]string{{"move", "to"}: "BROKER", {"move", "from"}: "BROKER", {"seek", "broker"}: "BROKER", {"tail", "channel"}: "CHANNEL"}
+
+// cliOf returns what the flags of a command say of its server.
+func cliOf(cmd *cobra.Command) *cli {
+	text := func(flag string) string {
+		value, _ := cmd.Flags().GetString(flag) // "" where there is no such flag
+		return value
+	}
+	c := &cli{addressFlag: "loaddistributor-address", address: text("loaddistributor-address"), output: formTable, timeout: completeWithin}
+	c.trust.CAFile, c.trust.CertFile, c.trust.KeyFile, c.trust.TokenFile = text("tls-ca"), text("tls-cert"), text("tls-key"), text("token-file")
+	return c
+}
+
+// offerNames has a shell complete the names that flags take.
+func offerNames(cmd *cobra.Command) {
+	for of, kind := range flagNames {
+		if of[0] != cmd.Name() || cmd.Flags().Lookup(of[1]) == nil {
+			continue
+		}
+		err := cmd.RegisterFlagCompletionFunc(of[1], func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			return cliOf(cmd).names(cmd, kind, args), cobra.ShellCompDirectiveNoFileComp
+		})
+		if err != nil {
+			panic(err) // the flag has names already
+		}
+	}
 }

@@ -141,6 +141,8 @@ func arrange(cmd *cobra.Command) {
 	if example, is := examplesOf[path]; is && cmd.Example == "" {
 		cmd.Example = strings.TrimRight("  "+cmd.CommandPath()+" "+example, " ")
 	}
+	offerValues(cmd)
+	offerNames(cmd)
 	for _, sub := range cmd.Commands() {
 		arrange(sub)
 	}

@@ -17,6 +17,8 @@ import (
 // What is wrong with arguments and the values' meaning the command itself finds; of a line
 // with faults, checkLine asks the command for those faults too.
 func checkLine(root *cobra.Command, args []string) error {
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd(args...)
 	cmd, rest, err := root.Find(args)
 	if err != nil || cmd.DisableFlagParsing || slices.Contains(rest, "--help") || slices.Contains(rest, "-h") || slices.Contains([]string{cobra.ShellCompRequestCmd, cobra.ShellCompNoDescRequestCmd}, first(args)) {
 		return nil // the command's execution says it
@@ -24,6 +26,8 @@ func checkLine(root *cobra.Command, args []string) error {
 	if word := first(rest); cmd.HasAvailableSubCommands() && word != "" && !strings.HasPrefix(word, "-") {
 		return unknownCommand(cmd, word)
 	}
+	cmd.InitDefaultHelpFlag()
+	cmd.InitDefaultVersionFlag()
 	var all faults.List
 	bad := map[string]bool{}
 	for range len(args) + 1 {

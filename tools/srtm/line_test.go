@@ -38,6 +38,15 @@ func TestFaultsOfTheCommandLine(t *testing.T) {
 	}
 }
 
+// Commands that cobra adds are known.
+func TestHelpCommand(t *testing.T) {
+	for _, args := range [][]string{{"help", "topic", "create"}, {"topic", "create", "--help"}, {"topic"}, {}, {"--version"}, {"topic", "help"}} {
+		if out, _, err := srtm(t, "", args...); err != nil && args[0] != "topic" || err == nil && out == "" {
+			t.Errorf("%q: %q, %v", args, out, err)
+		}
+	}
+}
+
 func TestMoveSelectsPublishers(t *testing.T) {
 	a := &admin{}
 	address := serve(t, a)

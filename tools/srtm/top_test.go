@@ -119,11 +119,21 @@ func TestCompletion(t *testing.T) {
 		{"broker drain", []string{"b1", "b2", ":4"}},
 		{"broker drain b1", []string{":4"}},
 		{"topic create", []string{":4"}},
+		{"channel pause sensors", []string{"alerts", "billing", ":4"}},
+		{"channel seek", []string{"sensors", ":4"}},
+		{"tail sensors --channel", []string{"alerts", "billing", ":4"}},
+		{"topic move sensors --to", []string{"b1", "b2", ":4"}},
+		{"topic create t --over-limit", []string{"delay", "reject", ":4"}},
+		{"topic list --output", []string{"table", "json", ":4"}},
 		{"broker list", []string{":4"}},
 	} {
 		words := strings.Fields(c.words)
-		at := at
-		out, _, err := srtm(t, "", slices.Concat([]string{"__complete"}, words, []string{at, ""})...)
+		if last := words[len(words)-1]; strings.HasPrefix(last, "--") { // its value is asked for
+			words = append(words[:len(words)-1], at, last, "")
+		} else {
+			words = append(words, at, "")
+		}
+		out, _, err := srtm(t, "", slices.Concat([]string{"__complete"}, words)...)
 		got := strings.Fields(out)
 		if err != nil || !slices.Equal(got, c.want) {
 			t.Errorf("%s: %q, %v, want %q", c.words, got, err, c.want)
