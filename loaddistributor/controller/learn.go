@@ -17,6 +17,7 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/learned"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // An open topic has no list of publishers: its brokers record arrivals, all the time, and
@@ -94,7 +95,8 @@ func (t *learning) end(at learningLook, now time.Time) {
 		l.profile.take(at.of, at.job)
 	}
 	if topic.Spec.Demand.Open && topic.Open() && l.owner == nil && !t.mu.tuner.Status(at.name, now).Running {
-		if p := at.of.Act(at.job, topic.Spec, topic.Plan.K, now); p != nil {
+		most, limited := t.mu.tenantLeft(topic.Spec)
+		if p := at.of.Act(at.job, topic.Spec, topic.Plan.K, most, limited, now); p != nil {
 			t.placeBy(topic, p)
 		}
 	}
@@ -119,7 +121,7 @@ func (t *learning) placeBy(was catalog.Topic, p *learned.Proposal) {
 		defer t.mu.Unlock()
 		topic, known := t.mu.cat.Topic(name)
 		if err != nil || !known {
-			if errors.As(err, new(*placement.Infeasible)) {
+			if errors.As(err, new(*placement.Infeasible)) || errors.As(err, new(*QuotaError)) {
 				t.cfg.Log.Warn("topic is not placed by the publishers that were learned", obs.KeyTopic, name, obs.KeyError, err)
 			}
 			return
@@ -181,6 +183,11 @@ func (r *reader) Learned(topic catalog.Topic, most int) *srtmv1.Learned {
 	}
 	if a := topic.Spec.Auto; a != (catalog.Auto{}) && !a.Measured {
 		p.Notes = append(p.Notes, "the topic is being measured: its contract is provisional, until a minute of traffic is known")
+	}
+	if wanted := of.Capped(); wanted > 0 {
+		most, _ := r.mu.tenantLeft(topic.Spec)
+		p.Notes = append(p.Notes, fmt.Sprintf("the contract would follow the traffic to %s msg/s, and --tenant-rate leaves tenant %s %s msg/s for it: raise --tenant-rate, or lower another topic of the tenant",
+			wanted.Text(), topic.Spec.Tenant, max(most, tokenbucket.Rate(topic.Spec.Demand.RateMilli)).Text()))
 	}
 	for _, g := range of.Groups() {
 		group := &srtmv1.LearnedGroup{Key: g.Label, SinceLearning: g.Since}

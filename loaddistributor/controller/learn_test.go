@@ -20,10 +20,12 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/learned"
+	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/rpc"
 	"github.com/srtm-io/srtm/loaddistributor/sizing"
 	"github.com/srtm-io/srtm/loaddistributor/store"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // weighed counts the bytes of publishers that are written.
@@ -212,6 +214,25 @@ var _ = Describe("An open topic", func() {
 			Expect(is.Slo.Quantile).To(Equal(cmp.Or(contract.GetSlo().GetQuantile(), topics.DefaultQuantile)))
 		}
 		Expect(c.broker("b1").Allocated).To(Equal(3 * rpc.DefaultReservation.Rate))
+	})
+
+	It("follows what is offered as far as its tenant's limit, and says so", func() {
+		c := newCluster(setup{config: func(cfg *controller.Config) {
+			slow(cfg)
+			cfg.TenantRates = map[string]tokenbucket.Rate{"acme": tokenbucket.PerSecond(30)}
+		}})
+		node := c.node("b1", 1000)
+		c.topicOf("acme", "other")
+		_, err := c.control.Create(context.Background(), &catalog.Spec{
+			Demand: placement.Demand{Topic: "t", Rate: 15, RateMilli: 15_000, Burst: 100, Open: true},
+			SLO:    catalog.SLO{Quantile: 0.99, Latency: time.Second}, Policy: placement.SRTM, ShareRule: "static", Channels: []string{"main"}, Tenant: "acme",
+			Auto: catalog.Auto{MaxRate: 500_000, MinBurst: 1, MaxBurst: 100},
+		}, "", "", func(controller.Progress) error { return nil })
+		Expect(err).NotTo(HaveOccurred())
+		publish(40, at(node), "p")
+		Eventually(func() bool { return c.topic("t").Spec.Auto.Measured }).WithTimeout(2 * time.Minute).Should(BeTrue())
+		Eventually(func() int64 { return c.topic("t").Spec.Contract.RateMilli }).WithTimeout(time.Minute).Should(BeEquivalentTo(20_000))
+		Expect(c.topic("t").Learned.Notes).To(ContainElement(MatchRegexp("^the contract would follow the traffic to .* msg/s, and --tenant-rate leaves tenant acme 20 msg/s for it: raise --tenant-rate")))
 	})
 
 	It("stays as it was measured when another leads, until that one has measured less", func() {

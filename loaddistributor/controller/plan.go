@@ -162,11 +162,8 @@ func (st *state) taken(name string) error {
 // checkTenant refuses a contract that is too much for its tenant; unless it is a planner's
 // turn, that may change at once. Requires: the lock is not held.
 func (st *state) checkTenant(spec *catalog.Spec) error {
-	limit, limited := st.cfg.TenantRates[spec.Tenant]
+	limit, limited := st.tenantLimit(spec.Tenant)
 	if !limited {
-		limit, limited = st.cfg.TenantRates["*"]
-	}
-	if !limited || spec.Tenant == "" {
 		return nil
 	}
 	st.RLock()
@@ -176,6 +173,25 @@ func (st *state) checkTenant(spec *catalog.Spec) error {
 		return &QuotaError{Tenant: spec.Tenant, Problem: fmt.Sprintf("%s msg/s beside the %s msg/s of its other topics are more than %s msg/s", want.Text(), held.Text(), limit.Text())}
 	}
 	return nil
+}
+
+// tenantLimit returns what the contracts of a tenant may hold together. An operator's have no
+// limit.
+func (st *state) tenantLimit(tenant string) (limit tokenbucket.Rate, limited bool) {
+	if limit, limited = st.cfg.TenantRates[tenant]; !limited {
+		limit, limited = st.cfg.TenantRates["*"]
+	}
+	return limit, limited && tenant != ""
+}
+
+// tenantLeft returns what the other topics of its tenant leave a topic. Requires: the lock held,
+// for reading.
+func (st *state) tenantLeft(spec *catalog.Spec) (left tokenbucket.Rate, limited bool) {
+	limit, limited := st.tenantLimit(spec.Tenant)
+	if !limited {
+		return 0, false
+	}
+	return max(0, limit-tokenbucket.Rate(st.next.TenantRate(spec.Tenant, spec.Name()))), true
 }
 
 // planned reports whether all brokers of a plan are connected.

@@ -136,6 +136,7 @@ type Topic struct {
 	whole      bool             // all messages are looked at
 	others     float64          // msg/s, of those that are not followed
 	offered    float64          // msg/s, of all in the last window
+	capped     tokenbucket.Rate // that the contract would follow; 0: its tenant's limit does not matter
 	counting   float64          // messages of theirs in the window under way
 
 	// Of groups.
@@ -624,12 +625,26 @@ type Proposal struct {
 	Grew bool
 }
 
+// Capped returns the rate that the contract would have without its tenant's limit; 0: the limit
+// does not matter.
+func (t *Topic) Capped() tokenbucket.Rate { return t.capped }
+
 // Act ends a job; nil: the topic, which is on so many brokers, stays as it is. The rates of
 // its publishers sum to at most that of the contract.
-func (t *Topic) Act(j *Job, spec *catalog.Spec, brokers int, now time.Time) *Proposal {
+//
+// limited: the tenant of the topic has a limit, and the contract follows up to most, what the
+// tenant's other topics leave of it.
+func (t *Topic) Act(j *Job, spec *catalog.Spec, brokers int, most tokenbucket.Rate, limited bool, now time.Time) *Proposal {
 	placed, contract := spec.Demand.Publishers, tokenbucket.Share{Rate: tokenbucket.Rate(spec.Demand.RateMilli), Burst: spec.Demand.Burst}
 	t.sized(j, contract, spec.Auto.Measured)
 	to := t.contract(contract, spec.Auto, brokers, now)
+	t.capped = 0
+	if most = max(most, contract.Rate); limited && to.Rate > most {
+		t.capped = to.Rate
+		auto := spec.Auto
+		auto.MaxRate = int64(most)
+		to = t.contract(contract, auto, brokers, now)
+	}
 	known := spec.Auto != (catalog.Auto{}) && len(t.sizes) >= Peaks
 	limit := to.Rate.PerSecond()
 	if j.learns {

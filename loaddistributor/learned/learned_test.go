@@ -27,6 +27,8 @@ type world struct {
 	now      time.Time
 	contract tokenbucket.Share
 	auto     catalog.Auto
+	left     tokenbucket.Rate // of the tenant's limit
+	limited  bool
 	brokers  map[string]*recorder
 	ids      []string
 	away     bool // another broker is not connected
@@ -105,7 +107,7 @@ func (w *world) run(d time.Duration) {
 			}
 			if job := w.subject.Look(w.spec(), from); job != nil {
 				job.Think()
-				if p := w.subject.Act(job, w.spec(), 1, from); p != nil {
+				if p := w.subject.Act(job, w.spec(), 1, w.left, w.limited, from); p != nil {
 					w.proposals++
 					w.count(p.Spec)
 					w.last, w.placed, w.since, w.auto = p, p.Spec.Demand.Publishers, p.Spec.Since, p.Spec.Auto
@@ -382,6 +384,34 @@ func TestAContractFollows(t *testing.T) {
 	}
 }
 
+// A contract that may not follow the traffic as far as it goes follows as far as it may, and
+// says how far it would.
+func TestAContractFollowsUpToTheTenantsLimit(t *testing.T) {
+	w := newWorld(t, 100, "b1")
+	w.contract.Burst = 500
+	w.auto = catalog.Auto{MaxRate: 1_000_000, MinBurst: 4, MaxBurst: 500}
+	w.left, w.limited = 200_000, true
+	w.brokers["b1"].sources = append(w.brokers["b1"].sources, every("a", 2*time.Millisecond))
+	expect := func(rate tokenbucket.Rate, capped bool, when string) {
+		t.Helper()
+		w.run(2 * time.Minute)
+		if w.contract.Rate != rate || !w.auto.Measured || (w.subject.Capped() > 0) != capped {
+			t.Fatalf("%s: %+v, measured %v, capped at %v", when, w.contract, w.auto.Measured, w.subject.Capped())
+		}
+	}
+	expect(200_000, true, "half of what is offered")
+	if capped := w.subject.Capped().PerSecond(); capped < 600 || capped > 650 {
+		t.Errorf("it would follow to %v msg/s", capped)
+	}
+	w.left = 50_000
+	expect(200_000, true, "less is left than the topic has")
+	w.left = 2_000_000
+	w.run(2 * time.Minute)
+	if rate := w.contract.Rate.PerSecond(); rate < 600 || rate > 650 || w.subject.Capped() != 0 {
+		t.Errorf("enough is left: %v msg/s, capped at %v", rate, w.subject.Capped())
+	}
+}
+
 // At a rate that needs no burst none is seen, and the rate falls to one that does.
 func TestTheBurstIsThatOfTheRateLearned(t *testing.T) {
 	w := newWorld(t, 100_000, "b1")
@@ -598,7 +628,7 @@ func BenchmarkMessage(b *testing.B) {
 		spec := &catalog.Spec{Demand: placement.Demand{RateMilli: 1e9, Burst: 1}}
 		if job := subject.Look(spec, now); job != nil {
 			job.Think()
-			subject.Act(job, spec, 1, now)
+			subject.Act(job, spec, 1, 0, false, now)
 		}
 	}
 }

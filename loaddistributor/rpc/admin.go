@@ -287,6 +287,9 @@ func (s *Server) ListPublisherMoves(_ context.Context, req *srtmv1.ListPublisher
 
 // DeleteTopic implements srtmv1.AdminServiceServer.
 func (s *Server) DeleteTopic(ctx context.Context, req *srtmv1.DeleteTopicRequest) (*srtmv1.DeleteTopicResponse, error) {
+	if err := s.own(ctx, req.Name); err != nil {
+		return nil, toStatus(err)
+	}
 	if err := s.controller.Delete(ctx, req.Name); err != nil {
 		return nil, toStatus(err)
 	}
@@ -322,6 +325,9 @@ func (s *Server) UpdateTopic(ctx context.Context, req *srtmv1.UpdateTopicRequest
 		return nil, toStatus(err)
 	}
 	topic, err := s.controller.Update(ctx, req.Spec.Name, req.ExpectedEpoch, func(present *catalog.Spec) (*catalog.Spec, error) {
+		if err := mayChange(ctx, present); err != nil {
+			return nil, err
+		}
 		spec, err := checkCreate(&srtmv1.CreateTopicRequest{Spec: updated(present, req)})
 		if err == nil && spec.Durability != present.Durability {
 			err = faults{{Field: "spec.durability", Problem: "cannot be changed"}}
@@ -439,6 +445,9 @@ func (s *Server) MovePublishers(ctx context.Context, req *srtmv1.MovePublishersR
 	if err != nil {
 		return nil, toStatus(err)
 	}
+	if err := s.own(ctx, req.Topic); err != nil {
+		return nil, toStatus(err)
+	}
 	which := controller.Publishers{IDs: req.PublisherIds, Group: req.Group, From: req.FromBrokerId}
 	topic, err := s.controller.MovePublishers(ctx, req.Topic, which, req.BrokerId)
 	if err != nil {
@@ -449,7 +458,11 @@ func (s *Server) MovePublishers(ctx context.Context, req *srtmv1.MovePublishersR
 
 // SeekChannel implements srtmv1.AdminServiceServer.
 func (s *Server) SeekChannel(ctx context.Context, req *srtmv1.SeekChannelRequest) (*srtmv1.SeekChannelResponse, error) {
-	if err := checkSeek(req); err != nil {
+	err := checkSeek(req)
+	if err == nil {
+		err = s.own(ctx, req.Topic)
+	}
+	if err != nil {
 		return nil, toStatus(err)
 	}
 	outcomes, err := s.controller.SeekChannel(ctx, req.Topic, req.Channel, req.To, req.BrokerId)
@@ -469,6 +482,9 @@ func (s *Server) ListChannels(_ context.Context, req *srtmv1.ListChannelsRequest
 func (s *Server) changeChannel(ctx context.Context, change srtmv1.ChannelChange, topic, channel string) (pending []string, err error) {
 	if err = checkChannel(topic, channel); err == nil {
 		err = s.permit(ctx)
+	}
+	if err == nil {
+		err = s.own(ctx, topic)
 	}
 	if err == nil {
 		pending, err = s.controller.ChangeChannel(ctx, topic, change, channel)
@@ -505,6 +521,9 @@ func (s *Server) EmptyChannel(ctx context.Context, req *srtmv1.EmptyChannelReque
 	err := checkChannel(req.Topic, req.Channel)
 	if err == nil {
 		err = s.permit(ctx)
+	}
+	if err == nil {
+		err = s.own(ctx, req.Topic)
 	}
 	if err != nil {
 		return nil, toStatus(err)
@@ -696,6 +715,9 @@ func (s *Server) ProfileTopic(req *srtmv1.ProfileTopicRequest, stream grpc.Serve
 		err = s.permit(stream.Context())
 	}
 	if err != nil {
+		return toStatus(err)
+	}
+	if err := s.own(stream.Context(), req.Name); err != nil {
 		return toStatus(err)
 	}
 	got, err := s.controller.Profile(stream.Context(), req.Name, req.Lasts.AsDuration(), w, func(messages int) error {

@@ -51,8 +51,12 @@ const (
 	ReasonNoHello          = "NO_HELLO"
 	ReasonSlowReader       = "SLOW_READER"
 	ReasonTooFewMessages   = "TOO_FEW_MESSAGES"
+	ReasonNotOwner         = "NOT_OWNER"
 	ReasonQuotaExceeded    = "QUOTA_EXCEEDED" // RetryInfo: when it may be asked again, if known
 )
+
+// errNotOwner: a topic is changed by its tenant and by operators.
+var errNotOwner = errors.New("the topic belongs to another tenant, or to an operator")
 
 // table gives every error of the domain its code, the first that matches. A
 // test goes through all exported errors of the packages below and fails when
@@ -94,6 +98,7 @@ var table = refusal.Table{
 	refusal.As[*controller.AdaptorError](codes.Unavailable, ReasonAdaptorFailed),
 	refusal.Is(controller.ErrUnsteady, codes.Unavailable, ReasonBrokersUnsteady),
 	refusal.As[*catalog.PlanError](codes.Unavailable, ReasonBrokersUnsteady),
+	refusal.Is(errNotOwner, codes.PermissionDenied, ReasonNotOwner),
 	refusal.As[*controller.QuotaError](codes.ResourceExhausted, ReasonQuotaExceeded),
 	refusal.Is(sizing.ErrShort, codes.FailedPrecondition, ReasonTooFewMessages),
 	refusal.Is(bidi.ErrNoHello, codes.DeadlineExceeded, ReasonNoHello),

@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"context"
+	"fmt"
 	"strings"
 
 	"google.golang.org/grpc"
@@ -13,6 +14,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/secure"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 )
 
@@ -55,6 +57,28 @@ func (s *Server) permit(ctx context.Context) error {
 		return nil
 	}
 	return &controller.QuotaError{Tenant: tenant, Problem: "too many changes", RetryAfter: d.RetryAfter}
+}
+
+// own says whether the caller may change a topic; a topic that is not known is not refused here.
+func (s *Server) own(ctx context.Context, topic string) error {
+	if secure.Tenant(ctx) == "" {
+		return nil
+	}
+	if err := s.controller.Elsewhere(); err != nil { // who leads knows the topic
+		return err
+	}
+	if t, err := s.controller.Topic(topic); err == nil {
+		return mayChange(ctx, t.Spec)
+	}
+	return nil
+}
+
+// mayChange refuses a tenant to change what belongs to another tenant, or to an operator.
+func mayChange(ctx context.Context, spec *catalog.Spec) error {
+	if tenant := secure.Tenant(ctx); tenant != "" && tenant != spec.Tenant {
+		return fmt.Errorf("tenant %s, topic %s: %w", tenant, spec.Name(), errNotOwner)
+	}
+	return nil
 }
 
 // New returns a Server in front of c.
