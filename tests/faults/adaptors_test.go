@@ -51,7 +51,7 @@ func TestTwoAdaptorsOfTheirOwn(t *testing.T) {
 	})
 	t.Logf("brokers hold %d, %d and %d of %d thousandths of a message per second", rateOf(c.brokers[0]), rateOf(c.brokers[1]), rateOf(c.brokers[2]), rate*1000)
 	c.flows(3 * rate)
-	c.verify(stop())
+	c.verify(stop(), fixed())
 }
 
 // ports are the local ones of a process' TCP connections; one that has ended has none.

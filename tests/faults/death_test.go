@@ -83,5 +83,5 @@ func TestDeathIsNoticedByEvidence(t *testing.T) {
 		return s.Contract != nil && sum == rate*1000
 	})
 	c.flows(rate)
-	c.verify(stop())
+	c.verify(stop(), fixed())
 }

@@ -24,11 +24,14 @@ import (
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/frames"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
+	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/nsq/wire"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // longer is the environment variable for a longer run: make faults.
@@ -37,7 +40,7 @@ const longer = "SRTM_FAULTS"
 const (
 	rate, burst = 3000, 60 // the contract, msg/s and messages
 	offered     = 2 * rate
-	lowestRate  = 2400                   // of updates: all three brokers are needed for it
+	lowestRate  = 600                    // of updates
 	backdating  = 250 * time.Millisecond // nsqd's default
 	topic       = "t"
 )
@@ -46,16 +49,22 @@ func TestMain(m *testing.M) { localtest.Main(m) }
 
 // cluster is the processes and what they need to come back.
 type cluster struct {
-	t       *testing.T
-	dir     string
-	grpc    string // the loaddistributor's addresses
-	web     string
-	leases  []string // flags of the process that is the adaptor
-	control *local.Process
-	brokers []*broker
+	t      *testing.T
+	dir    string
+	grpc   string // the loaddistributor's addresses
+	web    string
+	leases []string // flags of the process that is the adaptor
+	// placement is the policy of the topic, mcap what each broker carries.
+	placement string
+	mcap      int
+	control   *local.Process
+	brokers   []*broker
 
 	// The adaptor is a process of its own, which brokers and the loaddistributor
 	// reach through the link; or else embedded, and none of this is used.
+	// Publishers hold it for reading while messages are on their way.
+	publishing sync.RWMutex
+
 	apart                   bool
 	adaptorGRPC, adaptorWeb string
 	link                    *local.Proxy
@@ -115,7 +124,7 @@ func (c *cluster) startAdaptorAt(rpc, web string) *local.Process {
 func (c *cluster) startBroker(b *broker) {
 	c.t.Helper()
 	d, err := local.NSQDAt(localtest.Program(c.t, "nsqd"), b.dir, b.tcp, b.web,
-		"--broker-id="+b.name, "--loaddistributor-address="+b.proxy.Address(), "--mcap=1100", "--policy="+b.policy,
+		"--broker-id="+b.name, "--loaddistributor-address="+b.proxy.Address(), fmt.Sprintf("--mcap=%d", c.mcap), "--policy="+b.policy,
 		"--data-path="+b.dir, "--release-trace="+b.trace(), "--log-level=warn", "--drain-timeout=0s")
 	c.must(err)
 	b.process = d
@@ -123,7 +132,13 @@ func (c *cluster) startBroker(b *broker) {
 
 func newCluster(t *testing.T, apart bool, leases []string, policies ...string) *cluster {
 	t.Helper()
-	c := &cluster{t: t, dir: t.TempDir(), leases: leases, apart: apart}
+	// Of three brokers all are needed.
+	return newClusterOf(t, apart, leases, "srtm", 1100, policies...)
+}
+
+func newClusterOf(t *testing.T, apart bool, leases []string, placement string, mcap int, policies ...string) *cluster {
+	t.Helper()
+	c := &cluster{t: t, dir: t.TempDir(), leases: leases, apart: apart, placement: placement, mcap: mcap}
 	const own = 6
 	free, err := local.Ports(own + 2*len(policies))
 	c.must(err)
@@ -161,16 +176,13 @@ func newCluster(t *testing.T, apart bool, leases []string, policies ...string) *
 // create creates the topic once all brokers are there.
 func (c *cluster) create(ctx context.Context) {
 	c.t.Helper()
-	conn := localtest.Dial(c.t, c.grpc)
-	spec := &srtmv1.TopicSpec{
-		Name:      topic,
-		Contract:  &srtmv1.Contract{RateMilli: rate * 1000, Burst: burst, Slo: slo},
-		Groups:    []*srtmv1.PublisherGroup{{Count: 300, Rate: lowestRate / 300}},
-		Channels:  []string{"c"},
-		ShareRule: "robust",
-	}
+	admin := srtmv1.NewAdminServiceClient(localtest.Dial(c.t, c.grpc))
+	testkit.WaitFor(c.t, "all brokers", func() bool {
+		r, err := admin.ListBrokers(ctx, &srtmv1.ListBrokersRequest{}, grpc.WaitForReady(true))
+		return err == nil && len(r.Brokers) == len(c.brokers)
+	})
 	testkit.WaitFor(c.t, "topic, for which brokers have to join", func() bool {
-		_, err := localtest.CreateTopic(ctx, conn, &srtmv1.CreateTopicRequest{Spec: spec}, grpc.WaitForReady(true))
+		err := c.createTopic(ctx, admin, fixed()[0].contract)
 		if ctx.Err() != nil {
 			c.t.Fatal(err)
 		}
@@ -178,11 +190,31 @@ func (c *cluster) create(ctx context.Context) {
 	})
 }
 
+func (c *cluster) createTopic(ctx context.Context, admin srtmv1.AdminServiceClient, contract tokenbucket.Share) error {
+	spec := &srtmv1.TopicSpec{
+		Name:      topic,
+		Contract:  &srtmv1.Contract{RateMilli: int64(contract.Rate), Burst: contract.Burst, Slo: slo},
+		Groups:    groups(contract),
+		Channels:  []string{"c"},
+		ShareRule: "robust",
+
+		PlacementPolicy: c.placement,
+	}
+	_, err := topics.Create(ctx, admin, &srtmv1.CreateTopicRequest{Spec: spec}, nil, grpc.WaitForReady(true))
+	return err
+}
+
+// groups are publishers that send four fifths of a contract, by what they declare.
+func groups(contract tokenbucket.Share) []*srtmv1.PublisherGroup {
+	const publishers = 300
+	return []*srtmv1.PublisherGroup{{Count: publishers, Rate: contract.Rate.PerSecond() * 4 / 5 / publishers}}
+}
+
 func wait(d time.Duration) { <-time.NewTimer(d).C }
 
 // publish offers perSecond messages to an address until ctx ends, over one
 // connection after the other, and counts those that were accepted.
-func publish(ctx context.Context, address string, perSecond int, accepted *atomic.Int64) {
+func (c *cluster) publish(ctx context.Context, address string, perSecond int, accepted *atomic.Int64) {
 	const tick = 10 * time.Millisecond
 	n := int(float64(perSecond) * tick.Seconds())
 	for ctx.Err() == nil {
@@ -195,25 +227,37 @@ func publish(ctx context.Context, address string, perSecond int, accepted *atomi
 				case <-ctx.Done():
 					return nil
 				}
-				var out []byte
-				for range n {
-					out = wire.AppendPub(out, topic, []byte("message"))
-				}
-				if _, err := nc.Write(out); err != nil {
+				if err := c.send(nc, r, n, accepted); err != nil {
 					return err
-				}
-				for range n {
-					kind, data, err := frames.Read(r, maxFrame)
-					if err != nil {
-						return err
-					}
-					if kind == wire.FrameResponse && string(data) == "OK" {
-						accepted.Add(1)
-					}
 				}
 			}
 		})
 	}
+}
+
+// send publishes n messages, unless the topic is being replaced, and takes the answers.
+func (c *cluster) send(nc net.Conn, r *bufio.Reader, n int, accepted *atomic.Int64) error {
+	if !c.publishing.TryRLock() {
+		return nil
+	}
+	defer c.publishing.RUnlock()
+	var out []byte
+	for range n {
+		out = wire.AppendPub(out, topic, []byte("message"))
+	}
+	if _, err := nc.Write(out); err != nil {
+		return err
+	}
+	for range n {
+		kind, data, err := frames.Read(r, maxFrame)
+		if err != nil {
+			return err
+		}
+		if kind == wire.FrameResponse && string(data) == "OK" {
+			accepted.Add(1)
+		}
+	}
+	return nil
 }
 
 // subscribe takes everything from an address until ctx ends, and counts it.
@@ -346,35 +390,132 @@ func (c *cluster) mishap(rng *rand.Rand) mishap {
 	return control[rng.IntN(len(control))]
 }
 
-// update changes the contract up and down until ctx ends, and then back to what it was
-// at first, which is the largest. It returns how many updates were made.
-func (c *cluster) update(ctx context.Context, rng *rand.Rand) (done int) {
-	admin := srtmv1.NewAdminServiceClient(localtest.Dial(c.t, c.grpc))
-	to := func(rate, burst int64) bool {
-		limit, cancel := context.WithTimeout(c.t.Context(), 3*time.Second)
-		defer cancel()
-		_, err := admin.UpdateTopic(limit, &srtmv1.UpdateTopicRequest{
-			Spec:       &srtmv1.TopicSpec{Name: topic, Contract: &srtmv1.Contract{RateMilli: rate * 1000, Burst: burst, Slo: slo}},
-			UpdateMask: &fieldmaskpb.FieldMask{Paths: []string{"contract.rate_milli", "contract.burst"}},
+// administration changes the topic, and keeps what the API promised.
+type administration struct {
+	c        *cluster
+	admin    srtmv1.AdminServiceClient
+	promises promises
+
+	updates, creations int
+	lowerings          lowerings
+}
+
+func (c *cluster) administer() *administration {
+	return &administration{c: c, admin: srtmv1.NewAdminServiceClient(localtest.Dial(c.t, c.grpc)), promises: fixed()}
+}
+
+// call makes a request that may fail, but not for what it asks.
+func (a *administration) call(patience time.Duration, f func(context.Context) error) error {
+	limit, cancel := context.WithTimeout(a.c.t.Context(), patience)
+	defer cancel()
+	err := f(limit)
+	if err != nil && status.Code(err) == codes.InvalidArgument {
+		a.c.t.Error(err)
+	}
+	return err
+}
+
+func (a *administration) acknowledged(contract tokenbucket.Share, l *srtmv1.Lowering) {
+	a.promises.acknowledged(contract, l)
+	a.lowerings.add(a.promises.last().former)
+}
+
+// update gives the topic another contract. Where the answer does not come, either may hold.
+func (a *administration) update(contract tokenbucket.Share) error {
+	a.promises.during(contract)
+	return a.call(3*time.Second, func(ctx context.Context) error {
+		r, err := a.admin.UpdateTopic(ctx, &srtmv1.UpdateTopicRequest{
+			Spec:       &srtmv1.TopicSpec{Name: topic, Contract: &srtmv1.Contract{RateMilli: int64(contract.Rate), Burst: contract.Burst, Slo: slo}, Groups: groups(contract)},
+			UpdateMask: &fieldmaskpb.FieldMask{Paths: []string{"contract.rate_milli", "contract.burst", "groups"}},
 		}, grpc.WaitForReady(true))
-		if err != nil && status.Code(err) == codes.InvalidArgument {
-			c.t.Error(err) // whatever else fails it may
+		if err == nil {
+			a.acknowledged(contract, r.Topic.Lowering)
+			a.updates++
 		}
-		return err == nil
+		return err
+	})
+}
+
+// look asks which brokers may still use former shares, if any may.
+func (a *administration) look() {
+	if len(a.promises.last().former) == 0 {
+		return
 	}
+	_ = a.call(time.Second, func(ctx context.Context) error {
+		r, err := a.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: topic, OmitPublishers: true}, grpc.WaitForReady(true))
+		if err == nil {
+			a.promises.acknowledged(a.promises.last().contract, r.Topic.Lowering)
+		}
+		return err
+	})
+}
+
+// replace deletes the topic and creates it anew, with nothing published in between. It goes on
+// until it has.
+func (a *administration) replace(contract tokenbucket.Share) {
+	t := a.c.t
+	a.c.publishing.Lock()
+	defer a.c.publishing.Unlock()
+	old := a.promises.last().contract
+	until := time.Now().Add(local.Patience)
+	for {
+		err := a.call(20*time.Second, func(ctx context.Context) error {
+			r, err := a.admin.DeleteTopic(ctx, &srtmv1.DeleteTopicRequest{Name: topic}, grpc.WaitForReady(true))
+			if err == nil {
+				a.acknowledged(tokenbucket.Share{}, r.Lowering)
+			}
+			return err
+		})
+		if err == nil || status.Code(err) == codes.NotFound { // one before has done it: no answer says what is left
+			break
+		}
+		if time.Now().After(until) {
+			t.Errorf("the topic is not deleted: %v", err)
+			return
+		}
+		wait(100 * time.Millisecond)
+	}
+	a.promises.during(contract)
+	for {
+		err := a.call(10*time.Second, func(ctx context.Context) error { return a.c.createTopic(ctx, a.admin, contract) })
+		if err == nil || status.Code(err) == codes.AlreadyExists { // one before has, and its answer was lost
+			break
+		}
+		if time.Now().After(until) {
+			t.Errorf("the topic is not created, after %v: %v", old, err)
+			return
+		}
+		wait(100 * time.Millisecond)
+	}
+	a.promises = append(a.promises, promise{at: clock.Mono(), contract: contract, fresh: true})
+	a.creations++
+}
+
+// change changes the contract up and down, and deletes and creates the topic, until ctx ends.
+// At the end the contract is what it was at first.
+func (a *administration) change(ctx context.Context, rng *rand.Rand) {
 	for ctx.Err() == nil {
-		if to(lowestRate+rng.Int64N(rate-lowestRate+1), burst/3+rng.Int64N(burst*2/3+1)) {
-			done++
+		contract := tokenbucket.Share{Rate: tokenbucket.Rate(lowestRate+rng.Int64N(rate-lowestRate+1)) * 1000, Burst: burst/3 + rng.Int64N(burst*2/3+1)}
+		if rng.IntN(10) == 0 {
+			a.replace(contract)
+		} else {
+			_ = a.update(contract)
 		}
-		wait(time.Duration(200+rng.IntN(1000)) * time.Millisecond)
+		for range 1 + rng.IntN(5) {
+			wait(200 * time.Millisecond)
+			a.look()
+		}
 	}
-	for end := time.Now().Add(local.Patience); !to(rate, burst); wait(100 * time.Millisecond) {
+	for end := time.Now().Add(local.Patience); a.update(fixed()[0].contract) != nil; wait(100 * time.Millisecond) {
 		if time.Now().After(end) {
-			c.t.Error("the contract does not become what it was")
+			a.c.t.Error("the contract does not become what it was")
 			break
 		}
 	}
-	return done
+}
+
+func (a *administration) String() string {
+	return fmt.Sprintf("%d updates, %d deletions and creations; %d answers named brokers that might use more: %v", a.updates, a.creations, a.lowerings.answers, a.lowerings.brokers)
 }
 
 var slo = &srtmv1.Slo{Quantile: 0.99, Latency: durationpb.New(time.Second)}
@@ -431,7 +572,7 @@ func (c *cluster) load(perSecond ...int) (accepted *atomic.Int64, stop func() (d
 	var taken atomic.Int64
 	accepted = &atomic.Int64{}
 	for i, b := range c.brokers {
-		clients.Go(func() { publish(ctx, b.tcp, perSecond[i], accepted) })
+		clients.Go(func() { c.publish(ctx, b.tcp, perSecond[i], accepted) })
 		clients.Go(func() { taken.Add(int64(subscribe(ctx, b.tcp))) })
 	}
 	stop = func() int64 {
@@ -454,8 +595,8 @@ func (c *cluster) flows(messages int) {
 	}
 }
 
-// verify ends the brokers and checks the contract on what they released.
-func (c *cluster) verify(delivered int64) {
+// verify ends the brokers and checks on what they released what was promised.
+func (c *cluster) verify(delivered int64, promised promises) {
 	t := c.t
 	t.Helper()
 	for _, b := range c.brokers {
@@ -471,11 +612,11 @@ func (c *cluster) verify(delivered int64) {
 		t.Errorf("a message left %v after it had its token, %v is the most", late, backdating)
 	}
 	span := slices.Max(released).Sub(slices.Min(released))
-	slack, err := testkit.Envelope(eligible, rate*1000, burst)
+	slack, err := promised.kept(eligible, 0)
 	if err != nil {
 		t.Errorf("by the times at which messages had their tokens: %v", err)
 	}
-	lateSlack, err := testkit.Envelope(released, rate*1000, burst+rate*backdating.Milliseconds()/1000)
+	lateSlack, err := promised.kept(released, backdating)
 	if err != nil {
 		t.Errorf("by the times at which they left: %v", err)
 	}
@@ -496,7 +637,9 @@ func TestTheContractHoldsWhateverFails(t *testing.T) {
 	}
 	for name, apart := range map[string]bool{"embedded": false, "daemon": true} {
 		t.Run(name, func(t *testing.T) {
-			c := newCluster(t, apart, shortLeases, "available", "strict", "available")
+			// On all brokers, and each could carry all: so the contract can be changed while
+			// some are away.
+			c := newClusterOf(t, apart, shortLeases, "loadbalance", rate+100, "available", "strict", "available")
 			create, cancel := context.WithTimeout(t.Context(), local.Patience)
 			defer cancel()
 			c.create(create)
@@ -505,17 +648,18 @@ func TestTheContractHoldsWhateverFails(t *testing.T) {
 			defer calm()
 			began := time.Now()
 			rng := testkit.Rand(t)
-			updates := make(chan int, 1)
+			a := c.administer()
+			changed := make(chan struct{})
 			others := rand.New(rand.NewPCG(rng.Uint64(), 0))
 			go func() {
-				n := 0
-				defer func() { updates <- n }()
-				n = c.update(failing, others)
+				defer close(changed)
+				a.change(failing, others)
 			}()
 			troubles := c.trouble(failing, rng)
-			t.Logf("%v of trouble: %s; %d updates", time.Since(began), troubles, <-updates)
+			<-changed
+			t.Logf("%v of trouble: %s; %v", time.Since(began), troubles, a)
 			c.flows(rate) // again, by itself
-			c.verify(stop())
+			c.verify(stop(), a.promises)
 		})
 	}
 }

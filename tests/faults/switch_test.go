@@ -161,5 +161,5 @@ func TestTheAdaptorMovesOutAndBack(t *testing.T) {
 	}
 	over()
 	watchers.Wait()
-	c.verify(stop())
+	c.verify(stop(), fixed())
 }

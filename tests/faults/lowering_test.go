@@ -1,0 +1,183 @@
+package faults
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/local"
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// begin creates the topic on the brokers, offers twice its contract, and waits until all of it
+// is in use.
+func (c *cluster) begin() (a *administration, stop func() int64) {
+	c.t.Helper()
+	create, cancel := context.WithTimeout(c.t.Context(), local.Patience)
+	defer cancel()
+	c.create(create)
+	var each []int
+	for range c.brokers {
+		each = append(each, offered/len(c.brokers))
+	}
+	_, stop = c.load(each...)
+	testkit.WaitFor(c.t, "brokers have their shares", func() bool { return whole(c.shares(), len(c.brokers)) })
+	c.flows(rate / 10)
+	return c.administer(), stop
+}
+
+// until asks until the answer is as wanted.
+func (a *administration) until(what string, wanted func(former map[string]former) bool) {
+	t := a.c.t
+	t.Helper()
+	testkit.WaitFor(t, what, func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), local.Patience)
+		defer cancel()
+		r, err := a.admin.GetTopic(ctx, &srtmv1.GetTopicRequest{Name: topic, OmitPublishers: true}, grpc.WaitForReady(true))
+		if err != nil {
+			return false
+		}
+		a.promises.acknowledged(a.promises.last().contract, r.Topic.Lowering)
+		return wanted(a.promises.last().former)
+	})
+}
+
+// left counts what left a broker after a time, and says when the last message had its token.
+func (b *broker) left(t *testing.T, after mono.Time) (n int, last mono.Time) {
+	t.Helper()
+	for _, r := range testkit.ReadTrace(t, b.trace(), topic) {
+		if last = max(last, r.Eligible); r.Eligible > after {
+			n++
+		}
+	}
+	return n, last
+}
+
+// A strict broker that is cut off does not hear of an update. It stops with its lease, no later
+// and with no more messages than the answer of the update says.
+func TestAStrictBrokerStopsWhenTheUpdateSaysSo(t *testing.T) {
+	const session, bound = 2 * time.Second, 50 * time.Millisecond // of shortLeases
+	c := newClusterOf(t, false, shortLeases, "loadbalance", rate+100, "available", "strict", "available")
+	a, stop := c.begin()
+	strict := c.brokers[1]
+	strict.proxy.Cut(true)
+	cut := clock.Mono()
+	testkit.Must(t, a.update(tokenbucket.Share{Rate: lowestRate * 1000, Burst: burst / 2}))
+	acknowledged := clock.Mono()
+	said := a.promises.last().former
+	f := said[strict.name]
+	if len(said) != 1 || f.until == mono.Never || f.until > cut.Add(session+bound+unsure) {
+		t.Fatalf("%v after the broker was cut off, the update says %+v", acknowledged.Sub(cut), said)
+	}
+	a.until("no broker may use more than the contract", func(former map[string]former) bool { return len(former) == 0 })
+	confirmed := clock.Mono()
+	c.flows(lowestRate) // of the others: the strict one has long stopped
+	n, last := strict.left(t, acknowledged)
+	if most := f.share.Burst + int64(f.share.Rate.PerSecond()*f.until.Sub(acknowledged).Seconds()) + 1; int64(n) > most {
+		t.Errorf("%d messages had their tokens at %s after the answer, which said %d", n, strict.name, most)
+	}
+	if last > f.until.Add(unsure) {
+		t.Errorf("a message had its token %v after the end of the lease", last.Sub(f.until))
+	}
+	t.Logf("cut off; the update answered after %v: %v msg/s, burst %d for %v more; %d messages left until %v before that end; no longer lowering %v after it",
+		acknowledged.Sub(cut), f.share.Rate.PerSecond(), f.share.Burst, f.until.Sub(acknowledged), n, f.until.Sub(last), confirmed.Sub(f.until))
+	strict.proxy.Cut(false)
+	testkit.WaitFor(t, "it is back", func() bool { s, err := strict.state(); return err == nil && held(s).RateMilli > 0 })
+	c.flows(lowestRate)
+	c.verify(stop(), a.promises)
+}
+
+// A contract is lowered while the adaptor, which has restarted, awaits a broker: it is in force
+// on the others when the update returns. And what may still be used of it keeps the name of
+// the deleted topic busy, whoever restarts meanwhile.
+func TestRestartsForgetNoFormerContract(t *testing.T) {
+	for name, apart := range map[string]bool{"embedded": false, "daemon": true} {
+		t.Run(name, func(t *testing.T) {
+			c := newClusterOf(t, apart, shortLeases, "loadbalance", rate+100, "available", "available", "available")
+			a, stop := c.begin()
+			away := c.brokers[0]
+			reach, cut := func() { away.proxy.Cut(false) }, func() { away.proxy.Cut(true) }
+			if apart { // brokers have one way to the adaptor: it dies, and no loaddistributor sees that
+				reach = func() { c.startBroker(away) }
+				cut = func() {
+					testkit.Must(t, c.control.Kill())
+					testkit.Must(t, away.process.Kill())
+					c.startControl()
+				}
+			}
+			restart := func() {
+				testkit.Must(t, c.control.Kill())
+				if apart {
+					testkit.Must(t, c.adaptor.Kill())
+					c.startAdaptor()
+				}
+				c.startControl()
+				testkit.WaitFor(t, "the other brokers are back", func() bool {
+					connected := 0
+					for _, m := range c.shares().Members {
+						if m.Connected {
+							connected++
+						}
+					}
+					return connected == 2
+				})
+			}
+			cut()
+			restart()
+			lower := tokenbucket.Share{Rate: lowestRate * 1000, Burst: burst / 3}
+			testkit.WaitFor(t, "the topic is lowered on the other brokers", func() bool { return a.update(lower) == nil })
+			if said := a.promises.last().former; len(said) != 1 || said[away.name].until != mono.Never {
+				t.Fatalf("the update says %+v", said)
+			}
+			c.flows(int(lower.Rate.PerSecond()))
+			restart()
+			a.until("the broker is named after a restart", func(former map[string]former) bool { return len(former) == 1 })
+
+			c.publishing.Lock()
+			ctx, cancel := context.WithTimeout(t.Context(), local.Patience)
+			defer cancel()
+			r, err := a.admin.DeleteTopic(ctx, &srtmv1.DeleteTopicRequest{Name: topic}, grpc.WaitForReady(true))
+			testkit.Must(t, err)
+			a.acknowledged(tokenbucket.Share{}, r.Lowering)
+			testkit.Must(t, c.control.Kill())
+			if apart {
+				testkit.Must(t, c.adaptor.Kill())
+				c.startAdaptor()
+			}
+			c.startControl()
+			create := func() error {
+				limit, cancel := context.WithTimeout(ctx, 10*time.Second)
+				defer cancel()
+				return c.createTopic(limit, a.admin, lower)
+			}
+			var named []string
+			testkit.WaitFor(t, "the creation is refused for the broker that is cut off", func() bool {
+				for _, d := range status.Convert(create()).Details() {
+					if l, is := d.(*srtmv1.Lowering); is {
+						for _, b := range l.Brokers {
+							named = append(named, b.BrokerId)
+						}
+					}
+				}
+				return named != nil
+			})
+			if len(named) != 1 || named[0] != away.name {
+				t.Errorf("the creation waits for %v", named)
+			}
+			a.promises.during(lower)
+			reach()
+			testkit.WaitFor(t, "the topic is created", func() bool { return create() == nil })
+			a.promises = append(a.promises, promise{at: clock.Mono(), contract: lower, fresh: true})
+			c.publishing.Unlock()
+			c.flows(2 * int(lower.Rate.PerSecond()))
+			c.verify(stop(), a.promises)
+		})
+	}
+}
