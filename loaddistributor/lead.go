@@ -44,12 +44,12 @@ type role struct {
 	leader func() string // of a follower: who leads
 }
 
-func (o *options) openStore(ctx context.Context) (store.Store, error) {
+func (o *options) openStore(ctx context.Context, log *slog.Logger) (store.Store, error) {
 	switch o.store {
 	case storeMemory:
 		return &store.Memory{}, nil
 	case storeBolt:
-		b, err := store.NewBolt(o.dataPath)
+		b, err := store.NewBolt(o.dataPath, log)
 		if err != nil {
 			return nil, fmt.Errorf("--data-path: %w", err)
 		}
@@ -127,9 +127,12 @@ func alternate(ctx context.Context, opts *options, log *slog.Logger, data store.
 	}
 }
 
-// resign takes at most as long as the lease, which then ends by itself.
+// resignPatience is how long a process that ends waits for the store; its lease ends by itself.
+const resignPatience = 500 * time.Millisecond
+
+// resign takes at most resignPatience.
 func resign(ctx context.Context, opts *options, term store.Term) error {
-	ctx, cancel := context.WithTimeout(ctx, opts.etcdLease)
+	ctx, cancel := context.WithTimeout(ctx, min(opts.etcdLease, resignPatience))
 	defer cancel()
 	return term.Resign(ctx)
 }

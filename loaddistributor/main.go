@@ -55,7 +55,7 @@ func (o *options) run(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) e
 	for _, trust := range []*secure.ClientConfig{&o.adaptorSecurity, &o.etcdSecurity, &o.brokerSecurity} {
 		trust.Log(log)
 	}
-	data, err := o.openStore(ctx)
+	data, err := o.openStore(ctx, log)
 	if err != nil {
 		return lifecycle.UsageError{Err: err}
 	}
@@ -139,6 +139,9 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
 		obs.Mount(s.Mux, s.Metrics, func() any { return state(control, embedded) }, func() error {
 			if informed, _ := control.Informed(); !informed {
 				return errors.New("cut off from the store")
+			}
+			if as.term == nil && as.leader() == "" {
+				return errors.New("no process leads: the store does not let one, or is about to")
 			}
 			return nil
 		})

@@ -16,7 +16,8 @@ import (
 // Journal keeps events (loaddistributor/store). Its calls come one at a time.
 type Journal interface {
 	// Append makes events durable, in their order; base is the version before
-	// the first. After an error nothing more is appended.
+	// the first. After ErrStoreFull none of them is, and the journal goes on. After another
+	// error nothing more is appended.
 	Append(ctx context.Context, base uint64, events []catalog.Event) error
 	// Compact puts the dump in the place of all events up to its version.
 	Compact(ctx context.Context, dump catalog.Dump) error
@@ -124,14 +125,35 @@ func (st *state) commit(e catalog.Event) error {
 	return t.wait()
 }
 
-// must is for a refusal that cannot be: only the end of the journal is an error
-// then.
+// must is for a refusal that cannot be: only the end of the journal, or a journal without
+// room for what the event depends on, is an error then.
 func must(what string, err error) error {
-	if err != nil && !errors.Is(err, ErrNotCommitted) && !errors.Is(err, ErrClosing) {
+	if err != nil && !errors.Is(err, ErrNotCommitted) && !errors.Is(err, ErrClosing) && !errors.Is(err, ErrStoreFull) {
 		panic(fmt.Sprintf("controller: %s: %v", what, err))
 	}
 	return err
 }
+
+// refusable reports whether an event that the store has no room for is refused: it is what an
+// operator or a plan asked for. Other events say what has happened already, and wait for room.
+func refusable(e catalog.Event) bool {
+	switch e.(type) {
+	case catalog.TopicPlaced, catalog.TopicMoving, catalog.BrokerCalibrated, catalog.BrokerDraining,
+		catalog.BrokerRemoved, catalog.BrokerRestored, catalog.TopicRestored:
+		return true
+	}
+	return false
+}
+
+// fullPause is between two attempts to append to a store that has no room, and maxHeld bounds
+// the events that wait for room.
+const (
+	fullPause = 200 * time.Millisecond
+	maxHeld   = 100_000
+)
+
+// stopPatience is how long a controller that stops waits for its journal.
+const stopPatience = time.Second
 
 // committer takes what is staged to the journal, and shows it then.
 type committer struct {
@@ -139,11 +161,12 @@ type committer struct {
 	journal  Journal // nil: nothing is kept
 	log      *slog.Logger
 	undumped prometheus.Counter
+	full     bool // the journal had no room for the newest batch
 }
 
 // run appends what is staged until stop is closed and nothing is left, or the journal
-// fails, which is its error.
-func (c *committer) run(stop <-chan struct{}) error {
+// fails, which is its error. Appends that are under way end with ctx.
+func (c *committer) run(ctx context.Context, stop <-chan struct{}) error {
 	sinceDump, enough := compactAfter, compactAfter // once at the start, whatever there was
 	for {
 		batch, base := c.take()
@@ -159,13 +182,20 @@ func (c *committer) run(stop <-chan struct{}) error {
 			}
 			continue
 		}
-		if err := c.append(base, batch); err != nil {
+		err := c.append(ctx, base, batch)
+		if errors.Is(err, ErrStoreFull) {
+			if err := c.refuse(batch, err, stop); err != nil {
+				return err
+			}
+			continue
+		}
+		if c.full = c.full && err != nil; err != nil {
 			return c.halt(fmt.Errorf("%w: %w", ErrNotCommitted, err), batch)
 		}
 		c.show(batch)
 		if sinceDump += eventsWeight(batch); sinceDump >= enough {
 			sinceDump = 0
-			size, err := c.compact()
+			size, err := c.compact(ctx)
 			enough = max(compactAfter, size)
 			if err != nil {
 				// Nothing is lost by it but room. A term that is over shows at the next
@@ -205,7 +235,53 @@ func (c *committer) lost() <-chan struct{} {
 	return c.journal.Lost()
 }
 
-func (c *committer) append(base uint64, batch []staged) error {
+// refuse refuses the changes of a batch that the store has no room for, and what was staged
+// after them, as far as it depends on them. The rest is staged as it was, and refuse returns
+// when it may be tried again.
+func (c *committer) refuse(batch []staged, full error, stop <-chan struct{}) error {
+	if !c.full {
+		c.full = true
+		c.log.Error("the store has no room: changes are refused until it has", obs.KeyError, full)
+	}
+	c.mu.Lock()
+	all := append(batch, c.mu.staged...)
+	next, err := catalog.Load(c.mu.cat.Dump())
+	var held, refused []staged
+	for _, s := range all {
+		if err == nil && !refusable(s.event) {
+			if _, unfit := next.Apply(s.event); unfit == nil {
+				held = append(held, s)
+				continue
+			}
+		}
+		refused = append(refused, s)
+	}
+	if err == nil {
+		c.mu.next, c.mu.staged = next, held
+	}
+	c.mu.Unlock()
+	if err != nil || len(held) > maxHeld {
+		return c.halt(fmt.Errorf("%w: %d events wait for room: %w", ErrNotCommitted, len(held), errors.Join(full, err)), refused)
+	}
+	for _, s := range refused {
+		s.done <- full
+	}
+	timer := time.NewTimer(fullPause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-c.lost():
+		return nil // run sees it
+	case <-stop:
+		if len(held) == 0 {
+			return nil
+		}
+		return c.halt(fmt.Errorf("%w: %d events that the store has no room for: %w", ErrNotCommitted, len(held), full), nil)
+	}
+}
+
+func (c *committer) append(ctx context.Context, base uint64, batch []staged) error {
 	if c.journal == nil {
 		return nil
 	}
@@ -214,11 +290,11 @@ func (c *committer) append(base uint64, batch []staged) error {
 		events[i] = s.event
 	}
 	// Not a caller's context: whether it is durable does not depend on who waits.
-	return c.journal.Append(context.Background(), base, events)
+	return c.journal.Append(ctx, base, events)
 }
 
 // compact returns what the dump weighs.
-func (c *committer) compact() (size int, err error) {
+func (c *committer) compact(ctx context.Context) (size int, err error) {
 	if c.journal == nil {
 		return 0, nil
 	}
@@ -228,7 +304,7 @@ func (c *committer) compact() (size int, err error) {
 	for _, t := range dump.Topics {
 		size += weight(t.Spec) + weight(t.Ordered)
 	}
-	return size, c.journal.Compact(context.Background(), dump)
+	return size, c.journal.Compact(ctx, dump)
 }
 
 // show applies durable events to what is shown, and answers those who wait.

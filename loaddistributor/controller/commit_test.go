@@ -26,8 +26,8 @@ func (d *dumps) Lost() <-chan struct{}                                 { return 
 func TestDumpsComeByTheWeightOfEvents(t *testing.T) {
 	c, journal := idle(t, 1), &dumps{}
 	stop, ended := make(chan struct{}), make(chan error, 1)
-	commits := &committer{c.mu, journal, slog.New(slog.DiscardHandler), prometheus.NewCounter(prometheus.CounterOpts{})}
-	go func() { ended <- commits.run(stop) }()
+	commits := &committer{c.mu, journal, slog.New(slog.DiscardHandler), prometheus.NewCounter(prometheus.CounterOpts{}), false}
+	go func() { ended <- commits.run(context.Background(), stop) }()
 	defer func() {
 		close(stop)
 		testkit.Must(t, <-ended)
@@ -79,4 +79,66 @@ func TestDumpsComeByTheWeightOfEvents(t *testing.T) {
 	if got := journal.n.Load() - before; got != 1 {
 		t.Errorf("%d dumps of what weighs 31 times 334 and a few, want 1", got)
 	}
+}
+
+// limited is a journal that has room or not.
+type limited struct {
+	dumps
+	full  atomic.Bool
+	tries atomic.Int64
+}
+
+func (l *limited) Append(context.Context, uint64, []catalog.Event) error {
+	l.tries.Add(1)
+	if l.full.Load() {
+		return fmt.Errorf("append: %w: disk", ErrStoreFull)
+	}
+	return nil
+}
+
+// A journal without room refuses what was asked for, keeps what has happened until there is
+// room, and goes on: the catalog that decides is that of what is durable and of what is kept.
+func TestAFullJournalRefusesChangesAndKeepsWhatHappened(t *testing.T) {
+	c, journal := idle(t, 1), &limited{}
+	stop, ended := make(chan struct{}), make(chan error, 1)
+	commits := &committer{c.mu, journal, slog.New(slog.DiscardHandler), prometheus.NewCounter(prometheus.CounterOpts{}), false}
+	go func() { ended <- commits.run(context.Background(), stop) }()
+	home := c.mu.cat.Topics("", 1)[0].Plan.Quotas[0].Broker
+	testkit.Must(t, c.mu.commit(catalog.BrokerCalibrated{ID: home, Mcap: 100})) // what New staged is durable
+	c.mu.RLock()
+	version := c.mu.cat.Version()
+	c.mu.RUnlock()
+	journal.full.Store(true)
+	staged := func(e catalog.Event) ticket {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return testkit.Result(c.mu.stage(e)).Must(t)
+	}
+	joined := staged(catalog.BrokerJoined{ID: "b9", Instance: "one", Mcap: 10})
+	calibrated := staged(catalog.BrokerCalibrated{ID: "b9", Mcap: 7})
+	left := staged(catalog.BrokerLeft{ID: "b9"})
+	testkit.ErrorIs(t, calibrated.wait(), ErrStoreFull, "a change")
+	for range 2 {
+		testkit.ErrorIs(t, c.mu.commit(catalog.BrokerCalibrated{ID: home, Mcap: 7}), ErrStoreFull, "a change while others wait")
+	}
+	c.mu.RLock()
+	testkit.Equal(t, c.mu.cat.Version(), version, "version shown while the journal is full")
+	b, _ := c.mu.next.Broker("b9")
+	testkit.Equal(t, b.Mcap, 10, "capacity of the broker whose change was refused")
+	testkit.Equal(t, len(c.mu.staged), 2, "events that wait")
+	c.mu.RUnlock()
+
+	journal.full.Store(false)
+	testkit.NoError(t, joined.wait())
+	testkit.NoError(t, left.wait())
+	testkit.NoError(t, c.mu.commit(catalog.BrokerCalibrated{ID: "b9", Mcap: 7}))
+
+	// A controller that stops says what it could not store.
+	journal.full.Store(true)
+	again := staged(catalog.BrokerJoined{ID: "b9", Instance: "two", Mcap: 10})
+	before := journal.tries.Load()
+	testkit.WaitFor(t, "an attempt", func() bool { return journal.tries.Load() > before })
+	close(stop)
+	testkit.ErrorIs(t, again.wait(), ErrNotCommitted, "an event that found no room")
+	testkit.ErrorIs(t, <-ended, ErrNotCommitted, "the end")
 }

@@ -113,8 +113,10 @@ func (c *Controller) Run(ctx context.Context) error {
 		return nil
 	}
 	stop, failed := make(chan struct{}), make(chan error, 1)
-	commits := &committer{c.mu, c.cfg.Journal, c.cfg.Log, c.metrics.undumped}
-	go func() { failed <- commits.run(stop) }()
+	commits := &committer{c.mu, c.cfg.Journal, c.cfg.Log, c.metrics.undumped, false}
+	appending, abandon := context.WithCancel(context.Background())
+	defer abandon()
+	go func() { failed <- commits.run(appending, stop) }()
 	own, cancel := context.WithCancel(ctx)
 	var others sync.WaitGroup
 	c.resume()
@@ -136,6 +138,8 @@ func (c *Controller) Run(ctx context.Context) error {
 		}
 	}
 
+	patience := time.AfterFunc(stopPatience, abandon)
+	defer patience.Stop()
 	c.mu.Lock()
 	c.mu.closing = true
 	close(c.mu.ending)

@@ -9,6 +9,7 @@ import (
 	texts "github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 	"github.com/srtm-io/srtm/loaddistributor/reports"
+	"github.com/srtm-io/srtm/loaddistributor/store"
 )
 
 var (
@@ -17,6 +18,8 @@ var (
 	// ErrNotCommitted: the journal failed, or another process leads. Whether the
 	// request is durable is not known; the next leader knows.
 	ErrNotCommitted = errors.New("not known to be committed")
+	// ErrStoreFull: the store has no room for the change, of which nothing is kept.
+	ErrStoreFull = store.ErrFull
 	// ErrReplaced: a newer session has the broker's id.
 	ErrReplaced = errors.New("a newer session has the broker's id")
 	// ErrRemoved: the broker is none of the cluster any more.

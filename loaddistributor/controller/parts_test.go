@@ -107,8 +107,8 @@ func TestAProfileTakesNothingOfAnotherTopic(t *testing.T) {
 func TestWhoHasABrokerDrainedIsKnownAtOnce(t *testing.T) {
 	c := idle(t, 1)
 	stop, ended := make(chan struct{}), make(chan error, 1)
-	commits := &committer{c.mu, nil, slog.New(slog.DiscardHandler), nil}
-	go func() { ended <- commits.run(stop) }()
+	commits := &committer{c.mu, nil, slog.New(slog.DiscardHandler), nil, false}
+	go func() { ended <- commits.run(context.Background(), stop) }()
 	defer func() {
 		close(stop)
 		testkit.Must(t, <-ended)

@@ -46,6 +46,7 @@ const (
 	ReasonBrokerRemoved    = "BROKER_REMOVED"
 	ReasonNotLeader        = "NOT_LEADER" // metadata "leader": its address, if known
 	ReasonNotCommitted     = "NOT_COMMITTED"
+	ReasonStoreFull        = "STORE_FULL"
 	ReasonUnread           = "NOT_READ_YET"
 	ReasonSessionReplaced  = "SESSION_REPLACED"
 	ReasonNoHello          = "NO_HELLO"
@@ -77,6 +78,7 @@ var table = refusal.Table{
 	refusal.Is(catalog.ErrTopicState, codes.FailedPrecondition, ReasonTopicBusy),
 	refusal.Is(controller.ErrClosing, codes.Unavailable, ReasonShuttingDown),
 	refusal.As[*controller.NotLeaderError](codes.Unavailable, ReasonNotLeader),
+	refusal.Is(controller.ErrStoreFull, codes.ResourceExhausted, ReasonStoreFull),
 	refusal.Is(controller.ErrNotCommitted, codes.Unavailable, ReasonNotCommitted),
 	refusal.Is(catalog.ErrUnread, codes.Unavailable, ReasonUnread),
 	refusal.Is(controller.ErrReplaced, codes.Aborted, ReasonSessionReplaced),

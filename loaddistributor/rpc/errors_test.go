@@ -51,6 +51,7 @@ var domain = map[string]struct {
 	"catalog.NotReadyError":       {&catalog.NotReadyError{Topic: "t", Reason: "r"}, codes.Unavailable, ReasonBrokerFailed},
 	"controller.ErrClosing":       {controller.ErrClosing, codes.Unavailable, ReasonShuttingDown},
 	"controller.ErrNotCommitted":  {controller.ErrNotCommitted, codes.Unavailable, ReasonNotCommitted},
+	"controller.ErrStoreFull":     {controller.ErrStoreFull, codes.ResourceExhausted, ReasonStoreFull},
 	"catalog.ErrUnread":           {catalog.ErrUnread, codes.Unavailable, ReasonUnread},
 	"controller.NotLeaderError":   {&controller.NotLeaderError{Leader: "h:1"}, codes.Unavailable, ReasonNotLeader},
 	"controller.EpochError":       {&controller.EpochError{Topic: "t", Expected: 1, Present: 2}, codes.Aborted, ReasonTopicChanged},

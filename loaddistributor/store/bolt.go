@@ -5,13 +5,18 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime/debug"
+	"syscall"
 	"time"
 
 	"go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
 
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
 
@@ -19,6 +24,7 @@ import (
 type Bolt struct {
 	alone
 	path string
+	log  *slog.Logger
 }
 
 // boltFile is the name of the file in the data path.
@@ -36,43 +42,96 @@ var (
 	keyNumber      = []byte("number")
 )
 
-// lockPause is how long one attempt at the file's lock takes.
-const lockPause = 50 * time.Millisecond
+// Lead tries to lock the file for lockPatience, once in lockPause: the process before may be
+// about to end. bbolt tries once within lockAttempt.
+const (
+	lockPatience = 10 * time.Second
+	lockPause    = 200 * time.Millisecond
+	lockAttempt  = 50 * time.Millisecond
+)
+
+// DamagedError: the file cannot be read for what it is.
+type DamagedError struct {
+	Path  string
+	Cause any // of bbolt's panic
+}
+
+func (e *DamagedError) Error() string {
+	return fmt.Sprintf("%s is damaged (%v): put a copy in its place, or move the file away, start with an empty one and bring back an export with srtm cluster import (docs/backup.md)", e.Path, e.Cause)
+}
+
+// guard runs f, which reads or writes the file. bbolt panics, and the kernel sends SIGBUS, where a
+// page is not what it should be: guard returns *DamagedError then.
+func (b *Bolt) guard(f func() error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if cause := recover(); cause != nil {
+			err = &DamagedError{b.path, cause}
+		}
+	}()
+	return f()
+}
 
 // NewBolt returns a store in a folder, which it makes if need be. It opens
 // nothing yet.
-func NewBolt(dir string) (*Bolt, error) {
+func NewBolt(dir string, log *slog.Logger) (*Bolt, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("data path: %w", err)
 	}
-	return &Bolt{path: filepath.Join(dir, boltFile)}, nil
+	return &Bolt{path: filepath.Join(dir, boltFile), log: log}, nil
 }
 
-// Lead implements Store: it waits for the file's lock.
+// Lead implements Store: it waits for the file's lock for lockPatience at most.
 func (b *Bolt) Lead(ctx context.Context, _ string) (Term, *catalog.Catalog, error) {
-	var db *bbolt.DB
-	for {
-		var err error
-		db, err = bbolt.Open(b.path, 0o600, &bbolt.Options{Timeout: lockPause, FreelistType: bbolt.FreelistMapType})
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, bolterrors.ErrTimeout) {
-			return nil, nil, fmt.Errorf("open %s: %w", b.path, err)
-		}
-		if ctx.Err() != nil {
-			return nil, nil, fmt.Errorf("%s is in use by another process: %w", b.path, context.Cause(ctx))
-		}
+	db, err := b.open(ctx)
+	if err != nil {
+		return nil, nil, err
 	}
-	cat, err := read(db)
+	var cat *catalog.Catalog
+	var number uint64
+	err = b.guard(func() (err error) {
+		if cat, err = read(db); err == nil {
+			number, err = begin(db)
+		}
+		return err
+	})
+	if errors.As(err, new(*DamagedError)) {
+		return nil, nil, err // and not closed, which could hang
+	}
 	if err != nil {
 		return nil, nil, errors.Join(fmt.Errorf("%s: %w", b.path, err), db.Close())
 	}
-	number, err := begin(db)
-	if err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("%s: %w", b.path, err), db.Close())
+	return &boltTerm{newTerm(number, cat), b, db}, cat, nil
+}
+
+// open opens the file once its lock is free.
+func (b *Bolt) open(ctx context.Context) (db *bbolt.DB, err error) {
+	end := clock.Mono().Add(lockPatience)
+	for waits := false; ; {
+		err = b.guard(func() (err error) {
+			db, err = bbolt.Open(b.path, 0o600, &bbolt.Options{Timeout: lockAttempt, FreelistType: bbolt.FreelistMapType})
+			return err
+		})
+		switch {
+		case err == nil:
+			return db, nil
+		case errors.As(err, new(*DamagedError)):
+			return nil, err
+		case !errors.Is(err, bolterrors.ErrTimeout):
+			return nil, fmt.Errorf("open %s: %w", b.path, err)
+		}
+		used := fmt.Sprintf("%s is in use by %s", b.path, lockOwner(b.path))
+		if !clock.Mono().Before(end) {
+			return nil, fmt.Errorf("%s: stop that process, or give this one another --data-path", used)
+		}
+		if !waits {
+			waits = true
+			b.log.Warn("the store is in use; waiting for its lock", obs.KeyError, used, "patience", lockPatience)
+		}
+		if !clock.Sleep(ctx, lockPause) {
+			return nil, fmt.Errorf("%s: %w", used, context.Cause(ctx))
+		}
 	}
-	return &boltTerm{newTerm(number, cat), db}, cat, nil
 }
 
 func read(db *bbolt.DB) (*catalog.Catalog, error) {
@@ -121,7 +180,26 @@ func begin(db *bbolt.DB) (number uint64, err error) {
 
 type boltTerm struct {
 	term
-	db *bbolt.DB
+	store *Bolt
+	db    *bbolt.DB
+}
+
+// noRoom reports whether err says that there is no room for a file that grows.
+func noRoom(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EFBIG)
+}
+
+// absent reports whether it is certain that the file does not have an event and never will:
+// bbolt did not come to write the page that makes the transaction part of the file.
+func (t *boltTerm) absent(version uint64) bool {
+	there := true
+	err := t.store.guard(func() error {
+		return t.db.View(func(tx *bbolt.Tx) error {
+			there = tx.Bucket(bucketEvents).Get(versionKey(version)) != nil
+			return nil
+		})
+	})
+	return err == nil && !there
 }
 
 func versionKey(v uint64) []byte { return binary.BigEndian.AppendUint64(nil, v) }
@@ -132,16 +210,21 @@ func (t *boltTerm) Append(_ context.Context, base uint64, events []catalog.Event
 	if err != nil {
 		return err
 	}
-	err = t.db.Update(func(tx *bbolt.Tx) error {
-		bucket := tx.Bucket(bucketEvents)
-		bucket.FillPercent = 0.9 // keys only grow
-		for i, r := range records {
-			if err := bucket.Put(versionKey(base+1+uint64(i)), r); err != nil {
-				return err
+	err = t.store.guard(func() error {
+		return t.db.Update(func(tx *bbolt.Tx) error {
+			bucket := tx.Bucket(bucketEvents)
+			bucket.FillPercent = 0.9 // keys only grow
+			for i, r := range records {
+				if err := bucket.Put(versionKey(base+1+uint64(i)), r); err != nil {
+					return err
+				}
 			}
-		}
-		return nil
+			return nil
+		})
 	})
+	if err != nil && noRoom(err) && t.absent(base+1) {
+		return fmt.Errorf("append to %s: %w: %w", t.db.Path(), ErrFull, err)
+	}
 	if err != nil {
 		return fmt.Errorf("append to %s: %w", t.db.Path(), err)
 	}
@@ -155,7 +238,16 @@ func (t *boltTerm) Compact(_ context.Context, d catalog.Dump) error {
 	if err != nil {
 		return err
 	}
-	err = t.db.Update(func(tx *bbolt.Tx) error {
+	err = t.store.guard(func() error { return t.db.Update(replace(dump, added, d.Version)) })
+	if err != nil {
+		return fmt.Errorf("compact %s: %w", t.db.Path(), err)
+	}
+	return nil
+}
+
+// replace puts a dump in the place of all events up to a version.
+func replace(dump, added []byte, version uint64) func(*bbolt.Tx) error {
+	return func(tx *bbolt.Tx) error {
 		if err := tx.Bucket(bucketSnapshot).Put(keySnapshot, dump); err != nil {
 			return err
 		}
@@ -164,17 +256,13 @@ func (t *boltTerm) Compact(_ context.Context, d catalog.Dump) error {
 		}
 		cursor := tx.Bucket(bucketEvents).Cursor()
 		// First again and again: Next skips a key after a Delete.
-		for k, _ := cursor.First(); k != nil && binary.BigEndian.Uint64(k) <= d.Version; k, _ = cursor.First() {
+		for k, _ := cursor.First(); k != nil && binary.BigEndian.Uint64(k) <= version; k, _ = cursor.First() {
 			if err := cursor.Delete(); err != nil {
 				return err
 			}
 		}
 		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("compact %s: %w", t.db.Path(), err)
 	}
-	return nil
 }
 
 // Resign implements Term: it closes the file.

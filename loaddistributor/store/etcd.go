@@ -231,11 +231,15 @@ func (e *Etcd) Lead(ctx context.Context, advertise string) (Term, *catalog.Catal
 	t.until.Store(int64(asked.Add(e.ttl)))
 	go t.keep(own)
 	fail := func(what string, err error) (Term, *catalog.Catalog, error) {
-		stop, done := context.WithTimeout(context.WithoutCancel(ctx), e.ttl)
+		patience := e.ttl
+		if ctx.Err() != nil {
+			patience = endPatience
+		}
+		stop, done := context.WithTimeout(context.WithoutCancel(ctx), patience)
 		defer done()
 		return nil, nil, errors.Join(fmt.Errorf("etcd: %s: %w", what, err), t.Resign(stop))
 	}
-	if err := t.election.Campaign(ctx, advertise); err != nil {
+	if err := campaign(ctx, t.election, advertise); err != nil {
 		return fail("campaign", err)
 	}
 	cat, _, err := e.load(ctx, client)
@@ -251,6 +255,29 @@ func (e *Etcd) Lead(ctx context.Context, advertise string) (Term, *catalog.Catal
 		return fail("term", err)
 	}
 	return t, cat, nil
+}
+
+// endPatience is how long an attempt to lead that was called off waits for etcd.
+const endPatience = 300 * time.Millisecond
+
+// campaign is Campaign of an election that ends soon after ctx. Campaign itself deletes its key
+// then, and waits for an etcd that does not answer until the client is closed.
+func campaign(ctx context.Context, election *concurrency.Election, advertise string) error {
+	done := make(chan error, 1)
+	go func() { done <- election.Campaign(ctx, advertise) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	limit := time.NewTimer(endPatience)
+	defer limit.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-limit.C:
+		return context.Cause(ctx) // the key goes with the lease
+	}
 }
 
 // lastTerm returns the number of the newest term; 0: there was none.
@@ -541,6 +568,8 @@ func (t *etcdTerm) guarded(ctx context.Context, ops ...clientv3.Op) error {
 	defer cancel()
 	r, err := t.client.Txn(ctx).If(ours, at).Then(ops...).Else(clientv3.OpGet(t.election.Key())).Commit()
 	switch {
+	case errors.Is(err, rpctypes.ErrNoSpace):
+		return fmt.Errorf("etcd: %w: %w", ErrFull, err) // etcd refused it as a whole
 	case err != nil:
 		return fmt.Errorf("etcd: %w", err)
 	case r.Succeeded:
@@ -573,14 +602,14 @@ func (t *etcdTerm) Append(ctx context.Context, base uint64, events []catalog.Eve
 		t.written += len(record)
 		if len(ops) == maxTxnOps || size+len(record) > maxTxnBytes {
 			if err := flush(); err != nil {
-				return err
+				return t.partly(base, err)
 			}
 		}
 		if len(record) > maxPart {
 			// The parts first: without the event they are not read.
 			n, err := t.putParts(ctx, "part", version+1, record)
 			if err != nil {
-				return err
+				return t.partly(base, err)
 			}
 			record = fmt.Appendf(nil, "parts %d", n)
 		}
@@ -588,7 +617,15 @@ func (t *etcdTerm) Append(ctx context.Context, base uint64, events []catalog.Eve
 		size += len(record)
 		ops = append(ops, clientv3.OpPut(t.store.key("log", hex(version)), string(record)))
 	}
-	return flush()
+	return t.partly(base, flush())
+}
+
+// partly returns err, and not as ErrFull if some of the events after base are kept.
+func (t *etcdTerm) partly(base uint64, err error) error {
+	if errors.Is(err, ErrFull) && t.head != base {
+		return fmt.Errorf("%v; %d events are kept", err, t.head-base)
+	}
+	return err
 }
 
 func (t *etcdTerm) putParts(ctx context.Context, kind string, version uint64, b []byte) (int, error) {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
@@ -246,4 +247,52 @@ func TestEtcdOfLittleRoom(t *testing.T) {
 	}
 	l.resign()
 	same(t, lead(t, etcdStore(t, address, "/r/")).cat, l.cat)
+}
+
+// An etcd that has no space left (its NOSPACE alarm) refuses events, and the term goes on.
+func TestAFullEtcdRefuses(t *testing.T) {
+	t.Parallel()
+	s := etcdStore(t, etcdtest.Start(t, etcdtest.Config{}).URL, "/r/")
+	l := lead(t, s)
+	l.append(joined("b1"))
+	client := testkit.Result(s.client(t.Context())).Must(t)
+	alarm := func(action etcdserverpb.AlarmRequest_AlarmAction) {
+		t.Helper()
+		_, err := etcdserverpb.NewMaintenanceClient(client.ActiveConnection()).Alarm(t.Context(), &etcdserverpb.AlarmRequest{Action: action, Alarm: etcdserverpb.AlarmType_NOSPACE})
+		testkit.Must(t, err)
+	}
+	alarm(etcdserverpb.AlarmRequest_ACTIVATE)
+	for range 2 {
+		testkit.ErrorIs(t, l.term.Append(t.Context(), l.cat.Version(), []catalog.Event{joined("b2")}), ErrFull, "an append")
+	}
+	before := l.term.Until()
+	testkit.WaitFor(t, "the term is kept up", func() bool { return before.Before(l.term.Until()) })
+	alarm(etcdserverpb.AlarmRequest_DEACTIVATE)
+	l.append(joined("b2"))
+	l.resign()
+	same(t, lead(t, etcdStore(t, client.Endpoints()[0], "/r/")).cat, l.cat)
+}
+
+// An attempt to lead that is called off while etcd does not answer ends soon, and so does Close.
+func TestCallingOffACampaignDoesNotWaitForEtcd(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t, etcdtest.Config{})
+	lead(t, etcdStore(t, server.URL, "/r/"))
+	s := etcdStore(t, server.URL, "/r/")
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, _, err := s.Lead(ctx, "second:1")
+		ended <- err
+	}()
+	client := testkit.Result(s.client(t.Context())).Must(t)
+	testkit.WaitFor(t, "a second candidate", func() bool {
+		r, err := client.Get(t.Context(), "/r/leader/", clientv3.WithPrefix())
+		return err == nil && r.Count == 2
+	})
+	server.Stop()
+	t.Cleanup(server.Restart) // the leader resigns
+	cancel()
+	testkit.ErrorIs(t, <-ended, context.Canceled, "the end")
+	testkit.NoError(t, s.Close())
 }

@@ -13,6 +13,9 @@ import (
 var (
 	// ErrLost: the term is over; another process may lead.
 	ErrLost = errors.New("the leadership is lost")
+	// ErrFull: the store has no room. Nothing of what was to be kept is kept, or will be. The
+	// term goes on, and the same may be tried again.
+	ErrFull = errors.New("the store has no room")
 	// ErrGap: the events do not begin where the log ends. Another process has
 	// appended, or the caller has lost count; in either case it must load anew.
 	ErrGap = errors.New("the events do not continue the log")
@@ -47,8 +50,9 @@ type Follower interface {
 type Term interface {
 	// Append makes events durable, in their order; base is the version of the
 	// catalog before the first. When it returns nil, no crash and no other leader
-	// loses them. After an error some of the first ones may have been kept, and
-	// the term is of no more use: ErrLost, ErrGap, or what the medium said.
+	// loses them. ErrFull keeps none of them, and the term goes on. After any other error some
+	// of the first ones may have been kept, and the term is of no more use: ErrLost, ErrGap, or
+	// what the medium said.
 	Append(ctx context.Context, base uint64, events []catalog.Event) error
 	// Compact puts the dump in the place of all events up to its version. After an
 	// error the term goes on, with the events where they were.

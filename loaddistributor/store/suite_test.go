@@ -5,11 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -61,7 +63,7 @@ func stores(t *testing.T) map[string]func(*testing.T) func() Store {
 			dir := t.TempDir()
 			t.Cleanup(func() { testkit.Private(t, dir) })
 			return func() Store {
-				return testkit.Result(NewBolt(filepath.Join(dir, "new", "folder"))).Must(t)
+				return testkit.Result(NewBolt(filepath.Join(dir, "new", "folder"), slog.New(slog.DiscardHandler))).Must(t)
 			}
 		},
 		"etcd": func(t *testing.T) func() Store {
@@ -544,20 +546,104 @@ func TestATermIsOverBeforeTheNextBegins(t *testing.T) {
 
 func TestAFileInUse(t *testing.T) {
 	dir := t.TempDir()
-	b, err := NewBolt(dir)
+	b, err := NewBolt(dir, slog.New(slog.DiscardHandler))
 	testkit.Must(t, err)
 	l := lead(t, b)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if _, _, err := b.Lead(ctx, ""); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "in use") {
+	if _, _, err := b.Lead(ctx, ""); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "in use") || !strings.Contains(err.Error(), strconv.Itoa(os.Getpid())) {
 		t.Errorf("a file that is in use: %v", err)
 	}
 	l.resign()
 }
 
+// Whatever page is damaged, an error names the file and the way back.
+func TestADamagedFile(t *testing.T) {
+	whole := func() []byte {
+		dir := t.TempDir()
+		b := testkit.Result(NewBolt(dir, slog.New(slog.DiscardHandler))).Must(t)
+		l := lead(t, b)
+		for i := range 20 {
+			l.append(joined(fmt.Sprint("b", i)))
+		}
+		l.resign()
+		return testkit.Result(os.ReadFile(filepath.Join(dir, boltFile))).Must(t)
+	}()
+	page, refused := os.Getpagesize(), 0
+	for at := 2 * page; at < len(whole); at += page {
+		for name, damage := range map[string]func([]byte) []byte{
+			"zeros": func(b []byte) []byte { clear(b[at : at+page]); return b },
+			"noise": func(b []byte) []byte {
+				for i := range page {
+					b[at+i] = byte(i*7 + 3)
+				}
+				return b
+			},
+			"zeros from here on": func(b []byte) []byte { clear(b[at:]); return b },
+			"a shorter file":     func(b []byte) []byte { return b[:at] },
+		} {
+			dir := t.TempDir()
+			testkit.Must(t, os.WriteFile(filepath.Join(dir, boltFile), damage(slices.Clone(whole)), 0o600))
+			b := testkit.Result(NewBolt(dir, slog.New(slog.DiscardHandler))).Must(t)
+			term, _, err := b.Lead(t.Context(), "")
+			if err == nil {
+				testkit.Must(t, term.Resign(t.Context())) // a free page
+				continue
+			}
+			refused++
+			if !strings.Contains(err.Error(), boltFile) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("%s at %d: %v", name, at, err)
+			}
+		}
+	}
+	if refused == 0 {
+		t.Error("no damage was noticed")
+	}
+}
+
+// A disk without room refuses what does not fit and the term goes on: what was refused is not
+// there, and the next events fit once there is room.
+func TestAFullDiskRefuses(t *testing.T) {
+	const size = 1 << 20
+	dir := testkit.SmallDisk(t, size)
+	l := lead(t, testkit.Result(NewBolt(dir, slog.New(slog.DiscardHandler))).Must(t))
+	l.append(joined("b1"))
+	ballast := filepath.Join(dir, "ballast")
+	f := testkit.Result(os.Create(ballast)).Must(t)
+	for chunk := make([]byte, 4096); ; {
+		if _, err := f.Write(chunk); err != nil {
+			break
+		}
+	}
+	testkit.Must(t, f.Close())
+	version := l.cat.Version()
+	full := 0
+	for i := range 400 {
+		err := l.term.Append(t.Context(), version, []catalog.Event{joined(fmt.Sprint("c", i))})
+		if err == nil {
+			version++
+			continue
+		}
+		testkit.ErrorIs(t, err, ErrFull, "an append to a full disk")
+		if full++; full == 3 {
+			break
+		}
+	}
+	if full == 0 {
+		t.Fatal("the disk was never full")
+	}
+	testkit.Must(t, os.Remove(ballast))
+	testkit.Must(t, l.term.Append(t.Context(), version, []catalog.Event{joined("after")}))
+	testkit.Must(t, l.term.Resign(t.Context()))
+	term, cat, err := testkit.Result(NewBolt(dir, slog.New(slog.DiscardHandler))).Must(t).Lead(t.Context(), "")
+	testkit.Must(t, err)
+	testkit.Must(t, term.Resign(t.Context()))
+	testkit.Equal(t, cat.Version(), version+1, "version after a restart")
+}
+
 func TestAFileOfAnotherRelease(t *testing.T) {
 	dir := t.TempDir()
-	b := testkit.Result(NewBolt(dir)).Must(t)
+	b := testkit.Result(NewBolt(dir, slog.New(slog.DiscardHandler))).Must(t)
 	l := lead(t, b)
 	l.append(joined("b1"))
 	l.resign()

@@ -1,0 +1,5 @@
+//go:build !linux
+
+package store
+
+func lockOwner(string) string { return "another process" }
