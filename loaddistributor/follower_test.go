@@ -346,6 +346,9 @@ func TestAFollowerWithoutItsStore(t *testing.T) {
 	if code, body := get(t, "http://"+m.web+"/healthz"); code != http.StatusServiceUnavailable {
 		t.Errorf("/healthz: %d %s", code, body)
 	}
+	if code, body := get(t, "http://"+m.web+"/lookup?topic=t"); code != http.StatusServiceUnavailable || !strings.Contains(string(body), "NOT_READ_YET") {
+		t.Errorf("/lookup: %d %s", code, body)
+	}
 	if code, body := get(t, "http://"+m.web+"/publisher?topic=t&id=p"); code != http.StatusServiceUnavailable || !strings.Contains(string(body), "NOT_READ_YET") {
 		t.Errorf("/publisher: %d %s", code, body)
 	}

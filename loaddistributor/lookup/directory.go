@@ -20,6 +20,8 @@ type Cluster interface {
 	Connected() []controller.Node // Nodes without their topics
 	TopicNames() []string
 	Producers(topic string) (nodes []controller.Node, channels []string, found bool)
+	// Informed reports whether that is all there is: the store can be read.
+	Informed() (now bool, changed <-chan struct{})
 }
 
 // Directory is the brokers of a cluster and the nodes that registered. A node

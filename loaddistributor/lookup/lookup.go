@@ -29,7 +29,8 @@ var Paths = []string{"/lookup", "/topics", "/channels", "/nodes", "/info"}
 //	GET  /info                                {"version"}
 //	GET  /topics                              {"topics"}
 //	GET  /channels?topic=                     {"channels"}, empty for an unknown topic
-//	GET  /lookup?topic=                       {"channels", "producers"}, 404 TOPIC_NOT_FOUND for an unknown topic
+//	GET  /lookup?topic=                       {"channels", "producers"}, 404 TOPIC_NOT_FOUND for an unknown topic,
+//	                                          503 NOT_READ_YET for one while the store cannot be read
 //	GET  /nodes                               {"producers"} with their topics and tombstones
 //	POST /topic/create?topic=                 makes a topic known that has no producer
 //	POST /topic/delete?topic=                 forgets a topic until it is registered again
@@ -67,6 +68,10 @@ func Mount(mux *http.ServeMux, dir *Directory, version string, metrics prometheu
 	})
 	asking(mux, "/lookup", func(w http.ResponseWriter, topic string) {
 		producers, channels, found := dir.lookup(topic)
+		if informed, _ := dir.cluster.Informed(); !found && !informed {
+			refuse(w, fault{http.StatusServiceUnavailable, "NOT_READ_YET", "the store cannot be read, and the topic may be there: ask again soon"})
+			return
+		}
 		if !found {
 			refuse(w, fault{http.StatusNotFound, "TOPIC_NOT_FOUND", ""})
 			return

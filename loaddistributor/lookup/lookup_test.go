@@ -27,6 +27,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 type directory struct {
 	nodes    []controller.Node
 	channels map[string][]string // by topic, also those without a producer now
+	cut      bool                // the store cannot be read
 }
 
 func (d directory) Nodes() []controller.Node     { return d.nodes }
@@ -53,6 +54,19 @@ func (d directory) Producers(topic string) (nodes []controller.Node, channels []
 	}
 	channels, known := d.channels[topic]
 	return nodes, channels, known || len(nodes) > 0
+}
+
+func (d directory) Informed() (bool, <-chan struct{}) { return !d.cut, nil }
+
+// A topic that is not known may be there while the store cannot be read: consumers keep what
+// they have at a 503, and end at a 404.
+func TestNoTopicIsDeniedWithoutTheStore(t *testing.T) {
+	h := handler(directory{cut: true, nodes: []controller.Node{node("b1", "b1.example:4150", "b1.example:4151", "host1", "orders")}})
+	for topic, want := range map[string]int{"orders": http.StatusOK, "clicks": http.StatusServiceUnavailable} {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/lookup?topic="+topic, nil))
+		testkit.Equal(t, w.Code, want, "%s: %s", topic, w.Body)
+	}
 }
 
 func node(id, tcp, http, hostname string, topics ...string) controller.Node {

@@ -48,6 +48,8 @@ func (m members) Producers(topic string) (nodes []controller.Node, channels []st
 	return nodes, m.channels[topic], len(nodes) > 0
 }
 
+func (members) Informed() (bool, <-chan struct{}) { return true, nil }
+
 func member(address string, topics ...string) controller.Node {
 	host, _, _ := strings.Cut(address, ":")
 	return controller.Node{
