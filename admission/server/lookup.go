@@ -34,7 +34,8 @@ type pending struct {
 	number uint64
 	cost   uint32
 	peek   bool
-	until  mono.Time // the asker has denied it after that: it is not charged any more
+	until  mono.Time // it is not decided after that
+	denied mono.Time // when the asker denies it, at least until
 }
 
 // lookups are the keys that the store is asked for, each once.
@@ -145,6 +146,11 @@ func (s *Server) conclude(k *lookup, p pending, sealer *wire.Sealer) {
 	case k.err != nil:
 	case p.until.Before(now):
 		s.metrics.late.Inc()
+		if p.denied.Before(now) { // nor is a copy that comes yet
+			p.asker.mu.Lock()
+			p.asker.answers.Replace(p.number, answered{kind: wire.Busy})
+			p.asker.mu.Unlock()
+		}
 	case k.full:
 		v = table.Verdict{Known: true, Default: true, Admit: s.cfg.AdmitFull, Denied: !s.cfg.AdmitFull, Full: math.MaxInt64}
 		s.metrics.full.Inc()

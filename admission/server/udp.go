@@ -138,10 +138,11 @@ func (l *loop) handle(d []byte, from rawfd.Address) (a wire.Answer, keyID uint16
 	if v.Known || !here {
 		return s.answer(q.Key, asker, q.Number, &v, here, chargeOf(&v, q.Cost, peek), l.now.Mono), keyID, true
 	}
-	wait := min(time.Duration(q.Wait)*time.Millisecond, s.cfg.Lookup)
+	wait := time.Duration(q.Wait) * time.Millisecond
 	a.Kind = wire.Waiting
 	switch s.lookups.add(string(q.Key), pending{
-		loop: l, asker: asker, from: from, keyID: keyID, number: q.Number, cost: q.Cost, peek: peek, until: l.now.Mono.Add(wait),
+		loop: l, asker: asker, from: from, keyID: keyID, number: q.Number, cost: q.Cost, peek: peek,
+		until: l.now.Mono.Add(min(wait, s.cfg.Lookup)), denied: l.now.Mono.Add(wait),
 	}) {
 	case noKey:
 		a.Kind = wire.Busy
