@@ -86,6 +86,7 @@ const (
 	consumersPause = 20 * time.Millisecond
 	sharesPause    = 2 * time.Millisecond
 	sharesWait     = time.Second
+	confirmPause   = 10 * time.Millisecond
 	confirmWait    = time.Second // for connected brokers to confirm smaller shares
 )
 
@@ -704,7 +705,7 @@ func (t *Topic) takeUnconfirmed(e Unconfirmed, now time.Time) {
 		t.seen()
 		return
 	}
-	t.due = now.Add(sharesPause)
+	t.due = now.Add(confirmPause)
 }
 
 func (t *Topic) takeWritten(e Written) []Effect {

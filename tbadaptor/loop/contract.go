@@ -207,14 +207,18 @@ func (s *Server) RemoveContract(_ context.Context, req *srtmv1.RemoveContractReq
 	if err := bad.Err(); err != nil {
 		return nil, toStatus(err)
 	}
-	err := s.change(reasonRemoved, func(*adaptor.Machine) ([]ledger.Grant, error) {
+	set := false // else it is repeated, to see what brokers have not given up
+	err := s.change(reasonRemoved, func(m *adaptor.Machine) ([]ledger.Grant, error) {
+		set = m.Contract(req.Topic) != nil
 		return s.removeLocked(req.Topic, req.Awaited, req.Strict), nil
 	})
 	if err != nil {
 		return nil, toStatus(err)
 	}
 	s.expire(clock.Mono()) // the leases of awaited brokers begin
-	s.cfg.Log.Info("contract removed", obs.KeyTopic, req.Topic)
+	if set {
+		s.cfg.Log.Info("contract removed", obs.KeyTopic, req.Topic)
+	}
 	response := &srtmv1.RemoveContractResponse{}
 	s.mu.Lock()
 	defer s.mu.Unlock()
