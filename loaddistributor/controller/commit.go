@@ -48,6 +48,10 @@ func eventsWeight(batch []staged) (sum int) {
 			} else {
 				sum += weight(e.Spec)
 			}
+		case catalog.ChannelsCreated:
+			sum += 1 + len(e.Channels)/30
+		case catalog.ChannelsDeleted:
+			sum += 1 + len(e.Channels)/30
 		default:
 			sum++
 		}
@@ -302,7 +306,7 @@ func (c *committer) compact(ctx context.Context) (size int, err error) {
 	dump := c.mu.cat.Dump()
 	c.mu.RUnlock()
 	for _, t := range dump.Topics {
-		size += weight(t.Spec) + weight(t.Ordered)
+		size += weight(t.Spec) + weight(t.Ordered) + len(t.Channels)/30
 	}
 	return size, c.journal.Compact(ctx, dump)
 }

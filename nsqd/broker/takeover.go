@@ -64,6 +64,9 @@ func (b *Broker) bringIn(t *Topic, core *queue.Topic, log *replicated.Log) (n in
 		if err := t.createChannel(c.Name(), true); err != nil {
 			return 0, err
 		}
+		// The other broker may have had a channel that the control plane never heard of. It is
+		// kept, though too many, for what was acknowledged is in it.
+		_ = t.confirm(c.Name())
 	}
 	var in incoming
 	return n, each(log, 0, func(batch *commitlog.Batch) error {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -65,7 +66,8 @@ func (b *brokers) of(x *call, topic string) (addresses []string, err error) {
 	return addresses, err
 }
 
-// ask sends a request to each broker, and hands on the answers. Each has the timeout.
+// ask sends a request to each broker, and hands on the answers. Each has the timeout. A broker
+// without the channel is no failure unless no broker has the channel.
 func (b *brokers) ask(x *call, method, path string, query url.Values, addresses []string, answer func(address string, body []byte) error) error {
 	encrypted, err := b.trust.TLS("nsqd-")
 	if err != nil {
@@ -82,7 +84,7 @@ func (b *brokers) ask(x *call, method, path string, query url.Values, addresses 
 	}
 	query.Set("topic", x.args[0])
 	query.Set("channel", x.args[1])
-	var errs []error
+	var errs, lack []error
 	for _, address := range addresses {
 		base, err := at(x.cmd.Context(), client.Do, address, encrypted != nil)
 		var body []byte
@@ -95,8 +97,17 @@ func (b *brokers) ask(x *call, method, path string, query url.Values, addresses 
 			err = calibrate.ErrTLS
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("broker %s: %w", address, err))
+			err = fmt.Errorf("broker %s: %w", address, err)
 		}
+		switch {
+		case err != nil && bytes.Contains(body, []byte(`"CHANNEL_NOT_FOUND"`)):
+			lack = append(lack, err)
+		case err != nil:
+			errs = append(errs, err)
+		}
+	}
+	if len(lack) == len(addresses) { // else such a broker has nothing of the channel yet
+		errs = append(errs, lack...)
 	}
 	return errors.Join(errs...)
 }

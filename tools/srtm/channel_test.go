@@ -104,9 +104,12 @@ func TestChannelsOfAllBrokers(t *testing.T) {
 	}
 
 	out, _, err := srtm(t, "", "channel", "seek", "t", "c", "--to=2026-01-02T15:04:05Z", "--nsqd-http-address", b1, "--nsqd-http-address", b2)
-	if err == nil || !strings.Contains(err.Error(), "CHANNEL_NOT_FOUND") || !strings.Contains(err.Error(), b2) || !strings.Contains(out, b1+"  7") {
-		t.Errorf("%v\n%s", err, out)
+	if err != nil || !strings.Contains(out, b1+"  7") {
+		t.Errorf("one of two brokers lacks the channel: %v\n%s", err, out)
 	}
+	_, _, err = srtm(t, "", "channel", "seek", "t", "c", "--to=begin", "--nsqd-http-address", b2)
+	testkit.ErrorHas(t, err, "CHANNEL_NOT_FOUND")
+	*second = (*second)[:1]
 	const seek = "POST /channel/seek?channel=c&to=2026-01-02T15%3A04%3A05Z&topic=t "
 	if len(*first) != 1 || (*first)[0] != seek || len(*second) != 1 || (*second)[0] != seek {
 		t.Errorf("asked %q and %q", *first, *second)
