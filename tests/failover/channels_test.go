@@ -146,6 +146,14 @@ func TestAChannelFollowsItsTopic(t *testing.T) {
 					c.kill(0)
 					c.start(0)
 					c.connect(2)
+					testkit.WaitFor(t, "the broker has said what it holds", func() bool { // else its share is lost with it
+						for _, b := range c.topic("t").GetStatus().GetBrokers() {
+							if b.BrokerId == fmt.Sprintf("b%d", from+1) {
+								return b.GetShare().GetRateMilli() > 0
+							}
+						}
+						return false
+					})
 				}
 				if away == "kill" {
 					testkit.Must(t, c.brokers[from].Kill())
