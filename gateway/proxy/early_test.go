@@ -98,6 +98,26 @@ func TestRefusalDoesNotWaitForTheBody(t *testing.T) {
 	}
 }
 
+// What a server has sent of an answer of known length does not wait for the rest.
+func TestAnswerIsRelayedAsItComes(t *testing.T) {
+	more := make(chan struct{})
+	url := rawServer(t, func(c net.Conn, r *bufio.Reader) {
+		readHead(r)
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nab")
+		<-more
+		_, _ = io.WriteString(c, "cd")
+	})
+	g := serve(t, slowest+"[[server]]\nurl = \""+url+"\"", nil)
+	c, r := g.dial(t)
+	write(t, c, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+	res := testkit.Result(http.ReadResponse(r, nil)).Must(t)
+	half := make([]byte, 2)
+	testkit.Result(io.ReadFull(res.Body, half)).Must(t)
+	close(more)
+	rest := testkit.Result(io.ReadAll(res.Body)).Must(t)
+	testkit.Equal(t, string(half)+string(rest), "abcd", "body")
+}
+
 // Both sides may stream at the same time.
 func TestServerAnswersWhileItReads(t *testing.T) {
 	url := backend(t, func(w http.ResponseWriter, r *http.Request) {

@@ -460,14 +460,23 @@ type answerBody struct {
 	res   *http.Response
 	timer *time.Timer
 	limit time.Duration
+	got   int64
+	pause bool // the last Read got less than it had room for
 }
 
 // stalled ends a Read that takes too long. A body may be closed while it is read.
 func (b *answerBody) stalled() { _ = b.ReadCloser.Close() }
 
 func (b *answerBody) Read(p []byte) (int, error) {
+	if b.pause && b.got < b.res.ContentLength {
+		// The server takes its time: what there is does not wait for the rest. ReverseProxy
+		// does so alone for answers of unknown length.
+		b.x.bound()
+		_ = http.NewResponseController(b.x.ResponseWriter).Flush() // Write says what is wrong
+	}
 	b.timer.Reset(b.limit)
 	n, err := b.ReadCloser.Read(p)
+	b.got, b.pause = b.got+int64(n), n < len(p)
 	if !b.timer.Stop() {
 		b.x.spoiled = true // stalled runs or has run
 		err = errStalled

@@ -53,7 +53,7 @@ func reasonOf(err error, status int) string {
 		return "its answer is no HTTP/1.1: is the URL's scheme right?"
 	case status != 0:
 		return "ended the connection in the middle of its answer"
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE), strings.Contains(err.Error(), "server closed"):
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE), errors.Is(err, net.ErrClosed), strings.Contains(err.Error(), "server closed"):
 		return "ended the connection without an answer"
 	case strings.Contains(err.Error(), "http2"):
 		return "HTTP/2 failed: does the server speak it?"

@@ -72,8 +72,13 @@ type serverConn struct {
 	closed  chan struct{}
 }
 
-// lateAnswer bounds what Write waits for.
-const lateAnswer = 10 * time.Second
+const (
+	// lateAnswer bounds what Write waits for.
+	lateAnswer = 10 * time.Second
+	// causeFirst is for the transport to say why it has closed the connection, before the
+	// failed write becomes the reason.
+	causeFirst = 10 * time.Millisecond
+)
 
 // Write implements net.Conn.
 func (c *serverConn) Write(p []byte) (int, error) {
@@ -83,6 +88,8 @@ func (c *serverConn) Write(p []byte) (int, error) {
 		defer late.Stop()
 		select {
 		case <-c.closed:
+			late.Reset(causeFirst)
+			<-late.C
 		case <-late.C:
 		}
 	}
