@@ -49,7 +49,7 @@ func reasonOf(err error, status int) string {
 		return errHungUp.Error()
 	case strings.Contains(err.Error(), "response headers exceeded"):
 		return "the header of its answer is too large"
-	case errors.Is(err, errNoStatus), strings.Contains(err.Error(), "malformed HTTP"), strings.Contains(err.Error(), "HTTP/1.x transport connection broken"):
+	case errors.Is(err, errNoStatus), strings.Contains(err.Error(), "malformed HTTP"):
 		return "its answer is no HTTP/1.1: is the URL's scheme right?"
 	case status != 0:
 		return "ended the connection in the middle of its answer"
