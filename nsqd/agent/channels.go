@@ -293,7 +293,9 @@ func (o *owner) acknowledgeChannels() {
 	l, answer := o.control, &srtmv1.ChannelsApplied{Request: c.upTo, Faults: c.faults}
 	c.faults = nil
 	o.sessions.Go(func() {
-		o.node.Recorded()
+		if err := o.node.Recorded(); err != nil {
+			answer.Faults = append(answer.Faults, &srtmv1.ChannelFault{Request: answer.Request, Error: err.Error()})
+		}
 		o.do(o.ctx, func(o *owner) {
 			if o.channels.recording = false; o.control == l {
 				o.channels.recorded = answer.Request

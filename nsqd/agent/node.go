@@ -32,7 +32,7 @@ type Node interface {
 
 	// Recorded returns when the channels, as they were when it was called, will be the
 	// same after a crash. Any goroutine may call it.
-	Recorded()
+	Recorded() error
 
 	// Pace replaces what a prepared topic does about publishers that send more than
 	// their part, and what the groups of them may weigh.

@@ -220,6 +220,35 @@ func (b *Broker) CreateTopic(name string) (*Topic, error) {
 	}
 }
 
+// OrderTopic is CreateTopic that returns when the topic outlives a crash.
+// Errors: those of CreateTopic, and ErrStorage: then the topic that it has created is gone,
+// unless it is in use by now.
+func (b *Broker) OrderTopic(name string) (*Topic, error) {
+	_, unknown := b.Topic([]byte(name))
+	t, err := b.CreateTopic(name)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.Recorded(); err != nil {
+		if unknown != nil {
+			b.undo(t)
+		}
+		return nil, fmt.Errorf("topic %q: %w", name, err)
+	}
+	return t, nil
+}
+
+// undo removes a topic that could not be recorded, unless it is in use by now.
+func (b *Broker) undo(t *Topic) {
+	t.storing.Lock()
+	unused := b.forget(t, func() bool { return t.unusedLocked() && len(t.mu.consumers) == 0 })
+	t.storing.Unlock()
+	if unused {
+		t.close(true)
+		b.changed()
+	}
+}
+
 func (b *Broker) newTopic(name string) *Topic { return newTopic(b.shared, name, b.forget, b.has) }
 
 // askFor returns the topic, or a channel that is closed when another caller has
@@ -273,57 +302,105 @@ func (b *Broker) Refused() (topics, channels uint64) {
 }
 
 // DeleteTopic removes a topic with all it holds and ends its subscriptions. It returns
-// when its log is removed from the disk, if that can be.
+// when neither its record nor its log is on the disk any more.
 // Errors: ErrUnknownTopic; ErrAway, since it would be back; ErrDraining once the broker is
-// closed, since its topics are being left to the next process.
+// closed, since its topics are being left to the next process; ErrStorage: then nothing has
+// changed, or the topic is gone until the next start.
 func (b *Broker) DeleteTopic(name string) error {
-	b.mu.Lock()
-	if b.mu.closed {
-		b.mu.Unlock()
-		return ErrDraining
+	t, err := b.Topic([]byte(name))
+	if err != nil {
+		return err
 	}
-	t := b.mu.topics[name]
-	if t != nil && t.isAway() {
-		b.mu.Unlock()
-		return ErrAway
-	}
-	delete(b.mu.topics, name)
-	if t != nil {
+	err = b.unrecord(t, func() error {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		switch {
+		case b.mu.closed:
+			return ErrDraining
+		case b.mu.topics[name] != t: // another caller deletes it
+			return ErrUnknownTopic
+		case t.isAway():
+			return ErrAway
+		}
+		delete(b.mu.topics, name)
 		t.stop() // before there can be another of its name, with a bucket of its own
-	}
-	b.mu.Unlock()
-	if t == nil {
-		return ErrUnknownTopic
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	t.close(true)
-	b.changed()
-	if t.store != nil {
-		<-t.store.gone // or it would be back after a crash
+	b.listed()
+	if t.store == nil {
+		return nil
+	}
+	<-t.store.gone // or it would be back after a crash
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := t.store.unremoved; err != nil {
+		return fmt.Errorf("%w: the log of topic %q is not removed: %w", ErrStorage, name, err)
 	}
 	return nil
+}
+
+// unrecord removes the record of a topic, and then the topic by remove. After an error the
+// record is as it was.
+func (b *Broker) unrecord(t *Topic, remove func() error) error {
+	if t.isAway() {
+		return ErrAway
+	}
+	none := edit(func(*metadata.Topic) bool { return false })
+	err := t.record(&none)
+	if err == nil {
+		err = remove()
+	}
+	t.mu.Lock()
+	differs := t.forgetEdit(&none, err == nil)
+	t.mu.Unlock()
+	if differs {
+		b.recorded()
+	}
+	return err
 }
 
 // DeleteUnused is DeleteTopic of a topic that holds no message, and that is retired or that no
 // connection publishes to; any other stays as it is. What is published meanwhile
 // is either held, so that the topic stays, or not accepted.
-// Errors: ErrUnknownTopic, ErrInUse.
+// Errors: ErrUnknownTopic, ErrInUse, ErrStorage.
 func (b *Broker) DeleteUnused(name string) error {
 	t, err := b.Topic([]byte(name))
 	if err != nil {
 		return err
 	}
-	t.storing.Lock() // else a message could be on its way to the disk
-	forgotten := b.forget(t, func() bool {
-		held, _ := t.heldLocked(0)
-		return held == 0 && (t.publishers == 0 || t.mu.retired) && !t.awayLocked()
+	inUse := fmt.Errorf("topic %q: %w", name, ErrInUse)
+	t.mu.Lock()
+	unused := t.unusedLocked()
+	t.mu.Unlock()
+	if !unused {
+		return inUse
+	}
+	err = b.unrecord(t, func() error {
+		t.storing.Lock() // else a message could be on its way to the disk
+		defer t.storing.Unlock()
+		if !b.forget(t, t.unusedLocked) {
+			return inUse
+		}
+		return nil
 	})
-	t.storing.Unlock()
-	if !forgotten {
-		return fmt.Errorf("topic %q: %w", name, ErrInUse)
+	if err != nil {
+		return err
 	}
 	t.close(true)
-	b.changed()
+	b.listed()
 	return nil
+}
+
+// unusedLocked reports whether the topic holds no message, and is retired or no connection
+// publishes to it.
+// Requires: mu held.
+func (t *Topic) unusedLocked() bool {
+	held, _ := t.heldLocked(0)
+	return held == 0 && (t.publishers == 0 || t.mu.retired) && !t.awayLocked()
 }
 
 // forget removes t from the table and closes it for good if unneeded says so, in one step, so

@@ -1,7 +1,10 @@
 package broker
 
 import (
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/nsq/wire"
@@ -10,14 +13,38 @@ import (
 	"github.com/srtm-io/srtm/nsqd/stats"
 )
 
-// CreateChannel creates the channel if need be. In a cluster it returns as Config.Confirm does.
-// Errors: ErrBadName, ErrGone, ErrDraining, ErrTooManyChannels.
+// CreateChannel creates the channel if need be, and returns when the channel outlives a crash;
+// in a cluster it returns as Config.Confirm does, too.
+// Errors: ErrBadName, ErrGone, ErrDraining, ErrTooManyChannels, ErrStorage.
 func (t *Topic) CreateChannel(name string) error {
-	err := t.createChannel(name, false)
+	err := t.orderChannel(name)
 	if err == nil {
 		err = t.confirm(name)
 	}
 	return err
+}
+
+// orderChannel is CreateChannel for this broker alone.
+func (t *Topic) orderChannel(name string) error {
+	switch {
+	case t.has(name): // perhaps by a subscriber, just now
+		return t.shared.Recorded()
+	case wire.Ephemeral(name) || !wire.ValidChannelName(name):
+		return t.createChannel(name, false)
+	}
+	return t.ordered(func(m *metadata.Topic) bool {
+		at, found := slices.BinarySearchFunc(m.Channels, name, func(c metadata.Channel, name string) int { return strings.Compare(c.Name, name) })
+		if !found {
+			m.Channels = slices.Insert(slices.Clone(m.Channels), at, metadata.Channel{Name: name})
+		}
+		return true
+	}, func(now mono.Time, s *step) error {
+		if t.mu.closed {
+			return t.open()
+		}
+		_, err := t.channel(now, name, s, false)
+		return err
+	})
 }
 
 // createChannel creates more than there may be of those that are restored.
@@ -67,15 +94,19 @@ func (t *Topic) ChannelNames() []string {
 }
 
 // DeleteChannel removes a channel with all it holds and ends its
-// subscriptions. Errors: ErrUnknownChannel, ErrDraining.
+// subscriptions. Errors: ErrUnknownChannel, ErrDraining, ErrStorage.
 func (t *Topic) DeleteChannel(name string) error {
-	err := t.onChannel(name, func(now mono.Time, c *queue.Channel, s *step) { t.removeChannel(now, c, s) })
+	if err := t.movable(name); err != nil {
+		return err
+	}
+	err := t.orderedChannel(name, func(*metadata.Channel) bool { return false },
+		func(now mono.Time, c *queue.Channel, s *step) { t.removeChannel(now, c, s) })
 	if err != nil {
 		return err
 	}
-	t.store.settled() // or another of its name would have what it had, after a crash
+	err = t.store.settled() // or another of its name would have what it had, after a crash
 	t.deleteIfEphemeral()
-	return nil
+	return err
 }
 
 // removeChannel ends the channel's subscriptions and deletes it.
@@ -118,24 +149,30 @@ func (t *Topic) finished(now mono.Time, c *queue.Channel, messages []*queue.Mess
 	}
 }
 
-// EmptyChannel discards a channel's messages. A crash does not bring them back, unless
-// the disk fails. Errors: ErrUnknownChannel, ErrDraining.
+// EmptyChannel discards a channel's messages. A crash does not bring them back.
+// Errors: ErrUnknownChannel, ErrDraining, ErrStorage.
 func (t *Topic) EmptyChannel(name string) error {
+	if err := t.movable(name); err != nil {
+		return err
+	}
 	err := t.onChannel(name, func(now mono.Time, c *queue.Channel, s *step) {
 		t.mu.core.EmptyChannel(now, c, &s.fx)
 	})
-	t.store.settled()
-	return err
+	return errors.Join(err, t.store.settled())
 }
 
-// PauseChannel stops the channel's deliveries. Errors: ErrUnknownChannel, ErrDraining.
+// PauseChannel stops the channel's deliveries. Errors: ErrUnknownChannel, ErrDraining, ErrStorage.
 func (t *Topic) PauseChannel(name string) error {
-	return t.onChannel(name, func(_ mono.Time, c *queue.Channel, _ *step) { c.Pause() })
+	return t.orderedChannel(name, func(c *metadata.Channel) bool {
+		c.Paused = true
+		return true
+	}, func(_ mono.Time, c *queue.Channel, _ *step) { c.Pause() })
 }
 
-// UnpauseChannel resumes them. Errors: ErrUnknownChannel, ErrDraining.
+// UnpauseChannel resumes them. Errors: ErrUnknownChannel, ErrDraining, ErrStorage.
 func (t *Topic) UnpauseChannel(name string) error {
-	return t.onChannel(name, func(now mono.Time, c *queue.Channel, s *step) {
-		t.mu.core.UnpauseChannel(now, c, &s.fx)
-	})
+	return t.orderedChannel(name, func(c *metadata.Channel) bool {
+		c.Paused = false
+		return true
+	}, func(now mono.Time, c *queue.Channel, s *step) { t.mu.core.UnpauseChannel(now, c, &s.fx) })
 }

@@ -55,22 +55,29 @@ func (t *terms) Renew(flexUntil, until mono.Time) (flex bool) {
 // limited already keeps the tokens it has, as far as they fit; any other begins with
 // an empty bucket: what a full one would let go may have been let go before, by the
 // same topic under the same contract before it was deleted or the broker restarted.
-// After a restart the contract is the same, but for that of Config.Presets.
-func (t *terms) Contract(c tokenbucket.Share, reject bool) {
-	t.do(func(_ mono.Time, s *step) {
-		t.contract = &metadata.Contract{RateMilli: int64(c.Rate), Burst: c.Burst, Reject: reject}
-		t.agree(*t.contract, s)
-		s.record = true
+// After a restart the contract is the same, but for that of Config.Presets. Error: ErrStorage.
+func (t *Topic) Contract(c tokenbucket.Share, reject bool) error {
+	contract := &metadata.Contract{RateMilli: int64(c.Rate), Burst: c.Burst, Reject: reject}
+	return t.ordered(func(m *metadata.Topic) bool {
+		m.Contract = contract
+		return true
+	}, func(_ mono.Time, s *step) error {
+		t.contract = contract
+		t.agree(*contract, s)
+		return nil
 	})
 }
 
 // RemoveContract ends what Contract began; what waited for tokens is released. After a
-// restart there is no contract, but for that of Config.Presets.
-func (t *terms) RemoveContract() {
-	t.do(func(now mono.Time, s *step) {
+// restart there is no contract, but for that of Config.Presets. Error: ErrStorage.
+func (t *Topic) RemoveContract() error {
+	return t.ordered(func(m *metadata.Topic) bool {
+		m.Contract = nil
+		return true
+	}, func(now mono.Time, s *step) error {
 		t.contract = nil
 		t.mu.core.Unlimit(now, &s.fx)
-		s.record = true
+		return nil
 	})
 }
 

@@ -79,24 +79,39 @@ func (t *Topic) SetExpiries(topic metadata.Expiry, channels map[string]metadata.
 	return t.expire(func(e *expiry) { e.topic, e.channels = topic, maps.Clone(channels) })
 }
 
-// expire changes the settings, or nothing.
-func (t *Topic) expire(change func(*expiry)) (err error) {
-	t.do(func(now mono.Time, s *step) {
-		next := expiry{t.mu.expiry.topic, maps.Clone(t.mu.expiry.channels)}
-		change(&next)
-		if err = next.validate(t.name); err != nil || t.mu.closed {
-			return
+// expire changes the settings, or nothing. Errors: those of validate; ErrStorage.
+func (t *Topic) expire(change func(*expiry)) error {
+	t.mu.Lock()
+	next, differs := t.expiryAfter(change)
+	err := next.validate(t.name)
+	t.mu.Unlock()
+	if err != nil || !differs {
+		return err
+	}
+	return t.ordered(func(m *metadata.Topic) bool {
+		next, _ := t.expiryAfter(change)
+		m.Expiry, m.Expiries = next.recorded()
+		return true
+	}, func(now mono.Time, s *step) error {
+		next, _ := t.expiryAfter(change)
+		if err := next.validate(t.name); err != nil || t.mu.closed { // another order came first
+			return err
 		}
-		if next.topic == t.mu.expiry.topic && maps.Equal(next.channels, t.mu.expiry.channels) {
-			return
-		}
-		t.mu.expiry, s.record = next, true
+		t.mu.expiry = next
 		t.mu.core.SetExpiry(now, ofQueue(next.topic), &s.fx)
 		for _, c := range t.mu.core.Channels() {
 			t.applyExpiry(now, c, s)
 		}
+		return nil
 	})
-	return err
+}
+
+// expiryAfter returns the settings after a change, and whether that differs from what there
+// is. Requires: mu held.
+func (t *Topic) expiryAfter(change func(*expiry)) (next expiry, differs bool) {
+	next = expiry{t.mu.expiry.topic, maps.Clone(t.mu.expiry.channels)}
+	change(&next)
+	return next, next.topic != t.mu.expiry.topic || !maps.Equal(next.channels, t.mu.expiry.channels)
 }
 
 // applyExpiry gives a channel the settings that are its own. Requires: mu held.

@@ -127,7 +127,9 @@ func (t *Topic) change(identity metadata.Identity, channels []*srtmv1.TopicChann
 		}
 	}
 	if changed = t.removeOutlived(identity, channels, deleted, version); changed {
-		t.store.settled() // or the next of its name would have what it had, after a crash
+		if err := t.store.settled(); err != nil { // or the next of its name would have what it had, after a crash
+			return changed, err
+		}
 	}
 	s := t.begin()
 	defer t.end(s)

@@ -21,11 +21,13 @@ type metadataWriter struct {
 	state   func() metadata.State // what there is now
 	workers *sync.WaitGroup
 	stop    chan struct{} // closed by end
+	hurry   chan struct{} // 1 deep: something waits for the next attempt
 
 	mu struct {
 		sync.Mutex
 		wanted  uint64 // changes so far
 		saved   uint64 // of those, in the file
+		tried   uint64 // of those, in the last attempt
 		begun   bool   // what an earlier process has left is restored
 		running bool
 		failing error // why the last attempt came to nothing
@@ -38,7 +40,7 @@ type metadataWriter struct {
 const metadataRetry = 500 * time.Millisecond
 
 func newMetadataWriter(cfg StorageConfig, workers *sync.WaitGroup, state func() metadata.State) *metadataWriter {
-	k := &metadataWriter{path: cfg.Metadata, log: cfg.Log, state: state, workers: workers, stop: make(chan struct{})}
+	k := &metadataWriter{path: cfg.Metadata, log: cfg.Log, state: state, workers: workers, stop: make(chan struct{}), hurry: make(chan struct{}, 1)}
 	k.turn.L = &k.mu
 	return k
 }
@@ -72,10 +74,10 @@ func (k *metadataWriter) run() {
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()
 	for {
+		failed := k.fault() != nil
 		err := k.write()
+		first := err != nil && !failed
 		k.mu.Lock()
-		first := err != nil && k.mu.failing == nil
-		k.mu.failing = err
 		more := err != nil || k.mu.saved < k.mu.wanted
 		if !more || k.mu.ended {
 			k.mu.running = false
@@ -94,6 +96,7 @@ func (k *metadataWriter) run() {
 			select {
 			case <-k.stop: // once more, and out
 			case <-retry.C:
+			case <-k.hurry:
 			}
 		}
 	}
@@ -108,23 +111,37 @@ func (k *metadataWriter) write() error {
 	if !begun {
 		return nil // the file has what this broker has not
 	}
-	if err := metadata.Write(k.path, k.state()); err != nil {
-		return err
-	}
+	err := metadata.Write(k.path, k.state())
 	k.mu.Lock()
-	k.mu.saved = upTo
+	k.mu.tried, k.mu.failing = upTo, err
+	if err == nil {
+		k.mu.saved = upTo
+	}
 	k.mu.Unlock()
-	return nil
+	return err
 }
 
-// wait returns when all changes before the call are in the file, or an attempt
-// to write them has failed.
-func (k *metadataWriter) wait() {
+// wait returns nil when all changes before the call are in the file, and the error of an
+// attempt to write them that began after the call. Before an earlier process's file is
+// restored there is nothing to wait for. Error: ErrDraining, too.
+func (k *metadataWriter) wait() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for upTo := k.mu.wanted; k.mu.saved < upTo && k.mu.failing == nil && k.mu.running; {
+	upTo := k.mu.wanted
+	for k.mu.begun && k.mu.saved < upTo {
+		switch {
+		case k.mu.tried >= upTo:
+			return k.mu.failing
+		case !k.mu.running:
+			return ErrDraining
+		}
+		select {
+		case k.hurry <- struct{}{}:
+		default:
+		}
 		k.turn.Wait()
 	}
+	return nil
 }
 
 // fault returns why the file is out of date; nil if it is not.
@@ -166,7 +183,7 @@ func (t *Topic) metadata() (m metadata.Topic, record bool) {
 			m.Channels = append(m.Channels, metadata.Channel{Name: c.Name(), Paused: c.Paused(), Created: t.memberships[c.Name()].created})
 		}
 	}
-	return m, !wire.Ephemeral(t.name) && !(t.awayLocked() && t.store.unrecorded)
+	return m, t.edited(&m) && !wire.Ephemeral(t.name) && !(t.awayLocked() && t.store.unrecorded)
 }
 
 // restoreMetadata makes the topics and channels of the file, without messages.
@@ -187,7 +204,9 @@ func (b *Broker) restoreMetadata() error {
 		t.restoreExpiry(m.Expiry, m.Expiries)
 		// In a cluster neither is this broker's to say.
 		if m.Paused && b.cfg.AutoCreate {
-			t.Pause()
+			if err := t.Pause(); err != nil {
+				return fmt.Errorf("restore topic %s: %w", m.Name, err)
+			}
 		}
 		if m.Contract != nil && b.cfg.AutoCreate {
 			t.restoreContract(m.Contract)

@@ -182,12 +182,11 @@ var _ = Describe("what a broker records besides messages", func() {
 	It("is recorded when that works again, and the log and Health tell", func() {
 		path := GinkgoT().TempDir()
 		b, stop := stored(path, false)
-		obstacle := file(path) + ".new"
-		Expect(os.MkdirAll(filepath.Join(obstacle, "x"), 0o700)).To(Succeed())
+		clear := obstruct(path)
 		topic(b, "t")
-		b.Recorded() // does not wait for ever
+		Expect(b.Recorded()).To(MatchError(broker.ErrStorage)) // does not wait for ever
 		Expect(b.Health()).To(MatchError(ContainSubstring("metadata.json.new")))
-		Expect(os.RemoveAll(obstacle)).To(Succeed())
+		clear()
 		Eventually(b.Health).Should(Succeed())
 		other, _ := stored(crashed(path), false)
 		Expect(names(other)).To(Equal([]string{"t:"}))

@@ -40,8 +40,8 @@ func (n *Node) Report(all bool) (stats []*srtmv1.TopicStats, changes bool) {
 // Prepare creates a topic and its channels, limited and without a share. A
 // topic that is there keeps its messages and its share. identity: nil for as it is. The topic
 // then has the durable channels that are given, of a version of the catalog, and those that
-// are returned, which the control plane does not know.
-// Errors: ErrBadName, ErrDraining, ErrGone.
+// are returned, which the control plane does not know. Prepare returns when the topic outlives
+// a crash. Errors: ErrBadName, ErrDraining, ErrGone, ErrStorage.
 func (n *Node) Prepare(topic string, channels []*srtmv1.TopicChannel, version uint64, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy, identity *srtmv1.TopicIdentity) (unknown []*srtmv1.TopicChannel, err error) {
 	_, absent := n.broker().Topic([]byte(topic))
 	t, err := n.broker().CreateTopic(topic)
@@ -50,12 +50,16 @@ func (n *Node) Prepare(topic string, channels []*srtmv1.TopicChannel, version ui
 	}
 	// The limit comes first: with a channel but no limit, messages would leave.
 	t.Limit(SLO{Quantile: quantile, Latency: slo}, overLimit == srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT)
-	if identity != nil && t.identify(metadata.Identity{Log: identity.Log, Created: identity.Created}) {
+	identified := identity != nil && t.identify(metadata.Identity{Log: identity.Log, Created: identity.Created})
+	if identified {
 		n.broker().recorded()
 	}
 	unknown, changed, err := t.become(channels, version)
-	if changed && absent == nil {
-		n.broker().Recorded() // the topic may release messages to them at once
+	if err == nil && (changed || identified || absent != nil) {
+		err = n.broker().Recorded()
+	}
+	if err != nil && absent != nil {
+		n.broker().undo(t)
 	}
 	return unknown, err
 }
@@ -82,7 +86,7 @@ func (n *Node) Settled(topic string, channels []string) {
 }
 
 // Recorded is Broker.Recorded.
-func (n *Node) Recorded() { n.broker().Recorded() }
+func (n *Node) Recorded() error { return n.broker().Recorded() }
 
 // Pace is Topic.SetPacing.
 func (n *Node) Pace(topic string, mode srtmv1.PacingMode, weights []*srtmv1.PublisherGroup) {
@@ -152,8 +156,7 @@ func (n *Node) Remove(topic string) error {
 	if err := n.broker().DeleteTopic(topic); err != nil && !errors.Is(err, ErrUnknownTopic) {
 		return err
 	}
-	n.broker().Recorded()
-	return nil
+	return n.broker().Recorded() // also what another order has deleted
 }
 
 // RemoveUnused is Remove of a topic that holds nothing and that no connection

@@ -9,6 +9,7 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
+	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/nsqd/replicated"
 )
@@ -48,6 +49,7 @@ func (b *Broker) Restore() error {
 	if err := b.yieldTaken(); err != nil {
 		return fmt.Errorf("restore: %w", err)
 	}
+	_ = metadata.Reserve(st.cfg.Metadata) // without room an order says so
 	b.metadataWriter.begin()
 	b.workers.Go(b.trimOld)
 	b.workers.Go(b.restoreAway)

@@ -24,19 +24,28 @@ const trimInterval = time.Minute
 var ErrSeek = errors.New("neither begin, end, a time, nor an offset up to the topic's end")
 
 // Retain sets the topic's own retention; nil: that of the broker. What is retained already
-// is judged by it, too. Errors: queue.ErrNoCursor without a log.
+// is judged by it, too. Errors: queue.ErrNoCursor without a log; ErrStorage.
 func (t *Topic) Retain(r *metadata.Retention) error {
 	if t.store == nil {
 		return queue.ErrNoCursor
 	}
-	t.store.setRetention(r)
-	t.shared.recorded()
-	return nil
+	return t.ordered(func(m *metadata.Topic) bool {
+		m.Retain = r
+		return true
+	}, func(mono.Time, *step) error {
+		t.store.retainLocked(r)
+		return nil
+	})
 }
 
 func (st *store) setRetention(own *metadata.Retention) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
+	st.retainLocked(own)
+}
+
+// retainLocked requires mu held.
+func (st *store) retainLocked(own *metadata.Retention) {
 	st.retain = own
 	retain := st.retention()
 	st.mu.core.SetRetained(retain != (commitlog.Retain{}))
@@ -119,18 +128,21 @@ type Place struct {
 
 // Seek moves a channel's cursor, as queue.Topic.Seek says, and returns the offset from which
 // on it now gets messages: that of the place, or the oldest that is retained if it is not.
-// It is on disk then, as far as that works.
-// Errors: ErrUnknownChannel, ErrDraining, ErrSeek, queue.ErrNoCursor; that of the disk.
+// It is on disk then.
+// Errors: ErrUnknownChannel, ErrDraining, ErrSeek, queue.ErrNoCursor, ErrStorage; that of the disk.
 func (t *Topic) Seek(channel string, to Place) (uint64, error) {
 	st := t.store
 	if st == nil {
 		return 0, queue.ErrNoCursor
 	}
+	if err := t.movable(channel); err != nil {
+		return 0, err
+	}
 	st.saving.Lock()
 	at, err := st.seek(channel, to)
 	st.saving.Unlock()
 	if err == nil {
-		st.settled()
+		err = st.settled()
 	}
 	return uint64(at), err
 }
@@ -181,26 +193,23 @@ func (st *store) seek(channel string, to Place) (at queue.Offset, err error) {
 	return at, errors.Join(seekErr, err)
 }
 
-// settled returns when what the topic's channels are done with will be so after a crash. It
-// does not wait for a disk that fails, which Health tells of. A nil store has nothing to settle.
-func (st *store) settled() {
-	if st == nil {
-		return
-	}
-	if tried, err := st.settle(); tried && !errors.Is(err, commitlog.ErrClosed) {
-		st.noted(saving, err) // it saves them again soon, and trims
-	}
-}
+// errCarrying: an older snapshot needs messages where they were before they were carried forward.
+var errCarrying = errors.New("messages that are carried forward are not on disk yet")
 
-// settle is settled, with what became of it, unless there was nothing to be saved.
-func (st *store) settle() (tried bool, err error) {
+// settle stores the topic's cursors and reports whether there was anything to store; with
+// anyway it stores them even if that is done.
+func (st *store) settle(anyway bool) (tried bool, err error) {
 	st.saving.Lock()
 	defer st.saving.Unlock()
 	log := st.log.Load()
 	st.mu.Lock()
-	if log == nil || !st.unsaved() || st.remove || st.mu.core.Carrying() {
+	switch {
+	case log == nil, st.remove, !anyway && !st.unsaved():
 		st.mu.Unlock()
 		return false, nil
+	case st.mu.core.Carrying(): // the store tries again
+		st.mu.Unlock()
+		return true, errCarrying
 	}
 	snapshot := st.mu.core.Snapshot(nil, st.storage().moment().wallOf)
 	st.mu.Unlock()

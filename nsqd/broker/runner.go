@@ -83,6 +83,7 @@ type step struct {
 	sharp  mono.Time
 	tell   bool // the store has something to do
 	listed bool // a channel has come or gone
+	stored bool // the metadata file has what the step changed of the record
 	record bool // what is recorded of the topic has changed otherwise
 }
 
@@ -183,10 +184,11 @@ func (r *runner) end(s *step) {
 	}
 	r.coarse.noLater(s.coarse)
 	r.sharp.noLater(s.sharp)
-	if s.listed {
-		r.shared.changed()
-	} else if s.record {
+	if s.record || s.listed && !s.stored {
 		r.shared.recorded()
+	}
+	if s.listed {
+		r.shared.listed()
 	}
 
 	for _, m := range s.fx.Free {
@@ -194,7 +196,7 @@ func (r *runner) end(s *step) {
 	}
 	clear(s.msgs)
 	s.msgs = s.msgs[:0]
-	s.listed, s.record, s.tell = false, false, false
+	s.listed, s.record, s.stored, s.tell = false, false, false, false
 	s.fx.Reset()
 	clear(s.woken)
 	s.woken = s.woken[:0]
@@ -282,19 +284,32 @@ func (r *runner) stop() {
 	r.mu.Unlock()
 }
 
-// onChannel takes a step that is about a channel, and whose end is recorded.
-func (r *runner) onChannel(name string, f func(now mono.Time, c *queue.Channel, s *step)) (err error) {
-	r.do(func(now mono.Time, s *step) {
-		c := r.mu.core.Channel(name)
-		switch {
-		case c == nil:
-			err = fmt.Errorf("channel %q: %w", name, ErrUnknownChannel)
-		case r.mu.closed, r.awayLocked(): // the next process, or what comes back, would not know
-			err = r.open()
-		default:
-			s.record = true // it may have been paused or unpaused
-			f(now, c, s)
-		}
-	})
+// channelStep is what a step does with a channel.
+type channelStep func(now mono.Time, c *queue.Channel, s *step)
+
+// onChannel takes a step that is about a channel.
+func (r *runner) onChannel(name string, f channelStep) (err error) {
+	r.do(func(now mono.Time, s *step) { err = r.channelStep(now, name, s, f) })
 	return err
+}
+
+// channelStep requires mu held.
+func (r *runner) channelStep(now mono.Time, name string, s *step, f channelStep) error {
+	c, err := r.orderable(name)
+	if err == nil {
+		f(now, c, s)
+	}
+	return err
+}
+
+// orderable returns a channel for which an order can be carried out. Requires: mu held.
+func (r *runner) orderable(name string) (*queue.Channel, error) {
+	c := r.mu.core.Channel(name)
+	switch {
+	case c == nil:
+		return nil, fmt.Errorf("channel %q: %w", name, ErrUnknownChannel)
+	case r.mu.closed, r.awayLocked(): // the next process, or what comes back, would not know
+		return nil, r.open()
+	}
+	return c, nil
 }

@@ -56,21 +56,16 @@ func newShared(cfg Config) *shared {
 	return s
 }
 
-// changed says that topics or channels have come or gone.
+// changed says that topics or channels have come or gone, which is to be recorded.
 func (s *shared) changed() {
 	s.recorded()
-	if s.cfg.Changed != nil {
-		s.cfg.Changed()
-	}
+	s.listed()
 }
 
-// Recorded returns when the topics and channels, what is paused, and the
-// contracts, as they were when it was called, will be the same after a crash:
-// the client that gave an order may then be told that it is carried out. It does not wait
-// for a disk that is failing; Health tells of that.
-func (s *shared) Recorded() {
-	if s.metadataWriter != nil {
-		s.metadataWriter.wait()
+// listed says that topics or channels have come or gone.
+func (s *shared) listed() {
+	if s.cfg.Changed != nil {
+		s.cfg.Changed()
 	}
 }
 

@@ -49,10 +49,11 @@ type store struct {
 	faults atomic.Uint32
 
 	// Guarded by mu.
-	remove  bool                // the topic was deleted: remove the log at the end
-	missing bool                // messages before the log's first, when it was restored
-	retain  *metadata.Retention // the topic's own; nil: StorageConfig.Retain
-	failing bool                // the disk does not take messages now
+	remove    bool                // the topic was deleted: remove the log at the end
+	unremoved error               // why the log of a topic that was deleted is there still
+	missing   bool                // messages before the log's first, when it was restored
+	retain    *metadata.Retention // the topic's own; nil: StorageConfig.Retain
+	failing   bool                // the disk does not take messages now
 	// unrecorded says that the topic was not recorded by an earlier process: it gets the channels
 	// that its log tells of, and is not recorded before it has them.
 	unrecorded bool
@@ -205,7 +206,10 @@ func (st *store) conclude() {
 	defer close(st.gone)
 	if log := st.log.Load(); log != nil {
 		if err := log.Remove(); err != nil && !errors.Is(err, commitlog.ErrClosed) {
-			st.report("log on disk not removed", err)
+			st.report("log on disk not removed: after a restart the topic is back", err)
+			st.mu.Lock()
+			st.unremoved = err
+			st.mu.Unlock()
 		}
 	}
 	st.storage().health.forget(st.name)
@@ -351,7 +355,7 @@ func (st *store) write() (wrote bool, err error) {
 		st.disk.used = true
 		st.mu.Unlock()
 		if first { // or a crash would undo an order that found nothing to save
-			st.settled()
+			_ = st.settled() // else the store saves them again soon
 		}
 		_, err = log.Append(x.records)
 	}

@@ -36,16 +36,13 @@ type Subscriber struct {
 	Distance queue.Distance
 }
 
-// Subscribe adds a consumer to the channel, which is created if need be. While
-// the broker drains it still does: what is held may yet be taken. In a cluster it returns as
-// Config.Confirm does.
-// Errors: ErrBadName, ErrGone, ErrTooManyChannels, ErrTooManyConsumers, ErrDraining
+// Subscribe adds a consumer to the channel, which is created if need be: then the channel
+// outlives a crash. While the broker drains it still does: what is held may yet be taken. In a
+// cluster it returns as Config.Confirm does.
+// Errors: ErrBadName, ErrGone, ErrTooManyChannels, ErrTooManyConsumers, ErrStorage, ErrDraining
 // once the broker is closed.
 func (t *Topic) Subscribe(channel string, about Subscriber, notify func()) (*Subscription, error) {
-	sub, created, err := t.subscribe(channel, about, notify)
-	if created && t.Durable() {
-		t.shared.Recorded() // or a crash could lose it with the copies that it was to get
-	}
+	sub, err := t.subscribe(channel, about, notify)
 	if err != nil {
 		return nil, err
 	}
@@ -57,25 +54,30 @@ func (t *Topic) Subscribe(channel string, about Subscriber, notify func()) (*Sub
 	return sub, nil
 }
 
-func (t *Topic) subscribe(channel string, about Subscriber, notify func()) (sub *Subscription, created bool, err error) {
+func (t *Topic) subscribe(channel string, about Subscriber, notify func()) (sub *Subscription, err error) {
 	if !wire.ValidChannelName(channel) {
-		return nil, false, fmt.Errorf("channel %q: %w", channel, ErrBadName)
+		return nil, fmt.Errorf("channel %q: %w", channel, ErrBadName)
+	}
+	if !t.has(channel) && !t.shared.draining.Load() {
+		if err := t.orderChannel(channel); err != nil {
+			return nil, err
+		}
 	}
 	s := t.begin()
 	defer t.end(s)
 	now := t.shared.now()
 	switch {
 	case t.mu.closed && t.shared.draining.Load():
-		return nil, false, ErrDraining
+		return nil, ErrDraining
 	case t.mu.closed:
-		return nil, false, ErrGone
+		return nil, ErrGone
 	}
 	c, err := t.channel(now, channel, s, false)
 	if err != nil {
-		return nil, false, err
+		return nil, err
 	}
 	if most := t.shared.cfg.MaxChannelConsumers; most > 0 && c.Consumers() >= most {
-		return nil, s.listed, fmt.Errorf("channel %q of topic %q, %d consumers: %w", channel, t.name, c.Consumers(), ErrTooManyConsumers)
+		return nil, fmt.Errorf("channel %q of topic %q, %d consumers: %w", channel, t.name, c.Consumers(), ErrTooManyConsumers)
 	}
 	sub = &Subscription{
 		id:      queue.ConsumerID(t.shared.lastConsumer.Add(1)),
@@ -85,7 +87,14 @@ func (t *Topic) subscribe(channel string, about Subscriber, notify func()) (sub 
 	}
 	sub.channel.AddConsumer(sub.id, about.MsgTimeout, about.SampleRate, about.Distance)
 	t.mu.consumers[sub.id] = sub
-	return sub, s.listed, nil
+	return sub, nil
+}
+
+// has reports whether the topic has a channel.
+func (t *Topic) has(channel string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.mu.core.Channel(channel) != nil
 }
 
 // Take adds the messages that are to be written now to out, and reports whether

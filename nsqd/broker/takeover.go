@@ -158,7 +158,7 @@ func (b *Broker) settleFor(t *Topic, end commitlog.Offset) error {
 	for {
 		err := t.store.log.Load().Sync(end)
 		if err == nil {
-			_, err = t.store.settle()
+			_, err = t.store.settle(false)
 		}
 		t.mu.Lock()
 		gone := t.open()

@@ -2,6 +2,7 @@ package broker
 
 import (
 	"cmp"
+	"errors"
 	"hash/fnv"
 	"math"
 	"math/rand/v2"
@@ -24,6 +25,7 @@ type Topic struct {
 	runner
 	intake
 	terms
+	orders
 
 	// Guarded by mu.
 	identity metadata.Identity // of the topic, as the control plane says; zero: not known
@@ -92,8 +94,15 @@ func (t *Topic) deleteIfEphemeral() {
 	}
 }
 
-// Empty discards the messages that wait in the topic itself, as EmptyChannel does. Error: ErrAway.
+// Empty discards the messages that wait in the topic itself, as EmptyChannel does.
+// Errors: ErrAway, ErrStorage.
 func (t *Topic) Empty() (err error) {
+	if t.isAway() {
+		return ErrAway
+	}
+	if err := t.store.storable(); err != nil {
+		return err
+	}
 	t.do(func(now mono.Time, s *step) {
 		if t.awayLocked() {
 			err = ErrAway
@@ -101,23 +110,28 @@ func (t *Topic) Empty() (err error) {
 		}
 		t.mu.core.Empty(now, &s.fx)
 	})
-	t.store.settled()
-	return err
+	return errors.Join(err, t.store.settled())
 }
 
-// Pause stops releases.
-func (t *Topic) Pause() {
-	t.do(func(_ mono.Time, s *step) {
-		s.record = true
+// Pause stops releases. Error: ErrStorage.
+func (t *Topic) Pause() error {
+	return t.ordered(func(m *metadata.Topic) bool {
+		m.Paused = true
+		return true
+	}, func(mono.Time, *step) error {
 		t.mu.core.Pause()
+		return nil
 	})
 }
 
-// Unpause resumes them.
-func (t *Topic) Unpause() {
-	t.do(func(now mono.Time, s *step) {
-		s.record = true
+// Unpause resumes them. Error: ErrStorage.
+func (t *Topic) Unpause() error {
+	return t.ordered(func(m *metadata.Topic) bool {
+		m.Paused = false
+		return true
+	}, func(now mono.Time, s *step) error {
 		t.mu.core.Unpause(now, &s.fx)
+		return nil
 	})
 }
 

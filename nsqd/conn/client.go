@@ -348,6 +348,9 @@ func (c *client) subscribe(op *session.Op, now mono.Time) error {
 			return refusal(op.Topic, err)
 		}
 		sub, err = t.Subscribe(string(op.Channel), about, c.on().notify)
+		if errors.Is(err, broker.ErrStorage) {
+			return wire.Wrap(wire.CodeSubFailed, "SUB failed, the channel cannot be stored now", err)
+		}
 		if err != nil && !errors.Is(err, broker.ErrGone) { // deleted since it was looked up
 			return refusal(op.Topic, err)
 		}

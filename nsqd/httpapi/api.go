@@ -132,7 +132,6 @@ func New(cfg Config, b *broker.Broker, conns *conn.Server, stamps *hook.Stamper,
 	obs.Mount(a.operator, reg, a.state, b.Health)
 	get := func(h http.HandlerFunc) methods { return methods{http.MethodGet: h} }
 	post := func(h handler) methods { return methods{http.MethodPost: a.do(h)} }
-	order := func(h handler) methods { return post(a.recorded(h)) }
 	a.routes = map[string]methods{
 		"/ping":  get(a.ping),
 		"/info":  get(a.info),
@@ -141,23 +140,23 @@ func New(cfg Config, b *broker.Broker, conns *conn.Server, stamps *hook.Stamper,
 		"/pub":  post(a.permitted(a.pub)),
 		"/mpub": post(a.permitted(a.mpub)),
 
-		"/topic/create":  order(a.createTopic),
-		"/topic/delete":  order(a.deleteTopic),
+		"/topic/create":  post(a.createTopic),
+		"/topic/delete":  post(a.deleteTopic),
 		"/topic/empty":   post(a.emptyTopic),
-		"/topic/pause":   order(a.unmanaged(pauseChannels, a.onTopic((*broker.Topic).Pause))),
-		"/topic/unpause": order(a.unmanaged(pauseChannels, a.onTopic((*broker.Topic).Unpause))),
-		"/topic/limit":   {http.MethodPost: a.do(a.recorded(a.limitTopic)), http.MethodDelete: a.do(a.recorded(a.unlimitTopic))},
+		"/topic/pause":   post(a.unmanaged(pauseChannels, a.onTopic((*broker.Topic).Pause))),
+		"/topic/unpause": post(a.unmanaged(pauseChannels, a.onTopic((*broker.Topic).Unpause))),
+		"/topic/limit":   {http.MethodPost: a.do(a.limitTopic), http.MethodDelete: a.do(a.unlimitTopic)},
 
-		"/topic/retain": {http.MethodPost: a.do(a.recorded(a.retainTopic)), http.MethodDelete: a.do(a.recorded(a.unretainTopic))},
+		"/topic/retain": {http.MethodPost: a.do(a.retainTopic), http.MethodDelete: a.do(a.unretainTopic)},
 
-		"/topic/expiry":   {http.MethodPost: a.do(a.recorded(a.expireTopic)), http.MethodDelete: a.do(a.recorded(a.unexpireTopic))},
-		"/channel/expiry": {http.MethodPost: a.do(a.recorded(a.expireChannel)), http.MethodDelete: a.do(a.recorded(a.unexpireChannel))},
+		"/topic/expiry":   {http.MethodPost: a.do(a.expireTopic), http.MethodDelete: a.do(a.unexpireTopic)},
+		"/channel/expiry": {http.MethodPost: a.do(a.expireChannel), http.MethodDelete: a.do(a.unexpireChannel)},
 
-		"/channel/create":  order(a.onChannel((*broker.Topic).CreateChannel)),
-		"/channel/delete":  order(a.onChannels(DeleteChannel, (*broker.Topic).DeleteChannel)),
+		"/channel/create":  post(a.onChannel((*broker.Topic).CreateChannel)),
+		"/channel/delete":  post(a.onChannels(DeleteChannel, (*broker.Topic).DeleteChannel)),
 		"/channel/empty":   post(a.onChannel((*broker.Topic).EmptyChannel)),
-		"/channel/pause":   order(a.onChannels(PauseChannel, (*broker.Topic).PauseChannel)),
-		"/channel/unpause": order(a.onChannels(UnpauseChannel, (*broker.Topic).UnpauseChannel)),
+		"/channel/pause":   post(a.onChannels(PauseChannel, (*broker.Topic).PauseChannel)),
+		"/channel/unpause": post(a.onChannels(UnpauseChannel, (*broker.Topic).UnpauseChannel)),
 
 		"/channel/seek": post(a.seekChannel),
 		"/channel/peek": get(a.answers.bounded(a.do(a.peekChannel))),
@@ -253,17 +252,6 @@ type body struct {
 	// Of a publish: whom auth servers say the publisher is, and what it is told.
 	identity string
 	told     broker.Told
-}
-
-// recorded is h, answered when what it did will stand after a crash.
-func (a *API) recorded(h handler) handler {
-	return func(r *http.Request) (string, error) {
-		body, err := h(r)
-		if err == nil {
-			a.broker.Recorded()
-		}
-		return body, err
-	}
 }
 
 // refusals are what the broker's errors are over HTTP; the first that fits stands.

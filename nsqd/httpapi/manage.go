@@ -35,7 +35,7 @@ func (a *API) named(q url.Values) (*broker.Topic, error) {
 const pauseChannels = "it would be paused on this broker only, and go on where it moves; pause its channels"
 
 // onTopic is a handler of one existing topic.
-func (a *API) onTopic(do func(*broker.Topic)) handler {
+func (a *API) onTopic(do func(*broker.Topic) error) handler {
 	return func(r *http.Request) (string, error) {
 		name, err := nsqhttp.Argument(r.URL.Query(), "topic", "MISSING_ARG_TOPIC")
 		if err != nil {
@@ -45,8 +45,7 @@ func (a *API) onTopic(do func(*broker.Topic)) handler {
 		if err != nil {
 			return "", err
 		}
-		do(t)
-		return "", nil
+		return "", do(t)
 	}
 }
 
@@ -137,7 +136,7 @@ func (a *API) createTopic(r *http.Request) (string, error) {
 	if err = errors.Join(err, a.errManaged("use srtm topic create")); err != nil {
 		return "", err
 	}
-	_, err = a.broker.CreateTopic(name)
+	_, err = a.broker.OrderTopic(name)
 	return "", err
 }
 
@@ -170,7 +169,7 @@ func (a *API) limited(q url.Values) (*broker.Topic, error) {
 func (a *API) unlimitTopic(r *http.Request) (string, error) {
 	t, err := a.limited(r.URL.Query())
 	if err == nil {
-		t.RemoveContract()
+		err = t.RemoveContract()
 	}
 	return "", err
 }
@@ -202,6 +201,5 @@ func (a *API) limitTopic(r *http.Request) (string, error) {
 	if share.IsZero() {
 		return "", nsqhttp.BadRequest("INVALID_LIMIT", "a rate and a burst of 0 would stop the topic")
 	}
-	t.Contract(share, policy == "reject")
-	return "", nil
+	return "", t.Contract(share, policy == "reject")
 }

@@ -29,6 +29,18 @@ func Read(path string) (State, error) {
 	return s, nil
 }
 
+// minReserve is how many bytes are reserved on the disk for the next Write, at least.
+const minReserve = 16 << 10
+
+// Reserve makes room on the disk for the next Write, as far as the disk has room: on a disk
+// that is full by then, topics can still be deleted. Not beside a Write.
+func Reserve(path string) error { return reserve(path, 0) }
+
+// reserve is Reserve after a Write of size bytes.
+func reserve(path string, size int) error {
+	return durable.Reserve(path, int64(max(minReserve, 2*size)))
+}
+
 // Write replaces the file, or leaves it as it was. When it returns nil the new
 // one is on stable storage. One caller at a time.
 func Write(path string, s State) error {
@@ -36,7 +48,9 @@ func Write(path string, s State) error {
 	if err != nil {
 		return err
 	}
-	if err := durable.Replace(path, b); err != nil {
+	err = durable.Replace(path, b)
+	_ = reserve(path, len(b)) // without room the next Write says so
+	if err != nil {
 		return fmt.Errorf("write metadata: %w", err)
 	}
 	return nil

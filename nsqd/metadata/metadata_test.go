@@ -81,6 +81,7 @@ func TestAFileIsReplacedAsAWhole(t *testing.T) {
 			t.Errorf("%+v %v", s, err)
 		}
 	}
+	testkit.Must(t, os.Remove(path+".new"))
 	testkit.Must(t, os.Mkdir(path+".new", 0o700))
 	if err := metadata.Write(path, metadata.State{}); err == nil {
 		t.Error("it was written where that is impossible")

@@ -239,7 +239,7 @@ func (n *Node) Settled(name string, channels []string) {
 }
 
 // Recorded implements agent.Node.
-func (n *Node) Recorded() {}
+func (n *Node) Recorded() error { return nil }
 
 // Subscribe creates a channel of a topic, as a client does that subscribes.
 func (n *Node) Subscribe(name, channel string) {
