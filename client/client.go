@@ -68,6 +68,9 @@ type Config struct {
 	// Vouch returns the AUTH secret by which a broker shows for whom it publishes: as is what
 	// PublisherFor was given. It is called for each connection. Nil: there is no PublisherFor.
 	Vouch func(as string) (secret string)
+	// Tenant returns the tenant of a topic that is created so, of what PublisherFor was given; nil:
+	// the caller's.
+	Tenant func(as string) string
 	// OnPace is called after a publisher was told something, by a goroutine of this
 	// package, which must not wait; nil: it is not wanted.
 	OnPace func(*Publisher, Pace)
@@ -170,7 +173,7 @@ func (c *Client) PublisherFor(ctx context.Context, topic, id, as string) (*Publi
 	a := &srtmv1.Assignment{TcpAddress: c.cfg.Broker}
 	if c.cfg.Broker == "" {
 		var err error
-		if a, err = resolve(ctx, c.conn, &srtmv1.ResolveRequest{Topic: topic, PublisherId: id, Create: c.cfg.Create}); err != nil {
+		if a, err = c.resolve(ctx, topic, id, as); err != nil {
 			return nil, fmt.Errorf("client: %w", err)
 		}
 	}
@@ -185,6 +188,23 @@ func (c *Client) PublisherFor(ctx context.Context, topic, id, as string) (*Publi
 		return nil, err
 	}
 	return p, nil
+}
+
+// Resolve returns the TCP address of a publisher's broker. It returns errors as Publisher.
+func (c *Client) Resolve(ctx context.Context, topic, id, as string) (address string, err error) {
+	a, err := c.resolve(ctx, topic, id, as)
+	if err != nil {
+		return "", fmt.Errorf("client: %w", err)
+	}
+	return a.TcpAddress, nil
+}
+
+func (c *Client) resolve(ctx context.Context, topic, id, as string) (*srtmv1.Assignment, error) {
+	req := &srtmv1.ResolveRequest{Topic: topic, PublisherId: id, Create: c.cfg.Create}
+	if as != "" && c.cfg.Tenant != nil {
+		req.Tenant = c.cfg.Tenant(as)
+	}
+	return resolve(ctx, c.conn, c.cfg.DialOptions, req)
 }
 
 // join makes p a member of its topic, and has the topic watched.

@@ -13,6 +13,9 @@ var (
 	// ErrClosed: the publisher or the client was closed before the publish was
 	// sent.
 	ErrClosed = errors.New("publisher is closed")
+	// ErrNotCreated: the loaddistributor does not create the topic, since there are as many
+	// topics as there may be, or since no brokers have room for it.
+	ErrNotCreated = errors.New("topic is not created")
 	// ErrUnknown: the loaddistributor does not know the topic, or not this
 	// publisher of it.
 	ErrUnknown = errors.New("topic or publisher is unknown")

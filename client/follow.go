@@ -14,6 +14,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/targets"
 )
 
 // Follow reports where publishers of a topic belong: all of them once, then
@@ -112,10 +113,13 @@ func (b *backoff) sleep(ctx context.Context) error {
 
 // resolve asks where a publisher belongs, and again while the topic is not active yet or no
 // server answers.
-func resolve(ctx context.Context, conn grpc.ClientConnInterface, req *srtmv1.ResolveRequest) (*srtmv1.Assignment, error) {
+func resolve(ctx context.Context, conn grpc.ClientConnInterface, options []grpc.DialOption, req *srtmv1.ResolveRequest) (*srtmv1.Assignment, error) {
 	wait := newBackoff()
 	for {
 		resp, err := srtmv1.NewPlacementServiceClient(conn).Resolve(ctx, req)
+		if leader, _ := targets.Leader(err); leader != "" && req.Create {
+			resp, err = resolveAt(ctx, leader, options, req)
+		}
 		if err == nil {
 			return resp.Assignment, nil
 		}
@@ -124,7 +128,11 @@ func resolve(ctx context.Context, conn grpc.ClientConnInterface, req *srtmv1.Res
 			switch status.Code(err) {
 			case codes.NotFound:
 				return nil, fmt.Errorf("%s: %w: %s", what, ErrUnknown, status.Convert(err).Message())
-			case codes.FailedPrecondition, codes.Unavailable, codes.Aborted, codes.ResourceExhausted:
+			case codes.ResourceExhausted:
+				if req.Create {
+					return nil, fmt.Errorf("%s: %w: %s", what, ErrNotCreated, status.Convert(err).Message())
+				}
+			case codes.FailedPrecondition, codes.Unavailable, codes.Aborted:
 			default:
 				return nil, fmt.Errorf("%s: %w", what, err)
 			}
@@ -134,6 +142,16 @@ func resolve(ctx context.Context, conn grpc.ClientConnInterface, req *srtmv1.Res
 			return nil, fmt.Errorf("%s: %w: %s", what, ended, status.Convert(err).Message())
 		}
 	}
+}
+
+// resolveAt asks the loaddistributor that leads: it alone creates topics.
+func resolveAt(ctx context.Context, leader string, options []grpc.DialOption, req *srtmv1.ResolveRequest) (*srtmv1.ResolveResponse, error) {
+	conn, err := targets.Dial(leader, options...)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	return srtmv1.NewPlacementServiceClient(conn).Resolve(ctx, req)
 }
 
 // errMembership ends a stream whose set of publishers has changed.

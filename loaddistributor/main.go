@@ -117,6 +117,9 @@ func (o *options) serve(ctx context.Context, log *slog.Logger, as role) error {
 		}
 		services := rpc.New(control)
 		services.Reserve(o.reservation)
+		services.CreateTopics(rpc.AutoCreate{
+			Off: o.autoCreate == autoCreateOff, Topic: o.topic, MaxTopics: o.maxTopics, MaxTenantTopics: o.maxTenantTopics,
+		}, s.Metrics)
 		if len(o.asks.Servers) > 0 {
 			asks, err := client.New(o.asks)
 			if err != nil {

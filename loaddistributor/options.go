@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/srtm-io/srtm/admission/client"
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/connlimit"
 	"github.com/srtm-io/srtm/internal/daemon"
 	"github.com/srtm-io/srtm/internal/mono"
@@ -70,13 +71,24 @@ type options struct {
 	sharePeriod       time.Duration
 	seed              uint64
 	asks              client.Config
-	reservation       rpc.Reservation // of a topic that is created without a contract
+	autoCreate        string
+	defaultTopic      string
+	maxTopics         int // that publishing may create; of one tenant maxTenantTopics
+	maxTenantTopics   int
+	topic             *srtmv1.TopicSpec // of defaultTopic
+	reservation       rpc.Reservation   // of a topic that is created without a contract
 	tenantRates       map[string]tokenbucket.Rate
 	console           bool
 	consoleHosts      daemon.List
 	brokerSecurity    secure.ClientConfig // of the console, towards brokers' HTTP
 	brokers           http.RoundTripper   // of brokerSecurity, once it is read
 }
+
+// Values of --auto-create.
+const (
+	autoCreateOn  = "on"
+	autoCreateOff = "off"
+)
 
 // fittingOff is --fitting for topics that stay where their rate placed them.
 const fittingOff = "off"
@@ -140,6 +152,10 @@ func (o *options) placementFlags(fs *flag.FlagSet) {
 	o.reservation = rpc.DefaultReservation
 	fs.Int64Var(&o.reservation.Rate, "default-topic-rate", o.reservation.Rate, "contract rate r, in `msg/s`, of a topic that is created without --rate and --burst, until its traffic is measured; at most half of the largest broker's capacity")
 	fs.Int64Var(&o.reservation.Burst, "default-topic-burst", o.reservation.Burst, "contract burst b of such a topic, in `messages`")
+	fs.StringVar(&o.autoCreate, "auto-create", autoCreateOn, "whether the first publish or subscription to a topic that does not exist creates it: `on` or off")
+	fs.StringVar(&o.defaultTopic, "default-topic", "", "`TopicSpec` in JSON without a name, of topics that are created so: SLO, over-limit policy, bounds of the learned contract (default as srtm topic create NAME)")
+	fs.IntVar(&o.maxTopics, "max-auto-topics", 10_000, "how many `topics` there may be when another is created so")
+	fs.IntVar(&o.maxTenantTopics, "max-auto-tenant-topics", 1000, "how many `topics` of its tenant there may be then: the publisher's AUTH identity, or the tenant of the caller's token or certificate")
 	fs.DurationVar(&o.prepareTimeout, "prepare-timeout", controller.DefaultPrepareTimeout, "how long brokers, and then the adaptor, may take to create a topic")
 	fs.DurationVar(&o.window, "window", controller.DefaultWindow, "length of the sliding window of stats and loads")
 	fs.DurationVar(&o.consumerWait, "consumer-wait", controller.DefaultConsumerWait, "how long a move waits for a consumer of each channel at the brokers that are new to the topic, before publishers are sent there")
@@ -230,6 +246,13 @@ func (o *options) validate() (err error) {
 	}
 	for field, problem := range o.reservation.Faults() {
 		errs = append(errs, fmt.Errorf("--default-topic-%s %s", field, problem))
+	}
+	errs = append(errs, daemon.OneOf("auto-create", o.autoCreate, autoCreateOn, autoCreateOff))
+	if o.topic, err = rpc.ParseTopic(o.defaultTopic); err != nil {
+		errs = append(errs, fmt.Errorf("--default-topic: %w", err))
+	}
+	if o.maxTopics < 1 || o.maxTenantTopics < 1 {
+		errs = append(errs, fmt.Errorf("--max-auto-topics %d and --max-auto-tenant-topics %d must be positive", o.maxTopics, o.maxTenantTopics))
 	}
 	if o.takeOverAfter < 0 {
 		errs = append(errs, fmt.Errorf("--takeover-after %v is negative", o.takeOverAfter))

@@ -186,7 +186,7 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 		if whole, err := filepath.Abs(opts.dataPath); err == nil { // else it is shown as given
 			membership.DataPath = whole
 		}
-		membership.Store, membership.Log, membership.Metrics = bases, log, registry
+		membership.Store, membership.Fresh, membership.Log, membership.Metrics = bases, bases.Fresh(), log, registry
 		if d.control, err = agent.New(membership, d.broker.Node()); err != nil {
 			return nil, lifecycle.UsageError{Err: err}
 		}

@@ -180,7 +180,7 @@ func Verdict(failed wire.ErrorCode, err error) error {
 		text += ": topic or publisher is unknown"
 	case errors.Is(err, context.DeadlineExceeded):
 		text += " in time"
-	case errors.Is(err, ErrFull):
+	case errors.Is(err, ErrFull), errors.Is(err, client.ErrNotCreated):
 		text += ": " + err.Error()
 	}
 	return wire.Wrap(failed, text, err)
@@ -203,6 +203,8 @@ func Fault(err error) *nsqhttp.Fault {
 		is.Detail += ": it may have been accepted, or not"
 	case errors.Is(err, ErrFull):
 		is.Message = "TOO_MANY_PUBLISHERS"
+	case errors.Is(err, client.ErrNotCreated):
+		is.Message = "TOPIC_NOT_CREATED"
 	case errors.Is(err, client.ErrClosed):
 		is.Message = "EXITING"
 	case errors.Is(err, context.DeadlineExceeded):

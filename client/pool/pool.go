@@ -127,6 +127,11 @@ func (p *Pool) open(k Key, one *Shared, before chan struct{}) {
 	close(one.opened)
 }
 
+// Resolve returns the TCP address of a publisher's broker, as client.Client.
+func (p *Pool) Resolve(ctx context.Context, k Key) (address string, err error) {
+	return p.client.Resolve(ctx, k.Topic, k.ID, k.As)
+}
+
 // Publisher returns the publisher once it is open, or why it could not be opened, or that
 // ctx has ended before. The caller still has to Release it.
 func (one *Shared) Publisher(ctx context.Context) (*client.Publisher, error) {

@@ -73,6 +73,17 @@ func (c *Catalog) Topics(after string, limit int) []Topic {
 	return list
 }
 
+// TenantTopics returns how many topics a tenant has.
+func (c *Catalog) TenantTopics(tenant string) (n int) {
+	// order: a count
+	for _, t := range c.topics {
+		if t.spec.Tenant == tenant {
+			n++
+		}
+	}
+	return n
+}
+
 // TenantRate is that of all topics of a tenant but one, in messages per 1000 s.
 func (c *Catalog) TenantRate(tenant, but string) (sum int64) {
 	// order: a sum

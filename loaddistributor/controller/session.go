@@ -27,6 +27,7 @@ type Session struct {
 	said           mono.Said // its hello, and which process said it
 	place          identity.Place
 	canSeek        bool
+	fresh          bool // it has never been in a cluster
 	durability     catalog.Durability
 	out            *bidi.Queue[*srtmv1.ControllerMessage]
 
@@ -67,7 +68,7 @@ func (c *Controller) Join(h *srtmv1.BrokerHello, remote string) (*Session, error
 		return nil, err
 	}
 	s := &Session{
-		broker: h.BrokerId, remote: remote, canSeek: h.Seeks,
+		broker: h.BrokerId, remote: remote, canSeek: h.Seeks, fresh: h.Fresh,
 		said:       mono.Said{Process: h.Instance, At: mono.Time(h.Stamp)},
 		place:      PlaceOf(h),
 		out:        bidi.NewQueue[*srtmv1.ControllerMessage](messageQueue),

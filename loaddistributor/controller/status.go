@@ -54,7 +54,7 @@ func (r *reader) missing(topic string, err error) error {
 	if elsewhere := r.mu.elsewhere(); elsewhere != nil && r.mu.cat.Len() == 0 {
 		return elsewhere // the leader knows whether that is all there is
 	}
-	if r.mu.empty && (r.mu.settled.IsZero() || time.Now().Before(r.mu.settled)) {
+	if r.mu.empty && !r.mu.fresh() && (r.mu.settled.IsZero() || time.Now().Before(r.mu.settled)) {
 		return fmt.Errorf("topic %s: the store of this loaddistributor was empty, and brokers may come back with it: %w", topic, catalog.ErrUnread)
 	}
 	for _, s := range r.mu.sessions {
@@ -74,6 +74,33 @@ func (r *reader) Topics(after string, limit int) []catalog.Topic {
 		topics[i] = r.mu.topics.see(topic.Spec.Name()).condition.Show(topic)
 	}
 	return topics
+}
+
+// fresh reports whether there are brokers and none of them has been in a cluster before: then
+// the cluster is new, and its store has lost nothing.
+func (b *brokers) fresh() bool {
+	// order: all are to be so
+	for _, s := range b.sessions {
+		if !s.fresh {
+			return false
+		}
+	}
+	return len(b.sessions) > 0
+}
+
+// CountTopics returns how many topics there are, and how many of a tenant.
+func (r *reader) CountTopics(tenant string) (all, of int) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.mu.cat.Len(), r.mu.cat.TenantTopics(tenant)
+}
+
+// Knows reports whether the catalog has a topic, whatever its state.
+func (r *reader) Knows(topic string) bool {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	_, known := r.mu.cat.Topic(topic)
+	return known
 }
 
 // each calls f with every topic, by name, as readers see it, and with the lock held for

@@ -122,18 +122,34 @@ func (s *Server) limited(req *srtmv1.CreateTopicRequest) *srtmv1.CreateTopicRequ
 			largest = max(largest, b.Mcap)
 		}
 	}
-	begin := s.reservation
 	most := max(largest/2, 1)
 	if largest == 0 { // placement will say that there is no broker
-		most = begin.Rate
+		most = s.reservation.Rate
 	}
-	begin.Rate, begin.Burst = min(begin.Rate, most), min(begin.Burst, most)
+	return begun(req, s.reservation, most)
+}
+
+// begun returns a creation whose contract begins with a reservation and follows what is measured,
+// up to most messages per second and a second's messages of that, or as its auto contract says.
+func begun(req *srtmv1.CreateTopicRequest, begin Reservation, most int64) *srtmv1.CreateTopicRequest {
 	req = proto.CloneOf(req)
 	if req.Spec.Contract == nil {
 		req.Spec.Contract = &srtmv1.Contract{}
 	}
-	req.Spec.Contract.RateMilli, req.Spec.Contract.Burst = 1000*begin.Rate, begin.Burst
-	req.Spec.Auto = &srtmv1.AutoContract{MaxRateMilli: 1000 * most, MinBurst: 1, MaxBurst: min(most, tokenbucket.MaxBurst)}
+	c := req.Spec.Contract
+	if c.RateMilli != 0 || c.Burst != 0 {
+		return req
+	}
+	if req.Spec.Auto == nil {
+		req.Spec.Auto = &srtmv1.AutoContract{MaxRateMilli: 1000 * most, MinBurst: 1, MaxBurst: min(most, tokenbucket.MaxBurst)}
+	}
+	c.RateMilli, c.Burst = 1000*min(begin.Rate, most), min(begin.Burst, most)
+	if a := req.Spec.Auto; a.MaxRateMilli > 0 {
+		c.RateMilli = min(c.RateMilli, a.MaxRateMilli)
+	}
+	if a := req.Spec.Auto; a.MaxBurst > 0 {
+		c.Burst = min(max(c.Burst, a.MinBurst), a.MaxBurst)
+	}
 	return req
 }
 
@@ -622,15 +638,6 @@ func publishersProto(all []placement.Publisher) (p []*srtmv1.Publisher) {
 		p = append(p, &srtmv1.Publisher{Id: one.ID, CorrelationKey: one.Key, Rate: one.Rate, Batch: int32(one.Batch)})
 	}
 	return p
-}
-
-// Resolve implements srtmv1.PlacementServiceServer.
-func (s *Server) Resolve(_ context.Context, req *srtmv1.ResolveRequest) (*srtmv1.ResolveResponse, error) {
-	a, err := s.controller.Resolve(req.Topic, req.PublisherId)
-	if err != nil {
-		return nil, toStatus(err)
-	}
-	return &srtmv1.ResolveResponse{Assignment: assignmentProto(a)}, nil
 }
 
 // Watch implements srtmv1.PlacementServiceServer.

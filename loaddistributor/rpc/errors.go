@@ -53,6 +53,7 @@ const (
 	ReasonSlowReader       = "SLOW_READER"
 	ReasonTooFewMessages   = "TOO_FEW_MESSAGES"
 	ReasonNotOwner         = "NOT_OWNER"
+	ReasonTooManyTopics    = "TOO_MANY_TOPICS"
 	ReasonQuotaExceeded    = "QUOTA_EXCEEDED" // RetryInfo: when it may be asked again, if known
 )
 
@@ -101,6 +102,7 @@ var table = refusal.Table{
 	refusal.Is(controller.ErrUnsteady, codes.Unavailable, ReasonBrokersUnsteady),
 	refusal.As[*catalog.PlanError](codes.Unavailable, ReasonBrokersUnsteady),
 	refusal.Is(errNotOwner, codes.PermissionDenied, ReasonNotOwner),
+	refusal.As[*TooManyTopicsError](codes.ResourceExhausted, ReasonTooManyTopics),
 	refusal.As[*controller.QuotaError](codes.ResourceExhausted, ReasonQuotaExceeded),
 	refusal.Is(sizing.ErrShort, codes.FailedPrecondition, ReasonTooFewMessages),
 	refusal.Is(bidi.ErrNoHello, codes.DeadlineExceeded, ReasonNoHello),

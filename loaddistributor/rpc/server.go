@@ -31,6 +31,7 @@ type Server struct {
 	admission  Admission // nil: tenants change as much as they like
 
 	reservation Reservation
+	creations   *creations
 }
 
 // Admission is what is needed of admission/client.
@@ -83,7 +84,7 @@ func mayChange(ctx context.Context, spec *catalog.Spec) error {
 
 // New returns a Server in front of c.
 func New(c *controller.Controller) *Server {
-	return &Server{controller: c, sessions: bidi.NewServer(), reservation: DefaultReservation}
+	return &Server{controller: c, sessions: bidi.NewServer(), reservation: DefaultReservation, creations: newCreations()}
 }
 
 // Register adds the services to a gRPC server.
@@ -93,10 +94,11 @@ func (s *Server) Register(to grpc.ServiceRegistrar) {
 	srtmv1.RegisterBrokerServiceServer(to, s)
 }
 
-// Run waits for ctx to end, and then for the sessions, which it ends. The
+// Run waits for ctx to end, and then for creations and sessions, which it ends. The
 // controller has ended them before where it is stopped first.
 func (s *Server) Run(ctx context.Context) error {
 	<-ctx.Done()
+	s.creations.close()
 	s.sessions.Close(controller.ErrClosing)
 	return nil
 }

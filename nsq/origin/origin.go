@@ -47,6 +47,14 @@ func (o Origin) String() string {
 	return string(text)
 }
 
+// Of returns the Origin of a String; nothing, of another text.
+func Of(text string) (o Origin) {
+	if json.Unmarshal([]byte(text), &o) != nil {
+		return Origin{}
+	}
+	return o
+}
+
 // Secret returns the secret of AUTH for the String of an Origin.
 func Secret(key []byte, origin string) string {
 	return prefix + hex.EncodeToString(mac(key, []byte(origin))) + " " + origin

@@ -62,6 +62,7 @@ type Config struct {
 	// broker does not forward, and takes messages of topics that retire from it.
 	ForwardKey func(key []byte)
 	Policy     Policy // empty: Available
+	Fresh      bool   // the broker has never been in a cluster
 	Store      Store  // of bases; nil: they end with the process
 	// DialOptions are for connections to the loaddistributor and the tbadaptor:
 	// credentials. nil: in clear.

@@ -45,6 +45,7 @@ type owner struct {
 	// Owned by run.
 	holdings *holder.Holdings
 	lease    holder.Lease
+	fresh    bool        // it has never been in a cluster
 	anew     bool        // it was removed from the cluster, and holds nothing since
 	term     uint64      // the largest that an adaptor named
 	alarm    *time.Timer // for the lease
@@ -78,7 +79,7 @@ type owner struct {
 
 func newOwner(c *core, ctx context.Context, sessions *sync.WaitGroup) *owner {
 	return &owner{
-		core: c, ctx: ctx, sessions: sessions,
+		core: c, ctx: ctx, sessions: sessions, fresh: c.cfg.Fresh,
 		holdings: holder.New(), lease: holder.Lease{Strict: c.cfg.Policy == Strict},
 		disk: map[string]Base{}, unsaved: map[string]tokenbucket.Tokens{},
 		kept:     map[string][]byte{},
@@ -158,6 +159,7 @@ func (o *owner) controlUp(l *controlLink) {
 		TcpAddress: cfg.TCPAddress, HttpAddress: cfg.HTTPAddress,
 		Version: cfg.Version, Mcap: cfg.Mcap, Topics: topics, Hostname: cfg.Hostname, Anew: o.anew, Seeks: true,
 		Durability: o.cfg.Durability, Stamp: uint64(o.controlClaim.said), DataPath: cfg.DataPath, Lock: cfg.Lock,
+		Fresh: o.fresh && len(topics) == 0,
 	}}})
 }
 
@@ -345,7 +347,7 @@ func (o *owner) resultWith(l *controlLink, request uint64, unknown []*srtmv1.Top
 // grants come from.
 func (o *owner) welcome(l *controlLink, h *srtmv1.ControllerHello) {
 	log := o.cfg.Log
-	o.anew, o.takesChanges = false, h.GetReportChanges()
+	o.anew, o.fresh, o.takesChanges = false, false, h.GetReportChanges()
 	o.controlClaim.accepted()
 	if key := h.GetForwardKey(); len(key) > 0 && o.cfg.ForwardKey != nil {
 		o.cfg.ForwardKey(key)

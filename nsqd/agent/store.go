@@ -45,7 +45,10 @@ type Store interface {
 //	{"version":1,"topic":"t","epoch":17,"rate_milli":4000000,"burst":20}
 //
 // and one with what is kept for the loaddistributor. A file is replaced as a whole.
-type Files struct{ dir string }
+type Files struct {
+	dir   string
+	fresh bool // the folder is new
+}
 
 const storeVersion = 1
 
@@ -64,11 +67,17 @@ const (
 
 // OpenFiles returns the Files in a folder, which it creates if need be.
 func OpenFiles(dir string) (*Files, error) {
+	_, err := os.Stat(dir)
+	fresh := errors.Is(err, fs.ErrNotExist)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("shares: %w", err)
 	}
-	return &Files{dir}, nil
+	return &Files{dir, fresh}, nil
 }
+
+// Fresh reports whether the folder was created for these Files: the broker has never been in a
+// cluster.
+func (f *Files) Fresh() bool { return f.fresh }
 
 // path is a topic's file. A control plane may give any name to what it grants.
 func (f *Files) path(topic, suffix string) (string, error) {

@@ -341,6 +341,9 @@ func (c *client) subscribe(op *session.Op, now mono.Time) error {
 	var sub *broker.Subscription
 	for sub == nil {
 		t, err := c.env.broker.TopicForClient(op.Topic)
+		if errors.Is(err, broker.ErrUnknownTopic) && c.passesOn(err) {
+			t, err = c.createTopic(op.Topic)
+		}
 		if errors.Is(err, broker.ErrTooManyTopics) {
 			return wire.Wrap(wire.CodeSubFailed, "SUB failed, there are as many topics as there may be", err)
 		}

@@ -1,11 +1,13 @@
 package conn
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 
 	"github.com/srtm-io/srtm/client/pool"
+	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/nsq/origin"
 	"github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsq/wire"
@@ -46,7 +48,7 @@ func (c *client) forward(name []byte, p *broker.Published, bodies *wire.Batch) e
 		return broker.ErrDraining // it would not be answered
 	}
 	if c.pubs.line == nil {
-		c.pubs.line = c.env.cfg.Forward.Line(forward.Publisher{ClientID: c.sess.Identity().ClientID, Identity: c.identity(), Host: c.remoteIP()})
+		c.pubs.line = c.env.cfg.Forward.Line(c.asPublisher())
 	}
 	m, n := pool.Message{Body: p.Body, Defer: p.Defer}, 1
 	if bodies != nil {
@@ -55,6 +57,23 @@ func (c *client) forward(name []byte, p *broker.Published, bodies *wire.Batch) e
 	c.pubs.sent, c.pubs.away = c.pubs.line.Begin(c.env.ctx, string(name), m), true
 	add(&c.stats.counter(string(name)).count, n)
 	return nil
+}
+
+// createTopic has a topic created that the client subscribes to, if the topic does not exist, and
+// returns it if it is on this broker then.
+func (c *client) createTopic(name []byte) (*broker.Topic, error) {
+	err := c.interruptibly(func(ctx context.Context) error {
+		return c.env.cfg.Forward.Create(ctx, string(name), c.asPublisher())
+	})
+	if err != nil {
+		c.env.log.Warn("a topic that a client subscribes to is not found or created", obs.KeyRemote, c.remote, obs.KeyTopic, string(name), obs.KeyError, err)
+	}
+	return c.env.broker.Topic(name)
+}
+
+// asPublisher is the client as other brokers are to see it.
+func (c *client) asPublisher() forward.Publisher {
+	return forward.Publisher{ClientID: c.sess.Identity().ClientID, Identity: c.identity(), Host: c.remoteIP()}
 }
 
 // takeSent returns what the publish in hand was forwarded as, once.

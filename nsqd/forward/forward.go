@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"sync/atomic"
 	"time"
 
@@ -87,6 +88,12 @@ func New(cfg Config) (*Forwarder, error) {
 	var err error
 	f.publishers, err = pool.New(client.Config{
 		Address: cfg.LoadDistributor, DialOptions: cfg.DialOptions, NSQ: model, Pacing: client.PacingOff, Create: true, Logger: cfg.Log,
+		Tenant: func(as string) string {
+			if o := origin.Of(as); o.Kind == "auth" {
+				return url.PathEscape(o.ID)
+			}
+			return ""
+		},
 		Vouch: func(as string) string { return origin.Secret(f.keys.Load().present, as) },
 	}, pool.Config{Max: cfg.MaxPublishers, Idle: idle, OpenWithin: within, MaxBytes: cfg.MaxBytes, MaxBrokerBytes: cfg.MaxBytes / 4})
 	if err != nil {
@@ -135,6 +142,15 @@ type Publisher struct {
 	Visits   bool // it has no connection: what it publishes is a request
 }
 
+// Create has a topic created that a client subscribes to, unless it exists, and returns an error
+// unless it exists then.
+func (f *Forwarder) Create(ctx context.Context, topic string, p Publisher) error {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	_, err := f.publishers.Resolve(ctx, pool.Key{Topic: topic, As: f.origin(p)})
+	return err
+}
+
 // Line forwards what one publisher publishes, in its order. Make it with Forwarder.Line.
 type Line struct {
 	// Set once.
@@ -145,8 +161,11 @@ type Line struct {
 
 // Line returns a line for a publisher. Only Pending.Wait may be called beside its methods.
 func (f *Forwarder) Line(p Publisher) *Line {
-	o := origin.Origin{ClientID: p.ClientID, Kind: p.Identity.Kind, ID: p.Identity.ID, Host: p.Host, Broker: f.brokerID, Visits: p.Visits}
-	return &Line{of: f, line: f.publishers.Line(), name: broker.PublisherName(p.ClientID, p.Identity), as: o.String()}
+	return &Line{of: f, line: f.publishers.Line(), name: broker.PublisherName(p.ClientID, p.Identity), as: f.origin(p)}
+}
+
+func (f *Forwarder) origin(p Publisher) string {
+	return origin.Origin{ClientID: p.ClientID, Kind: p.Identity.Kind, ID: p.Identity.ID, Host: p.Host, Broker: f.brokerID, Visits: p.Visits}.String()
 }
 
 // Close gives back what the line has. What is pending goes on.

@@ -285,7 +285,9 @@ type BrokerHello struct {
 	// Names the lock that the process holds on its data folder, on this boot of its kernel:
 	// of two processes with the same name the one with the lower stamp has ended. Empty: not
 	// known.
-	Lock          string `protobuf:"bytes,21,opt,name=lock,proto3" json:"lock,omitempty"`
+	Lock string `protobuf:"bytes,21,opt,name=lock,proto3" json:"lock,omitempty"`
+	// It has never been in a cluster, and so holds nothing of one: its folder is new.
+	Fresh         bool `protobuf:"varint,22,opt,name=fresh,proto3" json:"fresh,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -416,6 +418,13 @@ func (x *BrokerHello) GetLock() string {
 		return x.Lock
 	}
 	return ""
+}
+
+func (x *BrokerHello) GetFresh() bool {
+	if x != nil {
+		return x.Fresh
+	}
+	return false
 }
 
 // BrokerReport lists every topic of the broker, idle ones too: a topic that is
@@ -2223,7 +2232,7 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"seekResult\x12B\n" +
 	"\x0fchannel_request\x18\a \x01(\v2\x17.srtm.v1.ChannelRequestH\x00R\x0echannelRequest\x12E\n" +
 	"\x10channels_applied\x18\b \x01(\v2\x18.srtm.v1.ChannelsAppliedH\x00R\x0fchannelsAppliedB\t\n" +
-	"\amessage\"\x92\x03\n" +
+	"\amessage\"\xa8\x03\n" +
 	"\vBrokerHello\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12\x1f\n" +
@@ -2242,7 +2251,8 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"durability\x12\x14\n" +
 	"\x05stamp\x18\r \x01(\x04R\x05stamp\x12\x1b\n" +
 	"\tdata_path\x18\x14 \x01(\tR\bdataPath\x12\x12\n" +
-	"\x04lock\x18\x15 \x01(\tR\x04lock\"U\n" +
+	"\x04lock\x18\x15 \x01(\tR\x04lock\x12\x14\n" +
+	"\x05fresh\x18\x16 \x01(\bR\x05fresh\"U\n" +
 	"\fBrokerReport\x12+\n" +
 	"\x06topics\x18\x01 \x03(\v2\x13.srtm.v1.TopicStatsR\x06topics\x12\x18\n" +
 	"\achanges\x18\x02 \x01(\bR\achanges\"\x8a\x02\n" +

@@ -129,7 +129,9 @@ type ResolveRequest struct {
 	PublisherId string                 `protobuf:"bytes,2,opt,name=publisher_id,json=publisherId,proto3" json:"publisher_id,omitempty"`
 	// Create the topic if it does not exist, as --default-topic of the loaddistributor says, and
 	// answer when it is active. Where --auto-create is off, the answer is NOT_FOUND.
-	Create        bool `protobuf:"varint,3,opt,name=create,proto3" json:"create,omitempty"`
+	Create bool `protobuf:"varint,3,opt,name=create,proto3" json:"create,omitempty"`
+	// Whose topic it is then; for callers that have no tenant of their own, as brokers.
+	Tenant        string `protobuf:"bytes,4,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -183,6 +185,13 @@ func (x *ResolveRequest) GetCreate() bool {
 		return x.Create
 	}
 	return false
+}
+
+func (x *ResolveRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
 }
 
 type ResolveResponse struct {
@@ -359,11 +368,12 @@ const file_srtm_v1_placement_proto_rawDesc = "" +
 	"\fhttp_address\x18\x04 \x01(\tR\vhttpAddress\x12\x14\n" +
 	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12\x18\n" +
 	"\aunknown\x18\x06 \x01(\bR\aunknown\x12\x16\n" +
-	"\x06pacing\x18\a \x01(\bR\x06pacing\"a\n" +
+	"\x06pacing\x18\a \x01(\bR\x06pacing\"y\n" +
 	"\x0eResolveRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12!\n" +
 	"\fpublisher_id\x18\x02 \x01(\tR\vpublisherId\x12\x16\n" +
-	"\x06create\x18\x03 \x01(\bR\x06create\"F\n" +
+	"\x06create\x18\x03 \x01(\bR\x06create\x12\x16\n" +
+	"\x06tenant\x18\x04 \x01(\tR\x06tenant\"F\n" +
 	"\x0fResolveResponse\x123\n" +
 	"\n" +
 	"assignment\x18\x01 \x01(\v2\x13.srtm.v1.AssignmentR\n" +

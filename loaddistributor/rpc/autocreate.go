@@ -1,0 +1,252 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/secure"
+	"github.com/srtm-io/srtm/loaddistributor/catalog"
+	"github.com/srtm-io/srtm/loaddistributor/controller"
+)
+
+// AutoCreate says how a topic is created by its first publish or subscription.
+type AutoCreate struct {
+	Off bool
+	// Topic is the topic's specification without a name. What it leaves out is as in CreateTopic.
+	Topic *srtmv1.TopicSpec
+	// MaxTopics and MaxTenantTopics are how many topics there may be, in all and of one tenant,
+	// when another is created so.
+	MaxTopics, MaxTenantTopics int
+}
+
+const (
+	// maxCreating is how many topics may be on their way at a time. One more is to be tried again.
+	maxCreating = 1000
+	// creators is how many of them are placed and prepared at a time: other changes of topics have
+	// their turn between.
+	creators = 8
+)
+
+// ParseTopic parses an AutoCreate's topic, a TopicSpec in JSON, or returns all that is wrong
+// with it. An empty text is a topic that says nothing.
+func ParseTopic(text string) (*srtmv1.TopicSpec, error) {
+	spec := &srtmv1.TopicSpec{}
+	if text != "" {
+		if err := protojson.Unmarshal([]byte(text), spec); err != nil {
+			return nil, fmt.Errorf("want a TopicSpec in JSON: %w", err)
+		}
+	}
+	switch {
+	case spec.Name != "":
+		return nil, fmt.Errorf("has the name %q; its first publish names a topic", spec.Name)
+	case len(spec.Publishers)+len(spec.Groups) > 0:
+		return nil, errors.New("has publishers; a topic that any publisher creates is open to all")
+	}
+	_, err := checkCreate(begun(&srtmv1.CreateTopicRequest{Spec: named(spec, "t")}, DefaultReservation, DefaultReservation.Rate))
+	return spec, err
+}
+
+// named returns a copy of a topic's specification with a name.
+func named(spec *srtmv1.TopicSpec, name string) *srtmv1.TopicSpec {
+	spec = proto.CloneOf(spec)
+	spec.Name = name
+	return spec
+}
+
+// TooManyTopicsError refuses to create a topic by its first publish.
+type TooManyTopicsError struct {
+	Topic, Tenant string // no tenant: all topics count
+	Most          int
+}
+
+func (e *TooManyTopicsError) Error() string {
+	if e.Tenant != "" {
+		return fmt.Sprintf("topic %s is not created: tenant %s has %d topics, as many as may be created by publishing (--max-auto-tenant-topics)", e.Topic, e.Tenant, e.Most)
+	}
+	return fmt.Sprintf("topic %s is not created: there are %d topics, as many as may be created by publishing (--max-auto-topics)", e.Topic, e.Most)
+}
+
+// errCreating: too many topics are on their way.
+var errCreating = fmt.Errorf("%d topics are being created: %w", maxCreating, controller.ErrUnsteady)
+
+// creations are the topics that are created by those who publish or subscribe to them.
+type creations struct {
+	// Set once.
+	cfg    AutoCreate
+	slots  chan struct{}
+	ctx    context.Context // of the creations
+	cancel context.CancelFunc
+	all    sync.WaitGroup // Add under mu, while not closed
+	ended  *prometheus.CounterVec
+
+	mu struct {
+		sync.Mutex
+		closed  bool
+		running map[string]*creating
+	}
+}
+
+// creating is a topic on its way.
+type creating struct {
+	tenant string        // set once
+	placed bool          // it has a slot; guarded by creations.mu
+	done   chan struct{} // closed when err is set
+	err    error
+}
+
+func newCreations() *creations {
+	c := &creations{cfg: AutoCreate{Off: true}, slots: make(chan struct{}, creators)}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	c.mu.running = map[string]*creating{}
+	return c
+}
+
+// CreateTopics has topics created by their first publish or subscription. It is called before
+// Register. metrics may be nil.
+func (s *Server) CreateTopics(as AutoCreate, metrics prometheus.Registerer) {
+	s.creations.cfg = as
+	s.creations.ended = promauto.With(metrics).NewCounterVec(prometheus.CounterOpts{
+		Name: "srtm_topics_auto_created_total",
+		Help: "Topics that a publish or subscription was to create: created; refused, since there are as many as there may be; or failed.",
+	}, []string{"result"})
+}
+
+// close ends the creations and waits for them.
+func (c *creations) close() {
+	c.mu.Lock()
+	c.mu.closed = true
+	c.mu.Unlock()
+	c.cancel()
+	c.all.Wait()
+}
+
+// under reports whether a topic is on its way.
+func (c *creations) under(topic string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.mu.running[topic] != nil
+}
+
+// create creates a topic that does not exist, once for all who ask meanwhile, and returns when
+// it is active.
+func (s *Server) create(ctx context.Context, topic, tenant string) error {
+	is, err := s.creating(topic, tenant)
+	if err != nil {
+		return err
+	}
+	select {
+	case <-is.done:
+		return is.err
+	case <-ctx.Done():
+		return ctx.Err() // the topic is created all the same
+	}
+}
+
+// creating returns the creation of a topic, which it begins if there is none.
+func (s *Server) creating(topic, tenant string) (*creating, error) {
+	c := s.creations
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	is := c.mu.running[topic]
+	switch {
+	case is != nil:
+		return is, nil
+	case c.mu.closed:
+		return nil, controller.ErrClosing
+	case len(c.mu.running) == maxCreating:
+		return nil, errCreating
+	}
+	is = &creating{tenant: tenant, done: make(chan struct{})}
+	c.mu.running[topic] = is
+	c.all.Go(func() {
+		is.err = s.createTopic(topic, is)
+		c.mu.Lock()
+		delete(c.mu.running, topic)
+		c.mu.Unlock()
+		close(is.done)
+	})
+	return is, nil
+}
+
+func (s *Server) createTopic(topic string, is *creating) error {
+	c := s.creations
+	select {
+	case c.slots <- struct{}{}:
+		defer func() { <-c.slots }()
+	case <-c.ctx.Done():
+		return controller.ErrClosing
+	}
+	spec, err := checkCreate(begun(s.limited(&srtmv1.CreateTopicRequest{Spec: named(c.cfg.Topic, topic)}), s.reservation, s.reservation.Rate))
+	if err == nil {
+		err = s.room(topic, is)
+	}
+	if err == nil {
+		spec.Tenant = is.tenant
+		_, err = s.controller.Create(c.ctx, spec, "", "", func(controller.Progress) error { return nil })
+	}
+	result := "created"
+	switch {
+	case errors.Is(err, catalog.ErrTopicExists): // since it was looked for
+		return nil
+	case errors.As(err, new(*TooManyTopicsError)):
+		result = "refused"
+	case err != nil:
+		result = "failed"
+	}
+	c.ended.WithLabelValues(result).Inc()
+	return err
+}
+
+// room says whether there may be one more topic: beside those in the catalog and those that
+// have room already and are not in the catalog yet.
+func (s *Server) room(topic string, is *creating) error {
+	c := s.creations
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all, of := s.controller.CountTopics(is.tenant)
+	for name, other := range c.mu.running {
+		if !other.placed || s.controller.Knows(name) {
+			continue
+		}
+		if all++; other.tenant == is.tenant {
+			of++
+		}
+	}
+	switch {
+	case all >= c.cfg.MaxTopics:
+		return &TooManyTopicsError{Topic: topic, Most: c.cfg.MaxTopics}
+	case is.tenant != "" && of >= c.cfg.MaxTenantTopics:
+		return &TooManyTopicsError{Topic: topic, Tenant: is.tenant, Most: c.cfg.MaxTenantTopics}
+	}
+	is.placed = true
+	return nil
+}
+
+// Resolve implements srtmv1.PlacementServiceServer.
+func (s *Server) Resolve(ctx context.Context, req *srtmv1.ResolveRequest) (*srtmv1.ResolveResponse, error) {
+	a, err := s.controller.Resolve(req.Topic, req.PublisherId)
+	if req.Create && !s.creations.cfg.Off && (errors.Is(err, catalog.ErrTopicUnknown) || errors.Is(err, catalog.ErrNotActive) && s.creations.under(req.Topic)) {
+		tenant := secure.Tenant(ctx)
+		if tenant == "" { // a broker has none of its own, and says whose publisher it is
+			tenant = req.Tenant
+		}
+		if err = s.controller.Elsewhere(); err == nil { // who leads creates
+			err = s.create(ctx, req.Topic, tenant)
+		}
+		if err == nil {
+			a, err = s.controller.Resolve(req.Topic, req.PublisherId)
+		}
+	}
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	return &srtmv1.ResolveResponse{Assignment: assignmentProto(a)}, nil
+}
