@@ -44,6 +44,7 @@ type Service struct {
 // New returns a service. It connects when it is first needed. The bodies of all requests
 // under way may take maxBodies bytes; 0: any number.
 func New(cfg client.Config, maxBodies int64, metrics prometheus.Registerer) (*Service, error) {
+	cfg.Create = true
 	publishers, err := pool.New(cfg, pool.Config{Max: MaxPublishers, Idle: idle, OpenWithin: connectWithin})
 	if err != nil {
 		return nil, err

@@ -5,13 +5,8 @@ package conn
 // have published to the topic, or to none yet. Each ends at a message boundary:
 // what was read is answered, and the close is in order, so a publisher knows of
 // every message whether it was accepted. It returns how many there were, and
-// does not wait for them. Where what they publish is forwarded, their connections go on.
+// does not wait for them.
 func (s *Server) DrainPublishers(topic string, ids map[string]bool) int {
-	if s.cfg.Forward != nil {
-		if t, err := s.broker.Topic([]byte(topic)); err != nil || t.Retired() {
-			return 0
-		}
-	}
 	n := 0
 	s.clients.each(func(c *client) {
 		if c.publishesTo(topic, ids) {

@@ -178,8 +178,10 @@ func TestStockProducersAreMoved(t *testing.T) {
 		lost += s.lost
 	}
 	t.Logf("%d messages, %d moves, %d connections ended, %d accepted twice", total, moves, lost, twice)
-	if lost < moves/2 {
-		t.Errorf("only %d connections were ended by %d moves", lost, moves)
+	// Not by each move: while the old broker forwards for a publisher, the publisher is taken to
+	// follow, and is disconnected a second later unless it has moved back.
+	if lost == 0 {
+		t.Errorf("no connection was ended by %d moves", moves)
 	}
 	// A drain is in order: what was not answered was not accepted.
 	if twice > 0 {
