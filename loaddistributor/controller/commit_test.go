@@ -53,7 +53,9 @@ func TestDumpsComeByTheWeightOfEvents(t *testing.T) {
 		testkit.Must(t, c.mu.commit(catalog.TopicMoved{Topic: "t0"}))
 	}
 	const publishers = 10_000
+	c.mu.RLock()
 	home := c.mu.cat.Topics("", 1)[0].Plan.Quotas[0].Broker
+	c.mu.RUnlock()
 	testkit.Must(t, c.mu.commit(catalog.BrokerJoined{ID: home, Instance: home, Mcap: publishers}))
 	testkit.Must(t, c.mu.commit(catalog.MemberPrepared{Topic: "t0", Broker: home}))
 	change(func(d *placement.Demand) {
