@@ -472,7 +472,10 @@ func (b *answerBody) Read(p []byte) (int, error) {
 		// The server takes its time: what there is does not wait for the rest. ReverseProxy
 		// does so alone for answers of unknown length.
 		b.x.bound()
-		_ = http.NewResponseController(b.x.ResponseWriter).Flush() // Write says what is wrong
+		if err := http.NewResponseController(b.x.ResponseWriter).Flush(); err != nil {
+			b.x.writeErr = err
+			return 0, err
+		}
 	}
 	b.timer.Reset(b.limit)
 	n, err := b.ReadCloser.Read(p)
