@@ -184,7 +184,7 @@ func (p *Publisher) ready(ctx context.Context) error {
 	defer p.inbox.Unlock()
 	err := fmt.Errorf("client: publisher %q of topic %q has no broker yet: %w", p.id, p.topic, ctx.Err())
 	if p.inbox.lastError != nil {
-		err = fmt.Errorf("%w; %w", err, p.inbox.lastError)
+		err = fmt.Errorf("%w; %v", err, p.inbox.lastError) // a refusal to connect is none of a publish
 	}
 	return err
 }

@@ -19,6 +19,7 @@ const (
 	Answer  = "answer"  // its OK or error is about to be written
 	Nop     = "nop"     // a NOP was read
 	Pace    = "pace"    // a PACE was read
+	Auth    = "auth"    // an AUTH was read; its body is the secret
 	Close   = "close"   // the connection ended
 )
 
@@ -348,6 +349,9 @@ func (b *Broker) handle(c *conn, cmd wire.Command) {
 			}
 		}
 		c.send(wire.AppendResponse(nil, answer))
+	case wire.VerbAuth:
+		b.log.add(Event{Broker: b.name, Kind: Auth, Client: c.client, Bodies: [][]byte{slices.Clone(cmd.Body)}})
+		c.send(wire.AppendResponse(nil, []byte("{}")))
 	case wire.VerbPub, wire.VerbDpub:
 		b.publishLocked(c, string(cmd.Topic), [][]byte{slices.Clone(cmd.Body)}, cmd.Delay)
 	case wire.VerbMpub:

@@ -1,7 +1,7 @@
 // Package forward publishes what a broker's clients publish to topics that are not on the
 // broker: at the broker that carries the publisher, as that publisher. So a client that knows
-// one broker alone can publish to every topic of the cluster. It knows nothing of connections
-// and requests, and of what this broker carries. Read Forwarder next.
+// one broker alone can publish to every topic of the cluster. The package knows nothing of
+// connections, of requests, and of the topics that this broker carries. Read Forwarder next.
 //
 // The target broker sees the real publisher: the origin of each connection is vouched for with a
 // key that the loaddistributor gives to brokers (nsq/origin). A broker never forwards what
