@@ -603,7 +603,7 @@ var _ = Describe("Fitting", func() {
 			is{"plan", "create topic", "", map[string]any{}}, is{"grant shares", "create topic", "", map[string]any{}},
 			is{"create topic", "", "", map[string]any{"topic": "t"}},
 			is{"fit topic", "", "", map[string]any{"topic": "t", "outcome": "kept"}},
-			is{"move publishers", "request", `broker "b3" is away, draining or unknown: no such broker`, map[string]any{"topic": "t", "reason": "OPERATOR", "why": "publishers"}},
+			is{"move publishers", "request", `broker "b3" is disconnected, draining or unknown: no such broker`, map[string]any{"topic": "t", "reason": "OPERATOR", "why": "publishers"}},
 			is{"delete topic", "request", "", map[string]any{"topic": "t"}},
 		))
 	})

@@ -103,7 +103,7 @@ func (c *Controller) MovePublishers(ctx context.Context, name string, which Publ
 		topic, brokers := p.topic, p.brokers
 		at := slices.IndexFunc(brokers, func(b placement.Broker) bool { return b.ID == to })
 		if at < 0 {
-			return nil, placement.Plan{}, fmt.Errorf("broker %q is away, draining or unknown: %w", to, catalog.ErrBrokerUnknown)
+			return nil, placement.Plan{}, fmt.Errorf("broker %q is disconnected, draining or unknown: %w", to, catalog.ErrBrokerUnknown)
 		}
 		moved, err := which.of(topic)
 		if err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/tools/help"
 	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
 
@@ -59,6 +60,7 @@ Exit code: 0; 1 if the input is bad; 2 if the command line is.`,
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddCommand(theoryCommand(), bucketCommand(), sharesCommand(), runCommand(), fitCommand(), convergenceCommand(), scaleCommand(), jbqCommand(), mqosCommand(), linkCommand())
+	help.Use(root)
 	return root
 }
 

@@ -37,7 +37,8 @@ The scenario is a JSON object; times are in seconds, rates in msg/s:
 
 A rate or burst of 0 is profiled from the load: 1.1 times its mean, and the least
 burst with which profile_quantile (by default the SLO's) of the access delay is 0
-over profile_s, and so much of it more as margin says. With k the topic is spread over exactly k brokers, whether their mcap suffices or not.
+over profile_s, and so much of it more as margin says. With k the topic is spread over
+exactly k brokers, whether their mcap suffices or not.
 
 Output: one JSON object. For each topic its placement, the SLO's verdict, and
 quantiles of access, processing and delivery delay, in all and by broker, of the

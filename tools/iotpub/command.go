@@ -15,6 +15,7 @@ import (
 
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
+	"github.com/srtm-io/srtm/tools/help"
 	"github.com/srtm-io/srtm/tools/iotpub/emulate"
 	"github.com/srtm-io/srtm/tools/iotpub/load"
 	"github.com/srtm-io/srtm/tools/iotpub/report"
@@ -40,6 +41,7 @@ Exit code: 0; 1 if an accepted message was lost or came twice, or on failure;
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return lifecycle.UsageError{Err: err} })
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddCommand(runCommand(), greedyCommand(), scheduleCommand())
+	help.Use(root)
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
@@ -81,7 +83,8 @@ the intended send time.
 With --subscribe it also receives everything, through go-nsq, and checks that
 each accepted message came exactly once.`,
 		Example: `  iotpub run --nsqd-tcp-address 127.0.0.1:4150 --publishers 1000 --rate 10 --subscribe
-  iotpub run --loaddistributor-address 127.0.0.1:4170 --lookupd-http-address 127.0.0.1:4161 --topic sensors --subscribe`,
+  iotpub run --loaddistributor-address 127.0.0.1:4170 --lookupd-http-address 127.0.0.1:4161 \
+    --topic sensors --subscribe`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "text" && output != "json" {
@@ -168,8 +171,9 @@ func scheduleCommand() *cobra.Command {
 	options := load.Default()
 	duration := 10 * time.Second
 	cmd := &cobra.Command{
-		Use:   "schedule",
-		Short: "Print when the messages of a load are sent",
+		Use:     "schedule",
+		Short:   "Print when the messages of a load are sent",
+		Example: `  iotpub schedule --publishers 100 --rate 1000 --duration 10s | drlsim bucket --rate 1100 --burst 20`,
 		Long: `schedule prints the intended send time of every message, in seconds from the
 start, with the correlation key of its publisher where it has one: the arrivals
 that drlsim bucket reads. Nothing is sent.`,

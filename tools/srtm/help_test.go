@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/tools/help"
 )
 
 // walk calls visit for a command and all commands below it.
@@ -37,7 +38,7 @@ func TestHelpOfEveryCommand(t *testing.T) {
 		if !cmd.HasSubCommands() && !strings.Contains(cmd.Example, cmd.CommandPath()) {
 			t.Errorf("%s: no example of it: %q", cmd.CommandPath(), cmd.Example)
 		}
-		if f := cmd.Flags().Lookup("tls-ca"); f != nil && !cmd.HasSubCommands() && !strings.Contains(out.String(), "\n"+connection+":\n") {
+		if f := cmd.Flags().Lookup("tls-ca"); f != nil && !cmd.HasSubCommands() && !strings.Contains(out.String(), "\n"+help.Connection+":\n") {
 			t.Errorf("%s: its flags are in no groups:\n%s", cmd.CommandPath(), &out)
 		}
 	})

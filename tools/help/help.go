@@ -1,0 +1,117 @@
+// Package help gives commands of cobra our form of --help: lines of at most 100 characters,
+// and flags and subcommands in groups. It knows no command.
+package help
+
+import (
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// Width is the maximum length of a line of --help.
+const Width = 100
+
+// Connection is the title of the flags of every command that talks to a server.
+const Connection = "Connection and output"
+
+// groupKey is the annotation with a flag's group; without one the flag is in Flags.
+const groupKey = "srtm_group"
+
+// connectionFlags are the flags of the group Connection, of every command that has them.
+var connectionFlags = []string{
+	"loaddistributor-address", "admission-address", "nsqd-tcp-address", "nsqd-http-address", "nsq-opt", "auth-secret-file",
+	"tls-ca", "tls-cert", "tls-key", "token-file", "nsqd-tls-ca", "nsqd-tls-cert", "nsqd-tls-key", "nsqd-token-file", "output", "timeout",
+}
+
+// flagGroup is flags under a title, as --help prints them.
+type flagGroup struct{ Title, Usages string }
+
+// flagGroups returns the flags of a command in groups: those of the command first.
+func flagGroups(cmd *cobra.Command) (groups []flagGroup) {
+	for _, title := range []string{"Flags", Connection} {
+		fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+		cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+			group := "Flags"
+			if is := f.Annotations[groupKey]; len(is) == 1 {
+				group = is[0]
+			}
+			if group == title && f.Name != "help" {
+				fs.AddFlag(f)
+			}
+		})
+		if usages := fs.FlagUsagesWrapped(Width); usages != "" {
+			groups = append(groups, flagGroup{title, strings.TrimRight(usages, "\n")})
+		}
+	}
+	return groups
+}
+
+// commandGroup is commands under a title.
+type commandGroup struct {
+	Title    string
+	Commands []*cobra.Command
+}
+
+// commandGroups returns the subcommands in the order of their groups.
+func commandGroups(cmd *cobra.Command) (groups []commandGroup) {
+	of := map[string]int{}
+	for _, g := range cmd.Groups() {
+		of[g.ID] = len(groups)
+		groups = append(groups, commandGroup{Title: g.Title})
+	}
+	rest := commandGroup{Title: "Commands"}
+	for _, sub := range cmd.Commands() {
+		if !sub.IsAvailableCommand() {
+			continue
+		}
+		if i, in := of[sub.GroupID]; in {
+			groups[i].Commands = append(groups[i].Commands, sub)
+		} else {
+			rest.Commands = append(rest.Commands, sub)
+		}
+	}
+	if len(groups) > 0 {
+		rest.Title = "Other commands"
+	}
+	if len(rest.Commands) > 0 {
+		groups = append(groups, rest)
+	}
+	return groups
+}
+
+const usageTemplate = `Usage:{{if .HasAvailableSubCommands}}
+  {{.CommandPath}} COMMAND{{else}}
+  {{.UseLine}}{{end}}{{if .HasExample}}
+
+Examples:
+{{.Example}}{{end}}{{range commandGroups .}}
+
+{{.Title}}:{{range .Commands}}
+  {{rpad .Name .NamePadding}} {{.Short}}{{end}}{{end}}{{range flagGroups .}}
+
+{{.Title}}:
+{{.Usages}}{{end}}{{if .HasAvailableSubCommands}}
+
+{{.CommandPath}} COMMAND --help explains a command.{{end}}
+`
+
+// Use gives a command and its subcommands our form of --help.
+func Use(root *cobra.Command) {
+	cobra.AddTemplateFunc("flagGroups", flagGroups)
+	cobra.AddTemplateFunc("commandGroups", commandGroups)
+	root.SetUsageTemplate(usageTemplate)
+	group(root)
+}
+
+// group puts the flags of a command and its subcommands into groups.
+func group(cmd *cobra.Command) {
+	for _, name := range connectionFlags {
+		if f := cmd.LocalFlags().Lookup(name); f != nil {
+			f.Annotations = map[string][]string{groupKey: {Connection}}
+		}
+	}
+	for _, sub := range cmd.Commands() {
+		group(sub)
+	}
+}
