@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -162,7 +163,7 @@ func TestAnyBrokerTakesAnyTopic(t *testing.T) {
 	}
 	// What a broker refuses, its producer is told.
 	p = newPipe(t, local.TCP, "pipeline")
-	p.send(wire.AppendPub(nil, "no such\x01topic", []byte("x")))
+	p.send(wire.AppendPub(nil, "no!topic", []byte("x")))
 	if answer := p.answer(); !strings.HasPrefix(answer, "E_BAD_TOPIC") && !strings.HasPrefix(answer, "E_INVALID") {
 		t.Error(answer)
 	}
@@ -267,7 +268,7 @@ func TestForwardingOff(t *testing.T) {
 type judge struct {
 	mu     sync.Mutex
 	acked  map[uint32][]uint32 // by producer, in order
-	came   map[uint64]int64    // times, by producer and number: its broker's
+	came   map[uint64][]int64  // by producer and number: when brokers accepted it
 	failed int                 // publishes that were answered with an error, or not
 }
 
@@ -275,8 +276,8 @@ func (j *judge) HandleMessage(m *nsq.Message) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	key := binary.BigEndian.Uint64(m.Body)
-	if _, again := j.came[key]; !again {
-		j.came[key] = m.Timestamp
+	if !slices.Contains(j.came[key], m.Timestamp) { // else it is delivered again
+		j.came[key] = append(j.came[key], m.Timestamp)
 	}
 	return nil
 }
@@ -294,19 +295,26 @@ func (j *judge) missing() (n int) {
 	return n
 }
 
-// disorder is how many acknowledged messages were accepted before one that their producer had sent,
-// and got acknowledged, earlier.
+// disorder is how many acknowledged messages were accepted only before one that their producer had
+// sent, and got acknowledged, earlier. A message that a broker accepted and was killed before it
+// answered is sent again, and so was accepted twice.
 func (j *judge) disorder() (n int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	for producer, numbers := range j.acked {
 		last := int64(0)
 		for _, number := range numbers {
-			at := j.came[uint64(producer)<<32|uint64(number)]
-			if at < last {
-				n++
+			next := int64(math.MaxInt64)
+			for _, at := range j.came[uint64(producer)<<32|uint64(number)] {
+				if at >= last {
+					next = min(next, at)
+				}
 			}
-			last = max(last, at)
+			if next == math.MaxInt64 {
+				n++
+			} else {
+				last = next
+			}
 		}
 	}
 	return n
@@ -394,7 +402,7 @@ func TestForwardingThroughMovesDrainsAndCrashes(t *testing.T) {
 		}
 		return brokerOf(r.Topic.Quotas[0].BrokerId)
 	}
-	j := &judge{acked: map[uint32][]uint32{}, came: map[uint64]int64{}}
+	j := &judge{acked: map[uint32][]uint32{}, came: map[uint64][]int64{}}
 	localtest.Consume(t, "t", "archive", j, func(cfg *nsq.Config) {
 		cfg.MaxInFlight, cfg.LookupdPollInterval, cfg.LookupdPollJitter = 2000, 200*time.Millisecond, 0
 	}, "http://"+c.Web)
@@ -445,7 +453,8 @@ func TestForwardingThroughMovesDrainsAndCrashes(t *testing.T) {
 	stop()
 	producers.Wait()
 	testkit.WaitFor(t, "all that was acknowledged", func() bool { return j.missing() == 0 })
-	testkit.Equal(t, j.disorder(), 0, "acknowledged messages were accepted out of their producers' order")
+	// What was accepted twice may have come from one of the brokers alone until now.
+	testkit.WaitFor(t, "every producer's messages in the order in which they were accepted", func() bool { return j.disorder() == 0 })
 	t.Logf("%d messages acknowledged, %d failed", j.acknowledged(), j.failed)
 	for _, d := range slices.Concat(c.Brokers[:victim], c.Brokers[victim+1:]) {
 		for _, what := range []string{"accepted", "unsent", "unanswered"} {
