@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -297,8 +298,14 @@ var _ = Describe("what an earlier process has left", func() {
 	It("is kept where it is when the channel that has it cannot store it at the end", func() {
 		path := left() // no channel had it
 		disk := commitlog.OS()
-		create := disk.Create
+		create, open := disk.Create, disk.Open
 		var full atomic.Bool
+		disk.Open = func(file string) (commitlog.File, error) {
+			if full.Load() && strings.Contains(file, "cursors.") { // what is reserved is not enough
+				return nil, syscall.ENOSPC
+			}
+			return open(file)
+		}
 		disk.Create = func(file string) (commitlog.File, error) {
 			if full.Load() {
 				return nil, syscall.ENOSPC

@@ -217,6 +217,12 @@ func (l *Files) begin(buf *[]byte, batch []Record) (*segment, extent, error) {
 	if err := l.folder.make(found); err != nil {
 		return nil, extent{}, err
 	}
+	l.keeping.Lock()
+	err := l.snapshots.reserve(found)
+	l.keeping.Unlock()
+	if err != nil {
+		return nil, extent{}, fmt.Errorf("reserve room for cursors: %w", err)
+	}
 	path := l.folder.file(segmentName(id.base))
 	file, err := create(l.folder.disk, path+newSuffix)
 	if err != nil {

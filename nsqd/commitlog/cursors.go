@@ -9,8 +9,12 @@ import (
 
 const cursorName = "cursors." // and the number of the file, 0 or 1
 
+// minCursors is how many bytes of the disk each file of cursors has, at least.
+const minCursors = 4 << 10
+
 // snapshots are the two files of a log that its cursors are saved in. It overwrites the
-// older of the two. The design that lost writes a new file and renames it: four changes of the folder for each snapshot, which a journal of the
+// older of the two. Both have their blocks of the disk before a message takes those: a disk
+// that is full of messages which are done with is freed by a snapshot that says so. The design that lost writes a new file and renames it: four changes of the folder for each snapshot, which a journal of the
 // file system has to commit, and no way to write when the disk is full.
 type snapshots struct {
 	folder  folder // set once
@@ -20,6 +24,33 @@ type snapshots struct {
 	slot   int    // the file that is overwritten next
 	firm   bool   // in a durable log: what is in the other one is durable
 	placed [2]bool
+	size   int64 // of the largest snapshot that this process has saved
+	blocks int64 // bytes that both files have blocks for; 0: not known
+}
+
+// reserve gives both files blocks for snapshots of twice the largest size so far.
+func (c *snapshots) reserve(found bool) error {
+	want := max(minCursors, 2*c.size)
+	if c.blocks >= want {
+		return nil
+	}
+	if err := c.folder.make(found); err != nil {
+		return err
+	}
+	for slot := range c.placed {
+		file, err := c.folder.disk.Open(c.path(slot))
+		if errors.Is(err, fs.ErrNotExist) {
+			file, err = create(c.folder.disk, c.path(slot))
+		}
+		if err == nil {
+			err = errors.Join(file.Allocate(want), file.Close())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	c.blocks = want
+	return nil
 }
 
 // save replaces the last snapshot, of a log of which next is the next offset, and returns how
@@ -32,6 +63,9 @@ func (c *snapshots) save(data []byte, next Offset, found bool) (size int, err er
 	}
 	if err == nil {
 		c.saved, c.slot, c.firm = c.saved+1, 1-c.slot, true
+		if c.size = max(c.size, int64(len(b))); c.blocks > 0 {
+			_ = c.reserve(found) // ahead of need; the next segment does not begin without it
+		}
 	}
 	return len(b), err
 }
@@ -48,12 +82,12 @@ func (c *snapshots) last() ([]byte, error) {
 // overwrite writes one of the files of the cursors. In a durable log, the first time
 // it is a new file, which takes the other's name when it is durable: the snapshot of
 // an earlier process in the file that stays may not be, if that ended while it wrote
-// or its fsync failed.
+// or its fsync failed. If there is no snapshot yet, nothing stays.
 func (c *snapshots) overwrite(slot int, b []byte, found bool) error {
 	path := c.path(slot)
 	name := path
 	file, err := File(nil), fs.ErrNotExist
-	if c.durable && !c.firm {
+	if c.durable && !c.firm && c.saved > 0 {
 		name += newSuffix
 	} else {
 		file, err = c.folder.disk.Open(path)

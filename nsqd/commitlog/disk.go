@@ -37,6 +37,9 @@ type File interface {
 	io.WriterAt
 	io.Closer
 	Truncate(size int64) error
+	// Allocate gives the file blocks of the disk for its first size bytes, which are zeros
+	// where there was nothing.
+	Allocate(size int64) error
 	Size() (int64, error)
 	// Sync returns when all that was written to the file is on stable storage,
 	// with what is needed to read it back.
@@ -95,6 +98,15 @@ func (f osFile) Size() (int64, error) {
 		return 0, err
 	}
 	return info.Size(), nil
+}
+
+// fill writes zeros from the end of a file to its first size bytes.
+func fill(f File, size int64) error {
+	end, err := f.Size()
+	if err == nil && end < size {
+		err = writeAll(f, make([]byte, size-end), end)
+	}
+	return err
 }
 
 func (f osFile) Sync() error { return syncData(f.File) }

@@ -144,6 +144,7 @@ func upTo(from, to Offset, but ...Offset) (ids []Offset) {
 	return ids
 }
 
+// files are the log's, but for cursors.
 func (b *bench) files() []string {
 	GinkgoHelper()
 	names, err := b.disk.List(b.l.folder.path)
@@ -151,7 +152,9 @@ func (b *bench) files() []string {
 		return nil
 	}
 	Expect(err).NotTo(HaveOccurred())
-	return names
+	return slices.DeleteFunc(names, func(name string) bool {
+		return strings.HasPrefix(name, cursorName) && !strings.HasSuffix(name, badSuffix)
+	})
 }
 
 func (b *bench) path(name string) string { return filepath.Join(b.l.folder.path, name) }
@@ -211,7 +214,7 @@ var _ = Describe("a log in files", func() {
 		for _, again := range []func(){b.kill, b.reopen} {
 			b.sim.readAt = 0
 			again()
-			Expect(b.sim.readAt).To(BeNumerically("<=", 1<<10+segments*(headerSize+footerSize)))
+			Expect(b.sim.readAt).To(BeNumerically("<=", 1<<10+2*minCursors+segments*(headerSize+footerSize)))
 		}
 		Expect(b.from(990)).To(Equal(upTo(990, 999)))
 	})
@@ -338,7 +341,7 @@ var _ = Describe("a log in files", func() {
 			Expect(b.files()).To(ConsistOf(seg4))
 			Expect(b.l.SaveCursors([]byte("c"))).To(Succeed())
 			Expect(b.l.Trim(30)).To(Succeed())
-			Expect(b.files()).To(ConsistOf("cursors.0"))
+			Expect(b.files()).To(BeEmpty())
 			Expect(b.l.Stats().Segments).To(BeZero())
 			Expect(b.l.Stats().Bytes).To(BeZero())
 			b.fill(30, 31)
@@ -386,7 +389,7 @@ var _ = Describe("a log in files", func() {
 		It("works on a full disk", func() {
 			b.fill(0, 29)
 			b.sim.capacity = b.sim.used()
-			Expect(b.l.SaveCursors([]byte("x"))).To(MatchError(ErrNoSpace))
+			Expect(b.l.SaveCursors(make([]byte, minCursors))).To(MatchError(ErrNoSpace)) // more than is reserved
 			Expect(b.l.Trim(20)).To(Succeed())
 			b.fill(30, 33)
 			Expect(b.l.SaveCursors([]byte("x"))).To(Succeed())
@@ -835,12 +838,40 @@ var _ = Describe("a durable log", func() {
 		Expect(b.sim.content(b.path(segmentName(5)))).To(HaveLen(headerSize + 3*size + footerSize))
 	})
 
+	for _, durable := range []bool{false, true} {
+		It(fmt.Sprint("saves cursors on a disk that is full, and is freed by that; durable: ", durable), func() {
+			b := newBench()
+			b.cfg.Durable = durable
+			b.reopen()
+			b.fill(0, 0)
+			b.sim.capacity = b.sim.used()
+			_, err := b.l.Append([]Record{of(1)})
+			Expect(err).To(MatchError(ErrNoSpace))
+			for i := range 5 {
+				Expect(b.l.SaveCursors(fmt.Append(nil, "snapshot ", i))).To(Succeed())
+			}
+			Expect(b.l.Trim(1)).To(Succeed())
+			b.fill(1, 1)
+			b.kill()
+			Expect(b.l.LoadCursors()).To(BeEquivalentTo("snapshot 4"))
+		})
+	}
+
+	It("takes no message before both files of cursors have room", func() {
+		b := newBench()
+		b.sim.capacity = 2*minCursors - 1
+		_, err := b.l.Append([]Record{of(0)})
+		Expect(err).To(MatchError(ErrNoSpace))
+		b.sim.capacity = 1 << 40
+		b.fill(0, 0)
+	})
+
 	It("is as good where nothing can be written ahead", func() {
 		b := newBench()
 		b.cfg.Durable = true
 		b.reopen()
 		b.fill(0, 0)
-		b.sim.capacity = int64(headerSize + 3*size)
+		b.sim.capacity = int64(2*minCursors + headerSize + 3*size)
 		b.fill(1, 2)
 		_, err := b.l.Append([]Record{of(3)})
 		Expect(err).To(MatchError(ErrNoSpace))

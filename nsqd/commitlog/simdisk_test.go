@@ -340,6 +340,14 @@ func (h *simHandle) WriteAt(b []byte, off int64) (int, error) {
 	return len(b), err
 }
 
+func (h *simHandle) Allocate(size int64) error {
+	end, err := h.Size()
+	if err == nil && end < size {
+		_, err = h.WriteAt(make([]byte, size-end), end)
+	}
+	return err
+}
+
 func (h *simHandle) Truncate(size int64) error {
 	d := h.disk
 	d.mu.Lock()
