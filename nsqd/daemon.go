@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	admission "github.com/srtm-io/srtm/admission/client"
+	"github.com/srtm-io/srtm/client/pool"
 	"github.com/srtm-io/srtm/console"
 	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/daemon"
@@ -102,6 +103,9 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 	config.Log = d.log
 	if opts.managed() {
 		config.Confirm = d.confirmChannel
+	}
+	if opts.forwards() {
+		config.DeadLetter = d.forwardDeadLetter
 	}
 	if d.broker, err = broker.New(config); err != nil {
 		return nil, err
@@ -272,6 +276,14 @@ func (d *nsqd) forwarder(metrics *prometheus.Registry) (*forward.Forwarder, erro
 		return nil, fmt.Errorf("forward: %w", err)
 	}
 	return f, nil
+}
+
+// forwardDeadLetter publishes at the broker of a dead letter topic. It runs once messages are
+// restored, and so after the forwarder was made.
+func (d *nsqd) forwardDeadLetter(ctx context.Context, topic string, body []byte) error {
+	line := d.opts.conn.Forward.Line(forward.Publisher{ClientID: "dead-letters", Visits: true})
+	defer line.Close()
+	return line.Begin(ctx, topic, pool.Message{Body: body}).Wait()
 }
 
 // stats are those of all topics.

@@ -115,7 +115,7 @@ var arrows = []Arrow{
 	},
 	{
 		From: []string{"nsqd/metadata"},
-		Only: []string{"internal/durable", "nsq/wire", "tokenbucket"},
+		Only: []string{"internal/durable", "internal/expiry", "nsq/wire", "tokenbucket"},
 		Why:  "it keeps names and contracts, and knows nothing of what they name",
 	},
 	{

@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/srtm-io/srtm/loaddistributor/placement"
@@ -85,7 +86,8 @@ func (e TopicMoving) apply(c *Catalog) ([]Effect, error) {
 
 // sameForBrokers reports whether what a PrepareTopic says is the same in both.
 func sameForBrokers(a, b *Spec) bool {
-	return a.SLO == b.SLO && a.OverLimit == b.OverLimit && a.Pacing == b.Pacing && slices.Equal(a.Weighted(), b.Weighted())
+	return a.SLO == b.SLO && a.OverLimit == b.OverLimit && a.Pacing == b.Pacing && slices.Equal(a.Weighted(), b.Weighted()) &&
+		a.Expiry == b.Expiry && maps.Equal(a.ChannelExpiry, b.ChannelExpiry)
 }
 
 func (e TopicMoved) apply(c *Catalog) ([]Effect, error) {

@@ -1,9 +1,11 @@
 package catalog
 
 import (
+	"maps"
 	"slices"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/expiry"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -62,6 +64,9 @@ type Spec struct {
 	// Since is when each of Demand.Publishers of an open topic was heard first, in seconds
 	// since the Unix epoch. They are learned, and not ordered.
 	Since []int64
+	// Expiry says when messages are given up, and ChannelExpiry what channels set of their own.
+	Expiry        expiry.Settings
+	ChannelExpiry map[string]expiry.Settings
 	// Auto is between what the contract of an open topic follows what is measured.
 	Auto Auto
 }
@@ -102,7 +107,8 @@ func (s *Spec) Weighted() (groups []placement.Group) {
 // a placement depends on it.
 func (s *Spec) Equal(o *Spec) bool {
 	return s.PlacedAs(o) && s.Tenant == o.Tenant && s.SLO == o.SLO && s.OverLimit == o.OverLimit && s.ShareRule == o.ShareRule && s.Pacing == o.Pacing && s.Durability == o.Durability &&
-		slices.Equal(s.Channels, o.Channels) && slices.Equal(s.Since, o.Since) && s.Auto == o.Auto
+		slices.Equal(s.Channels, o.Channels) && slices.Equal(s.Since, o.Since) && s.Auto == o.Auto &&
+		s.Expiry == o.Expiry && maps.Equal(s.ChannelExpiry, o.ChannelExpiry)
 }
 
 // PlacedAs reports whether all is the same in both that decides a placement.

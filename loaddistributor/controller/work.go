@@ -7,6 +7,7 @@ import (
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/reconcile"
 )
@@ -121,6 +122,7 @@ func (st *state) prepare(s *Session, r request, spec *catalog.Spec) {
 		Slo: contract.Slo, OverLimit: contract.OverLimit,
 		Pacing: Pacings.Number(spec.Pacing), Durability: Durabilities.Number(spec.Durability),
 	}
+	order.Expiry, order.ChannelExpiry = shareproto.ExpiryProto(spec.Expiry), shareproto.ChannelExpiryProto(spec.ChannelExpiry)
 	for _, g := range spec.Weighted() {
 		order.Weights = append(order.Weights, &srtmv1.PublisherGroup{Key: g.Name(), Count: int32(g.Count), Weight: uint32(g.Weight)})
 	}

@@ -627,6 +627,7 @@ func specProto(s *catalog.Spec) *srtmv1.TopicSpec {
 	if a := s.Auto; a != (catalog.Auto{}) {
 		p.Auto = &srtmv1.AutoContract{MaxRateMilli: a.MaxRate, MinBurst: a.MinBurst, MaxBurst: a.MaxBurst, Measured: a.Measured}
 	}
+	p.Expiry, p.ChannelExpiry = shareproto.ExpiryProto(s.Expiry), shareproto.ChannelExpiryProto(s.ChannelExpiry)
 	for _, g := range s.Demand.Groups {
 		p.Groups = append(p.Groups, &srtmv1.PublisherGroup{Key: g.Key, Count: int32(g.Count), Rate: g.Rate, Batch: int32(g.Batch), Weight: uint32(g.Weight)})
 	}

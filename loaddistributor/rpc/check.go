@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -13,11 +14,14 @@ import (
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/expiry"
+	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/loaddistributor/sizing"
+	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -159,10 +163,49 @@ func checkCreate(req *srtmv1.CreateTopicRequest) (*catalog.Spec, error) {
 	if spec.Durability, known = controller.Durabilities.Value(p.Durability); !known {
 		bad.Add("spec.durability", "%d is no durability", p.Durability)
 	}
+	checkExpiry(&bad, p, spec)
 	if !slices.Contains(share.Rules(), spec.ShareRule) {
 		bad.Add("spec.share_rule", "%.80q is not one of %s", spec.ShareRule, strings.Join(share.Rules(), ", "))
 	}
 	return spec, bad.Err()
+}
+
+// checkExpiry fills in when messages are given up.
+func checkExpiry(bad *faults, p *srtmv1.TopicSpec, spec *catalog.Spec) {
+	if len(p.ChannelExpiry) > maxChannels {
+		bad.Add("spec.channel_expiry", "%d channels, at most %d", len(p.ChannelExpiry), maxChannels)
+		return
+	}
+	check := func(field string, p *srtmv1.Expiry, within expiry.Settings) expiry.Settings {
+		e := shareproto.ExpiryOf(p)
+		err := e.Validate(spec.Name())
+		if err == nil && p.GetTtl() != nil {
+			if err = p.Ttl.CheckValid(); err == nil && e.TTL == 0 {
+				err = errors.New("ttl 0 is outside [1ms, 10 years]; leave ttl unset for no end")
+			}
+		}
+		if err == nil && e.DeadLetter != "" && e.Within(within).MaxAttempts == 0 {
+			err = expiry.ErrNoAttempts
+		}
+		if err != nil {
+			bad.Add(field, "%v", err)
+		}
+		return e
+	}
+	spec.Expiry = check("spec.expiry", p.Expiry, expiry.Settings{})
+	for _, channel := range slices.Sorted(maps.Keys(p.ChannelExpiry)) {
+		field := fmt.Sprintf("spec.channel_expiry[%q]", channel)
+		if !wire.ValidChannelName(channel) {
+			bad.Add(field, "is no channel's name")
+			continue
+		}
+		if e := check(field, p.ChannelExpiry[channel], spec.Expiry); e.On() {
+			if spec.ChannelExpiry == nil {
+				spec.ChannelExpiry = make(map[string]expiry.Settings)
+			}
+			spec.ChannelExpiry[channel] = e
+		}
+	}
 }
 
 // checkUpdate returns all faults of a request but those of the specification that it

@@ -115,6 +115,15 @@ func TestFaultsOfARequest(t *testing.T) {
 			s.Groups[0].Rate = 1
 		}, []string{"spec.publishers"}},
 		{"no such policy", func(s *spec) { s.PlacementPolicy = "best" }, []string{"spec.placement_policy"}},
+		{"a dead letter topic without attempts", func(s *spec) { s.Expiry = &srtmv1.Expiry{DeadLetterTopic: "d"} }, []string{"spec.expiry"}},
+		{"a dead letter topic that is itself", func(s *spec) { s.Expiry = &srtmv1.Expiry{MaxAttempts: 1, DeadLetterTopic: s.Name} }, []string{"spec.expiry"}},
+		{"a ttl of 0", func(s *spec) { s.Expiry = &srtmv1.Expiry{Ttl: durationpb.New(0)} }, []string{"spec.expiry"}},
+		{"more attempts than are counted", func(s *spec) { s.Expiry = &srtmv1.Expiry{MaxAttempts: 65536} }, []string{"spec.expiry"}},
+		{"a channel's dead letter topic by the topic's attempts", func(s *spec) {
+			s.Expiry = &srtmv1.Expiry{MaxAttempts: 3}
+			s.ChannelExpiry = map[string]*srtmv1.Expiry{"c": {DeadLetterTopic: "d"}}
+		}, nil},
+		{"settings of what is no channel", func(s *spec) { s.ChannelExpiry = map[string]*srtmv1.Expiry{"a b": {MaxAttempts: 1}} }, []string{`spec.channel_expiry["a b"]`}},
 		{"no such rule", func(s *spec) { s.ShareRule = "best" }, []string{"spec.share_rule"}},
 		{"no such pacing", func(s *spec) { s.Pacing = 9 }, []string{"spec.pacing"}},
 		{"a weight that is too great", func(s *spec) { s.Groups[1].Weight = 256 }, []string{"spec.groups[1].weight"}},

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/api/srtm/journal"
+	"github.com/srtm-io/srtm/internal/expiry"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -193,6 +194,10 @@ func fromSpec(s *catalog.Spec) *journal.Spec {
 	if a := s.Auto; a != (catalog.Auto{}) {
 		p.Auto = &journal.Auto{MaxRateMilli: a.MaxRate, MinBurst: a.MinBurst, MaxBurst: a.MaxBurst, Measured: a.Measured}
 	}
+	p.Expiry = fromExpiry("", s.Expiry)
+	for _, channel := range slices.Sorted(maps.Keys(s.ChannelExpiry)) {
+		p.ChannelExpiry = append(p.ChannelExpiry, fromExpiry(channel, s.ChannelExpiry[channel]))
+	}
 	p.Publishers = fromPublishers(s.Demand.Publishers)
 	for _, one := range s.Demand.Groups {
 		p.Groups = append(p.Groups, &journal.Group{Key: one.Key, Count: int64(one.Count), Rate: one.Rate, Batch: int64(one.Batch), Weight: uint32(one.Weight)})
@@ -222,6 +227,13 @@ func toHead(p *journal.Spec) *catalog.Spec {
 		Since: p.Since,
 		Auto:  catalog.Auto{MaxRate: p.Auto.GetMaxRateMilli(), MinBurst: p.Auto.GetMinBurst(), MaxBurst: p.Auto.GetMaxBurst(), Measured: p.Auto.GetMeasured()},
 	}
+	s.Expiry = toExpiry(p.Expiry)
+	for _, e := range p.ChannelExpiry {
+		if s.ChannelExpiry == nil {
+			s.ChannelExpiry = make(map[string]expiry.Settings)
+		}
+		s.ChannelExpiry[e.GetChannel()] = toExpiry(e)
+	}
 	if p.Reject {
 		s.OverLimit = catalog.Reject
 	}
@@ -230,6 +242,17 @@ func toHead(p *journal.Spec) *catalog.Spec {
 		s.Demand.Groups = append(s.Demand.Groups, placement.Group{Key: one.GetKey(), Count: int(one.GetCount()), Rate: one.GetRate(), Batch: int(one.GetBatch()), Weight: int(one.GetWeight())})
 	}
 	return s
+}
+
+func fromExpiry(channel string, e expiry.Settings) *journal.Expiry {
+	if !e.On() {
+		return nil
+	}
+	return &journal.Expiry{Channel: channel, TtlNs: int64(e.TTL), MaxAttempts: int64(e.MaxAttempts), DeadLetter: e.DeadLetter}
+}
+
+func toExpiry(p *journal.Expiry) expiry.Settings {
+	return expiry.Settings{TTL: time.Duration(p.GetTtlNs()), MaxAttempts: int(p.GetMaxAttempts()), DeadLetter: p.GetDeadLetter()}
 }
 
 func fromPublishers(all []placement.Publisher) (p []*journal.Publisher) {

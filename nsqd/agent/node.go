@@ -4,6 +4,7 @@ import (
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/expiry"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -33,6 +34,9 @@ type Node interface {
 	// Recorded returns when the channels, as they were when it was called, will be the
 	// same after a crash. Any goroutine may call it.
 	Recorded() error
+
+	// Expire sets when messages of a topic that was prepared are given up.
+	Expire(topic string, e expiry.Settings, channels map[string]expiry.Settings) error
 
 	// Pace replaces what a prepared topic does about publishers that send more than
 	// their part, and what the groups of them may weigh.

@@ -414,6 +414,9 @@ func (o *owner) prepare(p *srtmv1.PrepareTopic) (unknown []*srtmv1.TopicChannel,
 	if unknown, err = o.node.Prepare(p.Topic, p.Channels, p.ChannelsVersion, latency, q, p.OverLimit, p.Identity); err != nil {
 		return nil, err
 	}
+	if err := o.node.Expire(p.Topic, shareproto.ExpiryOf(p.Expiry), shareproto.ChannelExpiryOf(p.ChannelExpiry)); err != nil {
+		return nil, err
+	}
 	o.node.Pace(p.Topic, p.Pacing, p.Weights)
 	if o.cfg.ForwardKey != nil {
 		o.node.Retire(p.Topic, p.Retiring)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/srtm-io/srtm/internal/expiry"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/metadata"
@@ -122,7 +123,7 @@ func (t *Topic) removeChannel(now mono.Time, c *queue.Channel, s *step) {
 	}
 	t.shared.channels.Add(-1)
 	if t.shared.cfg.AutoCreate { // in a cluster the control plane decides
-		t.mu.expiry.set(c.Name(), metadata.Expiry{})
+		t.mu.expiry.set(c.Name(), expiry.Settings{})
 	}
 	delete(t.memberships, c.Name())
 	delete(t.endToEnd, c)

@@ -146,17 +146,16 @@ func (l letter) encode() []byte {
 // publishDeadLetter publishes where the topic is: here, or through Config.DeadLetter. It
 // returns when the message is stored as the topic's durability says.
 func (b *Broker) publishDeadLetter(ctx context.Context, topic string, body []byte) error {
-	t, err := b.TopicForClient([]byte(topic))
-	if errors.Is(err, ErrUnknownTopic) && b.cfg.DeadLetter != nil {
-		return b.cfg.DeadLetter(ctx, topic, body)
-	}
-	if err != nil {
-		return err
-	}
 	now, stored := b.now(), Stored{}
-	err = t.Publish(now, clock.Wall(), Published{Body: body, Arrival: stamp.Arrival{At: now, Source: stamp.Read}, Stored: &stored})
+	t, err := b.TopicForClient([]byte(topic))
 	if err == nil {
-		err = t.Sync(stored)
+		err = t.Publish(now, clock.Wall(), Published{Body: body, Arrival: stamp.Arrival{At: now, Source: stamp.Read}, Stored: &stored})
+	}
+	switch {
+	case err == nil:
+		return t.Sync(stored)
+	case b.cfg.DeadLetter != nil && (errors.Is(err, ErrUnknownTopic) || errors.Is(err, ErrRetired)):
+		return b.cfg.DeadLetter(ctx, topic, body)
 	}
 	return err
 }

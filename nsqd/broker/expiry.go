@@ -4,34 +4,37 @@ import (
 	"fmt"
 	"maps"
 
+	"github.com/srtm-io/srtm/internal/expiry"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
-// expiry has the settings of a topic and of its channels that say when messages are given up.
-type expiry struct {
-	topic    metadata.Expiry
-	channels map[string]metadata.Expiry // also of channels that do not exist yet
+// expirySettings has the settings of a topic and of its channels that say when messages are given up.
+type expirySettings struct {
+	topic    expiry.Settings
+	channels map[string]expiry.Settings // also of channels that do not exist yet
 }
 
 // of returns what is in force in a channel.
-func (e *expiry) of(channel string) metadata.Expiry { return e.channels[channel].Within(e.topic) }
+func (e *expirySettings) of(channel string) expiry.Settings {
+	return e.channels[channel].Within(e.topic)
+}
 
 // set replaces the settings of a channel; the zero Expiry removes them.
-func (e *expiry) set(channel string, to metadata.Expiry) {
+func (e *expirySettings) set(channel string, to expiry.Settings) {
 	if !to.On() {
 		delete(e.channels, channel)
 		return
 	}
 	if e.channels == nil {
-		e.channels = make(map[string]metadata.Expiry)
+		e.channels = make(map[string]expiry.Settings)
 	}
 	e.channels[channel] = to
 }
 
 // recorded returns what the metadata file keeps.
-func (e *expiry) recorded() (topic *metadata.Expiry, channels map[string]metadata.Expiry) {
+func (e *expirySettings) recorded() (topic *expiry.Settings, channels map[string]expiry.Settings) {
 	if e.topic.On() {
 		own := e.topic
 		topic = &own
@@ -40,47 +43,47 @@ func (e *expiry) recorded() (topic *metadata.Expiry, channels map[string]metadat
 }
 
 // validate reports what no topic of that name may have.
-func (e *expiry) validate(topic string) error {
+func (e *expirySettings) validate(topic string) error {
 	if err := e.topic.Validate(topic); err != nil {
 		return err
 	}
 	if e.topic.DeadLetter != "" && e.topic.MaxAttempts == 0 {
-		return metadata.ErrNoAttempts
+		return expiry.ErrNoAttempts
 	}
 	for name, own := range e.channels { // order: any fault is one
 		if err := own.Validate(topic); err != nil {
 			return fmt.Errorf("channel %q: %w", name, err)
 		}
 		if own.DeadLetter != "" && e.of(name).MaxAttempts == 0 {
-			return fmt.Errorf("channel %q: %w", name, metadata.ErrNoAttempts)
+			return fmt.Errorf("channel %q: %w", name, expiry.ErrNoAttempts)
 		}
 	}
 	return nil
 }
 
-func ofQueue(e metadata.Expiry) queue.Expiry {
+func ofQueue(e expiry.Settings) queue.Expiry {
 	return queue.Expiry{TTL: e.TTL, MaxAttempts: e.MaxAttempts, DeadLetters: e.DeadLetter != ""}
 }
 
 // SetExpiry sets when messages of the topic are given up, those that wait now included. The
 // zero Expiry keeps them. Error: the settings contradict each other or are out of range.
-func (t *Topic) SetExpiry(to metadata.Expiry) error {
-	return t.expire(func(e *expiry) { e.topic = to })
+func (t *Topic) SetExpiry(to expiry.Settings) error {
+	return t.expire(func(e *expirySettings) { e.topic = to })
 }
 
 // SetChannelExpiry sets when messages of a channel are given up. The channel need not exist.
 // The zero Expiry leaves the topic's. Errors: as SetExpiry.
-func (t *Topic) SetChannelExpiry(channel string, to metadata.Expiry) error {
-	return t.expire(func(e *expiry) { e.set(channel, to) })
+func (t *Topic) SetChannelExpiry(channel string, to expiry.Settings) error {
+	return t.expire(func(e *expirySettings) { e.set(channel, to) })
 }
 
 // SetExpiries replaces the settings of the topic and of all its channels. Errors: as SetExpiry.
-func (t *Topic) SetExpiries(topic metadata.Expiry, channels map[string]metadata.Expiry) error {
-	return t.expire(func(e *expiry) { e.topic, e.channels = topic, maps.Clone(channels) })
+func (t *Topic) SetExpiries(topic expiry.Settings, channels map[string]expiry.Settings) error {
+	return t.expire(func(e *expirySettings) { e.topic, e.channels = topic, maps.Clone(channels) })
 }
 
 // expire changes the settings, or nothing. Errors: those of validate; ErrStorage.
-func (t *Topic) expire(change func(*expiry)) error {
+func (t *Topic) expire(change func(*expirySettings)) error {
 	t.mu.Lock()
 	next, differs := t.expiryAfter(change)
 	err := next.validate(t.name)
@@ -108,8 +111,8 @@ func (t *Topic) expire(change func(*expiry)) error {
 
 // expiryAfter returns the settings after a change, and whether that differs from what there
 // is. Requires: mu held.
-func (t *Topic) expiryAfter(change func(*expiry)) (next expiry, differs bool) {
-	next = expiry{t.mu.expiry.topic, maps.Clone(t.mu.expiry.channels)}
+func (t *Topic) expiryAfter(change func(*expirySettings)) (next expirySettings, differs bool) {
+	next = expirySettings{t.mu.expiry.topic, maps.Clone(t.mu.expiry.channels)}
 	change(&next)
 	return next, next.topic != t.mu.expiry.topic || !maps.Equal(next.channels, t.mu.expiry.channels)
 }
@@ -122,8 +125,8 @@ func (t *Topic) applyExpiry(now mono.Time, c *queue.Channel, s *step) {
 }
 
 // restoreExpiry takes the settings of an earlier process, which were valid.
-func (t *Topic) restoreExpiry(topic *metadata.Expiry, channels map[string]metadata.Expiry) {
-	var own metadata.Expiry
+func (t *Topic) restoreExpiry(topic *expiry.Settings, channels map[string]expiry.Settings) {
+	var own expiry.Settings
 	if topic != nil {
 		own = *topic
 	}

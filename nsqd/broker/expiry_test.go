@@ -11,8 +11,8 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	"github.com/srtm-io/srtm/internal/expiry"
 	"github.com/srtm-io/srtm/nsqd/broker"
-	"github.com/srtm-io/srtm/nsqd/metadata"
 )
 
 // letter is the body of a dead letter as its consumers read it.
@@ -73,7 +73,7 @@ var _ = Describe("a message that is given up", func() {
 			b, _ := opened(GinkgoT().TempDir(), func(*broker.Config) {}, func(c *broker.StorageConfig) { c.WriteThrough, c.Fsync = through, through })
 			Expect(b.Restore()).To(Succeed())
 			t := topic(b, "t")
-			Expect(t.SetExpiry(metadata.Expiry{MaxAttempts: 3, DeadLetter: "t.dead"})).To(Succeed())
+			Expect(t.SetExpiry(expiry.Settings{MaxAttempts: 3, DeadLetter: "t.dead"})).To(Succeed())
 			failAll(t, "c")
 			Expect(publish(t, "poison")).To(Succeed())
 			Expect(publish(t, "\xff\x00")).To(Succeed())
@@ -106,7 +106,7 @@ var _ = Describe("a message that is given up", func() {
 		b, end := opened(path, refusing)
 		Expect(b.Restore()).To(Succeed())
 		t := topic(b, "t")
-		Expect(t.SetExpiry(metadata.Expiry{MaxAttempts: 1, DeadLetter: "elsewhere"})).To(Succeed())
+		Expect(t.SetExpiry(expiry.Settings{MaxAttempts: 1, DeadLetter: "elsewhere"})).To(Succeed())
 		failAll(t, "c")
 		Expect(publish(t, "poison")).To(Succeed())
 		Eventually(tries.Load).Should(BeEquivalentTo(1))
@@ -131,7 +131,7 @@ var _ = Describe("a message that is given up", func() {
 		b, _ := opened(GinkgoT().TempDir(), func(*broker.Config) {})
 		Expect(b.Restore()).To(Succeed())
 		t := topic(b, "t")
-		Expect(t.SetChannelExpiry("c", metadata.Expiry{MaxAttempts: 2})).To(Succeed())
+		Expect(t.SetChannelExpiry("c", expiry.Settings{MaxAttempts: 2})).To(Succeed())
 		failAll(t, "c")
 		Expect(publish(t, "poison")).To(Succeed())
 		Eventually(func() uint64 { return channelOf(t, "c").Counters.GivenUp }).Should(BeEquivalentTo(1))
@@ -143,7 +143,7 @@ var _ = Describe("a message that is given up", func() {
 		Expect(b.Restore()).To(Succeed())
 		t := topic(b, "t")
 		Expect(t.CreateChannel("c")).To(Succeed())
-		Expect(t.SetExpiry(metadata.Expiry{TTL: 5 * time.Millisecond})).To(Succeed())
+		Expect(t.SetExpiry(expiry.Settings{TTL: 5 * time.Millisecond})).To(Succeed())
 		publishAll(t, 0, 500) // more than memory takes
 		Eventually(func() uint64 { return channelOf(t, "c").Counters.Expired }).Should(BeEquivalentTo(500))
 		Expect(inFlight(t)).To(BeZero())
@@ -154,23 +154,23 @@ var _ = Describe("a message that is given up", func() {
 		b, end := opened(path, func(*broker.Config) {})
 		Expect(b.Restore()).To(Succeed())
 		t := topic(b, "t")
-		of := metadata.Expiry{TTL: time.Hour, MaxAttempts: 3, DeadLetter: "t.dead"}
+		of := expiry.Settings{TTL: time.Hour, MaxAttempts: 3, DeadLetter: "t.dead"}
 		Expect(t.SetExpiry(of)).To(Succeed())
 		Expect(t.CreateChannel("c")).To(Succeed())
-		Expect(t.SetChannelExpiry("c", metadata.Expiry{TTL: time.Minute})).To(Succeed())
+		Expect(t.SetChannelExpiry("c", expiry.Settings{TTL: time.Minute})).To(Succeed())
 		end()
 		b, _ = opened(path, func(*broker.Config) {})
 		Expect(b.Restore()).To(Succeed())
 		t = topic(b, "t")
 		Expect(t.Stats().Expiry).To(Equal(of))
-		Expect(channelOf(t, "c").Expiry).To(Equal(metadata.Expiry{TTL: time.Minute, MaxAttempts: 3, DeadLetter: "t.dead"}))
+		Expect(channelOf(t, "c").Expiry).To(Equal(expiry.Settings{TTL: time.Minute, MaxAttempts: 3, DeadLetter: "t.dead"}))
 	})
 
 	It("has no settings that contradict each other", func() {
 		b, _ := opened(GinkgoT().TempDir(), func(*broker.Config) {})
 		Expect(b.Restore()).To(Succeed())
 		t := topic(b, "t")
-		for text, e := range map[string]metadata.Expiry{
+		for text, e := range map[string]expiry.Settings{
 			"dead_letter needs max_attempts": {DeadLetter: "d"},
 			"the topic itself":               {MaxAttempts: 1, DeadLetter: "t"},
 			"not the name of a topic":        {MaxAttempts: 1, DeadLetter: "a b"},
@@ -178,8 +178,8 @@ var _ = Describe("a message that is given up", func() {
 			"max_attempts 65536 is outside":  {MaxAttempts: 65536},
 		} {
 			Expect(t.SetExpiry(e)).To(MatchError(ContainSubstring(text)))
-			Expect(t.Stats().Expiry).To(Equal(metadata.Expiry{}))
+			Expect(t.Stats().Expiry).To(Equal(expiry.Settings{}))
 		}
-		Expect(t.SetChannelExpiry("c", metadata.Expiry{DeadLetter: "d"})).To(MatchError(metadata.ErrNoAttempts))
+		Expect(t.SetChannelExpiry("c", expiry.Settings{DeadLetter: "d"})).To(MatchError(expiry.ErrNoAttempts))
 	})
 })

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/expiry"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/queue"
@@ -87,6 +88,15 @@ func (n *Node) Settled(topic string, channels []string) {
 
 // Recorded is Broker.Recorded.
 func (n *Node) Recorded() error { return n.broker().Recorded() }
+
+// Expire is Topic.SetExpiries. Errors: ErrUnknownTopic; as SetExpiries.
+func (n *Node) Expire(topic string, e expiry.Settings, channels map[string]expiry.Settings) error {
+	t, err := n.broker().Topic([]byte(topic))
+	if err != nil {
+		return err
+	}
+	return t.SetExpiries(e, channels)
+}
 
 // Pace is Topic.SetPacing.
 func (n *Node) Pace(topic string, mode srtmv1.PacingMode, weights []*srtmv1.PublisherGroup) {

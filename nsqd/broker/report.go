@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/expiry"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/kernel/stamp"
@@ -30,7 +31,7 @@ type Stats struct {
 	Publishers  int
 	Subscribers int
 	Retain      metadata.Retention // in force
-	Expiry      metadata.Expiry
+	Expiry      expiry.Settings
 
 	Disk   commitlog.Stats // zero where nothing is on disk
 	Needed int64           // bytes of Disk.Bytes, not only retained
@@ -59,7 +60,7 @@ type ChannelStats struct {
 	// messages; Full says that it gets no more because of that: StorageConfig.MaxUnfinished.
 	Unfinished int
 	Full       bool
-	Expiry     metadata.Expiry // in force
+	Expiry     expiry.Settings // in force
 	Counters   queue.ChannelCounters
 	Consumers  int
 	EndToEnd   stats.Summary // arrival to FIN, lately; empty where not measured

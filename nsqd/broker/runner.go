@@ -29,7 +29,7 @@ type runner struct {
 		closed    bool
 		retired   bool  // the topic has moved away: what it holds is delivered, nothing is taken
 		held      int64 // the topic's part of Broker.held
-		expiry    expiry
+		expiry    expirySettings
 	}
 	// room is told when the topic's backlog may have room again, or never will.
 	room    sync.Cond // on mu

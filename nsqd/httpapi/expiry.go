@@ -7,27 +7,27 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/expiry"
 	"github.com/srtm-io/srtm/internal/nsqhttp"
 	"github.com/srtm-io/srtm/nsqd/broker"
-	"github.com/srtm-io/srtm/nsqd/metadata"
 )
 
-// expiryJSON is a metadata.Expiry.
+// expiryJSON is a expiry.Settings.
 type expiryJSON struct {
 	TTL         float64 `json:"ttl_seconds,omitempty"`
 	MaxAttempts int     `json:"max_attempts,omitempty"`
 	DeadLetter  string  `json:"dead_letter,omitempty"`
 }
 
-func expiryOf(e metadata.Expiry) *expiryJSON {
+func expiryOf(e expiry.Settings) *expiryJSON {
 	if !e.On() {
 		return nil
 	}
 	return &expiryJSON{e.TTL.Seconds(), e.MaxAttempts, e.DeadLetter}
 }
 
-// expiry parses ?ttl=1h&max_attempts=5&dead_letter=orders.dead, of which one must be there.
-func expiry(q url.Values) (e metadata.Expiry, err error) {
+// expiryArgument parses ?ttl=1h&max_attempts=5&dead_letter=orders.dead, of which one must be there.
+func expiryArgument(q url.Values) (e expiry.Settings, err error) {
 	if text := q.Get("ttl"); text != "" {
 		if e.TTL, err = time.ParseDuration(text); err != nil || e.TTL <= 0 {
 			return e, nsqhttp.BadRequest("INVALID_TTL", "ttl=%.100q is not a positive duration such as 1h", text)
@@ -54,7 +54,7 @@ func setExpiry(err error) (string, error) {
 	return "", nil
 }
 
-func (a *API) topicExpiry(q url.Values, e metadata.Expiry) (string, error) {
+func (a *API) topicExpiry(q url.Values, e expiry.Settings) (string, error) {
 	if err := a.errManaged(expireTopics); err != nil {
 		return "", err
 	}
@@ -67,7 +67,7 @@ func (a *API) topicExpiry(q url.Values, e metadata.Expiry) (string, error) {
 
 // expireTopic sets when the messages of a topic are given up.
 func (a *API) expireTopic(r *http.Request) (string, error) {
-	e, err := expiry(r.URL.Query())
+	e, err := expiryArgument(r.URL.Query())
 	if err != nil {
 		return "", err
 	}
@@ -76,10 +76,10 @@ func (a *API) expireTopic(r *http.Request) (string, error) {
 
 // unexpireTopic has the topic keep its messages until they are finished.
 func (a *API) unexpireTopic(r *http.Request) (string, error) {
-	return a.topicExpiry(r.URL.Query(), metadata.Expiry{})
+	return a.topicExpiry(r.URL.Query(), expiry.Settings{})
 }
 
-func (a *API) channelExpiry(r *http.Request, e metadata.Expiry) (string, error) {
+func (a *API) channelExpiry(r *http.Request, e expiry.Settings) (string, error) {
 	if err := a.errManaged(expireTopics); err != nil {
 		return "", err
 	}
@@ -94,7 +94,7 @@ func (a *API) channelExpiry(r *http.Request, e metadata.Expiry) (string, error) 
 
 // expireChannel sets when the messages of one channel are given up.
 func (a *API) expireChannel(r *http.Request) (string, error) {
-	e, err := expiry(r.URL.Query())
+	e, err := expiryArgument(r.URL.Query())
 	if err != nil {
 		return "", err
 	}
@@ -103,5 +103,5 @@ func (a *API) expireChannel(r *http.Request) (string, error) {
 
 // unexpireChannel has the topic's settings hold for the channel.
 func (a *API) unexpireChannel(r *http.Request) (string, error) {
-	return a.channelExpiry(r, metadata.Expiry{})
+	return a.channelExpiry(r, expiry.Settings{})
 }

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/srtm-io/srtm/internal/expiry"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -21,15 +22,15 @@ type State struct {
 
 // Topic is one topic.
 type Topic struct {
-	Name     string     `json:"name"`
-	Paused   bool       `json:"paused,omitempty"`
-	Contract *Contract  `json:"contract,omitempty"` // nil: without, or given anew at each start
-	Channels []Channel  `json:"channels,omitempty"` // by name
-	Identity Identity   `json:"identity,omitzero"`  // zero: not known
-	Retain   *Retention `json:"retain,omitempty"`   // nil: as the node's default says
-	Expiry   *Expiry    `json:"expiry,omitempty"`   // nil: messages do not expire
+	Name     string           `json:"name"`
+	Paused   bool             `json:"paused,omitempty"`
+	Contract *Contract        `json:"contract,omitempty"` // nil: without, or given anew at each start
+	Channels []Channel        `json:"channels,omitempty"` // by name
+	Identity Identity         `json:"identity,omitzero"`  // zero: not known
+	Retain   *Retention       `json:"retain,omitempty"`   // nil: as the node's default says
+	Expiry   *expiry.Settings `json:"expiry,omitempty"`   // nil: messages do not expire
 	// Expiries has the settings of channels, also of those that do not exist yet.
-	Expiries map[string]Expiry `json:"expiries,omitempty"`
+	Expiries map[string]expiry.Settings `json:"expiries,omitempty"`
 }
 
 // Identity is which topic of its name a topic is, as the control plane says.
@@ -145,12 +146,13 @@ func (s State) validate() error {
 		if err := t.Retain.validate(); err != nil {
 			return fmt.Errorf("topic %q: %w", t.Name, err)
 		}
-		if err := t.Expiry.validate(t.Name); err != nil {
-			return fmt.Errorf("topic %q: %w", t.Name, err)
+		if t.Expiry != nil {
+			if err := t.Expiry.Validate(t.Name); err != nil {
+				return fmt.Errorf("topic %q: expiry: %w", t.Name, err)
+			}
 		}
 		for _, name := range slices.Sorted(maps.Keys(t.Expiries)) {
-			e := t.Expiries[name]
-			if err := e.validate(t.Name); err != nil || !wire.ValidChannelName(name) {
+			if err := t.Expiries[name].Validate(t.Name); err != nil || !wire.ValidChannelName(name) {
 				return fmt.Errorf("topic %q: channel %q: %w", t.Name, name, cmp.Or(err, errors.New("not a name")))
 			}
 		}

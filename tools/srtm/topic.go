@@ -41,6 +41,9 @@ type newTopic struct {
 	overLimit, pacing, durability string
 	groups, publishers            []string
 	autoBurst                     string
+	ttl                           time.Duration
+	expiry                        srtmv1.Expiry
+	channelExpiry                 []string
 	idempotency                   string
 	suggest                       string
 	wanted                        wanted
@@ -229,6 +232,10 @@ func (n *newTopic) flags(cmd *cobra.Command) {
 	f.StringVar(&n.durability, "durability", "", "what an OK of a broker is worth, which must be the brokers' --durability: memory, fsync or replicated (default the brokers'); it cannot be changed")
 	f.StringVar(&n.pacing, "pacing", "", "what is done about publishers that send more than their part: off, advise or police (default as nsqd's --pacing); without a value: advise")
 	f.Lookup("pacing").NoOptDefVal = "advise"
+	f.DurationVar(&n.ttl, "ttl", 0, "discard messages older than this `time`, without a token; 0: never")
+	f.Uint32Var(&n.expiry.MaxAttempts, "max-attempts", 0, "give a message up after so many `deliveries` in a channel; 0: never")
+	f.StringVar(&n.expiry.DeadLetterTopic, "dead-letter", "", "`topic` that gets messages after --max-attempts; without one they are discarded")
+	f.StringArrayVar(&n.channelExpiry, "channel-expiry", nil, "settings of one channel, as `"+channelExpiryForm+"`; may be repeated")
 	f.StringArrayVar(&n.groups, "group", nil, "publishers, as `"+topics.GroupForm+"`; may be repeated")
 	f.StringArrayVar(&n.publishers, "publisher", nil, "one publisher, as `"+topics.PublisherForm+"`; may be repeated")
 	f.StringArrayVar(&n.said.Channels, "channel", nil, "channel to create with the topic; may be repeated")
@@ -274,7 +281,14 @@ func (n *newTopic) spec(cmd *cobra.Command, args []string) (*srtmv1.TopicSpec, e
 			}
 		}
 	}
+	if n.ttl != 0 {
+		n.expiry.Ttl = durationpb.New(n.ttl)
+	}
+	if n.ttl != 0 || n.expiry.MaxAttempts != 0 || n.expiry.DeadLetterTopic != "" {
+		spec.Expiry = &n.expiry
+	}
 	var faults []error
+	spec.ChannelExpiry, faults = parseChannelExpiry(n.channelExpiry, faults)
 	spec.Groups, faults = parseAll("group", n.groups, faults, topics.ParseGroup)
 	spec.Publishers, faults = parseAll("publisher", n.publishers, faults, topics.ParsePublisher)
 	if err := errors.Join(faults...); err != nil {
@@ -405,6 +419,7 @@ func describe(w io.Writer, t *srtmv1.Topic) error {
 	if d := spec.GetDurability(); d != srtmv1.Durability_DURABILITY_UNSPECIFIED {
 		fmt.Fprintf(w, "durable   %s\n", strings.ToLower(strings.TrimPrefix(d.String(), "DURABILITY_")))
 	}
+	describeExpiry(w, spec)
 	if n := status.GetPooled().GetDelivered() + status.GetUnaccepted(); n > 0 {
 		verdict := sloState(status)
 		if status.SloMet == nil {

@@ -25,6 +25,7 @@ var fieldOf = map[string]string{
 	"rate": "contract.rate_milli", "burst": "contract.burst", "over-limit": "contract.over_limit",
 	"slo-quantile": "contract.slo.quantile", "slo-latency": "contract.slo.latency",
 	"policy": "placement_policy", "share-rule": "share_rule", "pacing": "pacing", "auto-burst": "auto", "auto-rate-limit": "auto",
+	"ttl": "expiry.ttl", "max-attempts": "expiry.max_attempts", "dead-letter": "expiry.dead_letter_topic", "channel-expiry": "channel_expiry",
 	"group": "groups", "publisher": "publishers", "channel": "channels",
 }
 
@@ -187,7 +188,7 @@ func fields(prefix string, text json.RawMessage, of protoreflect.MessageDescript
 		message := field.Message()
 		switch {
 		case path == "name" || string(object[key]) == "null":
-		case message != nil && !field.IsList() && message.ParentFile().Package() == "srtm.v1":
+		case message != nil && !field.IsList() && !field.IsMap() && message.ParentFile().Package() == "srtm.v1":
 			paths = append(paths, fields(path+".", object[key], message)...)
 		default:
 			paths = append(paths, path)
@@ -249,6 +250,10 @@ func lost(from, to *srtmv1.TopicSpec) string {
 	becomes("over limit", overLimit(from), overLimit(to))
 	becomes("policy", from.GetPlacementPolicy(), cmp.Or(to.GetPlacementPolicy(), from.GetPlacementPolicy()))
 	becomes("pacing", pacingText(from.GetPacing()), pacingText(to.GetPacing()))
+	becomes("messages", keptText(from.GetExpiry()), keptText(to.GetExpiry()))
+	for _, channel := range slices.Sorted(maps.Keys(from.GetChannelExpiry())) {
+		becomes("messages of channel "+channel, keptText(from.GetChannelExpiry()[channel]), keptText(to.GetChannelExpiry()[channel]))
+	}
 	becomes("share rule", from.GetShareRule(), cmp.Or(to.GetShareRule(), from.GetShareRule()))
 	if len(lines) == 0 {
 		return " nothing\n"

@@ -29,6 +29,8 @@ func TestAnUpdateNamesWhatItChanges(t *testing.T) {
 		"--slo-quantile=0.9 --group=a:1:1":                     {"contract.slo.quantile", "groups"},
 		"--publisher=a:b:1 --channel=x":                        {"channels", "publishers"},
 		"--over-limit=delay --policy=conc --share-rule=static": {"contract.over_limit", "placement_policy", "share_rule"},
+		"--ttl=1h --max-attempts=5 --dead-letter=d":            {"expiry.dead_letter_topic", "expiry.max_attempts", "expiry.ttl"},
+		"--channel-expiry=c:ttl=10m,max-attempts=3":            {"channel_expiry"},
 		"--file=" + file:                                       {"channels", "contract.rate_milli", "contract.slo.latency"},
 	} {
 		if _, _, err := srtm(t, address, append([]string{"topic", "update", "sensors", "--epoch=9"}, strings.Fields(flags)...)...); err != nil {

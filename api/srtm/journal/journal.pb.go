@@ -1316,7 +1316,10 @@ type Spec struct {
 	Since []int64 `protobuf:"varint,103,rep,packed,name=since,proto3" json:"since,omitempty"`
 	Auto  *Auto   `protobuf:"bytes,104,opt,name=auto,proto3" json:"auto,omitempty"`
 	// "memory", "fsync", "replicated", or empty.
-	Durability    string `protobuf:"bytes,105,opt,name=durability,proto3" json:"durability,omitempty"`
+	Durability string  `protobuf:"bytes,105,opt,name=durability,proto3" json:"durability,omitempty"`
+	Expiry     *Expiry `protobuf:"bytes,106,opt,name=expiry,proto3" json:"expiry,omitempty"`
+	// By channel.
+	ChannelExpiry []*Expiry `protobuf:"bytes,107,rep,name=channel_expiry,json=channelExpiry,proto3" json:"channel_expiry,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1477,6 +1480,89 @@ func (x *Spec) GetDurability() string {
 	return ""
 }
 
+func (x *Spec) GetExpiry() *Expiry {
+	if x != nil {
+		return x.Expiry
+	}
+	return nil
+}
+
+func (x *Spec) GetChannelExpiry() []*Expiry {
+	if x != nil {
+		return x.ChannelExpiry
+	}
+	return nil
+}
+
+type Expiry struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty: of the topic.
+	Channel       string `protobuf:"bytes,100,opt,name=channel,proto3" json:"channel,omitempty"`
+	TtlNs         int64  `protobuf:"varint,101,opt,name=ttl_ns,json=ttlNs,proto3" json:"ttl_ns,omitempty"`
+	MaxAttempts   int64  `protobuf:"varint,102,opt,name=max_attempts,json=maxAttempts,proto3" json:"max_attempts,omitempty"`
+	DeadLetter    string `protobuf:"bytes,103,opt,name=dead_letter,json=deadLetter,proto3" json:"dead_letter,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Expiry) Reset() {
+	*x = Expiry{}
+	mi := &file_srtm_journal_journal_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Expiry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Expiry) ProtoMessage() {}
+
+func (x *Expiry) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_journal_journal_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Expiry.ProtoReflect.Descriptor instead.
+func (*Expiry) Descriptor() ([]byte, []int) {
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *Expiry) GetChannel() string {
+	if x != nil {
+		return x.Channel
+	}
+	return ""
+}
+
+func (x *Expiry) GetTtlNs() int64 {
+	if x != nil {
+		return x.TtlNs
+	}
+	return 0
+}
+
+func (x *Expiry) GetMaxAttempts() int64 {
+	if x != nil {
+		return x.MaxAttempts
+	}
+	return 0
+}
+
+func (x *Expiry) GetDeadLetter() string {
+	if x != nil {
+		return x.DeadLetter
+	}
+	return ""
+}
+
 type Auto struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	MaxRateMilli  int64                  `protobuf:"varint,100,opt,name=max_rate_milli,json=maxRateMilli,proto3" json:"max_rate_milli,omitempty"`
@@ -1489,7 +1575,7 @@ type Auto struct {
 
 func (x *Auto) Reset() {
 	*x = Auto{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[11]
+	mi := &file_srtm_journal_journal_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1501,7 +1587,7 @@ func (x *Auto) String() string {
 func (*Auto) ProtoMessage() {}
 
 func (x *Auto) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[11]
+	mi := &file_srtm_journal_journal_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1514,7 +1600,7 @@ func (x *Auto) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Auto.ProtoReflect.Descriptor instead.
 func (*Auto) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{11}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Auto) GetMaxRateMilli() int64 {
@@ -1557,7 +1643,7 @@ type Publisher struct {
 
 func (x *Publisher) Reset() {
 	*x = Publisher{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[12]
+	mi := &file_srtm_journal_journal_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1569,7 +1655,7 @@ func (x *Publisher) String() string {
 func (*Publisher) ProtoMessage() {}
 
 func (x *Publisher) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[12]
+	mi := &file_srtm_journal_journal_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1582,7 +1668,7 @@ func (x *Publisher) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Publisher.ProtoReflect.Descriptor instead.
 func (*Publisher) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{12}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Publisher) GetId() string {
@@ -1626,7 +1712,7 @@ type Group struct {
 
 func (x *Group) Reset() {
 	*x = Group{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[13]
+	mi := &file_srtm_journal_journal_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1638,7 +1724,7 @@ func (x *Group) String() string {
 func (*Group) ProtoMessage() {}
 
 func (x *Group) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[13]
+	mi := &file_srtm_journal_journal_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1651,7 +1737,7 @@ func (x *Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Group.ProtoReflect.Descriptor instead.
 func (*Group) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{13}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Group) GetKey() string {
@@ -1701,7 +1787,7 @@ type Plan struct {
 
 func (x *Plan) Reset() {
 	*x = Plan{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[14]
+	mi := &file_srtm_journal_journal_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1713,7 +1799,7 @@ func (x *Plan) String() string {
 func (*Plan) ProtoMessage() {}
 
 func (x *Plan) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[14]
+	mi := &file_srtm_journal_journal_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1726,7 +1812,7 @@ func (x *Plan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan.ProtoReflect.Descriptor instead.
 func (*Plan) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{14}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Plan) GetPolicy() string {
@@ -1766,7 +1852,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[15]
+	mi := &file_srtm_journal_journal_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1778,7 +1864,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[15]
+	mi := &file_srtm_journal_journal_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1791,7 +1877,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{15}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Quota) GetBroker() string {
@@ -1848,7 +1934,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[16]
+	mi := &file_srtm_journal_journal_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1860,7 +1946,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[16]
+	mi := &file_srtm_journal_journal_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1873,7 +1959,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{16}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Snapshot) GetVersion() uint64 {
@@ -1928,7 +2014,7 @@ type Additions struct {
 
 func (x *Additions) Reset() {
 	*x = Additions{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[17]
+	mi := &file_srtm_journal_journal_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1940,7 +2026,7 @@ func (x *Additions) String() string {
 func (*Additions) ProtoMessage() {}
 
 func (x *Additions) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[17]
+	mi := &file_srtm_journal_journal_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1953,7 +2039,7 @@ func (x *Additions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Additions.ProtoReflect.Descriptor instead.
 func (*Additions) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{17}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Additions) GetVersion() uint64 {
@@ -2031,7 +2117,7 @@ type Kept struct {
 
 func (x *Kept) Reset() {
 	*x = Kept{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[18]
+	mi := &file_srtm_journal_journal_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2043,7 +2129,7 @@ func (x *Kept) String() string {
 func (*Kept) ProtoMessage() {}
 
 func (x *Kept) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[18]
+	mi := &file_srtm_journal_journal_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2056,7 +2142,7 @@ func (x *Kept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kept.ProtoReflect.Descriptor instead.
 func (*Kept) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{18}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Kept) GetLog() uint64 {
@@ -2104,7 +2190,7 @@ type Topic struct {
 
 func (x *Topic) Reset() {
 	*x = Topic{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[19]
+	mi := &file_srtm_journal_journal_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2116,7 +2202,7 @@ func (x *Topic) String() string {
 func (*Topic) ProtoMessage() {}
 
 func (x *Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[19]
+	mi := &file_srtm_journal_journal_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2129,7 +2215,7 @@ func (x *Topic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Topic.ProtoReflect.Descriptor instead.
 func (*Topic) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{19}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Topic) GetSpec() *Spec {
@@ -2322,7 +2408,7 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\n" +
 	"publishers\x18h \x03(\v2\x17.srtm.journal.PublisherR\n" +
 	"publishers\x12\x14\n" +
-	"\x05since\x18i \x03(\x03R\x05since\"\x91\x04\n" +
+	"\x05since\x18i \x03(\x03R\x05since\"\xfc\x04\n" +
 	"\x04Spec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
@@ -2349,7 +2435,15 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\x04auto\x18h \x01(\v2\x12.srtm.journal.AutoR\x04auto\x12\x1e\n" +
 	"\n" +
 	"durability\x18i \x01(\tR\n" +
-	"durability\"\x82\x01\n" +
+	"durability\x12,\n" +
+	"\x06expiry\x18j \x01(\v2\x14.srtm.journal.ExpiryR\x06expiry\x12;\n" +
+	"\x0echannel_expiry\x18k \x03(\v2\x14.srtm.journal.ExpiryR\rchannelExpiry\"}\n" +
+	"\x06Expiry\x12\x18\n" +
+	"\achannel\x18d \x01(\tR\achannel\x12\x15\n" +
+	"\x06ttl_ns\x18e \x01(\x03R\x05ttlNs\x12!\n" +
+	"\fmax_attempts\x18f \x01(\x03R\vmaxAttempts\x12\x1f\n" +
+	"\vdead_letter\x18g \x01(\tR\n" +
+	"deadLetter\"\x82\x01\n" +
 	"\x04Auto\x12$\n" +
 	"\x0emax_rate_milli\x18d \x01(\x03R\fmaxRateMilli\x12\x1b\n" +
 	"\tmin_burst\x18e \x01(\x03R\bminBurst\x12\x1b\n" +
@@ -2435,7 +2529,7 @@ func file_srtm_journal_journal_proto_rawDescGZIP() []byte {
 	return file_srtm_journal_journal_proto_rawDescData
 }
 
-var file_srtm_journal_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_srtm_journal_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_srtm_journal_journal_proto_goTypes = []any{
 	(*Record)(nil),           // 0: srtm.journal.Record
 	(*Event)(nil),            // 1: srtm.journal.Event
@@ -2448,18 +2542,19 @@ var file_srtm_journal_journal_proto_goTypes = []any{
 	(*Order)(nil),            // 8: srtm.journal.Order
 	(*Change)(nil),           // 9: srtm.journal.Change
 	(*Spec)(nil),             // 10: srtm.journal.Spec
-	(*Auto)(nil),             // 11: srtm.journal.Auto
-	(*Publisher)(nil),        // 12: srtm.journal.Publisher
-	(*Group)(nil),            // 13: srtm.journal.Group
-	(*Plan)(nil),             // 14: srtm.journal.Plan
-	(*Quota)(nil),            // 15: srtm.journal.Quota
-	(*Snapshot)(nil),         // 16: srtm.journal.Snapshot
-	(*Additions)(nil),        // 17: srtm.journal.Additions
-	(*Kept)(nil),             // 18: srtm.journal.Kept
-	(*Topic)(nil),            // 19: srtm.journal.Topic
-	nil,                      // 20: srtm.journal.Quota.GroupsEntry
-	nil,                      // 21: srtm.journal.Additions.CreatedEntry
-	nil,                      // 22: srtm.journal.Additions.RemovedEntry
+	(*Expiry)(nil),           // 11: srtm.journal.Expiry
+	(*Auto)(nil),             // 12: srtm.journal.Auto
+	(*Publisher)(nil),        // 13: srtm.journal.Publisher
+	(*Group)(nil),            // 14: srtm.journal.Group
+	(*Plan)(nil),             // 15: srtm.journal.Plan
+	(*Quota)(nil),            // 16: srtm.journal.Quota
+	(*Snapshot)(nil),         // 17: srtm.journal.Snapshot
+	(*Additions)(nil),        // 18: srtm.journal.Additions
+	(*Kept)(nil),             // 19: srtm.journal.Kept
+	(*Topic)(nil),            // 20: srtm.journal.Topic
+	nil,                      // 21: srtm.journal.Quota.GroupsEntry
+	nil,                      // 22: srtm.journal.Additions.CreatedEntry
+	nil,                      // 23: srtm.journal.Additions.RemovedEntry
 }
 var file_srtm_journal_journal_proto_depIdxs = []int32{
 	4,  // 0: srtm.journal.Record.broker_joined:type_name -> srtm.journal.Broker
@@ -2480,13 +2575,13 @@ var file_srtm_journal_journal_proto_depIdxs = []int32{
 	1,  // 15: srtm.journal.Record.topic_move_aborted:type_name -> srtm.journal.Event
 	1,  // 16: srtm.journal.Record.member_retired:type_name -> srtm.journal.Event
 	1,  // 17: srtm.journal.Record.restarted:type_name -> srtm.journal.Event
-	16, // 18: srtm.journal.Record.snapshot:type_name -> srtm.journal.Snapshot
+	17, // 18: srtm.journal.Record.snapshot:type_name -> srtm.journal.Snapshot
 	1,  // 19: srtm.journal.Record.broker_noted:type_name -> srtm.journal.Event
 	1,  // 20: srtm.journal.Record.broker_removed:type_name -> srtm.journal.Event
-	19, // 21: srtm.journal.Record.topic_restored:type_name -> srtm.journal.Topic
+	20, // 21: srtm.journal.Record.topic_restored:type_name -> srtm.journal.Topic
 	4,  // 22: srtm.journal.Record.broker_restored:type_name -> srtm.journal.Broker
-	17, // 23: srtm.journal.Record.additions:type_name -> srtm.journal.Additions
-	18, // 24: srtm.journal.Record.topic:type_name -> srtm.journal.Kept
+	18, // 23: srtm.journal.Record.additions:type_name -> srtm.journal.Additions
+	19, // 24: srtm.journal.Record.topic:type_name -> srtm.journal.Kept
 	9,  // 25: srtm.journal.Record.topic_changing:type_name -> srtm.journal.Change
 	2,  // 26: srtm.journal.Record.shares_unconfirmed:type_name -> srtm.journal.Unconfirmed
 	5,  // 27: srtm.journal.Record.channels_created:type_name -> srtm.journal.Channels
@@ -2496,33 +2591,35 @@ var file_srtm_journal_journal_proto_depIdxs = []int32{
 	7,  // 31: srtm.journal.Broker.absorbed:type_name -> srtm.journal.Absorbed
 	6,  // 32: srtm.journal.Channels.channels:type_name -> srtm.journal.Channel
 	10, // 33: srtm.journal.Order.spec:type_name -> srtm.journal.Spec
-	14, // 34: srtm.journal.Order.plan:type_name -> srtm.journal.Plan
+	15, // 34: srtm.journal.Order.plan:type_name -> srtm.journal.Plan
 	10, // 35: srtm.journal.Change.spec:type_name -> srtm.journal.Spec
-	14, // 36: srtm.journal.Change.plan:type_name -> srtm.journal.Plan
-	12, // 37: srtm.journal.Change.publishers:type_name -> srtm.journal.Publisher
-	12, // 38: srtm.journal.Spec.publishers:type_name -> srtm.journal.Publisher
-	13, // 39: srtm.journal.Spec.groups:type_name -> srtm.journal.Group
-	11, // 40: srtm.journal.Spec.auto:type_name -> srtm.journal.Auto
-	15, // 41: srtm.journal.Plan.quotas:type_name -> srtm.journal.Quota
-	20, // 42: srtm.journal.Quota.groups:type_name -> srtm.journal.Quota.GroupsEntry
-	4,  // 43: srtm.journal.Snapshot.brokers:type_name -> srtm.journal.Broker
-	19, // 44: srtm.journal.Snapshot.topics:type_name -> srtm.journal.Topic
-	21, // 45: srtm.journal.Additions.created:type_name -> srtm.journal.Additions.CreatedEntry
-	22, // 46: srtm.journal.Additions.removed:type_name -> srtm.journal.Additions.RemovedEntry
-	5,  // 47: srtm.journal.Additions.channels:type_name -> srtm.journal.Channels
-	2,  // 48: srtm.journal.Additions.unconfirmed:type_name -> srtm.journal.Unconfirmed
-	19, // 49: srtm.journal.Kept.topic:type_name -> srtm.journal.Topic
-	10, // 50: srtm.journal.Topic.spec:type_name -> srtm.journal.Spec
-	10, // 51: srtm.journal.Topic.ordered:type_name -> srtm.journal.Spec
-	14, // 52: srtm.journal.Topic.plan:type_name -> srtm.journal.Plan
-	10, // 53: srtm.journal.Topic.next_spec:type_name -> srtm.journal.Spec
-	14, // 54: srtm.journal.Topic.next_plan:type_name -> srtm.journal.Plan
-	6,  // 55: srtm.journal.Topic.channels:type_name -> srtm.journal.Channel
-	56, // [56:56] is the sub-list for method output_type
-	56, // [56:56] is the sub-list for method input_type
-	56, // [56:56] is the sub-list for extension type_name
-	56, // [56:56] is the sub-list for extension extendee
-	0,  // [0:56] is the sub-list for field type_name
+	15, // 36: srtm.journal.Change.plan:type_name -> srtm.journal.Plan
+	13, // 37: srtm.journal.Change.publishers:type_name -> srtm.journal.Publisher
+	13, // 38: srtm.journal.Spec.publishers:type_name -> srtm.journal.Publisher
+	14, // 39: srtm.journal.Spec.groups:type_name -> srtm.journal.Group
+	12, // 40: srtm.journal.Spec.auto:type_name -> srtm.journal.Auto
+	11, // 41: srtm.journal.Spec.expiry:type_name -> srtm.journal.Expiry
+	11, // 42: srtm.journal.Spec.channel_expiry:type_name -> srtm.journal.Expiry
+	16, // 43: srtm.journal.Plan.quotas:type_name -> srtm.journal.Quota
+	21, // 44: srtm.journal.Quota.groups:type_name -> srtm.journal.Quota.GroupsEntry
+	4,  // 45: srtm.journal.Snapshot.brokers:type_name -> srtm.journal.Broker
+	20, // 46: srtm.journal.Snapshot.topics:type_name -> srtm.journal.Topic
+	22, // 47: srtm.journal.Additions.created:type_name -> srtm.journal.Additions.CreatedEntry
+	23, // 48: srtm.journal.Additions.removed:type_name -> srtm.journal.Additions.RemovedEntry
+	5,  // 49: srtm.journal.Additions.channels:type_name -> srtm.journal.Channels
+	2,  // 50: srtm.journal.Additions.unconfirmed:type_name -> srtm.journal.Unconfirmed
+	20, // 51: srtm.journal.Kept.topic:type_name -> srtm.journal.Topic
+	10, // 52: srtm.journal.Topic.spec:type_name -> srtm.journal.Spec
+	10, // 53: srtm.journal.Topic.ordered:type_name -> srtm.journal.Spec
+	15, // 54: srtm.journal.Topic.plan:type_name -> srtm.journal.Plan
+	10, // 55: srtm.journal.Topic.next_spec:type_name -> srtm.journal.Spec
+	15, // 56: srtm.journal.Topic.next_plan:type_name -> srtm.journal.Plan
+	6,  // 57: srtm.journal.Topic.channels:type_name -> srtm.journal.Channel
+	58, // [58:58] is the sub-list for method output_type
+	58, // [58:58] is the sub-list for method input_type
+	58, // [58:58] is the sub-list for extension type_name
+	58, // [58:58] is the sub-list for extension extendee
+	0,  // [0:58] is the sub-list for field type_name
 }
 
 func init() { file_srtm_journal_journal_proto_init() }
@@ -2568,7 +2665,7 @@ func file_srtm_journal_journal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_journal_journal_proto_rawDesc), len(file_srtm_journal_journal_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   23,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

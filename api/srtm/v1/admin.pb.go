@@ -1056,7 +1056,11 @@ type TopicSpec struct {
 	// the creation fails. Unset: FSYNC or REPLICATED, if that is the same of all brokers that
 	// are connected when the topic is created; else it stays unset, and each broker guarantees
 	// what its own says, at least MEMORY. It cannot be changed.
-	Durability    Durability `protobuf:"varint,10,opt,name=durability,proto3,enum=srtm.v1.Durability" json:"durability,omitempty"`
+	Durability Durability `protobuf:"varint,10,opt,name=durability,proto3,enum=srtm.v1.Durability" json:"durability,omitempty"`
+	// When messages are given up; unset: they stay until a consumer finishes them.
+	Expiry *Expiry `protobuf:"bytes,11,opt,name=expiry,proto3" json:"expiry,omitempty"`
+	// Settings of channels, by the channel's name; at most 1000. The channel need not exist.
+	ChannelExpiry map[string]*Expiry `protobuf:"bytes,12,rep,name=channel_expiry,json=channelExpiry,proto3" json:"channel_expiry,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1159,6 +1163,20 @@ func (x *TopicSpec) GetDurability() Durability {
 		return x.Durability
 	}
 	return Durability_DURABILITY_UNSPECIFIED
+}
+
+func (x *TopicSpec) GetExpiry() *Expiry {
+	if x != nil {
+		return x.Expiry
+	}
+	return nil
+}
+
+func (x *TopicSpec) GetChannelExpiry() map[string]*Expiry {
+	if x != nil {
+		return x.ChannelExpiry
+	}
+	return nil
 }
 
 // AutoContract is between what an operator lets a contract follow what its topic is offered:
@@ -4848,7 +4866,7 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x15ImportClusterResponse\x12\x16\n" +
 	"\x06topics\x18\x01 \x01(\rR\x06topics\x12\x18\n" +
 	"\abrokers\x18\x02 \x01(\rR\abrokers\x12\x19\n" +
-	"\bleft_out\x18\x03 \x03(\tR\aleftOut\"\xa6\x03\n" +
+	"\bleft_out\x18\x03 \x03(\tR\aleftOut\"\xf0\x04\n" +
 	"\tTopicSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12-\n" +
 	"\bcontract\x18\x02 \x01(\v2\x11.srtm.v1.ContractR\bcontract\x122\n" +
@@ -4865,7 +4883,12 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"durability\x18\n" +
 	" \x01(\x0e2\x13.srtm.v1.DurabilityR\n" +
-	"durability\"\x8a\x01\n" +
+	"durability\x12'\n" +
+	"\x06expiry\x18\v \x01(\v2\x0f.srtm.v1.ExpiryR\x06expiry\x12L\n" +
+	"\x0echannel_expiry\x18\f \x03(\v2%.srtm.v1.TopicSpec.ChannelExpiryEntryR\rchannelExpiry\x1aQ\n" +
+	"\x12ChannelExpiryEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12%\n" +
+	"\x05value\x18\x02 \x01(\v2\x0f.srtm.v1.ExpiryR\x05value:\x028\x01\"\x8a\x01\n" +
 	"\fAutoContract\x12$\n" +
 	"\x0emax_rate_milli\x18\x01 \x01(\x03R\fmaxRateMilli\x12\x1b\n" +
 	"\tmin_burst\x18\x02 \x01(\x03R\bminBurst\x12\x1b\n" +
@@ -5194,7 +5217,7 @@ func file_srtm_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_srtm_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
+var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
 var file_srtm_v1_admin_proto_goTypes = []any{
 	(MoveReason)(0),                    // 0: srtm.v1.MoveReason
 	(TopicState)(0),                    // 1: srtm.v1.TopicState
@@ -5266,146 +5289,151 @@ var file_srtm_v1_admin_proto_goTypes = []any{
 	(*EmptyChannelRequest)(nil),        // 67: srtm.v1.EmptyChannelRequest
 	(*EmptyChannelResponse)(nil),       // 68: srtm.v1.EmptyChannelResponse
 	(*SeekOutcome)(nil),                // 69: srtm.v1.SeekOutcome
-	nil,                                // 70: srtm.v1.BrokerQuota.GroupsEntry
-	(*timestamppb.Timestamp)(nil),      // 71: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),        // 72: google.protobuf.Duration
-	(*Share)(nil),                      // 73: srtm.v1.Share
-	(*Contract)(nil),                   // 74: srtm.v1.Contract
-	(*Publisher)(nil),                  // 75: srtm.v1.Publisher
-	(*PublisherGroup)(nil),             // 76: srtm.v1.PublisherGroup
-	(PacingMode)(0),                    // 77: srtm.v1.PacingMode
-	(Durability)(0),                    // 78: srtm.v1.Durability
-	(LeasePolicy)(0),                   // 79: srtm.v1.LeasePolicy
-	(*TopicStats)(nil),                 // 80: srtm.v1.TopicStats
-	(*fieldmaskpb.FieldMask)(nil),      // 81: google.protobuf.FieldMask
-	(*FreedShare)(nil),                 // 82: srtm.v1.FreedShare
-	(*Place)(nil),                      // 83: srtm.v1.Place
-	(*TopicChannel)(nil),               // 84: srtm.v1.TopicChannel
+	nil,                                // 70: srtm.v1.TopicSpec.ChannelExpiryEntry
+	nil,                                // 71: srtm.v1.BrokerQuota.GroupsEntry
+	(*timestamppb.Timestamp)(nil),      // 72: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),        // 73: google.protobuf.Duration
+	(*Share)(nil),                      // 74: srtm.v1.Share
+	(*Contract)(nil),                   // 75: srtm.v1.Contract
+	(*Publisher)(nil),                  // 76: srtm.v1.Publisher
+	(*PublisherGroup)(nil),             // 77: srtm.v1.PublisherGroup
+	(PacingMode)(0),                    // 78: srtm.v1.PacingMode
+	(Durability)(0),                    // 79: srtm.v1.Durability
+	(*Expiry)(nil),                     // 80: srtm.v1.Expiry
+	(LeasePolicy)(0),                   // 81: srtm.v1.LeasePolicy
+	(*TopicStats)(nil),                 // 82: srtm.v1.TopicStats
+	(*fieldmaskpb.FieldMask)(nil),      // 83: google.protobuf.FieldMask
+	(*FreedShare)(nil),                 // 84: srtm.v1.FreedShare
+	(*Place)(nil),                      // 85: srtm.v1.Place
+	(*TopicChannel)(nil),               // 86: srtm.v1.TopicChannel
 }
 var file_srtm_v1_admin_proto_depIdxs = []int32{
-	4,  // 0: srtm.v1.ListPublisherMovesResponse.moves:type_name -> srtm.v1.PublisherMove
-	71, // 1: srtm.v1.PublisherMove.time:type_name -> google.protobuf.Timestamp
-	0,  // 2: srtm.v1.PublisherMove.reason:type_name -> srtm.v1.MoveReason
-	72, // 3: srtm.v1.ProfileTopicRequest.lasts:type_name -> google.protobuf.Duration
-	72, // 4: srtm.v1.ProfileTopicRequest.within:type_name -> google.protobuf.Duration
-	7,  // 5: srtm.v1.ProfileTopicResponse.profile:type_name -> srtm.v1.Profile
-	73, // 6: srtm.v1.Profile.share:type_name -> srtm.v1.Share
-	72, // 7: srtm.v1.Profile.span:type_name -> google.protobuf.Duration
-	9,  // 8: srtm.v1.Profile.splits:type_name -> srtm.v1.SplitCost
-	10, // 9: srtm.v1.Profile.wrong:type_name -> srtm.v1.WrongContract
-	72, // 10: srtm.v1.AccessDelays.mean:type_name -> google.protobuf.Duration
-	72, // 11: srtm.v1.AccessDelays.quantile:type_name -> google.protobuf.Duration
-	8,  // 12: srtm.v1.SplitCost.delays:type_name -> srtm.v1.AccessDelays
-	73, // 13: srtm.v1.WrongContract.share:type_name -> srtm.v1.Share
-	8,  // 14: srtm.v1.WrongContract.delays:type_name -> srtm.v1.AccessDelays
-	74, // 15: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
-	75, // 16: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
-	76, // 17: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
-	77, // 18: srtm.v1.TopicSpec.pacing:type_name -> srtm.v1.PacingMode
-	16, // 19: srtm.v1.TopicSpec.auto:type_name -> srtm.v1.AutoContract
-	78, // 20: srtm.v1.TopicSpec.durability:type_name -> srtm.v1.Durability
-	18, // 21: srtm.v1.Lowering.brokers:type_name -> srtm.v1.UnconfirmedShare
-	73, // 22: srtm.v1.UnconfirmedShare.share:type_name -> srtm.v1.Share
-	79, // 23: srtm.v1.UnconfirmedShare.policy:type_name -> srtm.v1.LeasePolicy
-	71, // 24: srtm.v1.UnconfirmedShare.until:type_name -> google.protobuf.Timestamp
-	70, // 25: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
-	73, // 26: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
-	73, // 27: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
-	80, // 28: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
-	80, // 29: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
-	72, // 30: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
-	20, // 31: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
-	80, // 32: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
-	22, // 33: srtm.v1.TopicStatus.fit:type_name -> srtm.v1.Fit
-	71, // 34: srtm.v1.TopicStatus.without_broker_since:type_name -> google.protobuf.Timestamp
-	4,  // 35: srtm.v1.TopicStatus.moves:type_name -> srtm.v1.PublisherMove
-	24, // 36: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
-	72, // 37: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
-	23, // 38: srtm.v1.Fit.trials:type_name -> srtm.v1.FitTrial
-	71, // 39: srtm.v1.FitTrial.began:type_name -> google.protobuf.Timestamp
-	19, // 40: srtm.v1.FitTrial.quotas:type_name -> srtm.v1.BrokerQuota
-	72, // 41: srtm.v1.FitTrial.quantile:type_name -> google.protobuf.Duration
-	15, // 42: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
-	1,  // 43: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
-	19, // 44: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
-	21, // 45: srtm.v1.Topic.status:type_name -> srtm.v1.TopicStatus
-	26, // 46: srtm.v1.Topic.learned:type_name -> srtm.v1.Learned
-	17, // 47: srtm.v1.Topic.lowering:type_name -> srtm.v1.Lowering
-	27, // 48: srtm.v1.Learned.publishers:type_name -> srtm.v1.LearnedPublisher
-	28, // 49: srtm.v1.Learned.groups:type_name -> srtm.v1.LearnedGroup
-	71, // 50: srtm.v1.LearnedPublisher.since:type_name -> google.protobuf.Timestamp
-	71, // 51: srtm.v1.LearnedPublisher.last_heard:type_name -> google.protobuf.Timestamp
-	29, // 52: srtm.v1.LearnedGroup.members:type_name -> srtm.v1.LearnedMember
-	72, // 53: srtm.v1.LearnedMember.width:type_name -> google.protobuf.Duration
-	32, // 54: srtm.v1.Broker.waits:type_name -> srtm.v1.DrainWait
-	31, // 55: srtm.v1.Broker.refused:type_name -> srtm.v1.RefusedProcess
-	71, // 56: srtm.v1.RefusedProcess.last:type_name -> google.protobuf.Timestamp
-	34, // 57: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
-	15, // 58: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	1,  // 59: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
-	25, // 60: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
-	25, // 61: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
-	25, // 62: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
-	17, // 63: srtm.v1.DeleteTopicResponse.lowering:type_name -> srtm.v1.Lowering
-	30, // 64: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
-	15, // 65: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	81, // 66: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
-	25, // 67: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
-	30, // 68: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
-	25, // 69: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
-	30, // 70: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
-	82, // 71: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
-	83, // 72: srtm.v1.SeekChannelRequest.to:type_name -> srtm.v1.Place
-	69, // 73: srtm.v1.SeekChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
-	84, // 74: srtm.v1.ListChannelsResponse.channels:type_name -> srtm.v1.TopicChannel
-	69, // 75: srtm.v1.EmptyChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
-	35, // 76: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
-	37, // 77: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
-	39, // 78: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
-	41, // 79: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
-	43, // 80: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
-	45, // 81: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
-	47, // 82: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
-	49, // 83: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
-	51, // 84: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
-	53, // 85: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
-	55, // 86: srtm.v1.AdminService.SeekChannel:input_type -> srtm.v1.SeekChannelRequest
-	57, // 87: srtm.v1.AdminService.ListChannels:input_type -> srtm.v1.ListChannelsRequest
-	59, // 88: srtm.v1.AdminService.CreateChannel:input_type -> srtm.v1.CreateChannelRequest
-	61, // 89: srtm.v1.AdminService.PauseChannel:input_type -> srtm.v1.PauseChannelRequest
-	63, // 90: srtm.v1.AdminService.UnpauseChannel:input_type -> srtm.v1.UnpauseChannelRequest
-	65, // 91: srtm.v1.AdminService.DeleteChannel:input_type -> srtm.v1.DeleteChannelRequest
-	67, // 92: srtm.v1.AdminService.EmptyChannel:input_type -> srtm.v1.EmptyChannelRequest
-	11, // 93: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
-	13, // 94: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
-	5,  // 95: srtm.v1.AdminService.ProfileTopic:input_type -> srtm.v1.ProfileTopicRequest
-	2,  // 96: srtm.v1.AdminService.ListPublisherMoves:input_type -> srtm.v1.ListPublisherMovesRequest
-	36, // 97: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
-	38, // 98: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
-	40, // 99: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
-	42, // 100: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
-	44, // 101: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
-	46, // 102: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
-	48, // 103: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
-	50, // 104: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
-	52, // 105: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
-	54, // 106: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
-	56, // 107: srtm.v1.AdminService.SeekChannel:output_type -> srtm.v1.SeekChannelResponse
-	58, // 108: srtm.v1.AdminService.ListChannels:output_type -> srtm.v1.ListChannelsResponse
-	60, // 109: srtm.v1.AdminService.CreateChannel:output_type -> srtm.v1.CreateChannelResponse
-	62, // 110: srtm.v1.AdminService.PauseChannel:output_type -> srtm.v1.PauseChannelResponse
-	64, // 111: srtm.v1.AdminService.UnpauseChannel:output_type -> srtm.v1.UnpauseChannelResponse
-	66, // 112: srtm.v1.AdminService.DeleteChannel:output_type -> srtm.v1.DeleteChannelResponse
-	68, // 113: srtm.v1.AdminService.EmptyChannel:output_type -> srtm.v1.EmptyChannelResponse
-	12, // 114: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
-	14, // 115: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
-	6,  // 116: srtm.v1.AdminService.ProfileTopic:output_type -> srtm.v1.ProfileTopicResponse
-	3,  // 117: srtm.v1.AdminService.ListPublisherMoves:output_type -> srtm.v1.ListPublisherMovesResponse
-	97, // [97:118] is the sub-list for method output_type
-	76, // [76:97] is the sub-list for method input_type
-	76, // [76:76] is the sub-list for extension type_name
-	76, // [76:76] is the sub-list for extension extendee
-	0,  // [0:76] is the sub-list for field type_name
+	4,   // 0: srtm.v1.ListPublisherMovesResponse.moves:type_name -> srtm.v1.PublisherMove
+	72,  // 1: srtm.v1.PublisherMove.time:type_name -> google.protobuf.Timestamp
+	0,   // 2: srtm.v1.PublisherMove.reason:type_name -> srtm.v1.MoveReason
+	73,  // 3: srtm.v1.ProfileTopicRequest.lasts:type_name -> google.protobuf.Duration
+	73,  // 4: srtm.v1.ProfileTopicRequest.within:type_name -> google.protobuf.Duration
+	7,   // 5: srtm.v1.ProfileTopicResponse.profile:type_name -> srtm.v1.Profile
+	74,  // 6: srtm.v1.Profile.share:type_name -> srtm.v1.Share
+	73,  // 7: srtm.v1.Profile.span:type_name -> google.protobuf.Duration
+	9,   // 8: srtm.v1.Profile.splits:type_name -> srtm.v1.SplitCost
+	10,  // 9: srtm.v1.Profile.wrong:type_name -> srtm.v1.WrongContract
+	73,  // 10: srtm.v1.AccessDelays.mean:type_name -> google.protobuf.Duration
+	73,  // 11: srtm.v1.AccessDelays.quantile:type_name -> google.protobuf.Duration
+	8,   // 12: srtm.v1.SplitCost.delays:type_name -> srtm.v1.AccessDelays
+	74,  // 13: srtm.v1.WrongContract.share:type_name -> srtm.v1.Share
+	8,   // 14: srtm.v1.WrongContract.delays:type_name -> srtm.v1.AccessDelays
+	75,  // 15: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
+	76,  // 16: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
+	77,  // 17: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
+	78,  // 18: srtm.v1.TopicSpec.pacing:type_name -> srtm.v1.PacingMode
+	16,  // 19: srtm.v1.TopicSpec.auto:type_name -> srtm.v1.AutoContract
+	79,  // 20: srtm.v1.TopicSpec.durability:type_name -> srtm.v1.Durability
+	80,  // 21: srtm.v1.TopicSpec.expiry:type_name -> srtm.v1.Expiry
+	70,  // 22: srtm.v1.TopicSpec.channel_expiry:type_name -> srtm.v1.TopicSpec.ChannelExpiryEntry
+	18,  // 23: srtm.v1.Lowering.brokers:type_name -> srtm.v1.UnconfirmedShare
+	74,  // 24: srtm.v1.UnconfirmedShare.share:type_name -> srtm.v1.Share
+	81,  // 25: srtm.v1.UnconfirmedShare.policy:type_name -> srtm.v1.LeasePolicy
+	72,  // 26: srtm.v1.UnconfirmedShare.until:type_name -> google.protobuf.Timestamp
+	71,  // 27: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
+	74,  // 28: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
+	74,  // 29: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
+	82,  // 30: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
+	82,  // 31: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
+	73,  // 32: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
+	20,  // 33: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
+	82,  // 34: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
+	22,  // 35: srtm.v1.TopicStatus.fit:type_name -> srtm.v1.Fit
+	72,  // 36: srtm.v1.TopicStatus.without_broker_since:type_name -> google.protobuf.Timestamp
+	4,   // 37: srtm.v1.TopicStatus.moves:type_name -> srtm.v1.PublisherMove
+	24,  // 38: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
+	73,  // 39: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
+	23,  // 40: srtm.v1.Fit.trials:type_name -> srtm.v1.FitTrial
+	72,  // 41: srtm.v1.FitTrial.began:type_name -> google.protobuf.Timestamp
+	19,  // 42: srtm.v1.FitTrial.quotas:type_name -> srtm.v1.BrokerQuota
+	73,  // 43: srtm.v1.FitTrial.quantile:type_name -> google.protobuf.Duration
+	15,  // 44: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
+	1,   // 45: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
+	19,  // 46: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
+	21,  // 47: srtm.v1.Topic.status:type_name -> srtm.v1.TopicStatus
+	26,  // 48: srtm.v1.Topic.learned:type_name -> srtm.v1.Learned
+	17,  // 49: srtm.v1.Topic.lowering:type_name -> srtm.v1.Lowering
+	27,  // 50: srtm.v1.Learned.publishers:type_name -> srtm.v1.LearnedPublisher
+	28,  // 51: srtm.v1.Learned.groups:type_name -> srtm.v1.LearnedGroup
+	72,  // 52: srtm.v1.LearnedPublisher.since:type_name -> google.protobuf.Timestamp
+	72,  // 53: srtm.v1.LearnedPublisher.last_heard:type_name -> google.protobuf.Timestamp
+	29,  // 54: srtm.v1.LearnedGroup.members:type_name -> srtm.v1.LearnedMember
+	73,  // 55: srtm.v1.LearnedMember.width:type_name -> google.protobuf.Duration
+	32,  // 56: srtm.v1.Broker.waits:type_name -> srtm.v1.DrainWait
+	31,  // 57: srtm.v1.Broker.refused:type_name -> srtm.v1.RefusedProcess
+	72,  // 58: srtm.v1.RefusedProcess.last:type_name -> google.protobuf.Timestamp
+	34,  // 59: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
+	15,  // 60: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	1,   // 61: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
+	25,  // 62: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
+	25,  // 63: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
+	25,  // 64: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
+	17,  // 65: srtm.v1.DeleteTopicResponse.lowering:type_name -> srtm.v1.Lowering
+	30,  // 66: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
+	15,  // 67: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	83,  // 68: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
+	25,  // 69: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
+	30,  // 70: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
+	25,  // 71: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
+	30,  // 72: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
+	84,  // 73: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
+	85,  // 74: srtm.v1.SeekChannelRequest.to:type_name -> srtm.v1.Place
+	69,  // 75: srtm.v1.SeekChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
+	86,  // 76: srtm.v1.ListChannelsResponse.channels:type_name -> srtm.v1.TopicChannel
+	69,  // 77: srtm.v1.EmptyChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
+	80,  // 78: srtm.v1.TopicSpec.ChannelExpiryEntry.value:type_name -> srtm.v1.Expiry
+	35,  // 79: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
+	37,  // 80: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
+	39,  // 81: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
+	41,  // 82: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
+	43,  // 83: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
+	45,  // 84: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
+	47,  // 85: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
+	49,  // 86: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
+	51,  // 87: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
+	53,  // 88: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
+	55,  // 89: srtm.v1.AdminService.SeekChannel:input_type -> srtm.v1.SeekChannelRequest
+	57,  // 90: srtm.v1.AdminService.ListChannels:input_type -> srtm.v1.ListChannelsRequest
+	59,  // 91: srtm.v1.AdminService.CreateChannel:input_type -> srtm.v1.CreateChannelRequest
+	61,  // 92: srtm.v1.AdminService.PauseChannel:input_type -> srtm.v1.PauseChannelRequest
+	63,  // 93: srtm.v1.AdminService.UnpauseChannel:input_type -> srtm.v1.UnpauseChannelRequest
+	65,  // 94: srtm.v1.AdminService.DeleteChannel:input_type -> srtm.v1.DeleteChannelRequest
+	67,  // 95: srtm.v1.AdminService.EmptyChannel:input_type -> srtm.v1.EmptyChannelRequest
+	11,  // 96: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
+	13,  // 97: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
+	5,   // 98: srtm.v1.AdminService.ProfileTopic:input_type -> srtm.v1.ProfileTopicRequest
+	2,   // 99: srtm.v1.AdminService.ListPublisherMoves:input_type -> srtm.v1.ListPublisherMovesRequest
+	36,  // 100: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
+	38,  // 101: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
+	40,  // 102: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
+	42,  // 103: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
+	44,  // 104: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
+	46,  // 105: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
+	48,  // 106: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
+	50,  // 107: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
+	52,  // 108: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
+	54,  // 109: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
+	56,  // 110: srtm.v1.AdminService.SeekChannel:output_type -> srtm.v1.SeekChannelResponse
+	58,  // 111: srtm.v1.AdminService.ListChannels:output_type -> srtm.v1.ListChannelsResponse
+	60,  // 112: srtm.v1.AdminService.CreateChannel:output_type -> srtm.v1.CreateChannelResponse
+	62,  // 113: srtm.v1.AdminService.PauseChannel:output_type -> srtm.v1.PauseChannelResponse
+	64,  // 114: srtm.v1.AdminService.UnpauseChannel:output_type -> srtm.v1.UnpauseChannelResponse
+	66,  // 115: srtm.v1.AdminService.DeleteChannel:output_type -> srtm.v1.DeleteChannelResponse
+	68,  // 116: srtm.v1.AdminService.EmptyChannel:output_type -> srtm.v1.EmptyChannelResponse
+	12,  // 117: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
+	14,  // 118: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
+	6,   // 119: srtm.v1.AdminService.ProfileTopic:output_type -> srtm.v1.ProfileTopicResponse
+	3,   // 120: srtm.v1.AdminService.ListPublisherMoves:output_type -> srtm.v1.ListPublisherMovesResponse
+	100, // [100:121] is the sub-list for method output_type
+	79,  // [79:100] is the sub-list for method input_type
+	79,  // [79:79] is the sub-list for extension type_name
+	79,  // [79:79] is the sub-list for extension extendee
+	0,   // [0:79] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_admin_proto_init() }
@@ -5425,7 +5453,7 @@ func file_srtm_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_admin_proto_rawDesc), len(file_srtm_v1_admin_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   69,
+			NumMessages:   70,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

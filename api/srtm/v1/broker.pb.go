@@ -1040,8 +1040,11 @@ type PrepareTopic struct {
 	// they are of: what a broker was told of by a later one stays.
 	Channels        []*TopicChannel `protobuf:"bytes,20,rep,name=channels,proto3" json:"channels,omitempty"`
 	ChannelsVersion uint64          `protobuf:"varint,21,opt,name=channels_version,json=channelsVersion,proto3" json:"channels_version,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// As TopicSpec has them.
+	Expiry        *Expiry            `protobuf:"bytes,13,opt,name=expiry,proto3" json:"expiry,omitempty"`
+	ChannelExpiry map[string]*Expiry `protobuf:"bytes,14,rep,name=channel_expiry,json=channelExpiry,proto3" json:"channel_expiry,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PrepareTopic) Reset() {
@@ -1163,6 +1166,20 @@ func (x *PrepareTopic) GetChannelsVersion() uint64 {
 		return x.ChannelsVersion
 	}
 	return 0
+}
+
+func (x *PrepareTopic) GetExpiry() *Expiry {
+	if x != nil {
+		return x.Expiry
+	}
+	return nil
+}
+
+func (x *PrepareTopic) GetChannelExpiry() map[string]*Expiry {
+	if x != nil {
+		return x.ChannelExpiry
+	}
+	return nil
 }
 
 // ChannelOrder: these channels of the topic have changed. The broker answers with
@@ -2296,7 +2313,7 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"\x0freport_interval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x0ereportInterval\x12%\n" +
 	"\x0ereport_changes\x18\x03 \x01(\bR\rreportChanges\x12\x1f\n" +
 	"\vforward_key\x18\x04 \x01(\fR\n" +
-	"forwardKey\"\x9f\x04\n" +
+	"forwardKey\"\xec\x05\n" +
 	"\fPrepareTopic\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
 	"\x05topic\x18\x02 \x01(\tR\x05topic\x12\x1e\n" +
@@ -2314,7 +2331,12 @@ const file_srtm_v1_broker_proto_rawDesc = "" +
 	"durability\x12\x1a\n" +
 	"\bretiring\x18\f \x01(\bR\bretiring\x121\n" +
 	"\bchannels\x18\x14 \x03(\v2\x15.srtm.v1.TopicChannelR\bchannels\x12)\n" +
-	"\x10channels_version\x18\x15 \x01(\x04R\x0fchannelsVersionJ\x04\b\x03\x10\x04\"\xd9\x01\n" +
+	"\x10channels_version\x18\x15 \x01(\x04R\x0fchannelsVersion\x12'\n" +
+	"\x06expiry\x18\r \x01(\v2\x0f.srtm.v1.ExpiryR\x06expiry\x12O\n" +
+	"\x0echannel_expiry\x18\x0e \x03(\v2(.srtm.v1.PrepareTopic.ChannelExpiryEntryR\rchannelExpiry\x1aQ\n" +
+	"\x12ChannelExpiryEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12%\n" +
+	"\x05value\x18\x02 \x01(\v2\x0f.srtm.v1.ExpiryR\x05value:\x028\x01J\x04\b\x03\x10\x04\"\xd9\x01\n" +
 	"\fChannelOrder\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\x04R\arequest\x12\x14\n" +
 	"\x05topic\x18\x02 \x01(\tR\x05topic\x122\n" +
@@ -2404,7 +2426,7 @@ func file_srtm_v1_broker_proto_rawDescGZIP() []byte {
 }
 
 var file_srtm_v1_broker_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_srtm_v1_broker_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_srtm_v1_broker_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_srtm_v1_broker_proto_goTypes = []any{
 	(ChannelChange)(0),          // 0: srtm.v1.ChannelChange
 	(*BrokerMessage)(nil),       // 1: srtm.v1.BrokerMessage
@@ -2432,15 +2454,17 @@ var file_srtm_v1_broker_proto_goTypes = []any{
 	(*SeekOrder)(nil),           // 23: srtm.v1.SeekOrder
 	(*TakeOver)(nil),            // 24: srtm.v1.TakeOver
 	(*SeekResult)(nil),          // 25: srtm.v1.SeekResult
-	(Durability)(0),             // 26: srtm.v1.Durability
-	(*TopicStats)(nil),          // 27: srtm.v1.TopicStats
-	(*TopicChannel)(nil),        // 28: srtm.v1.TopicChannel
-	(*durationpb.Duration)(nil), // 29: google.protobuf.Duration
-	(*Slo)(nil),                 // 30: srtm.v1.Slo
-	(OverLimitPolicy)(0),        // 31: srtm.v1.OverLimitPolicy
-	(PacingMode)(0),             // 32: srtm.v1.PacingMode
-	(*PublisherGroup)(nil),      // 33: srtm.v1.PublisherGroup
-	(*Place)(nil),               // 34: srtm.v1.Place
+	nil,                         // 26: srtm.v1.PrepareTopic.ChannelExpiryEntry
+	(Durability)(0),             // 27: srtm.v1.Durability
+	(*TopicStats)(nil),          // 28: srtm.v1.TopicStats
+	(*TopicChannel)(nil),        // 29: srtm.v1.TopicChannel
+	(*durationpb.Duration)(nil), // 30: google.protobuf.Duration
+	(*Slo)(nil),                 // 31: srtm.v1.Slo
+	(OverLimitPolicy)(0),        // 32: srtm.v1.OverLimitPolicy
+	(PacingMode)(0),             // 33: srtm.v1.PacingMode
+	(*PublisherGroup)(nil),      // 34: srtm.v1.PublisherGroup
+	(*Expiry)(nil),              // 35: srtm.v1.Expiry
+	(*Place)(nil),               // 36: srtm.v1.Place
 }
 var file_srtm_v1_broker_proto_depIdxs = []int32{
 	2,  // 0: srtm.v1.BrokerMessage.hello:type_name -> srtm.v1.BrokerHello
@@ -2451,9 +2475,9 @@ var file_srtm_v1_broker_proto_depIdxs = []int32{
 	25, // 5: srtm.v1.BrokerMessage.seek_result:type_name -> srtm.v1.SeekResult
 	12, // 6: srtm.v1.BrokerMessage.channel_request:type_name -> srtm.v1.ChannelRequest
 	10, // 7: srtm.v1.BrokerMessage.channels_applied:type_name -> srtm.v1.ChannelsApplied
-	26, // 8: srtm.v1.BrokerHello.durability:type_name -> srtm.v1.Durability
-	27, // 9: srtm.v1.BrokerReport.topics:type_name -> srtm.v1.TopicStats
-	28, // 10: srtm.v1.PrepareResult.channels:type_name -> srtm.v1.TopicChannel
+	27, // 8: srtm.v1.BrokerHello.durability:type_name -> srtm.v1.Durability
+	28, // 9: srtm.v1.BrokerReport.topics:type_name -> srtm.v1.TopicStats
+	29, // 10: srtm.v1.PrepareResult.channels:type_name -> srtm.v1.TopicChannel
 	7,  // 11: srtm.v1.ControllerMessage.hello:type_name -> srtm.v1.ControllerHello
 	8,  // 12: srtm.v1.ControllerMessage.prepare:type_name -> srtm.v1.PrepareTopic
 	19, // 13: srtm.v1.ControllerMessage.remove:type_name -> srtm.v1.RemoveTopic
@@ -2466,29 +2490,32 @@ var file_srtm_v1_broker_proto_depIdxs = []int32{
 	24, // 20: srtm.v1.ControllerMessage.take_over:type_name -> srtm.v1.TakeOver
 	9,  // 21: srtm.v1.ControllerMessage.channel_order:type_name -> srtm.v1.ChannelOrder
 	13, // 22: srtm.v1.ControllerMessage.channel_answer:type_name -> srtm.v1.ChannelAnswer
-	29, // 23: srtm.v1.ControllerHello.report_interval:type_name -> google.protobuf.Duration
-	30, // 24: srtm.v1.PrepareTopic.slo:type_name -> srtm.v1.Slo
-	31, // 25: srtm.v1.PrepareTopic.over_limit:type_name -> srtm.v1.OverLimitPolicy
+	30, // 23: srtm.v1.ControllerHello.report_interval:type_name -> google.protobuf.Duration
+	31, // 24: srtm.v1.PrepareTopic.slo:type_name -> srtm.v1.Slo
+	32, // 25: srtm.v1.PrepareTopic.over_limit:type_name -> srtm.v1.OverLimitPolicy
 	18, // 26: srtm.v1.PrepareTopic.identity:type_name -> srtm.v1.TopicIdentity
-	32, // 27: srtm.v1.PrepareTopic.pacing:type_name -> srtm.v1.PacingMode
-	33, // 28: srtm.v1.PrepareTopic.weights:type_name -> srtm.v1.PublisherGroup
-	26, // 29: srtm.v1.PrepareTopic.durability:type_name -> srtm.v1.Durability
-	28, // 30: srtm.v1.PrepareTopic.channels:type_name -> srtm.v1.TopicChannel
-	18, // 31: srtm.v1.ChannelOrder.identity:type_name -> srtm.v1.TopicIdentity
-	28, // 32: srtm.v1.ChannelOrder.channels:type_name -> srtm.v1.TopicChannel
-	11, // 33: srtm.v1.ChannelsApplied.faults:type_name -> srtm.v1.ChannelFault
-	0,  // 34: srtm.v1.ChannelRequest.change:type_name -> srtm.v1.ChannelChange
-	28, // 35: srtm.v1.ChannelRequest.channels:type_name -> srtm.v1.TopicChannel
-	17, // 36: srtm.v1.TopicRecords.records:type_name -> srtm.v1.TopicRecord
-	29, // 37: srtm.v1.CaptureArrivals.lasts:type_name -> google.protobuf.Duration
-	34, // 38: srtm.v1.SeekOrder.to:type_name -> srtm.v1.Place
-	1,  // 39: srtm.v1.BrokerService.Session:input_type -> srtm.v1.BrokerMessage
-	6,  // 40: srtm.v1.BrokerService.Session:output_type -> srtm.v1.ControllerMessage
-	40, // [40:41] is the sub-list for method output_type
-	39, // [39:40] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	33, // 27: srtm.v1.PrepareTopic.pacing:type_name -> srtm.v1.PacingMode
+	34, // 28: srtm.v1.PrepareTopic.weights:type_name -> srtm.v1.PublisherGroup
+	27, // 29: srtm.v1.PrepareTopic.durability:type_name -> srtm.v1.Durability
+	29, // 30: srtm.v1.PrepareTopic.channels:type_name -> srtm.v1.TopicChannel
+	35, // 31: srtm.v1.PrepareTopic.expiry:type_name -> srtm.v1.Expiry
+	26, // 32: srtm.v1.PrepareTopic.channel_expiry:type_name -> srtm.v1.PrepareTopic.ChannelExpiryEntry
+	18, // 33: srtm.v1.ChannelOrder.identity:type_name -> srtm.v1.TopicIdentity
+	29, // 34: srtm.v1.ChannelOrder.channels:type_name -> srtm.v1.TopicChannel
+	11, // 35: srtm.v1.ChannelsApplied.faults:type_name -> srtm.v1.ChannelFault
+	0,  // 36: srtm.v1.ChannelRequest.change:type_name -> srtm.v1.ChannelChange
+	29, // 37: srtm.v1.ChannelRequest.channels:type_name -> srtm.v1.TopicChannel
+	17, // 38: srtm.v1.TopicRecords.records:type_name -> srtm.v1.TopicRecord
+	30, // 39: srtm.v1.CaptureArrivals.lasts:type_name -> google.protobuf.Duration
+	36, // 40: srtm.v1.SeekOrder.to:type_name -> srtm.v1.Place
+	35, // 41: srtm.v1.PrepareTopic.ChannelExpiryEntry.value:type_name -> srtm.v1.Expiry
+	1,  // 42: srtm.v1.BrokerService.Session:input_type -> srtm.v1.BrokerMessage
+	6,  // 43: srtm.v1.BrokerService.Session:output_type -> srtm.v1.ControllerMessage
+	43, // [43:44] is the sub-list for method output_type
+	42, // [42:43] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_broker_proto_init() }
@@ -2527,7 +2554,7 @@ func file_srtm_v1_broker_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_broker_proto_rawDesc), len(file_srtm_v1_broker_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   25,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

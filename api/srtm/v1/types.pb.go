@@ -538,6 +538,73 @@ func (x *PublisherGroup) GetWeight() uint32 {
 	return 0
 }
 
+// Expiry says when a message that no consumer finished is given up. A field that is unset sets
+// nothing. What a channel sets replaces what its topic sets, but a channel cannot lengthen the
+// topic's ttl.
+type Expiry struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The life of a message from its publication, 1 ms to 10 years. A deferral counts.
+	Ttl *durationpb.Duration `protobuf:"bytes,1,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	// Deliveries of a message in one channel, 1 to 65535.
+	MaxAttempts uint32 `protobuf:"varint,2,opt,name=max_attempts,json=maxAttempts,proto3" json:"max_attempts,omitempty"`
+	// The topic that gets a message after max_attempts deliveries, as JSON with its channel and
+	// attempts. Without one the channel discards the message. It needs max_attempts.
+	DeadLetterTopic string `protobuf:"bytes,3,opt,name=dead_letter_topic,json=deadLetterTopic,proto3" json:"dead_letter_topic,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *Expiry) Reset() {
+	*x = Expiry{}
+	mi := &file_srtm_v1_types_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Expiry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Expiry) ProtoMessage() {}
+
+func (x *Expiry) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_types_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Expiry.ProtoReflect.Descriptor instead.
+func (*Expiry) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_types_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Expiry) GetTtl() *durationpb.Duration {
+	if x != nil {
+		return x.Ttl
+	}
+	return nil
+}
+
+func (x *Expiry) GetMaxAttempts() uint32 {
+	if x != nil {
+		return x.MaxAttempts
+	}
+	return 0
+}
+
+func (x *Expiry) GetDeadLetterTopic() string {
+	if x != nil {
+		return x.DeadLetterTopic
+	}
+	return ""
+}
+
 // Histogram is an HdrHistogram of latencies in microseconds, sparse: only
 // buckets with a count are listed. Histograms of the same layout are merged
 // by adding counts; quantiles are never averaged.
@@ -556,7 +623,7 @@ type Histogram struct {
 
 func (x *Histogram) Reset() {
 	*x = Histogram{}
-	mi := &file_srtm_v1_types_proto_msgTypes[5]
+	mi := &file_srtm_v1_types_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -568,7 +635,7 @@ func (x *Histogram) String() string {
 func (*Histogram) ProtoMessage() {}
 
 func (x *Histogram) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_types_proto_msgTypes[5]
+	mi := &file_srtm_v1_types_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -581,7 +648,7 @@ func (x *Histogram) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Histogram.ProtoReflect.Descriptor instead.
 func (*Histogram) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_types_proto_rawDescGZIP(), []int{5}
+	return file_srtm_v1_types_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Histogram) GetLowestUs() int64 {
@@ -675,7 +742,7 @@ type TopicStats struct {
 
 func (x *TopicStats) Reset() {
 	*x = TopicStats{}
-	mi := &file_srtm_v1_types_proto_msgTypes[6]
+	mi := &file_srtm_v1_types_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -687,7 +754,7 @@ func (x *TopicStats) String() string {
 func (*TopicStats) ProtoMessage() {}
 
 func (x *TopicStats) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_types_proto_msgTypes[6]
+	mi := &file_srtm_v1_types_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -700,7 +767,7 @@ func (x *TopicStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicStats.ProtoReflect.Descriptor instead.
 func (*TopicStats) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_types_proto_rawDescGZIP(), []int{6}
+	return file_srtm_v1_types_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *TopicStats) GetTopic() string {
@@ -864,7 +931,7 @@ type TopicChannel struct {
 
 func (x *TopicChannel) Reset() {
 	*x = TopicChannel{}
-	mi := &file_srtm_v1_types_proto_msgTypes[7]
+	mi := &file_srtm_v1_types_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -876,7 +943,7 @@ func (x *TopicChannel) String() string {
 func (*TopicChannel) ProtoMessage() {}
 
 func (x *TopicChannel) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_types_proto_msgTypes[7]
+	mi := &file_srtm_v1_types_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -889,7 +956,7 @@ func (x *TopicChannel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicChannel.ProtoReflect.Descriptor instead.
 func (*TopicChannel) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_types_proto_rawDescGZIP(), []int{7}
+	return file_srtm_v1_types_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *TopicChannel) GetName() string {
@@ -929,7 +996,7 @@ type Place struct {
 
 func (x *Place) Reset() {
 	*x = Place{}
-	mi := &file_srtm_v1_types_proto_msgTypes[8]
+	mi := &file_srtm_v1_types_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -941,7 +1008,7 @@ func (x *Place) String() string {
 func (*Place) ProtoMessage() {}
 
 func (x *Place) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_types_proto_msgTypes[8]
+	mi := &file_srtm_v1_types_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -954,7 +1021,7 @@ func (x *Place) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Place.ProtoReflect.Descriptor instead.
 func (*Place) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_types_proto_rawDescGZIP(), []int{8}
+	return file_srtm_v1_types_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Place) GetTo() isPlace_To {
@@ -1061,7 +1128,11 @@ const file_srtm_v1_types_proto_rawDesc = "" +
 	"\x05count\x18\x02 \x01(\x05R\x05count\x12\x12\n" +
 	"\x04rate\x18\x03 \x01(\x01R\x04rate\x12\x14\n" +
 	"\x05batch\x18\x04 \x01(\x05R\x05batch\x12\x16\n" +
-	"\x06weight\x18\x05 \x01(\rR\x06weight\"\xa2\x01\n" +
+	"\x06weight\x18\x05 \x01(\rR\x06weight\"\x84\x01\n" +
+	"\x06Expiry\x12+\n" +
+	"\x03ttl\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12!\n" +
+	"\fmax_attempts\x18\x02 \x01(\rR\vmaxAttempts\x12*\n" +
+	"\x11dead_letter_topic\x18\x03 \x01(\tR\x0fdeadLetterTopic\"\xa2\x01\n" +
 	"\tHistogram\x12\x1b\n" +
 	"\tlowest_us\x18\x01 \x01(\x03R\blowestUs\x12\x1d\n" +
 	"\n" +
@@ -1140,7 +1211,7 @@ func file_srtm_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_srtm_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_srtm_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_srtm_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_srtm_v1_types_proto_goTypes = []any{
 	(OverLimitPolicy)(0),          // 0: srtm.v1.OverLimitPolicy
 	(PacingMode)(0),               // 1: srtm.v1.PacingMode
@@ -1150,31 +1221,33 @@ var file_srtm_v1_types_proto_goTypes = []any{
 	(*Share)(nil),                 // 5: srtm.v1.Share
 	(*Publisher)(nil),             // 6: srtm.v1.Publisher
 	(*PublisherGroup)(nil),        // 7: srtm.v1.PublisherGroup
-	(*Histogram)(nil),             // 8: srtm.v1.Histogram
-	(*TopicStats)(nil),            // 9: srtm.v1.TopicStats
-	(*TopicChannel)(nil),          // 10: srtm.v1.TopicChannel
-	(*Place)(nil),                 // 11: srtm.v1.Place
-	(*durationpb.Duration)(nil),   // 12: google.protobuf.Duration
-	(*emptypb.Empty)(nil),         // 13: google.protobuf.Empty
-	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
+	(*Expiry)(nil),                // 8: srtm.v1.Expiry
+	(*Histogram)(nil),             // 9: srtm.v1.Histogram
+	(*TopicStats)(nil),            // 10: srtm.v1.TopicStats
+	(*TopicChannel)(nil),          // 11: srtm.v1.TopicChannel
+	(*Place)(nil),                 // 12: srtm.v1.Place
+	(*durationpb.Duration)(nil),   // 13: google.protobuf.Duration
+	(*emptypb.Empty)(nil),         // 14: google.protobuf.Empty
+	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
 }
 var file_srtm_v1_types_proto_depIdxs = []int32{
 	4,  // 0: srtm.v1.Contract.slo:type_name -> srtm.v1.Slo
 	0,  // 1: srtm.v1.Contract.over_limit:type_name -> srtm.v1.OverLimitPolicy
-	12, // 2: srtm.v1.Slo.latency:type_name -> google.protobuf.Duration
-	12, // 3: srtm.v1.TopicStats.interval:type_name -> google.protobuf.Duration
-	8,  // 4: srtm.v1.TopicStats.access:type_name -> srtm.v1.Histogram
-	8,  // 5: srtm.v1.TopicStats.processing:type_name -> srtm.v1.Histogram
-	8,  // 6: srtm.v1.TopicStats.delivery:type_name -> srtm.v1.Histogram
-	8,  // 7: srtm.v1.TopicStats.consumer:type_name -> srtm.v1.Histogram
-	13, // 8: srtm.v1.Place.begin:type_name -> google.protobuf.Empty
-	13, // 9: srtm.v1.Place.end:type_name -> google.protobuf.Empty
-	14, // 10: srtm.v1.Place.time:type_name -> google.protobuf.Timestamp
-	11, // [11:11] is the sub-list for method output_type
-	11, // [11:11] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	13, // 2: srtm.v1.Slo.latency:type_name -> google.protobuf.Duration
+	13, // 3: srtm.v1.Expiry.ttl:type_name -> google.protobuf.Duration
+	13, // 4: srtm.v1.TopicStats.interval:type_name -> google.protobuf.Duration
+	9,  // 5: srtm.v1.TopicStats.access:type_name -> srtm.v1.Histogram
+	9,  // 6: srtm.v1.TopicStats.processing:type_name -> srtm.v1.Histogram
+	9,  // 7: srtm.v1.TopicStats.delivery:type_name -> srtm.v1.Histogram
+	9,  // 8: srtm.v1.TopicStats.consumer:type_name -> srtm.v1.Histogram
+	14, // 9: srtm.v1.Place.begin:type_name -> google.protobuf.Empty
+	14, // 10: srtm.v1.Place.end:type_name -> google.protobuf.Empty
+	15, // 11: srtm.v1.Place.time:type_name -> google.protobuf.Timestamp
+	12, // [12:12] is the sub-list for method output_type
+	12, // [12:12] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_types_proto_init() }
@@ -1182,7 +1255,7 @@ func file_srtm_v1_types_proto_init() {
 	if File_srtm_v1_types_proto != nil {
 		return
 	}
-	file_srtm_v1_types_proto_msgTypes[8].OneofWrappers = []any{
+	file_srtm_v1_types_proto_msgTypes[9].OneofWrappers = []any{
 		(*Place_Begin)(nil),
 		(*Place_End)(nil),
 		(*Place_Time)(nil),
@@ -1194,7 +1267,7 @@ func file_srtm_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_types_proto_rawDesc), len(file_srtm_v1_types_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   9,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -12,6 +12,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/expiry"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
@@ -26,9 +27,12 @@ type Topic struct {
 	Quantile  float64
 	OverLimit srtmv1.OverLimitPolicy
 	Pacing    srtmv1.PacingMode
-	Retired   bool
-	Share     tokenbucket.Share
-	Identity  *srtmv1.TopicIdentity
+
+	Expiry        expiry.Settings
+	ChannelExpiry map[string]expiry.Settings
+	Retired       bool
+	Share         tokenbucket.Share
+	Identity      *srtmv1.TopicIdentity
 	// Base is what is left of it at FlexUntil; nothing is at Until.
 	Base             tokenbucket.Share
 	FlexUntil, Until mono.Time
@@ -146,6 +150,16 @@ func (n *Node) Retire(name string, retired bool) {
 	if t, ok := n.mu.topics[name]; ok {
 		t.Retired = retired
 	}
+}
+
+// Expire implements agent.Node. This node keeps every message.
+func (n *Node) Expire(name string, e expiry.Settings, channels map[string]expiry.Settings) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if t, ok := n.mu.topics[name]; ok {
+		t.Expiry, t.ChannelExpiry = e, channels
+	}
+	return nil
 }
 
 // Prepare implements agent.Node.

@@ -1,4 +1,7 @@
-package metadata
+// Package expiry has the settings that say when a message that no consumer finished is given
+// up. It is pure: brokers keep the settings, the control plane keeps them with the topic, and
+// nsqd/queue carries them out.
+package expiry
 
 import (
 	"cmp"
@@ -10,32 +13,32 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// MaxTTL is the longest life of a message that Expiry can bound.
+// MaxTTL is the longest life of a message that Settings can bound.
 const MaxTTL = 10 * 365 * 24 * time.Hour
 
-// Expiry says when a message of a topic or a channel that no consumer finished is given up. A
+// Settings say when a message of a topic or a channel is given up. A
 // field that is zero sets nothing.
-type Expiry struct {
+type Settings struct {
 	TTL         time.Duration `json:"ttl_ns,omitempty"`       // from publication
 	MaxAttempts int           `json:"max_attempts,omitempty"` // deliveries in one channel, up to 65535
 	DeadLetter  string        `json:"dead_letter,omitempty"`  // topic that gets what had MaxAttempts deliveries
 }
 
 // On reports whether anything is set.
-func (e Expiry) On() bool { return e != (Expiry{}) }
+func (e Settings) On() bool { return e != (Settings{}) }
 
 // Within returns what is in force in a channel with settings e of a topic with settings t. A
 // channel can shorten the topic's TTL and not lengthen it. The other settings of the channel
 // replace the topic's.
-func (e Expiry) Within(t Expiry) Expiry {
+func (e Settings) Within(t Settings) Settings {
 	if e.TTL == 0 || t.TTL > 0 && t.TTL < e.TTL {
 		e.TTL = t.TTL
 	}
-	return Expiry{e.TTL, cmp.Or(e.MaxAttempts, t.MaxAttempts), cmp.Or(e.DeadLetter, t.DeadLetter)}
+	return Settings{e.TTL, cmp.Or(e.MaxAttempts, t.MaxAttempts), cmp.Or(e.DeadLetter, t.DeadLetter)}
 }
 
 // Validate reports all problems of the settings of a topic, or of one of its channels.
-func (e Expiry) Validate(topic string) error {
+func (e Settings) Validate(topic string) error {
 	var errs []error
 	check := func(ok bool, format string, args ...any) {
 		if !ok {
@@ -53,13 +56,3 @@ func (e Expiry) Validate(topic string) error {
 
 // ErrNoAttempts: a dead letter topic is named, and no number of attempts.
 var ErrNoAttempts = errors.New("dead_letter needs max_attempts, which says when a message has failed")
-
-func (e *Expiry) validate(topic string) error {
-	if e == nil {
-		return nil
-	}
-	if err := e.Validate(topic); err != nil {
-		return fmt.Errorf("expiry: %w", err)
-	}
-	return nil
-}
