@@ -7,6 +7,8 @@ import (
 	"fmt"
 
 	"github.com/srtm-io/srtm/client/pool"
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/nsq/origin"
 	"github.com/srtm-io/srtm/nsq/session"
@@ -24,6 +26,7 @@ import (
 type forwarding struct {
 	line       *forward.Line    // nil: nothing was forwarded
 	sent       *forward.Pending // of the publish that was just handed over; nil: it was not forwarded
+	notBefore  mono.Time        // what the connection publishes from now on arrived no earlier
 	away       bool             // some of the unsettled publishes were forwarded
 	committing bool             // a committer carries out the command: it waits for the disk alone
 	origin     *origin.Origin   // for whom the client publishes, which is a broker; nil: it is none
@@ -87,6 +90,8 @@ func (f *forwarding) takeSent() *forward.Pending {
 func (c *client) settleForwarded() {
 	if c.pubs.away {
 		c.settle()
+		// Topics are in order of arrival: what follows comes after what was forwarded.
+		c.pubs.notBefore, c.wall = clock.Mono(), clock.Wall()
 	}
 }
 

@@ -60,6 +60,9 @@ func (c *client) arrival(t *task) stamp.Arrival {
 		start := c.in.Offset() - int64(c.w-c.r)
 		t.arrival, t.stamped = c.on().arrival(start, start+int64(t.n)), true
 	}
+	if t.arrival.At < c.pubs.notBefore {
+		t.arrival = stamp.Arrival{At: c.pubs.notBefore, Source: stamp.Read}
+	}
 	return t.arrival
 }
 
@@ -157,7 +160,9 @@ func (c *client) hand(name []byte, p broker.Published, bodies *wire.Batch, now m
 			return nil, err
 		}
 		t, n := to.topic, 1
-		p.From = to.as
+		if p.From = to.as; p.Arrival.At < c.pubs.notBefore {
+			p.Arrival = stamp.Arrival{At: c.pubs.notBefore, Source: stamp.Read}
+		}
 		if t.Durable() && p.NoWait {
 			return t, broker.ErrBusy
 		}
