@@ -129,6 +129,10 @@ func TestWhatAFollowerSays(t *testing.T) {
 			}
 			return err
 		},
+		"AdminService/ListChannels": func() error {
+			_, err := follower.admin.ListChannels(ctx, &srtmv1.ListChannelsRequest{Topic: "t"})
+			return err
+		},
 		"AdminService/ListBrokers": func() error {
 			r, err := follower.admin.ListBrokers(ctx, &srtmv1.ListBrokersRequest{})
 			if err == nil && (len(r.Brokers) != 1 || !r.Brokers[0].Connected) {
@@ -153,6 +157,11 @@ func TestWhatAFollowerSays(t *testing.T) {
 		"AdminService/SetBrokerCapacity":  &srtmv1.SetBrokerCapacityRequest{BrokerId: "b1", Mcap: 1},
 		"AdminService/RemoveBroker":       &srtmv1.RemoveBrokerRequest{BrokerId: "b1"},
 		"AdminService/SeekChannel":        &srtmv1.SeekChannelRequest{Topic: "t", Channel: "c", To: &srtmv1.Place{To: &srtmv1.Place_Offset{}}},
+		"AdminService/CreateChannel":      &srtmv1.CreateChannelRequest{Topic: "t", Channel: "c"},
+		"AdminService/PauseChannel":       &srtmv1.PauseChannelRequest{Topic: "t", Channel: "c"},
+		"AdminService/UnpauseChannel":     &srtmv1.UnpauseChannelRequest{Topic: "t", Channel: "c"},
+		"AdminService/DeleteChannel":      &srtmv1.DeleteChannelRequest{Topic: "t", Channel: "c"},
+		"AdminService/EmptyChannel":       &srtmv1.EmptyChannelRequest{Topic: "t", Channel: "c"},
 		"AdminService/MovePublishers":     &srtmv1.MovePublishersRequest{Topic: "t", PublisherIds: []string{"p"}, BrokerId: "b1"},
 		"GrantService/SetContract":        &srtmv1.SetContractRequest{Topic: "t"},
 		"GrantService/RemoveContract":     &srtmv1.RemoveContractRequest{Topic: "t"},

@@ -54,7 +54,7 @@ func TestParse(t *testing.T) {
 
 func TestFaultsAreNamedTogether(t *testing.T) {
 	err := new(options).program().Execute(t.Context(), []string{
-		"--report-interval=1ms", "--prepare-timeout=0", "--window=0", "--log-level=loud", "--store=tape", "--tbadaptor-address=nowhere",
+		"--report-interval=1ms", "--prepare-timeout=0", "--window=0", "--log-level=loud", "--store=tape", "--tbadaptor-address=nowhere:port",
 		"--inactive-producer-timeout=0", "--fitting=slow", "--fitting-round=2h", "--takeover-after=-1s",
 	})
 	if !errors.As(err, new(lifecycle.UsageError)) {

@@ -85,8 +85,8 @@ func TestRateLimitHeaders(t *testing.T) {
 		status            int
 		limit, retryAfter string
 	}{
-		{admission.Decision{Admit: true, Left: 41}, http.StatusBadRequest, `"default";r=41`, ""}, // the publisher has no id
-		{admission.Decision{Admit: true, Left: 0}, http.StatusBadRequest, `"default";r=0`, ""},
+		{admission.Decision{Admit: true, Left: 41}, http.StatusBadRequest, `"default";r=41;t=1`, ""}, // the publisher has no id
+		{admission.Decision{Admit: true, Left: 0}, http.StatusBadRequest, `"default";r=0;t=1`, ""},
 		{admission.Decision{Admit: true, Left: -1}, http.StatusBadRequest, "", ""},
 		{admission.Decision{Admit: true, Left: 7, Unanswered: true}, http.StatusBadRequest, "", ""},
 		{admission.Decision{RetryAfter: 1500 * time.Millisecond}, http.StatusTooManyRequests, `"default";r=0;t=2`, "2"},

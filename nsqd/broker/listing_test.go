@@ -202,6 +202,6 @@ var _ = Describe("What a broker has", func() {
 	})
 
 	It("cannot have fewer than no subscribers", func() {
-		Expect(broker.Config{Capacity: 1, MaxMsgTimeout: 1, MaxChannelConsumers: -1}.Validate()).To(MatchError(ContainSubstring("-1 consumers")))
+		Expect(broker.Config{Capacity: 1, MaxMsgTimeout: 1, MaxChannelConsumers: -1}.Validate()).To(MatchError(ContainSubstring("--max-channel-consumers -1")))
 	})
 })

@@ -225,7 +225,7 @@ func TestUpOnAMachineThatIsTooSmall(t *testing.T) {
 
 func TestBadCommandLines(t *testing.T) {
 	for args, want := range map[string]string{
-		"--brokers 0 --slo -1s": "--brokers 0: want 1 to 100\n--slo -1s: want 0",
+		"--brokers 0 --slo -1s": "--brokers 0: want 1 to 100\n--slo: -1s is below",
 		"--rate -1":             "rate: -1 msg/s",
 		"--sync --group-size 1": "sync: needs groups of at least 2 publishers",
 	} {
