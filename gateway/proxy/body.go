@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/net/http/httpguts"
 )
 
 const (
@@ -16,6 +18,9 @@ const (
 	// drainFor, so that the connection can be kept.
 	drainMost = 64 << 10
 	drainFor  = 10 * time.Millisecond
+	// continueAfter is how long the body of a client that asked first (Expect: 100-continue)
+	// waits for the server's word. Servers of HTTP/1.0 never say it.
+	continueAfter = time.Second
 )
 
 // requestBody is what a client sends, in time: a read takes at most limit, and all
@@ -28,7 +33,13 @@ type requestBody struct {
 	control *http.ResponseController
 	limit   time.Duration
 	rate    int64         // bytes a second; 0: only limit holds
-	waited  time.Duration // in all reads; owned by who reads
+	waited  time.Duration // in all reads; owned by the reader
+	// continued is closed once the server has asked for the body, or the request is over. It is
+	// nil if the client sends the body unasked.
+	continued chan struct{}
+	wanted    bool        // awaitContinue has returned true; owned by the reader
+	proceeds  atomic.Bool // continued is closed
+	answered  atomic.Bool // the server has sent the head of its answer
 	// Written by the transport's goroutine, which may still be at it.
 	read, ended atomic.Bool
 	bytes       atomic.Int64
@@ -41,6 +52,9 @@ type requestBody struct {
 // read the body to its end: the server may answer early, or both may be streams.
 func newBody(w http.ResponseWriter, r *http.Request, limit time.Duration, rate int64) *requestBody {
 	b := &requestBody{ReadCloser: r.Body, of: r, control: http.NewResponseController(w), limit: limit, rate: rate}
+	if httpguts.HeaderValuesContainsToken(r.Header["Expect"], "100-continue") {
+		b.continued = make(chan struct{})
+	}
 	_ = b.control.EnableFullDuplex() // a recorder, in tests, needs none
 	b.limitNext(time.Now())          // what is refused unread, net/http reads
 	return b
@@ -48,7 +62,7 @@ func newBody(w http.ResponseWriter, r *http.Request, limit time.Duration, rate i
 
 func (b *requestBody) Read(p []byte) (int, error) {
 	b.read.Store(true)
-	if b.over.Load() {
+	if b.over.Load() || !b.awaitContinue() {
 		return 0, http.ErrBodyReadAfterClose
 	}
 	began := time.Now()
@@ -65,10 +79,43 @@ func (b *requestBody) Read(p []byte) (int, error) {
 		// Or the server's own read, which looks for the client's end, would time out.
 		_ = b.control.SetReadDeadline(time.Time{})
 		dropTrailers(b.of.Trailer) // with them came also some that were not announced
-	case err != nil:
+	case err != nil && !b.over.Load(): // the client's failure, not leave's doing
 		b.err.Store(&err)
 	}
 	return n, err
+}
+
+// awaitContinue waits until the server wants the body of a client that asked first, and reports
+// whether it does: net/http tells the client to send the body as soon as the body is read. If the
+// server answers instead, awaitContinue waits until the answer is relayed, since a transport gives
+// up the answer when it cannot read the body.
+func (b *requestBody) awaitContinue() bool {
+	if b.continued == nil || b.wanted {
+		return true
+	}
+	timer := time.NewTimer(continueAfter)
+	defer timer.Stop()
+	gone := b.of.Context().Done()
+	select {
+	case <-b.continued:
+	case <-gone:
+	case <-timer.C:
+		if b.answered.Load() {
+			select {
+			case <-b.continued:
+			case <-gone:
+			}
+		}
+	}
+	b.wanted = !b.over.Load() && b.of.Context().Err() == nil
+	return b.wanted
+}
+
+// proceed notes that the server has asked for the body, or that the request is over.
+func (b *requestBody) proceed() {
+	if b.continued != nil && !b.proceeds.Swap(true) { // a server may ask twice
+		close(b.continued)
+	}
 }
 
 // limitNext bounds the next read, also that of net/http, which reads what a handler
@@ -114,12 +161,17 @@ func (b *requestBody) drain() {
 
 // leave ends the passing on of a body that has not come to its end. net/http then sends
 // the answer, and drops what comes of the body, for lingerFor: it lifts the deadline of
-// reads in between, so a timer sets that.
+// reads in between, so a timer sets that. A second leave does nothing.
 func (b *requestBody) leave() {
-	if !b.pending() || b.over.Swap(true) {
+	ends := b.ReadCloser != nil && b.of.ProtoMajor > 1 && !b.ended.Load() // the stream, not its connection
+	if !ends && !b.pending() || b.over.Swap(true) {
 		return
 	}
+	b.proceed()
 	b.stop()
+	if ends {
+		return
+	}
 	if conn, known := b.of.Context().Value(connKey{}).(net.Conn); known {
 		time.AfterFunc(lingerFor, func() { _ = conn.SetReadDeadline(time.Now()) })
 	}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -81,6 +82,75 @@ func TestAnswerBeforeTheEndOfTheBodyIsRelayedAtOnce(t *testing.T) {
 		})
 	}
 	g.idle(t)
+}
+
+// The same for a server of HTTP/2, whatever its client speaks.
+func TestAnswerOfHTTP2BeforeTheEndOfTheBodyIsRelayedAtOnce(t *testing.T) {
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusRequestEntityTooLarge)
+		_, _ = io.WriteString(w, "no")
+	}))
+	s.Config.Protocols = &http.Protocols{}
+	s.Config.Protocols.SetUnencryptedHTTP2(true)
+	s.Start()
+	t.Cleanup(s.Close)
+	g := serve(t, slowest+"[[server]]\nurl = \"h2c"+strings.TrimPrefix(s.URL, "http")+"\"", nil)
+	for name, expect := range map[string]string{"sends": "", "asks first": "100-continue"} {
+		t.Run("HTTP/1.1 "+name, func(t *testing.T) {
+			c, r := g.dial(t)
+			write(t, c, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n")
+			if expect != "" {
+				write(t, c, "Expect: "+expect+"\r\n")
+			}
+			write(t, c, "\r\n")
+			if res, body := answer(t, r); res.StatusCode != http.StatusRequestEntityTooLarge || body != "no" || !res.Close {
+				t.Errorf("%s, %q, closes %v", res.Status, body, res.Close)
+			}
+		})
+		t.Run("HTTP/2 "+name, func(t *testing.T) {
+			protocols := &http.Protocols{}
+			protocols.SetUnencryptedHTTP2(true)
+			transport := &http.Transport{Protocols: protocols}
+			defer transport.CloseIdleConnections()
+			body, end := io.Pipe()
+			defer end.Close()
+			request := testkit.Result(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+g.at, body)).Must(t)
+			if expect != "" {
+				request.Header.Set("Expect", expect)
+			}
+			res := testkit.Result(transport.RoundTrip(request)).Must(t)
+			if text, err := io.ReadAll(res.Body); res.StatusCode != http.StatusRequestEntityTooLarge || string(text) != "no" || err != nil {
+				t.Errorf("%s, %q, %v", res.Status, text, err)
+			}
+		})
+	}
+	g.idle(t)
+	if s := g.Status().Servers[0]; s.Aborted != 0 || s.Failed != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// A server that never asks for a body, as servers of HTTP/1.0 do not, gets the body after a while.
+func TestBodyThatNoServerAsksFor(t *testing.T) {
+	url := rawServer(t, func(c net.Conn, r *bufio.Reader) {
+		body := make([]byte, 5)
+		if readHead(r) == "" {
+			return
+		}
+		if _, err := io.ReadFull(r, body); err == nil {
+			_, _ = fmt.Fprintf(c, "HTTP/1.0 200 OK\r\nContent-Length: 5\r\n\r\n%s", body)
+		}
+	})
+	g := serve(t, slowest+"[[server]]\nurl = \""+url+"\"", nil)
+	c, r := g.dial(t)
+	write(t, c, "POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n")
+	if res, _ := answer(t, r); res.StatusCode != http.StatusContinue {
+		t.Fatal(res.Status)
+	}
+	write(t, c, "hello")
+	if res, body := answer(t, r); res.StatusCode != http.StatusOK || body != "hello" {
+		t.Errorf("%s, %q", res.Status, body)
+	}
 }
 
 // What is refused by the gateway itself does not wait for the body either; a small one that

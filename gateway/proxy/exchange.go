@@ -299,6 +299,9 @@ func (x *exchange) answered(res *http.Response) error {
 		return errNoStatus
 	}
 	x.status = res.StatusCode
+	if x.body.continued != nil {
+		x.body.answered.Store(true)
+	}
 	x.head.Store(int64(clock.Mono()))
 	x.load(res.Header)
 	delete(res.Trailer, cost.Header)
@@ -425,6 +428,9 @@ func (x *exchange) WriteHeader(code int) {
 		bound(x.ResponseWriter, x.rules.policy.Timeouts.Response/2)
 		x.deadline = 0
 		x.ResponseWriter.WriteHeader(code)
+		if code == http.StatusContinue {
+			x.body.proceed()
+		}
 		return
 	}
 	x.bound()
@@ -466,6 +472,13 @@ type answerBody struct {
 
 // stalled ends a Read that takes too long. A body may be closed while it is read.
 func (b *answerBody) stalled() { _ = b.ReadCloser.Close() }
+
+// Close implements io.Closer. The transport of HTTP/2 waits in it for the request's body, which may
+// never come to its end.
+func (b *answerBody) Close() error {
+	b.x.body.leave()
+	return b.ReadCloser.Close()
+}
 
 func (b *answerBody) Read(p []byte) (int, error) {
 	if b.pause && b.got < b.res.ContentLength {

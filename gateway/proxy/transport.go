@@ -22,7 +22,6 @@ func newTransport(reach policy.Reach, timeouts policy.Timeouts) (*http.Transport
 		DialContext:            dialServer,
 		Protocols:              bothProtocols(),
 		TLSHandshakeTimeout:    5 * time.Second,
-		ExpectContinueTimeout:  time.Second,
 		ResponseHeaderTimeout:  timeouts.Response,
 		MaxIdleConns:           4096,
 		MaxIdleConnsPerHost:    512,
