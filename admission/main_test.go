@@ -177,8 +177,8 @@ func TestTheDaemon(t *testing.T) {
 		{"/qos?key=user/1&cost=5", "", `200 FALSE "default";r=0;t=2000`},
 		{"/auth?key=" + long, "", `400 key: key of 257 bytes: want 1 to 256`},
 		{"/qos?key=a&cost=-1", "", `400 cost "-1": want 0 to 4294967295 credits`},
-		{"/v1/check", `{"checks":[{"key":"user/2","cost":3},{"key":"ip/1"}]}`, `200 {"admit":true,"results":[{"key":"user/2","admit":true,"left":2,"retry_after_ms":0},{"key":"ip/1","admit":true,"left":0,"retry_after_ms":0,"default":true}]}`},
-		{"/v1/check", `{"checks":[{"key":"ip/1","cost":1},{"key":"nobody","cost":1}]}`, `200 {"admit":false,"results":[{"key":"ip/1","admit":true,"left":0,"retry_after_ms":0,"default":true,"shadow":true},{"key":"nobody","admit":false,"left":0,"retry_after_ms":-1,"default":true}]}`},
+		{"/v1/check", `{"checks":[{"key":"user/2","cost":3},{"key":"ip/1"}]}`, `200 {"admit":true,"results":[{"key":"user/2","admit":true,"left":2,"retry_after_ms":0,"reset_s":3000},{"key":"ip/1","admit":true,"left":0,"retry_after_ms":0,"reset_s":1000,"default":true}]}`},
+		{"/v1/check", `{"checks":[{"key":"ip/1","cost":1},{"key":"nobody","cost":1}]}`, `200 {"admit":false,"results":[{"key":"ip/1","admit":true,"left":0,"retry_after_ms":0,"reset_s":1000,"default":true,"shadow":true},{"key":"nobody","admit":false,"left":0,"retry_after_ms":-1,"reset_s":-1,"default":true}]}`},
 		{"/qos?key=user/2&cost=%zz", "", `400 invalid URL escape "%zz"`},
 		{"/qos?key=user/2&cost=4;", "", `400 invalid semicolon separator in query`},
 		{"/v1/check", "{\"checks\":[{\"key\":\"ip/\xff\"}]}", `400 not UTF-8`}, // or two keys would become one

@@ -26,8 +26,8 @@ func (c *Client) Limit(key func(*http.Request) string, next http.Handler) http.H
 // expect more, and of a denial Retry-After.
 func RateLimit(h http.Header, d Decision) {
 	limit := `"default";r=` + strconv.FormatInt(d.Left, 10)
-	if d.Admit || d.RetryAfter >= 0 || d.Full > 0 || d.Left > 0 { // else the key has no rule
-		limit += ";t=" + strconv.FormatInt(Reset(d), 10)
+	if reset := Reset(d); reset > 0 {
+		limit += ";t=" + strconv.FormatInt(reset, 10)
 	}
 	if !d.Admit {
 		RetryAfter(h, d)
@@ -36,10 +36,14 @@ func RateLimit(h http.Header, d Decision) {
 }
 
 // Reset returns when the key has the cost of a question that was denied, or otherwise all its credits
-// again: in whole seconds, rounded up, at least 1.
+// again: in whole seconds, rounded up, at least 1. For a key without a rule, which never has any
+// credits, Reset returns -1.
 func Reset(d Decision) (seconds int64) {
-	if d.RetryAfter > 0 {
+	switch {
+	case d.RetryAfter > 0:
 		return wholeSeconds(d.RetryAfter)
+	case !d.Admit && d.RetryAfter < 0 && d.Full <= 0 && d.Left <= 0:
+		return -1
 	}
 	return wholeSeconds(d.Full)
 }

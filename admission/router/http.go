@@ -130,6 +130,7 @@ type result struct {
 	Admit      bool   `json:"admit"`
 	Left       int64  `json:"left"`
 	RetryAfter int64  `json:"retry_after_ms"` // -1: never
+	Reset      int64  `json:"reset_s"`        // see client.Reset
 	Default    bool   `json:"default,omitempty"`
 	Shadow     bool   `json:"shadow,omitempty"`
 	Unanswered bool   `json:"unanswered,omitempty"`
@@ -150,7 +151,7 @@ func (a *Asker) check(w http.ResponseWriter, r *http.Request) {
 	for i, d := range a.askAll(r.Context(), questions) {
 		reply.Admit = reply.Admit && d.Admit
 		reply.Results = append(reply.Results, result{
-			Key: questions[i].key, Admit: d.Admit, Left: d.Left, RetryAfter: millis(d.RetryAfter),
+			Key: questions[i].key, Admit: d.Admit, Left: d.Left, RetryAfter: millis(d.RetryAfter), Reset: client.Reset(d),
 			Default: d.ByDefault, Shadow: d.Shadow, Unanswered: d.Unanswered,
 		})
 	}
