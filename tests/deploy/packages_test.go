@@ -87,9 +87,11 @@ func TestUnits(t *testing.T) {
 	for _, name := range units {
 		unit := read(t, filepath.Join(top, "deploy", "systemd", "srtm-"+name+".service"))
 		write(t, filepath.Join(root, "usr/lib/systemd/system/srtm-"+name+".service"), unit)
-		program := filepath.Join(root, strings.Fields(setting(unit, "ExecStart"))[0])
-		write(t, program, "")
-		testkit.Must(t, os.Chmod(program, 0o755))
+		for _, command := range []string{"ExecStart", "ExecReload"} {
+			program := filepath.Join(root, strings.Fields(setting(unit, command))[0])
+			write(t, program, "")
+			testkit.Must(t, os.Chmod(program, 0o755))
+		}
 		args = append(args, "srtm-"+name+".service")
 	}
 	for _, target := range []string{"sysinit", "basic", "multi-user", "network-online", "shutdown"} {

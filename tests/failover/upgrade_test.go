@@ -1,14 +1,12 @@
 package failover
 
 import (
-	"bytes"
 	"encoding/json"
 	"flag"
 	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 
@@ -164,26 +162,6 @@ func TestDataOf010(t *testing.T) {
 	f.begin(current(t))
 	f.works("0.1.0's data")
 	f.ends()
-}
-
-// 0.1.0 reads what was done with what it knows, by this release.
-func TestWhatIsPlainCanBeRolledBack(t *testing.T) {
-	f := newFleet(t, 1, "--store=bbolt")
-	f.begin(current(t))
-	f.spec = wide()
-	f.create(f.spec)
-	f.works("this release")
-	f.stop(f.control[0])
-	stored := testkit.Result(os.ReadFile(filepath.Join(f.dirs[0], "loaddistributor.db"))).Must(t)
-	if !bytes.Contains(stored, []byte(`{"v":1,"kind":"topic_placed"`)) {
-		t.Error("the file has no topic that 0.1.0 reads")
-	}
-	for _, at := range regexp.MustCompile(`{"v":2,"kind":"\w+"`).FindAllIndex(stored, -1) {
-		// Additions are beside the snapshot, where 0.1.0 does not look.
-		if record := stored[at[0]:]; !bytes.HasPrefix(record, []byte(`{"v":2,"kind":"additions"`)) {
-			t.Errorf("0.1.0 refuses %s", record[:min(len(record), 300)])
-		}
-	}
 }
 
 // From 0.1.0 to this release and back, one process after the other, each step with
