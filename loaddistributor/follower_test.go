@@ -339,6 +339,20 @@ func TestALeaderThatLosesItsStoreAnswers(t *testing.T) {
 	testkit.WaitFor(t, "it leads again", func() bool { return m.says(ctx, "srtm.v1.BrokerService") == "SERVING" })
 }
 
+// A leader that is stopped while etcd does not answer ends without an error: its lease ends by
+// itself.
+func TestALeaderStopsWithoutItsStore(t *testing.T) {
+	etcd := etcdtest.Start(t, etcdtest.Config{})
+	way, err := local.NewProxy(strings.TrimPrefix(etcd.URL, "http://"))
+	testkit.Must(t, err)
+	t.Cleanup(way.Close)
+	m := startMember(t, "--store=etcd", "--etcd-endpoint=http://"+way.Address(), "--etcd-lease=60s")
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Hang)
+	defer cancel()
+	testkit.WaitFor(t, "it leads", func() bool { return m.says(ctx, "srtm.v1.BrokerService") == "SERVING" })
+	way.Cut(true) // testkit.Run stops the leader, and fails the test for an error
+}
+
 // A process that has not found the store does not deny what may be in it, and says
 // that it is of no use yet.
 func TestAFollowerWithoutItsStore(t *testing.T) {

@@ -120,7 +120,7 @@ func alternate(ctx context.Context, opts *options, log *slog.Logger, data store.
 		log.Info("leading", "store", opts.store, obs.KeyVersion, as.cat.Version())
 		err = serve(ctx, as)
 		if opts.store != storeEtcd || ctx.Err() != nil || !errors.Is(err, controller.ErrNotCommitted) {
-			return errors.Join(err, resign(context.WithoutCancel(ctx), opts, as.term))
+			return errors.Join(err, leave(context.WithoutCancel(ctx), opts, log, as.term))
 		}
 		log.Warn("lost leadership", obs.KeyError, err)
 		lost = as
@@ -135,6 +135,17 @@ func resign(ctx context.Context, opts *options, term store.Term) error {
 	ctx, cancel := context.WithTimeout(ctx, min(opts.etcdLease, resignPatience))
 	defer cancel()
 	return term.Resign(ctx)
+}
+
+// leave resigns where the process ends. If etcd does not take the resignation, leave only warns:
+// the lease ends by itself. The error of another store says that its file was not closed.
+func leave(ctx context.Context, opts *options, log *slog.Logger, term store.Term) error {
+	err := resign(ctx, opts, term)
+	if err == nil || opts.store != storeEtcd {
+		return err
+	}
+	log.Warn("cannot resign; another loaddistributor leads once the lease has ended", "lease", opts.etcdLease, obs.KeyError, err)
+	return nil
 }
 
 // candidate follows until it leads. A role without a term means that ctx has
@@ -160,7 +171,7 @@ func candidate(ctx context.Context, opts *options, log *slog.Logger, data store.
 	others.Wait()
 	as := <-won
 	if err != nil && as.term != nil {
-		return role{}, errors.Join(err, resign(context.WithoutCancel(ctx), opts, as.term))
+		return role{}, errors.Join(err, leave(context.WithoutCancel(ctx), opts, log, as.term))
 	}
 	return as, err
 }

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -44,7 +46,8 @@ func TestALostLeaderFollowsAtOnce(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		data := new(silent)
 		var roles []string
-		err := alternate(ctx, &options{store: storeEtcd, etcdLease: time.Minute}, slog.New(slog.DiscardHandler), data, func(ctx context.Context, as role) error {
+		var said bytes.Buffer
+		err := alternate(ctx, &options{store: storeEtcd, etcdLease: time.Minute}, slog.New(slog.NewTextHandler(&said, nil)), data, func(ctx context.Context, as role) error {
 			resigned := int(data.resigned.Load())
 			roles = append(roles, fmt.Sprintf("leads %v, %d resigned", as.term != nil, resigned))
 			switch len(roles) {
@@ -60,8 +63,11 @@ func TestALostLeaderFollowsAtOnce(t *testing.T) {
 		if want := "[leads false, 0 resigned leads true, 0 resigned leads false, 0 resigned leads true, 1 resigned]"; fmt.Sprint(roles) != want {
 			t.Errorf("%v, want %s", roles, want)
 		}
-		if err == nil || data.resigned.Load() != 2 {
+		if err != nil || data.resigned.Load() != 2 {
 			t.Errorf("%v, %d resigned at the end", err, data.resigned.Load())
+		}
+		if n := strings.Count(said.String(), "cannot resign"); n != 1 { // at the end
+			t.Errorf("the log says %d times that the loaddistributor cannot resign:\n%s", n, said.String())
 		}
 	})
 }
