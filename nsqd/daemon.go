@@ -87,6 +87,7 @@ func open(ctx context.Context, opts *options, log *slog.Logger, level *slog.Leve
 			return nil, fmt.Errorf("--jetstream-url: %w", err)
 		}
 		stored.Replicated = d.jetstream
+		defer context.AfterFunc(ctx, func() { d.jetstream.EndAfter(storeWithin) })() // while messages are restored
 	}
 	if d.storage, err = broker.OpenStorage(stored); err != nil {
 		return nil, fmt.Errorf("--data-path: %w", err)
@@ -392,6 +393,10 @@ func (d *nsqd) close() error {
 	return errs.Err()
 }
 
+// storeWithin is how long JetStream may take to store what is held when nsqd stops. With the other
+// waits, nsqd stops within 10 s.
+const storeWithin = 7 * time.Second
+
 // storeAtEnd ends publishers at a message boundary and stores what is held; if a
 // drain is asked for, it goes on delivering for so long.
 func (d *nsqd) storeAtEnd(ctx context.Context) error {
@@ -404,6 +409,10 @@ func (d *nsqd) storeAtEnd(ctx context.Context) error {
 		limit, cancel := context.WithTimeout(context.Background(), d.opts.drainTimeout)
 		defer cancel()
 		d.broker.Drain(limit)
+	}
+	if d.jetstream != nil {
+		d.jetstream.EndAfter(storeWithin)
+		defer d.jetstream.Close() // nothing may be stored after the broker is closed: a take-over ends
 	}
 	began := time.Now()
 	if err := d.broker.Close(); err != nil {

@@ -318,6 +318,9 @@ func (p *Process) Died() error {
 // Output returns the last of what it printed.
 func (p *Process) Output() string { return p.last(1500) }
 
+// AllOutput returns what the process printed, at most the last mebibyte.
+func (p *Process) AllOutput() string { return p.last(1 << 20) }
+
 // last returns as many bytes of its output.
 func (p *Process) last(most int64) string {
 	if p.log != "" {
@@ -385,7 +388,7 @@ func (p *Process) Stop() error {
 	case <-p.done:
 	case <-timer.C:
 	}
-	return errors.Join(fmt.Errorf("%s: killed, it did not stop within %v of SIGTERM; it printed last:\n%s", p.name, p.within, p.last(1<<20)), p.Kill())
+	return errors.Join(fmt.Errorf("%s: killed, it did not stop within %v of SIGTERM; it printed last:\n%s", p.name, p.within, p.AllOutput()), p.Kill())
 }
 
 // Kill ends the process at once.

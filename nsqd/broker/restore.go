@@ -268,6 +268,9 @@ func (st *store) persist() error {
 		st.storage().cfg.Log.Warn("old messages are not deleted", obs.KeyTopic, st.name, obs.KeyError, err)
 		err = nil
 	}
+	if err != nil {
+		err = fmt.Errorf("topic %s: what channels are done with since it was saved last is not saved, and will be delivered again: %w", st.name, err)
+	}
 	return errors.Join(err, log.Close())
 }
 

@@ -18,7 +18,10 @@ func ask[T any](ctx context.Context, request func(context.Context) (T, error)) (
 		answer, err := request(try)
 		unanswered := err != nil && try.Err() != nil
 		cancel()
-		if !unanswered || ctx.Err() != nil {
+		switch {
+		case unanswered && ctx.Err() != nil:
+			return answer, context.Cause(ctx)
+		case !unanswered:
 			return answer, err
 		}
 	}

@@ -38,6 +38,8 @@ type Config struct {
 // Cluster is a connection to JetStream.
 type Cluster struct {
 	cfg     Config
+	life    context.Context // of every request, and of the connection; ended by end
+	end     context.CancelCauseFunc
 	nc      *nats.Conn
 	js      jetstream.JetStream
 	cursors jetstream.Stream
@@ -51,6 +53,7 @@ type Cluster struct {
 	// remove and could not: its owner's, and of one who claimed it to remove it.
 	left   map[part][2]uint64
 	closes chan struct{} // closed and replaced when one is closed
+	last   *time.Timer   // of EndAfter; nil: that was not called
 }
 
 const (
@@ -126,16 +129,17 @@ func (d *dialled) Close() error {
 }
 
 func connect(ctx context.Context, cfg Config) (*Cluster, error) {
-	dialing, stop := context.WithCancel(context.WithoutCancel(ctx)) // also to connect again, as long as the process lives
-	connected := context.AfterFunc(ctx, stop)
+	life, end := context.WithCancelCause(context.WithoutCancel(ctx)) // also to connect again, as long as the process lives
+	connected := context.AfterFunc(ctx, func() { end(ctx.Err()) })
 	defer connected()
 	options := []nats.Option{
 		nats.Name("nsqd " + cfg.Part), nats.MaxReconnects(-1), nats.ReconnectWait(100 * time.Millisecond),
-		nats.ReconnectJitter(50*time.Millisecond, 50*time.Millisecond), nats.Timeout(dialTimeout), nats.SetCustomDialer(dialer{dialing}),
+		nats.ReconnectJitter(50*time.Millisecond, 50*time.Millisecond), nats.Timeout(dialTimeout), nats.SetCustomDialer(dialer{life}),
 		nats.PingInterval(2 * time.Second), nats.MaxPingsOutstanding(2), nats.ReconnectBufSize(-1),
-		nats.IgnoreAuthErrorAbort(), // credentials may be changed on both sides, one after the other
+		nats.FlusherTimeout(patience), // a write to a frozen server holds up all other requests
+		nats.IgnoreAuthErrorAbort(),   // credentials may be changed on both sides, one after the other
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
-			if err != nil {
+			if err != nil && life.Err() == nil {
 				cfg.Log.Warn("connection to NATS lost", obs.KeyError, err)
 			}
 		}),
@@ -159,13 +163,13 @@ func connect(ctx context.Context, cfg Config) (*Cluster, error) {
 		}
 		return nil, err
 	}
-	c := &Cluster{cfg: cfg, nc: nc, opened: make(map[part]*Log), left: make(map[part][2]uint64), closes: make(chan struct{})}
+	c := &Cluster{cfg: cfg, life: life, end: end, nc: nc, opened: make(map[part]*Log), left: make(map[part][2]uint64), closes: make(chan struct{})}
 	if err := c.begin(ctx); err != nil {
-		nc.Close()
+		c.Close()
 		return nil, err
 	}
 	if !connected() { // ctx has ended just now, and with it what nc would connect again by
-		nc.Close()
+		c.Close()
 		return nil, ctx.Err()
 	}
 	return c, nil
@@ -208,8 +212,38 @@ func (c *Cluster) begin(ctx context.Context) (err error) {
 	return nil
 }
 
+// EndAfter has every request fail with ErrEnded after a duration, those under way too, and lets
+// no request begin from then on. It is for a broker that stops: no wait for JetStream lasts longer.
+// The first call counts.
+func (c *Cluster) EndAfter(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.last == nil {
+		c.last = time.AfterFunc(d, func() {
+			c.cfg.Log.Warn("JetStream has not stored all in time; the broker waits no longer", "limit", d)
+			c.end(ErrEnded)
+			c.mu.Lock()
+			c.tell() // those who wait for a log to be closed
+			c.mu.Unlock()
+		})
+	}
+}
+
 // Close ends the connection. The logs must be closed.
-func (c *Cluster) Close() { c.nc.Close() }
+func (c *Cluster) Close() {
+	c.mu.Lock()
+	if c.last != nil {
+		c.last.Stop()
+	}
+	c.mu.Unlock()
+	c.end(ErrEnded) // closes the socket: nats.Conn.Close would first wait until a frozen server reads
+	c.nc.Close()
+}
+
+// within is the context of requests that may take so long together.
+func (c *Cluster) within(d time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(c.life, d)
+}
 
 func (c *Cluster) makeCursors(ctx context.Context) (jetstream.Stream, error) {
 	return c.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
@@ -279,7 +313,7 @@ func (p part) cursors() string { return "srtm.cursors." + token(p.topic) + "." +
 // streams of those that were taken over. It waits for each stream's leader, for some seconds:
 // only that one knows whether there is anything in it. Those of which it does not answer are away.
 func (c *Cluster) Topics() (topics, away []string, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), connecting)
+	ctx, cancel := c.within(connecting)
 	defer cancel()
 	names := c.js.StreamNames(ctx, jetstream.WithStreamListSubject("srtm.log.*."+token(c.cfg.Part)))
 	var parts []part
@@ -319,7 +353,7 @@ func (c *Cluster) Topics() (topics, away []string, err error) {
 // Has reports whether there is anything of this broker's part of a topic. The error says why
 // that cannot be known now.
 func (c *Cluster) Has(topic string) (bool, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	ctx, cancel := c.within(time.Second)
 	defer cancel()
 	info, err := c.has(ctx, part{topic, c.cfg.Part})
 	return info != nil && info.State.Msgs > 0, err
@@ -376,7 +410,7 @@ func (c *Cluster) Open(topic string, epoch uint64) (*Log, error) {
 // more. The error is ErrNoPart when there is nothing of it, or as of Open.
 func (c *Cluster) TakeOver(topic, broker string) (*Log, error) {
 	p := part{topic, broker}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := c.within(patience)
 	defer cancel()
 	stream, err := c.stream(ctx, p.stream())
 	switch {
@@ -390,6 +424,10 @@ func (c *Cluster) TakeOver(topic, broker string) (*Log, error) {
 
 func (c *Cluster) open(p part, epoch uint64) (*Log, error) {
 	c.mu.Lock()
+	if c.life.Err() != nil { // first: the log that is in use may not be closed before the caller goes on
+		c.mu.Unlock()
+		return nil, fmt.Errorf("topic %s: %w", p, context.Cause(c.life))
+	}
 	if _, is := c.opened[p]; is {
 		c.mu.Unlock()
 		return nil, fmt.Errorf("topic %s: %w", p, commitlog.ErrInUse)
@@ -419,11 +457,16 @@ func (c *Cluster) closed(l *Log) {
 // forget requires mu held.
 func (c *Cluster) forget(p part) {
 	delete(c.opened, p)
+	c.tell()
+}
+
+// tell requires mu held.
+func (c *Cluster) tell() {
 	close(c.closes)
 	c.closes = make(chan struct{})
 }
 
-// Closes is as of commitlog.Dir.
+// Closes is as of commitlog.Dir. The channel is closed, too, when the cluster ends.
 func (c *Cluster) Closes() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -443,11 +486,12 @@ func (l *Log) Remove() error {
 		close(l.stop)
 	}
 	<-l.done
+	l.outlive()
 	defer l.cluster.closed(l)
 	if fenced {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := l.cluster.within(patience)
 	defer cancel()
 	if !l.foreign() {
 		deleted, err := ask(ctx, func(ctx context.Context) (bool, error) {

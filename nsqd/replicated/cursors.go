@@ -173,8 +173,10 @@ func (l *Log) SaveCursors(snapshot []byte) error {
 		switch {
 		case errors.Is(err, ErrFenced):
 			l.fail(ErrFenced)
+		case l.cluster.life.Err() != nil:
+			err = context.Cause(l.cluster.life)
 		case errors.Is(err, jetstream.ErrNoStreamResponse):
-			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			ctx, cancel := l.cluster.within(time.Second)
 			defer cancel()
 			l.cluster.remakeCursors(ctx)
 			err = fmt.Errorf("%w: %w", ErrUnavailable, err)
@@ -191,7 +193,7 @@ func (l *Log) SaveCursors(snapshot []byte) error {
 
 func (l *Log) saveCursors(snapshot []byte, next commitlog.Offset) error {
 	c := &l.cursors
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := l.cluster.within(patience)
 	defer cancel()
 	h := cursorHead{epoch: l.owner.epoch, number: c.number + 1, next: next, crc: crc32.Checksum(snapshot, castagnoli), saved: true}
 	msg, size := snapshot, int(l.cluster.nc.MaxPayload())-1024

@@ -28,6 +28,8 @@ var (
 	// ErrUnavailable says that JetStream stores nothing at present: most of its servers
 	// are away, or do not answer. A later call may succeed.
 	ErrUnavailable = errors.New("JetStream stores nothing now")
+	// ErrEnded says that the broker stops and waits for JetStream no longer: see Cluster.EndAfter.
+	ErrEnded = errors.New("the broker stops and waits for JetStream no longer")
 	// ErrNoPart says that there is no such part.
 	ErrNoPart = errors.New("there is nothing of it in JetStream")
 )
@@ -62,7 +64,8 @@ type Log struct {
 	stream  jetstream.Stream
 	part    part
 	owner   owner
-	left    bool // see Left; set by claim
+	left    bool        // see Left; set by claim
+	outlive func() bool // the log no longer ends with the cluster; set by open
 
 	wake chan struct{} // 1 deep: there is something to send
 	stop chan struct{} // closed by Close
@@ -77,7 +80,7 @@ type Log struct {
 	durable commitlog.Offset // all before it is stored
 	pending []*block         // not stored, oldest first, and in memory for those who read
 	bytes   int              // of pending
-	err     error            // for good: ErrFenced, or commitlog.ErrClosed
+	err     error            // for good: ErrFenced, ErrEnded, or commitlog.ErrClosed
 	failing error            // why nothing is stored now
 	since   time.Time        // when that began
 	marks   marks
@@ -100,7 +103,7 @@ type block struct {
 
 // open claims a part for an owner with this epoch; 0: one after the last owner's.
 func open(c *Cluster, p part, epoch uint64) (*Log, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := c.within(patience)
 	defer cancel()
 	if there, err := c.stream(ctx, p.stream()); err == nil && !slices.Contains(there.CachedInfo().Config.Subjects, p.subject()) {
 		return nil, fmt.Errorf("open the stream of topic %s: %s has it already, as %q", p, p.stream(), there.CachedInfo().Config.Subjects)
@@ -125,6 +128,7 @@ func open(c *Cluster, p part, epoch uint64) (*Log, error) {
 	if err != nil {
 		return nil, fmt.Errorf("claim topic %s: %w", p, err)
 	}
+	l.outlive = context.AfterFunc(c.life, func() { l.fail(ErrEnded) })
 	go l.send(last)
 	return l, nil
 }
@@ -367,7 +371,42 @@ func (l *Log) Sync(upTo commitlog.Offset) error {
 	return nil
 }
 
-// Close stores what is not, if that is possible soon, and gives the part up.
+// UnstoredError says that JetStream has not confirmed messages when their log was closed.
+type UnstoredError struct {
+	Topic    string
+	Messages int
+	Bytes    int // of bodies
+	Err      error
+}
+
+func (e *UnstoredError) Error() string {
+	return fmt.Sprintf("topic %s: %d messages (%d bytes) are not stored in JetStream, as far as is known; their publishers were not answered OK: %v", e.Topic, e.Messages, e.Bytes, e.Err)
+}
+
+func (e *UnstoredError) Unwrap() error { return e.Err }
+
+// unstored adds to an error which published messages are not stored. A copy of a message that
+// was carried forward or taken over does not count: the message is still where it was.
+func (l *Log) unstored(err error) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := UnstoredError{Topic: l.part.topic, Err: err}
+	for _, b := range l.pending {
+		for r := range records(b.data, head{owner: b.owner, first: b.first, next: b.next}) {
+			if r.Access == 0 {
+				e.Messages++
+				e.Bytes += len(r.Body)
+			}
+		}
+	}
+	if e.Messages == 0 {
+		return err
+	}
+	return &e
+}
+
+// Close stores what is not, if that is possible soon, and gives the part up. Error:
+// *UnstoredError.
 func (l *Log) Close() error {
 	l.mu.Lock()
 	next, ended := l.next, errors.Is(l.err, commitlog.ErrClosed)
@@ -376,12 +415,16 @@ func (l *Log) Close() error {
 		return nil
 	}
 	err := l.Sync(next)
-	if errors.Is(err, ErrFenced) {
+	switch {
+	case errors.Is(err, ErrFenced):
 		err = nil
+	case err != nil:
+		err = l.unstored(err)
 	}
 	l.fail(commitlog.ErrClosed)
 	close(l.stop)
 	<-l.done
+	l.outlive()
 	l.cluster.closed(l)
 	return err
 }
@@ -389,7 +432,7 @@ func (l *Log) Close() error {
 // fail ends the log for good.
 func (l *Log) fail(err error) {
 	l.mu.Lock()
-	if !errors.Is(l.err, commitlog.ErrClosed) {
+	if l.err == nil || errors.Is(err, commitlog.ErrClosed) {
 		l.err = err
 	}
 	l.mu.Unlock()

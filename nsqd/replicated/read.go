@@ -163,7 +163,7 @@ func (l *Log) Read(from commitlog.Offset, limit commitlog.Limit, into *commitlog
 		}
 	}()
 	c := cut{records: max(1, limit.Records), bytes: max(1, limit.Bytes), into: into}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := l.cluster.within(patience)
 	defer cancel()
 	for l.mu.Lock(); into.Next < l.durable && !c.full && !errors.Is(l.err, commitlog.ErrClosed); l.mu.Lock() {
 		durable, newest := l.durable, l.marks.last
@@ -405,7 +405,7 @@ func (l *Log) Trim(before commitlog.Offset) error {
 		l.purged = time.Now()
 	}
 	l.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := l.cluster.within(patience)
 	defer cancel()
 	if nothing {
 		_, err := l.look(ctx)
@@ -445,7 +445,7 @@ const maxSkew = mono.Wall(10 * time.Second)
 
 // At is of commitlog.Files.
 func (l *Log) At(t mono.Wall) (commitlog.Offset, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := l.cluster.within(patience)
 	defer cancel()
 	seq, err := l.place(ctx, storedBy(t-maxSkew))
 	if err != nil {

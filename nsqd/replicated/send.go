@@ -137,7 +137,7 @@ func (l *Log) recover(acked uint64, cause error, wait *time.Duration) (last uint
 			return 0, false
 		}
 		l.changed.Broadcast() // who waits in Append asks for how long it fails
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := l.cluster.within(patience)
 		h, last, err := l.last(ctx)
 		owns, upTo := l.owns(h, last), h.next
 		if err == nil && !owns {
