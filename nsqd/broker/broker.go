@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -498,7 +499,16 @@ func (b *Broker) Close() error {
 	}
 	stores := b.stores()
 	_ = inParallel(stores, (*store).makeRoom) // what fails because of it says so
-	return errors.Join(b.metadataWriter.write(), inParallel(stores, (*store).persist))
+	var stored atomic.Int64
+	var teller sync.WaitGroup
+	defer teller.Wait()
+	done := make(chan struct{})
+	defer close(done)
+	teller.Go(func() { tellProgress(b.cfg.Storage.cfg.Log, &stored, len(stores), done) })
+	return errors.Join(b.metadataWriter.write(), inParallel(stores, func(st *store) error {
+		defer stored.Add(1)
+		return st.persist()
+	}))
 }
 
 // stores returns those of the topics that have one.
