@@ -375,6 +375,9 @@ func (d *nsqd) close() error {
 	}
 	var errs faults.List
 	closed := func(what string, err error) { errs.If(err != nil, "close %s: %w", what, err) }
+	if d.jetstream != nil { // of use where open failed: a broker that ran is closed by now
+		d.jetstream.EndAfter(storeWithin)
+	}
 	if d.broker != nil {
 		closed("the broker", d.broker.Close())
 	}
