@@ -64,7 +64,6 @@ type PoolRoute struct {
 	Part  float64
 	Times float64 // of the server's Service
 	Sigma float64 // of the lognormal distribution; 0: always the same
-	Extra time.Duration
 	// From is when Times becomes Later; 0: never.
 	From, Later float64
 }
@@ -72,10 +71,8 @@ type PoolRoute struct {
 // PoolResult is what came of it.
 type PoolResult struct {
 	Rate    []float64 // answers/s, by class
-	Routes  []float64 // answers/s, by route
 	P50     []float64 // ms, by class, with the time at the gateway
 	Beyond  []float64 // requests at a server beyond its workers, on average over time
-	Limits  []float64 // at the end
 	Busy    []float64 // part of the workers that served, by server
 	Servers []float64 // answers/s
 }
@@ -173,7 +170,7 @@ func RunPool(p Pool) PoolResult {
 		push(poolEvent{at: at(p.Every), kind: looks})
 	}
 	push(poolEvent{at: at(.1), kind: ticks})
-	r := PoolResult{Rate: make([]float64, len(p.Classes)), Routes: make([]float64, len(p.Routes)), Beyond: make([]float64, len(servers)), Busy: make([]float64, len(servers)), Servers: make([]float64, len(servers))}
+	r := PoolResult{Rate: make([]float64, len(p.Classes)), Beyond: make([]float64, len(servers)), Busy: make([]float64, len(servers)), Servers: make([]float64, len(servers))}
 	took := make([][]float64, len(p.Classes))
 	state := &PoolState{limits, make([]int, len(servers))}
 	vector := make(schedule.Vector, cfg.Resources)
@@ -236,7 +233,6 @@ func RunPool(p Pool) PoolResult {
 			if of.Sigma > 0 {
 				x.work *= math.Exp(of.Sigma*rng.NormFloat64() - of.Sigma*of.Sigma/2)
 			}
-			x.work += of.Extra.Seconds()
 			if v.Shared {
 				v.shared.advance(now)
 				v.shared.jobs.Push(job{end: v.shared.work + x.work, came: now, of: &visit{Request: schedule.Request{Value: x}}})
@@ -258,7 +254,6 @@ func RunPool(p Pool) PoolResult {
 		state.Answers[x.server]++
 		if now >= at(p.Warmup) {
 			r.Rate[class]++
-			r.Routes[x.route]++
 			r.Servers[x.server]++
 			took[class] = append(took[class], now.Sub(x.arrived).Seconds()*1e3)
 		}
@@ -342,14 +337,10 @@ func RunPool(p Pool) PoolResult {
 		}
 		r.P50 = append(r.P50, p50)
 	}
-	for i := range r.Routes {
-		r.Routes[i] /= length
-	}
 	for i := range servers {
 		r.Beyond[i] /= length
 		r.Busy[i] /= length
 		r.Servers[i] /= length
-		r.Limits = append(r.Limits, float64(limits[i].Most()))
 	}
 	return r
 }

