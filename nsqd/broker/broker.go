@@ -499,16 +499,24 @@ func (b *Broker) Close() error {
 	}
 	stores := b.stores()
 	_ = inParallel(stores, (*store).makeRoom) // what fails because of it says so
+	_ = inParallel(stores, (*store).leave)
+	recorded := b.metadataWriter.write()
+	if recorded != nil { // a mark that stays would be taken for a log that was deleted
+		for _, st := range stores {
+			st.spent = false
+		}
+	}
 	var stored atomic.Int64
 	var teller sync.WaitGroup
 	defer teller.Wait()
 	done := make(chan struct{})
 	defer close(done)
 	teller.Go(func() { tellProgress(b.cfg.Storage.cfg.Log, &stored, len(stores), done) })
-	return errors.Join(b.metadataWriter.write(), inParallel(stores, func(st *store) error {
+	unstored := inParallel(stores, func(st *store) error {
 		defer stored.Add(1)
 		return st.persist()
-	}))
+	})
+	return errors.Join(recorded, unstored, b.metadataWriter.finish())
 }
 
 // stores returns those of the topics that have one.

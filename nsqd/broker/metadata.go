@@ -121,6 +121,18 @@ func (k *metadataWriter) write() error {
 	return err
 }
 
+// finish writes what has changed since the last write.
+// Requires: the broker's workers have ended.
+func (k *metadataWriter) finish() error {
+	k.mu.Lock()
+	done := k.mu.saved >= k.mu.wanted
+	k.mu.Unlock()
+	if done {
+		return nil
+	}
+	return k.write()
+}
+
 // wait returns nil when all changes before the call are in the file, and the error of an
 // attempt to write them that began after the call. Before an earlier process's file is
 // restored there is nothing to wait for. Error: ErrDraining, too.
@@ -176,7 +188,7 @@ func (t *Topic) metadata() (m metadata.Topic, record bool) {
 	m = metadata.Topic{Name: t.name, Paused: t.mu.core.Paused(), Contract: t.contract, Identity: t.identity}
 	m.Expiry, m.Expiries = t.mu.expiry.recorded()
 	if t.store != nil {
-		m.Retain = t.store.retain
+		m.Retain, m.Logged = t.store.retain, t.store.logged.Load()
 	}
 	for _, c := range t.mu.core.Channels() {
 		if !wire.Ephemeral(c.Name()) {
@@ -200,6 +212,7 @@ func (b *Broker) restoreMetadata() error {
 		t.identify(m.Identity)
 		if t.store != nil {
 			t.store.setRetention(m.Retain)
+			t.store.logged.Store(m.Logged)
 		}
 		t.restoreExpiry(m.Expiry, m.Expiries)
 		// In a cluster neither is this broker's to say.

@@ -91,10 +91,9 @@ func (t *Topic) Stats() Stats {
 	if t.store != nil {
 		s.Retain = metadata.Retention(t.store.retention())
 		if log := t.store.log.Load(); log != nil {
-			if s.Disk, s.Needed = log.Stats(), log.Needed(); t.store.missing {
-				s.Disk.Missing++
-			}
+			s.Disk, s.Needed = log.Stats(), log.Needed()
 		}
+		s.Disk.Missing += t.store.missing
 	}
 	for _, c := range core.Channels() {
 		cs := ChannelStats{

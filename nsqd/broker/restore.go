@@ -46,6 +46,7 @@ func (b *Broker) Restore() error {
 	for _, name := range away {
 		b.await(name)
 	}
+	b.reportLostLogs()
 	if err := b.yieldTaken(); err != nil {
 		return fmt.Errorf("restore: %w", err)
 	}
@@ -54,6 +55,27 @@ func (b *Broker) Restore() error {
 	b.workers.Go(b.trimOld)
 	b.workers.Go(b.restoreAway)
 	return nil
+}
+
+// reportLostLogs reports each topic that had a log when the metadata file was written, and has
+// none. The topic goes on with an empty log.
+func (b *Broker) reportLostLogs() {
+	if b.cfg.Storage.cfg.Replicated != nil {
+		return // the marks are those of logs in files
+	}
+	for _, st := range b.stores() {
+		if st.logged.Load() && st.log.Load() == nil {
+			st.reportMissing("the topic's log is missing: its folder was deleted or moved away while nsqd was down. All messages that it held are lost; the topic goes on without them")
+			st.logged.Store(false)
+			b.recorded()
+		}
+	}
+}
+
+// reportMissing counts and logs that something of the topic's log is missing.
+func (st *store) reportMissing(what string, attrs ...any) {
+	st.missing++
+	st.storage().cfg.Log.Error(what, append([]any{obs.KeyTopic, st.name, keyPath, st.storage().dir.Path(st.name)}, attrs...)...)
 }
 
 // restoreLog brings back a topic's messages. A topic that is not recorded is made with
@@ -76,6 +98,10 @@ func (b *Broker) restoreLog(name string) error {
 	}
 	t := b.restoreTopic(name)
 	t.store.unrecorded = !recorded // no other goroutine has it yet
+	if !recorded && b.cfg.Storage.cfg.Replicated == nil {
+		b.cfg.Storage.cfg.Log.Error("the metadata file does not have the topic: it was deleted, or is from before the topic was created. The topic comes back with the messages and channels of its log, without pauses, contract, retention and expiry",
+			obs.KeyTopic, name, keyPath, b.cfg.Storage.cfg.Metadata, "log", b.cfg.Storage.dir.Path(name))
+	}
 	return t.store.restore()
 }
 
@@ -105,6 +131,11 @@ func (st *store) restore() error {
 	}
 	if err := st.restoreFrom(log); err != nil {
 		return errors.Join(err, log.Close())
+	}
+	if !st.logged.Load() {
+		if err := st.mark(log); err != nil { // before the next message it is tried again
+			st.report("the metadata file does not say that the topic has a log; a deletion of the log would not be noticed", err)
+		}
 	}
 	st.saving.Lock()
 	defer st.saving.Unlock()
@@ -136,9 +167,8 @@ func (st *store) restoreFrom(log *openLog) error {
 	wanted := func(channel string) bool { return st.unrecorded && wire.ValidChannelName(channel) }
 	restoring, _ := left.restore(core, now, st.storage().epoch, wanted, &s.fx)
 	if n := left.first - restoring.Needed; n > 0 {
-		st.missing = true
-		st.storage().log.Error("messages that were not done with are missing: their files were deleted, or what was done with was not recorded",
-			obs.KeyTopic, st.name, "from", uint64(restoring.Needed), "to", uint64(left.first), "at_most", uint64(n))
+		st.reportMissing("messages that were not done with are missing: their files were deleted, or what was done with was not recorded",
+			"from", uint64(restoring.Needed), "to", uint64(left.first), "at_most", uint64(n))
 	}
 	restoring.Done(now, queue.Offset(next), &s.fx)
 	log.SetRetain(st.retention())
@@ -146,7 +176,21 @@ func (st *store) restoreFrom(log *openLog) error {
 	st.log.Store(log)
 	st.disk.used, st.disk.saved = true, core.Changes()
 	st.disk.away, st.unrecorded = false, false
+	if st.logged.Load() && left.snapshot == nil && st.storage().cfg.Replicated == nil {
+		st.reportNoCursors(log.Stats().Segments > 0)
+		st.logged.Store(false) // until there is a snapshot again
+	}
 	return nil
+}
+
+// reportNoCursors reports that the record of what channels are done with, which the log had
+// when it was marked, is missing or not intact.
+func (st *store) reportNoCursors(messages bool) {
+	if messages {
+		st.reportMissing("the topic's cursor files are missing or damaged: all messages that the log has are delivered again to every channel; messages before them, if there were any, are lost")
+	} else {
+		st.reportMissing("the topic's log is empty: all its files were deleted while nsqd was down. All messages that it held are lost; the topic goes on without them")
+	}
 }
 
 // remains are what was left in a log.
@@ -233,19 +277,31 @@ func (st *store) makeRoom() error {
 	return st.tryToSave()
 }
 
-// persist leaves to the next process what is in memory, and where the cursors are.
+// leave finds out what the next process needs. A log that the next process does not need loses
+// its mark, so that the metadata file can be written before the log is removed.
 // Requires: the topic is closed, and run has ended.
-func (st *store) persist() error {
-	st.scratch = new(scratch)
+func (st *store) leave() error {
 	st.do(func(_ mono.Time, s *step) { st.mu.core.Leave(&s.fx) })
 	held, _ := st.held(0)
-	if log := st.log.Load(); held == 0 {
-		if log == nil {
-			return nil
-		}
-		if log.Stats().Unreadable == 0 && !st.retains() && st.storage().cfg.Replicated == nil {
-			return log.Remove()
-		}
+	log := st.log.Load()
+	st.empty = held == 0
+	st.spent = st.empty && log != nil && log.Stats().Unreadable == 0 && !st.retains() && st.storage().cfg.Replicated == nil
+	if st.spent {
+		st.logged.Store(false)
+	}
+	return nil
+}
+
+// persist leaves to the next process what is in memory, and where the cursors are.
+// Requires: leave, and what was marked since is recorded after it.
+func (st *store) persist() error {
+	st.scratch = new(scratch)
+	log := st.log.Load()
+	switch {
+	case st.spent:
+		return log.Remove()
+	case st.empty && log == nil:
+		return nil
 	}
 	for more := true; more; {
 		var err error

@@ -18,6 +18,9 @@ import (
 	"github.com/srtm-io/srtm/nsqd/replicated"
 )
 
+// keyPath is the log attribute of a file or folder.
+const keyPath = "path"
+
 // StorageConfig says where messages go that do not fit into memory. Immutable.
 type StorageConfig struct {
 	Path         string // the folder of messages, created if need be; this process alone uses it
@@ -177,7 +180,7 @@ func (s *Storage) logs() (names, away []string, err error) {
 		return names, nil, err
 	}
 	if len(names) > 0 {
-		s.cfg.Log.Warn("logs in files are not read while topics are replicated", "path", s.cfg.Path, obs.KeyCount, len(names))
+		s.cfg.Log.Warn("logs in files are not read while topics are replicated", keyPath, s.cfg.Path, obs.KeyCount, len(names))
 	}
 	return s.cfg.Replicated.Topics()
 }

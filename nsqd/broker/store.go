@@ -47,11 +47,13 @@ type store struct {
 	// who has nothing to tell need not look there. Who notes a concern writes its
 	// bit.
 	faults atomic.Uint32
+	// logged is metadata.Topic.Logged. Written by ensure, Restore and Close, one at a time.
+	logged atomic.Bool
 
 	// Guarded by mu.
 	remove    bool                // the topic was deleted: remove the log at the end
 	unremoved error               // why the log of a topic that was deleted is there still
-	missing   bool                // messages before the log's first, when it was restored
+	missing   uint64              // places where messages or cursors should have been when the topic was restored
 	retain    *metadata.Retention // the topic's own; nil: StorageConfig.Retain
 	failing   bool                // the disk does not take messages now
 	// unrecorded says that the topic was not recorded by an earlier process: it gets the channels
@@ -62,6 +64,8 @@ type store struct {
 	// the topic.
 	scratch *scratch
 	carried bool          // something was carried forward since the last snapshot
+	empty   bool          // nothing was held when the broker closed
+	spent   bool          // then the log is not needed either
 	locked  time.Duration // how long mu was held to make that
 }
 
@@ -274,11 +278,47 @@ func (st *store) noted(what concern, err error) {
 
 func (st *store) storage() *Storage { return st.shared.cfg.Storage }
 
-// ensure opens the log. One caller at a time.
-func (st *store) ensure() (*openLog, error) {
-	if log := st.log.Load(); log != nil {
-		return log, nil
+// ensure opens the log and marks it. One caller at a time.
+func (st *store) ensure() (log *openLog, err error) {
+	if log = st.log.Load(); log == nil {
+		if log, err = st.create(); err != nil {
+			return nil, err
+		}
 	}
+	if !st.logged.Load() {
+		if err := st.mark(log); err != nil {
+			return nil, err
+		}
+	}
+	return log, nil
+}
+
+// mark has the metadata file say that the topic has a log, and returns when that is stored.
+// The log has a snapshot of cursors before: a crash in between leaves a log without a mark,
+// which raises no alarm. A replicated log has no mark.
+func (st *store) mark(log *openLog) error {
+	files, is := log.topicLog.(*commitlog.Files)
+	if !is {
+		return nil
+	}
+	st.mu.Lock()
+	snapshot := st.mu.core.Snapshot(nil, st.storage().moment().wallOf)
+	st.mu.Unlock()
+	if err := files.FoundCursors(snapshot); err != nil {
+		return err
+	}
+	st.logged.Store(true)
+	st.shared.recorded()
+	// A broker that closes writes the metadata file after the logs.
+	if err := st.shared.Recorded(); err != nil && !errors.Is(err, ErrDraining) {
+		st.logged.Store(false)
+		return err
+	}
+	return nil
+}
+
+// create opens a log of which nothing was restored.
+func (st *store) create() (*openLog, error) {
 	for {
 		closes := st.storage().closes()
 		log, err := st.storage().open(st.name)

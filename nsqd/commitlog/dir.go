@@ -211,6 +211,9 @@ func (d *Dir) unclaim(l *Files) {
 	d.mu.closes = make(chan struct{})
 }
 
+// Path returns the folder of a log.
+func (d *Dir) Path(name string) string { return d.folder(name) }
+
 func (d *Dir) folder(name string) string { return filepath.Join(d.path, name+logSuffix) }
 
 // remove deletes a log's folder. It is renamed first, so that a removal that

@@ -107,6 +107,11 @@ func (l *Files) delete(names []string) error {
 func (l *Files) SaveCursors(b []byte) error {
 	l.keeping.Lock()
 	defer l.keeping.Unlock()
+	return l.saveCursors(b)
+}
+
+// saveCursors is SaveCursors. Requires: keeping held.
+func (l *Files) saveCursors(b []byte) error {
 	l.mu.Lock()
 	next, found, closed := l.next, l.found, l.closed
 	l.mu.Unlock()
@@ -127,6 +132,17 @@ func (l *Files) SaveCursors(b []byte) error {
 	l.stats.SavedBytes += uint64(size)
 	l.savedNext = next
 	return nil
+}
+
+// FoundCursors saves a snapshot unless the log has an intact one: a log with a snapshot can
+// be told from a folder that lost its files.
+func (l *Files) FoundCursors(b []byte) error {
+	l.keeping.Lock()
+	defer l.keeping.Unlock()
+	if l.snapshots.saved > 0 {
+		return nil
+	}
+	return l.saveCursors(b)
 }
 
 // LoadCursors is of Log.

@@ -17,13 +17,13 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 var sample = metadata.State{Topics: []metadata.Topic{
 	{Name: "a", Contract: &metadata.Contract{RateMilli: 2500, Burst: 3, Reject: true}},
 	{Name: "b", Paused: true, Channels: []metadata.Channel{{Name: "x"}, {Name: "y", Paused: true}}},
-	{Name: "c", Contract: &metadata.Contract{RateMilli: 1, Burst: 1}},
+	{Name: "c", Contract: &metadata.Contract{RateMilli: 1, Burst: 1}, Logged: true},
 }}
 
 // The file as this release writes it: another must still read it.
 const golden = `{
   "version": 1,
-  "crc32c": "00527762",
+  "crc32c": "c1ab2de5",
   "topics": [
     {
       "name": "a",
@@ -51,7 +51,8 @@ const golden = `{
       "contract": {
         "rate_milli": 1,
         "burst": 1
-      }
+      },
+      "logged": true
     }
   ]
 }

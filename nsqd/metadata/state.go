@@ -31,6 +31,10 @@ type Topic struct {
 	Expiry   *expiry.Settings `json:"expiry,omitempty"`   // nil: messages do not expire
 	// Expiries has the settings of channels, also of those that do not exist yet.
 	Expiries map[string]expiry.Settings `json:"expiries,omitempty"`
+	// Logged says that the folder of messages has a log of the topic, with cursors. It is set
+	// after the log was made and before the log takes a message, and cleared before the log
+	// is removed: a log that is marked and not there was deleted.
+	Logged bool `json:"logged,omitempty"`
 }
 
 // Identity is which topic of its name a topic is, as the control plane says.
