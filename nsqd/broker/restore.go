@@ -285,7 +285,7 @@ func (st *store) leave() error {
 	held, _ := st.held(0)
 	log := st.log.Load()
 	st.empty = held == 0
-	st.spent = st.empty && log != nil && log.Stats().Unreadable == 0 && !st.retains() && st.storage().cfg.Replicated == nil
+	st.spent = st.empty && log != nil && log.Stats().Damaged == 0 && !st.retains() && st.storage().cfg.Replicated == nil
 	if st.spent {
 		st.logged.Store(false)
 	}

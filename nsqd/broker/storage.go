@@ -220,8 +220,8 @@ func (s *Storage) bringIn() error {
 	return err
 }
 
-// Unreadable is how many places on the disk were found that could not be read, by this
-// process and those before it, and are kept.
+// Unreadable returns how many messages on the disk cannot be read, at least, and are kept in
+// damaged files, also by earlier processes.
 func (b *Broker) Unreadable() (n int64) {
 	for _, st := range b.stores() {
 		if log := st.log.Load(); log != nil {

@@ -128,6 +128,7 @@ type Files struct {
 	syncDone sync.Cond // it ended
 	unsynced Offset    // no segment with a lower base is dirty
 
+	kept  int // files with damage of which nothing is needed any more
 	stats Stats
 }
 
@@ -138,6 +139,7 @@ type Stats struct {
 	// Now.
 	First, Next Offset // of the oldest record that there may be, and the next
 	Segments    int    // files that hold records
+	Damaged     int    // files with damage, which are kept
 	Bytes       int64  // of those files
 	Records     int64  // in them that can be read, as far as is known; trimmed ones are still in it
 	OpenFiles   int
@@ -168,8 +170,11 @@ type Stats struct {
 	TornBytes    uint64
 	Quarantined  uint64 // segments with damage, now named .bad
 	LostBytes    uint64 // of those, that were skipped
-	Unreadable   uint64 // places in them, each of at least one record; one for each file that an earlier process has set aside
-	Missing      uint64 // places where records should be and are not
+	// Unreadable counts records on disk that cannot be read, also in files that an earlier process
+	// has set aside. It is exact where a footer, this process or the lengths of the records tell how
+	// many there were; elsewhere each place with damage counts as one record.
+	Unreadable uint64
+	Missing    uint64 // places where records should be and are not
 }
 
 // Open opens a log, after what a loss of power left of it if need be. It creates
@@ -204,12 +209,15 @@ func (l *Files) Stats() Stats {
 	defer l.mu.Unlock()
 	s := l.stats
 	s.Next, s.First, s.Bytes = l.next, l.next, l.segments.bytes
-	s.Segments = len(l.segments.all)
+	s.Segments, s.Damaged = len(l.segments.all), l.kept
 	for i, seg := range l.segments.all {
 		if i == 0 {
 			s.First = seg.base
 		}
 		s.Records += seg.records
+		if seg.damaged {
+			s.Damaged++
+		}
 		if seg.file != nil {
 			s.OpenFiles++
 		}

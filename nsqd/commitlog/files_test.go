@@ -652,7 +652,7 @@ var _ = Describe("damage", func() {
 			Expect(b.l.Trim(29)).To(Succeed())
 			b.reopen()
 			Expect(b.from(0)).To(Equal(upTo(27, 29)))
-			Expect(b.files()).To(ConsistOf(seg2+keptSuffix, seg4))
+			Expect(b.files()).To(ConsistOf(seg2+".1"+keptSuffix, seg4))
 			Expect(b.l.Stats().Unreadable).To(Equal(uint64(1)))
 			Expect(b.l.Stats().Missing).To(BeZero())
 		},
@@ -665,12 +665,73 @@ var _ = Describe("damage", func() {
 		Entry("in the last length", headerSize+8*size+7, Offset(17)),
 	)
 
+	DescribeTable("is counted in records, found at the start or while the log is read, and after other starts",
+		func(footer bool, want int, damage func(c []byte)) {
+			lost := func() int { return int(b.l.Stats().Unreadable) }
+			change := func() {
+				b.sim.edit(b.path(seg2), func(c []byte) []byte {
+					if damage(c); !footer {
+						c = c[:len(c)-footerSize]
+					}
+					return c
+				})
+			}
+			if footer {
+				other := newBench()
+				other.fill(0, 29)
+				other.sim.edit(other.path(seg2), func(c []byte) []byte { damage(c); return c })
+				left := len(other.from(0))
+				Expect(30 - left).To(Equal(want))
+				Expect(other.l.Stats().Unreadable).To(BeEquivalentTo(want))
+				other.from(0)
+				Expect(other.l.Stats().Unreadable).To(BeEquivalentTo(want), "they are counted once")
+			}
+			b.close()
+			change()
+			b.open()
+			read := len(b.from(0))
+			Expect(lost()).To(Equal(want))
+			for range 2 {
+				b.reopen()
+				Expect(b.from(0)).To(HaveLen(read))
+				Expect(lost()).To(Equal(want))
+			}
+			// The file outlives its records.
+			Expect(b.l.Trim(29)).To(Succeed())
+			Expect(lost()).To(Equal(want))
+			Expect(b.l.Stats().Damaged).To(Equal(1))
+			for range 2 {
+				b.reopen()
+				Expect(lost()).To(Equal(want))
+				Expect(b.l.Stats().Damaged).To(Equal(1))
+			}
+		},
+		Entry("two neighbours", true, 2, func(c []byte) { c[headerSize+3*size+60]++; c[headerSize+4*size+60]++ }),
+		Entry("two places", true, 2, func(c []byte) { c[headerSize+2*size+60]++; c[headerSize+5*size+60]++ }),
+		Entry("all in a block", true, 4, func(c []byte) { clear(c[headerSize+3*size+5 : headerSize+6*size+9]) }),
+		Entry("the end", true, 5, func(c []byte) { clear(c[headerSize+4*size : headerSize+9*size]) }),
+		Entry("two neighbours, as their lengths say", false, 2, func(c []byte) { c[headerSize+3*size+60]++; c[headerSize+4*size+60]++ }),
+		Entry("a block, of at least one", false, 1, func(c []byte) { clear(c[headerSize+3*size+5 : headerSize+6*size+9]) }),
+	)
+
+	It("that is found later is counted, too", func() {
+		b.reopen()
+		b.flip(seg2, headerSize+60)
+		Expect(b.from(0)).To(Equal(upTo(0, 29, 9)))
+		b.flip(seg2+badSuffix, headerSize+4*size+60)
+		Expect(b.from(0)).To(Equal(upTo(0, 29, 9, 13)))
+		Expect(b.l.Stats().Unreadable).To(BeEquivalentTo(2))
+		b.reopen()
+		Expect(b.l.Stats().Unreadable).To(BeEquivalentTo(2))
+	})
+
 	It("of the header costs nothing while there is a footer", func() {
 		b.close()
 		b.flip(seg2, 25)
 		b.open()
 		Expect(b.from(0)).To(Equal(upTo(0, 29)))
 		Expect(b.l.Stats().Quarantined).To(Equal(uint64(1)))
+		Expect(b.l.Stats().Unreadable).To(BeZero())
 	})
 
 	It("of the footer costs nothing", func() {

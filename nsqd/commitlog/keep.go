@@ -3,12 +3,30 @@ package commitlog
 import (
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
-const keptSuffix = ".kept" // in place of badSuffix: what can be read of it is not needed any more
+// keptSuffix is in place of badSuffix, after the number of records that cannot be read: the
+// others are not needed any more.
+const keptSuffix = ".kept"
+
+func (s *segment) keptName() string {
+	return fmt.Sprintf("%s.%d%s", segmentName(s.base), s.lost, keptSuffix)
+}
+
+// keptRecords is the number in a keptName; 1 for another name.
+func keptRecords(name string) uint64 {
+	_, number, _ := strings.Cut(strings.TrimSuffix(name, keptSuffix), segmentSuffix+".")
+	n, err := strconv.ParseUint(number, 10, 64)
+	if err != nil {
+		return 1
+	}
+	return n
+}
 
 // Trim is of Log. When nothing that there is is needed any more, and a snapshot of
 // cursors that was saved since the last Append tells the next offset, all segments
@@ -80,12 +98,12 @@ func (l *Files) free(all bool) error {
 		}
 	}
 	files := l.segments.drop(n)
+	l.kept += len(kept)
 	l.stats.Trimmed += uint64(n)
 	l.mu.Unlock()
 	closeAll(files...)
 	for _, s := range kept {
-		path := l.folder.file(segmentName(s.base))
-		if err := l.folder.disk.Rename(path+badSuffix, path+keptSuffix); err != nil { // it comes again at the next start
+		if err := l.folder.disk.Rename(l.folder.file(s.name()), l.folder.file(s.keptName())); err != nil { // it comes again at the next start
 			l.cfg.Log.Warn("damaged segment could not be renamed", keyLog, l.cfg.Name, keyFile, s.name(), obs.KeyError, err)
 		}
 	}

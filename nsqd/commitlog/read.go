@@ -153,6 +153,9 @@ func (l *Files) readSegment(s *segment, c *cut, into *Batch) error {
 		case n > 0 || errors.Is(err, io.EOF):
 			return nil
 		case errors.Is(err, errDamaged):
+			if err := l.survey(s, file, w.off); err != nil {
+				return err
+			}
 			at, found, err := c.search(file, w.off, c.end)
 			if err != nil {
 				return err
@@ -177,6 +180,9 @@ func (l *Files) readSegment(s *segment, c *cut, into *Batch) error {
 			if n > 0 {
 				w.off = before
 				return nil
+			}
+			if err := l.survey(s, file, before); err != nil {
+				return err
 			}
 			l.quarantine(s, before, w.off-before) // it is what was written, and yet none of ours
 			c.at = w.off
@@ -244,6 +250,38 @@ func (l *Files) At(t mono.Wall) (Offset, error) {
 	return next, nil
 }
 
+// survey counts the records of a segment that cannot be read, if the damage at a place is not
+// known yet. It reads the whole segment. Requires: reading held.
+func (l *Files) survey(s *segment, file File, at int64) error {
+	l.mu.Lock()
+	known := slices.ContainsFunc(s.gaps, func(g gap) bool { return g.at <= at && at < g.at+g.size })
+	end, next, records := s.end, s.next, s.records
+	l.mu.Unlock()
+	if known {
+		return nil
+	}
+	f, err := s.layout.survey(file, s.base, next, end)
+	if err != nil {
+		return err
+	}
+	if f.end < end {
+		f.gaps = append(f.gaps, gap{f.end, end - f.end})
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s.records -= records - f.records // an Append may have added some meanwhile
+	l.countLost(s, max(1, records-f.records), f.gaps)
+	return nil
+}
+
+// countLost counts records of a segment that cannot be read, beside those that were counted, and
+// where they are. Requires: mu held, or no other goroutine knows l.
+func (l *Files) countLost(s *segment, records int64, gaps []gap) {
+	l.stats.Unreadable += uint64(records)
+	l.stats.LostBytes += uint64(max(0, total(gaps)-total(s.gaps)))
+	s.lost, s.gaps = s.lost+records, gaps
+}
+
 // quarantine counts and logs damage to a segment, ends appending to it, and
 // renames its file, which is not deleted when its records are trimmed.
 func (l *Files) quarantine(s *segment, off, bytes int64) {
@@ -253,11 +291,6 @@ func (l *Files) quarantine(s *segment, off, bytes int64) {
 	s.damaged = true
 	if first {
 		l.stats.Quarantined++
-	}
-	if !s.surveyed && !slices.Contains(s.gaps, off) { // others come by
-		s.gaps = append(s.gaps, off)
-		l.stats.LostBytes += uint64(bytes)
-		l.stats.Unreadable++
 	}
 	if !s.old && s.durable < s.next && s.fault == nil {
 		s.fault = errDamaged // it was never durable: Sync has to say so

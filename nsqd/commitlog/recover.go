@@ -47,7 +47,8 @@ func (l *Files) recover() error {
 		case strings.HasSuffix(name, newSuffix):
 			leftover = append(leftover, name)
 		case strings.HasSuffix(name, keptSuffix):
-			l.stats.Unreadable++
+			l.kept++
+			l.stats.Unreadable += keptRecords(name)
 		case ok:
 			was, twice := bad[base]
 			bad[base] = isBad && (was || !twice)
@@ -178,8 +179,8 @@ func (l *Files) inspect(s *segment, end Offset, file File) error {
 			l.torn(s, 0, size)
 		default:
 			s.next += Offset(max(size, recordExtra+dataHeader) / (recordExtra + dataHeader))
+			l.countLost(s, 1, []gap{{0, size}})
 			l.quarantine(s, 0, size)
-			s.surveyed = true
 		}
 		return nil
 	}
@@ -202,17 +203,23 @@ func (l *Files) inspect(s *segment, end Offset, file File) error {
 		if !k.header {
 			l.quarantine(s, 0, headerSize)
 		}
-		for i, at := range f.gaps {
-			l.quarantine(s, at, f.sizes[i])
-		}
 		if f.rest != nothing || f.end < k.end {
-			l.quarantine(s, f.end, k.end-f.end)
+			f.gaps = append(f.gaps, gap{f.end, k.end - f.end})
 			s.next += Offset((k.end - f.end) / (recordExtra + dataHeader))
+		}
+		lost := max(0, k.records-f.records)
+		if !k.footer {
+			if lost, err = s.count(file, f.gaps); err != nil {
+				return err
+			}
+		}
+		l.countLost(s, lost, f.gaps)
+		for _, g := range f.gaps {
+			l.quarantine(s, g.at, g.size)
 		}
 		if known && s.records > 0 {
 			l.cfg.Log.Warn("segment with damage is still to be read", keyLog, l.cfg.Name, keyFile, s.name(), keyRecords, s.records)
 		}
-		s.surveyed = true
 		return nil
 	}
 	cut := f.end
@@ -285,9 +292,9 @@ func (l *Files) torn(s *segment, off, bytes int64) {
 // found is what a walk over all records of a segment found.
 type found struct {
 	extent
-	end         int64    // of the last intact record
-	gaps, sizes []int64  // before end, of bytes that are no records
-	rest        evidence // of records after end
+	end  int64    // of the last intact record
+	gaps []gap    // before end, of bytes that are no records
+	rest evidence // of records after end
 }
 
 // survey reads the records from the first to size, the end of the file or its
@@ -308,7 +315,7 @@ func (l layout) survey(r io.ReaderAt, base, end Offset, size int64) (found, erro
 			f.add(record.Offset, record.Timestamp)
 			f.end = w.off
 		case err == nil: // what was written, and yet none of ours
-			f.gaps, f.sizes = append(f.gaps, at), append(f.sizes, w.off-at)
+			f.gaps = append(f.gaps, gap{at, w.off - at})
 			f.end = w.off
 		case errors.Is(err, io.EOF):
 			return f, nil
@@ -321,12 +328,38 @@ func (l layout) survey(r io.ReaderAt, base, end Offset, size int64) (found, erro
 				f.rest = rest
 				return f, nil
 			}
-			f.gaps, f.sizes = append(f.gaps, w.off), append(f.sizes, at-w.off)
+			f.gaps = append(f.gaps, gap{w.off, at - w.off})
 			w.off = at
 		default:
 			return f, err
 		}
 	}
+}
+
+// count returns how many records the gaps had, at least: as many as their lengths lead
+// through a gap to its end, or one.
+func (l layout) count(r io.ReaderAt, gaps []gap) (n int64, err error) {
+	for _, g := range gaps {
+		records, at, end := int64(0), g.at, g.at+g.size
+		for at < end {
+			var head [recordExtra]byte
+			got, err := readFull(r, head[:], at)
+			if err != nil {
+				return 0, err
+			}
+			size, ok := l.size(head[:], at, end)
+			if got < len(head) || !ok {
+				break
+			}
+			records++
+			at += size
+		}
+		if at < end {
+			records = 1
+		}
+		n += records
+	}
+	return n, nil
 }
 
 // zeros reports whether the file holds nothing else from an offset on.

@@ -26,14 +26,23 @@ type mark struct {
 	at     int64
 }
 
+// gap is a part of a segment's file that cannot be read.
+type gap struct{ at, size int64 }
+
+func total(gaps []gap) (bytes int64) {
+	for _, g := range gaps {
+		bytes += g.size
+	}
+	return bytes
+}
+
 // segment is one file of a log.
 type segment struct {
 	// Set once.
 	identity
 	layout
-	old      bool // of an earlier process
-	surveyed bool // all of it was read then, and its damage counted
-	sealed   bool // it had its footer when it was found
+	old    bool // of an earlier process
+	sealed bool // it had its footer when it was found
 
 	// Guarded by Files.appending.
 	ragged   bool  // there may be bytes after end, of an Append that failed or reserved
@@ -42,17 +51,18 @@ type segment struct {
 
 	// Guarded by Files.mu; end and the extent grow only under Files.appending.
 	extent
-	end     int64   // after the last record
-	durable Offset  // the records before it are on stable storage
-	fault   error   // of an fsync: what is after durable may or may not be, and no later fsync can tell
-	shut    bool    // nothing is appended any more
-	damaged bool    // some of it could not be read
-	bad     bool    // the file is named so
-	gaps    []int64 // places of damage that were counted
-	marks   []mark  // ascending
-	file    File    // nil: not open
-	users   int     // operations on file under way; it stays open
-	dropped bool    // out of the log: close the file after its last user
+	end     int64  // after the last record
+	durable Offset // the records before it are on stable storage
+	fault   error  // of an fsync: what is after durable may or may not be, and no later fsync can tell
+	shut    bool   // nothing is appended any more
+	damaged bool   // some of it could not be read
+	bad     bool   // the file is named so
+	gaps    []gap  // places of damage, of which the records were counted
+	lost    int64  // records that cannot be read, at least
+	marks   []mark // ascending
+	file    File   // nil: not open
+	users   int    // operations on file under way; it stays open
+	dropped bool   // out of the log: close the file after its last user
 }
 
 // dirty reports whether an fsync would make more of it durable.

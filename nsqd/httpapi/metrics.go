@@ -75,7 +75,7 @@ var (
 	descMemory     = desc("message_memory_bytes", "Bytes that messages take in memory.")
 	descMemoryMost = desc("message_memory_limit_bytes", "Bytes that messages may take in memory; absent without a limit.")
 	descDisk       = desc("disk_healthy", "1 while the disk does what it should, 0 while it is full or fails.")
-	descUnreadable = desc("disk_unreadable_messages", "Messages on disk that could not be read, and are kept in queues of their own.")
+	descUnreadable = desc("disk_unreadable_messages", "Messages on disk that cannot be read, at least: where their number is not known, each place with damage counts as one. Their files are kept.")
 	descDiskFaults = desc("topic_disk_faults_total", "Faults of the files of messages on disk, by kind: no_space, error, torn, quarantined, missing.", "topic", "kind")
 	descLatency    = desc("topic_latency_seconds", "Latency of first deliveries, by part: access (waiting for tokens), processing (the broker), delivery (both: what the SLO is about), and consumer (waiting for one with credit).", "topic", "part")
 	descNoSeries   = desc("names_without_series", "Topics, and channels of other topics, beyond the bound on metrics of their own.", "kind")
