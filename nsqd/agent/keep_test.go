@@ -102,6 +102,27 @@ var _ = Describe("The lease", func() {
 		return t.Share
 	}
 
+	// lapsed reads until the broker has asked for a renewal and has acknowledged that the base
+	// alone is left, in whatever order, and returns the stamp of the question.
+	lapsed := func(grants *grantSession) (stamp uint64) {
+		GinkgoHelper()
+		atBase := false
+		Eventually(func() bool {
+			select {
+			case m := <-grants.in:
+				if r := m.GetRenew(); r != nil && stamp == 0 {
+					stamp = r.Stamp
+				}
+				if a := m.GetAck(); a != nil {
+					atBase = a.GetShare().GetRateMilli() == 40_000
+				}
+			default:
+			}
+			return atBase && stamp != 0
+		}).Should(BeTrue(), "a renewal and the base")
+		return stamp
+	}
+
 	It("is asked for in time, and counts from the question", func() {
 		start(agent.Available, "i1")
 		control, grants, hello := join()
@@ -127,11 +148,9 @@ var _ = Describe("The lease", func() {
 		result(control)
 		grants.send(lease(hello.Stamp, 300*time.Millisecond, time.Minute))
 		grants.send(flexible("t", 7))
-		ack(grants)
-		renew := next(grants, (*srtmv1.NodeMessage).GetRenew)
-		Expect(ack(grants)).To(Equal([]any{"t", uint64(7), int64(40_000), int64(3), int64(0)}))
+		asked := lapsed(grants)
 		Expect(share()).To(Equal(base))
-		grants.send(lease(renew.Stamp, time.Hour, time.Hour))
+		grants.send(lease(asked, time.Hour, time.Hour))
 		grants.send(grant("t", 6, 1, 1, 0)) // stale: is answered with what is in force
 		Expect(ack(grants)).To(Equal([]any{"t", uint64(7), int64(40_000), int64(3), int64(0)}))
 		Expect(share()).To(Equal(base))
@@ -179,9 +198,13 @@ var _ = Describe("The lease", func() {
 		result(control)
 		grants.send(lease(hello.Stamp, 100*time.Millisecond, 1500*time.Millisecond))
 		grants.send(flexible("t", 7))
-		ack(grants)
-		Expect(ack(grants)[2:4]).To(Equal([]any{int64(40_000), int64(3)}))
-		Expect(ack(grants)[2:4]).To(Equal([]any{int64(0), int64(0)}))
+		// The share falls to the base and then to nothing; a slow broker leaves out steps.
+		for last := int64(50_000); last > 0; {
+			rate := ack(grants)[2].(int64)
+			Expect(rate).To(Or(BeEquivalentTo(50_000), BeEquivalentTo(40_000), BeZero()))
+			Expect(rate).To(BeNumerically("<=", last))
+			last = rate
+		}
 		Expect(share().IsZero()).To(BeTrue())
 		Expect(files.Load()).To(BeEmpty(), "it must not go on with it after a restart")
 	})
