@@ -95,6 +95,7 @@ func (c *cluster) startControl() {
 	flags := []string{
 		"--grpc-address=" + c.grpc, "--http-address=" + c.web, "--tcp-address=", "--data-path=" + c.dir,
 		"--report-interval=200ms", "--log-level=warn", "--fitting=off",
+		"--auto-create=off", // a publisher that is still connected must not make a deleted topic anew
 	}
 	if c.apart {
 		flags = append(flags, "--tbadaptor-address="+c.link.Address(), "--tbadaptor-lease=1s", "--clock-bound=50ms")

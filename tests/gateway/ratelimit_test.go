@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -34,11 +33,11 @@ func TestPublishSaysWhatIsLeft(t *testing.T) {
 		path, body, limit string
 		code              int
 	}{
-		{"/pub?topic=t", "1", `"default";r=4`, http.StatusOK},
-		{"/mpub?topic=t", "2\n3\n4\n", `"default";r=1`, http.StatusOK},
-		{"/mpub?topic=t", "5\n6\n", `"default";r=0;t=`, http.StatusTooManyRequests},
+		{"/pub?topic=t", "1", `"default";r=4;t=1000`, http.StatusOK},
+		{"/mpub?topic=t", "2\n3\n4\n", `"default";r=1;t=4000`, http.StatusOK},
+		{"/mpub?topic=t", "5\n6\n", `"default";r=1;t=`, http.StatusTooManyRequests},
 		{"/mpub?topic=t", "", "", http.StatusOK}, // nothing
-		{"/pub?topic=t", "5", `"default";r=0`, http.StatusOK},
+		{"/pub?topic=t", "5", `"default";r=0;t=5000`, http.StatusOK},
 		{"/pub?topic=t", "6", `"default";r=0;t=`, http.StatusTooManyRequests},
 		{"/pub?topic=no%20name", "6", "", http.StatusBadRequest}, // costs nothing
 	} {
@@ -55,7 +54,7 @@ func TestPublishSaysWhatIsLeft(t *testing.T) {
 			continue
 		}
 		// The seconds are those of Retry-After.
-		if retry := res.Header.Get("Retry-After"); limit != fmt.Sprintf(`"default";r=0;t=%s`, retry) {
+		if retry := res.Header.Get("Retry-After"); limit != c.limit+retry {
 			t.Errorf("RateLimit %q, Retry-After %q", limit, retry)
 		}
 	}

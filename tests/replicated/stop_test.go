@@ -3,6 +3,7 @@ package replicated_test
 import (
 	"fmt"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"syscall"
@@ -41,7 +42,13 @@ func TestABrokerStopsThoughJetStreamDoesNotStore(t *testing.T) {
 			stores, url, err := local.NATS(natsProgram(t), t.TempDir(), 1)
 			testkit.Must(t, err)
 			t.Cleanup(func() { testkit.NoError(t, stores[0].Kill()) })
-			return url, 1, func() { testkit.Must(t, stores[0].Signal(syscall.SIGSTOP)) }
+			return url, 1, func() {
+				testkit.Must(t, stores[0].Signal(syscall.SIGSTOP))
+				testkit.WaitFor(t, "the server stands still", func() bool { // it may answer for a moment
+					stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", stores[0].Pid()))
+					return err == nil && strings.Contains(string(stat), ") T ")
+				})
+			}
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

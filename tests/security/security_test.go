@@ -97,9 +97,9 @@ func TestAClusterOfTrust(t *testing.T) {
 		"a broker's token":       {s.proof("", s.client, nodeToken), "the token's role is node, and this takes admin"},
 		"an unknown token":       {s.proof("", s.client, strings.Repeat("x", 30)), "the token is not known"},
 		"no token":               {look[:3], "a token is needed"},
-		"no certificate":         {append(look[:1:1], admin[3]), "did not do it"},
-		"an old certificate":     {s.proof("", late, adminToken), "did not do it"},
-		"a stranger's":           {s.proof("", foreign, adminToken), "did not do it"},
+		"no certificate":         {append(look[:1:1], admin[3]), "request failed"},
+		"an old certificate":     {s.proof("", late, adminToken), "request failed"},
+		"a stranger's":           {s.proof("", foreign, adminToken), "request failed"},
 		"no TLS":                 {admin[3:], "it may take TLS"},
 		"a pair without its key": {admin[:2], "--tls-cert and --tls-key: want both or neither"},
 	} {
