@@ -104,8 +104,8 @@ func TestAFullJournalRefusesChangesAndKeepsWhatHappened(t *testing.T) {
 	c, journal := idle(t, 1), &limited{}
 	stop, ended := make(chan struct{}), make(chan error, 1)
 	commits := &committer{c.mu, journal, slog.New(slog.DiscardHandler), prometheus.NewCounter(prometheus.CounterOpts{}), false}
-	go func() { ended <- commits.run(context.Background(), stop) }()
 	home := c.mu.cat.Topics("", 1)[0].Plan.Quotas[0].Broker
+	go func() { ended <- commits.run(context.Background(), stop) }()
 	testkit.Must(t, c.mu.commit(catalog.BrokerCalibrated{ID: home, Mcap: 100})) // what New staged is durable
 	c.mu.RLock()
 	version := c.mu.cat.Version()
