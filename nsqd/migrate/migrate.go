@@ -22,7 +22,7 @@ import (
 
 // Config says where everything is.
 type Config struct {
-	Data     string         // the folder that NSQ's nsqd would have its files in
+	Data     string         // the folder with the files of NSQ's nsqd
 	Messages string         // the folder of Dir
 	Metadata string         // our file of topics and channels
 	Dir      *commitlog.Dir // held by this process, with no log open
@@ -48,27 +48,26 @@ type Topic struct {
 type Report struct {
 	Topics   []Topic
 	Messages int // records that were written
-	// Unreadable is how many places could not be read; each is logged, and the file or
-	// folder that has it is kept, with unreadSuffix.
+	// Unreadable counts the places that could not be read. Each is logged, and the file
+	// stays under a name with unreadSuffix.
 	Unreadable int
 }
 
-// What becomes of files that were brought in: folders of ours are deleted, files of
-// NSQ's stay under another name, so that one can go back; and what has something that
-// could not be read stays.
+// NSQ's files stay under another name, so that an operator can return to NSQ: with
+// doneSuffix, or with unreadSuffix if a place in the file could not be read.
 const (
 	doneSuffix   = ".imported"
 	unreadSuffix = ".unreadable"
 
-	// workName is what a log is called until it is complete; no topic is. listName is a
-	// file in it: what to do when it has its name, one line each, a suffix (or deleted)
-	// and a path.
+	// workName ends the name of a log that is not complete; no topic has such a name.
+	// listName is a file in the log. Each line has a suffix and the path of a file that
+	// gets the suffix as soon as the log is complete.
 	workName = "##import"
 	listName = "imported"
-	deleted  = "-"
 )
 
-// unreadable is commitlog.ErrUnreadable of a place in one file of a source.
+// unreadable says that a place in one file of a source cannot be read, and never will.
+// The import steps over the place. Any other error ends the import.
 type unreadable struct {
 	path string // "": the place is in no file that there is
 	err  error
@@ -77,16 +76,14 @@ type unreadable struct {
 func (u unreadable) Error() string { return u.err.Error() }
 func (u unreadable) Unwrap() error { return u.err }
 
-// source is what one line, a topic's own or a channel's, left in one place.
+// source is the queue of a topic or of a channel.
 type source struct {
-	records iter.Seq2[commitlog.Record, error] // ErrUnreadable: of a place that is stepped over
+	records iter.Seq2[commitlog.Record, error]
 	paths   []string
-	keep    bool // the paths, under another name, though all was read
-	bad     bool // there is something in them that could not be read before
 }
 
-// lines is what there is of one topic: its own line under "", and channels.
-type lines map[string][]source
+// lines has the queues of one topic: the topic's own under "", the others by channel.
+type lines map[string]source
 
 type topics map[string]lines
 
@@ -129,9 +126,6 @@ func (im *importer) run(state metadata.State) error {
 		return err
 	}
 	topics := topics{}
-	if err := im.findOurs(topics); err != nil {
-		return err
-	}
 	merged, nsq, err := im.findNSQ(topics, state)
 	if err != nil {
 		return err
@@ -202,26 +196,21 @@ func (im *importer) maxBody() int { return max(im.Log.MaxBody, commitlog.Default
 
 func (im *importer) folder(log string) string { return filepath.Join(im.Messages, log+".log") }
 
-// dispose does what a list says. What is not there any more was done before.
+// dispose renames the files of a list. A file that is missing was renamed before.
 func (im *importer) dispose(list []string) error {
 	for _, line := range list {
 		suffix, path, ok := strings.Cut(line, " ")
-		var err error
-		switch {
-		case !ok:
-		case suffix == deleted:
-			err = os.RemoveAll(path)
-		default:
-			err = setAside(path, path+suffix)
+		if !ok {
+			continue
 		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := setAside(path, path+suffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
 	return nil
 }
 
-// setAside renames a file or folder. What an earlier import left under that name stays: then
+// setAside renames a file. What an earlier import left under that name stays: then
 // the name has a number.
 func setAside(path, name string) error {
 	for n, to := 1, name; ; n++ {
@@ -238,7 +227,7 @@ func setAside(path, name string) error {
 func (im *importer) topic(t Topic, lines lines) error {
 	if _, err := os.Stat(im.folder(t.Name)); !errors.Is(err, fs.ErrNotExist) {
 		if err == nil {
-			err = fmt.Errorf("it has a log, and beside it what an earlier release or NSQ's nsqd has written since; let that one deliver it, or move one of them away")
+			err = fmt.Errorf("it has a log, and NSQ's nsqd has written other messages beside it since; let NSQ's nsqd deliver them, or move the log or NSQ's files away")
 		}
 		return err
 	}
@@ -257,18 +246,13 @@ func (im *importer) topic(t Topic, lines lines) error {
 		return err
 	}
 	var list []string
-	for _, sources := range lines {
-		for _, s := range sources {
-			for _, path := range s.paths {
-				switch {
-				case w.unread[path] || s.bad:
-					list = append(list, unreadSuffix+" "+path)
-				case s.keep:
-					list = append(list, doneSuffix+" "+path)
-				default:
-					list = append(list, deleted+" "+path)
-				}
+	for _, s := range lines {
+		for _, path := range s.paths {
+			suffix := doneSuffix
+			if w.unread[path] {
+				suffix = unreadSuffix
 			}
+			list = append(list, suffix+" "+path)
 		}
 	}
 	im.report.Unreadable += w.lost
@@ -410,7 +394,7 @@ func (w *writer) flush() error {
 	return nil
 }
 
-// line is a channel's sources, one after the other.
+// line reads a channel's source.
 type line struct {
 	channel string
 	pull    func() (commitlog.Record, error, bool)
@@ -419,36 +403,33 @@ type line struct {
 	any     bool
 }
 
-// newLine returns one that is to be stopped. What cannot be read is counted and logged.
-func (w *writer) newLine(channel string, sources []source) *line {
+// newLine returns a line that the caller must stop. A place that cannot be read is counted
+// and logged. A channel without a source has no records.
+func (w *writer) newLine(channel string, s source) *line {
 	l := &line{channel: channel}
 	l.pull, l.stop = iter.Pull2(func(yield func(commitlog.Record, error) bool) {
-		for _, s := range sources {
-			for r, err := range s.records {
-				if errors.Is(err, commitlog.ErrUnreadable) {
-					w.unreadable(s, channel, err)
-				} else if !yield(r, err) {
-					return
-				}
+		if s.records == nil {
+			return
+		}
+		for r, err := range s.records {
+			if u, ok := errors.AsType[unreadable](err); ok {
+				w.unreadable(channel, u)
+			} else if !yield(r, err) {
+				return
 			}
 		}
 	})
 	return l
 }
 
-// unreadable counts and logs a place that could not be read, and marks its file. If the error
-// names no file, it marks all files of the source.
-func (w *writer) unreadable(s source, channel string, err error) {
+// unreadable counts and logs a place that could not be read, and marks its file.
+func (w *writer) unreadable(channel string, u unreadable) {
 	w.lost++
-	if u, named := errors.AsType[unreadable](err); !named {
-		for _, path := range s.paths {
-			w.unread[path] = true
-		}
-	} else if u.path != "" {
+	if u.path != "" {
 		w.unread[u.path] = true
 	}
 	w.Logger.Error("messages that another nsqd has left are not readable; the file is kept", obs.KeyTopic, w.topic, obs.KeyChannel, channel,
-		"suffix", unreadSuffix, obs.KeyError, err)
+		"suffix", unreadSuffix, obs.KeyError, u)
 }
 
 // advance gets the line's next record.
@@ -457,11 +438,11 @@ func (l *line) advance() (err error) {
 	return err
 }
 
-// is returns an error unless there is a file (kind 0) or folder, or a link to one. Another
-// thing with its name may never end, or is on a disk that is away.
-func is(kind fs.FileMode, path string) error {
+// isFile returns an error unless path is a file or a link to a file. Reading of another thing
+// may never end, and a link may lead to a disk that is not mounted.
+func isFile(path string) error {
 	info, err := os.Stat(path)
-	if err == nil && info.Mode().Type() != kind {
+	if err == nil && !info.Mode().IsRegular() {
 		err = fmt.Errorf("it is %v", info.Mode())
 	}
 	if err != nil {

@@ -71,7 +71,7 @@ func (im *importer) findNSQ(topics topics, known metadata.State) (merged metadat
 			im.Logger.Error("there is a file of messages that is no topic's or channel's of NSQ's nsqd; it is left alone", "file", e.Name())
 			continue
 		}
-		if err := is(0, filepath.Join(im.Data, e.Name())); err != nil {
+		if err := isFile(filepath.Join(im.Data, e.Name())); err != nil {
 			return known, nil, err
 		}
 		q := queues[m[1]]
@@ -91,8 +91,7 @@ func (im *importer) findNSQ(topics topics, known metadata.State) (merged metadat
 		}
 	}
 	for name, q := range queues {
-		lines := topics.of(q.topic)
-		lines[q.channel] = append(lines[q.channel], im.nsq(name, q))
+		topics.of(q.topic)[q.channel] = im.nsq(name, q)
 	}
 	merged, there, err := im.nsqTopics(known)
 	if err != nil || !there {
@@ -139,7 +138,7 @@ func (im *importer) nsqTopics(known metadata.State) (merged metadata.State, ther
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return known, false, nil
 	}
-	if err := is(0, path); err != nil {
+	if err := isFile(path); err != nil {
 		return known, false, err
 	}
 	text, err := read(path, maxTopics)
@@ -190,7 +189,7 @@ func (im *importer) nsqTopics(known metadata.State) (merged metadata.State, ther
 // nsq is the source of one queue.
 func (im *importer) nsq(name string, q *nsqQueue) source {
 	path := func(part string) string { return filepath.Join(im.Data, name+".diskqueue."+part+".dat") }
-	s := source{keep: true}
+	var s source
 	if q.meta {
 		s.paths = append(s.paths, path("meta"))
 	}
@@ -207,7 +206,7 @@ func (im *importer) nsq(name string, q *nsqQueue) source {
 			}
 		}
 		missing := func(n, before uint64) bool {
-			return n >= before || yield(commitlog.Record{}, unreadable{err: fmt.Errorf("%s: %w: it is missing, and all before number %d", path(nsqNumber(n)), commitlog.ErrUnreadable, before)})
+			return n >= before || yield(commitlog.Record{}, unreadable{err: fmt.Errorf("%s: not readable: the file is missing, and all before number %d", path(nsqNumber(n)), before)})
 		}
 		next := from.number
 		for i, n := range q.files {
@@ -247,7 +246,7 @@ func readNSQMeta(path string) (p nsqPlaces, err error) {
 		_, err = fmt.Sscanf(string(text), "%d\n%d,%d\n%d,%d\n", &depth, &p.number, &p.place, &p.end, &p.endPlace)
 	}
 	if err != nil || p.place < 0 {
-		return nsqPlaces{}, unreadable{path, fmt.Errorf("%s: %w: all messages that are there come again", path, commitlog.ErrUnreadable)}
+		return nsqPlaces{}, unreadable{path, fmt.Errorf("%s: not readable: all messages of the queue come again", path)}
 	}
 	return p, nil
 }
@@ -269,7 +268,7 @@ func readNSQ(path string, from int64, maxBody int, yield func(commitlog.Record, 
 		return yield(commitlog.Record{}, err) && false
 	}
 	if from > info.Size() {
-		return yield(commitlog.Record{}, unreadable{path, fmt.Errorf("%s: %w: it ends at %d, and was read up to %d", path, commitlog.ErrUnreadable, info.Size(), from)})
+		return yield(commitlog.Record{}, unreadable{path, fmt.Errorf("%s: not readable: the file ends at %d, and was read up to %d", path, info.Size(), from)})
 	}
 	r := bufio.NewReaderSize(file, 1<<20)
 	var head [4 + nsqHeader]byte
@@ -290,7 +289,7 @@ func readNSQ(path string, from int64, maxBody int, yield func(commitlog.Record, 
 			return yield(commitlog.Record{}, err) && false
 		}
 		if lost {
-			return yield(commitlog.Record{}, unreadable{path, fmt.Errorf("%s: %w: from %d on", path, commitlog.ErrUnreadable, at)})
+			return yield(commitlog.Record{}, unreadable{path, fmt.Errorf("%s: not readable from %d on", path, at)})
 		}
 		at += 4 + size
 		timestamp := mono.Wall(binary.BigEndian.Uint64(head[4:]))
