@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -40,9 +39,7 @@ func Follow(ctx context.Context, conn grpc.ClientConnInterface, topic string, id
 		}
 		switch status.Code(err) {
 		case codes.NotFound:
-			if !ofPublisher(err) {
-				return fmt.Errorf("%w: %s", ErrUnknown, status.Convert(err).Message())
-			}
+			return fmt.Errorf("%w: %s", ErrUnknown, status.Convert(err).Message())
 		case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.Unimplemented:
 			return fmt.Errorf("watch topic %q: %w", topic, err)
 		}
@@ -50,17 +47,6 @@ func Follow(ctx context.Context, conn grpc.ClientConnInterface, topic string, id
 			return err
 		}
 	}
-}
-
-// ofPublisher reports whether a NOT_FOUND is of one publisher, not the topic: a
-// loaddistributor of 0.1.0 ends the stream of all for it. They stay where they are.
-func ofPublisher(err error) bool {
-	for _, d := range status.Convert(err).Details() {
-		if info, ok := d.(*errdetails.ErrorInfo); ok && info.Reason == "PUBLISHER_UNKNOWN" {
-			return true
-		}
-	}
-	return false
 }
 
 // followOnce reads one stream to its end, which always has a reason.

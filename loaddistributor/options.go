@@ -166,9 +166,6 @@ func (o *options) placementFlags(fs *flag.FlagSet) {
 	fs.DurationVar(&o.rebalanceRules.Cooldown, "rebalance-cooldown", tuner.DefaultCooldown, "pause after each such move of a topic")
 	fs.Float64Var(&o.rebalanceRules.MaxPart, "rebalance-step", tuner.DefaultMaxPart, "largest `part` of a topic's publishers that moves at once")
 	fs.DurationVar(&o.rebalanceRules.Capture, "rebalance-capture", tuner.DefaultCapture, "how long arrivals are recorded then, to be replayed through the bucket; 0: the reported access delays decide")
-	for _, name := range []string{"rebalance", "rebalance-after", "rebalance-cooldown", "rebalance-step", "rebalance-capture"} {
-		daemon.Alias(fs, name, strings.Replace(name, "rebalance", "relief", 1), "its name until 0.2")
-	}
 	fs.Uint64Var(&o.seed, "seed", 0, "`seed` of the placement policies that draw at random (default drawn and logged)")
 }
 

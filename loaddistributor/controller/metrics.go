@@ -42,7 +42,7 @@ type metrics struct {
 	undumped  prometheus.Counter
 	strangers prometheus.Counter // processes refused because of their broker id
 	// Moves that were proposed, and brokers whose buckets were found to be to blame.
-	proposed, bucketLimited func()
+	proposed, bucketLimited prometheus.Counter
 }
 
 // newMetrics registers them, unless there is no registerer.
@@ -50,10 +50,6 @@ func newMetrics(reg prometheus.Registerer) metrics {
 	auto := promauto.With(reg)
 	counter := func(name, help string) prometheus.Counter {
 		return auto.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
-	}
-	renamed := func(name, former, help string) func() {
-		is, was := counter(name, help), counter(former, "Former name of "+name+".")
-		return func() { is.Inc(); was.Inc() }
 	}
 	m := metrics{
 		ended: auto.NewHistogramVec(prometheus.HistogramOpts{
@@ -66,9 +62,9 @@ func newMetrics(reg prometheus.Registerer) metrics {
 		refused:   counter("srtm_fit_pieces_refused_total", "Pieces of brokers' records of arrivals that cannot be true."),
 		strangers: counter("srtm_loaddistributor_broker_ids_refused_total", "Processes refused because their broker id belongs to another process."),
 		undumped:  counter("srtm_store_dumps_failed_total", "Dumps of the catalog that the store could not take in the place of its events, which it keeps then."),
-		proposed: renamed("srtm_rebalance_moves_proposed_total", "srtm_relief_moves_proposed_total",
+		proposed: counter("srtm_rebalance_moves_proposed_total",
 			"Moves away from overloaded brokers that were due, carried out or not."),
-		bucketLimited: renamed("srtm_rebalance_bucket_limited_total", "srtm_relief_blamed_on_bucket_total",
+		bucketLimited: counter("srtm_rebalance_bucket_limited_total",
 			"Brokers that missed a topic's SLO because of their share, not of their load."),
 	}
 	for _, how := range []string{tuner.Kept, tuner.Missed, tuner.Broken} {

@@ -203,12 +203,12 @@ func (t *tuning) fitted(e tuner.Relocate) {
 func (t *tuning) found(e tuner.Found) {
 	log := t.cfg.Log.With(obs.KeyTopic, e.Topic, obs.KeyBroker, e.From, obs.KeyReason, e.Reason)
 	if e.Finding == tuner.BucketLimited {
-		t.metrics.bucketLimited()
+		t.metrics.bucketLimited.Inc()
 		log.Warn("the SLO is missed, for want of tokens")
 		return
 	}
 	log.Warn("a broker is overloaded", "to", e.To, "publishers", len(e.Publishers), "dry_run", t.cfg.Rebalance == RebalanceDryRun)
-	t.metrics.proposed()
+	t.metrics.proposed.Inc()
 	if t.cfg.Rebalance == RebalanceDryRun || t.mu.owned(e.Topic) {
 		return
 	}
