@@ -35,7 +35,7 @@ VCS := $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo auto || ec
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help packages programs upstream test-packages test-deploy build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance test-clients archtest faults chaos-replicated upgrade generate fuzz fuzz-short bench bench-full scaling scale bench-replicated bench-admission bench-gateway calibrate convergence figures cover clean no-race-note soak stress trouble
+.PHONY: help packages programs upstream test-packages test-deploy build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance test-clients archtest faults chaos-replicated generate fuzz fuzz-short bench bench-full scaling scale bench-replicated bench-admission bench-gateway calibrate convergence figures cover clean no-race-note soak stress trouble
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -167,16 +167,6 @@ faults: ## a cluster under kills, stops, partitions, updates, deletions and two 
 
 chaos-replicated: ## brokers, brokers with their disks, and servers of NATS killed for DURATION (10m) at twice the contract of a replicated topic, every history judged
 	SRTM_CHAOS=$(or $(DURATION),10m) $(GO) test -count=1 -timeout=24h -v -run='^TestChaos$$' ./tests/replicated
-
-# 0.1.0, whose data this release reads, and which reads this one's.
-RELEASE_010 = a3fd342cc3b330c07d9422a91982dc7953987c66
-
-upgrade: ## from 0.1.0 to this release and back, with real processes on bbolt and etcd (needs the repository's history)
-	rm -rf build/0.1.0 && mkdir -p build/0.1.0/src build/0.1.0/bin
-	git archive $(RELEASE_010) | tar -x -C build/0.1.0/src
-	cd build/0.1.0/src && GOWORK=off CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -o ../bin/ ./nsqd ./loaddistributor
-	rm -rf build/0.1.0/src
-	SRTM_010_BIN=$(CURDIR)/build/0.1.0/bin $(GO) test -count=1 -timeout=$(TIMEOUT) -v -run='^TestUpgradeAndRollback$$' ./tests/failover
 
 # A commit that is no release is before it: 0.2.0~123.gabc1234.
 PACKAGE_VERSION = $(shell release=$$(sed -n 's/^const Release = "\(.*\)"/\1/p' internal/obs/version.go); \

@@ -175,7 +175,6 @@ func TestAChannelFollowsItsTopic(t *testing.T) {
 // it is back it has what the catalog has, and brings nothing back.
 func TestABrokerReturnsToOtherChannels(t *testing.T) {
 	f := newFleet(t, 1, "--store=bbolt")
-	f.begin(current(t))
 	f.create(wide())
 	subscribe(t, f.brokers[0], "t", "deleted")
 	subscribe(t, f.brokers[0], "t", "anew")
@@ -222,7 +221,6 @@ func TestABrokerReturnsToOtherChannels(t *testing.T) {
 // has the channel once the control plane is back.
 func TestAChannelWaitsForNoControlPlane(t *testing.T) {
 	f := newFleet(t, 1, "--store=bbolt")
-	f.begin(current(t))
 	f.create(wide())
 	f.wantChannels("as declared", "all")
 	f.kill(0)
