@@ -46,7 +46,7 @@ type Topic struct {
 	State   State
 	Reason  string // why it is in that state, for people; empty when active
 	// Created is the version that the topic came with, so it tells topics of one name
-	// apart; 0: not known, since 0.1.0 did not keep it.
+	// apart.
 	Created   uint64
 	Plan      placement.Plan
 	Placement *Placement

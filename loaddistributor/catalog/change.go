@@ -21,8 +21,8 @@ type TopicChanging struct {
 	Since      []int64
 }
 
-// wholeBelow is how many publishers a topic has at least for a change of it to be kept as
-// one: smaller ones make small records, which 0.1.0 can read, too.
+// wholeBelow is how many publishers a topic must have for a record to keep only what changes.
+// The record of a smaller topic is small as a whole.
 const wholeBelow = 1000
 
 // shortest is of how many publishers a change names one at the most.

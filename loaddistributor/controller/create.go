@@ -100,8 +100,7 @@ func (c *Controller) begin(ctx context.Context, spec *catalog.Spec, key, on stri
 	if id := c.mu.rebuilds(name); id != "" {
 		return nil, catalog.Topic{}, fmt.Errorf("topic %s: broker %s keeps it, and it comes back by itself: %w", name, id, catalog.ErrUnread)
 	}
-	// What asks for nothing gets memory at least: that is not stored, so that 0.1.0 can
-	// read it.
+	// A topic that names no durability gets the cluster's. Memory is the zero value.
 	if d := c.mu.durability(); spec.Durability == "" && d != catalog.DurabilityMemory {
 		spec = spec.Keeping(d)
 	}

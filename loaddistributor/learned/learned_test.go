@@ -660,6 +660,6 @@ func TestAnIdIsItsOwners(t *testing.T) {
 	if got := known(); !slices.Equal(got, []string{"a", "addr:/a", "auth:other/a"}) {
 		t.Fatalf("%q", got)
 	}
-	// The broker of 0.1.0 does not say.
+	// A piece without owners is taken as it is.
 	testkit.Must(t, subject.Count("b3", tuner.Piece{First: true, Publishers: []string{"a"}}, nil, nil, 0, now))
 }

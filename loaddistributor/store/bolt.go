@@ -37,7 +37,6 @@ var (
 	bucketEvents   = []byte("events")
 	bucketSnapshot = []byte("snapshot")
 	keySnapshot    = []byte("dump")
-	keyAdditions   = []byte("additions")
 	bucketTerm     = []byte("term")
 	keyNumber      = []byte("number")
 )
@@ -147,7 +146,7 @@ func read(db *bbolt.DB) (*catalog.Catalog, error) {
 	}
 	var cat *catalog.Catalog
 	err = db.View(func(tx *bbolt.Tx) (err error) {
-		if cat, err = load(tx.Bucket(bucketSnapshot).Get(keySnapshot), tx.Bucket(bucketSnapshot).Get(keyAdditions)); err != nil {
+		if cat, err = load(tx.Bucket(bucketSnapshot).Get(keySnapshot)); err != nil {
 			return err
 		}
 		return tx.Bucket(bucketEvents).ForEach(func(k, v []byte) error {
@@ -234,11 +233,11 @@ func (t *boltTerm) Append(_ context.Context, base uint64, events []catalog.Event
 
 // Compact implements Term.
 func (t *boltTerm) Compact(_ context.Context, d catalog.Dump) error {
-	dump, added, err := t.dump(d)
+	dump, err := t.dump(d)
 	if err != nil {
 		return err
 	}
-	err = t.store.guard(func() error { return t.db.Update(replace(dump, added, d.Version)) })
+	err = t.store.guard(func() error { return t.db.Update(replace(dump, d.Version)) })
 	if err != nil {
 		return fmt.Errorf("compact %s: %w", t.db.Path(), err)
 	}
@@ -246,12 +245,9 @@ func (t *boltTerm) Compact(_ context.Context, d catalog.Dump) error {
 }
 
 // replace puts a dump in the place of all events up to a version.
-func replace(dump, added []byte, version uint64) func(*bbolt.Tx) error {
+func replace(dump []byte, version uint64) func(*bbolt.Tx) error {
 	return func(tx *bbolt.Tx) error {
 		if err := tx.Bucket(bucketSnapshot).Put(keySnapshot, dump); err != nil {
-			return err
-		}
-		if err := tx.Bucket(bucketSnapshot).Put(keyAdditions, added); err != nil {
 			return err
 		}
 		cursor := tx.Bucket(bucketEvents).Cursor()

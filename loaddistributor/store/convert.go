@@ -28,33 +28,18 @@ func toAbsorption(a *journal.Absorbed) catalog.Absorption {
 	return catalog.Absorption{Latency: time.Duration(a.GetLatencyNs()), Rate: a.GetRateMilli(), Burst: a.GetBurst()}
 }
 
-func fromDump(d catalog.Dump) (*journal.Snapshot, *journal.Additions) {
-	s := &journal.Snapshot{Version: d.Version, Contracts: d.Contracts}
-	more := &journal.Additions{Version: d.Version, Log: d.Log, Ahead: d.Ahead, Created: map[string]uint64{}, Removed: d.Removed}
+func fromDump(d catalog.Dump) *journal.Snapshot {
+	s := &journal.Snapshot{Version: d.Version, Log: d.Log, Ahead: d.Ahead, Contracts: d.Contracts, Removed: d.Removed}
 	for _, b := range d.Brokers {
-		if b.Broker.Forgotten {
-			more.Forgotten = append(more.Forgotten, b.Broker.ID)
-		}
-		if b.Broker.Strict {
-			more.Strict = append(more.Strict, b.Broker.ID)
-		}
 		s.Brokers = append(s.Brokers, fromBroker(b))
 	}
 	for _, t := range d.Topics {
-		one := fromTopic(t)
-		if len(one.Channels) > 0 {
-			more.Channels = append(more.Channels, &journal.Channels{Topic: t.Spec.Name(), Channels: one.Channels})
-			one.Channels = nil
-		}
-		s.Topics = append(s.Topics, one)
-		if t.Created > 0 {
-			more.Created[t.Spec.Name()] = t.Created
-		}
+		s.Topics = append(s.Topics, fromTopic(t))
 	}
 	for _, one := range d.Unconfirmed {
-		more.Unconfirmed = append(more.Unconfirmed, fromUnconfirmed(one))
+		s.Unconfirmed = append(s.Unconfirmed, fromUnconfirmed(one))
 	}
-	return s, more
+	return s
 }
 
 func fromUnconfirmed(e catalog.SharesUnconfirmed) *journal.Unconfirmed {
@@ -73,30 +58,20 @@ func toUnconfirmed(m *journal.Unconfirmed) catalog.SharesUnconfirmed {
 	return e
 }
 
-func toDump(s *journal.Snapshot, more *journal.Additions) (catalog.Dump, error) {
-	if more.Version != s.Version {
-		more = &journal.Additions{}
-	}
-	d := catalog.Dump{Version: s.Version, Log: more.Log, Ahead: more.Ahead, Contracts: s.Contracts, Removed: map[string]uint64{}}
-	maps.Copy(d.Removed, more.Removed)
+func toDump(s *journal.Snapshot) (catalog.Dump, error) {
+	d := catalog.Dump{Version: s.Version, Log: s.Log, Ahead: s.Ahead, Contracts: s.Contracts, Removed: map[string]uint64{}}
+	maps.Copy(d.Removed, s.Removed)
 	for _, b := range s.Brokers {
-		one := toBroker(b)
-		one.Broker.Forgotten, one.Broker.Strict = slices.Contains(more.Forgotten, one.Broker.ID), slices.Contains(more.Strict, one.Broker.ID)
-		d.Brokers = append(d.Brokers, one)
-	}
-	channels := make(map[string][]*journal.Channel, len(more.Channels))
-	for _, m := range more.Channels {
-		channels[m.GetTopic()] = m.GetChannels()
+		d.Brokers = append(d.Brokers, toBroker(b))
 	}
 	for _, t := range s.Topics {
 		one, err := toTopic(t)
 		if err != nil {
 			return d, err
 		}
-		one.Created, one.Channels = more.Created[one.Spec.Name()], toChannels(channels[one.Spec.Name()])
 		d.Topics = append(d.Topics, one)
 	}
-	for _, m := range more.Unconfirmed {
+	for _, m := range s.Unconfirmed {
 		d.Unconfirmed = append(d.Unconfirmed, toUnconfirmed(m))
 	}
 	return d, nil
@@ -108,7 +83,7 @@ func fromBroker(b catalog.BrokerDump) *journal.Broker {
 		Id: k.ID, Instance: k.Instance, Tcp: k.TCPAddress, Http: k.HTTPAddress, Hostname: k.Hostname,
 		Version: k.Version, Mcap: k.Configured, Connected: k.Connected, Draining: k.Draining, Forced: k.Forced,
 		Leftovers: b.Leftovers, LeftAt: b.LeftAt, Calibrated: k.Calibrated,
-		Absorbed: fromAbsorption("", k.Absorbed), DataPath: k.Folder, Lock: k.Lock,
+		Absorbed: fromAbsorption("", k.Absorbed), DataPath: k.Folder, Lock: k.Lock, Forgotten: k.Forgotten, Strict: k.Strict,
 	}
 }
 
@@ -121,7 +96,7 @@ func toBroker(b *journal.Broker) catalog.BrokerDump {
 			ID: b.Id, Instance: b.Instance, TCPAddress: b.Tcp, HTTPAddress: b.Http, Hostname: b.Hostname,
 			Version: b.Version, Connected: b.Connected, Draining: b.Draining, Forced: b.Forced,
 			Mcap: cmp.Or(b.Calibrated, b.Mcap), Configured: b.Mcap, Calibrated: b.Calibrated,
-			Absorbed: toAbsorption(b.Absorbed), Folder: b.DataPath, Lock: b.Lock,
+			Absorbed: toAbsorption(b.Absorbed), Folder: b.DataPath, Lock: b.Lock, Forgotten: b.Forgotten, Strict: b.Strict,
 		},
 		Leftovers: b.Leftovers, LeftAt: b.LeftAt,
 	}
@@ -131,21 +106,21 @@ var phases = map[string]catalog.State{"preparing": catalog.Preparing, "active": 
 
 func fromTopic(t catalog.TopicDump) *journal.Topic {
 	one := &journal.Topic{
-		Spec: fromSpec(t.Spec), Key: t.Key, Phase: t.Phase.String(), Plan: fromPlan(t.Plan, t.Spec),
+		Spec: fromSpec(t.Spec), Key: t.Key, Phase: t.Phase.String(), Created: t.Created, Plan: fromPlan(t.Plan),
 		Epoch: t.Epoch, Prepared: t.Prepared, Retiring: t.Retiring, Channels: fromChannels(t.Channels),
 	}
 	if t.Ordered != t.Spec {
 		one.Ordered = fromSpec(t.Ordered)
 	}
 	if t.Next != nil {
-		one.NextSpec, one.NextPlan, one.NextPrepared = fromSpec(t.Next.Spec), fromPlan(t.Next.Plan, t.Next.Spec), t.NextPrepared
+		one.NextSpec, one.NextPlan, one.NextPrepared = fromSpec(t.Next.Spec), fromPlan(t.Next.Plan), t.NextPrepared
 	}
 	return one
 }
 
 func toTopic(t *journal.Topic) (catalog.TopicDump, error) {
 	d := catalog.TopicDump{
-		Key: t.GetKey(), Phase: phases[t.GetPhase()], Plan: toPlan(t.GetPlan()), Epoch: t.GetEpoch(),
+		Key: t.GetKey(), Phase: phases[t.GetPhase()], Created: t.GetCreated(), Plan: toPlan(t.GetPlan()), Epoch: t.GetEpoch(),
 		Prepared: t.GetPrepared(), Retiring: t.GetRetiring(), Channels: toChannels(t.GetChannels()),
 	}
 	var err error
@@ -270,9 +245,8 @@ func toPublishers(p []*journal.Publisher) (all []placement.Publisher) {
 }
 
 func fromChange(e catalog.TopicChanging) *journal.Change {
-	plan := fromPlan(e.Plan, &catalog.Spec{}) // which 0.1.0 does not read
 	return &journal.Change{
-		Spec: fromSpec(e.Spec), Plan: plan, Removed: differences(e.Removed), Added: differences(e.Added),
+		Spec: fromSpec(e.Spec), Plan: fromPlan(e.Plan), Removed: differences(e.Removed), Added: differences(e.Added),
 		Publishers: fromPublishers(e.Publishers), Since: e.Since,
 	}
 }
@@ -288,17 +262,12 @@ func toChange(m *journal.Change) (catalog.TopicChanging, error) {
 	}, nil
 }
 
-func fromPlan(p placement.Plan, of *catalog.Spec) *journal.Plan {
+func fromPlan(p placement.Plan) *journal.Plan {
 	r := &journal.Plan{Policy: p.Policy, Unplaced: differences(p.Unplaced)}
 	for _, q := range p.Quotas {
-		one := &journal.Quota{
-			Broker: q.Broker, Rate: q.Rate, Publishers: differences(q.Publishers),
-			Groups: map[string]int64{}, RateMilli: int64(q.Share.Rate), Burst: q.Share.Burst,
-		}
-		for key, n := range of.Demand.Keys(q.Publishers) { // for 0.1.0
-			one.Groups[key] = int64(n)
-		}
-		r.Quotas = append(r.Quotas, one)
+		r.Quotas = append(r.Quotas, &journal.Quota{
+			Broker: q.Broker, Rate: q.Rate, Publishers: differences(q.Publishers), RateMilli: int64(q.Share.Rate), Burst: q.Share.Burst,
+		})
 	}
 	return r
 }

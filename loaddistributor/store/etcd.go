@@ -34,7 +34,6 @@ import (
 //	part/<version>/<i>   the parts of a large event
 //	snapshot             the version of the dump, and its number of parts
 //	dump/<version>/<i>   the parts of a dump
-//	added/<version>/<i>  the parts of its additions
 //
 // Versions and parts are sixteen hexadecimal digits. Every transaction of a
 // leader has two guards: its election key exists, and head is what it was told
@@ -295,17 +294,13 @@ func (e *Etcd) load(ctx context.Context, client *clientv3.Client) (*catalog.Cata
 	if err != nil {
 		return nil, 0, err
 	}
-	var dump, added []byte
+	var dump []byte
 	if of.Parts > 0 {
-		dump, err = e.parts(ctx, client, "dump", of.Version, of.Parts, revision)
+		if dump, err = e.parts(ctx, client, "dump", of.Version, of.Parts, revision); err != nil {
+			return nil, 0, fmt.Errorf("snapshot: %w", err)
+		}
 	}
-	if err == nil && of.Added > 0 {
-		added, err = e.parts(ctx, client, "added", of.Version, of.Added, revision)
-	}
-	if err != nil {
-		return nil, 0, fmt.Errorf("snapshot: %w", err)
-	}
-	cat, err := load(dump, added)
+	cat, err := load(dump)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -349,7 +344,6 @@ func (e *Etcd) snapshot(ctx context.Context, client *clientv3.Client) (revision 
 type snapshotKey struct {
 	Version uint64 `json:"version"`
 	Parts   int    `json:"parts"`
-	Added   int    `json:"added,omitempty"` // parts of the additions
 	since   int64  // the revision that it came with
 }
 
@@ -646,7 +640,7 @@ func (t *etcdTerm) putParts(ctx context.Context, kind string, version uint64, b 
 
 // Compact implements Term.
 func (t *etcdTerm) Compact(ctx context.Context, d catalog.Dump) error {
-	dump, added, err := t.dump(d)
+	dump, err := t.dump(d)
 	if err != nil {
 		return err
 	}
@@ -654,11 +648,7 @@ func (t *etcdTerm) Compact(ctx context.Context, d catalog.Dump) error {
 	if err != nil {
 		return err
 	}
-	more, err := t.putParts(ctx, "added", d.Version, added)
-	if err != nil {
-		return err
-	}
-	at, err := json.Marshal(snapshotKey{Version: d.Version, Parts: n, Added: more})
+	at, err := json.Marshal(snapshotKey{Version: d.Version, Parts: n})
 	if err != nil {
 		return err
 	}
@@ -674,7 +664,6 @@ func (t *etcdTerm) Compact(ctx context.Context, d catalog.Dump) error {
 		clientv3.OpDelete(t.store.key("log", hex(0)), clientv3.WithRange(t.store.key("log", next))),
 		clientv3.OpDelete(t.store.key("part", hex(0)), clientv3.WithRange(t.store.key("part", next))),
 		clientv3.OpDelete(t.store.key("dump", hex(0)), clientv3.WithRange(t.store.key("dump", hex(d.Version)))),
-		clientv3.OpDelete(t.store.key("added", hex(0)), clientv3.WithRange(t.store.key("added", hex(d.Version)))),
 	)
 	if err != nil {
 		return err

@@ -17,7 +17,6 @@ type Memory struct {
 		leads    bool
 		term     uint64 // number of the newest
 		snapshot []byte
-		added    []byte   // to the snapshot
 		records  [][]byte // after the snapshot
 	}
 }
@@ -32,7 +31,7 @@ func (m *Memory) Lead(context.Context, string) (Term, *catalog.Catalog, error) {
 	if m.mu.leads {
 		return nil, nil, ErrLed
 	}
-	cat, err := load(m.mu.snapshot, m.mu.added)
+	cat, err := load(m.mu.snapshot)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -51,7 +50,7 @@ func (m *Memory) Clone() *Memory {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c := &Memory{}
-	c.mu.term, c.mu.snapshot, c.mu.added, c.mu.records = m.mu.term, m.mu.snapshot, m.mu.added, slices.Clone(m.mu.records)
+	c.mu.term, c.mu.snapshot, c.mu.records = m.mu.term, m.mu.snapshot, slices.Clone(m.mu.records)
 	return c
 }
 
@@ -75,7 +74,7 @@ func (t *memoryTerm) Append(_ context.Context, base uint64, events []catalog.Eve
 
 // Compact implements Term.
 func (t *memoryTerm) Compact(_ context.Context, d catalog.Dump) error {
-	dump, added, err := t.dump(d)
+	dump, err := t.dump(d)
 	if err != nil {
 		return err
 	}
@@ -86,7 +85,7 @@ func (t *memoryTerm) Compact(_ context.Context, d catalog.Dump) error {
 	if d.Version < first {
 		return ErrGap
 	}
-	m.snapshot, m.added, m.records = dump, added, m.records[d.Version-first:]
+	m.snapshot, m.records = dump, m.records[d.Version-first:]
 	return nil
 }
 

@@ -1,13 +1,11 @@
 package store
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"reflect"
-	"slices"
 
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
@@ -15,54 +13,27 @@ import (
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 )
 
-// Version is the highest of the records that this package reads and writes; it
-// reads all before it, too. A record says the version that its reader has to
-// know, and is written with the lowest that will do: so a release before this one
-// reads what has nothing new in it, and refuses the rest by its version. The numbers
-// of journal.proto say which version a field or a kind is of.
-//
-// What this program has no place for in a record of a version that it knows is
-// left out. So a field that must not be overlooked, and a new kind, take a new Version.
-const Version = 2
-
-// A frame is what a record is written as, JSON:
-//
-//	{"v":1,"kind":"topic_removed","data":{"topic":"t","left":["b1"]}}
-//
-// kind is the name of a field of journal.Record, and data that field's message, with
-// its fields' names and with numbers as numbers: the tags of the generated types. So
-// 0.1.0, which had types of its own, reads it, and this program what 0.1.0 wrote; it
-// would read neither protobuf's binary form nor protobuf's own JSON, which has large
-// numbers in quotes. testdata has one of each kind.
-type frame struct {
-	V    int             `json:"v"`
-	Kind string          `json:"kind"`
-	Data json.RawMessage `json:"data"`
-}
-
-// Kinds of records that are not events.
+// Names of the fields of a journal.Record that are no events.
 const (
-	kindSnapshot  = "snapshot"
-	kindAdditions = "additions"
-	kindTopic     = "topic"
+	kindSnapshot = "snapshot"
+	kindTopic    = "topic"
 )
 
-// FormatError: a record is not of a kind or version that this program knows, or
-// is damaged.
+// FormatError: a record is damaged, or this program does not know its kind or a field of it.
 type FormatError struct {
-	Kind    string
-	Version int
-	Cause   error // nil: the version or the kind is unknown
+	Kind  string // the name of a field of journal.Record; empty: unknown
+	Cause error  // nil: the kind is not one that is read here
 }
 
 func (e *FormatError) Error() string {
-	switch {
-	case e.Cause != nil:
-		return fmt.Sprintf("record %q is damaged: %v", e.Kind, e.Cause)
-	case e.Version < 1 || e.Version > Version:
-		return fmt.Sprintf("record %q has version %d, this program knows 1 to %d: it was written by another release", e.Kind, e.Version, Version)
+	name := "a record of an unknown kind"
+	if e.Kind != "" {
+		name = fmt.Sprintf("record %q", e.Kind)
 	}
-	return fmt.Sprintf("record %q is of no kind that this program knows: it was written by a later release", e.Kind)
+	if e.Cause != nil {
+		return fmt.Sprintf("%s cannot be read: it is damaged, or another release wrote it: %v", name, e.Cause)
+	}
+	return name + " does not belong here: another release wrote it"
 }
 
 func (e *FormatError) Unwrap() error { return e.Cause }
@@ -71,59 +42,61 @@ func kind(name string) protoreflect.FieldDescriptor {
 	return (*journal.Record)(nil).ProtoReflect().Descriptor().Fields().ByName(protoreflect.Name(name))
 }
 
-// since is the version that a reader of the field must know.
-func since(f protoreflect.FieldDescriptor) int { return int(f.Number())/100 + 1 }
-
-// version is the lowest that a reader of m must know.
-func version(m protoreflect.Message) int {
-	minimum := 1
+// unknown reports whether m, or a message in it, has a field that this program does not know.
+func unknown(m protoreflect.Message) (found bool) {
+	if len(m.GetUnknown()) > 0 {
+		return true
+	}
 	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
-		minimum = max(minimum, since(f))
 		switch {
 		case f.Message() == nil || f.IsMap(): // maps have no messages
 		case f.IsList():
 			for i := range v.List().Len() {
-				minimum = max(minimum, version(v.List().Get(i).Message()))
+				found = found || unknown(v.List().Get(i).Message())
 			}
 		default:
-			minimum = max(minimum, version(v.Message()))
+			found = unknown(v.Message())
 		}
-		return true
+		return !found
 	})
-	return minimum
+	return found
 }
 
+// encode writes a record of a kind.
 func encode(name string, m proto.Message) ([]byte, error) {
-	data, err := json.Marshal(m)
-	if err == nil {
-		data, err = json.Marshal(frame{max(since(kind(name)), version(m.ProtoReflect())), name, data})
-	}
+	record := &journal.Record{}
+	record.ProtoReflect().Set(kind(name), protoreflect.ValueOfMessage(m.ProtoReflect()))
+	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(record)
 	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w", name, err)
 	}
-	return data, nil
+	return b, nil
 }
 
-// decode reads a record of a kind that wanted takes; errors are *FormatErrors.
-func decode(b []byte, wanted func(name string) bool) (name string, m proto.Message, err error) {
-	var r frame
-	if err := json.Unmarshal(b, &r); err != nil {
-		return "", nil, &FormatError{r.Kind, r.V, err}
+// decode reads a record. Errors are *FormatErrors.
+func decode(b []byte) (name string, m proto.Message, err error) {
+	var record journal.Record
+	if err := proto.Unmarshal(b, &record); err != nil {
+		return "", nil, &FormatError{Cause: err}
 	}
-	f := kind(r.Kind)
-	if r.V < 1 || r.V > Version || f == nil || !wanted(r.Kind) {
-		return "", nil, &FormatError{r.Kind, r.V, nil}
+	r := record.ProtoReflect()
+	f := r.WhichOneof(r.Descriptor().Oneofs().ByName("kind"))
+	if f == nil {
+		return "", nil, &FormatError{}
 	}
-	m = (&journal.Record{}).ProtoReflect().NewField(f).Message().Interface()
-	if err := json.Unmarshal(r.Data, m); err != nil {
-		return "", nil, &FormatError{r.Kind, r.V, err}
+	name = string(f.Name())
+	if unknown(r) {
+		return "", nil, &FormatError{name, errors.New("it has a field that this program does not know")}
 	}
-	return r.Kind, m, nil
+	return name, r.Get(f).Message().Interface(), nil
 }
 
 // decodeAs reads a record of one kind, whose message is an M.
 func decodeAs[M proto.Message](b []byte, want string) (m M, err error) {
-	_, read, err := decode(b, func(name string) bool { return name == want })
+	name, read, err := decode(b)
+	if err == nil && name != want {
+		err = &FormatError{Kind: name}
+	}
 	if err != nil {
 		return m, err
 	}
@@ -175,12 +148,12 @@ func encodeEvent(e catalog.Event) ([]byte, error) {
 	case catalog.SharesUnconfirmed:
 		return encode("shares_unconfirmed", fromUnconfirmed(e))
 	case catalog.TopicPlaced:
-		return encode("topic_placed", &journal.Order{Spec: fromSpec(e.Spec), Plan: fromPlan(e.Plan, e.Spec), Key: e.Key})
+		return encode("topic_placed", &journal.Order{Spec: fromSpec(e.Spec), Plan: fromPlan(e.Plan), Key: e.Key})
 	case catalog.TopicMoving:
 		if change := e.Change(); change != nil {
 			return encodeEvent(*change)
 		}
-		return encode("topic_moving", &journal.Order{Spec: fromSpec(e.Spec), Plan: fromPlan(e.Plan, e.Spec)})
+		return encode("topic_moving", &journal.Order{Spec: fromSpec(e.Spec), Plan: fromPlan(e.Plan)})
 	case catalog.TopicChanging:
 		return encode("topic_changing", fromChange(e))
 	case catalog.TopicRestored:
@@ -217,15 +190,16 @@ func encodeEvents(events []catalog.Event) ([][]byte, error) {
 
 // decodeEvent reads what encodeEvent wrote; the error is a *FormatError.
 func decodeEvent(b []byte) (catalog.Event, error) {
-	name, m, err := decode(b, func(name string) bool {
-		return !slices.Contains([]string{kindSnapshot, kindAdditions, kindTopic}, name)
-	})
+	name, m, err := decode(b)
+	if err == nil && (name == kindSnapshot || name == kindTopic) {
+		err = &FormatError{Kind: name}
+	}
 	if err != nil {
 		return nil, err
 	}
 	e, err := toEvent(name, m)
 	if err != nil {
-		return nil, &FormatError{name, Version, err}
+		return nil, &FormatError{name, err}
 	}
 	return e, nil
 }
@@ -275,9 +249,9 @@ func toEvent(name string, m proto.Message) (catalog.Event, error) {
 	panic(fmt.Sprintf("store: record %q with a %T", name, m))
 }
 
-// EncodeTopic writes one topic of a log down, to be kept elsewhere.
+// EncodeTopic writes one topic of a log, which a broker keeps.
 func EncodeTopic(log uint64, t catalog.TopicDump) ([]byte, error) {
-	return encode(kindTopic, &journal.Kept{Log: log, Created: t.Created, Topic: fromTopic(t)})
+	return encode(kindTopic, &journal.Kept{Log: log, Topic: fromTopic(t)})
 }
 
 // DecodeTopic reads what EncodeTopic wrote; the error is a *FormatError.
@@ -287,43 +261,49 @@ func DecodeTopic(b []byte) (log uint64, t catalog.TopicDump, err error) {
 		return 0, t, err
 	}
 	if t, err = toTopic(m.Topic); err != nil {
-		return 0, t, &FormatError{kindTopic, Version, err}
+		return 0, t, &FormatError{kindTopic, err}
 	}
-	t.Created = m.Created
 	return m.Log, t, nil
 }
 
-// Export writes a catalog down as text, for Import of this release or a later one.
+// Export writes a catalog as the JSON of a journal.Snapshot, for Import.
 func Export(d catalog.Dump) ([]byte, error) {
-	dump, added, err := encodeDump(d)
-	return slices.Concat(dump, []byte("\n"), added, []byte("\n")), err
+	return protojson.MarshalOptions{Multiline: true}.Marshal(fromDump(d))
 }
 
 // Import reads what Export wrote; the error is a *FormatError.
-func Import(text []byte) (catalog.Dump, error) {
-	dump, rest, _ := bytes.Cut(text, []byte("\n"))
-	added, rest, whole := bytes.Cut(rest, []byte("\n"))
-	if !whole || len(rest) > 0 {
-		return catalog.Dump{}, &FormatError{kindSnapshot, Version, errors.New("two lines are wanted: it is cut off, or no export")}
+func Import(text []byte) (d catalog.Dump, err error) {
+	var s journal.Snapshot
+	if err = protojson.Unmarshal(text, &s); err == nil {
+		d, err = toDump(&s)
 	}
-	return decodeDump(dump, added)
+	if err != nil {
+		return catalog.Dump{}, &FormatError{kindSnapshot, err}
+	}
+	return d, nil
 }
 
-// encodeDump writes a catalog down, in two parts.
-func encodeDump(d catalog.Dump) (dump, added []byte, err error) {
-	s, more := fromDump(d)
-	if dump, err = encode(kindSnapshot, s); err == nil {
-		added, err = encode(kindAdditions, more)
+// encodeDump writes a catalog.
+func encodeDump(d catalog.Dump) ([]byte, error) { return encode(kindSnapshot, fromDump(d)) }
+
+// decodeDump reads what encodeDump wrote; the error is a *FormatError.
+func decodeDump(b []byte) (d catalog.Dump, err error) {
+	s, err := decodeAs[*journal.Snapshot](b, kindSnapshot)
+	if err != nil {
+		return d, err
 	}
-	return dump, added, err
+	if d, err = toDump(s); err != nil {
+		return catalog.Dump{}, &FormatError{kindSnapshot, err}
+	}
+	return d, nil
 }
 
-// load returns the catalog that a dump is of; nil: an empty one.
-func load(dump, added []byte) (*catalog.Catalog, error) {
+// load returns the catalog of a dump; nil: an empty one.
+func load(dump []byte) (*catalog.Catalog, error) {
 	if dump == nil {
 		return catalog.New(), nil
 	}
-	d, err := decodeDump(dump, added)
+	d, err := decodeDump(dump)
 	if err == nil {
 		var cat *catalog.Catalog
 		if cat, err = catalog.Load(d); err == nil {
@@ -331,22 +311,4 @@ func load(dump, added []byte) (*catalog.Catalog, error) {
 		}
 	}
 	return nil, fmt.Errorf("snapshot: %w", err)
-}
-
-// decodeDump reads what encodeDump wrote; added may be nil.
-func decodeDump(b, added []byte) (d catalog.Dump, err error) {
-	s, err := decodeAs[*journal.Snapshot](b, kindSnapshot)
-	if err != nil {
-		return d, err
-	}
-	more := &journal.Additions{}
-	if added != nil {
-		if more, err = decodeAs[*journal.Additions](added, kindAdditions); err != nil {
-			return d, err
-		}
-	}
-	if d, err = toDump(s, more); err != nil {
-		return catalog.Dump{}, &FormatError{kindSnapshot, Version, err}
-	}
-	return d, nil
 }

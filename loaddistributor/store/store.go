@@ -121,12 +121,12 @@ func (t *term) records(base uint64, events []catalog.Event) ([][]byte, error) {
 }
 
 // dump is what is to be put in the place of all events up to its version, if it may be.
-func (t *term) dump(d catalog.Dump) (dump, added []byte, err error) {
+func (t *term) dump(d catalog.Dump) ([]byte, error) {
 	switch {
 	case t.over:
-		return nil, nil, ErrLost
+		return nil, ErrLost
 	case d.Version > t.head:
-		return nil, nil, fmt.Errorf("compact up to %d, the log ends at %d: %w", d.Version, t.head, ErrGap)
+		return nil, fmt.Errorf("compact up to %d, the log ends at %d: %w", d.Version, t.head, ErrGap)
 	}
 	return encodeDump(d)
 }

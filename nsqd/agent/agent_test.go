@@ -305,7 +305,7 @@ var _ = Describe("The agent", func() {
 		control.send(prepare(1, "t"))
 		Expect(result(control).Error).To(BeEmpty())
 		t, _ := node.Topic("t")
-		Expect(t.Channels).To(Equal(old), "a loaddistributor of 0.1.0 says nothing of it")
+		Expect(t.Channels).To(Equal(old), "an order without an identity")
 	})
 
 	It("keeps what it is told of its topics, and gives it back", func() {

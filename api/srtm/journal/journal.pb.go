@@ -5,15 +5,9 @@
 // source: srtm/journal/journal.proto
 
 // Package srtm.journal has the records of the control plane's journal, of a snapshot of
-// it, and of what brokers keep of a topic. loaddistributor/store says how a record is
-// written.
-//
-// A field's number says which version a reader must know that meets it set: those below
-// 100 are of version 1, which is 0.1.0's, 100 to 199 of version 2, and so on; so do the
-// numbers of the kinds. A field that a reader may overlook, since its zero value means
-// what its absence meant, may have a number of an earlier version, unless that is 1:
-// 0.1.0 takes any field that it does not know for damage. Fields do not change their
-// names, types or numbers.
+// the journal, and of what brokers keep of a topic. A record is a Record in protobuf's
+// binary form; loaddistributor/store writes and reads records. A reader refuses a record
+// with a kind or field that the reader does not know.
 
 package journal
 
@@ -60,7 +54,6 @@ type Record struct {
 	//	*Record_BrokerRemoved
 	//	*Record_TopicRestored
 	//	*Record_BrokerRestored
-	//	*Record_Additions
 	//	*Record_Topic
 	//	*Record_TopicChanging
 	//	*Record_SharesUnconfirmed
@@ -316,15 +309,6 @@ func (x *Record) GetBrokerRestored() *Broker {
 	return nil
 }
 
-func (x *Record) GetAdditions() *Additions {
-	if x != nil {
-		if x, ok := x.Kind.(*Record_Additions); ok {
-			return x.Additions
-		}
-	}
-	return nil
-}
-
 func (x *Record) GetTopic() *Kept {
 	if x != nil {
 		if x, ok := x.Kind.(*Record_Topic); ok {
@@ -460,47 +444,43 @@ type Record_Snapshot struct {
 }
 
 type Record_BrokerNoted struct {
-	BrokerNoted *Event `protobuf:"bytes,100,opt,name=broker_noted,json=brokerNoted,proto3,oneof"`
+	BrokerNoted *Event `protobuf:"bytes,20,opt,name=broker_noted,json=brokerNoted,proto3,oneof"`
 }
 
 type Record_BrokerRemoved struct {
-	BrokerRemoved *Event `protobuf:"bytes,101,opt,name=broker_removed,json=brokerRemoved,proto3,oneof"`
+	BrokerRemoved *Event `protobuf:"bytes,21,opt,name=broker_removed,json=brokerRemoved,proto3,oneof"`
 }
 
 type Record_TopicRestored struct {
-	TopicRestored *Topic `protobuf:"bytes,102,opt,name=topic_restored,json=topicRestored,proto3,oneof"`
+	TopicRestored *Topic `protobuf:"bytes,22,opt,name=topic_restored,json=topicRestored,proto3,oneof"`
 }
 
 type Record_BrokerRestored struct {
-	BrokerRestored *Broker `protobuf:"bytes,103,opt,name=broker_restored,json=brokerRestored,proto3,oneof"`
-}
-
-type Record_Additions struct {
-	Additions *Additions `protobuf:"bytes,104,opt,name=additions,proto3,oneof"`
+	BrokerRestored *Broker `protobuf:"bytes,23,opt,name=broker_restored,json=brokerRestored,proto3,oneof"`
 }
 
 type Record_Topic struct {
-	Topic *Kept `protobuf:"bytes,105,opt,name=topic,proto3,oneof"`
+	Topic *Kept `protobuf:"bytes,24,opt,name=topic,proto3,oneof"`
 }
 
 type Record_TopicChanging struct {
-	TopicChanging *Change `protobuf:"bytes,106,opt,name=topic_changing,json=topicChanging,proto3,oneof"`
+	TopicChanging *Change `protobuf:"bytes,25,opt,name=topic_changing,json=topicChanging,proto3,oneof"`
 }
 
 type Record_SharesUnconfirmed struct {
-	SharesUnconfirmed *Unconfirmed `protobuf:"bytes,120,opt,name=shares_unconfirmed,json=sharesUnconfirmed,proto3,oneof"`
+	SharesUnconfirmed *Unconfirmed `protobuf:"bytes,26,opt,name=shares_unconfirmed,json=sharesUnconfirmed,proto3,oneof"`
 }
 
 type Record_ChannelsCreated struct {
-	ChannelsCreated *Channels `protobuf:"bytes,107,opt,name=channels_created,json=channelsCreated,proto3,oneof"`
+	ChannelsCreated *Channels `protobuf:"bytes,27,opt,name=channels_created,json=channelsCreated,proto3,oneof"`
 }
 
 type Record_ChannelsPaused struct {
-	ChannelsPaused *Channels `protobuf:"bytes,108,opt,name=channels_paused,json=channelsPaused,proto3,oneof"`
+	ChannelsPaused *Channels `protobuf:"bytes,28,opt,name=channels_paused,json=channelsPaused,proto3,oneof"`
 }
 
 type Record_ChannelsDeleted struct {
-	ChannelsDeleted *Channels `protobuf:"bytes,109,opt,name=channels_deleted,json=channelsDeleted,proto3,oneof"`
+	ChannelsDeleted *Channels `protobuf:"bytes,29,opt,name=channels_deleted,json=channelsDeleted,proto3,oneof"`
 }
 
 func (*Record_BrokerJoined) isRecord_Kind() {}
@@ -549,8 +529,6 @@ func (*Record_TopicRestored) isRecord_Kind() {}
 
 func (*Record_BrokerRestored) isRecord_Kind() {}
 
-func (*Record_Additions) isRecord_Kind() {}
-
 func (*Record_Topic) isRecord_Kind() {}
 
 func (*Record_TopicChanging) isRecord_Kind() {}
@@ -572,11 +550,11 @@ type Event struct {
 	Left         []string               `protobuf:"bytes,4,rep,name=left,proto3" json:"left,omitempty"`
 	ContractLeft bool                   `protobuf:"varint,5,opt,name=contract_left,json=contractLeft,proto3" json:"contract_left,omitempty"`
 	Draining     bool                   `protobuf:"varint,6,opt,name=draining,proto3" json:"draining,omitempty"`
-	Forced       bool                   `protobuf:"varint,100,opt,name=forced,proto3" json:"forced,omitempty"`
+	Forced       bool                   `protobuf:"varint,7,opt,name=forced,proto3" json:"forced,omitempty"`
 	// msg/s.
-	Mcap          int64 `protobuf:"varint,7,opt,name=mcap,proto3" json:"mcap,omitempty"`
-	Forgotten     bool  `protobuf:"varint,101,opt,name=forgotten,proto3" json:"forgotten,omitempty"`
-	Strict        bool  `protobuf:"varint,102,opt,name=strict,proto3" json:"strict,omitempty"`
+	Mcap          int64 `protobuf:"varint,8,opt,name=mcap,proto3" json:"mcap,omitempty"`
+	Forgotten     bool  `protobuf:"varint,9,opt,name=forgotten,proto3" json:"forgotten,omitempty"`
+	Strict        bool  `protobuf:"varint,10,opt,name=strict,proto3" json:"strict,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -685,8 +663,8 @@ func (x *Event) GetStrict() bool {
 // contract was lowered or removed.
 type Unconfirmed struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Topic         string                 `protobuf:"bytes,120,opt,name=topic,proto3" json:"topic,omitempty"`
-	Shares        []*UnconfirmedShare    `protobuf:"bytes,121,rep,name=shares,proto3" json:"shares,omitempty"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Shares        []*UnconfirmedShare    `protobuf:"bytes,2,rep,name=shares,proto3" json:"shares,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -737,9 +715,9 @@ func (x *Unconfirmed) GetShares() []*UnconfirmedShare {
 
 type UnconfirmedShare struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Broker        string                 `protobuf:"bytes,120,opt,name=broker,proto3" json:"broker,omitempty"`
-	RateMilli     int64                  `protobuf:"varint,121,opt,name=rate_milli,json=rateMilli,proto3" json:"rate_milli,omitempty"`
-	Burst         int64                  `protobuf:"varint,122,opt,name=burst,proto3" json:"burst,omitempty"`
+	Broker        string                 `protobuf:"bytes,1,opt,name=broker,proto3" json:"broker,omitempty"`
+	RateMilli     int64                  `protobuf:"varint,2,opt,name=rate_milli,json=rateMilli,proto3" json:"rate_milli,omitempty"`
+	Burst         int64                  `protobuf:"varint,3,opt,name=burst,proto3" json:"burst,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -807,14 +785,17 @@ type Broker struct {
 	Mcap      int64    `protobuf:"varint,7,opt,name=mcap,proto3" json:"mcap,omitempty"`
 	Connected bool     `protobuf:"varint,8,opt,name=connected,proto3" json:"connected,omitempty"`
 	Draining  bool     `protobuf:"varint,9,opt,name=draining,proto3" json:"draining,omitempty"`
-	Forced    bool     `protobuf:"varint,100,opt,name=forced,proto3" json:"forced,omitempty"`
-	Leftovers []string `protobuf:"bytes,10,rep,name=leftovers,proto3" json:"leftovers,omitempty"`
-	LeftAt    uint64   `protobuf:"varint,11,opt,name=left_at,json=leftAt,proto3" json:"left_at,omitempty"`
+	Forced    bool     `protobuf:"varint,10,opt,name=forced,proto3" json:"forced,omitempty"`
+	Leftovers []string `protobuf:"bytes,11,rep,name=leftovers,proto3" json:"leftovers,omitempty"`
+	LeftAt    uint64   `protobuf:"varint,12,opt,name=left_at,json=leftAt,proto3" json:"left_at,omitempty"`
 	// Stands over mcap, msg/s. 0: nothing does.
-	Calibrated    int64     `protobuf:"varint,12,opt,name=calibrated,proto3" json:"calibrated,omitempty"`
-	Absorbed      *Absorbed `protobuf:"bytes,13,opt,name=absorbed,proto3" json:"absorbed,omitempty"`
-	DataPath      string    `protobuf:"bytes,101,opt,name=data_path,json=dataPath,proto3" json:"data_path,omitempty"`
-	Lock          string    `protobuf:"bytes,102,opt,name=lock,proto3" json:"lock,omitempty"`
+	Calibrated int64     `protobuf:"varint,13,opt,name=calibrated,proto3" json:"calibrated,omitempty"`
+	Absorbed   *Absorbed `protobuf:"bytes,14,opt,name=absorbed,proto3" json:"absorbed,omitempty"`
+	DataPath   string    `protobuf:"bytes,15,opt,name=data_path,json=dataPath,proto3" json:"data_path,omitempty"`
+	Lock       string    `protobuf:"bytes,16,opt,name=lock,proto3" json:"lock,omitempty"`
+	// As broker_noted says.
+	Forgotten     bool `protobuf:"varint,17,opt,name=forgotten,proto3" json:"forgotten,omitempty"`
+	Strict        bool `protobuf:"varint,18,opt,name=strict,proto3" json:"strict,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -961,11 +942,25 @@ func (x *Broker) GetLock() string {
 	return ""
 }
 
+func (x *Broker) GetForgotten() bool {
+	if x != nil {
+		return x.Forgotten
+	}
+	return false
+}
+
+func (x *Broker) GetStrict() bool {
+	if x != nil {
+		return x.Strict
+	}
+	return false
+}
+
 // Channels are of a topic.
 type Channels struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Topic         string                 `protobuf:"bytes,100,opt,name=topic,proto3" json:"topic,omitempty"`
-	Channels      []*Channel             `protobuf:"bytes,101,rep,name=channels,proto3" json:"channels,omitempty"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Channels      []*Channel             `protobuf:"bytes,2,rep,name=channels,proto3" json:"channels,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1016,10 +1011,10 @@ func (x *Channels) GetChannels() []*Channel {
 
 type Channel struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	Name  string                 `protobuf:"bytes,100,opt,name=name,proto3" json:"name,omitempty"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// The version at which it was created. Not of an event.
-	Created       uint64 `protobuf:"varint,101,opt,name=created,proto3" json:"created,omitempty"`
-	Paused        bool   `protobuf:"varint,102,opt,name=paused,proto3" json:"paused,omitempty"`
+	Created       uint64 `protobuf:"varint,2,opt,name=created,proto3" json:"created,omitempty"`
+	Paused        bool   `protobuf:"varint,3,opt,name=paused,proto3" json:"paused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1208,15 +1203,15 @@ func (x *Order) GetKey() string {
 type Change struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Without publishers and since.
-	Spec *Spec `protobuf:"bytes,100,opt,name=spec,proto3" json:"spec,omitempty"`
+	Spec *Spec `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
 	// With the publishers that were not where it says.
-	Plan *Plan `protobuf:"bytes,101,opt,name=plan,proto3" json:"plan,omitempty"`
+	Plan *Plan `protobuf:"bytes,2,opt,name=plan,proto3" json:"plan,omitempty"`
 	// Indices of declared publishers, before and after, as in a quota.
-	Removed []int64 `protobuf:"varint,102,rep,packed,name=removed,proto3" json:"removed,omitempty"`
-	Added   []int64 `protobuf:"varint,103,rep,packed,name=added,proto3" json:"added,omitempty"`
+	Removed []int64 `protobuf:"varint,3,rep,packed,name=removed,proto3" json:"removed,omitempty"`
+	Added   []int64 `protobuf:"varint,4,rep,packed,name=added,proto3" json:"added,omitempty"`
 	// Of added.
-	Publishers    []*Publisher `protobuf:"bytes,104,rep,name=publishers,proto3" json:"publishers,omitempty"`
-	Since         []int64      `protobuf:"varint,105,rep,packed,name=since,proto3" json:"since,omitempty"`
+	Publishers    []*Publisher `protobuf:"bytes,5,rep,name=publishers,proto3" json:"publishers,omitempty"`
+	Since         []int64      `protobuf:"varint,6,rep,packed,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1308,18 +1303,18 @@ type Spec struct {
 	Policy     string       `protobuf:"bytes,10,opt,name=policy,proto3" json:"policy,omitempty"`
 	ShareRule  string       `protobuf:"bytes,11,opt,name=share_rule,json=shareRule,proto3" json:"share_rule,omitempty"`
 	Channels   []string     `protobuf:"bytes,12,rep,name=channels,proto3" json:"channels,omitempty"`
-	Tenant     string       `protobuf:"bytes,100,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Tenant     string       `protobuf:"bytes,13,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	// "off", "advise", "police", or empty.
-	Pacing string `protobuf:"bytes,101,opt,name=pacing,proto3" json:"pacing,omitempty"`
-	Open   bool   `protobuf:"varint,102,opt,name=open,proto3" json:"open,omitempty"`
+	Pacing string `protobuf:"bytes,14,opt,name=pacing,proto3" json:"pacing,omitempty"`
+	Open   bool   `protobuf:"varint,15,opt,name=open,proto3" json:"open,omitempty"`
 	// Of publishers, seconds since the Unix epoch.
-	Since []int64 `protobuf:"varint,103,rep,packed,name=since,proto3" json:"since,omitempty"`
-	Auto  *Auto   `protobuf:"bytes,104,opt,name=auto,proto3" json:"auto,omitempty"`
+	Since []int64 `protobuf:"varint,16,rep,packed,name=since,proto3" json:"since,omitempty"`
+	Auto  *Auto   `protobuf:"bytes,17,opt,name=auto,proto3" json:"auto,omitempty"`
 	// "memory", "fsync", "replicated", or empty.
-	Durability string  `protobuf:"bytes,105,opt,name=durability,proto3" json:"durability,omitempty"`
-	Expiry     *Expiry `protobuf:"bytes,106,opt,name=expiry,proto3" json:"expiry,omitempty"`
+	Durability string  `protobuf:"bytes,18,opt,name=durability,proto3" json:"durability,omitempty"`
+	Expiry     *Expiry `protobuf:"bytes,19,opt,name=expiry,proto3" json:"expiry,omitempty"`
 	// By channel.
-	ChannelExpiry []*Expiry `protobuf:"bytes,107,rep,name=channel_expiry,json=channelExpiry,proto3" json:"channel_expiry,omitempty"`
+	ChannelExpiry []*Expiry `protobuf:"bytes,20,rep,name=channel_expiry,json=channelExpiry,proto3" json:"channel_expiry,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1497,10 +1492,10 @@ func (x *Spec) GetChannelExpiry() []*Expiry {
 type Expiry struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Empty: of the topic.
-	Channel       string `protobuf:"bytes,100,opt,name=channel,proto3" json:"channel,omitempty"`
-	TtlNs         int64  `protobuf:"varint,101,opt,name=ttl_ns,json=ttlNs,proto3" json:"ttl_ns,omitempty"`
-	MaxAttempts   int64  `protobuf:"varint,102,opt,name=max_attempts,json=maxAttempts,proto3" json:"max_attempts,omitempty"`
-	DeadLetter    string `protobuf:"bytes,103,opt,name=dead_letter,json=deadLetter,proto3" json:"dead_letter,omitempty"`
+	Channel       string `protobuf:"bytes,1,opt,name=channel,proto3" json:"channel,omitempty"`
+	TtlNs         int64  `protobuf:"varint,2,opt,name=ttl_ns,json=ttlNs,proto3" json:"ttl_ns,omitempty"`
+	MaxAttempts   int64  `protobuf:"varint,3,opt,name=max_attempts,json=maxAttempts,proto3" json:"max_attempts,omitempty"`
+	DeadLetter    string `protobuf:"bytes,4,opt,name=dead_letter,json=deadLetter,proto3" json:"dead_letter,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1565,10 +1560,10 @@ func (x *Expiry) GetDeadLetter() string {
 
 type Auto struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	MaxRateMilli  int64                  `protobuf:"varint,100,opt,name=max_rate_milli,json=maxRateMilli,proto3" json:"max_rate_milli,omitempty"`
-	MinBurst      int64                  `protobuf:"varint,101,opt,name=min_burst,json=minBurst,proto3" json:"min_burst,omitempty"`
-	MaxBurst      int64                  `protobuf:"varint,102,opt,name=max_burst,json=maxBurst,proto3" json:"max_burst,omitempty"`
-	Measured      bool                   `protobuf:"varint,103,opt,name=measured,proto3" json:"measured,omitempty"`
+	MaxRateMilli  int64                  `protobuf:"varint,1,opt,name=max_rate_milli,json=maxRateMilli,proto3" json:"max_rate_milli,omitempty"`
+	MinBurst      int64                  `protobuf:"varint,2,opt,name=min_burst,json=minBurst,proto3" json:"min_burst,omitempty"`
+	MaxBurst      int64                  `protobuf:"varint,3,opt,name=max_burst,json=maxBurst,proto3" json:"max_burst,omitempty"`
+	Measured      bool                   `protobuf:"varint,4,opt,name=measured,proto3" json:"measured,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1705,7 +1700,7 @@ type Group struct {
 	Count         int64                  `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
 	Rate          float64                `protobuf:"fixed64,3,opt,name=rate,proto3" json:"rate,omitempty"`
 	Batch         int64                  `protobuf:"varint,4,opt,name=batch,proto3" json:"batch,omitempty"`
-	Weight        uint32                 `protobuf:"varint,100,opt,name=weight,proto3" json:"weight,omitempty"`
+	Weight        uint32                 `protobuf:"varint,5,opt,name=weight,proto3" json:"weight,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1842,10 +1837,9 @@ type Quota struct {
 	// msg/s.
 	Rate int64 `protobuf:"varint,2,opt,name=rate,proto3" json:"rate,omitempty"`
 	// Indices of publishers, ascending: the first, then the differences, which are small.
-	Publishers    []int64          `protobuf:"varint,3,rep,packed,name=publishers,proto3" json:"publishers,omitempty"`
-	Groups        map[string]int64 `protobuf:"bytes,4,rep,name=groups,proto3" json:"groups,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
-	RateMilli     int64            `protobuf:"varint,5,opt,name=rate_milli,json=rateMilli,proto3" json:"rate_milli,omitempty"`
-	Burst         int64            `protobuf:"varint,6,opt,name=burst,proto3" json:"burst,omitempty"`
+	Publishers    []int64 `protobuf:"varint,3,rep,packed,name=publishers,proto3" json:"publishers,omitempty"`
+	RateMilli     int64   `protobuf:"varint,4,opt,name=rate_milli,json=rateMilli,proto3" json:"rate_milli,omitempty"`
+	Burst         int64   `protobuf:"varint,5,opt,name=burst,proto3" json:"burst,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1901,13 +1895,6 @@ func (x *Quota) GetPublishers() []int64 {
 	return nil
 }
 
-func (x *Quota) GetGroups() map[string]int64 {
-	if x != nil {
-		return x.Groups
-	}
-	return nil
-}
-
 func (x *Quota) GetRateMilli() int64 {
 	if x != nil {
 		return x.RateMilli
@@ -1923,11 +1910,18 @@ func (x *Quota) GetBurst() int64 {
 }
 
 type Snapshot struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Version       uint64                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
-	Brokers       []*Broker              `protobuf:"bytes,2,rep,name=brokers,proto3" json:"brokers,omitempty"`
-	Topics        []*Topic               `protobuf:"bytes,3,rep,name=topics,proto3" json:"topics,omitempty"`
-	Contracts     []string               `protobuf:"bytes,4,rep,name=contracts,proto3" json:"contracts,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Version uint64                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	Log     uint64                 `protobuf:"varint,2,opt,name=log,proto3" json:"log,omitempty"`
+	// How far epochs are ahead of versions.
+	Ahead   uint64    `protobuf:"varint,3,opt,name=ahead,proto3" json:"ahead,omitempty"`
+	Brokers []*Broker `protobuf:"bytes,4,rep,name=brokers,proto3" json:"brokers,omitempty"`
+	Topics  []*Topic  `protobuf:"bytes,5,rep,name=topics,proto3" json:"topics,omitempty"`
+	// Topics whose contracts the adaptor may still hold.
+	Contracts []string `protobuf:"bytes,6,rep,name=contracts,proto3" json:"contracts,omitempty"`
+	// Brokers, with the version at which they were removed.
+	Removed       map[string]uint64 `protobuf:"bytes,7,rep,name=removed,proto3" json:"removed,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	Unconfirmed   []*Unconfirmed    `protobuf:"bytes,8,rep,name=unconfirmed,proto3" json:"unconfirmed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1969,6 +1963,20 @@ func (x *Snapshot) GetVersion() uint64 {
 	return 0
 }
 
+func (x *Snapshot) GetLog() uint64 {
+	if x != nil {
+		return x.Log
+	}
+	return 0
+}
+
+func (x *Snapshot) GetAhead() uint64 {
+	if x != nil {
+		return x.Ahead
+	}
+	return 0
+}
+
 func (x *Snapshot) GetBrokers() []*Broker {
 	if x != nil {
 		return x.Brokers
@@ -1990,115 +1998,14 @@ func (x *Snapshot) GetContracts() []string {
 	return nil
 }
 
-// Additions are of a snapshot what 0.1.0 does not know. They stand beside it, so that
-// 0.1.0 reads it; those that are not of its version are left from an earlier one, before
-// 0.1.0 replaced the snapshot alone.
-type Additions struct {
-	state   protoimpl.MessageState `protogen:"open.v1"`
-	Version uint64                 `protobuf:"varint,100,opt,name=version,proto3" json:"version,omitempty"`
-	Log     uint64                 `protobuf:"varint,101,opt,name=log,proto3" json:"log,omitempty"`
-	// Of epochs.
-	Ahead uint64 `protobuf:"varint,102,opt,name=ahead,proto3" json:"ahead,omitempty"`
-	// By topic.
-	Created map[string]uint64 `protobuf:"bytes,103,rep,name=created,proto3" json:"created,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
-	// Brokers: as broker_noted says, and with the version at which they were removed.
-	Forgotten []string          `protobuf:"bytes,104,rep,name=forgotten,proto3" json:"forgotten,omitempty"`
-	Strict    []string          `protobuf:"bytes,105,rep,name=strict,proto3" json:"strict,omitempty"`
-	Removed   map[string]uint64 `protobuf:"bytes,106,rep,name=removed,proto3" json:"removed,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
-	// Of topics that have any.
-	Channels      []*Channels    `protobuf:"bytes,107,rep,name=channels,proto3" json:"channels,omitempty"`
-	Unconfirmed   []*Unconfirmed `protobuf:"bytes,120,rep,name=unconfirmed,proto3" json:"unconfirmed,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Additions) Reset() {
-	*x = Additions{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[18]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Additions) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Additions) ProtoMessage() {}
-
-func (x *Additions) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[18]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Additions.ProtoReflect.Descriptor instead.
-func (*Additions) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{18}
-}
-
-func (x *Additions) GetVersion() uint64 {
-	if x != nil {
-		return x.Version
-	}
-	return 0
-}
-
-func (x *Additions) GetLog() uint64 {
-	if x != nil {
-		return x.Log
-	}
-	return 0
-}
-
-func (x *Additions) GetAhead() uint64 {
-	if x != nil {
-		return x.Ahead
-	}
-	return 0
-}
-
-func (x *Additions) GetCreated() map[string]uint64 {
-	if x != nil {
-		return x.Created
-	}
-	return nil
-}
-
-func (x *Additions) GetForgotten() []string {
-	if x != nil {
-		return x.Forgotten
-	}
-	return nil
-}
-
-func (x *Additions) GetStrict() []string {
-	if x != nil {
-		return x.Strict
-	}
-	return nil
-}
-
-func (x *Additions) GetRemoved() map[string]uint64 {
+func (x *Snapshot) GetRemoved() map[string]uint64 {
 	if x != nil {
 		return x.Removed
 	}
 	return nil
 }
 
-func (x *Additions) GetChannels() []*Channels {
-	if x != nil {
-		return x.Channels
-	}
-	return nil
-}
-
-func (x *Additions) GetUnconfirmed() []*Unconfirmed {
+func (x *Snapshot) GetUnconfirmed() []*Unconfirmed {
 	if x != nil {
 		return x.Unconfirmed
 	}
@@ -2108,16 +2015,15 @@ func (x *Additions) GetUnconfirmed() []*Unconfirmed {
 // Kept is a topic that is kept elsewhere.
 type Kept struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Log           uint64                 `protobuf:"varint,100,opt,name=log,proto3" json:"log,omitempty"`
-	Created       uint64                 `protobuf:"varint,101,opt,name=created,proto3" json:"created,omitempty"`
-	Topic         *Topic                 `protobuf:"bytes,102,opt,name=topic,proto3" json:"topic,omitempty"`
+	Log           uint64                 `protobuf:"varint,1,opt,name=log,proto3" json:"log,omitempty"`
+	Topic         *Topic                 `protobuf:"bytes,2,opt,name=topic,proto3" json:"topic,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Kept) Reset() {
 	*x = Kept{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[19]
+	mi := &file_srtm_journal_journal_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2129,7 +2035,7 @@ func (x *Kept) String() string {
 func (*Kept) ProtoMessage() {}
 
 func (x *Kept) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[19]
+	mi := &file_srtm_journal_journal_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2142,19 +2048,12 @@ func (x *Kept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kept.ProtoReflect.Descriptor instead.
 func (*Kept) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{19}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Kept) GetLog() uint64 {
 	if x != nil {
 		return x.Log
-	}
-	return 0
-}
-
-func (x *Kept) GetCreated() uint64 {
-	if x != nil {
-		return x.Created
 	}
 	return 0
 }
@@ -2178,19 +2077,20 @@ type Topic struct {
 	Epoch    uint64 `protobuf:"varint,6,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Prepared []bool `protobuf:"varint,7,rep,packed,name=prepared,proto3" json:"prepared,omitempty"`
 	// Unset: it does not move.
-	NextSpec     *Spec    `protobuf:"bytes,8,opt,name=next_spec,json=nextSpec,proto3" json:"next_spec,omitempty"`
-	NextPlan     *Plan    `protobuf:"bytes,9,opt,name=next_plan,json=nextPlan,proto3" json:"next_plan,omitempty"`
-	NextPrepared []bool   `protobuf:"varint,10,rep,packed,name=next_prepared,json=nextPrepared,proto3" json:"next_prepared,omitempty"`
-	Retiring     []string `protobuf:"bytes,11,rep,name=retiring,proto3" json:"retiring,omitempty"`
-	// Not in a snapshot: additions have them.
-	Channels      []*Channel `protobuf:"bytes,100,rep,name=channels,proto3" json:"channels,omitempty"`
+	NextSpec     *Spec      `protobuf:"bytes,8,opt,name=next_spec,json=nextSpec,proto3" json:"next_spec,omitempty"`
+	NextPlan     *Plan      `protobuf:"bytes,9,opt,name=next_plan,json=nextPlan,proto3" json:"next_plan,omitempty"`
+	NextPrepared []bool     `protobuf:"varint,10,rep,packed,name=next_prepared,json=nextPrepared,proto3" json:"next_prepared,omitempty"`
+	Retiring     []string   `protobuf:"bytes,11,rep,name=retiring,proto3" json:"retiring,omitempty"`
+	Channels     []*Channel `protobuf:"bytes,12,rep,name=channels,proto3" json:"channels,omitempty"`
+	// The version at which it was created. Not of an event.
+	Created       uint64 `protobuf:"varint,13,opt,name=created,proto3" json:"created,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Topic) Reset() {
 	*x = Topic{}
-	mi := &file_srtm_journal_journal_proto_msgTypes[20]
+	mi := &file_srtm_journal_journal_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2202,7 +2102,7 @@ func (x *Topic) String() string {
 func (*Topic) ProtoMessage() {}
 
 func (x *Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_journal_journal_proto_msgTypes[20]
+	mi := &file_srtm_journal_journal_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2215,7 +2115,7 @@ func (x *Topic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Topic.ProtoReflect.Descriptor instead.
 func (*Topic) Descriptor() ([]byte, []int) {
-	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{20}
+	return file_srtm_journal_journal_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Topic) GetSpec() *Spec {
@@ -2302,11 +2202,18 @@ func (x *Topic) GetChannels() []*Channel {
 	return nil
 }
 
+func (x *Topic) GetCreated() uint64 {
+	if x != nil {
+		return x.Created
+	}
+	return 0
+}
+
 var File_srtm_journal_journal_proto protoreflect.FileDescriptor
 
 const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\n" +
-	"\x1asrtm/journal/journal.proto\x12\fsrtm.journal\"\xdf\x0e\n" +
+	"\x1asrtm/journal/journal.proto\x12\fsrtm.journal\"\xa6\x0e\n" +
 	"\x06Record\x12;\n" +
 	"\rbroker_joined\x18\x01 \x01(\v2\x14.srtm.journal.BrokerH\x00R\fbrokerJoined\x126\n" +
 	"\vbroker_left\x18\x02 \x01(\v2\x13.srtm.journal.EventH\x00R\n" +
@@ -2331,17 +2238,16 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\x0emember_retired\x18\x11 \x01(\v2\x13.srtm.journal.EventH\x00R\rmemberRetired\x123\n" +
 	"\trestarted\x18\x12 \x01(\v2\x13.srtm.journal.EventH\x00R\trestarted\x124\n" +
 	"\bsnapshot\x18\x13 \x01(\v2\x16.srtm.journal.SnapshotH\x00R\bsnapshot\x128\n" +
-	"\fbroker_noted\x18d \x01(\v2\x13.srtm.journal.EventH\x00R\vbrokerNoted\x12<\n" +
-	"\x0ebroker_removed\x18e \x01(\v2\x13.srtm.journal.EventH\x00R\rbrokerRemoved\x12<\n" +
-	"\x0etopic_restored\x18f \x01(\v2\x13.srtm.journal.TopicH\x00R\rtopicRestored\x12?\n" +
-	"\x0fbroker_restored\x18g \x01(\v2\x14.srtm.journal.BrokerH\x00R\x0ebrokerRestored\x127\n" +
-	"\tadditions\x18h \x01(\v2\x17.srtm.journal.AdditionsH\x00R\tadditions\x12*\n" +
-	"\x05topic\x18i \x01(\v2\x12.srtm.journal.KeptH\x00R\x05topic\x12=\n" +
-	"\x0etopic_changing\x18j \x01(\v2\x14.srtm.journal.ChangeH\x00R\rtopicChanging\x12J\n" +
-	"\x12shares_unconfirmed\x18x \x01(\v2\x19.srtm.journal.UnconfirmedH\x00R\x11sharesUnconfirmed\x12C\n" +
-	"\x10channels_created\x18k \x01(\v2\x16.srtm.journal.ChannelsH\x00R\x0fchannelsCreated\x12A\n" +
-	"\x0fchannels_paused\x18l \x01(\v2\x16.srtm.journal.ChannelsH\x00R\x0echannelsPaused\x12C\n" +
-	"\x10channels_deleted\x18m \x01(\v2\x16.srtm.journal.ChannelsH\x00R\x0fchannelsDeletedB\x06\n" +
+	"\fbroker_noted\x18\x14 \x01(\v2\x13.srtm.journal.EventH\x00R\vbrokerNoted\x12<\n" +
+	"\x0ebroker_removed\x18\x15 \x01(\v2\x13.srtm.journal.EventH\x00R\rbrokerRemoved\x12<\n" +
+	"\x0etopic_restored\x18\x16 \x01(\v2\x13.srtm.journal.TopicH\x00R\rtopicRestored\x12?\n" +
+	"\x0fbroker_restored\x18\x17 \x01(\v2\x14.srtm.journal.BrokerH\x00R\x0ebrokerRestored\x12*\n" +
+	"\x05topic\x18\x18 \x01(\v2\x12.srtm.journal.KeptH\x00R\x05topic\x12=\n" +
+	"\x0etopic_changing\x18\x19 \x01(\v2\x14.srtm.journal.ChangeH\x00R\rtopicChanging\x12J\n" +
+	"\x12shares_unconfirmed\x18\x1a \x01(\v2\x19.srtm.journal.UnconfirmedH\x00R\x11sharesUnconfirmed\x12C\n" +
+	"\x10channels_created\x18\x1b \x01(\v2\x16.srtm.journal.ChannelsH\x00R\x0fchannelsCreated\x12A\n" +
+	"\x0fchannels_paused\x18\x1c \x01(\v2\x16.srtm.journal.ChannelsH\x00R\x0echannelsPaused\x12C\n" +
+	"\x10channels_deleted\x18\x1d \x01(\v2\x16.srtm.journal.ChannelsH\x00R\x0fchannelsDeletedB\x06\n" +
 	"\x04kind\"\x84\x02\n" +
 	"\x05Event\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x16\n" +
@@ -2350,18 +2256,19 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\x04left\x18\x04 \x03(\tR\x04left\x12#\n" +
 	"\rcontract_left\x18\x05 \x01(\bR\fcontractLeft\x12\x1a\n" +
 	"\bdraining\x18\x06 \x01(\bR\bdraining\x12\x16\n" +
-	"\x06forced\x18d \x01(\bR\x06forced\x12\x12\n" +
-	"\x04mcap\x18\a \x01(\x03R\x04mcap\x12\x1c\n" +
-	"\tforgotten\x18e \x01(\bR\tforgotten\x12\x16\n" +
-	"\x06strict\x18f \x01(\bR\x06strict\"[\n" +
+	"\x06forced\x18\a \x01(\bR\x06forced\x12\x12\n" +
+	"\x04mcap\x18\b \x01(\x03R\x04mcap\x12\x1c\n" +
+	"\tforgotten\x18\t \x01(\bR\tforgotten\x12\x16\n" +
+	"\x06strict\x18\n" +
+	" \x01(\bR\x06strict\"[\n" +
 	"\vUnconfirmed\x12\x14\n" +
-	"\x05topic\x18x \x01(\tR\x05topic\x126\n" +
-	"\x06shares\x18y \x03(\v2\x1e.srtm.journal.UnconfirmedShareR\x06shares\"_\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x126\n" +
+	"\x06shares\x18\x02 \x03(\v2\x1e.srtm.journal.UnconfirmedShareR\x06shares\"_\n" +
 	"\x10UnconfirmedShare\x12\x16\n" +
-	"\x06broker\x18x \x01(\tR\x06broker\x12\x1d\n" +
+	"\x06broker\x18\x01 \x01(\tR\x06broker\x12\x1d\n" +
 	"\n" +
-	"rate_milli\x18y \x01(\x03R\trateMilli\x12\x14\n" +
-	"\x05burst\x18z \x01(\x03R\x05burst\"\xb2\x03\n" +
+	"rate_milli\x18\x02 \x01(\x03R\trateMilli\x12\x14\n" +
+	"\x05burst\x18\x03 \x01(\x03R\x05burst\"\xe8\x03\n" +
 	"\x06Broker\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12\x10\n" +
@@ -2372,23 +2279,25 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\x04mcap\x18\a \x01(\x03R\x04mcap\x12\x1c\n" +
 	"\tconnected\x18\b \x01(\bR\tconnected\x12\x1a\n" +
 	"\bdraining\x18\t \x01(\bR\bdraining\x12\x16\n" +
-	"\x06forced\x18d \x01(\bR\x06forced\x12\x1c\n" +
-	"\tleftovers\x18\n" +
-	" \x03(\tR\tleftovers\x12\x17\n" +
-	"\aleft_at\x18\v \x01(\x04R\x06leftAt\x12\x1e\n" +
+	"\x06forced\x18\n" +
+	" \x01(\bR\x06forced\x12\x1c\n" +
+	"\tleftovers\x18\v \x03(\tR\tleftovers\x12\x17\n" +
+	"\aleft_at\x18\f \x01(\x04R\x06leftAt\x12\x1e\n" +
 	"\n" +
-	"calibrated\x18\f \x01(\x03R\n" +
+	"calibrated\x18\r \x01(\x03R\n" +
 	"calibrated\x122\n" +
-	"\babsorbed\x18\r \x01(\v2\x16.srtm.journal.AbsorbedR\babsorbed\x12\x1b\n" +
-	"\tdata_path\x18e \x01(\tR\bdataPath\x12\x12\n" +
-	"\x04lock\x18f \x01(\tR\x04lock\"S\n" +
+	"\babsorbed\x18\x0e \x01(\v2\x16.srtm.journal.AbsorbedR\babsorbed\x12\x1b\n" +
+	"\tdata_path\x18\x0f \x01(\tR\bdataPath\x12\x12\n" +
+	"\x04lock\x18\x10 \x01(\tR\x04lock\x12\x1c\n" +
+	"\tforgotten\x18\x11 \x01(\bR\tforgotten\x12\x16\n" +
+	"\x06strict\x18\x12 \x01(\bR\x06strict\"S\n" +
 	"\bChannels\x12\x14\n" +
-	"\x05topic\x18d \x01(\tR\x05topic\x121\n" +
-	"\bchannels\x18e \x03(\v2\x15.srtm.journal.ChannelR\bchannels\"O\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x121\n" +
+	"\bchannels\x18\x02 \x03(\v2\x15.srtm.journal.ChannelR\bchannels\"O\n" +
 	"\aChannel\x12\x12\n" +
-	"\x04name\x18d \x01(\tR\x04name\x12\x18\n" +
-	"\acreated\x18e \x01(\x04R\acreated\x12\x16\n" +
-	"\x06paused\x18f \x01(\bR\x06paused\"v\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\acreated\x18\x02 \x01(\x04R\acreated\x12\x16\n" +
+	"\x06paused\x18\x03 \x01(\bR\x06paused\"v\n" +
 	"\bAbsorbed\x12\x16\n" +
 	"\x06broker\x18\x01 \x01(\tR\x06broker\x12\x1d\n" +
 	"\n" +
@@ -2401,14 +2310,14 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\x04plan\x18\x02 \x01(\v2\x12.srtm.journal.PlanR\x04plan\x12\x10\n" +
 	"\x03key\x18\x03 \x01(\tR\x03key\"\xd7\x01\n" +
 	"\x06Change\x12&\n" +
-	"\x04spec\x18d \x01(\v2\x12.srtm.journal.SpecR\x04spec\x12&\n" +
-	"\x04plan\x18e \x01(\v2\x12.srtm.journal.PlanR\x04plan\x12\x18\n" +
-	"\aremoved\x18f \x03(\x03R\aremoved\x12\x14\n" +
-	"\x05added\x18g \x03(\x03R\x05added\x127\n" +
+	"\x04spec\x18\x01 \x01(\v2\x12.srtm.journal.SpecR\x04spec\x12&\n" +
+	"\x04plan\x18\x02 \x01(\v2\x12.srtm.journal.PlanR\x04plan\x12\x18\n" +
+	"\aremoved\x18\x03 \x03(\x03R\aremoved\x12\x14\n" +
+	"\x05added\x18\x04 \x03(\x03R\x05added\x127\n" +
 	"\n" +
-	"publishers\x18h \x03(\v2\x17.srtm.journal.PublisherR\n" +
+	"publishers\x18\x05 \x03(\v2\x17.srtm.journal.PublisherR\n" +
 	"publishers\x12\x14\n" +
-	"\x05since\x18i \x03(\x03R\x05since\"\xfc\x04\n" +
+	"\x05since\x18\x06 \x03(\x03R\x05since\"\xfc\x04\n" +
 	"\x04Spec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
@@ -2428,27 +2337,27 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\n" +
 	"share_rule\x18\v \x01(\tR\tshareRule\x12\x1a\n" +
 	"\bchannels\x18\f \x03(\tR\bchannels\x12\x16\n" +
-	"\x06tenant\x18d \x01(\tR\x06tenant\x12\x16\n" +
-	"\x06pacing\x18e \x01(\tR\x06pacing\x12\x12\n" +
-	"\x04open\x18f \x01(\bR\x04open\x12\x14\n" +
-	"\x05since\x18g \x03(\x03R\x05since\x12&\n" +
-	"\x04auto\x18h \x01(\v2\x12.srtm.journal.AutoR\x04auto\x12\x1e\n" +
+	"\x06tenant\x18\r \x01(\tR\x06tenant\x12\x16\n" +
+	"\x06pacing\x18\x0e \x01(\tR\x06pacing\x12\x12\n" +
+	"\x04open\x18\x0f \x01(\bR\x04open\x12\x14\n" +
+	"\x05since\x18\x10 \x03(\x03R\x05since\x12&\n" +
+	"\x04auto\x18\x11 \x01(\v2\x12.srtm.journal.AutoR\x04auto\x12\x1e\n" +
 	"\n" +
-	"durability\x18i \x01(\tR\n" +
+	"durability\x18\x12 \x01(\tR\n" +
 	"durability\x12,\n" +
-	"\x06expiry\x18j \x01(\v2\x14.srtm.journal.ExpiryR\x06expiry\x12;\n" +
-	"\x0echannel_expiry\x18k \x03(\v2\x14.srtm.journal.ExpiryR\rchannelExpiry\"}\n" +
+	"\x06expiry\x18\x13 \x01(\v2\x14.srtm.journal.ExpiryR\x06expiry\x12;\n" +
+	"\x0echannel_expiry\x18\x14 \x03(\v2\x14.srtm.journal.ExpiryR\rchannelExpiry\"}\n" +
 	"\x06Expiry\x12\x18\n" +
-	"\achannel\x18d \x01(\tR\achannel\x12\x15\n" +
-	"\x06ttl_ns\x18e \x01(\x03R\x05ttlNs\x12!\n" +
-	"\fmax_attempts\x18f \x01(\x03R\vmaxAttempts\x12\x1f\n" +
-	"\vdead_letter\x18g \x01(\tR\n" +
+	"\achannel\x18\x01 \x01(\tR\achannel\x12\x15\n" +
+	"\x06ttl_ns\x18\x02 \x01(\x03R\x05ttlNs\x12!\n" +
+	"\fmax_attempts\x18\x03 \x01(\x03R\vmaxAttempts\x12\x1f\n" +
+	"\vdead_letter\x18\x04 \x01(\tR\n" +
 	"deadLetter\"\x82\x01\n" +
 	"\x04Auto\x12$\n" +
-	"\x0emax_rate_milli\x18d \x01(\x03R\fmaxRateMilli\x12\x1b\n" +
-	"\tmin_burst\x18e \x01(\x03R\bminBurst\x12\x1b\n" +
-	"\tmax_burst\x18f \x01(\x03R\bmaxBurst\x12\x1a\n" +
-	"\bmeasured\x18g \x01(\bR\bmeasured\"W\n" +
+	"\x0emax_rate_milli\x18\x01 \x01(\x03R\fmaxRateMilli\x12\x1b\n" +
+	"\tmin_burst\x18\x02 \x01(\x03R\bminBurst\x12\x1b\n" +
+	"\tmax_burst\x18\x03 \x01(\x03R\bmaxBurst\x12\x1a\n" +
+	"\bmeasured\x18\x04 \x01(\bR\bmeasured\"W\n" +
 	"\tPublisher\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12\x12\n" +
@@ -2459,49 +2368,35 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\x05count\x18\x02 \x01(\x03R\x05count\x12\x12\n" +
 	"\x04rate\x18\x03 \x01(\x01R\x04rate\x12\x14\n" +
 	"\x05batch\x18\x04 \x01(\x03R\x05batch\x12\x16\n" +
-	"\x06weight\x18d \x01(\rR\x06weight\"g\n" +
+	"\x06weight\x18\x05 \x01(\rR\x06weight\"g\n" +
 	"\x04Plan\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x12+\n" +
 	"\x06quotas\x18\x02 \x03(\v2\x13.srtm.journal.QuotaR\x06quotas\x12\x1a\n" +
-	"\bunplaced\x18\x03 \x03(\x03R\bunplaced\"\xfc\x01\n" +
+	"\bunplaced\x18\x03 \x03(\x03R\bunplaced\"\x88\x01\n" +
 	"\x05Quota\x12\x16\n" +
 	"\x06broker\x18\x01 \x01(\tR\x06broker\x12\x12\n" +
 	"\x04rate\x18\x02 \x01(\x03R\x04rate\x12\x1e\n" +
 	"\n" +
 	"publishers\x18\x03 \x03(\x03R\n" +
-	"publishers\x127\n" +
-	"\x06groups\x18\x04 \x03(\v2\x1f.srtm.journal.Quota.GroupsEntryR\x06groups\x12\x1d\n" +
+	"publishers\x12\x1d\n" +
 	"\n" +
-	"rate_milli\x18\x05 \x01(\x03R\trateMilli\x12\x14\n" +
-	"\x05burst\x18\x06 \x01(\x03R\x05burst\x1a9\n" +
-	"\vGroupsEntry\x12\x10\n" +
-	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\x9f\x01\n" +
+	"rate_milli\x18\x04 \x01(\x03R\trateMilli\x12\x14\n" +
+	"\x05burst\x18\x05 \x01(\x03R\x05burst\"\xff\x02\n" +
 	"\bSnapshot\x12\x18\n" +
-	"\aversion\x18\x01 \x01(\x04R\aversion\x12.\n" +
-	"\abrokers\x18\x02 \x03(\v2\x14.srtm.journal.BrokerR\abrokers\x12+\n" +
-	"\x06topics\x18\x03 \x03(\v2\x13.srtm.journal.TopicR\x06topics\x12\x1c\n" +
-	"\tcontracts\x18\x04 \x03(\tR\tcontracts\"\xec\x03\n" +
-	"\tAdditions\x12\x18\n" +
-	"\aversion\x18d \x01(\x04R\aversion\x12\x10\n" +
-	"\x03log\x18e \x01(\x04R\x03log\x12\x14\n" +
-	"\x05ahead\x18f \x01(\x04R\x05ahead\x12>\n" +
-	"\acreated\x18g \x03(\v2$.srtm.journal.Additions.CreatedEntryR\acreated\x12\x1c\n" +
-	"\tforgotten\x18h \x03(\tR\tforgotten\x12\x16\n" +
-	"\x06strict\x18i \x03(\tR\x06strict\x12>\n" +
-	"\aremoved\x18j \x03(\v2$.srtm.journal.Additions.RemovedEntryR\aremoved\x122\n" +
-	"\bchannels\x18k \x03(\v2\x16.srtm.journal.ChannelsR\bchannels\x12;\n" +
-	"\vunconfirmed\x18x \x03(\v2\x19.srtm.journal.UnconfirmedR\vunconfirmed\x1a:\n" +
-	"\fCreatedEntry\x12\x10\n" +
-	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\x1a:\n" +
+	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x10\n" +
+	"\x03log\x18\x02 \x01(\x04R\x03log\x12\x14\n" +
+	"\x05ahead\x18\x03 \x01(\x04R\x05ahead\x12.\n" +
+	"\abrokers\x18\x04 \x03(\v2\x14.srtm.journal.BrokerR\abrokers\x12+\n" +
+	"\x06topics\x18\x05 \x03(\v2\x13.srtm.journal.TopicR\x06topics\x12\x1c\n" +
+	"\tcontracts\x18\x06 \x03(\tR\tcontracts\x12=\n" +
+	"\aremoved\x18\a \x03(\v2#.srtm.journal.Snapshot.RemovedEntryR\aremoved\x12;\n" +
+	"\vunconfirmed\x18\b \x03(\v2\x19.srtm.journal.UnconfirmedR\vunconfirmed\x1a:\n" +
 	"\fRemovedEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"]\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"C\n" +
 	"\x04Kept\x12\x10\n" +
-	"\x03log\x18d \x01(\x04R\x03log\x12\x18\n" +
-	"\acreated\x18e \x01(\x04R\acreated\x12)\n" +
-	"\x05topic\x18f \x01(\v2\x13.srtm.journal.TopicR\x05topic\"\xc3\x03\n" +
+	"\x03log\x18\x01 \x01(\x04R\x03log\x12)\n" +
+	"\x05topic\x18\x02 \x01(\v2\x13.srtm.journal.TopicR\x05topic\"\xcf\x03\n" +
 	"\x05Topic\x12&\n" +
 	"\x04spec\x18\x01 \x01(\v2\x12.srtm.journal.SpecR\x04spec\x12,\n" +
 	"\aordered\x18\x02 \x01(\v2\x12.srtm.journal.SpecR\aordered\x12\x10\n" +
@@ -2515,7 +2410,8 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\rnext_prepared\x18\n" +
 	" \x03(\bR\fnextPrepared\x12\x1a\n" +
 	"\bretiring\x18\v \x03(\tR\bretiring\x121\n" +
-	"\bchannels\x18d \x03(\v2\x15.srtm.journal.ChannelR\bchannelsJ\x04\b\f\x10\rR\x06missedB*Z(github.com/srtm-io/srtm/api/srtm/journalb\x06proto3"
+	"\bchannels\x18\f \x03(\v2\x15.srtm.journal.ChannelR\bchannels\x12\x18\n" +
+	"\acreated\x18\r \x01(\x04R\acreatedB*Z(github.com/srtm-io/srtm/api/srtm/journalb\x06proto3"
 
 var (
 	file_srtm_journal_journal_proto_rawDescOnce sync.Once
@@ -2529,7 +2425,7 @@ func file_srtm_journal_journal_proto_rawDescGZIP() []byte {
 	return file_srtm_journal_journal_proto_rawDescData
 }
 
-var file_srtm_journal_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_srtm_journal_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_srtm_journal_journal_proto_goTypes = []any{
 	(*Record)(nil),           // 0: srtm.journal.Record
 	(*Event)(nil),            // 1: srtm.journal.Event
@@ -2549,12 +2445,9 @@ var file_srtm_journal_journal_proto_goTypes = []any{
 	(*Plan)(nil),             // 15: srtm.journal.Plan
 	(*Quota)(nil),            // 16: srtm.journal.Quota
 	(*Snapshot)(nil),         // 17: srtm.journal.Snapshot
-	(*Additions)(nil),        // 18: srtm.journal.Additions
-	(*Kept)(nil),             // 19: srtm.journal.Kept
-	(*Topic)(nil),            // 20: srtm.journal.Topic
-	nil,                      // 21: srtm.journal.Quota.GroupsEntry
-	nil,                      // 22: srtm.journal.Additions.CreatedEntry
-	nil,                      // 23: srtm.journal.Additions.RemovedEntry
+	(*Kept)(nil),             // 18: srtm.journal.Kept
+	(*Topic)(nil),            // 19: srtm.journal.Topic
+	nil,                      // 20: srtm.journal.Snapshot.RemovedEntry
 }
 var file_srtm_journal_journal_proto_depIdxs = []int32{
 	4,  // 0: srtm.journal.Record.broker_joined:type_name -> srtm.journal.Broker
@@ -2578,48 +2471,44 @@ var file_srtm_journal_journal_proto_depIdxs = []int32{
 	17, // 18: srtm.journal.Record.snapshot:type_name -> srtm.journal.Snapshot
 	1,  // 19: srtm.journal.Record.broker_noted:type_name -> srtm.journal.Event
 	1,  // 20: srtm.journal.Record.broker_removed:type_name -> srtm.journal.Event
-	20, // 21: srtm.journal.Record.topic_restored:type_name -> srtm.journal.Topic
+	19, // 21: srtm.journal.Record.topic_restored:type_name -> srtm.journal.Topic
 	4,  // 22: srtm.journal.Record.broker_restored:type_name -> srtm.journal.Broker
-	18, // 23: srtm.journal.Record.additions:type_name -> srtm.journal.Additions
-	19, // 24: srtm.journal.Record.topic:type_name -> srtm.journal.Kept
-	9,  // 25: srtm.journal.Record.topic_changing:type_name -> srtm.journal.Change
-	2,  // 26: srtm.journal.Record.shares_unconfirmed:type_name -> srtm.journal.Unconfirmed
-	5,  // 27: srtm.journal.Record.channels_created:type_name -> srtm.journal.Channels
-	5,  // 28: srtm.journal.Record.channels_paused:type_name -> srtm.journal.Channels
-	5,  // 29: srtm.journal.Record.channels_deleted:type_name -> srtm.journal.Channels
-	3,  // 30: srtm.journal.Unconfirmed.shares:type_name -> srtm.journal.UnconfirmedShare
-	7,  // 31: srtm.journal.Broker.absorbed:type_name -> srtm.journal.Absorbed
-	6,  // 32: srtm.journal.Channels.channels:type_name -> srtm.journal.Channel
-	10, // 33: srtm.journal.Order.spec:type_name -> srtm.journal.Spec
-	15, // 34: srtm.journal.Order.plan:type_name -> srtm.journal.Plan
-	10, // 35: srtm.journal.Change.spec:type_name -> srtm.journal.Spec
-	15, // 36: srtm.journal.Change.plan:type_name -> srtm.journal.Plan
-	13, // 37: srtm.journal.Change.publishers:type_name -> srtm.journal.Publisher
-	13, // 38: srtm.journal.Spec.publishers:type_name -> srtm.journal.Publisher
-	14, // 39: srtm.journal.Spec.groups:type_name -> srtm.journal.Group
-	12, // 40: srtm.journal.Spec.auto:type_name -> srtm.journal.Auto
-	11, // 41: srtm.journal.Spec.expiry:type_name -> srtm.journal.Expiry
-	11, // 42: srtm.journal.Spec.channel_expiry:type_name -> srtm.journal.Expiry
-	16, // 43: srtm.journal.Plan.quotas:type_name -> srtm.journal.Quota
-	21, // 44: srtm.journal.Quota.groups:type_name -> srtm.journal.Quota.GroupsEntry
-	4,  // 45: srtm.journal.Snapshot.brokers:type_name -> srtm.journal.Broker
-	20, // 46: srtm.journal.Snapshot.topics:type_name -> srtm.journal.Topic
-	22, // 47: srtm.journal.Additions.created:type_name -> srtm.journal.Additions.CreatedEntry
-	23, // 48: srtm.journal.Additions.removed:type_name -> srtm.journal.Additions.RemovedEntry
-	5,  // 49: srtm.journal.Additions.channels:type_name -> srtm.journal.Channels
-	2,  // 50: srtm.journal.Additions.unconfirmed:type_name -> srtm.journal.Unconfirmed
-	20, // 51: srtm.journal.Kept.topic:type_name -> srtm.journal.Topic
-	10, // 52: srtm.journal.Topic.spec:type_name -> srtm.journal.Spec
-	10, // 53: srtm.journal.Topic.ordered:type_name -> srtm.journal.Spec
-	15, // 54: srtm.journal.Topic.plan:type_name -> srtm.journal.Plan
-	10, // 55: srtm.journal.Topic.next_spec:type_name -> srtm.journal.Spec
-	15, // 56: srtm.journal.Topic.next_plan:type_name -> srtm.journal.Plan
-	6,  // 57: srtm.journal.Topic.channels:type_name -> srtm.journal.Channel
-	58, // [58:58] is the sub-list for method output_type
-	58, // [58:58] is the sub-list for method input_type
-	58, // [58:58] is the sub-list for extension type_name
-	58, // [58:58] is the sub-list for extension extendee
-	0,  // [0:58] is the sub-list for field type_name
+	18, // 23: srtm.journal.Record.topic:type_name -> srtm.journal.Kept
+	9,  // 24: srtm.journal.Record.topic_changing:type_name -> srtm.journal.Change
+	2,  // 25: srtm.journal.Record.shares_unconfirmed:type_name -> srtm.journal.Unconfirmed
+	5,  // 26: srtm.journal.Record.channels_created:type_name -> srtm.journal.Channels
+	5,  // 27: srtm.journal.Record.channels_paused:type_name -> srtm.journal.Channels
+	5,  // 28: srtm.journal.Record.channels_deleted:type_name -> srtm.journal.Channels
+	3,  // 29: srtm.journal.Unconfirmed.shares:type_name -> srtm.journal.UnconfirmedShare
+	7,  // 30: srtm.journal.Broker.absorbed:type_name -> srtm.journal.Absorbed
+	6,  // 31: srtm.journal.Channels.channels:type_name -> srtm.journal.Channel
+	10, // 32: srtm.journal.Order.spec:type_name -> srtm.journal.Spec
+	15, // 33: srtm.journal.Order.plan:type_name -> srtm.journal.Plan
+	10, // 34: srtm.journal.Change.spec:type_name -> srtm.journal.Spec
+	15, // 35: srtm.journal.Change.plan:type_name -> srtm.journal.Plan
+	13, // 36: srtm.journal.Change.publishers:type_name -> srtm.journal.Publisher
+	13, // 37: srtm.journal.Spec.publishers:type_name -> srtm.journal.Publisher
+	14, // 38: srtm.journal.Spec.groups:type_name -> srtm.journal.Group
+	12, // 39: srtm.journal.Spec.auto:type_name -> srtm.journal.Auto
+	11, // 40: srtm.journal.Spec.expiry:type_name -> srtm.journal.Expiry
+	11, // 41: srtm.journal.Spec.channel_expiry:type_name -> srtm.journal.Expiry
+	16, // 42: srtm.journal.Plan.quotas:type_name -> srtm.journal.Quota
+	4,  // 43: srtm.journal.Snapshot.brokers:type_name -> srtm.journal.Broker
+	19, // 44: srtm.journal.Snapshot.topics:type_name -> srtm.journal.Topic
+	20, // 45: srtm.journal.Snapshot.removed:type_name -> srtm.journal.Snapshot.RemovedEntry
+	2,  // 46: srtm.journal.Snapshot.unconfirmed:type_name -> srtm.journal.Unconfirmed
+	19, // 47: srtm.journal.Kept.topic:type_name -> srtm.journal.Topic
+	10, // 48: srtm.journal.Topic.spec:type_name -> srtm.journal.Spec
+	10, // 49: srtm.journal.Topic.ordered:type_name -> srtm.journal.Spec
+	15, // 50: srtm.journal.Topic.plan:type_name -> srtm.journal.Plan
+	10, // 51: srtm.journal.Topic.next_spec:type_name -> srtm.journal.Spec
+	15, // 52: srtm.journal.Topic.next_plan:type_name -> srtm.journal.Plan
+	6,  // 53: srtm.journal.Topic.channels:type_name -> srtm.journal.Channel
+	54, // [54:54] is the sub-list for method output_type
+	54, // [54:54] is the sub-list for method input_type
+	54, // [54:54] is the sub-list for extension type_name
+	54, // [54:54] is the sub-list for extension extendee
+	0,  // [0:54] is the sub-list for field type_name
 }
 
 func init() { file_srtm_journal_journal_proto_init() }
@@ -2651,7 +2540,6 @@ func file_srtm_journal_journal_proto_init() {
 		(*Record_BrokerRemoved)(nil),
 		(*Record_TopicRestored)(nil),
 		(*Record_BrokerRestored)(nil),
-		(*Record_Additions)(nil),
 		(*Record_Topic)(nil),
 		(*Record_TopicChanging)(nil),
 		(*Record_SharesUnconfirmed)(nil),
@@ -2665,7 +2553,7 @@ func file_srtm_journal_journal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_journal_journal_proto_rawDesc), len(file_srtm_journal_journal_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   24,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -517,7 +517,7 @@ type Arrivals struct {
 	// than 65,536, or than 57,344 of one AUTH identity, certificate or host.
 	Others uint64 `protobuf:"varint,8,opt,name=others,proto3" json:"others,omitempty"`
 	// For each of `publishers`, whom an auth server or a certificate says it is, with "auth:"
-	// or "cert:" before it; empty: none does. Not set by brokers of 0.1.0.
+	// or "cert:" before it; empty: none does.
 	Owners []string `protobuf:"bytes,9,rep,name=owners,proto3" json:"owners,omitempty"`
 	// For each of `publishers`, the id of the broker that forwards its messages; empty: the
 	// publisher is connected to this broker.
