@@ -231,8 +231,7 @@ func TestTheDaemon(t *testing.T) {
 	}{
 		{set(), codes.InvalidArgument},
 		{set(&srtmv1.AdmissionRule{Key: "k", Capacity: 1}), codes.InvalidArgument},
-		{set(&srtmv1.AdmissionRule{Key: "k", Mode: 9}), codes.InvalidArgument},
-		{set(&srtmv1.AdmissionRule{Key: "leased", Mode: srtmv1.AdmissionMode_ADMISSION_MODE_LEASE}), codes.OK},
+		{set(&srtmv1.AdmissionRule{Key: "nothing"}), codes.OK},
 		{second(admin.GetRule(t.Context(), &srtmv1.GetRuleRequest{Key: "k"})), codes.NotFound},
 		{second(admin.DeleteRule(t.Context(), &srtmv1.DeleteRuleRequest{Key: "k"})), codes.NotFound},
 		{second(admin.ListRules(t.Context(), &srtmv1.ListRulesRequest{PageSize: 1001})), codes.InvalidArgument},
@@ -250,13 +249,13 @@ func TestTheDaemon(t *testing.T) {
 	for request := (&srtmv1.ListRulesRequest{PageSize: 1}); ; {
 		page := testkit.Result(admin.ListRules(t.Context(), request)).Must(t)
 		for _, r := range page.GetRules() {
-			keys = append(keys, fmt.Sprintf("%s,%v,%v,%d", r.GetKey(), r.GetShadow(), r.GetMode(), r.GetChange()))
+			keys = append(keys, fmt.Sprintf("%s,%v,%d", r.GetKey(), r.GetShadow(), r.GetChange()))
 		}
 		if request.PageToken = page.GetNextPageToken(); request.PageToken == "" {
 			break
 		}
 	}
-	testkit.Equal(t, strings.Join(keys, " "), "ip/*,true,ADMISSION_MODE_CENTRAL,3 leased,false,ADMISSION_MODE_LEASE,5 month/&cost=0,false,ADMISSION_MODE_CENTRAL,4 user/1,false,ADMISSION_MODE_CENTRAL,1", "rules")
+	testkit.Equal(t, strings.Join(keys, " "), "ip/*,true,3 month/&cost=0,false,4 nothing,false,5 user/1,false,1", "rules")
 	if r, err := admin.Ask(t.Context(), &srtmv1.AskRequest{Key: "ip/2", Cost: 1, Peek: true}); err != nil || !r.GetAdmit() || !r.GetByDefault() || r.GetShadow() {
 		t.Errorf("%v, %v", r, err)
 	}

@@ -46,7 +46,6 @@ type Decision struct {
 	Admit      bool
 	ByDefault  bool          // by a default rule, for want of one of the key's own
 	Shadow     bool          // admitted although the rule would have denied
-	Leased     bool          // the rule has askers hold a part of it, see Decide
 	Unanswered bool          // no server decided: Admit is the default reply
 	Left       int64         // whole credits that the key has left
 	RetryAfter time.Duration // if denied: until the key has the cost; -1 for never, 0 for unknown
@@ -63,7 +62,6 @@ type Client struct {
 	owners [rule.Partitions]atomic.Uint64 // epoch << 32 | hash of the owner's address, as last heard; 0 for not yet
 	mu     sync.Mutex                     // held by SetServers and Close
 	closed bool
-	leases leases
 }
 
 // New connects to nothing yet: servers may come later.
@@ -77,7 +75,6 @@ func New(cfg Config) (*Client, error) {
 		return nil, fmt.Errorf("a decision that waits %v: want more than 0", cfg.Wait)
 	}
 	c := &Client{cfg: cfg}
-	c.leases.init()
 	c.links.Store(new([]*link))
 	if err := c.SetServers(cfg.Servers); err != nil {
 		c.Close()
@@ -126,7 +123,6 @@ func (c *Client) SetServers(addresses []string) error {
 
 // Close ends the client; who waits gets the default reply. A second one does nothing.
 func (c *Client) Close() {
-	c.leases.end()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -176,7 +172,7 @@ func (c *Client) ask(ctx context.Context, key string, cost uint32, flags uint8, 
 		}
 	}
 	d := Decision{
-		Admit: a.Flags&wire.Admit != 0, ByDefault: a.Flags&wire.ByDefault != 0, Shadow: a.Flags&wire.Shadow != 0, Leased: a.Flags&wire.Leased != 0,
+		Admit: a.Flags&wire.Admit != 0, ByDefault: a.Flags&wire.ByDefault != 0, Shadow: a.Flags&wire.Shadow != 0,
 		Left: int64(a.Value),
 	}
 	wait := time.Duration(min(a.Wait, math.MaxInt64/uint64(time.Millisecond))) * time.Millisecond

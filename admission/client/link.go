@@ -48,12 +48,11 @@ type call struct {
 	end    chan answer // of one
 }
 
-// answer is one of a server's, and what it grants. If no answer came, it says which question
+// answer is one of a server's. If no answer came, it says which question
 // went to which link.
 type answer struct {
 	wire.Answer
-	grant wire.Grant
-	from  *link
+	from *link
 }
 
 func dial(address string, cfg Config) (*link, error) {
@@ -173,7 +172,7 @@ func (l *link) cancel(number uint64, cost uint32, key string) {
 }
 
 func (l *link) receive(sealer *wire.Sealer) {
-	var in [wire.GrantSize + 1]byte // what is longer is malformed
+	var in [wire.AnswerSize + 1]byte // what is longer is malformed
 	for {
 		n, err := l.conn.Read(in[:])
 		if errors.Is(err, net.ErrClosed) {
@@ -182,8 +181,8 @@ func (l *link) receive(sealer *wire.Sealer) {
 		if err != nil { // a refused port
 			continue
 		}
-		if a, g, err := sealer.ParseAnswer(in[:n]); err == nil {
-			l.got(answer{a, g, l})
+		if a, err := sealer.ParseAnswer(in[:n]); err == nil {
+			l.got(answer{a, l})
 		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 func (c *Client) Limit(key func(*http.Request) string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if k := key(r); k != "" {
-			if d := c.Decide(r.Context(), k, 1); !d.Admit {
+			if d := c.Ask(r.Context(), k, 1); !d.Admit {
 				RetryAfter(w.Header(), d)
 				http.Error(w, "too many requests", http.StatusTooManyRequests)
 				return

@@ -12,7 +12,6 @@ import (
 	"github.com/srtm-io/srtm/admission/store"
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/refusal"
-	"github.com/srtm-io/srtm/internal/shareproto"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
@@ -50,13 +49,9 @@ func (a *Admin) SetRules(ctx context.Context, r *srtmv1.SetRulesRequest) (*srtmv
 	}
 	rules := make([]rule.Rule, len(r.GetRules()))
 	for i, p := range r.GetRules() {
-		leased, known := leasedByMode.Value(p.GetMode())
-		if !known {
-			return nil, invalid(fmt.Sprintf("rules[%d].mode", i), fmt.Sprintf("%d is none", p.GetMode()))
-		}
 		rules[i] = rule.Rule{
 			Key: p.GetKey(), Share: tokenbucket.Share{Rate: tokenbucket.Rate(p.GetRefillMilli()), Burst: p.GetCapacity()}, Period: p.GetRefillPeriodS(),
-			Leased: leased, Strict: p.GetStrict(), Shadow: p.GetShadow(), FailOpen: p.GetFailOpen(),
+			Strict: p.GetStrict(), Shadow: p.GetShadow(), FailOpen: p.GetFailOpen(),
 		}
 		if err := rules[i].Validate(); err != nil {
 			return nil, invalid(fmt.Sprintf("rules[%d]", i), err.Error())
@@ -140,14 +135,9 @@ func (a *Admin) MovePartitions(ctx context.Context, r *srtmv1.MovePartitionsRequ
 	return &srtmv1.MovePartitionsResponse{}, failed(a.rules.Move(ctx, first, last, r.GetServer()))
 }
 
-var leasedByMode = shareproto.Enum[srtmv1.AdmissionMode, bool]{
-	srtmv1.AdmissionMode_ADMISSION_MODE_CENTRAL: false, // as none is
-	srtmv1.AdmissionMode_ADMISSION_MODE_LEASE:   true,
-}
-
 func ruleProto(r rule.Rule) *srtmv1.AdmissionRule {
 	return &srtmv1.AdmissionRule{
-		Key: r.Key, RefillMilli: int64(r.Share.Rate), RefillPeriodS: r.Period, Capacity: r.Share.Burst, Mode: leasedByMode.Number(r.Leased),
+		Key: r.Key, RefillMilli: int64(r.Share.Rate), RefillPeriodS: r.Period, Capacity: r.Share.Burst,
 		Strict: r.Strict, Shadow: r.Shadow, FailOpen: r.FailOpen, Change: r.Change,
 	}
 }

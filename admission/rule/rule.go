@@ -24,16 +24,13 @@ type Rule struct {
 	Share tokenbucket.Share
 	// Period is the refill's, in seconds. 0 is 1.
 	Period int64
-	// Leased: holders decide by shares of the rule that the key's owner leases to them. Else
-	// the server that owns the key's partition decides each request.
-	Leased bool
 	// Strict: a server that may have lost the key to another stops deciding for it,
 	// and one that takes over starts with an empty bucket, so that nothing is ever
 	// admitted above the rule.
 	Strict bool
 	// Shadow: decide and count, and admit whatever the decision.
 	Shadow bool
-	// FailOpen: a router or program that cannot reach the owner admits.
+	// FailOpen: a router that cannot reach the key's owner admits.
 	FailOpen bool
 	// Change grows with every edit of any rule.
 	Change uint64
@@ -64,10 +61,7 @@ func (r *Rule) Validate() error {
 	if err != nil || r.Share.IsZero() {
 		return err
 	}
-	_, scale, err := r.Refill().Bucket(r.Share.Burst)
-	if err == nil && r.Leased && scale > 1 {
-		err = fmt.Errorf("refill %s: that of a leased rule has a step of 0.001 credits per second", r.Refill())
-	}
+	_, _, err = r.Refill().Bucket(r.Share.Burst)
 	return err
 }
 

@@ -35,8 +35,6 @@ func TestValidate(t *testing.T) {
 		{"no period", rule.Rule{Key: "k", Share: tokenbucket.Share{Rate: 1, Burst: 1}, Period: -1}, "refill period -1: want 1 to 31622400 seconds"},
 		{"two years", rule.Rule{Key: "k", Share: tokenbucket.Share{Rate: 1, Burst: 1}, Period: 2 * 366 * 86_400}, "refill period"},
 		{"not exact", rule.Rule{Key: "k", Share: tokenbucket.Share{Rate: 1157, Burst: 2e6}, Period: 1000}, "refill 0.001157 cannot be kept exactly: at a capacity of 2000000 its step is 0.00001 credits per second"},
-		{"leased a day", rule.Rule{Key: "k", Share: tokenbucket.Share{Rate: 1000, Burst: 1}, Period: 86_400, Leased: true}, "step of 0.001 credits per second"},
-		{"leased", rule.Rule{Key: "k", Share: tokenbucket.Share{Rate: 86_400, Burst: 1}, Period: 86_400, Leased: true}, ""},
 	} {
 		err := test.r.Validate()
 		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {

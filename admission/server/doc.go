@@ -9,7 +9,7 @@
 // that an asker is always heard by the same one; 64 shards with a lock each, of which
 // a decision takes one; a lock around each session's answers, held for the look at
 // them only. No two locks of different kinds are held at once, but rules.mu
-// with a shard, or with leases, and leases with a shard. saving is taken before any.
+// with a shard. saving is taken before any.
 //
 // Guarantee. While the server runs: at most C + A*t of a key in any interval t. After
 // kill -9 a key starts with what its follower was sent last, or with what it held at the last

@@ -2,9 +2,6 @@ package server
 
 import "context"
 
-// LookAtLeases does what is otherwise done every 200 ms.
-func (s *Server) LookAtLeases(ctx context.Context) { s.leases.reconcile(ctx) }
-
 // Checkpoint does what is otherwise done every Config.Checkpoint.
 func (s *Server) Checkpoint(ctx context.Context) { s.keep(ctx) }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"math"
 	"sync"
-	"time"
 
 	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/admission/table"
@@ -220,22 +219,12 @@ func (s *Server) place(k *lookup, credit *table.Credit, before *owners) {
 		k.err = errNotPlaced
 		return
 	}
-	from := now.Mono
-	var empty time.Duration // wall clock: when it held nothing, whatever is stored of before; 0: there is no such time
-	if r.Strict {
-		empty = was.Lost
-	}
-	if r.Leased {
-		if quiet := s.leases.since(p); quiet != 0 {
-			from, empty = max(from, quiet), max(empty, now.Wall+quiet.Sub(now.Mono))
-		}
-	}
-	if empty != 0 && (credit == nil || credit.At < empty) {
-		credit = &table.Credit{Key: k.key, At: empty}
+	if r.Strict && was.Lost != 0 && (credit == nil || credit.At < was.Lost) {
+		credit = &table.Credit{Key: k.key, At: was.Lost} // held nothing then, whatever is stored of before
 	}
 	s.shards.at(p%shardCount, func(keys *table.Shard) {
 		if t := s.owners.Load(); t.mine[p] && t.all[p].Epoch == was.Epoch && t.instance == before.instance {
-			k.full = !keys.Learn(k.key, r, table.Held(credit, r, now), from)
+			k.full = !keys.Learn(k.key, r, table.Held(credit, r, now), now.Mono)
 		} else {
 			k.err = errNotPlaced
 		}

@@ -64,7 +64,6 @@ func (m *metrics) init(s *Server, reg prometheus.Registerer) {
 	gauge("certain_seconds", "For how long decisions on strict keys are certain yet; below 0 since when they are denied.", func() float64 { return s.certainUntil().Sub(s.cfg.Boot()).Seconds() })
 	gauge("partitions", "Partitions of keys, of 4096, that this server owns.", func() float64 { return float64(s.held.Load()) })
 	gauge("keys", "Keys in memory.", func() float64 { return float64(s.shards.len()) })
-	gauge("leased_keys", "Keys of which a part is held elsewhere, or was until lately.", func() float64 { return float64(s.leases.len()) })
 }
 
 func (m *metrics) decided(v *table.Verdict) {

@@ -285,7 +285,6 @@ func (s *Server) readOwners(ctx context.Context) error {
 			})
 		}
 	}
-	s.leases.own(&kept, old, next, s.now())
 	s.owners.Store(next)
 	s.held.Store(int64(held))
 	s.frozen = false

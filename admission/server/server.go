@@ -16,7 +16,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/srtm-io/srtm/admission/lease"
 	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/admission/store"
 	"github.com/srtm-io/srtm/admission/table"
@@ -121,7 +120,6 @@ type Server struct {
 	batch      int          // credits of the next batch; guarded by saving
 	rules      rules
 	lookups    lookups
-	leases     leases
 	replicas   replicas
 	metrics    metrics
 	outages    outages
@@ -181,9 +179,8 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	}
 	s := &Server{
 		cfg: cfg, wake: make(chan struct{}, 1), watched: watched{since: make(map[store.Member]mono.Time)}, atOnce: movedAtOnce, batch: creditsAtOnce,
-		lookups: lookups{waiting: make(map[string][]pending), queue: make(chan string, maxLookups)},
-		leases:  leases{keys: make(map[string]*lease.Key)}, replicas: replicas{max: cfg.MaxKeys},
-		outages: newOutages(cfg.Log),
+		lookups:  lookups{waiting: make(map[string][]pending), queue: make(chan string, maxLookups)},
+		replicas: replicas{max: cfg.MaxKeys}, outages: newOutages(cfg.Log),
 	}
 	s.owners.Store(new(owners))
 	for i := range s.shards {
@@ -191,7 +188,6 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 		s.shards[i].keys.Alone = s.alone
 	}
 	s.rules.store, s.rules.shards, s.rules.now, s.rules.edited = cfg.Store, &s.shards, cfg.Now, s.wakeUp
-	s.leases.shards, s.leases.owners, s.leases.alone, s.leases.now = &s.shards, &s.owners, s.alone, s.now
 	now := cfg.Now()
 	s.rules.polled.Store(int64(now.Mono))
 	s.saved.Store(int64(now.Mono))
@@ -268,7 +264,6 @@ func (s *Server) Run(ctx context.Context) error {
 	working.Go(func() { every(work, s.cfg.Poll, nil, s.follow) })
 	working.Go(func() { every(work, s.cfg.Checkpoint, nil, s.keep) })
 	working.Go(func() { every(work, s.cfg.Renew, s.wake, s.reconcile) })
-	working.Go(func() { every(work, lookLeases, nil, s.leases.reconcile) })
 	if s.cfg.Dial != nil {
 		working.Go(func() { every(work, s.cfg.Send, nil, s.replicate) })
 	}
@@ -383,9 +378,6 @@ func (s *Server) decide(key []byte, cost uint32, now mono.Time, peek bool) (v ta
 		v = sh.keys.Ask(key, int64(cost), now, peek)
 	}
 	sh.Unlock()
-	if v.Lent && !v.Unsure {
-		s.leases.decide(key, int64(cost), peek, &v)
-	}
 	return v, here
 }
 
@@ -423,9 +415,6 @@ func answerOf(v *table.Verdict) wire.Answer {
 	}
 	if v.Shadow && v.Denied {
 		flags |= wire.Shadow
-	}
-	if v.Leased {
-		flags |= wire.Leased
 	}
 	a := wire.Answer{Kind: wire.Reply, Value: uint32(max(0, v.Left))}
 	switch {

@@ -401,7 +401,7 @@ func (r *raw) send(datagrams ...[]byte) (answers []wire.Answer) {
 		if n > wire.MinQuestion {
 			r.t.Fatalf("an answer of %d bytes", n)
 		}
-		a, _, err := r.sealer.ParseAnswer(in[:n])
+		a, err := r.sealer.ParseAnswer(in[:n])
 		testkit.Must(r.t, err)
 		answers = append(answers, a)
 		if a.Number == last {

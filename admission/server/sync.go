@@ -167,7 +167,6 @@ func (s *Server) save(ctx context.Context, t *owners, credits []table.Credit) er
 type State struct {
 	Keys       int            `json:"keys"`
 	Partitions int64          `json:"partitions"` // that this server owns
-	Leased     int            `json:"leased"`     // keys of which a part is held elsewhere, or was until lately
 	Change     uint64         `json:"change"`     // the last edit of a rule that is followed
 	Polled     string         `json:"polled"`     // how long ago edits were looked for
 	Saved      string         `json:"checkpoint"` // how long ago
@@ -180,7 +179,7 @@ type State struct {
 func (s *Server) State() State {
 	now := s.cfg.Now().Mono
 	ago := func(at int64) string { return now.Sub(mono.Time(at)).Round(time.Millisecond).String() }
-	state := State{Keys: s.shards.len(), Partitions: s.held.Load(), Leased: s.leases.len(), Change: s.rules.followed.Load(), Polled: ago(s.rules.polled.Load()), Saved: ago(s.saved.Load())}
+	state := State{Keys: s.shards.len(), Partitions: s.held.Load(), Change: s.rules.followed.Load(), Polled: ago(s.rules.polled.Load()), Saved: ago(s.saved.Load())}
 	s.replicas.mu.Lock()
 	state.Lag = now.Sub(mono.Time(s.replicated.Load())).Seconds()
 	state.Follower = s.replicas.follower.Address

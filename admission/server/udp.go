@@ -105,15 +105,6 @@ func (l *loop) handle(d []byte, from rawfd.Address) (a wire.Answer, keyID uint16
 	}
 	asker.last = l.now.Wall
 
-	if q.Kind == wire.Lease {
-		v, _ := s.decide(q.Key, 0, l.now.Mono, true)
-		if a, g, ok := s.leases.grant(&q, &v); ok {
-			l.conn.Queue(l.sealer.AppendGrant(l.out[:0], a, g, keyID), from)
-			return a, 0, false
-		}
-		q.Cost, q.Flags = 0, q.Flags|wire.Peek // decided as by Ask
-	}
-
 	if q.Kind == wire.Cancel {
 		s.cancel(&q, asker, l.now.Mono)
 		return a, 0, false
@@ -162,7 +153,7 @@ func (l *loop) handle(d []byte, from rawfd.Address) (a wire.Answer, keyID uint16
 
 // chargeOf returns what a verdict takes of the key's bucket in this server.
 func chargeOf(v *table.Verdict, cost uint32, peek bool) uint32 {
-	if v.Denied || peek || v.Leased || v.Lent {
+	if v.Denied || peek {
 		return 0
 	}
 	return cost

@@ -18,14 +18,10 @@ var ErrNoRule = errors.New("no such rule")
 // of it. One that did not reach its store for longer must start again.
 const Remembered = 30 * 24 * time.Hour
 
-const columns = `key, rate_milli, period_s, capacity, mode, strict, shadow, fail_open, change`
-
-var modes = map[bool]string{false: "central", true: "lease"} // by Leased
+const columns = `key, rate_milli, period_s, capacity, strict, shadow, fail_open, change`
 
 func scan(row *sql.Rows, more ...any) (r rule.Rule, err error) {
-	var mode string
-	err = row.Scan(append([]any{&r.Key, &r.Share.Rate, &r.Period, &r.Share.Burst, &mode, &r.Strict, &r.Shadow, &r.FailOpen, &r.Change}, more...)...)
-	r.Leased = mode == modes[true]
+	err = row.Scan(append([]any{&r.Key, &r.Share.Rate, &r.Period, &r.Share.Burst, &r.Strict, &r.Shadow, &r.FailOpen, &r.Change}, more...)...)
 	return r, err
 }
 
@@ -41,10 +37,10 @@ func (s *Store) SetRules(ctx context.Context, rules []rule.Rule) (change uint64,
 		for i := range rules {
 			r := &rules[i]
 			change = t.next()
-			t.do(`INSERT INTO rules (`+columns+`, deleted_ms) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, NULL)
-				ON CONFLICT (key) DO UPDATE SET rate_milli = excluded.rate_milli, period_s = excluded.period_s, capacity = excluded.capacity, mode = excluded.mode,
+			t.do(`INSERT INTO rules (`+columns+`, deleted_ms) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, NULL)
+				ON CONFLICT (key) DO UPDATE SET rate_milli = excluded.rate_milli, period_s = excluded.period_s, capacity = excluded.capacity,
 				strict = excluded.strict, shadow = excluded.shadow, fail_open = excluded.fail_open, change = excluded.change, deleted_ms = NULL`,
-				r.Key, int64(r.Share.Rate), r.Period, r.Share.Burst, modes[r.Leased], r.Strict, r.Shadow, r.FailOpen, int64(change))
+				r.Key, int64(r.Share.Rate), r.Period, r.Share.Burst, r.Strict, r.Shadow, r.FailOpen, int64(change))
 		}
 	})
 	return change, err

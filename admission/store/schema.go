@@ -18,13 +18,13 @@ import (
 )
 
 // version is of the tables. A store of another one is refused.
-const version = 4
+const version = 5
 
 var schema = []string{
 	`CREATE TABLE IF NOT EXISTS admission (version BIGINT NOT NULL, change BIGINT NOT NULL,
 		owners BIGINT NOT NULL, at_ms BIGINT NOT NULL)`,
 	`CREATE TABLE IF NOT EXISTS rules (
-		key TEXT PRIMARY KEY, rate_milli BIGINT NOT NULL, period_s BIGINT NOT NULL, capacity BIGINT NOT NULL, mode TEXT NOT NULL,
+		key TEXT PRIMARY KEY, rate_milli BIGINT NOT NULL, period_s BIGINT NOT NULL, capacity BIGINT NOT NULL,
 		strict BOOLEAN NOT NULL, shadow BOOLEAN NOT NULL, fail_open BOOLEAN NOT NULL,
 		change BIGINT NOT NULL, deleted_ms BIGINT)`,
 	`CREATE INDEX IF NOT EXISTS rules_by_change ON rules (change)`,

@@ -29,7 +29,7 @@ func suite(t *testing.T, database string) {
 	defer func() { s.Close() }()
 	rules := []rule.Rule{
 		{Key: "user/1", Share: tokenbucket.Share{Rate: 100_000, Burst: 10}},
-		{Key: "user/2", Share: tokenbucket.Share{Rate: 1e12, Burst: 1e9}, Leased: true, Strict: true, Shadow: true, FailOpen: true},
+		{Key: "user/2", Share: tokenbucket.Share{Rate: 1e12, Burst: 1e9}, Strict: true, Shadow: true, FailOpen: true},
 		{Key: "user/*", Share: tokenbucket.Share{Rate: 1, Burst: 1}},
 		{Key: "Ü%_'\"/*"},
 		{Key: "deny"},

@@ -48,7 +48,7 @@ func (s *Shard) Changed(by Reader, to []Credit, of func(partition int) bool, fro
 			continue
 		}
 		changed.remove(i)
-		if e.flags&(strict|leased|lent) != 0 || !e.full(now.Mono) {
+		if e.flags&strict != 0 || !e.full(now.Mono) {
 			to = append(to, s.credit(e, now))
 		}
 	}
@@ -71,11 +71,8 @@ func (s *Shard) Unread(by Reader, credits []Credit) {
 func (s *Shard) Restart() { copy(s.changed[Sender], s.changed[Saver]) }
 
 func (s *Shard) credit(e *slot, now Now) Credit {
-	c := Credit{Key: s.key(e), At: now.Wall}
-	if b := e.bucket(); e.flags&lent == 0 {
-		c.Credits = b.Tokens(now.Mono) / tokenbucket.Tokens(e.scale)
-	}
-	return c
+	b := e.bucket()
+	return Credit{Key: s.key(e), At: now.Wall, Credits: b.Tokens(now.Mono) / tokenbucket.Tokens(e.scale)}
 }
 
 // Held is what a key may have at now that held c under a rule: what it held and what

@@ -33,7 +33,6 @@ type row struct {
 	rule    rule.Rule
 	bucket  tokenbucket.Bucket
 	denied  uint32
-	lent    bool
 	changed [2]bool // by table.Reader
 }
 
@@ -62,31 +61,22 @@ func (m *model) Ask(key string, cost int64, now mono.Time, peek bool) table.Verd
 	b := e.bucket
 	share, scale := e.rule.Bucket()
 	admit, retry := b.Admit(cost*scale, now)
-	if e.lent {
-		admit, b = false, tokenbucket.Bucket{}
-	}
 	v := table.Verdict{
-		Known: true, Admit: admit || e.rule.Shadow, Denied: !admit, Shadow: e.rule.Shadow, Default: e.byDefault(),
-		FailOpen: e.rule.FailOpen, Leased: e.rule.Leased, Lent: e.lent, Retry: retry,
+		Known: true, Admit: admit || e.rule.Shadow, Denied: !admit, Shadow: e.rule.Shadow, Default: e.byDefault(), Retry: retry,
 	}
-	if (e.rule.Strict || v.Leased || v.Lent) && !m.alone() {
-		admit, v.Unsure = false, true
+	if e.rule.Strict && !m.alone() {
+		admit, b = false, e.bucket
 		v.Admit, v.Denied, v.Retry = v.Shadow, true, time.Second
-		if b = e.bucket; e.lent {
-			b = tokenbucket.Bucket{}
-		}
 	}
 	v.Left = int64(max(0, b.Tokens(now))/tokenbucket.Token) / scale
 	whole := b
-	if _, v.Full = whole.Admit(share.Burst, now); e.lent {
-		v.Full = math.MaxInt64
-	}
+	_, v.Full = whole.Admit(share.Burst, now)
 	switch {
 	case peek:
 	case admit:
 		e.bucket = b
 		m.touch(e)
-	case !v.Lent || v.Unsure:
+	default:
 		e.denied++
 	}
 	return v
@@ -116,7 +106,7 @@ func (m *model) evict(now mono.Time) bool {
 	for range m.slots {
 		i := m.hand
 		m.hand = (m.hand + 1) % len(m.slots)
-		if e := m.slots[i]; e != nil && !e.changed[table.Saver] && !e.lent && e.full(now) {
+		if e := m.slots[i]; e != nil && !e.changed[table.Saver] && e.full(now) {
 			m.Forget(e.key)
 			return true
 		}
@@ -183,12 +173,8 @@ func (m *model) some(from, n int32, is func(e *row) bool, f func(e *row)) (next 
 }
 
 func (e *row) credit(now table.Now) table.Credit {
-	c := table.Credit{Key: e.key, At: now.Wall}
-	if !e.lent {
-		_, scale := e.rule.Bucket()
-		c.Credits = e.bucket.Tokens(now.Mono) / tokenbucket.Tokens(scale)
-	}
-	return c
+	_, scale := e.rule.Bucket()
+	return table.Credit{Key: e.key, At: now.Wall, Credits: e.bucket.Tokens(now.Mono) / tokenbucket.Tokens(scale)}
 }
 
 func (m *model) Changed(by table.Reader, to []table.Credit, of func(int) bool, from, n int32, now table.Now) ([]table.Credit, int32) {
@@ -197,7 +183,7 @@ func (m *model) Changed(by table.Reader, to []table.Credit, of func(int) bool, f
 			return
 		}
 		e.changed[by] = false
-		if e.rule.Strict || e.rule.Leased || e.lent || !e.full(now.Mono) {
+		if e.rule.Strict || !e.full(now.Mono) {
 			to = append(to, e.credit(now))
 		}
 	})
@@ -212,14 +198,6 @@ func (m *model) MostDenied(many int) (most []table.Denied) {
 	})
 	slices.SortStableFunc(most, func(a, b table.Denied) int { return cmp.Compare(b.Times, a.Times) })
 	return most[:min(many, len(most))]
-}
-
-func (m *model) set(e *row, by tokenbucket.Tokens, now mono.Time) (held tokenbucket.Tokens) {
-	contract := e.bucket.Share()
-	held = e.bucket.Retune(now, tokenbucket.Share{}, 0)
-	e.bucket.Retune(now, contract, by)
-	m.touch(e)
-	return held
 }
 
 // A shard says what the model says, whatever is done with both, also where keys collide
@@ -238,13 +216,12 @@ func TestShardIsItsModel(t *testing.T) {
 		}
 		drawRule := func(key string) *rule.Rule {
 			change++
-			period := rapid.SampledFrom([]int64{0, 0, 1, 7, 60}).Draw(t, "period")
 			return &rule.Rule{
-				Period: period,
+				Period: rapid.SampledFrom([]int64{0, 0, 1, 7, 60}).Draw(t, "period"),
 				Key:    rapid.SampledFrom([]string{key, "", "1/*"}).Draw(t, "rule of"),
 				Share:  tokenbucket.Share{Rate: tokenbucket.Rate(rapid.Int64Range(1, 5000).Draw(t, "A")), Burst: rapid.Int64Range(1, 5).Draw(t, "C")},
-				Leased: period == 0 && rapid.IntRange(0, 20).Draw(t, "leased") == 20, Strict: rapid.IntRange(0, 20).Draw(t, "strict") == 0,
-				Shadow: rapid.Bool().Draw(t, "shadow"), FailOpen: rapid.Bool().Draw(t, "open"),
+				Strict: rapid.IntRange(0, 20).Draw(t, "strict") == 0,
+				Shadow: rapid.Bool().Draw(t, "shadow"),
 				Change: change - min(change, rapid.Uint64Range(0, 2).Draw(t, "late")),
 			}
 		}
@@ -262,7 +239,7 @@ func TestShardIsItsModel(t *testing.T) {
 			number := rapid.IntRange(0, 2*capacity).Draw(t, "key")
 			key, n := keyOf(number), int32(rapid.IntRange(1, 2*capacity).Draw(t, "n"))
 			of := func(p int) bool { return p%4 == number%4 }
-			switch rapid.IntRange(0, 15).Draw(t, "what") {
+			switch rapid.IntRange(0, 13).Draw(t, "what") {
 			case 0, 1, 2:
 				cost, peek := rapid.Int64Range(0, 6).Draw(t, "cost"), rapid.Bool().Draw(t, "peek")
 				for i := number; i <= number+int(n); i++ {
@@ -323,22 +300,6 @@ func TestShardIsItsModel(t *testing.T) {
 					}
 				}
 			case 12:
-				contract, held, ok := s.Lend([]byte(key), now.Mono)
-				e := m.get(key)
-				equal("lend", ok, e != nil)
-				if e != nil {
-					equal("contract", contract, e.bucket.Share())
-					e.lent = true
-					equal("lent", held, m.set(e, 0, now.Mono))
-				}
-			case 13:
-				s.Return(key, 1500, now.Mono)
-				if e := m.get(key); e != nil {
-					e.lent = false
-					_, scale := e.rule.Bucket()
-					m.set(e, 1500*tokenbucket.Tokens(scale), now.Mono)
-				}
-			case 14:
 				r := drawRule("2/*")
 				r.Key = "2/*"
 				d.Set(*r)

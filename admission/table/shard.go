@@ -21,8 +21,7 @@ import (
 //   - index has exactly the slots that are used, by their keys;
 //   - changed has exactly those whose bucket changed since Changed returned it;
 //   - a bucket leaves only when it is full, since then it is what a new one would be, or
-//     if that has to begin empty has no less, or by Forget, or with its partition. One that
-//     is lent stays.
+//     if that has to begin empty has no less, or by Forget, or with its partition.
 type Shard struct {
 	max     int // keys
 	seed    maphash.Seed
@@ -34,8 +33,8 @@ type Shard struct {
 	free    uint32 // the first one, plus 1
 	changed [readers]set
 	hand    int32 // where the search for a key to evict goes on
-	// Alone says that no other decides for keys that are strict, leased or lent; while it
-	// does not, these are denied, and not charged. nil: always.
+	// Alone says that no other server decides for strict keys. While it does not, they are
+	// denied, and not charged. nil: always.
 	Alone func() bool
 }
 
@@ -52,18 +51,14 @@ func (s *Shard) Len() int { return len(s.index) }
 
 // Verdict is what a shard says of a request.
 type Verdict struct {
-	Known    bool // false: the shard does not have the key, see Learn
-	Admit    bool // with Shadow true whatever Denied is
-	Denied   bool // the bucket has not got the cost
-	Shadow   bool
-	Default  bool // the rule is a default, or there is none
-	FailOpen bool
-	Leased   bool
-	Lent     bool          // denied, but for Shadow: another than the shard decides, see Lend
-	Unsure   bool          // denied since another may decide for the key, too
-	Left     int64         // credits after the request, rounded down
-	Full     time.Duration // until the bucket is full; math.MaxInt64 if never
-	Retry    time.Duration // if denied: until the bucket would have the cost; math.MaxInt64 if never
+	Known   bool // false: the shard does not have the key, see Learn
+	Admit   bool // with Shadow true whatever Denied is
+	Denied  bool // the bucket has not got the cost
+	Shadow  bool
+	Default bool          // the rule is a default, or there is none
+	Left    int64         // credits after the request, rounded down
+	Full    time.Duration // until the bucket is full; math.MaxInt64 if never
+	Retry   time.Duration // if denied: until the bucket would have the cost; math.MaxInt64 if never
 }
 
 // Ask decides a request. With peek it takes nothing.
@@ -75,20 +70,12 @@ func (s *Shard) Ask(key []byte, cost int64, now mono.Time, peek bool) Verdict {
 	e := s.slot(i)
 	b := e.bucket()
 	admit, retry := b.Admit(e.scaled(cost), now)
-	unsure := e.flags&(strict|leased|lent) != 0 && s.Alone != nil && !s.Alone()
-	switch {
-	case unsure:
+	if e.flags&strict != 0 && s.Alone != nil && !s.Alone() {
 		admit, b, retry = false, e.bucket(), time.Second
-	case e.flags&lent != 0:
-		admit = false
-	}
-	if e.flags&lent != 0 {
-		b = tokenbucket.Bucket{}
 	}
 	v := Verdict{
 		Known: true, Admit: admit || e.flags&shadow != 0, Denied: !admit,
 		Shadow: e.flags&shadow != 0, Default: e.flags&byDefault != 0,
-		FailOpen: e.flags&failOpen != 0, Leased: e.flags&leased != 0, Lent: e.flags&lent != 0, Unsure: unsure,
 		Left: int64(max(0, b.Tokens(now))/tokenbucket.Token) / int64(e.scale), Full: b.FullAfter(now), Retry: retry,
 	}
 	switch {
@@ -96,16 +83,10 @@ func (s *Shard) Ask(key []byte, cost int64, now mono.Time, peek bool) Verdict {
 	case admit:
 		e.state = b.State()
 		s.touch(i)
-	case !v.Lent || v.Unsure:
-		e.deny()
-	}
-	return v
-}
-
-func (e *slot) deny() {
-	if e.denied < math.MaxUint32 {
+	case e.denied < math.MaxUint32:
 		e.denied++
 	}
+	return v
 }
 
 func (s *Shard) touch(i int32) {
@@ -141,11 +122,11 @@ func (s *Shard) Learn(key string, r *rule.Rule, credits tokenbucket.Tokens, now 
 // follow takes over all of a rule but its share.
 func (e *slot) follow(key string, r *rule.Rule) {
 	e.change = r.Change
-	e.flags &= inUse | lent
+	e.flags &= inUse
 	for _, f := range []struct {
 		set bool
 		as  flags
-	}{{r.Key != key || r.Default(), byDefault}, {r.Shadow, shadow}, {r.Strict, strict}, {r.FailOpen, failOpen}, {r.Leased, leased}} {
+	}{{r.Key != key || r.Default(), byDefault}, {r.Shadow, shadow}, {r.Strict, strict}} {
 		if f.set {
 			e.flags |= f.as
 		}
@@ -157,7 +138,7 @@ func (s *Shard) evict(now mono.Time) bool {
 	for range min(s.used, 4*page) {
 		i := s.hand
 		s.hand = (s.hand + 1) % s.used
-		if e := s.slot(i); e.flags&(inUse|lent) == inUse && !s.changed[Saver].has(i) && e.full(now) {
+		if e := s.slot(i); e.flags&inUse != 0 && !s.changed[Saver].has(i) && e.full(now) {
 			s.drop(i)
 			return true
 		}
@@ -225,7 +206,7 @@ func (s *Shard) apply(i int32, key string, r *rule.Rule, now mono.Time) {
 // was edited meanwhile to a lower refill.
 func (s *Shard) Refund(key []byte, cost int64, age time.Duration, now mono.Time) {
 	_, i, ok := find(s, key)
-	if !ok || s.slot(i).flags&(leased|lent) != 0 {
+	if !ok {
 		return
 	}
 	e := s.slot(i)

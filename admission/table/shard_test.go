@@ -68,14 +68,14 @@ func TestAStrictKeyOfWhichAnotherMayDecide(t *testing.T) {
 			t.Fatal("no room")
 		}
 	}
-	if v := s.Ask([]byte("true"), 2, 0, false); v.Admit || !v.Denied || !v.Unsure || v.Retry <= 0 {
+	if v := s.Ask([]byte("true"), 2, 0, false); v.Admit || !v.Denied || v.Retry <= 0 {
 		t.Errorf("a strict key: %+v", v)
 	}
-	if v := s.Ask([]byte("false"), 2, 0, false); !v.Admit || v.Unsure {
+	if v := s.Ask([]byte("false"), 2, 0, false); !v.Admit {
 		t.Errorf("another: %+v", v)
 	}
 	alone = true
-	if v := s.Ask([]byte("true"), 3, 0, false); !v.Admit || v.Unsure {
+	if v := s.Ask([]byte("true"), 3, 0, false); !v.Admit {
 		t.Errorf("a strict key that has been charged nothing: %+v", v)
 	}
 }
@@ -89,8 +89,8 @@ func TestWhatARuleSays(t *testing.T) {
 	if v := s.Ask([]byte("nobody's"), 1, 0, false); v.Admit || !v.Default || v.Retry != math.MaxInt64 {
 		t.Errorf("without any rule: %+v", v)
 	}
-	s.Learn("shadow", &rule.Rule{Key: "shadow", Shadow: true, Strict: true, FailOpen: true, Leased: true}, 0, 0)
-	if v := s.Ask([]byte("shadow"), 1, 0, false); !v.Admit || !v.Denied || !v.Shadow || v.Default || !v.FailOpen || !v.Leased {
+	s.Learn("shadow", &rule.Rule{Key: "shadow", Shadow: true, Strict: true}, 0, 0)
+	if v := s.Ask([]byte("shadow"), 1, 0, false); !v.Admit || !v.Denied || !v.Shadow || v.Default {
 		t.Errorf("shadow: %+v", v)
 	}
 	// A rule comes, an older version of it late, and it goes.

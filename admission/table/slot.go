@@ -24,16 +24,13 @@ type slot struct {
 	scale  uint16 // tokens of the bucket in one credit, see refill.Bucket; 0 of a free slot
 }
 
-type flags uint16
+type flags uint8
 
 const (
 	inUse flags = 1 << iota
 	byDefault
 	shadow
 	strict
-	failOpen
-	leased
-	lent
 )
 
 func (s *Shard) slot(i int32) *slot { return &s.pages[i/page][i%page] }

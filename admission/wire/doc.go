@@ -2,11 +2,10 @@
 // bytes and a key, and an answer of 48 bytes. No answer is longer than its question.
 //
 //	question                                 answer
-//	 0 u8  0xAD    1 u8 version 2             0 u8 0xAD    1 u8 2
-//	 2 u8  kind: 0 hello 1 ask                2 u8 kind: 2 reply 3 session 4 moved 5 busy
-//	       6 lease 9 cancel                         7 granted 8 waiting
-//	 3 u8  flags: 1 retry 2 peek              3 u8 flags: 1 admit 2 default 4 shadow 8 leased
-//	                                              16 fail open 32 never
+//	 0 u8  0xAD    1 u8 version 3             0 u8 0xAD    1 u8 3
+//	 2 u8  kind: 0 hello 1 ask 7 cancel       2 u8 kind: 2 reply 3 session 4 moved 5 busy
+//	                                                6 waiting
+//	 3 u8  flags: 1 retry 2 peek              3 u8 flags: 1 admit 2 default 4 shadow 8 never
 //	 4 u64 session   12 u64 number            4 u64 session   12 u64 number
 //	20 u32 cost      24 u32 wait, ms         20 u32 credits left; if moved, hash of the owner
 //	28 u16 MAC key id                        24 u64 ms until the bucket is full, or if denied until
@@ -17,11 +16,6 @@
 // the key up says so with waiting, and decides within that time or not at all. An asker that
 // denies a question for want of an answer sends cancel, with the question's number, key and cost:
 // the server does not charge the question, or gives its cost back. Nothing answers a cancel.
-//
-// A lease question has 40 bytes more before its MAC, u64 each: holder, and of what it
-// holds epoch, rate (milli-credits/s), burst, released (milli-credits). Granted has 32:
-// epoch, rate, burst, tokens (milli-credits); its bytes 20 to 23 are how long that lasts,
-// ms. The rules by which both sides go are tbadaptor/ledger's.
 //
 // The MAC is the first 16 bytes of HMAC-SHA-256 (RFC 2104, FIPS 180-4) over all that
 // precedes it (mac.go). Without keys, which is for loopback only, it is 16 zeroes.

@@ -11,7 +11,6 @@ import (
 
 	"github.com/srtm-io/srtm/admission/wire"
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 var (
@@ -28,44 +27,31 @@ func sealer(t testing.TB, keys ...wire.Key) *wire.Sealer {
 func TestLayout(t *testing.T) {
 	s := sealer(t, keyA)
 	q := s.AppendQuestion(nil, wire.Question{Kind: wire.Ask, Flags: wire.Retry, Session: 0x1122334455667788, Number: 0x99aabbccddeeff00, Cost: 3, Wait: 500, Key: []byte("k1")})
-	const question = "ad020101" + "1122334455667788" + "99aabbccddeeff00" + "00000003" + "000001f4" + "0007" + "0002" + "6b31"
+	const question = "ad030101" + "1122334455667788" + "99aabbccddeeff00" + "00000003" + "000001f4" + "0007" + "0002" + "6b31"
 	if got := hex.EncodeToString(q[:len(q)-16]); got != question {
 		t.Errorf("question\n%s, want\n%s", got, question)
 	}
 	// openssl dgst -sha256 -hmac 0123456789abcdef, the first 16 bytes
-	testkit.Equal(t, hex.EncodeToString(q[len(q)-16:]), "c60d71bf311a638acdf334038e88d2fe", "its MAC")
-	l := s.AppendQuestion(nil, wire.Question{Kind: wire.Lease, Cost: 4, Key: []byte("k"), Held: wire.Held{Holder: 5, Epoch: 6, Share: tokenbucket.Share{Rate: 7, Burst: 8}, Released: 9}})
-	if got, want := hex.EncodeToString(l[20:len(l)-16]), "00000004"+"00000000"+"0007"+"0001"+"6b"+"0000000000000005"+"0000000000000006"+"0000000000000007"+"0000000000000008"+"0000000000000009"; got != want {
-		t.Errorf("lease\n%s, want\n%s", got, want)
-	}
-	g := s.AppendGrant(nil, wire.Answer{Kind: wire.Granted, Value: 2000}, wire.Grant{Epoch: 6, Share: tokenbucket.Share{Rate: 7, Burst: 8}, Tokens: 9}, keyA.ID)
-	if got, want := hex.EncodeToString(g[20:len(g)-16]), "000007d0"+"0000000000000000"+"0000000000000006"+"0000000000000007"+"0000000000000008"+"0000000000000009"; got != want || len(g) != wire.GrantSize {
-		t.Errorf("granted\n%s, want\n%s", got, want)
-	}
+	testkit.Equal(t, hex.EncodeToString(q[len(q)-16:]), "86d1165da294859715c546cabb73fc41", "its MAC")
 	a := s.AppendAnswer(nil, wire.Answer{Kind: wire.Reply, Flags: wire.Admit, Session: 1, Number: 2, Value: 9, Wait: 5}, keyA.ID)
-	const answer = "ad020201" + "0000000000000001" + "0000000000000002" + "00000009" + "0000000000000005"
+	const answer = "ad030201" + "0000000000000001" + "0000000000000002" + "00000009" + "0000000000000005"
 	if got := hex.EncodeToString(a[:len(a)-16]); got != answer || len(a) != wire.AnswerSize {
 		t.Errorf("answer\n%s, want\n%s", got, answer)
 	}
 	m := s.AppendAnswer(nil, wire.Answer{Kind: wire.Moved, Session: 1, Number: 2, Value: 9, Epoch: 5}, keyA.ID)
-	testkit.Equal(t, hex.EncodeToString(m[:len(m)-16]), "ad020400"+"0000000000000001"+"0000000000000002"+"00000009"+"0000000000000005", "moved")
+	testkit.Equal(t, hex.EncodeToString(m[:len(m)-16]), "ad030400"+"0000000000000001"+"0000000000000002"+"00000009"+"0000000000000005", "moved")
 }
 
 func TestRoundTrip(t *testing.T) {
 	both, old, none := sealer(t, keyB, keyA), sealer(t, keyA), sealer(t)
 	rapid.Check(t, func(t *rapid.T) {
 		q := wire.Question{
-			Kind:    rapid.SampledFrom([]wire.Kind{wire.Hello, wire.Ask, wire.Lease, wire.Cancel}).Draw(t, "kind"),
+			Kind:    rapid.SampledFrom([]wire.Kind{wire.Hello, wire.Ask, wire.Cancel}).Draw(t, "kind"),
 			Flags:   rapid.Uint8Range(0, 3).Draw(t, "flags"),
 			Session: rapid.Uint64().Draw(t, "session"),
 			Number:  rapid.Uint64().Draw(t, "number"),
 			Cost:    rapid.Uint32().Draw(t, "cost"),
 			Wait:    rapid.Uint32().Draw(t, "wait"),
-		}
-		share := tokenbucket.Share{Rate: tokenbucket.Rate(rapid.Int64().Draw(t, "rate")), Burst: rapid.Int64().Draw(t, "burst")}
-		tokens := tokenbucket.Tokens(rapid.Int64().Draw(t, "tokens"))
-		if q.Kind == wire.Lease {
-			q.Held = wire.Held{Holder: rapid.Uint64().Draw(t, "holder"), Epoch: rapid.Uint64().Draw(t, "held"), Share: share, Released: tokens}
 		}
 		if q.Kind != wire.Hello {
 			q.Key = rapid.SliceOfN(rapid.Byte(), 1, wire.MaxKey).Draw(t, "key")
@@ -76,11 +62,11 @@ func TestRoundTrip(t *testing.T) {
 		}
 		d := asker.AppendQuestion(nil, q)
 		got, id, err := server.ParseQuestion(d)
-		if err != nil || got.Kind != q.Kind || got.Flags != q.Flags || got.Session != q.Session || got.Number != q.Number || got.Cost != q.Cost || got.Wait != q.Wait || got.Held != q.Held || !bytes.Equal(got.Key, q.Key) {
+		if err != nil || got.Kind != q.Kind || got.Flags != q.Flags || got.Session != q.Session || got.Number != q.Number || got.Cost != q.Cost || got.Wait != q.Wait || !bytes.Equal(got.Key, q.Key) {
 			t.Fatalf("%+v came as %+v, %v", q, got, err)
 		}
 		a := wire.Answer{
-			Kind: rapid.SampledFrom([]wire.Kind{wire.Reply, wire.Issued, wire.Moved, wire.Busy, wire.Waiting}).Draw(t, "answer"), Flags: rapid.Uint8Range(0, 63).Draw(t, "flags"),
+			Kind: rapid.SampledFrom([]wire.Kind{wire.Reply, wire.Issued, wire.Moved, wire.Busy, wire.Waiting}).Draw(t, "answer"), Flags: rapid.Uint8Range(0, 15).Draw(t, "flags"),
 			Session: q.Session, Number: q.Number, Value: rapid.Uint32().Draw(t, "value"),
 		}
 		if a.Kind == wire.Moved {
@@ -88,17 +74,12 @@ func TestRoundTrip(t *testing.T) {
 		} else {
 			a.Wait = rapid.Uint64().Draw(t, "wait of the answer")
 		}
-		var g wire.Grant
 		back := server.AppendAnswer(nil, a, id)
-		if q.Kind == wire.Lease {
-			a.Kind, a.Epoch, g = wire.Granted, 0, wire.Grant{Epoch: q.Held.Epoch, Share: share, Tokens: tokens}
-			back = server.AppendGrant(nil, a, g, id)
-		}
 		if len(back) > len(d) {
 			t.Fatalf("an answer of %d bytes to a question of %d", len(back), len(d))
 		}
-		if got, granted, err := asker.ParseAnswer(back); err != nil || got != a || granted != g {
-			t.Fatalf("%+v, %+v came as %+v, %+v, %v", a, g, got, granted, err)
+		if got, err := asker.ParseAnswer(back); err != nil || got != a {
+			t.Fatalf("%+v came as %+v, %v", a, got, err)
 		}
 		// Any byte that was changed on the way is noticed, if there is a MAC.
 		if asker != none {
@@ -109,7 +90,7 @@ func TestRoundTrip(t *testing.T) {
 			}
 			i = rapid.IntRange(0, len(back)-1).Draw(t, "byte of the answer")
 			back[i] ^= 1 << rapid.IntRange(0, 7).Draw(t, "bit")
-			if got, _, err := asker.ParseAnswer(back); err == nil {
+			if got, err := asker.ParseAnswer(back); err == nil {
 				t.Fatalf("byte %d was changed, and it came as %+v", i, got)
 			}
 		}
@@ -176,7 +157,7 @@ func TestNothingIsAllocated(t *testing.T) {
 		if ok := sessions.Good(sessions.Issue(from, 0), from, 0); err != nil || !ok {
 			t.Fatal(err)
 		}
-		_, _, err = s.ParseAnswer(s.AppendAnswer(buf, wire.Answer{Kind: wire.Reply, Number: got.Number}, id))
+		_, err = s.ParseAnswer(s.AppendAnswer(buf, wire.Answer{Kind: wire.Reply, Number: got.Number}, id))
 		testkit.Must(t, err)
 	}), 0, "allocations")
 }
@@ -189,16 +170,10 @@ func FuzzParse(f *testing.F) {
 		for i := range q {
 			f.Add(q[:i])
 		}
-		l := s.AppendQuestion(nil, wire.Question{Kind: wire.Lease, Cost: 1, Key: []byte("key")})
-		for i := range l {
-			f.Add(l[:i])
-		}
 		f.Add(q)
 		f.Add(s.AppendQuestion(nil, wire.Question{Kind: wire.Cancel, Cost: 1, Key: []byte("key")}))
 		f.Add(s.AppendAnswer(nil, wire.Answer{Kind: wire.Moved, Epoch: 3}, 0))
-		f.Add(l)
 		f.Add(a)
-		f.Add(s.AppendGrant(nil, wire.Answer{Kind: wire.Granted}, wire.Grant{Epoch: 1}, 0))
 	}
 	f.Fuzz(func(t *testing.T, d []byte) {
 		if _, _, err := sealed.ParseQuestion(d); err == nil && !bytes.HasSuffix(d, []byte("key")) {
@@ -212,12 +187,8 @@ func FuzzParse(f *testing.F) {
 				t.Fatalf("%x is written as %x", d, again)
 			}
 		}
-		if a, g, err := plain.ParseAnswer(d); err == nil {
-			again := plain.AppendAnswer(nil, a, 0)
-			if a.Kind == wire.Granted {
-				again = plain.AppendGrant(nil, a, g, 0)
-			}
-			if !bytes.Equal(again, d) {
+		if a, err := plain.ParseAnswer(d); err == nil {
+			if again := plain.AppendAnswer(nil, a, 0); !bytes.Equal(again, d) {
 				t.Fatalf("%x is written as %x", d, again)
 			}
 		}

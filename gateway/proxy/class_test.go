@@ -19,7 +19,7 @@ import (
 // asker is an admission service.
 type asker func(key string, cost uint32) client.Decision
 
-func (a asker) Decide(_ context.Context, key string, cost uint32) client.Decision {
+func (a asker) Ask(_ context.Context, key string, cost uint32) client.Decision {
 	return a(key, cost)
 }
 

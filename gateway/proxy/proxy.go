@@ -42,7 +42,7 @@ type Config struct {
 	Tokens *secure.Tokens
 	// Admission is asked before a request waits, where its class says so; nil: never.
 	Admission interface {
-		Decide(ctx context.Context, key string, cost uint32) client.Decision
+		Ask(ctx context.Context, key string, cost uint32) client.Decision
 	}
 	// Publish takes what is posted to /pub and /mpub; nil: it goes to a server, too.
 	Publish Publisher
@@ -269,7 +269,7 @@ func (p *Proxy) admit(r *http.Request, c class, tenant string, cost int) client.
 	if p.cfg.Admission == nil || key == "" {
 		return client.Decision{Admit: true, Left: -1}
 	}
-	d := p.cfg.Admission.Decide(r.Context(), key, uint32(cost))
+	d := p.cfg.Admission.Ask(r.Context(), key, uint32(cost))
 	if d.Unanswered {
 		d.Admit = c.FailOpen
 	}

@@ -26,7 +26,7 @@ var arrows = []Arrow{
 	{
 		From:   []string{"..."},
 		Except: []string{"admission/...", "bench/figures"},
-		Never:  []string{"admission/lease", "admission/router", "admission/rule", "admission/server", "admission/store", "admission/table", "admission/wire"},
+		Never:  []string{"admission/router", "admission/rule", "admission/server", "admission/store", "admission/table", "admission/wire"},
 		Why:    "others ask by admission/client; figures of the pure rule use it",
 	},
 	{

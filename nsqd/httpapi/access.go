@@ -106,7 +106,7 @@ func (a *API) charge(r *http.Request, messages int) error {
 		return nil
 	}
 	tenant := a.cfg.Tokens.Tenant(r)
-	d := a.cfg.Admission.Decide(r.Context(), "tenant/"+tenant+"/http", uint32(messages))
+	d := a.cfg.Admission.Ask(r.Context(), "tenant/"+tenant+"/http", uint32(messages))
 	if d.Admit {
 		return nil
 	}

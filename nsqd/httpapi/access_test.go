@@ -133,7 +133,7 @@ var everyRoute = []struct {
 // quotas admits up to so many messages at once.
 type quotas struct{ asked []string }
 
-func (q *quotas) Decide(_ context.Context, key string, cost uint32) client.Decision {
+func (q *quotas) Ask(_ context.Context, key string, cost uint32) client.Decision {
 	q.asked = append(q.asked, fmt.Sprint(key, " ", cost))
 	return client.Decision{Admit: cost <= 2, RetryAfter: 1500 * time.Millisecond}
 }

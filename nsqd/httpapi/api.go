@@ -88,7 +88,7 @@ type Config struct {
 	// Admission is asked for tenant/T/http before what the caller's tenant T publishes,
 	// with T empty for a caller without; nil: no caller is limited.
 	Admission interface {
-		Decide(ctx context.Context, key string, cost uint32) client.Decision
+		Ask(ctx context.Context, key string, cost uint32) client.Decision
 	}
 	// Settings by name.
 	Settings map[string]Setting

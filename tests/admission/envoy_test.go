@@ -1,7 +1,6 @@
 package admission
 
 import (
-	"os"
 	"testing"
 
 	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
@@ -15,12 +14,7 @@ import (
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
 
-func TestMain(m *testing.M) {
-	if server := os.Getenv(holderEnv); server != "" {
-		hold(server)
-	}
-	localtest.Main(m)
-}
+func TestMain(m *testing.M) { localtest.Main(m) }
 
 // Envoy's own definitions of its service, against the daemon.
 func TestEnvoy(t *testing.T) {

@@ -14,7 +14,6 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/refill"
 	"github.com/srtm-io/srtm/internal/topics"
-	"github.com/srtm-io/srtm/tools/srtm/plan"
 )
 
 func admissionCommand() *cobra.Command {
@@ -23,7 +22,7 @@ credits (--capacity), refilled at a rate (--refill, credits per second); a
 request takes one, or its cost. A key that ends in "*" is a default: it stands
 for each key that begins so and has no rule of its own.`,
 		ruleSetCommand(), ruleGetCommand(), ruleListCommand(), ruleDeleteCommand(), ruleImportCommand())
-	return parent("admission", "Rules of the admission service, and what it would say", "", rules, admissionAskCommand(), plan.LeaseCommand(),
+	return parent("admission", "Rules of the admission service, and what it would say", "", rules, admissionAskCommand(),
 		parent("partition", "Which server decides for which keys", "", partitionListCommand(), partitionMoveCommand()))
 }
 
@@ -39,7 +38,7 @@ var oneKey = between(1, 1, "one key")
 func ruleSetCommand() *cobra.Command {
 	var rate string
 	var r srtmv1.AdmissionRule
-	var prefix, mode string
+	var prefix string
 	cmd := admissionLeaf(&cobra.Command{
 		Use:   "set KEY --refill CREDITS[/PERIOD] --capacity CREDITS",
 		Short: "Add or replace a rule",
@@ -54,9 +53,6 @@ func ruleSetCommand() *cobra.Command {
 			return oneKey(cmd, args)
 		},
 		PreRunE: func(*cobra.Command, []string) error {
-			if r.Mode, _ = named[srtmv1.AdmissionMode](srtmv1.AdmissionMode_value, "ADMISSION_MODE_", mode); r.Mode == 0 {
-				return usagef("--mode %q: want central or lease", mode)
-			}
 			of, err := refill.Parse(rate)
 			if err != nil {
 				return usagef("--refill: %w", err)
@@ -83,7 +79,6 @@ func ruleSetCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&r.Strict, "strict", false, "never above the rule, through any failure: rather deny")
 	cmd.Flags().BoolVar(&r.Shadow, "shadow", false, "decide and count, and admit all the same")
 	cmd.Flags().BoolVar(&r.FailOpen, "fail-open", false, "admit where a router reaches no server")
-	cmd.Flags().StringVar(&mode, "mode", "central", "`who` decides: central (the server that owns the key) or lease (programs with the Go client too, by parts that it leases to them; see plan)")
 	cmd.Flags().StringVar(&prefix, "default", "", "for all keys with this `prefix` that have no rule of their own, beside KEY or in its place")
 	return cmd
 }
@@ -116,7 +111,7 @@ func (x *call) rules(rules []*srtmv1.AdmissionRule, err error) error {
 		for _, f := range []struct {
 			set  bool
 			name string
-		}{{r.GetMode() == srtmv1.AdmissionMode_ADMISSION_MODE_LEASE, "lease"}, {r.GetStrict(), "strict"}, {r.GetShadow(), "shadow"}, {r.GetFailOpen(), "fail-open"}} {
+		}{{r.GetStrict(), "strict"}, {r.GetShadow(), "shadow"}, {r.GetFailOpen(), "fail-open"}} {
 			if f.set {
 				more = append(more, f.name)
 			}

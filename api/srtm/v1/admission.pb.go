@@ -21,58 +21,6 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-type AdmissionMode int32
-
-const (
-	AdmissionMode_ADMISSION_MODE_UNSPECIFIED AdmissionMode = 0
-	// A server decides each request.
-	AdmissionMode_ADMISSION_MODE_CENTRAL AdmissionMode = 1
-	// Holders decide by the shares that they are leased (admission/client); others ask
-	// the owner, which keeps a share for them.
-	AdmissionMode_ADMISSION_MODE_LEASE AdmissionMode = 2
-)
-
-// Enum value maps for AdmissionMode.
-var (
-	AdmissionMode_name = map[int32]string{
-		0: "ADMISSION_MODE_UNSPECIFIED",
-		1: "ADMISSION_MODE_CENTRAL",
-		2: "ADMISSION_MODE_LEASE",
-	}
-	AdmissionMode_value = map[string]int32{
-		"ADMISSION_MODE_UNSPECIFIED": 0,
-		"ADMISSION_MODE_CENTRAL":     1,
-		"ADMISSION_MODE_LEASE":       2,
-	}
-)
-
-func (x AdmissionMode) Enum() *AdmissionMode {
-	p := new(AdmissionMode)
-	*p = x
-	return p
-}
-
-func (x AdmissionMode) String() string {
-	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
-}
-
-func (AdmissionMode) Descriptor() protoreflect.EnumDescriptor {
-	return file_srtm_v1_admission_proto_enumTypes[0].Descriptor()
-}
-
-func (AdmissionMode) Type() protoreflect.EnumType {
-	return &file_srtm_v1_admission_proto_enumTypes[0]
-}
-
-func (x AdmissionMode) Number() protoreflect.EnumNumber {
-	return protoreflect.EnumNumber(x)
-}
-
-// Deprecated: Use AdmissionMode.Descriptor instead.
-func (AdmissionMode) EnumDescriptor() ([]byte, []int) {
-	return file_srtm_v1_admission_proto_rawDescGZIP(), []int{0}
-}
-
 // AdmissionCredit is what a key held at an instant.
 type AdmissionCredit struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
@@ -377,20 +325,19 @@ type AdmissionRule struct {
 	// Milli-credits per period, 1 to 1e12; 0 with capacity 0 denies everything.
 	RefillMilli int64 `protobuf:"varint,2,opt,name=refill_milli,json=refillMilli,proto3" json:"refill_milli,omitempty"`
 	// Credits, 1 to 1e9.
-	Capacity int64         `protobuf:"varint,3,opt,name=capacity,proto3" json:"capacity,omitempty"`
-	Mode     AdmissionMode `protobuf:"varint,4,opt,name=mode,proto3,enum=srtm.v1.AdmissionMode" json:"mode,omitempty"`
+	Capacity int64 `protobuf:"varint,3,opt,name=capacity,proto3" json:"capacity,omitempty"`
 	// Never above the rule, through any failure: denies where another server may
 	// decide, and begins empty after a crash.
-	Strict bool `protobuf:"varint,5,opt,name=strict,proto3" json:"strict,omitempty"`
+	Strict bool `protobuf:"varint,4,opt,name=strict,proto3" json:"strict,omitempty"`
 	// Decides and counts, and admits all the same.
-	Shadow bool `protobuf:"varint,6,opt,name=shadow,proto3" json:"shadow,omitempty"`
+	Shadow bool `protobuf:"varint,5,opt,name=shadow,proto3" json:"shadow,omitempty"`
 	// A router that reaches no server admits.
-	FailOpen bool `protobuf:"varint,7,opt,name=fail_open,json=failOpen,proto3" json:"fail_open,omitempty"`
+	FailOpen bool `protobuf:"varint,6,opt,name=fail_open,json=failOpen,proto3" json:"fail_open,omitempty"`
 	// Of its last edit; ignored by SetRules.
-	Change uint64 `protobuf:"varint,8,opt,name=change,proto3" json:"change,omitempty"`
+	Change uint64 `protobuf:"varint,7,opt,name=change,proto3" json:"change,omitempty"`
 	// The refill's period in seconds, 1 to 31622400; 0 is 1. INVALID_ARGUMENT where the
 	// refill cannot be kept exactly; the error names the step.
-	RefillPeriodS int64 `protobuf:"varint,9,opt,name=refill_period_s,json=refillPeriodS,proto3" json:"refill_period_s,omitempty"`
+	RefillPeriodS int64 `protobuf:"varint,8,opt,name=refill_period_s,json=refillPeriodS,proto3" json:"refill_period_s,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -444,13 +391,6 @@ func (x *AdmissionRule) GetCapacity() int64 {
 		return x.Capacity
 	}
 	return 0
-}
-
-func (x *AdmissionRule) GetMode() AdmissionMode {
-	if x != nil {
-		return x.Mode
-	}
-	return AdmissionMode_ADMISSION_MODE_UNSPECIFIED
 }
 
 func (x *AdmissionRule) GetStrict() bool {
@@ -1250,17 +1190,16 @@ const file_srtm_v1_admission_proto_rawDesc = "" +
 	"\x05owner\x18\x01 \x01(\x03R\x05owner\x12\x1a\n" +
 	"\bfollower\x18\x02 \x01(\x03R\bfollower\"E\n" +
 	"\x0fRecoverResponse\x122\n" +
-	"\acredits\x18\x01 \x03(\v2\x18.srtm.v1.AdmissionCreditR\acredits\"\x99\x02\n" +
+	"\acredits\x18\x01 \x03(\v2\x18.srtm.v1.AdmissionCreditR\acredits\"\xed\x01\n" +
 	"\rAdmissionRule\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12!\n" +
 	"\frefill_milli\x18\x02 \x01(\x03R\vrefillMilli\x12\x1a\n" +
-	"\bcapacity\x18\x03 \x01(\x03R\bcapacity\x12*\n" +
-	"\x04mode\x18\x04 \x01(\x0e2\x16.srtm.v1.AdmissionModeR\x04mode\x12\x16\n" +
-	"\x06strict\x18\x05 \x01(\bR\x06strict\x12\x16\n" +
-	"\x06shadow\x18\x06 \x01(\bR\x06shadow\x12\x1b\n" +
-	"\tfail_open\x18\a \x01(\bR\bfailOpen\x12\x16\n" +
-	"\x06change\x18\b \x01(\x04R\x06change\x12&\n" +
-	"\x0frefill_period_s\x18\t \x01(\x03R\rrefillPeriodS\"o\n" +
+	"\bcapacity\x18\x03 \x01(\x03R\bcapacity\x12\x16\n" +
+	"\x06strict\x18\x04 \x01(\bR\x06strict\x12\x16\n" +
+	"\x06shadow\x18\x05 \x01(\bR\x06shadow\x12\x1b\n" +
+	"\tfail_open\x18\x06 \x01(\bR\bfailOpen\x12\x16\n" +
+	"\x06change\x18\a \x01(\x04R\x06change\x12&\n" +
+	"\x0frefill_period_s\x18\b \x01(\x03R\rrefillPeriodS\"o\n" +
 	"\x13AdmissionPartitions\x12\x14\n" +
 	"\x05first\x18\x01 \x01(\x05R\x05first\x12\x12\n" +
 	"\x04last\x18\x02 \x01(\x05R\x04last\x12\x16\n" +
@@ -1308,11 +1247,7 @@ const file_srtm_v1_admission_proto_rawDesc = "" +
 	"unanswered\x18\x04 \x01(\bR\n" +
 	"unanswered\x12\x12\n" +
 	"\x04left\x18\x05 \x01(\x03R\x04left\x12$\n" +
-	"\x0eretry_after_ms\x18\x06 \x01(\x03R\fretryAfterMs*e\n" +
-	"\rAdmissionMode\x12\x1e\n" +
-	"\x1aADMISSION_MODE_UNSPECIFIED\x10\x00\x12\x1a\n" +
-	"\x16ADMISSION_MODE_CENTRAL\x10\x01\x12\x18\n" +
-	"\x14ADMISSION_MODE_LEASE\x10\x022\xf0\x03\n" +
+	"\x0eretry_after_ms\x18\x06 \x01(\x03R\fretryAfterMs2\xf0\x03\n" +
 	"\x0eAdmissionAdmin\x12?\n" +
 	"\bSetRules\x12\x18.srtm.v1.SetRulesRequest\x1a\x19.srtm.v1.SetRulesResponse\x12:\n" +
 	"\aGetRule\x12\x17.srtm.v1.GetRuleRequest\x1a\x16.srtm.v1.AdmissionRule\x12B\n" +
@@ -1338,61 +1273,58 @@ func file_srtm_v1_admission_proto_rawDescGZIP() []byte {
 	return file_srtm_v1_admission_proto_rawDescData
 }
 
-var file_srtm_v1_admission_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
 var file_srtm_v1_admission_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_srtm_v1_admission_proto_goTypes = []any{
-	(AdmissionMode)(0),             // 0: srtm.v1.AdmissionMode
-	(*AdmissionCredit)(nil),        // 1: srtm.v1.AdmissionCredit
-	(*ReplicateRequest)(nil),       // 2: srtm.v1.ReplicateRequest
-	(*ReplicateResponse)(nil),      // 3: srtm.v1.ReplicateResponse
-	(*RecoverRequest)(nil),         // 4: srtm.v1.RecoverRequest
-	(*RecoverResponse)(nil),        // 5: srtm.v1.RecoverResponse
-	(*AdmissionRule)(nil),          // 6: srtm.v1.AdmissionRule
-	(*AdmissionPartitions)(nil),    // 7: srtm.v1.AdmissionPartitions
-	(*ListPartitionsRequest)(nil),  // 8: srtm.v1.ListPartitionsRequest
-	(*ListPartitionsResponse)(nil), // 9: srtm.v1.ListPartitionsResponse
-	(*MovePartitionsRequest)(nil),  // 10: srtm.v1.MovePartitionsRequest
-	(*MovePartitionsResponse)(nil), // 11: srtm.v1.MovePartitionsResponse
-	(*SetRulesRequest)(nil),        // 12: srtm.v1.SetRulesRequest
-	(*SetRulesResponse)(nil),       // 13: srtm.v1.SetRulesResponse
-	(*GetRuleRequest)(nil),         // 14: srtm.v1.GetRuleRequest
-	(*ListRulesRequest)(nil),       // 15: srtm.v1.ListRulesRequest
-	(*ListRulesResponse)(nil),      // 16: srtm.v1.ListRulesResponse
-	(*DeleteRuleRequest)(nil),      // 17: srtm.v1.DeleteRuleRequest
-	(*DeleteRuleResponse)(nil),     // 18: srtm.v1.DeleteRuleResponse
-	(*AskRequest)(nil),             // 19: srtm.v1.AskRequest
-	(*AskResponse)(nil),            // 20: srtm.v1.AskResponse
+	(*AdmissionCredit)(nil),        // 0: srtm.v1.AdmissionCredit
+	(*ReplicateRequest)(nil),       // 1: srtm.v1.ReplicateRequest
+	(*ReplicateResponse)(nil),      // 2: srtm.v1.ReplicateResponse
+	(*RecoverRequest)(nil),         // 3: srtm.v1.RecoverRequest
+	(*RecoverResponse)(nil),        // 4: srtm.v1.RecoverResponse
+	(*AdmissionRule)(nil),          // 5: srtm.v1.AdmissionRule
+	(*AdmissionPartitions)(nil),    // 6: srtm.v1.AdmissionPartitions
+	(*ListPartitionsRequest)(nil),  // 7: srtm.v1.ListPartitionsRequest
+	(*ListPartitionsResponse)(nil), // 8: srtm.v1.ListPartitionsResponse
+	(*MovePartitionsRequest)(nil),  // 9: srtm.v1.MovePartitionsRequest
+	(*MovePartitionsResponse)(nil), // 10: srtm.v1.MovePartitionsResponse
+	(*SetRulesRequest)(nil),        // 11: srtm.v1.SetRulesRequest
+	(*SetRulesResponse)(nil),       // 12: srtm.v1.SetRulesResponse
+	(*GetRuleRequest)(nil),         // 13: srtm.v1.GetRuleRequest
+	(*ListRulesRequest)(nil),       // 14: srtm.v1.ListRulesRequest
+	(*ListRulesResponse)(nil),      // 15: srtm.v1.ListRulesResponse
+	(*DeleteRuleRequest)(nil),      // 16: srtm.v1.DeleteRuleRequest
+	(*DeleteRuleResponse)(nil),     // 17: srtm.v1.DeleteRuleResponse
+	(*AskRequest)(nil),             // 18: srtm.v1.AskRequest
+	(*AskResponse)(nil),            // 19: srtm.v1.AskResponse
 }
 var file_srtm_v1_admission_proto_depIdxs = []int32{
-	1,  // 0: srtm.v1.ReplicateRequest.credits:type_name -> srtm.v1.AdmissionCredit
-	1,  // 1: srtm.v1.RecoverResponse.credits:type_name -> srtm.v1.AdmissionCredit
-	0,  // 2: srtm.v1.AdmissionRule.mode:type_name -> srtm.v1.AdmissionMode
-	7,  // 3: srtm.v1.ListPartitionsResponse.partitions:type_name -> srtm.v1.AdmissionPartitions
-	6,  // 4: srtm.v1.SetRulesRequest.rules:type_name -> srtm.v1.AdmissionRule
-	6,  // 5: srtm.v1.ListRulesResponse.rules:type_name -> srtm.v1.AdmissionRule
-	12, // 6: srtm.v1.AdmissionAdmin.SetRules:input_type -> srtm.v1.SetRulesRequest
-	14, // 7: srtm.v1.AdmissionAdmin.GetRule:input_type -> srtm.v1.GetRuleRequest
-	15, // 8: srtm.v1.AdmissionAdmin.ListRules:input_type -> srtm.v1.ListRulesRequest
-	17, // 9: srtm.v1.AdmissionAdmin.DeleteRule:input_type -> srtm.v1.DeleteRuleRequest
-	19, // 10: srtm.v1.AdmissionAdmin.Ask:input_type -> srtm.v1.AskRequest
-	8,  // 11: srtm.v1.AdmissionAdmin.ListPartitions:input_type -> srtm.v1.ListPartitionsRequest
-	10, // 12: srtm.v1.AdmissionAdmin.MovePartitions:input_type -> srtm.v1.MovePartitionsRequest
-	2,  // 13: srtm.v1.AdmissionReplication.Replicate:input_type -> srtm.v1.ReplicateRequest
-	4,  // 14: srtm.v1.AdmissionReplication.Recover:input_type -> srtm.v1.RecoverRequest
-	13, // 15: srtm.v1.AdmissionAdmin.SetRules:output_type -> srtm.v1.SetRulesResponse
-	6,  // 16: srtm.v1.AdmissionAdmin.GetRule:output_type -> srtm.v1.AdmissionRule
-	16, // 17: srtm.v1.AdmissionAdmin.ListRules:output_type -> srtm.v1.ListRulesResponse
-	18, // 18: srtm.v1.AdmissionAdmin.DeleteRule:output_type -> srtm.v1.DeleteRuleResponse
-	20, // 19: srtm.v1.AdmissionAdmin.Ask:output_type -> srtm.v1.AskResponse
-	9,  // 20: srtm.v1.AdmissionAdmin.ListPartitions:output_type -> srtm.v1.ListPartitionsResponse
-	11, // 21: srtm.v1.AdmissionAdmin.MovePartitions:output_type -> srtm.v1.MovePartitionsResponse
-	3,  // 22: srtm.v1.AdmissionReplication.Replicate:output_type -> srtm.v1.ReplicateResponse
-	5,  // 23: srtm.v1.AdmissionReplication.Recover:output_type -> srtm.v1.RecoverResponse
-	15, // [15:24] is the sub-list for method output_type
-	6,  // [6:15] is the sub-list for method input_type
-	6,  // [6:6] is the sub-list for extension type_name
-	6,  // [6:6] is the sub-list for extension extendee
-	0,  // [0:6] is the sub-list for field type_name
+	0,  // 0: srtm.v1.ReplicateRequest.credits:type_name -> srtm.v1.AdmissionCredit
+	0,  // 1: srtm.v1.RecoverResponse.credits:type_name -> srtm.v1.AdmissionCredit
+	6,  // 2: srtm.v1.ListPartitionsResponse.partitions:type_name -> srtm.v1.AdmissionPartitions
+	5,  // 3: srtm.v1.SetRulesRequest.rules:type_name -> srtm.v1.AdmissionRule
+	5,  // 4: srtm.v1.ListRulesResponse.rules:type_name -> srtm.v1.AdmissionRule
+	11, // 5: srtm.v1.AdmissionAdmin.SetRules:input_type -> srtm.v1.SetRulesRequest
+	13, // 6: srtm.v1.AdmissionAdmin.GetRule:input_type -> srtm.v1.GetRuleRequest
+	14, // 7: srtm.v1.AdmissionAdmin.ListRules:input_type -> srtm.v1.ListRulesRequest
+	16, // 8: srtm.v1.AdmissionAdmin.DeleteRule:input_type -> srtm.v1.DeleteRuleRequest
+	18, // 9: srtm.v1.AdmissionAdmin.Ask:input_type -> srtm.v1.AskRequest
+	7,  // 10: srtm.v1.AdmissionAdmin.ListPartitions:input_type -> srtm.v1.ListPartitionsRequest
+	9,  // 11: srtm.v1.AdmissionAdmin.MovePartitions:input_type -> srtm.v1.MovePartitionsRequest
+	1,  // 12: srtm.v1.AdmissionReplication.Replicate:input_type -> srtm.v1.ReplicateRequest
+	3,  // 13: srtm.v1.AdmissionReplication.Recover:input_type -> srtm.v1.RecoverRequest
+	12, // 14: srtm.v1.AdmissionAdmin.SetRules:output_type -> srtm.v1.SetRulesResponse
+	5,  // 15: srtm.v1.AdmissionAdmin.GetRule:output_type -> srtm.v1.AdmissionRule
+	15, // 16: srtm.v1.AdmissionAdmin.ListRules:output_type -> srtm.v1.ListRulesResponse
+	17, // 17: srtm.v1.AdmissionAdmin.DeleteRule:output_type -> srtm.v1.DeleteRuleResponse
+	19, // 18: srtm.v1.AdmissionAdmin.Ask:output_type -> srtm.v1.AskResponse
+	8,  // 19: srtm.v1.AdmissionAdmin.ListPartitions:output_type -> srtm.v1.ListPartitionsResponse
+	10, // 20: srtm.v1.AdmissionAdmin.MovePartitions:output_type -> srtm.v1.MovePartitionsResponse
+	2,  // 21: srtm.v1.AdmissionReplication.Replicate:output_type -> srtm.v1.ReplicateResponse
+	4,  // 22: srtm.v1.AdmissionReplication.Recover:output_type -> srtm.v1.RecoverResponse
+	14, // [14:23] is the sub-list for method output_type
+	5,  // [5:14] is the sub-list for method input_type
+	5,  // [5:5] is the sub-list for extension type_name
+	5,  // [5:5] is the sub-list for extension extendee
+	0,  // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_admission_proto_init() }
@@ -1405,14 +1337,13 @@ func file_srtm_v1_admission_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_admission_proto_rawDesc), len(file_srtm_v1_admission_proto_rawDesc)),
-			NumEnums:      1,
+			NumEnums:      0,
 			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   2,
 		},
 		GoTypes:           file_srtm_v1_admission_proto_goTypes,
 		DependencyIndexes: file_srtm_v1_admission_proto_depIdxs,
-		EnumInfos:         file_srtm_v1_admission_proto_enumTypes,
 		MessageInfos:      file_srtm_v1_admission_proto_msgTypes,
 	}.Build()
 	File_srtm_v1_admission_proto = out.File
