@@ -49,6 +49,8 @@ type Contract struct {
 	// Awaited brokers are no members, and must be heard before it is adopted; Strict are
 	// those of both with that policy.
 	Awaited, Strict []string
+	// Former is as in ledger.Terms.
+	Former tokenbucket.Share
 
 	tuner *share.Tuner
 	// Every member has had its first share: from then on the rule may move shares.
@@ -67,7 +69,7 @@ func New(epoch uint64, cfg Config) *Machine {
 func (m *Machine) Contract(topic string) *Contract { return m.topics[topic] }
 
 func (m *Machine) terms(c *Contract) ledger.Terms {
-	terms := ledger.Terms{Contract: c.Total, Flex: m.cfg.Flex}
+	terms := ledger.Terms{Contract: c.Total, Flex: m.cfg.Flex, Former: c.Former}
 	if c.Rule == share.Static {
 		terms.Flex = 0 // nothing is to move
 	}

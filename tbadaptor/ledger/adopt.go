@@ -4,10 +4,11 @@ import (
 	"slices"
 
 	"github.com/srtm-io/srtm/tbadaptor/share"
+	"github.com/srtm-io/srtm/tokenbucket"
 )
 
 // Adopt puts a contract under the ledger's care of which an earlier ledger may have
-// granted parts, to the brokers named in initial and to others. Nothing is granted
+// granted parts, to the brokers named in initial and to others. No share grows
 // before each of them has said what it holds, or was forgotten. Then what the
 // brokers hold stays as it is, as far as it makes up the contract; where it does
 // not, they get initial. Tokens are only earned.
@@ -34,9 +35,9 @@ func (l *Ledger) Adopt(name string, terms Terms, initial []share.Assigned, other
 // that is not named is meant to have none. Decreases go first, so while a contract
 // shrinks the old one holds until its brokers have acknowledged theirs; one that
 // grows comes without tokens, which are only earned. A contract that the ledger does
-// not know, or that awaits a broker still, is one that an earlier ledger granted: as
-// with Adopt, nothing is granted before these brokers and others were heard. It fails
-// with *Busy if brokers still hold shares of a removed one.
+// not know, or that awaits a broker still, is one that an earlier ledger granted. Until these
+// brokers and others were heard, shares grow only as far as terms.Former proves that there is
+// room. Change fails with *Busy if brokers still hold shares of a removed contract.
 func (l *Ledger) Change(name string, terms Terms, target []share.Assigned, others []string) ([]Grant, error) {
 	t, sorted, err := l.enter(name, terms, target)
 	switch {
@@ -55,6 +56,9 @@ func (l *Ledger) Change(name string, terms Terms, target []share.Assigned, other
 func (l *Ledger) replace(t *topic, terms Terms, target []share.Assigned) []Grant {
 	adopted := t.contract.IsZero() || len(t.awaited) > 0
 	t.contract, t.flex, t.initial = terms.Contract, terms.Flex, target
+	if adopted && t.unheard == nil && !terms.Former.IsZero() {
+		l.bound(t, terms.Former)
+	}
 	l.aim(t, target)
 	if !adopted {
 		return l.advance(t)
@@ -72,6 +76,33 @@ func (l *Ledger) await(t *topic, brokers []string) {
 			t.awaited = slices.Insert(t.awaited, i, id)
 			l.awaiting.add(id, t)
 		}
+	}
+}
+
+// bound notes that all brokers together used at most total when the earlier ledger ended. Since
+// then shares have only shrunk: a broker that was heard used at least what it holds now, and the
+// awaited brokers used, and use, at most the rest.
+func (l *Ledger) bound(t *topic, total tokenbucket.Share) {
+	for _, m := range t.members {
+		if l.heard[m.broker] {
+			total = total.Less(m.acked.share)
+		}
+	}
+	t.noteUnheard(total)
+}
+
+// found notes the share that an awaited broker holds.
+func (t *topic) found(held tokenbucket.Share) {
+	if t.unheard != nil {
+		t.noteUnheard(t.unheard.Less(held))
+	}
+}
+
+// noteUnheard sets unheard. If brokers hold more than the former total, the total is wrong, and
+// nothing is known of the awaited brokers.
+func (t *topic) noteUnheard(rest tokenbucket.Share) {
+	if t.unheard = &rest; rest.Rate < 0 || rest.Burst < 0 {
+		t.unheard = nil
 	}
 }
 
@@ -94,6 +125,7 @@ func (l *Ledger) resume(t *topic) []Grant {
 	if len(t.awaited) > 0 || t.removing {
 		return l.advance(t)
 	}
+	t.unheard = nil
 	if held := l.kept(t); t.keep && held != nil {
 		l.aim(t, held)
 	}

@@ -101,9 +101,11 @@
 // or Strict, and which brokers may still hold shares of a contract that was lowered or
 // removed. After a loss of memory brokers report what they hold. The reports count as
 // reserved, even where their sum exceeds the contract; then nothing grows until decreases
-// have brought the sum back. A contract that is brought back, or changed before that, lets
-// no share grow until all brokers that are named with it have said what they hold (Adopt,
-// Change). Decreases never wait for that. A removed contract is not forgotten before the
+// have brought the sum back. A contract that is brought back, or changed before that, awaits
+// all brokers that are named with it (Adopt, Change). Until an awaited broker has said what it
+// holds, shares grow only by what is proven to be free: if all brokers together held at most
+// Terms.Former, the awaited ones hold at most Former less what the others reported. Without a
+// Former no share grows until then. Decreases never wait. A removed contract is not forgotten before the
 // brokers that are named with the removal were heard (Remove). A broker (r_l, b_l) that was
 // no member any more, had not acknowledged it, and is not named, is not waited for: until it
 // says hello, at most b_l + r_l*dt messages more than the contract leave in any dt. So it is

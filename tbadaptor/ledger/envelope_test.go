@@ -324,7 +324,7 @@ func (c *cluster) bringBack() {
 		shares[to].Share.Rate += rate
 		shares[to].Share.Burst += burst
 	}
-	grants, err := do(topicName, ledger.Terms{Contract: c.contract, Flex: c.flex}, shares, nil)
+	grants, err := do(topicName, ledger.Terms{Contract: c.contract, Flex: c.flex, Former: c.contract}, shares, nil)
 	if err != nil {
 		panic(err)
 	}

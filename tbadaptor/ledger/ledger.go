@@ -87,8 +87,11 @@ type topic struct {
 	pool     tokenbucket.Tokens
 	members  []*member // sorted by broker
 	// awaited are the brokers that may hold a part of an adopted contract and have
-	// not been heard, sorted. While there are any, shares only shrink.
+	// not been heard, sorted.
 	awaited []string
+	// unheard is the most that the awaited brokers together may be using. It is nil as long
+	// as no former total is known (Terms.Former): then shares only shrink.
+	unheard *tokenbucket.Share
 	// keep: shares stay as the brokers report them, if these make up the contract. So
 	// nothing shrinks while brokers are awaited, unless the reports exceed the contract.
 	keep bool
@@ -315,6 +318,9 @@ func (l *Ledger) Hello(s Session, now mono.Time) ([]Grant, error) {
 			m.pending = Grant{}
 		}
 		m.acked, m.ackedEpoch = holding{h.Share, h.Share.Less(h.Flex)}, h.Epoch
+		if !l.heard[id] {
+			t.found(h.Share)
+		}
 		switch {
 		case allOver:
 			m.acked = holding{}
@@ -691,8 +697,8 @@ func (l *Ledger) Connected(id string) bool {
 // advance grants what can be granted now, and forgets members, and in the end
 // the topic, that hold nothing and are meant to hold nothing.
 //
-// While a broker is awaited, what it holds is unknown: then members only fall to their
-// targets, and nothing grows.
+// While a broker is awaited, its share is unknown. Members fall to their targets at once. They
+// grow by what is free if the awaited brokers hold as much as they can (topic.unheard).
 func (l *Ledger) advance(t *topic) []Grant {
 	adopting := len(t.awaited) > 0 && !t.removing
 	if adopting && t.keep {
@@ -719,7 +725,7 @@ func (l *Ledger) advance(t *topic) []Grant {
 	// Every connected member that owes no acknowledgement falls to its target
 	// where it is above, and asks for the rest where it is below.
 	var moves []*move
-	decreasing := adopting // a decrease is, or is about to be, on its way
+	decreasing := false // a decrease is, or is about to be, on its way
 	for _, m := range t.members {
 		if !l.Connected(m.broker) || l.brokers[m.broker].waning {
 			continue
@@ -738,7 +744,7 @@ func (l *Ledger) advance(t *topic) []Grant {
 	free := l.free(t)
 	// Invariant (3), where a broker reported more than we knew of.
 	t.pool = min(t.pool, tokenbucket.Tokens(free.Burst)*tokenbucket.Token)
-	if adopting {
+	if adopting && t.unheard == nil {
 		free = tokenbucket.Share{}
 	}
 	rates := allot(int64(free.Rate), !decreasing, moves, func(v *move) int64 { return int64(v.member.target.Rate - v.next.Rate) })
@@ -795,7 +801,8 @@ type move struct {
 }
 
 // allot divides free over what the moves need. If there is not enough and this
-// is all there will be, each gets its proportion. If more is to come, one
+// is all there will be, each gets its proportion, and the remainder goes to the first
+// that hold something. If more is to come, one
 // after the other gets all it needs, first those that hold nothing: in
 // proportion it would take a grant to each for each acknowledgement.
 // Postcondition: no move gets more than it needs, the sum is at most free.
@@ -806,8 +813,16 @@ func allot(free int64, last bool, moves []*move, need func(*move) int64) []int64
 		sum += need(v)
 	}
 	if sum > free && last {
+		rest := free
 		for i, v := range moves {
 			got[i] = share.MulDiv(free, need(v), sum)
+			rest -= got[i]
+		}
+		for i, v := range moves { // rest < len(moves): of each proportion less than 1 was cut off
+			if rest > 0 && got[i] < need(v) && !v.member.acked.share.IsZero() {
+				got[i]++
+				rest--
+			}
 		}
 		return got
 	}
@@ -822,13 +837,17 @@ func allot(free int64, last bool, moves []*move, need func(*move) int64) []int64
 	return got
 }
 
-// free returns what of the contract is reserved for no broker; never negative.
+// free returns the part of the contract that is reserved for no member, and that no awaited
+// broker can be using; never negative. An unknown part of awaited brokers is not subtracted.
 func (l *Ledger) free(t *topic) tokenbucket.Share {
 	left := l.left(t)
+	if t.unheard != nil {
+		left = left.Less(*t.unheard)
+	}
 	return tokenbucket.Share{Rate: max(0, left.Rate), Burst: max(0, left.Burst)}
 }
 
-// left is free, but negative where more is reserved than the contract.
+// left is the contract without what is reserved for members. It is negative where more is reserved than the contract.
 func (l *Ledger) left(t *topic) tokenbucket.Share {
 	left := t.contract
 	for _, m := range t.members {

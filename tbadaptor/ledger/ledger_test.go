@@ -163,6 +163,9 @@ func (s *script) command(name string, args []string) (grants []ledger.Grant, err
 		if n, some := cut(&rest, "flex="); some {
 			s.scan(n, &terms.Flex)
 		}
+		if total, some := cut(&rest, "former="); some {
+			terms.Former = s.share(total)
+		}
 		if ids, some := cut(&rest, "others="); some {
 			others = strings.Split(ids, ",")
 		}

@@ -525,8 +525,12 @@ func (w *world) bringBack(t *rapid.T) {
 	}
 	contract := w.contracts[name]
 	target := drawTarget(t, w, contract)
+	terms := ledger.Terms{Contract: contract, Flex: 200}
+	if rapid.Bool().Draw(t, "the former total is known") {
+		terms.Former = contract
+	}
 	testkit.Must(t, w.call(t, func(l *ledger.Ledger) ([]ledger.Grant, error) {
-		return l.Adopt(name, ledger.Terms{Contract: contract, Flex: 200}, target, w.everyone())
+		return l.Adopt(name, terms, target, w.everyone())
 	}))
 	delete(w.lost, name)
 }
@@ -543,6 +547,9 @@ func (w *world) change(t *rapid.T) {
 	}
 	terms := drawTerms(t)
 	target := drawTarget(t, w, terms.Contract)
+	if rapid.Bool().Draw(t, "the former total is known") {
+		terms.Former = w.contracts[name]
+	}
 	testkit.Must(t, w.call(t, func(l *ledger.Ledger) ([]ledger.Grant, error) {
 		return l.Change(name, terms, target, w.everyone())
 	}))

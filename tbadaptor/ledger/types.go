@@ -99,6 +99,9 @@ type Terms struct {
 	// Flex is the part of each share that ends with its broker's lease, as far
 	// as there are leases.
 	Flex Permille
+	// Former is the most that all brokers together may hold of what earlier ledgers granted.
+	// Zero: not known.
+	Former tokenbucket.Share
 }
 
 // Permille is a fraction in thousandths, 0 to 1000.
@@ -123,8 +126,8 @@ type TopicView struct {
 	Removing bool
 	// Settled: every broker has acknowledged the share it is meant to have.
 	Settled bool
-	// Awaited are the brokers that must say what they hold of an adopted contract
-	// before anything of it is granted, sorted.
+	// Awaited are the brokers that must say what they hold of an adopted contract, sorted.
+	// Until then shares grow only by what none of these brokers can hold.
 	Awaited []string
 	// Pool is how many tokens wait for a share that grows.
 	Pool tokenbucket.Tokens

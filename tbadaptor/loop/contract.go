@@ -54,6 +54,7 @@ func checkContract(req *srtmv1.SetContractRequest) (*adaptor.Contract, error) {
 	var bad badRequest
 	c := &adaptor.Contract{
 		Topic: req.Topic, Total: shareproto.From(req.Contract), Rule: cmp.Or(req.ShareRule, share.Default), Awaited: req.Awaited, Strict: req.Strict,
+		Former: shareproto.From(req.Former),
 	}
 	bad.Name("topic", c.Topic)
 	if !slices.Contains(share.Rules(), c.Rule) {
@@ -63,6 +64,9 @@ func checkContract(req *srtmv1.SetContractRequest) (*adaptor.Contract, error) {
 		bad.Add("contract", "%v", err)
 	} else if c.Total.IsZero() {
 		bad.Add("contract", "it is empty")
+	}
+	if err := c.Former.Validate(); err != nil {
+		bad.Add("former", "%v", err)
 	}
 	if req.Adopt && req.Update {
 		bad.Add("update", "not together with adopt")

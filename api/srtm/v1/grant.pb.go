@@ -1130,8 +1130,9 @@ type SetContractRequest struct {
 	ShareRule string `protobuf:"bytes,4,opt,name=share_rule,json=shareRule,proto3" json:"share_rule,omitempty"`
 	// Bring back a contract that members may be using already, because the
 	// adaptor has restarted: the call does not wait for acknowledgements, a
-	// member that is away is no failure, and no share grows before every member
-	// has said what it holds. A contract the adaptor knows is left as it is.
+	// member that is away is no failure, and shares grow only as far as `former` proves
+	// that there is room, before every member has said what it holds. A contract the
+	// adaptor knows is left as it is.
 	Adopt bool `protobuf:"varint,5,opt,name=adopt,proto3" json:"adopt,omitempty"`
 	// The topic may have another contract or other members: what it has becomes
 	// this. The call does not wait for acknowledgements; shares grow as far as
@@ -1146,7 +1147,10 @@ type SetContractRequest struct {
 	// Those of the members and of the awaited that are known to be STRICT: what one of
 	// them holds is over when the adaptor has not heard it for as long as its lease
 	// lasts.
-	Strict        []string `protobuf:"bytes,12,rep,name=strict,proto3" json:"strict,omitempty"`
+	Strict []string `protobuf:"bytes,12,rep,name=strict,proto3" json:"strict,omitempty"`
+	// The most that all brokers together may hold of the topic, for an adaptor that has
+	// restarted. Unset: not known.
+	Former        *Share `protobuf:"bytes,20,opt,name=former,proto3" json:"former,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1233,6 +1237,13 @@ func (x *SetContractRequest) GetAwaited() []string {
 func (x *SetContractRequest) GetStrict() []string {
 	if x != nil {
 		return x.Strict
+	}
+	return nil
+}
+
+func (x *SetContractRequest) GetFormer() *Share {
+	if x != nil {
+		return x.Former
 	}
 	return nil
 }
@@ -1756,8 +1767,8 @@ type TopicShares struct {
 	ShareRule string                 `protobuf:"bytes,4,opt,name=share_rule,json=shareRule,proto3" json:"share_rule,omitempty"`
 	// The latest changes, oldest first.
 	History []*ShareChange `protobuf:"bytes,5,rep,name=history,proto3" json:"history,omitempty"`
-	// Brokers that must say what they hold, since the adaptor has restarted, before
-	// any share of the topic grows; by id.
+	// Brokers that must say what they hold, since the adaptor has restarted; by id. Until then
+	// shares grow only by what these brokers cannot hold.
 	Awaited []string `protobuf:"bytes,6,rep,name=awaited,proto3" json:"awaited,omitempty"`
 	// The contract was removed. Brokers may still use shares of it.
 	Removing bool `protobuf:"varint,7,opt,name=removing,proto3" json:"removing,omitempty"`
@@ -2178,7 +2189,7 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\n" +
 	"publishers\x18\x03 \x01(\rR\n" +
 	"publishers\x12\x1a\n" +
-	"\bretiring\x18\x04 \x01(\bR\bretiring\"\x83\x02\n" +
+	"\bretiring\x18\x04 \x01(\bR\bretiring\"\xab\x02\n" +
 	"\x12SetContractRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12-\n" +
 	"\bcontract\x18\x02 \x01(\v2\x11.srtm.v1.ContractR\bcontract\x12)\n" +
@@ -2189,7 +2200,8 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\x06update\x18\n" +
 	" \x01(\bR\x06update\x12\x18\n" +
 	"\aawaited\x18\v \x03(\tR\aawaited\x12\x16\n" +
-	"\x06strict\x18\f \x03(\tR\x06strict\"\x15\n" +
+	"\x06strict\x18\f \x03(\tR\x06strict\x12&\n" +
+	"\x06former\x18\x14 \x01(\v2\x0e.srtm.v1.ShareR\x06former\"\x15\n" +
 	"\x13SetContractResponse\"_\n" +
 	"\x15RemoveContractRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x18\n" +
@@ -2340,45 +2352,46 @@ var file_srtm_v1_grant_proto_depIdxs = []int32{
 	30, // 18: srtm.v1.Member.share:type_name -> srtm.v1.Share
 	31, // 19: srtm.v1.SetContractRequest.contract:type_name -> srtm.v1.Contract
 	13, // 20: srtm.v1.SetContractRequest.members:type_name -> srtm.v1.Member
-	25, // 21: srtm.v1.RemoveContractResponse.shares:type_name -> srtm.v1.TopicShares
-	23, // 22: srtm.v1.ForgetBrokerResponse.freed:type_name -> srtm.v1.FreedShare
-	23, // 23: srtm.v1.ReportEndResponse.freed:type_name -> srtm.v1.FreedShare
-	30, // 24: srtm.v1.FreedShare.share:type_name -> srtm.v1.Share
-	25, // 25: srtm.v1.ListSharesResponse.topics:type_name -> srtm.v1.TopicShares
-	31, // 26: srtm.v1.TopicShares.contract:type_name -> srtm.v1.Contract
-	27, // 27: srtm.v1.TopicShares.members:type_name -> srtm.v1.MemberShare
-	26, // 28: srtm.v1.TopicShares.history:type_name -> srtm.v1.ShareChange
-	28, // 29: srtm.v1.TopicShares.ends:type_name -> srtm.v1.TopicShares.EndsEntry
-	32, // 30: srtm.v1.ShareChange.time:type_name -> google.protobuf.Timestamp
-	30, // 31: srtm.v1.ShareChange.share:type_name -> srtm.v1.Share
-	30, // 32: srtm.v1.ShareChange.flex:type_name -> srtm.v1.Share
-	30, // 33: srtm.v1.MemberShare.granted:type_name -> srtm.v1.Share
-	30, // 34: srtm.v1.MemberShare.acknowledged:type_name -> srtm.v1.Share
-	30, // 35: srtm.v1.MemberShare.base:type_name -> srtm.v1.Share
-	30, // 36: srtm.v1.MemberShare.target:type_name -> srtm.v1.Share
-	30, // 37: srtm.v1.MemberShare.reserved:type_name -> srtm.v1.Share
-	0,  // 38: srtm.v1.MemberShare.policy:type_name -> srtm.v1.LeasePolicy
-	32, // 39: srtm.v1.MemberShare.away_since:type_name -> google.protobuf.Timestamp
-	32, // 40: srtm.v1.TopicShares.EndsEntry.value:type_name -> google.protobuf.Timestamp
-	3,  // 41: srtm.v1.GrantService.Session:input_type -> srtm.v1.NodeMessage
-	14, // 42: srtm.v1.GrantService.SetContract:input_type -> srtm.v1.SetContractRequest
-	16, // 43: srtm.v1.GrantService.RemoveContract:input_type -> srtm.v1.RemoveContractRequest
-	18, // 44: srtm.v1.GrantService.ListShares:input_type -> srtm.v1.ListSharesRequest
-	19, // 45: srtm.v1.GrantService.ForgetBroker:input_type -> srtm.v1.ForgetBrokerRequest
-	21, // 46: srtm.v1.GrantService.ReportEnd:input_type -> srtm.v1.ReportEndRequest
-	1,  // 47: srtm.v1.GrantService.Lead:input_type -> srtm.v1.LeadRequest
-	11, // 48: srtm.v1.GrantService.Session:output_type -> srtm.v1.GrantMessage
-	15, // 49: srtm.v1.GrantService.SetContract:output_type -> srtm.v1.SetContractResponse
-	17, // 50: srtm.v1.GrantService.RemoveContract:output_type -> srtm.v1.RemoveContractResponse
-	24, // 51: srtm.v1.GrantService.ListShares:output_type -> srtm.v1.ListSharesResponse
-	20, // 52: srtm.v1.GrantService.ForgetBroker:output_type -> srtm.v1.ForgetBrokerResponse
-	22, // 53: srtm.v1.GrantService.ReportEnd:output_type -> srtm.v1.ReportEndResponse
-	2,  // 54: srtm.v1.GrantService.Lead:output_type -> srtm.v1.LeadResponse
-	48, // [48:55] is the sub-list for method output_type
-	41, // [41:48] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	30, // 21: srtm.v1.SetContractRequest.former:type_name -> srtm.v1.Share
+	25, // 22: srtm.v1.RemoveContractResponse.shares:type_name -> srtm.v1.TopicShares
+	23, // 23: srtm.v1.ForgetBrokerResponse.freed:type_name -> srtm.v1.FreedShare
+	23, // 24: srtm.v1.ReportEndResponse.freed:type_name -> srtm.v1.FreedShare
+	30, // 25: srtm.v1.FreedShare.share:type_name -> srtm.v1.Share
+	25, // 26: srtm.v1.ListSharesResponse.topics:type_name -> srtm.v1.TopicShares
+	31, // 27: srtm.v1.TopicShares.contract:type_name -> srtm.v1.Contract
+	27, // 28: srtm.v1.TopicShares.members:type_name -> srtm.v1.MemberShare
+	26, // 29: srtm.v1.TopicShares.history:type_name -> srtm.v1.ShareChange
+	28, // 30: srtm.v1.TopicShares.ends:type_name -> srtm.v1.TopicShares.EndsEntry
+	32, // 31: srtm.v1.ShareChange.time:type_name -> google.protobuf.Timestamp
+	30, // 32: srtm.v1.ShareChange.share:type_name -> srtm.v1.Share
+	30, // 33: srtm.v1.ShareChange.flex:type_name -> srtm.v1.Share
+	30, // 34: srtm.v1.MemberShare.granted:type_name -> srtm.v1.Share
+	30, // 35: srtm.v1.MemberShare.acknowledged:type_name -> srtm.v1.Share
+	30, // 36: srtm.v1.MemberShare.base:type_name -> srtm.v1.Share
+	30, // 37: srtm.v1.MemberShare.target:type_name -> srtm.v1.Share
+	30, // 38: srtm.v1.MemberShare.reserved:type_name -> srtm.v1.Share
+	0,  // 39: srtm.v1.MemberShare.policy:type_name -> srtm.v1.LeasePolicy
+	32, // 40: srtm.v1.MemberShare.away_since:type_name -> google.protobuf.Timestamp
+	32, // 41: srtm.v1.TopicShares.EndsEntry.value:type_name -> google.protobuf.Timestamp
+	3,  // 42: srtm.v1.GrantService.Session:input_type -> srtm.v1.NodeMessage
+	14, // 43: srtm.v1.GrantService.SetContract:input_type -> srtm.v1.SetContractRequest
+	16, // 44: srtm.v1.GrantService.RemoveContract:input_type -> srtm.v1.RemoveContractRequest
+	18, // 45: srtm.v1.GrantService.ListShares:input_type -> srtm.v1.ListSharesRequest
+	19, // 46: srtm.v1.GrantService.ForgetBroker:input_type -> srtm.v1.ForgetBrokerRequest
+	21, // 47: srtm.v1.GrantService.ReportEnd:input_type -> srtm.v1.ReportEndRequest
+	1,  // 48: srtm.v1.GrantService.Lead:input_type -> srtm.v1.LeadRequest
+	11, // 49: srtm.v1.GrantService.Session:output_type -> srtm.v1.GrantMessage
+	15, // 50: srtm.v1.GrantService.SetContract:output_type -> srtm.v1.SetContractResponse
+	17, // 51: srtm.v1.GrantService.RemoveContract:output_type -> srtm.v1.RemoveContractResponse
+	24, // 52: srtm.v1.GrantService.ListShares:output_type -> srtm.v1.ListSharesResponse
+	20, // 53: srtm.v1.GrantService.ForgetBroker:output_type -> srtm.v1.ForgetBrokerResponse
+	22, // 54: srtm.v1.GrantService.ReportEnd:output_type -> srtm.v1.ReportEndResponse
+	2,  // 55: srtm.v1.GrantService.Lead:output_type -> srtm.v1.LeadResponse
+	49, // [49:56] is the sub-list for method output_type
+	42, // [42:49] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_grant_proto_init() }

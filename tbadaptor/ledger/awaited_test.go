@@ -1,0 +1,125 @@
+package ledger_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/srtm-io/srtm/internal/identity"
+	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/tbadaptor/ledger"
+	"github.com/srtm-io/srtm/tokenbucket"
+)
+
+// Brokers hold shares of an earlier ledger, which sum to at most the former total. They say hello
+// to a new ledger one by one while the contract changes. What brokers may be using together, heard
+// or not, stays within the former total and the contracts; what is proven to be free is granted at
+// once; and in the end every broker has its target.
+func TestSharesGrowWhileBrokersAreAwaited(t *testing.T) {
+	grown := 0
+	rapid.Check(t, func(t *rapid.T) {
+		draw := func(name string) tokenbucket.Share {
+			return tokenbucket.Share{Rate: tokenbucket.Rate(rapid.Int64Range(6, 60).Draw(t, name)), Burst: rapid.Int64Range(6, 20).Draw(t, name)}
+		}
+		former := draw("former total")
+		l := ledger.New(100, ledger.Leases{})
+		w := &world{}
+		unheard := map[string]tokenbucket.Share{}
+		left := former
+		for i := range rapid.IntRange(2, 5).Draw(t, "brokers") {
+			n := &node{id: fmt.Sprint("b", i)}
+			w.brokers = append(w.brokers, n)
+			held := tokenbucket.Share{}
+			if left.Rate > 0 && left.Burst > 0 && rapid.IntRange(0, 3).Draw(t, "holds nothing") > 0 {
+				held = tokenbucket.Share{Rate: tokenbucket.Rate(rapid.Int64Range(1, int64(left.Rate)).Draw(t, "rate")), Burst: rapid.Int64Range(1, left.Burst).Draw(t, "burst")}
+				left = left.Less(held)
+			}
+			unheard[n.id] = held
+		}
+		most := former // of the former total and the contracts until now
+		reported, contract := tokenbucket.Share{}, tokenbucket.Share{}
+		check := func() {
+			testkit.Must(t, l.CheckForm())
+			view, _ := l.Topic("t")
+			using := tokenbucket.Share{}
+			for _, held := range unheard {
+				using.Rate, using.Burst = using.Rate+held.Rate, using.Burst+held.Burst
+			}
+			reserved := tokenbucket.Share{}
+			for _, m := range view.Members {
+				reserved.Rate, reserved.Burst = reserved.Rate+m.Reserved.Rate, reserved.Burst+m.Reserved.Burst
+			}
+			using.Rate, using.Burst = using.Rate+reserved.Rate, using.Burst+reserved.Burst
+			if using.Rate > most.Rate || using.Burst > most.Burst {
+				t.Fatalf("brokers may be using %+v of %+v: %+v, unheard %v", using, most, view, unheard)
+			}
+		}
+		run := func(grants []ledger.Grant, err error) {
+			testkit.Must(t, err)
+			check()
+			for len(grants) > 0 {
+				i := rapid.IntRange(0, len(grants)-1).Draw(t, "arrives")
+				g := grants[i]
+				grants = slices.Delete(grants, i, i+1)
+				more := testkit.Result(l.Ack(g.Broker, g.Topic, g.Epoch, g.Share, 0)).Must(t)
+				grants = append(grants, more...)
+				check()
+			}
+			view, _ := l.Topic("t")
+			free := contract
+			for _, m := range view.Members {
+				free = free.Less(m.Reserved)
+			}
+			if len(unheard) > 0 {
+				rest := former.Less(reported)
+				free = free.Less(tokenbucket.Share{Rate: max(0, rest.Rate), Burst: max(0, rest.Burst)})
+			}
+			empty := slices.ContainsFunc(view.Members, func(m ledger.MemberView) bool { return m.Connected && m.Acknowledged.IsZero() && !m.Target.IsZero() })
+			for _, m := range view.Members {
+				lacks := m.Target.Less(m.Acknowledged)
+				// A part may be set aside for a broker that has none yet.
+				if m.Connected && !empty && (lacks.Rate > 0 && free.Rate > 0 || lacks.Burst > 0 && free.Burst > 0) {
+					t.Fatalf("%+v is free, and %s has %+v of %+v; unheard: %v", free, m.Broker, m.Acknowledged, m.Target, unheard)
+				}
+				if len(unheard) > 0 && m.Connected && m.Granted.Rate > 0 && m.Granted == m.Target {
+					grown++
+				}
+			}
+		}
+		change := func() {
+			contract = draw("contract")
+			most.Rate, most.Burst = max(most.Rate, contract.Rate), max(most.Burst, contract.Burst)
+			run(l.Change("t", ledger.Terms{Contract: contract, Former: former}, drawTarget(t, w, contract), w.everyone()))
+		}
+		change()
+		for len(unheard) > 0 {
+			if rapid.IntRange(0, 2).Draw(t, "changes") == 0 {
+				change()
+				continue
+			}
+			var ids []string
+			for _, n := range w.brokers {
+				if _, waits := unheard[n.id]; waits {
+					ids = append(ids, n.id)
+				}
+			}
+			id := rapid.SampledFrom(ids).Draw(t, "hello")
+			s := ledger.Session{Broker: id, Said: mono.Said{Process: id}, Place: identity.Place{Lock: id}}
+			if held := unheard[id]; !held.IsZero() {
+				s.Held = []ledger.Held{{Topic: "t", Share: held, Epoch: 7}}
+				reported.Rate, reported.Burst = reported.Rate+held.Rate, reported.Burst+held.Burst
+			}
+			delete(unheard, id)
+			run(l.Hello(s, 0))
+		}
+		if view, known := l.Topic("t"); known && !view.Settled {
+			t.Fatalf("all were heard, and not all have their targets: %+v", view)
+		}
+	})
+	if grown == 0 {
+		t.Error("no broker ever had its target while others were awaited")
+	}
+}
