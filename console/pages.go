@@ -168,7 +168,7 @@ func (c *Console) overview(_ context.Context, q url.Values, _ user) (view, error
 	for _, i := range found {
 		d.Rows = append(d.Rows, listed{row: d.Topics[i]})
 	}
-	for _, state := range []string{"lowering", "degraded", "placing", "preparing", "deleting", "active"} {
+	for _, state := range []string{"lowering", "raising", "degraded", "placing", "preparing", "deleting", "active"} {
 		if counts[state] > 0 {
 			d.States = append(d.States, tally{state, counts[state], query("/ui/", "q", d.Filter, "state", state)})
 		}

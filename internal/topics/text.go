@@ -130,3 +130,29 @@ func Lowering(l *srtmv1.Lowering) string {
 	}
 	return strings.Join(list, "; ")
 }
+
+// Raising says for people how much of a raised contract is in force, and what the rest waits for.
+func Raising(r *srtmv1.Raising) string {
+	text := "the raised contract is not in force on all brokers"
+	if r.GetInForce() != nil {
+		s := shareproto.From(r.InForce)
+		text = fmt.Sprintf("%s msg/s and burst %d of the raised contract are in force", s.Rate.Text(), s.Burst)
+	}
+	var list []string
+	for _, b := range r.GetBrokers() {
+		one := "broker " + b.BrokerId
+		switch {
+		case b.Connected:
+			one += " to confirm its share"
+		case b.Until != nil:
+			one += fmt.Sprintf(", whose lease ends at %s (policy strict)", b.Until.AsTime().UTC().Format("2006-01-02 15:04:05 UTC"))
+		default:
+			one += fmt.Sprintf(" to return: reach it, restart it, or `srtm share forget %s`", b.BrokerId)
+		}
+		list = append(list, one)
+	}
+	if list != nil {
+		text += "; the rest waits for " + strings.Join(list, ", and for ")
+	}
+	return text
+}

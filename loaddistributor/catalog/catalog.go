@@ -57,7 +57,9 @@ type Topic struct {
 	Retiring []string
 	// Unconfirmed is what brokers may still use beyond the contract (SharesUnconfirmed).
 	Unconfirmed []UnconfirmedShare
-	Channels    []Channel // durable ones, by name
+	// Raising, Vague: as of SharesUnconfirmed.
+	Raising, Vague bool
+	Channels       []Channel // durable ones, by name
 }
 
 // Next is the plan of a move that is being prepared. It is immutable.
@@ -135,8 +137,8 @@ type Catalog struct {
 	keys    map[string]string // idempotency key -> topic
 	// Contracts of removed topics that the adaptor may still hold.
 	contracts map[string]bool
-	// unconfirmed shares by topic (SharesUnconfirmed); never empty.
-	unconfirmed map[string][]UnconfirmedShare
+	// unconfirmed has what is not confirmed, by topic; see SharesUnconfirmed.open.
+	unconfirmed map[string]SharesUnconfirmed
 	// removed brokers that have not joined anew, with the version of the removal; of
 	// more than MaxGone the first are not known any more.
 	removed map[string]uint64
@@ -177,7 +179,7 @@ func New() *Catalog {
 		topics:    map[string]*topic{},
 		brokers:   map[string]*broker{},
 		keys:      map[string]string{},
-		contracts: map[string]bool{}, unconfirmed: map[string][]UnconfirmedShare{},
+		contracts: map[string]bool{}, unconfirmed: map[string]SharesUnconfirmed{},
 		removed: map[string]uint64{},
 	}
 }
@@ -311,23 +313,41 @@ func (e SharesUnconfirmed) apply(c *Catalog) ([]Effect, error) {
 			return nil, fmt.Errorf("unconfirmed share of topic %s on broker %s: %w", e.Topic, s.Broker, err)
 		}
 	}
-	if len(e.Shares) == 0 {
-		delete(c.unconfirmed, e.Topic)
+	if e.Raising || e.Vague {
+		if _, err := c.known("keep what is not confirmed of", e.Topic); err != nil {
+			return nil, err
+		}
+	}
+	if c.keepUnconfirmed(e); !e.open() {
 		c.forgetGone()
-	} else {
-		c.unconfirmed[e.Topic] = e.Shares
 	}
 	return nil, nil
+}
+
+// open reports whether something is not confirmed.
+func (e SharesUnconfirmed) open() bool { return len(e.Shares) > 0 || e.Raising || e.Vague }
+
+func (c *Catalog) keepUnconfirmed(e SharesUnconfirmed) {
+	if e.open() {
+		c.unconfirmed[e.Topic] = e
+	} else {
+		delete(c.unconfirmed, e.Topic)
+	}
+}
+
+// vague notes that brokers may use more of a topic than its contract.
+func (c *Catalog) vague(topic string) {
+	e := c.unconfirmed[topic]
+	e.Topic, e.Vague = topic, true
+	c.unconfirmed[topic] = e
 }
 
 // confirm notes that a broker uses no share of any topic.
 func (c *Catalog) confirm(id string) {
 	// order: each topic is changed on its own
-	for name, shares := range c.unconfirmed {
-		left := slices.DeleteFunc(slices.Clone(shares), func(s UnconfirmedShare) bool { return s.Broker == id })
-		if c.unconfirmed[name] = left; len(left) == 0 {
-			delete(c.unconfirmed, name)
-		}
+	for _, e := range c.unconfirmed {
+		e.Shares = slices.DeleteFunc(slices.Clone(e.Shares), func(s UnconfirmedShare) bool { return s.Broker == id })
+		c.keepUnconfirmed(e)
 	}
 }
 
@@ -370,8 +390,8 @@ func (e BrokerLeft) apply(c *Catalog) ([]Effect, error) {
 func (c *Catalog) forgetGone() {
 	uses := map[string]bool{}
 	// order: a set
-	for _, shares := range c.unconfirmed {
-		for _, s := range shares {
+	for _, e := range c.unconfirmed {
+		for _, s := range e.Shares {
 			uses[s.Broker] = true
 		}
 	}
@@ -500,6 +520,9 @@ func (e TopicRemoved) apply(c *Catalog) ([]Effect, error) {
 			return nil, fmt.Errorf("topic %s left on %s, which is no member: %w", e.Topic, id, ErrBrokerUnknown)
 		}
 	}
+	unconfirmed := c.unconfirmed[e.Topic]
+	unconfirmed.Raising, unconfirmed.Vague = false, false
+	c.keepUnconfirmed(unconfirmed)
 	from, _ := c.state(t)
 	for _, id := range t.holders() {
 		b := c.brokers[id]

@@ -242,7 +242,10 @@ func TestAnyHistory(t *testing.T) {
 				}
 			case 14:
 				if b, _ := c.Broker(broker); !b.Forgotten {
-					_ = apply(SharesUnconfirmed{name, []UnconfirmedShare{{broker, tokenbucket.Share{Rate: 1000, Burst: rapid.Int64Range(0, 2).Draw(t, "unconfirmed")}}}})
+					_ = apply(SharesUnconfirmed{
+						Topic: name, Raising: rapid.Bool().Draw(t, "raising"), Vague: rapid.Bool().Draw(t, "vague"),
+						Shares: []UnconfirmedShare{{broker, tokenbucket.Share{Rate: 1000, Burst: rapid.Int64Range(0, 2).Draw(t, "unconfirmed")}}},
+					})
 				}
 				_ = apply(BrokerNoted{broker, rapid.Bool().Draw(t, "forgotten"), rapid.Bool().Draw(t, "strict")})
 				if apply(BrokerRemoved{broker}) == nil && !c.Removed(broker) {
@@ -410,7 +413,7 @@ func TestUnconfirmedSharesOutliveTheirTopic(t *testing.T) {
 		}
 	}
 	all(joined("a", 100), joined("b", 100))
-	all(w.plan(spec("t", 4, 10)), SharesUnconfirmed{"t", held("a", "b")}, TopicDeleting{"t"}, TopicRemoved{Topic: "t"}, BrokerLeft{"a"}, BrokerLeft{"b"})
+	all(w.plan(spec("t", 4, 10)), SharesUnconfirmed{Topic: "t", Shares: held("a", "b")}, TopicDeleting{"t"}, TopicRemoved{Topic: "t"}, BrokerLeft{"a"}, BrokerLeft{"b"})
 	testkit.Equal(t, fmt.Sprint(w.UnconfirmedTopics(), w.Unconfirmed("t")), fmt.Sprint([]string{"t"}, held("a", "b")), "the topic is deleted")
 	again := testkit.Result(Load(w.Dump())).Must(t)
 	testkit.Equal(t, fmt.Sprint(again.Unconfirmed("t")), fmt.Sprint(held("a", "b")), "after a restart")
@@ -419,15 +422,15 @@ func TestUnconfirmedSharesOutliveTheirTopic(t *testing.T) {
 	w.must(BrokerRemoved{"b"})
 	testkit.Equal(t, len(w.UnconfirmedTopics()), 0, "and b was removed")
 
-	all(joined("a", 100), SharesUnconfirmed{"t", held("a")})
+	all(joined("a", 100), SharesUnconfirmed{Topic: "t", Shares: held("a")})
 	all(w.plan(spec("t", 4, 10)), MemberPrepared{"t", "a"})
 	testkit.Equal(t, fmt.Sprint(w.Unconfirmed("t")), fmt.Sprint(held("a")), "a topic of the name is being created")
 	w.must(TopicActivated{"t"})
 	testkit.Equal(t, len(w.UnconfirmedTopics()), 0, "it is active")
-	all(SharesUnconfirmed{"t", held("a")}, SharesUnconfirmed{Topic: "t"})
+	all(SharesUnconfirmed{Topic: "t", Shares: held("a")}, SharesUnconfirmed{Topic: "t"})
 	testkit.Equal(t, len(w.UnconfirmedTopics()), 0, "all have confirmed")
 	for _, bad := range [][]UnconfirmedShare{held("b", "a"), held("a", "a"), held(""), {{"a", tokenbucket.Share{Rate: 1}}}} {
-		if _, err := w.Apply(SharesUnconfirmed{"t", bad}); err == nil {
+		if _, err := w.Apply(SharesUnconfirmed{Topic: "t", Shares: bad}); err == nil {
 			t.Errorf("accepted: %+v", bad)
 		}
 	}

@@ -72,14 +72,17 @@ func (c *Catalog) check() {
 	if !slices.IsSortedFunc(c.byID, func(a, b *broker) int { return cmp.Compare(a.ID, b.ID) }) || len(c.byID) != len(c.brokers) {
 		panic(fmt.Sprintf("%d brokers, by id %v", len(c.brokers), c.byID))
 	}
-	for name, shares := range c.unconfirmed {
-		for _, s := range shares {
+	for name, e := range c.unconfirmed {
+		for _, s := range e.Shares {
 			if b := c.brokers[s.Broker]; b != nil && b.Forgotten {
 				panic(fmt.Sprintf("topic %s: broker %s holds nothing, and %+v is unconfirmed", name, s.Broker, s.Share))
 			}
 		}
-		if len(shares) == 0 {
-			panic(fmt.Sprintf("topic %s: no unconfirmed shares are kept", name))
+		if !e.open() || e.Topic != name {
+			panic(fmt.Sprintf("topic %s: nothing of it is unconfirmed in %+v", name, e))
+		}
+		if t := c.topics[name]; t == nil && (e.Raising || e.Vague) {
+			panic(fmt.Sprintf("topic %s is gone, and its contract is raised", name))
 		}
 	}
 	for id, b := range c.brokers {

@@ -51,7 +51,7 @@ func (c *Catalog) Dump() Dump {
 	d := Dump{Version: c.version, Log: c.log, Ahead: c.ahead, Contracts: sorted(c.contracts), Removed: map[string]uint64{}}
 	maps.Copy(d.Removed, c.removed)
 	for _, name := range sorted(c.unconfirmed) {
-		d.Unconfirmed = append(d.Unconfirmed, SharesUnconfirmed{name, c.unconfirmed[name]})
+		d.Unconfirmed = append(d.Unconfirmed, c.unconfirmed[name])
 	}
 	for _, b := range c.Brokers() {
 		known := c.brokers[b.ID]
@@ -213,6 +213,7 @@ func (e TopicRestored) apply(c *Catalog) ([]Effect, error) {
 		return nil, err
 	}
 	delete(c.contracts, name)
+	c.vague(name)
 	state, reason := c.state(c.topics[name])
 	return []Effect{PlacementChanged{name}, StateChanged{name, Absent, state, reason}}, nil
 }

@@ -103,11 +103,15 @@ type BrokerNoted struct {
 
 // SharesUnconfirmed says which brokers may still use shares of a topic, alive or deleted,
 // beyond its contract, and how much: the contract was lowered or removed, and the adaptor,
-// whose memory is not durable, has no word from them. It replaces what was said before;
-// without Shares all brokers have confirmed.
+// whose memory is not durable, has no word from them. It replaces what was said before.
 type SharesUnconfirmed struct {
 	Topic  string
 	Shares []UnconfirmedShare // by broker
+	// Raising: the contract was raised, and brokers have not confirmed all of it.
+	Raising bool
+	// Vague: brokers may use more than the contract, and how much is not known: the contract was
+	// brought back from another log, or a raise was taken back after the adaptor knew of it.
+	Vague bool
 }
 
 // UnconfirmedShare is the most that a broker may still use.

@@ -146,6 +146,9 @@ func (e TopicMoveAborted) apply(c *Catalog) ([]Effect, error) {
 		t.retiring[id] = true
 		c.brokers[id].retiring[e.Topic] = true
 	}
+	if from, to := t.spec.Contract(), t.next.Spec.Contract(); to.Rate > from.Rate || to.Burst > from.Burst {
+		c.vague(e.Topic) // the adaptor may have granted shares of the next contract
+	}
 	t.next = nil
 	c.forgetGone()
 	return nil, nil

@@ -39,9 +39,11 @@ func (c *Catalog) Topic(name string) (Topic, bool) {
 
 func (c *Catalog) view(t *topic) *Topic {
 	state, reason := c.state(t)
+	unconfirmed := c.unconfirmed[t.spec.Name()]
 	v := &Topic{
 		Spec: t.spec, Ordered: t.ordered, Key: t.key, State: state, Reason: reason, Created: t.created,
-		Plan: t.plan, Placement: t.placement, Retiring: sorted(t.retiring), Unconfirmed: c.unconfirmed[t.spec.Name()], Channels: t.channels,
+		Plan: t.plan, Placement: t.placement, Retiring: sorted(t.retiring), Channels: t.channels,
+		Unconfirmed: unconfirmed.Shares, Raising: unconfirmed.Raising, Vague: unconfirmed.Vague,
 	}
 	if t.next != nil {
 		v.Next = &t.next.Next
@@ -262,9 +264,9 @@ func (c *Catalog) Work(id string) (remove, prepare []string) {
 
 // Unconfirmed returns the shares of a topic, alive or deleted, that brokers may still use
 // beyond its contract, by broker.
-func (c *Catalog) Unconfirmed(topic string) []UnconfirmedShare { return c.unconfirmed[topic] }
+func (c *Catalog) Unconfirmed(topic string) []UnconfirmedShare { return c.unconfirmed[topic].Shares }
 
-// UnconfirmedTopics returns the topics that have such shares, by name.
+// UnconfirmedTopics returns the topics of which something is not confirmed, by name.
 func (c *Catalog) UnconfirmedTopics() []string { return sorted(c.unconfirmed) }
 
 // LeftoverContracts returns the removed topics whose contract the adaptor may

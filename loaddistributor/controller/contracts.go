@@ -337,12 +337,32 @@ func (st *state) contractRequest(spec *catalog.Spec, plan placement.Plan, retiri
 		}
 	}
 	req.Awaited = waiting
+	if total, known := st.former(spec.Name()); known {
+		req.Former = shareproto.To(total)
+	}
 	for _, id := range ids {
 		if b, _ := st.next.Broker(id); b.Strict {
 			req.Strict = append(req.Strict, id)
 		}
 	}
 	return req, nil
+}
+
+// former returns the most that all brokers together may hold of a topic, if that is known.
+func (st *state) former(name string) (total tokenbucket.Share, known bool) {
+	topic, known := st.next.Topic(name)
+	if !known || topic.Vague {
+		return total, false
+	}
+	total = topic.Spec.Contract()
+	if topic.Next != nil { // a controller before this one may have told the adaptor of it
+		next := topic.Next.Spec.Contract()
+		total = tokenbucket.Share{Rate: max(total.Rate, next.Rate), Burst: max(total.Burst, next.Burst)}
+	}
+	for _, s := range topic.Unconfirmed {
+		total.Rate, total.Burst = total.Rate+s.Share.Rate, total.Burst+s.Share.Burst
+	}
+	return total, total.Validate() == nil
 }
 
 // usedOf is the part of the contract that a plan divides: all of it, but for the

@@ -25,6 +25,10 @@ import (
 //   - an adaptor that has restarted takes no share of the topic as it is reported, but
 //     lowers all to the contract, and waits for the brokers (contractRequest, mayHold);
 //   - no topic of the name is created (change.grant).
+//
+// A broker that is cut off also keeps back what others are to have of a contract that was raised.
+// The catalog keeps that the contract is not in force (Topic.Raising) until the adaptor knows that
+// brokers have confirmed all of it.
 
 // excess returns the shares that brokers may use beyond a contract, by what the adaptor knows
 // of the topic and by what is kept of earlier changes.
@@ -36,9 +40,10 @@ func excess(shares *srtmv1.TopicShares, look reconcile.LookUnconfirmed, kept []c
 	awaited := map[string]tokenbucket.Share{}
 	var sum tokenbucket.Share
 	add := func(s tokenbucket.Share) { sum.Rate, sum.Burst = sum.Rate+s.Rate, sum.Burst+s.Burst }
+	lowered := look.Contract.Rate < look.Former.Rate || look.Contract.Burst < look.Former.Burst
 	for _, id := range shares.GetAwaited() {
 		s, known := former[id]
-		if !known && slices.Contains(look.Holders, id) {
+		if !known && lowered && slices.Contains(look.Holders, id) {
 			s = look.Former
 		}
 		if !s.IsZero() {
@@ -67,7 +72,43 @@ func excess(shares *srtmv1.TopicShares, look reconcile.LookUnconfirmed, kept []c
 		u.Shares = append(u.Shares, catalog.UnconfirmedShare{Broker: id, Share: awaited[id]})
 	}
 	slices.SortFunc(u.Shares, func(a, b catalog.UnconfirmedShare) int { return cmp.Compare(a.Broker, b.Broker) })
+	if p := raising(shares); look.Raised && p != nil {
+		u.Raising = true
+		connected := func(b *srtmv1.AwaitedBroker) bool { return b.Connected }
+		u.Soon = u.Soon || len(p.Brokers) == 0 || slices.ContainsFunc(p.Brokers, connected)
+	}
 	return u
+}
+
+// raising returns how much of a contract is in force by what the adaptor knows, and which brokers
+// the rest waits for; nil: all of the contract is in force.
+func raising(shares *srtmv1.TopicShares) *srtmv1.Raising {
+	contract := shareproto.From(shares.GetContract())
+	var sum tokenbucket.Share
+	p := &srtmv1.Raising{}
+	wait := func(id string, connected bool) {
+		p.Brokers = append(p.Brokers, &srtmv1.AwaitedBroker{BrokerId: id, Connected: connected})
+	}
+	for _, id := range shares.GetAwaited() {
+		wait(id, false)
+	}
+	for _, m := range shares.GetMembers() {
+		confirmed, reserved, target := shareproto.From(m.Acknowledged), shareproto.From(m.Reserved), shareproto.From(m.Target)
+		sum.Rate += min(confirmed.Rate, reserved.Rate) // less than confirmed once the lease is over
+		sum.Burst += min(confirmed.Burst, reserved.Burst)
+		blocks := !m.Connected && (reserved.Rate > target.Rate || reserved.Burst > target.Burst || confirmed.Rate < target.Rate || confirmed.Burst < target.Burst)
+		if pending := m.Connected && m.GrantedEpoch != m.AcknowledgedEpoch; (pending || blocks) && !slices.Contains(shares.Awaited, m.BrokerId) {
+			wait(m.BrokerId, m.Connected)
+		}
+	}
+	if shares.GetContract() != nil && sum.Rate >= contract.Rate && sum.Burst >= contract.Burst {
+		return nil
+	}
+	slices.SortFunc(p.Brokers, func(a, b *srtmv1.AwaitedBroker) int { return cmp.Compare(a.BrokerId, b.BrokerId) })
+	if shares.GetContract() != nil {
+		p.InForce = shareproto.To(sum)
+	}
+	return p
 }
 
 // unconfirmed looks for the shares that brokers may use beyond the contract of a topic that
@@ -128,7 +169,7 @@ func (st *state) mayHold(name string) (ids, strict []string) {
 func (c *contracts) noteUnconfirmed(shares []*srtmv1.TopicShares) (done bool) {
 	by := map[string]*srtmv1.TopicShares{}
 	c.mu.RLock()
-	names := c.mu.next.UnconfirmedTopics()
+	names := c.mu.next.UnconfirmedTopics() // those that are raised, too
 	c.mu.RUnlock()
 	for _, t := range shares {
 		var sum tokenbucket.Share
@@ -166,7 +207,7 @@ func (c *contracts) noteTopic(name string, shares *srtmv1.TopicShares) (changed 
 		if shares.GetContract() == nil {
 			return false, nil // the contract is brought back first
 		}
-		look.Contract = topic.Spec.Contract()
+		look.Contract, look.Raised = topic.Spec.Contract(), topic.Raising
 	case !shares.GetRemoving():
 		if shares, err = c.adaptor.drop(name, awaited, strict); err != nil {
 			return false, err
@@ -175,12 +216,32 @@ func (c *contracts) noteTopic(name string, shares *srtmv1.TopicShares) (changed 
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	kept := c.mu.next.Unconfirmed(name)
-	now := excess(shares, look, kept).Shares
-	if again, still := c.mu.next.Topic(name); c.mu.owned(name) || still != known || again.Spec != topic.Spec || slices.Equal(now, kept) {
+	u := excess(shares, look, kept)
+	now := catalog.SharesUnconfirmed{Topic: name, Shares: u.Shares, Raising: u.Raising, Vague: topic.Vague && len(shares.GetAwaited()) > 0}
+	again, still := c.mu.next.Topic(name)
+	same := slices.Equal(now.Shares, kept) && now.Raising == topic.Raising && now.Vague == topic.Vague
+	if c.mu.owned(name) || still != known || again.Spec != topic.Spec || same {
 		return false, nil
 	}
-	_, err = c.mu.stage(catalog.SharesUnconfirmed{Topic: name, Shares: now})
+	_, err = c.mu.stage(now)
 	return true, must("the unconfirmed shares of topic "+name, err)
+}
+
+// Raising returns how much of a raised contract is in force, and which brokers the rest waits for;
+// nil: all of it is in force.
+func (r *reader) Raising(ctx context.Context, topic catalog.Topic) *srtmv1.Raising {
+	if !topic.Raising {
+		return nil
+	}
+	shares, err := r.adaptor.topic(ctx, topic.Spec.Name(), sharesTimeout)
+	if err != nil {
+		r.cfg.Log.Debug("raising without shares", obs.KeyTopic, topic.Spec.Name(), obs.KeyError, err)
+	}
+	p := raising(shares)
+	for _, b := range p.GetBrokers() {
+		b.Until = shares.GetEnds()[b.BrokerId]
+	}
+	return p
 }
 
 // Lowering returns the brokers that may use more than a topic's contract, or the contract of a

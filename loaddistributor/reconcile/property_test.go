@@ -241,7 +241,7 @@ func (w *world) perform(fail bool) {
 				list = append(list, catalog.UnconfirmedShare{Broker: id, Share: e.Former})
 			}
 		}
-		w.tell(Unconfirmed{list, w.rng.IntN(4) == 0})
+		w.tell(Unconfirmed{list, e.Raised && w.rng.IntN(2) == 0, w.rng.IntN(4) == 0})
 	case LookConsumers:
 		read := map[string][]string{}
 		for _, id := range brokers {

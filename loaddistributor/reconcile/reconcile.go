@@ -15,9 +15,10 @@
 //	moving     active, and has a         the new brokers have it; consumers read      standing
 //	           next plan                 there; the contract is shared out as the
 //	                                     next plan says; the new brokers have their
-//	                                     shares; a contract that is lowered is in force
-//	                                     on all connected brokers; TopicMoved, with those
-//	                                     that may use more; publishers are told
+//	                                     shares; a contract that changes is in force on
+//	                                     all connected brokers, as far as others allow;
+//	                                     TopicMoved, with the brokers that may use more;
+//	                                     publishers are told
 //	returning  moving, and that failed   new brokers remove it unless they use it;    standing
 //	                                     TopicMoveAborted, with those that do
 //	leaving    to be deleted             TopicDeleting                                deleting
@@ -140,10 +141,12 @@ type Granted struct {
 // Shares answers LookShares: brokers that have acknowledged a share.
 type Shares struct{ Held []string }
 
-// Unconfirmed answers LookUnconfirmed. Soon: some of the shares are about to be confirmed.
+// Unconfirmed answers LookUnconfirmed. Raising: brokers have not confirmed all of a raised
+// contract. Soon: some of the shares are about to be confirmed.
 type Unconfirmed struct {
-	Shares []catalog.UnconfirmedShare
-	Soon   bool
+	Shares  []catalog.UnconfirmedShare
+	Raising bool
+	Soon    bool
 }
 
 // Consumers answers LookConsumers.
@@ -207,10 +210,12 @@ type LookShares struct{}
 
 // LookUnconfirmed wants Unconfirmed: the shares that brokers may still use beyond Contract;
 // of a topic that is gone, Contract is zero. A holder of which the adaptor knows nothing may
-// use up to Former.
+// use up to Former. Raised: Contract is in part above the contract before, or above an earlier
+// contract, and may not be in force.
 type LookUnconfirmed struct {
 	Contract, Former tokenbucket.Share
 	Holders          []string
+	Raised           bool
 }
 
 // LookConsumers wants Consumers. Fresh brokers are new to the topic.
@@ -270,7 +275,7 @@ const (
 	ungranted              // the adaptor has another contract, or shares it out otherwise
 	unshared               // the new brokers lack their shares
 	unremoved              // brokers have the topic that are not to have it
-	unconfirmed            // brokers may use more than the contract
+	unconfirmed            // brokers may use more than the contract, or have less of it
 	unwritten              // the journal lacks what has come of it
 )
 
@@ -305,7 +310,8 @@ type Topic struct {
 	members []string                   // brokers with a share to come
 	left    []string                   // brokers that have not removed the topic
 	excess  []catalog.UnconfirmedShare // what brokers may use beyond the contract
-	looked  bool                       // excess is known
+	raising bool                       // brokers have not confirmed all of a raised contract
+	looked  bool                       // excess and raising are known
 	read    map[string]bool            // channels that had consumers
 	closing bool
 
@@ -533,7 +539,8 @@ func (t *Topic) lookUnconfirmed() []Effect {
 	look := LookUnconfirmed{Former: t.is.Spec.Contract(), Holders: t.is.Holders()}
 	if t.phase == moving {
 		look.Contract = t.is.Next.Spec.Contract()
-		if look.Contract.Rate >= look.Former.Rate && look.Contract.Burst >= look.Former.Burst && len(t.is.Unconfirmed) == 0 {
+		look.Raised = t.is.Raising || look.Contract.Rate > look.Former.Rate || look.Contract.Burst > look.Former.Burst
+		if look.Contract == look.Former && !look.Raised && len(t.is.Unconfirmed) == 0 {
 			t.seen()
 			return nil
 		}
@@ -546,10 +553,11 @@ func (t *Topic) lookUnconfirmed() []Effect {
 
 // excessNow returns the event that notes excess; nil: nothing changes.
 func (t *Topic) excessNow() *catalog.SharesUnconfirmed {
-	if !t.looked || t.phase != moving && t.phase != deleting || len(t.excess)+len(t.is.Unconfirmed) == 0 {
+	same := len(t.excess)+len(t.is.Unconfirmed) == 0 && t.raising == t.is.Raising
+	if !t.looked || t.phase != moving && t.phase != deleting || same {
 		return nil
 	}
-	return &catalog.SharesUnconfirmed{Topic: t.name, Shares: t.excess}
+	return &catalog.SharesUnconfirmed{Topic: t.name, Shares: t.excess, Raising: t.raising, Vague: t.is.Vague}
 }
 
 func (t *Topic) take(e Event, now time.Time) []Effect {
@@ -700,7 +708,7 @@ func (t *Topic) takeShares(e Shares, now time.Time) []Effect {
 
 // takeUnconfirmed waits until all brokers have confirmed that are about to.
 func (t *Topic) takeUnconfirmed(e Unconfirmed, now time.Time) {
-	t.excess, t.looked = e.Shares, true
+	t.excess, t.raising, t.looked = e.Shares, e.Raising, true
 	if !e.Soon || !now.Before(t.until) || t.closing {
 		t.seen()
 		return

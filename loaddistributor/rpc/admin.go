@@ -235,7 +235,7 @@ func (s *Server) ListTopics(_ context.Context, req *srtmv1.ListTopicsRequest) (*
 	topics := s.controller.Topics(after, size+1)
 	response := &srtmv1.ListTopicsResponse{}
 	for i, bytes := 0, 0; i < min(size, len(topics)) && bytes < fullPage; i++ {
-		topic := lowered(topicProto(topics[i]), s.controller.Kept(topics[i]))
+		topic := unconfirmed(topicProto(topics[i]), s.controller.Kept(topics[i]), keptRaising(topics[i]))
 		response.Topics = append(response.Topics, topic)
 		bytes += proto.Size(topic)
 	}
@@ -591,20 +591,34 @@ func topicProto(t catalog.Topic) *srtmv1.Topic {
 // topicNow is topicProto with what the adaptor knows of brokers that may use more than the
 // contract.
 func (s *Server) topicNow(ctx context.Context, t catalog.Topic) *srtmv1.Topic {
-	return lowered(topicProto(t), s.controller.Lowering(ctx, t.Spec.Name()))
+	return unconfirmed(topicProto(t), s.controller.Lowering(ctx, t.Spec.Name()), s.controller.Raising(ctx, t))
 }
 
-// lowered shows a topic in the state LOWERING; nil: as it is.
-func lowered(p *srtmv1.Topic, l *srtmv1.Lowering) *srtmv1.Topic {
-	if l == nil || p.State != srtmv1.TopicState_TOPIC_STATE_ACTIVE && p.State != srtmv1.TopicState_TOPIC_STATE_DEGRADED {
+// unconfirmed shows a topic in the state LOWERING or RAISING; where both are nil, as it is.
+func unconfirmed(p *srtmv1.Topic, l *srtmv1.Lowering, r *srtmv1.Raising) *srtmv1.Topic {
+	if l == nil && r == nil || p.State != srtmv1.TopicState_TOPIC_STATE_ACTIVE && p.State != srtmv1.TopicState_TOPIC_STATE_DEGRADED {
 		return p
 	}
-	text := topics.Lowering(l)
-	if p.Reason != "" {
-		text += "; " + p.Reason
+	var reasons []string
+	if p.State, p.Lowering, p.Raising = srtmv1.TopicState_TOPIC_STATE_RAISING, l, r; l != nil {
+		p.State, reasons = srtmv1.TopicState_TOPIC_STATE_LOWERING, append(reasons, topics.Lowering(l))
 	}
-	p.State, p.Reason, p.Lowering = srtmv1.TopicState_TOPIC_STATE_LOWERING, text, l
+	if r != nil {
+		reasons = append(reasons, topics.Raising(r))
+	}
+	if p.Reason != "" {
+		reasons = append(reasons, p.Reason)
+	}
+	p.Reason = strings.Join(reasons, "; ")
 	return p
+}
+
+// keptRaising is Raising by what the catalog keeps, without asking the adaptor.
+func keptRaising(t catalog.Topic) *srtmv1.Raising {
+	if !t.Raising {
+		return nil
+	}
+	return &srtmv1.Raising{}
 }
 
 func quotaProto(q placement.Quota, d placement.Demand) *srtmv1.BrokerQuota {

@@ -217,7 +217,7 @@ func (l *leader) every() {
 	l.active("many", 0, 1000)
 	l.append(l.shifted("many", 2))
 	l.append(catalog.SharesUnconfirmed{Topic: "gone", Shares: []catalog.UnconfirmedShare{{Broker: "b1", Share: tokenbucket.Share{Rate: 5000, Burst: 3}}}},
-		catalog.SharesUnconfirmed{Topic: "t", Shares: []catalog.UnconfirmedShare{{Broker: "b1", Share: tokenbucket.Share{Rate: 1, Burst: 1}}}}, catalog.SharesUnconfirmed{Topic: "t"})
+		catalog.SharesUnconfirmed{Topic: "t", Shares: []catalog.UnconfirmedShare{{Broker: "b1", Share: tokenbucket.Share{Rate: 1, Burst: 1}}}}, catalog.SharesUnconfirmed{Topic: "t"}, catalog.SharesUnconfirmed{Topic: "t", Raising: true, Vague: true})
 	l.append(catalog.ChannelsCreated{Topic: "many", Channels: []catalog.Channel{{Name: "e", Paused: true}, {Name: "f"}}},
 		catalog.ChannelsPaused{Topic: "many", Channels: []catalog.Channel{{Name: "c", Paused: true}, {Name: "e"}}},
 		catalog.ChannelsDeleted{Topic: "many", Channels: []catalog.Channel{{Name: "d"}}})

@@ -54,7 +54,9 @@ finish on their old broker first. When it does not fit, the topic stays as it wa
 
 A contract that is lowered is in force on all brokers that can be reached when update
 returns. The state is "lowering" while other brokers may use more; it names each, what
-it may use, and when that ends. --wait waits for it.`,
+it may use, and when that ends. The state is "raising" while brokers have not confirmed
+all of a contract that is raised; it names the brokers that this waits for. --wait waits
+until neither is so.`,
 		Example: `  srtm topic update sensors --rate 22000 --burst 60
   srtm topic describe sensors --output json | srtm topic update sensors --file -`,
 		Args: n.nameOrFile,
@@ -91,36 +93,42 @@ it may use, and when that ends. --wait waits for it.`,
 			said("replaced; removed")
 		}
 		topic := updated.GetTopic()
-		if err != nil || topic.GetState() != srtmv1.TopicState_TOPIC_STATE_LOWERING {
+		if err != nil || !unconfirmed(topic) {
 			return x.describe(topic, err)
 		}
 		if !x.cmd.Flags().Changed("wait") {
 			fmt.Fprintln(x.cmd.ErrOrStderr(), "the contract is not in force on all brokers yet: see the state; --wait waits for it")
 			return x.describe(topic, nil)
 		}
-		topic, late := x.lowered(topic, wait)
+		topic, late := x.confirmed(topic, wait)
 		return errors.Join(x.describe(topic, nil), late)
 	})
 	n.flags(cmd)
-	cmd.Flags().DurationVar(&wait, "wait", 0, "wait until a lowered contract is in force on all brokers, for so long; without a value within --timeout")
+	cmd.Flags().DurationVar(&wait, "wait", 0, "wait until the contract is in force on all brokers, for so long; without a value within --timeout")
 	cmd.Flags().Lookup("wait").NoOptDefVal = "0s"
 	cmd.Flags().BoolVar(&whole, "replace", false, "replace the whole specification")
 	cmd.Flags().Uint64Var(&epoch, "epoch", 0, "`epoch` that the topic must have, as describe shows it; 0: any. Without it that of --file, or with --replace the present one")
 	return cmd
 }
 
-// lowered waits until no broker may use more than the contract, and returns the topic as it is
+// unconfirmed reports whether brokers have not confirmed their shares of a contract that was
+// changed.
+func unconfirmed(topic *srtmv1.Topic) bool {
+	return topic.GetState() == srtmv1.TopicState_TOPIC_STATE_LOWERING || topic.GetState() == srtmv1.TopicState_TOPIC_STATE_RAISING
+}
+
+// confirmed waits until the contract is in force on all brokers, and returns the topic as it is
 // then.
-func (x *call) lowered(topic *srtmv1.Topic, limit time.Duration) (*srtmv1.Topic, error) {
+func (x *call) confirmed(topic *srtmv1.Topic, limit time.Duration) (*srtmv1.Topic, error) {
 	ctx := x.ctx
 	if limit > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(x.cmd.Context(), limit)
 		defer cancel()
 	}
-	for topic.GetState() == srtmv1.TopicState_TOPIC_STATE_LOWERING {
-		x.progress.say("%s", topics.Lowering(topic.GetLowering()))
-		if !clock.Sleep(ctx, loweringPause) {
+	for unconfirmed(topic) {
+		x.progress.say("%s", topic.GetReason())
+		if !clock.Sleep(ctx, confirmPause) {
 			return topic, fmt.Errorf("topic %s is updated, and its contract is not in force on all brokers", topic.GetSpec().GetName())
 		}
 		now, err := x.topicSummary(ctx, topic.GetSpec().GetName())
@@ -134,8 +142,8 @@ func (x *call) lowered(topic *srtmv1.Topic, limit time.Duration) (*srtmv1.Topic,
 	return topic, nil
 }
 
-// loweringPause is how long lowered waits between two looks.
-const loweringPause = 500 * time.Millisecond
+// confirmPause is how long confirmed waits between two looks.
+const confirmPause = 500 * time.Millisecond
 
 // change is the request for what the flags or the file say.
 func (n *newTopic) change(cmd *cobra.Command, args []string) (*srtmv1.UpdateTopicRequest, error) {

@@ -662,9 +662,13 @@ func (x *Event) GetStrict() bool {
 // Unconfirmed has the shares that brokers may still use of a topic, alive or deleted, whose
 // contract was lowered or removed.
 type Unconfirmed struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
-	Shares        []*UnconfirmedShare    `protobuf:"bytes,2,rep,name=shares,proto3" json:"shares,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Topic  string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Shares []*UnconfirmedShare    `protobuf:"bytes,2,rep,name=shares,proto3" json:"shares,omitempty"`
+	// The contract was raised, and brokers have not confirmed all of it.
+	Raising bool `protobuf:"varint,3,opt,name=raising,proto3" json:"raising,omitempty"`
+	// Brokers may use more than the contract, and how much is not known.
+	Vague         bool `protobuf:"varint,4,opt,name=vague,proto3" json:"vague,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -711,6 +715,20 @@ func (x *Unconfirmed) GetShares() []*UnconfirmedShare {
 		return x.Shares
 	}
 	return nil
+}
+
+func (x *Unconfirmed) GetRaising() bool {
+	if x != nil {
+		return x.Raising
+	}
+	return false
+}
+
+func (x *Unconfirmed) GetVague() bool {
+	if x != nil {
+		return x.Vague
+	}
+	return false
 }
 
 type UnconfirmedShare struct {
@@ -2260,10 +2278,12 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\x04mcap\x18\b \x01(\x03R\x04mcap\x12\x1c\n" +
 	"\tforgotten\x18\t \x01(\bR\tforgotten\x12\x16\n" +
 	"\x06strict\x18\n" +
-	" \x01(\bR\x06strict\"[\n" +
+	" \x01(\bR\x06strict\"\x8b\x01\n" +
 	"\vUnconfirmed\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x126\n" +
-	"\x06shares\x18\x02 \x03(\v2\x1e.srtm.journal.UnconfirmedShareR\x06shares\"_\n" +
+	"\x06shares\x18\x02 \x03(\v2\x1e.srtm.journal.UnconfirmedShareR\x06shares\x12\x18\n" +
+	"\araising\x18\x03 \x01(\bR\araising\x12\x14\n" +
+	"\x05vague\x18\x04 \x01(\bR\x05vague\"_\n" +
 	"\x10UnconfirmedShare\x12\x16\n" +
 	"\x06broker\x18\x01 \x01(\tR\x06broker\x12\x1d\n" +
 	"\n" +

@@ -115,6 +115,9 @@ const (
 	// Active, or degraded. The contract was lowered, and brokers may still use more than it
 	// (Topic.lowering).
 	TopicState_TOPIC_STATE_LOWERING TopicState = 6
+	// Active, or degraded. The contract was raised, and brokers have not confirmed all of it
+	// (Topic.raising).
+	TopicState_TOPIC_STATE_RAISING TopicState = 7
 )
 
 // Enum value maps for TopicState.
@@ -127,6 +130,7 @@ var (
 		4: "TOPIC_STATE_DEGRADED",
 		5: "TOPIC_STATE_DELETING",
 		6: "TOPIC_STATE_LOWERING",
+		7: "TOPIC_STATE_RAISING",
 	}
 	TopicState_value = map[string]int32{
 		"TOPIC_STATE_UNSPECIFIED": 0,
@@ -136,6 +140,7 @@ var (
 		"TOPIC_STATE_DEGRADED":    4,
 		"TOPIC_STATE_DELETING":    5,
 		"TOPIC_STATE_LOWERING":    6,
+		"TOPIC_STATE_RAISING":     7,
 	}
 )
 
@@ -1395,6 +1400,126 @@ func (x *UnconfirmedShare) GetMostMessages() int64 {
 	return 0
 }
 
+// Raising tells how much of a raised contract is in force, and for which brokers the rest waits.
+type Raising struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The sum of the shares that brokers have confirmed. Unset: not known.
+	InForce *Share `protobuf:"bytes,1,opt,name=in_force,json=inForce,proto3" json:"in_force,omitempty"`
+	// By id.
+	Brokers       []*AwaitedBroker `protobuf:"bytes,2,rep,name=brokers,proto3" json:"brokers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Raising) Reset() {
+	*x = Raising{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Raising) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Raising) ProtoMessage() {}
+
+func (x *Raising) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Raising.ProtoReflect.Descriptor instead.
+func (*Raising) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *Raising) GetInForce() *Share {
+	if x != nil {
+		return x.InForce
+	}
+	return nil
+}
+
+func (x *Raising) GetBrokers() []*AwaitedBroker {
+	if x != nil {
+		return x.Brokers
+	}
+	return nil
+}
+
+// AwaitedBroker is a broker that may use shares which others are to have, or that has to confirm
+// its own share.
+type AwaitedBroker struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	BrokerId string                 `protobuf:"bytes,1,opt,name=broker_id,json=brokerId,proto3" json:"broker_id,omitempty"`
+	// The broker has a session with the adaptor, and is about to confirm.
+	Connected bool `protobuf:"varint,2,opt,name=connected,proto3" json:"connected,omitempty"`
+	// When the lease of a STRICT broker ends. Unset: the policy is another one, or the end is not
+	// known.
+	Until         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=until,proto3" json:"until,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AwaitedBroker) Reset() {
+	*x = AwaitedBroker{}
+	mi := &file_srtm_v1_admin_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AwaitedBroker) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AwaitedBroker) ProtoMessage() {}
+
+func (x *AwaitedBroker) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_admin_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AwaitedBroker.ProtoReflect.Descriptor instead.
+func (*AwaitedBroker) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *AwaitedBroker) GetBrokerId() string {
+	if x != nil {
+		return x.BrokerId
+	}
+	return ""
+}
+
+func (x *AwaitedBroker) GetConnected() bool {
+	if x != nil {
+		return x.Connected
+	}
+	return false
+}
+
+func (x *AwaitedBroker) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
 // BrokerQuota is what a placement gives one broker of a topic.
 type BrokerQuota struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
@@ -1412,7 +1537,7 @@ type BrokerQuota struct {
 
 func (x *BrokerQuota) Reset() {
 	*x = BrokerQuota{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[17]
+	mi := &file_srtm_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1424,7 +1549,7 @@ func (x *BrokerQuota) String() string {
 func (*BrokerQuota) ProtoMessage() {}
 
 func (x *BrokerQuota) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[17]
+	mi := &file_srtm_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1437,7 +1562,7 @@ func (x *BrokerQuota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrokerQuota.ProtoReflect.Descriptor instead.
 func (*BrokerQuota) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *BrokerQuota) GetBrokerId() string {
@@ -1493,7 +1618,7 @@ type BrokerTopicStatus struct {
 
 func (x *BrokerTopicStatus) Reset() {
 	*x = BrokerTopicStatus{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[18]
+	mi := &file_srtm_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1505,7 +1630,7 @@ func (x *BrokerTopicStatus) String() string {
 func (*BrokerTopicStatus) ProtoMessage() {}
 
 func (x *BrokerTopicStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[18]
+	mi := &file_srtm_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1518,7 +1643,7 @@ func (x *BrokerTopicStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrokerTopicStatus.ProtoReflect.Descriptor instead.
 func (*BrokerTopicStatus) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *BrokerTopicStatus) GetBrokerId() string {
@@ -1605,7 +1730,7 @@ type TopicStatus struct {
 
 func (x *TopicStatus) Reset() {
 	*x = TopicStatus{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[19]
+	mi := &file_srtm_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1617,7 +1742,7 @@ func (x *TopicStatus) String() string {
 func (*TopicStatus) ProtoMessage() {}
 
 func (x *TopicStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[19]
+	mi := &file_srtm_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1630,7 +1755,7 @@ func (x *TopicStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicStatus.ProtoReflect.Descriptor instead.
 func (*TopicStatus) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *TopicStatus) GetWindow() *durationpb.Duration {
@@ -1744,7 +1869,7 @@ type Fit struct {
 
 func (x *Fit) Reset() {
 	*x = Fit{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[20]
+	mi := &file_srtm_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1756,7 +1881,7 @@ func (x *Fit) String() string {
 func (*Fit) ProtoMessage() {}
 
 func (x *Fit) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[20]
+	mi := &file_srtm_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1769,7 +1894,7 @@ func (x *Fit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fit.ProtoReflect.Descriptor instead.
 func (*Fit) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Fit) GetEnded() bool {
@@ -1831,7 +1956,7 @@ type FitTrial struct {
 
 func (x *FitTrial) Reset() {
 	*x = FitTrial{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[21]
+	mi := &file_srtm_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1843,7 +1968,7 @@ func (x *FitTrial) String() string {
 func (*FitTrial) ProtoMessage() {}
 
 func (x *FitTrial) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[21]
+	mi := &file_srtm_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1856,7 +1981,7 @@ func (x *FitTrial) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FitTrial.ProtoReflect.Descriptor instead.
 func (*FitTrial) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *FitTrial) GetBegan() *timestamppb.Timestamp {
@@ -1926,7 +2051,7 @@ type FitRounds struct {
 
 func (x *FitRounds) Reset() {
 	*x = FitRounds{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[22]
+	mi := &file_srtm_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1938,7 +2063,7 @@ func (x *FitRounds) String() string {
 func (*FitRounds) ProtoMessage() {}
 
 func (x *FitRounds) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[22]
+	mi := &file_srtm_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1951,7 +2076,7 @@ func (x *FitRounds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FitRounds.ProtoReflect.Descriptor instead.
 func (*FitRounds) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *FitRounds) GetK() uint32 {
@@ -1981,14 +2106,17 @@ type Topic struct {
 	// Of an open topic, from GetTopic; the leader knows.
 	Learned *Learned `protobuf:"bytes,7,opt,name=learned,proto3" json:"learned,omitempty"`
 	// Set in the state LOWERING, from CreateTopic, GetTopic, UpdateTopic and ListTopics.
-	Lowering      *Lowering `protobuf:"bytes,20,opt,name=lowering,proto3" json:"lowering,omitempty"`
+	Lowering *Lowering `protobuf:"bytes,20,opt,name=lowering,proto3" json:"lowering,omitempty"`
+	// Set as long as a raised contract is not in force on all brokers, from the same calls; in
+	// the state RAISING, or LOWERING if both are so.
+	Raising       *Raising `protobuf:"bytes,21,opt,name=raising,proto3" json:"raising,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Topic) Reset() {
 	*x = Topic{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[23]
+	mi := &file_srtm_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2000,7 +2128,7 @@ func (x *Topic) String() string {
 func (*Topic) ProtoMessage() {}
 
 func (x *Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[23]
+	mi := &file_srtm_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2013,7 +2141,7 @@ func (x *Topic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Topic.ProtoReflect.Descriptor instead.
 func (*Topic) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Topic) GetSpec() *TopicSpec {
@@ -2072,6 +2200,13 @@ func (x *Topic) GetLowering() *Lowering {
 	return nil
 }
 
+func (x *Topic) GetRaising() *Raising {
+	if x != nil {
+		return x.Raising
+	}
+	return nil
+}
+
 // Learned is what an open topic's brokers have found out about its publishers.
 type Learned struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2092,7 +2227,7 @@ type Learned struct {
 
 func (x *Learned) Reset() {
 	*x = Learned{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[24]
+	mi := &file_srtm_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2104,7 +2239,7 @@ func (x *Learned) String() string {
 func (*Learned) ProtoMessage() {}
 
 func (x *Learned) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[24]
+	mi := &file_srtm_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2117,7 +2252,7 @@ func (x *Learned) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Learned.ProtoReflect.Descriptor instead.
 func (*Learned) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Learned) GetPublishers() []*LearnedPublisher {
@@ -2180,7 +2315,7 @@ type LearnedPublisher struct {
 
 func (x *LearnedPublisher) Reset() {
 	*x = LearnedPublisher{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[25]
+	mi := &file_srtm_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2192,7 +2327,7 @@ func (x *LearnedPublisher) String() string {
 func (*LearnedPublisher) ProtoMessage() {}
 
 func (x *LearnedPublisher) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[25]
+	mi := &file_srtm_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2205,7 +2340,7 @@ func (x *LearnedPublisher) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedPublisher.ProtoReflect.Descriptor instead.
 func (*LearnedPublisher) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LearnedPublisher) GetId() string {
@@ -2285,7 +2420,7 @@ type LearnedGroup struct {
 
 func (x *LearnedGroup) Reset() {
 	*x = LearnedGroup{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[26]
+	mi := &file_srtm_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2297,7 +2432,7 @@ func (x *LearnedGroup) String() string {
 func (*LearnedGroup) ProtoMessage() {}
 
 func (x *LearnedGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[26]
+	mi := &file_srtm_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2310,7 +2445,7 @@ func (x *LearnedGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedGroup.ProtoReflect.Descriptor instead.
 func (*LearnedGroup) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *LearnedGroup) GetKey() string {
@@ -2357,7 +2492,7 @@ type LearnedMember struct {
 
 func (x *LearnedMember) Reset() {
 	*x = LearnedMember{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[27]
+	mi := &file_srtm_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2369,7 +2504,7 @@ func (x *LearnedMember) String() string {
 func (*LearnedMember) ProtoMessage() {}
 
 func (x *LearnedMember) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[27]
+	mi := &file_srtm_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2382,7 +2517,7 @@ func (x *LearnedMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedMember.ProtoReflect.Descriptor instead.
 func (*LearnedMember) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *LearnedMember) GetId() string {
@@ -2462,7 +2597,7 @@ type Broker struct {
 
 func (x *Broker) Reset() {
 	*x = Broker{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[28]
+	mi := &file_srtm_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2474,7 +2609,7 @@ func (x *Broker) String() string {
 func (*Broker) ProtoMessage() {}
 
 func (x *Broker) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[28]
+	mi := &file_srtm_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2487,7 +2622,7 @@ func (x *Broker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Broker.ProtoReflect.Descriptor instead.
 func (*Broker) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Broker) GetId() string {
@@ -2625,7 +2760,7 @@ type RefusedProcess struct {
 
 func (x *RefusedProcess) Reset() {
 	*x = RefusedProcess{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[29]
+	mi := &file_srtm_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2637,7 +2772,7 @@ func (x *RefusedProcess) String() string {
 func (*RefusedProcess) ProtoMessage() {}
 
 func (x *RefusedProcess) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[29]
+	mi := &file_srtm_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2650,7 +2785,7 @@ func (x *RefusedProcess) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusedProcess.ProtoReflect.Descriptor instead.
 func (*RefusedProcess) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RefusedProcess) GetTcpAddress() string {
@@ -2702,7 +2837,7 @@ type DrainWait struct {
 
 func (x *DrainWait) Reset() {
 	*x = DrainWait{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[30]
+	mi := &file_srtm_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2714,7 +2849,7 @@ func (x *DrainWait) String() string {
 func (*DrainWait) ProtoMessage() {}
 
 func (x *DrainWait) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[30]
+	mi := &file_srtm_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2727,7 +2862,7 @@ func (x *DrainWait) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainWait.ProtoReflect.Descriptor instead.
 func (*DrainWait) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DrainWait) GetTopic() string {
@@ -2769,7 +2904,7 @@ type Infeasible struct {
 
 func (x *Infeasible) Reset() {
 	*x = Infeasible{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[31]
+	mi := &file_srtm_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2781,7 +2916,7 @@ func (x *Infeasible) String() string {
 func (*Infeasible) ProtoMessage() {}
 
 func (x *Infeasible) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[31]
+	mi := &file_srtm_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2794,7 +2929,7 @@ func (x *Infeasible) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Infeasible.ProtoReflect.Descriptor instead.
 func (*Infeasible) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Infeasible) GetBound() string {
@@ -2845,7 +2980,7 @@ type Fits struct {
 
 func (x *Fits) Reset() {
 	*x = Fits{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[32]
+	mi := &file_srtm_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2857,7 +2992,7 @@ func (x *Fits) String() string {
 func (*Fits) ProtoMessage() {}
 
 func (x *Fits) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[32]
+	mi := &file_srtm_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2870,7 +3005,7 @@ func (x *Fits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fits.ProtoReflect.Descriptor instead.
 func (*Fits) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Fits) GetRate() int64 {
@@ -2931,7 +3066,7 @@ type CreateTopicRequest struct {
 
 func (x *CreateTopicRequest) Reset() {
 	*x = CreateTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[33]
+	mi := &file_srtm_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2943,7 +3078,7 @@ func (x *CreateTopicRequest) String() string {
 func (*CreateTopicRequest) ProtoMessage() {}
 
 func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[33]
+	mi := &file_srtm_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2956,7 +3091,7 @@ func (x *CreateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicRequest.ProtoReflect.Descriptor instead.
 func (*CreateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *CreateTopicRequest) GetSpec() *TopicSpec {
@@ -3000,7 +3135,7 @@ type CreateTopicResponse struct {
 
 func (x *CreateTopicResponse) Reset() {
 	*x = CreateTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[34]
+	mi := &file_srtm_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3012,7 +3147,7 @@ func (x *CreateTopicResponse) String() string {
 func (*CreateTopicResponse) ProtoMessage() {}
 
 func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[34]
+	mi := &file_srtm_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3025,7 +3160,7 @@ func (x *CreateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTopicResponse.ProtoReflect.Descriptor instead.
 func (*CreateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CreateTopicResponse) GetState() TopicState {
@@ -3066,7 +3201,7 @@ type GetTopicRequest struct {
 
 func (x *GetTopicRequest) Reset() {
 	*x = GetTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[35]
+	mi := &file_srtm_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3078,7 +3213,7 @@ func (x *GetTopicRequest) String() string {
 func (*GetTopicRequest) ProtoMessage() {}
 
 func (x *GetTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[35]
+	mi := &file_srtm_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3091,7 +3226,7 @@ func (x *GetTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopicRequest.ProtoReflect.Descriptor instead.
 func (*GetTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *GetTopicRequest) GetName() string {
@@ -3133,7 +3268,7 @@ type GetTopicResponse struct {
 
 func (x *GetTopicResponse) Reset() {
 	*x = GetTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[36]
+	mi := &file_srtm_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3145,7 +3280,7 @@ func (x *GetTopicResponse) String() string {
 func (*GetTopicResponse) ProtoMessage() {}
 
 func (x *GetTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[36]
+	mi := &file_srtm_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3158,7 +3293,7 @@ func (x *GetTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopicResponse.ProtoReflect.Descriptor instead.
 func (*GetTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *GetTopicResponse) GetTopic() *Topic {
@@ -3187,7 +3322,7 @@ type ListTopicsRequest struct {
 
 func (x *ListTopicsRequest) Reset() {
 	*x = ListTopicsRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[37]
+	mi := &file_srtm_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3199,7 +3334,7 @@ func (x *ListTopicsRequest) String() string {
 func (*ListTopicsRequest) ProtoMessage() {}
 
 func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[37]
+	mi := &file_srtm_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3212,7 +3347,7 @@ func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsRequest.ProtoReflect.Descriptor instead.
 func (*ListTopicsRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListTopicsRequest) GetPageSize() int32 {
@@ -3242,7 +3377,7 @@ type ListTopicsResponse struct {
 
 func (x *ListTopicsResponse) Reset() {
 	*x = ListTopicsResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[38]
+	mi := &file_srtm_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3254,7 +3389,7 @@ func (x *ListTopicsResponse) String() string {
 func (*ListTopicsResponse) ProtoMessage() {}
 
 func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[38]
+	mi := &file_srtm_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3267,7 +3402,7 @@ func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopicsResponse.ProtoReflect.Descriptor instead.
 func (*ListTopicsResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListTopicsResponse) GetTopics() []*Topic {
@@ -3293,7 +3428,7 @@ type DeleteTopicRequest struct {
 
 func (x *DeleteTopicRequest) Reset() {
 	*x = DeleteTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[39]
+	mi := &file_srtm_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3305,7 +3440,7 @@ func (x *DeleteTopicRequest) String() string {
 func (*DeleteTopicRequest) ProtoMessage() {}
 
 func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[39]
+	mi := &file_srtm_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3318,7 +3453,7 @@ func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DeleteTopicRequest) GetName() string {
@@ -3339,7 +3474,7 @@ type DeleteTopicResponse struct {
 
 func (x *DeleteTopicResponse) Reset() {
 	*x = DeleteTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[40]
+	mi := &file_srtm_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3351,7 +3486,7 @@ func (x *DeleteTopicResponse) String() string {
 func (*DeleteTopicResponse) ProtoMessage() {}
 
 func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[40]
+	mi := &file_srtm_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3364,7 +3499,7 @@ func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *DeleteTopicResponse) GetLowering() *Lowering {
@@ -3386,7 +3521,7 @@ type ListBrokersRequest struct {
 
 func (x *ListBrokersRequest) Reset() {
 	*x = ListBrokersRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[41]
+	mi := &file_srtm_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3398,7 +3533,7 @@ func (x *ListBrokersRequest) String() string {
 func (*ListBrokersRequest) ProtoMessage() {}
 
 func (x *ListBrokersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[41]
+	mi := &file_srtm_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3411,7 +3546,7 @@ func (x *ListBrokersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBrokersRequest.ProtoReflect.Descriptor instead.
 func (*ListBrokersRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListBrokersRequest) GetPageSize() int32 {
@@ -3440,7 +3575,7 @@ type ListBrokersResponse struct {
 
 func (x *ListBrokersResponse) Reset() {
 	*x = ListBrokersResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[42]
+	mi := &file_srtm_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3452,7 +3587,7 @@ func (x *ListBrokersResponse) String() string {
 func (*ListBrokersResponse) ProtoMessage() {}
 
 func (x *ListBrokersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[42]
+	mi := &file_srtm_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3465,7 +3600,7 @@ func (x *ListBrokersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBrokersResponse.ProtoReflect.Descriptor instead.
 func (*ListBrokersResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListBrokersResponse) GetBrokers() []*Broker {
@@ -3505,7 +3640,7 @@ type UpdateTopicRequest struct {
 
 func (x *UpdateTopicRequest) Reset() {
 	*x = UpdateTopicRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[43]
+	mi := &file_srtm_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3517,7 +3652,7 @@ func (x *UpdateTopicRequest) String() string {
 func (*UpdateTopicRequest) ProtoMessage() {}
 
 func (x *UpdateTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[43]
+	mi := &file_srtm_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3530,7 +3665,7 @@ func (x *UpdateTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateTopicRequest.ProtoReflect.Descriptor instead.
 func (*UpdateTopicRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{43}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *UpdateTopicRequest) GetSpec() *TopicSpec {
@@ -3563,7 +3698,7 @@ type UpdateTopicResponse struct {
 
 func (x *UpdateTopicResponse) Reset() {
 	*x = UpdateTopicResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[44]
+	mi := &file_srtm_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3575,7 +3710,7 @@ func (x *UpdateTopicResponse) String() string {
 func (*UpdateTopicResponse) ProtoMessage() {}
 
 func (x *UpdateTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[44]
+	mi := &file_srtm_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3588,7 +3723,7 @@ func (x *UpdateTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateTopicResponse.ProtoReflect.Descriptor instead.
 func (*UpdateTopicResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{44}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *UpdateTopicResponse) GetTopic() *Topic {
@@ -3615,7 +3750,7 @@ type DrainBrokerRequest struct {
 
 func (x *DrainBrokerRequest) Reset() {
 	*x = DrainBrokerRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[45]
+	mi := &file_srtm_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3627,7 +3762,7 @@ func (x *DrainBrokerRequest) String() string {
 func (*DrainBrokerRequest) ProtoMessage() {}
 
 func (x *DrainBrokerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[45]
+	mi := &file_srtm_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3640,7 +3775,7 @@ func (x *DrainBrokerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBrokerRequest.ProtoReflect.Descriptor instead.
 func (*DrainBrokerRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{45}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *DrainBrokerRequest) GetBrokerId() string {
@@ -3673,7 +3808,7 @@ type DrainBrokerResponse struct {
 
 func (x *DrainBrokerResponse) Reset() {
 	*x = DrainBrokerResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[46]
+	mi := &file_srtm_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3685,7 +3820,7 @@ func (x *DrainBrokerResponse) String() string {
 func (*DrainBrokerResponse) ProtoMessage() {}
 
 func (x *DrainBrokerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[46]
+	mi := &file_srtm_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3698,7 +3833,7 @@ func (x *DrainBrokerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBrokerResponse.ProtoReflect.Descriptor instead.
 func (*DrainBrokerResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{46}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DrainBrokerResponse) GetBroker() *Broker {
@@ -3727,7 +3862,7 @@ type MovePublishersRequest struct {
 
 func (x *MovePublishersRequest) Reset() {
 	*x = MovePublishersRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[47]
+	mi := &file_srtm_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3739,7 +3874,7 @@ func (x *MovePublishersRequest) String() string {
 func (*MovePublishersRequest) ProtoMessage() {}
 
 func (x *MovePublishersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[47]
+	mi := &file_srtm_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3752,7 +3887,7 @@ func (x *MovePublishersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovePublishersRequest.ProtoReflect.Descriptor instead.
 func (*MovePublishersRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{47}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *MovePublishersRequest) GetTopic() string {
@@ -3806,7 +3941,7 @@ type MovePublishersResponse struct {
 
 func (x *MovePublishersResponse) Reset() {
 	*x = MovePublishersResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[48]
+	mi := &file_srtm_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3818,7 +3953,7 @@ func (x *MovePublishersResponse) String() string {
 func (*MovePublishersResponse) ProtoMessage() {}
 
 func (x *MovePublishersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[48]
+	mi := &file_srtm_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3831,7 +3966,7 @@ func (x *MovePublishersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovePublishersResponse.ProtoReflect.Descriptor instead.
 func (*MovePublishersResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{48}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *MovePublishersResponse) GetTopic() *Topic {
@@ -3852,7 +3987,7 @@ type SetBrokerCapacityRequest struct {
 
 func (x *SetBrokerCapacityRequest) Reset() {
 	*x = SetBrokerCapacityRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[49]
+	mi := &file_srtm_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3864,7 +3999,7 @@ func (x *SetBrokerCapacityRequest) String() string {
 func (*SetBrokerCapacityRequest) ProtoMessage() {}
 
 func (x *SetBrokerCapacityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[49]
+	mi := &file_srtm_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3877,7 +4012,7 @@ func (x *SetBrokerCapacityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBrokerCapacityRequest.ProtoReflect.Descriptor instead.
 func (*SetBrokerCapacityRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{49}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *SetBrokerCapacityRequest) GetBrokerId() string {
@@ -3903,7 +4038,7 @@ type SetBrokerCapacityResponse struct {
 
 func (x *SetBrokerCapacityResponse) Reset() {
 	*x = SetBrokerCapacityResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[50]
+	mi := &file_srtm_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3915,7 +4050,7 @@ func (x *SetBrokerCapacityResponse) String() string {
 func (*SetBrokerCapacityResponse) ProtoMessage() {}
 
 func (x *SetBrokerCapacityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[50]
+	mi := &file_srtm_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3928,7 +4063,7 @@ func (x *SetBrokerCapacityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBrokerCapacityResponse.ProtoReflect.Descriptor instead.
 func (*SetBrokerCapacityResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{50}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *SetBrokerCapacityResponse) GetBroker() *Broker {
@@ -3947,7 +4082,7 @@ type RemoveBrokerRequest struct {
 
 func (x *RemoveBrokerRequest) Reset() {
 	*x = RemoveBrokerRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[51]
+	mi := &file_srtm_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3959,7 +4094,7 @@ func (x *RemoveBrokerRequest) String() string {
 func (*RemoveBrokerRequest) ProtoMessage() {}
 
 func (x *RemoveBrokerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[51]
+	mi := &file_srtm_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3972,7 +4107,7 @@ func (x *RemoveBrokerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBrokerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBrokerRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{51}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RemoveBrokerRequest) GetBrokerId() string {
@@ -3994,7 +4129,7 @@ type RemoveBrokerResponse struct {
 
 func (x *RemoveBrokerResponse) Reset() {
 	*x = RemoveBrokerResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[52]
+	mi := &file_srtm_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4006,7 +4141,7 @@ func (x *RemoveBrokerResponse) String() string {
 func (*RemoveBrokerResponse) ProtoMessage() {}
 
 func (x *RemoveBrokerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[52]
+	mi := &file_srtm_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4019,7 +4154,7 @@ func (x *RemoveBrokerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBrokerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBrokerResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{52}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RemoveBrokerResponse) GetFreed() []*FreedShare {
@@ -4050,7 +4185,7 @@ type SeekChannelRequest struct {
 
 func (x *SeekChannelRequest) Reset() {
 	*x = SeekChannelRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[53]
+	mi := &file_srtm_v1_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4062,7 +4197,7 @@ func (x *SeekChannelRequest) String() string {
 func (*SeekChannelRequest) ProtoMessage() {}
 
 func (x *SeekChannelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[53]
+	mi := &file_srtm_v1_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4075,7 +4210,7 @@ func (x *SeekChannelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekChannelRequest.ProtoReflect.Descriptor instead.
 func (*SeekChannelRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{53}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *SeekChannelRequest) GetTopic() string {
@@ -4116,7 +4251,7 @@ type SeekChannelResponse struct {
 
 func (x *SeekChannelResponse) Reset() {
 	*x = SeekChannelResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[54]
+	mi := &file_srtm_v1_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4128,7 +4263,7 @@ func (x *SeekChannelResponse) String() string {
 func (*SeekChannelResponse) ProtoMessage() {}
 
 func (x *SeekChannelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[54]
+	mi := &file_srtm_v1_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4141,7 +4276,7 @@ func (x *SeekChannelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekChannelResponse.ProtoReflect.Descriptor instead.
 func (*SeekChannelResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{54}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *SeekChannelResponse) GetBrokers() []*SeekOutcome {
@@ -4160,7 +4295,7 @@ type ListChannelsRequest struct {
 
 func (x *ListChannelsRequest) Reset() {
 	*x = ListChannelsRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[55]
+	mi := &file_srtm_v1_admin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4172,7 +4307,7 @@ func (x *ListChannelsRequest) String() string {
 func (*ListChannelsRequest) ProtoMessage() {}
 
 func (x *ListChannelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[55]
+	mi := &file_srtm_v1_admin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4185,7 +4320,7 @@ func (x *ListChannelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListChannelsRequest.ProtoReflect.Descriptor instead.
 func (*ListChannelsRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{55}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ListChannelsRequest) GetTopic() string {
@@ -4205,7 +4340,7 @@ type ListChannelsResponse struct {
 
 func (x *ListChannelsResponse) Reset() {
 	*x = ListChannelsResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[56]
+	mi := &file_srtm_v1_admin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4217,7 +4352,7 @@ func (x *ListChannelsResponse) String() string {
 func (*ListChannelsResponse) ProtoMessage() {}
 
 func (x *ListChannelsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[56]
+	mi := &file_srtm_v1_admin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4230,7 +4365,7 @@ func (x *ListChannelsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListChannelsResponse.ProtoReflect.Descriptor instead.
 func (*ListChannelsResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{56}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ListChannelsResponse) GetChannels() []*TopicChannel {
@@ -4250,7 +4385,7 @@ type CreateChannelRequest struct {
 
 func (x *CreateChannelRequest) Reset() {
 	*x = CreateChannelRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[57]
+	mi := &file_srtm_v1_admin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4262,7 +4397,7 @@ func (x *CreateChannelRequest) String() string {
 func (*CreateChannelRequest) ProtoMessage() {}
 
 func (x *CreateChannelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[57]
+	mi := &file_srtm_v1_admin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4275,7 +4410,7 @@ func (x *CreateChannelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateChannelRequest.ProtoReflect.Descriptor instead.
 func (*CreateChannelRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{57}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *CreateChannelRequest) GetTopic() string {
@@ -4302,7 +4437,7 @@ type CreateChannelResponse struct {
 
 func (x *CreateChannelResponse) Reset() {
 	*x = CreateChannelResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[58]
+	mi := &file_srtm_v1_admin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4314,7 +4449,7 @@ func (x *CreateChannelResponse) String() string {
 func (*CreateChannelResponse) ProtoMessage() {}
 
 func (x *CreateChannelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[58]
+	mi := &file_srtm_v1_admin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4327,7 +4462,7 @@ func (x *CreateChannelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateChannelResponse.ProtoReflect.Descriptor instead.
 func (*CreateChannelResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{58}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *CreateChannelResponse) GetPending() []string {
@@ -4347,7 +4482,7 @@ type PauseChannelRequest struct {
 
 func (x *PauseChannelRequest) Reset() {
 	*x = PauseChannelRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[59]
+	mi := &file_srtm_v1_admin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4359,7 +4494,7 @@ func (x *PauseChannelRequest) String() string {
 func (*PauseChannelRequest) ProtoMessage() {}
 
 func (x *PauseChannelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[59]
+	mi := &file_srtm_v1_admin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4372,7 +4507,7 @@ func (x *PauseChannelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseChannelRequest.ProtoReflect.Descriptor instead.
 func (*PauseChannelRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{59}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *PauseChannelRequest) GetTopic() string {
@@ -4399,7 +4534,7 @@ type PauseChannelResponse struct {
 
 func (x *PauseChannelResponse) Reset() {
 	*x = PauseChannelResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[60]
+	mi := &file_srtm_v1_admin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4411,7 +4546,7 @@ func (x *PauseChannelResponse) String() string {
 func (*PauseChannelResponse) ProtoMessage() {}
 
 func (x *PauseChannelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[60]
+	mi := &file_srtm_v1_admin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4424,7 +4559,7 @@ func (x *PauseChannelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseChannelResponse.ProtoReflect.Descriptor instead.
 func (*PauseChannelResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{60}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *PauseChannelResponse) GetPending() []string {
@@ -4444,7 +4579,7 @@ type UnpauseChannelRequest struct {
 
 func (x *UnpauseChannelRequest) Reset() {
 	*x = UnpauseChannelRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[61]
+	mi := &file_srtm_v1_admin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4456,7 +4591,7 @@ func (x *UnpauseChannelRequest) String() string {
 func (*UnpauseChannelRequest) ProtoMessage() {}
 
 func (x *UnpauseChannelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[61]
+	mi := &file_srtm_v1_admin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4469,7 +4604,7 @@ func (x *UnpauseChannelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpauseChannelRequest.ProtoReflect.Descriptor instead.
 func (*UnpauseChannelRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{61}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *UnpauseChannelRequest) GetTopic() string {
@@ -4496,7 +4631,7 @@ type UnpauseChannelResponse struct {
 
 func (x *UnpauseChannelResponse) Reset() {
 	*x = UnpauseChannelResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[62]
+	mi := &file_srtm_v1_admin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4508,7 +4643,7 @@ func (x *UnpauseChannelResponse) String() string {
 func (*UnpauseChannelResponse) ProtoMessage() {}
 
 func (x *UnpauseChannelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[62]
+	mi := &file_srtm_v1_admin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4521,7 +4656,7 @@ func (x *UnpauseChannelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpauseChannelResponse.ProtoReflect.Descriptor instead.
 func (*UnpauseChannelResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{62}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *UnpauseChannelResponse) GetPending() []string {
@@ -4541,7 +4676,7 @@ type DeleteChannelRequest struct {
 
 func (x *DeleteChannelRequest) Reset() {
 	*x = DeleteChannelRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[63]
+	mi := &file_srtm_v1_admin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4553,7 +4688,7 @@ func (x *DeleteChannelRequest) String() string {
 func (*DeleteChannelRequest) ProtoMessage() {}
 
 func (x *DeleteChannelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[63]
+	mi := &file_srtm_v1_admin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4566,7 +4701,7 @@ func (x *DeleteChannelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteChannelRequest.ProtoReflect.Descriptor instead.
 func (*DeleteChannelRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{63}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *DeleteChannelRequest) GetTopic() string {
@@ -4593,7 +4728,7 @@ type DeleteChannelResponse struct {
 
 func (x *DeleteChannelResponse) Reset() {
 	*x = DeleteChannelResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[64]
+	mi := &file_srtm_v1_admin_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4605,7 +4740,7 @@ func (x *DeleteChannelResponse) String() string {
 func (*DeleteChannelResponse) ProtoMessage() {}
 
 func (x *DeleteChannelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[64]
+	mi := &file_srtm_v1_admin_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4618,7 +4753,7 @@ func (x *DeleteChannelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteChannelResponse.ProtoReflect.Descriptor instead.
 func (*DeleteChannelResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{64}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *DeleteChannelResponse) GetPending() []string {
@@ -4638,7 +4773,7 @@ type EmptyChannelRequest struct {
 
 func (x *EmptyChannelRequest) Reset() {
 	*x = EmptyChannelRequest{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[65]
+	mi := &file_srtm_v1_admin_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4650,7 +4785,7 @@ func (x *EmptyChannelRequest) String() string {
 func (*EmptyChannelRequest) ProtoMessage() {}
 
 func (x *EmptyChannelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[65]
+	mi := &file_srtm_v1_admin_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4663,7 +4798,7 @@ func (x *EmptyChannelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EmptyChannelRequest.ProtoReflect.Descriptor instead.
 func (*EmptyChannelRequest) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{65}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *EmptyChannelRequest) GetTopic() string {
@@ -4690,7 +4825,7 @@ type EmptyChannelResponse struct {
 
 func (x *EmptyChannelResponse) Reset() {
 	*x = EmptyChannelResponse{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[66]
+	mi := &file_srtm_v1_admin_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4702,7 +4837,7 @@ func (x *EmptyChannelResponse) String() string {
 func (*EmptyChannelResponse) ProtoMessage() {}
 
 func (x *EmptyChannelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[66]
+	mi := &file_srtm_v1_admin_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4715,7 +4850,7 @@ func (x *EmptyChannelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EmptyChannelResponse.ProtoReflect.Descriptor instead.
 func (*EmptyChannelResponse) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{66}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *EmptyChannelResponse) GetBrokers() []*SeekOutcome {
@@ -4745,7 +4880,7 @@ type SeekOutcome struct {
 
 func (x *SeekOutcome) Reset() {
 	*x = SeekOutcome{}
-	mi := &file_srtm_v1_admin_proto_msgTypes[67]
+	mi := &file_srtm_v1_admin_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4757,7 +4892,7 @@ func (x *SeekOutcome) String() string {
 func (*SeekOutcome) ProtoMessage() {}
 
 func (x *SeekOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_srtm_v1_admin_proto_msgTypes[67]
+	mi := &file_srtm_v1_admin_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4770,7 +4905,7 @@ func (x *SeekOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeekOutcome.ProtoReflect.Descriptor instead.
 func (*SeekOutcome) Descriptor() ([]byte, []int) {
-	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{67}
+	return file_srtm_v1_admin_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *SeekOutcome) GetBrokerId() string {
@@ -4902,7 +5037,14 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\tconnected\x18\x03 \x01(\bR\tconnected\x12,\n" +
 	"\x06policy\x18\x04 \x01(\x0e2\x14.srtm.v1.LeasePolicyR\x06policy\x120\n" +
 	"\x05until\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12#\n" +
-	"\rmost_messages\x18\x06 \x01(\x03R\fmostMessages\"\xf9\x01\n" +
+	"\rmost_messages\x18\x06 \x01(\x03R\fmostMessages\"f\n" +
+	"\aRaising\x12)\n" +
+	"\bin_force\x18\x01 \x01(\v2\x0e.srtm.v1.ShareR\ainForce\x120\n" +
+	"\abrokers\x18\x02 \x03(\v2\x16.srtm.v1.AwaitedBrokerR\abrokers\"|\n" +
+	"\rAwaitedBroker\x12\x1b\n" +
+	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x1c\n" +
+	"\tconnected\x18\x02 \x01(\bR\tconnected\x120\n" +
+	"\x05until\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"\xf9\x01\n" +
 	"\vBrokerQuota\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\tR\bbrokerId\x12\x12\n" +
 	"\x04rate\x18\x02 \x01(\x03R\x04rate\x12\x1e\n" +
@@ -4961,7 +5103,7 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\t_forecast\"1\n" +
 	"\tFitRounds\x12\f\n" +
 	"\x01k\x18\x01 \x01(\rR\x01k\x12\x16\n" +
-	"\x06rounds\x18\x02 \x01(\rR\x06rounds\"\xbf\x02\n" +
+	"\x06rounds\x18\x02 \x01(\rR\x06rounds\"\xeb\x02\n" +
 	"\x05Topic\x12&\n" +
 	"\x04spec\x18\x01 \x01(\v2\x12.srtm.v1.TopicSpecR\x04spec\x12)\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x13.srtm.v1.TopicStateR\x05state\x12\x16\n" +
@@ -4970,7 +5112,8 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12,\n" +
 	"\x06status\x18\x06 \x01(\v2\x14.srtm.v1.TopicStatusR\x06status\x12*\n" +
 	"\alearned\x18\a \x01(\v2\x10.srtm.v1.LearnedR\alearned\x12-\n" +
-	"\blowering\x18\x14 \x01(\v2\x11.srtm.v1.LoweringR\blowering\"\xc0\x01\n" +
+	"\blowering\x18\x14 \x01(\v2\x11.srtm.v1.LoweringR\blowering\x12*\n" +
+	"\araising\x18\x15 \x01(\v2\x10.srtm.v1.RaisingR\araising\"\xc0\x01\n" +
 	"\aLearned\x129\n" +
 	"\n" +
 	"publishers\x18\x01 \x03(\v2\x19.srtm.v1.LearnedPublisherR\n" +
@@ -5170,7 +5313,7 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x1bMOVE_REASON_CONTRACT_CHANGE\x10\x05\x12\x18\n" +
 	"\x14MOVE_REASON_OPERATOR\x10\x06\x12\x19\n" +
 	"\x15MOVE_REASON_TAKE_OVER\x10\a\x12\x13\n" +
-	"\x0fMOVE_REASON_FIT\x10\b*\xc3\x01\n" +
+	"\x0fMOVE_REASON_FIT\x10\b*\xdc\x01\n" +
 	"\n" +
 	"TopicState\x12\x1b\n" +
 	"\x17TOPIC_STATE_UNSPECIFIED\x10\x00\x12\x17\n" +
@@ -5179,7 +5322,8 @@ const file_srtm_v1_admin_proto_rawDesc = "" +
 	"\x12TOPIC_STATE_ACTIVE\x10\x03\x12\x18\n" +
 	"\x14TOPIC_STATE_DEGRADED\x10\x04\x12\x18\n" +
 	"\x14TOPIC_STATE_DELETING\x10\x05\x12\x18\n" +
-	"\x14TOPIC_STATE_LOWERING\x10\x062\xfc\f\n" +
+	"\x14TOPIC_STATE_LOWERING\x10\x06\x12\x17\n" +
+	"\x13TOPIC_STATE_RAISING\x10\a2\xfc\f\n" +
 	"\fAdminService\x12J\n" +
 	"\vCreateTopic\x12\x1b.srtm.v1.CreateTopicRequest\x1a\x1c.srtm.v1.CreateTopicResponse0\x01\x12?\n" +
 	"\bGetTopic\x12\x18.srtm.v1.GetTopicRequest\x1a\x19.srtm.v1.GetTopicResponse\x12E\n" +
@@ -5217,7 +5361,7 @@ func file_srtm_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_srtm_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
+var file_srtm_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 72)
 var file_srtm_v1_admin_proto_goTypes = []any{
 	(MoveReason)(0),                    // 0: srtm.v1.MoveReason
 	(TopicState)(0),                    // 1: srtm.v1.TopicState
@@ -5238,202 +5382,208 @@ var file_srtm_v1_admin_proto_goTypes = []any{
 	(*AutoContract)(nil),               // 16: srtm.v1.AutoContract
 	(*Lowering)(nil),                   // 17: srtm.v1.Lowering
 	(*UnconfirmedShare)(nil),           // 18: srtm.v1.UnconfirmedShare
-	(*BrokerQuota)(nil),                // 19: srtm.v1.BrokerQuota
-	(*BrokerTopicStatus)(nil),          // 20: srtm.v1.BrokerTopicStatus
-	(*TopicStatus)(nil),                // 21: srtm.v1.TopicStatus
-	(*Fit)(nil),                        // 22: srtm.v1.Fit
-	(*FitTrial)(nil),                   // 23: srtm.v1.FitTrial
-	(*FitRounds)(nil),                  // 24: srtm.v1.FitRounds
-	(*Topic)(nil),                      // 25: srtm.v1.Topic
-	(*Learned)(nil),                    // 26: srtm.v1.Learned
-	(*LearnedPublisher)(nil),           // 27: srtm.v1.LearnedPublisher
-	(*LearnedGroup)(nil),               // 28: srtm.v1.LearnedGroup
-	(*LearnedMember)(nil),              // 29: srtm.v1.LearnedMember
-	(*Broker)(nil),                     // 30: srtm.v1.Broker
-	(*RefusedProcess)(nil),             // 31: srtm.v1.RefusedProcess
-	(*DrainWait)(nil),                  // 32: srtm.v1.DrainWait
-	(*Infeasible)(nil),                 // 33: srtm.v1.Infeasible
-	(*Fits)(nil),                       // 34: srtm.v1.Fits
-	(*CreateTopicRequest)(nil),         // 35: srtm.v1.CreateTopicRequest
-	(*CreateTopicResponse)(nil),        // 36: srtm.v1.CreateTopicResponse
-	(*GetTopicRequest)(nil),            // 37: srtm.v1.GetTopicRequest
-	(*GetTopicResponse)(nil),           // 38: srtm.v1.GetTopicResponse
-	(*ListTopicsRequest)(nil),          // 39: srtm.v1.ListTopicsRequest
-	(*ListTopicsResponse)(nil),         // 40: srtm.v1.ListTopicsResponse
-	(*DeleteTopicRequest)(nil),         // 41: srtm.v1.DeleteTopicRequest
-	(*DeleteTopicResponse)(nil),        // 42: srtm.v1.DeleteTopicResponse
-	(*ListBrokersRequest)(nil),         // 43: srtm.v1.ListBrokersRequest
-	(*ListBrokersResponse)(nil),        // 44: srtm.v1.ListBrokersResponse
-	(*UpdateTopicRequest)(nil),         // 45: srtm.v1.UpdateTopicRequest
-	(*UpdateTopicResponse)(nil),        // 46: srtm.v1.UpdateTopicResponse
-	(*DrainBrokerRequest)(nil),         // 47: srtm.v1.DrainBrokerRequest
-	(*DrainBrokerResponse)(nil),        // 48: srtm.v1.DrainBrokerResponse
-	(*MovePublishersRequest)(nil),      // 49: srtm.v1.MovePublishersRequest
-	(*MovePublishersResponse)(nil),     // 50: srtm.v1.MovePublishersResponse
-	(*SetBrokerCapacityRequest)(nil),   // 51: srtm.v1.SetBrokerCapacityRequest
-	(*SetBrokerCapacityResponse)(nil),  // 52: srtm.v1.SetBrokerCapacityResponse
-	(*RemoveBrokerRequest)(nil),        // 53: srtm.v1.RemoveBrokerRequest
-	(*RemoveBrokerResponse)(nil),       // 54: srtm.v1.RemoveBrokerResponse
-	(*SeekChannelRequest)(nil),         // 55: srtm.v1.SeekChannelRequest
-	(*SeekChannelResponse)(nil),        // 56: srtm.v1.SeekChannelResponse
-	(*ListChannelsRequest)(nil),        // 57: srtm.v1.ListChannelsRequest
-	(*ListChannelsResponse)(nil),       // 58: srtm.v1.ListChannelsResponse
-	(*CreateChannelRequest)(nil),       // 59: srtm.v1.CreateChannelRequest
-	(*CreateChannelResponse)(nil),      // 60: srtm.v1.CreateChannelResponse
-	(*PauseChannelRequest)(nil),        // 61: srtm.v1.PauseChannelRequest
-	(*PauseChannelResponse)(nil),       // 62: srtm.v1.PauseChannelResponse
-	(*UnpauseChannelRequest)(nil),      // 63: srtm.v1.UnpauseChannelRequest
-	(*UnpauseChannelResponse)(nil),     // 64: srtm.v1.UnpauseChannelResponse
-	(*DeleteChannelRequest)(nil),       // 65: srtm.v1.DeleteChannelRequest
-	(*DeleteChannelResponse)(nil),      // 66: srtm.v1.DeleteChannelResponse
-	(*EmptyChannelRequest)(nil),        // 67: srtm.v1.EmptyChannelRequest
-	(*EmptyChannelResponse)(nil),       // 68: srtm.v1.EmptyChannelResponse
-	(*SeekOutcome)(nil),                // 69: srtm.v1.SeekOutcome
-	nil,                                // 70: srtm.v1.TopicSpec.ChannelExpiryEntry
-	nil,                                // 71: srtm.v1.BrokerQuota.GroupsEntry
-	(*timestamppb.Timestamp)(nil),      // 72: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),        // 73: google.protobuf.Duration
-	(*Share)(nil),                      // 74: srtm.v1.Share
-	(*Contract)(nil),                   // 75: srtm.v1.Contract
-	(*Publisher)(nil),                  // 76: srtm.v1.Publisher
-	(*PublisherGroup)(nil),             // 77: srtm.v1.PublisherGroup
-	(PacingMode)(0),                    // 78: srtm.v1.PacingMode
-	(Durability)(0),                    // 79: srtm.v1.Durability
-	(*Expiry)(nil),                     // 80: srtm.v1.Expiry
-	(LeasePolicy)(0),                   // 81: srtm.v1.LeasePolicy
-	(*TopicStats)(nil),                 // 82: srtm.v1.TopicStats
-	(*fieldmaskpb.FieldMask)(nil),      // 83: google.protobuf.FieldMask
-	(*FreedShare)(nil),                 // 84: srtm.v1.FreedShare
-	(*Place)(nil),                      // 85: srtm.v1.Place
-	(*TopicChannel)(nil),               // 86: srtm.v1.TopicChannel
+	(*Raising)(nil),                    // 19: srtm.v1.Raising
+	(*AwaitedBroker)(nil),              // 20: srtm.v1.AwaitedBroker
+	(*BrokerQuota)(nil),                // 21: srtm.v1.BrokerQuota
+	(*BrokerTopicStatus)(nil),          // 22: srtm.v1.BrokerTopicStatus
+	(*TopicStatus)(nil),                // 23: srtm.v1.TopicStatus
+	(*Fit)(nil),                        // 24: srtm.v1.Fit
+	(*FitTrial)(nil),                   // 25: srtm.v1.FitTrial
+	(*FitRounds)(nil),                  // 26: srtm.v1.FitRounds
+	(*Topic)(nil),                      // 27: srtm.v1.Topic
+	(*Learned)(nil),                    // 28: srtm.v1.Learned
+	(*LearnedPublisher)(nil),           // 29: srtm.v1.LearnedPublisher
+	(*LearnedGroup)(nil),               // 30: srtm.v1.LearnedGroup
+	(*LearnedMember)(nil),              // 31: srtm.v1.LearnedMember
+	(*Broker)(nil),                     // 32: srtm.v1.Broker
+	(*RefusedProcess)(nil),             // 33: srtm.v1.RefusedProcess
+	(*DrainWait)(nil),                  // 34: srtm.v1.DrainWait
+	(*Infeasible)(nil),                 // 35: srtm.v1.Infeasible
+	(*Fits)(nil),                       // 36: srtm.v1.Fits
+	(*CreateTopicRequest)(nil),         // 37: srtm.v1.CreateTopicRequest
+	(*CreateTopicResponse)(nil),        // 38: srtm.v1.CreateTopicResponse
+	(*GetTopicRequest)(nil),            // 39: srtm.v1.GetTopicRequest
+	(*GetTopicResponse)(nil),           // 40: srtm.v1.GetTopicResponse
+	(*ListTopicsRequest)(nil),          // 41: srtm.v1.ListTopicsRequest
+	(*ListTopicsResponse)(nil),         // 42: srtm.v1.ListTopicsResponse
+	(*DeleteTopicRequest)(nil),         // 43: srtm.v1.DeleteTopicRequest
+	(*DeleteTopicResponse)(nil),        // 44: srtm.v1.DeleteTopicResponse
+	(*ListBrokersRequest)(nil),         // 45: srtm.v1.ListBrokersRequest
+	(*ListBrokersResponse)(nil),        // 46: srtm.v1.ListBrokersResponse
+	(*UpdateTopicRequest)(nil),         // 47: srtm.v1.UpdateTopicRequest
+	(*UpdateTopicResponse)(nil),        // 48: srtm.v1.UpdateTopicResponse
+	(*DrainBrokerRequest)(nil),         // 49: srtm.v1.DrainBrokerRequest
+	(*DrainBrokerResponse)(nil),        // 50: srtm.v1.DrainBrokerResponse
+	(*MovePublishersRequest)(nil),      // 51: srtm.v1.MovePublishersRequest
+	(*MovePublishersResponse)(nil),     // 52: srtm.v1.MovePublishersResponse
+	(*SetBrokerCapacityRequest)(nil),   // 53: srtm.v1.SetBrokerCapacityRequest
+	(*SetBrokerCapacityResponse)(nil),  // 54: srtm.v1.SetBrokerCapacityResponse
+	(*RemoveBrokerRequest)(nil),        // 55: srtm.v1.RemoveBrokerRequest
+	(*RemoveBrokerResponse)(nil),       // 56: srtm.v1.RemoveBrokerResponse
+	(*SeekChannelRequest)(nil),         // 57: srtm.v1.SeekChannelRequest
+	(*SeekChannelResponse)(nil),        // 58: srtm.v1.SeekChannelResponse
+	(*ListChannelsRequest)(nil),        // 59: srtm.v1.ListChannelsRequest
+	(*ListChannelsResponse)(nil),       // 60: srtm.v1.ListChannelsResponse
+	(*CreateChannelRequest)(nil),       // 61: srtm.v1.CreateChannelRequest
+	(*CreateChannelResponse)(nil),      // 62: srtm.v1.CreateChannelResponse
+	(*PauseChannelRequest)(nil),        // 63: srtm.v1.PauseChannelRequest
+	(*PauseChannelResponse)(nil),       // 64: srtm.v1.PauseChannelResponse
+	(*UnpauseChannelRequest)(nil),      // 65: srtm.v1.UnpauseChannelRequest
+	(*UnpauseChannelResponse)(nil),     // 66: srtm.v1.UnpauseChannelResponse
+	(*DeleteChannelRequest)(nil),       // 67: srtm.v1.DeleteChannelRequest
+	(*DeleteChannelResponse)(nil),      // 68: srtm.v1.DeleteChannelResponse
+	(*EmptyChannelRequest)(nil),        // 69: srtm.v1.EmptyChannelRequest
+	(*EmptyChannelResponse)(nil),       // 70: srtm.v1.EmptyChannelResponse
+	(*SeekOutcome)(nil),                // 71: srtm.v1.SeekOutcome
+	nil,                                // 72: srtm.v1.TopicSpec.ChannelExpiryEntry
+	nil,                                // 73: srtm.v1.BrokerQuota.GroupsEntry
+	(*timestamppb.Timestamp)(nil),      // 74: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),        // 75: google.protobuf.Duration
+	(*Share)(nil),                      // 76: srtm.v1.Share
+	(*Contract)(nil),                   // 77: srtm.v1.Contract
+	(*Publisher)(nil),                  // 78: srtm.v1.Publisher
+	(*PublisherGroup)(nil),             // 79: srtm.v1.PublisherGroup
+	(PacingMode)(0),                    // 80: srtm.v1.PacingMode
+	(Durability)(0),                    // 81: srtm.v1.Durability
+	(*Expiry)(nil),                     // 82: srtm.v1.Expiry
+	(LeasePolicy)(0),                   // 83: srtm.v1.LeasePolicy
+	(*TopicStats)(nil),                 // 84: srtm.v1.TopicStats
+	(*fieldmaskpb.FieldMask)(nil),      // 85: google.protobuf.FieldMask
+	(*FreedShare)(nil),                 // 86: srtm.v1.FreedShare
+	(*Place)(nil),                      // 87: srtm.v1.Place
+	(*TopicChannel)(nil),               // 88: srtm.v1.TopicChannel
 }
 var file_srtm_v1_admin_proto_depIdxs = []int32{
 	4,   // 0: srtm.v1.ListPublisherMovesResponse.moves:type_name -> srtm.v1.PublisherMove
-	72,  // 1: srtm.v1.PublisherMove.time:type_name -> google.protobuf.Timestamp
+	74,  // 1: srtm.v1.PublisherMove.time:type_name -> google.protobuf.Timestamp
 	0,   // 2: srtm.v1.PublisherMove.reason:type_name -> srtm.v1.MoveReason
-	73,  // 3: srtm.v1.ProfileTopicRequest.lasts:type_name -> google.protobuf.Duration
-	73,  // 4: srtm.v1.ProfileTopicRequest.within:type_name -> google.protobuf.Duration
+	75,  // 3: srtm.v1.ProfileTopicRequest.lasts:type_name -> google.protobuf.Duration
+	75,  // 4: srtm.v1.ProfileTopicRequest.within:type_name -> google.protobuf.Duration
 	7,   // 5: srtm.v1.ProfileTopicResponse.profile:type_name -> srtm.v1.Profile
-	74,  // 6: srtm.v1.Profile.share:type_name -> srtm.v1.Share
-	73,  // 7: srtm.v1.Profile.span:type_name -> google.protobuf.Duration
+	76,  // 6: srtm.v1.Profile.share:type_name -> srtm.v1.Share
+	75,  // 7: srtm.v1.Profile.span:type_name -> google.protobuf.Duration
 	9,   // 8: srtm.v1.Profile.splits:type_name -> srtm.v1.SplitCost
 	10,  // 9: srtm.v1.Profile.wrong:type_name -> srtm.v1.WrongContract
-	73,  // 10: srtm.v1.AccessDelays.mean:type_name -> google.protobuf.Duration
-	73,  // 11: srtm.v1.AccessDelays.quantile:type_name -> google.protobuf.Duration
+	75,  // 10: srtm.v1.AccessDelays.mean:type_name -> google.protobuf.Duration
+	75,  // 11: srtm.v1.AccessDelays.quantile:type_name -> google.protobuf.Duration
 	8,   // 12: srtm.v1.SplitCost.delays:type_name -> srtm.v1.AccessDelays
-	74,  // 13: srtm.v1.WrongContract.share:type_name -> srtm.v1.Share
+	76,  // 13: srtm.v1.WrongContract.share:type_name -> srtm.v1.Share
 	8,   // 14: srtm.v1.WrongContract.delays:type_name -> srtm.v1.AccessDelays
-	75,  // 15: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
-	76,  // 16: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
-	77,  // 17: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
-	78,  // 18: srtm.v1.TopicSpec.pacing:type_name -> srtm.v1.PacingMode
+	77,  // 15: srtm.v1.TopicSpec.contract:type_name -> srtm.v1.Contract
+	78,  // 16: srtm.v1.TopicSpec.publishers:type_name -> srtm.v1.Publisher
+	79,  // 17: srtm.v1.TopicSpec.groups:type_name -> srtm.v1.PublisherGroup
+	80,  // 18: srtm.v1.TopicSpec.pacing:type_name -> srtm.v1.PacingMode
 	16,  // 19: srtm.v1.TopicSpec.auto:type_name -> srtm.v1.AutoContract
-	79,  // 20: srtm.v1.TopicSpec.durability:type_name -> srtm.v1.Durability
-	80,  // 21: srtm.v1.TopicSpec.expiry:type_name -> srtm.v1.Expiry
-	70,  // 22: srtm.v1.TopicSpec.channel_expiry:type_name -> srtm.v1.TopicSpec.ChannelExpiryEntry
+	81,  // 20: srtm.v1.TopicSpec.durability:type_name -> srtm.v1.Durability
+	82,  // 21: srtm.v1.TopicSpec.expiry:type_name -> srtm.v1.Expiry
+	72,  // 22: srtm.v1.TopicSpec.channel_expiry:type_name -> srtm.v1.TopicSpec.ChannelExpiryEntry
 	18,  // 23: srtm.v1.Lowering.brokers:type_name -> srtm.v1.UnconfirmedShare
-	74,  // 24: srtm.v1.UnconfirmedShare.share:type_name -> srtm.v1.Share
-	81,  // 25: srtm.v1.UnconfirmedShare.policy:type_name -> srtm.v1.LeasePolicy
-	72,  // 26: srtm.v1.UnconfirmedShare.until:type_name -> google.protobuf.Timestamp
-	71,  // 27: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
-	74,  // 28: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
-	74,  // 29: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
-	82,  // 30: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
-	82,  // 31: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
-	73,  // 32: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
-	20,  // 33: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
-	82,  // 34: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
-	22,  // 35: srtm.v1.TopicStatus.fit:type_name -> srtm.v1.Fit
-	72,  // 36: srtm.v1.TopicStatus.without_broker_since:type_name -> google.protobuf.Timestamp
-	4,   // 37: srtm.v1.TopicStatus.moves:type_name -> srtm.v1.PublisherMove
-	24,  // 38: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
-	73,  // 39: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
-	23,  // 40: srtm.v1.Fit.trials:type_name -> srtm.v1.FitTrial
-	72,  // 41: srtm.v1.FitTrial.began:type_name -> google.protobuf.Timestamp
-	19,  // 42: srtm.v1.FitTrial.quotas:type_name -> srtm.v1.BrokerQuota
-	73,  // 43: srtm.v1.FitTrial.quantile:type_name -> google.protobuf.Duration
-	15,  // 44: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
-	1,   // 45: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
-	19,  // 46: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
-	21,  // 47: srtm.v1.Topic.status:type_name -> srtm.v1.TopicStatus
-	26,  // 48: srtm.v1.Topic.learned:type_name -> srtm.v1.Learned
-	17,  // 49: srtm.v1.Topic.lowering:type_name -> srtm.v1.Lowering
-	27,  // 50: srtm.v1.Learned.publishers:type_name -> srtm.v1.LearnedPublisher
-	28,  // 51: srtm.v1.Learned.groups:type_name -> srtm.v1.LearnedGroup
-	72,  // 52: srtm.v1.LearnedPublisher.since:type_name -> google.protobuf.Timestamp
-	72,  // 53: srtm.v1.LearnedPublisher.last_heard:type_name -> google.protobuf.Timestamp
-	29,  // 54: srtm.v1.LearnedGroup.members:type_name -> srtm.v1.LearnedMember
-	73,  // 55: srtm.v1.LearnedMember.width:type_name -> google.protobuf.Duration
-	32,  // 56: srtm.v1.Broker.waits:type_name -> srtm.v1.DrainWait
-	31,  // 57: srtm.v1.Broker.refused:type_name -> srtm.v1.RefusedProcess
-	72,  // 58: srtm.v1.RefusedProcess.last:type_name -> google.protobuf.Timestamp
-	34,  // 59: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
-	15,  // 60: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	1,   // 61: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
-	25,  // 62: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
-	25,  // 63: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
-	25,  // 64: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
-	17,  // 65: srtm.v1.DeleteTopicResponse.lowering:type_name -> srtm.v1.Lowering
-	30,  // 66: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
-	15,  // 67: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
-	83,  // 68: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
-	25,  // 69: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
-	30,  // 70: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
-	25,  // 71: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
-	30,  // 72: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
-	84,  // 73: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
-	85,  // 74: srtm.v1.SeekChannelRequest.to:type_name -> srtm.v1.Place
-	69,  // 75: srtm.v1.SeekChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
-	86,  // 76: srtm.v1.ListChannelsResponse.channels:type_name -> srtm.v1.TopicChannel
-	69,  // 77: srtm.v1.EmptyChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
-	80,  // 78: srtm.v1.TopicSpec.ChannelExpiryEntry.value:type_name -> srtm.v1.Expiry
-	35,  // 79: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
-	37,  // 80: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
-	39,  // 81: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
-	41,  // 82: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
-	43,  // 83: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
-	45,  // 84: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
-	47,  // 85: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
-	49,  // 86: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
-	51,  // 87: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
-	53,  // 88: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
-	55,  // 89: srtm.v1.AdminService.SeekChannel:input_type -> srtm.v1.SeekChannelRequest
-	57,  // 90: srtm.v1.AdminService.ListChannels:input_type -> srtm.v1.ListChannelsRequest
-	59,  // 91: srtm.v1.AdminService.CreateChannel:input_type -> srtm.v1.CreateChannelRequest
-	61,  // 92: srtm.v1.AdminService.PauseChannel:input_type -> srtm.v1.PauseChannelRequest
-	63,  // 93: srtm.v1.AdminService.UnpauseChannel:input_type -> srtm.v1.UnpauseChannelRequest
-	65,  // 94: srtm.v1.AdminService.DeleteChannel:input_type -> srtm.v1.DeleteChannelRequest
-	67,  // 95: srtm.v1.AdminService.EmptyChannel:input_type -> srtm.v1.EmptyChannelRequest
-	11,  // 96: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
-	13,  // 97: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
-	5,   // 98: srtm.v1.AdminService.ProfileTopic:input_type -> srtm.v1.ProfileTopicRequest
-	2,   // 99: srtm.v1.AdminService.ListPublisherMoves:input_type -> srtm.v1.ListPublisherMovesRequest
-	36,  // 100: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
-	38,  // 101: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
-	40,  // 102: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
-	42,  // 103: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
-	44,  // 104: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
-	46,  // 105: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
-	48,  // 106: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
-	50,  // 107: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
-	52,  // 108: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
-	54,  // 109: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
-	56,  // 110: srtm.v1.AdminService.SeekChannel:output_type -> srtm.v1.SeekChannelResponse
-	58,  // 111: srtm.v1.AdminService.ListChannels:output_type -> srtm.v1.ListChannelsResponse
-	60,  // 112: srtm.v1.AdminService.CreateChannel:output_type -> srtm.v1.CreateChannelResponse
-	62,  // 113: srtm.v1.AdminService.PauseChannel:output_type -> srtm.v1.PauseChannelResponse
-	64,  // 114: srtm.v1.AdminService.UnpauseChannel:output_type -> srtm.v1.UnpauseChannelResponse
-	66,  // 115: srtm.v1.AdminService.DeleteChannel:output_type -> srtm.v1.DeleteChannelResponse
-	68,  // 116: srtm.v1.AdminService.EmptyChannel:output_type -> srtm.v1.EmptyChannelResponse
-	12,  // 117: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
-	14,  // 118: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
-	6,   // 119: srtm.v1.AdminService.ProfileTopic:output_type -> srtm.v1.ProfileTopicResponse
-	3,   // 120: srtm.v1.AdminService.ListPublisherMoves:output_type -> srtm.v1.ListPublisherMovesResponse
-	100, // [100:121] is the sub-list for method output_type
-	79,  // [79:100] is the sub-list for method input_type
-	79,  // [79:79] is the sub-list for extension type_name
-	79,  // [79:79] is the sub-list for extension extendee
-	0,   // [0:79] is the sub-list for field type_name
+	76,  // 24: srtm.v1.UnconfirmedShare.share:type_name -> srtm.v1.Share
+	83,  // 25: srtm.v1.UnconfirmedShare.policy:type_name -> srtm.v1.LeasePolicy
+	74,  // 26: srtm.v1.UnconfirmedShare.until:type_name -> google.protobuf.Timestamp
+	76,  // 27: srtm.v1.Raising.in_force:type_name -> srtm.v1.Share
+	20,  // 28: srtm.v1.Raising.brokers:type_name -> srtm.v1.AwaitedBroker
+	74,  // 29: srtm.v1.AwaitedBroker.until:type_name -> google.protobuf.Timestamp
+	73,  // 30: srtm.v1.BrokerQuota.groups:type_name -> srtm.v1.BrokerQuota.GroupsEntry
+	76,  // 31: srtm.v1.BrokerQuota.share:type_name -> srtm.v1.Share
+	76,  // 32: srtm.v1.BrokerTopicStatus.share:type_name -> srtm.v1.Share
+	84,  // 33: srtm.v1.BrokerTopicStatus.last:type_name -> srtm.v1.TopicStats
+	84,  // 34: srtm.v1.BrokerTopicStatus.window:type_name -> srtm.v1.TopicStats
+	75,  // 35: srtm.v1.TopicStatus.window:type_name -> google.protobuf.Duration
+	22,  // 36: srtm.v1.TopicStatus.brokers:type_name -> srtm.v1.BrokerTopicStatus
+	84,  // 37: srtm.v1.TopicStatus.pooled:type_name -> srtm.v1.TopicStats
+	24,  // 38: srtm.v1.TopicStatus.fit:type_name -> srtm.v1.Fit
+	74,  // 39: srtm.v1.TopicStatus.without_broker_since:type_name -> google.protobuf.Timestamp
+	4,   // 40: srtm.v1.TopicStatus.moves:type_name -> srtm.v1.PublisherMove
+	26,  // 41: srtm.v1.Fit.rounds:type_name -> srtm.v1.FitRounds
+	75,  // 42: srtm.v1.Fit.took:type_name -> google.protobuf.Duration
+	25,  // 43: srtm.v1.Fit.trials:type_name -> srtm.v1.FitTrial
+	74,  // 44: srtm.v1.FitTrial.began:type_name -> google.protobuf.Timestamp
+	21,  // 45: srtm.v1.FitTrial.quotas:type_name -> srtm.v1.BrokerQuota
+	75,  // 46: srtm.v1.FitTrial.quantile:type_name -> google.protobuf.Duration
+	15,  // 47: srtm.v1.Topic.spec:type_name -> srtm.v1.TopicSpec
+	1,   // 48: srtm.v1.Topic.state:type_name -> srtm.v1.TopicState
+	21,  // 49: srtm.v1.Topic.quotas:type_name -> srtm.v1.BrokerQuota
+	23,  // 50: srtm.v1.Topic.status:type_name -> srtm.v1.TopicStatus
+	28,  // 51: srtm.v1.Topic.learned:type_name -> srtm.v1.Learned
+	17,  // 52: srtm.v1.Topic.lowering:type_name -> srtm.v1.Lowering
+	19,  // 53: srtm.v1.Topic.raising:type_name -> srtm.v1.Raising
+	29,  // 54: srtm.v1.Learned.publishers:type_name -> srtm.v1.LearnedPublisher
+	30,  // 55: srtm.v1.Learned.groups:type_name -> srtm.v1.LearnedGroup
+	74,  // 56: srtm.v1.LearnedPublisher.since:type_name -> google.protobuf.Timestamp
+	74,  // 57: srtm.v1.LearnedPublisher.last_heard:type_name -> google.protobuf.Timestamp
+	31,  // 58: srtm.v1.LearnedGroup.members:type_name -> srtm.v1.LearnedMember
+	75,  // 59: srtm.v1.LearnedMember.width:type_name -> google.protobuf.Duration
+	34,  // 60: srtm.v1.Broker.waits:type_name -> srtm.v1.DrainWait
+	33,  // 61: srtm.v1.Broker.refused:type_name -> srtm.v1.RefusedProcess
+	74,  // 62: srtm.v1.RefusedProcess.last:type_name -> google.protobuf.Timestamp
+	36,  // 63: srtm.v1.Infeasible.fits:type_name -> srtm.v1.Fits
+	15,  // 64: srtm.v1.CreateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	1,   // 65: srtm.v1.CreateTopicResponse.state:type_name -> srtm.v1.TopicState
+	27,  // 66: srtm.v1.CreateTopicResponse.topic:type_name -> srtm.v1.Topic
+	27,  // 67: srtm.v1.GetTopicResponse.topic:type_name -> srtm.v1.Topic
+	27,  // 68: srtm.v1.ListTopicsResponse.topics:type_name -> srtm.v1.Topic
+	17,  // 69: srtm.v1.DeleteTopicResponse.lowering:type_name -> srtm.v1.Lowering
+	32,  // 70: srtm.v1.ListBrokersResponse.brokers:type_name -> srtm.v1.Broker
+	15,  // 71: srtm.v1.UpdateTopicRequest.spec:type_name -> srtm.v1.TopicSpec
+	85,  // 72: srtm.v1.UpdateTopicRequest.update_mask:type_name -> google.protobuf.FieldMask
+	27,  // 73: srtm.v1.UpdateTopicResponse.topic:type_name -> srtm.v1.Topic
+	32,  // 74: srtm.v1.DrainBrokerResponse.broker:type_name -> srtm.v1.Broker
+	27,  // 75: srtm.v1.MovePublishersResponse.topic:type_name -> srtm.v1.Topic
+	32,  // 76: srtm.v1.SetBrokerCapacityResponse.broker:type_name -> srtm.v1.Broker
+	86,  // 77: srtm.v1.RemoveBrokerResponse.freed:type_name -> srtm.v1.FreedShare
+	87,  // 78: srtm.v1.SeekChannelRequest.to:type_name -> srtm.v1.Place
+	71,  // 79: srtm.v1.SeekChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
+	88,  // 80: srtm.v1.ListChannelsResponse.channels:type_name -> srtm.v1.TopicChannel
+	71,  // 81: srtm.v1.EmptyChannelResponse.brokers:type_name -> srtm.v1.SeekOutcome
+	82,  // 82: srtm.v1.TopicSpec.ChannelExpiryEntry.value:type_name -> srtm.v1.Expiry
+	37,  // 83: srtm.v1.AdminService.CreateTopic:input_type -> srtm.v1.CreateTopicRequest
+	39,  // 84: srtm.v1.AdminService.GetTopic:input_type -> srtm.v1.GetTopicRequest
+	41,  // 85: srtm.v1.AdminService.ListTopics:input_type -> srtm.v1.ListTopicsRequest
+	43,  // 86: srtm.v1.AdminService.DeleteTopic:input_type -> srtm.v1.DeleteTopicRequest
+	45,  // 87: srtm.v1.AdminService.ListBrokers:input_type -> srtm.v1.ListBrokersRequest
+	47,  // 88: srtm.v1.AdminService.UpdateTopic:input_type -> srtm.v1.UpdateTopicRequest
+	49,  // 89: srtm.v1.AdminService.DrainBroker:input_type -> srtm.v1.DrainBrokerRequest
+	51,  // 90: srtm.v1.AdminService.MovePublishers:input_type -> srtm.v1.MovePublishersRequest
+	53,  // 91: srtm.v1.AdminService.SetBrokerCapacity:input_type -> srtm.v1.SetBrokerCapacityRequest
+	55,  // 92: srtm.v1.AdminService.RemoveBroker:input_type -> srtm.v1.RemoveBrokerRequest
+	57,  // 93: srtm.v1.AdminService.SeekChannel:input_type -> srtm.v1.SeekChannelRequest
+	59,  // 94: srtm.v1.AdminService.ListChannels:input_type -> srtm.v1.ListChannelsRequest
+	61,  // 95: srtm.v1.AdminService.CreateChannel:input_type -> srtm.v1.CreateChannelRequest
+	63,  // 96: srtm.v1.AdminService.PauseChannel:input_type -> srtm.v1.PauseChannelRequest
+	65,  // 97: srtm.v1.AdminService.UnpauseChannel:input_type -> srtm.v1.UnpauseChannelRequest
+	67,  // 98: srtm.v1.AdminService.DeleteChannel:input_type -> srtm.v1.DeleteChannelRequest
+	69,  // 99: srtm.v1.AdminService.EmptyChannel:input_type -> srtm.v1.EmptyChannelRequest
+	11,  // 100: srtm.v1.AdminService.ExportCluster:input_type -> srtm.v1.ExportClusterRequest
+	13,  // 101: srtm.v1.AdminService.ImportCluster:input_type -> srtm.v1.ImportClusterRequest
+	5,   // 102: srtm.v1.AdminService.ProfileTopic:input_type -> srtm.v1.ProfileTopicRequest
+	2,   // 103: srtm.v1.AdminService.ListPublisherMoves:input_type -> srtm.v1.ListPublisherMovesRequest
+	38,  // 104: srtm.v1.AdminService.CreateTopic:output_type -> srtm.v1.CreateTopicResponse
+	40,  // 105: srtm.v1.AdminService.GetTopic:output_type -> srtm.v1.GetTopicResponse
+	42,  // 106: srtm.v1.AdminService.ListTopics:output_type -> srtm.v1.ListTopicsResponse
+	44,  // 107: srtm.v1.AdminService.DeleteTopic:output_type -> srtm.v1.DeleteTopicResponse
+	46,  // 108: srtm.v1.AdminService.ListBrokers:output_type -> srtm.v1.ListBrokersResponse
+	48,  // 109: srtm.v1.AdminService.UpdateTopic:output_type -> srtm.v1.UpdateTopicResponse
+	50,  // 110: srtm.v1.AdminService.DrainBroker:output_type -> srtm.v1.DrainBrokerResponse
+	52,  // 111: srtm.v1.AdminService.MovePublishers:output_type -> srtm.v1.MovePublishersResponse
+	54,  // 112: srtm.v1.AdminService.SetBrokerCapacity:output_type -> srtm.v1.SetBrokerCapacityResponse
+	56,  // 113: srtm.v1.AdminService.RemoveBroker:output_type -> srtm.v1.RemoveBrokerResponse
+	58,  // 114: srtm.v1.AdminService.SeekChannel:output_type -> srtm.v1.SeekChannelResponse
+	60,  // 115: srtm.v1.AdminService.ListChannels:output_type -> srtm.v1.ListChannelsResponse
+	62,  // 116: srtm.v1.AdminService.CreateChannel:output_type -> srtm.v1.CreateChannelResponse
+	64,  // 117: srtm.v1.AdminService.PauseChannel:output_type -> srtm.v1.PauseChannelResponse
+	66,  // 118: srtm.v1.AdminService.UnpauseChannel:output_type -> srtm.v1.UnpauseChannelResponse
+	68,  // 119: srtm.v1.AdminService.DeleteChannel:output_type -> srtm.v1.DeleteChannelResponse
+	70,  // 120: srtm.v1.AdminService.EmptyChannel:output_type -> srtm.v1.EmptyChannelResponse
+	12,  // 121: srtm.v1.AdminService.ExportCluster:output_type -> srtm.v1.ExportClusterResponse
+	14,  // 122: srtm.v1.AdminService.ImportCluster:output_type -> srtm.v1.ImportClusterResponse
+	6,   // 123: srtm.v1.AdminService.ProfileTopic:output_type -> srtm.v1.ProfileTopicResponse
+	3,   // 124: srtm.v1.AdminService.ListPublisherMoves:output_type -> srtm.v1.ListPublisherMovesResponse
+	104, // [104:125] is the sub-list for method output_type
+	83,  // [83:104] is the sub-list for method input_type
+	83,  // [83:83] is the sub-list for extension type_name
+	83,  // [83:83] is the sub-list for extension extendee
+	0,   // [0:83] is the sub-list for field type_name
 }
 
 func init() { file_srtm_v1_admin_proto_init() }
@@ -5443,17 +5593,17 @@ func file_srtm_v1_admin_proto_init() {
 	}
 	file_srtm_v1_grant_proto_init()
 	file_srtm_v1_types_proto_init()
-	file_srtm_v1_admin_proto_msgTypes[18].OneofWrappers = []any{}
-	file_srtm_v1_admin_proto_msgTypes[19].OneofWrappers = []any{}
+	file_srtm_v1_admin_proto_msgTypes[20].OneofWrappers = []any{}
 	file_srtm_v1_admin_proto_msgTypes[21].OneofWrappers = []any{}
-	file_srtm_v1_admin_proto_msgTypes[47].OneofWrappers = []any{}
+	file_srtm_v1_admin_proto_msgTypes[23].OneofWrappers = []any{}
+	file_srtm_v1_admin_proto_msgTypes[49].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_admin_proto_rawDesc), len(file_srtm_v1_admin_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   70,
+			NumMessages:   72,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -94,7 +94,9 @@ type AdminServiceClient interface {
 	//
 	// A contract that is lowered is in force when the call returns, at all brokers that are
 	// connected. The state of the topic is LOWERING as long as other brokers may use more;
-	// Topic.lowering names them.
+	// Topic.lowering names them. A contract that is raised is in force then, too, unless brokers
+	// that are not connected may hold a part of it: the state is RAISING, and Topic.raising names
+	// them.
 	//
 	// Repeating it is harmless.
 	//
@@ -493,7 +495,9 @@ type AdminServiceServer interface {
 	//
 	// A contract that is lowered is in force when the call returns, at all brokers that are
 	// connected. The state of the topic is LOWERING as long as other brokers may use more;
-	// Topic.lowering names them.
+	// Topic.lowering names them. A contract that is raised is in force then, too, unless brokers
+	// that are not connected may hold a part of it: the state is RAISING, and Topic.raising names
+	// them.
 	//
 	// Repeating it is harmless.
 	//
