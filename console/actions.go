@@ -47,6 +47,7 @@ func (c *Console) actions() map[string]func(context.Context, url.Values) (string
 		_, err := c.admin.DeleteTopic(ctx, &srtmv1.DeleteTopicRequest{Name: form.Get("topic")})
 		return "The topic was deleted.", err
 	}
+	all["expiry"] = c.expire
 	all["tombstone"] = func(ctx context.Context, form url.Values) (string, error) {
 		_, err := c.ask(ctx, c.cfg.Lookup, http.MethodPost, "lookup", "/topic/tombstone?"+url.Values{"topic": {form.Get("topic")}, "node": {form.Get("node")}}.Encode())
 		return "The node is hidden from consumers of the topic for a while.", err

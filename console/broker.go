@@ -22,8 +22,11 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/singleflight"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/bounded"
+	"github.com/srtm-io/srtm/internal/topics"
 )
 
 // Bounds of what brokers are asked.
@@ -131,6 +134,7 @@ type brokerTopic struct {
 	Paused   bool            `json:"paused"`
 	SRTM     struct {
 		Limited bool    `json:"limited"`
+		Expired uint64  `json:"expired"`
 		Rate    float64 `json:"rate"`
 		Burst   int64   `json:"burst"`
 		Latency struct {
@@ -159,7 +163,32 @@ type brokerChannel struct {
 	ClientCount  int      `json:"client_count"`
 	Clients      []client `json:"clients"`
 	Paused       bool     `json:"paused"`
+	SRTM         struct {
+		Expired      uint64 `json:"expired"`
+		GivenUp      uint64 `json:"given_up"`
+		DeadLettered uint64 `json:"dead_lettered"`
+		Expiry       expiry `json:"expiry"`
+	} `json:"srtm"`
 }
+
+// expiry is what a broker has in force in a channel.
+type expiry struct {
+	TTL         float64 `json:"ttl_seconds"`
+	MaxAttempts uint32  `json:"max_attempts"`
+	DeadLetter  string  `json:"dead_letter"`
+}
+
+// Text describes the settings in a line; "" where messages stay until they are finished.
+func (e expiry) Text() string {
+	p := &srtmv1.Expiry{MaxAttempts: e.MaxAttempts, DeadLetterTopic: e.DeadLetter}
+	if e.TTL > 0 && e.TTL < maxTTL {
+		p.Ttl = durationpb.New(time.Duration(e.TTL * float64(time.Second)))
+	}
+	return topics.ExpiryText(p)
+}
+
+// maxTTL is the longest TTL of an answer that is shown, in seconds.
+const maxTTL = 1e9
 
 type client struct {
 	ID        string `json:"client_id"`
@@ -317,6 +346,7 @@ type channelData struct {
 	Depth          int
 	InFlight       int
 	Deferred       int
+	Expiry         string // in force on the first that answered
 	Cluster        bool
 }
 
@@ -391,6 +421,9 @@ func (c *Console) channel(ctx context.Context, q url.Values, _ user) (view, erro
 		}
 		if there++; h.Paused {
 			paused++
+		}
+		if there == 1 {
+			d.Expiry = h.SRTM.Expiry.Text()
 		}
 		d.Depth += h.Depth + h.BackendDepth
 		d.InFlight += h.InFlight

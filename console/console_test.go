@@ -32,6 +32,7 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
 	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/internal/topics"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -48,6 +49,14 @@ type fake struct {
 	mu      sync.Mutex
 	calls   int
 	deleted []string
+	updates []*srtmv1.UpdateTopicRequest
+}
+
+func (f *fake) UpdateTopic(_ context.Context, req *srtmv1.UpdateTopicRequest) (*srtmv1.UpdateTopicResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.updates = append(f.updates, req)
+	return &srtmv1.UpdateTopicResponse{Topic: f.topic(req.Spec.Name)}, nil
 }
 
 func (f *fake) ListBrokers(context.Context, *srtmv1.ListBrokersRequest) (*srtmv1.ListBrokersResponse, error) {
@@ -377,5 +386,57 @@ func TestActions(t *testing.T) {
 	r := testkit.Result(browser.PostForm(base+"/ui/action/pause", form)).Must(t)
 	if _ = r.Body.Close(); r.StatusCode != http.StatusForbidden {
 		t.Errorf("without a token: %d", r.StatusCode)
+	}
+}
+
+// The form of a topic's page changes its settings alone, and says all that is wrong with what
+// it has; the page counts what all brokers that answer have given up.
+func TestExpiryIsShownAndChanged(t *testing.T) {
+	f := &fake{names: []string{"t"}, brokers: []*srtmv1.Broker{
+		{Id: "b1", Connected: true, HttpAddress: "b1", Topics: []string{"t"}}, {Id: "b2", Connected: true, HttpAddress: "b2", Topics: []string{"t"}}, {Id: "b3", Connected: true, HttpAddress: "b3", Topics: []string{"t"}},
+	}}
+	_, base, browser := serve(t, f, func(c *Config) {
+		c.Brokers = InProcess(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Host == "b3" {
+				http.Error(w, evil, http.StatusInternalServerError)
+				return
+			}
+			_, _ = io.WriteString(w, `{"topics":[{"topic_name":"t","srtm":{"expired":2},"channels":[{"channel_name":"c","srtm":{"expired":3,"given_up":4,"dead_lettered":500,"expiry":{"ttl_seconds":60}}}]}]}`)
+		}))
+	})
+	_, page := get(t, browser, base+"/ui/topic?name=t")
+	for _, want := range []string{
+		"Messages stay until consumers finish them.", `<th scope="row">none: before their token</th><td class="n">4</td>`,
+		"<th scope=\"row\">c</th><td class=\"n\">6</td><td class=\"n\">8</td><td class=\"n\">1\u202f000</td>", "The counts lack a broker: b3: ",
+	} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the page does not say %s:\n%s", want, page)
+		}
+	}
+	if _, page := get(t, browser, base+"/ui/channel?topic=t&channel=c"); !strings.Contains(page, "Messages are discarded after 1m0s.") {
+		t.Errorf("the page of the channel does not say when messages expire:\n%s", page)
+	}
+	change := func(ttl, attempts, dead, channels string) (int, string) {
+		return read(t, testkit.Result(browser.PostForm(base+"/ui/action/expiry", url.Values{
+			"csrf": {csrfOf.FindStringSubmatch(page)[1]}, "topic": {"t"}, "ttl": {ttl}, "attempts": {attempts}, "dead": {dead}, "channels": {channels},
+		})).Must(t))
+	}
+	code, text := change("soon", "0", "", "c:ttl=x")
+	for _, want := range []string{"TTL:", "such as 1h", "deliveries:", "such as 5", "is not CHANNEL:ttl=10m"} {
+		if code != http.StatusBadRequest || !strings.Contains(text, want) {
+			t.Errorf("%d, want 400 with %s:\n%s", code, want, text)
+		}
+	}
+	testkit.Equal(t, len(f.updates), 0, "updates after what cannot be")
+	code, text = change(" 1h ", "5", "t.dead", "c:ttl=1m\r\nd:max-attempts=2\r\n")
+	if code != http.StatusOK || !strings.Contains(text, "discarded after 1h0m0s, given up after 5 deliveries, then sent to t.dead") || len(f.updates) != 1 {
+		t.Fatalf("%d, %d updates: %s", code, len(f.updates), text)
+	}
+	testkit.Equal(t, strings.Join(f.updates[0].UpdateMask.Paths, " "), "expiry.ttl expiry.max_attempts expiry.dead_letter_topic channel_expiry")
+	spec := f.updates[0].Spec
+	testkit.Equal(t, topics.ExpiryText(spec.Expiry), "discarded after 1h0m0s, given up after 5 deliveries, then sent to t.dead")
+	testkit.Equal(t, channelExpiryLines(spec.ChannelExpiry), "c:ttl=1m0s\nd:max-attempts=2")
+	if code, text = change("", "", "", ""); code != http.StatusOK || !strings.Contains(text, "stay until consumers finish them") {
+		t.Errorf("%d: %s", code, text)
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/console/history"
 	"github.com/srtm-io/srtm/console/why"
@@ -36,6 +38,9 @@ var functions = template.FuncMap{
 	"state":      topics.State,
 	"moveReason": topics.MoveReason,
 	"slo":        topics.SLO,
+	"expiry":     topics.ExpiryText,
+	"seconds":    func(d *durationpb.Duration) string { return d.AsDuration().String() },
+	"channels":   channelExpiryLines,
 	"list":       func(all ...string) []string { return all },
 	"button": func(u user, d channelData, what, text, confirm string) pressed {
 		return pressed{u, d, what, text, confirm}
@@ -207,6 +212,8 @@ type side struct {
 	Penalty *why.Penalty
 	Parts   []part
 	Late    []stack
+	Given   []given // of the topic, then of its channels; on the page of one topic
+	Silent  string  // why a broker of the topic did not say its part of Given
 }
 
 // stack is a part of a p99 as a picture, in percent.
@@ -259,6 +266,7 @@ func (c *Console) topic(ctx context.Context, q url.Values, _ user) (view, error)
 	if s.Topic == nil {
 		return view{}, &problem{404, s.Trouble}
 	}
+	s.Given, s.Silent = c.givenUp(ctx, s.Name)
 	return view{Template: "topic", Title: "Topic " + s.Name, Topics: []string{s.Name}, Data: s}, nil
 }
 

@@ -407,6 +407,33 @@ func TestPagesOfACluster(t *testing.T) {
 		t.Errorf("the topic was not created: %d, %v", code, err)
 	}
 
+	// When messages are given up: the form says all that is wrong, changes the topic, and the
+	// page shows what is in force and the counts.
+	b.mu.Lock()
+	b.faults = nil
+	b.mu.Unlock()
+	b.visit("expiry", "/ui/topic?name=other", 4)
+	b.do(chromedp.SetValue("#ttl", "soon"), chromedp.SetValue("#attempts", "0"), chromedp.SetValue("#expiring", "slow:ttl=never"), chromedp.Click(`form[action="/ui/action/expiry"] button`))
+	b.becomes(`["such as 1h", "such as 5", "CHANNEL:ttl=10m"].every((text) => document.getElementById("answer").textContent.includes(text))`)
+	b.do(chromedp.SetValue("#ttl", "2h"), chromedp.SetValue("#attempts", "1"), chromedp.SetValue("#dead", "sensors"), chromedp.SetValue("#expiring", "slow:ttl=1ms"), chromedp.Click(`form[action="/ui/action/expiry"] button`))
+	b.becomes(`document.getElementById("answer").textContent.includes("discarded after 2h0m0s, given up after 1 delivery, then sent to sensors")`)
+	b.becomes(`document.getElementById("live").innerText.includes("Channel slow: discarded after 1ms")`)
+	stop := localtest.Consume(t, "other", "failing", nsq.HandlerFunc(func(m *nsq.Message) error {
+		m.DisableAutoResponse()
+		m.RequeueWithoutBackoff(0)
+		return nil
+	}), nil, "http://"+c.Web)
+	localtest.Srtm(t, c.RPC, "channel", "create", "other", "slow")
+	localtest.MustAsk(t, http.MethodPost, "http://"+c.Brokers[0].HTTP+"/pub?topic=other", "poison")
+	given := func(channel string, column, count int) string {
+		return fmt.Sprintf(`[...document.querySelectorAll('[aria-label="Messages given up"] tbody tr')].some((r) => r.children[0].textContent === %q && r.children[%d].textContent === "%d")`, channel, column, count)
+	}
+	b.becomes(given("failing", 3, 1))
+	b.becomes(given("slow", 1, 1))
+	stop()
+	b.visit("expiry-channel", "/ui/channel?topic=other&channel=slow", 0)
+	b.becomes(`document.getElementById("live").innerText.includes("discarded after 1ms")`)
+
 	// A broker by itself has a console of its own part; one of a cluster has none.
 	alone := localtest.NSQD(t, "")
 	for _, path := range []string{"/topic/create?topic=sensors", "/channel/create?topic=sensors&channel=main"} {

@@ -235,7 +235,7 @@ func (n *newTopic) flags(cmd *cobra.Command) {
 	f.DurationVar(&n.ttl, "ttl", 0, "discard messages older than this `time`, without a token; 0: never")
 	f.Uint32Var(&n.expiry.MaxAttempts, "max-attempts", 0, "give a message up after so many `deliveries` in a channel; 0: never")
 	f.StringVar(&n.expiry.DeadLetterTopic, "dead-letter", "", "`topic` that gets messages after --max-attempts; without one they are discarded")
-	f.StringArrayVar(&n.channelExpiry, "channel-expiry", nil, "settings of one channel, as `"+channelExpiryForm+"`; may be repeated")
+	f.StringArrayVar(&n.channelExpiry, "channel-expiry", nil, "settings of one channel, as `"+topics.ChannelExpiryForm+"`; may be repeated")
 	f.StringArrayVar(&n.groups, "group", nil, "publishers, as `"+topics.GroupForm+"`; may be repeated")
 	f.StringArrayVar(&n.publishers, "publisher", nil, "one publisher, as `"+topics.PublisherForm+"`; may be repeated")
 	f.StringArrayVar(&n.said.Channels, "channel", nil, "channel to create with the topic; may be repeated")
@@ -287,8 +287,11 @@ func (n *newTopic) spec(cmd *cobra.Command, args []string) (*srtmv1.TopicSpec, e
 	if n.ttl != 0 || n.expiry.MaxAttempts != 0 || n.expiry.DeadLetterTopic != "" {
 		spec.Expiry = &n.expiry
 	}
-	var faults []error
-	spec.ChannelExpiry, faults = parseChannelExpiry(n.channelExpiry, faults)
+	var faults, wrong []error
+	spec.ChannelExpiry, wrong = topics.ParseChannelExpiry(n.channelExpiry)
+	for _, err := range wrong {
+		faults = append(faults, fmt.Errorf("--channel-expiry %w", err))
+	}
 	spec.Groups, faults = parseAll("group", n.groups, faults, topics.ParseGroup)
 	spec.Publishers, faults = parseAll("publisher", n.publishers, faults, topics.ParsePublisher)
 	if err := errors.Join(faults...); err != nil {
