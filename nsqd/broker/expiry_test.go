@@ -2,9 +2,12 @@ package broker_test
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"sync/atomic"
 	"time"
 
@@ -12,6 +15,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/srtm-io/srtm/internal/expiry"
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/broker"
 )
 
@@ -29,8 +33,9 @@ func parse(body []byte) (l letter) {
 	return l
 }
 
-// failAll requeues every message of a channel at once, until the spec ends.
-func failAll(t *broker.Topic, channel string) {
+// failAll requeues every message of a channel at once, until the spec ends. The reader has what
+// was delivered.
+func failAll(t *broker.Topic, channel string) *reader {
 	GinkgoHelper()
 	r := read(t, channel, 1, false)
 	stop, stopped := make(chan struct{}), make(chan struct{})
@@ -54,6 +59,31 @@ func failAll(t *broker.Topic, channel string) {
 			}
 		}
 	}()
+	return r
+}
+
+// queued is a message in a queue of NSQ's nsqd.
+type queued struct {
+	id       string
+	old      bool // older than the TTL
+	attempts uint16
+}
+
+// writeQueue writes a queue's file as NSQ's nsqd 1.3 does.
+func writeQueue(path string, messages []queued) {
+	GinkgoHelper()
+	var b []byte
+	for _, m := range messages {
+		published := time.Now()
+		if m.old {
+			published = published.Add(-2 * time.Hour)
+		}
+		b = binary.BigEndian.AppendUint32(b, uint32(8+2+16+len(m.id)))
+		b = binary.BigEndian.AppendUint64(b, uint64(published.UnixNano()))
+		b = binary.BigEndian.AppendUint16(b, m.attempts)
+		b = append(append(b, m.id...), m.id...)
+	}
+	Expect(os.WriteFile(path, b, 0o600)).To(Succeed())
 }
 
 func channelOf(t *broker.Topic, name string) broker.ChannelStats {
@@ -181,5 +211,81 @@ var _ = Describe("a message that is given up", func() {
 			Expect(t.Stats().Expiry).To(Equal(expiry.Settings{}))
 		}
 		Expect(t.SetChannelExpiry("c", expiry.Settings{DeadLetter: "d"})).To(MatchError(expiry.ErrNoAttempts))
+	})
+
+	It("is given up by what NSQ's nsqd left of it, once, through an import and a restart", func() {
+		const most, rounds = 3, 15
+		rng := testkit.Rand(GinkgoTB())
+		for range rounds {
+			path := GinkgoT().TempDir()
+			b, end := opened(path, func(*broker.Config) {})
+			Expect(b.Restore()).To(Succeed())
+			Expect(topic(b, "t").SetExpiry(expiry.Settings{TTL: time.Hour, MaxAttempts: most, DeadLetter: "t.dead"})).To(Succeed())
+			end()
+
+			// Each channel's queue has some of the messages, each as often delivered as it may be.
+			queues := map[string][]queued{}
+			for i := range 1 + rng.IntN(40) {
+				m := queued{id: fmt.Sprintf("%016d", i), old: rng.IntN(3) == 0}
+				for _, channel := range []string{"c", "d"} {
+					if rng.IntN(4) > 0 {
+						m.attempts = uint16(rng.IntN(most + 3))
+						queues[channel] = append(queues[channel], m)
+					}
+				}
+			}
+			Expect(os.WriteFile(filepath.Join(path, "nsqd.dat"), []byte(`{"topics":[{"name":"t","channels":[{"name":"c"},{"name":"d"}]}]}`), 0o600)).To(Succeed())
+			for channel, messages := range queues {
+				writeQueue(filepath.Join(path, "t:"+channel+".diskqueue.000000.dat"), messages)
+			}
+
+			b, end = opened(path, func(*broker.Config) {})
+			Expect(b.Restore()).To(Succeed())
+			restarts := rng.IntN(2) == 0
+			if restarts {
+				end()
+				b, end = opened(path, func(*broker.Config) {})
+				Expect(b.Restore()).To(Succeed())
+			}
+			t := topic(b, "t")
+			failed, want := map[string]*reader{}, map[string]int{}
+			for channel, messages := range queues {
+				failed[channel] = failAll(t, channel)
+				for _, m := range messages {
+					if !m.old {
+						want[channel+" "+m.id] = max(most, int(m.attempts))
+					}
+				}
+			}
+			dead := read(topic(b, "t.dead"), "all", 100, true)
+			for channel, messages := range queues {
+				Eventually(func() int { c := channelOf(t, channel); return c.Ready + c.Beyond + c.InFlight + c.Deferred }).Should(BeZero())
+				if c := channelOf(t, channel).Counters; !restarts {
+					Expect(c.Expired + c.DeadLettered).To(BeEquivalentTo(len(messages)))
+				}
+			}
+			Eventually(dead.count).Should(BeNumerically(">=", len(want)))
+			if !restarts { // a stop between a letter and its end stores the letter again
+				Expect(dead.count()).To(Equal(len(want)))
+			}
+			got := map[string]int{}
+			for _, d := range dead.deliveries() {
+				l := parse(d.Body)
+				got[l.Channel+" "+l.Body] = l.Attempts
+			}
+			Expect(got).To(Equal(want))
+			for channel, messages := range queues {
+				of := map[string]queued{}
+				for _, m := range messages {
+					of[m.id] = m
+				}
+				for _, d := range failed[channel].deliveries() {
+					m := of[string(d.Body)]
+					Expect(m.old).To(BeFalse(), "message %s of channel %s expired before the import", m.id, channel)
+					Expect(d.Attempts).To(And(BeNumerically(">", m.attempts), BeNumerically("<=", most)))
+				}
+			}
+			end()
+		}
 	})
 })

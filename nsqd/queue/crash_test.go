@@ -138,8 +138,18 @@ func (c *crashes) bury(i int, stored bool) {
 	if int(d.Attempts) < c.expiry.MaxAttempts {
 		c.rt.Fatalf("channel %s gives %d up after %d attempts", name, n, d.Attempts)
 	}
-	if m := c.channels[name]; m != nil && stored {
+	m := c.channels[name]
+	if m != nil && m.done[n] {
+		c.rt.Fatalf("channel %s gives %d up, which was done", name, n)
+	}
+	if m != nil && stored {
 		delete(m.owed, n) // it is at home elsewhere, whatever becomes of it here
+		before := c.top.Channel(name).Counters().DeadLettered
+		defer func() {
+			if c.top.Channel(name).Counters().DeadLettered > before { // it was still the owner's
+				m.done[n] = !m.twice[n]
+			}
+		}()
 	}
 	c.top.Bury(c.now, d, stored, time.Millisecond, &c.fx)
 }
