@@ -14,6 +14,8 @@ import (
 	"github.com/nsqio/go-nsq"
 	"google.golang.org/grpc"
 	grpcbackoff "google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/secure"
@@ -197,6 +199,20 @@ func (c *Client) Resolve(ctx context.Context, topic, id, as string) (address str
 		return "", fmt.Errorf("client: %w", err)
 	}
 	return a.TcpAddress, nil
+}
+
+// Brokers returns the TCP addresses of the brokers from which consumers get a topic's messages.
+// There may be none for a while. Error: ErrUnknown, if the topic does not exist or is not
+// active yet.
+func (c *Client) Brokers(ctx context.Context, topic string) (addresses []string, err error) {
+	resp, err := srtmv1.NewPlacementServiceClient(c.conn).FindBrokers(ctx, &srtmv1.FindBrokersRequest{Topic: topic})
+	if status.Code(err) == codes.NotFound {
+		err = fmt.Errorf("%w: %s", ErrUnknown, status.Convert(err).Message())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("client: find the brokers of topic %q: %w", topic, err)
+	}
+	return resp.TcpAddresses, nil
 }
 
 func (c *Client) resolve(ctx context.Context, topic, id, as string) (*srtmv1.Assignment, error) {

@@ -231,7 +231,7 @@ func (c *Conn) upgraded(what string) error {
 
 // Send writes a command, from any goroutine. After an error part of it may have been sent, but not its end,
 // unless there is a compressor.
-func (c *Conn) Send(cmd *nsq.Command) error {
+func (c *Conn) Send(cmd io.WriterTo) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	err := c.nc.SetWriteDeadline(time.Now().Add(c.cfg.WriteTimeout))
@@ -278,10 +278,16 @@ func (c *Conn) Subscribe(topic, channel string, ready int) error {
 		return refused(data)
 	case string(data) != wire.OK:
 		return fmt.Errorf("broker answered %.40q", data)
-	case c.maxReady > 0:
-		ready = min(ready, c.maxReady)
 	}
-	return c.Send(nsq.Ready(ready))
+	return c.Send(nsq.Ready(c.Ready(ready)))
+}
+
+// Ready returns the RDY that the broker allows of one that is wanted.
+func (c *Conn) Ready(wanted int) int {
+	if c.maxReady > 0 {
+		return min(wanted, c.maxReady)
+	}
+	return wanted
 }
 
 // errUnasked: a broker sent a message to a publisher.

@@ -192,6 +192,23 @@ func (p *Placement) Resolve(_ context.Context, req *srtmv1.ResolveRequest) (*srt
 	return &srtmv1.ResolveResponse{Assignment: found[0]}, nil
 }
 
+// FindBrokers implements the service: the brokers are those that have publishers.
+func (p *Placement) FindBrokers(_ context.Context, req *srtmv1.FindBrokersRequest) (*srtmv1.FindBrokersResponse, error) {
+	found, _, _, err := p.lookup(req.Topic, nil)
+	if err != nil {
+		return nil, status.Error(codes.NotFound, status.Convert(err).Message())
+	}
+	resp := &srtmv1.FindBrokersResponse{}
+	for _, a := range found {
+		if a.TcpAddress != "" {
+			resp.TcpAddresses = append(resp.TcpAddresses, a.TcpAddress)
+		}
+	}
+	slices.Sort(resp.TcpAddresses)
+	resp.TcpAddresses = slices.Compact(resp.TcpAddresses)
+	return resp, nil
+}
+
 // Watch implements the service.
 func (p *Placement) Watch(req *srtmv1.WatchRequest, stream grpc.ServerStreamingServer[srtmv1.WatchResponse]) error {
 	p.mu.Lock()

@@ -132,6 +132,11 @@ func (p *Pool) Resolve(ctx context.Context, k Key) (address string, err error) {
 	return p.client.Resolve(ctx, k.Topic, k.ID, k.As)
 }
 
+// Brokers returns the TCP addresses of a topic's brokers, as client.Client.
+func (p *Pool) Brokers(ctx context.Context, topic string) (addresses []string, err error) {
+	return p.client.Brokers(ctx, topic)
+}
+
 // Publisher returns the publisher once it is open, or why it could not be opened, or that
 // ctx has ended before. The caller still has to Release it.
 func (one *Shared) Publisher(ctx context.Context) (*client.Publisher, error) {

@@ -58,6 +58,7 @@ var methods = map[string]Role{
 	srtmv1.AdminService_ListPublisherMoves_FullMethodName: ReadOnly,
 	srtmv1.PlacementService_Resolve_FullMethodName:        ReadOnly,
 	srtmv1.PlacementService_Watch_FullMethodName:          ReadOnly,
+	srtmv1.PlacementService_FindBrokers_FullMethodName:    ReadOnly,
 	srtmv1.GrantService_ListShares_FullMethodName:         ReadOnly,
 	srtmv1.AdmissionReplication_Replicate_FullMethodName:  Node,
 	srtmv1.AdmissionReplication_Recover_FullMethodName:    Node,

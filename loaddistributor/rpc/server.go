@@ -103,6 +103,19 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
+// FindBrokers implements srtmv1.PlacementServiceServer.
+func (s *Server) FindBrokers(_ context.Context, req *srtmv1.FindBrokersRequest) (*srtmv1.FindBrokersResponse, error) {
+	nodes, _, found := s.controller.Producers(req.Topic)
+	if !found {
+		return nil, toStatus(catalog.ErrTopicUnknown)
+	}
+	resp := &srtmv1.FindBrokersResponse{}
+	for _, node := range nodes {
+		resp.TcpAddresses = append(resp.TcpAddresses, node.TCPAddress)
+	}
+	return resp, nil
+}
+
 // Elsewhere answers the calls of a service that only the leader has: on a follower
 // nothing takes them, and as gRPC's own handler of the unknown it says who leads.
 func Elsewhere(service string, leader func() string) grpc.ServerOption {

@@ -354,6 +354,95 @@ func (x *WatchResponse) GetMore() bool {
 	return false
 }
 
+type FindBrokersRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FindBrokersRequest) Reset() {
+	*x = FindBrokersRequest{}
+	mi := &file_srtm_v1_placement_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FindBrokersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FindBrokersRequest) ProtoMessage() {}
+
+func (x *FindBrokersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_placement_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FindBrokersRequest.ProtoReflect.Descriptor instead.
+func (*FindBrokersRequest) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_placement_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *FindBrokersRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+type FindBrokersResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// TCP addresses, by broker id. Empty: the topic exists, and none of its brokers is connected.
+	TcpAddresses  []string `protobuf:"bytes,1,rep,name=tcp_addresses,json=tcpAddresses,proto3" json:"tcp_addresses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FindBrokersResponse) Reset() {
+	*x = FindBrokersResponse{}
+	mi := &file_srtm_v1_placement_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FindBrokersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FindBrokersResponse) ProtoMessage() {}
+
+func (x *FindBrokersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_srtm_v1_placement_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FindBrokersResponse.ProtoReflect.Descriptor instead.
+func (*FindBrokersResponse) Descriptor() ([]byte, []int) {
+	return file_srtm_v1_placement_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *FindBrokersResponse) GetTcpAddresses() []string {
+	if x != nil {
+		return x.TcpAddresses
+	}
+	return nil
+}
+
 var File_srtm_v1_placement_proto protoreflect.FileDescriptor
 
 const file_srtm_v1_placement_proto_rawDesc = "" +
@@ -384,10 +473,15 @@ const file_srtm_v1_placement_proto_rawDesc = "" +
 	"\rWatchResponse\x125\n" +
 	"\vassignments\x18\x01 \x03(\v2\x13.srtm.v1.AssignmentR\vassignments\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x12\n" +
-	"\x04more\x18\x03 \x01(\bR\x04more2\x8a\x01\n" +
+	"\x04more\x18\x03 \x01(\bR\x04more\"*\n" +
+	"\x12FindBrokersRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\":\n" +
+	"\x13FindBrokersResponse\x12#\n" +
+	"\rtcp_addresses\x18\x01 \x03(\tR\ftcpAddresses2\xd4\x01\n" +
 	"\x10PlacementService\x12<\n" +
 	"\aResolve\x12\x17.srtm.v1.ResolveRequest\x1a\x18.srtm.v1.ResolveResponse\x128\n" +
-	"\x05Watch\x12\x15.srtm.v1.WatchRequest\x1a\x16.srtm.v1.WatchResponse0\x01B,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
+	"\x05Watch\x12\x15.srtm.v1.WatchRequest\x1a\x16.srtm.v1.WatchResponse0\x01\x12H\n" +
+	"\vFindBrokers\x12\x1b.srtm.v1.FindBrokersRequest\x1a\x1c.srtm.v1.FindBrokersResponseB,Z*github.com/srtm-io/srtm/api/srtm/v1;srtmv1b\x06proto3"
 
 var (
 	file_srtm_v1_placement_proto_rawDescOnce sync.Once
@@ -401,23 +495,27 @@ func file_srtm_v1_placement_proto_rawDescGZIP() []byte {
 	return file_srtm_v1_placement_proto_rawDescData
 }
 
-var file_srtm_v1_placement_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_srtm_v1_placement_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_srtm_v1_placement_proto_goTypes = []any{
-	(*Assignment)(nil),      // 0: srtm.v1.Assignment
-	(*ResolveRequest)(nil),  // 1: srtm.v1.ResolveRequest
-	(*ResolveResponse)(nil), // 2: srtm.v1.ResolveResponse
-	(*WatchRequest)(nil),    // 3: srtm.v1.WatchRequest
-	(*WatchResponse)(nil),   // 4: srtm.v1.WatchResponse
+	(*Assignment)(nil),          // 0: srtm.v1.Assignment
+	(*ResolveRequest)(nil),      // 1: srtm.v1.ResolveRequest
+	(*ResolveResponse)(nil),     // 2: srtm.v1.ResolveResponse
+	(*WatchRequest)(nil),        // 3: srtm.v1.WatchRequest
+	(*WatchResponse)(nil),       // 4: srtm.v1.WatchResponse
+	(*FindBrokersRequest)(nil),  // 5: srtm.v1.FindBrokersRequest
+	(*FindBrokersResponse)(nil), // 6: srtm.v1.FindBrokersResponse
 }
 var file_srtm_v1_placement_proto_depIdxs = []int32{
 	0, // 0: srtm.v1.ResolveResponse.assignment:type_name -> srtm.v1.Assignment
 	0, // 1: srtm.v1.WatchResponse.assignments:type_name -> srtm.v1.Assignment
 	1, // 2: srtm.v1.PlacementService.Resolve:input_type -> srtm.v1.ResolveRequest
 	3, // 3: srtm.v1.PlacementService.Watch:input_type -> srtm.v1.WatchRequest
-	2, // 4: srtm.v1.PlacementService.Resolve:output_type -> srtm.v1.ResolveResponse
-	4, // 5: srtm.v1.PlacementService.Watch:output_type -> srtm.v1.WatchResponse
-	4, // [4:6] is the sub-list for method output_type
-	2, // [2:4] is the sub-list for method input_type
+	5, // 4: srtm.v1.PlacementService.FindBrokers:input_type -> srtm.v1.FindBrokersRequest
+	2, // 5: srtm.v1.PlacementService.Resolve:output_type -> srtm.v1.ResolveResponse
+	4, // 6: srtm.v1.PlacementService.Watch:output_type -> srtm.v1.WatchResponse
+	6, // 7: srtm.v1.PlacementService.FindBrokers:output_type -> srtm.v1.FindBrokersResponse
+	5, // [5:8] is the sub-list for method output_type
+	2, // [2:5] is the sub-list for method input_type
 	2, // [2:2] is the sub-list for extension type_name
 	2, // [2:2] is the sub-list for extension extendee
 	0, // [0:2] is the sub-list for field type_name
@@ -434,7 +532,7 @@ func file_srtm_v1_placement_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_srtm_v1_placement_proto_rawDesc), len(file_srtm_v1_placement_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   5,
+			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

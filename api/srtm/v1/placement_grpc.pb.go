@@ -19,8 +19,9 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	PlacementService_Resolve_FullMethodName = "/srtm.v1.PlacementService/Resolve"
-	PlacementService_Watch_FullMethodName   = "/srtm.v1.PlacementService/Watch"
+	PlacementService_Resolve_FullMethodName     = "/srtm.v1.PlacementService/Resolve"
+	PlacementService_Watch_FullMethodName       = "/srtm.v1.PlacementService/Watch"
+	PlacementService_FindBrokers_FullMethodName = "/srtm.v1.PlacementService/FindBrokers"
 )
 
 // PlacementServiceClient is the client API for PlacementService service.
@@ -39,6 +40,9 @@ type PlacementServiceClient interface {
 	// Errors at the start are those of Resolve, but for publishers: one that the
 	// topic does not have gets an assignment that says so, and the others theirs.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
+	// FindBrokers returns the connected brokers from which consumers get a topic's messages,
+	// as /lookup does. NOT_FOUND when the topic does not exist or is not active yet.
+	FindBrokers(ctx context.Context, in *FindBrokersRequest, opts ...grpc.CallOption) (*FindBrokersResponse, error)
 }
 
 type placementServiceClient struct {
@@ -78,6 +82,16 @@ func (c *placementServiceClient) Watch(ctx context.Context, in *WatchRequest, op
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type PlacementService_WatchClient = grpc.ServerStreamingClient[WatchResponse]
 
+func (c *placementServiceClient) FindBrokers(ctx context.Context, in *FindBrokersRequest, opts ...grpc.CallOption) (*FindBrokersResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FindBrokersResponse)
+	err := c.cc.Invoke(ctx, PlacementService_FindBrokers_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PlacementServiceServer is the server API for PlacementService service.
 // All implementations must embed UnimplementedPlacementServiceServer
 // for forward compatibility.
@@ -94,6 +108,9 @@ type PlacementServiceServer interface {
 	// Errors at the start are those of Resolve, but for publishers: one that the
 	// topic does not have gets an assignment that says so, and the others theirs.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
+	// FindBrokers returns the connected brokers from which consumers get a topic's messages,
+	// as /lookup does. NOT_FOUND when the topic does not exist or is not active yet.
+	FindBrokers(context.Context, *FindBrokersRequest) (*FindBrokersResponse, error)
 	mustEmbedUnimplementedPlacementServiceServer()
 }
 
@@ -109,6 +126,9 @@ func (UnimplementedPlacementServiceServer) Resolve(context.Context, *ResolveRequ
 }
 func (UnimplementedPlacementServiceServer) Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
+}
+func (UnimplementedPlacementServiceServer) FindBrokers(context.Context, *FindBrokersRequest) (*FindBrokersResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method FindBrokers not implemented")
 }
 func (UnimplementedPlacementServiceServer) mustEmbedUnimplementedPlacementServiceServer() {}
 func (UnimplementedPlacementServiceServer) testEmbeddedByValue()                          {}
@@ -160,6 +180,24 @@ func _PlacementService_Watch_Handler(srv interface{}, stream grpc.ServerStream) 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type PlacementService_WatchServer = grpc.ServerStreamingServer[WatchResponse]
 
+func _PlacementService_FindBrokers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FindBrokersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PlacementServiceServer).FindBrokers(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PlacementService_FindBrokers_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PlacementServiceServer).FindBrokers(ctx, req.(*FindBrokersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // PlacementService_ServiceDesc is the grpc.ServiceDesc for PlacementService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -170,6 +208,10 @@ var PlacementService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Resolve",
 			Handler:    _PlacementService_Resolve_Handler,
+		},
+		{
+			MethodName: "FindBrokers",
+			Handler:    _PlacementService_FindBrokers_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
