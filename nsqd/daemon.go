@@ -270,7 +270,7 @@ const minForwarded = 64 << 20
 func (d *nsqd) forwarder(metrics *prometheus.Registry) (*forward.Forwarder, error) {
 	f, err := forward.New(forward.Config{
 		LoadDistributor: d.opts.agent.LoadDistributor, DialOptions: d.opts.agent.DialOptions,
-		TLS: d.opts.brokerTLS(), MaxPublishers: d.opts.maxForwards, MaxBytes: max(minForwarded, d.opts.broker.MaxMemory/16),
+		TLS: d.opts.brokerTLS(), MaxConnections: d.opts.maxForwards, MaxBytes: max(minForwarded, d.opts.broker.MaxMemory/16),
 		Log: d.log, Metrics: metrics,
 	})
 	if err != nil {

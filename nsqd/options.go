@@ -153,7 +153,7 @@ func (o *options) addressFlags(fs *flag.FlagSet) {
 func (o *options) clusterFlags(fs *flag.FlagSet) {
 	fs.StringVar(&o.agent.LoadDistributor, "loaddistributor-address", "", "gRPC `host:port` of the loaddistributor to join, or of several with commas (default none: a standalone broker)")
 	fs.StringVar(&o.agent.BrokerID, "broker-id", "", "`id` of this broker in its cluster, stable across restarts (default broadcast address and TCP port)")
-	fs.StringVar(&o.forward, "forward", forwardOn, "in a cluster, what becomes of publishes to topics that are on other brokers: `on` (they are forwarded there) or off (they are refused)")
+	fs.StringVar(&o.forward, "forward", forwardOn, "in a cluster, what becomes of publishes and subscriptions to topics that are on other brokers: `on` (publishes are forwarded there, and messages are relayed from there) or off (they are refused)")
 	fs.Int64Var(&o.agent.Mcap, "mcap", 20_000, "maximum rate, in `msg/s`, that this broker carries within the SLO")
 	fs.StringVar((*string)(&o.agent.Policy), "policy", string(agent.Available), "what to do when the lease on shares is gone: available (go on with the bases) or strict (stop)")
 	fs.Var(&o.lookupds, "lookupd-tcp-address", "`host:port` of an nsqlookupd to register with; may be repeated")

@@ -36,6 +36,13 @@ func (o *Outgoing) Messages() int { return len(o.sent) }
 // Reset empties o and keeps its memory.
 func (o *Outgoing) Reset() { o.Frames, o.sent = o.Frames[:0], o.sent[:0] }
 
+// Relay adds a message of another broker, which records how late the message is.
+func (o *Outgoing) Relay(m wire.Message) {
+	o.Frames = slices.Grow(o.Frames, wire.MessageFrameSize(len(m.Body)))
+	o.Frames = wire.AppendMessage(o.Frames, m.Timestamp, m.Attempts, m.ID, m.Body)
+	o.sent = append(o.sent, sent{})
+}
+
 func (o *Outgoing) add(d *queue.Delivery) {
 	m := d.Message
 	o.Frames = slices.Grow(o.Frames, wire.MessageFrameSize(len(m.Body))) // once, not for each field

@@ -38,8 +38,8 @@ type client struct {
 	r, w   int
 	charge charge // of buf, in env.room
 	cred   credentials
-	sub    *broker.Subscription
-	fins   *finBatch // nil: no FINs wait to be handed over
+	sub    subscription // nil: the client does not subscribe
+	fins   *finBatch    // nil: no FINs wait to be handed over
 	pubs   publisher
 
 	// Atomic: set by Server, the room or the writer, read by the reader at message
@@ -54,6 +54,19 @@ type client struct {
 	standing
 
 	stats connStats // for display
+}
+
+// subscription is a channel's end at a consumer: a broker.Subscription, or a
+// forward.Subscription if the topic is on other brokers. No method waits.
+type subscription interface {
+	Take(out *broker.Outgoing, most int) (open bool)
+	Wrote(out *broker.Outgoing)
+	Holds() (ready, inFlight int)
+	Ready(n int) error
+	FinishBatch(now mono.Time, batch []wire.MessageID, errs []error) []error
+	Requeue(id wire.MessageID, delay time.Duration) error
+	Touch(id wire.MessageID) error
+	Close()
 }
 
 // driver serves a connection: a goroutine, which may wait, or an event loop,
@@ -338,11 +351,13 @@ func (c *client) subscribe(op *session.Op, now mono.Time) error {
 		SampleRate: id.SampleRate,
 		Distance:   c.env.cfg.distance(id.Region, id.Zone),
 	}
-	var sub *broker.Subscription
+	var sub subscription
 	for sub == nil {
 		t, err := c.env.broker.TopicForClient(op.Topic)
-		if errors.Is(err, broker.ErrUnknownTopic) && c.passesOn(err) {
-			t, err = c.createTopic(op.Topic)
+		if c.passesOn(err) {
+			if t, sub, err = c.relay(op, &id); sub != nil {
+				break
+			}
 		}
 		if errors.Is(err, broker.ErrTooManyTopics) {
 			return wire.Wrap(wire.CodeSubFailed, "SUB failed, there are as many topics as there may be", err)
@@ -350,7 +365,10 @@ func (c *client) subscribe(op *session.Op, now mono.Time) error {
 		if err != nil {
 			return refusal(op.Topic, err)
 		}
-		sub, err = t.Subscribe(string(op.Channel), about, c.on().notify)
+		local, err := t.Subscribe(string(op.Channel), about, c.on().notify)
+		if err == nil {
+			sub = local
+		}
 		if errors.Is(err, broker.ErrStorage) {
 			return wire.Wrap(wire.CodeSubFailed, "SUB failed, the channel cannot be stored now", err)
 		}

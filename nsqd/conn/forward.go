@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/srtm-io/srtm/client/pool"
 	"github.com/srtm-io/srtm/internal/clock"
@@ -62,16 +63,50 @@ func (c *client) forward(name []byte, p *broker.Published, bodies *wire.Batch) e
 	return nil
 }
 
-// createTopic has a topic created that the client subscribes to, if the topic does not exist, and
-// returns it if it is on this broker then.
-func (c *client) createTopic(name []byte) (*broker.Topic, error) {
-	err := c.interruptibly(func(ctx context.Context) error {
-		return c.env.cfg.Forward.Create(ctx, string(name), c.asPublisher())
+const (
+	// createdWithin is how many times the brokers of a topic are asked for that was just created,
+	// and knownAfter is how long after each other.
+	createdWithin = 10
+	knownAfter    = 200 * time.Millisecond
+)
+
+// relay subscribes to a topic that is not on this broker: at the brokers that have it. If the
+// topic does not exist, it is created. Then it may be on this broker, and relay returns it.
+// Errors: ErrUnknownTopic, *wire.Error.
+func (c *client) relay(op *session.Op, id *session.Identity) (t *broker.Topic, sub subscription, err error) {
+	about := forward.Subscriber{Publisher: c.asPublisher(), Hostname: id.Hostname, MsgTimeout: id.MsgTimeout, SampleRate: id.SampleRate}
+	name := string(op.Topic)
+	err = c.interruptibly(func(ctx context.Context) error {
+		relayed, err := c.env.cfg.Forward.Subscribe(ctx, name, string(op.Channel), about, c.on().notify)
+		if forward.IsUnknown(err) {
+			failed := c.env.cfg.Forward.Create(ctx, name, about.Publisher)
+			if failed != nil {
+				c.env.log.Warn("a topic that a client subscribes to is not found or created", obs.KeyRemote, c.remote, obs.KeyTopic, name, obs.KeyError, failed)
+			}
+			if t, err = c.env.broker.Topic(op.Topic); err == nil {
+				return nil
+			}
+			if failed != nil {
+				return err
+			}
+			// The loaddistributor that is asked for the brokers may know the new topic later than
+			// the one that created it.
+			for range createdWithin {
+				relayed, err = c.env.cfg.Forward.Subscribe(ctx, name, string(op.Channel), about, c.on().notify)
+				if !forward.IsUnknown(err) || !clock.Sleep(ctx, knownAfter) {
+					break
+				}
+			}
+		}
+		if err == nil {
+			sub = relayed
+		}
+		return err
 	})
-	if err != nil {
-		c.env.log.Warn("a topic that a client subscribes to is not found or created", obs.KeyRemote, c.remote, obs.KeyTopic, string(name), obs.KeyError, err)
+	if forward.IsUnknown(err) {
+		err = broker.ErrUnknownTopic
 	}
-	return c.env.broker.Topic(name)
+	return t, sub, err
 }
 
 // asPublisher is the client as other brokers are to see it.
@@ -127,6 +162,7 @@ func (c *client) publishesFor(op *session.Op) error {
 		return fmt.Errorf("encode the answer to AUTH: %w", err)
 	}
 	op.Reply, c.pubs.origin = reply, &o
+	c.stats.origin.Store(&o)
 	c.leaveTopics() // they were joined as another
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/srtm-io/srtm/nsq/origin"
 	"github.com/srtm-io/srtm/nsq/session"
 	"github.com/srtm-io/srtm/nsqd/auth"
 	"github.com/srtm-io/srtm/nsqd/broker"
@@ -31,6 +32,7 @@ type Info struct {
 	State            State
 	TLS              *tls.ConnectionState // nil without TLS
 	Grant            *auth.Grant          // nil without AUTH
+	Origin           *origin.Origin       // for whom a client that is a broker acts; nil: the client is none
 
 	// Of a subscriber.
 	Topic, Channel               string // "" without SUB
@@ -60,6 +62,7 @@ type connStats struct {
 	grant    atomic.Pointer[auth.Grant]
 	sub      atomic.Pointer[subscribed]
 	state    atomic.Int32
+	origin   atomic.Pointer[origin.Origin] // nil: the client is no other broker
 
 	// Atomic: messages are counted by the writer, the others by the reader.
 	messages, finished, requeued atomic.Uint64
@@ -70,8 +73,14 @@ type connStats struct {
 }
 
 type subscribed struct {
-	*broker.Subscription
+	subscription
 	topic, channel string
+}
+
+// local returns the subscription to a topic of this broker; nil: the topic is on others.
+func (s *subscribed) local() *broker.Subscription {
+	sub, _ := s.subscription.(*broker.Subscription)
+	return sub
 }
 
 type pubCount struct {
@@ -118,6 +127,7 @@ func (c *client) info() Info {
 		State:     State(l.state.Load()),
 		TLS:       l.tls.Load(),
 		Grant:     l.grant.Load(),
+		Origin:    l.origin.Load(),
 		Messages:  l.messages.Load(),
 		Finished:  l.finished.Load(),
 		Requeued:  l.requeued.Load(),

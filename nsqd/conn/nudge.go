@@ -38,7 +38,7 @@ func (s *Server) NudgeConsumers(topic string, channels map[string]bool) int {
 	since := time.Now().Add(-s.cfg.NudgeAfter)
 	s.clients.each(func(c *client) {
 		sub, id := c.stats.sub.Load(), c.stats.identity.Load()
-		if sub != nil && sub.topic == topic && channels[sub.channel] && id != nil && asksAgain(id.UserAgent) && !c.quitting.Load() &&
+		if sub != nil && sub.local() != nil && sub.topic == topic && channels[sub.channel] && id != nil && asksAgain(id.UserAgent) && !c.quitting.Load() &&
 			!c.stats.connected.After(since) {
 			of[sub.channel] = append(of[sub.channel], c)
 			n++
@@ -90,7 +90,7 @@ func (s *Server) nudge(clients []*client) {
 	ready := make(map[*client]int, len(clients))
 	for left := nudgePatience; ; left -= nudgePause {
 		clients = slices.DeleteFunc(clients, func(c *client) bool {
-			n, rests := c.stats.sub.Load().Rest()
+			n, rests := c.stats.sub.Load().local().Rest()
 			if n > 0 { // as it was, or as it has said meanwhile
 				ready[c] = n
 			}

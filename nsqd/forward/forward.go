@@ -1,11 +1,13 @@
 // Package forward publishes what a broker's clients publish to topics that are not on the
 // broker: at the broker that carries the publisher, as that publisher. So a client that knows
-// one broker alone can publish to every topic of the cluster. The package knows nothing of
-// connections, of requests, and of the topics that this broker carries. Read Forwarder next.
+// one broker alone can publish to every topic of the cluster. It also relays subscriptions to
+// such topics (relay.go): a consumer that knows one broker gets the messages of all brokers of the
+// topic. The package knows nothing of connections, of requests, and of the topics that this
+// broker carries. Read Forwarder next.
 //
-// The target broker sees the real publisher: the origin of each connection is vouched for with a
-// key that the loaddistributor gives to brokers (nsq/origin). A broker never forwards what
-// another forwards to it, so a message has one extra hop at most.
+// The target broker sees the real publisher or consumer: the origin of each connection is vouched
+// for with a key that the loaddistributor gives to brokers (nsq/origin). A broker never forwards
+// or relays for another broker, so a message has one extra hop at most.
 package forward
 
 import (
@@ -15,9 +17,11 @@ import (
 	"fmt"
 	"log/slog"
 	"net/url"
+	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/nsqio/go-nsq"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"google.golang.org/grpc"
@@ -52,9 +56,12 @@ type Config struct {
 	DialOptions     []grpc.DialOption // for connections to it
 	// TLS is for connections to brokers; nil: they are in clear.
 	TLS *tls.Config
-	// MaxPublishers bounds the connections to other brokers: each publisher of a topic has one.
-	MaxPublishers int
-	// MaxBytes bounds the publishes under way. A broker has a quarter at most.
+	// MaxConnections bounds the connections to other brokers. Half of them are for publishers,
+	// of which each has one for a topic. The other half is for consumers, of which each has one to
+	// each broker of its topic.
+	MaxConnections int
+	// MaxBytes bounds the publishes under way, of which a broker has a quarter at most, and the
+	// relayed messages that wait for consumers.
 	MaxBytes int64
 	Log      *slog.Logger
 	Metrics  prometheus.Registerer
@@ -66,11 +73,27 @@ type Forwarder struct {
 
 	// Set once.
 	publishers *pool.Pool
+	model      *nsq.Config // of connections for consumers
+	maxSources int64
+	maxBytes   int64
+	log        *slog.Logger
 	endLog     func()
+	ctx        context.Context // of relayed subscriptions; Run ends it
+	cancel     context.CancelFunc
+	all        sync.WaitGroup // relayed subscriptions and their topics; Add under mu, or by one of them
+
+	mu struct {
+		sync.Mutex
+		topics map[string]*topic // with relayed subscriptions
+	}
 
 	// Atomic: the agent writes. A stale reading makes another broker refuse a connection, which
 	// is then dialled again.
 	keys atomic.Pointer[keys]
+
+	// Atomic: relayed subscriptions add.
+	sources      atomic.Int64 // connections to brokers
+	waitingBytes atomic.Int64 // of messages that wait for consumers
 	metrics
 }
 
@@ -79,12 +102,16 @@ type keys struct{ present, last []byte }
 
 // New returns a Forwarder that connects when it is first needed.
 func New(cfg Config) (*Forwarder, error) {
-	f := &Forwarder{}
+	f := &Forwarder{maxSources: int64(max(1, cfg.MaxConnections/2)), maxBytes: cfg.MaxBytes}
 	cfg.Log, f.endLog = obs.Sparse(cfg.Log) // any client can open publishers
+	f.log = cfg.Log
+	f.ctx, f.cancel = context.WithCancel(context.Background())
+	f.mu.topics = map[string]*topic{}
 	f.keys.Store(&keys{})
 	model := client.DefaultNSQConfig()
 	model.UserAgent = "srtm-forward/" + obs.Release
 	model.TlsV1, model.TlsConfig = cfg.TLS != nil, cfg.TLS
+	f.model = model
 	var err error
 	f.publishers, err = pool.New(client.Config{
 		Address: cfg.LoadDistributor, DialOptions: cfg.DialOptions, NSQ: model, Pacing: client.PacingOff, Create: true, Logger: cfg.Log,
@@ -94,22 +121,27 @@ func New(cfg Config) (*Forwarder, error) {
 			}
 			return ""
 		},
-		Vouch: func(as string) string { return origin.Secret(f.keys.Load().present, as) },
-	}, pool.Config{Max: cfg.MaxPublishers, Idle: idle, OpenWithin: within, MaxBytes: cfg.MaxBytes, MaxBrokerBytes: cfg.MaxBytes / 4})
+		Vouch: f.secret,
+	}, pool.Config{Max: max(1, cfg.MaxConnections/2), Idle: idle, OpenWithin: within, MaxBytes: cfg.MaxBytes, MaxBrokerBytes: cfg.MaxBytes / 4})
 	if err != nil {
 		return nil, err
 	}
-	f.metrics = newMetrics(cfg.Metrics, f.publishers.Len)
+	f.metrics = newMetrics(cfg.Metrics, f)
 	return f, nil
 }
 
 // Name sets the id of this broker, which others see. It is called before anything is published.
 func (f *Forwarder) Name(brokerID string) { f.brokerID = brokerID }
 
-// Run closes connections that are idle, and when ctx ends all of them.
+// Run closes connections that are idle, and when ctx ends all of them, and ends relayed
+// subscriptions.
 func (f *Forwarder) Run(ctx context.Context) error {
 	defer f.endLog()
 	f.publishers.Run(ctx)
+	f.mu.Lock()
+	f.cancel()
+	f.mu.Unlock()
+	f.all.Wait()
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeWithin)
 	defer cancel()
 	if err := f.publishers.Close(last); err != nil && !errors.Is(err, context.DeadlineExceeded) {
@@ -124,6 +156,9 @@ func (f *Forwarder) SetKey(key []byte) {
 		f.keys.Store(&keys{present: key, last: was.present})
 	}
 }
+
+// secret is what shows brokers that this one acts for another.
+func (f *Forwarder) secret(as string) string { return origin.Secret(f.keys.Load().present, as) }
 
 // Origin returns for whom another broker publishes, which shows the secret.
 func (f *Forwarder) Origin(secret []byte) (origin.Origin, error) {
@@ -219,12 +254,18 @@ type metrics struct {
 	forwarded *prometheus.CounterVec
 	took      prometheus.Histogram
 	targets   *targets
+	relayed   *prometheus.CounterVec
+	consumers prometheus.Gauge
 }
 
-func newMetrics(r prometheus.Registerer, publishers func() int) metrics {
+func newMetrics(r prometheus.Registerer, f *Forwarder) metrics {
 	auto := promauto.With(r)
+	auto.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_nsqd_relay_connections", Help: "Connections to brokers on which messages come for consumers that are connected here."},
+		func() float64 { return float64(f.sources.Load()) })
+	auto.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_nsqd_relay_waiting_bytes", Help: "Messages that came from other brokers and wait for their consumers to read."},
+		func() float64 { return float64(f.waitingBytes.Load()) })
 	auto.NewGaugeFunc(prometheus.GaugeOpts{Name: "srtm_nsqd_forward_publishers", Help: "Connections to other brokers on which publishes are forwarded."},
-		func() float64 { return float64(publishers()) })
+		func() float64 { return float64(f.publishers.Len()) })
 	return metrics{
 		forwarded: auto.NewCounterVec(prometheus.CounterOpts{
 			Name: "srtm_nsqd_forwarded_total",
@@ -235,6 +276,10 @@ func newMetrics(r prometheus.Registerer, publishers func() int) metrics {
 			Buckets: prometheus.ExponentialBuckets(0.0001, 2, 18),
 		}),
 		targets: newTargets(),
+		relayed: auto.NewCounterVec(prometheus.CounterOpts{
+			Name: "srtm_nsqd_relayed_messages_total", Help: "Messages that came from another broker (target, its address; other: one of many) for consumers that are connected here.",
+		}, []string{"target"}),
+		consumers: auto.NewGauge(prometheus.GaugeOpts{Name: "srtm_nsqd_relayed_subscriptions", Help: "Consumers that are connected here and get the messages of a topic of other brokers."}),
 	}
 }
 

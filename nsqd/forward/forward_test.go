@@ -25,7 +25,7 @@ func start(t *testing.T, loaddistributor string) (*forward.Forwarder, *prometheu
 	t.Helper()
 	metrics := prometheus.NewRegistry()
 	f := testkit.Result(forward.New(forward.Config{
-		LoadDistributor: loaddistributor, MaxPublishers: 1000, MaxBytes: 1 << 20, Log: slog.New(slog.DiscardHandler), Metrics: metrics,
+		LoadDistributor: loaddistributor, MaxConnections: 1000, MaxBytes: 1 << 20, Log: slog.New(slog.DiscardHandler), Metrics: metrics,
 	})).Must(t)
 	f.Name("b1")
 	ctx, stop := context.WithCancel(context.Background())

@@ -142,6 +142,7 @@ type clientJSON struct {
 	AuthIdentity  string         `json:"auth_identity,omitempty"`
 	AuthURL       string         `json:"auth_identity_url,omitempty"`
 	PubCounts     []pubCountJSON `json:"pub_counts,omitempty"`
+	Forwarder     string         `json:"forwarder,omitempty"` // id of the broker that the client is connected to; "": this one
 	Zone          string         `json:"topology_zone"`
 	Region        string         `json:"topology_region"`
 
@@ -179,6 +180,12 @@ func clientOf(c conn.Info) clientJSON {
 	}
 	if g := c.Grant; g != nil {
 		j.Authed, j.AuthIdentity, j.AuthURL = true, g.Identity, g.IdentityURL
+	}
+	if o := c.Origin; o != nil {
+		j.Forwarder = o.Broker
+		if o.Kind == "auth" {
+			j.Authed, j.AuthIdentity = true, o.ID
+		}
 	}
 	if s := c.TLS; s != nil {
 		j.TLS = true

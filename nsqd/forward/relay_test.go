@@ -1,0 +1,134 @@
+package forward
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/srtm-io/srtm/client"
+	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/testkit"
+	"github.com/srtm-io/srtm/nsq/wire"
+	"github.com/srtm-io/srtm/nsqd/broker"
+	"github.com/srtm-io/srtm/nsqd/queue"
+)
+
+// relayed returns a subscription to two brokers, whose commands are not written.
+func relayed(t *testing.T) (s *Subscription, a, b *source) {
+	t.Helper()
+	f := testkit.Result(New(Config{LoadDistributor: "127.0.0.1:1", MaxConnections: 10, MaxBytes: 1 << 20, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})).Must(t)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		testkit.NoError(t, f.Run(ctx))
+	})
+	s = &Subscription{of: f, about: Subscriber{MsgTimeout: time.Minute}, notify: func() {}, changed: make(chan struct{}, 1), outcome: make(chan error, 1), stop: func() {}}
+	s.mu.flights = map[wire.MessageID]*flight{}
+	a = &source{address: "a", conn: &client.Conn{}, busy: make(chan struct{}, 1)}
+	b = &source{address: "b", conn: &client.Conn{}, busy: make(chan struct{}, 1)}
+	s.add(b)
+	s.add(a)
+	return s, a, b
+}
+
+// taken returns the messages that the consumer is written.
+func taken(t *testing.T, s *Subscription, most int) (ids []wire.MessageID) {
+	t.Helper()
+	var out broker.Outgoing
+	testkit.MustEqual(t, s.Take(&out, most), true)
+	for rest := out.Frames; len(rest) > 0; {
+		kind, data, n, err := wire.ParseFrame(rest, 1<<20)
+		testkit.Must(t, err)
+		testkit.MustEqual(t, kind, wire.FrameMessage)
+		ids = append(ids, testkit.Result(wire.ParseMessage(data)).Must(t).ID)
+		rest = rest[n:]
+	}
+	return ids
+}
+
+var one = wire.MessageID([]byte("0123456789abcdef"))
+
+// Two messages of one id go back to the broker that each came from.
+func TestMessagesOfOneIDAreToldApart(t *testing.T) {
+	s, a, b := relayed(t)
+	testkit.NoError(t, s.Ready(4))
+	testkit.Equal(t, a.part+b.part, 4)
+	s.took(a, wire.Message{ID: one, Body: []byte("of a")})
+	s.took(b, wire.Message{ID: one, Body: []byte("of b")})
+	ids := taken(t, s, 1<<10)
+	testkit.MustEqual(t, len(ids), 2)
+	testkit.Equal(t, ids[0], one)
+	testkit.Equal(t, ids[1] != one, true, "the second message has another id")
+	testkit.NoError(t, s.Touch(ids[1]))
+	testkit.NoError(t, s.Requeue(ids[1], time.Second))
+	testkit.NoError(t, s.FinishBatch(clock.Mono(), ids[:1], nil)[0])
+	testkit.Equal(t, string(a.commands), "FIN "+one.String()+"\n")
+	testkit.Equal(t, string(b.commands), "TOUCH "+one.String()+"\nREQ "+one.String()+" 1000\n")
+	for _, id := range ids {
+		testkit.Equal(t, errors.Is(s.Touch(id), queue.ErrNotInFlight), true, "a message that was answered")
+	}
+	_, held := s.Holds()
+	testkit.Equal(t, held, 0)
+}
+
+// A message that timed out comes again with its id, and what a consumer never answers takes
+// neither memory nor credit for good.
+func TestTimedOutMessages(t *testing.T) {
+	s, a, b := relayed(t)
+	testkit.NoError(t, s.Ready(1))
+	s.took(a, wire.Message{ID: one})
+	s.took(a, wire.Message{ID: one, Attempts: 2})
+	_, held := s.Holds()
+	testkit.Equal(t, held, 1)
+	for range 2 * maxStay {
+		s.pass()
+	}
+	testkit.Equal(t, a.part+b.part <= 1, true)
+	late := clock.Mono().Add(time.Minute + expiresAfter)
+	s.step(func() { s.expireLocked(late) })
+	_, held = s.Holds()
+	testkit.Equal(t, held, 0)
+	testkit.Equal(t, a.part+b.part, 1)
+}
+
+// A broker that is lost takes its messages along, and its part of RDY goes to the other.
+func TestLostBroker(t *testing.T) {
+	s, a, b := relayed(t)
+	testkit.NoError(t, s.Ready(5))
+	s.took(a, wire.Message{ID: one})
+	s.remove(a)
+	testkit.Equal(t, b.part, 5)
+	testkit.Equal(t, errors.Is(s.FinishBatch(clock.Mono(), []wire.MessageID{one}, nil)[0], queue.ErrNotInFlight), true)
+	testkit.MustEqual(t, len(taken(t, s, 1<<10)), 1)
+}
+
+// What waits for a consumer and for a broker is bounded.
+func TestBoundsOfARelay(t *testing.T) {
+	s, a, _ := relayed(t)
+	testkit.Equal(t, s.full(10*maxWaiting) == nil, true, "a consumer for which nothing waits has room")
+	s.took(a, wire.Message{ID: one, Body: make([]byte, maxWaiting/2)})
+	room := s.full(maxWaiting)
+	testkit.MustEqual(t, room != nil, true)
+	testkit.NoError(t, s.Touch(one))
+	for range maxCommands {
+		if s.Touch(one) != nil {
+			break
+		}
+	}
+	testkit.Equal(t, len(a.commands) <= maxCommands+64, true, "commands of a consumer that floods")
+	taken(t, s, 1)
+	select {
+	case <-room:
+	default:
+		t.Error("no room after the consumer has read")
+	}
+	testkit.Equal(t, s.of.waitingBytes.Load(), 0)
+	s.took(a, wire.Message{ID: one, Body: make([]byte, 100)})
+	s.Close()
+	testkit.Equal(t, s.of.waitingBytes.Load(), 0, "after the end")
+	testkit.Equal(t, errors.Is(s.Touch(one), queue.ErrNotInFlight), true)
+}
