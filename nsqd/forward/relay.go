@@ -365,8 +365,9 @@ func (s *Subscription) expireLocked(now mono.Time) {
 // took puts a message of a source into the line. The consumer sees the broker's id of it, unless
 // it holds a message of another broker with the same id.
 func (s *Subscription) took(one *source, m wire.Message) {
+	ended := false
 	s.step(func() {
-		if s.mu.ended {
+		if ended = s.mu.ended; ended {
 			return
 		}
 		s.expireLocked(clock.Mono())
@@ -383,6 +384,9 @@ func (s *Subscription) took(one *source, m wire.Message) {
 		s.flyLocked(f)
 		s.queueLocked(waiting{message: m})
 	})
+	if ended {
+		return
+	}
 	s.of.relayed.WithLabelValues(s.of.targets.label(one.address)).Inc()
 	s.notify()
 }
