@@ -44,7 +44,14 @@ var _ = Describe("an order", func() {
 	}
 	prepare := func(topic string, channels ...string) func(*broker.Broker, *broker.Topic) error {
 		return func(b *broker.Broker, _ *broker.Topic) error {
-			_, err := b.Node().Prepare(topic, told(channels...), 1, time.Second, 0.9, 0, nil)
+			created := !b.Node().Has(topic)
+			_, _, err := b.Node().Prepare(topic, told(channels...), 1, time.Second, 0.9, 0, nil)
+			if err == nil {
+				err = b.Node().Recorded()
+			}
+			if err != nil && created {
+				b.Node().Undo(topic)
+			}
 			return err
 		}
 	}
