@@ -30,9 +30,9 @@ func (o *options) addConsole(s *daemon.Servers, log *slog.Logger, shares grpc.Cl
 	pipe := bufconn.Listen(64 << 10)
 	inner := grpc.NewServer(grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		return next(called(ctx), req)
-	}), grpc.ChainStreamInterceptor(func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	}, secure.TenantUnary), grpc.ChainStreamInterceptor(func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
 		return next(srv, calledStream{stream, called(stream.Context())})
-	}))
+	}, secure.TenantStream))
 	register(inner)
 	conn, err := grpc.NewClient("passthrough:console", bidi.Receive(), grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return pipe.DialContext(ctx) }))

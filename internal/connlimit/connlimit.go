@@ -141,6 +141,19 @@ type Conn struct {
 	// Guarded by of.mu.
 	stranger bool // it is in of.mu.strangers, by place
 	place    list.Element[*Conn]
+	closed   bool
+	then     func() // called after Close; may be nil
+}
+
+// Then has do called once the connection is closed, at once if it is. It may be called once.
+func (c *Conn) Then(do func()) {
+	c.of.mu.Lock()
+	closed := c.closed
+	c.then = do
+	c.of.mu.Unlock()
+	if closed {
+		do()
+	}
 }
 
 // address is that of a connection's peer, by which Known finds the connection.
@@ -186,7 +199,14 @@ func (c *Conn) CloseWrite() error {
 func (c *Conn) Close() error {
 	c.once.Do(func() {
 		c.of.open.Add(-1)
-		c.known() // as far as evict goes
+		c.of.mu.Lock()
+		c.knownLocked() // as far as evict goes
+		c.closed = true
+		then := c.then
+		c.of.mu.Unlock()
+		if then != nil {
+			then()
+		}
 	})
 	return c.Conn.Close()
 }

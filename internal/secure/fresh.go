@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -19,8 +20,28 @@ const checkEvery = time.Second
 var demands atomic.Uint64
 
 // ReadAgain has all token files and certificates of the process read again at their next
-// use, also files that look unchanged.
-func ReadAgain() { demands.Add(1) }
+// use, also files that look unchanged, and lists of revoked certificates at once.
+func ReadAgain() {
+	demands.Add(1)
+	again.Lock()
+	all := slices.Clone(again.readers)
+	again.Unlock()
+	for _, read := range all {
+		read()
+	}
+}
+
+// again has what ReadAgain reads at once: of each server of the process, which live as long.
+var again struct {
+	sync.Mutex
+	readers []func()
+}
+
+func onReadAgain(read func()) {
+	again.Lock()
+	defer again.Unlock()
+	again.readers = append(again.readers, read)
+}
 
 // fresh is what was read from files, and is read again when they have changed. A
 // file that cannot be read, or half a pair, leaves what there was: the next look

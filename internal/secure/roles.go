@@ -1,8 +1,12 @@
 package secure
 
 import (
+	"context"
 	"fmt"
 	"strings"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 
 	"github.com/srtm-io/srtm/api/srtm/envoy"
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
@@ -64,6 +68,51 @@ var methods = map[string]Role{
 	srtmv1.AdmissionReplication_Recover_FullMethodName:    Node,
 	srtmv1.BrokerService_Session_FullMethodName:           Node,
 	srtmv1.GrantService_Session_FullMethodName:            Node,
+}
+
+// tenantMethods are the methods that take Admin and that a tenant may call, too: the server checks
+// that the topic is the tenant's. All others that take Admin are an operator's.
+var tenantMethods = map[string]bool{
+	srtmv1.AdminService_CreateTopic_FullMethodName:    true,
+	srtmv1.AdminService_UpdateTopic_FullMethodName:    true,
+	srtmv1.AdminService_DeleteTopic_FullMethodName:    true,
+	srtmv1.AdminService_MovePublishers_FullMethodName: true,
+	srtmv1.AdminService_ProfileTopic_FullMethodName:   true,
+	srtmv1.AdminService_SeekChannel_FullMethodName:    true,
+	srtmv1.AdminService_CreateChannel_FullMethodName:  true,
+	srtmv1.AdminService_PauseChannel_FullMethodName:   true,
+	srtmv1.AdminService_UnpauseChannel_FullMethodName: true,
+	srtmv1.AdminService_DeleteChannel_FullMethodName:  true,
+	srtmv1.AdminService_EmptyChannel_FullMethodName:   true,
+}
+
+// operatorsOnly is why a tenant may not do what an operator may.
+func operatorsOnly(tenant string) string {
+	return fmt.Sprintf("only an operator may do this, and the caller is tenant %s", tenant)
+}
+
+// checkTenant refuses a tenant's call of a method that is an operator's.
+func checkTenant(ctx context.Context, method string) error {
+	if tenant := Tenant(ctx); tenant != "" && needs(method) == Admin && !tenantMethods[method] {
+		return refused(codes.PermissionDenied, "PERMISSION_DENIED", operatorsOnly(tenant))
+	}
+	return nil
+}
+
+// TenantUnary is an interceptor that lets tenants call what is not an operator's.
+func TenantUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	if err := checkTenant(ctx, info.FullMethod); err != nil {
+		return nil, err
+	}
+	return next(ctx, req)
+}
+
+// TenantStream is TenantUnary of streams.
+func TenantStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	if err := checkTenant(stream.Context(), info.FullMethod); err != nil {
+		return err
+	}
+	return next(srv, stream)
 }
 
 // needs returns the role that a gRPC method takes.

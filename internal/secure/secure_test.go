@@ -146,6 +146,50 @@ func TestRolesOfEveryMethod(t *testing.T) {
 	}
 }
 
+// An admin token of a tenant opens what changes the tenant's own topics, and nothing that is of the
+// cluster or between daemons: every method of the API.
+func TestWhatATenantsAdminMayCall(t *testing.T) {
+	const service = "/srtm.v1.AdminService/"
+	own := map[string]bool{}
+	for _, name := range []string{
+		"CreateTopic", "UpdateTopic", "DeleteTopic", "MovePublishers", "ProfileTopic", "SeekChannel",
+		"CreateChannel", "PauseChannel", "UnpauseChannel", "DeleteChannel", "EmptyChannel",
+	} {
+		own[service+name] = true
+	}
+	conn := dial(t, serve(t, ServerConfig{TokenFile: testkit.File(t, "file", "admin "+adminToken+" acme\n")}), ClientConfig{TokenFile: testkit.File(t, "file", adminToken)})
+	for _, method := range all(t) {
+		want := codes.PermissionDenied
+		if own[method] || needs(method) == ReadOnly {
+			want = codes.Unimplemented // it came through
+		}
+		err := ask(t, conn, method)
+		testkit.Equal(t, status.Code(err), want, "%s: %v", method, err)
+		if want == codes.PermissionDenied && !strings.Contains(err.Error(), "tenant acme") {
+			t.Errorf("%s: %v does not name the tenant", method, err)
+		}
+	}
+	s := testkit.Result(ServerConfig{TokenFile: testkit.File(t, "file", "admin "+adminToken+" acme\nadmin "+nodeToken+"\n")}.Load()).Must(t)
+	handler := s.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	for _, c := range []struct {
+		method, path, token string
+		code                int
+	}{
+		{"POST", "/topic/delete?topic=t", adminToken, http.StatusForbidden},
+		{"GET", "/debug/pprof/heap", adminToken, http.StatusForbidden},
+		{"GET", "/lookup?topic=t", adminToken, http.StatusOK},
+		{"POST", "/topic/delete?topic=t", nodeToken, http.StatusOK},
+	} {
+		r, w := httptest.NewRequest(c.method, c.path, nil), httptest.NewRecorder()
+		r.Header.Set("Authorization", "Bearer "+c.token)
+		handler.ServeHTTP(w, r)
+		testkit.Equal(t, w.Code, c.code, "%s %s: %s", c.method, c.path, w.Body)
+		if problem, _ := s.Tokens().Check(r, needsHTTP(r)); (problem == "") != (c.code == http.StatusOK) {
+			t.Errorf("%s %s at nsqd: %q", c.method, c.path, problem)
+		}
+	}
+}
+
 // raw sends bytes as they are.
 type raw struct{}
 

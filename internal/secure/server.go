@@ -43,6 +43,7 @@ type Flags interface {
 type ServerConfig struct {
 	CertFile, KeyFile string // PEM; both or neither
 	ClientCAFile      string // PEM: clients must show a certificate of these authorities
+	CRLFile           string // PEM: certificates of those authorities that are revoked
 	TokenFile         string // clients must show one of these tokens, or certificates
 	HTTPTLS           bool   // HTTP with TLS, too
 	HTTPOnly          bool   // there is no gRPC: with a certificate HTTP has TLS
@@ -82,6 +83,7 @@ func (c *ServerConfig) flags(fs *flag.FlagSet, what string, listeners []string) 
 	fs.StringVar(&c.CertFile, "tls-cert", "", "PEM `file` of the certificate: "+what)
 	fs.StringVar(&c.KeyFile, "tls-key", "", "PEM `file` of its key")
 	fs.StringVar(&c.ClientCAFile, "tls-client-ca", "", "PEM `file` of the authorities whose certificates clients must show")
+	fs.StringVar(&c.CRLFile, "tls-crl", "", "PEM `file` of lists of client certificates that are revoked, signed by the authorities of --tls-client-ca; read again at SIGHUP, which ends their connections")
 	fs.StringVar(&c.TokenFile, "token-file", "", "`file` of who may do what: lines of a role (read-only, node, admin), then a token or cert:NAME of a client certificate, and for a node its broker id (default any), for others their tenant (default the certificate's organisation)")
 	fs.BoolFunc("allow-insecure-listen", "listen beyond loopback without TLS, or without client certificates or tokens: `which` of "+strings.Join(listeners, ",")+" (without a value all)", func(value string) (err error) {
 		c.Force, err = Insecure(c.Force, value, listeners...)
@@ -121,6 +123,10 @@ func (c ServerConfig) Load() (*Server, error) {
 	case c.CertFile != "":
 		if s.tls, err = loadTLS(s.log, c.readTLS, c.CertFile, c.KeyFile, c.ClientCAFile); err != nil {
 			fault(err)
+		} else if c.CRLFile != "" && c.ClientCAFile != "" {
+			if err := s.tls.Revoke("--tls-crl", c.CRLFile, c.ClientCAFile); err != nil {
+				fault(err)
+			}
 		}
 	case c.ClientCAFile != "":
 		fault(errors.New("--tls-client-ca needs --tls-cert"))
@@ -131,6 +137,9 @@ func (c ServerConfig) Load() (*Server, error) {
 		if _, err := c.readPool(); err != nil {
 			fault(err)
 		}
+	}
+	if c.CRLFile != "" && c.ClientCAFile == "" {
+		fault(errors.New("--tls-crl needs --tls-client-ca"))
 	}
 	if c.TokenFile != "" {
 		if s.tokens, err = loadTokens(s.log, "--token-file", c.TokenFile); err != nil {
@@ -182,7 +191,10 @@ func (c ServerConfig) readTLS() (*tls.Config, error) {
 
 // ServerTLS is a server's TLS, which is read again when its files have changed. Its
 // configurations have one certificate.
-type ServerTLS struct{ *fresh[*tls.Config] }
+type ServerTLS struct {
+	*fresh[*tls.Config]
+	lives *lifetimes
+}
 
 // LoadTLS has read read the files, now and when they have changed.
 func LoadTLS(read func() (*tls.Config, error), files ...string) (*ServerTLS, error) {
@@ -194,7 +206,32 @@ func loadTLS(log *atomic.Pointer[slog.Logger], read func() (*tls.Config, error),
 	if err != nil {
 		return nil, err
 	}
-	return &ServerTLS{f}, nil
+	return &ServerTLS{f, &lifetimes{log: f.log}}, nil
+}
+
+// Revoke refuses certificates that the lists of a file revoke, which the flag names, and which the
+// authorities of another file have signed. It is called before Config.
+func (t *ServerTLS) Revoke(flag, crlFile, caFile string) error {
+	crls, err := newFresh(t.log, func() (*revocations, error) {
+		lists, err := readRevocations(crlFile, caFile)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", flag, err)
+		}
+		return lists, nil
+	}, crlFile, caFile)
+	if err != nil {
+		return err
+	}
+	t.lives.crls = crls
+	onReadAgain(t.lives.readAgain)
+	return nil
+}
+
+// Hold has end called when the certificate that the client of a connection has shown expires or is
+// revoked, unless release is called before. It is for connections that Config does not end
+// itself, which are those that are not of connlimit.
+func (t *ServerTLS) Hold(state tls.ConnectionState, remote string, end func()) (release func()) {
+	return t.lives.hold(state, remote, end)
 }
 
 // Expiry is a metric. Asking for it looks at the files, too.
@@ -204,9 +241,26 @@ func (t *ServerTLS) Expiry() prometheus.Collector {
 	}, func() float64 { return float64(t.get().Certificates[0].Leaf.NotAfter.Unix()) })
 }
 
-// Config has each handshake go by the files as they are then.
+// Config has each handshake go by the files as they are then. A connection of connlimit ends with the
+// client's certificate.
 func (t *ServerTLS) Config() *tls.Config {
-	return &tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return t.get(), nil }}
+	return &tls.Config{GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		cfg := t.get()
+		if cfg.ClientAuth == tls.NoClientCert {
+			return cfg, nil
+		}
+		cfg = cfg.Clone()
+		cfg.VerifyConnection = func(state tls.ConnectionState) error {
+			if err := t.lives.verify(state); err != nil {
+				return err
+			}
+			if conn, is := hello.Conn.(*connlimit.Conn); is {
+				conn.Then(t.lives.hold(state, conn.RemoteAddr().String(), func() { conn.Close() }))
+			}
+			return nil
+		}
+		return cfg, nil
+	}}
 }
 
 func (c ServerConfig) readPool() (*x509.CertPool, error) {
@@ -268,7 +322,7 @@ func (s *Server) Check(flag, address string, safe bool, want string) error {
 
 // Options returns what a gRPC server needs to serve only whom it should.
 func (s *Server) Options() []grpc.ServerOption {
-	options := []grpc.ServerOption{grpc.ChainUnaryInterceptor(s.auditUnary), grpc.ChainStreamInterceptor(s.auditStream)}
+	options := []grpc.ServerOption{grpc.ChainUnaryInterceptor(s.auditUnary, TenantUnary), grpc.ChainStreamInterceptor(s.auditStream, TenantStream)}
 	if s.tls != nil {
 		options = append(options, grpc.Creds(telling{credentials.NewTLS(s.tls.Config()), s}))
 	}
@@ -392,6 +446,9 @@ func (s *Server) Handler(next http.Handler, open ...string) http.Handler {
 			need = Unauthenticated
 		}
 		problem, known := s.May(r, need)
+		if tenant := s.Tenant(r); problem == "" && need == Admin && tenant != "" {
+			problem = operatorsOnly(tenant)
+		}
 		answer := next
 		if problem != "" {
 			answer = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -412,12 +469,13 @@ func (s *Server) Handler(next http.Handler, open ...string) http.Handler {
 }
 
 // May says why the caller may not do what takes the role, and whether it is known; "" if
-// it may, as everyone may without tokens.
+// it may, as everyone may without tokens. A tenant may do with Admin what tenantMethods names.
 func (s *Server) May(r *http.Request, need Role) (problem string, known bool) {
 	if s.tokens == nil {
 		return "", true
 	}
-	return s.tokens.Check(r, need)
+	_, problem, known = s.tokens.check(r.Header.Get("Authorization"), r.TLS, need)
+	return problem, known
 }
 
 // Tenant is that of an HTTP request, as Tokens.Tenant.

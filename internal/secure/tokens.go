@@ -92,9 +92,12 @@ func loadTokens(log *atomic.Pointer[slog.Logger], flag, path string) (*Tokens, e
 }
 
 // Check says why the caller may not do what takes the role, and whether it is
-// known; "" if it may.
+// known; "" if it may. What takes Admin is an operator's, and no tenant's.
 func (t *Tokens) Check(r *http.Request, need Role) (problem string, known bool) {
-	_, problem, known = t.check(r.Header.Get("Authorization"), r.TLS, need)
+	may, problem, known := t.check(r.Header.Get("Authorization"), r.TLS, need)
+	if problem == "" && need == Admin && may.tenant != "" {
+		problem = operatorsOnly(may.tenant)
+	}
 	return problem, known
 }
 
@@ -122,6 +125,9 @@ func (t *Tokens) check(header string, state *tls.ConnectionState, need Role) (ma
 	}
 	if may.role < need {
 		return grant{}, fmt.Sprintf("the %s's role is %v, and this takes %v", what, may.role, need), true
+	}
+	if need == Node && may.tenant != "" {
+		return grant{}, fmt.Sprintf("the %s is tenant %s's, and this takes a node's", what, may.tenant), true
 	}
 	if may.tenant == "" {
 		may.tenant = organisation(state)

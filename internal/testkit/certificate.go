@@ -39,7 +39,7 @@ func NewAuthority(t testing.TB) *Authority {
 		Subject:               pkix.Name{CommonName: "an authority of a test"},
 		IsCA:                  true,
 		BasicConstraintsValid: true,
-		KeyUsage:              x509.KeyUsageCertSign,
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 	}
 	der, key := a.sign(template)
 	var err error
@@ -69,6 +69,26 @@ func (a *Authority) Certificate(name string, more ...net.IP) Certificate {
 func (a *Authority) Expired(name string) Certificate {
 	a.t.Helper()
 	return a.certificate(name, time.Now().Add(-time.Minute), net.IPv4(127, 0, 0, 1), net.IPv6loopback)
+}
+
+// Until makes one that is valid until then.
+func (a *Authority) Until(name string, until time.Time) Certificate {
+	a.t.Helper()
+	return a.certificate(name, until, net.IPv4(127, 0, 0, 1), net.IPv6loopback)
+}
+
+// Revoke returns a list, in PEM, of certificates that are revoked.
+func (a *Authority) Revoke(certificates ...Certificate) []byte {
+	a.t.Helper()
+	list := &x509.RevocationList{Number: big.NewInt(time.Now().UnixNano()), ThisUpdate: time.Now(), NextUpdate: time.Now().Add(time.Hour)}
+	for _, c := range certificates {
+		list.RevokedCertificateEntries = append(list.RevokedCertificateEntries, x509.RevocationListEntry{SerialNumber: c.TLS.Leaf.SerialNumber, RevocationTime: time.Now()})
+	}
+	der, err := x509.CreateRevocationList(rand.Reader, list, a.cert, a.key)
+	if err != nil {
+		a.t.Fatalf("list of revoked certificates: %v", err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: der})
 }
 
 // Elsewhere makes one for a server that is not on loopback.

@@ -1,0 +1,245 @@
+package secure
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/obs"
+)
+
+// A certificate is judged at the handshake, and then for as long as its connection lasts: the
+// connection ends when the certificate expires, or when a list of revoked certificates that names
+// it is read. Lists are read again as certificates are: at handshakes, and at ReadAgain.
+
+// maxTimer is how long a timer runs at most: a clock that was set may bring the end nearer.
+const maxTimer = time.Hour
+
+// lifetimes are the connections whose clients have shown verified certificates.
+type lifetimes struct {
+	// Set once.
+	log  *atomic.Pointer[slog.Logger] // nil inside: not logged
+	crls *fresh[*revocations]         // nil: no certificate is revoked
+
+	// Atomic: what the connections were last compared with. Written by the goroutine that
+	// compares.
+	swept atomic.Pointer[revocations]
+
+	mu struct {
+		sync.Mutex
+		held map[*lifetime]struct{}
+	}
+}
+
+// lifetime is one connection.
+type lifetime struct {
+	of     *lifetimes
+	chains [][]*x509.Certificate
+	remote string
+	end    func()
+
+	timer *time.Timer // guarded by of.mu; nil: over
+}
+
+// verify refuses a connection with a certificate that is revoked.
+func (l *lifetimes) verify(state tls.ConnectionState) error {
+	if l.crls == nil {
+		return nil
+	}
+	lists := l.crls.get()
+	l.sweep(lists)
+	if revoked := lists.revoked(state.VerifiedChains); revoked != nil {
+		return fmt.Errorf("the client's certificate %q, serial number %v, is revoked", revoked.Subject, revoked.SerialNumber)
+	}
+	return nil
+}
+
+// hold has end called when the certificate that the client has shown is valid no more, unless
+// release is called before. A client without a verified certificate is not held.
+func (l *lifetimes) hold(state tls.ConnectionState, remote string, end func()) (release func()) {
+	if len(state.VerifiedChains) == 0 {
+		return func() {}
+	}
+	h := &lifetime{of: l, chains: state.VerifiedChains, remote: remote, end: end}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.mu.held == nil {
+		l.mu.held = map[*lifetime]struct{}{}
+	}
+	l.mu.held[h] = struct{}{}
+	h.timer = time.AfterFunc(h.left(), h.look)
+	return func() { h.over() }
+}
+
+func (h *lifetime) leaf() *x509.Certificate { return h.chains[0][0] }
+
+func (h *lifetime) left() time.Duration {
+	return min(maxTimer, time.Until(h.leaf().NotAfter.Add(time.Second))) // NotAfter is its last second
+}
+
+// look ends the connection if its certificate has expired.
+func (h *lifetime) look() {
+	if left := h.left(); left > 0 {
+		h.of.mu.Lock()
+		defer h.of.mu.Unlock()
+		if h.timer != nil {
+			h.timer.Reset(left)
+		}
+		return
+	}
+	h.finish("expired")
+}
+
+// finish ends the connection, once.
+func (h *lifetime) finish(why string) {
+	if !h.over() {
+		return
+	}
+	if log := h.of.log.Load(); log != nil {
+		log.Warn("the client's certificate is valid no more; the connection ends", obs.KeyRemote, h.remote,
+			"certificate", h.leaf().Subject.String(), "serial", h.leaf().SerialNumber.String(), "reason", why)
+	}
+	h.end()
+}
+
+// over reports whether it was not over before.
+func (h *lifetime) over() bool {
+	h.of.mu.Lock()
+	defer h.of.mu.Unlock()
+	if h.timer == nil {
+		return false
+	}
+	h.timer.Stop()
+	h.timer = nil
+	delete(h.of.mu.held, h)
+	return true
+}
+
+// sweep ends the connections with certificates that lists revoke.
+func (l *lifetimes) sweep(lists *revocations) {
+	if l.swept.Swap(lists) == lists {
+		return
+	}
+	l.mu.Lock()
+	var revoked []*lifetime
+	for h := range l.mu.held {
+		if lists.revoked(h.chains) != nil {
+			revoked = append(revoked, h)
+		}
+	}
+	l.mu.Unlock()
+	for _, h := range revoked {
+		h.finish("revoked")
+	}
+}
+
+// readAgain reads the lists again.
+func (l *lifetimes) readAgain() {
+	if l.crls != nil {
+		l.sweep(l.crls.get())
+	}
+}
+
+// revocations are the lists of one file. Immutable.
+type revocations struct {
+	lists []revocationList
+}
+
+type revocationList struct {
+	*x509.RevocationList
+	serials map[string]bool // numbers, in decimal
+}
+
+// readRevocations reads a file of lists in PEM, each signed by one of the authorities of another
+// file. It returns all faults.
+func readRevocations(path, authorities string) (*revocations, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	issuers, err := readCertificates(authorities)
+	if err != nil {
+		return nil, err
+	}
+	all := &revocations{}
+	var errs []error
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type != "X509 CRL" {
+			errs = append(errs, fmt.Errorf("%s: PEM block %q, want X509 CRL", path, block.Type))
+			continue
+		}
+		list, err := x509.ParseRevocationList(block.Bytes)
+		if err == nil {
+			err = errors.New("none of the authorities has signed it")
+			for _, issuer := range issuers {
+				if list.CheckSignatureFrom(issuer) == nil {
+					err = nil
+				}
+			}
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: list %d: %w", path, len(all.lists)+1, err))
+			continue
+		}
+		one := revocationList{list, map[string]bool{}}
+		for _, entry := range list.RevokedCertificateEntries {
+			one.serials[entry.SerialNumber.String()] = true
+		}
+		all.lists = append(all.lists, one)
+	}
+	if len(all.lists) == 0 && len(errs) == 0 {
+		errs = append(errs, fmt.Errorf("%s: no list of revoked certificates (PEM, X509 CRL)", path))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return all, nil
+}
+
+func readCertificates(path string) (all []*x509.Certificate, err error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		certificate, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		all = append(all, certificate)
+	}
+	return all, nil
+}
+
+// revoked returns a certificate that is revoked, if each of the chains has one; nil: it may be used.
+func (r *revocations) revoked(chains [][]*x509.Certificate) (first *x509.Certificate) {
+	for _, chain := range chains {
+		revoked := r.in(chain)
+		if revoked == nil {
+			return nil
+		}
+		first = revoked
+	}
+	return first
+}
+
+func (r *revocations) in(chain []*x509.Certificate) *x509.Certificate {
+	for i, c := range chain[:len(chain)-1] {
+		for _, list := range r.lists {
+			if list.serials[c.SerialNumber.String()] && string(list.RawIssuer) == string(c.RawIssuer) && list.CheckSignatureFrom(chain[i+1]) == nil {
+				return c
+			}
+		}
+	}
+	return nil
+}
