@@ -17,26 +17,32 @@ const (
 )
 
 // divide returns each broker's part of ready. held is how many messages of each broker the
-// consumer holds. The parts add up to ready, unless there are more brokers than that: then
-// what the consumer holds of brokers without credit is taken from the others' credit, so that
-// the consumer never holds more than ready.
+// consumer holds. The parts add up to ready, unless there are more brokers than that. Then a
+// broker gets credit for another message only if all that the consumer holds leaves room for it.
 func (r *rota) divide(ready int, held []int) []int {
 	brokers := len(held)
 	parts := make([]int, brokers)
-	if brokers == 0 {
+	if ready >= brokers {
+		for i := range brokers {
+			parts[(r.turn+i)%brokers] = ready / brokers
+			if i < ready%brokers {
+				parts[(r.turn+i)%brokers]++
+			}
+		}
 		return parts
 	}
-	spare := ready
-	if ready < brokers {
-		for i := ready; i < brokers; i++ {
-			spare -= held[(r.turn+i)%brokers]
+	room := ready
+	for _, n := range held {
+		room -= n
+	}
+	for i := range ready {
+		switch of := (r.turn + i) % brokers; {
+		case held[of] > 0: // the credit is used
+			parts[of] = 1
+		case room > 0:
+			parts[of] = 1
+			room--
 		}
-	}
-	for i := range brokers {
-		parts[(r.turn+i)%brokers] = ready / brokers
-	}
-	for i := range min(max(spare, 0), ready) % brokers {
-		parts[(r.turn+i)%brokers]++
 	}
 	return parts
 }

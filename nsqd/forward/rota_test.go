@@ -30,6 +30,7 @@ func TestDivisionOfReady(t *testing.T) {
 		"two credits, around the end":     {2, 2, []int{0, 0, 0}, []int{1, 0, 1}},
 		"its own message":                 {1, 2, []int{0, 0, 1}, []int{0, 0, 1}},
 		"a message of the broker before":  {1, 2, []int{0, 1, 0}, []int{0, 0, 0}},
+		"of another broker, and its own":  {2, 1, []int{1, 0, 1}, []int{0, 0, 1}},
 		"more messages than there may be": {2, 0, []int{0, 0, 5}, []int{0, 0, 0}},
 	} {
 		r := rota{turn: is.turn}
