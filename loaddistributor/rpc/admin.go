@@ -387,10 +387,21 @@ func updated(present *catalog.Spec, req *srtmv1.UpdateTopicRequest) *srtmv1.Topi
 	}
 	wanted := specProto(present)
 	wanted.Publishers = publishersProto(declared(present))
-	for _, path := range req.UpdateMask.Paths {
+	paths := req.UpdateMask.Paths
+	for _, path := range paths {
 		copyField(wanted.ProtoReflect(), req.Spec.ProtoReflect(), strings.Split(path, "."))
 	}
+	if namesContract(paths) && !slices.ContainsFunc(paths, func(path string) bool { return path == "auto" || strings.HasPrefix(path, "auto.") }) {
+		wanted.Auto = nil // or the measured contract would replace the one that was named
+	}
 	return wanted
+}
+
+// namesContract reports whether the paths of an update name the rate or the burst.
+func namesContract(paths []string) bool {
+	return slices.ContainsFunc(paths, func(path string) bool {
+		return path == "contract" || path == "contract.rate_milli" || path == "contract.burst"
+	})
 }
 
 // copyField makes a field of a message what it is in another, of the same type. It

@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/fieldmaskpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/testkit"
@@ -191,4 +192,23 @@ func fieldsOf(err error) []string {
 		fields = append(fields, f.Field)
 	}
 	return fields
+}
+
+// A contract that an update names is fixed. It follows what is measured only if the update says
+// so, too, or names neither the rate nor the burst.
+func TestAContractThatIsNamedIsFixed(t *testing.T) {
+	for path, follows := range map[string]bool{
+		"contract.rate_milli": false, "contract.burst": false, "contract": false,
+		"contract.slo.latency": true, "contract.slo": true, "channels": true, "contract.rate_milli,auto": true, "contract,auto.max_burst": true,
+	} {
+		present := &catalog.Spec{
+			Demand: placement.Demand{Topic: "t", Rate: 1, RateMilli: 1000, Burst: 1, Open: true},
+			SLO:    catalog.SLO{Quantile: 0.99, Latency: time.Second}, Policy: placement.SRTM, ShareRule: "static", Auto: catalog.Auto{MaxRate: 5000, MinBurst: 1, MaxBurst: 7},
+		}
+		got := updated(present, &srtmv1.UpdateTopicRequest{
+			Spec:       &srtmv1.TopicSpec{Contract: &srtmv1.Contract{RateMilli: 2000, Burst: 2}, Auto: &srtmv1.AutoContract{MaxRateMilli: 5000, MaxBurst: 7}},
+			UpdateMask: &fieldmaskpb.FieldMask{Paths: strings.Split(path, ",")},
+		})
+		testkit.Equal(t, got.Auto != nil, follows, "a contract follows after an update of %s", path)
+	}
 }

@@ -52,6 +52,9 @@ becomes the default. It says first what that is.
 Publishers stay where they are as long as their brokers carry them; those that move
 finish on their old broker first. When it does not fit, the topic stays as it was.
 
+A rate or burst that is named is fixed: if the contract followed what is measured, it
+no longer does. --auto-rate-limit and --auto-burst have it follow again.
+
 A contract that is lowered is in force on all brokers that can be reached when update
 returns. The state is "lowering" while other brokers may use more; it names each, what
 it may use, and when that ends. The state is "raising" while brokers have not confirmed

@@ -1053,7 +1053,8 @@ type TopicSpec struct {
 	// means sqrt.
 	ShareRule string     `protobuf:"bytes,7,opt,name=share_rule,json=shareRule,proto3" json:"share_rule,omitempty"`
 	Pacing    PacingMode `protobuf:"varint,8,opt,name=pacing,proto3,enum=srtm.v1.PacingMode" json:"pacing,omitempty"`
-	// Of an open topic: its contract follows what is measured. Set, too, by a creation
+	// Of an open topic: its contract follows what is measured. An update whose mask names the
+	// contract's rate or burst, and not auto, unsets it: the contract is fixed from then on. Set, too, by a creation
 	// whose contract has neither rate_milli nor burst: then the limits are half of the
 	// largest broker's mcap, and a second's messages of that.
 	Auto *AutoContract `protobuf:"bytes,9,opt,name=auto,proto3" json:"auto,omitempty"`
