@@ -1,28 +1,16 @@
 package security
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
-	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/internal/testkit/localtest"
 )
-
-const page = "../../docs/security.md"
-
-// blocks are the commands of the page.
-var blocks = regexp.MustCompile("(?ms)^```sh\n(.*?)^```$")
 
 // machines are the two of the page: network namespaces where this process may make
 // them, and otherwise addresses of loopback, at which nothing counts as beyond it.
@@ -40,11 +28,7 @@ func TestThePageOfTwoMachines(t *testing.T) {
 			t.Skipf("the page needs %s: %v", program, err)
 		}
 	}
-	text := testkit.Result(os.ReadFile(page)).Must(t)
-	all := blocks.FindAllStringSubmatch(string(text), -1)
-	if n := strings.Count(string(text), "\n```") / 2; len(all) != n || n < 5 {
-		t.Fatalf("%d blocks of sh, of %d", len(all), n)
-	}
+	all := localtest.Blocks(t, "security.md")
 	m := &machines{t: t, home: t.TempDir()}
 	m.separate()
 	for _, name := range []string{"A", "B"} {
@@ -56,18 +40,18 @@ func TestThePageOfTwoMachines(t *testing.T) {
 		testkit.Must(t, os.Symlink(program, filepath.Join(m.home, filepath.Base(program))))
 	}
 	for i, block := range all {
-		first, _, _ := strings.Cut(block[1], "\n")
+		first, _, _ := strings.Cut(block.Text, "\n")
 		machine := strings.TrimPrefix(first, "# on ")
-		if machine != "A" && machine != "B" {
-			t.Fatalf("block %d begins with %q", i+1, first)
+		if block.Language != "sh" || machine != "A" && machine != "B" {
+			t.Fatalf("block %d is %s and begins with %q", i+1, block.Language, first)
 		}
-		if !m.run(machine, block[1]) {
+		if !m.run(machine, block.Text) {
 			logs, _ := filepath.Glob(filepath.Join(m.home, "*", "srtm", "*.log"))
 			for _, name := range logs {
 				text, _ := os.ReadFile(name)
 				t.Logf("%s:\n%s", filepath.Base(name), text)
 			}
-			t.Fatalf("block %d has failed:\n%s", i+1, block[1])
+			t.Fatalf("block %d has failed:\n%s", i+1, block.Text)
 		}
 	}
 }
@@ -117,41 +101,15 @@ func (m *machines) separate() {
 // run has bash run a block on a machine, and reports whether every command of it went
 // well. What it leaves running ends with the test.
 func (m *machines) run(machine, block string) bool {
-	t := m.t
-	ctx, cancel := context.WithTimeout(context.Background(), local.Patience)
-	defer cancel()
-	args := []string{"bash", "-e", "-o", "pipefail", "-c", block}
+	m.t.Helper()
+	var prefix []string
 	if m.spaces != nil {
-		args = append([]string{"ip", "netns", "exec", m.spaces[machine]}, args...)
+		prefix = []string{"ip", "netns", "exec", m.spaces[machine]}
 	} else {
-		args[len(args)-1] = strings.NewReplacer("10.0.0.1", "127.0.0.2", "10.0.0.2", "127.0.0.3", "127.0.0.1:4153", map[string]string{"A": "127.0.0.2:4153", "B": "127.0.0.3:4153"}[machine]).Replace(block)
+		block = strings.NewReplacer("10.0.0.1", "127.0.0.2", "10.0.0.2", "127.0.0.3", "127.0.0.1:4153", map[string]string{"A": "127.0.0.2:4153", "B": "127.0.0.3:4153"}[machine]).Replace(block)
 	}
 	home := filepath.Join(m.home, machine)
-	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
-	cmd.Dir = filepath.Join(home, "srtm")
-	cmd.Env = append(os.Environ(), "HOME="+home, "OTHER="+filepath.Join(m.home, "B"), "PATH="+m.home+":"+os.Getenv("PATH"))
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	log, err := os.Create(filepath.Join(home, "log")) // no pipe: what is left running may keep it open
-	testkit.Must(t, err)
-	defer log.Close()
-	ended, running, err := os.Pipe()
-	testkit.Must(t, err)
-	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = log, log, []*os.File{running}
-	err = errors.Join(cmd.Start(), running.Close())
-	testkit.Must(t, err)
-	t.Cleanup(func() {
-		defer ended.Close()
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) // most blocks leave nothing
-		_ = ended.SetReadDeadline(time.Now().Add(local.Patience))
-		if _, err := io.Copy(io.Discard, ended); err != nil {
-			t.Errorf("what a block of machine %s started has not ended: %v", machine, err)
-			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
-		}
-	})
-	err = cmd.Wait()
-	if err != nil {
-		text, _ := os.ReadFile(log.Name()) // for people
-		t.Errorf("%v: %s", err, text)
-	}
-	return err == nil
+	_, ok := localtest.Bash(m.t, prefix, filepath.Join(home, "srtm"),
+		[]string{"HOME=" + home, "OTHER=" + filepath.Join(m.home, "B"), "PATH=" + m.home + ":" + os.Getenv("PATH")}, block)
+	return ok
 }
