@@ -61,6 +61,7 @@ var scenarios = []scenario{
 	{"consume", func(t *testing.T, l library, s *site) { consumes(t, l, s, start(t), order{}) }},
 	{"lookup", looksUp},
 	{"move", moves},
+	{"any broker", anyBroker},
 	{"requeue", requeues},
 	{"touch", touches},
 	{"back off", backsOff},
@@ -312,6 +313,37 @@ func looksUp(t *testing.T, l library, s *site) {
 	}
 	c := cluster(t)
 	consumes(t, l, s, c.Brokers[0], order{Lookup: c.Web})
+}
+
+// anyBroker: in a cluster of three brokers producers publish to a topic that does not exist, the
+// first to one broker, the others to those that do not carry the topic. A consumer that looks the
+// topic up gets all of it.
+func anyBroker(t *testing.T, l library, s *site) {
+	if under.nsqd != "" {
+		results.skip(t, l.name, "any broker", "no cluster")
+	}
+	site := localtest.Start(t, 3, []string{"--fitting=off"}, "--mcap=20000")
+	want := bodies(l.name, 30)
+	first := drive(t, l, s, order{Mode: "produce", TCP: site.Brokers[0].TCP, Topic: topic, Method: "pub"})
+	first.publish(want[:10]...)
+	first.end()
+	listed(t, site.Web)
+	text := localtest.MustAsk(t, http.MethodGet, "http://"+site.Web+"/lookup?topic="+topic, "")
+	wrong := slices.DeleteFunc(slices.Clone(site.Brokers), func(b *local.Process) bool {
+		_, port, _ := net.SplitHostPort(b.TCP)
+		return strings.Contains(text, `"tcp_port":`+port)
+	})
+	testkit.MustEqual(t, len(wrong), 2, "brokers without the topic, by %s", text)
+	for i, b := range wrong {
+		p := drive(t, l, s, order{Mode: "produce", TCP: b.TCP, Topic: topic, Method: []string{"pub", "mpub"}[i]})
+		p.publish(want[10+10*i : 20+10*i]...)
+		p.end()
+	}
+	c := drive(t, l, s, order{Mode: "consume", Lookup: site.Web, Topic: topic, Channel: ch, InFlight: 10, Handle: "finish"})
+	same(t, texts(c.messages(30)), want)
+	if rest := c.end(); len(rest) > 0 {
+		t.Errorf("again: %+v", rest)
+	}
 }
 
 // cluster has a topic on the one broker of a loaddistributor.
