@@ -73,7 +73,7 @@ func Mount(mux *http.ServeMux, dir *Directory, version string, metrics prometheu
 			return
 		}
 		if !found {
-			refuse(w, fault{http.StatusNotFound, "TOPIC_NOT_FOUND", ""})
+			refuse(w, fault{http.StatusNotFound, "TOPIC_NOT_FOUND", "GET /topics lists the topics; srtm topic create NAME creates one"})
 			return
 		}
 		answers.reply(w, map[string]any{"channels": orEmpty(channels), "producers": producers})

@@ -212,7 +212,7 @@ func (k reconnector[Req, Res]) failure(ctx context.Context, conn *grpc.ClientCon
 	why := status.Convert(err).Message()
 	if _, dial, is := strings.Cut(why, "Error while dialing: "); is {
 		why = strings.TrimSuffix(dial, `"`)
-	} else if strings.Contains(why, "HTTP/1.1 header") || strings.Contains(why, "frame too large") {
+	} else if strings.Contains(why, "HTTP/1.1 header") || strings.Contains(why, "frame too large") || strings.Contains(why, "not a settings frame") {
 		why = "no gRPC server answers there; is the port right?"
 	}
 	return fmt.Errorf("%w: %s", errUnreachable, why)

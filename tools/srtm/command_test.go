@@ -462,6 +462,16 @@ func TestRefusalsAreExplained(t *testing.T) {
 	}
 }
 
+// A gRPC call to the port for NSQ clients names the right ports.
+func TestNSQPortIsNamed(t *testing.T) {
+	address := localtest.NSQD(t, "").TCP
+	_, _, err := srtm(t, address, "topic", "list")
+	want := "cannot connect to " + address + ": no gRPC server answers there; name the gRPC port, by default 4170 (loaddistributor) or 4192 (admission) (--loaddistributor-address)"
+	if err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
+	}
+}
+
 func TestBadCommandLinesAreUsageErrors(t *testing.T) {
 	for _, args := range []string{
 		"nonsense", "topic nonsense", "topic create", "topic create a b", "topic describe", "topic delete", "broker list x",

@@ -32,6 +32,7 @@ var meanings = []struct{ part, is string }{
 	{"connection refused", "nothing listens there; start it, or name another address"},
 	{"no such host", "the name has no address; check the spelling"},
 	{"looked like an HTTP/1.1 header", "an HTTP server answers there; name the gRPC port, by default 4170 (loaddistributor) or 4192 (admission)"},
+	{"is not a settings frame", "no gRPC server answers there; name the gRPC port, by default 4170 (loaddistributor) or 4192 (admission)"},
 	{"frame too large", "no gRPC server answers there; name the gRPC port, by default 4170 (loaddistributor) or 4192 (admission)"},
 	{"size 1213486160", "an HTTP server answers there; name the broker's TCP port, by default 4150"}, // "HTTP" as a size
 	{"malformed HTTP response", "no HTTP server answers there; name the broker's HTTP port, by default 4151"},
