@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"google.golang.org/grpc"
@@ -86,14 +87,33 @@ func absent(err error) bool {
 type ledger struct {
 	Adaptor  // nil: there is none, of a follower of a leader that has it in its process
 	patience time.Duration
+	life     context.Context // ends every call, with its cause: the controller stops
+}
+
+// within bounds a call.
+func (l ledger) within(ctx context.Context, patience time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	stop := context.AfterFunc(l.life, cancel)
+	return ctx, func() {
+		stop()
+		cancel()
+	}
+}
+
+// failed is the error of a call.
+func (l ledger) failed(err error) error {
+	if cause := context.Cause(l.life); cause != nil {
+		err = fmt.Errorf("%w: no answer of the adaptor: %w", cause, err)
+	}
+	return &AdaptorError{err}
 }
 
 // set requires a request of contractRequest.
 func (l ledger) set(ctx context.Context, req *srtmv1.SetContractRequest) error {
-	ctx, cancel := context.WithTimeout(ctx, l.patience)
+	ctx, cancel := l.within(ctx, l.patience)
 	defer cancel()
 	if _, err := l.SetContract(ctx, req); err != nil {
-		return &AdaptorError{err}
+		return l.failed(err)
 	}
 	return nil
 }
@@ -101,7 +121,7 @@ func (l ledger) set(ctx context.Context, req *srtmv1.SetContractRequest) error {
 // drop has the adaptor end a contract, and returns the shares that brokers have not given up;
 // nil: none. The awaited brokers may use shares of it, the strict ones until their lease ends.
 func (l ledger) drop(topic string, awaited, strict []string) (*srtmv1.TopicShares, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), l.patience)
+	ctx, cancel := l.within(context.Background(), l.patience)
 	defer cancel()
 	r, err := l.RemoveContract(ctx, &srtmv1.RemoveContractRequest{Topic: topic, Awaited: awaited, Strict: strict})
 	return r.GetShares(), err
@@ -112,11 +132,11 @@ func (l ledger) topic(ctx context.Context, topic string, patience time.Duration)
 	if l.Adaptor == nil {
 		return nil, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := l.within(ctx, patience)
 	defer cancel()
 	r, err := l.ListShares(ctx, &srtmv1.ListSharesRequest{Topic: topic})
 	if err != nil {
-		return nil, &AdaptorError{err}
+		return nil, l.failed(err)
 	}
 	if len(r.Topics) == 0 {
 		return nil, nil

@@ -34,7 +34,7 @@ type change struct {
 func (c *change) run() error {
 	c.mu.Lock()
 	is, _ := c.mu.next.Topic(c.op.name)
-	ending := c.mu.ending
+	ending, late := (<-chan struct{})(c.mu.ending), c.mu.late
 	c.mu.Unlock()
 	c.op.target.Plan = c.op.decide != nil
 	cancelled := c.op.ctx.Done()
@@ -82,6 +82,9 @@ func (c *change) run() error {
 		case <-ending:
 			ending = nil
 			events = append(events, reconcile.Closing{})
+		case <-late:
+			late = nil
+			events = append(events, reconcile.Closing{Late: true})
 		}
 	}
 }

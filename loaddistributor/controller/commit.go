@@ -156,6 +156,10 @@ const (
 	maxHeld   = 100_000
 )
 
+// changePatience is how long the changes that have begun go on in a controller that stops: a
+// broker or an adaptor that does not answer by then is not waited for.
+const changePatience = 3 * time.Second
+
 // stopPatience is how long a controller that stops waits for its journal.
 const stopPatience = time.Second
 

@@ -30,6 +30,7 @@ type Controller struct {
 	witness    *witness
 	soon       chan struct{} // 1 deep: mover is to look at once
 	metrics    metrics
+	end        context.CancelCauseFunc // ends the wait for answers, of the adaptor and of brokers
 }
 
 // New checks the configuration, and returns a controller that does nothing before it is Run.
@@ -57,6 +58,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	if err != nil {
 		return nil, fmt.Errorf("controller: %w", err)
 	}
+	life, end := context.WithCancelCause(context.Background())
 	st := &state{
 		cfg:      &cfg,
 		pipeline: pipeline{wake: make(chan struct{}, 1), cat: cat, next: next},
@@ -70,15 +72,15 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 			Mode: cfg.Fitting, Round: cfg.FittingRound, Rebalance: cfg.Rebalance != RebalanceOff, Rules: cfg.RebalanceRules,
 			Report: cfg.ReportInterval, Window: cfg.Window, Seed: cfg.Seed,
 		}),
-		ending: make(chan struct{}),
-		empty:  empty,
+		ending: make(chan struct{}), late: life.Done(),
+		empty: empty,
 	}
 	for _, b := range cat.Brokers() {
 		st.holders[b.ID] = holds(b, clock.Mono())
 		// A broker that was without a loaddistributor for long calls no sooner.
 		st.away[b.ID] = time.Now().Add(max(0, returnWithin-cfg.EvacuateAfter))
 	}
-	ledger, metrics, soon := ledger{adaptor, cfg.PrepareTimeout}, newMetrics(cfg.Metrics), make(chan struct{}, 1)
+	ledger, metrics, soon := ledger{adaptor, cfg.PrepareTimeout, life}, newMetrics(cfg.Metrics), make(chan struct{}, 1)
 	tracer := cfg.Traces.Tracer("github.com/srtm-io/srtm/loaddistributor/controller")
 	read := reader{&cfg, st, ledger}
 	owners := &owners{&cfg, st, ledger, &planner{mu: st, rng: rand.New(rand.NewPCG(cfg.Seed, 0))}, &read, tracer}
@@ -86,7 +88,7 @@ func New(cfg Config, adaptor Adaptor) (*Controller, error) {
 	c := &Controller{
 		reader: read,
 		owners: owners, tuning: tuning, mover: &mover{st, owners}, learning: &learning{&cfg, st, owners, tuning}, witness: &witness{st, ledger, soon},
-		soon: soon, metrics: metrics,
+		soon: soon, metrics: metrics, end: end,
 	}
 	if err := c.recover(); err != nil {
 		return nil, fmt.Errorf("controller: %w", err)
@@ -149,6 +151,8 @@ func (c *Controller) Run(ctx context.Context) error {
 		}
 	}
 	c.mu.Unlock()
+	giveUp := time.AfterFunc(changePatience, func() { c.end(ErrClosing) })
+	defer giveUp.Stop()
 	cancel()
 	others.Wait()
 	c.mu.work.Wait() // with the sessions still up: roll-backs reach the brokers

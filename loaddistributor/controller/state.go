@@ -26,9 +26,10 @@ type state struct {
 	tuner    *tuner.Tuner
 	work     sync.WaitGroup // what goes on; begins with the lock held, while not closing
 	closing  bool
-	ending   chan struct{} // closed with closing
-	empty    bool          // the catalog was at the start, and no topic was created since
-	settled  time.Time     // of an empty one: until when it denies nothing; zero: no broker has joined
+	ending   chan struct{}   // closed with closing
+	late     <-chan struct{} // set once; closed when changes do not wait for answers any more
+	empty    bool            // the catalog was at the start, and no topic was created since
+	settled  time.Time       // of an empty one: until when it denies nothing; zero: no broker has joined
 }
 
 // brokers are what is known of those beside the catalog, by id.

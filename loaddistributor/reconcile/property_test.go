@@ -512,7 +512,7 @@ func TestATopicUnderControl(t *testing.T) {
 				if w.idle() || len(w.effects) > 0 {
 					t.Skip()
 				}
-				w.tell(Closing{})
+				w.tell(Closing{Late: w.rng.IntN(2) == 0})
 			},
 			"stray": func(t *rapid.T) { // what is of something that was given up
 				if w.idle() || len(w.effects) > 0 {

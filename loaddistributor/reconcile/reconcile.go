@@ -170,8 +170,9 @@ type Tick struct{}
 // Cancelled: the caller that asked for a creation is gone, for that reason.
 type Cancelled struct{ Cause error }
 
-// Closing: the controller ends. Nothing is waited for that comes by itself.
-type Closing struct{}
+// Closing: the controller ends. Nothing is waited for that comes by itself. Late: no answer of a
+// broker is waited for either.
+type Closing struct{ Late bool }
 
 // Effect is what is to be done: one of the types from Plan to Note.
 type Effect any
@@ -318,6 +319,7 @@ type Topic struct {
 	looked  bool                       // excess and raising are known
 	read    map[string]bool            // channels that had consumers
 	closing bool
+	late    bool // no answer is waited for
 
 	// What is being seen to.
 	phase   phase
@@ -497,6 +499,9 @@ func (t *Topic) ask(brokers []string, question Effect, now time.Time) []Effect {
 		return nil
 	}
 	t.waits, t.refused, t.due = slices.Clone(brokers), map[string]error{}, now.Add(t.limits.Answer)
+	if t.late {
+		t.due = now
+	}
 	return []Effect{question}
 }
 
@@ -614,6 +619,9 @@ func (t *Topic) take(e Event, now time.Time) []Effect {
 	case Closing:
 		if t.closing = true; t.seeing == unread || t.seeing == unshared || t.seeing == unconfirmed && t.looked {
 			t.seen()
+		}
+		if t.late = t.late || e.Late; t.late && len(t.waits) > 0 {
+			return t.giveUp(ErrNoAnswer)
 		}
 	}
 	return nil
