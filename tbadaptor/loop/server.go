@@ -40,6 +40,10 @@ const (
 	DefaultFlex = 50
 )
 
+// slewed is the part of a lease by which two clocks come apart if NTP slews them in opposite
+// directions, each by its most, 500 ppm: one in so many.
+const slewed = 1000
+
 // DefaultLeases returns the leases by default.
 func DefaultLeases() ledger.Leases {
 	return ledger.Leases{Flex: 3 * time.Second, Session: 30 * time.Second, ClockBound: 200 * time.Millisecond}
@@ -103,6 +107,8 @@ func (c Config) Validate() error {
 		errs = append(errs, err)
 	} else if c.Leases.Flex < 10*time.Millisecond || c.Leases.Session > 24*time.Hour {
 		errs = append(errs, fmt.Errorf("leases of %v and %v: want 10ms to 24h", c.Leases.Flex, c.Leases.Session))
+	} else if least := c.Leases.Session / slewed; c.Leases.ClockBound < least {
+		errs = append(errs, fmt.Errorf("clock bound %v is less than 0.1 %% of the session lease %v, by which two clocks that NTP slews may come apart: want at least %v", c.Leases.ClockBound, c.Leases.Session, least))
 	}
 	if c.Flex < 0 || c.Flex > 1000 {
 		errs = append(errs, fmt.Errorf("flexible part of %g %% of shares: want 0 to 100", float64(c.Flex)/10))

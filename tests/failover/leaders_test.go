@@ -30,7 +30,7 @@ func TestTwoLeadersAtOnce(t *testing.T) {
 // has for free before that: the contract of 200 msg/s, burst 20, was exceeded by 12
 // messages before a leader acted in its term alone.
 func TestALeaderThatHasLostItsStore(t *testing.T) {
-	twoLeaders(t, false, "--flex-lease=250ms", "--clock-bound=20ms", "--share-period=20ms")
+	twoLeaders(t, false, "--flex-lease=250ms", "--session-lease=20s", "--clock-bound=20ms", "--share-period=20ms")
 }
 
 func twoLeaders(t *testing.T, hangs bool, leases ...string) {
