@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/shareproto"
@@ -269,7 +271,9 @@ func (r *reader) Raising(ctx context.Context, topic catalog.Topic) *srtmv1.Raisi
 	}
 	p := raising(shares)
 	for _, b := range p.GetBrokers() {
-		b.Until = shares.GetEnds()[b.BrokerId]
+		if left := shares.GetLeft()[b.BrokerId]; left != nil {
+			b.Until = timestamppb.New(time.Now().Add(left.AsDuration()))
+		}
 	}
 	return p
 }
@@ -325,10 +329,9 @@ func (r *reader) lowering(unconfirmed []catalog.UnconfirmedShare, shares *srtmv1
 		if m := members[s.Broker]; m != nil && !slices.Contains(shares.GetAwaited(), s.Broker) {
 			one.Policy, one.Connected = m.Policy, m.Connected
 		}
-		if end := shares.GetEnds()[s.Broker]; end != nil && one.Policy == srtmv1.LeasePolicy_LEASE_POLICY_STRICT {
-			one.Until = end
-			left := max(0, end.AsTime().Sub(now).Seconds())
-			one.MostMessages = s.Share.Burst + int64(math.Ceil(s.Share.Rate.PerSecond()*left))
+		if left := shares.GetLeft()[s.Broker]; left != nil && one.Policy == srtmv1.LeasePolicy_LEASE_POLICY_STRICT {
+			one.Until = timestamppb.New(now.Add(left.AsDuration()))
+			one.MostMessages = s.Share.Burst + int64(math.Ceil(s.Share.Rate.PerSecond()*max(0, left.AsDuration().Seconds())))
 		}
 		p.Brokers = append(p.Brokers, one)
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
@@ -307,10 +308,10 @@ func (s *Server) sharesLocked(v ledger.TopicView, history uint32) *srtmv1.TopicS
 	p := &srtmv1.TopicShares{Topic: v.Topic, History: s.mu.histories[v.Topic].latest(history), Awaited: v.Awaited, Removing: v.Removing}
 	ends := func(broker string) {
 		if at, known := s.mu.machine.Ends(broker); known {
-			if p.Ends == nil {
-				p.Ends = map[string]*timestamppb.Timestamp{}
+			if p.Left == nil {
+				p.Left = map[string]*durationpb.Duration{}
 			}
-			p.Ends[broker] = timestamppb.New(time.Now().Add(at.Sub(clock.Mono())))
+			p.Left[broker] = durationpb.New(at.Sub(clock.Mono()))
 		}
 	}
 	for _, broker := range v.Awaited {

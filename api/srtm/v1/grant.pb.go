@@ -1772,9 +1772,10 @@ type TopicShares struct {
 	Awaited []string `protobuf:"bytes,6,rep,name=awaited,proto3" json:"awaited,omitempty"`
 	// The contract was removed. Brokers may still use shares of it.
 	Removing bool `protobuf:"varint,7,opt,name=removing,proto3" json:"removing,omitempty"`
-	// When everything that a STRICT broker holds is over, unless its lease is renewed before;
-	// by id, of members and awaited brokers.
-	Ends          map[string]*timestamppb.Timestamp `protobuf:"bytes,8,rep,name=ends,proto3" json:"ends,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// How long everything that a STRICT broker holds still lasts, unless its lease is renewed
+	// before; by id, of members and awaited brokers. A duration: the wall clocks of two hosts
+	// may differ by minutes.
+	Left          map[string]*durationpb.Duration `protobuf:"bytes,8,rep,name=left,proto3" json:"left,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1858,9 +1859,9 @@ func (x *TopicShares) GetRemoving() bool {
 	return false
 }
 
-func (x *TopicShares) GetEnds() map[string]*timestamppb.Timestamp {
+func (x *TopicShares) GetLeft() map[string]*durationpb.Duration {
 	if x != nil {
-		return x.Ends
+		return x.Left
 	}
 	return nil
 }
@@ -2229,7 +2230,7 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\x12ListSharesResponse\x12,\n" +
 	"\x06topics\x18\x01 \x03(\v2\x14.srtm.v1.TopicSharesR\x06topics\x12\x14\n" +
 	"\x05freed\x18\x02 \x03(\tR\x05freed\x12\x1a\n" +
-	"\brevision\x18\x03 \x01(\x04R\brevision\"\x90\x03\n" +
+	"\brevision\x18\x03 \x01(\x04R\brevision\"\x8f\x03\n" +
 	"\vTopicShares\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12-\n" +
 	"\bcontract\x18\x02 \x01(\v2\x11.srtm.v1.ContractR\bcontract\x12.\n" +
@@ -2239,10 +2240,10 @@ const file_srtm_v1_grant_proto_rawDesc = "" +
 	"\ahistory\x18\x05 \x03(\v2\x14.srtm.v1.ShareChangeR\ahistory\x12\x18\n" +
 	"\aawaited\x18\x06 \x03(\tR\aawaited\x12\x1a\n" +
 	"\bremoving\x18\a \x01(\bR\bremoving\x122\n" +
-	"\x04ends\x18\b \x03(\v2\x1e.srtm.v1.TopicShares.EndsEntryR\x04ends\x1aS\n" +
-	"\tEndsEntry\x12\x10\n" +
-	"\x03key\x18\x01 \x01(\tR\x03key\x120\n" +
-	"\x05value\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05value:\x028\x01\"\x8b\x02\n" +
+	"\x04left\x18\b \x03(\v2\x1e.srtm.v1.TopicShares.LeftEntryR\x04left\x1aR\n" +
+	"\tLeftEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12/\n" +
+	"\x05value\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05value:\x028\x01\"\x8b\x02\n" +
 	"\vShareChange\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x1b\n" +
 	"\tbroker_id\x18\x02 \x01(\tR\bbrokerId\x12$\n" +
@@ -2324,7 +2325,7 @@ var file_srtm_v1_grant_proto_goTypes = []any{
 	(*TopicShares)(nil),            // 25: srtm.v1.TopicShares
 	(*ShareChange)(nil),            // 26: srtm.v1.ShareChange
 	(*MemberShare)(nil),            // 27: srtm.v1.MemberShare
-	nil,                            // 28: srtm.v1.TopicShares.EndsEntry
+	nil,                            // 28: srtm.v1.TopicShares.LeftEntry
 	(*durationpb.Duration)(nil),    // 29: google.protobuf.Duration
 	(*Share)(nil),                  // 30: srtm.v1.Share
 	(*Contract)(nil),               // 31: srtm.v1.Contract
@@ -2361,7 +2362,7 @@ var file_srtm_v1_grant_proto_depIdxs = []int32{
 	31, // 27: srtm.v1.TopicShares.contract:type_name -> srtm.v1.Contract
 	27, // 28: srtm.v1.TopicShares.members:type_name -> srtm.v1.MemberShare
 	26, // 29: srtm.v1.TopicShares.history:type_name -> srtm.v1.ShareChange
-	28, // 30: srtm.v1.TopicShares.ends:type_name -> srtm.v1.TopicShares.EndsEntry
+	28, // 30: srtm.v1.TopicShares.left:type_name -> srtm.v1.TopicShares.LeftEntry
 	32, // 31: srtm.v1.ShareChange.time:type_name -> google.protobuf.Timestamp
 	30, // 32: srtm.v1.ShareChange.share:type_name -> srtm.v1.Share
 	30, // 33: srtm.v1.ShareChange.flex:type_name -> srtm.v1.Share
@@ -2372,7 +2373,7 @@ var file_srtm_v1_grant_proto_depIdxs = []int32{
 	30, // 38: srtm.v1.MemberShare.reserved:type_name -> srtm.v1.Share
 	0,  // 39: srtm.v1.MemberShare.policy:type_name -> srtm.v1.LeasePolicy
 	32, // 40: srtm.v1.MemberShare.away_since:type_name -> google.protobuf.Timestamp
-	32, // 41: srtm.v1.TopicShares.EndsEntry.value:type_name -> google.protobuf.Timestamp
+	29, // 41: srtm.v1.TopicShares.LeftEntry.value:type_name -> google.protobuf.Duration
 	3,  // 42: srtm.v1.GrantService.Session:input_type -> srtm.v1.NodeMessage
 	14, // 43: srtm.v1.GrantService.SetContract:input_type -> srtm.v1.SetContractRequest
 	16, // 44: srtm.v1.GrantService.RemoveContract:input_type -> srtm.v1.RemoveContractRequest
