@@ -121,7 +121,7 @@ func (s *Subscription) run(ctx context.Context) {
 	pass.Stop()
 	pauses, passing := 1, false
 	for {
-		addresses, gone, changed := at.get()
+		addresses, changed, gone := at.get()
 		if gone != nil {
 			s.of.forget(at)
 			s.failed(gone)

@@ -116,10 +116,10 @@ func (t *topic) set(addresses []string, gone error) {
 	t.mu.changed = make(chan struct{})
 }
 
-func (t *topic) get() (addresses []string, gone error, changed <-chan struct{}) {
+func (t *topic) get() (addresses []string, changed <-chan struct{}, gone error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.mu.addresses, t.mu.gone, t.mu.changed
+	return t.mu.addresses, t.mu.changed, t.mu.gone
 }
 
 // has reports whether a broker has the topic, as far as is known.
