@@ -212,7 +212,7 @@ upstream: ## NSQ's own nsqd, nsqlookupd and nsqadmin, into build/upstream
 
 bench: build upstream ## run every benchmark (BENCHTIME=1x COUNT=1), and ours beside other brokers (PEERS=)
 	@mkdir -p build
-	$(GO) run ./bench/peer --rounds=1 --duration=3s --nats=bin/nats-server --json=build/peers.json $(PEERS)
+	$(GO) run ./bench/peer --rounds=1 --duration=3s --loaddistributor=bin/loaddistributor --nats=bin/nats-server --json=build/peers.json $(PEERS)
 	$(GO) test -run='^$$' -bench=. -benchmem -benchtime=$(BENCHTIME) -count=$(COUNT) -timeout=$(TIMEOUT) $(PACKAGES)
 
 bench-full: build upstream ## ours beside other brokers in every scenario, into docs/performance/peers.md: 25 minutes (PEERS=, ARGS=)

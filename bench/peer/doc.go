@@ -6,6 +6,9 @@
 //	go run ./bench/peer --list
 //	go run ./bench/peer --scenarios=poisson-1000 --nsq=upstream=/path/to/nsqd --json=out.json
 //
+// With --loaddistributor our broker is measured in a cluster of two as well: with publishers at
+// the broker of the topic, and at the other one, which forwards.
+//
 // Each round starts every broker anew, one after the other, and gives it the
 // same work by the same schedule. Figures are medians of the rounds, and the least
 // p99, of the round that was disturbed least. How the work is done and measured is

@@ -205,6 +205,7 @@ func parse(args []string) (c config, err error) {
 	names := fs.String("scenarios", "poisson-1000,pipelined", "`names`, with commas, or all; see --list")
 	only := fs.String("only", "", "brokers to measure, by `name`, with commas (default all that are there)")
 	srtm := fs.String("srtm", "bin/nsqd", "`path` of our broker (make build)")
+	control := fs.String("loaddistributor", "", "`path` of our loaddistributor: our broker is measured in a cluster of two as well, with publishers at the broker of the topic (srtm-direct) and at the other (srtm-forwarded)")
 	sources := fs.String("sources", "", "where our broker's arrival stamps come from, `modes` of nsqd --arrival-stamps with commas: it is measured with each")
 	var others paths
 	fs.Var(&others, "nsq", "`name=path` of another broker that takes nsqd's flags; may be repeated. It is measured with a subscriber by default, and with an unbuffered one")
@@ -264,6 +265,13 @@ func parse(args []string) (c config, err error) {
 	var brokers []load.Broker
 	for source := range strings.SplitSeq(*sources, ",") {
 		brokers = append(brokers, load.Ours(*srtm, source))
+	}
+	if *control != "" {
+		path, err := host.Program(*control)
+		if err != nil {
+			return c, err
+		}
+		brokers = append(brokers, load.Pair(*srtm, path, false), load.Pair(*srtm, path, true))
 	}
 	for _, o := range others {
 		name, path, _ := strings.Cut(o, "=")

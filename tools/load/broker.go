@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -23,6 +24,9 @@ type Broker struct {
 	Bare bool // it has no TLS, and keeps nothing for subscribers that come later
 	// Pprof says that it serves Go's own metrics at Place.Web.
 	Pprof bool
+	// Of a Pair.
+	control   string // path of the loaddistributor; "": the broker is alone
+	forwarded bool
 	// Ended, if it is not nil, adds metrics of the broker's own once it has ended.
 	Ended func(at Place, s Scenario, r *Result) error
 }
@@ -143,8 +147,15 @@ func Mosquitto(path string) Broker {
 // running is a broker that runs.
 type running struct {
 	*local.Process
-	at  Place
-	web bool
+	at      Place
+	publish string // where publishers connect
+	web     bool
+
+	// Of a pair.
+	beside  []*local.Process // in the order in which they were started
+	counted *local.Process   // whose processor time counts, too
+	control string           // the loaddistributor's HTTP address
+	other   string           // folder of the other broker
 }
 
 // start starts a broker in an empty folder for a scenario.
@@ -160,6 +171,16 @@ func (b Broker) start(s Scenario) (_ *running, err error) {
 			err = errors.Join(err, os.RemoveAll(dir))
 		}
 	}()
+	var join []string
+	if b.control != "" {
+		r.other = filepath.Join(dir, "other")
+		if err := os.Mkdir(r.other, 0o700); err != nil {
+			return nil, err
+		}
+		if join, err = r.startBeside(b, s); err != nil {
+			return nil, err
+		}
+	}
 	if s.TLS {
 		if err := certify(dir); err != nil {
 			return nil, err
@@ -171,12 +192,19 @@ func (b Broker) start(s Scenario) (_ *running, err error) {
 		if err != nil {
 			return nil, err
 		}
+		if args = append(args, join...); join != nil {
+			args = append(args, "--broker-id=carrier", "--mcap=1000000000")
+		}
+		r.publish = r.at.TCP
 		listening := at[:1]
 		if r.web {
 			listening = at
 		}
 		return local.Start(b.Path, args, local.Options{Dir: dir, Ready: local.Accepts(listening...), Within: 5 * time.Second})
 	})
+	if err == nil && join != nil {
+		err = r.join(b, s, join)
+	}
 	return r, err
 }
 
@@ -185,5 +213,8 @@ func (b Broker) start(s Scenario) (_ *running, err error) {
 func (r *running) stop() {
 	if r.Process != nil {
 		_ = r.Process.Stop()
+	}
+	for _, p := range slices.Backward(r.beside) {
+		_ = p.Stop()
 	}
 }

@@ -101,7 +101,7 @@ func Perform(ctx context.Context, p Broker, s Scenario, lasting time.Duration, s
 	if err != nil {
 		return r, err
 	}
-	pubs, err := Connect(b.at.TCP, s, p.Dialect)
+	pubs, err := Connect(b.publish, s, p.Dialect)
 	if err != nil {
 		return r, err
 	}

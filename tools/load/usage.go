@@ -28,6 +28,13 @@ func readUsage(b *running) (u usage, err error) {
 	if err != nil {
 		return u, err
 	}
+	if b.counted != nil {
+		more, err := b.counted.CPU()
+		if err != nil {
+			return u, err
+		}
+		broker += more
+	}
 	u.broker = broker.Seconds()
 	fs, err := procfs.NewDefaultFS()
 	if err != nil {
