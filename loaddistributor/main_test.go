@@ -56,13 +56,29 @@ func TestFaultsAreNamedTogether(t *testing.T) {
 	err := new(options).program().Execute(t.Context(), []string{
 		"--report-interval=1ms", "--prepare-timeout=0", "--window=0", "--log-level=loud", "--store=tape", "--tbadaptor-address=nowhere:port",
 		"--inactive-producer-timeout=0", "--fitting=slow", "--fitting-round=2h", "--takeover-after=-1s",
+		"--evacuate-after=-1s", "--consumer-wait=-1s", "--tombstone-lifetime=0", "--max-auto-topics=0", "--max-auto-tenant-topics=0",
+		"--rebalance-after=0", "--rebalance-cooldown=0", "--rebalance-step=2", "--rebalance-capture=-1s", "--flex-lease=-1s",
 	})
 	if !errors.As(err, new(lifecycle.UsageError)) {
 		t.Fatalf("got %v", err)
 	}
-	for _, part := range []string{"report interval", "prepare timeout", "window", "loud", "--tbadaptor-address", "--inactive-producer-timeout", "--store", "--fitting", "fitting rounds", "--takeover-after"} {
+	for _, part := range []string{
+		"--report-interval 1ms: want 10ms to 1m0s", "--prepare-timeout 0s", "--window 0s: want 10ms to 1h", "loud", "--tbadaptor-address", "--inactive-producer-timeout 0s", "--store", "--fitting ",
+		"--fitting-round 2h", "--takeover-after -1s", "--evacuate-after -1s: want 10ms to 24h", "--consumer-wait -1s", "--tombstone-lifetime 0s", "--max-auto-topics 0", "--max-auto-tenant-topics 0",
+		"--rebalance-after 0s", "--rebalance-cooldown 0s", "--rebalance-step 2", "--rebalance-capture -1s", "--flex-lease and --clock-bound together",
+	} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("%v\ndoes not say %q", err, part)
+		}
+	}
+}
+
+// The settings of the embedded adaptor are named as the loaddistributor's flags, each once.
+func TestFaultsOfTheEmbeddedAdaptor(t *testing.T) {
+	err := new(options).program().Execute(t.Context(), []string{"--share-period=-1s", "--prepare-timeout=2h", "--clock-bound=-1s", "--flex-percent=101"})
+	for _, part := range []string{"--share-period -1s: want 1ms to 1h", "--prepare-timeout 2h0m0s: want", "--clock-bound -1s", "--flex-percent 101"} {
+		if err == nil || strings.Count(err.Error(), part) != 1 {
+			t.Errorf("%v\ndoes not say %q once", err, part)
 		}
 	}
 }

@@ -217,7 +217,6 @@ func (o *options) validate() (err error) {
 		errs = append(errs, o.at.Guard.CheckPlain("--tcp-address", o.tcpAddress))
 	}
 	errs = append(errs, o.controllerConfig(log, nil).Validate())
-	errs = append(errs, o.registryConfig().Validate())
 	if _, err := controller.ParseRebalance(o.rebalance); err != nil {
 		errs = append(errs, fmt.Errorf("--rebalance: %w", err))
 	}
@@ -248,17 +247,23 @@ func (o *options) validate() (err error) {
 	if o.topic, err = rpc.ParseTopic(o.defaultTopic); err != nil {
 		errs = append(errs, fmt.Errorf("--default-topic: %w", err))
 	}
-	if o.maxTopics < 1 || o.maxTenantTopics < 1 {
-		errs = append(errs, fmt.Errorf("--max-auto-topics %d and --max-auto-tenant-topics %d must be positive", o.maxTopics, o.maxTenantTopics))
+	for _, positive := range []struct {
+		flag string
+		good bool
+		is   any
+	}{
+		{"max-auto-topics", o.maxTopics > 0, o.maxTopics}, {"max-auto-tenant-topics", o.maxTenantTopics > 0, o.maxTenantTopics},
+		{"inactive-producer-timeout", o.inactiveProducer > 0, o.inactiveProducer}, {"tombstone-lifetime", o.tombstoneLifetime > 0, o.tombstoneLifetime},
+	} {
+		if !positive.good {
+			errs = append(errs, fmt.Errorf("--%s %v is not positive", positive.flag, positive.is))
+		}
 	}
 	if o.takeOverAfter < 0 {
 		errs = append(errs, fmt.Errorf("--takeover-after %v is negative", o.takeOverAfter))
 	}
-	if o.inactiveProducer <= 0 || o.tombstoneLifetime <= 0 {
-		errs = append(errs, fmt.Errorf("--inactive-producer-timeout %v and --tombstone-lifetime %v must be positive", o.inactiveProducer, o.tombstoneLifetime))
-	}
 	if o.tbadaptorAddress == "" {
-		errs = append(errs, o.loopConfig(log, nil).Validate())
+		errs = append(errs, o.loopConfig(log, nil).Faults("--share-period", "--window", "")) // the controller checks --prepare-timeout
 	} else if _, _, err := controller.HostPort(o.tbadaptorAddress); err != nil {
 		errs = append(errs, fmt.Errorf("--tbadaptor-address: %w", err))
 	}

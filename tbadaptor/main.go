@@ -56,7 +56,7 @@ func (o *options) flags(fs *flag.FlagSet) {
 }
 
 func (o *options) validate() error {
-	return errors.Join(o.loopConfig(slog.New(slog.DiscardHandler), nil).Validate(), o.at.Validate())
+	return errors.Join(o.loopConfig(slog.New(slog.DiscardHandler), nil).Faults("--period", "--window", "--ack-timeout"), o.at.Validate())
 }
 
 func (o *options) loopConfig(log *slog.Logger, metrics prometheus.Registerer) loop.Config {

@@ -23,11 +23,16 @@ import (
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestFaultsAreNamedTogether(t *testing.T) {
-	err := new(options).program().Execute(t.Context(), []string{"--period=0", "--window=0", "--ack-timeout=-1s", "--log-format=xml"})
+	err := new(options).program().Execute(t.Context(), []string{
+		"--period=-1s", "--window=0", "--ack-timeout=-1s", "--flex-lease=2h", "--session-lease=1h", "--clock-bound=-1s", "--presume-dead-after=1m", "--flex-percent=101", "--log-format=xml",
+	})
 	if !errors.As(err, new(lifecycle.UsageError)) {
 		t.Fatalf("got %v", err)
 	}
-	for _, part := range []string{"period", "window", "acknowledgement timeout", "xml"} {
+	for _, part := range []string{
+		"--period -1s: want 1ms to 1h", "--window 0s: want 1ms to 1h", "--ack-timeout -1s: want 1ms to 1h", "--session-lease 1h0m0s is shorter than --flex-lease 2h0m0s",
+		"--clock-bound -1s", "--presume-dead-after 1m0s", "--flex-percent 101", "xml",
+	} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("%v\ndoes not say %q", err, part)
 		}

@@ -87,7 +87,7 @@ type Config struct {
 	Metrics  prometheus.Registerer // nil: not exported
 }
 
-// Validate returns all problems at once.
+// Validate returns all problems at once, by the names of the loaddistributor's flags.
 func (c Config) Validate() error {
 	var errs []error
 	for _, d := range []struct {
@@ -95,28 +95,27 @@ func (c Config) Validate() error {
 		value    time.Duration
 		min, max time.Duration
 	}{
-		{"report interval", c.ReportInterval, 10 * time.Millisecond, time.Minute},
-		{"prepare timeout", c.PrepareTimeout, time.Millisecond, time.Hour},
-		{"window", c.Window, 10 * time.Millisecond, time.Hour},
-		{"wait for consumers", cmp.Or(c.ConsumerWait, DefaultConsumerWait), time.Millisecond, time.Hour},
-		{"lease of a broker's id", cmp.Or(c.IDLease, DefaultIDLease), time.Millisecond, 24 * time.Hour},
-		{"evacuation", cmp.Or(c.EvacuateAfter, DefaultEvacuateAfter), 10 * time.Millisecond, 24 * time.Hour},
+		{"--report-interval", c.ReportInterval, 10 * time.Millisecond, time.Minute},
+		{"--prepare-timeout", c.PrepareTimeout, time.Millisecond, time.Hour},
+		{"--consumer-wait", cmp.Or(c.ConsumerWait, DefaultConsumerWait), time.Millisecond, time.Hour},
+		{"--flex-lease and --clock-bound together", cmp.Or(c.IDLease, DefaultIDLease), time.Millisecond, 24 * time.Hour},
+		{"--evacuate-after", cmp.Or(c.EvacuateAfter, DefaultEvacuateAfter), 10 * time.Millisecond, 24 * time.Hour},
 	} {
 		if d.value < d.min || d.value > d.max {
 			errs = append(errs, fmt.Errorf("%s %v: want %v to %v", d.name, d.value, d.min, d.max))
 		}
 	}
-	if c.Window < c.ReportInterval {
-		errs = append(errs, fmt.Errorf("window %v is shorter than the report interval %v", c.Window, c.ReportInterval))
+	if c.Window < max(c.ReportInterval, 10*time.Millisecond) || c.Window > time.Hour {
+		errs = append(errs, fmt.Errorf("--window %v: want 10ms to 1h, and at least the %v of --report-interval", c.Window, c.ReportInterval))
 	}
 	if c.Rebalance != RebalanceOff {
 		errs = append(errs, c.RebalanceRules.Validate())
 	}
 	if c.Fitting != "" && c.Fitting != tuner.ModeFast && c.Fitting != tuner.ModePaper {
-		errs = append(errs, fmt.Errorf("fitting %q: want %q, %q, or none", c.Fitting, tuner.ModeFast, tuner.ModePaper))
+		errs = append(errs, fmt.Errorf("--fitting %q: want %q, %q, or none", c.Fitting, tuner.ModeFast, tuner.ModePaper))
 	}
 	if round := cmp.Or(c.FittingRound, tuner.DefaultRound); round < c.ReportInterval || round > time.Hour {
-		errs = append(errs, fmt.Errorf("fitting rounds of %v: want the report interval of %v to 1h", round, c.ReportInterval))
+		errs = append(errs, fmt.Errorf("--fitting-round %v: want the %v of --report-interval to 1h", round, c.ReportInterval))
 	}
 	if c.Log == nil {
 		errs = append(errs, errors.New("no logger"))

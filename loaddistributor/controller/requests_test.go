@@ -214,7 +214,7 @@ var _ = Describe("A configuration", func() {
 	It("is refused with all its faults", func() {
 		_, err := controller.New(controller.Config{ReportInterval: time.Hour, PrepareTimeout: 0, Window: time.Minute}, nil)
 		Expect(err).To(HaveOccurred())
-		for _, part := range []string{"report interval", "prepare timeout", "shorter than the report interval", "no logger"} {
+		for _, part := range []string{"--report-interval 1h", "--prepare-timeout 0s", "at least the 1h0m0s of --report-interval", "no logger"} {
 			Expect(err.Error()).To(ContainSubstring(part))
 		}
 	})

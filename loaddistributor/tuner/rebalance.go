@@ -2,12 +2,11 @@ package tuner
 
 import (
 	"cmp"
-	"errors"
-	"fmt"
 	"math"
 	"slices"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
 )
@@ -57,17 +56,12 @@ const (
 
 // Validate returns all problems at once.
 func (c RebalanceConfig) Validate() error {
-	var errs []error
-	if c.Sustained <= 0 || c.Cooldown <= 0 {
-		errs = append(errs, fmt.Errorf("rebalance: sustained %v and cooldown %v must be positive", c.Sustained, c.Cooldown))
-	}
-	if c.Capture < 0 || c.Capture > maxCapture {
-		errs = append(errs, fmt.Errorf("rebalance: a capture of %v is outside [0, %v]", c.Capture, maxCapture))
-	}
-	if !(c.MaxPart > 0 && c.MaxPart <= 1) {
-		errs = append(errs, fmt.Errorf("rebalance: a step of %v of the publishers is outside (0, 1]", c.MaxPart))
-	}
-	return errors.Join(errs...)
+	var f faults.List
+	f.If(c.Sustained <= 0, "--rebalance-after %v is not positive", c.Sustained)
+	f.If(c.Cooldown <= 0, "--rebalance-cooldown %v is not positive", c.Cooldown)
+	f.If(c.Capture < 0 || c.Capture > maxCapture, "--rebalance-capture %v: want 0s to %v", c.Capture, maxCapture)
+	f.If(!(c.MaxPart > 0 && c.MaxPart <= 1), "--rebalance-step %v: want more than 0, at most 1", c.MaxPart)
+	return f.Err()
 }
 
 // Load is what one broker of the topic did in the window.

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/identity"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -81,16 +82,16 @@ type Leases struct {
 	PresumeDead time.Duration
 }
 
-// Validate returns what is wrong with l.
+// Validate returns all problems at once, by the names of the daemons' flags.
 func (l Leases) Validate() error {
-	if l.Flex < 0 || l.Session < l.Flex || l.ClockBound < 0 || l.PresumeDead < 0 {
-		return fmt.Errorf("leases of %v (flexible parts) and %v (session), clock bound %v, presumed dead after %v: want 0 <= flexible <= session, none negative",
-			l.Flex, l.Session, l.ClockBound, l.PresumeDead)
-	}
-	if l.PresumeDead > 0 && l.PresumeDead < l.Session {
-		return fmt.Errorf("brokers are presumed dead after %v, before their session's lease of %v is over", l.PresumeDead, l.Session)
-	}
-	return nil
+	var f faults.List
+	f.If(l.Flex < 0, "--flex-lease %v is negative", l.Flex)
+	f.If(l.Session < l.Flex, "--session-lease %v is shorter than --flex-lease %v", l.Session, l.Flex)
+	f.If(l.ClockBound < 0, "--clock-bound %v is negative", l.ClockBound)
+	f.If(l.PresumeDead < 0, "--presume-dead-after %v is negative", l.PresumeDead)
+	f.If(l.PresumeDead > 0 && l.PresumeDead < l.Session,
+		"--presume-dead-after %v is shorter than --session-lease %v, for which brokers go on", l.PresumeDead, l.Session)
+	return f.Err()
 }
 
 // Terms are what a contract is put under a ledger's care with.

@@ -463,7 +463,7 @@ var _ = Describe("A configuration", func() {
 	It("is refused with all its faults", func() {
 		_, err := loop.New(loop.Config{Period: 2 * time.Second, Window: time.Second, AckTimeout: -1})
 		Expect(err).To(HaveOccurred())
-		for _, part := range []string{"shorter than the period", "acknowledgement timeout", "no logger"} {
+		for _, part := range []string{"window 1s: want 1ms to 1h, and at least the 2s of period", "acknowledgement timeout", "no logger"} {
 			Expect(err.Error()).To(ContainSubstring(part))
 		}
 	})

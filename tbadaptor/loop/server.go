@@ -18,6 +18,7 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/bidi"
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/identity"
 	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/internal/obs"
@@ -90,33 +91,33 @@ func (a alone) Number() uint64 { return a.number }
 func (alone) Until() mono.Time { return mono.Never }
 
 // Validate returns all problems at once.
-func (c Config) Validate() error {
-	var errs []error
-	for _, d := range []struct {
-		name  string
-		value time.Duration
-	}{{"period", c.Period}, {"window", c.Window}, {"acknowledgement timeout", c.AckTimeout}} {
-		if d.value < time.Millisecond || d.value > time.Hour {
-			errs = append(errs, fmt.Errorf("%s %v: want 1ms to 1h", d.name, d.value))
-		}
+func (c Config) Validate() error { return c.Faults("period", "window", "acknowledgement timeout") }
+
+// Faults is Validate with the names that a program's flags give the settings. The caller checks
+// the acknowledgement timeout if its name is empty.
+func (c Config) Faults(period, window, ackTimeout string) error {
+	var f faults.List
+	within := func(name string, value, low, high time.Duration) {
+		f.If(value < low || value > high, "%s %v: want %v to %v", name, value, low, high)
 	}
-	if c.Window < c.Period {
-		errs = append(errs, fmt.Errorf("window %v is shorter than the period %v", c.Window, c.Period))
+	within(period, c.Period, time.Millisecond, time.Hour)
+	f.If(c.Window < max(c.Period, time.Millisecond) || c.Window > time.Hour,
+		"%s %v: want 1ms to 1h, and at least the %v of %s", window, c.Window, c.Period, period)
+	if ackTimeout != "" {
+		within(ackTimeout, c.AckTimeout, time.Millisecond, time.Hour)
 	}
 	if err := c.Leases.Validate(); err != nil {
-		errs = append(errs, err)
-	} else if c.Leases.Flex < 10*time.Millisecond || c.Leases.Session > 24*time.Hour {
-		errs = append(errs, fmt.Errorf("leases of %v and %v: want 10ms to 24h", c.Leases.Flex, c.Leases.Session))
-	} else if least := c.Leases.Session / slewed; c.Leases.ClockBound < least {
-		errs = append(errs, fmt.Errorf("clock bound %v is less than 0.1 %% of the session lease %v, by which two clocks that NTP slews may come apart: want at least %v", c.Leases.ClockBound, c.Leases.Session, least))
+		f.Add(err)
+	} else {
+		within("--flex-lease", c.Leases.Flex, 10*time.Millisecond, 24*time.Hour)
+		within("--session-lease", c.Leases.Session, 10*time.Millisecond, 24*time.Hour)
+		least := c.Leases.Session / slewed
+		f.If(c.Leases.ClockBound < least, "--clock-bound %v is less than 0.1 %% of --session-lease %v, by which two clocks that NTP slews may come apart: want at least %v",
+			c.Leases.ClockBound, c.Leases.Session, least)
 	}
-	if c.Flex < 0 || c.Flex > 1000 {
-		errs = append(errs, fmt.Errorf("flexible part of %g %% of shares: want 0 to 100", float64(c.Flex)/10))
-	}
-	if c.Log == nil {
-		errs = append(errs, errors.New("no logger"))
-	}
-	return errors.Join(errs...)
+	f.If(c.Flex < 0 || c.Flex > 1000, "--flex-percent %g: want 0 to 100", float64(c.Flex)/10)
+	f.If(c.Log == nil, "no logger")
+	return f.Err()
 }
 
 // Server is a GrantService. Make it with New, register it, and Run it.
