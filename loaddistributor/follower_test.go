@@ -129,6 +129,13 @@ func TestWhatAFollowerSays(t *testing.T) {
 			}
 			return err
 		},
+		"PlacementService/FindBrokers": func() error {
+			r, err := follower.placement.FindBrokers(ctx, &srtmv1.FindBrokersRequest{Topic: "t"})
+			if err == nil && len(r.TcpAddresses) != 1 {
+				err = fmt.Errorf("brokers %v", r.TcpAddresses)
+			}
+			return err
+		},
 		"AdminService/ListChannels": func() error {
 			_, err := follower.admin.ListChannels(ctx, &srtmv1.ListChannelsRequest{Topic: "t"})
 			return err

@@ -61,6 +61,21 @@ func (r *reader) Resolve(topic, publisher string) (catalog.Assignment, error) {
 	return a, r.mu.deny(r.missing(topic, err))
 }
 
+// FindBrokers returns the connected brokers that have a topic, by id. Errors: as Resolve's about
+// the topic.
+func (r *reader) FindBrokers(topic string) ([]Node, error) {
+	nodes, _, found := r.Producers(topic)
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if err := r.mu.ready(); err != nil {
+		return nil, err
+	}
+	if !found {
+		return nil, r.mu.deny(r.missing(topic, catalog.ErrTopicUnknown))
+	}
+	return nodes, nil
+}
+
 // Watch calls send with the present assignments of the named publishers, all
 // if none is named, and then with every one that changes, until the topic is
 // deleted (catalog.ErrTopicUnknown), ctx ends or send fails. A slow send delays

@@ -105,9 +105,9 @@ func (s *Server) Run(ctx context.Context) error {
 
 // FindBrokers implements srtmv1.PlacementServiceServer.
 func (s *Server) FindBrokers(_ context.Context, req *srtmv1.FindBrokersRequest) (*srtmv1.FindBrokersResponse, error) {
-	nodes, _, found := s.controller.Producers(req.Topic)
-	if !found {
-		return nil, toStatus(catalog.ErrTopicUnknown)
+	nodes, err := s.controller.FindBrokers(req.Topic)
+	if err != nil {
+		return nil, toStatus(err)
 	}
 	resp := &srtmv1.FindBrokersResponse{}
 	for _, node := range nodes {
