@@ -223,6 +223,7 @@ const (
 func (b *Balancer) Ended(server int, now mono.Time, how Outcome) {
 	s := &b.servers[server]
 	s.end(server)
+	t := b.intervalOf(s) // as it was while the request was on its way
 	switch how {
 	case Aborted:
 		s.Aborted++
@@ -230,20 +231,20 @@ func (b *Balancer) Ended(server int, now mono.Time, how Outcome) {
 	case Failed:
 		s.Failed++
 		s.refusals++
-		s.fail(now, b.intervalOf(s))
+		s.fail(now, t)
 		b.reckon()
 	case Refused:
 		s.Departed++
 		s.refusals++
 		took := now.Sub(max(s.departure, s.began))
-		s.refuse(now, took, b.intervalOf(s))
+		s.refuse(now, took, t)
 		s.departure, s.sampled = now, now
 		b.reckon()
 	default:
 		s.Departed++
 		s.refusals = 0
 		took := now.Sub(max(s.departure, s.began))
-		s.succeed(now, took, b.intervalOf(s))
+		s.succeed(now, took, t)
 		s.learn(took)
 		s.departure, s.sampled = now, now
 		b.reckon()
