@@ -39,9 +39,9 @@ import (
 // excess returns the shares that brokers may use beyond a contract, by what the adaptor knows
 // of the topic and by what is kept of earlier changes.
 func excess(shares *srtmv1.TopicShares, look reconcile.LookUnconfirmed, kept []catalog.UnconfirmedShare) (u reconcile.Unconfirmed) {
-	former, within := map[string]tokenbucket.Share{}, map[string]bool{}
+	former := map[string]tokenbucket.Share{}
 	for _, s := range kept {
-		former[s.Broker], within[s.Broker] = s.Share, s.Within
+		former[s.Broker] = s.Share
 	}
 	awaited := map[string]tokenbucket.Share{}
 	var sum tokenbucket.Share
@@ -78,10 +78,8 @@ func excess(shares *srtmv1.TopicShares, look reconcile.LookUnconfirmed, kept []c
 		u.Shares = append(u.Shares, catalog.UnconfirmedShare{Broker: id, Share: awaited[id]})
 	}
 	slices.SortFunc(u.Shares, func(a, b catalog.UnconfirmedShare) int { return cmp.Compare(a.Broker, b.Broker) })
-	// An adaptor that has just started knows too few shares to tell that there is room for one. So
-	// only a share for which there was room from the beginning is within the contract.
-	for i, s := range u.Shares {
-		u.Shares[i].Within = within[s.Broker] && !beyond
+	for i := range u.Shares {
+		u.Shares[i].Within = !beyond
 	}
 	if p := raising(shares); look.Raised && p != nil {
 		u.Raising = true
