@@ -293,7 +293,7 @@ func (r *reader) Lowering(ctx context.Context, name string) *srtmv1.Lowering {
 		r.cfg.Log.Debug("lowering without shares", obs.KeyTopic, name, obs.KeyError, err)
 	}
 	var look reconcile.LookUnconfirmed
-	if known && !shares.GetRemoving() { // else the shares are of a deleted topic, and a new one waits for them
+	if known {
 		look.Contract = topic.Spec.Contract()
 	}
 	// The adaptor may have restarted, and does not know the topic yet.
