@@ -244,7 +244,7 @@ func TestAnyHistory(t *testing.T) {
 				if b, _ := c.Broker(broker); !b.Forgotten {
 					_ = apply(SharesUnconfirmed{
 						Topic: name, Raising: rapid.Bool().Draw(t, "raising"), Vague: rapid.Bool().Draw(t, "vague"),
-						Shares: []UnconfirmedShare{{broker, tokenbucket.Share{Rate: 1000, Burst: rapid.Int64Range(0, 2).Draw(t, "unconfirmed")}, rapid.Bool().Draw(t, "within")}},
+						Shares: []UnconfirmedShare{{broker, tokenbucket.Share{Rate: 1000, Burst: rapid.Int64Range(0, 2).Draw(t, "unconfirmed")}}},
 					})
 				}
 				_ = apply(BrokerNoted{broker, rapid.Bool().Draw(t, "forgotten"), rapid.Bool().Draw(t, "strict")})
@@ -402,7 +402,7 @@ func TestLoadRefusesWhatCannotBe(t *testing.T) {
 func TestUnconfirmedSharesOutliveTheirTopic(t *testing.T) {
 	held := func(brokers ...string) (shares []UnconfirmedShare) {
 		for _, id := range brokers {
-			shares = append(shares, UnconfirmedShare{id, tokenbucket.Share{Rate: 300_000, Burst: 20}, false})
+			shares = append(shares, UnconfirmedShare{id, tokenbucket.Share{Rate: 300_000, Burst: 20}})
 		}
 		return shares
 	}
@@ -429,7 +429,7 @@ func TestUnconfirmedSharesOutliveTheirTopic(t *testing.T) {
 	testkit.Equal(t, len(w.UnconfirmedTopics()), 0, "it is active")
 	all(SharesUnconfirmed{Topic: "t", Shares: held("a")}, SharesUnconfirmed{Topic: "t"})
 	testkit.Equal(t, len(w.UnconfirmedTopics()), 0, "all have confirmed")
-	for _, bad := range [][]UnconfirmedShare{held("b", "a"), held("a", "a"), held(""), {{Broker: "a", Share: tokenbucket.Share{Rate: 1}}}} {
+	for _, bad := range [][]UnconfirmedShare{held("b", "a"), held("a", "a"), held(""), {{"a", tokenbucket.Share{Rate: 1}}}} {
 		if _, err := w.Apply(SharesUnconfirmed{Topic: "t", Shares: bad}); err == nil {
 			t.Errorf("accepted: %+v", bad)
 		}

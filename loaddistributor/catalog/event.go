@@ -118,8 +118,6 @@ type SharesUnconfirmed struct {
 type UnconfirmedShare struct {
 	Broker string
 	Share  tokenbucket.Share
-	// Within: the contract has room for the share, which no other broker is granted.
-	Within bool
 }
 
 // BrokerRemoved: a broker that is away, and on which no topic is placed, is none of

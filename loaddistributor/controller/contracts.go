@@ -360,9 +360,7 @@ func (st *state) former(name string) (total tokenbucket.Share, known bool) {
 		total = tokenbucket.Share{Rate: max(total.Rate, next.Rate), Burst: max(total.Burst, next.Burst)}
 	}
 	for _, s := range topic.Unconfirmed {
-		if !s.Within {
-			total.Rate, total.Burst = total.Rate+s.Share.Rate, total.Burst+s.Share.Burst
-		}
+		total.Rate, total.Burst = total.Rate+s.Share.Rate, total.Burst+s.Share.Burst
 	}
 	return total, total.Validate() == nil
 }

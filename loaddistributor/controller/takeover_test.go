@@ -1,7 +1,6 @@
 package controller_test
 
 import (
-	"context"
 	"sync"
 	"time"
 
@@ -10,7 +9,6 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
-	"github.com/srtm-io/srtm/loaddistributor/store"
 	"github.com/srtm-io/srtm/nsqd/agent"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
 )
@@ -56,54 +54,6 @@ var _ = Describe("What a broker of a replicated topic had", func() {
 		b2.stop()
 		Eventually(asked).Should(Equal([]string{"b2", "b1"}))
 		Eventually(func() int { return len(c.topic("t").Status.Brokers) }).Should(Equal(2))
-	})
-
-	It("is taken over from a broker that is cut off, whose share stays reserved through restarts", func() {
-		data, away := &store.Memory{}, cable{}
-		replicates := func(cfg *agent.Config) {
-			cfg.Durability = srtmv1.Durability_DURABILITY_REPLICATED
-			cfg.TakeOver = func(_, _ string) (int, error) { return 1, nil }
-		}
-		with := setup{data: data, config: func(cfg *controller.Config) {
-			cfg.EvacuateAfter, cfg.TakeOverAfter = 50*time.Millisecond, 100*time.Millisecond
-		}}
-		c := newCluster(with)
-		c.join("b1", 60, agenttest.New(), replicates, away.through)
-		for _, id := range []string{"b2", "b3", "b4"} {
-			c.join(id, 60, agenttest.New(), replicates)
-		}
-		c.mustCreate(spec("t", 150, 15))
-		Expect(c.topic("t").Quotas).To(ContainElement(HaveField("BrokerId", "b1")))
-		away.set(true)
-		holders := func() []string {
-			t, _ := c.control.Topic("t")
-			return t.Holders()
-		}
-		Eventually(holders, "30s").Should(Equal([]string{"b2", "b3", "b4"}), "another broker has taken b1's part over")
-		others := func() (sum int64) {
-			response, err := c.grants.ListShares(context.Background(), &srtmv1.ListSharesRequest{Topic: "t"})
-			Expect(err).NotTo(HaveOccurred())
-			for _, t := range response.Topics {
-				for _, m := range t.Members {
-					if m.BrokerId != "b1" {
-						sum += m.Reserved.GetRateMilli()
-					}
-				}
-			}
-			return sum
-		}
-		Expect(others()).To(BeNumerically("<=", 100_000), "b1 uses 50 msg/s")
-		Expect(c.topic("t").Lowering).To(BeNil(), "the contract has room for that")
-
-		with.address = c.address
-		c.stop()
-		c = newCluster(with)
-		Eventually(func() bool { return c.broker("b2").Connected && c.broker("b3").Connected && c.broker("b4").Connected }).Should(BeTrue())
-		Eventually(others).Should(BeEquivalentTo(100_000), "the contract is brought back")
-		Consistently(others).Should(BeNumerically("<=", 100_000), "b1 uses 50 msg/s still")
-		Expect(c.topic("t").Lowering).To(BeNil())
-		away.set(false)
-		Eventually(others, "30s").Should(BeEquivalentTo(150_000))
 	})
 
 	It("is prepared again where a broker gave it up that has it", func() {

@@ -28,10 +28,6 @@ import (
 //     lowers all to the contract, and waits for the brokers (contractRequest, mayHold);
 //   - no topic of the name is created (change.grant).
 //
-// The share of a broker whose part of a replicated topic another broker has taken over is kept in
-// the same way. The contract has room for the share (UnconfirmedShare.Within), so the API does not
-// name it.
-//
 // A broker that is cut off also keeps back what others are to have of a contract that was raised.
 // The catalog keeps that the contract is not in force (Topic.Raising) until the adaptor knows that
 // brokers have confirmed all of it.
@@ -78,9 +74,6 @@ func excess(shares *srtmv1.TopicShares, look reconcile.LookUnconfirmed, kept []c
 		u.Shares = append(u.Shares, catalog.UnconfirmedShare{Broker: id, Share: awaited[id]})
 	}
 	slices.SortFunc(u.Shares, func(a, b catalog.UnconfirmedShare) int { return cmp.Compare(a.Broker, b.Broker) })
-	for i := range u.Shares {
-		u.Shares[i].Within = !beyond
-	}
 	if p := raising(shares); look.Raised && p != nil {
 		u.Raising = true
 		connected := func(b *srtmv1.AwaitedBroker) bool { return b.Connected }
@@ -120,28 +113,6 @@ func raising(shares *srtmv1.TopicShares) *srtmv1.Raising {
 	return p
 }
 
-// withGone adds what a broker that is gone may still use to unconfirmed shares, within the contract:
-// an adaptor that restarts has to wait for the broker.
-func withGone(list []catalog.UnconfirmedShare, shares *srtmv1.TopicShares, look reconcile.LookUnconfirmed) []catalog.UnconfirmedShare {
-	at, listed := slices.BinarySearchFunc(list, look.Gone, func(s catalog.UnconfirmedShare, id string) int { return cmp.Compare(s.Broker, id) })
-	if look.Gone == "" || listed {
-		return list
-	}
-	one := catalog.UnconfirmedShare{Broker: look.Gone, Within: true}
-	if slices.Contains(shares.GetAwaited(), look.Gone) {
-		one.Share = look.Contract // it is not known how much
-	}
-	for _, m := range shares.GetMembers() {
-		if m.BrokerId == look.Gone && one.Share.IsZero() {
-			one.Share = shareproto.From(m.Reserved)
-		}
-	}
-	if one.Share.IsZero() {
-		return list // the adaptor knows that it holds nothing
-	}
-	return slices.Insert(list, at, one)
-}
-
 // unconfirmed looks for the shares that brokers may use beyond the contract of a topic that
 // changes. Without an answer of the adaptor every holder may use the former contract.
 func (c *change) unconfirmed(look reconcile.LookUnconfirmed) reconcile.Unconfirmed {
@@ -161,11 +132,10 @@ func (c *change) unconfirmed(look reconcile.LookUnconfirmed) reconcile.Unconfirm
 	if err != nil {
 		shares = &srtmv1.TopicShares{Awaited: awaited}
 		u := excess(shares, look, kept)
-		u.Shares, u.Soon = withGone(u.Shares, shares, look), true
+		u.Soon = true
 		return u
 	}
 	u := excess(shares, look, kept)
-	u.Shares = withGone(u.Shares, shares, look)
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	for _, id := range shares.GetAwaited() { // the broker is about to reach the adaptor, too
@@ -310,7 +280,6 @@ func (r *reader) Kept(topic catalog.Topic) *srtmv1.Lowering {
 
 // lowering tells what brokers may do with unconfirmed shares; nil: there are none.
 func (r *reader) lowering(unconfirmed []catalog.UnconfirmedShare, shares *srtmv1.TopicShares, now time.Time) *srtmv1.Lowering {
-	unconfirmed = slices.DeleteFunc(slices.Clone(unconfirmed), func(s catalog.UnconfirmedShare) bool { return s.Within })
 	if len(unconfirmed) == 0 {
 		return nil
 	}

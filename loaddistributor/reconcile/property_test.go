@@ -232,7 +232,7 @@ func (w *world) perform(fail bool) {
 		}
 		w.tell(Shares{held})
 	case LookUnconfirmed:
-		if held := t.Next != nil || e.Gone != ""; held != !e.Contract.IsZero() {
+		if moving := t.Next != nil; moving != !e.Contract.IsZero() {
 			w.Fatalf("a contract of %+v of a topic that is %v", e.Contract, t.State)
 		}
 		var list []catalog.UnconfirmedShare

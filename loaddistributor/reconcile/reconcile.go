@@ -26,9 +26,8 @@
 //	           failed                    remove it; connected brokers give up their
 //	                                     shares; TopicRemoved, with the brokers that
 //	                                     have not
-//	retiring   on a broker that it       the broker removes it, or what the broker     standing
-//	           has left                  has is taken over; MemberRetired, with what
-//	                                     a broker that was not asked may still use
+//	retiring   on a broker that it       the broker removes it; MemberRetired         standing
+//	           has left
 //	standing   as it is to be            the contract is shared out as its plan
 //	                                     says, if it is not known to be
 //	forgetting gone, and the adaptor     the adaptor forgets it; if no broker holds     gone
@@ -218,9 +217,6 @@ type LookUnconfirmed struct {
 	Contract, Former tokenbucket.Share
 	Holders          []string
 	Raised           bool
-	// Gone is a broker that did not give up its share: what it may use is kept, also where the
-	// contract has room for it. Empty: none.
-	Gone string
 }
 
 // LookConsumers wants Consumers. Fresh brokers are new to the topic.
@@ -292,7 +288,7 @@ var seenTo = [...][]difference{
 	returning:  {unremoved, unwritten},
 	leaving:    {unwritten},
 	deleting:   {ungranted, unremoved, unconfirmed, unwritten},
-	retiring:   {unremoved, unconfirmed, unwritten},
+	retiring:   {unremoved, unwritten},
 	standing:   {ungranted},
 	forgetting: {ungranted, unwritten},
 	gone:       {},
@@ -553,12 +549,6 @@ func (t *Topic) lookUnconfirmed() []Effect {
 			t.seen()
 			return nil
 		}
-	} else if t.phase == retiring {
-		if t.target.By == "" && !t.target.Dead {
-			t.seen() // the broker has said that it has removed the topic
-			return nil
-		}
-		look = LookUnconfirmed{Contract: look.Former, Raised: t.is.Raising, Gone: t.target.Retire}
 	} else if !t.told {
 		t.seen() // this topic was granted nothing; what is known of a former one stands
 		return nil
@@ -569,7 +559,7 @@ func (t *Topic) lookUnconfirmed() []Effect {
 // excessNow returns the event that notes excess; nil: nothing changes.
 func (t *Topic) excessNow() *catalog.SharesUnconfirmed {
 	same := len(t.excess)+len(t.is.Unconfirmed) == 0 && t.raising == t.is.Raising
-	if !t.looked || t.phase != moving && t.phase != deleting && t.phase != retiring || same {
+	if !t.looked || t.phase != moving && t.phase != deleting || same {
 		return nil
 	}
 	return &catalog.SharesUnconfirmed{Topic: t.name, Shares: t.excess, Raising: t.raising, Vague: t.is.Vague}

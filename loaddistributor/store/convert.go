@@ -45,7 +45,7 @@ func fromDump(d catalog.Dump) *journal.Snapshot {
 func fromUnconfirmed(e catalog.SharesUnconfirmed) *journal.Unconfirmed {
 	m := &journal.Unconfirmed{Topic: e.Topic, Raising: e.Raising, Vague: e.Vague}
 	for _, s := range e.Shares {
-		m.Shares = append(m.Shares, &journal.UnconfirmedShare{Broker: s.Broker, RateMilli: int64(s.Share.Rate), Burst: s.Share.Burst, Within: s.Within})
+		m.Shares = append(m.Shares, &journal.UnconfirmedShare{Broker: s.Broker, RateMilli: int64(s.Share.Rate), Burst: s.Share.Burst})
 	}
 	return m
 }
@@ -53,7 +53,7 @@ func fromUnconfirmed(e catalog.SharesUnconfirmed) *journal.Unconfirmed {
 func toUnconfirmed(m *journal.Unconfirmed) catalog.SharesUnconfirmed {
 	e := catalog.SharesUnconfirmed{Topic: m.GetTopic(), Raising: m.GetRaising(), Vague: m.GetVague()}
 	for _, s := range m.GetShares() {
-		e.Shares = append(e.Shares, catalog.UnconfirmedShare{Broker: s.GetBroker(), Share: tokenbucket.Share{Rate: tokenbucket.Rate(s.GetRateMilli()), Burst: s.GetBurst()}, Within: s.GetWithin()})
+		e.Shares = append(e.Shares, catalog.UnconfirmedShare{Broker: s.GetBroker(), Share: tokenbucket.Share{Rate: tokenbucket.Rate(s.GetRateMilli()), Burst: s.GetBurst()}})
 	}
 	return e
 }

@@ -732,12 +732,10 @@ func (x *Unconfirmed) GetVague() bool {
 }
 
 type UnconfirmedShare struct {
-	state     protoimpl.MessageState `protogen:"open.v1"`
-	Broker    string                 `protobuf:"bytes,1,opt,name=broker,proto3" json:"broker,omitempty"`
-	RateMilli int64                  `protobuf:"varint,2,opt,name=rate_milli,json=rateMilli,proto3" json:"rate_milli,omitempty"`
-	Burst     int64                  `protobuf:"varint,3,opt,name=burst,proto3" json:"burst,omitempty"`
-	// The contract has room for the share.
-	Within        bool `protobuf:"varint,4,opt,name=within,proto3" json:"within,omitempty"`
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Broker        string                 `protobuf:"bytes,1,opt,name=broker,proto3" json:"broker,omitempty"`
+	RateMilli     int64                  `protobuf:"varint,2,opt,name=rate_milli,json=rateMilli,proto3" json:"rate_milli,omitempty"`
+	Burst         int64                  `protobuf:"varint,3,opt,name=burst,proto3" json:"burst,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -791,13 +789,6 @@ func (x *UnconfirmedShare) GetBurst() int64 {
 		return x.Burst
 	}
 	return 0
-}
-
-func (x *UnconfirmedShare) GetWithin() bool {
-	if x != nil {
-		return x.Within
-	}
-	return false
 }
 
 type Broker struct {
@@ -2292,13 +2283,12 @@ const file_srtm_journal_journal_proto_rawDesc = "" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x126\n" +
 	"\x06shares\x18\x02 \x03(\v2\x1e.srtm.journal.UnconfirmedShareR\x06shares\x12\x18\n" +
 	"\araising\x18\x03 \x01(\bR\araising\x12\x14\n" +
-	"\x05vague\x18\x04 \x01(\bR\x05vague\"w\n" +
+	"\x05vague\x18\x04 \x01(\bR\x05vague\"_\n" +
 	"\x10UnconfirmedShare\x12\x16\n" +
 	"\x06broker\x18\x01 \x01(\tR\x06broker\x12\x1d\n" +
 	"\n" +
 	"rate_milli\x18\x02 \x01(\x03R\trateMilli\x12\x14\n" +
-	"\x05burst\x18\x03 \x01(\x03R\x05burst\x12\x16\n" +
-	"\x06within\x18\x04 \x01(\bR\x06within\"\xe8\x03\n" +
+	"\x05burst\x18\x03 \x01(\x03R\x05burst\"\xe8\x03\n" +
 	"\x06Broker\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12\x10\n" +
