@@ -318,7 +318,7 @@ var _ = Describe("The lease", func() {
 		start(agent.Available, "i1")
 		control, grants, hello := join()
 		grants.send(lease(hello.Stamp, time.Minute, time.Hour))
-		const topics = 300
+		const topics = 40
 		for i := range topics {
 			control.send(prepare(uint64(i+1), fmt.Sprint("t", i)))
 			result(control)
@@ -327,7 +327,7 @@ var _ = Describe("The lease", func() {
 		for i := range topics {
 			grants.send(grant(fmt.Sprint("t", i), 1, 40, 3, 0))
 		}
-		Eventually(func() int64 { t, _ := node.Topic("t299"); return int64(t.Share.Rate) }).Should(BeEquivalentTo(40))
+		Eventually(func() int64 { t, _ := node.Topic("t39"); return int64(t.Share.Rate) }).Should(BeEquivalentTo(40))
 		Consistently(grants.in).ShouldNot(Receive(WithTransform((*srtmv1.NodeMessage).GetAck, Not(BeNil()))))
 		store.mu.Unlock()
 		for range topics {
