@@ -115,7 +115,7 @@ func (c *cluster) redeploy(apart bool, meanwhile func()) (before map[string]agen
 
 func TestTheAdaptorMovesOutAndBack(t *testing.T) {
 	// Leases outlast the switch, so that nothing ends that is not taken away.
-	c := newCluster(t, false, []string{"--flex-lease=30s", "--session-lease=1m", "--clock-bound=50ms"}, "available", "strict", "available")
+	c := newCluster(t, false, []string{"--flex-lease=30s", "--session-lease=1m", "--clock-bound=60ms"}, "available", "strict", "available")
 	create, cancel := context.WithTimeout(t.Context(), local.Patience)
 	defer cancel()
 	c.create(create)
