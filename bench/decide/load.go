@@ -87,7 +87,7 @@ func Stream(request func(i int64) string, answered func(*bufio.Reader) error) Pr
 // the answer. admission/wire has the layout.
 func UDP(s *Server, l Load, echo bool) (Result, error) {
 	question := func(kind byte, session, number uint64, key string) []byte {
-		q := append([]byte{0xAD, 2, kind, 0}, make([]byte, 28)...)
+		q := append([]byte{0xAD, 3, kind, 0}, make([]byte, 28)...)
 		binary.BigEndian.PutUint64(q[4:], session)
 		binary.BigEndian.PutUint64(q[12:], number)
 		binary.BigEndian.PutUint32(q[20:], 1)
