@@ -21,9 +21,11 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/clock"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/shareproto"
+	"github.com/srtm-io/srtm/internal/targets"
 	"github.com/srtm-io/srtm/internal/topics"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -454,8 +456,17 @@ func pressure() time.Duration {
 func (r *run) create(ctx context.Context, spec *srtmv1.TopicSpec) (*srtmv1.Topic, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	return topics.Create(ctx, r.admin, &srtmv1.CreateTopicRequest{Spec: spec}, nil)
+	for {
+		topic, err := topics.Create(ctx, r.admin, &srtmv1.CreateTopicRequest{Spec: spec}, nil)
+		// Brokers of the phase before may not have confirmed the end of its topic yet.
+		if targets.Reason(err) != "CONTRACT_BUSY" || !clock.Sleep(ctx, busyPause) {
+			return topic, err
+		}
+	}
 }
+
+// busyPause is how long create waits before it asks again.
+const busyPause = 100 * time.Millisecond
 
 // status returns a topic with its stats, or nil when it cannot be had now.
 func (r *run) status(ctx context.Context, name string) *srtmv1.Topic {
