@@ -16,15 +16,6 @@ const Temporary = ".new"
 // that is as it was, or replaced. It needs no room on the disk as far as Reserve has made
 // that. One caller at a time for a name.
 func Replace(path string, b []byte) error {
-	if err := Put(path, b); err != nil {
-		return err
-	}
-	return SyncDir(filepath.Dir(path))
-}
-
-// Put is Replace that leaves SyncDir to the caller: before that, a crash may leave the file as it
-// was.
-func Put(path string, b []byte) error {
 	temp := path + Temporary
 	err := write(temp, b)
 	if err == nil {
@@ -34,8 +25,9 @@ func Put(path string, b []byte) error {
 		if left := os.Remove(temp); !errors.Is(left, os.ErrNotExist) {
 			err = errors.Join(err, left)
 		}
+		return err
 	}
-	return err
+	return SyncDir(filepath.Dir(path))
 }
 
 // Write makes these bytes a file, or what one of that name has.

@@ -278,50 +278,6 @@ var _ = Describe("The agent", func() {
 		Expect(result(control)).To(HaveField("Error", ""))
 	})
 
-	It("records many topics at once, and answers everything else meanwhile", func() {
-		control, grants := joined()
-		defer stop()
-		disk := make(chan error)
-		node.Record(func() error { return <-disk })
-		const topics = 500
-		for i := range topics {
-			control.send(prepare(uint64(i+1), fmt.Sprint("t", i)))
-		}
-		// The disk has written nothing yet.
-		grants.send(grant("t499", 1, 1000, 2, 0))
-		Expect(ack(grants)).To(Equal([]any{"t499", uint64(1), int64(1000), int64(2), int64(0)}))
-		Consistently(control.in).ShouldNot(Receive(WithTransform((*srtmv1.BrokerMessage).GetPrepareResult, Not(BeNil()))))
-		close(disk)
-		for range topics {
-			Expect(result(control)).To(HaveField("Error", ""))
-		}
-		Expect(node.Records()).To(BeNumerically("<=", 2))
-	})
-
-	It("undoes topics that cannot be recorded", func() {
-		control, _ := joined()
-		defer stop()
-		disk := make(chan error)
-		node.Record(func() error { return <-disk })
-		control.send(prepare(1, "t"))
-		Eventually(node.Records).Should(Equal(1))
-		control.send(prepare(2, "u"))
-		control.send(prepare(3, "t")) // decides about t
-		control.send(remove(9, "never was"))
-		Expect(result(control)).To(HaveField("Request", uint64(9)), "3 is carried out, too")
-		disk <- errors.New("disk full")
-		Expect(result(control)).To(And(HaveField("Request", uint64(1)), HaveField("Error", "disk full")))
-		Expect(node.Topics()).To(ConsistOf("t", "u"))
-		disk <- errors.New("disk full")
-		for _, request := range []uint64{2, 3} {
-			Expect(result(control)).To(And(HaveField("Request", request), HaveField("Error", "disk full")))
-		}
-		Expect(node.Topics()).To(BeEmpty())
-		close(disk)
-		control.send(prepare(4, "t"))
-		Expect(result(control)).To(HaveField("Error", ""))
-	})
-
 	It("deletes what it has of a topic of the same name that was deleted, once", func() {
 		control, _ := joined()
 		defer stop()

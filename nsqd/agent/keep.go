@@ -38,19 +38,17 @@ const longestLease = 24 * time.Hour
 // when it ended. If it was not, the adaptor may have seen its end, and what it held may
 // be another's. A strict broker has none: it cannot tell whether its lease is over.
 func (o *owner) resume() {
-	there := setOf(o.node.Topics())
+	there := o.node.Topics()
 	o.lease.Noted = o.alone
-	for _, b := range o.core.bases {
+	for _, b := range o.bases {
 		o.disk[b.Topic] = b
-	}
-	for _, b := range o.core.bases {
 		if o.lease.Strict || !o.alone {
 			o.cfg.Log.Info("holds nothing of the process before until it is granted again", obs.KeyTopic, b.Topic)
 			o.save(b.Topic)
 			continue
 		}
 		o.holdings.Keep(holder.Grant{Topic: b.Topic, Epoch: b.Epoch, Share: b.Share})
-		if there[b.Topic] {
+		if slices.Contains(there, b.Topic) {
 			if g, due := o.holdings.Prepared(b.Topic); due {
 				o.apply(g)
 			}
@@ -193,14 +191,9 @@ func (o *owner) lapsed(topic string) {
 // a restart, if that is more.
 func (o *owner) held() []*srtmv1.HeldShare {
 	held := o.holdings.Reconcile(o.node.Topics())
-	for topic := range o.disk {
-		if o.holdings.Of(topic) == (holder.Holding{}) {
-			o.save(topic)
-		}
-	}
-	o.saveNow()
 	for _, topic := range slices.Sorted(maps.Keys(o.disk)) {
-		if left := o.disk[topic]; o.holdings.Of(topic) == (holder.Holding{}) {
+		if o.holdings.Of(topic) == (holder.Holding{}) && !o.save(topic) {
+			left := o.disk[topic]
 			held = append(held, holder.Held{Topic: topic, Share: left.Share, Epoch: left.Epoch})
 		}
 	}
@@ -221,127 +214,49 @@ func larger(a, b tokenbucket.Share) tokenbucket.Share {
 	return tokenbucket.Share{Rate: max(a.Rate, b.Rate), Burst: max(a.Burst, b.Burst)}
 }
 
-// bases is the shares that outlive the process: what the store has, and what it is to have. The
-// owner does not wait for the disk: a Save that runs has the changes of many topics, and those
-// that come meanwhile are the next one's.
-type bases struct {
-	disk   map[string]Base // what the store has, before the Save that runs
-	dirty  map[string]bool // topics whose base may differ from the store's after that
-	saving []Base          // what runs saves, the zero Share: forgets; nil: none runs
-	saved  chan error      // of the Save that runs; room for one
-	// unsaved are the tokens given up for grants that are not acknowledged, since their bases
-	// are not in the store yet.
-	unsaved map[string]tokenbucket.Tokens
-}
-
-func newBases() bases {
-	return bases{disk: map[string]Base{}, dirty: map[string]bool{}, saved: make(chan error, 1), unsaved: map[string]tokenbucket.Tokens{}}
-}
-
-// base is what the store is to have of a topic; the zero Share: nothing.
-func (o *owner) base(topic string) Base {
-	in := o.holdings.Of(topic)
-	b := Base{Topic: topic, Epoch: in.Epoch, Share: in.Base()}
-	if o.lease.Strict {
-		b.Share = tokenbucket.Share{}
-	}
-	return b
-}
-
-// save has the store brought in line with what is held of the topic, unless it is.
-func (o *owner) save(topic string) {
-	if o.cfg.Store != nil {
-		o.dirty[topic] = true
-		o.startSave()
-	}
-}
-
-// isSaved reports whether the store has what save was last called for.
-func (o *owner) isSaved(topic string) bool {
-	return !o.dirty[topic] && !slices.ContainsFunc(o.saving, func(b Base) bool { return b.Topic == topic })
-}
-
-// startSave starts a Save of what is dirty, unless one runs.
-func (o *owner) startSave() {
-	if o.saving != nil {
-		return
-	}
-	var keep []Base
-	var forget []string
-	for topic := range o.dirty {
-		switch next := o.base(topic); {
-		case next.Share == o.disk[topic].Share:
-			delete(o.dirty, topic)
-			continue
-		case next.Share.IsZero():
-			forget = append(forget, topic)
-		default:
-			keep = append(keep, next)
-		}
-		delete(o.dirty, topic)
-		o.saving = append(o.saving, o.base(topic))
-	}
-	if o.saving == nil {
-		return
-	}
-	store, saved := o.cfg.Store, o.saved
-	o.sessions.Go(func() { saved <- store.Save(keep, forget) })
-}
-
-// finishSave takes the result of the Save that ran. A base that cannot be written is at least
+// save brings the store in line with what is held of the topic, and reports
+// whether it has no more than that. A base that cannot be written is at least
 // taken away: after a crash the topic then waits for a new grant.
-func (o *owner) finishSave(err error) {
-	batch := o.saving
-	o.saving = nil
+func (o *owner) save(topic string) bool {
+	store := o.cfg.Store
+	in := o.holdings.Of(topic)
+	want := in.Base()
+	if o.lease.Strict {
+		want = tokenbucket.Share{}
+	}
+	last, there := o.disk[topic]
+	had := last.Share
+	if store == nil || want == had {
+		return true
+	}
+	var err error
+	if !want.IsZero() {
+		next := Base{Topic: topic, Epoch: in.Epoch, Share: want}
+		if err = store.Save(next); err == nil {
+			o.disk[topic] = next
+			return true
+		}
+	}
+	if there {
+		if gone := store.Remove(topic); gone != nil {
+			o.cfg.Log.Error("the share on the disk is not up to date", obs.KeyTopic, topic, obs.KeyError, gone)
+			return had.Rate <= want.Rate && had.Burst <= want.Burst
+		}
+		delete(o.disk, topic)
+	}
 	if err != nil {
-		forget := make([]string, len(batch))
-		for i := range batch {
-			forget[i], batch[i].Share = batch[i].Topic, tokenbucket.Share{}
-		}
-		if gone := o.cfg.Store.Save(nil, forget); gone != nil {
-			o.cfg.Log.Error("shares on the disk are not up to date", obs.KeyCount, len(batch), obs.KeyError, gone)
-			for _, b := range batch {
-				o.dirty[b.Topic] = true
-				if was, is := o.disk[b.Topic].Share, o.base(b.Topic).Share; was.Rate <= is.Rate && was.Burst <= is.Burst {
-					o.acknowledgeSaved(b.Topic)
-				}
-			}
-			return // saveAgain tries again
-		}
-		o.cfg.Log.Error("shares are not on the disk: after a crash their topics wait for new ones", obs.KeyCount, len(batch), obs.KeyError, err)
+		o.cfg.Log.Error("the share is not on the disk: after a crash the topic waits for a new one", obs.KeyTopic, topic, obs.KeyError, err)
 	}
-	for _, b := range batch {
-		if b.Share.IsZero() {
-			delete(o.disk, b.Topic)
-		} else {
-			o.disk[b.Topic] = b
-		}
-		if !o.dirty[b.Topic] {
-			o.acknowledgeSaved(b.Topic)
-		}
-	}
-	o.startSave()
+	return true
 }
 
-// acknowledgeSaved acknowledges a grant that waited for the store.
-func (o *owner) acknowledgeSaved(topic string) {
-	if released, waits := o.unsaved[topic]; waits {
-		delete(o.unsaved, topic)
-		in := o.holdings.Of(topic)
-		o.ack(topic, in.Epoch, in.Share, released)
-	}
-}
-
-// saveNow returns when the store has been brought in line, as far as it can be.
-func (o *owner) saveNow() {
-	for failed := false; !failed; {
-		if o.startSave(); o.saving == nil {
-			return
+// saveAgain tries what failed before, and acknowledges it then.
+func (o *owner) saveAgain() {
+	for topic, released := range o.unsaved {
+		if o.save(topic) {
+			delete(o.unsaved, topic)
+			in := o.holdings.Of(topic)
+			o.ack(topic, in.Epoch, in.Share, released)
 		}
-		o.finishSave(<-o.saved)
-		failed = o.saving == nil && len(o.dirty) > 0
 	}
 }
-
-// saveAgain tries what failed before.
-func (o *owner) saveAgain() { o.startSave() }

@@ -2,7 +2,6 @@ package agent_test
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
@@ -44,13 +43,6 @@ type disk struct {
 	mu   sync.Mutex
 	save error
 	drop error
-	n    int // calls of Save
-}
-
-func (d *disk) count() int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.n
 }
 
 func (d *disk) fail(save, drop error) {
@@ -59,17 +51,22 @@ func (d *disk) fail(save, drop error) {
 	d.save, d.drop = save, drop
 }
 
-func (d *disk) Save(bases []agent.Base, forget []string) error {
+func (d *disk) Save(b agent.Base) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.n++
-	if len(bases) > 0 && d.save != nil {
+	if d.save != nil {
 		return d.save
 	}
-	if len(forget) > 0 && d.drop != nil {
+	return d.Store.Save(b)
+}
+
+func (d *disk) Remove(topic string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.drop != nil {
 		return d.drop
 	}
-	return d.Store.Save(bases, forget)
+	return d.Store.Remove(topic)
 }
 
 var _ = Describe("The lease", func() {
@@ -314,29 +311,6 @@ var _ = Describe("The lease", func() {
 		Expect(files.Load()).To(BeEmpty())
 	})
 
-	It("saves the bases of many topics together, and acknowledges each when it is saved", func() {
-		start(agent.Available, "i1")
-		control, grants, hello := join()
-		grants.send(lease(hello.Stamp, time.Minute, time.Hour))
-		const topics = 40
-		for i := range topics {
-			control.send(prepare(uint64(i+1), fmt.Sprint("t", i)))
-			result(control)
-		}
-		store.mu.Lock() // no Save ends
-		for i := range topics {
-			grants.send(grant(fmt.Sprint("t", i), 1, 40, 3, 0))
-		}
-		Eventually(func() int64 { t, _ := node.Topic("t39"); return int64(t.Share.Rate) }).Should(BeEquivalentTo(40))
-		Consistently(grants.in).ShouldNot(Receive(WithTransform((*srtmv1.NodeMessage).GetAck, Not(BeNil()))))
-		store.mu.Unlock()
-		for range topics {
-			ack(grants)
-		}
-		Expect(files.Load()).To(HaveLen(topics))
-		Expect(store.count()).To(BeNumerically("<=", 3))
-	})
-
 	It("does not acknowledge a smaller base that a crash would make larger again", func() {
 		start(agent.Available, "i1")
 		control, grants, hello := join()
@@ -411,7 +385,7 @@ func TestFilesKeepWhatWasSavedLast(t *testing.T) {
 	first := agent.Base{Topic: "t", Epoch: 7, Share: tokenbucket.Share{Rate: 5, Burst: 2}}
 	second := agent.Base{Topic: "t", Epoch: 8, Share: tokenbucket.Share{Rate: 9, Burst: 1}}
 	for _, b := range []agent.Base{first, second} {
-		testkit.Must(t, files.Save([]agent.Base{b}, nil))
+		testkit.Must(t, files.Save(b))
 	}
 	// What a process that was killed had not finished does not count.
 	testkit.Must(t, os.WriteFile(filepath.Join(dir, "u.json.new"), []byte("{"), 0o600))
@@ -420,7 +394,7 @@ func TestFilesKeepWhatWasSavedLast(t *testing.T) {
 		t.Fatalf("loaded %+v, %v, want %+v", got, err, second)
 	}
 	for range 2 { // the second time there is none
-		testkit.Must(t, files.Save(nil, []string{"t"}))
+		testkit.Must(t, files.Remove("t"))
 	}
 	if got, err := files.Load(); err != nil || len(got) != 0 {
 		t.Errorf("loaded %+v, %v after Remove", got, err)

@@ -35,12 +35,11 @@ const (
 	// have ended: its lease is over within seconds.
 	claimBackoff = 300 * time.Millisecond
 
-	// A link's queue towards the other side. It has room for an answer about each of very many
-	// topics: they may come all at once. Reports use a small part of it and are
+	// A link's queue towards the other side. Reports use half of it and are
 	// dropped beyond that; a reply that finds it full cuts the session, for the
 	// other side would wait for it: after the next hello all is asked again.
-	linkQueue    = 1 << 16
-	reportsQueue = 512
+	linkQueue    = 1024
+	reportsQueue = linkQueue / 2
 
 	// arrivalsQueue bounds the messages in the pieces of captures in that queue,
 	// each of about ten bytes. Beyond it the pieces stay in the broker's record,

@@ -21,16 +21,8 @@ type Node interface {
 	// positive. identity, unless it is nil, is kept with the topic. The topic then has
 	// the durable channels that are given, of a version of the catalog, and those that
 	// are returned: durable channels that were created here and that the control plane
-	// has not named since. changed: the topic differs from what is recorded, and Recorded
-	// returns when it does not. The error goes to the operator who creates the topic.
-	Prepare(topic string, channels []*srtmv1.TopicChannel, version uint64, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy, identity *srtmv1.TopicIdentity) (unknown []*srtmv1.TopicChannel, changed bool, err error)
-
-	// Undo removes a topic that Prepare has created and that could not be recorded, unless
-	// it is in use by now.
-	Undo(topic string)
-
-	// Has reports whether the topic is there.
-	Has(topic string) bool
+	// has not named since. The error goes to the operator who creates the topic.
+	Prepare(topic string, channels []*srtmv1.TopicChannel, version uint64, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy, identity *srtmv1.TopicIdentity) (unknown []*srtmv1.TopicChannel, err error)
 
 	// ChangeChannels creates, pauses and deletes durable channels of a topic. It does
 	// nothing, and succeeds, when there is no such topic, or another one of its name.

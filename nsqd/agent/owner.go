@@ -50,8 +50,10 @@ type owner struct {
 	term     uint64      // the largest that an adaptor named
 	alarm    *time.Timer // for the lease
 	retry    mono.Time   // when the store is to be asked again to note what it could not
-	bases
-	preparing
+	// disk is the bases that the store has; unsaved are the tokens given up for
+	// grants that are not acknowledged, since their bases are not there yet.
+	disk     map[string]Base
+	unsaved  map[string]tokenbucket.Tokens
 	kept     map[string][]byte    // what the loaddistributor says of topics, without a store
 	captures map[string]mono.Time // topics whose arrivals are wanted, until when; empty while control is nil
 	flushed  mono.Time            // when pieces of them were last sent
@@ -79,7 +81,7 @@ func newOwner(c *core, ctx context.Context, sessions *sync.WaitGroup) *owner {
 	return &owner{
 		core: c, ctx: ctx, sessions: sessions, fresh: c.cfg.Fresh,
 		holdings: holder.New(), lease: holder.Lease{Strict: c.cfg.Policy == Strict},
-		bases:    newBases(),
+		disk: map[string]Base{}, unsaved: map[string]tokenbucket.Tokens{},
 		kept:     map[string][]byte{},
 		channels: newChannels(),
 		captures: map[string]mono.Time{}, interval: DefaultReportInterval, stopGrants: func() {},
@@ -116,8 +118,6 @@ func (o *owner) run(ctx context.Context) error {
 			o.requestChannels()
 		case f := <-o.events:
 			f(o)
-		case err := <-o.saved:
-			o.finishSave(err)
 		case <-o.ticker.C:
 			// Not the time in the tick: after a Reset an older one may follow.
 			o.report(time.Now())
@@ -199,16 +199,16 @@ func (o *owner) giveUp(cause error) (none bool) {
 		}
 		o.holdings.Removed(topic)
 	}
-	for topic := range o.disk {
-		o.dirty[topic] = true
+	none = true
+	for topic := range maps.Clone(o.disk) {
+		none = o.save(topic) && none
 	}
-	o.saveNow()
 	clear(o.unsaved)
 	if o.grants != nil {
 		o.grants.cut(cause)
 		o.grantsOver()
 	}
-	return len(o.disk) == 0
+	return none
 }
 
 func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
@@ -216,13 +216,8 @@ func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
 	case *srtmv1.ControllerMessage_Hello:
 		o.welcome(l, m.Hello)
 	case *srtmv1.ControllerMessage_Prepare:
-		p, err := o.prepare(m.Prepare)
-		if err != nil {
-			o.result(l, m.Prepare.Request, err)
-			return
-		}
-		p.link = l
-		o.answerPrepared(p)
+		unknown, err := o.prepare(m.Prepare)
+		o.resultWith(l, m.Prepare.Request, unknown, err)
 	case *srtmv1.ControllerMessage_Remove:
 		remove := o.node.Remove
 		if m.Remove.IfUnused {
@@ -236,7 +231,7 @@ func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
 		}
 		o.result(l, m.Remove.Request, err)
 	case *srtmv1.ControllerMessage_Keep:
-		if o.node.Has(m.Keep.Topic) {
+		if slices.Contains(o.node.Topics(), m.Keep.Topic) {
 			o.keep(m.Keep.Topic, m.Keep.Record)
 		}
 	case *srtmv1.ControllerMessage_Recall:
@@ -388,7 +383,7 @@ func (o *owner) welcome(l *controlLink, h *srtmv1.ControllerHello) {
 // been deleted.
 func (o *owner) outlived(p *srtmv1.PrepareTopic) bool {
 	is, has := p.GetIdentity(), o.node.Identity(p.Topic)
-	if is == nil || proto.Equal(is, has) || !o.node.Has(p.Topic) {
+	if is == nil || proto.Equal(is, has) || !slices.Contains(o.node.Topics(), p.Topic) {
 		return false
 	}
 	return p.DeletedBefore || has.GetLog() == is.Log && has.GetCreated() < is.Created
@@ -399,29 +394,28 @@ func flagOf(d srtmv1.Durability) string {
 	return strings.ToLower(strings.TrimPrefix(d.String(), "DURABILITY_"))
 }
 
-func (o *owner) prepare(p *srtmv1.PrepareTopic) (done prepared, err error) {
+func (o *owner) prepare(p *srtmv1.PrepareTopic) (unknown []*srtmv1.TopicChannel, err error) {
 	q, latency := p.GetSlo().GetQuantile(), p.GetSlo().GetLatency().AsDuration()
 	if !(q > 0 && q < 1) || latency <= 0 {
-		return done, fmt.Errorf("SLO with quantile %v and latency %v: want one in (0, 1) and one above 0", q, latency)
+		return nil, fmt.Errorf("SLO with quantile %v and latency %v: want one in (0, 1) and one above 0", q, latency)
 	}
 	if d := p.Durability; d != srtmv1.Durability_DURABILITY_UNSPECIFIED && d != o.cfg.Durability {
-		return done, fmt.Errorf("the topic wants --durability=%s, and this broker has %s", flagOf(d), flagOf(o.cfg.Durability))
+		return nil, fmt.Errorf("the topic wants --durability=%s, and this broker has %s", flagOf(d), flagOf(o.cfg.Durability))
 	}
 	if o.outlived(p) {
 		o.cfg.Log.Warn("the topic was deleted and created anew while this broker could not be told: what it held of the old one is deleted", obs.KeyTopic, p.Topic)
 		if err := o.node.Remove(p.Topic); err != nil {
-			return done, err
+			return nil, err
 		}
 	}
 	if !o.node.Prepared(p.Topic) {
 		o.holdings.Missing(p.Topic)
 	}
-	done = prepared{request: p.Request, topic: p.Topic, created: !o.node.Has(p.Topic)}
-	if done.unknown, done.changed, err = o.node.Prepare(p.Topic, p.Channels, p.ChannelsVersion, latency, q, p.OverLimit, p.Identity); err != nil {
-		return done, err
+	if unknown, err = o.node.Prepare(p.Topic, p.Channels, p.ChannelsVersion, latency, q, p.OverLimit, p.Identity); err != nil {
+		return nil, err
 	}
 	if err := o.node.Expire(p.Topic, shareproto.ExpiryOf(p.Expiry), shareproto.ChannelExpiryOf(p.ChannelExpiry)); err != nil {
-		return done, err
+		return nil, err
 	}
 	o.node.Pace(p.Topic, p.Pacing, p.Weights)
 	if o.cfg.ForwardKey != nil {
@@ -434,7 +428,7 @@ func (o *owner) prepare(p *srtmv1.PrepareTopic) (done prepared, err error) {
 		o.apply(g)
 		o.save(p.Topic)
 	}
-	return done, nil
+	return unknown, nil
 }
 
 func (a *core) grantReconnector(ctx context.Context, address string, n uint64) reconnector[srtmv1.NodeMessage, srtmv1.GrantMessage] {
@@ -526,11 +520,10 @@ func (o *owner) grantIn(l *grantLink, m *srtmv1.GrantMessage) {
 		if o.holdings.LapseOne(g.Topic, flexOver, allOver) {
 			o.metrics.lapses.Inc()
 		}
-		if o.save(g.Topic); !o.isSaved(g.Topic) {
-			o.unsaved[g.Topic] += released
+		if !o.save(g.Topic) {
+			o.unsaved[g.Topic] = released
 			return // the adaptor would count on what is not on the disk
 		}
-		released += o.unsaved[g.Topic]
 		delete(o.unsaved, g.Topic)
 		o.ack(g.Topic, g.Epoch, o.holdings.Of(g.Topic).Share, released)
 	case holder.Stale:

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,8 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/srtm-io/srtm/internal/durable"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -23,14 +20,13 @@ type Base struct {
 	Share tokenbucket.Share
 }
 
-// Store keeps bases. Load and Save are called by one goroutine at a time, the other methods by
-// another one beside it.
+// Store keeps bases. Save and Remove return when that is on stable storage. It is
+// used by one goroutine.
 type Store interface {
 	Load() ([]Base, error)
-	// Save keeps bases, each in place of the one of its topic, and forgets those of other topics,
-	// which need not have one. It returns when that is on stable storage. After an error any
-	// part of it may be.
-	Save(bases []Base, forget []string) error
+	Save(Base) error
+	// Remove does nothing, and succeeds, when there is none.
+	Remove(topic string) error
 	// Alone reports whether the process before ended after SetAlone(true).
 	Alone() (bool, error)
 	// SetAlone notes, or notes no more, that this process has had no word of the adaptor
@@ -141,44 +137,17 @@ func parseBase(data []byte) (Base, error) {
 	return b, nil
 }
 
-// writers is how many files are written at a time: a disk needs not much longer for them than
-// for one.
-const writers = 32
-
 // Save implements Store.
-func (f *Files) Save(bases []Base, forget []string) error {
-	var group errgroup.Group
-	group.SetLimit(writers)
-	for _, b := range bases {
-		group.Go(func() error { return f.write(b) })
-	}
-	err := group.Wait()
-	for _, topic := range forget {
-		path, fault := f.path(topic, suffix)
-		if fault == nil {
-			fault = remove(path)
-		}
-		if fault != nil {
-			err = cmp.Or(err, fmt.Errorf("share of %s: %w", topic, fault))
-		}
-	}
-	if synced := durable.SyncDir(f.dir); synced != nil {
-		err = cmp.Or(err, fmt.Errorf("shares: %w", synced))
-	}
-	return err
-}
-
-// write replaces the file of a base. It is there after a crash once the folder is synced.
-func (f *Files) write(b Base) error {
+func (f *Files) Save(b Base) error {
 	path, err := f.path(b.Topic, suffix)
 	if err != nil {
 		return fmt.Errorf("share: %w", err)
 	}
 	data, err := json.Marshal(record{storeVersion, b.Topic, b.Epoch, int64(b.Share.Rate), b.Share.Burst})
-	if err == nil {
-		err = durable.Put(path, append(data, '\n'))
-	}
 	if err != nil {
+		return fmt.Errorf("share of %s: %w", b.Topic, err)
+	}
+	if err := durable.Replace(path, append(data, '\n')); err != nil {
 		return fmt.Errorf("share of %s: %w", b.Topic, err)
 	}
 	return nil
@@ -210,6 +179,18 @@ func (f *Files) SetAlone(is bool) error {
 	}
 	if err != nil {
 		return fmt.Errorf("shares: %w", err)
+	}
+	return nil
+}
+
+// Remove implements Store.
+func (f *Files) Remove(topic string) error {
+	path, err := f.path(topic, suffix)
+	if err == nil {
+		err = f.remove(path)
+	}
+	if err != nil {
+		return fmt.Errorf("share of %s: %w", topic, err)
 	}
 	return nil
 }

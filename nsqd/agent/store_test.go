@@ -16,7 +16,7 @@ func TestTopicsAreNoPaths(t *testing.T) {
 	const topic = "../else"
 	mine := filepath.Join(dir, "else.kept")
 	testkit.Must(t, os.WriteFile(mine, []byte("mine"), 0o600))
-	if f.Save([]Base{{Topic: topic, Epoch: 1, Share: tokenbucket.Share{Rate: 1, Burst: 1}}}, nil) == nil || f.Keep(topic, []byte("theirs")) == nil || f.Save(nil, []string{topic}) == nil || f.Keep(topic, nil) == nil {
+	if f.Save(Base{Topic: topic, Epoch: 1, Share: tokenbucket.Share{Rate: 1, Burst: 1}}) == nil || f.Keep(topic, []byte("theirs")) == nil || f.Remove(topic) == nil || f.Keep(topic, nil) == nil {
 		t.Error("no error")
 	}
 	if record := f.Kept(topic); record != nil {

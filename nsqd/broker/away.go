@@ -53,7 +53,7 @@ func (b *Broker) restoreIfBack(st *store) error {
 	}
 	st.noted(restoring, err)
 	if err == nil {
-		b.changed(st.name)
+		b.changed()
 		b.cfg.Storage.cfg.Log.Info("the topic's stream is back", obs.KeyTopic, st.name)
 	}
 	return err

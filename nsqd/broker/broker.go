@@ -158,7 +158,7 @@ func New(cfg Config) (*Broker, error) {
 	b.fenced = b.yield
 	b.letters = newDeadLetters(&b.workers, cfg.Log, b.publishDeadLetter)
 	if cfg.Storage != nil {
-		b.metadataWriter = newMetadataWriter(cfg.Storage.cfg, &b.workers, b.metadata, b.change)
+		b.metadataWriter = newMetadataWriter(cfg.Storage.cfg, &b.workers, b.metadata)
 	}
 	b.mu.topics = make(map[string]*Topic)
 	b.mu.asked = make(map[string]chan struct{})
@@ -215,7 +215,7 @@ func (b *Broker) CreateTopic(name string) (*Topic, error) {
 		}
 		t, err = b.createTopic(name, channels)
 		if t != nil {
-			b.changed(name)
+			b.changed()
 		}
 		return t, err
 	}
@@ -246,7 +246,7 @@ func (b *Broker) undo(t *Topic) {
 	t.storing.Unlock()
 	if unused {
 		t.close(true)
-		b.changed(t.name)
+		b.changed()
 	}
 }
 
@@ -359,7 +359,7 @@ func (b *Broker) unrecord(t *Topic, remove func() error) error {
 	differs := t.forgetEdit(&none, err == nil)
 	t.mu.Unlock()
 	if differs {
-		b.recorded(t.name)
+		b.recorded()
 	}
 	return err
 }
@@ -500,7 +500,7 @@ func (b *Broker) Close() error {
 	stores := b.stores()
 	_ = inParallel(stores, (*store).makeRoom) // what fails because of it says so
 	_ = inParallel(stores, (*store).leave)
-	recorded := b.metadataWriter.write(true)
+	recorded := b.metadataWriter.write()
 	if recorded != nil { // a mark that stays would be taken for a log that was deleted
 		for _, st := range stores {
 			st.spent = false

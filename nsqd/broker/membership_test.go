@@ -37,7 +37,7 @@ var _ = Describe("A channel in a cluster", func() {
 	}
 	prepare := func(b *broker.Broker, identity *srtmv1.TopicIdentity, version uint64, channels ...*srtmv1.TopicChannel) (unknown []string) {
 		GinkgoHelper()
-		left, _, err := b.Node().Prepare("t", channels, version, time.Second, 0.9, 0, identity)
+		left, err := b.Node().Prepare("t", channels, version, time.Second, 0.9, 0, identity)
 		Expect(err).NotTo(HaveOccurred())
 		for _, c := range left {
 			unknown = append(unknown, c.Name)

@@ -18,22 +18,17 @@ type metadataWriter struct {
 	// Set once.
 	path    string
 	log     *slog.Logger
-	state   func() metadata.State             // what there is now
-	topic   func(name string) metadata.Change // what there is now of a topic
+	state   func() metadata.State // what there is now
 	workers *sync.WaitGroup
 	stop    chan struct{} // closed by end
 	hurry   chan struct{} // 1 deep: something waits for the next attempt
 
-	// Owned by the caller of write, after restoreMetadata has set it.
-	file *metadata.File
-
 	mu struct {
 		sync.Mutex
-		wanted  uint64          // changes so far
-		topics  map[string]bool // topics with changes since the last attempt
-		saved   uint64          // of those, in the file
-		tried   uint64          // of those, in the last attempt
-		begun   bool            // what an earlier process has left is restored
+		wanted  uint64 // changes so far
+		saved   uint64 // of those, in the file
+		tried   uint64 // of those, in the last attempt
+		begun   bool   // what an earlier process has left is restored
 		running bool
 		failing error // why the last attempt came to nothing
 		ended   bool  // nothing more is started
@@ -44,10 +39,9 @@ type metadataWriter struct {
 // metadataRetry is how long after a failed attempt comes the next.
 const metadataRetry = 500 * time.Millisecond
 
-func newMetadataWriter(cfg StorageConfig, workers *sync.WaitGroup, state func() metadata.State, topic func(string) metadata.Change) *metadataWriter {
-	k := &metadataWriter{path: cfg.Metadata, log: cfg.Log, state: state, topic: topic, workers: workers, stop: make(chan struct{}), hurry: make(chan struct{}, 1)}
+func newMetadataWriter(cfg StorageConfig, workers *sync.WaitGroup, state func() metadata.State) *metadataWriter {
+	k := &metadataWriter{path: cfg.Metadata, log: cfg.Log, state: state, workers: workers, stop: make(chan struct{}), hurry: make(chan struct{}, 1)}
 	k.turn.L = &k.mu
-	k.mu.topics = map[string]bool{}
 	return k
 }
 
@@ -60,12 +54,11 @@ func (k *metadataWriter) begin() {
 	k.start()
 }
 
-// changed says that the file is out of date about a topic. It does not wait.
-func (k *metadataWriter) changed(topic string) {
+// changed says that the file is out of date. It does not wait.
+func (k *metadataWriter) changed() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.mu.wanted++
-	k.mu.topics[topic] = true
 	k.start()
 }
 
@@ -82,7 +75,7 @@ func (k *metadataWriter) run() {
 	defer retry.Stop()
 	for {
 		failed := k.fault() != nil
-		err := k.write(false)
+		err := k.write()
 		first := err != nil && !failed
 		k.mu.Lock()
 		more := err != nil || k.mu.saved < k.mu.wanted
@@ -109,22 +102,16 @@ func (k *metadataWriter) run() {
 	}
 }
 
-// write brings the file up to date with all changes before the call; whole: by replacing it.
-// One caller at a time.
-func (k *metadataWriter) write(whole bool) error {
+// write brings the file up to date with all changes before the call. One
+// caller at a time.
+func (k *metadataWriter) write() error {
 	k.mu.Lock()
-	upTo, begun, topics := k.mu.wanted, k.mu.begun, k.mu.topics
-	if begun {
-		k.mu.topics = map[string]bool{}
-	}
+	upTo, begun := k.mu.wanted, k.mu.begun
 	k.mu.Unlock()
 	if !begun {
 		return nil // the file has what this broker has not
 	}
-	var err error
-	if whole || !k.append(topics) {
-		err = k.file.Write(k.state()) // and after an error again, whatever has changed
-	}
+	err := metadata.Write(k.path, k.state())
 	k.mu.Lock()
 	k.mu.tried, k.mu.failing = upTo, err
 	if err == nil {
@@ -132,17 +119,6 @@ func (k *metadataWriter) write(whole bool) error {
 	}
 	k.mu.Unlock()
 	return err
-}
-
-// append reports whether it has stored what there is now of the topics.
-func (k *metadataWriter) append(topics map[string]bool) bool {
-	return k.file.Append(len(topics), func(yield func(metadata.Change) bool) {
-		for name := range topics {
-			if !yield(k.topic(name)) {
-				return
-			}
-		}
-	})
 }
 
 // finish writes what has changed since the last write.
@@ -154,7 +130,7 @@ func (k *metadataWriter) finish() error {
 	if done {
 		return nil
 	}
-	return k.write(true)
+	return k.write()
 }
 
 // wait returns nil when all changes before the call are in the file, and the error of an
@@ -222,24 +198,12 @@ func (t *Topic) metadata() (m metadata.Topic, record bool) {
 	return m, t.edited(&m) && !wire.Ephemeral(t.name) && !(t.awayLocked() && t.store.unrecorded)
 }
 
-// change is what the next process is to know of a topic.
-func (b *Broker) change(name string) metadata.Change {
-	c := metadata.Change{Name: name}
-	if t, err := b.Topic([]byte(name)); err == nil {
-		if m, record := t.metadata(); record {
-			c.Topic = &m
-		}
-	}
-	return c
-}
-
 // restoreMetadata makes the topics and channels of the file, without messages.
 func (b *Broker) restoreMetadata() error {
 	if b.metadataWriter == nil {
 		return nil
 	}
-	file, s, err := metadata.Open(b.metadataWriter.path)
-	b.metadataWriter.file = file
+	s, err := metadata.Read(b.metadataWriter.path)
 	if err != nil {
 		return fmt.Errorf("restore topics and channels: %w", err)
 	}

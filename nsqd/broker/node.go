@@ -41,39 +41,28 @@ func (n *Node) Report(all bool) (stats []*srtmv1.TopicStats, changes bool) {
 // Prepare creates a topic and its channels, limited and without a share. A
 // topic that is there keeps its messages and its share. identity: nil for as it is. The topic
 // then has the durable channels that are given, of a version of the catalog, and those that
-// are returned, which the control plane does not know. changed: the topic is not recorded so. If
-// Recorded fails then, Undo removes a topic that Prepare has created.
-// Errors: ErrBadName, ErrDraining, ErrGone, ErrStorage.
-func (n *Node) Prepare(topic string, channels []*srtmv1.TopicChannel, version uint64, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy, identity *srtmv1.TopicIdentity) (unknown []*srtmv1.TopicChannel, changed bool, err error) {
+// are returned, which the control plane does not know. Prepare returns when the topic outlives
+// a crash. Errors: ErrBadName, ErrDraining, ErrGone, ErrStorage.
+func (n *Node) Prepare(topic string, channels []*srtmv1.TopicChannel, version uint64, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy, identity *srtmv1.TopicIdentity) (unknown []*srtmv1.TopicChannel, err error) {
 	_, absent := n.broker().Topic([]byte(topic))
 	t, err := n.broker().CreateTopic(topic)
 	if err != nil {
-		return nil, false, err
+		return nil, err
 	}
 	// The limit comes first: with a channel but no limit, messages would leave.
 	t.Limit(SLO{Quantile: quantile, Latency: slo}, overLimit == srtmv1.OverLimitPolicy_OVER_LIMIT_POLICY_REJECT)
 	identified := identity != nil && t.identify(metadata.Identity{Log: identity.Log, Created: identity.Created})
 	if identified {
-		n.broker().recorded(topic)
+		n.broker().recorded()
 	}
-	unknown, changed, err = t.become(channels, version)
+	unknown, changed, err := t.become(channels, version)
+	if err == nil && (changed || identified || absent != nil) {
+		err = n.broker().Recorded()
+	}
 	if err != nil && absent != nil {
 		n.broker().undo(t)
 	}
-	return unknown, changed || identified || absent != nil, err
-}
-
-// Undo removes a topic that could not be recorded, unless it is in use by now.
-func (n *Node) Undo(topic string) {
-	if t, err := n.broker().Topic([]byte(topic)); err == nil {
-		n.broker().undo(t)
-	}
-}
-
-// Has reports whether there is the topic.
-func (n *Node) Has(topic string) bool {
-	_, err := n.broker().Topic([]byte(topic))
-	return err == nil
+	return unknown, err
 }
 
 // ChangeChannels carries a ChannelOrder out. It does nothing without the topic, or if the topic

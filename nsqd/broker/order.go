@@ -43,7 +43,7 @@ func (t *Topic) record(e *edit) error {
 	t.mu.Lock()
 	t.edits = append(t.edits, e)
 	t.mu.Unlock()
-	t.shared.recorded(t.name)
+	t.shared.recorded()
 	return t.shared.Recorded()
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/nsqd/commitlog"
+	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/nsqd/queue"
 	"github.com/srtm-io/srtm/nsqd/replicated"
 )
@@ -49,7 +50,7 @@ func (b *Broker) Restore() error {
 	if err := b.yieldTaken(); err != nil {
 		return fmt.Errorf("restore: %w", err)
 	}
-	_ = b.metadataWriter.file.Reserve() // without room an order says so
+	_ = metadata.Reserve(st.cfg.Metadata) // without room an order says so
 	b.metadataWriter.begin()
 	b.workers.Go(b.trimOld)
 	b.workers.Go(b.restoreAway)
@@ -66,7 +67,7 @@ func (b *Broker) reportLostLogs() {
 		if st.logged.Load() && st.log.Load() == nil {
 			st.reportMissing("the topic's log is missing: its folder was deleted or moved away while nsqd was down. All messages that it held are lost; the topic goes on without them")
 			st.logged.Store(false)
-			b.recorded(st.name)
+			b.recorded()
 		}
 	}
 }

@@ -56,9 +56,9 @@ func newShared(cfg Config) *shared {
 	return s
 }
 
-// changed says that a topic or channels of it have come or gone, which is to be recorded.
-func (s *shared) changed(topic string) {
-	s.recorded(topic)
+// changed says that topics or channels have come or gone, which is to be recorded.
+func (s *shared) changed() {
+	s.recorded()
 	s.listed()
 }
 
@@ -69,10 +69,10 @@ func (s *shared) listed() {
 	}
 }
 
-// recorded notes that what Recorded speaks of has changed of a topic.
-func (s *shared) recorded(topic string) {
+// recorded notes that what Recorded speaks of has changed.
+func (s *shared) recorded() {
 	if s.metadataWriter != nil {
-		s.metadataWriter.changed(topic)
+		s.metadataWriter.changed()
 	}
 }
 

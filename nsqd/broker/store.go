@@ -308,7 +308,7 @@ func (st *store) mark(log *openLog) error {
 		return err
 	}
 	st.logged.Store(true)
-	st.shared.recorded(st.name)
+	st.shared.recorded()
 	// A broker that closes writes the metadata file after the logs.
 	if err := st.shared.Recorded(); err != nil && !errors.Is(err, ErrDraining) {
 		st.logged.Store(false)

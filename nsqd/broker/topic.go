@@ -90,7 +90,7 @@ func (t *Topic) deleteIfEphemeral() {
 	unneeded := func() bool { return len(t.mu.core.Channels()) == 0 && !t.mu.core.Limited() }
 	if wire.Ephemeral(t.name) && t.forget(t, unneeded) {
 		t.close(true)
-		t.shared.changed(t.name)
+		t.shared.changed()
 	}
 }
 

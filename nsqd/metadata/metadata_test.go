@@ -76,16 +76,15 @@ func TestAFileIsReplacedAsAWhole(t *testing.T) {
 	}
 	// What a process left that ended while it wrote.
 	testkit.Must(t, os.WriteFile(path+".new", []byte("{"), 0o600))
-	file := open(t, path)
 	for _, want := range []metadata.State{sample, {}, {Topics: sample.Topics[1:]}} {
-		testkit.Must(t, file.Write(want))
+		testkit.Must(t, metadata.Write(path, want))
 		if s, err := metadata.Read(path); err != nil || len(s.Topics) != len(want.Topics) || len(want.Topics) > 0 && !reflect.DeepEqual(s, want) {
 			t.Errorf("%+v %v", s, err)
 		}
 	}
 	testkit.Must(t, os.Remove(path+".new"))
 	testkit.Must(t, os.Mkdir(path+".new", 0o700))
-	if err := file.Write(metadata.State{}); err == nil {
+	if err := metadata.Write(path, metadata.State{}); err == nil {
 		t.Error("it was written where that is impossible")
 	}
 	if s, err := metadata.Read(path); err != nil || len(s.Topics) != 2 {

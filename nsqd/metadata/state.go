@@ -76,12 +76,9 @@ const version = 1
 
 // document is the file. The checksum is that of Topics without white space.
 type document struct {
-	Version int    `json:"version"`
-	CRC32C  string `json:"crc32c"` // 8 hexadecimal digits
-	// Generation counts how often the file was replaced. A file of changes names the
-	// generation that it belongs to.
-	Generation uint64          `json:"generation,omitempty"`
-	Topics     json.RawMessage `json:"topics"`
+	Version int             `json:"version"`
+	CRC32C  string          `json:"crc32c"` // 8 hexadecimal digits
+	Topics  json.RawMessage `json:"topics"`
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -89,9 +86,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 func checksum(topics []byte) string { return fmt.Sprintf("%08x", crc32.Checksum(topics, castagnoli)) }
 
 // Encode returns the file's content. The error says what Parse would refuse.
-func Encode(s State) ([]byte, error) { return encode(s, 0) }
-
-func encode(s State, generation uint64) ([]byte, error) {
+func Encode(s State) ([]byte, error) {
 	if err := s.validate(); err != nil {
 		return nil, fmt.Errorf("encode metadata: %w", err)
 	}
@@ -103,7 +98,7 @@ func encode(s State, generation uint64) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode metadata: %w", err)
 	}
-	b, err := json.MarshalIndent(document{Version: version, CRC32C: checksum(topics), Generation: generation, Topics: topics}, "", "  ")
+	b, err := json.MarshalIndent(document{Version: version, CRC32C: checksum(topics), Topics: topics}, "", "  ")
 	if err != nil {
 		return nil, fmt.Errorf("encode metadata: %w", err)
 	}
@@ -112,18 +107,13 @@ func encode(s State, generation uint64) ([]byte, error) {
 
 // Parse is the inverse of Encode. Errors: ErrDamaged, ErrVersion.
 func Parse(b []byte) (State, error) {
-	s, _, err := parse(b)
-	return s, err
-}
-
-func parse(b []byte) (_ State, generation uint64, _ error) {
-	damaged := func(err error) (State, uint64, error) { return State{}, 0, fmt.Errorf("%w: %w", ErrDamaged, err) }
+	damaged := func(err error) (State, error) { return State{}, fmt.Errorf("%w: %w", ErrDamaged, err) }
 	var doc document
 	if err := json.Unmarshal(b, &doc); err != nil {
 		return damaged(err)
 	}
 	if doc.Version != version {
-		return State{}, 0, fmt.Errorf("%w: %d, this release knows %d", ErrVersion, doc.Version, version)
+		return State{}, fmt.Errorf("%w: %d, this release knows %d", ErrVersion, doc.Version, version)
 	}
 	var compact bytes.Buffer
 	if err := json.Compact(&compact, doc.Topics); err != nil {
@@ -139,52 +129,44 @@ func parse(b []byte) (_ State, generation uint64, _ error) {
 	if err := s.validate(); err != nil {
 		return damaged(err)
 	}
-	return s, doc.Generation, nil
+	return s, nil
 }
 
 // validate reports the first thing that no node can have.
 func (s State) validate() error {
-	for i := range s.Topics {
-		t := &s.Topics[i]
-		if err := t.validate(); err != nil {
-			return err
+	for i, t := range s.Topics {
+		if !wire.ValidTopicName(t.Name) || wire.Ephemeral(t.Name) {
+			return fmt.Errorf("topic %q has no name that could be kept", t.Name)
 		}
 		if i > 0 && s.Topics[i-1].Name >= t.Name {
 			return fmt.Errorf("topic %q is not after %q", t.Name, s.Topics[i-1].Name)
 		}
-	}
-	return nil
-}
-
-func (t *Topic) validate() error {
-	if !wire.ValidTopicName(t.Name) || wire.Ephemeral(t.Name) {
-		return fmt.Errorf("topic %q has no name that could be kept", t.Name)
-	}
-	if t.Contract != nil {
-		share := t.Contract.Share()
-		if err := share.Validate(); err != nil || share.IsZero() {
-			return fmt.Errorf("topic %q has a contract of %d/1000 msg/s and %d messages", t.Name, t.Contract.RateMilli, t.Contract.Burst)
+		if t.Contract != nil {
+			share := t.Contract.Share()
+			if err := share.Validate(); err != nil || share.IsZero() {
+				return fmt.Errorf("topic %q has a contract of %d/1000 msg/s and %d messages", t.Name, t.Contract.RateMilli, t.Contract.Burst)
+			}
 		}
-	}
-	if err := t.Retain.validate(); err != nil {
-		return fmt.Errorf("topic %q: %w", t.Name, err)
-	}
-	if t.Expiry != nil {
-		if err := t.Expiry.Validate(t.Name); err != nil {
-			return fmt.Errorf("topic %q: expiry: %w", t.Name, err)
+		if err := t.Retain.validate(); err != nil {
+			return fmt.Errorf("topic %q: %w", t.Name, err)
 		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(t.Expiries)) {
-		if err := t.Expiries[name].Validate(t.Name); err != nil || !wire.ValidChannelName(name) {
-			return fmt.Errorf("topic %q: channel %q: %w", t.Name, name, cmp.Or(err, errors.New("not a name")))
+		if t.Expiry != nil {
+			if err := t.Expiry.Validate(t.Name); err != nil {
+				return fmt.Errorf("topic %q: expiry: %w", t.Name, err)
+			}
 		}
-	}
-	for j, c := range t.Channels {
-		if !wire.ValidChannelName(c.Name) || wire.Ephemeral(c.Name) {
-			return fmt.Errorf("channel %q of topic %q has no name that could be kept", c.Name, t.Name)
+		for _, name := range slices.Sorted(maps.Keys(t.Expiries)) {
+			if err := t.Expiries[name].Validate(t.Name); err != nil || !wire.ValidChannelName(name) {
+				return fmt.Errorf("topic %q: channel %q: %w", t.Name, name, cmp.Or(err, errors.New("not a name")))
+			}
 		}
-		if j > 0 && t.Channels[j-1].Name >= c.Name {
-			return fmt.Errorf("channel %q of topic %q is not after %q", c.Name, t.Name, t.Channels[j-1].Name)
+		for j, c := range t.Channels {
+			if !wire.ValidChannelName(c.Name) || wire.Ephemeral(c.Name) {
+				return fmt.Errorf("channel %q of topic %q has no name that could be kept", c.Name, t.Name)
+			}
+			if j > 0 && t.Channels[j-1].Name >= c.Name {
+				return fmt.Errorf("channel %q of topic %q is not after %q", c.Name, t.Name, t.Channels[j-1].Name)
+			}
 		}
 	}
 	return nil

@@ -100,11 +100,11 @@ func (t topics) of(name string) lines {
 // were left in order come over exactly; of those of a process that was killed, channels
 // may get messages again.
 func Import(cfg Config) (Report, error) {
-	file, state, err := metadata.Open(cfg.Metadata)
+	state, err := metadata.Read(cfg.Metadata)
 	if err != nil {
 		return Report{}, err
 	}
-	im := importer{Config: cfg, file: file}
+	im := importer{Config: cfg}
 	err = im.run(state)
 	if im.locked != nil {
 		_ = im.locked.Close() // it was only locked
@@ -117,7 +117,6 @@ func Import(cfg Config) (Report, error) {
 
 type importer struct {
 	Config
-	file   *metadata.File
 	report Report
 	locked *os.File // Data, if there is something of NSQ's nsqd
 }
@@ -135,7 +134,7 @@ func (im *importer) run(state metadata.State) error {
 		return fmt.Errorf("%s has messages of %s: %w", im.Data, strings.Join(slices.Sorted(maps.Keys(topics)), ", "), im.Unwanted)
 	}
 	if nsq != nil {
-		if err := im.file.Write(merged); err != nil {
+		if err := metadata.Write(im.Metadata, merged); err != nil {
 			return err
 		}
 	}

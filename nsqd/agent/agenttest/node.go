@@ -53,9 +53,6 @@ type Node struct {
 		used    map[string]bool
 		fewer   bool // topics than in the last report
 		hold    mono.Time
-		// recorded is called by Recorded, which was called so often.
-		recorded func() error
-		records  int
 	}
 }
 
@@ -166,12 +163,12 @@ func (n *Node) Expire(name string, e expiry.Settings, channels map[string]expiry
 }
 
 // Prepare implements agent.Node.
-func (n *Node) Prepare(name string, channels []*srtmv1.TopicChannel, version uint64, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy, identity *srtmv1.TopicIdentity) (unknown []*srtmv1.TopicChannel, changed bool, err error) {
+func (n *Node) Prepare(name string, channels []*srtmv1.TopicChannel, version uint64, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy, identity *srtmv1.TopicIdentity) (unknown []*srtmv1.TopicChannel, err error) {
 	n.mu.Lock()
 	first := n.mu.prepare
 	n.mu.Unlock()
 	if err := first(name); err != nil {
-		return nil, false, err
+		return nil, err
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -208,18 +205,8 @@ func (n *Node) Prepare(name string, channels []*srtmv1.TopicChannel, version uin
 			unknown = append(unknown, &srtmv1.TopicChannel{Name: name, Paused: slices.Contains(t.Paused, name)})
 		}
 	}
-	return unknown, true, nil
+	return unknown, nil
 }
-
-// Has implements agent.Node.
-func (n *Node) Has(name string) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.mu.topics[name] != nil
-}
-
-// Undo implements agent.Node.
-func (n *Node) Undo(name string) { n.Drop(name) }
 
 // change does what broker.Topic does with channels.
 func (t *topic) change(channels []*srtmv1.TopicChannel, deleted []string, version uint64) {
@@ -266,30 +253,7 @@ func (n *Node) Settled(name string, channels []string) {
 }
 
 // Recorded implements agent.Node.
-func (n *Node) Recorded() error {
-	n.mu.Lock()
-	recorded := n.mu.recorded
-	n.mu.records++
-	n.mu.Unlock()
-	if recorded == nil {
-		return nil
-	}
-	return recorded()
-}
-
-// Record has every Recorded call the function, which may block, and return its error.
-func (n *Node) Record(recorded func() error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.mu.recorded = recorded
-}
-
-// Records returns how often Recorded was called.
-func (n *Node) Records() int {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.mu.records
-}
+func (n *Node) Recorded() error { return nil }
 
 // Subscribe creates a channel of a topic, as a client does that subscribes.
 func (n *Node) Subscribe(name, channel string) {
