@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/testkit"
@@ -18,7 +17,7 @@ func paced(milli, burst int64) header.OK {
 
 // Publishing keeps to the pace, from the first advice to the last.
 func TestPublishWaitsForItsTurn(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		told := 0
 		p := newPacer(PacingWait, func(Pace) { told++ })
 		wait := func(n int) time.Duration {
@@ -52,7 +51,7 @@ func TestPublishWaitsForItsTurn(t *testing.T) {
 
 // A wait ends with its context and with the publisher; one who reports does not wait.
 func TestWaitsEnd(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		p := newPacer(PacingWait, nil)
 		p.advise(paced(10_000, 1))
 		for range 2 {

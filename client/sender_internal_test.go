@@ -8,7 +8,6 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/nsqio/go-nsq"
@@ -178,7 +177,7 @@ func (s *briefStream) RecvMsg(m any) error {
 
 // Nor is a loaddistributor whose streams end as soon as they have said something.
 func TestStreamsThatEndAtOnceAreOpenedLess(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		var conn brief
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
@@ -233,7 +232,7 @@ func (l losable) Close() error {
 
 // A loaddistributor whose host is gone answers nothing, and refuses nothing.
 func TestALoaddistributorThatIsOutOfReachIsLeft(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		ln := testkit.NewPiped()
 		server := grpc.NewServer(bidi.ServerOptions()...)
 		srtmv1.RegisterPlacementServiceServer(server, &placing{})

@@ -10,8 +10,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 type roundTripper func(*http.Request) (*http.Response, error)
@@ -21,7 +22,7 @@ func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { retur
 // Every page that shows a broker is drawn at the same time: it is one question all the same,
 // also when the page that asked has left.
 func TestManyPagesAreOneQuestion(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		var asked atomic.Int64
 		c := &Console{cfg: Config{Brokers: roundTripper(func(*http.Request) (*http.Response, error) {
 			asked.Add(1)
@@ -48,7 +49,7 @@ func TestManyPagesAreOneQuestion(t *testing.T) {
 
 // What brokers have answered is not kept longer than it is used, nor beyond a bound.
 func TestAnswersAreBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		c := &Console{cfg: Config{Brokers: roundTripper(func(*http.Request) (*http.Response, error) {
 			return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(io.LimitReader(zeros{}, 4<<20))}, nil
 		})}}

@@ -204,7 +204,7 @@ func TestListsComeInPages(t *testing.T) {
 // A reader of a stream that takes nothing is dropped, counted, and makes room; until then
 // it has no more kept for it than what is written at once.
 func TestSlowReaderIsDropped(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		reg := prometheus.NewRegistry()
 		c, err := New(Config{Self: "x", Streams: 1, Metrics: reg, Log: slog.New(slog.DiscardHandler), Brokers: InProcess(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, `{}`)

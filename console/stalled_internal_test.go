@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"net/url"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -32,7 +31,7 @@ func (l listing) ListBrokers(context.Context, *srtmv1.ListBrokersRequest, ...grp
 
 // Brokers that do not answer take a page the time of one.
 func TestStalledBrokersAreWaitedForAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		c := &Console{admin: listing{count: maxAsked}, cfg: Config{Log: slog.New(slog.DiscardHandler), Brokers: roundTripper(func(r *http.Request) (*http.Response, error) {
 			<-r.Context().Done()
 			return nil, r.Context().Err()
@@ -78,7 +77,7 @@ func (stalledShares) ListShares(ctx context.Context, _ *srtmv1.ListSharesRequest
 // Pages hear at once how topics are while nobody says what shares they have, which all
 // topics together wait for no longer than one.
 func TestStalledSharesDelayNoPage(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		c := &Console{admin: sampled{}, grants: stalledShares{}}
 		c.watched.init()
 		began, changed := time.Now(), c.watched.changes()

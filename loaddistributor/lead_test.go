@@ -8,9 +8,9 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/loaddistributor/catalog"
 	"github.com/srtm-io/srtm/loaddistributor/controller"
 	"github.com/srtm-io/srtm/loaddistributor/store"
@@ -42,7 +42,7 @@ func (t silentTerm) Resign(ctx context.Context) error {
 // Who has lost the lead serves as a follower at once, and not when the store that it has lost has
 // taken its resignation.
 func TestALostLeaderFollowsAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		data := new(silent)
 		var roles []string

@@ -591,7 +591,7 @@ func TestTimeouts(t *testing.T) {
 		{"half an answer", "GET /stall HTTP/1.1\r\nHost: a\r\n\r\n", http.StatusOK, "some", 1, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			testkit.Bubble(t, func(t *testing.T) {
 				g, dial := inMemory(t, patient)
 				c := dial()
 				defer c.Close()
@@ -614,7 +614,7 @@ func TestTimeouts(t *testing.T) {
 		})
 	}
 	t.Run("a client that does not read", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
+		testkit.Bubble(t, func(t *testing.T) {
 			g, dial := inMemory(t, patient)
 			c := dial()
 			defer c.Close()
@@ -627,7 +627,7 @@ func TestTimeouts(t *testing.T) {
 	})
 	// A client that is slow between requests, not in them.
 	t.Run("a connection in use", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
+		testkit.Bubble(t, func(t *testing.T) {
 			_, dial := inMemory(t, patient)
 			c := dial()
 			defer c.Close()

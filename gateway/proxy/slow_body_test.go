@@ -40,7 +40,7 @@ func TestSlowBodies(t *testing.T) {
 		{"upgraded", "GET /socket", 20, 1, 29 * time.Second, http.StatusSwitchingProtocols},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			testkit.Bubble(t, func(t *testing.T) {
 				g, dial := inMemory(t, func(w http.ResponseWriter, r *http.Request) {
 					if r.URL.Path == "/socket" {
 						c, rw, err := http.NewResponseController(w).Hijack()
@@ -111,7 +111,7 @@ func TestSlowBodies(t *testing.T) {
 // Who takes requests back before they are answered pays what others pay for them: the
 // server goes on.
 func TestRequestsTakenBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		g, dial := inMemory(t, func(http.ResponseWriter, *http.Request) { <-time.After(time.Second) })
 		ask := func() net.Conn {
 			c := dial()

@@ -7,7 +7,6 @@ import (
 	"net/textproto"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/srtm-io/srtm/admission/client"
@@ -73,7 +72,7 @@ func TestClientsThatDoNotRead(t *testing.T) {
 		"of nothing": "",
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			testkit.Bubble(t, func(t *testing.T) {
 				g, dial := inMemory(t, func(w http.ResponseWriter, r *http.Request) {
 					switch r.URL.Path {
 					case "/empty":

@@ -312,6 +312,10 @@ var shuns = []Shun{
 		Why: "wait for an event, a counter or virtual time: a sleep is too short on one machine and too long on the next",
 	},
 	{
+		Path: "testing/synctest", Name: "Test", From: []string{"..."}, TestsOnly: true,
+		Why: "testkit.Bubble holds the process to one processor; on two the race detector can end it",
+	},
+	{
 		Path: "google.golang.org/grpc/status", Name: "Error", From: []string{"loaddistributor/..."}, Except: []string{"loaddistributor/rpc"},
 		Why: whyStatus,
 	},

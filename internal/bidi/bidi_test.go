@@ -95,7 +95,7 @@ func (f *fixture) start() {
 func say(text string) *string { return &text }
 
 func TestASessionHandlesAndSendsInOrder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		f := serve(t)
 		var heard []string
 		f.handled = func(m string) error { heard = append(heard, m); return nil }
@@ -153,7 +153,7 @@ func TestHowASessionEnds(t *testing.T) {
 		{"the server closes before the hello", func(f *fixture) { synctest.Wait(); go f.server.Close(closing) }, closing, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			testkit.Bubble(t, func(t *testing.T) {
 				f := serve(t)
 				f.start()
 				test.act(f)
@@ -172,7 +172,7 @@ func TestHowASessionEnds(t *testing.T) {
 // A peer that vanishes while its last message waits to be handled is noticed
 // all the same.
 func TestAPeerThatVanishesBehindAMessage(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		f := serve(t)
 		busy := make(chan struct{})
 		f.handled = func(string) error { <-busy; return nil }
@@ -198,7 +198,7 @@ func TestAClosedServerRefuses(t *testing.T) {
 }
 
 func TestAQueueTakesFromManyAndLosesNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		f := serve(t)
 		f.out = bidi.NewQueue[*string](1000)
 		f.start()

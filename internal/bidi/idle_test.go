@@ -9,7 +9,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -45,7 +44,7 @@ func serving(t *testing.T) (dial func(context.Context, string) (net.Conn, error)
 
 // Who only connects is cut off, in time for others to get in.
 func TestAPeerThatSaysNothingIsCutOff(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		dial, stop := serving(t)
 		defer stop()
 		conn, _ := dial(t.Context(), "")
@@ -59,7 +58,7 @@ func TestAPeerThatSaysNothingIsCutOff(t *testing.T) {
 
 // A connection without a call is closed, and the next call makes another; one with a call stays.
 func TestAConnectionWithoutACallIsClosed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		dial, stop := serving(t)
 		defer stop()
 		var dialled, open atomic.Int64
@@ -105,7 +104,7 @@ func TestAConnectionWithoutACallIsClosed(t *testing.T) {
 
 // Headers are kept whole before anything is known of who sends them.
 func TestHugeHeaders(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		dial, stop := serving(t)
 		defer stop()
 		conn := testkit.Result(grpc.NewClient("passthrough:server", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(dial))).Must(t)
@@ -120,7 +119,7 @@ func TestHugeHeaders(t *testing.T) {
 
 // A connection may have only so many calls open: each takes goroutines and memory here.
 func TestTheCallsOfAConnectionAreBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		dial, stop := serving(t)
 		defer stop()
 		conn, _ := dial(t.Context(), "")

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/testkit"
@@ -57,7 +56,7 @@ func (j *journal) slow(name string, d time.Duration) func(context.Context) error
 }
 
 func TestPartsStopInReverseOrderEachWaitedFor(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		var (
 			g Group
 			j journal
@@ -75,7 +74,7 @@ func TestPartsStopInReverseOrderEachWaitedFor(t *testing.T) {
 }
 
 func TestAnErrorStopsAllAndComesFirst(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		var (
 			g       Group
 			j       journal
@@ -103,7 +102,7 @@ func TestAnErrorStopsAllAndComesFirst(t *testing.T) {
 }
 
 func TestAPartMayFinishEarly(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		var (
 			g Group
 			j journal
@@ -118,7 +117,7 @@ func TestAPartMayFinishEarly(t *testing.T) {
 }
 
 func TestRunEndsWhenAllHaveFinished(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		var g Group
 		for i := range 3 {
 			g.Add(fmt.Sprint(i), func(context.Context) error { pass(time.Duration(i) * time.Second); return nil })
@@ -138,7 +137,7 @@ func TestAnEmptyGroupEndsAtOnce(t *testing.T) {
 // A part that gives up with context.Canceled without having been told to stop
 // has failed: something else's context ended under it.
 func TestCanceledWithoutBeingToldIsAnError(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		var g Group
 		g.Add("confused", func(context.Context) error { return fmt.Errorf("dial: %w", context.Canceled) })
 		g.Add("fine", func(ctx context.Context) error { <-ctx.Done(); return nil })

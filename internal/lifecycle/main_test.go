@@ -13,7 +13,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/testkit"
@@ -190,7 +189,7 @@ func TestErrorsAfterTheSignal(t *testing.T) {
 }
 
 func TestStoppingIsBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var (
 			stderr strings.Builder
@@ -229,7 +228,7 @@ func TestTheLimitIsHeld(t *testing.T) {
 		{"never released", false, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			testkit.Bubble(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				cancel()
 				began, forced := time.Now(), time.Duration(0)

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -60,7 +59,7 @@ func TestHTTPClientsThatHoldUp(t *testing.T) {
 		{"nothing more", "GET / HTTP/1.1\r\nHost: x\r\n\r\n", " 200 "},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			testkit.Bubble(t, func(t *testing.T) {
 				ln := inMemory()
 				ctx, stop := context.WithCancel(t.Context())
 				stopped := make(chan error, 1)
@@ -96,7 +95,7 @@ func TestServeLetsRequestsFinish(t *testing.T) {
 		{"as long as it may by then", time.Minute, time.Minute, "done"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			testkit.Bubble(t, func(t *testing.T) {
 				ln := inMemory()
 				asked := make(chan struct{})
 				srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -142,7 +141,7 @@ func TestServeLetsRequestsFinish(t *testing.T) {
 }
 
 func TestServeReportsABrokenListener(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		ln := inMemory()
 		testkit.Must(t, ln.Close())
 		err := Serve(ln, &http.Server{})(t.Context())
@@ -163,7 +162,7 @@ func TestServeGRPCEndsStreamsThatDoNotEnd(t *testing.T) {
 		stop time.Duration
 	}{{"they end", true, 0}, {"they do not", false, Grace}} {
 		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			testkit.Bubble(t, func(t *testing.T) {
 				ln := inMemory()
 				srv := grpc.NewServer()
 				healthpb.RegisterHealthServer(srv, health.NewServer())
@@ -202,7 +201,7 @@ func TestServeGRPCEndsStreamsThatDoNotEnd(t *testing.T) {
 }
 
 func TestPartsTogether(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		broken := errors.New("broken")
 		ended := 0
 		err := Together(

@@ -87,7 +87,7 @@ func TestALogThatNobodyReadsHoldsUpNobody(t *testing.T) {
 }
 
 func TestFlushIsBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		out := newStuck()
 		w := NewLogWriter(out, 100)
 		if !w.Flush(0) {

@@ -13,7 +13,7 @@ import (
 )
 
 func TestAKindOfLineIsLoggedSoOftenASecondAndTheRestCounted(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		out := newStuck()
 		close(out.free)
 		inner, _, err := NewLogger(out, "info", "text")
@@ -66,7 +66,7 @@ func TestAKindOfLineIsLoggedSoOftenASecondAndTheRestCounted(t *testing.T) {
 
 // Were a reason a client's own words after all, memory would be bounded still.
 func TestKindsAreBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		var out bytes.Buffer
 		log, end := Sparse(slog.New(slog.NewTextHandler(&out, nil)))
 		for i := range 10_000 {

@@ -28,7 +28,7 @@ import (
 // A connection ends a second after the last second of its certificate, whatever was done with the
 // clock meanwhile, and one that has ended before is let go of.
 func TestAConnectionEndsWithItsCertificate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		l := &lifetimes{log: &atomic.Pointer[slog.Logger]{}}
 		until := time.Now().Add(36 * time.Hour)
 		state := tls.ConnectionState{VerifiedChains: [][]*x509.Certificate{{{NotAfter: until}}}}

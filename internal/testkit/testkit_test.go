@@ -10,8 +10,9 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
-	"testing/synctest"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -290,7 +291,7 @@ func TestAServerAcceptsBeforeItIsStopped(t *testing.T) {
 }
 
 func TestWhatNeverComes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		r, asked := new(recorder), 0
 		r.run(func() {
 			testkit.WaitFor(r, "the third time", func() bool { asked++; return asked == 3 })
@@ -315,4 +316,29 @@ func TestMetric(t *testing.T) {
 	r := new(recorder)
 	r.run(func() { testkit.Metric(r, reg, "c", "y", "b") })
 	testkit.Equal(t, r.log.String(), "no metric c[\"y\" \"b\"]\n")
+}
+
+// Without the one processor of a bubble, the race detector ends this test.
+func TestExpiredTimersOfABubble(t *testing.T) {
+	before := runtime.GOMAXPROCS(0)
+	testkit.Bubble(t, func(t *testing.T) {
+		var readers sync.WaitGroup
+		for range 50 {
+			readers.Go(func() {
+				for range 500 {
+					expired := time.NewTimer(time.Millisecond)
+					<-time.After(2 * time.Millisecond)
+					select {
+					case <-expired.C:
+					default:
+						t.Error("the timer has not expired")
+					}
+				}
+			})
+		}
+		readers.Wait()
+	})
+	if now := runtime.GOMAXPROCS(0); now != before {
+		t.Errorf("%d processors after the bubble, %d before it", now, before)
+	}
 }

@@ -47,7 +47,7 @@ func TestController(t *testing.T) {
 	SetDefaultEventuallyPollingInterval(50 * time.Millisecond)
 	RunSpecs(t, "Controller", AroundNode(func(ctx context.Context, body func(context.Context)) {
 		today := time.Now()
-		synctest.Test(t, func(*testing.T) {
+		testkit.Bubble(t, func(*testing.T) {
 			defer GinkgoRecover()
 			<-time.After(time.Until(today)) // virtual time begins in 2000, before clock.Mono's beginning
 			endings = nil

@@ -27,7 +27,7 @@ func TestABrokerThatIsForgottenIsNotAway(t *testing.T) {
 
 // A follower keeps nothing of a topic that no client watches any more.
 func TestAFollowerForgetsWhoWatched(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		leader := idle(t, 1)
 		c, err := NewFollower(Config{
 			ReportInterval: time.Second, PrepareTimeout: time.Second, Window: time.Minute, Log: slog.New(slog.DiscardHandler),

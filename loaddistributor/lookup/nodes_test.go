@@ -124,7 +124,7 @@ func hello(host string, tcp int) string {
 
 // bubble runs Nodes on virtual time.
 func bubble(t *testing.T, cluster Cluster, cfg registry.Config, test func(t *testing.T, d *Directory, p *pipes, metrics *prometheus.Registry)) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		d := NewDirectory(cluster, cfg)
 		metrics := prometheus.NewRegistry()
 		n := NewNodes(d, cfg, slog.New(slog.DiscardHandler), metrics)
@@ -288,7 +288,7 @@ func (f *failing) Accept() (net.Conn, error) {
 }
 
 func TestAListenerThatFails(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		d := NewDirectory(members{}, registry.Config{})
 		n := NewNodes(d, registry.Config{}, slog.New(slog.DiscardHandler), nil)
 		begin := time.Now()

@@ -87,7 +87,7 @@ func TestACacheIsBounded(t *testing.T) {
 }
 
 func TestOneQuestionForAllWhoAskTheSame(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		at := &clerk{grant: answers(t, all), turn: make(chan struct{})}
 		c := auth.NewCache(at.ask, func() mono.Time { return 0 }, 20)
 		var wg sync.WaitGroup

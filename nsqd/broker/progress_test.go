@@ -10,12 +10,13 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/clock"
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // A broker whose disk is slow says at intervals how many topics it has stored, and nothing after
 // the last one.
 func TestABrokerThatStoresTellsItsProgress(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		var said bytes.Buffer
 		var stored atomic.Int64
 		done := make(chan struct{})

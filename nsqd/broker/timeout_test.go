@@ -2,7 +2,6 @@ package broker_test
 
 import (
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
@@ -15,7 +14,7 @@ import (
 // A message that its subscriber keeps for too long is delivered again, without
 // its subscriber asking, and not before its time.
 func TestMessagesTimeOutUnasked(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		begin := time.Now()
 		now := func() mono.Time { return mono.Time(time.Since(begin)) + 1 }
 		b := testkit.Result(broker.New(broker.Config{Capacity: 10, MaxMsgTimeout: time.Minute, AutoCreate: true, Now: now})).Must(t)

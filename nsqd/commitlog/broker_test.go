@@ -587,7 +587,7 @@ func (l *lives) run(steps int) {
 // another channel. A crash right then does not bring it back.
 func TestWhatWasEmptiedInMemoryStaysSoThroughACrash(t *testing.T) {
 	path := t.TempDir()
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		l := &lives{
 			rng: rand.New(rand.NewPCG(1, 1)), sizes: [2]int{2, 0}, begin: time.Now(), metadata: filepath.Join(path, "metadata.json"),
 			sim: commitlog.NewSimDisk(rand.New(rand.NewPCG(1, 2))), channels: map[string]*channelOwner{},
@@ -624,7 +624,7 @@ func TestWhatIsCarriedForwardStaysThroughALossOfPower(t *testing.T) {
 	carried := 0
 	for n := range 60 {
 		path := t.TempDir()
-		synctest.Test(t, func(t *testing.T) {
+		testkit.Bubble(t, func(t *testing.T) {
 			l := &lives{
 				rng: rand.New(rand.NewPCG(uint64(n), 1)), fsync: true, sizes: [2]int{1000, 0}, begin: time.Now(), metadata: filepath.Join(path, "metadata.json"),
 				sim: commitlog.NewSimDisk(rand.New(rand.NewPCG(uint64(n), 2))), channels: map[string]*channelOwner{},
@@ -704,7 +704,7 @@ func TestABrokerThroughAnyCrash(t *testing.T) {
 		testkit.Must(rt, os.Mkdir(filepath.Dir(l.metadata), 0o700))
 		steps := rapid.IntRange(1, 60).Draw(rt, "steps")
 		var failed broken
-		synctest.Test(t, func(*testing.T) {
+		testkit.Bubble(t, func(*testing.T) {
 			defer func() {
 				if r := recover(); r != nil {
 					var is bool

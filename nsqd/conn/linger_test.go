@@ -33,7 +33,7 @@ func TestIdleClientDoesNotDelayShutdown(t *testing.T) {
 		"active a moment ago": {100 * time.Millisecond, 900 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			testkit.Bubble(t, func(t *testing.T) {
 				log := slog.New(slog.DiscardHandler)
 				sc := session.DefaultConfig()
 				sc.HeartbeatInterval = 0

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+
+	"github.com/srtm-io/srtm/internal/testkit"
 )
 
 // computing is a decompressor at work, until it is closed.
@@ -27,7 +29,7 @@ func (s silent) Read(b []byte) (int, error) { return s.computing.Read(b) }
 // A decompressor works while it has a turn, of which there are as many as processors but one,
 // and has none while it waits for bytes: connections that are idle keep no other waiting.
 func TestDecompressorsTakeTurns(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		e := &env{unpacks: make(chan struct{}, 1)}
 		var all sync.WaitGroup
 		read := func(r io.Reader) {

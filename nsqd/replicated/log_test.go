@@ -13,7 +13,7 @@ import (
 // While too much waits to be stored of all logs together, one appends when nothing of its
 // own waits, and else when it is stored.
 func TestAllLogsTogetherAreBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		c := &Cluster{cfg: Config{MaxBody: 100, Log: slog.New(slog.DiscardHandler)}, closes: make(chan struct{})}
 		c.pending.Store(maxPendingAll)
 		l := &Log{cluster: c, wake: make(chan struct{}, 1)}

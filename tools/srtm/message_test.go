@@ -14,7 +14,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -230,7 +229,7 @@ func TestSecretsOfAnyLength(t *testing.T) {
 }
 
 func TestProgress(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		var errs, out testkit.Buffer
 		p := &progress{end: make(chan struct{}), done: make(chan struct{}), text: "waiting", screen: screen.New(&errs)}
 		p.screen.Terminal = true
@@ -264,7 +263,7 @@ func TestProgress(t *testing.T) {
 
 // Without a guarantee on when: only that the turns are as many as the rate says.
 func TestPace(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		p, begin := pace{every: every(200)}, time.Now()
 		for range 101 {
 			p.wait(t.Context())

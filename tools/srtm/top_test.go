@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -77,7 +76,7 @@ func TestTop(t *testing.T) {
 
 // A look that fails leaves what was seen before, and the next may succeed.
 func TestRefresh(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	testkit.Bubble(t, func(t *testing.T) {
 		var out testkit.Buffer
 		cmd := &cobra.Command{}
 		cmd.SetOut(&out)

@@ -64,7 +64,7 @@ func TestCommandsThatDoNotComeWhole(t *testing.T) {
 	mpub = append(binary.BigEndian.AppendUint32(mpub, messages), bytes.Repeat([]byte("\x00\x00\x00\x01x"), messages-1)...)
 	for name, command := range map[string][]byte{"PUB": append(pub, make([]byte, body-1)...), "MPUB": mpub} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			testkit.Bubble(t, func(t *testing.T) {
 				cfg := agent.DefaultConfig()
 				cfg.Loaddistributor, cfg.MaxBuffer = "127.0.0.1:1", 6<<20
 				a := testkit.Result(agent.New(cfg)).Must(t)
