@@ -14,12 +14,15 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
+	"github.com/srtm-io/srtm/internal/identity"
+	"github.com/srtm-io/srtm/internal/refusal"
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/nsqd/agent"
 	"github.com/srtm-io/srtm/nsqd/agent/agenttest"
@@ -276,6 +279,25 @@ var _ = Describe("The agent", func() {
 		Expect(node.Topics()).To(BeEmpty())
 		control.send(remove(6, "never was"))
 		Expect(result(control)).To(HaveField("Error", ""))
+	})
+
+	It("has in force what it is granted after another process had its id", func() {
+		control, grants := joined()
+		defer stop()
+		control.send(prepare(1, "t"))
+		Expect(result(control).Error).To(BeEmpty())
+		grants.send(grant("t", 1, 10_000, 5, 0))
+		Expect(ack(grants)).To(HaveExactElements("t", uint64(1), int64(10_000), int64(5), int64(0)))
+
+		grants.end <- refusal.Coded(codes.AlreadyExists, errors.New("in use"), &errdetails.ErrorInfo{Reason: identity.ReasonInUse})
+		again := accept(p.grants)
+		Expect(next(again, (*srtmv1.NodeMessage).GetHello).Held).To(BeEmpty())
+		t, _ := node.Topic("t")
+		Expect(t.Share.IsZero()).To(BeTrue(), "it has given up its share")
+		again.send(grant("t", 2, 20_000, 6, 1000))
+		Expect(ack(again)).To(HaveExactElements("t", uint64(2), int64(20_000), int64(6), int64(0)))
+		t, _ = node.Topic("t")
+		Expect(t.Share).To(Equal(tokenbucket.Share{Rate: 20_000, Burst: 6}), "the control session has no reason to prepare the topic again")
 	})
 
 	It("deletes what it has of a topic of the same name that was deleted, once", func() {

@@ -197,7 +197,7 @@ func (o *owner) giveUp(cause error) (none bool) {
 			// An unknown topic has no share.
 			_, _ = o.node.Grant(topic, tokenbucket.Share{}, tokenbucket.Share{}, mono.Never, mono.Never, 0)
 		}
-		o.holdings.Removed(topic)
+		o.holdings.GivenUp(topic)
 	}
 	none = true
 	for topic := range maps.Clone(o.disk) {

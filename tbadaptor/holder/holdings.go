@@ -63,8 +63,9 @@ func (in Holding) Base() tokenbucket.Share { return in.Share.Less(in.Flex) }
 // acknowledge it until the topic is there was the other way: the adaptor would
 // wait for that acknowledgement, and never get it where the topic is gone.)
 //
-// Invariant: the epoch of a topic never falls while the topic is in the map;
-// it leaves when it is removed, or when it is granted nothing and not prepared.
+// Invariant: the epoch of a topic never falls while the topic is in the map, unless the
+// share is given up, of which the next hello says nothing. A topic leaves the map when it
+// is removed, or when it is granted nothing and not prepared.
 type Holdings struct {
 	topics map[string]Holding
 	kept   int // of topics: not prepared
@@ -179,6 +180,12 @@ func (h *Holdings) Missing(topic string) {
 func (h *Holdings) Vanished(g Grant) (released tokenbucket.Tokens) {
 	h.Removed(g.Topic)
 	return h.Keep(g)
+}
+
+// GivenUp: nothing is held of the topic any more. The node still has the topic if it was
+// prepared, so the next grant is for the node.
+func (h *Holdings) GivenUp(topic string) {
+	h.put(topic, Holding{Prepared: h.topics[topic].Prepared})
 }
 
 // Removed: the node does not have the topic any more.

@@ -145,7 +145,7 @@ func TestAnyOrder(t *testing.T) {
 		for range rapid.IntRange(1, 80).Draw(t, "steps") {
 			topic := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "topic")
 			before, known := h.topics[topic]
-			switch rapid.IntRange(0, 4).Draw(t, "kind") {
+			switch rapid.IntRange(0, 5).Draw(t, "kind") {
 			case 0, 1:
 				g := Grant{Topic: topic, Epoch: rapid.Uint64Range(1, 20).Draw(t, "epoch")}
 				if burst := rapid.Int64Range(0, 5).Draw(t, "burst"); burst > 0 {
@@ -163,6 +163,9 @@ func TestAnyOrder(t *testing.T) {
 					}
 					h.Applied(g)
 				case Kept:
+					if before.Prepared {
+						t.Fatalf("%+v is kept though the node has the topic", g)
+					}
 					given[topic] += g.Tokens - released
 				}
 			case 2:
@@ -175,6 +178,12 @@ func TestAnyOrder(t *testing.T) {
 			case 3:
 				h.Removed(topic)
 				delete(given, topic)
+			case 5:
+				h.GivenUp(topic)
+				if delete(given, topic); h.topics[topic].Prepared != before.Prepared || !h.topics[topic].Share.IsZero() {
+					t.Fatalf("given up: %+v, before %+v", h.topics[topic], before)
+				}
+				before.Epoch = 0 // the next hello says nothing of it
 			case 4:
 				if before.Prepared {
 					g := Grant{Topic: topic, Epoch: before.Epoch + 1, Share: share(10, 2), Tokens: 1500}
