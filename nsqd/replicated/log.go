@@ -90,6 +90,7 @@ type Log struct {
 	trimmed commitlog.Offset // what Trim was told
 	purged  time.Time        // when Trim did that last
 	looked  time.Time        // when the stream was looked at last
+	claimed time.Time        // when the part became this owner's; set once
 }
 
 // block is one that is not stored yet.
@@ -180,7 +181,7 @@ func (l *Log) claim(ctx context.Context) (last uint64, err error) {
 		if err != nil {
 			return 0, err
 		}
-		l.next, l.durable = next, next
+		l.next, l.durable, l.claimed = next, next, time.Now()
 		l.stats.Bytes = int64(info.State.Bytes)
 		l.marks.first, l.marks.claim = info.State.FirstSeq, ack.Sequence
 		l.marks.add(mark{offset: next, seq: ack.Sequence})

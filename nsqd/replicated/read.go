@@ -368,7 +368,9 @@ func (l *Log) look(ctx context.Context) (seq uint64, err error) {
 		l.mu.Unlock()
 		return seq, nil
 	}
-	n = purged()
+	if n = purged(); seq <= l.marks.claim && time.Since(l.claimed) < 2*patience {
+		n = 0 // the owner before asked for that, before it knew of this one
+	}
 	l.stats.Unreadable += n
 	l.looked = time.Now()
 	l.marks.trim(seq)

@@ -164,6 +164,7 @@ func TestTakingAPartOver(t *testing.T) {
 		if got := bodies(back); !slices.Contains(got, "of the broker that is back") {
 			t.Errorf("trimming %v: the broker that is back has %q", trims, got)
 		}
+		testkit.Equal(t, back.Stats().Unreadable, 0, "messages that are said to be gone, and were taken over")
 		testkit.Must(t, back.Close())
 		back = own()
 		if snapshot, err := back.LoadCursors(); err != nil || string(snapshot) != "cursors of the broker that is back" {
