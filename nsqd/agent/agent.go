@@ -224,8 +224,7 @@ func New(cfg Config, node Node) (*Agent, error) {
 func (a *Agent) State() State { return *a.state.Load() }
 
 // Run keeps the sessions up until ctx ends, and then returns nil. It calls the
-// node from one goroutine only, and not after it has returned; what was
-// granted stays in force. If the broker's id belongs to another process, Run gives up all
+// node as Node says, and not after it has returned; what was granted stays in force. If the broker's id belongs to another process, Run gives up all
 // shares and returns *TakenError. Run may be called once.
 func (a *Agent) Run(ctx context.Context) error {
 	if a.started.Swap(true) {

@@ -300,6 +300,89 @@ var _ = Describe("The agent", func() {
 		Expect(t.Share).To(Equal(tokenbucket.Share{Rate: 20_000, Burst: 6}), "the control session has no reason to prepare the topic again")
 	})
 
+	order := func(request uint64, topic, channel string) *srtmv1.ControllerMessage {
+		return &srtmv1.ControllerMessage{Message: &srtmv1.ControllerMessage_ChannelOrder{ChannelOrder: &srtmv1.ChannelOrder{
+			Request: request, Topic: topic, Version: request, Channels: []*srtmv1.TopicChannel{{Name: channel, Created: request}},
+		}}}
+	}
+	applied := func(s *controlSession) *srtmv1.ChannelsApplied {
+		GinkgoHelper()
+		return next(s, (*srtmv1.BrokerMessage).GetChannelsApplied)
+	}
+
+	It("carries out channel orders beside the owner, and answers when the disk has them", func() {
+		control, grants := joined()
+		defer stop()
+		for i, topic := range []string{"t", "u", "v"} {
+			control.send(prepare(uint64(i+1), topic))
+			Expect(result(control)).To(HaveField("Error", ""))
+		}
+		begun, disk := make(chan string, 10), make(chan error)
+		node.SabotageChange(func(topic string) error {
+			begun <- topic
+			return <-disk
+		})
+		control.send(order(11, "t", "d"))
+		Eventually(begun).Should(Receive(Equal("t")))
+		// The disk has written nothing yet.
+		grants.send(grant("u", 1, 1000, 2, 0))
+		Expect(ack(grants)).To(Equal([]any{"u", uint64(1), int64(1000), int64(2), int64(0)}))
+		control.send(order(12, "u", "d"))
+		control.send(order(13, "v", "d"))
+		control.send(order(14, "v", "e"))
+		again := prepare(20, "v")
+		again.GetPrepare().ChannelsVersion = 1
+		control.send(again)
+		disk <- nil
+		var first *srtmv1.BrokerMessage
+		Eventually(control.in).Should(Receive(&first))
+		Expect(first.GetChannelsApplied().GetRequest()).To(Equal(uint64(11)), "%v: before the PrepareTopic that follows", first)
+		var two [2]string
+		for i := range two { // topics beside each other
+			Eventually(begun).Should(Receive(&two[i]))
+		}
+		Expect(two[:]).To(ConsistOf("u", "v"))
+		disk <- errors.New("disk full")
+		disk <- errors.New("disk full")
+		Eventually(begun).Should(Receive(Equal("v")), "one order of a topic after the other")
+		disk <- nil
+		a := applied(control)
+		Expect(a.Request).To(Equal(uint64(14)))
+		var refused []uint64
+		for _, f := range a.Faults {
+			refused = append(refused, f.Request)
+			Expect(f.Error).To(Equal("disk full"))
+		}
+		Expect(refused).To(Equal([]uint64{12, 13}))
+		Expect(result(control)).To(And(HaveField("Request", uint64(20)), HaveField("Error", "")))
+		for topic, channels := range map[string][]string{"t": {"c", "d"}, "u": {"c"}, "v": {"c", "e"}} {
+			is, _ := node.Topic(topic)
+			Expect(is.Channels).To(Equal(channels), topic)
+		}
+	})
+
+	It("carries out the orders of a session before the next session begins", func() {
+		control, _ := joined()
+		defer stop()
+		control.send(prepare(1, "t"))
+		Expect(result(control)).To(HaveField("Error", ""))
+		begun, disk := make(chan string, 10), make(chan error)
+		node.SabotageChange(func(topic string) error {
+			begun <- topic
+			return <-disk
+		})
+		control.send(order(11, "t", "d"))
+		Eventually(begun).Should(Receive())
+		control.end <- nil
+		Eventually(func() bool { return subject.State().Control.Connected }).Should(BeFalse())
+		Consistently(p.control, "50ms").ShouldNot(Receive())
+		disk <- nil
+		control = accept(p.control)
+		next(control, (*srtmv1.BrokerMessage).GetHello)
+		is, _ := node.Topic("t")
+		Expect(is.Channels).To(Equal([]string{"c", "d"}))
+	})
+
 	It("deletes what it has of a topic of the same name that was deleted, once", func() {
 		control, _ := joined()
 		defer stop()

@@ -13,7 +13,7 @@ import (
 
 // Channels are of the topic, on all of its brokers. What clients do to channels here is
 // requested of the control plane (ChannelRequest). What the control plane decides comes back as
-// a ChannelOrder, which ChannelsApplied answers once it is recorded.
+// a ChannelOrder (orders.go).
 
 // How long the answer to a client waits for the control plane: that to a client that creates a
 // channel, and that to one that pauses, unpauses or deletes a channel.
@@ -67,8 +67,8 @@ type channelRequest struct {
 	other *inquiry
 }
 
-// channels is what the owner knows of requests and orders about channels. It is of the session:
-// a new one brings all channels with PrepareTopic, in both directions.
+// channels is what the owner knows of requests about channels. It is of the session: a new one
+// brings all channels with PrepareTopic, in both directions.
 type channels struct {
 	requests uint64                     // the last number
 	open     map[uint64]*channelRequest // requests that are not answered
@@ -76,11 +76,6 @@ type channels struct {
 	creating map[topicChannel]*inquiry  // channels that clients create; the names in open, and in waiting
 	waiting  map[string][]string        // by topic: names that are in no request yet
 	retry    *time.Timer                // for waiting
-
-	upTo      uint64 // the last order
-	faults    []*srtmv1.ChannelFault
-	recording bool // a goroutine waits until orders are recorded
-	recorded  uint64
 }
 
 func newChannels() channels {
@@ -91,7 +86,6 @@ func newChannels() channels {
 
 func (c *channels) reset() {
 	c.open, c.perTopic, c.creating, c.waiting = map[uint64]*channelRequest{}, map[string]int{}, map[topicChannel]*inquiry{}, map[string][]string{}
-	c.upTo, c.recorded, c.faults = 0, 0, nil
 }
 
 // Confirm reports a channel that a client has created, or found here, to the control plane.
@@ -271,37 +265,4 @@ func (o *owner) channelsDown() {
 		q.end(ErrDisconnected)
 	}
 	c.reset()
-}
-
-// changeChannels carries an order out.
-func (o *owner) changeChannels(m *srtmv1.ChannelOrder) {
-	if err := o.node.ChangeChannels(m); err != nil {
-		o.channels.faults = append(o.channels.faults, &srtmv1.ChannelFault{Request: m.Request, Error: err.Error()})
-	}
-	o.channels.upTo = m.Request
-	o.acknowledgeChannels()
-}
-
-// acknowledgeChannels answers all orders so far, once they are recorded: one answer for as
-// many as come meanwhile.
-func (o *owner) acknowledgeChannels() {
-	c := &o.channels
-	if c.recording || c.recorded == c.upTo || o.control == nil {
-		return
-	}
-	c.recording = true
-	l, answer := o.control, &srtmv1.ChannelsApplied{Request: c.upTo, Faults: c.faults}
-	c.faults = nil
-	o.sessions.Go(func() {
-		if err := o.node.Recorded(); err != nil {
-			answer.Faults = append(answer.Faults, &srtmv1.ChannelFault{Request: answer.Request, Error: err.Error()})
-		}
-		o.do(o.ctx, func(o *owner) {
-			if o.channels.recording = false; o.control == l {
-				o.channels.recorded = answer.Request
-				l.reply(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_ChannelsApplied{ChannelsApplied: answer}})
-			}
-			o.acknowledgeChannels()
-		})
-	})
 }

@@ -6,7 +6,7 @@
 // the shares it holds.
 //
 // tbadaptor/holder says what is held, and until when. owner.go is the one goroutine that
-// calls the Node; keep.go is what it does for the lease, capture.go for those who want
+// calls the Node, but for orders.go, which changes channels beside it; keep.go is what it does for the lease, capture.go for those who want
 // to know when messages arrived. link.go keeps a session open. The other ends are
 // loaddistributor/rpc and tbadaptor/loop.
 package agent

@@ -24,16 +24,15 @@ type Node interface {
 	// has not named since. The error goes to the operator who creates the topic.
 	Prepare(topic string, channels []*srtmv1.TopicChannel, version uint64, slo time.Duration, quantile float64, overLimit srtmv1.OverLimitPolicy, identity *srtmv1.TopicIdentity) (unknown []*srtmv1.TopicChannel, err error)
 
-	// ChangeChannels creates, pauses and deletes durable channels of a topic. It does
-	// nothing, and succeeds, when there is no such topic, or another one of its name.
+	// ChangeChannels creates, pauses and deletes durable channels of a topic. It returns when
+	// the change stands after a crash. After an error the deletions are carried out or not, and
+	// nothing else is. It does nothing, and succeeds, when there is no such topic, or another
+	// one of its name. It waits for the disk, so the agent calls it beside the other methods:
+	// not beside Prepare, Remove, RemoveUnused and Seek, and once at a time for a topic.
 	ChangeChannels(order *srtmv1.ChannelOrder) error
 
 	// Settled notes that all connected brokers of the topic have these channels.
 	Settled(topic string, channels []string)
-
-	// Recorded returns when the channels, as they were when it was called, will be the
-	// same after a crash. Any goroutine may call it.
-	Recorded() error
 
 	// Expire sets when messages of a topic that was prepared are given up.
 	Expire(topic string, e expiry.Settings, channels map[string]expiry.Settings) error

@@ -35,7 +35,8 @@ const (
 	grantSession   = "grants"
 )
 
-// owner is the only goroutine that touches the node and the holdings.
+// owner is the only goroutine that touches the node and the holdings. Beside it, orders.go calls
+// Node.ChangeChannels alone.
 type owner struct {
 	// Set once.
 	*core
@@ -134,16 +135,32 @@ func (o *owner) run(ctx context.Context) error {
 }
 
 func (a *core) controlReconnector(ctx context.Context) reconnector[srtmv1.BrokerMessage, srtmv1.ControllerMessage] {
+	var orders *orderQueue // of the session
 	return reconnector[srtmv1.BrokerMessage, srtmv1.ControllerMessage]{
 		name: controlSession, addresses: a.cfg.loadDistributors(), options: a.cfg.DialOptions, log: a.cfg.Log, rng: a.rng(0),
 		open: func(ctx context.Context, conn *grpc.ClientConn) (grpc.BidiStreamingClient[srtmv1.BrokerMessage, srtmv1.ControllerMessage], error) {
 			return srtmv1.NewBrokerServiceClient(conn).Session(ctx, grpc.WaitForReady(true))
 		},
-		up: func(l *controlLink) { a.do(ctx, func(o *owner) { o.controlUp(l) }) },
+		up: func(l *controlLink) {
+			orders = startOrders(a.node, func(upTo uint64, faults []*srtmv1.ChannelFault) {
+				a.do(ctx, func(o *owner) { o.channelsApplied(l, upTo, faults) })
+			})
+			a.do(ctx, func(o *owner) { o.controlUp(l) })
+		},
 		in: func(l *controlLink, m *srtmv1.ControllerMessage) {
+			if order := m.GetChannelOrder(); order != nil {
+				orders.put(order)
+				return
+			}
+			if followsOrders(m) {
+				orders.wait()
+			}
 			a.do(ctx, func(o *owner) { o.controlIn(l, m) })
 		},
-		down: func(l *controlLink, err error) { a.do(ctx, func(o *owner) { o.controlDown(l, err) }) },
+		down: func(l *controlLink, err error) {
+			a.do(ctx, func(o *owner) { o.controlDown(l, err) })
+			orders.end() // the next session's PrepareTopic may be of a later version
+		},
 	}
 }
 
@@ -240,8 +257,6 @@ func (o *owner) controlIn(l *controlLink, m *srtmv1.ControllerMessage) {
 		r := o.node.Seek(m.Seek.Topic, m.Seek.Channel, m.Seek.To, m.Seek.Empty)
 		r.Request = m.Seek.Request
 		l.reply(&srtmv1.BrokerMessage{Message: &srtmv1.BrokerMessage_SeekResult{SeekResult: r}})
-	case *srtmv1.ControllerMessage_ChannelOrder:
-		o.changeChannels(m.ChannelOrder)
 	case *srtmv1.ControllerMessage_ChannelAnswer:
 		o.channelAnswer(m.ChannelAnswer)
 	case *srtmv1.ControllerMessage_TakeOver:

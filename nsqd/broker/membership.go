@@ -3,6 +3,8 @@ package broker
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/mono"
@@ -118,69 +120,144 @@ func (t *Topic) become(all []*srtmv1.TopicChannel, version uint64) (unknown []*s
 //   - a channel that the control plane has not heard of: its deletion is of an earlier one;
 //   - a channel of a later version: the catalog's store has gone back.
 //
-// It does nothing if the topic is of another identity. It returns when what was deleted does
-// not come back after a crash. Errors: ErrBadName, ErrGone, ErrDraining.
+// It does nothing if the topic is of another identity. Each change is an order (see order.go): the
+// deletions, and then the rest. After an error the rest has not happened, and the deletions have
+// if they could be stored. The caller gives one change of a topic at a time.
+//
+// Errors: ErrBadName, ErrGone, ErrDraining, ErrStorage.
 func (t *Topic) change(identity metadata.Identity, channels []*srtmv1.TopicChannel, deleted []string, version uint64) (changed bool, err error) {
 	for _, c := range channels {
 		if !wire.ValidChannelName(c.GetName()) {
 			return false, fmt.Errorf("channel %q: %w", c.GetName(), ErrBadName)
 		}
 	}
-	if changed = t.removeOutlived(identity, channels, deleted, version); changed {
+	w := catalogWish{identity: identity, channels: channels, before: make(map[string]uint64, len(channels)+len(deleted))}
+	for _, c := range channels {
+		w.before[c.GetName()] = c.GetCreated()
+	}
+	for _, name := range deleted {
+		w.before[name] = version + 1
+	}
+	outlived, differs, err := t.compare(&w)
+	if err != nil {
+		return false, err
+	}
+	if outlived {
+		if err := t.store.storable(); err != nil {
+			return false, err
+		}
+		if err := t.ordered(w.dropFrom, func(now mono.Time, s *step) error { return t.removeOutlived(&w, now, s) }); err != nil {
+			return false, err
+		}
 		if err := t.store.settled(); err != nil { // or the next of its name would have what it had, after a crash
-			return changed, err
+			return true, err
 		}
 	}
-	s := t.begin()
-	defer t.end(s)
+	if differs {
+		err = t.ordered(w.writeTo, func(now mono.Time, s *step) error { return t.fulfil(&w, now, s) })
+	}
+	return outlived || differs, err
+}
+
+// catalogWish is what the catalog says of channels of a topic.
+type catalogWish struct {
+	identity metadata.Identity
+	channels []*srtmv1.TopicChannel
+	before   map[string]uint64 // by name: a channel that was created before that version is deleted
+}
+
+// outlives reports whether a channel that was created at a version is to be deleted.
+func (w *catalogWish) outlives(name string, created uint64) bool {
+	return created > 0 && created < w.before[name]
+}
+
+// dropFrom is the edit that deletes channels.
+func (w *catalogWish) dropFrom(m *metadata.Topic) bool {
+	if m.Identity == w.identity {
+		m.Channels = slices.DeleteFunc(slices.Clone(m.Channels), func(c metadata.Channel) bool { return w.outlives(c.Name, c.Created) })
+	}
+	return true
+}
+
+// writeTo is the edit that creates and pauses channels.
+func (w *catalogWish) writeTo(m *metadata.Topic) bool {
+	if m.Identity != w.identity {
+		return true
+	}
+	m.Channels = slices.Clone(m.Channels)
+	for _, told := range w.channels {
+		if wire.Ephemeral(told.GetName()) {
+			continue
+		}
+		at, found := slices.BinarySearchFunc(m.Channels, told.GetName(), func(c metadata.Channel, name string) int { return strings.Compare(c.Name, name) })
+		if !found {
+			m.Channels = slices.Insert(m.Channels, at, metadata.Channel{})
+		}
+		m.Channels[at] = metadata.Channel{Name: told.GetName(), Paused: told.GetPaused(), Created: told.GetCreated()}
+	}
+	return true
+}
+
+// compare reports whether the topic has channels that are to be deleted, and whether anything
+// else differs. Errors: ErrGone, ErrDraining.
+func (t *Topic) compare(w *catalogWish) (outlived, differs bool, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	if t.mu.closed {
-		return changed, t.open()
+		return false, false, t.open()
 	}
-	if t.identity != identity {
-		return changed, nil
+	if t.identity != w.identity {
+		return false, false, nil
 	}
-	now := t.shared.now()
-	for _, told := range channels {
+	for name := range w.before {
+		outlived = outlived || t.mu.core.Channel(name) != nil && w.outlives(name, t.memberships[name].created)
+	}
+	for _, told := range w.channels {
+		c := t.mu.core.Channel(told.GetName())
+		is := t.memberships[told.GetName()].created
+		differs = differs || c == nil || c.Paused() != told.GetPaused() || is != told.GetCreated()
+	}
+	return outlived, differs, nil
+}
+
+// removeOutlived requires mu held.
+func (t *Topic) removeOutlived(w *catalogWish, now mono.Time, s *step) error {
+	if t.mu.closed {
+		return t.open()
+	}
+	if t.identity != w.identity {
+		return nil
+	}
+	for name := range w.before {
+		if c := t.mu.core.Channel(name); c != nil && w.outlives(name, t.memberships[name].created) {
+			t.removeChannel(now, c, s)
+		}
+	}
+	return nil
+}
+
+// fulfil creates and pauses channels. Requires: mu held.
+func (t *Topic) fulfil(w *catalogWish, now mono.Time, s *step) error {
+	if t.mu.closed {
+		return t.open()
+	}
+	if t.identity != w.identity {
+		return nil
+	}
+	for _, told := range w.channels {
 		c, err := t.channel(now, told.GetName(), s, true)
 		if err != nil {
-			return changed, err
+			return err
 		}
 		switch {
 		case told.GetPaused() && !c.Paused():
 			c.Pause()
-			s.record = true
 		case !told.GetPaused() && c.Paused():
 			t.mu.core.UnpauseChannel(now, c, &s.fx)
-			s.record = true
 		}
 		if is := t.memberships[c.Name()]; is.created != told.GetCreated() {
 			t.note(c.Name(), membership{created: told.GetCreated()})
-			s.record = true
 		}
 	}
-	return changed || s.listed || s.record, nil
-}
-
-// removeOutlived removes the channels that the catalog has no more, and those that it has anew.
-func (t *Topic) removeOutlived(identity metadata.Identity, channels []*srtmv1.TopicChannel, deleted []string, version uint64) (removed bool) {
-	s := t.begin()
-	defer t.end(s)
-	if t.mu.closed || t.identity != identity {
-		return false
-	}
-	now := t.shared.now()
-	outlived := func(name string, before uint64) {
-		c, created := t.mu.core.Channel(name), t.memberships[name].created
-		if c != nil && created > 0 && created < before {
-			t.removeChannel(now, c, s)
-			removed = true
-		}
-	}
-	for _, c := range channels {
-		outlived(c.GetName(), c.GetCreated())
-	}
-	for _, name := range deleted {
-		outlived(name, version+1)
-	}
-	return removed
+	return nil
 }

@@ -132,7 +132,6 @@ var _ = Describe("A channel in a cluster", func() {
 		b := storedWith(path, clustered)
 		prepare(b, is(1, 1), 1)
 		Expect(b.Node().ChangeChannels(&srtmv1.ChannelOrder{Topic: "t", Identity: is(1, 1), Version: 2, Channels: []*srtmv1.TopicChannel{created("new", 2)}})).To(Succeed())
-		b.Node().Recorded()
 		after := storedWith(crashed(path), clustered)
 		Expect(topic(after, "t").ChannelNames()).To(Equal([]string{"new"}))
 	})

@@ -65,16 +65,20 @@ func (n *Node) Prepare(topic string, channels []*srtmv1.TopicChannel, version ui
 	return unknown, err
 }
 
-// ChangeChannels carries a ChannelOrder out. It does nothing without the topic, or if the topic
-// is another one of its name. Errors: ErrDraining, ErrBadName.
+// ChangeChannels carries a ChannelOrder out, and returns when what it says outlives a crash. It
+// does nothing without the topic, or if the topic is another one of its name.
+// Errors: ErrDraining, ErrBadName, ErrStorage.
 func (n *Node) ChangeChannels(order *srtmv1.ChannelOrder) error {
 	t, err := n.broker().Topic([]byte(order.Topic))
 	if err != nil {
 		return nil
 	}
-	_, err = t.change(metadata.Identity{Log: order.GetIdentity().GetLog(), Created: order.GetIdentity().GetCreated()}, order.Channels, order.Deleted, order.Version)
-	if errors.Is(err, ErrGone) {
+	changed, err := t.change(metadata.Identity{Log: order.GetIdentity().GetLog(), Created: order.GetIdentity().GetCreated()}, order.Channels, order.Deleted, order.Version)
+	switch {
+	case errors.Is(err, ErrGone):
 		return nil
+	case err == nil && !changed: // perhaps a client has changed it just now
+		err = n.broker().Recorded()
 	}
 	return err
 }
@@ -85,9 +89,6 @@ func (n *Node) Settled(topic string, channels []string) {
 		t.settled(channels)
 	}
 }
-
-// Recorded is Broker.Recorded.
-func (n *Node) Recorded() error { return n.broker().Recorded() }
 
 // Expire is Topic.SetExpiries. Errors: ErrUnknownTopic; as SetExpiries.
 func (n *Node) Expire(topic string, e expiry.Settings, channels map[string]expiry.Settings) error {

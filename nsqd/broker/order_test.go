@@ -9,6 +9,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
+	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/nsqd/broker"
 	"github.com/srtm-io/srtm/nsqd/metadata"
 	"github.com/srtm-io/srtm/tokenbucket"
@@ -48,6 +49,14 @@ var _ = Describe("an order", func() {
 			return err
 		}
 	}
+	one := func(name string, created uint64, paused bool) []*srtmv1.TopicChannel {
+		return []*srtmv1.TopicChannel{{Name: name, Created: created, Paused: paused}}
+	}
+	change := func(channels []*srtmv1.TopicChannel, deleted ...string) func(*broker.Broker, *broker.Topic) error {
+		return func(b *broker.Broker, _ *broker.Topic) error {
+			return b.Node().ChangeChannels(&srtmv1.ChannelOrder{Topic: "t", Version: 2, Channels: channels, Deleted: deleted})
+		}
+	}
 	// Orders that change the record of a topic, and orders that move a cursor.
 	records := map[string]func(*broker.Broker, *broker.Topic) error{
 		"creates a topic": func(b *broker.Broker, _ *broker.Topic) error {
@@ -66,6 +75,15 @@ var _ = Describe("an order", func() {
 		"pauses a channel":                  func(_ *broker.Broker, t *broker.Topic) error { return t.PauseChannel("c") },
 		"unpauses a channel":                func(_ *broker.Broker, t *broker.Topic) error { return t.UnpauseChannel("p") },
 		"prepares a topic for the cluster":  prepare("u", "a", "b"),
+		"creates a channel of the cluster":  change(one("z", 2, false)),
+		"pauses a channel of the cluster":   change(one("c", 1, true)),
+		"unpauses a channel of the cluster": change(one("p", 1, false)),
+		"deletes a channel of the cluster":  change(nil, "c"),
+		"replaces a channel of the cluster": change(one("c", 2, false)),
+		"prepares a topic with other channels": func(b *broker.Broker, _ *broker.Topic) error {
+			_, err := b.Node().Prepare("limited", one("c", 1, true), 1, time.Second, 0.9, 0, nil)
+			return err
+		},
 		"removes a topic of the cluster":    func(b *broker.Broker, _ *broker.Topic) error { return b.Node().Remove("t") },
 		"removes an unused topic of theirs": func(b *broker.Broker, _ *broker.Topic) error { return b.Node().RemoveUnused("unused") },
 		"subscribes to a new channel": func(_ *broker.Broker, t *broker.Topic) error {
@@ -77,9 +95,11 @@ var _ = Describe("an order", func() {
 		},
 	}
 	cursors := map[string]func(*broker.Broker, *broker.Topic) error{
-		"empties a topic":   func(b *broker.Broker, _ *broker.Topic) error { return topic(b, "paused").Empty() },
-		"empties a channel": func(_ *broker.Broker, t *broker.Topic) error { return t.EmptyChannel("c") },
-		"deletes a channel": func(_ *broker.Broker, t *broker.Topic) error { return t.DeleteChannel("c") },
+		"empties a topic":                   func(b *broker.Broker, _ *broker.Topic) error { return topic(b, "paused").Empty() },
+		"empties a channel":                 func(_ *broker.Broker, t *broker.Topic) error { return t.EmptyChannel("c") },
+		"deletes a channel":                 func(_ *broker.Broker, t *broker.Topic) error { return t.DeleteChannel("c") },
+		"deletes a channel of the cluster":  change(nil, "c"),
+		"replaces a channel of the cluster": change(one("c", 2, false)),
 		"seeks": func(_ *broker.Broker, t *broker.Topic) error {
 			_, err := t.Seek("c", broker.Place{End: true})
 			return err
@@ -98,6 +118,10 @@ var _ = Describe("an order", func() {
 		Expect(topic(b, "limited").Contract(share, false)).To(Succeed())
 		t := topic(b, "t")
 		Expect(t.PauseChannel("p")).To(Succeed())
+		for _, c := range []string{"c", "d", "p", "e"} { // the cluster knows them
+			order := &srtmv1.ChannelOrder{Topic: "t", Version: 1, Channels: one(c, 1, c == "p")}
+			Expect(b.Node().ChangeChannels(order)).To(Succeed())
+		}
 		for i := range 5 {
 			Expect(durably(t, fmt.Sprint(i))).To(Succeed())
 			Expect(durably(topic(b, "paused"), fmt.Sprint(i))).To(Succeed())

@@ -50,6 +50,7 @@ type Node struct {
 		topics  map[string]*topic
 		prepare func(topic string) error
 		remove  func(topic string) error
+		change  func(topic string) error
 		used    map[string]bool
 		fewer   bool // topics than in the last report
 		hold    mono.Time
@@ -73,6 +74,7 @@ func New() *Node {
 	n.mu.topics = map[string]*topic{}
 	n.mu.used = map[string]bool{}
 	n.Sabotage(nil, nil)
+	n.SabotageChange(func(string) error { return nil })
 	return n
 }
 
@@ -89,6 +91,14 @@ func (n *Node) Sabotage(prepare, remove func(topic string) error) {
 	if remove != nil {
 		n.mu.remove = remove
 	}
+}
+
+// SabotageChange has every ChangeChannels call the function first, which may block, and fail with
+// its error.
+func (n *Node) SabotageChange(change func(topic string) error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.mu.change = change
 }
 
 // Use says whether a topic has something since its last report that keeps
@@ -236,6 +246,12 @@ func (t *topic) change(channels []*srtmv1.TopicChannel, deleted []string, versio
 // ChangeChannels implements agent.Node.
 func (n *Node) ChangeChannels(order *srtmv1.ChannelOrder) error {
 	n.mu.Lock()
+	first := n.mu.change
+	n.mu.Unlock()
+	if err := first(order.Topic); err != nil {
+		return err
+	}
+	n.mu.Lock()
 	defer n.mu.Unlock()
 	if t := n.mu.topics[order.Topic]; t != nil && proto.Equal(t.Identity, order.Identity) {
 		t.change(order.Channels, order.Deleted, order.Version)
@@ -251,9 +267,6 @@ func (n *Node) Settled(name string, channels []string) {
 		t.Settled = slices.Compact(slices.Sorted(slices.Values(append(slices.Clone(t.Settled), channels...))))
 	}
 }
-
-// Recorded implements agent.Node.
-func (n *Node) Recorded() error { return nil }
 
 // Subscribe creates a channel of a topic, as a client does that subscribes.
 func (n *Node) Subscribe(name, channel string) {
