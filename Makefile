@@ -225,7 +225,7 @@ scaling: build ## what event loops are worth on this machine, into docs/performa
 	$(GO) run ./bench/scaling --nsqd bin/nsqd $(ARGS) > build/scaling.md
 	mv build/scaling.md docs/performance/scaling.md
 
-scale: build ## the control plane with 10,000 topics and with a million publishers, and drlsim beyond, into docs/performance/control-plane.md: 5 minutes (ARGS=)
+scale: build ## the control plane with 10,000 topics and with a million publishers, into docs/performance/control-plane.md: 5 minutes (ARGS=)
 	$(GO) build -o build/bench-scale ./bench/scale
 	build/bench-scale $(ARGS) > build/control-plane.md
 	mv build/control-plane.md docs/performance/control-plane.md

@@ -4,13 +4,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
-	"time"
 
-	"github.com/srtm-io/srtm/internal/mono"
 	"github.com/srtm-io/srtm/loaddistributor/placement"
-	"github.com/srtm-io/srtm/tbadaptor/share"
-	"github.com/srtm-io/srtm/tools/sim/scale"
 	"github.com/srtm-io/srtm/tools/sim/scenario"
 )
 
@@ -81,56 +76,5 @@ func traces(w *harness) error {
 			Note: fmt.Sprintf("%s; b = %.0f profiled; k = 1: %s", t.burstExplanation, first[0].burst.mean, ms(first[0].p99.mean)),
 		})
 	}
-	return nil
-}
-
-// scaleStudy is what drlsim scale measures, in four sizes.
-func scaleStudy(w *harness) error {
-	p := panel{
-		id: "scale-time", title: "The control plane's own cost", xLabel: "brokers (100 topics, 10,000 publishers each)", yLabel: "time, ms", logX: true, logY: true,
-		header: []string{
-			"brokers", "topics", "publishers", "widest", "place_p50_us", "place_max_us", "commit_p50_us", "grant_p50_us", "resolve_p50_us",
-			"retune_all_p50_us", "rejoin_p50_us", "all_up_s", "catalog_bytes", "ledger_bytes", "messages_per_topic", "reports_per_s", "report_lines_per_s", "retuning_per_s",
-		},
-	}
-	var last scale.Report
-	for size := 1; size <= 1000; size *= 10 {
-		if err := w.Err(); err != nil {
-			return err
-		}
-		began := time.Now()
-		r, err := scale.Run(scale.Config{
-			Size:   scale.Size{Brokers: size, Topics: 100 * size, Publishers: 10_000 * size},
-			Policy: placement.SRTM, Rule: share.Proportional, Mcap: 64_000, Load: 0.7, GroupSize: 25, Ticks: 5, Seed: w.seed,
-		}, scale.Meter{
-			Now: func() mono.Time { return mono.Time(time.Since(began)) },
-			Heap: func() uint64 {
-				var m runtime.MemStats
-				runtime.GC()
-				runtime.ReadMemStats(&m)
-				return m.HeapAlloc
-			},
-			Progress: w.progress,
-		})
-		if err != nil {
-			return err
-		}
-		us := func(d time.Duration) float64 { return float64(d) / 1e3 }
-		p.add(r.Brokers, r.Topics, r.Publishers, r.Widest, us(r.Place.P50), us(r.Place.Max), us(r.Commit.P50), us(r.Grant.P50), us(r.Resolve.P50), us(r.Tick.P50), us(r.Rejoin.P50), r.Up().Seconds(),
-			r.CatalogBytes, r.LedgerBytes, r.Messages.PerTopic, r.Messages.ReportsPerSecond, r.Messages.EntriesPerSecond, r.Messages.GrantsPerSecond)
-		at := float64(r.Brokers)
-		p.point("place a topic, median", at, millis(r.Place.P50))
-		p.point("place the largest topic", at, millis(r.Place.Max))
-		p.point("a broker comes back", at, millis(r.Rejoin.P50))
-		p.point("retune all shares", at, millis(r.Tick.P50))
-		last = r
-	}
-	w.plot(p)
-	w.tell(row{
-		Figure: "scale", Quantity: "1,000 brokers, 100,000 topics, 10,000,000 publishers",
-		Simulated: fmt.Sprintf("all placed in %.0f s, %.2f GB, %.0f gRPC messages/s", last.Up().Seconds(),
-			float64(last.CatalogBytes+last.LedgerBytes)/1e9, last.Messages.PerSecond()),
-		Note: fmt.Sprintf("a topic: %s to place (median), %s the largest, over %d brokers", ms(millis(last.Place.P50)), ms(millis(last.Place.Max)), last.Widest),
-	})
 	return nil
 }

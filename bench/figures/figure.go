@@ -21,7 +21,6 @@ var figures = []figure{
 	{"table1", "load distribution latency", convergence},
 	{"traces", "recorded traffic", traces},
 	{"learned", "correlation keys learned from arrivals", learned},
-	{"scale", "the control plane's own cost", scaleStudy},
 	{"live6", "DRL penalty, live", livePenalty},
 	{"live7", "concentration, live", liveConcentration},
 	{"live8", "max-min, live", liveMaxMin},

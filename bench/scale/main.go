@@ -3,15 +3,12 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -43,7 +40,6 @@ type config struct {
 	brokers, topics int
 	largest         int
 	idle            time.Duration
-	beyond          bool
 }
 
 // bench is a cluster that is measured, and what was found.
@@ -64,7 +60,6 @@ func start(ctx context.Context) error {
 	fs.IntVar(&c.topics, "topics", 10_000, "`number` of topics, of 100 publishers each")
 	fs.IntVar(&c.largest, "largest", 1_000_000, "publishers of one topic more, at 1 msg/s each, at most 1,000,000")
 	fs.DurationVar(&c.idle, "idle", 20*time.Second, "how long nothing is done, at 600 topics and at all")
-	fs.BoolVar(&c.beyond, "beyond", true, "run drlsim scale, too, which takes a minute and some gigabytes")
 	if err := host.Parse(fs, os.Args[1:], os.Stdout); err != nil {
 		return host.Usage(err)
 	}
@@ -261,7 +256,7 @@ func (b *bench) process(ctx context.Context, address string) (u used, err error)
 	return u, err
 }
 
-// page prints what was found, and has drlsim find the rest.
+// page prints the measurements.
 func (b *bench) page(ctx context.Context, out io.Writer) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, `# The control plane at size
@@ -278,22 +273,6 @@ has %d publishers, and nothing is sent. The processors are shared by all.
 `, host.Machine(ctx), b.brokers, each)
 	for _, row := range b.rows {
 		fmt.Fprintf(&text, "| %s | %s |\n", row[0], row[1])
-	}
-	if b.beyond {
-		b.say("drlsim scale")
-		var table, said bytes.Buffer
-		cmd := exec.CommandContext(ctx, filepath.Join(b.bin, "drlsim"), "scale", "--output", "table")
-		cmd.Stdout, cmd.Stderr = &table, &said
-		if err := cmd.Run(); err != nil {
-			return fmt.Errorf("drlsim scale: %w: %s", err, said.String())
-		}
-		fmt.Fprintf(&text, `
-## Beyond
-
-`+"`drlsim scale`"+` brings up clusters with the packages that the loaddistributor and the
-tbadaptor decide with, without processes, gRPC or a store.
-
-`+"```text\n%s```\n", table.String())
 	}
 	_, err := io.WriteString(out, text.String())
 	return err

@@ -96,7 +96,7 @@ const (
 )
 
 // Default is the rule of topics that name none: of all it serves moving traffic
-// best (`drlsim shares`; docs/contracts.md has the figures).
+// best (BenchmarkTrouble; docs/contracts.md has the figures).
 const Default = Sqrt
 
 // FloorPercent is how much of an even share of r a broker in use keeps at

@@ -59,7 +59,7 @@ Exit code: 0; 1 if the input is bad; 2 if the command line is.`,
 	root.SetVersionTemplate("drlsim, {{.Version}}\n")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(theoryCommand(), bucketCommand(), sharesCommand(), runCommand(), fitCommand(), convergenceCommand(), scaleCommand(), jbqCommand(), mqosCommand(), linkCommand())
+	root.AddCommand(theoryCommand(), bucketCommand(), runCommand(), fitCommand(), convergenceCommand(), jbqCommand(), mqosCommand(), linkCommand())
 	help.Use(root)
 	return root
 }

@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	"github.com/srtm-io/srtm/internal/testkit"
-	"github.com/srtm-io/srtm/tools/sim/scale"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -66,7 +65,7 @@ func TestBucketGolden(t *testing.T) {
 }
 
 func TestHelpGolden(t *testing.T) {
-	for _, command := range []string{"theory", "bucket", "run", "fit", "convergence", "scale", "shares", "jbq", "mqos", "link"} {
+	for _, command := range []string{"theory", "bucket", "run", "fit", "convergence", "jbq", "mqos", "link"} {
 		testkit.Golden(t, filepath.Join("testdata", command+".help"), []byte(mustRun(t, "", command, "--help")))
 	}
 }
@@ -174,21 +173,8 @@ func TestMistakes(t *testing.T) {
 		{2, "bucket --arrivals - --rate 1 --burst 3 --assign any", "1", `unknown assignment "any": there are keyed, random, roundrobin`},
 		{2, "bucket --arrivals - --rate 1 --burst 3 --seed -1", "1", `invalid argument "-1" for "--seed"`},
 		{2, "bucket --arrivals - --rate 1 --burst 3 --output xml", "1", `unknown output "xml"`},
-		{2, "shares --seeds 0", "", "--seeds 0: want 1 to 1000"},
-		{2, "shares --load 2", "", "--load 2: want 0.1 to 1"},
-		{2, "shares --flex-percent 101", "", "--flex-percent 101: want 0 to 100"},
-		{2, "shares --rule best", "", `unknown rule "best": there are proportional`},
-		{2, "shares --scenario none", "", `unknown scenario "none": there are drain, move`},
-		{2, "shares --arrivals - --faster NaN", "1", "--faster NaN and --split 2: want more than 0"},
-		{1, "shares --arrivals -", "-4000000000\n4000000000\n", "-: lasts 8e+09 s, want 30 for rules to follow it, and 2592000 at most"},
-		{1, "shares --arrivals - --faster 1e-300", "0\n60\n", "-: lasts 6e+301 s, want 30"},
-		{1, "shares --arrivals -", "0\n2000000\n", "-: 1e-06 messages per second are too few for 2 brokers"},
 		{2, "jbq --rate 1e-9", "", "requests: 0 at 1e-09/s take longer than 1000000 s"},
 		{1, "run --scenario -", `{"duration_s":1e6,"brokers":[{"id":"b"}],"topics":[{"name":"t","publishers":1000,"rate":1000}]}`, "1e+12 messages, want 1e+11 at most"},
-		{2, "scale nonsense", "", `scale takes no argument, only flags: "nonsense"`},
-		{2, "scale --steps 7", "", "steps: 7, want 1 .. 6"},
-		{2, "scale --brokers 0 --policy any --steps 1", "", "brokers: 0, want 1 .. 10000\ndrlsim: policy: \"any\", want one of"},
-		{2, "scale --output xml", "", `unknown output "xml"`},
 		{1, "bucket --arrivals - --rate 1 --burst 3", "", "standard input: no arrivals in it"},
 		{1, "bucket --arrivals - --rate 1 --burst 3", "1\nx\n", `standard input:2: "x" is not a time in seconds`},
 		{1, "bucket --arrivals " + missing + " --rate 1 --burst 3", "", "none.csv: no such file or directory"},
@@ -206,30 +192,6 @@ func TestHelpAndVersion(t *testing.T) {
 	}
 	if got := mustRun(t, "", "--version"); !strings.HasPrefix(got, "drlsim, SRTM ") {
 		t.Errorf("the version is %q", got)
-	}
-}
-
-// Its times and bytes differ from run to run, so it is not run twice.
-func TestScale(t *testing.T) {
-	once := func(args ...string) string {
-		t.Helper()
-		code, stdout, stderr := drlsim("", args...)
-		testkit.MustEqual(t, code, 0, "exit code %s", stderr)
-		return stdout
-	}
-	args := []string{"scale", "--brokers=20", "--topics=30", "--publishers=2000", "--steps=2", "--group-size=10"}
-	var r struct {
-		Steps []scale.Report `json:"steps"`
-	}
-	testkit.Must(t, json.Unmarshal([]byte(once(args...)), &r))
-	if len(r.Steps) != 2 || r.Steps[0].Size != (scale.Size{Brokers: 2, Topics: 3, Publishers: 200}) || r.Steps[1].Publishers != 2000 || r.Steps[1].CatalogBytes == 0 {
-		t.Errorf("%+v", r.Steps)
-	}
-	table := once(append(args, "--output=table")...)
-	for _, want := range []string{"publishers  200  2000  1.00", "catalog, bytes per publisher", "exponent of growth"} {
-		if !strings.Contains(strings.Join(strings.Fields(table), "  "), strings.Join(strings.Fields(want), "  ")) {
-			t.Errorf("no %q in\n%s", want, table)
-		}
 	}
 }
 

@@ -1,4 +1,4 @@
-package shares
+package share_test
 
 import (
 	"cmp"
@@ -9,56 +9,47 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/internal/mono"
+	"github.com/srtm-io/srtm/tbadaptor/ledger"
 	"github.com/srtm-io/srtm/tbadaptor/share"
 	"github.com/srtm-io/srtm/tokenbucket"
 )
 
-// Arrival is a message that arrives at a broker.
-type Arrival struct {
-	At     mono.Time
-	Broker int
-	// Excess: its publisher does not keep to its part then, or shares a broker with
-	// some that do not.
-	Excess bool
+// arrival is a message that arrives at a broker.
+type arrival struct {
+	at     mono.Time
+	broker int
+	excess bool // the publisher, or one on the same broker, does not keep to its part at that time
 }
 
-// Event is what happens to the brokers at an instant; what is not set does not.
-type Event struct {
-	At mono.Time
-	// Place is a new placement, Brokers by number.
-	Place []share.Placed
-	// Down are brokers that stop, Up those that start as new processes.
-	Down, Up []int
-	// Cut are brokers that the adaptor neither hears nor reaches from then on, Frozen
-	// those that do nothing besides; Whole ends that.
-	Cut, Frozen, Whole []int
-	// Dead are brokers of which it is known that their process is gone.
-	Dead []int
+// event is what happens to brokers, by number, at an instant.
+type event struct {
+	at          mono.Time
+	place       []share.Placed // the new placement; nil: it stays
+	down, up    []int          // brokers that stop; brokers that start as new processes
+	cut, frozen []int          // brokers that the adaptor neither hears nor reaches; of these, brokers that do nothing at all
+	whole       []int          // brokers that are cut or frozen no longer
+	dead        []int          // brokers whose process is known to be gone
 }
 
-// Phase is a part of a scenario of which figures are wanted.
-type Phase struct {
-	Name     string
-	From, To mono.Time
+// scenario is a topic's traffic over its brokers, and what happens to the brokers.
+type scenario struct {
+	name     string
+	contract tokenbucket.Share
+	start    []share.Placed
+	arrivals []arrival // by time
+	events   []event   // by time
+	trouble  mono.Time // when the trouble begins
+
+	made, unaccepted int           // messages; those that found no broker when they were made
+	noBroker         time.Duration // the longest time that a publisher had no broker
 }
 
-// Scenario is a topic's traffic over its brokers, and what happens to them.
-type Scenario struct {
-	Name     string
-	Contract tokenbucket.Share
-	Start    []share.Placed
-	Arrivals []Arrival // by time
-	Events   []Event   // by time
-	Phases   []Phase
-	// Trouble is when it begins; Unaccepted of Made messages found no broker when
-	// they were made, and NoBroker is how long a publisher had none at most.
-	Trouble          mono.Time
-	Unaccepted, Made int
-	NoBroker         time.Duration
-}
-
-// SLO is what 99 % of messages of the scenarios of trouble are to keep.
-const SLO = 20 * time.Millisecond
+// slo is the access delay that 99 % of the messages are to keep. defaultFlex is the
+// adaptor's default.
+const (
+	slo         = 20 * time.Millisecond
+	defaultFlex = ledger.Permille(50)
+)
 
 const (
 	publishers = 200
@@ -86,14 +77,9 @@ func broker(number int) string { return fmt.Sprintf("b%03d", number) }
 func number(id string) int {
 	n, err := strconv.Atoi(id[1:])
 	if err != nil {
-		panic("shares: broker " + id)
+		panic("broker " + id)
 	}
 	return n
-}
-
-// Evenly places as many publishers on each of n brokers.
-func Evenly(contract tokenbucket.Share, n int) []share.Placed {
-	return place(contract, slices.Repeat([]int{1}, n))
 }
 
 // place gives each broker its part of the contract by publishers.
@@ -129,8 +115,8 @@ func place(contract tokenbucket.Share, publishers []int, retiring ...int) []shar
 	return placed
 }
 
-// trouble is when it begins, in seconds: between two reports, after a window.
-const trouble = 12.4
+// troubleAt is when the trouble begins, in seconds: between two reports, after a window.
+const troubleAt = 12.4
 
 const half = publishers / 2
 
@@ -140,7 +126,7 @@ type scene struct {
 	lasts   float64
 	start   []int // publishers by broker at first, in turn
 	changes []change
-	events  []Event
+	events  []event
 }
 
 // change is what becomes of the publishers whose number modulo every is offset.
@@ -168,7 +154,7 @@ func (s *span) holds(at mono.Time) bool {
 }
 
 // after is an instant, seconds after the trouble begins.
-func after(s float64) mono.Time { return seconds(trouble + s) }
+func after(s float64) mono.Time { return seconds(troubleAt + s) }
 
 const (
 	everything = -1e6 // seconds ago
@@ -181,19 +167,19 @@ func scenes(contract tokenbucket.Share) []scene {
 	since := &span{0, forever, 1}
 	return []scene{
 		// One of two brokers is drained; its publishers follow to a third.
-		{"drain", 20, two, []change{{every: 2, to: 2, from: 0.02, until: 0.08}}, []Event{{At: after(0), Place: third(0)}}},
+		{"drain", 20, two, []change{{every: 2, to: 2, from: 0.02, until: 0.08}}, []event{{at: after(0), place: third(0)}}},
 		// All publishers are on one broker, and move to another; each tenth is of a stock
 		// client, which the old one cuts after the grace.
 		{"move", 20, []int{publishers}, []change{{every: 1, to: 1, from: 0.02, until: 0.08}, {every: 10, to: 1, from: 1, until: 1.1}},
-			[]Event{{At: after(0), Place: place(contract, []int{0, publishers}, 0)}}},
+			[]event{{at: after(0), place: place(contract, []int{0, publishers}, 0)}}},
 		// The process of one is killed; that it is gone is known after a second, and its
 		// publishers have another broker after two.
 		{"crash", 40, two, []change{{every: 2, gone: true, to: 2, from: 2, until: 2.5, excess: &span{everything, 20, 1}}},
-			[]Event{{At: after(0), Down: []int{0}}, {At: after(1), Dead: []int{0}}, {At: after(2), Place: third()}}},
+			[]event{{at: after(0), down: []int{0}}, {at: after(1), dead: []int{0}}, {at: after(2), place: third()}}},
 		// It is killed, and started again after eight seconds, before anything has moved;
 		// its publishers send then what they have made meanwhile.
 		{"return", 60, two, []change{{every: 2, gone: true, to: 0, from: 8, until: 8.5, excess: since}},
-			[]Event{{At: after(0), Down: []int{0}}, {At: after(8), Up: []int{0}}}},
+			[]event{{at: after(0), down: []int{0}}, {at: after(8), up: []int{0}}}},
 		// For five seconds half of the publishers of a broker send four times as much.
 		{"flash crowd", 60, two, []change{{every: 2, excess: since}, {every: 4, rate: &span{0, 5, 4}, other: 1}}, nil},
 		// Traffic shifts: 90 % of it comes to one broker.
@@ -203,25 +189,21 @@ func scenes(contract tokenbucket.Share) []scene {
 		// One host is frozen for half a minute. Nothing proves that it is dead, so that its
 		// publishers are placed elsewhere after three seconds with what is free.
 		{"frozen host", 60, two, []change{{every: 2, gone: true, to: 2, from: 3, until: 3.5, excess: since}},
-			[]Event{{At: after(0), Frozen: []int{0}}, {At: after(3), Place: third(0)}, {At: after(30), Whole: []int{0}}}},
+			[]event{{at: after(0), frozen: []int{0}}, {at: after(3), place: third(0)}, {at: after(30), whole: []int{0}}}},
 		// The control plane is away for a minute.
-		{"control plane away", 80, two, nil, []Event{{At: after(0), Cut: []int{0, 1}}, {At: after(60), Whole: []int{0, 1}}}},
+		{"control plane away", 80, two, nil, []event{{at: after(0), cut: []int{0, 1}}, {at: after(60), whole: []int{0, 1}}}},
 	}
 }
 
-// Names returns the names of Scenarios.
-func Names() (names []string) {
-	for _, s := range scenes(tokenbucket.Share{Rate: tokenbucket.PerSecond(publishers), Burst: publishers}) {
-		names = append(names, s.name)
-	}
-	return names
+// contractAt is the contract of which the topic's 200 Poisson publishers, at 20 msg/s each,
+// send a part: 0 to 1. It is 5,000 msg/s at 0.8.
+func contractAt(load float64) tokenbucket.Share {
+	return tokenbucket.Share{Rate: tokenbucket.PerSecond(publishers * each / load), Burst: 100}
 }
 
-// Scenarios are those of trouble: a topic of 200 Poisson publishers at 20 msg/s, which
-// is the given part (0 to 1) of its contract, with a burst of 100, over two brokers.
-// They are those that are named, all without a name.
-func Scenarios(seed uint64, load float64, only ...string) (list []Scenario) {
-	contract := tokenbucket.Share{Rate: tokenbucket.PerSecond(publishers * each / load), Burst: 100} // of 5,000 at 0.8
+// scenarios draws the named scenarios, without a name all, at a load (contractAt).
+func scenarios(seed uint64, load float64, only ...string) (list []scenario) {
+	contract := contractAt(load)
 	for number, of := range scenes(contract) {
 		if len(only) > 0 && !slices.Contains(only, of.name) {
 			continue
@@ -236,7 +218,7 @@ func Scenarios(seed uint64, load float64, only ...string) (list []Scenario) {
 				}
 			}
 		}
-		s := Scenario{Name: of.name, Contract: contract, Start: place(contract, of.start), Trouble: after(0), Events: of.events}
+		s := scenario{name: of.name, contract: contract, start: place(contract, of.start), trouble: after(0), events: of.events}
 		s.fill(rng, all, after(of.lasts))
 		list = append(list, s)
 	}
@@ -264,11 +246,11 @@ func (p *publisher) apply(c change, rng *rand.Rand) {
 	if c.gone {
 		p.stays = append(p.stays, stay{after(0), -1})
 	}
-	p.stays = append(p.stays, stay{seconds(trouble + c.from + rng.Float64()*(c.until-c.from)), c.to})
+	p.stays = append(p.stays, stay{seconds(troubleAt + c.from + rng.Float64()*(c.until-c.from)), c.to})
 }
 
 // fill makes the publishers' messages.
-func (s *Scenario) fill(rng *rand.Rand, all []publisher, until mono.Time) {
+func (s *scenario) fill(rng *rand.Rand, all []publisher, until mono.Time) {
 	const most = 4
 	for _, p := range all {
 		for at := mono.Time(0); ; {
@@ -283,21 +265,21 @@ func (s *Scenario) fill(rng *rand.Rand, all []publisher, until mono.Time) {
 			if rng.Float64()*most >= now {
 				continue
 			}
-			s.Made++
-			a := Arrival{At: at, Excess: p.excess != nil && p.excess(at)}
+			s.made++
+			a := arrival{at: at, excess: p.excess != nil && p.excess(at)}
 			i := len(p.stays) - 1
 			for p.stays[i].from > at {
 				i--
 			}
 			if p.stays[i].broker < 0 {
-				s.Unaccepted++
-				s.NoBroker = max(s.NoBroker, p.stays[i+1].from.Sub(p.stays[i].from))
+				s.unaccepted++
+				s.noBroker = max(s.noBroker, p.stays[i+1].from.Sub(p.stays[i].from))
 				i++
-				a.At = p.stays[i].from
+				a.at = p.stays[i].from
 			}
-			a.Broker = p.stays[i].broker
-			s.Arrivals = append(s.Arrivals, a)
+			a.broker = p.stays[i].broker
+			s.arrivals = append(s.arrivals, a)
 		}
 	}
-	slices.SortStableFunc(s.Arrivals, func(a, b Arrival) int { return cmp.Compare(a.At, b.At) })
+	slices.SortStableFunc(s.arrivals, func(a, b arrival) int { return cmp.Compare(a.at, b.at) })
 }
