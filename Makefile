@@ -35,7 +35,7 @@ VCS := $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo auto || ec
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help packages programs upstream test-packages test-deploy build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance test-clients archtest faults chaos-replicated generate fuzz fuzz-short bench bench-full scaling scale bench-replicated bench-admission bench-gateway calibrate convergence figures cover clean no-race-note soak stress trouble
+.PHONY: help packages programs upstream test-packages test-deploy build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance test-clients archtest faults chaos-replicated generate fuzz fuzz-short bench bench-full scaling scale bench-replicated bench-admission bench-gateway calibrate convergence figures cover clean no-race-note build/bench soak stress trouble
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,7 +56,7 @@ TESTS = -tags=poison -shuffle=on -vet=off -ldflags=-w -timeout=$(TIMEOUT)
 # simulations, benches and tests of whole programs do without it themselves, and those start
 # nsqd and the gateway built with it.
 PURE     = $(addprefix github.com/srtm-io/srtm/,$(shell cat internal/archtest/pure.txt))
-UNRACED  = $(filter $(PURE) $(addprefix github.com/srtm-io/srtm/,tools/sim/% tools/drlsim/% bench/% tests/%),$(ALL))
+UNRACED  = $(filter $(PURE) $(addprefix github.com/srtm-io/srtm/,tools/sim/% tools/drlsim/% bench bench/% tests/%),$(ALL))
 ALL      = $(filter-out %/internal/archtest,$(shell $(GO) list $(PACKAGES)))
 
 CPUS = $$(getconf _NPROCESSORS_ONLN)
@@ -210,58 +210,52 @@ upstream: ## NSQ's own nsqd, nsqlookupd and nsqadmin, into build/upstream
 	@mkdir -p build/upstream
 	GOWORK=off CGO_ENABLED=0 $(GO) build -C tests -trimpath -o ../build/upstream/ $(addprefix github.com/nsqio/nsq/apps/,nsqd nsqlookupd nsqadmin)
 
-bench: build upstream ## run every benchmark (BENCHTIME=1x COUNT=1), and ours beside other brokers (PEERS=)
+# The command of all measurements: build/bench SCENARIO, build/bench --help. The floor is a
+# program of its own: its memory is measured.
+build/bench:
 	@mkdir -p build
-	$(GO) run ./bench/peer --rounds=1 --duration=3s --loaddistributor=bin/loaddistributor --nats=bin/nats-server --json=build/peers.json $(PEERS)
+	@$(GO) build -o build/ ./bench ./bench/floor
+
+bench: build upstream build/bench ## run every benchmark (BENCHTIME=1x COUNT=1), and ours beside other brokers (PEERS=)
+	build/bench peer --rounds=1 --duration=3s --loaddistributor=bin/loaddistributor --nats=bin/nats-server --json=build/peers.json $(PEERS)
 	$(GO) test -run='^$$' -bench=. -benchmem -benchtime=$(BENCHTIME) -count=$(COUNT) -timeout=$(TIMEOUT) $(PACKAGES)
 
-bench-full: build upstream ## ours beside other brokers in every scenario, into docs/performance/peers.md: 25 minutes (PEERS=, ARGS=)
-	@mkdir -p build
-	$(GO) build -o build/ ./bench/peer ./bench/floor
-	build/peer --set=full --floor=build/floor --nats=bin/nats-server --json=build/peers.json --markdown=docs/performance/peers.md $(PEERS) $(ARGS)
+bench-full: build upstream build/bench ## ours beside other brokers in every scenario, into docs/performance/peers.md: 25 minutes (PEERS=, ARGS=)
+	build/bench peer --set=full --floor=build/floor --nats=bin/nats-server --json=build/peers.json --markdown=docs/performance/peers.md $(PEERS) $(ARGS)
 
-scaling: build ## what event loops are worth on this machine, into docs/performance/scaling.md: 2 minutes (ARGS=)
-	@mkdir -p build
-	$(GO) run ./bench/scaling --nsqd bin/nsqd $(ARGS) > build/scaling.md
+scaling: build build/bench ## what event loops are worth on this machine, into docs/performance/scaling.md: 2 minutes (ARGS=)
+	build/bench scaling --nsqd bin/nsqd $(ARGS) > build/scaling.md
 	mv build/scaling.md docs/performance/scaling.md
 
-scale: build ## the control plane with 10,000 topics and with a million publishers, into docs/performance/control-plane.md: 5 minutes (ARGS=)
-	$(GO) build -o build/bench-scale ./bench/scale
-	build/bench-scale $(ARGS) > build/control-plane.md
+scale: build build/bench ## the control plane with 10,000 topics and with a million publishers, into docs/performance/control-plane.md: 5 minutes (ARGS=)
+	build/bench scale $(ARGS) > build/control-plane.md
 	mv build/control-plane.md docs/performance/control-plane.md
 
-bench-replicated: build upstream ## memory, fsync, replicated, JetStream itself and upstream, into docs/performance/replicated.md: 6 minutes
-	@mkdir -p build
-	$(GO) build -o build/bench-replicated ./bench/replicated
-	build/bench-replicated --upstream=$(UPSTREAM) $(ARGS) > build/replicated.md
+bench-replicated: build upstream build/bench ## memory, fsync, replicated, JetStream itself and upstream, into docs/performance/replicated.md: 6 minutes
+	build/bench replicated --upstream=$(UPSTREAM) $(ARGS) > build/replicated.md
 	mv build/replicated.md docs/performance/replicated.md
 
-bench-admission: build ## admission's decisions beside bare servers, Redis, nginx and HAProxy: 2 minutes (ARGS=)
-	@$(GO) build -o build/bench-admission ./bench/admission
-	@build/bench-admission $(ARGS)
+bench-admission: build build/bench ## admission's decisions beside bare servers, Redis, nginx and HAProxy: 2 minutes (ARGS=)
+	@build/bench admission $(ARGS)
 
-bench-gateway: build ## the gateway beside a bare reverse proxy, HAProxy, nginx and Apache: 4 minutes (ARGS=)
-	@$(GO) build -o build/bench-gateway ./bench/gateway
-	@build/bench-gateway $(ARGS)
+bench-gateway: build build/bench ## the gateway beside a bare reverse proxy, HAProxy, nginx and Apache: 4 minutes (ARGS=)
+	@build/bench gateway $(ARGS)
 
-calibrate: build ## measure nsqd here, and write the simulator's calibration of it into OUT (build/calibration.json)
-	@mkdir -p build
-	$(GO) run ./bench/calibrate --out=$(or $(OUT),build/calibration.json) $(ARGS)
+calibrate: build build/bench ## measure nsqd here, and write the simulator's calibration of it into OUT (build/calibration.json)
+	build/bench calibrate --out=$(or $(OUT),build/calibration.json) $(ARGS)
 
-convergence: ## the paper's Table 1 with real processes, into build/convergence.json: about 10 minutes (ARGS=)
+convergence: build/bench ## the paper's Table 1 with real processes, into build/convergence.json: about 10 minutes (ARGS=)
 	@mkdir -p build/paced
 	@$(GO) build -tags=paced -o build/paced/ ./nsqd ./loaddistributor ./tbadaptor ./tools/iotpub
-	@$(GO) build -o build/convergence ./bench/convergence
-	@build/convergence --json=build/convergence.json $(ARGS)
+	@build/bench convergence --json=build/convergence.json $(ARGS)
 
-# ONLY names some figures (go run ./bench/figures --help lists them), SEED decides
+# ONLY names some figures (go run ./bench figures --help lists them), SEED decides
 # everything random in those that are simulated, TRACES is the recorded traffic.
 SEED   ?= 1
 TRACES ?= ../shared/traces
 
-figures: build ## the figures of the paper and beyond, into docs/evaluation: about 15 minutes (ONLY= SEED= TRACES=)
-	@$(GO) build -o build/figures ./bench/figures
-	@build/figures --seed=$(SEED) --traces=$(TRACES) $(if $(ONLY),--only=$(ONLY))
+figures: build build/bench ## the figures of the paper and beyond, into docs/evaluation: about 15 minutes (ONLY= SEED= TRACES=)
+	@build/bench figures --seed=$(SEED) --traces=$(TRACES) $(if $(ONLY),--only=$(ONLY))
 
 cover: ## test coverage over all packages, into build/cover.out
 	@mkdir -p build

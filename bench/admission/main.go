@@ -1,7 +1,7 @@
-// Command admission measures admission's decisions beside bare servers and what others
+// Package admission measures admission's decisions beside bare servers and what others
 // use in its place (make bench-admission), in one run, and prints a table in Markdown.
 // What is not installed is left out, saying so.
-package main
+package admission
 
 import (
 	"context"
@@ -19,17 +19,8 @@ import (
 
 	"github.com/srtm-io/srtm/bench/decide"
 	"github.com/srtm-io/srtm/bench/host"
-	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
 )
-
-func main() {
-	if err := decide.Serve(os.Args, nil); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	os.Exit(lifecycle.Main("admission", func(ctx context.Context) error { return run(ctx, os.Args[1:], os.Stdout) }))
-}
 
 // subject is one line of the table.
 type subject struct {
@@ -84,7 +75,8 @@ var targets = []target{
 	{"/qos p50 to the handler's", "admission, /qos", "net/http handler", latency(.5), 1.4},
 }
 
-func run(ctx context.Context, args []string, out io.Writer) error {
+// Run prints what decisions cost.
+func Run(ctx context.Context, args []string, out, _ io.Writer) error {
 	fs := flag.NewFlagSet("admission", flag.ContinueOnError)
 	bin := fs.String("bin-dir", "bin", "`folder` of admission")
 	rounds := fs.Int("rounds", 5, "how often each is measured, in turn")
@@ -106,12 +98,12 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	keys := fs.Int64("fill", 0, "fill a server with so many keys instead, and show what one takes; decisions beside it are at --rate")
 	limit := fs.Duration("fill-time", 30*time.Minute, "how long to fill at most")
 	only := fs.String("only", "", "leave out lines of the table whose name does not match this `expression`")
-	if err := fs.Parse(args); err != nil {
-		return lifecycle.UsageError{Err: err}
+	if err := host.Parse(fs, args, out); err != nil {
+		return host.Usage(err)
 	}
 	kept, err := regexp.Compile(*only)
 	if err != nil {
-		return lifecycle.UsageError{Err: err}
+		return host.Usage(err)
 	}
 	dir, err := os.MkdirTemp("", "bench-admission-")
 	if err != nil {

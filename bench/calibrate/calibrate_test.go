@@ -1,6 +1,6 @@
 //go:build linux
 
-package main
+package calibrate
 
 import (
 	"bytes"
@@ -96,7 +96,7 @@ func TestBadFlags(t *testing.T) {
 		"--out=x --loads=1000,2000000": `--loads "2000000": want a rate`,
 	} {
 		var out bytes.Buffer
-		err := run(t.Context(), strings.Fields(args), &out, &out)
+		err := Run(t.Context(), strings.Fields(args), &out, &out)
 		testkit.ErrorHas(t, err, want, "%q", args)
 		if _, err := os.Stat("x"); err == nil {
 			t.Fatalf("%q: left a file", args)

@@ -1,9 +1,9 @@
 //go:build linux
 
-// Command calibrate measures an nsqd on this machine and writes the calibration
+// Package calibrate measures an nsqd on this machine and writes the calibration
 // with which the simulator's broker comes closest to it:
 //
-//	make build && go run ./bench/calibrate --out=calibration.json
+//	make build && go run ./bench calibrate --out=calibration.json
 //	bin/drlsim run --scenario=FILE    # whose "calibration" names that file
 //
 // For each load it starts bin/nsqd afresh and measures it as srtm broker calibrate
@@ -14,4 +14,4 @@
 // processors, so the additional latency is that of a broker in such company.
 //
 // measure.go runs the broker, file.go makes the calibration.
-package main
+package calibrate

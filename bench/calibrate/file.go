@@ -1,6 +1,6 @@
 //go:build linux
 
-package main
+package calibrate
 
 import (
 	"errors"
@@ -56,7 +56,7 @@ func fitted(c config, runs []measured) (*scenario.Calibration, error) {
 		model.Overhead = append(model.Overhead, [2]float64{point.At, micros(point.Value)})
 	}
 	made := &scenario.Calibration{
-		MadeBy: "go run ./bench/calibrate " + strings.Join(c.args, " "), CPUs: runtime.NumCPU(),
+		MadeBy: "go run ./bench calibrate " + strings.Join(c.args, " "), CPUs: runtime.NumCPU(),
 		Models: map[string]scenario.Model{scenario.DefaultModel: model},
 	}
 	folder, err := os.MkdirTemp("", "calibrate-")

@@ -1,6 +1,6 @@
 //go:build linux
 
-package main
+package calibrate
 
 import (
 	"context"
@@ -8,7 +8,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -16,13 +15,8 @@ import (
 
 	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/internal/faults"
-	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/tools/sim/calibrate"
 )
-
-func main() {
-	os.Exit(lifecycle.Main("calibrate", func(ctx context.Context) error { return run(ctx, os.Args[1:], os.Stdout, os.Stderr) }))
-}
 
 // config is what the flags say.
 type config struct {
@@ -33,7 +27,8 @@ type config struct {
 	args               []string
 }
 
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+// Run measures nsqd and writes the calibration of it.
+func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	c, err := parse(args, stdout)
 	if err != nil {
 		return host.Usage(err)

@@ -1,4 +1,4 @@
-package main
+package convergence
 
 import (
 	"bytes"
@@ -68,7 +68,7 @@ func TestBadFlags(t *testing.T) {
 		"--brokers=0 --modes=a --slo=0": "--brokers 0",
 	} {
 		var out bytes.Buffer
-		err := run(t.Context(), strings.Fields(args), &out, &out)
+		err := Run(t.Context(), strings.Fields(args), &out, &out)
 		testkit.ErrorHas(t, err, want, "%q", args)
 	}
 }
@@ -84,7 +84,7 @@ func TestARow(t *testing.T) {
 	}
 	file := filepath.Join(t.TempDir(), "rows.json")
 	var out, errs bytes.Buffer
-	err := run(t.Context(), []string{
+	err := Run(t.Context(), []string{
 		"--bin-dir=" + bin, "--json=" + file, "--rows=5", "--modes=fast", "--brokers=2", "--publishers=30", "--rate=10", "--batch=2",
 		"--slo=5s", "--check=5s", "--limit=2m",
 	}, &out, &errs)

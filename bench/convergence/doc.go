@@ -1,4 +1,4 @@
-// Command convergence is the paper's Table 1 (section 6.5) with everything real: a
+// Package convergence is the paper's Table 1 (section 6.5) with everything real: a
 // loaddistributor, six nsqd and a tbadaptor as processes, publishers that send in
 // groups at the same instants, and for each row the search for a number of brokers
 // that keeps the SLO, and then a long run of what was found.
@@ -19,4 +19,4 @@
 //
 // run.go carries a row out, table.go prints. `drlsim convergence` is the same in
 // simulation, at full size; docs/evaluation/fitting.md has both tables.
-package main
+package convergence

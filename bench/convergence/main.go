@@ -1,4 +1,4 @@
-package main
+package convergence
 
 import (
 	"context"
@@ -17,7 +17,6 @@ import (
 
 	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/internal/faults"
-	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/loaddistributor/tuner"
 	"github.com/srtm-io/srtm/tools/iotpub/load"
@@ -26,10 +25,6 @@ import (
 
 // modeOff is the loaddistributor's: topics stay where their rate places them.
 const modeOff = "off"
-
-func main() {
-	os.Exit(lifecycle.Main("convergence", func(ctx context.Context) error { return run(ctx, os.Args[1:], os.Stdout, os.Stderr) }))
-}
 
 // config is what the flags say.
 type config struct {
@@ -50,7 +45,8 @@ type config struct {
 	args    []string
 }
 
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+// Run makes the rows of the table.
+func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	c, err := parse(args, stdout)
 	if err != nil {
 		return host.Usage(err)

@@ -1,3 +1,7 @@
+// Package decide measures what one decision costs: of admission over UDP and HTTP, of
+// bare servers that decide nothing, and of what others use in its place. Its load is open
+// loop: a latency counts from when the request should have been sent. bench/admission
+// prints a table of it, bench/figures draws.
 package decide
 
 import (
@@ -27,7 +31,7 @@ type Result struct {
 	Sent, Answered int64
 	Latency        *obs.Latency
 	CPU            time.Duration // of the server's process and its children, per answer
-	RSS            int64         // bytes, at the end
+	RSS            int64         // bytes, at the end; 0: not known, of a bare server
 }
 
 // A request that is not answered in patience is lost.
@@ -221,6 +225,9 @@ func Ask(s *Server, l Load, p Protocol) (r Result, err error) {
 		return r, err
 	}
 	r.CPU = cpu / time.Duration(r.Answered)
+	if s.Bare {
+		return r, nil
+	}
 	return r, s.memory(&r)
 }
 

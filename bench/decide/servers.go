@@ -4,20 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
-	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/local"
 )
 
@@ -25,6 +21,7 @@ import (
 type Server struct {
 	*local.Process
 	Name, At string // host:port
+	Bare     bool   // this program, whose memory says nothing of what a server needs
 }
 
 // Stop stops those that have started. They have been measured: how they end is no news.
@@ -38,88 +35,6 @@ func Stop(all ...*Server) {
 
 // ErrAbsent says that a program is not installed.
 var ErrAbsent = errors.New("not installed")
-
-// Bare runs this program as a server of a kind, in a process of its own: see Serve.
-func Bare(kind string, more ...string) (*Server, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	ports, err := local.Ports(1)
-	if err != nil {
-		return nil, err
-	}
-	ready := local.Accepts(ports[0])
-	if kind == "udp" {
-		ready = func() error { return echoes(ports[0]) }
-	}
-	p, err := local.Run(self, "", append([]string{"bare-" + kind, ports[0]}, more...), ready)
-	return &Server{p, "bare " + kind, ports[0]}, err
-}
-
-func echoes(at string) error {
-	conn, err := net.Dial("udp", at)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(50 * time.Millisecond))
-	if _, err = conn.Write([]byte("x")); err == nil {
-		_, err = conn.Read(make([]byte, 1))
-	}
-	return err
-}
-
-// Kind makes the handler of a bare HTTP server from what Bare was given more.
-type Kind func(more []string) (http.Handler, error)
-
-// Serve is a bare server, if the arguments are Bare's: "udp" echoes, "http" says TRUE, and
-// others are the program's own. It returns only if they are not, or on an error.
-func Serve(args []string, own map[string]Kind) error {
-	if len(args) < 3 || !strings.HasPrefix(args[1], "bare-") {
-		return nil
-	}
-	kind, at, more := strings.TrimPrefix(args[1], "bare-"), args[2], args[3:]
-	if kind == "udp" {
-		return echo(at)
-	}
-	var handler http.Handler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		_, _ = io.WriteString(w, "TRUE")
-	})
-	if own[kind] != nil {
-		var err error
-		if handler, err = own[kind](more); err != nil {
-			return err
-		}
-	}
-	ln, err := net.Listen("tcp", at)
-	if err != nil {
-		return err
-	}
-	return lifecycle.Serve(ln, &http.Server{Handler: handler})(context.Background())
-}
-
-// echo serves UDP.
-func echo(at string) error {
-	address, err := net.ResolveUDPAddr("udp", at)
-	if err != nil {
-		return err
-	}
-	conn, err := net.ListenUDP("udp", address)
-	if err != nil {
-		return err
-	}
-	for buf := make([]byte, 512); ; {
-		n, from, err := conn.ReadFromUDPAddrPort(buf)
-		if err != nil {
-			return err
-		}
-		if _, err := conn.WriteToUDPAddrPort(buf[:n], from); err != nil {
-			return err
-		}
-	}
-}
 
 // Admission runs the daemon with a rule for every key, in dir. udp and web are the same
 // process as it is asked by either protocol.
@@ -141,7 +56,7 @@ func Admission(ctx context.Context, bin, dir string, rules []*srtmv1.AdmissionRu
 	if err != nil {
 		return nil, nil, errors.Join(err, p.Stop())
 	}
-	return &Server{p, "admission", ports[2]}, &Server{p, "router", ports[0]}, nil
+	return &Server{Process: p, Name: "admission", At: ports[2]}, &Server{Process: p, Name: "router", At: ports[0]}, nil
 }
 
 // Generous has every key admitted.
@@ -172,7 +87,7 @@ func Installed(name, dir, config string, flags ...string) (*Server, error) {
 		flags[i] = fill.Replace(flags[i])
 	}
 	p, err := local.Run(path, dir, flags, local.Accepts(ports[0]))
-	return &Server{p, name, ports[0]}, err
+	return &Server{Process: p, Name: name, At: ports[0]}, err
 }
 
 // Redis runs Debian's.

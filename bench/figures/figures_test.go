@@ -1,4 +1,4 @@
-package main
+package figures
 
 import (
 	"bytes"
@@ -29,7 +29,7 @@ func makeFigures(t *testing.T, args ...string) (folder string) {
 	folder = t.TempDir()
 	var out, errs bytes.Buffer
 	args = append([]string{"--out=" + folder, "--doc=", "--runs=1", "--seconds=0.2", "--bin-dir=" + t.TempDir(), "--traces=" + t.TempDir()}, args...)
-	if err := run(t.Context(), args, &out, &errs); err != nil {
+	if err := Run(t.Context(), args, &out, &errs); err != nil {
 		t.Fatalf("%v\n%s", err, errs.String())
 	}
 	return folder
@@ -143,7 +143,7 @@ func TestUsage(t *testing.T) {
 		"--seconds=many": "invalid value",
 	} {
 		var out bytes.Buffer
-		err := run(t.Context(), []string{args}, &out, &out)
+		err := Run(t.Context(), []string{args}, &out, &out)
 		if _, usage := errors.AsType[lifecycle.UsageError](err); !usage || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", args, err, want)
 		}

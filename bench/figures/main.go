@@ -1,4 +1,14 @@
-package main
+// Package figures makes the figures and tables of the SRTM paper's evaluation
+// (section 6) again, and what the paper could not have: recorded traffic and the
+// control plane's own cost. Most are simulated at the paper's full size
+// (tools/sim/scenario); some are measured live at a part of it, with the
+// project's own binaries on this machine. Each becomes a CSV file and a plot, and
+// what the paper's text states stands beside ours in a table.
+//
+// It decides nothing: scenarios are described here, placement, shares and verdicts
+// are the production's. Read figure.go for the list, docs/evaluation.md for what
+// came of it.
+package figures
 
 import (
 	"context"
@@ -11,15 +21,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/internal/faults"
-	"github.com/srtm-io/srtm/internal/lifecycle"
 )
-
-func main() {
-	os.Exit(lifecycle.Main("figures", func(ctx context.Context) error {
-		return run(ctx, os.Args[1:], os.Stdout, os.Stderr)
-	}))
-}
 
 // options are the command line's.
 type options struct {
@@ -30,11 +34,10 @@ type options struct {
 	seconds               float64
 }
 
-// run makes the figures asked for.
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+// Run makes the figures asked for.
+func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var o options
 	fs := flag.NewFlagSet("figures", flag.ContinueOnError)
-	fs.SetOutput(stdout)
 	fs.StringVar(&o.out, "out", "docs/evaluation", "`folder` for the CSV files and plots")
 	fs.StringVar(&o.doc, "doc", "docs/evaluation.md", "`file` in which the table of all figures is kept up to date; empty: none")
 	fs.StringVar(&o.bin, "bin-dir", "bin", "`folder` of the binaries, for what is measured live")
@@ -43,14 +46,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	fs.Uint64Var(&o.seed, "seed", 1, "seed of everything random: the same seed, the same simulated figures")
 	fs.IntVar(&o.runs, "runs", 10, "simulations of each point, with different seeds")
 	fs.Float64Var(&o.seconds, "seconds", 10, "virtual `seconds` that each measures")
-	if err := fs.Parse(args); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			return nil
-		}
-		return lifecycle.UsageError{Err: err}
+	if err := host.Parse(fs, args, stdout); err != nil {
+		return host.Usage(err)
 	}
-	if err := o.validate(fs.Args()); err != nil {
-		return lifecycle.UsageError{Err: err}
+	if err := o.validate(); err != nil {
+		return host.Usage(err)
 	}
 	if err := os.MkdirAll(o.out, 0o755); err != nil {
 		return err
@@ -79,11 +79,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return updateDoc(o.doc, o.out)
 }
 
-func (o options) validate(rest []string) error {
+func (o options) validate() error {
 	var f faults.List
-	if len(rest) > 0 {
-		f.If(true, "unexpected argument %q", rest[0])
-	}
 	f.If(o.runs < 1 || o.runs > 1000, "runs: %d, want 1 .. 1000", o.runs)
 	f.If(!(o.seconds >= 0.1 && o.seconds <= 3600), "seconds: %v, want 0.1 .. 3600", o.seconds)
 	for name := range strings.SplitSeq(o.only, ",") {

@@ -1,4 +1,4 @@
-package main
+package gateway
 
 import (
 	"fmt"
@@ -12,8 +12,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if err := decide.Serve(os.Args, kinds); err != nil {
-		fmt.Fprintln(os.Stderr, err)
+	if len(os.Args) > 1 && os.Args[1] == decide.BareCommand {
+		fmt.Fprintln(os.Stderr, decide.Serve(os.Args[2:]))
 		os.Exit(1)
 	}
 	localtest.Main(m)

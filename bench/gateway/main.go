@@ -1,9 +1,9 @@
-// Command gateway measures the gateway in one run (make bench-gateway) and prints two
+// Package gateway measures the gateway in one run (make bench-gateway) and prints two
 // tables in Markdown: what it costs beside a bare net/http reverse proxy, and how well it
 // chooses among servers of 1, 2 and 4 processors, beside HAProxy, nginx and Apache. What
 // is not installed is left out, saying so. It decides nothing; servers.go starts what is
 // measured.
-package main
+package gateway
 
 import (
 	"context"
@@ -20,17 +20,8 @@ import (
 
 	"github.com/srtm-io/srtm/bench/decide"
 	"github.com/srtm-io/srtm/bench/host"
-	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
 )
-
-func main() {
-	if err := decide.Serve(os.Args, kinds); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	os.Exit(lifecycle.Main("gateway", func(ctx context.Context) error { return run(ctx, os.Args[1:], os.Stdout) }))
-}
 
 // options are the command line's.
 type options struct {
@@ -42,7 +33,8 @@ type options struct {
 	out    io.Writer
 }
 
-func run(ctx context.Context, args []string, out io.Writer) error {
+// Run prints what the gateway costs, and how well it chooses.
+func Run(ctx context.Context, args []string, out, _ io.Writer) error {
 	o := options{out: out}
 	fs := flag.NewFlagSet("gateway", flag.ContinueOnError)
 	fs.StringVar(&o.bin, "bin-dir", "bin", "`folder` of gateway")
@@ -51,8 +43,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	fs.DurationVar(&o.length, "duration", 2*time.Second, "of each; five times as long for the choice")
 	fs.Float64Var(&o.rate, "rate", 1000, "requests `per second` for the cost")
 	fs.Float64Var(&o.load, "load", 0.7, "`part` of what the unequal servers can do")
-	if err := fs.Parse(args); err != nil {
-		return lifecycle.UsageError{Err: err}
+	if err := host.Parse(fs, args, out); err != nil {
+		return host.Usage(err)
 	}
 	var err error
 	if o.bin, err = filepath.Abs(o.bin); err != nil {
@@ -123,11 +115,8 @@ func (s *subject) mallocs(ctx context.Context) (float64, error) {
 		return 0, nil
 	}
 	all, err := host.Metrics(ctx, s.metrics)
-	return all[mallocs], err
+	return all[decide.Mallocs], err
 }
-
-// mallocs is the name that Go's own metrics have for it.
-const mallocs = "go_memstats_mallocs_total"
 
 // present leaves out what is not installed.
 func (o *options) present(all []*subject) (there []*subject, err error) {
@@ -221,7 +210,7 @@ func (o *options) choice(ctx context.Context) error {
 		}
 		defer decide.Stop(b)
 		backends = append(backends, b)
-		capacity += float64(processors) / service.Seconds()
+		capacity += float64(processors) / decide.Service.Seconds()
 	}
 	all := proxies(o.bin, dir, backends, false)
 	defer stop(all)
@@ -252,7 +241,7 @@ func (o *options) choice(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(o.out, "\nServers of 1, 2 and 4 processors, %v of one a request, lognormal; %.0f requests/s, %.0f %% of what they can do, %d rounds of %v:\n\n", service, rate, 100*o.load, rounds, 5*o.length)
+	fmt.Fprintf(o.out, "\nServers of 1, 2 and 4 processors, %v of one a request, lognormal; %.0f requests/s, %.0f %% of what they can do, %d rounds of %v:\n\n", decide.Service, rate, 100*o.load, rounds, 5*o.length)
 	table := host.Table[figures]{
 		host.Figure("mean ms", "%.1f", func(f figures) float64 { return f.mean }), host.Figure("sd ms", "%.1f", sd),
 		host.Figure("p50 ms", "%.1f", p50), host.Figure("p99 ms", "%.1f", p99), host.Figure("p99.9 ms", "%.1f", p999),

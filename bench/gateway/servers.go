@@ -1,65 +1,16 @@
-package main
+package gateway
 
 import (
 	"context"
 	"fmt"
-	"io"
-	"math"
-	"math/rand/v2"
-	"net/http"
-	"net/http/httputil"
-	"net/url"
 	"os"
 	"path/filepath"
-	"runtime"
-	"strconv"
 	"strings"
-	"sync/atomic"
-	"time"
 
 	"github.com/srtm-io/srtm/bench/decide"
 	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/internal/local"
 )
-
-// service is the mean time of a processor that a request takes of an unequal server.
-const service = 20 * time.Millisecond
-
-// kinds are what this program itself is besides: a backend with so many virtual processors
-// (timers; 0: it answers at once), and reverse proxies before one.
-var kinds = map[string]decide.Kind{
-	"backend": backend,
-	"proxy": func(to []string) (http.Handler, error) {
-		return bareProxy(to[0], func(*httputil.ProxyRequest) {}, 0)
-	},
-	"forwarder": func(to []string) (http.Handler, error) {
-		return bareProxy(to[0], (*httputil.ProxyRequest).SetXForwarded, time.Minute)
-	},
-}
-
-func backend(processors []string) (http.Handler, error) {
-	n, err := strconv.Atoi(processors[0])
-	if err != nil {
-		return nil, err
-	}
-	free := make(chan struct{}, max(n, 1))
-	var served atomic.Int64
-	const variation = 0.46 // as tools/sim/web
-	sigma := math.Sqrt(math.Log(1 + variation*variation))
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/metrics" {
-			fmt.Fprintln(w, "served", served.Load())
-			return
-		}
-		served.Add(1)
-		if n > 0 {
-			free <- struct{}{}
-			time.Sleep(time.Duration(float64(service) * math.Exp(sigma*rand.NormFloat64()-sigma*sigma/2)))
-			<-free
-		}
-		_, _ = io.WriteString(w, "TRUE")
-	}), nil
-}
 
 // served is what each backend has had.
 func served(ctx context.Context, backends []*decide.Server) []float64 {
@@ -69,28 +20,6 @@ func served(ctx context.Context, backends []*decide.Server) []float64 {
 		counts[i] = all["served"]
 	}
 	return counts
-}
-
-// bareProxy is what the gateway's overhead is measured by: httputil.ReverseProxy with
-// connections to spare, and nothing else but more and a bound on an answer's header.
-func bareProxy(to string, more func(*httputil.ProxyRequest), bound time.Duration) (http.Handler, error) {
-	target, err := url.Parse("http://" + to)
-	if err != nil {
-		return nil, err
-	}
-	proxy := &httputil.ReverseProxy{
-		Rewrite:   func(r *httputil.ProxyRequest) { r.SetURL(target); more(r) },
-		Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true, ResponseHeaderTimeout: bound},
-	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/metrics" {
-			var m runtime.MemStats
-			runtime.ReadMemStats(&m)
-			fmt.Fprintln(w, mallocs, m.Mallocs)
-			return
-		}
-		proxy.ServeHTTP(w, r)
-	}), nil
 }
 
 // proxies starts all that is compared before the backends: where bare ones are wanted,

@@ -29,7 +29,7 @@ func Parse(fs *flag.FlagSet, args []string, help io.Writer) error {
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		fs.SetOutput(help)
-		fmt.Fprintf(help, "Usage: %s [flags]\n", fs.Name())
+		fmt.Fprintf(help, "Usage: bench %s [flags]\n", fs.Name())
 		fs.PrintDefaults()
 	case err == nil && fs.NArg() > 0:
 		err = fmt.Errorf("unexpected argument %q", fs.Arg(0))

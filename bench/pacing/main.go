@@ -1,4 +1,4 @@
-// Command pacing measures a topic that is offered more than its contract, on a real nsqd:
+// Package pacing measures a topic that is offered more than its contract, on a real nsqd:
 // publishers that are told what they may send (advise), that are not told and policed
 // (police), and delayed alone (delay), in runs that are alike; and beside it brokers that
 // have no contract, with a subscriber that takes as much as the contract. It prints, for
@@ -6,13 +6,14 @@
 // each publisher got of its part, the farthest from its part, the backlog, and the p99 of
 // the obedient, who offer half of their part, from when a message was due to its delivery.
 // Figures are ratios of counters; nothing is asserted.
-package main
+package pacing
 
 import (
 	"context"
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"slices"
@@ -22,7 +23,6 @@ import (
 
 	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/tools/iotpub/greedy"
 	"github.com/srtm-io/srtm/tools/iotpub/payload"
@@ -38,6 +38,7 @@ type config struct {
 	rate, load        float64
 	burst, publishers int
 	warm, steady      time.Duration
+	stdout, stderr    io.Writer
 	quiet             bool // the backlog is not asked for, which costs, too
 }
 
@@ -117,10 +118,9 @@ func (c config) peer(ctx context.Context, b load.Broker) (o outcome, err error) 
 	return o, nil
 }
 
-func main() { os.Exit(lifecycle.Main("pacing", start)) }
-
-func start(ctx context.Context) error {
-	var c config
+// Run prints what became of a topic that is offered more than its contract.
+func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	c := config{stdout: stdout, stderr: stderr}
 	fs := flag.NewFlagSet("pacing", flag.ContinueOnError)
 	fs.StringVar(&c.nsqd, "nsqd", "bin/nsqd", "`program` to measure")
 	fs.Float64Var(&c.rate, "rate", 2000, "contract, `msg/s`")
@@ -133,7 +133,7 @@ func start(ctx context.Context) error {
 	nats := fs.String("nats", "nats-server", "`path` of nats-server")
 	mosquitto := fs.String("mosquitto", "mosquitto", "`path` of mosquitto")
 	rounds := fs.Int("cost", 0, "instead, what pacing costs while no publisher is paced, in so many `rounds` (set --load to 0.5 or less)")
-	if err := host.Parse(fs, os.Args[1:], os.Stdout); err != nil {
+	if err := host.Parse(fs, args, stdout); err != nil {
 		return host.Usage(err)
 	}
 	var err error
@@ -148,14 +148,14 @@ func start(ctx context.Context) error {
 	if *nsq != "" {
 		peers = append([]load.Broker{load.AnotherNSQ("another nsqd", *nsq, "")}, peers...)
 	}
-	fmt.Println("mode\taccepted/r\tJain\tfarthest\trefused\tbacklog p99\tbacklog max\tp99 of the obedient")
+	fmt.Fprintln(stdout, "mode\taccepted/r\tJain\tfarthest\trefused\tbacklog p99\tbacklog max\tp99 of the obedient")
 	var failed []error
 	show := func(name string, o outcome, err error) {
 		if err != nil {
 			failed = append(failed, fmt.Errorf("%s: %w", name, err))
 			return
 		}
-		fmt.Println(c.line(name, o))
+		fmt.Fprintln(stdout, c.line(name, o))
 	}
 	for _, mode := range []string{"delay", "advise", "police"} {
 		o, err := c.run(ctx, mode)
@@ -164,7 +164,7 @@ func start(ctx context.Context) error {
 	for _, b := range peers {
 		path, err := host.Program(b.Path)
 		if err != nil {
-			fmt.Printf("%s\tleft out: %v\n", b.Name, err)
+			fmt.Fprintf(stdout, "%s\tleft out: %v\n", b.Name, err)
 			continue
 		}
 		b.Path = path
@@ -180,7 +180,7 @@ func (c config) cost(ctx context.Context, rounds int) error {
 	if err != nil {
 		return err
 	}
-	fmt.Println("\toff\tadvise\tratio")
+	fmt.Fprintln(c.stdout, "\toff\tadvise\tratio")
 	for _, q := range []struct {
 		name string
 		of   func(outcome) time.Duration
@@ -189,7 +189,7 @@ func (c config) cost(ctx context.Context, rounds int) error {
 		{"p99 of the obedient", func(o outcome) time.Duration { return o.late }},
 	} {
 		off, on := host.Median(got[0], q.of), host.Median(got[1], q.of)
-		fmt.Printf("%s\t%v\t%v\t%.3f\n", q.name, off, on, float64(on)/float64(off))
+		fmt.Fprintf(c.stdout, "%s\t%v\t%v\t%.3f\n", q.name, off, on, float64(on)/float64(off))
 	}
 	return nil
 }
@@ -236,7 +236,7 @@ func (c config) run(ctx context.Context, mode string) (o outcome, err error) {
 		publishers[i] = p
 		all.Go(func() {
 			if err := p.Run(ctx, "t", 100, func(context.Context) (string, error) { return nsqd.TCP, nil }); err != nil {
-				fmt.Fprintln(os.Stderr, err)
+				fmt.Fprintln(c.stderr, err)
 			}
 		})
 	}

@@ -1,10 +1,10 @@
 //go:build linux
 
-// Command peer compares brokers: ours, any that speaks NSQ's
+// Package peer compares brokers: ours, any that speaks NSQ's
 // protocol, NATS, Redis streams and mosquitto, on the same work in one run.
 //
-//	go run ./bench/peer --list
-//	go run ./bench/peer --scenarios=poisson-1000 --nsq=upstream=/path/to/nsqd --json=out.json
+//	go run ./bench peer --list
+//	go run ./bench peer --scenarios=poisson-1000 --nsq=upstream=/path/to/nsqd --json=out.json
 //
 // With --loaddistributor our broker is measured in a cluster of two as well: with publishers at
 // the broker of the topic, and at the other one, which forwards.
@@ -16,4 +16,4 @@
 // by taking the processor, load us/msg what the load itself cost, and others % what
 // neither it nor the broker used of all processor time in the worst round: repeat
 // what was disturbed.
-package main
+package peer

@@ -1,6 +1,6 @@
 //go:build linux
 
-package main
+package peer
 
 import (
 	"bytes"
@@ -20,11 +20,8 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/bench/host"
-	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/tools/load"
 )
-
-func main() { os.Exit(lifecycle.Main("peer", start)) }
 
 // config is what the flags say.
 type config struct {
@@ -60,14 +57,15 @@ type broker struct {
 	Version string `json:"version"`
 }
 
-func start(ctx context.Context) error {
-	c, err := parse(os.Args[1:])
+// Run measures brokers, or shows what earlier runs measured.
+func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	c, err := parse(args, stdout)
 	if err != nil {
 		return host.Usage(err)
 	}
 	if c.list {
 		for _, s := range append(scenarios(), stampScenarios()...) {
-			fmt.Printf("%-14s %s\n", s.Name, s.What)
+			fmt.Fprintf(stdout, "%-14s %s\n", s.Name, s.What)
 		}
 		return nil
 	}
@@ -75,12 +73,12 @@ func start(ctx context.Context) error {
 	if len(c.merge) > 0 {
 		r, err = merged(c.merge)
 	} else {
-		r = measure(ctx, c)
+		r = measure(ctx, c, args, stdout, stderr)
 	}
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(writeTables(os.Stdout, c.scenarios, r.names(), r.Runs), writeVerdicts(os.Stdout, c.scenarios, r.names(), r.Runs)); err != nil {
+	if err := errors.Join(writeTables(stdout, c.scenarios, r.names(), r.Runs), writeVerdicts(stdout, c.scenarios, r.names(), r.Runs)); err != nil {
 		return err
 	}
 	if c.json != "" {
@@ -103,23 +101,23 @@ func start(ctx context.Context) error {
 }
 
 // measure performs all that the flags say.
-func measure(ctx context.Context, c config) report {
+func measure(ctx context.Context, c config, args []string, stdout, stderr io.Writer) report {
 	debug.SetGCPercent(400) // the load's own collections are not what is measured
 	r := report{
-		Commit: host.Commit(ctx), Kernel: host.Kernel(), CPUs: runtime.NumCPU(), Go: runtime.Version(), Flags: os.Args[1:],
+		Commit: host.Commit(ctx), Kernel: host.Kernel(), CPUs: runtime.NumCPU(), Go: runtime.Version(), Flags: args,
 		Seed: c.seed, Lasting: c.lasting.String(), Skipped: c.skipped,
 	}
 	for _, p := range c.peers {
 		r.Brokers = append(r.Brokers, broker{p.Name, version(ctx, p.Path)})
 	}
-	fmt.Printf("commit %s, kernel %s, %d processors, %s, seed %d\nflags: %s\n", r.Commit, r.Kernel, r.CPUs, r.Go, r.Seed, strings.Join(r.Flags, " "))
+	fmt.Fprintf(stdout, "commit %s, kernel %s, %d processors, %s, seed %d\nflags: %s\n", r.Commit, r.Kernel, r.CPUs, r.Go, r.Seed, strings.Join(r.Flags, " "))
 	for _, b := range r.Brokers {
-		fmt.Printf("%s: %s\n", b.Name, b.Version)
+		fmt.Fprintf(stdout, "%s: %s\n", b.Name, b.Version)
 	}
 	for _, s := range c.skipped {
-		fmt.Println(s)
+		fmt.Fprintln(stdout, s)
 	}
-	r.Runs = c.all(ctx, os.Stderr)
+	r.Runs = c.all(ctx, stderr)
 	return r
 }
 
@@ -199,7 +197,7 @@ func (p *paths) Set(s string) error {
 	return nil
 }
 
-func parse(args []string) (c config, err error) {
+func parse(args []string, help io.Writer) (c config, err error) {
 	fs := flag.NewFlagSet("peer", flag.ContinueOnError)
 	set := fs.String("set", "short", "`short`, or full: every scenario, 3 rounds of 2 seconds within 25 minutes, if the flags for these say nothing else")
 	names := fs.String("scenarios", "poisson-1000,pipelined", "`names`, with commas, or all; see --list")
@@ -221,7 +219,7 @@ func parse(args []string) (c config, err error) {
 	fs.StringVar(&c.json, "json", "", "`file` for all figures")
 	fs.StringVar(&c.markdown, "markdown", "", "`file` for a page with all tables, and what of the project's targets is met")
 	fs.BoolVar(&c.list, "list", false, "list the scenarios, and exit")
-	if err := host.Parse(fs, args, os.Stdout); err != nil || c.list {
+	if err := host.Parse(fs, args, help); err != nil || c.list {
 		return c, err
 	}
 	if *merge != "" {

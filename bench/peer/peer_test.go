@@ -1,11 +1,12 @@
 //go:build linux
 
-package main
+package peer
 
 import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -100,19 +101,19 @@ func TestNoRunBeginsWhenTimeIsUp(t *testing.T) {
 
 func TestFlags(t *testing.T) {
 	self := testkit.Result(os.Executable()).Must(t)
-	c, err := parse([]string{"--srtm=" + self, "--nsq=up=" + self, "--nats=/not/there", "--only=srtm,up,nats", "--scenarios=tls,idle", "--seed=7"})
+	c, err := parse([]string{"--srtm=" + self, "--nsq=up=" + self, "--nats=/not/there", "--only=srtm,up,nats", "--scenarios=tls,idle", "--seed=7"}, io.Discard)
 	if err != nil || len(c.peers) != 2 || c.peers[1].Name != "up" || len(c.skipped) != 1 || len(c.scenarios) != 2 || c.seed != 7 {
 		t.Errorf("%+v, %v", c, err)
 	}
-	if c, err := parse([]string{"--srtm=" + self, "--scenarios=all"}); err != nil || len(c.scenarios) != len(scenarios()) {
+	if c, err := parse([]string{"--srtm=" + self, "--scenarios=all"}, io.Discard); err != nil || len(c.scenarios) != len(scenarios()) {
 		t.Errorf("%d scenarios, %v", len(c.scenarios), err)
 	}
-	c, err = parse([]string{"--srtm=" + self, "--set=full", "--rounds=2"})
+	c, err = parse([]string{"--srtm=" + self, "--set=full", "--rounds=2"}, io.Discard)
 	if err != nil || len(c.scenarios) != len(scenarios()) || c.rounds != 2 || c.lasting != 2*time.Second || c.within != 25*time.Minute {
 		t.Errorf("the full set: %+v, %v", c, err)
 	}
 	for _, args := range []string{"--set=some", "--within=-1s", "--scenarios=none", "--rounds=0", "--duration=1ns", "--nsq=x", "--only=nobody", "stray", "--srtm=/no --only=srtm"} {
-		if c, err := parse(strings.Fields(args)); err == nil {
+		if c, err := parse(strings.Fields(args), io.Discard); err == nil {
 			t.Errorf("%s: %+v, want an error", args, c)
 		}
 	}

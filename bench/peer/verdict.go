@@ -1,6 +1,6 @@
 //go:build linux
 
-package main
+package peer
 
 import (
 	"errors"
@@ -132,9 +132,9 @@ func behind(by results, list []load.Scenario, names []string) string {
 // writePage writes the whole report as a page of Markdown.
 func (r report) writePage(out io.Writer, list []load.Scenario) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "# Benchmark comparison\n\nWritten by bench/peer: do not edit. [Performance](../performance.md) says what the columns are.\n\n")
+	fmt.Fprintf(&b, "# Benchmark comparison\n\nWritten by `bench peer`: do not edit. [Performance](../performance.md) says what the columns are.\n\n")
 	fmt.Fprintf(&b, "Commit %s, kernel %s, %d processors, %s, seed %d; rounds of %s: %s.\n\n", r.Commit, r.Kernel, r.CPUs, r.Go, r.Seed, r.Lasting, rounds(r.Runs))
-	fmt.Fprintf(&b, "    bench/peer %s\n\n", strings.Join(withoutFolders(r.Flags), " "))
+	fmt.Fprintf(&b, "    bench peer %s\n\n", strings.Join(withoutFolders(r.Flags), " "))
 	for _, one := range r.Brokers {
 		fmt.Fprintf(&b, "- %s: %s\n", one.Name, one.Version)
 	}

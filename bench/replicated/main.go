@@ -1,6 +1,6 @@
 //go:build linux
 
-package main
+package replicated
 
 import (
 	"context"
@@ -19,11 +19,8 @@ import (
 
 	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/tools/load"
 )
-
-func main() { os.Exit(lifecycle.Main("replicated", start)) }
 
 const (
 	publishers = 10
@@ -43,8 +40,9 @@ type config struct {
 	seed    uint64
 }
 
-func start(ctx context.Context) error {
-	c, err := parse(os.Args[1:])
+// Run prints the page of what replication costs.
+func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	c, err := parse(args, stdout)
 	if err != nil {
 		return host.Usage(err)
 	}
@@ -60,14 +58,14 @@ func start(ctx context.Context) error {
 		if err != nil {
 			return r, fmt.Errorf("%s, %s: %w", s.name, s.work, err)
 		}
-		fmt.Fprintf(os.Stderr, "round %d, %s, %s: %.0f msg/s, acknowledged p99 %.2f ms, delivered p99 %.2f ms, %.1f us/msg\n",
+		fmt.Fprintf(stderr, "round %d, %s, %s: %.0f msg/s, acknowledged p99 %.2f ms, delivered p99 %.2f ms, %.1f us/msg\n",
 			round+1, s.name, s.work, r.in, r.acked[1], r.delivered[1], r.cpu)
 		return r, nil
 	})
 	if err != nil {
 		return err
 	}
-	return c.page(ctx, os.Stdout, subjects, got)
+	return c.page(ctx, stdout, subjects, got)
 }
 
 // subject is a server and what it is given to do.
@@ -78,7 +76,7 @@ type subject struct {
 	of   int     // messages in a command
 }
 
-func parse(args []string) (c config, err error) {
+func parse(args []string, help io.Writer) (c config, err error) {
 	fs := flag.NewFlagSet("replicated", flag.ContinueOnError)
 	fs.StringVar(&c.nsqd, "nsqd", "bin/nsqd", "`path` of our broker (make build)")
 	fs.StringVar(&c.nats, "nats", "bin/nats-server", "`path` of nats-server (make build)")
@@ -87,7 +85,7 @@ func parse(args []string) (c config, err error) {
 	fs.DurationVar(&c.lasting, "duration", 3*time.Second, "how long is measured, after a second of warming up")
 	fs.IntVar(&c.rounds, "rounds", 3, "how often; the tables have medians")
 	fs.Uint64Var(&c.seed, "seed", 1, "of the schedules")
-	if err := host.Parse(fs, args, os.Stdout); err != nil {
+	if err := host.Parse(fs, args, help); err != nil {
 		return c, err
 	}
 	if c.rounds < 1 || c.rounds > 100 || c.lasting < 100*time.Millisecond || c.lasting > time.Minute || !(c.rate > 0) {

@@ -1,6 +1,10 @@
 //go:build linux
 
-package main
+// Package scale measures the control plane at size (make scale): a loaddistributor with
+// its store in a file, a tbadaptor and brokers, all real, of as many topics as fit on the
+// machine. It prints a page in Markdown. BenchmarkScale of loaddistributor/placement measures
+// the packages that decide, without processes, at larger sizes.
+package scale
 
 import (
 	"context"
@@ -19,13 +23,10 @@ import (
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/bench/host"
 	"github.com/srtm-io/srtm/internal/clock"
-	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/topics"
 )
-
-func main() { os.Exit(lifecycle.Main("scale", start)) }
 
 const (
 	creators    = 16  // topics that are created at a time
@@ -40,6 +41,7 @@ type config struct {
 	brokers, topics int
 	largest         int
 	idle            time.Duration
+	stderr          io.Writer
 }
 
 // bench is a cluster that is measured, and what was found.
@@ -51,8 +53,9 @@ type bench struct {
 	rows    [][2]string
 }
 
-func start(ctx context.Context) error {
-	var c config
+// Run prints the page of the control plane at size.
+func Run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	c := config{stderr: stderr}
 	fs := flag.NewFlagSet("scale", flag.ContinueOnError)
 	fs.StringVar(&c.bin, "bin-dir", "bin", "`folder` of the binaries (make build)")
 	fs.StringVar(&c.data, "data", "", "`folder` for data and logs, which are kept (default a temporary one)")
@@ -60,10 +63,10 @@ func start(ctx context.Context) error {
 	fs.IntVar(&c.topics, "topics", 10_000, "`number` of topics, of 100 publishers each")
 	fs.IntVar(&c.largest, "largest", 1_000_000, "publishers of one topic more, at 1 msg/s each, at most 1,000,000")
 	fs.DurationVar(&c.idle, "idle", 20*time.Second, "how long nothing is done, at 600 topics and at all")
-	if err := host.Parse(fs, os.Args[1:], os.Stdout); err != nil {
+	if err := host.Parse(fs, args, stdout); err != nil {
 		return host.Usage(err)
 	}
-	return c.run(ctx, os.Stdout)
+	return c.run(ctx, stdout)
 }
 
 func (c config) run(ctx context.Context, out io.Writer) (err error) {
@@ -103,7 +106,7 @@ func (c config) run(ctx context.Context, out io.Writer) (err error) {
 	return b.page(ctx, out)
 }
 
-func (b *bench) say(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
+func (b *bench) say(format string, args ...any) { fmt.Fprintf(b.stderr, format+"\n", args...) }
 
 // found is a row of the table.
 func (b *bench) found(what, format string, args ...any) {
@@ -261,7 +264,7 @@ func (b *bench) page(ctx context.Context, out io.Writer) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, `# The control plane at size
 
-Written by bench/scale (make scale): do not edit. %s.
+Written by `+"`bench scale`"+` (make scale): do not edit. %s.
 
 ## Real processes
 

@@ -1,16 +1,16 @@
 //go:build linux
 
-// Command scaling measures what event loops are worth: one nsqd with 1, 2, 4, ... of them,
+// Package scaling measures what event loops are worth: one nsqd with 1, 2, 4, ... of them,
 // up to one for each processor, and with --io-loops=auto, takes as many messages as it
 // can from publishers of one topic, and of many.
 //
-//	go run ./bench/scaling --nsqd bin/nsqd
+//	go run ./bench scaling --nsqd bin/nsqd
 //
 // Each topic has a publisher that writes 50 messages of 100 bytes at a time, with at most
 // 2,000 not answered, and a subscriber that finishes what it gets in one write for each
 // read. The load shares the processors with the broker; with four or more, it has the upper
 // half of them to itself.
-package main
+package scaling
 
 import (
 	"bytes"
@@ -33,7 +33,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/srtm-io/srtm/bench/host"
-	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/local"
 	"github.com/srtm-io/srtm/nsq/wire"
 )
@@ -45,25 +44,24 @@ const (
 	warming  = time.Second
 )
 
-func main() { os.Exit(lifecycle.Main("scaling", start)) }
-
-func start(ctx context.Context) error {
+// Run prints the page of event loops and processors.
+func Run(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	fs := flag.NewFlagSet("scaling", flag.ContinueOnError)
 	path := fs.String("nsqd", "bin/nsqd", "`path` of the broker (make build)")
 	lasting := fs.Duration("duration", 4*time.Second, "how long is measured, after a second of warming up")
 	rounds := fs.Int("rounds", 3, "how often; the table has medians")
 	topics := fs.Int("topics", 2*runtime.NumCPU(), "`number` of topics of the second half; the first has one")
-	if err := host.Parse(fs, os.Args[1:], os.Stdout); err != nil {
+	if err := host.Parse(fs, args, stdout); err != nil {
 		return host.Usage(err)
 	}
 	nsqd, err := host.Program(*path)
 	if err != nil {
 		return err
 	}
-	return run(ctx, nsqd, *lasting, *rounds, *topics)
+	return run(ctx, stdout, nsqd, *lasting, *rounds, *topics)
 }
 
-func run(ctx context.Context, nsqd string, lasting time.Duration, rounds, most int) error {
+func run(ctx context.Context, out io.Writer, nsqd string, lasting time.Duration, rounds, most int) error {
 	cpus := runtime.NumCPU()
 	loops := []string{}
 	for n := 1; n < 2*cpus; n *= 2 {
@@ -81,9 +79,9 @@ func run(ctx context.Context, nsqd string, lasting time.Duration, rounds, most i
 			return fmt.Errorf("pin the load: %w", err)
 		}
 	}
-	fmt.Printf("# Event loops and processors\n\nMade by `make scaling`. Measured: %d processors, broker on %s; medians of %d runs of %v,\nalternating. Messages of %d bytes, one publisher and one subscriber a topic, as fast as they go.\n\n",
+	fmt.Fprintf(out, "# Event loops and processors\n\nMade by `make scaling`. Measured: %d processors, broker on %s; medians of %d runs of %v,\nalternating. Messages of %d bytes, one publisher and one subscriber a topic, as fast as they go.\n\n",
 		cpus, orAll(pinned), rounds, lasting, size)
-	fmt.Println("| topics | loops | at the end | msg/s in and out | to 1 loop | CPU us/msg |\n|---|---|---|---|---|---|")
+	fmt.Fprintln(out, "| topics | loops | at the end | msg/s in and out | to 1 loop | CPU us/msg |\n|---|---|---|---|---|---|")
 	for _, n := range slices.Compact([]int{1, most}) {
 		all, err := host.Alternate(ctx, rounds, loops, func(l string, _ int) (result, error) {
 			r, err := measure(ctx, nsqd, l, n, lasting, pinned)
@@ -99,10 +97,10 @@ func run(ctx context.Context, nsqd string, lasting time.Duration, rounds, most i
 		for i, l := range loops {
 			r := median(all[i])
 			medians[i] = r
-			fmt.Printf("| %d | %s | %d | %.0f | %.2f | %.2f |\n", n, l, r.loops, r.rate, r.rate/medians[0].rate, r.cpu)
+			fmt.Fprintf(out, "| %d | %s | %d | %.0f | %.2f | %.2f |\n", n, l, r.loops, r.rate, r.rate/medians[0].rate, r.cpu)
 		}
 		if n == most && len(loops) > 2 {
-			model(medians[0].cpu, medians[1].cpu)
+			model(out, medians[0].cpu, medians[1].cpu)
 		}
 	}
 	return nil
@@ -111,15 +109,15 @@ func run(ctx context.Context, nsqd string, lasting time.Duration, rounds, most i
 // model says what the costs that were measured with one and two loops come to on larger
 // machines: on n loops all but one in n of the messages go from one to another, on two
 // every second.
-func model(one, two float64) {
-	fmt.Printf("\n**Modelled**, not measured: loops that share nothing but what the two did, on a broker's own\n"+
+func model(out io.Writer, one, two float64) {
+	fmt.Fprintf(out, "\n**Modelled**, not measured: loops that share nothing but what the two did, on a broker's own\n"+
 		"processors, with many topics: a message costs %.2f us on one loop and %.2f us more if it goes to another.\n\n", one, max(0, 2*(two-one)))
-	fmt.Println("| processors | CPU us/msg | msg/s at most |\n|---|---|---|")
+	fmt.Fprintln(out, "| processors | CPU us/msg | msg/s at most |\n|---|---|---|")
 	for _, n := range []float64{1, 2, 4, 16, 64} {
 		cost := one + 2*max(0, two-one)*(1-1/n)
-		fmt.Printf("| %.0f | %.2f | %.1f M |\n", n, cost, n/cost)
+		fmt.Fprintf(out, "| %.0f | %.2f | %.1f M |\n", n, cost, n/cost)
 	}
-	fmt.Println("\nOne topic's messages pass under one lock, so it stays at what one loop carries, whatever the\nnumber of processors: its rows above.")
+	fmt.Fprintln(out, "\nOne topic's messages pass under one lock, so it stays at what one loop carries, whatever the\nnumber of processors: its rows above.")
 }
 
 func orAll(pinned string) string {

@@ -1,9 +1,9 @@
 //go:build linux
 
-// Command stamps measures how far arrival stamps are off on this machine, and what a
+// Package stamps measures how far arrival stamps are off on this machine, and what a
 // rate limit makes of it, against a sender whose clock is the same CLOCK_MONOTONIC:
 //
-//	go run ./bench/stamps --conns=1000 --rate=10000 --busy=8
+//	go run ./bench stamps --conns=1000 --rate=10000 --busy=8
 //
 // It reads messages with one goroutine per connection, as nsqd does, while other
 // goroutines keep the processors busy; each message carries when its write began, and
@@ -13,4 +13,4 @@
 //
 // What stamps cost, and what nsqd itself makes of such a stream, are scenarios of
 // bench/peer (--sources). docs/arrival-stamps.md has results.
-package main
+package stamps

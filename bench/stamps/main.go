@@ -1,24 +1,22 @@
 //go:build linux
 
-package main
+package stamps
 
 import (
 	"context"
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"runtime"
 	"strings"
 	"time"
 
 	"github.com/srtm-io/srtm/bench/host"
-	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/kernel/hook"
 	"github.com/srtm-io/srtm/tools/load"
 )
-
-func main() { os.Exit(lifecycle.Main("stamps", run)) }
 
 // config is what the flags say.
 type config struct {
@@ -34,17 +32,17 @@ type config struct {
 	seed     uint64
 }
 
-func run(ctx context.Context) error {
-	args := os.Args[1:]
+// Run prints how far arrival stamps are off. With sendCommand it is the sender.
+func Run(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	if len(args) > 1 && args[0] == sendCommand {
-		return sendMain(ctx, args[1:], os.Stdin, os.Stdout)
+		return sendMain(ctx, args[1:], os.Stdin, stdout)
 	}
-	c, err := parse(args)
+	c, err := parse(args, stdout)
 	if err != nil {
 		return host.Usage(err)
 	}
-	fmt.Printf("%s, kernel %s, GOMAXPROCS %d of %d, seed %d\n", strings.Join(args, " "), host.Kernel(), c.procs, runtime.NumCPU(), c.seed)
-	return measureErrors(ctx, c, os.Stdout)
+	fmt.Fprintf(stdout, "%s, kernel %s, GOMAXPROCS %d of %d, seed %d\n", strings.Join(args, " "), host.Kernel(), c.procs, runtime.NumCPU(), c.seed)
+	return measureErrors(ctx, c, stdout)
 }
 
 // scenario is the work of all measurements.
@@ -52,7 +50,7 @@ func (c config) scenario(rate int) load.Scenario {
 	return load.Scenario{Name: "stamps", Conns: c.conns, Rate: float64(rate), Together: 1, Size: c.size, Channels: 1, Burst: c.burst}
 }
 
-func parse(args []string) (config, error) {
+func parse(args []string, help io.Writer) (config, error) {
 	c := config{warm: load.Warming}
 	fs := flag.NewFlagSet("stamps", flag.ContinueOnError)
 	modes := fs.String("sources", "ebpf,sotimestamp,off", "`modes` to compare")
@@ -64,7 +62,7 @@ func parse(args []string) (config, error) {
 	fs.IntVar(&c.procs, "procs", 2, "GOMAXPROCS of the receiver")
 	fs.DurationVar(&c.duration, "duration", 5*time.Second, "how long each measurement lasts, after a second of warming up")
 	fs.Uint64Var(&c.seed, "seed", 1, "of the schedule")
-	if err := host.Parse(fs, args, os.Stdout); err != nil {
+	if err := host.Parse(fs, args, help); err != nil {
 		return c, err
 	}
 	for _, m := range strings.Split(*modes, ",") {

@@ -1,6 +1,6 @@
 //go:build linux
 
-package main
+package stamps
 
 import (
 	"bytes"
@@ -72,7 +72,7 @@ func startSender(o order) (*sender, error) {
 	in, begin := io.Pipe()
 	s := &sender{begin: begin}
 	// One thread: those beside it are the receiver's.
-	s.Process, err = local.Start(self, []string{sendCommand, string(text)}, local.Options{Env: []string{"GOMAXPROCS=1"}, Stdin: in, Stdout: &s.said})
+	s.Process, err = local.Start(self, []string{"stamps", sendCommand, string(text)}, local.Options{Env: []string{"GOMAXPROCS=1"}, Stdin: in, Stdout: &s.said})
 	return s, err
 }
 

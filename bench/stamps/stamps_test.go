@@ -1,9 +1,12 @@
 //go:build linux
 
-package main
+package stamps
 
 import (
 	"bytes"
+	"context"
+	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -17,8 +20,12 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == sendCommand { // started as the sender
-		main()
+	if len(os.Args) > 2 && os.Args[2] == sendCommand { // started as the sender
+		if err := Run(context.Background(), os.Args[2:], os.Stdout, os.Stderr); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
 	}
 	testkit.Main(m)
 }
@@ -84,14 +91,14 @@ func TestJudgingOutOfOrder(t *testing.T) {
 }
 
 func TestFlags(t *testing.T) {
-	c, err := parse([]string{"--sources=off,ebpf", "--rate", "10,20", "--busy=3"})
+	c, err := parse([]string{"--sources=off,ebpf", "--rate", "10,20", "--busy=3"}, io.Discard)
 	if err != nil || !slices.Equal(c.modes, []hook.Mode{hook.Off, hook.EBPF}) || !slices.Equal(c.rates, []int{10, 20}) || c.busy != 3 || c.conns != 1000 {
 		t.Errorf("%+v, %v", c, err)
 	}
 	for _, args := range []string{
 		"fly", "--sources=kprobe", "--rate=0", "--rate=x", "--conns=0", "--size=10", "--burst=1", "--rounds=1", "--duration=-1s",
 	} {
-		if c, err := parse(strings.Fields(args)); err == nil {
+		if c, err := parse(strings.Fields(args), io.Discard); err == nil {
 			t.Errorf("%s: %+v, want an error", args, c)
 		}
 	}

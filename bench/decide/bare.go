@@ -1,0 +1,172 @@
+package decide
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"runtime"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/srtm-io/srtm/internal/lifecycle"
+	"github.com/srtm-io/srtm/internal/local"
+)
+
+// BareCommand is the argument with which a program that measures is a bare server.
+const BareCommand = "bare"
+
+// Bare runs this program as a server of a kind, in a process of its own.
+func Bare(kind string, more ...string) (*Server, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	ports, err := local.Ports(1)
+	if err != nil {
+		return nil, err
+	}
+	ready := local.Accepts(ports[0])
+	if kind == "udp" {
+		ready = func() error { return echoes(ports[0]) }
+	}
+	p, err := local.Run(self, "", append([]string{BareCommand, kind, ports[0]}, more...), ready)
+	return &Server{Process: p, Name: "bare " + kind, At: ports[0], Bare: true}, err
+}
+
+func echoes(at string) error {
+	conn, err := net.Dial("udp", at)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(50 * time.Millisecond))
+	if _, err = conn.Write([]byte("x")); err == nil {
+		_, err = conn.Read(make([]byte, 1))
+	}
+	return err
+}
+
+// Serve serves until the process is killed. The arguments are those of Bare: kind, address
+// and what the kind takes more.
+func Serve(args []string) error {
+	if len(args) < 2 {
+		return errors.New("want a kind of server and host:port")
+	}
+	kind, at, more := args[0], args[1], args[2:]
+	if kind == "udp" {
+		return echo(at)
+	}
+	if kinds[kind] == nil {
+		return fmt.Errorf("no server %q", kind)
+	}
+	handler, err := kinds[kind](more)
+	if err != nil {
+		return err
+	}
+	ln, err := net.Listen("tcp", at)
+	if err != nil {
+		return err
+	}
+	return lifecycle.Serve(ln, &http.Server{Handler: handler})(context.Background())
+}
+
+// echo serves UDP.
+func echo(at string) error {
+	address, err := net.ResolveUDPAddr("udp", at)
+	if err != nil {
+		return err
+	}
+	conn, err := net.ListenUDP("udp", address)
+	if err != nil {
+		return err
+	}
+	for buf := make([]byte, 512); ; {
+		n, from, err := conn.ReadFromUDPAddrPort(buf)
+		if err != nil {
+			return err
+		}
+		if _, err := conn.WriteToUDPAddrPort(buf[:n], from); err != nil {
+			return err
+		}
+	}
+}
+
+// Service is the mean time of a processor that a request takes of an unequal server.
+const Service = 20 * time.Millisecond
+
+// kinds make the handlers of bare HTTP servers: one that says TRUE, a backend with so many
+// virtual processors (timers; 0: it answers at once), and reverse proxies before a backend.
+// The kind "udp" is none of them: it echoes datagrams.
+var kinds = map[string]func(more []string) (http.Handler, error){
+	"http": func([]string) (http.Handler, error) {
+		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+			_, _ = io.WriteString(w, "TRUE")
+		}), nil
+	},
+	"backend": backend,
+	"proxy": func(to []string) (http.Handler, error) {
+		return bareProxy(to[0], func(*httputil.ProxyRequest) {}, 0)
+	},
+	"forwarder": func(to []string) (http.Handler, error) {
+		return bareProxy(to[0], (*httputil.ProxyRequest).SetXForwarded, time.Minute)
+	},
+}
+
+func backend(processors []string) (http.Handler, error) {
+	n, err := strconv.Atoi(processors[0])
+	if err != nil {
+		return nil, err
+	}
+	free := make(chan struct{}, max(n, 1))
+	var served atomic.Int64
+	const variation = 0.46 // as tools/sim/web
+	sigma := math.Sqrt(math.Log(1 + variation*variation))
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/metrics" {
+			fmt.Fprintln(w, "served", served.Load())
+			return
+		}
+		served.Add(1)
+		if n > 0 {
+			free <- struct{}{}
+			time.Sleep(time.Duration(float64(Service) * math.Exp(sigma*rand.NormFloat64()-sigma*sigma/2)))
+			<-free
+		}
+		_, _ = io.WriteString(w, "TRUE")
+	}), nil
+}
+
+// Mallocs is the metric by which a bare proxy says what it has allocated, named as Go's own.
+const Mallocs = "go_memstats_mallocs_total"
+
+// bareProxy is what the gateway's overhead is measured by: httputil.ReverseProxy with
+// connections to spare, and nothing else but more and a bound on an answer's header.
+func bareProxy(to string, more func(*httputil.ProxyRequest), bound time.Duration) (http.Handler, error) {
+	target, err := url.Parse("http://" + to)
+	if err != nil {
+		return nil, err
+	}
+	proxy := &httputil.ReverseProxy{
+		Rewrite:   func(r *httputil.ProxyRequest) { r.SetURL(target); more(r) },
+		Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true, ResponseHeaderTimeout: bound},
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/metrics" {
+			var m runtime.MemStats
+			runtime.ReadMemStats(&m)
+			fmt.Fprintln(w, Mallocs, m.Mallocs)
+			return
+		}
+		proxy.ServeHTTP(w, r)
+	}), nil
+}
