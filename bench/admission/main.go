@@ -34,8 +34,8 @@ type subject struct {
 var columns = host.Table[decide.Result]{
 	quantile("p50 us", .5), quantile("p99 us", .99), quantile("p99.9 us", .999),
 	host.Figure("CPU us", "%.1f", cpu),
-	host.Figure("RSS MB", "%.0f", func(r decide.Result) float64 { return float64(r.RSS) / (1 << 20) }),
-	{Title: "unanswered", Cell: func(rounds []decide.Result) string {
+	{Title: "RSS MB", Format: "%.0f", Of: func(r decide.Result) (float64, bool) { return float64(r.RSS) / (1 << 20), r.RSS > 0 }},
+	{Title: "unanswered", Text: func(rounds []decide.Result) string {
 		lost := int64(0)
 		for _, r := range rounds {
 			lost += r.Sent - r.Answered
@@ -192,13 +192,13 @@ func Run(ctx context.Context, args []string, out, _ io.Writer) error {
 All are asked by one schedule, from which latencies count: over %d sockets or connections with one request at a time (HTTP: 16), or pipelined over one, each request a write of its own. CPU is the server process's until the last answer. Redis keeps nothing on disk; admission looks each second for what to save, which is nothing, since these keys are full again.
 
 `, obs.Version(), runtime.NumCPU(), *rounds, *length, offered, *httpRate, *connections)
-	columns.Head(out, "")
-	by := map[string][]decide.Result{}
+	by, names := map[string][]decide.Result{}, []string{}
 	for i, s := range subjects {
-		columns.Row(out, got[i], s.name)
-		by[s.name] = got[i]
+		names, by[s.name] = append(names, s.name), got[i]
 	}
-	fmt.Fprintln(out, "\n| ratio | is | target | kept |\n|---|---|---|---|")
+	columns.Write(out, names, got)
+	fmt.Fprintln(out)
+	host.Head(out, "ratio", "is", "target", "kept")
 	for _, t := range goals {
 		if of, to := by[t.of], by[t.to]; len(of) > 0 && len(to) > 0 {
 			host.Judge(out, t.what, "%.2f", host.Median(of, t.figure)/host.Median(to, t.figure), t.limit)

@@ -109,6 +109,13 @@ type subject struct {
 	metrics string // host:port where it says what it has allocated; "": it does not
 }
 
+func named(subjects []*subject) (names []string) {
+	for _, s := range subjects {
+		names = append(names, s.name)
+	}
+	return names
+}
+
 // mallocs is what it has allocated so far.
 func (s *subject) mallocs(ctx context.Context) (float64, error) {
 	if s.metrics == "" {
@@ -175,19 +182,17 @@ func (o *options) cost(ctx context.Context) error {
 	table := host.Table[figures]{
 		host.Figure("p50 us", "%.0f", micros(p50)), host.Figure("p99 us", "%.0f", micros(p99)), host.Figure("p99.9 us", "%.0f", micros(p999)),
 		host.Figure("CPU us", "%.1f", cpu),
-		{Title: "allocations", Cell: func(rounds []figures) string {
+		{Title: "allocations", Text: func(rounds []figures) string {
 			if n := host.Median(rounds, count); n > 0 {
 				return fmt.Sprintf("%.1f", n)
 			}
 			return "–" // it does not say
 		}},
 	}
-	table.Head(o.out, "")
-	for i, s := range subjects {
-		table.Row(o.out, got[i], s.name)
-	}
+	table.Write(o.out, named(subjects), got)
 	bare, ours := got[0], got[2]
-	fmt.Fprintln(o.out, "\n| the gateway, to a bare ReverseProxy | is | target | kept |\n|---|---|---|---|")
+	fmt.Fprintln(o.out)
+	host.Head(o.out, "the gateway, to a bare ReverseProxy", "is", "target", "kept")
 	host.Judge(o.out, "CPU", "%.2f", host.Median(ours, cpu)/host.Median(bare, cpu), 1.15)
 	host.Judge(o.out, "p99", "%.2f", host.Median(ours, p99)/host.Median(bare, p99), 1.2)
 	host.Judge(o.out, "allocations more", "%.1f", host.Median(ours, count)-host.Median(bare, count), 2)
@@ -245,7 +250,7 @@ func (o *options) choice(ctx context.Context) error {
 	table := host.Table[figures]{
 		host.Figure("mean ms", "%.1f", func(f figures) float64 { return f.mean }), host.Figure("sd ms", "%.1f", sd),
 		host.Figure("p50 ms", "%.1f", p50), host.Figure("p99 ms", "%.1f", p99), host.Figure("p99.9 ms", "%.1f", p999),
-		{Title: "sent to each, %", Cell: func(rounds []figures) string {
+		{Title: "sent to each, %", Text: func(rounds []figures) string {
 			shares := make([]string, len(backends))
 			for k := range shares {
 				shares[k] = fmt.Sprintf("%.0f", host.Median(rounds, func(f figures) float64 { return f.shares[k] }))
@@ -253,12 +258,10 @@ func (o *options) choice(ctx context.Context) error {
 			return strings.Join(shares, " / ")
 		}},
 	}
-	table.Head(o.out, "")
-	for i, s := range subjects {
-		table.Row(o.out, got[i], s.name)
-	}
+	table.Write(o.out, named(subjects), got)
 	if others := got[2:]; len(others) > 0 { // behind both forms of ours
-		fmt.Fprintln(o.out, "\n| the gateway, to the best of the others | is | target | kept |\n|---|---|---|---|")
+		fmt.Fprintln(o.out)
+		host.Head(o.out, "the gateway, to the best of the others", "is", "target", "kept")
 		judge := func(what string, of func(figures) float64) {
 			best := math.Inf(1)
 			for _, rounds := range others {

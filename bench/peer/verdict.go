@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/srtm-io/srtm/bench/host"
@@ -51,7 +53,7 @@ const idleBytes = 3 << 10
 
 func columnOf(title string) column {
 	for _, c := range columns {
-		if c.title == title {
+		if c.Title == title {
 			return c
 		}
 	}
@@ -80,7 +82,7 @@ func writeVerdicts(out io.Writer, list []load.Scenario, names []string, runs []l
 		}
 		verdict(&b, t.scenario, fmt.Sprintf("%s / %s", t.figure, beside), fmt.Sprintf("%s %.3g", word, t.bound), fmt.Sprintf("%.3g", worst), !better(c.compared, t.bound, worst))
 	}
-	if v, ok := columnOf("bytes/conn").figure(by[[2]string{"idle", ours}]); ok {
+	if v, ok := columnOf("bytes/conn").Figure(by[[2]string{"idle", ours}]); ok {
 		verdict(&b, "idle", "bytes/conn", fmt.Sprintf("at most %d", idleBytes), fmt.Sprintf("%.0f", v), v <= idleBytes)
 	}
 	var text string
@@ -114,12 +116,12 @@ func behind(by results, list []load.Scenario, names []string) string {
 		for _, c := range columns {
 			var of []string
 			for _, s := range list {
-				if v, ok := by.ratio(c, s.Name, names[0], other); ok && c.shows(s) && c.title != "p50 ms" && c.title != "p99 ms" && better(c.compared, 1, v) {
+				if v, ok := by.ratio(c, s.Name, names[0], other); ok && c.shows(s) && c.Title != "p50 ms" && c.Title != "p99 ms" && better(c.compared, 1, v) {
 					of = append(of, fmt.Sprintf("%s %.3g", s.Name, v))
 				}
 			}
 			if len(of) > 0 {
-				all = append(all, fmt.Sprintf("%s: %s", c.title, strings.Join(of, ", ")))
+				all = append(all, fmt.Sprintf("%s: %s", c.Title, strings.Join(of, ", ")))
 			}
 		}
 		if len(all) > 0 {
@@ -149,16 +151,18 @@ func (r report) writePage(out io.Writer, list []load.Scenario) error {
 
 // rounds says how many there were of every scenario with every broker.
 func rounds(runs []load.Result) string {
-	fewest, most := 0, 0
-	for _, of := range group(runs) {
-		if most = max(most, len(of)); fewest == 0 || len(of) < fewest {
-			fewest = len(of)
-		}
+	count := map[[2]string]int{}
+	for _, r := range runs {
+		count[[2]string{r.Scenario, r.Peer}]++
 	}
-	if fewest < most {
-		return fmt.Sprintf("%d to %d", fewest, most)
+	all := slices.Sorted(maps.Values(count))
+	switch {
+	case len(all) == 0:
+		return "0"
+	case all[0] < all[len(all)-1]:
+		return fmt.Sprintf("%d to %d", all[0], all[len(all)-1])
 	}
-	return fmt.Sprint(most)
+	return fmt.Sprint(all[0])
 }
 
 // withoutFolders shortens paths in flags to what they end in: where something lies
