@@ -35,7 +35,7 @@ VCS := $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo auto || ec
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help packages programs upstream test-packages test-deploy build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance test-clients archtest faults chaos-replicated generate fuzz fuzz-short bench bench-full scaling scale bench-replicated bench-admission bench-gateway calibrate convergence figures cover clean no-race-note build/bench soak stress trouble
+.PHONY: help packages programs upstream test-packages test-deploy build run test check race lint fmt vet staticcheck check-generated tidy console-assets conformance test-clients archtest faults chaos-replicated generate fuzz fuzz-short bench bench-full scaling scale bench-replicated bench-admission bench-gateway convergence figures cover clean no-race-note build/bench soak stress trouble
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -240,9 +240,6 @@ bench-admission: build build/bench ## admission's decisions beside bare servers,
 
 bench-gateway: build build/bench ## the gateway beside a bare reverse proxy, HAProxy, nginx and Apache: 4 minutes (ARGS=)
 	@build/bench gateway $(ARGS)
-
-calibrate: build build/bench ## measure nsqd here, and write the simulator's calibration of it into OUT (build/calibration.json)
-	build/bench calibrate --out=$(or $(OUT),build/calibration.json) $(ARGS)
 
 convergence: build/bench ## the paper's Table 1 with real processes, into build/convergence.json: about 10 minutes (ARGS=)
 	@mkdir -p build/paced

@@ -20,7 +20,6 @@ import (
 	"strings"
 
 	"github.com/srtm-io/srtm/bench/admission"
-	"github.com/srtm-io/srtm/bench/calibrate"
 	"github.com/srtm-io/srtm/bench/convergence"
 	"github.com/srtm-io/srtm/bench/decide"
 	"github.com/srtm-io/srtm/bench/figures"
@@ -50,7 +49,6 @@ var scenarios = []struct {
 	{"scale", "the control plane at size (make scale)", scale.Run},
 	{"admission", "what an admission decision costs (make bench-admission)", admission.Run},
 	{"gateway", "what the gateway costs, and how well it chooses (make bench-gateway)", gateway.Run},
-	{"calibrate", "the simulator's calibration of nsqd here (make calibrate)", calibrate.Run},
 	{"convergence", "the paper's Table 1 with real processes (make convergence)", convergence.Run},
 	{"figures", "the figures of the papers (make figures)", figures.Run},
 }

@@ -24,43 +24,8 @@ var paper []byte
 
 // Calibration says how fast brokers are, by model.
 type Calibration struct {
-	// MadeBy is the command that measured it, or how it was chosen; Machine what
-	// it was measured on.
-	MadeBy  string           `json:"made_by"`
-	Machine string           `json:"machine,omitempty"`
-	Commit  string           `json:"commit,omitempty"` // of the broker that was measured
-	Kernel  string           `json:"kernel,omitempty"`
-	CPUs    int              `json:"cpus,omitempty"`
-	Models  map[string]Model `json:"models"` // "default" among them
-	// Runs are the measurements that the default model was fitted to. Nothing is
-	// simulated by them.
-	Runs []CalibrationRun `json:"runs,omitempty"`
-}
-
-// CalibrationRun is a load, what a broker made of it, and what drlsim run makes of
-// it with the calibration. Times are in microseconds.
-type CalibrationRun struct {
-	Publishers int                `json:"publishers"`
-	Rate       float64            `json:"rate"` // of all
-	Batch      int                `json:"batch"`
-	Seconds    float64            `json:"seconds"`
-	Seed       uint64             `json:"seed"`
-	SentLate   int64              `json:"sent_late_p99_us"` // by the emulator, after the schedule
-	Measured   CalibrationFigures `json:"measured"`
-	Simulated  CalibrationFigures `json:"simulated"`
-	// ErrorP50 and ErrorP99 are what the simulated quantile is more than the
-	// measured one, as a fraction of it.
-	ErrorP50 float64 `json:"error_p50"`
-	ErrorP99 float64 `json:"error_p99"`
-}
-
-// CalibrationFigures are quantiles of the processing delay, and the processor time
-// for each message.
-type CalibrationFigures struct {
-	P50  float64 `json:"p50_us"`
-	P99  float64 `json:"p99_us"`
-	P999 float64 `json:"p999_us"`
-	CPU  float64 `json:"cpu_us"`
+	MadeBy string           `json:"made_by"` // how the models were chosen
+	Models map[string]Model `json:"models"`  // "default" among them
 }
 
 // Model is an engine.Model and its mcap, with times in microseconds. Each

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/nsqio/go-nsq"
@@ -157,29 +156,6 @@ func parseStats(text []byte) ([]topicStats, error) {
 		all = append(all, topicStats{t.Name, l})
 	}
 	return all, nil
-}
-
-// cpu is the processor time that the broker has used.
-func (b broker) cpu(ctx context.Context) (time.Duration, error) {
-	text, err := b.ask(ctx, http.MethodGet, "/metrics")
-	if err != nil {
-		return 0, err
-	}
-	return processorTime(text)
-}
-
-// processorTime reads it from /metrics.
-func processorTime(metrics []byte) (time.Duration, error) {
-	for line := range strings.Lines(string(metrics)) {
-		if text, ok := strings.CutPrefix(line, "process_cpu_seconds_total "); ok {
-			seconds, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
-			if err != nil {
-				return 0, fmt.Errorf("/metrics: %w", err)
-			}
-			return time.Duration(seconds * 1e9), nil
-		}
-	}
-	return 0, errors.New("/metrics: no process_cpu_seconds_total")
 }
 
 // remove deletes a topic; one that is gone is fine.

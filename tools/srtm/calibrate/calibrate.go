@@ -45,8 +45,6 @@ type Config struct {
 	Workers int
 	Seed    uint64
 	Logger  *slog.Logger
-	// CPU: Measure asks for the broker's processor time, too.
-	CPU bool
 	// Create makes a topic on the broker that lets everything through, and Remove
 	// deletes it, where clients cannot: in a cluster. nil: the broker creates topics,
 	// ephemeral ones.
@@ -306,56 +304,28 @@ func (r *runner) step(ctx context.Context, rate int64) (Step, error) {
 	late := m.Lateness.At(r.cfg.SLO.Quantile)
 	e := search.Evidence{
 		Skipped: m.Skipped, Held: m.Held, Unanswered: m.Unanswered, Refused: m.RefusedTotal(), Lost: m.Lost,
-		Late: late, Delivered: m.Delivery.Count(), Exceeded: m.Delivery.CountAbove(r.cfg.SLO.Latency),
+		Late: late, Delivered: m.delivery.Count(), Exceeded: m.delivery.CountAbove(r.cfg.SLO.Latency),
 	}
 	if m.Account != nil {
 		e.Undelivered = m.Account.Lost
 	}
 	step := Step{
 		Rate: rate, Offered: m.OfferedRate, Delivered: e.Delivered, Exceeded: e.Exceeded,
-		Delay: micros(m.Delivery.Quantile(r.cfg.SLO.Quantile)), Late: micros(late),
+		Delay: micros(m.delivery.Quantile(r.cfg.SLO.Quantile)), Late: micros(late),
 	}
 	step.Outcome, step.Why = r.cfg.SLO.Judge(e)
 	return step, nil
 }
 
-// Measured is what a load came to.
-type Measured struct {
-	*report.Report // the generator's
-	// Delivery is the broker's delivery latencies, and CPU the processor time it used
-	// (Config.CPU) for each of those messages, since Config.Settle.
-	Delivery *obs.Latency
-	CPU      time.Duration
-}
-
-// Measure sends one load for Config.Settle and Config.Step, and asks the broker what
-// became of it. Of cfg the SLO, the search, the limit, connections, size and seed do
-// not count.
-func Measure(ctx context.Context, cfg Config, load schedule.Spec) (*Measured, error) {
-	r, done, err := newRunner(ctx, cfg)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
-	return r.measure(ctx, load, cfg.Step)
-}
-
-// snapshot is what the broker says of a topic at an instant.
-type snapshot struct {
-	topicStats
-	cpu time.Duration
-}
-
-func (r *runner) snapshot(ctx context.Context, topic string) (s snapshot, err error) {
-	if s.topicStats, err = r.stats(ctx, topic); err == nil && r.cfg.CPU {
-		s.cpu, err = r.broker.cpu(ctx)
-	}
-	return s, err
+// measurement is the outcome of a load.
+type measurement struct {
+	*report.Report              // the generator's
+	delivery       *obs.Latency // the broker's delivery latencies
 }
 
 // measure sends a load on a topic of its own, and measures it for so long after it
 // has settled.
-func (r *runner) measure(ctx context.Context, spec schedule.Spec, measured time.Duration) (m *Measured, err error) {
+func (r *runner) measure(ctx context.Context, spec schedule.Spec, measured time.Duration) (m *measurement, err error) {
 	r.steps++
 	topic := fmt.Sprintf("%s%08x-%d", prefix, r.id, r.steps)
 	remove := r.cfg.Remove
@@ -384,12 +354,12 @@ func (r *runner) measure(ctx context.Context, spec schedule.Spec, measured time.
 	}
 	defer func() { err = errors.Join(err, release(holder)) }()
 
-	var before snapshot
+	var before topicStats
 	var failed error
 	settled := false
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	m = &Measured{}
+	m = &measurement{}
 	m.Report, err = emulate.Run(inner, emulate.Config{
 		Load: load.Options{Spec: spec}, Duration: r.cfg.Settle + measured, Topic: topic, Nsqd: r.cfg.TCP,
 		Subscribe: true, Channel: channel, Connect: connectTimeout, Drain: drainTimeout,
@@ -399,7 +369,7 @@ func (r *runner) measure(ctx context.Context, spec schedule.Spec, measured time.
 			return
 		}
 		settled = true
-		if before, failed = r.snapshot(ctx, topic); failed != nil {
+		if before, failed = r.stats(ctx, topic); failed != nil {
 			cancel(failed)
 		}
 	})
@@ -413,15 +383,12 @@ func (r *runner) measure(ctx context.Context, spec schedule.Spec, measured time.
 	case !settled:
 		return nil, errors.New("it was over before it had settled")
 	}
-	after, err := r.snapshot(ctx, topic)
+	after, err := r.stats(ctx, topic)
 	if err != nil {
 		return nil, err
 	}
-	if m.Delivery, err = since(before.Delivery, after.Delivery); err != nil {
-		return nil, err
-	}
-	m.CPU = (after.cpu - before.cpu) / time.Duration(max(1, m.Delivery.Count()))
-	return m, nil
+	m.delivery, err = since(before.Delivery, after.Delivery)
+	return m, err
 }
 
 const (

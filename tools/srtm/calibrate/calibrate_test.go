@@ -246,15 +246,3 @@ func FuzzParseStats(f *testing.F) {
 		}
 	})
 }
-
-func TestProcessorTime(t *testing.T) {
-	d, err := processorTime([]byte("# TYPE process_cpu_seconds_total counter\nprocess_cpu_seconds_total 1.25\n"))
-	if err != nil || d != 1250*time.Millisecond {
-		t.Errorf("%v, %v", d, err)
-	}
-	for _, text := range []string{"", "process_cpu_seconds_total x\n"} {
-		if _, err := processorTime([]byte(text)); err == nil {
-			t.Errorf("%q has a processor time", text)
-		}
-	}
-}
