@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -20,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/srtm-io/srtm/admission/rule"
 	"github.com/srtm-io/srtm/api/srtm/envoy"
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/lifecycle"
@@ -362,11 +364,13 @@ func TestPartitionsMove(t *testing.T) {
 	testkit.MustEqual(t, get(t, at+"/qos?key=k", ""), `200 TRUE "default";r=2;t=1000`)
 	name := testkit.Address(t)
 	other, _ := start(t, "--data-path", data, "--udp-address", name)
-	testkit.Result(admin.MovePartitions(t.Context(), &srtmv1.MovePartitionsRequest{Last: 4095, Server: name})).Must(t)
+	first := int32(rule.Partition([]byte("k"), rule.Partitions)) / 16 * 16
+	testkit.Result(admin.MovePartitions(t.Context(), &srtmv1.MovePartitionsRequest{First: first, Last: first + 15, Server: name})).Must(t)
 	testkit.WaitFor(t, "the move", func() bool {
 		reply := testkit.Result(admin.ListPartitions(t.Context(), &srtmv1.ListPartitionsRequest{})).Must(t)
-		all := reply.GetPartitions()
-		return len(all) == 1 && all[0].GetServer() == name && all[0].GetTarget() == "" && all[0].GetLast() == 4095
+		return slices.ContainsFunc(reply.GetPartitions(), func(p *srtmv1.AdmissionPartitions) bool {
+			return p.GetServer() == name && p.GetTarget() == "" && p.GetFirst() == first && p.GetLast() == first+15
+		})
 	})
 	for i, web := range []string{other, at} { // which still asks the first server, and hears where to go
 		testkit.WaitFor(t, "an answer", func() bool { return strings.Contains(get(t, web+"/qos?key=k&cost=0", ""), "r=") })
