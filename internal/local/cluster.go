@@ -26,8 +26,9 @@ type ClusterConfig struct {
 	// BrokerFlags are given to every broker besides its own, LoaddistributorFlags to
 	// the loaddistributor.
 	BrokerFlags, LoaddistributorFlags []string
-	// Admission: an admission process beside them, which brokers ask about /pub and /mpub.
-	Admission bool
+	// Admission starts an admission process, which brokers ask about /pub and /mpub. Gateway
+	// starts a gateway with one class of requests, whose /pub and /mpub go to the brokers.
+	Admission, Gateway bool
 	// NATS is the path of nats-server: three of them keep what brokers store
 	// (--durability=replicated). "": brokers keep it in files.
 	NATS string
@@ -52,7 +53,9 @@ type Cluster struct {
 	Lookup  string           // host:port of its nsqlookupd-compatible HTTP
 	Adaptor string           // host:port of the tbadaptor's HTTP
 
-	Admission *grpc.ClientConn // nil: there is none
+	Admission string // host:port of admission's gRPC; "": not started
+	Gateway   string // host:port of the gateway for clients; "": not started
+	Policy    string // file of the gateway's policy
 
 	// Owned by the caller's goroutine.
 	processes []*Process // in the order of their start
@@ -65,7 +68,7 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	addresses, err := Ports(7)
+	addresses, err := Ports(9)
 	if err != nil {
 		return nil, err
 	}
@@ -79,22 +82,30 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 	type program struct {
 		name, binary string
 		flags        []string
+		ready        func() error // nil: not asked
 	}
 	adaptor, brokerFlags := addresses[2], slices.Clone(cfg.BrokerFlags)
 	programs := []program{
-		{"tbadaptor", "tbadaptor", []string{"--grpc-address", adaptor, "--http-address", c.Adaptor}},
+		{"tbadaptor", "tbadaptor", []string{"--grpc-address", adaptor, "--http-address", c.Adaptor}, nil},
 		{"loaddistributor", "loaddistributor", append([]string{
 			"--grpc-address", c.GRPC, "--http-address", c.Lookup, "--tcp-address=", "--store=memory", "--tbadaptor-address", adaptor,
-		}, cfg.LoaddistributorFlags...)},
+		}, cfg.LoaddistributorFlags...), nil},
 	}
 	if cfg.Admission {
+		c.Admission = addresses[4]
 		programs = append(programs, program{"admission", "admission", []string{
-			"--data-path", cfg.LogDir, "--grpc-address", addresses[4], "--http-address", addresses[5], "--udp-address", addresses[6],
-		}})
+			"--data-path", cfg.LogDir, "--grpc-address", c.Admission, "--http-address", addresses[5], "--udp-address", addresses[6],
+		}, Answers("http://" + addresses[5] + "/healthz")})
 		brokerFlags = append(brokerFlags, "--admission-address="+addresses[6])
-		if c.Admission, err = grpc.NewClient(addresses[4], grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
-			return nil, fmt.Errorf("admission at %s: %w", addresses[4], err)
+	}
+	if cfg.Gateway {
+		c.Gateway, c.Policy = addresses[7], filepath.Join(cfg.LogDir, "policy.toml")
+		if err := os.WriteFile(c.Policy, []byte("[[class]]\nname = \"everyone\"\n"), 0o600); err != nil {
+			return nil, fmt.Errorf("policy of the gateway: %w", err)
 		}
+		programs = append(programs, program{"gateway", "gateway", []string{
+			"--policy", c.Policy, "--http-address", c.Gateway, "--admin-address", addresses[8], "--loaddistributor-address", c.GRPC,
+		}, Answers("http://" + addresses[8] + "/healthz")})
 	}
 	if cfg.NATS != "" {
 		var urls string
@@ -113,10 +124,10 @@ func StartCluster(ctx context.Context, cfg ClusterConfig) (_ *Cluster, err error
 		programs = append(programs, program{name, "nsqd", append([]string{
 			"--tcp-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--broadcast-address", "127.0.0.1",
 			"--broker-id", name, "--mcap", strconv.FormatInt(cfg.Mcap, 10), "--loaddistributor-address", c.GRPC, "--data-path", data,
-		}, brokerFlags...)})
+		}, brokerFlags...), nil})
 	}
 	for _, one := range programs {
-		p, err := Start(filepath.Join(cfg.BinDir, one.binary), one.flags, Options{Log: filepath.Join(cfg.LogDir, one.name+".log")})
+		p, err := Start(filepath.Join(cfg.BinDir, one.binary), one.flags, Options{Log: filepath.Join(cfg.LogDir, one.name+".log"), Ready: one.ready})
 		if err != nil {
 			return nil, fmt.Errorf("%w (build the binaries, or name their folder with --bin-dir)", err)
 		}
@@ -171,10 +182,8 @@ func (c *Cluster) Died() error {
 // The error names those that failed.
 func (c *Cluster) Stop() error {
 	var errs []error
-	for _, conn := range []*grpc.ClientConn{c.Conn, c.Admission} {
-		if conn != nil {
-			errs = append(errs, conn.Close())
-		}
+	if c.Conn != nil {
+		errs = append(errs, c.Conn.Close())
 	}
 	for _, all := range [][]*Process{c.processes, c.nats} {
 		for _, p := range all {

@@ -40,7 +40,7 @@ failure; 2 if the command line is wrong. A missed SLO and a load that this
 machine does not carry are reported and are no failure.`,
 		Example: `  srtm up
   srtm up --duration 20s --publishers 500 --group-size 50 --sync
-  srtm up --duration 20s --admission --gateway
+  srtm up --duration 5m --admission --gateway
   srtm up --duration 20s --replicated
   srtm up --trace detectors.csv.gz --compress 10 --copies 20`,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {

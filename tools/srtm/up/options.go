@@ -21,11 +21,9 @@ type options struct {
 	mcap     int64
 	duration time.Duration
 	together bool
-	// undeclared has a third phase, without a list of publishers.
-	undeclared bool
-	quantile   float64
-	slo        time.Duration
-	burst      int64
+	quantile float64
+	slo      time.Duration
+	burst    int64
 
 	calibration time.Duration
 	maxLateness time.Duration
@@ -60,14 +58,13 @@ func (o *options) flags(fs *pflag.FlagSet) {
 	fs.Int64Var(&o.mcap, "mcap", o.mcap, "maximum rate of each broker within the SLO, in `msg/s`; the default load fits one")
 	fs.DurationVar(&o.duration, "duration", o.duration, "how long to send, half with SRTM's placement and half split blindly")
 	fs.BoolVar(&o.together, "together", false, "send to both placements at the same time, each for all of --duration, so that the console shows them side by side; the machine carries the load twice")
-	fs.BoolVar(&o.undeclared, "undeclared", false, "send, as long again as to one placement, to a topic of which no publisher is declared; who they are is learned from 20 s on, who sends together from a minute on")
 	fs.Float64Var(&o.quantile, "slo-quantile", o.quantile, "`fraction` of messages to be delivered within --slo")
 	fs.DurationVar(&o.slo, "slo", 0, "delivery latency of the SLO; 0: between what this machine needs without waits for tokens and what a blind split waits for them")
 	fs.Int64Var(&o.burst, "burst", 0, "contract burst b, in `messages`; 0: more than the load needs on one broker, less than it needs split")
 	fs.DurationVar(&o.calibration, "calibration", o.calibration, "how long one calibration of the load takes; 0: none, trust the machine")
 	fs.DurationVar(&o.maxLateness, "max-lateness", o.maxLateness, "p99 of sending later than intended from which on the report calls its results the machine's")
-	fs.BoolVar(&o.admission, "admission", false, "run admission too, with a rule for one tenant's HTTP publishes, and show that it refuses what is above")
-	fs.BoolVar(&o.gateway, "gateway", false, "run a gateway in front of two emulated web servers too, and show what three classes of requests get that ask for more than there is")
+	fs.BoolVar(&o.admission, "admission", false, "start admission, too, which brokers ask about HTTP publishes")
+	fs.BoolVar(&o.gateway, "gateway", false, "start a gateway, too, whose /pub and /mpub go to the brokers")
 	fs.BoolVar(&o.replicated, "replicated", false, "keep what brokers store in NATS JetStream, three copies on three nats-servers that are started too; 3 brokers unless --brokers says otherwise")
 	fs.StringVar(&o.natsServer, "nats-server", "", "`path` of nats-server for --replicated (default in --bin-dir, else on PATH)")
 	fs.StringVar(&o.binDir, "bin-dir", "", "`folder` of nsqd, loaddistributor, tbadaptor, iotpub, admission and gateway (default that of srtm)")

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -47,24 +46,10 @@ type Report struct {
 	// this machine's as the placement's.
 	MaxLatenessUs int64 `json:"max_lateness_us"`
 
-	Admission *Admission `json:"admission,omitempty"`
-	Gateway   *Gateway   `json:"gateway,omitempty"`
-
 	Phases      []Phase `json:"phases"`
 	Interrupted bool    `json:"interrupted,omitempty"`
 	// Failure is what ended the run early, or was wrong with its end.
 	Failure string `json:"failure,omitempty"`
-}
-
-// Admission is what was asked of it with --admission.
-type Admission struct {
-	Key      string `json:"key"`
-	Refill   int64  `json:"refill_per_s"`
-	Capacity int64  `json:"capacity"`
-	Admitted int64  `json:"admitted"` // before the first refusal
-	Refused  bool   `json:"refused"`
-	// Until the credit would have been there.
-	RetryAfterMs int64 `json:"retry_after_ms"`
 }
 
 // Attempt is one calibration.
@@ -117,15 +102,6 @@ type Phase struct {
 	// Pressure is the part of the time in which some process of the machine
 	// waited for a processor; nil where the kernel does not say.
 	Pressure *float64 `json:"cpu_pressure,omitempty"`
-	// Learned is what was found out at last, where nothing was declared; nil elsewhere.
-	Learned *Learned `json:"learned,omitempty"`
-}
-
-// Learned counts the publishers of an open topic that became known, and the groups that send
-// together.
-type Learned struct {
-	Publishers int `json:"publishers"`
-	Groups     int `json:"groups"`
 }
 
 // OnTime is computed from the schedule and the shares.
@@ -265,12 +241,6 @@ func (r *Report) WriteText(w io.Writer) error {
 		line("", "THE LOAD IS SMALLER THAN ASKED FOR: this machine does not carry more")
 	}
 	line("cluster", "%s of %d msg/s", plural(r.Brokers, "broker"), r.Mcap)
-	if a := r.Admission; a != nil && a.Refused {
-		line("admission", "%s (refill %d/s, capacity %d): %d admitted, then refused for %d ms", a.Key, a.Refill, a.Capacity, a.Admitted, a.RetryAfterMs)
-	}
-	if r.Gateway != nil {
-		line("gateway", "%s", r.Gateway.text())
-	}
 	if r.Burst > 0 {
 		line("contract", "%s", r.contractText())
 	}
@@ -318,14 +288,6 @@ func (r *Report) compare(w io.Writer) error {
 	row("", func(p *Phase) string { return strings.ToUpper(p.Name) })
 	row("policy", func(p *Phase) string { return p.Policy })
 	row("brokers used", func(p *Phase) string { return fmt.Sprintf("%d of %d", len(p.Placement), r.Brokers) })
-	if slices.ContainsFunc(r.Phases, func(p Phase) bool { return p.Learned != nil }) {
-		row("publishers", func(p *Phase) string {
-			if p.Learned == nil {
-				return "declared"
-			}
-			return fmt.Sprintf("%d learned, %s", p.Learned.Publishers, plural(p.Learned.Groups, "group"))
-		})
-	}
 	row("smallest share (r_l, b_l)", func(p *Phase) string {
 		if len(p.Placement) == 0 {
 			return "-"

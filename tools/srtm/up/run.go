@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -48,7 +47,6 @@ const (
 	channel      = "up"
 	// ours and blind are the topics of the two phases.
 	ours, blind = "sensors", "sensors-blind"
-	undeclared  = "sensors-undeclared"
 )
 
 // run is the state of one `srtm up`.
@@ -78,7 +76,7 @@ func (r *run) all(ctx context.Context) error {
 	}
 	r.view.say("starting %s%s, a loaddistributor and a tbadaptor", plural(r.brokers, "broker"), also)
 	c, err := local.StartCluster(ctx, local.ClusterConfig{
-		Brokers: r.brokers, Mcap: r.mcap, BinDir: r.binDir, LogDir: r.dataDir, StartTimeout: startTimeout, Admission: r.admission, NATS: r.nats,
+		Brokers: r.brokers, Mcap: r.mcap, BinDir: r.binDir, LogDir: r.dataDir, StartTimeout: startTimeout, Admission: r.admission, Gateway: r.gateway, NATS: r.nats,
 		LoaddistributorFlags: []string{"--fitting=off"}, // placements are compared as they are
 		BrokerFlags:          []string{"--mem-queue-size=" + strconv.Itoa(r.memQueue), "--log-level=" + r.logLevel},
 	})
@@ -91,14 +89,12 @@ func (r *run) all(ctx context.Context) error {
 	r.cluster, r.admin = c, srtmv1.NewAdminServiceClient(c.Conn)
 	r.view.say("console: http://%s/ui/compare?a=%s&b=%s", c.Lookup, ours, blind)
 	if r.admission {
-		err = r.tryAdmission(ctx)
+		r.view.say("admission: srtm admission rule list --admission-address=%s", c.Admission)
 	}
-	if err == nil && r.gateway {
-		err = r.tryGateway(ctx)
+	if r.gateway {
+		r.view.say("gateway: POST http://%s/pub?topic=%s, policy %s", c.Gateway, ours, c.Policy)
 	}
-	if err == nil {
-		err = r.measure(ctx)
-	}
+	err = r.measure(ctx)
 	if stopped := c.Stop(); stopped != nil {
 		err = errors.Join(err, fmt.Errorf("stop the cluster: %w", stopped))
 	}
@@ -129,31 +125,6 @@ func (r *run) all(ctx context.Context) error {
 	return nil
 }
 
-// tryAdmission sets a rule as an operator would, and asks until it refuses.
-func (r *run) tryAdmission(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
-	service := srtmv1.NewAdmissionAdminClient(r.cluster.Admission)
-	a := &Admission{Key: "tenant/demo/http", Refill: 1, Capacity: 10}
-	_, err := service.SetRules(ctx, &srtmv1.SetRulesRequest{Rules: []*srtmv1.AdmissionRule{{Key: a.Key, RefillMilli: 1000 * a.Refill, Capacity: a.Capacity}}}, grpc.WaitForReady(true))
-	for err == nil && !a.Refused && a.Admitted < 100*a.Capacity { // a slow machine earns credits meanwhile
-		var reply *srtmv1.AskResponse
-		if reply, err = service.Ask(ctx, &srtmv1.AskRequest{Key: a.Key, Cost: 1}); err != nil {
-			break
-		}
-		if reply.Admit {
-			a.Admitted++
-		} else if !reply.Unanswered { // which says nothing of the rule
-			a.Refused, a.RetryAfterMs = true, reply.RetryAfterMs
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("admission: %w", err)
-	}
-	r.report.Admission = a
-	return nil
-}
-
 // measure calibrates and goes through the phases.
 func (r *run) measure(ctx context.Context) error {
 	if err := r.calibrate(ctx); err != nil || ctx.Err() != nil {
@@ -172,10 +143,6 @@ func (r *run) measure(ctx context.Context) error {
 	specs := []phaseSpec{
 		{name: "SRTM placement", spec: r.topicSpec(ours, "srtm", contract), duration: phase, file: "1", live: true},
 		{name: "blind split", spec: r.topicSpec(blind, "loadbalance", contract), duration: phase, file: "2", live: true},
-	}
-	if r.undeclared {
-		open := &srtmv1.TopicSpec{Name: undeclared, Contract: contract, PlacementPolicy: "srtm", ShareRule: share.Static, Channels: []string{channel}}
-		specs = append(specs, phaseSpec{name: "undeclared", spec: open, duration: phase, file: "3", live: true})
 	}
 	results, errs := make([]*Phase, len(specs)), make([]error, len(specs))
 	var group errgroup.Group
@@ -373,9 +340,6 @@ func (r *run) phase(ctx context.Context, p phaseSpec) (_ *Phase, err error) {
 		}
 		if t := r.status(ctx, p.spec.Name); t != nil {
 			result.observe(t.Status)
-			if l := t.Learned; l != nil {
-				result.Learned = &Learned{Publishers: int(l.Count), Groups: len(l.Groups)}
-			}
 			if p.live {
 				r.view.draw(&frame{title: p.title, duration: p.duration, progress: progress, topic: t, brokers: r.brokers})
 			}
@@ -398,13 +362,7 @@ func (r *run) phase(ctx context.Context, p phaseSpec) (_ *Phase, err error) {
 func (r *run) onTime(ctx context.Context, topic *srtmv1.Topic, phase time.Duration) (*OnTime, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	watch := &srtmv1.WatchRequest{Topic: topic.Spec.Name}
-	if topic.Spec.Name == undeclared { // no publisher is known yet
-		for _, source := range r.load.Sources {
-			watch.PublisherIds = append(watch.PublisherIds, source.ID)
-		}
-	}
-	stream, err := srtmv1.NewPlacementServiceClient(r.cluster.Conn).Watch(ctx, watch)
+	stream, err := srtmv1.NewPlacementServiceClient(r.cluster.Conn).Watch(ctx, &srtmv1.WatchRequest{Topic: topic.Spec.Name})
 	if err != nil {
 		return nil, err
 	}
