@@ -114,8 +114,8 @@ func (o *options) validate() error {
 	o.peerOptions, err = o.peers.Load("peer-")
 	f.Add(err)
 	f.Add(o.at.Validate())
-	if o.serves() && o.at.Guard != nil {
-		f.Add(o.at.Guard.Check("--udp-address", o.server.Address, o.macKeyFile != "", "--mac-key-file"))
+	if o.serves() {
+		f.Add(o.at.Check("--udp-address", o.server.Address, o.macKeyFile != "", "--mac-key-file"))
 	}
 	return f.Err()
 }

@@ -146,11 +146,9 @@ func (o *options) monitor() *daemon.Program {
 		o.security.HTTPFlags(fs, "http-address")
 	}
 	validate := func() (err error) {
-		if o.guard, err = o.security.Load(); err != nil {
-			return err
-		}
-		_, err = m.Read()
-		return errors.Join(err, o.guard.CheckHTTP("--http-address", o.httpAddress))
+		o.guard, err = o.security.Load()
+		_, unread := m.Read()
+		return errors.Join(err, unread, o.security.CheckHTTP("--http-address", o.httpAddress))
 	}
 	run := func(ctx context.Context, log *slog.Logger, _ *slog.LevelVar) error {
 		at, serve, err := daemon.ListenHTTP("--http-address", o.httpAddress, o.guard, obs.JSON(func() (any, error) { return m.Read() }), log)

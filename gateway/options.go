@@ -91,11 +91,9 @@ func (o *options) validate() error {
 	if o.proxy.MaxConnections == 0 {
 		o.proxy.MaxConnections = defaultConnections(connlimit.Descriptors())
 	}
-	if o.guard, err = o.security.Load(); err != nil {
-		return errors.Join(append(errs, err)...)
-	}
-	errs = append(errs, o.guard.CheckHTTP("--admin-address", o.adminAddress),
-		o.guard.Check("--http-address", o.httpAddress, o.security.CertFile != "", "--tls-cert and --tls-key"))
+	o.guard, err = o.security.Load()
+	errs = append(errs, err, o.security.CheckHTTP("--admin-address", o.adminAddress),
+		o.security.Check("--http-address", o.httpAddress, o.security.CertFile != "", "--tls-cert and --tls-key"))
 	if o.publishers.Address != "" {
 		o.publishers.DialOptions, err = o.control.Load(controlPrefix)
 		errs = append(errs, err)
@@ -120,10 +118,23 @@ const controlPrefix, brokerPrefix = "control-", "broker-"
 
 func (o *options) validatePolicy() (err error) {
 	if o.policyFile == "" {
-		return errors.New("--policy is needed: a file of classes and servers")
+		_, err = readOptional("--profiles", o.profiles)
+		return errors.Join(errors.New("--policy is needed: a file of classes and servers"), err)
 	}
 	o.proxy.Policy, err = o.readPolicy(true)
 	return err
+}
+
+// readOptional returns the text of the file that a flag names; "": it names none.
+func readOptional(flag, file string) (string, error) {
+	if file == "" {
+		return "", nil
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", flag, err)
+	}
+	return string(text) + "\n", nil
 }
 
 // readPolicy reads the policy and the profiles after it: one text, since a [[cost]] may
@@ -132,16 +143,11 @@ func (o *options) validatePolicy() (err error) {
 // fewer classes and servers.
 func (o *options) readPolicy(now bool) (*policy.Policy, error) {
 	before := o.seen
-	o.seen = ""
-	for _, file := range [][2]string{{"--policy", o.policyFile}, {"--profiles", o.profiles}} {
-		if file[1] == "" {
-			continue
-		}
-		more, err := os.ReadFile(file[1])
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", file[0], err)
-		}
-		o.seen += string(more) + "\n"
+	text, err := readOptional("--policy", o.policyFile)
+	profiles, lack := readOptional("--profiles", o.profiles)
+	o.seen = text + profiles
+	if err := errors.Join(err, lack); err != nil {
+		return nil, err
 	}
 	if o.seen == o.text || o.seen != before && !now {
 		return nil, nil

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -81,17 +82,14 @@ func (s calledStream) Context() context.Context { return s.ctx }
 // configured, and only then with a token.
 func brokerTransport(c secure.ClientConfig) (http.RoundTripper, error) {
 	cfg, err := c.TLS(brokersPrefix)
-	if err != nil {
+	token, unread := c.Token(brokersPrefix)
+	if c.TokenFile != "" && c.CAFile == "" {
+		unread = errors.Join(unread, fmt.Errorf("--%stoken-file: needs --%stls-ca: a token is not sent in clear", brokersPrefix, brokersPrefix))
+	}
+	if err := errors.Join(err, unread); err != nil {
 		return nil, err
 	}
 	t := &http.Transport{TLSClientConfig: cfg, ResponseHeaderTimeout: 5 * time.Second, IdleConnTimeout: 30 * time.Second, MaxIdleConnsPerHost: 2}
-	if c.TokenFile != "" && cfg == nil {
-		return nil, fmt.Errorf("--%stoken-file: needs --%stls-ca: a token is not sent in clear", brokersPrefix, brokersPrefix)
-	}
-	token, err := c.Token(brokersPrefix)
-	if err != nil {
-		return nil, err
-	}
 	scheme := "http"
 	if cfg != nil {
 		scheme = "https"

@@ -213,10 +213,7 @@ func (o *options) validate() (err error) {
 	}
 	log := slog.New(slog.DiscardHandler)
 	errs := []error{o.at.Validate(), daemon.OneOf("fitting", o.fitting, tuner.ModeFast, tuner.ModePaper, fittingOff), daemon.OneOf("store", o.store, storeBolt, storeEtcd, storeMemory)}
-	if o.at.Guard != nil {
-		errs = append(errs, o.at.Guard.CheckPlain("--tcp-address", o.tcpAddress))
-	}
-	errs = append(errs, o.controllerConfig(log, nil).Validate())
+	errs = append(errs, o.at.CheckPlain("--tcp-address", o.tcpAddress), o.controllerConfig(log, nil).Validate())
 	if _, err := controller.ParseRebalance(o.rebalance); err != nil {
 		errs = append(errs, fmt.Errorf("--rebalance: %w", err))
 	}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"flag"
 	"fmt"
 	"hash/fnv"
@@ -318,11 +317,7 @@ func (o *options) validate() error {
 	var errs faults.List
 	var err error
 	o.dataPath = cmp.Or(o.dataPath, ".")
-	together := (o.tlsCert == "") == (o.tlsKey == "")
-	errs.If(!together, "--tls-cert and --tls-key go together")
-	if together {
-		errs.Add(o.readTLS())
-	}
+	errs.Add(o.readTLS())
 	errs.Add(lookupd.ValidateAddresses(o.lookupds))
 	errs.If(o.auth.ConnectTimeout <= 0, "--http-client-connect-timeout %v is not positive", o.auth.ConnectTimeout)
 	errs.If(o.auth.RequestTimeout <= 0, "--http-client-request-timeout %v is not positive", o.auth.RequestTimeout)
@@ -435,34 +430,42 @@ func (o *options) validate() error {
 
 // readTLS reads the files for roots and the TLS of connections.
 func (o *options) readTLS() error {
-	offered := o.tlsCert != ""
+	var errs faults.List
+	none := o.tlsCert == "" && o.tlsKey == ""
+	pair := o.tlsCert != "" && o.tlsKey != ""
+	errs.If(!none && !pair, "--tls-cert and --tls-key go together")
 	var err error
-	if o.roots, err = o.readRoots(); err != nil {
-		return err
-	}
+	o.roots, err = o.readRoots()
+	errs.Add(err)
+	errs.If(none && o.tlsRequired != tlsOptional, "--tls-required needs --tls-cert and --tls-key")
 	switch o.tlsClients {
 	case "":
 	case authRequire, authVerify:
-		if !offered {
-			err = errors.New("--tls-client-auth-policy needs --tls-cert and --tls-key")
-		}
+		errs.If(none, "--tls-client-auth-policy needs --tls-cert and --tls-key")
 		if o.tlsRequired == tlsOptional { // it would mean nothing to clients that need not show any
 			o.tlsRequired = tlsForAll
 		}
 	default:
-		err = daemon.OneOf("tls-client-auth-policy", o.tlsClients, authRequire, authVerify)
+		errs.Add(daemon.OneOf("tls-client-auth-policy", o.tlsClients, authRequire, authVerify))
 	}
-	if o.tlsRequired != tlsOptional && !offered {
-		err = errors.Join(err, errors.New("--tls-required needs --tls-cert and --tls-key"))
+	if pair && len(errs) > 0 {
+		_, err = o.readPair()
+		errs.Add(err)
+	} else if pair {
+		if o.tls, err = secure.LoadTLS(o.readServerTLS, o.tlsCert, o.tlsKey, o.tlsRootCAs); err == nil {
+			o.conn.TLS = o.tls.Config()
+		}
+		errs.Add(err)
 	}
-	if !offered || err != nil {
-		return err
+	return errs.Err()
+}
+
+// readPair reads the certificate and its key.
+func (o *options) readPair() (cert tls.Certificate, err error) {
+	if cert, err = tls.LoadX509KeyPair(o.tlsCert, o.tlsKey); err != nil {
+		err = fmt.Errorf("--tls-cert, --tls-key: %w", err)
 	}
-	if o.tls, err = secure.LoadTLS(o.readServerTLS, o.tlsCert, o.tlsKey, o.tlsRootCAs); err != nil {
-		return err
-	}
-	o.conn.TLS = o.tls.Config()
-	return nil
+	return cert, err
 }
 
 func (o *options) readServerTLS() (*tls.Config, error) {
@@ -470,9 +473,9 @@ func (o *options) readServerTLS() (*tls.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	cert, err := tls.LoadX509KeyPair(o.tlsCert, o.tlsKey)
+	cert, err := o.readPair()
 	if err != nil {
-		return nil, fmt.Errorf("--tls-cert, --tls-key: %w", err)
+		return nil, err
 	}
 	return &tls.Config{
 		Certificates: []tls.Certificate{cert}, MinVersion: uint16(o.tlsMinVersion), ClientCAs: roots,

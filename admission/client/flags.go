@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/srtm-io/srtm/admission/wire"
+	"github.com/srtm-io/srtm/internal/faults"
 )
 
 // Flags adds those of a program that asks for what purpose says, if an address is given.
@@ -64,28 +65,26 @@ func ReadKeys(path string) ([]wire.Key, error) {
 		return nil, err
 	}
 	var keys []wire.Key
+	var f faults.List
 	for i, line := range strings.Split(string(text), "\n") {
 		line, _, _ = strings.Cut(line, "#")
 		fields := strings.Fields(line)
 		if len(fields) == 0 {
 			continue
 		}
-		fault := func(what string) error { return fmt.Errorf("%s, line %d: %s", path, i+1, what) }
 		if len(fields) != 2 {
-			return nil, fault("want a number and a secret in hex")
+			f.If(true, "%s, line %d: want a number and a secret in hex", path, i+1)
+			continue
 		}
 		id, err := strconv.ParseUint(fields[0], 10, 16)
-		if err != nil {
-			return nil, fault("the number is not 0 to 65535")
-		}
+		f.If(err != nil, "%s, line %d: the number is not 0 to 65535", path, i+1)
 		secret, err := hex.DecodeString(fields[1])
-		if err != nil {
-			return nil, fault("the secret is not hex")
-		}
+		f.If(err != nil, "%s, line %d: the secret is not hex", path, i+1)
 		keys = append(keys, wire.Key{ID: uint16(id), Secret: secret})
 	}
-	if len(keys) == 0 {
-		return nil, fmt.Errorf("%s has no key", path)
+	f.If(len(keys) == 0 && len(f) == 0, "%s has no key", path)
+	if err := f.Err(); err != nil {
+		return nil, err
 	}
 	_, err = wire.NewSealer(keys)
 	return keys, err

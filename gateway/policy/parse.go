@@ -22,8 +22,9 @@ const (
 	maxUnits     = 1e15
 )
 
-// Parse reads a policy. Its error joins all faults, each with the number of its line,
-// up to the first value of a wrong type.
+// Parse reads a policy. Its error joins all faults, each with the number of its line. Of a class it
+// has only the first value of a wrong type; and a top-level value or a timeout of a wrong type is
+// the only fault.
 func Parse(text []byte) (*Policy, error) {
 	var file struct {
 		TrustedHeaders []string       `toml:"trusted_headers"`
@@ -50,6 +51,7 @@ func Parse(text []byte) (*Policy, error) {
 	for i, d := range []time.Duration{r.Timeouts.Header, r.Timeouts.Body, r.Timeouts.Idle, r.Timeouts.ServerIdle, r.Timeouts.Response, r.Timeouts.Drain} {
 		bounds(r, "timeouts", 0, []string{"header", "body", "idle", "server_idle", "response", "drain"}[i], d, time.Millisecond, time.Hour)
 	}
+	unread := false // a class
 	for i, table := range file.Class {
 		c := newClass("")
 		if err := meta.PrimitiveDecode(table, &c); err != nil {
@@ -60,7 +62,8 @@ func Parse(text []byte) (*Policy, error) {
 				key, _, _ = strings.Cut(key, ".")
 			}
 			r.fault("class", i, key, "%s", what)
-			return nil, errors.Join(r.faults...)
+			unread = true
+			continue
 		}
 		r.class(i, &c)
 		r.Classes = append(r.Classes, c)
@@ -85,7 +88,7 @@ func Parse(text []byte) (*Policy, error) {
 		}
 	}
 	for _, key := range meta.Undecoded() {
-		if key[0] != "server" && key[0] != "cost" {
+		if key[0] != "server" && key[0] != "cost" && !(key[0] == "class" && unread) {
 			at := slices.IndexFunc(r.lines, func(line string) bool { return strings.Contains(line, key[len(key)-1]) })
 			r.faults = append(r.faults, fmt.Errorf("line %d: %s: unknown key", at+1, key))
 		}

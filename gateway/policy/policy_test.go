@@ -146,9 +146,15 @@ func TestFaultsHaveTheirLine(t *testing.T) {
 			t.Errorf("%s: %v; want %s", test.name, err, test.want)
 		}
 	}
-	_, err := policy.Parse([]byte(class + "weight = 0\nqueue = -1\n"))
-	if n := len(strings.Split(err.Error(), "\n")); n != 2 {
-		t.Errorf("%d faults, want both: %v", n, err)
+	for _, text := range []string{
+		class + "weight = 0\nqueue = -1\n",
+		class + "weight = \"six\"\nqueue = 1\n[[class]]\nname = \"b\"\nweight = 0\n[[server]]\nurl = \"http://a\"\n",
+		class + "weight = \"six\"\nqueue = 1\n[[server]]\nurl = \"ftp://a\"\n",
+	} {
+		_, err := policy.Parse([]byte(text))
+		if n := len(strings.Split(err.Error(), "\n")); n != 2 {
+			t.Errorf("%d faults, want both: %v", n, err)
+		}
 	}
 }
 

@@ -57,10 +57,18 @@ func (a *Addresses) Groups(forGRPC, forHTTP string, others ...string) []Group {
 // Validate reads the files of security, and returns all that is wrong.
 func (a *Addresses) Validate() error {
 	var err error
-	if a.Guard, err = a.security.Load(); err != nil {
-		return err
-	}
-	return errors.Join(checkTraces(a.traces), a.Guard.CheckGRPC("--grpc-address", a.GRPC), a.Guard.CheckHTTP("--http-address", a.HTTP))
+	a.Guard, err = a.security.Load()
+	return errors.Join(err, checkTraces(a.traces), a.security.CheckGRPC("--grpc-address", a.GRPC), a.security.CheckHTTP("--http-address", a.HTTP))
+}
+
+// Check refuses an address of the daemon's other listeners, as secure.ServerConfig's Check does.
+func (a *Addresses) Check(flag, address string, safe bool, want string) error {
+	return a.security.Check(flag, address, safe, want)
+}
+
+// CheckPlain refuses an address of the daemon's other listeners that have neither TLS nor tokens.
+func (a *Addresses) CheckPlain(flag, address string) error {
+	return a.security.CheckPlain(flag, address)
 }
 
 // Servers are the gRPC and HTTP servers of a daemon that is being built.

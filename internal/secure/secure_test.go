@@ -546,8 +546,7 @@ func TestWhereToListen(t *testing.T) {
 		"forced":             {ServerConfig{Force: "true"}, everywhere, true, true, true},
 		"some are forced":    {ServerConfig{Force: ",tcp-address,grpc-address"}, everywhere, true, false, true},
 	} {
-		s, err := c.cfg.Load()
-		testkit.Must(t, err)
+		s := c.cfg
 		for _, check := range []struct {
 			what string
 			err  error
@@ -577,8 +576,13 @@ func TestFaultsAreNamedTogether(t *testing.T) {
 	}{
 		"half a pair": {ServerConfig{CertFile: "x", ClientCAFile: empty, TokenFile: empty}, []string{"--tls-cert and --tls-key", "--tls-client-ca", "no certificate", "--token-file", "no token"}},
 		"no pair":     {ServerConfig{CertFile: "/nothing", KeyFile: "/nothing"}, []string{"--tls-cert, --tls-key", "/nothing"}},
-		"CA alone":    {ServerConfig{ClientCAFile: a.File}, []string{"--tls-client-ca needs --tls-cert"}},
-		"HTTP alone":  {ServerConfig{HTTPTLS: true}, []string{"--http-tls needs --tls-cert"}},
+		"no pair, no lists": {
+			ServerConfig{CertFile: "/nothing", KeyFile: "/nothing", ClientCAFile: a.File, CRLFile: "/none", TokenFile: empty},
+			[]string{"--tls-cert, --tls-key", "--tls-crl: open /none", "--token-file"},
+		},
+		"neither pair": {ServerConfig{ClientCAFile: empty, HTTPTLS: true}, []string{"--tls-client-ca needs --tls-cert", "--http-tls needs --tls-cert", "no certificate"}},
+		"CA alone":     {ServerConfig{ClientCAFile: a.File}, []string{"--tls-client-ca needs --tls-cert"}},
+		"HTTP alone":   {ServerConfig{HTTPTLS: true}, []string{"--http-tls needs --tls-cert"}},
 		"tokens": {ServerConfig{TokenFile: testkit.File(t, "file", "root "+adminToken+"\nadmin\nadmin short\nnode "+adminToken+" x y\nadmin "+adminToken+"\nnode "+adminToken+"\nadmin "+adminToken+" b1\nnode cert:b1\nadmin cert:b1\nnode cert:\n")},
 			[]string{":1: want a role", ":2: 1 words", ":3: the token has 5 bytes", ":4: 4 words", ":6: the token is there already",
 				":7: the token is there already", ":9: cert:b1 is there already", ":10: want the name of a certificate"}},
@@ -634,10 +638,8 @@ func TestFlagsOfHTTPAlone(t *testing.T) {
 	if err := fs.Parse(nil); err != nil || fs.Lookup("http-tls") != nil || fs.Lookup("token-file") == nil {
 		t.Errorf("flags of HTTP alone, %v", err)
 	}
-	s, err := c.Load()
-	testkit.Must(t, err)
 	want := "--http-address :80 is beyond loopback, which takes --tls-cert and --tls-key, and --tls-client-ca or --token-file; --allow-insecure-listen=http-address listens all the same"
-	if err := s.CheckHTTP("--http-address", ":80"); err == nil || err.Error() != want {
+	if err := c.CheckHTTP("--http-address", ":80"); err == nil || err.Error() != want {
 		t.Errorf("%v\nwant %s", err, want)
 	}
 }

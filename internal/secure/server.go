@@ -28,6 +28,7 @@ import (
 
 	srtmv1 "github.com/srtm-io/srtm/api/srtm/v1"
 	"github.com/srtm-io/srtm/internal/connlimit"
+	"github.com/srtm-io/srtm/internal/faults"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/refusal"
 )
@@ -99,8 +100,6 @@ type Server struct {
 	mutual  bool       // clients show certificates
 	tokens  *Tokens    // nil: clients need none
 	httpTLS bool
-	httpTip string // the flags that give HTTP TLS
-	force   string
 	log     *atomic.Pointer[slog.Logger]
 
 	auditor atomic.Pointer[Auditor] // nil: until Log
@@ -110,47 +109,41 @@ type Server struct {
 
 // Load reads the files, or returns everything that is wrong.
 func (c ServerConfig) Load() (*Server, error) {
-	s := &Server{httpTLS: c.HTTPTLS, httpTip: "--http-tls", force: c.Force, mutual: c.ClientCAFile != "", log: &atomic.Pointer[slog.Logger]{}}
-	if c.HTTPOnly {
-		s.httpTLS, s.httpTip = c.CertFile != "", "--tls-cert and --tls-key"
-	}
-	var errs []error
-	fault := func(err error) { errs = append(errs, err) }
+	s := &Server{httpTLS: c.httpTLS(), mutual: c.ClientCAFile != "", log: &atomic.Pointer[slog.Logger]{}}
+	var f faults.List
 	var err error
-	switch {
-	case (c.CertFile == "") != (c.KeyFile == ""):
-		fault(errors.New("--tls-cert and --tls-key: want both or neither"))
-	case c.CertFile != "":
-		if s.tls, err = loadTLS(s.log, c.readTLS, c.CertFile, c.KeyFile, c.ClientCAFile); err != nil {
-			fault(err)
-		} else if c.CRLFile != "" && c.ClientCAFile != "" {
-			if err := s.tls.Revoke("--tls-crl", c.CRLFile, c.ClientCAFile); err != nil {
-				fault(err)
-			}
-		}
-	case c.ClientCAFile != "":
-		fault(errors.New("--tls-client-ca needs --tls-cert"))
-	case c.HTTPTLS:
-		fault(errors.New("--http-tls needs --tls-cert"))
+	certificate := c.CertFile != "" || c.KeyFile != ""
+	f.If((c.CertFile == "") != (c.KeyFile == ""), "--tls-cert and --tls-key: want both or neither")
+	f.If(!certificate && c.ClientCAFile != "", "--tls-client-ca needs --tls-cert")
+	f.If(!certificate && c.HTTPTLS, "--http-tls needs --tls-cert")
+	f.If(c.CRLFile != "" && c.ClientCAFile == "", "--tls-crl needs --tls-client-ca")
+	if c.CertFile != "" && c.KeyFile != "" {
+		s.tls, err = loadTLS(s.log, c.readTLS, c.CertFile, c.KeyFile, c.ClientCAFile)
+		f.Add(err)
+	} else if c.ClientCAFile != "" {
+		_, err = c.readPool()
+		f.Add(err)
 	}
-	if c.ClientCAFile != "" && (c.CertFile == "" || c.KeyFile == "") { // else it was read
-		if _, err := c.readPool(); err != nil {
-			fault(err)
+	if c.CRLFile != "" && c.ClientCAFile != "" {
+		if s.tls != nil {
+			f.Add(s.tls.Revoke("--tls-crl", c.CRLFile, c.ClientCAFile))
+		} else if _, err := c.readPool(); err == nil {
+			_, err = readRevocations(c.CRLFile, c.ClientCAFile)
+			f.If(err != nil, "--tls-crl: %w", err)
 		}
-	}
-	if c.CRLFile != "" && c.ClientCAFile == "" {
-		fault(errors.New("--tls-crl needs --tls-client-ca"))
 	}
 	if c.TokenFile != "" {
-		if s.tokens, err = loadTokens(s.log, "--token-file", c.TokenFile); err != nil {
-			fault(err)
-		}
+		s.tokens, err = loadTokens(s.log, "--token-file", c.TokenFile)
+		f.Add(err)
 	}
-	if err := errors.Join(errs...); err != nil {
+	if err := f.Err(); err != nil {
 		return nil, err
 	}
 	return s, nil
 }
+
+// httpTLS reports whether HTTP has TLS.
+func (c ServerConfig) httpTLS() bool { return c.HTTPTLS || c.HTTPOnly && c.CertFile != "" }
 
 // Log says who is told when files were read again, or could not be, and what operators do.
 func (s *Server) Log(log *slog.Logger) {
@@ -287,29 +280,36 @@ func readPool(path string) (*x509.CertPool, error) {
 // have are then known to connlimit.
 func (s *Server) Identifies() bool { return s.mutual || s.tokens != nil }
 
+// identifies reports whether clients have to show who they are.
+func (c ServerConfig) identifies() bool { return c.ClientCAFile != "" || c.TokenFile != "" }
+
 // CheckGRPC refuses an address beyond loopback, of a flag, without TLS and
-// either client certificates or tokens.
-func (s *Server) CheckGRPC(flag, address string) error {
-	return s.Check(flag, address, s.tls != nil && s.Identifies(),
+// either client certificates or tokens. It goes by which files are named, and reads none.
+func (c ServerConfig) CheckGRPC(flag, address string) error {
+	return c.Check(flag, address, c.CertFile != "" && c.identifies(),
 		"--tls-cert and --tls-key, and --tls-client-ca or --token-file")
 }
 
 // CheckHTTP is CheckGRPC for HTTP.
-func (s *Server) CheckHTTP(flag, address string) error {
-	return s.Check(flag, address, s.httpTLS && s.Identifies(), s.httpTip+", and --tls-client-ca or --token-file")
+func (c ServerConfig) CheckHTTP(flag, address string) error {
+	tip := "--http-tls"
+	if c.HTTPOnly {
+		tip = "--tls-cert and --tls-key"
+	}
+	return c.Check(flag, address, c.httpTLS() && c.identifies(), tip+", and --tls-client-ca or --token-file")
 }
 
 // CheckPlain refuses an address beyond loopback of a protocol that has neither.
-func (s *Server) CheckPlain(flag, address string) error {
-	return s.Check(flag, address, false, "")
+func (c ServerConfig) CheckPlain(flag, address string) error {
+	return c.Check(flag, address, false, "")
 }
 
 // Check refuses an address beyond loopback, of a flag, that is not safe for what it
 // wants; empty: nothing is safe. An address that does not parse is for the listener to refuse.
-func (s *Server) Check(flag, address string, safe bool, want string) error {
+func (c ServerConfig) Check(flag, address string, safe bool, want string) error {
 	tcp, err := net.ResolveTCPAddr("tcp", address)
 	name := strings.TrimPrefix(flag, "--")
-	forced := strings.Split(s.force, ",")
+	forced := strings.Split(c.Force, ",")
 	if address == "" || err != nil || safe || tcp.IP.IsLoopback() || slices.Contains(forced, "true") || slices.Contains(forced, name) {
 		return nil
 	}

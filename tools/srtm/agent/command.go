@@ -85,13 +85,9 @@ func (o *settings) validate() (Config, error) {
 		o.force, err = secure.Insecure("", o.force, "tcp-address", "http-address")
 		f.If(err != nil, "--allow-insecure-listen: %w", err)
 	}
-	guard, err := secure.ServerConfig{Force: o.force}.Load()
-	if err != nil {
-		f.Add(err)
-	} else {
-		f.Add(guard.CheckPlain("--tcp-address", o.tcpAddress))
-		f.Add(guard.CheckPlain("--http-address", o.httpAddress))
-	}
+	guard := secure.ServerConfig{Force: o.force}
+	f.Add(guard.CheckPlain("--tcp-address", o.tcpAddress))
+	f.Add(guard.CheckPlain("--http-address", o.httpAddress))
 	cfg.DialOptions, err = o.trust.Load("")
 	o.trust.Log(log)
 	f.Add(err)
