@@ -252,8 +252,11 @@ sending:
 		}
 	}
 	stop(nil) // the reader
-	err = errors.Join(fault, to.Close(patient))
-	return errors.Join(err, x.say(map[string]int64{"published": accepted}, nil, "published %d messages to %s\n", accepted, x.args[0]))
+	err = to.Close(patient)
+	if fault != nil && patient.Err() != nil {
+		err = nil // the fault is why nothing waited for the publisher's end
+	}
+	return errors.Join(fault, err, x.say(map[string]int64{"published": accepted}, nil, "published %d messages to %s\n", accepted, x.args[0]))
 }
 
 // read hands on the messages of the files, or of standard input, until ctx ends.
