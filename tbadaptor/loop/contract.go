@@ -243,7 +243,6 @@ func (s *Server) ForgetBroker(_ context.Context, req *srtmv1.ForgetBrokerRequest
 	if err != nil {
 		return nil, toStatus(err)
 	}
-	s.cfg.Log.Warn("broker forgotten, on an operator's word", obs.KeyBroker, req.BrokerId, "topics", len(freed))
 	return &srtmv1.ForgetBrokerResponse{Freed: freed}, nil
 }
 
@@ -255,11 +254,10 @@ func (s *Server) ReportEnd(_ context.Context, req *srtmv1.ReportEndRequest) (*sr
 	if err != nil {
 		return nil, toStatus(err)
 	}
-	s.cfg.Log.Warn("a broker's process has ended: what it held is free", obs.KeyBroker, req.BrokerId, "topics", len(freed))
 	return &srtmv1.ReportEndResponse{Freed: freed}, nil
 }
 
-// free takes what a broker held from it.
+// free takes what a broker held from it. The loaddistributor says in its log why it asked for that.
 func (s *Server) free(reason, broker string, by func(*adaptor.Machine) ([]ledger.Freed, []ledger.Grant, error)) (list []*srtmv1.FreedShare, err error) {
 	err = s.change(reason, func(m *adaptor.Machine) ([]ledger.Grant, error) {
 		freed, grants, err := by(m)
@@ -276,6 +274,9 @@ func (s *Server) free(reason, broker string, by func(*adaptor.Machine) ([]ledger
 		}
 		return grants, nil
 	})
+	if err == nil {
+		s.cfg.Log.Info("the broker's shares are free", obs.KeyBroker, broker, obs.KeyReason, reason, "topics", len(list))
+	}
 	return list, err
 }
 

@@ -205,7 +205,7 @@ var _ = Describe("A session", func() {
 			Expect(err).To(MatchError(And(ContainSubstring("h1:4150"), ContainSubstring("/one"), ContainSubstring("h2:4150"), ContainSubstring("/two"))))
 		}
 		Consistently(first.ended, "10ms").ShouldNot(Receive())
-		Expect(strings.Count(log.String(), "broker refused")).To(Equal(1), "a process is logged once")
+		Expect(strings.Count(log.String(), "share session refused")).To(Equal(1), "a process is logged once")
 	})
 
 	It("ends when an acknowledgement contradicts the ledger, and the next one is in line again", func() {

@@ -403,7 +403,7 @@ func (s *Server) refused(hello *srtmv1.NodeHello, err error) {
 	s.mu.refused[hello.BrokerId] = hello.Instance
 	s.mu.Unlock()
 	if !logged {
-		s.cfg.Log.Error("broker refused: its id belongs to another process", obs.KeyBroker, hello.BrokerId, obs.KeyInstance, hello.Instance, obs.KeyError, err)
+		s.cfg.Log.Error("share session refused: the broker's id belongs to another process", obs.KeyBroker, hello.BrokerId, obs.KeyInstance, hello.Instance, obs.KeyError, err)
 	}
 }
 
