@@ -38,10 +38,10 @@ const (
 // Config is a client's. It is copied; its zero value but for Address or Broker is usable.
 type Config struct {
 	// Address is the loaddistributor's gRPC host:port, or those of several, with
-	// commas: any of them can say where a publisher belongs.
+	// commas: any of them can say where a publisher belongs. Without a port: 4170.
 	Address string
 	// Broker is the TCP host:port of the one broker to publish to, in place of Address: it
-	// need not be in a cluster.
+	// need not be in a cluster. Without a port: 4150.
 	Broker string
 	// DialOptions are added to the default, a connection without TLS: credentials, by
 	// grpc.WithTransportCredentials, and a token, by Token or TokenFile.
@@ -123,6 +123,7 @@ func New(cfg Config) (*Client, error) {
 	case cfg.Address != "" && cfg.Broker != "":
 		return nil, errors.New("client: addresses of both a loaddistributor and a broker")
 	}
+	cfg.Address, cfg.Broker = targets.WithPort(cfg.Address, targets.LoaddistributorPort), targets.WithPort(cfg.Broker, targets.NSQPort)
 	if cfg.MaxOutstanding < 0 || cfg.DrainTimeout < 0 || cfg.Resend > ResendNever || cfg.Pacing > PacingOff {
 		return nil, fmt.Errorf("client: max outstanding %d and drain timeout %v must not be negative, resend %d must be 0 .. %d, pacing %d 0 .. %d",
 			cfg.MaxOutstanding, cfg.DrainTimeout, cfg.Resend, ResendNever, cfg.Pacing, PacingOff)

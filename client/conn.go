@@ -17,6 +17,7 @@ import (
 	"github.com/nsqio/go-nsq"
 
 	"github.com/srtm-io/srtm/internal/frames"
+	"github.com/srtm-io/srtm/internal/targets"
 	"github.com/srtm-io/srtm/nsq/origin"
 	"github.com/srtm-io/srtm/nsq/wire"
 	"github.com/srtm-io/srtm/pacing/header"
@@ -52,8 +53,10 @@ type Conn struct {
 }
 
 // Dial connects, identifies, upgrades and authenticates, in at most DialTimeout and
-// ReadTimeout. The connection ends with ctx, whatever is being written.
+// ReadTimeout. Port 4150 is for an address without one. The connection ends with ctx, whatever is
+// being written.
 func Dial(ctx context.Context, address string, cfg *nsq.Config) (*Conn, error) {
+	address = targets.WithPort(address, targets.NSQPort)
 	dialer := net.Dialer{LocalAddr: cfg.LocalAddr, Timeout: cfg.DialTimeout}
 	nc, err := dialer.DialContext(ctx, "tcp", address)
 	if err != nil {

@@ -148,7 +148,7 @@ msg_timeout = "3s"
 tls_required = false
 e2e_processing_latency_percentiles = [1.0, 0.99]
 log_level = "Error"
-nsqlookupd_tcp_addresses = ["l:1", "l:2"]
+nsqlookupd_tcp_addresses = ["l", "l:2"]
 auth_http_addresses = ["a:1", "http://b:2/x"]
 tls_min_version = ""
 snappy = false
@@ -165,7 +165,7 @@ topic-limit = ["a:1:1", "b:2.5:2:reject"]
 	if o.authAddresses.String() != "a:1,http://b:2/x" || o.authServers == nil {
 		t.Errorf("auth servers %v", o.authAddresses)
 	}
-	testkit.Equal(t, o.lookupds.String(), "l:1,l:2", "%v", o.lookupds)
+	testkit.Equal(t, o.lookupds.String(), "l:4160,l:2", "%v", o.lookupds)
 	if !slices.Equal(o.statsd.Percentiles, []float64{1, 0.99}) || o.broker.EndToEnd != 10*time.Minute {
 		t.Errorf("%v %v", o.statsd.Percentiles, o.broker.EndToEnd)
 	}

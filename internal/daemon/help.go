@@ -112,7 +112,7 @@ func (c *commandLine) help(out io.Writer, which helpValue) {
 				fmt.Fprintf(out, "\n%s:\n", g.title)
 				titled = true
 			}
-			printFlag(out, c.fs.Lookup(name))
+			c.printFlag(out, c.fs.Lookup(name))
 		}
 	}
 	if shown < total {
@@ -121,7 +121,7 @@ func (c *commandLine) help(out io.Writer, which helpValue) {
 }
 
 // printFlag prints the name of a flag, the name of its value, and its text beside them.
-func printFlag(out io.Writer, f *flag.Flag) {
+func (c *commandLine) printFlag(out io.Writer, f *flag.Flag) {
 	value, text := flag.UnquoteUsage(f)
 	head := "  --" + f.Name
 	if value != "" {
@@ -129,6 +129,9 @@ func printFlag(out io.Writer, f *flag.Flag) {
 	}
 	if !slices.Contains([]string{"", "0", "0s", "false"}, f.DefValue) && !strings.Contains(text, "(default ") {
 		text += " (default " + f.DefValue + ")"
+	}
+	if port := c.defaultPort(f); port != "" && !strings.HasSuffix(f.DefValue, ":"+port) {
+		text += " (default port " + port + ")"
 	}
 	if len(head) >= helpColumn-1 {
 		fmt.Fprintln(out, head)

@@ -61,14 +61,23 @@ func (c *commandLine) set(f *flag.Flag, where, value string) {
 // withPort adds the default port to the value of a flag that takes host:port: the port of the
 // flag's default or example.
 func (c *commandLine) withPort(f *flag.Flag, value string) string {
-	if name, _ := flag.UnquoteUsage(f); name != "host:port" {
-		return value
+	if port := c.defaultPort(f); port != "" {
+		return targets.WithPort(value, port)
+	}
+	return value
+}
+
+// defaultPort returns the port of a flag that takes host:port: the port of its default or
+// example; "": the flag has none.
+func (c *commandLine) defaultPort(f *flag.Flag) string {
+	if name, _ := flag.UnquoteUsage(c.fs.Lookup(canonical(f))); name != "host:port" {
+		return ""
 	}
 	_, port, err := net.SplitHostPort(c.example(f))
 	if err != nil {
-		return value // the flag has no default port
+		return ""
 	}
-	return targets.WithPort(value, port)
+	return port
 }
 
 // plainly replaces the errors of package flag, which name neither the value nor what is

@@ -15,3 +15,21 @@ func TestWithPort(t *testing.T) {
 	}
 	testkit.Equal(t, WithPort("localhost", ""), "localhost")
 }
+
+func TestFlags(t *testing.T) {
+	var one string
+	f := Address(&one, "localhost", NSQPort)
+	testkit.Equal(t, one, "localhost:4150", "default")
+	testkit.Must(t, f.Set("a,b:1"))
+	testkit.Equal(t, one, "a:4150,b:1", "given")
+	testkit.Must(t, f.Set(""))
+	testkit.Equal(t, f.String(), "", "empty")
+
+	var several []string
+	f = Addresses(&several, NSQHTTPPort)
+	testkit.Equal(t, f.String(), "", "none")
+	for _, value := range []string{"a,b:1", "https://c", "::1"} {
+		testkit.Must(t, f.Set(value))
+	}
+	testkit.EqualSlices(t, several, []string{"a:4151", "b:1", "https://c", "[::1]:4151"}, "given")
+}

@@ -22,11 +22,14 @@ import (
 const (
 	LoaddistributorPort = "4170" // gRPC
 	TBAdaptorPort       = "4180" // gRPC
+	AgentHTTPPort       = "4190" // of srtm agent
 	AdmissionPort       = "4192" // gRPC
 	AdmissionUDPPort    = "4193"
+	GatewayAdminPort    = "4196" // HTTP
 	NSQPort             = "4150" // TCP, of nsqd
 	NSQHTTPPort         = "4151" // of nsqd
-	NSQLookupdPort      = "4160" // TCP
+	NSQLookupdPort      = "4160" // TCP, of loaddistributor
+	LookupPort          = "4161" // HTTP, of loaddistributor
 )
 
 // WithPort returns a list of addresses with commas in which each host without a port has this
@@ -42,7 +45,7 @@ func WithPort(list, port string) string {
 		}
 		host := strings.TrimSuffix(strings.TrimPrefix(address, "["), "]")
 		if strings.Contains(host, ":") && net.ParseIP(host) == nil {
-			continue // no address, which its user says
+			continue // whoever connects says that it is no address
 		}
 		all[i] = net.JoinHostPort(host, port)
 	}

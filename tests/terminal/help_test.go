@@ -101,6 +101,54 @@ func TestEveryFaultHasAnExample(t *testing.T) {
 	}
 }
 
+// Every fault of a command line is told, also beside files of TLS that cannot be read.
+func TestFaultsBesideFaultsOfFiles(t *testing.T) {
+	for name, c := range map[string]struct{ args, faults string }{
+		"nsqd": {
+			"--tls-cert=/none --tls-key=/none --tls-root-ca-file=/none --tls-client-auth-policy=x --http-token-file=/none --control-tls-ca=/none --max-weight=0 --data-path=/none",
+			"--tls-cert --tls-root-ca-file --tls-client-auth-policy --http-token-file --control-tls-ca --max-weight --data-path",
+		},
+		"loaddistributor": {
+			"--tls-cert=/none --tls-key=/none --tls-client-ca=/none --token-file=/none --http-address=0.0.0.0 --tcp-address=0.0.0.0 --trace-endpoint=x --fitting=x --console-tls-ca=/none --console-token-file=/none --window=-1s",
+			"--tls-cert --tls-client-ca --token-file --http-address --tcp-address --trace-endpoint --fitting --console-tls-ca --console-token-file --window",
+		},
+		"tbadaptor": {
+			"--tls-cert=/none --tls-key=/none --tls-client-ca=/none --http-address=0.0.0.0 --trace-endpoint=x --period=-1s",
+			"--tls-cert --tls-client-ca --http-address --trace-endpoint --period",
+		},
+		"admission": {
+			"--tls-cert=/none --tls-key=/none --token-file=/none --http-address=0.0.0.0 --udp-address=0.0.0.0 --mac-key-file= --trace-endpoint=x --max-keys=0 --peer-tls-ca=/none",
+			"--tls-cert --token-file --http-address --udp-address --trace-endpoint --max-keys --peer-tls-ca",
+		},
+		"gateway": {
+			"--tls-cert=/none --tls-key=/none --admin-address=0.0.0.0 --policy=/none --profiles=/none --loaddistributor-address=localhost --control-tls-ca=/none --broker-tls-ca=/none --gateways=0",
+			"--tls-cert --admin-address --policy --profiles --control-tls-ca --broker-tls-ca --gateways",
+		},
+	} {
+		text, code := localtest.Command(t, localtest.Program(t, name), strings.Fields(c.args)...)
+		for flag := range strings.FieldsSeq(c.faults) {
+			if code != 2 || !regexp.MustCompile(`(?m)^`+name+`: `+flag+`\b`).MatchString(text) {
+				t.Errorf("%s: exit code %d, no fault of %s:\n%s", name, code, flag, text)
+			}
+		}
+	}
+}
+
+// The help of every daemon tells the port of each address that may lack one.
+func TestDefaultPortsOfDaemons(t *testing.T) {
+	flags := regexp.MustCompile(`(?m)^  --([a-z-]+) host:port\s+((?:.*\n {32})*.*)`)
+	port := regexp.MustCompile(`\(default (port|0\.0\.0\.0|127\.0\.0\.1)[ :][0-9]+\)`)
+	for _, name := range []string{"nsqd", "loaddistributor", "tbadaptor", "admission", "gateway"} {
+		for _, m := range flags.FindAllStringSubmatch(help(t, localtest.Program(t, name), "--help=all"), -1) {
+			text := strings.Join(strings.Fields(m[2]), " ")
+			// An auth server has no port of its own, and the listener for operators is where its user wants it.
+			if other := []string{"auth-http-address", "admin-http-address"}; port.MatchString(text) == slices.Contains(other, m[1]) {
+				t.Errorf("%s --%s: %s", name, m[1], text)
+			}
+		}
+	}
+}
+
 // Every command of srtm, iotpub and drlsim explains itself.
 func TestHelpOfCommands(t *testing.T) {
 	commands := regexp.MustCompile(`(?m)^  ([a-z][a-z0-9-]*) +[A-Z]`)

@@ -7,6 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/srtm-io/srtm/internal/targets"
 )
 
 // Width is the maximum length of a line of --help.
@@ -20,7 +22,7 @@ const groupKey = "srtm_group"
 
 // connectionFlags are the flags of the group Connection, of every command that has them.
 var connectionFlags = []string{
-	"loaddistributor-address", "admission-address", "nsqd-tcp-address", "nsqd-http-address", "nsq-opt", "auth-secret-file",
+	"loaddistributor-address", "admission-address", "gateway-address", "nsqd-tcp-address", "nsqd-http-address", "nsq-opt", "auth-secret-file",
 	"tls-ca", "tls-cert", "tls-key", "token-file", "nsqd-tls-ca", "nsqd-tls-cert", "nsqd-tls-key", "nsqd-token-file", "output", "timeout",
 }
 
@@ -104,8 +106,14 @@ func Use(root *cobra.Command) {
 	group(root)
 }
 
-// group puts the flags of a command and its subcommands into groups.
+// group puts the flags of a command and its subcommands into groups, and tells the ports of
+// addresses.
 func group(cmd *cobra.Command) {
+	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+		if address, is := f.Value.(targets.Flag); is {
+			f.Usage += " (default port " + address.DefaultPort() + ")"
+		}
+	})
 	for _, name := range connectionFlags {
 		if f := cmd.LocalFlags().Lookup(name); f != nil {
 			f.Annotations = map[string][]string{groupKey: {Connection}}

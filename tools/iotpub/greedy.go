@@ -80,8 +80,8 @@ that compares with the weight's part of all. A broker grants at most nsqd --max-
 	}
 	fs := cmd.Flags()
 	fs.StringVar(&r.topic, "topic", r.topic, "topic to publish to")
-	fs.StringVar(&r.nsqd, "nsqd-tcp-address", "", "`host:port` of the broker that all publishers connect to")
-	fs.StringVar(&r.loaddistributor, "loaddistributor-address", "", "gRPC `host:port` of the loaddistributor that says where each belongs instead")
+	fs.Var(targets.Address(&r.nsqd, "", targets.NSQPort), "nsqd-tcp-address", "`host:port` of the broker that all publishers connect to")
+	fs.Var(targets.Address(&r.loaddistributor, "", targets.LoaddistributorPort), "loaddistributor-address", "gRPC `host:port` of the loaddistributor that says where each belongs instead")
 	r.trust.Flags(fs, "", "the loaddistributor")
 	fs.StringVar(&r.prefix, "id-prefix", r.prefix, "`prefix` of the publishers' ids: a dot and a number follow")
 	fs.IntVar(&r.publishers, "publishers", r.publishers, "`number` of publishers")

@@ -188,22 +188,17 @@ func usagef(format string, args ...any) error {
 
 // flags adds the flags of every command that talks to a cluster.
 func (c *cli) flags(cmd *cobra.Command) {
-	address := cmp.Or(os.Getenv(addressEnv), "127.0.0.1:4170")
-	c.flagsTo(cmd, "loaddistributor", address, "gRPC `host:port` of the loaddistributor, or of several with commas (environment: "+addressEnv+")", patience)
+	address := cmp.Or(os.Getenv(addressEnv), "127.0.0.1")
+	c.flagsTo(cmd, "loaddistributor", address, targets.LoaddistributorPort, "gRPC `host:port` of the loaddistributor, or of several with commas (environment: "+addressEnv+")", patience)
 }
 
 // flagsTo is flags for another server than the loaddistributor.
-func (c *cli) flagsTo(cmd *cobra.Command, server, address, usage string, timeout time.Duration) {
+func (c *cli) flagsTo(cmd *cobra.Command, server, address, port, usage string, timeout time.Duration) {
 	c.addressFlag = server + "-address"
-	cmd.Flags().StringVar(&c.address, c.addressFlag, address, usage)
+	cmd.Flags().Var(targets.Address(&c.address, address, port), c.addressFlag, usage)
 	c.trust.Flags(cmd.Flags(), "", "the "+server)
 	cmd.Flags().StringVar(&c.output, "output", formTable, "`form` of the output: json or table")
 	cmd.Flags().DurationVar(&c.timeout, "timeout", timeout, "how long to wait for the "+server)
-}
-
-// defaultPorts are those of the servers' addresses, by flag.
-var defaultPorts = map[string]string{
-	"loaddistributor-address": targets.LoaddistributorPort, "admission-address": targets.AdmissionPort,
 }
 
 // patience is how long a server is waited for by default.
@@ -231,7 +226,6 @@ func (c *cli) call(ctx context.Context, do func(*call) error) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	c.address = targets.WithPort(c.address, defaultPorts[c.addressFlag])
 	to := c.address
 	for attempt := 0; ; attempt++ {
 		err := c.once(ctx, to, do)

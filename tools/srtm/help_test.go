@@ -2,10 +2,12 @@ package main
 
 import (
 	"bytes"
+	"maps"
 	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/srtm-io/srtm/internal/testkit"
 	"github.com/srtm-io/srtm/tools/help"
@@ -42,4 +44,32 @@ func TestHelpOfEveryCommand(t *testing.T) {
 			t.Errorf("%s: its flags are in no groups:\n%s", cmd.CommandPath(), &out)
 		}
 	})
+}
+
+// Every flag that takes host:port takes a host alone, and its help tells the port.
+func TestDefaultPorts(t *testing.T) {
+	ports := map[string]string{}
+	walk(command(), func(cmd *cobra.Command) {
+		cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+			if name, _ := pflag.UnquoteUsage(f); name != "host:port" {
+				return
+			}
+			testkit.Must(t, f.Value.Set("a.example"))
+			_, port, _ := strings.Cut(f.Value.String(), "a.example:")
+			if port == "" || !strings.Contains(f.Usage, "(default port "+port+")") {
+				t.Errorf("%s --%s: a host alone is %q; its help: %s", cmd.CommandPath(), f.Name, f.Value, f.Usage)
+			}
+			if before, is := ports[f.Name]; is && before != port {
+				t.Errorf("%s --%s: port %s, elsewhere %s", cmd.CommandPath(), f.Name, port, before)
+			}
+			ports[f.Name] = port
+		})
+	})
+	want := map[string]string{
+		"loaddistributor-address": "4170", "admission-address": "4192", "gateway-address": "4196", "nsqd-tcp-address": "4150", "nsqd-http-address": "4151",
+		"tcp-address": "4150", "http-address": "4190", // of the agent
+	}
+	if !maps.Equal(ports, want) {
+		t.Errorf("default ports %v, want %v", ports, want)
+	}
 }

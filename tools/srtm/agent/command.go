@@ -18,6 +18,7 @@ import (
 	"github.com/srtm-io/srtm/internal/lifecycle"
 	"github.com/srtm-io/srtm/internal/obs"
 	"github.com/srtm-io/srtm/internal/secure"
+	"github.com/srtm-io/srtm/internal/targets"
 )
 
 // AddressEnv names the loaddistributor where the flag does not.
@@ -51,11 +52,11 @@ the host's name) is the publisher's id, unless --publisher-id names one for all.
 Exit code: 0; 1 on failure; 2 if the command line is wrong.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
 	}
-	address := cmp.Or(os.Getenv(AddressEnv), "127.0.0.1:4170")
+	address := cmp.Or(os.Getenv(AddressEnv), "127.0.0.1")
 	fs := cmd.Flags()
-	fs.StringVar(&o.tcpAddress, "tcp-address", "127.0.0.1:4150", "`host:port` for producers, NSQ's protocol")
-	fs.StringVar(&o.httpAddress, "http-address", "127.0.0.1:4190", "`host:port` for metrics and profiles; empty for none")
-	fs.StringVar(&o.cfg.Loaddistributor, "loaddistributor-address", address, "gRPC `host:port` of the loaddistributor, or of several with commas (environment: "+AddressEnv+")")
+	fs.Var(targets.Address(&o.tcpAddress, "127.0.0.1", targets.NSQPort), "tcp-address", "`host:port` for producers, NSQ's protocol")
+	fs.Var(targets.Address(&o.httpAddress, "127.0.0.1", targets.AgentHTTPPort), "http-address", "`host:port` for metrics and profiles; empty for none")
+	fs.Var(targets.Address(&o.cfg.Loaddistributor, address, targets.LoaddistributorPort), "loaddistributor-address", "gRPC `host:port` of the loaddistributor, or of several with commas (environment: "+AddressEnv+")")
 	o.trust.Flags(fs, "", "the loaddistributor")
 	fs.StringVar(&o.force, "allow-insecure-listen", "", "listen beyond loopback, where any host may publish: `which` of tcp-address,http-address (without a value all)")
 	fs.Lookup("allow-insecure-listen").NoOptDefVal = "true"

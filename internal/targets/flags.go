@@ -1,0 +1,47 @@
+package targets
+
+import "strings"
+
+// Flag is the value of a flag that takes addresses, as pflag has it. A host without a port gets
+// DefaultPort.
+type Flag interface {
+	String() string
+	Set(value string) error
+	Type() string
+	DefaultPort() string
+}
+
+// Address returns a Flag that sets an address, or several with commas.
+func Address(to *string, value, port string) Flag {
+	*to = WithPort(value, port)
+	return &address{to, port}
+}
+
+type address struct {
+	to   *string
+	port string
+}
+
+func (a *address) String() string      { return *a.to }
+func (a *address) Type() string        { return "string" }
+func (a *address) DefaultPort() string { return a.port }
+func (a *address) Set(value string) error {
+	*a.to = WithPort(value, a.port)
+	return nil
+}
+
+// Addresses returns a Flag that adds addresses, and may be repeated.
+func Addresses(to *[]string, port string) Flag { return &addresses{to, port} }
+
+type addresses struct {
+	to   *[]string
+	port string
+}
+
+func (a *addresses) String() string      { return strings.Join(*a.to, ",") }
+func (a *addresses) Type() string        { return "strings" }
+func (a *addresses) DefaultPort() string { return a.port }
+func (a *addresses) Set(value string) error {
+	*a.to = append(*a.to, Split(WithPort(value, a.port))...)
+	return nil
+}
