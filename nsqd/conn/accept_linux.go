@@ -13,28 +13,28 @@ import (
 	"github.com/srtm-io/srtm/internal/rawfd"
 )
 
-// acceptor accepts sockets for the loops, without a net.Conn around each, which
-// is half of what an idle connection costs.
+// acceptor accepts sockets for the loops without a net.Conn for each, which would be half of the
+// cost of an idle connection.
 type acceptor struct {
 	// Set once.
-	file *os.File // the listener's socket under another descriptor
+	file *os.File // duplicate of the listener's socket
 	conn syscall.RawConn
 	try  func(fd uintptr) bool
 
-	// Of the last try.
+	// Results of the last try.
 	fd   int
 	from rawfd.Address
 	err  error
 }
 
-// Keep-alives find peers that are gone without a word: after 15 s of silence,
-// every 15 s, 9 times, as package net has it.
+// Keep-alives detect peers that vanished: after 15 s of silence, a probe every 15 s, 9 times, as in
+// package net.
 const (
 	keepAliveSeconds = 15
 	keepAliveProbes  = 9
 )
 
-// newAcceptor returns nil for a listener that is no socket's.
+// newAcceptor returns nil if the listener has no socket.
 func newAcceptor(ln net.Listener) (_ *acceptor, err error) {
 	a := &acceptor{}
 	switch ln := ln.(type) {
@@ -66,8 +66,8 @@ func newAcceptor(ln net.Listener) (_ *acceptor, err error) {
 	return a, nil
 }
 
-// inherited sets on a socket, before it listens, what its connections inherit:
-// the first of them may be there before the acceptor is.
+// inherited sets socket options that accepted connections inherit. It sets them before the socket
+// listens, because a connection may come before the acceptor exists.
 func inherited(c syscall.RawConn) error {
 	var inner error
 	err := c.Control(func(fd uintptr) {
@@ -97,7 +97,7 @@ func (a *acceptor) accept() (fd int, remote string, err error) {
 
 func (a *acceptor) close() { a.file.Close() }
 
-// name writes an address as package net does; a Unix socket's is empty.
+// name formats an address as package net does. The name of a Unix socket is empty.
 func name(a *rawfd.Address) string {
 	at := a.AddrPort()
 	if !at.IsValid() {

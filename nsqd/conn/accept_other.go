@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// acceptor is Linux's alone, as the loops are.
+// acceptor exists on Linux only.
 type acceptor struct{}
 
 func newAcceptor(net.Listener) (*acceptor, error) { return nil, nil }

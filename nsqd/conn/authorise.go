@@ -15,12 +15,12 @@ import (
 	"github.com/srtm-io/srtm/nsqd/auth"
 )
 
-// Authoriser says what clients may do; auth.Servers does.
+// Authoriser decides what clients may do. auth.Servers implements it.
 type Authoriser interface {
 	Ask(context.Context, auth.Query) (*auth.Grant, error)
 }
 
-// credentials are what a client showed, and what that is worth for now.
+// credentials are a client's secret and its current grant.
 type credentials struct {
 	secret  string
 	grant   *auth.Grant
@@ -52,9 +52,8 @@ func (c *client) authenticate(op *session.Op) error {
 	return nil
 }
 
-// ask gets a fresh grant. The reader waits for it: what the client sends
-// meanwhile stays in the socket, and so do heartbeats, which the auth servers'
-// timeouts keep short.
+// ask requests a new grant. The reader waits for it: the client's input stays in the socket, and
+// heartbeats wait. The auth servers' timeouts keep the wait short.
 func (c *client) ask() error {
 	q := auth.About(c.remote, c.cred.secret, c.stats.tls.Load())
 	var g *auth.Grant
@@ -70,21 +69,20 @@ func (c *client) ask() error {
 	}
 	c.cred.grant, c.cred.expires = g, clock.Mono().Add(g.TTL)
 	c.stats.grant.Store(g)
-	c.leaveTopics() // the next publish is judged anew
+	c.leaveTopics() // the next publish checks the new grant
 	return nil
 }
 
-// remoteIP is empty for a Unix socket.
+// remoteIP returns the peer's IP address, or "" for a Unix socket.
 func (c *client) remoteIP() string {
 	host, _, _ := net.SplitHostPort(c.remote)
 	return host
 }
 
-// permit returns nil if the client may do op now, where authorization is required. A
-// grant that has expired is asked for again. Of a publish, that there was one to
-// the topic before settles it: the grant is still the same.
+// permit returns nil if the client may carry out op now. It renews an expired grant. A publish to a
+// topic in targets needs no check: the grant has not changed since the first publish.
 func (c *client) permit(op *session.Op, now mono.Time) error {
-	if c.env.cfg.Auth == nil || c.pubs.origin != nil { // the broker that forwards has asked
+	if c.env.cfg.Auth == nil || c.pubs.origin != nil { // the forwarding broker has checked the client
 		return nil
 	}
 	if !now.Before(c.cred.expires) {

@@ -9,25 +9,24 @@ import (
 	"github.com/srtm-io/srtm/nsqd/broker"
 )
 
-// pubBatch is publishes to one topic that came together: they are handed over
-// together, since the topic's lock, and what a step costs apart from the
-// message, is a third of what a pipelined publish takes. A connection has one
-// only while it consumes, or waits for its offloaded operation.
+// pubBatch collects publishes to one topic that came in one read. Publishing them together saves a
+// third of the cost of a pipelined publish: the topic's lock and the fixed cost of a step. A
+// connection has a pubBatch only during consume, or while it waits for its offloaded operation.
 type pubBatch struct {
 	topic *broker.Topic
 	as    *broker.Publisher
 	count *pubCount
 	kinds []session.OpKind
-	pubs  []broker.Published // their bodies are in the connection's buffer
+	pubs  []broker.Published // bodies are in the connection's buffer
 	errs  []error
-	next  int // the first that is not answered
+	next  int // first unanswered publish
 }
 
-// batchSize is how many publishes, or FINs, a batch has at most.
+// batchSize is the maximum number of publishes, or FINs, in a batch.
 const batchSize = 64
 
-// joins puts a publish into the batch, if it can be and more follows it or came
-// before; else it is to be published alone.
+// joins adds a publish to the batch, if there is a batch or more commands follow in the buffer.
+// Otherwise the caller must publish it alone.
 func (c *client) joins(t *task, now mono.Time) (joined bool, err error) {
 	op := &t.op
 	if op.Kind != session.OpPub && op.Kind != session.OpDpub || c.env.cfg.Auth != nil || len(c.pubs.unsettled) > 0 {
@@ -44,7 +43,7 @@ func (c *client) joins(t *task, now mono.Time) (joined bool, err error) {
 		if err := c.flushBatch(now); err != nil {
 			return false, err
 		}
-		if to = c.target(op.Topic); to == nil { // deleted meanwhile
+		if to = c.target(op.Topic); to == nil { // the topic was deleted meanwhile
 			return false, nil
 		}
 	}
@@ -58,14 +57,14 @@ func (c *client) joins(t *task, now mono.Time) (joined bool, err error) {
 	return true, nil
 }
 
-// flushBatch publishes the batch and answers it. errWaits: the rest of it has to
-// wait, and stays.
+// flushBatch publishes the batch and answers it. With errWaits, the rest of the batch stays and
+// must wait.
 func (c *client) flushBatch(now mono.Time) error {
 	r := c.pubs.batch
 	if r == nil {
 		return nil
 	}
-	var op session.Op // what Answer needs of them
+	var op session.Op // the parts that Answer needs
 	for r.next < len(r.pubs) {
 		r.errs = r.topic.PublishEach(now, c.wall, r.pubs[r.next:], r.errs[:0])
 		for _, err := range r.errs {
@@ -75,7 +74,7 @@ func (c *client) flushBatch(now mono.Time) error {
 			case err == nil:
 				add(&r.count.count, 1)
 			case errors.Is(err, broker.ErrBusy), errors.Is(err, broker.ErrGone), errors.Is(err, broker.ErrRetired):
-				// Alone it can wait, or go to the topic's next life, or to another broker.
+				// On its own, the publish can wait, or go to the recreated topic or another broker.
 				p := r.pubs[r.next]
 				p.NoWait = c.on().nonblocking()
 				t, err := c.hand([]byte(name), p, nil, now)
@@ -102,14 +101,14 @@ func (c *client) flushBatch(now mono.Time) error {
 	return nil
 }
 
-// finBatch is FINs that came together, handed over together for the same reason as
-// a pubBatch. A connection has one only while it consumes, and never beside a pubBatch.
+// finBatch collects FINs that came together, as pubBatch collects publishes. A connection has a
+// finBatch only during consume, and never together with a pubBatch.
 type finBatch struct {
 	ids  []wire.MessageID
 	errs []error
 }
 
-// finish puts a FIN into the batch. It takes effect by flushFins.
+// finish adds a FIN to the batch. flushFins carries it out.
 func (c *client) finish(id wire.MessageID, now mono.Time) {
 	if c.fins == nil {
 		c.fins = c.env.fins.Get().(*finBatch)
@@ -120,7 +119,7 @@ func (c *client) finish(id wire.MessageID, now mono.Time) {
 	}
 }
 
-// flushFins finishes the batch's messages and answers those that were refused.
+// flushFins finishes the batch's messages and answers the refused FINs.
 func (c *client) flushFins(now mono.Time) {
 	r := c.fins
 	if r == nil {

@@ -8,28 +8,27 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// Buffers are small while little comes, since most connections are idle
-// sensors, and grow to what a client sends at once.
+// Buffers start small, since most connections are idle sensors, and grow with the bytes that a
+// client sends at once.
 const (
 	minBuffer = 512
-	maxIdle   = 16 << 10 // a buffer larger than this is given back when empty
+	maxIdle   = 16 << 10 // a larger buffer is returned when empty
 )
 
-// buffers hands out memory for what connections have read and not carried out
-// yet, in powers of two, and takes it back, so that commands that come in
-// several reads cost no allocation. What lies unused is let go by the second
-// garbage collection. The zero value is ready; safe for concurrent use.
+// buffers is a pool of read buffers in powers of two, so that a command that comes in several reads
+// costs no allocation. The second garbage collection frees unused buffers. The zero value is ready.
+// Safe for concurrent use.
 type buffers struct {
-	// classes have *byte, the first of minBuffer << i: a slice in an interface
-	// would be an allocation.
+	// classes hold *byte, the first byte of minBuffer << i bytes: a slice in an interface would
+	// cost an allocation.
 	classes [bufferClasses]sync.Pool
 }
 
-// bufferClasses is up to 1 MiB, the largest message by default; beyond that
-// memory is left to the garbage collector.
+// bufferClasses covers buffers up to 1 MiB, the default maximum message size. Larger buffers are
+// left to the garbage collector.
 const bufferClasses = 12
 
-// get returns a buffer of size bytes or more, all of which are to be used.
+// get returns a buffer of at least size bytes.
 func (p *buffers) get(size int) []byte {
 	i := bits.Len(uint(max(size, 1)-1) / minBuffer)
 	if i >= bufferClasses {
@@ -41,7 +40,8 @@ func (p *buffers) get(size int) []byte {
 	return make([]byte, minBuffer<<i)
 }
 
-// put takes a buffer back, whole, or does nothing. Requires: nothing refers to it.
+// put returns a whole buffer to the pool. It drops buffers of other sizes. Requires: nothing refers
+// to b.
 func (p *buffers) put(b []byte) {
 	poison(b)
 	i := bits.Len(uint(max(len(b), 1)-1) / minBuffer)
@@ -50,9 +50,8 @@ func (p *buffers) put(b []byte) {
 	}
 }
 
-// makeRoom makes space behind w. The buffer grows by doubling as bytes come,
-// never ahead of them: a size that a client only announces costs no memory. It
-// reports false if there may be none; then the connection is to end.
+// makeRoom makes space behind w. The buffer doubles as bytes arrive, so an announced size alone
+// costs no memory. If makeRoom returns false, the connection must end.
 func (c *client) makeRoom() bool {
 	unread := c.w - c.r
 	if unread == 0 {
@@ -71,7 +70,7 @@ func (c *client) makeRoom() bool {
 	}
 	if c.w == len(c.buf) {
 		most := max(need, maxIdle)
-		if wire.PeekVerb(c.buf[:c.w]) == wire.VerbMpub { // which says message by message what it needs
+		if wire.PeekVerb(c.buf[:c.w]) == wire.VerbMpub { // MPUB announces the size of each message on its own
 			most = max(most, c.env.cfg.Session.Limits.MaxCommandSize())
 		}
 		return c.grow(min(2*len(c.buf), most))
@@ -79,9 +78,8 @@ func (c *client) makeRoom() bool {
 	return true
 }
 
-// grow moves what is unread to a buffer of that size or more. Requires: the old
-// one is the connection's own, and nothing else refers to it. It reports false, and
-// does nothing, if there may be none.
+// grow moves the unread bytes to a buffer of at least size bytes. It returns false and does nothing
+// if memory is short. Requires: the connection owns the old buffer, and nothing else refers to it.
 func (c *client) grow(size int) bool {
 	buf := c.env.buffers.get(size)
 	if !c.holds(len(buf)) {
@@ -94,7 +92,7 @@ func (c *client) grow(size int) bool {
 	return true
 }
 
-// giveBack empties the buffer, and gives it back. Requires as for grow.
+// giveBack empties the buffer and returns it to the pool. Requires: as for grow.
 func (c *client) giveBack() {
 	c.env.buffers.put(c.buf)
 	c.buf, c.r, c.w = nil, 0, 0

@@ -18,37 +18,37 @@ import (
 	"github.com/srtm-io/srtm/nsqd/broker"
 )
 
-// client is one connection, whatever drives it. Its driver reads into buf, calls
-// consume, writes the session's output and a subscriber's messages, and ends the
-// client when ended says so.
+// client is one connection, independent of its driver. The driver reads into buf, calls consume,
+// writes the session's output and a subscriber's messages, and ends the client once ended returns
+// true.
 type client struct {
 	// Set once.
 	env    *env
 	remote string // the peer's address
 
-	// driver changes once at most: for a goroutine, when the connection leaves its
-	// loop. The reader writes it.
+	// driver changes at most once: to a goroutine, when the connection leaves its loop. The reader
+	// writes it.
 	driver atomic.Pointer[driver]
 
 	// Owned by the driver's reader.
-	in     stream // the socket, in the wrappings that were negotiated
+	in     stream // the socket with its negotiated layers
 	sess   *session.Session
-	wall   mono.Wall // when what is being consumed was read
+	wall   mono.Wall // time of the last read
 	buf    []byte    // buf[r:w] is read and not yet consumed
 	r, w   int
-	charge charge // of buf, in env.room
+	charge charge // buf's share of env.room
 	cred   credentials
 	sub    subscription // nil: the client does not subscribe
 	fins   *finBatch    // nil: no FINs wait to be handed over
 	pubs   publisher
 
-	// Atomic: set by Server, the room or the writer, read by the reader at message
+	// Atomic. Written by Server, the room or the writer. The reader checks them at message
 	// boundaries.
 	stopping atomic.Bool                        // end, unless subscribed
 	quitting atomic.Bool                        // end
-	crowded  atomic.Bool                        // end for want of room; then quitting is set, too
-	severed  atomic.Bool                        // end without regard to anything
-	asking   atomic.Pointer[context.CancelFunc] // ends what is asked for it; nil: nothing is
+	crowded  atomic.Bool                        // end because memory is short; quitting is set, too
+	severed  atomic.Bool                        // end at once
+	asking   atomic.Pointer[context.CancelFunc] // cancels the request in progress to another process; nil: no request
 
 	// Guarded by env.clients.mu.
 	standing
@@ -56,8 +56,8 @@ type client struct {
 	stats connStats // for display
 }
 
-// subscription is a channel's end at a consumer: a broker.Subscription, or a
-// forward.Subscription if the topic is on other brokers. No method waits.
+// subscription is a consumer's end of a channel: a broker.Subscription, or a forward.Subscription
+// if the topic is on other brokers. No method blocks.
 type subscription interface {
 	Take(out *broker.Outgoing, most int) (open bool)
 	Wrote(out *broker.Outgoing)
@@ -69,27 +69,24 @@ type subscription interface {
 	Close()
 }
 
-// driver serves a connection: a goroutine, which may wait, or an event loop,
-// which may not. The reader calls it; any goroutine may call the first three,
-// which do not block.
+// driver serves a connection: a goroutine, which may block, or an event loop, which may not. The
+// reader calls it. Any goroutine may call the first three methods, which do not block.
 type driver interface {
-	interrupt() // look whether the connection is to end
-	cut()       // close it
-	notify()    // there are messages, or the end, of the subscription
+	interrupt() // check whether the connection is to end
+	cut()       // close the connection
+	notify()    // the subscription has messages, or has ended
 
-	// nonblocking reports whether nothing may wait now.
+	// nonblocking reports whether the current operation must not block.
 	nonblocking() bool
-	// admits returns errWaits or errLeaves for what is not to be carried out here
-	// and now.
+	// admits returns errWaits or errLeaves if the driver cannot carry out op now.
 	admits(op *session.Op, now mono.Time) error
 	// upgrade wraps the stream. Requires: the output is written, the buffer is empty.
 	upgrade(op session.Op) error
-	// subscribed follows the answer to SUB. From now on commands come whose times are not
-	// needed.
+	// subscribed follows the answer to SUB. Arrival times of later commands are not needed.
 	subscribed() error
-	// reply writes the session's output, or leaves that for later.
+	// reply writes the session's output, now or later.
 	reply() error
-	// arrival returns when these bytes of the stream came.
+	// arrival returns when the bytes [start, end) of the stream arrived.
 	arrival(start, end int64) stamp.Arrival
 }
 
@@ -117,13 +114,13 @@ func (c *client) quit() {
 	c.on().interrupt()
 }
 
-// cut ends the connection without regard to anything.
+// cut ends the connection at once.
 func (c *client) cut() {
 	c.abort()
 	c.on().cut()
 }
 
-// interruptibly does what waits for others, until abort or Shutdown.
+// interruptibly runs do, which waits for other processes, until abort or Shutdown cancels it.
 func (c *client) interruptibly(do func(context.Context) error) error {
 	ctx, stop := context.WithCancel(c.env.ctx)
 	defer stop()
@@ -135,7 +132,7 @@ func (c *client) interruptibly(do func(context.Context) error) error {
 	return do(ctx)
 }
 
-// abort ends what waits for others, now and later.
+// abort cancels the current request to another process and all later requests.
 func (c *client) abort() {
 	c.severed.Store(true)
 	if stop := c.asking.Load(); stop != nil {
@@ -143,14 +140,14 @@ func (c *client) abort() {
 	}
 }
 
-// lingerUntil returns when a connection that ends in order at now stops lingering. The peer
-// has lingerTime to read the replies to its last commands. A peer that has sent no command
-// for so long has had that time, so its connection does not linger.
+// lingerUntil returns when a connection that ends in order at now stops lingering. The peer has
+// lingerTime to read the replies to its last commands. If the peer has sent no command for
+// lingerTime, the connection does not linger.
 func (c *client) lingerUntil(now mono.Time) mono.Time {
 	return min(now, c.sess.LastCommand()).Add(lingerTime)
 }
 
-// release gives back what the connection has in the broker.
+// release releases the connection's subscription, publishers and forwarded publishes.
 func (c *client) release() {
 	if c.sub != nil {
 		c.sub.Close()
@@ -159,7 +156,7 @@ func (c *client) release() {
 	c.abandonForwarded()
 }
 
-// ended reports whether nothing more is to be read.
+// ended reports whether the reader must stop reading.
 func (c *client) ended() bool {
 	closing, _ := c.sess.Closing()
 	return closing || c.quitting.Load() || c.stopping.Load() && c.sub == nil
@@ -172,34 +169,33 @@ func (c *client) logEnd(err error) {
 	if fault, ok := errors.AsType[*wire.Error](err); ok {
 		c.env.faults.Add(1)
 		c.env.log.Warn("connection closed", obs.KeyRemote, c.remote, obs.KeyReason, fault.Code, obs.KeyError, err)
-	} else if c.env.log.Enabled(context.Background(), slog.LevelDebug) { // most connections end in one
+	} else if c.env.log.Enabled(context.Background(), slog.LevelDebug) { // most connections end with an error
 		c.env.log.Debug("connection ended", obs.KeyRemote, c.remote, obs.KeyError, err)
 	}
 }
 
-// isEnd reports whether a read's error is the stream's end. Wrapped streams
-// rarely end where they should: clients just close.
+// isEnd reports whether a read error is the end of the stream. Wrapped streams rarely end cleanly,
+// because clients just close.
 func isEnd(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed)
 }
 
-// What consume returns where its driver is a loop, with the operation in its task.
+// Errors of consume on a loop. The operation that the loop could not carry out is in the task.
 var (
 	errWaits  = errors.New("the operation has to wait")
 	errLeaves = errors.New("the connection needs a goroutine from here on")
 )
 
-// task is an operation to be carried out.
+// task is an operation to carry out.
 type task struct {
 	op      session.Op
-	n       int           // bytes of the command
-	arrival stamp.Arrival // of a publish; Source counts once it is stamped
+	n       int           // size of the command in bytes
+	arrival stamp.Arrival // of a publish; valid if stamped
 	stamped bool
 }
 
-// consume handles every whole command in the buffer, then writes the replies.
-// Before what the driver does not admit it ends with errWaits or errLeaves, and
-// that in t.
+// consume handles every whole command in the buffer, then writes the replies. If the driver does
+// not admit an operation, consume leaves it in t and returns errWaits or errLeaves.
 func (c *client) consume(t *task) error {
 	now := clock.Mono()
 	c.wall = clock.Wall()
@@ -222,18 +218,18 @@ func (c *client) consume(t *task) error {
 	}
 	c.flushFins(now)
 	c.settle()
-	// A client that fills its buffer sends more than the buffer was made for.
+	// A client that fills its buffer sends more than the buffer was sized for.
 	if filled && c.r == c.w && len(c.buf) < maxIdle {
 		c.grow(2 * len(c.buf))
 	}
 	return c.on().reply()
 }
 
-// carryOut does what a command asks for, and consumes it. An error other than
-// those of consume ends the connection.
+// carryOut carries out a command and consumes its bytes. Any error except errWaits and errLeaves
+// ends the connection.
 func (c *client) carryOut(t *task, now mono.Time) error {
 	op, on := &t.op, c.on()
-	if op.Kind != session.OpFin { // which any driver admits
+	if op.Kind != session.OpFin { // every driver admits FIN
 		c.flushFins(now)
 		if err := on.admits(op, now); err != nil {
 			return err
@@ -285,14 +281,14 @@ func (c *client) carryOut(t *task, now mono.Time) error {
 	return nil
 }
 
-// shown looks whether the client has shown what is required of all.
+// shown counts the client as verified once it has completed TLS and AUTH, where these are required.
 func (c *client) shown() {
 	if !c.sess.Restricted() {
 		c.env.clients.known(c)
 	}
 }
 
-// do acts on the broker.
+// do carries out op on the broker.
 func (c *client) do(op *session.Op, now mono.Time) error {
 	switch op.Kind {
 	case session.OpIdentify:
@@ -303,7 +299,7 @@ func (c *client) do(op *session.Op, now mono.Time) error {
 				to.as.Rename(id.ClientID, c.identity())
 			}
 		}
-		c.endForwarding() // it was of another publisher
+		c.endForwarding() // forwarding used the old identity
 		return nil
 	case session.OpAuth:
 		return c.authenticate(op)
@@ -332,8 +328,8 @@ func (c *client) do(op *session.Op, now mono.Time) error {
 	return nil
 }
 
-// ready sets RDY. That the subscription has ended meanwhile, with its topic or
-// channel, is no fault of the client's; the writer ends the connection for it.
+// ready sets RDY. A subscription that ended with its topic or channel is not the client's error.
+// The writer ends the connection then.
 func (c *client) ready(n int) error {
 	if err := c.sub.Ready(n); !errors.Is(err, broker.ErrGone) {
 		return err
@@ -372,7 +368,7 @@ func (c *client) subscribe(op *session.Op, now mono.Time) error {
 		if errors.Is(err, broker.ErrStorage) {
 			return wire.Wrap(wire.CodeSubFailed, "SUB failed, the channel cannot be stored now", err)
 		}
-		if err != nil && !errors.Is(err, broker.ErrGone) { // deleted since it was looked up
+		if err != nil && !errors.Is(err, broker.ErrGone) { // ErrGone: deleted since the look-up
 			return refusal(op.Topic, err)
 		}
 	}
@@ -382,8 +378,7 @@ func (c *client) subscribe(op *session.Op, now mono.Time) error {
 	return nil
 }
 
-// ignoreClosed drops the error of an operation on a connection that this side
-// closed on purpose.
+// ignoreClosed drops the error of an operation on a connection that this side closed on purpose.
 func ignoreClosed(err error) error {
 	if errors.Is(err, net.ErrClosed) {
 		return nil

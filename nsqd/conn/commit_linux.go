@@ -13,9 +13,9 @@ import (
 	"github.com/srtm-io/srtm/nsqd/broker"
 )
 
-// commit carries out what connections published to a topic whose messages have to be on
-// stable storage before they are answered, each once and with nothing after it. What comes
-// while the disk is at it waits, and shares the next write and the next fsync.
+// commit stores the publishes of several connections to one durable topic. Each connection
+// contributes a single command, with no command read after it. Publishes that come during an fsync
+// wait, and share the next write and the next fsync.
 type commit struct {
 	topic *broker.Topic
 	mu    struct {
@@ -23,27 +23,27 @@ type commit struct {
 		waiting []*slot
 		running bool
 	}
-	// Owned by carryOut, which keeps them from one time to the next.
+	// Owned by carryOut, which reuses them.
 	slots, stored []*slot
 	pubs          []broker.Published
 	errs          []error
 }
 
-// What is stored by one write, at most; the last message may be more.
+// Limits of one write. Its last message may exceed commitBytes.
 const (
 	commitSize  = 256
 	commitBytes = 1 << 20
 )
 
-// commits are those of a loop. Owned by its goroutine.
+// commits are a loop's commits. Owned by the loop's goroutine.
 type commits struct {
-	all       []*commit // that have something to do
-	spare     *commit   // for the next one; nil: none
+	all       []*commit // with work
+	spare     *commit   // for reuse; nil: none
 	committer committer
 }
 
-// join has the held operation carried out with others to the same topic, if it can
-// be: it waits for the disk and nothing else.
+// join adds the held operation to the commit of its topic. It returns false unless the operation
+// only waits for the disk.
 func (cs *commits) join(s *slot) bool {
 	op := &s.held.op
 	if !op.Kind.Publishes() || s.env.cfg.Auth != nil || s.r+s.held.n < s.w || s.pubs.batch != nil || len(s.pubs.unsettled) > 0 {
@@ -70,7 +70,7 @@ func (cs *commits) join(s *slot) bool {
 	return true
 }
 
-// start starts those that have something to do, and forgets those that have not.
+// start starts the commits with waiting connections, and removes the idle commits.
 func (cs *commits) start(offloaded *sync.WaitGroup) {
 	cs.all = slices.DeleteFunc(cs.all, func(c *commit) bool {
 		c.mu.Lock()
@@ -92,20 +92,20 @@ func (cs *commits) start(offloaded *sync.WaitGroup) {
 	})
 }
 
-// committer carries out commits, of one topic at a time; those of others have a goroutine
-// each meanwhile. It blocks its thread as its loop does (rawfd.Blocking), and both wake each
-// other by the kernel: where each fsync is a goroutine's, the scheduler wakes threads for
-// it, and the runtime's monitor takes from it what it blocks, which is half of the processor
-// time that a message takes where one comes at a time.
+// committer carries out commits, one at a time. While it is busy, each further commit has a
+// goroutine of its own. The committer blocks its thread as its loop does (rawfd.Blocking), and the
+// two wake each other through the kernel. With a goroutine for each fsync, the scheduler would wake
+// threads, and the runtime's monitor would retake the blocked processor. That costs half of the
+// processor time of a message when messages come singly.
 //
-// The zero value is ready. It has its goroutine from the first commit on, until stop.
+// The zero value is ready. The committer's goroutine runs from the first commit until stop.
 type committer struct {
 	poller *poll.Poller // nil: not running. Written by the loop
 	busy   atomic.Pointer[commit]
 	ends   atomic.Bool
 }
 
-// take has it carry c out, or reports false. For the loop.
+// take makes the committer carry out c, or returns false if it is busy. Called by the loop.
 func (k *committer) take(offloaded *sync.WaitGroup, c *commit) bool {
 	if k.poller == nil {
 		p, err := poll.New()
@@ -122,8 +122,8 @@ func (k *committer) take(offloaded *sync.WaitGroup, c *commit) bool {
 	return true
 }
 
-// stop ends it when it has carried out what it has. For the loop, which calls close when
-// all that was offloaded has ended.
+// stop ends the committer after its current commit. Called by the loop, which calls close once all
+// offloaded work has ended.
 func (k *committer) stop() {
 	if k.poller != nil {
 		k.ends.Store(true)
@@ -144,7 +144,7 @@ func (k *committer) run() {
 				k.poller.Blocks()
 			}
 			k.busy.Store(nil)
-			continue // what came meanwhile may have had its wake-up with that for c
+			continue // a new commit's wake-up may have merged with c's
 		}
 		if k.ends.Load() {
 			return
@@ -153,27 +153,27 @@ func (k *committer) run() {
 	}
 }
 
-// carryOut stores for those that wait, and tells their loops. It reports false when none did:
-// then the commit is its loop's again.
+// carryOut stores the publishes of the waiting connections and posts their slots. If no connection
+// waits, carryOut returns false, and the loop owns the commit again.
 func (c *commit) carryOut() bool {
 	c.mu.Lock()
 	c.slots, c.mu.waiting = c.mu.waiting, c.slots[:0]
 	some := len(c.slots) > 0
 	c.mu.running = some
 	c.mu.Unlock()
-	if !some { // it may be carried out by another already
+	if !some { // another goroutine may carry out c already
 		return false
 	}
 	c.store()
-	for _, s := range c.slots { // the fsync of the first is that of all
+	for _, s := range c.slots { // the first settle's fsync covers all slots
 		s.settle()
 		if !errors.Is(s.err, errWaits) {
 			s.held = task{}
 		}
 	}
-	for _, s := range c.slots { // together, or the loop would be woken for the first
+	for _, s := range c.slots { // in a second loop, so that the event loop wakes up once for all
 		s.back.Store(true)
-		s.post() // to its loop: what is back may be given to another at once
+		s.post() // after back is set, the slot may move to another event loop
 	}
 	clear(c.slots)
 	return true
@@ -184,7 +184,7 @@ func (c *commit) store() {
 	now, bytes := clock.Mono(), 0
 	for _, s := range c.slots {
 		op, to := &s.held.op, s.target(s.held.op.Topic)
-		if op.Kind == session.OpMpub || to == nil || to.topic != c.topic { // or it was deleted
+		if op.Kind == session.OpMpub || to == nil || to.topic != c.topic { // to differs if the topic was deleted
 			s.pubs.committing = true
 			s.err = s.carryOut(&s.held, now)
 			s.pubs.committing = false
@@ -209,7 +209,7 @@ func (c *commit) storeBatch(now mono.Time) {
 	for i, s := range c.stored {
 		switch err := c.errs[i]; {
 		case errors.Is(err, broker.ErrGone), errors.Is(err, broker.ErrRetired):
-			// Alone it goes to the topic's next life, or to another broker.
+			// On its own, the publish can go to the recreated topic or to another broker.
 			s.leaveTopic(c.topic)
 			s.err = errWaits
 			continue

@@ -1,30 +1,30 @@
-// Package conn drives client sessions over sockets: it accepts, reads into the
-// connection's buffer, lets nsq/session make sense of the bytes, acts on the
-// broker for it, and writes what comes back. All decisions about the protocol
-// are the session's; all about messages are the broker's.
+// Package conn drives client sessions over sockets. It accepts connections, reads bytes, lets
+// nsq/session parse them, calls the broker, and writes the replies. The session makes all decisions
+// about the protocol. The broker makes all decisions about messages.
 //
-// What connections have in common is the client (client.go; publish.go, batch.go,
-// buffers.go), which knows its driver as an interface. There are two. On Linux,
-// event loops serve connections that are plain or encrypted (loop_linux.go,
-// secure_linux.go): read what is there, carry it out, write what came of it. A
-// goroutine for each connection (goroutine.go, upgrade.go), and a second one for a
-// subscriber's writes (writer.go), serves what is compressed, and all of it elsewhere.
+// A client (client.go, publish.go, batch.go, buffers.go) is the part that all connections share. It
+// sees its driver as an interface. There are two drivers:
+//   - On Linux, event loops (loop_linux.go, secure_linux.go) serve plain and encrypted
+//     connections.
+//   - A goroutine for each connection (goroutine.go, upgrade.go), and a second goroutine for a
+//     subscriber's writes (writer.go), serve compressed connections, and all connections on other
+//     systems.
 //
-// All connections of a loop wait while it carries out one command, so on a loop
-// may run what is bounded by what came in one read, 64 KiB, and by a constant:
-//   - parsing, of bodies that are bounded (wire.MaxIdentityBody), and of each
-//     message of an MPUB once;
-//   - steps of the broker whose time is that of the messages they are about, with
-//     a topic's lock, which is never held for longer;
-//   - reads and writes that do not block, and TLS of their bytes.
+// While a loop carries out one command, all its other connections wait. So a loop only runs work
+// that is bounded by the bytes of one read (64 KiB) and by a constant:
+//   - parsing of bodies of bounded size (wire.MaxIdentityBody), and of each message of an MPUB
+//     once;
+//   - broker steps that take time in proportion to their own messages, under a topic lock that is
+//     never held for longer;
+//   - nonblocking reads and writes, and TLS for their bytes.
 //
-// What may not: the disk, the network, a question to an auth server, waiting for a
-// lock that is held meanwhile, a topic's creation, a batch of more than 512 messages
-// or 256 KiB (broker.ErrBusy), decompression, a TLS handshake; and nothing whose time grows with
-// the messages, connections or topics that others have. Those are offloaded to a
-// goroutine, for one operation or for good. Offloaded operations that keep a
-// processor busy leave one to the loops. Parts of turns longer than 5 ms are counted
-// by their cause (Stats.SlowTurns); tests/hostile attacks each of these rules.
+// A loop must not use the disk or the network, query an auth server, wait for a lock that is held
+// during such work, create a topic, publish a batch of more than 512 messages or 256 KiB
+// (broker.ErrBusy), decompress, or perform a TLS handshake. It must not run work that grows with
+// the messages, connections or topics of other clients. Such work is offloaded to a goroutine, for
+// one operation or for the rest of the connection. Offloaded operations that use much processor
+// time leave one processor to the loops. Stats.SlowTurns counts the parts of turns that took longer
+// than 5 ms, by cause. tests/hostile attacks each of these rules.
 //
-// Why, and what that is worth: docs/decisions/0001-event-loops.md.
+// docs/decisions/0001-event-loops.md explains the design and its gains.
 package conn

@@ -1,11 +1,10 @@
 package conn
 
-// DrainPublishers ends the connections of publishers that belong elsewhere now:
-// those that identified themselves with one of the ids, do not subscribe, and
-// have published to the topic, or to none yet. Each ends at a message boundary:
-// what was read is answered, and the close is in order, so a publisher knows of
-// every message whether it was accepted. It returns how many there were, and
-// does not wait for them.
+// DrainPublishers closes the connections of publishers that must move to another broker. It returns
+// their number and does not wait for them. It selects clients that identified themselves with one
+// of the ids, do not subscribe, and have published to the topic or not at all. Each connection ends
+// in order at a message boundary, after the replies to all commands that were read. So a publisher
+// knows of every message whether the broker accepted it.
 func (s *Server) DrainPublishers(topic string, ids map[string]bool) int {
 	n := 0
 	s.clients.each(func(c *client) {
@@ -17,7 +16,7 @@ func (s *Server) DrainPublishers(topic string, ids map[string]bool) int {
 	return n
 }
 
-// publishesTo is safe to call while the client goes on.
+// publishesTo may run while the client is active.
 func (c *client) publishesTo(topic string, ids map[string]bool) bool {
 	l := &c.stats
 	id := l.identity.Load()

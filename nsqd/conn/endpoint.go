@@ -12,18 +12,17 @@ import (
 	"time"
 )
 
-// IsPath reports whether address is the path of a Unix socket: it has a slash,
-// which no host:port has. The name of a file here is ./name.
+// IsPath reports whether address is the path of a Unix socket: a path has a slash, and no host:port
+// has. Write ./name for a file in the working directory.
 func IsPath(address string) bool { return strings.Contains(address, "/") }
 
-// ListenAt listens at address with lc. At a path, a socket that a process left
-// there which is gone is replaced; anything else there is an error. The socket
-// is removed when the listener is closed.
+// ListenAt listens at address with lc. At a path, ListenAt replaces the socket of a process that
+// has exited. Any other file there is an error. Closing the listener removes the socket.
 func ListenAt(ctx context.Context, lc net.ListenConfig, address string) (net.Listener, error) {
 	if !IsPath(address) {
 		return lc.Listen(ctx, "tcp", address)
 	}
-	lc.Control = nil // for TCP
+	lc.Control = nil // Control is for TCP
 	ln, err := lc.Listen(ctx, "unix", address)
 	if errors.Is(err, syscall.EADDRINUSE) {
 		if err := removeStale(ctx, address); err != nil {
@@ -34,7 +33,7 @@ func ListenAt(ctx context.Context, lc net.ListenConfig, address string) (net.Lis
 	return ln, err
 }
 
-// probeTime bounds the asking whether a process listens at a socket.
+// probeTime bounds the attempt to connect to an existing socket.
 const probeTime = time.Second
 
 // removeStale removes the socket at path if no process listens there.
@@ -42,7 +41,7 @@ func removeStale(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // its owner was faster
+			return nil // its owner removed it first
 		}
 		return err
 	}
@@ -61,8 +60,7 @@ func removeStale(ctx context.Context, path string) error {
 	return os.Remove(path)
 }
 
-// Port returns the port of a listener's address, and -1 where it has none: for
-// a Unix socket, and for nil.
+// Port returns the port of a listener's address, or -1 for a Unix socket and for nil.
 func Port(a net.Addr) int {
 	if tcp, ok := a.(*net.TCPAddr); ok {
 		return tcp.Port

@@ -18,38 +18,38 @@ import (
 	"github.com/srtm-io/srtm/nsqd/forward"
 )
 
-// forwarding is a connection's publishes to topics that are on other brokers, or its own, if it
-// is another broker's that forwards. Owned by the connection's reader.
+// forwarding holds a connection's publishes to topics on other brokers. If the client is another
+// broker that forwards, it holds the origin. Owned by the connection's reader.
 //
-// Nothing is forwarded on a loop or by a committer: the connection's command waits, as for a
-// disk (errWaits), and a goroutine carries it out and all that was read behind it. It sends
-// publish after publish, waits for the answers once at the end, and the loop writes them.
+// A loop or a committer never forwards. The command waits, as for a disk (errWaits), and a
+// goroutine carries out the command and all commands that were read after it. The goroutine sends
+// all publishes, waits for the answers once at the end, and the loop writes the answers.
 type forwarding struct {
 	line       *forward.Line    // nil: nothing was forwarded
-	sent       *forward.Pending // of the publish that was just handed over; nil: it was not forwarded
-	notBefore  mono.Time        // what the connection publishes from now on arrived no earlier
-	away       bool             // some of the unsettled publishes were forwarded
-	committing bool             // a committer carries out the command: it waits for the disk alone
-	origin     *origin.Origin   // for whom the client publishes, which is a broker; nil: it is none
+	sent       *forward.Pending // the current publish; nil: not forwarded
+	notBefore  mono.Time        // earliest arrival time of later publishes
+	away       bool             // unsettled has forwarded publishes
+	committing bool             // a committer carries out the command, and may only wait for the disk
+	origin     *origin.Origin   // the publisher for whom the client, a broker, forwards; nil: the client is not a broker
 }
 
-// errElsewhere: the topic is not on this broker, and what is published to it is forwarded.
+// errElsewhere reports that the topic is on another broker, so a publish must be forwarded.
 var errElsewhere = errors.New("the topic is on another broker")
 
-// passesOn reports whether what is published is forwarded, where the broker says err of its
-// topic. What another broker forwarded is not.
+// passesOn reports whether to forward after the broker returned err for a topic. Publishes that
+// another broker forwarded are not forwarded again.
 func (c *client) passesOn(err error) bool {
 	return c.env.cfg.Forward != nil && c.pubs.origin == nil && (errors.Is(err, broker.ErrUnknownTopic) || errors.Is(err, broker.ErrRetired))
 }
 
-// forward sends a message, or with bodies a batch, to the broker of its publisher. Error: ErrBusy,
-// where that may not wait.
+// forward sends a message, or the batch bodies, to the publisher's broker for the topic. It returns
+// ErrBusy if the caller may not wait.
 func (c *client) forward(name []byte, p *broker.Published, bodies *wire.Batch) error {
 	if p.NoWait || c.pubs.committing {
 		return broker.ErrBusy
 	}
 	if closing, _ := c.sess.Closing(); closing {
-		return broker.ErrDraining // it would not be answered
+		return broker.ErrDraining // the client would get no answer
 	}
 	if c.pubs.line == nil {
 		c.pubs.line = c.env.cfg.Forward.Line(c.asPublisher())
@@ -64,15 +64,15 @@ func (c *client) forward(name []byte, p *broker.Published, bodies *wire.Batch) e
 }
 
 const (
-	// createdWithin is how many times the brokers of a topic are asked for that was just created,
-	// and knownAfter is how long after each other.
+	// createdWithin is the number of attempts to find the brokers of a new topic. knownAfter is the
+	// pause between two attempts.
 	createdWithin = 10
 	knownAfter    = 200 * time.Millisecond
 )
 
-// relay subscribes to a topic that is not on this broker: at the brokers that have it. If the
-// topic does not exist, it is created. Then it may be on this broker, and relay returns it.
-// Errors: ErrUnknownTopic, *wire.Error.
+// relay subscribes at the brokers that have the topic. If the topic does not exist, relay creates
+// it. If the new topic is on this broker, relay returns the topic instead. Errors: ErrUnknownTopic,
+// *wire.Error.
 func (c *client) relay(op *session.Op, id *session.Identity) (t *broker.Topic, sub subscription, err error) {
 	about := forward.Subscriber{Publisher: c.asPublisher(), Hostname: id.Hostname, MsgTimeout: id.MsgTimeout, SampleRate: id.SampleRate}
 	name := string(op.Topic)
@@ -89,8 +89,8 @@ func (c *client) relay(op *session.Op, id *session.Identity) (t *broker.Topic, s
 			if failed != nil {
 				return err
 			}
-			// The loaddistributor that is asked for the brokers may know the new topic later than
-			// the one that created it.
+			// The loaddistributor that lists brokers may learn of the new topic later than the
+			// loaddistributor that created it.
 			for range createdWithin {
 				relayed, err = c.env.cfg.Forward.Subscribe(ctx, name, string(op.Channel), about, c.on().notify)
 				if !forward.IsUnknown(err) || !clock.Sleep(ctx, knownAfter) {
@@ -109,28 +109,29 @@ func (c *client) relay(op *session.Op, id *session.Identity) (t *broker.Topic, s
 	return t, sub, err
 }
 
-// asPublisher is the client as other brokers are to see it.
+// asPublisher returns the client's identity for other brokers.
 func (c *client) asPublisher() forward.Publisher {
 	return forward.Publisher{ClientID: c.sess.Identity().ClientID, Identity: c.identity(), Host: c.remoteIP()}
 }
 
-// takeSent returns what the publish in hand was forwarded as, once.
+// takeSent returns and clears the current forwarded publish.
 func (f *forwarding) takeSent() *forward.Pending {
 	sent := f.sent
 	f.sent = nil
 	return sent
 }
 
-// settleForwarded answers the publishes that were forwarded.
+// settleForwarded answers the forwarded publishes.
 func (c *client) settleForwarded() {
 	if c.pubs.away {
 		c.settle()
-		// Topics are in order of arrival: what follows comes after what was forwarded.
+		// A topic is in order of arrival, so later publishes must not be older than the forwarded
+		// publishes.
 		c.pubs.notBefore, c.wall = clock.Mono(), clock.Wall()
 	}
 }
 
-// abandonForwarded gives up what was forwarded and will not be answered.
+// abandonForwarded abandons the unanswered forwarded publishes.
 func (c *client) abandonForwarded() {
 	for _, u := range c.pubs.unsettled {
 		if u.sent != nil {
@@ -140,8 +141,8 @@ func (c *client) abandonForwarded() {
 	c.pubs.unsettled = nil
 }
 
-// endForwarding gives back the connection's publishers at other brokers. The next one is opened
-// as whom the client is then.
+// endForwarding closes the connection's publishers at other brokers. The next forward opens them
+// with the client's identity at that time.
 func (c *client) endForwarding() {
 	if c.pubs.line != nil {
 		c.pubs.line.Close()
@@ -149,7 +150,7 @@ func (c *client) endForwarding() {
 	}
 }
 
-// publishesFor carries out AUTH of a broker that forwards what another client publishes to it.
+// publishesFor carries out AUTH for a broker that forwards another client's publishes.
 func (c *client) publishesFor(op *session.Op) error {
 	o, err := c.env.cfg.Forward.Origin(op.Body)
 	if err != nil {
@@ -163,11 +164,11 @@ func (c *client) publishesFor(op *session.Op) error {
 	}
 	op.Reply, c.pubs.origin = reply, &o
 	c.stats.origin.Store(&o)
-	c.leaveTopics() // they were joined as another
+	c.leaveTopics() // the publishers have the old identity
 	return nil
 }
 
-// addPublisher has the client be one of the topic's publishers.
+// addPublisher registers the client as a publisher of the topic.
 func (c *client) addPublisher(t *broker.Topic) *broker.Publisher {
 	o := c.pubs.origin
 	if o == nil {

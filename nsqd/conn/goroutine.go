@@ -19,7 +19,7 @@ import (
 	"github.com/srtm-io/srtm/nsqd/compress"
 )
 
-// goroutine drives one connection: one reads, and for a subscriber a second one
+// goroutine drives one connection: one goroutine reads, and for a subscriber a second goroutine
 // writes (writer).
 type goroutine struct {
 	// Set once.
@@ -28,28 +28,27 @@ type goroutine struct {
 
 	// Owned by the reader.
 	unpacking *unpackReader // nil without compression
-	deadline  mono.Time     // of reads, as set on nc; 0: to be set
+	deadline  mono.Time     // read deadline of nc; 0: not set
 
-	// writeMu orders the writes of the reader (replies) and of the writer
-	// (messages); held during a write, which WriteTimeout bounds. It guards
-	// what they write through.
+	// writeMu orders the writes of the reader (replies) and of the writer (messages). It is held
+	// during a write, which WriteTimeout bounds. It guards the fields below.
 	writeMu sync.Mutex
-	out     io.Writer       // nc, or TLS over it
+	out     io.Writer       // nc, or TLS over nc
 	tls     *tls.Conn       // nil without TLS
 	packer  compress.Packer // nil without compression
-	packed  []byte          // scratch for it
+	packed  []byte          // scratch for packer
 
-	wake    chan struct{} // 1 deep: deliveries are there for the writer, or the end
+	wake    chan struct{} // capacity 1: messages for the writer, or the end
 	writers sync.WaitGroup
 }
 
-// Bounds of what a client may still send at its end.
+// Limits for a client that still sends after the end of its session.
 const (
 	lingerTime  = time.Second
-	lingerBytes = 1 << 20 // if it was refused
+	lingerBytes = 1 << 20 // for a client that was refused
 )
 
-// newGoroutine becomes the client's driver.
+// newGoroutine creates a driver and sets it as the client's driver.
 func newGoroutine(c *client, nc net.Conn) *goroutine {
 	g := &goroutine{client: c, nc: nc, out: nc, wake: make(chan struct{}, 1)}
 	c.setDriver(g)
@@ -60,12 +59,12 @@ func (g *goroutine) nonblocking() bool                      { return false }
 func (g *goroutine) admits(*session.Op, mono.Time) error    { return nil }
 func (g *goroutine) arrival(start, end int64) stamp.Arrival { return g.in.Arrival(start, end) }
 
-// interrupt wakes a reader that waits for bytes by a deadline in the past.
+// interrupt wakes a reader that waits for bytes, with a deadline in the past.
 func (g *goroutine) interrupt() { _ = g.nc.SetReadDeadline(time.Unix(1, 0)) }
 
 func (g *goroutine) cut() { g.nc.Close() }
 
-// notify wakes the writer: one wake-up covers all.
+// notify wakes the writer. One wake-up is enough for all messages.
 func (g *goroutine) notify() {
 	select {
 	case g.wake <- struct{}{}:
@@ -73,8 +72,8 @@ func (g *goroutine) notify() {
 	}
 }
 
-// subscribed starts the writer: the reply to SUB goes out before the first
-// message can.
+// subscribed writes the reply to SUB, then starts the writer, so that the reply precedes the first
+// message.
 func (g *goroutine) subscribed() error {
 	g.in.Ignore()
 	g.remember()
@@ -95,14 +94,14 @@ func (g *goroutine) reply() error {
 	return err
 }
 
-// run reads until the connection ends. It owns everything the connection has.
+// run reads until the connection ends. It owns all of the connection's resources.
 func (g *goroutine) run() {
 	g.in = g.env.stamps.Track(g.nc)
 	g.end(g.read())
 }
 
-// goOn is run for a connection that comes from a loop, which owed the peer some
-// bytes and could not carry out t. What follows is said through secure, unless it is nil.
+// goOn continues a connection of a loop: it writes the loop's pending output owed, then carries out
+// t, which the loop could not. If secure is not nil, all later output goes through TLS.
 func (g *goroutine) goOn(owed []byte, secure *tls.Conn, t *task) error {
 	if len(owed) > 0 {
 		if err := g.write(owed); err != nil {
@@ -118,7 +117,7 @@ func (g *goroutine) goOn(owed []byte, secure *tls.Conn, t *task) error {
 	return g.read()
 }
 
-// end gives back all that the connection has.
+// end releases all of the connection's resources.
 func (g *goroutine) end(err error) {
 	g.release()
 	g.notify() // the writer ends with the subscription
@@ -133,11 +132,11 @@ func (g *goroutine) end(err error) {
 	g.logEnd(ignoreClosed(g.nc.Close()))
 }
 
-// linger lets the peer read the last replies: closing a socket with unread
-// input resets the connection, and the reset overtakes what was sent. A
-// publisher that pipelines would take what was accepted as refused.
+// linger lets the peer read the last replies. If a socket with unread input is closed, TCP resets
+// the connection, and the peer may lose replies. A pipelining publisher would then treat accepted
+// messages as refused.
 func (g *goroutine) linger() {
-	half, ok := g.nc.(interface{ CloseWrite() error }) // TCP, Unix sockets
+	half, ok := g.nc.(interface{ CloseWrite() error }) // TCP and Unix sockets
 	if !ok || half.CloseWrite() != nil {
 		return
 	}
@@ -151,14 +150,14 @@ func (g *goroutine) linger() {
 			return
 		}
 		n, err := io.CopyN(io.Discard, g.nc, left)
-		if !errors.Is(err, os.ErrDeadlineExceeded) { // else it may be an interrupt's
+		if !errors.Is(err, os.ErrDeadlineExceeded) { // the deadline may come from interrupt
 			return
 		}
 		left -= n
 	}
 }
 
-// read is the reader's loop; nil means an orderly end.
+// read is the reader's loop. It returns nil at an orderly end.
 func (g *goroutine) read() error {
 	var t task
 	for {
@@ -181,7 +180,7 @@ func (g *goroutine) read() error {
 		n, err := g.in.Read(g.buf[g.w:])
 		g.w += n
 		if p := g.unpacking; p != nil {
-			// Less than what a read has at 8 MB/s: it need not be ended.
+			// The sleep needs no interruption: it is shorter than one read takes at 8 MB/s.
 			time.Sleep(p.pace.take(clock.Mono(), n, p.came))
 			p.came = 0
 		}
@@ -199,7 +198,7 @@ func (g *goroutine) read() error {
 	}
 }
 
-// readFault tells a failure of the network from damage in what was sent.
+// readFault distinguishes network failures from damaged data.
 func (g *goroutine) readFault(err error) error {
 	switch {
 	case g.unpacking == nil:
@@ -207,19 +206,19 @@ func (g *goroutine) readFault(err error) error {
 	case g.unpacking.err == nil:
 		return wire.Wrap(wire.CodeInvalid, "the compressed stream is damaged", err)
 	case errors.Is(g.unpacking.err, io.EOF), errors.Is(g.unpacking.err, net.ErrClosed):
-		return nil // some decompressors call it damage
+		return nil // some decompressors report the end of input as damage
 	}
 	return fmt.Errorf("read: %w", g.unpacking.err)
 }
 
-// idle does what is due when a read's deadline has passed.
+// idle handles a read deadline that has passed.
 func (g *goroutine) idle() error {
 	g.sess.Tick(clock.Mono())
 	g.deadline = 0
 	return g.reply()
 }
 
-// setDeadline makes the next read end when the session wants a Tick.
+// setDeadline makes the next read end when the session needs a Tick.
 func (g *goroutine) setDeadline() error {
 	d := g.sess.Deadline()
 	if d == g.deadline {
@@ -233,7 +232,7 @@ func (g *goroutine) setDeadline() error {
 	if err := g.nc.SetReadDeadline(t); err != nil {
 		return fmt.Errorf("read deadline: %w", err)
 	}
-	if g.ended() { // stop or quit came between: their deadline must not be lost
+	if g.ended() { // stop or quit came meanwhile; keep their deadline
 		g.interrupt()
 	}
 	return nil

@@ -6,21 +6,21 @@ import (
 	"github.com/srtm-io/srtm/internal/poll"
 )
 
-// inbox is what other goroutines have for a loop, and ends its wait for events.
+// inbox passes connections and orders from other goroutines to a loop, and wakes the loop.
 type inbox struct {
 	poller *poll.Poller // set once; the loop's
 
 	mu struct {
 		sync.Mutex
 		slots  []*slot
-		order  order // to: nil, or to be carried out
-		asleep bool  // the loop's goroutine waits, or is about to
+		order  order // if to is set, an order to carry out
+		asleep bool  // the loop's goroutine waits, or is about to wait
 		ended  bool
 	}
-	taken []*slot // mu.slots of the turn before; owned by the loop
+	taken []*slot // mu.slots of the previous turn; owned by the loop
 }
 
-// put puts a connection in. Requires: the caller set s.queued.
+// put adds a connection. Requires: the caller set s.queued.
 func (b *inbox) put(s *slot) {
 	b.mu.Lock()
 	b.mu.slots = append(b.mu.slots, s)
@@ -28,8 +28,8 @@ func (b *inbox) put(s *slot) {
 	b.mu.Unlock()
 }
 
-// tell has the loop carry something out at the end of a turn. Requires: it has
-// carried out what it was told before.
+// tell gives the loop an order for the end of a turn. Requires: the loop has carried out its
+// previous order.
 func (b *inbox) tell(o order) {
 	b.mu.Lock()
 	b.mu.order = o
@@ -37,7 +37,7 @@ func (b *inbox) tell(o order) {
 	b.mu.Unlock()
 }
 
-// end ends the loop. Requires: it has no connection any more.
+// end ends the loop. Requires: the loop has no connections.
 func (b *inbox) end() {
 	b.mu.Lock()
 	b.mu.ended = true
@@ -45,8 +45,8 @@ func (b *inbox) end() {
 	b.mu.Unlock()
 }
 
-// wakeLocked ends the loop's wait, if there is one. The write is made under the
-// lock, so that the descriptor is not closed meanwhile; it does not block.
+// wakeLocked wakes the loop if it waits. The nonblocking wake-up happens under mu, so that close
+// cannot close the descriptor meanwhile.
 func (b *inbox) wakeLocked() {
 	if b.mu.asleep {
 		b.mu.asleep = false
@@ -54,8 +54,8 @@ func (b *inbox) wakeLocked() {
 	}
 }
 
-// next returns what the loop is told, and whether it is to wait since there is nothing in;
-// then awake follows. For the loop, as all below.
+// next returns the loop's order. idle reports that the inbox is empty, so that the loop may wait;
+// the loop must call awake after it waits. The loop calls next and the methods below.
 func (b *inbox) next() (o order, idle, ended bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -71,7 +71,7 @@ func (b *inbox) awake() {
 	b.mu.Unlock()
 }
 
-// take takes the connections out, for the caller to clear before the next call.
+// take removes and returns the connections. The caller clears the slice before the next call.
 func (b *inbox) take() []*slot {
 	b.mu.Lock()
 	b.mu.slots, b.taken = b.taken[:0], b.mu.slots
@@ -83,6 +83,6 @@ func (b *inbox) take() []*slot {
 func (b *inbox) close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.mu.asleep = false // there is no wait to be ended
+	b.mu.asleep = false // prevents a wake-up on a closed descriptor
 	b.poller.Close()
 }

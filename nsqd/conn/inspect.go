@@ -14,60 +14,59 @@ import (
 	"github.com/srtm-io/srtm/nsqd/broker"
 )
 
-// State is where a client is, by NSQ's numbers.
+// State is a client's state, with NSQ's numbers.
 type State int32
 
-// The states of a client.
+// States of a client.
 const (
 	StateInit       State = 0 // no SUB yet
 	StateSubscribed State = 3
 	StateClosing    State = 4 // after CLS
 )
 
-// Info is a client as operators see it.
+// Info describes a client for operators.
 type Info struct {
-	session.Identity // client id and hostname are the peer's address until IDENTIFY
+	session.Identity // before IDENTIFY, client id and hostname are the peer's address
 	Remote           string
 	Connected        time.Time
 	State            State
 	TLS              *tls.ConnectionState // nil without TLS
 	Grant            *auth.Grant          // nil without AUTH
-	Origin           *origin.Origin       // for whom a client that is a broker acts; nil: the client is none
+	Origin           *origin.Origin       // the publisher for whom another broker forwards; nil: the client is not a broker
 
-	// Of a subscriber.
+	// Subscribers only.
 	Topic, Channel               string // "" without SUB
 	Ready, InFlight              int
-	Messages, Finished, Requeued uint64 // written, finished, given back
+	Messages, Finished, Requeued uint64 // written, finished, requeued
 
-	// Of a publisher: messages by topic, in the order in which they were first
-	// published to.
+	// Published counts the messages by topic, in the order of the first publishes.
 	Published []PubCount
 }
 
-// PubCount is how many messages a client has published to a topic.
+// PubCount is the number of messages that a client has published to a topic.
 type PubCount struct {
 	Topic string
 	Count uint64
 }
 
-// connStats is what a client is told apart by and has done so far. One goroutine
-// writes each part, the reader or the writer of its connection; any other reads.
+// connStats holds a client's identity and counters. Each part has one writing goroutine: the
+// connection's reader or its writer. Any goroutine may read.
 type connStats struct {
 	// Set once.
 	connected time.Time
 
-	// Atomic: set by the reader when it changes.
+	// Atomic. Written by the reader.
 	identity atomic.Pointer[session.Identity] // nil until IDENTIFY
 	tls      atomic.Pointer[tls.ConnectionState]
 	grant    atomic.Pointer[auth.Grant]
 	sub      atomic.Pointer[subscribed]
 	state    atomic.Int32
-	origin   atomic.Pointer[origin.Origin] // nil: the client is no other broker
+	origin   atomic.Pointer[origin.Origin] // nil: the client is not another broker
 
-	// Atomic: messages are counted by the writer, the others by the reader.
+	// Atomic. The writer counts messages, the reader counts the others.
 	messages, finished, requeued atomic.Uint64
 
-	// The reader adds topics; only it reads without the lock.
+	// mu guards published. Only the reader adds topics; only the reader may read without the lock.
 	mu        sync.Mutex
 	published []*pubCount
 }
@@ -77,7 +76,7 @@ type subscribed struct {
 	topic, channel string
 }
 
-// local returns the subscription to a topic of this broker; nil: the topic is on others.
+// local returns the subscription if the topic is on this broker, and nil otherwise.
 func (s *subscribed) local() *broker.Subscription {
 	sub, _ := s.subscription.(*broker.Subscription)
 	return sub
@@ -85,18 +84,18 @@ func (s *subscribed) local() *broker.Subscription {
 
 type pubCount struct {
 	topic string
-	count atomic.Uint64 // by the reader
+	count atomic.Uint64 // written by the reader
 }
 
-// maxPubCounts bounds the topics that are counted one by one for a client. The
-// last place is for all others together.
+// maxPubCounts limits the separately counted topics of a client. The last place counts all further
+// topics together.
 const maxPubCounts = 256
 
-// otherTopics names that place; it is no topic's name.
+// otherTopics names the last place. It is not a valid topic name.
 const otherTopics = "*"
 
-// counter returns where messages to the topic are counted. The reader calls it
-// when a client turns to another topic.
+// counter returns the counter for messages to topic. The reader calls it when a client turns to
+// another topic.
 func (l *connStats) counter(topic string) *pubCount {
 	if len(l.published) >= maxPubCounts {
 		topic = otherTopics
@@ -113,10 +112,10 @@ func (l *connStats) counter(topic string) *pubCount {
 	return p
 }
 
-// add is an Add where only one goroutine writes.
+// add is a cheaper Add for a counter with a single writer.
 func add(c *atomic.Uint64, n int) { c.Store(c.Load() + uint64(n)) }
 
-// info is safe to call while the client goes on.
+// info may run while the client is active.
 func (c *client) info() Info {
 	l := &c.stats
 	host := c.remoteIP()

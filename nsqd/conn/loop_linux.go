@@ -22,112 +22,111 @@ import (
 	"github.com/srtm-io/srtm/nsqd/broker"
 )
 
-// loop serves many connections by one goroutine: it waits until some
-// of them have something, reads what there is, has it carried out, and then
-// writes the replies and messages that came of it, one write for each
-// connection. What may wait (an auth server, a new topic, a full disk, an fsync)
-// is offloaded to a goroutine, which that connection alone waits for; so is a TLS handshake.
-// A connection that is to be compressed leaves for the goroutine driver.
+// loop serves many connections with one goroutine. In each turn it waits until some connections
+// have input, reads the input, carries out the commands, and then writes replies and messages, with
+// one write for each connection. Work that may block (an auth server, a new topic, a full disk, an
+// fsync, a TLS handshake) is offloaded to a goroutine; only its own connection waits for that
+// goroutine. A connection that negotiates compression moves to the goroutine driver.
 //
-// Owned by the loop's goroutine, but for inbox.
+// Owned by the loop's goroutine, except inbox.
 type loop struct {
 	// Set once.
 	env    *env
 	group  *loops
-	number int // tells it apart from the others
+	number int // distinguishes the loops of a server
 	poller *poll.Poller
 
 	slots  []*slot // by number; nil: free
 	vacant []int32
 	due    dueHeap
-	dirty  []*slot // have something to be written, or an end to be looked at
-	turn   uint32  // tells apart the connections that had one number
+	dirty  []*slot // connections to flush, or to check for their end
+	turn   uint32  // generation of slots: distinguishes connections that reused a number
 
-	// Memory that all connections share while they have their turn.
-	buf       []byte          // read into
-	task      task            // the command in hand
-	took      int             // bytes read from sockets since the last flush of all
-	fed       []*slot         // subscribers that were written messages in this turn
-	going     broker.Outgoing // written from
-	sealed    []byte          // likewise, encrypted
+	// Scratch memory, shared by all connections in turn.
+	buf       []byte          // read buffer
+	task      task            // the current command
+	took      int             // bytes read from sockets since the last flushAll
+	fed       []*slot         // subscribers that were sent messages in this turn
+	going     broker.Outgoing // frames to write
+	sealed    []byte          // frames to write, encrypted
 	offloaded sync.WaitGroup
 	commits   commits
 
 	effort effort
-	leaver order // to: connections go there, until none is left
+	leaver order // if to is set, all connections move to loop to, and then this loop ends
 	inbox  inbox
 }
 
 // Sizes, in bytes.
 const (
-	// loopBuffer is what one read takes at most.
+	// loopBuffer is the maximum size of one read.
 	loopBuffer = 64 << 10
-	// copied is how much of an unfinished command is moved in front of the next
-	// read; more than that stays in a buffer of the connection's own.
+	// copied is the largest part of an unfinished command that is moved in front of the next read.
+	// A larger part stays in a buffer of the connection's own.
 	copied = 4 << 10
-	// repliesOwed is how much a connection that takes nothing may let pile up
-	// before it is read from no longer.
+	// repliesOwed limits the unwritten replies of a connection. At the limit the loop stops reading
+	// from the connection.
 	repliesOwed = 64 << 10
 )
 
-// slot is a connection on a loop. Owned by the loop's goroutine, and while it
-// is away by that of its offloaded operation.
+// slot is a connection on a loop. Owned by the loop's goroutine, or by the goroutine of its
+// offloaded operation while away is set.
 type slot struct {
 	// Set once.
 	*client
 	fd int
 
-	loop *loop // changes hands with queued
+	loop *loop // changed only by the goroutine that set queued
 	work bulk
 
 	secure *secure // nil without TLS
 
-	number int32 // in loop.slots
+	number int32 // index in loop.slots
 	turn   uint32
 	phase  phase
-	place  int       // in loop.due; -1: not
-	at     mono.Time // when it is due
-	events uint32    // that the poller was asked for
+	place  int       // index in loop.due; -1: none
+	at     mono.Time // next time at which expire checks the connection
+	events uint32    // the events registered with the poller
 
-	// What the socket did not take.
+	// Output that the socket did not accept.
 	pending []byte
-	owed    broker.Outgoing // recorded when pending is written; its Frames are not used
-	writeBy mono.Time       // when WriteTimeout is over
+	owed    broker.Outgoing // to record once pending is written; its Frames are not used
+	writeBy mono.Time       // end of WriteTimeout
 
-	until mono.Time // of lingering, or of waiting for the offloaded operation after parted
-	left  int64     // bytes to discard then
+	until mono.Time // end of lingering or, with parted, of waiting for the offloaded operation
+	left  int64     // bytes to discard while lingering
 
-	held    task // what the loop may not carry out
+	held    task // operation that the loop may not carry out
 	err     error
-	away    bool // with an offloaded operation
-	parted  bool // the peer ended its side meanwhile
-	deliver bool // messages may be there for the subscriber
+	away    bool // an offloaded operation is in progress
+	parted  bool // the peer closed its side while away was set
+	deliver bool // the subscription may have messages
 	listed  bool // in loop.dirty
-	linger  bool // once pending is written
+	linger  bool // linger once pending is written
 
 	// Atomic.
 	queued atomic.Bool // in the loop's inbox
-	back   atomic.Bool // the offloaded operation is done; it sets it last
+	back   atomic.Bool // set last by the offloaded operation
 
-	// closing orders the descriptor's end and its use by an offloaded operation.
+	// closing keeps the descriptor open while an offloaded operation uses it.
 	closing sync.Mutex
 	lost    bool // the descriptor is closed; written by the loop, with closing held
 }
 
-// A slot is a driver.
+// Methods of driver.
 
 func (s *slot) interrupt()        { s.post() }
 func (s *slot) cut()              { s.post() }
 func (s *slot) notify()           { s.post() }
 func (s *slot) nonblocking() bool { return !s.away }
 
-// A loop writes by itself, when it has read what there is.
+// The loop itself writes the output, at the end of its turn.
 func (s *slot) reply() error { return nil }
 
 func (s *slot) subscribed() error {
 	s.closing.Lock()
 	defer s.closing.Unlock()
-	if !s.lost { // else its descriptor may be another connection's
+	if !s.lost { // a lost descriptor may belong to another connection now
 		s.in.Ignore()
 	}
 	return nil
@@ -146,7 +145,7 @@ func (s *slot) admits(op *session.Op, now mono.Time) error {
 }
 
 func (s *slot) arrival(start, end int64) stamp.Arrival {
-	if s.away { // else the loop is who would close the descriptor
+	if s.away { // otherwise the caller is the loop, which alone closes the descriptor
 		s.closing.Lock()
 		defer s.closing.Unlock()
 		if s.lost {
@@ -156,15 +155,15 @@ func (s *slot) arrival(start, end int64) stamp.Arrival {
 	return s.in.Arrival(start, end)
 }
 
-// phase is how far a connection is.
+// phase is a connection's stage of life.
 type phase uint8
 
 const (
-	arriving  phase = iota // not with the poller yet
+	arriving  phase = iota // not registered with the poller yet
 	open                   //
 	ending                 // the last output is being written
-	lingering              // the peer is given time to read it
-	gone                   // closed, or left for a goroutine
+	lingering              // the peer has time to read the last output
+	gone                   // closed, or moved to a goroutine or another loop
 )
 
 func newLoop(g *loops, number int) (*loop, error) {
@@ -175,15 +174,16 @@ func newLoop(g *loops, number int) (*loop, error) {
 	return &loop{env: g.env, group: g, number: number, poller: p, inbox: inbox{poller: p}, buf: g.env.buffers.get(loopBuffer)}, nil
 }
 
-// post has the connection's loop look at it. Any goroutine may call it, at any
-// time; it does not block. Who sets queued may use s.loop until it is in that inbox.
+// post makes the connection's loop check the connection. Any goroutine may call post, at any time.
+// It does not block. The goroutine that sets queued may use s.loop until the slot is in that loop's
+// inbox.
 func (s *slot) post() {
 	if !s.queued.Swap(true) {
 		s.loop.inbox.put(s)
 	}
 }
 
-// take begins to serve a connection that was accepted. Any goroutine may call it.
+// take starts to serve an accepted connection. Any goroutine may call it.
 func (l *loop) take(fd int, remote string) {
 	c := newClient(l.env, remote)
 	s := &slot{client: c, loop: l, fd: fd}
@@ -195,7 +195,7 @@ func (l *loop) take(fd int, remote string) {
 	s.post()
 }
 
-// run serves until stop, or until it was told to end and has no connection any more.
+// run serves until stop. A loop that was ordered to end also returns once it has no connections.
 func (l *loop) run() {
 	defer l.close()
 	for {
@@ -218,7 +218,7 @@ func (l *loop) run() {
 		}
 		carriedOut := clock.Mono()
 		l.takeInbox()
-		l.commits.start(&l.offloaded) // of what was read in either
+		l.commits.start(&l.offloaded) // commands of events and of the inbox
 		l.flushAll()
 		l.forget()
 		now := clock.Mono()
@@ -238,10 +238,10 @@ func (l *loop) run() {
 	}
 }
 
-// partialFlush writes in the middle of a turn what it has brought so far, and reads
-// the subscribers that were written to before: publishers who fill their sockets
-// would else put in more for each turn than RDY lets out, and what piles up is
-// memory that is not used again but taken anew, and cold.
+// partialFlush writes the turn's output so far, and reads from the subscribers that were sent
+// messages. Without it, publishers with full sockets would publish more messages in a turn than RDY
+// allows to deliver. The waiting messages would take fresh memory, which is not in the processor's
+// cache.
 func (l *loop) partialFlush() {
 	n := len(l.fed)
 	for i := range n {
@@ -255,13 +255,13 @@ func (l *loop) partialFlush() {
 	l.took = 0
 }
 
-// forget ends what is kept during a turn.
+// forget clears the state of one turn.
 func (l *loop) forget() {
 	clear(l.fed)
 	l.fed, l.took = l.fed[:0], 0
 }
 
-// close frees what the loop has.
+// close frees the loop's resources.
 func (l *loop) close() {
 	l.commits.committer.stop()
 	l.offloaded.Wait()
@@ -272,11 +272,11 @@ func (l *loop) close() {
 	}
 }
 
-// serve does what an event is about.
+// serve handles an event of the poller.
 func (l *loop) serve(e *poll.Event) {
 	s := l.slots[e.Fd]
 	if s == nil || s.turn != uint32(e.Pad) {
-		return // of a connection that ended earlier in this turn
+		return // the event's connection ended earlier in this turn
 	}
 	if s.away {
 		l.leaves(s, e.Events)
@@ -290,11 +290,11 @@ func (l *loop) serve(e *poll.Event) {
 	}
 }
 
-// takeInbox looks at the connections that were posted.
+// takeInbox checks the posted connections.
 func (l *loop) takeInbox() {
 	taken := l.inbox.take()
 	for _, s := range taken {
-		s.queued.Store(false) // first: what is posted from now on is news
+		s.queued.Store(false) // first, so that later posts queue the slot again
 		s.deliver = true
 		switch {
 		case s.phase == gone:
@@ -317,7 +317,7 @@ func (l *loop) takeInbox() {
 	clear(taken)
 }
 
-// open begins to serve a connection.
+// open starts to serve a connection.
 func (l *loop) open(s *slot) {
 	if n := len(l.vacant) - 1; n >= 0 {
 		s.number, l.vacant = l.vacant[n], l.vacant[:n]
@@ -331,7 +331,7 @@ func (l *loop) open(s *slot) {
 	s.phase = open
 	s.place = -1
 	l.effort.connections.Add(1)
-	if s.in == nil { // else it comes from another loop
+	if s.in == nil { // otherwise the connection comes from another loop
 		s.in = l.env.stamps.TrackSocket(hook.Socket{FD: s.fd})
 	}
 	err := l.watch(s)
@@ -343,10 +343,10 @@ func (l *loop) open(s *slot) {
 		return
 	}
 	l.due.noLater(s, s.due())
-	l.touch(s) // it may be to end already
+	l.touch(s) // the connection may have to end already
 }
 
-// watch asks the poller for what the connection waits for now.
+// watch registers the events that the connection needs now.
 func (l *loop) watch(s *slot) error {
 	want := uint32(0)
 	switch {
@@ -380,8 +380,8 @@ func (l *loop) touch(s *slot) {
 	}
 }
 
-// readable reads once; what is left makes another event, but for what TLS has read
-// ahead.
+// readable reads once. The rest of the input causes another event, except data that TLS has read
+// ahead, which readable reads, too.
 func (l *loop) readable(s *slot) {
 	for l.readOnce(s); s.unread(); l.readOnce(s) {
 		if l.took >= loopBuffer {
@@ -434,7 +434,7 @@ func (l *loop) readOnce(s *slot) {
 	}
 }
 
-// consumed goes on after consume.
+// consumed continues after consume, according to its error.
 func (l *loop) consumed(s *slot, err error) {
 	switch {
 	case errors.Is(err, errWaits):
@@ -455,8 +455,8 @@ func (l *loop) consumed(s *slot, err error) {
 	}
 }
 
-// keep lets the connection keep what it did not consume, in memory of its own,
-// and nothing else.
+// keep copies unconsumed bytes from the loop's buffer to a buffer of the connection's own. A
+// connection without unconsumed bytes keeps no buffer.
 func (l *loop) keep(s *slot) {
 	rest := s.buf[s.r:s.w]
 	if len(s.buf) == 0 || &s.buf[0] != &l.buf[0] {
@@ -477,19 +477,17 @@ func (l *loop) keep(s *slot) {
 			s.giveBack()
 		}
 	}
-	poison(read) // the next connection's
+	poison(read) // the next connection overwrites the buffer
 }
 
-// lend gives the connection the buffer that it is being read in: the held
-// operation refers to it.
+// lend leaves the loop's buffer to the connection, because the held operation refers to it.
 func (l *loop) lend(s *slot) {
 	if &s.buf[0] == &l.buf[0] {
 		l.buf = l.env.buffers.get(loopBuffer)
 	}
 }
 
-// offload has a goroutine carry out what may wait, and all that was read after
-// it.
+// offload makes a goroutine carry out the held operation and all commands that were read after it.
 func (l *loop) offload(s *slot) {
 	l.lend(s)
 	s.away, s.parted = true, false
@@ -516,11 +514,11 @@ func (l *loop) offload(s *slot) {
 	})
 }
 
-// leaves looks at what comes of a peer whose connection is away: of most, nothing does,
-// and it stays watched as it was. When bytes come it is watched for its end alone. One
-// that has only ended its own side may wait for what it is answered, as long as one that
-// is told goodbye; after that, or if nothing can be written, the descriptor is closed
-// and the result of the offloaded operation is dropped.
+// leaves handles an event on a connection with an offloaded operation:
+//   - An error or a hang-up closes the descriptor. The operation's result is dropped.
+//   - After new data, the loop only watches for the peer's end.
+//   - If the peer has closed only its own side, it may still wait for the answer. The loop keeps
+//     the descriptor for lingerTime.
 func (l *loop) leaves(s *slot, events uint32) {
 	switch {
 	case s.lost:
@@ -540,8 +538,8 @@ func (l *loop) leaves(s *slot, events uint32) {
 	}
 }
 
-// abandon closes the descriptor of a connection that is away. All else of it
-// ends when the offloaded operation is back, whose question to an auth server is ended.
+// abandon closes the descriptor of a connection that is away, and cancels its request to an auth
+// server. The rest of the connection ends when the offloaded operation returns.
 func (l *loop) abandon(s *slot) {
 	if s.lost {
 		return
@@ -560,7 +558,7 @@ func (l *loop) abandon(s *slot) {
 	s.abort()
 }
 
-// returned goes on where the offloaded operation ended.
+// returned continues a connection after its offloaded operation.
 func (l *loop) returned(s *slot) {
 	s.away = false
 	if s.severed.Load() {
@@ -580,8 +578,7 @@ func (l *loop) returned(s *slot) {
 	}
 }
 
-// handOff hands the connection to a goroutine, with the operation that it held
-// and what it owes its peer.
+// handOff moves the connection to a goroutine, with the held operation and the unwritten output.
 func (l *loop) handOff(s *slot) {
 	l.lend(s)
 	out, err := l.seal(s, s.sess.Output())
@@ -611,7 +608,7 @@ func (l *loop) handOff(s *slot) {
 		t = s.secure.tls
 	}
 	g := newGoroutine(s.client, nc)
-	if s.severed.Load() { // it may have been cut as the slot that it is no longer
+	if s.severed.Load() { // cut may have closed the slot instead of the goroutine's connection
 		nc.Close()
 	}
 	go func() {
@@ -620,9 +617,9 @@ func (l *loop) handOff(s *slot) {
 	}()
 }
 
-// flushAll writes what the turn has brought.
+// flushAll writes the turn's output and ends the connections that are due to end.
 func (l *loop) flushAll() {
-	for i := 0; i < len(l.dirty); i++ { // it may grow meanwhile
+	for i := 0; i < len(l.dirty); i++ { // dirty may grow meanwhile
 		s := l.dirty[i]
 		s.listed = false
 		if s.away || s.phase != open {
@@ -638,10 +635,10 @@ func (l *loop) flushAll() {
 	l.dirty = l.dirty[:0]
 }
 
-// flush writes replies, and messages if the connection subscribes.
+// flush writes the replies and, for a subscriber, messages.
 func (l *loop) flush(s *slot) error {
 	replies := s.sess.Output()
-	if len(s.pending) > 0 { // they queue
+	if len(s.pending) > 0 { // replies queue behind pending
 		out, err := l.seal(s, replies)
 		s.pending = append(s.pending, out...)
 		s.sess.ClearOutput()
@@ -670,9 +667,9 @@ func (l *loop) flush(s *slot) error {
 		s.sess.ClearOutput()
 		most := len(g.Frames) + loopGather
 		if !s.sub.Take(g, most) {
-			s.quitting.Store(true) // the channel is gone; the connection goes, too
+			s.quitting.Store(true) // the channel is gone, so the connection ends
 		}
-		more = len(g.Frames) >= most // else nothing is left: notify will tell
+		more = len(g.Frames) >= most // otherwise all messages are taken, and notify reports new messages
 		if len(g.Frames) == 0 && !s.unsent() {
 			break
 		}
@@ -692,7 +689,7 @@ func (l *loop) flush(s *slot) error {
 				return err
 			}
 			s.owed.Frames = nil
-			return nil // ready is still set
+			return nil // deliver is still set
 		}
 		l.wrote(s, g)
 		poison(g.Frames)
@@ -704,7 +701,7 @@ func (l *loop) flush(s *slot) error {
 	return nil
 }
 
-// wrote records messages that are on the socket.
+// wrote records the messages that are on the socket.
 func (l *loop) wrote(s *slot, g *broker.Outgoing) {
 	if n := g.Messages(); n > 0 {
 		s.sub.Wrote(g)
@@ -715,7 +712,7 @@ func (l *loop) wrote(s *slot, g *broker.Outgoing) {
 	}
 }
 
-// owe keeps what the socket does not take now.
+// owe keeps output that the socket does not accept now.
 func (l *loop) owe(s *slot, rest []byte) error {
 	s.pending = append([]byte(nil), rest...)
 	s.writeBy = clock.Mono().Add(l.env.cfg.WriteTimeout)
@@ -723,7 +720,7 @@ func (l *loop) owe(s *slot, rest []byte) error {
 	return l.watch(s)
 }
 
-// writable writes what is owed.
+// writable writes pending output.
 func (l *loop) writable(s *slot) {
 	n, err := poll.Write(s.fd, s.pending)
 	if err != nil {
@@ -756,8 +753,8 @@ func (l *loop) writable(s *slot) {
 	}
 }
 
-// finish ends a connection in order: what it is owed is written first; with
-// linger the peer is then given time to read it.
+// finish ends a connection in order. It first writes the pending output. With linger, the peer then
+// has time to read the output.
 func (l *loop) finish(s *slot, err error, linger bool) {
 	if s.phase != open {
 		return
@@ -768,7 +765,7 @@ func (l *loop) finish(s *slot, err error, linger bool) {
 	s.phase, s.linger = ending, linger
 	err = l.flush(s)
 	if err == nil && s.secure != nil {
-		_ = s.secure.tls.CloseWrite() // where it cannot be said, nothing can
+		_ = s.secure.tls.CloseWrite() // without an open socket the peer needs no close_notify
 		err = l.flush(s)
 	}
 	if err != nil {
@@ -784,13 +781,13 @@ func (l *loop) finish(s *slot, err error, linger bool) {
 	}
 }
 
-// release gives back what the connection has in the broker.
+// release releases what the connection holds in the broker.
 func (l *loop) release(s *slot) {
 	s.client.release()
 	s.sub = nil
 }
 
-// parting follows the last write.
+// parting follows the last write of a connection that ends.
 func (l *loop) parting(s *slot) {
 	if !s.linger || unix.Shutdown(s.fd, unix.SHUT_WR) != nil {
 		l.shut(s)
@@ -812,7 +809,7 @@ func (l *loop) parting(s *slot) {
 	}
 }
 
-// discard reads what a peer still sends that was told goodbye.
+// discard reads and drops the input of a lingering connection.
 func (l *loop) discard(s *slot) {
 	n, err := poll.Read(s.fd, l.buf)
 	s.left -= int64(n)
@@ -821,7 +818,7 @@ func (l *loop) discard(s *slot) {
 	}
 }
 
-// fail ends a connection that is broken, or is to be cut.
+// fail ends a connection at once, because of an error or a cut.
 func (l *loop) fail(s *slot, err error) {
 	if s.phase == gone {
 		return
@@ -840,7 +837,7 @@ func (l *loop) fail(s *slot, err error) {
 func (l *loop) shut(s *slot) {
 	s.in.Release()
 	s.giveBack()
-	s.events = 0 // the end of the descriptor, which is the only one, is the end of its watch
+	s.events = 0 // closing the only descriptor removes it from the poller
 	l.leave(s)
 	if !s.lost {
 		if err := unix.Close(s.fd); err != nil {
@@ -850,9 +847,9 @@ func (l *loop) shut(s *slot) {
 	l.env.clients.left(s.client)
 }
 
-// leave takes the connection off the loop.
+// leave removes the connection from the loop.
 func (l *loop) leave(s *slot) {
-	// It may never have been there, and the descriptor may live on.
+	// The descriptor may live on, so the poller must forget it.
 	if s.events != 0 {
 		_ = l.poller.Watch(s.fd, s.number, s.turn, s.events, 0)
 		s.events = 0
@@ -867,7 +864,7 @@ func (l *loop) leave(s *slot) {
 	}
 }
 
-// carryOut does what the loop was told.
+// carryOut carries out an order.
 func (l *loop) carryOut(o order) {
 	if o.ends {
 		l.leaver = o
@@ -887,7 +884,7 @@ func (l *loop) carryOut(o order) {
 	l.group.done()
 }
 
-// giveAll gives away what can be given; the rest in a later turn.
+// giveAll moves all connections that can move now. The others move in a later turn.
 func (l *loop) giveAll(to *loop) {
 	for _, s := range l.slots {
 		if s != nil {
@@ -896,9 +893,8 @@ func (l *loop) giveAll(to *loop) {
 	}
 }
 
-// give hands a connection to another loop, if it is between two commands' results: it
-// is not away, is owed nothing, and is not about to be looked at. What was read of a
-// command that is not there whole goes along.
+// give moves a connection to another loop. It returns false if the connection is away, has pending
+// output, or is about to be checked. The bytes of an incomplete command move along.
 func (l *loop) give(s *slot, to *loop) bool {
 	if s.phase != open || s.away || s.listed || len(s.pending) > 0 || s.queued.Swap(true) {
 		return false
@@ -909,7 +905,7 @@ func (l *loop) give(s *slot, to *loop) bool {
 	return true
 }
 
-// deadline is when something is to be done about the connection.
+// due returns the time of the connection's next timer.
 func (s *slot) due() mono.Time {
 	at := mono.Never
 	switch s.phase {
@@ -926,11 +922,11 @@ func (s *slot) due() mono.Time {
 
 var errWriteTimeout = errors.New("the peer takes nothing")
 
-// expire does what is due.
+// expire handles the connections whose timers are due.
 func (l *loop) expire(now mono.Time) {
 	for len(l.due) > 0 && !now.Before(l.due[0].at) {
 		s := l.due[0]
-		if s.away { // the session is the offloaded operation's: heartbeats wait, as all else does
+		if s.away { // the offloaded operation owns the session, so heartbeats wait
 			if s.parted && !s.lost && !now.Before(s.until) {
 				l.abandon(s)
 			}
@@ -959,7 +955,7 @@ func (l *loop) expire(now mono.Time) {
 	l.flushAll()
 }
 
-// dueHeap orders connections by when something is to be done about them.
+// dueHeap orders connections by their next timer.
 type dueHeap []*slot
 
 func (h dueHeap) next() mono.Time {
@@ -969,8 +965,8 @@ func (h dueHeap) next() mono.Time {
 	return h[0].at
 }
 
-// noLater sees to it that expire looks at the connection in time. A time that
-// moves back is left as it is: looking is cheap.
+// noLater makes expire check the connection at the given time or earlier. A timer that moves to a
+// later time keeps its place, because an early check is cheap.
 func (h *dueHeap) noLater(s *slot, at mono.Time) {
 	switch {
 	case s.place < 0 && at != mono.Never:

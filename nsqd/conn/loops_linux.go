@@ -17,27 +17,26 @@ import (
 	"github.com/srtm-io/srtm/internal/obs"
 )
 
-// loops are a server's event loops. Where there may be more or fewer of them they are
-// looked at while they are at work, every lookEvery, and follow the load (spread.go);
-// a server that does nothing is not looked at. The loop whose turn it is looks itself:
-// waking another thread for it moves threads between processors, and on processors that
-// are nearly busy that was most of the slowest deliveries.
+// loops are a server's event loops. If their number may vary, it follows the load (spread.go). A
+// look measures the loops every lookEvery, while there is load. The loop that notices first
+// performs the look itself. To wake another thread for the look would move threads between
+// processors; on busy processors such moves caused most of the slowest deliveries.
 type loops struct {
 	env *env
-	ctx context.Context // the server's: once it ends, there are no changes
+	ctx context.Context // of the server; after its end the loops do not change
 
 	mu     sync.Mutex
-	all    []*loop // that new connections go to
-	ending *loop   // hands its connections on
+	all    []*loop // loops that accept new connections
+	ending *loop   // the loop that moves its connections away
 	spread spreader
-	last   processors // at the look before
+	last   processors // at the previous look
 
 	wg      sync.WaitGroup // of loops
-	nextAt  atomic.Int64   // when a look is due; mono.Time
-	ordered atomic.Bool    // a loop has yet to carry out what it was told
+	nextAt  atomic.Int64   // time of the next look, as mono.Time
+	ordered atomic.Bool    // a loop has yet to carry out an order
 }
 
-// newLoops starts minLoops loops. Until ctx ends there may be up to maxLoops.
+// newLoops starts minLoops loops. Until ctx ends, there may be up to maxLoops.
 func newLoops(ctx context.Context, e *env, minLoops, maxLoops int) (*loops, error) {
 	g := &loops{env: e, ctx: ctx, spread: spreader{min: minLoops, max: maxLoops}}
 	for range minLoops {
@@ -51,7 +50,7 @@ func newLoops(ctx context.Context, e *env, minLoops, maxLoops int) (*loops, erro
 	return g, nil
 }
 
-// start adds a loop. Holds mu, or is newLoops'.
+// start adds a loop. Requires: mu held, or called by newLoops.
 func (g *loops) start() error {
 	number := 0
 	for slices.ContainsFunc(g.all, func(l *loop) bool { return l.number == number }) {
@@ -66,10 +65,10 @@ func (g *loops) start() error {
 	return nil
 }
 
-// take begins to serve a connection that was accepted. Any goroutine may call it.
+// take starts to serve an accepted connection. Any goroutine may call it.
 func (g *loops) take(fd int, remote string) {
 	g.mu.Lock()
-	defer g.mu.Unlock() // so that no loop ends that is just being given one
+	defer g.mu.Unlock() // keeps the chosen loop from ending meanwhile
 	to := g.all[0]
 	for _, l := range g.all {
 		if l.effort.expected() < to.effort.expected() {
@@ -80,7 +79,7 @@ func (g *loops) take(fd int, remote string) {
 	to.take(fd, remote)
 }
 
-// due looks at the loops, if it is time. A loop calls it, after a turn.
+// due performs a look, if the time has come. A loop calls due after each turn.
 func (g *loops) due(now mono.Time) {
 	at := g.nextAt.Load()
 	if g.spread.max > g.spread.min && int64(now) >= at && g.nextAt.CompareAndSwap(at, int64(now.Add(lookEvery))) {
@@ -88,8 +87,7 @@ func (g *loops) due(now mono.Time) {
 	}
 }
 
-// look has the spreader see what the loops did since the last look, and does what it
-// says.
+// look measures the loops' work since the previous look and carries out the spreader's decision.
 func (g *loops) look(now mono.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -100,7 +98,7 @@ func (g *loops) look(now mono.Time) {
 		high = max(high, loads[i].busy)
 	}
 	idle := -1.
-	if high > crowded { // else it is not asked about
+	if high > crowded { // otherwise the spreader does not need idle
 		idle = g.last.since(now)
 	}
 	if g.ordered.Load() || g.ctx.Err() != nil {
@@ -109,7 +107,7 @@ func (g *loops) look(now mono.Time) {
 	g.do(g.spread.look(loads, idle))
 }
 
-// do carries out a change. Holds mu. Requires: the one before is carried out.
+// do carries out a change. Requires: mu held; the previous change is complete.
 func (g *loops) do(c change) {
 	switch c.kind {
 	case startLoop:
@@ -135,10 +133,10 @@ func (g *loops) do(c change) {
 	g.env.log.Info("event loops follow the load", "loops", len(g.all))
 }
 
-// done: a loop has carried out what it was told.
+// done records that a loop has carried out its order.
 func (g *loops) done() { g.ordered.Store(false) }
 
-// stop ends all loops, which have no connections any more, and waits for them.
+// stop ends all loops and waits for them. Requires: no loop has a connection.
 func (g *loops) stop() {
 	g.mu.Lock()
 	for _, l := range g.all {
@@ -151,7 +149,7 @@ func (g *loops) stop() {
 	g.wg.Wait()
 }
 
-// stats of the loops that there are.
+// stats returns the counters of the current loops.
 func (g *loops) stats() []LoopStats {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -162,22 +160,22 @@ func (g *loops) stats() []LoopStats {
 	return stats
 }
 
-// order is what a loop is told to do with its connections.
+// order tells a loop how to move its connections.
 type order struct {
 	to   *loop
-	part float64 // of its work, to be given to
-	ends bool    // all go, and then the loop ends
+	part float64 // share of the loop's work to move, 0 to 1
+	ends bool    // move all connections, then end the loop
 }
 
-// workOfCall is how many bytes cost as much as the call that reads or writes them,
+// workOfCall is the number of bytes whose read or write costs as much as the system call itself,
 // within a factor of two.
 const workOfCall = 2 << 10
 
-// bulk is what a loop or a connection did: bytes read and written, and workOfCall for
-// each call. It is counted by epochs, from one look to the next.
+// bulk is the work of a loop or a connection: the bytes read and written, plus workOfCall for each
+// call. An epoch lasts from one look to the next.
 type bulk struct {
 	epoch       uint32
-	now, before uint32 // in this epoch, and in the one before
+	now, before uint32 // work of this epoch and of the previous epoch
 }
 
 func (w *bulk) add(n int, epoch uint32) {
@@ -185,7 +183,7 @@ func (w *bulk) add(n int, epoch uint32) {
 	w.now += uint32(n + workOfCall)
 }
 
-// at goes on to an epoch.
+// at advances the bulk to an epoch.
 func (w *bulk) at(epoch uint32) {
 	switch {
 	case w.epoch == epoch:
@@ -198,41 +196,41 @@ func (w *bulk) at(epoch uint32) {
 	w.epoch, w.now = epoch, 0
 }
 
-// effort is how a loop is at work. Owned by the loop, but for what is atomic, which
-// others read, and epoch, which a look sets.
+// effort measures a loop's work. Owned by the loop. Other goroutines read the atomic fields. A look
+// sets epoch.
 type effort struct {
-	busy        atomic.Int64  // processor time of all turns, ns
+	busy        atomic.Int64  // processor time of all turns in ns
 	done        atomic.Uint64 // work of all turns
 	connections atomic.Int32
 	epoch       atomic.Uint32
-	largest     atomic.Uint64 // math.Float64bits of the part of work that came from one connection
+	largest     atomic.Uint64 // math.Float64bits of the largest share of work of one connection
 
 	work    bulk
 	turn    uint32 // work of this turn
-	most    uint32 // work of the connection that did most in this epoch
+	most    uint32 // largest work of a connection in this epoch
 	turns   uint32
-	cpu     time.Duration // of the thread, when a turn began that is a sample
+	cpu     time.Duration // thread time at the beginning of a sampled turn
 	sampled struct{ wall, cpu time.Duration }
 
-	seen seen // under loops.mu
+	seen seen // guarded by loops.mu
 }
 
-// sampleEvery: the thread is asked for its processor time in so many turns once.
+// sampleEvery is the number of turns for each measurement of the thread's processor time.
 const sampleEvery = 16
 
-// begins is called at the begin of a turn.
+// begins is called at the beginning of a turn.
 func (e *effort) begins() {
 	if e.turns++; e.turns%sampleEvery == 1 {
 		e.cpu = threadTime()
 	}
 }
 
-// ends is called at the end of a turn that took so long.
+// ends is called at the end of a turn, with the turn's duration.
 func (e *effort) ends(took time.Duration) {
 	s := &e.sampled
 	if e.turns%sampleEvery == 1 {
 		s.wall += took
-		s.cpu += min(max(0, threadTime()-e.cpu), took) // a turn may have changed threads
+		s.cpu += min(max(0, threadTime()-e.cpu), took) // the goroutine may have changed threads
 		if s.wall > time.Second {
 			s.wall, s.cpu = s.wall/2, s.cpu/2
 		}
@@ -250,7 +248,7 @@ func (e *effort) ends(took time.Duration) {
 	}
 }
 
-// worked counts n bytes that were read or written for a connection.
+// worked adds a read or write of n bytes for a connection.
 func (e *effort) worked(s *slot, n int) {
 	e.work.add(n, e.work.epoch)
 	e.turn += uint32(n + workOfCall)
@@ -258,16 +256,16 @@ func (e *effort) worked(s *slot, n int) {
 	e.most = max(e.most, s.work.now)
 }
 
-// seen is what looks know of a loop. Under loops.mu.
+// seen is a loop's state at the previous look. Guarded by loops.mu.
 type seen struct {
 	at    mono.Time
-	done  uint64  // effort.done then
-	busy  int64   // effort.busy then
-	load  float64 // how busy it was before that
-	fresh int     // connections it was given since
+	done  uint64  // effort.done at the look
+	busy  int64   // effort.busy at the look
+	load  float64 // utilization before the look, 0 to 1
+	fresh int     // connections assigned since the look
 }
 
-// look returns what the loop did since the last one. Under loops.mu.
+// look returns the loop's work since the previous look. Requires: loops.mu held.
 func (e *effort) look(now mono.Time) loopLoad {
 	busy, done, last := e.busy.Load(), e.done.Load(), e.seen
 	load := loopLoad{connections: int(e.connections.Load()), largest: math.Float64frombits(e.largest.Load())}
@@ -280,18 +278,17 @@ func (e *effort) look(now mono.Time) loopLoad {
 	return load
 }
 
-// expected is how busy the loop is, as far as is known, with what it was given since.
-// Under loops.mu.
+// expected estimates the loop's utilization, with 0.01 for each connection assigned since the look.
+// Requires: loops.mu held.
 func (e *effort) expected() float64 { return e.seen.load + float64(e.seen.fresh)/100 }
 
-// processors tells how many of those that this process may run on have nothing to do.
+// processors measures the idle processors among those that this process may use.
 type processors struct {
 	at   mono.Time
-	idle time.Duration // of all, since the system started
+	idle time.Duration // idle time of all processors since the system started
 }
 
-// since returns how many had nothing to do since the last call; -1: not known. Much
-// between calls makes it a mean over much.
+// since returns the mean number of idle processors since the previous call, or -1 if unknown.
 func (p *processors) since(now mono.Time) float64 {
 	last := *p
 	var mine unix.CPUSet
@@ -316,7 +313,7 @@ func (p *processors) since(now mono.Time) float64 {
 	return float64(p.idle-last.idle) / float64(now.Sub(last.at))
 }
 
-// threadTime is the processor time of the thread that calls.
+// threadTime returns the calling thread's processor time.
 func threadTime() time.Duration {
 	var t unix.Timespec
 	unix.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_THREAD_CPUTIME_ID, uintptr(unsafe.Pointer(&t)), 0)

@@ -7,7 +7,7 @@ import (
 	"errors"
 )
 
-// loops are Linux's alone: elsewhere there are none.
+// loops exist on Linux only.
 type loops struct{}
 
 func newLoops(context.Context, *env, int, int) (*loops, error) {

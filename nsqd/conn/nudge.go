@@ -11,27 +11,28 @@ import (
 )
 
 const (
-	// nudgePatience bounds the wait for what a consumer holds, nudgePause is between
-	// two looks.
+	// nudgePatience bounds the wait for a consumer to finish its messages. nudgePause is the time
+	// between two checks.
 	nudgePatience = time.Second
 	nudgePause    = 5 * time.Millisecond
-	// nudgeHold is how long an ephemeral channel outlives its last consumer that was
-	// nudged, for that to come back.
+	// nudgeHold is how long an ephemeral channel outlives its last nudged consumer, so that the
+	// consumer can reconnect.
 	nudgeHold = 3 * time.Second
 )
 
-// asksAgain reports whether a consumer asks at once where its topic is when a
-// connection ends, by its user agent. go-nsq does, if it asks nsqlookupd at all; nsqjs
-// and pynsq go on asking at their interval only, and would have a gap until then.
+// asksAgain reports, from the user agent, whether a consumer looks up its topic as soon as a
+// connection ends. go-nsq does if it uses nsqlookupd. nsqjs and pynsq only look up at their poll
+// interval, so a nudge would interrupt their delivery.
 func asksAgain(userAgent string) bool { return strings.Contains(userAgent, "go-nsq/") }
 
-// NudgeConsumers has consumers of these channels of a topic ask again where it is, by
-// ending their connections: of those that ask then (asksAgain), and that have answered
-// what they hold within a second, during which they get nothing more; others stay.
-// Half of a channel's consumers stay until half a second after that is done with the
-// other half: go-nsq takes 0.1 s to come back. Connections younger than NudgeAfter stay.
-// An ephemeral channel is kept meanwhile. It returns how many there are, and does not wait
-// for them.
+// NudgeConsumers makes consumers of the given channels look up their topic again, by closing their
+// connections. It returns the number of consumers to nudge and does not wait for them.
+//
+// A consumer is nudged if its library looks up at once (asksAgain) and its connection is older than
+// NudgeAfter. The broker sends a nudged consumer no more messages. If the consumer finishes its
+// messages within nudgePatience, the broker closes the connection; otherwise delivery resumes. The
+// second half of each channel's consumers is nudged half a second after the first half is done,
+// because go-nsq needs 0.1 s to reconnect. NudgeConsumers keeps ephemeral channels alive meanwhile.
 func (s *Server) NudgeConsumers(topic string, channels map[string]bool) int {
 	of := map[string][]*client{}
 	n := 0
@@ -70,28 +71,29 @@ func (s *Server) NudgeConsumers(topic string, channels map[string]bool) int {
 	return n
 }
 
-// keep subscribes to channels without taking anything.
+// keep subscribes to channels without taking messages, which keeps the channels alive.
 func (s *Server) keep(topic string, channels []string) []*broker.Subscription {
 	var kept []*broker.Subscription
 	for _, channel := range channels {
 		t, err := s.broker.Topic([]byte(topic))
 		if err != nil {
-			break // it is gone
+			break // the topic was deleted
 		}
 		if sub, err := t.Subscribe(channel, broker.Subscriber{MsgTimeout: time.Minute}, func() {}); err == nil {
 			kept = append(kept, sub)
-		} // else it has as many consumers as it may: it ends with them
+		} // on an error the channel has too many consumers, and ends with them
 	}
 	return kept
 }
 
-// nudge ends connections once they hold no message.
+// nudge ends connections once they hold no message. If a connection still holds messages after
+// nudgePatience, nudge restores its RDY.
 func (s *Server) nudge(clients []*client) {
 	ready := make(map[*client]int, len(clients))
 	for left := nudgePatience; ; left -= nudgePause {
 		clients = slices.DeleteFunc(clients, func(c *client) bool {
 			n, rests := c.stats.sub.Load().local().Rest()
-			if n > 0 { // as it was, or as it has said meanwhile
+			if n > 0 { // the RDY before the nudge, or a newer RDY of the client
 				ready[c] = n
 			}
 			if rests {
@@ -104,8 +106,8 @@ func (s *Server) nudge(clients []*client) {
 		}
 	}
 	for _, c := range clients {
-		if n := ready[c]; n > 0 { // else another nudge is under way, which knows
-			_ = c.stats.sub.Load().Ready(n) // it is gone otherwise
+		if n := ready[c]; n > 0 { // 0: another nudge is under way and restores RDY
+			_ = c.stats.sub.Load().Ready(n) // an error means that the subscription has ended
 		}
 	}
 }

@@ -2,8 +2,8 @@
 
 package conn
 
-// loopGather is what one write of a loop gathers, in bytes, unless a message is larger.
+// loopGather is the maximum size of a loop's write in bytes, unless a message is larger.
 const loopGather = 64 << 10
 
-// work does nothing: see the build tag paced.
+// work does nothing without the build tag paced.
 func work(int) {}

@@ -13,16 +13,15 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// loopGather: a loop writes one message after the other, each when it is worked on.
+// loopGather makes a loop write one message at a time, when its work is done.
 const loopGather = 1
 
-// server is a processor that takes pace for each message, whatever else this
-// machine's processors have to do: with it brokers that share them have a capacity
-// each. SRTM_PACE is the pace.
+// server simulates a processor that takes pace for each message, independent of the machine's load.
+// So each of several brokers on one machine has a fixed capacity. SRTM_PACE sets pace.
 var server struct {
 	pace time.Duration
 	mu   sync.Mutex
-	free mono.Time // guarded by mu: when what came so far is done
+	free mono.Time // guarded by mu: end of the work so far
 }
 
 func init() {
@@ -32,20 +31,19 @@ func init() {
 	}
 }
 
-// work returns when the server has worked on so many messages more. Its loop does
-// nothing else meanwhile.
+// work waits until the server has worked on this many more messages. The loop blocks meanwhile.
 func work(messages int) {
 	server.mu.Lock()
 	defer server.mu.Unlock()
 	now := clock.Mono()
-	if now.Sub(server.free) > server.pace { // less is its way from one message to the next
+	if now.Sub(server.free) > server.pace { // a shorter gap is the overhead between two messages
 		server.free = now
 	}
 	server.free = server.free.Add(time.Duration(messages) * server.pace)
-	// Or the system sleeps for 50 us more. Where it is refused, it does.
+	// Otherwise each sleep takes 50 us longer. An error is harmless.
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)
 	for left := server.free.Sub(now); left > 0; left = server.free.Sub(clock.Mono()) {
 		rest := unix.NsecToTimespec(int64(left))
-		_ = unix.Nanosleep(&rest, nil) // a signal ends it early
+		_ = unix.Nanosleep(&rest, nil) // a signal may end the sleep early
 	}
 }

@@ -2,5 +2,5 @@
 
 package conn
 
-// poison does nothing: see the build tag poison.
+// poison does nothing without the build tag poison.
 func poison([]byte) {}

@@ -2,7 +2,7 @@
 
 package conn
 
-// poison overwrites a buffer whose bytes are not used any more.
+// poison overwrites a buffer that is no longer used.
 func poison(b []byte) {
 	for i := range b {
 		b[i] = 0xDB

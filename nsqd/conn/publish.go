@@ -15,30 +15,29 @@ import (
 	"github.com/srtm-io/srtm/pacing/police"
 )
 
-// publisher is a connection's publishing. Owned by its reader.
+// publisher is a connection's publishing state. Owned by its reader.
 type publisher struct {
-	targets   []target  // each topic once; at most maxTargets, the last ones
-	batch     *pubBatch // nil: no publishes wait to be handed over
+	targets   []target  // distinct topics, at most maxTargets, most recent last
+	batch     *pubBatch // nil: no publishes wait in a batch
 	unsettled []unsettled
-	stored    broker.Stored // of the last publish that its topic stored
-	mpub      wire.Batch    // the MPUB in hand: broker.Bodies, without an allocation
-	weight    uint8         // of PACE; 0: it was not sent
+	stored    broker.Stored // position of the last publish that its topic stored
+	mpub      wire.Batch    // the current MPUB, kept here to avoid an allocation
+	weight    uint8         // from PACE; 0: no PACE
 	forwarding
 }
 
-// target is a topic that the connection publishes to: it saves the look-up, and
-// counts as one of the topic's publishers.
+// target is a topic to which the connection publishes. It saves the look-up, and registers the
+// connection as a publisher of the topic.
 type target struct {
 	topic *broker.Topic
-	as    *broker.Publisher // the connection, as one of the topic's publishers
-	count *pubCount         // of the messages to it
+	as    *broker.Publisher // the connection as a publisher of the topic
+	count *pubCount         // messages to the topic
 }
 
-// maxTargets bounds the topics that a connection keeps alive, and the search
-// for one of them.
+// maxTargets limits the topics that a connection keeps alive, and the length of a search.
 const maxTargets = 64
 
-// publish hands a message, or a batch, to its topic, which it returns.
+// publish publishes a message or a batch. It returns the topic.
 func (c *client) publish(t *task, now mono.Time) (*broker.Topic, error) {
 	op := &t.op
 	if err := c.permit(op, now); err != nil {
@@ -54,7 +53,8 @@ func (c *client) publish(t *task, now mono.Time) (*broker.Topic, error) {
 	return c.hand(op.Topic, p, nil, now)
 }
 
-// arrival returns when the command came, asking once. Requires: it is at buf[r].
+// arrival returns the arrival time of the command, computed once. Requires: the command is at
+// buf[r].
 func (c *client) arrival(t *task) stamp.Arrival {
 	if !t.stamped {
 		start := c.in.Offset() - int64(c.w-c.r)
@@ -66,15 +66,14 @@ func (c *client) arrival(t *task) stamp.Arrival {
 	return t.arrival
 }
 
-// publishTo finds the topic, at best without a look-up. What it returns holds
-// until the next call.
+// publishTo returns the target for a topic. The result is valid until the next call.
 func (c *client) publishTo(name []byte) (*target, error) {
 	if to := c.target(name); to != nil {
 		return to, nil
 	}
 	find := c.env.broker.TopicForClient
 	if c.on().nonblocking() {
-		find = c.env.broker.Topic // others may have to be asked before it is created
+		find = c.env.broker.Topic // creating a topic may require requests to other processes
 	}
 	t, err := find(name)
 	if err == nil && t.Retired() {
@@ -88,7 +87,7 @@ func (c *client) publishTo(name []byte) (*target, error) {
 	case err != nil:
 		return nil, refusal(name, err)
 	}
-	c.settleForwarded() // it may have been elsewhere until now: what was sent there comes first
+	c.settleForwarded() // the topic may have been on another broker: earlier publishes come first
 	if len(c.pubs.targets) == maxTargets {
 		c.leaveTopic(c.pubs.targets[0].topic)
 	}
@@ -100,8 +99,8 @@ func (c *client) publishTo(name []byte) (*target, error) {
 	return &c.pubs.targets[len(c.pubs.targets)-1], nil
 }
 
-// identity is who publishes: whom an auth server, or a certificate, says it is, else
-// what it says itself, else its host.
+// identity returns the publisher's identity: from the auth server, else from the certificate, else
+// the client id, else the host.
 func (c *client) identity() police.Identity {
 	if o := c.pubs.origin; o != nil {
 		return police.Identity{Kind: o.Kind, ID: o.ID}
@@ -118,8 +117,7 @@ func (c *client) identity() police.Identity {
 	return police.Identity{Kind: "addr", ID: c.remoteIP()}
 }
 
-// target returns the topic of that name that the connection has published to;
-// nil if it has not.
+// target returns the connection's target with that topic name, or nil.
 func (c *client) target(name []byte) *target {
 	for i := range c.pubs.targets {
 		if to := &c.pubs.targets[i]; to.topic.Name() == string(name) {
@@ -138,7 +136,7 @@ func (c *client) leaveTopic(t *broker.Topic) {
 	})
 }
 
-// leaveTopics leaves all of them, and those that are elsewhere.
+// leaveTopics leaves all topics, including topics on other brokers.
 func (c *client) leaveTopics() {
 	c.endForwarding()
 	for _, is := range c.pubs.targets {
@@ -147,9 +145,9 @@ func (c *client) leaveTopics() {
 	c.pubs.targets = nil
 }
 
-// hand gives a message, or with bodies a batch, to the topic of that name, which
-// it returns; nil: it was forwarded, and what comes of that is in pubs.sent. ErrBusy only if p
-// says NoWait, or for the committer.
+// hand publishes a message, or the batch bodies, to the named topic. It returns the topic, or nil
+// if the publish was forwarded (then it is in pubs.sent). It returns ErrBusy only for the committer
+// or if p.NoWait is set.
 func (c *client) hand(name []byte, p broker.Published, bodies *wire.Batch, now mono.Time) (*broker.Topic, error) {
 	for {
 		to, err := c.publishTo(name)
@@ -181,22 +179,22 @@ func (c *client) hand(name []byte, p broker.Published, bodies *wire.Batch, now m
 		case !errors.Is(err, broker.ErrGone) && !errors.Is(err, broker.ErrRetired):
 			return t, refusal(name, err)
 		}
-		c.leaveTopic(t) // deleted, or moved away, since it was looked up
+		c.leaveTopic(t) // deleted, or moved to another broker, since the look-up
 	}
 }
 
-// unsettled is a publish that is not answered yet: it, or one before it, has to
-// be durable first, or was forwarded and is not answered by its broker.
+// unsettled is an unanswered publish. The publish, or an earlier publish, is not durable yet, or
+// waits for the answer of another broker.
 type unsettled struct {
 	kind  session.OpKind
-	topic *broker.Topic // nil: it was forwarded, or refused
-	at    broker.Stored // in topic
+	topic *broker.Topic // nil: forwarded or refused
+	at    broker.Stored // position in topic
 	sent  *forward.Pending
 	err   error
 }
 
-// published answers a publish: at once, unless the topic keeps its messages on
-// disk; then together with those behind it, so that they share one fsync.
+// published answers a publish. A publish to a durable topic, or behind an unanswered publish, is
+// answered later in settle, so that several publishes share one fsync.
 func (c *client) published(op *session.Op, t *broker.Topic, err error) {
 	sent := c.pubs.takeSent()
 	if len(c.pubs.unsettled) == 0 && sent == nil && (err != nil || !t.Durable()) {
@@ -207,13 +205,12 @@ func (c *client) published(op *session.Op, t *broker.Topic, err error) {
 		return
 	}
 	c.pubs.unsettled = append(c.pubs.unsettled, unsettled{kind: op.Kind, topic: t, at: c.pubs.stored, sent: sent, err: err})
-	if sent != nil && sent.Failed() { // it may end the connection, and what follows would not be answered
+	if sent != nil && sent.Failed() { // a failure may end the connection, before later publishes are answered
 		c.settle()
 	}
 }
 
-// advice returns what a publish to the topic is answered with instead of OK; nil: it is
-// not.
+// advice returns the reply that replaces OK after PACE, or nil.
 func (c *client) advice(t *broker.Topic) []byte {
 	if c.pubs.weight == 0 {
 		return nil
@@ -226,8 +223,8 @@ func (c *client) advice(t *broker.Topic) []byte {
 	return nil
 }
 
-// settle makes the publishes durable that wait for it, waits for the answers to those that were
-// forwarded, and answers all of them.
+// settle makes the waiting publishes durable, waits for the answers to forwarded publishes, and
+// answers all of them.
 func (c *client) settle() {
 	if len(c.pubs.unsettled) == 0 {
 		return
@@ -240,7 +237,7 @@ func (c *client) settle() {
 		case u.sent != nil:
 			u.err = u.sent.Verdict(u.kind.Failed())
 		case u.topic.Durable():
-			u.err = refusal([]byte(u.topic.Name()), u.topic.Sync(u.at)) // the first has the others' fsync done, too
+			u.err = refusal([]byte(u.topic.Name()), u.topic.Sync(u.at)) // the first Sync covers the others
 		}
 		if u.err == nil && u.topic != nil {
 			op.Reply = c.advice(u.topic)
@@ -251,8 +248,8 @@ func (c *client) settle() {
 	c.pubs.unsettled = c.pubs.unsettled[:0]
 }
 
-// refusal gives a broker's refusal its words on the wire. Those that pass are
-// not fatal: the publisher keeps its connection and may try again.
+// refusal translates a broker's error to a wire error. Temporary errors are not fatal: the
+// publisher keeps its connection and may try again.
 func refusal(topic []byte, err error) error {
 	var over *queue.OverLimitError
 	switch {

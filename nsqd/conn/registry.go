@@ -7,12 +7,11 @@ import (
 	"github.com/srtm-io/srtm/internal/list"
 )
 
-// registry lists the connections that are open. The zero value is ready.
+// registry lists the open connections. The zero value is ready.
 //
-// A client that has yet to do what is required of all, TLS or AUTH, is a stranger. Where there
-// are as many clients as there may be, another gets the place of the stranger who connected
-// first, as in connlimit: strangers take each other's places, and one who shows in time who it
-// is keeps its own.
+// A client that has not completed the required TLS and AUTH is a stranger. At the connection limit,
+// a new client replaces the stranger that connected first, as in connlimit. So strangers replace
+// each other, and a client that verifies itself in time keeps its place.
 type registry struct {
 	accepted atomic.Uint64
 	refused  atomic.Uint64 // over the limit, or accept failed
@@ -21,23 +20,23 @@ type registry struct {
 	mu struct {
 		sync.Mutex
 		clients   map[*client]struct{}
-		strangers list.List[*client] // of them, the one that connected first in front
-		leaving   int                // of them, those that were evicted: they do not count
-		more      int                // descriptors that clients have beside their sockets
+		strangers list.List[*client] // the strangers among clients, oldest first
+		leaving   int                // number of evicted clients still in clients; they do not count towards the limit
+		more      int                // descriptors of clients beside their sockets
 		closing   bool
 	}
 	wg sync.WaitGroup // of clients
 }
 
-// standing is how a client is listed. Guarded by mu.
+// standing is a client's place in the registry. Guarded by mu.
 type standing struct {
 	stranger, leaving bool
-	place             list.Element[*client] // of a stranger
+	place             list.Element[*client] // in strangers
 }
 
-// enter lists a client, or refuses it: if there are limit of them, unless that
-// is 0, or after close. Every enter that succeeds is followed by left. Who is out is to be cut;
-// nil: no client.
+// enter registers a client. It refuses the client after close, and at the limit (0: no limit) if no
+// stranger can be evicted. If out is not nil, the caller must cut out. Each successful enter must
+// be followed by left.
 func (r *registry) enter(c *client, limit int, stranger bool) (out *client, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -60,8 +59,9 @@ func (r *registry) enter(c *client, limit int, stranger bool) (out *client, ok b
 	return out, true
 }
 
-// placeLocked finds a place for what c brings, if need be that of a stranger. Those who leave
-// have their descriptors for a moment yet, so they may not be many.
+// placeLocked finds a place for one more descriptor of c, and evicts a stranger if necessary.
+// Evicted clients keep their descriptors for a moment, so only limit/32 of them may exist at a
+// time.
 func (r *registry) placeLocked(c *client, limit int) (out *client, ok bool) {
 	if limit == 0 || len(r.mu.clients)+r.mu.more-r.mu.leaving < limit {
 		return nil, true
@@ -78,7 +78,7 @@ func (r *registry) placeLocked(c *client, limit int) (out *client, ok bool) {
 	return out, true
 }
 
-// known: a client is no stranger any more.
+// known marks a client as verified.
 func (r *registry) known(c *client) {
 	r.mu.Lock()
 	r.knownLocked(c)
@@ -92,9 +92,9 @@ func (r *registry) knownLocked(c *client) {
 	}
 }
 
-// expand counts another descriptor that a client has, as if it were a connection, or refuses
-// it. Where there are as many clients as there may be, a few of them may have one. Every
-// expand that succeeds is followed by shrink. Who is out, as for enter.
+// expand counts an additional descriptor of a client as a connection, or refuses it. A sixteenth
+// above the limit is reserved for such descriptors. If out is not nil, the caller must cut out.
+// Each successful expand must be followed by shrink.
 func (r *registry) expand(c *client, limit int) (out *client, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -113,7 +113,7 @@ func (r *registry) shrink() {
 	r.mu.Unlock()
 }
 
-// left takes a client off the list that has ended.
+// left removes a client that has ended.
 func (r *registry) left(c *client) {
 	r.mu.Lock()
 	delete(r.mu.clients, c)
@@ -125,14 +125,14 @@ func (r *registry) left(c *client) {
 	r.wg.Done()
 }
 
-// close has enter refuse from now on.
+// close makes enter refuse all clients.
 func (r *registry) close() {
 	r.mu.Lock()
 	r.mu.closing = true
 	r.mu.Unlock()
 }
 
-// spawn runs do in a goroutine that wg waits for, unless the registry is closed.
+// spawn runs do in a goroutine that wg waits for. It returns false after close.
 func (r *registry) spawn(do func()) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -149,7 +149,7 @@ func (r *registry) len() int {
 	return len(r.mu.clients)
 }
 
-// each calls do for the clients that are listed now, without the lock.
+// each calls do for each client that is listed now, without the lock.
 func (r *registry) each(do func(*client)) {
 	r.mu.Lock()
 	clients := make([]*client, 0, len(r.mu.clients))

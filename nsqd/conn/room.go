@@ -8,34 +8,33 @@ import (
 	"github.com/srtm-io/srtm/nsq/wire"
 )
 
-// room bounds what connections hold of commands that have not come whole, or that
-// wait to be carried out: the buffers larger than maxIdle, of all connections
-// together. Where they take more than most bytes, the connection ends that has had
-// one for longest: who sends half a message and stops must not keep those out who
-// send theirs. What is ended goes a moment later; beyond twice the bound a
-// connection that needs more ends itself.
+// room limits the memory of commands that are incomplete or wait to be carried out. It counts the
+// buffers larger than maxIdle of all connections. Above most bytes, the connection that has had
+// such a buffer for longest ends. So a client that sends half a message and stops cannot lock out
+// other clients. The memory of that connection is freed a moment later. Beyond twice the limit, a
+// connection that needs more memory ends itself.
 type room struct {
-	most int64 // bytes; set once; 0: no bound
+	most int64 // limit in bytes; set once; 0: no limit
 
-	refused atomic.Uint64 // connections; written under mu
+	refused atomic.Uint64 // connections ended for memory; written under mu
 
 	mu struct {
 		sync.Mutex
 		all   int64
-		queue list.List // of *client that have one and are not ended for it, the oldest first
+		queue list.List // of *client with a large buffer that were not ended, oldest first
 	}
 }
 
-// charge is what a connection has in it. Guarded by room.mu, but for large.
+// charge is a connection's share of the room. Guarded by room.mu, except large.
 type charge struct {
-	large int64         // owned by the connection's reader
+	large int64         // bytes; owned by the connection's reader
 	place *list.Element // nil: not in the queue
 }
 
 var errNoRoom = wire.NewError(wire.CodePubFailed, "PUB failed, the messages that are being sent take as much memory as they may, and this one for longest")
 
-// holds says how large the connection's buffer is now. It reports false if it has to
-// do without, and to end.
+// holds sets the size of the connection's buffer. If holds returns false, the connection must not
+// use the buffer and must end.
 func (c *client) holds(size int) bool {
 	r := &c.env.room
 	n := int64(size)
@@ -49,7 +48,7 @@ func (c *client) holds(size int) bool {
 	more := n - c.charge.large
 	var out *client
 	switch front := r.mu.queue.Front(); {
-	case more <= 0 || r.mu.all+more <= r.most || r.mu.all == c.charge.large: // or it is alone
+	case more <= 0 || r.mu.all+more <= r.most || r.mu.all == c.charge.large: // or c has the only large buffer
 	case c.crowded.Load():
 		out = c
 	case front != nil && front.Value != c:
@@ -79,7 +78,7 @@ func (c *client) holds(size int) bool {
 	return ok
 }
 
-// crowd ends the connection for want of room. Requires: room.mu held.
+// crowd ends the connection because memory is short. Requires: room.mu held.
 func (c *client) crowd() {
 	r := &c.env.room
 	if c.charge.place != nil {
@@ -92,8 +91,7 @@ func (c *client) crowd() {
 	}
 }
 
-// cause tells the peer why it is ended, if that is for want of room, and returns
-// why.
+// cause returns why the connection ends. If memory is short, cause first tells the peer.
 func (c *client) cause() error {
 	if c.crowded.Load() {
 		c.sess.Refuse(errNoRoom)

@@ -15,16 +15,16 @@ import (
 	"github.com/srtm-io/srtm/nsq/session"
 )
 
-// secure is the TLS of a connection on an event loop, and the net.Conn that it stands
-// on: reads give what is there, and what it writes is gathered. A handshake, and a
-// goroutine that takes the connection over, give it a net.Conn to wait on instead.
+// secure is the TLS of a connection on an event loop, and the net.Conn below TLS. Reads return the
+// available bytes. Writes collect in out. During a handshake, and after a move to a goroutine,
+// secure uses a blocking net.Conn instead.
 type secure struct {
 	*hook.Records // its Conn is nil while the loop serves the connection
 	tls           *tls.Conn
 
 	// Owned as the slot is.
 	out  []byte // for the socket
-	more bool   // something may have been read that was not looked at: no event will tell
+	more bool   // unread bytes may be buffered, for which no event will come
 }
 
 // Write implements net.Conn.
@@ -44,7 +44,7 @@ func (x *secure) SetWriteDeadline(t time.Time) error {
 	return nil
 }
 
-// upgrade has TLS shake hands. Requires: the connection is away.
+// upgrade performs the TLS handshake. Requires: s.away.
 func (s *slot) upgrade(op session.Op) error {
 	if op.Kind != session.OpTLS {
 		return errLeaves
@@ -67,12 +67,12 @@ func (s *slot) upgradeTLS() error {
 	if _, err := nc.Write(owed); err != nil {
 		return fmt.Errorf("write: %w", err)
 	}
-	raw := s.in.(*hook.Conn) // TLS is the first of the upgrades
+	raw := s.in.(*hook.Conn) // TLS is the first upgrade
 	raw.Move(nc)
 	x := &secure{Records: raw.Records()}
 	x.tls = tls.Server(x, s.env.cfg.TLS)
 	err = s.interruptibly(func(ctx context.Context) error {
-		// TLS itself would close x, and perhaps only when that has no net.Conn any more.
+		// On cancellation TLS would close x, perhaps only after x has lost its net.Conn.
 		defer context.AfterFunc(ctx, func() { nc.Close() })()
 		return s.shakeHands(x.tls)
 	})
@@ -84,7 +84,7 @@ func (s *slot) upgradeTLS() error {
 	return err
 }
 
-// second returns another descriptor of the socket, in Go's poller.
+// second duplicates the socket's descriptor and registers the duplicate with Go's poller.
 func (s *slot) second() (net.Conn, error) {
 	s.closing.Lock()
 	defer s.closing.Unlock()
@@ -98,24 +98,23 @@ func (s *slot) second() (net.Conn, error) {
 	return polled(fd, s.remote)
 }
 
-// polled gives a descriptor, which it takes over, to Go's poller.
+// polled registers a descriptor with Go's poller, and takes ownership of fd.
 func polled(fd int, remote string) (net.Conn, error) {
 	f := os.NewFile(uintptr(fd), remote)
 	defer f.Close()
 	return net.FileConn(f)
 }
 
-// unread reports whether something may be there to be read of which no event tells,
-// and may be read now.
+// unread reports whether the loop must read from the connection although no event will come.
 func (s *slot) unread() bool {
 	return s.phase == open && !s.away && s.secure != nil && s.secure.more && len(s.pending) < repliesOwed
 }
 
-// unsent reports whether TLS has something to be written.
+// unsent reports whether TLS has output to write.
 func (s *slot) unsent() bool { return s.secure != nil && len(s.secure.out) > 0 }
 
-// read reads what there is of the stream, and notes whether there may be more. It took so many
-// bytes of the socket: those that TLS makes little of are as much work.
+// read reads the available bytes of the stream and records whether more may be buffered. took
+// counts the bytes read from the socket: TLS records cost work even if they contain little data.
 func (s *slot) read() (took int, err error) {
 	x, space := s.secure, s.buf[s.w:]
 	if x == nil {
@@ -130,7 +129,7 @@ func (s *slot) read() (took int, err error) {
 	return int(x.Offset() - from), err
 }
 
-// seal returns what is to be written to the socket for b, until the next call.
+// seal returns the bytes to write to the socket for b. They are valid until the next call.
 func (l *loop) seal(s *slot, b []byte) ([]byte, error) {
 	x := s.secure
 	if x == nil {

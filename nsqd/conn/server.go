@@ -23,45 +23,39 @@ import (
 	"github.com/srtm-io/srtm/nsqd/queue"
 )
 
-// Config of the driver. Immutable.
+// Config is the configuration of a Server. Immutable.
 type Config struct {
 	// Session is the protocol's configuration, shared by all sessions.
 	Session *session.Config
-	// TLS is what Session.TLS offers; nil where it offers none.
+	// TLS is the configuration for Session.TLS; nil if sessions offer no TLS.
 	TLS *tls.Config
-	// Auth gives the authorization that Session.AuthRequired asks for; nil where it does
-	// not.
+	// Auth authorizes clients if Session.AuthRequired is set; nil otherwise.
 	Auth Authoriser
-	// Forward publishes what clients publish to topics that are elsewhere; nil: that is refused.
+	// Forward forwards publishes to topics on other brokers. Nil refuses such publishes.
 	Forward *forward.Forwarder
-	// StrictBuffering delays a subscriber's messages by its own
-	// output_buffer_timeout, as NSQ does. Otherwise that timeout is an upper
-	// bound and messages are written as soon as no more are ready: client
-	// libraries ask for 250 ms without being told to.
+	// StrictBuffering delays a subscriber's messages by its own output_buffer_timeout, as NSQ does.
+	// Otherwise the timeout is an upper bound: messages are written as soon as no more are ready.
+	// Client libraries request 250 ms by default.
 	StrictBuffering bool
-	// Region and Zone are where this broker runs. With a region, messages go to
-	// the nearest consumers that take some: those of the same zone, then those
-	// of the same region.
+	// Region and Zone are where this broker runs. With a region, the broker prefers ready consumers
+	// of the same zone, then of the same region.
 	Region, Zone string
-	// WriteTimeout closes a connection whose peer takes nothing for so long.
+	// WriteTimeout closes a connection whose peer reads nothing for this long.
 	WriteTimeout time.Duration
-	// Loops is how many event loops serve connections; 0: each has a goroutine. Linux
-	// alone has them. Connections that are compressed have a goroutine in any case, and
-	// with StrictBuffering so have subscribers.
+	// Loops is the number of event loops (Linux only). With 0, each connection has a goroutine.
+	// Compressed connections always have a goroutine, and so do subscribers under StrictBuffering.
 	Loops int
-	// MaxLoops is how many there may be while the load asks for them and processors
-	// have nothing to do; no more than Loops: there are always as many.
+	// MaxLoops is the maximum number of loops while the load requires more and processors are idle.
+	// A value up to Loops fixes the number at Loops.
 	MaxLoops int
-	// MaxConnections refuses further connections; 0 means no limit but the
-	// system's.
+	// MaxConnections is the maximum number of connections; 0 leaves only the system's limit.
 	MaxConnections int
-	// MaxBodies is how many bytes commands that have not come whole may take, of
-	// all connections together, before the one ends that is at it for longest; 0
-	// means no limit.
+	// MaxBodies is the maximum memory of incomplete commands, in bytes, over all connections. Above
+	// it, the connection with the oldest incomplete command is closed. 0 means no limit.
 	MaxBodies int64
-	// NudgeAfter is how long a consumer must have been connected for NudgeConsumers to
-	// end its connection. go-nsq does not look again in its first
-	// LookupdPollInterval x LookupdPollJitter, up to 18 s by default.
+	// NudgeAfter is how long a consumer must have been connected before NudgeConsumers may close
+	// its connection. go-nsq does not look up again in its first LookupdPollInterval x
+	// LookupdPollJitter, up to 18 s by default.
 	NudgeAfter time.Duration
 }
 
@@ -82,7 +76,7 @@ func (c Config) Validate() error {
 	return errs.Err()
 }
 
-// distance of a client that says it runs there.
+// distance returns how far a client in the given region and zone is.
 func (c *Config) distance(region, zone string) queue.Distance {
 	switch {
 	case c.Region == "", region == c.Region && zone == c.Zone:
@@ -93,14 +87,14 @@ func (c *Config) distance(region, zone string) queue.Distance {
 	return queue.Far
 }
 
-// env is what all connections of a server stand on, whatever drives them.
+// env is what all connections of a server share.
 type env struct {
 	// Set once.
 	cfg    Config
 	broker *broker.Broker
 	stamps *hook.Stamper
-	log    *slog.Logger    // of what clients do
-	ctx    context.Context // of what clients ask others; until Shutdown
+	log    *slog.Logger    // about what clients do
+	ctx    context.Context // of requests to other processes for clients; ends at Shutdown
 
 	clients registry
 	slow    slowTurns     // of the loops
@@ -109,15 +103,16 @@ type env struct {
 	fins    sync.Pool     // of *finBatch, empty
 	buffers buffers
 	room    room
-	unpacks chan struct{} // as many as may be decompressing at a time: all processors but one
+	unpacks chan struct{} // limits concurrent decompressions to all processors but one
 }
 
-// enter lists a client, or refuses it: as for registry.
+// enter registers a client, or refuses it (see registry.enter).
 func (e *env) enter(c *client) bool {
 	return c.told(e.clients.enter(c, e.cfg.MaxConnections, e.cfg.Session.TLSRequired || e.cfg.Session.AuthRequired))
 }
 
-// withAnother does what takes another descriptor, which counts as a connection meanwhile.
+// withAnother runs do, which needs another descriptor. The descriptor counts as a connection
+// meanwhile.
 func (c *client) withAnother(do func() error) error {
 	if !c.told(c.env.clients.expand(c, c.env.cfg.MaxConnections)) {
 		return errDescriptors
@@ -128,7 +123,7 @@ func (c *client) withAnother(do func() error) error {
 
 var errDescriptors = errors.New("there are as many connections as there may be, and this one needs another")
 
-// told cuts who is out for a client, or logs that there is no place for it.
+// told cuts the evicted client out, if there is one, or logs that the connection limit is reached.
 func (c *client) told(out *client, entered bool) bool {
 	if out != nil {
 		c.env.log.Info("connection closed for another: it has not shown yet what is required", obs.KeyRemote, out.remote)
@@ -169,19 +164,18 @@ func New(cfg Config, b *broker.Broker, stamps *hook.Stamper, log *slog.Logger) (
 	return s, nil
 }
 
-// Listen opens the listening socket at a host:port, prepared for arrival
-// stamps, or at the path of a Unix socket, whose bytes arrive when they are
-// read.
+// Listen opens the listening socket, at a host:port or at the path of a Unix socket. A TCP socket
+// is prepared for arrival stamps. Bytes on a Unix socket count as arrived when they are read.
 func (s *Server) Listen(ctx context.Context, address string) (net.Listener, error) {
 	lc := net.ListenConfig{Control: func(network, address string, c syscall.RawConn) error {
 		return errors.Join(s.stamps.Control(network, address, c), inherited(c))
 	}}
-	lc.SetMultipathTCP(false) // the kernel takes no socket filter on MPTCP
+	lc.SetMultipathTCP(false) // the kernel accepts no socket filter on MPTCP
 	return ListenAt(ctx, lc, address)
 }
 
-// Serve accepts from ln, which is Listen's, until ctx ends; then it closes ln and returns, while
-// the connections go on until Shutdown, which must follow.
+// Serve accepts connections until ctx ends, then closes ln and returns. The connections live until
+// Shutdown, which must follow. Requires: Listen returned ln.
 func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	defer ln.Close()
 	accept := func() error { return s.accept(ln) }
@@ -222,7 +216,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 		if errors.Is(err, net.ErrClosed) {
 			return fmt.Errorf("accept on %s: %w", ln.Addr(), err)
 		}
-		// Out of descriptors, or a peer that left at once: both pass.
+		// No descriptors, or the peer left at once. Both are temporary.
 		s.clients.refused.Add(1)
 		pause = min(max(2*pause, 5*time.Millisecond), time.Second)
 		s.log.Warn("accept failed", obs.KeyAddress, ln.Addr().String(), obs.KeyError, err, "retry_in", pause)
@@ -230,7 +224,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	}
 }
 
-// accept takes a connection that a goroutine is to serve.
+// accept accepts a connection and serves it with a goroutine.
 func (s *Server) accept(ln net.Listener) error {
 	nc, err := ln.Accept()
 	if err != nil {
@@ -249,7 +243,7 @@ func (s *Server) accept(ln net.Listener) error {
 	return nil
 }
 
-// startLoops starts the loops, once.
+// startLoops starts the loops at the first call.
 func (s *Server) startLoops() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -261,21 +255,21 @@ func (s *Server) startLoops() error {
 	return err
 }
 
-// loops returns the loops; nil before there are some.
+// loops returns the loops; nil before startLoops.
 func (s *Server) loops() *loops {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.mu.loops
 }
 
-// StopReading makes every connection that is not a subscriber end at the next
-// message boundary: what was read whole is answered, nothing more is read.
+// StopReading ends every connection without a subscription at its next message boundary. Commands
+// that were read completely are answered.
 func (s *Server) StopReading() {
 	s.clients.each((*client).stop)
 }
 
-// Shutdown ends all connections and waits for them, at most until ctx ends;
-// then they are cut.
+// Shutdown ends all connections and waits for them. When ctx ends, it cuts the remaining
+// connections.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.clients.close()
 	s.mu.Lock()
@@ -286,7 +280,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	go func() {
 		defer close(done)
 		s.clients.wg.Wait()
-		if g := s.loops(); g != nil { // none are started once it is closing
+		if g := s.loops(); g != nil { // no loops are started after close
 			g.stop()
 		}
 		s.endLog()
@@ -306,19 +300,18 @@ type Stats struct {
 	Connections int    // open now
 	Accepted    uint64 // since the start
 	Refused     uint64 // over the limit, or accept failed
-	Evicted     uint64 // strangers, for others
+	Evicted     uint64 // unverified clients, replaced by new connections
 	Faults      uint64 // closed for a fatal protocol error
-	Crowded     uint64 // of those, over MaxBodies
-	// SlowTurns counts the parts of event loops' turns that took longer than 5 ms,
-	// by Cause.
+	Crowded     uint64 // the part of Faults over MaxBodies
+	// SlowTurns counts the parts of event loops' turns that took longer than 5 ms, by Cause.
 	SlowTurns [causes]uint64
 	Loops     []LoopStats
 }
 
 // LoopStats are an event loop's counters.
 type LoopStats struct {
-	Number      int           // below MaxLoops; a loop's that ended is another's
-	Busy        time.Duration // processor time it took; of the clock, its utilisation
+	Number      int           // below MaxLoops; reused after a loop ends
+	Busy        time.Duration // total processor time
 	Connections int           // open now
 }
 

@@ -7,25 +7,25 @@ import (
 	"github.com/srtm-io/srtm/internal/mono"
 )
 
-// slowTurn is how long a part of a loop's turn may take: every connection on the loop
-// waits for its end. It is the bound of a design, not of a machine: a turn during
-// which the system ran something else is counted, too.
+// slowTurn is the maximum duration of a part of a loop's turn. All connections of the loop wait
+// during a turn. The design sets this limit, not the machine: a turn that the system interrupted
+// counts, too.
 const slowTurn = 5 * time.Millisecond
 
-// Cause is the part of a loop's turn that took long.
+// Cause is the part of a loop's turn that was slow.
 type Cause uint8
 
-// The causes.
+// Causes of slow turns.
 const (
-	CauseCommands Cause = iota // reading from connections, and carrying out what they say
-	CauseOutput                // taking connections in, and writing replies and messages
-	CauseTimers                // heartbeats and ends
+	CauseCommands Cause = iota // reading from connections and carrying out commands
+	CauseOutput                // opening connections, and writing replies and messages
+	CauseTimers                // heartbeats and timeouts
 	causes
 )
 
 func (c Cause) String() string { return [causes]string{"commands", "output", "timers"}[c] }
 
-// slowTurns counts the parts of turns that took longer than slowTurn. Loops add.
+// slowTurns counts the parts of turns that took longer than slowTurn.
 type slowTurns [causes]atomic.Uint64
 
 func (s *slowTurns) note(c Cause, from, to mono.Time) {

@@ -2,77 +2,77 @@ package conn
 
 import "time"
 
-// When there is to be another loop, or one less, and who moves.
+// Thresholds for adding a loop, removing a loop and moving connections.
 const (
-	lookEvery = 100 * time.Millisecond // how often loops that are at work are looked at
-	// crowded is how much of a processor's time a loop may take before it is relieved:
-	// beyond, those who wait for their turn wait for long (M/G/1: three services).
+	lookEvery = 100 * time.Millisecond // interval between looks under load
+	// crowded is the utilization above which a loop is overloaded. At 0.75, connections already
+	// wait long for their turn (M/G/1: three service times).
 	crowded = 0.75
-	// roomy is how much each would take at most if there were one less, when one is
-	// ended. Far from crowded, so that a load between them changes nothing.
+	// roomy is the utilization below which the remaining loops must stay when a loop is removed. It
+	// is far from crowded, so that a load between the two changes nothing.
 	roomy = 0.4
-	// uneven is by how much two loops differ before connections move between them.
+	// uneven is the difference of utilization above which connections move from one loop to
+	// another.
 	uneven = 0.25
-	// spare is how many processors must have nothing to do for another loop: where
-	// there is none, it only takes turns with the others, and messages that go from
-	// one to the other wake it.
+	// spare is the number of idle processors that another loop requires. Without an idle processor,
+	// loops only take turns, and each message between two loops causes a wake-up.
 	spare = 0.5
 
-	crowdedLooks = 3  // in a row, before anything is done about it
-	roomyLooks   = 50 // likewise
-	settleLooks  = 3  // after a change, before it shows
+	crowdedLooks = 3  // consecutive looks before a change
+	roomyLooks   = 50 // consecutive looks before a loop is removed
+	settleLooks  = 3  // looks after a change before it takes effect
 
-	// A loop that was started stays if within trialLooks it is worth something: a tenth
-	// more is done, or as much and the busiest is less so. Messages of one topic, for
-	// one, pass under its lock: two loops do less of them than one. If not, no other is
-	// started for holdLooks.
-	// It goes on for clearLooks only, if by then less than four fifths is done.
+	// A new loop is on trial for trialLooks. It stays if the loops do a tenth more work, or as much
+	// work with a lower utilization of the busiest loop. Two loops can do less work than one: for
+	// example, all messages of one topic take its lock. If less than four fifths of the work is
+	// done after clearLooks, the trial fails at once. After a failed trial no loop is started for
+	// holdLooks.
 	trialLooks = 30
 	clearLooks = 10
 	holdLooks  = 1200
 )
 
-// loopLoad is what one loop did between two looks.
+// loopLoad is one loop's work between two looks.
 type loopLoad struct {
-	busy        float64 // part of a processor's time, 0 to 1
-	largest     float64 // part of its work that came from one connection, 0 to 1
+	busy        float64 // utilization, 0 to 1
+	largest     float64 // largest share of the work of one connection, 0 to 1
 	connections int
-	work        float64 // what it did, in any unit
+	work        float64 // in any unit
 }
 
-// change is what is to be done about the loops. The zero value: nothing.
+// change is a decision about the loops. The zero value changes nothing.
 type change struct {
 	kind     changeKind
-	from, to int     // loops; of startLoop neither
-	part     float64 // of from's work, for moveWork
+	from, to int     // indices of loops; unused by startLoop
+	part     float64 // share of from's work, for moveWork
 }
 
 type changeKind uint8
 
 const (
 	noChange  changeKind = iota
-	startLoop            // one more
-	moveWork             // connections that make that part of the work
-	endLoop              // from, whose connections go to to
+	startLoop            // add a loop
+	moveWork             // move connections with that share of the work
+	endLoop              // move from's connections to to, then end from
 )
 
-// spreader decides about the loops by what it is shown of them, look by look. It is
-// pure. It never has fewer than min or more than max of them.
+// spreader decides how many loops there are and which connections move, look by look. It is pure.
+// It keeps the number of loops between min and max.
 type spreader struct {
 	min, max int
 
-	over, under, settle, hold int // looks
-	// spare is how many processors had nothing to do, lately. A single look sees ticks
-	// of 10 ms, and every look while a loop is crowded is another try.
+	over, under, settle, hold int // counted in looks
+	// spare is the recent number of idle processors, smoothed. A single look is imprecise: the
+	// system counts in ticks of 10 ms.
 	spare float64
 
-	pace  float64 // work of all loops at a look, lately
-	trial int     // looks until it is known what the last loop to be started is worth; 0: it is
-	// Before that, the pace, and how busy the busiest was.
+	pace  float64 // work of all loops at a look, smoothed
+	trial int     // looks left in the trial of the newest loop; 0: no trial
+	// pace and utilization of the busiest loop, before the trial.
 	before, busiest float64
 }
 
-// look is shown all loops, and how many processors had nothing to do; < 0: not known.
+// look takes the loads of all loops and the number of idle processors (< 0: unknown).
 func (s *spreader) look(loops []loopLoad, idle float64) change {
 	high, low, sum, work := 0, 0, 0., 0.
 	for i, l := range loops {
@@ -85,7 +85,7 @@ func (s *spreader) look(loops []loopLoad, idle float64) change {
 		}
 	}
 	n := len(loops)
-	if s.pace += (work - s.pace) / 4; s.pace < work/2 { // it begins
+	if s.pace += (work - s.pace) / 4; s.pace < work/2 { // the load begins
 		s.pace = work
 	}
 	s.hold = max(0, s.hold-1)
@@ -108,7 +108,7 @@ func (s *spreader) look(loops []loopLoad, idle float64) change {
 		}
 	}
 	c := change{}
-	// What one connection brings cannot be divided.
+	// The work of one connection cannot be divided.
 	divisible := loops[high].busy * (1 - loops[high].largest)
 	switch {
 	case s.over >= crowdedLooks && divisible > uneven && loops[high].busy-loops[low].busy > uneven:
@@ -117,14 +117,14 @@ func (s *spreader) look(loops []loopLoad, idle float64) change {
 		c, s.trial, s.before, s.busiest = change{kind: startLoop}, trialLooks, s.pace, loops[high].busy
 	case s.under >= roomyLooks && s.trial == 0:
 		c = change{kind: endLoop, from: low}
-		for i, l := range loops { // to the least busy of the others
+		for i, l := range loops { // choose the least busy of the other loops
 			if i != low && (c.to == low || l.busy < loops[c.to].busy) {
 				c.to = i
 			}
 		}
 	}
 	switch c.kind {
-	case startLoop: // what it is for comes next
+	case startLoop: // moveWork follows
 	case moveWork, endLoop:
 		s.settle, s.over, s.under = settleLooks, 0, 0
 	}

@@ -17,14 +17,13 @@ import (
 	"github.com/srtm-io/srtm/nsqd/compress"
 )
 
-// A connection's wrappings, outermost first; each is there if it was
-// negotiated. Arrival times find their way up by the offsets of each layer.
+// The layers of a connection, outermost first. Each exists if it was negotiated. Arrival times pass
+// upwards through the offsets of each layer.
 //
 //	reading: socket - hook.Conn - TLS, hook.Layer - unpackReader, decompressor, hook.Layer - session
 //	writing: session and writer - packer - TLS - socket
 
-// stream is what a client's bytes are read from, at any level. Offsets count
-// the bytes of that level.
+// stream is a layer from which a client's bytes are read. Offsets count the bytes of that layer.
 type stream interface {
 	Read(p []byte) (int, error)
 	Offset() int64
@@ -34,35 +33,33 @@ type stream interface {
 	Release()
 }
 
-// handshakeTimeout is how long a client may take over its TLS handshake.
+// handshakeTimeout limits a client's TLS handshake.
 const handshakeTimeout = 10 * time.Second
 
-// unpackBuffer is how far a decompressor reads ahead; each compressed
-// connection keeps so much.
+// unpackBuffer is the read-ahead of a decompressor; each compressed connection keeps a buffer of
+// this size.
 const unpackBuffer = 2 << 10
 
-// What one connection may have decompressed. A megabyte of "NOP" comes in one
-// kilobyte, and its sender would have a processor for itself, and the
-// event loops would wait for it. What unpackRatio explains is a publisher's, and
-// costs its network like any other bytes.
+// Limits of one connection's decompression. A megabyte of "NOP" compresses to one kilobyte. Without
+// limits its sender would occupy a processor, and the event loops would wait. Data up to
+// unpackRatio is ordinary, and costs its sender network traffic.
 const (
-	unpackRatio = 8        // bytes for each that came
-	unpackRate  = 8 << 20  // bytes a second beside those
-	unpackBurst = 64 << 10 // of them at once, and the rest of a read
+	unpackRatio = 8        // free bytes for each compressed byte
+	unpackRate  = 8 << 20  // further bytes per second
+	unpackBurst = 64 << 10 // further bytes at once, plus the rest of a read
 )
 
-// pace spreads what a connection has decompressed. The zero value is ready.
-type pace struct{ free mono.Time } // when all that was taken will have been paid
+// pace limits a connection's decompression rate. The zero value is ready.
+type pace struct{ free mono.Time } // end of the payment for all bytes so far
 
-// take says how long to wait after out bytes were made of so many in.
+// take returns how long to wait after in bytes were decompressed to out bytes.
 func (p *pace) take(now mono.Time, out, in int) time.Duration {
 	p.free = max(p.free, now.Add(-unpackBurst*time.Second/unpackRate))
 	p.free = p.free.Add(time.Duration(out-unpackRatio*in) * time.Second / unpackRate)
 	return max(0, p.free.Sub(now))
 }
 
-// upgrade wraps the stream as op says. Requires: the output is written, the
-// buffer is empty.
+// upgrade wraps the stream as op requires. Requires: the output is written, the buffer is empty.
 func (g *goroutine) upgrade(op session.Op) error {
 	switch op.Kind {
 	case session.OpTLS:
@@ -94,22 +91,23 @@ func (g *goroutine) upgradeTLS() error {
 	return nil
 }
 
-// through has all that follows written through TLS.
+// through sends all later output through TLS.
 func (g *goroutine) through(t *tls.Conn) {
 	g.writeMu.Lock()
 	defer g.writeMu.Unlock()
 	g.tls, g.out = t, t
 }
 
-// shakeHands returns what the client is told if it can be told.
+// shakeHands performs the TLS handshake. It returns a *wire.Error if the client can still read an
+// error frame.
 func (c *client) shakeHands(t *tls.Conn) error {
 	if err := t.Handshake(); err != nil {
 		var plain tls.RecordHeaderError
 		if errors.As(err, &plain) && plain.Conn != nil {
-			// A client that goes on in the clear can be told so.
+			// A client that continues in plain text can read the error.
 			return wire.Wrap(wire.CodeIdentifyFailed, "IDENTIFY got TLS granted and no handshake came", err)
 		}
-		return err // the peer cannot read a frame now, so this is for the log
+		return err // for the log; the peer cannot read a frame now
 	}
 	state := t.ConnectionState()
 	c.stats.tls.Store(&state)
@@ -125,8 +123,8 @@ func (g *goroutine) unpack(open func(*bufio.Reader) io.Reader, p compress.Packer
 	g.writeMu.Unlock()
 }
 
-// remember makes the compression of what is sent worth its memory: from now on
-// that is messages.
+// remember gives Deflate a real compressor, which is worth its memory because the following output
+// is messages.
 func (g *goroutine) remember() {
 	g.writeMu.Lock()
 	defer g.writeMu.Unlock()
@@ -135,13 +133,12 @@ func (g *goroutine) remember() {
 	}
 }
 
-// errEnded ends a decompressor's read when the connection is to end. The reason
-// is the session's or the server's.
+// errEnded ends a decompressor's read when the session or the server ends the connection.
 var errEnded = errors.New("connection is to end")
 
-// unpacked is a decompressor's output. While it is made it takes a processor, of which one is
-// left to the event loops: what decompresses to nothing, or to little, is not paid for by
-// pace, and 2 MB/s of it may keep a processor busy.
+// unpacked is a decompressor's output. A read holds one of the turns, so that one processor stays
+// free for the event loops. pace alone is not enough: input that decompresses to little or nothing
+// is free of pace, and 2 MB/s of it may occupy a processor.
 type unpacked struct {
 	io.Reader
 	turns chan struct{}
@@ -153,25 +150,25 @@ func (u unpacked) Read(b []byte) (int, error) {
 	return u.Reader.Read(b)
 }
 
-// unpackReader reads for a decompressor, to which an error of its source is final:
-// it deals with deadlines itself, in the middle of the decompressor's Read.
+// unpackReader reads for a decompressor. A decompressor treats every read error as final, so
+// unpackReader handles deadlines itself.
 type unpackReader struct {
 	g     *goroutine
 	under stream
-	came  int // bytes since they were last paid for
+	came  int // compressed bytes since the last pace.take
 	pace  pace
-	err   error // that ended it, nil while it goes on
+	err   error // the final error; nil while reading continues
 }
 
 func (p *unpackReader) Read(b []byte) (int, error) {
 	turns := p.g.env.unpacks
-	<-turns // waiting takes no processor
+	<-turns // a reader that waits does not need a processor
 	defer func() { turns <- struct{}{} }()
 	for {
 		n, err := p.under.Read(b)
 		p.came += n
 		if n > 0 {
-			return n, nil // an error that came with it comes again
+			return n, nil // the next read returns the error again
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			err = p.g.idle()
@@ -189,11 +186,10 @@ func (p *unpackReader) Read(b []byte) (int, error) {
 	}
 }
 
-// goodbye tells a TLS peer that what it has read is all there is.
-// Requires: writeMu held, or no writer.
+// goodbye sends close_notify to a TLS peer. Requires: writeMu held, or no writer.
 func (g *goroutine) goodbye() {
 	if g.tls != nil {
-		// It bounds its own time. A peer that is gone needs no goodbye.
+		// CloseWrite has its own timeout. An error means that the peer is gone.
 		_ = g.tls.CloseWrite()
 	}
 }

@@ -7,25 +7,23 @@ import (
 	"github.com/srtm-io/srtm/nsqd/broker"
 )
 
-// writer sends a subscriber its messages. It flushes as soon as nothing more
-// is ready; with strict buffering only when the client's buffer is full or its
-// timeout has passed.
+// writer sends messages to a subscriber. It flushes as soon as no more messages are ready. With
+// strict buffering it flushes only when the client's buffer is full or its timeout has passed.
 type writer struct {
 	// Set once.
 	g     *goroutine
-	eager bool          // flush when nothing more is ready
-	size  int           // flush when so much is gathered
-	delay time.Duration // unless eager: flush so long after the first; 0: never for that
+	eager bool          // flush when no more messages are ready
+	size  int           // flush at this size in bytes
+	delay time.Duration // unless eager: flush this long after the first message; 0: no timeout
 
 	// Owned by run.
-	out broker.Outgoing // gathered, not written yet
+	out broker.Outgoing // collected, not written yet
 }
 
 const (
-	// gatherSize is how many bytes one write gathers at the most, unless a
-	// single message is larger.
+	// gatherSize is the maximum size of one write in bytes, unless a message is larger.
 	gatherSize = 16 << 10
-	// keepOut is the largest buffer an idle subscriber keeps.
+	// keepOut is the largest buffer that an idle subscriber keeps, in bytes.
 	keepOut = 4 * gatherSize
 )
 
@@ -37,8 +35,8 @@ func (g *goroutine) newWriter() *writer {
 	return &writer{g: g, size: max(id.OutputBufferSize, 1), delay: id.OutputBufferTimeout}
 }
 
-// run ends with the subscription or at a failed write; either way it has the
-// reader end, which cleans up and closes.
+// run ends with the subscription or after a failed write. In both cases it makes the reader end,
+// which cleans up and closes.
 func (w *writer) run() {
 	flush := time.NewTimer(time.Hour)
 	defer flush.Stop()
@@ -64,15 +62,15 @@ func (w *writer) run() {
 	}
 }
 
-// gather encodes what is ready, until nothing more is.
+// gather encodes messages until no more are ready.
 func (w *writer) gather() (open bool, err error) {
 	for {
 		before := w.out.Messages()
 		if open = w.g.sub.Take(&w.out, w.size); !open || w.out.Messages() == before {
 			break
 		}
-		// A subscriber that may get no more until it answers would wait for
-		// the timeout in vain.
+		// A subscriber with a full RDY count gets no more messages until it answers, so a longer
+		// wait is useless.
 		ready, inFlight := w.g.sub.Holds()
 		if len(w.out.Frames) >= w.size || w.eager || inFlight >= ready {
 			if err := w.flush(); err != nil {
@@ -83,7 +81,7 @@ func (w *writer) gather() (open bool, err error) {
 	return open, nil
 }
 
-// flush writes what was gathered.
+// flush writes the collected messages.
 func (w *writer) flush() error {
 	if w.out.Messages() == 0 {
 		return nil
@@ -100,8 +98,8 @@ func (w *writer) flush() error {
 	return nil
 }
 
-// lost ends the connection: at once if the peer cannot be written to, which
-// also frees a reader that is stuck in a reply.
+// lost ends the connection. After a write error it closes the socket at once, which also frees a
+// reader that is stuck in a reply.
 func (w *writer) lost(err error) {
 	if err == nil {
 		w.g.quit()
